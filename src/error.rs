@@ -1,0 +1,61 @@
+//! One error type. The message names the file, the field, the value and the remedy.
+
+use std::path::{Path, PathBuf};
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// What the user wrote cannot be read as what it should be.
+    #[error("{file}: {field}: {why}")]
+    Spec { file: String, field: String, why: String },
+    /// A configuration that is well formed but cannot run. A row of a sweep, not a failure.
+    #[error("infeasible: {0}")]
+    Infeasible(String),
+    /// A plan that breaks its own rules: unmatched legs, a cycle, shapes that disagree.
+    #[error("the plan is not sound: {0}")]
+    Plan(String),
+    /// An op that failed or hung while it ran.
+    #[error("{op}: {why}")]
+    Device { op: String, why: String },
+    #[error("{path}: {source}")]
+    Io { path: PathBuf, source: std::io::Error },
+}
+
+impl Error {
+    pub fn spec(file: impl ToString, field: impl ToString, why: impl ToString) -> Error {
+        Error::Spec { file: file.to_string(), field: field.to_string(), why: why.to_string() }
+    }
+
+    pub fn infeasible(why: impl ToString) -> Error {
+        Error::Infeasible(why.to_string())
+    }
+
+    pub fn plan(why: impl ToString) -> Error {
+        Error::Plan(why.to_string())
+    }
+
+    pub fn device(op: impl ToString, why: impl ToString) -> Error {
+        Error::Device { op: op.to_string(), why: why.to_string() }
+    }
+
+    pub fn io(path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.as_ref().to_path_buf();
+        move |source| Error::Io { path, source }
+    }
+
+    /// Turns a serde_json error into one that names the file and, where the message has it, the field.
+    pub fn json(file: impl ToString) -> impl FnOnce(serde_json::Error) -> Error {
+        let file = file.to_string();
+        move |e| {
+            let why = match e.classify() {
+                serde_json::error::Category::Eof => {
+                    format!("the file ends early ({e}); it may have been cut off while it was written")
+                }
+                serde_json::error::Category::Syntax => format!("not valid JSON ({e})"),
+                _ => e.to_string(),
+            };
+            Error::spec(file, format!("line {} column {}", e.line(), e.column()), why)
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Writes a plan op by op. A strategy is ordinary code that calls a builder.
+
+use super::kernel::Kernel;
+use super::mesh::Group;
+use super::op::*;
+use super::program::Block;
+
+/// Tensors, lanes and blocks as they are declared, and the op list being written.
+#[derive(Default)]
+pub struct Builder {
+    pub tensors: Vec<Tensor>,
+    pub lanes: Vec<Lane>,
+    pub blocks: Vec<Block>,
+    /// The block being written, innermost last; the first entry is the program.
+    open: Vec<Block>,
+}
+
+impl Builder {
+    pub fn new() -> Builder {
+        let main = Block { name: "main".into(), formals: vec![], ops: vec![] };
+        Builder { open: vec![main], lanes: vec![Lane::Compute(0)], ..Builder::default() }
+    }
+
+    pub fn tensor(&mut self, name: &str, shape: &[u64], dtype: Dtype, kind: TensorKind, slots: u32) -> Buf {
+        self.tensors.push(Tensor { name: name.into(), shape: shape.to_vec(), dtype, slots, kind });
+        Buf { of: TensorRef::Tensor(self.tensors.len() as u32 - 1), slot: 0, rows: None }
+    }
+
+    /// Opens a block; ops go into it until [`close`](Builder::close).
+    pub fn open(&mut self, name: &str) {
+        self.open.push(Block { name: name.into(), formals: vec![], ops: vec![] });
+    }
+
+    pub fn formal(&mut self, name: &str) -> Buf {
+        let block = self.current();
+        block.formals.push(name.into());
+        Buf { of: TensorRef::Formal(block.formals.len() as u32 - 1), slot: 0, rows: None }
+    }
+
+    pub fn close(&mut self) -> BlockId {
+        let block = self.open.pop().expect("close follows open");
+        self.blocks.push(block);
+        self.blocks.len() as u32 - 1
+    }
+
+    /// The ops of the program, after every block is closed.
+    pub fn finish(&mut self) -> Vec<Op> {
+        assert_eq!(self.open.len(), 1, "a block is still open");
+        std::mem::take(&mut self.open[0].ops)
+    }
+
+    fn current(&mut self) -> &mut Block {
+        self.open.last_mut().expect("the program is always open")
+    }
+
+    fn push(&mut self, label: &str, lane: Option<u16>, kind: OpKind) -> u32 {
+        let ops = &mut self.current().ops;
+        let id = ops.len() as u32;
+        ops.push(Op { id, label: label.into(), lane, kind, after: vec![] });
+        id
+    }
+
+    pub fn compute(&mut self, label: &str, kernel: Kernel, reads: &[Buf], writes: &[Buf]) -> u32 {
+        let kind = OpKind::Compute { kernel, reads: reads.to_vec(), writes: writes.to_vec() };
+        self.push(label, Some(0), kind)
+    }
+
+    fn comm_lane(&mut self, group: &Group, index: u8) -> u16 {
+        let lane = Lane::Comm(group.clone(), index);
+        let at = self.lanes.iter().position(|l| *l == lane).unwrap_or_else(|| {
+            self.lanes.push(lane);
+            self.lanes.len() - 1
+        });
+        at as u16
+    }
+
+    /// Sends `src` `by` along the group and receives `dst` from the other side.
+    pub fn hop(
+        &mut self,
+        label: &str,
+        lane: (&Group, u8),
+        by: i32,
+        src: Buf,
+        dst: Buf,
+        tag: u32,
+        engine: Engine,
+    ) -> u32 {
+        let lane = self.comm_lane(lane.0, lane.1);
+        let legs =
+            vec![Leg { dir: Direction::Send, by, buf: src, tag }, Leg { dir: Direction::Recv, by: -by, buf: dst, tag }];
+        self.push(label, Some(lane), OpKind::Transfer { legs, engine })
+    }
+
+    pub fn collective(
+        &mut self,
+        label: &str,
+        lane: (&Group, u8),
+        kind: CollectiveKind,
+        src: Buf,
+        dst: Buf,
+        wire: Dtype,
+        engine: Engine,
+    ) -> u32 {
+        let lane = self.comm_lane(lane.0, lane.1);
+        self.push(label, Some(lane), OpKind::Collective { kind, src, dst, wire, acc: wire, engine })
+    }
+
+    pub fn call(&mut self, label: &str, block: BlockId, repeat: u32, args: &[Arg]) -> u32 {
+        self.push(label, None, OpKind::Call { block, args: args.to_vec(), repeat })
+    }
+
+    /// Adds an edge that no buffer carries.
+    pub fn after(&mut self, op: u32, earlier: u32) {
+        self.current().ops[op as usize].after.push(earlier);
+    }
+}
+
+impl From<Buf> for Arg {
+    fn from(buf: Buf) -> Arg {
+        Arg::Buf { of: buf.of, slot: buf.slot }
+    }
+}
+
+/// Iteration i binds slot (first + i*step) mod `of`.
+pub fn each(buf: Buf, first: i32, step: i32, of: u32) -> Arg {
+    Arg::Each { tensor: buf.of, first, step, of }
+}

@@ -1,0 +1,242 @@
+//! Every kernel a plan can name: its operands, its floating-point operations, its bytes.
+//!
+//! One multiply-accumulate is two FLOP; that is said here and nowhere else. Only matrix products count
+//! FLOPs: what a memory-bound kernel computes is never what limits it. Bytes are the least a kernel must
+//! move: every operand once, trimmed to the rows a mask leaves.
+//!
+//! Legend of shapes: n tokens of a microbatch on this rank (batch b times s), h hidden, a heads, k KV
+//! heads, d head dim, f feed-forward width, v vocabulary. Tensors are row-major, a row is a token.
+
+use super::mesh::Mesh;
+use super::segs::{BlockShape, Segs, block_shape};
+use serde::{Deserialize, Serialize};
+
+/// A block of attention: queries and keys by the global positions their rows stand for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttnBlock {
+    pub q: Segs,
+    pub kv: Segs,
+    /// Sequences in the microbatch; a row is b * len + position.
+    pub batch: u64,
+    pub heads: u64,
+    pub kv_heads: u64,
+    pub head_dim: u64,
+    pub causal: bool,
+}
+
+impl AttnBlock {
+    /// What the mask leaves of the block on `rank`, for one sequence.
+    pub fn shape(&self, views: &[Mesh], rank: u32) -> BlockShape {
+        block_shape(&self.q.ranges(views, rank), &self.kv.ranges(views, rank), self.causal)
+    }
+}
+
+/// Which operand's rows a trimmed kernel walks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    Q,
+    Kv,
+}
+
+/// One operand of a head exchange. A token's row is `lanes` x heads x `head_dim` (K and V are two lanes
+/// of one tensor). With `ranks` above `heads` every head goes to ranks / heads ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeadPart {
+    pub lanes: u64,
+    pub heads: u64,
+    pub head_dim: u64,
+}
+
+impl HeadPart {
+    /// Heads that each of `ranks` holds after the exchange.
+    pub fn local_heads(&self, ranks: u64) -> u64 {
+        (self.heads / ranks).max(1)
+    }
+
+    /// Elements of one token's row in one rank's part.
+    pub fn local_row(&self, ranks: u64) -> u64 {
+        self.lanes * self.local_heads(ranks) * self.head_dim
+    }
+}
+
+/// The four local halves of an all-to-all between heads and sequence. A send or receive buffer is laid
+/// out `[ranks][batch][seq][concatenated parts of one token]`, `seq` the tokens of one sequence here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exchange {
+    /// `[b*s, lanes*heads*d]` of each part -> send buffer, heads cut over ranks.
+    PackHeads,
+    /// Receive buffer -> `[b * ranks*s, lanes*local_heads*d]` of each part, tokens in rank order.
+    UnpackSeq,
+    /// `[b * ranks*s, lanes*local_heads*d]` of each part -> send buffer, tokens cut over ranks.
+    PackSeq,
+    /// Receive buffer -> `[b*s, lanes*heads*d]` of each part; copies of one head are summed.
+    UnpackHeads,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Kernel {
+    /// C[m,n] (+)= A[m,k] B[k,n]; `a_t`: A is stored [k,m]; `b_t`: B is stored [n,k].
+    /// Reads A, B (and C when it accumulates), writes C.
+    MatMul { m: u64, n: u64, k: u64, a_t: bool, b_t: bool, accumulate: bool },
+    /// Flash attention with log-sum-exp. Reads q [b*sq, a*d], kv [b*sk, (K: k*d | V: k*d)];
+    /// writes o like q, lse [b*sq, a]. Rows that see no key are left as they are.
+    Attention(AttnBlock),
+    /// delta = rowsum(dO * O) by head. Reads o, do; writes delta [rows, a].
+    AttentionDelta { rows: u64, heads: u64, head_dim: u64 },
+    /// Gradients of one block, given the final lse and delta. Reads q, kv, do, lse, delta; writes dq, dkv
+    /// of this block alone. Rows outside the mask are left as they are.
+    AttentionBwd(AttnBlock),
+    /// Adds a block's normalised output to a running one by their log-sum-exps. Reads o, lse, o_block,
+    /// lse_block; writes o, lse; only the rows that saw a key of the block.
+    MergeLse(AttnBlock),
+    /// RMSNorm. Reads x, w; writes y.
+    Norm { rows: u64, cols: u64, eps: f64 },
+    /// Reads x, w, dy, residual, dw; writes dx = residual + the norm's gradient, and dw, accumulated.
+    NormBwd { rows: u64, cols: u64, eps: f64 },
+    /// Rotary embedding, halves rotated. Forward reads qkv [n, (a+2k)*d], writes q and kv; backward reads
+    /// dq, dkv, writes dqkv.
+    Rope { segs: Segs, batch: u64, heads: u64, kv_heads: u64, head_dim: u64, theta: f64, backward: bool },
+    /// Reads [gate | up] [rows, 2*cols]; writes silu(gate) * up.
+    SwiGlu { rows: u64, cols: u64 },
+    /// Reads [gate | up], d_out; writes [d_gate | d_up].
+    SwiGluBwd { rows: u64, cols: u64 },
+    /// Reads one buffer a part and writes the packed one, or the reverse.
+    Permute { exchange: Exchange, ranks: u64, batch: u64, seq: u64, parts: Vec<HeadPart> },
+    /// Reads x, writes the same values in the other dtype.
+    Cast { elems: u64 },
+    /// writes[0] = reads[0] + reads[1]; with `trim` only the rows that the block's mask leaves.
+    Add { elems: u64, trim: Option<(AttnBlock, Side)> },
+    /// Writes zeros.
+    Fill { elems: u64 },
+    /// Reads token ids [rows], table [vocab, cols]; writes x.
+    Embed { rows: u64, cols: u64, vocab: u64 },
+    /// Reads token ids, dx, dtable; writes dtable, accumulated.
+    EmbedBwd { rows: u64, cols: u64, vocab: u64 },
+    /// Softmax cross-entropy. Reads logits, target ids, loss; writes scale * (softmax - onehot) over the
+    /// logits, and adds scale * the sum of the token losses to loss.
+    CrossEntropy { rows: u64, vocab: u64, scale: f64 },
+    /// Reads grad, weight, m, v; writes weight, m, v and, where there is a fourth, the weight cast.
+    Adam { elems: u64, lr: f64, beta1: f64, beta2: f64, eps: f64 },
+}
+
+/// Which efficiency curve a kernel's time follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WorkClass {
+    Gemm {
+        m: u64,
+        n: u64,
+        k: u64,
+    },
+    /// `q_rows` x `kv_rows` is the trimmed rectangle; `area` of it is visible.
+    Attention {
+        q_rows: u64,
+        kv_rows: u64,
+        area: u64,
+        batch_heads: u64,
+        head_dim: u64,
+        backward: bool,
+    },
+    Memory,
+}
+
+/// What a kernel has to do on one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Work {
+    pub flops: u64,
+    pub bytes: u64,
+    pub class: WorkClass,
+}
+
+impl Kernel {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Kernel::MatMul { .. } => "matmul",
+            Kernel::Attention(_) => "attention",
+            Kernel::AttentionDelta { .. } => "attention_delta",
+            Kernel::AttentionBwd(_) => "attention_bwd",
+            Kernel::MergeLse(_) => "merge_lse",
+            Kernel::Norm { .. } => "norm",
+            Kernel::NormBwd { .. } => "norm_bwd",
+            Kernel::Rope { .. } => "rope",
+            Kernel::SwiGlu { .. } => "swiglu",
+            Kernel::SwiGluBwd { .. } => "swiglu_bwd",
+            Kernel::Permute { .. } => "permute",
+            Kernel::Cast { .. } => "cast",
+            Kernel::Add { .. } => "add",
+            Kernel::Fill { .. } => "fill",
+            Kernel::Embed { .. } => "embed",
+            Kernel::EmbedBwd { .. } => "embed_bwd",
+            Kernel::CrossEntropy { .. } => "cross_entropy",
+            Kernel::Adam { .. } => "adam",
+        }
+    }
+
+    /// The block whose mask decides what this kernel does, so that its work differs between ranks.
+    pub fn mask(&self) -> Option<&AttnBlock> {
+        match self {
+            Kernel::Attention(b) | Kernel::AttentionBwd(b) | Kernel::MergeLse(b) => Some(b),
+            Kernel::Add { trim: Some((b, _)), .. } => Some(b),
+            _ => None,
+        }
+    }
+
+    /// The work on `rank`, given the bytes of each operand; `None` where the mask leaves nothing and the
+    /// kernel is skipped.
+    pub fn work(&self, views: &[Mesh], rank: u32, reads: &[u64], writes: &[u64]) -> Option<Work> {
+        let all: u64 = reads.iter().chain(writes).sum();
+        let memory = |bytes| Some(Work { flops: 0, bytes, class: WorkClass::Memory });
+        if let Some(block) = self.mask() {
+            let shape = block.shape(views, rank);
+            return (shape.area > 0).then(|| self.masked_work(block, shape, views, reads, writes));
+        }
+        match *self {
+            Kernel::MatMul { m, n, k, .. } => {
+                Some(Work { flops: 2 * m * n * k, bytes: all, class: WorkClass::Gemm { m, n, k } })
+            }
+            // The table is far larger than the rows taken from it.
+            Kernel::Embed { rows, .. } => memory(4 * rows + 2 * writes[0]),
+            Kernel::EmbedBwd { rows, cols, .. } => memory(4 * rows + reads[1] + 8 * rows * cols),
+            // One pass for the maximum and the sum, one that writes the gradient.
+            Kernel::CrossEntropy { .. } => memory(all + reads[0]),
+            _ => memory(all),
+        }
+    }
+
+    fn masked_work(&self, b: &AttnBlock, shape: BlockShape, views: &[Mesh], reads: &[u64], writes: &[u64]) -> Work {
+        let part = |bytes: u64, rows: u64, of: u64| (bytes as u128 * u128::from(rows) / u128::from(of.max(1))) as u64;
+        let q = |bytes: u64| part(bytes, shape.q_rows, b.q.len(views));
+        let kv = |bytes: u64| part(bytes, shape.kv_rows, b.kv.len(views));
+        let qk_flops = 2 * b.batch * shape.area * b.heads * b.head_dim;
+        let class = |backward| WorkClass::Attention {
+            q_rows: shape.q_rows,
+            kv_rows: shape.kv_rows,
+            area: shape.area,
+            batch_heads: b.batch * b.heads,
+            head_dim: b.head_dim,
+            backward,
+        };
+        match self {
+            Kernel::Attention(_) => Work {
+                flops: 2 * qk_flops,
+                bytes: q(reads[0]) + kv(reads[1]) + q(writes[0]) + q(writes[1]),
+                class: class(false),
+            },
+            // Five products where the forward pass has two: S again, dP, dQ, dK, dV.
+            Kernel::AttentionBwd(_) => Work {
+                flops: 5 * qk_flops,
+                bytes: q(reads[0] + reads[2] + reads[3] + reads[4] + writes[0]) + kv(reads[1] + writes[1]),
+                class: class(true),
+            },
+            Kernel::Add { trim: Some((_, Side::Kv)), .. } => {
+                let bytes = kv(reads.iter().chain(writes).sum());
+                Work { flops: 0, bytes, class: WorkClass::Memory }
+            }
+            _ => Work { flops: 0, bytes: q(reads.iter().chain(writes).sum()), class: WorkClass::Memory },
+        }
+    }
+}

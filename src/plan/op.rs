@@ -1,0 +1,269 @@
+//! The words of a plan: buffers, lanes, ops.
+//!
+//! A plan is data. A program is a straight line of ops for one *role*; peers are named relative to the
+//! rank. [`Call`](OpKind::Call) is the only hierarchy and is spliced by [`link`](super::link).
+
+use super::kernel::Kernel;
+use super::mesh::Group;
+use serde::{Deserialize, Serialize};
+
+pub type TensorId = u32;
+pub type BlockId = u32;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    F64,
+    F32,
+    Bf16,
+    U32,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    pub fn size(self) -> u64 {
+        match self {
+            Dtype::F64 => 8,
+            Dtype::F32 | Dtype::U32 => 4,
+            Dtype::Bf16 => 2,
+        }
+    }
+}
+
+/// What a tensor is for: the rows of a memory report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TensorKind {
+    Param,
+    Grad,
+    OptState,
+    /// Saved by the forward pass for the backward pass.
+    Activation,
+    Workspace,
+    CommBuffer,
+}
+
+impl TensorKind {
+    pub const ALL: [TensorKind; 6] = [
+        TensorKind::Param,
+        TensorKind::Grad,
+        TensorKind::OptState,
+        TensorKind::Activation,
+        TensorKind::Workspace,
+        TensorKind::CommBuffer,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            TensorKind::Param => "param",
+            TensorKind::Grad => "grad",
+            TensorKind::OptState => "opt_state",
+            TensorKind::Activation => "activation",
+            TensorKind::Workspace => "workspace",
+            TensorKind::CommBuffer => "comm_buffer",
+        }
+    }
+
+    /// Lives from before the step to after it.
+    pub fn persists(self) -> bool {
+        matches!(self, TensorKind::Param | TensorKind::Grad | TensorKind::OptState)
+    }
+}
+
+/// `slots` private copies of one shape on every rank: a layer each, a microbatch each, or a double buffer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tensor {
+    pub name: String,
+    /// Per rank. The first dim is the one `rows` of a [`Buf`] index.
+    pub shape: Vec<u64>,
+    pub dtype: Dtype,
+    pub slots: u32,
+    pub kind: TensorKind,
+}
+
+impl Tensor {
+    pub fn rows(&self) -> u64 {
+        self.shape.first().copied().unwrap_or(1)
+    }
+
+    /// Elements of one row.
+    pub fn row_len(&self) -> u64 {
+        self.shape.iter().skip(1).product()
+    }
+
+    /// Elements of one slot.
+    pub fn elems(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Bytes of one slot.
+    pub fn bytes(&self) -> u64 {
+        self.elems() * self.dtype.size()
+    }
+}
+
+/// A tensor of the plan, or a parameter of the block the op stands in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TensorRef {
+    Tensor(TensorId),
+    Formal(u32),
+}
+
+/// A slot of a tensor, or some rows of it. Overlapping ranges make a dependency; an op that accumulates
+/// reads and writes the same Buf. The slot of a formal counts from the slot the caller bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Buf {
+    pub of: TensorRef,
+    pub slot: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<[u64; 2]>,
+}
+
+impl Buf {
+    pub fn slot(self, slot: u32) -> Buf {
+        Buf { slot, ..self }
+    }
+
+    pub fn rows(self, from: u64, to: u64) -> Buf {
+        Buf { rows: Some([from, to]), ..self }
+    }
+}
+
+/// CUDA stream or communicator: first in, first out, in program order, in every interpreter.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lane {
+    Compute(u8),
+    Comm(Group, u8),
+}
+
+impl Lane {
+    pub fn label(&self) -> String {
+        match self {
+            Lane::Compute(i) => format!("compute.{i}"),
+            Lane::Comm(group, i) => format!("comm.{}.{i}", group.label()),
+        }
+    }
+}
+
+/// Who moves the bytes: it decides what else slows down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Engine {
+    /// A kernel on so many thread blocks, which the compute lane has to do without.
+    Sm { ctas: u16 },
+    /// DMA engines: no SM is taken.
+    CopyEngine,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    Send,
+    Recv,
+}
+
+/// One direction of a transfer. `by` counts along the lane's group and wraps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Leg {
+    pub dir: Direction,
+    pub by: i32,
+    pub buf: Buf,
+    pub tag: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveKind {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    AllToAll,
+}
+
+impl CollectiveKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            CollectiveKind::AllReduce => "all_reduce",
+            CollectiveKind::ReduceScatter => "reduce_scatter",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::AllToAll => "all_to_all",
+        }
+    }
+}
+
+/// What a call binds to a formal of the block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Arg {
+    /// The same slot in every iteration.
+    Buf { of: TensorRef, slot: u32 },
+    /// Iteration i binds slot (first + i*step) mod `of`: step -1 walks backward, `of` 2 alternates.
+    Each { tensor: TensorRef, first: i32, step: i32, of: u32 },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum OpKind {
+    Compute {
+        kernel: Kernel,
+        reads: Vec<Buf>,
+        writes: Vec<Buf>,
+    },
+    /// One ncclGroup on the lane's group. Starts when its local dependencies hold; each leg moves when
+    /// both ends have started; ends when all its legs have.
+    Transfer {
+        legs: Vec<Leg>,
+        engine: Engine,
+    },
+    /// Starts everywhere when its last member has started. Stays whole: hops come from
+    /// [`collective`](crate::collective). `wire` is the dtype on the link, `acc` that of the reduction.
+    Collective {
+        kind: CollectiveKind,
+        src: Buf,
+        dst: Buf,
+        wire: Dtype,
+        acc: Dtype,
+        engine: Engine,
+    },
+    /// A block with its formals bound, `repeat` times. Spliced into the caller's lanes: no barrier.
+    Call {
+        block: BlockId,
+        args: Vec<Arg>,
+        repeat: u32,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Op {
+    /// Index in its program or block.
+    pub id: u32,
+    pub label: String,
+    /// `None` for a call, whose ops name their own lanes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<u16>,
+    pub kind: OpKind,
+    /// Extra edges, by op id in the same program or block. Buffers and lanes give all the others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<u32>,
+}
+
+impl Op {
+    /// The buffers the op reads and writes: what dependencies are derived from.
+    pub fn bufs(&self) -> (Vec<Buf>, Vec<Buf>) {
+        match &self.kind {
+            OpKind::Compute { reads, writes, .. } => (reads.clone(), writes.clone()),
+            OpKind::Transfer { legs, .. } => {
+                let of = |dir| legs.iter().filter(|l| l.dir == dir).map(|l| l.buf).collect();
+                (of(Direction::Send), of(Direction::Recv))
+            }
+            OpKind::Collective { src, dst, .. } => (vec![*src], vec![*dst]),
+            OpKind::Call { .. } => (vec![], vec![]),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The plan as a whole: tensors, lanes, blocks, programs, and which rank runs which program.
+
+use super::kernel::Kernel;
+use super::mesh::{Axis, Mesh};
+use super::op::*;
+use super::segs::Segs;
+use crate::error::{Error, Result};
+use rustc_hash::FxHasher;
+use serde::{Deserialize, Serialize};
+use std::hash::Hasher;
+use std::path::Path;
+
+/// The file format's version; a plan of another version is refused.
+pub const VERSION: u32 = 1;
+
+/// A straight line of ops with formal buffers: what a [`OpKind::Call`] splices.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Block {
+    pub name: String,
+    /// Names of the formals, in the order in which calls bind them.
+    pub formals: Vec<String>,
+    pub ops: Vec<Op>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Program {
+    pub name: String,
+    pub ops: Vec<Op>,
+}
+
+/// Maps the coordinates of a rank on `axes` (row-major) to a program: never a list of ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RoleMap {
+    pub view: u8,
+    pub axes: Vec<Axis>,
+    pub table: Vec<u32>,
+}
+
+/// Where a named weight lives: rows of a slot of a flat tensor, and the shape they stand for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Param {
+    /// The Hugging Face name.
+    pub name: String,
+    pub weight: TensorId,
+    pub grad: TensorId,
+    pub slot: u32,
+    pub rows: [u64; 2],
+    pub shape: Vec<u64>,
+}
+
+/// How tokens reach the ranks. Sequence (microbatch * dp + dp coordinate) * batch + b of the global
+/// batch, at the positions `segs` gives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Inputs {
+    pub tokens: TensorId,
+    pub targets: TensorId,
+    pub segs: Segs,
+    pub batch: u64,
+    pub vocab: u64,
+    pub microbatches: u32,
+    /// Scalar, summed over all ranks at the end of the step.
+    pub loss: TensorId,
+    /// The final hidden states of the last microbatch.
+    pub hidden: TensorId,
+    pub hidden_slot: u32,
+}
+
+/// What the plan was made for: labels of reports, never read by an interpreter.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct About {
+    pub model: String,
+    pub strategy: String,
+    pub seq_len: u64,
+    pub global_batch: u64,
+    pub micro_batch: u64,
+    pub tp: u32,
+    pub pp: u32,
+    pub vp: u32,
+    pub dp: u32,
+    pub ulysses: u32,
+    pub ring: u32,
+    pub ep: u32,
+    pub zero: u32,
+    pub recompute: String,
+    pub dtype: String,
+    /// FLOPs of one step on all ranks without any recomputation, causal attention counted half.
+    pub model_flops: f64,
+    /// The model config the plan was built from, for the single-rank reference.
+    pub model_config: serde_json::Value,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    pub version: u32,
+    pub about: About,
+    /// Several arrangements of the same ranks; `views[0]` is the attention view.
+    pub views: Vec<Mesh>,
+    pub lanes: Vec<Lane>,
+    pub tensors: Vec<Tensor>,
+    pub blocks: Vec<Block>,
+    pub programs: Vec<Program>,
+    pub role_of: RoleMap,
+    pub params: Vec<Param>,
+    pub inputs: Inputs,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlanFile {
+    foretrain_plan: u32,
+    hash: String,
+    plan: serde_json::Value,
+}
+
+impl Plan {
+    pub fn ranks(&self) -> u32 {
+        self.views[0].size()
+    }
+
+    /// The program that `rank` runs.
+    pub fn program_of(&self, rank: u32) -> u32 {
+        let mesh = &self.views[self.role_of.view as usize];
+        let at = self.role_of.axes.iter().fold(0, |at, &axis| at * mesh.degree(axis) + mesh.coord(rank, axis));
+        self.role_of.table[at as usize]
+    }
+
+    /// Equal plans have equal hashes: ranks compare them before they start.
+    pub fn hash(&self) -> String {
+        hash_of(&serde_json::to_string(self).expect("a plan is plain data"))
+    }
+
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let plan = serde_json::to_value(self).expect("a plan is plain data");
+        let file = PlanFile { foretrain_plan: VERSION, hash: self.hash(), plan };
+        let text = serde_json::to_string(&file).expect("a plan is plain data");
+        std::fs::write(path, text).map_err(Error::io(path))
+    }
+
+    /// Reads a plan, refusing another version, a changed file and anything unsound.
+    pub fn load(path: &Path) -> Result<Plan> {
+        let name = &path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let raw: serde_json::Value = serde_json::from_str(&text).map_err(Error::json(name))?;
+        match raw.get("foretrain_plan").and_then(|v| v.as_u64()) {
+            Some(v) if v == u64::from(VERSION) => {}
+            Some(v) => {
+                let why = format!(
+                    "the plan has format {v}, this program reads format {VERSION}; write it again with `foretrain plan`"
+                );
+                return Err(Error::spec(name, "foretrain_plan", why));
+            }
+            None => {
+                let why = "missing: this is not a plan file; `foretrain plan --out FILE` writes one";
+                return Err(Error::spec(name, "foretrain_plan", why));
+            }
+        }
+        let file: PlanFile = serde_json::from_value(raw).map_err(Error::json(name))?;
+        let plan: Plan = serde_json::from_value(file.plan).map_err(Error::json(name))?;
+        if plan.hash() != file.hash {
+            let why = format!(
+                "the file says {}, its contents have {}: it was edited or damaged; write it again with `foretrain plan`",
+                file.hash,
+                plan.hash()
+            );
+            return Err(Error::spec(name, "hash", why));
+        }
+        Ok(plan)
+    }
+
+    /// All ops as written, calls not spliced: (where they stand, op).
+    pub fn ops(&self) -> impl Iterator<Item = (&str, &Op)> {
+        let blocks = self.blocks.iter().flat_map(|b| b.ops.iter().map(|op| (b.name.as_str(), op)));
+        let programs = self.programs.iter().flat_map(|p| p.ops.iter().map(|op| (p.name.as_str(), op)));
+        blocks.chain(programs)
+    }
+
+    pub fn kernels(&self) -> impl Iterator<Item = &Kernel> {
+        self.ops().filter_map(|(_, op)| match &op.kind {
+            OpKind::Compute { kernel, .. } => Some(kernel),
+            _ => None,
+        })
+    }
+}
+
+fn hash_of(text: &str) -> String {
+    // Two passes with different seeds: 128 bits are enough to tell plans apart by chance.
+    let half = |seed: u64| {
+        let mut h = FxHasher::default();
+        h.write_u64(seed);
+        h.write(text.as_bytes());
+        h.finish()
+    };
+    format!("{:016x}{:016x}", half(0x9e37_79b9_7f4a_7c15), half(0xc2b2_ae3d_27d4_eb4f))
+}
