@@ -240,3 +240,74 @@ impl Kernel {
         }
     }
 }
+
+/// Elements of each operand, in the order in which the kernel reads and writes them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operands {
+    pub reads: Vec<u64>,
+    pub writes: Vec<u64>,
+}
+
+impl Kernel {
+    /// How large every operand has to be; [`check`](super::check) holds the plan's buffers against it.
+    pub fn operands(&self, views: &[Mesh]) -> Operands {
+        let of = |reads: &[u64], writes: &[u64]| Operands { reads: reads.to_vec(), writes: writes.to_vec() };
+        match self {
+            Kernel::MatMul { m, n, k, accumulate, .. } => match accumulate {
+                true => of(&[m * k, k * n, m * n], &[m * n]),
+                false => of(&[m * k, k * n], &[m * n]),
+            },
+            Kernel::Attention(_) | Kernel::AttentionBwd(_) | Kernel::MergeLse(_) => self.attention_operands(views),
+            Kernel::AttentionDelta { rows, heads, head_dim } => {
+                of(&[rows * heads * head_dim, rows * heads * head_dim], &[rows * heads])
+            }
+            Kernel::Norm { rows, cols, .. } => of(&[rows * cols, *cols], &[rows * cols]),
+            Kernel::NormBwd { rows, cols, .. } => {
+                let x = rows * cols;
+                of(&[x, *cols, x, x, *cols], &[x, *cols])
+            }
+            Kernel::Rope { segs, batch, heads, kv_heads, head_dim, backward, .. } => {
+                let n = batch * segs.len(views) * head_dim;
+                let (q, kv) = (n * heads, 2 * n * kv_heads);
+                if *backward { of(&[q, kv], &[q + kv]) } else { of(&[q + kv], &[q, kv]) }
+            }
+            Kernel::SwiGlu { rows, cols } => of(&[2 * rows * cols], &[rows * cols]),
+            Kernel::SwiGluBwd { rows, cols } => of(&[2 * rows * cols, rows * cols], &[2 * rows * cols]),
+            Kernel::Permute { exchange, ranks, batch, seq, parts } => exchange.operands(*ranks, batch * seq, parts),
+            Kernel::Cast { elems } => of(&[*elems], &[*elems]),
+            Kernel::Add { elems, .. } => of(&[*elems, *elems], &[*elems]),
+            Kernel::Fill { elems } => of(&[], &[*elems]),
+            Kernel::Embed { rows, cols, vocab } => of(&[*rows, vocab * cols], &[rows * cols]),
+            Kernel::EmbedBwd { rows, cols, vocab } => of(&[*rows, rows * cols, vocab * cols], &[vocab * cols]),
+            Kernel::CrossEntropy { rows, vocab, .. } => of(&[rows * vocab, *rows, 1], &[rows * vocab, 1]),
+            // The cast copy is the only optional operand; `check` allows for it.
+            Kernel::Adam { elems, .. } => of(&[*elems; 4], &[*elems; 3]),
+        }
+    }
+
+    fn attention_operands(&self, views: &[Mesh]) -> Operands {
+        let b = self.mask().expect("attention kernels carry a block");
+        let (nq, nk) = (b.batch * b.q.len(views), b.batch * b.kv.len(views));
+        let (q, kv, lse) = (nq * b.heads * b.head_dim, 2 * nk * b.kv_heads * b.head_dim, nq * b.heads);
+        let (reads, writes) = match self {
+            Kernel::AttentionBwd(_) => (vec![q, kv, q, lse, lse], vec![q, kv]),
+            Kernel::MergeLse(_) => (vec![q, lse, q, lse], vec![q, lse]),
+            _ => (vec![q, kv], vec![q, lse]),
+        };
+        Operands { reads, writes }
+    }
+}
+
+impl Exchange {
+    fn operands(self, ranks: u64, tokens: u64, parts: &[HeadPart]) -> Operands {
+        let outside: Vec<u64> = parts.iter().map(|p| tokens * p.lanes * p.heads * p.head_dim).collect();
+        let inside: Vec<u64> = parts.iter().map(|p| tokens * ranks * p.local_row(ranks)).collect();
+        let packed = vec![inside.iter().sum()];
+        match self {
+            Exchange::PackHeads => Operands { reads: outside, writes: packed },
+            Exchange::UnpackSeq => Operands { reads: packed, writes: inside },
+            Exchange::PackSeq => Operands { reads: inside, writes: packed },
+            Exchange::UnpackHeads => Operands { reads: packed, writes: outside },
+        }
+    }
+}

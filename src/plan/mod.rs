@@ -1,9 +1,14 @@
 //! The Plan: ops, buffers, lanes, and what they mean together.
 
 pub mod builder;
+pub mod check;
 pub mod kernel;
+pub mod link;
+pub mod matching;
+pub mod memory;
 pub mod mesh;
 pub mod op;
+pub mod order;
 pub mod program;
 pub mod segs;
 
@@ -11,5 +16,5 @@ pub use builder::{Builder, each};
 pub use kernel::{AttnBlock, Exchange, HeadPart, Kernel, Side, Work, WorkClass};
 pub use mesh::{Axis, Group, Mesh};
 pub use op::*;
-pub use program::{About, Block, Inputs, Param, Plan, Program, RoleMap};
+pub use program::{About, Block, Inputs, Master, Param, Plan, Program, RoleMap};
 pub use segs::{BlockShape, Segs, Split};

@@ -166,6 +166,15 @@ pub enum Direction {
     Recv,
 }
 
+impl Direction {
+    pub fn other(self) -> Direction {
+        match self {
+            Direction::Send => Direction::Recv,
+            Direction::Recv => Direction::Send,
+        }
+    }
+}
+
 /// One direction of a transfer. `by` counts along the lane's group and wraps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -1,10 +1,11 @@
 //! The plan as a whole: tensors, lanes, blocks, programs, and which rank runs which program.
 
 use super::kernel::Kernel;
-use super::mesh::{Axis, Mesh};
+use super::mesh::{Axis, Group, Mesh};
 use super::op::*;
 use super::segs::Segs;
 use crate::error::{Error, Result};
+use crate::spec::LlmSpec;
 use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
 use std::hash::Hasher;
@@ -52,6 +53,16 @@ pub struct Param {
     pub shape: Vec<u64>,
 }
 
+/// The full-precision copy of a weight tensor, or of one rank's share of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Master {
+    pub weight: TensorId,
+    pub master: TensorId,
+    /// The ranks that share the tensor in equal parts, in group order; none: everyone has all of it.
+    pub group: Option<Group>,
+}
+
 /// How tokens reach the ranks. Sequence (microbatch * dp + dp coordinate) * batch + b of the global
 /// batch, at the positions `segs` gives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,7 +82,7 @@ pub struct Inputs {
 }
 
 /// What the plan was made for: labels of reports, never read by an interpreter.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct About {
     pub model: String,
@@ -91,8 +102,8 @@ pub struct About {
     pub dtype: String,
     /// FLOPs of one step on all ranks without any recomputation, causal attention counted half.
     pub model_flops: f64,
-    /// The model config the plan was built from, for the single-rank reference.
-    pub model_config: serde_json::Value,
+    /// The model the plan was built from, for the single-rank reference.
+    pub model_spec: LlmSpec,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -108,6 +119,7 @@ pub struct Plan {
     pub programs: Vec<Program>,
     pub role_of: RoleMap,
     pub params: Vec<Param>,
+    pub masters: Vec<Master>,
     pub inputs: Inputs,
 }
 

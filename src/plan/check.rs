@@ -1,0 +1,253 @@
+//! Proves that a plan is sound before anyone interprets it: names resolve, shapes agree, every leg meets
+//! its other half, nothing is read that was never written, and no ranks wait for each other in a circle.
+
+use super::link::{AtomTable, Line};
+use super::matching::Matching;
+use super::op::*;
+use super::order;
+use super::program::{Plan, VERSION};
+use crate::error::{Error, Result};
+
+/// Bytes a tensor may have on one rank.
+const MOST_BYTES: u64 = 1 << 50;
+
+/// Everything that can be said of a plan without a cluster.
+pub fn check(plan: &Plan) -> Result<()> {
+    structure(plan)?;
+    let atoms = AtomTable::new(plan)?;
+    let keep = |op: &Op, i: u32| match &op.kind {
+        // Iterations differ only in the slots they bind; three of each show every neighbourhood.
+        OpKind::Call { repeat, .. } => i < 2 || i + 1 == *repeat,
+        _ => true,
+    };
+    let lines: Vec<Line> =
+        (0..plan.programs.len() as u32).map(|p| Line::unrolled(plan, &atoms, p, &keep)).collect::<Result<_>>()?;
+    for line in &lines {
+        shapes(plan, line)?;
+        written_before_read(plan, &atoms, line)?;
+    }
+    let matching = Matching::new(plan, &lines);
+    legs_meet(plan, &lines, &matching)?;
+    order::of_all_ranks(plan, &lines, &matching).map(|_| ())
+}
+
+fn structure(plan: &Plan) -> Result<()> {
+    let fail = |why: String| Err(Error::plan(why));
+    if plan.version != VERSION {
+        return fail(format!("format {} is not {VERSION}", plan.version));
+    }
+    let sizes: Vec<u64> = plan
+        .views
+        .iter()
+        .map(|v| v.axes.iter().map(|a| u64::from(a.1)).try_fold(1, u64::checked_mul).unwrap_or(0))
+        .collect();
+    match sizes.first() {
+        Some(&n) if n > 0 && n <= 1 << 20 && sizes.iter().all(|&m| m == n) => {}
+        _ => return fail(format!("the views have {sizes:?} ranks; all need the same number, from 1 to 1048576")),
+    }
+    for t in &plan.tensors {
+        let bytes = t.shape.iter().try_fold(t.dtype.size(), |n, &d| n.checked_mul(d));
+        if t.slots == 0 || t.slots > 1 << 24 || t.shape.is_empty() || bytes.is_none_or(|b| b == 0 || b > MOST_BYTES) {
+            return fail(format!("tensor {:?} has shape {:?} and {} slots", t.name, t.shape, t.slots));
+        }
+    }
+    let view = plan.views.get(plan.role_of.view as usize);
+    let roles = view.map(|v| plan.role_of.axes.iter().map(|&a| v.degree(a) as usize).product::<usize>());
+    if roles != Some(plan.role_of.table.len()) || plan.role_of.table.iter().any(|&p| p as usize >= plan.programs.len())
+    {
+        return fail("role_of does not name one program for each coordinate".into());
+    }
+    for (i, block) in plan.blocks.iter().enumerate() {
+        body(plan, &block.name, &block.ops, i, block.formals.len())?;
+    }
+    for program in &plan.programs {
+        body(plan, &program.name, &program.ops, plan.blocks.len(), 0)?;
+        slots(plan, &program.ops, &[])?;
+    }
+    Ok(())
+}
+
+/// Ops of a body name only what is there. A block calls only blocks before it, so calls end.
+fn body(plan: &Plan, name: &str, ops: &[Op], blocks: usize, formals: usize) -> Result<()> {
+    for (i, op) in ops.iter().enumerate() {
+        let fail = |why: String| Err(Error::plan(format!("{name}/{}: {why}", op.label)));
+        if op.id as usize != i
+            || op.after.iter().any(|&a| a >= op.id || matches!(ops[a as usize].kind, OpKind::Call { .. }))
+        {
+            return fail(format!("op id {} or its `after` {:?} is out of order", op.id, op.after));
+        }
+        let known = |of: TensorRef| match of {
+            TensorRef::Tensor(t) => (t as usize) < plan.tensors.len(),
+            TensorRef::Formal(f) => (f as usize) < formals,
+        };
+        let (reads, writes) = op.bufs();
+        if let Some(buf) = reads.iter().chain(&writes).find(|b| !known(b.of)) {
+            return fail(format!("{:?} names no tensor", buf.of));
+        }
+        let lane = op.lane.map(|l| plan.lanes.get(l as usize));
+        match (&op.kind, lane) {
+            (OpKind::Call { block, args, repeat }, None) => {
+                let callee = plan.blocks.get(*block as usize).filter(|_| (*block as usize) < blocks);
+                if callee.is_none_or(|b| b.formals.len() != args.len()) || *repeat == 0 {
+                    return fail(format!("calls block {block} with {} buffers, {repeat} times", args.len()));
+                }
+                let bad = |a: &Arg| match *a {
+                    Arg::Buf { of, .. } => !known(of),
+                    Arg::Each { tensor, of, .. } => !known(tensor) || of == 0,
+                };
+                if args.iter().any(bad) {
+                    return fail("an argument names no tensor or no slots".into());
+                }
+            }
+            (OpKind::Compute { .. }, Some(Some(Lane::Compute(_)))) => {}
+            (OpKind::Transfer { .. } | OpKind::Collective { .. }, Some(Some(Lane::Comm(..)))) => {}
+            _ => return fail(format!("lane {:?} does not fit the op", op.lane)),
+        }
+    }
+    Ok(())
+}
+
+/// No buffer names a slot its tensor does not have, whatever the iteration. `env` holds the largest slots.
+fn slots(plan: &Plan, ops: &[Op], env: &[(TensorId, u32)]) -> Result<()> {
+    let resolve = |of: TensorRef, slot: u32, label: &str| {
+        let (tensor, base) = match of {
+            TensorRef::Tensor(t) => (t, 0),
+            TensorRef::Formal(f) => env[f as usize],
+        };
+        let t = &plan.tensors[tensor as usize];
+        let slot = u64::from(base) + u64::from(slot);
+        if slot >= u64::from(t.slots) {
+            return Err(Error::plan(format!("{label}: slot {slot} of tensor {:?}, which has {}", t.name, t.slots)));
+        }
+        Ok((tensor, slot as u32))
+    };
+    for op in ops {
+        if let OpKind::Call { block, args, repeat } = &op.kind {
+            let most = |arg: &Arg| match *arg {
+                Arg::Buf { of, slot } => resolve(of, slot, &op.label),
+                Arg::Each { tensor, first, step, of } => {
+                    // Walked when short; a walk around all of `of` reaches its last slot.
+                    let at =
+                        |i: u32| (i64::from(first) + i64::from(i) * i64::from(step)).rem_euclid(i64::from(of)) as u32;
+                    let top = if *repeat < of { (0..*repeat).map(at).max().unwrap_or(0) } else { of - 1 };
+                    resolve(tensor, top, &op.label)
+                }
+            };
+            let inner: Vec<(TensorId, u32)> = args.iter().map(most).collect::<Result<_>>()?;
+            slots(plan, &plan.blocks[*block as usize].ops, &inner)?;
+            continue;
+        }
+        let (reads, writes) = op.bufs();
+        for buf in reads.iter().chain(&writes) {
+            resolve(buf.of, buf.slot, &op.label)?;
+        }
+    }
+    Ok(())
+}
+
+fn elems(plan: &Plan, place: &super::link::Place) -> u64 {
+    (place.rows[1] - place.rows[0]) * plan.tensors[place.tensor as usize].row_len()
+}
+
+fn shapes(plan: &Plan, line: &Line) -> Result<()> {
+    for (i, node) in line.nodes.iter().enumerate() {
+        let sizes = |places: &[super::link::Place]| places.iter().map(|p| elems(plan, p)).collect::<Vec<u64>>();
+        let (reads, writes) = (sizes(line.reads(i)), sizes(line.writes(i)));
+        let fail = |want: String| {
+            let path = line.path(i);
+            Err(Error::plan(format!("{path}: operands have {reads:?} -> {writes:?} elements, {want}")))
+        };
+        match &node.op.kind {
+            OpKind::Compute { kernel, .. } => {
+                let want = kernel.operands(&plan.views);
+                let cast_too = matches!(kernel, super::kernel::Kernel::Adam { .. }) && writes.len() == 4;
+                let fits =
+                    if cast_too { writes[..3] == want.writes && writes[3] == writes[0] } else { writes == want.writes };
+                if reads != want.reads || !fits {
+                    return fail(format!("{} needs {:?} -> {:?}", kernel.name(), want.reads, want.writes));
+                }
+            }
+            OpKind::Collective { kind, .. } => {
+                let Lane::Comm(group, _) = &plan.lanes[node.lane as usize] else { continue };
+                let n = group.members(&plan.views, 0).len() as u64;
+                let fits = match kind {
+                    CollectiveKind::AllReduce => reads == writes,
+                    CollectiveKind::ReduceScatter => reads[0] == n * writes[0],
+                    CollectiveKind::AllGather => n * reads[0] == writes[0],
+                    CollectiveKind::AllToAll => reads == writes && reads[0].is_multiple_of(n),
+                };
+                if !fits {
+                    return fail(format!("which does not fit {} over {n} ranks", kind.name()));
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Only weights, optimizer state and the tokens are there before the step begins.
+fn written_before_read(plan: &Plan, atoms: &AtomTable, line: &Line) -> Result<()> {
+    let given = |t: u32| {
+        let kind = plan.tensors[t as usize].kind;
+        matches!(kind, TensorKind::Param | TensorKind::OptState) || t == plan.inputs.tokens || t == plan.inputs.targets
+    };
+    for i in 0..line.nodes.len() {
+        let outer = line.outer_reads(i);
+        for place in line.reads(i) {
+            if !given(place.tensor) && place.atoms.iter().any(|a| outer.contains(&a)) {
+                let tensor = &plan.tensors[place.tensor as usize];
+                let why =
+                    format!("{} reads {:?} slot {} before anything wrote it", line.path(i), tensor.name, place.slot);
+                return Err(Error::plan(why));
+            }
+        }
+    }
+    debug_assert!(atoms.count > 0);
+    Ok(())
+}
+
+/// Every leg that any rank posts has its other half, with the same tag and the same size.
+fn legs_meet(plan: &Plan, lines: &[Line], matching: &Matching) -> Result<()> {
+    for rank in ranks_to_ask(plan) {
+        let own = plan.program_of(rank);
+        let line = &lines[own as usize];
+        for (at, lane, leg) in matching.legs(own, line) {
+            let Lane::Comm(group, _) = &plan.lanes[lane as usize] else { continue };
+            let peer = group.neighbour(&plan.views, rank, leg.by);
+            let other = plan.program_of(peer);
+            let here = || format!("rank {rank}, {}: {:?} by {}", line.path(at.node as usize), leg.dir, leg.by);
+            let Some(met) = matching.partner(own, other, lane, &leg, at) else {
+                return Err(Error::plan(format!("{} has no other half on rank {peer}", here())));
+            };
+            let far = &lines[other as usize];
+            let OpKind::Transfer { legs, .. } = &far.nodes[met.node as usize].op.kind else { continue };
+            let theirs = legs[met.leg as usize];
+            let sizes = [leg_elems(plan, line, at.node, &leg), leg_elems(plan, far, met.node, &theirs)];
+            if leg.tag != theirs.tag || sizes[0] != sizes[1] {
+                return Err(Error::plan(format!(
+                    "{} with tag {} and {:?} meets {} with tag {} and {:?}",
+                    here(),
+                    leg.tag,
+                    sizes[0],
+                    far.path(met.node as usize),
+                    theirs.tag,
+                    sizes[1]
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Elements and dtype of a leg's buffer.
+fn leg_elems(plan: &Plan, line: &Line, node: u32, leg: &Leg) -> (u64, Dtype) {
+    let places = if leg.dir == Direction::Send { line.reads(node as usize) } else { line.writes(node as usize) };
+    let place = places.iter().find(|p| p.named == leg.buf).expect("a leg's buffer is among its op's places");
+    (elems(plan, place), plan.tensors[place.tensor as usize].dtype)
+}
+
+/// One rank is enough when all run the same program, since peers are relative.
+fn ranks_to_ask(plan: &Plan) -> std::ops::Range<u32> {
+    0..if plan.programs.len() == 1 { 1 } else { plan.ranks() }
+}

@@ -1,0 +1,489 @@
+//! What a plan means, once for all interpreters: calls spliced, buffers resolved, edges derived.
+//!
+//! * **Splicing.** A call's ops join the caller's lanes; formals become real slots. A spliced op is named
+//!   by its path, `call[iteration]/../op`, and timelines are joined on `(rank, path)`.
+//! * **Edges.** An op waits for the last op of its lane, for the last writer of what it reads, and for the
+//!   last writer and all readers since of what it writes. Edges come from the *actual* buffers after
+//!   splicing, since aliasing shows only there.
+//! * **Rows.** Every tensor's rows are cut at every boundary that any op names. An uncut piece of a slot is
+//!   an *atom*: two ranges overlap when they share an atom.
+//! * **Legs.** Per lane and ordered pair of ranks the k-th send meets the k-th receive
+//!   ([`matching`](super::matching)). A slot that is written again waits for its local readers only,
+//!   which is enough across ranks too: a send ends on delivery.
+
+use super::op::*;
+use super::program::Plan;
+use crate::error::{Error, Result};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// No more ops than this are ever spliced: a plan that asks for more is refused, not swallowed.
+pub const MOST_OPS: usize = 30_000_000;
+
+/// Formals bound to a tensor and the slot that slot 0 of the formal means.
+pub type Env = Vec<(TensorId, u32)>;
+
+/// A run of atoms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Atoms {
+    pub first: u32,
+    pub count: u32,
+}
+
+impl Atoms {
+    pub fn iter(self) -> impl Iterator<Item = u32> {
+        self.first..self.first + self.count
+    }
+}
+
+/// A buffer after its formal was resolved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub tensor: TensorId,
+    pub slot: u32,
+    pub rows: [u64; 2],
+    pub atoms: Atoms,
+    /// How the op itself names it, to resolve it again under other bindings.
+    pub named: Buf,
+}
+
+/// Where atoms of a tensor start and how its rows are cut.
+#[derive(Debug, Clone)]
+pub struct AtomTable {
+    base: Vec<u32>,
+    /// Per tensor, ascending, from 0 to the number of rows.
+    cuts: Vec<Vec<u64>>,
+    pub count: u32,
+}
+
+impl AtomTable {
+    pub fn new(plan: &Plan) -> Result<AtomTable> {
+        let mut cuts: Vec<BTreeSet<u64>> = plan.tensors.iter().map(|t| BTreeSet::from([0, t.rows()])).collect();
+        let mut seen = BTreeSet::new();
+        for program in &plan.programs {
+            collect_cuts(plan, &program.ops, &[], &mut cuts, &mut seen)?;
+        }
+        let mut base = Vec::with_capacity(cuts.len());
+        let mut count: u64 = 0;
+        for (cuts, tensor) in cuts.iter().zip(&plan.tensors) {
+            base.push(count as u32);
+            count += (cuts.len() as u64 - 1) * u64::from(tensor.slots);
+            if count > MOST_OPS as u64 {
+                return Err(Error::plan(format!(
+                    "tensor {:?} brings the buffers to more than {MOST_OPS}",
+                    tensor.name
+                )));
+            }
+        }
+        let cuts = cuts.into_iter().map(|c| c.into_iter().collect()).collect();
+        Ok(AtomTable { base, cuts, count: count as u32 })
+    }
+
+    /// Atoms of each slot of a tensor.
+    pub fn per_slot(&self, tensor: TensorId) -> u32 {
+        self.cuts[tensor as usize].len() as u32 - 1
+    }
+
+    pub fn slot(&self, tensor: TensorId, slot: u32) -> Atoms {
+        let count = self.per_slot(tensor);
+        Atoms { first: self.base[tensor as usize] + slot * count, count }
+    }
+
+    fn range(&self, tensor: TensorId, slot: u32, rows: [u64; 2]) -> Atoms {
+        let cuts = &self.cuts[tensor as usize];
+        let at = |row| cuts.binary_search(&row).expect("every named row is a cut") as u32;
+        let (from, to) = (at(rows[0]), at(rows[1]));
+        Atoms { first: self.slot(tensor, slot).first + from, count: to - from }
+    }
+
+    /// Resolves a buffer under the bindings `env`.
+    pub fn place(&self, plan: &Plan, buf: Buf, env: &[(TensorId, u32)]) -> Place {
+        let (tensor, base) = resolve(buf.of, env);
+        let slot = base + buf.slot;
+        let rows = buf.rows.unwrap_or([0, plan.tensors[tensor as usize].rows()]);
+        Place { tensor, slot, rows, atoms: self.range(tensor, slot, rows), named: buf }
+    }
+}
+
+fn resolve(of: TensorRef, env: &[(TensorId, u32)]) -> (TensorId, u32) {
+    match of {
+        TensorRef::Tensor(id) => (id, 0),
+        TensorRef::Formal(i) => env[i as usize],
+    }
+}
+
+/// Notes every row boundary, going into calls once for each combination of tensors bound.
+fn collect_cuts(
+    plan: &Plan,
+    ops: &[Op],
+    env: &[(TensorId, u32)],
+    cuts: &mut [BTreeSet<u64>],
+    seen: &mut BTreeSet<(BlockId, Vec<TensorId>)>,
+) -> Result<()> {
+    for op in ops {
+        if let OpKind::Call { block, args, .. } = &op.kind {
+            let inner = bind(args, env, 0);
+            if seen.insert((*block, inner.iter().map(|b| b.0).collect())) {
+                collect_cuts(plan, &plan.blocks[*block as usize].ops, &inner, cuts, seen)?;
+            }
+            continue;
+        }
+        let (reads, writes) = op.bufs();
+        for buf in reads.iter().chain(&writes) {
+            let Some(rows) = buf.rows else { continue };
+            let tensor = resolve(buf.of, env).0 as usize;
+            if rows[0] >= rows[1] || rows[1] > plan.tensors[tensor].rows() {
+                return Err(Error::plan(format!(
+                    "op {:?} names rows {}..{} of tensor {:?}, which has {}",
+                    op.label,
+                    rows[0],
+                    rows[1],
+                    plan.tensors[tensor].name,
+                    plan.tensors[tensor].rows()
+                )));
+            }
+            cuts[tensor].extend(rows);
+        }
+    }
+    Ok(())
+}
+
+/// The bindings of iteration `i` of a call made under `env`.
+pub fn bind(args: &[Arg], env: &[(TensorId, u32)], i: u32) -> Env {
+    args.iter()
+        .map(|arg| match *arg {
+            Arg::Buf { of, slot } => {
+                let (tensor, base) = resolve(of, env);
+                (tensor, base + slot)
+            }
+            Arg::Each { tensor, first, step, of } => {
+                let (tensor, base) = resolve(tensor, env);
+                let slot = (i64::from(first) + i64::from(i) * i64::from(step)).rem_euclid(i64::from(of.max(1)));
+                (tensor, base + slot as u32)
+            }
+        })
+        .collect()
+}
+
+/// One spliced op.
+#[derive(Debug, Clone)]
+pub struct Node<'p> {
+    pub op: &'p Op,
+    pub lane: u16,
+    /// Index into the line's frames.
+    pub frame: u32,
+    reads: (u32, u32),
+    writes: (u32, u32),
+}
+
+/// A call being inside of which an op stands.
+#[derive(Debug, Clone)]
+struct Frame {
+    parent: u32,
+    label: Rc<str>,
+    iteration: u32,
+}
+
+/// How often a call is spliced.
+pub type Unroll<'a> = &'a dyn Fn(&Op, u32) -> bool;
+
+/// Spliced ops in program order, with their places and edges.
+#[derive(Debug, Clone)]
+pub struct Line<'p> {
+    pub nodes: Vec<Node<'p>>,
+    frames: Vec<Frame>,
+    places: Vec<Place>,
+    /// Edges within the line: the ops that each op waits for.
+    preds: Csr,
+    /// What each op waits for from before the line began.
+    pub outer: Outer,
+    pub lanes: usize,
+}
+
+/// Dependencies on what happened before the line, and what the line leaves behind.
+#[derive(Debug, Clone, Default)]
+pub struct Outer {
+    /// The op is the first of its lane.
+    pub first_on_lane: Vec<bool>,
+    /// Atoms read before anything in the line wrote them.
+    reads: Csr,
+    /// Atoms written before anything in the line wrote them: waits for outer writers and readers.
+    writes: Csr,
+    /// The last op of each lane that has one.
+    pub last_on_lane: Vec<(u16, u32)>,
+    /// (atom, last writer).
+    pub last_write: Vec<(u32, u32)>,
+    /// (atom, reader since the last write).
+    pub last_reads: Vec<(u32, u32)>,
+}
+
+/// Lists of lists, flat.
+#[derive(Debug, Clone, Default)]
+struct Csr {
+    at: Vec<u32>,
+    items: Vec<u32>,
+}
+
+impl Csr {
+    fn push(&mut self, list: &[u32]) {
+        if self.at.is_empty() {
+            self.at.push(0);
+        }
+        self.items.extend_from_slice(list);
+        self.at.push(self.items.len() as u32);
+    }
+
+    fn of(&self, i: usize) -> &[u32] {
+        &self.items[self.at[i] as usize..self.at[i + 1] as usize]
+    }
+}
+
+impl<'p> Line<'p> {
+    /// A whole program with every call spliced.
+    pub fn program(plan: &'p Plan, atoms: &AtomTable, program: u32) -> Result<Line<'p>> {
+        Line::unrolled(plan, atoms, program, &|_, _| true)
+    }
+
+    /// A program of which only the iterations `keep` wants are spliced.
+    pub fn unrolled(plan: &'p Plan, atoms: &AtomTable, program: u32, keep: Unroll) -> Result<Line<'p>> {
+        let mut line = Line::empty(plan);
+        line.splice(plan, atoms, &plan.programs[program as usize].ops, &[], 0, keep)?;
+        line.link(atoms);
+        Ok(line)
+    }
+
+    /// Consecutive ops of one body, none of them a call.
+    pub fn segment(plan: &'p Plan, atoms: &AtomTable, ops: &'p [Op], env: &[(TensorId, u32)]) -> Line<'p> {
+        let mut line = Line::empty(plan);
+        for op in ops {
+            line.push(plan, atoms, op, env, 0);
+        }
+        line.link(atoms);
+        line
+    }
+
+    fn empty(plan: &Plan) -> Line<'p> {
+        let root = Frame { parent: 0, label: "".into(), iteration: 0 };
+        let (frames, lanes) = (vec![root], plan.lanes.len());
+        Line { nodes: vec![], frames, places: vec![], preds: Csr::default(), outer: Outer::default(), lanes }
+    }
+
+    fn splice(
+        &mut self,
+        plan: &'p Plan,
+        atoms: &AtomTable,
+        ops: &'p [Op],
+        env: &[(TensorId, u32)],
+        frame: u32,
+        keep: Unroll,
+    ) -> Result<()> {
+        for op in ops {
+            let OpKind::Call { block, args, repeat } = &op.kind else {
+                self.push(plan, atoms, op, env, frame);
+                continue;
+            };
+            let label: Rc<str> = op.label.as_str().into();
+            for i in (0..*repeat).filter(|&i| keep(op, i)) {
+                self.frames.push(Frame { parent: frame, label: label.clone(), iteration: i });
+                let inner = self.frames.len() as u32 - 1;
+                let body = &plan.blocks[*block as usize].ops;
+                self.splice(plan, atoms, body, &bind(args, env, i), inner, keep)?;
+                if self.nodes.len() > MOST_OPS {
+                    return Err(Error::plan(format!("call {:?} splices to more than {MOST_OPS} ops", op.label)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, plan: &'p Plan, atoms: &AtomTable, op: &'p Op, env: &[(TensorId, u32)], frame: u32) {
+        let start = self.places.len() as u32;
+        let mut add = |bufs: &mut dyn Iterator<Item = Buf>| {
+            self.places.extend(bufs.map(|b| atoms.place(plan, b, env)));
+            self.places.len() as u32
+        };
+        let (mid, end) = match &op.kind {
+            OpKind::Compute { reads, writes, .. } => {
+                (add(&mut reads.iter().copied()), add(&mut writes.iter().copied()))
+            }
+            OpKind::Transfer { legs, .. } => {
+                let of = |dir| legs.iter().filter(move |l| l.dir == dir).map(|l| l.buf);
+                (add(&mut of(Direction::Send)), add(&mut of(Direction::Recv)))
+            }
+            OpKind::Collective { src, dst, .. } => (add(&mut [*src].into_iter()), add(&mut [*dst].into_iter())),
+            OpKind::Call { .. } => (start, start),
+        };
+        let lane = op.lane.unwrap_or(0);
+        self.nodes.push(Node { op, lane, frame, reads: (start, mid), writes: (mid, end) });
+    }
+
+    pub fn reads(&self, node: usize) -> &[Place] {
+        let (a, b) = self.nodes[node].reads;
+        &self.places[a as usize..b as usize]
+    }
+
+    pub fn writes(&self, node: usize) -> &[Place] {
+        let (a, b) = self.nodes[node].writes;
+        &self.places[a as usize..b as usize]
+    }
+
+    pub fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// The ops of the line that `node` waits for.
+    pub fn preds(&self, node: usize) -> &[u32] {
+        self.preds.of(node)
+    }
+
+    pub fn outer_reads(&self, node: usize) -> &[u32] {
+        self.outer.reads.of(node)
+    }
+
+    pub fn outer_writes(&self, node: usize) -> &[u32] {
+        self.outer.writes.of(node)
+    }
+
+    /// `call[iteration]/../label`, unique on a rank.
+    pub fn path(&self, node: usize) -> String {
+        let n = &self.nodes[node];
+        let mut parts = vec![n.op.label.clone()];
+        let mut frame = n.frame;
+        while frame != 0 {
+            let f = &self.frames[frame as usize];
+            parts.push(format!("{}[{}]", f.label, f.iteration));
+            frame = f.parent;
+        }
+        parts.reverse();
+        parts.join("/")
+    }
+
+    /// Derives every edge from lanes, atoms and `after`.
+    fn link(&mut self, atoms: &AtomTable) {
+        let mut tracker = Tracker::new(self.lanes, atoms.count as usize);
+        let mut waits = Waits::default();
+        for i in 0..self.nodes.len() {
+            waits.clear();
+            let lane = self.nodes[i].lane as usize;
+            match tracker.lane[lane] {
+                NONE => self.outer.first_on_lane.push(true),
+                last => {
+                    self.outer.first_on_lane.push(false);
+                    waits.preds.push(last);
+                }
+            }
+            self.add_after(i, &mut waits.preds);
+            for atom in self.reads(i).iter().flat_map(|p| p.atoms.iter()) {
+                tracker.before_read(atom, &mut waits);
+            }
+            for atom in self.writes(i).iter().flat_map(|p| p.atoms.iter()) {
+                tracker.before_write(atom, &mut waits);
+            }
+            waits.preds.sort_unstable();
+            waits.preds.dedup();
+            self.preds.push(&waits.preds);
+            self.outer.reads.push(&waits.outer_reads);
+            self.outer.writes.push(&waits.outer_writes);
+            tracker.lane[lane] = i as u32;
+            for atom in self.reads(i).iter().flat_map(|p| p.atoms.iter()) {
+                tracker.read(atom, i as u32);
+            }
+            for atom in self.writes(i).iter().flat_map(|p| p.atoms.iter()) {
+                tracker.write(atom, i as u32);
+            }
+        }
+        tracker.finish(&mut self.outer);
+    }
+
+    /// Edges that `after` names: the op with that id in the same body and iteration.
+    fn add_after(&self, node: usize, preds: &mut Vec<u32>) {
+        let n = &self.nodes[node];
+        for &id in &n.op.after {
+            let same = |&j: &usize| self.nodes[j].frame == n.frame && self.nodes[j].op.id == id;
+            preds.extend((0..node).rev().find(same).map(|j| j as u32));
+        }
+    }
+}
+
+const NONE: u32 = u32::MAX;
+
+/// Who touched what last, while a line is walked in program order.
+struct Tracker {
+    lane: Vec<u32>,
+    writer: Vec<u32>,
+    readers: Vec<Vec<u32>>,
+    touched: Vec<u32>,
+    is_touched: Vec<bool>,
+}
+
+#[derive(Default)]
+struct Waits {
+    preds: Vec<u32>,
+    outer_reads: Vec<u32>,
+    outer_writes: Vec<u32>,
+}
+
+impl Waits {
+    fn clear(&mut self) {
+        self.preds.clear();
+        self.outer_reads.clear();
+        self.outer_writes.clear();
+    }
+}
+
+impl Tracker {
+    fn new(lanes: usize, atoms: usize) -> Tracker {
+        Tracker {
+            lane: vec![NONE; lanes],
+            writer: vec![NONE; atoms],
+            readers: vec![vec![]; atoms],
+            touched: vec![],
+            is_touched: vec![false; atoms],
+        }
+    }
+
+    fn before_read(&self, atom: u32, waits: &mut Waits) {
+        match self.writer[atom as usize] {
+            NONE => waits.outer_reads.push(atom),
+            writer => waits.preds.push(writer),
+        }
+    }
+
+    fn before_write(&self, atom: u32, waits: &mut Waits) {
+        let a = atom as usize;
+        waits.preds.extend_from_slice(&self.readers[a]);
+        match self.writer[a] {
+            NONE => waits.outer_writes.push(atom),
+            writer => waits.preds.push(writer),
+        }
+    }
+
+    fn touch(&mut self, atom: u32) {
+        if !std::mem::replace(&mut self.is_touched[atom as usize], true) {
+            self.touched.push(atom);
+        }
+    }
+
+    fn read(&mut self, atom: u32, node: u32) {
+        self.touch(atom);
+        self.readers[atom as usize].push(node);
+    }
+
+    fn write(&mut self, atom: u32, node: u32) {
+        self.touch(atom);
+        self.readers[atom as usize].clear();
+        self.writer[atom as usize] = node;
+    }
+
+    fn finish(self, outer: &mut Outer) {
+        let lanes = self.lane.iter().enumerate().filter(|(_, n)| **n != NONE);
+        outer.last_on_lane = lanes.map(|(l, n)| (l as u16, *n)).collect();
+        for &atom in &self.touched {
+            let writer = self.writer[atom as usize];
+            if writer != NONE {
+                outer.last_write.push((atom, writer));
+            }
+            outer.last_reads.extend(self.readers[atom as usize].iter().map(|&n| (atom, n)));
+        }
+    }
+}

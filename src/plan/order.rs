@@ -1,0 +1,125 @@
+//! An order in which every op of every rank can start: proof that nobody waits in a circle.
+//!
+//! A communicating op has two moments. It *starts* when its local edges hold; it *ends* when everyone it
+//! meets has started too. So the end of a receive hangs on the start, not the end, of a send.
+
+use super::link::Line;
+use super::matching::{LegAt, Matching};
+use super::op::*;
+use super::program::Plan;
+use crate::error::{Error, Result};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+/// A moment of an op on a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment {
+    pub node: u32,
+    pub rank: u32,
+    pub end: bool,
+}
+
+/// The ranks and ops that `node` of `rank` meets: partners of its legs, members of its collective.
+pub fn meets(plan: &Plan, lines: &[Line], matching: &Matching, rank: u32, node: u32) -> Vec<(u32, u32)> {
+    let own = plan.program_of(rank);
+    let n = &lines[own as usize].nodes[node as usize];
+    let Lane::Comm(group, _) = &plan.lanes[n.lane as usize] else { return vec![] };
+    match &n.op.kind {
+        OpKind::Transfer { legs, .. } => legs
+            .iter()
+            .enumerate()
+            .filter_map(|(l, leg)| {
+                let peer = group.neighbour(&plan.views, rank, leg.by);
+                let at = LegAt { node, leg: l as u16 };
+                matching.partner(own, plan.program_of(peer), n.lane, leg, at).map(|met| (peer, met.node))
+            })
+            .collect(),
+        OpKind::Collective { .. } => group
+            .members(&plan.views, rank)
+            .into_iter()
+            .filter(|&m| m != rank)
+            .filter_map(|m| matching.same_collective(own, plan.program_of(m), n.lane, node).map(|node| (m, node)))
+            .collect(),
+        _ => vec![],
+    }
+}
+
+/// Whether every meeting is between the same op of the same program: then program order is an order for
+/// all ranks at once, and there is nothing to search.
+pub fn in_step(plan: &Plan, lines: &[Line], matching: &Matching) -> bool {
+    plan.programs.len() == 1
+        && (0..lines[0].nodes.len() as u32)
+            .all(|node| meets(plan, lines, matching, 0, node).iter().all(|m| m.1 == node))
+}
+
+/// An order of all starts and ends, or the ranks and ops that wait for each other.
+pub fn of_all_ranks(plan: &Plan, lines: &[Line], matching: &Matching) -> Result<Vec<Moment>> {
+    if in_step(plan, lines, matching) {
+        return Ok(vec![]);
+    }
+    of_ranks(plan, lines, matching, &(0..plan.ranks()).collect::<Vec<u32>>())
+}
+
+/// As [`of_all_ranks`] for some ranks, which must meet only each other.
+pub fn of_ranks(plan: &Plan, lines: &[Line], matching: &Matching, ranks: &[u32]) -> Result<Vec<Moment>> {
+    let line = |rank: u32| &lines[plan.program_of(rank) as usize];
+    let nodes: Vec<usize> = ranks.iter().map(|&r| line(r).nodes.len()).collect();
+    let index = |rank: u32| ranks.binary_search(&rank).expect("ranks meet only each other");
+    // Moment -> moments that wait for it; counts of what each moment still waits for.
+    let mut next: Vec<Vec<Vec<Moment>>> = nodes.iter().map(|&n| vec![vec![]; 2 * n]).collect();
+    let mut open: Vec<Vec<u32>> = nodes.iter().map(|&n| vec![0; 2 * n]).collect();
+    let slot = |m: &Moment| 2 * m.node as usize + usize::from(m.end);
+    for (r, &rank) in ranks.iter().enumerate() {
+        for node in 0..nodes[r] as u32 {
+            let (start, end) = (Moment { node, rank, end: false }, Moment { node, rank, end: true });
+            let mut edge = |from: Moment, to: Moment| {
+                next[index(from.rank)][slot(&from)].push(to);
+                open[r][slot(&to)] += 1;
+            };
+            for &pred in line(rank).preds(node as usize) {
+                edge(Moment { node: pred, rank, end: true }, start);
+            }
+            edge(start, end);
+            for (peer, met) in meets(plan, lines, matching, rank, node) {
+                edge(Moment { node: met, rank: peer, end: false }, end);
+            }
+        }
+    }
+    let mut ready: BinaryHeap<Reverse<Moment>> = BinaryHeap::new();
+    for (r, &rank) in ranks.iter().enumerate() {
+        let free = (0..nodes[r]).filter(|&n| open[r][2 * n] == 0);
+        ready.extend(free.map(|n| Reverse(Moment { node: n as u32, rank, end: false })));
+    }
+    let mut order = Vec::with_capacity(2 * nodes.iter().sum::<usize>());
+    while let Some(Reverse(m)) = ready.pop() {
+        order.push(m);
+        for &then in &next[index(m.rank)][slot(&m)] {
+            let left = &mut open[index(then.rank)][slot(&then)];
+            *left -= 1;
+            if *left == 0 {
+                ready.push(Reverse(then));
+            }
+        }
+    }
+    if order.len() == 2 * nodes.iter().sum::<usize>() {
+        return Ok(order);
+    }
+    Err(deadlock(plan, lines, matching, ranks, &open))
+}
+
+/// Names each waiting rank, the first op it cannot finish and what that op waits for.
+fn deadlock(plan: &Plan, lines: &[Line], matching: &Matching, ranks: &[u32], open: &[Vec<u32>]) -> Error {
+    let mut said = VecDeque::new();
+    for (r, &rank) in ranks.iter().enumerate() {
+        let line = &lines[plan.program_of(rank) as usize];
+        let Some(node) = (0..line.nodes.len()).find(|&n| open[r][2 * n + 1] > 0) else { continue };
+        let peers: Vec<String> =
+            meets(plan, lines, matching, rank, node as u32).iter().map(|m| m.0.to_string()).collect();
+        let what = if peers.is_empty() { "an op before it".into() } else { format!("rank {}", peers.join(", ")) };
+        said.push_back(format!("rank {rank} waits in {} for {what}", line.path(node)));
+    }
+    let more = said.len().saturating_sub(8);
+    said.truncate(8);
+    let tail = if more > 0 { format!("; and {more} more ranks") } else { String::new() };
+    Error::plan(format!("deadlock: {}{tail}", said.into_iter().collect::<Vec<_>>().join("; ")))
+}

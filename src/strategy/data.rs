@@ -1,0 +1,132 @@
+//! Data parallelism: gradients are summed over every rank that holds the same weights, which are the
+//! data and the sequence ranks alike. ZeRO stage 1 (arXiv:1910.02054) scatters the sum, lets each rank
+//! run Adam on its share, and gathers the new weights.
+
+use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, TensorRef};
+
+/// A flat tensor of weights (a slot a layer) with what the optimizer keeps for it.
+#[derive(Clone, Copy)]
+pub struct FlatWeights {
+    pub weight: Buf,
+    pub grad: Buf,
+    /// This rank's share of the summed gradient; the gradient itself without sharding.
+    grad_share: Buf,
+    /// fp32 copy of the share of the weights, where weights are of fewer bits or sharded.
+    master: Option<Buf>,
+    m: Buf,
+    v: Buf,
+    /// The share of the new weights, sent to everyone.
+    weight_share: Option<Buf>,
+    /// Elements of a slot, padded to the ranks that share it.
+    pub elems: u64,
+    share: u64,
+}
+
+/// The ranks that hold the same weights, and what they do about it.
+pub struct DataParallel {
+    pub ranks: u64,
+    pub zero: u32,
+    pub dtype: Dtype,
+    /// Of gradients and optimizer state.
+    pub acc: Dtype,
+    pub engine: Engine,
+}
+
+/// Adam's constants, as the GPT and Llama papers set them.
+#[derive(Debug, Clone, Copy)]
+pub struct Adam {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+}
+
+impl Default for Adam {
+    fn default() -> Adam {
+        Adam { lr: 3e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8 }
+    }
+}
+
+impl DataParallel {
+    fn group() -> Group {
+        Group::axes(&[Axis::Dp, Axis::Cp, Axis::Up])
+    }
+
+    fn sharded(&self) -> bool {
+        self.zero >= 1 && self.ranks > 1
+    }
+
+    /// Declares `slots` flat weights of `elems` elements, their gradients and their optimizer state.
+    pub fn weights(&self, b: &mut Builder, name: &str, elems: u64, slots: u32) -> FlatWeights {
+        let elems = elems.next_multiple_of(self.ranks);
+        let share = if self.sharded() { elems / self.ranks } else { elems };
+        let mut flat =
+            |what: &str, elems, dtype, kind| b.tensor(&format!("{what}.{name}"), &[elems], dtype, kind, slots);
+        let weight = flat("w", elems, self.dtype, TensorKind::Param);
+        let grad = flat("g", elems, self.acc, TensorKind::Grad);
+        let m = flat("adam_m", share, self.acc, TensorKind::OptState);
+        let v = flat("adam_v", share, self.acc, TensorKind::OptState);
+        let keeps_master = self.sharded() || self.dtype != self.acc;
+        let master = keeps_master.then(|| flat("master", share, self.acc, TensorKind::OptState));
+        let mut comm = |what: &str, dtype| flat(what, share, dtype, TensorKind::CommBuffer);
+        let (grad_share, weight_share) =
+            if self.sharded() { (comm("g_share", self.acc), Some(comm("w_share", self.dtype))) } else { (grad, None) };
+        FlatWeights { weight, grad, grad_share, master, m, v, weight_share, elems, share }
+    }
+
+    /// What the executor needs to fill the master copies.
+    pub fn masters(&self, all: &[FlatWeights]) -> Vec<Master> {
+        let id = |buf: Buf| match buf.of {
+            TensorRef::Tensor(id) => id,
+            TensorRef::Formal(_) => unreachable!("weights are declared on the plan"),
+        };
+        let group = self.sharded().then(Self::group);
+        all.iter()
+            .filter_map(|w| w.master.map(|m| Master { weight: id(w.weight), master: id(m), group: group.clone() }))
+            .collect()
+    }
+
+    /// Sums the gradient of one slot over the ranks that share its weights.
+    pub fn sync(&self, b: &mut Builder, label: &str, w: &FlatWeights, grad: Buf, share: Buf) {
+        if self.ranks == 1 {
+            return;
+        }
+        let group = Group::axes(&[Axis::Dp, Axis::Cp, Axis::Up]);
+        let (kind, dst) = match self.sharded() {
+            true => (CollectiveKind::ReduceScatter, share),
+            false => (CollectiveKind::AllReduce, grad),
+        };
+        debug_assert!(w.elems.is_multiple_of(self.ranks));
+        b.collective(label, (&group, 0), kind, grad, dst, self.acc, self.engine);
+    }
+
+    /// The buffer that receives this rank's share of a gradient sum.
+    pub fn share_of(&self, w: &FlatWeights) -> Buf {
+        w.grad_share
+    }
+
+    /// Adam on one slot, and the gathering of what it wrote.
+    pub fn update(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32, adam: Adam) {
+        let Adam { lr, beta1, beta2, eps } = adam;
+        let kernel = Kernel::Adam { elems: w.share, lr, beta1, beta2, eps };
+        let at = |buf: Buf| buf.slot(slot);
+        let mut writes = vec![at(w.master.unwrap_or(w.weight)), at(w.m), at(w.v)];
+        if w.master.is_some() {
+            writes.push(at(w.weight_share.unwrap_or(w.weight)));
+        }
+        let reads = [at(w.grad_share), writes[0], writes[1], writes[2]];
+        b.compute(&format!("adam.{label}"), kernel, &reads, &writes);
+        if let Some(share) = w.weight_share {
+            let (src, dst) = (at(share), at(w.weight));
+            let label = format!("all_gather.{label}");
+            b.collective(&label, (&Self::group(), 0), CollectiveKind::AllGather, src, dst, self.dtype, self.engine);
+        }
+    }
+
+    /// Adds a scalar over all ranks.
+    pub fn sum_scalar(&self, b: &mut Builder, label: &str, scalar: Buf, dtype: Dtype) {
+        if self.ranks > 1 {
+            b.collective(label, (&Self::group(), 0), CollectiveKind::AllReduce, scalar, scalar, dtype, self.engine);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! What cannot be built, said before anything is built: the values and the remedy.
+
+use crate::error::{Error, Result};
+use crate::spec::{LlmSpec, Parallelism, Workload};
+
+/// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
+pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
+    degrees(par)?;
+    heads(model, par)?;
+    sequence(work, par)?;
+    batch(work, par)
+}
+
+fn degrees(par: &Parallelism) -> Result<()> {
+    for (name, degree) in [("dp", par.dp), ("ring", par.ring), ("ulysses", par.ulysses)] {
+        if degree == 0 {
+            return Err(Error::infeasible(format!("degrees: {name} is 0; the least is 1")));
+        }
+    }
+    let ranks = u64::from(par.dp) * u64::from(par.ring) * u64::from(par.ulysses);
+    if ranks > 1 << 20 {
+        return Err(Error::infeasible(format!("degrees: dp x ring x ulysses is {ranks} ranks; the most is 1048576")));
+    }
+    if par.zero > 1 {
+        return Err(Error::infeasible(format!("zero: stage {} is not in this version; use 0 or 1", par.zero)));
+    }
+    Ok(())
+}
+
+fn heads(model: &LlmSpec, par: &Parallelism) -> Result<()> {
+    let (u, a, k) = (u64::from(par.ulysses), model.heads, model.kv_heads);
+    let fits = |u: u64| a.is_multiple_of(u) && (k.is_multiple_of(u) || u.is_multiple_of(k));
+    if fits(u) {
+        return Ok(());
+    }
+    let good = list((2..=a).filter(|&u| fits(u)));
+    let why = if a.is_multiple_of(u) {
+        format!("kv_heads {k} neither divides nor is divided by")
+    } else {
+        format!("heads {a} is not divisible by")
+    };
+    Err(Error::infeasible(format!("heads: {why} ulysses {u}; use {good}")))
+}
+
+fn sequence(work: &Workload, par: &Parallelism) -> Result<()> {
+    let (s, r, u) = (work.seq_len, u64::from(par.ring), u64::from(par.ulysses));
+    if s == 0 || s > 1 << 32 {
+        return Err(Error::infeasible(format!("sequence: seq_len {s} is outside 1..=4294967296")));
+    }
+    // A zigzag ring cuts the sequence in 2R chunks, and Ulysses each rank's share in U.
+    let ring_parts = if r > 1 { 2 * r } else { 1 };
+    if !s.is_multiple_of(ring_parts) || !s.is_multiple_of(r * u) {
+        let unit = lcm(ring_parts, r * u);
+        let near = s.div_ceil(unit) * unit;
+        return Err(Error::infeasible(format!(
+            "sequence: seq_len {s} does not split over ring {r} x ulysses {u}; use a multiple of {unit}, e.g. {near}"
+        )));
+    }
+    Ok(())
+}
+
+fn batch(work: &Workload, par: &Parallelism) -> Result<()> {
+    let (g, m, dp) = (work.global_batch, work.micro_batch, u64::from(par.dp));
+    if g == 0 || m == 0 {
+        return Err(Error::infeasible(format!("batch: global_batch {g} and micro_batch {m} must be at least 1")));
+    }
+    if g > 1 << 32 || m > 1 << 20 {
+        return Err(Error::infeasible(format!("batch: global_batch {g} or micro_batch {m} is absurdly large")));
+    }
+    if g < dp * m {
+        return Err(Error::infeasible(format!(
+            "batch: global_batch {g} is less than dp {dp} x micro_batch {m}; raise ring or ulysses, or use dp {} or less",
+            (g / m).max(1)
+        )));
+    }
+    if g % (dp * m) != 0 {
+        let near = g.div_ceil(dp * m) * dp * m;
+        return Err(Error::infeasible(format!(
+            "batch: global_batch {g} is not a multiple of dp {dp} x micro_batch {m}; e.g. {near} is"
+        )));
+    }
+    if g / (dp * m) > 1 << 16 {
+        return Err(Error::infeasible(format!(
+            "batch: {} microbatches a step are more than 65536; raise micro_batch or dp",
+            g / (dp * m)
+        )));
+    }
+    Ok(())
+}
+
+fn list(values: impl Iterator<Item = u64>) -> String {
+    let all: Vec<String> = values.map(|v| v.to_string()).collect();
+    match all.split_last() {
+        None => "1".into(),
+        Some((last, [])) => last.clone(),
+        Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
+    }
+}
+
+fn lcm(a: u64, b: u64) -> u64 {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}

@@ -1,0 +1,166 @@
+//! Zigzag ring attention (Liu et al., arXiv:2310.01889; the causal balance of zigzag as in
+//! zhuzilin/ring-flash-attention): queries stay, KV blocks circulate, partial outputs are merged by
+//! their log-sum-exps.
+//!
+//! ```text
+//! step i:  KV hop to the next rank  |  attention of my queries with the KV of rank r-i, merge
+//! ```
+//! Backward: the same KV hops, while dK and dV travel one step behind them in fp32 on a second
+//! communicator and come home after P hops.
+
+use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Engine, Group, Kernel, Side, TensorKind};
+
+/// Attention over the queries and the KV that one rank holds; with a ring, over everybody's KV.
+#[derive(Debug, Clone)]
+pub struct Core {
+    /// The diagonal block: queries against the rank's own KV.
+    pub block: AttnBlock,
+    /// Tokens of one sequence that the rank holds.
+    pub seq: u64,
+    /// Ranks in the ring; 1 is plain attention.
+    pub ring: u32,
+    /// Dtype of activations, and of KV on the wire.
+    pub dtype: Dtype,
+    /// Dtype of running sums, and of dKV on the wire.
+    pub acc: Dtype,
+    pub engine: Engine,
+}
+
+/// Buffers that every layer of a rank reuses.
+pub struct Scratch {
+    kv: Buf,
+    o_acc: Buf,
+    o_block: Buf,
+    lse_block: Buf,
+    dq_block: Buf,
+    dkv_block: Buf,
+    delta: Buf,
+    dq: Buf,
+    dkv: Buf,
+}
+
+/// What the forward pass leaves for the backward pass.
+#[derive(Clone, Copy)]
+pub struct Saved {
+    pub q: Buf,
+    pub kv: Buf,
+    pub o: Buf,
+    pub lse: Buf,
+}
+
+impl Core {
+    pub fn rows(&self) -> u64 {
+        self.block.batch * self.seq
+    }
+
+    /// Elements of a token's queries.
+    pub fn q_row(&self) -> u64 {
+        self.block.heads * self.block.head_dim
+    }
+
+    /// Elements of a token's keys and values.
+    pub fn kv_row(&self) -> u64 {
+        2 * self.block.kv_heads * self.block.head_dim
+    }
+
+    pub fn scratch(&self, b: &mut Builder) -> Scratch {
+        let (q, kv, a) = ([self.rows(), self.q_row()], [self.rows(), self.kv_row()], [self.rows(), self.block.heads]);
+        let in_ring = self.ring > 1;
+        let (grads, dkv_slots) = if in_ring { (self.acc, 2) } else { (self.dtype, 1) };
+        let mut work = |name, shape: &[u64], dtype| b.tensor(name, shape, dtype, TensorKind::Workspace, 1);
+        let scratch = Scratch {
+            o_acc: work("o_acc", &q, self.acc),
+            o_block: work("o_block", &q, self.dtype),
+            lse_block: work("lse_block", &a, self.acc),
+            dq_block: work("dq_block", &q, self.dtype),
+            dkv_block: work("dkv_block", &kv, self.dtype),
+            delta: work("delta", &a, self.acc),
+            dq: work("dq", &q, grads),
+            dkv: b.tensor("dkv", &kv, grads, TensorKind::CommBuffer, dkv_slots),
+            kv: b.tensor("kv_ring", &kv, self.dtype, TensorKind::CommBuffer, 2),
+        };
+        scratch
+    }
+
+    fn group() -> Group {
+        Group::axes(&[Axis::Cp])
+    }
+
+    /// The block of step `i`: the same queries, the KV that started `i` ranks back.
+    fn step(&self, i: u32) -> AttnBlock {
+        AttnBlock { kv: self.block.kv.shifted(Axis::Cp, -(i as i32)), ..self.block.clone() }
+    }
+
+    /// The KV that is here in step `i`: hop 0 sends the rank's own, so that no copy of it is made.
+    fn kv_of_step(s: &Scratch, own: Buf, i: u32) -> Buf {
+        if i == 0 { own } else { s.kv.slot(i % 2) }
+    }
+
+    /// Passes the KV of step `i` on, unless it was the last.
+    fn pass_kv(&self, b: &mut Builder, s: &Scratch, own: Buf, i: u32) {
+        if i + 1 < self.ring {
+            let (here, next) = (Self::kv_of_step(s, own, i), s.kv.slot((i + 1) % 2));
+            b.hop(&format!("kv_hop.{i}"), (&Self::group(), 0), 1, here, next, i, self.engine);
+        }
+    }
+
+    /// o, lse = attention(q, kv) over the whole ring.
+    pub fn forward(&self, b: &mut Builder, s: &Scratch, io: Saved) {
+        if self.ring == 1 {
+            b.compute("attention", Kernel::Attention(self.block.clone()), &[io.q, io.kv], &[io.o, io.lse]);
+            return;
+        }
+        for i in 0..self.ring {
+            self.pass_kv(b, s, io.kv, i);
+            let (block, kv) = (self.step(i), Self::kv_of_step(s, io.kv, i));
+            if i == 0 {
+                b.compute("attention.0", Kernel::Attention(block), &[io.q, kv], &[s.o_acc, io.lse]);
+                continue;
+            }
+            let (running, part) = ([s.o_acc, io.lse], [s.o_block, s.lse_block]);
+            b.compute(&format!("attention.{i}"), Kernel::Attention(block.clone()), &[io.q, kv], &part);
+            let reads = [running[0], running[1], part[0], part[1]];
+            b.compute(&format!("merge.{i}"), Kernel::MergeLse(block), &reads, &running);
+        }
+        b.compute("o_cast", Kernel::Cast { elems: self.rows() * self.q_row() }, &[s.o_acc], &[io.o]);
+    }
+
+    /// dq, dkv from the gradient of o. They are in `acc` dtype when there is a ring.
+    pub fn backward(&self, b: &mut Builder, s: &Scratch, io: Saved, d_o: Buf) -> (Buf, Buf) {
+        let (rows, heads, head_dim) = (self.rows(), self.block.heads, self.block.head_dim);
+        b.compute("delta", Kernel::AttentionDelta { rows, heads, head_dim }, &[io.o, d_o], &[s.delta]);
+        let operands = |kv| [io.q, kv, d_o, io.lse, s.delta];
+        if self.ring == 1 {
+            let kernel = Kernel::AttentionBwd(self.block.clone());
+            b.compute("attention_bwd", kernel, &operands(io.kv), &[s.dq, s.dkv]);
+            return (s.dq, s.dkv);
+        }
+        for i in 0..self.ring {
+            self.pass_kv(b, s, io.kv, i);
+            let block = self.step(i);
+            let part = [s.dq_block, s.dkv_block];
+            let reads = operands(Self::kv_of_step(s, io.kv, i));
+            b.compute(&format!("attention_bwd.{i}"), Kernel::AttentionBwd(block.clone()), &reads, &part);
+            let dkv = s.dkv.slot(i % 2);
+            self.accumulate(b, i, "dq", &block, Side::Q, s.dq, s.dq_block);
+            self.accumulate(b, i, "dkv", &block, Side::Kv, dkv, s.dkv_block);
+            // One step behind the KV it belongs to, and one hop more: dKV has to come home.
+            let next = s.dkv.slot((i + 1) % 2);
+            b.hop(&format!("dkv_hop.{i}"), (&Self::group(), 1), 1, dkv, next, i, self.engine);
+        }
+        (s.dq, s.dkv.slot(self.ring % 2))
+    }
+
+    /// sum += part. The first part, whole because it is the diagonal, starts the sum.
+    #[allow(clippy::too_many_arguments)]
+    fn accumulate(&self, b: &mut Builder, i: u32, what: &str, block: &AttnBlock, side: Side, sum: Buf, part: Buf) {
+        let row = if side == Side::Q { self.q_row() } else { self.kv_row() };
+        let elems = self.rows() * row;
+        if i == 0 {
+            b.compute(&format!("{what}_cast"), Kernel::Cast { elems }, &[part], &[sum]);
+        } else {
+            let kernel = Kernel::Add { elems, trim: Some((block.clone(), side)) };
+            b.compute(&format!("{what}_add.{i}"), kernel, &[sum, part], &[sum]);
+        }
+    }
+}
