@@ -1,2 +1,7 @@
+pub mod cluster;
+pub mod collective;
+pub mod device;
 pub mod error;
 pub mod plan;
+pub mod spec;
+pub mod units;

@@ -1,0 +1,365 @@
+//! How long NCCL takes: point to point by its channel rule, collectives as the best of its algorithms and
+//! protocols. Constants and rules are those of NCCL 2.30.7 (src/graph/tuning.cc, src/graph/topo.h,
+//! src/enqueue.cc, src/graph/paths.cc); bandwidths are those that clusters were measured to reach.
+
+use super::rounds;
+use crate::cluster::{Cluster, Tier};
+use crate::plan::CollectiveKind;
+use crate::spec::{Architecture, Origin, Provenance, StackSpec};
+use crate::units::{Bytes, BytesPerSec, Seconds};
+use std::collections::BTreeMap;
+
+/// A duration, split into what does not depend on the bytes and what does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinkTime {
+    pub latency: Seconds,
+    pub transfer: Seconds,
+    pub provenance: Provenance,
+}
+
+impl LinkTime {
+    pub fn total(&self) -> Seconds {
+        self.latency + self.transfer
+    }
+
+    fn nothing() -> LinkTime {
+        LinkTime { latency: Seconds::ZERO, transfer: Seconds::ZERO, provenance: Provenance::Measured }
+    }
+}
+
+const KIB: f64 = 1024.0;
+/// A channel gets at least this much of a message ..
+const MIN_PART: f64 = 64.0 * KIB;
+/// .. and, as long as there are more channels, at most this much.
+const MAX_PART: f64 = 16.0 * KIB * KIB;
+
+fn provenance(origin: Origin) -> Provenance {
+    match origin {
+        Origin::Measured | Origin::Published => Provenance::Interpolated,
+        Origin::Derived => Provenance::Extrapolated,
+        Origin::Assumed => Provenance::Assumed,
+    }
+}
+
+/// Thread blocks that one send inside a node gets. Few for all but huge messages, and the fewer the more
+/// ranks the communicator has: a channel is kept for each of them.
+fn channels(cluster: &Cluster, stack: &StackSpec, bytes: f64, comm_size: u32) -> u32 {
+    let all = (2 * cluster.spec.scale_up.links).next_power_of_two().min(stack.p2p_ctas.value);
+    let mut few = all;
+    while few > 1 && few * comm_size > all {
+        few /= 2;
+    }
+    let wanted = (bytes / MIN_PART).ceil().max(1.0);
+    let mut n = if wanted < f64::from(few) { wanted as u32 } else { few };
+    while bytes / f64::from(n) > MAX_PART && n <= all / 2 {
+        n *= 2;
+    }
+    n
+}
+
+/// A send and the receive that meets it, between two ranks of a communicator of `comm_size`. `sharing` is
+/// how many such flows share the port of a rank, at least 1.
+pub fn p2p(
+    cluster: &Cluster,
+    stack: &StackSpec,
+    bytes: Bytes,
+    from: u32,
+    to: u32,
+    comm_size: u32,
+    sharing: f64,
+) -> LinkTime {
+    let up = &cluster.spec.scale_up;
+    let gpu = &cluster.gpu;
+    match cluster.tier(from, to) {
+        Tier::Local => LinkTime {
+            latency: gpu.launch.value,
+            // Read and written.
+            transfer: bytes * 2.0 / (gpu.memory_bandwidth.value * gpu.memory_bound.fraction.value),
+            provenance: provenance(gpu.memory_bound.fraction.provenance),
+        },
+        Tier::ScaleUp => {
+            let ctas = f64::from(channels(cluster, stack, bytes.value(), comm_size));
+            let rate = (up.p2p_per_cta.value * ctas).min(up.bandwidth.value * (1.0 / sharing));
+            LinkTime {
+                latency: stack.p2p_latency.value + up.latency.value,
+                transfer: bytes / rate,
+                provenance: provenance(up.p2p_per_cta.provenance),
+            }
+        }
+        Tier::ScaleOut => {
+            let out = cluster.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
+            let share = cluster.nics_per_rank().unwrap_or(1.0);
+            let rate = out.p2p.value.min(out.achieved.value * (share / sharing));
+            LinkTime {
+                latency: stack.p2p_latency.value + out.latency.value,
+                transfer: bytes / rate,
+                provenance: provenance(out.p2p.provenance),
+            }
+        }
+    }
+}
+
+/// Where the members of a group are: how many nodes, and the fewest and most of them on one.
+struct Shape {
+    n: u32,
+    nodes: u32,
+    fewest: u32,
+    most: u32,
+}
+
+impl Shape {
+    fn of(cluster: &Cluster, members: &[u32]) -> Shape {
+        let mut on = BTreeMap::new();
+        for &rank in members {
+            *on.entry(cluster.node_of(rank)).or_insert(0u32) += 1;
+        }
+        Shape {
+            n: members.len() as u32,
+            nodes: on.len() as u32,
+            fewest: on.values().copied().min().unwrap_or(0),
+            most: on.values().copied().max().unwrap_or(0),
+        }
+    }
+}
+
+/// A collective of `members`; `bytes` are those of the full buffer, as for [`super::sent_bytes`].
+pub fn collective(
+    cluster: &Cluster,
+    stack: &StackSpec,
+    kind: CollectiveKind,
+    members: &[u32],
+    bytes: Bytes,
+) -> LinkTime {
+    let shape = Shape::of(cluster, members);
+    if shape.n <= 1 {
+        return LinkTime::nothing();
+    }
+    if cluster.gpu.architecture == Architecture::Cpu {
+        return in_rounds(cluster, stack, kind, shape.n, bytes);
+    }
+    if kind == CollectiveKind::AllToAll {
+        return all_to_all(cluster, stack, &shape, bytes);
+    }
+    let tuner = Tuner::new(cluster, &shape);
+    let mut best = tuner.ring(kind, bytes);
+    if kind == CollectiveKind::AllReduce {
+        best.extend(tuner.tree(bytes));
+        best.extend(tuner.switch(bytes));
+    }
+    let total = |t: &LinkTime| t.total().value();
+    best.into_iter().min_by(|a, b| total(a).total_cmp(&total(b))).expect("a ring is always possible")
+}
+
+/// Threads play the rounds one by one.
+fn in_rounds(cluster: &Cluster, stack: &StackSpec, kind: CollectiveKind, n: u32, bytes: Bytes) -> LinkTime {
+    let up = &cluster.spec.scale_up;
+    let rounds = rounds(kind, n as usize).len() as f64;
+    LinkTime {
+        latency: (stack.p2p_latency.value + up.latency.value) * rounds,
+        transfer: bytes * (rounds / f64::from(n)) / up.bandwidth.value,
+        provenance: provenance(up.bandwidth.provenance),
+    }
+}
+
+/// All peers at once, each by the rule of a send: what goes over the switch beside what goes over the NIC.
+fn all_to_all(cluster: &Cluster, stack: &StackSpec, shape: &Shape, bytes: Bytes) -> LinkTime {
+    let up = &cluster.spec.scale_up;
+    let one = bytes * (1.0 / f64::from(shape.n));
+    let near = f64::from(shape.most - 1);
+    let ctas = near * f64::from(channels(cluster, stack, one.value(), shape.n));
+    let rate = (up.p2p_per_cta.value * ctas.clamp(1.0, f64::from(stack.p2p_ctas.value))).min(up.bandwidth.value);
+    let inside = one * near / rate;
+    let mut time = LinkTime {
+        latency: stack.p2p_latency.value + up.latency.value,
+        transfer: inside,
+        provenance: provenance(up.p2p_per_cta.provenance),
+    };
+    if shape.nodes > 1 {
+        let out = cluster.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
+        let share = cluster.nics_per_rank().unwrap_or(1.0);
+        // Sends to many peers fill a NIC no better than sends to one: see the source of `p2p`.
+        let outside = one * f64::from(shape.n - shape.fewest) / out.p2p.value.min(out.achieved.value * share);
+        time.latency = stack.p2p_latency.value + out.latency.value;
+        if outside > inside {
+            time.transfer = outside;
+            time.provenance = provenance(out.p2p.provenance);
+        }
+    }
+    time
+}
+
+/// One of NCCL's protocols: us, as in its tables.
+struct Protocol {
+    ring_base: f64,
+    tree_base: f64,
+    ring_intra: f64,
+    tree_intra: f64,
+    ring_inter: f64,
+    tree_inter: f64,
+}
+
+/// LL: a flag with every 8 bytes. LL128: a flag with every 128. Simple: a flag with every chunk.
+const LL: Protocol =
+    Protocol { ring_base: 6.6, tree_base: 6.8, ring_intra: 0.6, tree_intra: 0.6, ring_inter: 2.7, tree_inter: 5.0 };
+const LL128: Protocol =
+    Protocol { ring_base: 14.0, tree_base: 14.0, ring_intra: 1.9, tree_intra: 1.25, ring_inter: 4.0, tree_inter: 8.5 };
+const SIMPLE: Protocol =
+    Protocol { ring_base: 8.4, tree_base: 8.4, ring_intra: 3.4, tree_intra: 4.0, ring_inter: 14.0, tree_inter: 14.0 };
+const PROTOCOLS: [&Protocol; 3] = [&LL, &LL128, &SIMPLE];
+
+const SWITCH_INTRA: f64 = 25.0;
+const SWITCH_TREE_INTER: f64 = 20.9;
+
+/// What the formulas of the tuner need to know of a group.
+struct Tuner {
+    n: f64,
+    nodes: f64,
+    per_node: f64,
+    /// Bus bandwidth of a ring, GB/s.
+    bus: f64,
+    /// All NICs that the group may use on one node, GB/s.
+    nics: f64,
+    /// Algorithm bandwidth where the switch adds up, GB/s.
+    switch: Option<f64>,
+    ll_max: f64,
+    provenance: Provenance,
+}
+
+impl Tuner {
+    fn new(cluster: &Cluster, shape: &Shape) -> Tuner {
+        let up = &cluster.spec.scale_up;
+        let giga = |rate: BytesPerSec| rate.value() / 1e9;
+        let out = cluster.spec.scale_out.as_ref().filter(|_| shape.nodes > 1);
+        let nics = out.map_or(f64::INFINITY, |out| {
+            giga(out.achieved.value) * cluster.nics_per_rank().unwrap_or(1.0) * f64::from(shape.fewest)
+        });
+        let intra = if shape.most > 1 { giga(up.bandwidth.value) } else { f64::INFINITY };
+        let bound = match out {
+            Some(out) if nics < intra => out.achieved.provenance,
+            _ => up.bandwidth.provenance,
+        };
+        let full = f64::from(cluster.spec.gpus_per_node);
+        // NCCL leaves it to the ring up to four GPUs of a node.
+        let reduce = up.switch_reduce.as_ref().filter(|_| shape.fewest > 4);
+        Tuner {
+            n: f64::from(shape.n),
+            nodes: f64::from(shape.nodes),
+            per_node: f64::from(shape.most),
+            bus: intra.min(nics),
+            nics,
+            switch: reduce.map(|r| giga(r.value) * full / (2.0 * (full - 1.0))),
+            ll_max: ll_max(cluster.gpu.architecture, shape.nodes),
+            provenance: provenance(bound),
+        }
+    }
+
+    fn regime(&self, latency_us: f64, bytes: Bytes, algbw: f64) -> LinkTime {
+        LinkTime {
+            latency: Seconds::new(latency_us * 1e-6),
+            transfer: bytes / BytesPerSec::new(algbw * 1e9),
+            provenance: self.provenance,
+        }
+    }
+
+    fn ring(&self, kind: CollectiveKind, bytes: Bytes) -> Vec<LinkTime> {
+        let passes = if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 };
+        let (steps, between) = (passes * (self.n - 1.0), passes * (self.nodes - 1.0));
+        let rates = [self.ll_max.min(0.5 * self.bus), 0.92 * self.bus, self.bus];
+        let regime = |(p, rate): (&Protocol, f64)| {
+            let latency = p.ring_base + (steps - between) * p.ring_intra + between * p.ring_inter;
+            self.regime(latency, bytes, rate * self.n / steps)
+        };
+        PROTOCOLS.into_iter().zip(rates).map(regime).collect()
+    }
+
+    fn tree(&self, bytes: Bytes) -> Vec<LinkTime> {
+        if self.nodes < 2.0 {
+            return vec![];
+        }
+        let rates = [self.ll_max.min(self.bus / 3.8), 0.92 * self.bus * 120.0 / 128.0, 0.92 * self.bus];
+        let regime = |(p, rate): (&Protocol, f64)| {
+            let hops = (self.per_node - 1.0) * p.tree_intra + self.nodes.log2() * p.tree_inter;
+            self.regime(p.tree_base + 2.0 * hops, bytes, 0.5 * rate)
+        };
+        PROTOCOLS.into_iter().zip(rates).map(regime).collect()
+    }
+
+    /// The switch adds up inside a node, a tree between nodes.
+    fn switch(&self, bytes: Bytes) -> Option<LinkTime> {
+        let switch = self.switch?;
+        if self.nodes < 2.0 {
+            return Some(self.regime(SWITCH_INTRA, bytes, switch));
+        }
+        // Of two nodes each sends the other all data once; in a larger tree a node sends on average twice.
+        let spread = if self.nodes == 2.0 { 1.0 } else { 0.5 };
+        let latency = SWITCH_INTRA + 2.0 * self.nodes.log2() * SWITCH_TREE_INTER;
+        Some(self.regime(latency, bytes, switch.min(self.nics * spread)))
+    }
+}
+
+/// GB/s that LL can reach: by GPU inside a node, else by the CPU, Intel's beside Hopper, AMD's beside Ampere.
+fn ll_max(architecture: Architecture, nodes: u32) -> f64 {
+    let of_nodes = |row: [f64; 3]| row[nodes.clamp(1, 3) as usize - 1];
+    match architecture {
+        Architecture::Ampere => of_nodes([87.7, 22.5, 19.0]),
+        Architecture::Hopper => of_nodes([141.0, 39.0, 20.4]),
+        Architecture::Cpu => f64::INFINITY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{ClusterSpec, GpuSpec};
+
+    fn at(name: &str, gpus: u32) -> (Cluster, StackSpec) {
+        let spec = ClusterSpec::find(name).unwrap();
+        let gpu = GpuSpec::find(&spec.gpu).unwrap();
+        let stack = if name == "local-cpu" { "cpu" } else { "nccl-fa2" };
+        (Cluster::new(&spec, &gpu, gpus).unwrap(), StackSpec::find(stack).unwrap())
+    }
+
+    const MIB: f64 = 1024.0 * 1024.0;
+
+    #[test]
+    fn channels_of_eight_ranks_climb_as_on_b200() {
+        let (c, s) = at("dgx-h100", 8);
+        let of = |mib: f64| channels(&c, &s, mib * MIB, 8);
+        assert_eq!([of(0.01), of(0.125), of(1.0), of(64.0)], [1, 2, 4, 4]);
+        assert_eq!([of(128.0), of(256.0), of(512.0), of(4096.0)], [8, 16, 32, 32]);
+        let (c, s) = at("dgx-h100", 64);
+        assert_eq!(channels(&c, &s, 8.0 * MIB, 64), 1);
+    }
+
+    #[test]
+    fn alone_costs_nothing_and_groups_cost_more_with_distance() {
+        let (c, s) = at("dgx-h200", 16);
+        let t = |members: &[u32]| {
+            let t = collective(&c, &s, CollectiveKind::AllGather, members, Bytes::new(256.0 * MIB));
+            t.total().value()
+        };
+        assert_eq!(t(&[5]), 0.0);
+        let all: Vec<u32> = (0..16).collect();
+        assert!(t(&[0, 1]) < t(&[0, 8]));
+        // Eight NICs carry what NVLink does; one carries an eighth.
+        assert!(t(&all[..8]) * 1.3 > t(&all) && t(&[0, 8]) > 4.0 * t(&[0, 1]));
+    }
+
+    #[test]
+    fn time_grows_with_bytes() {
+        for (name, gpus) in [("dgx-a100", 32), ("dgx-h100", 32), ("local-cpu", 4)] {
+            let (c, s) = at(name, gpus);
+            let members: Vec<u32> = (0..gpus).collect();
+            for kind in [CollectiveKind::AllReduce, CollectiveKind::ReduceScatter, CollectiveKind::AllToAll] {
+                let mut last = 0.0;
+                for log in 0..34 {
+                    let bytes = Bytes::new(2f64.powi(log));
+                    let t = collective(&c, &s, kind, &members, bytes).total().value();
+                    // A doubled channel count may make a larger all-to-all as fast as a smaller one.
+                    assert!(t >= last, "{name} {kind:?} {bytes}");
+                    last = t;
+                }
+            }
+        }
+    }
+}

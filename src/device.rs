@@ -1,0 +1,257 @@
+//! How long a kernel takes: a roofline whose roof depends on the shape.
+//!
+//! t = max(flops / (peak * efficiency(shape)), bytes / (bandwidth * fraction)) + launch
+
+use crate::error::{Error, Result};
+use crate::plan::{Dtype, Work, WorkClass};
+use crate::spec::gpu::PassCurve;
+use crate::spec::{AttentionCurve, GpuSpec, Origin, StackSpec};
+use crate::units::{Bytes, Flops, FlopsPerSec, Seconds};
+
+pub use crate::spec::Provenance;
+
+/// The duration of a kernel alone on its device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Estimate {
+    pub seconds: Seconds,
+    /// Slows down when SMs are taken away.
+    pub sm_bound: bool,
+    pub provenance: Provenance,
+    /// Relative standard deviation.
+    pub rel_sd: f64,
+}
+
+pub trait KernelTime {
+    fn time(&self, work: &Work, dtype: Dtype) -> Estimate;
+}
+
+/// Names as the `peak` table of a GPU has them.
+fn dtype_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F64 => "f64",
+        Dtype::F32 => "f32",
+        Dtype::Bf16 => "bf16",
+        Dtype::U32 => "u32",
+    }
+}
+
+/// The lengths that the attention curves were fitted on; beyond them they are extrapolated.
+const CALIBRATED_ROWS: std::ops::RangeInclusive<u64> = 512..=65536;
+
+#[derive(Debug, Clone)]
+pub struct Roofline {
+    gpu: GpuSpec,
+    attention: AttentionCurve,
+}
+
+/// A part of the time: seconds, and what they rest on.
+struct Part {
+    seconds: Seconds,
+    provenance: Provenance,
+    rel_sd: f64,
+}
+
+impl Roofline {
+    pub fn new(gpu: &GpuSpec, stack: &StackSpec) -> Result<Roofline> {
+        let kernel = &stack.attention_kernel.value;
+        let Some(curve) = gpu.attention.get(kernel) else {
+            let known: Vec<_> = gpu.attention.keys().map(String::as_str).collect();
+            let why = format!(
+                "stack {} runs `{kernel}`, which {} has no curve for (it has: {}); choose another stack, or add a curve",
+                stack.name,
+                gpu.name,
+                known.join(", ")
+            );
+            return Err(Error::spec(&gpu.name, "attention", why));
+        };
+        Ok(Roofline { gpu: gpu.clone(), attention: curve.clone() })
+    }
+
+    /// Dense peak of matrix products. Check every dtype of a plan with it before asking for times.
+    pub fn peak(&self, dtype: Dtype) -> Result<FlopsPerSec> {
+        let name = dtype_name(dtype);
+        self.gpu.peak.get(name).map(|p| p.value).ok_or_else(|| {
+            let known: Vec<_> = self.gpu.peak.keys().map(String::as_str).collect();
+            let why = format!("no peak is given for {name}; compute in one of: {}", known.join(", "));
+            Error::spec(&self.gpu.name, "peak", why)
+        })
+    }
+
+    /// Time at a rate of peak * ceiling, had the kernel `flops` to do.
+    fn at_rate(&self, flops: f64, dtype: Dtype, ceiling: f64) -> Seconds {
+        let peak = self.peak(dtype).expect("the dtypes of a plan are checked before it is timed");
+        Flops::new(flops) / (peak * ceiling)
+    }
+
+    /// Tiles are computed whole, and S at a time: the last wave takes as long as a full one.
+    fn gemm(&self, (m, n, k): (u64, u64, u64), dtype: Dtype) -> Part {
+        let curve = &self.gpu.gemm;
+        let tiles = m.div_ceil(curve.tile[0]) * n.div_ceil(curve.tile[1]);
+        let slots = tiles.next_multiple_of(u64::from(self.gpu.sms.value));
+        let tile_area = (curve.tile[0] * curve.tile[1]) as f64;
+        let flops = 2.0 * slots as f64 * tile_area * (k as f64 + curve.k_half.value);
+        Part {
+            seconds: self.at_rate(flops, dtype, curve.ceiling.value * curve.typical.value),
+            provenance: worst([&curve.ceiling.provenance, &curve.typical.provenance, &curve.k_half.provenance]),
+            rel_sd: curve.rel_sd.value,
+        }
+    }
+
+    fn attention(&self, work: &Work, dtype: Dtype) -> Part {
+        let WorkClass::Attention { q_rows, kv_rows, area, head_dim, backward, .. } = work.class else {
+            unreachable!("asked for attention only")
+        };
+        // Forward, a thread block owns query rows and walks keys; backward it is the reverse.
+        let (curve, rows) =
+            if backward { (&self.attention.backward, kv_rows) } else { (&self.attention.forward, q_rows) };
+        let (area, rectangle) = (area as f64, q_rows as f64 * kv_rows as f64);
+        let masked = if area < rectangle { curve.diagonal.value * q_rows.min(kv_rows) as f64 } else { 0.0 };
+        let walked = (area + masked).min(rectangle) + curve.half.value * rows as f64;
+        let (ceiling, dim_known) = ceiling_at(curve, head_dim);
+        let known = dim_known && CALIBRATED_ROWS.contains(&q_rows) && CALIBRATED_ROWS.contains(&kv_rows);
+        let fitted = worst([&curve.ceiling.provenance, &curve.half.provenance, &curve.diagonal.provenance]);
+        let beyond = if known { Provenance::Interpolated } else { Provenance::Extrapolated };
+        Part {
+            seconds: self.at_rate(work.flops as f64 * walked / area, dtype, ceiling),
+            provenance: fitted.max(beyond),
+            rel_sd: self.attention.rel_sd.value,
+        }
+    }
+
+    fn memory(&self, bytes: u64) -> Part {
+        let curve = &self.gpu.memory_bound;
+        Part {
+            seconds: Bytes::new(bytes as f64) / (self.gpu.memory_bandwidth.value * curve.fraction.value),
+            provenance: worst([&curve.fraction.provenance]),
+            rel_sd: curve.rel_sd.value,
+        }
+    }
+}
+
+impl KernelTime for Roofline {
+    fn time(&self, work: &Work, dtype: Dtype) -> Estimate {
+        let memory = self.memory(work.bytes);
+        let compute = match work.class {
+            WorkClass::Gemm { m, n, k } => Some(self.gemm((m, n, k), dtype)),
+            WorkClass::Attention { .. } => Some(self.attention(work, dtype)),
+            WorkClass::Memory => None,
+        };
+        let (part, sm_bound) = match compute {
+            Some(compute) if compute.seconds > memory.seconds => (compute, true),
+            _ => (memory, false),
+        };
+        let seconds = part.seconds + self.gpu.launch.value;
+        // The launch counts only where it is a good part of the whole.
+        let launch = if self.gpu.launch.value / seconds > 0.1 {
+            worst([&self.gpu.launch.provenance])
+        } else {
+            Provenance::Measured
+        };
+        Estimate { seconds, sm_bound, provenance: part.provenance.max(launch), rel_sd: part.rel_sd }
+    }
+}
+
+/// Efficiency at a head dim, and whether it lies among those that were measured.
+fn ceiling_at(curve: &PassCurve, head_dim: u64) -> (f64, bool) {
+    let points = &curve.ceiling.value;
+    let (first, last) = (points[0], points[points.len() - 1]);
+    match points.iter().position(|(dim, _)| *dim >= head_dim) {
+        // A head narrower than any measured one fills the tensor cores in proportion.
+        Some(0) => (first.1 * head_dim as f64 / first.0 as f64, head_dim == first.0),
+        Some(i) => {
+            let ((d0, e0), (d1, e1)) = (points[i - 1], points[i]);
+            let at = (head_dim - d0) as f64 / (d1 - d0) as f64;
+            (e0 + at * (e1 - e0), head_dim == d1)
+        }
+        None => (last.1, false),
+    }
+}
+
+/// A formula is as good as its worst number. None of them is a measurement of the op itself.
+fn worst<const N: usize>(origins: [&Origin; N]) -> Provenance {
+    match origins.into_iter().max() {
+        Some(Origin::Assumed) => Provenance::Assumed,
+        _ => Provenance::Interpolated,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn roofline(gpu: &str, stack: &str) -> Roofline {
+        Roofline::new(&GpuSpec::find(gpu).unwrap(), &StackSpec::find(stack).unwrap()).unwrap()
+    }
+
+    fn gemm(m: u64, n: u64, k: u64) -> Work {
+        Work { flops: 2 * m * n * k, bytes: 2 * (m * k + k * n + m * n), class: WorkClass::Gemm { m, n, k } }
+    }
+
+    fn attention(q_rows: u64, kv_rows: u64, area: u64, backward: bool) -> Work {
+        let products = if backward { 5 } else { 2 };
+        let class = WorkClass::Attention { q_rows, kv_rows, area, batch_heads: 32, head_dim: 128, backward };
+        Work { flops: 2 * products * area * 32 * 128, bytes: 2 * 128 * 32 * (2 * q_rows + 2 * kv_rows), class }
+    }
+
+    #[test]
+    fn one_tile_more_than_a_wave_takes_two_waves() {
+        let r = roofline("h100-sxm5", "nccl-fa3");
+        let time = |tiles: u64| r.gemm((128 * tiles, 256, 8192), Dtype::Bf16).seconds;
+        assert!((time(132) / time(1) - 1.0).abs() < 1e-9);
+        assert!((time(133) / time(132) - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn more_work_never_takes_less_time() {
+        let r = roofline("h100-sxm5", "nccl-fa3");
+        let mut last = Seconds::ZERO;
+        for m in (64..20000).step_by(64) {
+            let t = r.time(&gemm(m, 4096, 4096), Dtype::Bf16).seconds;
+            assert!(t >= last, "{m}");
+            last = t;
+        }
+        for backward in [false, true] {
+            last = Seconds::ZERO;
+            for s in (128..20000).step_by(128) {
+                let t = r.time(&attention(s, s, s * (s + 1) / 2, backward), Dtype::Bf16).seconds;
+                assert!(t > last, "{s}");
+                last = t;
+            }
+        }
+    }
+
+    #[test]
+    fn efficiency_stays_below_the_ceiling() {
+        let r = roofline("h100-sxm5", "nccl-fa3");
+        let w = gemm(16384, 16384, 8192);
+        let rate = Flops::new(w.flops as f64) / r.time(&w, Dtype::Bf16).seconds / r.peak(Dtype::Bf16).unwrap();
+        assert!(rate > 0.65 && rate < 0.803 * 0.9, "{rate}");
+    }
+
+    #[test]
+    fn a_diagonal_block_is_less_efficient_than_a_full_one() {
+        let r = roofline("h100-sxm5", "nccl-fa3");
+        let rate = |w: &Work| w.flops as f64 / r.time(w, Dtype::Bf16).seconds.value();
+        let (full, masked) = (attention(4096, 4096, 4096 * 4096, false), attention(4096, 4096, 4096 * 4097 / 2, false));
+        assert!(rate(&full) > rate(&masked));
+    }
+
+    #[test]
+    fn small_kernels_are_bound_by_memory_or_launch() {
+        let r = roofline("h200-sxm5", "nccl-fa3");
+        let e = r.time(&Work { flops: 0, bytes: 1 << 30, class: WorkClass::Memory }, Dtype::F32);
+        assert!(!e.sm_bound && e.seconds > Bytes::new((1u64 << 30) as f64) / r.gpu.memory_bandwidth.value);
+        let e = r.time(&gemm(1, 4096, 4096), Dtype::Bf16);
+        assert!(e.seconds >= r.gpu.launch.value && e.provenance == Provenance::Assumed);
+    }
+
+    #[test]
+    fn what_a_device_cannot_do_is_an_error() {
+        let cpu = roofline("cpu-core", "cpu");
+        let err = cpu.peak(Dtype::Bf16).unwrap_err().to_string();
+        assert!(err.contains("no peak is given for bf16") && err.contains("f32, f64"), "{err}");
+        let (a100, fa3) = (GpuSpec::find("a100-sxm4-80gb").unwrap(), StackSpec::find("nccl-fa3").unwrap());
+        let err = Roofline::new(&a100, &fa3).unwrap_err().to_string();
+        assert!(err.contains("`fa3`") && err.contains("fa2"), "{err}");
+    }
+}

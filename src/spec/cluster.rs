@@ -1,0 +1,106 @@
+//! Nodes of GPUs, the links inside them and between them.
+
+use super::{Found, Sourced, check_positive, find, read};
+use crate::error::{Error, Result};
+use crate::units::{BytesPerSec, Seconds};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterSpec {
+    pub name: String,
+    pub gpu: String,
+    pub gpus_per_node: u32,
+    /// How many nodes there are where nothing else is asked for.
+    pub nodes: u32,
+    pub scale_up: ScaleUp,
+    /// Absent where all devices share a node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale_out: Option<ScaleOut>,
+}
+
+/// The links inside a node. Bandwidths are per direction and per GPU.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScaleUp {
+    /// Links of one GPU: NCCL counts its channels by them.
+    pub links: u32,
+    /// What a ring reaches with large messages.
+    pub bandwidth: Sourced<BytesPerSec>,
+    /// Bus bandwidth of an all-reduce that the switch adds up, with all GPUs of a node; absent where the
+    /// switch cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub switch_reduce: Option<Sourced<BytesPerSec>>,
+    /// What one thread block moves in a send and receive.
+    pub p2p_per_cta: Sourced<BytesPerSec>,
+    /// From one GPU's memory to another's.
+    pub latency: Sourced<Seconds>,
+}
+
+/// The network between nodes. Bandwidths are per NIC and direction.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScaleOut {
+    pub nics_per_node: u32,
+    pub raw: Sourced<BytesPerSec>,
+    /// What a ring reaches with large messages.
+    pub achieved: Sourced<BytesPerSec>,
+    /// What sends to one peer reach with the library's default number of channels.
+    pub p2p: Sourced<BytesPerSec>,
+    /// Of the wire and the switches, without the library's own.
+    pub latency: Sourced<Seconds>,
+}
+
+impl ClusterSpec {
+    /// A shipped cluster by name, or a file by path.
+    pub fn find(name: &str) -> Result<ClusterSpec> {
+        ClusterSpec::from_found(&find("cluster", name)?)
+    }
+
+    pub fn load(path: impl AsRef<Path>) -> Result<ClusterSpec> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        ClusterSpec::from_found(&Found { file: path.display().to_string(), text })
+    }
+
+    fn from_found(found: &Found) -> Result<ClusterSpec> {
+        let spec: ClusterSpec = read(found)?;
+        spec.check(&found.file)?;
+        Ok(spec)
+    }
+
+    fn check(&self, file: &str) -> Result<()> {
+        check_positive(file, "gpus_per_node", f64::from(self.gpus_per_node))?;
+        check_positive(file, "nodes", f64::from(self.nodes))?;
+        check_positive(file, "scale_up.links", f64::from(self.scale_up.links))?;
+        check_positive(file, "scale_up.bandwidth", self.scale_up.bandwidth.value.value())?;
+        check_positive(file, "scale_up.p2p_per_cta", self.scale_up.p2p_per_cta.value.value())?;
+        if let Some(reduce) = &self.scale_up.switch_reduce {
+            check_positive(file, "scale_up.switch_reduce", reduce.value.value())?;
+        }
+        match &self.scale_out {
+            None if self.nodes > 1 => {
+                let why =
+                    format!("missing, but there are {} nodes; describe the network or set nodes to 1", self.nodes);
+                Err(Error::spec(file, "scale_out", why))
+            }
+            None => Ok(()),
+            Some(out) => out.check(file),
+        }
+    }
+}
+
+impl ScaleOut {
+    fn check(&self, file: &str) -> Result<()> {
+        check_positive(file, "scale_out.nics_per_node", f64::from(self.nics_per_node))?;
+        check_positive(file, "scale_out.achieved", self.achieved.value.value())?;
+        check_positive(file, "scale_out.p2p", self.p2p.value.value())?;
+        let (achieved, raw) = (self.achieved.value, self.raw.value);
+        if achieved > raw {
+            let why = format!("{achieved} is more than the {raw} of the wire; one of the two is wrong");
+            return Err(Error::spec(file, "scale_out.achieved", why));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,148 @@
+//! A device: what it can do at best, and how much of that kernels reach.
+
+use super::{Found, Sourced, check_positive, check_ratio, find, read};
+use crate::error::{Error, Result};
+use crate::units::{Bytes, BytesPerSec, FlopsPerSec, Seconds};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Which of NCCL's tables and kernels apply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Architecture {
+    Ampere,
+    Hopper,
+    Cpu,
+}
+
+/// Names of the dtypes a peak can be given for.
+const DTYPES: &[&str] = &["f64", "f32", "bf16", "fp8"];
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GpuSpec {
+    pub name: String,
+    pub architecture: Architecture,
+    /// Dense peak of matrix products by dtype.
+    pub peak: BTreeMap<String, Sourced<FlopsPerSec>>,
+    pub memory: Sourced<Bytes>,
+    pub memory_bandwidth: Sourced<BytesPerSec>,
+    pub sms: Sourced<u32>,
+    /// From one kernel to the next on a stream that is never empty.
+    pub launch: Sourced<Seconds>,
+    pub gemm: GemmCurve,
+    /// By the name of the kernel, which a stack chooses.
+    pub attention: BTreeMap<String, AttentionCurve>,
+    pub memory_bound: MemoryCurve,
+}
+
+/// Matrix products: best fraction of peak, times how the tiles fill the SMs, times k / (k + k_half).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GemmCurve {
+    /// Rows and columns of the tile of C that one SM computes at a time.
+    pub tile: [u64; 2],
+    /// The best that a search over shapes reached.
+    pub ceiling: Sourced<f64>,
+    /// A typical shape relative to the best one.
+    pub typical: Sourced<f64>,
+    /// k at which a tile spends half of its time outside its main loop.
+    pub k_half: Sourced<f64>,
+    /// Relative standard deviation of prediction over measurement.
+    pub rel_sd: Sourced<f64>,
+}
+
+/// One attention kernel, forward and backward.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionCurve {
+    pub forward: PassCurve,
+    pub backward: PassCurve,
+    /// Relative standard deviation of prediction over measurement on the calibration set.
+    pub rel_sd: Sourced<f64>,
+}
+
+/// One pass: fraction of peak by head dim for long rows; a row visits `half` keys' worth of time besides
+/// its own, and a diagonal crosses tiles of which `diagonal` keys a row are masked.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PassCurve {
+    /// (head dim, fraction of peak), ascending; between two of them by proportion.
+    pub ceiling: Sourced<Vec<(u64, f64)>>,
+    pub half: Sourced<f64>,
+    pub diagonal: Sourced<f64>,
+}
+
+/// Kernels that only move data: bytes / (bandwidth * fraction).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryCurve {
+    pub fraction: Sourced<f64>,
+    /// Relative standard deviation of prediction over measurement.
+    pub rel_sd: Sourced<f64>,
+}
+
+impl GpuSpec {
+    /// A shipped GPU by name, or a file by path.
+    pub fn find(name: &str) -> Result<GpuSpec> {
+        GpuSpec::from_found(&find("gpu", name)?)
+    }
+
+    pub fn load(path: impl AsRef<Path>) -> Result<GpuSpec> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        GpuSpec::from_found(&Found { file: path.display().to_string(), text })
+    }
+
+    fn from_found(found: &Found) -> Result<GpuSpec> {
+        let spec: GpuSpec = read(found)?;
+        spec.check(&found.file)?;
+        Ok(spec)
+    }
+
+    fn check(&self, file: &str) -> Result<()> {
+        for (dtype, peak) in &self.peak {
+            if !DTYPES.contains(&dtype.as_str()) {
+                let why = format!("`{dtype}` is not a dtype; known: {}", DTYPES.join(", "));
+                return Err(Error::spec(file, "peak", why));
+            }
+            check_positive(file, &format!("peak.{dtype}"), peak.value.value())?;
+        }
+        check_positive(file, "memory", self.memory.value.value())?;
+        check_positive(file, "memory_bandwidth", self.memory_bandwidth.value.value())?;
+        check_positive(file, "sms", f64::from(self.sms.value))?;
+        check_positive(file, "gemm.tile", self.gemm.tile[0].min(self.gemm.tile[1]) as f64)?;
+        check_ratio(file, "gemm.ceiling", self.gemm.ceiling.value)?;
+        check_ratio(file, "gemm.typical", self.gemm.typical.value)?;
+        check_ratio(file, "memory_bound.fraction", self.memory_bound.fraction.value)?;
+        check_length(file, "gemm.k_half", self.gemm.k_half.value)?;
+        for (name, curve) in &self.attention {
+            curve.forward.check(file, &format!("attention.{name}.forward"))?;
+            curve.backward.check(file, &format!("attention.{name}.backward"))?;
+        }
+        Ok(())
+    }
+}
+
+impl PassCurve {
+    fn check(&self, file: &str, field: &str) -> Result<()> {
+        let points = &self.ceiling.value;
+        if points.is_empty() || points.windows(2).any(|w| w[0].0 >= w[1].0) {
+            let why = "the head dims must be there and ascend, as in [[64, 0.5], [128, 0.6]]";
+            return Err(Error::spec(file, format!("{field}.ceiling"), why));
+        }
+        for (_, ratio) in points {
+            check_ratio(file, &format!("{field}.ceiling"), *ratio)?;
+        }
+        check_length(file, &format!("{field}.half"), self.half.value)?;
+        check_length(file, &format!("{field}.diagonal"), self.diagonal.value)
+    }
+}
+
+fn check_length(file: &str, field: &str, value: f64) -> Result<()> {
+    if value >= 0.0 && value.is_finite() {
+        return Ok(());
+    }
+    Err(Error::spec(file, field, format!("{value} is negative or not finite; write 0 for no such effect")))
+}

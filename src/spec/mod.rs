@@ -1,0 +1,205 @@
+//! Typed JSON in, nothing computed beyond validation: models, GPUs, clusters, software stacks.
+//!
+//! Each is a file a user writes or one of the shipped ones, which travel inside the binary.
+
+pub mod cluster;
+pub mod gpu;
+pub mod model;
+pub mod stack;
+
+pub use cluster::{ClusterSpec, ScaleOut, ScaleUp};
+pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
+pub use model::LlmSpec;
+pub use stack::StackSpec;
+
+use crate::error::{Error, Result};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// How a number came to be known, from the best to the worst.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// By this program or by whoever the source names, on the very thing.
+    Measured,
+    /// Stated by the maker.
+    Published,
+    /// Computed from measured or published numbers; the source says how.
+    Derived,
+    /// Nobody has measured it, as far as we know.
+    Assumed,
+}
+
+/// What a predicted duration rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Provenance {
+    /// This very op, of this size, on this device.
+    Measured,
+    /// Between sizes that were measured.
+    Interpolated,
+    /// Beyond what was measured, or carried over from another device.
+    Extrapolated,
+    /// At least one number in it is a guess.
+    Assumed,
+}
+
+/// A number that says where it is from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sourced<T> {
+    pub value: T,
+    pub source: String,
+    pub provenance: Origin,
+}
+
+/// (kind, name, text) of every shipped file.
+const SHIPPED: &[(&str, &str, &str)] = &[
+    ("llm", "llama-3-8b", include_str!("../../models/llm/llama-3-8b.json")),
+    ("llm", "llama-3-70b", include_str!("../../models/llm/llama-3-70b.json")),
+    ("llm", "tiny", include_str!("../../models/llm/tiny.json")),
+    ("gpu", "h100-sxm5", include_str!("../../models/gpu/h100-sxm5.json")),
+    ("gpu", "h200-sxm5", include_str!("../../models/gpu/h200-sxm5.json")),
+    ("gpu", "a100-sxm4-80gb", include_str!("../../models/gpu/a100-sxm4-80gb.json")),
+    ("gpu", "cpu-core", include_str!("../../models/gpu/cpu-core.json")),
+    ("cluster", "dgx-h100", include_str!("../../models/cluster/dgx-h100.json")),
+    ("cluster", "dgx-h200", include_str!("../../models/cluster/dgx-h200.json")),
+    ("cluster", "dgx-a100", include_str!("../../models/cluster/dgx-a100.json")),
+    ("cluster", "local-cpu", include_str!("../../models/cluster/local-cpu.json")),
+    ("stack", "nccl-fa3", include_str!("../../models/stack/nccl-fa3.json")),
+    ("stack", "nccl-fa2", include_str!("../../models/stack/nccl-fa2.json")),
+    ("stack", "cpu", include_str!("../../models/stack/cpu.json")),
+];
+
+/// Names of the shipped files of a kind: `llm`, `gpu`, `cluster`, `stack`.
+pub fn shipped(kind: &str) -> impl Iterator<Item = &'static str> {
+    SHIPPED.iter().filter(move |(k, _, _)| *k == kind).map(|(_, name, _)| *name)
+}
+
+/// The text of a spec and what to call it in an error message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    pub file: String,
+    pub text: String,
+}
+
+/// A shipped file by name, or any file by path. A name with a slash or `.json` is a path; a folder is
+/// taken to be a model's, with its config.json.
+pub fn find(kind: &str, name: &str) -> Result<Found> {
+    if let Some((_, _, text)) = SHIPPED.iter().find(|(k, n, _)| *k == kind && *n == name) {
+        return Ok(Found { file: format!("{kind}/{name}"), text: text.to_string() });
+    }
+    let path = Path::new(name);
+    let path = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+    if path.is_file() || name.contains('/') || name.ends_with(".json") {
+        let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
+        return Ok(Found { file: path.display().to_string(), text });
+    }
+    let known: Vec<_> = shipped(kind).collect();
+    let why = format!("there is no {kind} of this name; known: {}; or give the path of a JSON file", known.join(", "));
+    Err(Error::spec(name, kind, why))
+}
+
+/// Reads one of our own files: unknown keys are refused, and the error names the field.
+fn read<T: DeserializeOwned>(found: &Found) -> Result<T> {
+    serde_json::from_str(&found.text).map_err(|e| {
+        if e.classify() != serde_json::error::Category::Data {
+            return Error::json(&found.file)(e);
+        }
+        let field = path_at(&found.text, e.line(), e.column());
+        // The place is named by its path; line and column stay for an editor.
+        Error::spec(&found.file, field, e)
+    })
+}
+
+/// The dotted path of keys that leads to a place in a JSON text.
+fn path_at(text: &str, line: usize, column: usize) -> String {
+    let before: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
+    let upto = &text.as_bytes()[..(before + column).min(text.len())];
+    let (mut path, mut i) = (vec![String::new()], 0);
+    let mut opened = b'{';
+    while i < upto.len() {
+        match upto[i] {
+            b'"' => {
+                let end = upto[i + 1..].iter().position(|&c| c == b'"').map_or(upto.len(), |at| i + 1 + at);
+                // A string after an opening brace or a comma is a key.
+                if opened != b':' {
+                    *path.last_mut().expect("the root stays") = String::from_utf8_lossy(&upto[i + 1..end]).into_owned();
+                }
+                i = end;
+            }
+            b':' | b',' => opened = upto[i],
+            b'{' => {
+                opened = b'{';
+                path.push(String::new());
+            }
+            b'}' if path.len() > 1 && i + 1 < upto.len() => {
+                path.pop();
+            }
+            _ => {}
+        }
+        i += 1;
+    }
+    let path: Vec<_> = path.into_iter().filter(|key| !key.is_empty()).collect();
+    if path.is_empty() { "the file".into() } else { path.join(".") }
+}
+
+/// Refuses a ratio that is not in 0..=1, 0 excluded.
+fn check_ratio(file: &str, field: &str, ratio: f64) -> Result<()> {
+    if ratio > 0.0 && ratio <= 1.0 {
+        return Ok(());
+    }
+    Err(Error::spec(file, field, format!("{ratio} is not a ratio above 0 and up to 1 (0.8, never 80)")))
+}
+
+/// Refuses a zero where something has to be divided by.
+fn check_positive(file: &str, field: &str, value: f64) -> Result<()> {
+    if value > 0.0 && value.is_finite() {
+        return Ok(());
+    }
+    Err(Error::spec(file, field, format!("{value} is not above zero")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shipped_file_is_read() {
+        for name in shipped("llm") {
+            LlmSpec::find(name).unwrap();
+        }
+        for name in shipped("gpu") {
+            assert_eq!(GpuSpec::find(name).unwrap().name, name);
+        }
+        for name in shipped("cluster") {
+            let cluster = ClusterSpec::find(name).unwrap();
+            assert_eq!(cluster.name, name);
+            GpuSpec::find(&cluster.gpu).unwrap();
+        }
+        for name in shipped("stack") {
+            assert_eq!(StackSpec::find(name).unwrap().name, name);
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_lists_the_known_ones() {
+        let err = find("gpu", "h1000").unwrap_err().to_string();
+        assert!(err.contains("h1000") && err.contains("h100-sxm5, h200-sxm5"), "{err}");
+        let err = find("llm", "no/such/config.json").unwrap_err().to_string();
+        assert!(err.contains("no/such/config.json"), "{err}");
+    }
+
+    #[test]
+    fn errors_name_file_and_field() {
+        let text = find("gpu", "h100-sxm5").unwrap().text;
+        let load = |text: String| read::<GpuSpec>(&Found { file: "x.json".into(), text }).unwrap_err().to_string();
+        let err = load(text.replace("\"3.35 TB/s\"", "3350"));
+        assert!(err.starts_with("x.json: memory_bandwidth.value: ") && err.contains("\"450 GB/s\""), "{err}");
+        let err = load(text.replace("\"sms\"", "\"smss\""));
+        assert!(err.starts_with("x.json: smss: ") && err.contains("unknown field `smss`"), "{err}");
+        let err = load(text[..text.len() / 2].to_string());
+        assert!(err.contains("ends early"), "{err}");
+    }
+}

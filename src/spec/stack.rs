@@ -1,0 +1,53 @@
+//! What software brings: which attention kernel, and what the communication library takes for itself.
+
+use super::{Found, Sourced, find, read};
+use crate::error::{Error, Result};
+use crate::units::{Bytes, Seconds};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// At most eight constants, each one that a microbenchmark could measure.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StackSpec {
+    pub name: String,
+    /// The curve of the GPU's `attention` table.
+    pub attention_kernel: Sourced<String>,
+    /// CPU time to issue one op: a stream whose kernels are shorter runs dry.
+    pub host_launch: Sourced<Seconds>,
+    /// Device memory that no tensor gets: context, communicator buffers, fragmentation.
+    pub reserved_memory: Sourced<Bytes>,
+    /// Thread blocks of one collective, at most.
+    pub collective_ctas: Sourced<u32>,
+    /// Thread blocks of one send and receive, at most.
+    pub p2p_ctas: Sourced<u32>,
+    /// From the start of the slowest member to the first byte of a send, both ends counted.
+    pub p2p_latency: Sourced<Seconds>,
+}
+
+impl StackSpec {
+    /// A shipped stack by name, or a file by path.
+    pub fn find(name: &str) -> Result<StackSpec> {
+        StackSpec::from_found(&find("stack", name)?)
+    }
+
+    pub fn load(path: impl AsRef<Path>) -> Result<StackSpec> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        StackSpec::from_found(&Found { file: path.display().to_string(), text })
+    }
+
+    fn from_found(found: &Found) -> Result<StackSpec> {
+        let spec: StackSpec = read(found)?;
+        for (field, ctas) in [("collective_ctas", spec.collective_ctas.value), ("p2p_ctas", spec.p2p_ctas.value)] {
+            if ctas == 0 || ctas > 1024 {
+                return Err(Error::spec(
+                    &found.file,
+                    field,
+                    format!("{ctas} is not a number of thread blocks (1 to 1024)"),
+                ));
+            }
+        }
+        Ok(spec)
+    }
+}
