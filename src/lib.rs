@@ -1,2 +1,3 @@
 pub mod error;
+pub mod exec;
 pub mod plan;
