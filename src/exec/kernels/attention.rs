@@ -197,8 +197,8 @@ impl<T: Scalar> Online<T> {
     fn finish(&self, head: &Head, tile: Run, o: &mut [T], lse: &mut [T]) {
         let acc = self.acc.chunks_exact(self.head_dim);
         for (i, (mut o, acc)) in head.q_mut(o, tile).rows_mut().into_iter().zip(acc).enumerate() {
-            // A row that saw no key has summed nothing.
-            if self.sum[i] > T::zero() {
+            // A row that saw no key has summed nothing. (A NaN is not zero, and has to show.)
+            if self.sum[i] != T::zero() {
                 o.iter_mut().zip(acc).for_each(|(o, &acc)| *o = acc / self.sum[i]);
                 lse[head.lane(tile.row + i)] = self.top[i] + self.sum[i].ln();
             }

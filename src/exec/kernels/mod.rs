@@ -13,8 +13,11 @@ mod norm;
 mod pointwise;
 mod rope;
 mod scalar;
+mod shapes;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod whole;
 
 pub use scalar::Scalar;
 
@@ -35,62 +38,60 @@ pub fn run<T: Scalar>(
     reads: &[Option<&[T]>],
     writes: &mut [&mut [T]],
 ) {
+    shapes::check(kernel, views, reads, writes);
     for &(from, to) in in_place(kernel) {
-        if let Some(old) = reads.get(from).copied().flatten() {
+        if let Some(old) = reads[from] {
             writes[to].copy_from_slice(old);
         }
     }
-    let read = |i: usize| match reads.get(i) {
-        Some(Some(x)) => *x,
-        Some(None) => panic!("{}: operand {i} cannot be one of its results", kernel.name()),
-        None => panic!("{}: operand {i} is missing", kernel.name()),
-    };
+    let read =
+        |i: usize| reads[i].unwrap_or_else(|| panic!("{}: operand {i} cannot be one of its results", kernel.name()));
     match kernel {
         &Kernel::MatMul { m, n, k, a_t, b_t, accumulate } => {
-            let [c] = outputs(kernel, writes);
+            let [c] = outputs(writes);
             gemm::matmul([m, n, k].map(|x| x as usize), [a_t, b_t], accumulate, read(0), read(1), c);
         }
         Kernel::Attention(block) => {
-            let [o, lse] = outputs(kernel, writes);
+            let [o, lse] = outputs(writes);
             attention::forward(block, views, rank, [read(0), read(1)], o, lse);
         }
         &Kernel::AttentionDelta { head_dim, .. } => {
-            let [delta] = outputs(kernel, writes);
+            let [delta] = outputs(writes);
             attention_bwd::delta(head_dim as usize, read(0), read(1), delta);
         }
         Kernel::AttentionBwd(block) => {
-            let [dq, dkv] = outputs(kernel, writes);
+            let [dq, dkv] = outputs(writes);
             attention_bwd::backward(block, views, rank, [0, 1, 2, 3, 4].map(read), dq, dkv);
         }
         Kernel::MergeLse(block) => {
-            let [o, lse] = outputs(kernel, writes);
+            let [o, lse] = outputs(writes);
             attention::merge(block, views, rank, [read(2), read(3)], o, lse);
         }
         &Kernel::Norm { cols, eps, .. } => {
-            let [y] = outputs(kernel, writes);
+            let [y] = outputs(writes);
             norm::forward(cols as usize, eps, read(0), read(1), y);
         }
         &Kernel::NormBwd { cols, eps, .. } => {
-            let [dx, dw] = outputs(kernel, writes);
+            let [dx, dw] = outputs(writes);
             norm::backward(cols as usize, eps, [0, 1, 2].map(read), dx, dw);
         }
         Kernel::Rope { segs, heads, kv_heads, head_dim, theta, backward, .. } => {
             let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|x| *x as usize);
             let rope = rope::Rope::new(&segs.positions(views, rank), heads, kv_heads, head_dim, *theta);
             if *backward {
-                let [dqkv] = outputs(kernel, writes);
+                let [dqkv] = outputs(writes);
                 rope.backward(read(0), read(1), dqkv);
             } else {
-                let [q, kv] = outputs(kernel, writes);
+                let [q, kv] = outputs(writes);
                 rope.forward(read(0), q, kv);
             }
         }
         &Kernel::SwiGlu { cols, .. } => {
-            let [y] = outputs(kernel, writes);
+            let [y] = outputs(writes);
             pointwise::swiglu(cols as usize, read(0), y);
         }
         &Kernel::SwiGluBwd { cols, .. } => {
-            let [dx] = outputs(kernel, writes);
+            let [dx] = outputs(writes);
             pointwise::swiglu_bwd(cols as usize, read(0), read(1), dx);
         }
         Kernel::Permute { exchange, ranks, batch, seq, parts } => {
@@ -99,33 +100,33 @@ pub fn run<T: Scalar>(
             layout.permute(*exchange, &reads, writes);
         }
         Kernel::Cast { .. } => {
-            let [y] = outputs(kernel, writes);
+            let [y] = outputs(writes);
             y.copy_from_slice(read(0));
         }
         Kernel::Add { trim, .. } => {
-            let [sum] = outputs(kernel, writes);
+            let [sum] = outputs(writes);
             let trim = trim.as_ref().map(|(block, side)| pointwise::Trim::new(block, *side, views, rank));
             pointwise::add(trim, [reads[0], reads[1]], sum);
         }
         Kernel::Fill { .. } => {
-            let [x] = outputs(kernel, writes);
+            let [x] = outputs(writes);
             x.fill(T::zero());
         }
         &Kernel::Embed { cols, .. } => {
-            let [x] = outputs(kernel, writes);
+            let [x] = outputs(writes);
             loss::embed(cols as usize, read(0), read(1), x);
         }
         &Kernel::EmbedBwd { cols, .. } => {
-            let [dtable] = outputs(kernel, writes);
+            let [dtable] = outputs(writes);
             loss::embed_bwd(cols as usize, read(0), read(1), dtable);
         }
         &Kernel::CrossEntropy { vocab, scale, .. } => {
-            let [logits, loss] = outputs(kernel, writes);
+            let [logits, loss] = outputs(writes);
             loss::cross_entropy(vocab as usize, scale, read(1), logits, loss);
         }
         &Kernel::Adam { lr, beta1, beta2, eps, .. } => {
             let (state, cast) = writes.split_at_mut(3);
-            let [w, m, v] = outputs(kernel, state);
+            let [w, m, v] = outputs(state);
             pointwise::Adam { lr, beta1, beta2, eps, step }.update(read(0), w, m, v);
             if let [cast] = cast {
                 cast.copy_from_slice(w);
@@ -148,7 +149,7 @@ fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
     }
 }
 
-fn outputs<'w, 'b, T, const N: usize>(kernel: &Kernel, writes: &'w mut [&'b mut [T]]) -> &'w mut [&'b mut [T]; N] {
-    let given = writes.len();
-    writes.try_into().unwrap_or_else(|_| panic!("{} writes {N} operands, not {given}", kernel.name()))
+/// The writes as an array; [`shapes::check`] has counted them.
+fn outputs<'w, 'b, T, const N: usize>(writes: &'w mut [&'b mut [T]]) -> &'w mut [&'b mut [T]; N] {
+    writes.try_into().expect("the number of writes is that of the kernel")
 }
