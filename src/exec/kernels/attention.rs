@@ -247,10 +247,10 @@ mod tests {
     use super::super::testing::*;
     use super::*;
     use crate::exec::kernels::run;
-    use crate::plan::{Axis, Kernel};
+    use crate::plan::{Axis, Kernel, Segs};
     use proptest::prelude::*;
 
-    fn block(segs: (crate::plan::Segs, crate::plan::Segs), causal: bool) -> AttnBlock {
+    fn block(segs: (Segs, Segs), causal: bool) -> AttnBlock {
         AttnBlock { q: segs.0, kv: segs.1, batch: 2, heads: 4, kv_heads: 2, head_dim: 8, causal }
     }
 
@@ -355,8 +355,6 @@ mod tests {
             assert_close(&lse, &local(&want.1, rank), 1e-12);
         }
     }
-
-    use crate::plan::Segs;
 
     /// The rows at `positions` of each of the two sequences of `len`.
     fn rows_at(x: &[f64], len: usize, positions: &[u64]) -> Vec<f64> {
