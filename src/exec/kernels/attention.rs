@@ -1,0 +1,391 @@
+//! Flash attention with log-sum-exp, and the merge of two such results.
+//!
+//! Shapes: q, o [b*sq, a*d]; kv [b*sk, (K: k*d | V: k*d)]; lse [b*sq, a]. Query head j reads KV head
+//! j / (a/k).
+
+use super::Scalar;
+use super::gemm::{window, window_mut};
+use super::mask::{Run, clip, keys_seen, live_rows, runs};
+use super::scalar::{largest, sum_with};
+use crate::plan::{AttnBlock, Mesh, Side};
+use ndarray::linalg::general_mat_mul;
+use ndarray::{ArrayView2, ArrayViewMut2};
+
+/// Tiles large enough for the matrix product to pay off, small enough for scores to stay in cache.
+pub const Q_TILE: usize = 128;
+pub const KV_TILE: usize = 256;
+
+/// The sizes of a block and the runs of rows that its tiles are.
+pub struct Tiling {
+    heads: usize,
+    kv_heads: usize,
+    pub head_dim: usize,
+    pub causal: bool,
+    pub scale: f64,
+    q_len: usize,
+    kv_len: usize,
+    batch: usize,
+    pub q: Vec<Run>,
+    pub kv: Vec<Run>,
+}
+
+impl Tiling {
+    pub fn new(block: &AttnBlock, views: &[Mesh], rank: u32) -> Tiling {
+        Tiling {
+            heads: block.heads as usize,
+            kv_heads: block.kv_heads as usize,
+            head_dim: block.head_dim as usize,
+            causal: block.causal,
+            scale: 1.0 / (block.head_dim as f64).sqrt(),
+            q_len: block.q.len(views) as usize,
+            kv_len: block.kv.len(views) as usize,
+            batch: block.batch as usize,
+            q: runs(&block.q.ranges(views, rank), Q_TILE),
+            kv: runs(&block.kv.ranges(views, rank), KV_TILE),
+        }
+    }
+
+    /// Every head of every sequence.
+    pub fn heads(&self) -> impl Iterator<Item = Head<'_>> {
+        (0..self.batch).flat_map(move |seq| (0..self.heads).map(move |head| Head { tiling: self, seq, head }))
+    }
+}
+
+/// One query head of one sequence: where its rows lie in the operands.
+pub struct Head<'t> {
+    tiling: &'t Tiling,
+    seq: usize,
+    head: usize,
+}
+
+impl Head<'_> {
+    /// Start, shape and stride of the rows of a query-like operand.
+    fn q_window(&self, run: Run) -> (usize, (usize, usize), usize) {
+        let t = self.tiling;
+        let stride = t.heads * t.head_dim;
+        let at = (self.seq * t.q_len + run.row) * stride + self.head * t.head_dim;
+        (at, (run.len, t.head_dim), stride)
+    }
+
+    /// The same of K, `lane` 0, or V, `lane` 1.
+    fn kv_window(&self, run: Run, lane: usize) -> (usize, (usize, usize), usize) {
+        let t = self.tiling;
+        let stride = 2 * t.kv_heads * t.head_dim;
+        let head = lane * t.kv_heads + self.head / (t.heads / t.kv_heads);
+        let at = (self.seq * t.kv_len + run.row) * stride + head * t.head_dim;
+        (at, (run.len, t.head_dim), stride)
+    }
+
+    pub fn q<'x, T>(&self, q: &'x [T], run: Run) -> ArrayView2<'x, T> {
+        let (at, shape, stride) = self.q_window(run);
+        window(q, at, shape, stride)
+    }
+
+    pub fn q_mut<'x, T>(&self, q: &'x mut [T], run: Run) -> ArrayViewMut2<'x, T> {
+        let (at, shape, stride) = self.q_window(run);
+        window_mut(q, at, shape, stride)
+    }
+
+    pub fn k<'x, T>(&self, kv: &'x [T], run: Run) -> ArrayView2<'x, T> {
+        let (at, shape, stride) = self.kv_window(run, 0);
+        window(kv, at, shape, stride)
+    }
+
+    pub fn v<'x, T>(&self, kv: &'x [T], run: Run) -> ArrayView2<'x, T> {
+        let (at, shape, stride) = self.kv_window(run, 1);
+        window(kv, at, shape, stride)
+    }
+
+    pub fn k_mut<'x, T>(&self, kv: &'x mut [T], run: Run) -> ArrayViewMut2<'x, T> {
+        let (at, shape, stride) = self.kv_window(run, 0);
+        window_mut(kv, at, shape, stride)
+    }
+
+    pub fn v_mut<'x, T>(&self, kv: &'x mut [T], run: Run) -> ArrayViewMut2<'x, T> {
+        let (at, shape, stride) = self.kv_window(run, 1);
+        window_mut(kv, at, shape, stride)
+    }
+
+    /// Where the head's number for a row lies in lse and delta.
+    pub fn lane(&self, row: usize) -> usize {
+        (self.seq * self.tiling.q_len + row) * self.tiling.heads + self.head
+    }
+}
+
+pub fn forward<T: Scalar>(
+    block: &AttnBlock,
+    views: &[Mesh],
+    rank: u32,
+    [q, kv]: [&[T]; 2],
+    o: &mut [T],
+    lse: &mut [T],
+) {
+    let tiling = Tiling::new(block, views, rank);
+    let mut online = Online::new(tiling.head_dim);
+    for head in tiling.heads() {
+        for &q_tile in &tiling.q {
+            online.begin();
+            for &kv_tile in &tiling.kv {
+                if let Some((q_run, kv_run)) = clip(q_tile, kv_tile, tiling.causal) {
+                    online.scores(tiling.scale, head.q(q, q_run), head.k(kv, kv_run));
+                    online.soften(q_run.row - q_tile.row, q_run, kv_run, tiling.causal);
+                    online.gather(q_run.row - q_tile.row, q_run.len, head.v(kv, kv_run));
+                }
+            }
+            online.finish(&head, q_tile, o, lse);
+        }
+    }
+}
+
+/// The running softmax of one tile of queries (Milakov and Gimelshein, arXiv:1805.02867).
+struct Online<T> {
+    /// Largest score of each row so far.
+    top: Vec<T>,
+    /// Sum of exp(score - top).
+    sum: Vec<T>,
+    /// Sum of exp(score - top) * v, [Q_TILE, d].
+    acc: Vec<T>,
+    /// Scores, then probabilities, of the tile at hand.
+    p: Vec<T>,
+    head_dim: usize,
+}
+
+impl<T: Scalar> Online<T> {
+    fn new(head_dim: usize) -> Online<T> {
+        let zeros = |n| vec![T::zero(); n];
+        let (top, sum) = (zeros(Q_TILE), zeros(Q_TILE));
+        Online { top, sum, acc: zeros(Q_TILE * head_dim), p: zeros(Q_TILE * KV_TILE), head_dim }
+    }
+
+    fn begin(&mut self) {
+        self.top.fill(T::NEG_INFINITY);
+        self.sum.fill(T::zero());
+        self.acc.fill(T::zero());
+    }
+
+    fn scores(&mut self, scale: f64, q: ArrayView2<T>, k: ArrayView2<T>) {
+        let shape = (q.nrows(), k.nrows());
+        general_mat_mul(T::from_f64(scale), &q, &k.t(), T::zero(), &mut window_mut(&mut self.p, 0, shape, shape.1));
+    }
+
+    /// Scores to exp(score - top), what was summed under the old top rescaled. `first` is the place of the
+    /// run in the tile.
+    fn soften(&mut self, first: usize, q: Run, kv: Run, causal: bool) {
+        for (i, p) in self.p.chunks_exact_mut(kv.len).take(q.len).enumerate() {
+            let (seen, hidden) = p.split_at_mut(keys_seen(q, kv, causal, i));
+            let row = first + i;
+            let top = largest(seen, self.top[row]);
+            let keep = (self.top[row] - top).exp();
+            seen.iter_mut().for_each(|p| *p = (*p - top).exp());
+            hidden.fill(T::zero());
+            self.sum[row] = self.sum[row] * keep + sum_with(seen, seen, |p, _| p);
+            self.top[row] = top;
+            if keep != T::one() {
+                let acc = &mut self.acc[row * self.head_dim..][..self.head_dim];
+                acc.iter_mut().for_each(|o| *o *= keep);
+            }
+        }
+    }
+
+    fn gather(&mut self, first: usize, rows: usize, v: ArrayView2<T>) {
+        let p = window(&self.p, 0, (rows, v.nrows()), v.nrows());
+        let at = first * self.head_dim;
+        let mut acc = window_mut(&mut self.acc, at, (rows, self.head_dim), self.head_dim);
+        general_mat_mul(T::one(), &p, &v, T::one(), &mut acc);
+    }
+
+    fn finish(&self, head: &Head, tile: Run, o: &mut [T], lse: &mut [T]) {
+        let acc = self.acc.chunks_exact(self.head_dim);
+        for (i, (mut o, acc)) in head.q_mut(o, tile).rows_mut().into_iter().zip(acc).enumerate() {
+            // A row that saw no key has summed nothing. (A NaN is not zero, and has to show.)
+            if self.sum[i] != T::zero() {
+                o.iter_mut().zip(acc).for_each(|(o, &acc)| *o = acc / self.sum[i]);
+                lse[head.lane(tile.row + i)] = self.top[i] + self.sum[i].ln();
+            }
+        }
+    }
+}
+
+/// Adds a block's output to the running one, in the rows that saw a key of the block.
+pub fn merge<T: Scalar>(
+    block: &AttnBlock,
+    views: &[Mesh],
+    rank: u32,
+    [o_block, lse_block]: [&[T]; 2],
+    o: &mut [T],
+    lse: &mut [T],
+) {
+    let (heads, head_dim) = (block.heads as usize, block.head_dim as usize);
+    for rows in live_rows(block, Side::Q, views, rank) {
+        for lane in rows.start * heads..rows.end * heads {
+            let span = lane * head_dim..(lane + 1) * head_dim;
+            merge_head(&mut o[span.clone()], &mut lse[lane], &o_block[span], lse_block[lane]);
+        }
+    }
+}
+
+/// Two normalised outputs weigh as exp(lse). An empty side, at lse -inf, says nothing: its output, which
+/// may be anything, is not read.
+fn merge_head<T: Scalar>(o: &mut [T], lse: &mut T, o_block: &[T], lse_block: T) {
+    if lse_block == T::NEG_INFINITY {
+        return;
+    }
+    if *lse == T::NEG_INFINITY {
+        o.copy_from_slice(o_block);
+        *lse = lse_block;
+        return;
+    }
+    let top = lse.larger(lse_block);
+    let both = top + ((*lse - top).exp() + (lse_block - top).exp()).ln();
+    let (keep, take) = ((*lse - both).exp(), (lse_block - both).exp());
+    o.iter_mut().zip(o_block).for_each(|(o, &add)| *o = *o * keep + add * take);
+    *lse = both;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::*;
+    use super::*;
+    use crate::exec::kernels::run;
+    use crate::plan::{Axis, Kernel, Segs};
+    use proptest::prelude::*;
+
+    fn block(segs: (Segs, Segs), causal: bool) -> AttnBlock {
+        AttnBlock { q: segs.0, kv: segs.1, batch: 2, heads: 4, kv_heads: 2, head_dim: 8, causal }
+    }
+
+    /// Attention by its definition, one query and head at a time, visibility by comparing positions.
+    fn naive(b: &AttnBlock, views: &[Mesh], rank: u32, q: &[f64], kv: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let (q_pos, kv_pos) = (b.q.positions(views, rank), b.kv.positions(views, rank));
+        let [a, k, d] = [b.heads, b.kv_heads, b.head_dim].map(|x| x as usize);
+        let rows = b.batch as usize * q_pos.len();
+        let (mut o, mut lse) = (vec![f64::NAN; rows * a * d], vec![f64::NAN; rows * a]);
+        for (row, head) in (0..rows).flat_map(|row| (0..a).map(move |head| (row, head))) {
+            let (seq, i) = (row / q_pos.len(), row % q_pos.len());
+            let seen: Vec<usize> = (0..kv_pos.len()).filter(|&j| !b.causal || kv_pos[j] <= q_pos[i]).collect();
+            if seen.is_empty() {
+                continue;
+            }
+            let lane =
+                |j: usize, lane: usize| &kv[((seq * kv_pos.len() + j) * 2 * k + lane * k + head / (a / k)) * d..][..d];
+            let q = &q[(row * a + head) * d..][..d];
+            let e: Vec<f64> = seen.iter().map(|&j| (dot(q, lane(j, 0)) / (d as f64).sqrt()).exp()).collect();
+            let sum: f64 = e.iter().sum();
+            lse[row * a + head] = sum.ln();
+            for c in 0..d {
+                o[(row * a + head) * d + c] = seen.iter().zip(&e).map(|(&j, e)| e / sum * lane(j, 1)[c]).sum();
+            }
+        }
+        (o, lse)
+    }
+
+    fn operands(b: &AttnBlock, views: &[Mesh], seed: u64) -> (Vec<f64>, Vec<f64>) {
+        let q = b.batch * b.q.len(views) * b.heads * b.head_dim;
+        let kv = b.batch * b.kv.len(views) * 2 * b.kv_heads * b.head_dim;
+        (random(q as usize, seed), random(kv as usize, seed + 1))
+    }
+
+    /// The kernel, into buffers of NaN, so that untouched rows show.
+    fn attend<T: Scalar>(b: &AttnBlock, views: &[Mesh], rank: u32, q: &[T], kv: &[T]) -> (Vec<T>, Vec<T>) {
+        let nan = T::from_f64(f64::NAN);
+        let (mut o, mut lse) = (vec![nan; q.len()], vec![nan; q.len() / b.head_dim as usize]);
+        let kernel = Kernel::Attention(b.clone());
+        run(&kernel, views, rank, 1, &[Some(q), Some(kv)], &mut [&mut o, &mut lse]);
+        (o, lse)
+    }
+
+    #[test]
+    fn every_block_of_a_ring_equals_the_definition() {
+        let views = ring(3);
+        let segs = zigzag(6 * 150);
+        for (rank, shift, causal) in [(0, 0, true), (0, 1, true), (2, 1, true), (1, 2, false), (2, 0, false)] {
+            let b = block((segs.clone(), segs.shifted(Axis::Cp, shift)), causal);
+            let (q, kv) = operands(&b, &views, 7);
+            let (o, lse) = attend(&b, &views, rank, &q, &kv);
+            let want = naive(&b, &views, rank, &q, &kv);
+            assert_close(&o, &want.0, 1e-12);
+            assert_close(&lse, &want.1, 1e-12);
+            let (o, lse) = attend(&b, &views, rank, &narrow(&q), &narrow(&kv));
+            assert_close(&widen(&o), &want.0, 1e-5);
+            assert_close(&widen(&lse), &want.1, 1e-5);
+        }
+    }
+
+    #[test]
+    fn rows_that_see_no_key_are_left_alone() {
+        let views = ring(2);
+        let segs = zigzag(16);
+        // Rank 0 holds 0..4 and 12..16, rank 1 holds 4..12: 0..4 sees none of it.
+        let b = block((segs.clone(), segs.shifted(Axis::Cp, 1)), true);
+        let (q, kv) = operands(&b, &views, 9);
+        let (o, lse) = attend(&b, &views, 0, &q, &kv);
+        assert!(o[..4 * 32].iter().chain(&lse[..4 * 4]).all(|x| x.is_nan()));
+        assert!(o[4 * 32..8 * 32].iter().chain(&lse[4 * 4..8 * 4]).all(|x| x.is_finite()));
+    }
+
+    #[test]
+    fn large_scores_do_not_overflow() {
+        let views = ring(1);
+        let b = block((zigzag(16), zigzag(16)), true);
+        let (q, kv) = operands(&b, &views, 11);
+        let q: Vec<f32> = q.iter().map(|x| *x as f32 * 1e4).collect();
+        let (o, lse) = attend(&b, &views, 0, &q, &narrow(&kv));
+        assert!(o.iter().chain(&lse).all(|x| x.is_finite()));
+    }
+
+    #[test]
+    fn blocks_of_a_ring_merge_to_the_whole() {
+        let (views, p) = (ring(4), 4);
+        let segs = zigzag(64);
+        let whole_views = ring(1);
+        let whole = block((Segs::new(64, &[]), Segs::new(64, &[])), true);
+        let (q, kv) = operands(&whole, &whole_views, 13);
+        let want = attend(&whole, &whole_views, 0, &q, &kv);
+        let local = |x: &[f64], rank: u32| rows_at(x, 64, &segs.positions(&views, rank));
+        for rank in 0..p {
+            let b = |step: i32| block((segs.clone(), segs.shifted(Axis::Cp, -step)), true);
+            let (mut o, mut lse) = attend(&b(0), &views, rank, &local(&q, rank), &local(&kv, rank));
+            for step in 1..p as i32 {
+                let from = views[0].shift(rank, Axis::Cp, -step);
+                let (ob, lb) = attend(&b(step), &views, rank, &local(&q, rank), &local(&kv, from));
+                let merge = Kernel::MergeLse(b(step));
+                run(&merge, &views, rank, 1, &[None, None, Some(&ob), Some(&lb)], &mut [&mut o, &mut lse]);
+            }
+            assert_close(&o, &local(&want.0, rank), 1e-12);
+            assert_close(&lse, &local(&want.1, rank), 1e-12);
+        }
+    }
+
+    /// The rows at `positions` of each of the two sequences of `len`.
+    fn rows_at(x: &[f64], len: usize, positions: &[u64]) -> Vec<f64> {
+        let row = x.len() / (2 * len);
+        let rows = (0..2).flat_map(|b| positions.iter().map(move |&p| b * len + p as usize));
+        rows.flat_map(|r| x[r * row..][..row].iter().copied()).collect()
+    }
+
+    /// An output and its log-sum-exp, empty one time in four, and then with nonsense in the output.
+    fn part() -> impl Strategy<Value = (Vec<f64>, f64)> {
+        prop_oneof![
+            3 => (prop::collection::vec(-2.0..2.0, 4), -30.0..30.0),
+            1 => Just((vec![f64::NAN; 4], f64::NEG_INFINITY)),
+        ]
+    }
+
+    fn merged(mut x: (Vec<f64>, f64), y: &(Vec<f64>, f64)) -> (Vec<f64>, f64) {
+        merge_head(&mut x.0, &mut x.1, &y.0, y.1);
+        x
+    }
+
+    proptest! {
+        #[test]
+        fn merging_is_associative_and_commutative(x in part(), y in part(), z in part()) {
+            let left = merged(merged(x.clone(), &y), &z);
+            let right = merged(x.clone(), &merged(y.clone(), &z));
+            let turned = merged(merged(z, &y), &x);
+            for other in [right, turned] {
+                assert_close(&left.0, &other.0, 1e-12);
+                assert_close(&[left.1], &[other.1], 1e-12);
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Every kernel on the CPU, generic over the element type.
+//!
+//! One call is one kernel on one rank, on one thread: ranks are what runs in parallel. Shapes and the
+//! order of operands are those of [`Kernel`]; rows are tokens, b * len + position in the rank's order.
+
+mod attention;
+mod attention_bwd;
+mod exchange;
+mod gemm;
+mod loss;
+mod mask;
+mod norm;
+mod pointwise;
+mod rope;
+mod scalar;
+mod shapes;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod whole;
+
+pub use scalar::Scalar;
+
+use crate::plan::{Kernel, Mesh};
+
+/// Runs `kernel` as `rank` does, in optimizer step `step`, counted from 1.
+///
+/// `reads[i]` is None where operand i is the very same buffer as one of the writes, which then holds the
+/// old values. Only the operands a kernel accumulates into may be so.
+///
+/// # Panics
+/// Where the operands are not those the kernel's documentation lists: the plan is unsound.
+pub fn run<T: Scalar>(
+    kernel: &Kernel,
+    views: &[Mesh],
+    rank: u32,
+    step: u64,
+    reads: &[Option<&[T]>],
+    writes: &mut [&mut [T]],
+) {
+    shapes::check(kernel, views, reads, writes);
+    for &(from, to) in in_place(kernel) {
+        if let Some(old) = reads[from] {
+            writes[to].copy_from_slice(old);
+        }
+    }
+    let read =
+        |i: usize| reads[i].unwrap_or_else(|| panic!("{}: operand {i} cannot be one of its results", kernel.name()));
+    match kernel {
+        &Kernel::MatMul { m, n, k, a_t, b_t, accumulate } => {
+            let [c] = outputs(writes);
+            gemm::matmul([m, n, k].map(|x| x as usize), [a_t, b_t], accumulate, read(0), read(1), c);
+        }
+        Kernel::Attention(block) => {
+            let [o, lse] = outputs(writes);
+            attention::forward(block, views, rank, [read(0), read(1)], o, lse);
+        }
+        &Kernel::AttentionDelta { head_dim, .. } => {
+            let [delta] = outputs(writes);
+            attention_bwd::delta(head_dim as usize, read(0), read(1), delta);
+        }
+        Kernel::AttentionBwd(block) => {
+            let [dq, dkv] = outputs(writes);
+            attention_bwd::backward(block, views, rank, [0, 1, 2, 3, 4].map(read), dq, dkv);
+        }
+        Kernel::MergeLse(block) => {
+            let [o, lse] = outputs(writes);
+            attention::merge(block, views, rank, [read(2), read(3)], o, lse);
+        }
+        &Kernel::Norm { cols, eps, .. } => {
+            let [y] = outputs(writes);
+            norm::forward(cols as usize, eps, read(0), read(1), y);
+        }
+        &Kernel::NormBwd { cols, eps, .. } => {
+            let [dx, dw] = outputs(writes);
+            norm::backward(cols as usize, eps, [0, 1, 2].map(read), dx, dw);
+        }
+        Kernel::Rope { segs, heads, kv_heads, head_dim, theta, backward, .. } => {
+            let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|x| *x as usize);
+            let rope = rope::Rope::new(&segs.positions(views, rank), heads, kv_heads, head_dim, *theta);
+            if *backward {
+                let [dqkv] = outputs(writes);
+                rope.backward(read(0), read(1), dqkv);
+            } else {
+                let [q, kv] = outputs(writes);
+                rope.forward(read(0), q, kv);
+            }
+        }
+        &Kernel::SwiGlu { cols, .. } => {
+            let [y] = outputs(writes);
+            pointwise::swiglu(cols as usize, read(0), y);
+        }
+        &Kernel::SwiGluBwd { cols, .. } => {
+            let [dx] = outputs(writes);
+            pointwise::swiglu_bwd(cols as usize, read(0), read(1), dx);
+        }
+        Kernel::Permute { exchange, ranks, batch, seq, parts } => {
+            let reads: Vec<&[T]> = (0..reads.len()).map(read).collect();
+            let layout = exchange::Layout::new(*ranks, *batch, *seq, parts);
+            layout.permute(*exchange, &reads, writes);
+        }
+        Kernel::Cast { .. } => {
+            let [y] = outputs(writes);
+            y.copy_from_slice(read(0));
+        }
+        Kernel::Add { trim, .. } => {
+            let [sum] = outputs(writes);
+            let trim = trim.as_ref().map(|(block, side)| pointwise::Trim::new(block, *side, views, rank));
+            pointwise::add(trim, [reads[0], reads[1]], sum);
+        }
+        Kernel::Fill { .. } => {
+            let [x] = outputs(writes);
+            x.fill(T::zero());
+        }
+        &Kernel::Embed { cols, .. } => {
+            let [x] = outputs(writes);
+            loss::embed(cols as usize, read(0), read(1), x);
+        }
+        &Kernel::EmbedBwd { cols, .. } => {
+            let [dtable] = outputs(writes);
+            loss::embed_bwd(cols as usize, read(0), read(1), dtable);
+        }
+        &Kernel::CrossEntropy { vocab, scale, .. } => {
+            let [logits, loss] = outputs(writes);
+            loss::cross_entropy(vocab as usize, scale, read(1), logits, loss);
+        }
+        &Kernel::Adam { lr, beta1, beta2, eps, .. } => {
+            let (state, cast) = writes.split_at_mut(3);
+            let [w, m, v] = outputs(state);
+            pointwise::Adam { lr, beta1, beta2, eps, step }.update(read(0), w, m, v);
+            if let [cast] = cast {
+                cast.copy_from_slice(w);
+            }
+        }
+    }
+}
+
+/// The operands a kernel accumulates into, as (read, write): the write starts as the read was.
+fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
+    match kernel {
+        Kernel::MatMul { accumulate: true, .. } => &[(2, 0)],
+        Kernel::MergeLse(_) => &[(0, 0), (1, 1)],
+        // The residual is added to, so it may be the very buffer of dx.
+        Kernel::NormBwd { .. } => &[(3, 0), (4, 1)],
+        Kernel::EmbedBwd { .. } => &[(2, 0)],
+        Kernel::CrossEntropy { .. } => &[(0, 0), (2, 1)],
+        Kernel::Adam { .. } => &[(1, 0), (2, 1), (3, 2)],
+        _ => &[],
+    }
+}
+
+/// The writes as an array; [`shapes::check`] has counted them.
+fn outputs<'w, 'b, T, const N: usize>(writes: &'w mut [&'b mut [T]]) -> &'w mut [&'b mut [T]; N] {
+    writes.try_into().expect("the number of writes is that of the kernel")
+}

@@ -1,0 +1,189 @@
+//! Kernels that take one element, or one pair, at a time.
+
+use super::Scalar;
+use super::mask::live_rows;
+use crate::plan::{AttnBlock, Mesh, Side};
+use std::ops::Range;
+
+fn sigmoid<T: Scalar>(x: T) -> T {
+    T::one() / (T::one() + (-x).exp())
+}
+
+/// [gate | up] [rows, 2*cols] -> silu(gate) * up.
+pub fn swiglu<T: Scalar>(cols: usize, x: &[T], y: &mut [T]) {
+    for (x, y) in x.chunks_exact(2 * cols).zip(y.chunks_exact_mut(cols)) {
+        let (gate, up) = x.split_at(cols);
+        y.iter_mut().zip(gate.iter().zip(up)).for_each(|(y, (&g, &u))| *y = g * sigmoid(g) * u);
+    }
+}
+
+/// -> [d_gate | d_up].
+pub fn swiglu_bwd<T: Scalar>(cols: usize, x: &[T], dy: &[T], dx: &mut [T]) {
+    let rows = x.chunks_exact(2 * cols).zip(dy.chunks_exact(cols)).zip(dx.chunks_exact_mut(2 * cols));
+    for ((x, dy), dx) in rows {
+        let ((gate, up), (d_gate, d_up)) = (x.split_at(cols), dx.split_at_mut(cols));
+        for i in 0..cols {
+            let (g, s) = (gate[i], sigmoid(gate[i]));
+            d_gate[i] = dy[i] * up[i] * s * (T::one() + g * (T::one() - s));
+            d_up[i] = dy[i] * g * s;
+        }
+    }
+}
+
+/// sum = a + b, where None is what `sum` holds; a trim leaves the other rows as they are.
+pub fn add<T: Scalar>(trim: Option<Trim>, terms: [Option<&[T]>; 2], sum: &mut [T]) {
+    let Some(trim) = trim else { return add_span(terms, sum) };
+    for span in trim.spans(sum.len()) {
+        add_span(terms.map(|term| term.map(|x| &x[span.clone()])), &mut sum[span]);
+    }
+}
+
+fn add_span<T: Scalar>(terms: [Option<&[T]>; 2], sum: &mut [T]) {
+    match terms {
+        [Some(a), Some(b)] => sum.iter_mut().zip(a.iter().zip(b)).for_each(|(s, (&a, &b))| *s = a + b),
+        [None, Some(x)] | [Some(x), None] => sum.iter_mut().zip(x).for_each(|(s, &x)| *s += x),
+        [None, None] => sum.iter_mut().for_each(|s| *s += *s),
+    }
+}
+
+/// The rows of an operand that a mask leaves.
+pub struct Trim {
+    live: Vec<Range<usize>>,
+    /// Rows of the whole operand.
+    rows: usize,
+}
+
+impl Trim {
+    pub fn new(block: &AttnBlock, side: Side, views: &[Mesh], rank: u32) -> Trim {
+        let segs = if side == Side::Q { &block.q } else { &block.kv };
+        Trim { live: live_rows(block, side, views, rank), rows: (block.batch * segs.len(views)) as usize }
+    }
+
+    fn spans(&self, elems: usize) -> Vec<Range<usize>> {
+        let row_len = elems / self.rows;
+        self.live.iter().map(|r| r.start * row_len..r.end * row_len).collect()
+    }
+}
+
+/// Adam (Kingma and Ba, arXiv:1412.6980), algorithm 1, without weight decay.
+pub struct Adam {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    /// Counted from 1.
+    pub step: u64,
+}
+
+impl Adam {
+    pub fn update<T: Scalar>(&self, grad: &[T], w: &mut [T], m: &mut [T], v: &mut [T]) {
+        let [beta1, beta2, eps] = [self.beta1, self.beta2, self.eps].map(T::from_f64);
+        let [take1, take2] = [self.beta1, self.beta2].map(|beta| T::from_f64(1.0 - beta));
+        // The running means start at zero; dividing by these undoes it.
+        let [mean, square] = [self.beta1, self.beta2].map(|beta| 1.0 - beta.powf(self.step as f64));
+        let (lr, unbias) = (T::from_f64(self.lr / mean), T::from_f64(1.0 / square));
+        for (((w, m), v), &g) in w.iter_mut().zip(m).zip(v).zip(grad) {
+            *m = beta1 * *m + take1 * g;
+            *v = beta2 * *v + take2 * g * g;
+            *w -= lr * *m / ((*v * unbias).sqrt() + eps);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::*;
+    use crate::exec::kernels::run;
+    use crate::plan::{AttnBlock, Axis, Kernel, Side};
+
+    fn swiglu(x: &[f64]) -> Vec<f64> {
+        let mut y = vec![f64::NAN; x.len() / 2];
+        launch(&Kernel::SwiGlu { rows: 3, cols: 5 }, &[Some(x)], &mut [&mut y]);
+        y
+    }
+
+    #[test]
+    fn swiglu_and_its_gradient() {
+        let (x, dy) = (random(30, 1), random(15, 2));
+        let pair = |i: usize| (x[i / 5 * 10 + i % 5], x[i / 5 * 10 + 5 + i % 5]);
+        let want: Vec<f64> = (0..15).map(pair).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+        assert_close(&swiglu(&x), &want, 1e-12);
+        let mut dx = vec![f64::NAN; 30];
+        launch(&Kernel::SwiGluBwd { rows: 3, cols: 5 }, &[Some(&x), Some(&dy)], &mut [&mut dx]);
+        assert_close(&dx, &slope(|x| dot(&swiglu(x), &dy), &x), 1e-9);
+    }
+
+    #[test]
+    fn swiglu_of_a_very_negative_gate_is_zero() {
+        let x = [-1e4f32, 1.0];
+        let (mut y, mut dx) = ([f32::NAN], [f32::NAN; 2]);
+        launch(&Kernel::SwiGlu { rows: 1, cols: 1 }, &[Some(&x)], &mut [&mut y]);
+        launch(&Kernel::SwiGluBwd { rows: 1, cols: 1 }, &[Some(&x), Some(&[1.0])], &mut [&mut dx]);
+        assert_eq!((y, dx), ([0.0], [0.0, 0.0]));
+    }
+
+    #[test]
+    fn add_in_every_position() {
+        let (a, b) = (random(6, 1), random(6, 2));
+        let kernel = Kernel::Add { elems: 6, trim: None };
+        let want: Vec<f64> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
+        let cases = [(Some(&a[..]), Some(&b[..]), vec![f64::NAN; 6]), (None, Some(&b[..]), a.clone())];
+        for (x, y, mut sum) in cases.into_iter().chain([(Some(&a[..]), None, b.clone())]) {
+            launch(&kernel, &[x, y], &mut [&mut sum]);
+            assert_close(&sum, &want, 0.0);
+        }
+    }
+
+    #[test]
+    fn add_trimmed_leaves_the_other_rows() {
+        let (views, segs) = (ring(2), zigzag(8));
+        // Rank 1 holds 2..6 and sees of rank 0's 0, 1, 6, 7 the first two; rank 0's 6, 7 see all of rank 1.
+        let block = |step| {
+            let kv = segs.shifted(Axis::Cp, step);
+            AttnBlock { q: segs.clone(), kv, batch: 2, heads: 1, kv_heads: 1, head_dim: 1, causal: true }
+        };
+        for (rank, side, live) in [(1, Side::Kv, [0, 1]), (0, Side::Q, [2, 3])] {
+            let kernel = Kernel::Add { elems: 24, trim: Some((block(1), side)) };
+            let mut sum = vec![1.0; 24];
+            run(&kernel, &views, rank, 1, &[None, Some(&[5.0; 24])], &mut [&mut sum]);
+            for (i, sum) in sum.iter().enumerate() {
+                assert_eq!(*sum, if live.contains(&(i / 3 % 4)) { 6.0 } else { 1.0 }, "{side:?} {i}");
+            }
+        }
+    }
+
+    #[test]
+    fn cast_and_fill() {
+        let mut y = vec![f64::NAN; 4];
+        launch(&Kernel::Cast { elems: 4 }, &[Some(&[1.0, 2.0, 3.0, 4.0])], &mut [&mut y]);
+        assert_eq!(y, [1.0, 2.0, 3.0, 4.0]);
+        launch(&Kernel::Fill { elems: 4 }, &[], &mut [&mut y]);
+        assert_eq!(y, [0.0; 4]);
+    }
+
+    #[test]
+    fn adam_equals_the_paper_for_three_steps() {
+        let kernel = Kernel::Adam { elems: 5, lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8 };
+        let mut want = random(5, 1);
+        let (mut w, mut m, mut v) = (want.clone(), vec![0.0; 5], vec![0.0; 5]);
+        let mut cast = vec![f64::NAN; 5];
+        let mut moments = [(0.0, 0.0); 5];
+        for step in 1..=3 {
+            let grad = random(5, 10 + step);
+            for (i, (m, v)) in moments.iter_mut().enumerate() {
+                *m = 0.9 * *m + 0.1 * grad[i];
+                *v = 0.99 * *v + 0.01 * grad[i].powi(2);
+                let (m_hat, v_hat) = (*m / (1.0 - 0.9f64.powi(step as i32)), *v / (1.0 - 0.99f64.powi(step as i32)));
+                want[i] -= 0.1 * m_hat / (v_hat.sqrt() + 1e-8);
+            }
+            let (old_w, old_m, old_v) = (w.clone(), m.clone(), v.clone());
+            let out_of_place = step == 2;
+            let old = |x| if out_of_place { Some(x) } else { None };
+            let reads = [Some(&grad[..]), old(&old_w[..]), old(&old_m[..]), old(&old_v[..])];
+            let views = ring(1);
+            run(&kernel, &views, 0, step, &reads, &mut [&mut w, &mut m, &mut v, &mut cast]);
+            assert_close(&w, &want, 1e-12);
+            assert_eq!(w, cast);
+        }
+    }
+}

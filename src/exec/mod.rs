@@ -1,0 +1,4 @@
+//! Runs a plan.
+
+pub mod kernels;
+pub mod reference;

@@ -1,0 +1,444 @@
+//! The oracle: one training step of a dense Llama, on one rank, in f64, with none of the machinery that
+//! it judges. Nothing here is fast; every line is meant to be seen to be right.
+//!
+//! Legend: s tokens of one sequence, h hidden, a heads, k KV heads, d head dim, f feed-forward width,
+//! v vocabulary. Weights are [out, in], as Hugging Face stores them.
+
+use ndarray::{Array1, Array2, Axis, s};
+use std::collections::BTreeMap;
+
+pub struct DenseConfig {
+    pub layers: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub ffn: usize,
+    pub vocab: usize,
+    pub eps: f64,
+    pub theta: f64,
+    /// The lm head is the embedding.
+    pub tie: bool,
+}
+
+pub struct AdamConfig {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+}
+
+pub struct StepResult {
+    /// Mean over all tokens of the batch.
+    pub loss: f64,
+    /// Per sequence, [s, h]: what the last layer hands to the final norm.
+    pub hidden: Vec<Vec<f64>>,
+    pub grads: BTreeMap<String, Vec<f64>>,
+    /// After the first step of Adam.
+    pub new_params: BTreeMap<String, Vec<f64>>,
+}
+
+/// Forward, backward and the first optimizer step. `params` are those that [`DenseConfig::shapes`] lists.
+///
+/// # Panics
+/// Where a parameter is missing or has another size, or a token is outside the vocabulary.
+pub fn step(
+    cfg: &DenseConfig,
+    params: &BTreeMap<String, Vec<f64>>,
+    tokens: &[Vec<u32>],
+    targets: &[Vec<u32>],
+    adam: &AdamConfig,
+) -> StepResult {
+    let weights: Tensors = cfg.shapes().into_iter().map(|(name, shape)| load(params, name, shape)).collect();
+    let grads = weights.iter().map(|(name, w)| (name.clone(), Array2::zeros(w.raw_dim()))).collect();
+    let count = tokens.iter().map(Vec::len).sum::<usize>() as f64;
+    let mut model = Model { cfg, weights: &weights, grads, loss: 0.0, count };
+    let hidden = tokens.iter().zip(targets).map(|(t, y)| model.sequence(t, y).into_raw_vec_and_offset().0).collect();
+    let loss = model.loss;
+    let grads: BTreeMap<_, _> = model.grads.into_iter().map(|(n, g)| (n, g.into_raw_vec_and_offset().0)).collect();
+    let new_params = grads.iter().map(|(name, g)| (name.clone(), first_adam_step(&params[name], g, adam))).collect();
+    StepResult { loss, hidden, grads, new_params }
+}
+
+impl DenseConfig {
+    /// Every parameter with its shape; a norm's weight is [1, h].
+    pub fn shapes(&self) -> BTreeMap<String, (usize, usize)> {
+        let (h, f, q) = (self.hidden, self.ffn, self.heads * self.head_dim);
+        let mut shapes = BTreeMap::from([(EMBED.to_string(), (self.vocab, h)), (FINAL_NORM.to_string(), (1, h))]);
+        if !self.tie {
+            shapes.insert(LM_HEAD.to_string(), (self.vocab, h));
+        }
+        for i in 0..self.layers {
+            shapes.insert(layer(i, IN_NORM), (1, h));
+            shapes.insert(layer(i, QKV), (q + 2 * self.kv_heads * self.head_dim, h));
+            shapes.insert(layer(i, OUT), (h, q));
+            shapes.insert(layer(i, POST_NORM), (1, h));
+            shapes.insert(layer(i, GATE_UP), (2 * f, h));
+            shapes.insert(layer(i, DOWN), (h, f));
+        }
+        shapes
+    }
+
+    fn head_weight(&self) -> &'static str {
+        if self.tie { EMBED } else { LM_HEAD }
+    }
+}
+
+const EMBED: &str = "model.embed_tokens.weight";
+const FINAL_NORM: &str = "model.norm.weight";
+const LM_HEAD: &str = "lm_head.weight";
+const IN_NORM: &str = "input_layernorm.weight";
+const QKV: &str = "self_attn.qkv_proj.weight";
+const OUT: &str = "self_attn.o_proj.weight";
+const POST_NORM: &str = "post_attention_layernorm.weight";
+const GATE_UP: &str = "mlp.gate_up_proj.weight";
+const DOWN: &str = "mlp.down_proj.weight";
+
+fn layer(i: usize, name: &str) -> String {
+    format!("model.layers.{i}.{name}")
+}
+
+type Mat = Array2<f64>;
+type Tensors = BTreeMap<String, Mat>;
+
+fn load(params: &BTreeMap<String, Vec<f64>>, name: String, shape: (usize, usize)) -> (String, Mat) {
+    let given = params.get(&name).unwrap_or_else(|| panic!("the parameter {name} is missing"));
+    let weight = Array2::from_shape_vec(shape, given.clone());
+    let weight = weight.unwrap_or_else(|_| panic!("{name} has {} elements, not {shape:?}", given.len()));
+    (name, weight)
+}
+
+/// m = (1 - beta1) g and v = (1 - beta2) g², each divided by its bias 1 - beta^1.
+fn first_adam_step(param: &[f64], grad: &[f64], adam: &AdamConfig) -> Vec<f64> {
+    let updated = param.iter().zip(grad).map(|(p, g)| {
+        let m_hat = (1.0 - adam.beta1) * g / (1.0 - adam.beta1);
+        let v_hat = (1.0 - adam.beta2) * g * g / (1.0 - adam.beta2);
+        p - adam.lr * m_hat / (v_hat.sqrt() + adam.eps)
+    });
+    updated.collect()
+}
+
+struct Model<'w> {
+    cfg: &'w DenseConfig,
+    weights: &'w Tensors,
+    grads: Tensors,
+    loss: f64,
+    /// Tokens of the whole batch, over which the loss is a mean.
+    count: f64,
+}
+
+/// What the backward pass of one layer needs of the forward pass.
+struct Saved {
+    /// Input of the layer, and of its second half.
+    x: Mat,
+    x_mid: Mat,
+    /// Outputs of the two norms.
+    n1: Mat,
+    n2: Mat,
+    attn: Attention,
+    gate_up: Mat,
+    /// silu(gate) * up.
+    act: Mat,
+}
+
+impl Model<'_> {
+    fn w(&self, name: &str) -> &Mat {
+        &self.weights[name]
+    }
+
+    fn add_grad(&mut self, name: &str, grad: Mat) {
+        *self.grads.get_mut(name).expect("every weight has a gradient") += &grad;
+    }
+
+    /// Loss and gradients of one sequence; returns what the final norm was given.
+    fn sequence(&mut self, tokens: &[u32], targets: &[u32]) -> Mat {
+        let rows: Vec<usize> = tokens.iter().map(|&t| t as usize).collect();
+        let mut x = self.w(EMBED).select(Axis(0), &rows);
+        let mut saved = Vec::new();
+        for i in 0..self.cfg.layers {
+            let (y, kept) = self.layer_forward(i, x);
+            saved.push(kept);
+            x = y;
+        }
+        let mut dx = self.head(&x, targets);
+        for (i, kept) in saved.iter().enumerate().rev() {
+            dx = self.layer_backward(i, kept, dx);
+        }
+        let d_embed = self.grads.get_mut(EMBED).expect("every weight has a gradient");
+        rows.iter().zip(dx.rows()).for_each(|(&row, dx)| d_embed.row_mut(row).zip_mut_with(&dx, |e, d| *e += d));
+        x
+    }
+
+    fn layer_forward(&self, i: usize, x: Mat) -> (Mat, Saved) {
+        let w = |name| self.w(&layer(i, name));
+        let n1 = rms_norm(&x, w(IN_NORM), self.cfg.eps);
+        let attn = Attention::new(self.cfg, linear(&n1, w(QKV)));
+        let x_mid = &x + &linear(&attn.o, w(OUT));
+        let n2 = rms_norm(&x_mid, w(POST_NORM), self.cfg.eps);
+        let gate_up = linear(&n2, w(GATE_UP));
+        let (gate, up) = gate_up.view().split_at(Axis(1), self.cfg.ffn);
+        let act = gate.mapv(|g| g * sigmoid(g)) * up;
+        let y = &x_mid + &linear(&act, w(DOWN));
+        (y, Saved { x, x_mid, n1, n2, attn, gate_up, act })
+    }
+
+    fn layer_backward(&mut self, i: usize, saved: &Saved, dy: Mat) -> Mat {
+        // The feed-forward half, beside its residual.
+        let d_act = self.linear_backward(&layer(i, DOWN), &saved.act, &dy);
+        let d_gate_up = swiglu_backward(&saved.gate_up, &d_act);
+        let dn2 = self.linear_backward(&layer(i, GATE_UP), &saved.n2, &d_gate_up);
+        let dx_mid = dy + self.norm_backward(&layer(i, POST_NORM), &saved.x_mid, &dn2);
+        // The attention half, beside its own.
+        let d_o = self.linear_backward(&layer(i, OUT), &saved.attn.o, &dx_mid);
+        let d_qkv = saved.attn.backward(self.cfg, &d_o);
+        let dn1 = self.linear_backward(&layer(i, QKV), &saved.n1, &d_qkv);
+        dx_mid + self.norm_backward(&layer(i, IN_NORM), &saved.x, &dn1)
+    }
+
+    /// Final norm, lm head and loss; returns the gradient of `x`.
+    fn head(&mut self, x: &Mat, targets: &[u32]) -> Mat {
+        let n = rms_norm(x, self.w(FINAL_NORM), self.cfg.eps);
+        let mut logits = linear(&n, self.w(self.cfg.head_weight()));
+        for (mut row, &target) in logits.rows_mut().into_iter().zip(targets) {
+            softmax(row.as_slice_mut().expect("rows are contiguous"));
+            self.loss -= row[target as usize].ln() / self.count;
+            row[target as usize] -= 1.0;
+        }
+        let d_logits = logits / self.count;
+        let dn = self.linear_backward(self.cfg.head_weight(), &n, &d_logits);
+        self.norm_backward(FINAL_NORM, x, &dn)
+    }
+
+    /// y = x Wᵀ: dW = dyᵀ x is kept, dx = dy W returned.
+    fn linear_backward(&mut self, name: &str, x: &Mat, dy: &Mat) -> Mat {
+        self.add_grad(name, dy.t().dot(x));
+        dy.dot(self.w(name))
+    }
+
+    fn norm_backward(&mut self, name: &str, x: &Mat, dy: &Mat) -> Mat {
+        let (dx, dw) = rms_norm_backward(x, self.w(name), dy, self.cfg.eps);
+        self.add_grad(name, dw);
+        dx
+    }
+}
+
+fn linear(x: &Mat, w: &Mat) -> Mat {
+    x.dot(&w.t())
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn swiglu_backward(gate_up: &Mat, d_act: &Mat) -> Mat {
+    let f = d_act.ncols();
+    let mut d = Array2::zeros(gate_up.raw_dim());
+    for ((t, j), &dy) in d_act.indexed_iter() {
+        let (g, u) = (gate_up[[t, j]], gate_up[[t, f + j]]);
+        let (sig, silu) = (sigmoid(g), g * sigmoid(g));
+        d[[t, j]] = dy * u * (sig + silu * (1.0 - sig));
+        d[[t, f + j]] = dy * silu;
+    }
+    d
+}
+
+fn softmax(row: &mut [f64]) {
+    let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    row.iter_mut().for_each(|x| *x = (*x - top).exp());
+    let sum: f64 = row.iter().sum();
+    row.iter_mut().for_each(|x| *x /= sum);
+}
+
+/// The root of the mean square of each row.
+fn rms(x: &Mat, eps: f64) -> Array1<f64> {
+    x.rows().into_iter().map(|x| (x.dot(&x) / x.len() as f64 + eps).sqrt()).collect()
+}
+
+fn rms_norm(x: &Mat, w: &Mat, eps: f64) -> Mat {
+    x / &rms(x, eps).insert_axis(Axis(1)) * w
+}
+
+/// With n = x / rms: dx = (dn - n mean(n dn)) / rms, where dn = dy w; dw sums n dy.
+fn rms_norm_backward(x: &Mat, w: &Mat, dy: &Mat, eps: f64) -> (Mat, Mat) {
+    let rms = rms(x, eps).insert_axis(Axis(1));
+    let n = x / &rms;
+    let dn = dy * w;
+    let mean = (&n * &dn).mean_axis(Axis(1)).expect("a row is not empty").insert_axis(Axis(1));
+    let dw = (&n * dy).sum_axis(Axis(0)).insert_axis(Axis(0));
+    ((dn - &n * &mean) / &rms, dw)
+}
+
+/// Causal attention over one sequence, kept for its backward pass.
+struct Attention {
+    /// Rotated queries and keys, and values, [s, (a+2k)*d].
+    qkv: Mat,
+    /// The probabilities of each head, [s, s].
+    p: Vec<Mat>,
+    /// [s, a*d].
+    o: Mat,
+}
+
+impl Attention {
+    fn new(cfg: &DenseConfig, mut qkv: Mat) -> Attention {
+        rotate(cfg, &mut qkv, 1.0);
+        let len = qkv.nrows();
+        let mut o = Array2::zeros((len, cfg.heads * cfg.head_dim));
+        let mut p = Vec::new();
+        for head in 0..cfg.heads {
+            let [q, k, v] = columns(cfg, head).map(|at| qkv.slice(s![.., at..at + cfg.head_dim]));
+            let probs = causal_softmax(q.dot(&k.t()) / (cfg.head_dim as f64).sqrt());
+            head_of(&mut o, head * cfg.head_dim, &probs.dot(&v));
+            p.push(probs);
+        }
+        Attention { qkv, p, o }
+    }
+
+    /// The gradient of the unrotated qkv.
+    fn backward(&self, cfg: &DenseConfig, d_o: &Mat) -> Mat {
+        let mut d_qkv = Array2::zeros(self.qkv.raw_dim());
+        for (head, p) in self.p.iter().enumerate() {
+            let at = columns(cfg, head);
+            let [q, k, v] = at.map(|at| self.qkv.slice(s![.., at..at + cfg.head_dim]));
+            let d_o = d_o.slice(s![.., at[0]..at[0] + cfg.head_dim]);
+            let ds = softmax_backward(p, d_o.dot(&v.t())) / (cfg.head_dim as f64).sqrt();
+            head_of(&mut d_qkv, at[0], &ds.dot(&k));
+            head_of(&mut d_qkv, at[1], &ds.t().dot(&q));
+            head_of(&mut d_qkv, at[2], &p.t().dot(&d_o));
+        }
+        rotate(cfg, &mut d_qkv, -1.0);
+        d_qkv
+    }
+}
+
+/// The first columns of a query head's q, k and v: a/k neighbouring query heads share one KV head.
+fn columns(cfg: &DenseConfig, head: usize) -> [usize; 3] {
+    let kv_head = head * cfg.kv_heads / cfg.heads;
+    [head, cfg.heads + kv_head, cfg.heads + cfg.kv_heads + kv_head].map(|at| at * cfg.head_dim)
+}
+
+/// Adds `part` to the columns from `at` on.
+fn head_of(whole: &mut Mat, at: usize, part: &Mat) {
+    let mut columns = whole.slice_mut(s![.., at..at + part.ncols()]);
+    columns += part;
+}
+
+fn causal_softmax(mut scores: Mat) -> Mat {
+    for (i, mut row) in scores.rows_mut().into_iter().enumerate() {
+        row.slice_mut(s![i + 1..]).fill(f64::NEG_INFINITY);
+        softmax(row.as_slice_mut().expect("rows are contiguous"));
+    }
+    scores
+}
+
+/// ds = p (dp - sum of p dp over the row).
+fn softmax_backward(p: &Mat, dp: Mat) -> Mat {
+    let mean = (p * &dp).sum_axis(Axis(1)).insert_axis(Axis(1));
+    p * &(dp - mean)
+}
+
+/// Rotates all query and key heads by their position; `direction` -1 turns back.
+fn rotate(cfg: &DenseConfig, qkv: &mut Mat, direction: f64) {
+    let (d, half) = (cfg.head_dim, cfg.head_dim / 2);
+    for (position, mut row) in qkv.rows_mut().into_iter().enumerate() {
+        for head in 0..cfg.heads + cfg.kv_heads {
+            for i in 0..half {
+                let angle = position as f64 * cfg.theta.powf(-2.0 * i as f64 / d as f64);
+                let (sin, cos) = (direction * angle.sin(), angle.cos());
+                let (x, y) = (row[head * d + i], row[head * d + half + i]);
+                row[head * d + i] = x * cos - y * sin;
+                row[head * d + half + i] = y * cos + x * sin;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    const ADAM: AdamConfig = AdamConfig { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+
+    fn tiny(kv_heads: usize, tie: bool) -> DenseConfig {
+        let (eps, theta) = (1e-5, 100.0);
+        DenseConfig { layers: 2, hidden: 6, heads: 4, kv_heads, head_dim: 4, ffn: 5, vocab: 7, eps, theta, tie }
+    }
+
+    fn random_params(cfg: &DenseConfig) -> BTreeMap<String, Vec<f64>> {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let mut draw = |n: usize| (0..n).map(|_| rng.random_range(-1.0..1.0)).collect();
+        cfg.shapes().into_iter().map(|(name, (rows, cols))| (name, draw(rows * cols))).collect()
+    }
+
+    fn batch() -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
+        (vec![vec![1, 5, 0, 5, 2], vec![6, 1, 3]], vec![vec![5, 0, 5, 2, 4], vec![1, 3, 3]])
+    }
+
+    fn run(cfg: &DenseConfig, params: &BTreeMap<String, Vec<f64>>) -> StepResult {
+        let (tokens, targets) = batch();
+        step(cfg, params, &tokens, &targets, &ADAM)
+    }
+
+    fn check_gradients(cfg: &DenseConfig) {
+        const STEP: f64 = 1e-5;
+        let params = random_params(cfg);
+        let result = run(cfg, &params);
+        for (name, i) in params.iter().flat_map(|(name, p)| (0..p.len()).map(move |i| (name, i))) {
+            let loss = |by: f64| {
+                let mut moved = params.clone();
+                moved.get_mut(name).unwrap()[i] += by;
+                run(cfg, &moved).loss
+            };
+            let slope = (loss(STEP) - loss(-STEP)) / (2.0 * STEP);
+            let grad = result.grads[name][i];
+            assert!((grad - slope).abs() < 1e-8 * (1.0 + slope.abs()), "{name}[{i}]: {grad}, slope {slope}");
+        }
+    }
+
+    #[test]
+    fn gradients_equal_finite_differences_with_grouped_queries() {
+        check_gradients(&tiny(2, false));
+    }
+
+    #[test]
+    fn gradients_equal_finite_differences_with_a_tied_head() {
+        let cfg = tiny(4, true);
+        assert!(!cfg.shapes().contains_key(LM_HEAD));
+        check_gradients(&cfg);
+    }
+
+    #[test]
+    fn a_model_that_knows_nothing_loses_the_logarithm_of_the_vocabulary() {
+        let cfg = tiny(1, false);
+        let mut params = random_params(&cfg);
+        params.get_mut(LM_HEAD).unwrap().fill(0.0);
+        assert!((run(&cfg, &params).loss - 7f64.ln()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_future_does_not_change_the_past() {
+        let cfg = tiny(2, false);
+        let params = random_params(&cfg);
+        let (tokens, targets) = batch();
+        let mut other = tokens.clone();
+        other[0][3] = 6;
+        let [a, b] = [tokens, other].map(|tokens| step(&cfg, &params, &tokens, &targets, &ADAM).hidden);
+        assert_eq!(a[0][..3 * 6], b[0][..3 * 6]);
+        assert_ne!(a[0][3 * 6..], b[0][3 * 6..]);
+        assert_eq!(a[1], b[1]);
+    }
+
+    #[test]
+    fn the_first_step_of_adam_moves_by_the_learning_rate_against_the_gradient() {
+        let cfg = tiny(2, false);
+        let params = random_params(&cfg);
+        let result = run(&cfg, &params);
+        for (name, old) in &params {
+            for ((old, new), grad) in old.iter().zip(&result.new_params[name]).zip(&result.grads[name]) {
+                let expected = 0.01 * grad / (grad.abs() + 1e-8);
+                assert!((old - new - expected).abs() < 1e-12, "{name}: {old} {new} {grad}");
+            }
+        }
+    }
+}
