@@ -60,6 +60,12 @@ impl Cluster {
         rank / self.spec.gpus_per_node
     }
 
+    /// The ranks of a node.
+    pub fn ranks_on(&self, node: u32) -> std::ops::Range<u32> {
+        let first = node * self.spec.gpus_per_node;
+        first..(first + self.spec.gpus_per_node).min(self.gpus)
+    }
+
     pub fn tier(&self, a: u32, b: u32) -> Tier {
         match (a == b, self.node_of(a) == self.node_of(b)) {
             (true, _) => Tier::Local,

@@ -1,8 +1,12 @@
 pub mod cluster;
 pub mod collective;
+pub mod cost;
 pub mod device;
 pub mod error;
 pub mod exec;
+pub mod fold;
 pub mod plan;
 pub mod spec;
+pub mod strategy;
+pub mod timeline;
 pub mod units;

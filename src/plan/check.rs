@@ -91,11 +91,7 @@ fn body(plan: &Plan, name: &str, ops: &[Op], blocks: usize, formals: usize) -> R
                 if callee.is_none_or(|b| b.formals.len() != args.len()) || *repeat == 0 {
                     return fail(format!("calls block {block} with {} buffers, {repeat} times", args.len()));
                 }
-                let bad = |a: &Arg| match *a {
-                    Arg::Buf { of, .. } => !known(of),
-                    Arg::Each { tensor, of, .. } => !known(tensor) || of == 0,
-                };
-                if args.iter().any(bad) {
+                if args.iter().any(|a| !known(a.of()) || a.period() == 0) {
                     return fail("an argument names no tensor or no slots".into());
                 }
             }
@@ -123,15 +119,10 @@ fn slots(plan: &Plan, ops: &[Op], env: &[(TensorId, u32)]) -> Result<()> {
     };
     for op in ops {
         if let OpKind::Call { block, args, repeat } = &op.kind {
-            let most = |arg: &Arg| match *arg {
-                Arg::Buf { of, slot } => resolve(of, slot, &op.label),
-                Arg::Each { tensor, first, step, of } => {
-                    // Walked when short; a walk around all of `of` reaches its last slot.
-                    let at =
-                        |i: u32| (i64::from(first) + i64::from(i) * i64::from(step)).rem_euclid(i64::from(of)) as u32;
-                    let top = if *repeat < of { (0..*repeat).map(at).max().unwrap_or(0) } else { of - 1 };
-                    resolve(tensor, top, &op.label)
-                }
+            let most = |arg: &Arg| {
+                // Short walks are walked; a walk of a whole period reaches its last slot.
+                let top = if *repeat < arg.period() { (0..*repeat).map(|i| arg.slot(i)).max() } else { None };
+                resolve(arg.of(), top.unwrap_or(arg.slot(0).max(arg.period() - 1)), &op.label)
             };
             let inner: Vec<(TensorId, u32)> = args.iter().map(most).collect::<Result<_>>()?;
             slots(plan, &plan.blocks[*block as usize].ops, &inner)?;

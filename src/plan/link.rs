@@ -151,16 +151,9 @@ fn collect_cuts(
 /// The bindings of iteration `i` of a call made under `env`.
 pub fn bind(args: &[Arg], env: &[(TensorId, u32)], i: u32) -> Env {
     args.iter()
-        .map(|arg| match *arg {
-            Arg::Buf { of, slot } => {
-                let (tensor, base) = resolve(of, env);
-                (tensor, base + slot)
-            }
-            Arg::Each { tensor, first, step, of } => {
-                let (tensor, base) = resolve(tensor, env);
-                let slot = (i64::from(first) + i64::from(i) * i64::from(step)).rem_euclid(i64::from(of.max(1)));
-                (tensor, base + slot as u32)
-            }
+        .map(|arg| {
+            let (tensor, base) = resolve(arg.of(), env);
+            (tensor, base + arg.slot(i))
         })
         .collect()
 }

@@ -72,10 +72,10 @@ fn repeats_itself(plan: &Plan, call: &Op) -> bool {
 
 fn writes_formal(plan: &Plan, block: BlockId, formal: u32) -> bool {
     plan.blocks[block as usize].ops.iter().any(|op| match &op.kind {
-        OpKind::Call { block, args, .. } => args.iter().enumerate().any(|(i, arg)| {
-            let (Arg::Buf { of, .. } | Arg::Each { tensor: of, .. }) = arg;
-            *of == TensorRef::Formal(formal) && writes_formal(plan, *block, i as u32)
-        }),
+        OpKind::Call { block, args, .. } => args
+            .iter()
+            .enumerate()
+            .any(|(i, arg)| arg.of() == TensorRef::Formal(formal) && writes_formal(plan, *block, i as u32)),
         _ => op.bufs().1.iter().any(|b| b.of == TensorRef::Formal(formal)),
     })
 }

@@ -215,6 +215,32 @@ pub enum Arg {
     Each { tensor: TensorRef, first: i32, step: i32, of: u32 },
 }
 
+impl Arg {
+    pub fn of(&self) -> TensorRef {
+        match *self {
+            Arg::Buf { of, .. } | Arg::Each { tensor: of, .. } => of,
+        }
+    }
+
+    /// The slot bound in iteration `i`, counted from what the caller has bound.
+    pub fn slot(&self, i: u32) -> u32 {
+        match *self {
+            Arg::Buf { slot, .. } => slot,
+            Arg::Each { first, step, of, .. } => {
+                (i64::from(first) + i64::from(i) * i64::from(step)).rem_euclid(i64::from(of.max(1))) as u32
+            }
+        }
+    }
+
+    /// Iterations after which the slots come again.
+    pub fn period(&self) -> u32 {
+        match *self {
+            Arg::Buf { .. } => 1,
+            Arg::Each { of, .. } => of,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum OpKind {

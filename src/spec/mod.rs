@@ -6,11 +6,13 @@ pub mod cluster;
 pub mod gpu;
 pub mod model;
 pub mod stack;
+pub mod workload;
 
 pub use cluster::{ClusterSpec, ScaleOut, ScaleUp};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
 pub use model::LlmSpec;
 pub use stack::StackSpec;
+pub use workload::{Parallelism, Recompute, Workload};
 
 use crate::error::{Error, Result};
 use serde::de::DeserializeOwned;

@@ -1,0 +1,93 @@
+//! The analytic interpreter: when every op starts and ends, op by op, in picoseconds.
+//!
+//! An op starts when its edges hold, takes its duration alone on its device, and ends; a communicating op
+//! starts to move when everyone it meets has started. Three things slow ops down besides:
+//!
+//! * a kernel bound by SMs loses those that communication kernels posted before it occupy;
+//! * two transfers through one port of a rank follow one another, since together they cannot be faster;
+//! * ranks that share a device take turns.
+//!
+//! Time is integer picoseconds and every duration is rounded once, so that equal things are equal.
+//! [`repeat`] takes the iterations of a call that only repeat the one before in one stride, exactly; a walk
+//! over every op is the oracle it is tested against.
+
+mod act;
+mod repeat;
+mod walk;
+
+use crate::cluster::Cluster;
+use crate::device::KernelTime;
+use crate::error::Result;
+use crate::fold::{self, Fold};
+use crate::plan::Plan;
+use crate::spec::StackSpec;
+use crate::timeline::{Class, Timeline, lane_labels};
+use crate::units::Seconds;
+use walk::Walker;
+
+/// The machine a plan is costed on.
+#[derive(Clone, Copy)]
+pub struct Machine<'a> {
+    pub cluster: &'a Cluster,
+    pub stack: &'a StackSpec,
+    pub kernels: &'a dyn KernelTime,
+    /// Device of each rank where ranks share devices; none: a device each.
+    pub devices: Option<&'a [u32]>,
+}
+
+/// How much work to spare, and what to keep. The answer is the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Effort {
+    /// Walk one rank of each class of equal ranks.
+    pub fold: bool,
+    /// Take iterations that repeat the one before in one stride.
+    pub stride: bool,
+    /// Keep every op's start and end.
+    pub spans: bool,
+}
+
+impl Effort {
+    /// Sums only, as fast as can be.
+    pub const SUMS: Effort = Effort { fold: true, stride: true, spans: false };
+    /// Every op of every rank, one by one.
+    pub const ALL_SPANS: Effort = Effort { fold: false, stride: false, spans: true };
+}
+
+/// Costs a plan. Errors: a dtype the device has no peak for, a plan that deadlocks.
+pub fn cost(plan: &Plan, machine: Machine, effort: Effort) -> Result<Timeline> {
+    let shared = machine.devices.is_some();
+    let fold = if effort.fold && !shared && plan.programs.len() == 1 {
+        fold::refine(plan, machine.cluster)
+    } else {
+        fold::trivial(plan.ranks())
+    };
+    let walker = Walker::new(plan, machine, &fold, effort)?;
+    Ok(timeline(plan, &fold, walker.run()?))
+}
+
+/// What a walk found, by class.
+struct Found {
+    end: u64,
+    usages: Vec<crate::timeline::Usage>,
+    spans: Vec<Vec<crate::timeline::Span>>,
+}
+
+fn timeline(plan: &Plan, fold: &Fold, found: Found) -> Timeline {
+    let classes = found.usages.into_iter().zip(found.spans).enumerate().map(|(c, (usage, spans))| Class {
+        rank: fold.representatives[c],
+        multiplicity: fold.multiplicity[c],
+        usage,
+        spans,
+    });
+    Timeline { step: seconds(found.end), classes: classes.collect(), lanes: lane_labels(plan) }
+}
+
+/// Picoseconds to seconds.
+fn seconds(ps: u64) -> Seconds {
+    Seconds::new(ps as f64 * 1e-12)
+}
+
+/// Seconds to picoseconds, rounded once.
+fn picoseconds(t: Seconds) -> u64 {
+    (t.value() * 1e12).round() as u64
+}

@@ -1,0 +1,131 @@
+//! Ranks into classes by symmetry: ranks of one class do the same thing at the same time.
+//!
+//! Colour refinement. A rank's first colour is its program and its coordinates on axes that decide how
+//! much it computes. Then ranks of one colour are told apart by the colours of whom they talk to and by
+//! the links in between, until nothing changes. [`trivial`] puts every rank alone and is the oracle.
+
+use crate::cluster::Cluster;
+use crate::plan::{Axis, Group, Lane, OpKind, Plan};
+use rustc_hash::{FxHashMap, FxHasher};
+use std::collections::BTreeSet;
+use std::hash::{Hash, Hasher};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fold {
+    /// A rank of each class, ascending.
+    pub representatives: Vec<u32>,
+    pub multiplicity: Vec<u32>,
+    pub class_of: Vec<u32>,
+}
+
+/// Every rank a class of its own.
+pub fn trivial(ranks: u32) -> Fold {
+    Fold {
+        representatives: (0..ranks).collect(),
+        multiplicity: vec![1; ranks as usize],
+        class_of: (0..ranks).collect(),
+    }
+}
+
+/// The coarsest classes that refinement finds.
+pub fn refine(plan: &Plan, cluster: &Cluster) -> Fold {
+    let talks = Talks::of(plan);
+    let axes = work_axes(plan);
+    let n = plan.ranks();
+    let first = |r: u32| {
+        let at: Vec<u32> = axes.iter().map(|&(view, axis)| plan.views[view as usize].coord(r, axis)).collect();
+        colour(&(plan.program_of(r), at))
+    };
+    let mut colours: Vec<u64> = (0..n).map(first).collect();
+    let mut count = distinct(&colours);
+    loop {
+        let next: Vec<u64> =
+            (0..n).map(|r| colour(&(colours[r as usize], talks.seen(plan, cluster, r, &colours)))).collect();
+        let now = distinct(&next);
+        colours = next;
+        if now == count {
+            return classes(&colours);
+        }
+        count = now;
+    }
+}
+
+fn colour(of: &impl Hash) -> u64 {
+    let mut h = FxHasher::default();
+    of.hash(&mut h);
+    h.finish()
+}
+
+fn distinct(colours: &[u64]) -> usize {
+    colours.iter().collect::<BTreeSet<_>>().len()
+}
+
+fn classes(colours: &[u64]) -> Fold {
+    let mut fold = Fold { representatives: vec![], multiplicity: vec![], class_of: vec![] };
+    let mut known: FxHashMap<u64, u32> = FxHashMap::default();
+    for (rank, &c) in colours.iter().enumerate() {
+        let class = *known.entry(c).or_insert_with(|| {
+            fold.representatives.push(rank as u32);
+            fold.multiplicity.push(0);
+            fold.representatives.len() as u32 - 1
+        });
+        fold.multiplicity[class as usize] += 1;
+        fold.class_of.push(class);
+    }
+    fold
+}
+
+/// Axes along which a mask gives ranks different work.
+fn work_axes(plan: &Plan) -> BTreeSet<(u8, Axis)> {
+    let masks = plan.kernels().filter_map(|k| k.mask());
+    masks.flat_map(|m| [&m.q, &m.kv]).flat_map(|s| s.order.iter().map(|o| (s.view, o.0))).collect()
+}
+
+/// The distinct ways in which ranks talk: a group and a distance for legs, a group for collectives.
+struct Talks {
+    hops: BTreeSet<(Group, i32)>,
+    groups: BTreeSet<Group>,
+}
+
+impl Talks {
+    fn of(plan: &Plan) -> Talks {
+        let mut talks = Talks { hops: BTreeSet::new(), groups: BTreeSet::new() };
+        for (_, op) in plan.ops() {
+            let Some(Lane::Comm(group, _)) = op.lane.map(|l| &plan.lanes[l as usize]) else { continue };
+            match &op.kind {
+                OpKind::Transfer { legs, .. } => talks.hops.extend(legs.iter().map(|l| (group.clone(), l.by))),
+                _ => drop(talks.groups.insert(group.clone())),
+            }
+        }
+        talks
+    }
+
+    /// What `rank` sees around it.
+    fn seen(&self, plan: &Plan, cluster: &Cluster, rank: u32, colours: &[u64]) -> u64 {
+        let mut h = FxHasher::default();
+        for (group, by) in &self.hops {
+            let peer = group.neighbour(&plan.views, rank, *by);
+            (cluster.tier(rank, peer) as u8, crossing(plan, cluster, group, *by, rank), colours[peer as usize])
+                .hash(&mut h);
+        }
+        for group in &self.groups {
+            let mut around: Vec<(u64, bool)> = group
+                .members(&plan.views, rank)
+                .iter()
+                .map(|&m| (colours[m as usize], cluster.node_of(m) == cluster.node_of(rank)))
+                .collect();
+            around.sort_unstable();
+            around.hash(&mut h);
+        }
+        h.finish()
+    }
+}
+
+/// Ranks on `rank`'s node that send over the node's edge when all do the same hop: they share its NICs.
+pub fn crossing(plan: &Plan, cluster: &Cluster, group: &Group, by: i32, rank: u32) -> u32 {
+    let node = cluster.node_of(rank);
+    cluster
+        .ranks_on(node)
+        .filter(|&r| r < plan.ranks() && cluster.node_of(group.neighbour(&plan.views, r, by)) != node)
+        .count() as u32
+}

@@ -1,0 +1,104 @@
+//! What an interpreter returns: when every op of every rank started and ended, and what that adds up to.
+
+use crate::plan::{Axis, Lane, Plan};
+use crate::units::Seconds;
+use std::collections::BTreeMap;
+
+/// An op of a rank.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Span {
+    /// Names the op on its rank; timelines are joined on (rank, path).
+    pub path: String,
+    /// Kernel, transfer or collective.
+    pub what: &'static str,
+    pub lane: u16,
+    pub start: Seconds,
+    pub end: Seconds,
+}
+
+impl Span {
+    pub fn duration(&self) -> Seconds {
+        self.end - self.start
+    }
+}
+
+/// Where the time of a rank went. `compute` + everything exposed = the step, exactly.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Usage {
+    /// Time the compute lane was busy.
+    pub compute: f64,
+    /// Time the compute lane stood still, by the axis whose communication it waited for.
+    pub exposed: BTreeMap<Axis, f64>,
+    /// Busy time of the compute lane by kernel.
+    pub by_kernel: BTreeMap<&'static str, f64>,
+    /// Busy time of communication lanes by axis.
+    pub comm: BTreeMap<Axis, f64>,
+    /// FLOPs that the kernels execute.
+    pub flops: f64,
+    /// Bytes sent inside a node and between nodes.
+    pub bytes_scale_up: f64,
+    pub bytes_scale_out: f64,
+    /// Time of kernels and transfers by how its number is known.
+    pub by_provenance: BTreeMap<&'static str, f64>,
+    /// Variance of the step from the spread of the kernels' calibration, in s^2, kernels of one curve
+    /// erring together.
+    pub sd: f64,
+}
+
+impl Usage {
+    pub fn exposed_total(&self) -> f64 {
+        self.exposed.values().sum()
+    }
+
+    /// Adds `share` of another usage: a mean over ranks is a sum of shares.
+    pub fn add(&mut self, other: &Usage, share: f64) {
+        let add_map = |into: &mut BTreeMap<Axis, f64>, from: &BTreeMap<Axis, f64>| {
+            from.iter().for_each(|(k, v)| *into.entry(*k).or_default() += v * share);
+        };
+        add_map(&mut self.exposed, &other.exposed);
+        add_map(&mut self.comm, &other.comm);
+        other.by_kernel.iter().for_each(|(k, v)| *self.by_kernel.entry(k).or_default() += v * share);
+        other.by_provenance.iter().for_each(|(k, v)| *self.by_provenance.entry(k).or_default() += v * share);
+        self.compute += other.compute * share;
+        self.flops += other.flops * share;
+        self.bytes_scale_up += other.bytes_scale_up * share;
+        self.bytes_scale_out += other.bytes_scale_out * share;
+        self.sd += other.sd * share;
+    }
+}
+
+/// Ranks that do the same at the same time, by one of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Class {
+    pub rank: u32,
+    pub multiplicity: u32,
+    pub usage: Usage,
+    /// Empty where only the sums were asked for.
+    pub spans: Vec<Span>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Timeline {
+    /// From the first start to the last end.
+    pub step: Seconds,
+    pub classes: Vec<Class>,
+    /// Labels of the plan's lanes.
+    pub lanes: Vec<String>,
+}
+
+impl Timeline {
+    /// The mean over all ranks.
+    pub fn mean(&self) -> Usage {
+        let ranks: u32 = self.classes.iter().map(|c| c.multiplicity).sum();
+        let mut mean = Usage::default();
+        for class in &self.classes {
+            mean.add(&class.usage, f64::from(class.multiplicity) / f64::from(ranks));
+        }
+        mean
+    }
+}
+
+/// Labels of a plan's lanes, in order.
+pub fn lane_labels(plan: &Plan) -> Vec<String> {
+    plan.lanes.iter().map(Lane::label).collect()
+}
