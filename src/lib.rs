@@ -1,2 +1,3 @@
 pub mod error;
 pub mod plan;
+pub mod plot;
