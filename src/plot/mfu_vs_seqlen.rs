@@ -342,7 +342,7 @@ fn titles(rows: &[Row], notes: &Notes) -> Vec<Mark> {
     };
     let stages: BTreeSet<String> = rows.iter().map(|r| format!("ZeRO {}", r.zero)).collect();
     let stages: Vec<String> = stages.into_iter().collect();
-    let mut parts = vec![tokens_per_step(rows)];
+    let mut parts = vec![format!("{gpus} GPUs"), tokens_per_step(rows)];
     parts.extend(notes.dtype.clone());
     parts.push(stages.join(" or "));
     parts.push(format!("stack {stack}"));
