@@ -212,7 +212,7 @@ fn series(rows: &[Row]) -> Vec<Series> {
     let mut list = Vec::new();
     for (way, points) in &all {
         let place = seen.entry(way.family).or_default();
-        let color = ramp(way.family.look().1, *place as f64 / (sizes[&way.family].max(2) - 1) as f64);
+        let color = ramp(way.family.look().1, (*place as f64 + 0.5) / sizes[&way.family] as f64);
         let mut label = way.label();
         if of_label(&label) > 1 {
             label = format!("{label}, {}", way.strategy);
