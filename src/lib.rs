@@ -6,6 +6,7 @@ pub mod error;
 pub mod exec;
 pub mod fold;
 pub mod plan;
+pub mod plot;
 pub mod spec;
 pub mod strategy;
 pub mod timeline;

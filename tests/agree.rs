@@ -20,7 +20,12 @@ fn first() {
     let stack = StackSpec::find("nccl-fa3").unwrap();
     let roof = Roofline::new(&gpu, &stack).unwrap();
     let m = Machine { cluster: &cluster, stack: &stack, kernels: &roof, devices: None };
-    for (dp, ring, ulysses, seq, gb, rc) in [(8, 8, 1, 65536, 64, Recompute::None), (8, 1, 8, 65536, 64, Recompute::Full), (4, 2, 8, 65536, 64, Recompute::None), (1, 64, 1, 1048576, 4, Recompute::Full)] {
+    for (dp, ring, ulysses, seq, gb, rc) in [
+        (8, 8, 1, 65536, 64, Recompute::None),
+        (8, 1, 8, 65536, 64, Recompute::Full),
+        (4, 2, 8, 65536, 64, Recompute::None),
+        (1, 64, 1, 1048576, 4, Recompute::Full),
+    ] {
         let t0 = std::time::Instant::now();
         let p = plan(dp, ring, ulysses, seq, gb, 1, rc);
         let t1 = std::time::Instant::now();

@@ -158,6 +158,25 @@ pub fn bind(args: &[Arg], env: &[(TensorId, u32)], i: u32) -> Env {
         .collect()
 }
 
+/// Whether all iterations of a call touch the same slots, but for tensors it only reads.
+fn repeats_itself(plan: &Plan, call: &Op) -> bool {
+    let OpKind::Call { block, args, .. } = &call.kind else { return false };
+    args.iter().enumerate().all(|(i, arg)| match arg {
+        Arg::Buf { .. } => true,
+        Arg::Each { of, .. } => *of == 1 || !writes_formal(plan, *block, i as u32),
+    })
+}
+
+fn writes_formal(plan: &Plan, block: BlockId, formal: u32) -> bool {
+    plan.blocks[block as usize].ops.iter().any(|op| match &op.kind {
+        OpKind::Call { block, args, .. } => args
+            .iter()
+            .enumerate()
+            .any(|(i, arg)| arg.of() == TensorRef::Formal(formal) && writes_formal(plan, *block, i as u32)),
+        _ => op.bufs().1.iter().any(|b| b.of == TensorRef::Formal(formal)),
+    })
+}
+
 /// One spliced op.
 #[derive(Debug, Clone)]
 pub struct Node<'p> {
@@ -235,6 +254,16 @@ impl<'p> Line<'p> {
     /// A whole program with every call spliced.
     pub fn program(plan: &'p Plan, atoms: &AtomTable, program: u32) -> Result<Line<'p>> {
         Line::unrolled(plan, atoms, program, &|_, _| true)
+    }
+
+    /// A program in which calls that only repeat themselves are spliced three times: the first two and the
+    /// last iteration, which show every neighbourhood that more would.
+    pub fn short(plan: &'p Plan, atoms: &AtomTable, program: u32) -> Result<Line<'p>> {
+        let keep = |op: &Op, i: u32| match &op.kind {
+            OpKind::Call { repeat, .. } if *repeat > 3 && repeats_itself(plan, op) => i < 2 || i + 1 == *repeat,
+            _ => true,
+        };
+        Line::unrolled(plan, atoms, program, &keep)
     }
 
     /// A program of which only the iterations `keep` wants are spliced.

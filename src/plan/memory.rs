@@ -42,14 +42,9 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of a program: calls that only repeat themselves are walked three times, which shows
-    /// every neighbourhood that more would.
+    /// The layout of a program.
     pub fn new(plan: &Plan, atoms: &AtomTable, program: u32) -> Result<Layout> {
-        let keep = |op: &Op, i: u32| match &op.kind {
-            OpKind::Call { repeat, .. } if *repeat > 3 && repeats_itself(plan, op) => i < 2 || i + 1 == *repeat,
-            _ => true,
-        };
-        let line = Line::unrolled(plan, atoms, program, &keep)?;
+        let line = Line::short(plan, atoms, program)?;
         let lives = lives(plan, &line);
         let items = items(plan, &line, &lives)?;
         Ok(place(plan, &line, items))
@@ -59,25 +54,6 @@ impl Layout {
     pub fn offset(&self, at: SlotId) -> Option<u64> {
         self.offsets[at.tensor as usize][at.slot as usize]
     }
-}
-
-/// Whether all iterations of a call touch the same slots, but for tensors it only reads.
-fn repeats_itself(plan: &Plan, call: &Op) -> bool {
-    let OpKind::Call { block, args, .. } = &call.kind else { return false };
-    args.iter().enumerate().all(|(i, arg)| match arg {
-        Arg::Buf { .. } => true,
-        Arg::Each { of, .. } => *of == 1 || !writes_formal(plan, *block, i as u32),
-    })
-}
-
-fn writes_formal(plan: &Plan, block: BlockId, formal: u32) -> bool {
-    plan.blocks[block as usize].ops.iter().any(|op| match &op.kind {
-        OpKind::Call { block, args, .. } => args
-            .iter()
-            .enumerate()
-            .any(|(i, arg)| arg.of() == TensorRef::Formal(formal) && writes_formal(plan, *block, i as u32)),
-        _ => op.bufs().1.iter().any(|b| b.of == TensorRef::Formal(formal)),
-    })
 }
 
 /// Lives of every slot, in program order.

@@ -5,30 +5,11 @@
 
 use super::kernel::Kernel;
 use super::mesh::Group;
+pub use crate::spec::Dtype;
 use serde::{Deserialize, Serialize};
 
 pub type TensorId = u32;
 pub type BlockId = u32;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Dtype {
-    F64,
-    F32,
-    Bf16,
-    U32,
-}
-
-impl Dtype {
-    /// Bytes of one element.
-    pub fn size(self) -> u64 {
-        match self {
-            Dtype::F64 => 8,
-            Dtype::F32 | Dtype::U32 => 4,
-            Dtype::Bf16 => 2,
-        }
-    }
-}
 
 /// What a tensor is for: the rows of a memory report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

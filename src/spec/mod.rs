@@ -12,7 +12,7 @@ pub use cluster::{ClusterSpec, ScaleOut, ScaleUp};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
 pub use model::LlmSpec;
 pub use stack::StackSpec;
-pub use workload::{Parallelism, Recompute, Workload};
+pub use workload::{Dtype, Parallelism, Recompute, Workload};
 
 use crate::error::{Error, Result};
 use serde::de::DeserializeOwned;

@@ -1,7 +1,36 @@
 //! What is trained and how it is cut: the numbers a user types.
 
-use crate::plan::Dtype;
 use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    F64,
+    F32,
+    Bf16,
+    U32,
+}
+
+impl Dtype {
+    /// As flags and files have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dtype::F64 => "f64",
+            Dtype::F32 => "f32",
+            Dtype::Bf16 => "bf16",
+            Dtype::U32 => "u32",
+        }
+    }
+
+    /// Bytes of one element.
+    pub fn size(self) -> u64 {
+        match self {
+            Dtype::F64 => 8,
+            Dtype::F32 | Dtype::U32 => 4,
+            Dtype::Bf16 => 2,
+        }
+    }
+}
 
 /// One optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
