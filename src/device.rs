@@ -36,7 +36,7 @@ fn dtype_name(dtype: Dtype) -> &'static str {
 }
 
 /// The lengths that the attention curves were fitted on; beyond them they are extrapolated.
-const CALIBRATED_ROWS: std::ops::RangeInclusive<u64> = 512..=65536;
+const CALIBRATED_ROWS: std::ops::RangeInclusive<u64> = 512..=131072;
 
 #[derive(Debug, Clone)]
 pub struct Roofline {
@@ -98,7 +98,7 @@ impl Roofline {
     }
 
     fn attention(&self, work: &Work, dtype: Dtype) -> Part {
-        let WorkClass::Attention { q_rows, kv_rows, area, head_dim, backward, .. } = work.class else {
+        let WorkClass::Attention { q_rows, kv_rows, area, batch_heads, head_dim, backward } = work.class else {
             unreachable!("asked for attention only")
         };
         // Forward, a thread block owns query rows and walks keys; backward it is the reverse.
@@ -106,7 +106,11 @@ impl Roofline {
             if backward { (&self.attention.backward, kv_rows) } else { (&self.attention.forward, q_rows) };
         let (area, rectangle) = (area as f64, q_rows as f64 * kv_rows as f64);
         let masked = if area < rectangle { curve.diagonal.value * q_rows.min(kv_rows) as f64 } else { 0.0 };
-        let walked = (area + masked).min(rectangle) + curve.half.value * rows as f64;
+        let walk = (area + masked).min(rectangle) / rows as f64 + curve.half.value;
+        // As for a product: tiles are whole, and so are waves.
+        let tiles = batch_heads * rows.div_ceil(self.attention.tile_rows);
+        let slots = tiles.next_multiple_of(u64::from(self.gpu.sms.value)) * self.attention.tile_rows;
+        let walked = walk * slots as f64 / batch_heads as f64;
         let (ceiling, dim_known) = ceiling_at(curve, head_dim);
         let known = dim_known && CALIBRATED_ROWS.contains(&q_rows) && CALIBRATED_ROWS.contains(&kv_rows);
         let fitted = worst([&curve.ceiling.provenance, &curve.half.provenance, &curve.diagonal.provenance]);

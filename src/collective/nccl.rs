@@ -79,7 +79,7 @@ pub fn p2p(
         },
         Tier::ScaleUp => {
             let ctas = f64::from(channels(cluster, stack, bytes.value(), comm_size));
-            let rate = (up.p2p_per_cta.value * ctas).min(up.bandwidth.value * (1.0 / sharing));
+            let rate = (up.p2p_per_cta.value * ctas).min(up.p2p.value * (1.0 / sharing));
             LinkTime {
                 latency: stack.p2p_latency.value + up.latency.value,
                 transfer: bytes / rate,
@@ -140,7 +140,7 @@ pub fn collective(
     if kind == CollectiveKind::AllToAll {
         return all_to_all(cluster, stack, &shape, bytes);
     }
-    let tuner = Tuner::new(cluster, &shape);
+    let tuner = Tuner::new(cluster, stack, &shape);
     let mut best = tuner.ring(kind, bytes);
     if kind == CollectiveKind::AllReduce {
         best.extend(tuner.tree(bytes));
@@ -167,7 +167,7 @@ fn all_to_all(cluster: &Cluster, stack: &StackSpec, shape: &Shape, bytes: Bytes)
     let one = bytes * (1.0 / f64::from(shape.n));
     let near = f64::from(shape.most - 1);
     let ctas = near * f64::from(channels(cluster, stack, one.value(), shape.n));
-    let rate = (up.p2p_per_cta.value * ctas.clamp(1.0, f64::from(stack.p2p_ctas.value))).min(up.bandwidth.value);
+    let rate = (up.p2p_per_cta.value * ctas.clamp(1.0, f64::from(stack.p2p_ctas.value))).min(up.p2p.value);
     let inside = one * near / rate;
     let mut time = LinkTime {
         latency: stack.p2p_latency.value + up.latency.value,
@@ -215,18 +215,22 @@ struct Tuner {
     n: f64,
     nodes: f64,
     per_node: f64,
-    /// Bus bandwidth of a ring, GB/s.
+    /// Bus bandwidth of a ring inside a node, and of a ring over all members, GB/s.
+    intra: f64,
     bus: f64,
     /// All NICs that the group may use on one node, GB/s.
     nics: f64,
     /// Algorithm bandwidth where the switch adds up, GB/s.
     switch: Option<f64>,
     ll_max: f64,
+    /// Until all members are there, and what each us of the tuner's counts for.
+    start: Seconds,
+    latency_scale: f64,
     provenance: Provenance,
 }
 
 impl Tuner {
-    fn new(cluster: &Cluster, shape: &Shape) -> Tuner {
+    fn new(cluster: &Cluster, stack: &StackSpec, shape: &Shape) -> Tuner {
         let up = &cluster.spec.scale_up;
         let giga = |rate: BytesPerSec| rate.value() / 1e9;
         let out = cluster.spec.scale_out.as_ref().filter(|_| shape.nodes > 1);
@@ -245,17 +249,21 @@ impl Tuner {
             n: f64::from(shape.n),
             nodes: f64::from(shape.nodes),
             per_node: f64::from(shape.most),
+            intra,
             bus: intra.min(nics),
             nics,
             switch: reduce.map(|r| giga(r.value) * full / (2.0 * (full - 1.0))),
             ll_max: ll_max(cluster.gpu.architecture, shape.nodes),
+            // A collective starts as a send does: a launch, and both ends have to be there.
+            start: stack.p2p_latency.value,
+            latency_scale: stack.collective_latency.value,
             provenance: provenance(bound),
         }
     }
 
     fn regime(&self, latency_us: f64, bytes: Bytes, algbw: f64) -> LinkTime {
         LinkTime {
-            latency: Seconds::new(latency_us * 1e-6),
+            latency: self.start + Seconds::new(latency_us * self.latency_scale * 1e-6),
             transfer: bytes / BytesPerSec::new(algbw * 1e9),
             provenance: self.provenance,
         }
@@ -276,7 +284,9 @@ impl Tuner {
         if self.nodes < 2.0 {
             return vec![];
         }
-        let rates = [self.ll_max.min(self.bus / 3.8), 0.92 * self.bus * 120.0 / 128.0, 0.92 * self.bus];
+        // Half of it is algorithm bandwidth: what comes down the tree went up before.
+        let bus = self.intra.min(2.0 * self.tree_nics());
+        let rates = [self.ll_max.min(bus / 3.8), 0.92 * bus * 120.0 / 128.0, 0.92 * bus];
         let regime = |(p, rate): (&Protocol, f64)| {
             let hops = (self.per_node - 1.0) * p.tree_intra + self.nodes.log2() * p.tree_inter;
             self.regime(p.tree_base + 2.0 * hops, bytes, 0.5 * rate)
@@ -290,10 +300,14 @@ impl Tuner {
         if self.nodes < 2.0 {
             return Some(self.regime(SWITCH_INTRA, bytes, switch));
         }
-        // Of two nodes each sends the other all data once; in a larger tree a node sends on average twice.
-        let spread = if self.nodes == 2.0 { 1.0 } else { 0.5 };
         let latency = SWITCH_INTRA + 2.0 * self.nodes.log2() * SWITCH_TREE_INTER;
-        Some(self.regime(latency, bytes, switch.min(self.nics * spread)))
+        Some(self.regime(latency, bytes, switch.min(self.tree_nics())))
+    }
+
+    /// Algorithm bandwidth of a tree between nodes. Of two nodes each sends the other all data once; in a
+    /// larger tree a node sends on average twice.
+    fn tree_nics(&self) -> f64 {
+        if self.nodes == 2.0 { self.nics } else { 0.5 * self.nics }
     }
 }
 
@@ -346,6 +360,18 @@ mod tests {
     }
 
     #[test]
+    fn a_block_of_keys_and_values_hops_slowly() {
+        // 16 MiB among 8 ranks go over 4 channels, far below what the links carry.
+        let (c, s) = at("dgx-h100", 8);
+        let t = p2p(&c, &s, Bytes::new(16.0 * MIB), 0, 1, 8, 1.0);
+        let rate = Bytes::new(16.0 * MIB) / t.transfer;
+        assert_eq!((rate.value() / 1e9).round(), 68.0);
+        assert_eq!(t.provenance, Provenance::Extrapolated);
+        let shared = |flows| p2p(&c, &s, Bytes::new(4096.0 * MIB), 0, 1, 8, flows).transfer;
+        assert!((shared(2.0) / shared(1.0) - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
     fn time_grows_with_bytes() {
         for (name, gpus) in [("dgx-a100", 32), ("dgx-h100", 32), ("local-cpu", 4)] {
             let (c, s) = at(name, gpus);
@@ -355,7 +381,7 @@ mod tests {
                 for log in 0..34 {
                     let bytes = Bytes::new(2f64.powi(log));
                     let t = collective(&c, &s, kind, &members, bytes).total().value();
-                    // A doubled channel count may make a larger all-to-all as fast as a smaller one.
+                    // Equal where more channels make up for more bytes.
                     assert!(t >= last, "{name} {kind:?} {bytes}");
                     last = t;
                 }

@@ -32,6 +32,8 @@ pub struct ScaleUp {
     /// switch cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switch_reduce: Option<Sourced<BytesPerSec>>,
+    /// What a send and receive reaches with a huge message.
+    pub p2p: Sourced<BytesPerSec>,
     /// What one thread block moves in a send and receive.
     pub p2p_per_cta: Sourced<BytesPerSec>,
     /// From one GPU's memory to another's.
@@ -75,6 +77,7 @@ impl ClusterSpec {
         check_positive(file, "nodes", f64::from(self.nodes))?;
         check_positive(file, "scale_up.links", f64::from(self.scale_up.links))?;
         check_positive(file, "scale_up.bandwidth", self.scale_up.bandwidth.value.value())?;
+        check_positive(file, "scale_up.p2p", self.scale_up.p2p.value.value())?;
         check_positive(file, "scale_up.p2p_per_cta", self.scale_up.p2p_per_cta.value.value())?;
         if let Some(reduce) = &self.scale_up.switch_reduce {
             check_positive(file, "scale_up.switch_reduce", reduce.value.value())?;

@@ -57,6 +57,8 @@ pub struct GemmCurve {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionCurve {
+    /// Rows that one thread block owns.
+    pub tile_rows: u64,
     pub forward: PassCurve,
     pub backward: PassCurve,
     /// Relative standard deviation of prediction over measurement on the calibration set.
@@ -118,6 +120,7 @@ impl GpuSpec {
         check_ratio(file, "memory_bound.fraction", self.memory_bound.fraction.value)?;
         check_length(file, "gemm.k_half", self.gemm.k_half.value)?;
         for (name, curve) in &self.attention {
+            check_positive(file, &format!("attention.{name}.tile_rows"), curve.tile_rows as f64)?;
             curve.forward.check(file, &format!("attention.{name}.forward"))?;
             curve.backward.check(file, &format!("attention.{name}.backward"))?;
         }

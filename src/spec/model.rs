@@ -74,6 +74,7 @@ impl LlmSpec {
             return Err(config.wrong("num_key_value_heads", why));
         }
         config.check_variant()?;
+        config.check_size(&spec)?;
         Ok(spec)
     }
 
@@ -219,6 +220,18 @@ impl Config<'_> {
         self.value("rope_scaling").is_some() || kind.is_some_and(|k| k != "default")
     }
 
+    /// Refuses numbers that are each possible but make a model that is not, before a product overflows.
+    fn check_size(&self, spec: &LlmSpec) -> Result<()> {
+        let [hidden, layers, ffn, vocab] = [spec.hidden, spec.layers, spec.ffn, spec.vocab].map(|n| n as f64);
+        let attention = (spec.heads + spec.kv_heads) as f64 * spec.head_dim as f64;
+        let params = layers * hidden * (2.0 * attention + 3.0 * ffn) + 2.0 * hidden * vocab;
+        if params <= 1e15 {
+            return Ok(());
+        }
+        let why = format!("together with the other sizes it makes {params:.1e} weights; check for extra digits");
+        Err(self.wrong("hidden_size", why))
+    }
+
     /// Refuses what would be computed otherwise than the plan does.
     fn check_variant(&self) -> Result<()> {
         if let Some(window) = self.value("sliding_window") {
@@ -303,6 +316,7 @@ mod tests {
             (json!({"hidden_size": "REMOVE"}), "hidden_size", "missing"),
             (json!({"num_hidden_layers": 2000000}), "num_hidden_layers", "extra digits"),
             (json!({"vocab_size": 1e300}), "vocab_size", "extra digits"),
+            (json!({"hidden_size": 400000000, "intermediate_size": 400000000}), "hidden_size", "extra digits"),
             (json!({"head_dim": 7}), "head_dim", "odd"),
             (json!({"sliding_window": 4096}), "sliding_window", "4096"),
             (json!({"rope_theta": -1.0}), "rope_theta", "above zero"),
@@ -313,6 +327,17 @@ mod tests {
             let err = with(changes.clone()).unwrap_err().to_string();
             assert!(err.starts_with(&format!("c.json: {field}: ")) && err.contains(part), "{changes}: {err}");
         }
+    }
+
+    #[test]
+    fn a_folder_is_a_model_of_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("my-model");
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("config.json"), tiny().to_string()).unwrap();
+        let by_folder = LlmSpec::find(path.to_str().unwrap()).unwrap();
+        assert_eq!(by_folder.name, "my-model");
+        assert_eq!(LlmSpec::load(path.join("config.json")).unwrap(), by_folder);
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub struct StackSpec {
     pub p2p_ctas: Sourced<u32>,
     /// From the start of the slowest member to the first byte of a send, both ends counted.
     pub p2p_latency: Sourced<Seconds>,
+    /// What the latencies of NCCL's tuner are multiplied by to become those of a collective.
+    pub collective_latency: Sourced<f64>,
 }
 
 impl StackSpec {
