@@ -55,16 +55,21 @@
 //! # Ok(()) }
 //! ```
 
+pub mod cli;
 pub mod cluster;
 pub mod collective;
+pub mod compare;
 pub mod cost;
 pub mod device;
 pub mod error;
 pub mod exec;
+pub mod export;
 pub mod fold;
 pub mod plan;
 pub mod plot;
+pub mod report;
 pub mod spec;
 pub mod strategy;
+pub mod sweep;
 pub mod timeline;
 pub mod units;
