@@ -46,8 +46,10 @@ impl Machine {
 }
 
 #[derive(Args)]
-#[command(after_help = "Example: foretrain run --model tiny --seq-len 128 --ulysses 2 --ring 2 --global-batch 2 --check\n         \
-                        foretrain run --plan plan.json --on cpu --trace trace.json")]
+#[command(
+    after_help = "Example: foretrain run --model tiny --seq-len 128 --ulysses 2 --ring 2 --global-batch 2 --check\n         \
+                        foretrain run --plan plan.json --on cpu --trace trace.json"
+)]
 pub struct Flags {
     #[command(flatten)]
     config: Config,
@@ -162,13 +164,19 @@ impl Found {
             "{}, {} on {} threads over {} cores: seq_len {}, global_batch {}, {}\n\n",
             about.model, about.strategy, self.ranks, self.devices, about.seq_len, about.global_batch, about.dtype
         );
-        let says = |counted: &[u64], planned: &[u64]| if counted == planned { "as the plan says" } else { "NOT as the plan says" };
+        let says = |counted: &[u64], planned: &[u64]| {
+            if counted == planned { "as the plan says" } else { "NOT as the plan says" }
+        };
         let most = |all: &[u64]| all.iter().copied().max().unwrap_or(0) as f64;
         let mut table = Table::new("<<<");
         table.row(["loss", &format!("{:.6}", self.loss), "mean over the tokens"]);
         table.row(["step", &seconds(self.step_time_s), "first start to last end"]);
         let sent = says(&self.sent_bytes, &self.planned_sent_bytes);
-        table.row(["sent", &decimal(most(&self.sent_bytes), "B"), &format!("a rank, counted in the transport: {sent}")]);
+        table.row([
+            "sent",
+            &decimal(most(&self.sent_bytes), "B"),
+            &format!("a rank, counted in the transport: {sent}"),
+        ]);
         let peak = says(&self.peak_bytes, &self.planned_peak_bytes);
         table.row(["memory", &bytes(most(&self.peak_bytes)), &format!("a rank, counted at the allocator: {peak}")]);
         if let Some(check) = &self.check {
