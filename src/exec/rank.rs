@@ -7,12 +7,11 @@ use super::kernels::Scalar;
 use super::shared::Shared;
 use super::transport::Key;
 use crate::error::{Error, Result};
-use crate::plan::link::{AtomTable, Line, Place};
-use crate::plan::matching::{LegAt, Matching};
+use crate::plan::link::{Line, Place};
+use crate::plan::matching::LegAt;
 use crate::plan::memory::{Life, SlotId};
 use crate::plan::*;
 use rustc_hash::FxHashMap;
-use std::time::Instant;
 
 /// An op's start and end, in seconds since the step began.
 pub type Times = Vec<(f64, f64)>;
