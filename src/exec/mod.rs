@@ -13,6 +13,7 @@ pub mod kernels;
 mod outputs;
 mod rank;
 pub mod reference;
+mod shared;
 mod transport;
 mod turns;
 
@@ -24,7 +25,8 @@ use crate::plan::{Dtype, Plan, check};
 use crate::timeline::Timeline;
 use arena::Arena;
 use kernels::Scalar;
-use rank::{Done, Rank, Shared};
+use rank::{Done, Rank};
+use shared::Shared;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
