@@ -5,7 +5,7 @@
 
 pub mod case;
 pub mod grid;
-mod guard;
+pub mod guard;
 mod store;
 pub mod summary;
 

@@ -6,7 +6,7 @@ use super::{Answer, Output, trace};
 use crate::compare::{Comparison, Sum, compare};
 use crate::cost::{Effort, cost};
 use crate::error::Result;
-use crate::exec::{Options, execute};
+use crate::exec::execute;
 use crate::report::human::{Table, seconds};
 use clap::Args;
 use serde::Serialize;
@@ -45,13 +45,12 @@ struct Found<'a> {
 pub fn run(flags: &Flags) -> Result<Answer> {
     let chosen = flags.config.choose(flags.plan.plan.as_deref(), LOCAL)?;
     let plan = chosen.plan()?;
-    let devices = flags.machine.devices(plan.ranks());
-    let machine = crate::cost::Machine { devices: Some(&devices), ..chosen.case.machine() };
+    let options = flags.machine.options(&plan, false)?;
+    let machine = crate::cost::Machine { devices: Some(&options.devices), ..chosen.case.machine() };
     let predicted = cost(&plan, machine, Effort::ALL_SPANS)?;
-    let options = Options { seed: flags.machine.seed, devices: devices.clone(), keep: false };
     let run = execute(&plan, &options)?;
     let comparison = compare(&predicted, &run.timeline);
-    let cores = devices.iter().max().map_or(0, |d| d + 1);
+    let cores = options.devices.iter().max().map_or(0, |d| d + 1);
     let mut text = format!(
         "{}, {} on {} threads over {cores} cores of {}\n\n{}",
         plan.about.model,

@@ -9,12 +9,11 @@ use std::path::{Path, PathBuf};
 
 /// One configuration.
 #[derive(Args, Debug, Clone, Default)]
-#[command(next_help_heading = "Configuration")]
 pub struct Config {
-    /// A shipped model, or the path of a Hugging Face config.json
+    /// A shipped model, or the path of a Hugging Face config.json [default: llama-3-8b; to run, tiny]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// A shipped cluster, or the path of its JSON file
+    /// A shipped cluster, or the path of its JSON file [default: dgx-h100; to run, local-cpu]
     #[arg(long, value_name = "NAME")]
     cluster: Option<String>,
     /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
@@ -23,7 +22,7 @@ pub struct Config {
     /// GPUs [default: the cluster's; on CPUs dp x ulysses x ring]
     #[arg(long, value_name = "N")]
     gpus: Option<u32>,
-    /// Tokens of a sequence, e.g. 131072 or 128K
+    /// Tokens of a sequence, e.g. 131072 or 128K [default: 8192; for tiny, 128]
     #[arg(long, value_name = "N", value_parser = count)]
     seq_len: Option<u64>,
     /// Sequences of a step [default: dp x micro_batch]

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(
-    after_help = "Example: foretrain estimate --model llama-3-8b --cluster dgx-h100 --seq-len 131072 --ulysses 8\n         \
+    after_help = "Example: foretrain estimate --model llama-3-8b --gpus 64 --seq-len 128K --ulysses 8 --recompute full\n         \
                         foretrain estimate --plan plan.json --cluster local-cpu --json"
 )]
 pub struct Flags {

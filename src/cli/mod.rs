@@ -136,7 +136,10 @@ fn usage(e: &clap::Error, json: bool) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let text = e.to_string();
-    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let text = match e.kind() {
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => format!("a command is missing\n\n{text}"),
+        _ => text.strip_prefix("error: ").unwrap_or(&text).to_string(),
+    };
     if json {
         to_stdout(&pretty(&json!({"error": text.trim_end()})));
     } else {

@@ -9,6 +9,7 @@ use crate::plan::link::{AtomTable, Line};
 use crate::plan::memory::Layout;
 use crate::plan::{Dtype, Plan};
 use crate::report::human::{Table, bytes, decimal, seconds};
+use crate::sweep::guard;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -29,20 +30,40 @@ pub struct Machine {
     devices: Option<u32>,
     /// Seeds weights and tokens
     #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
+    seed: u64,
     /// Write a Chrome trace to this file: open it in ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 }
 
 impl Machine {
-    /// The device of each rank.
-    pub fn devices(&self, ranks: u32) -> Vec<u32> {
+    /// How to run a plan: what is asked for, unless nobody would wait for it.
+    pub fn options(&self, plan: &Plan, keep: bool) -> Result<Options> {
         let On::Cpu = self.on;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-        let devices = self.devices.unwrap_or(cores).clamp(1, ranks.max(1));
-        (0..ranks).map(|rank| rank % devices).collect()
+        let devices = self.devices.unwrap_or(cores).clamp(1, plan.ranks());
+        let wait = rough_seconds(plan, cores.min(devices));
+        if wait > LONGEST_S {
+            let why = format!(
+                "size: the run would take about {:.0} minutes on this machine, more than {:.0}; use a smaller model, \
+                 seq_len or global_batch, or fewer ranks",
+                wait / 60.0,
+                LONGEST_S / 60.0
+            );
+            return Err(Error::infeasible(why));
+        }
+        Ok(Options { seed: self.seed, devices: (0..plan.ranks()).map(|rank| rank % devices).collect(), keep })
     }
+}
+
+/// A longer run is taken for a mistake.
+const LONGEST_S: f64 = 300.0;
+
+/// Within a factor of a few: arithmetic at some 10 GFLOP/s a core, and the hand-over between threads, in
+/// which every op of a rank wakes the others up.
+fn rough_seconds(plan: &Plan, cores: u32) -> f64 {
+    let (ranks, ops) = (f64::from(plan.ranks()), guard::ops_of_a_rank(plan));
+    plan.about.model_flops / (1e10 * f64::from(cores)) + ops * ranks * (8e-6 + 1e-6 * ranks)
 }
 
 #[derive(Args)]
@@ -72,8 +93,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     if flags.check {
         small_enough(&plan)?;
     }
-    let devices = flags.machine.devices(plan.ranks());
-    let options = Options { seed: flags.machine.seed, devices, keep: flags.check };
+    let options = flags.machine.options(&plan, flags.check)?;
     let run = execute(&plan, &options)?;
     if let Some(path) = &flags.machine.trace {
         trace(path, &[("measured", &run.timeline)])?;

@@ -320,7 +320,12 @@ impl<'p> Walker<'p> {
         let start = self.starts[class * width + node];
         let end = match &compiled.classes[class].acts[node] {
             Act::Skip => start,
-            Act::Compute { duration, sm_bound } => Stamp::new(self.compute(class, start, *duration, *sm_bound), lane),
+            Act::Compute { duration, sm_bound } => {
+                let (begun, end) = self.compute(class, start, *duration, *sm_bound);
+                // Waiting for a shared device is not part of the op; nobody meets a kernel, so this is for spans.
+                self.starts[class * width + node] = Stamp::new(begun, start.lane());
+                Stamp::new(end, lane)
+            }
             Act::Transfer { legs, ctas } => {
                 let at = |(l, leg): (usize, &LegAct)| self.deliver(class, node, l, start, leg, width);
                 let end = legs.iter().enumerate().map(at).max().unwrap_or(start.ps());
@@ -334,8 +339,9 @@ impl<'p> Walker<'p> {
         self.ends[class * width + node] = end;
     }
 
-    /// A kernel on the compute lane: waits for its device, and for the SMs that communication holds.
-    fn compute(&mut self, class: usize, ready: Stamp, duration: u64, sm_bound: bool) -> u64 {
+    /// A kernel on the compute lane: waits for its device, and for the SMs that communication holds. Its
+    /// start and end.
+    fn compute(&mut self, class: usize, ready: Stamp, duration: u64, sm_bound: bool) -> (u64, u64) {
         let device = self.device_of.as_ref().map(|d| d[self.fold.representatives[class] as usize] as usize);
         let start = device.map_or(ready.ps(), |d| ready.ps().max(self.devices[d]));
         let state = &mut self.state[class];
@@ -352,7 +358,7 @@ impl<'p> Walker<'p> {
         if let Some(d) = device {
             self.devices[d] = end;
         }
-        end
+        (start, end)
     }
 
     /// When a leg's bytes have arrived. Both ends ask; whoever asks first works it out.

@@ -100,10 +100,12 @@ impl Report {
 impl Row {
     /// The configuration in one line.
     pub fn what(&self) -> String {
+        let length = match tokens(self.seq_len) {
+            short if short.ends_with(char::is_numeric) => short,
+            short => format!("{} ({short})", self.seq_len),
+        };
         format!(
-            "seq_len {} ({}), global_batch {}, micro_batch {}, dp {}, ulysses {}, ring {}, zero {}, recompute {} ({})",
-            self.seq_len,
-            tokens(self.seq_len),
+            "seq_len {length}, global_batch {}, micro_batch {}, dp {}, ulysses {}, ring {}, zero {}, recompute {} ({})",
             self.global_batch,
             self.micro_batch,
             self.dp,

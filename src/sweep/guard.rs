@@ -1,4 +1,4 @@
-//! Sizes that no machine has are answered at once, before they become an allocation or an overflow.
+//! Sizes that no machine has are answered at once, before they become an allocation, an overflow or a wait.
 
 use crate::error::{Error, Result};
 use crate::plan::{Op, OpKind, Plan};
@@ -7,54 +7,75 @@ use crate::strategy::feasible;
 
 /// Elements of one tensor, and tokens of a step.
 const MOST_ELEMS: f64 = (1u64 << 48) as f64;
+const MOST_LAYERS: u64 = 2048;
+/// Every pair of ranks is looked at to fold them into classes.
+const MOST_RANKS: u64 = 16384;
+/// The ranks of a ring all do different work, and its hops are written out one by one.
+const MOST_RING: u32 = 1024;
+/// Every pair of slots may be looked at to place them in memory.
+const MOST_SLOTS: u64 = 40_000;
 /// Ops of one rank after splicing, the microbatches but three left out: what a plan is linked over.
-const MOST_OPS: f64 = 4e6;
-/// Hops of a ring are written out one by one.
-const MOST_RING: u32 = 4096;
+const MOST_OPS: f64 = 1e6;
+
+fn too_much(what: String) -> Result<()> {
+    Err(Error::infeasible(format!("size: {what}")))
+}
 
 /// What can be told before the plan is built.
 pub fn before(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     feasible::check(model, work, par)?;
+    let ranks = u64::from(par.dp) * u64::from(par.ring) * u64::from(par.ulysses);
+    if ranks > MOST_RANKS {
+        return too_much(format!("{ranks} GPUs are more than the {MOST_RANKS} that this version predicts"));
+    }
     if par.ring > MOST_RING {
-        let why = format!(
-            "degrees: ring {} is beyond the {MOST_RING} hops a plan is written with; raise dp or ulysses",
-            par.ring
-        );
-        return Err(Error::infeasible(why));
+        return too_much(format!("ring {} is more than {MOST_RING}; raise dp or ulysses instead", par.ring));
+    }
+    if model.layers > MOST_LAYERS {
+        return too_much(format!("{} layers are more than {MOST_LAYERS}; check for extra digits", model.layers));
     }
     let (h, f, v) = (model.hidden as f64, model.ffn as f64, model.vocab as f64);
     let q_and_kv = (model.heads as f64 + 2.0 * model.kv_heads as f64) * model.head_dim as f64;
-    let layer = h * (2.0 * q_and_kv + 3.0 * f + 2.0);
     let tokens = work.micro_batch as f64 * work.seq_len as f64;
     let row = v.max(2.0 * f).max(q_and_kv).max(h);
     let sizes = [
-        ("weights of a layer", layer),
-        ("embedding", v * h),
+        ("weights of a layer", h * (2.0 * q_and_kv + 3.0 * f + 2.0)),
+        ("weights of the embedding", v * h),
         ("activations of a microbatch", tokens / (f64::from(par.ring) * f64::from(par.ulysses)) * row),
         ("tokens of a step", work.global_batch as f64 * work.seq_len as f64),
     ];
     match sizes.iter().find(|(_, size)| *size > MOST_ELEMS) {
-        Some((what, size)) => Err(Error::infeasible(format!(
-            "size: {size:.1e} {what} are beyond any machine (at most {MOST_ELEMS:.1e}); check for extra digits"
-        ))),
+        Some((what, size)) => too_much(format!("{size:.1e} {what} are beyond any machine; check for extra digits")),
         None => Ok(()),
     }
 }
 
 /// What the plan itself tells.
 pub fn after(plan: &Plan) -> Result<()> {
+    let slots: u64 = plan.tensors.iter().map(|t| u64::from(t.slots)).sum();
+    if slots > MOST_SLOTS {
+        let (layers, microbatches) = (plan.about.model_spec.layers, plan.inputs.microbatches);
+        return too_much(format!(
+            "{layers} layers and {microbatches} microbatches make {slots} buffers, more than {MOST_SLOTS}; \
+             raise micro_batch or dp"
+        ));
+    }
     let most = plan.programs.iter().map(|p| spliced(plan, &p.ops, 3)).fold(0.0, f64::max);
     if most > MOST_OPS {
-        let layers = plan.about.model_spec.layers;
-        return Err(Error::infeasible(format!(
-            "size: {layers} layers and ring {} make {most:.1e} ops a rank, more than {MOST_OPS:.0e}; check for extra digits",
-            plan.about.ring
-        )));
+        let (layers, ring) = (plan.about.model_spec.layers, plan.about.ring);
+        return too_much(format!(
+            "{layers} layers and ring {ring} make {most:.1e} ops a rank, more than {MOST_OPS:.0e}"
+        ));
     }
     Ok(())
 }
 
-/// Ops of a body with every call spliced; calls of the body itself at most `top` times.
+/// Ops that a rank runs, at most.
+pub fn ops_of_a_rank(plan: &Plan) -> f64 {
+    plan.programs.iter().map(|p| spliced(plan, &p.ops, u32::MAX)).fold(0.0, f64::max)
+}
+
+/// Ops of a program with every call spliced; what the program itself calls at most `top` times.
 fn spliced(plan: &Plan, ops: &[Op], top: u32) -> f64 {
     // A block calls only blocks before it, so the sizes of callees are known when they are needed.
     let mut blocks: Vec<f64> = Vec::with_capacity(plan.blocks.len());
@@ -71,5 +92,29 @@ fn size_of(op: &Op, blocks: &[f64], most: u32) -> f64 {
             f64::from((*repeat).min(most)) * blocks.get(*block as usize).copied().unwrap_or(0.0)
         }
         _ => 1.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{Dtype, Recompute};
+
+    #[test]
+    fn what_no_machine_has_is_named() {
+        let model = LlmSpec::find("tiny").unwrap();
+        let work = Workload { seq_len: 1 << 20, global_batch: 1 << 15, micro_batch: 1, dtype: Dtype::Bf16 };
+        let par = Parallelism { dp: 1, ring: 1, ulysses: 1, zero: 0, recompute: Recompute::None };
+        before(&model, &work, &par).unwrap();
+        let said =
+            |model: &LlmSpec, work: &Workload, par: &Parallelism| before(model, work, par).unwrap_err().to_string();
+        let deep = LlmSpec { layers: 1_000_000, ..model.clone() };
+        assert!(said(&deep, &work, &par).contains("1000000 layers"));
+        assert!(said(&model, &work, &Parallelism { dp: 1 << 15, ..par }).contains("32768 GPUs"));
+        assert!(said(&model, &work, &Parallelism { ring: 2048, ..par }).contains("ring 2048"));
+        let many = Workload { seq_len: 1 << 32, ..work };
+        assert!(said(&model, &many, &par).contains("activations of a microbatch"));
+        let wide = LlmSpec { vocab: 1 << 30, hidden: 1 << 20, ..model.clone() };
+        assert!(said(&wide, &work, &par).contains("weights of"));
     }
 }

@@ -1,0 +1,344 @@
+//! The command line as its users meet it: the binary is run, and what it prints is held against golden files.
+//! `UPDATE_GOLDEN=1 cargo test --test cli` rewrites them; a difference is a change of what others script against.
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const COMMANDS: [&str; 6] = ["sweep", "estimate", "plan", "run", "compare", "plot"];
+
+fn foretrain(dir: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_foretrain")).args(args).current_dir(dir).output().expect("the binary runs")
+}
+
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
+/// (exit code, stdout, stderr) of a command line.
+fn said(dir: &Path, line: &str) -> (i32, String, String) {
+    let output = foretrain(dir, &words(line));
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
+    (output.status.code().expect("not killed"), text(&output.stdout), text(&output.stderr))
+}
+
+fn succeeds(dir: &Path, line: &str) -> String {
+    let (code, out, err) = said(dir, line);
+    assert_eq!((code, err.as_str()), (0, ""), "{line}: {out}");
+    out
+}
+
+fn json(dir: &Path, line: &str) -> Value {
+    let (_, out, err) = said(dir, line);
+    assert_eq!(err, "", "{line}");
+    serde_json::from_str(&out).unwrap_or_else(|e| panic!("{line}: {e}\n{out}"))
+}
+
+/// Holds a text against tests/golden/`name`, or writes it there.
+#[track_caller]
+fn golden(name: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+    }
+    let want = fs::read_to_string(&path).unwrap_or_default();
+    assert!(text == want, "{} differs; UPDATE_GOLDEN=1 rewrites it\n--- is\n{text}\n--- was\n{want}", path.display());
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary folder")
+}
+
+#[test]
+fn every_help_has_an_example_and_is_as_it_was() {
+    let dir = folder();
+    let mut all = succeeds(dir.path(), "--help");
+    for command in COMMANDS {
+        let help = succeeds(dir.path(), &format!("{command} --help"));
+        assert!(help.contains(&format!("Example: foretrain {command}")), "{help}");
+        all.push_str(&format!("\n==== foretrain {command} --help\n\n{help}"));
+    }
+    golden("help.txt", &all);
+    assert!(succeeds(dir.path(), "--version").starts_with("foretrain "));
+}
+
+/// Writes a model config with some keys changed.
+fn model(dir: &Path, name: &str, changes: &[(&str, Value)]) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/llm/tiny.json");
+    let mut config: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    for (key, value) in changes {
+        config[key] = value.clone();
+    }
+    fs::write(dir.join(name), config.to_string()).unwrap();
+}
+
+/// A plan file changed as text.
+fn changed_plan(dir: &Path, name: &str, change: impl Fn(String) -> String) {
+    let text = fs::read_to_string(dir.join("plan.json")).unwrap();
+    fs::write(dir.join(name), change(text)).unwrap();
+}
+
+/// Command lines that are refused, each for one reason.
+const REFUSED: &[&str] = &[
+    // Degrees.
+    "estimate --ulysses 3 --gpus 6 --cluster local-cpu",
+    "estimate --ulysses 3",
+    "estimate --gpus 64 --ulysses 64 --seq-len 64K",
+    "estimate --gpus 8 --ring 8 --seq-len 1000",
+    "estimate --gpus 8 --dp 3 --ring 2",
+    "estimate --dp 4 --ring 2 --global-batch 6",
+    "estimate --global-batch 4 --gpus 8",
+    "estimate --gpus 12",
+    "estimate --tp 2",
+    "estimate --pp 4",
+    "estimate --vp 2",
+    "estimate --ep 8",
+    "estimate --zero 3",
+    "estimate --zero 4",
+    // Names and files.
+    "estimate --model llama-9",
+    "estimate --cluster dgx-x",
+    "estimate --stack vllm",
+    "estimate --cluster dgx-a100 --stack nccl-fa3",
+    "estimate --cluster local-cpu --dtype bf16",
+    "estimate --model missing.json",
+    "estimate --model torn.json",
+    "estimate --model kv.json",
+    "estimate --model mixtral.json",
+    "estimate --recompute some",
+    "estimate --seq-len many",
+    "estimate --sequence 8192",
+    "",
+    // Absurd sizes.
+    "estimate --seq-len 1000000000000",
+    "estimate --gpus 1000000000",
+    "estimate --gpus 1048576",
+    "estimate --gpus 16384 --ring 16384 --seq-len 1M",
+    "estimate --ring 1000000",
+    "estimate --micro-batch 18446744073709551615",
+    "estimate --global-batch 4294967296 --seq-len 4294967296",
+    "estimate --model deep.json",
+    "estimate --model wide.json",
+    "run --seq-len 1M --devices 1",
+    "run --ring 1000 --seq-len 16000",
+    "run --on gpu",
+    "run --check --seq-len 16K --devices 1",
+    // Plans.
+    "estimate --plan missing.json",
+    "estimate --plan torn.json",
+    "run --plan not-a-plan.json",
+    "run --plan old.json",
+    "run --plan edited.json",
+    "run --plan plan.json --ring 4",
+    "compare --plan plan.json --model llama-3-8b",
+    // Studies.
+    "plot missing",
+    "sweep --seq-len 0 --out zero",
+    "sweep --ring 0 --out zero",
+    "sweep --tokens-per-step 1M --global-batch 4 --out both",
+];
+
+#[test]
+fn what_cannot_be_is_refused_with_value_and_remedy() {
+    let dir = folder();
+    let d = dir.path();
+    model(d, "kv.json", &[("num_key_value_heads", 3.into())]);
+    model(d, "mixtral.json", &[("model_type", "mixtral".into())]);
+    model(d, "deep.json", &[("num_hidden_layers", 1_000_000.into())]);
+    model(d, "wide.json", &[("hidden_size", (1u64 << 32).into())]);
+    model(d, "not-a-plan.json", &[]);
+    fs::write(d.join("torn.json"), "{\"model_type\": \"llama\", \"hidden_si").unwrap();
+    succeeds(d, "plan --model tiny --cluster local-cpu --ulysses 2 --ring 2 --out plan.json");
+    changed_plan(d, "old.json", |t| t.replacen("\"foretrain_plan\":1", "\"foretrain_plan\":0", 1));
+    changed_plan(d, "edited.json", |t| t.replacen("\"seq_len\":128", "\"seq_len\":256", 1));
+    let mut all = String::new();
+    for line in REFUSED {
+        let (code, out, err) = said(d, line);
+        assert_eq!((code, out.as_str()), (2, ""), "{line}: {err}");
+        assert!(err.starts_with("Error: "), "{line}: {err}");
+        assert!(!err.contains("panicked"), "{line}: {err}");
+        let object = json(d, &format!("{line} --json"));
+        assert!(object["error"].as_str().is_some_and(|e| !e.is_empty()), "{line}: {object}");
+        all.push_str(&format!("$ foretrain {line}\n{}\n\n", err.trim_end()));
+    }
+    // The hash depends on every detail of the plan.
+    let hash = plan_hash(d);
+    golden("errors.txt", &without_hashes(&all.replace(&hash, "HASH")));
+}
+
+fn plan_hash(dir: &Path) -> String {
+    let file: Value = serde_json::from_str(&fs::read_to_string(dir.join("plan.json")).unwrap()).unwrap();
+    file["hash"].as_str().unwrap().to_string()
+}
+
+/// Words of 32 hexadecimal digits are hashes.
+fn without_hashes(text: &str) -> String {
+    let is_hash = |w: &str| w.len() == 32 && w.chars().all(|c| c.is_ascii_hexdigit());
+    let mut clean = text.to_string();
+    for word in text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|w| is_hash(w)) {
+        clean = clean.replace(word, "HASH");
+    }
+    clean
+}
+
+#[test]
+fn a_row_that_does_not_fit_still_has_its_numbers() {
+    let dir = folder();
+    let line = "estimate --gpus 8 --seq-len 128K --ulysses 8";
+    let (code, out, err) = said(dir.path(), line);
+    assert_eq!(code, 2);
+    assert!(
+        out.contains("does not fit: memory: needs") && err.starts_with("Error: infeasible: memory: needs"),
+        "{err}"
+    );
+    let report = json(dir.path(), &format!("{line} --json"));
+    assert_eq!(report["feasible"], false);
+    assert!(report["why"].as_str().unwrap().starts_with("memory: needs"));
+    assert!(report["mfu"].as_f64().unwrap() > 0.0 && report["peak_mem_bytes"].as_u64().unwrap() > 80 << 30);
+}
+
+#[test]
+fn estimates_have_the_columns_of_rows_csv() {
+    let dir = folder();
+    let report = json(dir.path(), "estimate --gpus 64 --seq-len 64K --ulysses 4 --ring 2 --recompute full --json");
+    for column in columns(dir.path()) {
+        assert!(report.get(&column).is_some(), "{column} is missing");
+    }
+    let number = |key: &str| report[key].as_f64().unwrap();
+    let parts = number("compute_s") + number("exposed_comm_s") + number("bubble_s");
+    assert!((parts / number("step_time_s") - 1.0).abs() < 1e-9);
+    assert_eq!((number("dp"), number("global_batch")), (8.0, 8.0));
+    assert_eq!(report["strategy"], "usp");
+    let [low, high] = [0, 1].map(|i| report["interval_95_s"][i].as_f64().unwrap());
+    assert!(low < number("step_time_s") && number("step_time_s") < high);
+    // The same through a plan file.
+    succeeds(dir.path(), "plan --gpus 64 --seq-len 64K --ulysses 4 --ring 2 --recompute full --out sub/plan.json");
+    assert_eq!(json(dir.path(), "estimate --plan sub/plan.json --json"), report);
+    assert_eq!(json(dir.path(), "estimate --plan sub/plan.json --ring 2 --seq-len 64K --json"), report);
+    succeeds(dir.path(), "estimate --plan sub/plan.json --out report.json");
+    let written: Value = serde_json::from_str(&fs::read_to_string(dir.path().join("report.json")).unwrap()).unwrap();
+    assert_eq!(written, report);
+}
+
+const SMALL: &str = "sweep --model tiny --gpus 8 --seq-len 1K,2K,3K --tokens-per-step 16K --ulysses 1,4,16 --ring 1,2";
+
+fn columns(dir: &Path) -> Vec<String> {
+    succeeds(dir, &format!("{SMALL} --out small"));
+    let text = fs::read_to_string(dir.join("small/rows.csv")).unwrap();
+    text.lines().next().unwrap().split(',').map(String::from).collect()
+}
+
+#[test]
+fn a_sweep_writes_its_study_and_draws_it() {
+    let dir = folder();
+    let columns = columns(dir.path());
+    golden("columns.txt", &(columns.join("\n") + "\n"));
+    let file = |name: &str| dir.path().join("small").join(name);
+    for name in ["study.json", "rows.csv", "mfu_vs_seqlen.svg", "mfu_vs_seqlen.png"] {
+        assert!(fs::metadata(file(name)).unwrap().len() > 0, "{name}");
+    }
+    let study = json(dir.path(), &format!("{SMALL} --out small --json"));
+    let rows = study["rows"].as_array().unwrap();
+    assert_eq!((rows.len(), study["kept_rows"].as_u64()), (36, Some(36)));
+    let whys: Vec<&str> = rows.iter().filter(|r| r["feasible"] == false).map(|r| r["why"].as_str().unwrap()).collect();
+    let has = |part: &str| assert!(whys.iter().any(|w| w.contains(part)), "{part}: {whys:?}");
+    has("degrees: gpus 8 is not a multiple of ulysses 16");
+    has("batch: 16384 tokens a step are no whole number of sequences of 3072");
+    assert!(rows.iter().all(|r| columns.iter().all(|c| r.get(c).is_some())));
+    // The picture comes from the rows alone.
+    let picture = fs::read(file("mfu_vs_seqlen.svg")).unwrap();
+    fs::remove_file(file("mfu_vs_seqlen.svg")).unwrap();
+    succeeds(dir.path(), "plot small");
+    assert!(fs::read(file("mfu_vs_seqlen.svg")).unwrap() == picture);
+    let drawn = json(dir.path(), "plot small --out elsewhere --json");
+    assert_eq!(drawn["files"].as_array().unwrap().len(), 2);
+    assert!(dir.path().join("elsewhere/mfu_vs_seqlen.png").exists());
+}
+
+#[test]
+fn a_sweep_killed_half_way_ends_up_with_the_same_bytes() {
+    let dir = folder();
+    succeeds(dir.path(), &format!("{SMALL} --out whole"));
+    succeeds(dir.path(), &format!("{SMALL} --out torn"));
+    let rows = |study: &str| dir.path().join(study).join("rows.csv");
+    let whole = fs::read(rows("whole")).unwrap();
+    assert!(fs::read(rows("torn")).unwrap() == whole);
+    for cut in [whole.len() / 2, whole.len() / 3, 20, 0] {
+        fs::write(rows("torn"), &whole[..cut]).unwrap();
+        succeeds(dir.path(), &format!("{SMALL} --out torn"));
+        assert!(fs::read(rows("torn")).unwrap() == whole, "cut at {cut}");
+    }
+    // A line that is damaged in the middle is not what a kill leaves behind.
+    let text = String::from_utf8(whole).unwrap().replacen(",true,", ",maybe,", 1);
+    fs::write(rows("torn"), text).unwrap();
+    let (code, _, err) = said(dir.path(), &format!("{SMALL} --out torn"));
+    assert!(code == 2 && err.contains("rows.csv") && err.contains("--fresh"), "{err}");
+    succeeds(dir.path(), &format!("{SMALL} --out torn --fresh"));
+    assert!(fs::read(rows("torn")).unwrap() == fs::read(rows("whole")).unwrap());
+}
+
+#[test]
+fn another_grid_in_the_same_folder_is_refused() {
+    let dir = folder();
+    succeeds(dir.path(), &format!("{SMALL} --out study"));
+    let (code, out, err) = said(dir.path(), &format!("{SMALL} --out study --zero 0,1"));
+    assert_eq!((code, out.as_str()), (2, ""));
+    assert!(err.contains("zero is [1] there, [0,1] was asked for") && err.contains("another --out"), "{err}");
+}
+
+#[test]
+fn a_plan_runs_as_it_says() {
+    let dir = folder();
+    let plan = json(dir.path(), "plan --model tiny --cluster local-cpu --ulysses 2 --ring 2 --out plan.json --json");
+    assert_eq!((plan["ranks"].as_u64(), plan["fits"].as_bool()), (Some(4), Some(true)));
+    let run = json(dir.path(), "run --plan plan.json --check --trace trace.json --json");
+    assert_eq!((run["error"].as_str(), &run["plan"]), (None, &plan["plan"]));
+    assert_eq!(run["sent_bytes"], run["planned_sent_bytes"]);
+    assert_eq!(run["peak_bytes"], run["planned_peak_bytes"]);
+    assert!(run["check"]["gradient_error"].as_f64().unwrap() < 1e-4);
+    assert!(run["loss"].as_f64().unwrap() > 0.0);
+    let trace: Value = serde_json::from_str(&fs::read_to_string(dir.path().join("trace.json")).unwrap()).unwrap();
+    assert!(trace["traceEvents"].as_array().unwrap().len() > 4 * plan["ops_linked"].as_u64().unwrap() as usize);
+    // The same seed, the same loss; the same flags, the same plan.
+    let again = json(dir.path(), "run --ulysses 2 --ring 2 --devices 1 --json");
+    assert_eq!((&again["loss"], &again["plan"]), (&run["loss"], &run["plan"]));
+    assert_ne!(json(dir.path(), "run --ulysses 2 --ring 2 --seed 2 --json")["loss"], run["loss"]);
+}
+
+#[test]
+fn a_comparison_joins_every_op() {
+    let dir = folder();
+    let found = json(dir.path(), "compare --seq-len 64 --ring 2 --trace both.json --out found.json --json");
+    assert_eq!(
+        (found["only_predicted"].as_array().unwrap().len(), found["only_measured"].as_array().unwrap().len()),
+        (0, 0)
+    );
+    let kernels: Vec<&str> = found["by_what"].as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
+    assert!(kernels.contains(&"matmul") && kernels.contains(&"attention_bwd") && kernels.contains(&"transfer"));
+    let trace: Value = serde_json::from_str(&fs::read_to_string(dir.path().join("both.json")).unwrap()).unwrap();
+    let names: Vec<&str> =
+        trace["traceEvents"].as_array().unwrap().iter().filter_map(|e| e["args"]["name"].as_str()).collect();
+    assert!(names.contains(&"predicted rank 1") && names.contains(&"measured rank 1"));
+    assert!(dir.path().join("found.json").exists());
+    assert!(succeeds(dir.path(), "compare --seq-len 64").contains("largest differences"));
+}
+
+/// The commands of the README's table are what the program takes.
+#[test]
+fn the_readme_tells_the_truth() {
+    let dir = folder();
+    let readme = fs::read_to_string(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let examples: Vec<&str> = readme
+        .lines()
+        .filter(|l| l.starts_with("| `"))
+        .filter_map(|l| l.rsplit('`').nth(1))
+        .filter_map(|l| l.strip_prefix("foretrain "))
+        .collect();
+    assert!(examples.len() >= COMMANDS.len(), "{examples:?}");
+    // `plan` writes what `run` and `compare` read; the default sweep is another test's and the CI's affair.
+    for line in examples.iter().filter(|l| !l.starts_with("sweep") && !l.starts_with("plot")) {
+        succeeds(dir.path(), line);
+    }
+}
