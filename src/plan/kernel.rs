@@ -113,7 +113,7 @@ pub enum Kernel {
     Add { elems: u64, trim: Option<(AttnBlock, Side)> },
     /// Writes zeros.
     Fill { elems: u64 },
-    /// Reads token ids [rows], table [vocab, cols]; writes x.
+    /// Reads token ids `[rows]`, table `[vocab, cols]`; writes x.
     Embed { rows: u64, cols: u64, vocab: u64 },
     /// Reads token ids, dx, dtable; writes dtable, accumulated.
     EmbedBwd { rows: u64, cols: u64, vocab: u64 },
