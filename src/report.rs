@@ -52,6 +52,7 @@ impl Costed<'_> {
             interval_rests_on: "the spread of the kernels' calibration, all kernels erring together; links add none",
             kernels: shares(usage.by_kernel.iter().map(|(k, s)| (*k, *s)), step),
             slowed_s: (usage.compute - kernels).max(0.0),
+            others_s: usage.turns,
             exposed: axes(&usage.exposed),
             communication_busy: axes(&usage.comm),
             memory: Memory::of(self.layout, self.cluster, self.stack),
@@ -124,6 +125,8 @@ pub struct Report {
     pub kernels: Vec<Share>,
     /// Time that kernels lost to communication kernels on the same SMs.
     pub slowed_s: f64,
+    /// Time the compute lane waited for kernels of other ranks.
+    pub others_s: f64,
     /// Time the compute lane waited, by axis.
     pub exposed: Vec<Share>,
     /// Time the communication lanes were busy, hidden or not, by axis; lanes may overlap.

@@ -102,6 +102,21 @@ impl Config {
         }
     }
 
+    /// Only the plan, whatever machine it is for.
+    pub fn plan(&self, file: Option<&Path>, defaults: Defaults) -> Result<Plan> {
+        match file {
+            Some(file) => self.load(file),
+            None => self.by_flags(defaults)?.plan(),
+        }
+    }
+
+    fn load(&self, file: &Path) -> Result<Plan> {
+        let plan = Plan::load(file)?;
+        check::check(&plan).map_err(|e| Error::spec(file.display(), "plan", e))?;
+        self.agrees(&plan, file)?;
+        Ok(plan)
+    }
+
     fn by_flags(&self, defaults: Defaults) -> Result<Chosen> {
         let model_name = self.model.as_deref().unwrap_or(defaults.model);
         let model = LlmSpec::find(model_name)?;
@@ -148,9 +163,7 @@ impl Config {
     }
 
     fn by_plan(&self, file: &Path, defaults: Defaults) -> Result<Chosen> {
-        let plan = Plan::load(file)?;
-        check::check(&plan).map_err(|e| Error::spec(file.display(), "plan", e))?;
-        self.agrees(&plan, file)?;
+        let plan = self.load(file)?;
         let cluster = self.cluster.as_deref().unwrap_or(defaults.cluster);
         let gpu = GpuSpec::find(&ClusterSpec::find(cluster)?.gpu)?;
         let stack = self.stack.as_deref().unwrap_or(stack_of(&gpu));

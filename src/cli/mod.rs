@@ -12,6 +12,8 @@ mod run;
 mod sweep;
 
 use crate::error::{Error, Result};
+use crate::export::chrome;
+use crate::timeline::Timeline;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use serde::Serialize;
@@ -159,6 +161,14 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
         std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
     }
     std::fs::write(path, bytes).map_err(Error::io(path))
+}
+
+/// Timelines as one Chrome trace.
+fn trace(path: &Path, timelines: &[(&str, &Timeline)]) -> Result<()> {
+    write_file(path, b"")?;
+    let file = std::fs::File::create(path).map_err(Error::io(path))?;
+    let mut out = std::io::BufWriter::new(file);
+    chrome::write(&mut out, timelines).and_then(|()| out.flush()).map_err(Error::io(path))
 }
 
 fn list_of(paths: &[PathBuf]) -> Vec<String> {

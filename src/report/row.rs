@@ -46,6 +46,7 @@ pub struct Row {
     pub exposed_up_s: Option<f64>,
     pub exposed_tp_s: Option<f64>,
     pub exposed_ep_s: Option<f64>,
+    /// Waiting for the kernels of other ranks: along the pipeline, or of those that end the step later.
     pub bubble_s: Option<f64>,
     /// What the plan needs on one rank, without what the stack reserves.
     pub peak_mem_bytes: Option<u64>,
@@ -126,6 +127,7 @@ impl Row {
         let gpus = f64::from(self.gpus);
         let exposed = |axes: &[Axis]| axes.iter().filter_map(|a| usage.exposed.get(a)).sum::<f64>();
         let all: f64 = usage.exposed_total();
+        // To wait for another rank's kernels is no communication.
         let bubble = exposed(&[Axis::Pp]);
         self.step_time_s = number(step);
         self.tokens_per_s_per_gpu = number(self.global_batch as f64 * self.seq_len as f64 / step / gpus);
@@ -139,7 +141,7 @@ impl Row {
         self.exposed_up_s = number(exposed(&[Axis::Up]));
         self.exposed_tp_s = number(exposed(&[Axis::Tp]));
         self.exposed_ep_s = number(exposed(&[Axis::Ep, Axis::Etp, Axis::Edp]));
-        self.bubble_s = number(bubble);
+        self.bubble_s = number(bubble + usage.turns);
         self.bytes_scale_up = number(usage.bytes_scale_up);
         self.bytes_scale_out = number(usage.bytes_scale_out);
         self.measured_share = number(measured_share(&usage));
@@ -178,8 +180,9 @@ pub fn limit(usage: &Usage, step: f64) -> String {
         ("compute: memory-bound kernels".into(), rest),
         ("communication: SMs taken from compute".into(), slowed),
     ];
+    parts.push(("bubble: other ranks' kernels".into(), usage.turns));
     parts.extend(usage.exposed.iter().map(|(axis, s)| match axis {
-        Axis::Pp => ("bubble:".into(), *s),
+        Axis::Pp => ("bubble: pipeline".into(), *s),
         _ => (format!("communication: {} exposed", axis.name()), *s),
     }));
     let most = parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
@@ -266,7 +269,7 @@ mod tests {
         let (cluster, stack) = machine();
         let mut row = Row { recompute: "none".into(), dp: 2, micro_batch: 1, gpus: 64, ..Row::default() };
         row.set_memory(90 << 30, &cluster, &stack);
-        let all = "memory: needs 94.0 GiB (90.0 GiB plan + 4.0 GiB reserved) of 80.0 GiB; \
+        let all = "memory: needs 94.0 GiB (90.0 GiB plan + 4.0 GiB reserved) of 79.6 GiB; \
                    recompute full, a larger ring or ulysses or zero 1 would lower it";
         assert_eq!((row.why.as_str(), row.feasible), (all, false));
         row = Row { recompute: "full".into(), dp: 1, zero: 1, micro_batch: 2, ..row };

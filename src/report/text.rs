@@ -52,6 +52,9 @@ impl Report {
         for wait in &self.exposed {
             table.row([format!("  waiting for {}", axis(&wait.name)), seconds(wait.seconds), percent(wait.share)]);
         }
+        if self.others_s > 1e-9 * step {
+            table.row(["  waiting for other ranks".into(), seconds(self.others_s), percent(self.others_s / step)]);
+        }
         table.row(["  step".into(), seconds(step), percent(1.0)]);
         table.render("")
     }
