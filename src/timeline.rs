@@ -22,13 +22,16 @@ impl Span {
     }
 }
 
-/// Where the time of a rank went. `compute` + everything exposed = the step, exactly.
+/// Where the time of a rank went. `compute` + everything exposed + `turns` = the step, exactly.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Usage {
     /// Time the compute lane was busy.
     pub compute: f64,
     /// Time the compute lane stood still, by the axis whose communication it waited for.
     pub exposed: BTreeMap<Axis, f64>,
+    /// Time the compute lane stood still for other ranks' kernels: on a shared device, or when they ended
+    /// the step later than this rank.
+    pub turns: f64,
     /// Busy time of the compute lane by kernel.
     pub by_kernel: BTreeMap<&'static str, f64>,
     /// Busy time of communication lanes by axis.
@@ -60,6 +63,7 @@ impl Usage {
         other.by_kernel.iter().for_each(|(k, v)| *self.by_kernel.entry(k).or_default() += v * share);
         other.by_provenance.iter().for_each(|(k, v)| *self.by_provenance.entry(k).or_default() += v * share);
         self.compute += other.compute * share;
+        self.turns += other.turns * share;
         self.flops += other.flops * share;
         self.bytes_scale_up += other.bytes_scale_up * share;
         self.bytes_scale_out += other.bytes_scale_out * share;

@@ -15,7 +15,6 @@ use super::op::*;
 use super::program::Plan;
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
-use std::rc::Rc;
 
 /// No more ops than this are ever spliced: a plan that asks for more is refused, not swallowed.
 pub const MOST_OPS: usize = 30_000_000;
@@ -190,9 +189,9 @@ pub struct Node<'p> {
 
 /// A call being inside of which an op stands.
 #[derive(Debug, Clone)]
-struct Frame {
+struct Frame<'p> {
     parent: u32,
-    label: Rc<str>,
+    label: &'p str,
     iteration: u32,
 }
 
@@ -203,7 +202,7 @@ pub type Unroll<'a> = &'a dyn Fn(&Op, u32) -> bool;
 #[derive(Debug, Clone)]
 pub struct Line<'p> {
     pub nodes: Vec<Node<'p>>,
-    frames: Vec<Frame>,
+    frames: Vec<Frame<'p>>,
     places: Vec<Place>,
     /// Edges within the line: the ops that each op waits for.
     preds: Csr,
@@ -285,7 +284,7 @@ impl<'p> Line<'p> {
     }
 
     fn empty(plan: &Plan) -> Line<'p> {
-        let root = Frame { parent: 0, label: "".into(), iteration: 0 };
+        let root = Frame { parent: 0, label: "", iteration: 0 };
         let (frames, lanes) = (vec![root], plan.lanes.len());
         Line { nodes: vec![], frames, places: vec![], preds: Csr::default(), outer: Outer::default(), lanes }
     }
@@ -304,9 +303,8 @@ impl<'p> Line<'p> {
                 self.push(plan, atoms, op, env, frame);
                 continue;
             };
-            let label: Rc<str> = op.label.as_str().into();
             for i in (0..*repeat).filter(|&i| keep(op, i)) {
-                self.frames.push(Frame { parent: frame, label: label.clone(), iteration: i });
+                self.frames.push(Frame { parent: frame, label: &op.label, iteration: i });
                 let inner = self.frames.len() as u32 - 1;
                 let body = &plan.blocks[*block as usize].ops;
                 self.splice(plan, atoms, body, &bind(args, env, i), inner, keep)?;

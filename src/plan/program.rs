@@ -59,6 +59,8 @@ pub struct Param {
 pub struct Master {
     pub weight: TensorId,
     pub master: TensorId,
+    /// Where a rank's share of the summed gradient lands.
+    pub grad_share: TensorId,
     /// The ranks that share the tensor in equal parts, in group order; none: everyone has all of it.
     pub group: Option<Group>,
 }

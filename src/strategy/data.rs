@@ -82,7 +82,13 @@ impl DataParallel {
         };
         let group = self.sharded().then(Self::group);
         all.iter()
-            .filter_map(|w| w.master.map(|m| Master { weight: id(w.weight), master: id(m), group: group.clone() }))
+            .filter_map(|w| Some((w, w.master?)))
+            .map(|(w, m)| Master {
+                weight: id(w.weight),
+                master: id(m),
+                grad_share: id(w.grad_share),
+                group: group.clone(),
+            })
             .collect()
     }
 

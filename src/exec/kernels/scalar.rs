@@ -1,14 +1,28 @@
 //! The element types kernels run in: f32 as hardware does, f64 to tell logic errors from rounding.
 
+use crate::plan::Dtype;
 use ndarray::LinalgScalar;
 use std::fmt::{Debug, Display};
 use std::iter::Sum;
 use std::ops::{AddAssign, MulAssign, Neg, SubAssign};
 
 pub trait Scalar:
-    LinalgScalar + PartialOrd + Neg<Output = Self> + AddAssign + SubAssign + MulAssign + Sum + Send + Sync + Debug + Display
+    LinalgScalar
+    + bytemuck::Pod
+    + PartialOrd
+    + Neg<Output = Self>
+    + AddAssign
+    + SubAssign
+    + MulAssign
+    + Sum
+    + Send
+    + Sync
+    + Debug
+    + Display
 {
     const NEG_INFINITY: Self;
+    /// How buffers of this type are declared.
+    const DTYPE: Dtype;
 
     fn from_f64(x: f64) -> Self;
     fn to_f64(self) -> f64;
@@ -28,9 +42,10 @@ pub trait Scalar:
 }
 
 macro_rules! scalar {
-    ($t:ty) => {
+    ($t:ty, $dtype:expr) => {
         impl Scalar for $t {
             const NEG_INFINITY: $t = <$t>::NEG_INFINITY;
+            const DTYPE: Dtype = $dtype;
 
             fn from_f64(x: f64) -> $t {
                 x as $t
@@ -51,8 +66,8 @@ macro_rules! scalar {
     };
 }
 
-scalar!(f32);
-scalar!(f64);
+scalar!(f32, Dtype::F32);
+scalar!(f64, Dtype::F64);
 
 /// The largest of `xs` and `start`.
 pub fn largest<T: Scalar>(xs: &[T], start: T) -> T {

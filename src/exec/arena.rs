@@ -1,0 +1,268 @@
+//! A rank's private memory: one arena, laid out by the plan's own placement, filled with NaN until
+//! something is written and again after its last use.
+
+use super::kernels::{self, Scalar};
+use crate::plan::link::Place;
+use crate::plan::memory::{Layout, SlotId};
+use crate::plan::{Dtype, Kernel, Mesh, Plan};
+use bytemuck::Pod;
+use std::ops::Range;
+
+/// Values on their way between ranks, in the dtype they are stored in.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Data {
+    F64(Vec<f64>),
+    F32(Vec<f32>),
+    /// The upper half of an f32.
+    Bf16(Vec<u16>),
+    U32(Vec<u32>),
+}
+
+impl Data {
+    pub fn len(&self) -> u64 {
+        let len = match self {
+            Data::F64(v) => v.len(),
+            Data::F32(v) => v.len(),
+            Data::Bf16(v) => v.len(),
+            Data::U32(v) => v.len(),
+        };
+        len as u64
+    }
+
+    pub fn bytes(&self) -> u64 {
+        let size = match self {
+            Data::F64(_) => Dtype::F64.size(),
+            Data::F32(_) => Dtype::F32.size(),
+            Data::Bf16(_) => Dtype::Bf16.size(),
+            Data::U32(_) => Dtype::U32.size(),
+        };
+        self.len() * size
+    }
+
+    /// Adds elementwise what has the same dtype and length.
+    pub fn add(&mut self, other: &Data) {
+        fn sum<T: Copy + std::ops::Add<Output = T>>(a: &mut [T], b: &[T]) {
+            a.iter_mut().zip(b).for_each(|(a, b)| *a = *a + *b);
+        }
+        match (self, other) {
+            (Data::F64(a), Data::F64(b)) => sum(a, b),
+            (Data::F32(a), Data::F32(b)) => sum(a, b),
+            (Data::Bf16(a), Data::Bf16(b)) => {
+                a.iter_mut().zip(b).for_each(|(a, b)| *a = to_bf16(from_bf16(*a) + from_bf16(*b)));
+            }
+            (a, b) => panic!("cannot add {} and {} bytes of unlike data", a.bytes(), b.bytes()),
+        }
+    }
+
+    pub fn to_f64(&self) -> Vec<f64> {
+        match self {
+            Data::F64(v) => v.clone(),
+            Data::F32(v) => v.iter().map(|&x| f64::from(x)).collect(),
+            Data::Bf16(v) => v.iter().map(|&x| f64::from(from_bf16(x))).collect(),
+            Data::U32(v) => v.iter().map(|&x| f64::from(x)).collect(),
+        }
+    }
+
+    pub fn from_f64(values: &[f64], dtype: Dtype) -> Data {
+        match dtype {
+            Dtype::F64 => Data::F64(values.to_vec()),
+            Dtype::F32 => Data::F32(values.iter().map(|&x| x as f32).collect()),
+            Dtype::Bf16 => Data::Bf16(values.iter().map(|&x| to_bf16(x as f32)).collect()),
+            Dtype::U32 => Data::U32(values.iter().map(|&x| x as u32).collect()),
+        }
+    }
+}
+
+pub fn from_bf16(x: u16) -> f32 {
+    f32::from_bits(u32::from(x) << 16)
+}
+
+/// Rounds to nearest, ties to even; NaN stays NaN.
+pub fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+}
+
+/// The memory of one rank. `touched` is what its allocator has seen in use.
+pub struct Arena<'p> {
+    plan: &'p Plan,
+    layout: &'p Layout,
+    /// Eight bytes a word, so that every dtype is aligned.
+    words: Vec<u64>,
+    touched: u64,
+}
+
+/// One operand of a kernel: in place, or converted to and from the dtype it is stored in.
+enum Operand<T> {
+    InPlace { at: *mut T, len: usize },
+    Converted(Vec<T>),
+}
+
+impl<T> Operand<T> {
+    /// # Safety
+    /// An operand in place must lie in the arena, and nothing else may hold it mutably.
+    unsafe fn slice(&self) -> &[T] {
+        match self {
+            Operand::InPlace { at, len } => unsafe { std::slice::from_raw_parts(*at, *len) },
+            Operand::Converted(v) => v,
+        }
+    }
+
+    /// # Safety
+    /// As for [`slice`](Operand::slice), and nothing else may hold it at all.
+    unsafe fn slice_mut(&mut self) -> &mut [T] {
+        match self {
+            Operand::InPlace { at, len } => unsafe { std::slice::from_raw_parts_mut(*at, *len) },
+            Operand::Converted(v) => v,
+        }
+    }
+}
+
+impl<'p> Arena<'p> {
+    pub fn new(plan: &'p Plan, layout: &'p Layout) -> Arena<'p> {
+        let words = vec![u64::MAX; (layout.bytes / 8) as usize];
+        Arena { plan, layout, words, touched: 0 }
+    }
+
+    /// Most bytes that were ever in use.
+    pub fn peak(&self) -> u64 {
+        self.touched
+    }
+
+    fn dtype(&self, place: &Place) -> Dtype {
+        self.plan.tensors[place.tensor as usize].dtype
+    }
+
+    /// First byte and elements of a place.
+    fn range(&self, place: &Place) -> (u64, u64) {
+        let tensor = &self.plan.tensors[place.tensor as usize];
+        let at = SlotId { tensor: place.tensor, slot: place.slot };
+        let base = self.layout.offset(at).unwrap_or_else(|| panic!("{:?} has no place in memory", tensor.name));
+        let row = tensor.row_len();
+        (base + place.rows[0] * row * tensor.dtype.size(), (place.rows[1] - place.rows[0]) * row)
+    }
+
+    /// Whether a slot has a place: one that no op touches has none.
+    pub fn holds(&self, at: SlotId) -> bool {
+        self.layout.offset(at).is_some()
+    }
+
+    /// Notes that a slot is in use.
+    pub fn touch(&mut self, at: SlotId) {
+        if let Some(offset) = self.layout.offset(at) {
+            let bytes = self.plan.tensors[at.tensor as usize].bytes().next_multiple_of(crate::plan::memory::ALIGN);
+            self.touched = self.touched.max(offset + bytes);
+        }
+    }
+
+    /// Fills a slot with NaN (all bits set), so that whoever reads it again is found out.
+    pub fn poison(&mut self, at: SlotId) {
+        let Some(offset) = self.layout.offset(at) else { return };
+        let bytes = self.plan.tensors[at.tensor as usize].bytes().next_multiple_of(crate::plan::memory::ALIGN);
+        self.words[(offset / 8) as usize..((offset + bytes) / 8) as usize].fill(u64::MAX);
+    }
+
+    /// Elements `elems` of a place.
+    pub fn part(&self, place: &Place, elems: Range<u64>) -> Part {
+        let dtype = self.dtype(place);
+        let at = self.range(place).0;
+        Part { bytes: (at + elems.start * dtype.size()) as usize..(at + elems.end * dtype.size()) as usize, dtype }
+    }
+
+    pub fn whole(&self, place: &Place) -> Part {
+        self.part(place, 0..self.range(place).1)
+    }
+
+    fn view<E: Pod>(&self, part: &Part) -> &[E] {
+        bytemuck::cast_slice(&bytemuck::cast_slice::<u64, u8>(&self.words)[part.bytes.clone()])
+    }
+
+    fn view_mut<E: Pod>(&mut self, part: &Part) -> &mut [E] {
+        bytemuck::cast_slice_mut(&mut bytemuck::cast_slice_mut::<u64, u8>(&mut self.words)[part.bytes.clone()])
+    }
+
+    pub fn read(&self, part: &Part) -> Data {
+        match part.dtype {
+            Dtype::F64 => Data::F64(self.view(part).to_vec()),
+            Dtype::F32 => Data::F32(self.view(part).to_vec()),
+            Dtype::Bf16 => Data::Bf16(self.view(part).to_vec()),
+            Dtype::U32 => Data::U32(self.view(part).to_vec()),
+        }
+    }
+
+    /// Stores data of the part's dtype and length.
+    pub fn write(&mut self, part: &Part, data: &Data) -> Result<(), String> {
+        if data.bytes() != part.bytes.len() as u64 {
+            return Err(format!("{} bytes arrive for {}", data.bytes(), part.bytes.len()));
+        }
+        match (part.dtype, data) {
+            (Dtype::F64, Data::F64(v)) => self.view_mut(part).copy_from_slice(v),
+            (Dtype::F32, Data::F32(v)) => self.view_mut(part).copy_from_slice(v),
+            (Dtype::Bf16, Data::Bf16(v)) => self.view_mut(part).copy_from_slice(v),
+            (Dtype::U32, Data::U32(v)) => self.view_mut(part).copy_from_slice(v),
+            (dtype, _) => return Err(format!("data of another dtype arrives for {}", dtype.name())),
+        }
+        Ok(())
+    }
+
+    /// Runs a kernel on the rank's own buffers, in `T` arithmetic.
+    pub fn run<T: Scalar>(&mut self, kernel: &Kernel, views: &[Mesh], rank: u32, reads: &[Place], writes: &[Place]) {
+        let same = |a: &Place, b: &Place| (a.tensor, a.slot, a.rows) == (b.tensor, b.slot, b.rows);
+        self.assert_apart(reads, writes);
+        let mut outs: Vec<Operand<T>> = writes.iter().map(|p| self.operand(p)).collect();
+        let ins: Vec<Option<Operand<T>>> =
+            reads.iter().map(|r| (!writes.iter().any(|w| same(r, w))).then(|| self.operand(r))).collect();
+        {
+            // SAFETY: operands lie in the arena; `assert_apart` has shown that no written place overlaps
+            // another operand, other than those that are the same and are left out of `ins`.
+            let ins: Vec<Option<&[T]>> = ins.iter().map(|o| o.as_ref().map(|o| unsafe { o.slice() })).collect();
+            let mut outs: Vec<&mut [T]> = outs.iter_mut().map(|o| unsafe { o.slice_mut() }).collect();
+            kernels::run(kernel, views, rank, 1, &ins, &mut outs);
+        }
+        for (operand, place) in outs.into_iter().zip(writes) {
+            if let Operand::Converted(values) = operand {
+                self.store(place, &values);
+            }
+        }
+    }
+
+    /// A written place must be apart from every other operand, but for one that is the very same.
+    fn assert_apart(&self, reads: &[Place], writes: &[Place]) {
+        let bytes = |p: &Place| {
+            let (at, len) = self.range(p);
+            at..at + len * self.dtype(p).size()
+        };
+        for (i, w) in writes.iter().enumerate() {
+            let w = bytes(w);
+            let others = reads.iter().map(bytes).filter(|r| *r != w).chain(writes[i + 1..].iter().map(bytes));
+            for o in others {
+                assert!(o.end <= w.start || w.end <= o.start, "operands at bytes {o:?} and {w:?} overlap");
+            }
+        }
+    }
+
+    fn operand<T: Scalar>(&mut self, place: &Place) -> Operand<T> {
+        let part = self.whole(place);
+        if part.dtype == T::DTYPE {
+            let all = self.view_mut::<T>(&part);
+            return Operand::InPlace { at: all.as_mut_ptr(), len: all.len() };
+        }
+        Operand::Converted(self.read(&part).to_f64().into_iter().map(T::from_f64).collect())
+    }
+
+    fn store<T: Scalar>(&mut self, place: &Place, values: &[T]) {
+        let part = self.whole(place);
+        let values: Vec<f64> = values.iter().map(|v| v.to_f64()).collect();
+        self.write(&part, &Data::from_f64(&values, part.dtype)).expect("as many values as were read");
+    }
+}
+
+/// Some bytes of a slot.
+#[derive(Debug, Clone)]
+pub struct Part {
+    bytes: Range<usize>,
+    dtype: Dtype,
+}

@@ -1,0 +1,195 @@
+//! A collective under way on one rank: the rounds of [`collective::rounds`], hop by hop.
+
+use super::arena::{Arena, Data, Part};
+use super::rank::Shared;
+use super::transport::Key;
+use crate::collective::{self, Hop};
+use crate::error::{Error, Result};
+use crate::plan::link::Line;
+use crate::plan::{CollectiveKind, Group, OpKind};
+use rustc_hash::FxHashMap;
+
+pub struct Gather {
+    pub node: u32,
+    path: String,
+    rank: u32,
+    kind: CollectiveKind,
+    members: Vec<u32>,
+    /// The same collective's op on each member.
+    nodes: Vec<u32>,
+    here: usize,
+    rounds: Vec<Vec<Hop>>,
+    /// Rounds done; the current one's messages are sent once `sent` is.
+    round: usize,
+    sent: bool,
+    running: bool,
+    /// Parts of the sources and of the destination that hops name.
+    src: Vec<Part>,
+    dst: Vec<Part>,
+    /// Sums on their way, by part.
+    sums: FxHashMap<usize, Data>,
+}
+
+impl Gather {
+    pub fn start(
+        shared: &Shared,
+        rank: u32,
+        line: &Line,
+        node: u32,
+        group: &Group,
+        arena: &mut Arena,
+    ) -> Result<Gather> {
+        let OpKind::Collective { kind, wire, acc, .. } = &line.nodes[node as usize].op.kind else {
+            unreachable!("only collectives gather")
+        };
+        let plan = shared.plan;
+        let members = group.members(&plan.views, rank);
+        let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
+        let (src, dst) = (line.reads(node as usize)[0], line.writes(node as usize)[0]);
+        let dtype = |p: &crate::plan::link::Place| plan.tensors[p.tensor as usize].dtype;
+        let path = line.path(node as usize);
+        if [dtype(&src), dtype(&dst), *acc] != [*wire; 3] {
+            let why = "the CPU executor moves and adds in the buffers' own dtype; wire, acc, src and dst must agree";
+            return Err(Error::device(format!("rank {rank}, {path}"), why));
+        }
+        let (own, lane) = (plan.program_of(rank), line.nodes[node as usize].lane);
+        let op_of = |&m: &u32| shared.matching.same_collective(own, plan.program_of(m), lane, node);
+        let nodes: Option<Vec<u32>> = members.iter().map(op_of).collect();
+        let nodes = nodes.ok_or_else(|| Error::plan(format!("rank {rank}, {path}: a member does not take part")))?;
+        let n = members.len();
+        let elems = |p: &crate::plan::link::Place| (p.rows[1] - p.rows[0]) * plan.tensors[p.tensor as usize].row_len();
+        let parts = |arena: &Arena, p: &crate::plan::link::Place, whole: bool| -> Vec<Part> {
+            match whole {
+                true => (0..n).map(|i| arena.part(p, collective::part(elems(p), i, n))).collect(),
+                false => vec![arena.whole(p)],
+            }
+        };
+        let gather = Gather {
+            node,
+            path,
+            rank,
+            kind: *kind,
+            here,
+            rounds: collective::rounds(*kind, n),
+            round: 0,
+            sent: false,
+            running: false,
+            src: parts(arena, &src, *kind != CollectiveKind::AllGather),
+            dst: parts(arena, &dst, *kind != CollectiveKind::ReduceScatter),
+            sums: FxHashMap::default(),
+            members,
+            nodes,
+        };
+        shared.hub.start(gather.meeting());
+        Ok(gather)
+    }
+
+    /// A collective is named by its first member and that member's op.
+    fn meeting(&self) -> (u32, u32) {
+        (self.members[0], self.nodes[0])
+    }
+
+    pub fn done(&self) -> bool {
+        self.running && self.round == self.rounds.len()
+    }
+
+    pub fn waits_for(&self) -> String {
+        if !self.running {
+            return format!("all of ranks {:?} to start {}", self.members, self.kind.name());
+        }
+        let from = self.rounds[self.round].iter().find(|h| h.to == self.here);
+        format!("round {} from rank {}", self.round, from.map_or(self.rank, |h| self.members[h.from]))
+    }
+
+    /// Moves on as far as messages allow; says whether it moved.
+    pub fn poll(&mut self, shared: &Shared, arena: &mut Arena) -> Result<bool> {
+        let mut moved = false;
+        if !self.running {
+            if shared.hub.started(self.meeting()) < self.members.len() as u32 {
+                return Ok(false);
+            }
+            self.running = true;
+            self.own_part(arena)?;
+            moved = true;
+        }
+        while self.round < self.rounds.len() {
+            if !self.sent {
+                self.send(shared, arena);
+                self.sent = true;
+                moved = true;
+            }
+            if !self.receive(shared, arena)? {
+                break;
+            }
+            (self.round, self.sent, moved) = (self.round + 1, false, true);
+        }
+        if self.round == self.rounds.len() && self.kind == CollectiveKind::ReduceScatter {
+            self.land_sum(arena)?;
+        }
+        Ok(moved)
+    }
+
+    /// What a member has of the result before anything arrives.
+    fn own_part(&mut self, arena: &mut Arena) -> Result<()> {
+        match self.kind {
+            CollectiveKind::AllReduce => (0..self.src.len()).try_for_each(|i| self.copy(arena, i, i)),
+            CollectiveKind::AllGather => self.copy(arena, 0, self.here),
+            CollectiveKind::AllToAll => self.copy(arena, self.here, self.here),
+            CollectiveKind::ReduceScatter => Ok(()),
+        }
+    }
+
+    fn copy(&self, arena: &mut Arena, from: usize, to: usize) -> Result<()> {
+        let data = arena.read(&self.src[from]);
+        self.write(arena, &self.dst[to], &data)
+    }
+
+    fn write(&self, arena: &mut Arena, part: &Part, data: &Data) -> Result<()> {
+        arena.write(part, data).map_err(|why| Error::device(format!("rank {}, {}", self.rank, self.path), why))
+    }
+
+    fn hop(&self, ours: impl Fn(&Hop) -> bool) -> Option<Hop> {
+        self.rounds[self.round].iter().copied().find(ours)
+    }
+
+    fn send(&mut self, shared: &Shared, arena: &Arena) {
+        let Some(hop) = self.hop(|h| h.from == self.here) else { return };
+        let data = match self.kind {
+            CollectiveKind::AllReduce | CollectiveKind::AllGather => arena.read(&self.dst[hop.part]),
+            CollectiveKind::AllToAll => arena.read(&self.src[hop.part]),
+            CollectiveKind::ReduceScatter => {
+                self.sums.remove(&hop.part).unwrap_or_else(|| arena.read(&self.src[hop.part]))
+            }
+        };
+        shared.hub.send(self.key(self.here, hop.to), data, hop.part as u32);
+    }
+
+    fn key(&self, from: usize, to: usize) -> Key {
+        // Legs of transfers count from 0; the rounds of a collective are another op's, so they may too.
+        Key { from: self.members[from], to: self.members[to], node: self.nodes[from], part: self.round as u32 }
+    }
+
+    fn receive(&mut self, shared: &Shared, arena: &mut Arena) -> Result<bool> {
+        let Some(hop) = self.hop(|h| h.to == self.here) else { return Ok(true) };
+        let Some((mut data, _)) = shared.hub.receive(self.key(hop.from, self.here), false) else { return Ok(false) };
+        match (self.kind, hop.reduce) {
+            (CollectiveKind::ReduceScatter, _) => {
+                data.add(&arena.read(&self.src[hop.part]));
+                self.sums.insert(hop.part, data);
+            }
+            (_, true) => {
+                data.add(&arena.read(&self.dst[hop.part]));
+                self.write(arena, &self.dst[hop.part], &data)?;
+            }
+            (CollectiveKind::AllToAll, _) => self.write(arena, &self.dst[hop.from], &data)?,
+            _ => self.write(arena, &self.dst[hop.part], &data)?,
+        }
+        Ok(true)
+    }
+
+    /// The finished sum of the own part, or the source itself where there is only one member.
+    fn land_sum(&mut self, arena: &mut Arena) -> Result<()> {
+        let sum = self.sums.remove(&self.here).unwrap_or_else(|| arena.read(&self.src[self.here]));
+        self.write(arena, &self.dst[0], &sum)
+    }
+}

@@ -1,0 +1,112 @@
+//! Seeded weights and tokens: the same whatever the parallel layout, since they depend on names and
+//! positions alone.
+
+use super::arena::{Arena, Data};
+use crate::plan::link::{AtomTable, Place};
+use crate::plan::{Axis, Buf, Dtype, Param, Plan, TensorId, TensorRef};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rustc_hash::FxHasher;
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+
+fn stream(seed: u64, what: &impl Hash) -> ChaCha8Rng {
+    let mut h = FxHasher::default();
+    (seed, what).hash(&mut h);
+    ChaCha8Rng::seed_from_u64(h.finish())
+}
+
+/// A weight's values, rounded to the dtype it is stored in. Norms are near one; matrices are uniform with
+/// the variance 1 / columns that keeps activations of order one.
+pub fn weight(plan: &Plan, param: &Param, seed: u64) -> Vec<f64> {
+    let mut rng = stream(seed, &param.name);
+    let n: u64 = param.shape.iter().product();
+    let (centre, spread) = match param.shape[..] {
+        [_, cols] => (0.0, (3.0 / cols as f64).sqrt()),
+        _ => (1.0, 0.2),
+    };
+    let values: Vec<f64> = (0..n).map(|_| centre + spread * (2.0 * rng.random::<f64>() - 1.0)).collect();
+    Data::from_f64(&values, plan.tensors[param.weight as usize].dtype).to_f64()
+}
+
+/// Every weight by name.
+pub fn weights(plan: &Plan, seed: u64) -> BTreeMap<String, Vec<f64>> {
+    plan.params.iter().map(|p| (p.name.clone(), weight(plan, p, seed))).collect()
+}
+
+/// Sequence `index` of the global batch: tokens, and for each the token that follows it.
+pub fn sequence(plan: &Plan, seed: u64, index: u64) -> (Vec<u32>, Vec<u32>) {
+    let mut rng = stream(seed, &("tokens", index));
+    let ids: Vec<u32> = (0..=plan.inputs.segs.seq).map(|_| rng.random_range(0..plan.inputs.vocab as u32)).collect();
+    (ids[..ids.len() - 1].to_vec(), ids[1..].to_vec())
+}
+
+/// The sequences of the global batch that a rank sees in a microbatch.
+pub fn sequences_of(plan: &Plan, rank: u32, microbatch: u32) -> std::ops::Range<u64> {
+    let view = &plan.views[plan.inputs.segs.view as usize];
+    let (dp, at) = (u64::from(view.degree(Axis::Dp)), u64::from(view.coord(rank, Axis::Dp)));
+    let first = (u64::from(microbatch) * dp + at) * plan.inputs.batch;
+    first..first + plan.inputs.batch
+}
+
+/// A whole slot of a tensor.
+pub fn slot(plan: &Plan, atoms: &AtomTable, tensor: TensorId, slot: u32) -> Place {
+    atoms.place(plan, Buf { of: TensorRef::Tensor(tensor), slot, rows: None }, &[])
+}
+
+/// Fills a rank's weights, optimizer state and tokens.
+pub fn fill(plan: &Plan, atoms: &AtomTable, rank: u32, seed: u64, arena: &mut Arena) {
+    for (t, tensor) in plan.tensors.iter().enumerate().filter(|(_, t)| t.kind.persists()) {
+        for s in 0..tensor.slots {
+            let place = slot(plan, atoms, t as u32, s);
+            put(arena, &place, &vec![0.0; tensor.elems() as usize], tensor.dtype);
+        }
+    }
+    for param in &plan.params {
+        let named = Buf { of: TensorRef::Tensor(param.weight), slot: param.slot, rows: Some(param.rows) };
+        let place = atoms.place(plan, named, &[]);
+        put(arena, &place, &weight(plan, param, seed), plan.tensors[param.weight as usize].dtype);
+    }
+    fill_masters(plan, atoms, rank, arena);
+    for m in 0..plan.inputs.microbatches {
+        let (mut tokens, mut targets) = (vec![], vec![]);
+        for index in sequences_of(plan, rank, m) {
+            let (ids, next) = sequence(plan, seed, index);
+            for at in plan.inputs.segs.positions(&plan.views, rank) {
+                tokens.push(f64::from(ids[at as usize]));
+                targets.push(f64::from(next[at as usize]));
+            }
+        }
+        for (tensor, ids) in [(plan.inputs.tokens, &tokens), (plan.inputs.targets, &targets)] {
+            put(arena, &slot(plan, atoms, tensor, m), ids, Dtype::U32);
+        }
+    }
+}
+
+/// Master copies start as the weights they are copies of, or as this rank's share of them.
+fn fill_masters(plan: &Plan, atoms: &AtomTable, rank: u32, arena: &mut Arena) {
+    for master in &plan.masters {
+        for s in 0..plan.tensors[master.weight as usize].slots {
+            let values = arena.read(&arena.whole(&slot(plan, atoms, master.weight, s))).to_f64();
+            let share = match &master.group {
+                None => &values[..],
+                Some(group) => {
+                    let members = group.members(&plan.views, rank);
+                    let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
+                    let part = crate::collective::part(values.len() as u64, here, members.len());
+                    &values[part.start as usize..part.end as usize]
+                }
+            };
+            put(arena, &slot(plan, atoms, master.master, s), share, plan.tensors[master.master as usize].dtype);
+        }
+    }
+}
+
+fn put(arena: &mut Arena, place: &Place, values: &[f64], dtype: Dtype) {
+    use crate::plan::memory::SlotId;
+    if arena.holds(SlotId { tensor: place.tensor, slot: place.slot }) {
+        let part = arena.whole(place);
+        arena.write(&part, &Data::from_f64(values, dtype)).expect("as many values as the slot has");
+        arena.touch(SlotId { tensor: place.tensor, slot: place.slot });
+    }
+}

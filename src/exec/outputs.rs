@@ -1,0 +1,152 @@
+//! What a run brought, gathered from its ranks and put in the order of the dense model.
+
+use super::Run;
+use super::inputs;
+use super::rank::{Done, Times};
+use super::transport::Hub;
+use crate::error::Result;
+use crate::plan::link::Line;
+use crate::plan::memory::SlotId;
+use crate::plan::{Lane, OpKind, Plan, TensorId};
+use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
+use crate::units::Seconds;
+use std::collections::BTreeMap;
+
+/// Slots whose contents are gone by the end of the step, and are wanted.
+pub fn watched(plan: &Plan) -> Vec<SlotId> {
+    let mut slots = vec![SlotId { tensor: plan.inputs.hidden, slot: plan.inputs.hidden_slot }];
+    for master in plan.masters.iter().filter(|m| m.group.is_some()) {
+        slots.extend(slots_of(plan, master.grad_share));
+    }
+    slots
+}
+
+/// Slots whose contents are wanted at the end of the step: the loss, and all weights and gradients.
+pub fn kept(plan: &Plan, all: bool) -> Vec<SlotId> {
+    let mut tensors = vec![plan.inputs.loss];
+    if all {
+        tensors.extend(plan.params.iter().flat_map(|p| [p.weight, p.grad]));
+        tensors.sort_unstable();
+        tensors.dedup();
+    }
+    tensors.into_iter().flat_map(|t| slots_of(plan, t)).collect()
+}
+
+fn slots_of(plan: &Plan, tensor: TensorId) -> impl Iterator<Item = SlotId> {
+    (0..plan.tensors[tensor as usize].slots).map(move |slot| SlotId { tensor, slot })
+}
+
+pub fn gather(plan: &Plan, lines: &[Line], hub: &Hub, done: Vec<Done>) -> Result<Run> {
+    let kept = |tensor, slot| done[0].kept.get(&SlotId { tensor, slot }).map(|d| d.to_f64());
+    let loss = kept(plan.inputs.loss, 0).map_or(f64::NAN, |v| v[0]);
+    let (mut grads, mut weights) = (BTreeMap::new(), BTreeMap::new());
+    for p in &plan.params {
+        let rows = p.rows[0] as usize..p.rows[1] as usize;
+        let cut = |flat: Vec<f64>| flat[rows.clone()].to_vec();
+        if let Some(flat) = kept(p.weight, p.slot) {
+            weights.insert(p.name.clone(), cut(flat));
+        }
+        if let Some(flat) = shares(plan, &done, p.weight, p.slot).or_else(|| kept(p.grad, p.slot))
+            && !weights.is_empty()
+        {
+            grads.insert(p.name.clone(), cut(flat));
+        }
+    }
+    Ok(Run {
+        timeline: timeline(plan, lines, &done),
+        loss,
+        sent_bytes: hub.sent_bytes(),
+        peak_bytes: done.iter().map(|d| d.peak).collect(),
+        grads,
+        weights,
+        hidden: hidden(plan, &done),
+    })
+}
+
+/// A summed gradient that its ranks hold in shares.
+fn shares(plan: &Plan, done: &[Done], weight: TensorId, slot: u32) -> Option<Vec<f64>> {
+    let master = plan.masters.iter().find(|m| m.weight == weight)?;
+    let members = master.group.as_ref()?.members(&plan.views, 0);
+    let at = SlotId { tensor: master.grad_share, slot };
+    let parts = members.iter().map(|&m| done[m as usize].seen.get(&at)?.last().map(|d| d.to_f64()));
+    Some(parts.collect::<Option<Vec<_>>>()?.concat())
+}
+
+/// Final hidden states, by sequence of the global batch; empty where they were not watched.
+fn hidden(plan: &Plan, done: &[Done]) -> Vec<Vec<f64>> {
+    let at = SlotId { tensor: plan.inputs.hidden, slot: plan.inputs.hidden_slot };
+    let row = plan.tensors[at.tensor as usize].row_len() as usize;
+    let mut all: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+    for (rank, done) in done.iter().enumerate() {
+        let positions = plan.inputs.segs.positions(&plan.views, rank as u32);
+        for (m, data) in done.seen.get(&at).into_iter().flatten().enumerate() {
+            let values = data.to_f64();
+            let mut rows = values.chunks(row);
+            for index in inputs::sequences_of(plan, rank as u32, m as u32) {
+                let out = all.entry(index).or_insert_with(|| vec![f64::NAN; plan.inputs.segs.seq as usize * row]);
+                for (&position, values) in positions.iter().zip(&mut rows) {
+                    out[position as usize * row..][..row].copy_from_slice(values);
+                }
+            }
+        }
+    }
+    all.into_values().collect()
+}
+
+fn timeline(plan: &Plan, lines: &[Line], done: &[Done]) -> Timeline {
+    let last = |times: &Times| times.iter().map(|t| t.1).fold(0.0, f64::max);
+    let step = done.iter().map(|d| last(&d.times)).fold(0.0, f64::max);
+    let class = |(rank, done): (usize, &Done)| {
+        let line = &lines[plan.program_of(rank as u32) as usize];
+        let usage = usage(plan, line, &done.times, step);
+        Class { rank: rank as u32, multiplicity: 1, usage, spans: spans(line, &done.times) }
+    };
+    let classes = done.iter().enumerate().map(class).collect();
+    Timeline { step: Seconds::new(step), classes, lanes: lane_labels(plan) }
+}
+
+fn what(line: &Line, node: usize) -> &'static str {
+    match &line.nodes[node].op.kind {
+        OpKind::Compute { kernel, .. } => kernel.name(),
+        OpKind::Collective { kind, .. } => kind.name(),
+        _ => "transfer",
+    }
+}
+
+fn spans(line: &Line, times: &Times) -> Vec<Span> {
+    let span = |(i, t): (usize, &(f64, f64))| Span {
+        path: line.path(i),
+        what: what(line, i),
+        lane: line.nodes[i].lane,
+        start: Seconds::new(t.0),
+        end: Seconds::new(t.1),
+    };
+    times.iter().enumerate().map(span).collect()
+}
+
+/// Busy and waiting time of a rank. A gap on the compute lane is charged to whatever ended last before it.
+fn usage(plan: &Plan, line: &Line, times: &Times, step: f64) -> Usage {
+    let mut usage = Usage::default();
+    let mut wait = |lane: u16, time: f64| match &plan.lanes[lane as usize] {
+        Lane::Comm(group, _) => *usage.exposed.entry(group.charged_axis()).or_default() += time,
+        Lane::Compute(_) => usage.turns += time,
+    };
+    let ended_last = |nodes: &mut dyn Iterator<Item = u32>| {
+        nodes
+            .max_by(|a, b| times[*a as usize].1.total_cmp(&times[*b as usize].1))
+            .map_or(0, |n| line.nodes[n as usize].lane)
+    };
+    let mut free = 0.0;
+    let mut by_kernel: BTreeMap<&'static str, f64> = BTreeMap::new();
+    for (i, &(start, end)) in times.iter().enumerate() {
+        if matches!(line.nodes[i].op.kind, OpKind::Compute { .. }) {
+            wait(ended_last(&mut line.preds(i).iter().copied()), start - free);
+            free = end;
+            *by_kernel.entry(what(line, i)).or_default() += end - start;
+        }
+    }
+    wait(ended_last(&mut (0..times.len() as u32)), step - free);
+    usage.compute = by_kernel.values().sum();
+    usage.by_kernel = by_kernel;
+    usage
+}

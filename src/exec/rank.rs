@@ -1,0 +1,367 @@
+//! One rank: a thread that runs its program's ops as their edges allow, lane by lane.
+
+use super::arena::{Arena, Data};
+use super::gather::Gather;
+use super::inputs;
+use super::kernels::Scalar;
+use super::transport::{Hub, Key};
+use super::turns::Turns;
+use crate::error::{Error, Result};
+use crate::plan::link::{AtomTable, Line, Place};
+use crate::plan::matching::{LegAt, Matching};
+use crate::plan::memory::{Life, SlotId};
+use crate::plan::*;
+use rustc_hash::FxHashMap;
+use std::time::Instant;
+
+/// What all ranks share and nobody changes.
+pub struct Shared<'p> {
+    pub plan: &'p Plan,
+    pub lines: &'p [Line<'p>],
+    pub matching: &'p Matching,
+    /// Per program: the ops that wait for each op.
+    pub next: &'p [Vec<Vec<u32>>],
+    pub lives: &'p [Vec<Vec<Vec<Life>>>],
+    pub turns: &'p Turns,
+    pub hub: &'p Hub,
+    /// When the step began.
+    pub zero: Instant,
+    /// Slots whose contents are kept at the end of each of their lives.
+    pub watched: &'p [SlotId],
+    /// Slots whose contents are kept at the end of the step.
+    pub kept: &'p [SlotId],
+    pub atoms: &'p AtomTable,
+}
+
+/// An op's start and end, in seconds since the step began.
+pub type Times = Vec<(f64, f64)>;
+
+/// What a rank has when it is done.
+pub struct Done {
+    pub times: Times,
+    pub peak: u64,
+    /// Contents of watched slots at the end of each of their lives, in order.
+    pub seen: FxHashMap<SlotId, Vec<Data>>,
+    /// Contents at the end of the step.
+    pub kept: FxHashMap<SlotId, Data>,
+}
+
+/// A communicating op under way.
+enum Flight {
+    Transfer { node: u32, open: Vec<(LegAt, Leg, Place, Key)> },
+    Collective(Gather),
+}
+
+pub struct Rank<'a, 'p> {
+    shared: &'a Shared<'p>,
+    rank: u32,
+    line: &'p Line<'p>,
+    pub arena: Arena<'p>,
+    /// Edges each op still waits for.
+    open: Vec<u32>,
+    /// The op at the head of each lane, when it can start.
+    ready: Vec<Option<u32>>,
+    flights: Vec<Flight>,
+    times: Times,
+    left: usize,
+    /// The op begun last.
+    last: u32,
+    /// Uses that each life of each slot still has.
+    uses: FxHashMap<(SlotId, u32), u32>,
+    seen: FxHashMap<SlotId, Vec<Data>>,
+}
+
+impl<'a, 'p> Rank<'a, 'p> {
+    pub fn new(shared: &'a Shared<'p>, rank: u32, arena: Arena<'p>) -> Rank<'a, 'p> {
+        let line = &shared.lines[shared.plan.program_of(rank) as usize];
+        let n = line.nodes.len();
+        let mut ready = vec![None; line.lanes];
+        let open: Vec<u32> = (0..n).map(|i| line.preds(i).len() as u32).collect();
+        for (i, node) in line.nodes.iter().enumerate().filter(|(i, _)| open[*i] == 0) {
+            ready[node.lane as usize] = Some(i as u32);
+        }
+        Rank {
+            shared,
+            rank,
+            line,
+            arena,
+            open,
+            ready,
+            flights: vec![],
+            times: vec![(0.0, 0.0); n],
+            left: n,
+            last: 0,
+            uses: FxHashMap::default(),
+            seen: FxHashMap::default(),
+        }
+    }
+
+    /// Runs the whole program.
+    pub fn run<T: Scalar>(&mut self) -> Result<()> {
+        while self.left > 0 {
+            let seen = self.shared.hub.news();
+            // Transfers first: what they bring may be needed, and they do not keep the thread.
+            let mut moved = self.post_all()?;
+            moved |= self.poll_all()?;
+            moved |= self.compute_one::<T>();
+            if !moved && self.left > 0 {
+                self.shared.hub.wait(self.rank, seen, || self.blocked())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the rank has when it has run.
+    pub fn done(self) -> Done {
+        let shared = self.shared;
+        let contents = |at: &SlotId| {
+            let place = inputs::slot(shared.plan, shared.atoms, at.tensor, at.slot);
+            (*at, self.arena.read(&self.arena.whole(&place)))
+        };
+        let kept = shared.kept.iter().filter(|at| self.arena.holds(**at)).map(contents).collect();
+        Done { kept, peak: self.arena.peak(), times: self.times, seen: self.seen }
+    }
+
+    /// The op that was running when the rank stopped for good.
+    pub fn running(&self) -> String {
+        self.line.path(self.last as usize)
+    }
+
+    fn now(&self) -> f64 {
+        self.shared.zero.elapsed().as_secs_f64()
+    }
+
+    /// What the rank is waiting for, for whoever has to be told.
+    pub fn blocked(&self) -> String {
+        let flight = self.flights.first().map(|f| match f {
+            Flight::Transfer { node, open } => {
+                let peers: Vec<String> = open
+                    .iter()
+                    .map(|(_, leg, _, key)| match leg.dir {
+                        Direction::Send => format!("rank {} to take it", key.to),
+                        Direction::Recv => format!("rank {} to send", key.from),
+                    })
+                    .collect();
+                (*node, peers.join(" and "))
+            }
+            Flight::Collective(g) => (g.node, g.waits_for()),
+        });
+        if let Some((node, what)) = flight {
+            return format!("{} for {what}", self.line.path(node as usize));
+        }
+        match self.ready.iter().flatten().next() {
+            Some(&node) => format!("{} for its turn on a shared device", self.line.path(node as usize)),
+            None => "no op that could start".into(),
+        }
+    }
+
+    fn is_compute(&self, node: u32) -> bool {
+        matches!(self.line.nodes[node as usize].op.kind, OpKind::Compute { .. })
+    }
+
+    /// Starts every communicating op that can start.
+    fn post_all(&mut self) -> Result<bool> {
+        let mut moved = false;
+        for lane in 0..self.ready.len() {
+            let Some(node) = self.ready[lane].filter(|&n| !self.is_compute(n)) else { continue };
+            self.ready[lane] = None;
+            self.times[node as usize].0 = self.now();
+            let flight = self.post(node)?;
+            self.flights.push(flight);
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    fn post(&mut self, node: u32) -> Result<Flight> {
+        let (shared, line) = (self.shared, self.line);
+        let n = &line.nodes[node as usize];
+        let Lane::Comm(group, _) = &shared.plan.lanes[n.lane as usize] else {
+            return Err(Error::plan(format!("{} communicates on a compute lane", line.path(node as usize))));
+        };
+        self.begin_lives(node);
+        match &n.op.kind {
+            OpKind::Transfer { legs, .. } => {
+                let mut open = vec![];
+                for (l, leg) in legs.iter().enumerate() {
+                    let at = LegAt { node, leg: l as u16 };
+                    let peer = group.neighbour(&shared.plan.views, self.rank, leg.by);
+                    let key = self.key(n.lane, leg, at, peer)?;
+                    let place = self.leg_place(node, leg);
+                    if leg.dir == Direction::Send {
+                        shared.hub.send(key, self.arena.read(&self.arena.whole(&place)), leg.tag);
+                    }
+                    open.push((at, *leg, place, key));
+                }
+                Ok(Flight::Transfer { node, open })
+            }
+            _ => Ok(Flight::Collective(Gather::start(shared, self.rank, line, node, group, &mut self.arena)?)),
+        }
+    }
+
+    /// A message is named by its sender's op and leg.
+    fn key(&self, lane: u16, leg: &Leg, at: LegAt, peer: u32) -> Result<Key> {
+        let (plan, matching) = (self.shared.plan, self.shared.matching);
+        if leg.dir == Direction::Send {
+            return Ok(Key { from: self.rank, to: peer, node: at.node, part: u32::from(at.leg) });
+        }
+        let met = matching.partner(plan.program_of(self.rank), plan.program_of(peer), lane, leg, at);
+        let met = met.ok_or_else(|| {
+            Error::plan(format!("rank {}, {}: rank {peer} never sends it", self.rank, self.line.path(at.node as usize)))
+        })?;
+        Ok(Key { from: peer, to: self.rank, node: met.node, part: u32::from(met.leg) })
+    }
+
+    fn leg_place(&self, node: u32, leg: &Leg) -> Place {
+        let places = match leg.dir {
+            Direction::Send => self.line.reads(node as usize),
+            Direction::Recv => self.line.writes(node as usize),
+        };
+        *places.iter().find(|p| p.named == leg.buf).expect("a leg's buffer is among its op's places")
+    }
+
+    /// Moves every communicating op on as far as it goes.
+    fn poll_all(&mut self) -> Result<bool> {
+        let mut moved = false;
+        let mut flights = std::mem::take(&mut self.flights);
+        let mut ended = vec![];
+        for flight in &mut flights {
+            let (node, done, progress) = match flight {
+                Flight::Transfer { node, open } => {
+                    let before = open.len();
+                    self.poll_legs(*node, open)?;
+                    (*node, open.is_empty(), open.len() < before)
+                }
+                Flight::Collective(gather) => {
+                    let progress = gather.poll(self.shared, &mut self.arena)?;
+                    (gather.node, gather.done(), progress)
+                }
+            };
+            moved |= progress;
+            if done {
+                ended.push(node);
+            }
+        }
+        flights.retain(|f| match f {
+            Flight::Transfer { open, .. } => !open.is_empty(),
+            Flight::Collective(g) => !g.done(),
+        });
+        self.flights = flights;
+        for node in ended {
+            self.end(node);
+        }
+        Ok(moved)
+    }
+
+    fn poll_legs(&mut self, node: u32, open: &mut Vec<(LegAt, Leg, Place, Key)>) -> Result<()> {
+        let mut left = vec![];
+        for (at, leg, place, key) in open.drain(..) {
+            let done = match leg.dir {
+                Direction::Send => self.shared.hub.delivered(key),
+                Direction::Recv => match self.shared.hub.receive(key, true) {
+                    Some((data, tag)) => {
+                        self.store(node, &leg, &place, &data, tag)?;
+                        true
+                    }
+                    None => false,
+                },
+            };
+            if !done {
+                left.push((at, leg, place, key));
+            }
+        }
+        *open = left;
+        Ok(())
+    }
+
+    fn store(&mut self, node: u32, leg: &Leg, place: &Place, data: &Data, tag: u32) -> Result<()> {
+        let fail = |why: String| Error::device(format!("rank {}, {}", self.rank, self.line.path(node as usize)), why);
+        if tag != leg.tag {
+            return Err(fail(format!("a message tagged {tag} arrives where {} is expected", leg.tag)));
+        }
+        let part = self.arena.whole(place);
+        let stored = self.arena.write(&part, data);
+        stored.map_err(|why| Error::device(format!("rank {}, {}", self.rank, self.line.path(node as usize)), why))
+    }
+
+    /// Runs a kernel, if one can start.
+    fn compute_one<T: Scalar>(&mut self) -> bool {
+        for lane in 0..self.ready.len() {
+            let Some(node) = self.ready[lane].filter(|&n| self.is_compute(n)) else { continue };
+            if !self.shared.turns.is_mine(self.shared.hub, self.rank, node) {
+                continue;
+            }
+            self.ready[lane] = None;
+            self.begin_lives(node);
+            self.times[node as usize].0 = self.now();
+            let OpKind::Compute { kernel, .. } = &self.line.nodes[node as usize].op.kind else { return false };
+            let visible = kernel.mask().is_none_or(|m| m.shape(&self.shared.plan.views, self.rank).area > 0);
+            if visible {
+                let (reads, writes) = (self.line.reads(node as usize), self.line.writes(node as usize));
+                self.arena.run::<T>(kernel, &self.shared.plan.views, self.rank, reads, writes);
+            }
+            self.end(node);
+            self.shared.turns.end(self.shared.hub, self.rank, node);
+            return true;
+        }
+        false
+    }
+
+    /// The op has ended: notes the time, ends lives, and releases what waited for it.
+    fn end(&mut self, node: u32) {
+        self.times[node as usize].1 = self.now();
+        self.end_lives(node);
+        self.left -= 1;
+        let next = &self.shared.next[self.shared.plan.program_of(self.rank) as usize];
+        for &then in &next[node as usize] {
+            self.open[then as usize] -= 1;
+            if self.open[then as usize] == 0 {
+                self.ready[self.line.nodes[then as usize].lane as usize] = Some(then);
+            }
+        }
+    }
+
+    /// The slots an op touches, each once.
+    fn slots(&self, node: u32) -> Vec<SlotId> {
+        let places = self.line.reads(node as usize).iter().chain(self.line.writes(node as usize));
+        let mut slots: Vec<SlotId> = places.map(|p| SlotId { tensor: p.tensor, slot: p.slot }).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        slots
+    }
+
+    /// Which life of a slot an op belongs to.
+    fn life(&self, at: SlotId, node: u32) -> (u32, &'p Life) {
+        let lives = &self.shared.lives[self.shared.plan.program_of(self.rank) as usize];
+        let lives = &lives[at.tensor as usize][at.slot as usize];
+        let i = lives.partition_point(|l| l.first <= node) - 1;
+        (i as u32, &lives[i])
+    }
+
+    fn begin_lives(&mut self, node: u32) {
+        self.last = node;
+        for at in self.slots(node) {
+            self.arena.touch(at);
+        }
+    }
+
+    /// After its last use a slot that does not persist is filled with NaN.
+    fn end_lives(&mut self, node: u32) {
+        for at in self.slots(node) {
+            let (i, life) = self.life(at, node);
+            let left = self.uses.entry((at, i)).or_insert(life.uses);
+            *left -= 1;
+            if *left > 0 {
+                continue;
+            }
+            if self.shared.watched.contains(&at) {
+                let place = inputs::slot(self.shared.plan, self.shared.atoms, at.tensor, at.slot);
+                let data = self.arena.read(&self.arena.whole(&place));
+                self.seen.entry(at).or_default().push(data);
+            }
+            if !self.shared.plan.tensors[at.tensor as usize].kind.persists() {
+                self.arena.poison(at);
+            }
+        }
+    }
+}
