@@ -104,7 +104,8 @@ impl AtomTable {
     }
 }
 
-fn resolve(of: TensorRef, env: &[(TensorId, u32)]) -> (TensorId, u32) {
+/// The tensor that a name means under the bindings `env`, and its slot 0.
+pub fn resolve(of: TensorRef, env: &[(TensorId, u32)]) -> (TensorId, u32) {
     match of {
         TensorRef::Tensor(id) => (id, 0),
         TensorRef::Formal(i) => env[i as usize],
