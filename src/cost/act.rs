@@ -273,15 +273,7 @@ impl<'a> Acts<'a> {
     }
 
     /// Joins the legs of a transfer of one class to the meetings that their senders made.
-    fn meet(
-        &self,
-        draft: &mut Draft,
-        line: &Line,
-        node: usize,
-        legs: &[Leg],
-        ctas: u16,
-        class: usize,
-    ) -> Result<()> {
+    fn meet(&self, draft: &mut Draft, line: &Line, node: usize, legs: &[Leg], ctas: u16, class: usize) -> Result<()> {
         let (rank, own, lane) = (self.fold.representatives[class], self.program[class], line.nodes[node].lane);
         let first = draft.met.len() as u32;
         for (l, leg) in legs.iter().enumerate() {
@@ -289,8 +281,9 @@ impl<'a> Acts<'a> {
             let peer = self.group(lane).neighbour(&self.plan.views, rank, leg.by);
             let there = self.fold.class_of[peer as usize] as usize;
             let met = draft.matching.partner(own, self.program[there], lane, leg, at);
-            let met = met
-                .ok_or_else(|| Error::plan(format!("rank {rank}, {}: no op of rank {peer} meets it", line.path(node))))?;
+            let met = met.ok_or_else(|| {
+                Error::plan(format!("rank {rank}, {}: no op of rank {peer} meets it", line.path(node)))
+            })?;
             let (sender, from) = match leg.dir {
                 Direction::Send => (class, at),
                 Direction::Recv => (there, met),

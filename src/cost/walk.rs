@@ -8,9 +8,9 @@ use crate::fold::Fold;
 use crate::plan::link::{AtomTable, Env, Line};
 use crate::plan::matching::Matching;
 use crate::plan::order::{self, Moment};
+use crate::plan::segment::{self, Part, Segments};
 use crate::plan::*;
 use crate::timeline::{Span, Usage};
-use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -66,27 +66,13 @@ pub struct Stamps {
     pub read: Vec<Stamp>,
 }
 
-/// Which atom an op means, as the op names it: to be resolved under the bindings of the moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct AtomRef {
-    of: TensorRef,
-    slot: u32,
-    atom: u32,
-}
-
-/// A segment linked for some combination of bound tensors, with every class's acts.
-struct Compiled<'p> {
-    lines: Vec<Line<'p>>,
-    /// Atoms at the time of linking, ascending, with every name that ops have for them.
-    names: Vec<(u32, AtomRef)>,
+/// What every class does on a line, and in which order.
+struct Compiled {
     sheet: Sheet,
     /// Absent where ranks are in step.
     order: Option<Vec<Moment>>,
     width: usize,
 }
-
-/// Where a segment stands and the tensors bound to its formals.
-type SegmentKey = (Option<BlockId>, usize, Vec<TensorId>);
 
 pub struct Walker<'p> {
     pub plan: &'p Plan,
@@ -103,9 +89,10 @@ pub struct Walker<'p> {
     fold: &'p Fold,
     sms: u32,
     acts: Acts<'p>,
-    compiled: Vec<Rc<Compiled<'p>>>,
-    known: FxHashMap<SegmentKey, usize>,
-    /// How often each compiled segment ran: what it counts is multiplied at the end.
+    segments: Segments<'p>,
+    /// By segment; or the one line of all.
+    compiled: Vec<Rc<Compiled>>,
+    /// How often each ran: what it counts is multiplied at the end.
     pub runs: Vec<u64>,
     /// Earliest start since it was last reset.
     pub floor: u64,
@@ -115,11 +102,6 @@ pub struct Walker<'p> {
     ends: Vec<Stamp>,
     /// When the bytes of each meeting have arrived.
     arrivals: Vec<u64>,
-    /// Atoms at linking -> atoms now, for those the segment names.
-    now: Vec<u32>,
-    /// For each atom the last binding that took it.
-    taken: Vec<u32>,
-    binding: u32,
 }
 
 /// Not arrived yet.
@@ -137,6 +119,7 @@ impl<'p> Walker<'p> {
             return Err(Error::plan(format!("{} lanes; at most 200 are costed", plan.lanes.len())));
         }
         let atoms = AtomTable::new(plan)?;
+        let segments = Segments::new(plan, &atoms);
         let (classes, count) = (fold.representatives.len(), atoms.count as usize);
         let none = |things: usize| vec![Stamp::default(); things * classes];
         let stamps = Stamps { lanes: none(plan.lanes.len()), written: none(count), read: none(count) };
@@ -156,23 +139,20 @@ impl<'p> Walker<'p> {
             fold,
             sms: machine.cluster.gpu.sms.value,
             acts: Acts::new(plan, machine, fold),
+            segments,
             compiled: vec![],
-            known: FxHashMap::default(),
             runs: vec![],
             floor: u64::MAX,
             spans: vec![vec![]; classes],
             starts: vec![],
             ends: vec![],
             arrivals: vec![],
-            now: (0..count as u32).collect(),
-            taken: vec![0; count],
-            binding: 0,
         })
     }
 
     pub fn run(mut self) -> Result<Found> {
         let plan = self.plan;
-        if self.effort.stride && !self.effort.spans && self.in_step && calls_stand_alone(plan) {
+        if self.effort.stride && !self.effort.spans && self.in_step && segment::show_all(plan) {
             self.body(None, &plan.programs[0].ops, &Env::new())?;
         } else {
             self.whole()?;
@@ -184,10 +164,10 @@ impl<'p> Walker<'p> {
     fn whole(&mut self) -> Result<()> {
         let programs = 0..self.plan.programs.len() as u32;
         let lines = programs.map(|p| Line::program(self.plan, &self.atoms, p)).collect::<Result<Vec<Line>>>()?;
-        let compiled = self.compile(lines, vec![])?;
-        self.evaluate(&compiled);
+        let compiled = self.compile(&lines)?;
+        self.evaluate(&lines, &compiled);
         if self.effort.spans {
-            self.record(&compiled);
+            self.record(&lines);
         }
         self.compiled.push(Rc::new(compiled));
         self.runs.push(1);
@@ -196,83 +176,45 @@ impl<'p> Walker<'p> {
 
     /// Walks a body: segments and calls in turn.
     pub fn body(&mut self, block: Option<BlockId>, ops: &'p [Op], env: &Env) -> Result<()> {
-        let mut at = 0;
-        while at < ops.len() {
-            if let OpKind::Call { block, args, repeat } = &ops[at].kind {
-                self.call(*block, args, *repeat, env)?;
-                at += 1;
-                continue;
+        for part in segment::parts(ops) {
+            match part {
+                Part::Call { block, args, repeat, .. } => self.call(block, args, repeat, env)?,
+                Part::Segment(ops) => self.segment(block, ops, env)?,
             }
-            let len = ops[at..].iter().take_while(|op| !matches!(op.kind, OpKind::Call { .. })).count();
-            self.segment(block, at, &ops[at..at + len], env)?;
-            at += len;
         }
         Ok(())
     }
 
-    fn segment(&mut self, block: Option<BlockId>, at: usize, ops: &'p [Op], env: &Env) -> Result<()> {
-        let key = (block, at, env.iter().map(|b| b.0).collect::<Vec<u32>>());
-        if let Some(&known) = self.known.get(&key) {
-            let compiled = self.compiled[known].clone();
-            // Buffers may alias in another way than when the segment was linked.
-            if self.rebind(&compiled.names, env) {
-                self.evaluate(&compiled);
-                self.runs[known] += 1;
-                return Ok(());
-            }
+    fn segment(&mut self, block: Option<BlockId>, ops: &'p [Op], env: &Env) -> Result<()> {
+        let number = self.segments.enter(&self.atoms, block, ops, env);
+        let segment = self.segments.get(number);
+        let lines = std::slice::from_ref(&segment.line);
+        if number == self.compiled.len() {
+            let compiled = self.compile(lines)?;
+            self.compiled.push(Rc::new(compiled));
+            self.runs.push(0);
         }
-        let line = Line::segment(self.plan, &self.atoms, ops, env);
-        let names = names(&line, &self.atoms);
-        let compiled = self.compile(vec![line], names)?;
-        let as_linked = self.rebind(&compiled.names, env);
-        debug_assert!(as_linked, "a segment fits the bindings it was linked under");
-        self.evaluate(&compiled);
-        self.known.insert(key, self.compiled.len());
-        self.compiled.push(Rc::new(compiled));
-        self.runs.push(1);
+        self.evaluate(lines, &self.compiled[number].clone());
+        self.runs[number] += 1;
         Ok(())
     }
 
-    /// Finds the atoms that a segment's atoms at linking are now; false if buffers alias in another way.
-    fn rebind(&mut self, names: &[(u32, AtomRef)], env: &Env) -> bool {
-        self.binding += 1;
-        let mut before = u32::MAX;
-        for &(then, name) in names {
-            let atom = self.atom(name, env);
-            let first_name = then != std::mem::replace(&mut before, then);
-            if first_name {
-                self.now[then as usize] = atom;
-                if std::mem::replace(&mut self.taken[atom as usize], self.binding) == self.binding {
-                    return false;
-                }
-            } else if self.now[then as usize] != atom {
-                return false;
-            }
-        }
-        true
-    }
-
-    fn atom(&self, name: AtomRef, env: &[(TensorId, u32)]) -> u32 {
-        let (tensor, base) = link::resolve(name.of, env);
-        self.atoms.slot(tensor, base + name.slot).first + name.atom
-    }
-
-    fn compile(&mut self, lines: Vec<Line<'p>>, names: Vec<(u32, AtomRef)>) -> Result<Compiled<'p>> {
-        let matching = Matching::new(self.plan, &lines);
+    fn compile(&mut self, lines: &[Line]) -> Result<Compiled> {
+        let matching = Matching::new(self.plan, lines);
         let order = match self.in_step {
             true => None,
             false => {
                 let ranks: Vec<u32> = (0..self.plan.ranks()).collect();
-                Some(order::of_ranks(self.plan, &lines, &matching, &ranks)?)
+                Some(order::of_ranks(self.plan, lines, &matching, &ranks)?)
             }
         };
-        let sheet = self.acts.sheet(&lines, &matching)?;
+        let sheet = self.acts.sheet(lines, &matching)?;
         let width = lines.iter().map(|l| l.nodes.len()).max().unwrap_or(0);
-        Ok(Compiled { lines, names, sheet, order, width })
+        Ok(Compiled { sheet, order, width })
     }
 
-    /// Runs a linked segment once.
-    fn evaluate(&mut self, compiled: &Compiled<'p>) {
+    /// Runs lines once: a segment's, or one of each program.
+    fn evaluate(&mut self, lines: &[Line], compiled: &Compiled) {
         let cells = compiled.width * self.classes;
         self.starts.clear();
         self.starts.resize(cells, Stamp::default());
@@ -283,19 +225,19 @@ impl<'p> Walker<'p> {
         match &compiled.order {
             None => {
                 for node in 0..compiled.width {
-                    self.start(&compiled.lines[0], node, 0..self.classes);
-                    self.finish(compiled, &compiled.lines[0], node, 0..self.classes);
+                    self.start(&lines[0], node, 0..self.classes);
+                    self.finish(&compiled.sheet, &lines[0], node, 0..self.classes);
                 }
-                self.leave(&compiled.lines[0], 0..self.classes);
+                self.leave(&lines[0], 0..self.classes);
             }
             Some(order) => {
-                let line = |class: usize| &compiled.lines[self.plan.program_of(class as u32) as usize];
+                let line = |class: usize| &lines[self.plan.program_of(class as u32) as usize];
                 let lines: Vec<&Line> = (0..self.classes).map(line).collect();
                 for m in order {
                     let (class, node) = (m.rank as usize, m.node as usize);
                     match m.end {
                         false => self.start(lines[class], node, class..class + 1),
-                        true => self.finish(compiled, lines[class], node, class..class + 1),
+                        true => self.finish(&compiled.sheet, lines[class], node, class..class + 1),
                     }
                 }
                 lines.iter().enumerate().for_each(|(class, line)| self.leave(line, class..class + 1));
@@ -304,7 +246,8 @@ impl<'p> Walker<'p> {
     }
 
     fn start(&mut self, line: &Line, node: usize, classes: Range<usize>) {
-        let of = |thing: u32| thing as usize * self.classes + classes.start..thing as usize * self.classes + classes.end;
+        let of =
+            |thing: u32| thing as usize * self.classes + classes.start..thing as usize * self.classes + classes.end;
         let at = &mut self.starts[of(node as u32)];
         for &pred in line.preds(node) {
             raise(at, &self.ends[of(pred)]);
@@ -313,28 +256,26 @@ impl<'p> Walker<'p> {
             raise(at, &self.stamps.lanes[of(u32::from(line.nodes[node].lane))]);
         }
         for &atom in line.outer_reads(node) {
-            raise(at, &self.stamps.written[of(self.now[atom as usize])]);
+            raise(at, &self.stamps.written[of(self.segments.now[atom as usize])]);
         }
         for &atom in line.outer_writes(node) {
-            let atom = of(self.now[atom as usize]);
+            let atom = of(self.segments.now[atom as usize]);
             raise(at, &self.stamps.written[atom.clone()]);
             raise(at, &self.stamps.read[atom]);
         }
         self.floor = at.iter().fold(self.floor, |floor, s| floor.min(s.ps()));
     }
 
-    fn finish(&mut self, compiled: &Compiled<'p>, line: &Line, node: usize, classes: Range<usize>) {
+    fn finish(&mut self, sheet: &Sheet, line: &Line, node: usize, classes: Range<usize>) {
         let lane = line.nodes[node].lane;
         if !matches!(line.nodes[node].op.kind, OpKind::Compute { .. }) {
-            return self.communicate(&compiled.sheet, node, lane, classes);
+            return self.communicate(sheet, node, lane, classes);
         }
         for class in classes {
             let cell = node * self.classes + class;
             let start = self.starts[cell];
-            self.ends[cell] = match compiled.sheet.act(node, class) {
-                Act::Compute { duration, sm_bound } => {
-                    Stamp::new(self.compute(class, start, duration, sm_bound), lane)
-                }
+            self.ends[cell] = match sheet.act(node, class) {
+                Act::Compute { duration, sm_bound } => Stamp::new(self.compute(class, start, duration, sm_bound), lane),
                 _ => start,
             };
         }
@@ -413,22 +354,23 @@ impl<'p> Walker<'p> {
 
     /// What the segment leaves behind for what comes after it.
     fn leave(&mut self, line: &Line, classes: Range<usize>) {
-        let of = |thing: u32| thing as usize * self.classes + classes.start..thing as usize * self.classes + classes.end;
+        let of =
+            |thing: u32| thing as usize * self.classes + classes.start..thing as usize * self.classes + classes.end;
         for &(lane, node) in &line.outer.last_on_lane {
             self.stamps.lanes[of(u32::from(lane))].copy_from_slice(&self.ends[of(node)]);
         }
         for &(atom, node) in &line.outer.last_write {
-            self.stamps.written[of(self.now[atom as usize])].copy_from_slice(&self.ends[of(node)]);
+            self.stamps.written[of(self.segments.now[atom as usize])].copy_from_slice(&self.ends[of(node)]);
         }
         for &(atom, node) in &line.outer.last_reads {
-            raise(&mut self.stamps.read[of(self.now[atom as usize])], &self.ends[of(node)]);
+            raise(&mut self.stamps.read[of(self.segments.now[atom as usize])], &self.ends[of(node)]);
         }
     }
 
-    fn record(&mut self, compiled: &Compiled<'p>) {
+    fn record(&mut self, lines: &[Line]) {
         for class in 0..self.classes {
             let program = self.plan.program_of(self.fold.representatives[class]);
-            let line = &compiled.lines[program as usize];
+            let line = &lines[program as usize];
             for (i, node) in line.nodes.iter().enumerate() {
                 let cell = i * self.classes + class;
                 let what = match &node.op.kind {
@@ -488,31 +430,8 @@ fn stretched(held: &mut Vec<Held>, start: u64, duration: u64, speed: impl Fn(u32
         let edge = held.iter().flat_map(|h| [h.from, h.to]).filter(|&e| e > at).min();
         match edge.map(|edge| (edge, (edge - at) as f64 * now)) {
             Some((edge, could)) if could < left => (at, left) = (edge, left - could),
-            _ => return at - start + (left / now).round() as u64,
+            // To the nearest: neither is negative.
+            _ => return at - start + (left / now + 0.5) as u64,
         }
     }
-}
-
-/// Atoms of a line and every way in which its ops name them.
-fn names(line: &Line, atoms: &AtomTable) -> Vec<(u32, AtomRef)> {
-    let mut all = Vec::new();
-    for place in line.places() {
-        let first = atoms.slot(place.tensor, place.slot).first;
-        let name = |atom| AtomRef { of: place.named.of, slot: place.named.slot, atom: atom - first };
-        all.extend(place.atoms.iter().map(|atom| (atom, name(atom))));
-    }
-    all.sort_unstable();
-    all.dedup();
-    all
-}
-
-/// Whether no `after` reaches over a call, so that segments are linked by buffers and lanes alone.
-fn calls_stand_alone(plan: &Plan) -> bool {
-    let alone = |ops: &[Op]| {
-        ops.split(|op| matches!(op.kind, OpKind::Call { .. })).all(|segment| {
-            let first = segment.first().map_or(0, |op| op.id);
-            segment.iter().flat_map(|op| &op.after).all(|&after| after >= first)
-        })
-    };
-    plan.programs.iter().all(|p| alone(&p.ops)) && plan.blocks.iter().all(|b| alone(&b.ops))
 }

@@ -159,7 +159,7 @@ pub fn bind(args: &[Arg], env: &[(TensorId, u32)], i: u32) -> Env {
 }
 
 /// Whether all iterations of a call touch the same slots, but for tensors it only reads.
-fn repeats_itself(plan: &Plan, call: &Op) -> bool {
+pub fn repeats_itself(plan: &Plan, call: &Op) -> bool {
     let OpKind::Call { block, args, .. } = &call.kind else { return false };
     args.iter().enumerate().all(|(i, arg)| match arg {
         Arg::Buf { .. } => true,
