@@ -7,41 +7,9 @@ use foretrain::cost::{Effort, cost};
 use foretrain::plan::*;
 use foretrain::spec::*;
 use foretrain::strategy::Engines;
-use foretrain::timeline::{Timeline, Usage};
-use plans::{COPY, Host, SM, model, way, work};
+use foretrain::timeline::Timeline;
+use plans::{COPY, FLAT, Host, SM, close, model, same, way, work};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
-
-const FLAT: Effort = Effort { fold: false, stride: false, spans: false };
-
-fn close(a: f64, b: f64) -> bool {
-    (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1e-12)
-}
-
-fn same_map<K: Ord + std::fmt::Debug>(what: &str, a: &BTreeMap<K, f64>, b: &BTreeMap<K, f64>) {
-    let known = |m: &BTreeMap<K, f64>, k: &K| m.get(k).copied().unwrap_or(0.0);
-    for key in a.keys().chain(b.keys()) {
-        assert!(close(known(a, key), known(b, key)), "{what} {key:?}: {} is not {}", known(a, key), known(b, key));
-    }
-}
-
-fn same_usage(a: &Usage, b: &Usage) {
-    same_map("exposed", &a.exposed, &b.exposed);
-    same_map("kernel", &a.by_kernel, &b.by_kernel);
-    same_map("comm", &a.comm, &b.comm);
-    same_map("provenance", &a.by_provenance, &b.by_provenance);
-    let sums = |u: &Usage| [u.compute, u.flops, u.bytes_scale_up, u.bytes_scale_out, u.sd];
-    assert!(sums(a).iter().zip(sums(b)).all(|(a, b)| close(*a, b)), "{:?} is not {:?}", sums(a), sums(b));
-}
-
-/// `few` has a rank of each class of `all`.
-fn same(few: &Timeline, all: &Timeline) {
-    assert_eq!(few.step, all.step);
-    for class in &few.classes {
-        same_usage(&class.usage, &all.classes[class.rank as usize].usage);
-    }
-    same_usage(&few.mean(), &all.mean());
-}
 
 /// What holds of any timeline.
 fn adds_up(t: &Timeline) {
@@ -110,11 +78,56 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn shortcuts_are_exact_on_any_mesh(case in cases()) {
         let plan = plans::plan(&case.model, &case.par, &case.work, case.engines);
         agree(&plan, &Host::new(plan.ranks(), case.per_node, case.slower));
     }
+}
+
+/// Bytes that ranks send over a step by the ops of their lines, and those that they receive.
+fn sent_and_received(plan: &Plan) -> (u64, u64) {
+    let atoms = link::AtomTable::new(plan).unwrap();
+    let line = link::Line::program(plan, &atoms, 0).unwrap();
+    let bytes = |p: &link::Place| {
+        let tensor = &plan.tensors[p.tensor as usize];
+        (p.rows[1] - p.rows[0]) * tensor.row_len() * tensor.dtype.size()
+    };
+    let all = |i: usize, transfers: &[link::Place]| match line.nodes[i].op.kind {
+        OpKind::Transfer { .. } => transfers.iter().map(bytes).sum(),
+        _ => 0,
+    };
+    let nodes = 0..line.nodes.len();
+    let sums: Vec<(u64, u64)> = nodes.map(|i| (all(i, line.reads(i)), all(i, line.writes(i)))).collect();
+    sums.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+}
+
+#[test]
+fn what_is_sent_is_received_and_counted() {
+    let par = way(2, 5, 1);
+    let plan = plans::plan(&model(3, 4, false), &par, &work(&par, 480, 1, 3), SM);
+    let (sent, received) = sent_and_received(&plan);
+    assert_eq!(sent, received);
+    let usage = cost(&plan, Host::new(10, 5, 1.0).machine(), Effort::SUMS).unwrap().mean();
+    let elems = |kind| plan.tensors.iter().filter(move |t| t.kind == kind).map(|t| t.elems() * u64::from(t.slots));
+    let (grads, params): (u64, u64) = (elems(TensorKind::Grad).sum::<u64>() - 1, elems(TensorKind::Param).sum());
+    // Reduce-scatter of fp32 gradients, all-gather of bf16 weights, all-reduce of the loss.
+    let collectives = 0.9 * (4 * grads + 2 * params + 2 * 4) as f64;
+    assert!(close(usage.bytes_scale_up + usage.bytes_scale_out, sent as f64 + collectives));
+}
+
+#[test]
+fn ranks_on_one_device_take_turns() {
+    let par = way(2, 2, 1);
+    let plan = plans::plan(&model(5, 4, false), &par, &work(&par, 96, 1, 4), COPY);
+    let host = Host::of(&plan, 1.0);
+    let devices = [0, 1, 0, 1];
+    let machine = foretrain::cost::Machine { devices: Some(&devices), ..host.machine() };
+    let (all, few) = (cost(&plan, machine, FLAT).unwrap(), cost(&plan, machine, Effort::SUMS).unwrap());
+    same(&few, &all);
+    let alone = cost(&plan, host.machine(), FLAT).unwrap();
+    let busy = |t: &Timeline| t.classes.iter().map(|c| c.usage.compute).fold(0.0, f64::max);
+    assert!(all.step.value() >= 2.0 * busy(&alone), "two ranks' kernels, one after the other");
 }

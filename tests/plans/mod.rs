@@ -2,11 +2,13 @@
 #![allow(dead_code)]
 
 use foretrain::cluster::Cluster;
-use foretrain::cost::Machine;
+use foretrain::cost::{Effort, Machine};
 use foretrain::device::Roofline;
 use foretrain::plan::*;
 use foretrain::spec::*;
 use foretrain::strategy::{Engines, build};
+use foretrain::timeline::{Timeline, Usage};
+use std::collections::BTreeMap;
 
 pub const SM: Engines = Engines { p2p: Engine::Sm { ctas: 8 }, collective: Engine::Sm { ctas: 24 } };
 pub const COPY: Engines = Engines { p2p: Engine::CopyEngine, collective: Engine::CopyEngine };
@@ -66,4 +68,36 @@ impl Host {
     pub fn machine(&self) -> Machine<'_> {
         Machine { cluster: &self.cluster, stack: &self.stack, kernels: &self.kernels, devices: None }
     }
+}
+
+/// Every op of every rank, one by one: the oracle.
+pub const FLAT: Effort = Effort { fold: false, stride: false, spans: false };
+
+pub fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1e-12)
+}
+
+fn same_map<K: Ord + std::fmt::Debug>(what: &str, a: &BTreeMap<K, f64>, b: &BTreeMap<K, f64>) {
+    let known = |m: &BTreeMap<K, f64>, k: &K| m.get(k).copied().unwrap_or(0.0);
+    for key in a.keys().chain(b.keys()) {
+        assert!(close(known(a, key), known(b, key)), "{what} {key:?}: {} is not {}", known(a, key), known(b, key));
+    }
+}
+
+pub fn same_usage(a: &Usage, b: &Usage) {
+    same_map("exposed", &a.exposed, &b.exposed);
+    same_map("kernel", &a.by_kernel, &b.by_kernel);
+    same_map("comm", &a.comm, &b.comm);
+    same_map("provenance", &a.by_provenance, &b.by_provenance);
+    let sums = |u: &Usage| [u.compute, u.flops, u.bytes_scale_up, u.bytes_scale_out, u.sd];
+    assert!(sums(a).iter().zip(sums(b)).all(|(a, b)| close(*a, b)), "{:?} is not {:?}", sums(a), sums(b));
+}
+
+/// `few` has a rank of each class of ranks; `all` has them all.
+pub fn same(few: &Timeline, all: &Timeline) {
+    assert_eq!(few.step, all.step);
+    for class in &few.classes {
+        same_usage(&class.usage, &all.classes[class.rank as usize].usage);
+    }
+    same_usage(&few.mean(), &all.mean());
 }
