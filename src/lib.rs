@@ -1,13 +1,75 @@
+//! # foretrain
+//!
+//! How fast will this training run go, what limits it, which parallelism should I use? And then: run the
+//! very same plan on the hardware at hand, and see op by op where the answer was wrong.
+//!
+//! ```text
+//! model + cluster + parallelism --strategy--> Plan --cost | exec--> Timeline --> Report, plot, comparison
+//! ```
+//!
+//! ## What a plan is
+//!
+//! A [`Plan`](plan::Plan) is data: one straight line of ops, a *program*, for each *role* a rank can play. Ranks stand
+//! in a [`Mesh`](plan::Mesh) of named *axes*, and an op names its peers relative to the rank, so that a plan for
+//! 16,384 ranks is as long as one for 64. Every op stands on a *lane*, a CUDA stream or a communicator: first in,
+//! first out. It names the [`Buf`](plan::Buf)s it reads and writes, slots of tensors, and what has to wait for what
+//! follows from them. A [`Call`](plan::OpKind::Call) splices a block of ops, a layer say, into its caller's lanes.
+//! [`plan::link`] says what all that means, once, for whoever interprets it.
+//!
+//! A plan says everything that changes bytes, memory or overlap. Interpreters see the plan and the machine and
+//! nothing else: no name of a strategy, no closed form, no overlap factor.
+//!
+//! * [`cost`] predicts: the critical path over the linked ops, kernels by roofline, transfers by NCCL's regimes.
+//! * [`exec`] runs: threads as ranks, private memory, real kernels, real messages.
+//!
+//! Both return a [`Timeline`](timeline::Timeline) whose spans carry the op's path (`mb[0]/fwd[3]/attention.1`), so
+//! that a comparison is a join on (rank, path). Ranks that do the same at the same time are one *class*, and
+//! [`fold`] finds the classes.
+//!
+//! ## The layers
+//!
+//! Imports go down only: `cli -> sweep, plot -> report, compare, export -> strategy | cost | exec -> fold ->
+//! collective -> cluster, timeline, device -> plan -> spec -> units, error`. Strategies and interpreters never see
+//! each other. To read the code, follow one op: [`plan::op`], [`plan::link`], [`strategy::ring`], [`cost`], [`exec`].
+//!
+//! ## A prediction
+//!
+//! ```
+//! use foretrain::{cluster::Cluster, cost, device::Roofline, plan::{Dtype, Engine}, spec::*, strategy};
+//!
+//! # fn main() -> foretrain::error::Result<()> {
+//! let model = LlmSpec::find("llama-3-8b")?;
+//! let work = Workload { seq_len: 131_072, global_batch: 32, micro_batch: 1, dtype: Dtype::Bf16 };
+//! let split = Parallelism { dp: 8, ring: 1, ulysses: 8, zero: 1, recompute: Recompute::Full };
+//! let engines = strategy::Engines { p2p: Engine::Sm { ctas: 8 }, collective: Engine::Sm { ctas: 24 } };
+//! let plan = strategy::build(&model, &work, &split, engines)?;
+//!
+//! let (gpu, stack) = (GpuSpec::find("h100-sxm5")?, StackSpec::find("nccl-fa3")?);
+//! let cluster = Cluster::new(&ClusterSpec::find("dgx-h100")?, &gpu, plan.ranks())?;
+//! let kernels = Roofline::new(&gpu, &stack)?;
+//! let machine = cost::Machine { cluster: &cluster, stack: &stack, kernels: &kernels, devices: None };
+//! let timeline = cost::cost(&plan, machine, cost::Effort::SUMS)?;
+//!
+//! let mfu = plan.about.model_flops / 64.0 / timeline.step.value() / 989e12;
+//! assert!(mfu > 0.3 && mfu < 0.6, "{mfu}");
+//! # Ok(()) }
+//! ```
+
+pub mod cli;
 pub mod cluster;
 pub mod collective;
+pub mod compare;
 pub mod cost;
 pub mod device;
 pub mod error;
 pub mod exec;
+pub mod export;
 pub mod fold;
 pub mod plan;
 pub mod plot;
+pub mod report;
 pub mod spec;
 pub mod strategy;
+pub mod sweep;
 pub mod timeline;
 pub mod units;

@@ -3,6 +3,7 @@
 //! [`rounds`] is the one lowering that all interpreters share. Members are named by their position in the
 //! group. A payload is cut into n near-equal parts, see [`part`].
 
+pub mod count;
 pub mod nccl;
 pub mod pairwise;
 pub mod ring;

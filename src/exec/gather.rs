@@ -1,7 +1,7 @@
 //! A collective under way on one rank: the rounds of [`collective::rounds`], hop by hop.
 
 use super::arena::{Arena, Data, Part};
-use super::rank::Shared;
+use super::shared::Shared;
 use super::transport::Key;
 use crate::collective::{self, Hop};
 use crate::error::{Error, Result};

@@ -13,6 +13,7 @@ pub mod kernels;
 mod outputs;
 mod rank;
 pub mod reference;
+mod shared;
 mod transport;
 mod turns;
 
@@ -24,7 +25,8 @@ use crate::plan::{Dtype, Plan, check};
 use crate::timeline::Timeline;
 use arena::Arena;
 use kernels::Scalar;
-use rank::{Done, Rank, Shared};
+use rank::{Done, Rank};
+use shared::Shared;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -208,4 +210,67 @@ fn fits_in_memory(plan: &Plan, layouts: &[Layout]) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Direction, Engine, OpKind};
+    use crate::spec::{LlmSpec, Parallelism, Recompute, Workload};
+    use crate::strategy::{Engines, build};
+
+    fn ring_plan() -> Plan {
+        let model = LlmSpec::find("tiny").unwrap();
+        let work = Workload { seq_len: 32, global_batch: 1, micro_batch: 1, dtype: Dtype::F32 };
+        let par = Parallelism { dp: 1, ring: 4, ulysses: 1, zero: 0, recompute: Recompute::None };
+        let engine = Engine::Sm { ctas: 1 };
+        build(&model, &work, &par, Engines { p2p: engine, collective: engine }).unwrap()
+    }
+
+    fn options(plan: &Plan) -> Options {
+        Options { seed: 1, devices: (0..plan.ranks()).collect(), keep: false }
+    }
+
+    /// `check` refuses such a plan; the executor alone has to find out too, and not hang.
+    #[test]
+    fn a_lost_message_ends_with_the_waiting_ranks_named() {
+        let mut plan = ring_plan();
+        let lost = plan.blocks.iter_mut().flat_map(|b| &mut b.ops).find(|op| op.label == "kv_hop.1").unwrap();
+        let OpKind::Transfer { legs, .. } = &mut lost.kind else { panic!("a hop is a transfer") };
+        legs.iter_mut().filter(|l| l.dir == Direction::Send).for_each(|l| l.by = 2);
+        assert!(check::check(&plan).unwrap_err().to_string().contains("kv_hop"));
+        let error = run::<f32>(&plan, &options(&plan)).unwrap_err().to_string();
+        assert!(error.contains("never sends it") || error.contains("deadlock"), "{error}");
+        assert!(error.contains("rank") && error.contains("kv_hop.1"), "{error}");
+    }
+
+    #[test]
+    fn ranks_that_wait_for_each_other_are_named() {
+        let mut plan = ring_plan();
+        for op in plan.blocks.iter_mut().flat_map(|b| &mut b.ops).filter(|op| op.label.starts_with("kv_hop")) {
+            // Every rank now waits for its own receive to be over before it sends.
+            let OpKind::Transfer { legs, .. } = &mut op.kind else { continue };
+            legs.retain(|l| l.dir == Direction::Recv);
+        }
+        let error = run::<f32>(&plan, &options(&plan)).unwrap_err().to_string();
+        assert!(error.contains("rank 0") && error.contains("kv_hop"), "{error}");
+    }
+
+    #[test]
+    fn a_rank_that_panics_stops_the_others_and_is_named() {
+        let mut plan = ring_plan();
+        plan.inputs.vocab = 100_000;
+        let error = run::<f32>(&plan, &options(&plan)).unwrap_err().to_string();
+        assert!(error.contains("panicked in") && error.contains("embed"), "{error}");
+    }
+
+    #[test]
+    fn a_plan_larger_than_the_machine_is_refused_before_it_is_tried() {
+        let mut plan = ring_plan();
+        let big = plan.tensors.iter_mut().find(|t| t.name == "logits").unwrap();
+        big.shape[0] *= 1 << 32;
+        let layout = Layout::new(&plan, &AtomTable::new(&plan).unwrap(), 0);
+        let error = layout.and_then(|l| fits_in_memory(&plan, &[l])).unwrap_err().to_string();
+        assert!(error.contains("memory"), "{error}");
+    }
 }

@@ -4,34 +4,14 @@ use super::arena::{Arena, Data};
 use super::gather::Gather;
 use super::inputs;
 use super::kernels::Scalar;
-use super::transport::{Hub, Key};
-use super::turns::Turns;
+use super::shared::Shared;
+use super::transport::Key;
 use crate::error::{Error, Result};
-use crate::plan::link::{AtomTable, Line, Place};
-use crate::plan::matching::{LegAt, Matching};
+use crate::plan::link::{Line, Place};
+use crate::plan::matching::LegAt;
 use crate::plan::memory::{Life, SlotId};
 use crate::plan::*;
 use rustc_hash::FxHashMap;
-use std::time::Instant;
-
-/// What all ranks share and nobody changes.
-pub struct Shared<'p> {
-    pub plan: &'p Plan,
-    pub lines: &'p [Line<'p>],
-    pub matching: &'p Matching,
-    /// Per program: the ops that wait for each op.
-    pub next: &'p [Vec<Vec<u32>>],
-    pub lives: &'p [Vec<Vec<Vec<Life>>>],
-    pub turns: &'p Turns,
-    pub hub: &'p Hub,
-    /// When the step began.
-    pub zero: Instant,
-    /// Slots whose contents are kept at the end of each of their lives.
-    pub watched: &'p [SlotId],
-    /// Slots whose contents are kept at the end of the step.
-    pub kept: &'p [SlotId],
-    pub atoms: &'p AtomTable,
-}
 
 /// An op's start and end, in seconds since the step began.
 pub type Times = Vec<(f64, f64)>;

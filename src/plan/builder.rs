@@ -5,6 +5,15 @@ use super::mesh::Group;
 use super::op::*;
 use super::program::Block;
 
+/// Which communicator an op runs on, and what moves its bytes.
+#[derive(Clone, Copy)]
+pub struct Via<'a> {
+    pub group: &'a Group,
+    /// Tells communicators over the same ranks apart.
+    pub index: u8,
+    pub engine: Engine,
+}
+
 /// Tensors, lanes and blocks as they are declared, and the op list being written.
 #[derive(Default)]
 pub struct Builder {
@@ -65,8 +74,8 @@ impl Builder {
         self.push(label, Some(0), kind)
     }
 
-    fn comm_lane(&mut self, group: &Group, index: u8) -> u16 {
-        let lane = Lane::Comm(group.clone(), index);
+    fn comm_lane(&mut self, via: Via) -> u16 {
+        let lane = Lane::Comm(via.group.clone(), via.index);
         let at = self.lanes.iter().position(|l| *l == lane).unwrap_or_else(|| {
             self.lanes.push(lane);
             self.lanes.len() - 1
@@ -75,34 +84,16 @@ impl Builder {
     }
 
     /// Sends `src` `by` along the group and receives `dst` from the other side.
-    pub fn hop(
-        &mut self,
-        label: &str,
-        lane: (&Group, u8),
-        by: i32,
-        src: Buf,
-        dst: Buf,
-        tag: u32,
-        engine: Engine,
-    ) -> u32 {
-        let lane = self.comm_lane(lane.0, lane.1);
+    pub fn hop(&mut self, label: &str, via: Via, by: i32, src: Buf, dst: Buf, tag: u32) -> u32 {
+        let lane = self.comm_lane(via);
         let legs =
             vec![Leg { dir: Direction::Send, by, buf: src, tag }, Leg { dir: Direction::Recv, by: -by, buf: dst, tag }];
-        self.push(label, Some(lane), OpKind::Transfer { legs, engine })
+        self.push(label, Some(lane), OpKind::Transfer { legs, engine: via.engine })
     }
 
-    pub fn collective(
-        &mut self,
-        label: &str,
-        lane: (&Group, u8),
-        kind: CollectiveKind,
-        src: Buf,
-        dst: Buf,
-        wire: Dtype,
-        engine: Engine,
-    ) -> u32 {
-        let lane = self.comm_lane(lane.0, lane.1);
-        self.push(label, Some(lane), OpKind::Collective { kind, src, dst, wire, acc: wire, engine })
+    pub fn collective(&mut self, label: &str, via: Via, kind: CollectiveKind, src: Buf, dst: Buf, wire: Dtype) -> u32 {
+        let lane = self.comm_lane(via);
+        self.push(label, Some(lane), OpKind::Collective { kind, src, dst, wire, acc: wire, engine: via.engine })
     }
 
     pub fn call(&mut self, label: &str, block: BlockId, repeat: u32, args: &[Arg]) -> u32 {

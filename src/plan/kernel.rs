@@ -80,7 +80,7 @@ pub enum Exchange {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Kernel {
-    /// C[m,n] (+)= A[m,k] B[k,n]; `a_t`: A is stored [k,m]; `b_t`: B is stored [n,k].
+    /// `C[m,n] (+)= A[m,k] B[k,n]`; `a_t`: A is stored `[k,m]`; `b_t`: B is stored `[n,k]`.
     /// Reads A, B (and C when it accumulates), writes C.
     MatMul { m: u64, n: u64, k: u64, a_t: bool, b_t: bool, accumulate: bool },
     /// Flash attention with log-sum-exp. Reads q [b*sq, a*d], kv [b*sk, (K: k*d | V: k*d)];
@@ -109,11 +109,11 @@ pub enum Kernel {
     Permute { exchange: Exchange, ranks: u64, batch: u64, seq: u64, parts: Vec<HeadPart> },
     /// Reads x, writes the same values in the other dtype.
     Cast { elems: u64 },
-    /// writes[0] = reads[0] + reads[1]; with `trim` only the rows that the block's mask leaves.
+    /// Adds its two reads into its write; with `trim` only the rows that the block's mask leaves.
     Add { elems: u64, trim: Option<(AttnBlock, Side)> },
     /// Writes zeros.
     Fill { elems: u64 },
-    /// Reads token ids [rows], table [vocab, cols]; writes x.
+    /// Reads token ids `[rows]`, table `[vocab, cols]`; writes x.
     Embed { rows: u64, cols: u64, vocab: u64 },
     /// Reads token ids, dx, dtable; writes dtable, accumulated.
     EmbedBwd { rows: u64, cols: u64, vocab: u64 },

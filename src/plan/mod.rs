@@ -13,7 +13,7 @@ pub mod program;
 pub mod segment;
 pub mod segs;
 
-pub use builder::{Builder, each};
+pub use builder::{Builder, Via, each};
 pub use kernel::{AttnBlock, Exchange, HeadPart, Kernel, Side, Work, WorkClass};
 pub use mesh::{Axis, Group, Mesh};
 pub use op::*;

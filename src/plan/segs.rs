@@ -59,7 +59,7 @@ impl Segs {
     pub fn ranges(&self, views: &[Mesh], rank: u32) -> Vec<Range<u64>> {
         let mesh = &views[self.view as usize];
         let rank = mesh.shift(rank, self.shift.0, self.shift.1);
-        let mut held = vec![0..self.seq];
+        let mut held: Vec<Range<u64>> = std::iter::once(0..self.seq).collect();
         for &(axis, split) in &self.order {
             let (degree, at) = (u64::from(mesh.degree(axis)), u64::from(mesh.coord(rank, axis)));
             held = match split {
@@ -169,10 +169,10 @@ mod tests {
         let views = cp(4);
         let segs = Segs::new(16, &[(Axis::Cp, Split::Zigzag)]);
         assert_eq!(segs.ranges(&views, 0), [0..2, 14..16]);
-        assert_eq!(segs.ranges(&views, 3 * 2), [6..10]);
+        assert_eq!(segs.positions(&views, 3 * 2), [6, 7, 8, 9]);
         assert_eq!(segs.shifted(Axis::Cp, -1).ranges(&views, 0), segs.ranges(&views, 6));
         let usp = Segs::new(16, &[(Axis::Cp, Split::Zigzag), (Axis::Up, Split::Contiguous)]);
-        assert_eq!([usp.ranges(&views, 0), usp.ranges(&views, 1)], [vec![0..2], vec![14..16]]);
+        assert_eq!([usp.positions(&views, 0), usp.positions(&views, 1)], [vec![0, 1], vec![14, 15]]);
     }
 
     #[test]

@@ -338,7 +338,7 @@ fn titles(rows: &[Row], notes: &Notes) -> Vec<Mark> {
     let Row { model, cluster, stack, gpus, .. } = &rows[0];
     let title = match &notes.title {
         Some(title) => title.clone(),
-        None => format!("MFU against sequence length: {model} on {gpus} x {cluster}"),
+        None => format!("MFU against sequence length: {model} on {gpus} GPUs of {cluster}"),
     };
     let stages: BTreeSet<String> = rows.iter().map(|r| format!("ZeRO {}", r.zero)).collect();
     let stages: Vec<String> = stages.into_iter().collect();
@@ -726,7 +726,7 @@ mod tests {
         assert_eq!(files, ["svg", "png"].map(|e| dir.path().join(format!("mfu_vs_seqlen.{e}"))));
         let svg = std::fs::read_to_string(&files[0]).unwrap();
         for words in [
-            "MFU against sequence length: llama-3-8b on 64 x a-cluster",
+            "MFU against sequence length: llama-3-8b on 64 GPUs of a-cluster",
             "4M tokens a step",
             "512K",
             "memory",

@@ -2,7 +2,9 @@
 //! data and the sequence ranks alike. ZeRO stage 1 (arXiv:1910.02054) scatters the sum, lets each rank
 //! run Adam on its share, and gathers the new weights.
 
-use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, TensorRef};
+use crate::plan::{
+    Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, TensorRef, Via,
+};
 
 /// A flat tensor of weights (a slot a layer) with what the optimizer keeps for it.
 #[derive(Clone, Copy)]
@@ -97,13 +99,12 @@ impl DataParallel {
         if self.ranks == 1 {
             return;
         }
-        let group = Group::axes(&[Axis::Dp, Axis::Cp, Axis::Up]);
         let (kind, dst) = match self.sharded() {
             true => (CollectiveKind::ReduceScatter, share),
             false => (CollectiveKind::AllReduce, grad),
         };
         debug_assert!(w.elems.is_multiple_of(self.ranks));
-        b.collective(label, (&group, 0), kind, grad, dst, self.acc, self.engine);
+        self.collective(b, label, kind, grad, dst, self.acc);
     }
 
     /// The buffer that receives this rank's share of a gradient sum.
@@ -125,14 +126,19 @@ impl DataParallel {
         if let Some(share) = w.weight_share {
             let (src, dst) = (at(share), at(w.weight));
             let label = format!("all_gather.{label}");
-            b.collective(&label, (&Self::group(), 0), CollectiveKind::AllGather, src, dst, self.dtype, self.engine);
+            self.collective(b, &label, CollectiveKind::AllGather, src, dst, self.dtype);
         }
+    }
+
+    fn collective(&self, b: &mut Builder, label: &str, kind: CollectiveKind, src: Buf, dst: Buf, wire: Dtype) {
+        let group = Self::group();
+        b.collective(label, Via { group: &group, index: 0, engine: self.engine }, kind, src, dst, wire);
     }
 
     /// Adds a scalar over all ranks.
     pub fn sum_scalar(&self, b: &mut Builder, label: &str, scalar: Buf, dtype: Dtype) {
         if self.ranks > 1 {
-            b.collective(label, (&Self::group(), 0), CollectiveKind::AllReduce, scalar, scalar, dtype, self.engine);
+            self.collective(b, label, CollectiveKind::AllReduce, scalar, scalar, dtype);
         }
     }
 }

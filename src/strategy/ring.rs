@@ -8,7 +8,7 @@
 //! Backward: the same KV hops, while dK and dV travel one step behind them in fp32 on a second
 //! communicator and come home after P hops.
 
-use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Engine, Group, Kernel, Side, TensorKind};
+use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Engine, Group, Kernel, Side, TensorKind, Via};
 
 /// Attention over the queries and the KV that one rank holds; with a ring, over everybody's KV.
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ impl Core {
         let in_ring = self.ring > 1;
         let (grads, dkv_slots) = if in_ring { (self.acc, 2) } else { (self.dtype, 1) };
         let mut work = |name, shape: &[u64], dtype| b.tensor(name, shape, dtype, TensorKind::Workspace, 1);
-        let scratch = Scratch {
+        Scratch {
             o_acc: work("o_acc", &q, self.acc),
             o_block: work("o_block", &q, self.dtype),
             lse_block: work("lse_block", &a, self.acc),
@@ -78,12 +78,13 @@ impl Core {
             dq: work("dq", &q, grads),
             dkv: b.tensor("dkv", &kv, grads, TensorKind::CommBuffer, dkv_slots),
             kv: b.tensor("kv_ring", &kv, self.dtype, TensorKind::CommBuffer, 2),
-        };
-        scratch
+        }
     }
 
-    fn group() -> Group {
-        Group::axes(&[Axis::Cp])
+    /// KV and dKV travel on communicators of their own, since they are under way at the same time.
+    fn hop(&self, b: &mut Builder, label: &str, index: u8, from: Buf, to: Buf, step: u32) {
+        let group = Group::axes(&[Axis::Cp]);
+        b.hop(label, Via { group: &group, index, engine: self.engine }, 1, from, to, step);
     }
 
     /// The block of step `i`: the same queries, the KV that started `i` ranks back.
@@ -100,7 +101,7 @@ impl Core {
     fn pass_kv(&self, b: &mut Builder, s: &Scratch, own: Buf, i: u32) {
         if i + 1 < self.ring {
             let (here, next) = (Self::kv_of_step(s, own, i), s.kv.slot((i + 1) % 2));
-            b.hop(&format!("kv_hop.{i}"), (&Self::group(), 0), 1, here, next, i, self.engine);
+            self.hop(b, &format!("kv_hop.{i}"), 0, here, next, i);
         }
     }
 
@@ -146,7 +147,7 @@ impl Core {
             self.accumulate(b, i, "dkv", &block, Side::Kv, dkv, s.dkv_block);
             // One step behind the KV it belongs to, and one hop more: dKV has to come home.
             let next = s.dkv.slot((i + 1) % 2);
-            b.hop(&format!("dkv_hop.{i}"), (&Self::group(), 1), 1, dkv, next, i, self.engine);
+            self.hop(b, &format!("dkv_hop.{i}"), 1, dkv, next, i);
         }
         (s.dq, s.dkv.slot(self.ring % 2))
     }

@@ -72,7 +72,7 @@ fn layer_of(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engine
     let seq = work.seq_len / (ring * up);
     let inner = Segs::new(work.seq_len, &[(Axis::Cp, Split::Zigzag)]);
     let outer = Segs::new(work.seq_len, &[(Axis::Cp, Split::Zigzag), (Axis::Up, Split::Contiguous)]);
-    let ulysses = (par.ulysses > 1).then(|| Ulysses {
+    let ulysses = (par.ulysses > 1).then_some(Ulysses {
         ranks: par.ulysses,
         batch: work.micro_batch,
         seq,

@@ -6,7 +6,9 @@
 //! What runs between the exchanges is a [`Core`](super::ring::Core): plain attention, or a ring over
 //! another axis (the hybrid of Fang and Zhao, USP, arXiv:2405.07719).
 
-use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Exchange, Group, HeadPart, Kernel, TensorKind};
+use crate::plan::{
+    Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Exchange, Group, HeadPart, Kernel, TensorKind, Via,
+};
 
 pub struct Ulysses {
     pub ranks: u32,
@@ -126,9 +128,11 @@ impl Ulysses {
             seq: self.seq,
             parts: parts.to_vec(),
         };
-        let (group, kind) = (Group::axes(&[Axis::Up]), CollectiveKind::AllToAll);
+        let group = Group::axes(&[Axis::Up]);
+        let via = Via { group: &group, index: 0, engine: self.engine };
         b.compute(&format!("{what}_pack"), permute(pack.0), pack.1, &[wire.send]);
-        b.collective(&format!("{what}_a2a"), (&group, 0), kind, wire.send, wire.recv, self.dtype, self.engine);
+        let (label, kind) = (format!("{what}_a2a"), CollectiveKind::AllToAll);
+        b.collective(&label, via, kind, wire.send, wire.recv, self.dtype);
         b.compute(&format!("{what}_unpack"), permute(unpack.0), &[wire.recv], unpack.1);
     }
 }

@@ -1,0 +1,249 @@
+//! Flags that say what to compute, named like the columns of rows.csv.
+
+use crate::error::{Error, Result};
+use crate::plan::{About, Plan, check};
+use crate::spec::{Architecture, ClusterSpec, Dtype, GpuSpec, LlmSpec, Recompute};
+use crate::sweep::{Case, Point};
+use clap::Args;
+use std::path::{Path, PathBuf};
+
+/// One configuration.
+#[derive(Args, Debug, Clone, Default)]
+#[command(next_help_heading = "Configuration")]
+pub struct Config {
+    /// A shipped model, or the path of a Hugging Face config.json
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// A shipped cluster, or the path of its JSON file
+    #[arg(long, value_name = "NAME")]
+    cluster: Option<String>,
+    /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
+    #[arg(long, value_name = "NAME")]
+    stack: Option<String>,
+    /// GPUs [default: the cluster's; on CPUs dp x ulysses x ring]
+    #[arg(long, value_name = "N")]
+    gpus: Option<u32>,
+    /// Tokens of a sequence, e.g. 131072 or 128K
+    #[arg(long, value_name = "N", value_parser = count)]
+    seq_len: Option<u64>,
+    /// Sequences of a step [default: dp x micro_batch]
+    #[arg(long, value_name = "N", value_parser = count)]
+    global_batch: Option<u64>,
+    /// Sequences that a replica computes at a time [default: 1]
+    #[arg(long, value_name = "N", value_parser = count)]
+    micro_batch: Option<u64>,
+    /// Tensor parallelism: not in this version
+    #[arg(long, value_name = "N")]
+    tp: Option<u32>,
+    /// Pipeline parallelism: not in this version
+    #[arg(long, value_name = "N")]
+    pp: Option<u32>,
+    /// Virtual stages of a pipeline: not in this version
+    #[arg(long, value_name = "N")]
+    vp: Option<u32>,
+    /// Data parallelism [default: gpus / (ulysses x ring)]
+    #[arg(long, value_name = "N")]
+    dp: Option<u32>,
+    /// Ulysses: ranks that share the heads [default: 1]
+    #[arg(long, value_name = "N")]
+    ulysses: Option<u32>,
+    /// Ring attention: ranks that share the sequence [default: 1]
+    #[arg(long, value_name = "N")]
+    ring: Option<u32>,
+    /// Expert parallelism: not in this version
+    #[arg(long, value_name = "N")]
+    ep: Option<u32>,
+    /// ZeRO stage, 0 or 1 [default: 1]
+    #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u32).range(0..=3))]
+    zero: Option<u32>,
+    /// What the backward pass computes again: none or full [default: none]
+    #[arg(long, value_name = "HOW", value_parser = recompute)]
+    recompute: Option<Recompute>,
+    /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
+    #[arg(long, value_name = "DTYPE", value_parser = dtype)]
+    dtype: Option<Dtype>,
+}
+
+/// What a command takes where nothing is said.
+#[derive(Debug, Clone, Copy)]
+pub struct Defaults {
+    pub model: &'static str,
+    pub cluster: &'static str,
+}
+
+/// For what is predicted.
+pub const CLUSTER: Defaults = Defaults { model: "llama-3-8b", cluster: "dgx-h100" };
+/// For what is run here.
+pub const LOCAL: Defaults = Defaults { model: "tiny", cluster: "local-cpu" };
+
+/// What to compute: a point, and its plan if that came from a file.
+pub struct Chosen {
+    pub case: Case,
+    pub point: Point,
+    loaded: Option<Plan>,
+}
+
+impl Chosen {
+    /// The plan of the file, or that of the flags.
+    pub fn plan(&self) -> Result<Plan> {
+        match &self.loaded {
+            Some(plan) => Ok(plan.clone()),
+            None => self.case.plan(&self.point),
+        }
+    }
+}
+
+impl Config {
+    /// From the flags, or from a plan file that no flag may contradict.
+    pub fn choose(&self, file: Option<&Path>, defaults: Defaults) -> Result<Chosen> {
+        match file {
+            Some(file) => self.by_plan(file, defaults),
+            None => self.by_flags(defaults),
+        }
+    }
+
+    /// Only the plan, whatever machine it is for.
+    pub fn plan(&self, file: Option<&Path>, defaults: Defaults) -> Result<Plan> {
+        match file {
+            Some(file) => self.load(file),
+            None => self.by_flags(defaults)?.plan(),
+        }
+    }
+
+    fn load(&self, file: &Path) -> Result<Plan> {
+        let plan = Plan::load(file)?;
+        check::check(&plan).map_err(|e| Error::spec(file.display(), "plan", e))?;
+        self.agrees(&plan, file)?;
+        Ok(plan)
+    }
+
+    fn by_flags(&self, defaults: Defaults) -> Result<Chosen> {
+        let model_name = self.model.as_deref().unwrap_or(defaults.model);
+        let model = LlmSpec::find(model_name)?;
+        let cluster_name = self.cluster.as_deref().unwrap_or(defaults.cluster);
+        let cluster = ClusterSpec::find(cluster_name)?;
+        let gpu = GpuSpec::find(&cluster.gpu)?;
+        let (ulysses, ring) = (self.ulysses.unwrap_or(1), self.ring.unwrap_or(1));
+        let gpus = self.gpus_of(&cluster, &gpu)?;
+        let split = u64::from(ulysses) * u64::from(ring);
+        let dp = self.dp.unwrap_or((u64::from(gpus) / split.max(1)).max(1) as u32);
+        let micro_batch = self.micro_batch.unwrap_or(1);
+        let point = Point {
+            seq_len: self.seq_len.unwrap_or(if model.name == LOCAL.model { 128 } else { 8192 }),
+            global_batch: self.global_batch.unwrap_or(u64::from(dp).saturating_mul(micro_batch)),
+            micro_batch,
+            tp: self.tp.unwrap_or(1),
+            pp: self.pp.unwrap_or(1),
+            vp: self.vp.unwrap_or(1),
+            ep: self.ep.unwrap_or(1),
+            ulysses,
+            ring,
+            dp,
+            zero: self.zero.unwrap_or(1),
+            recompute: self.recompute.unwrap_or(Recompute::None),
+        };
+        let stack = self.stack.as_deref().unwrap_or(stack_of(&gpu));
+        let case = Case::new(model, cluster_name, stack, gpus, self.dtype)?;
+        Ok(Chosen { case, point, loaded: None })
+    }
+
+    /// Nobody means all cores of a machine by default; a cluster is used whole.
+    fn gpus_of(&self, cluster: &ClusterSpec, gpu: &GpuSpec) -> Result<u32> {
+        if let Some(gpus) = self.gpus {
+            return Ok(gpus);
+        }
+        if self.dp.is_none() && gpu.architecture != Architecture::Cpu {
+            return Ok(cluster.nodes.saturating_mul(cluster.gpus_per_node));
+        }
+        let degrees = [self.dp, self.ulysses, self.ring].map(|d| d.unwrap_or(1));
+        let gpus = degrees.iter().try_fold(1u32, |n, &d| n.checked_mul(d));
+        gpus.ok_or_else(|| {
+            Error::infeasible(format!("degrees: dp x ulysses x ring = {degrees:?} is more than any cluster has"))
+        })
+    }
+
+    fn by_plan(&self, file: &Path, defaults: Defaults) -> Result<Chosen> {
+        let plan = self.load(file)?;
+        let cluster = self.cluster.as_deref().unwrap_or(defaults.cluster);
+        let gpu = GpuSpec::find(&ClusterSpec::find(cluster)?.gpu)?;
+        let stack = self.stack.as_deref().unwrap_or(stack_of(&gpu));
+        let dtype = dtype(&plan.about.dtype).map_err(|why| Error::spec(file.display(), "about.dtype", why))?;
+        let case = Case::new(plan.about.model_spec.clone(), cluster, stack, plan.ranks(), Some(dtype))?;
+        Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan) })
+    }
+
+    /// No flag says something else than the plan.
+    fn agrees(&self, plan: &Plan, file: &Path) -> Result<()> {
+        let a: &About = &plan.about;
+        let number = |n: Option<u32>| n.map(|n| n.to_string());
+        let long = |n: Option<u64>| n.map(|n| n.to_string());
+        let flags = [
+            ("gpus", number(self.gpus), plan.ranks().to_string()),
+            ("seq-len", long(self.seq_len), a.seq_len.to_string()),
+            ("global-batch", long(self.global_batch), a.global_batch.to_string()),
+            ("micro-batch", long(self.micro_batch), a.micro_batch.to_string()),
+            ("tp", number(self.tp), a.tp.to_string()),
+            ("pp", number(self.pp), a.pp.to_string()),
+            ("vp", number(self.vp), a.vp.to_string()),
+            ("dp", number(self.dp), a.dp.to_string()),
+            ("ulysses", number(self.ulysses), a.ulysses.to_string()),
+            ("ring", number(self.ring), a.ring.to_string()),
+            ("ep", number(self.ep), a.ep.to_string()),
+            ("zero", number(self.zero), a.zero.to_string()),
+            ("recompute", self.recompute.map(|r| r.name().into()), a.recompute.clone()),
+            ("dtype", self.dtype.map(|d| d.name().into()), a.dtype.clone()),
+        ];
+        let contradicts = |flag: &str, asked: &str, has: &str| {
+            let why = format!(
+                "--{flag} {asked} contradicts the plan, which has {has}; leave the flag out, or write another plan with `foretrain plan`"
+            );
+            Err(Error::spec(file.display(), flag, why))
+        };
+        for (flag, asked, has) in &flags {
+            if let Some(asked) = asked.as_ref().filter(|asked| *asked != has) {
+                return contradicts(flag, asked, has);
+            }
+        }
+        match &self.model {
+            Some(name) if LlmSpec::find(name)? != a.model_spec => contradicts("model", name, &a.model),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// `--plan`, where a command takes it.
+#[derive(Args, Debug, Clone)]
+pub struct PlanFile {
+    /// Take the plan of this file; flags may not contradict it
+    #[arg(long, value_name = "FILE")]
+    pub plan: Option<PathBuf>,
+}
+
+/// The stack that has an attention kernel for the GPU.
+pub fn stack_of(gpu: &GpuSpec) -> &'static str {
+    match gpu.architecture {
+        Architecture::Hopper => "nccl-fa3",
+        Architecture::Ampere => "nccl-fa2",
+        Architecture::Cpu => "cpu",
+    }
+}
+
+/// A whole number; K and M are powers of two, as for tokens.
+pub fn count(text: &str) -> std::result::Result<u64, String> {
+    let (digits, scale) = match text.strip_suffix(['K', 'k']) {
+        Some(digits) => (digits, 1 << 10),
+        None => text.strip_suffix('M').map_or((text, 1), |digits| (digits, 1 << 20)),
+    };
+    let number: Option<u64> = digits.parse().ok();
+    number.and_then(|n| n.checked_mul(scale)).ok_or_else(|| "write a whole number, as in 131072 or 128K".to_string())
+}
+
+pub fn recompute(text: &str) -> std::result::Result<Recompute, String> {
+    let known = Recompute::ALL.into_iter().find(|r| r.name() == text);
+    known.ok_or_else(|| "write none or full".to_string())
+}
+
+pub fn dtype(text: &str) -> std::result::Result<Dtype, String> {
+    let known = [Dtype::Bf16, Dtype::F32, Dtype::F64].into_iter().find(|d| d.name() == text);
+    known.ok_or_else(|| format!("{text:?} is not bf16, f32 or f64"))
+}

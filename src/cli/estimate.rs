@@ -1,0 +1,42 @@
+//! `foretrain estimate`: one configuration, explained.
+
+use super::config::{CLUSTER, Config, PlanFile};
+use super::{Answer, Output};
+use crate::error::{Error, Result};
+use clap::Args;
+use std::path::PathBuf;
+
+#[derive(Args)]
+#[command(
+    after_help = "Example: foretrain estimate --model llama-3-8b --cluster dgx-h100 --seq-len 131072 --ulysses 8\n         \
+                        foretrain estimate --plan plan.json --cluster local-cpu --json"
+)]
+pub struct Flags {
+    #[command(flatten)]
+    config: Config,
+    #[command(flatten)]
+    plan: PlanFile,
+    #[command(flatten)]
+    output: Output,
+    /// Write the JSON to this file, too
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+pub fn run(flags: &Flags) -> Result<Answer> {
+    let chosen = flags.config.choose(flags.plan.plan.as_deref(), CLUSTER)?;
+    let plan = match chosen.plan() {
+        Ok(plan) => plan,
+        Err(Error::Infeasible(why)) => {
+            let row = chosen.case.infeasible(&chosen.point, why.clone());
+            let error = Some(Error::Infeasible(why));
+            return Answer::with_error(String::new(), &row, error).also_to(flags.out.as_deref());
+        }
+        Err(other) => return Err(other),
+    };
+    let layout = chosen.case.layout(&plan)?;
+    let timeline = chosen.case.cost(&plan)?;
+    let report = chosen.case.costed(&plan, &layout, &timeline).report();
+    let error = (!report.row.feasible).then(|| Error::infeasible(&report.row.why));
+    Answer::with_error(report.render(), &report, error).also_to(flags.out.as_deref())
+}

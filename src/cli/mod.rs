@@ -1,0 +1,176 @@
+//! The command line. A subcommand a file; nothing below this module sees a flag.
+//!
+//! Every command gives an [`Answer`]: text for people, JSON for scripts. What goes wrong is said on stderr
+//! (with `--json` on stdout, as `{"error": ..}`), and the exit code is 2.
+
+mod compare;
+mod config;
+mod estimate;
+mod plan;
+mod plot;
+mod run;
+mod sweep;
+
+use crate::error::{Error, Result};
+use crate::export::chrome;
+use crate::timeline::Timeline;
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+use serde::Serialize;
+use serde_json::json;
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(
+    name = "foretrain",
+    version,
+    about = "Predicts how fast a large-model training run will go, and runs the same plan."
+)]
+#[command(after_help = "Example: foretrain sweep\n         foretrain help estimate")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Costs a grid of configurations into a folder: rows.csv and the picture drawn from it.
+    Sweep(sweep::Flags),
+    /// Costs one configuration and shows where time and memory go.
+    Estimate(estimate::Flags),
+    /// Builds the plan of one configuration, checks it and writes it.
+    Plan(plan::Flags),
+    /// Runs a plan on threads and holds what it counts against what the plan says.
+    Run(run::Flags),
+    /// Costs a plan and runs it, and joins the two op by op.
+    Compare(compare::Flags),
+    /// Draws the pictures of a study again from its rows.csv.
+    Plot(plot::Flags),
+}
+
+/// Flags that every command has.
+#[derive(Args, Debug, Clone)]
+struct Output {
+    /// Print machine-readable output only.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a command found.
+struct Answer {
+    text: String,
+    json: String,
+    /// Found, but not well: the answer is printed, then the error.
+    error: Option<Error>,
+}
+
+/// An error beside whatever else there is to say.
+#[derive(Serialize)]
+struct WithError<'a, T> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(flatten)]
+    answer: &'a T,
+}
+
+impl Answer {
+    fn new(text: String, json: &impl Serialize) -> Answer {
+        Answer::with_error(text, json, None)
+    }
+
+    fn with_error(text: String, json: &impl Serialize, error: Option<Error>) -> Answer {
+        let json = pretty(&WithError { error: error.as_ref().map(Error::to_string), answer: json });
+        Answer { text, json, error }
+    }
+
+    /// Writes the JSON into a file, too.
+    fn also_to(mut self, file: Option<&Path>) -> Result<Answer> {
+        if let Some(path) = file {
+            write_file(path, self.json.as_bytes())?;
+            self.text.push_str(&format!("\nwrote {}\n", path.display()));
+        }
+        Ok(self)
+    }
+}
+
+/// Parses the words of the command line, runs the command, prints.
+pub fn main() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let json = words.iter().any(|w| w == "--json");
+    let cli = match Cli::try_parse_from(&words) {
+        Ok(cli) => cli,
+        Err(e) => return usage(&e, json),
+    };
+    let answer = command(cli.command);
+    let answer = answer.unwrap_or_else(|error| Answer::with_error(String::new(), &json!({}), Some(error)));
+    to_stdout(if json { &answer.json } else { &answer.text });
+    match answer.error {
+        Some(error) => {
+            if !json {
+                eprintln!("Error: {error}");
+            }
+            ExitCode::from(2)
+        }
+        None => ExitCode::SUCCESS,
+    }
+}
+
+fn command(command: Command) -> Result<Answer> {
+    match command {
+        Command::Sweep(flags) => sweep::run(&flags),
+        Command::Estimate(flags) => estimate::run(&flags),
+        Command::Plan(flags) => plan::run(&flags),
+        Command::Run(flags) => run::run(&flags),
+        Command::Compare(flags) => compare::run(&flags),
+        Command::Plot(flags) => plot::run(&flags),
+    }
+}
+
+/// Help and version are no errors; what clap refuses is said as any other error.
+fn usage(e: &clap::Error, json: bool) -> ExitCode {
+    if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        to_stdout(&e.to_string());
+        return ExitCode::SUCCESS;
+    }
+    let text = e.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    if json {
+        to_stdout(&pretty(&json!({"error": text.trim_end()})));
+    } else {
+        eprint!("Error: {text}");
+    }
+    ExitCode::from(2)
+}
+
+/// Whoever reads may stop early (`| head`): that is no failure of ours.
+fn to_stdout(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+fn pretty(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).expect("JSON from plain data") + "\n"
+}
+
+/// Writes a file, making its folder if need be.
+fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
+        std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
+    }
+    std::fs::write(path, bytes).map_err(Error::io(path))
+}
+
+/// Timelines as one Chrome trace.
+fn trace(path: &Path, timelines: &[(&str, &Timeline)]) -> Result<()> {
+    write_file(path, b"")?;
+    let file = std::fs::File::create(path).map_err(Error::io(path))?;
+    let mut out = std::io::BufWriter::new(file);
+    chrome::write(&mut out, timelines).and_then(|()| out.flush()).map_err(Error::io(path))
+}
+
+fn list_of(paths: &[PathBuf]) -> Vec<String> {
+    paths.iter().map(|p| p.display().to_string()).collect()
+}

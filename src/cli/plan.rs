@@ -1,0 +1,76 @@
+//! `foretrain plan`: a plan as a file.
+
+use super::config::{CLUSTER, Config};
+use super::{Answer, Output, write_file};
+use crate::error::Result;
+use crate::plan::link::{AtomTable, Line};
+use crate::plan::{Plan, check};
+use crate::report::human::{Table, bytes};
+use clap::Args;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+#[derive(Args)]
+#[command(after_help = "Example: foretrain plan --model tiny --cluster local-cpu --ulysses 2 --ring 2 --out plan.json")]
+pub struct Flags {
+    #[command(flatten)]
+    config: Config,
+    #[command(flatten)]
+    output: Output,
+    /// Write the plan to this file
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+pub fn run(flags: &Flags) -> Result<Answer> {
+    let chosen = flags.config.choose(None, CLUSTER)?;
+    let plan = chosen.plan()?;
+    check::check(&plan)?;
+    let layout = chosen.case.layout(&plan)?;
+    if let Some(path) = &flags.out {
+        save(&plan, path)?;
+    }
+    let row = {
+        let mut row = crate::report::Row::asked(&plan.about, &chosen.case.cluster, &chosen.case.stack);
+        row.set_memory(layout.bytes, &chosen.case.cluster, &chosen.case.stack);
+        row
+    };
+    let atoms = AtomTable::new(&plan)?;
+    let written = plan.ops().count();
+    let linked = Line::short(&plan, &atoms, 0)?.nodes.len();
+    let mut table = Table::new("<<");
+    table.row(["plan", &plan.hash()]);
+    table.row(["model", &plan.about.model]);
+    table.row(["what", &row.what()]);
+    table.row(["ranks", &plan.ranks().to_string()]);
+    table.row(["lanes", &plan.lanes.iter().map(|l| l.label()).collect::<Vec<_>>().join(", ")]);
+    table.row(["ops", &format!("{written} written, {linked} once spliced (equal microbatches thrice)")]);
+    table.row(["memory", &format!("{} a rank", bytes(layout.bytes as f64))]);
+    if !row.feasible {
+        table.row(["does not fit", &row.why]);
+    }
+    match &flags.out {
+        Some(path) => table.row(["written to", &path.display().to_string()]),
+        None => table.row(["not written", "give --out FILE"]),
+    }
+    let json = json!({
+        "plan": plan.hash(),
+        "model": plan.about.model,
+        "strategy": plan.about.strategy,
+        "ranks": plan.ranks(),
+        "lanes": plan.lanes.iter().map(|l| l.label()).collect::<Vec<_>>(),
+        "ops_written": written,
+        "ops_linked": linked,
+        "peak_mem_bytes": layout.bytes,
+        "fits": row.feasible,
+        "why": row.why,
+        "out": flags.out,
+    });
+    Ok(Answer::new(table.render(""), &json))
+}
+
+fn save(plan: &Plan, path: &Path) -> Result<()> {
+    // The folder is made as for every other output.
+    write_file(path, b"")?;
+    plan.save(path)
+}

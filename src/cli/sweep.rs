@@ -1,0 +1,184 @@
+//! `foretrain sweep`: a grid of configurations.
+
+use super::config::{count, dtype, recompute, stack_of};
+use super::{Answer, Output, list_of, plot};
+use crate::error::Result;
+use crate::report::Row;
+use crate::report::human::tokens;
+use crate::spec::{Architecture, ClusterSpec, Dtype, GpuSpec, Recompute};
+use crate::sweep::case::default_dtype;
+use crate::sweep::{Batch, Grid, Study, summary, sweep};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Sequences of one step have this many tokens together, as in Llama's pretraining.
+const TOKENS_PER_STEP: u64 = 4 << 20;
+
+#[derive(Args)]
+#[command(after_help = "Example: foretrain sweep\n         \
+    foretrain sweep --model llama-3-70b --gpus 256 --seq-len 32K,128K,512K --ulysses 1,8 --ring 1,2,4,8 --out results/70b\n\n\
+    Lists are separated by commas and crossed with each other. A sweep that was stopped goes on when it is started again.")]
+pub struct Flags {
+    /// A shipped model, or the path of a Hugging Face config.json
+    #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
+    model: String,
+    /// A shipped cluster, or the path of its JSON file
+    #[arg(long, value_name = "NAME", default_value = "dgx-h100")]
+    cluster: String,
+    /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
+    #[arg(long, value_name = "NAME")]
+    stack: Option<String>,
+    /// GPUs; dp is what ulysses and ring leave of them [default: 64; on CPUs 8]
+    #[arg(long, value_name = "N")]
+    gpus: Option<u32>,
+    /// Tokens of a sequence [default: 8K,16K,..,1M]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
+    seq_len: Vec<u64>,
+    /// Tokens of a step, whatever the length of a sequence [default: 4M]
+    #[arg(long, value_name = "N", value_parser = count, conflicts_with = "global_batch")]
+    tokens_per_step: Option<u64>,
+    /// Sequences of a step, instead of --tokens-per-step
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
+    global_batch: Vec<u64>,
+    /// Sequences that a replica computes at a time
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count, default_value = "1")]
+    micro_batch: Vec<u64>,
+    /// Tensor parallelism: not in this version
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    tp: Vec<u32>,
+    /// Pipeline parallelism: not in this version
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    pp: Vec<u32>,
+    /// Virtual stages of a pipeline: not in this version
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    vp: Vec<u32>,
+    /// Ulysses degrees [default: with --ring 1, else a choice of both]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    ulysses: Vec<u32>,
+    /// Ring degrees [default: with --ulysses 1, else a choice of both]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    ring: Vec<u32>,
+    /// Expert parallelism: not in this version
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    ep: Vec<u32>,
+    /// ZeRO stages
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(0..=3))]
+    zero: Vec<u32>,
+    /// What the backward pass computes again
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "none,full", value_parser = recompute)]
+    recompute: Vec<Recompute>,
+    /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
+    #[arg(long, value_name = "DTYPE", value_parser = dtype)]
+    dtype: Option<Dtype>,
+    /// Title of the picture
+    #[arg(long, value_name = "TEXT")]
+    title: Option<String>,
+    /// The folder of the study
+    #[arg(long, value_name = "DIR", default_value = "results/default")]
+    out: PathBuf,
+    /// Forget the rows that the folder has
+    #[arg(long)]
+    fresh: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Flags {
+    fn grid(&self) -> Result<Grid> {
+        let gpu = GpuSpec::find(&ClusterSpec::find(&self.cluster)?.gpu)?;
+        let gpus = self.gpus.unwrap_or(if gpu.architecture == Architecture::Cpu { 8 } else { 64 });
+        let batch = match self.global_batch.is_empty() {
+            true => Batch::TokensPerStep(self.tokens_per_step.unwrap_or(TOKENS_PER_STEP)),
+            false => Batch::GlobalBatch(self.global_batch.clone()),
+        };
+        Ok(Grid {
+            title: self.title.clone(),
+            model: self.model.clone(),
+            cluster: self.cluster.clone(),
+            stack: self.stack.clone().unwrap_or_else(|| stack_of(&gpu).into()),
+            gpus,
+            dtype: self.dtype.unwrap_or_else(|| default_dtype(&gpu)),
+            seq_len: if self.seq_len.is_empty() { Grid::default_seq_len() } else { self.seq_len.clone() },
+            batch,
+            micro_batch: self.micro_batch.clone(),
+            ways: self.ways(gpus),
+            tp: self.tp.clone(),
+            pp: self.pp.clone(),
+            vp: self.vp.clone(),
+            ep: self.ep.clone(),
+            zero: self.zero.clone(),
+            recompute: self.recompute.clone(),
+        })
+    }
+
+    fn ways(&self, gpus: u32) -> Vec<[u32; 2]> {
+        if self.ulysses.is_empty() && self.ring.is_empty() {
+            return Grid::default_ways(gpus);
+        }
+        let or_one = |list: &[u32]| if list.is_empty() { vec![1] } else { list.to_vec() };
+        let rings = or_one(&self.ring);
+        or_one(&self.ulysses).into_iter().flat_map(|u| rings.iter().map(move |r| [u, *r])).collect()
+    }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Found<'a> {
+    study: &'a Grid,
+    best: Vec<summary::Best>,
+    kept_rows: usize,
+    files: Vec<String>,
+    rows: &'a [Row],
+}
+
+pub fn run(flags: &Flags) -> Result<Answer> {
+    let grid = flags.grid()?;
+    let started = Instant::now();
+    // Hidden where stderr is no terminal.
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} rows, {eta} left");
+    let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let study = sweep(&grid, &flags.out, flags.fresh, &|there, all| {
+        bar.set_length(all as u64);
+        bar.set_position(there as u64);
+    })?;
+    bar.finish_and_clear();
+    let took = started.elapsed().as_secs_f64();
+    let mut files = study.files.clone();
+    files.extend(plot::draw(&flags.out.join("rows.csv"), &flags.out)?);
+    let text = render(&grid, &study, took, &files);
+    let found = Found {
+        study: &grid,
+        best: summary::best(&study.rows),
+        kept_rows: study.kept,
+        files: list_of(&files),
+        rows: &study.rows,
+    };
+    Ok(Answer::new(text, &found))
+}
+
+fn render(grid: &Grid, study: &Study, took: f64, files: &[PathBuf]) -> String {
+    let batch = match &grid.batch {
+        Batch::TokensPerStep(n) => format!("{} tokens a step", tokens(*n)),
+        Batch::GlobalBatch(list) => format!("{list:?} sequences a step"),
+    };
+    let mut text = format!(
+        "{} on {} x {}, stack {}, {}, {batch}\n\n{}\n",
+        grid.model,
+        grid.gpus,
+        grid.cluster,
+        grid.stack,
+        grid.dtype.name(),
+        summary::render(&study.rows)
+    );
+    if study.outdated {
+        text.push_str("the rows that were there no longer hold (another version or another model file): all were computed again\n");
+    }
+    let feasible = study.rows.iter().filter(|r| r.feasible).count();
+    let kept = if study.kept > 0 { format!(", {} of them were there before", study.kept) } else { String::new() };
+    text.push_str(&format!("{} rows, {feasible} that run{kept}; {took:.2} s\n", study.rows.len()));
+    files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
+    text
+}

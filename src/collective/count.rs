@@ -1,0 +1,46 @@
+//! Bytes that a rank of a plan sends, as integers: what the executor's transport must have counted.
+
+use super::{part, rounds};
+use crate::plan::link::{Line, Place};
+use crate::plan::{CollectiveKind, Direction, Dtype, Lane, OpKind, Plan};
+use rustc_hash::FxHashMap;
+
+/// Bytes that `rank` sends in one step, its program being spliced in `line`.
+pub fn sent_by(plan: &Plan, line: &Line, rank: u32) -> u64 {
+    let mut known: FxHashMap<(CollectiveKind, u16, u64), u64> = FxHashMap::default();
+    let mut total = 0;
+    for (i, node) in line.nodes.iter().enumerate() {
+        let Lane::Comm(group, _) = &plan.lanes[node.lane as usize] else { continue };
+        total += match &node.op.kind {
+            OpKind::Transfer { legs, .. } => {
+                let sends = legs.iter().filter(|l| l.dir == Direction::Send);
+                let place = |buf| line.reads(i).iter().find(|p| p.named == buf).expect("a sent buffer is read");
+                sends.map(|l| elems(plan, place(l.buf)) * dtype(plan, place(l.buf)).size()).sum()
+            }
+            OpKind::Collective { kind, wire, .. } => {
+                let full = elems(plan, &line.reads(i)[0]).max(elems(plan, &line.writes(i)[0]));
+                *known.entry((*kind, node.lane, full * wire.size())).or_insert_with(|| {
+                    let members = group.members(&plan.views, rank);
+                    let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
+                    sent_elems(*kind, members.len(), here, full) * wire.size()
+                })
+            }
+            _ => 0,
+        };
+    }
+    total
+}
+
+fn elems(plan: &Plan, place: &Place) -> u64 {
+    (place.rows[1] - place.rows[0]) * plan.tensors[place.tensor as usize].row_len()
+}
+
+fn dtype(plan: &Plan, place: &Place) -> Dtype {
+    plan.tensors[place.tensor as usize].dtype
+}
+
+/// Elements that the member at `here` of `n` sends, hop by hop.
+fn sent_elems(kind: CollectiveKind, n: usize, here: usize, full: u64) -> u64 {
+    let hops = rounds(kind, n).into_iter().flatten().filter(|hop| hop.from == here);
+    hops.map(|hop| part(full, hop.part, n)).map(|r| r.end - r.start).sum()
+}

@@ -1,0 +1,27 @@
+//! What all ranks of a run share and nobody changes.
+
+use super::transport::Hub;
+use super::turns::Turns;
+use crate::plan::Plan;
+use crate::plan::link::{AtomTable, Line};
+use crate::plan::matching::Matching;
+use crate::plan::memory::{Life, SlotId};
+use std::time::Instant;
+
+pub struct Shared<'p> {
+    pub plan: &'p Plan,
+    pub lines: &'p [Line<'p>],
+    pub matching: &'p Matching,
+    /// Per program: the ops that wait for each op.
+    pub next: &'p [Vec<Vec<u32>>],
+    pub lives: &'p [Vec<Vec<Vec<Life>>>],
+    pub turns: &'p Turns,
+    pub hub: &'p Hub,
+    /// When the step began.
+    pub zero: Instant,
+    /// Slots whose contents are kept at the end of each of their lives.
+    pub watched: &'p [SlotId],
+    /// Slots whose contents are kept at the end of the step.
+    pub kept: &'p [SlotId],
+    pub atoms: &'p AtomTable,
+}

@@ -1,0 +1,3 @@
+//! Timelines in the formats of others.
+
+pub mod chrome;

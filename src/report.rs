@@ -1,0 +1,140 @@
+//! What a timeline and a layout of memory say about a plan: a [`Row`] of a study, and a [`Report`] for a reader.
+
+pub mod human;
+mod row;
+mod text;
+
+pub use row::{Row, limit};
+
+use crate::cluster::Cluster;
+use crate::plan::Plan;
+use crate::plan::memory::Layout;
+use crate::spec::StackSpec;
+use crate::timeline::Timeline;
+use crate::units::FlopsPerSec;
+use serde::Serialize;
+
+/// A plan with everything that was found out about it.
+pub struct Costed<'a> {
+    pub plan: &'a Plan,
+    pub cluster: &'a Cluster,
+    pub stack: &'a StackSpec,
+    pub layout: &'a Layout,
+    pub timeline: &'a Timeline,
+    /// What MFU and HFU are shares of: the dense bf16 peak, or that of the plan's dtype if it is wider.
+    pub peak: FlopsPerSec,
+}
+
+impl Costed<'_> {
+    /// The row of this plan; where memory does not suffice it says so and has its numbers all the same.
+    pub fn row(&self) -> Row {
+        let mut row = Row::asked(&self.plan.about, self.cluster, self.stack);
+        row.set_memory(self.layout.bytes, self.cluster, self.stack);
+        row.set_time(self.timeline, self.plan.about.model_flops, self.peak.value());
+        row
+    }
+
+    /// Everything `estimate` shows.
+    pub fn report(&self) -> Report {
+        let usage = self.timeline.mean();
+        let step = self.timeline.step.value();
+        let kernels: f64 = usage.by_kernel.values().sum();
+        let axes = |map: &std::collections::BTreeMap<crate::plan::Axis, f64>| {
+            shares(map.iter().map(|(axis, s)| (axis.name(), *s)), step)
+        };
+        let provenance: f64 = usage.by_provenance.values().sum();
+        Report {
+            row: self.row(),
+            gpu: self.cluster.gpu.name.clone(),
+            dtype: self.plan.about.dtype.clone(),
+            plan: self.plan.hash(),
+            interval_95_s: [(step - 1.96 * usage.sd).max(0.0), step + 1.96 * usage.sd],
+            interval_rests_on: "the spread of the kernels' calibration, all kernels erring together; links add none",
+            kernels: shares(usage.by_kernel.iter().map(|(k, s)| (*k, *s)), step),
+            slowed_s: (usage.compute - kernels).max(0.0),
+            others_s: usage.turns,
+            exposed: axes(&usage.exposed),
+            communication_busy: axes(&usage.comm),
+            memory: Memory::of(self.layout, self.cluster, self.stack),
+            provenance: shares(usage.by_provenance.iter().map(|(k, s)| (*k, *s)), provenance),
+            model_flops_per_gpu: self.plan.about.model_flops / f64::from(self.cluster.gpus()),
+            executed_flops_per_gpu: usage.flops,
+            peak_flops_per_s: self.peak.value(),
+        }
+    }
+}
+
+/// A part of a whole.
+#[derive(Debug, Clone, Serialize)]
+pub struct Share {
+    pub name: String,
+    pub seconds: f64,
+    pub share: f64,
+}
+
+/// Parts of `whole`, the largest first; what takes no time is left out.
+fn shares<'a>(parts: impl Iterator<Item = (&'a str, f64)>, whole: f64) -> Vec<Share> {
+    let mut all: Vec<Share> = parts
+        .filter(|(_, s)| *s > 0.0)
+        .map(|(name, seconds)| Share { name: name.into(), seconds, share: seconds / whole })
+        .collect();
+    all.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    all
+}
+
+/// Bytes of one rank.
+#[derive(Debug, Clone, Serialize)]
+pub struct Memory {
+    /// By kind of tensor, at the moment at which most are alive.
+    pub at_the_fullest: Vec<(&'static str, u64)>,
+    /// What the placement could not squeeze out.
+    pub gaps: u64,
+    pub plan: u64,
+    pub reserved: u64,
+    pub capacity: u64,
+}
+
+impl Memory {
+    fn of(layout: &Layout, cluster: &Cluster, stack: &StackSpec) -> Memory {
+        Memory {
+            at_the_fullest: layout.live_by_kind.iter().map(|(kind, bytes)| (kind.name(), *bytes)).collect(),
+            gaps: layout.gaps,
+            plan: layout.bytes,
+            reserved: stack.reserved_memory.value.value() as u64,
+            capacity: cluster.gpu.memory.value.value() as u64,
+        }
+    }
+
+    pub fn needed(&self) -> u64 {
+        self.plan + self.reserved
+    }
+}
+
+/// One configuration, explained. All times are means over the ranks, in seconds.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    #[serde(flatten)]
+    pub row: Row,
+    pub gpu: String,
+    pub dtype: String,
+    /// Hash of the plan.
+    pub plan: String,
+    pub interval_95_s: [f64; 2],
+    pub interval_rests_on: &'static str,
+    /// Time of the compute lane by kernel, as if alone on the device.
+    pub kernels: Vec<Share>,
+    /// Time that kernels lost to communication kernels on the same SMs.
+    pub slowed_s: f64,
+    /// Time the compute lane waited for kernels of other ranks.
+    pub others_s: f64,
+    /// Time the compute lane waited, by axis.
+    pub exposed: Vec<Share>,
+    /// Time the communication lanes were busy, hidden or not, by axis; lanes may overlap.
+    pub communication_busy: Vec<Share>,
+    pub memory: Memory,
+    /// How the times of kernels and links are known.
+    pub provenance: Vec<Share>,
+    pub model_flops_per_gpu: f64,
+    pub executed_flops_per_gpu: f64,
+    pub peak_flops_per_s: f64,
+}

@@ -1,0 +1,281 @@
+//! A line of rows.csv. Others script against the names and the order of the columns.
+
+use super::human;
+use crate::cluster::Cluster;
+use crate::plan::{About, Axis};
+use crate::spec::StackSpec;
+use crate::timeline::{Timeline, Usage};
+use serde::{Deserialize, Serialize};
+
+/// One configuration. What is not known of an infeasible one is empty in CSV and null in JSON.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    pub model: String,
+    pub cluster: String,
+    pub stack: String,
+    pub gpus: u32,
+    pub seq_len: u64,
+    /// Sequences of one step.
+    pub global_batch: u64,
+    pub micro_batch: u64,
+    pub tp: u32,
+    pub pp: u32,
+    pub vp: u32,
+    pub dp: u32,
+    pub ulysses: u32,
+    pub ring: u32,
+    pub ep: u32,
+    pub zero: u32,
+    pub recompute: String,
+    pub strategy: String,
+    pub feasible: bool,
+    /// Why it is not.
+    pub why: String,
+    pub step_time_s: Option<f64>,
+    pub tokens_per_s_per_gpu: Option<f64>,
+    pub mfu: Option<f64>,
+    pub hfu: Option<f64>,
+    /// `compute_s + exposed_comm_s + bubble_s` is the step; a mean over the ranks.
+    pub compute_s: Option<f64>,
+    /// The sum of the six columns that follow.
+    pub exposed_comm_s: Option<f64>,
+    /// Zero: to wait along the pipeline is `bubble_s`.
+    pub exposed_pp_s: Option<f64>,
+    pub exposed_dp_s: Option<f64>,
+    pub exposed_cp_s: Option<f64>,
+    pub exposed_up_s: Option<f64>,
+    pub exposed_tp_s: Option<f64>,
+    pub exposed_ep_s: Option<f64>,
+    /// Waiting for the kernels of other ranks: along the pipeline, or of those that end the step later.
+    pub bubble_s: Option<f64>,
+    /// What the plan needs on one rank, without what the stack reserves.
+    pub peak_mem_bytes: Option<u64>,
+    /// Sent by one rank in a step, a mean over the ranks.
+    pub bytes_scale_up: Option<f64>,
+    pub bytes_scale_out: Option<f64>,
+    /// Share of kernel and link time that rests on measurements.
+    pub measured_share: Option<f64>,
+    /// In words, what most of the step goes to.
+    pub limit: String,
+}
+
+impl Row {
+    /// The columns that say what was asked.
+    pub fn asked(about: &About, cluster: &Cluster, stack: &StackSpec) -> Row {
+        Row {
+            model: about.model.clone(),
+            cluster: cluster.spec.name.clone(),
+            stack: stack.name.clone(),
+            gpus: cluster.gpus(),
+            seq_len: about.seq_len,
+            global_batch: about.global_batch,
+            micro_batch: about.micro_batch,
+            tp: about.tp,
+            pp: about.pp,
+            vp: about.vp,
+            dp: about.dp,
+            ulysses: about.ulysses,
+            ring: about.ring,
+            ep: about.ep,
+            zero: about.zero,
+            recompute: about.recompute.clone(),
+            strategy: about.strategy.clone(),
+            ..Row::default()
+        }
+    }
+
+    /// Notes the memory of a rank, and with it whether the plan can run.
+    pub fn set_memory(&mut self, plan: u64, cluster: &Cluster, stack: &StackSpec) {
+        let reserved = stack.reserved_memory.value.value();
+        let capacity = cluster.gpu.memory.value.value();
+        let needed = plan as f64 + reserved;
+        self.peak_mem_bytes = Some(plan);
+        self.feasible = needed <= capacity;
+        self.why = match self.feasible {
+            true => String::new(),
+            false => format!(
+                "memory: needs {} ({} plan + {} reserved) of {}; {} would lower it",
+                human::bytes(needed),
+                human::bytes(plan as f64),
+                human::bytes(reserved),
+                human::bytes(capacity),
+                self.memory_remedies()
+            ),
+        };
+    }
+
+    /// What would help and is not done already.
+    fn memory_remedies(&self) -> String {
+        let remedies = [
+            (self.recompute == "none", "recompute full"),
+            (self.dp > 1, "a larger ring or ulysses"),
+            (self.micro_batch > 1, "a smaller micro_batch"),
+            (self.zero == 0 && self.gpus > 1, "zero 1"),
+        ];
+        let open: Vec<&str> = remedies.iter().filter(|(open, _)| *open).map(|(_, what)| *what).collect();
+        match open.split_last() {
+            None => "more GPUs in the ring or ulysses, or a shorter sequence,".into(),
+            Some((last, [])) => last.to_string(),
+            Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
+        }
+    }
+
+    /// Notes where the time goes.
+    pub fn set_time(&mut self, timeline: &Timeline, model_flops: f64, peak: f64) {
+        let usage = timeline.mean();
+        let step = timeline.step.value();
+        let gpus = f64::from(self.gpus);
+        let exposed = |axes: &[Axis]| axes.iter().filter_map(|a| usage.exposed.get(a)).sum::<f64>();
+        let all: f64 = usage.exposed_total();
+        // To wait for another rank's kernels is no communication.
+        let bubble = exposed(&[Axis::Pp]);
+        self.step_time_s = number(step);
+        self.tokens_per_s_per_gpu = number(self.global_batch as f64 * self.seq_len as f64 / step / gpus);
+        self.mfu = number(model_flops / gpus / step / peak);
+        self.hfu = number(usage.flops / step / peak);
+        self.compute_s = number(usage.compute);
+        self.exposed_comm_s = number(all - bubble);
+        self.exposed_pp_s = number(0.0);
+        self.exposed_dp_s = number(exposed(&[Axis::Dp]));
+        self.exposed_cp_s = number(exposed(&[Axis::Cp]));
+        self.exposed_up_s = number(exposed(&[Axis::Up]));
+        self.exposed_tp_s = number(exposed(&[Axis::Tp]));
+        self.exposed_ep_s = number(exposed(&[Axis::Ep, Axis::Etp, Axis::Edp]));
+        self.bubble_s = number(bubble + usage.turns);
+        self.bytes_scale_up = number(usage.bytes_scale_up);
+        self.bytes_scale_out = number(usage.bytes_scale_out);
+        self.measured_share = number(measured_share(&usage));
+        self.limit = limit(&usage, step);
+    }
+}
+
+/// Twelve digits: enough for picoseconds, and free of the noise of the order in which things were added.
+fn number(value: f64) -> Option<f64> {
+    // An empty sum is -0.
+    format!("{:.11e}", value + 0.0).parse().ok().filter(|v: &f64| v.is_finite())
+}
+
+fn measured_share(usage: &Usage) -> f64 {
+    let all: f64 = usage.by_provenance.values().sum();
+    let known: f64 = ["measured", "interpolated"].iter().filter_map(|p| usage.by_provenance.get(p)).sum();
+    if all > 0.0 { known / all } else { 0.0 }
+}
+
+/// What takes the largest part of the step, e.g. `compute: attention 58 %` or `communication: cp exposed 31 %`.
+pub fn limit(usage: &Usage, step: f64) -> String {
+    let mut gemm = 0.0;
+    let mut attention = 0.0;
+    let mut rest = 0.0;
+    for (kernel, s) in &usage.by_kernel {
+        *match *kernel {
+            "matmul" => &mut gemm,
+            "attention" | "attention_bwd" => &mut attention,
+            _ => &mut rest,
+        } += s;
+    }
+    let slowed = usage.compute - gemm - attention - rest;
+    let mut parts = vec![
+        ("compute: gemm".to_string(), gemm),
+        ("compute: attention".into(), attention),
+        ("compute: memory-bound kernels".into(), rest),
+        ("communication: SMs taken from compute".into(), slowed),
+    ];
+    parts.push(("bubble: other ranks' kernels".into(), usage.turns));
+    parts.extend(usage.exposed.iter().map(|(axis, s)| match axis {
+        Axis::Pp => ("bubble: pipeline".into(), *s),
+        _ => (format!("communication: {} exposed", axis.name()), *s),
+    }));
+    let most = parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+    most.map_or(String::new(), |(what, s)| format!("{what} {:.0} %", 100.0 * s / step))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{ClusterSpec, GpuSpec};
+    use crate::timeline::Class;
+    use crate::units::Seconds;
+    use std::collections::BTreeMap;
+
+    fn machine() -> (Cluster, StackSpec) {
+        let gpu = GpuSpec::find("h100-sxm5").unwrap();
+        let cluster = Cluster::new(&ClusterSpec::find("dgx-h100").unwrap(), &gpu, 64).unwrap();
+        (cluster, StackSpec::find("nccl-fa3").unwrap())
+    }
+
+    fn usage() -> Usage {
+        Usage {
+            compute: 7.0,
+            exposed: BTreeMap::from([(Axis::Cp, 2.0), (Axis::Dp, 0.5), (Axis::Pp, 0.5)]),
+            by_kernel: BTreeMap::from([("attention", 2.0), ("attention_bwd", 1.5), ("matmul", 3.0), ("norm", 0.3)]),
+            by_provenance: BTreeMap::from([("measured", 1.0), ("interpolated", 2.0), ("assumed", 1.0)]),
+            flops: 40.0,
+            ..Usage::default()
+        }
+    }
+
+    fn filled() -> Row {
+        let class = |rank, multiplicity| Class { rank, multiplicity, usage: usage(), spans: vec![] };
+        let timeline = Timeline { step: Seconds::new(10.0), classes: vec![class(0, 1), class(1, 3)], lanes: vec![] };
+        let mut row = Row { gpus: 4, seq_len: 8, global_batch: 10, ..Row::default() };
+        row.set_time(&timeline, 100.0, 5.0);
+        row
+    }
+
+    #[test]
+    fn columns_keep_their_order() {
+        let mut csv = csv::Writer::from_writer(vec![]);
+        csv.serialize(Row::default()).unwrap();
+        let text = String::from_utf8(csv.into_inner().unwrap()).unwrap();
+        let head = "model,cluster,stack,gpus,seq_len,global_batch,micro_batch,tp,pp,vp,dp,ulysses,ring,ep,zero,recompute,\
+                    strategy,feasible,why,step_time_s,tokens_per_s_per_gpu,mfu,hfu,compute_s,exposed_comm_s,\
+                    exposed_pp_s,exposed_dp_s,exposed_cp_s,exposed_up_s,exposed_tp_s,exposed_ep_s,bubble_s,\
+                    peak_mem_bytes,bytes_scale_up,bytes_scale_out,measured_share,limit";
+        assert_eq!(text.lines().next().unwrap(), head);
+        assert_eq!(
+            csv::Reader::from_reader(text.as_bytes()).deserialize::<Row>().next().unwrap().unwrap(),
+            Row::default()
+        );
+    }
+
+    #[test]
+    fn parts_of_the_step_add_up() {
+        let row = filled();
+        let sum = row.compute_s.unwrap() + row.exposed_comm_s.unwrap() + row.bubble_s.unwrap();
+        assert_eq!(sum, row.step_time_s.unwrap());
+        let axes = [
+            row.exposed_pp_s,
+            row.exposed_dp_s,
+            row.exposed_cp_s,
+            row.exposed_up_s,
+            row.exposed_tp_s,
+            row.exposed_ep_s,
+        ];
+        assert_eq!(axes.iter().flatten().sum::<f64>(), row.exposed_comm_s.unwrap());
+        assert_eq!((row.mfu, row.hfu), (Some(0.5), Some(0.8)));
+        assert_eq!((row.tokens_per_s_per_gpu, row.measured_share), (Some(2.0), Some(0.75)));
+    }
+
+    #[test]
+    fn the_largest_part_is_the_limit() {
+        assert_eq!(filled().limit, "compute: attention 35 %");
+        let mut usage = usage();
+        usage.exposed.insert(Axis::Cp, 5.0);
+        assert_eq!(limit(&usage, 13.0), "communication: cp exposed 38 %");
+    }
+
+    #[test]
+    fn too_much_memory_is_answered_with_what_is_still_open() {
+        let (cluster, stack) = machine();
+        let mut row = Row { recompute: "none".into(), dp: 2, micro_batch: 1, gpus: 64, ..Row::default() };
+        row.set_memory(90 << 30, &cluster, &stack);
+        let all = "memory: needs 94.0 GiB (90.0 GiB plan + 4.0 GiB reserved) of 79.6 GiB; \
+                   recompute full, a larger ring or ulysses or zero 1 would lower it";
+        assert_eq!((row.why.as_str(), row.feasible), (all, false));
+        row = Row { recompute: "full".into(), dp: 1, zero: 1, micro_batch: 2, ..row };
+        row.set_memory(90 << 30, &cluster, &stack);
+        assert!(row.why.ends_with("GiB; a smaller micro_batch would lower it"), "{}", row.why);
+        row.set_memory(70 << 30, &cluster, &stack);
+        assert!(row.feasible && row.why.is_empty());
+    }
+}

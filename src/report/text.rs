@@ -1,0 +1,148 @@
+//! A report as text for a terminal.
+
+use super::human::{Table, bytes, decimal, percent, seconds, tokens};
+use super::{Report, Row};
+
+impl Report {
+    pub fn render(&self) -> String {
+        let parts = [self.headline(), self.time(), self.communication(), self.memory_table(), self.rests_on()];
+        parts.join("\n")
+    }
+
+    fn headline(&self) -> String {
+        let row = &self.row;
+        let mut text = format!(
+            "{} on {} x {} ({}), stack {}, {}\n{}\n\n",
+            row.model,
+            row.gpus,
+            row.cluster,
+            self.gpu,
+            row.stack,
+            self.dtype,
+            row.what()
+        );
+        if !row.feasible {
+            text.push_str(&format!("  does not fit: {}\n\n", row.why));
+        }
+        let mut table = Table::new("<<<");
+        let or = |v: Option<f64>| v.unwrap_or(f64::NAN);
+        let [low, high] = self.interval_95_s.map(seconds);
+        let interval = format!("95 % between {low} and {high}: the kernels' calibration, all erring together");
+        table.row(["step", &seconds(or(row.step_time_s)), &interval]);
+        let mfu = format!("of {}; HFU {}", decimal(self.peak_flops_per_s, "FLOP/s"), percent(or(row.hfu)));
+        table.row(["MFU", &percent(or(row.mfu)), &mfu]);
+        table.row(["tokens", &format!("{:.0} /s", or(row.tokens_per_s_per_gpu)), "on each GPU"]);
+        let flops = format!("on each GPU; the model needs {}", decimal(self.model_flops_per_gpu, "FLOP"));
+        table.row(["executed", &decimal(self.executed_flops_per_gpu, "FLOP"), &flops]);
+        table.row(["limit", row.limit.as_str()]);
+        text.push_str(&table.render("  "));
+        text
+    }
+
+    fn time(&self) -> String {
+        let step = self.row.step_time_s.unwrap_or(f64::NAN);
+        let mut table = Table::new("<>>");
+        table.row(["time of a step, mean of the ranks", "time", "share"]);
+        for kernel in &self.kernels {
+            table.row([format!("  {}", kernel.name), seconds(kernel.seconds), percent(kernel.share)]);
+        }
+        if self.slowed_s > 1e-9 * step {
+            table.row(["  SMs lost to communication".into(), seconds(self.slowed_s), percent(self.slowed_s / step)]);
+        }
+        for wait in &self.exposed {
+            table.row([format!("  waiting for {}", axis(&wait.name)), seconds(wait.seconds), percent(wait.share)]);
+        }
+        if self.others_s > 1e-9 * step {
+            table.row(["  waiting for other ranks".into(), seconds(self.others_s), percent(self.others_s / step)]);
+        }
+        table.row(["  step".into(), seconds(step), percent(1.0)]);
+        table.render("")
+    }
+
+    fn communication(&self) -> String {
+        if self.communication_busy.is_empty() {
+            return "communication: none\n".into();
+        }
+        let mut table = Table::new("<>>");
+        table.row(["communication", "busy", "exposed"]);
+        for busy in &self.communication_busy {
+            let exposed = self.exposed.iter().find(|e| e.name == busy.name).map_or(0.0, |e| e.seconds);
+            table.row([format!("  {}", axis(&busy.name)), seconds(busy.seconds), seconds(exposed)]);
+        }
+        let sent = |b: Option<f64>| decimal(b.unwrap_or(0.0), "B");
+        let (up, out) = (sent(self.row.bytes_scale_up), sent(self.row.bytes_scale_out));
+        format!("{}  each rank sends {up} inside its node and {out} out of it\n", table.render(""))
+    }
+
+    fn memory_table(&self) -> String {
+        let m = &self.memory;
+        let mut table = Table::new("<>");
+        table.row(["memory of a rank at its fullest", ""]);
+        for (kind, size) in m.at_the_fullest.iter().filter(|(_, size)| *size > 0) {
+            table.row([format!("  {kind}"), bytes(*size as f64)]);
+        }
+        table.row(["  gaps between them".into(), bytes(m.gaps as f64)]);
+        table.row(["  reserved by the stack".into(), bytes(m.reserved as f64)]);
+        table.row([format!("  needed, of {}", bytes(m.capacity as f64)), bytes(m.needed() as f64)]);
+        table.render("")
+    }
+
+    fn rests_on(&self) -> String {
+        let mut table = Table::new("<>");
+        table.row(["what the times of kernels and links rest on", "share"]);
+        for part in &self.provenance {
+            table.row([format!("  {}", meaning(&part.name)), percent(part.share)]);
+        }
+        table.render("")
+    }
+}
+
+impl Row {
+    /// The configuration in one line.
+    pub fn what(&self) -> String {
+        format!(
+            "seq_len {} ({}), global_batch {}, micro_batch {}, dp {}, ulysses {}, ring {}, zero {}, recompute {} ({})",
+            self.seq_len,
+            tokens(self.seq_len),
+            self.global_batch,
+            self.micro_batch,
+            self.dp,
+            self.ulysses,
+            self.ring,
+            self.zero,
+            self.recompute,
+            self.strategy
+        )
+    }
+
+    /// How the sequence is split, as the plots call it.
+    pub fn way(&self) -> String {
+        match (self.ulysses, self.ring) {
+            (1, 1) => "no split".into(),
+            (u, 1) => format!("ulysses {u}"),
+            (1, r) => format!("ring {r}"),
+            (u, r) => format!("usp {u} x {r}"),
+        }
+    }
+}
+
+fn axis(name: &str) -> &str {
+    match name {
+        "pp" => "pp (pipeline)",
+        "dp" => "dp (gradients, weights)",
+        "cp" => "cp (ring)",
+        "up" => "up (ulysses)",
+        "tp" => "tp (tensor)",
+        other => other,
+    }
+}
+
+fn meaning(provenance: &str) -> &str {
+    match provenance {
+        "measured" => "measured",
+        "interpolated" => "interpolated between measurements",
+        "extrapolated" => "extrapolated beyond measurements",
+        "assumed" => "assumed: at least one number is a guess",
+        other => other,
+    }
+}

@@ -1,0 +1,157 @@
+//! A grid of configurations into a folder of rows.
+//!
+//! Every point becomes a row, also one that cannot run. Rows are written as they finish; a sweep that was
+//! killed goes on where it stopped, and at the end rows are sorted, so that the same grid gives the same bytes.
+
+pub mod case;
+pub mod grid;
+mod guard;
+mod store;
+pub mod summary;
+
+pub use case::{Case, Point};
+pub use grid::{Batch, Grid};
+
+use crate::error::Result;
+use crate::report::Row;
+use rayon::prelude::*;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use store::Store;
+
+/// What a sweep brought.
+pub struct Study {
+    /// Sorted as the grid has them.
+    pub rows: Vec<Row>,
+    /// study.json and rows.csv.
+    pub files: Vec<PathBuf>,
+    /// Rows that were there before.
+    pub kept: usize,
+    /// Rows were there, but this program finds other numbers: all were computed again.
+    pub outdated: bool,
+}
+
+/// Computes every point of `grid` that `dir` has no row of. `progress` hears (rows there, rows in all).
+pub fn sweep(grid: &Grid, dir: &Path, fresh: bool, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<Study> {
+    let case = grid.case()?;
+    let points = grid.points()?;
+    let mut store = Store::open(grid, dir, fresh)?;
+    let outdated = !still_right(grid, &case, &points, store.rows());
+    if outdated {
+        store.clear()?;
+    }
+    let known: BTreeSet<Point> = store.rows().iter().map(Point::of_row).collect();
+    let kept = points.iter().filter(|p| known.contains(p)).count();
+    let missing: Vec<&Point> = points.iter().filter(|p| !known.contains(p)).collect();
+    progress(kept, points.len());
+    let shared = Mutex::new((store, kept));
+    missing.par_iter().try_for_each(|point| {
+        let row = grid.row(&case, point)?;
+        let mut guard = shared.lock().unwrap_or_else(|e| e.into_inner());
+        guard.0.append(row)?;
+        guard.1 += 1;
+        progress(guard.1, points.len());
+        Ok(())
+    })?;
+    let (store, _) = shared.into_inner().unwrap_or_else(|e| e.into_inner());
+    let (rows, files) = store.finish(&points)?;
+    Ok(Study { rows, files, kept, outdated })
+}
+
+/// Rows of another version of the program, or of model files that changed since, must not be mixed with
+/// new ones. To compute one feasible row again, the cheapest to find, tells.
+fn still_right(grid: &Grid, case: &Case, points: &[Point], rows: &[Row]) -> bool {
+    let known = |row: &&Row| points.contains(&Point::of_row(row));
+    let feasible = rows.iter().filter(known).find(|row| row.feasible);
+    let samples = rows.iter().find(known).into_iter().chain(feasible);
+    samples.into_iter().all(|row| grid.row(case, &Point::of_row(row)).is_ok_and(|again| again == *row))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{Dtype, Recompute};
+    use std::fs;
+
+    fn grid() -> Grid {
+        Grid {
+            model: "tiny".into(),
+            cluster: "dgx-h100".into(),
+            stack: "nccl-fa3".into(),
+            gpus: 8,
+            dtype: Dtype::Bf16,
+            title: None,
+            seq_len: vec![1024, 2048],
+            batch: Batch::TokensPerStep(16384),
+            micro_batch: vec![1],
+            ways: vec![[1, 1], [2, 1], [1, 4], [16, 1]],
+            tp: vec![1],
+            pp: vec![1],
+            vp: vec![1],
+            ep: vec![1],
+            zero: vec![1],
+            recompute: vec![Recompute::None, Recompute::Full],
+        }
+    }
+
+    fn run(dir: &Path) -> Study {
+        sweep(&grid(), dir, false, &|_, _| {}).unwrap()
+    }
+
+    #[test]
+    fn every_point_is_a_row_and_infeasible_ones_say_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let study = run(dir.path());
+        assert_eq!((study.rows.len(), study.kept), (16, 0));
+        let whys: BTreeSet<&str> = study.rows.iter().filter(|r| !r.feasible).map(|r| r.why.as_str()).collect();
+        assert!(whys.len() == 1 && whys.first().unwrap().starts_with("degrees: gpus 8"), "{whys:?}");
+        assert_eq!(study.rows.iter().filter(|r| r.feasible).count(), 12);
+    }
+
+    #[test]
+    fn a_torn_file_ends_up_with_the_same_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        run(dir.path());
+        let path = dir.path().join("rows.csv");
+        let whole = fs::read(&path).unwrap();
+        let lines = whole.iter().enumerate().filter(|(_, b)| **b == b'\n').map(|(i, _)| i + 1).collect::<Vec<_>>();
+        for cut in [0, 10, lines[0], lines[0] + 1, lines[4] - 1, lines[4], lines[7] + 30, whole.len() - 1] {
+            fs::write(&path, &whole[..cut]).unwrap();
+            let study = run(dir.path());
+            let full_lines = lines.iter().filter(|&&end| end <= cut).count().saturating_sub(1);
+            assert_eq!(study.kept, full_lines, "cut at {cut}");
+            assert!(fs::read(&path).unwrap() == whole, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn rows_that_are_wrong_by_now_are_computed_again() {
+        let dir = tempfile::tempdir().unwrap();
+        run(dir.path());
+        let path = dir.path().join("rows.csv");
+        let text = fs::read_to_string(&path).unwrap();
+        let mut csv = csv::Reader::from_reader(text.as_bytes());
+        let mut rows: Vec<Row> = csv.deserialize().map(|r| r.unwrap()).collect();
+        rows.iter_mut().for_each(|r| r.mfu = r.mfu.map(|m| m / 2.0));
+        let mut out = csv::Writer::from_path(&path).unwrap();
+        rows.iter().for_each(|r| out.serialize(r).unwrap());
+        out.flush().unwrap();
+        let study = run(dir.path());
+        assert!(study.outdated && study.kept == 0);
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    }
+
+    #[test]
+    fn another_grid_in_the_same_folder_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        run(dir.path());
+        let other = Grid { zero: vec![0, 1], ..grid() };
+        let err = sweep(&other, dir.path(), false, &|_, _| {}).err().unwrap().to_string();
+        assert!(
+            err.contains("zero") && err.contains("[1]") && err.contains("[0,1]") && err.contains("--fresh"),
+            "{err}"
+        );
+        assert_eq!(sweep(&other, dir.path(), true, &|_, _| {}).unwrap().rows.len(), 32);
+    }
+}

@@ -1,0 +1,277 @@
+//! One machine, one model, and the points that are tried on them.
+
+use super::guard;
+use crate::cluster::Cluster;
+use crate::cost::{Effort, Machine, cost};
+use crate::device::Roofline;
+use crate::error::{Error, Result};
+use crate::plan::link::AtomTable;
+use crate::plan::memory::Layout;
+use crate::plan::{About, Engine, Plan};
+use crate::report::{Costed, Row};
+use crate::spec::{ClusterSpec, Dtype, GpuSpec, LlmSpec, Parallelism, Recompute, StackSpec, Workload};
+use crate::strategy::{Engines, build};
+use crate::timeline::Timeline;
+use crate::units::FlopsPerSec;
+
+/// A configuration: the numbers a user types.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Point {
+    pub seq_len: u64,
+    pub global_batch: u64,
+    pub micro_batch: u64,
+    pub tp: u32,
+    pub pp: u32,
+    pub vp: u32,
+    pub ep: u32,
+    pub ulysses: u32,
+    pub ring: u32,
+    pub dp: u32,
+    pub zero: u32,
+    pub recompute: Recompute,
+}
+
+impl Point {
+    /// The point that a row is about.
+    pub fn of_row(row: &Row) -> Point {
+        Point {
+            seq_len: row.seq_len,
+            global_batch: row.global_batch,
+            micro_batch: row.micro_batch,
+            tp: row.tp,
+            pp: row.pp,
+            vp: row.vp,
+            ep: row.ep,
+            ulysses: row.ulysses,
+            ring: row.ring,
+            dp: row.dp,
+            zero: row.zero,
+            recompute: if row.recompute == Recompute::Full.name() { Recompute::Full } else { Recompute::None },
+        }
+    }
+
+    pub fn of_plan(about: &About) -> Point {
+        Point {
+            seq_len: about.seq_len,
+            global_batch: about.global_batch,
+            micro_batch: about.micro_batch,
+            tp: about.tp,
+            pp: about.pp,
+            vp: about.vp,
+            ep: about.ep,
+            ulysses: about.ulysses,
+            ring: about.ring,
+            dp: about.dp,
+            zero: about.zero,
+            recompute: if about.recompute == Recompute::Full.name() { Recompute::Full } else { Recompute::None },
+        }
+    }
+
+    fn parallelism(&self) -> Parallelism {
+        let Point { dp, ring, ulysses, zero, recompute, .. } = *self;
+        Parallelism { dp, ring, ulysses, zero, recompute }
+    }
+
+    /// What no plan of this version can be, or what would not make the GPUs there are.
+    fn check(&self, gpus: u32) -> Result<()> {
+        let later = [
+            ("tp", "tensor", self.tp),
+            ("pp", "pipeline", self.pp),
+            ("vp", "pipeline", self.vp),
+            ("ep", "expert", self.ep),
+        ];
+        if let Some((flag, kind, degree)) = later.iter().find(|(_, _, degree)| *degree != 1) {
+            let why = format!("{flag}: {degree}, but this version has no {kind} parallelism; use {flag} 1");
+            return Err(Error::infeasible(why));
+        }
+        let split = u64::from(self.ulysses) * u64::from(self.ring);
+        if split == 0 || !u64::from(gpus).is_multiple_of(split) {
+            let (u, r) = (self.ulysses, self.ring);
+            let why = format!(
+                "degrees: gpus {gpus} is not a multiple of ulysses {u} x ring {r} = {split}; change one of them"
+            );
+            return Err(Error::infeasible(why));
+        }
+        if split * u64::from(self.dp) != u64::from(gpus) {
+            let (u, r, dp) = (self.ulysses, self.ring, self.dp);
+            let why = format!(
+                "degrees: dp {dp} x ulysses {u} x ring {r} is {}, not gpus {gpus}; use dp {}",
+                u128::from(split) * u128::from(dp),
+                u64::from(gpus) / split
+            );
+            return Err(Error::infeasible(why));
+        }
+        Ok(())
+    }
+}
+
+/// What all points of a study share.
+pub struct Case {
+    pub model: LlmSpec,
+    pub cluster: Cluster,
+    pub stack: StackSpec,
+    pub dtype: Dtype,
+    roofline: Roofline,
+    peak: FlopsPerSec,
+}
+
+/// The dtype a GPU trains in where nothing is asked for: bf16 if it can.
+pub fn default_dtype(gpu: &GpuSpec) -> Dtype {
+    if gpu.peak.contains_key("bf16") { Dtype::Bf16 } else { Dtype::F32 }
+}
+
+impl Case {
+    /// `cluster`, `stack` are names or paths, as [`spec::find`](crate::spec::find) takes them.
+    pub fn new(model: LlmSpec, cluster: &str, stack: &str, gpus: u32, dtype: Option<Dtype>) -> Result<Case> {
+        let spec = ClusterSpec::find(cluster)?;
+        let gpu = GpuSpec::find(&spec.gpu)?;
+        let cluster = Cluster::new(&spec, &gpu, gpus)?;
+        let stack = StackSpec::find(stack)?;
+        let roofline = Roofline::new(&gpu, &stack)?;
+        let dtype = dtype.unwrap_or_else(|| default_dtype(&gpu));
+        let peak = roofline.peak(dtype)?;
+        // Gradients and sums are wider than bf16.
+        if dtype == Dtype::Bf16 {
+            roofline.peak(Dtype::F32)?;
+        }
+        Ok(Case { model, cluster, stack, dtype, roofline, peak })
+    }
+
+    pub fn machine(&self) -> Machine<'_> {
+        Machine { cluster: &self.cluster, stack: &self.stack, kernels: &self.roofline, devices: None }
+    }
+
+    pub fn plan(&self, point: &Point) -> Result<Plan> {
+        point.check(self.cluster.gpus())?;
+        let Point { seq_len, global_batch, micro_batch, .. } = *point;
+        let work = Workload { seq_len, global_batch, micro_batch, dtype: self.dtype };
+        let par = point.parallelism();
+        guard::before(&self.model, &work, &par)?;
+        let ctas = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
+        let engines =
+            Engines { p2p: ctas(self.stack.p2p_ctas.value), collective: ctas(self.stack.collective_ctas.value) };
+        let plan = build(&self.model, &work, &par, engines)?;
+        guard::after(&plan)?;
+        Ok(plan)
+    }
+
+    /// The fullest rank's memory.
+    pub fn layout(&self, plan: &Plan) -> Result<Layout> {
+        let atoms = AtomTable::new(plan)?;
+        let mut fullest = Layout::new(plan, &atoms, 0)?;
+        for program in 1..plan.programs.len() as u32 {
+            let other = Layout::new(plan, &atoms, program)?;
+            if other.bytes > fullest.bytes {
+                fullest = other;
+            }
+        }
+        Ok(fullest)
+    }
+
+    pub fn cost(&self, plan: &Plan) -> Result<Timeline> {
+        cost(plan, self.machine(), Effort::SUMS)
+    }
+
+    pub fn costed<'a>(&'a self, plan: &'a Plan, layout: &'a Layout, timeline: &'a Timeline) -> Costed<'a> {
+        Costed { plan, cluster: &self.cluster, stack: &self.stack, layout, timeline, peak: self.peak }
+    }
+
+    /// The row of a point. Only what is wrong with the machine or the program is an error.
+    pub fn row(&self, point: &Point) -> Result<Row> {
+        match self.try_row(point) {
+            Err(Error::Infeasible(why)) => Ok(self.infeasible(point, why)),
+            other => other,
+        }
+    }
+
+    fn try_row(&self, point: &Point) -> Result<Row> {
+        let plan = self.plan(point)?;
+        let layout = self.layout(&plan)?;
+        let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
+        row.set_memory(layout.bytes, &self.cluster, &self.stack);
+        if row.feasible {
+            row.set_time(&self.cost(&plan)?, plan.about.model_flops, self.peak.value());
+        }
+        Ok(row)
+    }
+
+    /// The row of a point that has no plan.
+    pub fn infeasible(&self, point: &Point, why: String) -> Row {
+        Row {
+            model: self.model.name.clone(),
+            cluster: self.cluster.spec.name.clone(),
+            stack: self.stack.name.clone(),
+            gpus: self.cluster.gpus(),
+            seq_len: point.seq_len,
+            global_batch: point.global_batch,
+            micro_batch: point.micro_batch,
+            tp: point.tp,
+            pp: point.pp,
+            vp: point.vp,
+            dp: point.dp,
+            ulysses: point.ulysses,
+            ring: point.ring,
+            ep: point.ep,
+            zero: point.zero,
+            recompute: point.recompute.name().into(),
+            strategy: point.parallelism().strategy().into(),
+            // A line of rows.csv is one line.
+            why: why.replace('\n', " "),
+            ..Row::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point() -> Point {
+        Point {
+            seq_len: 8192,
+            global_batch: 8,
+            micro_batch: 1,
+            tp: 1,
+            pp: 1,
+            vp: 1,
+            ep: 1,
+            ulysses: 2,
+            ring: 2,
+            dp: 2,
+            zero: 1,
+            recompute: Recompute::None,
+        }
+    }
+
+    fn case() -> Case {
+        Case::new(LlmSpec::find("llama-3-8b").unwrap(), "dgx-h100", "nccl-fa3", 8, None).unwrap()
+    }
+
+    #[test]
+    fn parts_add_up_to_the_step_and_the_row_names_its_point() {
+        let row = case().row(&point()).unwrap();
+        assert!(row.feasible, "{}", row.why);
+        let parts = row.compute_s.unwrap() + row.exposed_comm_s.unwrap() + row.bubble_s.unwrap();
+        assert!((parts / row.step_time_s.unwrap() - 1.0).abs() < 1e-11, "{row:?}");
+        assert_eq!(Point::of_row(&row), point());
+        let blank = case().infeasible(&point(), String::new());
+        let same = |r: &Row| (r.strategy.clone(), r.model.clone(), r.recompute.clone(), r.gpus, r.cluster.clone());
+        assert_eq!(same(&blank), same(&row));
+    }
+
+    #[test]
+    fn what_this_version_has_not_is_a_row() {
+        for (point, part) in [
+            (Point { tp: 2, ..point() }, "no tensor parallelism; use tp 1"),
+            (Point { pp: 4, ..point() }, "no pipeline parallelism"),
+            (Point { ep: 8, ..point() }, "no expert parallelism"),
+            (Point { dp: 3, ..point() }, "dp 3 x ulysses 2 x ring 2 is 12, not gpus 8; use dp 2"),
+            (Point { ring: 3, ..point() }, "gpus 8 is not a multiple of ulysses 2 x ring 3 = 6"),
+            (Point { seq_len: 8190, ..point() }, "sequence: "),
+            (Point { global_batch: 1 << 32, ..point() }, "microbatches"),
+        ] {
+            let row = case().row(&point).unwrap();
+            assert!(!row.feasible && row.why.contains(part), "{}", row.why);
+        }
+    }
+}

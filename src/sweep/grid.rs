@@ -1,0 +1,175 @@
+//! What a sweep was asked for: the contents of study.json.
+
+use super::case::{Case, Point};
+use crate::error::{Error, Result};
+use crate::report::Row;
+use crate::spec::{Dtype, LlmSpec, Recompute};
+use serde::{Deserialize, Serialize};
+
+/// Lists are crossed with each other; `ways` are pairs [ulysses, ring], and dp is what is left of the GPUs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Grid {
+    /// Above the picture.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    pub model: String,
+    pub cluster: String,
+    pub stack: String,
+    pub gpus: u32,
+    pub dtype: Dtype,
+    pub seq_len: Vec<u64>,
+    pub batch: Batch,
+    pub micro_batch: Vec<u64>,
+    pub ways: Vec<[u32; 2]>,
+    pub tp: Vec<u32>,
+    pub pp: Vec<u32>,
+    pub vp: Vec<u32>,
+    pub ep: Vec<u32>,
+    pub zero: Vec<u32>,
+    pub recompute: Vec<Recompute>,
+}
+
+/// How many sequences a step has.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Batch {
+    /// As many as make so many tokens.
+    TokensPerStep(u64),
+    GlobalBatch(Vec<u64>),
+}
+
+/// More points than anyone would wait for.
+const MOST_POINTS: usize = 1_000_000;
+
+impl Grid {
+    /// No split, rings, Ulysses and some hybrids, as far as they fit into `gpus`.
+    pub fn default_ways(gpus: u32) -> Vec<[u32; 2]> {
+        let all = [
+            &[[1, 1]][..],
+            &[[1, 2], [1, 4], [1, 8], [1, 16], [1, 32], [1, 64]],
+            &[[2, 1], [4, 1], [8, 1], [16, 1], [32, 1]],
+            &[[8, 2], [8, 4], [8, 8]],
+        ];
+        all.concat().into_iter().filter(|[u, r]| u * r <= gpus).collect()
+    }
+
+    /// 8 K to 1 M.
+    pub fn default_seq_len() -> Vec<u64> {
+        (13..=20).map(|log| 1 << log).collect()
+    }
+
+    pub fn case(&self) -> Result<Case> {
+        Case::new(LlmSpec::find(&self.model)?, &self.cluster, &self.stack, self.gpus, Some(self.dtype))
+    }
+
+    /// Every point once, in the order of rows.csv.
+    pub fn points(&self) -> Result<Vec<Point>> {
+        self.check()?;
+        let mut points = Vec::new();
+        for &seq_len in &self.seq_len {
+            for global_batch in self.batch.of(seq_len) {
+                self.add_points(seq_len, global_batch, &mut points);
+            }
+        }
+        points.sort_unstable();
+        points.dedup();
+        Ok(points)
+    }
+
+    /// The row of one of the points.
+    pub fn row(&self, case: &Case, point: &Point) -> Result<Row> {
+        match self.batch {
+            Batch::TokensPerStep(tokens) if !tokens.is_multiple_of(point.seq_len) => {
+                let seq_len = point.seq_len;
+                let near = tokens.div_ceil(seq_len) * seq_len;
+                let why = format!(
+                    "batch: {tokens} tokens a step are no whole number of sequences of {seq_len}; e.g. {near} are"
+                );
+                Ok(case.infeasible(point, why))
+            }
+            _ => case.row(point),
+        }
+    }
+
+    fn add_points(&self, seq_len: u64, global_batch: u64, points: &mut Vec<Point>) {
+        for (&[ulysses, ring], &micro_batch) in cross(&self.ways, &self.micro_batch) {
+            for (&tp, &pp) in cross(&self.tp, &self.pp) {
+                for (&vp, &ep) in cross(&self.vp, &self.ep) {
+                    let dp = (self.gpus / (ulysses.saturating_mul(ring))).max(1);
+                    points.extend(cross(&self.zero, &self.recompute).map(|(&zero, &recompute)| Point {
+                        seq_len,
+                        global_batch,
+                        micro_batch,
+                        tp,
+                        pp,
+                        vp,
+                        ep,
+                        ulysses,
+                        ring,
+                        dp,
+                        zero,
+                        recompute,
+                    }));
+                }
+            }
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let wrong = |field: &str, why: &str| Err(Error::spec("sweep", field, why));
+        let smallest = [
+            ("seq_len", self.seq_len.iter().min().copied()),
+            ("micro_batch", self.micro_batch.iter().min().copied()),
+            ("ulysses and ring", self.ways.iter().flatten().min().map(|&n| u64::from(n))),
+            ("batch", self.batch.smallest()),
+        ];
+        for (field, least) in smallest {
+            match least {
+                None => return wrong(field, "the list is empty; give at least one value"),
+                Some(0) => return wrong(field, "0 is in the list; the least is 1"),
+                _ => {}
+            }
+        }
+        let others =
+            [self.tp.len(), self.pp.len(), self.vp.len(), self.ep.len(), self.zero.len(), self.recompute.len()];
+        if others.contains(&0) {
+            return wrong("tp, pp, vp, ep, zero, recompute", "a list is empty; give at least one value");
+        }
+        let lists = [self.seq_len.len(), self.batch.len(), self.micro_batch.len(), self.ways.len()];
+        let count = lists.iter().chain(&others).map(|&n| n as f64).product::<f64>();
+        if count > MOST_POINTS as f64 {
+            return wrong("the grid", &format!("has {count:.1e} points, more than {MOST_POINTS}; shorten the lists"));
+        }
+        Ok(())
+    }
+}
+
+impl Batch {
+    /// Global batches at a length. Tokens that are no whole number of sequences are rounded down, and the
+    /// row is infeasible: see [`Grid::row`].
+    fn of(&self, seq_len: u64) -> Vec<u64> {
+        match self {
+            Batch::TokensPerStep(tokens) => vec![(tokens / seq_len).max(1)],
+            Batch::GlobalBatch(list) => list.clone(),
+        }
+    }
+
+    fn smallest(&self) -> Option<u64> {
+        match self {
+            Batch::TokensPerStep(tokens) => Some(*tokens),
+            Batch::GlobalBatch(list) => list.iter().min().copied(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Batch::TokensPerStep(_) => 1,
+            Batch::GlobalBatch(list) => list.len(),
+        }
+    }
+}
+
+fn cross<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
+    a.iter().flat_map(move |x| b.iter().map(move |y| (x, y)))
+}

@@ -1,0 +1,152 @@
+//! The folder of a study: study.json says what was asked, rows.csv what was found.
+
+use super::case::Point;
+use super::grid::Grid;
+use crate::error::{Error, Result};
+use crate::report::Row;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Of the folder's format: a study of another version is not gone on with.
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct StudyFile {
+    foretrain_study: u32,
+    #[serde(flatten)]
+    grid: Grid,
+}
+
+/// Rows as they come, each flushed before the next.
+pub struct Store {
+    study: PathBuf,
+    path: PathBuf,
+    rows: Vec<Row>,
+    file: File,
+}
+
+impl Store {
+    /// Opens the folder, making it if need be, and reads the rows it has; a torn last line is dropped.
+    pub fn open(grid: &Grid, dir: &Path, fresh: bool) -> Result<Store> {
+        fs::create_dir_all(dir).map_err(Error::io(dir))?;
+        let (study, path) = (dir.join("study.json"), dir.join("rows.csv"));
+        let asked = StudyFile { foretrain_study: VERSION, grid: grid.clone() };
+        let rows = match study.exists() && !fresh {
+            true => {
+                same_study(&study, &serde_json::to_value(&asked).expect("a grid is plain data"))?;
+                read(&path)?
+            }
+            false => vec![],
+        };
+        // The rows first: if this is interrupted, no study claims rows of another.
+        let file = rewrite(&path, &rows)?;
+        replace(&study, by_lines(&asked).as_bytes())?;
+        Ok(Store { study, path, rows, file })
+    }
+
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// Forgets every row.
+    pub fn clear(&mut self) -> Result<()> {
+        self.rows.clear();
+        self.file = rewrite(&self.path, &[])?;
+        Ok(())
+    }
+
+    pub fn append(&mut self, row: Row) -> Result<()> {
+        let line = line(&row, false);
+        // One write: a kill tears the last line at most.
+        self.file.write_all(&line).and_then(|()| self.file.flush()).map_err(Error::io(&self.path))?;
+        self.rows.push(row);
+        Ok(())
+    }
+
+    /// Sorts the rows as `points` are and writes them anew.
+    pub fn finish(mut self, points: &[Point]) -> Result<(Vec<Row>, Vec<PathBuf>)> {
+        let place: BTreeMap<Point, usize> = points.iter().enumerate().map(|(i, p)| (*p, i)).collect();
+        self.rows.retain(|row| place.contains_key(&Point::of_row(row)));
+        self.rows.sort_by_key(|row| place[&Point::of_row(row)]);
+        self.rows.dedup_by_key(|row| Point::of_row(row));
+        rewrite(&self.path, &self.rows)?;
+        Ok((self.rows, vec![self.study, self.path]))
+    }
+}
+
+/// JSON with a line for each field.
+fn by_lines(study: &StudyFile) -> String {
+    let value = serde_json::to_value(study).expect("a grid is plain data");
+    let fields = value.as_object().into_iter().flatten();
+    let lines: Vec<String> = fields.map(|(name, value)| format!("  \"{name}\": {value}")).collect();
+    format!("{{\n{}\n}}\n", lines.join(",\n"))
+}
+
+/// An error unless the folder's study is the one asked for. Names every field that differs.
+fn same_study(path: &Path, asked: &Value) -> Result<()> {
+    let text = fs::read_to_string(path).map_err(Error::io(path))?;
+    let name = path.display();
+    let there: Value = serde_json::from_str(&text).map_err(Error::json(name.to_string()))?;
+    let (Some(old), Some(new)) = (there.as_object(), asked.as_object()) else {
+        return Err(Error::spec(name, "the file", "not a study; choose another --out, or start anew with --fresh"));
+    };
+    let keys: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    let show = |v: Option<&Value>| v.map_or("nothing".into(), Value::to_string);
+    let differ: Vec<String> = keys
+        .into_iter()
+        .filter(|k| old.get(*k) != new.get(*k))
+        .map(|k| format!("{k} is {} there, {} was asked for", show(old.get(k)), show(new.get(k))))
+        .collect();
+    if differ.is_empty() {
+        return Ok(());
+    }
+    let why = format!("{}; choose another --out, or start anew with --fresh", differ.join("; "));
+    Err(Error::spec(name, "the folder has another study", why))
+}
+
+/// The rows of a file. What follows the last line end was torn and is left out.
+fn read(path: &Path) -> Result<Vec<Row>> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
+        Err(e) => return Err(Error::io(path)(e)),
+    };
+    let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
+    let mut csv = csv::Reader::from_reader(&bytes[..whole]);
+    let broken = |e: csv::Error| {
+        let why = format!("{e}; the file was damaged or is of another version: start anew with --fresh");
+        Error::spec(path.display(), "rows", why)
+    };
+    csv.deserialize().map(|row| row.map_err(broken)).collect()
+}
+
+/// Writes all rows at once and returns the file, open at its end.
+fn rewrite(path: &Path, rows: &[Row]) -> Result<File> {
+    let mut bytes = line(&Row::default(), true);
+    rows.iter().for_each(|row| bytes.extend(line(row, false)));
+    replace(path, &bytes)?;
+    OpenOptions::new().append(true).open(path).map_err(Error::io(path))
+}
+
+/// Puts a whole file in the place of another: nobody ever sees half of it.
+fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    let temporary = path.with_extension("tmp");
+    fs::write(&temporary, bytes).map_err(Error::io(&temporary))?;
+    fs::rename(&temporary, path).map_err(Error::io(path))
+}
+
+/// A row as a line of CSV, or the line of the column names.
+fn line(row: &Row, names: bool) -> Vec<u8> {
+    let mut csv = csv::WriterBuilder::new().has_headers(names).from_writer(vec![]);
+    csv.serialize(row).expect("a row is plain data");
+    let mut bytes = csv.into_inner().expect("written to memory");
+    if names {
+        let end = bytes.iter().position(|b| *b == b'\n').map_or(bytes.len(), |at| at + 1);
+        bytes.truncate(end);
+    }
+    bytes
+}
