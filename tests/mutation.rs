@@ -5,6 +5,7 @@ mod plans;
 
 use foretrain::cost::{Effort, cost};
 use foretrain::error::Result;
+use foretrain::plan::builder::Via;
 use foretrain::plan::*;
 use foretrain::timeline::Timeline;
 use plans::{FLAT, Host, SM, model, same, way, work};
@@ -319,7 +320,7 @@ fn pair(orders: &[[Direction; 2]]) -> Plan {
     let program = |order: &[Direction; 2]| {
         b.compute("fill", Kernel::Fill { elems: 64 }, &[], &[mine]);
         for dir in order {
-            b.hop(&format!("{dir:?}"), (&group, 0), 1, mine, theirs, 0, SM.p2p);
+            b.hop(&format!("{dir:?}"), Via { group: &group, index: 0, engine: SM.p2p }, 1, mine, theirs, 0);
         }
         let mut ops = b.finish();
         (ops[1..].iter_mut().zip(order)).for_each(|(op, dir)| legs(op).retain(|leg| leg.dir == *dir));

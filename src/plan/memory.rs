@@ -284,15 +284,20 @@ fn items<'a>(plan: &Plan, slots: &'a [Vec<SlotLives>]) -> Result<Vec<Item<'a>>> 
 /// Whether two slots ever need their bytes at the same time, as far as edges can tell.
 fn conflict(a: &Item, b: &Item, before: &Before) -> bool {
     let (Some(a), Some(b)) = (a.lives, b.lives) else { return true };
-    // Lives of one slot are ordered among themselves, so neighbours in program order decide.
+    // Lives of one slot are ordered among themselves, so of those that begin before a life of the other slot
+    // only the last can still be going on.
     let (mut i, mut j) = (0, 0);
-    while i < a.lives.len() && j < b.lives.len() {
-        let (start_a, start_b) = (a.lives[i].first, b.lives[j].first);
-        let ordered = if start_a <= start_b { before.ended(a, i, start_b) } else { before.ended(b, j, start_a) };
+    while let (Some(life_a), Some(life_b)) = (a.lives.get(i), b.lives.get(j)) {
+        let ordered = if life_a.first <= life_b.first {
+            i = a.lives.partition_point(|life| life.first <= life_b.first);
+            before.ended(a, i - 1, life_b.first)
+        } else {
+            j = b.lives.partition_point(|life| life.first < life_a.first);
+            before.ended(b, j - 1, life_a.first)
+        };
         if !ordered {
             return true;
         }
-        if start_a <= start_b { i += 1 } else { j += 1 }
     }
     false
 }
