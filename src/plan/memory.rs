@@ -266,14 +266,18 @@ fn items<'a>(plan: &Plan, slots: &'a [Vec<SlotLives>]) -> Result<Vec<Item<'a>>> 
             continue;
         }
         let bytes = tensor.bytes().next_multiple_of(ALIGN);
+        // Iterations that were not walked bind slots of the inputs; no other slot can have been overlooked.
+        let input = [plan.inputs.tokens, plan.inputs.targets].contains(&(t as u32));
         for (slot, own) in (0..).zip(slots) {
+            if own.lives.is_empty() && !tensor.kind.persists() && !input {
+                continue;
+            }
             total = total.checked_add(bytes).filter(|t| *t < 1 << 60).ok_or_else(|| {
                 Error::infeasible(format!(
                     "memory: the tensors of one rank, {:?} among them, pass an exabyte",
                     tensor.name
                 ))
             })?;
-            // A slot of iterations that were not walked lives throughout: only inputs are such.
             let lives = Some(own).filter(|own| !tensor.kind.persists() && !own.lives.is_empty());
             items.push(Item { at: SlotId { tensor: t as u32, slot }, bytes, kind: tensor.kind, lives });
         }
