@@ -5,6 +5,7 @@ mod plans;
 
 use foretrain::cost::{Effort, cost};
 use foretrain::error::Result;
+use foretrain::exec::{Options, execute};
 use foretrain::plan::builder::Via;
 use foretrain::plan::*;
 use foretrain::timeline::Timeline;
@@ -256,6 +257,19 @@ fn only_numbers_slip_through() {
     };
     let slipped: Vec<&str> = SINGLE.iter().filter(slips).map(|m| m.0).collect();
     assert_eq!(slipped, NUMERIC_ONLY);
+}
+
+/// What the predictors cannot see, the executor does: loss, gradients or both come out different.
+#[test]
+fn the_executor_sees_what_only_changes_numbers() {
+    let run = |plan: &Plan| execute(plan, &Options { seed: 3, devices: (0..plan.ranks()).collect(), keep: true });
+    let sound = run(&plan()).unwrap();
+    for (name, mutate) in SINGLE.iter().filter(|m| NUMERIC_ONLY.contains(&m.0)) {
+        let mut mutant = plan();
+        mutate(&mut mutant);
+        let Ok(got) = run(&mutant) else { continue };
+        assert!(got.loss.to_bits() != sound.loss.to_bits() || got.grads != sound.grads, "{name} changes no number");
+    }
 }
 
 fn refused(why: &str, mutate: impl Fn(&mut Plan)) {

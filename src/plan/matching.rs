@@ -41,7 +41,7 @@ pub struct Matching {
 /// Ranks of each lane's group; 1 for a lane that is no communicator.
 pub fn group_sizes(plan: &Plan) -> Vec<u32> {
     let size = |lane: &Lane| match lane {
-        Lane::Comm(group, _) => group.members(&plan.views, 0).len() as u32,
+        Lane::Comm(group, _) => group.size(&plan.views),
         Lane::Compute(_) => 1,
     };
     plan.lanes.iter().map(size).collect()
