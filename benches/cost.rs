@@ -20,6 +20,8 @@ struct Case {
     name: &'static str,
     par: Parallelism,
     seq_len: u64,
+    /// Microbatches.
+    batches: u64,
     /// Walked flat, too.
     flat: bool,
 }
@@ -27,16 +29,16 @@ struct Case {
 fn cases() -> [Case; 4] {
     let way = |dp, ring, ulysses, recompute| Parallelism { dp, ring, ulysses, zero: 1, recompute };
     [
-        Case { name: "ring8", par: way(8, 8, 1, Recompute::None), seq_len: 65536, flat: true },
-        Case { name: "ulysses8", par: way(8, 1, 8, Recompute::Full), seq_len: 65536, flat: true },
-        Case { name: "usp2x8", par: way(4, 2, 8, Recompute::None), seq_len: 131072, flat: false },
-        Case { name: "ring64", par: way(1, 64, 1, Recompute::Full), seq_len: 1 << 20, flat: false },
+        Case { name: "ring8", par: way(8, 8, 1, Recompute::None), seq_len: 65536, batches: 8, flat: true },
+        Case { name: "ulysses8", par: way(8, 1, 8, Recompute::Full), seq_len: 65536, batches: 8, flat: true },
+        Case { name: "usp2x8", par: way(4, 2, 8, Recompute::None), seq_len: 131072, batches: 8, flat: false },
+        Case { name: "ring64", par: way(1, 64, 1, Recompute::Full), seq_len: 1 << 20, batches: 1, flat: false },
     ]
 }
 
 fn plan(case: &Case) -> Plan {
     let model = LlmSpec::find("llama-3-8b").unwrap();
-    let global_batch = 4 * u64::from(case.par.dp);
+    let global_batch = case.batches * u64::from(case.par.dp);
     let work = Workload { seq_len: case.seq_len, global_batch, micro_batch: 1, dtype: Dtype::Bf16 };
     let engines = Engines { p2p: Engine::Sm { ctas: 8 }, collective: Engine::Sm { ctas: 24 } };
     build(&model, &work, &case.par, engines).unwrap()

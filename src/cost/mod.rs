@@ -8,8 +8,8 @@
 //! * ranks that share a device take turns.
 //!
 //! Time is integer picoseconds and every duration is rounded once, so that equal things are equal.
-//! [`repeat`] takes the iterations of a call that only repeat the one before in one stride, exactly; a walk
-//! over every op is the oracle it is tested against.
+//! The iterations of a call that only repeat the one before are taken in one stride, exactly (`repeat`); a
+//! walk over every op is the oracle it is tested against.
 
 mod act;
 mod repeat;

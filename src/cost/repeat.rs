@@ -17,11 +17,13 @@ use super::walk::{Held, Stamp, Walker};
 use crate::error::Result;
 use crate::plan::link::{Env, bind, resolve};
 use crate::plan::*;
+use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 /// A slot as the ops of a block name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Name {
+pub struct Name {
     of: TensorRef,
     slot: u32,
 }
@@ -52,7 +54,7 @@ struct Alike<'a> {
     args: &'a [Arg],
     env: &'a Env,
     repeat: u32,
-    names: Vec<Name>,
+    names: Rc<[Name]>,
     walks: Vec<Walk<'a>>,
     /// Iterations back to the last one that touched what a walk comes upon.
     lag: u32,
@@ -63,7 +65,7 @@ impl<'p> Walker<'p> {
     pub fn call(&mut self, block: BlockId, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
         let plan = self.plan;
         let body = &plan.blocks[block as usize].ops;
-        let alike = if repeat > 2 { Alike::of(plan, block, args, repeat, env) } else { None };
+        let alike = if repeat > 2 { Alike::of(self.names.of(plan, block), args, repeat, env) } else { None };
         let outside = std::mem::replace(&mut self.floor, u64::MAX);
         let mut earliest = outside;
         // What the iteration before found, by how much later than the one before it, and so how often.
@@ -111,7 +113,7 @@ impl<'p> Walker<'p> {
 
     fn finds(&self, alike: &Alike, i: u32) -> Finds {
         let (mut written, mut read) = (vec![], vec![]);
-        for &name in &alike.names {
+        for &name in alike.names.iter() {
             let cells = self.cells(name, alike, i);
             written.extend_from_slice(&self.stamps.written[cells.clone()]);
             read.extend_from_slice(&self.stamps.read[cells]);
@@ -178,10 +180,7 @@ impl<'p> Walker<'p> {
 
 impl<'a> Alike<'a> {
     /// None where slots meet in a way that changes from iteration to iteration.
-    fn of(plan: &Plan, block: BlockId, args: &'a [Arg], repeat: u32, env: &'a Env) -> Option<Alike<'a>> {
-        let mut names = BTreeSet::new();
-        names_of(plan, block, &mut names);
-        let names: Vec<Name> = names.into_iter().collect();
+    fn of(names: Rc<[Name]>, args: &'a [Arg], repeat: u32, env: &'a Env) -> Option<Alike<'a>> {
         let walk = |arg: &'a Arg| {
             let (tensor, base) = resolve(arg.of(), env);
             (arg.period() > 1).then_some(Walk { arg, tensor, base })
@@ -189,7 +188,7 @@ impl<'a> Alike<'a> {
         let walks: Vec<Walk> = args.iter().filter_map(walk).collect();
         let mut alike = Alike { args, env, repeat, names, walks, lag: 1 };
         let walked = |tensor: TensorId| alike.walks.iter().any(|w| w.tensor == tensor);
-        for &name in &alike.names {
+        for &name in alike.names.iter() {
             let tensor = match name.of {
                 TensorRef::Tensor(id) => id,
                 TensorRef::Formal(f) => resolve(args[f as usize].of(), env).0,
@@ -233,26 +232,41 @@ impl<'a> Alike<'a> {
     }
 }
 
-/// Every slot that a block touches, in the names of its own tensors and formals.
-fn names_of(plan: &Plan, block: BlockId, names: &mut BTreeSet<Name>) {
-    for op in &plan.blocks[block as usize].ops {
-        if let OpKind::Call { block, args, repeat } = &op.kind {
-            let mut inner = BTreeSet::new();
-            names_of(plan, *block, &mut inner);
-            for name in inner {
-                let TensorRef::Formal(formal) = name.of else {
-                    names.insert(name);
-                    continue;
-                };
-                let arg = args[formal as usize];
-                let slots = (0..(*repeat).min(arg.period())).map(|i| arg.slot(i) + name.slot);
-                names.extend(slots.map(|slot| Name { of: arg.of(), slot }));
-            }
-            continue;
+/// Every slot that each block touches, in the names of its own tensors and formals.
+#[derive(Default)]
+pub struct Names {
+    known: FxHashMap<BlockId, Rc<[Name]>>,
+}
+
+impl Names {
+    fn of(&mut self, plan: &Plan, block: BlockId) -> Rc<[Name]> {
+        if let Some(known) = self.known.get(&block) {
+            return known.clone();
         }
-        let (reads, writes) = op.bufs();
-        names.extend(reads.iter().chain(&writes).map(|b| Name { of: b.of, slot: b.slot }));
+        let mut names = BTreeSet::new();
+        for op in &plan.blocks[block as usize].ops {
+            if let OpKind::Call { block, args, repeat } = &op.kind {
+                for name in self.of(plan, *block).iter() {
+                    names.extend(outer_names(*name, args, *repeat));
+                }
+                continue;
+            }
+            let (reads, writes) = op.bufs();
+            names.extend(reads.iter().chain(&writes).map(|b| Name { of: b.of, slot: b.slot }));
+        }
+        let names: Rc<[Name]> = names.into_iter().collect();
+        self.known.insert(block, names.clone());
+        names
     }
+}
+
+/// What a name inside a call is to the caller: as many slots as the call's iterations bind.
+fn outer_names(name: Name, args: &[Arg], repeat: u32) -> impl Iterator<Item = Name> {
+    let arg = match name.of {
+        TensorRef::Tensor(_) => Arg::Buf { of: name.of, slot: 0 },
+        TensorRef::Formal(formal) => args[formal as usize],
+    };
+    (0..repeat.min(arg.period())).map(move |i| Name { of: arg.of(), slot: arg.slot(i) + name.slot })
 }
 
 impl Finds {

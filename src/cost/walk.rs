@@ -1,7 +1,8 @@
 //! Walks a plan, segment by segment: a segment is a run of ops between calls. One line is walked for all
 //! classes side by side, which is why state lies thing after thing and, of one thing, class after class.
 
-use super::act::{Act, Acts, Meeting, PORTS, Sheet};
+use super::act::{Act, Acts, End, Meeting, PORTS, Sheet};
+use super::repeat::Names;
 use super::{Effort, Found, Machine, seconds};
 use crate::error::{Error, Result};
 use crate::fold::Fold;
@@ -96,6 +97,7 @@ pub struct Walker<'p> {
     pub runs: Vec<u64>,
     /// Earliest start since it was last reset.
     pub floor: u64,
+    pub names: Names,
     spans: Vec<Vec<Span>>,
     // Of the segment being walked: nodes, then classes.
     starts: Vec<Stamp>,
@@ -143,6 +145,7 @@ impl<'p> Walker<'p> {
             compiled: vec![],
             runs: vec![],
             floor: u64::MAX,
+            names: Names::default(),
             spans: vec![vec![]; classes],
             starts: vec![],
             ends: vec![],
@@ -334,7 +337,7 @@ impl<'p> Walker<'p> {
     /// transfers that were posted before hold the busiest of its ports, it has 1 / (k + 1) of it.
     fn arrival(&mut self, sheet: &Sheet, meeting: &Meeting) -> u64 {
         let ends = sheet.ends(meeting);
-        let start = |end: &super::act::End| self.starts[end.node as usize * self.classes + end.class as usize].ps();
+        let start = |end: &End| self.starts[end.node as usize * self.classes + end.class as usize].ps();
         let ready = ends.iter().map(start).max().unwrap_or(0);
         let mut longest = meeting.transfer;
         for end in ends {
