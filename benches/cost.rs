@@ -1,1 +1,74 @@
-fn main() {}
+//! How fast a configuration is built, checked, laid out and costed.
+//!
+//! Throughput is in linked ops: those of the program with every call spliced, times ranks. `flat` walks every
+//! one of them and is the baseline; `cost` gives the same answer by folding and strides.
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use foretrain::cluster::Cluster;
+use foretrain::cost::{Effort, Machine, cost};
+use foretrain::device::Roofline;
+use foretrain::plan::link::{AtomTable, Line};
+use foretrain::plan::memory::Layout;
+use foretrain::plan::{Engine, Plan, check::check};
+use foretrain::spec::*;
+use foretrain::strategy::{Engines, build};
+use std::time::Duration;
+
+const FLAT: Effort = Effort { fold: false, stride: false, spans: false };
+
+struct Case {
+    name: &'static str,
+    par: Parallelism,
+    seq_len: u64,
+    /// Microbatches.
+    batches: u64,
+    /// Walked flat, too.
+    flat: bool,
+}
+
+fn cases() -> [Case; 4] {
+    let way = |dp, ring, ulysses, recompute| Parallelism { dp, ring, ulysses, zero: 1, recompute };
+    [
+        Case { name: "ring8", par: way(8, 8, 1, Recompute::None), seq_len: 65536, batches: 8, flat: true },
+        Case { name: "ulysses8", par: way(8, 1, 8, Recompute::Full), seq_len: 65536, batches: 8, flat: true },
+        Case { name: "usp2x8", par: way(4, 2, 8, Recompute::None), seq_len: 131072, batches: 8, flat: false },
+        Case { name: "ring64", par: way(1, 64, 1, Recompute::Full), seq_len: 1 << 20, batches: 1, flat: false },
+    ]
+}
+
+fn plan(case: &Case) -> Plan {
+    let model = LlmSpec::find("llama-3-8b").unwrap();
+    let global_batch = case.batches * u64::from(case.par.dp);
+    let work = Workload { seq_len: case.seq_len, global_batch, micro_batch: 1, dtype: Dtype::Bf16 };
+    let engines = Engines { p2p: Engine::Sm { ctas: 8 }, collective: Engine::Sm { ctas: 24 } };
+    build(&model, &work, &case.par, engines).unwrap()
+}
+
+fn configurations(c: &mut Criterion) {
+    let gpu = GpuSpec::find("h100-sxm5").unwrap();
+    let cluster = Cluster::new(&ClusterSpec::find("dgx-h100").unwrap(), &gpu, 64).unwrap();
+    let stack = StackSpec::find("nccl-fa3").unwrap();
+    let kernels = Roofline::new(&gpu, &stack).unwrap();
+    let machine = Machine { cluster: &cluster, stack: &stack, kernels: &kernels, devices: None };
+    let mut group = c.benchmark_group("configuration");
+    group.sample_size(10).warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
+    for case in &cases() {
+        let plan = plan(case);
+        let atoms = AtomTable::new(&plan).unwrap();
+        let ops = Line::program(&plan, &atoms, 0).unwrap().nodes.len() as u64;
+        group.throughput(Throughput::Elements(ops * u64::from(plan.ranks())));
+        let mut bench = |what: &str, run: &mut dyn FnMut()| {
+            group.bench_function(BenchmarkId::new(what, case.name), |b| b.iter(&mut *run));
+        };
+        bench("build", &mut || drop(self::plan(case)));
+        bench("check", &mut || check(&plan).unwrap());
+        bench("memory", &mut || drop(Layout::new(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap()));
+        bench("cost", &mut || drop(cost(&plan, machine, Effort::SUMS).unwrap()));
+        if case.flat {
+            bench("flat", &mut || drop(cost(&plan, machine, FLAT).unwrap()));
+        }
+    }
+}
+
+criterion_group!(benches, configurations);
+criterion_main!(benches);

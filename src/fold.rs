@@ -39,8 +39,8 @@ pub fn refine(plan: &Plan, cluster: &Cluster) -> Fold {
     let mut colours: Vec<u64> = (0..n).map(first).collect();
     let mut count = distinct(&colours);
     loop {
-        let next: Vec<u64> =
-            (0..n).map(|r| colour(&(colours[r as usize], talks.seen(plan, cluster, r, &colours)))).collect();
+        let seen = talks.seen(plan, cluster, &colours);
+        let next: Vec<u64> = colours.iter().zip(&seen).map(|(c, s)| colour(&(c, s))).collect();
         let now = distinct(&next);
         colours = next;
         if now == count {
@@ -100,24 +100,34 @@ impl Talks {
         talks
     }
 
-    /// What `rank` sees around it.
-    fn seen(&self, plan: &Plan, cluster: &Cluster, rank: u32, colours: &[u64]) -> u64 {
-        let mut h = FxHasher::default();
+    /// What every rank sees around it. Who is in a group with it is summed up once a group, so that a round
+    /// is linear in the ranks.
+    fn seen(&self, plan: &Plan, cluster: &Cluster, colours: &[u64]) -> Vec<u64> {
+        let mut all: Vec<FxHasher> = vec![FxHasher::default(); colours.len()];
         for (group, by) in &self.hops {
-            let peer = group.neighbour(&plan.views, rank, *by);
-            (cluster.tier(rank, peer) as u8, crossing(plan, cluster, group, *by, rank), colours[peer as usize])
-                .hash(&mut h);
+            for (rank, h) in (0..).zip(&mut all) {
+                let peer = group.neighbour(&plan.views, rank, *by);
+                (cluster.tier(rank, peer) as u8, crossing(plan, cluster, group, *by, rank), colours[peer as usize])
+                    .hash(h);
+            }
         }
         for group in &self.groups {
-            let mut around: Vec<(u64, bool)> = group
-                .members(&plan.views, rank)
-                .iter()
-                .map(|&m| (colours[m as usize], cluster.node_of(m) == cluster.node_of(rank)))
-                .collect();
-            around.sort_unstable();
-            around.hash(&mut h);
+            // Sums of mixed colours: equal for equal multisets, whatever the order.
+            let mut whole: FxHashMap<u32, u64> = FxHashMap::default();
+            let mut near: FxHashMap<(u32, u32), u64> = FxHashMap::default();
+            let place = |rank: u32| (group.first(&plan.views, rank), cluster.node_of(rank));
+            for (rank, &c) in (0..).zip(colours) {
+                let at = place(rank);
+                for sum in [whole.entry(at.0).or_default(), near.entry(at).or_default()] {
+                    *sum = sum.wrapping_add(colour(&c));
+                }
+            }
+            for (rank, h) in (0..).zip(&mut all) {
+                let at = place(rank);
+                (whole[&at.0], near[&at]).hash(h);
+            }
         }
-        h.finish()
+        all.iter().map(FxHasher::finish).collect()
     }
 }
 

@@ -1,126 +1,195 @@
-//! What each op of a line does on each class of ranks: durations, who is met, what is counted.
+//! What each op of a line does on each class of ranks: how long kernels take, who meets whom and how long
+//! the bytes of a meeting are under way, and what all of it counts.
 
 use super::{Machine, picoseconds};
 use crate::cluster::Tier;
 use crate::collective::{self, LinkTime};
-use crate::device::Provenance;
 use crate::error::{Error, Result};
 use crate::fold::{Fold, crossing};
-use crate::plan::link::Line;
+use crate::plan::link::{Line, Place};
 use crate::plan::matching::{LegAt, Matching};
+use crate::plan::segs::block_shape;
 use crate::plan::*;
+use crate::spec::Provenance;
 use crate::timeline::Usage;
 use crate::units::Bytes;
 use rustc_hash::FxHashMap;
+use std::ops::Range;
+use std::rc::Rc;
 
-/// What a kernel or a transfer takes alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Alone {
-    pub latency: u64,
-    /// Time a port is busy.
-    pub transfer: u64,
-    /// Ports used: inside the node, out of it.
-    pub up: bool,
-    pub out: bool,
-}
-
-/// One leg as this class sees it.
+/// One op on one class.
 #[derive(Debug, Clone, Copy)]
-pub struct LegAct {
-    pub send: bool,
-    pub peer_class: u32,
-    pub peer: LegAt,
-    pub alone: Alone,
-}
-
-#[derive(Debug, Clone)]
 pub enum Act {
+    /// The mask leaves nothing, or the class has no such op: no time passes.
+    Skip,
     Compute {
         duration: u64,
         sm_bound: bool,
     },
-    /// The mask leaves nothing: the op takes no time.
-    Skip,
-    Transfer {
-        legs: Vec<LegAct>,
-        ctas: u32,
-    },
-    /// Classes of the other members, and the op of theirs that is this one.
-    Collective {
-        with: Vec<(u32, u32)>,
-        alone: Alone,
-        ctas: u32,
+    /// Ends when all its meetings have: `count` entries of [`Sheet::met`].
+    Meet {
+        first: u32,
+        count: u16,
+        ctas: u16,
     },
 }
 
-/// The acts of a line on one class, and what they add up to when each runs once.
-pub struct ClassActs {
-    pub acts: Vec<Act>,
-    pub usage: Usage,
+/// A leg with its other half, or a whole collective: begins when all ends have started.
+#[derive(Debug, Clone)]
+pub struct Meeting {
+    pub latency: u64,
+    /// How long ports are busy if nothing else uses them.
+    pub transfer: u64,
+    /// Entries of [`Sheet::ends`].
+    ends: Range<u32>,
 }
 
-/// Makes acts, remembering what was computed before.
+/// A class that takes part in a meeting, with which op and through which ports.
+#[derive(Debug, Clone, Copy)]
+pub struct End {
+    pub class: u32,
+    pub node: u32,
+    /// A bit a port, see [`port`].
+    ports: u8,
+}
+
+impl End {
+    /// The ports used, by number.
+    pub fn ports(self) -> impl Iterator<Item = usize> {
+        (0..PORTS).filter(move |p| self.ports & (1 << p) != 0)
+    }
+}
+
+/// Ports of a rank: send and receive, inside the node and out of it.
+pub const PORTS: usize = 4;
+const SEND: u8 = 1;
+const RECV: u8 = 2;
+
+/// The bits of `ways` for links of `tier`; none where nothing leaves the device.
+fn port(tier: Tier, ways: u8) -> u8 {
+    match tier {
+        Tier::Local => 0,
+        Tier::ScaleUp => ways,
+        Tier::ScaleOut => ways << 2,
+    }
+}
+
+/// The acts of all classes, and what they add up to when each runs once.
+pub struct Sheet {
+    classes: usize,
+    /// Node after node, class after class.
+    acts: Vec<Act>,
+    pub meetings: Vec<Meeting>,
+    ends: Vec<End>,
+    met: Vec<u32>,
+    /// By class.
+    pub usages: Vec<Usage>,
+}
+
+impl Sheet {
+    pub fn act(&self, node: usize, class: usize) -> Act {
+        self.acts[node * self.classes + class]
+    }
+
+    pub fn met(&self, first: u32, count: u16) -> &[u32] {
+        &self.met[first as usize..][..count as usize]
+    }
+
+    pub fn ends(&self, meeting: &Meeting) -> &[End] {
+        &self.ends[meeting.ends.start as usize..meeting.ends.end as usize]
+    }
+}
+
+/// A kernel's time as it is remembered.
+#[derive(Clone, Copy)]
+struct Timed {
+    duration: u64,
+    sm_bound: bool,
+    provenance: Provenance,
+    rel_sd: f64,
+}
+
+/// Bytes on their way, as the class that sends them sees it.
+#[derive(Clone, Copy)]
+struct Hop {
+    time: LinkTime,
+    tier: Tier,
+    peer: u32,
+}
+
+/// The members of a communicator around one rank.
+struct Gang {
+    members: Vec<u32>,
+    /// The classes they are in.
+    classes: Vec<u32>,
+    /// Of hops between members in rank order around a ring, and of ordered pairs: shares inside nodes and
+    /// between them. What a member sends is counted as the mean over the group: which of its members sits
+    /// at the edge of a node is an accident of numbering.
+    ring: [f64; 2],
+    pairs: [f64; 2],
+}
+
+/// Makes sheets, remembering what was computed before.
 pub struct Acts<'a> {
     plan: &'a Plan,
     machine: Machine<'a>,
     fold: &'a Fold,
-    kernels: FxHashMap<(Work, Dtype), (u64, bool, &'static str, f64)>,
-    links: FxHashMap<(CollectiveKind, Vec<u32>, u64), LinkTime>,
-    hops: FxHashMap<(u16, i32, u32, u64), (LinkTime, Tier)>,
-    members: FxHashMap<(u16, u32), Vec<u32>>,
+    /// Program of each class.
+    program: Vec<u32>,
+    kernels: FxHashMap<(Work, Dtype), Timed>,
+    positions: Positions,
+    hops: FxHashMap<(u16, i32, u64), Rc<[Hop]>>,
+    gangs: FxHashMap<u16, Rc<[Rc<Gang>]>>,
+    links: FxHashMap<(CollectiveKind, u16, u32, u64), LinkTime>,
 }
 
-pub fn provenance_name(p: Provenance) -> &'static str {
-    match p {
-        Provenance::Measured => "measured",
-        Provenance::Interpolated => "interpolated",
-        Provenance::Extrapolated => "extrapolated",
-        Provenance::Assumed => "assumed",
-    }
-}
-
-fn bytes_of(plan: &Plan, place: &link::Place) -> u64 {
+fn bytes_of(plan: &Plan, place: &Place) -> u64 {
     let tensor = &plan.tensors[place.tensor as usize];
     (place.rows[1] - place.rows[0]) * tensor.row_len() * tensor.dtype.size()
 }
 
-fn ctas(engine: Engine) -> u32 {
+fn ctas(engine: Engine) -> u16 {
     match engine {
-        Engine::Sm { ctas } => u32::from(ctas),
+        Engine::Sm { ctas } => ctas,
         Engine::CopyEngine => 0,
     }
 }
 
 impl<'a> Acts<'a> {
     pub fn new(plan: &'a Plan, machine: Machine<'a>, fold: &'a Fold) -> Acts<'a> {
-        let (kernels, links, hops, members) = Default::default();
-        Acts { plan, machine, fold, kernels, links, hops, members }
+        let program = fold.representatives.iter().map(|&r| plan.program_of(r)).collect();
+        let (kernels, positions, hops, gangs, links) = Default::default();
+        Acts { plan, machine, fold, program, kernels, positions, hops, gangs, links }
     }
 
-    /// The acts of `line` on the class `class`.
-    pub fn of_class(&mut self, lines: &[Line], matching: &Matching, class: u32) -> Result<ClassActs> {
-        let rank = self.fold.representatives[class as usize];
-        let line = &lines[self.plan.program_of(rank) as usize];
-        let mut usage = Usage::default();
-        let mut acts = Vec::with_capacity(line.nodes.len());
-        for i in 0..line.nodes.len() {
-            acts.push(match &line.nodes[i].op.kind {
-                OpKind::Compute { kernel, .. } => self.compute(line, i, kernel, rank, &mut usage)?,
-                OpKind::Transfer { legs, engine } => {
-                    let legs = self.transfer(lines, matching, i, legs, rank, &mut usage)?;
-                    Act::Transfer { legs, ctas: ctas(*engine) }
+    /// The acts of every class on its program's line.
+    pub fn sheet(&mut self, lines: &[Line], matching: &Matching) -> Result<Sheet> {
+        let mut draft = Draft::new(self.plan, lines, matching, self.fold.representatives.len());
+        for (p, line) in lines.iter().enumerate() {
+            let classes: Vec<usize> = (0..self.program.len()).filter(|&c| self.program[c] as usize == p).collect();
+            for node in 0..line.nodes.len() {
+                match &line.nodes[node].op.kind {
+                    OpKind::Compute { kernel, .. } => self.compute(&mut draft, line, node, kernel, &classes),
+                    OpKind::Transfer { legs, .. } => self.send(&mut draft, line, node, legs, &classes),
+                    OpKind::Collective { .. } => self.gather(&mut draft, line, node, &classes)?,
+                    OpKind::Call { .. } => unreachable!("calls are spliced"),
                 }
-                OpKind::Collective { .. } => self.collective(lines, matching, i, rank, &mut usage)?,
-                OpKind::Call { .. } => unreachable!("calls are spliced"),
-            });
+            }
         }
-        Ok(ClassActs { acts, usage })
+        for (class, &program) in self.program.iter().enumerate() {
+            let line = &lines[program as usize];
+            for (node, spliced) in line.nodes.iter().enumerate() {
+                if let OpKind::Transfer { legs, engine } = &spliced.op.kind {
+                    self.meet(&mut draft, line, node, legs, ctas(*engine), class)?;
+                }
+            }
+        }
+        Ok(draft.finish())
     }
 
-    fn compute(&mut self, line: &Line, i: usize, kernel: &Kernel, rank: u32, usage: &mut Usage) -> Result<Act> {
-        let (mut sizes, mut dtype) = ([0u64; 12], Dtype::F64);
-        let (reads, writes) = (line.reads(i), line.writes(i));
-        for (size, place) in sizes.iter_mut().zip(reads.iter().chain(writes)) {
+    fn compute(&mut self, draft: &mut Draft, line: &Line, node: usize, kernel: &Kernel, classes: &[usize]) {
+        let (places, mut sizes, mut dtype) = ((line.reads(node), line.writes(node)), [0u64; 12], Dtype::F64);
+        for (size, place) in sizes.iter_mut().zip(places.0.iter().chain(places.1)) {
             *size = bytes_of(self.plan, place);
             // The narrowest operand is what the tensor cores are fed.
             let own = self.plan.tensors[place.tensor as usize].dtype;
@@ -128,19 +197,30 @@ impl<'a> Acts<'a> {
                 dtype = own;
             }
         }
-        let (reads, writes) = sizes[..reads.len() + writes.len()].split_at(reads.len());
-        let Some(work) = kernel.work(&self.plan.views, rank, reads, writes) else { return Ok(Act::Skip) };
-        let machine = self.machine;
-        let &mut (duration, sm_bound, provenance, rel_sd) = self.kernels.entry((work, dtype)).or_insert_with(|| {
-            let t = machine.kernels.time(&work, dtype);
-            (picoseconds(t.seconds), t.sm_bound, provenance_name(t.provenance), t.rel_sd)
-        });
-        let s = duration as f64 * 1e-12;
-        *usage.by_kernel.entry(kernel.name()).or_default() += s;
-        *usage.by_provenance.entry(provenance).or_default() += s;
-        usage.sd += rel_sd * s;
-        usage.flops += work.flops as f64;
-        Ok(Act::Compute { duration, sm_bound })
+        let (reads, writes) = sizes[..places.0.len() + places.1.len()].split_at(places.0.len());
+        let (views, name) = (&self.plan.views, draft.kernel(kernel.name()));
+        let Some(block) = kernel.mask() else {
+            let Some(&first) = classes.first() else { return };
+            let work = kernel.work(views, self.fold.representatives[first], reads, writes);
+            let timed = self.timed(work.expect("only a mask leaves nothing"), dtype);
+            classes.iter().for_each(|&class| draft.compute(node, class, name, work.map_or(0, |w| w.flops), timed));
+            return;
+        };
+        let shapes = self.positions.shapes(block, views, &self.fold.representatives);
+        for &class in classes.iter().filter(|&&c| shapes[c].area > 0) {
+            let work = kernel.masked_work(block, shapes[class], views, reads, writes);
+            let timed = self.timed(work, dtype);
+            draft.compute(node, class, name, work.flops, timed);
+        }
+    }
+
+    fn timed(&mut self, work: Work, dtype: Dtype) -> Timed {
+        let kernels = self.machine.kernels;
+        *self.kernels.entry((work, dtype)).or_insert_with(|| {
+            let t = kernels.time(&work, dtype);
+            let duration = picoseconds(t.seconds);
+            Timed { duration, sm_bound: t.sm_bound, provenance: t.provenance, rel_sd: t.rel_sd }
+        })
     }
 
     fn group(&self, lane: u16) -> &'a Group {
@@ -150,144 +230,328 @@ impl<'a> Acts<'a> {
         }
     }
 
-    fn members(&mut self, lane: u16, rank: u32) -> Vec<u32> {
-        let (group, views) = (self.group(lane), &self.plan.views);
-        self.members.entry((lane, rank)).or_insert_with(|| group.members(views, rank)).clone()
+    /// The sends of a transfer, each a meeting with whoever receives it.
+    fn send(&mut self, draft: &mut Draft, line: &Line, node: usize, legs: &[Leg], classes: &[usize]) {
+        let lane = line.nodes[node].lane;
+        for (l, leg) in legs.iter().enumerate().filter(|(_, leg)| leg.dir == Direction::Send) {
+            let place = line.reads(node).iter().find(|p| p.named == leg.buf).expect("a sent buffer is read");
+            let bytes = bytes_of(self.plan, place);
+            let hops = self.hops(lane, leg.by, bytes);
+            let at = LegAt { node: node as u32, leg: l as u16 };
+            for &class in classes {
+                let Hop { time, tier, peer } = hops[class];
+                let (own, peer) = (self.program[class], (peer, self.fold.class_of[peer as usize]));
+                // Without a partner there is no one to receive; `meet` says so for either end.
+                let met = draft.matching.partner(own, self.program[peer.1 as usize], lane, leg, at);
+                let from = End { class: class as u32, node: node as u32, ports: port(tier, SEND) };
+                let to = met.map(|m| End { class: peer.1, node: m.node, ports: port(tier, RECV) });
+                let meeting = draft.meeting(&time, [from].into_iter().chain(to));
+                draft.sent[draft.matching.leg(own, at) * draft.classes + class] = meeting;
+                draft.count(class, lane, &time);
+                draft.tallies[class].sent(tier, bytes as f64);
+            }
+        }
     }
 
-    fn hop(&mut self, lane: u16, by: i32, rank: u32, bytes: u64) -> (LinkTime, Tier) {
-        if let Some(known) = self.hops.get(&(lane, by, rank, bytes)) {
-            return *known;
+    fn hops(&mut self, lane: u16, by: i32, bytes: u64) -> Rc<[Hop]> {
+        if let Some(known) = self.hops.get(&(lane, by, bytes)) {
+            return known.clone();
         }
         let (group, cluster) = (self.group(lane), self.machine.cluster);
-        let peer = group.neighbour(&self.plan.views, rank, by);
-        let size = self.members(lane, rank).len() as u32;
-        let tier = cluster.tier(rank, peer);
-        let sharing = if tier == Tier::ScaleOut { crossing(self.plan, cluster, group, by, rank).max(1) } else { 1 };
-        let bytes_moved = Bytes::new(bytes as f64);
-        let time = collective::p2p(cluster, self.machine.stack, bytes_moved, rank, peer, size, f64::from(sharing));
-        self.hops.insert((lane, by, rank, bytes), (time, tier));
-        (time, tier)
+        let size = group.members(&self.plan.views, 0).len() as u32;
+        let hop = |&rank: &u32| {
+            let peer = group.neighbour(&self.plan.views, rank, by);
+            let tier = cluster.tier(rank, peer);
+            let sharing = if tier == Tier::ScaleOut { crossing(self.plan, cluster, group, by, rank).max(1) } else { 1 };
+            let moved = Bytes::new(bytes as f64);
+            let time = collective::p2p(cluster, self.machine.stack, moved, rank, peer, size, f64::from(sharing));
+            Hop { time, tier, peer }
+        };
+        let hops: Rc<[Hop]> = self.fold.representatives.iter().map(hop).collect();
+        self.hops.insert((lane, by, bytes), hops.clone());
+        hops
     }
 
-    fn transfer(
-        &mut self,
-        lines: &[Line],
-        matching: &Matching,
-        i: usize,
-        legs: &[Leg],
-        rank: u32,
-        usage: &mut Usage,
-    ) -> Result<Vec<LegAct>> {
-        let own = self.plan.program_of(rank);
-        let line = &lines[own as usize];
-        let lane = line.nodes[i].lane;
-        let axis = self.group(lane).charged_axis();
-        let mut acts = Vec::with_capacity(legs.len());
+    /// Joins the legs of a transfer of one class to the meetings that their senders made.
+    fn meet(&self, draft: &mut Draft, line: &Line, node: usize, legs: &[Leg], ctas: u16, class: usize) -> Result<()> {
+        let (rank, own, lane) = (self.fold.representatives[class], self.program[class], line.nodes[node].lane);
+        let first = draft.met.len() as u32;
         for (l, leg) in legs.iter().enumerate() {
+            let at = LegAt { node: node as u32, leg: l as u16 };
             let peer = self.group(lane).neighbour(&self.plan.views, rank, leg.by);
-            let at = LegAt { node: i as u32, leg: l as u16 };
-            let met = matching
-                .partner(own, self.plan.program_of(peer), lane, leg, at)
-                .ok_or_else(|| Error::plan(format!("rank {rank}, {}: no op of rank {peer} meets it", line.path(i))))?;
-            let places = if leg.dir == Direction::Send { line.reads(i) } else { line.writes(i) };
-            let place = places.iter().find(|p| p.named == leg.buf).expect("a leg's buffer is among its op's places");
-            let bytes = bytes_of(self.plan, place);
-            // Seen from the sender, whose node decides what is shared.
-            let send = leg.dir == Direction::Send;
-            let (time, tier) =
-                if send { self.hop(lane, leg.by, rank, bytes) } else { self.hop(lane, -leg.by, peer, bytes) };
-            let alone = alone(&time, tier == Tier::ScaleUp, tier == Tier::ScaleOut);
-            if send {
-                count(usage, axis, &time);
-                match tier {
-                    Tier::ScaleOut => usage.bytes_scale_out += bytes as f64,
-                    _ => usage.bytes_scale_up += bytes as f64,
-                }
-            }
-            acts.push(LegAct { send, peer_class: self.fold.class_of[peer as usize], peer: met, alone });
+            let there = self.fold.class_of[peer as usize] as usize;
+            let met = draft.matching.partner(own, self.program[there], lane, leg, at);
+            let met = met.ok_or_else(|| {
+                Error::plan(format!("rank {rank}, {}: no op of rank {peer} meets it", line.path(node)))
+            })?;
+            let (sender, from) = match leg.dir {
+                Direction::Send => (class, at),
+                Direction::Recv => (there, met),
+            };
+            let leg = draft.matching.leg(self.program[sender], from);
+            draft.met.push(draft.sent[leg * draft.classes + sender]);
         }
-        Ok(acts)
+        draft.act(node, class, Act::Meet { first, count: legs.len() as u16, ctas });
+        Ok(())
     }
 
-    fn collective(
-        &mut self,
-        lines: &[Line],
-        matching: &Matching,
-        i: usize,
-        rank: u32,
-        usage: &mut Usage,
-    ) -> Result<Act> {
-        let own = self.plan.program_of(rank);
-        let line = &lines[own as usize];
-        let node = &line.nodes[i];
-        let OpKind::Collective { kind, wire, engine, .. } = &node.op.kind else { unreachable!("a collective") };
-        let members = self.members(node.lane, rank);
-        let elems = |p: &link::Place| bytes_of(self.plan, p) / self.plan.tensors[p.tensor as usize].dtype.size();
-        let full = elems(&line.reads(i)[0]).max(elems(&line.writes(i)[0]));
-        let bytes = full * wire.size();
-        let (cluster, stack) = (self.machine.cluster, self.machine.stack);
-        let time = *self
-            .links
-            .entry((*kind, members.clone(), bytes))
-            .or_insert_with(|| collective::collective(cluster, stack, *kind, &members, Bytes::new(bytes as f64)));
-        count(usage, self.group(node.lane).charged_axis(), &time);
-        count_collective(usage, cluster, *kind, &members, rank, full, wire.size());
-        let mut with: Vec<(u32, u32)> = Vec::new();
-        for &m in members.iter().filter(|&&m| m != rank) {
-            let same = matching.same_collective(own, self.plan.program_of(m), node.lane, i as u32);
-            let node =
-                same.ok_or_else(|| Error::plan(format!("rank {rank}, {}: rank {m} does not take part", line.path(i))))?;
-            with.push((self.fold.class_of[m as usize], node));
+    /// The communicators of a lane, by class.
+    fn gangs(&mut self, lane: u16) -> Rc<[Rc<Gang>]> {
+        if let Some(known) = self.gangs.get(&lane) {
+            return known.clone();
         }
-        with.sort_unstable();
-        with.dedup();
-        let tier = |t| members.iter().any(|&m| cluster.tier(rank, m) == t);
-        Ok(Act::Collective {
-            with,
-            alone: alone(&time, tier(Tier::ScaleUp), tier(Tier::ScaleOut)),
-            ctas: ctas(*engine),
+        let (group, mut by_first) = (self.group(lane), FxHashMap::<u32, Rc<Gang>>::default());
+        let gang = |&rank: &u32| {
+            let members = group.members(&self.plan.views, rank);
+            by_first.entry(members[0]).or_insert_with(|| Rc::new(self.gang(members))).clone()
+        };
+        let gangs: Rc<[Rc<Gang>]> = self.fold.representatives.iter().map(gang).collect();
+        self.gangs.insert(lane, gangs.clone());
+        gangs
+    }
+
+    fn gang(&self, members: Vec<u32>) -> Gang {
+        let mut classes: Vec<u32> = members.iter().map(|&m| self.fold.class_of[m as usize]).collect();
+        classes.sort_unstable();
+        classes.dedup();
+        let cluster = self.machine.cluster;
+        let mut on_node: FxHashMap<u32, f64> = FxHashMap::default();
+        members.iter().for_each(|&m| *on_node.entry(cluster.node_of(m)).or_default() += 1.0);
+        let n = members.len() as f64;
+        // Members are in rank order and nodes are filled in rank order: a ring leaves each node once.
+        let leaves = if on_node.len() > 1 { on_node.len() as f64 / n } else { 0.0 };
+        let inside = if n > 1.0 { on_node.values().map(|k| k * (k - 1.0)).sum::<f64>() / (n * (n - 1.0)) } else { 1.0 };
+        Gang { members, classes, ring: [1.0 - leaves, leaves], pairs: [inside, 1.0 - inside] }
+    }
+
+    /// A collective: one meeting of each gang.
+    fn gather(&mut self, draft: &mut Draft, line: &Line, node: usize, classes: &[usize]) -> Result<()> {
+        let spliced = &line.nodes[node];
+        let OpKind::Collective { kind, wire, engine, .. } = &spliced.op.kind else { unreachable!("a collective") };
+        let elems = |p: &Place| bytes_of(self.plan, p) / self.plan.tensors[p.tensor as usize].dtype.size();
+        let bytes = elems(&line.reads(node)[0]).max(elems(&line.writes(node)[0])) * wire.size();
+        let gangs = self.gangs(spliced.lane);
+        for &class in classes {
+            let gang = &*gangs[class];
+            let time = self.link(*kind, spliced.lane, gang, bytes);
+            draft.count(class, spliced.lane, &time);
+            let [up, out] = sent(*kind, gang, bytes as f64);
+            draft.tallies[class].sent(Tier::ScaleUp, up);
+            draft.tallies[class].sent(Tier::ScaleOut, out);
+            // The gang's first class makes the meeting for all.
+            if gang.classes[0] as usize == class {
+                let ends = self.ends(draft, line, node, class, &gangs)?;
+                draft.gather(&time, ends, ctas(*engine));
+            }
+        }
+        Ok(())
+    }
+
+    fn link(&mut self, kind: CollectiveKind, lane: u16, gang: &Gang, bytes: u64) -> LinkTime {
+        let (cluster, stack) = (self.machine.cluster, self.machine.stack);
+        let time = || collective::collective(cluster, stack, kind, &gang.members, Bytes::new(bytes as f64));
+        *self.links.entry((kind, lane, gang.members[0], bytes)).or_insert_with(time)
+    }
+
+    /// Everyone in the collective that `node` is of `class`.
+    fn ends(&self, draft: &Draft, line: &Line, node: usize, class: usize, gangs: &[Rc<Gang>]) -> Result<Vec<End>> {
+        let (own, lane) = (self.program[class], line.nodes[node].lane);
+        let end = |&there: &u32| {
+            let same = draft.matching.same_collective(own, self.program[there as usize], lane, node as u32);
+            let (rank, other) = (self.fold.representatives[class], self.fold.representatives[there as usize]);
+            let node = same.ok_or_else(|| {
+                Error::plan(format!("rank {rank}, {}: rank {other} does not take part", line.path(node)))
+            })?;
+            let tiers = gangs[there as usize].members.iter().map(|&m| self.machine.cluster.tier(other, m));
+            Ok(End { class: there, node, ports: tiers.fold(0, |bits, tier| bits | port(tier, SEND | RECV)) })
+        };
+        gangs[class].classes.iter().map(end).collect()
+    }
+}
+
+/// Bytes that a member sends inside nodes and between them, on average over the group.
+fn sent(kind: CollectiveKind, gang: &Gang, bytes: f64) -> [f64; 2] {
+    let n = gang.members.len() as f64;
+    let (passes, shares) = match kind {
+        CollectiveKind::AllReduce => (2.0, gang.ring),
+        CollectiveKind::ReduceScatter | CollectiveKind::AllGather => (1.0, gang.ring),
+        CollectiveKind::AllToAll => (1.0, gang.pairs),
+    };
+    shares.map(|share| share * passes * bytes * (n - 1.0) / n)
+}
+
+/// What the masks of a plan leave on each rank, its positions looked up rather than cut anew.
+#[derive(Default)]
+struct Positions {
+    /// Whole splits, and what each rank holds of them.
+    splits: Vec<(Segs, Vec<Vec<Range<u64>>>)>,
+    /// The block asked for last: attention, the merge or sum behind it, and backward, have the same.
+    last: Option<(AttnBlock, Rc<[BlockShape]>)>,
+}
+
+impl Positions {
+    /// What `block` is on each of `ranks`.
+    fn shapes(&mut self, block: &AttnBlock, views: &[Mesh], ranks: &[u32]) -> Rc<[BlockShape]> {
+        if let Some((last, shapes)) = &self.last
+            && last == block
+        {
+            return shapes.clone();
+        }
+        let (q, kv) = (self.split(&block.q, views), self.split(&block.kv, views));
+        let held = |split: usize, segs: &Segs, rank: u32| {
+            let there = views[segs.view as usize].shift(rank, segs.shift.0, segs.shift.1);
+            &self.splits[split].1[there as usize][..]
+        };
+        let shape = |&rank: &u32| block_shape(held(q, &block.q, rank), held(kv, &block.kv, rank), block.causal);
+        let shapes: Rc<[BlockShape]> = ranks.iter().map(shape).collect();
+        self.last = Some((block.clone(), shapes.clone()));
+        shapes
+    }
+
+    fn split(&mut self, segs: &Segs, views: &[Mesh]) -> usize {
+        let same = |known: &Segs| (known.seq, known.view, &known.order) == (segs.seq, segs.view, &segs.order);
+        self.splits.iter().position(|(known, _)| same(known)).unwrap_or_else(|| {
+            let whole = segs.shifted(segs.shift.0, 0);
+            let held = (0..views[segs.view as usize].size()).map(|rank| whole.ranges(views, rank)).collect();
+            self.splits.push((whole, held));
+            self.splits.len() - 1
         })
     }
 }
 
-fn alone(time: &LinkTime, up: bool, out: bool) -> Alone {
-    Alone { latency: picoseconds(time.latency), transfer: picoseconds(time.transfer), up, out }
+/// No meeting yet.
+const NONE: u32 = u32::MAX;
+
+/// A sheet being written.
+struct Draft<'a> {
+    plan: &'a Plan,
+    matching: &'a Matching,
+    classes: usize,
+    acts: Vec<Act>,
+    meetings: Vec<Meeting>,
+    ends: Vec<End>,
+    met: Vec<u32>,
+    /// The meeting of each sent leg, class after class.
+    sent: Vec<u32>,
+    /// Names of the kernels that tallies count.
+    kernels: Vec<&'static str>,
+    tallies: Vec<Tally>,
 }
 
-fn count(usage: &mut Usage, axis: Axis, time: &LinkTime) {
-    let s = time.total().value();
-    *usage.comm.entry(axis).or_default() += s;
-    *usage.by_provenance.entry(provenance_name(time.provenance)).or_default() += s;
+/// What one class counts, by number rather than by name.
+#[derive(Clone)]
+struct Tally {
+    kernels: Vec<f64>,
+    /// By lane.
+    comm: Vec<f64>,
+    provenance: [f64; PROVENANCES.len()],
+    flops: f64,
+    bytes_up: f64,
+    bytes_out: f64,
+    sd: f64,
 }
 
-/// Bytes that `rank` sends in a whole collective, hop by hop as [`collective::rounds`] lowers it: a ring
-/// member sends every part but one of each pass, to the next member; an all-to-all sends to each its own.
-fn count_collective(
-    usage: &mut Usage,
-    cluster: &crate::cluster::Cluster,
-    kind: CollectiveKind,
-    members: &[u32],
-    rank: u32,
-    elems: u64,
-    size: u64,
-) {
-    let n = members.len();
-    let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
-    let part = |i: usize| {
-        let r = collective::part(elems, i % n, n);
-        (r.end - r.start) * size
-    };
-    let mut send = |to: usize, bytes: u64| match cluster.tier(rank, members[to % n]) {
-        Tier::ScaleOut => usage.bytes_scale_out += bytes as f64,
-        Tier::ScaleUp => usage.bytes_scale_up += bytes as f64,
-        Tier::Local => {}
-    };
-    let (whole, next) = (elems * size, here + 1);
-    match kind {
-        CollectiveKind::AllReduce => send(next, 2 * whole - part(here) - part(next)),
-        CollectiveKind::ReduceScatter => send(next, whole - part(here)),
-        CollectiveKind::AllGather => send(next, whole - part(next)),
-        CollectiveKind::AllToAll => (0..n).filter(|&to| to != here).for_each(|to| send(to, part(to))),
+const PROVENANCES: [&str; 4] = ["measured", "interpolated", "extrapolated", "assumed"];
+
+impl Tally {
+    fn sent(&mut self, tier: Tier, bytes: f64) {
+        match tier {
+            Tier::ScaleOut => self.bytes_out += bytes,
+            Tier::ScaleUp | Tier::Local => self.bytes_up += bytes,
+        }
+    }
+}
+
+impl<'a> Draft<'a> {
+    fn new(plan: &'a Plan, lines: &[Line], matching: &'a Matching, classes: usize) -> Draft<'a> {
+        let width = lines.iter().map(|l| l.nodes.len()).max().unwrap_or(0);
+        let legs = (0..lines.len() as u32).map(|p| matching.leg_count(p)).max().unwrap_or(0);
+        let comm = vec![0.0; plan.lanes.len()];
+        let (kernels, provenance, flops, bytes_up, bytes_out, sd) = Default::default();
+        let tally = Tally { kernels, comm, provenance, flops, bytes_up, bytes_out, sd };
+        Draft {
+            plan,
+            matching,
+            classes,
+            acts: vec![Act::Skip; width * classes],
+            meetings: vec![],
+            ends: vec![],
+            met: vec![],
+            sent: vec![NONE; legs * classes],
+            kernels: vec![],
+            tallies: vec![tally; classes],
+        }
+    }
+
+    /// The number of a kernel's name.
+    fn kernel(&mut self, name: &'static str) -> usize {
+        self.kernels.iter().position(|k| *k == name).unwrap_or_else(|| {
+            self.kernels.push(name);
+            self.tallies.iter_mut().for_each(|t| t.kernels.push(0.0));
+            self.kernels.len() - 1
+        })
+    }
+
+    fn act(&mut self, node: usize, class: usize, act: Act) {
+        self.acts[node * self.classes + class] = act;
+    }
+
+    fn compute(&mut self, node: usize, class: usize, kernel: usize, flops: u64, timed: Timed) {
+        let Timed { duration, sm_bound, provenance, rel_sd } = timed;
+        let (tally, s) = (&mut self.tallies[class], duration as f64 * 1e-12);
+        tally.kernels[kernel] += s;
+        tally.provenance[provenance as usize] += s;
+        tally.sd += rel_sd * s;
+        tally.flops += flops as f64;
+        self.act(node, class, Act::Compute { duration, sm_bound });
+    }
+
+    /// Notes that a class communicates for `time`.
+    fn count(&mut self, class: usize, lane: u16, time: &LinkTime) {
+        let s = time.total().value();
+        self.tallies[class].comm[lane as usize] += s;
+        self.tallies[class].provenance[time.provenance as usize] += s;
+    }
+
+    fn meeting(&mut self, time: &LinkTime, ends: impl IntoIterator<Item = End>) -> u32 {
+        let first = self.ends.len() as u32;
+        self.ends.extend(ends);
+        let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
+        self.meetings.push(Meeting { latency, transfer, ends: first..self.ends.len() as u32 });
+        self.meetings.len() as u32 - 1
+    }
+
+    /// One meeting for all of `ends`.
+    fn gather(&mut self, time: &LinkTime, ends: Vec<End>, ctas: u16) {
+        let first = self.met.len() as u32;
+        for end in &ends {
+            self.act(end.node as usize, end.class as usize, Act::Meet { first, count: 1, ctas });
+        }
+        let meeting = self.meeting(time, ends);
+        self.met.push(meeting);
+    }
+
+    fn finish(self) -> Sheet {
+        let usages = self.tallies.iter().map(|t| self.usage(t)).collect();
+        let Draft { classes, acts, meetings, ends, met, .. } = self;
+        Sheet { classes, acts, meetings, ends, met, usages }
+    }
+
+    fn usage(&self, tally: &Tally) -> Usage {
+        let mut usage = Usage {
+            flops: tally.flops,
+            bytes_scale_up: tally.bytes_up,
+            bytes_scale_out: tally.bytes_out,
+            sd: tally.sd,
+            ..Usage::default()
+        };
+        usage.by_kernel.extend(self.kernels.iter().zip(&tally.kernels).filter(|(_, s)| **s > 0.0));
+        usage.by_provenance.extend(PROVENANCES.iter().zip(&tally.provenance).filter(|(_, s)| **s > 0.0));
+        for (lane, s) in self.plan.lanes.iter().zip(&tally.comm).filter(|(_, s)| **s > 0.0) {
+            if let Lane::Comm(group, _) = lane {
+                *usage.comm.entry(group.charged_axis()).or_default() += s;
+            }
+        }
+        usage
     }
 }

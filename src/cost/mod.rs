@@ -8,8 +8,8 @@
 //! * ranks that share a device take turns.
 //!
 //! Time is integer picoseconds and every duration is rounded once, so that equal things are equal.
-//! [`repeat`] takes the iterations of a call that only repeat the one before in one stride, exactly; a walk
-//! over every op is the oracle it is tested against.
+//! The iterations of a call that only repeat the one before are taken in one stride, exactly (`repeat`); a
+//! walk over every op is the oracle it is tested against.
 
 mod act;
 mod repeat;
@@ -19,7 +19,7 @@ use crate::cluster::Cluster;
 use crate::device::KernelTime;
 use crate::error::Result;
 use crate::fold::{self, Fold};
-use crate::plan::Plan;
+use crate::plan::{Plan, order};
 use crate::spec::StackSpec;
 use crate::timeline::{Class, Timeline, lane_labels};
 use crate::units::Seconds;
@@ -55,13 +55,13 @@ impl Effort {
 
 /// Costs a plan. Errors: a dtype the device has no peak for, a plan that deadlocks.
 pub fn cost(plan: &Plan, machine: Machine, effort: Effort) -> Result<Timeline> {
-    let shared = machine.devices.is_some();
-    let fold = if effort.fold && !shared && plan.programs.len() == 1 {
+    let (shared, in_step) = (machine.devices.is_some(), order::meets_itself(plan));
+    let fold = if effort.fold && !shared && in_step {
         fold::refine(plan, machine.cluster)
     } else {
         fold::trivial(plan.ranks())
     };
-    let walker = Walker::new(plan, machine, &fold, effort)?;
+    let walker = Walker::new(plan, machine, &fold, effort, in_step)?;
     Ok(timeline(plan, &fold, walker.run()?))
 }
 

@@ -1,32 +1,63 @@
 //! Iterations that repeat the one before, taken in one stride.
 //!
-//! What an iteration does depends on the state it finds: the last times of lanes and buffers. If two
-//! iterations in a row left every one of those later by the same D, or so early that nothing waited for
-//! it, then so will the next, and all after it: starts are maxima of what is found, plus constants. The
-//! stride adds D times the iterations left, and is exact in picoseconds.
+//! What an iteration does depends on what it *finds*: the last times of lanes and buffers, what is held, when
+//! the compute lane was last busy. Every start is a maximum of found times plus constants. So if an iteration
+//! finds everything later by the same D than the one before found it, it does the same, D later; and a time
+//! before the *floor*, the earliest start in an iteration, decided nothing there and need not agree.
 //!
-//! Buffers take part by role: slot 5 in iteration 5 is what slot 4 was in iteration 4. Slots that only the
-//! iterations ahead touch must be early too, or the stride is not taken.
+//! Will the iterations after it find everything D later, too? Lanes: yes, since this one left them so.
+//! Buffers take part by name: slot 5 in iteration 5 is what slot 4 was in iteration 4. A walk over slots may
+//! come upon one that an iteration up to `lag` back has left, so that many iterations in a row must agree;
+//! or upon one that no iteration has touched yet, which must be from before the floor. That is all if no
+//! other name means the walked tensor; where one does, nothing is skipped.
+//!
+//! The stride adds D times the iterations left and is exact in picoseconds.
 
-use super::walk::{AtomRef, Held, SegmentKey, Stamp, Walker};
+use super::walk::{Held, Stamp, Walker};
 use crate::error::Result;
-use crate::plan::link::{Env, bind};
+use crate::plan::link::{Env, bind, resolve};
 use crate::plan::*;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
+use std::rc::Rc;
 
-/// The state after an iteration, by role.
-struct Mark {
+/// A slot as the ops of a block name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name {
+    of: TensorRef,
+    slot: u32,
+}
+
+/// What an iteration finds.
+struct Finds {
     lanes: Vec<Stamp>,
-    /// Last write and last read of every role, class by class.
-    roles: Vec<(Stamp, Stamp)>,
+    /// Last write and last read of every atom of every named slot.
+    written: Vec<Stamp>,
+    read: Vec<Stamp>,
     held: Vec<Vec<Held>>,
     compute_end: Vec<u64>,
     devices: Vec<u64>,
+    // Sums, which decide nothing.
     waited: Vec<Vec<u64>>,
-    stolen: Vec<u64>,
-    /// Nothing in the iteration started before.
-    floor: u64,
-    runs: FxHashMap<SegmentKey, u64>,
+    runs: Vec<u64>,
+}
+
+/// An argument that binds another slot in every iteration.
+struct Walk<'a> {
+    arg: &'a Arg,
+    tensor: TensorId,
+    base: u32,
+}
+
+/// A call whose iterations are alike but for the slots that walks bind.
+struct Alike<'a> {
+    args: &'a [Arg],
+    env: &'a Env,
+    repeat: u32,
+    names: Rc<[Name]>,
+    walks: Vec<Walk<'a>>,
+    /// Iterations back to the last one that touched what a walk comes upon.
+    lag: u32,
 }
 
 impl<'p> Walker<'p> {
@@ -34,206 +65,229 @@ impl<'p> Walker<'p> {
     pub fn call(&mut self, block: BlockId, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
         let plan = self.plan;
         let body = &plan.blocks[block as usize].ops;
-        let stride = self.effort.stride && repeat > 3;
-        let roles: Vec<AtomRef> = if stride { self.roles(block).into_iter().collect() } else { vec![] };
-        // An iteration may look back as far as a slot is apart from its reuse; that many must agree.
-        let back = reach(args, repeat);
-        let (mut before, mut agreed): (Option<(Mark, u64)>, u32) = (None, 0);
+        let alike = if repeat > 2 { Alike::of(self.names.of(plan, block), args, repeat, env) } else { None };
+        let outside = std::mem::replace(&mut self.floor, u64::MAX);
+        let mut earliest = outside;
+        // What the iteration before found, by how much later than the one before it, and so how often.
+        let (mut before, mut agreed): (Option<Finds>, (u64, u32)) = (None, (0, 0));
         for i in 0..repeat {
-            let inner = bind(args, env, i);
-            let outside = std::mem::replace(&mut self.floor, u64::MAX);
-            self.body(Some(block), body, &inner)?;
-            let floor = self.floor;
-            self.floor = outside.min(floor);
-            if !stride || i + 1 == repeat {
-                continue;
+            if let Some(alike) = alike.as_ref().filter(|_| i > 0) {
+                let finds = self.finds(alike, i);
+                let step = before.as_ref().and_then(|b| finds.later_than(b, self.floor));
+                agreed = match step {
+                    Some(d) if d == agreed.0 => (d, agreed.1 + 1),
+                    Some(d) => (d, 1),
+                    None => (0, 0),
+                };
+                if let Some(before) = before.filter(|_| agreed.1 >= alike.lag && self.rest_is_early(alike, i)) {
+                    self.take(alike, i, &before, agreed.0);
+                    break;
+                }
+                before = Some(finds);
             }
-            let mark = self.mark(&roles, &inner, floor);
-            let step = before.as_ref().and_then(|(b, _)| mark.step_from(b));
-            let same = matches!((step, &before), (Some(d), Some((_, last))) if agreed == 0 || d == *last);
-            agreed = if same { agreed + 1 } else { u32::from(step.is_some()) };
-            if let (Some(d), Some((b, _))) = (step, &before)
-                && agreed >= back
-                && self.ahead_is_early(&roles, args, env, i, repeat, &mark)
-            {
-                self.take(b, &mark, d, &roles, args, env, i, repeat);
-                return Ok(());
-            }
-            before = Some((mark, step.unwrap_or(0)));
+            self.floor = u64::MAX;
+            self.body(Some(block), body, &bind(args, env, i))?;
+            earliest = earliest.min(self.floor);
         }
+        self.floor = earliest;
         Ok(())
     }
 
-    /// Every atom that a block touches, in the names of its formals.
-    fn roles(&self, block: BlockId) -> FxHashSet<AtomRef> {
-        let mut roles = FxHashSet::default();
-        for op in &self.plan.blocks[block as usize].ops {
-            if let OpKind::Call { block, args, repeat } = &op.kind {
-                for role in self.roles(*block) {
-                    let TensorRef::Formal(formal) = role.of else {
-                        roles.insert(role);
-                        continue;
-                    };
-                    let arg = args[formal as usize];
-                    for i in 0..(*repeat).min(arg.period()) {
-                        roles.insert(AtomRef { of: arg.of(), slot: arg.slot(i) + role.slot, ..role });
-                    }
-                }
-                continue;
+    /// The atoms of a named slot in iteration `i`, times classes: where its stamps are.
+    fn cells(&self, name: Name, alike: &Alike, i: u32) -> std::ops::Range<usize> {
+        let (tensor, base) = match name.of {
+            TensorRef::Tensor(id) => (id, 0),
+            TensorRef::Formal(f) => {
+                let arg = &alike.args[f as usize];
+                let (tensor, base) = resolve(arg.of(), alike.env);
+                (tensor, base + arg.slot(i))
             }
-            let (reads, writes) = op.bufs();
-            for buf in reads.iter().chain(&writes) {
-                roles.extend(self.atoms_of(block, *buf));
-            }
-        }
-        roles
-    }
-
-    /// The atoms of a buffer in a block: all of the slot's, since a formal's cuts are its tensor's.
-    fn atoms_of(&self, block: BlockId, buf: Buf) -> Vec<AtomRef> {
-        let count = match buf.of {
-            TensorRef::Tensor(id) => self.atoms.per_slot(id),
-            TensorRef::Formal(f) => self.formal_atoms(block, f),
         };
-        (0..count).map(|atom| AtomRef { of: buf.of, slot: buf.slot, atom }).collect()
+        self.slot_cells(tensor, base + name.slot)
     }
 
-    /// Atoms a slot of the tensors bound to a formal has.
-    fn formal_atoms(&self, block: BlockId, formal: u32) -> u32 {
-        let mut count = 0;
-        for (caller, op) in self.callers(block) {
-            let OpKind::Call { args, .. } = &op.kind else { continue };
-            count = count.max(match (args[formal as usize].of(), caller) {
-                (TensorRef::Tensor(id), _) => self.atoms.per_slot(id),
-                (TensorRef::Formal(f), Some(caller)) => self.formal_atoms(caller, f),
-                (TensorRef::Formal(_), None) => 0,
-            });
+    fn slot_cells(&self, tensor: TensorId, slot: u32) -> std::ops::Range<usize> {
+        let atoms = self.atoms.slot(tensor, slot);
+        atoms.first as usize * self.classes..(atoms.first + atoms.count) as usize * self.classes
+    }
+
+    fn finds(&self, alike: &Alike, i: u32) -> Finds {
+        let (mut written, mut read) = (vec![], vec![]);
+        for &name in alike.names.iter() {
+            let cells = self.cells(name, alike, i);
+            written.extend_from_slice(&self.stamps.written[cells.clone()]);
+            read.extend_from_slice(&self.stamps.read[cells]);
         }
-        count
-    }
-
-    fn callers(&self, block: BlockId) -> impl Iterator<Item = (Option<BlockId>, &'p Op)> {
-        let plan = self.plan;
-        let blocks = plan.blocks.iter().enumerate().flat_map(|(b, x)| x.ops.iter().map(move |op| (Some(b as u32), op)));
-        let programs = plan.programs.iter().flat_map(|p| p.ops.iter().map(|op| (None, op)));
-        blocks.chain(programs).filter(move |(_, op)| matches!(op.kind, OpKind::Call { block: b, .. } if b == block))
-    }
-
-    fn mark(&self, roles: &[AtomRef], env: &Env, floor: u64) -> Mark {
-        let at: Vec<usize> = roles.iter().map(|&r| self.atom(r, env) as usize).collect();
-        Mark {
-            lanes: self.state.iter().flat_map(|s| s.lanes.iter().copied()).collect(),
-            roles: self.state.iter().flat_map(|s| at.iter().map(|&a| (s.written[a], s.read[a]))).collect(),
+        Finds {
+            lanes: self.stamps.lanes.clone(),
+            written,
+            read,
             held: self.state.iter().flat_map(|s| s.ports.iter().chain([&s.sms]).cloned()).collect(),
             compute_end: self.state.iter().map(|s| s.compute_end).collect(),
             devices: self.devices.clone(),
             waited: self.state.iter().map(|s| s.waited.clone()).collect(),
-            stolen: self.state.iter().map(|s| s.stolen).collect(),
-            floor,
             runs: self.runs.clone(),
         }
     }
 
-    /// Whether what only the iterations ahead will find is too early to matter.
-    fn ahead_is_early(&self, roles: &[AtomRef], args: &[Arg], env: &Env, i: u32, repeat: u32, mark: &Mark) -> bool {
-        let inner = bind(args, env, i);
-        let known: FxHashSet<u32> = roles.iter().map(|&r| self.atom(r, &inner)).collect();
-        (i + 1..repeat).all(|j| {
-            let inner = bind(args, env, j);
-            roles.iter().map(|&r| self.atom(r, &inner)).filter(|a| !known.contains(a)).all(|atom| {
-                let early = |s: Stamp| s.ps() <= mark.floor;
-                self.state.iter().all(|s| early(s.written[atom as usize]) && early(s.read[atom as usize]))
-            })
+    /// Whether what iterations from `i` on are the first to touch is from before the floor.
+    fn rest_is_early(&self, alike: &Alike, i: u32) -> bool {
+        let mut touched: BTreeSet<(TensorId, u32)> = alike.touched(0..i).collect();
+        let early = |cells: &[Stamp]| cells.iter().all(|s| s.ps() < self.floor);
+        alike.touched(i..alike.repeat).filter(|slot| touched.insert(*slot)).all(|(tensor, slot)| {
+            let cells = self.slot_cells(tensor, slot);
+            early(&self.stamps.written[cells.clone()]) && early(&self.stamps.read[cells])
         })
     }
 
-    /// Adds what the iterations after `i` do, each `d` later than the one before.
-    #[allow(clippy::too_many_arguments)]
-    fn take(
-        &mut self,
-        before: &Mark,
-        mark: &Mark,
-        d: u64,
-        roles: &[AtomRef],
-        args: &[Arg],
-        env: &Env,
-        i: u32,
-        repeat: u32,
-    ) {
-        let floor = mark.floor;
-        for j in i + 1..repeat {
-            let inner = bind(args, env, j);
-            let by = d * u64::from(j - i);
-            for (r, &role) in roles.iter().enumerate() {
-                let atom = self.atom(role, &inner) as usize;
-                for (class, state) in self.state.iter_mut().enumerate() {
-                    let (written, read) = mark.roles[class * roles.len() + r];
-                    if written.ps() > floor {
-                        state.written[atom] = written.later(by);
-                    }
-                    if read.ps() > floor {
-                        state.read[atom] = read.later(by);
-                    }
+    /// Adds what the iterations from `i` on do, each `d` later than the one before.
+    fn take(&mut self, alike: &Alike, i: u32, before: &Finds, d: u64) {
+        let (floor, left) = (self.floor, u64::from(alike.repeat - i));
+        let last: Vec<[Vec<Stamp>; 2]> = alike
+            .names
+            .iter()
+            .map(|&name| {
+                let cells = self.cells(name, alike, i - 1);
+                [self.stamps.written[cells.clone()].to_vec(), self.stamps.read[cells].to_vec()]
+            })
+            .collect();
+        for j in i..alike.repeat {
+            // A slot that all iterations share has the last one's stamps.
+            let bound = |&name: &Name| alike.walks(name) || j + 1 == alike.repeat;
+            for (&name, last) in alike.names.iter().zip(&last).filter(|(name, _)| bound(name)) {
+                let (cells, by) = (self.cells(name, alike, j), d * u64::from(j + 1 - i));
+                for (stamps, last) in [&mut self.stamps.written, &mut self.stamps.read].into_iter().zip(last) {
+                    let touched = stamps[cells.clone()].iter_mut().zip(last).filter(|(_, last)| last.ps() >= floor);
+                    touched.for_each(|(stamp, last)| *stamp = last.later(by));
                 }
             }
         }
-        let left = u64::from(repeat - 1 - i);
         let by = d * left;
-        for (class, state) in self.state.iter_mut().enumerate() {
-            state.lanes.iter_mut().filter(|l| l.ps() > floor).for_each(|l| *l = l.later(by));
+        self.stamps.lanes.iter_mut().filter(|l| l.ps() >= floor).for_each(|l| *l = l.later(by));
+        self.devices.iter_mut().filter(|t| **t >= floor).for_each(|t| *t += by);
+        for (state, waited) in self.state.iter_mut().zip(&before.waited) {
             for held in state.ports.iter_mut().chain([&mut state.sms]).flatten().filter(|h| h.to > floor) {
                 (held.from, held.to) = (held.from + by, held.to + by);
             }
             state.compute_end += by;
-            for (w, was) in state.waited.iter_mut().zip(&before.waited[class]) {
-                *w += (*w - was) * left;
-            }
-            state.stolen += (state.stolen - before.stolen[class]) * left;
+            state.waited.iter_mut().zip(waited).for_each(|(now, was)| *now += (*now - was) * left);
         }
-        self.devices.iter_mut().filter(|t| **t > floor).for_each(|t| *t += by);
-        for (key, run) in &mut self.runs {
-            *run += (*run - before.runs.get(key).copied().unwrap_or(0)) * left;
+        for (segment, runs) in self.runs.iter_mut().enumerate() {
+            *runs += (*runs - before.runs.get(segment).copied().unwrap_or(0)) * left;
         }
     }
 }
 
-/// How many iterations back an iteration can look: the longest way from a slot's use to its reuse.
-fn reach(args: &[Arg], repeat: u32) -> u32 {
-    let each = |arg: &Arg| match *arg {
-        Arg::Each { tensor, first, step, of } => Some((tensor, first, step, of)),
-        Arg::Buf { .. } => None,
-    };
-    let mut most = 1;
-    for (tensor, first, step, of) in args.iter().filter_map(each) {
-        if of < repeat {
-            most = most.max(of);
-        }
-        for (_, other, _, _) in args.iter().filter_map(each).filter(|o| o.0 == tensor) {
-            most = most.max((first - other).unsigned_abs() / step.unsigned_abs().max(1));
-        }
-    }
-    most
-}
-
-impl Mark {
-    /// By how much everything that matters is later than in `before`; none if not all by the same.
-    fn step_from(&self, before: &Mark) -> Option<u64> {
-        let d = self.compute_end[0].checked_sub(before.compute_end[0])?;
-        let early = |t: u64| t <= self.floor;
-        let same = |now: Stamp, then: Stamp| now == then.later(d) || (early(now.ps()) && early(then.ps()));
-        let pairs = |now: &[Stamp], then: &[Stamp]| now.iter().zip(then).all(|(n, t)| same(*n, *t));
-        let held = |now: &Vec<Held>, then: &Vec<Held>| {
-            let now: Vec<&Held> = now.iter().filter(|h| !early(h.to)).collect();
-            // What counted as early then is what is early now, one step back.
-            let then: Vec<&Held> = then.iter().filter(|h| h.to + d > self.floor).collect();
-            let shifted = |n: &&Held, t: &&Held| n.from == t.from + d && n.to == t.to + d && n.amount == t.amount;
-            now.len() == then.len() && now.iter().zip(&then).all(|(n, t)| shifted(n, t))
+impl<'a> Alike<'a> {
+    /// None where slots meet in a way that changes from iteration to iteration.
+    fn of(names: Rc<[Name]>, args: &'a [Arg], repeat: u32, env: &'a Env) -> Option<Alike<'a>> {
+        let walk = |arg: &'a Arg| {
+            let (tensor, base) = resolve(arg.of(), env);
+            (arg.period() > 1).then_some(Walk { arg, tensor, base })
         };
-        let all = pairs(&self.lanes, &before.lanes)
-            && self.roles.iter().zip(&before.roles).all(|(n, t)| same(n.0, t.0) && same(n.1, t.1))
+        let walks: Vec<Walk> = args.iter().filter_map(walk).collect();
+        let mut alike = Alike { args, env, repeat, names, walks, lag: 1 };
+        let walked = |tensor: TensorId| alike.walks.iter().any(|w| w.tensor == tensor);
+        for &name in alike.names.iter() {
+            let tensor = match name.of {
+                TensorRef::Tensor(id) => id,
+                TensorRef::Formal(f) => resolve(args[f as usize].of(), env).0,
+            };
+            if walked(tensor) && (!alike.walks(name) || name.slot > 0) {
+                return None;
+            }
+        }
+        for walk in &alike.walks {
+            alike.lag = alike.lag.max(alike.lag_of(walk)?);
+        }
+        Some(alike)
+    }
+
+    /// Whether a name means another slot in every iteration.
+    fn walks(&self, name: Name) -> bool {
+        matches!(name.of, TensorRef::Formal(f) if self.args[f as usize].period() > 1)
+    }
+
+    /// Iterations back to the last one that touched what `walk` comes upon; 0 if it is always untouched,
+    /// none if that differs from iteration to iteration.
+    fn lag_of(&self, walk: &Walk) -> Option<u32> {
+        let Arg::Each { first, step, of, .. } = *walk.arg else { return Some(0) };
+        let mut least = None;
+        for other in self.walks.iter().filter(|w| w.tensor == walk.tensor) {
+            let Arg::Each { first: other_first, step: other_step, of: other_of, .. } = *other.arg else { continue };
+            if (other.base, other_step, other_of) != (walk.base, step, of) {
+                return None;
+            }
+            // slot(i) = first + i * step is other_first + (i - k) * step, modulo `of`.
+            let apart = |k: u32| i64::from(first) - i64::from(other_first) + i64::from(k) * i64::from(step);
+            let lag = (1..self.repeat.min(of + 1)).find(|&k| apart(k).rem_euclid(i64::from(of)) == 0);
+            least = least.into_iter().chain(lag).min();
+        }
+        Some(least.unwrap_or(0))
+    }
+
+    /// Slots that walks bind in some iterations, in their order.
+    fn touched(&self, iterations: std::ops::Range<u32>) -> impl Iterator<Item = (TensorId, u32)> {
+        iterations.flat_map(|i| self.walks.iter().map(move |w| (w.tensor, w.base + w.arg.slot(i))))
+    }
+}
+
+/// Every slot that each block touches, in the names of its own tensors and formals.
+#[derive(Default)]
+pub struct Names {
+    known: FxHashMap<BlockId, Rc<[Name]>>,
+}
+
+impl Names {
+    fn of(&mut self, plan: &Plan, block: BlockId) -> Rc<[Name]> {
+        if let Some(known) = self.known.get(&block) {
+            return known.clone();
+        }
+        let mut names = BTreeSet::new();
+        for op in &plan.blocks[block as usize].ops {
+            if let OpKind::Call { block, args, repeat } = &op.kind {
+                for name in self.of(plan, *block).iter() {
+                    names.extend(outer_names(*name, args, *repeat));
+                }
+                continue;
+            }
+            let (reads, writes) = op.bufs();
+            names.extend(reads.iter().chain(&writes).map(|b| Name { of: b.of, slot: b.slot }));
+        }
+        let names: Rc<[Name]> = names.into_iter().collect();
+        self.known.insert(block, names.clone());
+        names
+    }
+}
+
+/// What a name inside a call is to the caller: as many slots as the call's iterations bind.
+fn outer_names(name: Name, args: &[Arg], repeat: u32) -> impl Iterator<Item = Name> {
+    let arg = match name.of {
+        TensorRef::Tensor(_) => Arg::Buf { of: name.of, slot: 0 },
+        TensorRef::Formal(formal) => args[formal as usize],
+    };
+    (0..repeat.min(arg.period())).map(move |i| Name { of: arg.of(), slot: arg.slot(i) + name.slot })
+}
+
+impl Finds {
+    /// By how much everything that matters is later than in `before`, what the iteration before found, whose
+    /// earliest start was `floor`; none if not all by the same.
+    fn later_than(&self, before: &Finds, floor: u64) -> Option<u64> {
+        let d = self.compute_end[0].checked_sub(before.compute_end[0])?;
+        let same = |now: u64, then: u64| now == then + d || (now < floor + d && then < floor);
+        let stamps = |now: &[Stamp], then: &[Stamp]| {
+            now.iter().zip(then).all(|(n, t)| *n == t.later(d) || (n.ps() < floor + d && t.ps() < floor))
+        };
+        let held = |now: &[Held], then: &[Held]| {
+            let now = now.iter().filter(|h| h.to > floor + d).map(|h| (h.from, h.to, h.amount));
+            now.eq(then.iter().filter(|h| h.to > floor).map(|h| (h.from + d, h.to + d, h.amount)))
+        };
+        let all = self.compute_end.iter().zip(&before.compute_end).all(|(n, t)| *n == t + d)
+            && stamps(&self.lanes, &before.lanes)
+            && stamps(&self.written, &before.written)
+            && stamps(&self.read, &before.read)
             && self.held.iter().zip(&before.held).all(|(n, t)| held(n, t))
-            && self.compute_end.iter().zip(&before.compute_end).all(|(n, t)| *n == t + d)
-            && self.devices.iter().zip(&before.devices).all(|(n, t)| *n == t + d || (early(*n) && early(*t)));
+            && self.devices.iter().zip(&before.devices).all(|(n, t)| same(*n, *t));
         all.then_some(d)
     }
 }

@@ -113,7 +113,7 @@ pub enum Kernel {
     Add { elems: u64, trim: Option<(AttnBlock, Side)> },
     /// Writes zeros.
     Fill { elems: u64 },
-    /// Reads token ids [rows], table [vocab, cols]; writes x.
+    /// Reads token ids `[rows]`, table `[vocab, cols]`; writes x.
     Embed { rows: u64, cols: u64, vocab: u64 },
     /// Reads token ids, dx, dtable; writes dtable, accumulated.
     EmbedBwd { rows: u64, cols: u64, vocab: u64 },
@@ -207,7 +207,8 @@ impl Kernel {
         }
     }
 
-    fn masked_work(&self, b: &AttnBlock, shape: BlockShape, views: &[Mesh], reads: &[u64], writes: &[u64]) -> Work {
+    /// The work of a kernel whose mask leaves `shape` of its block `b`.
+    pub fn masked_work(&self, b: &AttnBlock, shape: BlockShape, views: &[Mesh], reads: &[u64], writes: &[u64]) -> Work {
         let part = |bytes: u64, rows: u64, of: u64| (bytes as u128 * u128::from(rows) / u128::from(of.max(1))) as u64;
         let q = |bytes: u64| part(bytes, shape.q_rows, b.q.len(views));
         let kv = |bytes: u64| part(bytes, shape.kv_rows, b.kv.len(views));

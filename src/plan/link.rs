@@ -104,7 +104,8 @@ impl AtomTable {
     }
 }
 
-fn resolve(of: TensorRef, env: &[(TensorId, u32)]) -> (TensorId, u32) {
+/// The tensor that a name means under the bindings `env`, and its slot 0.
+pub fn resolve(of: TensorRef, env: &[(TensorId, u32)]) -> (TensorId, u32) {
     match of {
         TensorRef::Tensor(id) => (id, 0),
         TensorRef::Formal(i) => env[i as usize],
@@ -158,7 +159,7 @@ pub fn bind(args: &[Arg], env: &[(TensorId, u32)], i: u32) -> Env {
 }
 
 /// Whether all iterations of a call touch the same slots, but for tensors it only reads.
-fn repeats_itself(plan: &Plan, call: &Op) -> bool {
+pub fn repeats_itself(plan: &Plan, call: &Op) -> bool {
     let OpKind::Call { block, args, .. } = &call.kind else { return false };
     args.iter().enumerate().all(|(i, arg)| match arg {
         Arg::Buf { .. } => true,

@@ -4,7 +4,6 @@
 use super::link::Line;
 use super::op::*;
 use super::program::Plan;
-use rustc_hash::FxHashMap;
 
 /// A leg of a spliced op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,12 +18,16 @@ type Queue = (u16, Direction, u32);
 /// The sends, receives and collectives of one line in program order.
 #[derive(Debug, Clone, Default)]
 struct Queues {
-    legs: FxHashMap<Queue, Vec<LegAt>>,
-    /// Position of each leg in its queue.
-    ordinal: FxHashMap<LegAt, u32>,
-    collectives: FxHashMap<u16, Vec<u32>>,
-    /// Position of each collective among those of its lane.
-    turn: FxHashMap<u32, u32>,
+    /// A handful: a lane has few distances.
+    legs: Vec<(Queue, Vec<LegAt>)>,
+    /// Of each node: legs before it in the line.
+    first_leg: Vec<u32>,
+    /// Of each leg: its position in its queue.
+    ordinal: Vec<u32>,
+    /// By lane.
+    collectives: Vec<Vec<u32>>,
+    /// Of each node: collectives before it on its lane.
+    turn: Vec<u32>,
 }
 
 /// The queues of every program's line.
@@ -35,13 +38,18 @@ pub struct Matching {
     pub group_size: Vec<u32>,
 }
 
+/// Ranks of each lane's group; 1 for a lane that is no communicator.
+pub fn group_sizes(plan: &Plan) -> Vec<u32> {
+    let size = |lane: &Lane| match lane {
+        Lane::Comm(group, _) => group.size(&plan.views),
+        Lane::Compute(_) => 1,
+    };
+    plan.lanes.iter().map(size).collect()
+}
+
 impl Matching {
     pub fn new(plan: &Plan, lines: &[Line]) -> Matching {
-        let size = |lane: &Lane| match lane {
-            Lane::Comm(group, _) => group.members(&plan.views, 0).len() as u32,
-            Lane::Compute(_) => 1,
-        };
-        let group_size: Vec<u32> = plan.lanes.iter().map(size).collect();
+        let group_size = group_sizes(plan);
         let queues = lines.iter().map(|line| Queues::of(line, &group_size)).collect();
         Matching { queues, group_size }
     }
@@ -50,11 +58,20 @@ impl Matching {
         by.rem_euclid(self.group_size[lane as usize] as i32) as u32
     }
 
+    /// The number of a leg among all of its program's.
+    pub fn leg(&self, program: u32, at: LegAt) -> usize {
+        self.queues[program as usize].first_leg[at.node as usize] as usize + at.leg as usize
+    }
+
+    pub fn leg_count(&self, program: u32) -> usize {
+        self.queues[program as usize].ordinal.len()
+    }
+
     /// The leg in a rank of program `peer` that meets `at` of a rank of program `own`.
     pub fn partner(&self, own: u32, peer: u32, lane: u16, leg: &Leg, at: LegAt) -> Option<LegAt> {
-        let k = self.queues[own as usize].ordinal[&at];
+        let k = self.queues[own as usize].ordinal[self.leg(own, at)];
         let queue = (lane, leg.dir.other(), self.around(lane, -leg.by));
-        self.queues[peer as usize].legs.get(&queue)?.get(k as usize).copied()
+        self.queues[peer as usize].queue(queue)?.get(k as usize).copied()
     }
 
     /// The collective in a rank of program `peer` that is one with `node` of a rank of program `own`.
@@ -62,13 +79,13 @@ impl Matching {
         if own == peer {
             return Some(node);
         }
-        let k = self.queues[own as usize].turn[&node];
-        self.queues[peer as usize].collectives.get(&lane)?.get(k as usize).copied()
+        let k = self.queues[own as usize].turn[node as usize];
+        self.queues[peer as usize].collectives[lane as usize].get(k as usize).copied()
     }
 
     /// Every leg of a program's line, with what it is.
     pub fn legs<'a>(&'a self, program: u32, line: &'a Line) -> impl Iterator<Item = (LegAt, u16, Leg)> + 'a {
-        self.queues[program as usize].ordinal.keys().map(|&at| {
+        self.queues[program as usize].legs.iter().flat_map(|(_, queue)| queue).map(|&at| {
             let node = &line.nodes[at.node as usize];
             let OpKind::Transfer { legs, .. } = &node.op.kind else { unreachable!("only transfers have legs") };
             (at, node.lane, legs[at.leg as usize])
@@ -78,27 +95,37 @@ impl Matching {
 
 impl Queues {
     fn of(line: &Line, group_size: &[u32]) -> Queues {
-        let mut q = Queues::default();
+        let mut q = Queues { collectives: vec![vec![]; group_size.len()], ..Queues::default() };
         for (i, node) in line.nodes.iter().enumerate() {
             let (i, lane) = (i as u32, node.lane);
+            q.first_leg.push(q.ordinal.len() as u32);
+            q.turn.push(q.collectives[lane as usize].len() as u32);
             match &node.op.kind {
                 OpKind::Transfer { legs, .. } => {
                     for (l, leg) in legs.iter().enumerate() {
                         let by = leg.by.rem_euclid(group_size[lane as usize] as i32) as u32;
-                        let at = LegAt { node: i, leg: l as u16 };
-                        let queue = q.legs.entry((lane, leg.dir, by)).or_default();
-                        q.ordinal.insert(at, queue.len() as u32);
-                        queue.push(at);
+                        q.push((lane, leg.dir, by), LegAt { node: i, leg: l as u16 });
                     }
                 }
-                OpKind::Collective { .. } => {
-                    let queue = q.collectives.entry(lane).or_default();
-                    q.turn.insert(i, queue.len() as u32);
-                    queue.push(i);
-                }
+                OpKind::Collective { .. } => q.collectives[lane as usize].push(i),
                 _ => {}
             }
         }
         q
+    }
+
+    fn queue(&self, name: Queue) -> Option<&Vec<LegAt>> {
+        self.legs.iter().find(|(known, _)| *known == name).map(|(_, queue)| queue)
+    }
+
+    fn push(&mut self, name: Queue, at: LegAt) {
+        let found = self.legs.iter().position(|(known, _)| *known == name);
+        let queue = found.unwrap_or_else(|| {
+            self.legs.push((name, vec![]));
+            self.legs.len() - 1
+        });
+        let queue = &mut self.legs[queue].1;
+        self.ordinal.push(queue.len() as u32);
+        queue.push(at);
     }
 }

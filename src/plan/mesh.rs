@@ -111,6 +111,19 @@ impl Group {
         Group::Axes { view: 0, axes }
     }
 
+    /// The first member of the group that `rank` is in: names the group.
+    pub fn first(&self, views: &[Mesh], rank: u32) -> u32 {
+        let Group::Axes { view, axes } = self;
+        let mesh = &views[*view as usize];
+        axes.iter().fold(rank, |r, &axis| r - mesh.coord(r, axis) * mesh.stride(axis))
+    }
+
+    /// How many ranks a group has.
+    pub fn size(&self, views: &[Mesh]) -> u32 {
+        let Group::Axes { view, axes } = self;
+        axes.iter().map(|&axis| views[*view as usize].degree(axis)).product()
+    }
+
     /// The members of the group that `rank` is in, in rank order.
     pub fn members(&self, views: &[Mesh], rank: u32) -> Vec<u32> {
         let Group::Axes { view, axes } = self;
@@ -154,5 +167,8 @@ mod tests {
         assert_eq!(mesh.group(17, &[Axis::Cp]), [13, 17, 21]);
         assert_eq!(mesh.group(17, &[Axis::Up]), [16, 17, 18, 19]);
         assert_eq!(mesh.group(17, &[Axis::Dp, Axis::Up]).len(), 8);
+        let (group, views) = (Group::axes(&[Axis::Dp, Axis::Up]), [mesh]);
+        assert_eq!(group.first(&views, 17), group.members(&views, 17)[0]);
+        assert_eq!(group.size(&views), 8);
     }
 }

@@ -10,6 +10,7 @@ pub mod mesh;
 pub mod op;
 pub mod order;
 pub mod program;
+pub mod segment;
 pub mod segs;
 
 pub use builder::{Builder, Via, each};

@@ -4,7 +4,7 @@
 //! meets has started too. So the end of a receive hangs on the start, not the end, of a send.
 
 use super::link::Line;
-use super::matching::{LegAt, Matching};
+use super::matching::{LegAt, Matching, group_sizes};
 use super::op::*;
 use super::program::Plan;
 use crate::error::{Error, Result};
@@ -42,6 +42,28 @@ pub fn meets(plan: &Plan, lines: &[Line], matching: &Matching, rank: u32, node: 
             .collect(),
         _ => vec![],
     }
+}
+
+/// Whether every op meets only itself on other ranks, judged by the ops as written: all ranks run one
+/// program, and each transfer receives what it sends.
+pub fn meets_itself(plan: &Plan) -> bool {
+    let sizes = group_sizes(plan);
+    plan.programs.len() == 1 && plan.ops().all(|(_, op)| receives_what_it_sends(op, &sizes))
+}
+
+fn receives_what_it_sends(op: &Op, group_sizes: &[u32]) -> bool {
+    let (OpKind::Transfer { legs, .. }, Some(lane)) = (&op.kind, op.lane) else { return true };
+    let size = group_sizes[lane as usize] as i32;
+    let distances = |dir: Direction| {
+        let mut all: Vec<i32> = legs
+            .iter()
+            .filter(|leg| leg.dir == dir)
+            .map(|leg| if dir == Direction::Send { leg.by } else { leg.by.wrapping_neg() }.rem_euclid(size))
+            .collect();
+        all.sort_unstable();
+        all
+    };
+    distances(Direction::Send) == distances(Direction::Recv)
 }
 
 /// Whether every meeting is between the same op of the same program: then program order is an order for

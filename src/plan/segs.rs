@@ -42,6 +42,19 @@ impl Segs {
         self.order.iter().fold(self.seq, |n, (axis, _)| n / u64::from(mesh.degree(*axis)))
     }
 
+    /// Whether every split comes out even, no axis being split twice.
+    pub fn divide(&self, views: &[Mesh]) -> bool {
+        let mesh = &views[self.view as usize];
+        let mut left = self.seq;
+        self.order.iter().enumerate().all(|(i, (axis, split))| {
+            let degree = u64::from(mesh.degree(*axis));
+            let parts = if *split == Split::Zigzag && degree > 1 { 2 * degree } else { degree };
+            let even = left.is_multiple_of(parts) && self.order[..i].iter().all(|before| before.0 != *axis);
+            left /= degree;
+            even
+        }) && self.seq > 0
+    }
+
     /// The positions, as ranges in the order in which the rank stores them.
     pub fn ranges(&self, views: &[Mesh], rank: u32) -> Vec<Range<u64>> {
         let mesh = &views[self.view as usize];
@@ -50,6 +63,7 @@ impl Segs {
         for &(axis, split) in &self.order {
             let (degree, at) = (u64::from(mesh.degree(axis)), u64::from(mesh.coord(rank, axis)));
             held = match split {
+                _ if degree == 1 => held,
                 Split::Contiguous => cut(&held, degree, at),
                 Split::Zigzag => {
                     let mut both = cut(&held, 2 * degree, at);

@@ -1,5 +1,5 @@
 //! A Llama-style transformer layer, forward and backward, op by op. How attention talks to other ranks
-//! is [`ulysses`](super::ulysses)'s and [`ring`](super::ring)'s affair.
+//! is [`ulysses`]'s and [`ring`]'s affair.
 //!
 //! Legend: n tokens of a microbatch on this rank, h hidden, a heads, k KV heads, d head dim, f
 //! feed-forward width.

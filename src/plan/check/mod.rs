@@ -1,12 +1,18 @@
 //! Proves that a plan is sound before anyone interprets it: names resolve, shapes agree, every leg meets
 //! its other half, nothing is read that was never written, and no ranks wait for each other in a circle.
 
-use super::link::{AtomTable, Line};
-use super::matching::Matching;
+mod written;
+
+use super::kernel::Kernel;
+use super::link::{AtomTable, Line, bind, resolve};
+use super::matching::{Matching, group_sizes};
+use super::mesh::Group;
 use super::op::*;
 use super::order;
 use super::program::{Plan, VERSION};
+use super::segs::Segs;
 use crate::error::{Error, Result};
+use std::collections::BTreeSet;
 
 /// Bytes a tensor may have on one rank.
 const MOST_BYTES: u64 = 1 << 50;
@@ -14,13 +20,17 @@ const MOST_BYTES: u64 = 1 << 50;
 /// Everything that can be said of a plan without a cluster.
 pub fn check(plan: &Plan) -> Result<()> {
     structure(plan)?;
+    positions(plan)?;
     let atoms = AtomTable::new(plan)?;
+    let in_step = order::meets_itself(plan);
+    Bodies { plan, in_step, group_sizes: group_sizes(plan), seen: BTreeSet::new(), path: vec![] }.program()?;
+    if in_step && written::by_name(plan, &atoms) {
+        return Ok(());
+    }
+    // What bodies alone cannot prove, spliced lines can.
     let programs = 0..plan.programs.len() as u32;
     let lines: Vec<Line> = programs.map(|p| Line::short(plan, &atoms, p)).collect::<Result<_>>()?;
-    for line in &lines {
-        shapes(plan, line)?;
-        written_before_read(plan, &atoms, line)?;
-    }
+    lines.iter().try_for_each(|line| written::before_read(plan, line))?;
     let matching = Matching::new(plan, &lines);
     legs_meet(plan, &lines, &matching)?;
     order::of_all_ranks(plan, &lines, &matching).map(|_| ())
@@ -39,6 +49,13 @@ fn structure(plan: &Plan) -> Result<()> {
     match sizes.first() {
         Some(&n) if n > 0 && n <= 1 << 20 && sizes.iter().all(|&m| m == n) => {}
         _ => return fail(format!("the views have {sizes:?} ranks; all need the same number, from 1 to 1048576")),
+    }
+    for lane in &plan.lanes {
+        if let Lane::Comm(Group::Axes { view, axes }, _) = lane
+            && (axes.is_empty() || *view as usize >= plan.views.len())
+        {
+            return fail(format!("lane {lane:?} has no axes, or no view {view}"));
+        }
     }
     for t in &plan.tensors {
         let bytes = t.shape.iter().try_fold(t.dtype.size(), |n, &d| n.checked_mul(d));
@@ -131,66 +148,124 @@ fn slots(plan: &Plan, ops: &[Op], env: &[(TensorId, u32)]) -> Result<()> {
     Ok(())
 }
 
-fn elems(plan: &Plan, place: &super::link::Place) -> u64 {
-    (place.rows[1] - place.rows[0]) * plan.tensors[place.tensor as usize].row_len()
-}
-
-fn shapes(plan: &Plan, line: &Line) -> Result<()> {
-    for (i, node) in line.nodes.iter().enumerate() {
-        let sizes = |places: &[super::link::Place]| places.iter().map(|p| elems(plan, p)).collect::<Vec<u64>>();
-        let (reads, writes) = (sizes(line.reads(i)), sizes(line.writes(i)));
-        let fail = |want: String| {
-            let path = line.path(i);
-            Err(Error::plan(format!("{path}: operands have {reads:?} -> {writes:?} elements, {want}")))
-        };
-        match &node.op.kind {
-            OpKind::Compute { kernel, .. } => {
-                let want = kernel.operands(&plan.views);
-                let cast_too = matches!(kernel, super::kernel::Kernel::Adam { .. }) && writes.len() == 4;
-                let fits =
-                    if cast_too { writes[..3] == want.writes && writes[3] == writes[0] } else { writes == want.writes };
-                if reads != want.reads || !fits {
-                    return fail(format!("{} needs {:?} -> {:?}", kernel.name(), want.reads, want.writes));
-                }
-            }
-            OpKind::Collective { kind, .. } => {
-                let Lane::Comm(group, _) = &plan.lanes[node.lane as usize] else { continue };
-                let n = group.members(&plan.views, 0).len() as u64;
-                let fits = match kind {
-                    CollectiveKind::AllReduce => reads == writes,
-                    CollectiveKind::ReduceScatter => reads[0] == n * writes[0],
-                    CollectiveKind::AllGather => n * reads[0] == writes[0],
-                    CollectiveKind::AllToAll => reads == writes && reads[0].is_multiple_of(n),
-                };
-                if !fits {
-                    return fail(format!("which does not fit {} over {n} ranks", kind.name()));
-                }
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// Only weights, optimizer state and the tokens are there before the step begins.
-fn written_before_read(plan: &Plan, atoms: &AtomTable, line: &Line) -> Result<()> {
-    let given = |t: u32| {
-        let kind = plan.tensors[t as usize].kind;
-        matches!(kind, TensorKind::Param | TensorKind::OptState) || t == plan.inputs.tokens || t == plan.inputs.targets
+/// Every split of the sequence comes out even: else ranks would hold fewer tokens than their buffers have.
+fn positions(plan: &Plan) -> Result<()> {
+    let even = |what: &str, segs: &Segs| {
+        let known = (segs.view as usize) < plan.views.len();
+        let why = || format!("{what}: {} tokens do not split evenly over {:?}", segs.seq, segs.order);
+        if known && segs.divide(&plan.views) { Ok(()) } else { Err(Error::plan(why())) }
     };
-    for i in 0..line.nodes.len() {
-        let outer = line.outer_reads(i);
-        for place in line.reads(i) {
-            if !given(place.tensor) && place.atoms.iter().any(|a| outer.contains(&a)) {
-                let tensor = &plan.tensors[place.tensor as usize];
-                let why =
-                    format!("{} reads {:?} slot {} before anything wrote it", line.path(i), tensor.name, place.slot);
-                return Err(Error::plan(why));
+    even("inputs", &plan.inputs.segs)?;
+    for (body, op) in plan.ops() {
+        let OpKind::Compute { kernel, .. } = &op.kind else { continue };
+        let own = match kernel {
+            Kernel::Rope { segs, .. } => vec![segs],
+            _ => kernel.mask().map_or(vec![], |block| vec![&block.q, &block.kv]),
+        };
+        own.into_iter().try_for_each(|segs| even(&format!("{body}/{}", op.label), segs))?;
+    }
+    Ok(())
+}
+
+/// Elements and dtype of a buffer.
+type Size = (u64, Dtype);
+
+/// Proves of the ops of each body, once for each combination of tensors bound, that their operands fit, and
+/// where ranks are in step that what an op sends is what it receives.
+struct Bodies<'a> {
+    plan: &'a Plan,
+    in_step: bool,
+    group_sizes: Vec<u32>,
+    seen: BTreeSet<(BlockId, Vec<TensorId>)>,
+    path: Vec<&'a str>,
+}
+
+impl<'a> Bodies<'a> {
+    fn program(mut self) -> Result<()> {
+        let plan = self.plan;
+        plan.programs.iter().try_for_each(|program| self.body(&program.ops, &[]))
+    }
+
+    fn body(&mut self, ops: &'a [Op], env: &[(TensorId, u32)]) -> Result<()> {
+        for op in ops {
+            self.path.push(&op.label);
+            let size = |buf: &Buf| {
+                let tensor = &self.plan.tensors[resolve(buf.of, env).0 as usize];
+                let rows = buf.rows.map_or(tensor.rows(), |rows| rows[1] - rows[0]);
+                (rows * tensor.row_len(), tensor.dtype)
+            };
+            let elems = |bufs: &[Buf]| bufs.iter().map(|b| size(b).0).collect::<Vec<u64>>();
+            match &op.kind {
+                OpKind::Call { block, args, .. } => {
+                    let inner = bind(args, env, 0);
+                    if self.seen.insert((*block, inner.iter().map(|bound| bound.0).collect())) {
+                        self.body(&self.plan.blocks[*block as usize].ops, &inner)?;
+                    }
+                }
+                OpKind::Compute { kernel, reads, writes } => self.kernel(kernel, &elems(reads), &elems(writes))?,
+                OpKind::Collective { kind, src, dst, .. } => {
+                    self.collective(*kind, op.lane, size(src).0, size(dst).0)?;
+                }
+                OpKind::Transfer { legs, .. } if self.in_step => self.transfer(op.lane, legs, &size)?,
+                OpKind::Transfer { .. } => {}
+            }
+            self.path.pop();
+        }
+        Ok(())
+    }
+
+    fn fail(&self, why: String) -> Result<()> {
+        Err(Error::plan(format!("{}: {why}", self.path.join("/"))))
+    }
+
+    fn kernel(&self, kernel: &Kernel, reads: &[u64], writes: &[u64]) -> Result<()> {
+        let want = kernel.operands(&self.plan.views);
+        let cast_too = matches!(kernel, Kernel::Adam { .. }) && writes.len() == 4;
+        let fits = if cast_too { writes[..3] == want.writes && writes[3] == writes[0] } else { writes == want.writes };
+        if reads == want.reads && fits {
+            return Ok(());
+        }
+        self.fail(format!(
+            "operands have {reads:?} -> {writes:?} elements, {} needs {:?} -> {:?}",
+            kernel.name(),
+            want.reads,
+            want.writes
+        ))
+    }
+
+    fn collective(&self, kind: CollectiveKind, lane: Option<u16>, src: u64, dst: u64) -> Result<()> {
+        let n = lane.map_or(1, |lane| u64::from(self.group_sizes[lane as usize]));
+        let fits = match kind {
+            CollectiveKind::AllReduce => src == dst,
+            CollectiveKind::ReduceScatter => src == n * dst,
+            CollectiveKind::AllGather => n * src == dst,
+            CollectiveKind::AllToAll => src == dst && src.is_multiple_of(n),
+        };
+        if fits {
+            return Ok(());
+        }
+        self.fail(format!("{src} -> {dst} elements, which does not fit {} over {n} ranks", kind.name()))
+    }
+
+    /// The k-th leg that sends so far meets the k-th that receives from as far.
+    fn transfer(&self, lane: Option<u16>, legs: &[Leg], size: &dyn Fn(&Buf) -> Size) -> Result<()> {
+        let around = lane.map_or(1, |lane| self.group_sizes[lane as usize]) as i32;
+        let of = |dir| legs.iter().filter(move |leg| leg.dir == dir);
+        for send in of(Direction::Send) {
+            let alike = |leg: &&Leg| (leg.by - send.by).rem_euclid(around) == 0;
+            let k = of(Direction::Send).filter(alike).position(|leg| std::ptr::eq(leg, send)).unwrap_or(0);
+            let back = |leg: &&Leg| (leg.by + send.by).rem_euclid(around) == 0;
+            let Some(recv) = of(Direction::Recv).filter(back).nth(k) else { continue };
+            let (sent, received) = (size(&send.buf), size(&recv.buf));
+            if send.tag != recv.tag || sent != received {
+                return self.fail(format!(
+                    "Send by {} with tag {} and {sent:?} meets Recv with tag {} and {received:?}",
+                    send.by, send.tag, recv.tag
+                ));
             }
         }
+        Ok(())
     }
-    debug_assert!(atoms.count > 0);
-    Ok(())
 }
 
 /// Every leg that any rank posts has its other half, with the same tag and the same size.
@@ -227,10 +302,11 @@ fn legs_meet(plan: &Plan, lines: &[Line], matching: &Matching) -> Result<()> {
 }
 
 /// Elements and dtype of a leg's buffer.
-fn leg_elems(plan: &Plan, line: &Line, node: u32, leg: &Leg) -> (u64, Dtype) {
+fn leg_elems(plan: &Plan, line: &Line, node: u32, leg: &Leg) -> Size {
     let places = if leg.dir == Direction::Send { line.reads(node as usize) } else { line.writes(node as usize) };
     let place = places.iter().find(|p| p.named == leg.buf).expect("a leg's buffer is among its op's places");
-    (elems(plan, place), plan.tensors[place.tensor as usize].dtype)
+    let tensor = &plan.tensors[place.tensor as usize];
+    ((place.rows[1] - place.rows[0]) * tensor.row_len(), tensor.dtype)
 }
 
 /// One rank is enough when all run the same program, since peers are relative.

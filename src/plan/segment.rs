@@ -1,0 +1,139 @@
+//! Segments: the runs of ops between the calls of a body, linked once and met again under other bindings.
+//!
+//! Walking a plan segment by segment sees every op with its edges, as a spliced [`Line`] has them, without
+//! ever holding the spliced whole. Only an `after` that reaches over a call is not seen.
+
+use super::link::{AtomTable, Line, resolve};
+use super::op::*;
+use super::program::Plan;
+use rustc_hash::FxHashMap;
+use std::rc::Rc;
+
+/// An atom as ops name it: to be resolved under the bindings of the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct AtomName {
+    of: TensorRef,
+    slot: u32,
+    atom: u32,
+}
+
+/// A segment linked under some bindings.
+#[derive(Debug)]
+pub struct Segment<'p> {
+    pub line: Line<'p>,
+    /// Atoms at linking, ascending, with every name that ops have for them.
+    names: Vec<(u32, AtomName)>,
+}
+
+/// The block a segment stands in (none: the program), its first op, the tensors bound to its formals.
+type Key = (Option<BlockId>, u32, Vec<TensorId>);
+
+/// Every segment met so far.
+pub struct Segments<'p> {
+    plan: &'p Plan,
+    all: Vec<Rc<Segment<'p>>>,
+    known: FxHashMap<Key, usize>,
+    /// Atoms when the segment entered last was linked -> atoms now.
+    pub now: Vec<u32>,
+    /// For each atom the last binding that took it.
+    taken: Vec<u32>,
+    binding: u32,
+}
+
+/// A part of a body.
+pub enum Part<'p> {
+    Call { block: BlockId, args: &'p [Arg], repeat: u32, op: &'p Op },
+    Segment(&'p [Op]),
+}
+
+/// The segments and calls of a body in turn.
+pub fn parts(ops: &[Op]) -> impl Iterator<Item = Part<'_>> {
+    let together = |a: &Op, b: &Op| !is_call(a) && !is_call(b);
+    ops.chunk_by(together).map(|part| match &part[0].kind {
+        OpKind::Call { block, args, repeat } => Part::Call { block: *block, args, repeat: *repeat, op: &part[0] },
+        _ => Part::Segment(part),
+    })
+}
+
+fn is_call(op: &Op) -> bool {
+    matches!(op.kind, OpKind::Call { .. })
+}
+
+/// Whether segments show every edge: no `after` reaches over a call.
+pub fn show_all(plan: &Plan) -> bool {
+    let within = |part: Part| match part {
+        Part::Segment(ops) => ops.iter().flat_map(|op| &op.after).all(|&after| after >= ops[0].id),
+        Part::Call { .. } => true,
+    };
+    let bodies = plan.programs.iter().map(|p| &p.ops).chain(plan.blocks.iter().map(|b| &b.ops));
+    bodies.flat_map(|ops| parts(ops)).all(within)
+}
+
+impl<'p> Segments<'p> {
+    pub fn new(plan: &'p Plan, atoms: &AtomTable) -> Segments<'p> {
+        let count = atoms.count;
+        let (now, taken) = ((0..count).collect(), vec![0; count as usize]);
+        Segments { plan, all: vec![], known: FxHashMap::default(), now, taken, binding: 0 }
+    }
+
+    pub fn get(&self, segment: usize) -> Rc<Segment<'p>> {
+        self.all[segment].clone()
+    }
+
+    /// Comes to the segment `ops` of a body under `env`: its number, linked now if it was not before.
+    pub fn enter(
+        &mut self,
+        atoms: &AtomTable,
+        block: Option<BlockId>,
+        ops: &'p [Op],
+        env: &[(TensorId, u32)],
+    ) -> usize {
+        let key = (block, ops[0].id, env.iter().map(|bound| bound.0).collect::<Vec<TensorId>>());
+        if let Some(&known) = self.known.get(&key) {
+            let segment = self.get(known);
+            if self.rebind(atoms, &segment.names, env) {
+                return known;
+            }
+        }
+        let line = Line::segment(self.plan, atoms, ops, env);
+        let names = names(&line, atoms);
+        let fits = self.rebind(atoms, &names, env);
+        debug_assert!(fits, "a segment fits the bindings it was linked under");
+        self.all.push(Rc::new(Segment { line, names }));
+        self.known.insert(key, self.all.len() - 1);
+        self.all.len() - 1
+    }
+
+    /// Finds what a segment's atoms are now; false if buffers alias in another way than at linking.
+    fn rebind(&mut self, atoms: &AtomTable, names: &[(u32, AtomName)], env: &[(TensorId, u32)]) -> bool {
+        self.binding += 1;
+        let mut before = u32::MAX;
+        for &(then, name) in names {
+            let (tensor, base) = resolve(name.of, env);
+            let atom = atoms.slot(tensor, base + name.slot).first + name.atom;
+            let first_name = then != std::mem::replace(&mut before, then);
+            if first_name {
+                self.now[then as usize] = atom;
+                if std::mem::replace(&mut self.taken[atom as usize], self.binding) == self.binding {
+                    return false;
+                }
+            } else if self.now[then as usize] != atom {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// Atoms of a line and every way in which its ops name them.
+fn names(line: &Line, atoms: &AtomTable) -> Vec<(u32, AtomName)> {
+    let mut all = Vec::new();
+    for place in line.places() {
+        let first = atoms.slot(place.tensor, place.slot).first;
+        let name = |atom| AtomName { of: place.named.of, slot: place.named.slot, atom: atom - first };
+        all.extend(place.atoms.iter().map(|atom| (atom, name(atom))));
+    }
+    all.sort_unstable();
+    all.dedup();
+    all
+}

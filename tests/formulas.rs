@@ -1,0 +1,215 @@
+//! Closed forms of the papers, in the papers' arithmetic, against what plans come to.
+//!
+//! Notation: s sequence, b batch, a heads, k KV heads, d head dim, h hidden, f feed-forward width, v
+//! vocabulary, P ranks that share a sequence, W ranks that share weights, n = b*s/P tokens of a rank, and
+//! e = 2 bytes an element. Qb = n*a*d*e, KVb = 2*n*k*d*e.
+
+mod plans;
+
+use foretrain::cost::{Effort, cost};
+use foretrain::plan::link::{AtomTable, Line, Place};
+use foretrain::plan::memory::Layout;
+use foretrain::plan::*;
+use foretrain::spec::*;
+use plans::{FLAT, Host, SM, close, model, way, work};
+
+const A: u64 = 8;
+const D: u64 = 8;
+const H: u64 = 64;
+const F: u64 = 128;
+const V: u64 = 256;
+const S: u64 = 3840;
+const E: u64 = 2;
+
+/// Plain data of the ops of rank 0's step: path, bytes of what it reads and writes.
+struct Steps<'a> {
+    plan: &'a Plan,
+    line: Line<'a>,
+}
+
+impl<'a> Steps<'a> {
+    fn of(plan: &'a Plan) -> Steps<'a> {
+        let line = Line::program(plan, &AtomTable::new(plan).unwrap(), 0).unwrap();
+        Steps { plan, line }
+    }
+
+    fn bytes(&self, place: &Place) -> u64 {
+        let tensor = &self.plan.tensors[place.tensor as usize];
+        (place.rows[1] - place.rows[0]) * tensor.row_len() * tensor.dtype.size()
+    }
+
+    /// Bytes that ops under `path` send: what a transfer reads; all of an all-to-all but a rank's own part.
+    fn sent(&self, path: &str) -> u64 {
+        let own = (0..self.line.nodes.len()).filter(|&i| self.line.path(i).starts_with(path));
+        own.map(|i| {
+            let payload: u64 = self.line.reads(i).iter().map(|p| self.bytes(p)).sum();
+            match &self.line.nodes[i].op.kind {
+                OpKind::Transfer { .. } => payload,
+                OpKind::Collective { kind: CollectiveKind::AllToAll, .. } => {
+                    let p = u64::from(self.plan.about.ulysses);
+                    payload / p * (p - 1)
+                }
+                _ => 0,
+            }
+        })
+        .sum()
+    }
+
+    fn count(&self, path: &str, label: &str) -> usize {
+        let paths = (0..self.line.nodes.len()).map(|i| self.line.path(i));
+        paths.filter(|p| p.starts_with(path) && p.rsplit('/').next().unwrap().starts_with(label)).count()
+    }
+}
+
+fn built(k: u64, dp: u32, ring: u32, ulysses: u32) -> Plan {
+    let par = way(dp, ring, ulysses);
+    plans::plan(&model(2, k, false), &par, &work(&par, S, 1, 1), SM)
+}
+
+const FORWARD: &str = "last[0]/fwd[1]/";
+const BACKWARD: &str = "last[0]/bwd[1]/";
+
+#[test]
+fn ulysses_sends_q_k_v_and_o_both_ways() {
+    for (k, p) in [(8, 2), (8, 4), (8, 8), (4, 2), (4, 4), (2, 4), (4, 8), (1, 8), (2, 8)] {
+        let plan = built(k, 1, 1, p as u32);
+        let n = S / p;
+        let (qb, kvb) = (n * A * D * E, 2 * n * k * D * E);
+        // With fewer KV heads than ranks each is sent to p/k of them.
+        let copies = if k < p { p / k } else { 1 };
+        let once = (2 * qb + kvb * copies) / p * (p - 1);
+        let steps = Steps::of(&plan);
+        assert_eq!([steps.sent(FORWARD), steps.sent(BACKWARD)], [once, once], "k {k} P {p}");
+        assert_eq!((steps.count(FORWARD, "attention"), steps.count(BACKWARD, "attention_bwd")), (1, 1));
+    }
+}
+
+#[test]
+fn a_ring_sends_kv_and_brings_dkv_home_in_fp32() {
+    for (k, p) in [(8, 2), (4, 3), (4, 4), (2, 5), (1, 8)] {
+        let plan = built(k, 1, p as u32, 1);
+        let n = S / p;
+        let kvb = 2 * n * k * D * E;
+        let steps = Steps::of(&plan);
+        assert_eq!(steps.sent(FORWARD), (p - 1) * kvb, "k {k} P {p}");
+        assert_eq!(steps.sent(BACKWARD), (p - 1) * kvb + p * 2 * n * k * D * 4, "k {k} P {p}");
+        let counts = ["attention.", "kv_hop"].map(|label| steps.count(FORWARD, label) as u64);
+        assert_eq!(counts, [p, p - 1]);
+        let counts = ["attention_bwd.", "kv_hop", "dkv_hop"].map(|label| steps.count(BACKWARD, label) as u64);
+        assert_eq!(counts, [p, p - 1, p]);
+    }
+}
+
+#[test]
+fn the_hybrid_rings_the_same_kv_with_fewer_hops() {
+    for (k, u, r) in [(8, 2, 2), (4, 4, 3), (4, 2, 4), (2, 4, 2)] {
+        let plan = built(k, 1, r as u32, u as u32);
+        let n = S / (u * r);
+        let (qb, kvb) = (n * A * D * E, 2 * n * k * D * E * if k < u { u / k } else { 1 });
+        let a2a = (2 * qb + kvb) / u * (u - 1);
+        let steps = Steps::of(&plan);
+        assert_eq!(steps.sent(FORWARD), a2a + (r - 1) * kvb, "k {k} U {u} R {r}");
+        assert_eq!(steps.sent(BACKWARD), a2a + (r - 1) * kvb + r * 2 * kvb, "k {k} U {u} R {r}");
+    }
+}
+
+/// Visible pairs of a causal mask.
+fn pairs(s: u64) -> u64 {
+    s * (s + 1) / 2
+}
+
+#[test]
+fn zigzag_gives_every_rank_the_same_attention() {
+    for p in [1, 2, 3, 4, 5, 8] {
+        let plan = built(4, 1, p, 1);
+        let all = cost(&plan, Host::of(&plan, 1.0).machine(), FLAT).unwrap();
+        let (tokens, layers) = (S / u64::from(p), 2);
+        let matmul = 6 * tokens * (layers * (H * (2 * A * D + 2 * 4 * D) + 3 * H * F) + V * H);
+        // Forward 4*b*s^2*a*d / 2, made exact by the diagonal; backward five products for two.
+        let attention = layers * 4 * pairs(S) * A * D / u64::from(p) * 7 / 2;
+        for class in &all.classes {
+            assert_eq!(class.usage.flops, (matmul + attention) as f64, "P {p} rank {}", class.rank);
+        }
+    }
+}
+
+#[test]
+fn model_flops_are_six_a_weight_and_attention() {
+    for name in ["llama-3-8b", "llama-3-70b"] {
+        let m = LlmSpec::find(name).unwrap();
+        let (l, h, s) = (m.layers as f64, m.hidden as f64, 8192.0);
+        let (q, kv) = ((m.heads * m.head_dim) as f64, (m.kv_heads * m.head_dim) as f64);
+        let weights = l * (2.0 * h * q + 2.0 * h * kv + 3.0 * h * m.ffn as f64) + h * m.vocab as f64;
+        let forward_attention = 4.0 * l * q * s * (s + 1.0) / 2.0;
+        for (dp, ring, ulysses) in [(2, 2, 2), (8, 1, 1), (1, 1, 8)] {
+            let par = way(dp, ring, ulysses);
+            let work = work(&par, s as u64, 1, 2);
+            let plan = plans::plan(&m, &par, &work, SM);
+            let sequences = work.global_batch as f64;
+            let model = sequences * (6.0 * weights * s + 3.0 * forward_attention);
+            assert!(close(plan.about.model_flops, model), "{} {model}", plan.about.model_flops);
+            // What runs computes S once more in the backward pass.
+            let host = Host::of(&plan, 1.0);
+            let flops = |plan: &Plan| 8.0 * cost(plan, host.machine(), Effort::SUMS).unwrap().mean().flops;
+            assert!(close(flops(&plan), model + 0.5 * sequences * forward_attention));
+            // Recomputation runs the layers' forward pass, not the head's, once more.
+            let par = Parallelism { recompute: Recompute::Full, ..par };
+            let again = 2.0 * (weights - h * m.vocab as f64) * s + forward_attention;
+            let plan = plans::plan(&m, &par, &work, SM);
+            assert!(close(plan.about.model_flops, model));
+            assert!(close(flops(&plan), model + sequences * (0.5 * forward_attention + again)));
+        }
+    }
+}
+
+fn kind_bytes(plan: &Plan, kind: TensorKind) -> u64 {
+    plan.tensors.iter().filter(|t| t.kind == kind).map(|t| t.bytes() * u64::from(t.slots)).sum()
+}
+
+#[test]
+fn zero_shares_twelve_bytes_a_weight_and_sends_each_gradient_and_weight_once() {
+    // Every slot divides by the ranks, so that nothing is padded.
+    let m = model(3, 4, false);
+    let weights = 3 * (H * (2 * A * D + 2 * 4 * D) + 3 * H * F + 2 * H) + H + 2 * V * H;
+    for (w, zero) in [(1, 0), (1, 1), (4, 0), (4, 1), (8, 1)] {
+        let par = Parallelism { zero, ..way(w, 1, 1) };
+        let plan = plans::plan(&m, &par, &work(&par, 64, 1, 3), SM);
+        let share = if zero == 1 { u64::from(w) } else { 1 };
+        assert_eq!(kind_bytes(&plan, TensorKind::Param), 2 * weights);
+        assert_eq!(kind_bytes(&plan, TensorKind::Grad), 4 * weights + 4, "and the loss");
+        // fp32 weight, first and second moment.
+        assert_eq!(kind_bytes(&plan, TensorKind::OptState), 12 * weights / share, "W {w} ZeRO {zero}");
+        let usage = cost(&plan, Host::of(&plan, 1.0).machine(), Effort::SUMS).unwrap().mean();
+        // Reduce-scatter of 4 bytes and all-gather of 2, or all-reduce of 4; all-reduce of the loss.
+        let once = (f64::from(w) - 1.0) / f64::from(w);
+        let each = if zero == 1 { 4 + 2 } else { 2 * 4 };
+        assert!(close(usage.bytes_scale_up, once * (each * weights + 2 * 4) as f64), "W {w} ZeRO {zero}");
+    }
+}
+
+/// Activations of one layer that the backward pass needs, bytes.
+fn activations(n: u64, k: u64, ulysses: u64) -> u64 {
+    let copies = if k < ulysses { ulysses / k } else { 1 };
+    // The input of the layer and of the feed-forward network, each with its normalised form.
+    let hidden = 4 * n * H * E;
+    let attention = 2 * n * A * D * E + 2 * n * k * D * E * copies + n * A * 4;
+    // After an exchange the output is kept twice: as attention wrote it, and as the projection read it.
+    let exchanged = if ulysses > 1 { n * A * D * E } else { 0 };
+    let ffn = 3 * n * F * E;
+    hidden + attention + exchanged + ffn
+}
+
+#[test]
+fn a_layer_more_keeps_its_activations() {
+    for (k, dp, ring, ulysses) in [(4, 1, 1, 1), (8, 2, 1, 1), (4, 1, 3, 1), (4, 1, 1, 4), (2, 1, 1, 8), (4, 1, 2, 2)] {
+        let alive = |layers, recompute| {
+            let par = Parallelism { recompute, ..way(dp, ring, ulysses) };
+            let plan = plans::plan(&model(layers, k, false), &par, &work(&par, S, 1, 2), SM);
+            let layout = Layout::new(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap();
+            layout.live_by_kind.iter().find(|(kind, _)| *kind == TensorKind::Activation).unwrap().1
+        };
+        let n = S / u64::from(ring * ulysses);
+        assert_eq!(alive(7, Recompute::None) - alive(6, Recompute::None), activations(n, k, u64::from(ulysses)));
+        assert_eq!(alive(7, Recompute::Full) - alive(6, Recompute::Full), n * H * E, "its input");
+    }
+}
