@@ -114,7 +114,6 @@ const REFUSED: &[&str] = &[
     // Absurd sizes.
     "estimate --seq-len 1000000000000",
     "estimate --gpus 1000000000",
-    "estimate --gpus 1048576",
     "estimate --gpus 16384 --ring 16384 --seq-len 1M",
     "estimate --ring 1000000",
     "estimate --micro-batch 18446744073709551615",

@@ -165,7 +165,7 @@ fn render(grid: &Grid, study: &Study, took: f64, files: &[PathBuf]) -> String {
         Batch::GlobalBatch(list) => format!("{list:?} sequences a step"),
     };
     let mut text = format!(
-        "{} on {} x {}, stack {}, {}, {batch}\n\n{}\n",
+        "{} on {} GPUs of {}, stack {}, {}, {batch}\n\n{}\n",
         grid.model,
         grid.gpus,
         grid.cluster,

@@ -12,7 +12,7 @@ impl Report {
     fn headline(&self) -> String {
         let row = &self.row;
         let mut text = format!(
-            "{} on {} x {} ({}), stack {}, {}\n{}\n\n",
+            "{} on {} GPUs of {} ({}), stack {}, {}\n{}\n\n",
             row.model,
             row.gpus,
             row.cluster,
