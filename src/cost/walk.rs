@@ -278,14 +278,20 @@ impl<'p> Walker<'p> {
             let cell = node * self.classes + class;
             let start = self.starts[cell];
             self.ends[cell] = match sheet.act(node, class) {
-                Act::Compute { duration, sm_bound } => Stamp::new(self.compute(class, start, duration, sm_bound), lane),
+                Act::Compute { duration, sm_bound } => {
+                    let (begun, end) = self.compute(class, start, duration, sm_bound);
+                    // Nobody meets a kernel, so this is for spans: waiting for a shared device is not the op's.
+                    self.starts[cell] = Stamp::new(begun, start.lane());
+                    Stamp::new(end, lane)
+                }
                 _ => start,
             };
         }
     }
 
     /// A kernel on the compute lane: waits for its device, and for the SMs that communication holds.
-    fn compute(&mut self, class: usize, ready: Stamp, duration: u64, sm_bound: bool) -> u64 {
+    /// Returns its start and end.
+    fn compute(&mut self, class: usize, ready: Stamp, duration: u64, sm_bound: bool) -> (u64, u64) {
         let device = self.device_of.as_ref().map(|d| d[self.fold.representatives[class] as usize] as usize);
         let start = device.map_or(ready.ps(), |d| ready.ps().max(self.devices[d]));
         let state = &mut self.state[class];
@@ -301,7 +307,7 @@ impl<'p> Walker<'p> {
         if let Some(d) = device {
             self.devices[d] = end;
         }
-        end
+        (start, end)
     }
 
     /// Ends a transfer or collective: when all its meetings have.
