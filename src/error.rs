@@ -55,7 +55,9 @@ impl Error {
                 serde_json::error::Category::Syntax => format!("not valid JSON ({e})"),
                 _ => e.to_string(),
             };
-            Error::spec(file, format!("line {} column {}", e.line(), e.column()), why)
+            // A value that was already parsed has no position.
+            let at = if e.line() == 0 { "contents".into() } else { format!("line {} column {}", e.line(), e.column()) };
+            Error::spec(file, at, why)
         }
     }
 }

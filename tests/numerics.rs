@@ -61,19 +61,7 @@ fn run(plan: &Plan) -> Run {
 }
 
 fn reference(plan: &Plan) -> StepResult {
-    let m = &plan.about.model_spec;
-    let cfg = DenseConfig {
-        layers: m.layers as usize,
-        hidden: m.hidden as usize,
-        heads: m.heads as usize,
-        kv_heads: m.kv_heads as usize,
-        head_dim: m.head_dim as usize,
-        ffn: m.ffn as usize,
-        vocab: m.vocab as usize,
-        eps: m.rms_eps,
-        theta: m.rope_theta,
-        tie: m.tie_embeddings,
-    };
+    let cfg = DenseConfig::from(&plan.about.model_spec);
     let (tokens, targets): (Vec<_>, Vec<_>) =
         (0..plan.about.global_batch).map(|i| inputs::sequence(plan, 7, i)).unzip();
     let adam = AdamConfig { lr: 3e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8 };

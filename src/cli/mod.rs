@@ -1,6 +1,6 @@
 //! The command line. A subcommand a file; nothing below this module sees a flag.
 //!
-//! Every command gives an [`Answer`]: text for people, JSON for scripts. What goes wrong is said on stderr
+//! Every command gives an `Answer`: text for people, JSON for scripts. What goes wrong is said on stderr
 //! (with `--json` on stdout, as `{"error": ..}`), and the exit code is 2.
 
 mod compare;

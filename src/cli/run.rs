@@ -227,19 +227,7 @@ fn small_enough(plan: &Plan) -> Result<()> {
 
 impl Check {
     fn new(plan: &Plan, seed: u64, run: &Run) -> Check {
-        let m = &plan.about.model_spec;
-        let config = reference::DenseConfig {
-            layers: m.layers as usize,
-            hidden: m.hidden as usize,
-            heads: m.heads as usize,
-            kv_heads: m.kv_heads as usize,
-            head_dim: m.head_dim as usize,
-            ffn: m.ffn as usize,
-            vocab: m.vocab as usize,
-            eps: m.rms_eps,
-            theta: m.rope_theta,
-            tie: m.tie_embeddings,
-        };
+        let config = reference::DenseConfig::from(&plan.about.model_spec);
         let (tokens, targets): (Vec<_>, Vec<_>) =
             (0..plan.about.global_batch).map(|i| inputs::sequence(plan, seed, i)).unzip();
         // Of the optimizer nothing is compared.

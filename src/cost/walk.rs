@@ -410,12 +410,11 @@ impl<'p> Walker<'p> {
             let idle: u64 = waited.iter().sum();
             usage.compute = (end - idle) as f64 * 1e-12;
             for (lane, &ps) in self.plan.lanes.iter().zip(&waited) {
-                let axis = match lane {
-                    Lane::Comm(group, _) => group.charged_axis(),
-                    // Ranks that wait for each other's kernels: on a shared device, or at the very end.
-                    Lane::Compute(_) => Axis::Dp,
-                };
-                *usage.exposed.entry(axis).or_default() += ps as f64 * 1e-12;
+                let waited = ps as f64 * 1e-12;
+                match lane {
+                    Lane::Comm(group, _) => *usage.exposed.entry(group.charged_axis()).or_default() += waited,
+                    Lane::Compute(_) => usage.turns += waited,
+                }
             }
             usages.push(usage);
         }

@@ -80,7 +80,7 @@ impl Gather {
             members,
             nodes,
         };
-        shared.hub.start(gather.meeting());
+        shared.hub.start(gather.meeting(), &gather.members);
         Ok(gather)
     }
 

@@ -79,7 +79,7 @@ impl<'a, 'p> Rank<'a, 'p> {
     /// Runs the whole program.
     pub fn run<T: Scalar>(&mut self) -> Result<()> {
         while self.left > 0 {
-            let seen = self.shared.hub.news();
+            let seen = self.shared.hub.news(self.rank);
             // Transfers first: what they bring may be needed, and they do not keep the thread.
             let mut moved = self.post_all()?;
             moved |= self.poll_all()?;

@@ -4,6 +4,7 @@
 //! Legend: s tokens of one sequence, h hidden, a heads, k KV heads, d head dim, f feed-forward width,
 //! v vocabulary. Weights are [out, in], as Hugging Face stores them.
 
+use crate::spec::LlmSpec;
 use ndarray::{Array1, Array2, Axis, s};
 use std::collections::BTreeMap;
 
@@ -19,6 +20,23 @@ pub struct DenseConfig {
     pub theta: f64,
     /// The lm head is the embedding.
     pub tie: bool,
+}
+
+impl From<&LlmSpec> for DenseConfig {
+    fn from(m: &LlmSpec) -> DenseConfig {
+        DenseConfig {
+            layers: m.layers as usize,
+            hidden: m.hidden as usize,
+            heads: m.heads as usize,
+            kv_heads: m.kv_heads as usize,
+            head_dim: m.head_dim as usize,
+            ffn: m.ffn as usize,
+            vocab: m.vocab as usize,
+            eps: m.rms_eps,
+            theta: m.rope_theta,
+            tie: m.tie_embeddings,
+        }
+    }
 }
 
 pub struct AdamConfig {

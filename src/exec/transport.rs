@@ -32,8 +32,8 @@ struct Inner {
     /// Turn that each shared device is at.
     turns: Vec<u32>,
     sent: Vec<u64>,
-    /// Counts everything that could let somebody go on.
-    news: u64,
+    /// Counts, by rank, everything that could let it go on.
+    news: Vec<u64>,
     /// What each rank waits for, while it does.
     waiting: Vec<Option<String>>,
     finished: u32,
@@ -43,15 +43,21 @@ struct Inner {
 
 pub struct Hub {
     inner: Mutex<Inner>,
-    changed: Condvar,
+    /// One a rank: only those are woken whom the news concerns.
+    changed: Vec<Condvar>,
 }
 
 impl Hub {
     pub fn new(ranks: u32, devices: u32) -> Hub {
         let n = ranks as usize;
-        let inner =
-            Inner { turns: vec![0; devices as usize], sent: vec![0; n], waiting: vec![None; n], ..Inner::default() };
-        Hub { inner: Mutex::new(inner), changed: Condvar::new() }
+        let inner = Inner {
+            turns: vec![0; devices as usize],
+            sent: vec![0; n],
+            news: vec![0; n],
+            waiting: vec![None; n],
+            ..Inner::default()
+        };
+        Hub { inner: Mutex::new(inner), changed: (0..n).map(|_| Condvar::new()).collect() }
     }
 
     /// A rank that panicked held no lock that matters: what it left is consistent.
@@ -59,17 +65,21 @@ impl Hub {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Whoever waits may be able to go on, and does not count as waiting until it has looked again.
-    fn tell(&self, inner: &mut Inner) {
-        inner.news += 1;
-        inner.waiting.iter_mut().for_each(|w| *w = None);
-        self.changed.notify_all();
+    /// A rank that waits may be able to go on, and does not count as waiting until it has looked again.
+    fn tell(&self, inner: &mut Inner, rank: u32) {
+        inner.news[rank as usize] += 1;
+        inner.waiting[rank as usize] = None;
+        self.changed[rank as usize].notify_all();
+    }
+
+    fn tell_all(&self, inner: &mut Inner) {
+        (0..self.changed.len() as u32).for_each(|rank| self.tell(inner, rank));
     }
 
     pub fn send(&self, key: Key, data: Data, tag: u32) {
         let mut inner = self.lock();
         inner.mail.insert(key, Message { data, tag });
-        self.tell(&mut inner);
+        self.tell(&mut inner, key.to);
     }
 
     /// Takes a message, if it is there. A sender that waits for delivery may go on from now.
@@ -79,8 +89,8 @@ impl Hub {
         inner.sent[key.from as usize] += message.data.bytes();
         if sender_waits {
             inner.taken.insert(key);
+            self.tell(&mut inner, key.from);
         }
-        self.tell(&mut inner);
         Some((message.data, message.tag))
     }
 
@@ -89,11 +99,14 @@ impl Hub {
         self.lock().taken.remove(&key)
     }
 
-    /// Notes that a member of a collective has started.
-    pub fn start(&self, collective: (u32, u32)) {
+    /// Notes that a member of a collective has started; the last one lets all of them go on.
+    pub fn start(&self, collective: (u32, u32), members: &[u32]) {
         let mut inner = self.lock();
-        *inner.started.entry(collective).or_default() += 1;
-        self.tell(&mut inner);
+        let started = inner.started.entry(collective).or_default();
+        *started += 1;
+        if *started == members.len() as u32 {
+            members.iter().for_each(|&m| self.tell(&mut inner, m));
+        }
     }
 
     pub fn started(&self, collective: (u32, u32)) -> u32 {
@@ -104,36 +117,40 @@ impl Hub {
         self.lock().turns[device as usize]
     }
 
-    pub fn end_turn(&self, device: u32) {
+    /// Ends a turn on a shared device; the next is `rank`'s.
+    pub fn end_turn(&self, device: u32, next: Option<u32>) {
         let mut inner = self.lock();
         inner.turns[device as usize] += 1;
-        self.tell(&mut inner);
+        if let Some(rank) = next {
+            self.tell(&mut inner, rank);
+        }
     }
 
-    pub fn news(&self) -> u64 {
-        self.lock().news
+    pub fn news(&self, rank: u32) -> u64 {
+        self.lock().news[rank as usize]
     }
 
     pub fn sent_bytes(&self) -> Vec<u64> {
         self.lock().sent.clone()
     }
 
-    /// Waits until there is news since `seen`. If no rank is left that could bring any, stops everybody and
-    /// says who waits for what.
+    /// Waits until there is news for `rank` since `seen`. If no rank is left that could bring any, stops
+    /// everybody and says who waits for what.
     pub fn wait(&self, rank: u32, seen: u64, what: impl FnOnce() -> String) -> Result<(), Error> {
         let mut inner = self.lock();
-        if inner.stop.is_none() && inner.news == seen {
-            inner.waiting[rank as usize] = Some(what());
+        let r = rank as usize;
+        if inner.stop.is_none() && inner.news[r] == seen {
+            inner.waiting[r] = Some(what());
             let all = inner.waiting.iter().filter(|w| w.is_some()).count() + inner.finished as usize;
             if all == inner.waiting.len() {
                 inner.stop = Some(deadlock(&inner.waiting));
-                self.tell(&mut inner);
+                self.tell_all(&mut inner);
             }
         }
-        while inner.stop.is_none() && inner.news == seen {
-            inner = self.changed.wait(inner).unwrap_or_else(|poisoned| poisoned.into_inner());
+        while inner.stop.is_none() && inner.news[r] == seen {
+            inner = self.changed[r].wait(inner).unwrap_or_else(|poisoned| poisoned.into_inner());
         }
-        inner.waiting[rank as usize] = None;
+        inner.waiting[r] = None;
         self.check(&inner)
     }
 
@@ -147,14 +164,15 @@ impl Hub {
     pub fn finish(&self) {
         let mut inner = self.lock();
         inner.finished += 1;
-        self.tell(&mut inner);
+        // Those left may now be waiting for nobody: let them look, and find out.
+        self.tell_all(&mut inner);
     }
 
     /// Stops everybody for a reason; the first reason stands.
     pub fn stop(&self, why: String) {
         let mut inner = self.lock();
         inner.stop.get_or_insert(why);
-        self.tell(&mut inner);
+        self.tell_all(&mut inner);
     }
 
     /// Why everybody stopped, if they did.

@@ -11,6 +11,8 @@ use crate::plan::{OpKind, Plan, order};
 pub struct Turns {
     device: Vec<u32>,
     turn: Vec<Vec<u32>>,
+    /// The rank of each turn of each device.
+    order: Vec<Vec<u32>>,
 }
 
 impl Turns {
@@ -23,13 +25,13 @@ impl Turns {
         for rank in (0..ranks).filter(|&r| shared[r as usize]) {
             turn[rank as usize] = vec![0; line(rank).nodes.len()];
         }
-        let mut next = vec![0; devices.iter().max().map_or(0, |d| *d as usize + 1)];
+        let mut order: Vec<Vec<u32>> = vec![vec![]; devices.iter().max().map_or(0, |d| *d as usize + 1)];
         let mut take = |rank: u32, node: u32| {
             let compute = matches!(line(rank).nodes[node as usize].op.kind, OpKind::Compute { .. });
             if shared[rank as usize] && compute {
                 let d = devices[rank as usize] as usize;
-                turn[rank as usize][node as usize] = next[d];
-                next[d] += 1;
+                turn[rank as usize][node as usize] = order[d].len() as u32;
+                order[d].push(rank);
             }
         };
         if order::in_step(plan, lines, matching) {
@@ -41,7 +43,7 @@ impl Turns {
                 take(moment.rank, moment.node);
             }
         }
-        Ok(Turns { device: devices.to_vec(), turn })
+        Ok(Turns { device: devices.to_vec(), turn, order })
     }
 
     pub fn is_mine(&self, hub: &Hub, rank: u32, node: u32) -> bool {
@@ -49,9 +51,10 @@ impl Turns {
         turns.is_empty() || hub.turn(self.device[rank as usize]) == turns[node as usize]
     }
 
-    pub fn end(&self, hub: &Hub, rank: u32, _node: u32) {
-        if !self.turn[rank as usize].is_empty() {
-            hub.end_turn(self.device[rank as usize]);
+    pub fn end(&self, hub: &Hub, rank: u32, node: u32) {
+        let (device, turns) = (self.device[rank as usize], &self.turn[rank as usize]);
+        if let Some(turn) = turns.get(node as usize) {
+            hub.end_turn(device, self.order[device as usize].get(*turn as usize + 1).copied());
         }
     }
 }

@@ -8,6 +8,8 @@ use crate::strategy::feasible;
 /// Elements of one tensor, and tokens of a step.
 const MOST_ELEMS: f64 = (1u64 << 48) as f64;
 const MOST_LAYERS: u64 = 2048;
+/// Folding the ranks of long rings into classes takes seconds here, and minutes beyond.
+const MOST_RANKS: u64 = 1 << 17;
 /// The ranks of a ring all do different work, and its hops are written out one by one.
 const MOST_RING: u32 = 1024;
 /// Every pair of slots may be looked at to place them in memory.
@@ -22,6 +24,10 @@ fn too_much(what: String) -> Result<()> {
 /// What can be told before the plan is built.
 pub fn before(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     feasible::check(model, work, par)?;
+    let ranks = u64::from(par.dp) * u64::from(par.ring) * u64::from(par.ulysses);
+    if ranks > MOST_RANKS {
+        return too_much(format!("{ranks} GPUs are more than the {MOST_RANKS} that this version predicts"));
+    }
     if par.ring > MOST_RING {
         return too_much(format!("ring {} is more than {MOST_RING}; raise dp or ulysses instead", par.ring));
     }
@@ -97,13 +103,14 @@ mod tests {
     #[test]
     fn what_no_machine_has_is_named() {
         let model = LlmSpec::find("tiny").unwrap();
-        let work = Workload { seq_len: 1 << 20, global_batch: 1 << 15, micro_batch: 1, dtype: Dtype::Bf16 };
-        let par = Parallelism { dp: 1, ring: 1, ulysses: 1, zero: 0, recompute: Recompute::None };
+        let work = Workload { seq_len: 1 << 20, global_batch: 1 << 18, micro_batch: 1, dtype: Dtype::Bf16 };
+        let par = Parallelism { dp: 4, ring: 1, ulysses: 1, zero: 0, recompute: Recompute::None };
         before(&model, &work, &par).unwrap();
         let said =
             |model: &LlmSpec, work: &Workload, par: &Parallelism| before(model, work, par).unwrap_err().to_string();
         let deep = LlmSpec { layers: 1_000_000, ..model.clone() };
         assert!(said(&deep, &work, &par).contains("1000000 layers"));
+        assert!(said(&model, &work, &Parallelism { dp: 1 << 18, ..par }).contains("262144 GPUs"));
         assert!(said(&model, &work, &Parallelism { ring: 2048, ..par }).contains("ring 2048"));
         let wide = LlmSpec { vocab: 1 << 30, hidden: 1 << 20, ..model.clone() };
         assert!(said(&wide, &work, &par).contains("weights of"));
