@@ -13,6 +13,7 @@ use crate::spec::StackSpec;
 use crate::timeline::Timeline;
 use crate::units::FlopsPerSec;
 use serde::Serialize;
+use statrs::distribution::{ContinuousCDF, Normal};
 
 /// A plan with everything that was found out about it.
 pub struct Costed<'a> {
@@ -48,7 +49,7 @@ impl Costed<'_> {
             gpu: self.cluster.gpu.name.clone(),
             dtype: self.plan.about.dtype.clone(),
             plan: self.plan.hash(),
-            interval_95_s: [(step - 1.96 * usage.sd).max(0.0), step + 1.96 * usage.sd],
+            interval_95_s: interval(step, usage.sd),
             interval_rests_on: "the spread of the kernels' calibration, all kernels erring together; links add none",
             kernels: shares(usage.by_kernel.iter().map(|(k, s)| (*k, *s)), step),
             slowed_s: (usage.compute - kernels).max(0.0),
@@ -137,4 +138,9 @@ pub struct Report {
     pub model_flops_per_gpu: f64,
     pub executed_flops_per_gpu: f64,
     pub peak_flops_per_s: f64,
+}
+/// The 95 % interval of a normal distribution; times are not negative.
+fn interval(mean: f64, sd: f64) -> [f64; 2] {
+    let half = Normal::standard().inverse_cdf(0.975) * sd;
+    [(mean - half).max(0.0), mean + half]
 }
