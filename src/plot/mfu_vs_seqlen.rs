@@ -10,6 +10,7 @@ use plotters::style::RGBColor;
 
 use super::rows::{self, Row};
 use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, Point, Shape, ramp, save};
+use super::ways::{Best, Family, best, meaning};
 use crate::error::{Error, Result};
 
 /// Writes `mfu_vs_seqlen.svg` and `.png`, or one pair for each model, cluster, stack and size where the study has more.
@@ -55,112 +56,6 @@ impl Notes {
         Ok(Notes { title: field("title"), dtype: field("dtype") })
     }
 }
-
-// ---- what to show
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Family {
-    NoSplit,
-    Ulysses,
-    Ring,
-    Usp,
-}
-
-/// A way to split the sequence. The order is that of the legend.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Way {
-    family: Family,
-    degree: u64,
-    ulysses: u32,
-    ring: u32,
-    strategy: String,
-}
-
-impl Way {
-    fn of(row: &Row) -> Way {
-        let (ulysses, ring) = (row.ulysses, row.ring);
-        let family = match (ulysses > 1, ring > 1) {
-            (false, false) => Family::NoSplit,
-            (true, false) => Family::Ulysses,
-            (false, true) => Family::Ring,
-            (true, true) => Family::Usp,
-        };
-        Way { family, degree: u64::from(ulysses) * u64::from(ring), ulysses, ring, strategy: row.strategy.clone() }
-    }
-
-    /// Says the order of a ring's chunks; zigzag is what a plain "ring" means here.
-    fn label(&self) -> String {
-        let (u, r) = (self.ulysses, self.ring);
-        match self.family {
-            Family::NoSplit => "no split".into(),
-            Family::Ulysses => format!("Ulysses {u}"),
-            Family::Ring => match self.strategy.split_once(['-', '_', ' ']) {
-                Some(("ring", order)) => format!("Ring {r} ({order})"),
-                _ => format!("Ring {r} (zigzag)"),
-            },
-            Family::Usp => format!("USP {u} x {r}"),
-        }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq)]
-enum Best {
-    Mfu {
-        mfu: f64,
-        full_recompute: bool,
-    },
-    /// No configuration fits; the kind of reason.
-    Never(String),
-}
-
-/// The best of each way at each length.
-fn best(rows: &[Row]) -> BTreeMap<Way, BTreeMap<u64, Best>> {
-    let mut all: BTreeMap<Way, BTreeMap<u64, Best>> = BTreeMap::new();
-    for row in rows {
-        let new = match &row.mfu {
-            Ok(mfu) => Best::Mfu { mfu: *mfu, full_recompute: row.recompute == "full" },
-            Err(why) => Best::Never(reason(why)),
-        };
-        let points = all.entry(Way::of(row)).or_default();
-        if points.get(&row.seq_len).is_none_or(|old| better(&new, old)) {
-            points.insert(row.seq_len, new);
-        }
-    }
-    all
-}
-
-/// Of two reasons, memory: the plan passed every other check before its memory was counted.
-fn better(new: &Best, old: &Best) -> bool {
-    match (new, old) {
-        (Best::Mfu { mfu: a, .. }, Best::Mfu { mfu: b, .. }) => a > b,
-        (Best::Mfu { .. }, Best::Never(_)) => true,
-        (Best::Never(a), Best::Never(b)) => a == "memory" && b != "memory",
-        (Best::Never(_), Best::Mfu { .. }) => false,
-    }
-}
-
-/// The word before the colon, or the first two words.
-fn reason(why: &str) -> String {
-    let kind = match why.split_once(':') {
-        Some((kind, _)) => kind.trim().to_string(),
-        None => why.split_whitespace().take(2).collect::<Vec<_>>().join(" "),
-    };
-    if kind.is_empty() { "unsaid".into() } else { kind.chars().take(14).collect() }
-}
-
-/// What a kind of reason means, for the legend.
-fn meaning(reason: &str) -> &str {
-    match reason {
-        "memory" => "more than a GPU holds",
-        "heads" => "do not divide over Ulysses",
-        "batch" => "too few sequences for dp",
-        "sequence" => "does not divide evenly",
-        "degrees" => "do not make the GPUs",
-        _ => "see rows.csv",
-    }
-}
-
-// ---- how it looks
 
 /// Light for a low degree, dark for a high one.
 const NO_SPLITS: [RGBColor; 1] = [RGBColor(110, 110, 110)];
@@ -579,6 +474,7 @@ fn cross_notes(lanes: &[Lane], top: f64) -> Vec<Mark> {
 #[cfg(test)]
 mod tests {
     use super::super::style::WIDTH;
+    use super::super::ways::reason;
     use super::*;
 
     fn row(seq_len: u64, (ulysses, ring): (u32, u32), recompute: &str, mfu: std::result::Result<f64, &str>) -> Row {

@@ -6,6 +6,7 @@
 pub mod mfu_vs_seqlen;
 pub mod rows;
 pub mod style;
+mod ways;
 
 use std::path::{Path, PathBuf};
 
