@@ -4,6 +4,7 @@
 mod plans;
 
 use foretrain::cost::{Effort, cost};
+use foretrain::plan::builder::Via;
 use foretrain::plan::*;
 use foretrain::spec::*;
 use foretrain::strategy::Engines;
@@ -15,7 +16,7 @@ use proptest::prelude::*;
 fn adds_up(t: &Timeline) {
     for class in &t.classes {
         let (u, step) = (&class.usage, t.step.value());
-        assert!(close(u.compute + u.exposed_total(), step), "rank {}: {u:?} in {step}", class.rank);
+        assert!(close(u.compute + u.exposed_total() + u.turns, step), "rank {}: {u:?} in {step}", class.rank);
         assert!(u.by_kernel.values().sum::<f64>() <= u.compute * (1.0 + 1e-9), "kernels fit in the time they took");
         assert!(u.exposed.values().all(|t| *t >= 0.0));
     }
@@ -130,4 +131,58 @@ fn ranks_on_one_device_take_turns() {
     let alone = cost(&plan, host.machine(), FLAT).unwrap();
     let busy = |t: &Timeline| t.classes.iter().map(|c| c.usage.compute).fold(0.0, f64::max);
     assert!(all.step.value() >= 2.0 * busy(&alone), "two ranks' kernels, one after the other");
+}
+
+/// Two ranks and a program of its own: `write` fills tensors and blocks, `MANY` elements each.
+const MANY: u64 = 1 << 20;
+
+fn by_hand(write: impl Fn(&mut Builder, Via)) -> Plan {
+    let par = way(1, 2, 1);
+    let mut plan = plans::plan(&model(1, 4, false), &par, &work(&par, 16, 1, 1), SM);
+    let (mut b, group) = (Builder::new(), Group::axes(&[Axis::Cp]));
+    write(&mut b, Via { group: &group, index: 0, engine: Engine::CopyEngine });
+    plan.programs = vec![Program { name: "hand".into(), ops: b.finish() }];
+    (plan.lanes, plan.tensors, plan.blocks) = (b.lanes, b.tensors, b.blocks);
+    plan
+}
+
+/// Declares a tensor and fills every slot of it.
+fn filled(b: &mut Builder, name: &str, slots: u32) -> Buf {
+    let t = b.tensor(name, &[MANY], Dtype::F32, TensorKind::CommBuffer, slots);
+    for slot in 0..slots {
+        b.compute(&format!("fill.{name}.{slot}"), Kernel::Fill { elems: MANY }, &[], &[t.slot(slot)]);
+    }
+    t
+}
+
+/// Iterations that look alike until one of them meets a slot that something slow is still writing.
+#[test]
+fn a_stride_stops_short_of_what_is_still_under_way() {
+    let plan = by_hand(|b, via| {
+        let (src, walked, out) = (filled(b, "src", 1), filled(b, "walked", 12), filled(b, "out", 1));
+        b.open("read");
+        let x = b.formal("x");
+        b.compute("read", Kernel::Cast { elems: MANY }, &[x], &[out]);
+        let block = b.close();
+        b.hop("slow", via, 1, src, walked.slot(8), 0);
+        b.call("reads", block, 12, &[each(walked, 0, 1, 12)]);
+    });
+    agree(&plan, &Host::of(&plan, 30.0));
+}
+
+/// Iterations that look alike until they meet what an iteration some way back sent off slowly.
+#[test]
+fn a_stride_waits_for_what_iterations_further_back_began() {
+    for (slots, behind) in [(3, 1), (5, 1), (5, 3), (7, 2)] {
+        let plan = by_hand(|b, via| {
+            let (src, ring, out) = (filled(b, "src", 1), filled(b, "ring", slots), filled(b, "out", 1));
+            b.open("pass");
+            let [from, to] = ["from", "to"].map(|name| b.formal(name));
+            b.hop("hop", via, 1, src, to, 0);
+            b.compute("read", Kernel::Cast { elems: MANY }, &[from], &[out]);
+            let block = b.close();
+            b.call("passes", block, 24, &[each(ring, behind, 1, slots), each(ring, 0, 1, slots)]);
+        });
+        agree(&plan, &Host::of(&plan, 30.0));
+    }
 }
