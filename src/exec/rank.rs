@@ -255,13 +255,13 @@ impl<'a, 'p> Rank<'a, 'p> {
     }
 
     fn store(&mut self, node: u32, leg: &Leg, place: &Place, data: &Data, tag: u32) -> Result<()> {
-        let fail = |why: String| Error::device(format!("rank {}, {}", self.rank, self.line.path(node as usize)), why);
+        let path = format!("rank {}, {}", self.rank, self.line.path(node as usize));
+        let fail = |why: String| Error::device(path, why);
         if tag != leg.tag {
             return Err(fail(format!("a message tagged {tag} arrives where {} is expected", leg.tag)));
         }
         let part = self.arena.whole(place);
-        let stored = self.arena.write(&part, data);
-        stored.map_err(|why| Error::device(format!("rank {}, {}", self.rank, self.line.path(node as usize)), why))
+        self.arena.write(&part, data).map_err(fail)
     }
 
     /// Runs a kernel, if one can start.

@@ -104,6 +104,17 @@ pub struct Buf {
 }
 
 impl Buf {
+    /// The tensor of a buffer that was declared on the plan.
+    ///
+    /// # Panics
+    /// For a formal, which is another tensor in every call.
+    pub fn tensor(self) -> TensorId {
+        match self.of {
+            TensorRef::Tensor(id) => id,
+            TensorRef::Formal(i) => panic!("formal {i} is no tensor of the plan"),
+        }
+    }
+
     pub fn slot(self, slot: u32) -> Buf {
         Buf { slot, ..self }
     }

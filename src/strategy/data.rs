@@ -2,9 +2,7 @@
 //! data and the sequence ranks alike. ZeRO stage 1 (arXiv:1910.02054) scatters the sum, lets each rank
 //! run Adam on its share, and gathers the new weights.
 
-use crate::plan::{
-    Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, TensorRef, Via,
-};
+use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, Via};
 
 /// A flat tensor of weights (a slot a layer) with what the optimizer keeps for it.
 #[derive(Clone, Copy)]
@@ -78,17 +76,13 @@ impl DataParallel {
 
     /// What the executor needs to fill the master copies.
     pub fn masters(&self, all: &[FlatWeights]) -> Vec<Master> {
-        let id = |buf: Buf| match buf.of {
-            TensorRef::Tensor(id) => id,
-            TensorRef::Formal(_) => unreachable!("weights are declared on the plan"),
-        };
         let group = self.sharded().then(Self::group);
         all.iter()
             .filter_map(|w| Some((w, w.master?)))
             .map(|(w, m)| Master {
-                weight: id(w.weight),
-                master: id(m),
-                grad_share: id(w.grad_share),
+                weight: w.weight.tensor(),
+                master: m.tensor(),
+                grad_share: w.grad_share.tensor(),
                 group: group.clone(),
             })
             .collect()

@@ -330,15 +330,11 @@ impl<'a> Step<'a> {
     }
 
     fn params(&self) -> Vec<Param> {
-        let id = |buf: Buf| match buf.of {
-            TensorRef::Tensor(id) => id,
-            TensorRef::Formal(_) => unreachable!("weights are declared on the plan"),
-        };
         let (h, v) = (self.model.hidden, self.model.vocab);
         let param = |name: String, w: &FlatWeights, slot, rows, shape: Vec<u64>| Param {
             name,
-            weight: id(w.weight),
-            grad: id(w.grad),
+            weight: w.weight.tensor(),
+            grad: w.grad.tensor(),
             slot,
             rows,
             shape,
@@ -383,22 +379,18 @@ impl<'a> Step<'a> {
     }
 
     fn finish(mut self) -> Plan {
-        let id = |buf: Buf| match buf.of {
-            TensorRef::Tensor(id) => id,
-            TensorRef::Formal(_) => unreachable!("declared on the plan"),
-        };
         let params = self.params();
         let masters = self.dp.masters(&[self.layers, self.embed, self.head]);
         let about = self.about();
         let inputs = Inputs {
-            tokens: id(self.tokens),
-            targets: id(self.targets),
+            tokens: self.tokens.tensor(),
+            targets: self.targets.tensor(),
             segs: self.layer.segs.clone(),
             batch: self.work.micro_batch,
             vocab: self.model.vocab,
             microbatches: self.microbatches,
-            loss: id(self.loss),
-            hidden: id(self.x),
+            loss: self.loss.tensor(),
+            hidden: self.x.tensor(),
             hidden_slot: self.layer_count(),
         };
         let ops = self.b.finish();
