@@ -51,6 +51,11 @@ impl Layout {
         Ok(place(plan, &before, items))
     }
 
+    /// Bytes of weights, gradients and optimizer state, which no split of the sequence makes fewer.
+    pub fn persisting(&self) -> u64 {
+        self.live_by_kind.iter().filter(|(kind, _)| kind.persists()).map(|(_, bytes)| bytes).sum()
+    }
+
     /// Byte offset of a slot in the arena; none for a slot that no op touches.
     pub fn offset(&self, at: SlotId) -> Option<u64> {
         self.offsets[at.tensor as usize][at.slot as usize]

@@ -84,8 +84,9 @@ impl Row {
         }
     }
 
-    /// Notes the memory of a rank, and with it whether the plan can run.
-    pub fn set_memory(&mut self, plan: u64, cluster: &Cluster, stack: &StackSpec) {
+    /// Notes the memory of a rank, `persisting` of it weights, gradients and optimizer state, and with it
+    /// whether the plan can run.
+    pub fn set_memory(&mut self, plan: u64, persisting: u64, cluster: &Cluster, stack: &StackSpec) {
         let reserved = stack.reserved_memory.value.value();
         let capacity = cluster.gpu.memory.value.value();
         let needed = plan as f64 + reserved;
@@ -94,18 +95,25 @@ impl Row {
         self.why = match self.feasible {
             true => String::new(),
             false => format!(
-                "memory: needs {} ({} plan + {} reserved) of {}; {} would lower it",
+                "memory: needs {} ({} plan + {} reserved) of {}; {}",
                 human::bytes(needed),
                 human::bytes(plan as f64),
                 human::bytes(reserved),
                 human::bytes(capacity),
-                self.memory_remedies()
+                self.memory_remedy(persisting, capacity - reserved)
             ),
         };
     }
 
     /// What would help and is not done already.
-    fn memory_remedies(&self) -> String {
+    fn memory_remedy(&self, persisting: u64, room: f64) -> String {
+        if persisting as f64 > room && (self.zero > 0 || self.gpus == 1) {
+            return format!(
+                "weights, gradients and optimizer state alone are {}, and this version shards only the last: \
+                 use a smaller model or a GPU with more memory",
+                human::bytes(persisting as f64)
+            );
+        }
         let remedies = [
             (self.recompute == "none", "recompute full"),
             (self.dp > 1, "a larger ring or ulysses"),
@@ -114,9 +122,9 @@ impl Row {
         ];
         let open: Vec<&str> = remedies.iter().filter(|(open, _)| *open).map(|(_, what)| *what).collect();
         match open.split_last() {
-            None => "more GPUs in the ring or ulysses, or a shorter sequence,".into(),
-            Some((last, [])) => last.to_string(),
-            Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
+            None => "more GPUs in the ring or ulysses, or a shorter sequence, would lower it".into(),
+            Some((last, [])) => format!("{last} would lower it"),
+            Some((last, rest)) => format!("{} or {last} would lower it", rest.join(", ")),
         }
     }
 
@@ -268,14 +276,16 @@ mod tests {
     fn too_much_memory_is_answered_with_what_is_still_open() {
         let (cluster, stack) = machine();
         let mut row = Row { recompute: "none".into(), dp: 2, micro_batch: 1, gpus: 64, ..Row::default() };
-        row.set_memory(90 << 30, &cluster, &stack);
+        row.set_memory(90 << 30, 40 << 30, &cluster, &stack);
         let all = "memory: needs 94.0 GiB (90.0 GiB plan + 4.0 GiB reserved) of 79.6 GiB; \
                    recompute full, a larger ring or ulysses or zero 1 would lower it";
         assert_eq!((row.why.as_str(), row.feasible), (all, false));
         row = Row { recompute: "full".into(), dp: 1, zero: 1, micro_batch: 2, ..row };
-        row.set_memory(90 << 30, &cluster, &stack);
+        row.set_memory(90 << 30, 40 << 30, &cluster, &stack);
         assert!(row.why.ends_with("GiB; a smaller micro_batch would lower it"), "{}", row.why);
-        row.set_memory(70 << 30, &cluster, &stack);
+        row.set_memory(90 << 30, 80 << 30, &cluster, &stack);
+        assert!(row.why.ends_with("a smaller model or a GPU with more memory"), "{}", row.why);
+        row.set_memory(70 << 30, 40 << 30, &cluster, &stack);
         assert!(row.feasible && row.why.is_empty());
     }
 }

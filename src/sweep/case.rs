@@ -188,7 +188,7 @@ impl Case {
         let plan = self.plan(point)?;
         let layout = self.layout(&plan)?;
         let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
-        row.set_memory(layout.bytes, &self.cluster, &self.stack);
+        row.set_memory(layout.bytes, layout.persisting(), &self.cluster, &self.stack);
         if row.feasible {
             row.set_time(&self.cost(&plan)?, plan.about.model_flops, self.peak.value());
         }
