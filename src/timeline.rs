@@ -43,8 +43,8 @@ pub struct Usage {
     pub bytes_scale_out: f64,
     /// Time of kernels and transfers by how its number is known.
     pub by_provenance: BTreeMap<&'static str, f64>,
-    /// Variance of the step from the spread of the kernels' calibration, in s^2, kernels of one curve
-    /// erring together.
+    /// Standard deviation of the kernels' time from the spread of their calibration, in s, all kernels erring
+    /// together.
     pub sd: f64,
 }
 

@@ -4,7 +4,8 @@
 //! starts to move when everyone it meets has started. Three things slow ops down besides:
 //!
 //! * a kernel bound by SMs loses those that communication kernels posted before it occupy;
-//! * two transfers through one port of a rank follow one another, since together they cannot be faster;
+//! * a transfer has 1 / (k + 1) of a port of a rank while k that were posted before it hold it. Those are not
+//!   slowed in turn, so that a shared port is if anything too fast here;
 //! * ranks that share a device take turns.
 //!
 //! Time is integer picoseconds and every duration is rounded once, so that equal things are equal.

@@ -27,7 +27,7 @@ impl Report {
         let mut table = Table::new("<<<");
         let or = |v: Option<f64>| v.unwrap_or(f64::NAN);
         let [low, high] = self.interval_95_s.map(seconds);
-        let interval = format!("95 % between {low} and {high}: the kernels' calibration, all erring together");
+        let interval = format!("95 % between {low} and {high}: the spread of the kernels alone; links add none");
         table.row(["step", &seconds(or(row.step_time_s)), &interval]);
         let mfu = format!("of {}; HFU {}", decimal(self.peak_flops_per_s, "FLOP/s"), percent(or(row.hfu)));
         table.row(["MFU", &percent(or(row.mfu)), &mfu]);

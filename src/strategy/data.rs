@@ -89,7 +89,7 @@ impl DataParallel {
     }
 
     /// Sums the gradient of one slot over the ranks that share its weights.
-    pub fn sync(&self, b: &mut Builder, label: &str, w: &FlatWeights, grad: Buf, share: Buf) {
+    pub fn sync(&self, b: &mut Builder, label: &str, grad: Buf, share: Buf) {
         if self.ranks == 1 {
             return;
         }
@@ -97,7 +97,6 @@ impl DataParallel {
             true => (CollectiveKind::ReduceScatter, share),
             false => (CollectiveKind::AllReduce, grad),
         };
-        debug_assert!(w.elems.is_multiple_of(self.ranks));
         self.collective(b, label, kind, grad, dst, self.acc);
     }
 

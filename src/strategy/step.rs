@@ -199,7 +199,7 @@ impl<'a> Step<'a> {
         let mut args: Vec<Arg> = [w, g, x, dy, dx].map(Arg::from).to_vec();
         args.extend(saved_args(&keep, self.layer.ulysses.is_some(), Arg::from));
         self.b.call("bwd", self.layer_bwd, 1, &args);
-        self.dp.sync(&mut self.b, "grad_sum", &self.layers, g, share);
+        self.dp.sync(&mut self.b, "grad_sum", g, share);
         self.b.close()
     }
 
@@ -230,7 +230,7 @@ impl<'a> Step<'a> {
         let grad = self.embed_rows(self.embed.grad);
         self.b.compute("embed_bwd", embed_bwd, &[tokens, self.dx.slot(l % 2), grad], &[grad]);
         if last {
-            self.dp.sync(&mut self.b, "grad_sum.embed", &self.embed, self.embed.grad, self.dp.share_of(&self.embed));
+            self.dp.sync(&mut self.b, "grad_sum.embed", self.embed.grad, self.dp.share_of(&self.embed));
         }
         self.b.close()
     }
@@ -295,7 +295,7 @@ impl<'a> Step<'a> {
         let reads = [x, norm_w, self.d_normed, zero, norm_g];
         b.compute("final_norm_bwd", Kernel::NormBwd { rows: n, cols: h, eps }, &reads, &[self.dx.slot(0), norm_g]);
         if last {
-            self.dp.sync(b, "grad_sum.head", &self.head, self.head.grad, self.dp.share_of(&self.head));
+            self.dp.sync(b, "grad_sum.head", self.head.grad, self.dp.share_of(&self.head));
         }
     }
 
