@@ -27,7 +27,8 @@ struct Case {
 }
 
 fn cases() -> [Case; 4] {
-    let way = |dp, ring, ulysses, recompute| Parallelism { dp, ring, ulysses, zero: 1, recompute };
+    let way =
+        |dp, ring, ulysses, recompute| Parallelism { dp, ring, ulysses, zero: 1, recompute, ..Parallelism::default() };
     [
         Case { name: "ring8", par: way(8, 8, 1, Recompute::None), seq_len: 65536, batches: 8, flat: true },
         Case { name: "ulysses8", par: way(8, 1, 8, Recompute::Full), seq_len: 65536, batches: 8, flat: true },

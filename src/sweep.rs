@@ -71,7 +71,7 @@ fn still_right(grid: &Grid, case: &Case, points: &[Point], rows: &[Row]) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{Dtype, Recompute};
+    use crate::spec::{Dtype, Options, Recompute};
     use std::fs;
 
     fn grid() -> Grid {
@@ -92,6 +92,7 @@ mod tests {
             ep: vec![1],
             zero: vec![1],
             recompute: vec![Recompute::None, Recompute::Full],
+            options: vec![Options::default()],
         }
     }
 

@@ -46,7 +46,7 @@ impl<'a> Steps<'a> {
             match &self.line.nodes[i].op.kind {
                 OpKind::Transfer { .. } => payload,
                 OpKind::Collective { kind: CollectiveKind::AllToAll, .. } => {
-                    let p = u64::from(self.plan.about.ulysses);
+                    let p = u64::from(self.plan.about.par.ulysses);
                     payload / p * (p - 1)
                 }
                 _ => 0,

@@ -78,7 +78,7 @@ fn shared_bytes_are_safe(plan: &Plan) -> (u64, u64) {
 #[test]
 fn shared_bytes_are_never_alive_at_once() {
     for (dp, ring, ulysses, layers, batches) in [(2, 1, 1, 3, 5), (1, 3, 1, 4, 4), (1, 1, 4, 5, 2), (1, 2, 2, 3, 6)] {
-        for recompute in Recompute::ALL {
+        for recompute in [Recompute::None, Recompute::Full] {
             for zero in [0, 1] {
                 let par = Parallelism { recompute, zero, ..way(dp, ring, ulysses) };
                 let plan = plans::plan(&model(layers, 4, zero == 0), &par, &work(&par, 96, 2, batches), SM);
@@ -91,7 +91,7 @@ fn shared_bytes_are_never_alive_at_once() {
 
 #[test]
 fn iterations_that_are_not_walked_change_nothing() {
-    for recompute in Recompute::ALL {
+    for recompute in [Recompute::None, Recompute::Full] {
         let layout = |batches| {
             let par = Parallelism { recompute, ..way(1, 2, 2) };
             let plan = plans::plan(&model(3, 4, false), &par, &work(&par, 96, 1, batches), SM);

@@ -111,7 +111,7 @@ fn holds(case: &Case, tolerance: f64) {
 }
 
 fn case() -> Case {
-    let par = Parallelism { dp: 1, ring: 1, ulysses: 1, zero: 0, recompute: Recompute::None };
+    let par = Parallelism::default();
     Case {
         layers: 2,
         kv_heads: 2,
@@ -145,14 +145,14 @@ fn ulysses_with_more_ranks_than_kv_heads() {
 
 #[test]
 fn everything_at_once() {
-    let par = Parallelism { dp: 2, ring: 3, ulysses: 2, zero: 1, recompute: Recompute::Full };
+    let par = Parallelism { dp: 2, ring: 3, ulysses: 2, zero: 1, recompute: Recompute::Full, ..Parallelism::default() };
     holds(&Case { layers: 3, batch: 2, microbatches: 3, par, ..case() }, 1e-10);
 }
 
 fn cases() -> impl Strategy<Value = Case> {
     let par = (1u32..=2, 1u32..=5, 0usize..4, 0u32..=1, any::<bool>()).prop_map(|(dp, ring, u, zero, full)| {
         let recompute = if full { Recompute::Full } else { Recompute::None };
-        Parallelism { dp, ring, ulysses: [1, 2, 3, 4][u], zero, recompute }
+        Parallelism { dp, ring, ulysses: [1, 2, 3, 4][u], zero, recompute, ..Parallelism::default() }
     });
     let model = (1u64..=3, 1u64..=4, 1u64..=4, 1u64..=2, 1u64..=7, any::<bool>());
     let work = (1u64..=3, 1u64..=2, 1u64..=3);

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::plan::{About, Plan, check};
-use crate::spec::{Architecture, ClusterSpec, Dtype, GpuSpec, LlmSpec, Recompute};
+use crate::spec::{Architecture, ClusterSpec, Dtype, GpuSpec, LlmSpec, Options, Parallelism, Recompute};
 use crate::sweep::{Case, Point};
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub struct Config {
     /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
     #[arg(long, value_name = "NAME")]
     stack: Option<String>,
-    /// GPUs [default: the cluster's; on CPUs dp x ulysses x ring]
+    /// GPUs [default: the cluster's; on CPUs the product of all degrees]
     #[arg(long, value_name = "N")]
     gpus: Option<u32>,
     /// Tokens of a sequence, e.g. 131072 or 128K [default: 8192; for tiny, 128]
@@ -31,16 +31,16 @@ pub struct Config {
     /// Sequences that a replica computes at a time [default: 1]
     #[arg(long, value_name = "N", value_parser = count)]
     micro_batch: Option<u64>,
-    /// Tensor parallelism: not in this version
+    /// Tensor parallelism [default: 1]
     #[arg(long, value_name = "N")]
     tp: Option<u32>,
-    /// Pipeline parallelism: not in this version
+    /// Pipeline stages [default: 1]
     #[arg(long, value_name = "N")]
     pp: Option<u32>,
-    /// Virtual stages of a pipeline: not in this version
+    /// Virtual stages of each pipeline stage [default: 1]
     #[arg(long, value_name = "N")]
     vp: Option<u32>,
-    /// Data parallelism [default: gpus / (ulysses x ring)]
+    /// Data parallelism [default: gpus / (ulysses x ring x tp x pp)]
     #[arg(long, value_name = "N")]
     dp: Option<u32>,
     /// Ulysses: ranks that share the heads [default: 1]
@@ -52,12 +52,15 @@ pub struct Config {
     /// Expert parallelism: not in this version
     #[arg(long, value_name = "N")]
     ep: Option<u32>,
-    /// ZeRO stage, 0 or 1 [default: 1]
+    /// ZeRO stage, 0 to 3 [default: 1]
     #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u32).range(0..=3))]
     zero: Option<u32>,
-    /// What the backward pass computes again: none or full [default: none]
+    /// What the backward pass computes again: none, selective or full [default: none]
     #[arg(long, value_name = "HOW", value_parser = recompute)]
     recompute: Option<Recompute>,
+    /// Choices of the implementation, words joined by +, see `foretrain options` [default: default]
+    #[arg(long, value_name = "WORDS", value_parser = options)]
+    options: Option<Options>,
     /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
@@ -122,24 +125,27 @@ impl Config {
         let cluster_name = self.cluster.as_deref().unwrap_or(defaults.cluster);
         let cluster = ClusterSpec::find(cluster_name)?;
         let gpu = GpuSpec::find(&cluster.gpu)?;
-        let (ulysses, ring) = (self.ulysses.unwrap_or(1), self.ring.unwrap_or(1));
+        let [ulysses, ring, tp, pp] = [self.ulysses, self.ring, self.tp, self.pp].map(|d| d.unwrap_or(1));
         let gpus = self.gpus_of(&cluster, &gpu)?;
-        let split = u64::from(ulysses) * u64::from(ring);
+        let split = [ulysses, ring, tp, pp].iter().fold(1u64, |n, &d| n.saturating_mul(u64::from(d)));
         let dp = self.dp.unwrap_or((u64::from(gpus) / split.max(1)).max(1) as u32);
         let micro_batch = self.micro_batch.unwrap_or(1);
         let point = Point {
             seq_len: self.seq_len.unwrap_or(if model.name == LOCAL.model { 128 } else { 8192 }),
             global_batch: self.global_batch.unwrap_or(u64::from(dp).saturating_mul(micro_batch)),
             micro_batch,
-            tp: self.tp.unwrap_or(1),
-            pp: self.pp.unwrap_or(1),
-            vp: self.vp.unwrap_or(1),
-            ep: self.ep.unwrap_or(1),
-            ulysses,
-            ring,
-            dp,
-            zero: self.zero.unwrap_or(1),
-            recompute: self.recompute.unwrap_or(Recompute::None),
+            par: Parallelism {
+                dp,
+                pp,
+                vp: self.vp.unwrap_or(1),
+                ring,
+                ulysses,
+                tp,
+                ep: self.ep.unwrap_or(1),
+                zero: self.zero.unwrap_or(1),
+                recompute: self.recompute.unwrap_or(Recompute::None),
+                options: self.options.unwrap_or_default(),
+            },
         };
         let stack = self.stack.as_deref().unwrap_or(stack_of(&gpu));
         let case = Case::new(model, cluster_name, stack, gpus, self.dtype)?;
@@ -154,10 +160,12 @@ impl Config {
         if self.dp.is_none() && gpu.architecture != Architecture::Cpu {
             return Ok(cluster.nodes.saturating_mul(cluster.gpus_per_node));
         }
-        let degrees = [self.dp, self.ulysses, self.ring].map(|d| d.unwrap_or(1));
+        let degrees = [self.dp, self.ulysses, self.ring, self.tp, self.pp].map(|d| d.unwrap_or(1));
         let gpus = degrees.iter().try_fold(1u32, |n, &d| n.checked_mul(d));
         gpus.ok_or_else(|| {
-            Error::infeasible(format!("degrees: dp x ulysses x ring = {degrees:?} is more than any cluster has"))
+            Error::infeasible(format!(
+                "degrees: dp x ulysses x ring x tp x pp = {degrees:?} is more than any cluster has"
+            ))
         })
     }
 
@@ -181,15 +189,16 @@ impl Config {
             ("seq-len", long(self.seq_len), a.seq_len.to_string()),
             ("global-batch", long(self.global_batch), a.global_batch.to_string()),
             ("micro-batch", long(self.micro_batch), a.micro_batch.to_string()),
-            ("tp", number(self.tp), a.tp.to_string()),
-            ("pp", number(self.pp), a.pp.to_string()),
-            ("vp", number(self.vp), a.vp.to_string()),
-            ("dp", number(self.dp), a.dp.to_string()),
-            ("ulysses", number(self.ulysses), a.ulysses.to_string()),
-            ("ring", number(self.ring), a.ring.to_string()),
-            ("ep", number(self.ep), a.ep.to_string()),
-            ("zero", number(self.zero), a.zero.to_string()),
-            ("recompute", self.recompute.map(|r| r.name().into()), a.recompute.clone()),
+            ("tp", number(self.tp), a.par.tp.to_string()),
+            ("pp", number(self.pp), a.par.pp.to_string()),
+            ("vp", number(self.vp), a.par.vp.to_string()),
+            ("dp", number(self.dp), a.par.dp.to_string()),
+            ("ulysses", number(self.ulysses), a.par.ulysses.to_string()),
+            ("ring", number(self.ring), a.par.ring.to_string()),
+            ("ep", number(self.ep), a.par.ep.to_string()),
+            ("zero", number(self.zero), a.par.zero.to_string()),
+            ("recompute", self.recompute.map(|r| r.name().into()), a.par.recompute.name().into()),
+            ("options", self.options.map(|o| o.to_string()), a.par.options.to_string()),
             ("dtype", self.dtype.map(|d| d.name().into()), a.dtype.clone()),
         ];
         let contradicts = |flag: &str, asked: &str, has: &str| {
@@ -238,8 +247,11 @@ pub fn count(text: &str) -> std::result::Result<u64, String> {
 }
 
 pub fn recompute(text: &str) -> std::result::Result<Recompute, String> {
-    let known = Recompute::ALL.into_iter().find(|r| r.name() == text);
-    known.ok_or_else(|| "write none or full".to_string())
+    Recompute::named(text).ok_or_else(|| "write none, selective or full".to_string())
+}
+
+pub fn options(text: &str) -> std::result::Result<Options, String> {
+    text.parse()
 }
 
 pub fn dtype(text: &str) -> std::result::Result<Dtype, String> {

@@ -6,6 +6,7 @@
 mod compare;
 mod config;
 mod estimate;
+mod options;
 mod plan;
 mod plot;
 mod run;
@@ -47,6 +48,8 @@ enum Command {
     Run(run::Flags),
     /// Costs a plan and runs it, and joins the two op by op.
     Compare(compare::Flags),
+    /// Lists the choices of the implementation that `--options` takes.
+    Options(options::Flags),
     /// Draws the pictures of a study again from its rows.csv.
     Plot(plot::Flags),
 }
@@ -125,6 +128,7 @@ fn command(command: Command) -> Result<Answer> {
         Command::Plan(flags) => plan::run(&flags),
         Command::Run(flags) => run::run(&flags),
         Command::Compare(flags) => compare::run(&flags),
+        Command::Options(flags) => options::run(&flags),
         Command::Plot(flags) => plot::run(&flags),
     }
 }

@@ -1,11 +1,11 @@
 //! `foretrain sweep`: a grid of configurations.
 
-use super::config::{count, dtype, recompute, stack_of};
+use super::config::{count, dtype, options, recompute, stack_of};
 use super::{Answer, Output, list_of, plot};
 use crate::error::Result;
 use crate::report::Row;
 use crate::report::human::tokens;
-use crate::spec::{Architecture, ClusterSpec, Dtype, GpuSpec, Recompute};
+use crate::spec::{Architecture, ClusterSpec, Dtype, GpuSpec, Options, Recompute};
 use crate::sweep::case::default_dtype;
 use crate::sweep::{Batch, Grid, Study, summary, sweep};
 use clap::Args;
@@ -31,7 +31,7 @@ pub struct Flags {
     /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
     #[arg(long, value_name = "NAME")]
     stack: Option<String>,
-    /// GPUs; dp is what ulysses and ring leave of them [default: 64; on CPUs 8]
+    /// GPUs; dp is what the other degrees leave of them [default: 64; on CPUs 8]
     #[arg(long, value_name = "N")]
     gpus: Option<u32>,
     /// Tokens of a sequence [default: 8K,16K,..,1M]
@@ -46,13 +46,13 @@ pub struct Flags {
     /// Sequences that a replica computes at a time
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count, default_value = "1")]
     micro_batch: Vec<u64>,
-    /// Tensor parallelism: not in this version
+    /// Tensor parallelism
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
     tp: Vec<u32>,
-    /// Pipeline parallelism: not in this version
+    /// Pipeline stages
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
     pp: Vec<u32>,
-    /// Virtual stages of a pipeline: not in this version
+    /// Virtual stages of each pipeline stage
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
     vp: Vec<u32>,
     /// Ulysses degrees [default: with --ring 1, else a choice of both]
@@ -70,6 +70,9 @@ pub struct Flags {
     /// What the backward pass computes again
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "none,full", value_parser = recompute)]
     recompute: Vec<Recompute>,
+    /// Choices of the implementation: words joined by +, see `foretrain options`
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "default", value_parser = options)]
+    options: Vec<Options>,
     /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
@@ -111,6 +114,7 @@ impl Flags {
             ep: self.ep.clone(),
             zero: self.zero.clone(),
             recompute: self.recompute.clone(),
+            options: self.options.clone(),
         })
     }
 

@@ -216,13 +216,13 @@ fn fits_in_memory(plan: &Plan, layouts: &[Layout]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::plan::{Direction, Engine, OpKind};
-    use crate::spec::{LlmSpec, Parallelism, Recompute, Workload};
+    use crate::spec::{LlmSpec, Parallelism, Workload};
     use crate::strategy::{Engines, build};
 
     fn ring_plan() -> Plan {
         let model = LlmSpec::find("tiny").unwrap();
         let work = Workload { seq_len: 32, global_batch: 1, micro_batch: 1, dtype: Dtype::F32 };
-        let par = Parallelism { dp: 1, ring: 4, ulysses: 1, zero: 0, recompute: Recompute::None };
+        let par = Parallelism { ring: 4, ..Parallelism::default() };
         let engine = Engine::Sm { ctas: 1 };
         build(&model, &work, &par, Engines { p2p: engine, collective: engine }).unwrap()
     }

@@ -71,14 +71,14 @@ mod tests {
     use crate::cost::{Effort, Machine, cost};
     use crate::device::Roofline;
     use crate::plan::{Dtype, Engine};
-    use crate::spec::{ClusterSpec, GpuSpec, LlmSpec, Parallelism, Recompute, StackSpec, Workload};
+    use crate::spec::{ClusterSpec, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
     use crate::strategy::{Engines, build};
     use std::collections::BTreeMap;
 
     fn timeline() -> Timeline {
         let model = LlmSpec::find("tiny").unwrap();
         let work = Workload { seq_len: 64, global_batch: 1, micro_batch: 1, dtype: Dtype::F32 };
-        let par = Parallelism { dp: 1, ring: 2, ulysses: 2, zero: 1, recompute: Recompute::None };
+        let par = Parallelism { ring: 2, ulysses: 2, zero: 1, ..Parallelism::default() };
         let engine = Engine::Sm { ctas: 1 };
         let plan = build(&model, &work, &par, Engines { p2p: engine, collective: engine }).unwrap();
         let gpu = GpuSpec::find("cpu-core").unwrap();

@@ -5,14 +5,14 @@ use super::mesh::{Axis, Group, Mesh};
 use super::op::*;
 use super::segs::Segs;
 use crate::error::{Error, Result};
-use crate::spec::LlmSpec;
+use crate::spec::{LlmSpec, Parallelism};
 use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
 use std::hash::Hasher;
 use std::path::Path;
 
 /// The file format's version; a plan of another version is refused.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// A straight line of ops with formal buffers: what a [`OpKind::Call`] splices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -40,6 +40,17 @@ pub struct RoleMap {
     pub table: Vec<u32>,
 }
 
+/// A matrix cut over the ranks of an axis. Rows (dim 0) or columns (dim 1) come in blocks, fused weights
+/// one behind the other (q, k, v), and each block is cut in equal parts: a rank has its part of every block.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shard {
+    pub axis: Axis,
+    pub dim: u8,
+    /// Sizes along `dim`; they add up to the whole.
+    pub blocks: Vec<u64>,
+}
+
 /// Where a named weight lives: rows of a slot of a flat tensor, and the shape they stand for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -50,7 +61,14 @@ pub struct Param {
     pub grad: TensorId,
     pub slot: u32,
     pub rows: [u64; 2],
+    /// Of the whole weight, over all ranks.
     pub shape: Vec<u64>,
+    /// None: a rank that has it has all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<Shard>,
+    /// The pipeline stages that have it; empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<u32>,
 }
 
 /// The full-precision copy of a weight tensor, or of one rank's share of it.
@@ -92,15 +110,7 @@ pub struct About {
     pub seq_len: u64,
     pub global_batch: u64,
     pub micro_batch: u64,
-    pub tp: u32,
-    pub pp: u32,
-    pub vp: u32,
-    pub dp: u32,
-    pub ulysses: u32,
-    pub ring: u32,
-    pub ep: u32,
-    pub zero: u32,
-    pub recompute: String,
+    pub par: Parallelism,
     pub dtype: String,
     /// FLOPs of one step on all ranks without any recomputation, causal attention counted half.
     pub model_flops: f64,

@@ -3,7 +3,7 @@
 use super::human;
 use crate::cluster::Cluster;
 use crate::plan::{About, Axis};
-use crate::spec::StackSpec;
+use crate::spec::{Parallelism, Recompute, StackSpec};
 use crate::timeline::{Timeline, Usage};
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +27,8 @@ pub struct Row {
     pub ep: u32,
     pub zero: u32,
     pub recompute: String,
+    /// Choices of the implementation other than the default ones, joined by `+`.
+    pub options: String,
     pub strategy: String,
     pub feasible: bool,
     /// Why it is not.
@@ -70,17 +72,42 @@ impl Row {
             seq_len: about.seq_len,
             global_batch: about.global_batch,
             micro_batch: about.micro_batch,
-            tp: about.tp,
-            pp: about.pp,
-            vp: about.vp,
-            dp: about.dp,
-            ulysses: about.ulysses,
-            ring: about.ring,
-            ep: about.ep,
-            zero: about.zero,
-            recompute: about.recompute.clone(),
-            strategy: about.strategy.clone(),
             ..Row::default()
+        }
+        .with_parallelism(&about.par)
+    }
+
+    /// Notes how the step is cut.
+    pub fn with_parallelism(self, par: &Parallelism) -> Row {
+        Row {
+            tp: par.tp,
+            pp: par.pp,
+            vp: par.vp,
+            dp: par.dp,
+            ulysses: par.ulysses,
+            ring: par.ring,
+            ep: par.ep,
+            zero: par.zero,
+            recompute: par.recompute.name().into(),
+            options: par.options.to_string(),
+            strategy: par.strategy().into(),
+            ..self
+        }
+    }
+
+    /// How the step is cut. Words that are not understood are as good as unsaid.
+    pub fn parallelism(&self) -> Parallelism {
+        Parallelism {
+            dp: self.dp,
+            pp: self.pp,
+            vp: self.vp,
+            ring: self.ring,
+            ulysses: self.ulysses,
+            tp: self.tp,
+            ep: self.ep,
+            zero: self.zero,
+            recompute: Recompute::named(&self.recompute).unwrap_or(Recompute::None),
+            options: self.options.parse().unwrap_or_default(),
         }
     }
 
@@ -236,7 +263,7 @@ mod tests {
         csv.serialize(Row::default()).unwrap();
         let text = String::from_utf8(csv.into_inner().unwrap()).unwrap();
         let head = "model,cluster,stack,gpus,seq_len,global_batch,micro_batch,tp,pp,vp,dp,ulysses,ring,ep,zero,recompute,\
-                    strategy,feasible,why,step_time_s,tokens_per_s_per_gpu,mfu,hfu,compute_s,exposed_comm_s,\
+                    options,strategy,feasible,why,step_time_s,tokens_per_s_per_gpu,mfu,hfu,compute_s,exposed_comm_s,\
                     exposed_pp_s,exposed_dp_s,exposed_cp_s,exposed_up_s,exposed_tp_s,exposed_ep_s,bubble_s,\
                     peak_mem_bytes,bytes_scale_up,bytes_scale_out,measured_share,limit";
         assert_eq!(text.lines().next().unwrap(), head);

@@ -5,12 +5,14 @@
 pub mod cluster;
 pub mod gpu;
 pub mod model;
+pub mod options;
 pub mod stack;
 pub mod workload;
 
 pub use cluster::{ClusterSpec, ScaleOut, ScaleUp};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
 pub use model::LlmSpec;
+pub use options::{Options, RingLayout};
 pub use stack::StackSpec;
 pub use workload::{Dtype, Parallelism, Recompute, Workload};
 
@@ -56,23 +58,8 @@ pub struct Sourced<T> {
     pub provenance: Origin,
 }
 
-/// (kind, name, text) of every shipped file.
-const SHIPPED: &[(&str, &str, &str)] = &[
-    ("llm", "llama-3-8b", include_str!("../../models/llm/llama-3-8b.json")),
-    ("llm", "llama-3-70b", include_str!("../../models/llm/llama-3-70b.json")),
-    ("llm", "tiny", include_str!("../../models/llm/tiny.json")),
-    ("gpu", "h100-sxm5", include_str!("../../models/gpu/h100-sxm5.json")),
-    ("gpu", "h200-sxm5", include_str!("../../models/gpu/h200-sxm5.json")),
-    ("gpu", "a100-sxm4-80gb", include_str!("../../models/gpu/a100-sxm4-80gb.json")),
-    ("gpu", "cpu-core", include_str!("../../models/gpu/cpu-core.json")),
-    ("cluster", "dgx-h100", include_str!("../../models/cluster/dgx-h100.json")),
-    ("cluster", "dgx-h200", include_str!("../../models/cluster/dgx-h200.json")),
-    ("cluster", "dgx-a100", include_str!("../../models/cluster/dgx-a100.json")),
-    ("cluster", "local-cpu", include_str!("../../models/cluster/local-cpu.json")),
-    ("stack", "nccl-fa3", include_str!("../../models/stack/nccl-fa3.json")),
-    ("stack", "nccl-fa2", include_str!("../../models/stack/nccl-fa2.json")),
-    ("stack", "cpu", include_str!("../../models/stack/cpu.json")),
-];
+// `SHIPPED`: (kind, name, text) of every file under models/, made by build.rs.
+include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
 
 /// Names of the shipped files of a kind: `llm`, `gpu`, `cluster`, `stack`.
 pub fn shipped(kind: &str) -> impl Iterator<Item = &'static str> {

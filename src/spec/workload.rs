@@ -1,5 +1,6 @@
 //! What is trained and how it is cut: the numbers a user types.
 
+use super::Options;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -51,38 +52,75 @@ pub struct Workload {
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
     None,
+    /// Keeps what is dear to compute, not what is dear to keep (Korthikanti et al., arXiv:2205.05198).
+    Selective,
     /// Keeps the input of every layer and runs the layer's forward pass again.
     Full,
 }
 
 impl Recompute {
-    pub const ALL: [Recompute; 2] = [Recompute::None, Recompute::Full];
+    pub const ALL: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
     pub fn name(self) -> &'static str {
         match self {
             Recompute::None => "none",
+            Recompute::Selective => "selective",
             Recompute::Full => "full",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Recompute> {
+        Recompute::ALL.into_iter().find(|r| r.name() == name)
+    }
+}
+
+/// How a step is cut over ranks. The default is one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Parallelism {
+    pub dp: u32,
+    /// Pipeline stages, and virtual stages of each.
+    pub pp: u32,
+    pub vp: u32,
+    /// Ring (context-parallel) degree.
+    pub ring: u32,
+    pub ulysses: u32,
+    /// Tensor-parallel degree, the innermost axis.
+    pub tp: u32,
+    pub ep: u32,
+    /// 0: every rank keeps all optimizer state. 1: it is sharded over the ranks that hold the same weights;
+    /// 2: gradients too; 3: weights too.
+    pub zero: u32,
+    pub recompute: Recompute,
+    pub options: Options,
+}
+
+impl Default for Parallelism {
+    fn default() -> Parallelism {
+        Parallelism {
+            dp: 1,
+            pp: 1,
+            vp: 1,
+            ring: 1,
+            ulysses: 1,
+            tp: 1,
+            ep: 1,
+            zero: 0,
+            recompute: Recompute::None,
+            options: Options::default(),
         }
     }
 }
 
-/// The degrees of every parallel axis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Parallelism {
-    pub dp: u32,
-    /// Ring (context-parallel) degree.
-    pub ring: u32,
-    /// Ulysses degree, the innermost axis.
-    pub ulysses: u32,
-    /// 0: every rank keeps all optimizer state. 1: sharded over data and sequence ranks.
-    pub zero: u32,
-    pub recompute: Recompute,
-}
-
 impl Parallelism {
+    /// Ranks in all. Experts are spread over ranks that the other degrees have made.
     pub fn ranks(&self) -> u32 {
-        self.dp * self.ring * self.ulysses
+        self.dp * self.model_ranks()
+    }
+
+    /// Ranks that work on one sequence.
+    pub fn model_ranks(&self) -> u32 {
+        self.pp * self.ring * self.ulysses * self.tp
     }
 
     /// The name of the way the sequence is split.

@@ -1,7 +1,7 @@
 //! What cannot be built, said before anything is built: the values and the remedy.
 
 use crate::error::{Error, Result};
-use crate::spec::{LlmSpec, Parallelism, Workload};
+use crate::spec::{LlmSpec, Parallelism, Recompute, Workload};
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
 pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
@@ -12,14 +12,31 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
 }
 
 fn degrees(par: &Parallelism) -> Result<()> {
-    for (name, degree) in [("dp", par.dp), ("ring", par.ring), ("ulysses", par.ulysses)] {
-        if degree == 0 {
-            return Err(Error::infeasible(format!("degrees: {name} is 0; the least is 1")));
-        }
+    let all = [
+        ("dp", par.dp),
+        ("pp", par.pp),
+        ("vp", par.vp),
+        ("ring", par.ring),
+        ("ulysses", par.ulysses),
+        ("tp", par.tp),
+        ("ep", par.ep),
+    ];
+    if let Some((name, _)) = all.iter().find(|(_, degree)| *degree == 0) {
+        return Err(Error::infeasible(format!("degrees: {name} is 0; the least is 1")));
     }
-    let ranks = u64::from(par.dp) * u64::from(par.ring) * u64::from(par.ulysses);
+    let ranks = [par.dp, par.pp, par.ring, par.ulysses, par.tp].iter().fold(1u64, |n, &d| n.saturating_mul(d.into()));
     if ranks > 1 << 20 {
-        return Err(Error::infeasible(format!("degrees: dp x ring x ulysses is {ranks} ranks; the most is 1048576")));
+        let why = format!("degrees: dp x pp x ring x ulysses x tp is {ranks} ranks; the most is 1048576");
+        return Err(Error::infeasible(why));
+    }
+    let later =
+        [("tp", "tensor", par.tp), ("pp", "pipeline", par.pp), ("vp", "pipeline", par.vp), ("ep", "expert", par.ep)];
+    if let Some((flag, kind, degree)) = later.iter().find(|(_, _, degree)| *degree != 1) {
+        let why = format!("{flag}: {degree}, but this version has no {kind} parallelism; use {flag} 1");
+        return Err(Error::infeasible(why));
+    }
+    if par.recompute == Recompute::Selective {
+        return Err(Error::infeasible("recompute: selective is not in this version; use none or full"));
     }
     if par.zero > 1 {
         return Err(Error::infeasible(format!("zero: stage {} is not in this version; use 0 or 1", par.zero)));

@@ -1,5 +1,6 @@
 //! model x workload x mesh -> Plan. One parallel algorithm a file; [`step`] composes them.
 
+pub mod attention;
 pub mod data;
 pub mod feasible;
 pub mod ring;

@@ -8,21 +8,15 @@
 //! Backward: the same KV hops, while dK and dV travel one step behind them in fp32 on a second
 //! communicator and come home after P hops.
 
-use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Engine, Group, Kernel, Side, TensorKind, Via};
+use super::attention::{Saved, Shape, delta};
+use crate::plan::{AttnBlock, Axis, Buf, Builder, Engine, Group, Kernel, Side, TensorKind, Via};
 
-/// Attention over the queries and the KV that one rank holds; with a ring, over everybody's KV.
+/// Attention over everybody's KV.
 #[derive(Debug, Clone)]
-pub struct Core {
-    /// The diagonal block: queries against the rank's own KV.
-    pub block: AttnBlock,
-    /// Tokens of one sequence that the rank holds.
-    pub seq: u64,
-    /// Ranks in the ring; 1 is plain attention.
-    pub ring: u32,
-    /// Dtype of activations, and of KV on the wire.
-    pub dtype: Dtype,
-    /// Dtype of running sums, and of dKV on the wire.
-    pub acc: Dtype,
+pub struct Ring {
+    pub shape: Shape,
+    /// At least 2.
+    pub ranks: u32,
     pub engine: Engine,
 }
 
@@ -39,45 +33,21 @@ pub struct Scratch {
     dkv: Buf,
 }
 
-/// What the forward pass leaves for the backward pass.
-#[derive(Clone, Copy)]
-pub struct Saved {
-    pub q: Buf,
-    pub kv: Buf,
-    pub o: Buf,
-    pub lse: Buf,
-}
-
-impl Core {
-    pub fn rows(&self) -> u64 {
-        self.block.batch * self.seq
-    }
-
-    /// Elements of a token's queries.
-    pub fn q_row(&self) -> u64 {
-        self.block.heads * self.block.head_dim
-    }
-
-    /// Elements of a token's keys and values.
-    pub fn kv_row(&self) -> u64 {
-        2 * self.block.kv_heads * self.block.head_dim
-    }
-
+impl Ring {
     pub fn scratch(&self, b: &mut Builder) -> Scratch {
-        let (q, kv, a) = ([self.rows(), self.q_row()], [self.rows(), self.kv_row()], [self.rows(), self.block.heads]);
-        let in_ring = self.ring > 1;
-        let (grads, dkv_slots) = if in_ring { (self.acc, 2) } else { (self.dtype, 1) };
+        let sh = &self.shape;
+        let (q, kv, a) = ([sh.rows(), sh.q_row()], [sh.rows(), sh.kv_row()], [sh.rows(), sh.block.heads]);
         let mut work = |name, shape: &[u64], dtype| b.tensor(name, shape, dtype, TensorKind::Workspace, 1);
         Scratch {
-            o_acc: work("o_acc", &q, self.acc),
-            o_block: work("o_block", &q, self.dtype),
-            lse_block: work("lse_block", &a, self.acc),
-            dq_block: work("dq_block", &q, self.dtype),
-            dkv_block: work("dkv_block", &kv, self.dtype),
-            delta: work("delta", &a, self.acc),
-            dq: work("dq", &q, grads),
-            dkv: b.tensor("dkv", &kv, grads, TensorKind::CommBuffer, dkv_slots),
-            kv: b.tensor("kv_ring", &kv, self.dtype, TensorKind::CommBuffer, 2),
+            o_acc: work("o_acc", &q, sh.acc),
+            o_block: work("o_block", &q, sh.dtype),
+            lse_block: work("lse_block", &a, sh.acc),
+            dq_block: work("dq_block", &q, sh.dtype),
+            dkv_block: work("dkv_block", &kv, sh.dtype),
+            delta: work("delta", &a, sh.acc),
+            dq: work("dq", &q, sh.acc),
+            dkv: b.tensor("dkv", &kv, sh.acc, TensorKind::CommBuffer, 2),
+            kv: b.tensor("kv_ring", &kv, sh.dtype, TensorKind::CommBuffer, 2),
         }
     }
 
@@ -89,7 +59,7 @@ impl Core {
 
     /// The block of step `i`: the same queries, the KV that started `i` ranks back.
     fn step(&self, i: u32) -> AttnBlock {
-        AttnBlock { kv: self.block.kv.shifted(Axis::Cp, -(i as i32)), ..self.block.clone() }
+        AttnBlock { kv: self.shape.block.kv.shifted(Axis::Cp, -(i as i32)), ..self.shape.block.clone() }
     }
 
     /// The KV that is here in step `i`: hop 0 sends the rank's own, so that no copy of it is made.
@@ -99,7 +69,7 @@ impl Core {
 
     /// Passes the KV of step `i` on, unless it was the last.
     fn pass_kv(&self, b: &mut Builder, s: &Scratch, own: Buf, i: u32) {
-        if i + 1 < self.ring {
+        if i + 1 < self.ranks {
             let (here, next) = (Self::kv_of_step(s, own, i), s.kv.slot((i + 1) % 2));
             self.hop(b, &format!("kv_hop.{i}"), 0, here, next, i);
         }
@@ -107,11 +77,7 @@ impl Core {
 
     /// o, lse = attention(q, kv) over the whole ring.
     pub fn forward(&self, b: &mut Builder, s: &Scratch, io: Saved) {
-        if self.ring == 1 {
-            b.compute("attention", Kernel::Attention(self.block.clone()), &[io.q, io.kv], &[io.o, io.lse]);
-            return;
-        }
-        for i in 0..self.ring {
+        for i in 0..self.ranks {
             self.pass_kv(b, s, io.kv, i);
             let (block, kv) = (self.step(i), Self::kv_of_step(s, io.kv, i));
             if i == 0 {
@@ -123,20 +89,14 @@ impl Core {
             let reads = [running[0], running[1], part[0], part[1]];
             b.compute(&format!("merge.{i}"), Kernel::MergeLse(block), &reads, &running);
         }
-        b.compute("o_cast", Kernel::Cast { elems: self.rows() * self.q_row() }, &[s.o_acc], &[io.o]);
+        b.compute("o_cast", Kernel::Cast { elems: self.shape.rows() * self.shape.q_row() }, &[s.o_acc], &[io.o]);
     }
 
-    /// dq, dkv from the gradient of o. They are in `acc` dtype when there is a ring.
+    /// dq, dkv from the gradient of o, in `acc` dtype.
     pub fn backward(&self, b: &mut Builder, s: &Scratch, io: Saved, d_o: Buf) -> (Buf, Buf) {
-        let (rows, heads, head_dim) = (self.rows(), self.block.heads, self.block.head_dim);
-        b.compute("delta", Kernel::AttentionDelta { rows, heads, head_dim }, &[io.o, d_o], &[s.delta]);
+        delta(b, &self.shape, io.o, d_o, s.delta);
         let operands = |kv| [io.q, kv, d_o, io.lse, s.delta];
-        if self.ring == 1 {
-            let kernel = Kernel::AttentionBwd(self.block.clone());
-            b.compute("attention_bwd", kernel, &operands(io.kv), &[s.dq, s.dkv]);
-            return (s.dq, s.dkv);
-        }
-        for i in 0..self.ring {
+        for i in 0..self.ranks {
             self.pass_kv(b, s, io.kv, i);
             let block = self.step(i);
             let part = [s.dq_block, s.dkv_block];
@@ -149,14 +109,14 @@ impl Core {
             let next = s.dkv.slot((i + 1) % 2);
             self.hop(b, &format!("dkv_hop.{i}"), 1, dkv, next, i);
         }
-        (s.dq, s.dkv.slot(self.ring % 2))
+        (s.dq, s.dkv.slot(self.ranks % 2))
     }
 
     /// sum += part. The first part, whole because it is the diagonal, starts the sum.
     #[allow(clippy::too_many_arguments)]
     fn accumulate(&self, b: &mut Builder, i: u32, what: &str, block: &AttnBlock, side: Side, sum: Buf, part: Buf) {
-        let row = if side == Side::Q { self.q_row() } else { self.kv_row() };
-        let elems = self.rows() * row;
+        let row = if side == Side::Q { self.shape.q_row() } else { self.shape.kv_row() };
+        let elems = self.shape.rows() * row;
         if i == 0 {
             b.compute(&format!("{what}_cast"), Kernel::Cast { elems }, &[part], &[sum]);
         } else {

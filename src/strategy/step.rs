@@ -7,9 +7,10 @@
 //! Adam, weights gathered
 //! ```
 
+use super::attention::{Core, Local, Saved as AttnSaved, Shape};
 use super::data::{Adam, DataParallel, FlatWeights};
 use super::feasible;
-use super::ring::{Core, Saved as AttnSaved};
+use super::ring::Ring;
 use super::transformer::{Layer, Saved, Scratch, linear, linear_dw, linear_dx};
 use super::ulysses::Ulysses;
 use crate::error::Result;
@@ -92,7 +93,11 @@ fn layer_of(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engine
         head_dim: model.head_dim,
         causal: true,
     };
-    let core = Core { block, seq: seq * up, ring: par.ring, dtype: work.dtype, acc, engine: engines.p2p };
+    let shape = Shape { block, seq: seq * up, dtype: work.dtype, acc };
+    let core = match par.ring {
+        1 => Core::Local(Local { shape }),
+        ranks => Core::Ring(Ring { shape, ranks, engine: engines.p2p }),
+    };
     Layer::new(model, work.micro_batch, seq, outer, core, ulysses)
 }
 
@@ -119,8 +124,8 @@ impl<'a> Step<'a> {
         let (dx, normed, logits, d_normed) =
             (temp("dx", h, 2), temp("normed", h, 1), temp("logits", v, 1), temp("d_head", h, 1));
         let saved = match par.recompute {
-            Recompute::None => layer.saved(&mut b, TensorKind::Activation, l),
             Recompute::Full => layer.saved(&mut b, TensorKind::Workspace, 1),
+            _ => layer.saved(&mut b, TensorKind::Activation, l),
         };
         let scratch = layer.scratch(&mut b);
         Step {
@@ -338,6 +343,8 @@ impl<'a> Step<'a> {
             slot,
             rows,
             shape,
+            shard: None,
+            stages: vec![],
         };
         let mut all = vec![
             param("model.embed_tokens.weight".into(), &self.embed, 0, [0, v * h], vec![v, h]),
@@ -363,15 +370,7 @@ impl<'a> Step<'a> {
             seq_len: work.seq_len,
             global_batch: work.global_batch,
             micro_batch: work.micro_batch,
-            tp: 1,
-            pp: 1,
-            vp: 1,
-            dp: par.dp,
-            ulysses: par.ulysses,
-            ring: par.ring,
-            ep: 1,
-            zero: par.zero,
-            recompute: par.recompute.name().into(),
+            par: *par,
             dtype: format!("{:?}", work.dtype).to_lowercase(),
             model_flops: self.model.flops_per_token(work.seq_len) * tokens,
             model_spec: self.model.clone(),

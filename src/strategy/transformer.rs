@@ -1,10 +1,10 @@
 //! A Llama-style transformer layer, forward and backward, op by op. How attention talks to other ranks
-//! is [`ulysses`]'s and [`ring`]'s affair.
+//! is [`ulysses`]'s and [`attention`]'s affair.
 //!
 //! Legend: n tokens of a microbatch on this rank, h hidden, a heads, k KV heads, d head dim, f
 //! feed-forward width.
 
-use super::ring::{self, Core};
+use super::attention::{self, Core};
 use super::ulysses::{self, Ulysses};
 use crate::plan::{Buf, Builder, Dtype, Kernel, Segs, TensorKind};
 use crate::spec::LlmSpec;
@@ -44,7 +44,7 @@ pub struct WeightRows {
 pub struct Saved {
     pub normed1: Buf,
     /// As attention sees them: after the Ulysses exchange where there is one.
-    pub attn: ring::Saved,
+    pub attn: attention::Saved,
     /// The output of attention for my tokens, all heads; the same as `attn.o` without Ulysses.
     pub o: Buf,
     pub mid: Buf,
@@ -55,7 +55,7 @@ pub struct Saved {
 
 /// Buffers that every layer of a rank reuses.
 pub struct Scratch {
-    pub ring: ring::Scratch,
+    pub attn: attention::Scratch,
     pub ulysses: Option<ulysses::Scratch>,
     qkv: Buf,
     q_local: Buf,
@@ -97,7 +97,7 @@ impl Layer {
             batch,
             seq,
             segs,
-            dtype: core.dtype,
+            dtype: core.shape().dtype,
             core,
             ulysses,
         }
@@ -149,8 +149,8 @@ impl Layer {
     pub fn saved(&self, b: &mut Builder, kind: TensorKind, slots: u32) -> Saved {
         let n = self.tokens();
         let mut keep = |name, rows, row, dtype| b.tensor(name, &[rows, row], dtype, kind, slots);
-        let (core, dtype) = (&self.core, self.dtype);
-        let attn = ring::Saved {
+        let (core, dtype) = (self.core.shape(), self.dtype);
+        let attn = attention::Saved {
             q: keep("q", core.rows(), core.q_row(), dtype),
             kv: keep("kv", core.rows(), core.kv_row(), dtype),
             o: keep("attn_o", core.rows(), core.q_row(), dtype),
@@ -169,7 +169,7 @@ impl Layer {
 
     pub fn scratch(&self, b: &mut Builder) -> Scratch {
         let n = self.tokens();
-        let ring = self.core.scratch(b);
+        let attn = self.core.scratch(b);
         let ulysses = self.ulysses.as_ref().map(|u| u.scratch(b));
         let mut work = |name, row| b.tensor(name, &[n, row], self.dtype, TensorKind::Workspace, 1);
         Scratch {
@@ -183,7 +183,7 @@ impl Layer {
             d_mid: work("d_mid", self.hidden),
             d_o: work("d_o", self.q_row()),
             d_qkv: work("d_qkv", self.qkv_row()),
-            ring,
+            attn,
             ulysses,
         }
     }
@@ -223,11 +223,11 @@ impl Layer {
         let attn = keep.attn;
         let (Some(ulysses), Some(us)) = (&self.ulysses, &s.ulysses) else {
             b.compute("rope", self.rope(false), &[s.qkv], &[attn.q, attn.kv]);
-            return self.core.forward(b, &s.ring, attn);
+            return self.core.forward(b, &s.attn, attn);
         };
         b.compute("rope", self.rope(false), &[s.qkv], &[s.q_local, s.kv_local]);
         ulysses.scatter_qkv(b, us, [s.q_local, s.kv_local], [attn.q, attn.kv]);
-        self.core.forward(b, &s.ring, attn);
+        self.core.forward(b, &s.attn, attn);
         ulysses.gather_o(b, us, attn.o, keep.o);
     }
 
@@ -262,10 +262,10 @@ impl Layer {
         let (dq, dkv) = match (&self.ulysses, &s.ulysses) {
             (Some(ulysses), Some(us)) => {
                 let d_o = ulysses.scatter_do(b, us, s.d_o);
-                let grads = self.core.backward(b, &s.ring, keep.attn, d_o);
+                let grads = self.core.backward(b, &s.attn, keep.attn, d_o);
                 ulysses.gather_dqkv(b, us, grads)
             }
-            _ => self.core.backward(b, &s.ring, keep.attn, s.d_o),
+            _ => self.core.backward(b, &s.attn, keep.attn, s.d_o),
         };
         b.compute("rope_bwd", self.rope(true), &[dq, dkv], &[s.d_qkv]);
     }

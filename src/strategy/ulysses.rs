@@ -3,7 +3,7 @@
 //! With fewer KV heads than ranks every KV head is sent to ranks / kv_heads ranks, and the gradients
 //! of the copies are summed on the way back.
 //!
-//! What runs between the exchanges is a [`Core`](super::ring::Core): plain attention, or a ring over
+//! What runs between the exchanges is a [`Core`](super::attention::Core): plain attention, or a ring over
 //! another axis (the hybrid of Fang and Zhao, USP, arXiv:2405.07719).
 
 use crate::plan::{

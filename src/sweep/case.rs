@@ -9,7 +9,7 @@ use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
 use crate::plan::{About, Engine, Plan};
 use crate::report::{Costed, Row};
-use crate::spec::{ClusterSpec, Dtype, GpuSpec, LlmSpec, Parallelism, Recompute, StackSpec, Workload};
+use crate::spec::{ClusterSpec, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
 use crate::strategy::{Engines, build};
 use crate::timeline::Timeline;
 use crate::units::FlopsPerSec;
@@ -20,15 +20,7 @@ pub struct Point {
     pub seq_len: u64,
     pub global_batch: u64,
     pub micro_batch: u64,
-    pub tp: u32,
-    pub pp: u32,
-    pub vp: u32,
-    pub ep: u32,
-    pub ulysses: u32,
-    pub ring: u32,
-    pub dp: u32,
-    pub zero: u32,
-    pub recompute: Recompute,
+    pub par: Parallelism,
 }
 
 impl Point {
@@ -38,15 +30,7 @@ impl Point {
             seq_len: row.seq_len,
             global_batch: row.global_batch,
             micro_batch: row.micro_batch,
-            tp: row.tp,
-            pp: row.pp,
-            vp: row.vp,
-            ep: row.ep,
-            ulysses: row.ulysses,
-            ring: row.ring,
-            dp: row.dp,
-            zero: row.zero,
-            recompute: if row.recompute == Recompute::Full.name() { Recompute::Full } else { Recompute::None },
+            par: row.parallelism(),
         }
     }
 
@@ -55,48 +39,26 @@ impl Point {
             seq_len: about.seq_len,
             global_batch: about.global_batch,
             micro_batch: about.micro_batch,
-            tp: about.tp,
-            pp: about.pp,
-            vp: about.vp,
-            ep: about.ep,
-            ulysses: about.ulysses,
-            ring: about.ring,
-            dp: about.dp,
-            zero: about.zero,
-            recompute: if about.recompute == Recompute::Full.name() { Recompute::Full } else { Recompute::None },
+            par: about.par,
         }
-    }
-
-    fn parallelism(&self) -> Parallelism {
-        let Point { dp, ring, ulysses, zero, recompute, .. } = *self;
-        Parallelism { dp, ring, ulysses, zero, recompute }
     }
 
     /// What no plan of this version can be, or what would not make the GPUs there are.
     fn check(&self, gpus: u32) -> Result<()> {
-        let later = [
-            ("tp", "tensor", self.tp),
-            ("pp", "pipeline", self.pp),
-            ("vp", "pipeline", self.vp),
-            ("ep", "expert", self.ep),
-        ];
-        if let Some((flag, kind, degree)) = later.iter().find(|(_, _, degree)| *degree != 1) {
-            let why = format!("{flag}: {degree}, but this version has no {kind} parallelism; use {flag} 1");
-            return Err(Error::infeasible(why));
-        }
-        let split = u64::from(self.ulysses) * u64::from(self.ring);
+        let par = &self.par;
+        let degrees = [par.pp, par.ring, par.ulysses, par.tp].map(u64::from);
+        let split = degrees.iter().fold(1u64, |n, &d| n.saturating_mul(d));
+        let [p, r, u, t] = degrees;
+        let named = format!("ulysses {u} x ring {r} x tp {t} x pp {p}");
         if split == 0 || !u64::from(gpus).is_multiple_of(split) {
-            let (u, r) = (self.ulysses, self.ring);
-            let why = format!(
-                "degrees: gpus {gpus} is not a multiple of ulysses {u} x ring {r} = {split}; change one of them"
-            );
+            let why = format!("degrees: gpus {gpus} is not a multiple of {named} = {split}; change one of them");
             return Err(Error::infeasible(why));
         }
-        if split * u64::from(self.dp) != u64::from(gpus) {
-            let (u, r, dp) = (self.ulysses, self.ring, self.dp);
+        if split * u64::from(par.dp) != u64::from(gpus) {
             let why = format!(
-                "degrees: dp {dp} x ulysses {u} x ring {r} is {}, not gpus {gpus}; use dp {}",
-                u128::from(split) * u128::from(dp),
+                "degrees: dp {} x {named} is {}, not gpus {gpus}; use dp {}",
+                par.dp,
+                u128::from(split) * u128::from(par.dp),
                 u64::from(gpus) / split
             );
             return Err(Error::infeasible(why));
@@ -145,7 +107,7 @@ impl Case {
         point.check(self.cluster.gpus())?;
         let Point { seq_len, global_batch, micro_batch, .. } = *point;
         let work = Workload { seq_len, global_batch, micro_batch, dtype: self.dtype };
-        let par = point.parallelism();
+        let par = point.par;
         guard::before(&self.model, &work, &par)?;
         let ctas = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
         let engines =
@@ -205,20 +167,11 @@ impl Case {
             seq_len: point.seq_len,
             global_batch: point.global_batch,
             micro_batch: point.micro_batch,
-            tp: point.tp,
-            pp: point.pp,
-            vp: point.vp,
-            dp: point.dp,
-            ulysses: point.ulysses,
-            ring: point.ring,
-            ep: point.ep,
-            zero: point.zero,
-            recompute: point.recompute.name().into(),
-            strategy: point.parallelism().strategy().into(),
             // A line of rows.csv is one line.
             why: why.replace('\n', " "),
             ..Row::default()
         }
+        .with_parallelism(&point.par)
     }
 }
 
@@ -231,15 +184,7 @@ mod tests {
             seq_len: 8192,
             global_batch: 8,
             micro_batch: 1,
-            tp: 1,
-            pp: 1,
-            vp: 1,
-            ep: 1,
-            ulysses: 2,
-            ring: 2,
-            dp: 2,
-            zero: 1,
-            recompute: Recompute::None,
+            par: Parallelism { ulysses: 2, ring: 2, dp: 2, zero: 1, ..Parallelism::default() },
         }
     }
 
@@ -261,12 +206,12 @@ mod tests {
 
     #[test]
     fn what_this_version_has_not_is_a_row() {
+        let par = point().par;
+        let with = |par: Parallelism| Point { par, ..point() };
         for (point, part) in [
-            (Point { tp: 2, ..point() }, "no tensor parallelism; use tp 1"),
-            (Point { pp: 4, ..point() }, "no pipeline parallelism"),
-            (Point { ep: 8, ..point() }, "no expert parallelism"),
-            (Point { dp: 3, ..point() }, "dp 3 x ulysses 2 x ring 2 is 12, not gpus 8; use dp 2"),
-            (Point { ring: 3, ..point() }, "gpus 8 is not a multiple of ulysses 2 x ring 3 = 6"),
+            (with(Parallelism { ep: 8, ..par }), "no expert parallelism"),
+            (with(Parallelism { dp: 3, ..par }), "dp 3 x ulysses 2 x ring 2 x tp 1 x pp 1 is 12, not gpus 8; use dp 2"),
+            (with(Parallelism { ring: 3, ..par }), "gpus 8 is not a multiple of ulysses 2 x ring 3 x tp 1 x pp 1 = 6"),
             (Point { seq_len: 8190, ..point() }, "sequence: "),
             (Point { global_batch: 1 << 32, ..point() }, "microbatches"),
         ] {

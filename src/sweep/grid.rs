@@ -3,7 +3,7 @@
 use super::case::{Case, Point};
 use crate::error::{Error, Result};
 use crate::report::Row;
-use crate::spec::{Dtype, LlmSpec, Recompute};
+use crate::spec::{Dtype, LlmSpec, Options, Parallelism, Recompute};
 use serde::{Deserialize, Serialize};
 
 /// Lists are crossed with each other; `ways` are pairs [ulysses, ring], and dp is what is left of the GPUs.
@@ -28,6 +28,7 @@ pub struct Grid {
     pub ep: Vec<u32>,
     pub zero: Vec<u32>,
     pub recompute: Vec<Recompute>,
+    pub options: Vec<Options>,
 }
 
 /// How many sequences a step has.
@@ -96,20 +97,13 @@ impl Grid {
         for (&[ulysses, ring], &micro_batch) in cross(&self.ways, &self.micro_batch) {
             for (&tp, &pp) in cross(&self.tp, &self.pp) {
                 for (&vp, &ep) in cross(&self.vp, &self.ep) {
-                    let dp = (self.gpus / (ulysses.saturating_mul(ring))).max(1);
-                    points.extend(cross(&self.zero, &self.recompute).map(|(&zero, &recompute)| Point {
-                        seq_len,
-                        global_batch,
-                        micro_batch,
-                        tp,
-                        pp,
-                        vp,
-                        ep,
-                        ulysses,
-                        ring,
-                        dp,
-                        zero,
-                        recompute,
+                    let split = [ulysses, ring, tp, pp].iter().fold(1u32, |n, &d| n.saturating_mul(d));
+                    let dp = (self.gpus / split.max(1)).max(1);
+                    let rest =
+                        cross(&self.zero, &self.recompute).flat_map(|how| self.options.iter().map(move |o| (how, o)));
+                    points.extend(rest.map(|((&zero, &recompute), &options)| {
+                        let par = Parallelism { dp, pp, vp, ring, ulysses, tp, ep, zero, recompute, options };
+                        Point { seq_len, global_batch, micro_batch, par }
                     }));
                 }
             }
@@ -131,10 +125,17 @@ impl Grid {
                 _ => {}
             }
         }
-        let others =
-            [self.tp.len(), self.pp.len(), self.vp.len(), self.ep.len(), self.zero.len(), self.recompute.len()];
+        let others = [
+            self.tp.len(),
+            self.pp.len(),
+            self.vp.len(),
+            self.ep.len(),
+            self.zero.len(),
+            self.recompute.len(),
+            self.options.len(),
+        ];
         if others.contains(&0) {
-            return wrong("tp, pp, vp, ep, zero, recompute", "a list is empty; give at least one value");
+            return wrong("tp, pp, vp, ep, zero, recompute, options", "a list is empty; give at least one value");
         }
         let lists = [self.seq_len.len(), self.batch.len(), self.micro_batch.len(), self.ways.len()];
         let count = lists.iter().chain(&others).map(|&n| n as f64).product::<f64>();

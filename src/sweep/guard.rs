@@ -62,7 +62,7 @@ pub fn after(plan: &Plan) -> Result<()> {
     }
     let most = plan.programs.iter().map(|p| spliced(plan, &p.ops, 3)).fold(0.0, f64::max);
     if most > MOST_OPS {
-        let (layers, ring) = (plan.about.model_spec.layers, plan.about.ring);
+        let (layers, ring) = (plan.about.model_spec.layers, plan.about.par.ring);
         return too_much(format!(
             "{layers} layers and ring {ring} make {most:.1e} ops a rank, more than {MOST_OPS:.0e}"
         ));
@@ -98,13 +98,13 @@ fn size_of(op: &Op, blocks: &[f64], most: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{Dtype, Recompute};
+    use crate::spec::Dtype;
 
     #[test]
     fn what_no_machine_has_is_named() {
         let model = LlmSpec::find("tiny").unwrap();
         let work = Workload { seq_len: 1 << 20, global_batch: 1 << 18, micro_batch: 1, dtype: Dtype::Bf16 };
-        let par = Parallelism { dp: 4, ring: 1, ulysses: 1, zero: 0, recompute: Recompute::None };
+        let par = Parallelism { dp: 4, ..Parallelism::default() };
         before(&model, &work, &par).unwrap();
         let said =
             |model: &LlmSpec, work: &Workload, par: &Parallelism| before(model, work, par).unwrap_err().to_string();

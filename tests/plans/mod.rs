@@ -19,7 +19,7 @@ pub fn model(layers: u64, kv_heads: u64, tie: bool) -> LlmSpec {
 }
 
 pub fn way(dp: u32, ring: u32, ulysses: u32) -> Parallelism {
-    Parallelism { dp, ring, ulysses, zero: 1, recompute: Recompute::None }
+    Parallelism { dp, ring, ulysses, zero: 1, ..Parallelism::default() }
 }
 
 /// `batches` microbatches a replica, of `micro` sequences each.

@@ -1,0 +1,105 @@
+//! Choices of an implementation: what changes bytes, overlap or memory while every degree stays the same.
+//!
+//! A choice is written as a word, and a set of them as words joined by `+`, in files, flags and columns
+//! alike: `stripe+dkv-model`. What is not named is as the default has it, whose name is `default`.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+use std::str::FromStr;
+
+/// Which positions of the sequence the ranks of a ring hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum RingLayout {
+    /// Rank r has chunks r and 2R-1-r of 2R: causal work is the same everywhere.
+    #[default]
+    Zigzag,
+}
+
+/// Everything that [`WORDS`] can set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Options {
+    pub layout: RingLayout,
+    /// Tensor-parallel ranks keep whole activations between their products, instead of the sequence
+    /// parallelism of Korthikanti et al. (arXiv:2205.05198).
+    pub whole_activations: bool,
+}
+
+/// A choice other than the default.
+pub struct Word {
+    pub name: &'static str,
+    /// For help texts.
+    pub about: &'static str,
+    set: fn(&mut Options),
+    is_set: fn(&Options) -> bool,
+}
+
+/// Every word that is understood.
+pub const WORDS: &[Word] = &[Word {
+    name: "no-sp",
+    about: "tensor parallelism without sequence parallelism: all-reduce, whole activations",
+    set: |o| o.whole_activations = true,
+    is_set: |o| o.whole_activations,
+}];
+
+impl Options {
+    /// The words of what differs from the default.
+    pub fn words(&self) -> Vec<&'static str> {
+        WORDS.iter().filter(|w| (w.is_set)(self)).map(|w| w.name).collect()
+    }
+}
+
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let words = self.words();
+        f.write_str(&if words.is_empty() { "default".into() } else { words.join("+") })
+    }
+}
+
+impl FromStr for Options {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Options, String> {
+        let mut options = Options::default();
+        for name in text.split('+').map(str::trim).filter(|name| !["", "default"].contains(name)) {
+            let Some(word) = WORDS.iter().find(|w| w.name == name) else {
+                let known: Vec<_> = WORDS.iter().map(|w| w.name).collect();
+                return Err(format!("{name:?} is no option; known are default and {}", known.join(", ")));
+            };
+            (word.set)(&mut options);
+        }
+        // A later word may have undone an earlier one.
+        let said = |name: &str| options.words().contains(&name);
+        match text.split('+').map(str::trim).find(|name| !["", "default"].contains(name) && !said(name)) {
+            Some(undone) => Err(format!("{undone:?} contradicts another word of {text:?}; leave one of them out")),
+            None => Ok(options),
+        }
+    }
+}
+
+impl Serialize for Options {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Options {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Options, D::Error> {
+        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_go_there_and_back() {
+        assert_eq!(Options::default().to_string(), "default");
+        for word in WORDS {
+            let options: Options = word.name.parse().unwrap();
+            assert_ne!(options, Options::default(), "{} changes nothing", word.name);
+            assert_eq!(options.to_string(), word.name);
+        }
+        assert!("zigzga".parse::<Options>().unwrap_err().contains("known are default"));
+    }
+}

@@ -1,0 +1,135 @@
+//! Attention between the projections, whichever way the keys and values of other ranks are reached: the
+//! boundary between a layer and the algorithms of context parallelism.
+//!
+//! A layer hands over q and kv of the tokens and heads that this rank has, and gets o back; backward it
+//! hands over the gradient of o and gets those of q and kv. Ulysses exchanges heads for tokens around it.
+
+use super::ring::{self, Ring};
+use crate::plan::{AttnBlock, Buf, Builder, Dtype, Kernel, TensorKind};
+
+/// What one rank attends with, before any other rank's keys are counted.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    /// The diagonal block: queries against the rank's own KV.
+    pub block: AttnBlock,
+    /// Tokens of one sequence that the rank holds.
+    pub seq: u64,
+    /// Dtype of activations, and of KV on the wire.
+    pub dtype: Dtype,
+    /// Dtype of running sums.
+    pub acc: Dtype,
+}
+
+impl Shape {
+    pub fn rows(&self) -> u64 {
+        self.block.batch * self.seq
+    }
+
+    /// Elements of a token's queries.
+    pub fn q_row(&self) -> u64 {
+        self.block.heads * self.block.head_dim
+    }
+
+    /// Elements of a token's keys and values.
+    pub fn kv_row(&self) -> u64 {
+        2 * self.block.kv_heads * self.block.head_dim
+    }
+}
+
+/// What the forward pass leaves for the backward pass.
+#[derive(Clone, Copy)]
+pub struct Saved {
+    pub q: Buf,
+    pub kv: Buf,
+    pub o: Buf,
+    pub lse: Buf,
+}
+
+/// How the keys and values of other ranks are reached.
+#[derive(Debug, Clone)]
+pub enum Core {
+    /// They are all here.
+    Local(Local),
+    Ring(Ring),
+}
+
+/// Buffers that every layer of a rank reuses.
+pub enum Scratch {
+    Local(LocalScratch),
+    Ring(ring::Scratch),
+}
+
+impl Core {
+    pub fn shape(&self) -> &Shape {
+        match self {
+            Core::Local(c) => &c.shape,
+            Core::Ring(c) => &c.shape,
+        }
+    }
+
+    pub fn scratch(&self, b: &mut Builder) -> Scratch {
+        match self {
+            Core::Local(c) => Scratch::Local(c.scratch(b)),
+            Core::Ring(c) => Scratch::Ring(c.scratch(b)),
+        }
+    }
+
+    /// o, lse = attention(q, kv) over every rank's KV.
+    pub fn forward(&self, b: &mut Builder, s: &Scratch, io: Saved) {
+        match (self, s) {
+            (Core::Local(c), Scratch::Local(_)) => c.forward(b, io),
+            (Core::Ring(c), Scratch::Ring(s)) => c.forward(b, s, io),
+            _ => unreachable!("scratch is made by the same core"),
+        }
+    }
+
+    /// dq, dkv from the gradient of o.
+    pub fn backward(&self, b: &mut Builder, s: &Scratch, io: Saved, d_o: Buf) -> (Buf, Buf) {
+        match (self, s) {
+            (Core::Local(c), Scratch::Local(s)) => c.backward(b, s, io, d_o),
+            (Core::Ring(c), Scratch::Ring(s)) => c.backward(b, s, io, d_o),
+            _ => unreachable!("scratch is made by the same core"),
+        }
+    }
+}
+
+/// Flash attention on one rank (Dao, arXiv:2307.08691).
+#[derive(Debug, Clone)]
+pub struct Local {
+    pub shape: Shape,
+}
+
+pub struct LocalScratch {
+    delta: Buf,
+    dq: Buf,
+    dkv: Buf,
+}
+
+impl Local {
+    fn scratch(&self, b: &mut Builder) -> LocalScratch {
+        let s = &self.shape;
+        let mut work = |name, row, dtype| b.tensor(name, &[s.rows(), row], dtype, TensorKind::Workspace, 1);
+        LocalScratch {
+            delta: work("delta", s.block.heads, s.acc),
+            dq: work("dq", s.q_row(), s.dtype),
+            dkv: work("dkv", s.kv_row(), s.dtype),
+        }
+    }
+
+    fn forward(&self, b: &mut Builder, io: Saved) {
+        b.compute("attention", Kernel::Attention(self.shape.block.clone()), &[io.q, io.kv], &[io.o, io.lse]);
+    }
+
+    fn backward(&self, b: &mut Builder, s: &LocalScratch, io: Saved, d_o: Buf) -> (Buf, Buf) {
+        delta(b, &self.shape, io.o, d_o, s.delta);
+        let reads = [io.q, io.kv, d_o, io.lse, s.delta];
+        b.compute("attention_bwd", Kernel::AttentionBwd(self.shape.block.clone()), &reads, &[s.dq, s.dkv]);
+        (s.dq, s.dkv)
+    }
+}
+
+/// delta = rowsum(dO * O), once for all blocks of the backward pass.
+pub fn delta(b: &mut Builder, shape: &Shape, o: Buf, d_o: Buf, to: Buf) {
+    let (rows, heads, head_dim) = (shape.rows(), shape.block.heads, shape.block.head_dim);
+    b.compute("delta", Kernel::AttentionDelta { rows, heads, head_dim }, &[o, d_o], &[to]);
+}
