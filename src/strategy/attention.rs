@@ -5,7 +5,70 @@
 //! hands over the gradient of o and gets those of q and kv. Ulysses exchanges heads for tokens around it.
 
 use super::ring::{self, Ring};
-use crate::plan::{AttnBlock, Buf, Builder, Dtype, Kernel, TensorKind};
+use super::step::Engines;
+use super::ulysses::Ulysses;
+use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Kernel, Segs, Split, TensorKind};
+use crate::spec::Parallelism;
+
+/// One attention operation over all the ranks that share its sequences, whatever it stands in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Problem {
+    /// Sequences at a time.
+    pub batch: u64,
+    /// Tokens of a whole sequence.
+    pub seq: u64,
+    pub heads: u64,
+    pub kv_heads: u64,
+    pub head_dim: u64,
+    pub causal: bool,
+    pub dtype: Dtype,
+}
+
+impl Problem {
+    /// Dtype of running sums.
+    pub fn acc(&self) -> Dtype {
+        if self.dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 }
+    }
+}
+
+/// How the ranks share a [`Problem`]: what one of them has, and how it reaches the keys of the others.
+pub struct Way {
+    /// Where the tokens of a rank stand in the sequence, outside a Ulysses exchange.
+    pub segs: Segs,
+    /// Tokens of one sequence on a rank, outside a Ulysses exchange.
+    pub seq: u64,
+    pub core: Core,
+    /// `None` when the Ulysses degree is 1.
+    pub ulysses: Option<Ulysses>,
+}
+
+impl Way {
+    pub fn new(p: &Problem, par: &Parallelism, engines: Engines) -> Way {
+        let (ring, up) = (u64::from(par.ring), u64::from(par.ulysses));
+        let seq = p.seq / (ring * up);
+        let inner = Segs::new(p.seq, &[(Axis::Cp, Split::Zigzag)]);
+        let segs = Segs::new(p.seq, &[(Axis::Cp, Split::Zigzag), (Axis::Up, Split::Contiguous)]);
+        let ulysses = (par.ulysses > 1).then_some(Ulysses {
+            ranks: par.ulysses,
+            batch: p.batch,
+            seq,
+            heads: p.heads,
+            kv_heads: p.kv_heads,
+            head_dim: p.head_dim,
+            dtype: p.dtype,
+            engine: engines.collective,
+        });
+        let (heads, kv_heads) = ulysses.as_ref().map_or((p.heads, p.kv_heads), Ulysses::local_heads);
+        let (batch, head_dim, causal) = (p.batch, p.head_dim, p.causal);
+        let block = AttnBlock { q: inner.clone(), kv: inner, batch, heads, kv_heads, head_dim, causal };
+        let shape = Shape { block, seq: seq * up, dtype: p.dtype, acc: p.acc() };
+        let core = match par.ring {
+            1 => Core::Local(Local { shape }),
+            ranks => Core::Ring(Ring { shape, ranks, engine: engines.p2p }),
+        };
+        Way { segs, seq, core, ulysses }
+    }
+}
 
 /// What one rank attends with, before any other rank's keys are counted.
 #[derive(Debug, Clone)]

@@ -7,12 +7,10 @@
 //! Adam, weights gathered
 //! ```
 
-use super::attention::{Core, Local, Saved as AttnSaved, Shape};
+use super::attention::{Problem, Saved as AttnSaved, Way};
 use super::data::{Adam, DataParallel, FlatWeights};
 use super::feasible;
-use super::ring::Ring;
 use super::transformer::{Layer, Saved, Scratch, linear, linear_dw, linear_dx};
-use super::ulysses::Ulysses;
 use crate::error::Result;
 use crate::plan::program::VERSION;
 use crate::plan::*;
@@ -68,45 +66,31 @@ struct Step<'a> {
     last_microbatch: BlockId,
 }
 
-fn layer_of(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines, acc: Dtype) -> Layer {
-    let (ring, up) = (u64::from(par.ring), u64::from(par.ulysses));
-    let seq = work.seq_len / (ring * up);
-    let inner = Segs::new(work.seq_len, &[(Axis::Cp, Split::Zigzag)]);
-    let outer = Segs::new(work.seq_len, &[(Axis::Cp, Split::Zigzag), (Axis::Up, Split::Contiguous)]);
-    let ulysses = (par.ulysses > 1).then_some(Ulysses {
-        ranks: par.ulysses,
+/// All ranks of a step, the axes that need the best links last.
+pub fn mesh(par: &Parallelism) -> Mesh {
+    Mesh::new(&[(Axis::Dp, par.dp), (Axis::Cp, par.ring), (Axis::Up, par.ulysses)])
+}
+
+fn layer_of(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines) -> Layer {
+    let problem = Problem {
         batch: work.micro_batch,
-        seq,
+        seq: work.seq_len,
         heads: model.heads,
         kv_heads: model.kv_heads,
         head_dim: model.head_dim,
-        dtype: work.dtype,
-        engine: engines.collective,
-    });
-    let (heads, kv_heads) = ulysses.as_ref().map_or((model.heads, model.kv_heads), Ulysses::local_heads);
-    let block = AttnBlock {
-        q: inner.clone(),
-        kv: inner,
-        batch: work.micro_batch,
-        heads,
-        kv_heads,
-        head_dim: model.head_dim,
         causal: true,
+        dtype: work.dtype,
     };
-    let shape = Shape { block, seq: seq * up, dtype: work.dtype, acc };
-    let core = match par.ring {
-        1 => Core::Local(Local { shape }),
-        ranks => Core::Ring(Ring { shape, ranks, engine: engines.p2p }),
-    };
-    Layer::new(model, work.micro_batch, seq, outer, core, ulysses)
+    let Way { segs, seq, core, ulysses } = Way::new(&problem, par, engines);
+    Layer::new(model, work.micro_batch, seq, segs, core, ulysses)
 }
 
 impl<'a> Step<'a> {
     fn new(model: &'a LlmSpec, work: &'a Workload, par: &'a Parallelism, engines: Engines) -> Step<'a> {
         let mut b = Builder::new();
-        let mesh = Mesh::new(&[(Axis::Dp, par.dp), (Axis::Cp, par.ring), (Axis::Up, par.ulysses)]);
-        let acc = if work.dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
-        let layer = layer_of(model, work, par, engines, acc);
+        let mesh = mesh(par);
+        let layer = layer_of(model, work, par, engines);
+        let acc = layer.core.shape().acc;
         let ranks = u64::from(par.ranks());
         let dp = DataParallel { ranks, zero: par.zero, dtype: work.dtype, acc, engine: engines.collective };
         let (n, h, v, l) = (layer.tokens(), model.hidden, model.vocab, model.layers as u32);
