@@ -4,6 +4,7 @@
 
 pub mod cluster;
 pub mod gpu;
+mod huggingface;
 pub mod model;
 pub mod options;
 pub mod stack;
@@ -11,7 +12,7 @@ pub mod workload;
 
 pub use cluster::{ClusterSpec, ScaleOut, ScaleUp};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
-pub use model::LlmSpec;
+pub use model::{LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions};
 pub use options::{Options, RingLayout};
 pub use stack::StackSpec;
 pub use workload::{Dtype, Parallelism, Recompute, Workload};

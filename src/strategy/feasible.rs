@@ -1,14 +1,40 @@
 //! What cannot be built, said before anything is built: the values and the remedy.
 
 use crate::error::{Error, Result};
-use crate::spec::{LlmSpec, Parallelism, Recompute, Workload};
+use crate::spec::{LlmSpec, Mlp, Norm, Parallelism, Positions, Recompute, Workload};
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
 pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
+    blocks(model)?;
     degrees(par)?;
     heads(model, par)?;
     sequence(work, par)?;
     batch(work, par)
+}
+
+/// What a layer may be made of, until plans have the rest.
+fn blocks(model: &LlmSpec) -> Result<()> {
+    let later = [
+        (model.mla.is_some(), "multi-head latent attention"),
+        (model.moe.is_some(), "experts"),
+        (model.lfa, "localized filtering"),
+        (model.window.is_some(), "attention in a sliding window"),
+        (model.norm != Norm::Rms, "LayerNorm"),
+        (model.mlp != Mlp::SwiGlu, "GELU"),
+        (model.positions != Positions::Rope || model.rotary_dim.is_some(), "positions other than rotary"),
+        (model.bias || model.qkv_bias, "biases"),
+        (model.qk_norm, "norms of queries and keys"),
+        (model.parallel_block, "a parallel block"),
+        (model.dropout > 0.0, "dropout"),
+    ];
+    match later.iter().find(|(has, _)| *has) {
+        Some((_, what)) => {
+            let why =
+                format!("model: {} has {what}, which no plan of this version has; use a model without", model.name);
+            Err(Error::infeasible(why))
+        }
+        None => Ok(()),
+    }
 }
 
 fn degrees(par: &Parallelism) -> Result<()> {
