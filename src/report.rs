@@ -54,6 +54,7 @@ impl Costed<'_> {
             kernels: shares(usage.by_kernel.iter().map(|(k, s)| (*k, *s)), step),
             slowed_s: (usage.compute - kernels).max(0.0),
             others_s: usage.turns,
+            host_s: usage.host,
             exposed: axes(&usage.exposed),
             communication_busy: axes(&usage.comm),
             memory: Memory::of(self.layout, self.cluster, self.stack),
@@ -128,6 +129,8 @@ pub struct Report {
     pub slowed_s: f64,
     /// Time the compute lane waited for kernels of other ranks.
     pub others_s: f64,
+    /// Time the compute lane waited for the CPU to issue the next op.
+    pub host_s: f64,
     /// Time the compute lane waited, by axis.
     pub exposed: Vec<Share>,
     /// Time the communication lanes were busy, hidden or not, by axis; lanes may overlap.

@@ -22,7 +22,7 @@ impl Span {
     }
 }
 
-/// Where the time of a rank went. `compute` + everything exposed + `turns` = the step, exactly.
+/// Where the time of a rank went. `compute` + everything exposed + `turns` + `host` = the step, exactly.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Usage {
     /// Time the compute lane was busy.
@@ -32,6 +32,8 @@ pub struct Usage {
     /// Time the compute lane stood still for other ranks' kernels: on a shared device, or when they ended
     /// the step later than this rank.
     pub turns: f64,
+    /// Time the compute lane stood still because the CPU had not issued the next op yet.
+    pub host: f64,
     /// Busy time of the compute lane by kernel.
     pub by_kernel: BTreeMap<&'static str, f64>,
     /// Busy time of communication lanes by axis.
@@ -64,6 +66,7 @@ impl Usage {
         other.by_provenance.iter().for_each(|(k, v)| *self.by_provenance.entry(k).or_default() += v * share);
         self.compute += other.compute * share;
         self.turns += other.turns * share;
+        self.host += other.host * share;
         self.flops += other.flops * share;
         self.bytes_scale_up += other.bytes_scale_up * share;
         self.bytes_scale_out += other.bytes_scale_out * share;

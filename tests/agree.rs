@@ -16,7 +16,7 @@ use proptest::prelude::*;
 fn adds_up(t: &Timeline) {
     for class in &t.classes {
         let (u, step) = (&class.usage, t.step.value());
-        assert!(close(u.compute + u.exposed_total() + u.turns, step), "rank {}: {u:?} in {step}", class.rank);
+        assert!(close(u.compute + u.exposed_total() + u.turns + u.host, step), "rank {}: {u:?} in {step}", class.rank);
         assert!(u.by_kernel.values().sum::<f64>() <= u.compute * (1.0 + 1e-9), "kernels fit in the time they took");
         assert!(u.exposed.values().all(|t| *t >= 0.0));
     }
@@ -40,6 +40,7 @@ fn shortcuts_are_exact_on_a_grid() {
             for (engines, slower) in [(SM, 1.0), (SM, 300.0), (COPY, 3000.0)] {
                 let plan = plans::plan(&model(9, 4, false), &par, &work(&par, 480, micro, batches), engines);
                 agree(&plan, &Host::of(&plan, slower));
+                agree(&plan, &Host::of(&plan, slower).issuing(60e-6));
             }
         }
     }
@@ -54,13 +55,15 @@ struct Case {
     /// GPUs of a node: all, or a part that divides them.
     per_node: u32,
     slower: f64,
+    /// Seconds in which the CPU issues an op.
+    launch: f64,
 }
 
 fn cases() -> impl Strategy<Value = Case> {
     let ranks = (1..=3u32, 1..=5u32, prop::sample::select(vec![1u32, 2, 4, 8]), 0..2u32, any::<bool>());
     let shape = (1..=14u64, prop::sample::select(vec![1u64, 2, 4, 8]), any::<bool>());
     let load = (1..=6u64, 1..=2u64, 1..=9u64);
-    let machine = (any::<bool>(), any::<prop::sample::Index>(), 0.0..4.0f64);
+    let machine = (any::<bool>(), any::<prop::sample::Index>(), 0.0..4.0f64, -7.0..-3.0f64);
     (ranks, shape, load, machine).prop_map(|((dp, ring, ulysses, zero, again), shape, load, machine)| {
         let recompute = if again { Recompute::Full } else { Recompute::None };
         let par = Parallelism { dp, ring, ulysses, zero, recompute, ..Parallelism::default() };
@@ -74,6 +77,7 @@ fn cases() -> impl Strategy<Value = Case> {
             engines: if machine.0 { SM } else { COPY },
             per_node: *machine.1.get(&widths),
             slower: 10f64.powf(machine.2),
+            launch: 10f64.powf(machine.3),
         }
     })
 }
@@ -84,7 +88,7 @@ proptest! {
     #[test]
     fn shortcuts_are_exact_on_any_mesh(case in cases()) {
         let plan = plans::plan(&case.model, &case.par, &case.work, case.engines);
-        agree(&plan, &Host::new(plan.ranks(), case.per_node, case.slower));
+        agree(&plan, &Host::new(plan.ranks(), case.per_node, case.slower).issuing(case.launch));
     }
 }
 
@@ -131,6 +135,20 @@ fn ranks_on_one_device_take_turns() {
     let alone = cost(&plan, host.machine(), FLAT).unwrap();
     let busy = |t: &Timeline| t.classes.iter().map(|c| c.usage.compute).fold(0.0, f64::max);
     assert!(all.step.value() >= 2.0 * busy(&alone), "two ranks' kernels, one after the other");
+}
+
+#[test]
+fn a_slow_cpu_sets_the_pace() {
+    let par = way(1, 2, 2);
+    let plan = plans::plan(&model(5, 4, false), &par, &work(&par, 96, 1, 4), SM);
+    let step = |launch: f64| cost(&plan, Host::of(&plan, 1.0).issuing(launch).machine(), Effort::SUMS).unwrap();
+    let ops = link::Line::program(&plan, &link::AtomTable::new(&plan).unwrap(), 0).unwrap().nodes.len() as f64;
+    let (free, slow) = (step(0.0), step(1e-3));
+    assert_eq!(free.mean().host, 0.0);
+    // Every op of tiny kernels waits for the CPU. The hops that a mask skips are issued by nobody.
+    let pace = slow.step.value() / 1e-3;
+    assert!(pace > 0.9 * ops && pace < ops + 10.0, "{pace} ops of {ops}");
+    assert!(slow.mean().host > 0.8 * slow.step.value());
 }
 
 /// Two ranks and a program of its own: `write` fills tensors and blocks, `MANY` elements each.

@@ -206,7 +206,7 @@ fn estimates_have_the_columns_of_rows_csv() {
         assert!(report.get(&column).is_some(), "{column} is missing");
     }
     let number = |key: &str| report[key].as_f64().unwrap();
-    let parts = number("compute_s") + number("exposed_comm_s") + number("bubble_s");
+    let parts = number("compute_s") + number("exposed_comm_s") + number("bubble_s") + number("host_s");
     assert!((parts / number("step_time_s") - 1.0).abs() < 1e-9);
     assert_eq!((number("dp"), number("global_batch")), (8.0, 8.0));
     assert_eq!(report["strategy"], "usp");

@@ -82,6 +82,9 @@ pub struct Sheet {
     pub meetings: Vec<Meeting>,
     ends: Vec<End>,
     met: Vec<u32>,
+    /// Ops that the host has issued once it has issued a node, from the first of the line on; then those of
+    /// the whole line.
+    issued: Vec<u32>,
     /// By class.
     pub usages: Vec<Usage>,
 }
@@ -89,6 +92,16 @@ pub struct Sheet {
 impl Sheet {
     pub fn act(&self, node: usize, class: usize) -> Act {
         self.acts[node * self.classes + class]
+    }
+
+    /// Ops that a class has issued when it has issued `node`.
+    pub fn issued(&self, node: usize, class: usize) -> u64 {
+        u64::from(self.issued[node * self.classes + class])
+    }
+
+    /// Ops of a class on the whole line.
+    pub fn issues(&self, class: usize) -> u64 {
+        u64::from(self.issued[self.issued.len() - self.classes + class])
     }
 
     pub fn met(&self, first: u32, count: u16) -> &[u32] {
@@ -419,6 +432,18 @@ impl Positions {
     }
 }
 
+/// How many ops each class has issued by each node, and in all. What a mask leaves nothing of is not issued.
+fn issued(acts: &[Act], classes: usize) -> Vec<u32> {
+    let mut all = Vec::with_capacity(acts.len() + classes);
+    let mut count = vec![0; classes];
+    for acts in acts.chunks(classes) {
+        count.iter_mut().zip(acts).for_each(|(count, act)| *count += u32::from(!matches!(act, Act::Skip)));
+        all.extend_from_slice(&count);
+    }
+    all.extend_from_slice(&count);
+    all
+}
+
 /// No meeting yet.
 const NONE: u32 = u32::MAX;
 
@@ -534,7 +559,8 @@ impl<'a> Draft<'a> {
     fn finish(self) -> Sheet {
         let usages = self.tallies.iter().map(|t| self.usage(t)).collect();
         let Draft { classes, acts, meetings, ends, met, .. } = self;
-        Sheet { classes, acts, meetings, ends, met, usages }
+        let issued = issued(&acts, classes);
+        Sheet { classes, acts, meetings, ends, met, issued, usages }
     }
 
     fn usage(&self, tally: &Tally) -> Usage {

@@ -6,7 +6,8 @@
 //! * a kernel bound by SMs loses those that communication kernels posted before it occupy;
 //! * a transfer has 1 / (k + 1) of a port of a rank while k that were posted before it hold it. Those are not
 //!   slowed in turn, so that a shared port is if anything too fast here;
-//! * ranks that share a device take turns.
+//! * ranks that share a device take turns;
+//! * the CPU issues the ops of a rank one by one, in program order, on whichever lane: none starts before.
 //!
 //! Time is integer picoseconds and every duration is rounded once, so that equal things are equal.
 //! The iterations of a call that only repeat the one before are taken in one stride, exactly (`repeat`); a

@@ -11,6 +11,9 @@
 //! or upon one that no iteration has touched yet, which must be from before the floor. That is all if no
 //! other name means the walked tensor; where one does, nothing is skipped.
 //!
+//! The CPU that issues the ops either is what everything waits for, and is D later too; or it has issued all of
+//! this iteration before the iteration before began, at a pace of at most D an iteration, and stays ahead.
+//!
 //! The stride adds D times the iterations left and is exact in picoseconds.
 
 use super::walk::{Held, Stamp, Walker};
@@ -37,6 +40,7 @@ struct Finds {
     held: Vec<Vec<Held>>,
     compute_end: Vec<u64>,
     devices: Vec<u64>,
+    host: Vec<u64>,
     // Sums, which decide nothing.
     waited: Vec<Vec<u64>>,
     runs: Vec<u64>,
@@ -125,6 +129,7 @@ impl<'p> Walker<'p> {
             held: self.state.iter().flat_map(|s| s.ports.iter().chain([&s.sms]).cloned()).collect(),
             compute_end: self.state.iter().map(|s| s.compute_end).collect(),
             devices: self.devices.clone(),
+            host: self.host.clone(),
             waited: self.state.iter().map(|s| s.waited.clone()).collect(),
             runs: self.runs.clone(),
         }
@@ -165,6 +170,8 @@ impl<'p> Walker<'p> {
         let by = d * left;
         self.stamps.lanes.iter_mut().filter(|l| l.ps() >= floor).for_each(|l| *l = l.later(by));
         self.devices.iter_mut().filter(|t| **t >= floor).for_each(|t| *t += by);
+        // Its own pace, whether that is the device's or it is ahead of it.
+        self.host.iter_mut().zip(&before.host).for_each(|(now, was)| *now += (*now - was) * left);
         for (state, waited) in self.state.iter_mut().zip(&before.waited) {
             for held in state.ports.iter_mut().chain([&mut state.sms]).flatten().filter(|h| h.to > floor) {
                 (held.from, held.to) = (held.from + by, held.to + by);
@@ -287,7 +294,8 @@ impl Finds {
             && stamps(&self.written, &before.written)
             && stamps(&self.read, &before.read)
             && self.held.iter().zip(&before.held).all(|(n, t)| held(n, t))
-            && self.devices.iter().zip(&before.devices).all(|(n, t)| same(*n, *t));
+            && self.devices.iter().zip(&before.devices).all(|(n, t)| same(*n, *t))
+            && self.host.iter().zip(&before.host).all(|(n, t)| *n == t + d || (n - t <= d && *n < floor));
         all.then_some(d)
     }
 }

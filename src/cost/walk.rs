@@ -3,7 +3,7 @@
 
 use super::act::{Act, Acts, End, Meeting, PORTS, Sheet};
 use super::repeat::Names;
-use super::{Effort, Found, Machine, seconds};
+use super::{Effort, Found, Machine, picoseconds, seconds};
 use crate::error::{Error, Result};
 use crate::fold::Fold;
 use crate::plan::link::{AtomTable, Env, Line};
@@ -86,6 +86,10 @@ pub struct Walker<'p> {
     pub state: Vec<ClassState>,
     /// Time at which each shared device is free.
     pub devices: Vec<u64>,
+    /// When the CPU of each class has issued all ops so far: it runs ahead of the device, never behind it.
+    pub host: Vec<u64>,
+    /// Time to issue an op.
+    host_launch: u64,
     device_of: Option<Vec<u32>>,
     fold: &'p Fold,
     sms: u32,
@@ -125,7 +129,8 @@ impl<'p> Walker<'p> {
         let (classes, count) = (fold.representatives.len(), atoms.count as usize);
         let none = |things: usize| vec![Stamp::default(); things * classes];
         let stamps = Stamps { lanes: none(plan.lanes.len()), written: none(count), read: none(count) };
-        let class = ClassState { waited: vec![0; plan.lanes.len()], ..ClassState::default() };
+        // One more than there are lanes: the host.
+        let class = ClassState { waited: vec![0; plan.lanes.len() + 1], ..ClassState::default() };
         let device_of = machine.devices.map(|d| d.to_vec());
         let devices = device_of.as_ref().map_or(0, |d| d.iter().max().map_or(0, |m| *m as usize + 1));
         Ok(Walker {
@@ -137,6 +142,8 @@ impl<'p> Walker<'p> {
             stamps,
             state: vec![class; classes],
             devices: vec![0; devices],
+            host: vec![0; classes],
+            host_launch: picoseconds(machine.stack.host_launch.value),
             device_of,
             fold,
             sms: machine.cluster.gpu.sms.value,
@@ -228,7 +235,7 @@ impl<'p> Walker<'p> {
         match &compiled.order {
             None => {
                 for node in 0..compiled.width {
-                    self.start(&lines[0], node, 0..self.classes);
+                    self.start(&compiled.sheet, &lines[0], node, 0..self.classes);
                     self.finish(&compiled.sheet, &lines[0], node, 0..self.classes);
                 }
                 self.leave(&lines[0], 0..self.classes);
@@ -239,16 +246,19 @@ impl<'p> Walker<'p> {
                 for m in order {
                     let (class, node) = (m.rank as usize, m.node as usize);
                     match m.end {
-                        false => self.start(lines[class], node, class..class + 1),
+                        false => self.start(&compiled.sheet, lines[class], node, class..class + 1),
                         true => self.finish(&compiled.sheet, lines[class], node, class..class + 1),
                     }
                 }
                 lines.iter().enumerate().for_each(|(class, line)| self.leave(line, class..class + 1));
             }
         }
+        for (class, host) in self.host.iter_mut().enumerate() {
+            *host += compiled.sheet.issues(class) * self.host_launch;
+        }
     }
 
-    fn start(&mut self, line: &Line, node: usize, classes: Range<usize>) {
+    fn start(&mut self, sheet: &Sheet, line: &Line, node: usize, classes: Range<usize>) {
         let of =
             |thing: u32| thing as usize * self.classes + classes.start..thing as usize * self.classes + classes.end;
         let at = &mut self.starts[of(node as u32)];
@@ -265,6 +275,14 @@ impl<'p> Walker<'p> {
             let atom = of(self.segments.now[atom as usize]);
             raise(at, &self.stamps.written[atom.clone()]);
             raise(at, &self.stamps.read[atom]);
+        }
+        let host_lane = self.plan.lanes.len() as u16;
+        for (at, class) in at.iter_mut().zip(classes) {
+            let host = self.host[class] + sheet.issued(node, class) * self.host_launch;
+            // At the same moment it is the device that was waited for.
+            if host > at.ps() {
+                *at = Stamp::new(host, host_lane);
+            }
         }
         self.floor = at.iter().fold(self.floor, |floor, s| floor.min(s.ps()));
     }
@@ -409,6 +427,7 @@ impl<'p> Walker<'p> {
             waited[lasts[class].lane() as usize] += end - state.compute_end;
             let idle: u64 = waited.iter().sum();
             usage.compute = (end - idle) as f64 * 1e-12;
+            usage.host = waited[self.plan.lanes.len()] as f64 * 1e-12;
             for (lane, &ps) in self.plan.lanes.iter().zip(&waited) {
                 let waited = ps as f64 * 1e-12;
                 match lane {

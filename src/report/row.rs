@@ -37,7 +37,7 @@ pub struct Row {
     pub tokens_per_s_per_gpu: Option<f64>,
     pub mfu: Option<f64>,
     pub hfu: Option<f64>,
-    /// `compute_s + exposed_comm_s + bubble_s` is the step; a mean over the ranks.
+    /// `compute_s + exposed_comm_s + bubble_s + host_s` is the step; a mean over the ranks.
     pub compute_s: Option<f64>,
     /// The sum of the six columns that follow.
     pub exposed_comm_s: Option<f64>,
@@ -50,6 +50,8 @@ pub struct Row {
     pub exposed_ep_s: Option<f64>,
     /// Waiting for the kernels of other ranks: along the pipeline, or of those that end the step later.
     pub bubble_s: Option<f64>,
+    /// Waiting for the CPU to issue the next op.
+    pub host_s: Option<f64>,
     /// What the plan needs on one rank, without what the stack reserves.
     pub peak_mem_bytes: Option<u64>,
     /// Sent by one rank in a step, a mean over the ranks.
@@ -177,6 +179,7 @@ impl Row {
         self.exposed_tp_s = number(exposed(&[Axis::Tp]));
         self.exposed_ep_s = number(exposed(&[Axis::Ep, Axis::Etp, Axis::Edp]));
         self.bubble_s = number(bubble + usage.turns);
+        self.host_s = number(usage.host);
         self.bytes_scale_up = number(usage.bytes_scale_up);
         self.bytes_scale_out = number(usage.bytes_scale_out);
         self.measured_share = number(measured_share(&usage));
@@ -216,6 +219,7 @@ pub fn limit(usage: &Usage, step: f64) -> String {
         ("communication: SMs taken from compute".into(), slowed),
     ];
     parts.push(("bubble: other ranks' kernels".into(), usage.turns));
+    parts.push(("host: CPU issues ops too slowly".into(), usage.host));
     parts.extend(usage.exposed.iter().map(|(axis, s)| match axis {
         Axis::Pp => ("bubble: pipeline".into(), *s),
         _ => (format!("communication: {} exposed", axis.name()), *s),
@@ -264,7 +268,7 @@ mod tests {
         let text = String::from_utf8(csv.into_inner().unwrap()).unwrap();
         let head = "model,cluster,stack,gpus,seq_len,global_batch,micro_batch,tp,pp,vp,dp,ulysses,ring,ep,zero,recompute,\
                     options,strategy,feasible,why,step_time_s,tokens_per_s_per_gpu,mfu,hfu,compute_s,exposed_comm_s,\
-                    exposed_pp_s,exposed_dp_s,exposed_cp_s,exposed_up_s,exposed_tp_s,exposed_ep_s,bubble_s,\
+                    exposed_pp_s,exposed_dp_s,exposed_cp_s,exposed_up_s,exposed_tp_s,exposed_ep_s,bubble_s,host_s,\
                     peak_mem_bytes,bytes_scale_up,bytes_scale_out,measured_share,limit";
         assert_eq!(text.lines().next().unwrap(), head);
         assert_eq!(
@@ -276,7 +280,7 @@ mod tests {
     #[test]
     fn parts_of_the_step_add_up() {
         let row = filled();
-        let sum = row.compute_s.unwrap() + row.exposed_comm_s.unwrap() + row.bubble_s.unwrap();
+        let sum = row.compute_s.unwrap() + row.exposed_comm_s.unwrap() + row.bubble_s.unwrap() + row.host_s.unwrap();
         assert_eq!(sum, row.step_time_s.unwrap());
         let axes = [
             row.exposed_pp_s,

@@ -55,6 +55,9 @@ impl Report {
         if self.others_s > 1e-9 * step {
             table.row(["  waiting for other ranks".into(), seconds(self.others_s), percent(self.others_s / step)]);
         }
+        if self.host_s > 1e-9 * step {
+            table.row(["  waiting for the host".into(), seconds(self.host_s), percent(self.host_s / step)]);
+        }
         table.row(["  step".into(), seconds(step), percent(1.0)]);
         table.render("")
     }

@@ -13,7 +13,8 @@ pub struct StackSpec {
     pub name: String,
     /// The curve of the GPU's `attention` table.
     pub attention_kernel: Sourced<String>,
-    /// CPU time to issue one op: a stream whose kernels are shorter runs dry.
+    /// CPU time to issue one op of a plan, however many calls of the framework that takes: a device whose
+    /// kernels are shorter runs dry.
     pub host_launch: Sourced<Seconds>,
     /// Device memory that no tensor gets: context, communicator buffers, fragmentation.
     pub reserved_memory: Sourced<Bytes>,

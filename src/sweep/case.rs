@@ -196,7 +196,7 @@ mod tests {
     fn parts_add_up_to_the_step_and_the_row_names_its_point() {
         let row = case().row(&point()).unwrap();
         assert!(row.feasible, "{}", row.why);
-        let parts = row.compute_s.unwrap() + row.exposed_comm_s.unwrap() + row.bubble_s.unwrap();
+        let parts = row.compute_s.unwrap() + row.exposed_comm_s.unwrap() + row.bubble_s.unwrap() + row.host_s.unwrap();
         assert!((parts / row.step_time_s.unwrap() - 1.0).abs() < 1e-11, "{row:?}");
         assert_eq!(Point::of_row(&row), point());
         let blank = case().infeasible(&point(), String::new());

@@ -8,6 +8,7 @@ use foretrain::plan::*;
 use foretrain::spec::*;
 use foretrain::strategy::{Engines, build};
 use foretrain::timeline::{Timeline, Usage};
+use foretrain::units::Seconds;
 use std::collections::BTreeMap;
 
 pub const SM: Engines = Engines { p2p: Engine::Sm { ctas: 8 }, collective: Engine::Sm { ctas: 24 } };
@@ -65,6 +66,12 @@ impl Host {
         Host::new(n, if n.is_multiple_of(8) { 8 } else { n }, slower)
     }
 
+    /// With a CPU that takes `launch` seconds to issue an op.
+    pub fn issuing(mut self, launch: f64) -> Host {
+        self.stack.host_launch.value = Seconds::new(launch);
+        self
+    }
+
     pub fn machine(&self) -> Machine<'_> {
         Machine { cluster: &self.cluster, stack: &self.stack, kernels: &self.kernels, devices: None }
     }
@@ -89,7 +96,7 @@ pub fn same_usage(a: &Usage, b: &Usage) {
     same_map("kernel", &a.by_kernel, &b.by_kernel);
     same_map("comm", &a.comm, &b.comm);
     same_map("provenance", &a.by_provenance, &b.by_provenance);
-    let sums = |u: &Usage| [u.compute, u.flops, u.bytes_scale_up, u.bytes_scale_out, u.sd];
+    let sums = |u: &Usage| [u.compute, u.host, u.turns, u.flops, u.bytes_scale_up, u.bytes_scale_out, u.sd];
     assert!(sums(a).iter().zip(sums(b)).all(|(a, b)| close(*a, b)), "{:?} is not {:?}", sums(a), sums(b));
 }
 
