@@ -113,6 +113,29 @@ fn the_hybrid_rings_the_same_kv_with_fewer_hops() {
     }
 }
 
+#[test]
+fn the_axis_inside_keeps_its_bytes_in_the_node() {
+    let (k, u, r) = (4, 2, 4);
+    let bytes = |words: &str, per_node: u64| {
+        // The difference of two lengths has nothing of the gradients, which go across all ranks.
+        let of = |s| {
+            let par = Parallelism { options: words.parse().unwrap(), zero: 0, ..way(1, r as u32, u as u32) };
+            let plan = plans::plan(&model(2, k, false), &par, &work(&par, s, 1, 1), SM);
+            let usage = cost(&plan, Host::new(plan.ranks(), per_node as u32, 1.0).machine(), FLAT).unwrap().mean();
+            [usage.bytes_scale_up, usage.bytes_scale_out]
+        };
+        let (short, long) = (of(S), of(2 * S));
+        [0, 1].map(|i| long[i] - short[i])
+    };
+    let n = S / (u * r);
+    let (qb, kvb) = (n * A * D * E, 2 * n * k * D * E);
+    // Forward and backward of both layers.
+    let a2a = (4 * (2 * qb + kvb) / u * (u - 1)) as f64;
+    let ring = (2 * (2 * (r - 1) * kvb + r * 2 * kvb)) as f64;
+    assert_eq!(bytes("default", u), [a2a, ring]);
+    assert_eq!(bytes("ring-inside", r), [ring, a2a]);
+}
+
 /// Visible pairs of a causal mask.
 fn pairs(s: u64) -> u64 {
     s * (s + 1) / 2

@@ -143,6 +143,13 @@ fn ulysses_with_more_ranks_than_kv_heads() {
     holds(&Case { group: 4, batch: 2, par, ..case() }, 1e-10);
 }
 
+/// The hybrids' words, each in a plan that it changes.
+#[test]
+fn a_ring_inside_of_ulysses() {
+    let par = Parallelism { dp: 2, ring: 3, ulysses: 2, options: "ring-inside".parse().unwrap(), ..case().par };
+    holds(&Case { batch: 2, par, ..case() }, 1e-10);
+}
+
 #[test]
 fn everything_at_once() {
     let par = Parallelism { dp: 2, ring: 3, ulysses: 2, zero: 1, recompute: Recompute::Full, ..Parallelism::default() };

@@ -22,6 +22,9 @@ pub struct Options {
     /// Tensor-parallel ranks keep whole activations between their products, instead of the sequence
     /// parallelism of Korthikanti et al. (arXiv:2205.05198).
     pub whole_activations: bool,
+    /// In the hybrid of both, neighbouring ranks make a ring and Ulysses exchanges across rings; by default
+    /// neighbouring ranks exchange, as TransformerEngine's `a2a+p2p` and USP's `use_ulysses_low` have it.
+    pub ring_inside: bool,
 }
 
 /// A choice other than the default.
@@ -34,12 +37,20 @@ pub struct Word {
 }
 
 /// Every word that is understood.
-pub const WORDS: &[Word] = &[Word {
-    name: "no-sp",
-    about: "tensor parallelism without sequence parallelism: all-reduce, whole activations",
-    set: |o| o.whole_activations = true,
-    is_set: |o| o.whole_activations,
-}];
+pub const WORDS: &[Word] = &[
+    Word {
+        name: "no-sp",
+        about: "tensor parallelism without sequence parallelism: all-reduce, whole activations",
+        set: |o| o.whole_activations = true,
+        is_set: |o| o.whole_activations,
+    },
+    Word {
+        name: "ring-inside",
+        about: "ring and Ulysses together: neighbouring ranks make the ring, Ulysses goes across nodes",
+        set: |o| o.ring_inside = true,
+        is_set: |o| o.ring_inside,
+    },
+];
 
 impl Options {
     /// The words of what differs from the default.

@@ -7,6 +7,7 @@ use crate::spec::{LlmSpec, Mlp, Norm, Parallelism, Positions, Recompute, Workloa
 pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     blocks(model)?;
     degrees(par)?;
+    options(par)?;
     heads(model, par)?;
     sequence(work, par)?;
     batch(work, par)
@@ -68,6 +69,19 @@ fn degrees(par: &Parallelism) -> Result<()> {
         return Err(Error::infeasible(format!("zero: stage {} is not in this version; use 0 or 1", par.zero)));
     }
     Ok(())
+}
+
+/// A word that says nothing here would make two names of one plan.
+fn options(par: &Parallelism) -> Result<()> {
+    let (o, ring, up) = (par.options, par.ring, par.ulysses);
+    let needs = [("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1")];
+    match needs.iter().find(|(_, said, fits, _)| *said && !fits) {
+        None => Ok(()),
+        Some((word, _, _, what)) => {
+            let why = format!("options: {word} needs {what}, not ring {ring} x ulysses {up}; leave it out");
+            Err(Error::infeasible(why))
+        }
+    }
 }
 
 fn heads(model: &LlmSpec, par: &Parallelism) -> Result<()> {

@@ -68,7 +68,9 @@ struct Step<'a> {
 
 /// All ranks of a step, the axes that need the best links last.
 pub fn mesh(par: &Parallelism) -> Mesh {
-    Mesh::new(&[(Axis::Dp, par.dp), (Axis::Cp, par.ring), (Axis::Up, par.ulysses)])
+    let (cp, up) = ((Axis::Cp, par.ring), (Axis::Up, par.ulysses));
+    let [outer, inner] = if par.options.ring_inside { [up, cp] } else { [cp, up] };
+    Mesh::new(&[(Axis::Dp, par.dp), outer, inner])
 }
 
 fn layer_of(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines) -> Layer {
