@@ -157,6 +157,24 @@ fn zigzag_gives_every_rank_the_same_attention() {
 }
 
 #[test]
+fn the_last_of_consecutive_parts_has_nearly_twice_the_mean() {
+    for p in [2, 3, 4, 8] {
+        let par = Parallelism { options: "contiguous".parse().unwrap(), ..way(1, p, 1) };
+        let plan = plans::plan(&model(2, 4, false), &par, &work(&par, S, 1, 1), SM);
+        let area = |rank| {
+            let masks = plan.kernels().filter(|k| matches!(k, Kernel::Attention(_))).filter_map(|k| k.mask());
+            masks.map(|m| m.shape(&plan.views, rank).area).sum::<u64>()
+        };
+        let (n, p) = (S / u64::from(p), u64::from(p));
+        assert_eq!((0..p as u32).map(area).sum::<u64>(), pairs(S));
+        assert_eq!(area(p as u32 - 1), pairs(S) - pairs(S - n));
+        // 2 - 1/P of the mean, but for the diagonal.
+        let most = area(p as u32 - 1) as f64 * p as f64 / pairs(S) as f64;
+        assert!((most - (2.0 - 1.0 / p as f64)).abs() < 1e-3, "{most}");
+    }
+}
+
+#[test]
 fn model_flops_are_six_a_weight_and_attention() {
     for name in ["llama-3-8b", "llama-3-70b"] {
         let m = LlmSpec::find(name).unwrap();

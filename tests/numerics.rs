@@ -143,7 +143,12 @@ fn ulysses_with_more_ranks_than_kv_heads() {
     holds(&Case { group: 4, batch: 2, par, ..case() }, 1e-10);
 }
 
-/// The hybrids' words, each in a plan that it changes.
+#[test]
+fn a_ring_of_consecutive_parts() {
+    let par = Parallelism { ring: 3, options: "contiguous".parse().unwrap(), ..case().par };
+    holds(&Case { batch: 2, par, ..case() }, 1e-10);
+}
+
 #[test]
 fn a_ring_inside_of_ulysses() {
     let par = Parallelism { dp: 2, ring: 3, ulysses: 2, options: "ring-inside".parse().unwrap(), ..case().par };

@@ -13,6 +13,8 @@ pub enum RingLayout {
     /// Rank r has chunks r and 2R-1-r of 2R: causal work is the same everywhere.
     #[default]
     Zigzag,
+    /// Rank r has part r of R: the last rank has nearly twice the mean of causal work.
+    Contiguous,
 }
 
 /// Everything that [`WORDS`] can set.
@@ -43,6 +45,12 @@ pub const WORDS: &[Word] = &[
         about: "tensor parallelism without sequence parallelism: all-reduce, whole activations",
         set: |o| o.whole_activations = true,
         is_set: |o| o.whole_activations,
+    },
+    Word {
+        name: "contiguous",
+        about: "context-parallel ranks hold consecutive parts of the sequence, not zigzag's two chunks",
+        set: |o| o.layout = RingLayout::Contiguous,
+        is_set: |o| o.layout == RingLayout::Contiguous,
     },
     Word {
         name: "ring-inside",

@@ -1,6 +1,6 @@
 //! What is trained and how it is cut: the numbers a user types.
 
-use super::Options;
+use super::{Options, RingLayout};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -127,7 +127,10 @@ impl Parallelism {
     pub fn strategy(&self) -> &'static str {
         match (self.ring, self.ulysses) {
             (1, 1) => "dense",
-            (_, 1) => "ring-zigzag",
+            (_, 1) => match self.options.layout {
+                RingLayout::Zigzag => "ring-zigzag",
+                RingLayout::Contiguous => "ring-contiguous",
+            },
             (1, _) => "ulysses",
             _ => "usp",
         }

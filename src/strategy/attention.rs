@@ -8,7 +8,7 @@ use super::ring::{self, Ring};
 use super::step::Engines;
 use super::ulysses::Ulysses;
 use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Kernel, Segs, Split, TensorKind};
-use crate::spec::Parallelism;
+use crate::spec::{Parallelism, RingLayout};
 
 /// One attention operation over all the ranks that share its sequences, whatever it stands in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +46,12 @@ impl Way {
     pub fn new(p: &Problem, par: &Parallelism, engines: Engines) -> Way {
         let (ring, up) = (u64::from(par.ring), u64::from(par.ulysses));
         let seq = p.seq / (ring * up);
-        let inner = Segs::new(p.seq, &[(Axis::Cp, Split::Zigzag)]);
-        let segs = Segs::new(p.seq, &[(Axis::Cp, Split::Zigzag), (Axis::Up, Split::Contiguous)]);
+        let split = match par.options.layout {
+            RingLayout::Zigzag => Split::Zigzag,
+            RingLayout::Contiguous => Split::Contiguous,
+        };
+        let inner = Segs::new(p.seq, &[(Axis::Cp, split)]);
+        let segs = Segs::new(p.seq, &[(Axis::Cp, split), (Axis::Up, Split::Contiguous)]);
         let ulysses = (par.ulysses > 1).then_some(Ulysses {
             ranks: par.ulysses,
             batch: p.batch,

@@ -1,7 +1,7 @@
 //! What cannot be built, said before anything is built: the values and the remedy.
 
 use crate::error::{Error, Result};
-use crate::spec::{LlmSpec, Mlp, Norm, Parallelism, Positions, Recompute, Workload};
+use crate::spec::{LlmSpec, Mlp, Norm, Parallelism, Positions, Recompute, RingLayout, Workload};
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
 pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
@@ -74,7 +74,11 @@ fn degrees(par: &Parallelism) -> Result<()> {
 /// A word that says nothing here would make two names of one plan.
 fn options(par: &Parallelism) -> Result<()> {
     let (o, ring, up) = (par.options, par.ring, par.ulysses);
-    let needs = [("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1")];
+    let contiguous = o.layout == RingLayout::Contiguous;
+    let needs = [
+        ("contiguous", contiguous, ring > 1, "ring above 1"),
+        ("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1"),
+    ];
     match needs.iter().find(|(_, said, fits, _)| *said && !fits) {
         None => Ok(()),
         Some((word, _, _, what)) => {
@@ -105,7 +109,8 @@ fn sequence(work: &Workload, par: &Parallelism) -> Result<()> {
         return Err(Error::infeasible(format!("sequence: seq_len {s} is outside 1..=4294967296")));
     }
     // A zigzag ring cuts the sequence in 2R chunks, and Ulysses each rank's share in U.
-    let ring_parts = if r > 1 { 2 * r } else { 1 };
+    let zigzag = par.options.layout == RingLayout::Zigzag;
+    let ring_parts = if r > 1 && zigzag { 2 * r } else { r };
     if !s.is_multiple_of(ring_parts) || !s.is_multiple_of(r * u) {
         let unit = lcm(ring_parts, r * u);
         let near = s.div_ceil(unit) * unit;
