@@ -150,7 +150,10 @@ fn what_cannot_be_is_refused_with_value_and_remedy() {
     model(d, "not-a-plan.json", &[]);
     fs::write(d.join("torn.json"), "{\"model_type\": \"llama\", \"hidden_si").unwrap();
     succeeds(d, "plan --model tiny --cluster local-cpu --ulysses 2 --ring 2 --out plan.json");
-    changed_plan(d, "old.json", |t| t.replacen("\"foretrain_plan\":2", "\"foretrain_plan\":0", 1));
+    changed_plan(d, "old.json", |t| {
+        let version = format!("\"foretrain_plan\":{}", foretrain::plan::program::VERSION);
+        t.replacen(&version, "\"foretrain_plan\":0", 1)
+    });
     changed_plan(d, "edited.json", |t| t.replacen("\"seq_len\":128", "\"seq_len\":256", 1));
     let mut all = String::new();
     for line in REFUSED {

@@ -308,16 +308,23 @@ fn what_is_not_a_plan_is_refused() {
     refused("names rows", |p| bufs(op(p, "layer_fwd", "norm1"))[0].rows = Some([5, 1 << 20]));
 }
 
+fn inputs(plan: &mut Plan) -> &mut Inputs {
+    match &mut plan.feed {
+        Feed::Tokens(inputs) => inputs,
+        Feed::Attention(_) => unreachable!(),
+    }
+}
+
 #[test]
 fn a_sequence_that_does_not_split_evenly_is_refused() {
     // Zigzag over three ranks cuts in six: of 99 tokens 3 would be nobody's.
-    refused("do not split evenly", |p| p.inputs.segs.seq = 99);
+    refused("do not split evenly", |p| inputs(p).segs.seq = 99);
     refused("do not split evenly", |p| {
         if let OpKind::Compute { kernel: Kernel::Attention(block), .. } = &mut op(p, "layer_fwd", "attention.0").kind {
             block.kv.seq = 99;
         }
     });
-    refused("do not split evenly", |p| p.inputs.segs.view = 4);
+    refused("do not split evenly", |p| inputs(p).segs.view = 4);
     // Over one rank nothing is cut, however odd.
     let segs = Segs::new(7, &[(Axis::Cp, Split::Zigzag)]);
     assert_eq!(segs.positions(&[Mesh::new(&[(Axis::Cp, 1)])], 0), [0, 1, 2, 3, 4, 5, 6]);

@@ -61,7 +61,7 @@ fn run(plan: &Plan) -> Run {
 }
 
 fn reference(plan: &Plan) -> StepResult {
-    let cfg = DenseConfig::from(&plan.about.model_spec);
+    let cfg = DenseConfig::from(plan.model().expect("a step has a model"));
     let (tokens, targets): (Vec<_>, Vec<_>) =
         (0..plan.about.global_batch).map(|i| inputs::sequence(plan, 7, i)).unzip();
     let adam = AdamConfig { lr: 3e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8 };

@@ -175,7 +175,7 @@ impl Config {
         let gpu = GpuSpec::find(&ClusterSpec::find(cluster)?.gpu)?;
         let stack = self.stack.as_deref().unwrap_or(stack_of(&gpu));
         let dtype = dtype(&plan.about.dtype).map_err(|why| Error::spec(file.display(), "about.dtype", why))?;
-        let case = Case::new(plan.about.model_spec.clone(), cluster, stack, plan.ranks(), Some(dtype))?;
+        let case = Case::new(plan.model()?.clone(), cluster, stack, plan.ranks(), Some(dtype))?;
         Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan) })
     }
 
@@ -213,7 +213,7 @@ impl Config {
             }
         }
         match &self.model {
-            Some(name) if LlmSpec::find(name)? != a.model_spec => contradicts("model", name, &a.model),
+            Some(name) if Some(LlmSpec::find(name)?) != a.model_spec => contradicts("model", name, &a.model),
             _ => Ok(()),
         }
     }

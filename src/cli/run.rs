@@ -150,7 +150,7 @@ impl Found {
             planned_sent_bytes: (0..plan.ranks()).map(|r| sent_by(plan, &lines[program(r)], r)).collect(),
             peak_bytes: run.peak_bytes.clone(),
             planned_peak_bytes: (0..plan.ranks()).map(|r| layouts[program(r)].bytes).collect(),
-            check: check.then(|| Check::new(plan, options.seed, run)),
+            check: check.then(|| Check::new(plan, options.seed, run)).transpose()?,
         })
     }
 
@@ -212,7 +212,7 @@ impl Found {
 
 /// The reference is written to be seen to be right, not to be fast.
 fn small_enough(plan: &Plan) -> Result<()> {
-    let model = &plan.about.model_spec;
+    let model = plan.model()?;
     let tokens = plan.about.global_batch.saturating_mul(plan.about.seq_len);
     let work = model.flops_per_token(plan.about.seq_len) * tokens as f64;
     if work > 1e11 {
@@ -226,8 +226,8 @@ fn small_enough(plan: &Plan) -> Result<()> {
 }
 
 impl Check {
-    fn new(plan: &Plan, seed: u64, run: &Run) -> Check {
-        let config = reference::DenseConfig::from(&plan.about.model_spec);
+    fn new(plan: &Plan, seed: u64, run: &Run) -> Result<Check> {
+        let config = reference::DenseConfig::from(plan.model()?);
         let (tokens, targets): (Vec<_>, Vec<_>) =
             (0..plan.about.global_batch).map(|i| inputs::sequence(plan, seed, i)).unzip();
         // Of the optimizer nothing is compared.
@@ -235,13 +235,13 @@ impl Check {
         let want = reference::step(&config, &inputs::weights(plan, seed), &tokens, &targets, &adam);
         let errors = want.grads.iter().map(|(name, want)| (name, error(run.grads.get(name), want)));
         let worst = errors.max_by(|a, b| a.1.total_cmp(&b.1));
-        Check {
+        Ok(Check {
             reference_loss: want.loss,
             loss_error: error(Some(&vec![run.loss]), &[want.loss]),
             worst_gradient: worst.map_or(String::new(), |w| w.0.clone()),
             gradient_error: worst.map_or(0.0, |w| w.1),
             allowed: allowed(plan),
-        }
+        })
     }
 }
 

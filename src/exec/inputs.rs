@@ -2,15 +2,17 @@
 //! positions alone.
 
 use super::arena::{Arena, Data};
+use super::attention_io;
 use crate::plan::link::{AtomTable, Place};
-use crate::plan::{Axis, Buf, Dtype, Param, Plan, TensorId, TensorRef};
+use crate::plan::memory::SlotId;
+use crate::plan::{AttentionFeed, Axis, Buf, Dtype, Feed, Inputs, Param, Plan, TensorId, TensorRef};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHasher;
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 
-fn stream(seed: u64, what: &impl Hash) -> ChaCha8Rng {
+pub fn stream(seed: u64, what: &impl Hash) -> ChaCha8Rng {
     let mut h = FxHasher::default();
     (seed, what).hash(&mut h);
     ChaCha8Rng::seed_from_u64(h.finish())
@@ -35,18 +37,22 @@ pub fn weights(plan: &Plan, seed: u64) -> BTreeMap<String, Vec<f64>> {
 }
 
 /// Sequence `index` of the global batch: tokens, and for each the token that follows it.
+///
+/// # Panics
+/// For a plan that is no training step.
 pub fn sequence(plan: &Plan, seed: u64, index: u64) -> (Vec<u32>, Vec<u32>) {
+    let inputs = plan.feed.tokens().expect("a training step is fed tokens");
     let mut rng = stream(seed, &("tokens", index));
-    let ids: Vec<u32> = (0..=plan.inputs.segs.seq).map(|_| rng.random_range(0..plan.inputs.vocab as u32)).collect();
+    let ids: Vec<u32> = (0..=inputs.segs.seq).map(|_| rng.random_range(0..inputs.vocab as u32)).collect();
     (ids[..ids.len() - 1].to_vec(), ids[1..].to_vec())
 }
 
 /// The sequences of the global batch that a rank sees in a microbatch.
-pub fn sequences_of(plan: &Plan, rank: u32, microbatch: u32) -> std::ops::Range<u64> {
-    let view = &plan.views[plan.inputs.segs.view as usize];
+pub fn sequences_of(plan: &Plan, inputs: &Inputs, rank: u32, microbatch: u32) -> std::ops::Range<u64> {
+    let view = &plan.views[inputs.segs.view as usize];
     let (dp, at) = (u64::from(view.degree(Axis::Dp)), u64::from(view.coord(rank, Axis::Dp)));
-    let first = (u64::from(microbatch) * dp + at) * plan.inputs.batch;
-    first..first + plan.inputs.batch
+    let first = (u64::from(microbatch) * dp + at) * inputs.batch;
+    first..first + inputs.batch
 }
 
 /// A whole slot of a tensor.
@@ -54,8 +60,16 @@ pub fn slot(plan: &Plan, atoms: &AtomTable, tensor: TensorId, slot: u32) -> Plac
     atoms.place(plan, Buf { of: TensorRef::Tensor(tensor), slot, rows: None }, &[])
 }
 
-/// Fills a rank's weights, optimizer state and tokens.
-pub fn fill(plan: &Plan, atoms: &AtomTable, rank: u32, seed: u64, arena: &mut Arena) {
+/// What every rank is given a part of; computed once for all of them.
+pub fn shared(plan: &Plan, seed: u64) -> attention_io::Tensors {
+    match &plan.feed {
+        Feed::Tokens(_) => attention_io::Tensors::new(),
+        Feed::Attention(feed) => attention_io::given(plan, feed, seed),
+    }
+}
+
+/// Fills a rank's weights, its optimizer state and what it is fed.
+pub fn fill(plan: &Plan, atoms: &AtomTable, rank: u32, seed: u64, shared: &attention_io::Tensors, arena: &mut Arena) {
     for (t, tensor) in plan.tensors.iter().enumerate().filter(|(_, t)| t.kind.persists()) {
         for s in 0..tensor.slots {
             let place = slot(plan, atoms, t as u32, s);
@@ -68,18 +82,40 @@ pub fn fill(plan: &Plan, atoms: &AtomTable, rank: u32, seed: u64, arena: &mut Ar
         put(arena, &place, &weight(plan, param, seed), plan.tensors[param.weight as usize].dtype);
     }
     fill_masters(plan, atoms, rank, arena);
-    for m in 0..plan.inputs.microbatches {
+    match &plan.feed {
+        Feed::Tokens(inputs) => fill_tokens(plan, inputs, atoms, rank, seed, arena),
+        Feed::Attention(feed) => fill_tensors(plan, feed, atoms, rank, shared, arena),
+    }
+}
+
+fn fill_tokens(plan: &Plan, inputs: &Inputs, atoms: &AtomTable, rank: u32, seed: u64, arena: &mut Arena) {
+    for m in 0..inputs.microbatches {
         let (mut tokens, mut targets) = (vec![], vec![]);
-        for index in sequences_of(plan, rank, m) {
+        for index in sequences_of(plan, inputs, rank, m) {
             let (ids, next) = sequence(plan, seed, index);
-            for at in plan.inputs.segs.positions(&plan.views, rank) {
+            for at in inputs.segs.positions(&plan.views, rank) {
                 tokens.push(f64::from(ids[at as usize]));
                 targets.push(f64::from(next[at as usize]));
             }
         }
-        for (tensor, ids) in [(plan.inputs.tokens, &tokens), (plan.inputs.targets, &targets)] {
+        for (tensor, ids) in [(inputs.tokens, &tokens), (inputs.targets, &targets)] {
             put(arena, &slot(plan, atoms, tensor, m), ids, Dtype::U32);
         }
+    }
+}
+
+fn fill_tensors(
+    plan: &Plan,
+    feed: &AttentionFeed,
+    atoms: &AtomTable,
+    rank: u32,
+    shared: &attention_io::Tensors,
+    arena: &mut Arena,
+) {
+    for held in &feed.given {
+        let part = attention_io::part(&feed.spec, held, &plan.views, rank, &shared[&held.what]);
+        let dtype = plan.tensors[held.tensor as usize].dtype;
+        put(arena, &slot(plan, atoms, held.tensor, held.slot), &part, dtype);
     }
 }
 
@@ -103,7 +139,6 @@ fn fill_masters(plan: &Plan, atoms: &AtomTable, rank: u32, arena: &mut Arena) {
 }
 
 fn put(arena: &mut Arena, place: &Place, values: &[f64], dtype: Dtype) {
-    use crate::plan::memory::SlotId;
     if arena.holds(SlotId { tensor: place.tensor, slot: place.slot }) {
         let part = arena.whole(place);
         arena.write(&part, &Data::from_f64(values, dtype)).expect("as many values as the slot has");

@@ -7,6 +7,7 @@
 //! buffers hold two bytes and are rounded as they are written.
 
 mod arena;
+pub mod attention_io;
 mod gather;
 pub mod inputs;
 pub mod kernels;
@@ -53,7 +54,7 @@ pub struct Options {
 pub struct Run {
     /// Measured, a class a rank, with every op's span.
     pub timeline: Timeline,
-    /// Mean over the tokens of the global batch.
+    /// Mean over the tokens of the global batch; NaN for a plan that has none.
     pub loss: f64,
     /// Bytes that each rank sent, counted in the transport.
     pub sent_bytes: Vec<u64>,
@@ -65,6 +66,8 @@ pub struct Run {
     pub weights: BTreeMap<String, Vec<f64>>,
     /// Final hidden states [seq * hidden] of every sequence of the global batch.
     pub hidden: Vec<Vec<f64>>,
+    /// Of an attention-only plan: what it was run for, by operand, in the order of the sequence.
+    pub tensors: BTreeMap<String, Vec<f64>>,
 }
 
 /// Runs one training step of `plan`, a thread a rank. Errors name the rank and the op.
@@ -96,10 +99,11 @@ fn run<T: Scalar>(plan: &Plan, options: &Options) -> Result<Run> {
     let watched = if options.keep { outputs::watched(plan) } else { vec![] };
     let kept = outputs::kept(plan, options.keep);
 
+    let given = inputs::shared(plan, options.seed);
     let mut arenas: Vec<Option<Arena>> = (0..ranks)
         .map(|rank| {
             let mut arena = Arena::new(plan, &layouts[plan.program_of(rank) as usize]);
-            inputs::fill(plan, &atoms, rank, options.seed, &mut arena);
+            inputs::fill(plan, &atoms, rank, options.seed, &given, &mut arena);
             Some(arena)
         })
         .collect();
@@ -215,7 +219,7 @@ fn fits_in_memory(plan: &Plan, layouts: &[Layout]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Direction, Engine, OpKind};
+    use crate::plan::{Direction, Engine, Feed, OpKind};
     use crate::spec::{LlmSpec, Parallelism, Workload};
     use crate::strategy::{Engines, build};
 
@@ -259,7 +263,8 @@ mod tests {
     #[test]
     fn a_rank_that_panics_stops_the_others_and_is_named() {
         let mut plan = ring_plan();
-        plan.inputs.vocab = 100_000;
+        let Feed::Tokens(inputs) = &mut plan.feed else { panic!("a step is fed tokens") };
+        inputs.vocab = 100_000;
         let error = run::<f32>(&plan, &options(&plan)).unwrap_err().to_string();
         assert!(error.contains("panicked in") && error.contains("embed"), "{error}");
     }

@@ -1,20 +1,20 @@
 //! What a run brought, gathered from its ranks and put in the order of the dense model.
 
 use super::Run;
-use super::inputs;
+use super::attention_io;
 use super::rank::{Done, Times};
 use super::transport::Hub;
 use crate::error::Result;
 use crate::plan::link::Line;
 use crate::plan::memory::SlotId;
-use crate::plan::{Lane, OpKind, Plan, TensorId};
+use crate::plan::{Feed, Inputs, Lane, OpKind, Plan, TensorId};
 use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
 use crate::units::Seconds;
 use std::collections::BTreeMap;
 
 /// Slots whose contents are gone by the end of the step, and are wanted.
 pub fn watched(plan: &Plan) -> Vec<SlotId> {
-    let mut slots = vec![SlotId { tensor: plan.inputs.hidden, slot: plan.inputs.hidden_slot }];
+    let mut slots: Vec<SlotId> = plan.feed.tokens().map(hidden_slot).into_iter().collect();
     for master in plan.masters.iter().filter(|m| m.group.is_some()) {
         slots.extend(slots_of(plan, master.grad_share));
     }
@@ -23,7 +23,11 @@ pub fn watched(plan: &Plan) -> Vec<SlotId> {
 
 /// Slots whose contents are wanted at the end of the step: the loss, and all weights and gradients.
 pub fn kept(plan: &Plan, all: bool) -> Vec<SlotId> {
-    let mut tensors = vec![plan.inputs.loss];
+    let mut tensors = match &plan.feed {
+        Feed::Tokens(inputs) => vec![inputs.loss],
+        Feed::Attention(feed) if all => feed.taken.iter().map(|held| held.tensor).collect(),
+        Feed::Attention(_) => vec![],
+    };
     if all {
         tensors.extend(plan.params.iter().flat_map(|p| [p.weight, p.grad]));
         tensors.sort_unstable();
@@ -32,13 +36,17 @@ pub fn kept(plan: &Plan, all: bool) -> Vec<SlotId> {
     tensors.into_iter().flat_map(|t| slots_of(plan, t)).collect()
 }
 
+fn hidden_slot(inputs: &Inputs) -> SlotId {
+    SlotId { tensor: inputs.hidden, slot: inputs.hidden_slot }
+}
+
 fn slots_of(plan: &Plan, tensor: TensorId) -> impl Iterator<Item = SlotId> {
     (0..plan.tensors[tensor as usize].slots).map(move |slot| SlotId { tensor, slot })
 }
 
 pub fn gather(plan: &Plan, lines: &[Line], hub: &Hub, done: Vec<Done>) -> Result<Run> {
     let kept = |tensor, slot| done[0].kept.get(&SlotId { tensor, slot }).map(|d| d.to_f64());
-    let loss = kept(plan.inputs.loss, 0).map_or(f64::NAN, |v| v[0]);
+    let loss = plan.feed.tokens().and_then(|inputs| kept(inputs.loss, 0)).map_or(f64::NAN, |v| v[0]);
     let (mut grads, mut weights) = (BTreeMap::new(), BTreeMap::new());
     for p in &plan.params {
         let rows = p.rows[0] as usize..p.rows[1] as usize;
@@ -59,7 +67,11 @@ pub fn gather(plan: &Plan, lines: &[Line], hub: &Hub, done: Vec<Done>) -> Result
         peak_bytes: done.iter().map(|d| d.peak).collect(),
         grads,
         weights,
-        hidden: hidden(plan, &done),
+        hidden: plan.feed.tokens().map_or(vec![], |inputs| hidden(plan, inputs, &done)),
+        tensors: match &plan.feed {
+            Feed::Tokens(_) => BTreeMap::new(),
+            Feed::Attention(feed) => attention_io::gather(plan, feed, &done),
+        },
     })
 }
 
@@ -73,17 +85,17 @@ fn shares(plan: &Plan, done: &[Done], weight: TensorId, slot: u32) -> Option<Vec
 }
 
 /// Final hidden states, by sequence of the global batch; empty where they were not watched.
-fn hidden(plan: &Plan, done: &[Done]) -> Vec<Vec<f64>> {
-    let at = SlotId { tensor: plan.inputs.hidden, slot: plan.inputs.hidden_slot };
+fn hidden(plan: &Plan, inputs: &Inputs, done: &[Done]) -> Vec<Vec<f64>> {
+    let at = hidden_slot(inputs);
     let row = plan.tensors[at.tensor as usize].row_len() as usize;
     let mut all: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for (rank, done) in done.iter().enumerate() {
-        let positions = plan.inputs.segs.positions(&plan.views, rank as u32);
+        let positions = inputs.segs.positions(&plan.views, rank as u32);
         for (m, data) in done.seen.get(&at).into_iter().flatten().enumerate() {
             let values = data.to_f64();
             let mut rows = values.chunks(row);
-            for index in inputs::sequences_of(plan, rank as u32, m as u32) {
-                let out = all.entry(index).or_insert_with(|| vec![f64::NAN; plan.inputs.segs.seq as usize * row]);
+            for index in super::inputs::sequences_of(plan, inputs, rank as u32, m as u32) {
+                let out = all.entry(index).or_insert_with(|| vec![f64::NAN; inputs.segs.seq as usize * row]);
                 for (&position, values) in positions.iter().zip(&mut rows) {
                     out[position as usize * row..][..row].copy_from_slice(values);
                 }

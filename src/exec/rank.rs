@@ -339,7 +339,8 @@ impl<'a, 'p> Rank<'a, 'p> {
                 let data = self.arena.read(&self.arena.whole(&place));
                 self.seen.entry(at).or_default().push(data);
             }
-            if !self.shared.plan.tensors[at.tensor as usize].kind.persists() {
+            let plan = self.shared.plan;
+            if !plan.tensors[at.tensor as usize].kind.persists() && !plan.feed.stays(at.tensor) {
                 self.arena.poison(at);
             }
         }

@@ -265,16 +265,16 @@ struct Item<'a> {
 
 fn items<'a>(plan: &Plan, slots: &'a [Vec<SlotLives>]) -> Result<Vec<Item<'a>>> {
     let mut items = Vec::new();
-    let mut total: u64 = 0;
+    let (mut total, given) = (0u64, plan.feed.given());
     for (t, (tensor, slots)) in plan.tensors.iter().zip(slots).enumerate() {
         if slots.iter().all(|slot| slot.lives.is_empty()) {
             continue;
         }
         let bytes = tensor.bytes().next_multiple_of(ALIGN);
         // Iterations that were not walked bind slots of the inputs; no other slot can have been overlooked.
-        let input = [plan.inputs.tokens, plan.inputs.targets].contains(&(t as u32));
+        let (input, stays) = (given.contains(&(t as u32)), tensor.kind.persists() || plan.feed.stays(t as u32));
         for (slot, own) in (0..).zip(slots) {
-            if own.lives.is_empty() && !tensor.kind.persists() && !input {
+            if own.lives.is_empty() && !stays && !input {
                 continue;
             }
             total = total.checked_add(bytes).filter(|t| *t < 1 << 60).ok_or_else(|| {
@@ -283,7 +283,7 @@ fn items<'a>(plan: &Plan, slots: &'a [Vec<SlotLives>]) -> Result<Vec<Item<'a>>> 
                     tensor.name
                 ))
             })?;
-            let lives = Some(own).filter(|own| !tensor.kind.persists() && !own.lives.is_empty());
+            let lives = Some(own).filter(|own| !stays && !own.lives.is_empty());
             items.push(Item { at: SlotId { tensor: t as u32, slot }, bytes, kind: tensor.kind, lives });
         }
     }

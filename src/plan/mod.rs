@@ -17,5 +17,5 @@ pub use builder::{Builder, Via, each};
 pub use kernel::{AttnBlock, Exchange, HeadPart, Kernel, Side, Work, WorkClass};
 pub use mesh::{Axis, Group, Mesh};
 pub use op::*;
-pub use program::{About, Block, Inputs, Master, Param, Plan, Program, RoleMap};
+pub use program::{About, AttentionFeed, Block, Feed, Held, Inputs, Master, Operand, Param, Plan, Program, RoleMap};
 pub use segs::{BlockShape, Segs, Split};

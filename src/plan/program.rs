@@ -5,14 +5,14 @@ use super::mesh::{Axis, Group, Mesh};
 use super::op::*;
 use super::segs::Segs;
 use crate::error::{Error, Result};
-use crate::spec::{LlmSpec, Parallelism};
+use crate::spec::{AttentionSpec, LlmSpec, Parallelism, Pass};
 use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
 use std::hash::Hasher;
 use std::path::Path;
 
 /// The file format's version; a plan of another version is refused.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// A straight line of ops with formal buffers: what a [`OpKind::Call`] splices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -101,6 +101,127 @@ pub struct Inputs {
     pub hidden_slot: u32,
 }
 
+/// A tensor of an attention operation, over all its ranks: `[batch, seq, lanes * heads * width]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operand {
+    Q,
+    /// Two lanes: keys, then values.
+    Kv,
+    O,
+    Lse,
+    DO,
+    Dq,
+    Dkv,
+}
+
+impl Operand {
+    pub fn name(self) -> &'static str {
+        match self {
+            Operand::Q => "q",
+            Operand::Kv => "kv",
+            Operand::O => "o",
+            Operand::Lse => "lse",
+            Operand::DO => "do",
+            Operand::Dq => "dq",
+            Operand::Dkv => "dkv",
+        }
+    }
+
+    /// Lanes, heads of a lane, and elements of a head, of one token.
+    pub fn row(self, of: &AttentionSpec) -> [u64; 3] {
+        match self {
+            Operand::Kv | Operand::Dkv => [2, of.kv_heads, of.head_dim],
+            Operand::Lse => [1, of.heads, 1],
+            _ => [1, of.heads, of.head_dim],
+        }
+    }
+}
+
+/// The part of an [`Operand`] that a rank has: some positions of every sequence, some heads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Held {
+    pub what: Operand,
+    pub tensor: TensorId,
+    pub slot: u32,
+    pub segs: Segs,
+    /// The axis whose ranks share the heads in equal runs; with more ranks than heads, each head is on
+    /// ranks / heads of them. None: a rank has all heads.
+    pub heads_over: Option<Axis>,
+}
+
+impl Held {
+    /// The first head that `rank` has, and how many from there on.
+    pub fn heads(&self, of: &AttentionSpec, views: &[Mesh], rank: u32) -> (u64, u64) {
+        let [_, heads, _] = self.what.row(of);
+        let Some(axis) = self.heads_over else { return (0, heads) };
+        let mesh = &views[self.segs.view as usize];
+        let (ranks, at) = (u64::from(mesh.degree(axis)), u64::from(mesh.coord(rank, axis)));
+        (at * heads / ranks, (heads / ranks).max(1))
+    }
+
+    /// Elements of a rank's part.
+    pub fn elems(&self, of: &AttentionSpec, views: &[Mesh]) -> u64 {
+        let [lanes, _, width] = self.what.row(of);
+        of.batch * self.segs.len(views) * lanes * self.heads(of, views, 0).1 * width
+    }
+}
+
+/// How an attention-only plan is fed: whole tensors go in, whole tensors come out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionFeed {
+    pub spec: AttentionSpec,
+    pub pass: Pass,
+    /// There before the program begins.
+    pub given: Vec<Held>,
+    /// What it was run for.
+    pub taken: Vec<Held>,
+}
+
+/// What is there before a program begins besides weights, and what is taken from it at the end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Feed {
+    /// A training step: tokens in, a loss out.
+    Tokens(Inputs),
+    Attention(AttentionFeed),
+}
+
+impl Feed {
+    pub fn tokens(&self) -> Option<&Inputs> {
+        match self {
+            Feed::Tokens(inputs) => Some(inputs),
+            Feed::Attention(_) => None,
+        }
+    }
+
+    /// Tensors that are there before the program begins.
+    pub fn given(&self) -> Vec<TensorId> {
+        match self {
+            Feed::Tokens(inputs) => vec![inputs.tokens, inputs.targets],
+            Feed::Attention(feed) => feed.given.iter().map(|held| held.tensor).collect(),
+        }
+    }
+
+    /// Tensors that are there, or wanted, when no op needs them: they never share their bytes.
+    pub fn stays(&self, tensor: TensorId) -> bool {
+        match self {
+            Feed::Tokens(_) => false,
+            Feed::Attention(feed) => feed.given.iter().chain(&feed.taken).any(|held| held.tensor == tensor),
+        }
+    }
+
+    /// Every split of the sequence that it names.
+    pub fn segs(&self) -> Vec<&Segs> {
+        match self {
+            Feed::Tokens(inputs) => vec![&inputs.segs],
+            Feed::Attention(feed) => feed.given.iter().chain(&feed.taken).map(|held| &held.segs).collect(),
+        }
+    }
+}
+
 /// What the plan was made for: labels of reports, never read by an interpreter.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -114,8 +235,8 @@ pub struct About {
     pub dtype: String,
     /// FLOPs of one step on all ranks without any recomputation, causal attention counted half.
     pub model_flops: f64,
-    /// The model the plan was built from, for the single-rank reference.
-    pub model_spec: LlmSpec,
+    /// The model the plan was built from, for the single-rank reference; none for an attention alone.
+    pub model_spec: Option<LlmSpec>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -132,7 +253,7 @@ pub struct Plan {
     pub role_of: RoleMap,
     pub params: Vec<Param>,
     pub masters: Vec<Master>,
-    pub inputs: Inputs,
+    pub feed: Feed,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -144,6 +265,19 @@ struct PlanFile {
 }
 
 impl Plan {
+    /// The model of a training step.
+    pub fn model(&self) -> Result<&LlmSpec> {
+        self.about.model_spec.as_ref().ok_or_else(|| {
+            Error::plan("it is one attention operation, not a training step; `foretrain attention` is about those")
+        })
+    }
+
+    /// How tokens reach the ranks of a training step.
+    pub fn inputs(&self) -> Result<&Inputs> {
+        self.model()?;
+        self.feed.tokens().ok_or_else(|| Error::plan("a training step without tokens"))
+    }
+
     pub fn ranks(&self) -> u32 {
         self.views[0].size()
     }

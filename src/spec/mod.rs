@@ -2,6 +2,7 @@
 //!
 //! Each is a file a user writes or one of the shipped ones, which travel inside the binary.
 
+pub mod attention;
 pub mod cluster;
 pub mod gpu;
 mod huggingface;
@@ -10,6 +11,7 @@ pub mod options;
 pub mod stack;
 pub mod workload;
 
+pub use attention::{AttentionSpec, Pass};
 pub use cluster::{ClusterSpec, ScaleOut, ScaleUp};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
 pub use model::{LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions};

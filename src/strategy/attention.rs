@@ -8,30 +8,9 @@ use super::ring::{self, Ring};
 use super::step::Engines;
 use super::ulysses::Ulysses;
 use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Kernel, Segs, Split, TensorKind};
-use crate::spec::{Parallelism, RingLayout};
+use crate::spec::{AttentionSpec, Parallelism, RingLayout};
 
-/// One attention operation over all the ranks that share its sequences, whatever it stands in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Problem {
-    /// Sequences at a time.
-    pub batch: u64,
-    /// Tokens of a whole sequence.
-    pub seq: u64,
-    pub heads: u64,
-    pub kv_heads: u64,
-    pub head_dim: u64,
-    pub causal: bool,
-    pub dtype: Dtype,
-}
-
-impl Problem {
-    /// Dtype of running sums.
-    pub fn acc(&self) -> Dtype {
-        if self.dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 }
-    }
-}
-
-/// How the ranks share a [`Problem`]: what one of them has, and how it reaches the keys of the others.
+/// How the ranks share an attention: what one of them has, and how it reaches the keys of the others.
 pub struct Way {
     /// Where the tokens of a rank stand in the sequence, outside a Ulysses exchange.
     pub segs: Segs,
@@ -43,15 +22,15 @@ pub struct Way {
 }
 
 impl Way {
-    pub fn new(p: &Problem, par: &Parallelism, engines: Engines) -> Way {
+    pub fn new(p: &AttentionSpec, par: &Parallelism, engines: Engines) -> Way {
         let (ring, up) = (u64::from(par.ring), u64::from(par.ulysses));
-        let seq = p.seq / (ring * up);
+        let seq = p.seq_len / (ring * up);
         let split = match par.options.layout {
             RingLayout::Zigzag => Split::Zigzag,
             RingLayout::Contiguous => Split::Contiguous,
         };
-        let inner = Segs::new(p.seq, &[(Axis::Cp, split)]);
-        let segs = Segs::new(p.seq, &[(Axis::Cp, split), (Axis::Up, Split::Contiguous)]);
+        let inner = Segs::new(p.seq_len, &[(Axis::Cp, split)]);
+        let segs = Segs::new(p.seq_len, &[(Axis::Cp, split), (Axis::Up, Split::Contiguous)]);
         let ulysses = (par.ulysses > 1).then_some(Ulysses {
             ranks: par.ulysses,
             batch: p.batch,

@@ -1,15 +1,15 @@
 //! What cannot be built, said before anything is built: the values and the remedy.
 
 use crate::error::{Error, Result};
-use crate::spec::{LlmSpec, Mlp, Norm, Parallelism, Positions, Recompute, RingLayout, Workload};
+use crate::spec::{AttentionSpec, LlmSpec, Mlp, Norm, Parallelism, Positions, Recompute, RingLayout, Workload};
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
 pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     blocks(model)?;
     degrees(par)?;
     options(par)?;
-    heads(model, par)?;
-    sequence(work, par)?;
+    heads(model.heads, model.kv_heads, par)?;
+    sequence(work.seq_len, par)?;
     batch(work, par)
 }
 
@@ -36,6 +36,32 @@ fn blocks(model: &LlmSpec) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// The same of one attention operation alone.
+pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
+    degrees(par)?;
+    options(par)?;
+    let others = [("dp", par.dp), ("tp", par.tp), ("pp", par.pp), ("vp", par.vp), ("ep", par.ep)];
+    if let Some((name, degree)) = others.into_iter().find(|(_, degree)| *degree != 1) {
+        let why = format!("degrees: {name} {degree} does not split an attention alone; use {name} 1");
+        return Err(Error::infeasible(why));
+    }
+    let sizes = [
+        ("batch", spec.batch, 1 << 20),
+        ("heads", spec.heads, 1 << 16),
+        ("kv_heads", spec.kv_heads, 1 << 16),
+        ("head_dim", spec.head_dim, 1 << 16),
+    ];
+    if let Some((name, size, most)) = sizes.into_iter().find(|(_, size, most)| *size == 0 || size > most) {
+        return Err(Error::infeasible(format!("sizes: {name} {size} is outside 1..={most}")));
+    }
+    if !spec.heads.is_multiple_of(spec.kv_heads) {
+        let why = format!("heads: heads {} is not a multiple of kv_heads {}", spec.heads, spec.kv_heads);
+        return Err(Error::infeasible(why));
+    }
+    heads(spec.heads, spec.kv_heads, par)?;
+    sequence(spec.seq_len, par)
 }
 
 fn degrees(par: &Parallelism) -> Result<()> {
@@ -88,8 +114,8 @@ fn options(par: &Parallelism) -> Result<()> {
     }
 }
 
-fn heads(model: &LlmSpec, par: &Parallelism) -> Result<()> {
-    let (u, a, k) = (u64::from(par.ulysses), model.heads, model.kv_heads);
+fn heads(a: u64, k: u64, par: &Parallelism) -> Result<()> {
+    let u = u64::from(par.ulysses);
     let fits = |u: u64| a.is_multiple_of(u) && (k.is_multiple_of(u) || u.is_multiple_of(k));
     if fits(u) {
         return Ok(());
@@ -103,8 +129,8 @@ fn heads(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     Err(Error::infeasible(format!("heads: {why} ulysses {u}; use {good}")))
 }
 
-fn sequence(work: &Workload, par: &Parallelism) -> Result<()> {
-    let (s, r, u) = (work.seq_len, u64::from(par.ring), u64::from(par.ulysses));
+fn sequence(s: u64, par: &Parallelism) -> Result<()> {
+    let (r, u) = (u64::from(par.ring), u64::from(par.ulysses));
     if s == 0 || s > 1 << 32 {
         return Err(Error::infeasible(format!("sequence: seq_len {s} is outside 1..=4294967296")));
     }

@@ -1,6 +1,7 @@
 //! model x workload x mesh -> Plan. One parallel algorithm a file; [`step`] composes them.
 
 pub mod attention;
+pub mod attention_pass;
 pub mod data;
 pub mod feasible;
 pub mod ring;

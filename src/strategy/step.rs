@@ -7,14 +7,14 @@
 //! Adam, weights gathered
 //! ```
 
-use super::attention::{Problem, Saved as AttnSaved, Way};
+use super::attention::{Saved as AttnSaved, Way};
 use super::data::{Adam, DataParallel, FlatWeights};
 use super::feasible;
 use super::transformer::{Layer, Saved, Scratch, linear, linear_dw, linear_dx};
 use crate::error::Result;
 use crate::plan::program::VERSION;
 use crate::plan::*;
-use crate::spec::{LlmSpec, Parallelism, Recompute, Workload};
+use crate::spec::{AttentionSpec, LlmSpec, Parallelism, Recompute, Workload};
 
 /// Who moves the bytes of point-to-point transfers and of collectives.
 #[derive(Debug, Clone, Copy)]
@@ -74,16 +74,16 @@ pub fn mesh(par: &Parallelism) -> Mesh {
 }
 
 fn layer_of(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines) -> Layer {
-    let problem = Problem {
+    let attention = AttentionSpec {
         batch: work.micro_batch,
-        seq: work.seq_len,
+        seq_len: work.seq_len,
         heads: model.heads,
         kv_heads: model.kv_heads,
         head_dim: model.head_dim,
         causal: true,
         dtype: work.dtype,
     };
-    let Way { segs, seq, core, ulysses } = Way::new(&problem, par, engines);
+    let Way { segs, seq, core, ulysses } = Way::new(&attention, par, engines);
     Layer::new(model, work.micro_batch, seq, segs, core, ulysses)
 }
 
@@ -359,7 +359,7 @@ impl<'a> Step<'a> {
             par: *par,
             dtype: format!("{:?}", work.dtype).to_lowercase(),
             model_flops: self.model.flops_per_token(work.seq_len) * tokens,
-            model_spec: self.model.clone(),
+            model_spec: Some(self.model.clone()),
         }
     }
 
@@ -390,7 +390,7 @@ impl<'a> Step<'a> {
             role_of: RoleMap { view: 0, axes: vec![], table: vec![0] },
             params,
             masters,
-            inputs,
+            feed: Feed::Tokens(inputs),
         }
     }
 }

@@ -54,7 +54,7 @@ pub fn before(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()>
 pub fn after(plan: &Plan) -> Result<()> {
     let slots: u64 = plan.tensors.iter().map(|t| u64::from(t.slots)).sum();
     if slots > MOST_SLOTS {
-        let (layers, microbatches) = (plan.about.model_spec.layers, plan.inputs.microbatches);
+        let (layers, microbatches) = (plan.model()?.layers, plan.inputs()?.microbatches);
         return too_much(format!(
             "{layers} layers and {microbatches} microbatches make {slots} buffers, more than {MOST_SLOTS}; \
              raise micro_batch or dp"
@@ -62,7 +62,7 @@ pub fn after(plan: &Plan) -> Result<()> {
     }
     let most = plan.programs.iter().map(|p| spliced(plan, &p.ops, 3)).fold(0.0, f64::max);
     if most > MOST_OPS {
-        let (layers, ring) = (plan.about.model_spec.layers, plan.about.par.ring);
+        let (layers, ring) = (plan.model()?.layers, plan.about.par.ring);
         return too_much(format!(
             "{layers} layers and ring {ring} make {most:.1e} ops a rank, more than {MOST_OPS:.0e}"
         ));

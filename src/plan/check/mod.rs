@@ -9,7 +9,7 @@ use super::matching::{Matching, group_sizes};
 use super::mesh::Group;
 use super::op::*;
 use super::order;
-use super::program::{Plan, VERSION};
+use super::program::{Feed, Plan, VERSION};
 use super::segs::Segs;
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
@@ -21,6 +21,7 @@ const MOST_BYTES: u64 = 1 << 50;
 pub fn check(plan: &Plan) -> Result<()> {
     structure(plan)?;
     positions(plan)?;
+    feed(plan)?;
     let atoms = AtomTable::new(plan)?;
     let in_step = order::meets_itself(plan);
     Bodies { plan, in_step, group_sizes: group_sizes(plan), seen: BTreeSet::new(), path: vec![] }.program()?;
@@ -155,7 +156,7 @@ fn positions(plan: &Plan) -> Result<()> {
         let why = || format!("{what}: {} tokens do not split evenly over {:?}", segs.seq, segs.order);
         if known && segs.divide(&plan.views) { Ok(()) } else { Err(Error::plan(why())) }
     };
-    even("inputs", &plan.inputs.segs)?;
+    plan.feed.segs().into_iter().try_for_each(|segs| even("inputs", segs))?;
     for (body, op) in plan.ops() {
         let OpKind::Compute { kernel, .. } = &op.kind else { continue };
         let own = match kernel {
@@ -163,6 +164,25 @@ fn positions(plan: &Plan) -> Result<()> {
             _ => kernel.mask().map_or(vec![], |block| vec![&block.q, &block.kv]),
         };
         own.into_iter().try_for_each(|segs| even(&format!("{body}/{}", op.label), segs))?;
+    }
+    Ok(())
+}
+
+/// What the plan is fed and gives fits its tensors.
+fn feed(plan: &Plan) -> Result<()> {
+    let known = |tensor: TensorId, slot: u32| {
+        plan.tensors
+            .get(tensor as usize)
+            .filter(|t| slot < t.slots)
+            .ok_or_else(|| Error::plan(format!("inputs: slot {slot} of tensor {tensor}, which there is not")))
+    };
+    let Feed::Attention(feed) = &plan.feed else { return Ok(()) };
+    for held in feed.given.iter().chain(&feed.taken) {
+        let (has, want) = (known(held.tensor, held.slot)?.elems(), held.elems(&feed.spec, &plan.views));
+        if has != want {
+            let why = format!("inputs: {} has {has} elements, its part of the whole is {want}", held.what.name());
+            return Err(Error::plan(why));
+        }
     }
     Ok(())
 }

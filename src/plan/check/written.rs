@@ -1,5 +1,5 @@
-//! Nothing is read that was never written. Only weights, optimizer state and the tokens are there before the
-//! step begins.
+//! Nothing is read that was never written. Only weights, optimizer state and what the plan is fed are there
+//! before the step begins.
 
 use crate::error::{Error, Result};
 use crate::plan::link::{AtomTable, Line, bind};
@@ -10,7 +10,7 @@ use std::rc::Rc;
 fn is_given(plan: &Plan, tensor: TensorId) -> bool {
     let kind = plan.tensors[tensor as usize].kind;
     let kept = matches!(kind, TensorKind::Param | TensorKind::OptState);
-    kept || tensor == plan.inputs.tokens || tensor == plan.inputs.targets
+    kept || plan.feed.given().contains(&tensor)
 }
 
 /// Proves it of a spliced line, by the buffers that names mean.

@@ -1,0 +1,138 @@
+//! Attention alone, shared in any way, gives what one dense rank in f64 does: o, lse, dq and dkv, put together in
+//! the order of the sequence.
+
+mod plans;
+
+use foretrain::cost::{Effort, cost};
+use foretrain::exec::{Options, Run, attention_io, execute, reference};
+use foretrain::plan::{Dtype, Feed, Operand, Plan, check};
+use foretrain::spec::{AttentionSpec, Parallelism, Pass};
+use foretrain::strategy::attention_pass;
+use plans::{FLAT, Host, SM, same};
+use proptest::prelude::*;
+
+const SEED: u64 = 7;
+
+fn spec(seq_len: u64, heads: u64, kv_heads: u64) -> AttentionSpec {
+    AttentionSpec { batch: 2, seq_len, heads, kv_heads, head_dim: 4, causal: true, dtype: Dtype::F64 }
+}
+
+fn way(ring: u32, ulysses: u32) -> Parallelism {
+    Parallelism { ring, ulysses, ..Parallelism::default() }
+}
+
+fn built(spec: &AttentionSpec, pass: Pass, par: &Parallelism) -> Plan {
+    let plan = attention_pass::build(spec, pass, par, SM).expect("a feasible case");
+    check::check(&plan).expect("a sound plan");
+    plan
+}
+
+fn run(plan: &Plan) -> Run {
+    let devices = (0..plan.ranks()).map(|r| r % 2).collect();
+    execute(plan, &Options { seed: SEED, devices, keep: true }).expect("the plan runs")
+}
+
+/// Largest difference, relative to the largest value; NaN where anything is.
+fn error(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let scale = want.iter().fold(1e-6, |m: f64, x| m.max(x.abs()));
+    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs());
+    worst.fold(0.0, |m: f64, e| if e.is_nan() || m.is_nan() { f64::NAN } else { m.max(e) }) / scale
+}
+
+fn holds(spec: &AttentionSpec, pass: Pass, par: &Parallelism, tolerance: f64) {
+    let plan = built(spec, pass, par);
+    let Feed::Attention(feed) = &plan.feed else { panic!("an attention is fed tensors") };
+    let given = attention_io::given(&plan, feed, SEED);
+    let nothing = vec![0.0; given[&Operand::Q].len()];
+    let d_o = given.get(&Operand::DO).unwrap_or(&nothing);
+    let want = reference::attention(spec, &given[&Operand::Q], &given[&Operand::Kv], d_o);
+    let got = run(&plan).tensors;
+    let expected = match pass {
+        Pass::Forward => vec!["lse", "o"],
+        Pass::Backward => vec!["dkv", "dq"],
+        Pass::ForwardBackward => vec!["dkv", "dq", "lse", "o"],
+    };
+    assert_eq!(got.keys().collect::<Vec<_>>(), expected);
+    for (what, want) in want.iter().filter(|(what, _)| got.contains_key(what.name())) {
+        let e = error(&got[what.name()], want);
+        assert!(e <= tolerance, "{} of {spec:?}, {}, {par:?}: {e:.1e}", what.name(), pass.name());
+    }
+}
+
+#[test]
+fn every_pass_of_every_way_is_the_dense_one() {
+    for pass in Pass::ALL {
+        for (ring, ulysses) in [(1, 1), (3, 1), (1, 4), (2, 2), (2, 8)] {
+            holds(&spec(48, 8, 4), pass, &way(ring, ulysses), 1e-12);
+        }
+    }
+}
+
+#[test]
+fn bf16_is_near_the_dense_one() {
+    let spec = AttentionSpec { dtype: Dtype::Bf16, ..spec(64, 4, 2) };
+    for pass in Pass::ALL {
+        holds(&spec, pass, &way(2, 2), 0.03);
+    }
+}
+
+/// What is seeded depends on positions and heads alone, and an exchange only moves it: Ulysses is exact.
+#[test]
+fn ulysses_is_one_rank_to_the_bit() {
+    let spec = AttentionSpec { dtype: Dtype::F32, ..spec(32, 4, 4) };
+    let [alone, shared] = [way(1, 1), way(1, 4)].map(|par| run(&built(&spec, Pass::ForwardBackward, &par)).tensors);
+    assert_eq!(alone, shared);
+}
+
+/// Ops of a pass are costed as they are, through folding and without.
+#[test]
+fn passes_add_up_and_fold_exactly() {
+    let spec = AttentionSpec { head_dim: 128, dtype: Dtype::Bf16, ..spec(16384, 32, 8) };
+    for par in [way(8, 1), way(1, 8), way(2, 4)] {
+        let [fwd, bwd, both] = Pass::ALL.map(|pass| {
+            let plan = built(&spec, pass, &par);
+            let host = Host::of(&plan, 1.0);
+            let all = cost(&plan, host.machine(), FLAT).unwrap();
+            same(&cost(&plan, host.machine(), Effort::SUMS).unwrap(), &all);
+            all
+        });
+        let sum = fwd.step.value() + bwd.step.value();
+        // The first hop of the backward pass may start while the last merge of the forward pass still runs.
+        assert!(both.step.value() <= sum * (1.0 + 1e-9) && both.step.value() > 0.9 * sum, "{par:?}");
+        let flops = |t: &foretrain::timeline::Timeline| t.mean().flops * 8.0;
+        let exact = |t, pass| (flops(t) / spec.flops(pass) - 1.0).abs();
+        assert!(exact(&fwd, Pass::Forward) < 1e-4 && exact(&bwd, Pass::Backward) < 1e-4, "but for the diagonal");
+    }
+}
+
+#[test]
+fn what_does_not_split_is_said() {
+    let said = |spec: AttentionSpec, par| match attention_pass::build(&spec, Pass::Forward, &par, SM) {
+        Err(e) => e.to_string(),
+        Ok(_) => panic!("{spec:?} splits over {par:?}"),
+    };
+    assert!(said(spec(48, 8, 4), way(1, 3)).contains("heads"));
+    assert!(said(spec(50, 8, 4), way(3, 1)).contains("sequence"));
+    assert!(said(spec(48, 8, 3), way(1, 1)).contains("not a multiple of kv_heads"));
+    assert!(said(spec(48, 8, 4), Parallelism { dp: 2, ..way(1, 1) }).contains("dp"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_attention_is_the_dense_one(
+        (ring, ulysses) in (1u32..=5, prop::sample::select(vec![1u32, 2, 4])),
+        (batch, units) in (1u64..=2, 1u64..=4),
+        (kv_heads, group, half_dim) in (prop::sample::select(vec![1u64, 2, 4]), prop::sample::select(vec![1u64, 4]), 1u64..=3),
+        pass in prop::sample::select(Pass::ALL.to_vec()),
+    ) {
+        let heads = kv_heads * group;
+        prop_assume!(heads.is_multiple_of(u64::from(ulysses)));
+        let seq_len = 2 * u64::from(ring * ulysses) * units;
+        let spec =
+            AttentionSpec { batch, seq_len, heads, kv_heads, head_dim: 2 * half_dim, causal: true, dtype: Dtype::F64 };
+        holds(&spec, pass, &way(ring, ulysses), 1e-11);
+    }
+}
