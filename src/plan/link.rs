@@ -78,6 +78,11 @@ impl AtomTable {
         Ok(AtomTable { base, cuts, count: count as u32 })
     }
 
+    /// Where the rows of a tensor are cut, from 0 to their number.
+    pub fn cuts(&self, tensor: TensorId) -> &[u64] {
+        &self.cuts[tensor as usize]
+    }
+
     /// Atoms of each slot of a tensor.
     pub fn per_slot(&self, tensor: TensorId) -> u32 {
         self.cuts[tensor as usize].len() as u32 - 1

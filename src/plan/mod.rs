@@ -12,6 +12,7 @@ pub mod order;
 pub mod program;
 pub mod segment;
 pub mod segs;
+pub mod structure;
 
 pub use builder::{Builder, Via, each};
 pub use kernel::{AttnBlock, Exchange, HeadPart, Kernel, Side, Work, WorkClass};

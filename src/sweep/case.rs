@@ -6,13 +6,16 @@ use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::error::{Error, Result};
 use crate::plan::link::AtomTable;
-use crate::plan::memory::Layout;
+use crate::plan::memory::{Conflicts, Layout};
+use crate::plan::structure::structure;
 use crate::plan::{About, Engine, Plan};
 use crate::report::{Costed, Row};
 use crate::spec::{ClusterSpec, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
 use crate::strategy::{Engines, build};
 use crate::timeline::Timeline;
 use crate::units::FlopsPerSec;
+use rustc_hash::FxHashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A configuration: the numbers a user types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,6 +78,8 @@ pub struct Case {
     pub dtype: Dtype,
     roofline: Roofline,
     peak: FlopsPerSec,
+    /// By structure and program: plans that differ in sizes only share it.
+    conflicts: Mutex<FxHashMap<((u64, u64), u32), Arc<Conflicts>>>,
 }
 
 /// The dtype a GPU trains in where nothing is asked for: bf16 if it can.
@@ -96,7 +101,7 @@ impl Case {
         if dtype == Dtype::Bf16 {
             roofline.peak(Dtype::F32)?;
         }
-        Ok(Case { model, cluster, stack, dtype, roofline, peak })
+        Ok(Case { model, cluster, stack, dtype, roofline, peak, conflicts: Mutex::default() })
     }
 
     pub fn machine(&self) -> Machine<'_> {
@@ -120,14 +125,26 @@ impl Case {
     /// The fullest rank's memory.
     pub fn layout(&self, plan: &Plan) -> Result<Layout> {
         let atoms = AtomTable::new(plan)?;
-        let mut fullest = Layout::new(plan, &atoms, 0)?;
+        let structure = structure(plan, &atoms);
+        let layout = |program| Layout::of(plan, &*self.conflicts(plan, &atoms, structure, program)?);
+        let mut fullest = layout(0)?;
         for program in 1..plan.programs.len() as u32 {
-            let other = Layout::new(plan, &atoms, program)?;
+            let other = layout(program)?;
             if other.bytes > fullest.bytes {
                 fullest = other;
             }
         }
         Ok(fullest)
+    }
+
+    fn conflicts(&self, plan: &Plan, atoms: &AtomTable, structure: (u64, u64), program: u32) -> Result<Arc<Conflicts>> {
+        let known = || self.conflicts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = known().get(&(structure, program)) {
+            return Ok(found.clone());
+        }
+        let found = Arc::new(Conflicts::of(plan, atoms, program)?);
+        known().insert((structure, program), found.clone());
+        Ok(found)
     }
 
     pub fn cost(&self, plan: &Plan) -> Result<Timeline> {
@@ -178,6 +195,7 @@ impl Case {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::Recompute;
 
     fn point() -> Point {
         Point {
@@ -202,6 +220,22 @@ mod tests {
         let blank = case().infeasible(&point(), String::new());
         let same = |r: &Row| (r.strategy.clone(), r.model.clone(), r.recompute.clone(), r.gpus, r.cluster.clone());
         assert_eq!(same(&blank), same(&row));
+    }
+
+    #[test]
+    fn lengths_share_conflicts_and_nothing_else() {
+        let case = case();
+        for (seq_len, global_batch) in [(8192, 8), (4096, 16), (32768, 2), (65536, 64)] {
+            for recompute in [Recompute::None, Recompute::Full] {
+                let point = Point { seq_len, global_batch, par: Parallelism { recompute, ..point().par }, ..point() };
+                let plan = case.plan(&point).unwrap();
+                let (fresh, shared) =
+                    (Layout::new(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap(), case.layout(&plan).unwrap());
+                assert_eq!((shared.bytes, shared.gaps), (fresh.bytes, fresh.gaps));
+            }
+        }
+        // Once each: with one microbatch or more, with recomputation or without.
+        assert_eq!(case.conflicts.lock().unwrap().len(), 4);
     }
 
     #[test]

@@ -1,0 +1,122 @@
+//! Which slots of a program need their bytes at the same time. It hangs on the structure of a plan alone and
+//! not on any size, so that plans that differ in lengths and widths only share it.
+
+use super::SlotId;
+use super::walk::{Before, SlotLives, Walk};
+use crate::error::Result;
+use crate::plan::link::AtomTable;
+use crate::plan::op::TensorId;
+use crate::plan::program::Plan;
+
+/// The slots of a program that take memory, and which of them must not share it.
+#[derive(Debug, Clone)]
+pub struct Conflicts {
+    /// Inputs that the program reads: they are there from before the step, a slot for every microbatch.
+    pub inputs: Vec<TensorId>,
+    /// The other slots, those that live throughout first.
+    pub slots: Vec<SlotId>,
+    /// How many live throughout.
+    pub always: usize,
+    /// A bit for every pair of those that do not.
+    bits: Vec<u64>,
+    /// Words of a row of bits.
+    width: usize,
+    /// (op, slot, whether a life begins or has just ended), ascending.
+    pub changes: Vec<(u32, u32, bool)>,
+}
+
+impl Conflicts {
+    pub fn of(plan: &Plan, atoms: &AtomTable, program: u32) -> Result<Conflicts> {
+        let mut walk = Walk::new(plan, atoms);
+        walk.body(None, &plan.programs[program as usize].ops, &[])?;
+        let (lives, before) = walk.finish();
+        let (always, sometimes) = slots(plan, &lives);
+        let of = |at: &SlotId| &lives[at.tensor as usize][at.slot as usize];
+        let others: Vec<&SlotLives> = sometimes.iter().map(of).collect();
+        let given = plan.feed.given();
+        let inputs = (0..).zip(&lives).filter(|(t, lives)| given.contains(t) && is_used(lives));
+        let mut found = Conflicts {
+            inputs: inputs.map(|(t, _)| t).collect(),
+            always: always.len(),
+            bits: vec![],
+            width: others.len().div_ceil(64),
+            changes: changes(always.len(), &others),
+            slots: [always, sometimes].concat(),
+        };
+        found.bits = vec![0; found.width * others.len()];
+        for (i, a) in others.iter().enumerate() {
+            for (j, b) in others.iter().enumerate().take(i) {
+                if conflict(a, b, &before) {
+                    found.set(i, j);
+                    found.set(j, i);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn set(&mut self, i: usize, j: usize) {
+        self.bits[i * self.width + j / 64] |= 1 << (j % 64);
+    }
+
+    /// Whether two slots, numbered as in `slots`, ever need their bytes at the same time.
+    pub fn between(&self, a: usize, b: usize) -> bool {
+        let (a, b) = (a - self.always, b - self.always);
+        self.bits[a * self.width + b / 64] & (1 << (b % 64)) != 0
+    }
+}
+
+/// The slots that take memory but the inputs: those that live throughout, and the others.
+fn slots(plan: &Plan, lives: &[Vec<SlotLives>]) -> (Vec<SlotId>, Vec<SlotId>) {
+    let (given, mut found) = (plan.feed.given(), (vec![], vec![]));
+    for (t, (tensor, lives)) in (0..).zip(plan.tensors.iter().zip(lives)) {
+        if given.contains(&t) || !is_used(lives) {
+            continue;
+        }
+        for (slot, own) in (0..).zip(lives) {
+            match tensor.kind.persists() || plan.feed.stays(t) {
+                true => found.0.push(SlotId { tensor: t, slot }),
+                false if own.lives.is_empty() => {}
+                false => found.1.push(SlotId { tensor: t, slot }),
+            }
+        }
+    }
+    found
+}
+
+fn is_used(lives: &[SlotLives]) -> bool {
+    lives.iter().any(|slot| !slot.lives.is_empty())
+}
+
+/// Whether two slots ever need their bytes at the same time, as far as edges can tell.
+fn conflict(a: &SlotLives, b: &SlotLives, before: &Before) -> bool {
+    // Lives of one slot are ordered among themselves, so of those that begin before a life of the other slot
+    // only the last can still be going on.
+    let (mut i, mut j) = (0, 0);
+    while let (Some(life_a), Some(life_b)) = (a.lives.get(i), b.lives.get(j)) {
+        let ordered = if life_a.first <= life_b.first {
+            i = a.lives.partition_point(|life| life.first <= life_b.first);
+            before.ended(a, i - 1, life_b.first)
+        } else {
+            j = b.lives.partition_point(|life| life.first < life_a.first);
+            before.ended(b, j - 1, life_a.first)
+        };
+        if !ordered {
+            return true;
+        }
+    }
+    false
+}
+
+/// When what begins and ends to live, in program order.
+fn changes(first: usize, others: &[&SlotLives]) -> Vec<(u32, u32, bool)> {
+    let mut all = Vec::new();
+    for (slot, own) in (first as u32..).zip(others) {
+        for life in &own.lives {
+            all.push((life.first, slot, true));
+            all.push((life.last + 1, slot, false));
+        }
+    }
+    all.sort_unstable();
+    all
+}
