@@ -302,6 +302,13 @@ fn what_is_not_a_plan_is_refused() {
     refused("does not fit the op", |p| op(p, "layer_fwd", "kv_hop.0").lane = Some(77));
     refused("the views have", |p| p.views.push(Mesh::new(&[(Axis::Dp, 4)])));
     refused("has no axes", |p| p.lanes.push(Lane::Comm(Group::Axes { view: 0, axes: vec![] }, 0)));
+    let subset = |sets: &[&[u32]]| Group::subset(Axis::Cp, sets.iter().map(|set| set.to_vec()).collect());
+    refused("not disjoint", |p| p.lanes.push(Lane::Comm(subset(&[&[0, 1], &[1, 2]]), 0)));
+    refused("on the axis cp", |p| p.lanes.push(Lane::Comm(subset(&[&[0, 3]]), 0)));
+    refused("is in no set of it", |p| {
+        let lane = p.lanes.iter_mut().find(|l| matches!(l, Lane::Comm(g, _) if g.spans() == [Axis::Cp])).unwrap();
+        *lane = Lane::Comm(subset(&[&[0, 1]]), 0);
+    });
     refused("no view 3", |p| p.lanes.push(Lane::Comm(Group::Axes { view: 3, axes: vec![Axis::Dp] }, 0)));
     refused("role_of", |p| p.role_of.table.push(0));
     refused("format 99", |p| p.version = 99);

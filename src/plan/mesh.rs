@@ -79,6 +79,14 @@ impl Mesh {
         rank + there * self.stride(axis) - here * self.stride(axis)
     }
 
+    /// The rank that differs from `rank` only in its coordinate along `axis`.
+    pub fn with_coord(&self, rank: u32, axis: Axis, coord: u32) -> u32 {
+        match self.degree(axis) {
+            1 => rank,
+            _ => rank + coord * self.stride(axis) - self.coord(rank, axis) * self.stride(axis),
+        }
+    }
+
     /// The ranks that agree with `rank` on every axis but `axes`, in rank order. `rank` is among them.
     pub fn group(&self, rank: u32, axes: &[Axis]) -> Vec<u32> {
         let mut members = vec![rank];
@@ -100,8 +108,12 @@ impl Mesh {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Group {
-    /// The ranks that agree on all other axes of the view.
+    /// The ranks that agree on all other axes of the view, in rank order.
     Axes { view: u8, axes: Vec<Axis> },
+    /// Disjoint sets of coordinates on one axis, all of one size: the ranks of a set that agree on all other
+    /// axes, in the order of the set. A rank whose coordinate is in no set is in no group. For links of a
+    /// pipeline, its first and last stage, inner rings.
+    Subset { view: u8, axis: Axis, sets: Vec<Vec<u32>> },
 }
 
 impl Group {
@@ -111,46 +123,122 @@ impl Group {
         Group::Axes { view: 0, axes }
     }
 
-    /// The first member of the group that `rank` is in: names the group.
+    pub fn subset(axis: Axis, sets: Vec<Vec<u32>>) -> Group {
+        Group::Subset { view: 0, axis, sets }
+    }
+
+    pub fn view(&self) -> u8 {
+        match self {
+            Group::Axes { view, .. } | Group::Subset { view, .. } => *view,
+        }
+    }
+
+    /// The axes along which members of a group differ.
+    pub fn spans(&self) -> &[Axis] {
+        match self {
+            Group::Axes { axes, .. } => axes,
+            Group::Subset { axis, .. } => std::slice::from_ref(axis),
+        }
+    }
+
+    /// Whether `rank` is in a group: all ranks are, but of subsets.
+    pub fn contains(&self, views: &[Mesh], rank: u32) -> bool {
+        match self {
+            Group::Axes { .. } => true,
+            Group::Subset { view, axis, sets } => set_of(sets, views[*view as usize].coord(rank, *axis)).is_some(),
+        }
+    }
+
+    /// The first member of the group that `rank` is in, which names the group; `rank` itself if it is in none.
     pub fn first(&self, views: &[Mesh], rank: u32) -> u32 {
-        let Group::Axes { view, axes } = self;
-        let mesh = &views[*view as usize];
-        axes.iter().fold(rank, |r, &axis| r - mesh.coord(r, axis) * mesh.stride(axis))
+        let mesh = &views[self.view() as usize];
+        match self {
+            Group::Axes { axes, .. } => axes.iter().fold(rank, |r, &axis| mesh.with_coord(r, axis, 0)),
+            Group::Subset { axis, sets, .. } => {
+                let set = set_of(sets, mesh.coord(rank, *axis));
+                set.map_or(rank, |(set, _)| mesh.with_coord(rank, *axis, set[0]))
+            }
+        }
     }
 
     /// How many ranks a group has.
     pub fn size(&self, views: &[Mesh]) -> u32 {
-        let Group::Axes { view, axes } = self;
-        axes.iter().map(|&axis| views[*view as usize].degree(axis)).product()
+        match self {
+            Group::Axes { view, axes } => axes.iter().map(|&axis| views[*view as usize].degree(axis)).product(),
+            Group::Subset { sets, .. } => sets.first().map_or(1, |set| set.len() as u32),
+        }
     }
 
-    /// The members of the group that `rank` is in, in rank order.
+    /// The members of the group that `rank` is in, in their order; `rank` alone if it is in none.
     pub fn members(&self, views: &[Mesh], rank: u32) -> Vec<u32> {
-        let Group::Axes { view, axes } = self;
-        views[*view as usize].group(rank, axes)
+        let mesh = &views[self.view() as usize];
+        match self {
+            Group::Axes { axes, .. } => mesh.group(rank, axes),
+            Group::Subset { axis, sets, .. } => match set_of(sets, mesh.coord(rank, *axis)) {
+                Some((set, _)) => set.iter().map(|&c| mesh.with_coord(rank, *axis, c)).collect(),
+                None => vec![rank],
+            },
+        }
     }
 
     /// The rank `by` further in the group's order, wrapping around.
     pub fn neighbour(&self, views: &[Mesh], rank: u32, by: i32) -> u32 {
-        let Group::Axes { view, axes } = self;
-        if let [axis] = axes[..] {
-            return views[*view as usize].shift(rank, axis, by);
+        let mesh = &views[self.view() as usize];
+        let along = |here: usize, n: usize| (here as i64 + i64::from(by)).rem_euclid(n as i64) as usize;
+        match self {
+            Group::Axes { axes, .. } => {
+                if let [axis] = axes[..] {
+                    return mesh.shift(rank, axis, by);
+                }
+                let members = self.members(views, rank);
+                let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
+                members[along(here, members.len())]
+            }
+            Group::Subset { axis, sets, .. } => match set_of(sets, mesh.coord(rank, *axis)) {
+                Some((set, here)) => mesh.with_coord(rank, *axis, set[along(here, set.len())]),
+                None => rank,
+            },
         }
-        let members = self.members(views, rank);
-        let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
-        members[(here as i64 + i64::from(by)).rem_euclid(members.len() as i64) as usize]
     }
 
     /// The axis that time spent in this group is charged to: the outermost one.
     pub fn charged_axis(&self) -> Axis {
-        let Group::Axes { axes, .. } = self;
-        axes[0]
+        self.spans()[0]
     }
 
     pub fn label(&self) -> String {
-        let Group::Axes { axes, .. } = self;
-        axes.iter().map(|a| a.name()).collect::<Vec<_>>().join("+")
+        match self {
+            Group::Axes { axes, .. } => axes.iter().map(|a| a.name()).collect::<Vec<_>>().join("+"),
+            Group::Subset { axis, sets, .. } => {
+                let set = |set: &Vec<u32>| set.iter().map(u32::to_string).collect::<Vec<_>>().join("-");
+                let more = if sets.len() > 1 { ".." } else { "" };
+                format!("{}.{}{more}", axis.name(), sets.first().map(set).unwrap_or_default())
+            }
+        }
     }
+
+    /// Why no rank can make sense of this group.
+    pub fn fault(&self, views: &[Mesh]) -> Option<String> {
+        let Some(mesh) = views.get(self.view() as usize) else { return Some(format!("no view {}", self.view())) };
+        match self {
+            Group::Axes { axes, .. } => axes.is_empty().then(|| "no axes".into()),
+            Group::Subset { axis, sets, .. } => {
+                let mut all: Vec<u32> = sets.concat();
+                all.sort_unstable();
+                let distinct = all.windows(2).all(|w| w[0] < w[1]);
+                let known = all.last().is_some_and(|&c| c < mesh.degree(*axis));
+                let even = sets.iter().all(|set| set.len() == sets[0].len());
+                let why =
+                    || format!("sets {sets:?} that are not disjoint, of one size, and on the axis {}", axis.name());
+                (!distinct || !known || !even).then(why)
+            }
+        }
+    }
+}
+
+/// The set that a coordinate is in, and its place there.
+fn set_of(sets: &[Vec<u32>], coord: u32) -> Option<(&[u32], usize)> {
+    sets.iter().find_map(|set| set.iter().position(|&c| c == coord).map(|at| (&set[..], at)))
 }
 
 #[cfg(test)]
@@ -170,5 +258,21 @@ mod tests {
         let (group, views) = (Group::axes(&[Axis::Dp, Axis::Up]), [mesh]);
         assert_eq!(group.first(&views, 17), group.members(&views, 17)[0]);
         assert_eq!(group.size(&views), 8);
+    }
+
+    #[test]
+    fn subsets_keep_their_own_order_and_leave_ranks_out() {
+        let views = [Mesh::new(&[(Axis::Pp, 5), (Axis::Tp, 2)])];
+        let group = Group::subset(Axis::Pp, vec![vec![3, 0], vec![1, 2]]);
+        assert_eq!(group.fault(&views), None);
+        assert_eq!((group.members(&views, 1), group.first(&views, 1)), (vec![7, 1], 7));
+        assert_eq!((group.neighbour(&views, 7, 1), group.neighbour(&views, 7, -3)), (1, 1));
+        assert_eq!((group.neighbour(&views, 2, 1), group.size(&views)), (4, 2));
+        assert!(!group.contains(&views, 8) && group.contains(&views, 5));
+        assert_eq!((group.members(&views, 8), group.neighbour(&views, 8, 1)), (vec![8], 8));
+        assert_eq!(group.label(), "pp.3-0..");
+        for sets in [vec![], vec![vec![0, 0]], vec![vec![0], vec![1, 2]], vec![vec![5]], vec![vec![]]] {
+            assert!(Group::subset(Axis::Pp, sets).fault(&views).is_some());
+        }
     }
 }

@@ -6,7 +6,6 @@ mod written;
 use super::kernel::Kernel;
 use super::link::{AtomTable, Line, bind, resolve};
 use super::matching::{Matching, group_sizes};
-use super::mesh::Group;
 use super::op::*;
 use super::order;
 use super::program::{Feed, Plan, VERSION};
@@ -52,10 +51,10 @@ fn structure(plan: &Plan) -> Result<()> {
         _ => return fail(format!("the views have {sizes:?} ranks; all need the same number, from 1 to 1048576")),
     }
     for lane in &plan.lanes {
-        if let Lane::Comm(Group::Axes { view, axes }, _) = lane
-            && (axes.is_empty() || *view as usize >= plan.views.len())
+        if let Lane::Comm(group, _) = lane
+            && let Some(fault) = group.fault(&plan.views)
         {
-            return fail(format!("lane {lane:?} has no axes, or no view {view}"));
+            return fail(format!("lane {lane:?} has {fault}"));
         }
     }
     for t in &plan.tensors {
@@ -76,6 +75,36 @@ fn structure(plan: &Plan) -> Result<()> {
     for program in &plan.programs {
         body(plan, &program.name, &program.ops, plan.blocks.len(), 0)?;
         slots(plan, &program.ops, &[])?;
+    }
+    membership(plan)
+}
+
+/// No rank talks in a group that it is not in.
+fn membership(plan: &Plan) -> Result<()> {
+    let mut lanes: Vec<BTreeSet<u16>> = Vec::new();
+    let used = |ops: &[Op], lanes: &[BTreeSet<u16>]| {
+        ops.iter().fold(BTreeSet::new(), |mut all: BTreeSet<u16>, op| {
+            match &op.kind {
+                OpKind::Call { block, .. } => all.extend(&lanes[*block as usize]),
+                _ => all.extend(op.lane),
+            }
+            all
+        })
+    };
+    for block in &plan.blocks {
+        lanes.push(used(&block.ops, &lanes));
+    }
+    let by_program: Vec<BTreeSet<u16>> = plan.programs.iter().map(|p| used(&p.ops, &lanes)).collect();
+    for rank in 0..plan.ranks() {
+        let program = plan.program_of(rank) as usize;
+        let outside = |lane: &&u16| match &plan.lanes[**lane as usize] {
+            Lane::Comm(group, _) => !group.contains(&plan.views, rank),
+            Lane::Compute(_) => false,
+        };
+        if let Some(&lane) = by_program[program].iter().find(outside) {
+            let (name, lane) = (&plan.programs[program].name, plan.lanes[lane as usize].label());
+            return Err(Error::plan(format!("rank {rank} runs {name:?}, which uses {lane}, but is in no set of it")));
+        }
     }
     Ok(())
 }
