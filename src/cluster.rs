@@ -1,7 +1,9 @@
 //! Ranks on devices: which node each is in, and what lies between two of them.
 
 use crate::error::{Error, Result};
-use crate::spec::{ClusterSpec, GpuSpec};
+use crate::spec::{ClusterSpec, GpuSpec, Pod};
+use crate::units::BytesPerSec;
+use std::collections::BTreeSet;
 
 /// What the bytes between two ranks cross.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,6 +22,8 @@ pub struct Cluster {
     pub spec: ClusterSpec,
     pub gpu: GpuSpec,
     gpus: u32,
+    /// GPUs used of each node.
+    per_node: u32,
 }
 
 impl Cluster {
@@ -36,15 +40,15 @@ impl Cluster {
             let why = format!("{gpus} is more than the {per_node} of its only node; use {per_node} or fewer");
             return Err(Error::spec(&spec.name, "gpus", why));
         }
-        if gpus > per_node && !gpus.is_multiple_of(per_node) {
+        let Some(used) = used_of_a_node(spec, gpus) else {
             let below = gpus / per_node * per_node;
             let why = format!(
                 "{gpus} does not fill nodes of {per_node}; use {below} or {}",
                 u64::from(below) + u64::from(per_node)
             );
             return Err(Error::spec(&spec.name, "gpus", why));
-        }
-        Ok(Cluster { spec: spec.clone(), gpu: gpu.clone(), gpus })
+        };
+        Ok(Cluster { spec: spec.clone(), gpu: gpu.clone(), gpus, per_node: used })
     }
 
     pub fn gpus(&self) -> u32 {
@@ -52,18 +56,23 @@ impl Cluster {
     }
 
     pub fn nodes(&self) -> u32 {
-        self.gpus.div_ceil(self.spec.gpus_per_node)
+        self.gpus.div_ceil(self.per_node)
     }
 
     pub fn node_of(&self, rank: u32) -> u32 {
         assert!(rank < self.gpus, "rank {rank} of {} GPUs", self.gpus);
-        rank / self.spec.gpus_per_node
+        rank / self.per_node
+    }
+
+    /// GPUs used of each node.
+    pub fn per_node(&self) -> u32 {
+        self.per_node
     }
 
     /// The ranks of a node.
     pub fn ranks_on(&self, node: u32) -> std::ops::Range<u32> {
-        let first = node * self.spec.gpus_per_node;
-        first..(first + self.spec.gpus_per_node).min(self.gpus)
+        let first = node * self.per_node;
+        first..(first + self.per_node).min(self.gpus)
     }
 
     pub fn tier(&self, a: u32, b: u32) -> Tier {
@@ -74,11 +83,54 @@ impl Cluster {
         }
     }
 
+    /// What a group gets of its NICs' bandwidth where it spans pods, while all other ranks do the same in
+    /// groups of their own: a ring leaves a pod once, however many of its members are inside.
+    pub fn uplink_share(&self, members: &[u32]) -> f64 {
+        let share = |pod: &Pod| {
+            let pods: BTreeSet<u32> = members.iter().map(|m| m / pod.gpus).collect();
+            let inside = members.len() as f64 / pods.len() as f64;
+            if pods.len() < 2 { 1.0 } else { inside / pod.oversubscription.value }
+        };
+        self.spec.pods.iter().map(share).fold(1.0, f64::min)
+    }
+
+    /// Peers of a member that are in other pods, times what their uplinks are too narrow by.
+    pub fn beyond_pods(&self, members: &[u32]) -> f64 {
+        let beyond = |pod: &Pod| {
+            let pods: BTreeSet<u32> = members.iter().map(|m| m / pod.gpus).collect();
+            let n = members.len() as f64;
+            (n - n / pods.len() as f64) * pod.oversubscription.value
+        };
+        self.spec.pods.iter().map(beyond).fold(0.0, f64::max)
+    }
+
+    /// What a group gets of the bridge between two sockets, all groups of the node crossing it alike; nothing
+    /// where it stays on one of them.
+    pub fn bridge(&self, members: &[u32]) -> Option<BytesPerSec> {
+        let sockets = self.spec.scale_up.sockets.as_ref()?;
+        let on = |m: &u32| (self.node_of(*m), (m % self.per_node) / sockets.gpus);
+        let used: BTreeSet<_> = members.iter().map(on).collect();
+        let nodes: BTreeSet<_> = members.iter().map(|m| self.node_of(*m)).collect();
+        let inside = members.len() as f64 / used.len() as f64;
+        let share = (inside / f64::from(sockets.gpus)).min(1.0);
+        (used.len() > nodes.len()).then(|| sockets.bridge.value * share)
+    }
+
     /// NICs a rank can call its own: below 1 where GPUs share one. None without a network.
     pub fn nics_per_rank(&self) -> Option<f64> {
         let out = self.spec.scale_out.as_ref()?;
         Some(f64::from(out.nics_per_node) / f64::from(self.spec.gpus_per_node))
     }
+}
+
+/// Nodes are taken whole, or as evenly as their trays allow. None where they cannot be.
+fn used_of_a_node(spec: &ClusterSpec, gpus: u32) -> Option<u32> {
+    if gpus <= spec.gpus_per_node {
+        return Some(spec.gpus_per_node);
+    }
+    let tray = spec.tray.unwrap_or(spec.gpus_per_node);
+    let even = |nodes: &u32| gpus.is_multiple_of(*nodes) && (gpus / nodes).is_multiple_of(tray);
+    (gpus.div_ceil(spec.gpus_per_node)..=gpus / tray).find(even).map(|nodes| gpus / nodes)
 }
 
 #[cfg(test)]
@@ -96,6 +148,38 @@ mod tests {
         assert_eq!([c.tier(3, 3), c.tier(0, 7), c.tier(7, 8)], [Tier::Local, Tier::ScaleUp, Tier::ScaleOut]);
         assert_eq!(c.nics_per_rank(), Some(1.0));
         assert_eq!(dgx(3).unwrap().nodes(), 1);
+    }
+
+    fn of(name: &str, gpus: u32) -> Cluster {
+        let spec = ClusterSpec::find(name).unwrap();
+        Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), gpus).unwrap()
+    }
+
+    #[test]
+    fn a_job_takes_racks_as_evenly_as_trays_allow() {
+        let shape = |gpus| (of("gb200-nvl72", gpus).nodes(), of("gb200-nvl72", gpus).per_node());
+        assert_eq!([shape(8), shape(72)], [(1, 72), (1, 72)]);
+        assert_eq!([shape(128), shape(144), shape(256), shape(512)], [(2, 64), (2, 72), (4, 64), (8, 64)]);
+    }
+
+    #[test]
+    fn pods_narrow_what_leaves_them() {
+        let c = of("h100-24k-roce", 16384);
+        let pod = 3072;
+        assert_eq!(c.uplink_share(&[0, pod - 1]), 1.0);
+        assert_eq!(c.uplink_share(&[0, pod]), 1.0 / 7.0);
+        // A ring of seven members a pod leaves it once, which the uplinks carry.
+        let ring: Vec<u32> = (0..14).map(|i| if i < 7 { 8 * i } else { pod + 8 * i }).collect();
+        assert_eq!(c.uplink_share(&ring), 1.0);
+        assert_eq!([c.beyond_pods(&[0, 8]), c.beyond_pods(&ring)], [0.0, 49.0]);
+    }
+
+    #[test]
+    fn sockets_share_a_bridge() {
+        let c = of("l20-pcie", 8);
+        let rate = |members: &[u32]| c.bridge(members).map(|b| b.value() / 1e9);
+        assert_eq!([rate(&[0, 3]), rate(&[0, 4])], [None, Some(5.5)]);
+        assert_eq!(rate(&[0, 1, 2, 3, 4, 5, 6, 7]), Some(22.0));
     }
 
     #[test]

@@ -89,3 +89,25 @@ fn flash_attention_2_on_h100() {
 fn flash_attention_2_on_a100() {
     hold("a100-sxm4-80gb", "fa2", (0.01, 0.04, 0.02));
 }
+
+#[test]
+fn cudnn_on_h100() {
+    hold("h100-sxm5", "cudnn", (0.05, 0.25, 0.08));
+}
+
+#[test]
+fn flash_attention_4_on_b200() {
+    hold("b200-sxm", "fa4", (0.03, 0.10, 0.05));
+}
+
+#[test]
+fn cudnn_on_b200() {
+    hold("b200-sxm", "cudnn", (0.03, 0.05, 0.04));
+}
+
+#[test]
+fn any_kernel_on_h20() {
+    for kernel in ["fa2", "fa3", "cudnn"] {
+        hold("h20-sxm5", kernel, (0.03, 0.04, 0.03));
+    }
+}

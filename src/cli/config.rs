@@ -231,7 +231,10 @@ pub struct PlanFile {
 pub fn stack_of(gpu: &GpuSpec) -> &'static str {
     match gpu.architecture {
         Architecture::Hopper => "nccl-fa3",
-        Architecture::Ampere => "nccl-fa2",
+        Architecture::Ampere | Architecture::Ada => "nccl-fa2",
+        Architecture::Blackwell => "nccl-cudnn",
+        Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 => "rccl-fa2",
+        Architecture::Tpu => "tpu",
         Architecture::Cpu => "cpu",
     }
 }

@@ -79,7 +79,9 @@ pub fn p2p(
         },
         Tier::ScaleUp => {
             let ctas = f64::from(channels(cluster, stack, bytes.value(), comm_size));
-            let rate = (up.p2p_per_cta.value * ctas).min(up.p2p.value * (1.0 / sharing));
+            let port = [Some(up.p2p.value), up.per_peer.as_ref().map(|p| p.value), cluster.bridge(&[from, to])];
+            let port = port.into_iter().flatten().fold(up.p2p.value, BytesPerSec::min);
+            let rate = (up.p2p_per_cta.value * ctas).min(port * (1.0 / sharing));
             LinkTime {
                 latency: stack.p2p_latency.value + up.latency.value,
                 transfer: bytes / rate,
@@ -88,7 +90,7 @@ pub fn p2p(
         }
         Tier::ScaleOut => {
             let out = cluster.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
-            let share = cluster.nics_per_rank().unwrap_or(1.0);
+            let share = cluster.nics_per_rank().unwrap_or(1.0) * cluster.uplink_share(&[from, to]);
             let rate = out.p2p.value.min(out.achieved.value * (share / sharing));
             LinkTime {
                 latency: stack.p2p_latency.value + out.latency.value,
@@ -105,6 +107,12 @@ struct Shape {
     nodes: u32,
     fewest: u32,
     most: u32,
+    /// What pods leave of a NIC to a ring.
+    uplink: f64,
+    /// Peers in other pods, each counted as often as the uplinks are narrower than the NICs.
+    beyond: f64,
+    /// What a ring has between sockets.
+    bridge: Option<BytesPerSec>,
 }
 
 impl Shape {
@@ -118,6 +126,9 @@ impl Shape {
             nodes: on.len() as u32,
             fewest: on.values().copied().min().unwrap_or(0),
             most: on.values().copied().max().unwrap_or(0),
+            uplink: cluster.uplink_share(members),
+            beyond: cluster.beyond_pods(members),
+            bridge: cluster.bridge(members),
         }
     }
 }
@@ -167,8 +178,15 @@ fn all_to_all(cluster: &Cluster, stack: &StackSpec, shape: &Shape, bytes: Bytes)
     let one = bytes * (1.0 / f64::from(shape.n));
     let near = f64::from(shape.most - 1);
     let ctas = near * f64::from(channels(cluster, stack, one.value(), shape.n));
-    let rate = (up.p2p_per_cta.value * ctas.clamp(1.0, f64::from(stack.p2p_ctas.value))).min(up.p2p.value);
-    let inside = one * near / rate;
+    // Where each peer has a link of its own, all of them are busy.
+    let port = up.per_peer.as_ref().map_or(up.p2p.value, |peer| up.p2p.value.min(peer.value * near.max(1.0)));
+    let rate = (up.p2p_per_cta.value * ctas.clamp(1.0, f64::from(stack.p2p_ctas.value))).min(port);
+    let mut inside = one * near / rate;
+    if let (Some(bridge), Some(sockets)) = (shape.bridge, &up.sockets) {
+        // From every GPU of one socket to every one of the other.
+        let across = f64::from(shape.most.min(2 * sockets.gpus)) / 2.0;
+        inside = inside.max(one * (across * across) / bridge);
+    }
     let mut time = LinkTime {
         latency: stack.p2p_latency.value + up.latency.value,
         transfer: inside,
@@ -176,9 +194,10 @@ fn all_to_all(cluster: &Cluster, stack: &StackSpec, shape: &Shape, bytes: Bytes)
     };
     if shape.nodes > 1 {
         let out = cluster.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
-        let share = cluster.nics_per_rank().unwrap_or(1.0);
+        let nic = out.achieved.value * cluster.nics_per_rank().unwrap_or(1.0);
         // Sends to many peers fill a NIC no better than sends to one: see the source of `p2p`.
-        let outside = one * f64::from(shape.n - shape.fewest) / out.p2p.value.min(out.achieved.value * share);
+        let outside = one * f64::from(shape.n - shape.fewest) / out.p2p.value.min(nic);
+        let outside = outside.max(one * shape.beyond / nic);
         time.latency = stack.p2p_latency.value + out.latency.value;
         if outside > inside {
             time.transfer = outside;
@@ -235,14 +254,16 @@ impl Tuner {
         let giga = |rate: BytesPerSec| rate.value() / 1e9;
         let out = cluster.spec.scale_out.as_ref().filter(|_| shape.nodes > 1);
         let nics = out.map_or(f64::INFINITY, |out| {
-            giga(out.achieved.value) * cluster.nics_per_rank().unwrap_or(1.0) * f64::from(shape.fewest)
+            let share = cluster.nics_per_rank().unwrap_or(1.0) * shape.uplink;
+            giga(out.achieved.value) * share * f64::from(shape.fewest)
         });
-        let intra = if shape.most > 1 { giga(up.bandwidth.value) } else { f64::INFINITY };
+        let links = shape.bridge.map_or(up.bandwidth.value, |bridge| up.bandwidth.value.min(bridge));
+        let intra = if shape.most > 1 { giga(links) } else { f64::INFINITY };
         let bound = match out {
             Some(out) if nics < intra => out.achieved.provenance,
             _ => up.bandwidth.provenance,
         };
-        let full = f64::from(cluster.spec.gpus_per_node);
+        let full = f64::from(cluster.per_node());
         // NCCL leaves it to the ring up to four GPUs of a node.
         let reduce = up.switch_reduce.as_ref().filter(|_| shape.fewest > 4);
         Tuner {
@@ -312,12 +333,15 @@ impl Tuner {
 }
 
 /// GB/s that LL can reach: by GPU inside a node, else by the CPU, Intel's beside Hopper, AMD's beside Ampere.
+/// NCCL's tables end there; Ada and AMD's own library are taken for Ampere, Grace for an Intel CPU.
 fn ll_max(architecture: Architecture, nodes: u32) -> f64 {
     let of_nodes = |row: [f64; 3]| row[nodes.clamp(1, 3) as usize - 1];
     match architecture {
-        Architecture::Ampere => of_nodes([87.7, 22.5, 19.0]),
+        Architecture::Ampere | Architecture::Ada => of_nodes([87.7, 22.5, 19.0]),
+        Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 => of_nodes([87.7, 22.5, 19.0]),
         Architecture::Hopper => of_nodes([141.0, 39.0, 20.4]),
-        Architecture::Cpu => f64::INFINITY,
+        Architecture::Blackwell => of_nodes([282.0, 39.0, 20.4]),
+        Architecture::Tpu | Architecture::Cpu => f64::INFINITY,
     }
 }
 

@@ -14,10 +14,27 @@ pub struct ClusterSpec {
     pub gpus_per_node: u32,
     /// How many nodes there are where nothing else is asked for.
     pub nodes: u32,
+    /// A job takes so many GPUs of a node at least, and a multiple of them: those of one chassis where a
+    /// node is a rack. Absent where a node is taken whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tray: Option<u32>,
     pub scale_up: ScaleUp,
     /// Absent where all devices share a node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale_out: Option<ScaleOut>,
+    /// What narrows above the nodes, from the inside out. Empty where the network is not blocking.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods: Vec<Pod>,
+}
+
+/// Nodes whose switches lead upwards with less than they lead down to the NICs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pod {
+    /// GPUs of one.
+    pub gpus: u32,
+    /// Bandwidth of all its NICs over that of its uplinks.
+    pub oversubscription: Sourced<f64>,
 }
 
 /// The links inside a node. Bandwidths are per direction and per GPU.
@@ -36,8 +53,24 @@ pub struct ScaleUp {
     pub p2p: Sourced<BytesPerSec>,
     /// What one thread block moves in a send and receive.
     pub p2p_per_cta: Sourced<BytesPerSec>,
+    /// What goes to one peer at most, where each peer has a link of its own; absent behind a switch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_peer: Option<Sourced<BytesPerSec>>,
+    /// Absent where the links do not go by way of the CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sockets: Option<Sockets>,
     /// From one GPU's memory to another's.
     pub latency: Sourced<Seconds>,
+}
+
+/// GPUs on PCIe under several CPUs: what one socket's send to the other's shares a bridge.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sockets {
+    /// GPUs of a socket.
+    pub gpus: u32,
+    /// Between two sockets, per direction.
+    pub bridge: Sourced<BytesPerSec>,
 }
 
 /// The network between nodes. Bandwidths are per NIC and direction.
@@ -79,6 +112,14 @@ impl ClusterSpec {
         check_positive(file, "scale_up.bandwidth", self.scale_up.bandwidth.value.value())?;
         check_positive(file, "scale_up.p2p", self.scale_up.p2p.value.value())?;
         check_positive(file, "scale_up.p2p_per_cta", self.scale_up.p2p_per_cta.value.value())?;
+        if let Some(peer) = &self.scale_up.per_peer {
+            check_positive(file, "scale_up.per_peer", peer.value.value())?;
+        }
+        if let Some(sockets) = &self.scale_up.sockets {
+            check_positive(file, "scale_up.sockets.gpus", f64::from(sockets.gpus))?;
+            check_positive(file, "scale_up.sockets.bridge", sockets.bridge.value.value())?;
+        }
+        self.check_shape(file)?;
         if let Some(reduce) = &self.scale_up.switch_reduce {
             check_positive(file, "scale_up.switch_reduce", reduce.value.value())?;
         }
@@ -91,6 +132,30 @@ impl ClusterSpec {
             None => Ok(()),
             Some(out) => out.check(file),
         }
+    }
+
+    /// Trays fill nodes, nodes fill pods, pods fill larger pods.
+    fn check_shape(&self, file: &str) -> Result<()> {
+        if let Some(tray) = self.tray
+            && (tray == 0 || !self.gpus_per_node.is_multiple_of(tray))
+        {
+            let why = format!("{tray} does not divide the {} GPUs of a node", self.gpus_per_node);
+            return Err(Error::spec(file, "tray", why));
+        }
+        let mut inner = self.gpus_per_node;
+        for pod in &self.pods {
+            if pod.gpus <= inner || !pod.gpus.is_multiple_of(inner) {
+                let why = format!("{} is no multiple of {inner}, of which it is made", pod.gpus);
+                return Err(Error::spec(file, "pods.gpus", why));
+            }
+            let over = pod.oversubscription.value;
+            if !(over >= 1.0 && over.is_finite()) {
+                let why = format!("{over} is not 1 or more; leave the pod out where its uplinks carry all");
+                return Err(Error::spec(file, "pods.oversubscription", why));
+            }
+            inner = pod.gpus;
+        }
+        Ok(())
     }
 }
 

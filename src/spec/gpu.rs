@@ -12,7 +12,16 @@ use std::path::Path;
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
     Ampere,
+    Ada,
     Hopper,
+    Blackwell,
+    /// AMD's MI200.
+    Cdna2,
+    /// AMD's MI300.
+    Cdna3,
+    /// AMD's MI350.
+    Cdna4,
+    Tpu,
     Cpu,
 }
 

@@ -12,7 +12,7 @@ pub mod stack;
 pub mod workload;
 
 pub use attention::{AttentionSpec, Pass};
-pub use cluster::{ClusterSpec, ScaleOut, ScaleUp};
+pub use cluster::{ClusterSpec, Pod, ScaleOut, ScaleUp, Sockets};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
 pub use model::{LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions};
 pub use options::{Options, RingLayout};
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn an_unknown_name_lists_the_known_ones() {
         let err = find("gpu", "h1000").unwrap_err().to_string();
-        assert!(err.contains("h1000") && err.contains("h100-sxm5, h200-sxm5"), "{err}");
+        assert!(err.contains("h1000") && err.contains("h100-sxm5, h20-sxm5, h200-sxm5"), "{err}");
         let err = find("llm", "no/such/config.json").unwrap_err().to_string();
         assert!(err.contains("no/such/config.json"), "{err}");
     }
