@@ -38,16 +38,23 @@ impl<'a> Steps<'a> {
         (place.rows[1] - place.rows[0]) * tensor.row_len() * tensor.dtype.size()
     }
 
-    /// Bytes that ops under `path` send: what a transfer reads; all of an all-to-all but a rank's own part.
+    /// Bytes that ops under `path` send: what a transfer reads; all of an all-to-all or a reduce-scatter but
+    /// a rank's own part; what a rank gives to an all-gather, once for each other rank. Not gradients' sums.
     fn sent(&self, path: &str) -> u64 {
-        let own = (0..self.line.nodes.len()).filter(|&i| self.line.path(i).starts_with(path));
+        let asked = |path_of: &str| path_of.starts_with(path) && !path_of.contains("grad_sum");
+        let own = (0..self.line.nodes.len()).filter(|&i| asked(&self.line.path(i)));
         own.map(|i| {
             let payload: u64 = self.line.reads(i).iter().map(|p| self.bytes(p)).sum();
             match &self.line.nodes[i].op.kind {
                 OpKind::Transfer { .. } => payload,
-                OpKind::Collective { kind: CollectiveKind::AllToAll, .. } => {
-                    let p = u64::from(self.plan.about.par.ulysses);
-                    payload / p * (p - 1)
+                OpKind::Collective { kind, .. } => {
+                    let Lane::Comm(group, _) = &self.plan.lanes[self.line.nodes[i].lane as usize] else { panic!() };
+                    let p = u64::from(group.size(&self.plan.views));
+                    match kind {
+                        CollectiveKind::AllToAll | CollectiveKind::ReduceScatter => payload / p * (p - 1),
+                        CollectiveKind::AllGather => payload * (p - 1),
+                        CollectiveKind::AllReduce => panic!("no layer here has one"),
+                    }
                 }
                 _ => 0,
             }
@@ -111,6 +118,53 @@ fn the_hybrid_rings_the_same_kv_with_fewer_hops() {
         assert_eq!(steps.sent(FORWARD), a2a + (r - 1) * kvb, "k {k} U {u} R {r}");
         assert_eq!(steps.sent(BACKWARD), a2a + (r - 1) * kvb + r * 2 * kvb, "k {k} U {u} R {r}");
     }
+}
+
+/// The plan of two layers with `k` KV heads and some words.
+fn said(words: &str, k: u64, ring: u32, ulysses: u32) -> Plan {
+    let par = Parallelism { options: words.parse().unwrap(), ..way(1, ring, ulysses) };
+    plans::plan(&model(2, k, false), &par, &work(&par, S, 1, 1), SM)
+}
+
+#[test]
+fn gathering_kv_sends_as_much_as_a_ring_and_scatters_dkv_in_the_models_dtype() {
+    for (k, p) in [(8, 2), (4, 3), (4, 4), (2, 5), (2, 8)] {
+        let kvb = 2 * (S / p) * k * D * E;
+        for layout in ["", "+contiguous"] {
+            for (word, parts) in [("gather-kv", 1), ("gather-kv-prefetch", k as usize)] {
+                let plan = said(&format!("{word}{layout}"), k, p as u32, 1);
+                assert_eq!(plan.about.strategy, "allgather-kv");
+                let steps = Steps::of(&plan);
+                assert_eq!(steps.sent(FORWARD), (p - 1) * kvb, "k {k} P {p}");
+                assert_eq!(steps.sent(BACKWARD), 2 * (p - 1) * kvb, "k {k} P {p}");
+                assert_eq!([FORWARD, BACKWARD].map(|pass| steps.count(pass, "attention")), [parts; 2]);
+                assert_eq!([FORWARD, BACKWARD].map(|pass| steps.count(pass, "kv_gather")), [parts; 2]);
+                // In the order of the sequence already.
+                let copies = if layout.is_empty() { parts } else { 0 };
+                assert_eq!(steps.count(FORWARD, "kv_reorder"), copies);
+                assert_eq!(steps.count(BACKWARD, "dkv_reorder"), copies);
+            }
+        }
+    }
+}
+
+/// Seconds that the compute lane waits for the ring axis, and the memory of communication buffers.
+fn waits_and_buffers(words: &str) -> (f64, u64) {
+    let par = Parallelism { options: words.parse().unwrap(), ..way(1, 8, 1) };
+    let llama = LlmSpec { layers: 2, ..LlmSpec::find("llama-3-8b").unwrap() };
+    let plan = plans::plan(&llama, &par, &work(&par, 262_144, 1, 1), SM);
+    let usage = cost(&plan, Host::new(8, 8, 1.0).machine(), FLAT).unwrap().mean();
+    (usage.exposed[&Axis::Cp], kind_bytes(&plan, TensorKind::CommBuffer))
+}
+
+#[test]
+fn gathered_ahead_all_kv_heads_but_the_first_are_hidden() {
+    let (whole, whole_buffers) = waits_and_buffers("gather-kv");
+    let (ahead, ahead_buffers) = waits_and_buffers("gather-kv-prefetch");
+    // Of each pass's eight gathers one shows; in the backward pass each reduce-scatter still does, in part.
+    println!("{ahead} of {whole}");
+    assert!(ahead < 0.6 * whole, "{ahead} of {whole}");
+    assert!(ahead_buffers < whole_buffers / 2, "two of eight KV heads at a time");
 }
 
 #[test]

@@ -155,6 +155,26 @@ fn a_ring_inside_of_ulysses() {
     holds(&Case { batch: 2, par, ..case() }, 1e-10);
 }
 
+/// The case with some words.
+fn said(words: &str, ring: u32, ulysses: u32) -> Case {
+    let options = words.parse().unwrap();
+    Case { par: Parallelism { ring, ulysses, options, ..Parallelism::default() }, ..case() }
+}
+
+#[test]
+fn all_kv_gathered_in_any_layout() {
+    for words in ["gather-kv", "gather-kv+contiguous", "gather-kv-prefetch", "gather-kv-prefetch+contiguous"] {
+        for (batch, ring, ulysses) in [(1, 2, 1), (2, 3, 1), (1, 4, 1), (2, 2, 2)] {
+            // Of KV heads there are 3 a rank.
+            let model = Case { kv_heads: 3 * u64::from(ulysses), batch, ..said(words, ring, ulysses) };
+            holds(&model, 1e-10);
+            let recompute = Recompute::Full;
+            let par = Parallelism { dp: 2, zero: 1, recompute, ..model.par };
+            holds(&Case { microbatches: 2, dtype: Dtype::F32, par, ..model }, 2e-4);
+        }
+    }
+}
+
 #[test]
 fn everything_at_once() {
     let par = Parallelism { dp: 2, ring: 3, ulysses: 2, zero: 1, recompute: Recompute::Full, ..Parallelism::default() };

@@ -77,6 +77,17 @@ pub enum Exchange {
     UnpackHeads,
 }
 
+/// How many buffers a packed side is kept in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Packing {
+    /// One: what one all-to-all sends or receives.
+    #[default]
+    Together,
+    /// One for each rank's part: what each of several collectives is about.
+    ByRank,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Kernel {
@@ -105,8 +116,11 @@ pub enum Kernel {
     SwiGlu { rows: u64, cols: u64 },
     /// Reads [gate | up], d_out; writes [d_gate | d_up].
     SwiGluBwd { rows: u64, cols: u64 },
-    /// Reads one buffer a part and writes the packed one, or the reverse.
-    Permute { exchange: Exchange, ranks: u64, batch: u64, seq: u64, parts: Vec<HeadPart> },
+    /// Reads one buffer a part and writes the packed ones, or the reverse.
+    Permute { exchange: Exchange, packing: Packing, ranks: u64, batch: u64, seq: u64, parts: Vec<HeadPart> },
+    /// Rows as an all-gather along the one axis of `segs` brings them, `[rank][batch][len]`, each of `cols`
+    /// elements, into the order of the sequence, `[batch][position]`. `inverse`: back.
+    Reorder { segs: Segs, batch: u64, cols: u64, inverse: bool },
     /// Reads x, writes the same values in the other dtype.
     Cast { elems: u64 },
     /// Adds its two reads into its write; with `trim` only the rows that the block's mask leaves.
@@ -166,6 +180,7 @@ impl Kernel {
             Kernel::SwiGlu { .. } => "swiglu",
             Kernel::SwiGluBwd { .. } => "swiglu_bwd",
             Kernel::Permute { .. } => "permute",
+            Kernel::Reorder { .. } => "reorder",
             Kernel::Cast { .. } => "cast",
             Kernel::Add { .. } => "add",
             Kernel::Fill { .. } => "fill",
@@ -274,7 +289,10 @@ impl Kernel {
             }
             Kernel::SwiGlu { rows, cols } => of(&[2 * rows * cols], &[rows * cols]),
             Kernel::SwiGluBwd { rows, cols } => of(&[2 * rows * cols, rows * cols], &[2 * rows * cols]),
-            Kernel::Permute { exchange, ranks, batch, seq, parts } => exchange.operands(*ranks, batch * seq, parts),
+            Kernel::Permute { exchange, packing, ranks, batch, seq, parts } => {
+                exchange.operands(*packing, *ranks, batch * seq, parts)
+            }
+            Kernel::Reorder { segs, batch, cols, .. } => of(&[batch * segs.seq * cols], &[batch * segs.seq * cols]),
             Kernel::Cast { elems } => of(&[*elems], &[*elems]),
             Kernel::Add { elems, .. } => of(&[*elems, *elems], &[*elems]),
             Kernel::Fill { elems } => of(&[], &[*elems]),
@@ -300,10 +318,14 @@ impl Kernel {
 }
 
 impl Exchange {
-    fn operands(self, ranks: u64, tokens: u64, parts: &[HeadPart]) -> Operands {
+    fn operands(self, packing: Packing, ranks: u64, tokens: u64, parts: &[HeadPart]) -> Operands {
         let outside: Vec<u64> = parts.iter().map(|p| tokens * p.lanes * p.heads * p.head_dim).collect();
         let inside: Vec<u64> = parts.iter().map(|p| tokens * ranks * p.local_row(ranks)).collect();
-        let packed = vec![inside.iter().sum()];
+        let all: u64 = inside.iter().sum();
+        let packed = match packing {
+            Packing::Together => vec![all],
+            Packing::ByRank => vec![all / ranks; ranks as usize],
+        };
         match self {
             Exchange::PackHeads => Operands { reads: outside, writes: packed },
             Exchange::UnpackSeq => Operands { reads: packed, writes: inside },

@@ -41,6 +41,7 @@ impl Way {
             Family::Ulysses => format!("Ulysses {u}"),
             Family::Ring => match self.strategy.split_once(['-', '_', ' ']) {
                 Some(("ring", order)) => format!("Ring {r} ({order})"),
+                Some(("allgather", _)) => format!("All-gather KV {r}"),
                 _ => format!("Ring {r} (zigzag)"),
             },
             Family::Usp => format!("USP {u} x {r}"),

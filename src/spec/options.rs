@@ -17,10 +17,23 @@ pub enum RingLayout {
     Contiguous,
 }
 
+/// How a context-parallel rank comes by the keys and values of the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum KvPath {
+    /// They circulate.
+    #[default]
+    Ring,
+    /// All are gathered before attention begins.
+    Gather,
+    /// One KV head is gathered after the other, the next while attention runs on one.
+    GatherByHead,
+}
+
 /// Everything that [`WORDS`] can set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Options {
     pub layout: RingLayout,
+    pub kv: KvPath,
     /// Tensor-parallel ranks keep whole activations between their products, instead of the sequence
     /// parallelism of Korthikanti et al. (arXiv:2205.05198).
     pub whole_activations: bool,
@@ -51,6 +64,18 @@ pub const WORDS: &[Word] = &[
         about: "context-parallel ranks hold consecutive parts of the sequence, not zigzag's two chunks",
         set: |o| o.layout = RingLayout::Contiguous,
         is_set: |o| o.layout == RingLayout::Contiguous,
+    },
+    Word {
+        name: "gather-kv",
+        about: "context-parallel ranks gather all KV before attention, in place of a ring",
+        set: |o| o.kv = KvPath::Gather,
+        is_set: |o| o.kv == KvPath::Gather,
+    },
+    Word {
+        name: "gather-kv-prefetch",
+        about: "the same, KV head by KV head, the next being gathered while attention runs on one",
+        set: |o| o.kv = KvPath::GatherByHead,
+        is_set: |o| o.kv == KvPath::GatherByHead,
     },
     Word {
         name: "ring-inside",

@@ -1,6 +1,6 @@
 //! What is trained and how it is cut: the numbers a user types.
 
-use super::{Options, RingLayout};
+use super::{KvPath, Options, RingLayout};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -125,13 +125,16 @@ impl Parallelism {
 
     /// The name of the way the sequence is split.
     pub fn strategy(&self) -> &'static str {
+        let gathers = self.options.kv != KvPath::Ring;
         match (self.ring, self.ulysses) {
             (1, 1) => "dense",
+            (1, _) => "ulysses",
+            (_, 1) if gathers => "allgather-kv",
+            _ if gathers => "ulysses+allgather-kv",
             (_, 1) => match self.options.layout {
                 RingLayout::Zigzag => "ring-zigzag",
                 RingLayout::Contiguous => "ring-contiguous",
             },
-            (1, _) => "ulysses",
             _ => "usp",
         }
     }

@@ -4,11 +4,12 @@
 //! A layer hands over q and kv of the tokens and heads that this rank has, and gets o back; backward it
 //! hands over the gradient of o and gets those of q and kv. Ulysses exchanges heads for tokens around it.
 
+use super::allgather_kv::{self, GatherKv};
 use super::ring::{self, Ring};
 use super::step::Engines;
 use super::ulysses::Ulysses;
 use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Kernel, Segs, Split, TensorKind};
-use crate::spec::{AttentionSpec, Parallelism, RingLayout};
+use crate::spec::{AttentionSpec, KvPath, Parallelism, RingLayout};
 
 /// How the ranks share an attention: what one of them has, and how it reaches the keys of the others.
 pub struct Way {
@@ -45,9 +46,13 @@ impl Way {
         let (batch, head_dim, causal) = (p.batch, p.head_dim, p.causal);
         let block = AttnBlock { q: inner.clone(), kv: inner, batch, heads, kv_heads, head_dim, causal };
         let shape = Shape { block, seq: seq * up, dtype: p.dtype, acc: p.acc() };
-        let core = match par.ring {
-            1 => Core::Local(Local { shape }),
-            ranks => Core::Ring(Ring { shape, ranks, engine: engines.p2p }),
+        let gather =
+            |shape, by_head| Core::GatherKv(GatherKv { shape, ranks: par.ring, by_head, engine: engines.collective });
+        let core = match (par.ring, par.options.kv) {
+            (1, _) => Core::Local(Local { shape }),
+            (ranks, KvPath::Ring) => Core::Ring(Ring { shape, ranks, engine: engines.p2p }),
+            (_, KvPath::Gather) => gather(shape, false),
+            (_, KvPath::GatherByHead) => gather(shape, true),
         };
         Way { segs, seq, core, ulysses }
     }
@@ -97,12 +102,14 @@ pub enum Core {
     /// They are all here.
     Local(Local),
     Ring(Ring),
+    GatherKv(GatherKv),
 }
 
 /// Buffers that every layer of a rank reuses.
 pub enum Scratch {
     Local(LocalScratch),
     Ring(ring::Scratch),
+    GatherKv(allgather_kv::Scratch),
 }
 
 impl Core {
@@ -110,6 +117,7 @@ impl Core {
         match self {
             Core::Local(c) => &c.shape,
             Core::Ring(c) => &c.shape,
+            Core::GatherKv(c) => &c.shape,
         }
     }
 
@@ -117,6 +125,7 @@ impl Core {
         match self {
             Core::Local(c) => Scratch::Local(c.scratch(b)),
             Core::Ring(c) => Scratch::Ring(c.scratch(b)),
+            Core::GatherKv(c) => Scratch::GatherKv(c.scratch(b)),
         }
     }
 
@@ -125,6 +134,7 @@ impl Core {
         match (self, s) {
             (Core::Local(c), Scratch::Local(_)) => c.forward(b, io),
             (Core::Ring(c), Scratch::Ring(s)) => c.forward(b, s, io),
+            (Core::GatherKv(c), Scratch::GatherKv(s)) => c.forward(b, s, io),
             _ => unreachable!("scratch is made by the same core"),
         }
     }
@@ -134,6 +144,7 @@ impl Core {
         match (self, s) {
             (Core::Local(c), Scratch::Local(s)) => c.backward(b, s, io, d_o),
             (Core::Ring(c), Scratch::Ring(s)) => c.backward(b, s, io, d_o),
+            (Core::GatherKv(c), Scratch::GatherKv(s)) => c.backward(b, s, io, d_o),
             _ => unreachable!("scratch is made by the same core"),
         }
     }

@@ -1,7 +1,7 @@
 //! What cannot be built, said before anything is built: the values and the remedy.
 
 use crate::error::{Error, Result};
-use crate::spec::{AttentionSpec, LlmSpec, Mlp, Norm, Parallelism, Positions, Recompute, RingLayout, Workload};
+use crate::spec::{AttentionSpec, KvPath, LlmSpec, Mlp, Norm, Parallelism, Positions, Recompute, RingLayout, Workload};
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
 pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
@@ -103,6 +103,8 @@ fn options(par: &Parallelism) -> Result<()> {
     let contiguous = o.layout == RingLayout::Contiguous;
     let needs = [
         ("contiguous", contiguous, ring > 1, "ring above 1"),
+        ("gather-kv", o.kv == KvPath::Gather, ring > 1, "ring above 1"),
+        ("gather-kv-prefetch", o.kv == KvPath::GatherByHead, ring > 1, "ring above 1"),
         ("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1"),
     ];
     match needs.iter().find(|(_, said, fits, _)| *said && !fits) {
@@ -117,6 +119,10 @@ fn options(par: &Parallelism) -> Result<()> {
 fn heads(a: u64, k: u64, par: &Parallelism) -> Result<()> {
     let u = u64::from(par.ulysses);
     let fits = |u: u64| a.is_multiple_of(u) && (k.is_multiple_of(u) || u.is_multiple_of(k));
+    if fits(u) && par.options.kv == KvPath::GatherByHead && k / u < 2 {
+        let why = format!("heads: gather-kv-prefetch needs 2 KV heads a rank, not {k} over ulysses {u}; use gather-kv");
+        return Err(Error::infeasible(why));
+    }
     if fits(u) {
         return Ok(());
     }

@@ -1,5 +1,6 @@
 //! model x workload x mesh -> Plan. One parallel algorithm a file; [`step`] composes them.
 
+pub mod allgather_kv;
 pub mod attention;
 pub mod attention_pass;
 pub mod data;

@@ -7,7 +7,7 @@
 //! another axis (the hybrid of Fang and Zhao, USP, arXiv:2405.07719).
 
 use crate::plan::{
-    Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Exchange, Group, HeadPart, Kernel, TensorKind, Via,
+    Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Exchange, Group, HeadPart, Kernel, Packing, TensorKind, Via,
 };
 
 pub struct Ulysses {
@@ -123,6 +123,7 @@ impl Ulysses {
     ) {
         let permute = |exchange| Kernel::Permute {
             exchange,
+            packing: Packing::Together,
             ranks: u64::from(self.ranks),
             batch: self.batch,
             seq: self.seq,

@@ -31,10 +31,10 @@ impl<'p> Layout<'p> {
 
     pub fn permute<T: Scalar>(&self, exchange: Exchange, reads: &[&[T]], writes: &mut [&mut [T]]) {
         match exchange {
-            Exchange::PackHeads => self.by_heads(|p| pack(&p, reads, writes[0])),
-            Exchange::PackSeq => self.by_tokens(|p| pack(&p, reads, writes[0])),
-            Exchange::UnpackSeq => self.by_tokens(|p| unpack(&p, reads[0], writes)),
-            Exchange::UnpackHeads => self.by_heads(|p| unpack(&p, reads[0], writes)),
+            Exchange::PackHeads => self.by_heads(|p| pack(&p, reads, writes)),
+            Exchange::PackSeq => self.by_tokens(|p| pack(&p, reads, writes)),
+            Exchange::UnpackSeq => self.by_tokens(|p| unpack(&p, reads, writes)),
+            Exchange::UnpackHeads => self.by_heads(|p| unpack(&p, reads, writes)),
         }
     }
 
@@ -83,12 +83,17 @@ impl<'p> Layout<'p> {
     }
 }
 
-fn pack<T: Scalar>(p: &Piece, parts: &[&[T]], packed: &mut [T]) {
-    packed[p.packed..][..p.len].copy_from_slice(&parts[p.part][p.in_part..][..p.len]);
+// Packed buffers, if there are several, are equally long and follow each other.
+
+fn pack<T: Scalar>(p: &Piece, parts: &[&[T]], packed: &mut [&mut [T]]) {
+    let each = packed[0].len();
+    packed[p.packed / each][p.packed % each..][..p.len].copy_from_slice(&parts[p.part][p.in_part..][..p.len]);
 }
 
-fn unpack<T: Scalar>(p: &Piece, packed: &[T], parts: &mut [&mut [T]]) {
-    let (from, to) = (&packed[p.packed..][..p.len], &mut parts[p.part][p.in_part..][..p.len]);
+fn unpack<T: Scalar>(p: &Piece, packed: &[&[T]], parts: &mut [&mut [T]]) {
+    let each = packed[0].len();
+    let from = &packed[p.packed / each][p.packed % each..][..p.len];
+    let to = &mut parts[p.part][p.in_part..][..p.len];
     if p.again {
         to.iter_mut().zip(from).for_each(|(to, &from)| *to += from);
     } else {
@@ -100,7 +105,7 @@ fn unpack<T: Scalar>(p: &Piece, packed: &[T], parts: &mut [&mut [T]]) {
 mod tests {
     use super::super::testing::*;
     use super::*;
-    use crate::plan::Kernel;
+    use crate::plan::{Kernel, Packing};
 
     const BATCH: usize = 2;
     const SEQ: usize = 3;
@@ -117,7 +122,8 @@ mod tests {
             _ => parts.iter().map(|p| vec![f64::NAN; size(p)]).collect(),
         };
         let (r, b, s) = (ranks as u64, BATCH as u64, SEQ as u64);
-        let kernel = Kernel::Permute { exchange, ranks: r, batch: b, seq: s, parts: parts.to_vec() };
+        let packing = Packing::Together;
+        let kernel = Kernel::Permute { exchange, packing, ranks: r, batch: b, seq: s, parts: parts.to_vec() };
         let reads: Vec<Option<&[f64]>> = reads.iter().map(|x| Some(&x[..])).collect();
         let mut views: Vec<&mut [f64]> = writes.iter_mut().map(|x| &mut x[..]).collect();
         launch(&kernel, &reads, &mut views);

@@ -11,6 +11,7 @@ mod loss;
 mod mask;
 mod norm;
 mod pointwise;
+mod reorder;
 mod rope;
 mod scalar;
 mod shapes;
@@ -94,10 +95,15 @@ pub fn run<T: Scalar>(
             let [dx] = outputs(writes);
             pointwise::swiglu_bwd(cols as usize, read(0), read(1), dx);
         }
-        Kernel::Permute { exchange, ranks, batch, seq, parts } => {
+        Kernel::Permute { exchange, ranks, batch, seq, parts, .. } => {
             let reads: Vec<&[T]> = (0..reads.len()).map(read).collect();
             let layout = exchange::Layout::new(*ranks, *batch, *seq, parts);
             layout.permute(*exchange, &reads, writes);
+        }
+        Kernel::Reorder { segs, batch, cols, inverse } => {
+            let [y] = outputs(writes);
+            let pieces = reorder::Pieces::new(segs, views, rank, *batch as usize, *cols as usize);
+            if *inverse { pieces.cut(read(0), y) } else { pieces.join(read(0), y) }
         }
         Kernel::Cast { .. } => {
             let [y] = outputs(writes);

@@ -190,6 +190,10 @@ fn positions(plan: &Plan) -> Result<()> {
         let OpKind::Compute { kernel, .. } = &op.kind else { continue };
         let own = match kernel {
             Kernel::Rope { segs, .. } => vec![segs],
+            Kernel::Reorder { segs, .. } if segs.order.len() != 1 => {
+                return Err(Error::plan(format!("{body}/{}: positions split along {:?}", op.label, segs.order)));
+            }
+            Kernel::Reorder { segs, .. } => vec![segs],
             _ => kernel.mask().map_or(vec![], |block| vec![&block.q, &block.kv]),
         };
         own.into_iter().try_for_each(|segs| even(&format!("{body}/{}", op.label), segs))?;
