@@ -67,6 +67,7 @@ pub mod export;
 pub mod fold;
 pub mod plan;
 pub mod plot;
+pub mod published;
 pub mod report;
 pub mod spec;
 pub mod strategy;

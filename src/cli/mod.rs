@@ -9,6 +9,7 @@ mod estimate;
 mod options;
 mod plan;
 mod plot;
+mod published;
 mod run;
 mod sweep;
 
@@ -50,6 +51,8 @@ enum Command {
     Compare(compare::Flags),
     /// Lists the choices of the implementation that `--options` takes.
     Options(options::Flags),
+    /// Predicts published measurements and says how far off it is.
+    Published(published::Flags),
     /// Draws the pictures of a study again from its rows.csv.
     Plot(plot::Flags),
 }
@@ -129,6 +132,7 @@ fn command(command: Command) -> Result<Answer> {
         Command::Run(flags) => run::run(&flags),
         Command::Compare(flags) => compare::run(&flags),
         Command::Options(flags) => options::run(&flags),
+        Command::Published(flags) => published::run(&flags),
         Command::Plot(flags) => plot::run(&flags),
     }
 }

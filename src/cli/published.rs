@@ -1,0 +1,64 @@
+//! `foretrain published`: measurements that others have published, predicted.
+
+use super::{Answer, Output};
+use crate::error::{Error, Result};
+use crate::published::store::Store;
+use crate::published::{Summary, Verdict, load, predict, table};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+#[derive(Args)]
+#[command(after_help = "Example: foretrain published --cases traces/published/training.json\n\n\
+    Model, cluster, software and split of a case follow by rule from what its source states; what it leaves\n\
+    unstated follows one rule for all cases. A prediction that is missing counts as an error of 100 %.")]
+pub struct Flags {
+    /// A file of cases, as in traces/published; may be given more than once
+    #[arg(long, value_name = "FILE", required = true)]
+    cases: Vec<PathBuf>,
+    /// Write the table and its picture to this folder
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print the groups only
+    #[arg(long)]
+    summary: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Found<'a> {
+    cases: &'a [Verdict],
+    summary: &'a Summary,
+}
+
+pub fn run(flags: &Flags) -> Result<Answer> {
+    let mut cases = Vec::new();
+    for file in &flags.cases {
+        cases.extend(load(file)?);
+    }
+    let store = flags.out.as_deref().map(Store::create).transpose()?;
+    // Hidden where stderr is no terminal.
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} cases, {eta} left");
+    let bar = ProgressBar::new(cases.len() as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let failed: Mutex<Option<Error>> = Mutex::new(None);
+    let verdicts = predict(&cases, &|verdict| {
+        bar.inc(1);
+        if let Some(Err(e)) = store.as_ref().map(|s| s.append(verdict)) {
+            failed.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(e);
+        }
+    })?;
+    bar.finish_and_clear();
+    if let Some(error) = failed.into_inner().unwrap_or_else(|e| e.into_inner()) {
+        return Err(error);
+    }
+    let summary = Summary::of(&cases, &verdicts);
+    let mut text = if flags.summary { table::groups(&summary) } else { table::render(&verdicts, &summary) };
+    if let Some(store) = store {
+        text.push_str(&format!("\nwrote {}\n", store.finish(&verdicts)?.display()));
+    }
+    Ok(Answer::new(text, &Found { cases: &verdicts, summary: &summary }))
+}

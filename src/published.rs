@@ -1,0 +1,61 @@
+//! Published measurements, predicted: how far to trust this program, by numbers that others have measured.
+//!
+//! A case states what its source states. Which shipped cluster, software and model it means, and how it was split,
+//! follows from that by rules that are the same for all cases ([`machine`], [`software`], [`sizes`], [`split`]);
+//! who published it is not looked at. The reported quantity is converted by the source's own convention
+//! ([`convention`]), so that a predicted step is held against what was really measured.
+
+pub mod attention;
+pub mod case;
+pub mod convention;
+mod fields;
+pub mod machine;
+pub mod measured;
+mod network;
+pub mod read;
+pub mod sizes;
+pub mod software;
+pub mod split;
+pub mod store;
+pub mod summary;
+pub mod table;
+pub mod training;
+pub mod verdict;
+mod words;
+
+pub use case::{Case, Facts};
+pub use read::load;
+pub use summary::Summary;
+pub use verdict::Verdict;
+
+use crate::error::Result;
+use machine::Fleet;
+use rayon::prelude::*;
+use software::Stacks;
+
+/// Every cluster and stack there is to choose from.
+pub struct Shipped {
+    pub fleet: Fleet,
+    pub stacks: Stacks,
+}
+
+impl Shipped {
+    pub fn new() -> Result<Shipped> {
+        Ok(Shipped { fleet: Fleet::shipped()?, stacks: Stacks::shipped()? })
+    }
+}
+
+/// Predicts every case, in their order. `done` hears of each as it is there.
+pub fn predict(cases: &[Case], done: &(dyn Fn(&Verdict) + Sync)) -> Result<Vec<Verdict>> {
+    let shipped = Shipped::new()?;
+    let one = |case: &Case| {
+        let found = match &case.facts {
+            Facts::Training(run) => training::predict(run, &shipped),
+            Facts::Attention(row) => attention::predict(row, &shipped),
+        };
+        let verdict = Verdict::of(case, found);
+        done(&verdict);
+        verdict
+    };
+    Ok(cases.par_iter().map(one).collect())
+}

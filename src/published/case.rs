@@ -1,0 +1,117 @@
+//! What a source states about one measurement. `None`: it does not say.
+
+/// One published measurement.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Case {
+    pub id: String,
+    pub group: String,
+    pub facts: Facts,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Facts {
+    Training(Box<Training>),
+    Attention(Box<Attention>),
+}
+
+/// A training run.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Training {
+    pub system: String,
+    pub gpu: String,
+    pub gpus: Option<u32>,
+    pub gpus_per_node: Option<u32>,
+    pub interconnect: String,
+    pub model: String,
+    /// Weights, in billions.
+    pub params_b: Option<f64>,
+    pub layers: Option<u64>,
+    pub hidden: Option<u64>,
+    pub heads: Option<u64>,
+    pub kv_heads: Option<u64>,
+    pub ffn: Option<u64>,
+    pub gated_ffn: Option<bool>,
+    pub vocab: Option<u64>,
+    pub experts: Option<Experts>,
+    pub seq: Option<u64>,
+    pub global_batch: Option<u64>,
+    pub micro_batch: Option<u64>,
+    pub tp: Option<u32>,
+    pub pp: Option<u32>,
+    pub vp: Option<u32>,
+    /// Ranks that share a sequence, whichever way.
+    pub cp: Option<u32>,
+    pub ulysses: Option<u32>,
+    pub ring: Option<u32>,
+    pub ep: Option<u32>,
+    pub dp: Option<u32>,
+    pub zero: String,
+    pub seq_parallel: Option<bool>,
+    pub recompute: String,
+    pub precision: String,
+    pub iteration_s: Option<f64>,
+    pub tokens_per_s_per_gpu: Option<f64>,
+    pub tflops_per_gpu: Option<f64>,
+    pub flops_convention: String,
+    pub mfu: Option<f64>,
+    pub hfu: Option<f64>,
+}
+
+/// The experts of a mixture.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Experts {
+    pub n: Option<u64>,
+    pub top_k: Option<u64>,
+    /// Experts that every token visits.
+    pub shared: Option<u64>,
+    /// Width of one expert.
+    pub ffn: Option<u64>,
+    pub dense_layers: Option<u64>,
+    pub head_dim: Option<u64>,
+    /// Kind of attention, where it is not grouped queries.
+    pub attn: String,
+    pub q_lora: Option<u64>,
+    pub kv_lora: Option<u64>,
+    /// Tokens that a token sees at most.
+    pub window: Option<u64>,
+}
+
+/// One attention operation, over all the ranks that share it.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Attention {
+    pub gpu: String,
+    pub gpus: Option<u32>,
+    pub nodes: Option<u32>,
+    pub link: String,
+    pub batch: Option<u64>,
+    /// Tokens of a whole sequence.
+    pub seq: Option<u64>,
+    pub heads: Option<u64>,
+    pub kv_heads: Option<u64>,
+    pub head_dim: Option<u64>,
+    /// Sets of document boundaries, one set a run; to be multiplied by the ranks.
+    pub documents: Vec<Vec<u64>>,
+    pub causal: Option<bool>,
+    /// fwd, bwd or fwd+bwd, as the source has it.
+    pub pass: String,
+    /// The name of a whole model, where the row is no bare operation.
+    pub model: String,
+    pub family: String,
+    pub variant: String,
+    /// Whose implementation.
+    pub implementation: String,
+    /// Kernel inside a distributed algorithm.
+    pub kernel: String,
+    /// Whether q, k and v travel in one message.
+    pub packing: String,
+    pub ulysses: Option<u32>,
+    pub ring: Option<u32>,
+    /// End-to-end rows state their split here.
+    pub tp: Option<u32>,
+    pub pp: Option<u32>,
+    pub dp: Option<u32>,
+    pub cp: Option<u32>,
+    pub global_batch: Option<u64>,
+    pub value: Option<f64>,
+    pub unit: String,
+}

@@ -1,0 +1,91 @@
+//! The fields of one case, read with errors that name file, case, field, value and remedy.
+
+use crate::error::{Error, Result};
+use serde_json::{Map, Value};
+
+/// One JSON object of a file of cases; what it leaves out may stand once for all cases of the file.
+pub struct Fields<'a> {
+    pub file: &'a str,
+    /// What errors call the case.
+    pub id: String,
+    pub row: &'a Map<String, Value>,
+    pub common: Option<&'a Map<String, Value>>,
+}
+
+/// More than any run had; a typo is caught before it becomes an allocation.
+fn most(field: &str) -> u64 {
+    match field {
+        "layers" => 2048,
+        "gpus" | "gpus_per_node" | "nodes" => 1 << 17,
+        "heads" | "kv_heads" | "heads_q" | "heads_kv" | "head_dim" => 1 << 16,
+        "tp" | "pp" | "vp" | "cp" | "dp" | "ep" | "etp" | "ulysses" | "ring" => 1 << 17,
+        _ => 1 << 32,
+    }
+}
+
+impl<'a> Fields<'a> {
+    pub fn wrong(&self, field: &str, why: impl std::fmt::Display) -> Error {
+        Error::spec(self.file, format!("case {}: {field}", self.id), why)
+    }
+
+    /// `null` is how a source says "not stated".
+    pub fn value(&self, field: &str) -> Option<&'a Value> {
+        let own = self.row.get(field).filter(|v| !v.is_null());
+        own.or_else(|| self.common?.get(field).filter(|v| !v.is_null()))
+    }
+
+    pub fn text(&self, field: &str) -> Result<Option<String>> {
+        let Some(value) = self.value(field) else { return Ok(None) };
+        let text = value.as_str().ok_or_else(|| {
+            self.wrong(field, format!("{value} is no text; write it in quotes, or null where it is not stated"))
+        })?;
+        Ok(Some(text.to_string()))
+    }
+
+    /// A number above zero.
+    pub fn number(&self, field: &str) -> Result<Option<f64>> {
+        let Some(value) = self.value(field) else { return Ok(None) };
+        match value.as_f64() {
+            Some(v) if v > 0.0 && v.is_finite() => Ok(Some(v)),
+            _ => {
+                Err(self.wrong(field, format!("{value} is not a number above zero; write null where it is not stated")))
+            }
+        }
+    }
+
+    /// A whole number above zero.
+    pub fn count(&self, field: &str) -> Result<Option<u64>> {
+        let Some(number) = self.number(field)? else { return Ok(None) };
+        if number.fract() != 0.0 {
+            return Err(self.wrong(field, format!("{number} is not a whole number; correct it, or write null")));
+        }
+        if number > most(field) as f64 {
+            let why = format!("{number} is beyond any run (at most {}); check for extra digits", most(field));
+            return Err(self.wrong(field, why));
+        }
+        Ok(Some(number as u64))
+    }
+
+    pub fn degree(&self, field: &str) -> Result<Option<u32>> {
+        Ok(self.count(field)?.map(|n| n as u32))
+    }
+
+    pub fn flag(&self, field: &str) -> Result<Option<bool>> {
+        let Some(value) = self.value(field) else { return Ok(None) };
+        let flag = value.as_bool();
+        flag.map(Some).ok_or_else(|| {
+            self.wrong(field, format!("{value} is neither true nor false; write null where it is not stated"))
+        })
+    }
+
+    /// A nested object, empty where there is none.
+    pub fn inner(&self, field: &str) -> Result<Option<Fields<'a>>> {
+        let Some(value) = self.value(field) else { return Ok(None) };
+        let Some(row) = value.as_object() else {
+            return Err(
+                self.wrong(field, format!("{value} is no object; write {{..}}, or null where it is not stated"))
+            );
+        };
+        Ok(Some(Fields { file: self.file, id: format!("{}: {field}", self.id), row, common: None }))
+    }
+}

@@ -1,0 +1,194 @@
+//! Which cluster: the shipped one whose GPU, node and network come closest to what the source states.
+
+use super::network::Network;
+use super::words::{number_before, squeezed, tokens};
+use crate::cluster::Cluster;
+use crate::error::Result;
+use crate::spec::{ClusterSpec, GpuSpec, shipped};
+use crate::units::BytesPerSec;
+
+/// What a source says about the machine.
+#[derive(Debug, Clone, Default)]
+pub struct Stated<'a> {
+    pub gpu: &'a str,
+    pub gpus: u32,
+    pub gpus_per_node: Option<u32>,
+    pub interconnect: &'a str,
+}
+
+/// A cluster, and in words how it was found.
+#[derive(Debug, Clone)]
+pub struct Chosen {
+    pub cluster: Cluster,
+    pub said: String,
+}
+
+/// Shipped clusters and their GPUs: read once for all cases.
+pub struct Fleet {
+    all: Vec<(ClusterSpec, GpuSpec)>,
+}
+
+impl Fleet {
+    pub fn shipped() -> Result<Fleet> {
+        let read = |name| {
+            let cluster = ClusterSpec::find(name)?;
+            let gpu = GpuSpec::find(&cluster.gpu)?;
+            Ok((cluster, gpu))
+        };
+        Ok(Fleet { all: shipped("cluster").map(read).collect::<Result<_>>()? })
+    }
+
+    /// The cluster for a case, or why there is none.
+    pub fn choose(&self, stated: &Stated) -> std::result::Result<Chosen, String> {
+        let alike = self.with_gpu(stated.gpu)?;
+        let network = Network::of(stated.interconnect, stated.gpus_per_node.unwrap_or(8));
+        let (spec, gpu) = alike
+            .into_iter()
+            .min_by(|a, b| distance(&a.0, stated, network).total_cmp(&distance(&b.0, stated, network)))
+            .expect("at least one cluster has the GPU");
+        let mut spec = spec.clone();
+        let mut said = spec.name.clone();
+        fill_nodes(&mut spec, stated.gpus);
+        if let Some(network) = network.filter(|_| stated.gpus > spec.gpus_per_node) {
+            said.push_str(&set_network(&mut spec, network, stated.gpus_per_node));
+        }
+        let cluster = Cluster::new(&spec, gpu, stated.gpus).map_err(|e| e.to_string())?;
+        Ok(Chosen { cluster, said })
+    }
+
+    /// Clusters of the GPU that the words mean.
+    fn with_gpu(&self, words: &str) -> std::result::Result<Vec<&(ClusterSpec, GpuSpec)>, String> {
+        let best = self.all.iter().filter_map(|(_, gpu)| likeness(words, gpu)).max();
+        let named: Vec<_> = self.all.iter().filter(|(_, gpu)| best.is_some() && likeness(words, gpu) == best).collect();
+        if !named.is_empty() {
+            return Ok(named);
+        }
+        // A chip without a name may come with its peak.
+        let peak = words.find("TFLOP").and_then(|at| number_before(words, at));
+        let by_peak: Vec<_> = self.all.iter().filter(|(_, gpu)| peak.is_some_and(|p| has_peak(gpu, p))).collect();
+        if by_peak.is_empty() {
+            let known: std::collections::BTreeSet<_> = self.all.iter().map(|(_, gpu)| gpu.name.as_str()).collect();
+            let known: Vec<_> = known.into_iter().collect();
+            return Err(format!("gpu: no shipped cluster has {words:?}; known GPUs: {}", known.join(", ")));
+        }
+        Ok(by_peak)
+    }
+}
+
+fn has_peak(gpu: &GpuSpec, tflops: f64) -> bool {
+    gpu.peak.get("bf16").is_some_and(|peak| (peak.value.value() / (tflops * 1e12) - 1.0).abs() < 0.01)
+}
+
+/// How well words fit the name of a GPU: its family must be there (a100, never a100x); memory, form factor and
+/// the like count as they agree. Higher is better.
+fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
+    let (said, name) = (tokens(words), tokens(&gpu.name));
+    if !said.contains(&name[0]) {
+        return None;
+    }
+    let sized = |tokens: &[String]| tokens.iter().find(|t| t.ends_with("gb")).cloned();
+    let pcie = |tokens: &[String]| tokens.iter().any(|t| t == "pcie");
+    let mut score = 0;
+    score += match (sized(&said), sized(&name)) {
+        (Some(a), Some(b)) if a != b => -1,
+        // "A100" alone is the larger one, which came to stay.
+        (None, Some(b)) if b == "40gb" => -1,
+        _ => 0,
+    };
+    score += if pcie(&said) == pcie(&name) { 2 } else { 0 };
+    Some(score)
+}
+
+/// How far a cluster is from what is stated, in powers of two of the node's network, or of its size.
+fn distance(spec: &ClusterSpec, stated: &Stated, network: Option<Network>) -> f64 {
+    let text = squeezed(stated.interconnect);
+    // A domain of NVLink across trays is named by its size; a node of it is counted by its trays.
+    let racks = text.contains("nvl72") == (spec.gpus_per_node > 8);
+    let size = stated.gpus_per_node.map_or(0.0, |n| (f64::from(n) / f64::from(spec.gpus_per_node)).log2().abs());
+    let pcie = text.contains("pcie") == squeezed(&spec.name).contains("pcie");
+    let rate = match (network, &spec.scale_out) {
+        (Some(network), Some(out)) => {
+            let per_gpu = network.per_node() / f64::from(stated.gpus_per_node.unwrap_or(8));
+            let has = f64::from(out.nics_per_node) * out.raw.value.value() / f64::from(spec.gpus_per_node);
+            (per_gpu / has).log2().abs()
+        }
+        _ => 0.0,
+    };
+    // Between equals, the network that belongs to the machine: a NIC a GPU.
+    let own =
+        spec.scale_out.as_ref().map_or(0.0, |out| f64::from(out.nics_per_node.abs_diff(spec.gpus_per_node)) * 1e-3);
+    let named = if named_alike(&text, &spec.name) { -1.0 } else { 0.0 };
+    let of_rack = if racks { 0.0 } else { 10.0 };
+    let of_bus = if pcie { 0.0 } else { 5.0 };
+    of_rack + of_bus + if racks && spec.gpus_per_node > 8 { 0.0 } else { size } + rate + own + named
+}
+
+/// The words name the cluster: by a part of its name that is no GPU and no number of bits.
+fn named_alike(text: &str, name: &str) -> bool {
+    tokens(name).iter().any(|part| part.len() > 4 && part.chars().all(char::is_alphabetic) && text.contains(part))
+}
+
+/// A job that does not fill its nodes uses an equal part of each.
+fn fill_nodes(spec: &mut ClusterSpec, gpus: u32) {
+    let whole = spec.gpus_per_node;
+    if gpus > whole {
+        let part = (1..=whole).rev().find(|n| gpus.is_multiple_of(*n)).unwrap_or(1);
+        if let Some(out) = &mut spec.scale_out {
+            out.nics_per_node = (out.nics_per_node * part).div_ceil(whole);
+        }
+        spec.gpus_per_node = part;
+    }
+}
+
+/// Gives the cluster the stated network, if it differs by more than a tenth. What its transports reach of the
+/// wire stays in proportion.
+fn set_network(spec: &mut ClusterSpec, network: Network, stated_node: Option<u32>) -> String {
+    let node = spec.gpus_per_node;
+    let Some(out) = &mut spec.scale_out else { return String::new() };
+    let per_gpu = network.per_node() / f64::from(stated_node.unwrap_or(node));
+    let has = f64::from(out.nics_per_node) * out.raw.value.value() / f64::from(node);
+    if (per_gpu / has - 1.0).abs() < 0.1 {
+        return String::new();
+    }
+    let of_wire = |rate: BytesPerSec| rate * (network.raw / out.raw.value.value());
+    let (achieved, p2p) = (of_wire(out.achieved.value), out.p2p.value.min(of_wire(out.achieved.value)));
+    out.achieved.value = achieved;
+    out.p2p.value = p2p;
+    out.raw.value = BytesPerSec::new(network.raw);
+    out.nics_per_node = ((per_gpu * f64::from(node) / network.raw).round() as u32).max(1);
+    format!(" with {} x {:.0} Gb/s a node", out.nics_per_node, network.raw * 8e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choose(gpu: &str, gpus: u32, per_node: u32, interconnect: &str) -> std::result::Result<Chosen, String> {
+        let stated = Stated { gpu, gpus, gpus_per_node: Some(per_node), interconnect };
+        Fleet::shipped().unwrap().choose(&stated)
+    }
+
+    #[test]
+    fn gpu_and_network_decide() {
+        let found = choose("A100-SXM-80GB (\"Ampere\")", 64, 8, "8x A100-class node; 8x200Gb/s NICs").unwrap();
+        assert_eq!((found.cluster.gpu.name.as_str(), found.cluster.nodes()), ("a100-sxm4-80gb", 8));
+        let slow = choose("A100-SXM-80GB", 64, 8, "NVLink3 node + 4x100Gb/s Omni-Path per node").unwrap();
+        let out = slow.cluster.spec.scale_out.unwrap();
+        assert!((f64::from(out.nics_per_node) * out.raw.value.value() / 50e9 - 1.0).abs() < 0.1, "{}", slow.said);
+        assert!(out.achieved.value < out.raw.value && out.p2p.value <= out.achieved.value);
+        assert_eq!(choose("H100 80GB SXM5", 8, 8, "").unwrap().cluster.gpu.name, "h100-sxm5");
+    }
+
+    #[test]
+    fn a_chip_without_a_name_is_known_by_its_peak() {
+        assert_eq!(choose("some chip of 312 TFLOP/s", 8, 8, "").unwrap().cluster.gpu.name, "a100-sxm4-80gb");
+        let why = choose("TPUv4", 8, 8, "").unwrap_err();
+        assert!(why.contains("TPUv4") && why.contains("h100-sxm5"), "{why}");
+    }
+
+    #[test]
+    fn a_job_that_does_not_fill_its_nodes_uses_a_part_of_each() {
+        let found = choose("H100-SXM-80GB", 12, 8, "8x400Gb/s IB").unwrap();
+        assert_eq!((found.cluster.spec.gpus_per_node, found.cluster.nodes()), (6, 2));
+    }
+}

@@ -1,0 +1,95 @@
+//! What was measured, and what a predicted step is in the same unit.
+
+use super::case::Training;
+use super::convention::Convention;
+
+/// What a training run's source reports, in the order in which it is believed: time first, since all else was computed from it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Quantity {
+    /// Seconds of one step.
+    Step,
+    TokensPerGpu,
+    Tflops(Convention),
+    /// Share of the peak.
+    Utilization(Convention),
+}
+
+/// A published number.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measured {
+    pub value: f64,
+    pub quantity: Quantity,
+}
+
+impl Measured {
+    /// `recomputes`: the run computes every layer's forward pass twice.
+    pub fn of(run: &Training, recomputes: bool) -> Option<Measured> {
+        let stated = Convention::of(&run.flops_convention, recomputes);
+        let all = [
+            (run.iteration_s, Quantity::Step),
+            (run.tokens_per_s_per_gpu, Quantity::TokensPerGpu),
+            (run.tflops_per_gpu, Quantity::Tflops(stated)),
+            (run.mfu, Quantity::Utilization(Convention { recompute: false, ..stated })),
+            (run.hfu, Quantity::Utilization(Convention { recompute: recomputes, ..stated })),
+        ];
+        all.into_iter().find_map(|(value, quantity)| Some(Measured { value: value?, quantity }))
+    }
+}
+
+/// A predicted step, and what turns its seconds into other units.
+pub struct Step<'a> {
+    pub seconds: f64,
+    /// Of a step.
+    pub tokens: f64,
+    pub gpus: f64,
+    /// FLOP/s of one GPU.
+    pub peak: f64,
+    pub flops_per_token: &'a dyn Fn(Convention) -> f64,
+}
+
+impl Quantity {
+    pub fn unit(self) -> &'static str {
+        match self {
+            Quantity::Step => "s",
+            Quantity::TokensPerGpu => "tokens/s/GPU",
+            Quantity::Tflops(_) => "TFLOP/s/GPU",
+            Quantity::Utilization(_) => "of peak",
+        }
+    }
+
+    /// The predicted step in this unit.
+    pub fn of(self, step: &Step) -> f64 {
+        let tokens = step.tokens / step.seconds / step.gpus;
+        match self {
+            Quantity::Step => step.seconds,
+            Quantity::TokensPerGpu => tokens,
+            Quantity::Tflops(convention) => tokens * (step.flops_per_token)(convention) / 1e12,
+            Quantity::Utilization(convention) => tokens * (step.flops_per_token)(convention) / step.peak,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_believed_before_what_was_computed_from_it() {
+        let mut run = Training { mfu: Some(0.4), tflops_per_gpu: Some(120.0), ..Training::default() };
+        assert_eq!(Measured::of(&run, true).unwrap().quantity.unit(), "TFLOP/s/GPU");
+        run.iteration_s = Some(2.0);
+        assert_eq!(Measured::of(&run, true), Some(Measured { value: 2.0, quantity: Quantity::Step }));
+        assert_eq!(Measured::of(&Training::default(), true), None);
+    }
+
+    #[test]
+    fn a_step_in_every_unit() {
+        let flops = |c: Convention| if c.recompute { 4e9 } else { 3e9 };
+        let step = Step { seconds: 2.0, tokens: 4000.0, gpus: 2.0, peak: 1e14, flops_per_token: &flops };
+        let plain = Convention { causal: false, recompute: false };
+        assert_eq!(Quantity::Step.of(&step), 2.0);
+        assert_eq!(Quantity::TokensPerGpu.of(&step), 1000.0);
+        assert_eq!(Quantity::Tflops(plain).of(&step), 3.0);
+        assert!((Quantity::Utilization(Convention { recompute: true, ..plain }).of(&step) - 0.04).abs() < 1e-15);
+    }
+}

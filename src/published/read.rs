@@ -1,0 +1,268 @@
+//! Files of cases, in the three shapes in which they come: a list of training runs, `rows` with what they have in
+//! `common`, and `cases` of sequence parallelism.
+
+use super::case::{Attention, Case, Experts, Facts, Training};
+use super::fields::Fields;
+use crate::error::{Error, Result};
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// Reads a file of cases.
+pub fn load(path: impl AsRef<Path>) -> Result<Vec<Case>> {
+    let path = path.as_ref();
+    let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+    parse(&path.display().to_string(), &text)
+}
+
+/// Reads the text of a file of cases; `file` is what errors call it.
+pub fn parse(file: &str, text: &str) -> Result<Vec<Case>> {
+    let json: Value = serde_json::from_str(text).map_err(Error::json(file))?;
+    let cases = match &json {
+        Value::Array(rows) => each(file, rows, None, training)?,
+        Value::Object(top) => match (top.get("rows"), top.get("cases")) {
+            (Some(Value::Array(rows)), _) => each(file, rows, common(file, top)?, training)?,
+            (_, Some(Value::Array(cases))) => each(file, cases, None, attention)?,
+            _ => return Err(Error::spec(file, "contents", WANTED)),
+        },
+        _ => return Err(Error::spec(file, "contents", WANTED)),
+    };
+    if cases.is_empty() {
+        return Err(Error::spec(file, "contents", "no case at all; write at least one"));
+    }
+    unique(file, &cases)?;
+    Ok(cases)
+}
+
+const WANTED: &str = "neither a list of training runs, nor an object with `rows` and what they have in `common`, nor one \
+                      with `cases` of sequence parallelism; see traces/published for one of each";
+
+fn common<'a>(file: &str, top: &'a Map<String, Value>) -> Result<Option<&'a Map<String, Value>>> {
+    match top.get("common") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(common)) => Ok(Some(common)),
+        Some(other) => Err(Error::spec(file, "common", format!("{other} is no object; write the fields of a case"))),
+    }
+}
+
+fn each(
+    file: &str,
+    rows: &[Value],
+    common: Option<&Map<String, Value>>,
+    read: fn(&Fields) -> Result<(String, Facts)>,
+) -> Result<Vec<Case>> {
+    rows.iter()
+        .enumerate()
+        .map(|(at, row)| {
+            let Some(row) = row.as_object() else {
+                return Err(Error::spec(file, format!("case {}", at + 1), "no object; write the fields of a case"));
+            };
+            let mut fields = Fields { file, id: format!("{}", at + 1), row, common };
+            // Rows of a table have no name; their place in it is one.
+            let id = fields.text("id")?.unwrap_or_else(|| format!("row-{}", at + 1));
+            fields.id = id.clone();
+            let (group, facts) = read(&fields)?;
+            Ok(Case { id, group, facts })
+        })
+        .collect()
+}
+
+fn unique(file: &str, cases: &[Case]) -> Result<()> {
+    let mut seen = std::collections::BTreeSet::new();
+    match cases.iter().find(|c| !seen.insert(&c.id)) {
+        Some(twice) => {
+            let why = format!("{:?} stands twice; give each case an id of its own", twice.id);
+            Err(Error::spec(file, format!("case {}: id", twice.id), why))
+        }
+        None => Ok(()),
+    }
+}
+
+fn training(f: &Fields) -> Result<(String, Facts)> {
+    let text = |field| Ok::<_, Error>(f.text(field)?.unwrap_or_default());
+    let run = Training {
+        system: text("system")?,
+        gpu: text("gpu")?,
+        gpus: f.degree("gpus")?,
+        gpus_per_node: f.degree("gpus_per_node")?,
+        interconnect: text("interconnect")?,
+        model: text("model")?,
+        params_b: f.number("params_b")?,
+        layers: f.count("layers")?,
+        hidden: f.count("hidden")?,
+        heads: f.count("heads")?,
+        kv_heads: f.count("kv_heads")?,
+        ffn: f.count("ffn")?,
+        gated_ffn: f.flag("gated_ffn")?,
+        vocab: f.count("vocab")?,
+        experts: f.inner("experts")?.map(|e| experts(&e)).transpose()?,
+        seq: f.count("seq")?,
+        global_batch: f.count("global_batch")?,
+        micro_batch: f.count("micro_batch")?,
+        tp: f.degree("tp")?,
+        pp: f.degree("pp")?,
+        vp: f.degree("vp")?,
+        cp: f.degree("cp")?,
+        ulysses: f.degree("ulysses")?,
+        ring: f.degree("ring")?,
+        ep: f.degree("ep")?,
+        dp: f.degree("dp")?,
+        zero: text("zero")?,
+        seq_parallel: f.flag("seq_parallel")?,
+        recompute: text("recompute")?,
+        precision: text("precision")?,
+        iteration_s: f.number("iteration_s")?,
+        tokens_per_s_per_gpu: f.number("tokens_per_s_per_gpu")?,
+        tflops_per_gpu: f.number("tflops_per_gpu")?,
+        flops_convention: text("flops_convention")?,
+        mfu: f.number("mfu")?,
+        hfu: f.number("hfu")?,
+    };
+    let group = match f.text("group")? {
+        Some(group) => group,
+        None => format!("{}, {}", run.system.split(',').next().unwrap_or_default(), run.gpu),
+    };
+    Ok((group, Facts::Training(Box::new(run))))
+}
+
+fn experts(f: &Fields) -> Result<Experts> {
+    // None at all is a statement, too.
+    let shared = if f.value("shared").and_then(Value::as_u64) == Some(0) { None } else { f.count("shared")? };
+    let dense = f.value("dense_layers").and_then(Value::as_u64) == Some(0);
+    Ok(Experts {
+        n: f.count("n")?,
+        top_k: f.count("topk")?,
+        shared,
+        ffn: f.count("moe_ffn")?,
+        dense_layers: if dense { None } else { f.count("dense_layers")? },
+        head_dim: f.count("head_dim")?,
+        attn: f.text("attn")?.unwrap_or_default(),
+        q_lora: f.count("q_lora")?,
+        kv_lora: f.count("kv_lora")?,
+        window: f.count("swa")?,
+    })
+}
+
+/// A number that some sources write in words ("up to 64"): words are no statement.
+fn count_or_words(f: &Fields, field: &str) -> Result<Option<u64>> {
+    if f.value(field).is_some_and(Value::is_string) { Ok(None) } else { f.count(field) }
+}
+
+fn attention(f: &Fields) -> Result<(String, Facts)> {
+    let wanted = |field: &str| f.wrong(field, "missing; write an object, if an empty one");
+    let system = f.inner("system")?.ok_or_else(|| wanted("system"))?;
+    let model = f.inner("model")?.ok_or_else(|| wanted("model"))?;
+    let algorithm = f.inner("algorithm")?.ok_or_else(|| wanted("algorithm"))?;
+    let gpus = count_or_words(&system, "gpus")?.map(|n| n as u32);
+    let text = |of: &Fields, field| Ok::<_, Error>(of.text(field)?.unwrap_or_default());
+    let row = Attention {
+        gpu: text(&system, "gpu")?,
+        gpus,
+        nodes: system.degree("nodes")?,
+        link: text(&system, "link")?,
+        batch: model.count("batch")?,
+        seq: sequence(&model, gpus)?,
+        heads: model.count("heads_q")?,
+        kv_heads: model.count("heads_kv")?,
+        head_dim: model.count("head_dim")?,
+        documents: documents(&model)?,
+        causal: f.value("causal").and_then(Value::as_bool),
+        pass: text(f, "pass")?,
+        model: text(&model, "model")?,
+        family: text(&algorithm, "family")?,
+        variant: text(&algorithm, "variant")?,
+        implementation: text(&algorithm, "impl")?,
+        kernel: text(&algorithm, "kernel")?,
+        packing: text(&algorithm, "packing")?,
+        ulysses: algorithm.degree("ulysses_degree")?,
+        ring: algorithm.degree("ring_degree")?,
+        tp: algorithm.degree("TP")?,
+        pp: algorithm.degree("PP")?,
+        dp: algorithm.degree("DP")?,
+        cp: algorithm.degree("CP")?.or(algorithm.degree("cp")?),
+        global_batch: model.count("global_batch")?,
+        value: f.number("value")?,
+        unit: text(f, "unit")?,
+    };
+    let group = format!("{}, {}", row.family, short_gpu(&row.gpu));
+    Ok((group, Facts::Attention(Box::new(row))))
+}
+
+/// Tokens of a whole sequence, under whichever name the source gives them.
+fn sequence(model: &Fields, gpus: Option<u32>) -> Result<Option<u64>> {
+    for name in ["seq_global", "total_tokens_global", "seqlen"] {
+        if let Some(tokens) = model.count(name)? {
+            return Ok(Some(tokens));
+        }
+    }
+    let share = model.count("seq_per_rank")?;
+    Ok(share.zip(gpus).map(|(share, gpus)| share * u64::from(gpus)))
+}
+
+fn documents(model: &Fields) -> Result<Vec<Vec<u64>>> {
+    let name = "cu_seqlens_patterns_times_world_size";
+    let Some(value) = model.value(name) else { return Ok(vec![]) };
+    serde_json::from_value(value.clone()).map_err(|e| {
+        model.wrong(name, format!("{e}; write lists of the boundaries of documents, as in [[0, 4096, 8192]]"))
+    })
+}
+
+/// The name of a GPU without what a source remarks about it.
+fn short_gpu(gpu: &str) -> String {
+    let short = gpu.split('(').next().unwrap_or_default().trim();
+    if short.is_empty() { "GPU not stated".into() } else { short.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        parse("c.json", text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_wrong_field_is_named_with_its_case_value_and_remedy() {
+        for (text, parts) in [
+            (r#"[{"id": "a", "layers": "32"}]"#, ["c.json: case a: layers: \"32\"", "write null"]),
+            (r#"[{"id": "a", "layers": -1}]"#, ["case a: layers: -1", "above zero"]),
+            (r#"[{"id": "a", "layers": 9999}]"#, ["case a: layers: 9999", "extra digits"]),
+            (r#"[{"id": "a", "seq": 1.5}]"#, ["case a: seq: 1.5", "whole"]),
+            (r#"[{"id": "a", "gated_ffn": "yes"}]"#, ["case a: gated_ffn: \"yes\"", "neither"]),
+            (r#"[{"id": "a", "gpu": 7}]"#, ["case a: gpu: 7", "quotes"]),
+            (r#"[{"id": "a"}, {"id": "a"}]"#, ["case a: id", "twice"]),
+            (r#"[{"id": "a", "experts": 8}]"#, ["case a: experts: 8", "object"]),
+            (r#"{"cases": [{"id": "b"}]}"#, ["case b: system", "missing"]),
+            (r#"{"rows": [7]}"#, ["case 1", "no object"]),
+            (r#"{"rows": [], "common": 1}"#, ["common: 1", "no object"]),
+            ("[]", ["contents", "at least one"]),
+            ("7", ["contents", "list of training runs"]),
+            ("[{", ["c.json", "ends early"]),
+        ] {
+            let said = error(text);
+            assert!(parts.iter().all(|p| said.contains(p)), "{text}: {said}");
+        }
+    }
+
+    #[test]
+    fn rows_take_what_they_have_in_common_and_are_named_by_their_place() {
+        let text =
+            r#"{"common": {"gpu": "A100", "system": "Megatron, fp16"}, "rows": [{"tp": 2}, {"tp": 4, "gpu": "H100"}]}"#;
+        let cases = parse("c.json", text).unwrap();
+        let gpus: Vec<_> = cases
+            .iter()
+            .map(|c| match &c.facts {
+                Facts::Training(t) => (c.id.as_str(), t.gpu.as_str(), t.tp),
+                Facts::Attention(_) => panic!("no training run"),
+            })
+            .collect();
+        assert_eq!(gpus, [("row-1", "A100", Some(2)), ("row-2", "H100", Some(4))]);
+        assert_eq!(cases[0].group, "Megatron, A100");
+    }
+
+    #[test]
+    fn words_for_a_number_of_gpus_are_no_statement() {
+        let text =
+            r#"{"cases": [{"id": "a", "system": {"gpus": "up to 64"}, "model": {}, "algorithm": {"family": "x"}}]}"#;
+        assert!(matches!(&parse("c.json", text).unwrap()[0].facts, Facts::Attention(a) if a.gpus.is_none()));
+    }
+}

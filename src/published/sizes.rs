@@ -1,0 +1,105 @@
+//! The model: from the sizes a source states, or from its name, or from the number of its weights.
+
+use super::case::Training;
+use super::software::Habits;
+use super::words::squeezed;
+use crate::spec::{LlmSpec, Mlp, Norm, Positions, shipped};
+
+/// A known shape: billions of weights, layers, hidden, heads.
+type Shape = (f64, u64, u64, u64);
+
+/// Shapes of GPT by size: Brown et al., arXiv:2005.14165, table 2.1; Narayanan et al., arXiv:2104.04473, table 1.
+const GPT: &[Shape] = &[
+    (0.125, 12, 768, 12),
+    (0.35, 24, 1024, 16),
+    (0.76, 24, 1536, 16),
+    (1.3, 24, 2048, 32),
+    (1.7, 24, 2304, 24),
+    (2.7, 32, 2560, 32),
+    (3.6, 30, 3072, 32),
+    (6.7, 32, 4096, 32),
+    (7.5, 36, 4096, 32),
+    (13.0, 40, 5120, 40),
+    (18.4, 40, 6144, 48),
+    (22.0, 48, 6144, 64),
+    (30.0, 48, 7168, 56),
+    (39.1, 48, 8192, 64),
+    (76.1, 60, 10240, 80),
+    (145.6, 80, 12288, 96),
+    (175.0, 96, 12288, 96),
+    (310.1, 96, 16384, 128),
+    (529.6, 105, 20480, 128),
+    (1008.0, 128, 25600, 160),
+];
+
+/// The model of a run, and whether its sizes were stated; or what is missing.
+pub fn model(run: &Training, habits: Habits) -> Result<(LlmSpec, bool), String> {
+    if run.experts.is_some() {
+        return Err("experts: mixtures are not in this version".into());
+    }
+    match (run.layers, run.hidden, run.heads) {
+        (Some(layers), Some(hidden), Some(heads)) => stated(run, habits, layers, hidden, heads).map(|m| (m, true)),
+        _ => unstated(run, habits).map(|m| (m, false)),
+    }
+}
+
+fn stated(run: &Training, habits: Habits, layers: u64, hidden: u64, heads: u64) -> Result<LlmSpec, String> {
+    if !hidden.is_multiple_of(heads) {
+        return Err(format!("heads: {heads} does not divide hidden {hidden}, and no head_dim is stated"));
+    }
+    let kv_heads = run.kv_heads.unwrap_or(heads);
+    if !heads.is_multiple_of(kv_heads) {
+        return Err(format!("kv_heads: {kv_heads} does not divide heads {heads}"));
+    }
+    let gated = run.gated_ffn.unwrap_or(false);
+    // Two thirds of four times the width, where three matrices take the place of two (Shazeer, arXiv:2002.05202).
+    let usual = if gated { (8 * hidden / 3).next_multiple_of(256) } else { 4 * hidden };
+    Ok(LlmSpec {
+        name: run.model.clone(),
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        head_dim: hidden / heads,
+        ffn: run.ffn.unwrap_or(usual),
+        vocab: run.vocab.unwrap_or(if gated { 32000 } else { 50257 }),
+        rms_eps: 1e-5,
+        rope_theta: 10000.0,
+        ..block(run, habits, gated)
+    })
+}
+
+/// A gated network comes with Llama's block, another with GPT's.
+fn block(run: &Training, habits: Habits, gated: bool) -> LlmSpec {
+    let mine = LlmSpec {
+        dropout: habits.dropout,
+        parallel_block: habits.parallel_block,
+        window: habits.window,
+        ..LlmSpec::default()
+    };
+    if gated {
+        return mine;
+    }
+    let positions = Positions::Learned { max: run.seq.unwrap_or(2048) };
+    LlmSpec { norm: Norm::Layer, mlp: Mlp::Gelu, positions, bias: true, tie_embeddings: true, ..mine }
+}
+
+/// A shipped model of that name, else the shape of a GPT with as many weights.
+fn unstated(run: &Training, habits: Habits) -> Result<LlmSpec, String> {
+    let name = |text: &str| squeezed(text).replace("3.1", "3").replace('.', "");
+    if let Some(found) = shipped("llm").find(|known| name(known) == name(&run.model)) {
+        return LlmSpec::find(found).map_err(|e| e.to_string());
+    }
+    let missing =
+        || format!("layers, hidden, heads: not stated, and {:?} is no model that is known by name", run.model);
+    if !squeezed(&run.model).starts_with("gpt") {
+        return Err(missing());
+    }
+    let billions = run.params_b.ok_or_else(missing)?;
+    let far = |shape: &Shape| (shape.0 / billions).ln().abs();
+    let nearest = GPT.iter().min_by(|a, b| far(a).total_cmp(&far(b))).expect("the table has lines");
+    if far(nearest) > 0.15 {
+        return Err(missing());
+    }
+    stated(run, habits, nearest.1, nearest.2, nearest.3)
+}

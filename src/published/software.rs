@@ -1,0 +1,114 @@
+//! Which software: attention kernel and habits by the name of the system. One table, read from above; what a
+//! source leaves unsaid is what its system did by default at its time.
+
+use super::words::squeezed;
+use crate::error::Result;
+use crate::spec::{Architecture, GpuSpec, StackSpec, shipped};
+
+/// A line of the table: the first of whose words is in the name of the system.
+struct Rule {
+    words: &'static [&'static str],
+    habits: Habits,
+}
+
+/// What a system does unless told otherwise.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Habits {
+    /// Attention kernels, the first that the GPU has a curve for.
+    pub kernels: &'static [&'static str],
+    /// Probability to drop an element in training.
+    pub dropout: f64,
+    /// Attention and feed-forward network beside each other.
+    pub parallel_block: bool,
+    /// Tokens that a token sees at most.
+    pub window: Option<u64>,
+}
+
+const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
+    Habits { kernels, dropout, parallel_block: false, window: None }
+}
+
+/// Scores are written to memory: Megatron's fused softmax, before FlashAttention (arXiv:2205.14135).
+const UNFUSED: &[&str] = &["unfused", "fa2"];
+/// FlashAttention 2 or, on what came after it, what PyTorch had there.
+const FLASH: &[&str] = &["fa2", "fa3", "cudnn", "fa4"];
+/// Transformer Engine takes cuDNN where it is the faster.
+const TRANSFORMER_ENGINE: &[&str] = &["cudnn", "fa4", "fa3", "fa2"];
+/// The newest FlashAttention of each generation.
+const NEWEST: &[&str] = &["fa4", "fa3", "fa2", "cudnn"];
+
+/// MegaScale's block (arXiv:2402.15627, section 3.1); its window is not printed, half of its sequence is what its MFU says.
+const MEGASCALE: Habits = Habits { parallel_block: true, window: Some(1024), ..habits(FLASH, 0.0) };
+
+const RULES: &[Rule] = &[
+    Rule { words: &["usp", "yunchang"], habits: habits(FLASH, 0.0) },
+    // The ablation adds one thing after the other (table 3), FlashAttention near the end.
+    Rule { words: &["ablation+efficient", "ablation+misc", "ablation+lamb"], habits: MEGASCALE },
+    Rule { words: &["ablationbaseline"], habits: habits(UNFUSED, 0.0) },
+    Rule { words: &["ablation+parallel"], habits: Habits { parallel_block: true, ..habits(UNFUSED, 0.0) } },
+    Rule { words: &["megascaleablation"], habits: Habits { kernels: UNFUSED, ..MEGASCALE } },
+    Rule { words: &["megascale"], habits: MEGASCALE },
+    // Megatron of 2019 to 2023, and what was built on it then; its dropout is 0.1 unless turned off.
+    Rule {
+        words: &["megatrondeepspeed", "megatron+deepspeed", "bigscience", "megatron3d"],
+        habits: habits(UNFUSED, 0.1),
+    },
+    Rule { words: &["ptdp", "megatronlm(commit", "yuan1", "glm130b", "metaseq"], habits: habits(UNFUSED, 0.1) },
+    Rule { words: &["nemo", "megatronbridge", "megatroncore"], habits: habits(TRANSFORMER_ENGINE, 0.0) },
+    Rule { words: &["megatronlm", "transformerengine", "mlperf"], habits: habits(TRANSFORMER_ENGINE, 0.0) },
+    Rule { words: &["llmfoundry", "internevo", "deepspeedulysses", "nanotron"], habits: habits(FLASH, 0.0) },
+    Rule { words: &["colossalai", "colai"], habits: habits(FLASH, 0.0) },
+];
+
+/// A system that the table does not name.
+const OTHERWISE: Habits = habits(NEWEST, 0.0);
+
+impl Habits {
+    pub fn of(system: &str) -> Habits {
+        let text = squeezed(system);
+        let rule = RULES.iter().find(|rule| rule.words.iter().any(|word| text.contains(word)));
+        rule.map_or(OTHERWISE, |rule| rule.habits)
+    }
+}
+
+/// Shipped stacks, read once for all cases.
+pub struct Stacks {
+    all: Vec<StackSpec>,
+}
+
+impl Stacks {
+    pub fn shipped() -> Result<Stacks> {
+        Ok(Stacks { all: shipped("stack").map(StackSpec::find).collect::<Result<_>>()? })
+    }
+
+    /// The stack with the first of the kernels that the GPU has, or why there is none.
+    pub fn with_kernel(&self, kernels: &[&str], gpu: &GpuSpec) -> std::result::Result<&StackSpec, String> {
+        let there = |stack: &&StackSpec| gpu.attention.contains_key(&stack.attention_kernel.value);
+        let of_gpu =
+            || self.all.iter().filter(there).filter(|s| (s.name == "cpu") == (gpu.architecture == Architecture::Cpu));
+        let wanted = kernels.iter().find_map(|k| of_gpu().find(|s| s.attention_kernel.value == *k));
+        wanted.or_else(|| of_gpu().next()).ok_or_else(|| {
+            let known: Vec<_> = gpu.attention.keys().map(String::as_str).collect();
+            format!("stack: none runs an attention kernel that {} has a curve for ({})", gpu.name, known.join(", "))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_by_system_and_gpu() {
+        let stacks = Stacks::shipped().unwrap();
+        let kernel = |system: &str, gpu: &str| {
+            let gpu = GpuSpec::find(gpu).unwrap();
+            stacks.with_kernel(Habits::of(system).kernels, &gpu).unwrap().attention_kernel.value.clone()
+        };
+        assert_eq!(kernel("MosaicML llm-foundry (FSDP, FlashAttention)", "a100-sxm4-80gb"), "fa2");
+        assert_eq!(kernel("a system of next year", "h100-sxm5"), "fa3");
+        assert_eq!(Habits::of("Megatron-LM PTD-P").kernels, UNFUSED);
+        assert_eq!(Habits::of("Megatron-LM + USP (YunChang)").kernels, FLASH);
+        assert_eq!(Habits::of("NeMo/Megatron-Bridge 26.04").kernels, TRANSFORMER_ENGINE);
+    }
+}

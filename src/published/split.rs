@@ -1,0 +1,145 @@
+//! How a run was cut over its GPUs. What is stated is taken; what is not follows one rule for all runs:
+//!
+//! * tensor, pipeline, Ulysses, ring 1; data parallelism what they leave of the GPUs;
+//! * micro-batch 1: the memory of a large model leaves no choice, and a small one gains little;
+//! * a batch of four micro-batches a pipeline stage, with which the bubble is small;
+//! * recomputation the least with which the plan fits the GPU, see `training`.
+
+use super::case::Training;
+use super::words::{number_behind, squeezed};
+use crate::spec::{Options, Parallelism, Recompute};
+
+/// A run's degrees and batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Split {
+    pub seq: u64,
+    pub global_batch: u64,
+    pub micro_batch: u64,
+    pub par: Parallelism,
+}
+
+/// GPUs of the run: stated, or the product of the stated degrees.
+pub fn gpus(run: &Training) -> Result<u32, String> {
+    let degrees = [run.tp, run.pp, run.cp, run.dp].map(|d| d.unwrap_or(1));
+    let product = degrees.iter().try_fold(1u32, |n, &d| n.checked_mul(d));
+    let stated = run.dp.and(product);
+    run.gpus.or(stated).ok_or_else(|| "gpus: not stated, and no dp from which to compute it".into())
+}
+
+pub fn split(run: &Training) -> Result<Split, String> {
+    let gpus = gpus(run)?;
+    let seq = run.seq.ok_or("seq: not stated")?;
+    let (ulysses, ring) = sequence_ways(run);
+    let (tp, pp) = (run.tp.unwrap_or(1), run.pp.unwrap_or(1));
+    let replica = [tp, pp, ulysses, ring].iter().try_fold(1u32, |n, &d| n.checked_mul(d)).unwrap_or(u32::MAX);
+    if !gpus.is_multiple_of(replica) {
+        return Err(format!("gpus: {gpus} is not a multiple of tp {tp} x pp {pp} x ulysses {ulysses} x ring {ring}"));
+    }
+    let dp = gpus / replica;
+    let micro_batch = run.micro_batch.unwrap_or(1);
+    let filled = u64::from(dp) * micro_batch * if pp > 1 { 4 * u64::from(pp) } else { 1 };
+    let par = Parallelism {
+        dp,
+        pp,
+        vp: run.vp.unwrap_or(1).max(1),
+        ring,
+        ulysses,
+        tp,
+        zero: zero(&run.zero),
+        recompute: recompute(run).unwrap_or(Recompute::None),
+        options: options(run, tp),
+        ..Parallelism::default()
+    };
+    Ok(Split { seq, global_batch: run.global_batch.unwrap_or(filled), micro_batch, par })
+}
+
+/// Ulysses and ring degrees. Where only their product is stated, the name of the system says which it is; most
+/// have a ring.
+fn sequence_ways(run: &Training) -> (u32, u32) {
+    let cp = run.cp.unwrap_or(1);
+    match (run.ulysses, run.ring) {
+        (Some(u), Some(r)) => (u, r),
+        (Some(u), None) => (u, (cp / u).max(1)),
+        (None, Some(r)) => ((cp / r).max(1), r),
+        (None, None) if squeezed(&run.system).contains("ulysses") => (cp, 1),
+        (None, None) => (1, cp),
+    }
+}
+
+/// The stage of ZeRO (arXiv:1910.02054) by the names that systems give it; none where nothing is said.
+fn zero(words: &str) -> u32 {
+    let text = squeezed(words);
+    if let Some(stage) = number_behind(&text, "zero").filter(|stage| *stage <= 3.0) {
+        return stage as u32;
+    }
+    let by_name = [("distributedoptimizer", 1), ("optimizerparallel", 1), ("shardgradop", 2), ("fsdp", 3)];
+    by_name.iter().find(|(name, _)| text.contains(name)).map_or(0, |(_, stage)| *stage)
+}
+
+/// What is recomputed, if the source says so: in its own field, or in the name of the system.
+pub fn recompute(run: &Training) -> Option<Recompute> {
+    let (text, system) = (squeezed(&run.recompute), squeezed(&run.system));
+    if text.contains("notstated") {
+        return None;
+    }
+    let of = |text: &str| {
+        let words = [("full", Recompute::Full), ("selective", Recompute::Selective), ("none", Recompute::None)];
+        words.into_iter().find(|(word, _)| text.starts_with(word)).map(|(_, r)| r)
+    };
+    let in_system = ["fullactivation", "actckpt"].iter().any(|w| system.contains(w)).then_some(Recompute::Full);
+    of(&text).or(in_system)
+}
+
+/// Megatron's sequence parallelism is off unless said; without tensor parallelism there is none.
+fn options(run: &Training, tp: u32) -> Options {
+    let whole = tp > 1 && !run.seq_parallel.unwrap_or(false);
+    Options { whole_activations: whole, ..Options::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_by_the_names_of_systems() {
+        for (words, stage) in [
+            ("ZeRO-3 (FSDP FULL_SHARD)", 3),
+            ("distributed-optimizer (ZeRO-1)", 1),
+            ("distributed-optimizer, overlapped", 1),
+            ("FSDP ZeRO-2-like (params not resharded after forward)", 2),
+            ("ZeRO-1/2 (all-gather params / reduce-scatter grads per chunk)", 1),
+            ("none/DDP (not stated)", 0),
+            ("FSDP", 3),
+            ("DP", 0),
+            ("", 0),
+        ] {
+            assert_eq!(zero(words), stage, "{words}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_stated_follows_the_rule() {
+        let run = Training { gpus: Some(64), seq: Some(2048), tp: Some(8), pp: Some(2), ..Training::default() };
+        let found = split(&run).unwrap();
+        assert_eq!((found.par.dp, found.micro_batch, found.global_batch), (4, 1, 32));
+        assert!(found.par.options.whole_activations);
+        let uneven = Training { gpus: Some(60), ..run.clone() };
+        assert!(split(&uneven).unwrap_err().contains("60 is not a multiple"));
+        let cp = Training { cp: Some(4), tp: None, pp: None, ..run };
+        assert_eq!((split(&cp).unwrap().par.ring, split(&cp).unwrap().par.ulysses), (4, 1));
+        let ulysses = Training { system: "DeepSpeed-Ulysses".into(), ..cp };
+        assert_eq!(split(&ulysses).unwrap().par.ulysses, 4);
+    }
+
+    #[test]
+    fn recomputation_is_read_where_it_is_said() {
+        let run = |recompute: &str, system: &str| {
+            super::recompute(&Training { recompute: recompute.into(), system: system.into(), ..Training::default() })
+        };
+        assert_eq!(run("full (block, 2 layers/stage in the script)", ""), Some(Recompute::Full));
+        assert_eq!(run("none at 8K", ""), Some(Recompute::None));
+        assert_eq!(run("none/selective (not stated)", ""), None);
+        assert_eq!(run("selective layernorm+moe", ""), Some(Recompute::Selective));
+        assert_eq!(run("", "Megatron, full activation checkpointing, fp16"), Some(Recompute::Full));
+    }
+}

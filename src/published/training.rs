@@ -1,0 +1,157 @@
+//! Predicts one training run: model, machine, software and split by rule, then a plan and its cost.
+
+use super::case::Training;
+use super::convention::Convention;
+use super::machine::{Chosen, Stated};
+use super::measured::{Measured, Step};
+use super::software::Habits;
+use super::split::{Split, gpus, recompute, split};
+use super::verdict::Prediction;
+use super::{Shipped, sizes};
+use crate::cost::{Effort, Machine, cost};
+use crate::device::Roofline;
+use crate::error::Error;
+use crate::plan::link::AtomTable;
+use crate::plan::memory::Layout;
+use crate::plan::{Engine, Plan};
+use crate::spec::{Dtype, LlmSpec, Recompute, StackSpec, Workload};
+use crate::strategy::{Engines, build};
+
+/// A run with everything chosen.
+struct Setup<'a> {
+    model: LlmSpec,
+    split: Split,
+    machine: Chosen,
+    stack: &'a StackSpec,
+}
+
+/// What the run would report, or why that cannot be said. What was chosen is said in both cases.
+pub fn predict(run: &Training, shipped: &Shipped) -> Prediction {
+    let mut found = Prediction::default();
+    if let Err(why) = try_predict(run, shipped, &mut found) {
+        found.why.push(why);
+    }
+    found
+}
+
+fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Result<(), String> {
+    let measured = Measured::of(run, recompute(run) == Some(Recompute::Full));
+    if let Some(measured) = measured {
+        (found.measured, found.unit) = (Some(measured.value), measured.quantity.unit().into());
+    }
+    let stated =
+        Stated { gpu: &run.gpu, gpus: gpus(run)?, gpus_per_node: run.gpus_per_node, interconnect: &run.interconnect };
+    let machine = shipped.fleet.choose(&stated)?;
+    found.cluster = machine.said.clone();
+    let habits = Habits::of(&run.system);
+    let stack = shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu)?;
+    found.stack = stack.name.clone();
+    let (model, _) = sizes::model(run, habits)?;
+    let setup = Setup { model, split: split(run)?, machine, stack };
+    let measured = measured.ok_or("measured: no time, rate or utilization is stated")?;
+    let (plan, fitted) = setup.plan(recompute(run), found)?;
+    found.split = setup.words(&fitted);
+    let seconds = setup.seconds(&plan)?;
+    let peak = &setup.machine.cluster.gpu.peak;
+    let model = &setup.model;
+    let step = Step {
+        seconds,
+        tokens: (fitted.global_batch * fitted.seq) as f64,
+        gpus: f64::from(stated.gpus),
+        peak: peak.get("bf16").map_or(f64::NAN, |p| p.value.value()),
+        flops_per_token: &|convention: Convention| convention.flops_per_token(model, fitted.seq),
+    };
+    found.predicted = Some(measured.quantity.of(&step)).filter(|v| v.is_finite());
+    Ok(())
+}
+
+impl Setup<'_> {
+    /// The plan, with the least recomputation that fits where none is stated. A run that really happened did fit:
+    /// if ours does not, that is noted, and it is predicted all the same.
+    fn plan(&self, stated: Option<Recompute>, found: &mut Prediction) -> Result<(Plan, Split), String> {
+        let tried: &[Recompute] = match &stated {
+            Some(said) => std::slice::from_ref(said),
+            None => &Recompute::ALL,
+        };
+        let mut last = Err("recompute: nothing to try".to_string());
+        for &recompute in tried {
+            let mut split = self.split;
+            split.par.recompute = recompute;
+            match self.build(&split) {
+                Ok(plan) => {
+                    let over = self.over(&plan)?;
+                    let fits = over.is_none();
+                    found.memory = over;
+                    last = Ok((plan, split));
+                    if fits {
+                        break;
+                    }
+                }
+                // What a build refuses with less recomputed may still be there with more.
+                Err(why) if last.is_err() => last = Err(why),
+                Err(_) => {}
+            }
+        }
+        last
+    }
+
+    fn build(&self, split: &Split) -> Result<Plan, String> {
+        let work = Workload {
+            seq_len: split.seq,
+            global_batch: split.global_batch,
+            micro_batch: split.micro_batch,
+            dtype: Dtype::Bf16,
+        };
+        let ctas = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
+        let engines =
+            Engines { p2p: ctas(self.stack.p2p_ctas.value), collective: ctas(self.stack.collective_ctas.value) };
+        build(&self.model, &work, &split.par, engines).map_err(said)
+    }
+
+    /// By how much the fullest rank is over the memory of its GPU, in words; `None`: it fits.
+    fn over(&self, plan: &Plan) -> Result<Option<String>, String> {
+        let atoms = AtomTable::new(plan).map_err(said)?;
+        let mut most = 0;
+        for program in 0..plan.programs.len() as u32 {
+            most = most.max(Layout::new(plan, &atoms, program).map_err(said)?.bytes);
+        }
+        let gpu = &self.machine.cluster.gpu;
+        let has = gpu.memory.value.value() - self.stack.reserved_memory.value.value();
+        let over = most as f64 > has;
+        Ok(over
+            .then(|| format!("memory: the plan needs {:.1} GB of the {:.1} GB left", most as f64 * 1e-9, has * 1e-9)))
+    }
+
+    fn seconds(&self, plan: &Plan) -> Result<f64, String> {
+        let kernels = Roofline::new(&self.machine.cluster.gpu, self.stack).map_err(said)?;
+        let machine = Machine { cluster: &self.machine.cluster, stack: self.stack, kernels: &kernels, devices: None };
+        Ok(cost(plan, machine, Effort::SUMS).map_err(said)?.step.value())
+    }
+
+    fn words(&self, split: &Split) -> String {
+        let par = &split.par;
+        format!(
+            "dp {} x tp {} x pp {} (vp {}) x ulysses {} x ring {}, zero {}, recompute {}, {}, {} sequences of {}, {} at a time",
+            par.dp,
+            par.tp,
+            par.pp,
+            par.vp,
+            par.ulysses,
+            par.ring,
+            par.zero,
+            par.recompute.name(),
+            par.options,
+            split.global_batch,
+            split.seq,
+            split.micro_batch
+        )
+    }
+}
+
+/// An error, as the reason why there is no prediction.
+fn said(error: Error) -> String {
+    match error {
+        Error::Infeasible(why) => why,
+        other => other.to_string(),
+    }
+}

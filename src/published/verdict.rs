@@ -1,0 +1,62 @@
+//! One case, predicted.
+
+use super::case::Case;
+use serde::Serialize;
+
+/// What was found for a case, before it is held against what was measured.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Prediction {
+    pub measured: Option<f64>,
+    pub predicted: Option<f64>,
+    pub unit: String,
+    pub cluster: String,
+    pub stack: String,
+    /// Degrees, batch and choices, in words.
+    pub split: String,
+    /// Why there is no prediction.
+    pub why: Vec<String>,
+    /// The memory that the plan lacks, if so.
+    pub memory: Option<String>,
+}
+
+/// A line of the table.
+#[derive(Debug, Clone, Serialize, PartialEq)]
+pub struct Verdict {
+    pub id: String,
+    pub group: String,
+    pub measured: Option<f64>,
+    pub predicted: Option<f64>,
+    pub unit: String,
+    /// predicted / measured - 1.
+    pub rel_error: Option<f64>,
+    /// Why there is no prediction, or what is to be known about it.
+    pub why: String,
+    pub cluster: String,
+    pub stack: String,
+    pub split: String,
+}
+
+impl Verdict {
+    pub fn of(case: &Case, found: Prediction) -> Verdict {
+        let mut why = found.why;
+        why.extend(found.memory);
+        let rel_error = found.predicted.zip(found.measured).map(|(p, m)| p / m - 1.0);
+        Verdict {
+            id: case.id.clone(),
+            group: case.group.clone(),
+            measured: found.measured,
+            predicted: found.predicted,
+            unit: found.unit,
+            rel_error,
+            why: why.join("; ").replace('\n', " "),
+            cluster: found.cluster,
+            stack: found.stack,
+            split: found.split,
+        }
+    }
+
+    /// Its share in a summary: a missing prediction is wholly wrong.
+    pub fn error(&self) -> f64 {
+        self.rel_error.map_or(1.0, f64::abs)
+    }
+}
