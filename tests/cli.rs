@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const COMMANDS: [&str; 7] = ["sweep", "estimate", "plan", "run", "compare", "published", "plot"];
+const COMMANDS: [&str; 8] = ["sweep", "estimate", "attention", "plan", "run", "compare", "published", "plot"];
 
 fn foretrain(dir: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_foretrain")).args(args).current_dir(dir).output().expect("the binary runs")
@@ -97,6 +97,15 @@ const REFUSED: &[&str] = &[
     "estimate --ep 8",
     "estimate --zero 3",
     "estimate --zero 4",
+    // Attention alone.
+    "attention --ring 3",
+    "attention --ulysses 3",
+    "attention --heads 32 --kv-heads 5",
+    "attention --heads 0",
+    "attention --pass both",
+    "attention --ring 2048 --seq-len 1M",
+    "attention --seq-len 4294967296 --heads 4096",
+    "attention --cluster local-cpu --dtype bf16",
     // Names and files.
     "estimate --model llama-9",
     "estimate --cluster dgx-x",
@@ -222,6 +231,28 @@ fn estimates_have_the_columns_of_rows_csv() {
     succeeds(dir.path(), "estimate --plan sub/plan.json --out report.json");
     let written: Value = serde_json::from_str(&fs::read_to_string(dir.path().join("report.json")).unwrap()).unwrap();
     assert_eq!(written, report);
+}
+
+#[test]
+fn an_attention_alone_is_held_against_one_gpu_with_equal_work() {
+    let dir = folder();
+    let line = "attention --heads 32 --kv-heads 8 --head-dim 128 --seq-len 64K --causal --json";
+    let number = |found: &Value, key: &str| found[key].as_f64().unwrap();
+    let alone = json(dir.path(), line);
+    assert_eq!(number(&alone, "efficiency"), 1.0);
+    for pass in ["fwd", "bwd", "fwd+bwd"] {
+        let ring = json(dir.path(), &format!("{line} --ring 8 --pass {pass}"));
+        let rate = number(&ring, "flops") / 8.0 / number(&ring, "time_s");
+        assert!((rate / number(&ring, "flops_per_s_per_gpu") - 1.0).abs() < 1e-12);
+        assert!((0.5..1.0).contains(&number(&ring, "efficiency")), "{ring}");
+        // The question of every other user: a GPU with an eighth of the sequence has an eighth of the work.
+        assert!(number(&ring, "own_tokens_s") < 0.25 * number(&ring, "time_s"));
+    }
+    let forward = 4.0 * 65536f64.powi(2) * 32.0 * 128.0 / 2.0;
+    assert_eq!(number(&alone, "flops"), forward);
+    assert_eq!(number(&json(dir.path(), &format!("{line} --pass fwd+bwd")), "flops"), 3.5 * forward);
+    let text = succeeds(dir.path(), "attention --seq-len 64K --ring 8 --causal");
+    assert!(text.contains("efficiency") && text.contains("cp (ring)"), "{text}");
 }
 
 const SMALL: &str = "sweep --model tiny --gpus 8 --seq-len 1K,2K,3K --tokens-per-step 16K --ulysses 1,4,16 --ring 1,2";

@@ -3,6 +3,7 @@
 //! Every command gives an `Answer`: text for people, JSON for scripts. What goes wrong is said on stderr
 //! (with `--json` on stdout, as `{"error": ..}`), and the exit code is 2.
 
+mod attention;
 mod compare;
 mod config;
 mod estimate;
@@ -43,6 +44,8 @@ enum Command {
     Sweep(sweep::Flags),
     /// Costs one configuration and shows where time and memory go.
     Estimate(estimate::Flags),
+    /// Costs one attention operation over the ranks that share it, and says where the time goes.
+    Attention(attention::Flags),
     /// Builds the plan of one configuration, checks it and writes it.
     Plan(plan::Flags),
     /// Runs a plan on threads and holds what it counts against what the plan says.
@@ -128,6 +131,7 @@ fn command(command: Command) -> Result<Answer> {
     match command {
         Command::Sweep(flags) => sweep::run(&flags),
         Command::Estimate(flags) => estimate::run(&flags),
+        Command::Attention(flags) => attention::run(&flags),
         Command::Plan(flags) => plan::run(&flags),
         Command::Run(flags) => run::run(&flags),
         Command::Compare(flags) => compare::run(&flags),

@@ -39,7 +39,8 @@ impl Report {
         text
     }
 
-    fn time(&self) -> String {
+    /// Where the time of the compute lane goes.
+    pub fn time(&self) -> String {
         let step = self.row.step_time_s.unwrap_or(f64::NAN);
         let mut table = Table::new("<>>");
         table.row(["time of a step, mean of the ranks", "time", "share"]);
@@ -62,7 +63,7 @@ impl Report {
         table.render("")
     }
 
-    fn communication(&self) -> String {
+    pub fn communication(&self) -> String {
         if self.communication_busy.is_empty() {
             return "communication: none\n".into();
         }
@@ -77,7 +78,7 @@ impl Report {
         format!("{}  each rank sends {up} inside its node and {out} out of it\n", table.render(""))
     }
 
-    fn memory_table(&self) -> String {
+    pub fn memory_table(&self) -> String {
         let m = &self.memory;
         let mut table = Table::new("<>");
         table.row(["memory of a rank at its fullest", ""]);
@@ -90,7 +91,7 @@ impl Report {
         table.render("")
     }
 
-    fn rests_on(&self) -> String {
+    pub fn rests_on(&self) -> String {
         let mut table = Table::new("<>");
         table.row(["what the times of kernels and links rest on", "share"]);
         for part in &self.provenance {

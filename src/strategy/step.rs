@@ -14,13 +14,21 @@ use super::transformer::{Layer, Saved, Scratch, linear, linear_dw, linear_dx};
 use crate::error::Result;
 use crate::plan::program::VERSION;
 use crate::plan::*;
-use crate::spec::{AttentionSpec, LlmSpec, Parallelism, Recompute, Workload};
+use crate::spec::{AttentionSpec, LlmSpec, Parallelism, Recompute, StackSpec, Workload};
 
 /// Who moves the bytes of point-to-point transfers and of collectives.
 #[derive(Debug, Clone, Copy)]
 pub struct Engines {
     pub p2p: Engine,
     pub collective: Engine,
+}
+
+impl Engines {
+    /// As the stack has it: communication kernels on so many thread blocks.
+    pub fn of(stack: &StackSpec) -> Engines {
+        let sm = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
+        Engines { p2p: sm(stack.p2p_ctas.value), collective: sm(stack.collective_ctas.value) }
+    }
 }
 
 /// Builds the plan of one training step, or says why it cannot be.

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::plan::link::AtomTable;
 use crate::plan::memory::{Conflicts, Layout};
 use crate::plan::structure::structure;
-use crate::plan::{About, Engine, Plan};
+use crate::plan::{About, Plan};
 use crate::report::{Costed, Row};
 use crate::spec::{ClusterSpec, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
 use crate::strategy::{Engines, build};
@@ -114,10 +114,7 @@ impl Case {
         let work = Workload { seq_len, global_batch, micro_batch, dtype: self.dtype };
         let par = point.par;
         guard::before(&self.model, &work, &par)?;
-        let ctas = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
-        let engines =
-            Engines { p2p: ctas(self.stack.p2p_ctas.value), collective: ctas(self.stack.collective_ctas.value) };
-        let plan = build(&self.model, &work, &par, engines)?;
+        let plan = build(&self.model, &work, &par, Engines::of(&self.stack))?;
         guard::after(&plan)?;
         Ok(plan)
     }

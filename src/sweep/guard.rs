@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::plan::{Op, OpKind, Plan};
-use crate::spec::{LlmSpec, Parallelism, Workload};
+use crate::spec::{AttentionSpec, LlmSpec, Parallelism, Workload};
 use crate::strategy::feasible;
 
 /// Elements of one tensor, and tokens of a step.
@@ -47,6 +47,21 @@ pub fn before(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()>
     match sizes.iter().find(|(_, size)| *size > MOST_ELEMS) {
         Some((what, size)) => too_much(format!("{size:.1e} {what} are beyond any machine; check for extra digits")),
         None => Ok(()),
+    }
+}
+
+/// What can be told of one attention operation before its plan is built.
+pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
+    feasible::attention(spec, par)?;
+    if par.ring > MOST_RING || u64::from(par.ring) * u64::from(par.ulysses) > MOST_RANKS {
+        let most = format!("ring {MOST_RING} and {MOST_RANKS} GPUs");
+        return too_much(format!("ring {} x ulysses {} is more than {most}", par.ring, par.ulysses));
+    }
+    let row = spec.heads as f64 + 2.0 * spec.kv_heads as f64;
+    let size = spec.batch as f64 * spec.seq_len as f64 * spec.head_dim as f64 * row;
+    match size > MOST_ELEMS {
+        true => too_much(format!("{size:.1e} queries, keys and values are beyond any machine; check for extra digits")),
+        false => Ok(()),
     }
 }
 
