@@ -4,6 +4,7 @@
 //! killed goes on where it stopped, and at the end rows are sorted, so that the same grid gives the same bytes.
 
 pub mod case;
+pub mod crossover;
 pub mod grid;
 pub mod guard;
 mod store;

@@ -6,7 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const COMMANDS: [&str; 8] = ["sweep", "estimate", "attention", "plan", "run", "compare", "published", "plot"];
+const COMMANDS: [&str; 9] =
+    ["sweep", "crossover", "estimate", "attention", "plan", "run", "compare", "published", "plot"];
 
 fn foretrain(dir: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_foretrain")).args(args).current_dir(dir).output().expect("the binary runs")
@@ -288,6 +289,25 @@ fn a_sweep_writes_its_study_and_draws_it() {
     let drawn = json(dir.path(), "plot small --out elsewhere --json");
     assert_eq!(drawn["files"].as_array().unwrap().len(), 2);
     assert!(dir.path().join("elsewhere/mfu_vs_seqlen.png").exists());
+}
+
+#[test]
+fn a_crossover_is_costed_written_and_drawn() {
+    let dir = folder();
+    let small = "crossover --ranks 2,8 --seq-len 8K,64K --kv-heads 32,2 --links cluster,net:20 --out map";
+    let text = succeeds(dir.path(), small);
+    assert!(text.contains("net:20") && text.contains("ring wins: it sends") && text.contains("16 points"), "{text}");
+    let rows = fs::read_to_string(dir.path().join("map/rows.csv")).unwrap();
+    assert_eq!(rows.lines().count(), 17);
+    golden("crossover_columns.txt", &(rows.lines().next().unwrap().replace(',', "\n") + "\n"));
+    let picture = fs::read(dir.path().join("map/crossover.svg")).unwrap();
+    fs::remove_file(dir.path().join("map/crossover.svg")).unwrap();
+    succeeds(dir.path(), "plot map");
+    assert!(fs::read(dir.path().join("map/crossover.svg")).unwrap() == picture);
+    let (code, _, err) = said(dir.path(), "crossover --links wire:3");
+    assert!(code == 2 && err.contains("node:365"), "{err}");
+    let (code, _, err) = said(dir.path(), "crossover --kv-heads 5");
+    assert!(code == 2 && err.contains("5 does not divide the 32 heads"), "{err}");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 mod attention;
 mod compare;
 mod config;
+mod crossover;
 mod estimate;
 mod options;
 mod plan;
@@ -42,6 +43,8 @@ struct Cli {
 enum Command {
     /// Costs a grid of configurations into a folder: rows.csv and the picture drawn from it.
     Sweep(sweep::Flags),
+    /// Ulysses or ring? Costs attention both ways over ranks, lengths, KV heads and links, and draws the map.
+    Crossover(crossover::Flags),
     /// Costs one configuration and shows where time and memory go.
     Estimate(estimate::Flags),
     /// Costs one attention operation over the ranks that share it, and says where the time goes.
@@ -130,6 +133,7 @@ pub fn main() -> ExitCode {
 fn command(command: Command) -> Result<Answer> {
     match command {
         Command::Sweep(flags) => sweep::run(&flags),
+        Command::Crossover(flags) => crossover::run(&flags),
         Command::Estimate(flags) => estimate::run(&flags),
         Command::Attention(flags) => attention::run(&flags),
         Command::Plan(flags) => plan::run(&flags),

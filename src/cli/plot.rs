@@ -1,11 +1,11 @@
 //! `foretrain plot`: pictures from rows.csv alone.
 
 use super::{Answer, Output, list_of};
-use crate::error::{Error, Result};
-use crate::plot::PLOTS;
+use crate::error::Result;
+use crate::plot::draw;
 use clap::Args;
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(after_help = "Example: foretrain plot results/default")]
@@ -25,14 +25,4 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let files = draw(&flags.study.join("rows.csv"), out)?;
     let text = files.iter().map(|f| format!("wrote {}\n", f.display())).collect();
     Ok(Answer::new(text, &json!({"files": list_of(&files)})))
-}
-
-/// Every plot there is.
-pub fn draw(rows: &Path, out: &Path) -> Result<Vec<PathBuf>> {
-    std::fs::create_dir_all(out).map_err(Error::io(out))?;
-    let mut files = Vec::new();
-    for (_, plot) in PLOTS {
-        files.extend(plot(rows, out)?);
-    }
-    Ok(files)
 }

@@ -1,8 +1,9 @@
 //! `foretrain sweep`: a grid of configurations.
 
 use super::config::{count, dtype, options, recompute, stack_of};
-use super::{Answer, Output, list_of, plot};
+use super::{Answer, Output, list_of};
 use crate::error::Result;
+use crate::plot;
 use crate::report::Row;
 use crate::report::human::tokens;
 use crate::spec::{Architecture, ClusterSpec, Dtype, GpuSpec, Options, Recompute};

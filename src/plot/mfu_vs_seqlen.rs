@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 
 use plotters::style::RGBColor;
 
+use super::notes::Notes;
 use super::rows::{self, Row};
-use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, Point, Shape, ramp, save};
+use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, Point, Shape, ramp, save, short};
 use super::ways::{Best, Family, best, meaning};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Writes `mfu_vs_seqlen.svg` and `.png`, or one pair for each model, cluster, stack and size where the study has more.
 pub fn mfu_vs_seqlen(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
@@ -20,7 +21,7 @@ pub fn mfu_vs_seqlen(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
         let key = (row.model.clone(), row.cluster.clone(), row.stack.clone(), row.gpus);
         machines.entry(key).or_default().push(row);
     }
-    let notes = Notes::read(&rows_csv.with_file_name("study.json"))?;
+    let notes = Notes::beside(rows_csv)?;
     let one = machines.len() == 1;
     let mut written = Vec::new();
     for ((model, cluster, stack, gpus), rows) in &machines {
@@ -36,25 +37,6 @@ pub fn mfu_vs_seqlen(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
 /// Letters that every file system takes.
 fn plain(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect()
-}
-
-/// What study.json may add, at its top level: the title of the picture, and the dtype that rows do not tell.
-#[derive(Default)]
-struct Notes {
-    title: Option<String>,
-    dtype: Option<String>,
-}
-
-impl Notes {
-    fn read(path: &Path) -> Result<Notes> {
-        if !path.exists() {
-            return Ok(Notes::default());
-        }
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-        let study: serde_json::Value = serde_json::from_str(&text).map_err(Error::json(path.display()))?;
-        let field = |name: &str| study.get(name).and_then(|v| v.as_str()).map(str::to_string);
-        Ok(Notes { title: field("title"), dtype: field("dtype") })
-    }
 }
 
 /// Light for a low degree, dark for a high one.
@@ -231,14 +213,14 @@ fn figure(rows: &[Row], notes: &Notes) -> Vec<Mark> {
 
 fn titles(rows: &[Row], notes: &Notes) -> Vec<Mark> {
     let Row { model, cluster, stack, gpus, .. } = &rows[0];
-    let title = match &notes.title {
-        Some(title) => title.clone(),
+    let title = match notes.text("title") {
+        Some(title) => title,
         None => format!("MFU against sequence length: {model} on {gpus} GPUs of {cluster}"),
     };
     let stages: BTreeSet<String> = rows.iter().map(|r| format!("ZeRO {}", r.zero)).collect();
     let stages: Vec<String> = stages.into_iter().collect();
     let mut parts = vec![format!("{gpus} GPUs"), tokens_per_step(rows)];
-    parts.extend(notes.dtype.clone());
+    parts.extend(notes.text("dtype"));
     parts.push(stages.join(" or "));
     parts.push(format!("stack {stack}"));
     parts.push("the best microbatch and recomputation of each way".into());
@@ -255,15 +237,6 @@ fn tokens_per_step(rows: &[Row]) -> String {
         (Some(a), Some(b)) if a != b => format!("{} to {} tokens a step", short(*a), short(*b)),
         (Some(a), _) => format!("{} tokens a step", short(*a)),
         _ => String::new(),
-    }
-}
-
-/// 8K is 8192: the words of context lengths.
-fn short(n: u64) -> String {
-    match n {
-        n if n > 0 && n.is_multiple_of(1 << 20) => format!("{}M", n >> 20),
-        n if n > 0 && n.is_multiple_of(1 << 10) => format!("{}K", n >> 10),
-        n => n.to_string(),
     }
 }
 
@@ -606,7 +579,7 @@ mod tests {
     #[test]
     fn marks_stay_on_the_page() {
         let inside = |&(x, y): &Point| (0.0..=f64::from(WIDTH)).contains(&x) && (0.0..=f64::from(HEIGHT)).contains(&y);
-        for mark in figure(&study(), &Notes::default()) {
+        for mark in figure(&study(), &Notes::none()) {
             let fits = match &mark {
                 Mark::Line { points, .. } => points.iter().all(inside),
                 Mark::Rect { from, to, .. } => inside(from) && inside(to),
@@ -658,9 +631,9 @@ mod tests {
         let path = dir.path().join("study.json");
         std::fs::write(&path, r#"{"title": "Mine", "dtype": "bf16", "more": 1}"#).unwrap();
         let svg_of = |notes: &Notes| format!("{:?}", titles(&study(), notes));
-        let text = svg_of(&Notes::read(&path).unwrap());
+        let text = svg_of(&Notes::beside(&path).unwrap());
         assert!(text.contains("Mine") && text.contains("bf16"), "{text}");
         std::fs::write(&path, "{").unwrap();
-        assert!(Notes::read(&path).is_err_and(|e| e.to_string().contains("study.json")));
+        assert!(Notes::beside(&path).is_err_and(|e| e.to_string().contains("study.json")));
     }
 }

@@ -1,32 +1,65 @@
-//! Pictures of a study. A plot reads `results/<study>/rows.csv` and nothing else of the program, so that it can be
-//! drawn again from a committed file, or from one that somebody sends.
+//! Pictures of a study. A plot reads `results/<study>/rows.csv` (and study.json beside it) and nothing else of the
+//! program, so that it can be drawn again from a committed file, or from one that somebody sends.
 //!
 //! A new plot is one file here and one line of [`PLOTS`].
 
+pub mod crossover;
 pub mod mfu_vs_seqlen;
+mod notes;
 pub mod rows;
+mod sheet;
 pub mod style;
 mod ways;
 
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use sheet::Sheet;
 
 pub use mfu_vs_seqlen::mfu_vs_seqlen;
 
 /// Reads a rows.csv, writes pictures into a directory, returns their paths.
-pub type Plot = fn(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>>;
+pub type Draw = fn(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>>;
 
-/// Every plot by name. The name is that of the file it writes, too.
-pub const PLOTS: &[(&str, Plot)] = &[("mfu_vs_seqlen", mfu_vs_seqlen)];
+/// What a study's rows are: told by a column that no other kind has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Study {
+    /// Configurations of whole training steps.
+    Sweep,
+    /// Points at which Ulysses and the ring were both costed.
+    Crossover,
+}
+
+/// A picture.
+pub struct Plot {
+    /// Of the file it writes, too.
+    pub name: &'static str,
+    pub of: Study,
+    pub draw: Draw,
+}
+
+pub const PLOTS: &[Plot] = &[
+    Plot { name: "mfu_vs_seqlen", of: Study::Sweep, draw: mfu_vs_seqlen },
+    Plot { name: "crossover", of: Study::Crossover, draw: crossover::crossover },
+];
 
 /// The plot of that name.
-pub fn find(name: &str) -> Result<Plot> {
-    let found = PLOTS.iter().find(|(known, _)| *known == name).map(|(_, plot)| *plot);
-    found.ok_or_else(|| {
-        let known: Vec<_> = PLOTS.iter().map(|(known, _)| *known).collect();
+pub fn find(name: &str) -> Result<&'static Plot> {
+    PLOTS.iter().find(|plot| plot.name == name).ok_or_else(|| {
+        let known: Vec<_> = PLOTS.iter().map(|plot| plot.name).collect();
         Error::spec("plot", "name", format!("there is no plot {name:?}; use one of: {}", known.join(", ")))
     })
+}
+
+/// Every plot of the kind of study that `rows_csv` is.
+pub fn draw(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
+    let of = if Sheet::read(rows_csv)?.has("ulysses_over_ring") { Study::Crossover } else { Study::Sweep };
+    std::fs::create_dir_all(out_dir).map_err(Error::io(out_dir))?;
+    let mut files = Vec::new();
+    for plot in PLOTS.iter().filter(|plot| plot.of == of) {
+        files.extend((plot.draw)(rows_csv, out_dir)?);
+    }
+    Ok(files)
 }
 
 #[cfg(test)]
@@ -36,7 +69,7 @@ mod tests {
     #[test]
     fn an_unknown_plot_is_answered_with_the_known_ones() {
         assert!(find("mfu_vs_seqlen").is_ok());
-        let message = find("mfu").unwrap_err().to_string();
-        assert!(message.contains("mfu_vs_seqlen"), "{message}");
+        let message = find("mfu").err().unwrap().to_string();
+        assert!(message.contains("mfu_vs_seqlen, crossover"), "{message}");
     }
 }

@@ -1,10 +1,9 @@
 //! The rows of a study, as far as pictures need them.
 
-use std::collections::HashMap;
 use std::path::Path;
-use std::str::FromStr;
 
-use crate::error::{Error, Result};
+use super::sheet::{Line, Sheet};
+use crate::error::Result;
 
 /// One configuration of a sweep. The names are those of the columns.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,82 +25,43 @@ pub struct Row {
 
 /// Reads a rows.csv. Columns that no picture needs may be missing.
 pub fn read(path: &Path) -> Result<Vec<Row>> {
-    let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-    let mut csv = csv::Reader::from_reader(text.as_bytes());
-    let broken =
-        |e: csv::Error| Error::spec(path.display(), "rows", format!("not a CSV file: {e}; run the sweep again"));
-    let columns: HashMap<String, usize> = csv.headers().map_err(broken)?.iter().map(str::to_string).zip(0..).collect();
-    let mut rows = Vec::new();
-    for (i, record) in csv.records().enumerate() {
-        let record = record.map_err(broken)?;
-        // Line 1 is the header.
-        rows.push(Line { path, number: i + 2, columns: &columns, record: &record }.row()?);
-    }
-    if rows.is_empty() {
-        return Err(Error::spec(path.display(), "rows", "there are 0 rows; run the sweep again"));
-    }
-    Ok(rows)
+    Sheet::read(path)?.lines().map(|line| Row::of(&line)).collect()
 }
 
-/// A record with what an error about it has to name.
-struct Line<'a> {
-    path: &'a Path,
-    number: usize,
-    columns: &'a HashMap<String, usize>,
-    record: &'a csv::StringRecord,
-}
-
-impl Line<'_> {
-    fn row(&self) -> Result<Row> {
+impl Row {
+    fn of(line: &Line) -> Result<Row> {
         Ok(Row {
-            model: self.text("model")?.into(),
-            cluster: self.text("cluster")?.into(),
-            stack: self.text("stack")?.into(),
-            gpus: self.value("gpus", "a count of GPUs of at least 1", |&n: &u64| n > 0)?,
-            seq_len: self.value("seq_len", "a count of tokens of at least 1", |&n: &u64| n > 0)?,
-            global_batch: self.value("global_batch", "a count of sequences of at least 1", |&n: &u64| n > 0)?,
-            ulysses: self.value("ulysses", "a degree of at least 1", |&n: &u32| n > 0)?,
-            ring: self.value("ring", "a degree of at least 1", |&n: &u32| n > 0)?,
-            zero: self.value("zero", "a ZeRO stage of 0..=3", |&n: &u32| n <= 3)?,
-            strategy: self.text("strategy")?.into(),
-            recompute: self.text("recompute")?.into(),
-            mfu: self.mfu()?,
+            model: line.text("model")?.into(),
+            cluster: line.text("cluster")?.into(),
+            stack: line.text("stack")?.into(),
+            gpus: line.value("gpus", "a count of GPUs of at least 1", |&n: &u64| n > 0)?,
+            seq_len: line.value("seq_len", "a count of tokens of at least 1", |&n: &u64| n > 0)?,
+            global_batch: line.value("global_batch", "a count of sequences of at least 1", |&n: &u64| n > 0)?,
+            ulysses: line.value("ulysses", "a degree of at least 1", |&n: &u32| n > 0)?,
+            ring: line.value("ring", "a degree of at least 1", |&n: &u32| n > 0)?,
+            zero: line.value("zero", "a ZeRO stage of 0..=3", |&n: &u32| n <= 3)?,
+            strategy: line.text("strategy")?.into(),
+            recompute: line.text("recompute")?.into(),
+            mfu: mfu(line)?,
         })
     }
+}
 
-    fn mfu(&self) -> Result<std::result::Result<f64, String>> {
-        let ratio = |mfu: &f64| (0.0..=1.0).contains(mfu);
-        if self.value("feasible", "true or false", |_: &bool| true)? {
-            self.value("mfu", "a ratio in 0..=1 where feasible is true", ratio).map(Ok)
-        } else {
-            // Error::Infeasible puts the word before its reason.
-            let why = self.text("why")?;
-            Ok(Err(why.strip_prefix("infeasible:").unwrap_or(why).trim().to_string()))
-        }
-    }
-
-    fn text(&self, column: &str) -> Result<&str> {
-        let found = self.columns.get(column).and_then(|&i| self.record.get(i));
-        found.map(str::trim).ok_or_else(|| {
-            let mut known: Vec<&str> = self.columns.keys().map(String::as_str).collect();
-            known.sort_unstable();
-            let why = format!("the column is missing; there are: {}. Run the sweep again", known.join(", "));
-            Error::spec(self.path.display(), column, why)
-        })
-    }
-
-    fn value<T: FromStr>(&self, column: &str, want: &str, valid: impl Fn(&T) -> bool) -> Result<T> {
-        let text = self.text(column)?;
-        text.parse().ok().filter(valid).ok_or_else(|| {
-            let why = format!("line {} has {text:?}, not {want}; correct it or run the sweep again", self.number);
-            Error::spec(self.path.display(), column, why)
-        })
+fn mfu(line: &Line) -> Result<std::result::Result<f64, String>> {
+    let ratio = |mfu: &f64| (0.0..=1.0).contains(mfu);
+    if line.value("feasible", "true or false", |_: &bool| true)? {
+        line.value("mfu", "a ratio in 0..=1 where feasible is true", ratio).map(Ok)
+    } else {
+        // Error::Infeasible puts the word before its reason.
+        let why = line.text("why")?;
+        Ok(Err(why.strip_prefix("infeasible:").unwrap_or(why).trim().to_string()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     const HEAD: &str =
         "model,cluster,stack,gpus,seq_len,global_batch,tp,ulysses,ring,zero,recompute,strategy,feasible,why,mfu";

@@ -79,6 +79,15 @@ pub fn ramp(stops: &[RGBColor], at: f64) -> RGBColor {
     RGBColor(mix(a.0, b.0), mix(a.1, b.1), mix(a.2, b.2))
 }
 
+/// 8K is 8192: the words of context lengths.
+pub fn short(n: u64) -> String {
+    match n {
+        n if n > 0 && n.is_multiple_of(1 << 20) => format!("{}M", n >> 20),
+        n if n > 0 && n.is_multiple_of(1 << 10) => format!("{}K", n >> 10),
+        n => n.to_string(),
+    }
+}
+
 /// Writes `<stem>.svg` and `<stem>.png` into `dir`, which is made where it is missing.
 pub fn save(marks: &[Mark], dir: &Path, stem: &str) -> Result<Vec<PathBuf>> {
     std::fs::create_dir_all(dir).map_err(Error::io(dir))?;

@@ -1,0 +1,168 @@
+//! `foretrain crossover`: Ulysses or ring, over ranks, sequence lengths, KV heads and links.
+
+use super::config::{count, dtype, options, stack_of};
+use super::{Answer, Output, list_of};
+use crate::error::Result;
+use crate::plot;
+use crate::report::human::{Table, tokens};
+use crate::spec::{ClusterSpec, Dtype, GpuSpec, LlmSpec, Options};
+use crate::sweep::case::default_dtype;
+use crate::sweep::crossover::{Cause, Cell, Links, Question, Winner, crossover};
+use clap::Args;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[derive(Args)]
+#[command(after_help = "Example: foretrain crossover\n         \
+    foretrain crossover --model llama-3-70b --links cluster,net:25 --ranks 8,16,32 --out results/crossover-70b\n\n\
+    Links: `cluster` as its file has them, `node:RATE` all ranks in one node, `net:RATE` every rank on a node of its\n\
+    own, as where tensor parallelism fills the nodes; rates in GB/s per GPU and direction, what a transfer reaches.")]
+pub struct Flags {
+    /// The model whose heads and head dim are taken
+    #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
+    model: String,
+    /// A shipped cluster, or the path of its JSON file
+    #[arg(long, value_name = "NAME", default_value = "dgx-h100")]
+    cluster: String,
+    /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
+    #[arg(long, value_name = "NAME")]
+    stack: Option<String>,
+    /// KV heads [default: the model's heads, a fourth, an eighth and a sixteenth of them]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
+    kv_heads: Vec<u64>,
+    /// What joins the ranks: cluster, node:GB/s or net:GB/s
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "node:365,node:200,cluster,net:50,net:20")]
+    links: Vec<Links>,
+    /// GPUs that share a sequence
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2,4,8,16,32,64")]
+    ranks: Vec<u32>,
+    /// Tokens of a sequence [default: 8K,16K,..,1M]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
+    seq_len: Vec<u64>,
+    /// Choices of the implementation, of which each way takes its fastest; see `foretrain options`
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "default", value_parser = options)]
+    options: Vec<Options>,
+    /// Of queries, keys and values: bf16, f32 or f64 [default: bf16 where the GPU has it]
+    #[arg(long, value_name = "DTYPE", value_parser = dtype)]
+    dtype: Option<Dtype>,
+    /// The folder of the study
+    #[arg(long, value_name = "DIR", default_value = "results/crossover")]
+    out: PathBuf,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Flags {
+    fn question(&self) -> Result<Question> {
+        let model = LlmSpec::find(&self.model)?;
+        let gpu = GpuSpec::find(&ClusterSpec::find(&self.cluster)?.gpu)?;
+        let or = |list: &Vec<u64>, default: Vec<u64>| if list.is_empty() { default } else { list.clone() };
+        Ok(Question {
+            cluster: self.cluster.clone(),
+            stack: self.stack.clone().unwrap_or_else(|| stack_of(&gpu).into()),
+            dtype: self.dtype.unwrap_or_else(|| default_dtype(&gpu)),
+            heads: model.heads,
+            head_dim: model.head_dim,
+            model: model.name,
+            kv_heads: or(&self.kv_heads, Question::default_kv_heads(model.heads)),
+            links: self.links.clone(),
+            ranks: self.ranks.clone(),
+            seq_len: or(&self.seq_len, (13..=20).map(|log| 1 << log).collect()),
+            options: self.options.clone(),
+        })
+    }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Found<'a> {
+    question: &'a Question,
+    files: Vec<String>,
+    cells: &'a [Cell],
+}
+
+pub fn run(flags: &Flags) -> Result<Answer> {
+    let question = flags.question()?;
+    let started = Instant::now();
+    let map = crossover(&question, &flags.out)?;
+    let took = started.elapsed().as_secs_f64();
+    let mut files = map.files.clone();
+    files.extend(plot::draw(&flags.out.join("rows.csv"), &flags.out)?);
+    let mut text = render(&question, &map.cells);
+    text.push_str(&format!("\n{} points, each costed both ways; {took:.2} s\n", map.cells.len()));
+    files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
+    Ok(Answer::new(text, &Found { question: &question, files: list_of(&files), cells: &map.cells }))
+}
+
+fn render(question: &Question, cells: &[Cell]) -> String {
+    let Question { model, heads, head_dim, stack, cluster, dtype, .. } = question;
+    format!(
+        "Causal attention of {model} ({heads} heads of {head_dim}), forward and backward, {}, on GPUs of {cluster}, \
+         stack {stack}\n\nWho wins from which sequence length on (U Ulysses, R ring, = within 2 %, - neither runs), \
+         by ranks:\n\n{}\nWhy:\n\n{}",
+        dtype.name(),
+        winners(question, cells),
+        causes(cells)
+    )
+}
+
+/// A line for each kind of links and each number of KV heads, a column for each number of ranks.
+fn winners(question: &Question, cells: &[Cell]) -> String {
+    let mut table = Table::new(&format!("<>{}", "<".repeat(question.ranks.len())));
+    let head = ["links".to_string(), "kv heads".into()];
+    table.row(head.into_iter().chain(question.ranks.iter().map(u32::to_string)));
+    for &links in &question.links {
+        for &kv_heads in &question.kv_heads {
+            let line = question.ranks.iter().map(|&ranks| {
+                let here = |c: &&Cell| (c.links, c.kv_heads, c.ranks) == (links, kv_heads, ranks);
+                turns(cells.iter().filter(here))
+            });
+            table.row([links.to_string(), kv_heads.to_string()].into_iter().chain(line));
+        }
+    }
+    table.render("")
+}
+
+/// `U, R 64 K`: Ulysses, and the ring from 64 K on.
+fn turns<'a>(cells: impl Iterator<Item = &'a Cell>) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    let mut last = None;
+    for cell in cells.filter(|c| last.replace(c.winner) != Some(c.winner)).collect::<Vec<_>>() {
+        let letter = match cell.winner {
+            Winner::Ulysses => "U",
+            Winner::Ring => "R",
+            Winner::Even => "=",
+            Winner::None => "-",
+        };
+        let from = if parts.is_empty() { String::new() } else { format!(" {}", tokens(cell.seq_len).replace(' ', "")) };
+        parts.push(format!("{letter}{from}"));
+    }
+    parts.join(" ")
+}
+
+/// How often each way wins for each cause, with the clearest of its points.
+fn causes(cells: &[Cell]) -> String {
+    let mut groups: BTreeMap<(Winner, Cause), Vec<&Cell>> = BTreeMap::new();
+    let won = cells.iter().filter(|c| [Winner::Ulysses, Winner::Ring].contains(&c.winner));
+    won.for_each(|cell| groups.entry((cell.winner, cell.cause)).or_default().push(cell));
+    let mut groups: Vec<Vec<&Cell>> = groups.into_values().collect();
+    groups.sort_by_key(|group| std::cmp::Reverse(group.len()));
+    let mut table = Table::new("<<");
+    for group in groups {
+        let clear = |c: &Cell| c.ulysses_over_ring.map_or(0.0, |ratio| ratio.ln().abs());
+        let best = group.iter().max_by(|a, b| clear(a).total_cmp(&clear(b))).expect("a group has a cell");
+        let at = format!(
+            "{} points, most of all at {}, kv heads {}, {} ranks, {}: {}",
+            group.len(),
+            best.links,
+            best.kv_heads,
+            best.ranks,
+            tokens(best.seq_len),
+            best.reason
+        );
+        table.row(["-".to_string(), at]);
+    }
+    table.render("")
+}

@@ -1,0 +1,33 @@
+//! What the study.json beside a rows.csv adds to a picture: words that rows do not have.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// Top-level fields; none where there is no file.
+pub struct Notes(serde_json::Value);
+
+impl Notes {
+    /// Nothing is noted.
+    pub fn none() -> Notes {
+        Notes(serde_json::Value::Null)
+    }
+
+    /// Of the study that `rows_csv` belongs to.
+    pub fn beside(rows_csv: &Path) -> Result<Notes> {
+        let path = rows_csv.with_file_name("study.json");
+        if !path.exists() {
+            return Ok(Notes::none());
+        }
+        let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
+        serde_json::from_str(&text).map(Notes).map_err(Error::json(path.display()))
+    }
+
+    pub fn text(&self, field: &str) -> Option<String> {
+        self.0.get(field).and_then(|v| v.as_str()).map(str::to_string)
+    }
+
+    pub fn number(&self, field: &str) -> Option<u64> {
+        self.0.get(field).and_then(|v| v.as_u64())
+    }
+}

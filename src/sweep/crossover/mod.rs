@@ -1,0 +1,329 @@
+//! Ulysses or ring? The same attention, forward and backward, costed both ways over ranks, sequence lengths,
+//! KV heads and links. What else a layer does is the same both ways and is left out.
+
+mod links;
+mod store;
+pub mod verdict;
+
+pub use links::Links;
+pub use verdict::{Cause, Winner};
+
+use crate::cluster::Cluster;
+use crate::cost::{Effort, Machine, cost};
+use crate::device::Roofline;
+use crate::error::{Error, Result};
+use crate::plan::Engine;
+use crate::plan::link::AtomTable;
+use crate::plan::memory::Layout;
+use crate::report::human;
+use crate::spec::{AttentionSpec, ClusterSpec, Dtype, GpuSpec, Options, Parallelism, Pass, StackSpec};
+use crate::strategy::{Engines, attention_pass};
+use crate::timeline::Timeline;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// What is asked: the contents of study.json. Lists are crossed with each other.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Question {
+    /// Heads and head dim are this model's.
+    pub model: String,
+    pub cluster: String,
+    pub stack: String,
+    pub dtype: Dtype,
+    pub heads: u64,
+    pub head_dim: u64,
+    pub kv_heads: Vec<u64>,
+    pub links: Vec<Links>,
+    pub ranks: Vec<u32>,
+    pub seq_len: Vec<u64>,
+    /// A way is costed with each of them and takes its fastest.
+    pub options: Vec<Options>,
+}
+
+/// One way, costed. The times after the first add up to it; means over the ranks.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Side {
+    /// None where it cannot run.
+    pub time_s: Option<f64>,
+    pub attention_s: f64,
+    /// Packing, merging, adding, casting.
+    pub copies_s: f64,
+    /// Kernels slowed by communication beside them, which takes SMs.
+    pub slowed_s: f64,
+    /// Communication that nothing hides.
+    pub waits_s: f64,
+    /// Waiting for other ranks' kernels.
+    pub imbalance_s: f64,
+    /// Waiting for the CPU to issue the next kernel.
+    pub host_s: f64,
+    /// By one rank.
+    pub sent_bytes: f64,
+    pub peak_mem_bytes: u64,
+    pub options: String,
+    pub why_not: String,
+}
+
+/// A point of the map, by the names of its columns: those of a side stand behind `ulysses_` or `ring_`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Cell {
+    pub links: Links,
+    pub gb_per_s: Option<f64>,
+    pub heads: u64,
+    pub kv_heads: u64,
+    pub seq_len: u64,
+    pub ranks: u32,
+    pub winner: Winner,
+    pub cause: Cause,
+    /// Above 1 the ring is faster.
+    pub ulysses_over_ring: Option<f64>,
+    pub reason: String,
+    pub ulysses: Side,
+    pub ring: Side,
+}
+
+/// Cells in the order of the lists, and the files that hold them.
+pub struct Map {
+    pub cells: Vec<Cell>,
+    pub files: Vec<PathBuf>,
+}
+
+/// Costs every cell and writes study.json and rows.csv.
+pub fn crossover(question: &Question, dir: &Path) -> Result<Map> {
+    let rig = Rig::new(question)?;
+    let places = question.places()?;
+    let cells = places.par_iter().map(|place| rig.cell(place)).collect::<Result<Vec<Cell>>>()?;
+    let files = store::write(question, &cells, dir)?;
+    Ok(Map { cells, files })
+}
+
+/// Where a cell is.
+#[derive(Clone, Copy)]
+struct Place {
+    links: Links,
+    kv_heads: u64,
+    seq_len: u64,
+    ranks: u32,
+}
+
+/// More cells than anyone would look at.
+const MOST_CELLS: usize = 100_000;
+
+impl Question {
+    /// As many as heads, a fourth, an eighth and a sixteenth of them, as far as these are whole.
+    pub fn default_kv_heads(heads: u64) -> Vec<u64> {
+        [1, 4, 8, 16].into_iter().filter(|ratio| heads.is_multiple_of(*ratio)).map(|ratio| heads / ratio).collect()
+    }
+
+    fn places(&self) -> Result<Vec<Place>> {
+        let wrong = |field: &str, why: String| Err(Error::spec("crossover", field, why));
+        let lens = [self.kv_heads.len(), self.links.len(), self.ranks.len(), self.seq_len.len(), self.options.len()];
+        if lens.contains(&0) {
+            return wrong(
+                "kv_heads, links, ranks, seq_len, options",
+                "a list is empty; give at least one value".into(),
+            );
+        }
+        if lens.iter().product::<usize>() > MOST_CELLS {
+            return wrong("the map", format!("has more than {MOST_CELLS} points; shorten the lists"));
+        }
+        if let Some(bad) = self.kv_heads.iter().find(|k| **k == 0 || !self.heads.is_multiple_of(**k)) {
+            return wrong("kv_heads", format!("{bad} does not divide the {} heads; use a divisor", self.heads));
+        }
+        if let Some(bad) = self.ranks.iter().find(|r| **r < 2) {
+            return wrong("ranks", format!("{bad} has nothing to share; the least is 2"));
+        }
+        let mut places = Vec::new();
+        for &links in &self.links {
+            for &kv_heads in &self.kv_heads {
+                for &ranks in &self.ranks {
+                    places.extend(self.seq_len.iter().map(|&seq_len| Place { links, kv_heads, seq_len, ranks }));
+                }
+            }
+        }
+        Ok(places)
+    }
+}
+
+/// What all cells share.
+struct Rig<'a> {
+    question: &'a Question,
+    cluster: ClusterSpec,
+    gpu: GpuSpec,
+    stack: StackSpec,
+    roofline: Roofline,
+}
+
+impl<'a> Rig<'a> {
+    fn new(question: &'a Question) -> Result<Rig<'a>> {
+        let cluster = ClusterSpec::find(&question.cluster)?;
+        let gpu = GpuSpec::find(&cluster.gpu)?;
+        let stack = StackSpec::find(&question.stack)?;
+        let roofline = Roofline::new(&gpu, &stack)?;
+        roofline.peak(question.dtype)?;
+        roofline.peak(Dtype::F32)?;
+        Ok(Rig { question, cluster, gpu, stack, roofline })
+    }
+
+    fn cell(&self, place: &Place) -> Result<Cell> {
+        let spec = place.links.of(&self.cluster, place.ranks)?;
+        let cluster = Cluster::new(&spec, &self.gpu, place.ranks)?;
+        let both = |ulysses, ring| Parallelism { ulysses, ring, ..Parallelism::default() };
+        let ulysses = self.fastest(&cluster, place, both(place.ranks, 1))?;
+        let ring = self.fastest(&cluster, place, both(1, place.ranks))?;
+        let (winner, cause, reason) = verdict::verdict(&ulysses, &ring);
+        Ok(Cell {
+            links: place.links,
+            gb_per_s: place.links.gb_per_s(),
+            heads: self.question.heads,
+            kv_heads: place.kv_heads,
+            seq_len: place.seq_len,
+            ranks: place.ranks,
+            winner,
+            cause,
+            ulysses_over_ring: ulysses.time_s.zip(ring.time_s).map(|(u, r)| u / r),
+            reason,
+            ulysses,
+            ring,
+        })
+    }
+
+    /// A way with the options that make it fastest; of those that cannot run the first says why.
+    fn fastest(&self, cluster: &Cluster, place: &Place, par: Parallelism) -> Result<Side> {
+        let mut best: Option<Side> = None;
+        for &options in &self.question.options {
+            let side = match self.side(cluster, place, &Parallelism { options, ..par }) {
+                Err(Error::Infeasible(why)) => Side { why_not: why.replace('\n', " "), ..Side::default() },
+                other => other?,
+            };
+            let time = |s: &Side| s.time_s.unwrap_or(f64::INFINITY);
+            if best.as_ref().is_none_or(|old| time(&side) < time(old)) {
+                best = Some(side);
+            }
+        }
+        Ok(best.expect("at least one set of options"))
+    }
+
+    fn side(&self, cluster: &Cluster, place: &Place, par: &Parallelism) -> Result<Side> {
+        let q = self.question;
+        let spec = AttentionSpec {
+            batch: 1,
+            seq_len: place.seq_len,
+            heads: q.heads,
+            kv_heads: place.kv_heads,
+            head_dim: q.head_dim,
+            causal: true,
+            dtype: q.dtype,
+        };
+        let ctas = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
+        let engines =
+            Engines { p2p: ctas(self.stack.p2p_ctas.value), collective: ctas(self.stack.collective_ctas.value) };
+        let plan = attention_pass::build(&spec, Pass::ForwardBackward, par, engines)?;
+        let peak_mem_bytes = Layout::new(&plan, &AtomTable::new(&plan)?, 0)?.bytes;
+        self.fits(peak_mem_bytes)?;
+        let machine = Machine { cluster, stack: &self.stack, kernels: &self.roofline, devices: None };
+        let timeline = cost(&plan, machine, Effort::SUMS)?;
+        Ok(Side { peak_mem_bytes, options: par.options.to_string(), ..parts(&timeline) })
+    }
+
+    fn fits(&self, plan: u64) -> Result<()> {
+        let needed = plan as f64 + self.stack.reserved_memory.value.value();
+        let capacity = self.gpu.memory.value.value();
+        if needed <= capacity {
+            return Ok(());
+        }
+        let [needed, capacity] = [needed, capacity].map(human::bytes);
+        Err(Error::infeasible(format!("memory: this one attention needs {needed} of {capacity}; use more ranks")))
+    }
+}
+
+/// Where the time went.
+fn parts(timeline: &Timeline) -> Side {
+    let usage = timeline.mean();
+    let is_attention = |kernel: &str| ["attention", "attention_bwd"].contains(&kernel);
+    let sum = |attention: bool| {
+        usage.by_kernel.iter().filter(|(k, _)| is_attention(k) == attention).map(|(_, s)| s).sum::<f64>()
+    };
+    let (attention_s, copies_s) = (sum(true), sum(false));
+    Side {
+        time_s: Some(timeline.step.value()),
+        attention_s,
+        copies_s,
+        slowed_s: (usage.compute - attention_s - copies_s).max(0.0),
+        waits_s: usage.exposed_total(),
+        imbalance_s: usage.turns,
+        host_s: usage.host,
+        sent_bytes: usage.bytes_scale_up + usage.bytes_scale_out,
+        ..Side::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn question() -> Question {
+        Question {
+            model: "llama-3-8b".into(),
+            cluster: "dgx-h100".into(),
+            stack: "nccl-fa3".into(),
+            dtype: Dtype::Bf16,
+            heads: 32,
+            head_dim: 128,
+            kv_heads: vec![32, 2],
+            links: vec![Links::Node(365.0), Links::Network(20.0)],
+            ranks: vec![2, 8, 64],
+            seq_len: vec![8192, 131_072],
+            options: vec![Options::default()],
+        }
+    }
+
+    fn cells() -> Vec<Cell> {
+        crossover(&question(), tempfile::tempdir().unwrap().path()).unwrap().cells
+    }
+
+    #[test]
+    fn parts_of_a_side_add_up_to_its_time() {
+        let cells = cells();
+        assert_eq!(cells.len(), 24);
+        for side in cells.iter().flat_map(|c| [&c.ulysses, &c.ring]).filter(|s| s.time_s.is_some()) {
+            let parts = [side.attention_s, side.copies_s, side.slowed_s, side.waits_s, side.imbalance_s, side.host_s];
+            let (sum, time) = (parts.iter().sum::<f64>(), side.time_s.unwrap());
+            assert!((sum / time - 1.0).abs() < 1e-9, "{side:?}");
+        }
+    }
+
+    #[test]
+    fn the_winner_changes_with_kv_heads_links_and_ranks() {
+        let cells = cells();
+        let winner = |links, kv_heads, ranks| {
+            let here = |c: &&Cell| (c.links, c.kv_heads, c.ranks, c.seq_len) == (links, kv_heads, ranks, 8192);
+            cells.iter().find(here).unwrap().winner
+        };
+        let slow = Links::Network(20.0);
+        assert_eq!(winner(slow, 2, 2), Winner::Ring, "keys and values are a sixteenth of the queries");
+        assert_eq!(winner(slow, 32, 8), Winner::Ulysses, "the ring sends more the more ranks there are");
+        assert_eq!(winner(Links::Node(365.0), 2, 8), Winner::Ulysses, "short blocks, quick all-to-alls");
+        assert_eq!(winner(slow, 32, 64), Winner::Ring, "Ulysses has fewer heads than ranks");
+    }
+
+    #[test]
+    fn a_row_has_a_field_for_each_column() {
+        let dir = tempfile::tempdir().unwrap();
+        let map = crossover(&question(), dir.path()).unwrap();
+        let mut csv = csv::Reader::from_path(&map.files[1]).unwrap();
+        assert_eq!(csv.headers().unwrap().len(), store::columns().len());
+        assert_eq!(csv.records().map(|r| r.unwrap()).count(), map.cells.len());
+    }
+
+    #[test]
+    fn what_makes_no_map_is_said() {
+        let said = |q: Question| crossover(&q, Path::new("/nowhere")).err().unwrap().to_string();
+        assert!(said(Question { kv_heads: vec![5], ..question() }).contains("5 does not divide the 32 heads"));
+        assert!(said(Question { ranks: vec![1], ..question() }).contains("the least is 2"));
+        assert!(said(Question { links: vec![], ..question() }).contains("a list is empty"));
+        let one_node = Question { cluster: "local-cpu".into(), stack: "cpu".into(), dtype: Dtype::F32, ..question() };
+        assert!(said(one_node).contains("there is no network"));
+    }
+}

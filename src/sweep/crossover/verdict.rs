@@ -1,0 +1,182 @@
+//! Which of two costed plans is faster, and what makes the difference.
+//!
+//! The time of a way is cut into parts that add up to it, so the part in which the two differ most in the
+//! winner's favour is the cause.
+
+use super::Side;
+use crate::report::human::{decimal, percent, seconds};
+use serde::{Deserialize, Serialize};
+
+/// Ways nearer to each other than this are called even: constants are not known any better.
+pub const EVEN: f64 = 0.02;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Winner {
+    Ulysses,
+    Ring,
+    Even,
+    /// Neither can run.
+    None,
+}
+
+/// What the difference comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// Communication that no kernel hides.
+    Waits,
+    /// The attention kernels themselves: shapes that fill a GPU better or worse.
+    Attention,
+    /// Packing, merging, adding, casting.
+    Copies,
+    /// Kernels run slower beside communication, which takes SMs.
+    StolenSms,
+    /// Ranks wait for kernels of others.
+    Imbalance,
+    /// The CPU issues kernels more slowly than the GPU runs them.
+    Host,
+    /// The other way cannot run.
+    Impossible,
+    /// There is no difference to speak of.
+    Even,
+}
+
+impl Winner {
+    pub fn name(self) -> &'static str {
+        match self {
+            Winner::Ulysses => "Ulysses",
+            Winner::Ring => "ring",
+            Winner::Even => "even",
+            Winner::None => "none",
+        }
+    }
+}
+
+/// The winner, the cause, and both in a sentence.
+pub fn verdict(ulysses: &Side, ring: &Side) -> (Winner, Cause, String) {
+    match (ulysses.time_s, ring.time_s) {
+        (None, None) => {
+            (Winner::None, Cause::Impossible, format!("neither runs: {}; {}", ulysses.why_not, ring.why_not))
+        }
+        (Some(_), None) => (Winner::Ulysses, Cause::Impossible, format!("only Ulysses runs: {}", ring.why_not)),
+        (None, Some(_)) => (Winner::Ring, Cause::Impossible, format!("only the ring runs: {}", ulysses.why_not)),
+        (Some(u), Some(r)) if (u / r - 1.0).abs() < EVEN => (Winner::Even, Cause::Even, even(ulysses, ring)),
+        (Some(u), Some(r)) => {
+            let (winner, fast, slow) = match u < r {
+                true => (Winner::Ulysses, ulysses, ring),
+                false => (Winner::Ring, ring, ulysses),
+            };
+            let cause = cause(fast, slow);
+            (winner, cause, sentence(winner, cause, fast, slow))
+        }
+    }
+}
+
+/// The part of the time that `slow` has most more of than `fast`.
+fn cause(fast: &Side, slow: &Side) -> Cause {
+    let parts = [
+        (Cause::Waits, slow.waits_s - fast.waits_s),
+        (Cause::Attention, slow.attention_s - fast.attention_s),
+        (Cause::Copies, slow.copies_s - fast.copies_s),
+        (Cause::StolenSms, slow.slowed_s - fast.slowed_s),
+        (Cause::Imbalance, slow.imbalance_s - fast.imbalance_s),
+        (Cause::Host, slow.host_s - fast.host_s),
+    ];
+    parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("there are six").0
+}
+
+fn even(ulysses: &Side, ring: &Side) -> String {
+    let share = |s: &Side| percent(s.waits_s / s.time_s.unwrap_or(f64::NAN));
+    format!("even: Ulysses waits for {} of its time, the ring for {}", share(ulysses), share(ring))
+}
+
+fn sentence(winner: Winner, cause: Cause, fast: &Side, slow: &Side) -> String {
+    let ring_wins = winner == Winner::Ring;
+    let other = if ring_wins { "Ulysses" } else { "the ring" };
+    let why = match (cause, ring_wins) {
+        (Cause::Waits, true) => format!(
+            "it sends {} and waits {}; Ulysses sends {}, hides nothing of it and waits {}",
+            decimal(fast.sent_bytes, "B"),
+            seconds(fast.waits_s),
+            decimal(slow.sent_bytes, "B"),
+            seconds(slow.waits_s)
+        ),
+        (Cause::Waits, false) => format!(
+            "the ring sends {} and its blocks are too short to hide it: it waits {}, Ulysses {} for {}",
+            decimal(slow.sent_bytes, "B"),
+            seconds(slow.waits_s),
+            seconds(fast.waits_s),
+            decimal(fast.sent_bytes, "B")
+        ),
+        (Cause::Attention, true) => {
+            format!("its attention kernels take {}, those of Ulysses' few heads {}", of(fast), of(slow))
+        }
+        (Cause::Attention, false) => {
+            format!("one attention over all tokens takes {}, the ring's blocks {}", of(fast), of(slow))
+        }
+        (Cause::Copies, true) => {
+            format!("Ulysses packs and unpacks for {}, the ring merges for {}", copies(slow), copies(fast))
+        }
+        (Cause::Copies, false) => {
+            format!("the ring merges partial results for {}, Ulysses packs for {}", copies(slow), copies(fast))
+        }
+        (Cause::StolenSms, _) => format!(
+            "transfers of {other} take SMs from its kernels and slow them by {}, here by {}",
+            seconds(slow.slowed_s),
+            seconds(fast.slowed_s)
+        ),
+        (Cause::Imbalance, _) => format!("the ranks of {other} wait {} for each other", seconds(slow.imbalance_s)),
+        (Cause::Host, _) => format!(
+            "{other} has so many short kernels that the CPU cannot issue them in time: {} of {}",
+            seconds(slow.host_s),
+            seconds(slow.time_s.unwrap_or(f64::NAN))
+        ),
+        (Cause::Impossible | Cause::Even, _) => String::new(),
+    };
+    format!("{} wins: {why}", winner.name())
+}
+
+fn of(side: &Side) -> String {
+    seconds(side.attention_s)
+}
+
+fn copies(side: &Side) -> String {
+    seconds(side.copies_s)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn side(attention_s: f64, copies_s: f64, waits_s: f64) -> Side {
+        let time_s = Some(attention_s + copies_s + waits_s);
+        Side { time_s, attention_s, copies_s, waits_s, sent_bytes: 1e9, ..Side::default() }
+    }
+
+    fn impossible(why: &str) -> Side {
+        Side { why_not: why.into(), ..Side::default() }
+    }
+
+    #[test]
+    fn the_largest_part_of_the_difference_is_the_cause() {
+        let (quick, waits, slow) = (side(1.0, 0.1, 0.0), side(1.0, 0.0, 0.9), side(1.5, 0.2, 0.3));
+        let said = |u, r| {
+            let (winner, cause, why) = verdict(u, r);
+            (winner, cause, why)
+        };
+        assert_eq!(said(&quick, &waits).1, Cause::Waits);
+        assert!(said(&quick, &waits).2.starts_with("Ulysses wins: the ring sends 1.00 GB"));
+        assert_eq!((said(&slow, &quick).0, said(&slow, &quick).1), (Winner::Ring, Cause::Attention));
+        assert_eq!(said(&quick, &side(1.0, 0.5, 0.1)).1, Cause::Copies);
+    }
+
+    #[test]
+    fn what_cannot_run_loses_and_what_hardly_differs_is_even() {
+        let (good, bad) = (side(1.0, 0.1, 0.0), impossible("heads: 32 over 64"));
+        assert_eq!(verdict(&bad, &good).2, "only the ring runs: heads: 32 over 64");
+        assert_eq!(verdict(&bad, &bad).0, Winner::None);
+        assert_eq!(verdict(&good, &side(1.0, 0.1, 0.01)).0, Winner::Even);
+        assert_eq!(verdict(&good, &side(1.0, 0.1, 0.03)).0, Winner::Ulysses);
+    }
+}
