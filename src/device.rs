@@ -77,6 +77,17 @@ impl Roofline {
         })
     }
 
+    /// How much faster products are in FP8 than in `dtype`. Check it before asking for times of a plan that
+    /// rounds to FP8.
+    pub fn fp8(&self, dtype: Dtype) -> Result<f64> {
+        let Some(peak) = self.gpu.peak.get("fp8") else {
+            let why =
+                format!("fp8: {} has no peak for it; leave out the option fp8, or use another GPU", self.gpu.name);
+            return Err(Error::infeasible(why));
+        };
+        Ok(peak.value / self.peak(dtype)?)
+    }
+
     /// Time at a rate of peak * ceiling, had the kernel `flops` to do.
     fn at_rate(&self, flops: f64, dtype: Dtype, ceiling: f64) -> Seconds {
         let peak = self.peak(dtype).expect("the dtypes of a plan are checked before it is timed");
@@ -84,15 +95,19 @@ impl Roofline {
     }
 
     /// Tiles are computed whole, and S at a time: the last wave takes as long as a full one.
-    fn gemm(&self, (m, n, k): (u64, u64, u64), dtype: Dtype) -> Part {
+    /// In FP8 they are computed faster, but filled and drained no faster.
+    fn gemm(&self, (m, n, k): (u64, u64, u64), dtype: Dtype, fp8: bool) -> Part {
+        let faster = if fp8 { self.fp8(dtype).expect("whoever asks for fp8 checks it") } else { 1.0 };
         let curve = &self.gpu.gemm;
         let tiles = m.div_ceil(curve.tile[0]) * n.div_ceil(curve.tile[1]);
         let slots = tiles.next_multiple_of(u64::from(self.gpu.sms.value));
         let tile_area = (curve.tile[0] * curve.tile[1]) as f64;
-        let flops = 2.0 * slots as f64 * tile_area * (k as f64 + curve.k_half.value);
+        let flops = 2.0 * slots as f64 * tile_area * (k as f64 / faster + curve.k_half.value);
         Part {
             seconds: self.at_rate(flops, dtype, curve.ceiling.value * curve.typical.value),
-            provenance: worst([&curve.ceiling.provenance, &curve.typical.provenance, &curve.k_half.provenance]),
+            // The curve is that of wider operands.
+            provenance: worst([&curve.ceiling.provenance, &curve.typical.provenance, &curve.k_half.provenance])
+                .max(if fp8 { Provenance::Extrapolated } else { Provenance::Measured }),
             rel_sd: curve.rel_sd.value,
         }
     }
@@ -134,9 +149,11 @@ impl Roofline {
 
 impl KernelTime for Roofline {
     fn time(&self, work: &Work, dtype: Dtype) -> Estimate {
-        let memory = self.memory(work.bytes);
+        // Operands are rounded by a kernel of its own, before the product.
+        let cast = if let WorkClass::Gemm { cast, .. } = work.class { cast } else { 0 };
+        let memory = self.memory(work.bytes - cast);
         let compute = match work.class {
-            WorkClass::Gemm { m, n, k } => Some(self.gemm((m, n, k), dtype)),
+            WorkClass::Gemm { m, n, k, cast } => Some(self.gemm((m, n, k), dtype, cast > 0)),
             WorkClass::Attention { .. } => Some(self.attention(work, dtype)),
             WorkClass::Memory => None,
         };
@@ -144,7 +161,7 @@ impl KernelTime for Roofline {
             Some(compute) if compute.seconds > memory.seconds => (compute, true),
             _ => (memory, false),
         };
-        let seconds = part.seconds + self.gpu.launch.value;
+        let seconds = part.seconds + self.memory(cast).seconds + self.gpu.launch.value;
         // The launch counts only where it is a good part of the whole.
         let launch = if self.gpu.launch.value / seconds > 0.1 {
             worst([&self.gpu.launch.provenance])
@@ -182,13 +199,14 @@ fn worst<const N: usize>(origins: [&Origin; N]) -> Provenance {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Kernel;
 
     fn roofline(gpu: &str, stack: &str) -> Roofline {
         Roofline::new(&GpuSpec::find(gpu).unwrap(), &StackSpec::find(stack).unwrap()).unwrap()
     }
 
     fn gemm(m: u64, n: u64, k: u64) -> Work {
-        Work { flops: 2 * m * n * k, bytes: 2 * (m * k + k * n + m * n), class: WorkClass::Gemm { m, n, k } }
+        Work { flops: 2 * m * n * k, bytes: 2 * (m * k + k * n + m * n), class: WorkClass::Gemm { m, n, k, cast: 0 } }
     }
 
     fn attention(q_rows: u64, kv_rows: u64, area: u64, backward: bool) -> Work {
@@ -200,9 +218,24 @@ mod tests {
     #[test]
     fn one_tile_more_than_a_wave_takes_two_waves() {
         let r = roofline("h100-sxm5", "nccl-fa3");
-        let time = |tiles: u64| r.gemm((128 * tiles, 256, 8192), Dtype::Bf16).seconds;
+        let time = |tiles: u64| r.gemm((128 * tiles, 256, 8192), Dtype::Bf16, false).seconds;
         assert!((time(132) / time(1) - 1.0).abs() < 1e-9);
         assert!((time(133) / time(132) - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn fp8_pays_for_large_products_alone_and_only_where_there_is_some() {
+        let r = roofline("h100-sxm5", "nccl-fa3");
+        let time = |m: u64, k: u64, fp8| {
+            let kernel = Kernel::MatMul { m, n: 8192, k, a_t: false, b_t: true, accumulate: false, fp8 };
+            let work = kernel.work(&[], 0, &[2 * m * k, 2 * 8192 * k], &[2 * m * 8192]).unwrap();
+            r.time(&work, Dtype::Bf16).seconds
+        };
+        let gain = time(16384, 8192, false) / time(16384, 8192, true);
+        assert!(gain > 1.4 && gain < 2.0, "the peak doubles, but operands have to be rounded first: {gain}");
+        assert!(time(64, 8192, true) > time(64, 8192, false), "a thin product only reads its weights");
+        let a100 = roofline("a100-sxm4-80gb", "nccl-fa2").fp8(Dtype::Bf16).unwrap_err().to_string();
+        assert!(a100.contains("leave out the option fp8"), "{a100}");
     }
 
     #[test]

@@ -238,6 +238,27 @@ fn bf16_is_near_the_reference() {
     }
 }
 
+/// Four bits of a number are left in the products of a layer: its outputs move by some percent.
+#[test]
+fn fp8_is_near_the_reference_and_not_bf16() {
+    let words = |text: &str| Parallelism { ring: 2, zero: 1, options: text.parse().unwrap(), ..case().par };
+    let plan = |text| Case { dtype: Dtype::Bf16, batch: 2, par: words(text), ..case() }.plan();
+    let (got, wide) = (run(&plan("fp8")), run(&plan("default")));
+    let want = reference(&plan("fp8"));
+    assert_close("loss", &[got.loss], &[want.loss], 0.03);
+    // Over all gradients together: single ones of a model this small may be off by half their size.
+    let squares = |x: f64| x * x;
+    let off = |run: &Run| -> f64 {
+        let of = |(name, want): (&String, &Vec<f64>)| -> f64 {
+            run.grads[name].iter().zip(want).map(|(g, w)| squares(g - w)).sum()
+        };
+        want.grads.iter().map(of).sum::<f64>().sqrt()
+    };
+    let size = want.grads.values().flatten().map(|&w| squares(w)).sum::<f64>().sqrt();
+    let [got, wide] = [off(&got), off(&wide)];
+    assert!(got > 4.0 * wide && got < 0.5 * size, "{got} of {size}, in bf16 {wide}");
+}
+
 /// Ulysses runs the same kernel on the same rows, so its hidden states are the single rank's to the bit.
 #[test]
 fn ulysses_is_bit_identical_to_one_rank() {

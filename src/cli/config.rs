@@ -176,6 +176,7 @@ impl Config {
         let stack = self.stack.as_deref().unwrap_or(stack_of(&gpu));
         let dtype = dtype(&plan.about.dtype).map_err(|why| Error::spec(file.display(), "about.dtype", why))?;
         let case = Case::new(plan.model()?.clone(), cluster, stack, plan.ranks(), Some(dtype))?;
+        case.can_round(&plan.about.par)?;
         Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan) })
     }
 

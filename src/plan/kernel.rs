@@ -7,7 +7,7 @@
 //! Legend of shapes: n tokens of a microbatch on this rank (batch b times s), h hidden, a heads, k KV
 //! heads, d head dim, f feed-forward width, v vocabulary. Tensors are row-major, a row is a token.
 
-use super::mesh::Mesh;
+use super::mesh::{Axis, Mesh};
 use super::segs::{BlockShape, Segs, block_shape};
 use serde::{Deserialize, Serialize};
 
@@ -88,12 +88,50 @@ pub enum Packing {
     ByRank,
 }
 
+/// Elements along the reduced dim that share a scale when they are rounded to FP8 (DeepSeek-V3,
+/// arXiv:2412.19437, section 3.3.2).
+pub const FP8_BLOCK: u64 = 128;
+
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
+/// Logits of a part of the vocabulary: of `cols` columns a rank, in the order of its coordinate on `axis`.
+/// The last ranks may have more columns than there are ids left; those count for nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VocabPart {
+    pub rows: u64,
+    pub cols: u64,
+    /// Ids in all.
+    pub vocab: u64,
+    pub axis: Axis,
+}
+
+impl VocabPart {
+    /// The ids of the rank's columns.
+    pub fn ids(&self, views: &[Mesh], rank: u32) -> std::ops::Range<u64> {
+        let first = u64::from(views[0].coord(rank, self.axis)) * self.cols;
+        first.min(self.vocab)..(first + self.cols).min(self.vocab)
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Kernel {
     /// `C[m,n] (+)= A[m,k] B[k,n]`; `a_t`: A is stored `[k,m]`; `b_t`: B is stored `[n,k]`.
+    /// `fp8`: A and B are first rounded to E4M3, every [`FP8_BLOCK`] elements along k by a scale of their own.
     /// Reads A, B (and C when it accumulates), writes C.
-    MatMul { m: u64, n: u64, k: u64, a_t: bool, b_t: bool, accumulate: bool },
+    MatMul {
+        m: u64,
+        n: u64,
+        k: u64,
+        a_t: bool,
+        b_t: bool,
+        accumulate: bool,
+        #[serde(default, skip_serializing_if = "is_false")]
+        fp8: bool,
+    },
     /// Flash attention with log-sum-exp. Reads q [b*sq, a*d], kv [b*sk, (K: k*d | V: k*d)];
     /// writes o like q, lse [b*sq, a]. Rows that see no key are left as they are.
     Attention(AttnBlock),
@@ -127,13 +165,32 @@ pub enum Kernel {
     Add { elems: u64, trim: Option<(AttnBlock, Side)> },
     /// Writes zeros.
     Fill { elems: u64 },
-    /// Reads token ids `[rows]`, table `[vocab, cols]`; writes x.
-    Embed { rows: u64, cols: u64, vocab: u64 },
+    /// Reads token ids `[rows]`, table `[vocab, cols]`; writes x. With `shard` the table is the part of the
+    /// rank's coordinate on the axis, and an id that stands in another part gives zeros.
+    Embed {
+        rows: u64,
+        cols: u64,
+        vocab: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        shard: Option<Axis>,
+    },
     /// Reads token ids, dx, dtable; writes dtable, accumulated.
-    EmbedBwd { rows: u64, cols: u64, vocab: u64 },
+    EmbedBwd {
+        rows: u64,
+        cols: u64,
+        vocab: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        shard: Option<Axis>,
+    },
     /// Softmax cross-entropy. Reads logits, target ids, loss; writes scale * (softmax - onehot) over the
     /// logits, and adds scale * the sum of the token losses to loss.
     CrossEntropy { rows: u64, vocab: u64, scale: f64 },
+    /// What a rank's part of the logits says of the whole: reads logits `[rows, cols]`, target ids; writes
+    /// `[rows, 2]`, the log-sum-exp of its columns and the target's logit, 0 where the target is not among them.
+    VocabStats(VocabPart),
+    /// Softmax cross-entropy of a part. Reads logits, target ids, `[ranks, rows, 2]` of all parts, loss; writes
+    /// as [`CrossEntropy`](Kernel::CrossEntropy) does, the loss that of the whole.
+    VocabCrossEntropy { part: VocabPart, ranks: u64, scale: f64 },
     /// Reads grad, weight, m, v; writes weight, m, v and, where there is a fourth, the weight cast.
     Adam { elems: u64, lr: f64, beta1: f64, beta2: f64, eps: f64 },
 }
@@ -145,6 +202,8 @@ pub enum WorkClass {
         m: u64,
         n: u64,
         k: u64,
+        /// Bytes moved before the product starts, to round its operands to FP8; 0: they are taken as they are.
+        cast: u64,
     },
     /// `q_rows` x `kv_rows` is the trimmed rectangle; `area` of it is visible.
     Attention {
@@ -187,6 +246,8 @@ impl Kernel {
             Kernel::Embed { .. } => "embed",
             Kernel::EmbedBwd { .. } => "embed_bwd",
             Kernel::CrossEntropy { .. } => "cross_entropy",
+            Kernel::VocabStats(_) => "vocab_stats",
+            Kernel::VocabCrossEntropy { .. } => "vocab_cross_entropy",
             Kernel::Adam { .. } => "adam",
         }
     }
@@ -210,8 +271,12 @@ impl Kernel {
             return (shape.area > 0).then(|| self.masked_work(block, shape, views, reads, writes));
         }
         match *self {
-            Kernel::MatMul { m, n, k, .. } => {
-                Some(Work { flops: 2 * m * n * k, bytes: all, class: WorkClass::Gemm { m, n, k } })
+            Kernel::MatMul { m, n, k, fp8, .. } => {
+                let given = reads[0] + reads[1];
+                let fed = if fp8 { fp8_bytes(m * k) + fp8_bytes(k * n) } else { given };
+                let cast = if fp8 { given + fed } else { 0 };
+                let bytes = cast + fed + all - given;
+                Some(Work { flops: 2 * m * n * k, bytes, class: WorkClass::Gemm { m, n, k, cast } })
             }
             // The table is far larger than the rows taken from it.
             Kernel::Embed { rows, .. } => memory(4 * rows + 2 * writes[0]),
@@ -257,6 +322,11 @@ impl Kernel {
     }
 }
 
+/// A byte an element, and four a scale.
+fn fp8_bytes(elems: u64) -> u64 {
+    elems + 4 * elems.div_ceil(FP8_BLOCK)
+}
+
 /// Elements of each operand, in the order in which the kernel reads and writes them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operands {
@@ -296,9 +366,13 @@ impl Kernel {
             Kernel::Cast { elems } => of(&[*elems], &[*elems]),
             Kernel::Add { elems, .. } => of(&[*elems, *elems], &[*elems]),
             Kernel::Fill { elems } => of(&[], &[*elems]),
-            Kernel::Embed { rows, cols, vocab } => of(&[*rows, vocab * cols], &[rows * cols]),
-            Kernel::EmbedBwd { rows, cols, vocab } => of(&[*rows, rows * cols, vocab * cols], &[vocab * cols]),
+            Kernel::Embed { rows, cols, vocab, .. } => of(&[*rows, vocab * cols], &[rows * cols]),
+            Kernel::EmbedBwd { rows, cols, vocab, .. } => of(&[*rows, rows * cols, vocab * cols], &[vocab * cols]),
             Kernel::CrossEntropy { rows, vocab, .. } => of(&[rows * vocab, *rows, 1], &[rows * vocab, 1]),
+            Kernel::VocabStats(p) => of(&[p.rows * p.cols, p.rows], &[2 * p.rows]),
+            Kernel::VocabCrossEntropy { part: p, ranks, .. } => {
+                of(&[p.rows * p.cols, p.rows, 2 * ranks * p.rows, 1], &[p.rows * p.cols, 1])
+            }
             // The cast copy is the only optional operand; `check` allows for it.
             Kernel::Adam { elems, .. } => of(&[*elems; 4], &[*elems; 3]),
         }

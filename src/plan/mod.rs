@@ -15,8 +15,10 @@ pub mod segs;
 pub mod structure;
 
 pub use builder::{Builder, Via, each};
-pub use kernel::{AttnBlock, Exchange, HeadPart, Kernel, Packing, Side, Work, WorkClass};
+pub use kernel::{AttnBlock, Exchange, HeadPart, Kernel, Packing, Side, VocabPart, Work, WorkClass};
 pub use mesh::{Axis, Group, Mesh};
 pub use op::*;
-pub use program::{About, AttentionFeed, Block, Feed, Held, Inputs, Master, Operand, Param, Plan, Program, RoleMap};
+pub use program::{
+    About, AttentionFeed, Block, Feed, Held, Inputs, Master, Operand, Param, Plan, Program, RoleMap, Shard,
+};
 pub use segs::{BlockShape, Segs, Split};

@@ -40,8 +40,9 @@ pub struct RoleMap {
     pub table: Vec<u32>,
 }
 
-/// A matrix cut over the ranks of an axis. Rows (dim 0) or columns (dim 1) come in blocks, fused weights
+/// A weight cut over the ranks of an axis. Rows (dim 0) or columns (dim 1) come in blocks, fused weights
 /// one behind the other (q, k, v), and each block is cut in equal parts: a rank has its part of every block.
+/// Where a block does not come out even the last ranks have room for more than there is, filled with zeros.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shard {
@@ -49,6 +50,25 @@ pub struct Shard {
     pub dim: u8,
     /// Sizes along `dim`; they add up to the whole.
     pub blocks: Vec<u64>,
+}
+
+impl Shard {
+    /// Size along `dim` on each of `ranks`.
+    pub fn local(&self, ranks: u64) -> u64 {
+        self.blocks.iter().map(|block| block.div_ceil(ranks)).sum()
+    }
+
+    /// Where the places along `dim` of the rank at `at` stand in the whole; `None`: beyond the end.
+    pub fn places(&self, at: u64, ranks: u64) -> Vec<Option<u64>> {
+        let mut places = vec![];
+        let mut first = 0;
+        for &block in &self.blocks {
+            let part = block.div_ceil(ranks);
+            places.extend((at * part..(at + 1) * part).map(|i| (i < block).then_some(first + i)));
+            first += block;
+        }
+        places
+    }
 }
 
 /// Where a named weight lives: rows of a slot of a flat tensor, and the shape they stand for.

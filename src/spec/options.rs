@@ -40,6 +40,8 @@ pub struct Options {
     /// In the hybrid of both, neighbouring ranks make a ring and Ulysses exchanges across rings; by default
     /// neighbouring ranks exchange, as TransformerEngine's `a2a+p2p` and USP's `use_ulysses_low` have it.
     pub ring_inside: bool,
+    /// The products of a layer take operands rounded to FP8; everything else stays as it is.
+    pub fp8: bool,
 }
 
 /// A choice other than the default.
@@ -82,6 +84,12 @@ pub const WORDS: &[Word] = &[
         about: "ring and Ulysses together: neighbouring ranks make the ring, Ulysses goes across nodes",
         set: |o| o.ring_inside = true,
         is_set: |o| o.ring_inside,
+    },
+    Word {
+        name: "fp8",
+        about: "products of the layers on operands rounded to FP8 (E4M3, a scale every 128)",
+        set: |o| o.fp8 = true,
+        is_set: |o| o.fp8,
     },
 ];
 

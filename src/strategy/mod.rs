@@ -4,10 +4,14 @@ pub mod allgather_kv;
 pub mod attention;
 pub mod attention_pass;
 pub mod data;
+pub mod embedding;
 pub mod feasible;
+pub mod head;
 pub mod ring;
 pub mod step;
+pub mod tensor;
 pub mod transformer;
 pub mod ulysses;
+pub mod weights;
 
 pub use step::{Engines, build};

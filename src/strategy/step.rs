@@ -7,14 +7,16 @@
 //! Adam, weights gathered
 //! ```
 
-use super::attention::{Saved as AttnSaved, Way};
 use super::data::{Adam, DataParallel, FlatWeights};
+use super::embedding::Embedding;
 use super::feasible;
-use super::transformer::{Layer, Saved, Scratch, linear, linear_dw, linear_dx};
+use super::head::{Head, HeadWeights};
+use super::transformer::{Layer, Saved, Scratch};
+use super::weights::Weight;
 use crate::error::Result;
 use crate::plan::program::VERSION;
 use crate::plan::*;
-use crate::spec::{AttentionSpec, LlmSpec, Parallelism, Recompute, StackSpec, Workload};
+use crate::spec::{LlmSpec, Parallelism, Recompute, StackSpec, Workload};
 
 /// Who moves the bytes of point-to-point transfers and of collectives.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +50,8 @@ struct Step<'a> {
     b: Builder,
     mesh: Mesh,
     layer: Layer,
+    embedding: Embedding,
+    end: Head,
     scratch: Scratch,
     saved: Saved,
     dp: DataParallel,
@@ -63,9 +67,6 @@ struct Step<'a> {
     x: Buf,
     /// Gradients of the layers' inputs, alternating.
     dx: Buf,
-    normed: Buf,
-    logits: Buf,
-    d_normed: Buf,
     microbatches: u32,
     layer_fwd: BlockId,
     layer_bwd: BlockId,
@@ -78,45 +79,32 @@ struct Step<'a> {
 pub fn mesh(par: &Parallelism) -> Mesh {
     let (cp, up) = ((Axis::Cp, par.ring), (Axis::Up, par.ulysses));
     let [outer, inner] = if par.options.ring_inside { [up, cp] } else { [cp, up] };
-    Mesh::new(&[(Axis::Dp, par.dp), outer, inner])
-}
-
-fn layer_of(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines) -> Layer {
-    let attention = AttentionSpec {
-        batch: work.micro_batch,
-        seq_len: work.seq_len,
-        heads: model.heads,
-        kv_heads: model.kv_heads,
-        head_dim: model.head_dim,
-        causal: true,
-        dtype: work.dtype,
-    };
-    let Way { segs, seq, core, ulysses } = Way::new(&attention, par, engines);
-    Layer::new(model, work.micro_batch, seq, segs, core, ulysses)
+    Mesh::new(&[(Axis::Dp, par.dp), outer, inner, (Axis::Tp, par.tp)])
 }
 
 impl<'a> Step<'a> {
     fn new(model: &'a LlmSpec, work: &'a Workload, par: &'a Parallelism, engines: Engines) -> Step<'a> {
         let mut b = Builder::new();
         let mesh = mesh(par);
-        let layer = layer_of(model, work, par, engines);
+        let layer = Layer::new(model, work, par, engines);
         let acc = layer.core.shape().acc;
-        let ranks = u64::from(par.ranks());
+        // Tensor-parallel ranks hold different weights.
+        let ranks = u64::from(par.ranks() / par.tp);
         let dp = DataParallel { ranks, zero: par.zero, dtype: work.dtype, acc, engine: engines.collective };
-        let (n, h, v, l) = (layer.tokens(), model.hidden, model.vocab, model.layers as u32);
+        let (n, rows, h, l) = (layer.tokens(), layer.residual_rows(), model.hidden, model.layers as u32);
         let microbatches = (work.global_batch / (u64::from(par.dp) * work.micro_batch)) as u32;
 
-        let layers = dp.weights(&mut b, "layers", layer.weight_rows().down[1], l);
-        let embed = dp.weights(&mut b, "embed", v * h, 1);
-        let head = dp.weights(&mut b, "head", if model.tie_embeddings { h } else { h + v * h }, 1);
+        let embedding = Embedding::new(&mut b, model, &layer);
+        let end = Head::new(&mut b, model, &layer, work.global_batch * work.seq_len);
+        let layers = dp.weights(&mut b, "layers", layer.elems(), l);
+        let embed = dp.weights(&mut b, "embed", embedding.elems(), 1);
+        let head = dp.weights(&mut b, "head", end.elems(), 1);
         let mut act = |name, shape: &[u64], dtype, slots| b.tensor(name, shape, dtype, TensorKind::Activation, slots);
         let tokens = act("tokens", &[n], Dtype::U32, microbatches);
         let targets = act("targets", &[n], Dtype::U32, microbatches);
-        let x = act("x", &[n, h], work.dtype, l + 1);
+        let x = act("x", &[rows, h], work.dtype, l + 1);
         let loss = b.tensor("loss", &[1], acc, TensorKind::Grad, 1);
-        let mut temp = |name, row, slots| b.tensor(name, &[n, row], work.dtype, TensorKind::Workspace, slots);
-        let (dx, normed, logits, d_normed) =
-            (temp("dx", h, 2), temp("normed", h, 1), temp("logits", v, 1), temp("d_head", h, 1));
+        let dx = b.tensor("dx", &[rows, h], work.dtype, TensorKind::Workspace, 2);
         let saved = match par.recompute {
             Recompute::Full => layer.saved(&mut b, TensorKind::Workspace, 1),
             _ => layer.saved(&mut b, TensorKind::Activation, l),
@@ -129,6 +117,8 @@ impl<'a> Step<'a> {
             b,
             mesh,
             layer,
+            embedding,
+            end,
             scratch,
             saved,
             dp,
@@ -141,9 +131,6 @@ impl<'a> Step<'a> {
             loss,
             x,
             dx,
-            normed,
-            logits,
-            d_normed,
             microbatches,
             layer_fwd: 0,
             layer_bwd: 0,
@@ -170,7 +157,7 @@ impl<'a> Step<'a> {
     fn layer_fwd_block(&mut self) -> BlockId {
         self.b.open("layer_fwd");
         let [w, x, x_out] = ["w", "x", "x_out"].map(|name| self.b.formal(name));
-        let keep = self.saved_formals();
+        let keep = self.saved.formals(&mut self.b);
         self.layer.forward(&mut self.b, &self.scratch, w, x, x_out, &keep);
         self.b.close()
     }
@@ -178,11 +165,11 @@ impl<'a> Step<'a> {
     fn layer_bwd_block(&mut self) -> BlockId {
         self.b.open("layer_bwd");
         let [w, g, x, dy, dx] = ["w", "g", "x", "dy", "dx"].map(|name| self.b.formal(name));
-        let keep = self.saved_formals();
+        let keep = self.saved.formals(&mut self.b);
         if self.par.recompute == Recompute::Full {
             // The output is not needed again; it goes where the next layer's gradient will be written.
             let mut args: Vec<Arg> = vec![w.into(), x.into(), dx.into()];
-            args.extend(saved_args(&keep, self.layer.ulysses.is_some(), Arg::from));
+            args.extend(keep.bufs().into_iter().map(Arg::from));
             self.b.call("again", self.layer_fwd, 1, &args);
         }
         self.layer.backward(&mut self.b, &self.scratch, w, g, x, &keep, dy, dx);
@@ -193,58 +180,37 @@ impl<'a> Step<'a> {
     fn layer_bwd_last_block(&mut self) -> BlockId {
         self.b.open("layer_bwd_last");
         let [w, g, x, dy, dx] = ["w", "g", "x", "dy", "dx"].map(|name| self.b.formal(name));
-        let keep = self.saved_formals();
+        let keep = self.saved.formals(&mut self.b);
         let share = self.b.formal("g_share");
         let mut args: Vec<Arg> = [w, g, x, dy, dx].map(Arg::from).to_vec();
-        args.extend(saved_args(&keep, self.layer.ulysses.is_some(), Arg::from));
+        args.extend(keep.bufs().into_iter().map(Arg::from));
         self.b.call("bwd", self.layer_bwd, 1, &args);
+        self.layer.sum_shared(&mut self.b, g);
         self.dp.sync(&mut self.b, "grad_sum", g, share);
         self.b.close()
-    }
-
-    fn saved_formals(&mut self) -> Saved {
-        let mut formal = |name| self.b.formal(name);
-        let attn = AttnSaved { q: formal("q"), kv: formal("kv"), o: formal("attn_o"), lse: formal("lse") };
-        Saved {
-            attn,
-            normed1: formal("normed1"),
-            mid: formal("mid"),
-            normed2: formal("normed2"),
-            gate_up: formal("gate_up"),
-            act: formal("act"),
-            o: if self.layer.ulysses.is_some() { formal("o") } else { attn.o },
-        }
     }
 
     fn microbatch_block(&mut self, name: &str, last: bool) -> BlockId {
         self.b.open(name);
         let [tokens, targets] = ["tokens", "targets"].map(|name| self.b.formal(name));
-        let (n, h, l) = (self.layer.tokens(), self.model.hidden, self.layer_count());
-        let embed = Kernel::Embed { rows: n, cols: h, vocab: self.model.vocab };
-        self.b.compute("embed", embed, &[tokens, self.embed_rows(self.embed.weight)], &[self.x]);
+        let l = self.layer_count();
+        self.embedding.forward(&mut self.b, self.embed.weight, tokens, self.x);
         self.call_forward();
         self.head(targets, self.x.slot(l), last);
         self.call_backward(last);
-        let embed_bwd = Kernel::EmbedBwd { rows: n, cols: h, vocab: self.model.vocab };
-        let grad = self.embed_rows(self.embed.grad);
-        self.b.compute("embed_bwd", embed_bwd, &[tokens, self.dx.slot(l % 2), grad], &[grad]);
+        self.embedding.backward(&mut self.b, self.embed.grad, tokens, self.dx.slot(l % 2));
         if last {
             self.dp.sync(&mut self.b, "grad_sum.embed", self.embed.grad, self.dp.share_of(&self.embed));
         }
         self.b.close()
     }
 
-    fn embed_rows(&self, flat: Buf) -> Buf {
-        flat.rows(0, self.model.vocab * self.model.hidden)
-    }
-
     /// One slot a layer where activations are kept, the same one where they are computed again.
     fn saved_each(&self, first: i32, step: i32) -> Vec<Arg> {
         let of = self.layer_count();
         let kept = self.par.recompute == Recompute::None;
-        saved_args(&self.saved, self.layer.ulysses.is_some(), |buf| {
-            if kept { each(buf, first, step, of) } else { buf.into() }
-        })
+        let arg = |buf| if kept { each(buf, first, step, of) } else { Arg::from(buf) };
+        self.saved.bufs().into_iter().map(arg).collect()
     }
 
     fn call_forward(&mut self) {
@@ -273,27 +239,14 @@ impl<'a> Step<'a> {
 
     /// Final norm, logits, loss, and the gradient of the last layer's output in `dx` slot 0.
     fn head(&mut self, targets: Buf, x: Buf, last: bool) {
-        let (n, h, v) = (self.layer.tokens(), self.model.hidden, self.model.vocab);
-        let (norm_w, norm_g) = (self.head.weight.rows(0, h), self.head.grad.rows(0, h));
-        let (w, g) = match self.model.tie_embeddings {
-            true => (self.embed_rows(self.embed.weight), self.embed_rows(self.embed.grad)),
-            false => (self.head.weight.rows(h, h + v * h), self.head.grad.rows(h, h + v * h)),
-        };
-        let b = &mut self.b;
-        let eps = self.model.rms_eps;
-        b.compute("final_norm", Kernel::Norm { rows: n, cols: h, eps }, &[x, norm_w], &[self.normed]);
-        b.compute("lm_head", linear(n, v, h), &[self.normed, w], &[self.logits]);
-        let scale = 1.0 / (self.work.global_batch * self.work.seq_len) as f64;
-        let loss = Kernel::CrossEntropy { rows: n, vocab: v, scale };
-        b.compute("cross_entropy", loss, &[self.logits, targets, self.loss], &[self.logits, self.loss]);
-        b.compute("lm_head_dx", linear_dx(n, h, v), &[self.logits, w], &[self.d_normed]);
-        b.compute("lm_head_dw", linear_dw(v, h, n), &[self.logits, self.normed, g], &[g]);
-        // The norm's gradient is added to a residual everywhere but here, where there is none.
-        let zero = self.dx.slot(1);
-        b.compute("no_residual", Kernel::Fill { elems: n * h }, &[], &[zero]);
-        let reads = [x, norm_w, self.d_normed, zero, norm_g];
-        b.compute("final_norm_bwd", Kernel::NormBwd { rows: n, cols: h, eps }, &reads, &[self.dx.slot(0), norm_g]);
+        let own = [self.head.weight, self.head.grad];
+        let tied = [self.embed.weight, self.embed.grad].map(|flat| self.embedding.table(flat));
+        let table = own.map(|flat| self.end.table(flat));
+        let table = if let [Some(w), Some(g)] = table { [w, g] } else { tied };
+        let (b, dx) = (&mut self.b, [self.dx.slot(0), self.dx.slot(1)]);
+        self.end.run(b, HeadWeights { own, table }, targets, x, self.loss, dx);
         if last {
+            self.end.sum_shared(b, self.head.grad);
             self.dp.sync(b, "grad_sum.head", self.head.grad, self.dp.share_of(&self.head));
         }
     }
@@ -329,28 +282,21 @@ impl<'a> Step<'a> {
     }
 
     fn params(&self) -> Vec<Param> {
-        let (h, v) = (self.model.hidden, self.model.vocab);
-        let param = |name: String, w: &FlatWeights, slot, rows, shape: Vec<u64>| Param {
-            name,
-            weight: w.weight.tensor(),
-            grad: w.grad.tensor(),
+        let param = |prefix: &str, weight: &Weight, flat: &FlatWeights, slot| Param {
+            name: format!("{prefix}{}", weight.name),
+            weight: flat.weight.tensor(),
+            grad: flat.grad.tensor(),
             slot,
-            rows,
-            shape,
-            shard: None,
+            rows: weight.rows,
+            shape: weight.shape.clone(),
+            shard: weight.shard.clone(),
             stages: vec![],
         };
-        let mut all = vec![
-            param("model.embed_tokens.weight".into(), &self.embed, 0, [0, v * h], vec![v, h]),
-            param("model.norm.weight".into(), &self.head, 0, [0, h], vec![h]),
-        ];
-        if !self.model.tie_embeddings {
-            all.push(param("lm_head.weight".into(), &self.head, 0, [h, h + v * h], vec![v, h]));
-        }
+        let embed = self.embedding.weights().iter().map(|w| param("", w, &self.embed, 0));
+        let mut all: Vec<Param> = embed.chain(self.end.weights().iter().map(|w| param("", w, &self.head, 0))).collect();
         for l in 0..self.layer_count() {
-            for (name, rows, shape) in self.layer.params() {
-                all.push(param(format!("model.layers.{l}.{name}"), &self.layers, l, rows, shape));
-            }
+            let prefix = format!("model.layers.{l}.");
+            all.extend(self.layer.weights().iter().map(|w| param(&prefix, w, &self.layers, l)));
         }
         all
     }
@@ -401,13 +347,4 @@ impl<'a> Step<'a> {
             feed: Feed::Tokens(inputs),
         }
     }
-}
-
-/// The kept buffers in the order of [`Step::saved_formals`].
-fn saved_args(s: &Saved, ulysses: bool, arg: impl Fn(Buf) -> Arg) -> Vec<Arg> {
-    let mut bufs = vec![s.attn.q, s.attn.kv, s.attn.o, s.attn.lse, s.normed1, s.mid, s.normed2, s.gate_up, s.act];
-    if ulysses {
-        bufs.push(s.o);
-    }
-    bufs.into_iter().map(arg).collect()
 }

@@ -113,10 +113,16 @@ impl Case {
         let Point { seq_len, global_batch, micro_batch, .. } = *point;
         let work = Workload { seq_len, global_batch, micro_batch, dtype: self.dtype };
         let par = point.par;
+        self.can_round(&par)?;
         guard::before(&self.model, &work, &par)?;
         let plan = build(&self.model, &work, &par, Engines::of(&self.stack))?;
         guard::after(&plan)?;
         Ok(plan)
+    }
+
+    /// Whether the GPU has what the options ask for.
+    pub fn can_round(&self, par: &Parallelism) -> Result<()> {
+        if par.options.fp8 { self.roofline.fp8(self.dtype).map(drop) } else { Ok(()) }
     }
 
     /// The fullest rank's memory.

@@ -1,6 +1,7 @@
 //! Matrix products, by ndarray's matrixmultiply.
 
 use super::Scalar;
+use super::fp8;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, ShapeBuilder};
 
@@ -11,6 +12,21 @@ pub fn window<T>(x: &[T], at: usize, shape: (usize, usize), stride: usize) -> Ar
 
 pub fn window_mut<T>(x: &mut [T], at: usize, shape: (usize, usize), stride: usize) -> ArrayViewMut2<'_, T> {
     ArrayViewMut2::from_shape(shape.strides((stride, 1)), &mut x[at..]).expect("a window lies within its operand")
+}
+
+/// The product of operands rounded to FP8, each along k.
+pub fn matmul_fp8<T: Scalar>(
+    [m, n, k]: [usize; 3],
+    transposed: [bool; 2],
+    accumulate: bool,
+    a: &[T],
+    b: &[T],
+    c: &mut [T],
+) {
+    // Where the rows of A and the columns of B start, and how far apart their elements along k are.
+    let (a_walk, b_walk) = (if transposed[0] { (1, m) } else { (k, 1) }, if transposed[1] { (k, 1) } else { (1, n) });
+    let (a, b) = (fp8::rounded(a, [m, k], a_walk), fp8::rounded(b, [n, k], b_walk));
+    matmul([m, n, k], transposed, accumulate, &a, &b, c);
 }
 
 /// C[m,n] (+)= A[m,k] B[k,n], A stored [k,m] and B stored [n,k] where `transposed` says so.
@@ -56,7 +72,7 @@ mod tests {
         for (a_t, b_t) in [(false, false), (false, true), (true, false), (true, true)] {
             let a = if a_t { transpose(m, k, &a) } else { a.clone() };
             let b = if b_t { transpose(k, n, &b) } else { b.clone() };
-            let kernel = |accumulate| Kernel::MatMul { m: 7, n: 5, k: 9, a_t, b_t, accumulate };
+            let kernel = |accumulate| Kernel::MatMul { m: 7, n: 5, k: 9, a_t, b_t, accumulate, fp8: false };
             let mut out = vec![f64::NAN; m * n];
             launch(&kernel(false), &[Some(&a), Some(&b)], &mut [&mut out]);
             assert_close(&out, &product, 1e-12);

@@ -1,28 +1,88 @@
 //! The two ends of the model, where token ids are: embedding and cross-entropy.
 //!
 //! Shapes: ids, targets [rows]; table, dtable [vocab, cols]; x, dx [rows, cols]; logits [rows, vocab]; loss [1].
+//! A part of a table, or of the logits, has the ids from `first` on.
 
 use super::Scalar;
 use super::scalar::{largest, sum_with};
+use std::ops::Range;
 
 /// A row of the table, with a message for an id that no row has.
-fn row_of<T: Scalar>(id: T, cols: usize, table_len: usize) -> std::ops::Range<usize> {
+fn row_of<T: Scalar>(id: T, cols: usize, table_len: usize) -> Range<usize> {
     let at = id.to_index() * cols;
     assert!(at < table_len, "token id {id} is outside the vocabulary of {}", table_len / cols);
     at..at + cols
 }
 
-pub fn embed<T: Scalar>(cols: usize, ids: &[T], table: &[T], x: &mut [T]) {
+/// The first id of a part of the table, and its rows.
+type Part = (u64, u64);
+
+/// The row of an id; `None` where it stands in another part.
+fn row_in<T: Scalar>(id: T, cols: usize, part: Option<Part>, table_len: usize) -> Option<Range<usize>> {
+    let Some((first, rows)) = part else { return Some(row_of(id, cols, table_len)) };
+    let at = (id.to_index() as u64).checked_sub(first).filter(|at| *at < rows)? as usize;
+    Some(at * cols..(at + 1) * cols)
+}
+
+pub fn embed<T: Scalar>(cols: usize, part: Option<Part>, ids: &[T], table: &[T], x: &mut [T]) {
     for (&id, x) in ids.iter().zip(x.chunks_exact_mut(cols)) {
-        x.copy_from_slice(&table[row_of(id, cols, table.len())]);
+        match row_in(id, cols, part, table.len()) {
+            Some(row) => x.copy_from_slice(&table[row]),
+            None => x.fill(T::zero()),
+        }
     }
 }
 
-pub fn embed_bwd<T: Scalar>(cols: usize, ids: &[T], dx: &[T], dtable: &mut [T]) {
+pub fn embed_bwd<T: Scalar>(cols: usize, part: Option<Part>, ids: &[T], dx: &[T], dtable: &mut [T]) {
     for (&id, dx) in ids.iter().zip(dx.chunks_exact(cols)) {
-        let row = row_of(id, cols, dtable.len());
+        let Some(row) = row_in(id, cols, part, dtable.len()) else { continue };
         dtable[row].iter_mut().zip(dx).for_each(|(sum, &dx)| *sum += dx);
     }
+}
+
+/// Where a target stands among the columns of a part.
+fn column<T: Scalar>(target: T, ids: &Range<u64>) -> Option<usize> {
+    let id = target.to_index() as u64;
+    ids.contains(&id).then(|| (id - ids.start) as usize)
+}
+
+/// [rows, 2]: the log-sum-exp of the columns, and the target's logit, 0 where it is not among them.
+pub fn vocab_stats<T: Scalar>(cols: usize, ids: Range<u64>, logits: &[T], targets: &[T], stats: &mut [T]) {
+    let own = (ids.end - ids.start) as usize;
+    for ((row, &target), stats) in logits.chunks_exact(cols).zip(targets).zip(stats.chunks_exact_mut(2)) {
+        stats[0] = log_sum_exp(row[..own].iter().copied());
+        stats[1] = column(target, &ids).map_or(T::zero(), |at| row[at]);
+    }
+}
+
+fn log_sum_exp<T: Scalar>(xs: impl Iterator<Item = T> + Clone) -> T {
+    let top = xs.clone().fold(T::NEG_INFINITY, Scalar::larger);
+    // Nothing but minus infinity: a rank beyond the end of the vocabulary.
+    if top == T::NEG_INFINITY { top } else { top + xs.map(|x| (x - top).exp()).sum::<T>().ln() }
+}
+
+/// The logits become scale * (softmax - onehot) over all parts, of which `stats` tells, [parts, rows, 2].
+pub fn vocab_cross_entropy<T: Scalar>(
+    cols: usize,
+    ids: Range<u64>,
+    scale: f64,
+    [targets, stats]: [&[T]; 2],
+    logits: &mut [T],
+    loss: &mut [T],
+) {
+    let (rows, own, factor) = (targets.len(), (ids.end - ids.start) as usize, T::from_f64(scale));
+    let of = |row: usize, what: usize| stats.chunks_exact(2 * rows).map(move |part| part[2 * row + what]);
+    let mut total = 0.0;
+    for (i, (row, &target)) in logits.chunks_exact_mut(cols).zip(targets).enumerate() {
+        let lse = log_sum_exp(of(i, 0));
+        total += (lse - of(i, 1).sum::<T>()).to_f64();
+        row[own..].fill(T::zero());
+        row[..own].iter_mut().for_each(|x| *x = factor * (*x - lse).exp());
+        if let Some(at) = column(target, &ids) {
+            row[at] -= factor;
+        }
+    }
+    loss[0] += T::from_f64(scale * total);
 }
 
 /// The logits become scale * (softmax - onehot); `loss` grows by scale * the sum of the token losses.
@@ -52,21 +112,22 @@ fn token_loss<T: Scalar>(row: &mut [T], target: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::super::testing::*;
-    use crate::plan::Kernel;
+    use crate::exec::kernels::run;
+    use crate::plan::{Axis, Kernel, VocabPart};
 
     #[test]
     fn embedding_takes_rows_and_its_gradient_adds_to_them() {
         let (table, dx, before) = (random(4 * 3, 1), random(3 * 3, 2), random(4 * 3, 3));
         let ids = [2.0, 0.0, 2.0];
         let mut x = vec![f64::NAN; 9];
-        launch(&Kernel::Embed { rows: 3, cols: 3, vocab: 4 }, &[Some(&ids), Some(&table)], &mut [&mut x]);
+        launch(&Kernel::Embed { rows: 3, cols: 3, vocab: 4, shard: None }, &[Some(&ids), Some(&table)], &mut [&mut x]);
         assert_eq!(x, [&table[6..9], &table[0..3], &table[6..9]].concat());
 
         let mut want = before.clone();
         for (i, row) in [2, 0, 2].into_iter().enumerate() {
             (0..3).for_each(|c| want[row * 3 + c] += dx[i * 3 + c]);
         }
-        let kernel = Kernel::EmbedBwd { rows: 3, cols: 3, vocab: 4 };
+        let kernel = Kernel::EmbedBwd { rows: 3, cols: 3, vocab: 4, shard: None };
         for (old, mut dtable) in [(None, before.clone()), (Some(&before[..]), vec![f64::NAN; 12])] {
             launch(&kernel, &[Some(&ids), Some(&dx), old], &mut [&mut dtable]);
             assert_close(&dtable, &want, 1e-12);
@@ -76,7 +137,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "token id 4 is outside the vocabulary of 4")]
     fn an_id_beyond_the_vocabulary_is_named() {
-        let kernel = Kernel::Embed { rows: 1, cols: 3, vocab: 4 };
+        let kernel = Kernel::Embed { rows: 1, cols: 3, vocab: 4, shard: None };
         launch(&kernel, &[Some(&[4.0]), Some(&random(12, 1))], &mut [&mut [0.0; 3]]);
     }
 
@@ -95,6 +156,53 @@ mod tests {
         let token = |r: usize, t: usize| x[r * 5..][..5].iter().map(|x| x.exp()).sum::<f64>().ln() - x[r * 5 + t];
         assert_close(&[loss], &[10.0 + 0.25 * (token(0, 4) + token(1, 0) + token(2, 3))], 1e-12);
         assert_close(&grad, &slope(|x| cross_entropy(x).0, &x), 1e-9);
+    }
+
+    /// Three ranks of two columns share five ids.
+    #[test]
+    fn parts_of_the_vocabulary_add_up_to_the_whole() {
+        let (x, targets) = (random(15, 1), [4.0, 0.0, 3.0]);
+        let (views, part) = (ring(3), VocabPart { rows: 3, cols: 2, vocab: 5, axis: Axis::Cp });
+        let own = |rank: usize| -> Vec<f64> {
+            (0..6).map(|i| if 2 * rank + i % 2 < 5 { x[i / 2 * 5 + 2 * rank + i % 2] } else { 1e3 }).collect()
+        };
+        let mut stats = vec![f64::NAN; 18];
+        for (rank, stats) in stats.chunks_exact_mut(6).enumerate() {
+            let reads = [Some(&own(rank)[..]), Some(&targets[..])];
+            run(&Kernel::VocabStats(part), &views, rank as u32, 1, &reads, &mut [stats]);
+        }
+        let (loss, grad) = cross_entropy(&x);
+        let kernel = Kernel::VocabCrossEntropy { part, ranks: 3, scale: 0.25 };
+        for rank in 0..3 {
+            let (mut logits, mut got) = (own(rank), [10.0]);
+            let reads = [None, Some(&targets[..]), Some(&stats[..]), None];
+            run(&kernel, &views, rank as u32, 1, &reads, &mut [&mut logits, &mut got]);
+            assert_close(&got, &[loss], 1e-12);
+            let want: Vec<f64> =
+                (0..6).map(|i| if 2 * rank + i % 2 < 5 { grad[i / 2 * 5 + 2 * rank + i % 2] } else { 0.0 }).collect();
+            assert_close(&logits, &want, 1e-12);
+        }
+    }
+
+    #[test]
+    fn parts_of_the_table_add_up_to_the_whole() {
+        let (table, dx, ids) = (random(4 * 3, 1), random(3 * 3, 2), [2.0, 0.0, 2.0]);
+        let views = ring(2);
+        let (rows, cols, shard) = (3, 3, Some(Axis::Cp));
+        let (mut x, mut d) = (vec![0.0; 9], vec![]);
+        for rank in 0..2 {
+            let (mut part, own) = (vec![f64::NAN; 9], &table[6 * rank..][..6]);
+            let kernel = Kernel::Embed { rows, cols, vocab: 2, shard };
+            run(&kernel, &views, rank as u32, 1, &[Some(&ids), Some(own)], &mut [&mut part]);
+            x.iter_mut().zip(part).for_each(|(x, part)| *x += part);
+            let mut grad = vec![0.0; 6];
+            let kernel = Kernel::EmbedBwd { rows, cols, vocab: 2, shard };
+            run(&kernel, &views, rank as u32, 1, &[Some(&ids), Some(&dx), None], &mut [&mut grad]);
+            d.extend(grad);
+        }
+        assert_eq!(x, [&table[6..9], &table[0..3], &table[6..9]].concat());
+        let sum = |c: usize| dx[c] + dx[6 + c];
+        assert_close(&d, &[&dx[3..6], &[0.0; 3], &[sum(0), sum(1), sum(2)], &[0.0; 3]].concat(), 1e-12);
     }
 
     #[test]

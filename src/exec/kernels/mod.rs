@@ -6,6 +6,7 @@
 mod attention;
 mod attention_bwd;
 mod exchange;
+mod fp8;
 mod gemm;
 mod loss;
 mod mask;
@@ -47,10 +48,12 @@ pub fn run<T: Scalar>(
     }
     let read =
         |i: usize| reads[i].unwrap_or_else(|| panic!("{}: operand {i} cannot be one of its results", kernel.name()));
+    let part = |axis, rows: u64| (u64::from(views[0].coord(rank, axis)) * rows, rows);
     match kernel {
-        &Kernel::MatMul { m, n, k, a_t, b_t, accumulate } => {
+        &Kernel::MatMul { m, n, k, a_t, b_t, accumulate, fp8 } => {
             let [c] = outputs(writes);
-            gemm::matmul([m, n, k].map(|x| x as usize), [a_t, b_t], accumulate, read(0), read(1), c);
+            let product = if fp8 { gemm::matmul_fp8 } else { gemm::matmul };
+            product([m, n, k].map(|x| x as usize), [a_t, b_t], accumulate, read(0), read(1), c);
         }
         Kernel::Attention(block) => {
             let [o, lse] = outputs(writes);
@@ -118,13 +121,22 @@ pub fn run<T: Scalar>(
             let [x] = outputs(writes);
             x.fill(T::zero());
         }
-        &Kernel::Embed { cols, .. } => {
+        &Kernel::Embed { cols, vocab, shard, .. } => {
             let [x] = outputs(writes);
-            loss::embed(cols as usize, read(0), read(1), x);
+            loss::embed(cols as usize, shard.map(|axis| part(axis, vocab)), read(0), read(1), x);
         }
-        &Kernel::EmbedBwd { cols, .. } => {
+        &Kernel::EmbedBwd { cols, vocab, shard, .. } => {
             let [dtable] = outputs(writes);
-            loss::embed_bwd(cols as usize, read(0), read(1), dtable);
+            loss::embed_bwd(cols as usize, shard.map(|axis| part(axis, vocab)), read(0), read(1), dtable);
+        }
+        Kernel::VocabStats(part) => {
+            let [stats] = outputs(writes);
+            loss::vocab_stats(part.cols as usize, part.ids(views, rank), read(0), read(1), stats);
+        }
+        &Kernel::VocabCrossEntropy { part, scale, .. } => {
+            let [logits, loss] = outputs(writes);
+            let ids = part.ids(views, rank);
+            loss::vocab_cross_entropy(part.cols as usize, ids, scale, [read(1), read(2)], logits, loss);
         }
         &Kernel::CrossEntropy { vocab, scale, .. } => {
             let [logits, loss] = outputs(writes);
@@ -150,6 +162,7 @@ fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
         Kernel::NormBwd { .. } => &[(3, 0), (4, 1)],
         Kernel::EmbedBwd { .. } => &[(2, 0)],
         Kernel::CrossEntropy { .. } => &[(0, 0), (2, 1)],
+        Kernel::VocabCrossEntropy { .. } => &[(0, 0), (3, 1)],
         Kernel::Adam { .. } => &[(1, 0), (2, 1), (3, 2)],
         _ => &[],
     }

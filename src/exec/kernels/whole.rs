@@ -108,7 +108,15 @@ impl<T: Scalar> Tape<T> {
 
     /// y = x Wᵀ, W stored [out, in].
     fn linear(&self, part: &str, x: &[T], out: u64) -> Vec<T> {
-        let kernel = Kernel::MatMul { m: N, n: out, k: x.len() as u64 / N, a_t: false, b_t: true, accumulate: false };
+        let kernel = Kernel::MatMul {
+            m: N,
+            n: out,
+            k: x.len() as u64 / N,
+            a_t: false,
+            b_t: true,
+            accumulate: false,
+            fp8: false,
+        };
         let [y] = call(kernel, &[x, self.w(part)], [N * out]);
         y
     }
@@ -116,10 +124,10 @@ impl<T: Scalar> Tape<T> {
     /// dW += dyᵀ x, dx = dy W.
     fn linear_bwd(&mut self, part: &str, x: &[T], dy: &[T]) -> Vec<T> {
         let (out, inner, key) = (dy.len() as u64 / N, x.len() as u64 / N, self.key(part));
-        let by_weight = Kernel::MatMul { m: out, n: inner, k: N, a_t: true, b_t: false, accumulate: true };
+        let by_weight = Kernel::MatMul { m: out, n: inner, k: N, a_t: true, b_t: false, accumulate: true, fp8: false };
         let [dw] = call(by_weight, &[dy, x, &self.grads[&key]], [out * inner]);
         self.grads.insert(key, dw);
-        let by_input = Kernel::MatMul { m: N, n: inner, k: out, a_t: false, b_t: false, accumulate: false };
+        let by_input = Kernel::MatMul { m: N, n: inner, k: out, a_t: false, b_t: false, accumulate: false, fp8: false };
         let [dx] = call(by_input, &[dy, self.w(part)], [N * inner]);
         dx
     }
@@ -135,7 +143,8 @@ impl<T: Scalar> Tape<T> {
         let (tokens, targets): (Vec<T>, Vec<T>) = (ids(&tokens), ids(&targets));
         let swiglu = Kernel::SwiGlu { rows: N, cols: F };
 
-        let [x0] = call(Kernel::Embed { rows: N, cols: H, vocab: V }, &[&tokens, self.w("embed")], [N * H]);
+        let [x0] =
+            call(Kernel::Embed { rows: N, cols: H, vocab: V, shard: None }, &[&tokens, self.w("embed")], [N * H]);
         let n1 = self.norm("input_layernorm", &x0);
         let [q, kv] = call(rope(false), &[&self.linear("qkv", &n1, QKV)], [N * Q, N * KV]);
         let [o, lse] = call(Kernel::Attention(block()), &[&q, &kv], [N * Q, N * A]);
@@ -163,7 +172,7 @@ impl<T: Scalar> Tape<T> {
         let dn1 = self.linear_bwd("qkv", &n1, &d_qkv);
         let dx0 = self.norm_bwd("input_layernorm", &x0, &dn1, &dx1);
         let key = self.key("embed");
-        let embed_bwd = Kernel::EmbedBwd { rows: N, cols: H, vocab: V };
+        let embed_bwd = Kernel::EmbedBwd { rows: N, cols: H, vocab: V, shard: None };
         let [d_table] = call(embed_bwd, &[&tokens, &dx0, &self.grads[&key]], [V * H]);
         self.grads.insert(key, d_table);
         (loss[0], x2)

@@ -1,0 +1,102 @@
+//! Rounding to FP8, E4M3 (Micikevicius et al., arXiv:2209.05433): four bits of exponent, three of mantissa,
+//! 448 the largest number, 2^-9 the smallest.
+
+use super::Scalar;
+use crate::plan::kernel::FP8_BLOCK;
+
+const LARGEST: f64 = 448.0;
+const SMALLEST_NORMAL: f64 = 1.0 / 64.0;
+
+/// To the nearest number, ties to an even mantissa; what is too large becomes the largest.
+fn e4m3(x: f64) -> f64 {
+    let exponent = x.abs().max(SMALLEST_NORMAL).log2().floor();
+    let last_place = (exponent - 3.0).exp2();
+    ((x / last_place).round_ties_even() * last_place).clamp(-LARGEST, LARGEST)
+}
+
+/// The operand as a product sees it: every [`FP8_BLOCK`] elements along k divided by a scale that makes
+/// the largest of them 448, rounded, and multiplied again. Row i starts at i * `walk.0`, and its elements
+/// are `walk.1` apart.
+pub fn rounded<T: Scalar>(x: &[T], [rows, k]: [usize; 2], walk: (usize, usize)) -> Vec<T> {
+    let mut out = x.to_vec();
+    for row in 0..rows {
+        for start in (0..k).step_by(FP8_BLOCK as usize) {
+            let places = (start..k.min(start + FP8_BLOCK as usize)).map(|j| row * walk.0 + j * walk.1);
+            let top = places.clone().map(|at| x[at].to_f64().abs()).fold(0.0, f64::max);
+            if top > 0.0 {
+                let scale = top / LARGEST;
+                places.for_each(|at| out[at] = T::from_f64(e4m3(x[at].to_f64() / scale) * scale));
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::*;
+    use super::*;
+    use crate::plan::Kernel;
+
+    /// All 256 codes decoded bit by bit, without the two that are NaN.
+    fn codes() -> Vec<f64> {
+        let decode = |code: u8| {
+            let (exponent, mantissa) = (i32::from(code >> 3 & 15), f64::from(code & 7));
+            let size = if exponent == 0 { mantissa / 512.0 } else { (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7) };
+            if code & 128 == 0 { size } else { -size }
+        };
+        (0..=255u8).filter(|code| code & 127 != 127).map(decode).collect()
+    }
+
+    #[test]
+    fn rounding_finds_the_nearest_code() {
+        let codes = codes();
+        assert!(codes.iter().all(|&x| e4m3(x) == x));
+        assert_eq!((e4m3(1e9), e4m3(-449.0), e4m3(1e-4)), (448.0, -448.0, 0.0));
+        // A tie goes to the even mantissa: 1.0625 lies between 1 and 1.125, 1.1875 between 1.125 and 1.25.
+        assert_eq!((e4m3(1.0625), e4m3(1.1875)), (1.0, 1.25));
+        for x in random(1000, 1).into_iter().flat_map(|x| [x, 300.0 * x, x / 100.0]) {
+            let nearest = codes.iter().map(|c| (c - x).abs()).fold(f64::MAX, f64::min);
+            assert_eq!((e4m3(x) - x).abs(), nearest, "{x}");
+        }
+    }
+
+    #[test]
+    fn every_block_along_k_has_its_own_scale_however_it_is_stored() {
+        let (rows, k) = (3, 200);
+        let mut x = random(rows * k, 1);
+        // A far larger number spoils its own block of 128 alone.
+        x[k + 130] = 1e6;
+        let out = rounded(&x, [rows, k], (k, 1));
+        let error = |row: usize, from: usize, to: usize| {
+            (from..to).map(|j| (out[row * k + j] - x[row * k + j]).abs()).fold(0.0, f64::max)
+        };
+        assert!(error(1, 0, 128) < 0.04 && error(0, 128, 200) < 0.04 && error(1, 131, 200) > 0.5);
+        let turned: Vec<f64> = (0..rows * k).map(|i| x[i % rows * k + i / rows]).collect();
+        let other = rounded(&turned, [rows, k], (1, rows));
+        assert!((0..rows * k).all(|i| other[i] == out[i % rows * k + i / rows]));
+    }
+
+    #[test]
+    fn a_product_in_fp8_is_that_of_the_rounded_operands() {
+        let (m, n, k) = (5, 4, 150);
+        // Rows of A and columns of B, k long, before and after rounding.
+        let (a, b) = (random(m * k, 1), random(n * k, 2));
+        let round = |x: &[f64]| x.chunks(k).flat_map(|row| rounded(row, [1, k], (k, 1))).collect::<Vec<f64>>();
+        let dots = |a: &[f64], b: &[f64]| -> Vec<f64> {
+            a.chunks(k).flat_map(|a| b.chunks(k).map(|b| dot(a, b)).collect::<Vec<f64>>()).collect()
+        };
+        let turned = |x: &[f64], rows: usize| (0..rows * k).map(|i| x[i % rows * k + i / rows]).collect::<Vec<f64>>();
+        let (want, exact) = (dots(&round(&a), &round(&b)), dots(&a, &b));
+        for (a_t, b_t) in [(false, true), (true, true), (false, false), (true, false)] {
+            let stored_a = if a_t { turned(&a, m) } else { a.clone() };
+            let stored_b = if b_t { b.clone() } else { turned(&b, n) };
+            let mut c = vec![f64::NAN; m * n];
+            let [m, n, k] = [m, n, k].map(|x| x as u64);
+            let kernel = Kernel::MatMul { m, n, k, a_t, b_t, accumulate: false, fp8: true };
+            launch(&kernel, &[Some(&stored_a), Some(&stored_b)], &mut [&mut c]);
+            assert_close(&c, &want, 1e-12);
+            assert!(c.iter().zip(&exact).all(|(c, e)| c != e && (c - e).abs() < 0.6));
+        }
+    }
+}

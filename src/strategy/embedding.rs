@@ -1,0 +1,63 @@
+//! The first thing a token meets: its row of a table, whose rows tensor-parallel ranks share out.
+
+use super::tensor::TensorParallel;
+use super::transformer::Layer;
+use super::weights::{Rows, Weight, Weights};
+use crate::plan::{Axis, Buf, Builder, Kernel};
+use crate::spec::LlmSpec;
+
+pub struct Embedding {
+    tokens: u64,
+    hidden: u64,
+    /// Rows of the table on one rank.
+    vocab: u64,
+    tp: TensorParallel,
+    weights: Weights,
+    table: Rows,
+    /// Room for all tokens' rows, where a rank has a share of them.
+    room: Option<Buf>,
+}
+
+impl Embedding {
+    pub fn new(b: &mut Builder, model: &LlmSpec, layer: &Layer) -> Embedding {
+        let (tp, tokens, hidden) = (layer.tp, layer.tokens(), model.hidden);
+        let mut weights = Weights::new(&tp);
+        let table = weights.cut("model.embed_tokens.weight", &[model.vocab, hidden], 0, &[model.vocab]);
+        let room = tp.room(b, "tp_embed", tokens, hidden);
+        Embedding { tokens, hidden, vocab: model.vocab.div_ceil(tp.ranks), tp, weights, table, room }
+    }
+
+    /// Elements of the weights on one rank.
+    pub fn elems(&self) -> u64 {
+        self.weights.elems()
+    }
+
+    pub fn weights(&self) -> &[Weight] {
+        &self.weights.all
+    }
+
+    /// The table within a flat tensor of the weights, or of their gradients.
+    pub fn table(&self, flat: Buf) -> Buf {
+        flat.rows(self.table[0], self.table[1])
+    }
+
+    fn shard(&self) -> Option<Axis> {
+        (self.tp.ranks > 1).then_some(Axis::Tp)
+    }
+
+    /// x from token ids. A rank looks up what it has; what the others have is zero, so that the sum is the row.
+    pub fn forward(&self, b: &mut Builder, w: Buf, ids: Buf, x: Buf) {
+        let kernel = Kernel::Embed { rows: self.tokens, cols: self.hidden, vocab: self.vocab, shard: self.shard() };
+        let sums = self.room.unwrap_or(x);
+        b.compute("embed", kernel, &[ids, self.table(w)], &[sums]);
+        self.tp.reduce(b, "embed_reduce", sums, x);
+    }
+
+    /// The table's gradient, added to, from that of x.
+    pub fn backward(&self, b: &mut Builder, g: Buf, ids: Buf, dx: Buf) {
+        let kernel = Kernel::EmbedBwd { rows: self.tokens, cols: self.hidden, vocab: self.vocab, shard: self.shard() };
+        let dx = self.tp.gather(b, "embed_bwd_gather", dx, self.room);
+        let grad = self.table(g);
+        b.compute("embed_bwd", kernel, &[ids, dx, grad], &[grad]);
+    }
+}

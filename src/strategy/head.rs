@@ -1,0 +1,143 @@
+//! The last things a token meets: the final norm, the output projection, the loss.
+//!
+//! Tensor-parallel ranks share out the vocabulary. Each has the logits of its own columns, and what they
+//! tell each other is two numbers a token: the log-sum-exp of those, and the target's logit where it is
+//! among them (Megatron-LM, arXiv:1909.08053, section 3, fuses the loss likewise).
+
+use super::tensor::TensorParallel;
+use super::transformer::{Layer, linear, linear_dw, linear_dx};
+use super::weights::{Rows, Weight, Weights};
+use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Group, Kernel, TensorKind, Via};
+use crate::spec::LlmSpec;
+
+pub struct Head {
+    /// Tokens of a microbatch, and those of them that this rank has outside the projection.
+    tokens: u64,
+    rows: u64,
+    hidden: u64,
+    /// All of the vocabulary, and this rank's columns of it.
+    vocab: u64,
+    cols: u64,
+    eps: f64,
+    /// 1 / tokens of a step.
+    scale: f64,
+    acc: Dtype,
+    tp: TensorParallel,
+    weights: Weights,
+    norm: Rows,
+    /// `None`: the embedding's table serves.
+    table: Option<Rows>,
+    normed: Buf,
+    logits: Buf,
+    d_normed: Buf,
+    parallel: Option<Parallel>,
+}
+
+/// What tensor parallelism needs besides.
+struct Parallel {
+    input: Option<Buf>,
+    partial: Option<Buf>,
+    /// [n, 2], and those of all ranks.
+    stats: Buf,
+    all_stats: Buf,
+}
+
+/// The weights and gradients that the head works on: its own flat tensors, and the output matrix.
+#[derive(Clone, Copy)]
+pub struct HeadWeights {
+    pub own: [Buf; 2],
+    pub table: [Buf; 2],
+}
+
+impl Head {
+    /// `tokens_of_step` are those over which the loss is a mean.
+    pub fn new(b: &mut Builder, model: &LlmSpec, layer: &Layer, tokens_of_step: u64) -> Head {
+        let (tp, shape) = (layer.tp, layer.core.shape());
+        let (tokens, rows, h, v) = (layer.tokens(), layer.residual_rows(), model.hidden, model.vocab);
+        let cols = v.div_ceil(tp.ranks);
+        let mut weights = Weights::new(&tp);
+        let norm = weights.whole("model.norm.weight", &[h]);
+        let table = (!model.tie_embeddings).then(|| weights.cut("lm_head.weight", &[v, h], 0, &[v]));
+        let mut temp = |name, rows, row| b.tensor(name, &[rows, row], shape.dtype, TensorKind::Workspace, 1);
+        let (normed, logits, d_normed) =
+            (temp("normed", rows, h), temp("logits", tokens, cols), temp("d_head", rows, h));
+        let parallel = (tp.ranks > 1).then(|| {
+            let stats = |b: &mut Builder, name, ranks| {
+                b.tensor(name, &[ranks * tokens, 2], shape.acc, TensorKind::CommBuffer, 1)
+            };
+            Parallel {
+                input: tp.room(b, "tp_head_input", tokens, h),
+                partial: tp.room(b, "tp_head_partial", tokens, h),
+                stats: stats(b, "loss_stats", 1),
+                all_stats: stats(b, "all_loss_stats", tp.ranks),
+            }
+        });
+        let (hidden, vocab, eps, acc) = (h, v, model.rms_eps, shape.acc);
+        let scale = 1.0 / tokens_of_step as f64;
+        #[rustfmt::skip]
+        let head = Head {
+            tokens, rows, hidden, vocab, cols, eps, scale, acc, tp, weights, norm, table, normed, logits, d_normed,
+            parallel,
+        };
+        head
+    }
+
+    /// Elements of the weights on one rank.
+    pub fn elems(&self) -> u64 {
+        self.weights.elems()
+    }
+
+    pub fn weights(&self) -> &[Weight] {
+        &self.weights.all
+    }
+
+    /// The output matrix within a flat tensor of the head's weights, or of their gradients, unless the
+    /// embedding has it.
+    pub fn table(&self, flat: Buf) -> Option<Buf> {
+        self.table.map(|r| flat.rows(r[0], r[1]))
+    }
+
+    /// Loss, and the gradient of `x` in `dx[0]`; `dx[1]` is overwritten.
+    pub fn run(&self, b: &mut Builder, at: HeadWeights, targets: Buf, x: Buf, loss: Buf, dx: [Buf; 2]) {
+        let (n, h, v, tp) = (self.tokens, self.hidden, self.cols, &self.tp);
+        let [norm_w, norm_g] = at.own.map(|flat| flat.rows(self.norm[0], self.norm[1]));
+        let [w, g] = at.table;
+        let (input_room, partial) = self.parallel.as_ref().map_or((None, None), |p| (p.input, p.partial));
+        let sums = partial.unwrap_or(self.d_normed);
+        let (rows, cols, eps) = (self.rows, h, self.eps);
+        b.compute("final_norm", Kernel::Norm { rows, cols, eps }, &[x, norm_w], &[self.normed]);
+        let input = tp.gather(b, "lm_head_gather", self.normed, input_room);
+        b.compute("lm_head", linear(n, v, h, false), &[input, w], &[self.logits]);
+        self.loss(b, targets, loss);
+        b.compute("lm_head_dx", linear_dx(n, h, v, false), &[self.logits, w], &[sums]);
+        tp.reduce(b, "lm_head_bwd_reduce", sums, self.d_normed);
+        b.compute("lm_head_dw", linear_dw(v, h, n, false), &[self.logits, input, g], &[g]);
+        // The norm's gradient is added to a residual everywhere but here, where there is none.
+        b.compute("no_residual", Kernel::Fill { elems: rows * h }, &[], &[dx[1]]);
+        let reads = [x, norm_w, self.d_normed, dx[1], norm_g];
+        b.compute("final_norm_bwd", Kernel::NormBwd { rows, cols, eps }, &reads, &[dx[0], norm_g]);
+    }
+
+    /// The logits become their own gradient.
+    fn loss(&self, b: &mut Builder, targets: Buf, loss: Buf) {
+        let (rows, cols, vocab, scale) = (self.tokens, self.cols, self.vocab, self.scale);
+        let Some(p) = &self.parallel else {
+            let kernel = Kernel::CrossEntropy { rows, vocab, scale };
+            b.compute("cross_entropy", kernel, &[self.logits, targets, loss], &[self.logits, loss]);
+            return;
+        };
+        let part = crate::plan::VocabPart { rows, cols, vocab, axis: Axis::Tp };
+        b.compute("loss_stats", Kernel::VocabStats(part), &[self.logits, targets], &[p.stats]);
+        let group = Group::axes(&[Axis::Tp]);
+        let via = Via { group: &group, index: 0, engine: self.tp.engine };
+        b.collective("loss_stats_gather", via, CollectiveKind::AllGather, p.stats, p.all_stats, self.acc);
+        let kernel = Kernel::VocabCrossEntropy { part, ranks: self.tp.ranks, scale };
+        b.compute("cross_entropy", kernel, &[self.logits, targets, p.all_stats, loss], &[self.logits, loss]);
+    }
+
+    /// What tensor-parallel ranks have to add up of the head's gradient before it is whole.
+    pub fn sum_shared(&self, b: &mut Builder, g: Buf) {
+        let [from, to] = self.weights.shared();
+        self.tp.sum_shared(b, "shared_grad_sum.head", g.rows(from, to), self.acc);
+    }
+}

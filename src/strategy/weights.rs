@@ -1,0 +1,64 @@
+//! The weights of a part of the model, one behind the other in a flat tensor.
+
+use super::tensor::TensorParallel;
+use crate::plan::{Axis, Shard};
+
+/// Rows of a flat tensor, as [`Buf::rows`](crate::plan::Buf::rows) takes them.
+pub type Rows = [u64; 2];
+
+#[derive(Debug, Clone)]
+pub struct Weight {
+    /// The Hugging Face name (q, k, v and gate, up fused), without what stands before a layer's own.
+    pub name: &'static str,
+    pub rows: Rows,
+    /// Over all ranks.
+    pub shape: Vec<u64>,
+    pub shard: Option<Shard>,
+}
+
+/// Lays weights out. Those that every rank has stand before those that are cut.
+#[derive(Debug, Clone)]
+pub struct Weights {
+    ranks: u64,
+    pub all: Vec<Weight>,
+}
+
+impl Weights {
+    pub fn new(tp: &TensorParallel) -> Weights {
+        Weights { ranks: tp.ranks, all: vec![] }
+    }
+
+    /// Elements on one rank.
+    pub fn elems(&self) -> u64 {
+        self.all.last().map_or(0, |w| w.rows[1])
+    }
+
+    /// Those that every rank has.
+    pub fn shared(&self) -> Rows {
+        [0, self.all.iter().filter(|w| w.shard.is_none()).map(|w| w.rows[1]).max().unwrap_or(0)]
+    }
+
+    fn add(&mut self, name: &'static str, shape: &[u64], shard: Option<Shard>, elems: u64) -> Rows {
+        let from = self.elems();
+        let rows = [from, from + elems];
+        self.all.push(Weight { name, rows, shape: shape.to_vec(), shard });
+        rows
+    }
+
+    /// A weight that every rank has all of.
+    pub fn whole(&mut self, name: &'static str, shape: &[u64]) -> Rows {
+        assert!(self.all.iter().all(|w| w.shard.is_none()), "{name} stands behind a weight that is cut");
+        self.add(name, shape, None, shape.iter().product())
+    }
+
+    /// A weight cut along `dim` over the tensor-parallel ranks, each of `blocks` by itself.
+    pub fn cut(&mut self, name: &'static str, shape: &[u64], dim: u8, blocks: &[u64]) -> Rows {
+        let elems: u64 = shape.iter().product();
+        if self.ranks == 1 {
+            return self.add(name, shape, None, elems);
+        }
+        let shard = Shard { axis: Axis::Tp, dim, blocks: blocks.to_vec() };
+        let local = elems / shape[dim as usize] * shard.local(self.ranks);
+        self.add(name, shape, Some(shard), local)
+    }
+}
