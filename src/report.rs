@@ -30,7 +30,7 @@ impl Costed<'_> {
     /// The row of this plan; where memory does not suffice it says so and has its numbers all the same.
     pub fn row(&self) -> Row {
         let mut row = Row::asked(&self.plan.about, self.cluster, self.stack);
-        row.set_memory(self.layout.bytes, self.layout.persisting(), self.cluster, self.stack);
+        row.set_layout(self.layout, self.cluster, self.stack);
         row.set_time(self.timeline, self.plan.about.model_flops, self.peak.value());
         row
     }

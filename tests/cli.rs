@@ -270,7 +270,7 @@ fn a_sweep_writes_its_study_and_draws_it() {
     let columns = columns(dir.path());
     golden("columns.txt", &(columns.join("\n") + "\n"));
     let file = |name: &str| dir.path().join("small").join(name);
-    for name in ["study.json", "rows.csv", "mfu_vs_seqlen.svg", "mfu_vs_seqlen.png"] {
+    for name in ["study.json", "rows.csv", "mfu_vs_seqlen.svg", "mfu_vs_seqlen.png", "exposed_comm.png", "memory.svg"] {
         assert!(fs::metadata(file(name)).unwrap().len() > 0, "{name}");
     }
     let study = json(dir.path(), &format!("{SMALL} --out small --json"));
@@ -287,7 +287,7 @@ fn a_sweep_writes_its_study_and_draws_it() {
     succeeds(dir.path(), "plot small");
     assert!(fs::read(file("mfu_vs_seqlen.svg")).unwrap() == picture);
     let drawn = json(dir.path(), "plot small --out elsewhere --json");
-    assert_eq!(drawn["files"].as_array().unwrap().len(), 2);
+    assert_eq!(drawn["files"].as_array().unwrap().len(), 6);
     assert!(dir.path().join("elsewhere/mfu_vs_seqlen.png").exists());
 }
 

@@ -4,10 +4,13 @@
 //! A new plot is one file here and one line of [`PLOTS`].
 
 pub mod crossover;
+pub mod exposed_comm;
+pub mod memory;
 pub mod mfu_vs_seqlen;
 mod notes;
 pub mod rows;
 mod sheet;
+mod stacked;
 pub mod style;
 mod ways;
 
@@ -40,6 +43,8 @@ pub struct Plot {
 
 pub const PLOTS: &[Plot] = &[
     Plot { name: "mfu_vs_seqlen", of: Study::Sweep, draw: mfu_vs_seqlen },
+    Plot { name: "exposed_comm", of: Study::Sweep, draw: exposed_comm::exposed_comm },
+    Plot { name: "memory", of: Study::Sweep, draw: memory::memory },
     Plot { name: "crossover", of: Study::Crossover, draw: crossover::crossover },
 ];
 
@@ -70,6 +75,6 @@ mod tests {
     fn an_unknown_plot_is_answered_with_the_known_ones() {
         assert!(find("mfu_vs_seqlen").is_ok());
         let message = find("mfu").err().unwrap().to_string();
-        assert!(message.contains("mfu_vs_seqlen, crossover"), "{message}");
+        assert!(message.contains("mfu_vs_seqlen, exposed_comm"), "{message}");
     }
 }

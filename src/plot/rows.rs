@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
+use super::notes::Notes;
 use super::sheet::{Line, Sheet};
+use super::style::short;
 use crate::error::Result;
 
 /// One configuration of a sweep. The names are those of the columns.
@@ -29,7 +31,22 @@ pub fn read(path: &Path) -> Result<Vec<Row>> {
 }
 
 impl Row {
-    fn of(line: &Line) -> Result<Row> {
+    /// Pictures show rows of one machine.
+    pub fn machine(&self) -> (&str, &str, &str, u64) {
+        (&self.model, &self.cluster, &self.stack, self.gpus)
+    }
+
+    /// What all rows of a study have in common, as far as a row tells.
+    pub(super) fn subtitle(&self, notes: &Notes) -> Vec<String> {
+        let mut parts = vec![self.model.clone(), format!("{} GPUs of {}", self.gpus, self.cluster)];
+        parts.push(format!("{} tokens a step", short(self.seq_len * self.global_batch)));
+        parts.extend(notes.text("dtype"));
+        parts.push(format!("ZeRO {}", self.zero));
+        parts.push(format!("stack {}", self.stack));
+        parts
+    }
+
+    pub(super) fn of(line: &Line) -> Result<Row> {
         Ok(Row {
             model: line.text("model")?.into(),
             cluster: line.text("cluster")?.into(),

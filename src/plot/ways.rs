@@ -11,6 +11,18 @@ pub enum Family {
     Usp,
 }
 
+impl Family {
+    /// For headings.
+    pub fn title(self) -> &'static str {
+        match self {
+            Family::NoSplit => "sequence not split",
+            Family::Ulysses => "Ulysses",
+            Family::Ring => "ring attention",
+            Family::Usp => "USP: Ulysses x ring",
+        }
+    }
+}
+
 /// A way to split the sequence. The order is that of the legend.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Way {
@@ -31,6 +43,14 @@ impl Way {
             (true, true) => Family::Usp,
         };
         Way { family, degree: u64::from(ulysses) * u64::from(ring), ulysses, ring, strategy: row.strategy.clone() }
+    }
+
+    /// `8`, or `8x4` of a hybrid.
+    pub fn degrees(&self) -> String {
+        match self.family {
+            Family::Usp => format!("{}x{}", self.ulysses, self.ring),
+            _ => self.degree.to_string(),
+        }
     }
 
     /// Says the order of a ring's chunks; zigzag is what a plain "ring" means here.

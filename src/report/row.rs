@@ -2,7 +2,8 @@
 
 use super::human;
 use crate::cluster::Cluster;
-use crate::plan::{About, Axis};
+use crate::plan::memory::Layout;
+use crate::plan::{About, Axis, TensorKind};
 use crate::spec::{Parallelism, Recompute, StackSpec};
 use crate::timeline::{Timeline, Usage};
 use serde::{Deserialize, Serialize};
@@ -54,6 +55,17 @@ pub struct Row {
     pub host_s: Option<f64>,
     /// What the plan needs on one rank, without what the stack reserves.
     pub peak_mem_bytes: Option<u64>,
+    /// The seven columns that follow add up to the peak: what is alive at its fullest moment, by kind, and
+    /// gaps that placement leaves.
+    pub mem_params_bytes: Option<u64>,
+    pub mem_grads_bytes: Option<u64>,
+    pub mem_optimizer_bytes: Option<u64>,
+    pub mem_activations_bytes: Option<u64>,
+    pub mem_workspace_bytes: Option<u64>,
+    pub mem_comm_bytes: Option<u64>,
+    pub mem_gaps_bytes: Option<u64>,
+    /// What a plan may need: the GPU's memory less what the stack reserves.
+    pub mem_room_bytes: Option<u64>,
     /// Sent by one rank in a step, a mean over the ranks.
     pub bytes_scale_up: Option<f64>,
     pub bytes_scale_out: Option<f64>,
@@ -113,13 +125,29 @@ impl Row {
         }
     }
 
+    /// Notes the memory of a rank, its parts, and with it whether the plan can run.
+    pub fn set_layout(&mut self, layout: &Layout, cluster: &Cluster, stack: &StackSpec) {
+        self.set_memory(layout.bytes, layout.persisting(), cluster, stack);
+        let of = |wanted: TensorKind| {
+            Some(layout.live_by_kind.iter().filter(|(kind, _)| *kind == wanted).map(|(_, bytes)| bytes).sum())
+        };
+        self.mem_params_bytes = of(TensorKind::Param);
+        self.mem_grads_bytes = of(TensorKind::Grad);
+        self.mem_optimizer_bytes = of(TensorKind::OptState);
+        self.mem_activations_bytes = of(TensorKind::Activation);
+        self.mem_workspace_bytes = of(TensorKind::Workspace);
+        self.mem_comm_bytes = of(TensorKind::CommBuffer);
+        self.mem_gaps_bytes = Some(layout.gaps);
+    }
+
     /// Notes the memory of a rank, `persisting` of it weights, gradients and optimizer state, and with it
     /// whether the plan can run.
-    pub fn set_memory(&mut self, plan: u64, persisting: u64, cluster: &Cluster, stack: &StackSpec) {
+    fn set_memory(&mut self, plan: u64, persisting: u64, cluster: &Cluster, stack: &StackSpec) {
         let reserved = stack.reserved_memory.value.value();
         let capacity = cluster.gpu.memory.value.value();
         let needed = plan as f64 + reserved;
         self.peak_mem_bytes = Some(plan);
+        self.mem_room_bytes = Some((capacity - reserved).max(0.0) as u64);
         self.feasible = needed <= capacity;
         self.why = match self.feasible {
             true => String::new(),
@@ -269,7 +297,8 @@ mod tests {
         let head = "model,cluster,stack,gpus,seq_len,global_batch,micro_batch,tp,pp,vp,dp,ulysses,ring,ep,zero,recompute,\
                     options,strategy,feasible,why,step_time_s,tokens_per_s_per_gpu,mfu,hfu,compute_s,exposed_comm_s,\
                     exposed_pp_s,exposed_dp_s,exposed_cp_s,exposed_up_s,exposed_tp_s,exposed_ep_s,bubble_s,host_s,\
-                    peak_mem_bytes,bytes_scale_up,bytes_scale_out,measured_share,limit";
+                    peak_mem_bytes,mem_params_bytes,mem_grads_bytes,mem_optimizer_bytes,mem_activations_bytes,\
+                    mem_workspace_bytes,mem_comm_bytes,mem_gaps_bytes,mem_room_bytes,bytes_scale_up,bytes_scale_out,measured_share,limit";
         assert_eq!(text.lines().next().unwrap(), head);
         assert_eq!(
             csv::Reader::from_reader(text.as_bytes()).deserialize::<Row>().next().unwrap().unwrap(),

@@ -170,7 +170,7 @@ impl Case {
         let plan = self.plan(point)?;
         let layout = self.layout(&plan)?;
         let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
-        row.set_memory(layout.bytes, layout.persisting(), &self.cluster, &self.stack);
+        row.set_layout(&layout, &self.cluster, &self.stack);
         if row.feasible {
             row.set_time(&self.cost(&plan)?, plan.about.model_flops, self.peak.value());
         }
@@ -219,6 +219,17 @@ mod tests {
         assert!(row.feasible, "{}", row.why);
         let parts = row.compute_s.unwrap() + row.exposed_comm_s.unwrap() + row.bubble_s.unwrap() + row.host_s.unwrap();
         assert!((parts / row.step_time_s.unwrap() - 1.0).abs() < 1e-11, "{row:?}");
+        let memory = [
+            row.mem_params_bytes,
+            row.mem_grads_bytes,
+            row.mem_optimizer_bytes,
+            row.mem_activations_bytes,
+            row.mem_workspace_bytes,
+            row.mem_comm_bytes,
+            row.mem_gaps_bytes,
+        ];
+        assert!(memory.iter().all(Option::is_some) && row.mem_room_bytes > row.peak_mem_bytes);
+        assert_eq!(memory.iter().flatten().sum::<u64>(), row.peak_mem_bytes.unwrap());
         assert_eq!(Point::of_row(&row), point());
         let blank = case().infeasible(&point(), String::new());
         let same = |r: &Row| (r.strategy.clone(), r.model.clone(), r.recompute.clone(), r.gpus, r.cluster.clone());

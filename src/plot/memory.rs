@@ -1,0 +1,64 @@
+//! What a GPU's memory holds at its fullest moment, by kind, and what there is.
+
+use std::path::{Path, PathBuf};
+
+use plotters::style::RGBColor;
+
+use super::notes::Notes;
+use super::sheet::Sheet;
+use super::stacked::{Bar, Part, Picture, figure, read};
+use super::style::save;
+use crate::error::Result;
+
+const PARTS: &[Part] = &[
+    Part { column: "mem_params_bytes", name: "weights", color: RGBColor(38, 70, 120) },
+    Part { column: "mem_grads_bytes", name: "gradients", color: RGBColor(64, 120, 190) },
+    Part { column: "mem_optimizer_bytes", name: "optimizer state", color: RGBColor(140, 184, 224) },
+    Part { column: "mem_activations_bytes", name: "saved activations", color: RGBColor(238, 140, 50) },
+    Part { column: "mem_workspace_bytes", name: "workspace", color: RGBColor(246, 200, 110) },
+    Part { column: "mem_comm_bytes", name: "communication", color: RGBColor(0, 140, 120) },
+    Part { column: "mem_gaps_bytes", name: "gaps of placement", color: RGBColor(190, 194, 198) },
+];
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// Writes `memory.svg` and `.png`.
+pub fn memory(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
+    let bars = read(rows_csv, PARTS, |_| Ok(1.0 / GIB))?;
+    let room = room(rows_csv)?;
+    save(&figure(&bars, &picture(&bars, room, &Notes::beside(rows_csv)?)), out_dir, "memory")
+}
+
+/// GiB that a plan may need: the same in all rows that say it.
+fn room(rows_csv: &Path) -> Result<Option<f64>> {
+    let sheet = Sheet::read(rows_csv)?;
+    for line in sheet.lines() {
+        if let Some(bytes) = line.maybe("mem_room_bytes", "bytes", |b: &f64| *b > 0.0)? {
+            return Ok(Some(bytes / GIB));
+        }
+    }
+    Ok(None)
+}
+
+fn picture(bars: &[Bar], room: Option<f64>, notes: &Notes) -> Picture {
+    let highest = bars.iter().map(|b| b.parts.iter().sum()).fold(0.0, f64::max);
+    let top = room.map_or(highest, |room| highest.min(room * 1.3)).max(1.0);
+    let step = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0].into_iter().find(|s| top / s < 12.0).unwrap_or(100.0);
+    Picture {
+        title: "Memory of a GPU, by sequence length".into(),
+        subtitle: bars[0].row.subtitle(notes),
+        y_label: "Memory at its fullest moment (GiB)",
+        parts: PARTS,
+        top: (top / step).ceil() * step,
+        step,
+        limit: room.map(|room| (room, format!("{room:.1} GiB are there"))),
+        remarks: &[
+            "A bar: the fastest configuration",
+            "of its family at that length; if",
+            "none fits, the smallest one.",
+            "The line: the GPU's memory less",
+            "what CUDA and NCCL reserve.",
+            "\"full\": with full recomputation.",
+        ],
+    }
+}
