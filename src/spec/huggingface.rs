@@ -1,21 +1,46 @@
 //! Reads the config.json of a Hugging Face model, in its old spellings and its new ones.
 
-use super::LlmSpec;
+use super::model::{LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions};
 use crate::error::{Error, Result};
 use serde_json::Value;
 
+/// What the configs of one model type state.
+type Reader = fn(&Config) -> Result<LlmSpec>;
+
 /// The model types whose configs are understood.
-const READ: &[&str] = &["llama", "mistral"];
+const FAMILIES: &[(&str, Reader)] = &[
+    ("llama", llama),
+    ("mistral", mistral),
+    ("mixtral", mixtral),
+    ("qwen2", qwen2),
+    ("qwen3", qwen3),
+    ("qwen3_moe", qwen3_moe),
+    ("deepseek_v3", deepseek_v3),
+    ("gpt2", gpt2),
+    ("gpt_neox", gpt_neox),
+    ("yuan", yuan),
+];
 
 /// The model that `text` states; `file` is what errors call it.
 pub fn read(file: &str, name: &str, text: &str) -> Result<LlmSpec> {
     let json: Value = serde_json::from_str(text).map_err(Error::json(file))?;
     let config = Config { file, json: &json };
-    config.check_type()?;
+    let reader = config.family()?;
+    let spec = LlmSpec { name: name.into(), ..reader(&config)? };
+    config.check_size(&spec)?;
+    Ok(spec)
+}
+
+/// What Llama states, and with it most models since: RMSNorm, rotary embedding, grouped queries, SwiGLU.
+fn llama_like(config: &Config) -> Result<LlmSpec> {
     let (hidden, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
     let kv_heads = config.optional_count("num_key_value_heads")?.unwrap_or(heads);
-    let spec = LlmSpec {
-        name: name.into(),
+    if !heads.is_multiple_of(kv_heads) {
+        let why = format!("{kv_heads} does not divide the {heads} of num_attention_heads; use a divisor of {heads}");
+        return Err(config.wrong("num_key_value_heads", why));
+    }
+    config.is_act("hidden_act", "silu")?;
+    Ok(LlmSpec {
         hidden,
         layers: config.count("num_hidden_layers")?,
         heads,
@@ -28,14 +53,149 @@ pub fn read(file: &str, name: &str, text: &str) -> Result<LlmSpec> {
         rope_scaled: config.rope_scaled(),
         tie_embeddings: config.flag("tie_word_embeddings")?,
         ..LlmSpec::default()
-    };
-    if !heads.is_multiple_of(kv_heads) {
-        let why = format!("{kv_heads} does not divide the {heads} of num_attention_heads; use a divisor of {heads}");
-        return Err(config.wrong("num_key_value_heads", why));
+    })
+}
+
+fn llama(config: &Config) -> Result<LlmSpec> {
+    let (attention, mlp) = (config.flag("attention_bias")?, config.flag("mlp_bias")?);
+    if attention != mlp {
+        let field = if attention { "attention_bias" } else { "mlp_bias" };
+        let why = "true: biases of this part of a layer alone are not modelled; set both to true or both to false";
+        return Err(config.wrong(field, why));
     }
-    config.check_variant()?;
-    config.check_size(&spec)?;
-    Ok(spec)
+    Ok(LlmSpec { bias: attention, ..llama_like(config)? })
+}
+
+fn mistral(config: &Config) -> Result<LlmSpec> {
+    Ok(LlmSpec { window: config.optional_count("sliding_window")?, ..llama_like(config)? })
+}
+
+fn mixtral(config: &Config) -> Result<LlmSpec> {
+    let moe = MoeSpec {
+        experts: config.count("num_local_experts")?,
+        top_k: config.optional_count("num_experts_per_tok")?.unwrap_or(2),
+        ffn: config.count("intermediate_size")?,
+        ..MoeSpec::default()
+    };
+    config.check_experts(&moe)?;
+    Ok(LlmSpec { moe: Some(moe), ..mistral(config)? })
+}
+
+fn qwen2(config: &Config) -> Result<LlmSpec> {
+    config.no_window()?;
+    Ok(LlmSpec { qkv_bias: true, ..llama_like(config)? })
+}
+
+fn qwen3(config: &Config) -> Result<LlmSpec> {
+    config.no_window()?;
+    config.is_off("attention_bias")?;
+    Ok(LlmSpec { qk_norm: true, ..llama_like(config)? })
+}
+
+fn qwen3_moe(config: &Config) -> Result<LlmSpec> {
+    config.is_one("decoder_sparse_step")?;
+    match config.value("mlp_only_layers").and_then(Value::as_array) {
+        Some(list) if !list.is_empty() => {
+            let why = "layers without experts among those that have them are not modelled; only [] is read";
+            return Err(config.wrong("mlp_only_layers", why));
+        }
+        _ => {}
+    }
+    let moe = MoeSpec {
+        experts: config.count("num_experts")?,
+        top_k: config.count("num_experts_per_tok")?,
+        ffn: config.count("moe_intermediate_size")?,
+        ..MoeSpec::default()
+    };
+    config.check_experts(&moe)?;
+    Ok(LlmSpec { moe: Some(moe), ..qwen3(config)? })
+}
+
+/// The layers of multi-token prediction, `num_nextn_predict_layers`, are left out, as in all of its counts.
+fn deepseek_v3(config: &Config) -> Result<LlmSpec> {
+    config.is_one("moe_layer_freq")?;
+    let mla = MlaSpec {
+        q_lora: config.optional_count("q_lora_rank")?,
+        kv_lora: config.count("kv_lora_rank")?,
+        rope_dim: config.count("qk_rope_head_dim")?,
+        nope_dim: config.count("qk_nope_head_dim")?,
+        v_dim: config.count("v_head_dim")?,
+    };
+    let width = config.count("moe_intermediate_size")?;
+    let moe = MoeSpec {
+        experts: config.count("n_routed_experts")?,
+        top_k: config.count("num_experts_per_tok")?,
+        ffn: width,
+        shared_ffn: width * config.whole("n_shared_experts")?.unwrap_or(0),
+        dense_layers: config.whole("first_k_dense_replace")?.unwrap_or(0),
+    };
+    config.check_experts(&moe)?;
+    // Of a head's query and key; a value is v_dim wide.
+    let head_dim = mla.nope_dim + mla.rope_dim;
+    let like = llama_like(config)?;
+    Ok(LlmSpec { head_dim, kv_heads: like.heads, moe: Some(moe), mla: Some(mla), ..like })
+}
+
+/// GPT-2 and what was published in its shape. Beside its own keys, `parallel_block` and `sliding_window` are read:
+/// they make MegaScale's models of it (arXiv:2402.15627, section 3.1).
+fn gpt2(config: &Config) -> Result<LlmSpec> {
+    let (hidden, heads) = (config.count("n_embd")?, config.count("n_head")?);
+    config.is_act("activation_function", "gelu")?;
+    let max = config.optional_count("n_positions")?.or(config.optional_count("n_ctx")?).unwrap_or(1024);
+    Ok(LlmSpec {
+        hidden,
+        layers: config.count("n_layer")?,
+        heads,
+        kv_heads: heads,
+        head_dim: config.head_dim_of(hidden, heads, "n_embd", "n_head")?,
+        ffn: config.optional_count("n_inner")?.unwrap_or(4 * hidden),
+        vocab: config.count("vocab_size")?,
+        rms_eps: config.number("layer_norm_epsilon")?.unwrap_or(1e-5),
+        tie_embeddings: config.flag_or("tie_word_embeddings", true)?,
+        norm: Norm::Layer,
+        mlp: Mlp::Gelu,
+        positions: Positions::Learned { max },
+        bias: true,
+        parallel_block: config.flag("parallel_block")?,
+        window: config.optional_count("sliding_window")?,
+        dropout: config.probability("resid_pdrop")?.unwrap_or(0.1),
+        ..LlmSpec::default()
+    })
+}
+
+fn gpt_neox(config: &Config) -> Result<LlmSpec> {
+    let (hidden, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
+    config.is_act("hidden_act", "gelu")?;
+    let head_dim = config.head_dim(hidden, heads)?;
+    let turned = config.rotary_share()? * head_dim as f64;
+    let parallel = config.flag_or("use_parallel_residual", true)?;
+    Ok(LlmSpec {
+        hidden,
+        layers: config.count("num_hidden_layers")?,
+        heads,
+        kv_heads: heads,
+        head_dim,
+        ffn: config.count("intermediate_size")?,
+        vocab: config.count("vocab_size")?,
+        rms_eps: config.number("layer_norm_eps")?.unwrap_or(1e-5),
+        rope_theta: config.number("rotary_emb_base")?.map_or_else(|| config.rope_theta(), Ok)?,
+        rope_scaled: config.rope_scaled(),
+        tie_embeddings: config.flag("tie_word_embeddings")?,
+        norm: Norm::Layer,
+        mlp: Mlp::Gelu,
+        rotary_dim: Some(turned as u64).filter(|dim| *dim < head_dim),
+        bias: config.flag_or("attention_bias", true)?,
+        parallel_block: parallel,
+        own_norms: parallel,
+        dropout: config.probability("hidden_dropout")?.unwrap_or(0.0),
+        ..LlmSpec::default()
+    })
+}
+
+/// Yuan 2.0 (arXiv:2311.15786): Llama with localized filtering, and the embedding table used twice.
+fn yuan(config: &Config) -> Result<LlmSpec> {
+    let tie_embeddings = config.flag_or("tie_word_embeddings", true)?;
+    Ok(LlmSpec { lfa: true, tie_embeddings, ..llama_like(config)? })
 }
 
 /// More than any model has; a typo is caught before it becomes an allocation.
@@ -62,19 +222,21 @@ impl Config<'_> {
         self.json.get(field).filter(|v| !v.is_null())
     }
 
-    fn check_type(&self) -> Result<()> {
-        let read = READ.join(", ");
+    fn family(&self) -> Result<Reader> {
+        let known = FAMILIES.iter().map(|f| f.0).collect::<Vec<_>>().join(", ");
         if !self.json.is_object() {
             return Err(self.wrong("the file", "not a JSON object; a Hugging Face config.json is wanted"));
         }
-        match self.value("model_type").map(|v| v.as_str().ok_or(v)) {
-            Some(Ok(t)) if READ.contains(&t) => Ok(()),
-            Some(Ok(t)) => Err(self.wrong("model_type", format!("\"{t}\" is not understood yet; read are: {read}"))),
-            Some(Err(v)) => Err(self.wrong("model_type", format!("{v} is not a string; read are: {read}"))),
-            None => {
-                Err(self.wrong("model_type", format!("missing; a Hugging Face config names one; read are: {read}")))
-            }
-        }
+        let Some(value) = self.value("model_type") else {
+            return Err(
+                self.wrong("model_type", format!("missing; a Hugging Face config names one; read are: {known}"))
+            );
+        };
+        let Some(name) = value.as_str() else {
+            return Err(self.wrong("model_type", format!("{value} is not a string; read are: {known}")));
+        };
+        let found = FAMILIES.iter().find(|f| f.0 == name).map(|f| f.1);
+        found.ok_or_else(|| self.wrong("model_type", format!("\"{name}\" is not understood; read are: {known}")))
     }
 
     fn optional_count(&self, field: &str) -> Result<Option<u64>> {
@@ -92,6 +254,14 @@ impl Config<'_> {
         }
     }
 
+    /// A count that may be 0.
+    fn whole(&self, field: &str) -> Result<Option<u64>> {
+        match self.value(field).map(Value::as_u64) {
+            Some(Some(0)) => Ok(Some(0)),
+            _ => self.optional_count(field),
+        }
+    }
+
     fn count(&self, field: &str) -> Result<u64> {
         let missing = || self.wrong(field, "missing; the config of this model type must state it");
         self.optional_count(field)?.ok_or_else(missing)
@@ -105,9 +275,21 @@ impl Config<'_> {
         }
     }
 
+    fn probability(&self, field: &str) -> Result<Option<f64>> {
+        match self.value(field).map(|v| (v, v.as_f64())) {
+            None => Ok(None),
+            Some((_, Some(p))) if (0.0..1.0).contains(&p) => Ok(Some(p)),
+            Some((v, _)) => Err(self.wrong(field, format!("{v} is not a probability below 1"))),
+        }
+    }
+
     fn flag(&self, field: &str) -> Result<bool> {
+        self.flag_or(field, false)
+    }
+
+    fn flag_or(&self, field: &str, default: bool) -> Result<bool> {
         match self.value(field) {
-            None => Ok(false),
+            None => Ok(default),
             Some(v) => v.as_bool().ok_or_else(|| self.wrong(field, format!("{v} is neither true nor false"))),
         }
     }
@@ -115,17 +297,31 @@ impl Config<'_> {
     fn head_dim(&self, hidden: u64, heads: u64) -> Result<u64> {
         let dim = match self.optional_count("head_dim")? {
             Some(dim) => dim,
-            None if hidden.is_multiple_of(heads) => hidden / heads,
-            None => {
-                let why = format!("{heads} does not divide hidden_size {hidden}; correct one, or state head_dim");
-                return Err(self.wrong("num_attention_heads", why));
-            }
+            None => self.head_dim_of(hidden, heads, "hidden_size", "num_attention_heads")?,
         };
         if dim % 2 == 1 {
             let why = format!("{dim} is odd, but rotary embedding turns pairs; use an even head_dim");
             return Err(self.wrong("head_dim", why));
         }
         Ok(dim)
+    }
+
+    /// `wide` and `many` are what the config calls them.
+    fn head_dim_of(&self, hidden: u64, heads: u64, wide: &str, many: &str) -> Result<u64> {
+        if hidden.is_multiple_of(heads) {
+            return Ok(hidden / heads);
+        }
+        let why = format!("{heads} does not divide {wide} {hidden}; correct one, or state head_dim");
+        Err(self.wrong(many, why))
+    }
+
+    /// Of a head's elements, how many are turned: GPT-NeoX's old spelling, or its new one.
+    fn rotary_share(&self) -> Result<f64> {
+        if let Some(share) = self.number("rotary_pct")? {
+            return Ok(share);
+        }
+        let Some(inner) = self.value("rope_parameters") else { return Ok(0.25) };
+        Ok(Config { file: self.file, json: inner }.number("partial_rotary_factor")?.unwrap_or(0.25))
     }
 
     /// Newer configs keep it in `rope_parameters`.
@@ -147,7 +343,8 @@ impl Config<'_> {
     fn check_size(&self, spec: &LlmSpec) -> Result<()> {
         let [hidden, layers, ffn, vocab] = [spec.hidden, spec.layers, spec.ffn, spec.vocab].map(|n| n as f64);
         let attention = (spec.heads + spec.kv_heads) as f64 * spec.head_dim as f64;
-        let params = layers * hidden * (2.0 * attention + 3.0 * ffn) + 2.0 * hidden * vocab;
+        let experts = spec.moe.map_or(0.0, |moe| moe.experts as f64 * moe.ffn as f64);
+        let params = layers * hidden * (2.0 * attention + 3.0 * (ffn + experts)) + 2.0 * hidden * vocab;
         if params <= 1e15 {
             return Ok(());
         }
@@ -155,24 +352,48 @@ impl Config<'_> {
         Err(self.wrong("hidden_size", why))
     }
 
-    /// Refuses what would be computed otherwise than the plan does.
-    fn check_variant(&self) -> Result<()> {
-        if let Some(window) = self.value("sliding_window") {
-            let why = format!(
-                "{window}: attention in a sliding window is not modelled; set it to null to use full causal attention"
-            );
-            return Err(self.wrong("sliding_window", why));
-        }
-        for field in ["attention_bias", "mlp_bias"] {
-            if self.flag(field)? {
-                return Err(self.wrong(field, "true: biases are not modelled; only false is read"));
-            }
-        }
-        match self.value("hidden_act") {
-            Some(act) if act.as_str() != Some("silu") => {
-                Err(self.wrong("hidden_act", format!("{act} is not modelled; only \"silu\" is read")))
+    /// Refuses an activation other than the family's own. GELU goes by several names.
+    fn is_act(&self, field: &str, wanted: &str) -> Result<()> {
+        match self.value(field) {
+            Some(act) if !act.as_str().is_some_and(|act| act.starts_with(wanted)) => {
+                Err(self.wrong(field, format!("{act} is not modelled; only \"{wanted}\" is read")))
             }
             _ => Ok(()),
+        }
+    }
+
+    fn is_off(&self, field: &str) -> Result<()> {
+        match self.flag(field)? {
+            true => Err(self.wrong(field, "true: this bias is not modelled; only false is read")),
+            false => Ok(()),
+        }
+    }
+
+    fn is_one(&self, field: &str) -> Result<()> {
+        match self.optional_count(field)? {
+            None | Some(1) => Ok(()),
+            Some(n) => Err(self.wrong(field, format!("{n}: experts in every layer are modelled; only 1 is read"))),
+        }
+    }
+
+    /// Qwen's window holds for some layers only.
+    fn no_window(&self) -> Result<()> {
+        match self.flag("use_sliding_window")? {
+            true => {
+                Err(self.wrong("use_sliding_window", "true: windows of some layers are not modelled; set it to false"))
+            }
+            false => Ok(()),
+        }
+    }
+
+    fn check_experts(&self, moe: &MoeSpec) -> Result<()> {
+        let (experts, top_k) = (moe.experts, moe.top_k);
+        match top_k > experts {
+            true => {
+                let why = format!("{top_k} is more than the {experts} experts there are; use {experts} or fewer");
+                Err(self.wrong("num_experts_per_tok", why))
+            }
+            false => Ok(()),
         }
     }
 }
@@ -212,7 +433,9 @@ mod tests {
     #[test]
     fn contradictions_are_refused_by_field() {
         for (changes, field, part) in [
-            (json!({"model_type": "mixtral"}), "model_type", "llama, mistral"),
+            (json!({"model_type": "bert"}), "model_type", "llama, mistral, mixtral"),
+            (json!({"model_type": "mixtral"}), "num_local_experts", "missing"),
+            (json!({"model_type": "gpt2"}), "n_embd", "missing"),
             (json!({"model_type": "REMOVE"}), "model_type", "missing"),
             (json!({"num_key_value_heads": 3}), "num_key_value_heads", "3 does not divide the 8"),
             (json!({"num_key_value_heads": 16}), "num_key_value_heads", "does not divide"),
@@ -226,11 +449,16 @@ mod tests {
             (json!({"vocab_size": 1e300}), "vocab_size", "extra digits"),
             (json!({"hidden_size": 400000000, "intermediate_size": 400000000}), "hidden_size", "extra digits"),
             (json!({"head_dim": 7}), "head_dim", "odd"),
-            (json!({"sliding_window": 4096}), "sliding_window", "4096"),
+            (json!({"model_type": "qwen2", "use_sliding_window": true}), "use_sliding_window", "set it to false"),
             (json!({"rope_theta": -1.0}), "rope_theta", "above zero"),
             (json!({"tie_word_embeddings": 1}), "tie_word_embeddings", "neither true nor false"),
             (json!({"hidden_act": "gelu"}), "hidden_act", "silu"),
             (json!({"mlp_bias": true}), "mlp_bias", "biases"),
+            (
+                json!({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 5}),
+                "num_experts_per_tok",
+                "4 experts",
+            ),
         ] {
             let err = with(changes.clone()).unwrap_err().to_string();
             assert!(err.starts_with(&format!("c.json: {field}: ")) && err.contains(part), "{changes}: {err}");

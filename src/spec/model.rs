@@ -302,6 +302,31 @@ mod tests {
         assert_eq!(LlmSpec::load(path.join("config.json")).unwrap(), by_folder);
     }
 
+    /// Weights that papers and model cards state, in billions and to the digits they state.
+    #[test]
+    fn shipped_models_have_the_published_weights() {
+        for (name, billions, digits) in [
+            ("llama-2-7b", 6.74, 2),
+            ("llama-2-70b", 69.0, 0),
+            ("llama-3.1-405b", 405.9, 1),
+            ("gpt3-175b", 174.6, 1),
+            ("megascale-530b", 529.6, 0),
+            ("mixtral-8x7b", 46.7, 1),
+            ("mixtral-8x22b", 140.6, 1),
+            ("qwen3-30b-a3b", 30.5, 1),
+            ("qwen3-235b-a22b", 235.1, 1),
+            ("deepseek-v3", 671.0, 1),
+            ("yuan2-2b", 2.1, 1),
+            ("yuan2-51b", 51.9, 1),
+            ("yuan2-102b", 102.6, 1),
+        ] {
+            let params = LlmSpec::find(name).unwrap().params() as f64 / 1e9;
+            assert!((params - billions).abs() <= 0.6 * 0.1f64.powi(digits), "{name}: {params} of {billions}");
+        }
+        let active = |name: &str| LlmSpec::find(name).unwrap().active_params() as f64 / 1e9;
+        assert!((active("qwen3-235b-a22b") - 22.0).abs() < 0.5 && (active("mixtral-8x22b") - 39.0).abs() < 0.5);
+    }
+
     /// What a published model is made of, without its config.
     fn model(hidden: u64, layers: u64, heads: u64, kv_heads: u64, ffn: u64, vocab: u64) -> LlmSpec {
         let head_dim = hidden / heads;
