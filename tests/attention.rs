@@ -69,6 +69,18 @@ fn every_pass_of_every_way_is_the_dense_one() {
     }
 }
 
+/// Choices of a ring, the backward pass alone among them, which finds what the forward pass would have left.
+#[test]
+fn every_word_of_a_ring_is_the_dense_one() {
+    let words = ["dkv-model", "burst", "merge-at-end", "merge-in-kernel+stripe", "dkv-model+contiguous"];
+    for (words, pass) in words.iter().flat_map(|words| Pass::ALL.map(|pass| (words, pass))) {
+        for (ring, ulysses, causal) in [(3, 1, true), (2, 2, true), (4, 1, false)] {
+            let par = Parallelism { options: words.parse().unwrap(), ..way(ring, ulysses) };
+            holds(&AttentionSpec { causal, ..spec(48, 8, 4) }, pass, &par, 1e-12);
+        }
+    }
+}
+
 #[test]
 fn bf16_is_near_the_dense_one() {
     let spec = AttentionSpec { dtype: Dtype::Bf16, ..spec(64, 4, 2) };

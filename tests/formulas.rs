@@ -11,6 +11,7 @@ use foretrain::plan::link::{AtomTable, Line, Place};
 use foretrain::plan::memory::Layout;
 use foretrain::plan::*;
 use foretrain::spec::*;
+use foretrain::strategy::attention_pass;
 use plans::{FLAT, Host, SM, close, model, way, work};
 
 const A: u64 = 8;
@@ -105,6 +106,93 @@ fn a_ring_sends_kv_and_brings_dkv_home_in_fp32() {
         let counts = ["attention_bwd.", "kv_hop", "dkv_hop"].map(|label| steps.count(BACKWARD, label) as u64);
         assert_eq!(counts, [p, p - 1, p]);
     }
+}
+
+fn built_as(words: &str, k: u64, ring: u32) -> Plan {
+    let par = Parallelism { options: words.parse().unwrap(), ..way(1, ring, 1) };
+    plans::plan(&model(2, k, false), &par, &work(&par, S, 1, 1), SM)
+}
+
+#[test]
+fn a_reverse_walk_brings_dkv_home_in_the_models_dtype() {
+    for (k, p) in [(8, 2), (4, 3), (4, 4), (2, 5), (1, 8)] {
+        let plan = built_as("dkv-model", k, p as u32);
+        let kvb = 2 * S / p * k * D * E;
+        let steps = Steps::of(&plan);
+        assert_eq!(steps.sent(FORWARD), (p - 1) * kvb, "k {k} P {p}");
+        assert_eq!(steps.sent(BACKWARD), (p - 1) * kvb + (p - 1) * kvb, "k {k} P {p}");
+        // One message of both between the first, KV alone, and the last, dKV alone.
+        let counts = ["kv_hop", "kv_dkv_hop", "dkv_hop"].map(|label| steps.count(BACKWARD, label) as u64);
+        assert_eq!(counts, [1, p - 2, 1]);
+    }
+}
+
+#[test]
+fn burst_sends_what_belongs_to_queries() {
+    for (k, p) in [(8, 2), (4, 3), (1, 8)] {
+        let plan = built_as("burst", k, p as u32);
+        let n = S / p;
+        let (qb, kvb, lseb) = (n * A * D * E, 2 * n * k * D * E, n * A * 4);
+        let steps = Steps::of(&plan);
+        assert_eq!(steps.sent(FORWARD), (p - 1) * kvb, "k {k} P {p}");
+        // q, the gradient of the output, log-sum-exp and delta; and dQ, one hop more.
+        assert_eq!(steps.sent(BACKWARD), (p - 1) * (2 * qb + 2 * lseb) + p * qb, "k {k} P {p}");
+    }
+    // Of MHA it sends fewer bytes than circulating KV does, of GQA more.
+    let sent = |words, k| Steps::of(&built_as(words, k, 8)).sent(BACKWARD);
+    assert!(sent("burst", 8) < sent("default", 8) && sent("burst", 1) > sent("default", 1));
+}
+
+#[test]
+fn kv_in_two_is_twice_the_messages_and_the_same_bytes() {
+    let [one, two] = ["default", "kv-in-two"].map(|words| built_as(words, 4, 4));
+    let [a, b] = [&one, &two].map(Steps::of);
+    for pass in [FORWARD, BACKWARD] {
+        assert_eq!(a.sent(pass), b.sent(pass));
+    }
+    let legs = |steps: &Steps| {
+        let transfers = steps.line.nodes.iter().filter_map(|node| match &node.op.kind {
+            OpKind::Transfer { legs, .. } => Some(legs.len()),
+            _ => None,
+        });
+        transfers.sum::<usize>()
+    };
+    assert_eq!(legs(&b), 2 * legs(&a));
+}
+
+/// Bytes that ops under `path` keep in the tensor of a name: slots that are written.
+fn slots_used(steps: &Steps, path: &str, tensor: &str) -> usize {
+    let own = (0..steps.line.nodes.len()).filter(|&i| steps.line.path(i).starts_with(path));
+    let written =
+        own.flat_map(|i| steps.line.writes(i)).filter(|w| steps.plan.tensors[w.tensor as usize].name == tensor);
+    written.map(|w| w.slot).collect::<std::collections::BTreeSet<_>>().len()
+}
+
+#[test]
+fn merging_at_the_end_keeps_every_block() {
+    let p = 12;
+    // Of a forward pass alone, whose peak nothing else hides.
+    let peak = |words: &str| {
+        let par = Parallelism { options: words.parse().unwrap(), ..way(1, p as u32, 1) };
+        let (seq_len, dtype) = (S, Dtype::Bf16);
+        let spec = AttentionSpec { batch: 1, seq_len, heads: A, kv_heads: 4, head_dim: D, causal: true, dtype };
+        let plan = attention_pass::build(&spec, Pass::Forward, &par, SM).unwrap();
+        Layout::new(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap().bytes
+    };
+    let (n, blocks) = (S / p as u64, p as u64);
+    let qb = n * A * D * E;
+    // KV that has been used makes room for later outputs.
+    assert!(peak("merge-at-end") > (blocks + 2) * qb);
+    assert!(peak("default") < blocks * qb);
+    assert!(peak("merge-in-kernel") < peak("default"));
+    let plan = built_as("merge-at-end", 4, p as u32);
+    let steps = Steps::of(&plan);
+    assert_eq!(slots_used(&steps, FORWARD, "kv_ring"), p - 1, "all KV but the own");
+    assert_eq!(slots_used(&steps, FORWARD, "o_block"), p, "every output");
+    assert_eq!(steps.count(FORWARD, "merge"), p);
+    let plan = built_as("merge-in-kernel", 4, p as u32);
+    let steps = Steps::of(&plan);
+    assert_eq!((steps.count(FORWARD, "merge"), steps.count(BACKWARD, "dq_add")), (0, 0));
 }
 
 #[test]
@@ -225,6 +313,24 @@ fn the_last_of_consecutive_parts_has_nearly_twice_the_mean() {
         // 2 - 1/P of the mean, but for the diagonal.
         let most = area(p as u32 - 1) as f64 * p as f64 / pairs(S) as f64;
         assert!((most - (2.0 - 1.0 / p as f64)).abs() < 1e-3, "{most}");
+    }
+}
+
+#[test]
+fn tokens_in_turn_are_even_but_for_the_diagonal() {
+    for p in [2, 3, 4, 8] {
+        let par = Parallelism { options: "stripe".parse().unwrap(), ..way(1, p, 1) };
+        let plan = plans::plan(&model(2, 4, false), &par, &work(&par, S, 1, 1), SM);
+        let area = |rank| {
+            let masks = plan.kernels().filter(|k| matches!(k, Kernel::Attention(_))).filter_map(|k| k.mask());
+            masks.map(|m| m.shape(&plan.views, rank).area).collect::<Vec<_>>()
+        };
+        let n = S / u64::from(p);
+        for rank in 0..p {
+            // With KV of ranks up to r the diagonal is seen, with those behind it is not.
+            let want = (0..p).map(|step| if step <= rank { n * (n + 1) / 2 } else { n * (n - 1) / 2 });
+            assert_eq!(area(rank), want.collect::<Vec<_>>(), "P {p} rank {rank}");
+        }
     }
 }
 

@@ -397,7 +397,7 @@ fn sent(kind: CollectiveKind, gang: &Gang, bytes: f64) -> [f64; 2] {
 #[derive(Default)]
 struct Positions {
     /// Whole splits, and what each rank holds of them.
-    splits: Vec<(Segs, Vec<Vec<Range<u64>>>)>,
+    splits: Vec<(Segs, Vec<Vec<Span>>)>,
     /// The block asked for last: attention, the merge or sum behind it, and backward, have the same.
     last: Option<(AttnBlock, Rc<[BlockShape]>)>,
 }
@@ -425,7 +425,7 @@ impl Positions {
         let same = |known: &Segs| (known.seq, known.view, &known.order) == (segs.seq, segs.view, &segs.order);
         self.splits.iter().position(|(known, _)| same(known)).unwrap_or_else(|| {
             let whole = segs.shifted(segs.shift.0, 0);
-            let held = (0..views[segs.view as usize].size()).map(|rank| whole.ranges(views, rank)).collect();
+            let held = (0..views[segs.view as usize].size()).map(|rank| whole.spans(views, rank)).collect();
             self.splits.push((whole, held));
             self.splits.len() - 1
         })

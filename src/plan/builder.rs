@@ -85,9 +85,17 @@ impl Builder {
 
     /// Sends `src` `by` along the group and receives `dst` from the other side.
     pub fn hop(&mut self, label: &str, via: Via, by: i32, src: Buf, dst: Buf, tag: u32) -> u32 {
+        self.hops(label, via, by, &[(src, dst)], tag)
+    }
+
+    /// Sends the first of each pair `by` along the group and receives the second from the other side, all in one
+    /// group of messages.
+    pub fn hops(&mut self, label: &str, via: Via, by: i32, pairs: &[(Buf, Buf)], tag: u32) -> u32 {
         let lane = self.comm_lane(via);
-        let legs =
-            vec![Leg { dir: Direction::Send, by, buf: src, tag }, Leg { dir: Direction::Recv, by: -by, buf: dst, tag }];
+        let both = |&(src, dst): &(Buf, Buf)| {
+            [Leg { dir: Direction::Send, by, buf: src, tag }, Leg { dir: Direction::Recv, by: -by, buf: dst, tag }]
+        };
+        let legs = pairs.iter().flat_map(both).collect();
         self.push(label, Some(lane), OpKind::Transfer { legs, engine: via.engine })
     }
 

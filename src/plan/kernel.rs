@@ -28,7 +28,7 @@ pub struct AttnBlock {
 impl AttnBlock {
     /// What the mask leaves of the block on `rank`, for one sequence.
     pub fn shape(&self, views: &[Mesh], rank: u32) -> BlockShape {
-        block_shape(&self.q.ranges(views, rank), &self.kv.ranges(views, rank), self.causal)
+        block_shape(&self.q.spans(views, rank), &self.kv.spans(views, rank), self.causal)
     }
 }
 
@@ -140,6 +140,18 @@ pub enum Kernel {
     /// Gradients of one block, given the final lse and delta. Reads q, kv, do, lse, delta; writes dq, dkv
     /// of this block alone. Rows outside the mask are left as they are.
     AttentionBwd(AttnBlock),
+    /// [`Attention`](Kernel::Attention) that goes on from a running output: no merge, no output of the block alone.
+    /// Reads q, kv, o, lse; writes o, lse.
+    AttentionOnto(AttnBlock),
+    /// [`AttentionBwd`](Kernel::AttentionBwd) that adds the gradients of one side to a sum. Reads q, kv, do, lse,
+    /// delta, the sum; writes dq, dkv.
+    AttentionBwdOnto(AttnBlock, Side),
+    /// Adds a block's log-sum-exp to a running one. Reads lse, lse_block; writes lse; only the rows that saw a key
+    /// of the block.
+    AddLse(AttnBlock),
+    /// Adds a block's normalised output to a sum, weighed by its log-sum-exp against the final one. Reads o,
+    /// o_block, lse_block, lse; writes o; only the rows that saw a key of the block.
+    AddWeighted(AttnBlock),
     /// Adds a block's normalised output to a running one by their log-sum-exps. Reads o, lse, o_block,
     /// lse_block; writes o, lse; only the rows that saw a key of the block.
     MergeLse(AttnBlock),
@@ -232,6 +244,10 @@ impl Kernel {
             Kernel::Attention(_) => "attention",
             Kernel::AttentionDelta { .. } => "attention_delta",
             Kernel::AttentionBwd(_) => "attention_bwd",
+            Kernel::AttentionOnto(_) => "attention_onto",
+            Kernel::AttentionBwdOnto(..) => "attention_bwd_onto",
+            Kernel::AddLse(_) => "add_lse",
+            Kernel::AddWeighted(_) => "add_weighted",
             Kernel::MergeLse(_) => "merge_lse",
             Kernel::Norm { .. } => "norm",
             Kernel::NormBwd { .. } => "norm_bwd",
@@ -256,6 +272,8 @@ impl Kernel {
     pub fn mask(&self) -> Option<&AttnBlock> {
         match self {
             Kernel::Attention(b) | Kernel::AttentionBwd(b) | Kernel::MergeLse(b) => Some(b),
+            Kernel::AttentionOnto(b) | Kernel::AttentionBwdOnto(b, _) => Some(b),
+            Kernel::AddLse(b) | Kernel::AddWeighted(b) => Some(b),
             Kernel::Add { trim: Some((b, _)), .. } => Some(b),
             _ => None,
         }
@@ -307,12 +325,21 @@ impl Kernel {
                 bytes: q(reads[0]) + kv(reads[1]) + q(writes[0]) + q(writes[1]),
                 class: class(false),
             },
-            // Five products where the forward pass has two: S again, dP, dQ, dK, dV.
-            Kernel::AttentionBwd(_) => Work {
-                flops: 5 * qk_flops,
-                bytes: q(reads[0] + reads[2] + reads[3] + reads[4] + writes[0]) + kv(reads[1] + writes[1]),
-                class: class(true),
+            Kernel::AttentionOnto(_) => Work {
+                flops: 2 * qk_flops,
+                bytes: q(reads[0] + reads[2] + reads[3] + writes[0] + writes[1]) + kv(reads[1]),
+                class: class(false),
             },
+            // Five products where the forward pass has two: S again, dP, dQ, dK, dV.
+            Kernel::AttentionBwd(_) | Kernel::AttentionBwdOnto(..) => {
+                let sum = match self {
+                    Kernel::AttentionBwdOnto(_, Side::Q) => q(reads[5]),
+                    Kernel::AttentionBwdOnto(_, Side::Kv) => kv(reads[5]),
+                    _ => 0,
+                };
+                let own = q(reads[0] + reads[2] + reads[3] + reads[4] + writes[0]) + kv(reads[1] + writes[1]);
+                Work { flops: 5 * qk_flops, bytes: own + sum, class: class(true) }
+            }
             Kernel::Add { trim: Some((_, Side::Kv)), .. } => {
                 let bytes = kv(reads.iter().chain(writes).sum());
                 Work { flops: 0, bytes, class: WorkClass::Memory }
@@ -343,7 +370,13 @@ impl Kernel {
                 true => of(&[m * k, k * n, m * n], &[m * n]),
                 false => of(&[m * k, k * n], &[m * n]),
             },
-            Kernel::Attention(_) | Kernel::AttentionBwd(_) | Kernel::MergeLse(_) => self.attention_operands(views),
+            Kernel::Attention(_)
+            | Kernel::AttentionBwd(_)
+            | Kernel::MergeLse(_)
+            | Kernel::AttentionOnto(_)
+            | Kernel::AttentionBwdOnto(..)
+            | Kernel::AddLse(_)
+            | Kernel::AddWeighted(_) => self.attention_operands(views),
             Kernel::AttentionDelta { rows, heads, head_dim } => {
                 of(&[rows * heads * head_dim, rows * heads * head_dim], &[rows * heads])
             }
@@ -384,6 +417,11 @@ impl Kernel {
         let (q, kv, lse) = (nq * b.heads * b.head_dim, 2 * nk * b.kv_heads * b.head_dim, nq * b.heads);
         let (reads, writes) = match self {
             Kernel::AttentionBwd(_) => (vec![q, kv, q, lse, lse], vec![q, kv]),
+            Kernel::AttentionBwdOnto(_, Side::Q) => (vec![q, kv, q, lse, lse, q], vec![q, kv]),
+            Kernel::AttentionBwdOnto(_, Side::Kv) => (vec![q, kv, q, lse, lse, kv], vec![q, kv]),
+            Kernel::AttentionOnto(_) => (vec![q, kv, q, lse], vec![q, lse]),
+            Kernel::AddLse(_) => (vec![lse, lse], vec![lse]),
+            Kernel::AddWeighted(_) => (vec![q, q, lse, lse], vec![q]),
             Kernel::MergeLse(_) => (vec![q, lse, q, lse], vec![q, lse]),
             _ => (vec![q, kv], vec![q, lse]),
         };

@@ -21,4 +21,4 @@ pub use op::*;
 pub use program::{
     About, AttentionFeed, Block, Feed, Held, Inputs, Master, Operand, Param, Plan, Program, RoleMap, Shard,
 };
-pub use segs::{BlockShape, Segs, Split};
+pub use segs::{BlockShape, Segs, Span, Split};

@@ -12,6 +12,44 @@ pub enum Split {
     Contiguous,
     /// 2P chunks; coordinate r holds chunks r and 2P-1-r, so that causal work is equal everywhere.
     Zigzag,
+    /// Coordinate r holds r, r + P, r + 2P and so on: causal work is equal but for the diagonal (Striped
+    /// Attention, Brandon et al., arXiv:2311.09431).
+    Stripe,
+}
+
+/// Positions `start`, `start + step` and so on, `len` of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Span {
+    pub start: u64,
+    pub len: u64,
+    pub step: u64,
+}
+
+impl Span {
+    pub fn at(&self, i: u64) -> u64 {
+        self.start + i * self.step
+    }
+
+    /// The last position; a span that is held is never empty.
+    pub fn last(&self) -> u64 {
+        self.at(self.len - 1)
+    }
+
+    /// How many of its positions are before `pos`.
+    pub fn before(&self, pos: u64) -> u64 {
+        pos.saturating_sub(self.start).div_ceil(self.step).min(self.len)
+    }
+
+    /// Consecutive positions of the span, together.
+    pub fn runs(self) -> impl Iterator<Item = Range<u64>> {
+        let (count, len) = if self.step == 1 { (1, self.len) } else { (self.len, 1) };
+        (0..count).map(move |i| self.at(i)..self.at(i) + len)
+    }
+
+    /// Positions `from` up to `to` of the span, by index.
+    pub fn part(&self, from: u64, to: u64) -> Span {
+        Span { start: self.at(from), len: to - from, step: self.step }
+    }
 }
 
 /// The global positions held by the rank shifted along an axis: `order` is applied from the whole
@@ -55,11 +93,11 @@ impl Segs {
         }) && self.seq > 0
     }
 
-    /// The positions, as ranges in the order in which the rank stores them.
-    pub fn ranges(&self, views: &[Mesh], rank: u32) -> Vec<Range<u64>> {
+    /// The positions, as spans in the order in which the rank stores them.
+    pub fn spans(&self, views: &[Mesh], rank: u32) -> Vec<Span> {
         let mesh = &views[self.view as usize];
         let rank = mesh.shift(rank, self.shift.0, self.shift.1);
-        let mut held: Vec<Range<u64>> = std::iter::once(0..self.seq).collect();
+        let mut held = vec![Span { start: 0, len: self.seq, step: 1 }];
         for &(axis, split) in &self.order {
             let (degree, at) = (u64::from(mesh.degree(axis)), u64::from(mesh.coord(rank, axis)));
             held = match split {
@@ -70,6 +108,7 @@ impl Segs {
                     both.extend(cut(&held, 2 * degree, 2 * degree - 1 - at));
                     both
                 }
+                Split::Stripe => every(&held, degree, at),
             };
         }
         merge_adjacent(held)
@@ -77,34 +116,48 @@ impl Segs {
 
     /// The positions one by one.
     pub fn positions(&self, views: &[Mesh], rank: u32) -> Vec<u64> {
-        self.ranges(views, rank).into_iter().flatten().collect()
+        self.spans(views, rank).iter().flat_map(|span| (0..span.len).map(|i| span.at(i))).collect()
     }
 }
 
 /// Part `at` of `parts` equal parts of the positions in `held`, which keep their order.
-fn cut(held: &[Range<u64>], parts: u64, at: u64) -> Vec<Range<u64>> {
-    let total: u64 = held.iter().map(|r| r.end - r.start).sum();
+fn cut(held: &[Span], parts: u64, at: u64) -> Vec<Span> {
+    let total = total(held);
     let (from, to) = (total / parts * at, total / parts * (at + 1));
     let mut before = 0;
     let mut out = Vec::new();
-    for r in held {
-        let len = r.end - r.start;
-        let lo = from.clamp(before, before + len) - before;
-        let hi = to.clamp(before, before + len) - before;
+    for span in held {
+        let [lo, hi] = [from, to].map(|index| index.clamp(before, before + span.len) - before);
         if hi > lo {
-            out.push(r.start + lo..r.start + hi);
+            out.push(span.part(lo, hi));
         }
-        before += len;
+        before += span.len;
     }
     out
 }
 
-fn merge_adjacent(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    let mut out: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
-    for r in ranges {
+/// Of the positions in `held` every `parts`-th, beginning with number `at`.
+fn every(held: &[Span], parts: u64, at: u64) -> Vec<Span> {
+    let mut before = 0;
+    let mut out = Vec::new();
+    for span in held {
+        // The first index of the span that is `at` past a multiple of `parts`, counted over all spans.
+        let first = (at + parts - before % parts) % parts;
+        if first < span.len {
+            let len = (span.len - first).div_ceil(parts);
+            out.push(Span { start: span.at(first), len, step: span.step * parts });
+        }
+        before += span.len;
+    }
+    out
+}
+
+fn merge_adjacent(spans: Vec<Span>) -> Vec<Span> {
+    let mut out: Vec<Span> = Vec::with_capacity(spans.len());
+    for span in spans {
         match out.last_mut() {
-            Some(last) if last.end == r.start => last.end = r.end,
-            _ => out.push(r),
+            Some(last) if last.step == span.step && last.at(last.len) == span.start => last.len += span.len,
+            _ => out.push(span),
         }
     }
     out
@@ -122,43 +175,42 @@ pub struct BlockShape {
 }
 
 /// The visible part of queries `q` against keys `kv`. Causal: a query sees the keys at or before it.
-pub fn block_shape(q: &[Range<u64>], kv: &[Range<u64>], causal: bool) -> BlockShape {
+pub fn block_shape(q: &[Span], kv: &[Span], causal: bool) -> BlockShape {
     if !causal {
         let (nq, nk) = (total(q), total(kv));
         return BlockShape { area: nq * nk, q_rows: nq, kv_rows: nk };
     }
-    let first_key = kv.iter().map(|r| r.start).min().unwrap_or(u64::MAX);
-    let last_query = q.iter().map(|r| r.end).max().unwrap_or(0);
+    let first_key = kv.iter().map(|k| k.start).min().unwrap_or(u64::MAX);
+    let last_query = q.iter().map(|q| q.last() + 1).max().unwrap_or(0);
     BlockShape {
-        area: q.iter().map(|qr| kv.iter().map(|kr| causal_area(qr, kr)).sum::<u64>()).sum(),
-        q_rows: q.iter().map(|r| r.end.saturating_sub(r.start.max(first_key))).sum(),
-        kv_rows: kv.iter().map(|r| r.end.min(last_query).saturating_sub(r.start)).sum(),
+        area: q.iter().map(|q| kv.iter().map(|k| causal_area(q, k)).sum::<u64>()).sum(),
+        q_rows: q.iter().map(|q| q.len - q.before(first_key)).sum(),
+        kv_rows: kv.iter().map(|k| k.before(last_query)).sum(),
     }
 }
 
-fn total(ranges: &[Range<u64>]) -> u64 {
-    ranges.iter().map(|r| r.end - r.start).sum()
+fn total(spans: &[Span]) -> u64 {
+    spans.iter().map(|span| span.len).sum()
 }
 
 /// The number of pairs i in `q`, j in `k` with j <= i.
-fn causal_area(q: &Range<u64>, k: &Range<u64>) -> u64 {
-    // Keys visible to query i: clamp(i + 1 - k.start, 0, len). It grows by one a query from k.start to k.end.
-    let len = k.end - k.start;
-    let ramp_from = q.start.max(k.start);
-    let ramp_to = q.end.min(k.end);
-    let ramp = if ramp_to > ramp_from {
-        let (a, b) = (ramp_from + 1 - k.start, ramp_to - k.start);
-        (a + b) * (b - a + 1) / 2
-    } else {
-        0
-    };
-    let full_rows = q.end.saturating_sub(q.start.max(k.end));
-    ramp + full_rows * len
+fn causal_area(q: &Span, k: &Span) -> u64 {
+    let sees = |i| k.before(q.at(i) + 1);
+    if !q.step.is_multiple_of(k.step) {
+        return (0..q.len).map(sees).sum();
+    }
+    // Each query sees so many keys more than the one before it: from the first that sees any to the first that
+    // sees all.
+    let any = q.before(k.start);
+    let all = q.before(k.last()).max(any);
+    let ramp = if all > any { (sees(any) + sees(all - 1)) * (all - any) / 2 } else { 0 };
+    ramp + (q.len - all) * k.len
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     fn cp(p: u32) -> Vec<Mesh> {
         vec![Mesh::new(&[(Axis::Cp, p), (Axis::Up, 2)])]
@@ -168,18 +220,41 @@ mod tests {
     fn zigzag_ranks_hold_a_chunk_and_its_mirror() {
         let views = cp(4);
         let segs = Segs::new(16, &[(Axis::Cp, Split::Zigzag)]);
-        assert_eq!(segs.ranges(&views, 0), [0..2, 14..16]);
+        assert_eq!(segs.positions(&views, 0), [0, 1, 14, 15]);
         assert_eq!(segs.positions(&views, 3 * 2), [6, 7, 8, 9]);
-        assert_eq!(segs.shifted(Axis::Cp, -1).ranges(&views, 0), segs.ranges(&views, 6));
+        assert_eq!(segs.shifted(Axis::Cp, -1).spans(&views, 0), segs.spans(&views, 6));
         let usp = Segs::new(16, &[(Axis::Cp, Split::Zigzag), (Axis::Up, Split::Contiguous)]);
         assert_eq!([usp.positions(&views, 0), usp.positions(&views, 1)], [vec![0, 1], vec![14, 15]]);
     }
 
     #[test]
+    fn striped_ranks_hold_every_so_manieth() {
+        let views = cp(4);
+        let segs = Segs::new(16, &[(Axis::Cp, Split::Stripe)]);
+        assert_eq!(segs.positions(&views, 2 * 2), [2, 6, 10, 14]);
+        let usp = Segs::new(16, &[(Axis::Cp, Split::Stripe), (Axis::Up, Split::Contiguous)]);
+        assert_eq!([usp.positions(&views, 4), usp.positions(&views, 5)], [vec![2, 6], vec![10, 14]]);
+        // Of spans that do not divide, the count goes on from one to the next.
+        let held = [Span { start: 0, len: 5, step: 1 }, Span { start: 20, len: 4, step: 1 }];
+        let parts = [0, 1, 2].map(|at| every(&held, 3, at).iter().map(|s| (s.start, s.len)).collect::<Vec<_>>());
+        assert_eq!(parts, [vec![(0, 2), (21, 1)], vec![(1, 2), (22, 1)], vec![(2, 1), (20, 2)]]);
+    }
+
+    #[test]
     fn areas_equal_a_count_by_hand() {
-        for (q, k) in [(3..9, 0..4), (0..4, 3..9), (2..7, 2..7), (5..6, 0..10), (0..3, 5..8)] {
-            let brute: u64 = q.clone().map(|i| k.clone().filter(|j| *j <= i).count() as u64).sum();
-            assert_eq!(causal_area(&q, &k), brute, "{q:?} {k:?}");
+        let spans = |step: u64| {
+            let starts = (0..9).flat_map(|start| (1..7).map(move |len| (start, len)));
+            starts.map(move |(start, len)| Span { start, len, step }).collect::<Vec<_>>()
+        };
+        for (q_step, k_step) in [(1, 1), (3, 3), (4, 2), (1, 2), (3, 2)] {
+            for (q, k) in spans(q_step).iter().flat_map(|q| spans(k_step).into_iter().map(move |k| (q, k))) {
+                let pairs = (0..q.len).flat_map(|i| (0..k.len).map(move |j| (q.at(i), k.at(j))));
+                let seen: Vec<(u64, u64)> = pairs.filter(|(i, j)| j <= i).collect();
+                let rows = |side: fn(&(u64, u64)) -> u64| seen.iter().map(side).collect::<BTreeSet<_>>().len() as u64;
+                let (q_rows, kv_rows) = (rows(|pair| pair.0), rows(|pair| pair.1));
+                let want = BlockShape { area: seen.len() as u64, q_rows, kv_rows };
+                assert_eq!(block_shape(&[*q], &[k], true), want, "{q:?} {k:?}");
+            }
         }
     }
 
@@ -189,8 +264,8 @@ mod tests {
         let segs = Segs::new(64, &[(Axis::Cp, Split::Zigzag)]);
         for rank in (0..8).step_by(2) {
             for step in 1..4 {
-                let q = segs.ranges(&views, rank);
-                let kv = segs.shifted(Axis::Cp, -step).ranges(&views, rank);
+                let q = segs.spans(&views, rank);
+                let kv = segs.shifted(Axis::Cp, -step).spans(&views, rank);
                 assert_eq!(block_shape(&q, &kv, true).area, 64 * 64 / (2 * 16));
             }
         }

@@ -15,7 +15,7 @@ pub use attention::{AttentionSpec, Pass};
 pub use cluster::{ClusterSpec, Pod, ScaleOut, ScaleUp, Sockets};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
 pub use model::{LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions};
-pub use options::{KvPath, Options, RingLayout};
+pub use options::{KvPath, Options, RingBackward, RingLayout, RingMerge};
 pub use stack::StackSpec;
 pub use workload::{Dtype, Parallelism, Recompute, Workload};
 

@@ -15,6 +15,9 @@ pub enum RingLayout {
     Zigzag,
     /// Rank r has part r of R: the last rank has nearly twice the mean of causal work.
     Contiguous,
+    /// Rank r has tokens r, r + R and so on: causal work is equal but for the diagonal, in tiles that are
+    /// all cut by it.
+    Stripe,
 }
 
 /// How a context-parallel rank comes by the keys and values of the others.
@@ -29,6 +32,31 @@ pub enum KvPath {
     GatherByHead,
 }
 
+/// How the outputs of a ring's blocks become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum RingMerge {
+    /// Each is merged into a running one when it is there.
+    #[default]
+    EachStep,
+    /// All are kept, and summed at the end (TransformerEngine).
+    AtEnd,
+    /// Kernels go on from a running one.
+    InKernel,
+}
+
+/// What travels in a ring's backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum RingBackward {
+    /// KV, and behind it dKV in the dtype of sums, which takes P hops to come home (zhuzilin/ring-flash-attention).
+    #[default]
+    Follow,
+    /// KV and dKV in one message of the model's dtype, against the direction of the forward pass: P-1 hops
+    /// (TransformerEngine).
+    Reverse,
+    /// What belongs to queries; K and V stay (BurstAttention).
+    Burst,
+}
+
 /// Everything that [`WORDS`] can set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Options {
@@ -37,6 +65,10 @@ pub struct Options {
     /// Tensor-parallel ranks keep whole activations between their products, instead of the sequence
     /// parallelism of Korthikanti et al. (arXiv:2205.05198).
     pub whole_activations: bool,
+    pub merge: RingMerge,
+    pub ring_backward: RingBackward,
+    /// A ring sends K and V as two messages.
+    pub kv_in_two: bool,
     /// In the hybrid of both, neighbouring ranks make a ring and Ulysses exchanges across rings; by default
     /// neighbouring ranks exchange, as TransformerEngine's `a2a+p2p` and USP's `use_ulysses_low` have it.
     pub ring_inside: bool,
@@ -78,6 +110,42 @@ pub const WORDS: &[Word] = &[
         about: "the same, KV head by KV head, the next being gathered while attention runs on one",
         set: |o| o.kv = KvPath::GatherByHead,
         is_set: |o| o.kv == KvPath::GatherByHead,
+    },
+    Word {
+        name: "stripe",
+        about: "context-parallel ranks take the tokens of the sequence in turn (Striped Attention)",
+        set: |o| o.layout = RingLayout::Stripe,
+        is_set: |o| o.layout == RingLayout::Stripe,
+    },
+    Word {
+        name: "dkv-model",
+        about: "a ring's dKV travels in the model's dtype, in one message with KV, over P-1 hops (TransformerEngine)",
+        set: |o| o.ring_backward = RingBackward::Reverse,
+        is_set: |o| o.ring_backward == RingBackward::Reverse,
+    },
+    Word {
+        name: "burst",
+        about: "backward, KV stay and q, do, lse and delta travel round the ring, dq behind them (BurstAttention)",
+        set: |o| o.ring_backward = RingBackward::Burst,
+        is_set: |o| o.ring_backward == RingBackward::Burst,
+    },
+    Word {
+        name: "kv-in-two",
+        about: "a ring sends KV, and dKV, as two messages of one group",
+        set: |o| o.kv_in_two = true,
+        is_set: |o| o.kv_in_two,
+    },
+    Word {
+        name: "merge-at-end",
+        about: "a ring keeps every block's KV and output and sums the outputs at the end (TransformerEngine)",
+        set: |o| o.merge = RingMerge::AtEnd,
+        is_set: |o| o.merge == RingMerge::AtEnd,
+    },
+    Word {
+        name: "merge-in-kernel",
+        about: "a ring's kernels go on from running sums: nothing is merged or rounded between blocks",
+        set: |o| o.merge = RingMerge::InKernel,
+        is_set: |o| o.merge == RingMerge::InKernel,
     },
     Word {
         name: "ring-inside",

@@ -134,6 +134,7 @@ impl Parallelism {
             (_, 1) => match self.options.layout {
                 RingLayout::Zigzag => "ring-zigzag",
                 RingLayout::Contiguous => "ring-contiguous",
+                RingLayout::Stripe => "ring-stripe",
             },
             _ => "usp",
         }

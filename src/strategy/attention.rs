@@ -9,7 +9,7 @@ use super::ring::{self, Ring};
 use super::step::Engines;
 use super::ulysses::Ulysses;
 use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Kernel, Segs, Split, TensorKind};
-use crate::spec::{AttentionSpec, KvPath, Parallelism, RingLayout};
+use crate::spec::{AttentionSpec, KvPath, Parallelism, RingBackward, RingLayout};
 
 /// How the ranks share an attention: what one of them has, and how it reaches the keys of the others.
 pub struct Way {
@@ -29,6 +29,7 @@ impl Way {
         let split = match par.options.layout {
             RingLayout::Zigzag => Split::Zigzag,
             RingLayout::Contiguous => Split::Contiguous,
+            RingLayout::Stripe => Split::Stripe,
         };
         let inner = Segs::new(p.seq_len, &[(Axis::Cp, split)]);
         let segs = Segs::new(p.seq_len, &[(Axis::Cp, split), (Axis::Up, Split::Contiguous)]);
@@ -50,7 +51,7 @@ impl Way {
             |shape, by_head| Core::GatherKv(GatherKv { shape, ranks: par.ring, by_head, engine: engines.collective });
         let core = match (par.ring, par.options.kv) {
             (1, _) => Core::Local(Local { shape }),
-            (ranks, KvPath::Ring) => Core::Ring(Ring { shape, ranks, engine: engines.p2p }),
+            (ranks, KvPath::Ring) => Core::Ring(Ring { shape, ranks, engine: engines.p2p, options: par.options }),
             (_, KvPath::Gather) => gather(shape, false),
             (_, KvPath::GatherByHead) => gather(shape, true),
         };
@@ -94,6 +95,8 @@ pub struct Saved {
     pub kv: Buf,
     pub o: Buf,
     pub lse: Buf,
+    /// The KV that came last, where the backward pass begins with it ([`Core::keeps_last`]).
+    pub kv_last: Option<Buf>,
 }
 
 /// How the keys and values of other ranks are reached.
@@ -119,6 +122,11 @@ impl Core {
             Core::Ring(c) => &c.shape,
             Core::GatherKv(c) => &c.shape,
         }
+    }
+
+    /// Whether the backward pass begins with the KV that the forward pass received last.
+    pub fn keeps_last(&self) -> bool {
+        matches!(self, Core::Ring(ring) if ring.options.ring_backward == RingBackward::Reverse)
     }
 
     pub fn scratch(&self, b: &mut Builder) -> Scratch {

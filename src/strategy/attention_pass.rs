@@ -56,6 +56,7 @@ impl Io {
         let (q, kv) = (keep("q", n, q_row, spec.dtype), keep("kv", n, kv_row, spec.dtype));
         let (o, d_o) = (keep("o", n, q_row, spec.dtype), keep("do", n, q_row, spec.dtype));
         let lse = keep("lse", shape.rows(), shape.block.heads, shape.acc);
+        let kv_last = way.core.keeps_last().then(|| keep("kv_last", shape.rows(), shape.kv_row(), spec.dtype));
         let exchanged = way.ulysses.is_some();
         let mut inside = |name, row, outside| {
             if exchanged { keep(name, shape.rows(), row, spec.dtype) } else { outside }
@@ -65,6 +66,7 @@ impl Io {
             kv: inside("attn_kv", shape.kv_row(), kv),
             o: inside("attn_o", shape.q_row(), o),
             lse,
+            kv_last,
         };
         Io { q, kv, o, d_o, saved, grads: None }
     }
@@ -106,9 +108,17 @@ impl Io {
             given.extend([outside(Operand::Q, self.q), outside(Operand::Kv, self.kv)]);
             taken.extend([outside(Operand::O, self.o), inside(Operand::Lse, self.saved.lse)]);
         } else {
-            let Saved { q, kv, o, lse } = self.saved;
-            let kept = [(Operand::Q, q), (Operand::Kv, kv), (Operand::O, o), (Operand::Lse, lse)];
+            let Saved { q, kv, o, lse, kv_last } = self.saved;
+            let kept = [(Operand::Q, q), (Operand::O, o), (Operand::Lse, lse)];
             given.extend(kept.map(|(what, buf)| inside(what, buf)));
+            given.push(match kv_last {
+                None => inside(Operand::Kv, kv),
+                // What came last is the KV of the next rank.
+                Some(last) => {
+                    let next = inside(Operand::Kv, last);
+                    Held { segs: next.segs.shifted(Axis::Cp, 1), ..next }
+                }
+            });
         }
         if let Some((dq, dkv)) = self.grads {
             given.push(outside(Operand::DO, self.d_o));

@@ -1,7 +1,10 @@
 //! What cannot be built, said before anything is built: the values and the remedy.
 
 use crate::error::{Error, Result};
-use crate::spec::{AttentionSpec, KvPath, LlmSpec, Mlp, Norm, Parallelism, Positions, Recompute, RingLayout, Workload};
+use crate::spec::{
+    AttentionSpec, KvPath, LlmSpec, Mlp, Norm, Parallelism, Positions, Recompute, RingBackward, RingLayout, RingMerge,
+    Workload,
+};
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
 pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
@@ -100,17 +103,30 @@ fn degrees(par: &Parallelism) -> Result<()> {
 /// A word that says nothing here would make two names of one plan.
 fn options(par: &Parallelism) -> Result<()> {
     let (o, ring, up) = (par.options, par.ring, par.ulysses);
-    let contiguous = o.layout == RingLayout::Contiguous;
+    let laid = |layout| o.layout == layout;
+    let circulates = ring > 1 && o.kv == KvPath::Ring;
+    if o.kv_in_two && o.ring_backward == RingBackward::Reverse {
+        let why = "options: dkv-model sends KV and dKV as one message, kv-in-two as two; leave one of them out";
+        return Err(Error::infeasible(why));
+    }
     let needs = [
-        ("contiguous", contiguous, ring > 1, "ring above 1"),
+        ("contiguous", laid(RingLayout::Contiguous), ring > 1, "ring above 1"),
+        ("stripe", laid(RingLayout::Stripe), ring > 1, "ring above 1"),
         ("gather-kv", o.kv == KvPath::Gather, ring > 1, "ring above 1"),
         ("gather-kv-prefetch", o.kv == KvPath::GatherByHead, ring > 1, "ring above 1"),
+        ("dkv-model", o.ring_backward == RingBackward::Reverse, circulates, "KV that circulate"),
+        ("burst", o.ring_backward == RingBackward::Burst, circulates, "KV that circulate"),
+        ("kv-in-two", o.kv_in_two, circulates, "KV that circulate"),
+        ("merge-at-end", o.merge == RingMerge::AtEnd, circulates, "KV that circulate"),
+        ("merge-in-kernel", o.merge == RingMerge::InKernel, circulates, "KV that circulate"),
         ("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1"),
     ];
     match needs.iter().find(|(_, said, fits, _)| *said && !fits) {
         None => Ok(()),
         Some((word, _, _, what)) => {
-            let why = format!("options: {word} needs {what}, not ring {ring} x ulysses {up}; leave it out");
+            let why = format!(
+                "options: {word} needs {what}, which {o} with ring {ring} x ulysses {up} has not; leave it out"
+            );
             Err(Error::infeasible(why))
         }
     }
@@ -139,6 +155,10 @@ fn sequence(s: u64, par: &Parallelism) -> Result<()> {
     let (r, u) = (u64::from(par.ring), u64::from(par.ulysses));
     if s == 0 || s > 1 << 32 {
         return Err(Error::infeasible(format!("sequence: seq_len {s} is outside 1..=4294967296")));
+    }
+    if par.options.kv_in_two && s == r {
+        let why = format!("sequence: kv-in-two halves the tokens of a rank, of which seq_len {s} over ring {r} is one");
+        return Err(Error::infeasible(why));
     }
     // A zigzag ring cuts the sequence in 2R chunks, and Ulysses each rank's share in U.
     let zigzag = par.options.layout == RingLayout::Zigzag;

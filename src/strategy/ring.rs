@@ -1,15 +1,17 @@
-//! Zigzag ring attention (Liu et al., arXiv:2310.01889; the causal balance of zigzag as in
-//! zhuzilin/ring-flash-attention): queries stay, KV blocks circulate, partial outputs are merged by
-//! their log-sum-exps.
+//! Ring attention (Liu et al., arXiv:2310.01889): queries stay, KV blocks circulate, partial outputs are
+//! merged by their log-sum-exps.
 //!
 //! ```text
 //! step i:  KV hop to the next rank  |  attention of my queries with the KV of rank r-i, merge
 //! ```
-//! Backward: the same KV hops, while dK and dV travel one step behind them in fp32 on a second
-//! communicator and come home after P hops.
+//! How the outputs of the blocks become one is [`ring_merge`], and which way the gradients travel is a file
+//! each: [`ring_follow`], [`ring_reverse`], [`ring_burst`]. All work for any layout of the sequence: blocks
+//! that the mask empties are skipped, and what only passes through a rank is still passed on.
 
-use super::attention::{Saved, Shape, delta};
+use super::attention::{Saved, Shape};
+use super::{ring_burst, ring_follow, ring_merge, ring_reverse};
 use crate::plan::{AttnBlock, Axis, Buf, Builder, Engine, Group, Kernel, Side, TensorKind, Via};
+use crate::spec::{Options, RingBackward, RingMerge};
 
 /// Attention over everybody's KV.
 #[derive(Debug, Clone)]
@@ -18,110 +20,145 @@ pub struct Ring {
     /// At least 2.
     pub ranks: u32,
     pub engine: Engine,
+    pub options: Options,
 }
 
 /// Buffers that every layer of a rank reuses.
 pub struct Scratch {
-    kv: Buf,
-    o_acc: Buf,
-    o_block: Buf,
-    lse_block: Buf,
-    dq_block: Buf,
-    dkv_block: Buf,
-    delta: Buf,
-    dq: Buf,
-    dkv: Buf,
+    /// KV of other ranks.
+    pub kv: Buf,
+    merge: ring_merge::Scratch,
+    grads: Grads,
+}
+
+enum Grads {
+    Follow(ring_follow::Scratch),
+    Reverse(ring_reverse::Scratch),
+    Burst(ring_burst::Scratch),
 }
 
 impl Ring {
     pub fn scratch(&self, b: &mut Builder) -> Scratch {
-        let sh = &self.shape;
-        let (q, kv, a) = ([sh.rows(), sh.q_row()], [sh.rows(), sh.kv_row()], [sh.rows(), sh.block.heads]);
-        let mut work = |name, shape: &[u64], dtype| b.tensor(name, shape, dtype, TensorKind::Workspace, 1);
+        // Where every block output is kept until the end every KV block has a buffer of its own, so that no hop
+        // waits for a kernel. (TransformerEngine holds all of them to the end; here outputs may take the place of
+        // those that have been used.)
+        let slots = if self.options.merge == RingMerge::AtEnd { self.ranks } else { 2 };
         Scratch {
-            o_acc: work("o_acc", &q, sh.acc),
-            o_block: work("o_block", &q, sh.dtype),
-            lse_block: work("lse_block", &a, sh.acc),
-            dq_block: work("dq_block", &q, sh.dtype),
-            dkv_block: work("dkv_block", &kv, sh.dtype),
-            delta: work("delta", &a, sh.acc),
-            dq: work("dq", &q, sh.acc),
-            dkv: b.tensor("dkv", &kv, sh.acc, TensorKind::CommBuffer, 2),
-            kv: b.tensor("kv_ring", &kv, sh.dtype, TensorKind::CommBuffer, 2),
+            merge: ring_merge::Scratch::new(self, b),
+            grads: match self.options.ring_backward {
+                RingBackward::Follow => Grads::Follow(ring_follow::Scratch::new(self, b)),
+                RingBackward::Reverse => Grads::Reverse(ring_reverse::Scratch::new(self, b)),
+                RingBackward::Burst => Grads::Burst(ring_burst::Scratch::new(self, b)),
+            },
+            kv: b.tensor("kv_ring", &self.kv_shape(), self.shape.dtype, TensorKind::CommBuffer, slots),
         }
     }
 
-    /// KV and dKV travel on communicators of their own, since they are under way at the same time.
-    fn hop(&self, b: &mut Builder, label: &str, index: u8, from: Buf, to: Buf, step: u32) {
+    pub fn q_shape(&self) -> [u64; 2] {
+        [self.shape.rows(), self.shape.q_row()]
+    }
+
+    pub fn kv_shape(&self) -> [u64; 2] {
+        [self.shape.rows(), self.shape.kv_row()]
+    }
+
+    pub fn lse_shape(&self) -> [u64; 2] {
+        [self.shape.rows(), self.shape.block.heads]
+    }
+
+    /// What a kernel's block output is kept in: one that is added to within a kernel is not rounded before.
+    pub fn block_dtype(&self) -> crate::plan::Dtype {
+        if self.in_kernel() { self.shape.acc } else { self.shape.dtype }
+    }
+
+    /// Kernels add to running sums themselves.
+    pub fn in_kernel(&self) -> bool {
+        self.options.merge == RingMerge::InKernel
+    }
+
+    /// The queries that started `q` ranks back against the KV that started `kv` ranks back.
+    pub fn block(&self, q: i32, kv: i32) -> AttnBlock {
+        let own = &self.shape.block;
+        AttnBlock { q: own.q.shifted(Axis::Cp, -q), kv: own.kv.shifted(Axis::Cp, -kv), ..own.clone() }
+    }
+
+    /// Sends the first of each pair `by` ranks on and receives the second, all in one group. What is under
+    /// way at the same time needs a communicator each, told apart by `index`.
+    pub fn hop(&self, b: &mut Builder, label: &str, index: u8, by: i32, pairs: &[(Buf, Buf)], step: u32) {
         let group = Group::axes(&[Axis::Cp]);
-        b.hop(label, Via { group: &group, index, engine: self.engine }, 1, from, to, step);
+        b.hops(label, Via { group: &group, index, engine: self.engine }, by, pairs, step);
     }
 
-    /// The block of step `i`: the same queries, the KV that started `i` ranks back.
-    fn step(&self, i: u32) -> AttnBlock {
-        AttnBlock { kv: self.shape.block.kv.shifted(Axis::Cp, -(i as i32)), ..self.shape.block.clone() }
-    }
-
-    /// The KV that is here in step `i`: hop 0 sends the rank's own, so that no copy of it is made.
-    fn kv_of_step(s: &Scratch, own: Buf, i: u32) -> Buf {
-        if i == 0 { own } else { s.kv.slot(i % 2) }
+    /// KV, or its gradient, as the messages it travels in. K and V lie token by token here, so that two
+    /// messages are the halves of the tokens: as many, and as large, as K and V apart.
+    pub fn messages(&self, from: Buf, to: Buf) -> Vec<(Buf, Buf)> {
+        let (half, all) = (self.shape.rows() / 2, self.shape.rows());
+        match self.options.kv_in_two {
+            true => [(0, half), (half, all)].map(|(x, y)| (from.rows(x, y), to.rows(x, y))).to_vec(),
+            false => vec![(from, to)],
+        }
     }
 
     /// Passes the KV of step `i` on, unless it was the last.
-    fn pass_kv(&self, b: &mut Builder, s: &Scratch, own: Buf, i: u32) {
+    pub fn pass_kv(&self, b: &mut Builder, i: u32, held: impl Fn(u32) -> Buf) {
         if i + 1 < self.ranks {
-            let (here, next) = (Self::kv_of_step(s, own, i), s.kv.slot((i + 1) % 2));
-            self.hop(b, &format!("kv_hop.{i}"), 0, here, next, i);
+            self.hop(b, &format!("kv_hop.{i}"), 0, 1, &self.messages(held(i), held(i + 1)), i);
+        }
+    }
+
+    /// The KV that is here in step `i` of the forward pass. Hop 0 sends the rank's own, so that no copy of it is
+    /// made; the last to come may be what the backward pass begins with.
+    fn held(&self, s: &Scratch, io: Saved, i: u32) -> Buf {
+        match io.kv_last {
+            _ if i == 0 => io.kv,
+            Some(last) if i + 1 == self.ranks => last,
+            _ if self.options.merge == RingMerge::AtEnd => s.kv.slot(i),
+            _ => s.kv.slot(i % 2),
         }
     }
 
     /// o, lse = attention(q, kv) over the whole ring.
     pub fn forward(&self, b: &mut Builder, s: &Scratch, io: Saved) {
         for i in 0..self.ranks {
-            self.pass_kv(b, s, io.kv, i);
-            let (block, kv) = (self.step(i), Self::kv_of_step(s, io.kv, i));
-            if i == 0 {
-                b.compute("attention.0", Kernel::Attention(block), &[io.q, kv], &[s.o_acc, io.lse]);
-                continue;
-            }
-            let (running, part) = ([s.o_acc, io.lse], [s.o_block, s.lse_block]);
-            b.compute(&format!("attention.{i}"), Kernel::Attention(block.clone()), &[io.q, kv], &part);
-            let reads = [running[0], running[1], part[0], part[1]];
-            b.compute(&format!("merge.{i}"), Kernel::MergeLse(block), &reads, &running);
+            self.pass_kv(b, i, |i| self.held(s, io, i));
+            s.merge.step(self, b, io, self.held(s, io, i), i);
         }
-        b.compute("o_cast", Kernel::Cast { elems: self.shape.rows() * self.shape.q_row() }, &[s.o_acc], &[io.o]);
+        s.merge.finish(self, b, io);
     }
 
-    /// dq, dkv from the gradient of o, in `acc` dtype.
+    /// dq, dkv from the gradient of o.
     pub fn backward(&self, b: &mut Builder, s: &Scratch, io: Saved, d_o: Buf) -> (Buf, Buf) {
-        delta(b, &self.shape, io.o, d_o, s.delta);
-        let operands = |kv| [io.q, kv, d_o, io.lse, s.delta];
-        for i in 0..self.ranks {
-            self.pass_kv(b, s, io.kv, i);
-            let block = self.step(i);
-            let part = [s.dq_block, s.dkv_block];
-            let reads = operands(Self::kv_of_step(s, io.kv, i));
-            b.compute(&format!("attention_bwd.{i}"), Kernel::AttentionBwd(block.clone()), &reads, &part);
-            let dkv = s.dkv.slot(i % 2);
-            self.accumulate(b, i, "dq", &block, Side::Q, s.dq, s.dq_block);
-            self.accumulate(b, i, "dkv", &block, Side::Kv, dkv, s.dkv_block);
-            // One step behind the KV it belongs to, and one hop more: dKV has to come home.
-            let next = s.dkv.slot((i + 1) % 2);
-            self.hop(b, &format!("dkv_hop.{i}"), 1, dkv, next, i);
+        match &s.grads {
+            Grads::Follow(grads) => grads.backward(self, b, s.kv, io, d_o),
+            Grads::Reverse(grads) => grads.backward(self, b, io, d_o),
+            Grads::Burst(grads) => grads.backward(self, b, io, d_o),
         }
-        (s.dq, s.dkv.slot(self.ranks % 2))
     }
 
-    /// sum += part. The first part, whole because it is the diagonal, starts the sum.
-    #[allow(clippy::too_many_arguments)]
-    fn accumulate(&self, b: &mut Builder, i: u32, what: &str, block: &AttnBlock, side: Side, sum: Buf, part: Buf) {
-        let row = if side == Side::Q { self.shape.q_row() } else { self.shape.kv_row() };
-        let elems = self.shape.rows() * row;
-        if i == 0 {
-            b.compute(&format!("{what}_cast"), Kernel::Cast { elems }, &[part], &[sum]);
-        } else {
-            let kernel = Kernel::Add { elems, trim: Some((block.clone(), side)) };
-            b.compute(&format!("{what}_add.{i}"), kernel, &[sum, part], &[sum]);
-        }
+    /// The gradients of the block of step `i` into `to`; with `onto` those of that side are added there.
+    pub fn block_bwd(
+        &self,
+        b: &mut Builder,
+        i: u32,
+        block: AttnBlock,
+        reads: &[Buf; 5],
+        to: [Buf; 2],
+        onto: Option<Side>,
+    ) {
+        let label = format!("attention_bwd.{i}");
+        let Some(side) = onto else {
+            b.compute(&label, Kernel::AttentionBwd(block), reads, &to);
+            return;
+        };
+        let sum = if side == Side::Q { to[0] } else { to[1] };
+        let reads: Vec<Buf> = reads.iter().copied().chain([sum]).collect();
+        b.compute(&label, Kernel::AttentionBwdOnto(block, side), &reads, &to);
+    }
+
+    /// sum += part, where the block's mask leaves rows.
+    pub fn add(&self, b: &mut Builder, i: u32, block: &AttnBlock, side: Side, sum: Buf, part: Buf) {
+        let (what, shape) = if side == Side::Q { ("dq", self.q_shape()) } else { ("dkv", self.kv_shape()) };
+        let kernel = Kernel::Add { elems: shape[0] * shape[1], trim: Some((block.clone(), side)) };
+        b.compute(&format!("{what}_add.{i}"), kernel, &[sum, part], &[sum]);
     }
 }

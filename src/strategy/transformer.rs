@@ -74,6 +74,7 @@ impl Saved {
             ("gate_up", &mut self.gate_up),
             ("act", &mut self.act),
         ];
+        all.extend(self.attn.kv_last.as_mut().map(|kv| ("kv_last", kv)));
         all.extend(self.o.as_mut().map(|o| ("o", o)));
         all
     }
@@ -220,6 +221,7 @@ impl Layer {
         let attn = attention::Saved {
             q: keep("q", core.rows(), core.q_row(), dtype),
             kv: keep("kv", core.rows(), core.kv_row(), dtype),
+            kv_last: self.core.keeps_last().then(|| keep("kv_last", core.rows(), core.kv_row(), dtype)),
             o: keep("attn_o", core.rows(), core.q_row(), dtype),
             lse: keep("lse", core.rows(), core.block.heads, core.acc),
         };

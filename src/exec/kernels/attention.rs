@@ -40,8 +40,8 @@ impl Tiling {
             q_len: block.q.len(views) as usize,
             kv_len: block.kv.len(views) as usize,
             batch: block.batch as usize,
-            q: runs(&block.q.ranges(views, rank), Q_TILE),
-            kv: runs(&block.kv.ranges(views, rank), KV_TILE),
+            q: runs(&block.q.spans(views, rank), Q_TILE),
+            kv: runs(&block.kv.spans(views, rank), KV_TILE),
         }
     }
 
@@ -112,6 +112,7 @@ impl Head<'_> {
     }
 }
 
+/// With `onto` the rows go on from what o and lse hold.
 pub fn forward<T: Scalar>(
     block: &AttnBlock,
     views: &[Mesh],
@@ -119,12 +120,16 @@ pub fn forward<T: Scalar>(
     [q, kv]: [&[T]; 2],
     o: &mut [T],
     lse: &mut [T],
+    onto: bool,
 ) {
     let tiling = Tiling::new(block, views, rank);
     let mut online = Online::new(tiling.head_dim);
     for head in tiling.heads() {
         for &q_tile in &tiling.q {
             online.begin();
+            if onto {
+                online.go_on(&head, q_tile, o, lse);
+            }
             for &kv_tile in &tiling.kv {
                 if let Some((q_run, kv_run)) = clip(q_tile, kv_tile, tiling.causal) {
                     online.scores(tiling.scale, head.q(q, q_run), head.k(kv, kv_run));
@@ -161,6 +166,19 @@ impl<T: Scalar> Online<T> {
         self.top.fill(T::NEG_INFINITY);
         self.sum.fill(T::zero());
         self.acc.fill(T::zero());
+    }
+
+    /// A normalised output is one key of that output and log-sum-exp.
+    fn go_on(&mut self, head: &Head, tile: Run, o: &[T], lse: &[T]) {
+        for (i, (o, acc)) in
+            head.q(o, tile).rows().into_iter().zip(self.acc.chunks_exact_mut(self.head_dim)).enumerate()
+        {
+            let lse = lse[head.lane(tile.row + i)];
+            if lse != T::NEG_INFINITY {
+                acc.iter_mut().zip(o).for_each(|(acc, &o)| *acc = o);
+                (self.top[i], self.sum[i]) = (lse, T::one());
+            }
+        }
     }
 
     fn scores(&mut self, scale: f64, q: ArrayView2<T>, k: ArrayView2<T>) {
@@ -224,6 +242,33 @@ pub fn merge<T: Scalar>(
     }
 }
 
+/// Adds a block's log-sum-exp to the running one, in the rows that saw a key of the block.
+pub fn add_lse<T: Scalar>(block: &AttnBlock, views: &[Mesh], rank: u32, lse_block: &[T], lse: &mut [T]) {
+    let heads = block.heads as usize;
+    for rows in live_rows(block, Side::Q, views, rank) {
+        for lane in rows.start * heads..rows.end * heads {
+            merge_head(&mut [], &mut lse[lane], &[], lse_block[lane]);
+        }
+    }
+}
+
+/// Adds exp(lse_block - lse) times a block's output, in the rows that saw a key of the block.
+pub fn add_weighted<T: Scalar>(
+    block: &AttnBlock,
+    views: &[Mesh],
+    rank: u32,
+    [o_block, lse_block, lse]: [&[T]; 3],
+    o: &mut [T],
+) {
+    let (heads, head_dim) = (block.heads as usize, block.head_dim as usize);
+    for rows in live_rows(block, Side::Q, views, rank) {
+        for lane in rows.start * heads..rows.end * heads {
+            let (span, weight) = (lane * head_dim..(lane + 1) * head_dim, (lse_block[lane] - lse[lane]).exp());
+            o[span.clone()].iter_mut().zip(&o_block[span]).for_each(|(o, &add)| *o += weight * add);
+        }
+    }
+}
+
 /// Two normalised outputs weigh as exp(lse). An empty side, at lse -inf, says nothing: its output, which
 /// may be anything, is not read.
 fn merge_head<T: Scalar>(o: &mut [T], lse: &mut T, o_block: &[T], lse_block: T) {
@@ -247,7 +292,7 @@ mod tests {
     use super::super::testing::*;
     use super::*;
     use crate::exec::kernels::run;
-    use crate::plan::{Axis, Kernel, Segs};
+    use crate::plan::{Axis, Kernel, Segs, Split};
     use proptest::prelude::*;
 
     fn block(segs: (Segs, Segs), causal: bool) -> AttnBlock {
@@ -297,8 +342,11 @@ mod tests {
     #[test]
     fn every_block_of_a_ring_equals_the_definition() {
         let views = ring(3);
-        let segs = zigzag(6 * 150);
-        for (rank, shift, causal) in [(0, 0, true), (0, 1, true), (2, 1, true), (1, 2, false), (2, 0, false)] {
+        let steps = [(0, 0, true), (0, 1, true), (2, 1, true), (1, 2, false), (2, 0, false)];
+        for (split, (rank, shift, causal)) in
+            [Split::Zigzag, Split::Stripe].into_iter().flat_map(|x| steps.map(|y| (x, y)))
+        {
+            let segs = Segs::new(6 * 150, &[(Axis::Cp, split)]);
             let b = block((segs.clone(), segs.shifted(Axis::Cp, shift)), causal);
             let (q, kv) = operands(&b, &views, 7);
             let (o, lse) = attend(&b, &views, rank, &q, &kv);
@@ -345,14 +393,30 @@ mod tests {
         for rank in 0..p {
             let b = |step: i32| block((segs.clone(), segs.shifted(Axis::Cp, -step)), true);
             let (mut o, mut lse) = attend(&b(0), &views, rank, &local(&q, rank), &local(&kv, rank));
+            let (mut on_o, mut on_lse) = (o.clone(), lse.clone());
+            let mut parts = vec![(o.clone(), lse.clone())];
             for step in 1..p as i32 {
                 let from = views[0].shift(rank, Axis::Cp, -step);
-                let (ob, lb) = attend(&b(step), &views, rank, &local(&q, rank), &local(&kv, from));
+                let (q, kv) = (local(&q, rank), local(&kv, from));
+                let (ob, lb) = attend(&b(step), &views, rank, &q, &kv);
                 let merge = Kernel::MergeLse(b(step));
                 run(&merge, &views, rank, 1, &[None, None, Some(&ob), Some(&lb)], &mut [&mut o, &mut lse]);
+                let onto = Kernel::AttentionOnto(b(step));
+                run(&onto, &views, rank, 1, &[Some(&q), Some(&kv), None, None], &mut [&mut on_o, &mut on_lse]);
+                parts.push((ob, lb));
             }
-            assert_close(&o, &local(&want.0, rank), 1e-12);
-            assert_close(&lse, &local(&want.1, rank), 1e-12);
+            let (mut sum_o, mut sum_lse) = (vec![0.0; o.len()], parts[0].1.clone());
+            for (step, (_, lb)) in (0..).zip(&parts).skip(1) {
+                run(&Kernel::AddLse(b(step)), &views, rank, 1, &[None, Some(lb)], &mut [&mut sum_lse]);
+            }
+            for (step, (ob, lb)) in (0..).zip(&parts) {
+                let reads = [None, Some(&ob[..]), Some(lb), Some(&sum_lse)];
+                run(&Kernel::AddWeighted(b(step)), &views, rank, 1, &reads, &mut [&mut sum_o]);
+            }
+            for (o, lse) in [(o, lse), (on_o, on_lse), (sum_o, sum_lse)] {
+                assert_close(&o, &local(&want.0, rank), 1e-12);
+                assert_close(&lse, &local(&want.1, rank), 1e-12);
+            }
         }
     }
 

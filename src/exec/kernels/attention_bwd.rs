@@ -23,7 +23,7 @@ pub fn delta<T: Scalar>(head_dim: usize, o: &[T], d_o: &[T], delta: &mut [T]) {
     }
 }
 
-/// `reads` are q, kv, do, lse, delta.
+/// `reads` are q, kv, do, lse, delta. The gradients of the side `onto` are added to what is there.
 pub fn backward<T: Scalar>(
     block: &AttnBlock,
     views: &[Mesh],
@@ -31,9 +31,14 @@ pub fn backward<T: Scalar>(
     [q, kv, d_o, lse, delta]: [&[T]; 5],
     dq: &mut [T],
     dkv: &mut [T],
+    onto: Option<Side>,
 ) {
-    clear_rows(dq, live_rows(block, Side::Q, views, rank), block.heads * block.head_dim);
-    clear_rows(dkv, live_rows(block, Side::Kv, views, rank), 2 * block.kv_heads * block.head_dim);
+    if onto != Some(Side::Q) {
+        clear_rows(dq, live_rows(block, Side::Q, views, rank), block.heads * block.head_dim);
+    }
+    if onto != Some(Side::Kv) {
+        clear_rows(dkv, live_rows(block, Side::Kv, views, rank), 2 * block.kv_heads * block.head_dim);
+    }
     let tiling = Tiling::new(block, views, rank);
     let mut scratch = Scratch { p: vec![T::zero(); Q_TILE * KV_TILE], ds: vec![T::zero(); Q_TILE * KV_TILE] };
     let (one, scale) = (T::one(), T::from_f64(tiling.scale));
@@ -164,6 +169,21 @@ mod tests {
         rows.flat_map(|r| x[r * row..][..row].iter().copied()).collect()
     }
 
+    /// What is added within a kernel is what the kernel gives alone; rows outside the mask stay as they were.
+    fn onto_sums(b: &AttnBlock, views: &[Mesh], rank: u32, reads: [&[f64]; 5], alone: &(Vec<f64>, Vec<f64>)) {
+        let sum = |part: &[f64]| -> Vec<f64> { part.iter().map(|x| if x.is_nan() { 1.0 } else { x + 1.0 }).collect() };
+        for side in [Side::Q, Side::Kv] {
+            let begin = |own, len| vec![if side == own { 1.0 } else { f64::NAN }; len];
+            let (mut dq, mut dkv) = (begin(Side::Q, alone.0.len()), begin(Side::Kv, alone.1.len()));
+            let reads: Vec<_> = reads.iter().map(|x| Some(*x)).chain([None]).collect();
+            run(&Kernel::AttentionBwdOnto(b.clone(), side), views, rank, 1, &reads, &mut [&mut dq, &mut dkv]);
+            let (of_q, of_kv) =
+                if side == Side::Q { (sum(&alone.0), alone.1.clone()) } else { (alone.0.clone(), sum(&alone.1)) };
+            assert_close(&dq, &of_q, 1e-12);
+            assert_close(&dkv, &of_kv, 1e-12);
+        }
+    }
+
     #[test]
     fn blocks_of_a_ring_add_up_to_the_whole() {
         // Long enough for several tiles a run.
@@ -184,6 +204,8 @@ mod tests {
             let local_kv = rows_at(&kv, LEN, &at_kv);
             let local = [&q, &d_o, &lse, &delta].map(|x| rows_at(x, LEN, &at_q));
             let part = gradients(&b, &views, rank, [&local[0], &local_kv, &local[1], &local[2], &local[3]]);
+            let reads = [&local[0], &local_kv, &local[1], &local[2], &local[3]].map(|x| &x[..]);
+            onto_sums(&b, &views, rank, reads, &part);
             add_rows(&mut dq, &part.0, LEN, &at_q);
             add_rows(&mut dkv, &part.1, LEN, &at_kv);
         }

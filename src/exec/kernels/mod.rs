@@ -23,7 +23,7 @@ mod whole;
 
 pub use scalar::Scalar;
 
-use crate::plan::{Kernel, Mesh};
+use crate::plan::{Kernel, Mesh, Side};
 
 /// Runs `kernel` as `rank` does, in optimizer step `step`, counted from 1.
 ///
@@ -57,7 +57,19 @@ pub fn run<T: Scalar>(
         }
         Kernel::Attention(block) => {
             let [o, lse] = outputs(writes);
-            attention::forward(block, views, rank, [read(0), read(1)], o, lse);
+            attention::forward(block, views, rank, [read(0), read(1)], o, lse, false);
+        }
+        Kernel::AttentionOnto(block) => {
+            let [o, lse] = outputs(writes);
+            attention::forward(block, views, rank, [read(0), read(1)], o, lse, true);
+        }
+        Kernel::AddLse(block) => {
+            let [lse] = outputs(writes);
+            attention::add_lse(block, views, rank, read(1), lse);
+        }
+        Kernel::AddWeighted(block) => {
+            let [o] = outputs(writes);
+            attention::add_weighted(block, views, rank, [1, 2, 3].map(read), o);
         }
         &Kernel::AttentionDelta { head_dim, .. } => {
             let [delta] = outputs(writes);
@@ -65,7 +77,11 @@ pub fn run<T: Scalar>(
         }
         Kernel::AttentionBwd(block) => {
             let [dq, dkv] = outputs(writes);
-            attention_bwd::backward(block, views, rank, [0, 1, 2, 3, 4].map(read), dq, dkv);
+            attention_bwd::backward(block, views, rank, [0, 1, 2, 3, 4].map(read), dq, dkv, None);
+        }
+        Kernel::AttentionBwdOnto(block, onto) => {
+            let [dq, dkv] = outputs(writes);
+            attention_bwd::backward(block, views, rank, [0, 1, 2, 3, 4].map(read), dq, dkv, Some(*onto));
         }
         Kernel::MergeLse(block) => {
             let [o, lse] = outputs(writes);
@@ -158,6 +174,10 @@ fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
     match kernel {
         Kernel::MatMul { accumulate: true, .. } => &[(2, 0)],
         Kernel::MergeLse(_) => &[(0, 0), (1, 1)],
+        Kernel::AttentionOnto(_) => &[(2, 0), (3, 1)],
+        Kernel::AttentionBwdOnto(_, Side::Q) => &[(5, 0)],
+        Kernel::AttentionBwdOnto(_, Side::Kv) => &[(5, 1)],
+        Kernel::AddLse(_) | Kernel::AddWeighted(_) => &[(0, 0)],
         // The residual is added to, so it may be the very buffer of dx.
         Kernel::NormBwd { .. } => &[(3, 0), (4, 1)],
         Kernel::EmbedBwd { .. } => &[(2, 0)],

@@ -3,7 +3,7 @@
 //! Shapes: gathered [rank][batch][len][cols], in sequence order [batch][position][cols].
 
 use super::Scalar;
-use crate::plan::{Mesh, Segs};
+use crate::plan::{Mesh, Segs, Span};
 
 /// Elements that stay together: where they lie in either order.
 struct Piece {
@@ -20,9 +20,9 @@ impl Pieces {
         let (mesh, axis) = (&views[segs.view as usize], segs.order[0].0);
         let here = mesh.coord(rank, axis) as i32;
         let ranges: Vec<_> = (0..mesh.degree(axis) as i32)
-            .map(|at| segs.shifted(axis, at - here).ranges(views, rank))
+            .map(|at| segs.shifted(axis, at - here).spans(views, rank))
             .flat_map(|held| std::iter::repeat_n(held, batch).enumerate())
-            .flat_map(|(b, held)| held.into_iter().map(move |range| (b, range)))
+            .flat_map(|(b, held)| held.into_iter().flat_map(Span::runs).map(move |range| (b, range)))
             .collect();
         let mut gathered = 0;
         let piece = |(b, range): (usize, std::ops::Range<u64>)| {

@@ -28,8 +28,14 @@ fn touched(
     tell: &mut dyn FnMut((TensorId, u32), bool),
 ) {
     let (reads, writes) = (line.reads(node), line.writes(node));
-    for place in writes {
-        let whole = place.rows == [0, plan.tensors[place.tensor as usize].rows()];
+    for (i, place) in writes.iter().enumerate() {
+        let same = |other: &&Place| slot(other) == slot(place);
+        if writes[..i].iter().any(|other| same(&other)) {
+            continue;
+        }
+        // Parts that it writes apart, as the messages of one transfer, make up the whole.
+        let written: u64 = writes.iter().filter(same).map(|part| part.rows[1] - part.rows[0]).sum();
+        let whole = written == plan.tensors[place.tensor as usize].rows();
         tell(slot(place), whole && !reads.iter().any(|read| slot(read) == slot(place)));
     }
     for place in reads {
