@@ -92,7 +92,7 @@ const REFUSED: &[&str] = &[
     "estimate --dp 4 --ring 2 --global-batch 6",
     "estimate --global-batch 4 --gpus 8",
     "estimate --gpus 12",
-    "estimate --tp 2",
+    "estimate --tp 3",
     "estimate --pp 4",
     "estimate --vp 2",
     "estimate --ep 8",

@@ -54,7 +54,7 @@ impl<'a> Steps<'a> {
                     match kind {
                         CollectiveKind::AllToAll | CollectiveKind::ReduceScatter => payload / p * (p - 1),
                         CollectiveKind::AllGather => payload * (p - 1),
-                        CollectiveKind::AllReduce => panic!("no layer here has one"),
+                        CollectiveKind::AllReduce => 2 * (payload / p * (p - 1)),
                     }
                 }
                 _ => 0,
@@ -276,6 +276,39 @@ fn the_axis_inside_keeps_its_bytes_in_the_node() {
     let ring = (2 * (2 * (r - 1) * kvb + r * 2 * kvb)) as f64;
     assert_eq!(bytes("default", u), [a2a, ring]);
     assert_eq!(bytes("ring-inside", r), [ring, a2a]);
+}
+
+/// Korthikanti et al. (arXiv:2205.05198), section 4.2.2: an all-gather and a reduce-scatter move what an
+/// all-reduce did; the input of a product is gathered once more for its weights' gradient.
+#[test]
+fn tensor_parallelism_moves_rows_eight_times_or_ten() {
+    for (t, words, forward, backward) in
+        [(2, "default", 4, 6), (4, "default", 4, 6), (2, "no-sp", 4, 4), (8, "no-sp", 4, 4)]
+    {
+        let par = Parallelism { tp: t, options: words.parse().unwrap(), ..way(1, 1, 1) };
+        let plan = plans::plan(&model(2, 8, false), &par, &work(&par, S, 1, 1), SM);
+        let t = u64::from(t);
+        let once = S * H * E / t * (t - 1);
+        let steps = Steps::of(&plan);
+        assert_eq!([steps.sent(FORWARD), steps.sent(BACKWARD)], [forward * once, backward * once], "tp {t} {words}");
+    }
+}
+
+/// What a layer keeps: its input, two norms' outputs and the middle of the residual stream, h elements a token
+/// each; q, k, v and o; 3 f of the network; the log-sum-exps in fp32. With sequence parallelism all of it is
+/// divided by t, without it the first four are not (arXiv:2205.05198, table 2).
+#[test]
+fn tensor_parallelism_divides_activations() {
+    for (t, words) in [(1, "default"), (4, "default"), (4, "no-sp")] {
+        let par = Parallelism { tp: t, options: words.parse().unwrap(), ..way(1, 1, 1) };
+        let plan = plans::plan(&model(2, 8, false), &par, &work(&par, S, 1, 1), SM);
+        let kept = plan.tensors.iter().filter(|t| t.kind == TensorKind::Activation && t.dtype != Dtype::U32);
+        // The last slot of x is the final norm's input.
+        let bytes: u64 = kept.map(|t| t.bytes() * u64::from(t.slots.min(2))).sum();
+        let (t, stream) = (u64::from(t), if words == "no-sp" { 1 } else { u64::from(t) });
+        let layer = 4 * S * H * E / stream + (4 * S * H * E + 3 * S * F * E + 4 * S * A) / t;
+        assert_eq!(bytes, 2 * layer, "tp {t} {words}");
+    }
 }
 
 /// Visible pairs of a causal mask.

@@ -42,7 +42,7 @@ impl Case {
     }
 
     fn work(&self) -> Workload {
-        let unit = 2 * u64::from(self.par.ring) * u64::from(self.par.ulysses);
+        let unit = 2 * u64::from(self.par.ring) * u64::from(self.par.ulysses) * u64::from(self.par.tp);
         Workload {
             seq_len: unit * self.seq_units,
             global_batch: self.batch * self.microbatches * u64::from(self.par.dp),
@@ -219,6 +219,27 @@ fn everything_at_once() {
     holds(&Case { layers: 3, batch: 2, microbatches: 3, par, ..case() }, 1e-10);
 }
 
+/// The vocabulary of 29 comes out even over no number of ranks.
+#[test]
+fn tensor_parallel() {
+    for (tp, words) in [(2, "default"), (2, "no-sp"), (3, "default")] {
+        for tie in [false, true] {
+            let par = Parallelism { tp, options: words.parse().unwrap(), ..case().par };
+            holds(&Case { kv_heads: u64::from(tp), ffn: 6, tie, batch: 2, microbatches: 2, par, ..case() }, 1e-10);
+        }
+    }
+}
+
+#[test]
+fn tensor_parallel_inside_everything_else() {
+    let (recompute, rest) = (Recompute::Full, Parallelism::default());
+    for words in ["default", "no-sp"] {
+        let options = words.parse().unwrap();
+        let par = Parallelism { dp: 2, ring: 2, ulysses: 2, tp: 2, zero: 1, recompute, options, ..rest };
+        holds(&Case { kv_heads: 4, batch: 2, microbatches: 2, par, ..case() }, 1e-10);
+    }
+}
+
 /// Words of a ring, at most one of each row in a case.
 const RING_WORDS: &[&[&str]] = &[
     &["default", "contiguous", "stripe"],
@@ -236,26 +257,31 @@ fn ring_words(draws: &[usize], par: Parallelism) -> Parallelism {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
+    // The degree of tensor parallelism, and without sequence parallelism.
+    let tensor = prop_oneof![3 => Just((1, false)), 1 => Just((2, false)), 1 => Just((3, false)), 1 => Just((2, true))];
     let draws = prop::collection::vec(0usize..60, RING_WORDS.len());
-    let par = (1u32..=2, 1u32..=5, 0usize..4, 0u32..=1, any::<bool>(), draws);
-    let par = par.prop_map(|(dp, ring, u, zero, full, draws)| {
+    let par = (1u32..=2, 1u32..=5, 0usize..4, 0u32..=1, any::<bool>(), draws, tensor);
+    let par = par.prop_map(|(dp, ring, u, zero, full, draws, (tp, whole))| {
         let recompute = if full { Recompute::Full } else { Recompute::None };
         let par = Parallelism { dp, ring, ulysses: [1, 2, 3, 4][u], zero, recompute, ..Parallelism::default() };
-        ring_words(&draws, par)
+        let mut par = Parallelism { tp, ..ring_words(&draws, par) };
+        par.options.whole_activations = whole;
+        par
     });
     let model = (1u64..=3, 1u64..=4, 1u64..=4, 1u64..=2, 1u64..=7, any::<bool>());
     let work = (1u64..=3, 1u64..=2, 1u64..=3);
     let feasible = |c: &Case| {
-        let (heads, u) = (c.kv_heads * c.group, u64::from(c.par.ulysses));
-        heads.is_multiple_of(u) && (c.kv_heads.is_multiple_of(u) || u.is_multiple_of(c.kv_heads)) && c.par.ranks() <= 12
+        let (k, u) = (c.kv_heads / u64::from(c.par.tp), u64::from(c.par.ulysses));
+        let heads = k * c.group;
+        heads.is_multiple_of(u) && (k.is_multiple_of(u) || u.is_multiple_of(k)) && c.par.ranks() <= 12
     };
     (par, model, work)
         .prop_map(|(par, (layers, kv_heads, group, d, ffn, tie), (seq_units, batch, microbatches))| Case {
             layers,
-            kv_heads,
+            kv_heads: kv_heads * u64::from(par.tp),
             group,
             head_dim: 2 * d,
-            ffn,
+            ffn: ffn * u64::from(par.tp),
             tie,
             seq_units,
             batch,

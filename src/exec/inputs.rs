@@ -5,7 +5,7 @@ use super::arena::{Arena, Data};
 use super::attention_io;
 use crate::plan::link::{AtomTable, Place};
 use crate::plan::memory::SlotId;
-use crate::plan::{AttentionFeed, Axis, Buf, Dtype, Feed, Inputs, Param, Plan, TensorId, TensorRef};
+use crate::plan::{AttentionFeed, Axis, Buf, Dtype, Feed, Inputs, Param, Plan, Shard, TensorId, TensorRef};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHasher;
@@ -29,6 +29,25 @@ pub fn weight(plan: &Plan, param: &Param, seed: u64) -> Vec<f64> {
     };
     let values: Vec<f64> = (0..n).map(|_| centre + spread * (2.0 * rng.random::<f64>() - 1.0)).collect();
     Data::from_f64(&values, plan.tensors[param.weight as usize].dtype).to_f64()
+}
+
+/// Where a rank stands among those that a weight is cut over, and how many they are.
+fn coordinate(plan: &Plan, shard: &Shard, rank: u32) -> (u64, u64) {
+    let mesh = &plan.views[0];
+    (mesh.coord(rank, shard.axis).into(), mesh.degree(shard.axis).into())
+}
+
+/// Where each element that a rank has of a weight stands in the whole; `None`: it is there to fill up alone.
+pub fn places(plan: &Plan, param: &Param, rank: u32) -> Vec<Option<u64>> {
+    let Some(shard) = &param.shard else { return (0..param.shape.iter().product()).map(Some).collect() };
+    let (at, ranks) = coordinate(plan, shard, rank);
+    let along = shard.places(at, ranks);
+    let inner: u64 = param.shape[shard.dim as usize + 1..].iter().product();
+    let outer: u64 = param.shape[..shard.dim as usize].iter().product();
+    let size = param.shape[shard.dim as usize];
+    let of =
+        |o: u64| along.iter().flat_map(move |at| (0..inner).map(move |i| at.map(|at| (o * size + at) * inner + i)));
+    (0..outer).flat_map(of).collect()
 }
 
 /// Every weight by name.
@@ -79,7 +98,10 @@ pub fn fill(plan: &Plan, atoms: &AtomTable, rank: u32, seed: u64, shared: &atten
     for param in &plan.params {
         let named = Buf { of: TensorRef::Tensor(param.weight), slot: param.slot, rows: Some(param.rows) };
         let place = atoms.place(plan, named, &[]);
-        put(arena, &place, &weight(plan, param, seed), plan.tensors[param.weight as usize].dtype);
+        let whole = weight(plan, param, seed);
+        let own: Vec<f64> =
+            places(plan, param, rank).iter().map(|at| at.map_or(0.0, |at| whole[at as usize])).collect();
+        put(arena, &place, &own, plan.tensors[param.weight as usize].dtype);
     }
     fill_masters(plan, atoms, rank, arena);
     match &plan.feed {

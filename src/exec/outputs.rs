@@ -7,7 +7,7 @@ use super::transport::Hub;
 use crate::error::Result;
 use crate::plan::link::Line;
 use crate::plan::memory::SlotId;
-use crate::plan::{Feed, Inputs, Lane, OpKind, Plan, TensorId};
+use crate::plan::{Axis, Feed, Inputs, Lane, OpKind, Param, Plan, TensorId};
 use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
 use crate::units::Seconds;
 use std::collections::BTreeMap;
@@ -45,19 +45,16 @@ fn slots_of(plan: &Plan, tensor: TensorId) -> impl Iterator<Item = SlotId> {
 }
 
 pub fn gather(plan: &Plan, lines: &[Line], hub: &Hub, done: Vec<Done>) -> Result<Run> {
-    let kept = |tensor, slot| done[0].kept.get(&SlotId { tensor, slot }).map(|d| d.to_f64());
-    let loss = plan.feed.tokens().and_then(|inputs| kept(inputs.loss, 0)).map_or(f64::NAN, |v| v[0]);
+    let kept = |rank: u32, tensor, slot| done[rank as usize].kept.get(&SlotId { tensor, slot }).map(|d| d.to_f64());
+    let loss = plan.feed.tokens().and_then(|inputs| kept(0, inputs.loss, 0)).map_or(f64::NAN, |v| v[0]);
     let (mut grads, mut weights) = (BTreeMap::new(), BTreeMap::new());
     for p in &plan.params {
-        let rows = p.rows[0] as usize..p.rows[1] as usize;
-        let cut = |flat: Vec<f64>| flat[rows.clone()].to_vec();
-        if let Some(flat) = kept(p.weight, p.slot) {
-            weights.insert(p.name.clone(), cut(flat));
+        if let Some(whole) = assemble(plan, p, |rank| kept(rank, p.weight, p.slot)) {
+            weights.insert(p.name.clone(), whole);
         }
-        if let Some(flat) = shares(plan, &done, p.weight, p.slot).or_else(|| kept(p.grad, p.slot))
-            && !weights.is_empty()
-        {
-            grads.insert(p.name.clone(), cut(flat));
+        let grad = |rank| shares(plan, &done, rank, p.weight, p.slot).or_else(|| kept(rank, p.grad, p.slot));
+        if let Some(whole) = assemble(plan, p, grad).filter(|_| !weights.is_empty()) {
+            grads.insert(p.name.clone(), whole);
         }
     }
     Ok(Run {
@@ -75,10 +72,27 @@ pub fn gather(plan: &Plan, lines: &[Line], hub: &Hub, done: Vec<Done>) -> Result
     })
 }
 
-/// A summed gradient that its ranks hold in shares.
-fn shares(plan: &Plan, done: &[Done], weight: TensorId, slot: u32) -> Option<Vec<f64>> {
+/// A weight, or its gradient, put together from the flat tensors of one rank for each part of it.
+fn assemble(plan: &Plan, param: &Param, flat: impl Fn(u32) -> Option<Vec<f64>>) -> Option<Vec<f64>> {
+    let mesh = &plan.views[0];
+    let owners = match &param.shard {
+        None => vec![0],
+        Some(shard) => (0..mesh.degree(shard.axis)).map(|c| mesh.shift(0, shard.axis, c as i32)).collect(),
+    };
+    let mut whole = vec![f64::NAN; param.shape.iter().product::<u64>() as usize];
+    for rank in owners {
+        let part = flat(rank)?[param.rows[0] as usize..param.rows[1] as usize].to_vec();
+        for (at, value) in super::inputs::places(plan, param, rank).into_iter().zip(part) {
+            at.into_iter().for_each(|at| whole[at as usize] = value);
+        }
+    }
+    Some(whole)
+}
+
+/// A summed gradient that the ranks which hold the same weights as `rank` have in shares.
+fn shares(plan: &Plan, done: &[Done], rank: u32, weight: TensorId, slot: u32) -> Option<Vec<f64>> {
     let master = plan.masters.iter().find(|m| m.weight == weight)?;
-    let members = master.group.as_ref()?.members(&plan.views, 0);
+    let members = master.group.as_ref()?.members(&plan.views, rank);
     let at = SlotId { tensor: master.grad_share, slot };
     let parts = members.iter().map(|&m| done[m as usize].seen.get(&at)?.last().map(|d| d.to_f64()));
     Some(parts.collect::<Option<Vec<_>>>()?.concat())
@@ -87,18 +101,21 @@ fn shares(plan: &Plan, done: &[Done], weight: TensorId, slot: u32) -> Option<Vec
 /// Final hidden states, by sequence of the global batch; empty where they were not watched.
 fn hidden(plan: &Plan, inputs: &Inputs, done: &[Done]) -> Vec<Vec<f64>> {
     let at = hidden_slot(inputs);
-    let row = plan.tensors[at.tensor as usize].row_len() as usize;
+    let tensor = &plan.tensors[at.tensor as usize];
+    let (rows, row) = (tensor.rows() as usize, tensor.row_len() as usize);
     let mut all: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for (rank, done) in done.iter().enumerate() {
         let positions = inputs.segs.positions(&plan.views, rank as u32);
+        // Tensor-parallel ranks may have a share of the rows each, in the order of their coordinates.
+        let of = positions.len() * inputs.batch as usize / rows;
+        let first = plan.views[0].coord(rank as u32, Axis::Tp) as usize % of * rows;
         for (m, data) in done.seen.get(&at).into_iter().flatten().enumerate() {
-            let values = data.to_f64();
-            let mut rows = values.chunks(row);
-            for index in super::inputs::sequences_of(plan, inputs, rank as u32, m as u32) {
-                let out = all.entry(index).or_insert_with(|| vec![f64::NAN; inputs.segs.seq as usize * row]);
-                for (&position, values) in positions.iter().zip(&mut rows) {
-                    out[position as usize * row..][..row].copy_from_slice(values);
-                }
+            let sequences = super::inputs::sequences_of(plan, inputs, rank as u32, m as u32);
+            for (i, values) in data.to_f64().chunks(row).enumerate() {
+                let (sequence, token) = ((first + i) / positions.len(), (first + i) % positions.len());
+                let out = all.entry(sequences.start + sequence as u64);
+                let out = out.or_insert_with(|| vec![f64::NAN; inputs.segs.seq as usize * row]);
+                out[positions[token] as usize * row..][..row].copy_from_slice(values);
             }
         }
     }

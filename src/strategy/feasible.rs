@@ -11,7 +11,9 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     blocks(model)?;
     degrees(par)?;
     options(par)?;
-    heads(model.heads, model.kv_heads, par)?;
+    tensor(model, work, par)?;
+    let t = u64::from(par.tp);
+    heads(model.heads / t, model.kv_heads / t, par)?;
     sequence(work.seq_len, par)?;
     batch(work, par)
 }
@@ -85,8 +87,7 @@ fn degrees(par: &Parallelism) -> Result<()> {
         let why = format!("degrees: dp x pp x ring x ulysses x tp is {ranks} ranks; the most is 1048576");
         return Err(Error::infeasible(why));
     }
-    let later =
-        [("tp", "tensor", par.tp), ("pp", "pipeline", par.pp), ("vp", "pipeline", par.vp), ("ep", "expert", par.ep)];
+    let later = [("pp", "pipeline", par.pp), ("vp", "pipeline", par.vp), ("ep", "expert", par.ep)];
     if let Some((flag, kind, degree)) = later.iter().find(|(_, _, degree)| *degree != 1) {
         let why = format!("{flag}: {degree}, but this version has no {kind} parallelism; use {flag} 1");
         return Err(Error::infeasible(why));
@@ -110,6 +111,7 @@ fn options(par: &Parallelism) -> Result<()> {
         return Err(Error::infeasible(why));
     }
     let needs = [
+        ("no-sp", o.whole_activations, par.tp > 1, "tp above 1"),
         ("contiguous", laid(RingLayout::Contiguous), ring > 1, "ring above 1"),
         ("stripe", laid(RingLayout::Stripe), ring > 1, "ring above 1"),
         ("gather-kv", o.kv == KvPath::Gather, ring > 1, "ring above 1"),
@@ -130,6 +132,24 @@ fn options(par: &Parallelism) -> Result<()> {
             Err(Error::infeasible(why))
         }
     }
+}
+
+/// Tensor-parallel ranks have whole heads, equal parts of the feed-forward network, and equal shares of the
+/// tokens. The vocabulary is filled up where it does not come out even.
+fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
+    let t = u64::from(par.tp);
+    let sizes = [("heads", model.heads), ("kv_heads", model.kv_heads), ("ffn", model.ffn)];
+    if let Some((name, size)) = sizes.iter().find(|(_, size)| !size.is_multiple_of(t)) {
+        let good = list((2..=512).filter(|t| sizes.iter().all(|(_, size)| size.is_multiple_of(*t))));
+        return Err(Error::infeasible(format!("tp: {name} {size} is not divisible by tp {t}; use {good}")));
+    }
+    let tokens = (work.micro_batch.saturating_mul(work.seq_len)) / (u64::from(par.ring) * u64::from(par.ulysses));
+    if !par.options.whole_activations && !tokens.is_multiple_of(t) {
+        return Err(Error::infeasible(format!(
+            "tp: {tokens} tokens of a microbatch are no multiple of tp {t}; change seq_len, or use the option no-sp"
+        )));
+    }
+    Ok(())
 }
 
 fn heads(a: u64, k: u64, par: &Parallelism) -> Result<()> {

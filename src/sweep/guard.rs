@@ -24,7 +24,7 @@ fn too_much(what: String) -> Result<()> {
 /// What can be told before the plan is built.
 pub fn before(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     feasible::check(model, work, par)?;
-    let ranks = u64::from(par.dp) * u64::from(par.ring) * u64::from(par.ulysses);
+    let ranks = u64::from(par.ranks());
     if ranks > MOST_RANKS {
         return too_much(format!("{ranks} GPUs are more than the {MOST_RANKS} that this version predicts"));
     }
