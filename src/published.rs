@@ -21,6 +21,7 @@ pub mod summary;
 pub mod table;
 pub mod training;
 pub mod verdict;
+pub mod ways;
 mod words;
 
 pub use case::{Case, Facts};

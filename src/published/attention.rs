@@ -1,15 +1,180 @@
-//! Predicts one attention operation over its ranks.
+//! Predicts one attention operation over its ranks; rows about whole models are read as training runs.
 
-use super::Shipped;
-use super::case::Attention;
+use super::case::{Attention, Training};
+use super::machine::{Chosen, Stated};
+use super::training::said;
 use super::verdict::Prediction;
+use super::ways::{Way, kernels, way};
+use super::words::squeezed;
+use super::{Shipped, training};
+use crate::cost::{Effort, Machine, cost};
+use crate::device::Roofline;
+use crate::plan::Engine;
+use crate::spec::{AttentionSpec, Dtype, Options, Parallelism, Pass, StackSpec};
+use crate::strategy::{Engines, attention_pass};
+
+/// Tokens and width of a benchmark that states only length and head dim: the setting of FlashAttention's papers
+/// (arXiv:2307.08691, section 4.1).
+const TOKENS: u64 = 16384;
+const WIDTH: u64 = 2048;
 
 /// What the operation would report, or why that cannot be said.
-pub fn predict(row: &Attention, _shipped: &Shipped) -> Prediction {
-    Prediction {
-        measured: row.value,
-        unit: row.unit.clone(),
-        why: vec!["attention-only plans are not in this version".into()],
-        ..Prediction::default()
+pub fn predict(row: &Attention, shipped: &Shipped) -> Prediction {
+    if !row.model.is_empty() && Pass::named(&row.pass).is_none() {
+        return whole_model(row, shipped);
     }
+    let mut found = Prediction { measured: row.value, unit: row.unit.clone(), ..Prediction::default() };
+    if let Err(why) = try_predict(row, shipped, &mut found) {
+        found.why.push(why);
+    }
+    found
+}
+
+fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Result<(), String> {
+    let gpus = row.gpus.ok_or("gpus: not stated")?;
+    let stated = Stated {
+        gpu: &row.gpu,
+        gpus,
+        gpus_per_node: Some(gpus / row.nodes.unwrap_or(1).max(1)).filter(|n| *n >= 4),
+        interconnect: &row.link,
+    };
+    let machine = shipped.fleet.choose(&stated)?;
+    found.cluster = machine.said.clone();
+    let stack = shipped.stacks.with_kernel(kernels(row), &machine.cluster.gpu)?;
+    found.stack = stack.name.clone();
+    let way = way(row, gpus, machine.cluster.spec.gpus_per_node)?;
+    found.why.extend(way.instead.map(|w| format!("taken: {w}")));
+    let pass = pass(row, found)?;
+    let par = parallelism(&way, found);
+    let bench = Bench { machine, stack, pass, par };
+    let specs = specs(row, gpus)?;
+    found.split = format!("ulysses {} x ring {}, {}, {}", par.ulysses, par.ring, par.options, pass.name());
+    // Benchmarks over several sets of documents take them in turn.
+    let mut seconds = 0.0;
+    let mut flops = 0.0;
+    for spec in &specs {
+        seconds += bench.seconds(spec)? / specs.len() as f64;
+        flops += spec.flops(pass) / specs.len() as f64;
+    }
+    found.predicted = Some(in_unit(&row.unit, seconds, flops / f64::from(gpus))?);
+    Ok(())
+}
+
+/// The pass, read from words; where a benchmark does not say, it trains.
+fn pass(row: &Attention, found: &mut Prediction) -> Result<Pass, String> {
+    match Pass::named(&row.pass) {
+        Some(pass) => Ok(pass),
+        None if row.pass.starts_with("unstated") => {
+            found.why.push("pass: not stated, taken as fwd+bwd".into());
+            Ok(Pass::ForwardBackward)
+        }
+        None => Err(format!("pass: {:?} is no pass of one attention", row.pass)),
+    }
+}
+
+/// A way with the options that this program knows; others are noted.
+fn parallelism(way: &Way, found: &mut Prediction) -> Parallelism {
+    let mut options = Options::default();
+    for word in &way.words {
+        match format!("{options}+{word}").parse() {
+            Ok(more) => options = more,
+            Err(_) => found.why.push(format!("taken without {word}, which this version has not")),
+        }
+    }
+    Parallelism { ulysses: way.ulysses, ring: way.ring, options, ..Parallelism::default() }
+}
+
+/// The operation, once for each set of documents.
+fn specs(row: &Attention, gpus: u32) -> Result<Vec<AttentionSpec>, String> {
+    let seq_len = row.seq.ok_or("seq: not stated")?;
+    let head_dim = row.head_dim.ok_or("head_dim: not stated")?;
+    let heads = row.heads.unwrap_or((WIDTH / head_dim).max(1));
+    let whole = AttentionSpec {
+        batch: row.batch.unwrap_or((TOKENS / seq_len).max(1)),
+        seq_len,
+        heads,
+        kv_heads: row.kv_heads.unwrap_or(heads),
+        head_dim,
+        // A benchmark that does not say trains a language model.
+        causal: row.causal.unwrap_or(true),
+        dtype: Dtype::Bf16,
+    };
+    if !row.documents.is_empty() || gpus == 0 {
+        return Err("documents: packed sequences are not in this version".into());
+    }
+    Ok(vec![whole])
+}
+
+/// Everything but the operation itself.
+struct Bench<'a> {
+    machine: Chosen,
+    stack: &'a StackSpec,
+    pass: Pass,
+    par: Parallelism,
+}
+
+impl Bench<'_> {
+    fn seconds(&self, spec: &AttentionSpec) -> Result<f64, String> {
+        let ctas = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
+        let engines =
+            Engines { p2p: ctas(self.stack.p2p_ctas.value), collective: ctas(self.stack.collective_ctas.value) };
+        let plan = attention_pass::build(spec, self.pass, &self.par, engines).map_err(said)?;
+        let kernels = Roofline::new(&self.machine.cluster.gpu, self.stack).map_err(said)?;
+        let machine = Machine { cluster: &self.machine.cluster, stack: self.stack, kernels: &kernels, devices: None };
+        Ok(cost(&plan, machine, Effort::SUMS).map_err(said)?.step.value())
+    }
+}
+
+/// Seconds of one operation in the unit of the source. `flops`: of one GPU, as benchmarks count them.
+fn in_unit(unit: &str, seconds: f64, flops: f64) -> Result<f64, String> {
+    match squeezed(unit).as_str() {
+        "s" => Ok(seconds),
+        "ms" => Ok(seconds * 1e3),
+        "us" => Ok(seconds * 1e6),
+        "iter/s" => Ok(1.0 / seconds),
+        u if u.starts_with("tflop") => Ok(flops / seconds / 1e12),
+        _ => Err(format!("unit: {unit:?} is no time and no rate of one attention")),
+    }
+}
+
+/// A row about a training run in the words of one: its algorithm is its system.
+fn whole_model(row: &Attention, shipped: &Shipped) -> Prediction {
+    let unit = squeezed(&row.unit);
+    let rate = |of: &str| row.value.filter(|_| unit.starts_with(of));
+    let causal = squeezed(&row.family).contains("ulysses");
+    let billions = row.model.split_whitespace().find_map(|w| {
+        let number = w.trim_start_matches(|c: char| !c.is_ascii_digit()).split(['B', 'b']).next()?;
+        let number = number.rsplit('-').next()?;
+        number.parse().ok()
+    });
+    let run = Training {
+        system: row.family.clone(),
+        gpu: row.gpu.clone(),
+        gpus: row.gpus,
+        gpus_per_node: row.gpus.map(|g| (g / row.nodes.unwrap_or(1).max(1)).min(8)),
+        interconnect: row.link.clone(),
+        model: row.model.replace('-', " "),
+        params_b: billions,
+        seq: row.seq,
+        global_batch: row.global_batch,
+        tp: row.tp,
+        pp: row.pp,
+        cp: row.cp.or(row.gpus.filter(|_| causal)),
+        dp: row.dp,
+        precision: row.dtype.clone(),
+        tflops_per_gpu: rate("tflop"),
+        mfu: rate("%mfu").map(|v| v / 100.0),
+        ..Training::default()
+    };
+    let training = row.pass.contains("train");
+    let known = run.tflops_per_gpu.is_some() || run.mfu.is_some();
+    if !training || !known {
+        return Prediction {
+            measured: row.value,
+            unit: row.unit.clone(),
+            why: vec![format!("{:?} in {:?} is not what this program predicts", row.pass, row.unit)],
+            ..Prediction::default()
+        };
+    }
+    training::predict(&run, shipped)
 }

@@ -94,6 +94,7 @@ pub struct Attention {
     pub causal: Option<bool>,
     /// fwd, bwd or fwd+bwd, as the source has it.
     pub pass: String,
+    pub dtype: String,
     /// The name of a whole model, where the row is no bare operation.
     pub model: String,
     pub family: String,

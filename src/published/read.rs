@@ -167,6 +167,7 @@ fn attention(f: &Fields) -> Result<(String, Facts)> {
         documents: documents(&model)?,
         causal: f.value("causal").and_then(Value::as_bool),
         pass: text(f, "pass")?,
+        dtype: text(f, "dtype")?,
         model: text(&model, "model")?,
         family: text(&algorithm, "family")?,
         variant: text(&algorithm, "variant")?,

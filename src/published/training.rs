@@ -149,7 +149,7 @@ impl Setup<'_> {
 }
 
 /// An error, as the reason why there is no prediction.
-fn said(error: Error) -> String {
+pub fn said(error: Error) -> String {
     match error {
         Error::Infeasible(why) => why,
         other => other.to_string(),

@@ -1,0 +1,187 @@
+//! Which way of sharing a sequence a source means by the name of its algorithm: degrees, and words of options.
+
+use super::case::Attention;
+use super::words::squeezed;
+
+/// A way, before anybody has asked whether this program has it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Way {
+    pub ulysses: u32,
+    pub ring: u32,
+    /// Words of `--options`.
+    pub words: Vec<&'static str>,
+    /// What is taken in place of an algorithm that this program does not have.
+    pub instead: Option<&'static str>,
+}
+
+/// Names of algorithms and what they are here; the first line that fits decides.
+///
+/// Implementations differ in what they send (mechanisms in the sources of each): zhuzilin and USP return dKV in
+/// fp32 over P hops, TransformerEngine in the model's dtype over P - 1.
+const LINES: &[Line] = &[
+    Line { names: &["singlegpu", "flashattention", "none"], shape: Shape::Alone, words: &[], instead: None },
+    Line { names: &["llama3", "gatherkv"], shape: Shape::Ring, words: &["gather-kv-prefetch", "contiguous"], instead: None },
+    Line { names: &["ringallgather"], shape: Shape::Ring, words: &["gather-kv"], instead: None },
+    Line {
+        names: &["magiattn"],
+        shape: Shape::Ring,
+        words: &["gather-kv-prefetch"],
+        instead: Some("all-gather of KV, the next part beside the kernel, in place of a group-cast of the rows that a rank needs"),
+    },
+    Line { names: &["loongtrain"], shape: Shape::Hybrid, words: &["double-ring", "dkv-model"], instead: None },
+    Line {
+        names: &["hybriddcp", "hybridcp"],
+        shape: Shape::Ring,
+        words: &["dkv-model"],
+        instead: Some("one ring of TransformerEngine in place of rings by the length of documents"),
+    },
+    Line { names: &["ringp2p", "te", "megatroncp"], shape: Shape::Ring, words: &["dkv-model"], instead: None },
+    Line { names: &["burst"], shape: Shape::Ring, words: &["burst"], instead: None },
+    Line { names: &["usp", "longctx"], shape: Shape::Hybrid, words: &[], instead: None },
+    Line { names: &["ulysses"], shape: Shape::Ulysses, words: &[], instead: None },
+    Line { names: &["ring"], shape: Shape::Ring, words: &[], instead: None },
+    Line { names: &["flash"], shape: Shape::Alone, words: &[], instead: None },
+];
+
+struct Line {
+    names: &'static [&'static str],
+    shape: Shape,
+    words: &'static [&'static str],
+    instead: Option<&'static str>,
+}
+
+#[derive(Clone, Copy)]
+enum Shape {
+    Alone,
+    Ring,
+    Ulysses,
+    /// Both; Ulysses inside the node where no degrees are stated.
+    Hybrid,
+}
+
+/// Where the tokens of a ring stand.
+const LAYOUTS: &[(&str, &str)] = &[("naive", "contiguous"), ("basic", "contiguous"), ("strip", "stripe"), ("contiguous", "contiguous")];
+
+/// The way of a row on `gpus` GPUs, `node` of which share a node.
+pub fn way(row: &Attention, gpus: u32, node: u32) -> Result<Way, String> {
+    let name = squeezed(&format!("{} {}", row.variant, row.family));
+    // A whole implementation under a plain name: the variant says more than the family.
+    let line = LINES.iter().find(|line| line.names.iter().any(|n| names(&name, n)));
+    let Some(line) = line else { return Err(format!("algorithm: {:?} is none that is known", row.family)) };
+    let alone = matches!(line.shape, Shape::Alone) || gpus == 1;
+    let (ulysses, ring) = if alone { (1, 1) } else { degrees(row, line.shape, gpus, node) };
+    let mut words = line.words.to_vec();
+    let layout = LAYOUTS.iter().find(|(said, _)| name.contains(said)).map(|(_, word)| *word);
+    // Nothing but the words naive, basic or stripe says that a ring is not zigzag, except the bare word.
+    let bare = (squeezed(&row.variant) == "ring").then_some("contiguous");
+    if let Some(word) = layout.or(bare).filter(|w| ring > 1 && !words.contains(w)) {
+        words.push(word);
+    }
+    if ring == 1 {
+        words.clear();
+    }
+    Ok(Way { ulysses, ring, words, instead: line.instead.filter(|_| ring > 1) })
+}
+
+/// Short names stand for themselves only.
+fn names(text: &str, name: &str) -> bool {
+    if name.len() > 2 { text.contains(name) } else { text.starts_with(name) || text.contains(&format!("/{name}")) }
+}
+
+fn degrees(row: &Attention, shape: Shape, gpus: u32, node: u32) -> (u32, u32) {
+    if let (Some(u), Some(r)) = (row.ulysses, row.ring) {
+        return (u, r);
+    }
+    // "2x4" in a name: ring first, as its source heads its table.
+    if let Some((r, u)) = by_name(&row.variant) {
+        return (u, r);
+    }
+    match shape {
+        Shape::Alone => (1, 1),
+        Shape::Ring => (1, gpus),
+        Shape::Ulysses => (gpus, 1),
+        Shape::Hybrid => {
+            let heads = row.kv_heads.unwrap_or(u64::from(node));
+            let ulysses = (1..=node.min(gpus)).rev().find(|u| {
+                gpus.is_multiple_of(*u) && heads.is_multiple_of(u64::from(*u))
+            });
+            let ulysses = ulysses.unwrap_or(1);
+            (ulysses, gpus / ulysses)
+        }
+    }
+}
+
+fn by_name(variant: &str) -> Option<(u32, u32)> {
+    variant.split_whitespace().find_map(|word| {
+        let (a, b) = word.split_once('x')?;
+        Some((a.parse().ok()?, b.parse().ok()?))
+    })
+}
+
+/// Kernels of a curve by what a source calls them: one of its own, or one made of the same instructions.
+const KERNELS: &[(&str, &[&str])] = &[
+    ("fa4", &["fa4"]),
+    ("flashattention4", &["fa4"]),
+    ("fa3", &["fa3"]),
+    ("flashattention3", &["fa3"]),
+    ("flashattention2", &["fa2"]),
+    ("fa2", &["fa2"]),
+    ("cudnn", &["cudnn"]),
+    // PyTorch dispatches to cuDNN where it is there.
+    ("sdpa", &["cudnn"]),
+    // MagiAttention's kernel is built on FlashAttention 3.
+    ("ffa", &["fa3"]),
+    // Without the asynchronous products of Hopper and later.
+    ("triton", &["fa2"]),
+    ("flex", &["fa2"]),
+    ("flashmask", &["fa2"]),
+];
+
+/// The attention kernels that a row ran, the likeliest first.
+pub fn kernels(row: &Attention) -> &'static [&'static str] {
+    let own = squeezed(&row.implementation);
+    let inside = squeezed(row.kernel.split('/').next().unwrap_or_default());
+    let of_magi = squeezed(&row.family).contains("magi").then(|| squeezed(row.kernel.split('/').nth(1).unwrap_or_default()));
+    let texts = [of_magi.unwrap_or_default(), own, inside];
+    let said = texts.iter().find_map(|text| KERNELS.iter().find(|(name, _)| text.contains(name)));
+    said.map_or(&["fa2", "fa3", "cudnn"], |(_, kernels)| kernels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(family: &str, variant: &str) -> Attention {
+        Attention { family: family.into(), variant: variant.into(), kv_heads: Some(8), ..Attention::default() }
+    }
+
+    /// The names of real sources on 16 GPUs, 8 a node.
+    #[test]
+    fn names_of_sources() {
+        for (family, variant, ulysses, ring, words) in [
+            ("ring", "naive", 1, 16, vec!["contiguous"]),
+            ("ring", "zigzag", 1, 16, vec![]),
+            ("USP/ring", "stripe_ring", 1, 16, vec!["stripe"]),
+            ("USP/ring", "longctx strip 2x4", 4, 2, vec!["stripe"]),
+            ("ring_p2p", "", 1, 16, vec!["dkv-model"]),
+            ("ring_allgather", "", 1, 16, vec!["gather-kv"]),
+            ("ulysses", "", 16, 1, vec![]),
+            ("usp", "", 8, 2, vec![]),
+            ("ring/all-gather varlen", "flash_attn varlen single GPU", 1, 1, vec![]),
+            ("ring/all-gather varlen", "llama3 allgather-KV varlen (contiguous, unbalanced)", 1, 16, vec!["gather-kv-prefetch", "contiguous"]),
+            ("single-GPU kernel", "", 1, 1, vec![]),
+        ] {
+            let found = way(&row(family, variant), 16, 8).unwrap();
+            assert_eq!((found.ulysses, found.ring, found.words), (ulysses, ring, words), "{family} {variant}");
+        }
+        assert!(way(&row("Tree attention", ""), 8, 8).unwrap_err().contains("Tree"));
+    }
+
+    #[test]
+    fn kernels_by_name() {
+        let of = |implementation: &str| kernels(&Attention { implementation: implementation.into(), ..row("x", "") })[0];
+        assert_eq!([of("FlashAttention-2"), of("fa3"), of("ffa_fa4"), of("sdpa")], ["fa2", "fa3", "fa4", "cudnn"]);
+        let magi = Attention { kernel: "FA3 (baselines) / FFA (magi)".into(), ..row("ulysses", "") };
+        assert_eq!(kernels(&magi)[0], "fa3");
+    }
+}
