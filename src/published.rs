@@ -12,6 +12,7 @@ mod fields;
 pub mod machine;
 pub mod measured;
 mod network;
+mod options;
 pub mod read;
 pub mod sizes;
 pub mod software;

@@ -7,7 +7,7 @@ use crate::published::{Summary, Verdict, load, predict, table};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 #[derive(Args)]
@@ -58,7 +58,11 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let summary = Summary::of(&cases, &verdicts);
     let mut text = if flags.summary { table::groups(&summary) } else { table::render(&verdicts, &summary) };
     if let Some(store) = store {
-        text.push_str(&format!("\nwrote {}\n", store.finish(&verdicts)?.display()));
+        let rows = store.finish(&verdicts)?;
+        let mut files = vec![rows.clone()];
+        files.extend(crate::plot::draw(&rows, rows.parent().unwrap_or(Path::new(".")))?);
+        text.push('\n');
+        files.iter().for_each(|file| text.push_str(&format!("wrote {}\n", file.display())));
     }
     Ok(Answer::new(text, &Found { cases: &verdicts, summary: &summary }))
 }

@@ -8,6 +8,7 @@ pub mod exposed_comm;
 pub mod memory;
 pub mod mfu_vs_seqlen;
 mod notes;
+pub mod published;
 pub mod rows;
 mod sheet;
 mod stacked;
@@ -31,6 +32,8 @@ pub enum Study {
     Sweep,
     /// Points at which Ulysses and the ring were both costed.
     Crossover,
+    /// Published measurements and their predictions.
+    Published,
 }
 
 /// A picture.
@@ -46,6 +49,7 @@ pub const PLOTS: &[Plot] = &[
     Plot { name: "exposed_comm", of: Study::Sweep, draw: exposed_comm::exposed_comm },
     Plot { name: "memory", of: Study::Sweep, draw: memory::memory },
     Plot { name: "crossover", of: Study::Crossover, draw: crossover::crossover },
+    Plot { name: "published", of: Study::Published, draw: published::published },
 ];
 
 /// The plot of that name.
@@ -58,7 +62,9 @@ pub fn find(name: &str) -> Result<&'static Plot> {
 
 /// Every plot of the kind of study that `rows_csv` is.
 pub fn draw(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
-    let of = if Sheet::read(rows_csv)?.has("ulysses_over_ring") { Study::Crossover } else { Study::Sweep };
+    let sheet = Sheet::read(rows_csv)?;
+    let told_by = [("ulysses_over_ring", Study::Crossover), ("rel_error", Study::Published)];
+    let of = told_by.into_iter().find(|(column, _)| sheet.has(column)).map_or(Study::Sweep, |(_, study)| study);
     std::fs::create_dir_all(out_dir).map_err(Error::io(out_dir))?;
     let mut files = Vec::new();
     for plot in PLOTS.iter().filter(|plot| plot.of == of) {

@@ -2,6 +2,7 @@
 
 use super::case::{Attention, Training};
 use super::machine::{Chosen, Stated};
+use super::options::with_words;
 use super::training::said;
 use super::verdict::Prediction;
 use super::ways::{Way, kernels, way};
@@ -74,13 +75,8 @@ fn pass(row: &Attention, found: &mut Prediction) -> Result<Pass, String> {
 
 /// A way with the options that this program knows; others are noted.
 fn parallelism(way: &Way, found: &mut Prediction) -> Parallelism {
-    let mut options = Options::default();
-    for word in &way.words {
-        match format!("{options}+{word}").parse() {
-            Ok(more) => options = more,
-            Err(_) => found.why.push(format!("taken without {word}, which this version has not")),
-        }
-    }
+    let (options, unknown) = with_words(Options::default(), &way.words);
+    found.why.extend(unknown.iter().map(|word| format!("taken without {word}, which this version has not")));
     Parallelism { ulysses: way.ulysses, ring: way.ring, options, ..Parallelism::default() }
 }
 

@@ -48,7 +48,9 @@ impl Fleet {
             .expect("at least one cluster has the GPU");
         let mut spec = spec.clone();
         let mut said = spec.name.clone();
-        fill_nodes(&mut spec, stated.gpus);
+        if Cluster::new(&spec, gpu, stated.gpus).is_err() {
+            fill_nodes(&mut spec, stated.gpus);
+        }
         if let Some(network) = network.filter(|_| stated.gpus > spec.gpus_per_node) {
             said.push_str(&set_network(&mut spec, network, stated.gpus_per_node));
         }
@@ -83,7 +85,9 @@ fn has_peak(gpu: &GpuSpec, tflops: f64) -> bool {
 /// the like count as they agree. Higher is better.
 fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
     let (said, name) = (tokens(words), tokens(&gpu.name));
-    if !said.contains(&name[0]) {
+    // "TPUv4" is one word where ours are two.
+    let joined = name.get(1).map(|second| format!("{}{second}", name[0]));
+    if !said.iter().any(|word| *word == name[0] || Some(word) == joined.as_ref()) {
         return None;
     }
     let sized = |tokens: &[String]| tokens.iter().find(|t| t.ends_with("gb")).cloned();
@@ -114,18 +118,20 @@ fn distance(spec: &ClusterSpec, stated: &Stated, network: Option<Network>) -> f6
         }
         _ => 0.0,
     };
-    // Between equals, the network that belongs to the machine: a NIC a GPU.
-    let own =
-        spec.scale_out.as_ref().map_or(0.0, |out| f64::from(out.nics_per_node.abs_diff(spec.gpus_per_node)) * 1e-3);
-    let named = if named_alike(&text, &spec.name) { -1.0 } else { 0.0 };
+    // Between equals, the network that belongs to the machine, a NIC a GPU; and the smallest that holds the job.
+    let own = spec.scale_out.as_ref().map_or(0, |out| out.nics_per_node.abs_diff(spec.gpus_per_node));
+    let holds = spec.nodes.saturating_mul(spec.gpus_per_node) >= stated.gpus;
+    let room = f64::from(own) * 1e-3 + if holds { 0.0 } else { 1e-3 } + f64::from(spec.nodes) * 1e-8;
+    let narrow = if text.contains("oversubscri") == spec.pods.is_empty() { 0.25 } else { 0.0 };
+    let named = if named_alike(&text, &spec.name) { -0.5 } else { 0.0 };
     let of_rack = if racks { 0.0 } else { 10.0 };
     let of_bus = if pcie { 0.0 } else { 5.0 };
-    of_rack + of_bus + if racks && spec.gpus_per_node > 8 { 0.0 } else { size } + rate + own + named
+    of_rack + of_bus + if racks && spec.gpus_per_node > 8 { 0.0 } else { size } + rate + room + narrow + named
 }
 
 /// The words name the cluster: by a part of its name that is no GPU and no number of bits.
 fn named_alike(text: &str, name: &str) -> bool {
-    tokens(name).iter().any(|part| part.len() > 4 && part.chars().all(char::is_alphabetic) && text.contains(part))
+    tokens(name).iter().any(|part| part.len() > 3 && part.chars().all(char::is_alphabetic) && text.contains(part))
 }
 
 /// A job that does not fill its nodes uses an equal part of each.

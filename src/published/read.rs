@@ -190,7 +190,7 @@ fn attention(f: &Fields) -> Result<(String, Facts)> {
 
 /// Tokens of a whole sequence, under whichever name the source gives them.
 fn sequence(model: &Fields, gpus: Option<u32>) -> Result<Option<u64>> {
-    for name in ["seq_global", "total_tokens_global", "seqlen"] {
+    for name in ["seq_global", "total_tokens_global", "seqlen", "seqlen_as_reported"] {
         if let Some(tokens) = model.count(name)? {
             return Ok(Some(tokens));
         }

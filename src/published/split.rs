@@ -6,16 +6,19 @@
 //! * recomputation the least with which the plan fits the GPU, see `training`.
 
 use super::case::Training;
+use super::options::with_words;
 use super::words::{number_behind, squeezed};
 use crate::spec::{Options, Parallelism, Recompute};
 
 /// A run's degrees and batch.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Split {
     pub seq: u64,
     pub global_batch: u64,
     pub micro_batch: u64,
     pub par: Parallelism,
+    /// Words of options that this program does not have.
+    pub unknown: Vec<&'static str>,
 }
 
 /// GPUs of the run: stated, or the product of the stated degrees.
@@ -38,6 +41,7 @@ pub fn split(run: &Training) -> Result<Split, String> {
     let dp = gpus / replica;
     let micro_batch = run.micro_batch.unwrap_or(1);
     let filled = u64::from(dp) * micro_batch * if pp > 1 { 4 * u64::from(pp) } else { 1 };
+    let (options, unknown) = with_words(Options::default(), &words(run, tp));
     let par = Parallelism {
         dp,
         pp,
@@ -47,10 +51,10 @@ pub fn split(run: &Training) -> Result<Split, String> {
         tp,
         zero: zero(&run.zero),
         recompute: recompute(run).unwrap_or(Recompute::None),
-        options: options(run, tp),
+        options,
         ..Parallelism::default()
     };
-    Ok(Split { seq, global_batch: run.global_batch.unwrap_or(filled), micro_batch, par })
+    Ok(Split { seq, global_batch: run.global_batch.unwrap_or(filled), micro_batch, par, unknown })
 }
 
 /// Ulysses and ring degrees. Where only their product is stated, the name of the system says which it is; most
@@ -90,10 +94,13 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
     of(&text).or(in_system)
 }
 
-/// Megatron's sequence parallelism is off unless said; without tensor parallelism there is none.
-fn options(run: &Training, tp: u32) -> Options {
-    let whole = tp > 1 && !run.seq_parallel.unwrap_or(false);
-    Options { whole_activations: whole, ..Options::default() }
+/// Words of options. Megatron's sequence parallelism is off unless said; products are in FP8 where the precision
+/// names it, or something narrower still.
+fn words(run: &Training, tp: u32) -> Vec<&'static str> {
+    let precision = squeezed(&run.precision);
+    let narrow = precision.contains("fp8") || precision.contains("fp4");
+    let all = [(tp > 1 && !run.seq_parallel.unwrap_or(false), "no-sp"), (narrow, "fp8")];
+    all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).collect()
 }
 
 #[cfg(test)]

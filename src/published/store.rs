@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// published.csv of a folder, while it grows.
+/// rows.csv of a folder, while it grows.
 pub struct Store {
     path: PathBuf,
     file: Mutex<csv::Writer<File>>,
@@ -20,7 +20,7 @@ fn failed(path: &Path) -> impl Fn(csv::Error) -> Error + '_ {
 impl Store {
     pub fn create(dir: &Path) -> Result<Store> {
         std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
-        let path = dir.join("published.csv");
+        let path = dir.join("rows.csv");
         let file = File::create(&path).map_err(Error::io(&path))?;
         Ok(Store { path, file: Mutex::new(csv::Writer::from_writer(file)) })
     }

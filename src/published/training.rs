@@ -48,6 +48,8 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
     found.stack = stack.name.clone();
     let (model, _) = sizes::model(run, habits)?;
     let setup = Setup { model, split: split(run)?, machine, stack };
+    let without = |word: &&str| format!("taken without {word}, which this version has not");
+    found.why.extend(setup.split.unknown.iter().map(without));
     let measured = measured.ok_or("measured: no time, rate or utilization is stated")?;
     let (plan, fitted) = setup.plan(recompute(run), found)?;
     found.split = setup.words(&fitted);
@@ -75,7 +77,7 @@ impl Setup<'_> {
         };
         let mut last = Err("recompute: nothing to try".to_string());
         for &recompute in tried {
-            let mut split = self.split;
+            let mut split = self.split.clone();
             split.par.recompute = recompute;
             match self.build(&split) {
                 Ok(plan) => {

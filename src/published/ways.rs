@@ -20,13 +20,20 @@ pub struct Way {
 /// fp32 over P hops, TransformerEngine in the model's dtype over P - 1.
 const LINES: &[Line] = &[
     Line { names: &["singlegpu", "flashattention", "none"], shape: Shape::Alone, words: &[], instead: None },
-    Line { names: &["llama3", "gatherkv"], shape: Shape::Ring, words: &["gather-kv-prefetch", "contiguous"], instead: None },
+    Line {
+        names: &["llama3", "gatherkv"],
+        shape: Shape::Ring,
+        words: &["gather-kv-prefetch", "contiguous"],
+        instead: None,
+    },
     Line { names: &["ringallgather"], shape: Shape::Ring, words: &["gather-kv"], instead: None },
     Line {
         names: &["magiattn"],
         shape: Shape::Ring,
         words: &["gather-kv-prefetch"],
-        instead: Some("all-gather of KV, the next part beside the kernel, in place of a group-cast of the rows that a rank needs"),
+        instead: Some(
+            "all-gather of KV, the next part beside the kernel, in place of a group-cast of the rows that a rank needs",
+        ),
     },
     Line { names: &["loongtrain"], shape: Shape::Hybrid, words: &["double-ring", "dkv-model"], instead: None },
     Line {
@@ -60,7 +67,8 @@ enum Shape {
 }
 
 /// Where the tokens of a ring stand.
-const LAYOUTS: &[(&str, &str)] = &[("naive", "contiguous"), ("basic", "contiguous"), ("strip", "stripe"), ("contiguous", "contiguous")];
+const LAYOUTS: &[(&str, &str)] =
+    &[("naive", "contiguous"), ("basic", "contiguous"), ("strip", "stripe"), ("contiguous", "contiguous")];
 
 /// The way of a row on `gpus` GPUs, `node` of which share a node.
 pub fn way(row: &Attention, gpus: u32, node: u32) -> Result<Way, String> {
@@ -76,6 +84,10 @@ pub fn way(row: &Attention, gpus: u32, node: u32) -> Result<Way, String> {
     let bare = (squeezed(&row.variant) == "ring").then_some("contiguous");
     if let Some(word) = layout.or(bare).filter(|w| ring > 1 && !words.contains(w)) {
         words.push(word);
+    }
+    if squeezed(&row.implementation).contains("sandai") && !words.contains(&"dkv-model") {
+        // MagiAttention's baselines are TransformerEngine's algorithms.
+        words.push("dkv-model");
     }
     if ring == 1 {
         words.clear();
@@ -102,9 +114,8 @@ fn degrees(row: &Attention, shape: Shape, gpus: u32, node: u32) -> (u32, u32) {
         Shape::Ulysses => (gpus, 1),
         Shape::Hybrid => {
             let heads = row.kv_heads.unwrap_or(u64::from(node));
-            let ulysses = (1..=node.min(gpus)).rev().find(|u| {
-                gpus.is_multiple_of(*u) && heads.is_multiple_of(u64::from(*u))
-            });
+            let ulysses =
+                (1..=node.min(gpus)).rev().find(|u| gpus.is_multiple_of(*u) && heads.is_multiple_of(u64::from(*u)));
             let ulysses = ulysses.unwrap_or(1);
             (ulysses, gpus / ulysses)
         }
@@ -141,7 +152,8 @@ const KERNELS: &[(&str, &[&str])] = &[
 pub fn kernels(row: &Attention) -> &'static [&'static str] {
     let own = squeezed(&row.implementation);
     let inside = squeezed(row.kernel.split('/').next().unwrap_or_default());
-    let of_magi = squeezed(&row.family).contains("magi").then(|| squeezed(row.kernel.split('/').nth(1).unwrap_or_default()));
+    let of_magi =
+        squeezed(&row.family).contains("magi").then(|| squeezed(row.kernel.split('/').nth(1).unwrap_or_default()));
     let texts = [of_magi.unwrap_or_default(), own, inside];
     let said = texts.iter().find_map(|text| KERNELS.iter().find(|(name, _)| text.contains(name)));
     said.map_or(&["fa2", "fa3", "cudnn"], |(_, kernels)| kernels)
@@ -168,7 +180,13 @@ mod tests {
             ("ulysses", "", 16, 1, vec![]),
             ("usp", "", 8, 2, vec![]),
             ("ring/all-gather varlen", "flash_attn varlen single GPU", 1, 1, vec![]),
-            ("ring/all-gather varlen", "llama3 allgather-KV varlen (contiguous, unbalanced)", 1, 16, vec!["gather-kv-prefetch", "contiguous"]),
+            (
+                "ring/all-gather varlen",
+                "llama3 allgather-KV varlen (contiguous, unbalanced)",
+                1,
+                16,
+                vec!["gather-kv-prefetch", "contiguous"],
+            ),
             ("single-GPU kernel", "", 1, 1, vec![]),
         ] {
             let found = way(&row(family, variant), 16, 8).unwrap();
@@ -179,7 +197,8 @@ mod tests {
 
     #[test]
     fn kernels_by_name() {
-        let of = |implementation: &str| kernels(&Attention { implementation: implementation.into(), ..row("x", "") })[0];
+        let of =
+            |implementation: &str| kernels(&Attention { implementation: implementation.into(), ..row("x", "") })[0];
         assert_eq!([of("FlashAttention-2"), of("fa3"), of("ffa_fa4"), of("sdpa")], ["fa2", "fa3", "fa4", "cudnn"]);
         let magi = Attention { kernel: "FA3 (baselines) / FFA (magi)".into(), ..row("ulysses", "") };
         assert_eq!(kernels(&magi)[0], "fa3");
