@@ -182,8 +182,8 @@ impl Scale {
             let points = vec![self.at((a, a * factor)), self.at((b, b * factor))];
             Mark::Line { points, color: FAINT, width: 1.0, dash: (factor != 1.0).then_some((6.0, 5.0)) }
         };
-        let (x, y) = self.at((high, high / 1.25));
-        let label = Mark::text((x - 6.0, y + 44.0), "dashed: 25 % off", 14.0, FAINT, Align::Right);
+        let corner = (LEFT + SIDE - 8.0, TOP + SIDE - 14.0);
+        let label = Mark::text(corner, "dashed: 25 % off", 14.0, FAINT, Align::Right);
         vec![off(1.0), off(1.25), off(0.8), label]
     }
 }

@@ -72,16 +72,18 @@ const LAYOUTS: &[(&str, &str)] =
 
 /// The way of a row on `gpus` GPUs, `node` of which share a node.
 pub fn way(row: &Attention, gpus: u32, node: u32) -> Result<Way, String> {
-    let name = squeezed(&format!("{} {}", row.variant, row.family));
-    // A whole implementation under a plain name: the variant says more than the family.
-    let line = LINES.iter().find(|line| line.names.iter().any(|n| names(&name, n)));
-    let Some(line) = line else { return Err(format!("algorithm: {:?} is none that is known", row.family)) };
+    // A variant that names an algorithm of its own says more than the family it was benchmarked with.
+    let (variant, family) = (squeezed(&row.variant), squeezed(&row.family));
+    let Some(line) = line_of(&variant).or_else(|| line_of(&family)) else {
+        return Err(format!("algorithm: {:?} is none that is known", row.family));
+    };
     let alone = matches!(line.shape, Shape::Alone) || gpus == 1;
     let (ulysses, ring) = if alone { (1, 1) } else { degrees(row, line.shape, gpus, node) };
     let mut words = line.words.to_vec();
-    let layout = LAYOUTS.iter().find(|(said, _)| name.contains(said)).map(|(_, word)| *word);
+    let layout =
+        LAYOUTS.iter().find(|(said, _)| variant.contains(said) || family.contains(said)).map(|(_, word)| *word);
     // Nothing but the words naive, basic or stripe says that a ring is not zigzag, except the bare word.
-    let bare = (squeezed(&row.variant) == "ring").then_some("contiguous");
+    let bare = (variant == "ring").then_some("contiguous");
     if let Some(word) = layout.or(bare).filter(|w| ring > 1 && !words.contains(w)) {
         words.push(word);
     }
@@ -93,6 +95,10 @@ pub fn way(row: &Attention, gpus: u32, node: u32) -> Result<Way, String> {
         words.clear();
     }
     Ok(Way { ulysses, ring, words, instead: line.instead.filter(|_| ring > 1) })
+}
+
+fn line_of(text: &str) -> Option<&'static Line> {
+    LINES.iter().find(|line| line.names.iter().any(|name| names(text, name)))
 }
 
 /// Short names stand for themselves only.
