@@ -144,6 +144,21 @@ fn burst_sends_what_belongs_to_queries() {
 }
 
 #[test]
+fn a_double_ring_leaves_a_window_once_in_so_many_steps() {
+    for (k, p, w) in [(8, 4, 2), (4, 8, 2), (4, 8, 4), (1, 16, 8), (2, 6, 2)] {
+        let plan = built_as(&format!("double-ring-{w}"), k, p as u32);
+        let (kvb, dkvb) = (2 * S / p * k * D * E, 2 * S / p * k * D * 4);
+        let steps = Steps::of(&plan);
+        assert_eq!(steps.sent(FORWARD), (p - 1) * kvb, "k {k} P {p} w {w}");
+        // dKV goes round every window, and on from each.
+        assert_eq!(steps.sent(BACKWARD), (p - 1) * kvb + (p + p / w) * dkvb, "k {k} P {p} w {w}");
+        let counts = ["kv_window_hop", "kv_hop", "dkv_hop", "dkv_window_hop"];
+        let counts = counts.map(|label| steps.count(BACKWARD, label) as u64);
+        assert_eq!(counts, [p / w - 1, p / w * (w - 1), p, p / w]);
+    }
+}
+
+#[test]
 fn kv_in_two_is_twice_the_messages_and_the_same_bytes() {
     let [one, two] = ["default", "kv-in-two"].map(|words| built_as(words, 4, 4));
     let [a, b] = [&one, &two].map(Steps::of);

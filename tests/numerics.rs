@@ -174,6 +174,22 @@ fn every_word_of_a_ring() {
     }
 }
 
+/// Inner rings of an outer one, in windows of 2 and 4, two windows and three.
+#[test]
+fn double_rings() {
+    for (words, ring, ulysses) in [
+        ("double-ring-2", 4, 1),
+        ("double-ring-2+stripe", 6, 1),
+        ("double-ring-4+contiguous", 8, 1),
+        ("double-ring-2+merge-in-kernel", 4, 2),
+        ("double-ring-2+merge-at-end+kv-in-two", 4, 1),
+        ("double-ring-2+ring-inside", 6, 2),
+    ] {
+        let par = Parallelism { ring, ulysses, options: words.parse().unwrap(), ..case().par };
+        holds(&Case { batch: 2, par, ..case() }, 1e-10);
+    }
+}
+
 /// Sums in fp32 and within kernels lose no more than a few places of bf16; TransformerEngine's sums in bf16, more.
 #[test]
 fn bf16_rings_are_near_the_reference() {

@@ -411,10 +411,7 @@ impl Positions {
             return shapes.clone();
         }
         let (q, kv) = (self.split(&block.q, views), self.split(&block.kv, views));
-        let held = |split: usize, segs: &Segs, rank: u32| {
-            let there = views[segs.view as usize].shift(rank, segs.shift.0, segs.shift.1);
-            &self.splits[split].1[there as usize][..]
-        };
+        let held = |split: usize, segs: &Segs, rank: u32| &self.splits[split].1[segs.holder(views, rank) as usize][..];
         let shape = |&rank: &u32| block_shape(held(q, &block.q, rank), held(kv, &block.kv, rank), block.causal);
         let shapes: Rc<[BlockShape]> = ranks.iter().map(shape).collect();
         self.last = Some((block.clone(), shapes.clone()));

@@ -62,16 +62,36 @@ pub struct Segs {
     pub view: u8,
     pub order: Vec<(Axis, Split)>,
     pub shift: (Axis, i32),
+    /// Before the shift: that far on within windows of so many coordinates along the same axis.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<(u32, i32)>,
 }
 
 impl Segs {
     pub fn new(seq: u64, order: &[(Axis, Split)]) -> Segs {
-        Segs { seq, view: 0, order: order.to_vec(), shift: (Axis::Cp, 0) }
+        Segs { seq, view: 0, order: order.to_vec(), shift: (Axis::Cp, 0), turn: None }
     }
 
     /// The same split as seen from the rank `by` further along `axis`.
     pub fn shifted(&self, axis: Axis, by: i32) -> Segs {
-        Segs { shift: (axis, by), ..self.clone() }
+        Segs { shift: (axis, by), turn: None, ..self.clone() }
+    }
+
+    /// The same split as seen from the rank `by` further along `axis`, after going `turn` further within its window
+    /// of `window` ranks: where the block of an inner ring is.
+    pub fn turned(&self, axis: Axis, window: u32, turn: i32, by: i32) -> Segs {
+        Segs { shift: (axis, by), turn: Some((window, turn)), ..self.clone() }
+    }
+
+    /// The rank whose positions `rank` names by these.
+    pub fn holder(&self, views: &[Mesh], rank: u32) -> u32 {
+        let (mesh, (axis, by)) = (&views[self.view as usize], self.shift);
+        let turned = self.turn.map_or(rank, |(window, turn)| {
+            let at = mesh.coord(rank, axis);
+            let within = (i64::from(at % window) + i64::from(turn)).rem_euclid(i64::from(window)) as u32;
+            mesh.with_coord(rank, axis, at - at % window + within)
+        });
+        mesh.shift(turned, axis, by)
     }
 
     /// Tokens each rank holds.
@@ -80,7 +100,7 @@ impl Segs {
         self.order.iter().fold(self.seq, |n, (axis, _)| n / u64::from(mesh.degree(*axis)))
     }
 
-    /// Whether every split comes out even, no axis being split twice.
+    /// Whether every split comes out even, no axis being split twice, and windows divide theirs.
     pub fn divide(&self, views: &[Mesh]) -> bool {
         let mesh = &views[self.view as usize];
         let mut left = self.seq;
@@ -91,12 +111,12 @@ impl Segs {
             left /= degree;
             even
         }) && self.seq > 0
+            && self.turn.is_none_or(|(window, _)| window > 0 && mesh.degree(self.shift.0).is_multiple_of(window))
     }
 
     /// The positions, as spans in the order in which the rank stores them.
     pub fn spans(&self, views: &[Mesh], rank: u32) -> Vec<Span> {
-        let mesh = &views[self.view as usize];
-        let rank = mesh.shift(rank, self.shift.0, self.shift.1);
+        let (mesh, rank) = (&views[self.view as usize], self.holder(views, rank));
         let mut held = vec![Span { start: 0, len: self.seq, step: 1 }];
         for &(axis, split) in &self.order {
             let (degree, at) = (u64::from(mesh.degree(axis)), u64::from(mesh.coord(rank, axis)));
@@ -238,6 +258,20 @@ mod tests {
         let held = [Span { start: 0, len: 5, step: 1 }, Span { start: 20, len: 4, step: 1 }];
         let parts = [0, 1, 2].map(|at| every(&held, 3, at).iter().map(|s| (s.start, s.len)).collect::<Vec<_>>());
         assert_eq!(parts, [vec![(0, 2), (21, 1)], vec![(1, 2), (22, 1)], vec![(2, 1), (20, 2)]]);
+    }
+
+    #[test]
+    fn turning_within_windows_meets_every_rank_once() {
+        let views = [Mesh::new(&[(Axis::Cp, 6), (Axis::Up, 2)])];
+        let segs = Segs::new(48, &[(Axis::Cp, Split::Zigzag)]);
+        for rank in 0..12 {
+            let steps = (0..2).flat_map(|outer| (0..3).map(move |inner| (outer, inner)));
+            let met = steps.map(|(outer, inner)| segs.turned(Axis::Cp, 3, -inner, -3 * outer).holder(&views, rank));
+            let met: BTreeSet<u32> = met.collect();
+            assert_eq!(met, (0..12).filter(|r| r % 2 == rank % 2).collect());
+        }
+        // Coordinate 3 is the first of its window: the one before it there is the last, 5.
+        assert_eq!(segs.turned(Axis::Cp, 3, -1, 0).holder(&views, 6), 10);
     }
 
     #[test]

@@ -69,6 +69,8 @@ pub struct Options {
     pub ring_backward: RingBackward,
     /// A ring sends K and V as two messages.
     pub kv_in_two: bool,
+    /// Ranks of an inner ring, in a ring of such rings (LoongTrain); 0: one ring.
+    pub double_ring: u32,
     /// In the hybrid of both, neighbouring ranks make a ring and Ulysses exchanges across rings; by default
     /// neighbouring ranks exchange, as TransformerEngine's `a2a+p2p` and USP's `use_ulysses_low` have it.
     pub ring_inside: bool,
@@ -148,6 +150,24 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.merge == RingMerge::InKernel,
     },
     Word {
+        name: "double-ring-2",
+        about: "a ring of rings of 2 ranks: KV goes round a window of ranks while that of the next comes (LoongTrain)",
+        set: |o| o.double_ring = 2,
+        is_set: |o| o.double_ring == 2,
+    },
+    Word {
+        name: "double-ring-4",
+        about: "the same with rings of 4 ranks",
+        set: |o| o.double_ring = 4,
+        is_set: |o| o.double_ring == 4,
+    },
+    Word {
+        name: "double-ring-8",
+        about: "the same with rings of 8 ranks",
+        set: |o| o.double_ring = 8,
+        is_set: |o| o.double_ring == 8,
+    },
+    Word {
         name: "ring-inside",
         about: "ring and Ulysses together: neighbouring ranks make the ring, Ulysses goes across nodes",
         set: |o| o.ring_inside = true,
@@ -162,6 +182,11 @@ pub const WORDS: &[Word] = &[
 ];
 
 impl Options {
+    /// Ranks of an inner ring, where there are two rings.
+    pub fn window(&self) -> Option<u32> {
+        (self.double_ring > 0).then_some(self.double_ring)
+    }
+
     /// The words of what differs from the default.
     pub fn words(&self) -> Vec<&'static str> {
         WORDS.iter().filter(|w| (w.is_set)(self)).map(|w| w.name).collect()

@@ -106,6 +106,15 @@ fn options(par: &Parallelism) -> Result<()> {
     let (o, ring, up) = (par.options, par.ring, par.ulysses);
     let laid = |layout| o.layout == layout;
     let circulates = ring > 1 && o.kv == KvPath::Ring;
+    if let Some(window) = o.window().filter(|w| circulates && (!ring.is_multiple_of(*w) || ring < 2 * w)) {
+        let why =
+            format!("options: double-ring-{window} needs windows of {window} ranks, two or more; ring {ring} has not");
+        return Err(Error::infeasible(why));
+    }
+    if o.window().is_some() && o.ring_backward != RingBackward::Follow {
+        let why = format!("options: a double ring has a backward pass of its own, not that of {o}; leave one out");
+        return Err(Error::infeasible(why));
+    }
     if o.kv_in_two && o.ring_backward == RingBackward::Reverse {
         let why = "options: dkv-model sends KV and dKV as one message, kv-in-two as two; leave one of them out";
         return Err(Error::infeasible(why));
@@ -121,6 +130,7 @@ fn options(par: &Parallelism) -> Result<()> {
         ("kv-in-two", o.kv_in_two, circulates, "KV that circulate"),
         ("merge-at-end", o.merge == RingMerge::AtEnd, circulates, "KV that circulate"),
         ("merge-in-kernel", o.merge == RingMerge::InKernel, circulates, "KV that circulate"),
+        ("double-ring", o.window().is_some(), circulates, "KV that circulate"),
         ("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1"),
     ];
     match needs.iter().find(|(_, said, fits, _)| *said && !fits) {

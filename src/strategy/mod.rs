@@ -4,6 +4,7 @@ pub mod allgather_kv;
 pub mod attention;
 pub mod attention_pass;
 pub mod data;
+pub mod double_ring;
 pub mod embedding;
 pub mod feasible;
 pub mod head;

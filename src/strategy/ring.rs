@@ -9,7 +9,7 @@
 //! that the mask empties are skipped, and what only passes through a rank is still passed on.
 
 use super::attention::{Saved, Shape};
-use super::{ring_burst, ring_follow, ring_merge, ring_reverse};
+use super::{double_ring, ring_burst, ring_follow, ring_merge, ring_reverse};
 use crate::plan::{AttnBlock, Axis, Buf, Builder, Engine, Group, Kernel, Side, TensorKind, Via};
 use crate::spec::{Options, RingBackward, RingMerge};
 
@@ -21,6 +21,8 @@ pub struct Ring {
     pub ranks: u32,
     pub engine: Engine,
     pub options: Options,
+    /// Ranks of an inner ring, where there are two.
+    pub window: Option<u32>,
 }
 
 /// Buffers that every layer of a rank reuses.
@@ -28,10 +30,12 @@ pub struct Scratch {
     /// KV of other ranks.
     pub kv: Buf,
     merge: ring_merge::Scratch,
+    /// Of the backward pass; of both where there are two rings.
     grads: Grads,
 }
 
 enum Grads {
+    Double(double_ring::Scratch),
     Follow(ring_follow::Scratch),
     Reverse(ring_reverse::Scratch),
     Burst(ring_burst::Scratch),
@@ -46,6 +50,7 @@ impl Ring {
         Scratch {
             merge: ring_merge::Scratch::new(self, b),
             grads: match self.options.ring_backward {
+                _ if self.window.is_some() => Grads::Double(double_ring::Scratch::new(self, b)),
                 RingBackward::Follow => Grads::Follow(ring_follow::Scratch::new(self, b)),
                 RingBackward::Reverse => Grads::Reverse(ring_reverse::Scratch::new(self, b)),
                 RingBackward::Burst => Grads::Burst(ring_burst::Scratch::new(self, b)),
@@ -64,6 +69,14 @@ impl Ring {
 
     pub fn lse_shape(&self) -> [u64; 2] {
         [self.shape.rows(), self.shape.block.heads]
+    }
+
+    /// What step `i` attends to: the KV that started `i` ranks back, or where two rings have brought it from.
+    pub fn block_of_step(&self, i: u32) -> AttnBlock {
+        match self.window {
+            None => self.block(0, i as i32),
+            Some(window) => double_ring::block(self, window, i),
+        }
     }
 
     /// What a kernel's block output is kept in: one that is added to within a kernel is not rounded before.
@@ -85,8 +98,13 @@ impl Ring {
     /// Sends the first of each pair `by` ranks on and receives the second, all in one group. What is under
     /// way at the same time needs a communicator each, told apart by `index`.
     pub fn hop(&self, b: &mut Builder, label: &str, index: u8, by: i32, pairs: &[(Buf, Buf)], step: u32) {
-        let group = Group::axes(&[Axis::Cp]);
-        b.hops(label, Via { group: &group, index, engine: self.engine }, by, pairs, step);
+        self.hop_in(b, label, (&Group::axes(&[Axis::Cp]), index), by, pairs, step);
+    }
+
+    /// The same along any group of the ring's ranks.
+    pub fn hop_in(&self, b: &mut Builder, label: &str, on: (&Group, u8), by: i32, pairs: &[(Buf, Buf)], step: u32) {
+        let (group, index) = on;
+        b.hops(label, Via { group, index, engine: self.engine }, by, pairs, step);
     }
 
     /// KV, or its gradient, as the messages it travels in. K and V lie token by token here, so that two
@@ -119,6 +137,10 @@ impl Ring {
 
     /// o, lse = attention(q, kv) over the whole ring.
     pub fn forward(&self, b: &mut Builder, s: &Scratch, io: Saved) {
+        if let Grads::Double(rings) = &s.grads {
+            rings.forward(self, b, s.kv, &s.merge, io);
+            return s.merge.finish(self, b, io);
+        }
         for i in 0..self.ranks {
             self.pass_kv(b, i, |i| self.held(s, io, i));
             s.merge.step(self, b, io, self.held(s, io, i), i);
@@ -129,6 +151,7 @@ impl Ring {
     /// dq, dkv from the gradient of o.
     pub fn backward(&self, b: &mut Builder, s: &Scratch, io: Saved, d_o: Buf) -> (Buf, Buf) {
         match &s.grads {
+            Grads::Double(rings) => rings.backward(self, b, s.kv, io, d_o),
             Grads::Follow(grads) => grads.backward(self, b, s.kv, io, d_o),
             Grads::Reverse(grads) => grads.backward(self, b, io, d_o),
             Grads::Burst(grads) => grads.backward(self, b, io, d_o),

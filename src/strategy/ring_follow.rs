@@ -6,11 +6,12 @@ use super::ring::Ring;
 use crate::plan::{Buf, Builder, Kernel, Side, TensorKind};
 
 pub struct Scratch {
-    delta: Buf,
+    pub delta: Buf,
     dq_block: Buf,
     dkv_block: Buf,
-    dq: Buf,
-    dkv: Buf,
+    pub dq: Buf,
+    /// dKV under way, alternating; a double ring alternates between windows, too.
+    pub dkv: Buf,
 }
 
 impl Scratch {
@@ -23,7 +24,7 @@ impl Scratch {
             dkv_block: work("dkv_block", &kv, part),
             delta: work("delta", &ring.lse_shape(), sh.acc),
             dq: work("dq", &q, sh.acc),
-            dkv: b.tensor("dkv", &kv, sh.acc, TensorKind::CommBuffer, 2),
+            dkv: b.tensor("dkv", &kv, sh.acc, TensorKind::CommBuffer, if ring.window.is_some() { 4 } else { 2 }),
         }
     }
 
@@ -33,7 +34,7 @@ impl Scratch {
         let held = |i: u32| if i == 0 { io.kv } else { kv.slot(i % 2) };
         for i in 0..ring.ranks {
             ring.pass_kv(b, i, held);
-            self.step(ring, b, i, &[io.q, held(i), d_o, io.lse, self.delta]);
+            self.step(ring, b, i, self.dkv.slot(i % 2), &[io.q, held(i), d_o, io.lse, self.delta]);
             // One step behind the KV it belongs to, and one hop more: dKV has to come home.
             let [here, next] = [i, i + 1].map(|i| self.dkv.slot(i % 2));
             ring.hop(b, &format!("dkv_hop.{i}"), 1, 1, &ring.messages(here, next), i);
@@ -41,10 +42,10 @@ impl Scratch {
         (self.dq, self.dkv.slot(ring.ranks % 2))
     }
 
-    /// The gradients of the block of step `i`, added to the sums. The first, whole because it is the diagonal,
-    /// starts them.
-    fn step(&self, ring: &Ring, b: &mut Builder, i: u32, reads: &[Buf; 5]) {
-        let (block, dkv) = (ring.block(0, i as i32), self.dkv.slot(i % 2));
+    /// The gradients of the block of step `i`, added to the sums, `dkv` being that of its KV. The first, whole
+    /// because it is the diagonal, starts them.
+    pub fn step(&self, ring: &Ring, b: &mut Builder, i: u32, dkv: Buf, reads: &[Buf; 5]) {
+        let block = ring.block_of_step(i);
         let part = match (ring.in_kernel(), i) {
             (true, 0) => [self.dq, dkv],
             // dKV is still on its way, so that only dQ can be added to within the kernel.

@@ -29,7 +29,7 @@ impl Scratch {
 
     /// Attention of step `i`, and what is merged at once.
     pub fn step(&self, ring: &Ring, b: &mut Builder, io: Saved, kv: Buf, i: u32) {
-        let block = ring.block(0, i as i32);
+        let block = ring.block_of_step(i);
         let running = [self.o_acc, io.lse];
         let label = format!("attention.{i}");
         match ring.options.merge {
@@ -49,7 +49,7 @@ impl Scratch {
 
     /// Keeps the output of step `i`, and sums its log-sum-exp.
     fn keep(&self, ring: &Ring, b: &mut Builder, io: Saved, kv: Buf, i: u32) {
-        let (block, [rows, heads]) = (ring.block(0, i as i32), ring.lse_shape());
+        let (block, [rows, heads]) = (ring.block_of_step(i), ring.lse_shape());
         let part = [self.o_block.slot(i), self.lse_block.slot(i)];
         b.compute(&format!("attention.{i}"), Kernel::Attention(block.clone()), &[io.q, kv], &part);
         if i == 0 {
@@ -69,7 +69,7 @@ impl Scratch {
         // In the model's dtype throughout, as TransformerEngine sums unless it computes in fp8.
         b.compute("o_zero", Kernel::Fill { elems: rows * row }, &[], &[io.o]);
         for i in 0..ring.ranks {
-            let block: AttnBlock = ring.block(0, i as i32);
+            let block: AttnBlock = ring.block_of_step(i);
             let reads = [io.o, self.o_block.slot(i), self.lse_block.slot(i), io.lse];
             b.compute(&format!("merge.{i}"), Kernel::AddWeighted(block), &reads, &[io.o]);
         }
