@@ -57,6 +57,32 @@ fn shortcuts_are_exact_for_every_way_to_bring_kv() {
     }
 }
 
+#[test]
+fn shortcuts_are_exact_for_every_ring() {
+    for words in ["stripe", "dkv-model", "burst+kv-in-two", "merge-at-end", "merge-in-kernel+one-comm", "double-ring-2"]
+    {
+        for (ring, ulysses, per_node, slower) in [(4, 1, 8, 1.0), (4, 2, 4, 30.0), (6, 1, 3, 1000.0)] {
+            let par = Parallelism { options: words.parse().unwrap(), ..way(2, ring, ulysses) };
+            let plan = plans::plan(&model(9, 4, false), &par, &work(&par, 480, 2, 3), SM);
+            agree(&plan, &Host::new(plan.ranks(), per_node, slower));
+        }
+    }
+}
+
+/// What takes turns takes more time, and what sends less takes less.
+#[test]
+fn the_ring_that_overlaps_more_is_faster() {
+    let step = |words: &str| {
+        let par = Parallelism { options: words.parse().unwrap(), ..way(1, 8, 1) };
+        let plan = plans::plan(&model(2, 8, false), &par, &work(&par, 32768, 1, 1), COPY);
+        cost(&plan, Host::of(&plan, 30.0).machine(), FLAT).unwrap().step.value()
+    };
+    assert!(step("default") < step("one-comm"));
+    // Half the bytes of dKV, and none of them exposed at the end.
+    assert!(step("dkv-model") < step("default"));
+    assert!(step("merge-in-kernel") <= step("default"));
+}
+
 #[derive(Debug, Clone)]
 struct Case {
     par: Parallelism,

@@ -183,7 +183,7 @@ fn double_rings() {
         ("double-ring-4+contiguous", 8, 1),
         ("double-ring-2+merge-in-kernel", 4, 2),
         ("double-ring-2+merge-at-end+kv-in-two", 4, 1),
-        ("double-ring-2+ring-inside", 6, 2),
+        ("double-ring-2+ring-inside+one-comm", 6, 2),
     ] {
         let par = Parallelism { ring, ulysses, options: words.parse().unwrap(), ..case().par };
         holds(&Case { batch: 2, par, ..case() }, 1e-10);
@@ -260,7 +260,7 @@ fn tensor_parallel_inside_everything_else() {
 const RING_WORDS: &[&[&str]] = &[
     &["default", "contiguous", "stripe"],
     &["default", "dkv-model", "burst"],
-    &["default", "default", "kv-in-two"],
+    &["default", "default", "kv-in-two", "one-comm"],
     &["default", "merge-at-end", "merge-in-kernel"],
 ];
 

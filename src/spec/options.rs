@@ -69,6 +69,8 @@ pub struct Options {
     pub ring_backward: RingBackward,
     /// A ring sends K and V as two messages.
     pub kv_in_two: bool,
+    /// A ring's gradients take turns with KV on one communicator.
+    pub one_comm: bool,
     /// Ranks of an inner ring, in a ring of such rings (LoongTrain); 0: one ring.
     pub double_ring: u32,
     /// In the hybrid of both, neighbouring ranks make a ring and Ulysses exchanges across rings; by default
@@ -136,6 +138,12 @@ pub const WORDS: &[Word] = &[
         about: "a ring sends KV, and dKV, as two messages of one group",
         set: |o| o.kv_in_two = true,
         is_set: |o| o.kv_in_two,
+    },
+    Word {
+        name: "one-comm",
+        about: "a ring's KV and its gradients take turns on one communicator (as in ring-flash-attention)",
+        set: |o| o.one_comm = true,
+        is_set: |o| o.one_comm,
     },
     Word {
         name: "merge-at-end",

@@ -106,42 +106,48 @@ fn options(par: &Parallelism) -> Result<()> {
     let (o, ring, up) = (par.options, par.ring, par.ulysses);
     let laid = |layout| o.layout == layout;
     let circulates = ring > 1 && o.kv == KvPath::Ring;
-    if let Some(window) = o.window().filter(|w| circulates && (!ring.is_multiple_of(*w) || ring < 2 * w)) {
-        let why =
-            format!("options: double-ring-{window} needs windows of {window} ranks, two or more; ring {ring} has not");
-        return Err(Error::infeasible(why));
-    }
-    if o.window().is_some() && o.ring_backward != RingBackward::Follow {
-        let why = format!("options: a double ring has a backward pass of its own, not that of {o}; leave one out");
-        return Err(Error::infeasible(why));
-    }
-    if o.kv_in_two && o.ring_backward == RingBackward::Reverse {
-        let why = "options: dkv-model sends KV and dKV as one message, kv-in-two as two; leave one of them out";
-        return Err(Error::infeasible(why));
-    }
     let needs = [
         ("no-sp", o.whole_activations, par.tp > 1, "tp above 1"),
-        ("contiguous", laid(RingLayout::Contiguous), ring > 1, "ring above 1"),
-        ("stripe", laid(RingLayout::Stripe), ring > 1, "ring above 1"),
-        ("gather-kv", o.kv == KvPath::Gather, ring > 1, "ring above 1"),
-        ("gather-kv-prefetch", o.kv == KvPath::GatherByHead, ring > 1, "ring above 1"),
-        ("dkv-model", o.ring_backward == RingBackward::Reverse, circulates, "KV that circulate"),
-        ("burst", o.ring_backward == RingBackward::Burst, circulates, "KV that circulate"),
-        ("kv-in-two", o.kv_in_two, circulates, "KV that circulate"),
-        ("merge-at-end", o.merge == RingMerge::AtEnd, circulates, "KV that circulate"),
-        ("merge-in-kernel", o.merge == RingMerge::InKernel, circulates, "KV that circulate"),
-        ("double-ring", o.window().is_some(), circulates, "KV that circulate"),
+        ("contiguous", laid(RingLayout::Contiguous), ring > 1, "a ring above 1"),
+        ("stripe", laid(RingLayout::Stripe), ring > 1, "a ring above 1"),
+        ("gather-kv", o.kv == KvPath::Gather, ring > 1, "a ring above 1"),
+        ("gather-kv-prefetch", o.kv == KvPath::GatherByHead, ring > 1, "a ring above 1"),
+        ("dkv-model", o.ring_backward == RingBackward::Reverse, circulates, "a ring above 1 whose KV circulate"),
+        ("burst", o.ring_backward == RingBackward::Burst, circulates, "a ring above 1 whose KV circulate"),
+        ("kv-in-two", o.kv_in_two, circulates, "a ring above 1 whose KV circulate"),
+        ("one-comm", o.one_comm, circulates, "a ring above 1 whose KV circulate"),
+        ("merge-at-end", o.merge == RingMerge::AtEnd, circulates, "a ring above 1 whose KV circulate"),
+        ("merge-in-kernel", o.merge == RingMerge::InKernel, circulates, "a ring above 1 whose KV circulate"),
+        ("double-ring", o.window().is_some(), circulates, "a ring above 1 whose KV circulate"),
         ("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1"),
     ];
     match needs.iter().find(|(_, said, fits, _)| *said && !fits) {
-        None => Ok(()),
+        None => ring_options(par),
         Some((word, _, _, what)) => {
-            let why = format!(
-                "options: {word} needs {what}, which {o} with ring {ring} x ulysses {up} has not; leave it out"
-            );
+            let why =
+                format!("options: {word} needs {what}; ring {ring} x ulysses {up} with {o} has not; leave it out");
             Err(Error::infeasible(why))
         }
     }
+}
+
+/// Choices of a ring that exclude each other.
+fn ring_options(par: &Parallelism) -> Result<()> {
+    let (o, ring) = (par.options, par.ring);
+    let reverse = o.ring_backward == RingBackward::Reverse;
+    let uneven = |w: u32| !ring.is_multiple_of(w) || ring < 2 * w;
+    let why = match o.window() {
+        Some(w) if uneven(w) => format!("double-ring-{w} needs two windows of {w} ranks or more; ring {ring} has not"),
+        Some(_) if o.ring_backward != RingBackward::Follow => {
+            format!("a double ring has a backward pass of its own, which {o} contradicts; leave one of them out")
+        }
+        _ if o.kv_in_two && reverse => {
+            "dkv-model sends KV and dKV as one message, kv-in-two as two; leave one of them out".into()
+        }
+        _ if o.one_comm && reverse => "dkv-model needs one communicator as it is; leave one-comm out".into(),
+        _ => return Ok(()),
+    };
+    Err(Error::infeasible(format!("options: {why}")))
 }
 
 /// Tensor-parallel ranks have whole heads, equal parts of the feed-forward network, and equal shares of the

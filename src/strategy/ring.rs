@@ -103,7 +103,7 @@ impl Ring {
 
     /// The same along any group of the ring's ranks.
     pub fn hop_in(&self, b: &mut Builder, label: &str, on: (&Group, u8), by: i32, pairs: &[(Buf, Buf)], step: u32) {
-        let (group, index) = on;
+        let (group, index) = if self.options.one_comm { (on.0, 0) } else { on };
         b.hops(label, Via { group, index, engine: self.engine }, by, pairs, step);
     }
 
