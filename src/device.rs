@@ -227,7 +227,7 @@ mod tests {
     fn fp8_pays_for_large_products_alone_and_only_where_there_is_some() {
         let r = roofline("h100-sxm5", "nccl-fa3");
         let time = |m: u64, k: u64, fp8| {
-            let kernel = Kernel::MatMul { m, n: 8192, k, a_t: false, b_t: true, accumulate: false, fp8 };
+            let kernel = Kernel::MatMul { m, n: 8192, k, a_t: false, b_t: true, accumulate: false, fp8, bias: false };
             let work = kernel.work(&[], 0, &[2 * m * k, 2 * 8192 * k], &[2 * m * 8192]).unwrap();
             r.time(&work, Dtype::Bf16).seconds
         };

@@ -9,7 +9,7 @@ use foretrain::plan::{
     link::{AtomTable, Line},
     memory::Layout,
 };
-use foretrain::spec::{LlmSpec, Parallelism, Recompute, Workload};
+use foretrain::spec::{LlmSpec, Mlp, Norm, Parallelism, Positions, Recompute, Workload};
 use foretrain::strategy::{Engines, build, feasible};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -27,6 +27,8 @@ struct Case {
     microbatches: u64,
     par: Parallelism,
     dtype: Dtype,
+    /// Makes another model of a Llama.
+    family: fn(&mut LlmSpec),
 }
 
 impl Case {
@@ -38,7 +40,9 @@ impl Case {
             "intermediate_size": self.ffn, "vocab_size": 29, "rms_norm_eps": 1e-5, "rope_theta": 100.0,
             "tie_word_embeddings": self.tie, "torch_dtype": "float32", "hidden_act": "silu",
         });
-        LlmSpec::parse("test", "random", &json.to_string()).expect("a sound model")
+        let mut model = LlmSpec::parse("test", "random", &json.to_string()).expect("a sound model");
+        (self.family)(&mut model);
+        model
     }
 
     fn work(&self) -> Workload {
@@ -113,6 +117,34 @@ fn holds(case: &Case, tolerance: f64) {
     assert_eq!(got.peak_bytes, planned, "bytes counted at the allocator, and planned");
 }
 
+type Family = fn(&mut LlmSpec);
+
+fn llama(_: &mut LlmSpec) {}
+
+/// GPT-2's block, GPT-3's and BLOOM's but for where they have their positions from.
+fn gpt2(m: &mut LlmSpec) {
+    (m.norm, m.mlp, m.bias, m.positions) = (Norm::Layer, Mlp::Gelu, true, Positions::Learned { max: 400 });
+}
+
+/// A quarter of a head turns, or two elements at least.
+fn neox(m: &mut LlmSpec) {
+    (m.norm, m.mlp, m.bias, m.parallel_block, m.own_norms, m.rotary_dim) =
+        (Norm::Layer, Mlp::Gelu, true, true, true, Some(2));
+}
+
+fn megascale(m: &mut LlmSpec) {
+    (m.norm, m.mlp, m.bias, m.parallel_block, m.positions) = (Norm::Layer, Mlp::Gelu, true, true, Positions::None);
+}
+
+fn qwen2(m: &mut LlmSpec) {
+    m.qkv_bias = true;
+}
+
+/// One norm, SwiGLU and no bias beside each other, as PaLM has it; layer norms without biases, as MPT.
+fn palm(m: &mut LlmSpec) {
+    (m.parallel_block, m.norm) = (true, Norm::Layer);
+}
+
 fn case() -> Case {
     let par = Parallelism::default();
     Case {
@@ -127,6 +159,7 @@ fn case() -> Case {
         microbatches: 1,
         par,
         dtype: Dtype::F64,
+        family: llama,
     }
 }
 
@@ -235,6 +268,19 @@ fn everything_at_once() {
     holds(&Case { layers: 3, batch: 2, microbatches: 3, par, ..case() }, 1e-10);
 }
 
+#[test]
+fn blocks_of_every_family() {
+    for family in [gpt2, neox, megascale, qwen2, palm] {
+        for (tp, words) in [(1, "default"), (2, "default"), (2, "no-sp")] {
+            let par = Parallelism { tp, options: words.parse().unwrap(), ..case().par };
+            holds(&Case { family, tie: tp == 1, batch: 2, microbatches: 2, par, ..case() }, 1e-10);
+        }
+        let (recompute, rest) = (Recompute::Full, Parallelism::default());
+        let par = Parallelism { dp: 2, ring: 2, ulysses: 2, tp: 2, zero: 1, recompute, ..rest };
+        holds(&Case { family, kv_heads: 4, par, ..case() }, 1e-10);
+    }
+}
+
 /// The vocabulary of 29 comes out even over no number of ranks.
 #[test]
 fn tensor_parallel() {
@@ -286,13 +332,14 @@ fn cases() -> impl Strategy<Value = Case> {
     });
     let model = (1u64..=3, 1u64..=4, 1u64..=4, 1u64..=2, 1u64..=7, any::<bool>());
     let work = (1u64..=3, 1u64..=2, 1u64..=3);
+    let family = prop_oneof![4 => Just(llama as Family), 1 => Just(gpt2 as Family), 1 => Just(neox as Family), 1 => Just(megascale as Family), 1 => Just(qwen2 as Family)];
     let feasible = |c: &Case| {
         let (k, u) = (c.kv_heads / u64::from(c.par.tp), u64::from(c.par.ulysses));
         let heads = k * c.group;
         heads.is_multiple_of(u) && (k.is_multiple_of(u) || u.is_multiple_of(k)) && c.par.ranks() <= 12
     };
-    (par, model, work)
-        .prop_map(|(par, (layers, kv_heads, group, d, ffn, tie), (seq_units, batch, microbatches))| Case {
+    (par, model, work, family)
+        .prop_map(|(par, (layers, kv_heads, group, d, ffn, tie), (seq_units, batch, microbatches), family)| Case {
             layers,
             kv_heads: kv_heads * u64::from(par.tp),
             group,
@@ -304,6 +351,7 @@ fn cases() -> impl Strategy<Value = Case> {
             microbatches,
             par,
             dtype: Dtype::F64,
+            family,
         })
         .prop_filter("feasible", feasible)
 }

@@ -25,6 +25,7 @@ pub fn weight(plan: &Plan, param: &Param, seed: u64) -> Vec<f64> {
     let n: u64 = param.shape.iter().product();
     let (centre, spread) = match param.shape[..] {
         [_, cols] => (0.0, (3.0 / cols as f64).sqrt()),
+        _ if param.name.ends_with(".bias") => (0.0, 0.2),
         _ => (1.0, 0.2),
     };
     let values: Vec<f64> = (0..n).map(|_| centre + spread * (2.0 * rng.random::<f64>() - 1.0)).collect();

@@ -1,11 +1,11 @@
-//! The oracle: one training step of a dense Llama, on one rank, in f64, with none of the machinery that
+//! The oracle: one training step of a dense Llama or GPT, on one rank, in f64, with none of the machinery that
 //! it judges. Nothing here is fast; every line is meant to be seen to be right.
 //!
 //! Legend: s tokens of one sequence, h hidden, a heads, k KV heads, d head dim, f feed-forward width,
 //! v vocabulary. Weights are [out, in], as Hugging Face stores them.
 
 use crate::plan::Operand;
-use crate::spec::{AttentionSpec, LlmSpec};
+use crate::spec::{AttentionSpec, LlmSpec, Mlp, Norm, Positions};
 use ndarray::{Array1, Array2, Axis, s};
 use std::collections::BTreeMap;
 
@@ -21,6 +21,55 @@ pub struct DenseConfig {
     pub theta: f64,
     /// The lm head is the embedding.
     pub tie: bool,
+    pub blocks: Blocks,
+}
+
+/// What the layers of a GPT have otherwise than those of a Llama.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Blocks {
+    pub layer_norm: bool,
+    pub gelu: bool,
+    /// Of every projection of a layer, and of layer norms.
+    pub bias: bool,
+    pub qkv_bias: bool,
+    /// Attention and network beside each other, on one norm or on one each.
+    pub parallel: bool,
+    pub own_norms: bool,
+    /// Elements of a head that turn, at most all.
+    pub rotary: usize,
+    /// Rows of a table of learned positions; 0: there is none.
+    pub positions: usize,
+}
+
+impl Blocks {
+    pub const LLAMA: Blocks = Blocks {
+        layer_norm: false,
+        gelu: false,
+        bias: false,
+        qkv_bias: false,
+        parallel: false,
+        own_norms: false,
+        rotary: usize::MAX,
+        positions: 0,
+    };
+}
+
+impl From<&LlmSpec> for Blocks {
+    fn from(m: &LlmSpec) -> Blocks {
+        Blocks {
+            layer_norm: m.norm == Norm::Layer,
+            gelu: m.mlp == Mlp::Gelu,
+            bias: m.bias,
+            qkv_bias: m.biased_qkv(),
+            parallel: m.parallel_block,
+            own_norms: m.own_norms,
+            rotary: match m.positions {
+                Positions::Rope => m.rotary_dim.map_or(usize::MAX, |dim| dim as usize),
+                _ => 0,
+            },
+            positions: if let Positions::Learned { max } = m.positions { max as usize } else { 0 },
+        }
+    }
 }
 
 impl From<&LlmSpec> for DenseConfig {
@@ -36,6 +85,7 @@ impl From<&LlmSpec> for DenseConfig {
             eps: m.rms_eps,
             theta: m.rope_theta,
             tie: m.tie_embeddings,
+            blocks: m.into(),
         }
     }
 }
@@ -80,22 +130,51 @@ pub fn step(
 }
 
 impl DenseConfig {
-    /// Every parameter with its shape; a norm's weight is [1, h].
+    /// Every parameter with its shape; a vector of n is [1, n].
     pub fn shapes(&self) -> BTreeMap<String, (usize, usize)> {
         let (h, f, q) = (self.hidden, self.ffn, self.heads * self.head_dim);
-        let mut shapes = BTreeMap::from([(EMBED.to_string(), (self.vocab, h)), (FINAL_NORM.to_string(), (1, h))]);
+        let (qkv, wide) = (q + 2 * self.kv_heads * self.head_dim, if self.blocks.gelu { f } else { 2 * f });
+        let mut shapes = BTreeMap::from([(EMBED.to_string(), (self.vocab, h))]);
+        let norm = |shapes: &mut BTreeMap<String, (usize, usize)>, name: &str| {
+            shapes.insert(name.into(), (1, h));
+            if self.norm_bias() {
+                shapes.insert(bias_of(name), (1, h));
+            }
+        };
+        norm(&mut shapes, FINAL_NORM);
         if !self.tie {
             shapes.insert(LM_HEAD.to_string(), (self.vocab, h));
         }
+        if self.blocks.positions > 0 {
+            shapes.insert(POSITIONS.to_string(), (self.blocks.positions, h));
+        }
         for i in 0..self.layers {
-            shapes.insert(layer(i, IN_NORM), (1, h));
-            shapes.insert(layer(i, QKV), (q + 2 * self.kv_heads * self.head_dim, h));
-            shapes.insert(layer(i, OUT), (h, q));
-            shapes.insert(layer(i, POST_NORM), (1, h));
-            shapes.insert(layer(i, GATE_UP), (2 * f, h));
-            shapes.insert(layer(i, DOWN), (h, f));
+            norm(&mut shapes, &layer(i, IN_NORM));
+            if !self.blocks.parallel || self.blocks.own_norms {
+                norm(&mut shapes, &layer(i, POST_NORM));
+            }
+            for (name, out, inp) in [(QKV, qkv, h), (OUT, h, q), (self.up(), wide, h), (DOWN, h, f)] {
+                shapes.insert(layer(i, name), (out, inp));
+                if self.blocks.bias || (name == QKV && self.blocks.qkv_bias) {
+                    shapes.insert(bias_of(&layer(i, name)), (1, out));
+                }
+            }
         }
         shapes
+    }
+
+    fn norm_bias(&self) -> bool {
+        self.blocks.layer_norm && self.blocks.bias
+    }
+
+    /// What stands before the activation.
+    fn up(&self) -> &'static str {
+        if self.blocks.gelu { UP } else { GATE_UP }
+    }
+
+    /// Elements of a head that turn.
+    fn rotary(&self) -> usize {
+        self.blocks.rotary.min(self.head_dim)
     }
 
     fn head_weight(&self) -> &'static str {
@@ -110,8 +189,15 @@ const IN_NORM: &str = "input_layernorm.weight";
 const QKV: &str = "self_attn.qkv_proj.weight";
 const OUT: &str = "self_attn.o_proj.weight";
 const POST_NORM: &str = "post_attention_layernorm.weight";
+const UP: &str = "mlp.up_proj.weight";
+const POSITIONS: &str = "model.embed_positions.weight";
 const GATE_UP: &str = "mlp.gate_up_proj.weight";
 const DOWN: &str = "mlp.down_proj.weight";
+
+/// The bias that belongs to a weight.
+fn bias_of(name: &str) -> String {
+    name.replace(".weight", ".bias")
+}
 
 fn layer(i: usize, name: &str) -> String {
     format!("model.layers.{i}.{name}")
@@ -151,12 +237,11 @@ struct Saved {
     /// Input of the layer, and of its second half.
     x: Mat,
     x_mid: Mat,
-    /// Outputs of the two norms.
+    /// What attention and network were given: outputs of the norms.
     n1: Mat,
     n2: Mat,
     attn: Attention,
     gate_up: Mat,
-    /// silu(gate) * up.
     act: Mat,
 }
 
@@ -173,6 +258,9 @@ impl Model<'_> {
     fn sequence(&mut self, tokens: &[u32], targets: &[u32]) -> Mat {
         let rows: Vec<usize> = tokens.iter().map(|&t| t as usize).collect();
         let mut x = self.w(EMBED).select(Axis(0), &rows);
+        if self.cfg.blocks.positions > 0 {
+            x += &self.w(POSITIONS).slice(s![..rows.len(), ..]);
+        }
         let mut saved = Vec::new();
         for i in 0..self.cfg.layers {
             let (y, kept) = self.layer_forward(i, x);
@@ -183,32 +271,49 @@ impl Model<'_> {
         for (i, kept) in saved.iter().enumerate().rev() {
             dx = self.layer_backward(i, kept, dx);
         }
+        if self.cfg.blocks.positions > 0 {
+            let d_positions = self.grads.get_mut(POSITIONS).expect("every weight has a gradient");
+            let mut used = d_positions.slice_mut(s![..rows.len(), ..]);
+            used += &dx;
+        }
         let d_embed = self.grads.get_mut(EMBED).expect("every weight has a gradient");
         rows.iter().zip(dx.rows()).for_each(|(&row, dx)| d_embed.row_mut(row).zip_mut_with(&dx, |e, d| *e += d));
         x
     }
 
+    /// The norm that stands before the network.
+    fn second_norm(&self) -> &'static str {
+        if self.cfg.blocks.parallel && !self.cfg.blocks.own_norms { IN_NORM } else { POST_NORM }
+    }
+
     fn layer_forward(&self, i: usize, x: Mat) -> (Mat, Saved) {
-        let w = |name| self.w(&layer(i, name));
-        let n1 = rms_norm(&x, w(IN_NORM), self.cfg.eps);
-        let attn = Attention::new(self.cfg, linear(&n1, w(QKV)));
-        let x_mid = &x + &linear(&attn.o, w(OUT));
-        let n2 = rms_norm(&x_mid, w(POST_NORM), self.cfg.eps);
-        let gate_up = linear(&n2, w(GATE_UP));
-        let (gate, up) = gate_up.view().split_at(Axis(1), self.cfg.ffn);
-        let act = gate.mapv(|g| g * sigmoid(g)) * up;
-        let y = &x_mid + &linear(&act, w(DOWN));
+        let n1 = self.norm(&layer(i, IN_NORM), &x);
+        let attn = Attention::new(self.cfg, self.linear(&layer(i, QKV), &n1));
+        let branch = self.linear(&layer(i, OUT), &attn.o);
+        let x_mid = if self.cfg.blocks.parallel { x.clone() } else { &x + &branch };
+        let n2 = self.norm(&layer(i, self.second_norm()), &x_mid);
+        let gate_up = self.linear(&layer(i, self.cfg.up()), &n2);
+        let act = if self.cfg.blocks.gelu { gate_up.mapv(gelu) } else { swiglu(&gate_up, self.cfg.ffn) };
+        let mut y = &x_mid + &self.linear(&layer(i, DOWN), &act);
+        if self.cfg.blocks.parallel {
+            y += &branch;
+        }
         (y, Saved { x, x_mid, n1, n2, attn, gate_up, act })
     }
 
     fn layer_backward(&mut self, i: usize, saved: &Saved, dy: Mat) -> Mat {
+        let parallel = self.cfg.blocks.parallel;
         // The feed-forward half, beside its residual.
         let d_act = self.linear_backward(&layer(i, DOWN), &saved.act, &dy);
-        let d_gate_up = swiglu_backward(&saved.gate_up, &d_act);
-        let dn2 = self.linear_backward(&layer(i, GATE_UP), &saved.n2, &d_gate_up);
-        let dx_mid = dy + self.norm_backward(&layer(i, POST_NORM), &saved.x_mid, &dn2);
-        // The attention half, beside its own.
-        let d_o = self.linear_backward(&layer(i, OUT), &saved.attn.o, &dx_mid);
+        let d_gate_up = match self.cfg.blocks.gelu {
+            true => d_act * saved.gate_up.mapv(gelu_slope),
+            false => swiglu_backward(&saved.gate_up, &d_act),
+        };
+        let dn2 = self.linear_backward(&layer(i, self.cfg.up()), &saved.n2, &d_gate_up);
+        let dx_mid = &dy + &self.norm_backward(&layer(i, self.second_norm()), &saved.x_mid, &dn2);
+        // The attention half, beside its own; in a parallel block it has the block's output for its own.
+        let d_branch = if parallel { dy } else { dx_mid.clone() };
+        let d_o = self.linear_backward(&layer(i, OUT), &saved.attn.o, &d_branch);
         let d_qkv = saved.attn.backward(self.cfg, &d_o);
         let dn1 = self.linear_backward(&layer(i, QKV), &saved.n1, &d_qkv);
         dx_mid + self.norm_backward(&layer(i, IN_NORM), &saved.x, &dn1)
@@ -216,8 +321,8 @@ impl Model<'_> {
 
     /// Final norm, lm head and loss; returns the gradient of `x`.
     fn head(&mut self, x: &Mat, targets: &[u32]) -> Mat {
-        let n = rms_norm(x, self.w(FINAL_NORM), self.cfg.eps);
-        let mut logits = linear(&n, self.w(self.cfg.head_weight()));
+        let n = self.norm(FINAL_NORM, x);
+        let mut logits = self.linear(self.cfg.head_weight(), &n);
         for (mut row, &target) in logits.rows_mut().into_iter().zip(targets) {
             softmax(row.as_slice_mut().expect("rows are contiguous"));
             self.loss -= row[target as usize].ln() / self.count;
@@ -228,21 +333,68 @@ impl Model<'_> {
         self.norm_backward(FINAL_NORM, x, &dn)
     }
 
+    /// y = x Wᵀ, and a bias where there is one.
+    fn linear(&self, name: &str, x: &Mat) -> Mat {
+        let y = x.dot(&self.w(name).t());
+        self.weights.get(&bias_of(name)).map_or(y.clone(), |b| &y + b)
+    }
+
+    fn norm(&self, name: &str, x: &Mat) -> Mat {
+        if !self.cfg.blocks.layer_norm {
+            return rms_norm(x, self.w(name), self.cfg.eps);
+        }
+        let y = rms_norm(&centred(x), self.w(name), self.cfg.eps);
+        self.weights.get(&bias_of(name)).map_or(y.clone(), |b| &y + b)
+    }
+
     /// y = x Wᵀ: dW = dyᵀ x is kept, dx = dy W returned.
     fn linear_backward(&mut self, name: &str, x: &Mat, dy: &Mat) -> Mat {
         self.add_grad(name, dy.t().dot(x));
+        self.add_bias_grad(name, dy);
         dy.dot(self.w(name))
     }
 
+    fn add_bias_grad(&mut self, name: &str, dy: &Mat) {
+        if let Some(db) = self.grads.get_mut(&bias_of(name)) {
+            *db += &dy.sum_axis(Axis(0)).insert_axis(Axis(0));
+        }
+    }
+
     fn norm_backward(&mut self, name: &str, x: &Mat, dy: &Mat) -> Mat {
-        let (dx, dw) = rms_norm_backward(x, self.w(name), dy, self.cfg.eps);
+        let layer_norm = self.cfg.blocks.layer_norm;
+        let centre = |x: &Mat| if layer_norm { centred(x) } else { x.clone() };
+        // A layer norm is an RMS norm of what is left when the mean is taken away, which is its own transpose.
+        let (dx, dw) = rms_norm_backward(&centre(x), self.w(name), dy, self.cfg.eps);
         self.add_grad(name, dw);
-        dx
+        if layer_norm {
+            self.add_bias_grad(name, dy);
+        }
+        centre(&dx)
     }
 }
 
-fn linear(x: &Mat, w: &Mat) -> Mat {
-    x.dot(&w.t())
+/// Every row less its mean.
+fn centred(x: &Mat) -> Mat {
+    x - &x.mean_axis(Axis(1)).expect("a row is not empty").insert_axis(Axis(1))
+}
+
+/// x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3).
+fn gelu(x: f64) -> f64 {
+    0.5 * x * (1.0 + gelu_tanh(x))
+}
+
+fn gelu_tanh(x: f64) -> f64 {
+    ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()
+}
+
+fn gelu_slope(x: f64) -> f64 {
+    let (t, du) = (gelu_tanh(x), (2.0 / std::f64::consts::PI).sqrt() * (1.0 + 3.0 * 0.044715 * x * x));
+    0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * du
+}
+
+fn swiglu(gate_up: &Mat, ffn: usize) -> Mat {
+    let (gate, up) = gate_up.view().split_at(Axis(1), ffn);
+    gate.mapv(|g| g * sigmoid(g)) * up
 }
 
 fn sigmoid(x: f64) -> f64 {
@@ -401,11 +553,12 @@ fn softmax_backward(p: &Mat, dp: Mat) -> Mat {
 
 /// Rotates all query and key heads by their position; `direction` -1 turns back.
 fn rotate(cfg: &DenseConfig, qkv: &mut Mat, direction: f64) {
-    let (d, half) = (cfg.head_dim, cfg.head_dim / 2);
+    let (d, turned) = (cfg.head_dim, cfg.rotary());
+    let half = turned / 2;
     for (position, mut row) in qkv.rows_mut().into_iter().enumerate() {
         for head in 0..cfg.heads + cfg.kv_heads {
             for i in 0..half {
-                let angle = position as f64 * cfg.theta.powf(-2.0 * i as f64 / d as f64);
+                let angle = position as f64 * cfg.theta.powf(-2.0 * i as f64 / turned as f64);
                 let (sin, cos) = (direction * angle.sin(), angle.cos());
                 let (x, y) = (row[head * d + i], row[head * d + half + i]);
                 row[head * d + i] = x * cos - y * sin;
@@ -425,7 +578,19 @@ mod tests {
 
     fn tiny(kv_heads: usize, tie: bool) -> DenseConfig {
         let (eps, theta) = (1e-5, 100.0);
-        DenseConfig { layers: 2, hidden: 6, heads: 4, kv_heads, head_dim: 4, ffn: 5, vocab: 7, eps, theta, tie }
+        DenseConfig {
+            layers: 2,
+            hidden: 6,
+            heads: 4,
+            kv_heads,
+            head_dim: 4,
+            ffn: 5,
+            vocab: 7,
+            eps,
+            theta,
+            tie,
+            blocks: Blocks::LLAMA,
+        }
     }
 
     fn random_params(cfg: &DenseConfig) -> BTreeMap<String, Vec<f64>> {

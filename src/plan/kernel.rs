@@ -121,7 +121,7 @@ impl VocabPart {
 pub enum Kernel {
     /// `C[m,n] (+)= A[m,k] B[k,n]`; `a_t`: A is stored `[k,m]`; `b_t`: B is stored `[n,k]`.
     /// `fp8`: A and B are first rounded to E4M3, every [`FP8_BLOCK`] elements along k by a scale of their own.
-    /// Reads A, B (and C when it accumulates), writes C.
+    /// Reads A, B (and C when it accumulates, and with `bias` a row `[n]` that every row of C gets), writes C.
     MatMul {
         m: u64,
         n: u64,
@@ -131,6 +131,8 @@ pub enum Kernel {
         accumulate: bool,
         #[serde(default, skip_serializing_if = "is_false")]
         fp8: bool,
+        #[serde(default, skip_serializing_if = "is_false")]
+        bias: bool,
     },
     /// Flash attention with log-sum-exp. Reads q [b*sq, a*d], kv [b*sk, (K: k*d | V: k*d)];
     /// writes o like q, lse [b*sq, a]. Rows that see no key are left as they are.
@@ -159,9 +161,44 @@ pub enum Kernel {
     Norm { rows: u64, cols: u64, eps: f64 },
     /// Reads x, w, dy, residual, dw; writes dx = residual + the norm's gradient, and dw, accumulated.
     NormBwd { rows: u64, cols: u64, eps: f64 },
-    /// Rotary embedding, halves rotated. Forward reads qkv [n, (a+2k)*d], writes q and kv; backward reads
+    /// LayerNorm. Reads x, w `[cols]`, or with `bias` `[weight | bias]`; writes y.
+    LayerNorm { rows: u64, cols: u64, eps: f64, bias: bool },
+    /// As [`NormBwd`](Kernel::NormBwd), dw laid out as w is.
+    LayerNormBwd { rows: u64, cols: u64, eps: f64, bias: bool },
+    /// Reads dy, db; writes db = db + the sum of the rows of dy.
+    BiasBwd { rows: u64, cols: u64 },
+    /// Reads x, a branch and `biases` rows `[cols]`; writes x + branch + each of them.
+    Residual { rows: u64, cols: u64, biases: u64 },
+    /// Learned positions, a table `[max, cols]`. Forward reads x, table, writes x + the rows of its positions;
+    /// backward reads dx, dtable, writes dtable, accumulated. `rows` are those of all positions, or with `share`
+    /// the part of them that the rank's coordinate on the axis says.
+    Positions {
+        segs: Segs,
+        rows: u64,
+        cols: u64,
+        max: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        share: Option<Axis>,
+        backward: bool,
+    },
+    /// Reads x; writes gelu(x), by its tanh form.
+    Gelu { elems: u64 },
+    /// Reads x, dy; writes dx.
+    GeluBwd { elems: u64 },
+    /// Rotary embedding, halves rotated; with `rotary` of the first so many elements of a head alone, the rest
+    /// goes through. Forward reads qkv [n, (a+2k)*d], writes q and kv; backward reads
     /// dq, dkv, writes dqkv.
-    Rope { segs: Segs, batch: u64, heads: u64, kv_heads: u64, head_dim: u64, theta: f64, backward: bool },
+    Rope {
+        segs: Segs,
+        batch: u64,
+        heads: u64,
+        kv_heads: u64,
+        head_dim: u64,
+        theta: f64,
+        backward: bool,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rotary: Option<u64>,
+    },
     /// Reads [gate | up] [rows, 2*cols]; writes silu(gate) * up.
     SwiGlu { rows: u64, cols: u64 },
     /// Reads [gate | up], d_out; writes [d_gate | d_up].
@@ -251,6 +288,13 @@ impl Kernel {
             Kernel::MergeLse(_) => "merge_lse",
             Kernel::Norm { .. } => "norm",
             Kernel::NormBwd { .. } => "norm_bwd",
+            Kernel::LayerNorm { .. } => "layer_norm",
+            Kernel::LayerNormBwd { .. } => "layer_norm_bwd",
+            Kernel::BiasBwd { .. } => "bias_bwd",
+            Kernel::Residual { .. } => "residual",
+            Kernel::Positions { .. } => "positions",
+            Kernel::Gelu { .. } => "gelu",
+            Kernel::GeluBwd { .. } => "gelu_bwd",
             Kernel::Rope { .. } => "rope",
             Kernel::SwiGlu { .. } => "swiglu",
             Kernel::SwiGluBwd { .. } => "swiglu_bwd",
@@ -299,6 +343,9 @@ impl Kernel {
             // The table is far larger than the rows taken from it.
             Kernel::Embed { rows, .. } => memory(4 * rows + 2 * writes[0]),
             Kernel::EmbedBwd { rows, cols, .. } => memory(4 * rows + reads[1] + 8 * rows * cols),
+            // Rows of the table are read, and added to, as often as they are met.
+            Kernel::Positions { backward: false, .. } => memory(2 * reads[0] + writes[0]),
+            Kernel::Positions { rows, cols, .. } => memory(reads[0] + 8 * rows * cols),
             // One pass for the maximum and the sum, one that writes the gradient.
             Kernel::CrossEntropy { .. } => memory(all + reads[0]),
             _ => memory(all),
@@ -349,6 +396,11 @@ impl Kernel {
     }
 }
 
+/// Elements of a norm's weight, its bias behind it.
+fn with_bias(cols: u64, bias: bool) -> u64 {
+    if bias { 2 * cols } else { cols }
+}
+
 /// A byte an element, and four a scale.
 fn fp8_bytes(elems: u64) -> u64 {
     elems + 4 * elems.div_ceil(FP8_BLOCK)
@@ -366,10 +418,12 @@ impl Kernel {
     pub fn operands(&self, views: &[Mesh]) -> Operands {
         let of = |reads: &[u64], writes: &[u64]| Operands { reads: reads.to_vec(), writes: writes.to_vec() };
         match self {
-            Kernel::MatMul { m, n, k, accumulate, .. } => match accumulate {
-                true => of(&[m * k, k * n, m * n], &[m * n]),
-                false => of(&[m * k, k * n], &[m * n]),
-            },
+            Kernel::MatMul { m, n, k, accumulate, bias, .. } => {
+                let mut reads = vec![m * k, k * n];
+                reads.extend(accumulate.then_some(m * n));
+                reads.extend(bias.then_some(*n));
+                of(&reads, &[m * n])
+            }
             Kernel::Attention(_)
             | Kernel::AttentionBwd(_)
             | Kernel::MergeLse(_)
@@ -385,6 +439,22 @@ impl Kernel {
                 let x = rows * cols;
                 of(&[x, *cols, x, x, *cols], &[x, *cols])
             }
+            Kernel::LayerNorm { rows, cols, bias, .. } => of(&[rows * cols, with_bias(*cols, *bias)], &[rows * cols]),
+            Kernel::LayerNormBwd { rows, cols, bias, .. } => {
+                let (x, w) = (rows * cols, with_bias(*cols, *bias));
+                of(&[x, w, x, x, w], &[x, w])
+            }
+            Kernel::BiasBwd { rows, cols } => of(&[rows * cols, *cols], &[*cols]),
+            Kernel::Residual { rows, cols, biases } => {
+                let mut reads = vec![rows * cols; 2];
+                reads.extend(vec![*cols; *biases as usize]);
+                of(&reads, &[rows * cols])
+            }
+            Kernel::Positions { rows, cols, max, backward, .. } => {
+                of(&[rows * cols, max * cols], &[if *backward { max * cols } else { rows * cols }])
+            }
+            Kernel::Gelu { elems } => of(&[*elems], &[*elems]),
+            Kernel::GeluBwd { elems } => of(&[*elems, *elems], &[*elems]),
             Kernel::Rope { segs, batch, heads, kv_heads, head_dim, backward, .. } => {
                 let n = batch * segs.len(views) * head_dim;
                 let (q, kv) = (n * heads, 2 * n * kv_heads);

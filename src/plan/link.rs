@@ -62,6 +62,13 @@ impl AtomTable {
         for program in &plan.programs {
             collect_cuts(plan, &program.ops, &[], &mut cuts, &mut seen)?;
         }
+        // A kernel may take several weights as one operand, a norm's weight and its bias.
+        for param in &plan.params {
+            let tensor = param.weight as usize;
+            if plan.tensors.get(tensor).is_some_and(|t| param.rows[1] <= t.rows()) {
+                cuts[tensor].extend(param.rows);
+            }
+        }
         let mut base = Vec::with_capacity(cuts.len());
         let mut count: u64 = 0;
         for (cuts, tensor) in cuts.iter().zip(&plan.tensors) {

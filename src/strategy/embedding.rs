@@ -1,10 +1,20 @@
-//! The first thing a token meets: its row of a table, whose rows tensor-parallel ranks share out.
+//! The first thing a token meets: its row of a table, whose rows tensor-parallel ranks share out, and where
+//! positions are learned the row of its position in another, which every rank has.
 
 use super::tensor::TensorParallel;
 use super::transformer::Layer;
 use super::weights::{Rows, Weight, Weights};
-use crate::plan::{Axis, Buf, Builder, Kernel};
-use crate::spec::LlmSpec;
+use crate::plan::{Axis, Buf, Builder, Dtype, Kernel, Segs};
+use crate::spec::{self, LlmSpec};
+
+/// A table of learned positions.
+struct Positions {
+    segs: Segs,
+    /// Tokens whose residual stream is on this rank.
+    rows: u64,
+    max: u64,
+    at: Rows,
+}
 
 pub struct Embedding {
     tokens: u64,
@@ -12,8 +22,10 @@ pub struct Embedding {
     /// Rows of the table on one rank.
     vocab: u64,
     tp: TensorParallel,
+    acc: Dtype,
     weights: Weights,
     table: Rows,
+    positions: Option<Positions>,
     /// Room for all tokens' rows, where a rank has a share of them.
     room: Option<Buf>,
 }
@@ -22,9 +34,26 @@ impl Embedding {
     pub fn new(b: &mut Builder, model: &LlmSpec, layer: &Layer) -> Embedding {
         let (tp, tokens, hidden) = (layer.tp, layer.tokens(), model.hidden);
         let mut weights = Weights::new(&tp);
+        let positions = match model.positions {
+            spec::Positions::Learned { max } => {
+                let at = weights.whole("model.embed_positions.weight", &[max, hidden]);
+                Some(Positions { segs: layer.segs.clone(), rows: layer.residual_rows(), max, at })
+            }
+            _ => None,
+        };
         let table = weights.cut("model.embed_tokens.weight", &[model.vocab, hidden], 0, &[model.vocab]);
         let room = tp.room(b, "tp_embed", tokens, hidden);
-        Embedding { tokens, hidden, vocab: model.vocab.div_ceil(tp.ranks), tp, weights, table, room }
+        Embedding {
+            tokens,
+            hidden,
+            vocab: model.vocab.div_ceil(tp.ranks),
+            tp,
+            acc: layer.core.shape().acc,
+            weights,
+            table,
+            positions,
+            room,
+        }
     }
 
     /// Elements of the weights on one rank.
@@ -51,13 +80,33 @@ impl Embedding {
         let sums = self.room.unwrap_or(x);
         b.compute("embed", kernel, &[ids, self.table(w)], &[sums]);
         self.tp.reduce(b, "embed_reduce", sums, x);
+        if let Some(p) = &self.positions {
+            b.compute("positions", self.place(p, false), &[x, w.rows(p.at[0], p.at[1])], &[x]);
+        }
+    }
+
+    fn place(&self, p: &Positions, backward: bool) -> Kernel {
+        let (segs, share) = (p.segs.clone(), self.tp.cuts_rows().then_some(Axis::Tp));
+        Kernel::Positions { segs, rows: p.rows, cols: self.hidden, max: p.max, share, backward }
     }
 
     /// The table's gradient, added to, from that of x.
     pub fn backward(&self, b: &mut Builder, g: Buf, ids: Buf, dx: Buf) {
         let kernel = Kernel::EmbedBwd { rows: self.tokens, cols: self.hidden, vocab: self.vocab, shard: self.shard() };
+        if let Some(p) = &self.positions {
+            let grad = g.rows(p.at[0], p.at[1]);
+            b.compute("positions_bwd", self.place(p, true), &[dx, grad], &[grad]);
+        }
         let dx = self.tp.gather(b, "embed_bwd_gather", dx, self.room);
         let grad = self.table(g);
         b.compute("embed_bwd", kernel, &[ids, dx, grad], &[grad]);
+    }
+
+    /// What tensor-parallel ranks have to add up of the gradient before it is whole.
+    pub fn sum_shared(&self, b: &mut Builder, g: Buf) {
+        let [from, to] = self.weights.shared();
+        if to > from {
+            self.tp.sum_shared(b, "shared_grad_sum.embed", g.rows(from, to), self.acc);
+        }
     }
 }

@@ -2,13 +2,13 @@
 
 use crate::error::{Error, Result};
 use crate::spec::{
-    AttentionSpec, KvPath, LlmSpec, Mlp, Norm, Parallelism, Positions, Recompute, RingBackward, RingLayout, RingMerge,
-    Workload,
+    AttentionSpec, KvPath, LlmSpec, Parallelism, Positions, Recompute, RingBackward, RingLayout, RingMerge, Workload,
 };
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
 pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     blocks(model)?;
+    positions(model, work)?;
     degrees(par)?;
     options(par)?;
     tensor(model, work, par)?;
@@ -25,12 +25,8 @@ fn blocks(model: &LlmSpec) -> Result<()> {
         (model.moe.is_some(), "experts"),
         (model.lfa, "localized filtering"),
         (model.window.is_some(), "attention in a sliding window"),
-        (model.norm != Norm::Rms, "LayerNorm"),
-        (model.mlp != Mlp::SwiGlu, "GELU"),
-        (model.positions != Positions::Rope || model.rotary_dim.is_some(), "positions other than rotary"),
-        (model.bias || model.qkv_bias, "biases"),
+        (model.positions == Positions::Alibi, "slopes on distances (ALiBi)"),
         (model.qk_norm, "norms of queries and keys"),
-        (model.parallel_block, "a parallel block"),
         (model.dropout > 0.0, "dropout"),
     ];
     match later.iter().find(|(has, _)| *has) {
@@ -40,6 +36,17 @@ fn blocks(model: &LlmSpec) -> Result<()> {
             Err(Error::infeasible(why))
         }
         None => Ok(()),
+    }
+}
+
+/// Every position has its row in the table, where positions are learned.
+fn positions(model: &LlmSpec, work: &Workload) -> Result<()> {
+    match model.positions {
+        Positions::Learned { max } if work.seq_len > max => Err(Error::infeasible(format!(
+            "positions: seq_len {} is more than the {max} positions that {} has learned; use at most {max}",
+            work.seq_len, model.name
+        ))),
+        _ => Ok(()),
     }
 }
 

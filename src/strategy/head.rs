@@ -4,6 +4,7 @@
 //! tell each other is two numbers a token: the log-sum-exp of those, and the target's logit where it is
 //! among them (Megatron-LM, arXiv:1909.08053, section 3, fuses the loss likewise).
 
+use super::norm::Norms;
 use super::tensor::TensorParallel;
 use super::transformer::{Layer, linear, linear_dw, linear_dx};
 use super::weights::{Rows, Weight, Weights};
@@ -11,19 +12,18 @@ use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Group, Kernel, Tens
 use crate::spec::LlmSpec;
 
 pub struct Head {
-    /// Tokens of a microbatch, and those of them that this rank has outside the projection.
+    /// Tokens of a microbatch.
     tokens: u64,
-    rows: u64,
     hidden: u64,
     /// All of the vocabulary, and this rank's columns of it.
     vocab: u64,
     cols: u64,
-    eps: f64,
     /// 1 / tokens of a step.
     scale: f64,
     acc: Dtype,
     tp: TensorParallel,
     weights: Weights,
+    norms: Norms,
     norm: Rows,
     /// `None`: the embedding's table serves.
     table: Option<Rows>,
@@ -56,7 +56,8 @@ impl Head {
         let (tokens, rows, h, v) = (layer.tokens(), layer.residual_rows(), model.hidden, model.vocab);
         let cols = v.div_ceil(tp.ranks);
         let mut weights = Weights::new(&tp);
-        let norm = weights.whole("model.norm.weight", &[h]);
+        let norms = Norms::new(model, rows);
+        let norm = norms.weights(&mut weights, "model.norm.weight", "model.norm.bias");
         let table = (!model.tie_embeddings).then(|| weights.cut("lm_head.weight", &[v, h], 0, &[v]));
         let mut temp = |name, rows, row| b.tensor(name, &[rows, row], shape.dtype, TensorKind::Workspace, 1);
         let (normed, logits, d_normed) =
@@ -72,11 +73,11 @@ impl Head {
                 all_stats: stats(b, "all_loss_stats", tp.ranks),
             }
         });
-        let (hidden, vocab, eps, acc) = (h, v, model.rms_eps, shape.acc);
+        let (hidden, vocab, acc) = (h, v, shape.acc);
         let scale = 1.0 / tokens_of_step as f64;
         #[rustfmt::skip]
         let head = Head {
-            tokens, rows, hidden, vocab, cols, eps, scale, acc, tp, weights, norm, table, normed, logits, d_normed,
+            tokens, hidden, vocab, cols, scale, acc, tp, weights, norms, norm, table, normed, logits, d_normed,
             parallel,
         };
         head
@@ -104,8 +105,7 @@ impl Head {
         let [w, g] = at.table;
         let (input_room, partial) = self.parallel.as_ref().map_or((None, None), |p| (p.input, p.partial));
         let sums = partial.unwrap_or(self.d_normed);
-        let (rows, cols, eps) = (self.rows, h, self.eps);
-        b.compute("final_norm", Kernel::Norm { rows, cols, eps }, &[x, norm_w], &[self.normed]);
+        self.norms.forward(b, "final_norm", x, norm_w, self.normed);
         let input = tp.gather(b, "lm_head_gather", self.normed, input_room);
         b.compute("lm_head", linear(n, v, h, false), &[input, w], &[self.logits]);
         self.loss(b, targets, loss);
@@ -113,9 +113,8 @@ impl Head {
         tp.reduce(b, "lm_head_bwd_reduce", sums, self.d_normed);
         b.compute("lm_head_dw", linear_dw(v, h, n, false), &[self.logits, input, g], &[g]);
         // The norm's gradient is added to a residual everywhere but here, where there is none.
-        b.compute("no_residual", Kernel::Fill { elems: rows * h }, &[], &[dx[1]]);
-        let reads = [x, norm_w, self.d_normed, dx[1], norm_g];
-        b.compute("final_norm_bwd", Kernel::NormBwd { rows, cols, eps }, &reads, &[dx[0], norm_g]);
+        b.compute("no_residual", Kernel::Fill { elems: self.norms.rows * h }, &[], &[dx[1]]);
+        self.norms.backward(b, "final_norm_bwd", x, [norm_w, norm_g], self.d_normed, dx[1], dx[0]);
     }
 
     /// The logits become their own gradient.

@@ -8,6 +8,7 @@ pub mod double_ring;
 pub mod embedding;
 pub mod feasible;
 pub mod head;
+pub mod norm;
 pub mod ring;
 pub mod ring_burst;
 pub mod ring_follow;

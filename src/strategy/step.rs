@@ -200,6 +200,7 @@ impl<'a> Step<'a> {
         self.call_backward(last);
         self.embedding.backward(&mut self.b, self.embed.grad, tokens, self.dx.slot(l % 2));
         if last {
+            self.embedding.sum_shared(&mut self.b, self.embed.grad);
             self.dp.sync(&mut self.b, "grad_sum.embed", self.embed.grad, self.dp.share_of(&self.embed));
         }
         self.b.close()

@@ -1,16 +1,17 @@
-//! A Llama-style transformer layer, forward and backward, op by op. How attention talks to other ranks
+//! A transformer layer, Llama's or GPT's, forward and backward, op by op. How attention talks to other ranks
 //! is [`ulysses`]'s and [`attention`]'s affair, how the ranks share a product [`tensor`](super::tensor)'s.
 //!
 //! Legend: n tokens of a microbatch on this rank, h hidden, a heads, k KV heads, d head dim, f feed-forward
 //! width; a, k and f are this tensor-parallel rank's share. Between the products a rank has r of the n tokens.
 
 use super::attention::{self, Core, Way};
+use super::norm::Norms;
 use super::step::Engines;
 use super::tensor::TensorParallel;
 use super::ulysses::{self, Ulysses};
 use super::weights::{Rows, Weight, Weights};
 use crate::plan::{Buf, Builder, Dtype, Kernel, Segs, TensorKind};
-use crate::spec::{AttentionSpec, LlmSpec, Parallelism, Workload};
+use crate::spec::{AttentionSpec, LlmSpec, Mlp, Parallelism, Positions, Workload};
 
 /// Everything a layer's ops need to know.
 pub struct Layer {
@@ -19,8 +20,13 @@ pub struct Layer {
     kv_heads: u64,
     head_dim: u64,
     ffn: u64,
-    eps: f64,
+    /// Columns of the product before the activation: gate and up, or one of them.
+    wide: u64,
+    mlp: Mlp,
+    norms: Norms,
     theta: f64,
+    rotary: Option<u64>,
+    parallel: bool,
     batch: u64,
     /// Tokens of one sequence on this rank.
     seq: u64,
@@ -39,10 +45,15 @@ pub struct Layer {
 /// Rows of the flat weight tensor of a layer.
 struct WeightRows {
     norm1: Rows,
-    norm2: Rows,
+    /// `None`: attention's serves, in a parallel block.
+    norm2: Option<Rows>,
+    o_bias: Option<Rows>,
+    down_bias: Option<Rows>,
     qkv: Rows,
+    qkv_bias: Option<Rows>,
     o: Rows,
     gate_up: Rows,
+    up_bias: Option<Rows>,
     down: Rows,
 }
 
@@ -52,8 +63,10 @@ pub struct Saved {
     /// As attention sees them: after the Ulysses exchange where there is one.
     attn: attention::Saved,
     normed1: Buf,
-    mid: Buf,
-    normed2: Buf,
+    /// Between the halves of a layer, unless they stand beside each other.
+    mid: Option<Buf>,
+    /// Where the second half has a norm of its own.
+    normed2: Option<Buf>,
     gate_up: Buf,
     act: Buf,
     /// The output of attention for my tokens, all heads; `None`: it is `attn.o`, without Ulysses.
@@ -69,13 +82,12 @@ impl Saved {
             ("attn_o", &mut self.attn.o),
             ("lse", &mut self.attn.lse),
             ("normed1", &mut self.normed1),
-            ("mid", &mut self.mid),
-            ("normed2", &mut self.normed2),
             ("gate_up", &mut self.gate_up),
             ("act", &mut self.act),
         ];
         all.extend(self.attn.kv_last.as_mut().map(|kv| ("kv_last", kv)));
-        all.extend(self.o.as_mut().map(|o| ("o", o)));
+        let some = [("o", &mut self.o), ("mid", &mut self.mid), ("normed2", &mut self.normed2)];
+        all.extend(some.into_iter().filter_map(|(name, buf)| Some((name, buf.as_mut()?))));
         all
     }
 
@@ -117,32 +129,52 @@ pub struct Scratch {
 
 /// y[n, out] = x[n, in] W^T, W stored [out, in] as checkpoints have it.
 pub fn linear(m: u64, n: u64, k: u64, fp8: bool) -> Kernel {
-    Kernel::MatMul { m, n, k, a_t: false, b_t: true, accumulate: false, fp8 }
+    Kernel::MatMul { m, n, k, a_t: false, b_t: true, accumulate: false, fp8, bias: false }
 }
 
 /// dx[n, in] = dy[n, out] W.
 pub fn linear_dx(m: u64, n: u64, k: u64, fp8: bool) -> Kernel {
-    Kernel::MatMul { m, n, k, a_t: false, b_t: false, accumulate: false, fp8 }
+    Kernel::MatMul { m, n, k, a_t: false, b_t: false, accumulate: false, fp8, bias: false }
 }
 
 /// dW[out, in] += dy^T x.
 pub fn linear_dw(m: u64, n: u64, k: u64, fp8: bool) -> Kernel {
-    Kernel::MatMul { m, n, k, a_t: true, b_t: false, accumulate: true, fp8 }
+    Kernel::MatMul { m, n, k, a_t: true, b_t: false, accumulate: true, fp8, bias: false }
 }
 
 /// The weights of a layer, in the order of its flat tensor.
-fn weights(model: &LlmSpec, tp: &TensorParallel) -> (WeightRows, Weights) {
+fn weights(model: &LlmSpec, tp: &TensorParallel, norms: &Norms) -> (WeightRows, Weights) {
     let (h, f, q, kv) = (model.hidden, model.ffn, model.q_cols(), model.kv_cols());
+    let swiglu = model.mlp == Mlp::SwiGlu;
+    let (up, wide) = if swiglu { ("mlp.gate_up_proj.weight", vec![f, f]) } else { ("mlp.up_proj.weight", vec![f]) };
+    let up_bias = if swiglu { "mlp.gate_up_proj.bias" } else { "mlp.up_proj.bias" };
+    let wide_cols: u64 = wide.iter().sum();
     let mut w = Weights::new(tp);
+    let one_norm = model.parallel_block && !model.own_norms;
     let rows = WeightRows {
-        norm1: w.whole("input_layernorm.weight", &[h]),
-        norm2: w.whole("post_attention_layernorm.weight", &[h]),
+        norm1: norms.weights(&mut w, "input_layernorm.weight", "input_layernorm.bias"),
+        norm2: (!one_norm)
+            .then(|| norms.weights(&mut w, "post_attention_layernorm.weight", "post_attention_layernorm.bias")),
+        o_bias: model.bias.then(|| w.whole("self_attn.o_proj.bias", &[h])),
+        down_bias: model.bias.then(|| w.whole("mlp.down_proj.bias", &[h])),
         qkv: w.cut("self_attn.qkv_proj.weight", &[q + 2 * kv, h], 0, &[q, kv, kv]),
+        qkv_bias: model.biased_qkv().then(|| w.cut("self_attn.qkv_proj.bias", &[q + 2 * kv], 0, &[q, kv, kv])),
         o: w.cut("self_attn.o_proj.weight", &[h, q], 1, &[q]),
-        gate_up: w.cut("mlp.gate_up_proj.weight", &[2 * f, h], 0, &[f, f]),
+        gate_up: w.cut(up, &[wide_cols, h], 0, &wide),
+        up_bias: model.bias.then(|| w.cut(up_bias, &[wide_cols], 0, &wide)),
         down: w.cut("mlp.down_proj.weight", &[h, f], 1, &[f]),
     };
     (rows, w)
+}
+
+/// A product with one more operand: a bias, or sums that it adds to.
+fn with(kernel: Kernel, adds: bool, biased: bool) -> Kernel {
+    match kernel {
+        Kernel::MatMul { m, n, k, a_t, b_t, accumulate, fp8, .. } => {
+            Kernel::MatMul { m, n, k, a_t, b_t, accumulate: accumulate || adds, fp8, bias: biased }
+        }
+        other => other,
+    }
 }
 
 impl Layer {
@@ -159,15 +191,21 @@ impl Layer {
             dtype: work.dtype,
         };
         let Way { segs, seq, core, ulysses } = Way::new(&attention, par, engines);
-        let (rows, weights) = weights(model, &tp);
+        let norms = Norms::new(model, tp.share(work.micro_batch * seq));
+        let (rows, weights) = weights(model, &tp, &norms);
+        let ffn = model.ffn / tp.ranks;
         Layer {
             hidden: model.hidden,
             heads,
             kv_heads,
             head_dim: model.head_dim,
-            ffn: model.ffn / tp.ranks,
-            eps: model.rms_eps,
+            ffn,
+            wide: if model.mlp == Mlp::SwiGlu { 2 * ffn } else { ffn },
+            mlp: model.mlp,
+            norms,
             theta: model.rope_theta,
+            rotary: if model.positions == Positions::Rope { model.rotary_dim } else { Some(0) },
+            parallel: model.parallel_block,
             batch: work.micro_batch,
             seq,
             segs,
@@ -229,9 +267,9 @@ impl Layer {
             normed1: keep("normed1", r, self.hidden, dtype),
             attn,
             o: self.ulysses.is_some().then(|| keep("o", n, self.q_row(), dtype)),
-            mid: keep("mid", r, self.hidden, dtype),
-            normed2: keep("normed2", r, self.hidden, dtype),
-            gate_up: keep("gate_up", n, 2 * self.ffn, dtype),
+            mid: (!self.parallel).then(|| keep("mid", r, self.hidden, dtype)),
+            normed2: self.rows.norm2.map(|_| keep("normed2", r, self.hidden, dtype)),
+            gate_up: keep("gate_up", n, self.wide, dtype),
             act: keep("act", n, self.ffn, dtype),
         }
     }
@@ -247,7 +285,7 @@ impl Layer {
             kv_local: work("kv_local", n, self.kv_row()),
             branch: work("branch", r, h),
             d_act: work("d_act", n, self.ffn),
-            d_gate_up: work("d_gate_up", n, 2 * self.ffn),
+            d_gate_up: work("d_gate_up", n, self.wide),
             d_normed: work("d_normed", r, h),
             d_mid: work("d_mid", r, h),
             d_o: work("d_o", n, self.q_row()),
@@ -262,39 +300,80 @@ impl Layer {
 
     fn rope(&self, backward: bool) -> Kernel {
         let (batch, heads, kv_heads, head_dim) = (self.batch, self.heads, self.kv_heads, self.head_dim);
-        Kernel::Rope { segs: self.segs.clone(), batch, heads, kv_heads, head_dim, theta: self.theta, backward }
-    }
-
-    fn norm(&self) -> Kernel {
-        Kernel::Norm { rows: self.residual_rows(), cols: self.hidden, eps: self.eps }
-    }
-
-    fn norm_bwd(&self) -> Kernel {
-        Kernel::NormBwd { rows: self.residual_rows(), cols: self.hidden, eps: self.eps }
+        let (segs, theta, rotary) = (self.segs.clone(), self.theta, self.rotary);
+        Kernel::Rope { segs, batch, heads, kv_heads, head_dim, theta, backward, rotary }
     }
 
     /// x_out = layer(x), keeping what `keep` names.
     pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Buf, x: Buf, x_out: Buf, keep: &Saved) {
-        let (n, h, f, tp, fp8) = (self.tokens(), self.hidden, self.ffn, &self.tp, self.fp8);
-        let rows = &self.rows;
-        let weight = |r: Rows| w.rows(r[0], r[1]);
         // Sums over a rank's share of the columns, before they are summed over the ranks.
         let sums = s.partial.unwrap_or(s.branch);
-        b.compute("norm1", self.norm(), &[x, weight(rows.norm1)], &[keep.normed1]);
-        let input = tp.gather(b, "qkv_gather", keep.normed1, s.input);
-        b.compute("qkv", linear(n, self.qkv_row(), h, fp8), &[input, weight(rows.qkv)], &[s.qkv]);
+        let at = |r: Rows| w.rows(r[0], r[1]);
+        let rows = &self.rows;
+        self.norms.forward(b, "norm1", x, at(rows.norm1), keep.normed1);
+        let input = self.tp.gather(b, "qkv_gather", keep.normed1, s.input);
+        self.linear_in(b, "qkv", [input, at(rows.qkv)], rows.qkv_bias.map(at), self.qkv_row(), s.qkv);
         self.attention_forward(b, s, keep);
-        b.compute("o_proj", linear(n, h, self.q_row(), fp8), &[keep.output(), weight(rows.o)], &[sums]);
-        tp.reduce(b, "o_reduce", sums, s.branch);
-        let add = Kernel::Add { elems: self.residual_rows() * h, trim: None };
-        b.compute("residual1", add.clone(), &[x, s.branch], &[keep.mid]);
-        b.compute("norm2", self.norm(), &[keep.mid, weight(rows.norm2)], &[keep.normed2]);
-        let input = tp.gather(b, "gate_up_gather", keep.normed2, s.input);
-        b.compute("gate_up", linear(n, 2 * f, h, fp8), &[input, weight(rows.gate_up)], &[keep.gate_up]);
-        b.compute("swiglu", Kernel::SwiGlu { rows: n, cols: f }, &[keep.gate_up], &[keep.act]);
-        b.compute("down", linear(n, h, f, fp8), &[keep.act, weight(rows.down)], &[sums]);
-        tp.reduce(b, "down_reduce", sums, s.branch);
-        b.compute("residual2", add, &[keep.mid, s.branch], &[x_out]);
+        let Some(mid) = keep.mid else {
+            let input = self.second_norm(b, s, w, x, keep, input);
+            self.mlp_in(b, w, input, keep);
+            self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.q_row(), false, sums);
+            self.linear_out(b, "down", [keep.act, at(rows.down)], self.ffn, true, sums);
+            self.tp.reduce(b, "block_reduce", sums, s.branch);
+            return self.residual(b, "residual", x, s.branch, [rows.o_bias, rows.down_bias].map(|r| r.map(at)), x_out);
+        };
+        self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.q_row(), false, sums);
+        self.tp.reduce(b, "o_reduce", sums, s.branch);
+        self.residual(b, "residual1", x, s.branch, [rows.o_bias.map(at), None], mid);
+        let input = self.second_norm(b, s, w, mid, keep, input);
+        self.mlp_in(b, w, input, keep);
+        self.linear_out(b, "down", [keep.act, at(rows.down)], self.ffn, false, sums);
+        self.tp.reduce(b, "down_reduce", sums, s.branch);
+        self.residual(b, "residual2", mid, s.branch, [rows.down_bias.map(at), None], x_out);
+    }
+
+    /// The input of the feed-forward network, whole: a norm of `x`, or where there is none `first`, attention's.
+    fn second_norm(&self, b: &mut Builder, s: &Scratch, w: Buf, x: Buf, keep: &Saved, first: Buf) -> Buf {
+        let (Some(rows), Some(normed)) = (self.rows.norm2, keep.normed2) else { return first };
+        self.norms.forward(b, "norm2", x, w.rows(rows[0], rows[1]), normed);
+        self.tp.gather(b, "gate_up_gather", normed, s.input)
+    }
+
+    /// The feed-forward network up to its activation.
+    fn mlp_in(&self, b: &mut Builder, w: Buf, input: Buf, keep: &Saved) {
+        let at = |r: Rows| w.rows(r[0], r[1]);
+        let (rows, n) = (&self.rows, self.tokens());
+        self.linear_in(b, "gate_up", [input, at(rows.gate_up)], rows.up_bias.map(at), self.wide, keep.gate_up);
+        let (label, kernel) = match self.mlp {
+            Mlp::SwiGlu => ("swiglu", Kernel::SwiGlu { rows: n, cols: self.ffn }),
+            Mlp::Gelu => ("gelu", Kernel::Gelu { elems: n * self.ffn }),
+        };
+        b.compute(label, kernel, &[keep.gate_up], &[keep.act]);
+    }
+
+    /// From the residual stream to `cols` columns.
+    fn linear_in(&self, b: &mut Builder, label: &str, [x, w]: [Buf; 2], bias: Option<Buf>, cols: u64, y: Buf) {
+        let kernel = with(linear(self.tokens(), cols, self.hidden, self.fp8), false, bias.is_some());
+        let reads: Vec<Buf> = [x, w].into_iter().chain(bias).collect();
+        b.compute(label, kernel, &reads, &[y]);
+    }
+
+    /// From `cols` columns to the residual stream, as sums that other ranks' may be added to.
+    fn linear_out(&self, b: &mut Builder, label: &str, [x, w]: [Buf; 2], cols: u64, adds: bool, sums: Buf) {
+        let kernel = with(linear(self.tokens(), self.hidden, cols, self.fp8), adds, false);
+        let reads: Vec<Buf> = [x, w].into_iter().chain(adds.then_some(sums)).collect();
+        b.compute(label, kernel, &reads, &[sums]);
+    }
+
+    /// y = x + branch + biases.
+    fn residual(&self, b: &mut Builder, label: &str, x: Buf, branch: Buf, biases: [Option<Buf>; 2], y: Buf) {
+        let (rows, cols) = (self.residual_rows(), self.hidden);
+        let reads: Vec<Buf> = [x, branch].into_iter().chain(biases.into_iter().flatten()).collect();
+        let kernel = match reads.len() as u64 - 2 {
+            0 => Kernel::Add { elems: rows * cols, trim: None },
+            biases => Kernel::Residual { rows, cols, biases },
+        };
+        b.compute(label, kernel, &reads, &[y]);
     }
 
     fn attention_forward(&self, b: &mut Builder, s: &Scratch, keep: &Saved) {
@@ -312,35 +391,25 @@ impl Layer {
     /// dx from dy, and the gradients of the layer's weights added to `g`.
     #[allow(clippy::too_many_arguments)]
     pub fn backward(&self, b: &mut Builder, s: &Scratch, w: Buf, g: Buf, x: Buf, keep: &Saved, dy: Buf, dx: Buf) {
-        let (n, h, f, tp, fp8) = (self.tokens(), self.hidden, self.ffn, &self.tp, self.fp8);
-        let rows = &self.rows;
-        let weight = |r: Rows| w.rows(r[0], r[1]);
-        let grad = |r: Rows| g.rows(r[0], r[1]);
-        let dw = |b: &mut Builder, label: &str, out, inp, d: Buf, x: Buf, r| {
-            b.compute(label, linear_dw(out, inp, n, fp8), &[d, x, grad(r)], &[grad(r)]);
-        };
-        let sums = s.partial.unwrap_or(s.d_normed);
-        let d_down = tp.gather(b, "down_bwd_gather", dy, s.d_output);
-        b.compute("down_dx", linear_dx(n, f, h, fp8), &[d_down, weight(rows.down)], &[s.d_act]);
-        dw(b, "down_dw", h, f, d_down, keep.act, rows.down);
-        let swiglu = Kernel::SwiGluBwd { rows: n, cols: f };
-        let last = b.compute("swiglu_bwd", swiglu, &[keep.gate_up, s.d_act], &[s.d_gate_up]);
-        let input = tp.gather_beside(b, "gate_up_regather", keep.normed2, s.input, last);
-        b.compute("gate_up_dx", linear_dx(n, h, 2 * f, fp8), &[s.d_gate_up, weight(rows.gate_up)], &[sums]);
-        tp.reduce(b, "gate_up_bwd_reduce", sums, s.d_normed);
-        dw(b, "gate_up_dw", 2 * f, h, s.d_gate_up, input, rows.gate_up);
-        let norm2 = [keep.mid, weight(rows.norm2), s.d_normed, dy, grad(rows.norm2)];
-        b.compute("norm2_bwd", self.norm_bwd(), &norm2, &[s.d_mid, grad(rows.norm2)]);
-        let d_o = tp.gather(b, "o_bwd_gather", s.d_mid, s.d_output);
-        b.compute("o_proj_dx", linear_dx(n, self.q_row(), h, fp8), &[d_o, weight(rows.o)], &[s.d_o]);
-        dw(b, "o_proj_dw", h, self.q_row(), d_o, keep.output(), rows.o);
-        let last = self.attention_backward(b, s, keep);
-        let input = tp.gather_beside(b, "qkv_regather", keep.normed1, s.input, last);
-        b.compute("qkv_dx", linear_dx(n, h, self.qkv_row(), fp8), &[s.d_qkv, weight(rows.qkv)], &[sums]);
-        tp.reduce(b, "qkv_bwd_reduce", sums, s.d_normed);
-        dw(b, "qkv_dw", self.qkv_row(), h, s.d_qkv, input, rows.qkv);
-        let norm1 = [x, weight(rows.norm1), s.d_normed, s.d_mid, grad(rows.norm1)];
-        b.compute("norm1_bwd", self.norm_bwd(), &norm1, &[dx, grad(rows.norm1)]);
+        let back = Backward { layer: self, s, w, g, keep, sums: s.partial.unwrap_or(s.d_normed) };
+        let d_output = self.tp.gather(b, "down_bwd_gather", dy, s.d_output);
+        back.bias(b, "down_bias_bwd", self.rows.down_bias, self.norms.rows, dy);
+        let last = back.mlp(b, d_output);
+        let Some(mid) = keep.mid else { return back.beside(b, x, dy, d_output, dx) };
+        let input = keep.normed2.expect("a norm before each half");
+        let input = self.tp.gather_beside(b, "gate_up_regather", input, s.input, last);
+        back.gate_up_dx(b);
+        self.tp.reduce(b, "gate_up_bwd_reduce", back.sums, s.d_normed);
+        back.dw(b, "gate_up_dw", self.wide, self.hidden, s.d_gate_up, input, self.rows.gate_up);
+        back.norm(b, "norm2_bwd", mid, self.rows.norm2.expect("a norm before each half"), dy, s.d_mid);
+        let d_output = self.tp.gather(b, "o_bwd_gather", s.d_mid, s.d_output);
+        back.bias(b, "o_bias_bwd", self.rows.o_bias, self.norms.rows, s.d_mid);
+        let last = back.attention(b, d_output);
+        let input = self.tp.gather_beside(b, "qkv_regather", keep.normed1, s.input, last);
+        back.qkv_dx(b, false);
+        self.tp.reduce(b, "qkv_bwd_reduce", back.sums, s.d_normed);
+        back.dw(b, "qkv_dw", self.qkv_row(), self.hidden, s.d_qkv, input, self.rows.qkv);
+        back.norm(b, "norm1_bwd", x, self.rows.norm1, s.d_mid, dx);
     }
 
     /// d_qkv from d_o; returns the last op.
@@ -360,5 +429,104 @@ impl Layer {
     pub fn sum_shared(&self, b: &mut Builder, g: Buf) {
         let [from, to] = self.weights.shared();
         self.tp.sum_shared(b, "shared_grad_sum", g.rows(from, to), self.core.shape().acc);
+    }
+}
+
+/// One layer's backward pass under way.
+struct Backward<'a> {
+    layer: &'a Layer,
+    s: &'a Scratch,
+    w: Buf,
+    g: Buf,
+    keep: &'a Saved,
+    /// Where gradients of a product's input are summed up.
+    sums: Buf,
+}
+
+impl Backward<'_> {
+    fn at(&self, r: Rows) -> Buf {
+        self.w.rows(r[0], r[1])
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn dw(&self, b: &mut Builder, label: &str, out: u64, inp: u64, d: Buf, x: Buf, r: Rows) {
+        let grad = self.g.rows(r[0], r[1]);
+        b.compute(label, linear_dw(out, inp, self.layer.tokens(), self.layer.fp8), &[d, x, grad], &[grad]);
+    }
+
+    /// The gradient of a bias, where there is one, from the `rows` rows of that of what it was added to.
+    fn bias(&self, b: &mut Builder, label: &str, at: Option<Rows>, rows: u64, d: Buf) {
+        let Some(r) = at else { return };
+        let grad = self.g.rows(r[0], r[1]);
+        b.compute(label, Kernel::BiasBwd { rows, cols: r[1] - r[0] }, &[d, grad], &[grad]);
+    }
+
+    /// From the gradient of the network's output to that of its activation's input; returns the last op.
+    fn mlp(&self, b: &mut Builder, d_output: Buf) -> u32 {
+        let (l, s, keep) = (self.layer, self.s, self.keep);
+        let (n, h, f) = (l.tokens(), l.hidden, l.ffn);
+        b.compute("down_dx", linear_dx(n, f, h, l.fp8), &[d_output, self.at(l.rows.down)], &[s.d_act]);
+        self.dw(b, "down_dw", h, f, d_output, keep.act, l.rows.down);
+        let (label, kernel) = match l.mlp {
+            Mlp::SwiGlu => ("swiglu_bwd", Kernel::SwiGluBwd { rows: n, cols: f }),
+            Mlp::Gelu => ("gelu_bwd", Kernel::GeluBwd { elems: n * f }),
+        };
+        let last = b.compute(label, kernel, &[keep.gate_up, s.d_act], &[s.d_gate_up]);
+        self.bias(b, "up_bias_bwd", l.rows.up_bias, n, s.d_gate_up);
+        last
+    }
+
+    fn gate_up_dx(&self, b: &mut Builder) {
+        let l = self.layer;
+        let kernel = linear_dx(l.tokens(), l.hidden, l.wide, l.fp8);
+        b.compute("gate_up_dx", kernel, &[self.s.d_gate_up, self.at(l.rows.gate_up)], &[self.sums]);
+    }
+
+    /// From the gradient of attention's projected output to that of q, k and v; returns the last op.
+    fn attention(&self, b: &mut Builder, d_output: Buf) -> u32 {
+        let (l, s, keep) = (self.layer, self.s, self.keep);
+        let (n, h, q) = (l.tokens(), l.hidden, l.q_row());
+        b.compute("o_proj_dx", linear_dx(n, q, h, l.fp8), &[d_output, self.at(l.rows.o)], &[s.d_o]);
+        self.dw(b, "o_proj_dw", h, q, d_output, keep.output(), l.rows.o);
+        let last = l.attention_backward(b, s, keep);
+        self.bias(b, "qkv_bias_bwd", l.rows.qkv_bias, n, s.d_qkv);
+        last
+    }
+
+    /// Adds to what the network's gradient has left, where both have the same input.
+    fn qkv_dx(&self, b: &mut Builder, adds: bool) {
+        let l = self.layer;
+        let kernel = with(linear_dx(l.tokens(), l.hidden, l.qkv_row(), l.fp8), adds, false);
+        let reads = [self.s.d_qkv, self.at(l.rows.qkv)].into_iter().chain(adds.then_some(self.sums));
+        b.compute("qkv_dx", kernel, &reads.collect::<Vec<_>>(), &[self.sums]);
+    }
+
+    /// The rest of a parallel block, where both halves have the gradient of its output.
+    fn beside(&self, b: &mut Builder, x: Buf, dy: Buf, d_output: Buf, dx: Buf) {
+        let (l, s, keep, tp) = (self.layer, self.s, self.keep, &self.layer.tp);
+        self.bias(b, "o_bias_bwd", l.rows.o_bias, l.norms.rows, dy);
+        let last = self.attention(b, d_output);
+        self.gate_up_dx(b);
+        let mut residual = dy;
+        if let (Some(norm2), Some(normed2)) = (l.rows.norm2, keep.normed2) {
+            let input = tp.gather_beside(b, "gate_up_regather", normed2, s.input, last);
+            tp.reduce(b, "gate_up_bwd_reduce", self.sums, s.d_normed);
+            self.dw(b, "gate_up_dw", l.wide, l.hidden, s.d_gate_up, input, l.rows.gate_up);
+            self.norm(b, "norm2_bwd", x, norm2, dy, s.d_mid);
+            residual = s.d_mid;
+        }
+        let input = tp.gather_beside(b, "qkv_regather", keep.normed1, s.input, last);
+        self.qkv_dx(b, keep.normed2.is_none());
+        tp.reduce(b, "qkv_bwd_reduce", self.sums, s.d_normed);
+        self.dw(b, "qkv_dw", l.qkv_row(), l.hidden, s.d_qkv, input, l.rows.qkv);
+        if keep.normed2.is_none() {
+            self.dw(b, "gate_up_dw", l.wide, l.hidden, s.d_gate_up, input, l.rows.gate_up);
+        }
+        self.norm(b, "norm1_bwd", x, l.rows.norm1, residual, dx);
+    }
+
+    fn norm(&self, b: &mut Builder, label: &str, x: Buf, r: Rows, residual: Buf, dx: Buf) {
+        let weights = [self.at(r), self.g.rows(r[0], r[1])];
+        self.layer.norms.backward(b, label, x, weights, self.s.d_normed, residual, dx);
     }
 }

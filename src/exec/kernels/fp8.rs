@@ -93,7 +93,7 @@ mod tests {
             let stored_b = if b_t { b.clone() } else { turned(&b, n) };
             let mut c = vec![f64::NAN; m * n];
             let [m, n, k] = [m, n, k].map(|x| x as u64);
-            let kernel = Kernel::MatMul { m, n, k, a_t, b_t, accumulate: false, fp8: true };
+            let kernel = Kernel::MatMul { m, n, k, a_t, b_t, accumulate: false, fp8: true, bias: false };
             launch(&kernel, &[Some(&stored_a), Some(&stored_b)], &mut [&mut c]);
             assert_close(&c, &want, 1e-12);
             assert!(c.iter().zip(&exact).all(|(c, e)| c != e && (c - e).abs() < 0.6));

@@ -72,7 +72,8 @@ mod tests {
         for (a_t, b_t) in [(false, false), (false, true), (true, false), (true, true)] {
             let a = if a_t { transpose(m, k, &a) } else { a.clone() };
             let b = if b_t { transpose(k, n, &b) } else { b.clone() };
-            let kernel = |accumulate| Kernel::MatMul { m: 7, n: 5, k: 9, a_t, b_t, accumulate, fp8: false };
+            let kernel =
+                |accumulate| Kernel::MatMul { m: 7, n: 5, k: 9, a_t, b_t, accumulate, fp8: false, bias: false };
             let mut out = vec![f64::NAN; m * n];
             launch(&kernel(false), &[Some(&a), Some(&b)], &mut [&mut out]);
             assert_close(&out, &product, 1e-12);

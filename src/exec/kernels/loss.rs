@@ -40,6 +40,33 @@ pub fn embed_bwd<T: Scalar>(cols: usize, part: Option<Part>, ids: &[T], dx: &[T]
     }
 }
 
+/// The positions of some rows: those of every sequence in turn, from row `first` of all on.
+pub struct Places {
+    pub positions: Vec<u64>,
+    pub first: u64,
+    pub cols: usize,
+}
+
+impl Places {
+    fn of(&self, row: usize) -> Range<usize> {
+        let at = self.positions[(self.first as usize + row) % self.positions.len()] as usize * self.cols;
+        at..at + self.cols
+    }
+
+    /// Adds to each row the table's row of its position.
+    pub fn forward<T: Scalar>(&self, table: &[T], x: &mut [T]) {
+        for (i, x) in x.chunks_exact_mut(self.cols).enumerate() {
+            x.iter_mut().zip(&table[self.of(i)]).for_each(|(x, &p)| *x += p);
+        }
+    }
+
+    pub fn backward<T: Scalar>(&self, dx: &[T], dtable: &mut [T]) {
+        for (i, dx) in dx.chunks_exact(self.cols).enumerate() {
+            dtable[self.of(i)].iter_mut().zip(dx).for_each(|(sum, &dx)| *sum += dx);
+        }
+    }
+}
+
 /// Where a target stands among the columns of a part.
 fn column<T: Scalar>(target: T, ids: &Range<u64>) -> Option<usize> {
     let id = target.to_index() as u64;

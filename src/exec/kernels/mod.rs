@@ -8,6 +8,7 @@ mod attention_bwd;
 mod exchange;
 mod fp8;
 mod gemm;
+mod layer_norm;
 mod loss;
 mod mask;
 mod norm;
@@ -50,10 +51,44 @@ pub fn run<T: Scalar>(
         |i: usize| reads[i].unwrap_or_else(|| panic!("{}: operand {i} cannot be one of its results", kernel.name()));
     let part = |axis, rows: u64| (u64::from(views[0].coord(rank, axis)) * rows, rows);
     match kernel {
-        &Kernel::MatMul { m, n, k, a_t, b_t, accumulate, fp8 } => {
+        &Kernel::MatMul { m, n, k, a_t, b_t, accumulate, fp8, bias } => {
             let [c] = outputs(writes);
             let product = if fp8 { gemm::matmul_fp8 } else { gemm::matmul };
             product([m, n, k].map(|x| x as usize), [a_t, b_t], accumulate, read(0), read(1), c);
+            if bias {
+                pointwise::add_rows(n as usize, read(reads.len() - 1), c);
+            }
+        }
+        &Kernel::LayerNorm { cols, eps, .. } => {
+            let [y] = outputs(writes);
+            layer_norm::forward(cols as usize, eps, read(0), read(1), y);
+        }
+        &Kernel::LayerNormBwd { cols, eps, .. } => {
+            let [dx, dw] = outputs(writes);
+            layer_norm::backward(cols as usize, eps, [0, 1, 2].map(read), dx, dw);
+        }
+        &Kernel::BiasBwd { cols, .. } => {
+            let [db] = outputs(writes);
+            pointwise::bias_bwd(cols as usize, read(0), db);
+        }
+        &Kernel::Residual { cols, .. } => {
+            let [y] = outputs(writes);
+            pointwise::add(None, [Some(read(0)), Some(read(1))], y);
+            (2..reads.len()).for_each(|i| pointwise::add_rows(cols as usize, read(i), y));
+        }
+        Kernel::Positions { segs, rows, cols, share, backward, .. } => {
+            let first = share.map_or(0, |axis| u64::from(views[0].coord(rank, axis)) * rows);
+            let at = loss::Places { positions: segs.positions(views, rank), first, cols: *cols as usize };
+            let [out] = outputs(writes);
+            if *backward { at.backward(read(0), out) } else { at.forward(read(1), out) }
+        }
+        Kernel::Gelu { .. } => {
+            let [y] = outputs(writes);
+            pointwise::gelu(read(0), y);
+        }
+        Kernel::GeluBwd { .. } => {
+            let [dx] = outputs(writes);
+            pointwise::gelu_bwd(read(0), read(1), dx);
         }
         Kernel::Attention(block) => {
             let [o, lse] = outputs(writes);
@@ -95,9 +130,10 @@ pub fn run<T: Scalar>(
             let [dx, dw] = outputs(writes);
             norm::backward(cols as usize, eps, [0, 1, 2].map(read), dx, dw);
         }
-        Kernel::Rope { segs, heads, kv_heads, head_dim, theta, backward, .. } => {
+        Kernel::Rope { segs, heads, kv_heads, head_dim, theta, backward, rotary, .. } => {
+            let rotary = rotary.unwrap_or(*head_dim) as usize;
             let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|x| *x as usize);
-            let rope = rope::Rope::new(&segs.positions(views, rank), heads, kv_heads, head_dim, *theta);
+            let rope = rope::Rope::new(&segs.positions(views, rank), [heads, kv_heads, head_dim, rotary], *theta);
             if *backward {
                 let [dqkv] = outputs(writes);
                 rope.backward(read(0), read(1), dqkv);
@@ -179,7 +215,9 @@ fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
         Kernel::AttentionBwdOnto(_, Side::Kv) => &[(5, 1)],
         Kernel::AddLse(_) | Kernel::AddWeighted(_) => &[(0, 0)],
         // The residual is added to, so it may be the very buffer of dx.
-        Kernel::NormBwd { .. } => &[(3, 0), (4, 1)],
+        Kernel::NormBwd { .. } | Kernel::LayerNormBwd { .. } => &[(3, 0), (4, 1)],
+        Kernel::BiasBwd { .. } | Kernel::Positions { backward: true, .. } => &[(1, 0)],
+        Kernel::Positions { .. } => &[(0, 0)],
         Kernel::EmbedBwd { .. } => &[(2, 0)],
         Kernel::CrossEntropy { .. } => &[(0, 0), (2, 1)],
         Kernel::VocabCrossEntropy { .. } => &[(0, 0), (3, 1)],

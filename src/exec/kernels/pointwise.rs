@@ -30,6 +30,35 @@ pub fn swiglu_bwd<T: Scalar>(cols: usize, x: &[T], dy: &[T], dx: &mut [T]) {
     }
 }
 
+/// gelu(x) = x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3), and its derivative (Hendrycks and Gimpel,
+/// arXiv:1606.08415).
+fn gelu_of<T: Scalar>(x: T) -> (T, T) {
+    let [half, c, k, three] = [0.5, (2.0 / std::f64::consts::PI).sqrt(), 0.044715, 3.0].map(T::from_f64);
+    // tanh(u) = 2 sigmoid(2u) - 1
+    let s = sigmoid((c + c) * (x + k * x * x * x));
+    let tanh = s + s - T::one();
+    let slope = c * (T::one() + three * k * x * x);
+    (x * s, half * (T::one() + tanh) + half * x * (T::one() - tanh * tanh) * slope)
+}
+
+pub fn gelu<T: Scalar>(x: &[T], y: &mut [T]) {
+    y.iter_mut().zip(x).for_each(|(y, &x)| *y = gelu_of(x).0);
+}
+
+pub fn gelu_bwd<T: Scalar>(x: &[T], dy: &[T], dx: &mut [T]) {
+    dx.iter_mut().zip(x.iter().zip(dy)).for_each(|(dx, (&x, &dy))| *dx = dy * gelu_of(x).1);
+}
+
+/// Adds `row` to every row of `x`.
+pub fn add_rows<T: Scalar>(cols: usize, row: &[T], x: &mut [T]) {
+    x.chunks_exact_mut(cols).for_each(|x| x.iter_mut().zip(row).for_each(|(x, &b)| *x += b));
+}
+
+/// Adds every row of `dy` to `db`.
+pub fn bias_bwd<T: Scalar>(cols: usize, dy: &[T], db: &mut [T]) {
+    dy.chunks_exact(cols).for_each(|dy| db.iter_mut().zip(dy).for_each(|(db, &dy)| *db += dy));
+}
+
 /// sum = a + b, where None is what `sum` holds; a trim leaves the other rows as they are.
 pub fn add<T: Scalar>(trim: Option<Trim>, terms: [Option<&[T]>; 2], sum: &mut [T]) {
     let Some(trim) = trim else { return add_span(terms, sum) };
@@ -111,6 +140,35 @@ mod tests {
         let mut dx = vec![f64::NAN; 30];
         launch(&Kernel::SwiGluBwd { rows: 3, cols: 5 }, &[Some(&x), Some(&dy)], &mut [&mut dx]);
         assert_close(&dx, &slope(|x| dot(&swiglu(x), &dy), &x), 1e-9);
+    }
+
+    #[test]
+    fn gelu_and_its_gradient() {
+        let (x, dy) = (random(20, 1).iter().map(|x| 4.0 * x).collect::<Vec<f64>>(), random(20, 2));
+        let gelu = |x: &[f64]| {
+            let mut y = vec![f64::NAN; 20];
+            launch(&Kernel::Gelu { elems: 20 }, &[Some(x)], &mut [&mut y]);
+            y
+        };
+        let tanh = |x: f64| ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh();
+        let want: Vec<f64> = x.iter().map(|&x| 0.5 * x * (1.0 + tanh(x))).collect();
+        assert_close(&gelu(&x), &want, 1e-12);
+        let mut dx = vec![f64::NAN; 20];
+        launch(&Kernel::GeluBwd { elems: 20 }, &[Some(&x), Some(&dy)], &mut [&mut dx]);
+        assert_close(&dx, &slope(|x| dot(&gelu(x), &dy), &x), 1e-8);
+    }
+
+    #[test]
+    fn biases_and_their_gradient() {
+        let (x, branch, a, b) = (random(6, 1), random(6, 2), random(3, 3), random(3, 4));
+        let mut y = vec![f64::NAN; 6];
+        let kernel = Kernel::Residual { rows: 2, cols: 3, biases: 2 };
+        launch(&kernel, &[Some(&x), Some(&branch), Some(&a), Some(&b)], &mut [&mut y]);
+        let want: Vec<f64> = (0..6).map(|i| x[i] + branch[i] + a[i % 3] + b[i % 3]).collect();
+        assert_close(&y, &want, 1e-12);
+        let mut db = a.clone();
+        launch(&Kernel::BiasBwd { rows: 2, cols: 3 }, &[Some(&x), None], &mut [&mut db]);
+        assert_close(&db, &(0..3).map(|i| a[i] + x[i] + x[3 + i]).collect::<Vec<f64>>(), 1e-12);
     }
 
     #[test]

@@ -12,22 +12,25 @@ pub struct Rope<T> {
     q_row: usize,
     k_row: usize,
     head_dim: usize,
+    /// Elements of a head that turn.
+    rotary: usize,
 }
 
 impl<T: Scalar> Rope<T> {
-    pub fn new(positions: &[u64], heads: usize, kv_heads: usize, head_dim: usize, theta: f64) -> Rope<T> {
-        let half = head_dim / 2;
-        let speeds: Vec<f64> = (0..half).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect();
+    pub fn new(positions: &[u64], [heads, kv_heads, head_dim, rotary]: [usize; 4], theta: f64) -> Rope<T> {
+        let half = rotary / 2;
+        let speeds: Vec<f64> = (0..half).map(|i| theta.powf(-2.0 * i as f64 / rotary as f64)).collect();
         // In f64: the angle of a far position has no digits left in f32.
         let turn = |angle: f64| (T::from_f64(angle.cos()), T::from_f64(angle.sin()));
         let turns = positions.iter().flat_map(|&p| speeds.iter().map(move |s| turn(p as f64 * s))).collect();
-        Rope { turns, q_row: heads * head_dim, k_row: kv_heads * head_dim, head_dim }
+        Rope { turns, q_row: heads * head_dim, k_row: kv_heads * head_dim, head_dim, rotary }
     }
 
     pub fn forward(&self, qkv: &[T], q: &mut [T], kv: &mut [T]) {
         let rows = q.chunks_exact_mut(self.q_row).zip(kv.chunks_exact_mut(2 * self.k_row));
-        let turns = self.turns.chunks_exact(self.head_dim / 2).cycle();
-        for ((qkv, (q, kv)), turns) in qkv.chunks_exact(self.q_row + 2 * self.k_row).zip(rows).zip(turns) {
+        let mut turns = self.rows_of_turns();
+        for (qkv, (q, kv)) in qkv.chunks_exact(self.q_row + 2 * self.k_row).zip(rows) {
+            let turns = turns();
             q.copy_from_slice(&qkv[..self.q_row]);
             kv.copy_from_slice(&qkv[self.q_row..]);
             self.rotate(q, turns, T::one());
@@ -38,18 +41,29 @@ impl<T: Scalar> Rope<T> {
     /// The transpose: turns back.
     pub fn backward(&self, dq: &[T], dkv: &[T], dqkv: &mut [T]) {
         let rows = dq.chunks_exact(self.q_row).zip(dkv.chunks_exact(2 * self.k_row));
-        let turns = self.turns.chunks_exact(self.head_dim / 2).cycle();
-        for ((dqkv, (dq, dkv)), turns) in dqkv.chunks_exact_mut(self.q_row + 2 * self.k_row).zip(rows).zip(turns) {
+        let mut turns = self.rows_of_turns();
+        for (dqkv, (dq, dkv)) in dqkv.chunks_exact_mut(self.q_row + 2 * self.k_row).zip(rows) {
+            let turns = turns();
             dqkv[..self.q_row].copy_from_slice(dq);
             dqkv[self.q_row..].copy_from_slice(dkv);
             self.rotate(&mut dqkv[..self.q_row + self.k_row], turns, -T::one());
         }
     }
 
+    /// The turns of one row after the other, over all sequences.
+    fn rows_of_turns<'a>(&'a self) -> impl FnMut() -> &'a [(T, T)] {
+        let (half, mut at) = (self.rotary / 2, 0);
+        move || {
+            let from = at % self.turns.len().max(1);
+            at = from + half;
+            &self.turns[from..from + half]
+        }
+    }
+
     /// Turns every head of a row.
     fn rotate(&self, row: &mut [T], turns: &[(T, T)], direction: T) {
         for head in row.chunks_exact_mut(self.head_dim) {
-            let (low, high) = head.split_at_mut(self.head_dim / 2);
+            let (low, high) = head[..self.rotary].split_at_mut(self.rotary / 2);
             for ((x, y), &(cos, sin)) in low.iter_mut().zip(high).zip(turns) {
                 let sin = sin * direction;
                 (*x, *y) = (*x * cos - *y * sin, *y * cos + *x * sin);
@@ -68,7 +82,16 @@ mod tests {
     const ROWS: usize = 2 * 4;
 
     fn kernel(segs: &Segs, backward: bool) -> Kernel {
-        Kernel::Rope { segs: segs.clone(), batch: 2, heads: 3, kv_heads: 1, head_dim: 6, theta: 100.0, backward }
+        Kernel::Rope {
+            segs: segs.clone(),
+            batch: 2,
+            heads: 3,
+            kv_heads: 1,
+            head_dim: 6,
+            theta: 100.0,
+            backward,
+            rotary: None,
+        }
     }
 
     fn forward(rank: u32, qkv: &[f64]) -> (Vec<f64>, Vec<f64>) {

@@ -2,7 +2,7 @@
 
 use super::testing::*;
 use super::{Scalar, run};
-use crate::exec::reference::{AdamConfig, DenseConfig, StepResult, step};
+use crate::exec::reference::{AdamConfig, Blocks, DenseConfig, StepResult, step};
 use crate::plan::{AttnBlock, Kernel, Segs};
 use std::collections::BTreeMap;
 
@@ -20,6 +20,7 @@ const CFG: DenseConfig = DenseConfig {
     eps: 1e-5,
     theta: 100.0,
     tie: false,
+    blocks: Blocks::LLAMA,
 };
 const ADAM: AdamConfig = AdamConfig { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8 };
 const H: u64 = CFG.hidden as u64;
@@ -73,7 +74,7 @@ fn block() -> AttnBlock {
 
 fn rope(backward: bool) -> Kernel {
     let (segs, theta) = (Segs::new(SEQ, &[]), CFG.theta);
-    Kernel::Rope { segs, batch: BATCH, heads: A, kv_heads: K, head_dim: D, theta, backward }
+    Kernel::Rope { segs, batch: BATCH, heads: A, kv_heads: K, head_dim: D, theta, backward, rotary: None }
 }
 
 const NORM: Kernel = Kernel::Norm { rows: N, cols: H, eps: CFG.eps };
@@ -116,6 +117,7 @@ impl<T: Scalar> Tape<T> {
             b_t: true,
             accumulate: false,
             fp8: false,
+            bias: false,
         };
         let [y] = call(kernel, &[x, self.w(part)], [N * out]);
         y
@@ -124,10 +126,20 @@ impl<T: Scalar> Tape<T> {
     /// dW += dyᵀ x, dx = dy W.
     fn linear_bwd(&mut self, part: &str, x: &[T], dy: &[T]) -> Vec<T> {
         let (out, inner, key) = (dy.len() as u64 / N, x.len() as u64 / N, self.key(part));
-        let by_weight = Kernel::MatMul { m: out, n: inner, k: N, a_t: true, b_t: false, accumulate: true, fp8: false };
+        let by_weight =
+            Kernel::MatMul { m: out, n: inner, k: N, a_t: true, b_t: false, accumulate: true, fp8: false, bias: false };
         let [dw] = call(by_weight, &[dy, x, &self.grads[&key]], [out * inner]);
         self.grads.insert(key, dw);
-        let by_input = Kernel::MatMul { m: N, n: inner, k: out, a_t: false, b_t: false, accumulate: false, fp8: false };
+        let by_input = Kernel::MatMul {
+            m: N,
+            n: inner,
+            k: out,
+            a_t: false,
+            b_t: false,
+            accumulate: false,
+            fp8: false,
+            bias: false,
+        };
         let [dx] = call(by_input, &[dy, self.w(part)], [N * inner]);
         dx
     }

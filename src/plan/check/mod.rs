@@ -189,7 +189,7 @@ fn positions(plan: &Plan) -> Result<()> {
     for (body, op) in plan.ops() {
         let OpKind::Compute { kernel, .. } = &op.kind else { continue };
         let own = match kernel {
-            Kernel::Rope { segs, .. } => vec![segs],
+            Kernel::Rope { segs, .. } | Kernel::Positions { segs, .. } => vec![segs],
             Kernel::Reorder { segs, .. } if segs.order.len() != 1 => {
                 return Err(Error::plan(format!("{body}/{}: positions split along {:?}", op.label, segs.order)));
             }
