@@ -48,10 +48,22 @@ fn shortcuts_are_exact_on_a_grid() {
 
 #[test]
 fn shortcuts_are_exact_for_every_way_to_bring_kv() {
-    for words in ["contiguous", "ring-inside", "gather-kv", "gather-kv-prefetch+contiguous+ring-inside"] {
+    let ways = [
+        "contiguous",
+        "ring-inside",
+        "gather-kv",
+        "gather-kv-prefetch+contiguous+ring-inside",
+        "a2a-separate",
+        "replicate-after",
+        "pad-heads+a2a-separate+replicate-after",
+    ];
+    for words in ways {
         for (ring, ulysses, per_node, slower) in [(3, 2, 6, 1.0), (4, 2, 4, 30.0), (2, 4, 2, 1000.0)] {
             let par = Parallelism { options: words.parse().unwrap(), ..way(2, ring, ulysses) };
-            let plan = plans::plan(&model(9, 8, false), &par, &work(&par, 480, 2, 3), SM);
+            let kv_heads = if words.contains("replicate") { 1 } else { 8 };
+            let heads = if words.contains("pad") { 7 } else { 8 };
+            let llm = LlmSpec { heads, ..model(9, kv_heads, false) };
+            let plan = plans::plan(&llm, &par, &work(&par, 480, 2, 3), SM);
             agree(&plan, &Host::new(plan.ranks(), per_node, slower));
         }
     }

@@ -251,6 +251,66 @@ fn gathering_kv_sends_as_much_as_a_ring_and_scatters_dkv_in_the_models_dtype() {
     }
 }
 
+#[test]
+fn one_all_to_all_or_three_send_the_same() {
+    for (k, p) in [(8, 4), (2, 8)] {
+        let [packed, apart] = ["default", "a2a-separate"].map(|words| said(words, k, 1, p));
+        let (one, three) = (Steps::of(&packed), Steps::of(&apart));
+        for (pass, d) in [(FORWARD, ""), (BACKWARD, "d")] {
+            assert_eq!(one.sent(pass), three.sent(pass));
+            let count = |steps: &Steps, what: &str| steps.count(pass, &format!("{d}{what}_a2a"));
+            assert_eq!(["qkv", "q", "k", "v", "o"].map(|what| count(&one, what)), [1, 0, 0, 0, 1]);
+            assert_eq!(["qkv", "q", "k", "v", "o"].map(|what| count(&three, what)), [0, 1, 1, 1, 1]);
+        }
+    }
+}
+
+#[test]
+fn replicated_after_the_exchange_a_kv_head_travels_once_and_copies_gather_it() {
+    for (k, p) in [(1, 2), (2, 4), (4, 8), (2, 8), (1, 8)] {
+        let plan = said("replicate-after", k, 1, p as u32);
+        let (n, c) = (S / p, p / k);
+        let (qb, kvb) = (n * A * D * E, 2 * n * k * D * E);
+        let sent = (2 * qb + kvb) / p * (p - 1) + (c - 1) * kvb;
+        let steps = Steps::of(&plan);
+        assert_eq!([steps.sent(FORWARD), steps.sent(BACKWARD)], [sent, sent], "k {k} P {p}");
+        // With the copies of a head on one node, only one of them is sent across.
+        let across = |words: &str| {
+            let of = |s| {
+                let par = Parallelism { options: words.parse().unwrap(), zero: 0, ..way(1, 1, p as u32) };
+                let plan = plans::plan(&model(2, k, false), &par, &work(&par, s, 1, 1), SM);
+                cost(&plan, Host::new(p as u32, c as u32, 1.0).machine(), FLAT).unwrap().mean().bytes_scale_out
+            };
+            of(2 * S) - of(S)
+        };
+        // Both passes of both layers.
+        let sent = |copies: u64| (4 * (2 * qb + copies * kvb) / p * (p - c)) as f64;
+        assert!(close(across("default"), sent(c)) && close(across("replicate-after"), sent(1)), "k {k} P {p}");
+    }
+}
+
+#[test]
+fn padded_heads_travel_and_are_computed() {
+    // (heads, KV heads, ranks) -> (heads, KV heads) with zeros, copies of a KV head
+    for (a, k, p, to_a, to_k, copies) in
+        [(6, 6, 4, 8, 8, 1), (6, 2, 4, 8, 2, 2), (10, 2, 8, 16, 2, 4), (5, 5, 2, 6, 6, 1)]
+    {
+        let par = Parallelism { options: "pad-heads".parse().unwrap(), ..way(1, 1, p as u32) };
+        let llm = LlmSpec { heads: a, ..model(2, k, false) };
+        let plan = plans::plan(&llm, &par, &work(&par, S, 1, 1), SM);
+        let (qb, kvb) = (S / p * to_a * D * E, 2 * (S / p) * to_k * D * E);
+        let steps = Steps::of(&plan);
+        let once = (2 * qb + copies * kvb) / p * (p - 1);
+        assert_eq!([steps.sent(FORWARD), steps.sent(BACKWARD)], [once, once], "{a} heads, {k} KV heads on {p}");
+        let attention = plan.kernels().find(|k| matches!(k, Kernel::Attention(_))).unwrap();
+        let work = attention.work(&plan.views, 0, &[1, 1], &[1, 1]).unwrap();
+        // The work of the fullest rank over the mean: as with ceil and floor of the heads.
+        assert_eq!(work.flops, 4 * pairs(S) * to_a / p * D);
+        let imbalance = work.flops as f64 / (4 * pairs(S) * a * D) as f64 * p as f64;
+        assert!(close(imbalance, a.div_ceil(p) as f64 / (a as f64 / p as f64)));
+    }
+}
+
 /// Seconds that the compute lane waits for the ring axis, and the memory of communication buffers.
 fn waits_and_buffers(words: &str) -> (f64, u64) {
     let par = Parallelism { options: words.parse().unwrap(), ..way(1, 8, 1) };
@@ -265,8 +325,7 @@ fn gathered_ahead_all_kv_heads_but_the_first_are_hidden() {
     let (whole, whole_buffers) = waits_and_buffers("gather-kv");
     let (ahead, ahead_buffers) = waits_and_buffers("gather-kv-prefetch");
     // Of each pass's eight gathers one shows; in the backward pass each reduce-scatter still does, in part.
-    println!("{ahead} of {whole}");
-    assert!(ahead < 0.6 * whole, "{ahead} of {whole}");
+    assert!(ahead < 0.4 * whole, "{ahead} of {whole}");
     assert!(ahead_buffers < whole_buffers / 2, "two of eight KV heads at a time");
 }
 

@@ -8,6 +8,7 @@ use foretrain::error::Result;
 use foretrain::exec::{Options, execute};
 use foretrain::plan::builder::Via;
 use foretrain::plan::*;
+use foretrain::spec::Parallelism;
 use foretrain::timeline::Timeline;
 use plans::{FLAT, Host, SM, model, same, way, work};
 
@@ -24,6 +25,15 @@ pub const NUMERIC_ONLY: &[&str] = &[
 fn plan() -> Plan {
     let par = way(1, 3, 2);
     plans::plan(&model(2, 4, false), &par, &work(&par, 96, 1, 2), SM)
+}
+
+/// Ways to bring KV and to exchange heads that the plan above has not.
+fn others() -> Vec<Plan> {
+    let said = |words: &str, ring, ulysses| {
+        let par = Parallelism { options: words.parse().unwrap(), ..way(1, ring, ulysses) };
+        plans::plan(&model(2, 2, false), &par, &work(&par, 96, 1, 1), SM)
+    };
+    vec![said("gather-kv+a2a-separate+replicate-after", 2, 4), said("gather-kv-prefetch", 3, 1)]
 }
 
 fn times(plan: &Plan) -> Result<Timeline> {
@@ -70,7 +80,11 @@ fn delete(ops: &mut Vec<Op>, at: usize) {
 
 /// Applies `mutate` to every op in turn, each time to a fresh plan; it says how many ways it knows.
 fn every_op(what: &str, mutate: impl Fn(&mut Vec<Op>, usize, usize) -> usize) {
-    let (sound, base) = (times(&plan()).unwrap(), plan());
+    every_op_of(&plan(), what, mutate);
+}
+
+fn every_op_of(base: &Plan, what: &str, mutate: impl Fn(&mut Vec<Op>, usize, usize) -> usize) {
+    let sound = times(base).unwrap();
     let mut mutants = 0;
     for body in 0..base.blocks.len() + 1 {
         for at in 0..bodies(&mut base.clone())[body].len() {
@@ -93,16 +107,22 @@ fn every_op(what: &str, mutate: impl Fn(&mut Vec<Op>, usize, usize) -> usize) {
 
 #[test]
 fn no_op_is_idle() {
-    every_op("deleted", |ops, at, _| {
-        delete(ops, at);
-        1
-    });
+    for plan in others().iter().chain([&plan()]) {
+        every_op_of(plan, "deleted", |ops, at, _| {
+            delete(ops, at);
+            1
+        });
+    }
 }
 
 #[test]
 fn no_buffer_may_be_halved() {
-    let tensors = plan().tensors;
-    every_op("halved", |ops, at, way| {
+    others().iter().chain([&plan()]).for_each(halve_every_buffer);
+}
+
+fn halve_every_buffer(plan: &Plan) {
+    let tensors = &plan.tensors;
+    every_op_of(plan, "halved", |ops, at, way| {
         let mut bufs = bufs(&mut ops[at]);
         if let Some(buf) = bufs.get_mut(way) {
             let rows = buf.rows.unwrap_or_else(|| match buf.of {
@@ -147,7 +167,11 @@ fn every_leg_needs_its_other_half() {
 
 #[test]
 fn collectives_are_what_they_are() {
-    every_op("another collective", |ops, at, way| match &mut ops[at].kind {
+    others().iter().chain([&plan()]).for_each(change_every_collective);
+}
+
+fn change_every_collective(plan: &Plan) {
+    every_op_of(plan, "another collective", |ops, at, way| match &mut ops[at].kind {
         OpKind::Collective { kind, .. } => {
             use CollectiveKind::*;
             let others: Vec<_> =
@@ -157,7 +181,7 @@ fn collectives_are_what_they_are() {
         }
         _ => 0,
     });
-    every_op("another wire", |ops, at, _| match &mut ops[at].kind {
+    every_op_of(plan, "another wire", |ops, at, _| match &mut ops[at].kind {
         OpKind::Collective { wire, .. } => {
             *wire = if *wire == Dtype::F64 { Dtype::Bf16 } else { Dtype::F64 };
             1

@@ -41,24 +41,60 @@ pub enum Side {
 }
 
 /// One operand of a head exchange. A token's row is `lanes` x heads x `head_dim` (K and V are two lanes
-/// of one tensor). With `ranks` above `heads` every head goes to ranks / heads ranks.
+/// of one tensor). With `ranks` above the heads that travel every head goes to ranks / heads ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadPart {
     pub lanes: u64,
+    /// Heads of the operand that is not exchanged.
     pub heads: u64,
     pub head_dim: u64,
+    /// Heads of zeros that travel too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pad: Option<HeadPad>,
+}
+
+/// Heads stand in groups of `group`; groups grow to `to_group`, and more groups come behind them until
+/// there are `to_heads` heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeadPad {
+    pub group: u64,
+    pub to_group: u64,
+    pub to_heads: u64,
 }
 
 impl HeadPart {
+    pub const fn new(lanes: u64, heads: u64, head_dim: u64) -> HeadPart {
+        HeadPart { lanes, heads, head_dim, pad: None }
+    }
+
+    /// Heads that travel, those of zeros among them.
+    pub fn all_heads(&self) -> u64 {
+        self.pad.map_or(self.heads, |pad| pad.to_heads)
+    }
+
+    /// Which of the operand's heads travels as head `travelling`; none for one of zeros.
+    pub fn held(&self, travelling: u64) -> Option<u64> {
+        let Some(pad) = self.pad else { return Some(travelling) };
+        let (group, at) = (travelling / pad.to_group, travelling % pad.to_group);
+        let head = group * pad.group + at;
+        (at < pad.group && head < self.heads).then_some(head)
+    }
+
     /// Heads that each of `ranks` holds after the exchange.
     pub fn local_heads(&self, ranks: u64) -> u64 {
-        (self.heads / ranks).max(1)
+        (self.all_heads() / ranks).max(1)
+    }
+
+    /// Elements of one lane of one token in one rank's part.
+    pub fn local_lane(&self, ranks: u64) -> u64 {
+        self.local_heads(ranks) * self.head_dim
     }
 
     /// Elements of one token's row in one rank's part.
     pub fn local_row(&self, ranks: u64) -> u64 {
-        self.lanes * self.local_heads(ranks) * self.head_dim
+        self.lanes * self.local_lane(ranks)
     }
 }
 
@@ -86,6 +122,8 @@ pub enum Packing {
     Together,
     /// One for each rank's part: what each of several collectives is about.
     ByRank,
+    /// One for each lane of each part: what each of several all-to-alls is about.
+    ByLane,
 }
 
 /// Elements along the reduced dim that share a scale when they are rounded to FP8 (DeepSeek-V3,
@@ -507,6 +545,10 @@ impl Exchange {
         let packed = match packing {
             Packing::Together => vec![all],
             Packing::ByRank => vec![all / ranks; ranks as usize],
+            Packing::ByLane => {
+                let lanes = |p: &HeadPart| vec![tokens * ranks * p.local_lane(ranks); p.lanes as usize];
+                parts.iter().flat_map(lanes).collect()
+            }
         };
         match self {
             Exchange::PackHeads => Operands { reads: outside, writes: packed },

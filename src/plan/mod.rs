@@ -15,7 +15,7 @@ pub mod segs;
 pub mod structure;
 
 pub use builder::{Builder, Via, each};
-pub use kernel::{AttnBlock, Exchange, HeadPart, Kernel, Packing, Side, VocabPart, Work, WorkClass};
+pub use kernel::{AttnBlock, Exchange, HeadPad, HeadPart, Kernel, Packing, Side, VocabPart, Work, WorkClass};
 pub use mesh::{Axis, Group, Mesh};
 pub use op::*;
 pub use program::{

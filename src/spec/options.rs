@@ -78,6 +78,12 @@ pub struct Options {
     pub ring_inside: bool,
     /// The products of a layer take operands rounded to FP8; everything else stays as it is.
     pub fp8: bool,
+    /// Ulysses exchanges q, k and v one after the other, in place of one message.
+    pub a2a_separate: bool,
+    /// A KV head that several Ulysses ranks need travels once, and they gather it.
+    pub replicate_after: bool,
+    /// Heads of zeros make up what Ulysses cannot divide.
+    pub pad_heads: bool,
 }
 
 /// A choice other than the default.
@@ -186,6 +192,24 @@ pub const WORDS: &[Word] = &[
         about: "products of the layers on operands rounded to FP8 (E4M3, a scale every 128)",
         set: |o| o.fp8 = true,
         is_set: |o| o.fp8,
+    },
+    Word {
+        name: "a2a-separate",
+        about: "Ulysses exchanges q, k and v in an all-to-all each, the next being packed meanwhile",
+        set: |o| o.a2a_separate = true,
+        is_set: |o| o.a2a_separate,
+    },
+    Word {
+        name: "replicate-after",
+        about: "a KV head that several Ulysses ranks need travels once, and is gathered by these neighbours",
+        set: |o| o.replicate_after = true,
+        is_set: |o| o.replicate_after,
+    },
+    Word {
+        name: "pad-heads",
+        about: "heads of zeros are added where Ulysses does not divide the heads",
+        set: |o| o.pad_heads = true,
+        is_set: |o| o.pad_heads,
     },
 ];
 

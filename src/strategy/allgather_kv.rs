@@ -147,11 +147,11 @@ impl GatherKv {
     }
 
     fn q_part(&self) -> HeadPart {
-        HeadPart { lanes: 1, heads: self.shape.block.heads, head_dim: self.shape.block.head_dim }
+        HeadPart::new(1, self.shape.block.heads, self.shape.block.head_dim)
     }
 
     fn kv_part(&self) -> HeadPart {
-        HeadPart { lanes: 2, heads: self.shape.block.kv_heads, head_dim: self.shape.block.head_dim }
+        HeadPart::new(2, self.shape.block.kv_heads, self.shape.block.head_dim)
     }
 
     /// lse and delta: a number a head.

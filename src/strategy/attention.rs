@@ -7,7 +7,7 @@
 use super::allgather_kv::{self, GatherKv};
 use super::ring::{self, Ring};
 use super::step::Engines;
-use super::ulysses::Ulysses;
+use super::ulysses::{self, Ulysses};
 use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Kernel, Segs, Split, TensorKind};
 use crate::spec::{AttentionSpec, KvPath, Parallelism, RingBackward, RingLayout};
 
@@ -39,7 +39,13 @@ impl Way {
             seq,
             heads: p.heads,
             kv_heads: p.kv_heads,
+            padded: match par.options.pad_heads {
+                true => ulysses::padded(p.heads, p.kv_heads, up),
+                false => [p.heads, p.kv_heads],
+            },
             head_dim: p.head_dim,
+            separate: par.options.a2a_separate,
+            replicate_after: par.options.replicate_after,
             dtype: p.dtype,
             engine: engines.collective,
         });

@@ -1,5 +1,6 @@
 //! What cannot be built, said before anything is built: the values and the remedy.
 
+use super::ulysses::padded;
 use crate::error::{Error, Result};
 use crate::spec::{
     AttentionSpec, KvPath, LlmSpec, Parallelism, Positions, Recompute, RingBackward, RingLayout, RingMerge, Workload,
@@ -13,7 +14,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     options(par)?;
     tensor(model, work, par)?;
     let t = u64::from(par.tp);
-    heads(model.heads / t, model.kv_heads / t, par)?;
+    heads(model.heads / t, model.kv_heads / t, model.head_dim, par)?;
     sequence(work.seq_len, par)?;
     batch(work, par)
 }
@@ -72,7 +73,7 @@ pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
         let why = format!("heads: heads {} is not a multiple of kv_heads {}", spec.heads, spec.kv_heads);
         return Err(Error::infeasible(why));
     }
-    heads(spec.heads, spec.kv_heads, par)?;
+    heads(spec.heads, spec.kv_heads, spec.head_dim, par)?;
     sequence(spec.seq_len, par)
 }
 
@@ -126,6 +127,9 @@ fn options(par: &Parallelism) -> Result<()> {
         ("merge-at-end", o.merge == RingMerge::AtEnd, circulates, "a ring above 1 whose KV circulate"),
         ("merge-in-kernel", o.merge == RingMerge::InKernel, circulates, "a ring above 1 whose KV circulate"),
         ("double-ring", o.window().is_some(), circulates, "a ring above 1 whose KV circulate"),
+        ("a2a-separate", o.a2a_separate, up > 1, "ulysses above 1"),
+        ("replicate-after", o.replicate_after, up > 1, "ulysses above 1"),
+        ("pad-heads", o.pad_heads, up > 1, "ulysses above 1"),
         ("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1"),
     ];
     match needs.iter().find(|(_, said, fits, _)| *said && !fits) {
@@ -175,23 +179,44 @@ fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     Ok(())
 }
 
-fn heads(a: u64, k: u64, par: &Parallelism) -> Result<()> {
+/// Ulysses deals out `a` heads, `k` KV heads, of `head_dim` elements.
+fn heads(a: u64, k: u64, head_dim: u64, par: &Parallelism) -> Result<()> {
     let u = u64::from(par.ulysses);
     let fits = |u: u64| a.is_multiple_of(u) && (k.is_multiple_of(u) || u.is_multiple_of(k));
-    if fits(u) && par.options.kv == KvPath::GatherByHead && k / u < 2 {
+    match (fits(u), par.options.pad_heads) {
+        (true, false) => kv_copies(k, head_dim, par),
+        (false, true) => kv_copies(padded(a, k, u)[1], head_dim, par),
+        (true, true) => {
+            let why = format!("options: pad-heads adds nothing to heads {a} and kv_heads {k} on ulysses {u}");
+            Err(Error::infeasible(why + "; leave it out"))
+        }
+        (false, false) => {
+            let good = list((2..=a).filter(|&u| fits(u)));
+            let why = match a.is_multiple_of(u) {
+                true => format!("kv_heads {k} neither divides nor is divided by"),
+                false => format!("heads {a} is not divisible by"),
+            };
+            Err(Error::infeasible(format!("heads: {why} ulysses {u}; use {good}, or --options pad-heads")))
+        }
+    }
+}
+
+/// What words ask of the KV heads that a rank has after the exchange.
+fn kv_copies(k: u64, head_dim: u64, par: &Parallelism) -> Result<()> {
+    let (u, o) = (u64::from(par.ulysses), par.options);
+    if o.kv == KvPath::GatherByHead && k / u < 2 {
         let why = format!("heads: gather-kv-prefetch needs 2 KV heads a rank, not {k} over ulysses {u}; use gather-kv");
         return Err(Error::infeasible(why));
     }
-    if fits(u) {
-        return Ok(());
+    if o.replicate_after && u <= k {
+        let why = format!("options: replicate-after needs ulysses above kv_heads {k}, not {u}; leave it out");
+        return Err(Error::infeasible(why));
     }
-    let good = list((2..=a).filter(|&u| fits(u)));
-    let why = if a.is_multiple_of(u) {
-        format!("kv_heads {k} neither divides nor is divided by")
-    } else {
-        format!("heads {a} is not divisible by")
-    };
-    Err(Error::infeasible(format!("heads: {why} ulysses {u}; use {good}")))
+    if o.replicate_after && !head_dim.is_multiple_of(u / k) {
+        let why = format!("heads: replicate-after cuts head_dim {head_dim} in ulysses {u} / kv_heads {k} slices");
+        return Err(Error::infeasible(why + ", which do not come out even; leave it out"));
+    }
+    Ok(())
 }
 
 fn sequence(s: u64, par: &Parallelism) -> Result<()> {

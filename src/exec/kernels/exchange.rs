@@ -4,20 +4,35 @@
 //! with all heads of the tokens here, or with some heads of the tokens of every rank.
 
 use super::Scalar;
-use crate::plan::{Exchange, HeadPart};
+use crate::plan::{Exchange, HeadPart, Packing};
 
 /// The shape of one exchange.
 pub struct Layout<'p> {
+    packing: Packing,
     ranks: usize,
     batch: usize,
     seq: usize,
     parts: &'p [HeadPart],
 }
 
-/// Elements that stay together: where they lie in a part and in the packed buffer.
+/// One lane of one token that goes to one rank.
+#[derive(Clone, Copy)]
+struct Row {
+    rank: usize,
+    batch: usize,
+    token: usize,
+    part: usize,
+    lane: usize,
+    /// Packed buffer, and where the row begins in it.
+    buffer: usize,
+    packed: usize,
+}
+
+/// Elements that stay together: where they lie in a part, if they do, and in a packed buffer.
 struct Piece {
     part: usize,
-    in_part: usize,
+    in_part: Option<usize>,
+    buffer: usize,
     packed: usize,
     len: usize,
     /// These elements of the part are already in an earlier rank's piece.
@@ -25,8 +40,9 @@ struct Piece {
 }
 
 impl<'p> Layout<'p> {
-    pub fn new(ranks: u64, batch: u64, seq: u64, parts: &'p [HeadPart]) -> Layout<'p> {
-        Layout { ranks: ranks as usize, batch: batch as usize, seq: seq as usize, parts }
+    pub fn new(packing: Packing, [ranks, batch, seq]: [u64; 3], parts: &'p [HeadPart]) -> Layout<'p> {
+        let [ranks, batch, seq] = [ranks, batch, seq].map(|x| x as usize);
+        Layout { packing, ranks, batch, seq, parts }
     }
 
     pub fn permute<T: Scalar>(&self, exchange: Exchange, reads: &[&[T]], writes: &mut [&mut [T]]) {
@@ -38,38 +54,51 @@ impl<'p> Layout<'p> {
         }
     }
 
-    /// The local rows of each rank, sequence and token in the packed buffer, as (rank, seq, token, part, start).
-    fn rows(&self, mut f: impl FnMut([usize; 3], usize, usize)) {
-        let mut packed = 0;
+    /// The rows of each rank, sequence, token, part and lane, as the packed buffers have them.
+    fn rows(&self, mut f: impl FnMut(Row)) {
+        let lanes = self.parts.iter().enumerate().flat_map(|(i, p)| (0..p.lanes as usize).map(move |lane| (i, lane)));
+        let lanes: Vec<_> = lanes.collect();
+        let mut ends = vec![0; self.ranks.max(lanes.len())];
         for at in 0..self.ranks * self.batch * self.seq {
-            let place = [at / self.seq / self.batch, at / self.seq % self.batch, at % self.seq];
-            for (part, shape) in self.parts.iter().enumerate() {
-                f(place, part, packed);
-                packed += shape.local_row(self.ranks as u64) as usize;
+            let [rank, batch, token] = [at / self.seq / self.batch, at / self.seq % self.batch, at % self.seq];
+            for (i, &(part, lane)) in lanes.iter().enumerate() {
+                let buffer = match self.packing {
+                    Packing::Together => 0,
+                    Packing::ByRank => rank,
+                    Packing::ByLane => i,
+                };
+                f(Row { rank, batch, token, part, lane, buffer, packed: ends[buffer] });
+                ends[buffer] += self.parts[part].local_lane(self.ranks as u64) as usize;
             }
         }
     }
 
     /// Parts that hold all heads of the tokens here: a rank's piece is some heads of each lane.
     fn by_heads(&self, mut f: impl FnMut(Piece)) {
-        self.rows(|[rank, b, token], part, packed| {
-            let shape = self.parts[part];
+        self.rows(|row| {
+            let shape = &self.parts[row.part];
             let [lanes, heads, head_dim] = [shape.lanes, shape.heads, shape.head_dim].map(|x| x as usize);
-            let len = shape.local_heads(self.ranks as u64) as usize * head_dim;
-            let (first, again) = self.first_head(rank, heads);
-            for lane in 0..lanes {
-                let in_part = (((b * self.seq + token) * lanes + lane) * heads + first) * head_dim;
-                f(Piece { part, in_part, packed: packed + lane * len, len, again });
+            let local = shape.local_heads(self.ranks as u64) as usize;
+            let (first, again) = self.first_head(row.rank, shape.all_heads() as usize);
+            let start = ((row.batch * self.seq + row.token) * lanes + row.lane) * heads * head_dim;
+            // Heads stay together unless some of them are zeros.
+            let run = if shape.pad.is_some() { 1 } else { local };
+            for at in (0..local).step_by(run) {
+                let in_part = shape.held((first + at) as u64).map(|head| start + head as usize * head_dim);
+                let (packed, len) = (row.packed + at * head_dim, run * head_dim);
+                f(Piece { part: row.part, in_part, buffer: row.buffer, packed, len, again });
             }
         });
     }
 
     /// Parts that hold some heads of the tokens of every rank, in rank order within a sequence.
     fn by_tokens(&self, mut f: impl FnMut(Piece)) {
-        self.rows(|[rank, b, token], part, packed| {
-            let len = self.parts[part].local_row(self.ranks as u64) as usize;
-            let in_part = ((b * self.ranks + rank) * self.seq + token) * len;
-            f(Piece { part, in_part, packed, len, again: false });
+        self.rows(|row| {
+            let shape = &self.parts[row.part];
+            let len = shape.local_lane(self.ranks as u64) as usize;
+            let token = (row.batch * self.ranks + row.rank) * self.seq + row.token;
+            let in_part = Some((token * shape.lanes as usize + row.lane) * len);
+            f(Piece { part: row.part, in_part, buffer: row.buffer, packed: row.packed, len, again: false });
         });
     }
 
@@ -83,17 +112,17 @@ impl<'p> Layout<'p> {
     }
 }
 
-// Packed buffers, if there are several, are equally long and follow each other.
-
 fn pack<T: Scalar>(p: &Piece, parts: &[&[T]], packed: &mut [&mut [T]]) {
-    let each = packed[0].len();
-    packed[p.packed / each][p.packed % each..][..p.len].copy_from_slice(&parts[p.part][p.in_part..][..p.len]);
+    let to = &mut packed[p.buffer][p.packed..][..p.len];
+    match p.in_part {
+        Some(at) => to.copy_from_slice(&parts[p.part][at..][..p.len]),
+        None => to.fill(T::zero()),
+    }
 }
 
 fn unpack<T: Scalar>(p: &Piece, packed: &[&[T]], parts: &mut [&mut [T]]) {
-    let each = packed[0].len();
-    let from = &packed[p.packed / each][p.packed % each..][..p.len];
-    let to = &mut parts[p.part][p.in_part..][..p.len];
+    let Some(at) = p.in_part else { return };
+    let (from, to) = (&packed[p.buffer][p.packed..][..p.len], &mut parts[p.part][at..][..p.len]);
     if p.again {
         to.iter_mut().zip(from).for_each(|(to, &from)| *to += from);
     } else {
@@ -105,28 +134,24 @@ fn unpack<T: Scalar>(p: &Piece, packed: &[&[T]], parts: &mut [&mut [T]]) {
 mod tests {
     use super::super::testing::*;
     use super::*;
-    use crate::plan::{Kernel, Packing};
+    use crate::plan::{HeadPad, Kernel};
 
     const BATCH: usize = 2;
     const SEQ: usize = 3;
 
     fn permute(exchange: Exchange, ranks: usize, parts: &[HeadPart], reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
-        let local = BATCH * SEQ;
-        let size = |p: &HeadPart| match exchange {
-            Exchange::UnpackSeq => ranks * local * p.local_row(ranks as u64) as usize,
-            _ => local * (p.lanes * p.heads * p.head_dim) as usize,
-        };
-        let packed = parts.iter().map(|p| ranks * local * p.local_row(ranks as u64) as usize).sum();
-        let mut writes: Vec<Vec<f64>> = match exchange {
-            Exchange::PackHeads | Exchange::PackSeq => vec![vec![f64::NAN; packed]],
-            _ => parts.iter().map(|p| vec![f64::NAN; size(p)]).collect(),
-        };
         let (r, b, s) = (ranks as u64, BATCH as u64, SEQ as u64);
         let packing = Packing::Together;
         let kernel = Kernel::Permute { exchange, packing, ranks: r, batch: b, seq: s, parts: parts.to_vec() };
+        into_nan(&kernel, reads)
+    }
+
+    /// Runs a kernel into buffers of NaN.
+    fn into_nan(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        let mut writes: Vec<_> = kernel.operands(&ring(1)).writes.iter().map(|&n| vec![f64::NAN; n as usize]).collect();
         let reads: Vec<Option<&[f64]>> = reads.iter().map(|x| Some(&x[..])).collect();
         let mut views: Vec<&mut [f64]> = writes.iter_mut().map(|x| &mut x[..]).collect();
-        launch(&kernel, &reads, &mut views);
+        launch(kernel, &reads, &mut views);
         writes
     }
 
@@ -158,8 +183,7 @@ mod tests {
     }
 
     /// Q with 8 heads, K and V with 2: more ranks than KV heads from 4 on.
-    const PARTS: [HeadPart; 2] =
-        [HeadPart { lanes: 1, heads: 8, head_dim: 3 }, HeadPart { lanes: 2, heads: 2, head_dim: 3 }];
+    const PARTS: [HeadPart; 2] = [HeadPart::new(1, 8, 3), HeadPart::new(2, 2, 3)];
 
     fn inputs(ranks: usize) -> Vec<Vec<Vec<f64>>> {
         (0..ranks).map(|rank| PARTS.iter().map(|part| labelled(rank, part)).collect()).collect()
@@ -215,5 +239,43 @@ mod tests {
             let inner = |x: &[Vec<Vec<f64>>], y: &[Vec<Vec<f64>>]| dot(&x.concat().concat(), &y.concat().concat());
             assert_close(&[inner(&ax, &y)], &[inner(&x, &aty)], 1e-12);
         }
+    }
+
+    #[test]
+    fn heads_of_zeros_go_there_and_nowhere_back() {
+        // Two groups of three query heads become groups of four; five KV heads become eight.
+        let pad = |group, to_group, to_heads| Some(HeadPad { group, to_group, to_heads });
+        let parts = [
+            HeadPart { pad: pad(3, 4, 8), ..HeadPart::new(1, 6, 3) },
+            HeadPart { pad: pad(1, 1, 8), ..HeadPart::new(2, 5, 3) },
+        ];
+        let x: Vec<Vec<Vec<f64>>> = (0..4).map(|rank| parts.iter().map(|p| labelled(rank, p)).collect()).collect();
+        let there = to_heads(4, &parts, &x);
+        // Rank 1 has query heads 2 and none, then the second group begins: a row is 2 heads of 3.
+        assert_eq!(there[1][0][..6], [x[0][0][6], x[0][0][7], x[0][0][8], 0.0, 0.0, 0.0]);
+        assert_eq!(there[2][0][..3], x[0][0][9..12]);
+        assert_eq!(to_tokens(4, &parts, &there), x);
+    }
+
+    #[test]
+    fn packed_apart_is_packed_together_cut() {
+        let x = inputs(4).remove(0);
+        let pack = |packing| {
+            let (exchange, parts) = (Exchange::PackHeads, PARTS.to_vec());
+            let (ranks, batch, seq) = (2, BATCH as u64, SEQ as u64);
+            let kernel = Kernel::Permute { exchange, packing, ranks, batch, seq, parts };
+            let unpack =
+                Kernel::Permute { exchange: Exchange::UnpackHeads, packing, ranks, batch, seq, parts: PARTS.to_vec() };
+            let packed = into_nan(&kernel, &x);
+            assert_eq!(into_nan(&unpack, &packed), x, "{packing:?}");
+            packed
+        };
+        let whole = pack(Packing::Together).remove(0);
+        assert_eq!(pack(Packing::ByRank).concat(), whole);
+        // A row: four query heads, a head of K, a head of V.
+        let lanes = [0..12, 12..15, 15..18];
+        let lane =
+            |lane: &std::ops::Range<usize>| whole.chunks(18).flat_map(|row| row[lane.clone()].to_vec()).collect();
+        assert_eq!(pack(Packing::ByLane), lanes.iter().map(lane).collect::<Vec<Vec<f64>>>());
     }
 }

@@ -150,9 +150,9 @@ pub fn run<T: Scalar>(
             let [dx] = outputs(writes);
             pointwise::swiglu_bwd(cols as usize, read(0), read(1), dx);
         }
-        Kernel::Permute { exchange, ranks, batch, seq, parts, .. } => {
+        Kernel::Permute { exchange, packing, ranks, batch, seq, parts } => {
             let reads: Vec<&[T]> = (0..reads.len()).map(read).collect();
-            let layout = exchange::Layout::new(*ranks, *batch, *seq, parts);
+            let layout = exchange::Layout::new(*packing, [*ranks, *batch, *seq], parts);
             layout.permute(*exchange, &reads, writes);
         }
         Kernel::Reorder { segs, batch, cols, inverse } => {
