@@ -57,13 +57,7 @@ impl Way {
             |shape, by_head| Core::GatherKv(GatherKv { shape, ranks: par.ring, by_head, engine: engines.collective });
         let core = match (par.ring, par.options.kv) {
             (1, _) => Core::Local(Local { shape }),
-            (ranks, KvPath::Ring) => Core::Ring(Ring {
-                shape,
-                ranks,
-                engine: engines.p2p,
-                options: par.options,
-                window: par.options.window(),
-            }),
+            (ranks, KvPath::Ring) => Core::Ring(Ring { shape, ranks, engine: engines.p2p, options: par.options }),
             (_, KvPath::Gather) => gather(shape, false),
             (_, KvPath::GatherByHead) => gather(shape, true),
         };

@@ -34,7 +34,7 @@ pub fn block(ring: &Ring, window: u32, i: u32) -> AttnBlock {
 
 impl Scratch {
     pub fn new(ring: &Ring, b: &mut Builder) -> Scratch {
-        let window = ring.window.expect("two rings have a window");
+        let window = ring.options.window().expect("two rings have a window");
         let windows = ring.ranks / window;
         let kv = ring.kv_shape();
         Scratch {

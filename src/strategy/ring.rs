@@ -5,12 +5,12 @@
 //! step i:  KV hop to the next rank  |  attention of my queries with the KV of rank r-i, merge
 //! ```
 //! How the outputs of the blocks become one is [`ring_merge`], and which way the gradients travel is a file
-//! each: [`ring_follow`], [`ring_reverse`], [`ring_burst`]. All work for any layout of the sequence: blocks
+//! each: [`ring_follow`], [`ring_reverse`], [`ring_burst`]; [`double_ring`] is a ring of rings. All work for any layout of the sequence: blocks
 //! that the mask empties are skipped, and what only passes through a rank is still passed on.
 
 use super::attention::{Saved, Shape};
 use super::{double_ring, ring_burst, ring_follow, ring_merge, ring_reverse};
-use crate::plan::{AttnBlock, Axis, Buf, Builder, Engine, Group, Kernel, Side, TensorKind, Via};
+use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Engine, Group, Kernel, Side, TensorKind, Via};
 use crate::spec::{Options, RingBackward, RingMerge};
 
 /// Attention over everybody's KV.
@@ -21,8 +21,6 @@ pub struct Ring {
     pub ranks: u32,
     pub engine: Engine,
     pub options: Options,
-    /// Ranks of an inner ring, where there are two.
-    pub window: Option<u32>,
 }
 
 /// Buffers that every layer of a rank reuses.
@@ -50,7 +48,7 @@ impl Ring {
         Scratch {
             merge: ring_merge::Scratch::new(self, b),
             grads: match self.options.ring_backward {
-                _ if self.window.is_some() => Grads::Double(double_ring::Scratch::new(self, b)),
+                _ if self.options.window().is_some() => Grads::Double(double_ring::Scratch::new(self, b)),
                 RingBackward::Follow => Grads::Follow(ring_follow::Scratch::new(self, b)),
                 RingBackward::Reverse => Grads::Reverse(ring_reverse::Scratch::new(self, b)),
                 RingBackward::Burst => Grads::Burst(ring_burst::Scratch::new(self, b)),
@@ -73,14 +71,14 @@ impl Ring {
 
     /// What step `i` attends to: the KV that started `i` ranks back, or where two rings have brought it from.
     pub fn block_of_step(&self, i: u32) -> AttnBlock {
-        match self.window {
+        match self.options.window() {
             None => self.block(0, i as i32),
             Some(window) => double_ring::block(self, window, i),
         }
     }
 
     /// What a kernel's block output is kept in: one that is added to within a kernel is not rounded before.
-    pub fn block_dtype(&self) -> crate::plan::Dtype {
+    pub fn block_dtype(&self) -> Dtype {
         if self.in_kernel() { self.shape.acc } else { self.shape.dtype }
     }
 

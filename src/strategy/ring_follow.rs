@@ -24,7 +24,13 @@ impl Scratch {
             dkv_block: work("dkv_block", &kv, part),
             delta: work("delta", &ring.lse_shape(), sh.acc),
             dq: work("dq", &q, sh.acc),
-            dkv: b.tensor("dkv", &kv, sh.acc, TensorKind::CommBuffer, if ring.window.is_some() { 4 } else { 2 }),
+            dkv: b.tensor(
+                "dkv",
+                &kv,
+                sh.acc,
+                TensorKind::CommBuffer,
+                if ring.options.window().is_some() { 4 } else { 2 },
+            ),
         }
     }
 

@@ -1,8 +1,8 @@
 //! How the outputs of a ring's blocks become one, by their log-sum-exps.
 //!
-//! | each step | a block's output in the model's dtype is merged into a running one (zhuzilin/ring-flash-attention) |
-//! | at the end | every block's output and KV are kept; log-sum-exps are summed on the way (TransformerEngine) |
-//! | in the kernel | attention goes on from the running output (MagiAttention's FFA) |
+//! * each step: a block's output in the model's dtype is merged into a running one (zhuzilin/ring-flash-attention)
+//! * at the end: every block's output is kept; log-sum-exps are summed on the way (TransformerEngine)
+//! * in the kernel: attention goes on from the running output (MagiAttention's FFA)
 
 use super::attention::Saved;
 use super::ring::Ring;
