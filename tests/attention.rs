@@ -6,7 +6,7 @@ mod plans;
 use foretrain::cost::{Effort, cost};
 use foretrain::exec::{Options, Run, attention_io, execute, reference};
 use foretrain::plan::{Dtype, Feed, Operand, Plan, check};
-use foretrain::spec::{AttentionSpec, Parallelism, Pass};
+use foretrain::spec::{AttentionSpec, Mask, Options as Words, Parallelism, Pass};
 use foretrain::strategy::attention_pass;
 use plans::{FLAT, Host, SM, same};
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ use proptest::prelude::*;
 const SEED: u64 = 7;
 
 fn spec(seq_len: u64, heads: u64, kv_heads: u64) -> AttentionSpec {
-    AttentionSpec { batch: 2, seq_len, heads, kv_heads, head_dim: 4, causal: true, dtype: Dtype::F64 }
+    AttentionSpec { batch: 2, seq_len, heads, kv_heads, head_dim: 4, mask: Mask::new(true), dtype: Dtype::F64 }
 }
 
 fn way(ring: u32, ulysses: u32) -> Parallelism {
@@ -35,7 +35,8 @@ fn run(plan: &Plan) -> Run {
 /// Largest difference, relative to the largest value; NaN where anything is.
 fn error(got: &[f64], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
-    let scale = want.iter().fold(1e-6, |m: f64, x| m.max(x.abs()));
+    // Operands have variance one; gradients that vanish, where a query sees but itself, are as good as their rounding.
+    let scale = want.iter().fold(0.1, |m: f64, x| m.max(x.abs()));
     let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs());
     worst.fold(0.0, |m: f64, e| if e.is_nan() || m.is_nan() { f64::NAN } else { m.max(e) }) / scale
 }
@@ -76,7 +77,7 @@ fn every_word_of_a_ring_is_the_dense_one() {
     for (words, pass) in words.iter().flat_map(|words| Pass::ALL.map(|pass| (words, pass))) {
         for (ring, ulysses, causal) in [(3, 1, true), (2, 2, true), (4, 1, false)] {
             let par = Parallelism { options: words.parse().unwrap(), ..way(ring, ulysses) };
-            holds(&AttentionSpec { causal, ..spec(48, 8, 4) }, pass, &par, 1e-12);
+            holds(&AttentionSpec { mask: Mask::new(causal), ..spec(48, 8, 4) }, pass, &par, 1e-12);
         }
     }
 }
@@ -127,24 +128,74 @@ fn what_does_not_split_is_said() {
     assert!(said(spec(48, 8, 4), way(1, 3)).contains("heads"));
     assert!(said(spec(50, 8, 4), way(3, 1)).contains("sequence"));
     assert!(said(spec(48, 8, 3), way(1, 1)).contains("not a multiple of kv_heads"));
+    let masked = |mask| AttentionSpec { mask, ..spec(48, 8, 4) };
+    let window = |causal| masked(Mask { window: Some(7), ..Mask::new(causal) });
+    assert!(said(window(false), way(1, 1)).contains("window: 7 keys back"));
+    let documents = |lengths: &[u64]| masked(Mask { documents: lengths.to_vec().into(), ..Mask::new(true) });
+    assert!(said(documents(&[40, 9]), way(1, 1)).contains("49 tokens"));
+    assert!(said(documents(&[48, 0]), way(1, 1)).contains("none may be empty"));
     assert!(said(spec(48, 8, 4), Parallelism { dp: 2, ..way(1, 1) }).contains("dp"));
 }
 
+/// Any layout that has a word, under any mask.
+fn masks(seq: u64) -> impl Strategy<Value = Mask> {
+    let cuts = prop::collection::btree_set(1..seq, 0..5);
+    (any::<bool>(), prop::option::of(1..seq + 2), cuts, any::<bool>()).prop_map(move |(causal, window, cuts, one)| {
+        let mut ends: Vec<u64> = cuts.into_iter().collect();
+        ends.push(seq);
+        let starts = std::iter::once(&0).chain(&ends);
+        let lengths: Vec<u64> = ends.iter().zip(starts).map(|(end, start)| end - start).collect();
+        Mask { causal, window: window.filter(|_| causal), documents: if one { vec![] } else { lengths }.into() }
+    })
+}
+
+fn cases() -> impl Strategy<Value = (AttentionSpec, Parallelism)> {
+    let degrees = (1u32..=5, prop::sample::select(vec![1u32, 2, 4]));
+    let heads = (prop::sample::select(vec![1u64, 2, 4]), prop::sample::select(vec![1u64, 4]), 1u64..=3);
+    let words = prop::sample::select(vec!["default", "contiguous", "stripe", "gather-kv", "gather-kv+stripe"]);
+    (degrees, 1u64..=2, 1u64..=4, heads, words)
+        .prop_filter("heads split", |((_, up), _, _, (k, group, _), _)| (k * group).is_multiple_of(u64::from(*up)))
+        .prop_flat_map(|((ring, up), batch, units, (kv_heads, group, half), words)| {
+            let seq_len = 2 * u64::from(ring * up) * units;
+            let options: Words = if ring > 1 { words } else { "default" }.parse().expect("known words");
+            let par = Parallelism { options, ..way(ring, up) };
+            masks(seq_len).prop_map(move |mask| {
+                let (heads, head_dim) = (kv_heads * group, 2 * half);
+                (AttentionSpec { batch, seq_len, heads, kv_heads, head_dim, mask, dtype: Dtype::F64 }, par)
+            })
+        })
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_attention_is_the_dense_one(
-        (ring, ulysses) in (1u32..=5, prop::sample::select(vec![1u32, 2, 4])),
-        (batch, units) in (1u64..=2, 1u64..=4),
-        (kv_heads, group, half_dim) in (prop::sample::select(vec![1u64, 2, 4]), prop::sample::select(vec![1u64, 4]), 1u64..=3),
-        pass in prop::sample::select(Pass::ALL.to_vec()),
-    ) {
-        let heads = kv_heads * group;
-        prop_assume!(heads.is_multiple_of(u64::from(ulysses)));
-        let seq_len = 2 * u64::from(ring * ulysses) * units;
-        let spec =
-            AttentionSpec { batch, seq_len, heads, kv_heads, head_dim: 2 * half_dim, causal: true, dtype: Dtype::F64 };
-        holds(&spec, pass, &way(ring, ulysses), 1e-11);
+    fn any_attention_is_the_dense_one((spec, par) in cases(), pass in prop::sample::select(Pass::ALL.to_vec())) {
+        holds(&spec, pass, &par, 1e-11);
     }
+}
+
+/// What a window or a document boundary hides from a rank is not computed by it.
+#[test]
+fn blocks_that_a_mask_empties_are_skipped() {
+    let flops = |mask: Mask, words: &str| {
+        let spec = AttentionSpec { mask, head_dim: 128, dtype: Dtype::Bf16, ..spec(8192, 8, 8) };
+        let par = Parallelism { options: words.parse().unwrap(), ..way(4, 1) };
+        let plan = built(&spec, Pass::Forward, &par);
+        let all = cost(&plan, Host::of(&plan, 1.0).machine(), FLAT).unwrap();
+        let attention = |c: &foretrain::timeline::Class| c.usage.by_kernel["attention"];
+        let times: Vec<f64> = all.classes.iter().map(attention).collect();
+        (all.mean().flops * 4.0, times)
+    };
+    // Contiguous parts of 2048: a window of one key back reaches into one other part, with one query.
+    let (area, _) = flops(Mask { window: Some(2), ..Mask::new(true) }, "contiguous");
+    assert_eq!(area, (4u64 * 2 * 8 * 128 * (2 * 8192 - 1)) as f64);
+    // Documents of a part each: no rank needs another's keys.
+    let documents = Mask { documents: vec![2048; 4].into(), ..Mask::new(true) };
+    let (area, times) = flops(documents.clone(), "contiguous");
+    assert_eq!(area, (4u64 * 2 * 8 * 128 * 4 * 2048 * 2049 / 2) as f64);
+    assert!(times.iter().all(|t| *t == times[0]), "equal parts, equal times: {times:?}");
+    // However they are cut, what is computed is what is visible.
+    assert_eq!(flops(documents.clone(), "default").0, area);
+    assert_eq!(flops(documents, "stripe").0, area);
 }

@@ -190,7 +190,8 @@ fn merging_at_the_end_keeps_every_block() {
     let peak = |words: &str| {
         let par = Parallelism { options: words.parse().unwrap(), ..way(1, p as u32, 1) };
         let (seq_len, dtype) = (S, Dtype::Bf16);
-        let spec = AttentionSpec { batch: 1, seq_len, heads: A, kv_heads: 4, head_dim: D, causal: true, dtype };
+        let spec =
+            AttentionSpec { batch: 1, seq_len, heads: A, kv_heads: 4, head_dim: D, mask: Mask::new(true), dtype };
         let plan = attention_pass::build(&spec, Pass::Forward, &par, SM).unwrap();
         Layout::new(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap().bytes
     };

@@ -217,7 +217,7 @@ const SINGLE: &[Mutation] = &[
     }),
     ("a full mask", |p| {
         if let OpKind::Compute { kernel: Kernel::Attention(block), .. } = &mut op(p, "layer_fwd", "attention.0").kind {
-            block.causal = false;
+            block.mask.causal = false;
         }
     }),
     ("attention of another step's keys", |p| {

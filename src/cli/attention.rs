@@ -1,6 +1,6 @@
 //! `foretrain attention`: one attention operation over the ranks that share it, held against one GPU's kernel.
 
-use super::config::{count, dtype, options, stack_of};
+use super::config::{count, documents, dtype, options, stack_of};
 use super::{Answer, Output};
 use crate::cluster::Cluster;
 use crate::cost::{Effort, Machine, cost};
@@ -11,7 +11,7 @@ use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
 use crate::report::human::{Table, decimal, percent, seconds};
 use crate::report::{Costed, Report};
-use crate::spec::{AttentionSpec, ClusterSpec, Dtype, GpuSpec, Options, Parallelism, Pass, StackSpec};
+use crate::spec::{AttentionSpec, ClusterSpec, Documents, Dtype, GpuSpec, Mask, Options, Parallelism, Pass, StackSpec};
 use crate::strategy::{Engines, attention_pass};
 use crate::sweep::case::default_dtype;
 use crate::sweep::guard;
@@ -51,6 +51,12 @@ pub struct Flags {
     /// A query sees the keys up to its own; without, all of them
     #[arg(long)]
     causal: bool,
+    /// A query sees only the last N of the keys up to its own
+    #[arg(long, value_name = "N", value_parser = count, requires = "causal")]
+    window: Option<u64>,
+    /// Lengths of documents packed into each sequence, e.g. 16K,48K, or a file of them
+    #[arg(long, value_name = "N,..", value_parser = documents)]
+    documents: Option<Documents>,
     /// fwd, bwd or fwd+bwd; bwd alone finds what a forward pass would have kept
     #[arg(long, value_name = "PASS", value_parser = pass, default_value = "fwd")]
     pass: Pass,
@@ -107,7 +113,11 @@ impl Bench {
             heads: flags.heads,
             kv_heads: flags.kv_heads.unwrap_or(flags.heads),
             head_dim: flags.head_dim,
-            causal: flags.causal,
+            mask: Mask {
+                window: flags.window,
+                documents: flags.documents.clone().unwrap_or_default(),
+                ..Mask::new(flags.causal)
+            },
             dtype: flags.dtype.unwrap_or_else(|| default_dtype(&gpu)),
         };
         let (ring, ulysses, options) = (flags.ring, flags.ulysses, flags.options.unwrap_or_default());
@@ -131,7 +141,11 @@ impl Bench {
 
     /// Time of one GPU on `tokens` of every sequence.
     fn alone(&self, tokens: u64) -> Result<Seconds> {
-        let spec = AttentionSpec { seq_len: tokens, ..self.spec.clone() };
+        // Documents may be longer than a rank's share; one is as good a sequence as any.
+        let whole = tokens == self.spec.seq_len;
+        let documents = if whole { self.spec.mask.documents.clone() } else { Documents::default() };
+        let mask = Mask { documents, ..self.spec.mask.clone() };
+        let spec = AttentionSpec { seq_len: tokens, mask, ..self.spec.clone() };
         Ok(self.cost(&self.plan(&spec, &Parallelism::default())?)?.1.step)
     }
 
@@ -211,6 +225,15 @@ fn parts<S: serde::Serializer>(r: &Report, s: S) -> std::result::Result<S::Ok, S
     .serialize(s)
 }
 
+/// The mask in words.
+fn masked(mask: &Mask) -> String {
+    let mut words = vec![if mask.causal { "causal" } else { "full" }.to_string()];
+    words.extend(mask.window.map(|w| format!("window {w}")));
+    let documents = mask.documents.lengths().len();
+    words.extend((documents > 0).then(|| format!("{documents} documents")));
+    words.join(", ")
+}
+
 impl Found {
     fn render(&self) -> String {
         let r = &self.report;
@@ -228,7 +251,7 @@ impl Found {
             a.kv_heads,
             a.batch,
             a.seq_len,
-            if a.causal { "causal" } else { "full" },
+            masked(&a.mask),
             a.dtype.name(),
             self.ring,
             self.ulysses,
@@ -242,13 +265,12 @@ impl Found {
         let [low, high] = self.report.interval_95_s.map(seconds);
         let interval = format!("95 % between {low} and {high}: the spread of the kernels alone; links add none");
         table.row(["time", &seconds(self.time_s), &interval]);
-        let counted = if a.causal { "a causal mask counted half" } else { "every pair counted" };
-        let flops = format!("on each GPU; {counted}, a backward pass 2.5 times a forward pass");
+        let flops = format!("on each GPU; visible pairs counted, a backward pass 2.5 times a forward pass");
         table.row(["rate", &decimal(self.flops_per_s_per_gpu, "FLOP/s"), &flops]);
         let ideal =
             format!("of {}, an equal share of the {} of one GPU", seconds(self.ideal_s), seconds(self.one_gpu_s));
         table.row(["efficiency", &percent(self.efficiency), &ideal]);
-        if self.gpus > 1 {
+        if self.gpus > 1 && a.mask.window.is_none() && a.mask.documents.is_empty() {
             let share =
                 format!("one GPU, {} tokens: 1/{} of a rank's work here", a.seq_len / u64::from(self.gpus), self.gpus);
             table.row(["not to compare", &seconds(self.own_tokens_s), &share]);

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::plan::{About, Plan, check};
-use crate::spec::{Architecture, ClusterSpec, Dtype, GpuSpec, LlmSpec, Options, Parallelism, Recompute};
+use crate::spec::{Architecture, ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Options, Parallelism, Recompute};
 use crate::sweep::{Case, Point};
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -248,6 +248,17 @@ pub fn count(text: &str) -> std::result::Result<u64, String> {
     };
     let number: Option<u64> = digits.parse().ok();
     number.and_then(|n| n.checked_mul(scale)).ok_or_else(|| "write a whole number, as in 131072 or 128K".to_string())
+}
+
+/// Lengths joined by commas, or a file with lengths between commas, blanks or lines.
+pub fn documents(text: &str) -> std::result::Result<Documents, String> {
+    let wrong = |why: String| format!("{why}; write lengths as in 4096,8K, or the path of a file of them");
+    let is_list = text.starts_with(|c: char| c.is_ascii_digit());
+    let read = || std::fs::read_to_string(text).map_err(|e| wrong(format!("{text}: {e}")));
+    let text = if is_list { text.to_string() } else { read()? };
+    let lengths = text.split([',', ' ', '\n', '\t', '\r']).filter(|word| !word.is_empty());
+    let lengths = lengths.map(|word| count(word).map_err(|_| wrong(format!("{word:?} is no length"))));
+    Ok(lengths.collect::<std::result::Result<Vec<u64>, String>>()?.into())
 }
 
 pub fn recompute(text: &str) -> std::result::Result<Recompute, String> {

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::fold::{Fold, crossing};
 use crate::plan::link::{Line, Place};
 use crate::plan::matching::{LegAt, Matching};
-use crate::plan::segs::block_shape;
+use crate::plan::visible::block_shape;
 use crate::plan::*;
 use crate::spec::Provenance;
 use crate::timeline::Usage;
@@ -412,7 +412,7 @@ impl Positions {
         }
         let (q, kv) = (self.split(&block.q, views), self.split(&block.kv, views));
         let held = |split: usize, segs: &Segs, rank: u32| &self.splits[split].1[segs.holder(views, rank) as usize][..];
-        let shape = |&rank: &u32| block_shape(held(q, &block.q, rank), held(kv, &block.kv, rank), block.causal);
+        let shape = |&rank: &u32| block_shape(held(q, &block.q, rank), held(kv, &block.kv, rank), &block.mask);
         let shapes: Rc<[BlockShape]> = ranks.iter().map(shape).collect();
         self.last = Some((block.clone(), shapes.clone()));
         shapes

@@ -522,7 +522,15 @@ pub fn attention(spec: &AttentionSpec, q: &[f64], kv: &[f64], d_o: &[f64]) -> BT
 
 /// Whether query `i` sees key `j`.
 fn visible(spec: &AttentionSpec, i: usize, j: usize) -> bool {
-    !spec.causal || j <= i
+    let document = |at: usize| {
+        let mut end = 0;
+        spec.mask.documents.lengths().iter().position(|length| {
+            end += *length as usize;
+            at < end
+        })
+    };
+    let near = spec.mask.window.is_none_or(|w| i < j + w as usize);
+    document(i) == document(j) && (!spec.mask.causal || j <= i) && near
 }
 
 /// The first columns of a query head's q, k and v: a/k neighbouring query heads share one KV head.

@@ -8,7 +8,9 @@
 //! heads, d head dim, f feed-forward width, v vocabulary. Tensors are row-major, a row is a token.
 
 use super::mesh::{Axis, Mesh};
-use super::segs::{BlockShape, Segs, block_shape};
+use super::segs::Segs;
+use super::visible::{self, BlockShape, LiveRows, block_shape};
+use crate::spec::Mask;
 use serde::{Deserialize, Serialize};
 
 /// A block of attention: queries and keys by the global positions their rows stand for.
@@ -22,13 +24,20 @@ pub struct AttnBlock {
     pub heads: u64,
     pub kv_heads: u64,
     pub head_dim: u64,
-    pub causal: bool,
+    pub mask: Mask,
 }
 
 impl AttnBlock {
     /// What the mask leaves of the block on `rank`, for one sequence.
     pub fn shape(&self, views: &[Mesh], rank: u32) -> BlockShape {
-        block_shape(&self.q.spans(views, rank), &self.kv.spans(views, rank), self.causal)
+        block_shape(&self.q.spans(views, rank), &self.kv.spans(views, rank), &self.mask)
+    }
+}
+
+impl AttnBlock {
+    /// The rows of a sequence that take part in the block on `rank`.
+    pub fn live_rows(&self, views: &[Mesh], rank: u32) -> LiveRows {
+        visible::live_rows(&self.q.spans(views, rank), &self.kv.spans(views, rank), &self.mask)
     }
 }
 

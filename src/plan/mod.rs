@@ -13,6 +13,7 @@ pub mod program;
 pub mod segment;
 pub mod segs;
 pub mod structure;
+pub mod visible;
 
 pub use builder::{Builder, Via, each};
 pub use kernel::{AttnBlock, Exchange, HeadPad, HeadPart, Kernel, Packing, Side, VocabPart, Work, WorkClass};
@@ -21,4 +22,5 @@ pub use op::*;
 pub use program::{
     About, AttentionFeed, Block, Feed, Held, Inputs, Master, Operand, Param, Plan, Program, RoleMap, Shard,
 };
-pub use segs::{BlockShape, Segs, Span, Split};
+pub use segs::{Segs, Span, Split};
+pub use visible::BlockShape;

@@ -1,4 +1,4 @@
-//! Which global sequence positions a rank holds, and what a causal mask leaves of a block of them.
+//! Which global sequence positions a rank holds.
 
 use super::mesh::{Axis, Mesh};
 use serde::{Deserialize, Serialize};
@@ -183,48 +183,8 @@ fn merge_adjacent(spans: Vec<Span>) -> Vec<Span> {
     out
 }
 
-/// What a mask leaves of a block of attention: the work, and the rectangle a kernel has to walk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct BlockShape {
-    /// Pairs (query, key) that are visible.
-    pub area: u64,
-    /// Queries that see at least one key of the block.
-    pub q_rows: u64,
-    /// Keys that at least one query of the block sees.
-    pub kv_rows: u64,
-}
-
-/// The visible part of queries `q` against keys `kv`. Causal: a query sees the keys at or before it.
-pub fn block_shape(q: &[Span], kv: &[Span], causal: bool) -> BlockShape {
-    if !causal {
-        let (nq, nk) = (total(q), total(kv));
-        return BlockShape { area: nq * nk, q_rows: nq, kv_rows: nk };
-    }
-    let first_key = kv.iter().map(|k| k.start).min().unwrap_or(u64::MAX);
-    let last_query = q.iter().map(|q| q.last() + 1).max().unwrap_or(0);
-    BlockShape {
-        area: q.iter().map(|q| kv.iter().map(|k| causal_area(q, k)).sum::<u64>()).sum(),
-        q_rows: q.iter().map(|q| q.len - q.before(first_key)).sum(),
-        kv_rows: kv.iter().map(|k| k.before(last_query)).sum(),
-    }
-}
-
 fn total(spans: &[Span]) -> u64 {
     spans.iter().map(|span| span.len).sum()
-}
-
-/// The number of pairs i in `q`, j in `k` with j <= i.
-fn causal_area(q: &Span, k: &Span) -> u64 {
-    let sees = |i| k.before(q.at(i) + 1);
-    if !q.step.is_multiple_of(k.step) {
-        return (0..q.len).map(sees).sum();
-    }
-    // Each query sees so many keys more than the one before it: from the first that sees any to the first that
-    // sees all.
-    let any = q.before(k.start);
-    let all = q.before(k.last()).max(any);
-    let ramp = if all > any { (sees(any) + sees(all - 1)) * (all - any) / 2 } else { 0 };
-    ramp + (q.len - all) * k.len
 }
 
 #[cfg(test)]
@@ -272,36 +232,5 @@ mod tests {
         }
         // Coordinate 3 is the first of its window: the one before it there is the last, 5.
         assert_eq!(segs.turned(Axis::Cp, 3, -1, 0).holder(&views, 6), 10);
-    }
-
-    #[test]
-    fn areas_equal_a_count_by_hand() {
-        let spans = |step: u64| {
-            let starts = (0..9).flat_map(|start| (1..7).map(move |len| (start, len)));
-            starts.map(move |(start, len)| Span { start, len, step }).collect::<Vec<_>>()
-        };
-        for (q_step, k_step) in [(1, 1), (3, 3), (4, 2), (1, 2), (3, 2)] {
-            for (q, k) in spans(q_step).iter().flat_map(|q| spans(k_step).into_iter().map(move |k| (q, k))) {
-                let pairs = (0..q.len).flat_map(|i| (0..k.len).map(move |j| (q.at(i), k.at(j))));
-                let seen: Vec<(u64, u64)> = pairs.filter(|(i, j)| j <= i).collect();
-                let rows = |side: fn(&(u64, u64)) -> u64| seen.iter().map(side).collect::<BTreeSet<_>>().len() as u64;
-                let (q_rows, kv_rows) = (rows(|pair| pair.0), rows(|pair| pair.1));
-                let want = BlockShape { area: seen.len() as u64, q_rows, kv_rows };
-                assert_eq!(block_shape(&[*q], &[k], true), want, "{q:?} {k:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn every_step_of_a_zigzag_ring_has_equal_area() {
-        let views = cp(4);
-        let segs = Segs::new(64, &[(Axis::Cp, Split::Zigzag)]);
-        for rank in (0..8).step_by(2) {
-            for step in 1..4 {
-                let q = segs.spans(&views, rank);
-                let kv = segs.shifted(Axis::Cp, -step).spans(&views, rank);
-                assert_eq!(block_shape(&q, &kv, true).area, 64 * 64 / (2 * 16));
-            }
-        }
     }
 }

@@ -11,7 +11,7 @@ use super::{Shipped, training};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::plan::Engine;
-use crate::spec::{AttentionSpec, Dtype, Options, Parallelism, Pass, StackSpec};
+use crate::spec::{AttentionSpec, Dtype, Mask, Options, Parallelism, Pass, StackSpec};
 use crate::strategy::{Engines, attention_pass};
 
 /// Tokens and width of a benchmark that states only length and head dim: the setting of FlashAttention's papers
@@ -92,7 +92,7 @@ fn specs(row: &Attention, gpus: u32) -> Result<Vec<AttentionSpec>, String> {
         kv_heads: row.kv_heads.unwrap_or(heads),
         head_dim,
         // A benchmark that does not say trains a language model.
-        causal: row.causal.unwrap_or(true),
+        mask: Mask::new(row.causal.unwrap_or(true)),
         dtype: Dtype::Bf16,
     };
     if !row.documents.is_empty() || gpus == 0 {

@@ -1,6 +1,6 @@
 //! One attention operation, whatever model it stands in.
 
-use super::Dtype;
+use super::{Dtype, Mask};
 use serde::{Deserialize, Serialize};
 
 /// Attention over whole sequences: what all the ranks that share them compute together.
@@ -14,7 +14,7 @@ pub struct AttentionSpec {
     pub heads: u64,
     pub kv_heads: u64,
     pub head_dim: u64,
-    pub causal: bool,
+    pub mask: Mask,
     /// Of queries, keys, values and their gradients; sums are at least F32.
     pub dtype: Dtype,
 }
@@ -25,11 +25,12 @@ impl AttentionSpec {
         if self.dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 }
     }
 
-    /// FLOPs as benchmarks of attention kernels count them: forward 4 b s^2 a d, half of it under a causal mask;
-    /// backward 2.5 times as many, five products for two (Dao, arXiv:2307.08691, section 4.1).
+    /// FLOPs as benchmarks of attention kernels count them: forward 4 b s^2 a d, half of it under a causal mask, and
+    /// of a window or of documents what they leave; backward 2.5 times as many, five products for two (Dao,
+    /// arXiv:2307.08691, section 4.1).
     pub fn flops(&self, pass: Pass) -> f64 {
-        let [b, s, a, d] = [self.batch, self.seq_len, self.heads, self.head_dim].map(|n| n as f64);
-        let forward = 4.0 * b * s * s * a * d * if self.causal { 0.5 } else { 1.0 };
+        let [b, a, d] = [self.batch, self.heads, self.head_dim].map(|n| n as f64);
+        let forward = 4.0 * b * self.mask.pairs(self.seq_len) * a * d;
         let times = f64::from(u8::from(pass.has_forward())) + 2.5 * f64::from(u8::from(pass.has_backward()));
         forward * times
     }

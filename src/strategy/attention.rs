@@ -50,8 +50,8 @@ impl Way {
             engine: engines.collective,
         });
         let (heads, kv_heads) = ulysses.as_ref().map_or((p.heads, p.kv_heads), Ulysses::local_heads);
-        let (batch, head_dim, causal) = (p.batch, p.head_dim, p.causal);
-        let block = AttnBlock { q: inner.clone(), kv: inner, batch, heads, kv_heads, head_dim, causal };
+        let (batch, head_dim, mask) = (p.batch, p.head_dim, p.mask.clone());
+        let block = AttnBlock { q: inner.clone(), kv: inner, batch, heads, kv_heads, head_dim, mask };
         let shape = Shape { block, seq: seq * up, dtype: p.dtype, acc: p.acc() };
         let gather =
             |shape, by_head| Core::GatherKv(GatherKv { shape, ranks: par.ring, by_head, engine: engines.collective });

@@ -74,7 +74,8 @@ pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
         return Err(Error::infeasible(why));
     }
     heads(spec.heads, spec.kv_heads, spec.head_dim, par)?;
-    sequence(spec.seq_len, par)
+    sequence(spec.seq_len, par)?;
+    spec.mask.refuse(spec.seq_len).map_or(Ok(()), |why| Err(Error::infeasible(why)))
 }
 
 fn degrees(par: &Parallelism) -> Result<()> {

@@ -11,7 +11,7 @@ use super::tensor::TensorParallel;
 use super::ulysses::{self, Ulysses};
 use super::weights::{Rows, Weight, Weights};
 use crate::plan::{Buf, Builder, Dtype, Kernel, Segs, TensorKind};
-use crate::spec::{AttentionSpec, LlmSpec, Mlp, Parallelism, Positions, Workload};
+use crate::spec::{AttentionSpec, LlmSpec, Mask, Mlp, Parallelism, Positions, Workload};
 
 /// Everything a layer's ops need to know.
 pub struct Layer {
@@ -187,7 +187,7 @@ impl Layer {
             heads,
             kv_heads,
             head_dim: model.head_dim,
-            causal: true,
+            mask: Mask::new(true),
             dtype: work.dtype,
         };
         let Way { segs, seq, core, ulysses } = Way::new(&attention, par, engines);

@@ -8,6 +8,7 @@ use super::gemm::{window, window_mut};
 use super::mask::{Run, clip, keys_seen, live_rows, runs};
 use super::scalar::{largest, sum_with};
 use crate::plan::{AttnBlock, Mesh, Side};
+use crate::spec::Mask;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2};
 
@@ -20,7 +21,7 @@ pub struct Tiling {
     heads: usize,
     kv_heads: usize,
     pub head_dim: usize,
-    pub causal: bool,
+    pub mask: Mask,
     pub scale: f64,
     q_len: usize,
     kv_len: usize,
@@ -35,7 +36,7 @@ impl Tiling {
             heads: block.heads as usize,
             kv_heads: block.kv_heads as usize,
             head_dim: block.head_dim as usize,
-            causal: block.causal,
+            mask: block.mask.clone(),
             scale: 1.0 / (block.head_dim as f64).sqrt(),
             q_len: block.q.len(views) as usize,
             kv_len: block.kv.len(views) as usize,
@@ -131,9 +132,9 @@ pub fn forward<T: Scalar>(
                 online.go_on(&head, q_tile, o, lse);
             }
             for &kv_tile in &tiling.kv {
-                if let Some((q_run, kv_run)) = clip(q_tile, kv_tile, tiling.causal) {
+                if let Some((q_run, kv_run)) = clip(q_tile, kv_tile, &tiling.mask) {
                     online.scores(tiling.scale, head.q(q, q_run), head.k(kv, kv_run));
-                    online.soften(q_run.row - q_tile.row, q_run, kv_run, tiling.causal);
+                    online.soften(q_run.row - q_tile.row, q_run, kv_run, &tiling.mask);
                     online.gather(q_run.row - q_tile.row, q_run.len, head.v(kv, kv_run));
                 }
             }
@@ -188,14 +189,18 @@ impl<T: Scalar> Online<T> {
 
     /// Scores to exp(score - top), what was summed under the old top rescaled. `first` is the place of the
     /// run in the tile.
-    fn soften(&mut self, first: usize, q: Run, kv: Run, causal: bool) {
+    fn soften(&mut self, first: usize, q: Run, kv: Run, mask: &Mask) {
         for (i, p) in self.p.chunks_exact_mut(kv.len).take(q.len).enumerate() {
-            let (seen, hidden) = p.split_at_mut(keys_seen(q, kv, causal, i));
-            let row = first + i;
+            let (row, seen) = (first + i, keys_seen(q, kv, mask, i));
+            p[..seen.start].fill(T::zero());
+            p[seen.end..].fill(T::zero());
+            if seen.is_empty() {
+                continue;
+            }
+            let seen = &mut p[seen];
             let top = largest(seen, self.top[row]);
             let keep = (self.top[row] - top).exp();
             seen.iter_mut().for_each(|p| *p = (*p - top).exp());
-            hidden.fill(T::zero());
             self.sum[row] = self.sum[row] * keep + sum_with(seen, seen, |p, _| p);
             self.top[row] = top;
             if keep != T::one() {
@@ -295,8 +300,8 @@ mod tests {
     use crate::plan::{Axis, Kernel, Segs, Split};
     use proptest::prelude::*;
 
-    fn block(segs: (Segs, Segs), causal: bool) -> AttnBlock {
-        AttnBlock { q: segs.0, kv: segs.1, batch: 2, heads: 4, kv_heads: 2, head_dim: 8, causal }
+    fn block(segs: (Segs, Segs), mask: Mask) -> AttnBlock {
+        AttnBlock { q: segs.0, kv: segs.1, batch: 2, heads: 4, kv_heads: 2, head_dim: 8, mask }
     }
 
     /// Attention by its definition, one query and head at a time, visibility by comparing positions.
@@ -307,7 +312,7 @@ mod tests {
         let (mut o, mut lse) = (vec![f64::NAN; rows * a * d], vec![f64::NAN; rows * a]);
         for (row, head) in (0..rows).flat_map(|row| (0..a).map(move |head| (row, head))) {
             let (seq, i) = (row / q_pos.len(), row % q_pos.len());
-            let seen: Vec<usize> = (0..kv_pos.len()).filter(|&j| !b.causal || kv_pos[j] <= q_pos[i]).collect();
+            let seen: Vec<usize> = (0..kv_pos.len()).filter(|&j| sees(&b.mask, q_pos[i], kv_pos[j])).collect();
             if seen.is_empty() {
                 continue;
             }
@@ -342,12 +347,11 @@ mod tests {
     #[test]
     fn every_block_of_a_ring_equals_the_definition() {
         let views = ring(3);
-        let steps = [(0, 0, true), (0, 1, true), (2, 1, true), (1, 2, false), (2, 0, false)];
-        for (split, (rank, shift, causal)) in
-            [Split::Zigzag, Split::Stripe].into_iter().flat_map(|x| steps.map(|y| (x, y)))
-        {
+        let steps = [(0, 0), (0, 1), (2, 1), (1, 2), (2, 0)];
+        let splits = [Split::Zigzag, Split::Stripe].into_iter().flat_map(|split| steps.map(|step| (split, step)));
+        for ((split, (rank, shift)), mask) in splits.flat_map(|case| masks(150).map(|mask| (case, mask))) {
             let segs = Segs::new(6 * 150, &[(Axis::Cp, split)]);
-            let b = block((segs.clone(), segs.shifted(Axis::Cp, shift)), causal);
+            let b = block((segs.clone(), segs.shifted(Axis::Cp, shift)), mask);
             let (q, kv) = operands(&b, &views, 7);
             let (o, lse) = attend(&b, &views, rank, &q, &kv);
             let want = naive(&b, &views, rank, &q, &kv);
@@ -364,7 +368,7 @@ mod tests {
         let views = ring(2);
         let segs = zigzag(16);
         // Rank 0 holds 0..4 and 12..16, rank 1 holds 4..12: 0..4 sees none of it.
-        let b = block((segs.clone(), segs.shifted(Axis::Cp, 1)), true);
+        let b = block((segs.clone(), segs.shifted(Axis::Cp, 1)), Mask::new(true));
         let (q, kv) = operands(&b, &views, 9);
         let (o, lse) = attend(&b, &views, 0, &q, &kv);
         assert!(o[..4 * 32].iter().chain(&lse[..4 * 4]).all(|x| x.is_nan()));
@@ -374,7 +378,7 @@ mod tests {
     #[test]
     fn large_scores_do_not_overflow() {
         let views = ring(1);
-        let b = block((zigzag(16), zigzag(16)), true);
+        let b = block((zigzag(16), zigzag(16)), Mask::new(true));
         let (q, kv) = operands(&b, &views, 11);
         let q: Vec<f32> = q.iter().map(|x| *x as f32 * 1e4).collect();
         let (o, lse) = attend(&b, &views, 0, &q, &narrow(&kv));
@@ -386,12 +390,12 @@ mod tests {
         let (views, p) = (ring(4), 4);
         let segs = zigzag(64);
         let whole_views = ring(1);
-        let whole = block((Segs::new(64, &[]), Segs::new(64, &[])), true);
+        let whole = block((Segs::new(64, &[]), Segs::new(64, &[])), Mask::new(true));
         let (q, kv) = operands(&whole, &whole_views, 13);
         let want = attend(&whole, &whole_views, 0, &q, &kv);
         let local = |x: &[f64], rank: u32| rows_at(x, 64, &segs.positions(&views, rank));
         for rank in 0..p {
-            let b = |step: i32| block((segs.clone(), segs.shifted(Axis::Cp, -step)), true);
+            let b = |step: i32| block((segs.clone(), segs.shifted(Axis::Cp, -step)), Mask::new(true));
             let (mut o, mut lse) = attend(&b(0), &views, rank, &local(&q, rank), &local(&kv, rank));
             let (mut on_o, mut on_lse) = (o.clone(), lse.clone());
             let mut parts = vec![(o.clone(), lse.clone())];

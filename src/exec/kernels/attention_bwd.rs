@@ -11,6 +11,7 @@ use super::gemm::{window, window_mut};
 use super::mask::{Run, clip, keys_seen, live_rows};
 use super::scalar::sum_with;
 use crate::plan::{AttnBlock, Mesh, Side};
+use crate::spec::Mask;
 use ndarray::ArrayView2;
 use ndarray::linalg::general_mat_mul;
 use std::ops::Range;
@@ -44,11 +45,11 @@ pub fn backward<T: Scalar>(
     let (one, scale) = (T::one(), T::from_f64(tiling.scale));
     for head in tiling.heads() {
         for (&q_tile, &kv_tile) in tiling.kv.iter().flat_map(|kv| tiling.q.iter().map(move |q| (q, kv))) {
-            let Some((q_run, kv_run)) = clip(q_tile, kv_tile, tiling.causal) else { continue };
+            let Some((q_run, kv_run)) = clip(q_tile, kv_tile, &tiling.mask) else { continue };
             let (q, d_o) = (head.q(q, q_run), head.q(d_o, q_run));
             let (k, v) = (head.k(kv, kv_run), head.v(kv, kv_run));
             scratch.products(scale, [q, k, d_o, v]);
-            scratch.soften(&head, q_run, kv_run, tiling.causal, [lse, delta]);
+            scratch.soften(&head, q_run, kv_run, &tiling.mask, [lse, delta]);
             let (p, ds) = scratch.tiles(q_run.len, kv_run.len);
             general_mat_mul(one, &p.t(), &d_o, one, &mut head.v_mut(dkv, kv_run));
             general_mat_mul(scale, &ds.t(), &q, one, &mut head.k_mut(dkv, kv_run));
@@ -78,15 +79,17 @@ impl<T: Scalar> Scratch<T> {
     }
 
     /// The scores to probabilities, dP to dS; both zero where the mask hides a key.
-    fn soften(&mut self, head: &Head, q: Run, kv: Run, causal: bool, [lse, delta]: [&[T]; 2]) {
+    fn soften(&mut self, head: &Head, q: Run, kv: Run, mask: &Mask, [lse, delta]: [&[T]; 2]) {
         let rows = self.p.chunks_exact_mut(kv.len).zip(self.ds.chunks_exact_mut(kv.len));
         for (i, (p, ds)) in rows.take(q.len).enumerate() {
-            let seen = keys_seen(q, kv, causal, i);
-            p[seen..].fill(T::zero());
-            ds[seen..].fill(T::zero());
+            let seen = keys_seen(q, kv, mask, i);
+            for hidden in [0..seen.start, seen.end..kv.len] {
+                p[hidden.clone()].fill(T::zero());
+                ds[hidden].fill(T::zero());
+            }
             let (lse, delta) = (lse[head.lane(q.row + i)], delta[head.lane(q.row + i)]);
-            p[..seen].iter_mut().for_each(|p| *p = (*p - lse).exp());
-            ds[..seen].iter_mut().zip(p).for_each(|(ds, p)| *ds = *p * (*ds - delta));
+            p[seen.clone()].iter_mut().for_each(|p| *p = (*p - lse).exp());
+            ds[seen.clone()].iter_mut().zip(&p[seen]).for_each(|(ds, p)| *ds = *p * (*ds - delta));
         }
     }
 
@@ -102,8 +105,8 @@ mod tests {
     use crate::exec::kernels::run;
     use crate::plan::{Axis, Kernel, Segs};
 
-    fn block(q: Segs, kv: Segs, causal: bool) -> AttnBlock {
-        AttnBlock { q, kv, batch: 2, heads: 4, kv_heads: 2, head_dim: 4, causal }
+    fn block(q: Segs, kv: Segs, mask: Mask) -> AttnBlock {
+        AttnBlock { q, kv, batch: 2, heads: 4, kv_heads: 2, head_dim: 4, mask }
     }
 
     fn sizes(b: &AttnBlock, views: &[Mesh]) -> (usize, usize) {
@@ -136,8 +139,8 @@ mod tests {
     #[test]
     fn one_block_equals_finite_differences() {
         let views = ring(1);
-        for causal in [true, false] {
-            let b = block(zigzag(6), zigzag(6), causal);
+        for mask in masks(1) {
+            let b = block(zigzag(6), zigzag(6), mask);
             let (nq, nkv) = sizes(&b, &views);
             let (q, kv, d_o) = (random(nq, 1), random(nkv, 2), random(nq, 3));
             let (o, lse) = attend(&b, &views, 0, &q, &kv);
@@ -189,7 +192,7 @@ mod tests {
         // Long enough for several tiles a run.
         const LEN: usize = 2 * 2 * 300;
         let (one, views) = (ring(1), ring(2));
-        let whole = block(Segs::new(LEN as u64, &[]), Segs::new(LEN as u64, &[]), true);
+        let whole = block(Segs::new(LEN as u64, &[]), Segs::new(LEN as u64, &[]), Mask::new(true));
         let (nq, nkv) = sizes(&whole, &one);
         let (q, kv, d_o) = (random(nq, 4), random(nkv, 5), random(nq, 6));
         let (o, lse) = attend(&whole, &one, 0, &q, &kv);
@@ -199,7 +202,7 @@ mod tests {
         let segs = zigzag(LEN as u64);
         let (mut dq, mut dkv) = (vec![0.0; nq], vec![0.0; nkv]);
         for (rank, step) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-            let b = block(segs.clone(), segs.shifted(Axis::Cp, -step), true);
+            let b = block(segs.clone(), segs.shifted(Axis::Cp, -step), Mask::new(true));
             let (at_q, at_kv) = (b.q.positions(&views, rank), b.kv.positions(&views, rank));
             let local_kv = rows_at(&kv, LEN, &at_kv);
             let local = [&q, &d_o, &lse, &delta].map(|x| rows_at(x, LEN, &at_q));
@@ -218,7 +221,7 @@ mod tests {
         let views = ring(2);
         let segs = zigzag(16);
         // Rank 1 holds 4..12, rank 0 holds 0..4 and 12..16: nothing of rank 1 sees 12..16.
-        let b = block(segs.clone(), segs.shifted(Axis::Cp, -1), true);
+        let b = block(segs.clone(), segs.shifted(Axis::Cp, -1), Mask::new(true));
         let (nq, nkv) = sizes(&b, &views);
         let (q, kv, d_o) = (random(nq, 7), random(nkv, 8), random(nq, 9));
         let (o, lse) = attend(&b, &views, 1, &q, &kv);

@@ -124,6 +124,7 @@ mod tests {
     use super::super::testing::*;
     use crate::exec::kernels::run;
     use crate::plan::{AttnBlock, Axis, Kernel, Side};
+    use crate::spec::Mask;
 
     fn swiglu(x: &[f64]) -> Vec<f64> {
         let mut y = vec![f64::NAN; x.len() / 2];
@@ -198,7 +199,7 @@ mod tests {
         // Rank 1 holds 2..6 and sees of rank 0's 0, 1, 6, 7 the first two; rank 0's 6, 7 see all of rank 1.
         let block = |step| {
             let kv = segs.shifted(Axis::Cp, step);
-            AttnBlock { q: segs.clone(), kv, batch: 2, heads: 1, kv_heads: 1, head_dim: 1, causal: true }
+            AttnBlock { q: segs.clone(), kv, batch: 2, heads: 1, kv_heads: 1, head_dim: 1, mask: Mask::new(true) }
         };
         for (rank, side, live) in [(1, Side::Kv, [0, 1]), (0, Side::Q, [2, 3])] {
             let kernel = Kernel::Add { elems: 24, trim: Some((block(1), side)) };

@@ -2,6 +2,7 @@
 
 use super::{Scalar, run};
 use crate::plan::{Axis, Kernel, Mesh, Segs, Split};
+use crate::spec::{Documents, Mask};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -31,6 +32,25 @@ pub fn ring(cp: u32) -> Vec<Mesh> {
 
 pub fn zigzag(seq: u64) -> Segs {
     Segs::new(seq, &[(Axis::Cp, Split::Zigzag)])
+}
+
+/// One causal, one full, one with a window and one of documents, for 6 * `unit` tokens.
+pub fn masks(unit: u64) -> [Mask; 4] {
+    let documents: Documents = vec![2 * unit - 1, 3 * unit + 1, unit].into();
+    let window = Mask { window: Some(unit + 3), ..Mask::new(true) };
+    [Mask::new(true), Mask::new(false), window, Mask { documents, ..Mask::new(true) }]
+}
+
+/// Visibility by its definition.
+pub fn sees(mask: &Mask, i: u64, j: u64) -> bool {
+    let document = |at: u64| {
+        let mut end = 0;
+        mask.documents.lengths().iter().position(|length| {
+            end += length;
+            at < end
+        })
+    };
+    document(i) == document(j) && (!mask.causal || (j <= i && mask.window.is_none_or(|w| i - j < w)))
 }
 
 #[track_caller]

@@ -4,6 +4,7 @@ use super::testing::*;
 use super::{Scalar, run};
 use crate::exec::reference::{AdamConfig, Blocks, DenseConfig, StepResult, step};
 use crate::plan::{AttnBlock, Kernel, Segs};
+use crate::spec::Mask;
 use std::collections::BTreeMap;
 
 const BATCH: u64 = 2;
@@ -69,7 +70,7 @@ fn call<T: Scalar, const W: usize>(kernel: Kernel, reads: &[&[T]], sizes: [u64; 
 
 fn block() -> AttnBlock {
     let all = || Segs::new(SEQ, &[]);
-    AttnBlock { q: all(), kv: all(), batch: BATCH, heads: A, kv_heads: K, head_dim: D, causal: true }
+    AttnBlock { q: all(), kv: all(), batch: BATCH, heads: A, kv_heads: K, head_dim: D, mask: Mask::new(true) }
 }
 
 fn rope(backward: bool) -> Kernel {

@@ -16,7 +16,7 @@ use crate::plan::Engine;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
 use crate::report::human;
-use crate::spec::{AttentionSpec, ClusterSpec, Dtype, GpuSpec, Options, Parallelism, Pass, StackSpec};
+use crate::spec::{AttentionSpec, ClusterSpec, Dtype, GpuSpec, Mask, Options, Parallelism, Pass, StackSpec};
 use crate::strategy::{Engines, attention_pass};
 use crate::timeline::Timeline;
 use rayon::prelude::*;
@@ -213,7 +213,7 @@ impl<'a> Rig<'a> {
             heads: q.heads,
             kv_heads: place.kv_heads,
             head_dim: q.head_dim,
-            causal: true,
+            mask: Mask::new(true),
             dtype: q.dtype,
         };
         let ctas = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };

@@ -1,0 +1,104 @@
+//! Which keys a query of attention may see.
+
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A query sees keys of its own document, and no others: with `causal` those at or before it, with `window` only
+/// the last so many of these, its own among them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mask {
+    pub causal: bool,
+    /// Only for causal masks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u64>,
+    #[serde(default, skip_serializing_if = "Documents::is_empty")]
+    pub documents: Documents,
+}
+
+impl Mask {
+    /// One document a sequence, no window.
+    pub fn new(causal: bool) -> Mask {
+        Mask { causal, window: None, documents: Documents::default() }
+    }
+
+    /// Visible pairs of a sequence without the diagonal's half: s^2 / 2 under a causal mask, and in a window of w
+    /// keys w s - w^2 / 2.
+    pub fn pairs(&self, seq_len: u64) -> f64 {
+        let lengths = if self.documents.is_empty() { vec![seq_len] } else { self.documents.lengths() };
+        let of_document = |s: u64| {
+            let (n, w) = (s as f64, self.window.unwrap_or(s).min(s) as f64);
+            if self.causal { w * n - w * w / 2.0 } else { n * n }
+        };
+        lengths.into_iter().map(of_document).sum()
+    }
+
+    /// What is wrong with it for sequences of `seq_len` tokens, and the remedy.
+    pub fn refuse(&self, seq_len: u64) -> Option<String> {
+        match self.window {
+            Some(0) => return Some("window: 0 keys are none; use at least 1".into()),
+            Some(w) if !self.causal => {
+                return Some(format!("window: {w} keys back from a query need a causal mask; leave one of them out"));
+            }
+            _ => {}
+        }
+        let (total, all) = (self.documents.total(), self.documents.lengths());
+        if all.contains(&0) || (!all.is_empty() && total != Some(seq_len)) {
+            let sum = total.map_or("more than any sequence".into(), |n| format!("{n} tokens"));
+            return Some(format!(
+                "documents: {} of them have {sum}, none may be empty and together they fill seq_len {seq_len}; \
+                 change a length or seq_len",
+                all.len()
+            ));
+        }
+        None
+    }
+}
+
+/// Documents packed one behind the other into each sequence. None: a sequence is one document.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(from = "Vec<u64>", into = "Vec<u64>")]
+pub struct Documents {
+    /// Where each ends; shared by every block of a plan.
+    ends: Arc<[u64]>,
+}
+
+impl From<Vec<u64>> for Documents {
+    fn from(lengths: Vec<u64>) -> Documents {
+        let mut end = 0u64;
+        let mut next = |length: &u64| {
+            end = end.saturating_add(*length);
+            end
+        };
+        Documents { ends: lengths.iter().map(&mut next).collect() }
+    }
+}
+
+impl From<Documents> for Vec<u64> {
+    fn from(documents: Documents) -> Vec<u64> {
+        documents.lengths()
+    }
+}
+
+impl Documents {
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    pub fn lengths(&self) -> Vec<u64> {
+        (0..self.ends.len()).map(|d| self.ends[d] - if d == 0 { 0 } else { self.ends[d - 1] }).collect()
+    }
+
+    /// Tokens in all; none where they are more than can be counted.
+    fn total(&self) -> Option<u64> {
+        self.ends.last().copied().filter(|end| *end < u64::MAX)
+    }
+
+    /// The document that position `at` is in, without bounds where there is but one.
+    pub fn around(&self, at: u64) -> Range<u64> {
+        let d = self.ends.partition_point(|end| *end <= at);
+        let start = if d == 0 { 0 } else { self.ends[d - 1] };
+        start..self.ends.get(d).copied().unwrap_or(u64::MAX)
+    }
+}
