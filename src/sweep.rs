@@ -3,6 +3,7 @@
 //! Every point becomes a row, also one that cannot run. Rows are written as they finish; a sweep that was
 //! killed goes on where it stopped, and at the end rows are sorted, so that the same grid gives the same bytes.
 
+pub mod block;
 pub mod case;
 pub mod crossover;
 pub mod grid;
@@ -11,7 +12,7 @@ mod store;
 pub mod summary;
 
 pub use case::{Case, Point};
-pub use grid::{Batch, Grid};
+pub use grid::{Also, Batch, Grid};
 
 use crate::error::Result;
 use crate::report::Row;
@@ -25,7 +26,7 @@ use store::Store;
 pub struct Study {
     /// Sorted as the grid has them.
     pub rows: Vec<Row>,
-    /// study.json and rows.csv.
+    /// study.json, rows.csv and, where ways can be compared, spans.csv.
     pub files: Vec<PathBuf>,
     /// Rows that were there before.
     pub kept: usize,
@@ -56,7 +57,8 @@ pub fn sweep(grid: &Grid, dir: &Path, fresh: bool, progress: &(dyn Fn(usize, usi
         Ok(())
     })?;
     let (store, _) = shared.into_inner().unwrap_or_else(|e| e.into_inner());
-    let (rows, files) = store.finish(&points)?;
+    let (rows, mut files) = store.finish(&points)?;
+    files.extend(block::write(&case, &rows, dir)?);
     Ok(Study { rows, files, kept, outdated })
 }
 
@@ -94,6 +96,7 @@ mod tests {
             zero: vec![1],
             recompute: vec![Recompute::None, Recompute::Full],
             options: vec![Options::default()],
+            also: vec![],
         }
     }
 

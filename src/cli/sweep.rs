@@ -8,7 +8,7 @@ use crate::report::Row;
 use crate::report::human::tokens;
 use crate::spec::{Architecture, ClusterSpec, Dtype, GpuSpec, Options, Recompute};
 use crate::sweep::case::default_dtype;
-use crate::sweep::{Batch, Grid, Study, summary, sweep};
+use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -116,7 +116,18 @@ impl Flags {
             zero: self.zero.clone(),
             recompute: self.recompute.clone(),
             options: self.options.clone(),
+            also: self.also(gpus),
         })
+    }
+
+    /// Whoever names degrees or options wants these and no others.
+    fn also(&self, gpus: u32) -> Vec<Also> {
+        let is_one = |list: &[u32]| list == [1];
+        let unsaid = self.ulysses.is_empty() && self.ring.is_empty() && is_one(&self.tp) && is_one(&self.pp);
+        match unsaid && self.options == [Options::default()] {
+            true => Grid::default_also(gpus),
+            false => vec![],
+        }
     }
 
     fn ways(&self, gpus: u32) -> Vec<[u32; 2]> {

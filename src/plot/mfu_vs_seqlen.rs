@@ -1,17 +1,13 @@
-//! MFU against sequence length, a line for each way to split the sequence.
-//!
-//! Where a way runs in several configurations (microbatch, recompute), its line takes the best; where it runs in none,
-//! a cross under the axis says so and why.
+//! MFU against sequence length: a thick line for each family of ways to split the sequence, its best at every length,
+//! and a thin one for each of its ways. A table under the axis says which way that best is, or why there is none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use plotters::style::RGBColor;
-
 use super::notes::Notes;
 use super::rows::{self, Row};
-use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, Point, Shape, ramp, save, short};
-use super::ways::{Best, Family, best, meaning};
+use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, Point, Shape, ramp, save, short};
+use super::ways::{Best, Family, Way, best, meaning};
 use crate::error::Result;
 
 /// Writes `mfu_vs_seqlen.svg` and `.png`, or one pair for each model, cluster, stack and size where the study has more.
@@ -39,123 +35,82 @@ fn plain(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect()
 }
 
-/// Light for a low degree, dark for a high one.
-const NO_SPLITS: [RGBColor; 1] = [RGBColor(110, 110, 110)];
-const BLUES: [RGBColor; 3] = [RGBColor(116, 188, 240), RGBColor(30, 110, 200), RGBColor(8, 38, 100)];
-const REDS: [RGBColor; 3] = [RGBColor(253, 176, 80), RGBColor(232, 89, 12), RGBColor(128, 10, 20)];
-const GREENS: [RGBColor; 4] =
-    [RGBColor(176, 206, 60), RGBColor(60, 165, 70), RGBColor(0, 140, 120), RGBColor(0, 66, 58)];
-/// Hybrids of one degree are of nearly one shade: their dashes differ.
-const DASHES: [(f64, f64); 4] = [(12.0, 4.0), (6.0, 4.0), (3.0, 3.0), (18.0, 6.0)];
+type Points = BTreeMap<u64, Best>;
 
-impl Family {
-    fn look(self) -> (Shape, &'static [RGBColor]) {
-        match self {
-            Family::NoSplit => (Shape::Triangle, &NO_SPLITS),
-            Family::Ulysses => (Shape::Circle, &BLUES),
-            Family::Ring => (Shape::Square, &REDS),
-            Family::Usp => (Shape::Diamond, &GREENS),
-        }
-    }
-}
-
-struct Series {
-    label: String,
-    /// The label below its family's heading.
-    short: String,
+/// The ways of a family, and the best of them at each length.
+struct Group {
     family: Family,
-    color: RGBColor,
-    dash: Option<(f64, f64)>,
-    points: BTreeMap<u64, Best>,
+    ways: Vec<(Way, Points)>,
 }
 
-impl Series {
-    fn shape(&self) -> Shape {
-        self.family.look().0
-    }
-
-    fn runs(&self) -> bool {
-        self.points.values().any(|p| matches!(p, Best::Mfu { .. }))
-    }
+/// What a family reaches at a length, and how.
+struct Top<'a> {
+    way: &'a Way,
+    mfu: f64,
+    full_recompute: bool,
 }
 
-/// Ways in the order of the legend, each with a colour: the shade is its place in its family.
-fn series(rows: &[Row]) -> Vec<Series> {
-    let all = best(rows);
-    let mut sizes: BTreeMap<Family, usize> = BTreeMap::new();
-    all.keys().for_each(|way| *sizes.entry(way.family).or_default() += 1);
-    let mut seen: BTreeMap<Family, usize> = BTreeMap::new();
-    let of_label = |label: &str| all.keys().filter(|w| w.label() == label).count();
-    let mut list = Vec::new();
-    for (way, points) in &all {
-        let place = seen.entry(way.family).or_default();
-        let color = ramp(way.family.look().1, (*place as f64 + 0.5) / sizes[&way.family] as f64);
-        let mut label = way.label();
-        if of_label(&label) > 1 {
-            label = format!("{label}, {}", way.strategy);
+impl Group {
+    /// Families in the order of the legend.
+    fn all(rows: &[Row]) -> Vec<Group> {
+        let mut groups: BTreeMap<Family, Vec<(Way, Points)>> = BTreeMap::new();
+        for (way, points) in best(rows) {
+            groups.entry(way.family).or_default().push((way, points));
         }
-        let short =
-            ["Ulysses ", "Ring ", "USP "].iter().find_map(|family| label.strip_prefix(family)).unwrap_or(&label);
-        let short = short.replace(" (zigzag)", "");
-        let dash = (way.family == Family::Usp).then_some(DASHES[*place % DASHES.len()]);
-        list.push(Series { label, short, family: way.family, color, dash, points: points.clone() });
-        *place += 1;
+        groups.into_iter().map(|(family, ways)| Group { family, ways }).collect()
     }
-    list
+
+    /// Of equals the first, which has the lower degree.
+    fn top(&self, length: u64) -> Option<Top<'_>> {
+        let reached = |points: &Points| match points.get(&length) {
+            Some(&Best::Mfu { mfu, full_recompute }) => Some((mfu, full_recompute)),
+            _ => None,
+        };
+        // max_by takes the last.
+        let all = self.ways.iter().rev().filter_map(|(way, points)| Some((way, reached(points)?)));
+        let (way, (mfu, full_recompute)) = all.max_by(|a, b| a.1.0.total_cmp(&b.1.0))?;
+        Some(Top { way, mfu, full_recompute })
+    }
+
+    /// Why nothing of the family runs: memory, if for one of its ways, since that passed every other check.
+    fn reason(&self, length: u64) -> Option<&str> {
+        let why = |(_, points): &'_ (Way, Points)| matches!(points.get(&length), Some(Best::Never(r)) if r == "memory");
+        let first = self.ways.iter().find(|w| why(w)).or(self.ways.first())?;
+        match first.1.get(&length)? {
+            Best::Never(reason) => Some(reason),
+            Best::Mfu { .. } => None,
+        }
+    }
 }
 
-const LEFT: f64 = 128.0;
-const RIGHT: f64 = 1276.0;
-const TOP: f64 = 172.0;
-const LEGEND: f64 = 1314.0;
-const RADIUS: f64 = 6.0;
-const CROSS: f64 = 4.0;
+const LEFT: f64 = 148.0;
+const RIGHT: f64 = 1296.0;
+const TOP: f64 = 122.0;
+const LEGEND: f64 = 1326.0;
+const RADIUS: f64 = 6.5;
+/// Of a line of the table.
+const LINE: f64 = 47.0;
 
-/// The part of the page inside the axes, and the strips of crosses below it.
+/// The part of the page inside the axes, and the table below it.
 struct Frame {
     lengths: BTreeSet<u64>,
     /// Of log2 of the length.
     x_range: (f64, f64),
     y_max: f64,
     bottom: f64,
-    lanes: Vec<Lane>,
-}
-
-/// A strip of crosses of one reason.
-struct Lane {
-    reason: String,
-    /// Rows of crosses in it, and crosses in a row.
-    rows: usize,
-    per_row: usize,
-    top: f64,
-}
-
-const LANE_ROW: f64 = 15.0;
-const LANE_PAD: f64 = 13.0;
-
-impl Lane {
-    fn height(&self) -> f64 {
-        self.rows as f64 * LANE_ROW + LANE_PAD
-    }
 }
 
 impl Frame {
-    fn new(series: &[Series]) -> Frame {
-        let lengths: BTreeSet<u64> = series.iter().flat_map(|s| s.points.keys().copied()).collect();
+    fn new(groups: &[Group]) -> Frame {
+        let points = || groups.iter().flat_map(|g| &g.ways).flat_map(|(_, points)| points);
+        let lengths: BTreeSet<u64> = points().map(|(length, _)| *length).collect();
         let log = |length: Option<&u64>| length.map_or(0.0, |&l| (l as f64).log2());
         let x_range = (log(lengths.first()) - 0.5, log(lengths.last()) + 0.5);
-        let octave = (RIGHT - LEFT) / (x_range.1 - x_range.0);
-        let mut lanes = lanes(series, &lengths, (octave * 0.86 / (2.0 * CROSS + 4.0)) as usize);
-        let mut top = f64::from(HEIGHT) - 48.0 - lanes.iter().map(Lane::height).sum::<f64>();
-        let bottom = top - 44.0;
-        for lane in &mut lanes {
-            lane.top = top;
-            top += lane.height();
-        }
-        let highest = series.iter().flat_map(|s| s.points.values()).filter_map(mfu).fold(0.0, f64::max);
+        let bottom = f64::from(HEIGHT) - 96.0 - groups.len() as f64 * LINE;
+        let highest = points().filter_map(|(_, point)| mfu(point)).fold(0.0, f64::max);
         // Seven tenths is what a very good run reaches; every picture has it, so that pictures compare.
         let y_max = ((highest + 0.02) * 10.0).ceil().clamp(7.0, 10.0) / 10.0;
-        Frame { lengths, x_range, y_max, bottom, lanes }
+        Frame { lengths, x_range, y_max, bottom }
     }
 
     fn x(&self, length: u64) -> f64 {
@@ -166,6 +121,22 @@ impl Frame {
     fn y(&self, mfu: f64) -> f64 {
         self.bottom - (self.bottom - TOP) * mfu / self.y_max
     }
+
+    /// The top of a line of the table.
+    fn line(&self, place: usize) -> f64 {
+        self.bottom + 44.0 + place as f64 * LINE
+    }
+
+    /// Lengths whose cells have room beside each other.
+    fn columns(&self) -> Vec<u64> {
+        let mut columns: Vec<u64> = Vec::new();
+        for &length in &self.lengths {
+            if columns.last().is_none_or(|&last| self.x(length) - self.x(last) > 100.0) {
+                columns.push(length);
+            }
+        }
+        columns
+    }
 }
 
 fn mfu(point: &Best) -> Option<f64> {
@@ -175,39 +146,17 @@ fn mfu(point: &Best) -> Option<f64> {
     }
 }
 
-/// The ways that fail at a length for a reason.
-fn failing<'a>(series: &'a [Series], length: u64, reason: &'a str) -> impl Iterator<Item = &'a Series> {
-    series.iter().filter(move |s| matches!(s.points.get(&length), Some(Best::Never(r)) if r == reason))
-}
-
-fn lanes(series: &[Series], lengths: &BTreeSet<u64>, per_row: usize) -> Vec<Lane> {
-    let reasons: BTreeSet<&String> = series
-        .iter()
-        .flat_map(|s| s.points.values())
-        .filter_map(|p| if let Best::Never(r) = p { Some(r) } else { None })
-        .collect();
-    let per_row = per_row.max(1);
-    let lane = |reason: &String| {
-        let most = lengths.iter().map(|&l| failing(series, l, reason).count()).max().unwrap_or(0);
-        Lane { reason: reason.clone(), rows: most.div_ceil(per_row), per_row, top: 0.0 }
-    };
-    let mut lanes: Vec<Lane> = reasons.into_iter().map(lane).collect();
-    // Memory is what one can do something about: it stands next to the axis.
-    lanes.sort_by_key(|l| l.reason != "memory");
-    lanes
-}
-
 fn figure(rows: &[Row], notes: &Notes) -> Vec<Mark> {
-    let series = series(rows);
-    let frame = Frame::new(&series);
+    let groups = Group::all(rows);
+    let frame = Frame::new(&groups);
     let mut marks = titles(rows, notes);
     marks.extend(axes(&frame));
-    marks.extend(winners(&frame, &series));
-    marks.extend(series.iter().flat_map(|s| lines(&frame, s)));
+    marks.extend(groups.iter().flat_map(|g| thin(&frame, g)));
+    marks.extend(groups.iter().flat_map(|g| thick(&frame, g)));
     // Markers stand above all lines.
-    marks.extend((0..series.len()).flat_map(|i| markers(&frame, &series, i)));
-    marks.extend(frame.lanes.iter().flat_map(|lane| crosses(&frame, lane, &series)));
-    marks.extend(legend(&frame, &series));
+    marks.extend(groups.iter().enumerate().flat_map(|(i, g)| markers(&frame, g, &groups[i + 1..])));
+    marks.extend(table(&frame, &groups));
+    marks.extend(legend(&frame, &groups));
     marks
 }
 
@@ -245,22 +194,22 @@ fn axes(frame: &Frame) -> Vec<Mark> {
     for tenth in 0..=(frame.y_max * 10.0).round() as u32 {
         let y = frame.y(f64::from(tenth) / 10.0);
         marks.push(Mark::line(&[(LEFT, y), (RIGHT, y)], GRID, 1.0));
-        marks.push(Mark::text((LEFT - 12.0, y), format!("{} %", tenth * 10), 19.0, INK, Align::Right));
+        marks.push(Mark::text((LEFT - 12.0, y), format!("{} %", tenth * 10), 18.0, INK, Align::Right));
     }
     for power in frame.x_range.0.ceil() as u32..=frame.x_range.1.floor() as u32 {
         let x = frame.x(1 << power);
         marks.push(Mark::line(&[(x, TOP), (x, frame.bottom)], GRID, 1.0));
         marks.push(Mark::line(&[(x, frame.bottom), (x, frame.bottom + 7.0)], INK, 1.5));
-        marks.push(Mark::text((x, frame.bottom + 24.0), short(1 << power), 20.0, INK, Align::Middle));
+        marks.push(Mark::text((x, frame.bottom + 23.0), short(1 << power), 19.0, INK, Align::Middle));
     }
     marks.push(Mark::line(&[(LEFT, TOP), (LEFT, frame.bottom), (RIGHT, frame.bottom)], INK, 1.5));
     let middle = (LEFT + RIGHT) / 2.0;
-    let words = "Sequence length (tokens, 1K = 1024)";
-    marks.push(Mark::text((middle, f64::from(HEIGHT) - 24.0), words, 19.0, INK, Align::Middle));
+    let words = "Sequence length (tokens, 1K = 1024), and below it the best of each family: MFU, degree, options";
+    marks.push(Mark::text((middle, f64::from(HEIGHT) - 22.0), words, 17.0, INK, Align::Middle));
     marks.push(Mark::Text {
         at: (30.0, (TOP + frame.bottom) / 2.0),
         text: "MFU (of the dense bf16 peak)".into(),
-        size: 19.0,
+        size: 18.0,
         color: INK,
         align: Align::Middle,
         upright: true,
@@ -268,180 +217,140 @@ fn axes(frame: &Frame) -> Vec<Mark> {
     marks
 }
 
-/// Above the axes: which way is best at each length, and what it reaches.
-fn winners(frame: &Frame, series: &[Series]) -> Vec<Mark> {
-    let mut marks = vec![Mark::text((LEFT - 12.0, 138.0), "best", 17.0, FAINT, Align::Right)];
-    let mut free_from = LEFT - 20.0;
-    for &length in &frame.lengths {
-        let reached = |s: &Series| s.points.get(&length).and_then(mfu);
-        // Of equals, the first: max_by takes the last.
-        let best = series.iter().rev().filter_map(|s| Some((reached(s)?, s))).max_by(|a, b| a.0.total_cmp(&b.0));
-        let x = frame.x(length);
-        if x - 60.0 < free_from {
-            continue;
-        }
-        free_from = x + 60.0;
-        let (top, below, color) = match best {
-            Some((mfu, s)) => (format!("{:.1} %", mfu * 100.0), s.label.replace(" (zigzag)", ""), s.color),
-            None => ("none".into(), "fits".into(), FAINT),
-        };
-        marks.push(Mark::text((x, 126.0), top, 20.0, color, Align::Middle));
-        marks.push(Mark::text((x, 150.0), below, 16.0, color, Align::Middle));
-    }
-    marks
-}
-
-/// A line breaks where the way does not run.
-fn lines(frame: &Frame, series: &Series) -> Vec<Mark> {
+/// A line, broken where `at` says that nothing runs; where nothing was asked for, it goes on.
+fn pieces(frame: &Frame, at: impl Fn(u64) -> Option<Option<f64>>) -> Vec<Vec<Point>> {
     let mut pieces: Vec<Vec<Point>> = vec![Vec::new()];
     for &length in &frame.lengths {
-        match series.points.get(&length) {
-            Some(Best::Mfu { mfu, .. }) => {
-                pieces.last_mut().expect("never empty").push((frame.x(length), frame.y(*mfu)));
-            }
-            Some(Best::Never(_)) => pieces.push(Vec::new()),
-            // Not asked for is not infeasible: the line goes on.
+        match at(length) {
+            Some(Some(mfu)) => pieces.last_mut().expect("never empty").push((frame.x(length), frame.y(mfu))),
+            Some(None) => pieces.push(Vec::new()),
             None => {}
         }
     }
     pieces.retain(|piece| piece.len() > 1);
-    let Series { color, dash, .. } = *series;
-    pieces.into_iter().map(|points| Mark::Line { points, color, width: 2.5, dash }).collect()
+    pieces
 }
 
-/// The markers of one of `all`. Where a later one lies on it, it is larger, so that its rim shows.
-fn markers(frame: &Frame, all: &[Series], this: usize) -> Vec<Mark> {
-    let series = &all[this];
+fn thin(frame: &Frame, group: &Group) -> Vec<Mark> {
+    let color = ramp(&[group.family.look().1, PAPER], 0.55);
+    let of_way = |(_, points): &(Way, Points)| pieces(frame, |length| points.get(&length).map(mfu));
+    group.ways.iter().flat_map(of_way).map(|points| Mark::line(&points, color, 1.0)).collect()
+}
+
+fn thick(frame: &Frame, group: &Group) -> Vec<Mark> {
+    let at = |length| Some(group.top(length).map(|top| top.mfu));
+    pieces(frame, at).into_iter().map(|points| Mark::line(&points, group.family.look().1, 3.2)).collect()
+}
+
+/// Where a marker of a later family lies on it, a marker is larger, so that its rim shows.
+fn markers(frame: &Frame, group: &Group, later: &[Group]) -> Vec<Mark> {
+    let (shape, color) = group.family.look();
     let mut marks = Vec::new();
-    for (&length, point) in &series.points {
-        let Best::Mfu { mfu: mine, full_recompute } = point else { continue };
-        let y = frame.y(*mine);
-        let hides =
-            |s: &&Series| s.points.get(&length).and_then(mfu).is_some_and(|other| (frame.y(other) - y).abs() < 1.0);
-        let hidden = all[this + 1..].iter().filter(hides).count().min(3);
-        let (at, radius) = ((frame.x(length), y), RADIUS + 2.5 * hidden as f64);
-        let (shape, color) = (series.shape(), series.color);
-        marks.push(Mark::Marker { shape, at, radius, color, filled: !full_recompute });
-    }
-    marks
-}
-
-fn crosses(frame: &Frame, lane: &Lane, series: &[Series]) -> Vec<Mark> {
-    let middle = lane.top + lane.height() / 2.0;
-    let mut marks = vec![Mark::line(&[(LEFT, lane.top), (RIGHT, lane.top)], GRID, 1.0)];
-    marks.push(Mark::text((LEFT - 12.0, middle), &lane.reason, 17.0, INK, Align::Right));
-    let step = 2.0 * CROSS + 4.0;
     for &length in &frame.lengths {
-        let failing: Vec<&Series> = failing(series, length, &lane.reason).collect();
-        let rows: Vec<&[&Series]> = failing.chunks(lane.per_row).collect();
-        for (i, row) in rows.iter().enumerate() {
-            let y = middle + (i as f64 - (rows.len() - 1) as f64 / 2.0) * LANE_ROW;
-            let left = frame.x(length) - (row.len() - 1) as f64 * step / 2.0;
-            let at = |j: usize| (left + j as f64 * step, y);
-            marks.extend(row.iter().enumerate().map(|(j, s)| Mark::Marker {
-                shape: Shape::Cross,
-                at: at(j),
-                radius: CROSS,
-                color: s.color,
-                filled: true,
-            }));
-        }
+        let Some(top) = group.top(length) else { continue };
+        let (x, y) = (frame.x(length), frame.y(top.mfu));
+        let hides = |g: &&Group| g.top(length).is_some_and(|other| (frame.y(other.mfu) - y).abs() < 1.5);
+        let radius = RADIUS + 2.5 * later.iter().filter(hides).count().min(3) as f64;
+        marks.push(Mark::Marker { shape, at: (x, y), radius, color, filled: !top.full_recompute });
     }
     marks
 }
 
-/// Lines by family, what a marker means, what a cross means; spaced to fit the page.
-fn legend(frame: &Frame, series: &[Series]) -> Vec<Mark> {
-    let families: BTreeSet<Family> = series.iter().map(|s| s.family).collect();
-    let blocks: Vec<Block> = families.into_iter().map(|f| Block::new(f, series)).collect();
-    // A family costs a heading and half a line of gap.
-    let lines: f64 = blocks.iter().map(|b| b.lines() as f64 + 1.5).sum();
-    let step = ((frame.bottom - TOP - 40.0) / lines).clamp(12.0, 27.0);
-    let mut y = TOP - 46.0;
+/// A line for each family, a column for each length; the best of a column stands on a tint of its colour.
+fn table(frame: &Frame, groups: &[Group]) -> Vec<Mark> {
     let mut marks = Vec::new();
-    for block in &blocks {
-        marks.extend(block.marks(y, step));
-        y += (block.lines() as f64 + 1.5) * step;
-    }
-    marks.extend(marker_notes(y + 6.0));
-    if !frame.lanes.is_empty() {
-        // Beside the crosses that it explains, unless the legend reaches as far.
-        marks.extend(cross_notes(&frame.lanes, (y + 70.0).max(frame.bottom + 18.0)));
-    }
-    marks
-}
-
-/// The legend of a family: a heading, and its ways in one or two columns.
-struct Block<'a> {
-    family: Family,
-    ways: Vec<&'a Series>,
-    columns: usize,
-}
-
-impl<'a> Block<'a> {
-    fn new(family: Family, series: &'a [Series]) -> Block<'a> {
-        let ways: Vec<&Series> = series.iter().filter(|s| s.family == family).collect();
-        let narrow = ways.iter().all(|s| s.short.len() < 12);
-        Block { family, columns: if narrow && ways.len() > 2 { 2 } else { 1 }, ways }
-    }
-
-    fn lines(&self) -> usize {
-        self.ways.len().div_ceil(self.columns)
-    }
-
-    fn marks(&self, top: f64, step: f64) -> Vec<Mark> {
-        let size = (step * 0.8).min(17.0);
-        let name = match self.family {
-            Family::NoSplit => "Sequence not split",
-            Family::Ulysses => "Ulysses",
-            Family::Ring if self.ways.iter().all(|s| s.label.ends_with("(zigzag)")) => "Ring attention (zigzag)",
-            Family::Ring => "Ring attention",
-            Family::Usp => "USP (Ulysses x ring)",
-        };
-        let mut marks = vec![Mark::text((LEGEND, top), name, size + 1.0, INK, Align::Left)];
-        for (i, way) in self.ways.iter().enumerate() {
-            let (column, line) = (i / self.lines(), i % self.lines());
-            let at = (LEGEND + 4.0 + column as f64 * 138.0, top + (line as f64 + 1.1) * step);
-            marks.extend(legend_line(way, at, size));
+    let columns = frame.columns();
+    let width = columns.windows(2).map(|w| frame.x(w[1]) - frame.x(w[0])).fold(RIGHT - LEFT, f64::min);
+    for (place, group) in groups.iter().enumerate() {
+        let (top, middle) = (frame.line(place), frame.line(place) + LINE / 2.0);
+        marks.push(Mark::line(&[(20.0, top), (RIGHT, top)], GRID, 1.0));
+        marks.push(Mark::text((LEFT - 12.0, middle), group.family.name(), 16.0, group.family.look().1, Align::Right));
+        for &length in &columns {
+            let x = frame.x(length);
+            if is_best(groups, place, length) {
+                let color = ramp(&[group.family.look().1, PAPER], 0.82);
+                let half = width / 2.0 - 3.0;
+                marks.push(Mark::Rect { from: (x - half, top + 2.0), to: (x + half, top + LINE - 2.0), color });
+            }
+            marks.extend(entry(group, length, (x, top), width));
         }
-        marks
-    }
-}
-
-fn legend_line(series: &Series, (x, y): Point, size: f64) -> Vec<Mark> {
-    let color = series.color;
-    let mut marks = vec![Mark::text((x + 44.0, y), &series.short, size, INK, Align::Left)];
-    let at = (x + 18.0, y);
-    if series.runs() {
-        marks.push(Mark::Line { points: vec![(x, y), (x + 36.0, y)], color, width: 2.5, dash: series.dash });
-        marks.push(Mark::Marker { shape: series.shape(), at, radius: RADIUS, color, filled: true });
-    } else {
-        marks.push(Mark::Marker { shape: Shape::Cross, at, radius: CROSS, color, filled: true });
     }
     marks
 }
 
-fn marker_notes(top: f64) -> Vec<Mark> {
-    let note = |i: usize, filled: bool, words: &str| {
-        let y = top + i as f64 * 24.0;
-        let marker =
-            Mark::Marker { shape: Shape::Circle, at: (LEGEND + 22.0, y), radius: RADIUS, color: FAINT, filled };
-        [marker, Mark::text((LEGEND + 48.0, y), words, 16.0, INK, Align::Left)]
+/// Of equals the first.
+fn is_best(groups: &[Group], place: usize, length: u64) -> bool {
+    let reached = |g: &Group| g.top(length).map(|top| top.mfu);
+    let Some(mine) = reached(&groups[place]) else { return false };
+    let beaten = |(i, g): (usize, &Group)| reached(g).is_some_and(|other| other > mine || (other == mine && i < place));
+    !groups.iter().enumerate().any(beaten)
+}
+
+fn entry(group: &Group, length: u64, (x, top): Point, width: f64) -> Vec<Mark> {
+    let Some(best) = group.top(length) else {
+        let why = group.reason(length).unwrap_or("-");
+        return vec![Mark::text((x, top + LINE / 2.0), why, 14.0, FAINT, Align::Middle)];
     };
-    [note(0, true, "without recomputation"), note(1, false, "with full recomputation")].concat()
+    let how = format!("{}{}", best.way.degrees(), if best.full_recompute { ", full" } else { "" });
+    // A letter is about 0.6 of its size wide.
+    let fitting = |words: &str| (width / (0.6 * words.chars().count().max(1) as f64)).min(12.0);
+    let (color, words) = (group.family.look().1, &best.way.words);
+    vec![
+        Mark::text((x, top + 11.0), format!("{:.1} %", best.mfu * 100.0), 16.0, color, Align::Middle),
+        Mark::text((x, top + 26.0), &how, fitting(&how), INK, Align::Middle),
+        Mark::text((x, top + 39.0), words, fitting(words), FAINT, Align::Middle),
+    ]
 }
 
-fn cross_notes(lanes: &[Lane], top: f64) -> Vec<Mark> {
-    let at = (LEGEND + 22.0, top);
-    let mut marks = vec![
-        Mark::Marker { shape: Shape::Cross, at, radius: CROSS, color: INK, filled: true },
-        Mark::text((LEGEND + 48.0, top), "does not run:", 16.0, INK, Align::Left),
-    ];
-    for (i, lane) in lanes.iter().enumerate() {
-        let words = format!("{}: {}", lane.reason, meaning(&lane.reason));
-        marks.push(Mark::text((LEGEND, top + (i + 1) as f64 * 21.0), words, 14.5, FAINT, Align::Left));
+/// Families, what lines and markers mean, what a word in the table means.
+fn legend(frame: &Frame, groups: &[Group]) -> Vec<Mark> {
+    let mut marks = Vec::new();
+    let mut y = TOP + 12.0;
+    for group in groups {
+        let (shape, color) = group.family.look();
+        marks.push(Mark::line(&[(LEGEND, y), (LEGEND + 38.0, y)], color, 3.2));
+        marks.push(Mark::Marker { shape, at: (LEGEND + 19.0, y), radius: RADIUS, color, filled: true });
+        marks.push(Mark::text((LEGEND + 50.0, y - 9.0), group.family.title(), 16.0, INK, Align::Left));
+        let count = match group.ways.len() {
+            1 => "one way".to_string(),
+            n => format!("the best of {n} ways"),
+        };
+        marks.push(Mark::text((LEGEND + 50.0, y + 10.0), count, 13.0, FAINT, Align::Left));
+        y += 46.0;
     }
+    y += 6.0;
+    marks.push(Mark::line(&[(LEGEND, y), (LEGEND + 38.0, y)], ramp(&[INK, PAPER], 0.55), 1.0));
+    marks.push(Mark::text((LEGEND + 50.0, y), "one way of a family", 14.0, INK, Align::Left));
+    for (filled, words) in [(true, "without recomputation"), (false, "full recomputation")] {
+        y += 25.0;
+        let at = (LEGEND + 19.0, y);
+        marks.push(Mark::Marker { shape: Shape::Circle, at, radius: RADIUS, color: FAINT, filled });
+        marks.push(Mark::text((LEGEND + 50.0, y), words, 14.0, INK, Align::Left));
+    }
+    marks.extend(reasons(frame, groups));
     marks
+}
+
+/// Beside the table: what its words mean.
+fn reasons(frame: &Frame, groups: &[Group]) -> Vec<Mark> {
+    let none = |g: &Group| {
+        frame
+            .lengths
+            .iter()
+            .filter(|&&l| g.top(l).is_none())
+            .filter_map(|&l| g.reason(l).map(str::to_string))
+            .collect::<Vec<_>>()
+    };
+    let all: BTreeSet<String> = groups.iter().flat_map(none).collect();
+    let mut lines = vec![("tinted: the best of all".to_string(), INK), ("full: full recomputation".into(), INK)];
+    if !all.is_empty() {
+        lines.push(("nothing of the family runs:".into(), INK));
+    }
+    lines.extend(all.iter().map(|reason| (format!("{reason}: {}", meaning(reason)), FAINT)));
+    let mark = |(i, (words, color)): (usize, (String, _))| {
+        Mark::text((LEGEND, frame.line(0) + 14.0 + 20.0 * i as f64), words, 13.5, color, Align::Left)
+    };
+    lines.into_iter().enumerate().map(mark).collect()
 }
 
 #[cfg(test)]
@@ -461,7 +370,23 @@ mod tests {
         let (model, cluster, stack) = (word("llama-3-8b"), word("a-cluster"), word("a-stack"));
         let (recompute, mfu) = (word(recompute), mfu.map_err(word));
         let global_batch = (1 << 22) / seq_len;
-        Row { model, cluster, stack, gpus: 64, seq_len, global_batch, ulysses, ring, zero: 1, strategy, recompute, mfu }
+        Row {
+            model,
+            cluster,
+            stack,
+            gpus: 64,
+            seq_len,
+            global_batch,
+            tp: 1,
+            pp: 1,
+            ulysses,
+            ring,
+            zero: 1,
+            options: word("default"),
+            strategy,
+            recompute,
+            mfu,
+        }
     }
 
     fn study() -> Vec<Row> {
@@ -482,14 +407,16 @@ mod tests {
     }
 
     fn csv_of(rows: &[Row]) -> String {
-        let head =
-            "model,cluster,stack,gpus,seq_len,global_batch,ulysses,ring,zero,recompute,strategy,feasible,why,mfu";
+        let head = "model,cluster,stack,gpus,seq_len,global_batch,tp,pp,ulysses,ring,zero,recompute,options,strategy,feasible,why,mfu";
         let line = |r: &Row| {
             let (why, mfu) =
                 (r.mfu.clone().err().unwrap_or_default(), r.mfu.clone().map_or(String::new(), |m| m.to_string()));
             let front = format!("{},{},{},{},{},{}", r.model, r.cluster, r.stack, r.gpus, r.seq_len, r.global_batch);
             let back = format!("{},{},\"{why}\",{mfu}", r.strategy, r.mfu.is_ok());
-            format!("\n{front},{},{},{},{},{back}", r.ulysses, r.ring, r.zero, r.recompute)
+            format!(
+                "\n{front},{},{},{},{},{},{},{},{back}",
+                r.tp, r.pp, r.ulysses, r.ring, r.zero, r.recompute, r.options
+            )
         };
         rows.iter().map(line).fold(head.to_string(), |all, line| all + &line)
     }
@@ -528,48 +455,54 @@ mod tests {
     }
 
     #[test]
-    fn ways_are_named_and_ordered_by_family_and_degree() {
+    fn ways_are_grouped_by_family_and_ordered_by_degree() {
         let degrees = [(8, 4), (1, 16), (16, 1), (1, 1), (8, 1), (1, 2)];
         let mut rows = degrees.map(|d| row(8192, d, "none", Ok(0.4))).to_vec();
-        let labels = |rows: &[Row]| series(rows).into_iter().map(|s| s.label).collect::<Vec<_>>();
-        let all = ["no split", "Ulysses 8", "Ulysses 16", "Ring 2 (zigzag)", "Ring 16 (zigzag)", "USP 8 x 4"];
-        assert_eq!(labels(&rows), all);
-        rows.truncate(1);
-        rows.push(Row { strategy: "other".into(), ..rows[0].clone() });
-        assert_eq!(labels(&rows), ["USP 8 x 4, other", "USP 8 x 4, usp"]);
+        rows.push(Row { tp: 8, ..row(8192, (1, 4), "none", Ok(0.4)) });
+        rows.push(Row { strategy: "allgather-kv".into(), options: "gather-kv".into(), ..rows[1].clone() });
+        rows.push(Row { options: "stripe+dkv-model".into(), ..rows[1].clone() });
+        let groups = Group::all(&rows);
+        let said: Vec<_> = groups.iter().map(|g| (g.family, g.ways.iter().map(|(w, _)| w.short()).collect())).collect();
+        let of = |words: &[&str]| words.iter().map(|w| w.to_string()).collect::<Vec<_>>();
+        let want = [
+            (Family::NoSplit, of(&["1"])),
+            (Family::Ulysses, of(&["8", "16"])),
+            (Family::Ring, of(&["2", "16", "16 stripe+dkv-model"])),
+            (Family::Gathered, of(&["16"])),
+            (Family::Usp, of(&["8x4"])),
+            (Family::Tensor, of(&["tp 8, ring 4"])),
+        ];
+        assert_eq!(said, want);
     }
 
     #[test]
-    fn every_point_is_a_marker_or_a_cross() {
-        let rows = study();
-        let series = series(&rows);
-        let frame = Frame::new(&series);
-        let count = |marks: Vec<Mark>| marks.iter().filter(|m| matches!(m, Mark::Marker { .. })).count();
-        let points: usize = (0..series.len()).map(|i| count(markers(&frame, &series, i))).sum();
-        let crossed: usize = frame.lanes.iter().map(|lane| count(crosses(&frame, lane, &series))).sum();
-        assert_eq!(points + crossed, 8 * 7);
-        assert!(points > 20 && crossed > 8, "{points} {crossed}");
-        let reasons: Vec<&str> = frame.lanes.iter().map(|l| l.reason.as_str()).collect();
-        assert_eq!(reasons, ["memory", "heads"]);
-    }
-
-    #[test]
-    fn of_equals_the_lower_degree_wins() {
-        let series = series(&[row(8192, (2, 1), "none", Ok(0.5)), row(8192, (8, 1), "none", Ok(0.5))]);
-        let said = format!("{:?}", winners(&Frame::new(&series), &series));
-        assert!(said.contains("Ulysses 2") && !said.contains("Ulysses 8"), "{said}");
+    fn a_family_reaches_what_its_best_way_does_and_says_why_where_none_runs() {
+        let no_room = Err("memory: 103 GiB");
+        let rows = [
+            row(8192, (2, 1), "none", Ok(0.5)),
+            row(8192, (8, 1), "none", Ok(0.5)),
+            row(8192, (16, 1), "none", Ok(0.4)),
+            row(8192, (1, 8), "full", Ok(0.3)),
+            row(16384, (2, 1), "none", no_room),
+            row(16384, (8, 1), "none", Err("batch: few")),
+        ];
+        let groups = Group::all(&rows);
+        let top = groups[0].top(8192).unwrap();
+        assert_eq!((top.way.short().as_str(), top.mfu), ("2", 0.5), "of equals the lower degree");
+        assert!(groups[0].top(16384).is_none() && groups[0].reason(16384) == Some("memory"));
+        assert!(is_best(&groups, 0, 8192) && !is_best(&groups, 1, 8192) && !is_best(&groups, 0, 16384));
+        let said = format!("{:?}", figure(&rows, &Notes::none()));
+        for words in ["50.0 %", "8, full", "memory: more than a GPU holds"] {
+            assert!(said.contains(words), "{words}");
+        }
     }
 
     #[test]
     fn a_marker_under_another_shows_its_rim() {
-        let rows = [
-            row(8192, (8, 1), "none", Ok(0.5)),
-            row(8192, (1, 8), "none", Ok(0.5)),
-            row(8192, (4, 4), "none", Ok(0.3)),
-        ];
-        let series = series(&rows);
-        let frame = Frame::new(&series);
-        let radius = |i| match &markers(&frame, &series, i)[..] {
+        let degrees = [((8, 1), 0.5), ((1, 8), 0.5), ((4, 4), 0.3)];
+        let groups = Group::all(&degrees.map(|(d, mfu)| row(8192, d, "none", Ok(mfu))));
+        let frame = Frame::new(&groups);
+        let radius = |i: usize| match &markers(&frame, &groups[i], &groups[i + 1..])[..] {
             [Mark::Marker { radius, .. }] => *radius,
             other => panic!("{other:?}"),
         };
@@ -599,7 +532,7 @@ mod tests {
             "4M tokens a step",
             "512K",
             "memory",
-            "4 x 16",
+            "4x16",
         ] {
             assert!(svg.contains(words), "{words} is not in the SVG");
         }

@@ -3,6 +3,7 @@
 //!
 //! A new plot is one file here and one line of [`PLOTS`].
 
+pub mod block_timeline;
 pub mod crossover;
 pub mod exposed_comm;
 pub mod memory;
@@ -48,6 +49,7 @@ pub const PLOTS: &[Plot] = &[
     Plot { name: "mfu_vs_seqlen", of: Study::Sweep, draw: mfu_vs_seqlen },
     Plot { name: "exposed_comm", of: Study::Sweep, draw: exposed_comm::exposed_comm },
     Plot { name: "memory", of: Study::Sweep, draw: memory::memory },
+    Plot { name: "block_timeline", of: Study::Sweep, draw: block_timeline::block_timeline },
     Plot { name: "crossover", of: Study::Crossover, draw: crossover::crossover },
     Plot { name: "published", of: Study::Published, draw: published::published },
 ];

@@ -16,9 +16,12 @@ pub struct Row {
     pub gpus: u64,
     pub seq_len: u64,
     pub global_batch: u64,
+    pub tp: u32,
+    pub pp: u32,
     pub ulysses: u32,
     pub ring: u32,
     pub zero: u32,
+    pub options: String,
     pub strategy: String,
     pub recompute: String,
     /// The MFU in 0..=1, or why there is none.
@@ -54,9 +57,12 @@ impl Row {
             gpus: line.value("gpus", "a count of GPUs of at least 1", |&n: &u64| n > 0)?,
             seq_len: line.value("seq_len", "a count of tokens of at least 1", |&n: &u64| n > 0)?,
             global_batch: line.value("global_batch", "a count of sequences of at least 1", |&n: &u64| n > 0)?,
+            tp: line.value("tp", "a degree of at least 1", |&n: &u32| n > 0)?,
+            pp: line.value("pp", "a count of stages of at least 1", |&n: &u32| n > 0)?,
             ulysses: line.value("ulysses", "a degree of at least 1", |&n: &u32| n > 0)?,
             ring: line.value("ring", "a degree of at least 1", |&n: &u32| n > 0)?,
             zero: line.value("zero", "a ZeRO stage of 0..=3", |&n: &u32| n <= 3)?,
+            options: line.text("options")?.into(),
             strategy: line.text("strategy")?.into(),
             recompute: line.text("recompute")?.into(),
             mfu: mfu(line)?,
@@ -80,9 +86,8 @@ mod tests {
     use super::*;
     use crate::error::Error;
 
-    const HEAD: &str =
-        "model,cluster,stack,gpus,seq_len,global_batch,tp,ulysses,ring,zero,recompute,strategy,feasible,why,mfu";
-    const GOOD: &str = "m,c,s,64,8192,512,1,8,1,1,none,ulysses,true,,0.5";
+    const HEAD: &str = "model,cluster,stack,gpus,seq_len,global_batch,tp,pp,ulysses,ring,zero,recompute,options,strategy,feasible,why,mfu";
+    const GOOD: &str = "m,c,s,64,8192,512,1,1,8,1,1,none,default,ulysses,true,,0.5";
 
     fn read_text(text: &str) -> Result<Vec<Row>> {
         let dir = tempfile::tempdir().unwrap();
@@ -106,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_missing_column_is_named() {
-        for column in HEAD.split(',').filter(|&c| c != "tp" && c != "why") {
+        for column in HEAD.split(',').filter(|&c| c != "why") {
             let text = message(&format!("{}\n{GOOD}\n", HEAD.replace(column, "other")));
             assert!(text.contains("rows.csv") && text.contains(&format!("{column}: the column is missing")), "{text}");
         }

@@ -226,14 +226,26 @@ fn ticks(frame: &Frame, panel: usize, of_family: &BTreeMap<u64, &Bar>) -> Vec<Ma
         let x = frame.x(panel, length);
         marks.push(Mark::text((x, BOTTOM + 17.0), short(length), size, INK, Align::Middle));
         let Some(bar) = of_family.get(&length) else { continue };
-        let way = Way::of(&bar.row);
-        marks.push(Mark::text((x, BOTTOM + 40.0), way.degrees(), size, FAINT, Align::Middle));
+        let degrees = Way::of(&bar.row).degrees();
+        // A letter is about 0.6 of its size wide.
+        if 0.6 * size * degrees.len() as f64 > frame.width() / frame.lengths.len() as f64 {
+            marks.push(standing(x, &degrees, &bar.row.recompute));
+            continue;
+        }
+        marks.push(Mark::text((x, BOTTOM + 40.0), degrees, size, FAINT, Align::Middle));
         if bar.row.recompute != "none" {
             let short = if bar.row.recompute == "full" { "full" } else { "sel." };
             marks.push(Mark::text((x, BOTTOM + 60.0), short, size, FAINT, Align::Middle));
         }
     }
     marks
+}
+
+/// Degrees that have no room to lie.
+fn standing(x: f64, degrees: &str, recompute: &str) -> Mark {
+    let text = if recompute == "none" { degrees.to_string() } else { format!("{degrees}, {recompute}") };
+    let at = (x, BOTTOM + 32.0 + 3.1 * text.len() as f64);
+    Mark::Text { at, text, size: 11.0, color: FAINT, align: Align::Middle, upright: true }
 }
 
 fn limit(frame: &Frame) -> Vec<Mark> {
@@ -288,9 +300,12 @@ mod tests {
             gpus: 64,
             seq_len,
             global_batch: 8,
+            tp: 1,
+            pp: 1,
             ulysses,
             ring,
             zero: 1,
+            options: "default".into(),
             strategy: "x".into(),
             recompute: "none".into(),
             mfu: mfu.map_err(String::from),

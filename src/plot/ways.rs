@@ -1,6 +1,8 @@
 //! Rows into lines: the ways to split the sequence, and the best point of each at every length.
 
 use super::rows::Row;
+use super::style::Shape;
+use plotters::style::RGBColor;
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -8,7 +10,10 @@ pub enum Family {
     NoSplit,
     Ulysses,
     Ring,
+    Gathered,
     Usp,
+    Tensor,
+    Pipeline,
 }
 
 impl Family {
@@ -18,54 +23,87 @@ impl Family {
             Family::NoSplit => "sequence not split",
             Family::Ulysses => "Ulysses",
             Family::Ring => "ring attention",
+            Family::Gathered => "KV gathered, no ring",
             Family::Usp => "USP: Ulysses x ring",
+            Family::Tensor => "tensor parallel + any",
+            Family::Pipeline => "pipeline + any",
+        }
+    }
+
+    /// For lines of tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::NoSplit => "not split",
+            Family::Ulysses => "Ulysses",
+            Family::Ring => "ring",
+            Family::Gathered => "gathered KV",
+            Family::Usp => "USP",
+            Family::Tensor => "tensor",
+            Family::Pipeline => "pipeline",
+        }
+    }
+
+    pub fn look(self) -> (Shape, RGBColor) {
+        match self {
+            Family::NoSplit => (Shape::Triangle, RGBColor(110, 110, 110)),
+            Family::Ulysses => (Shape::Circle, RGBColor(30, 110, 200)),
+            Family::Ring => (Shape::Square, RGBColor(226, 84, 10)),
+            Family::Gathered => (Shape::Circle, RGBColor(142, 84, 180)),
+            Family::Usp => (Shape::Diamond, RGBColor(0, 140, 110)),
+            Family::Tensor => (Shape::Triangle, RGBColor(150, 104, 30)),
+            Family::Pipeline => (Shape::Square, RGBColor(190, 40, 110)),
         }
     }
 }
 
-/// A way to split the sequence. The order is that of the legend.
+/// A way to split the work on a sequence. The order is that of the legend.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Way {
     pub family: Family,
     pub degree: u64,
+    pub pp: u32,
+    pub tp: u32,
     pub ulysses: u32,
     pub ring: u32,
-    pub strategy: String,
+    /// Words of the options, without those that the family says already.
+    pub words: String,
 }
 
 impl Way {
     pub fn of(row: &Row) -> Way {
-        let (ulysses, ring) = (row.ulysses, row.ring);
+        let Row { pp, tp, ulysses, ring, .. } = *row;
+        let gathers = row.strategy.contains("allgather-kv");
         let family = match (ulysses > 1, ring > 1) {
+            _ if pp > 1 => Family::Pipeline,
+            _ if tp > 1 => Family::Tensor,
             (false, false) => Family::NoSplit,
             (true, false) => Family::Ulysses,
+            (false, true) if gathers => Family::Gathered,
             (false, true) => Family::Ring,
             (true, true) => Family::Usp,
         };
-        Way { family, degree: u64::from(ulysses) * u64::from(ring), ulysses, ring, strategy: row.strategy.clone() }
+        let said = |word: &&str| !["", "default", "gather-kv"].contains(word);
+        let words: Vec<&str> = row.options.split('+').filter(said).collect();
+        let degree = [pp, tp, ulysses, ring].map(u64::from).iter().product();
+        Way { family, degree, pp, tp, ulysses, ring, words: words.join("+") }
     }
 
-    /// `8`, or `8x4` of a hybrid.
+    /// `8`, `8x4` of a hybrid, `tp 8, ring 4` where more than the sequence is split.
     pub fn degrees(&self) -> String {
         match self.family {
             Family::Usp => format!("{}x{}", self.ulysses, self.ring),
+            Family::Tensor | Family::Pipeline => {
+                let all = [("pp", self.pp), ("tp", self.tp), ("ul", self.ulysses), ("ring", self.ring)];
+                let more: Vec<String> = all.iter().filter(|(_, d)| *d > 1).map(|(n, d)| format!("{n} {d}")).collect();
+                more.join(", ")
+            }
             _ => self.degree.to_string(),
         }
     }
 
-    /// Says the order of a ring's chunks; zigzag is what a plain "ring" means here.
-    pub fn label(&self) -> String {
-        let (u, r) = (self.ulysses, self.ring);
-        match self.family {
-            Family::NoSplit => "no split".into(),
-            Family::Ulysses => format!("Ulysses {u}"),
-            Family::Ring => match self.strategy.split_once(['-', '_', ' ']) {
-                Some(("ring", order)) => format!("Ring {r} ({order})"),
-                Some(("allgather", _)) => format!("All-gather KV {r}"),
-                _ => format!("Ring {r} (zigzag)"),
-            },
-            Family::Usp => format!("USP {u} x {r}"),
-        }
+    /// Degrees and words.
+    pub fn short(&self) -> String {
+        if self.words.is_empty() { self.degrees() } else { format!("{} {}", self.degrees(), self.words) }
     }
 }
 

@@ -123,12 +123,19 @@ impl Row {
 
     /// How the sequence is split, as the plots call it.
     pub fn way(&self) -> String {
+        let more = [("pp", self.pp), ("tp", self.tp)].into_iter().filter(|(_, degree)| *degree > 1);
+        let mut parts: Vec<String> = more.map(|(name, degree)| format!("{name} {degree}")).collect();
         match (self.ulysses, self.ring) {
-            (1, 1) => "no split".into(),
-            (u, 1) => format!("ulysses {u}"),
-            (1, r) => format!("ring {r}"),
-            (u, r) => format!("usp {u} x {r}"),
+            (1, 1) if parts.is_empty() => parts.push("no split".into()),
+            (1, 1) => {}
+            (u, 1) => parts.push(format!("ulysses {u}")),
+            (1, r) => parts.push(format!("ring {r}")),
+            (u, r) => parts.push(format!("usp {u} x {r}")),
         }
+        if !["", "default"].contains(&self.options.as_str()) {
+            parts.push(self.options.clone());
+        }
+        parts.join(", ")
     }
 }
 

@@ -154,6 +154,19 @@ impl Case {
         cost(plan, self.machine(), Effort::SUMS)
     }
 
+    /// The same machine and a model of the same layers, but only so many of them.
+    pub fn with_layers(&self, layers: u64) -> Case {
+        Case {
+            model: LlmSpec { layers, ..self.model.clone() },
+            cluster: self.cluster.clone(),
+            stack: self.stack.clone(),
+            dtype: self.dtype,
+            roofline: self.roofline.clone(),
+            peak: self.peak,
+            conflicts: Mutex::default(),
+        }
+    }
+
     pub fn costed<'a>(&'a self, plan: &'a Plan, layout: &'a Layout, timeline: &'a Timeline) -> Costed<'a> {
         Costed { plan, cluster: &self.cluster, stack: &self.stack, layout, timeline, peak: self.peak }
     }

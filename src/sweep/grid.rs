@@ -29,6 +29,20 @@ pub struct Grid {
     pub zero: Vec<u32>,
     pub recompute: Vec<Recompute>,
     pub options: Vec<Options>,
+    /// Ways beside those of the lists.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<Also>,
+}
+
+/// A way with degrees and options of its own; crossed with `seq_len`, `batch`, `micro_batch`, `zero` and `recompute`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Also {
+    pub ulysses: u32,
+    pub ring: u32,
+    pub tp: u32,
+    pub pp: u32,
+    pub options: Options,
 }
 
 /// How many sequences a step has.
@@ -55,6 +69,33 @@ impl Grid {
         all.concat().into_iter().filter(|[u, r]| u * r <= gpus).collect()
     }
 
+    /// Variants of a ring and of hybrids, KV gathered instead, tensor parallelism, as far as they fit into `gpus`.
+    pub fn default_also(gpus: u32) -> Vec<Also> {
+        let words = [
+            "stripe",
+            "dkv-model",
+            "burst",
+            "merge-in-kernel",
+            "dkv-model+merge-at-end",
+            "double-ring-8",
+            "gather-kv",
+            "gather-kv-prefetch",
+        ];
+        let of = |[ulysses, ring, tp]: [u32; 3], words: &str| Also {
+            ulysses,
+            ring,
+            tp,
+            pp: 1,
+            options: words.parse().expect("words of the table of options"),
+        };
+        let rings = words.into_iter().flat_map(|word| [8, 16].map(|ring| of([1, ring, 1], word)));
+        let hybrids = [[2, 8, 1], [4, 8, 1], [8, 8, 1]].map(|split| of(split, "ring-inside"));
+        let tensor = [[1, 1, 2], [1, 1, 4], [1, 1, 8], [1, 2, 8], [1, 4, 8], [1, 8, 8], [2, 1, 4], [4, 1, 2]];
+        let all = rings.chain(hybrids).chain(tensor.map(|split| of(split, "default")));
+        // A ring of rings needs more than one of them.
+        all.filter(|a| a.ranks() <= gpus && !(a.options.double_ring >= a.ring && a.options.double_ring > 1)).collect()
+    }
+
     /// 8 K to 1 M.
     pub fn default_seq_len() -> Vec<u64> {
         (13..=20).map(|log| 1 << log).collect()
@@ -71,6 +112,7 @@ impl Grid {
         for &seq_len in &self.seq_len {
             for global_batch in self.batch.of(seq_len) {
                 self.add_points(seq_len, global_batch, &mut points);
+                self.also.iter().for_each(|way| way.points(self, seq_len, global_batch, &mut points));
             }
         }
         points.sort_unstable();
@@ -143,6 +185,23 @@ impl Grid {
             return wrong("the grid", &format!("has {count:.1e} points, more than {MOST_POINTS}; shorten the lists"));
         }
         Ok(())
+    }
+}
+
+impl Also {
+    fn ranks(&self) -> u32 {
+        [self.ulysses, self.ring, self.tp, self.pp].iter().fold(1, |n, &d| n.saturating_mul(d))
+    }
+
+    fn points(&self, grid: &Grid, seq_len: u64, global_batch: u64, points: &mut Vec<Point>) {
+        let Also { ulysses, ring, tp, pp, options } = *self;
+        let dp = (grid.gpus / self.ranks().max(1)).max(1);
+        for &micro_batch in &grid.micro_batch {
+            points.extend(cross(&grid.zero, &grid.recompute).map(|(&zero, &recompute)| {
+                let par = Parallelism { dp, pp, vp: 1, ring, ulysses, tp, ep: 1, zero, recompute, options };
+                Point { seq_len, global_batch, micro_batch, par }
+            }));
+        }
     }
 }
 
