@@ -17,6 +17,7 @@ pub mod read;
 pub mod sizes;
 pub mod software;
 pub mod split;
+mod standin;
 pub mod store;
 pub mod summary;
 pub mod table;

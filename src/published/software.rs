@@ -22,10 +22,14 @@ pub struct Habits {
     pub parallel_block: bool,
     /// Tokens that a token sees at most.
     pub window: Option<u64>,
+    /// Stage of ZeRO where none is stated.
+    pub zero: u32,
+    /// Tensor parallelism comes with sequence parallelism where neither is stated.
+    pub sequence_parallel: bool,
 }
 
 const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
-    Habits { kernels, dropout, parallel_block: false, window: None }
+    Habits { kernels, dropout, parallel_block: false, window: None, zero: 0, sequence_parallel: false }
 }
 
 /// Scores are written to memory: Megatron's fused softmax, before FlashAttention (arXiv:2205.14135).
@@ -36,6 +40,9 @@ const FLASH: &[&str] = &["fa2", "fa3", "cudnn", "fa4"];
 const TRANSFORMER_ENGINE: &[&str] = &["cudnn", "fa4", "fa3", "fa2"];
 /// The newest FlashAttention of each generation.
 const NEWEST: &[&str] = &["fa4", "fa3", "fa2", "cudnn"];
+
+/// NeMo's and Megatron Core's recipes: distributed optimizer, sequence parallelism with tensor parallelism.
+const RECIPES: Habits = Habits { zero: 1, sequence_parallel: true, ..habits(TRANSFORMER_ENGINE, 0.0) };
 
 /// MegaScale's block (arXiv:2402.15627, section 3.1); its window is not printed, half of its sequence is what its MFU says.
 const MEGASCALE: Habits = Habits { parallel_block: true, window: Some(1024), ..habits(FLASH, 0.0) };
@@ -54,8 +61,8 @@ const RULES: &[Rule] = &[
         habits: habits(UNFUSED, 0.1),
     },
     Rule { words: &["ptdp", "megatronlm(commit", "yuan1", "glm130b", "metaseq"], habits: habits(UNFUSED, 0.1) },
-    Rule { words: &["nemo", "megatronbridge", "megatroncore"], habits: habits(TRANSFORMER_ENGINE, 0.0) },
-    Rule { words: &["megatronlm", "transformerengine", "mlperf"], habits: habits(TRANSFORMER_ENGINE, 0.0) },
+    Rule { words: &["nemo", "megatronbridge", "megatroncore", "megatron/te"], habits: RECIPES },
+    Rule { words: &["megatronlm", "transformerengine", "mlperf"], habits: RECIPES },
     Rule { words: &["llmfoundry", "internevo", "deepspeedulysses", "nanotron"], habits: habits(FLASH, 0.0) },
     Rule { words: &["colossalai", "colai"], habits: habits(FLASH, 0.0) },
 ];

@@ -7,6 +7,7 @@
 
 use super::case::Training;
 use super::options::with_words;
+use super::software::Habits;
 use super::words::{number_behind, squeezed};
 use crate::spec::{Options, Parallelism, Recompute};
 
@@ -29,7 +30,7 @@ pub fn gpus(run: &Training) -> Result<u32, String> {
     run.gpus.or(stated).ok_or_else(|| "gpus: not stated, and no dp from which to compute it".into())
 }
 
-pub fn split(run: &Training) -> Result<Split, String> {
+pub fn split(run: &Training, habits: Habits) -> Result<Split, String> {
     let gpus = gpus(run)?;
     let seq = run.seq.ok_or("seq: not stated")?;
     let (ulysses, ring) = sequence_ways(run);
@@ -41,7 +42,7 @@ pub fn split(run: &Training) -> Result<Split, String> {
     let dp = gpus / replica;
     let micro_batch = run.micro_batch.unwrap_or(1);
     let filled = u64::from(dp) * micro_batch * if pp > 1 { 4 * u64::from(pp) } else { 1 };
-    let (options, unknown) = with_words(Options::default(), &words(run, tp));
+    let (options, unknown) = with_words(Options::default(), &words(run, tp, habits));
     let par = Parallelism {
         dp,
         pp,
@@ -49,7 +50,7 @@ pub fn split(run: &Training) -> Result<Split, String> {
         ring,
         ulysses,
         tp,
-        zero: zero(&run.zero),
+        zero: zero(&run.zero, habits),
         recompute: recompute(run).unwrap_or(Recompute::None),
         options,
         ..Parallelism::default()
@@ -70,8 +71,11 @@ fn sequence_ways(run: &Training) -> (u32, u32) {
     }
 }
 
-/// The stage of ZeRO (arXiv:1910.02054) by the names that systems give it; none where nothing is said.
-fn zero(words: &str) -> u32 {
+/// The stage of ZeRO (arXiv:1910.02054) by the names that systems give it; the system's habit where nothing is said.
+fn zero(words: &str, habits: Habits) -> u32 {
+    if words.is_empty() {
+        return habits.zero;
+    }
     let text = squeezed(words);
     if let Some(stage) = number_behind(&text, "zero").filter(|stage| *stage <= 3.0) {
         return stage as u32;
@@ -94,18 +98,22 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
     of(&text).or(in_system)
 }
 
-/// Words of options. Megatron's sequence parallelism is off unless said; products are in FP8 where the precision
+/// Words of options. Sequence parallelism is as stated, or the system's habit; products are in FP8 where the precision
 /// names it, or something narrower still.
-fn words(run: &Training, tp: u32) -> Vec<&'static str> {
+fn words(run: &Training, tp: u32, habits: Habits) -> Vec<&'static str> {
     let precision = squeezed(&run.precision);
     let narrow = precision.contains("fp8") || precision.contains("fp4");
-    let all = [(tp > 1 && !run.seq_parallel.unwrap_or(false), "no-sp"), (narrow, "fp8")];
+    let all = [(tp > 1 && !run.seq_parallel.unwrap_or(habits.sequence_parallel), "no-sp"), (narrow, "fp8")];
     all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn habits() -> Habits {
+        Habits::of("Megatron-LM PTD-P")
+    }
 
     #[test]
     fn zero_by_the_names_of_systems() {
@@ -120,22 +128,22 @@ mod tests {
             ("DP", 0),
             ("", 0),
         ] {
-            assert_eq!(zero(words), stage, "{words}");
+            assert_eq!(zero(words, habits()), stage, "{words}");
         }
     }
 
     #[test]
     fn what_is_not_stated_follows_the_rule() {
         let run = Training { gpus: Some(64), seq: Some(2048), tp: Some(8), pp: Some(2), ..Training::default() };
-        let found = split(&run).unwrap();
+        let found = split(&run, habits()).unwrap();
         assert_eq!((found.par.dp, found.micro_batch, found.global_batch), (4, 1, 32));
         assert!(found.par.options.whole_activations);
         let uneven = Training { gpus: Some(60), ..run.clone() };
-        assert!(split(&uneven).unwrap_err().contains("60 is not a multiple"));
+        assert!(split(&uneven, habits()).unwrap_err().contains("60 is not a multiple"));
         let cp = Training { cp: Some(4), tp: None, pp: None, ..run };
-        assert_eq!((split(&cp).unwrap().par.ring, split(&cp).unwrap().par.ulysses), (4, 1));
+        assert_eq!((split(&cp, habits()).unwrap().par.ring, split(&cp, habits()).unwrap().par.ulysses), (4, 1));
         let ulysses = Training { system: "DeepSpeed-Ulysses".into(), ..cp };
-        assert_eq!(split(&ulysses).unwrap().par.ulysses, 4);
+        assert_eq!(split(&ulysses, habits()).unwrap().par.ulysses, 4);
     }
 
     #[test]

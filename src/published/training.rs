@@ -6,6 +6,7 @@ use super::machine::{Chosen, Stated};
 use super::measured::{Measured, Step};
 use super::software::Habits;
 use super::split::{Split, gpus, recompute, split};
+use super::standin::stand_in;
 use super::verdict::Prediction;
 use super::{Shipped, sizes};
 use crate::cost::{Effort, Machine, cost};
@@ -47,7 +48,7 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
     let stack = shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu)?;
     found.stack = stack.name.clone();
     let (model, _) = sizes::model(run, habits)?;
-    let setup = Setup { model, split: split(run)?, machine, stack };
+    let setup = Setup { model, split: split(run, habits)?, machine, stack };
     let without = |word: &&str| format!("taken without {word}, which this version has not");
     found.why.extend(setup.split.unknown.iter().map(without));
     let measured = measured.ok_or("measured: no time, rate or utilization is stated")?;
@@ -69,35 +70,47 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
 
 impl Setup<'_> {
     /// The plan, with the least recomputation that fits where none is stated. A run that really happened did fit:
-    /// if ours does not, that is noted, and it is predicted all the same.
+    /// if ours does not even with all recomputed, its weights were kept by means that the source does not state
+    /// (offload, sharding), which tells nothing of its activations; it is predicted without, and that is noted.
     fn plan(&self, stated: Option<Recompute>, found: &mut Prediction) -> Result<(Plan, Split), String> {
-        let tried: &[Recompute] = match &stated {
-            Some(said) => std::slice::from_ref(said),
-            None => &Recompute::ALL,
-        };
-        let mut last = Err("recompute: nothing to try".to_string());
-        for &recompute in tried {
-            let mut split = self.split.clone();
-            split.par.recompute = recompute;
-            match self.build(&split) {
-                Ok(plan) => {
-                    let over = self.over(&plan)?;
-                    let fits = over.is_none();
-                    found.memory = over;
-                    last = Ok((plan, split));
-                    if fits {
-                        break;
-                    }
-                }
-                // What a build refuses with less recomputed may still be there with more.
-                Err(why) if last.is_err() => last = Err(why),
-                Err(_) => {}
-            }
+        if let Some(recompute) = stated {
+            return self.with(recompute, found);
         }
-        last
+        let first = self.with(Recompute::None, found);
+        if first.is_ok() && found.memory.is_none() {
+            return first;
+        }
+        let lacks = found.memory.take();
+        for recompute in [Recompute::Selective, Recompute::Full] {
+            let said = found.why.len();
+            let tried = self.with(recompute, found);
+            if tried.is_ok() && found.memory.is_none() {
+                return tried;
+            }
+            found.why.truncate(said);
+        }
+        found.memory = lacks;
+        first
     }
 
-    fn build(&self, split: &Split) -> Result<Plan, String> {
+    /// The plan with this recomputation, and whether it fits.
+    fn with(&self, recompute: Recompute, found: &mut Prediction) -> Result<(Plan, Split), String> {
+        let (mut model, mut split) = (self.model.clone(), self.split.clone());
+        split.par.recompute = recompute;
+        let mut taken = Vec::new();
+        loop {
+            match self.build(&model, &split) {
+                Ok(plan) => {
+                    found.memory = self.over(&plan)?;
+                    found.why.extend((!taken.is_empty()).then(|| format!("taken: {}", taken.join(", "))));
+                    return Ok((plan, split));
+                }
+                Err(refusal) => taken.push(stand_in(&refusal, &mut model, &mut split).ok_or(refusal)?),
+            }
+        }
+    }
+
+    fn build(&self, model: &LlmSpec, split: &Split) -> Result<Plan, String> {
         let work = Workload {
             seq_len: split.seq,
             global_batch: split.global_batch,
@@ -107,7 +120,7 @@ impl Setup<'_> {
         let ctas = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
         let engines =
             Engines { p2p: ctas(self.stack.p2p_ctas.value), collective: ctas(self.stack.collective_ctas.value) };
-        build(&self.model, &work, &split.par, engines).map_err(said)
+        build(model, &work, &split.par, engines).map_err(said)
     }
 
     /// By how much the fullest rank is over the memory of its GPU, in words; `None`: it fits.

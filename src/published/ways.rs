@@ -87,7 +87,9 @@ pub fn way(row: &Attention, gpus: u32, node: u32) -> Result<Way, String> {
     if let Some(word) = layout.or(bare).filter(|w| ring > 1 && !words.contains(w)) {
         words.push(word);
     }
-    if squeezed(&row.implementation).contains("sandai") && !words.contains(&"dkv-model") {
+    if squeezed(&row.implementation).contains("sandai")
+        && !words.iter().any(|w| w.contains("gather") || *w == "dkv-model")
+    {
         // MagiAttention's baselines are TransformerEngine's algorithms.
         words.push("dkv-model");
     }

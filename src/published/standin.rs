@@ -1,0 +1,81 @@
+//! What is taken in place of a part that a plan of this version refuses: as much work, said in the verdict.
+//!
+//! A line becomes idle, and can go, once plans have the part.
+
+use super::split::Split;
+use crate::spec::{LlmSpec, Mlp, Norm, Positions, Recompute};
+
+/// A substitution: the word of the refusal that asks for it, what is said of it, and the change.
+struct Line {
+    refusal: &'static str,
+    said: &'static str,
+    change: fn(&mut LlmSpec, &mut Split),
+}
+
+const LINES: &[Line] = &[
+    Line { refusal: "LayerNorm", said: "RMSNorm for LayerNorm", change: |m, _| m.norm = Norm::Rms },
+    // Three matrices of two thirds the width have the weights and FLOPs of two.
+    Line {
+        refusal: "GELU",
+        said: "SwiGLU of two thirds the width for GELU",
+        change: |m, _| (m.mlp, m.ffn) = (Mlp::SwiGlu, 2 * m.ffn / 3),
+    },
+    Line {
+        refusal: "positions",
+        said: "rotary positions",
+        change: |m, _| (m.positions, m.rotary_dim) = (Positions::Rope, None),
+    },
+    Line { refusal: "biases", said: "no biases", change: |m, _| (m.bias, m.qkv_bias) = (false, false) },
+    Line { refusal: "norms of queries", said: "no norms of queries and keys", change: |m, _| m.qk_norm = false },
+    Line { refusal: "dropout", said: "no dropout", change: |m, _| m.dropout = 0.0 },
+    Line { refusal: "sliding window", said: "attention without window", change: |m, _| m.window = None },
+    Line { refusal: "parallel block", said: "a block in sequence", change: |m, _| m.parallel_block = false },
+    Line { refusal: "localized filtering", said: "no localized filtering", change: |m, _| m.lfa = false },
+    Line {
+        refusal: "zero: ",
+        said: "one stage of ZeRO less",
+        change: |_, s| s.par.zero = s.par.zero.saturating_sub(1),
+    },
+    // With a fused attention kernel there is little else that selective recomputation would drop.
+    Line {
+        refusal: "recompute: selective",
+        said: "no recomputation for selective",
+        change: |_, s| s.par.recompute = Recompute::None,
+    },
+    Line { refusal: "vp", said: "no interleaving", change: |_, s| s.par.vp = 1 },
+    Line {
+        refusal: "no-sp",
+        said: "activations that are not whole",
+        change: |_, s| s.par.options.whole_activations = false,
+    },
+];
+
+/// Changes what a refusal is about, and says how; `None` where nothing is known to take its place.
+pub fn stand_in(refusal: &str, model: &mut LlmSpec, split: &mut Split) -> Option<&'static str> {
+    let before = (model.clone(), split.clone());
+    LINES.iter().filter(|line| refusal.contains(line.refusal)).find_map(|line| {
+        (line.change)(model, split);
+        ((&*model, &*split) != (&before.0, &before.1)).then_some(line.said)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Parallelism;
+
+    #[test]
+    fn what_stands_in_has_as_much_work() {
+        let par = Parallelism { zero: 3, ..Parallelism::default() };
+        let mut split = Split { seq: 2048, global_batch: 1, micro_batch: 1, par, unknown: vec![] };
+        let mut model = LlmSpec { hidden: 1024, layers: 2, heads: 8, kv_heads: 8, head_dim: 128, ..LlmSpec::default() };
+        (model.ffn, model.mlp, model.vocab) = (3072, Mlp::Gelu, 1000);
+        let flops = model.flops_per_token(2048);
+        assert!(stand_in("model: GPT has GELU, which no plan has", &mut model, &mut split).is_some());
+        assert_eq!((model.flops_per_token(2048), model.mlp), (flops, Mlp::SwiGlu));
+        assert!(stand_in("zero: stage 3 is not there", &mut model, &mut split).is_some());
+        assert_eq!(split.par.zero, 2);
+        // A second time there is nothing left to change.
+        assert_eq!(stand_in("model: GPT has LayerNorm", &mut model, &mut split), None);
+    }
+}
