@@ -95,11 +95,20 @@ fn unstated(run: &Training, habits: Habits) -> Result<LlmSpec, String> {
     if !squeezed(&run.model).starts_with("gpt") {
         return Err(missing());
     }
-    let billions = run.params_b.ok_or_else(missing)?;
+    let billions = run.params_b.or_else(|| billions(&run.model)).ok_or_else(missing)?;
     let far = |shape: &Shape| (shape.0 / billions).ln().abs();
     let nearest = GPT.iter().min_by(|a, b| far(a).total_cmp(&far(b))).expect("the table has lines");
     if far(nearest) > 0.15 {
         return Err(missing());
     }
-    stated(run, habits, nearest.1, nearest.2, nearest.3)
+    // Heads of such a model follow the degree that has to divide them.
+    let ulysses = u64::from(run.ulysses.or(run.cp).unwrap_or(1));
+    let heads = if nearest.2.is_multiple_of(ulysses) { nearest.3.max(ulysses) } else { nearest.3 };
+    stated(run, habits, nearest.1, nearest.2, heads)
+}
+
+/// The 7 of "GPT 7B".
+fn billions(name: &str) -> Option<f64> {
+    let lower = name.to_lowercase();
+    lower.split_whitespace().find_map(|word| word.strip_suffix('b')?.parse().ok())
 }

@@ -103,7 +103,11 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
 fn words(run: &Training, tp: u32, habits: Habits) -> Vec<&'static str> {
     let precision = squeezed(&run.precision);
     let narrow = precision.contains("fp8") || precision.contains("fp4");
-    let all = [(tp > 1 && !run.seq_parallel.unwrap_or(habits.sequence_parallel), "no-sp"), (narrow, "fp8")];
+    let all = [
+        (tp > 1 && !run.seq_parallel.unwrap_or(habits.sequence_parallel), "no-sp"),
+        (narrow, "fp8"),
+        (habits.kernels[0] == "unfused", "unfused"),
+    ];
     all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).collect()
 }
 

@@ -2,6 +2,7 @@
 //!
 //! A line becomes idle, and can go, once plans have the part.
 
+use super::options::with_words;
 use super::split::Split;
 use crate::spec::{LlmSpec, Mlp, Norm, Positions, Recompute};
 
@@ -14,11 +15,11 @@ struct Line {
 
 const LINES: &[Line] = &[
     Line { refusal: "LayerNorm", said: "RMSNorm for LayerNorm", change: |m, _| m.norm = Norm::Rms },
-    // Three matrices of two thirds the width have the weights and FLOPs of two.
+    // Three matrices of two thirds the width have the weights and FLOPs of two; 64 lets tensor parallelism cut it.
     Line {
         refusal: "GELU",
         said: "SwiGLU of two thirds the width for GELU",
-        change: |m, _| (m.mlp, m.ffn) = (Mlp::SwiGlu, 2 * m.ffn / 3),
+        change: |m, _| (m.mlp, m.ffn) = (Mlp::SwiGlu, (2 * m.ffn / 3).next_multiple_of(64)),
     },
     Line {
         refusal: "positions",
@@ -42,13 +43,33 @@ const LINES: &[Line] = &[
         said: "no recomputation for selective",
         change: |_, s| s.par.recompute = Recompute::None,
     },
-    Line { refusal: "vp", said: "no interleaving", change: |_, s| s.par.vp = 1 },
+    Line { refusal: "do not split evenly", said: "stages that come out even", change: even_stages },
+    Line { refusal: "vp: ", said: "no interleaving", change: |_, s| s.par.vp = 1 },
     Line {
         refusal: "no-sp",
         said: "activations that are not whole",
         change: |_, s| s.par.options.whole_activations = false,
     },
 ];
+
+/// The most interleaving with which layers come out even, embedding and head counted as a layer each if need be;
+/// else as many layers as the fullest stage sets the pace for.
+fn even_stages(m: &mut LlmSpec, s: &mut Split) {
+    let (layers, pp) = (m.layers, u64::from(s.par.pp));
+    let (short, _) = with_words(s.par.options, &["short-ends"]);
+    for vp in (1..=s.par.vp).rev() {
+        let parts = pp * u64::from(vp);
+        if layers.is_multiple_of(parts) {
+            s.par.vp = vp;
+            return;
+        }
+        if (layers + 2).is_multiple_of(parts) && (layers + 2) / parts > 1 && short != s.par.options {
+            (s.par.vp, s.par.options) = (vp, short);
+            return;
+        }
+    }
+    (s.par.vp, m.layers) = (1, layers.next_multiple_of(pp));
+}
 
 /// Changes what a refusal is about, and says how; `None` where nothing is known to take its place.
 pub fn stand_in(refusal: &str, model: &mut LlmSpec, split: &mut Split) -> Option<&'static str> {
