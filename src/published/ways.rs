@@ -35,7 +35,7 @@ const LINES: &[Line] = &[
             "all-gather of KV, the next part beside the kernel, in place of a group-cast of the rows that a rank needs",
         ),
     },
-    Line { names: &["loongtrain"], shape: Shape::Hybrid, words: &["double-ring", "dkv-model"], instead: None },
+    Line { names: &["loongtrain"], shape: Shape::Hybrid, words: &["dkv-model"], instead: None },
     Line {
         names: &["hybriddcp", "hybridcp"],
         shape: Shape::Ring,
@@ -93,8 +93,15 @@ pub fn way(row: &Attention, gpus: u32, node: u32) -> Result<Way, String> {
         // MagiAttention's baselines are TransformerEngine's algorithms.
         words.push("dkv-model");
     }
+    if ["zhuzilin", "yunchang"].iter().any(|who| row.implementation.contains(who)) {
+        // K and V are two messages, and dKV shares their communicator.
+        words.extend(["kv-in-two", "one-comm"]);
+    }
     if ring == 1 {
         words.clear();
+    }
+    if ulysses > 1 && squeezed(&row.packing).starts_with("no") {
+        words.push("a2a-separate");
     }
     Ok(Way { ulysses, ring, words, instead: line.instead.filter(|_| ring > 1) })
 }
