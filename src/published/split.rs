@@ -46,7 +46,7 @@ pub fn split(run: &Training, habits: Habits) -> Result<Split, String> {
     let par = Parallelism {
         dp,
         pp,
-        vp: run.vp.unwrap_or(1).max(1),
+        vp: run.vp.or(interleaving(run, pp)).unwrap_or(1),
         ring,
         ulysses,
         tp,
@@ -56,6 +56,15 @@ pub fn split(run: &Training, habits: Habits) -> Result<Split, String> {
         ..Parallelism::default()
     };
     Ok(Split { seq, global_batch: run.global_batch.unwrap_or(filled), micro_batch, par, unknown })
+}
+
+/// Virtual stages of a system that interleaves without saying how finely: a layer each, or as close to it as the
+/// layers come out even.
+fn interleaving(run: &Training, pp: u32) -> Option<u32> {
+    let system = squeezed(&run.system);
+    let interleaves = system.contains("interleaved") || system.contains("llama3stack");
+    let layers = run.layers.filter(|_| interleaves && pp > 1)?;
+    Some((layers / u64::from(pp)).clamp(1, 64) as u32)
 }
 
 /// Ulysses and ring degrees. Where only their product is stated, the name of the system says which it is; most

@@ -130,9 +130,11 @@ impl Setup<'_> {
     /// By how much the fullest rank is over the memory of its GPU, in words; `None`: it fits.
     fn over(&self, plan: &Plan) -> Result<Option<String>, String> {
         let atoms = AtomTable::new(plan).map_err(said)?;
-        let mut most = 0;
-        for program in 0..plan.programs.len() as u32 {
-            most = most.max(Layout::new(plan, &atoms, program).map_err(said)?.bytes);
+        // The first stage has the most micro-batches under way, the last has the logits.
+        let last = plan.programs.len() as u32 - 1;
+        let mut most = Layout::new(plan, &atoms, 0).map_err(said)?.bytes;
+        if last > 0 {
+            most = most.max(Layout::new(plan, &atoms, last).map_err(said)?.bytes);
         }
         let gpu = &self.machine.cluster.gpu;
         let has = gpu.memory.value.value() - self.stack.reserved_memory.value.value();
