@@ -32,6 +32,7 @@ fn dtype_name(dtype: Dtype) -> &'static str {
         Dtype::F32 => "f32",
         Dtype::Bf16 => "bf16",
         Dtype::U32 => "u32",
+        Dtype::U8 => "u8",
     }
 }
 

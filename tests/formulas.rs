@@ -386,6 +386,23 @@ fn tensor_parallelism_divides_activations() {
     }
 }
 
+/// 34 sbh a layer of a GPT (Korthikanti et al., arXiv:2205.05198, equation 1): 11 of attention, 19 of the network,
+/// 4 of the norms; in place of its 5 a s^2 b flash attention keeps the log-sum-exps, four bytes a head. All of it
+/// is divided by t with sequence parallelism (equation 4), 24 of the 34 without (equation 2).
+#[test]
+fn a_gpt_layer_keeps_34_sbh() {
+    let gpt = LlmSpec { norm: Norm::Layer, mlp: Mlp::Gelu, bias: true, dropout: 0.1, ffn: 4 * H, ..model(2, A, false) };
+    for (t, words, sbh) in [(1, "default", 34.0), (4, "default", 34.0 / 4.0), (4, "no-sp", 10.0 + 24.0 / 4.0)] {
+        let par = Parallelism { tp: t, options: words.parse().unwrap(), ..way(1, 1, 1) };
+        let plan = plans::plan(&gpt, &par, &work(&par, S, 1, 1), SM);
+        let kept = plan.tensors.iter().filter(|t| t.kind == TensorKind::Activation && t.dtype != Dtype::U32);
+        // The last slot of x is the final norm's input.
+        let bytes: u64 = kept.map(|t| t.bytes() * u64::from(t.slots.min(2))).sum();
+        let lse = (4 * A * S / u64::from(t)) as f64;
+        assert_eq!(bytes as f64, 2.0 * (sbh * (S * H) as f64 + lse), "tp {t} {words}");
+    }
+}
+
 /// Visible pairs of a causal mask.
 fn pairs(s: u64) -> u64 {
     s * (s + 1) / 2

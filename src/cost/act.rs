@@ -206,7 +206,7 @@ impl<'a> Acts<'a> {
             *size = bytes_of(self.plan, place);
             // The narrowest operand is what the tensor cores are fed.
             let own = self.plan.tensors[place.tensor as usize].dtype;
-            if own.size() < dtype.size() && own != Dtype::U32 {
+            if own.size() < dtype.size() && !matches!(own, Dtype::U32 | Dtype::U8) {
                 dtype = own;
             }
         }

@@ -16,6 +16,7 @@ pub enum Data {
     /// The upper half of an f32.
     Bf16(Vec<u16>),
     U32(Vec<u32>),
+    U8(Vec<u8>),
 }
 
 impl Data {
@@ -25,6 +26,7 @@ impl Data {
             Data::F32(v) => v.len(),
             Data::Bf16(v) => v.len(),
             Data::U32(v) => v.len(),
+            Data::U8(v) => v.len(),
         };
         len as u64
     }
@@ -35,6 +37,7 @@ impl Data {
             Data::F32(_) => Dtype::F32.size(),
             Data::Bf16(_) => Dtype::Bf16.size(),
             Data::U32(_) => Dtype::U32.size(),
+            Data::U8(_) => Dtype::U8.size(),
         };
         self.len() * size
     }
@@ -60,6 +63,7 @@ impl Data {
             Data::F32(v) => v.iter().map(|&x| f64::from(x)).collect(),
             Data::Bf16(v) => v.iter().map(|&x| f64::from(from_bf16(x))).collect(),
             Data::U32(v) => v.iter().map(|&x| f64::from(x)).collect(),
+            Data::U8(v) => v.iter().map(|&x| f64::from(x)).collect(),
         }
     }
 
@@ -69,6 +73,7 @@ impl Data {
             Dtype::F32 => Data::F32(values.iter().map(|&x| x as f32).collect()),
             Dtype::Bf16 => Data::Bf16(values.iter().map(|&x| to_bf16(x as f32)).collect()),
             Dtype::U32 => Data::U32(values.iter().map(|&x| x as u32).collect()),
+            Dtype::U8 => Data::U8(values.iter().map(|&x| x as u8).collect()),
         }
     }
 }
@@ -190,6 +195,7 @@ impl<'p> Arena<'p> {
             Dtype::F32 => Data::F32(self.view(part).to_vec()),
             Dtype::Bf16 => Data::Bf16(self.view(part).to_vec()),
             Dtype::U32 => Data::U32(self.view(part).to_vec()),
+            Dtype::U8 => Data::U8(self.view(part).to_vec()),
         }
     }
 
@@ -203,6 +209,7 @@ impl<'p> Arena<'p> {
             (Dtype::F32, Data::F32(v)) => self.view_mut(part).copy_from_slice(v),
             (Dtype::Bf16, Data::Bf16(v)) => self.view_mut(part).copy_from_slice(v),
             (Dtype::U32, Data::U32(v)) => self.view_mut(part).copy_from_slice(v),
+            (Dtype::U8, Data::U8(v)) => self.view_mut(part).copy_from_slice(v),
             (dtype, _) => return Err(format!("data of another dtype arrives for {}", dtype.name())),
         }
         Ok(())

@@ -4,7 +4,7 @@
 //! Legend: s tokens of one sequence, h hidden, a heads, k KV heads, d head dim, f feed-forward width,
 //! v vocabulary. Weights are [out, in], as Hugging Face stores them.
 
-use crate::plan::Operand;
+use crate::plan::{Operand, dropout};
 use crate::spec::{AttentionSpec, LlmSpec, Mlp, Norm, Positions};
 use ndarray::{Array1, Array2, Axis, s};
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ pub struct DenseConfig {
 }
 
 /// What the layers of a GPT have otherwise than those of a Llama.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Blocks {
     pub layer_norm: bool,
     pub gelu: bool,
@@ -39,6 +39,7 @@ pub struct Blocks {
     pub rotary: usize,
     /// Rows of a table of learned positions; 0: there is none.
     pub positions: usize,
+    pub dropout: f64,
 }
 
 impl Blocks {
@@ -51,6 +52,7 @@ impl Blocks {
         own_norms: false,
         rotary: usize::MAX,
         positions: 0,
+        dropout: 0.0,
     };
 }
 
@@ -68,6 +70,7 @@ impl From<&LlmSpec> for Blocks {
                 _ => 0,
             },
             positions: if let Positions::Learned { max } = m.positions { max as usize } else { 0 },
+            dropout: m.dropout,
         }
     }
 }
@@ -281,6 +284,13 @@ impl Model<'_> {
         x
     }
 
+    /// What dropout leaves of a branch, and of its gradient likewise.
+    fn dropped(&self, salt: u64, x: &Mat) -> Mat {
+        let p = self.cfg.blocks.dropout;
+        let stays = |(at, column): (usize, usize)| dropout::keeps(p, salt, at as u64, column as u64);
+        Mat::from_shape_fn(x.raw_dim(), |at| if stays(at) { x[at] / (1.0 - p) } else { 0.0 })
+    }
+
     /// The norm that stands before the network.
     fn second_norm(&self) -> &'static str {
         if self.cfg.blocks.parallel && !self.cfg.blocks.own_norms { IN_NORM } else { POST_NORM }
@@ -290,21 +300,23 @@ impl Model<'_> {
         let n1 = self.norm(&layer(i, IN_NORM), &x);
         let attn = Attention::new(self.cfg, self.linear(&layer(i, QKV), &n1));
         let branch = self.linear(&layer(i, OUT), &attn.o);
-        let x_mid = if self.cfg.blocks.parallel { x.clone() } else { &x + &branch };
+        let x_mid = if self.cfg.blocks.parallel { x.clone() } else { &x + &self.dropped(0, &branch) };
         let n2 = self.norm(&layer(i, self.second_norm()), &x_mid);
         let gate_up = self.linear(&layer(i, self.cfg.up()), &n2);
         let act = if self.cfg.blocks.gelu { gate_up.mapv(gelu) } else { swiglu(&gate_up, self.cfg.ffn) };
-        let mut y = &x_mid + &self.linear(&layer(i, DOWN), &act);
-        if self.cfg.blocks.parallel {
-            y += &branch;
-        }
+        let out = self.linear(&layer(i, DOWN), &act);
+        let y = match self.cfg.blocks.parallel {
+            true => &x + &self.dropped(0, &(branch + out)),
+            false => &x_mid + &self.dropped(1, &out),
+        };
         (y, Saved { x, x_mid, n1, n2, attn, gate_up, act })
     }
 
     fn layer_backward(&mut self, i: usize, saved: &Saved, dy: Mat) -> Mat {
         let parallel = self.cfg.blocks.parallel;
         // The feed-forward half, beside its residual.
-        let d_act = self.linear_backward(&layer(i, DOWN), &saved.act, &dy);
+        let d_out = self.dropped(if parallel { 0 } else { 1 }, &dy);
+        let d_act = self.linear_backward(&layer(i, DOWN), &saved.act, &d_out);
         let d_gate_up = match self.cfg.blocks.gelu {
             true => d_act * saved.gate_up.mapv(gelu_slope),
             false => swiglu_backward(&saved.gate_up, &d_act),
@@ -312,7 +324,7 @@ impl Model<'_> {
         let dn2 = self.linear_backward(&layer(i, self.cfg.up()), &saved.n2, &d_gate_up);
         let dx_mid = &dy + &self.norm_backward(&layer(i, self.second_norm()), &saved.x_mid, &dn2);
         // The attention half, beside its own; in a parallel block it has the block's output for its own.
-        let d_branch = if parallel { dy } else { dx_mid.clone() };
+        let d_branch = self.dropped(0, if parallel { &dy } else { &dx_mid });
         let d_o = self.linear_backward(&layer(i, OUT), &saved.attn.o, &d_branch);
         let d_qkv = saved.attn.backward(self.cfg, &d_o);
         let dn1 = self.linear_backward(&layer(i, QKV), &saved.n1, &d_qkv);

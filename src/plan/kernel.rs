@@ -7,6 +7,7 @@
 //! Legend of shapes: n tokens of a microbatch on this rank (batch b times s), h hidden, a heads, k KV
 //! heads, d head dim, f feed-forward width, v vocabulary. Tensors are row-major, a row is a token.
 
+use super::dropout::Dropout;
 use super::mesh::{Axis, Mesh};
 use super::segs::Segs;
 use super::visible::{self, BlockShape, LiveRows, block_shape};
@@ -214,8 +215,17 @@ pub enum Kernel {
     LayerNormBwd { rows: u64, cols: u64, eps: f64, bias: bool },
     /// Reads dy, db; writes db = db + the sum of the rows of dy.
     BiasBwd { rows: u64, cols: u64 },
-    /// Reads x, a branch and `biases` rows `[cols]`; writes x + branch + each of them.
-    Residual { rows: u64, cols: u64, biases: u64 },
+    /// Reads x, a branch and `biases` rows `[cols]`; writes x + branch + each of them, with `dropout` x + what it
+    /// leaves of the rest, divided by the share that it leaves, and a second result, 1 where an element stayed.
+    Residual {
+        rows: u64,
+        cols: u64,
+        biases: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        dropout: Option<Dropout>,
+    },
+    /// Reads dy and what stayed; writes the gradient of the branch.
+    DropoutBwd { elems: u64, probability: f64 },
     /// Learned positions, a table `[max, cols]`. Forward reads x, table, writes x + the rows of its positions;
     /// backward reads dx, dtable, writes dtable, accumulated. `rows` are those of all positions, or with `share`
     /// the part of them that the rank's coordinate on the axis says.
@@ -339,6 +349,7 @@ impl Kernel {
             Kernel::LayerNormBwd { .. } => "layer_norm_bwd",
             Kernel::BiasBwd { .. } => "bias_bwd",
             Kernel::Residual { .. } => "residual",
+            Kernel::DropoutBwd { .. } => "dropout_bwd",
             Kernel::Positions { .. } => "positions",
             Kernel::Gelu { .. } => "gelu",
             Kernel::GeluBwd { .. } => "gelu_bwd",
@@ -492,11 +503,13 @@ impl Kernel {
                 of(&[x, w, x, x, w], &[x, w])
             }
             Kernel::BiasBwd { rows, cols } => of(&[rows * cols, *cols], &[*cols]),
-            Kernel::Residual { rows, cols, biases } => {
+            Kernel::Residual { rows, cols, biases, dropout } => {
                 let mut reads = vec![rows * cols; 2];
                 reads.extend(vec![*cols; *biases as usize]);
-                of(&reads, &[rows * cols])
+                let writes = if dropout.is_some() { 2 } else { 1 };
+                of(&reads, &vec![rows * cols; writes])
             }
+            Kernel::DropoutBwd { elems, .. } => of(&[*elems, *elems], &[*elems]),
             Kernel::Positions { rows, cols, max, backward, .. } => {
                 of(&[rows * cols, max * cols], &[if *backward { max * cols } else { rows * cols }])
             }

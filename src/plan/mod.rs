@@ -2,6 +2,7 @@
 
 pub mod builder;
 pub mod check;
+pub mod dropout;
 pub mod kernel;
 pub mod link;
 pub mod matching;
@@ -16,6 +17,7 @@ pub mod structure;
 pub mod visible;
 
 pub use builder::{Builder, Via, each};
+pub use dropout::Dropout;
 pub use kernel::{AttnBlock, Exchange, HeadPad, HeadPart, Kernel, Packing, Side, VocabPart, Work, WorkClass};
 pub use mesh::{Axis, Group, Mesh};
 pub use op::*;

@@ -10,6 +10,8 @@ pub enum Dtype {
     F32,
     Bf16,
     U32,
+    /// A yes or a no.
+    U8,
 }
 
 impl Dtype {
@@ -20,6 +22,7 @@ impl Dtype {
             Dtype::F32 => "f32",
             Dtype::Bf16 => "bf16",
             Dtype::U32 => "u32",
+            Dtype::U8 => "u8",
         }
     }
 
@@ -29,6 +32,7 @@ impl Dtype {
             Dtype::F64 => 8,
             Dtype::F32 | Dtype::U32 => 4,
             Dtype::Bf16 => 2,
+            Dtype::U8 => 1,
         }
     }
 }

@@ -28,7 +28,6 @@ fn blocks(model: &LlmSpec) -> Result<()> {
         (model.window.is_some(), "attention in a sliding window"),
         (model.positions == Positions::Alibi, "slopes on distances (ALiBi)"),
         (model.qk_norm, "norms of queries and keys"),
-        (model.dropout > 0.0, "dropout"),
     ];
     match later.iter().find(|(has, _)| *has) {
         Some((_, what)) => {

@@ -10,7 +10,7 @@ use super::step::Engines;
 use super::tensor::TensorParallel;
 use super::ulysses::{self, Ulysses};
 use super::weights::{Rows, Weight, Weights};
-use crate::plan::{Buf, Builder, Dtype, Kernel, Segs, TensorKind};
+use crate::plan::{Axis, Buf, Builder, Dropout, Dtype, Kernel, Segs, TensorKind};
 use crate::spec::{AttentionSpec, LlmSpec, Mask, Mlp, Parallelism, Positions, Workload};
 
 /// Everything a layer's ops need to know.
@@ -27,6 +27,7 @@ pub struct Layer {
     theta: f64,
     rotary: Option<u64>,
     parallel: bool,
+    dropout: f64,
     batch: u64,
     /// Tokens of one sequence on this rank.
     seq: u64,
@@ -69,6 +70,8 @@ pub struct Saved {
     normed2: Option<Buf>,
     gate_up: Buf,
     act: Buf,
+    /// What dropout left of each branch; in a parallel block of both together.
+    stays: [Option<Buf>; 2],
     /// The output of attention for my tokens, all heads; `None`: it is `attn.o`, without Ulysses.
     o: Option<Buf>,
 }
@@ -86,7 +89,14 @@ impl Saved {
             ("act", &mut self.act),
         ];
         all.extend(self.attn.kv_last.as_mut().map(|kv| ("kv_last", kv)));
-        let some = [("o", &mut self.o), ("mid", &mut self.mid), ("normed2", &mut self.normed2)];
+        let [stays1, stays2] = &mut self.stays;
+        let some = [
+            ("o", &mut self.o),
+            ("mid", &mut self.mid),
+            ("normed2", &mut self.normed2),
+            ("stays1", stays1),
+            ("stays2", stays2),
+        ];
         all.extend(some.into_iter().filter_map(|(name, buf)| Some((name, buf.as_mut()?))));
         all
     }
@@ -118,6 +128,8 @@ pub struct Scratch {
     d_gate_up: Buf,
     d_normed: Buf,
     d_mid: Buf,
+    /// The gradient of a branch, where dropout makes it another than that of the sum.
+    d_branch: Option<Buf>,
     d_o: Buf,
     d_qkv: Buf,
     /// Rooms for all tokens' rows, where a rank has a share of them: of a product's input, of the gradient of
@@ -206,6 +218,7 @@ impl Layer {
             theta: model.rope_theta,
             rotary: if model.positions == Positions::Rope { model.rotary_dim } else { Some(0) },
             parallel: model.parallel_block,
+            dropout: model.dropout,
             batch: work.micro_batch,
             seq,
             segs,
@@ -268,6 +281,10 @@ impl Layer {
             attn,
             o: self.ulysses.is_some().then(|| keep("o", n, self.q_row(), dtype)),
             mid: (!self.parallel).then(|| keep("mid", r, self.hidden, dtype)),
+            stays: [(1, "stays1"), (2, "stays2")].map(|(branch, name)| {
+                let there = self.dropout > 0.0 && (branch == 1 || !self.parallel);
+                there.then(|| keep(name, r, self.hidden, Dtype::U8))
+            }),
             normed2: self.rows.norm2.map(|_| keep("normed2", r, self.hidden, dtype)),
             gate_up: keep("gate_up", n, self.wide, dtype),
             act: keep("act", n, self.ffn, dtype),
@@ -288,6 +305,7 @@ impl Layer {
             d_gate_up: work("d_gate_up", n, self.wide),
             d_normed: work("d_normed", r, h),
             d_mid: work("d_mid", r, h),
+            d_branch: (self.dropout > 0.0).then(|| work("d_branch", r, h)),
             d_o: work("d_o", n, self.q_row()),
             d_qkv: work("d_qkv", n, self.qkv_row()),
             input: self.tp.room(b, "tp_input", n, h),
@@ -320,16 +338,17 @@ impl Layer {
             self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.q_row(), false, sums);
             self.linear_out(b, "down", [keep.act, at(rows.down)], self.ffn, true, sums);
             self.tp.reduce(b, "block_reduce", sums, s.branch);
-            return self.residual(b, "residual", x, s.branch, [rows.o_bias, rows.down_bias].map(|r| r.map(at)), x_out);
+            let biases = [rows.o_bias, rows.down_bias].map(|r| r.map(at));
+            return self.residual(b, "residual", x, s.branch, biases, [Some(x_out), keep.stays[0]]);
         };
         self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.q_row(), false, sums);
         self.tp.reduce(b, "o_reduce", sums, s.branch);
-        self.residual(b, "residual1", x, s.branch, [rows.o_bias.map(at), None], mid);
+        self.residual(b, "residual1", x, s.branch, [rows.o_bias.map(at), None], [Some(mid), keep.stays[0]]);
         let input = self.second_norm(b, s, w, mid, keep, input);
         self.mlp_in(b, w, input, keep);
         self.linear_out(b, "down", [keep.act, at(rows.down)], self.ffn, false, sums);
         self.tp.reduce(b, "down_reduce", sums, s.branch);
-        self.residual(b, "residual2", mid, s.branch, [rows.down_bias.map(at), None], x_out);
+        self.residual(b, "residual2", mid, s.branch, [rows.down_bias.map(at), None], [Some(x_out), keep.stays[1]]);
     }
 
     /// The input of the feed-forward network, whole: a norm of `x`, or where there is none `first`, attention's.
@@ -365,15 +384,32 @@ impl Layer {
         b.compute(label, kernel, &reads, &[sums]);
     }
 
-    /// y = x + branch + biases.
-    fn residual(&self, b: &mut Builder, label: &str, x: Buf, branch: Buf, biases: [Option<Buf>; 2], y: Buf) {
+    /// y = x + branch + biases, and what dropout left of the branch.
+    #[allow(clippy::too_many_arguments)]
+    fn residual(
+        &self,
+        b: &mut Builder,
+        label: &str,
+        x: Buf,
+        branch: Buf,
+        biases: [Option<Buf>; 2],
+        writes: [Option<Buf>; 2],
+    ) {
         let (rows, cols) = (self.residual_rows(), self.hidden);
         let reads: Vec<Buf> = [x, branch].into_iter().chain(biases.into_iter().flatten()).collect();
-        let kernel = match reads.len() as u64 - 2 {
-            0 => Kernel::Add { elems: rows * cols, trim: None },
-            biases => Kernel::Residual { rows, cols, biases },
+        let writes: Vec<Buf> = writes.into_iter().flatten().collect();
+        let kernel = match (reads.len() as u64 - 2, writes.len()) {
+            (0, 1) => Kernel::Add { elems: rows * cols, trim: None },
+            (biases, 1) => Kernel::Residual { rows, cols, biases, dropout: None },
+            (biases, _) => Kernel::Residual { rows, cols, biases, dropout: Some(self.dropout_of(label)) },
         };
-        b.compute(label, kernel, &reads, &[y]);
+        b.compute(label, kernel, &reads, &writes);
+    }
+
+    fn dropout_of(&self, label: &str) -> Dropout {
+        let share = self.tp.cuts_rows().then_some(Axis::Tp);
+        let salt = u64::from(label == "residual2");
+        Dropout { probability: self.dropout, salt, segs: self.segs.clone(), share }
     }
 
     fn attention_forward(&self, b: &mut Builder, s: &Scratch, keep: &Saved) {
@@ -392,18 +428,20 @@ impl Layer {
     #[allow(clippy::too_many_arguments)]
     pub fn backward(&self, b: &mut Builder, s: &Scratch, w: Buf, g: Buf, x: Buf, keep: &Saved, dy: Buf, dx: Buf) {
         let back = Backward { layer: self, s, w, g, keep, sums: s.partial.unwrap_or(s.d_normed) };
-        let d_output = self.tp.gather(b, "down_bwd_gather", dy, s.d_output);
-        back.bias(b, "down_bias_bwd", self.rows.down_bias, self.norms.rows, dy);
+        let d_branch = back.dropout(b, "dropout2_bwd", keep.stays[usize::from(!self.parallel)], dy);
+        let d_output = self.tp.gather(b, "down_bwd_gather", d_branch, s.d_output);
+        back.bias(b, "down_bias_bwd", self.rows.down_bias, self.norms.rows, d_branch);
         let last = back.mlp(b, d_output);
-        let Some(mid) = keep.mid else { return back.beside(b, x, dy, d_output, dx) };
+        let Some(mid) = keep.mid else { return back.beside(b, x, [dy, d_branch, d_output], dx) };
         let input = keep.normed2.expect("a norm before each half");
         let input = self.tp.gather_beside(b, "gate_up_regather", input, s.input, last);
         back.gate_up_dx(b);
         self.tp.reduce(b, "gate_up_bwd_reduce", back.sums, s.d_normed);
         back.dw(b, "gate_up_dw", self.wide, self.hidden, s.d_gate_up, input, self.rows.gate_up);
         back.norm(b, "norm2_bwd", mid, self.rows.norm2.expect("a norm before each half"), dy, s.d_mid);
-        let d_output = self.tp.gather(b, "o_bwd_gather", s.d_mid, s.d_output);
-        back.bias(b, "o_bias_bwd", self.rows.o_bias, self.norms.rows, s.d_mid);
+        let d_branch = back.dropout(b, "dropout1_bwd", keep.stays[0], s.d_mid);
+        let d_output = self.tp.gather(b, "o_bwd_gather", d_branch, s.d_output);
+        back.bias(b, "o_bias_bwd", self.rows.o_bias, self.norms.rows, d_branch);
         let last = back.attention(b, d_output);
         let input = self.tp.gather_beside(b, "qkv_regather", keep.normed1, s.input, last);
         back.qkv_dx(b, false);
@@ -461,6 +499,14 @@ impl Backward<'_> {
         b.compute(label, Kernel::BiasBwd { rows, cols: r[1] - r[0] }, &[d, grad], &[grad]);
     }
 
+    /// The gradient of a branch from that of the sum it was added to.
+    fn dropout(&self, b: &mut Builder, label: &str, stays: Option<Buf>, dy: Buf) -> Buf {
+        let (Some(stays), Some(d_branch)) = (stays, self.s.d_branch) else { return dy };
+        let (elems, probability) = (self.layer.norms.rows * self.layer.hidden, self.layer.dropout);
+        b.compute(label, Kernel::DropoutBwd { elems, probability }, &[dy, stays], &[d_branch]);
+        d_branch
+    }
+
     /// From the gradient of the network's output to that of its activation's input; returns the last op.
     fn mlp(&self, b: &mut Builder, d_output: Buf) -> u32 {
         let (l, s, keep) = (self.layer, self.s, self.keep);
@@ -502,9 +548,9 @@ impl Backward<'_> {
     }
 
     /// The rest of a parallel block, where both halves have the gradient of its output.
-    fn beside(&self, b: &mut Builder, x: Buf, dy: Buf, d_output: Buf, dx: Buf) {
+    fn beside(&self, b: &mut Builder, x: Buf, [dy, d_branch, d_output]: [Buf; 3], dx: Buf) {
         let (l, s, keep, tp) = (self.layer, self.s, self.keep, &self.layer.tp);
-        self.bias(b, "o_bias_bwd", l.rows.o_bias, l.norms.rows, dy);
+        self.bias(b, "o_bias_bwd", l.rows.o_bias, l.norms.rows, d_branch);
         let last = self.attention(b, d_output);
         self.gate_up_dx(b);
         let mut residual = dy;

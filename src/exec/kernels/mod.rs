@@ -71,10 +71,19 @@ pub fn run<T: Scalar>(
             let [db] = outputs(writes);
             pointwise::bias_bwd(cols as usize, read(0), db);
         }
-        &Kernel::Residual { cols, .. } => {
-            let [y] = outputs(writes);
-            pointwise::add(None, [Some(read(0)), Some(read(1))], y);
-            (2..reads.len()).for_each(|i| pointwise::add_rows(cols as usize, read(i), y));
+        Kernel::Residual { rows, cols, dropout, .. } => {
+            let (y, stays) = writes.split_at_mut(1);
+            let y = &mut *y[0];
+            y.copy_from_slice(read(1));
+            (2..reads.len()).for_each(|i| pointwise::add_rows(*cols as usize, read(i), y));
+            if let (Some(d), [stays]) = (dropout, stays) {
+                pointwise::drop_some(d, &d.positions(views, rank, *rows), *cols as usize, y, stays);
+            }
+            pointwise::add(None, [Some(read(0)), None], y);
+        }
+        &Kernel::DropoutBwd { probability, .. } => {
+            let [dx] = outputs(writes);
+            pointwise::dropout_bwd(probability, read(0), read(1), dx);
         }
         Kernel::Positions { segs, rows, cols, share, backward, .. } => {
             let first = share.map_or(0, |axis| u64::from(views[0].coord(rank, axis)) * rows);

@@ -2,6 +2,7 @@
 
 use super::Scalar;
 use super::mask::live_rows;
+use crate::plan::dropout::{Dropout, keeps};
 use crate::plan::{AttnBlock, Mesh, Side};
 use std::ops::Range;
 
@@ -52,6 +53,23 @@ pub fn gelu_bwd<T: Scalar>(x: &[T], dy: &[T], dx: &mut [T]) {
 /// Adds `row` to every row of `x`.
 pub fn add_rows<T: Scalar>(cols: usize, row: &[T], x: &mut [T]) {
     x.chunks_exact_mut(cols).for_each(|x| x.iter_mut().zip(row).for_each(|(x, &b)| *x += b));
+}
+
+/// Zeros what is dropped of `x`, scales what stays, and notes it; a row for each of `positions`.
+pub fn drop_some<T: Scalar>(d: &Dropout, positions: &[u64], cols: usize, x: &mut [T], stays: &mut [T]) {
+    let scale = T::from_f64(1.0 / (1.0 - d.probability));
+    let rows = x.chunks_exact_mut(cols).zip(stays.chunks_exact_mut(cols)).zip(positions);
+    for ((x, stays), &position) in rows {
+        for (column, (x, stays)) in x.iter_mut().zip(stays).enumerate() {
+            *stays = if keeps(d.probability, d.salt, position, column as u64) { T::one() } else { T::zero() };
+            *x *= *stays * scale;
+        }
+    }
+}
+
+pub fn dropout_bwd<T: Scalar>(probability: f64, dy: &[T], stays: &[T], dx: &mut [T]) {
+    let scale = T::from_f64(1.0 / (1.0 - probability));
+    dx.iter_mut().zip(dy.iter().zip(stays)).for_each(|(dx, (&dy, &stays))| *dx = dy * stays * scale);
 }
 
 /// Adds every row of `dy` to `db`.
@@ -123,7 +141,7 @@ impl Adam {
 mod tests {
     use super::super::testing::*;
     use crate::exec::kernels::run;
-    use crate::plan::{AttnBlock, Axis, Kernel, Side};
+    use crate::plan::{AttnBlock, Axis, Dropout, Kernel, Segs, Side};
     use crate::spec::Mask;
 
     fn swiglu(x: &[f64]) -> Vec<f64> {
@@ -160,10 +178,26 @@ mod tests {
     }
 
     #[test]
+    fn dropout_keeps_the_mean_and_its_gradient_follows() {
+        let (rows, cols) = (8, 50);
+        let dropout = Some(Dropout { probability: 0.25, salt: 1, segs: Segs::new(8, &[]), share: None });
+        let (mut y, mut stays) = (vec![f64::NAN; 400], vec![f64::NAN; 400]);
+        let kernel = Kernel::Residual { rows, cols, biases: 0, dropout };
+        launch(&kernel, &[Some(&[1.0; 400]), Some(&[3.0; 400])], &mut [&mut y, &mut stays]);
+        assert!(y.iter().zip(&stays).all(|(y, s)| (*y, *s) == (1.0, 0.0) || (*y, *s) == (5.0, 1.0)));
+        let kept = stays.iter().sum::<f64>();
+        assert!((kept - 300.0).abs() < 30.0, "{kept}");
+        let mut dx = vec![f64::NAN; 400];
+        let kernel = Kernel::DropoutBwd { elems: 400, probability: 0.25 };
+        launch(&kernel, &[Some(&[3.0; 400]), Some(&stays)], &mut [&mut dx]);
+        assert_close(&dx, &stays.iter().map(|s| 4.0 * s).collect::<Vec<f64>>(), 1e-12);
+    }
+
+    #[test]
     fn biases_and_their_gradient() {
         let (x, branch, a, b) = (random(6, 1), random(6, 2), random(3, 3), random(3, 4));
         let mut y = vec![f64::NAN; 6];
-        let kernel = Kernel::Residual { rows: 2, cols: 3, biases: 2 };
+        let kernel = Kernel::Residual { rows: 2, cols: 3, biases: 2, dropout: None };
         launch(&kernel, &[Some(&x), Some(&branch), Some(&a), Some(&b)], &mut [&mut y]);
         let want: Vec<f64> = (0..6).map(|i| x[i] + branch[i] + a[i % 3] + b[i % 3]).collect();
         assert_close(&y, &want, 1e-12);

@@ -190,6 +190,7 @@ fn positions(plan: &Plan) -> Result<()> {
         let OpKind::Compute { kernel, .. } = &op.kind else { continue };
         let own = match kernel {
             Kernel::Rope { segs, .. } | Kernel::Positions { segs, .. } => vec![segs],
+            Kernel::Residual { dropout: Some(dropout), .. } => vec![&dropout.segs],
             Kernel::Reorder { segs, .. } if segs.order.len() != 1 => {
                 return Err(Error::plan(format!("{body}/{}: positions split along {:?}", op.label, segs.order)));
             }
