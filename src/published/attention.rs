@@ -82,23 +82,31 @@ fn parallelism(way: &Way, found: &mut Prediction) -> Parallelism {
 
 /// The operation, once for each set of documents.
 fn specs(row: &Attention, gpus: u32) -> Result<Vec<AttentionSpec>, String> {
-    let seq_len = row.seq.ok_or("seq: not stated")?;
     let head_dim = row.head_dim.ok_or("head_dim: not stated")?;
     let heads = row.heads.unwrap_or((WIDTH / head_dim).max(1));
-    let whole = AttentionSpec {
+    // A benchmark that does not say trains a language model.
+    let causal = row.causal.unwrap_or(true);
+    let of = |seq_len: u64, documents: Vec<u64>| AttentionSpec {
         batch: row.batch.unwrap_or((TOKENS / seq_len).max(1)),
         seq_len,
         heads,
         kv_heads: row.kv_heads.unwrap_or(heads),
         head_dim,
-        // A benchmark that does not say trains a language model.
-        mask: Mask::new(row.causal.unwrap_or(true)),
+        mask: Mask { documents: documents.into(), ..Mask::new(causal) },
         dtype: Dtype::Bf16,
     };
-    if !row.documents.is_empty() || gpus == 0 {
-        return Err("documents: packed sequences are not in this version".into());
+    if !row.documents.is_empty() {
+        let lengths = |ends: &Vec<u64>| -> Vec<u64> {
+            let of_one = ends.windows(2).map(|w| w[1].saturating_sub(w[0]));
+            of_one.filter(|n| *n > 0).map(|n| n * u64::from(gpus)).collect()
+        };
+        return Ok(row.documents.iter().map(lengths).map(|l| of(l.iter().sum(), l)).collect());
     }
-    Ok(vec![whole])
+    let seq_len = row.seq.ok_or("seq: not stated")?;
+    // Packed documents whose lengths nobody states are as long as what one rank holds.
+    let share = seq_len / u64::from(gpus);
+    let packed = row.mask.contains("varlen") && share * u64::from(gpus) == seq_len;
+    Ok(vec![of(seq_len, if packed { vec![share; gpus as usize] } else { vec![] })])
 }
 
 /// Everything but the operation itself.

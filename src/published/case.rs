@@ -95,6 +95,8 @@ pub struct Attention {
     /// fwd, bwd or fwd+bwd, as the source has it.
     pub pass: String,
     pub dtype: String,
+    /// The name of the mask, where the source has one.
+    pub mask: String,
     /// The name of a whole model, where the row is no bare operation.
     pub model: String,
     pub family: String,

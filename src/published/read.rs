@@ -168,6 +168,7 @@ fn attention(f: &Fields) -> Result<(String, Facts)> {
         causal: f.value("causal").and_then(Value::as_bool),
         pass: text(f, "pass")?,
         dtype: text(f, "dtype")?,
+        mask: text(&model, "mask")?,
         model: text(&model, "model")?,
         family: text(&algorithm, "family")?,
         variant: text(&algorithm, "variant")?,
