@@ -40,7 +40,13 @@ fn cases() -> [Case; 4] {
 fn plan(case: &Case) -> Plan {
     let model = LlmSpec::find("llama-3-8b").unwrap();
     let global_batch = case.batches * u64::from(case.par.dp);
-    let work = Workload { seq_len: case.seq_len, global_batch, micro_batch: 1, dtype: Dtype::Bf16 };
+    let work = Workload {
+        seq_len: case.seq_len,
+        global_batch,
+        micro_batch: 1,
+        dtype: Dtype::Bf16,
+        documents: Default::default(),
+    };
     let engines = Engines { p2p: Engine::Sm { ctas: 8 }, collective: Engine::Sm { ctas: 24 } };
     build(&model, &work, &case.par, engines).unwrap()
 }

@@ -39,7 +39,7 @@
 //!
 //! # fn main() -> foretrain::error::Result<()> {
 //! let model = LlmSpec::find("llama-3-8b")?;
-//! let work = Workload { seq_len: 131_072, global_batch: 32, micro_batch: 1, dtype: Dtype::Bf16 };
+//! let work = Workload { seq_len: 131_072, global_batch: 32, micro_batch: 1, dtype: Dtype::Bf16, documents: Default::default() };
 //! let split = Parallelism { dp: 8, ulysses: 8, zero: 1, recompute: Recompute::Full, ..Parallelism::default() };
 //! let engines = strategy::Engines { p2p: Engine::Sm { ctas: 8 }, collective: Engine::Sm { ctas: 24 } };
 //! let plan = strategy::build(&model, &work, &split, engines)?;

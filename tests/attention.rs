@@ -152,7 +152,18 @@ fn masks(seq: u64) -> impl Strategy<Value = Mask> {
 fn cases() -> impl Strategy<Value = (AttentionSpec, Parallelism)> {
     let degrees = (1u32..=5, prop::sample::select(vec![1u32, 2, 4]));
     let heads = (prop::sample::select(vec![1u64, 2, 4]), prop::sample::select(vec![1u64, 4]), 1u64..=3);
-    let words = prop::sample::select(vec!["default", "contiguous", "stripe", "gather-kv", "gather-kv+stripe"]);
+    let words = prop::sample::select(vec![
+        "default",
+        "contiguous",
+        "stripe",
+        "gather-kv",
+        "gather-kv+stripe",
+        "dkv-model",
+        "burst",
+        "merge-at-end+contiguous",
+        "merge-in-kernel+stripe",
+        "kv-in-two",
+    ]);
     (degrees, 1u64..=2, 1u64..=4, heads, words)
         .prop_filter("heads split", |((_, up), _, _, (k, group, _), _)| (k * group).is_multiple_of(u64::from(*up)))
         .prop_flat_map(|((ring, up), batch, units, (kv_heads, group, half), words)| {

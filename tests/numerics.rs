@@ -12,7 +12,7 @@ use foretrain::plan::{
 use foretrain::spec::{LlmSpec, Mlp, Norm, Parallelism, Positions, Recompute, Workload};
 use foretrain::strategy::{Engines, build, feasible};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Clone)]
 struct Case {
@@ -29,6 +29,9 @@ struct Case {
     dtype: Dtype,
     /// Makes another model of a Llama.
     family: fn(&mut LlmSpec),
+    window: Option<u64>,
+    /// Where documents end, as shares of the sequence.
+    cuts: Vec<f64>,
 }
 
 impl Case {
@@ -42,17 +45,31 @@ impl Case {
         });
         let mut model = LlmSpec::parse("test", "random", &json.to_string()).expect("a sound model");
         (self.family)(&mut model);
+        model.window = self.window;
         model
     }
 
     fn work(&self) -> Workload {
         let unit = 2 * u64::from(self.par.ring) * u64::from(self.par.ulysses) * u64::from(self.par.tp);
+        let seq_len = unit * self.seq_units;
         Workload {
-            seq_len: unit * self.seq_units,
+            seq_len,
             global_batch: self.batch * self.microbatches * u64::from(self.par.dp),
             micro_batch: self.batch,
             dtype: self.dtype,
+            documents: self.documents(seq_len).into(),
         }
+    }
+
+    /// Lengths of documents; none where there is but one.
+    fn documents(&self, seq_len: u64) -> Vec<u64> {
+        let ends: BTreeSet<u64> = self.cuts.iter().map(|cut| (cut * seq_len as f64) as u64).chain([seq_len]).collect();
+        let ends: Vec<u64> = ends.into_iter().filter(|end| *end > 0).collect();
+        let starts = std::iter::once(&0).chain(&ends);
+        let lengths = ends.iter().zip(starts).map(|(end, start)| end - start);
+        // Learned positions go on through documents, which is refused.
+        let learned = matches!(self.model().positions, Positions::Learned { .. });
+        if ends.len() > 1 && !learned { lengths.collect() } else { vec![] }
     }
 
     fn plan(&self) -> Plan {
@@ -68,7 +85,8 @@ fn run(plan: &Plan) -> Run {
 }
 
 fn reference(plan: &Plan) -> StepResult {
-    let cfg = DenseConfig::from(plan.model().expect("a step has a model"));
+    let documents = plan.about.documents.lengths().into_iter().map(|n| n as usize).collect();
+    let cfg = DenseConfig { documents, ..DenseConfig::from(plan.model().expect("a step has a model")) };
     let (tokens, targets): (Vec<_>, Vec<_>) =
         (0..plan.about.global_batch).map(|i| inputs::sequence(plan, 7, i)).unzip();
     let adam = AdamConfig { lr: 3e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8 };
@@ -166,6 +184,8 @@ fn case() -> Case {
         par,
         dtype: Dtype::F64,
         family: llama,
+        window: None,
+        cuts: vec![],
     }
 }
 
@@ -177,6 +197,16 @@ fn one_rank() {
 #[test]
 fn ring_of_three() {
     holds(&Case { par: Parallelism { ring: 3, ..case().par }, ..case() }, 1e-10);
+}
+
+#[test]
+fn a_window_of_packed_documents_on_a_ring_and_on_ulysses() {
+    for (ring, ulysses) in [(1, 1), (3, 1), (1, 2), (2, 2)] {
+        let par = Parallelism { ring, ulysses, ..case().par };
+        holds(&Case { par, window: Some(5), ..case() }, 1e-10);
+        holds(&Case { par, cuts: vec![0.1, 0.35, 0.8], ..case() }, 1e-10);
+        holds(&Case { par, window: Some(3), cuts: vec![0.4], batch: 2, ..case() }, 1e-10);
+    }
 }
 
 #[test]
@@ -345,20 +375,25 @@ fn cases() -> impl Strategy<Value = Case> {
         let heads = k * c.group;
         heads.is_multiple_of(u) && (k.is_multiple_of(u) || u.is_multiple_of(k)) && c.par.ranks() <= 12
     };
-    (par, model, work, family)
-        .prop_map(|(par, (layers, kv_heads, group, d, ffn, tie), (seq_units, batch, microbatches), family)| Case {
-            layers,
-            kv_heads: kv_heads * u64::from(par.tp),
-            group,
-            head_dim: 2 * d,
-            ffn: ffn * u64::from(par.tp),
-            tie,
-            seq_units,
-            batch,
-            microbatches,
-            par,
-            dtype: Dtype::F64,
-            family,
+    let masks = (prop::option::weighted(0.3, 1u64..20), prop::collection::vec(0.0..1.0, 0..4));
+    (par, model, work, (family, masks))
+        .prop_map(|(par, (layers, kv_heads, group, d, ffn, tie), (seq_units, batch, microbatches), (family, masks))| {
+            Case {
+                layers,
+                kv_heads: kv_heads * u64::from(par.tp),
+                group,
+                head_dim: 2 * d,
+                ffn: ffn * u64::from(par.tp),
+                tie,
+                seq_units,
+                batch,
+                microbatches,
+                par,
+                dtype: Dtype::F64,
+                family,
+                window: masks.0,
+                cuts: masks.1,
+            }
         })
         .prop_filter("feasible", feasible)
 }

@@ -61,6 +61,9 @@ pub struct Config {
     /// Choices of the implementation, words joined by +, see `foretrain options` [default: default]
     #[arg(long, value_name = "WORDS", value_parser = options)]
     options: Option<Options>,
+    /// Lengths of documents packed into each sequence, e.g. 2K,6K, or a file of them [default: one]
+    #[arg(long, value_name = "N,..", value_parser = documents)]
+    documents: Option<Documents>,
     /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
@@ -148,7 +151,8 @@ impl Config {
             },
         };
         let stack = self.stack.as_deref().unwrap_or(stack_of(&gpu));
-        let case = Case::new(model, cluster_name, stack, gpus, self.dtype)?;
+        let mut case = Case::new(model, cluster_name, stack, gpus, self.dtype)?;
+        case.documents = self.documents.clone().unwrap_or_default();
         Ok(Chosen { case, point, loaded: None })
     }
 
@@ -175,7 +179,8 @@ impl Config {
         let gpu = GpuSpec::find(&ClusterSpec::find(cluster)?.gpu)?;
         let stack = self.stack.as_deref().unwrap_or(stack_of(&gpu));
         let dtype = dtype(&plan.about.dtype).map_err(|why| Error::spec(file.display(), "about.dtype", why))?;
-        let case = Case::new(plan.model()?.clone(), cluster, stack, plan.ranks(), Some(dtype))?;
+        let mut case = Case::new(plan.model()?.clone(), cluster, stack, plan.ranks(), Some(dtype))?;
+        case.documents = plan.about.documents.clone();
         case.can_round(&plan.about.par)?;
         Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan) })
     }
@@ -200,6 +205,7 @@ impl Config {
             ("zero", number(self.zero), a.par.zero.to_string()),
             ("recompute", self.recompute.map(|r| r.name().into()), a.par.recompute.name().into()),
             ("options", self.options.map(|o| o.to_string()), a.par.options.to_string()),
+            ("documents", self.documents.as_ref().map(listed), listed(&a.documents)),
             ("dtype", self.dtype.map(|d| d.name().into()), a.dtype.clone()),
         ];
         let contradicts = |flag: &str, asked: &str, has: &str| {
@@ -259,6 +265,11 @@ pub fn documents(text: &str) -> std::result::Result<Documents, String> {
     let lengths = text.split([',', ' ', '\n', '\t', '\r']).filter(|word| !word.is_empty());
     let lengths = lengths.map(|word| count(word).map_err(|_| wrong(format!("{word:?} is no length"))));
     Ok(lengths.collect::<std::result::Result<Vec<u64>, String>>()?.into())
+}
+
+/// As flags have them.
+fn listed(documents: &Documents) -> String {
+    documents.lengths().iter().map(u64::to_string).collect::<Vec<_>>().join(",")
 }
 
 pub fn recompute(text: &str) -> std::result::Result<Recompute, String> {

@@ -225,7 +225,8 @@ mod tests {
 
     fn ring_plan() -> Plan {
         let model = LlmSpec::find("tiny").unwrap();
-        let work = Workload { seq_len: 32, global_batch: 1, micro_batch: 1, dtype: Dtype::F32 };
+        let work =
+            Workload { seq_len: 32, global_batch: 1, micro_batch: 1, dtype: Dtype::F32, documents: Default::default() };
         let par = Parallelism { ring: 4, ..Parallelism::default() };
         let engine = Engine::Sm { ctas: 1 };
         build(&model, &work, &par, Engines { p2p: engine, collective: engine }).unwrap()

@@ -22,6 +22,10 @@ pub struct DenseConfig {
     /// The lm head is the embedding.
     pub tie: bool,
     pub blocks: Blocks,
+    /// A query sees so many keys at most, the last ones.
+    pub window: Option<usize>,
+    /// Lengths of the documents of a sequence; none: it is one.
+    pub documents: Vec<usize>,
 }
 
 /// What the layers of a GPT have otherwise than those of a Llama.
@@ -89,6 +93,8 @@ impl From<&LlmSpec> for DenseConfig {
             theta: m.rope_theta,
             tie: m.tie_embeddings,
             blocks: m.into(),
+            window: m.window.map(|w| w as usize),
+            documents: vec![],
         }
     }
 }
@@ -164,6 +170,18 @@ impl DenseConfig {
             }
         }
         shapes
+    }
+
+    /// Where the document of a position begins.
+    fn document_start(&self, position: usize) -> usize {
+        let mut start = 0;
+        for length in &self.documents {
+            if position < start + length {
+                break;
+            }
+            start += length;
+        }
+        start
     }
 
     fn norm_bias(&self) -> bool {
@@ -469,7 +487,7 @@ impl Attention {
         let mut p = Vec::new();
         for head in 0..cfg.heads {
             let [q, k, v] = columns(cfg, head).map(|at| qkv.slice(s![.., at..at + cfg.head_dim]));
-            let probs = causal_softmax(q.dot(&k.t()) / (cfg.head_dim as f64).sqrt());
+            let probs = masked_softmax(cfg, q.dot(&k.t()) / (cfg.head_dim as f64).sqrt());
             head_of(&mut o, head * cfg.head_dim, &probs.dot(&v));
             p.push(probs);
         }
@@ -557,9 +575,12 @@ fn head_of(whole: &mut Mat, at: usize, part: &Mat) {
     columns += part;
 }
 
-fn causal_softmax(mut scores: Mat) -> Mat {
+/// Causal, within documents, and the last keys of a window.
+fn masked_softmax(cfg: &DenseConfig, mut scores: Mat) -> Mat {
     for (i, mut row) in scores.rows_mut().into_iter().enumerate() {
         row.slice_mut(s![i + 1..]).fill(f64::NEG_INFINITY);
+        let first = cfg.window.map_or(0, |w| (i + 1).saturating_sub(w)).max(cfg.document_start(i));
+        row.slice_mut(s![..first]).fill(f64::NEG_INFINITY);
         softmax(row.as_slice_mut().expect("rows are contiguous"));
     }
     scores
@@ -578,7 +599,8 @@ fn rotate(cfg: &DenseConfig, qkv: &mut Mat, direction: f64) {
     for (position, mut row) in qkv.rows_mut().into_iter().enumerate() {
         for head in 0..cfg.heads + cfg.kv_heads {
             for i in 0..half {
-                let angle = position as f64 * cfg.theta.powf(-2.0 * i as f64 / turned as f64);
+                let angle =
+                    (position - cfg.document_start(position)) as f64 * cfg.theta.powf(-2.0 * i as f64 / turned as f64);
                 let (sin, cos) = (direction * angle.sin(), angle.cos());
                 let (x, y) = (row[head * d + i], row[head * d + half + i]);
                 row[head * d + i] = x * cos - y * sin;
@@ -610,6 +632,8 @@ mod tests {
             theta,
             tie,
             blocks: Blocks::LLAMA,
+            window: None,
+            documents: vec![],
         }
     }
 
@@ -647,6 +671,24 @@ mod tests {
     #[test]
     fn gradients_equal_finite_differences_with_grouped_queries() {
         check_gradients(&tiny(2, false));
+    }
+
+    #[test]
+    fn gradients_equal_finite_differences_in_a_window_of_documents() {
+        check_gradients(&DenseConfig { window: Some(2), documents: vec![2, 3], ..tiny(2, false) });
+    }
+
+    /// A packed sequence is its documents, one by one.
+    #[test]
+    fn documents_do_not_know_of_each_other() {
+        let cfg = DenseConfig { documents: vec![2, 3], ..tiny(2, false) };
+        let params = random_params(&cfg);
+        let hidden = |cfg: &DenseConfig, tokens: &[u32]| {
+            step(cfg, &params, &[tokens.to_vec()], &[tokens.to_vec()], &ADAM).hidden
+        };
+        let packed = hidden(&cfg, &[1, 5, 0, 5, 2]).concat();
+        let apart = [hidden(&tiny(2, false), &[1, 5]), hidden(&tiny(2, false), &[0, 5, 2])].concat().concat();
+        assert!(packed.iter().zip(&apart).all(|(a, b)| (a - b).abs() < 1e-12));
     }
 
     #[test]

@@ -77,7 +77,8 @@ mod tests {
 
     fn timeline() -> Timeline {
         let model = LlmSpec::find("tiny").unwrap();
-        let work = Workload { seq_len: 64, global_batch: 1, micro_batch: 1, dtype: Dtype::F32 };
+        let work =
+            Workload { seq_len: 64, global_batch: 1, micro_batch: 1, dtype: Dtype::F32, documents: Default::default() };
         let par = Parallelism { ring: 2, ulysses: 2, zero: 1, ..Parallelism::default() };
         let engine = Engine::Sm { ctas: 1 };
         let plan = build(&model, &work, &par, Engines { p2p: engine, collective: engine }).unwrap();

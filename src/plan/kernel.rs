@@ -11,7 +11,7 @@ use super::dropout::Dropout;
 use super::mesh::{Axis, Mesh};
 use super::segs::Segs;
 use super::visible::{self, BlockShape, LiveRows, block_shape};
-use crate::spec::Mask;
+use crate::spec::{Documents, Mask};
 use serde::{Deserialize, Serialize};
 
 /// A block of attention: queries and keys by the global positions their rows stand for.
@@ -244,9 +244,11 @@ pub enum Kernel {
     GeluBwd { elems: u64 },
     /// Rotary embedding, halves rotated; with `rotary` of the first so many elements of a head alone, the rest
     /// goes through. Forward reads qkv [n, (a+2k)*d], writes q and kv; backward reads
-    /// dq, dkv, writes dqkv.
+    /// dq, dkv, writes dqkv. Positions begin anew in every document.
     Rope {
         segs: Segs,
+        #[serde(default, skip_serializing_if = "Documents::is_empty")]
+        documents: Documents,
         batch: u64,
         heads: u64,
         kv_heads: u64,

@@ -5,7 +5,7 @@ use super::mesh::{Axis, Group, Mesh};
 use super::op::*;
 use super::segs::Segs;
 use crate::error::{Error, Result};
-use crate::spec::{AttentionSpec, LlmSpec, Parallelism, Pass};
+use crate::spec::{AttentionSpec, Documents, LlmSpec, Parallelism, Pass};
 use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
 use std::hash::Hasher;
@@ -251,6 +251,9 @@ pub struct About {
     pub seq_len: u64,
     pub global_batch: u64,
     pub micro_batch: u64,
+    /// Packed into every sequence.
+    #[serde(default, skip_serializing_if = "Documents::is_empty")]
+    pub documents: Documents,
     pub par: Parallelism,
     pub dtype: String,
     /// FLOPs of one step on all ranks without any recomputation, causal attention counted half.

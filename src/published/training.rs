@@ -120,6 +120,7 @@ impl Setup<'_> {
             global_batch: split.global_batch,
             micro_batch: split.micro_batch,
             dtype: Dtype::Bf16,
+            documents: Default::default(),
         };
         let ctas = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
         let engines =

@@ -1,7 +1,6 @@
 //! A language model: its sizes, what its blocks are made of, its weights and its FLOPs.
 
-use super::find;
-use super::huggingface;
+use super::{Documents, Mask, find, huggingface};
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -253,6 +252,19 @@ impl LlmSpec {
             None => self.q_cols() as f64,
             Some(mla) => (self.heads * (mla.nope_dim + mla.rope_dim + mla.v_dim)) as f64 / 2.0,
         }
+    }
+
+    /// What hides keys from the queries of this model.
+    pub fn mask(&self, documents: &Documents) -> Mask {
+        Mask { causal: true, window: self.window, documents: documents.clone() }
+    }
+
+    /// Model FLOPs of one token of packed sequences, as [`flops_per_token`](LlmSpec::flops_per_token) has them of
+    /// whole ones: what a document does not have to see is none of the model's work.
+    pub fn packed_flops_per_token(&self, seq_len: u64, documents: &Documents) -> f64 {
+        let lengths = documents.lengths();
+        let share = |n: &u64| self.flops_per_token(*n) * *n as f64 / seq_len as f64;
+        if lengths.is_empty() { self.flops_per_token(seq_len) } else { lengths.iter().map(share).sum() }
     }
 
     /// Twice the keys that a token sees on average: s + 1, or less in a window.

@@ -1,6 +1,6 @@
 //! What is trained and how it is cut: the numbers a user types.
 
-use super::{KvPath, Options, RingLayout};
+use super::{Documents, KvPath, Options, RingLayout};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ impl Dtype {
 }
 
 /// One optimizer step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
     /// Tokens of one sequence.
@@ -49,6 +49,10 @@ pub struct Workload {
     pub micro_batch: u64,
     /// Of weights and activations. Gradients and optimizer state are at least F32.
     pub dtype: Dtype,
+    /// Packed into every sequence: a token attends within its document, and positions begin anew in each. The last
+    /// token of a document predicts the first of the next, as packed training without a loss mask has it.
+    #[serde(default, skip_serializing_if = "Documents::is_empty")]
+    pub documents: Documents,
 }
 
 /// What the backward pass computes again instead of keeping it.

@@ -136,6 +136,7 @@ fn about(spec: &AttentionSpec, pass: Pass, par: &Parallelism) -> About {
         seq_len: spec.seq_len,
         global_batch: spec.batch,
         micro_batch: spec.batch,
+        documents: spec.mask.documents.clone(),
         par: *par,
         dtype: spec.dtype.name().into(),
         model_flops: spec.flops(pass),

@@ -3,7 +3,8 @@
 use super::ulysses::padded;
 use crate::error::{Error, Result};
 use crate::spec::{
-    AttentionSpec, KvPath, LlmSpec, Parallelism, Positions, Recompute, RingBackward, RingLayout, RingMerge, Workload,
+    AttentionSpec, KvPath, LlmSpec, Mask, Parallelism, Positions, Recompute, RingBackward, RingLayout, RingMerge,
+    Workload,
 };
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
@@ -16,6 +17,11 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     let t = u64::from(par.tp);
     heads(model.heads / t, model.kv_heads / t, model.head_dim, par)?;
     sequence(work.seq_len, par)?;
+    masked(&model.mask(&work.documents), work.seq_len)?;
+    if !work.documents.is_empty() && matches!(model.positions, Positions::Learned { .. }) {
+        let why = "documents: learned positions go on through documents in this version; use a model with rotary ones";
+        return Err(Error::infeasible(why));
+    }
     batch(work, par)
 }
 
@@ -25,7 +31,6 @@ fn blocks(model: &LlmSpec) -> Result<()> {
         (model.mla.is_some(), "multi-head latent attention"),
         (model.moe.is_some(), "experts"),
         (model.lfa, "localized filtering"),
-        (model.window.is_some(), "attention in a sliding window"),
         (model.positions == Positions::Alibi, "slopes on distances (ALiBi)"),
         (model.qk_norm, "norms of queries and keys"),
     ];
@@ -74,7 +79,11 @@ pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
     }
     heads(spec.heads, spec.kv_heads, spec.head_dim, par)?;
     sequence(spec.seq_len, par)?;
-    spec.mask.refuse(spec.seq_len).map_or(Ok(()), |why| Err(Error::infeasible(why)))
+    masked(&spec.mask, spec.seq_len)
+}
+
+fn masked(mask: &Mask, seq_len: u64) -> Result<()> {
+    mask.refuse(seq_len).map_or(Ok(()), |why| Err(Error::infeasible(why)))
 }
 
 fn degrees(par: &Parallelism) -> Result<()> {

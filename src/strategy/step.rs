@@ -311,9 +311,10 @@ impl<'a> Step<'a> {
             seq_len: work.seq_len,
             global_batch: work.global_batch,
             micro_batch: work.micro_batch,
+            documents: work.documents.clone(),
             par: *par,
             dtype: format!("{:?}", work.dtype).to_lowercase(),
-            model_flops: self.model.flops_per_token(work.seq_len) * tokens,
+            model_flops: self.model.packed_flops_per_token(work.seq_len, &work.documents) * tokens,
             model_spec: Some(self.model.clone()),
         }
     }

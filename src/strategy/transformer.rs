@@ -11,7 +11,7 @@ use super::tensor::TensorParallel;
 use super::ulysses::{self, Ulysses};
 use super::weights::{Rows, Weight, Weights};
 use crate::plan::{Axis, Buf, Builder, Dropout, Dtype, Kernel, Segs, TensorKind};
-use crate::spec::{AttentionSpec, LlmSpec, Mask, Mlp, Parallelism, Positions, Workload};
+use crate::spec::{AttentionSpec, LlmSpec, Mlp, Parallelism, Positions, Workload};
 
 /// Everything a layer's ops need to know.
 pub struct Layer {
@@ -199,7 +199,7 @@ impl Layer {
             heads,
             kv_heads,
             head_dim: model.head_dim,
-            mask: Mask::new(true),
+            mask: model.mask(&work.documents),
             dtype: work.dtype,
         };
         let Way { segs, seq, core, ulysses } = Way::new(&attention, par, engines);
@@ -319,7 +319,8 @@ impl Layer {
     fn rope(&self, backward: bool) -> Kernel {
         let (batch, heads, kv_heads, head_dim) = (self.batch, self.heads, self.kv_heads, self.head_dim);
         let (segs, theta, rotary) = (self.segs.clone(), self.theta, self.rotary);
-        Kernel::Rope { segs, batch, heads, kv_heads, head_dim, theta, backward, rotary }
+        let documents = self.core.shape().block.mask.documents.clone();
+        Kernel::Rope { segs, documents, batch, heads, kv_heads, head_dim, theta, backward, rotary }
     }
 
     /// x_out = layer(x), keeping what `keep` names.

@@ -10,7 +10,7 @@ use crate::plan::memory::{Conflicts, Layout};
 use crate::plan::structure::structure;
 use crate::plan::{About, Plan};
 use crate::report::{Costed, Row};
-use crate::spec::{ClusterSpec, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
+use crate::spec::{ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
 use crate::strategy::{Engines, build};
 use crate::timeline::Timeline;
 use crate::units::FlopsPerSec;
@@ -76,6 +76,8 @@ pub struct Case {
     pub cluster: Cluster,
     pub stack: StackSpec,
     pub dtype: Dtype,
+    /// Packed into every sequence.
+    pub documents: Documents,
     roofline: Roofline,
     peak: FlopsPerSec,
     /// By structure and program: plans that differ in sizes only share it.
@@ -101,7 +103,16 @@ impl Case {
         if dtype == Dtype::Bf16 {
             roofline.peak(Dtype::F32)?;
         }
-        Ok(Case { model, cluster, stack, dtype, roofline, peak, conflicts: Mutex::default() })
+        Ok(Case {
+            model,
+            cluster,
+            stack,
+            dtype,
+            documents: Documents::default(),
+            roofline,
+            peak,
+            conflicts: Mutex::default(),
+        })
     }
 
     pub fn machine(&self) -> Machine<'_> {
@@ -111,7 +122,8 @@ impl Case {
     pub fn plan(&self, point: &Point) -> Result<Plan> {
         point.check(self.cluster.gpus())?;
         let Point { seq_len, global_batch, micro_batch, .. } = *point;
-        let work = Workload { seq_len, global_batch, micro_batch, dtype: self.dtype };
+        let work =
+            Workload { seq_len, global_batch, micro_batch, dtype: self.dtype, documents: self.documents.clone() };
         let par = point.par;
         self.can_round(&par)?;
         guard::before(&self.model, &work, &par)?;

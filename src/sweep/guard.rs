@@ -118,7 +118,13 @@ mod tests {
     #[test]
     fn what_no_machine_has_is_named() {
         let model = LlmSpec::find("tiny").unwrap();
-        let work = Workload { seq_len: 1 << 20, global_batch: 1 << 18, micro_batch: 1, dtype: Dtype::Bf16 };
+        let work = Workload {
+            seq_len: 1 << 20,
+            global_batch: 1 << 18,
+            micro_batch: 1,
+            dtype: Dtype::Bf16,
+            documents: Default::default(),
+        };
         let par = Parallelism { dp: 4, ..Parallelism::default() };
         before(&model, &work, &par).unwrap();
         let said =

@@ -26,7 +26,7 @@ pub fn way(dp: u32, ring: u32, ulysses: u32) -> Parallelism {
 /// `batches` microbatches a replica, of `micro` sequences each.
 pub fn work(par: &Parallelism, seq_len: u64, micro: u64, batches: u64) -> Workload {
     let global_batch = u64::from(par.dp) * micro * batches;
-    Workload { seq_len, global_batch, micro_batch: micro, dtype: Dtype::Bf16 }
+    Workload { seq_len, global_batch, micro_batch: micro, dtype: Dtype::Bf16, documents: Default::default() }
 }
 
 pub fn plan(model: &LlmSpec, par: &Parallelism, work: &Workload, engines: Engines) -> Plan {

@@ -139,10 +139,12 @@ pub fn run<T: Scalar>(
             let [dx, dw] = outputs(writes);
             norm::backward(cols as usize, eps, [0, 1, 2].map(read), dx, dw);
         }
-        Kernel::Rope { segs, heads, kv_heads, head_dim, theta, backward, rotary, .. } => {
+        Kernel::Rope { segs, documents, heads, kv_heads, head_dim, theta, backward, rotary, .. } => {
             let rotary = rotary.unwrap_or(*head_dim) as usize;
             let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|x| *x as usize);
-            let rope = rope::Rope::new(&segs.positions(views, rank), [heads, kv_heads, head_dim, rotary], *theta);
+            let within = |at: u64| at - documents.around(at).start;
+            let positions: Vec<u64> = segs.positions(views, rank).into_iter().map(within).collect();
+            let rope = rope::Rope::new(&positions, [heads, kv_heads, head_dim, rotary], *theta);
             if *backward {
                 let [dqkv] = outputs(writes);
                 rope.backward(read(0), read(1), dqkv);

@@ -84,6 +84,7 @@ mod tests {
     fn kernel(segs: &Segs, backward: bool) -> Kernel {
         Kernel::Rope {
             segs: segs.clone(),
+            documents: vec![3, 5].into(),
             batch: 2,
             heads: 3,
             kv_heads: 1,
@@ -104,8 +105,8 @@ mod tests {
     fn forward_turns_each_pair_as_a_complex_number() {
         let qkv = random(ROWS * 30, 1);
         let (q, kv) = forward(1, &qkv);
-        // Rank 1 of 2 holds the two middle chunks.
-        for (row, position) in [2.0, 3.0, 4.0, 5.0, 2.0, 3.0, 4.0, 5.0].into_iter().enumerate() {
+        // Rank 1 of 2 holds the two middle chunks, 2 to 6; the second document begins at 3.
+        for (row, position) in [2.0, 0.0, 1.0, 2.0, 2.0, 0.0, 1.0, 2.0].into_iter().enumerate() {
             for (head, i) in (0..4).flat_map(|head| (0..3).map(move |i| (head, i))) {
                 let x = &qkv[row * 30 + head * 6..][..6];
                 let angle = position * 100f64.powf(-(i as f64) / 3.0);

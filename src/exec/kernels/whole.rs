@@ -4,13 +4,13 @@ use super::testing::*;
 use super::{Scalar, run};
 use crate::exec::reference::{AdamConfig, Blocks, DenseConfig, StepResult, step};
 use crate::plan::{AttnBlock, Kernel, Segs};
-use crate::spec::Mask;
+use crate::spec::{Documents, Mask};
 use std::collections::BTreeMap;
 
 const BATCH: u64 = 2;
 const SEQ: u64 = 5;
 const N: u64 = BATCH * SEQ;
-const CFG: DenseConfig = DenseConfig {
+const CFG: &DenseConfig = &DenseConfig {
     layers: 1,
     hidden: 6,
     heads: 4,
@@ -22,6 +22,8 @@ const CFG: DenseConfig = DenseConfig {
     theta: 100.0,
     tie: false,
     blocks: Blocks::LLAMA,
+    window: None,
+    documents: Vec::new(),
 };
 const ADAM: AdamConfig = AdamConfig { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8 };
 const H: u64 = CFG.hidden as u64;
@@ -75,7 +77,17 @@ fn block() -> AttnBlock {
 
 fn rope(backward: bool) -> Kernel {
     let (segs, theta) = (Segs::new(SEQ, &[]), CFG.theta);
-    Kernel::Rope { segs, batch: BATCH, heads: A, kv_heads: K, head_dim: D, theta, backward, rotary: None }
+    Kernel::Rope {
+        segs,
+        documents: Documents::default(),
+        batch: BATCH,
+        heads: A,
+        kv_heads: K,
+        head_dim: D,
+        theta,
+        backward,
+        rotary: None,
+    }
 }
 
 const NORM: Kernel = Kernel::Norm { rows: N, cols: H, eps: CFG.eps };
@@ -204,7 +216,7 @@ impl<T: Scalar> Tape<T> {
 
 fn compare<T: Scalar>(tolerance: f64) {
     let (params, (tokens, targets)) = (params(), tokens());
-    let want: StepResult = step(&CFG, &params, &tokens, &targets, &ADAM);
+    let want: StepResult = step(CFG, &params, &tokens, &targets, &ADAM);
     let mut tape = Tape::<T>::new(&params);
     let (loss, hidden) = tape.step();
     tape.adam();
