@@ -173,6 +173,7 @@ impl Case {
             cluster: self.cluster.clone(),
             stack: self.stack.clone(),
             dtype: self.dtype,
+            documents: self.documents.clone(),
             roofline: self.roofline.clone(),
             peak: self.peak,
             conflicts: Mutex::default(),
