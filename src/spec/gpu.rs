@@ -46,21 +46,52 @@ pub struct GpuSpec {
     pub memory_bound: MemoryCurve,
 }
 
-/// Matrix products: best fraction of peak, times how the tiles fill the SMs, times k / (k + k_half).
+/// Matrix products; `device::gemm` says what the numbers mean.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmCurve {
-    /// Rows and columns of the tile of C that one SM computes at a time.
-    pub tile: [u64; 2],
-    /// The best that a search over shapes reached.
-    pub ceiling: Sourced<f64>,
-    /// A typical shape relative to the best one.
-    pub typical: Sourced<f64>,
-    /// k at which a tile spends half of its time outside its main loop.
-    pub k_half: Sourced<f64>,
+    /// Rows and columns of the tiles of C that one SM computes at a time: those the library has kernels for.
+    pub tiles: Vec<[u64; 2]>,
+    /// Fraction of peak that SMs reach while their operands are there, one product after another; by dtype, and
+    /// `other` for those that are not named.
+    pub ceiling: BTreeMap<String, Sourced<f64>>,
+    /// What the L2 cache, or what stands in its place, brings to all SMs together.
+    pub operands: Sourced<BytesPerSec>,
+    /// Fraction of the memory bandwidth at which a product reads its operands.
+    pub stream: Sourced<f64>,
+    /// Part of the time to store a tile that is not hidden behind products.
+    pub store: Sourced<f64>,
     /// Relative standard deviation of prediction over measurement.
     pub rel_sd: Sourced<f64>,
 }
+
+impl GemmCurve {
+    /// The ceiling of a dtype, by its name in the `peak` table.
+    pub fn ceiling_of(&self, dtype: &str) -> &Sourced<f64> {
+        self.ceiling.get(dtype).unwrap_or_else(|| &self.ceiling[OTHER])
+    }
+
+    fn check(&self, file: &str) -> Result<()> {
+        if self.tiles.is_empty() {
+            return Err(Error::spec(file, "gemm.tiles", "empty; give the tiles of the library, as in [[128, 256]]"));
+        }
+        for tile in &self.tiles {
+            check_positive(file, "gemm.tiles", tile[0].min(tile[1]) as f64)?;
+        }
+        if !self.ceiling.contains_key(OTHER) {
+            return Err(Error::spec(file, "gemm.ceiling", format!("has no `{OTHER}`, which dtypes not named take")));
+        }
+        for (dtype, ceiling) in &self.ceiling {
+            check_ratio(file, &format!("gemm.ceiling.{dtype}"), ceiling.value)?;
+        }
+        check_positive(file, "gemm.operands", self.operands.value.value())?;
+        check_ratio(file, "gemm.stream", self.stream.value)?;
+        check_length(file, "gemm.store", self.store.value)
+    }
+}
+
+/// Stands for all dtypes that a table does not name.
+const OTHER: &str = "other";
 
 /// One attention kernel, forward and backward.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -123,11 +154,8 @@ impl GpuSpec {
         check_positive(file, "memory", self.memory.value.value())?;
         check_positive(file, "memory_bandwidth", self.memory_bandwidth.value.value())?;
         check_positive(file, "sms", f64::from(self.sms.value))?;
-        check_positive(file, "gemm.tile", self.gemm.tile[0].min(self.gemm.tile[1]) as f64)?;
-        check_ratio(file, "gemm.ceiling", self.gemm.ceiling.value)?;
-        check_ratio(file, "gemm.typical", self.gemm.typical.value)?;
+        self.gemm.check(file)?;
         check_ratio(file, "memory_bound.fraction", self.memory_bound.fraction.value)?;
-        check_length(file, "gemm.k_half", self.gemm.k_half.value)?;
         for (name, curve) in &self.attention {
             check_positive(file, &format!("attention.{name}.tile_rows"), curve.tile_rows as f64)?;
             curve.forward.check(file, &format!("attention.{name}.forward"))?;
