@@ -48,11 +48,21 @@ pub struct Usage {
     /// Standard deviation of the kernels' time from the spread of their calibration, in s, all kernels erring
     /// together.
     pub sd: f64,
+    /// The same of all communication, hidden or not.
+    pub comm_sd: f64,
 }
 
 impl Usage {
     pub fn exposed_total(&self) -> f64 {
         self.exposed.values().sum()
+    }
+
+    /// Standard deviation of the step: kernels err together, so do links, the two apart. Only what is exposed of
+    /// the communication counts.
+    pub fn spread(&self) -> f64 {
+        let busy: f64 = self.comm.values().sum();
+        let exposed = if busy > 0.0 { (self.exposed_total() / busy).min(1.0) } else { 0.0 };
+        self.sd.hypot(self.comm_sd * exposed)
     }
 
     /// Adds `share` of another usage: a mean over ranks is a sum of shares.
@@ -71,6 +81,7 @@ impl Usage {
         self.bytes_scale_up += other.bytes_scale_up * share;
         self.bytes_scale_out += other.bytes_scale_out * share;
         self.sd += other.sd * share;
+        self.comm_sd += other.comm_sd * share;
     }
 }
 

@@ -1,11 +1,16 @@
-//! Predicted durations of NCCL operations against published tables (traces/published/network.json).
+//! Predicted durations of NCCL operations against published tables: nccl-tests of many clusters
+//! (traces/published/network.json), and the tables of a newer NCCL inside a node (traces/published/nccl.json).
 //!
 //! The bounds are the errors as they are today: a change that makes one worse has to say so here. With the
 //! tuner's latencies as they are, no time to start, a tree that was held to the rate of a ring between two
 //! nodes, and sends as fast as rings, the first errors (median, worst) were 0.15, 0.70 inside a node, 0.36,
 //! 0.83 between nodes of any kind, 0.05, 0.30 point to point.
 //!
-//! What stays wrong: the A100 nodes of the fwyc0573 tables reach 125 GB/s between nodes with NCCL 2.10,
+//! Before a start and a latency of each system, and regimes of rings inside a node, they were 0.08, 0.41 inside a
+//! node, 0.98, 4.1 on the newer tables, and 0.14, 1.05 for all-to-all.
+//!
+//! What stays wrong: NCCL 2.10 takes twice as long for 1 to 4 MiB as 2.27 on the same A100, which is what the start
+//! is fitted on; the A100 nodes of the fwyc0573 tables reach 125 GB/s between nodes with NCCL 2.10,
 //! where eight such NICs give 188; and rings of two A100 are slower than larger ones.
 
 use foretrain::cluster::Cluster;
@@ -70,16 +75,21 @@ fn cluster_of(case: &Case) -> Cluster {
 }
 
 fn predict(case: &Case, cluster: &Cluster, bytes: u64) -> f64 {
+    operation(&case.op, cluster, bytes, case.gpus)
+}
+
+fn operation(op: &str, cluster: &Cluster, bytes: u64, gpus: u32) -> f64 {
     let stack = StackSpec::find("nccl-fa2").unwrap();
     let bytes = Bytes::new(bytes as f64);
-    let kind = match case.op.as_str() {
+    let kind = match op {
         "all_reduce" => CollectiveKind::AllReduce,
         "all_gather" => CollectiveKind::AllGather,
         "reduce_scatter" => CollectiveKind::ReduceScatter,
-        "send_recv" => return p2p(cluster, &stack, bytes, 0, 1, case.gpus, 1.0).total().value(),
-        other => panic!("{}: {other}", case.id),
+        "all_to_all" => CollectiveKind::AllToAll,
+        "send_recv" => return p2p(cluster, &stack, bytes, 0, 1, gpus, 1.0).total().value(),
+        other => panic!("{other}"),
     };
-    let members: Vec<u32> = (0..case.gpus).collect();
+    let members: Vec<u32> = (0..gpus).collect();
     collective(cluster, &stack, kind, &members, bytes).total().value()
 }
 
@@ -100,6 +110,39 @@ fn errors(group: &str, select: impl Fn(&Case) -> bool) -> (f64, f64) {
     (median, worst)
 }
 
+#[derive(Deserialize)]
+struct Inside {
+    cluster: String,
+    op: String,
+    gpus: u32,
+    bytes_time_us: Vec<(u64, f64)>,
+}
+
+#[derive(Deserialize)]
+struct Tables {
+    cases: Vec<Inside>,
+}
+
+/// As [`errors`], of the tables of a newer NCCL (traces/published/nccl.json).
+fn table_errors(group: &str, select: impl Fn(&Inside) -> bool) -> (f64, f64) {
+    let text = std::fs::read_to_string("traces/published/nccl.json").unwrap();
+    let mut all = Vec::new();
+    for case in serde_json::from_str::<Tables>(&text).unwrap().cases.iter().filter(|c| select(c)) {
+        let spec = ClusterSpec::find(&case.cluster).unwrap();
+        let cluster = Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), case.gpus).unwrap();
+        let error = |&(bytes, us): &(u64, f64)| operation(&case.op, &cluster, bytes, case.gpus) / (us * 1e-6) - 1.0;
+        let errors: Vec<f64> = case.bytes_time_us.iter().map(error).collect();
+        let shown: Vec<_> = errors.iter().map(|e| format!("{e:+.2}")).collect();
+        println!("\n{group} {} {} {}: {}", case.cluster, case.op, case.gpus, shown.join(" "));
+        all.extend(errors.iter().map(|e| e.abs()));
+    }
+    all.sort_by(f64::total_cmp);
+    let rms = (all.iter().map(|e| e * e).sum::<f64>() / all.len() as f64).sqrt();
+    let (median, worst) = (all[all.len() / 2], all[all.len() - 1]);
+    println!("\n{group}: {} rows, median {median:.3}, worst {worst:.3}, rms {rms:.3}", all.len());
+    (median, worst)
+}
+
 fn hold((median, worst): (f64, f64), bound: (f64, f64)) {
     assert!(median <= bound.0 && worst <= bound.1, "{median:.3}, {worst:.3} beyond {bound:?}");
 }
@@ -107,20 +150,30 @@ fn hold((median, worst): (f64, f64), bound: (f64, f64)) {
 #[test]
 fn inside_a_node() {
     let inside = |c: &Case| c.nodes == 1 && c.op != "send_recv";
-    hold(errors("inside", inside), (0.09, 0.41));
+    hold(errors("inside", inside), (0.08, 0.64));
 }
 
 #[test]
 fn between_nodes() {
-    hold(errors("between", |c| c.nodes > 1 && c.apart.is_none()), (0.23, 0.41));
+    hold(errors("between", |c| c.nodes > 1 && c.apart.is_none()), (0.23, 0.39));
 }
 
 #[test]
 fn between_nodes_of_another_kind() {
-    hold(errors("apart", |c| c.apart.is_some()), (0.57, 0.76));
+    hold(errors("apart", |c| c.apart.is_some()), (0.57, 0.77));
 }
 
 #[test]
 fn point_to_point() {
-    hold(errors("p2p", |c| c.op == "send_recv"), (0.02, 0.31));
+    hold(errors("p2p", |c| c.op == "send_recv"), (0.02, 0.26));
+}
+
+#[test]
+fn collectives_of_a_newer_library() {
+    hold(table_errors("tables", |c| c.op != "all_to_all"), (0.06, 0.41));
+}
+
+#[test]
+fn all_to_all_inside_a_node() {
+    hold(table_errors("all-to-all", |c| c.op == "all_to_all"), (0.09, 0.61));
 }

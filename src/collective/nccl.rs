@@ -15,6 +15,8 @@ pub struct LinkTime {
     pub latency: Seconds,
     pub transfer: Seconds,
     pub provenance: Provenance,
+    /// Relative standard deviation of the whole.
+    pub rel_sd: f64,
 }
 
 impl LinkTime {
@@ -23,9 +25,20 @@ impl LinkTime {
     }
 
     fn nothing() -> LinkTime {
-        LinkTime { latency: Seconds::ZERO, transfer: Seconds::ZERO, provenance: Provenance::Measured }
+        LinkTime { latency: Seconds::ZERO, transfer: Seconds::ZERO, provenance: Provenance::Measured, rel_sd: 0.0 }
     }
 }
+
+/// Relative standard deviations: root mean squares of the errors that tests/links.rs finds.
+const SPREAD_INSIDE: f64 = 0.12;
+const SPREAD_BETWEEN: f64 = 0.25;
+const SPREAD_SENDS: f64 = 0.2;
+
+/// A message above so much a channel is announced before it is sent (NCCL: Simple in place of LL) ..
+const ANNOUNCED: f64 = 16.0 * KIB;
+/// .. which takes this long: sends of 8 to 512 KiB between two, four and eight H100, A100 and B200
+/// (traces/published/nccl.json).
+const ANNOUNCEMENT: f64 = 5e-6;
 
 const KIB: f64 = 1024.0;
 /// A channel gets at least this much of a message ..
@@ -57,6 +70,13 @@ fn channels(cluster: &Cluster, stack: &StackSpec, bytes: f64, comm_size: u32) ->
     n
 }
 
+/// From the start of both ends to the first byte, of `bytes` on `channels`.
+fn send_latency(cluster: &Cluster, stack: &StackSpec, bytes: f64, channels: u32) -> Seconds {
+    let announced = cluster.gpu.architecture != Architecture::Cpu && bytes > f64::from(channels) * ANNOUNCED;
+    let start = cluster.spec.scale_up.start.value + stack.p2p_latency.value;
+    if announced { start + Seconds::new(ANNOUNCEMENT) } else { start }
+}
+
 /// A send and the receive that meets it, between two ranks of a communicator of `comm_size`. `sharing` is
 /// how many such flows share the port of a rank, at least 1.
 pub fn p2p(
@@ -76,16 +96,19 @@ pub fn p2p(
             // Read and written.
             transfer: bytes * 2.0 / (gpu.memory_bandwidth.value * gpu.memory_bound.fraction.value),
             provenance: provenance(gpu.memory_bound.fraction.provenance),
+            rel_sd: gpu.memory_bound.rel_sd.value,
         },
         Tier::ScaleUp => {
-            let ctas = f64::from(channels(cluster, stack, bytes.value(), comm_size));
+            let channels = channels(cluster, stack, bytes.value(), comm_size);
+            let ctas = f64::from(channels);
             let port = [Some(up.p2p.value), up.per_peer.as_ref().map(|p| p.value), cluster.bridge(&[from, to])];
             let port = port.into_iter().flatten().fold(up.p2p.value, BytesPerSec::min);
             let rate = (up.p2p_per_cta.value * ctas).min(port * (1.0 / sharing));
             LinkTime {
-                latency: stack.p2p_latency.value + up.latency.value,
+                latency: send_latency(cluster, stack, bytes.value(), channels) + up.latency.value,
                 transfer: bytes / rate,
                 provenance: provenance(up.p2p_per_cta.provenance),
+                rel_sd: SPREAD_SENDS,
             }
         }
         Tier::ScaleOut => {
@@ -93,9 +116,10 @@ pub fn p2p(
             let share = cluster.nics_per_rank().unwrap_or(1.0) * cluster.uplink_share(&[from, to]);
             let rate = out.p2p.value.min(out.achieved.value * (share / sharing));
             LinkTime {
-                latency: stack.p2p_latency.value + out.latency.value,
+                latency: send_latency(cluster, stack, bytes.value(), 2) + out.latency.value,
                 transfer: bytes / rate,
                 provenance: provenance(out.p2p.provenance),
+                rel_sd: SPREAD_BETWEEN,
             }
         }
     }
@@ -169,6 +193,7 @@ fn in_rounds(cluster: &Cluster, stack: &StackSpec, kind: CollectiveKind, n: u32,
         latency: (stack.p2p_latency.value + up.latency.value) * rounds,
         transfer: bytes * (rounds / f64::from(n)) / up.bandwidth.value,
         provenance: provenance(up.bandwidth.provenance),
+        rel_sd: SPREAD_INSIDE,
     }
 }
 
@@ -177,7 +202,8 @@ fn all_to_all(cluster: &Cluster, stack: &StackSpec, shape: &Shape, bytes: Bytes)
     let up = &cluster.spec.scale_up;
     let one = bytes * (1.0 / f64::from(shape.n));
     let near = f64::from(shape.most - 1);
-    let ctas = near * f64::from(channels(cluster, stack, one.value(), shape.n));
+    let each = channels(cluster, stack, one.value(), shape.n);
+    let ctas = near * f64::from(each);
     // Where each peer has a link of its own, all of them are busy.
     let port = up.per_peer.as_ref().map_or(up.p2p.value, |peer| up.p2p.value.min(peer.value * near.max(1.0)));
     let rate = (up.p2p_per_cta.value * ctas.clamp(1.0, f64::from(stack.p2p_ctas.value))).min(port);
@@ -187,10 +213,12 @@ fn all_to_all(cluster: &Cluster, stack: &StackSpec, shape: &Shape, bytes: Bytes)
         let across = f64::from(shape.most.min(2 * sockets.gpus)) / 2.0;
         inside = inside.max(one * (across * across) / bridge);
     }
+    let start = send_latency(cluster, stack, one.value(), each);
     let mut time = LinkTime {
-        latency: stack.p2p_latency.value + up.latency.value,
+        latency: start + up.latency.value,
         transfer: inside,
         provenance: provenance(up.p2p_per_cta.provenance),
+        rel_sd: SPREAD_SENDS,
     };
     if shape.nodes > 1 {
         let out = cluster.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
@@ -198,7 +226,8 @@ fn all_to_all(cluster: &Cluster, stack: &StackSpec, shape: &Shape, bytes: Bytes)
         // Sends to many peers fill a NIC no better than sends to one: see the source of `p2p`.
         let outside = one * f64::from(shape.n - shape.fewest) / out.p2p.value.min(nic);
         let outside = outside.max(one * shape.beyond / nic);
-        time.latency = stack.p2p_latency.value + out.latency.value;
+        time.latency = start + out.latency.value;
+        time.rel_sd = SPREAD_BETWEEN;
         if outside > inside {
             time.transfer = outside;
             time.provenance = provenance(out.p2p.provenance);
@@ -226,6 +255,25 @@ const SIMPLE: Protocol =
     Protocol { ring_base: 8.4, tree_base: 8.4, ring_intra: 3.4, tree_intra: 4.0, ring_inter: 14.0, tree_inter: 14.0 };
 const PROTOCOLS: [&Protocol; 3] = [&LL, &LL128, &SIMPLE];
 
+/// A regime of a ring inside a node, fitted on the tables of traces/published/nccl.json (H100, H200, A100, B200,
+/// GB200, 2 to 8 GPUs) with a start, a latency and a bandwidth of each system.
+struct Inside {
+    /// Beyond the start of the links, us.
+    setup: f64,
+    /// A step in latencies of the links.
+    steps: f64,
+    /// Part of the bandwidth of the ring.
+    rate: f64,
+}
+
+/// Flags beside the data, and flags of whole chunks: less to wait for, or more to send.
+const INSIDE: [Inside; 2] =
+    [Inside { setup: 0.0, steps: 1.0, rate: 0.4 }, Inside { setup: 13.8, steps: 1.94, rate: 1.0 }];
+/// Rings of two reach less, one pass and two: each GPU uses one direction of half its links at a time.
+const PAIR: [f64; 2] = [0.75, 0.88];
+/// Until the switch adds up, us.
+const SWITCH_SETUP: f64 = 70.0;
+
 const SWITCH_INTRA: f64 = 25.0;
 const SWITCH_TREE_INTER: f64 = 20.9;
 
@@ -242,8 +290,9 @@ struct Tuner {
     /// Algorithm bandwidth where the switch adds up, GB/s.
     switch: Option<f64>,
     ll_max: f64,
-    /// Until all members are there, and what each us of the tuner's counts for.
+    /// Until all members are there; a step inside a node; what each us of the tuner's counts for.
     start: Seconds,
+    step: Seconds,
     latency_scale: f64,
     provenance: Provenance,
 }
@@ -275,8 +324,8 @@ impl Tuner {
             nics,
             switch: reduce.map(|r| giga(r.value) * full / (2.0 * (full - 1.0))),
             ll_max: ll_max(cluster.gpu.architecture, shape.nodes),
-            // A collective starts as a send does: a launch, and both ends have to be there.
-            start: stack.p2p_latency.value,
+            start: out.map_or(up.start.value, |out| up.start.value + out.latency.value),
+            step: up.latency.value,
             latency_scale: stack.collective_latency.value,
             provenance: provenance(bound),
         }
@@ -287,11 +336,25 @@ impl Tuner {
             latency: self.start + Seconds::new(latency_us * self.latency_scale * 1e-6),
             transfer: bytes / BytesPerSec::new(algbw * 1e9),
             provenance: self.provenance,
+            rel_sd: if self.nodes > 1.0 { SPREAD_BETWEEN } else { SPREAD_INSIDE },
         }
+    }
+
+    fn ring_inside(&self, passes: f64, bytes: Bytes) -> Vec<LinkTime> {
+        let steps = passes * (self.n - 1.0);
+        let bus = if self.n == 2.0 { self.bus * PAIR[passes as usize - 1] } else { self.bus };
+        let regime = |r: &Inside| LinkTime {
+            latency: self.start + Seconds::new(r.setup * 1e-6) + self.step * (steps * r.steps),
+            ..self.regime(0.0, bytes, r.rate * bus * self.n / steps)
+        };
+        INSIDE.iter().map(regime).collect()
     }
 
     fn ring(&self, kind: CollectiveKind, bytes: Bytes) -> Vec<LinkTime> {
         let passes = if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 };
+        if self.nodes < 2.0 {
+            return self.ring_inside(passes, bytes);
+        }
         let (steps, between) = (passes * (self.n - 1.0), passes * (self.nodes - 1.0));
         let rates = [self.ll_max.min(0.5 * self.bus), 0.92 * self.bus, self.bus];
         let regime = |(p, rate): (&Protocol, f64)| {
@@ -319,7 +382,8 @@ impl Tuner {
     fn switch(&self, bytes: Bytes) -> Option<LinkTime> {
         let switch = self.switch?;
         if self.nodes < 2.0 {
-            return Some(self.regime(SWITCH_INTRA, bytes, switch));
+            let latency = self.start + Seconds::new(SWITCH_SETUP * 1e-6);
+            return Some(LinkTime { latency, ..self.regime(0.0, bytes, switch) });
         }
         let latency = SWITCH_INTRA + 2.0 * self.nodes.log2() * SWITCH_TREE_INTER;
         Some(self.regime(latency, bytes, switch.min(self.tree_nics())))

@@ -471,6 +471,7 @@ struct Tally {
     bytes_up: f64,
     bytes_out: f64,
     sd: f64,
+    comm_sd: f64,
 }
 
 const PROVENANCES: [&str; 4] = ["measured", "interpolated", "extrapolated", "assumed"];
@@ -489,8 +490,8 @@ impl<'a> Draft<'a> {
         let width = lines.iter().map(|l| l.nodes.len()).max().unwrap_or(0);
         let legs = (0..lines.len() as u32).map(|p| matching.leg_count(p)).max().unwrap_or(0);
         let comm = vec![0.0; plan.lanes.len()];
-        let (kernels, provenance, flops, bytes_up, bytes_out, sd) = Default::default();
-        let tally = Tally { kernels, comm, provenance, flops, bytes_up, bytes_out, sd };
+        let (kernels, provenance, flops, bytes_up, bytes_out, sd, comm_sd) = Default::default();
+        let tally = Tally { kernels, comm, provenance, flops, bytes_up, bytes_out, sd, comm_sd };
         Draft {
             plan,
             matching,
@@ -533,6 +534,7 @@ impl<'a> Draft<'a> {
         let s = time.total().value();
         self.tallies[class].comm[lane as usize] += s;
         self.tallies[class].provenance[time.provenance as usize] += s;
+        self.tallies[class].comm_sd += time.rel_sd * s;
     }
 
     fn meeting(&mut self, time: &LinkTime, ends: impl IntoIterator<Item = End>) -> u32 {
@@ -566,6 +568,7 @@ impl<'a> Draft<'a> {
             bytes_scale_up: tally.bytes_up,
             bytes_scale_out: tally.bytes_out,
             sd: tally.sd,
+            comm_sd: tally.comm_sd,
             ..Usage::default()
         };
         usage.by_kernel.extend(self.kernels.iter().zip(&tally.kernels).filter(|(_, s)| **s > 0.0));

@@ -59,7 +59,9 @@ pub struct ScaleUp {
     /// Absent where the links do not go by way of the CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sockets: Option<Sockets>,
-    /// From one GPU's memory to another's.
+    /// From the start of the slowest member to the first byte of a small message.
+    pub start: Sourced<Seconds>,
+    /// From one GPU to its neighbour in a ring, of a small message.
     pub latency: Sourced<Seconds>,
 }
 

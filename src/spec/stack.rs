@@ -22,9 +22,9 @@ pub struct StackSpec {
     pub collective_ctas: Sourced<u32>,
     /// Thread blocks of one send and receive, at most.
     pub p2p_ctas: Sourced<u32>,
-    /// From the start of the slowest member to the first byte of a send, both ends counted.
+    /// What a send and receive take beyond the start and the latency of the links, both ends counted.
     pub p2p_latency: Sourced<Seconds>,
-    /// What the latencies of NCCL's tuner are multiplied by to become those of a collective.
+    /// What the latencies of NCCL's tuner are multiplied by to become those of a collective between nodes.
     pub collective_latency: Sourced<f64>,
 }
 
