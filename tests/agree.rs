@@ -95,6 +95,50 @@ fn the_ring_that_overlaps_more_is_faster() {
     assert!(step("merge-in-kernel") <= step("default"));
 }
 
+fn staged(pp: u32, vp: u32, batches: u64, par: Parallelism, slower: f64) {
+    let par = Parallelism { pp, vp, ..par };
+    for (engines, tie) in [(SM, true), (COPY, false)] {
+        let plan = plans::plan(&model(4 * u64::from(pp * vp), 4, tie), &par, &work(&par, 240, 1, batches), engines);
+        agree(&plan, &Host::of(&plan, slower));
+    }
+}
+
+#[test]
+fn shortcuts_are_exact_on_pipelines() {
+    for (pp, vp, batches, dp, ring, ulysses) in [
+        (2, 1, 1, 1, 1, 1),
+        (4, 1, 7, 2, 1, 1),
+        (3, 1, 5, 1, 3, 1),
+        (2, 3, 4, 1, 1, 2),
+        (4, 2, 8, 2, 1, 1),
+        (3, 2, 3, 1, 2, 2),
+    ] {
+        for recompute in [Recompute::None, Recompute::Full] {
+            for slower in [1.0, 300.0, 10_000.0] {
+                staged(pp, vp, batches, Parallelism { recompute, ..way(dp, ring, ulysses) }, slower);
+            }
+        }
+    }
+}
+
+/// Crews that take turns find what one order of all ops of all ranks finds, where nothing is shared: spans are
+/// taken from such an order.
+#[test]
+fn crews_find_what_one_order_of_all_ops_finds() {
+    for (pp, vp, batches) in [(2, 1, 3), (4, 1, 9), (4, 2, 8), (3, 3, 6)] {
+        let par = Parallelism { pp, vp, zero: 0, ..Parallelism::default() };
+        let plan = plans::plan(&model(2 * u64::from(pp * vp), 4, false), &par, &work(&par, 240, 1, batches), COPY);
+        for late in [0.0, 1e-5, 1e-2] {
+            // No time on the ports, which crews and one order would come to in turns of their own.
+            let mut host = Host::of(&plan, 1e-9);
+            host.stack.p2p_latency.value = foretrain::units::Seconds::new(late);
+            let crews = cost(&plan, host.machine(), Effort::SUMS).unwrap();
+            let order = cost(&plan, host.machine(), Effort::ALL_SPANS).unwrap();
+            same(&crews, &order);
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 struct Case {
     par: Parallelism,

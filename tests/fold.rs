@@ -6,6 +6,7 @@ mod plans;
 use foretrain::cost::{Effort, cost};
 use foretrain::fold::{Fold, refine, trivial};
 use foretrain::plan::*;
+use foretrain::spec::Parallelism;
 use plans::{FLAT, Host, SM, model, same, way, work};
 use proptest::prelude::*;
 
@@ -63,6 +64,19 @@ fn nodes_that_cut_groups_unevenly_are_told_apart() {
     {
         let plan = plan(dp, ring, ulysses);
         agrees(&plan, &Host::new(plan.ranks(), per_node, 30.0));
+    }
+}
+
+#[test]
+fn stages_of_a_pipeline_are_told_apart_and_their_ranks_are_not() {
+    for (pp, vp, dp, ring, per_node) in [(2, 1, 4, 1, 8), (4, 2, 2, 1, 4), (2, 2, 2, 3, 6), (3, 1, 2, 1, 2)] {
+        let par = Parallelism { pp, vp, ..way(dp, ring, 1) };
+        let layers = u64::from(pp * vp);
+        let plan = plans::plan(&model(layers, 4, true), &par, &work(&par, 48 * u64::from(ring), 1, 12), SM);
+        let host = Host::new(plan.ranks(), per_node, 30.0);
+        agrees(&plan, &host);
+        let classes = refine(&plan, &host.cluster).representatives.len() as u32;
+        assert!(classes >= pp && classes <= pp * ring * per_node.min(dp), "{classes} classes");
     }
 }
 

@@ -539,3 +539,50 @@ fn a_layer_more_keeps_its_activations() {
         assert_eq!(alive(7, Recompute::Full) - alive(6, Recompute::Full), n * H * E, "its input");
     }
 }
+
+/// A pipeline on links so fast that they count for nothing, its stages so alike that embedding and head do not
+/// either: bubble and ideal time of its fullest-waiting and of every rank.
+fn bubbles(pp: u32, vp: u32, m: u64) -> (f64, f64) {
+    let wide = LlmSpec { vocab: 16, ..model(24 * u64::from(pp * vp), 4, false) };
+    let par = Parallelism { pp, vp, ..Parallelism::default() };
+    let plan = plans::plan(&wide, &par, &work(&par, 4096, 4, m), plans::COPY);
+    let mut host = Host::of(&plan, 1e-6);
+    host.stack.p2p_latency.value = foretrain::units::Seconds::new(0.0);
+    host.cluster.spec.scale_up.latency.value = foretrain::units::Seconds::new(0.0);
+    let host = host.issuing(0.0);
+    let found = cost(&plan, host.machine(), Effort::SUMS).unwrap();
+    let usage = found.mean();
+    let compute = usage.compute;
+    ((usage.exposed_total() + usage.turns) / found.step.value(), compute / found.step.value())
+}
+
+/// 1F1B: bubble (p-1)/(m+p-1) of the step. Interleaved: (p-1)/(v m) of the ideal time (arXiv:2104.04473,
+/// section 2.2). The head is on one stage alone, which the forms leave out: two parts in a hundred here.
+#[test]
+fn bubbles_are_those_of_the_papers() {
+    for (p, v, m) in [(2, 1, 4), (4, 1, 4), (4, 1, 16), (8, 1, 8), (4, 2, 8), (4, 2, 16), (8, 3, 16)] {
+        let (bubble, compute) = bubbles(p, v, m);
+        let ideal = f64::from(p - 1) / (f64::from(v) * m as f64);
+        let want = ideal / (1.0 + ideal);
+        assert!((bubble - want).abs() < 0.02, "p {p} v {v} m {m}: bubble {bubble} of the step, {want} expected");
+        assert!(close(bubble + compute, 1.0));
+    }
+}
+
+/// Activations of the microbatches in flight: p - s of 1F1B on stage s, never more than m, and the input that
+/// comes in ahead.
+#[test]
+fn a_stage_keeps_the_microbatches_in_flight() {
+    for (p, m) in [(2, 1), (2, 6), (4, 3), (4, 9)] {
+        let par = Parallelism { pp: p, ..Parallelism::default() };
+        let alive = |layers: u64, stage: u32| {
+            let plan = plans::plan(&model(layers * u64::from(p), 4, false), &par, &work(&par, S, 1, m), SM);
+            let layout = Layout::new(&plan, &AtomTable::new(&plan).unwrap(), stage).unwrap();
+            layout.live_by_kind.iter().find(|(kind, _)| *kind == TensorKind::Activation).unwrap().1
+        };
+        for stage in 0..p {
+            let flight = u64::from(p - stage).min(m);
+            assert_eq!(alive(6, stage) - alive(5, stage), flight * activations(S, 4, 1), "p {p} m {m} stage {stage}");
+        }
+    }
+}

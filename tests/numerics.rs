@@ -127,11 +127,13 @@ fn holds(case: &Case, tolerance: f64) {
         assert_all_close(&got.weights, &want.new_params, 1e-7);
     }
     let atoms = AtomTable::new(&plan).unwrap();
-    let line = Line::program(&plan, &atoms, 0).unwrap();
-    let planned: Vec<u64> = (0..plan.ranks()).map(|rank| sent_by(&plan, &line, rank)).collect();
+    let programs = 0..plan.programs.len() as u32;
+    let lines: Vec<Line> = programs.clone().map(|p| Line::program(&plan, &atoms, p).unwrap()).collect();
+    let of = |rank: u32| plan.program_of(rank) as usize;
+    let planned: Vec<u64> = (0..plan.ranks()).map(|rank| sent_by(&plan, &lines[of(rank)], rank)).collect();
     assert_eq!(got.sent_bytes, planned, "bytes counted in the transport, and planned");
-    let layout = Layout::new(&plan, &atoms, 0).unwrap();
-    let planned = vec![layout.bytes; plan.ranks() as usize];
+    let layouts: Vec<Layout> = programs.map(|p| Layout::new(&plan, &atoms, p).unwrap()).collect();
+    let planned: Vec<u64> = (0..plan.ranks()).map(|rank| layouts[of(rank)].bytes).collect();
     assert_eq!(got.peak_bytes, planned, "bytes counted at the allocator, and planned");
 }
 
@@ -355,6 +357,42 @@ fn ring_words(draws: &[usize], par: Parallelism) -> Parallelism {
     if feasible::check(&model, &work, &Parallelism { ulysses: 1, ..said }).is_ok() { said } else { par }
 }
 
+#[test]
+fn a_pipeline_of_stages() {
+    for (pp, vp, layers, microbatches, zero, recompute, tie) in [
+        (2, 1, 2, 1, 0, Recompute::None, false),
+        (2, 1, 4, 5, 0, Recompute::None, true),
+        (3, 1, 6, 4, 0, Recompute::Full, false),
+        (4, 1, 12, 3, 1, Recompute::None, true),
+        (2, 2, 4, 4, 0, Recompute::None, false),
+        (3, 2, 12, 6, 1, Recompute::Full, true),
+        (2, 3, 18, 4, 1, Recompute::None, true),
+    ] {
+        let par = Parallelism { pp, vp, zero, recompute, ..case().par };
+        holds(&Case { layers, microbatches, tie, par, ..case() }, 1e-10);
+    }
+}
+
+#[test]
+fn a_pipeline_with_every_other_degree() {
+    for (pp, vp, layers, microbatches, words) in
+        [(2, 1, 4, 3, ""), (2, 2, 8, 2, ""), (2, 1, 4, 2, "short-ends"), (2, 2, 10, 2, "short-ends")]
+    {
+        let options: foretrain::spec::Options = words.parse().unwrap();
+        let par = Parallelism { pp, vp, dp: 2, ring: 2, ulysses: 2, zero: 1, options, ..case().par };
+        holds(&Case { layers, microbatches, batch: 2, par, tie: true, ..case() }, 1e-10);
+    }
+}
+
+#[test]
+fn a_pipeline_of_tensor_parallel_stages() {
+    for (pp, vp, words) in [(2, 1, "default"), (2, 2, "default"), (3, 1, "no-sp")] {
+        let par = Parallelism { pp, vp, tp: 2, dp: 2, zero: 1, options: words.parse().unwrap(), ..case().par };
+        let layers = 2 * u64::from(pp * vp);
+        holds(&Case { layers, ffn: 6, microbatches: 4, batch: 2, tie: true, par, ..case() }, 1e-10);
+    }
+}
+
 fn cases() -> impl Strategy<Value = Case> {
     // The degree of tensor parallelism, and without sequence parallelism.
     let tensor = prop_oneof![3 => Just((1, false)), 1 => Just((2, false)), 1 => Just((3, false)), 1 => Just((2, true))];
@@ -394,6 +432,13 @@ fn cases() -> impl Strategy<Value = Case> {
                 window: masks.0,
                 cuts: masks.1,
             }
+        })
+        .prop_flat_map(|case| (Just(case), prop::sample::select(vec![(1, 1), (1, 1), (2, 1), (3, 1), (2, 2), (2, 3)])))
+        .prop_map(|(case, (pp, vp))| Case {
+            layers: case.layers * u64::from(pp * vp),
+            microbatches: case.microbatches * if vp > 1 { u64::from(pp) } else { 1 },
+            par: Parallelism { pp, vp, ..case.par },
+            ..case
         })
         .prop_filter("feasible", feasible)
 }

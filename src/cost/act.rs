@@ -56,17 +56,22 @@ pub struct End {
 impl End {
     /// The ports used, by number.
     pub fn ports(self) -> impl Iterator<Item = usize> {
-        (0..PORTS).filter(move |p| self.ports & (1 << p) != 0)
+        numbers(self.ports)
     }
+}
+
+/// The ports of a bit set, by number.
+pub fn numbers(ports: u8) -> impl Iterator<Item = usize> {
+    (0..PORTS).filter(move |p| ports & (1 << p) != 0)
 }
 
 /// Ports of a rank: send and receive, inside the node and out of it.
 pub const PORTS: usize = 4;
-const SEND: u8 = 1;
-const RECV: u8 = 2;
+pub const SEND: u8 = 1;
+pub const RECV: u8 = 2;
 
 /// The bits of `ways` for links of `tier`; none where nothing leaves the device.
-fn port(tier: Tier, ways: u8) -> u8 {
+pub fn port(tier: Tier, ways: u8) -> u8 {
     match tier {
         Tier::Local => 0,
         Tier::ScaleUp => ways,
@@ -124,17 +129,17 @@ struct Timed {
 
 /// Bytes on their way, as the class that sends them sees it.
 #[derive(Clone, Copy)]
-struct Hop {
-    time: LinkTime,
-    tier: Tier,
-    peer: u32,
+pub struct Hop {
+    pub time: LinkTime,
+    pub tier: Tier,
+    pub peer: u32,
 }
 
 /// The members of a communicator around one rank.
-struct Gang {
-    members: Vec<u32>,
+pub struct Gang {
+    pub members: Vec<u32>,
     /// The classes they are in.
-    classes: Vec<u32>,
+    pub classes: Vec<u32>,
     /// Of hops between members in rank order around a ring, and of ordered pairs: shares inside nodes and
     /// between them. What a member sends is counted as the mean over the group: which of its members sits
     /// at the edge of a node is an accident of numbering.
@@ -156,12 +161,12 @@ pub struct Acts<'a> {
     links: FxHashMap<(CollectiveKind, u16, u32, u64), LinkTime>,
 }
 
-fn bytes_of(plan: &Plan, place: &Place) -> u64 {
+pub fn bytes_of(plan: &Plan, place: &Place) -> u64 {
     let tensor = &plan.tensors[place.tensor as usize];
     (place.rows[1] - place.rows[0]) * tensor.row_len() * tensor.dtype.size()
 }
 
-fn ctas(engine: Engine) -> u16 {
+pub fn ctas(engine: Engine) -> u16 {
     match engine {
         Engine::Sm { ctas } => ctas,
         Engine::CopyEngine => 0,
@@ -173,6 +178,21 @@ impl<'a> Acts<'a> {
         let program = fold.representatives.iter().map(|&r| plan.program_of(r)).collect();
         let (kernels, positions, hops, gangs, links) = Default::default();
         Acts { plan, machine, fold, program, kernels, positions, hops, gangs, links }
+    }
+
+    /// For ranks that all run one program, whichever of the plan it is.
+    pub fn of_one_program(plan: &'a Plan, machine: Machine<'a>, fold: &'a Fold) -> Acts<'a> {
+        let mut acts = Acts::new(plan, machine, fold);
+        acts.program.fill(0);
+        acts
+    }
+
+    pub fn class_of(&self, rank: u32) -> u32 {
+        self.fold.class_of[rank as usize]
+    }
+
+    pub fn representative(&self, class: u32) -> u32 {
+        self.fold.representatives[class as usize]
     }
 
     /// The acts of every class on its program's line.
@@ -266,12 +286,12 @@ impl<'a> Acts<'a> {
         }
     }
 
-    fn hops(&mut self, lane: u16, by: i32, bytes: u64) -> Rc<[Hop]> {
+    pub fn hops(&mut self, lane: u16, by: i32, bytes: u64) -> Rc<[Hop]> {
         if let Some(known) = self.hops.get(&(lane, by, bytes)) {
             return known.clone();
         }
         let (group, cluster) = (self.group(lane), self.machine.cluster);
-        let size = group.members(&self.plan.views, 0).len() as u32;
+        let size = group.size(&self.plan.views);
         let hop = |&rank: &u32| {
             let peer = group.neighbour(&self.plan.views, rank, by);
             let tier = cluster.tier(rank, peer);
@@ -309,7 +329,7 @@ impl<'a> Acts<'a> {
     }
 
     /// The communicators of a lane, by class.
-    fn gangs(&mut self, lane: u16) -> Rc<[Rc<Gang>]> {
+    pub fn gangs(&mut self, lane: u16) -> Rc<[Rc<Gang>]> {
         if let Some(known) = self.gangs.get(&lane) {
             return known.clone();
         }
@@ -360,7 +380,7 @@ impl<'a> Acts<'a> {
         Ok(())
     }
 
-    fn link(&mut self, kind: CollectiveKind, lane: u16, gang: &Gang, bytes: u64) -> LinkTime {
+    pub fn link(&mut self, kind: CollectiveKind, lane: u16, gang: &Gang, bytes: u64) -> LinkTime {
         let (cluster, stack) = (self.machine.cluster, self.machine.stack);
         let time = || collective::collective(cluster, stack, kind, &gang.members, Bytes::new(bytes as f64));
         *self.links.entry((kind, lane, gang.members[0], bytes)).or_insert_with(time)
@@ -383,7 +403,7 @@ impl<'a> Acts<'a> {
 }
 
 /// Bytes that a member sends inside nodes and between them, on average over the group.
-fn sent(kind: CollectiveKind, gang: &Gang, bytes: f64) -> [f64; 2] {
+pub fn sent(kind: CollectiveKind, gang: &Gang, bytes: f64) -> [f64; 2] {
     let n = gang.members.len() as f64;
     let (passes, shares) = match kind {
         CollectiveKind::AllReduce => (2.0, gang.ring),
@@ -474,7 +494,7 @@ struct Tally {
     comm_sd: f64,
 }
 
-const PROVENANCES: [&str; 4] = ["measured", "interpolated", "extrapolated", "assumed"];
+pub const PROVENANCES: [&str; 4] = ["measured", "interpolated", "extrapolated", "assumed"];
 
 impl Tally {
     fn sent(&mut self, tier: Tier, bytes: f64) {

@@ -13,6 +13,7 @@
 //! The iterations of a call that only repeat the one before are taken in one stride, exactly (`repeat`); a
 //! walk over every op is the oracle it is tested against.
 
+mod across;
 mod act;
 mod repeat;
 mod walk;
@@ -21,10 +22,13 @@ use crate::cluster::Cluster;
 use crate::device::KernelTime;
 use crate::error::Result;
 use crate::fold::{self, Fold};
+use crate::plan::crew::Crews;
+use crate::plan::link::AtomTable;
 use crate::plan::{Plan, order};
 use crate::spec::StackSpec;
 use crate::timeline::{Class, Timeline, lane_labels};
 use crate::units::Seconds;
+use std::rc::Rc;
 use walk::Walker;
 
 /// The machine a plan is costed on.
@@ -58,13 +62,19 @@ impl Effort {
 /// Costs a plan. Errors: a dtype the device has no peak for, a plan that deadlocks.
 pub fn cost(plan: &Plan, machine: Machine, effort: Effort) -> Result<Timeline> {
     let (shared, in_step) = (machine.devices.is_some(), order::meets_itself(plan));
-    let fold = if effort.fold && !shared && in_step {
+    let side_by_side = plan.programs.len() > 1 && !shared && !effort.spans;
+    let crews = if side_by_side { Crews::new(plan) } else { None };
+    let fold = if effort.fold && !shared && (in_step || crews.is_some()) {
         fold::refine(plan, machine.cluster)
     } else {
         fold::trivial(plan.ranks())
     };
-    let walker = Walker::new(plan, machine, &fold, effort, in_step)?;
-    Ok(timeline(plan, &fold, walker.run()?))
+    let atoms = Rc::new(AtomTable::new(plan)?);
+    let found = match crews {
+        Some(crews) => across::run(plan, machine, &fold, effort, &crews, &atoms)?,
+        None => Walker::new(plan, machine, &fold, effort, in_step, atoms)?.run()?,
+    };
+    Ok(timeline(plan, &fold, found))
 }
 
 /// What a walk found, by class.

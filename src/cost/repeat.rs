@@ -69,7 +69,11 @@ impl<'p> Walker<'p> {
     pub fn call(&mut self, block: BlockId, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
         let plan = self.plan;
         let body = &plan.blocks[block as usize].ops;
-        let alike = if repeat > 2 { Alike::of(self.names.of(plan, block), args, repeat, env) } else { None };
+        let alike = if repeat > 2 && self.effort.stride {
+            Alike::of(self.names.of(plan, block), args, repeat, env)
+        } else {
+            None
+        };
         let outside = std::mem::replace(&mut self.floor, u64::MAX);
         let mut earliest = outside;
         // What the iteration before found, by how much later than the one before it, and so how often.

@@ -80,7 +80,7 @@ pub struct Walker<'p> {
     pub effort: Effort,
     /// Every op meets only itself, so that all ranks go through their line side by side.
     in_step: bool,
-    pub atoms: AtomTable,
+    pub atoms: Rc<AtomTable>,
     pub classes: usize,
     pub stamps: Stamps,
     pub state: Vec<ClassState>,
@@ -120,11 +120,11 @@ impl<'p> Walker<'p> {
         fold: &'p Fold,
         effort: Effort,
         in_step: bool,
+        atoms: Rc<AtomTable>,
     ) -> Result<Walker<'p>> {
         if plan.lanes.len() > 200 {
             return Err(Error::plan(format!("{} lanes; at most 200 are costed", plan.lanes.len())));
         }
-        let atoms = AtomTable::new(plan)?;
         let segments = Segments::new(plan, &atoms);
         let (classes, count) = (fold.representatives.len(), atoms.count as usize);
         let none = |things: usize| vec![Stamp::default(); things * classes];
@@ -147,7 +147,7 @@ impl<'p> Walker<'p> {
             device_of,
             fold,
             sms: machine.cluster.gpu.sms.value,
-            acts: Acts::new(plan, machine, fold),
+            acts: if in_step { Acts::of_one_program(plan, machine, fold) } else { Acts::new(plan, machine, fold) },
             segments,
             compiled: vec![],
             runs: vec![],
@@ -167,7 +167,13 @@ impl<'p> Walker<'p> {
         } else {
             self.whole()?;
         }
-        Ok(self.found())
+        let end = self.end();
+        Ok(self.found(end))
+    }
+
+    /// Runs ops of the program between two calls.
+    pub fn run_ops(&mut self, ops: &'p [Op]) -> Result<()> {
+        self.segment(None, ops, &Env::new())
     }
 
     /// Every op of every rank, spliced flat.
@@ -411,11 +417,20 @@ impl<'p> Walker<'p> {
         }
     }
 
-    fn found(self) -> Found {
-        let lanes = self.plan.lanes.len();
-        let last = |class: usize| (0..lanes).map(|l| self.stamps.lanes[l * self.classes + class]).max();
-        let lasts: Vec<Stamp> = (0..self.classes).map(|class| last(class).unwrap_or_default()).collect();
-        let end = lasts.iter().map(|s| s.ps()).max().unwrap_or(0);
+    /// The last op on any lane of a class.
+    fn last(&self, class: usize) -> Stamp {
+        let last = |lane: usize| self.stamps.lanes[lane * self.classes + class];
+        (0..self.plan.lanes.len()).map(last).max().unwrap_or_default()
+    }
+
+    /// When all classes are done.
+    pub fn end(&self) -> u64 {
+        (0..self.classes).map(|class| self.last(class).ps()).max().unwrap_or(0)
+    }
+
+    /// What was found of a step that is over at `end`.
+    pub fn found(self, end: u64) -> Found {
+        let lasts: Vec<Stamp> = (0..self.classes).map(|class| self.last(class)).collect();
         let mut usages = Vec::with_capacity(self.classes);
         for (class, state) in self.state.iter().enumerate() {
             let mut usage = Usage::default();
@@ -423,8 +438,10 @@ impl<'p> Walker<'p> {
                 usage.add(&compiled.sheet.usages[class], runs as f64);
             }
             let mut waited = state.waited.clone();
-            // After its last kernel a rank waits for its own last transfer, or for the others.
-            waited[lasts[class].lane() as usize] += end - state.compute_end;
+            // After its last kernel a rank waits for its own last transfer, and then for the others.
+            let own = lasts[class].ps().max(state.compute_end);
+            waited[lasts[class].lane() as usize] += own - state.compute_end;
+            waited[0] += end - own;
             let idle: u64 = waited.iter().sum();
             usage.compute = (end - idle) as f64 * 1e-12;
             usage.host = waited[self.plan.lanes.len()] as f64 * 1e-12;
@@ -446,7 +463,7 @@ fn raise(at: &mut [Stamp], to: &[Stamp]) {
 }
 
 /// How long `duration` of work takes from `start`, at a speed that depends on how much is held.
-fn stretched(held: &mut Vec<Held>, start: u64, duration: u64, speed: impl Fn(u32) -> f64) -> u64 {
+pub fn stretched(held: &mut Vec<Held>, start: u64, duration: u64, speed: impl Fn(u32) -> f64) -> u64 {
     held.retain(|h| h.to > start);
     if held.is_empty() {
         return duration;

@@ -88,6 +88,11 @@ pub fn shared(plan: &Plan, seed: u64) -> attention_io::Tensors {
     }
 }
 
+/// Whether a rank's stage has a weight.
+pub fn has(plan: &Plan, param: &Param, rank: u32) -> bool {
+    param.stages.is_empty() || param.stages.contains(&plan.views[0].coord(rank, Axis::Pp))
+}
+
 /// Fills a rank's weights, its optimizer state and what it is fed.
 pub fn fill(plan: &Plan, atoms: &AtomTable, rank: u32, seed: u64, shared: &attention_io::Tensors, arena: &mut Arena) {
     for (t, tensor) in plan.tensors.iter().enumerate().filter(|(_, t)| t.kind.persists()) {
@@ -96,7 +101,7 @@ pub fn fill(plan: &Plan, atoms: &AtomTable, rank: u32, seed: u64, shared: &atten
             put(arena, &place, &vec![0.0; tensor.elems() as usize], tensor.dtype);
         }
     }
-    for param in &plan.params {
+    for param in plan.params.iter().filter(|p| has(plan, p, rank)) {
         let named = Buf { of: TensorRef::Tensor(param.weight), slot: param.slot, rows: Some(param.rows) };
         let place = atoms.place(plan, named, &[]);
         let whole = weight(plan, param, seed);
@@ -145,7 +150,9 @@ fn fill_tensors(
 /// Master copies start as the weights they are copies of, or as this rank's share of them.
 fn fill_masters(plan: &Plan, atoms: &AtomTable, rank: u32, arena: &mut Arena) {
     for master in &plan.masters {
-        for s in 0..plan.tensors[master.weight as usize].slots {
+        let held = |&slot: &u32| arena.holds(SlotId { tensor: master.weight, slot });
+        let slots: Vec<u32> = (0..plan.tensors[master.weight as usize].slots).filter(held).collect();
+        for s in slots {
             let values = arena.read(&arena.whole(&slot(plan, atoms, master.weight, s))).to_f64();
             let share = match &master.group {
                 None => &values[..],

@@ -46,7 +46,9 @@ fn slots_of(plan: &Plan, tensor: TensorId) -> impl Iterator<Item = SlotId> {
 
 pub fn gather(plan: &Plan, lines: &[Line], hub: &Hub, done: Vec<Done>) -> Result<Run> {
     let kept = |rank: u32, tensor, slot| done[rank as usize].kept.get(&SlotId { tensor, slot }).map(|d| d.to_f64());
-    let loss = plan.feed.tokens().and_then(|inputs| kept(0, inputs.loss, 0)).map_or(f64::NAN, |v| v[0]);
+    // The loss is where the head is.
+    let loss_of = |loss| (0..plan.ranks()).find_map(|rank| kept(rank, loss, 0));
+    let loss = plan.feed.tokens().and_then(|inputs| loss_of(inputs.loss)).map_or(f64::NAN, |v| v[0]);
     let (mut grads, mut weights) = (BTreeMap::new(), BTreeMap::new());
     for p in &plan.params {
         if let Some(whole) = assemble(plan, p, |rank| kept(rank, p.weight, p.slot)) {
@@ -75,9 +77,10 @@ pub fn gather(plan: &Plan, lines: &[Line], hub: &Hub, done: Vec<Done>) -> Result
 /// A weight, or its gradient, put together from the flat tensors of one rank for each part of it.
 fn assemble(plan: &Plan, param: &Param, flat: impl Fn(u32) -> Option<Vec<f64>>) -> Option<Vec<f64>> {
     let mesh = &plan.views[0];
+    let first = (0..plan.ranks()).find(|&rank| super::inputs::has(plan, param, rank)).unwrap_or(0);
     let owners = match &param.shard {
-        None => vec![0],
-        Some(shard) => (0..mesh.degree(shard.axis)).map(|c| mesh.shift(0, shard.axis, c as i32)).collect(),
+        None => vec![first],
+        Some(shard) => (0..mesh.degree(shard.axis)).map(|c| mesh.shift(first, shard.axis, c as i32)).collect(),
     };
     let mut whole = vec![f64::NAN; param.shape.iter().product::<u64>() as usize];
     for rank in owners {

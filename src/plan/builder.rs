@@ -99,6 +99,21 @@ impl Builder {
         self.push(label, Some(lane), OpKind::Transfer { legs, engine: via.engine })
     }
 
+    /// Sends `src` to the member `by` further along the group.
+    pub fn send(&mut self, label: &str, via: Via, by: i32, src: Buf, tag: u32) -> u32 {
+        self.leg(label, via, Leg { dir: Direction::Send, by, buf: src, tag })
+    }
+
+    /// Receives `dst` from the member `by` further along the group.
+    pub fn recv(&mut self, label: &str, via: Via, by: i32, dst: Buf, tag: u32) -> u32 {
+        self.leg(label, via, Leg { dir: Direction::Recv, by, buf: dst, tag })
+    }
+
+    fn leg(&mut self, label: &str, via: Via, leg: Leg) -> u32 {
+        let lane = self.comm_lane(via);
+        self.push(label, Some(lane), OpKind::Transfer { legs: vec![leg], engine: via.engine })
+    }
+
     pub fn collective(&mut self, label: &str, via: Via, kind: CollectiveKind, src: Buf, dst: Buf, wire: Dtype) -> u32 {
         let lane = self.comm_lane(via);
         self.push(label, Some(lane), OpKind::Collective { kind, src, dst, wire, acc: wire, engine: via.engine })

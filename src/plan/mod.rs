@@ -2,6 +2,7 @@
 
 pub mod builder;
 pub mod check;
+pub mod crew;
 pub mod dropout;
 pub mod kernel;
 pub mod link;

@@ -51,7 +51,7 @@ pub fn meets_itself(plan: &Plan) -> bool {
     plan.programs.len() == 1 && plan.ops().all(|(_, op)| receives_what_it_sends(op, &sizes))
 }
 
-fn receives_what_it_sends(op: &Op, group_sizes: &[u32]) -> bool {
+pub fn receives_what_it_sends(op: &Op, group_sizes: &[u32]) -> bool {
     let (OpKind::Transfer { legs, .. }, Some(lane)) = (&op.kind, op.lane) else { return true };
     let size = group_sizes[lane as usize] as i32;
     let distances = |dir: Direction| {

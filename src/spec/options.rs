@@ -84,6 +84,8 @@ pub struct Options {
     pub replicate_after: bool,
     /// Heads of zeros make up what Ulysses cannot divide.
     pub pad_heads: bool,
+    /// The first and the last stage of a pipeline have one layer less, beside embedding and head, as Llama-3 has.
+    pub short_ends: bool,
 }
 
 /// A choice other than the default.
@@ -210,6 +212,12 @@ pub const WORDS: &[Word] = &[
         about: "heads of zeros are added where Ulysses does not divide the heads",
         set: |o| o.pad_heads = true,
         is_set: |o| o.pad_heads,
+    },
+    Word {
+        name: "short-ends",
+        about: "pipeline: the first and the last stage have one layer less than the others",
+        set: |o| o.short_ends = true,
+        is_set: |o| o.short_ends,
     },
 ];
 

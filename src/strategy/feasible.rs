@@ -22,7 +22,8 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
         let why = "documents: learned positions go on through documents in this version; use a model with rotary ones";
         return Err(Error::infeasible(why));
     }
-    batch(work, par)
+    batch(work, par)?;
+    pipeline(model, work, par)
 }
 
 /// What a layer may be made of, until plans have the rest.
@@ -104,7 +105,7 @@ fn degrees(par: &Parallelism) -> Result<()> {
         let why = format!("degrees: dp x pp x ring x ulysses x tp is {ranks} ranks; the most is 1048576");
         return Err(Error::infeasible(why));
     }
-    let later = [("pp", "pipeline", par.pp), ("vp", "pipeline", par.vp), ("ep", "expert", par.ep)];
+    let later = [("ep", "expert", par.ep)];
     if let Some((flag, kind, degree)) = later.iter().find(|(_, _, degree)| *degree != 1) {
         let why = format!("{flag}: {degree}, but this version has no {kind} parallelism; use {flag} 1");
         return Err(Error::infeasible(why));
@@ -184,6 +185,50 @@ fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
         return Err(Error::infeasible(format!(
             "tp: {tokens} tokens of a microbatch are no multiple of tp {t}; change seq_len, or use the option no-sp"
         )));
+    }
+    Ok(())
+}
+
+/// Layers of each virtual stage, the first of every stage before the second of any.
+pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> {
+    let (l, parts) = (model.layers, u64::from(par.pp) * u64::from(par.vp));
+    let short = if par.options.short_ends { 2 } else { 0 };
+    if par.pp > 1 && par.vp <= 64 && (l + short).is_multiple_of(parts) && (l + short) / parts > short.min(1) {
+        let mut all = vec![((l + short) / parts) as u32; parts as usize];
+        if par.options.short_ends {
+            all[0] -= 1;
+            *all.last_mut().expect("a stage at least") -= 1;
+        }
+        return Ok(all);
+    }
+    if par.pp == 1 && par.vp == 1 && short == 0 {
+        return Ok(vec![l as u32]);
+    }
+    if par.pp == 1 {
+        let what = if short > 0 { "short-ends".into() } else { format!("vp {}", par.vp) };
+        return Err(Error::infeasible(format!("pp: {what} needs a pipeline; use vp 1 or pp above 1")));
+    }
+    let good = list((2..=l.min(4096)).filter(|n| (l + short).is_multiple_of(*n) && (l + short) / n > short.min(1)));
+    Err(Error::infeasible(format!(
+        "pp: {l} layers{} do not split evenly over pp {} x vp {} = {parts} parts; use {good} parts, or option {}",
+        if short > 0 { " and 2 for the short ends" } else { "" },
+        par.pp,
+        par.vp,
+        if short > 0 { "default" } else { "short-ends" },
+    )))
+}
+
+/// Interleaved microbatches go through a stage's chunks in groups of as many as there are stages.
+fn pipeline(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
+    layers_of_stages(model, par)?;
+    let (m, pp) = (work.global_batch / (u64::from(par.dp) * work.micro_batch), u64::from(par.pp));
+    if par.vp > 1 && !m.is_multiple_of(pp) {
+        let why = format!(
+            "vp: {m} microbatches are not a multiple of pp {pp}, which vp {} needs; use global_batch {} or vp 1",
+            par.vp,
+            m.div_ceil(pp) * pp * u64::from(par.dp) * work.micro_batch
+        );
+        return Err(Error::infeasible(why));
     }
     Ok(())
 }

@@ -11,6 +11,8 @@ use super::data::{Adam, DataParallel, FlatWeights};
 use super::embedding::Embedding;
 use super::feasible;
 use super::head::{Head, HeadWeights};
+use super::pipeline::Pipeline;
+use super::stages::Staged;
 use super::transformer::{Layer, Saved, Scratch};
 use super::weights::Weight;
 use crate::error::Result;
@@ -36,81 +38,93 @@ impl Engines {
 /// Builds the plan of one training step, or says why it cannot be.
 pub fn build(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines) -> Result<Plan> {
     feasible::check(model, work, par)?;
-    let mut step = Step::new(model, work, par, engines);
+    let mut step = Step::new(model, work, par, engines)?;
+    if step.pipe.stages > 1 {
+        let programs = Staged::new(&mut step).programs();
+        return Ok(step.finish(programs));
+    }
     step.blocks();
     step.program();
-    Ok(step.finish())
+    let ops = step.b.finish();
+    Ok(step.finish(vec![Program { name: "rank".into(), ops }]))
 }
 
 /// The tensors that the blocks and the program share.
-struct Step<'a> {
-    model: &'a LlmSpec,
-    work: &'a Workload,
-    par: &'a Parallelism,
-    b: Builder,
-    mesh: Mesh,
-    layer: Layer,
-    embedding: Embedding,
-    end: Head,
-    scratch: Scratch,
-    saved: Saved,
-    dp: DataParallel,
-    acc: Dtype,
-    layers: FlatWeights,
-    embed: FlatWeights,
+pub(super) struct Step<'a> {
+    pub(super) model: &'a LlmSpec,
+    pub(super) work: &'a Workload,
+    pub(super) par: &'a Parallelism,
+    pub(super) b: Builder,
+    pub(super) mesh: Mesh,
+    pub(super) layer: Layer,
+    pub(super) embedding: Embedding,
+    pub(super) end: Head,
+    pub(super) scratch: Scratch,
+    pub(super) saved: Saved,
+    pub(super) dp: DataParallel,
+    pub(super) acc: Dtype,
+    pub(super) layers: FlatWeights,
+    pub(super) embed: FlatWeights,
     /// The final norm, then the output matrix unless it is tied to the embedding.
-    head: FlatWeights,
-    tokens: Buf,
-    targets: Buf,
-    loss: Buf,
+    pub(super) head: FlatWeights,
+    pub(super) tokens: Buf,
+    pub(super) targets: Buf,
+    pub(super) loss: Buf,
     /// Slot l is the input of layer l, the last the output of all.
-    x: Buf,
+    pub(super) x: Buf,
     /// Gradients of the layers' inputs, alternating.
-    dx: Buf,
-    microbatches: u32,
-    layer_fwd: BlockId,
-    layer_bwd: BlockId,
-    layer_bwd_last: BlockId,
-    microbatch: BlockId,
-    last_microbatch: BlockId,
+    pub(super) dx: Buf,
+    /// One stage where there is no pipeline.
+    pub(super) pipe: Pipeline,
+    pub(super) microbatches: u32,
+    pub(super) layer_fwd: BlockId,
+    pub(super) layer_bwd: BlockId,
+    pub(super) layer_bwd_last: BlockId,
+    pub(super) microbatch: BlockId,
+    pub(super) last_microbatch: BlockId,
 }
 
 /// All ranks of a step, the axes that need the best links last.
 pub fn mesh(par: &Parallelism) -> Mesh {
     let (cp, up) = ((Axis::Cp, par.ring), (Axis::Up, par.ulysses));
     let [outer, inner] = if par.options.ring_inside { [up, cp] } else { [cp, up] };
-    Mesh::new(&[(Axis::Dp, par.dp), outer, inner, (Axis::Tp, par.tp)])
+    Mesh::new(&[(Axis::Pp, par.pp), (Axis::Dp, par.dp), outer, inner, (Axis::Tp, par.tp)])
 }
 
 impl<'a> Step<'a> {
-    fn new(model: &'a LlmSpec, work: &'a Workload, par: &'a Parallelism, engines: Engines) -> Step<'a> {
+    fn new(model: &'a LlmSpec, work: &'a Workload, par: &'a Parallelism, engines: Engines) -> Result<Step<'a>> {
         let mut b = Builder::new();
         let mesh = mesh(par);
         let layer = Layer::new(model, work, par, engines);
         let acc = layer.core.shape().acc;
-        // Tensor-parallel ranks hold different weights.
-        let ranks = u64::from(par.ranks() / par.tp);
+        // Tensor-parallel ranks and stages hold different weights.
+        let ranks = u64::from(par.ranks() / (par.tp * par.pp));
         let dp = DataParallel { ranks, zero: par.zero, dtype: work.dtype, acc, engine: engines.collective };
         let (n, rows, h, l) = (layer.tokens(), layer.residual_rows(), model.hidden, model.layers as u32);
         let microbatches = (work.global_batch / (u64::from(par.dp) * work.micro_batch)) as u32;
 
         let embedding = Embedding::new(&mut b, model, &layer);
         let end = Head::new(&mut b, model, &layer, work.global_batch * work.seq_len);
-        let layers = dp.weights(&mut b, "layers", layer.elems(), l);
+        let pipe =
+            Pipeline { stages: par.pp, chunks: par.vp, microbatches, layers: feasible::layers_of_stages(model, par)? };
+        let held = (0..pipe.stages).map(|stage| pipe.held(stage)).max().unwrap_or(l);
+        let layers = dp.weights(&mut b, "layers", layer.elems(), held);
         let embed = dp.weights(&mut b, "embed", embedding.elems(), 1);
         let head = dp.weights(&mut b, "head", end.elems(), 1);
         let mut act = |name, shape: &[u64], dtype, slots| b.tensor(name, shape, dtype, TensorKind::Activation, slots);
         let tokens = act("tokens", &[n], Dtype::U32, microbatches);
         let targets = act("targets", &[n], Dtype::U32, microbatches);
-        let x = act("x", &[rows, h], work.dtype, l + 1);
+        // Stages keep theirs by microbatch in flight: `stages` declares them.
+        let staged = pipe.stages > 1;
+        let x = if staged { tokens } else { act("x", &[rows, h], work.dtype, l + 1) };
         let loss = b.tensor("loss", &[1], acc, TensorKind::Grad, 1);
-        let dx = b.tensor("dx", &[rows, h], work.dtype, TensorKind::Workspace, 2);
+        let dx = if staged { tokens } else { b.tensor("dx", &[rows, h], work.dtype, TensorKind::Workspace, 2) };
         let saved = match par.recompute {
             Recompute::Full => layer.saved(&mut b, TensorKind::Workspace, 1),
-            _ => layer.saved(&mut b, TensorKind::Activation, l),
+            _ => layer.saved(&mut b, TensorKind::Activation, pipe.saved_slots()),
         };
         let scratch = layer.scratch(&mut b);
-        Step {
+        Ok(Step {
             model,
             work,
             par,
@@ -131,13 +145,14 @@ impl<'a> Step<'a> {
             loss,
             x,
             dx,
+            pipe,
             microbatches,
             layer_fwd: 0,
             layer_bwd: 0,
             layer_bwd_last: 0,
             microbatch: 0,
             last_microbatch: 0,
-        }
+        })
     }
 
     fn layer_count(&self) -> u32 {
@@ -154,7 +169,7 @@ impl<'a> Step<'a> {
         self.last_microbatch = self.microbatch_block("last_microbatch", true);
     }
 
-    fn layer_fwd_block(&mut self) -> BlockId {
+    pub(super) fn layer_fwd_block(&mut self) -> BlockId {
         self.b.open("layer_fwd");
         let [w, x, x_out] = ["w", "x", "x_out"].map(|name| self.b.formal(name));
         let keep = self.saved.formals(&mut self.b);
@@ -162,7 +177,7 @@ impl<'a> Step<'a> {
         self.b.close()
     }
 
-    fn layer_bwd_block(&mut self) -> BlockId {
+    pub(super) fn layer_bwd_block(&mut self) -> BlockId {
         self.b.open("layer_bwd");
         let [w, g, x, dy, dx] = ["w", "g", "x", "dy", "dx"].map(|name| self.b.formal(name));
         let keep = self.saved.formals(&mut self.b);
@@ -177,7 +192,7 @@ impl<'a> Step<'a> {
     }
 
     /// A layer's backward pass and, behind it, the sum of its gradient over the ranks.
-    fn layer_bwd_last_block(&mut self) -> BlockId {
+    pub(super) fn layer_bwd_last_block(&mut self) -> BlockId {
         self.b.open("layer_bwd_last");
         let [w, g, x, dy, dx] = ["w", "g", "x", "dy", "dx"].map(|name| self.b.formal(name));
         let keep = self.saved.formals(&mut self.b);
@@ -194,16 +209,38 @@ impl<'a> Step<'a> {
         self.b.open(name);
         let [tokens, targets] = ["tokens", "targets"].map(|name| self.b.formal(name));
         let l = self.layer_count();
-        self.embedding.forward(&mut self.b, self.embed.weight, tokens, self.x);
+        self.embed_forward(tokens, self.x);
         self.call_forward();
-        self.head(targets, self.x.slot(l), last);
-        self.call_backward(last);
-        self.embedding.backward(&mut self.b, self.embed.grad, tokens, self.dx.slot(l % 2));
+        self.head(targets, self.x.slot(l), self.dx);
         if last {
-            self.embedding.sum_shared(&mut self.b, self.embed.grad);
-            self.dp.sync(&mut self.b, "grad_sum.embed", self.embed.grad, self.dp.share_of(&self.embed));
+            self.sync_head();
+        }
+        self.call_backward(last);
+        self.embed_backward(tokens, self.dx.slot(l % 2));
+        if last {
+            self.sync_embed();
         }
         self.b.close()
+    }
+
+    /// x from token ids.
+    pub(super) fn embed_forward(&mut self, tokens: Buf, x: Buf) {
+        self.embedding.forward(&mut self.b, self.embed.weight, tokens, x);
+    }
+
+    /// The table's gradient, added to, from that of x.
+    pub(super) fn embed_backward(&mut self, tokens: Buf, dx: Buf) {
+        self.embedding.backward(&mut self.b, self.embed.grad, tokens, dx);
+    }
+
+    pub(super) fn sync_embed(&mut self) {
+        self.embedding.sum_shared(&mut self.b, self.embed.grad);
+        self.dp.sync(&mut self.b, "grad_sum.embed", self.embed.grad, self.dp.share_of(&self.embed));
+    }
+
+    pub(super) fn sync_head(&mut self) {
+        self.end.sum_shared(&mut self.b, self.head.grad);
+        self.dp.sync(&mut self.b, "grad_sum.head", self.head.grad, self.dp.share_of(&self.head));
     }
 
     /// One slot a layer where activations are kept, the same one where they are computed again.
@@ -238,31 +275,20 @@ impl<'a> Step<'a> {
         self.b.call("bwd", block, l, &args);
     }
 
-    /// Final norm, logits, loss, and the gradient of the last layer's output in `dx` slot 0.
-    fn head(&mut self, targets: Buf, x: Buf, last: bool) {
+    /// Final norm, logits, loss, and the gradient of the last layer's output in the first of the pair `dx`.
+    pub(super) fn head(&mut self, targets: Buf, x: Buf, dx: Buf) {
         let own = [self.head.weight, self.head.grad];
         let tied = [self.embed.weight, self.embed.grad].map(|flat| self.embedding.table(flat));
         let table = own.map(|flat| self.end.table(flat));
         let table = if let [Some(w), Some(g)] = table { [w, g] } else { tied };
-        let (b, dx) = (&mut self.b, [self.dx.slot(0), self.dx.slot(1)]);
-        self.end.run(b, HeadWeights { own, table }, targets, x, self.loss, dx);
-        if last {
-            self.end.sum_shared(b, self.head.grad);
-            self.dp.sync(b, "grad_sum.head", self.head.grad, self.dp.share_of(&self.head));
-        }
+        let dx = [dx, dx.slot(dx.slot + 1)];
+        self.end.run(&mut self.b, HeadWeights { own, table }, targets, x, self.loss, dx);
     }
 
     fn program(&mut self) {
         let (l, m) = (self.layer_count(), self.microbatches);
-        self.b.open("zero_grad");
-        let g = self.b.formal("g");
-        self.b.compute("fill", Kernel::Fill { elems: self.layers.elems }, &[], &[g]);
-        let fill = self.b.close();
-        self.b.call("zero_grad", fill, l, &[each(self.layers.grad, 0, 1, l)]);
-        for (label, w) in [("embed", self.embed), ("head", self.head)] {
-            self.b.compute(&format!("zero_grad.{label}"), Kernel::Fill { elems: w.elems }, &[], &[w.grad]);
-        }
-        self.b.compute("zero_loss", Kernel::Fill { elems: 1 }, &[], &[self.loss]);
+        let fill = self.fill_block();
+        self.zero_grad(fill, l, true, true);
         if m > 1 {
             let args = [each(self.tokens, 0, 1, m), each(self.targets, 0, 1, m)];
             self.b.call("mb", self.microbatch, m - 1, &args);
@@ -270,20 +296,50 @@ impl<'a> Step<'a> {
         let last = [self.tokens.slot(m - 1).into(), self.targets.slot(m - 1).into()];
         self.b.call("last", self.last_microbatch, 1, &last);
         self.dp.sum_scalar(&mut self.b, "loss_sum", self.loss, self.acc);
-        self.optimizer();
+        self.optimizer(l, true, true);
     }
 
-    fn optimizer(&mut self) {
+    /// Sets the gradient of one layer to zero.
+    pub(super) fn fill_block(&mut self) -> BlockId {
+        self.b.open("zero_grad");
+        let g = self.b.formal("g");
+        self.b.compute("fill", Kernel::Fill { elems: self.layers.elems }, &[], &[g]);
+        self.b.close()
+    }
+
+    /// Gradients of a rank that has so many layers, and maybe the embedding and the head, begin at zero.
+    pub(super) fn zero_grad(&mut self, fill: BlockId, layers: u32, embed: bool, head: bool) {
+        self.b.call("zero_grad", fill, layers, &[each(self.layers.grad, 0, 1, layers)]);
+        for (label, w, has) in [("embed", self.embed, embed), ("head", self.head, head)] {
+            if has {
+                self.b.compute(&format!("zero_grad.{label}"), Kernel::Fill { elems: w.elems }, &[], &[w.grad]);
+            }
+        }
+        if head {
+            self.b.compute("zero_loss", Kernel::Fill { elems: 1 }, &[], &[self.loss]);
+        }
+    }
+
+    /// Adam on the weights of a rank that has so many layers, and maybe the embedding and the head.
+    pub(super) fn optimizer(&mut self, layers: u32, embed: bool, head: bool) {
         let adam = Adam::default();
-        self.dp.update(&mut self.b, "head", &self.head, 0, adam);
-        for l in (0..self.layer_count()).rev() {
+        if head {
+            self.dp.update(&mut self.b, "head", &self.head, 0, adam);
+        }
+        for l in (0..layers).rev() {
             self.dp.update(&mut self.b, &format!("layer.{l}"), &self.layers, l, adam);
         }
-        self.dp.update(&mut self.b, "embed", &self.embed, 0, adam);
+        if embed {
+            self.dp.update(&mut self.b, "embed", &self.embed, 0, adam);
+        }
     }
 
     fn params(&self) -> Vec<Param> {
-        let param = |prefix: &str, weight: &Weight, flat: &FlatWeights, slot| Param {
+        let staged = self.pipe.stages > 1;
+        let on = |stages: &[u32]| if staged { stages.to_vec() } else { vec![] };
+        let last = self.pipe.stages - 1;
+        let ends: &[u32] = if self.model.tie_embeddings { &[0, last] } else { &[0] };
+        let param = |prefix: &str, weight: &Weight, flat: &FlatWeights, slot, stages: &[u32]| Param {
             name: format!("{prefix}{}", weight.name),
             weight: flat.weight.tensor(),
             grad: flat.grad.tensor(),
@@ -291,13 +347,15 @@ impl<'a> Step<'a> {
             rows: weight.rows,
             shape: weight.shape.clone(),
             shard: weight.shard.clone(),
-            stages: vec![],
+            stages: on(stages),
         };
-        let embed = self.embedding.weights().iter().map(|w| param("", w, &self.embed, 0));
-        let mut all: Vec<Param> = embed.chain(self.end.weights().iter().map(|w| param("", w, &self.head, 0))).collect();
+        let embed = self.embedding.weights().iter().map(|w| param("", w, &self.embed, 0, ends));
+        let mut all: Vec<Param> =
+            embed.chain(self.end.weights().iter().map(|w| param("", w, &self.head, 0, &[last]))).collect();
         for l in 0..self.layer_count() {
             let prefix = format!("model.layers.{l}.");
-            all.extend(self.layer.weights().iter().map(|w| param(&prefix, w, &self.layers, l)));
+            let (stage, slot) = self.pipe.home(l);
+            all.extend(self.layer.weights().iter().map(|w| param(&prefix, w, &self.layers, slot, &[stage])));
         }
         all
     }
@@ -319,7 +377,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    fn finish(mut self) -> Plan {
+    fn finish(self, programs: Vec<Program>) -> Plan {
         let params = self.params();
         let masters = self.dp.masters(&[self.layers, self.embed, self.head]);
         let about = self.about();
@@ -332,9 +390,9 @@ impl<'a> Step<'a> {
             microbatches: self.microbatches,
             loss: self.loss.tensor(),
             hidden: self.x.tensor(),
-            hidden_slot: self.layer_count(),
+            hidden_slot: if self.pipe.stages > 1 { 0 } else { self.layer_count() },
         };
-        let ops = self.b.finish();
+        let table = (0..self.pipe.stages).collect();
         Plan {
             version: VERSION,
             about,
@@ -342,8 +400,8 @@ impl<'a> Step<'a> {
             lanes: self.b.lanes,
             tensors: self.b.tensors,
             blocks: self.b.blocks,
-            programs: vec![Program { name: "rank".into(), ops }],
-            role_of: RoleMap { view: 0, axes: vec![], table: vec![0] },
+            programs,
+            role_of: RoleMap { view: 0, axes: vec![Axis::Pp], table },
             params,
             masters,
             feed: Feed::Tokens(inputs),

@@ -1,8 +1,10 @@
 //! Proves that a plan is sound before anyone interprets it: names resolve, shapes agree, every leg meets
 //! its other half, nothing is read that was never written, and no ranks wait for each other in a circle.
 
+mod crossings;
 mod written;
 
+use super::crew::Crews;
 use super::kernel::Kernel;
 use super::link::{AtomTable, Line, bind, resolve};
 use super::matching::{Matching, group_sizes};
@@ -22,10 +24,14 @@ pub fn check(plan: &Plan) -> Result<()> {
     positions(plan)?;
     feed(plan)?;
     let atoms = AtomTable::new(plan)?;
-    let in_step = order::meets_itself(plan);
-    Bodies { plan, in_step, group_sizes: group_sizes(plan), seen: BTreeSet::new(), path: vec![] }.program()?;
+    // Ranks are in step, all of them or those of each program.
+    let crews = if plan.programs.len() > 1 { Crews::new(plan) } else { None };
+    let in_step = crews.is_some() || order::meets_itself(plan);
+    let crosses = |op: &Op| crews.as_ref().is_some_and(|crews| crews.is_crossing(op));
+    let group_sizes = group_sizes(plan);
+    Bodies { plan, in_step, crosses: &crosses, group_sizes, seen: BTreeSet::new(), path: vec![] }.program()?;
     if in_step && written::by_name(plan, &atoms) {
-        return Ok(());
+        return crews.map_or(Ok(()), |crews| crossings::meet(plan, &crews));
     }
     // What bodies alone cannot prove, spliced lines can.
     let programs = 0..plan.programs.len() as u32;
@@ -229,6 +235,8 @@ type Size = (u64, Dtype);
 struct Bodies<'a> {
     plan: &'a Plan,
     in_step: bool,
+    /// Whether an op meets others than itself.
+    crosses: &'a dyn Fn(&Op) -> bool,
     group_sizes: Vec<u32>,
     seen: BTreeSet<(BlockId, Vec<TensorId>)>,
     path: Vec<&'a str>,
@@ -260,7 +268,9 @@ impl<'a> Bodies<'a> {
                 OpKind::Collective { kind, src, dst, .. } => {
                     self.collective(*kind, op.lane, size(src).0, size(dst).0)?;
                 }
-                OpKind::Transfer { legs, .. } if self.in_step => self.transfer(op.lane, legs, &size)?,
+                OpKind::Transfer { legs, .. } if self.in_step && !(self.crosses)(op) => {
+                    self.transfer(op.lane, legs, &size)?
+                }
                 OpKind::Transfer { .. } => {}
             }
             self.path.pop();

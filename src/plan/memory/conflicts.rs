@@ -69,12 +69,15 @@ impl Conflicts {
 /// The slots that take memory but the inputs: those that live throughout, and the others.
 fn slots(plan: &Plan, lives: &[Vec<SlotLives>]) -> (Vec<SlotId>, Vec<SlotId>) {
     let (given, mut found) = (plan.feed.given(), (vec![], vec![]));
+    // A stage with fewer layers than another has no use for the slots of the others.
+    let staged = plan.programs.len() > 1;
     for (t, (tensor, lives)) in (0..).zip(plan.tensors.iter().zip(lives)) {
         if given.contains(&t) || !is_used(lives) {
             continue;
         }
         for (slot, own) in (0..).zip(lives) {
             match tensor.kind.persists() || plan.feed.stays(t) {
+                true if staged && own.lives.is_empty() => {}
                 true => found.0.push(SlotId { tensor: t, slot }),
                 false if own.lives.is_empty() => {}
                 false => found.1.push(SlotId { tensor: t, slot }),

@@ -1,0 +1,298 @@
+//! Several programs: a walker for the ranks of each, and what passes between them.
+//!
+//! A walker goes on until its crew needs something of another ([`Crews`]). A crossing sets off when its last
+//! member has started, by the same rules as within a program; its ends are stamped where later ops find them.
+
+use super::act::{Acts, PROVENANCES, RECV, SEND, ctas, numbers, port, sent};
+use super::walk::{Held, Stamp, Walker, stretched};
+use super::{Effort, Found, Machine, picoseconds};
+use crate::collective::LinkTime;
+use crate::error::Result;
+use crate::fold::Fold;
+use crate::plan::crew::{Crews, PostId, Watch};
+use crate::plan::link::{AtomTable, Atoms};
+use crate::plan::*;
+use crate::timeline::Usage;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// Costs a plan of several programs.
+pub fn run(
+    plan: &Plan,
+    machine: Machine,
+    fold: &Fold,
+    effort: Effort,
+    crews: &Crews,
+    atoms: &Rc<AtomTable>,
+) -> Result<Found> {
+    let parts = parts(plan, fold);
+    let mut walkers = Vec::with_capacity(parts.len());
+    for part in &parts {
+        walkers.push(Walker::new(plan, machine, part, effort, true, atoms.clone())?);
+    }
+    let mut across = Across {
+        plan,
+        atoms,
+        at: places(plan, fold),
+        acts: Acts::new(plan, machine, fold),
+        machine,
+        host_launch: picoseconds(machine.stack.host_launch.value),
+        walkers,
+        posts: vec![],
+        extra: vec![Usage::default(); fold.representatives.len()],
+    };
+    crews.run(&mut across)?;
+    Ok(across.found())
+}
+
+/// The classes of each program, as folds of their own.
+fn parts(plan: &Plan, fold: &Fold) -> Vec<Fold> {
+    let none = || Fold { representatives: vec![], multiplicity: vec![], class_of: vec![NOBODY; fold.class_of.len()] };
+    let mut parts: Vec<Fold> = plan.programs.iter().map(|_| none()).collect();
+    let at = places(plan, fold);
+    for (&rank, &multiplicity) in fold.representatives.iter().zip(&fold.multiplicity) {
+        let part = &mut parts[plan.program_of(rank) as usize];
+        part.representatives.push(rank);
+        part.multiplicity.push(multiplicity);
+    }
+    for (rank, &class) in fold.class_of.iter().enumerate() {
+        let place = at[class as usize];
+        parts[place.crew].class_of[rank] = place.class as u32;
+    }
+    parts
+}
+
+/// A rank of another program has no class here.
+const NOBODY: u32 = u32::MAX;
+
+/// A class: its crew, and its number there.
+#[derive(Debug, Clone, Copy)]
+struct PlaceOf {
+    crew: usize,
+    class: usize,
+}
+
+fn places(plan: &Plan, fold: &Fold) -> Vec<PlaceOf> {
+    let mut counts = vec![0; plan.programs.len()];
+    let place = |&rank: &u32| {
+        let crew = plan.program_of(rank) as usize;
+        counts[crew] += 1;
+        PlaceOf { crew, class: counts[crew] - 1 }
+    };
+    fold.representatives.iter().map(place).collect()
+}
+
+/// A crossing of a crew, class after class.
+struct Posted<'p> {
+    crew: usize,
+    op: &'p Op,
+    lane: u16,
+    reads: Vec<Atoms>,
+    writes: Vec<Atoms>,
+    starts: Vec<Stamp>,
+    ends: Vec<u64>,
+}
+
+struct Across<'p> {
+    plan: &'p Plan,
+    atoms: &'p AtomTable,
+    /// Where each class of the whole fold is.
+    at: Vec<PlaceOf>,
+    /// Of all classes.
+    acts: Acts<'p>,
+    machine: Machine<'p>,
+    host_launch: u64,
+    walkers: Vec<Walker<'p>>,
+    posts: Vec<Posted<'p>>,
+    /// What crossings count, by class of the whole fold.
+    extra: Vec<Usage>,
+}
+
+impl<'p> Watch<'p> for Across<'p> {
+    fn local(&mut self, crew: usize, ops: &'p [Op]) -> Result<()> {
+        self.walkers[crew].run_ops(ops)
+    }
+
+    fn call(&mut self, crew: usize, op: &'p Op) -> Result<()> {
+        let OpKind::Call { block, args, repeat } = &op.kind else { return Ok(()) };
+        self.walkers[crew].call(*block, args, *repeat, &vec![])
+    }
+
+    fn post(&mut self, _: PostId, crew: usize, op: &'p Op) -> Result<()> {
+        let (reads, writes) = op.bufs();
+        let atoms = |bufs: &[Buf]| bufs.iter().map(|b| self.atoms.place(self.plan, *b, &[]).atoms).collect();
+        let (reads, writes, lane): (Vec<Atoms>, Vec<Atoms>, u16) =
+            (atoms(&reads), atoms(&writes), op.lane.unwrap_or(0));
+        let host_lane = self.plan.lanes.len() as u16;
+        let walker = &mut self.walkers[crew];
+        let n = walker.classes;
+        let mut starts: Vec<Stamp> = walker.stamps.lanes[lane as usize * n..][..n].to_vec();
+        for atom in reads.iter().chain(&writes).flat_map(|a| a.iter()) {
+            raise(&mut starts, &walker.stamps.written[atom as usize * n..][..n]);
+        }
+        for atom in writes.iter().flat_map(|a| a.iter()) {
+            raise(&mut starts, &walker.stamps.read[atom as usize * n..][..n]);
+        }
+        for (start, host) in starts.iter_mut().zip(&mut walker.host) {
+            *host += self.host_launch;
+            if *host > start.ps() {
+                *start = Stamp::new(*host, host_lane);
+            }
+        }
+        let ends = vec![0; n];
+        self.posts.push(Posted { crew, op, lane, reads, writes, starts, ends });
+        Ok(())
+    }
+
+    fn start(&mut self, post: PostId, after: &[PostId]) -> Result<()> {
+        let (before, rest) = self.posts.split_at_mut(post);
+        for &earlier in after {
+            let earlier = &before[earlier];
+            for (start, &end) in rest[0].starts.iter_mut().zip(&earlier.ends) {
+                *start = (*start).max(Stamp::new(end, earlier.lane));
+            }
+        }
+        rest[0].ends = rest[0].starts.iter().map(|s| s.ps()).collect();
+        Ok(())
+    }
+
+    fn meet(&mut self, send: (PostId, u16), recv: (PostId, u16)) -> Result<()> {
+        let (crew, lane) = (self.posts[send.0].crew, self.posts[send.0].lane);
+        let OpKind::Transfer { legs, .. } = &self.posts[send.0].op.kind else { return Ok(()) };
+        let leg = legs[send.1 as usize];
+        let (elems, dtype) = self.size(leg.buf);
+        let bytes = elems * dtype.size();
+        let hops = self.acts.hops(lane, leg.by, bytes);
+        for (global, from) in self.classes_of(crew) {
+            let hop = hops[global];
+            let to = self.at[self.acts.class_of(hop.peer) as usize];
+            let ends = [(send.0, from, port(hop.tier, SEND)), (recv.0, to.class, port(hop.tier, RECV))];
+            self.arrive(&hop.time, &ends);
+            let (extra, s) = (&mut self.extra[global], hop.time.total().value());
+            count(extra, self.plan, lane, &hop.time, s);
+            match hop.tier {
+                crate::cluster::Tier::ScaleOut => extra.bytes_scale_out += bytes as f64,
+                _ => extra.bytes_scale_up += bytes as f64,
+            }
+        }
+        Ok(())
+    }
+
+    fn gather(&mut self, posts: &[PostId]) -> Result<()> {
+        let (op, lane) = (self.posts[posts[0]].op, self.posts[posts[0]].lane);
+        let OpKind::Collective { kind, src, dst, wire, .. } = &op.kind else { return Ok(()) };
+        let bytes = self.size(*src).0.max(self.size(*dst).0) * wire.size();
+        let gangs = self.acts.gangs(lane);
+        let mut met: BTreeSet<&[u32]> = BTreeSet::new();
+        for &post in posts {
+            for (global, _) in self.classes_of(self.posts[post].crew) {
+                let gang = &*gangs[global];
+                let time = self.acts.link(*kind, lane, gang, bytes);
+                let (extra, s) = (&mut self.extra[global], time.total().value());
+                count(extra, self.plan, lane, &time, s);
+                let [up, out] = sent(*kind, gang, bytes as f64);
+                extra.bytes_scale_up += up;
+                extra.bytes_scale_out += out;
+                if met.insert(&gang.classes) {
+                    let ends: Vec<(PostId, usize, u8)> =
+                        gang.classes.iter().map(|&c| self.part(posts, c, &gang.members)).collect();
+                    self.arrive(&time, &ends);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, post: PostId) -> Result<()> {
+        let post = &self.posts[post];
+        let (walker, lane) = (&mut self.walkers[post.crew], post.lane);
+        let n = walker.classes;
+        let ends: Vec<Stamp> = post.ends.iter().map(|&end| Stamp::new(end, lane)).collect();
+        raise(&mut walker.stamps.lanes[lane as usize * n..][..n], &ends);
+        for atom in post.reads.iter().flat_map(|a| a.iter()) {
+            raise(&mut walker.stamps.read[atom as usize * n..][..n], &ends);
+        }
+        for atom in post.writes.iter().flat_map(|a| a.iter()) {
+            walker.stamps.written[atom as usize * n..][..n].copy_from_slice(&ends);
+        }
+        let amount = match &post.op.kind {
+            OpKind::Transfer { engine, .. } | OpKind::Collective { engine, .. } => u32::from(ctas(*engine)),
+            _ => 0,
+        };
+        for (state, (start, &to)) in walker.state.iter_mut().zip(post.starts.iter().zip(&post.ends)) {
+            if amount > 0 && to > start.ps() {
+                state.sms.push(Held { from: start.ps(), to, amount });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Across<'_> {
+    /// Classes of a crew: their numbers in the whole fold and in the crew.
+    fn classes_of(&self, crew: usize) -> Vec<(usize, usize)> {
+        let own = self.at.iter().enumerate().filter(|(_, at)| at.crew == crew);
+        own.map(|(global, at)| (global, at.class)).collect()
+    }
+
+    fn size(&self, buf: Buf) -> (u64, Dtype) {
+        let tensor = &self.plan.tensors[buf.tensor() as usize];
+        let rows = buf.rows.map_or(tensor.rows(), |rows| rows[1] - rows[0]);
+        (rows * tensor.row_len(), tensor.dtype)
+    }
+
+    /// The part of a class in a collective: its crossing, its number in its crew, and the ports it uses.
+    fn part(&self, posts: &[PostId], class: u32, members: &[u32]) -> (PostId, usize, u8) {
+        let at = self.at[class as usize];
+        let post = posts.iter().find(|&&post| self.posts[post].crew == at.crew);
+        let rank = self.acts.representative(class);
+        let tiers = members.iter().map(|&m| self.machine.cluster.tier(rank, m));
+        let ports = tiers.fold(0, |bits, tier| bits | port(tier, SEND | RECV));
+        (*post.expect("every crew of a gang takes part"), at.class, ports)
+    }
+
+    /// Bytes set off when the last of `ends` (crossing, class, ports) has started, as in a walk.
+    fn arrive(&mut self, time: &LinkTime, ends: &[(PostId, usize, u8)]) {
+        let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
+        let ready = ends.iter().map(|&(post, class, _)| self.posts[post].starts[class].ps()).max().unwrap_or(0);
+        let mut longest = transfer;
+        for &(post, class, ports) in ends {
+            let state = &mut self.walkers[self.posts[post].crew].state[class];
+            for port in numbers(ports) {
+                let shared = |k: u32| 1.0 / f64::from(k + 1);
+                longest = longest.max(stretched(&mut state.ports[port], ready, transfer, shared));
+            }
+        }
+        for &(post, class, ports) in ends {
+            let state = &mut self.walkers[self.posts[post].crew].state[class];
+            for port in numbers(ports) {
+                state.ports[port].push(Held { from: ready, to: ready + longest, amount: 1 });
+            }
+            let end = &mut self.posts[post].ends[class];
+            *end = (*end).max(ready + latency + longest);
+        }
+    }
+
+    fn found(self) -> Found {
+        let end = self.walkers.iter().map(Walker::end).max().unwrap_or(0);
+        let found: Vec<Found> = self.walkers.into_iter().map(|walker| walker.found(end)).collect();
+        let usages = self.at.iter().zip(&self.extra).map(|(at, extra)| {
+            let mut usage = found[at.crew].usages[at.class].clone();
+            usage.add(extra, 1.0);
+            usage
+        });
+        Found { end, usages: usages.collect(), spans: vec![vec![]; self.at.len()] }
+    }
+}
+
+/// Notes that a class communicates on `lane` for `s` seconds.
+fn count(usage: &mut Usage, plan: &Plan, lane: u16, time: &LinkTime, s: f64) {
+    if let Lane::Comm(group, _) = &plan.lanes[lane as usize] {
+        *usage.comm.entry(group.charged_axis()).or_default() += s;
+    }
+    *usage.by_provenance.entry(PROVENANCES[time.provenance as usize]).or_default() += s;
+}
+
+fn raise(at: &mut [Stamp], to: &[Stamp]) {
+    at.iter_mut().zip(to).for_each(|(at, &to)| *at = (*at).max(to));
+}

@@ -1,0 +1,247 @@
+//! Pipeline parallelism: 1F1B (PipeDream-Flush, arXiv:2006.09503) and its interleaved form, in which a rank
+//! has several stretches of layers, its *chunks* (Megatron-LM, arXiv:2104.04473, section 2.2).
+//!
+//! ```text
+//! stage s   warm-up: w forwards | steady: 1 forward, 1 backward, .. | cool-down: w backwards
+//! w = p-1-s, or 2(p-1-s) + (v-1)p interleaved, and never more than there are forwards
+//! ```
+//! Virtual stage c*p + s is chunk c of stage s. What a stage receives next is asked for one unit ahead, and
+//! what it has computed is sent while the next unit runs: sending and receiving are decoupled from compute
+//! (MegaScale, arXiv:2402.15627, section 3.2), for lanes give that by themselves. Transfers are the work of
+//! NICs and copy engines here: the one or two SMs that a waiting NCCL kernel sits on are not counted.
+
+use crate::plan::{Axis, Group};
+use std::collections::{BTreeMap, VecDeque};
+
+/// One microbatch through one chunk, forward or backward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Unit {
+    pub forward: bool,
+    pub chunk: u32,
+    pub microbatch: u32,
+}
+
+/// What a stage does, in program order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    /// Asks for the input of a forward unit into a slot of inputs, or for the gradient of a backward unit's
+    /// output into a pair of gradients.
+    Receive { unit: Unit, slot: u32 },
+    /// Runs a unit with its slots of inputs and of kept activations, into one of two outputs.
+    Forward { unit: Unit, input: u32, kept: u32, output: u32 },
+    /// Layers write the two gradients of a pair by turns.
+    Backward { unit: Unit, input: u32, kept: u32, gradient: u32 },
+}
+
+/// How a model is cut into stages, and how many microbatches pass through.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pipeline {
+    pub stages: u32,
+    pub chunks: u32,
+    pub microbatches: u32,
+    /// Layers of each virtual stage.
+    pub layers: Vec<u32>,
+}
+
+/// Slots that are taken and given back, those longest free first.
+#[derive(Default)]
+struct Slots {
+    free: VecDeque<u32>,
+    count: u32,
+}
+
+impl Slots {
+    fn take(&mut self) -> u32 {
+        self.free.pop_front().unwrap_or_else(|| {
+            self.count += 1;
+            self.count - 1
+        })
+    }
+
+    fn give_back(&mut self, slot: u32) {
+        self.free.push_back(slot);
+    }
+}
+
+/// The acts of one stage, and how many slots they need.
+pub struct Flow {
+    pub acts: Vec<Act>,
+    pub inputs: u32,
+    pub kept: u32,
+    /// Pairs.
+    pub gradients: u32,
+}
+
+impl Pipeline {
+    pub fn is_first(&self, stage: u32, chunk: u32) -> bool {
+        stage == 0 && chunk == 0
+    }
+
+    pub fn is_last(&self, stage: u32, chunk: u32) -> bool {
+        stage + 1 == self.stages && chunk + 1 == self.chunks
+    }
+
+    /// Layers of a chunk of a stage.
+    pub fn layers_of(&self, stage: u32, chunk: u32) -> u32 {
+        self.layers[(chunk * self.stages + stage) as usize]
+    }
+
+    /// Where a chunk's layers begin among those of its stage.
+    pub fn offset(&self, stage: u32, chunk: u32) -> u32 {
+        (0..chunk).map(|c| self.layers_of(stage, c)).sum()
+    }
+
+    /// Layers of a stage.
+    pub fn held(&self, stage: u32) -> u32 {
+        self.offset(stage, self.chunks)
+    }
+
+    /// The stage that has a layer, and its place among that stage's.
+    pub fn home(&self, layer: u32) -> (u32, u32) {
+        let mut first = 0;
+        for (at, &count) in (0..).zip(&self.layers) {
+            if layer < first + count {
+                let (stage, chunk) = (at % self.stages, at / self.stages);
+                return (stage, self.offset(stage, chunk) + layer - first);
+            }
+            first += count;
+        }
+        unreachable!("every layer is in a stage")
+    }
+
+    /// Forward units before the first backward unit.
+    fn warm_up(&self, stage: u32) -> u32 {
+        let after = self.stages - 1 - stage;
+        let all = self.microbatches * self.chunks;
+        all.min(if self.chunks == 1 { after } else { 2 * after + (self.chunks - 1) * self.stages })
+    }
+
+    /// The k-th forward or backward unit: p microbatches go through a chunk before the next p, or the next
+    /// chunk, do.
+    fn unit(&self, forward: bool, k: u32) -> Unit {
+        if self.chunks == 1 {
+            return Unit { forward, chunk: 0, microbatch: k };
+        }
+        let (p, v) = (self.stages, self.chunks);
+        let (group, within) = (k / (p * v), k % (p * v));
+        let chunk = within / p;
+        let chunk = if forward { chunk } else { v - 1 - chunk };
+        Unit { forward, chunk, microbatch: group * p + within % p }
+    }
+
+    /// The units of a stage in their order.
+    pub fn schedule(&self, stage: u32) -> Vec<Unit> {
+        let (all, warm) = (self.microbatches * self.chunks, self.warm_up(stage));
+        let mut units: Vec<Unit> = (0..warm).map(|k| self.unit(true, k)).collect();
+        for k in 0..all {
+            units.extend((warm + k < all).then(|| self.unit(true, warm + k)));
+            units.push(self.unit(false, k));
+        }
+        units
+    }
+
+    /// Whether a unit's input comes from another stage.
+    fn receives(&self, stage: u32, unit: Unit) -> bool {
+        if unit.forward { !self.is_first(stage, unit.chunk) } else { !self.is_last(stage, unit.chunk) }
+    }
+
+    /// The acts of a stage: the schedule with what it asks for, one unit of each direction ahead.
+    pub fn flow(&self, stage: u32) -> Flow {
+        let units = self.schedule(stage);
+        let mut acts = vec![];
+        let (mut inputs, mut kept, mut gradients) = (Slots::default(), Slots::default(), Slots::default());
+        let mut held: BTreeMap<(u32, u32), (u32, u32)> = BTreeMap::new();
+        let mut asked: BTreeMap<Unit, u32> = BTreeMap::new();
+        let mut turn = 0;
+        for (u, &unit) in units.iter().enumerate() {
+            // The unit itself, the one behind it, and the next of its direction.
+            let next = units[u + 1..].iter().position(|other| other.forward == unit.forward).map(|at| u + 1 + at);
+            for ahead in [Some(u), Some(u + 1).filter(|&a| a < units.len()), next].into_iter().flatten() {
+                let unit = units[ahead];
+                if !asked.contains_key(&unit) && self.receives(stage, unit) {
+                    let slot = if unit.forward { inputs.take() } else { gradients.take() };
+                    asked.insert(unit, slot);
+                    acts.push(Act::Receive { unit, slot });
+                }
+            }
+            let (key, slot) = ((unit.chunk, unit.microbatch), asked.remove(&unit));
+            if unit.forward {
+                let (input, slot) = (slot.unwrap_or_else(|| inputs.take()), kept.take());
+                held.insert(key, (input, slot));
+                acts.push(Act::Forward { unit, input, kept: slot, output: turn });
+                turn = 1 - turn;
+            } else {
+                let ((input, kept_in), gradient) = (held[&key], slot.unwrap_or_else(|| gradients.take()));
+                acts.push(Act::Backward { unit, input, kept: kept_in, gradient });
+                inputs.give_back(input);
+                kept.give_back(kept_in);
+                gradients.give_back(gradient);
+            }
+        }
+        Flow { acts, inputs: inputs.count, kept: kept.count, gradients: gradients.count }
+    }
+
+    /// The ranks at both ends of the link from `stage` to the next, among other links that share no rank with
+    /// it: every pair is a communicator of its own.
+    pub fn link(&self, stage: u32) -> Group {
+        let p = self.stages;
+        let links = if self.chunks > 1 { p } else { p - 1 };
+        let colour = |s: u32| if s + 1 == p && p % 2 == 1 { 2 } else { s % 2 };
+        let sets = (0..links).filter(|&s| colour(s) == colour(stage)).map(|s| vec![s, (s + 1) % p]).collect();
+        Group::subset(Axis::Pp, sets)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pipeline(stages: u32, chunks: u32, microbatches: u32) -> Pipeline {
+        let layers = vec![1; (stages * chunks) as usize];
+        Pipeline { stages, chunks, microbatches, layers }
+    }
+
+    #[test]
+    fn every_unit_runs_once_and_backward_after_forward() {
+        for (p, v, m) in [(1, 1, 3), (2, 1, 1), (4, 1, 8), (5, 1, 3), (2, 2, 4), (4, 3, 8), (3, 2, 3)] {
+            let pipe = pipeline(p, v, m);
+            for stage in 0..p {
+                let units = pipe.schedule(stage);
+                let mut sorted = units.clone();
+                sorted.sort();
+                sorted.dedup();
+                assert_eq!((units.len(), sorted.len()), (2 * (v * m) as usize, 2 * (v * m) as usize));
+                for (at, unit) in units.iter().enumerate().filter(|(_, u)| !u.forward) {
+                    assert!(units[..at].contains(&Unit { forward: true, ..*unit }), "stage {stage}: {unit:?}");
+                }
+            }
+        }
+    }
+
+    /// Megatron-LM, arXiv:2104.04473: at most p microbatches in flight, on the first stage; and interleaved
+    /// the activations of (1 + (p-1)/(p v)) p microbatches of a whole stage.
+    #[test]
+    fn microbatches_in_flight() {
+        for (p, m) in [(1, 1), (4, 2), (4, 16), (8, 32)] {
+            let pipe = pipeline(p, 1, m);
+            let kept: Vec<u32> = (0..p).map(|s| pipe.flow(s).kept).collect();
+            assert_eq!(kept, (0..p).map(|s| m.min(p - s)).collect::<Vec<u32>>());
+        }
+        for (p, v, m) in [(4, 2, 16), (8, 3, 32)] {
+            assert_eq!(pipeline(p, v, m).flow(0).kept, p * v + p - 1);
+        }
+    }
+
+    #[test]
+    fn the_links_of_a_group_share_no_stage() {
+        for (p, v) in [(2, 1), (2, 2), (3, 1), (3, 2), (7, 2), (8, 2), (38, 1)] {
+            let pipe = pipeline(p, v, p);
+            let views = [crate::plan::Mesh::new(&[(Axis::Pp, p)])];
+            for stage in 0..if v > 1 { p } else { p - 1 } {
+                let link = pipe.link(stage);
+                assert_eq!(link.fault(&views), None, "p {p} v {v}");
+                assert_eq!(link.neighbour(&views, stage, 1), (stage + 1) % p);
+            }
+        }
+    }
+}
