@@ -153,7 +153,7 @@ struct Case {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    let ranks = (1..=3u32, 1..=5u32, prop::sample::select(vec![1u32, 2, 4, 8]), 0..2u32, any::<bool>());
+    let ranks = (1..=3u32, 1..=5u32, prop::sample::select(vec![1u32, 2, 4, 8]), 0..4u32, any::<bool>());
     let shape = (1..=14u64, prop::sample::select(vec![1u64, 2, 4, 8]), any::<bool>());
     let load = (1..=6u64, 1..=2u64, 1..=9u64);
     let machine = (any::<bool>(), any::<prop::sample::Index>(), 0.0..4.0f64, -7.0..-3.0f64);

@@ -586,3 +586,25 @@ fn a_stage_keeps_the_microbatches_in_flight() {
         }
     }
 }
+
+/// arXiv:1910.02054, section 5 and 7: stage 2 keeps 1/W of the gradients, stage 3 of the weights too; what a
+/// rank sends a microbatch is each gradient once, and with stage 3 each layer's weights twice.
+#[test]
+fn zero_two_and_three_share_gradients_and_weights() {
+    let m = model(3, 4, false);
+    let layers = 3 * (H * (2 * A * D + 2 * 4 * D) + 3 * H * F + 2 * H);
+    let ends = H + 2 * V * H;
+    for (w, zero, batches) in [(4, 2, 1), (4, 2, 3), (8, 3, 1), (8, 3, 3)] {
+        let par = Parallelism { zero, ..way(w, 1, 1) };
+        let plan = plans::plan(&m, &par, &work(&par, 64, 1, batches), SM);
+        let (all, share) = (layers + ends, u64::from(w));
+        assert_eq!(kind_bytes(&plan, TensorKind::Param), 2 * all / if zero == 3 { share } else { 1 });
+        assert_eq!(kind_bytes(&plan, TensorKind::Grad), 4 * all / share + 4, "and the loss");
+        assert_eq!(kind_bytes(&plan, TensorKind::OptState), 12 * all / share);
+        let usage = cost(&plan, Host::of(&plan, 1.0).machine(), Effort::SUMS).unwrap().mean();
+        let once = (f64::from(w) - 1.0) / f64::from(w);
+        // Weights of 2 bytes: once a step, or in every microbatch twice a layer, once embedding and head.
+        let weights = if zero == 3 { batches * (2 * 2 * layers + 2 * ends) } else { 2 * all };
+        assert!(close(usage.bytes_scale_up, once * (batches * 4 * all + weights + 2 * 4) as f64), "W {w} ZeRO {zero}");
+    }
+}

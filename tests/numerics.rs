@@ -358,6 +358,21 @@ fn ring_words(draws: &[usize], par: Parallelism) -> Parallelism {
 }
 
 #[test]
+fn gradients_and_weights_in_shares() {
+    for (zero, words) in [(2, ""), (2, "no-prefetch"), (3, ""), (3, "no-prefetch")] {
+        for (layers, microbatches, dp, ring, recompute, tie) in [
+            (1, 1, 2, 1, Recompute::None, false),
+            (2, 3, 3, 1, Recompute::None, true),
+            (3, 1, 1, 2, Recompute::Full, false),
+            (5, 2, 2, 2, Recompute::Full, true),
+        ] {
+            let par = Parallelism { dp, ring, zero, recompute, options: words.parse().unwrap(), ..case().par };
+            holds(&Case { layers, microbatches, tie, par, ..case() }, 1e-10);
+        }
+    }
+}
+
+#[test]
 fn a_pipeline_of_stages() {
     for (pp, vp, layers, microbatches, zero, recompute, tie) in [
         (2, 1, 2, 1, 0, Recompute::None, false),
@@ -397,7 +412,7 @@ fn cases() -> impl Strategy<Value = Case> {
     // The degree of tensor parallelism, and without sequence parallelism.
     let tensor = prop_oneof![3 => Just((1, false)), 1 => Just((2, false)), 1 => Just((3, false)), 1 => Just((2, true))];
     let draws = prop::collection::vec(0usize..60, RING_WORDS.len());
-    let par = (1u32..=2, 1u32..=5, 0usize..4, 0u32..=1, any::<bool>(), draws, tensor);
+    let par = (1u32..=2, 1u32..=5, 0usize..4, 0u32..=3, any::<bool>(), draws, tensor);
     let par = par.prop_map(|(dp, ring, u, zero, full, draws, (tp, whole))| {
         let recompute = if full { Recompute::Full } else { Recompute::None };
         let par = Parallelism { dp, ring, ulysses: [1, 2, 3, 4][u], zero, recompute, ..Parallelism::default() };
@@ -437,7 +452,7 @@ fn cases() -> impl Strategy<Value = Case> {
         .prop_map(|(case, (pp, vp))| Case {
             layers: case.layers * u64::from(pp * vp),
             microbatches: case.microbatches * if vp > 1 { u64::from(pp) } else { 1 },
-            par: Parallelism { pp, vp, ..case.par },
+            par: Parallelism { pp, vp, zero: if pp > 1 { case.par.zero % 2 } else { case.par.zero }, ..case.par },
             ..case
         })
         .prop_filter("feasible", feasible)

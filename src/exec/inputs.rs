@@ -5,7 +5,7 @@ use super::arena::{Arena, Data};
 use super::attention_io;
 use crate::plan::link::{AtomTable, Place};
 use crate::plan::memory::SlotId;
-use crate::plan::{AttentionFeed, Axis, Buf, Dtype, Feed, Inputs, Param, Plan, Shard, TensorId, TensorRef};
+use crate::plan::{AttentionFeed, Axis, Buf, Dtype, Feed, Inputs, Master, Param, Plan, Shard, TensorId, TensorRef};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHasher;
@@ -101,14 +101,14 @@ pub fn fill(plan: &Plan, atoms: &AtomTable, rank: u32, seed: u64, shared: &atten
             put(arena, &place, &vec![0.0; tensor.elems() as usize], tensor.dtype);
         }
     }
-    for param in plan.params.iter().filter(|p| has(plan, p, rank)) {
+    let own = plan.params.iter().filter(|p| has(plan, p, rank));
+    let (cut, whole): (Vec<&Param>, Vec<&Param>) = own.partition(|p| master_of(plan, p).is_some_and(|m| m.shared));
+    for param in whole {
         let named = Buf { of: TensorRef::Tensor(param.weight), slot: param.slot, rows: Some(param.rows) };
         let place = atoms.place(plan, named, &[]);
-        let whole = weight(plan, param, seed);
-        let own: Vec<f64> =
-            places(plan, param, rank).iter().map(|at| at.map_or(0.0, |at| whole[at as usize])).collect();
-        put(arena, &place, &own, plan.tensors[param.weight as usize].dtype);
+        put(arena, &place, &own_part(plan, param, rank, seed), plan.tensors[param.weight as usize].dtype);
     }
+    fill_shares(plan, atoms, rank, seed, &cut, arena);
     fill_masters(plan, atoms, rank, arena);
     match &plan.feed {
         Feed::Tokens(inputs) => fill_tokens(plan, inputs, atoms, rank, seed, arena),
@@ -147,6 +147,38 @@ fn fill_tensors(
     }
 }
 
+/// What a rank has of a weight that may be cut.
+fn own_part(plan: &Plan, param: &Param, rank: u32, seed: u64) -> Vec<f64> {
+    let whole = weight(plan, param, seed);
+    places(plan, param, rank).iter().map(|at| at.map_or(0.0, |at| whole[at as usize])).collect()
+}
+
+/// The master copy of the tensor that a weight is in.
+fn master_of<'p>(plan: &'p Plan, param: &Param) -> Option<&'p Master> {
+    plan.masters.iter().find(|m| m.weight == param.weight)
+}
+
+/// This rank's parts of weights that nobody keeps whole.
+fn fill_shares(plan: &Plan, atoms: &AtomTable, rank: u32, seed: u64, params: &[&Param], arena: &mut Arena) {
+    let mut slots: BTreeMap<(TensorId, u32), Vec<f64>> = BTreeMap::new();
+    for param in params {
+        let tensor = &plan.tensors[param.weight as usize];
+        let group = master_of(plan, param).and_then(|m| m.group.as_ref()).expect("what is shared has a group");
+        let whole = tensor.elems() * u64::from(group.size(&plan.views));
+        let slot = slots.entry((param.weight, param.slot)).or_insert_with(|| vec![0.0; whole as usize]);
+        let values = own_part(plan, param, rank, seed);
+        slot[param.rows[0] as usize..param.rows[1] as usize].copy_from_slice(&values);
+    }
+    for ((tensor, s), whole) in slots {
+        let share = plan.tensors[tensor as usize].elems() as usize;
+        let group = plan.masters.iter().find(|m| m.weight == tensor).and_then(|m| m.group.as_ref());
+        let members = group.map_or(vec![rank], |g| g.members(&plan.views, rank));
+        let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
+        let part = &whole[here * share..(here + 1) * share];
+        put(arena, &slot(plan, atoms, tensor, s), part, plan.tensors[tensor as usize].dtype);
+    }
+}
+
 /// Master copies start as the weights they are copies of, or as this rank's share of them.
 fn fill_masters(plan: &Plan, atoms: &AtomTable, rank: u32, arena: &mut Arena) {
     for master in &plan.masters {
@@ -155,6 +187,7 @@ fn fill_masters(plan: &Plan, atoms: &AtomTable, rank: u32, arena: &mut Arena) {
         for s in slots {
             let values = arena.read(&arena.whole(&slot(plan, atoms, master.weight, s))).to_f64();
             let share = match &master.group {
+                _ if master.shared => &values[..],
                 None => &values[..],
                 Some(group) => {
                     let members = group.members(&plan.views, rank);

@@ -51,7 +51,8 @@ pub fn gather(plan: &Plan, lines: &[Line], hub: &Hub, done: Vec<Done>) -> Result
     let loss = plan.feed.tokens().and_then(|inputs| loss_of(inputs.loss)).map_or(f64::NAN, |v| v[0]);
     let (mut grads, mut weights) = (BTreeMap::new(), BTreeMap::new());
     for p in &plan.params {
-        if let Some(whole) = assemble(plan, p, |rank| kept(rank, p.weight, p.slot)) {
+        let weight = |rank| whole(plan, &done, rank, p.weight, p.slot).or_else(|| kept(rank, p.weight, p.slot));
+        if let Some(whole) = assemble(plan, p, weight) {
             weights.insert(p.name.clone(), whole);
         }
         let grad = |rank| shares(plan, &done, rank, p.weight, p.slot).or_else(|| kept(rank, p.grad, p.slot));
@@ -90,6 +91,15 @@ fn assemble(plan: &Plan, param: &Param, flat: impl Fn(u32) -> Option<Vec<f64>>) 
         }
     }
     Some(whole)
+}
+
+/// A weight that nobody has whole.
+fn whole(plan: &Plan, done: &[Done], rank: u32, weight: TensorId, slot: u32) -> Option<Vec<f64>> {
+    let master = plan.masters.iter().find(|m| m.weight == weight && m.shared)?;
+    let members = master.group.as_ref()?.members(&plan.views, rank);
+    let at = SlotId { tensor: weight, slot };
+    let parts = members.iter().map(|&m| done[m as usize].kept.get(&at).map(|d| d.to_f64()));
+    Some(parts.collect::<Option<Vec<_>>>()?.concat())
 }
 
 /// A summed gradient that the ranks which hold the same weights as `rank` have in shares.

@@ -101,6 +101,9 @@ pub struct Master {
     pub grad_share: TensorId,
     /// The ranks that share the tensor in equal parts, in group order; none: everyone has all of it.
     pub group: Option<Group>,
+    /// The weight tensor itself holds only a rank's part; rows of weights are those of the parts put together.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
 }
 
 /// How tokens reach the ranks. Sequence (microbatch * dp + dp coordinate) * batch + b of the global

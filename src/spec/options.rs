@@ -86,6 +86,8 @@ pub struct Options {
     pub pad_heads: bool,
     /// The first and the last stage of a pipeline have one layer less, beside embedding and head, as Llama-3 has.
     pub short_ends: bool,
+    /// ZeRO 2 and 3 have room for one layer's whole weights and gradient, not for the next one's beside it.
+    pub no_prefetch: bool,
 }
 
 /// A choice other than the default.
@@ -218,6 +220,12 @@ pub const WORDS: &[Word] = &[
         about: "pipeline: the first and the last stage have one layer less than the others",
         set: |o| o.short_ends = true,
         is_set: |o| o.short_ends,
+    },
+    Word {
+        name: "no-prefetch",
+        about: "ZeRO 2 and 3: one layer's gathered weights and gradient at a time, none ahead or behind",
+        set: |o| o.no_prefetch = true,
+        is_set: |o| o.no_prefetch,
     },
 ];
 

@@ -1,6 +1,11 @@
 //! Data parallelism: gradients are summed over every rank that holds the same weights, which are the
-//! data and the sequence ranks alike. ZeRO stage 1 (arXiv:1910.02054) scatters the sum, lets each rank
-//! run Adam on its share, and gathers the new weights.
+//! data and the sequence ranks alike. ZeRO (Rajbhandari et al., arXiv:1910.02054) shares out among them
+//!
+//! 1. the optimizer state: the sum is scattered, each rank runs Adam on its share and gathers the new weights;
+//! 2. the gradients too: what a layer's backward pass adds up is scattered at once, in every microbatch, and
+//!    added to the share;
+//! 3. the weights too: a layer's are gathered before its forward and again before its backward pass, one layer
+//!    ahead of compute, as PyTorch's FSDP does (arXiv:2304.11277). A bucket is a layer.
 
 use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, Via};
 
@@ -15,8 +20,10 @@ pub struct FlatWeights {
     master: Option<Buf>,
     m: Buf,
     v: Buf,
-    /// The share of the new weights, sent to everyone.
+    /// The share of the new weights, sent to everyone; with ZeRO 3 all that a rank keeps of them.
     weight_share: Option<Buf>,
+    /// A sum of one microbatch, to be added to the share.
+    partial: Option<Buf>,
     /// Elements of a slot, padded to the ranks that share it.
     pub elems: u64,
     share: u64,
@@ -26,6 +33,8 @@ pub struct FlatWeights {
 pub struct DataParallel {
     pub ranks: u64,
     pub zero: u32,
+    /// A step has several microbatches.
+    pub accumulate: bool,
     pub dtype: Dtype,
     /// Of gradients and optimizer state.
     pub acc: Dtype,
@@ -56,22 +65,78 @@ impl DataParallel {
         self.zero >= 1 && self.ranks > 1
     }
 
-    /// Declares `slots` flat weights of `elems` elements, their gradients and their optimizer state.
-    pub fn weights(&self, b: &mut Builder, name: &str, elems: u64, slots: u32) -> FlatWeights {
+    /// Gradients are whole only while a layer's backward pass adds to them.
+    pub fn shares_gradients(&self) -> bool {
+        self.sharded() && self.zero >= 2
+    }
+
+    /// Weights are whole only while they are used.
+    pub fn shares_weights(&self) -> bool {
+        self.sharded() && self.zero >= 3
+    }
+
+    /// Whether sums of several microbatches are added up in the shares.
+    pub fn accumulates(&self) -> bool {
+        self.shares_gradients() && self.accumulate
+    }
+
+    /// Declares `slots` flat weights of `elems` elements, their gradients and their optimizer state. What is
+    /// whole only for a while has room for `whole` of them.
+    pub fn weights(&self, b: &mut Builder, name: &str, elems: u64, slots: u32, whole: u32) -> FlatWeights {
         let elems = elems.next_multiple_of(self.ranks);
         let share = if self.sharded() { elems / self.ranks } else { elems };
-        let mut flat =
-            |what: &str, elems, dtype, kind| b.tensor(&format!("{what}.{name}"), &[elems], dtype, kind, slots);
-        let weight = flat("w", elems, self.dtype, TensorKind::Param);
-        let grad = flat("g", elems, self.acc, TensorKind::Grad);
+        let mut some =
+            |what: &str, elems, dtype, kind, slots| b.tensor(&format!("{what}.{name}"), &[elems], dtype, kind, slots);
+        let weight = match self.shares_weights() {
+            true => some("w", elems, self.dtype, TensorKind::CommBuffer, whole),
+            false => some("w", elems, self.dtype, TensorKind::Param, slots),
+        };
+        let grad = match self.shares_gradients() {
+            true => some("g", elems, self.acc, TensorKind::Workspace, whole),
+            false => some("g", elems, self.acc, TensorKind::Grad, slots),
+        };
+        let partial = self.accumulates().then(|| some("g_part", share, self.acc, TensorKind::CommBuffer, slots.min(2)));
+        let mut flat = |what: &str, elems, dtype, kind| some(what, elems, dtype, kind, slots);
         let m = flat("adam_m", share, self.acc, TensorKind::OptState);
         let v = flat("adam_v", share, self.acc, TensorKind::OptState);
         let keeps_master = self.sharded() || self.dtype != self.acc;
         let master = keeps_master.then(|| flat("master", share, self.acc, TensorKind::OptState));
-        let mut comm = |what: &str, dtype| flat(what, share, dtype, TensorKind::CommBuffer);
-        let (grad_share, weight_share) =
-            if self.sharded() { (comm("g_share", self.acc), Some(comm("w_share", self.dtype))) } else { (grad, None) };
-        FlatWeights { weight, grad, grad_share, master, m, v, weight_share, elems, share }
+        let kept = |keeps, kind| if keeps { kind } else { TensorKind::CommBuffer };
+        let (grad_kind, weight_kind) =
+            (kept(self.shares_gradients(), TensorKind::Grad), kept(self.shares_weights(), TensorKind::Param));
+        let grad_share = if self.sharded() { flat("g_share", share, self.acc, grad_kind) } else { grad };
+        let weight_share = self.sharded().then(|| flat("w_share", share, self.dtype, weight_kind));
+        FlatWeights { weight, grad, grad_share, master, m, v, weight_share, partial, elems, share }
+    }
+
+    /// Where a rank keeps the weights: whole, or its share of them.
+    pub fn stored(&self, w: &FlatWeights) -> Buf {
+        w.weight_share.filter(|_| self.shares_weights()).unwrap_or(w.weight)
+    }
+
+    /// Makes a slot of weights whole.
+    pub fn gather(&self, b: &mut Builder, label: &str, share: Buf, whole: Buf) {
+        self.collective(b, label, CollectiveKind::AllGather, share, whole, self.dtype);
+    }
+
+    /// Begins a gradient that is whole only for a while.
+    pub fn clear(&self, b: &mut Builder, label: &str, w: &FlatWeights, grad: Buf) {
+        b.compute(label, Kernel::Fill { elems: w.elems }, &[], &[grad]);
+    }
+
+    /// The sums of all microbatches begin at zero.
+    pub fn clear_share(&self, b: &mut Builder, label: &str, w: &FlatWeights, share: Buf) {
+        b.compute(label, Kernel::Fill { elems: w.share }, &[], &[share]);
+    }
+
+    /// Adds the sum of a microbatch to the share.
+    pub fn add(&self, b: &mut Builder, label: &str, w: &FlatWeights, partial: Buf, share: Buf) {
+        b.compute(label, Kernel::Add { elems: w.share, trim: None }, &[share, partial], &[share]);
+    }
+
+    /// The buffer that receives the sum of one microbatch: the share itself where there is only one.
+    pub fn partial_of(&self, w: &FlatWeights) -> Buf {
+        w.partial.unwrap_or(w.grad_share)
     }
 
     /// What the executor needs to fill the master copies.
@@ -80,10 +145,11 @@ impl DataParallel {
         all.iter()
             .filter_map(|w| Some((w, w.master?)))
             .map(|(w, m)| Master {
-                weight: w.weight.tensor(),
+                weight: self.stored(w).tensor(),
                 master: m.tensor(),
                 grad_share: w.grad_share.tensor(),
                 group: group.clone(),
+                shared: self.shares_weights(),
             })
             .collect()
     }
@@ -116,7 +182,7 @@ impl DataParallel {
         }
         let reads = [at(w.grad_share), writes[0], writes[1], writes[2]];
         b.compute(&format!("adam.{label}"), kernel, &reads, &writes);
-        if let Some(share) = w.weight_share {
+        if let Some(share) = w.weight_share.filter(|_| !self.shares_weights()) {
             let (src, dst) = (at(share), at(w.weight));
             let label = format!("all_gather.{label}");
             self.collective(b, &label, CollectiveKind::AllGather, src, dst, self.dtype);

@@ -113,8 +113,15 @@ fn degrees(par: &Parallelism) -> Result<()> {
     if par.recompute == Recompute::Selective {
         return Err(Error::infeasible("recompute: selective is not in this version; use none or full"));
     }
-    if par.zero > 1 {
-        return Err(Error::infeasible(format!("zero: stage {} is not in this version; use 0 or 1", par.zero)));
+    if par.zero > 3 {
+        return Err(Error::infeasible(format!("zero: there is no stage {}; use 0, 1, 2 or 3", par.zero)));
+    }
+    if par.zero > 1 && par.pp > 1 {
+        let why = format!(
+            "zero: stage {} in a pipeline would scatter every gradient again for each microbatch in flight; use zero 1",
+            par.zero
+        );
+        return Err(Error::infeasible(why));
     }
     Ok(())
 }
@@ -142,6 +149,10 @@ fn options(par: &Parallelism) -> Result<()> {
         ("pad-heads", o.pad_heads, up > 1, "ulysses above 1"),
         ("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1"),
     ];
+    if o.no_prefetch && par.zero < 2 {
+        let why = format!("options: no-prefetch needs zero 2 or 3, not {}; leave it out", par.zero);
+        return Err(Error::infeasible(why));
+    }
     match needs.iter().find(|(_, said, fits, _)| *said && !fits) {
         None => ring_options(par),
         Some((word, _, _, what)) => {

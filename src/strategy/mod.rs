@@ -15,6 +15,7 @@ pub mod ring_burst;
 pub mod ring_follow;
 pub mod ring_merge;
 pub mod ring_reverse;
+mod sharded;
 mod stages;
 pub mod step;
 pub mod tensor;

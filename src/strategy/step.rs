@@ -80,6 +80,8 @@ pub(super) struct Step<'a> {
     pub(super) layer_fwd: BlockId,
     pub(super) layer_bwd: BlockId,
     pub(super) layer_bwd_last: BlockId,
+    /// With ZeRO 2 and 3: slots for what is whole only for a while.
+    pub(super) whole: u32,
     pub(super) microbatch: BlockId,
     pub(super) last_microbatch: BlockId,
 }
@@ -99,18 +101,27 @@ impl<'a> Step<'a> {
         let acc = layer.core.shape().acc;
         // Tensor-parallel ranks and stages hold different weights.
         let ranks = u64::from(par.ranks() / (par.tp * par.pp));
-        let dp = DataParallel { ranks, zero: par.zero, dtype: work.dtype, acc, engine: engines.collective };
-        let (n, rows, h, l) = (layer.tokens(), layer.residual_rows(), model.hidden, model.layers as u32);
         let microbatches = (work.global_batch / (u64::from(par.dp) * work.micro_batch)) as u32;
+        let dp = DataParallel {
+            ranks,
+            zero: par.zero,
+            accumulate: microbatches > 1,
+            dtype: work.dtype,
+            acc,
+            engine: engines.collective,
+        };
+        let (n, rows, h, l) = (layer.tokens(), layer.residual_rows(), model.hidden, model.layers as u32);
 
         let embedding = Embedding::new(&mut b, model, &layer);
         let end = Head::new(&mut b, model, &layer, work.global_batch * work.seq_len);
         let pipe =
             Pipeline { stages: par.pp, chunks: par.vp, microbatches, layers: feasible::layers_of_stages(model, par)? };
         let held = (0..pipe.stages).map(|stage| pipe.held(stage)).max().unwrap_or(l);
-        let layers = dp.weights(&mut b, "layers", layer.elems(), held);
-        let embed = dp.weights(&mut b, "embed", embedding.elems(), 1);
-        let head = dp.weights(&mut b, "head", end.elems(), 1);
+        // One in use, one on its way.
+        let whole = if par.options.no_prefetch { 1 } else { 2 };
+        let layers = dp.weights(&mut b, "layers", layer.elems(), held, whole);
+        let embed = dp.weights(&mut b, "embed", embedding.elems(), 1, 1);
+        let head = dp.weights(&mut b, "head", end.elems(), 1, 1);
         let mut act = |name, shape: &[u64], dtype, slots| b.tensor(name, shape, dtype, TensorKind::Activation, slots);
         let tokens = act("tokens", &[n], Dtype::U32, microbatches);
         let targets = act("targets", &[n], Dtype::U32, microbatches);
@@ -150,12 +161,13 @@ impl<'a> Step<'a> {
             layer_fwd: 0,
             layer_bwd: 0,
             layer_bwd_last: 0,
+            whole,
             microbatch: 0,
             last_microbatch: 0,
         })
     }
 
-    fn layer_count(&self) -> u32 {
+    pub(super) fn layer_count(&self) -> u32 {
         self.model.layers as u32
     }
 
@@ -205,7 +217,10 @@ impl<'a> Step<'a> {
         self.b.close()
     }
 
-    fn microbatch_block(&mut self, name: &str, last: bool) -> BlockId {
+    pub(super) fn microbatch_block(&mut self, name: &str, last: bool) -> BlockId {
+        if self.dp.shares_gradients() {
+            return self.sharded_microbatch_block(name);
+        }
         self.b.open(name);
         let [tokens, targets] = ["tokens", "targets"].map(|name| self.b.formal(name));
         let l = self.layer_count();
@@ -244,14 +259,14 @@ impl<'a> Step<'a> {
     }
 
     /// One slot a layer where activations are kept, the same one where they are computed again.
-    fn saved_each(&self, first: i32, step: i32) -> Vec<Arg> {
+    pub(super) fn saved_each(&self, first: i32, step: i32) -> Vec<Arg> {
         let of = self.layer_count();
         let kept = self.par.recompute == Recompute::None;
         let arg = |buf| if kept { each(buf, first, step, of) } else { Arg::from(buf) };
         self.saved.bufs().into_iter().map(arg).collect()
     }
 
-    fn call_forward(&mut self) {
+    pub(super) fn call_forward(&mut self) {
         let l = self.layer_count();
         let mut args = vec![each(self.layers.weight, 0, 1, l), each(self.x, 0, 1, l + 1), each(self.x, 1, 1, l + 1)];
         args.extend(self.saved_each(0, 1));
@@ -309,6 +324,9 @@ impl<'a> Step<'a> {
 
     /// Gradients of a rank that has so many layers, and maybe the embedding and the head, begin at zero.
     pub(super) fn zero_grad(&mut self, fill: BlockId, layers: u32, embed: bool, head: bool) {
+        if self.dp.shares_gradients() {
+            return self.zero_shares(layers);
+        }
         self.b.call("zero_grad", fill, layers, &[each(self.layers.grad, 0, 1, layers)]);
         for (label, w, has) in [("embed", self.embed, embed), ("head", self.head, head)] {
             if has {
@@ -341,7 +359,7 @@ impl<'a> Step<'a> {
         let ends: &[u32] = if self.model.tie_embeddings { &[0, last] } else { &[0] };
         let param = |prefix: &str, weight: &Weight, flat: &FlatWeights, slot, stages: &[u32]| Param {
             name: format!("{prefix}{}", weight.name),
-            weight: flat.weight.tensor(),
+            weight: self.dp.stored(flat).tensor(),
             grad: flat.grad.tensor(),
             slot,
             rows: weight.rows,
