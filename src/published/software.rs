@@ -127,7 +127,7 @@ mod tests {
             let gpu = GpuSpec::find(gpu).unwrap();
             stacks.with_kernel(Habits::of(system).kernels, &gpu).unwrap().attention_kernel.value.clone()
         };
-        assert_eq!(kernel("MosaicML llm-foundry (FSDP, FlashAttention)", "a100-sxm4-80gb"), "fa2");
+        assert_eq!(kernel("MosaicML llm-foundry (FSDP, FlashAttention)", "a100-sxm4-80gb"), "fa1");
         assert_eq!(kernel("a system of next year", "h100-sxm5"), "fa3");
         assert_eq!(Habits::of("Megatron-LM PTD-P").kernels, UNFUSED);
         assert_eq!(Habits::of("Megatron-LM + USP (YunChang)").kernels, FLASH);

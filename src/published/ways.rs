@@ -93,7 +93,8 @@ pub fn way(row: &Attention, gpus: u32, node: u32) -> Result<Way, String> {
         // MagiAttention's baselines are TransformerEngine's algorithms.
         words.push("dkv-model");
     }
-    if ["zhuzilin", "yunchang"].iter().any(|who| row.implementation.contains(who)) {
+    let gathers = words.iter().any(|word| word.contains("gather"));
+    if !gathers && ["zhuzilin", "yunchang"].iter().any(|who| row.implementation.contains(who)) {
         // K and V are two messages, and dKV shares their communicator.
         words.extend(["kv-in-two", "one-comm"]);
     }
