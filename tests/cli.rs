@@ -97,7 +97,7 @@ const REFUSED: &[&str] = &[
     "estimate --pp 4 --vp 2 --global-batch 96 --gpus 128",
     "estimate --vp 2",
     "estimate --ep 8",
-    "estimate --zero 3",
+    "estimate --zero 3 --pp 2",
     "estimate --zero 4",
     // Attention alone.
     "attention --ring 3",

@@ -559,3 +559,13 @@ fn equal_seeds_give_equal_bits() {
     let (a, b) = (run(&plan), run(&plan));
     assert_eq!((a.loss, a.grads, a.weights), (b.loss, b.grads, b.weights));
 }
+
+/// Weights that every tensor-parallel rank has whole, learned positions among them, are summed over these ranks
+/// before the data ranks share the sum out.
+#[test]
+fn shared_weights_under_every_stage_of_zero() {
+    for zero in 0..=3 {
+        let par = Parallelism { tp: 3, ulysses: 2, zero, recompute: Recompute::Full, ..Parallelism::default() };
+        holds(&Case { family: gpt2, kv_heads: 6, ffn: 21, par, ..case() }, 1e-10);
+    }
+}

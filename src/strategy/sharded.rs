@@ -48,6 +48,7 @@ impl Step<'_> {
         self.scatter_head();
         self.sharded_backward(first, next, end);
         self.embed_backward(tokens, self.dx.slot(l % 2));
+        self.embedding.sum_shared(&mut self.b, self.embed.grad);
         self.dp.sync(&mut self.b, "grad_sum.embed", self.embed.grad, self.dp.partial_of(&self.embed));
         self.add_rest();
         self.b.close()
