@@ -244,8 +244,8 @@ fn ticks(frame: &Frame, panel: usize, of_family: &BTreeMap<u64, &Bar>) -> Vec<Ma
 /// Degrees that have no room to lie.
 fn standing(x: f64, degrees: &str, recompute: &str) -> Mark {
     let text = if recompute == "none" { degrees.to_string() } else { format!("{degrees}, {recompute}") };
-    let at = (x, BOTTOM + 32.0 + 3.1 * text.len() as f64);
-    Mark::Text { at, text, size: 11.0, color: FAINT, align: Align::Middle, upright: true }
+    let at = (x, BOTTOM + 28.0 + 2.65 * text.len() as f64);
+    Mark::Text { at, text, size: 10.0, color: FAINT, align: Align::Middle, upright: true }
 }
 
 fn limit(frame: &Frame) -> Vec<Mark> {
