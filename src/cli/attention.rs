@@ -265,8 +265,8 @@ impl Found {
         let [low, high] = self.report.interval_95_s.map(seconds);
         let interval = format!("95 % between {low} and {high}: the spread of the kernels alone; links add none");
         table.row(["time", &seconds(self.time_s), &interval]);
-        let flops = format!("on each GPU; visible pairs counted, a backward pass 2.5 times a forward pass");
-        table.row(["rate", &decimal(self.flops_per_s_per_gpu, "FLOP/s"), &flops]);
+        let flops = "on each GPU; visible pairs counted, a backward pass 2.5 times a forward pass";
+        table.row(["rate", &decimal(self.flops_per_s_per_gpu, "FLOP/s"), flops]);
         let ideal =
             format!("of {}, an equal share of the {} of one GPU", seconds(self.ideal_s), seconds(self.one_gpu_s));
         table.row(["efficiency", &percent(self.efficiency), &ideal]);

@@ -101,7 +101,8 @@ impl Way {
         }
     }
 
-    /// Degrees and words.
+    /// Degrees and words: how tests name a way.
+    #[cfg(test)]
     pub fn short(&self) -> String {
         if self.words.is_empty() { self.degrees() } else { format!("{} {}", self.degrees(), self.words) }
     }

@@ -56,7 +56,9 @@ pub fn write(case: &Case, rows: &[Row], dir: &Path) -> Result<Option<PathBuf>> {
 /// Ulysses, ring and hybrid of equal degree, length and recomputation, without options: of all such sets the largest;
 /// of the largest that of the middle length, whose best is fastest.
 fn comparable(rows: &[Row]) -> Vec<&Row> {
-    let mut sets: BTreeMap<(u64, u32, &str), BTreeMap<(bool, bool), &Row>> = BTreeMap::new();
+    // By length, degree and recomputation: by whether Ulysses, and whether a ring, is part of it.
+    type Ways<'a> = BTreeMap<(bool, bool), &'a Row>;
+    let mut sets: BTreeMap<(u64, u32, &str), Ways> = BTreeMap::new();
     let plain = |r: &&Row| r.feasible && r.options == "default" && (r.tp, r.pp) == (1, 1) && r.ulysses * r.ring > 1;
     for row in rows.iter().filter(plain) {
         let set = sets.entry((row.seq_len, row.ulysses * row.ring, &row.recompute)).or_default();

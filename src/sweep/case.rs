@@ -70,6 +70,9 @@ impl Point {
     }
 }
 
+/// The structure of a plan, and one of its programs.
+type Structure = ((u64, u64), u32);
+
 /// What all points of a study share.
 pub struct Case {
     pub model: LlmSpec,
@@ -81,7 +84,7 @@ pub struct Case {
     roofline: Roofline,
     peak: FlopsPerSec,
     /// By structure and program: plans that differ in sizes only share it.
-    conflicts: Mutex<FxHashMap<((u64, u64), u32), Arc<Conflicts>>>,
+    conflicts: Mutex<FxHashMap<Structure, Arc<Conflicts>>>,
 }
 
 /// The dtype a GPU trains in where nothing is asked for: bf16 if it can.

@@ -193,7 +193,7 @@ mod tests {
         let own = |rank: usize| -> Vec<f64> {
             (0..6).map(|i| if 2 * rank + i % 2 < 5 { x[i / 2 * 5 + 2 * rank + i % 2] } else { 1e3 }).collect()
         };
-        let mut stats = vec![f64::NAN; 18];
+        let mut stats = [f64::NAN; 18];
         for (rank, stats) in stats.chunks_exact_mut(6).enumerate() {
             let reads = [Some(&own(rank)[..]), Some(&targets[..])];
             run(&Kernel::VocabStats(part), &views, rank as u32, 1, &reads, &mut [stats]);
