@@ -4,7 +4,7 @@
 //! between them is cut over tokens: an all-gather before the one product and a reduce-scatter after the other
 //! take the place of an all-reduce, and norms and residuals are no longer done by every rank.
 //!
-//! A rank's share of a microbatch's rows [b*s] are those of its coordinate, in rank order.
+//! A rank's share of a microbatch's rows (b*s of them) are those of its coordinate, in rank order.
 
 use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, TensorKind, Via};
 use crate::spec::Parallelism;
