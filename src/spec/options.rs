@@ -157,7 +157,7 @@ pub const WORDS: &[Word] = &[
     },
     Word {
         name: "merge-at-end",
-        about: "a ring keeps every block's KV and output and sums the outputs at the end (TransformerEngine)",
+        about: "a ring keeps every block's output and sums them at the end (TransformerEngine, which keeps every KV too)",
         set: |o| o.merge = RingMerge::AtEnd,
         is_set: |o| o.merge == RingMerge::AtEnd,
     },
