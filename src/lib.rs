@@ -28,7 +28,7 @@
 //!
 //! ## The layers
 //!
-//! Imports go down only: `cli -> sweep, plot -> report, compare, export -> strategy | cost | exec -> fold ->
+//! Imports go down only: `cli -> sweep, plot -> report, compare, export -> strategy | cost | exec -> act -> fold ->
 //! collective -> cluster, timeline, device -> plan -> spec -> units, error`. Strategies and interpreters never see
 //! each other. To read the code, follow one op: [`plan::op`], [`plan::link`], [`strategy::ring`], [`cost`], [`exec`].
 //!
@@ -55,6 +55,7 @@
 //! # Ok(()) }
 //! ```
 
+pub mod act;
 pub mod cli;
 pub mod cluster;
 pub mod collective;

@@ -15,6 +15,7 @@ const LEVELS: &[&[&str]] = &[
     &["cluster", "timeline", "device"],
     &["collective", "routing"],
     &["fold"],
+    &["act"],
     &["strategy", "cost", "sim", "exec"],
     &["report", "compare", "import", "export", "checkpoint"],
     &["calibrate"],

@@ -3,9 +3,10 @@
 //! A walker goes on until its crew needs something of another ([`Crews`]). A crossing sets off when its last
 //! member has started, by the same rules as within a program; its ends are stamped where later ops find them.
 
-use super::act::{Acts, PROVENANCES, RECV, SEND, ctas, numbers, port, sent};
 use super::walk::{Held, Stamp, Walker, stretched};
-use super::{Effort, Found, Machine, picoseconds};
+use super::{Effort, Found};
+use crate::act::{Acts, PROVENANCES, RECV, SEND, ctas, numbers, port, sent};
+use crate::act::{Machine, picoseconds};
 use crate::collective::LinkTime;
 use crate::error::Result;
 use crate::fold::Fold;

@@ -14,32 +14,19 @@
 //! walk over every op is the oracle it is tested against.
 
 mod across;
-mod act;
 mod repeat;
 mod walk;
 
-use crate::cluster::Cluster;
-use crate::device::KernelTime;
+pub use crate::act::Machine;
+use crate::act::seconds;
 use crate::error::Result;
 use crate::fold::{self, Fold};
 use crate::plan::crew::Crews;
 use crate::plan::link::AtomTable;
 use crate::plan::{Plan, order};
-use crate::spec::StackSpec;
 use crate::timeline::{Class, Timeline, lane_labels};
-use crate::units::Seconds;
 use std::rc::Rc;
 use walk::Walker;
-
-/// The machine a plan is costed on.
-#[derive(Clone, Copy)]
-pub struct Machine<'a> {
-    pub cluster: &'a Cluster,
-    pub stack: &'a StackSpec,
-    pub kernels: &'a dyn KernelTime,
-    /// Device of each rank where ranks share devices; none: a device each.
-    pub devices: Option<&'a [u32]>,
-}
 
 /// How much work to spare, and what to keep. The answer is the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,14 +79,4 @@ fn timeline(plan: &Plan, fold: &Fold, found: Found) -> Timeline {
         spans,
     });
     Timeline { step: seconds(found.end), classes: classes.collect(), lanes: lane_labels(plan) }
-}
-
-/// Picoseconds to seconds.
-fn seconds(ps: u64) -> Seconds {
-    Seconds::new(ps as f64 * 1e-12)
-}
-
-/// Seconds to picoseconds, rounded once.
-fn picoseconds(t: Seconds) -> u64 {
-    (t.value() * 1e12).round() as u64
 }

@@ -1,9 +1,10 @@
 //! Walks a plan, segment by segment: a segment is a run of ops between calls. One line is walked for all
 //! classes side by side, which is why state lies thing after thing and, of one thing, class after class.
 
-use super::act::{Act, Acts, End, Meeting, PORTS, Sheet};
 use super::repeat::Names;
-use super::{Effort, Found, Machine, picoseconds, seconds};
+use super::{Effort, Found};
+use crate::act::{Act, Acts, End, Meeting, PORTS, Sheet};
+use crate::act::{Machine, picoseconds, seconds};
 use crate::error::{Error, Result};
 use crate::fold::Fold;
 use crate::plan::link::{AtomTable, Env, Line};

@@ -1,7 +1,10 @@
 //! What each op of a line does on each class of ranks: how long kernels take, who meets whom and how long
 //! the bytes of a meeting are under way, and what all of it counts.
 
-use super::{Machine, picoseconds};
+mod machine;
+
+pub use machine::{Machine, picoseconds, seconds};
+
 use crate::cluster::Tier;
 use crate::collective::{self, LinkTime};
 use crate::error::{Error, Result};

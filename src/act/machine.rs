@@ -1,0 +1,26 @@
+//! What a plan is interpreted on, and how time is rounded there.
+
+use crate::cluster::Cluster;
+use crate::device::KernelTime;
+use crate::spec::StackSpec;
+use crate::units::Seconds;
+
+/// The machine a plan is costed or simulated on.
+#[derive(Clone, Copy)]
+pub struct Machine<'a> {
+    pub cluster: &'a Cluster,
+    pub stack: &'a StackSpec,
+    pub kernels: &'a dyn KernelTime,
+    /// Device of each rank where ranks share devices; none: a device each.
+    pub devices: Option<&'a [u32]>,
+}
+
+/// Picoseconds to seconds.
+pub fn seconds(ps: u64) -> Seconds {
+    Seconds::new(ps as f64 * 1e-12)
+}
+
+/// Seconds to picoseconds, rounded once.
+pub fn picoseconds(t: Seconds) -> u64 {
+    (t.value() * 1e12).round() as u64
+}
