@@ -12,6 +12,7 @@ pub mod mesh;
 pub mod op;
 pub mod order;
 pub mod program;
+pub mod route;
 pub mod segment;
 pub mod segs;
 pub mod structure;

@@ -1,0 +1,380 @@
+//! Which rows of a mixture-of-experts layer go where: what both predictor and executor read.
+//!
+//! A group of `ranks` holds `experts` physical slots, the same number on each in rank order; a replica is a slot of
+//! its own. Every source has tokens, and every token goes to `topk` slots. Three counts follow, and an exchange
+//! moves one of them: *copies*, a row for each token and slot; *unique to a rank*, a row for each token and rank
+//! that has one of its slots; *unique to a node*, the same by nodes.
+
+mod counts;
+mod expected;
+
+pub use counts::Tables;
+pub use expected::expected_unique;
+
+use crate::error::{Error, Result};
+use crate::spec::Dtype;
+use serde::{Deserialize, Serialize};
+
+/// In place of a slot: the token was dropped there, or masked.
+pub const DROPPED: u32 = u32::MAX;
+
+/// A number of rows: whole where the choices are listed, an expected value where they are balanced.
+pub type Rows = f64;
+
+/// Where the tokens of one layer and microbatch go.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
+pub struct Route {
+    /// Ranks of the expert-parallel group.
+    pub ranks: u32,
+    /// Consecutive ranks of the group that share a node; divides `ranks`.
+    pub node: u32,
+    /// Physical slots of the group; a multiple of `ranks`.
+    pub experts: u32,
+    /// Slots that a token goes to.
+    pub topk: u32,
+    pub counts: Counts,
+    #[serde(skip_serializing)]
+    tables: Option<Tables>,
+}
+
+/// The tokens and their choices.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Counts {
+    /// Every source alike, `topk` different slots out of all with equal chance. Any scale, in closed form; it can
+    /// be predicted and not executed.
+    Balanced {
+        /// Of one source.
+        tokens: u64,
+    },
+    Listed {
+        /// By source.
+        tokens: Vec<u64>,
+        /// Source after source, token after token, `topk` slots each, [`DROPPED`] where there is none.
+        choices: Vec<u32>,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Unchecked {
+    ranks: u32,
+    node: u32,
+    experts: u32,
+    topk: u32,
+    counts: Counts,
+}
+
+impl TryFrom<Unchecked> for Route {
+    type Error = Error;
+
+    fn try_from(raw: Unchecked) -> Result<Route> {
+        Route::new([raw.ranks, raw.node], raw.experts, raw.topk, raw.counts)
+    }
+}
+
+impl Route {
+    /// `shape` is ranks and ranks of a node.
+    pub fn new(shape: [u32; 2], experts: u32, topk: u32, counts: Counts) -> Result<Route> {
+        let [ranks, node] = shape;
+        let mut route = Route { ranks, node, experts, topk, counts, tables: None };
+        route.check_shape()?;
+        if let Counts::Listed { tokens, choices } = &route.counts {
+            route.tables = Some(Tables::new(&route, tokens, choices)?);
+        }
+        Ok(route)
+    }
+
+    fn check_shape(&self) -> Result<()> {
+        let (ranks, node, experts, topk) = (self.ranks, self.node, self.experts, self.topk);
+        let bad = |field: &str, why: String| Err(Error::spec("route", field, why));
+        if ranks == 0 || node == 0 || !ranks.is_multiple_of(node) {
+            return bad("node", format!("{node} ranks a node do not divide {ranks} ranks; use a divisor"));
+        }
+        if experts == 0 || !experts.is_multiple_of(ranks) {
+            let above = (experts / ranks + 1) * ranks;
+            let why = format!("{experts} slots do not divide over {ranks} ranks; add replicas up to {above}");
+            return bad("experts", why);
+        }
+        if topk == 0 || topk > experts {
+            return bad("topk", format!("{topk} of {experts} slots; choose 1 to {experts}"));
+        }
+        Ok(())
+    }
+
+    pub fn nodes(&self) -> u32 {
+        self.ranks / self.node
+    }
+
+    /// Slots of one rank.
+    pub fn local_experts(&self) -> u32 {
+        self.experts / self.ranks
+    }
+
+    /// The rank that holds a slot.
+    pub fn rank_of(&self, expert: u32) -> u32 {
+        expert / self.local_experts()
+    }
+
+    pub fn node_of(&self, rank: u32) -> u32 {
+        rank / self.node
+    }
+
+    /// Whether the rows themselves are known, which an executor needs.
+    pub fn is_listed(&self) -> bool {
+        self.tables.is_some()
+    }
+
+    /// Tokens that a source holds.
+    pub fn tokens(&self, src: u32) -> u64 {
+        match &self.counts {
+            Counts::Balanced { tokens } => *tokens,
+            Counts::Listed { tokens, .. } => tokens[src as usize],
+        }
+    }
+
+    /// Most tokens of any source: what a buffer of fixed slots is made for.
+    pub fn most_tokens(&self) -> u64 {
+        (0..self.ranks).map(|src| self.tokens(src)).max().unwrap_or(0)
+    }
+
+    /// The slots of a source's tokens, [tokens x topk]; none where the route is balanced.
+    pub fn choices(&self, src: u32) -> Option<&[u32]> {
+        let Counts::Listed { tokens, choices } = &self.counts else { return None };
+        let before: u64 = tokens[..src as usize].iter().sum();
+        let [from, len] = [before, tokens[src as usize]].map(|t| t as usize * self.topk as usize);
+        Some(&choices[from..from + len])
+    }
+
+    /// Rows of `src` for one slot.
+    pub fn copies(&self, src: u32, expert: u32) -> Rows {
+        match &self.tables {
+            Some(t) => f64::from(t.to_expert[(src * self.experts + expert) as usize]),
+            None => self.tokens(src) as f64 * f64::from(self.topk) / f64::from(self.experts),
+        }
+    }
+
+    /// Rows of `src` for the slots of `dst`: a token once for each of its slots there.
+    pub fn copies_to_rank(&self, src: u32, dst: u32) -> Rows {
+        let local = self.local_experts();
+        match &self.tables {
+            Some(_) => (dst * local..(dst + 1) * local).map(|e| self.copies(src, e)).sum(),
+            None => self.tokens(src) as f64 * f64::from(self.topk) / f64::from(self.ranks),
+        }
+    }
+
+    /// Tokens of `src` that have a slot on `dst`.
+    pub fn unique_to_rank(&self, src: u32, dst: u32) -> Rows {
+        match &self.tables {
+            Some(t) => f64::from(t.to_rank[(src * self.ranks + dst) as usize]),
+            None => self.expected(src, self.ranks),
+        }
+    }
+
+    /// Tokens of `src` that have a slot anywhere on `node`.
+    pub fn unique_to_node(&self, src: u32, node: u32) -> Rows {
+        match &self.tables {
+            Some(t) => f64::from(t.to_node[(src * self.nodes() + node) as usize]),
+            None => self.expected(src, self.nodes()),
+        }
+    }
+
+    fn expected(&self, src: u32, parts: u32) -> Rows {
+        self.tokens(src) as f64 * expected_unique(self.experts, self.topk, parts) / f64::from(parts)
+    }
+
+    /// Rows that `dst` computes, of all sources: one for each token and slot.
+    pub fn expanded_rows(&self, dst: u32) -> Rows {
+        (0..self.ranks).map(|src| self.copies_to_rank(src, dst)).sum()
+    }
+
+    /// Rows that arrive at `dst` where tokens go to a rank once, those of its own included.
+    pub fn received_unique(&self, dst: u32) -> Rows {
+        (0..self.ranks).map(|src| self.unique_to_rank(src, dst)).sum()
+    }
+
+    /// Rows of one slot, of all sources.
+    pub fn rows_of_expert(&self, expert: u32) -> Rows {
+        (0..self.ranks).map(|src| self.copies(src, expert)).sum()
+    }
+
+    /// Rows of all slots of `dst`, in slot order: the groups of its grouped matrix product.
+    pub fn rows_by_local_expert(&self, dst: u32) -> Vec<Rows> {
+        let local = self.local_experts();
+        (dst * local..(dst + 1) * local).map(|e| self.rows_of_expert(e)).collect()
+    }
+
+    /// Tokens of `src` in ascending order that have a slot among `experts`, each once: the row list of a rank
+    /// (`rank_slots`) or a node (`node_slots`). Empty where the route is balanced.
+    pub fn row_list(&self, src: u32, experts: std::ops::Range<u32>) -> Vec<u32> {
+        let Some(choices) = self.choices(src) else { return vec![] };
+        let rows = choices.chunks(self.topk as usize).enumerate();
+        rows.filter(|(_, row)| row.iter().any(|e| experts.contains(e))).map(|(t, _)| t as u32).collect()
+    }
+
+    pub fn rank_slots(&self, rank: u32) -> std::ops::Range<u32> {
+        rank * self.local_experts()..(rank + 1) * self.local_experts()
+    }
+
+    pub fn node_slots(&self, node: u32) -> std::ops::Range<u32> {
+        let slots = self.local_experts() * self.node;
+        node * slots..(node + 1) * slots
+    }
+}
+
+/// Who moves the rows, and by which steps. `collective::exchange` has a file for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum ExchangeAlgo {
+    /// Sends and receives in one group: a copy for each token and slot, after the counts went round.
+    Nccl,
+    /// All rows to everyone, each takes what it needs; on combine a reduce-scatter of full-length sums.
+    AllGather,
+    /// DeepEP V1, normal kernels: once to a node over the network, once to a rank over the scale-up links, summed
+    /// within the node on the way back. Half of the `sms` send, half receive.
+    DeepepNormal { sms: u16 },
+    /// DeepEP V1, low latency: a message for each token and slot into buffers of `slots` tokens a source. With
+    /// `hook` no SM is held between the send and the receive.
+    DeepepLowLatency { hook: bool, slots: u32 },
+    /// DeepEP V2: scale-out to the same place of a node, then scale-up.
+    DeepepV2Hybrid { sms: u16 },
+    /// DeepEP V2 straight to every rank.
+    DeepepV2Direct { sms: u16 },
+    /// Two all-to-all: over the nodes to the same place, then within the node (Tutel's 2DH). No deduplication.
+    Hierarchical,
+}
+
+impl ExchangeAlgo {
+    /// Whether a token that chose several slots of a rank goes there once.
+    pub fn deduplicates(self) -> bool {
+        !matches!(self, ExchangeAlgo::Nccl | ExchangeAlgo::DeepepLowLatency { .. } | ExchangeAlgo::Hierarchical)
+    }
+}
+
+/// Which way the rows go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// To the experts; layout and counts come first.
+    Dispatch,
+    /// To the experts along a handle that an earlier dispatch left: neither layout nor counts. The backward of
+    /// a combine.
+    CachedDispatch,
+    /// Back to the sources, summed there. The backward of a dispatch.
+    Combine,
+}
+
+/// Elements that share a scale in an FP8 row.
+pub const SCALE_BLOCK: u64 = 128;
+
+/// What an element is on the wire of an exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wire {
+    /// E4M3 with an fp32 scale for each 128 elements of a row, the last of which may be fewer.
+    Fp8,
+    /// As it is, unscaled.
+    #[serde(untagged)]
+    Plain(Dtype),
+}
+
+impl Wire {
+    pub const BF16: Wire = Wire::Plain(Dtype::Bf16);
+
+    /// Bytes of a row of `hidden` elements.
+    pub fn row_bytes(self, hidden: u64) -> u64 {
+        match self {
+            Wire::Fp8 => hidden + 4 * hidden.div_ceil(SCALE_BLOCK),
+            Wire::Plain(dtype) => dtype.size() * hidden,
+        }
+    }
+
+    /// As flags and files have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Wire::Fp8 => "fp8",
+            Wire::Plain(dtype) => dtype.name(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(topk: u32, tokens: Vec<u64>, choices: Vec<u32>) -> Result<Route> {
+        Route::new([4, 2], 8, topk, Counts::Listed { tokens, choices })
+    }
+
+    /// Source 0 has two tokens, source 2 one; the others none.
+    fn example() -> Route {
+        listed(3, vec![2, 0, 1, 0], vec![0, 1, 7, 4, 2, DROPPED, 7, 6, 5]).unwrap()
+    }
+
+    #[test]
+    fn the_three_counts() {
+        let r = example();
+        let to_rank = |f: &dyn Fn(u32) -> Rows| (0..4).map(f).collect::<Vec<_>>();
+        assert_eq!(to_rank(&|d| r.copies_to_rank(0, d)), [2.0, 1.0, 1.0, 1.0]);
+        assert_eq!(to_rank(&|d| r.unique_to_rank(0, d)), [1.0, 1.0, 1.0, 1.0]);
+        assert_eq!([r.unique_to_node(0, 0), r.unique_to_node(0, 1)], [2.0, 2.0]);
+        assert_eq!([r.unique_to_node(2, 0), r.unique_to_node(2, 1)], [0.0, 1.0]);
+        assert_eq!(r.rows_by_local_expert(3), [1.0, 2.0]);
+        assert_eq!((r.expanded_rows(3), r.received_unique(3)), (3.0, 2.0));
+        assert_eq!(r.most_tokens(), 2);
+    }
+
+    #[test]
+    fn row_lists_have_each_token_once() {
+        let r = example();
+        assert_eq!(r.row_list(0, r.rank_slots(0)), [0]);
+        assert_eq!(r.row_list(0, r.node_slots(1)), [0, 1]);
+        assert_eq!(r.choices(2).unwrap(), [7, 6, 5]);
+        for (src, dst) in (0..4).flat_map(|s| (0..4).map(move |d| (s, d))) {
+            assert_eq!(r.row_list(src, r.rank_slots(dst)).len() as f64, r.unique_to_rank(src, dst));
+        }
+    }
+
+    #[test]
+    fn a_route_is_a_file_and_its_tables_are_made_again() {
+        let text = serde_json::to_string(&example()).unwrap();
+        assert!(!text.contains("tables"), "{text}");
+        assert_eq!(serde_json::from_str::<Route>(&text).unwrap(), example());
+        let unknown = text.replacen("ranks", "rank", 1);
+        assert!(serde_json::from_str::<Route>(&unknown).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_its_place() {
+        let why = |r: Result<Route>| r.unwrap_err().to_string();
+        assert!(why(listed(2, vec![1, 0, 0, 0], vec![3, 3])).contains("source 0, token 0: slot 3 twice"));
+        assert!(why(listed(1, vec![0, 1, 0, 0], vec![8])).contains("source 1, token 0: slot 8 of 8"));
+        assert!(why(listed(1, vec![1, 1, 0, 0], vec![1])).contains("1 choices for 2 tokens"));
+        assert!(why(listed(1, vec![1], vec![1])).contains("1 sources, 4 ranks"));
+        assert!(why(listed(9, vec![0; 4], vec![])).contains("9 of 8 slots"));
+        let balanced = |ranks, node, experts| Route::new([ranks, node], experts, 1, Counts::Balanced { tokens: 1 });
+        assert!(why(balanced(4, 3, 8)).contains("do not divide 4 ranks"));
+        assert!(why(balanced(4, 2, 6)).contains("add replicas up to 8"));
+        assert!(why(balanced(0, 1, 6)).contains("divide"));
+    }
+
+    #[test]
+    fn nothing_at_all_is_a_route() {
+        let r = listed(8, vec![0; 4], vec![]).unwrap();
+        assert_eq!((r.received_unique(1), r.expanded_rows(1), r.most_tokens()), (0.0, 0.0, 0));
+        let all = listed(1, vec![3, 2, 1, 0], vec![5; 6]).unwrap();
+        assert_eq!((all.rows_of_expert(5), all.received_unique(2), all.received_unique(0)), (6.0, 6.0, 0.0));
+    }
+
+    #[test]
+    fn fp8_rows_bring_their_scales() {
+        assert_eq!([7168, 7169, 100].map(|h| Wire::Fp8.row_bytes(h)), [7392, 7397, 104]);
+        assert_eq!(Wire::BF16.row_bytes(7168), 14336);
+        assert_eq!(serde_json::to_string(&[Wire::Fp8, Wire::BF16]).unwrap(), r#"["fp8","bf16"]"#);
+        assert_eq!(
+            serde_json::from_str::<[Wire; 2]>(r#"["fp8","f64"]"#).unwrap(),
+            [Wire::Fp8, Wire::Plain(Dtype::F64)]
+        );
+    }
+}
