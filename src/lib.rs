@@ -70,6 +70,7 @@ pub mod plan;
 pub mod plot;
 pub mod published;
 pub mod report;
+pub mod sim;
 pub mod spec;
 pub mod strategy;
 pub mod sweep;
