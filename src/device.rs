@@ -7,7 +7,7 @@ pub mod gemm;
 use crate::error::{Error, Result};
 use crate::plan::{Dtype, Work, WorkClass};
 use crate::spec::gpu::PassCurve;
-use crate::spec::{AttentionCurve, GpuSpec, Origin, StackSpec};
+use crate::spec::{AttentionCurve, GpuSpec, Options, Origin, StackSpec};
 use crate::units::{Bytes, Flops, FlopsPerSec, Seconds};
 
 pub use crate::spec::Provenance;
@@ -44,7 +44,9 @@ const CALIBRATED_ROWS: std::ops::RangeInclusive<u64> = 512..=131072;
 #[derive(Debug, Clone)]
 pub struct Roofline {
     gpu: GpuSpec,
-    attention: AttentionCurve,
+    /// `None`: attention is not fused, and its kernels are products and passes over memory like others.
+    attention: Option<AttentionCurve>,
+    stack: String,
 }
 
 /// A part of the time: seconds, and what they rest on.
@@ -57,6 +59,9 @@ struct Part {
 impl Roofline {
     pub fn new(gpu: &GpuSpec, stack: &StackSpec) -> Result<Roofline> {
         let kernel = &stack.attention_kernel.value;
+        if !stack.fuses_attention() {
+            return Ok(Roofline { gpu: gpu.clone(), attention: None, stack: stack.name.clone() });
+        }
         let Some(curve) = gpu.attention.get(kernel) else {
             let known: Vec<_> = gpu.attention.keys().map(String::as_str).collect();
             let why = format!(
@@ -67,7 +72,7 @@ impl Roofline {
             );
             return Err(Error::spec(&gpu.name, "attention", why));
         };
-        Ok(Roofline { gpu: gpu.clone(), attention: curve.clone() })
+        Ok(Roofline { gpu: gpu.clone(), attention: Some(curve.clone()), stack: stack.name.clone() })
     }
 
     /// Dense peak of matrix products. Check every dtype of a plan with it before asking for times.
@@ -89,6 +94,18 @@ impl Roofline {
             return Err(Error::infeasible(why));
         };
         Ok(peak.value / self.peak(dtype)?)
+    }
+
+    /// Whether GPU and stack have kernels for what the options ask for. Check it before asking for times.
+    pub fn runs(&self, options: Options, dtype: Dtype) -> Result<()> {
+        if self.attention.is_none() && !options.unfused {
+            let why = format!(
+                "attention: stack {} has no fused kernel for it; add the option unfused, or use another stack",
+                self.stack
+            );
+            return Err(Error::infeasible(why));
+        }
+        if options.fp8 { self.fp8(dtype).map(drop) } else { Ok(()) }
     }
 
     /// Time at a rate of peak * ceiling, had the kernel `flops` to do.
@@ -115,15 +132,15 @@ impl Roofline {
         let WorkClass::Attention { q_rows, kv_rows, area, batch_heads, head_dim, backward } = work.class else {
             unreachable!("asked for attention only")
         };
+        let kernel = self.attention.as_ref().expect("whoever asks for fused attention checks that there is one");
         // Forward, a thread block owns query rows and walks keys; backward it is the reverse.
-        let (curve, rows) =
-            if backward { (&self.attention.backward, kv_rows) } else { (&self.attention.forward, q_rows) };
+        let (curve, rows) = if backward { (&kernel.backward, kv_rows) } else { (&kernel.forward, q_rows) };
         let (area, rectangle) = (area as f64, q_rows as f64 * kv_rows as f64);
         let masked = if area < rectangle { curve.diagonal.value * q_rows.min(kv_rows) as f64 } else { 0.0 };
         let walk = (area + masked).min(rectangle) / rows as f64 + curve.half.value;
         // As for a product: tiles are whole, and so are waves.
-        let tiles = batch_heads * rows.div_ceil(self.attention.tile_rows);
-        let slots = tiles.next_multiple_of(u64::from(self.gpu.sms.value)) * self.attention.tile_rows;
+        let tiles = batch_heads * rows.div_ceil(kernel.tile_rows);
+        let slots = tiles.next_multiple_of(u64::from(self.gpu.sms.value)) * kernel.tile_rows;
         let walked = walk * slots as f64 / batch_heads as f64;
         let (ceiling, dim_known) = ceiling_at(curve, head_dim);
         let known = dim_known && CALIBRATED_ROWS.contains(&q_rows) && CALIBRATED_ROWS.contains(&kv_rows);
@@ -132,7 +149,7 @@ impl Roofline {
         Part {
             seconds: self.at_rate(work.flops as f64 * walked / area, dtype, ceiling),
             provenance: fitted.max(beyond),
-            rel_sd: self.attention.rel_sd.value,
+            rel_sd: kernel.rel_sd.value,
         }
     }
 

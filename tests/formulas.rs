@@ -403,6 +403,41 @@ fn a_gpt_layer_keeps_34_sbh() {
     }
 }
 
+/// What a layer of Megatron's keeps, in sbh (Korthikanti et al., table 2): 34 + 5 a s / h with the scores of attention,
+/// 34 where those are computed again, 2 where everything is; divided by t, with sequence parallelism.
+#[test]
+fn recomputing_attention_saves_5_as_over_h() {
+    let gpt = LlmSpec { norm: Norm::Layer, mlp: Mlp::Gelu, bias: true, dropout: 0.1, ffn: 4 * H, ..model(2, A, false) };
+    let scores = 5.0 * (A * S) as f64 / H as f64;
+    for t in [1, 2, 4] {
+        let kept = |layers, recompute| {
+            let par = Parallelism { tp: t, recompute, options: "unfused".parse().unwrap(), ..way(1, 1, 1) };
+            let gpt = LlmSpec { layers, ..gpt.clone() };
+            let plan = plans::plan(&gpt, &par, &work(&par, S, 1, 2), SM);
+            let layout = Layout::new(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap();
+            layout.live_by_kind.iter().find(|(kind, _)| *kind == TensorKind::Activation).unwrap().1 as f64
+        };
+        let layer = |recompute| (kept(7, recompute) - kept(6, recompute)) / (S * H) as f64 * f64::from(t);
+        assert_eq!(layer(Recompute::None), 34.0 + scores, "tp {t}");
+        assert_eq!(layer(Recompute::Selective), 34.0, "tp {t}");
+        assert_eq!(layer(Recompute::Full), 2.0, "tp {t}");
+    }
+}
+
+/// Selective recomputation adds 4 b s^2 h a layer: the two products with the scores, which are 12 b s^2 h with their
+/// backward pass (Korthikanti et al., section 5 and appendix A).
+#[test]
+fn recomputing_attention_costs_its_forward_pass_again() {
+    let flops = |recompute| {
+        let par = Parallelism { recompute, options: "unfused".parse().unwrap(), ..way(1, 1, 1) };
+        let plan = plans::plan(&model(3, A, false), &par, &work(&par, S, 1, 1), SM);
+        cost(&plan, Host::of(&plan, 1.0).machine(), Effort::SUMS).unwrap().mean().flops
+    };
+    let again = flops(Recompute::Selective) - flops(Recompute::None);
+    // No mask saves any of it.
+    assert!(close(again, (3 * 4 * S * S * A * D) as f64), "{again}");
+}
+
 /// Visible pairs of a causal mask.
 fn pairs(s: u64) -> u64 {
     s * (s + 1) / 2

@@ -86,7 +86,10 @@ fn run(plan: &Plan) -> Run {
 
 fn reference(plan: &Plan) -> StepResult {
     let documents = plan.about.documents.lengths().into_iter().map(|n| n as usize).collect();
-    let cfg = DenseConfig { documents, ..DenseConfig::from(plan.model().expect("a step has a model")) };
+    let mut cfg = DenseConfig { documents, ..DenseConfig::from(plan.model().expect("a step has a model")) };
+    if plan.about.par.options.unfused {
+        cfg.blocks.attention_dropout = cfg.blocks.dropout;
+    }
     let (tokens, targets): (Vec<_>, Vec<_>) =
         (0..plan.about.global_batch).map(|i| inputs::sequence(plan, 7, i)).unzip();
     let adam = AdamConfig { lr: 3e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8 };
@@ -194,6 +197,25 @@ fn case() -> Case {
 #[test]
 fn one_rank() {
     holds(&case(), 1e-10);
+}
+
+/// Scores in memory, kept or computed again, whatever shares out the heads and whatever masks.
+#[test]
+fn unfused_attention() {
+    let ways = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 2)];
+    for (family, recompute) in [(llama, Recompute::None), (gpt2_dropping, Recompute::Selective)] as [(Family, _); 2] {
+        for (tp, ulysses, dp) in ways {
+            let par = Parallelism { tp, ulysses, dp, recompute, ..said("unfused", 1, 1).par };
+            let case = Case { family, kv_heads: 4, microbatches: 2, par, ..case() };
+            holds(&Case { batch: 2, ..case.clone() }, 1e-10);
+            holds(&Case { window: Some(3), ..case.clone() }, 1e-10);
+            holds(&Case { cuts: vec![0.3, 0.7], kv_heads: 2 * u64::from(tp), ..case }, 1e-10);
+        }
+    }
+    for recompute in Recompute::ALL {
+        let par = Parallelism { recompute, pp: 2, ..said("unfused", 1, 1).par };
+        holds(&Case { family: gpt2_dropping, microbatches: 3, par, ..case() }, 1e-10);
+    }
 }
 
 #[test]

@@ -123,6 +123,7 @@ impl Bench {
         let (ring, ulysses, options) = (flags.ring, flags.ulysses, flags.options.unwrap_or_default());
         let par = Parallelism { ring, ulysses, options, ..Parallelism::default() };
         guard::attention(&spec, &par)?;
+        kernels.runs(options, spec.dtype)?;
         let peak = kernels.peak(spec.dtype)?;
         kernels.peak(spec.acc())?;
         Ok(Bench { spec, pass: flags.pass, par, cluster, gpu, stack, kernels, peak })

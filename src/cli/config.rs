@@ -181,7 +181,7 @@ impl Config {
         let dtype = dtype(&plan.about.dtype).map_err(|why| Error::spec(file.display(), "about.dtype", why))?;
         let mut case = Case::new(plan.model()?.clone(), cluster, stack, plan.ranks(), Some(dtype))?;
         case.documents = plan.about.documents.clone();
-        case.can_round(&plan.about.par)?;
+        case.can_run(&plan.about.par)?;
         Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan) })
     }
 

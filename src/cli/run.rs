@@ -228,7 +228,10 @@ fn small_enough(plan: &Plan) -> Result<()> {
 impl Check {
     fn new(plan: &Plan, seed: u64, run: &Run) -> Result<Check> {
         let documents = plan.about.documents.lengths().into_iter().map(|n| n as usize).collect();
-        let config = reference::DenseConfig { documents, ..reference::DenseConfig::from(plan.model()?) };
+        let mut config = reference::DenseConfig { documents, ..reference::DenseConfig::from(plan.model()?) };
+        if plan.about.par.options.unfused {
+            config.blocks.attention_dropout = config.blocks.dropout;
+        }
         let (tokens, targets): (Vec<_>, Vec<_>) =
             (0..plan.about.global_batch).map(|i| inputs::sequence(plan, seed, i)).unzip();
         // Of the optimizer nothing is compared.

@@ -44,6 +44,8 @@ pub struct Blocks {
     /// Rows of a table of learned positions; 0: there is none.
     pub positions: usize,
     pub dropout: f64,
+    /// Of probabilities, where attention is not fused.
+    pub attention_dropout: f64,
 }
 
 impl Blocks {
@@ -57,6 +59,7 @@ impl Blocks {
         rotary: usize::MAX,
         positions: 0,
         dropout: 0.0,
+        attention_dropout: 0.0,
     };
 }
 
@@ -75,6 +78,7 @@ impl From<&LlmSpec> for Blocks {
             },
             positions: if let Positions::Learned { max } = m.positions { max as usize } else { 0 },
             dropout: m.dropout,
+            attention_dropout: 0.0,
         }
     }
 }
@@ -475,6 +479,8 @@ struct Attention {
     qkv: Mat,
     /// The probabilities of each head, [s, s].
     p: Vec<Mat>,
+    /// What dropout multiplies them with.
+    left: Vec<Mat>,
     /// [s, a*d].
     o: Mat,
 }
@@ -484,27 +490,29 @@ impl Attention {
         rotate(cfg, &mut qkv, 1.0);
         let len = qkv.nrows();
         let mut o = Array2::zeros((len, cfg.heads * cfg.head_dim));
-        let mut p = Vec::new();
+        let (mut p, mut left) = (Vec::new(), Vec::new());
         for head in 0..cfg.heads {
             let [q, k, v] = columns(cfg, head).map(|at| qkv.slice(s![.., at..at + cfg.head_dim]));
             let probs = masked_softmax(cfg, q.dot(&k.t()) / (cfg.head_dim as f64).sqrt());
-            head_of(&mut o, head * cfg.head_dim, &probs.dot(&v));
+            let drop = attention_dropout(cfg, head, len);
+            head_of(&mut o, head * cfg.head_dim, &(&probs * &drop).dot(&v));
             p.push(probs);
+            left.push(drop);
         }
-        Attention { qkv, p, o }
+        Attention { qkv, p, left, o }
     }
 
     /// The gradient of the unrotated qkv.
     fn backward(&self, cfg: &DenseConfig, d_o: &Mat) -> Mat {
         let mut d_qkv = Array2::zeros(self.qkv.raw_dim());
-        for (head, p) in self.p.iter().enumerate() {
+        for (head, (p, left)) in self.p.iter().zip(&self.left).enumerate() {
             let at = columns(cfg, head);
             let [q, k, v] = at.map(|at| self.qkv.slice(s![.., at..at + cfg.head_dim]));
             let d_o = d_o.slice(s![.., at[0]..at[0] + cfg.head_dim]);
-            let ds = softmax_backward(p, d_o.dot(&v.t())) / (cfg.head_dim as f64).sqrt();
+            let ds = softmax_backward(p, d_o.dot(&v.t()) * left) / (cfg.head_dim as f64).sqrt();
             head_of(&mut d_qkv, at[0], &ds.dot(&k));
             head_of(&mut d_qkv, at[1], &ds.t().dot(&q));
-            head_of(&mut d_qkv, at[2], &p.t().dot(&d_o));
+            head_of(&mut d_qkv, at[2], &(p * left).t().dot(&d_o));
         }
         rotate(cfg, &mut d_qkv, -1.0);
         d_qkv
@@ -567,6 +575,13 @@ fn visible(spec: &AttentionSpec, i: usize, j: usize) -> bool {
 fn columns(cfg: &DenseConfig, head: usize) -> [usize; 3] {
     let kv_head = head * cfg.kv_heads / cfg.heads;
     [head, cfg.heads + kv_head, cfg.heads + cfg.kv_heads + kv_head].map(|at| at * cfg.head_dim)
+}
+
+/// 0 where a probability is dropped, else what makes up for those.
+fn attention_dropout(cfg: &DenseConfig, head: usize, len: usize) -> Mat {
+    let p = cfg.blocks.attention_dropout;
+    let stays = |(i, j)| dropout::keeps(p, 2, i as u64, (head * len + j) as u64);
+    Mat::from_shape_fn((len, len), |at| if stays(at) { 1.0 / (1.0 - p) } else { 0.0 })
 }
 
 /// Adds `part` to the columns from `at` on.

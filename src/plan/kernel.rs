@@ -10,6 +10,7 @@
 use super::dropout::Dropout;
 use super::mesh::{Axis, Mesh};
 use super::segs::Segs;
+use super::unfused::ScoreStep;
 use super::visible::{self, BlockShape, LiveRows, block_shape};
 use crate::spec::{Documents, Mask};
 use serde::{Deserialize, Serialize};
@@ -185,6 +186,8 @@ pub enum Kernel {
     /// Flash attention with log-sum-exp. Reads q [b*sq, a*d], kv [b*sk, (K: k*d | V: k*d)];
     /// writes o like q, lse [b*sq, a]. Rows that see no key are left as they are.
     Attention(AttnBlock),
+    /// A kernel of attention whose scores are in memory.
+    Unfused { block: AttnBlock, step: ScoreStep },
     /// delta = rowsum(dO * O) by head. Reads o, do; writes delta [rows, a].
     AttentionDelta { rows: u64, heads: u64, head_dim: u64 },
     /// Gradients of one block, given the final lse and delta. Reads q, kv, do, lse, delta; writes dq, dkv
@@ -338,6 +341,7 @@ impl Kernel {
         match self {
             Kernel::MatMul { .. } => "matmul",
             Kernel::Attention(_) => "attention",
+            Kernel::Unfused { step, .. } => step.name(),
             Kernel::AttentionDelta { .. } => "attention_delta",
             Kernel::AttentionBwd(_) => "attention_bwd",
             Kernel::AttentionOnto(_) => "attention_onto",
@@ -391,6 +395,9 @@ impl Kernel {
         if let Some(block) = self.mask() {
             let shape = block.shape(views, rank);
             return (shape.area > 0).then(|| self.masked_work(block, shape, views, reads, writes));
+        }
+        if let Kernel::Unfused { block, step } = self {
+            return Some(step.work(block, views, rank, reads, writes));
         }
         match *self {
             Kernel::MatMul { m, n, k, fp8, .. } => {
@@ -491,6 +498,7 @@ impl Kernel {
             | Kernel::AttentionBwdOnto(..)
             | Kernel::AddLse(_)
             | Kernel::AddWeighted(_) => self.attention_operands(views),
+            Kernel::Unfused { block, step } => step.operands(block, views),
             Kernel::AttentionDelta { rows, heads, head_dim } => {
                 of(&[rows * heads * head_dim, rows * heads * head_dim], &[rows * heads])
             }

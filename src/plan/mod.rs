@@ -16,6 +16,7 @@ pub mod route;
 pub mod segment;
 pub mod segs;
 pub mod structure;
+pub mod unfused;
 pub mod visible;
 
 pub use builder::{Builder, Via, each};
@@ -27,4 +28,5 @@ pub use program::{
     About, AttentionFeed, Block, Feed, Held, Inputs, Master, Operand, Param, Plan, Program, RoleMap, Shard,
 };
 pub use segs::{Segs, Span, Split};
+pub use unfused::{HeadDropout, ScoreStep};
 pub use visible::BlockShape;

@@ -93,12 +93,10 @@ impl Stacks {
 
     /// The stack with the first of the kernels that the GPU has, or why there is none.
     pub fn with_kernel(&self, kernels: &[&str], gpu: &GpuSpec) -> std::result::Result<&StackSpec, String> {
-        let there = |stack: &&StackSpec| gpu.attention.contains_key(&stack.attention_kernel.value);
+        let there = |s: &&StackSpec| !s.fuses_attention() || gpu.attention.contains_key(&s.attention_kernel.value);
         let of_gpu = || self.all.iter().filter(there).filter(|s| of_maker(&s.name, gpu));
-        // A stack without a fused kernel is known by its name.
-        let runs = |s: &&StackSpec, kernel: &str| s.attention_kernel.value == kernel || s.name.ends_with(kernel);
-        let wanted = kernels.iter().find_map(|kernel| of_gpu().find(|s| runs(s, kernel)));
-        wanted.or_else(|| of_gpu().next()).ok_or_else(|| {
+        let wanted = kernels.iter().find_map(|kernel| of_gpu().find(|s| s.attention_kernel.value == *kernel));
+        wanted.or_else(|| of_gpu().find(|s| s.fuses_attention())).ok_or_else(|| {
             let known: Vec<_> = gpu.attention.keys().map(String::as_str).collect();
             format!("stack: none runs an attention kernel that {} has a curve for ({})", gpu.name, known.join(", "))
         })

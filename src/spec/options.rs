@@ -86,6 +86,8 @@ pub struct Options {
     pub pad_heads: bool,
     /// The first and the last stage of a pipeline have one layer less, beside embedding and head, as Llama-3 has.
     pub short_ends: bool,
+    /// Attention writes its scores to memory, as before FlashAttention.
+    pub unfused: bool,
     /// ZeRO 2 and 3 have room for one layer's whole weights and gradient, not for the next one's beside it.
     pub no_prefetch: bool,
 }
@@ -220,6 +222,12 @@ pub const WORDS: &[Word] = &[
         about: "pipeline: the first and the last stage have one layer less than the others",
         set: |o| o.short_ends = true,
         is_set: |o| o.short_ends,
+    },
+    Word {
+        name: "unfused",
+        about: "attention as products and a softmax on matrices of scores in memory, as before FlashAttention",
+        set: |o| o.unfused = true,
+        is_set: |o| o.unfused,
     },
     Word {
         name: "no-prefetch",

@@ -11,7 +11,7 @@ use std::path::Path;
 #[serde(deny_unknown_fields)]
 pub struct StackSpec {
     pub name: String,
-    /// The curve of the GPU's `attention` table.
+    /// The curve of the GPU's `attention` table, or `unfused`: products and a softmax, with scores in memory.
     pub attention_kernel: Sourced<String>,
     /// CPU time to issue one op of a plan, however many calls of the framework that takes: a device whose
     /// kernels are shorter runs dry.
@@ -38,6 +38,11 @@ impl StackSpec {
         let path = path.as_ref();
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         StackSpec::from_found(&Found { file: path.display().to_string(), text })
+    }
+
+    /// Attention is one kernel.
+    pub fn fuses_attention(&self) -> bool {
+        self.attention_kernel.value != "unfused"
     }
 
     fn from_found(found: &Found) -> Result<StackSpec> {

@@ -196,7 +196,7 @@ impl GatherKv {
 
     /// q and kv by head group, and where their results go: the operands themselves if there is one group.
     fn operands(&self, b: &mut Builder, s: &Scratch, io: Saved) -> Operands {
-        let Some(by) = &s.groups else { return Operands { q: io.q, kv: io.kv, o: io.o, lse: io.lse } };
+        let Some(by) = &s.groups else { return Operands { q: io.q, kv: io.kv, o: io.o, lse: io.lse() } };
         self.regroup(b, "kv", self.kv_part(), Exchange::PackHeads, io.kv, by.kv);
         self.regroup(b, "q", self.q_part(), Exchange::PackHeads, io.q, by.q);
         Operands { q: by.q, kv: by.kv, o: by.o, lse: by.lse }
@@ -212,7 +212,7 @@ impl GatherKv {
         });
         if s.groups.is_some() {
             self.regroup(b, "o", self.q_part(), Exchange::UnpackHeads, io.o, by.o);
-            self.regroup(b, "lse", self.scalar_part(), Exchange::UnpackHeads, io.lse, by.lse);
+            self.regroup(b, "lse", self.scalar_part(), Exchange::UnpackHeads, io.lse(), by.lse);
         }
     }
 
@@ -238,7 +238,7 @@ impl GatherKv {
     fn gradients(&self, b: &mut Builder, s: &Scratch, io: Saved, d_o: Buf) -> (Buf, Buf, Buf, Buf) {
         let Some(by) = &s.groups else { return (d_o, s.delta, s.dq, s.dkv) };
         self.regroup(b, "do", self.q_part(), Exchange::PackHeads, d_o, by.d_o);
-        self.regroup(b, "lse", self.scalar_part(), Exchange::PackHeads, io.lse, by.lse);
+        self.regroup(b, "lse", self.scalar_part(), Exchange::PackHeads, io.lse(), by.lse);
         self.regroup(b, "delta", self.scalar_part(), Exchange::PackHeads, s.delta, by.delta);
         (by.d_o, by.delta, by.dq, by.dkv)
     }

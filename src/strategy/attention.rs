@@ -8,8 +8,9 @@ use super::allgather_kv::{self, GatherKv};
 use super::ring::{self, Ring};
 use super::step::Engines;
 use super::ulysses::{self, Ulysses};
+use super::unfused::{self, Probs, Unfused};
 use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Kernel, Segs, Split, TensorKind};
-use crate::spec::{AttentionSpec, KvPath, Parallelism, RingBackward, RingLayout};
+use crate::spec::{AttentionSpec, KvPath, Parallelism, Recompute, RingBackward, RingLayout};
 
 /// How the ranks share an attention: what one of them has, and how it reaches the keys of the others.
 pub struct Way {
@@ -23,7 +24,8 @@ pub struct Way {
 }
 
 impl Way {
-    pub fn new(p: &AttentionSpec, par: &Parallelism, engines: Engines) -> Way {
+    /// `dropout` is that of the probabilities, where they are in memory; a fused kernel drops none here.
+    pub fn new(p: &AttentionSpec, dropout: f64, par: &Parallelism, engines: Engines) -> Way {
         let (ring, up) = (u64::from(par.ring), u64::from(par.ulysses));
         let seq = p.seq_len / (ring * up);
         let split = match par.options.layout {
@@ -56,6 +58,9 @@ impl Way {
         let gather =
             |shape, by_head| Core::GatherKv(GatherKv { shape, ranks: par.ring, by_head, engine: engines.collective });
         let core = match (par.ring, par.options.kv) {
+            (1, _) if par.options.unfused => {
+                Core::Unfused(Unfused { shape, dropout, again: par.recompute == Recompute::Selective })
+            }
             (1, _) => Core::Local(Local { shape }),
             (ranks, KvPath::Ring) => Core::Ring(Ring { shape, ranks, engine: engines.p2p, options: par.options }),
             (_, KvPath::Gather) => gather(shape, false),
@@ -100,9 +105,19 @@ pub struct Saved {
     pub q: Buf,
     pub kv: Buf,
     pub o: Buf,
-    pub lse: Buf,
+    /// Of fused kernels.
+    pub lse: Option<Buf>,
     /// The KV that came last, where the backward pass begins with it ([`Core::keeps_last`]).
     pub kv_last: Option<Buf>,
+    /// Of unfused ones, unless they are computed again.
+    pub probs: Option<Probs>,
+}
+
+impl Saved {
+    /// What fused kernels write beside the output.
+    pub fn lse(&self) -> Buf {
+        self.lse.expect("fused attention keeps log-sum-exps")
+    }
 }
 
 /// How the keys and values of other ranks are reached.
@@ -110,6 +125,8 @@ pub struct Saved {
 pub enum Core {
     /// They are all here.
     Local(Local),
+    /// They are, and so are the scores.
+    Unfused(Unfused),
     Ring(Ring),
     GatherKv(GatherKv),
 }
@@ -117,6 +134,7 @@ pub enum Core {
 /// Buffers that every layer of a rank reuses.
 pub enum Scratch {
     Local(LocalScratch),
+    Unfused(unfused::Scratch),
     Ring(ring::Scratch),
     GatherKv(allgather_kv::Scratch),
 }
@@ -125,6 +143,7 @@ impl Core {
     pub fn shape(&self) -> &Shape {
         match self {
             Core::Local(c) => &c.shape,
+            Core::Unfused(c) => &c.shape,
             Core::Ring(c) => &c.shape,
             Core::GatherKv(c) => &c.shape,
         }
@@ -135,9 +154,19 @@ impl Core {
         matches!(self, Core::Ring(ring) if ring.options.ring_backward == RingBackward::Reverse)
     }
 
+    /// Room for what the backward pass knows the probabilities by; `declare` is told name, rows, elements of a row and
+    /// dtype.
+    pub fn keeps(&self, mut declare: impl FnMut(&str, u64, u64, Dtype) -> Buf) -> (Option<Buf>, Option<Probs>) {
+        match self {
+            Core::Unfused(c) => (None, (!c.again).then(|| c.probs(declare))),
+            _ => (Some(declare("lse", self.shape().rows(), self.shape().block.heads, self.shape().acc)), None),
+        }
+    }
+
     pub fn scratch(&self, b: &mut Builder) -> Scratch {
         match self {
             Core::Local(c) => Scratch::Local(c.scratch(b)),
+            Core::Unfused(c) => Scratch::Unfused(c.scratch(b)),
             Core::Ring(c) => Scratch::Ring(c.scratch(b)),
             Core::GatherKv(c) => Scratch::GatherKv(c.scratch(b)),
         }
@@ -147,6 +176,7 @@ impl Core {
     pub fn forward(&self, b: &mut Builder, s: &Scratch, io: Saved) {
         match (self, s) {
             (Core::Local(c), Scratch::Local(_)) => c.forward(b, io),
+            (Core::Unfused(c), Scratch::Unfused(s)) => c.forward(b, s, io),
             (Core::Ring(c), Scratch::Ring(s)) => c.forward(b, s, io),
             (Core::GatherKv(c), Scratch::GatherKv(s)) => c.forward(b, s, io),
             _ => unreachable!("scratch is made by the same core"),
@@ -157,6 +187,7 @@ impl Core {
     pub fn backward(&self, b: &mut Builder, s: &Scratch, io: Saved, d_o: Buf) -> (Buf, Buf) {
         match (self, s) {
             (Core::Local(c), Scratch::Local(s)) => c.backward(b, s, io, d_o),
+            (Core::Unfused(c), Scratch::Unfused(s)) => c.backward(b, s, io, d_o),
             (Core::Ring(c), Scratch::Ring(s)) => c.backward(b, s, io, d_o),
             (Core::GatherKv(c), Scratch::GatherKv(s)) => c.backward(b, s, io, d_o),
             _ => unreachable!("scratch is made by the same core"),
@@ -188,12 +219,12 @@ impl Local {
     }
 
     fn forward(&self, b: &mut Builder, io: Saved) {
-        b.compute("attention", Kernel::Attention(self.shape.block.clone()), &[io.q, io.kv], &[io.o, io.lse]);
+        b.compute("attention", Kernel::Attention(self.shape.block.clone()), &[io.q, io.kv], &[io.o, io.lse()]);
     }
 
     fn backward(&self, b: &mut Builder, s: &LocalScratch, io: Saved, d_o: Buf) -> (Buf, Buf) {
         delta(b, &self.shape, io.o, d_o, s.delta);
-        let reads = [io.q, io.kv, d_o, io.lse, s.delta];
+        let reads = [io.q, io.kv, d_o, io.lse(), s.delta];
         b.compute("attention_bwd", Kernel::AttentionBwd(self.shape.block.clone()), &reads, &[s.dq, s.dkv]);
         (s.dq, s.dkv)
     }

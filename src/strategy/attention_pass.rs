@@ -14,8 +14,9 @@ use crate::spec::{AttentionSpec, Parallelism, Pass};
 /// Builds the plan of one attention operation over `par.ring * par.ulysses` ranks.
 pub fn build(spec: &AttentionSpec, pass: Pass, par: &Parallelism, engines: Engines) -> Result<Plan> {
     feasible::attention(spec, par)?;
+    feasible::pass(pass, par)?;
     let mut b = Builder::new();
-    let way = Way::new(spec, par, engines);
+    let way = Way::new(spec, 0.0, par, engines);
     let mut io = Io::new(&mut b, &way, spec);
     io.ops(&mut b, &way, pass);
     let feed = io.feed(&way, spec, pass);
@@ -52,10 +53,10 @@ impl Io {
     fn new(b: &mut Builder, way: &Way, spec: &AttentionSpec) -> Io {
         let (n, shape) = (spec.batch * way.seq, way.core.shape());
         let (q_row, kv_row) = (spec.heads * spec.head_dim, 2 * spec.kv_heads * spec.head_dim);
-        let mut keep = |name, rows, row, dtype| b.tensor(name, &[rows, row], dtype, TensorKind::Activation, 1);
+        let mut keep = |name: &str, rows, row, dtype| b.tensor(name, &[rows, row], dtype, TensorKind::Activation, 1);
         let (q, kv) = (keep("q", n, q_row, spec.dtype), keep("kv", n, kv_row, spec.dtype));
         let (o, d_o) = (keep("o", n, q_row, spec.dtype), keep("do", n, q_row, spec.dtype));
-        let lse = keep("lse", shape.rows(), shape.block.heads, shape.acc);
+        let (lse, probs) = way.core.keeps(&mut keep);
         let kv_last = way.core.keeps_last().then(|| keep("kv_last", shape.rows(), shape.kv_row(), spec.dtype));
         let exchanged = way.ulysses.is_some();
         let mut inside = |name, row, outside| {
@@ -67,6 +68,7 @@ impl Io {
             o: inside("attn_o", shape.q_row(), o),
             lse,
             kv_last,
+            probs,
         };
         Io { q, kv, o, d_o, saved, grads: None }
     }
@@ -106,9 +108,10 @@ impl Io {
         let (mut given, mut taken) = (vec![], vec![]);
         if pass.has_forward() {
             given.extend([outside(Operand::Q, self.q), outside(Operand::Kv, self.kv)]);
-            taken.extend([outside(Operand::O, self.o), inside(Operand::Lse, self.saved.lse)]);
+            taken.push(outside(Operand::O, self.o));
+            taken.extend(self.saved.lse.map(|lse| inside(Operand::Lse, lse)));
         } else {
-            let Saved { q, kv, o, lse, kv_last } = self.saved;
+            let (Saved { q, kv, o, kv_last, .. }, lse) = (self.saved, self.saved.lse());
             let kept = [(Operand::Q, q), (Operand::O, o), (Operand::Lse, lse)];
             given.extend(kept.map(|(what, buf)| inside(what, buf)));
             given.push(match kv_last {

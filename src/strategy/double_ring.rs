@@ -97,7 +97,7 @@ impl Scratch {
             if step == 0 && window > 0 {
                 b.compute(&format!("dkv_zero.{i}"), Kernel::Fill { elems: rows * row }, &[], &[here]);
             }
-            let reads = [io.q, self.held(io.kv, kv, i), d_o, io.lse, self.grads.delta];
+            let reads = [io.q, self.held(io.kv, kv, i), d_o, io.lse(), self.grads.delta];
             self.grads.step(ring, b, i, here, &reads);
             ring.hop_in(b, &format!("dkv_hop.{i}"), (&self.inner, 1), 1, &ring.messages(here, next), i);
             // Behind the next window's first kernel, which hides the last hop of the window before it.

@@ -3,7 +3,7 @@
 use super::ulysses::padded;
 use crate::error::{Error, Result};
 use crate::spec::{
-    AttentionSpec, KvPath, LlmSpec, Mask, Parallelism, Positions, Recompute, RingBackward, RingLayout, RingMerge,
+    AttentionSpec, KvPath, LlmSpec, Mask, Parallelism, Pass, Positions, Recompute, RingBackward, RingLayout, RingMerge,
     Workload,
 };
 
@@ -83,6 +83,16 @@ pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
     masked(&spec.mask, spec.seq_len)
 }
 
+/// What a backward pass alone would need of a forward pass is log-sum-exps.
+pub fn pass(pass: Pass, par: &Parallelism) -> Result<()> {
+    let alone = pass.has_backward() && !pass.has_forward();
+    if alone && par.options.unfused {
+        let why = "options: unfused scores are those of the forward pass, which is left out; use both passes";
+        return Err(Error::infeasible(why));
+    }
+    Ok(())
+}
+
 fn masked(mask: &Mask, seq_len: u64) -> Result<()> {
     mask.refuse(seq_len).map_or(Ok(()), |why| Err(Error::infeasible(why)))
 }
@@ -110,8 +120,10 @@ fn degrees(par: &Parallelism) -> Result<()> {
         let why = format!("{flag}: {degree}, but this version has no {kind} parallelism; use {flag} 1");
         return Err(Error::infeasible(why));
     }
-    if par.recompute == Recompute::Selective {
-        return Err(Error::infeasible("recompute: selective is not in this version; use none or full"));
+    if par.recompute == Recompute::Selective && !par.options.unfused {
+        let why = "recompute: selective computes again what attention keeps of its scores, and a fused kernel keeps \
+                   none of them; use none or full, or the option unfused";
+        return Err(Error::infeasible(why));
     }
     if par.zero > 3 {
         return Err(Error::infeasible(format!("zero: there is no stage {}; use 0, 1, 2 or 3", par.zero)));
@@ -144,6 +156,7 @@ fn options(par: &Parallelism) -> Result<()> {
         ("merge-at-end", o.merge == RingMerge::AtEnd, circulates, "a ring above 1 whose KV circulate"),
         ("merge-in-kernel", o.merge == RingMerge::InKernel, circulates, "a ring above 1 whose KV circulate"),
         ("double-ring", o.window().is_some(), circulates, "a ring above 1 whose KV circulate"),
+        ("unfused", o.unfused, ring == 1, "a ring of 1"),
         ("a2a-separate", o.a2a_separate, up > 1, "ulysses above 1"),
         ("replicate-after", o.replicate_after, up > 1, "ulysses above 1"),
         ("pad-heads", o.pad_heads, up > 1, "ulysses above 1"),

@@ -21,6 +21,7 @@ pub mod step;
 pub mod tensor;
 pub mod transformer;
 pub mod ulysses;
+pub mod unfused;
 pub mod weights;
 
 pub use step::{Engines, build};

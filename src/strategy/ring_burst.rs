@@ -45,7 +45,7 @@ impl Scratch {
     /// dq in the model's dtype, dkv in that of sums.
     pub fn backward(&self, ring: &Ring, b: &mut Builder, io: Saved, d_o: Buf) -> (Buf, Buf) {
         delta(b, &ring.shape, io.o, d_o, self.delta);
-        let own = [io.q, d_o, io.lse, self.delta];
+        let own = [io.q, d_o, io.lse(), self.delta];
         let held = |i: u32| if i == 0 { own } else { self.bundle.map(|buf| buf.slot(i % 2)) };
         for i in 0..ring.ranks {
             if i + 1 < ring.ranks {

@@ -40,7 +40,7 @@ impl Scratch {
         let held = |i: u32| if i == 0 { io.kv } else { kv.slot(i % 2) };
         for i in 0..ring.ranks {
             ring.pass_kv(b, i, held);
-            self.step(ring, b, i, self.dkv.slot(i % 2), &[io.q, held(i), d_o, io.lse, self.delta]);
+            self.step(ring, b, i, self.dkv.slot(i % 2), &[io.q, held(i), d_o, io.lse(), self.delta]);
             // One step behind the KV it belongs to, and one hop more: dKV has to come home.
             let [here, next] = [i, i + 1].map(|i| self.dkv.slot(i % 2));
             ring.hop(b, &format!("dkv_hop.{i}"), 1, 1, &ring.messages(here, next), i);

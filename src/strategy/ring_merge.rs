@@ -30,13 +30,13 @@ impl Scratch {
     /// Attention of step `i`, and what is merged at once.
     pub fn step(&self, ring: &Ring, b: &mut Builder, io: Saved, kv: Buf, i: u32) {
         let block = ring.block_of_step(i);
-        let running = [self.o_acc, io.lse];
+        let running = [self.o_acc, io.lse()];
         let label = format!("attention.{i}");
         match ring.options.merge {
             RingMerge::AtEnd => self.keep(ring, b, io, kv, i),
             _ if i == 0 => drop(b.compute(&label, Kernel::Attention(block), &[io.q, kv], &running)),
             RingMerge::InKernel => {
-                b.compute(&label, Kernel::AttentionOnto(block), &[io.q, kv, self.o_acc, io.lse], &running);
+                b.compute(&label, Kernel::AttentionOnto(block), &[io.q, kv, self.o_acc, io.lse()], &running);
             }
             RingMerge::EachStep => {
                 let part = [self.o_block, self.lse_block];
@@ -53,9 +53,9 @@ impl Scratch {
         let part = [self.o_block.slot(i), self.lse_block.slot(i)];
         b.compute(&format!("attention.{i}"), Kernel::Attention(block.clone()), &[io.q, kv], &part);
         if i == 0 {
-            b.compute("lse_copy", Kernel::Cast { elems: rows * heads }, &[part[1]], &[io.lse]);
+            b.compute("lse_copy", Kernel::Cast { elems: rows * heads }, &[part[1]], &[io.lse()]);
         } else {
-            b.compute(&format!("lse_add.{i}"), Kernel::AddLse(block), &[io.lse, part[1]], &[io.lse]);
+            b.compute(&format!("lse_add.{i}"), Kernel::AddLse(block), &[io.lse(), part[1]], &[io.lse()]);
         }
     }
 
@@ -70,7 +70,7 @@ impl Scratch {
         b.compute("o_zero", Kernel::Fill { elems: rows * row }, &[], &[io.o]);
         for i in 0..ring.ranks {
             let block: AttnBlock = ring.block_of_step(i);
-            let reads = [io.o, self.o_block.slot(i), self.lse_block.slot(i), io.lse];
+            let reads = [io.o, self.o_block.slot(i), self.lse_block.slot(i), io.lse()];
             b.compute(&format!("merge.{i}"), Kernel::AddWeighted(block), &reads, &[io.o]);
         }
     }

@@ -72,7 +72,7 @@ impl Scratch {
         for i in 0..ring.ranks {
             self.hop(ring, b, io, i);
             let block = ring.block(0, -1 - i as i32);
-            let reads = [io.q, self.kv(ring, io, i), d_o, io.lse, self.delta];
+            let reads = [io.q, self.kv(ring, io, i), d_o, io.lse(), self.delta];
             let in_kernel = ring.in_kernel();
             let part = [if in_kernel { self.dq } else { self.dq_block }, self.dkv_block];
             ring.block_bwd(b, i, block.clone(), &reads, part, in_kernel.then_some(Side::Q));

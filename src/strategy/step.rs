@@ -261,7 +261,7 @@ impl<'a> Step<'a> {
     /// One slot a layer where activations are kept, the same one where they are computed again.
     pub(super) fn saved_each(&self, first: i32, step: i32) -> Vec<Arg> {
         let of = self.layer_count();
-        let kept = self.par.recompute == Recompute::None;
+        let kept = self.par.recompute != Recompute::Full;
         let arg = |buf| if kept { each(buf, first, step, of) } else { Arg::from(buf) };
         self.saved.bufs().into_iter().map(arg).collect()
     }

@@ -9,6 +9,7 @@ use super::norm::Norms;
 use super::step::Engines;
 use super::tensor::TensorParallel;
 use super::ulysses::{self, Ulysses};
+use super::unfused::Probs;
 use super::weights::{Rows, Weight, Weights};
 use crate::plan::{Axis, Buf, Builder, Dropout, Dtype, Kernel, Segs, TensorKind};
 use crate::spec::{AttentionSpec, LlmSpec, Mlp, Parallelism, Positions, Workload};
@@ -83,12 +84,17 @@ impl Saved {
             ("q", &mut self.attn.q),
             ("kv", &mut self.attn.kv),
             ("attn_o", &mut self.attn.o),
-            ("lse", &mut self.attn.lse),
             ("normed1", &mut self.normed1),
             ("gate_up", &mut self.gate_up),
             ("act", &mut self.act),
         ];
+        all.extend(self.attn.lse.as_mut().map(|lse| ("lse", lse)));
         all.extend(self.attn.kv_last.as_mut().map(|kv| ("kv_last", kv)));
+        if let Some(Probs { probs, dropped }) = &mut self.attn.probs {
+            all.push(("probs", probs));
+            let names = ["probs_left", "probs_stay"].into_iter();
+            all.extend(names.zip(dropped.iter_mut().flatten()));
+        }
         let [stays1, stays2] = &mut self.stays;
         let some = [
             ("o", &mut self.o),
@@ -202,7 +208,7 @@ impl Layer {
             mask: model.mask(&work.documents),
             dtype: work.dtype,
         };
-        let Way { segs, seq, core, ulysses } = Way::new(&attention, par, engines);
+        let Way { segs, seq, core, ulysses } = Way::new(&attention, model.dropout, par, engines);
         let norms = Norms::new(model, tp.share(work.micro_batch * seq));
         let (rows, weights) = weights(model, &tp, &norms);
         let ffn = model.ffn / tp.ranks;
@@ -267,14 +273,16 @@ impl Layer {
     /// computed again.
     pub fn saved(&self, b: &mut Builder, kind: TensorKind, slots: u32) -> Saved {
         let (n, r) = (self.tokens(), self.residual_rows());
-        let mut keep = |name, rows, row, dtype| b.tensor(name, &[rows, row], dtype, kind, slots);
+        let mut keep = |name: &str, rows, row, dtype| b.tensor(name, &[rows, row], dtype, kind, slots);
         let (core, dtype) = (self.core.shape(), self.dtype);
+        let (lse, probs) = self.core.keeps(&mut keep);
         let attn = attention::Saved {
             q: keep("q", core.rows(), core.q_row(), dtype),
             kv: keep("kv", core.rows(), core.kv_row(), dtype),
             kv_last: self.core.keeps_last().then(|| keep("kv_last", core.rows(), core.kv_row(), dtype)),
             o: keep("attn_o", core.rows(), core.q_row(), dtype),
-            lse: keep("lse", core.rows(), core.block.heads, core.acc),
+            lse,
+            probs,
         };
         Saved {
             normed1: keep("normed1", r, self.hidden, dtype),

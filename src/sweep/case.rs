@@ -128,16 +128,16 @@ impl Case {
         let work =
             Workload { seq_len, global_batch, micro_batch, dtype: self.dtype, documents: self.documents.clone() };
         let par = point.par;
-        self.can_round(&par)?;
+        self.can_run(&par)?;
         guard::before(&self.model, &work, &par)?;
         let plan = build(&self.model, &work, &par, Engines::of(&self.stack))?;
         guard::after(&plan)?;
         Ok(plan)
     }
 
-    /// Whether the GPU has what the options ask for.
-    pub fn can_round(&self, par: &Parallelism) -> Result<()> {
-        if par.options.fp8 { self.roofline.fp8(self.dtype).map(drop) } else { Ok(()) }
+    /// Whether GPU and stack have what the options ask for.
+    pub fn can_run(&self, par: &Parallelism) -> Result<()> {
+        self.roofline.runs(par.options, self.dtype)
     }
 
     /// The fullest rank's memory.

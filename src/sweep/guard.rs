@@ -42,6 +42,10 @@ pub fn before(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()>
         ("weights of a layer", h * (2.0 * q_and_kv + 3.0 * f + 2.0)),
         ("weights of the embedding", v * h),
         ("activations of a microbatch", tokens / (f64::from(par.ring) * f64::from(par.ulysses)) * row),
+        (
+            "scores of a microbatch",
+            if par.options.unfused { tokens * (work.seq_len * model.heads) as f64 } else { 0.0 },
+        ),
         ("tokens of a step", work.global_batch as f64 * work.seq_len as f64),
     ];
     match sizes.iter().find(|(_, size)| *size > MOST_ELEMS) {
@@ -58,9 +62,12 @@ pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
         return too_much(format!("ring {} x ulysses {} is more than {most}", par.ring, par.ulysses));
     }
     let row = spec.heads as f64 + 2.0 * spec.kv_heads as f64;
-    let size = spec.batch as f64 * spec.seq_len as f64 * spec.head_dim as f64 * row;
+    let keys = if par.options.unfused { spec.seq_len.max(spec.head_dim) } else { spec.head_dim } as f64;
+    let size = spec.batch as f64 * spec.seq_len as f64 * keys * row;
     match size > MOST_ELEMS {
-        true => too_much(format!("{size:.1e} queries, keys and values are beyond any machine; check for extra digits")),
+        true => too_much(format!(
+            "{size:.1e} queries, keys, values or scores are beyond any machine; check for extra digits"
+        )),
         false => Ok(()),
     }
 }

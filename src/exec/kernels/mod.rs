@@ -19,12 +19,13 @@ mod scalar;
 mod shapes;
 #[cfg(test)]
 mod testing;
+mod unfused;
 #[cfg(test)]
 mod whole;
 
 pub use scalar::Scalar;
 
-use crate::plan::{Kernel, Mesh, Side};
+use crate::plan::{Kernel, Mesh, ScoreStep, Side};
 
 /// Runs `kernel` as `rank` does, in optimizer step `step`, counted from 1.
 ///
@@ -102,6 +103,15 @@ pub fn run<T: Scalar>(
         Kernel::Attention(block) => {
             let [o, lse] = outputs(writes);
             attention::forward(block, views, rank, [read(0), read(1)], o, lse, false);
+        }
+        Kernel::Unfused { block, step } => {
+            let matrices = unfused::Matrices::new(block, views, rank);
+            let reads: Vec<&[T]> = match step {
+                // Its second operand may be its result.
+                ScoreStep::SoftmaxBwd => vec![read(0)],
+                _ => (0..reads.len()).map(read).collect(),
+            };
+            matrices.run(step, &reads, writes);
         }
         Kernel::AttentionOnto(block) => {
             let [o, lse] = outputs(writes);
@@ -221,6 +231,7 @@ fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
     match kernel {
         Kernel::MatMul { accumulate: true, .. } => &[(2, 0)],
         Kernel::MergeLse(_) => &[(0, 0), (1, 1)],
+        Kernel::Unfused { step: ScoreStep::SoftmaxBwd, .. } => &[(1, 0)],
         Kernel::AttentionOnto(_) => &[(2, 0), (3, 1)],
         Kernel::AttentionBwdOnto(_, Side::Q) => &[(5, 0)],
         Kernel::AttentionBwdOnto(_, Side::Kv) => &[(5, 1)],

@@ -201,6 +201,7 @@ fn positions(plan: &Plan) -> Result<()> {
                 return Err(Error::plan(format!("{body}/{}: positions split along {:?}", op.label, segs.order)));
             }
             Kernel::Reorder { segs, .. } => vec![segs],
+            Kernel::Unfused { block, .. } => vec![&block.q, &block.kv],
             _ => kernel.mask().map_or(vec![], |block| vec![&block.q, &block.kv]),
         };
         own.into_iter().try_for_each(|segs| even(&format!("{body}/{}", op.label), segs))?;

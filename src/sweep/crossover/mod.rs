@@ -217,6 +217,7 @@ impl<'a> Rig<'a> {
             dtype: q.dtype,
         };
         let ctas = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
+        self.roofline.runs(par.options, q.dtype)?;
         let engines =
             Engines { p2p: ctas(self.stack.p2p_ctas.value), collective: ctas(self.stack.collective_ctas.value) };
         let plan = attention_pass::build(&spec, Pass::ForwardBackward, par, engines)?;
