@@ -1,5 +1,12 @@
 //! Ranks on devices: which node each is in, and what lies between two of them.
 
+mod ecmp;
+mod graph;
+mod path;
+
+pub use ecmp::fullest;
+pub use path::{Link, LinkClass, Path};
+
 use crate::error::{Error, Result};
 use crate::spec::{ClusterSpec, GpuSpec, Pod};
 use crate::units::BytesPerSec;
@@ -24,6 +31,7 @@ pub struct Cluster {
     gpus: u32,
     /// GPUs used of each node.
     per_node: u32,
+    neighbours: graph::Neighbours,
 }
 
 impl Cluster {
@@ -48,7 +56,9 @@ impl Cluster {
             );
             return Err(Error::spec(&spec.name, "gpus", why));
         };
-        Ok(Cluster { spec: spec.clone(), gpu: gpu.clone(), gpus, per_node: used })
+        let listed = spec.graph.as_ref().map(|g| graph::neighbours(g, spec.hosts())).transpose();
+        let neighbours = listed.map_err(|why| Error::spec(&spec.name, "graph.shape", why))?.unwrap_or_default();
+        Ok(Cluster { spec: spec.clone(), gpu: gpu.clone(), gpus, per_node: used, neighbours })
     }
 
     pub fn gpus(&self) -> u32 {
@@ -180,6 +190,37 @@ mod tests {
         let rate = |members: &[u32]| c.bridge(members).map(|b| b.value() / 1e9);
         assert_eq!([rate(&[0, 3]), rate(&[0, 4])], [None, Some(5.5)]);
         assert_eq!(rate(&[0, 1, 2, 3, 4, 5, 6, 7]), Some(22.0));
+    }
+
+    #[test]
+    fn paths_go_as_high_as_they_have_to() {
+        let c = of("h100-24k-roce", 16384);
+        let nic = |node, nic| (Link::NicOut { node, nic }, Link::NicIn { node, nic });
+        assert_eq!(c.path(3, 3).links, []);
+        assert_eq!(c.path(0, 7).links, [Link::Out(0), Link::In(7)]);
+        assert_eq!(c.path(0, 13).links, [nic(0, 0).0, nic(1, 5).1]);
+        let far = c.path(0, 3072 + 5).links;
+        let (up, down) = (Link::Up { tier: 0, pod: 0, rail: 0 }, Link::Down { tier: 0, pod: 1, rail: 0 });
+        assert_eq!(far, [nic(0, 0).0, up, down, nic(384, 5).1]);
+        assert!((c.capacity(up).value() - 3072.0 * 48.5e9 / 7.0).abs() < 1.0);
+        assert_eq!(c.path(0, 13).latency, c.spec.scale_out.as_ref().unwrap().latency.value);
+        // Two GPUs of the A100 nodes with four NICs share one.
+        let shared = of("a100-4x200", 16);
+        assert_eq!([shared.nic_of(0), shared.nic_of(1), shared.nic_of(2), shared.nic_of(15)], [0, 0, 1, 3]);
+        let bridged = of("l20-pcie", 8);
+        assert!(bridged.path(0, 4).links.contains(&Link::Bridge { node: 0, socket: 0 }));
+        assert!(!bridged.path(4, 5).links.iter().any(|l| l.class() == LinkClass::Bridge));
+    }
+
+    #[test]
+    fn rails_change_inside_the_node() {
+        let mut c = of("dgx-h100", 16);
+        let out = c.spec.scale_out.as_mut().unwrap();
+        (out.rails, out.pxn) = (true, true);
+        let links = c.path(1, 12).links;
+        let rail = [Link::NicOut { node: 0, nic: 4 }, Link::NicIn { node: 1, nic: 4 }];
+        assert_eq!(links, [Link::Out(1), Link::In(4), rail[0], rail[1]]);
+        assert_eq!(c.path(4, 12).links, rail);
     }
 
     #[test]

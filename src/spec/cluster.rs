@@ -25,16 +25,66 @@ pub struct ClusterSpec {
     /// What narrows above the nodes, from the inside out. Empty where the network is not blocking.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<Pod>,
+    /// The network link by link, where it is no tree of pods; absent otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph: Option<Graph>,
+}
+
+/// A network that is no tree. Its hosts are the nodes; those of a cluster of one node are its GPUs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Graph {
+    pub shape: GraphShape,
+    /// Of one link and direction.
+    pub bandwidth: Sourced<BytesPerSec>,
+    /// Of one link.
+    pub latency: Sourced<Seconds>,
+}
+
+/// Which links there are, and by which of them a message goes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum GraphShape {
+    /// Rings along every dim, the last one fastest; dimension by dimension, the shorter way around.
+    Torus(Vec<u32>),
+    /// Groups of routers that are all linked, one link between every two groups; minimal paths (Kim et al., ISCA 2008).
+    Dragonfly { groups: u32, routers: u32, hosts: u32 },
+    /// Any: vertices 0.. of which the first are the hosts, links both ways; fewest links, then the lowest numbers.
+    Links(Vec<[u32; 2]>),
+}
+
+/// How flows are spread over the uplinks of a switch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Routing {
+    /// Packet by packet over all of them.
+    #[default]
+    Spray,
+    /// Moved away from links that are full: as good as sprayed, once a flow lasts.
+    Adaptive,
+    /// By hash, every flow cut into so many sub-flows (queue pairs).
+    Ecmp { subflows: u32 },
+    /// Planned for the job: nothing collides.
+    Static,
 }
 
 /// Nodes whose switches lead upwards with less than they lead down to the NICs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pod {
+    /// What it is called: leaf, pod, data hall.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// GPUs of one.
     pub gpus: u32,
-    /// Bandwidth of all its NICs over that of its uplinks.
+    /// Bandwidth of all its NICs over that of its uplinks; below 1 where there is more above than below.
     pub oversubscription: Sourced<f64>,
+    /// Uplinks of one of its switches: what hashed flows collide on. Absent where they do not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uplinks: Option<Sourced<u32>>,
+    /// What a message takes longer that leaves it; absent where `scale_out.latency` counts it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Sourced<Seconds>>,
 }
 
 /// The links inside a node. Bandwidths are per direction and per GPU.
@@ -87,6 +137,29 @@ pub struct ScaleOut {
     pub p2p: Sourced<BytesPerSec>,
     /// Of the wire and the switches, without the library's own.
     pub latency: Sourced<Seconds>,
+    /// NICs of one place in their nodes share a leaf switch, so that equal ranks of nodes are one switch apart.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rails: bool,
+    /// What changes rails goes over the scale-up links to the GPU on the right rail first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pxn: bool,
+    /// Networks beside each other that every NIC has a port on: 1 where they are not told apart.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub planes: u32,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub routing: Routing,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(n: &u32) -> bool {
+    *n == 1
+}
+
+fn is_default(routing: &Routing) -> bool {
+    *routing == Routing::default()
 }
 
 impl ClusterSpec {
@@ -151,11 +224,40 @@ impl ClusterSpec {
                 return Err(Error::spec(file, "pods.gpus", why));
             }
             let over = pod.oversubscription.value;
-            if !(over >= 1.0 && over.is_finite()) {
-                let why = format!("{over} is not 1 or more; leave the pod out where its uplinks carry all");
+            if !(over > 0.0 && over.is_finite()) {
+                let why = format!("{over} is not above zero; write 1 where the uplinks carry all");
                 return Err(Error::spec(file, "pods.oversubscription", why));
             }
+            if pod.uplinks.as_ref().is_some_and(|u| u.value == 0) {
+                return Err(Error::spec(file, "pods.uplinks", "0; leave it out where flows do not collide"));
+            }
             inner = pod.gpus;
+        }
+        self.graph.as_ref().map_or(Ok(()), |graph| graph.check(file, self.hosts()))
+    }
+
+    /// End points of a graph: nodes, or the GPUs of the only one.
+    pub fn hosts(&self) -> u32 {
+        if self.scale_out.is_some() { self.nodes } else { self.gpus_per_node }
+    }
+}
+
+impl Graph {
+    fn check(&self, file: &str, hosts: u32) -> Result<()> {
+        check_positive(file, "graph.bandwidth", self.bandwidth.value.value())?;
+        let wrong = |why: String| Err(Error::spec(file, "graph.shape", why));
+        let room = match &self.shape {
+            GraphShape::Torus(dims) => dims.iter().map(|&d| u64::from(d)).product(),
+            GraphShape::Dragonfly { groups, routers, hosts } => {
+                u64::from(*groups) * u64::from(*routers) * u64::from(*hosts)
+            }
+            GraphShape::Links(links) if links.iter().any(|[a, b]| a == b) => {
+                return wrong("a link leads from a vertex to itself; remove it".into());
+            }
+            GraphShape::Links(links) => links.iter().map(|[a, b]| u64::from(*a.max(b)) + 1).max().unwrap_or(0),
+        };
+        if room < u64::from(hosts) {
+            return wrong(format!("has room for {room} hosts, and there are {hosts}; make it larger"));
         }
         Ok(())
     }
@@ -164,6 +266,10 @@ impl ClusterSpec {
 impl ScaleOut {
     fn check(&self, file: &str) -> Result<()> {
         check_positive(file, "scale_out.nics_per_node", f64::from(self.nics_per_node))?;
+        check_positive(file, "scale_out.planes", f64::from(self.planes))?;
+        if self.routing == (Routing::Ecmp { subflows: 0 }) {
+            return Err(Error::spec(file, "scale_out.routing.ecmp.subflows", "0; a flow is at least one"));
+        }
         check_positive(file, "scale_out.achieved", self.achieved.value.value())?;
         check_positive(file, "scale_out.p2p", self.p2p.value.value())?;
         let (achieved, raw) = (self.achieved.value, self.raw.value);

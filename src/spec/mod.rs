@@ -13,7 +13,7 @@ pub mod stack;
 pub mod workload;
 
 pub use attention::{AttentionSpec, Pass};
-pub use cluster::{ClusterSpec, Pod, ScaleOut, ScaleUp, Sockets};
+pub use cluster::{ClusterSpec, Graph, GraphShape, Pod, Routing, ScaleOut, ScaleUp, Sockets};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
 pub use mask::{Documents, Mask};
 pub use model::{LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions};

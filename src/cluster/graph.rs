@@ -1,0 +1,135 @@
+//! Ways through networks that are no trees.
+
+use super::path::Link;
+use crate::spec::{Graph, GraphShape};
+use std::collections::VecDeque;
+
+/// Neighbours of every vertex, in order; empty where the shape says them.
+pub type Neighbours = Vec<Vec<u32>>;
+
+/// Lists neighbours where only a list of links says them. The error names two hosts that no way leads between.
+pub fn neighbours(graph: &Graph, hosts: u32) -> Result<Neighbours, String> {
+    let GraphShape::Links(links) = &graph.shape else { return Ok(vec![]) };
+    let vertices = links.iter().flatten().max().map_or(0, |&v| v as usize + 1);
+    let mut all = vec![vec![]; vertices];
+    for &[a, b] in links {
+        all[a as usize].push(b);
+        all[b as usize].push(a);
+    }
+    all.iter_mut().for_each(|n| n.sort_unstable());
+    let from = tree(&all, 0);
+    match (1..hosts).find(|&h| from.get(h as usize).is_none_or(|f| f.is_none())) {
+        Some(apart) => Err(format!("no way leads from host 0 to host {apart}; link them")),
+        None => Ok(all),
+    }
+}
+
+/// Appends the links from host `a` to host `b`.
+pub fn wires(graph: &Graph, neighbours: &Neighbours, a: u32, b: u32, links: &mut Vec<Link>) {
+    let stops = match &graph.shape {
+        GraphShape::Torus(dims) => torus(dims, a, b),
+        GraphShape::Dragonfly { groups, routers, hosts } => dragonfly(*groups, *routers, a / hosts, b / hosts),
+        GraphShape::Links(_) => shortest(neighbours, a, b),
+    };
+    links.extend(stops.windows(2).map(|w| Link::Wire { from: w[0], to: w[1] }));
+}
+
+/// Dim by dim, each the shorter way around; upwards where both are as long.
+fn torus(dims: &[u32], a: u32, b: u32) -> Vec<u32> {
+    let (mut at, mut stops, mut stride) = (a, vec![a], 1);
+    for &n in dims.iter().rev() {
+        let to = b / stride % n;
+        let ahead = (to + n - at / stride % n) % n;
+        let (steps, by) = if ahead <= n - ahead { (ahead, 1) } else { (n - ahead, n - 1) };
+        for _ in 0..steps {
+            let here = at / stride % n;
+            at = at - here * stride + (here + by) % n * stride;
+            stops.push(at);
+        }
+        stride *= n;
+    }
+    stops
+}
+
+/// Router to router: to the one of the own group that has the link to the other group, over it, to the router.
+fn dragonfly(groups: u32, routers: u32, a: u32, b: u32) -> Vec<u32> {
+    let (from, to) = (a / routers, b / routers);
+    let gate = |group: u32, other: u32| group * routers + (other + groups - group - 1) % groups % routers;
+    let mut stops = vec![a];
+    if from != to {
+        stops.extend([gate(from, to), gate(to, from)]);
+    }
+    stops.push(b);
+    stops.dedup();
+    stops
+}
+
+fn shortest(neighbours: &Neighbours, a: u32, b: u32) -> Vec<u32> {
+    let from = tree(neighbours, a);
+    let mut stops = vec![b];
+    while let Some(Some(before)) = stops.last().filter(|&&v| v != a).map(|&v| from[v as usize]) {
+        stops.push(before);
+    }
+    stops.reverse();
+    stops
+}
+
+/// Whence every vertex is reached first from `root`, breadth first.
+fn tree(neighbours: &Neighbours, root: u32) -> Vec<Option<u32>> {
+    let mut from = vec![None; neighbours.len()];
+    let Some(first) = from.get_mut(root as usize) else { return from };
+    *first = Some(root);
+    let mut next = VecDeque::from([root]);
+    while let Some(at) = next.pop_front() {
+        for &to in &neighbours[at as usize] {
+            if from[to as usize].is_none() {
+                from[to as usize] = Some(at);
+                next.push_back(to);
+            }
+        }
+    }
+    from
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torus_goes_the_shorter_way_around() {
+        // 4 x 4, vertex 4 y + x.
+        assert_eq!(torus(&[4, 4], 0, 3), [0, 3]);
+        assert_eq!(torus(&[4, 4], 0, 6), [0, 1, 2, 6]);
+        assert_eq!(torus(&[4, 4], 5, 5), [5]);
+        for (a, b) in (0..24).flat_map(|a| (0..24).map(move |b| (a, b))) {
+            let stops = torus(&[2, 3, 4], a, b);
+            assert_eq!((stops[0], *stops.last().unwrap()), (a, b));
+            assert!(stops.len() <= 1 + 1 + 1 + 2);
+        }
+    }
+
+    #[test]
+    fn a_dragonfly_needs_three_hops_at_most() {
+        let (groups, routers) = (9, 4);
+        for (a, b) in (0..36).flat_map(|a| (0..36).map(move |b| (a, b))) {
+            let stops = dragonfly(groups, routers, a, b);
+            assert_eq!((stops[0], *stops.last().unwrap()), (a, b));
+            assert!(stops.len() <= 4);
+            let back: Vec<u32> = dragonfly(groups, routers, b, a).into_iter().rev().collect();
+            assert_eq!(stops, back);
+        }
+    }
+
+    #[test]
+    fn lists_of_links_are_walked_by_the_shortest_way() {
+        let graph = |links: &[[u32; 2]]| Graph {
+            shape: GraphShape::Links(links.to_vec()),
+            bandwidth: serde_json::from_str(r#"{"value": "1 GB/s", "source": "", "provenance": "assumed"}"#).unwrap(),
+            latency: serde_json::from_str(r#"{"value": "1 us", "source": "", "provenance": "assumed"}"#).unwrap(),
+        };
+        let square = graph(&[[0, 1], [1, 2], [2, 3], [3, 0]]);
+        let near = neighbours(&square, 4).unwrap();
+        assert_eq!([shortest(&near, 0, 2), shortest(&near, 3, 0)], [vec![0, 1, 2], vec![3, 0]]);
+        assert!(neighbours(&graph(&[[0, 1], [2, 3]]), 4).unwrap_err().contains("host 0 to host 2"));
+    }
+}

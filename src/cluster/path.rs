@@ -1,0 +1,178 @@
+//! What a message between two ranks crosses, link by link.
+
+use super::Cluster;
+use super::ecmp::fullest;
+use super::graph;
+use crate::spec::Routing;
+use crate::units::{BytesPerSec, Seconds};
+
+/// A link that flows share, in one direction. Its name is all there is of it: a cluster of 100,000 GPUs keeps no list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Link {
+    /// From a GPU to the links inside its node.
+    Out(u32),
+    /// From the links inside its node to a GPU.
+    In(u32),
+    /// From a GPU to one that it has a link of its own to.
+    Peer(u32, u32),
+    /// From a socket of a node to the others.
+    Bridge { node: u32, socket: u32 },
+    /// Out of a node by a NIC.
+    NicOut { node: u32, nic: u32 },
+    /// Into a node by a NIC.
+    NicIn { node: u32, nic: u32 },
+    /// Out of a pod of a tier, 0 the innermost, on a rail (0 where there are none).
+    Up { tier: u32, pod: u32, rail: u32 },
+    /// Into a pod.
+    Down { tier: u32, pod: u32, rail: u32 },
+    /// Between two vertices of a graph.
+    Wire { from: u32, to: u32 },
+}
+
+/// Kinds of links: what utilisation is told by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LinkClass {
+    ScaleUp,
+    Bridge,
+    Nic,
+    /// Uplinks of a tier of pods.
+    Uplink(u32),
+    Wire,
+}
+
+impl Link {
+    pub fn class(self) -> LinkClass {
+        match self {
+            Link::Out(_) | Link::In(_) | Link::Peer(..) => LinkClass::ScaleUp,
+            Link::Bridge { .. } => LinkClass::Bridge,
+            Link::NicOut { .. } | Link::NicIn { .. } => LinkClass::Nic,
+            Link::Up { tier, .. } | Link::Down { tier, .. } => LinkClass::Uplink(tier),
+            Link::Wire { .. } => LinkClass::Wire,
+        }
+    }
+}
+
+/// The links from one rank to another in their order, and what the first byte takes on the way.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Path {
+    pub links: Vec<Link>,
+    pub latency: Seconds,
+}
+
+impl Cluster {
+    /// The way from `a` to `b`: over scale-up links inside a node, over NICs and the tiers above them between nodes.
+    pub fn path(&self, a: u32, b: u32) -> Path {
+        if a == b {
+            return Path { links: vec![], latency: Seconds::ZERO };
+        }
+        let mut links = Vec::with_capacity(4);
+        let latency = match self.node_of(a) == self.node_of(b) {
+            true => self.inside(a, b, &mut links),
+            false => self.between(a, b, &mut links),
+        };
+        Path { links, latency }
+    }
+
+    fn inside(&self, a: u32, b: u32, links: &mut Vec<Link>) -> Seconds {
+        let up = &self.spec.scale_up;
+        if let (Some(graph), None) = (&self.spec.graph, &self.spec.scale_out) {
+            graph::wires(graph, &self.neighbours, a, b, links);
+            return graph.latency.value * links.len() as f64;
+        }
+        links.push(Link::Out(a));
+        if up.per_peer.is_some() {
+            links.push(Link::Peer(a, b));
+        }
+        let socket = |rank: u32| up.sockets.as_ref().map(|s| (rank % self.per_node) / s.gpus);
+        if socket(a) != socket(b) {
+            links.push(Link::Bridge { node: self.node_of(a), socket: socket(a).unwrap_or(0) });
+        }
+        links.push(Link::In(b));
+        up.latency.value
+    }
+
+    fn between(&self, a: u32, b: u32, links: &mut Vec<Link>) -> Seconds {
+        let out = self.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
+        let (from, to) = (self.node_of(a), self.node_of(b));
+        let (mut rail, far) = (self.nic_of(a), self.nic_of(b));
+        let mut latency = out.latency.value;
+        if out.rails && out.pxn && rail != far {
+            // To the GPU of this node that is on the other's rail.
+            let proxy = self.ranks_on(from).find(|&r| self.nic_of(r) == far).unwrap_or(a);
+            links.extend([Link::Out(a), Link::In(proxy)]);
+            latency = latency + self.spec.scale_up.latency.value;
+            rail = self.nic_of(proxy);
+        }
+        links.push(Link::NicOut { node: from, nic: rail });
+        match &self.spec.graph {
+            Some(graph) => {
+                let before = links.len();
+                graph::wires(graph, &self.neighbours, from, to, links);
+                latency = latency + graph.latency.value * (links.len() - before) as f64;
+            }
+            None => latency = latency + self.tiers((a, rail), (b, far), out.rails, links),
+        }
+        links.push(Link::NicIn { node: to, nic: far });
+        latency
+    }
+
+    /// Up as far as the two have nothing in common, and down again.
+    fn tiers(&self, a: (u32, u32), b: (u32, u32), rails: bool, links: &mut Vec<Link>) -> Seconds {
+        let rail = |at: usize, rail: u32| if rails && at == 0 { rail } else { 0 };
+        let mut down = Vec::new();
+        let mut latency = Seconds::ZERO;
+        for (at, pod) in self.spec.pods.iter().enumerate() {
+            let (mine, its) = ((a.0 / pod.gpus, rail(at, a.1)), (b.0 / pod.gpus, rail(at, b.1)));
+            if mine == its {
+                break;
+            }
+            let tier = at as u32;
+            links.push(Link::Up { tier, pod: mine.0, rail: mine.1 });
+            down.push(Link::Down { tier, pod: its.0, rail: its.1 });
+            latency = latency + pod.latency.as_ref().map_or(Seconds::ZERO, |l| l.value);
+        }
+        links.extend(down.into_iter().rev());
+        latency
+    }
+
+    /// The NIC of a rank in its node; all that a rank has to itself count as one.
+    pub fn nic_of(&self, rank: u32) -> u32 {
+        let nics = self.nics_apart();
+        ((rank % self.per_node) * nics / self.spec.gpus_per_node).min(nics.saturating_sub(1))
+    }
+
+    /// NICs of a node, those of one GPU counted as one.
+    fn nics_apart(&self) -> u32 {
+        self.spec.scale_out.as_ref().map_or(0, |out| out.nics_per_node.min(self.spec.gpus_per_node))
+    }
+
+    /// Bytes a second that a link carries in its direction. Uplinks on which hashed flows collide carry what the
+    /// slowest of a barrier gets: see [`fullest`].
+    pub fn capacity(&self, link: Link) -> BytesPerSec {
+        let up = &self.spec.scale_up;
+        match link {
+            Link::Out(_) | Link::In(_) => up.bandwidth.value.max(up.p2p.value),
+            Link::Peer(..) => up.per_peer.as_ref().map_or(up.p2p.value, |peer| peer.value),
+            Link::Bridge { .. } => up.sockets.as_ref().map_or(up.bandwidth.value, |s| s.bridge.value),
+            Link::NicOut { .. } | Link::NicIn { .. } => self.nic_rate(),
+            Link::Up { tier, .. } | Link::Down { tier, .. } => self.uplinks(tier as usize),
+            Link::Wire { .. } => self.spec.graph.as_ref().expect("only graphs have wires").bandwidth.value,
+        }
+    }
+
+    fn nic_rate(&self) -> BytesPerSec {
+        let out = self.spec.scale_out.as_ref().expect("only networks have NICs");
+        out.achieved.value * (f64::from(out.nics_per_node) / f64::from(self.nics_apart()))
+    }
+
+    fn uplinks(&self, tier: usize) -> BytesPerSec {
+        let (pod, out) = (&self.spec.pods[tier], self.spec.scale_out.as_ref().expect("pods are of a network"));
+        let nics = f64::from(pod.gpus) * f64::from(out.nics_per_node) / f64::from(self.spec.gpus_per_node);
+        let switches = if out.rails && tier == 0 { f64::from(self.nics_apart()) } else { 1.0 };
+        let lost = match (out.routing, &pod.uplinks) {
+            (Routing::Ecmp { subflows }, Some(uplinks)) => fullest(uplinks.value, subflows),
+            _ => 1.0,
+        };
+        out.achieved.value * (nics / switches / pod.oversubscription.value / lost)
+    }
+}
