@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const COMMANDS: [&str; 9] =
-    ["sweep", "crossover", "estimate", "attention", "plan", "run", "compare", "published", "plot"];
+const COMMANDS: [&str; 10] =
+    ["sweep", "crossover", "estimate", "simulate", "attention", "plan", "run", "compare", "published", "plot"];
 
 fn foretrain(dir: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_foretrain")).args(args).current_dir(dir).output().expect("the binary runs")

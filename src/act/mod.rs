@@ -1,8 +1,12 @@
 //! What each op of a line does on each class of ranks: how long kernels take, who meets whom and how long
 //! the bytes of a meeting are under way, and what all of it counts.
 
+mod deeds;
 mod machine;
+pub mod stamp;
+pub mod stretch;
 
+pub use deeds::{Deed, Deeds, Way, Whole};
 pub use machine::{Machine, picoseconds, seconds};
 
 use crate::cluster::Tier;
@@ -224,6 +228,19 @@ impl<'a> Acts<'a> {
     }
 
     fn compute(&mut self, draft: &mut Draft, line: &Line, node: usize, kernel: &Kernel, classes: &[usize]) {
+        let name = draft.kernel(kernel.name());
+        self.kernel(line, node, kernel, classes, |class, flops, timed| draft.compute(node, class, name, flops, timed));
+    }
+
+    /// Tells `each` class its FLOPs and time of a kernel, but for those whose mask leaves nothing.
+    fn kernel(
+        &mut self,
+        line: &Line,
+        node: usize,
+        kernel: &Kernel,
+        classes: &[usize],
+        mut each: impl FnMut(usize, u64, Timed),
+    ) {
         let (places, mut sizes, mut dtype) = ((line.reads(node), line.writes(node)), [0u64; 12], Dtype::F64);
         for (size, place) in sizes.iter_mut().zip(places.0.iter().chain(places.1)) {
             *size = bytes_of(self.plan, place);
@@ -234,19 +251,19 @@ impl<'a> Acts<'a> {
             }
         }
         let (reads, writes) = sizes[..places.0.len() + places.1.len()].split_at(places.0.len());
-        let (views, name) = (&self.plan.views, draft.kernel(kernel.name()));
+        let views = &self.plan.views;
         let Some(block) = kernel.mask() else {
             let Some(&first) = classes.first() else { return };
             let work = kernel.work(views, self.fold.representatives[first], reads, writes);
             let timed = self.timed(work.expect("only a mask leaves nothing"), dtype);
-            classes.iter().for_each(|&class| draft.compute(node, class, name, work.map_or(0, |w| w.flops), timed));
+            classes.iter().for_each(|&class| each(class, work.map_or(0, |w| w.flops), timed));
             return;
         };
         let shapes = self.positions.shapes(block, views, &self.fold.representatives);
         for &class in classes.iter().filter(|&&c| shapes[c].area > 0) {
             let work = kernel.masked_work(block, shapes[class], views, reads, writes);
             let timed = self.timed(work, dtype);
-            draft.compute(node, class, name, work.flops, timed);
+            each(class, work.flops, timed);
         }
     }
 

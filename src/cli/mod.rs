@@ -13,6 +13,7 @@ mod plan;
 mod plot;
 mod published;
 mod run;
+mod simulate;
 mod sweep;
 
 use crate::error::{Error, Result};
@@ -47,6 +48,8 @@ enum Command {
     Crossover(crossover::Flags),
     /// Costs one configuration and shows where time and memory go.
     Estimate(estimate::Flags),
+    /// Plays one configuration event by event: who waits for whom, and what shares a link.
+    Simulate(simulate::Flags),
     /// Costs one attention operation over the ranks that share it, and says where the time goes.
     Attention(attention::Flags),
     /// Builds the plan of one configuration, checks it and writes it.
@@ -135,6 +138,7 @@ fn command(command: Command) -> Result<Answer> {
         Command::Sweep(flags) => sweep::run(&flags),
         Command::Crossover(flags) => crossover::run(&flags),
         Command::Estimate(flags) => estimate::run(&flags),
+        Command::Simulate(flags) => simulate::run(&flags),
         Command::Attention(flags) => attention::run(&flags),
         Command::Plan(flags) => plan::run(&flags),
         Command::Run(flags) => run::run(&flags),

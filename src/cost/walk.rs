@@ -4,6 +4,9 @@
 use super::repeat::Names;
 use super::{Effort, Found};
 use crate::act::{Act, Acts, End, Meeting, PORTS, Sheet};
+pub use crate::act::stamp::Stamp;
+use crate::act::stretch::lasting;
+pub use crate::act::stretch::Held;
 use crate::act::{Machine, picoseconds, seconds};
 use crate::error::{Error, Result};
 use crate::fold::Fold;
@@ -15,39 +18,6 @@ use crate::plan::*;
 use crate::timeline::{Span, Usage};
 use std::ops::Range;
 use std::rc::Rc;
-
-/// A moment in picoseconds and the lane whose op brought it about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Stamp(u64);
-
-impl Stamp {
-    /// 2^56 ps are 20 hours: no step takes longer.
-    const LANE_BITS: u32 = 8;
-
-    pub fn new(ps: u64, lane: u16) -> Stamp {
-        Stamp(ps << Self::LANE_BITS | u64::from(lane))
-    }
-
-    pub fn ps(self) -> u64 {
-        self.0 >> Self::LANE_BITS
-    }
-
-    pub fn lane(self) -> u16 {
-        (self.0 & ((1 << Self::LANE_BITS) - 1)) as u16
-    }
-
-    pub fn later(self, by: u64) -> Stamp {
-        Stamp(self.0 + (by << Self::LANE_BITS))
-    }
-}
-
-/// Something of a rank held for a while: SMs by a communication kernel, or a share of a port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Held {
-    pub from: u64,
-    pub to: u64,
-    pub amount: u32,
-}
 
 /// What later ops can find of one class, besides stamps.
 #[derive(Debug, Clone, Default)]
@@ -463,20 +433,9 @@ fn raise(at: &mut [Stamp], to: &[Stamp]) {
     at.iter_mut().zip(to).for_each(|(at, &to)| *at = (*at).max(to));
 }
 
-/// How long `duration` of work takes from `start`, at a speed that depends on how much is held.
+/// How long `duration` of work takes from `start`, at a speed that depends on how much is held; forgets what
+/// is over.
 pub fn stretched(held: &mut Vec<Held>, start: u64, duration: u64, speed: impl Fn(u32) -> f64) -> u64 {
     held.retain(|h| h.to > start);
-    if held.is_empty() {
-        return duration;
-    }
-    let (mut at, mut left) = (start, duration as f64);
-    loop {
-        let now = speed(held.iter().filter(|h| h.from <= at && at < h.to).map(|h| h.amount).sum());
-        let edge = held.iter().flat_map(|h| [h.from, h.to]).filter(|&e| e > at).min();
-        match edge.map(|edge| (edge, (edge - at) as f64 * now)) {
-            Some((edge, could)) if could < left => (at, left) = (edge, left - could),
-            // To the nearest: neither is negative.
-            _ => return at - start + (left / now + 0.5) as u64,
-        }
-    }
+    lasting(held.iter().copied(), start, duration, speed)
 }

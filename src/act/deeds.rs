@@ -1,0 +1,171 @@
+//! What the distinct ops of a program do on each class, without looking at whom they meet: that is for whoever
+//! goes through events to find out.
+
+use super::*;
+
+/// One op on one class.
+#[derive(Debug, Clone, Copy)]
+pub enum Deed {
+    /// The mask leaves nothing: no time passes.
+    Skip,
+    Kernel { duration: u64, sm_bound: bool },
+    /// Entries of [`Deeds::ways`].
+    Legs { first: u32, count: u16, ctas: u16 },
+    /// A collective: an entry of [`Deeds::wholes`].
+    Whole { at: u32, ctas: u16 },
+}
+
+/// A leg as a class sees it, in picoseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct Way {
+    pub dir: Direction,
+    /// Distance from the sender to the receiver, along the lane's group.
+    pub by: u32,
+    pub sender: u32,
+    pub receiver: u32,
+    pub latency: u64,
+    pub transfer: u64,
+    pub bytes: u64,
+    /// Ports of this end, see [`port`].
+    pub ports: u8,
+}
+
+/// A collective as a class sees it.
+#[derive(Clone)]
+pub struct Whole {
+    pub gang: Rc<Gang>,
+    pub latency: u64,
+    pub transfer: u64,
+    /// Sent by each member inside nodes and between them.
+    pub sent: [f64; 2],
+    pub ports: u8,
+}
+
+/// Deeds of all distinct ops of a program.
+pub struct Deeds {
+    /// The classes that run the program.
+    pub classes: Vec<usize>,
+    /// Op after op, class after class.
+    deeds: Vec<Deed>,
+    pub ways: Vec<Way>,
+    pub wholes: Vec<Whole>,
+    /// What each class adds up to, if each op runs as often as it was said to.
+    pub usages: Vec<Usage>,
+}
+
+impl Deeds {
+    pub fn of(&self, op: u32, class: usize) -> Deed {
+        self.deeds[op as usize * self.classes.len() + class]
+    }
+
+    pub fn legs(&self, first: u32, count: u16) -> &[Way] {
+        &self.ways[first as usize..][..count as usize]
+    }
+}
+
+impl Acts<'_> {
+    /// Deeds of the ops at `nodes` of a program's line, each of which runs so many times.
+    pub fn deeds(&mut self, program: u32, line: &Line, nodes: &[(u32, u32)]) -> Result<Deeds> {
+        let classes: Vec<usize> = (0..self.program.len()).filter(|&c| self.program[c] == program).collect();
+        let (deeds, usages) = (Vec::with_capacity(nodes.len() * classes.len()), vec![Usage::default(); classes.len()]);
+        let mut all = Deeds { classes, deeds, ways: vec![], wholes: vec![], usages };
+        for &(node, times) in nodes {
+            let (node, times) = (node as usize, f64::from(times));
+            match &line.nodes[node].op.kind {
+                OpKind::Compute { kernel, .. } => self.kernels_of(&mut all, line, node, kernel, times),
+                OpKind::Transfer { legs, engine } => self.legs_of(&mut all, line, node, legs, ctas(*engine), times),
+                OpKind::Collective { .. } => self.wholes_of(&mut all, line, node, times),
+                OpKind::Call { .. } => unreachable!("calls are spliced"),
+            }
+        }
+        Ok(all)
+    }
+
+    fn kernels_of(&mut self, all: &mut Deeds, line: &Line, node: usize, kernel: &Kernel, times: f64) {
+        let (first, name) = (all.deeds.len(), kernel.name());
+        all.deeds.resize(first + all.classes.len(), Deed::Skip);
+        let (deeds, usages, mut at) = (&mut all.deeds, &mut all.usages, 0);
+        self.kernel(line, node, kernel, &all.classes, |class, flops, timed| {
+            while all.classes[at] != class {
+                at += 1;
+            }
+            let Timed { duration, sm_bound, provenance, rel_sd } = timed;
+            deeds[first + at] = Deed::Kernel { duration, sm_bound };
+            let (usage, s) = (&mut usages[at], duration as f64 * 1e-12 * times);
+            *usage.by_kernel.entry(name).or_default() += s;
+            *usage.by_provenance.entry(PROVENANCES[provenance as usize]).or_default() += s;
+            usage.sd += rel_sd * s;
+            usage.flops += flops as f64 * times;
+        });
+    }
+
+    fn legs_of(&mut self, all: &mut Deeds, line: &Line, node: usize, legs: &[Leg], ctas: u16, times: f64) {
+        let lane = line.nodes[node].lane;
+        let size = self.group(lane).size(&self.plan.views) as i32;
+        let bytes = |leg: &Leg| {
+            let mut places = line.reads(node).iter().chain(line.writes(node));
+            bytes_of(self.plan, places.find(|p| p.named == leg.buf).expect("a leg's buffer is an operand"))
+        };
+        let sizes: Vec<u64> = legs.iter().map(bytes).collect();
+        let hops: Vec<Rc<[Hop]>> = legs.iter().zip(&sizes).map(|(leg, &b)| self.hops(lane, leg.by, b)).collect();
+        for (at, &class) in all.classes.iter().enumerate() {
+            let first = all.ways.len() as u32;
+            for ((leg, &bytes), hops) in legs.iter().zip(&sizes).zip(&hops) {
+                let Hop { time, tier, peer } = hops[class];
+                let (own, peer) = (class as u32, self.class_of(peer));
+                let (by, sender, receiver, way) = match leg.dir {
+                    Direction::Send => (leg.by, own, peer, SEND),
+                    Direction::Recv => (leg.by.wrapping_neg(), peer, own, RECV),
+                };
+                let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
+                let (by, ports) = (by.rem_euclid(size) as u32, port(tier, way));
+                all.ways.push(Way { dir: leg.dir, by, sender, receiver, latency, transfer, bytes, ports });
+                if leg.dir == Direction::Send {
+                    count(&mut all.usages[at], self.plan, lane, &time, times);
+                    carry(&mut all.usages[at], tier, bytes as f64 * times);
+                }
+            }
+            all.deeds.push(Deed::Legs { first, count: legs.len() as u16, ctas });
+        }
+    }
+
+    fn wholes_of(&mut self, all: &mut Deeds, line: &Line, node: usize, times: f64) {
+        let spliced = &line.nodes[node];
+        let OpKind::Collective { kind, wire, engine, .. } = &spliced.op.kind else { unreachable!("a collective") };
+        let elems = |p: &Place| bytes_of(self.plan, p) / self.plan.tensors[p.tensor as usize].dtype.size();
+        let bytes = elems(&line.reads(node)[0]).max(elems(&line.writes(node)[0])) * wire.size();
+        let gangs = self.gangs(spliced.lane);
+        for (at, &class) in all.classes.iter().enumerate() {
+            let gang = gangs[class].clone();
+            let time = self.link(*kind, spliced.lane, &gang, bytes);
+            let sent = sent(*kind, &gang, bytes as f64);
+            let usage = &mut all.usages[at];
+            count(usage, self.plan, spliced.lane, &time, times);
+            carry(usage, Tier::ScaleUp, sent[0] * times);
+            carry(usage, Tier::ScaleOut, sent[1] * times);
+            let rank = self.fold.representatives[class];
+            let tiers = gang.members.iter().map(|&m| self.machine.cluster.tier(rank, m));
+            let ports = tiers.fold(0, |bits, tier| bits | port(tier, SEND | RECV));
+            let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
+            all.deeds.push(Deed::Whole { at: all.wholes.len() as u32, ctas: ctas(*engine) });
+            all.wholes.push(Whole { gang, latency, transfer, sent, ports });
+        }
+    }
+}
+
+/// Notes that a class communicates for `time`, so many times.
+fn count(usage: &mut Usage, plan: &Plan, lane: u16, time: &LinkTime, times: f64) {
+    let s = time.total().value() * times;
+    if let Lane::Comm(group, _) = &plan.lanes[lane as usize] {
+        *usage.comm.entry(group.charged_axis()).or_default() += s;
+    }
+    *usage.by_provenance.entry(PROVENANCES[time.provenance as usize]).or_default() += s;
+    usage.comm_sd += time.rel_sd * s;
+}
+
+fn carry(usage: &mut Usage, tier: Tier, bytes: f64) {
+    match tier {
+        Tier::ScaleOut => usage.bytes_scale_out += bytes,
+        Tier::ScaleUp | Tier::Local => usage.bytes_scale_up += bytes,
+    }
+}

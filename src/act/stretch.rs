@@ -1,0 +1,31 @@
+//! Work at a speed that changes while others hold a share of what it needs.
+
+/// Something of a rank held for a while: SMs by a communication kernel, or a share of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    pub from: u64,
+    pub to: u64,
+    pub amount: u32,
+}
+
+/// How long `duration` of work takes from `start`, at a speed that depends on how much is held.
+pub fn lasting(
+    held: impl Iterator<Item = Held> + Clone,
+    start: u64,
+    duration: u64,
+    speed: impl Fn(u32) -> f64,
+) -> u64 {
+    if held.clone().all(|h| h.to <= start) {
+        return duration;
+    }
+    let (mut at, mut left) = (start, duration as f64);
+    loop {
+        let now = speed(held.clone().filter(|h| h.from <= at && at < h.to).map(|h| h.amount).sum());
+        let edge = held.clone().flat_map(|h| [h.from, h.to]).filter(|&e| e > at).min();
+        match edge.map(|edge| (edge, (edge - at) as f64 * now)) {
+            Some((edge, could)) if could < left => (at, left) = (edge, left - could),
+            // To the nearest: neither is negative.
+            _ => return (at - start).saturating_add((left / now + 0.5) as u64),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Those who meet: a send and its receive, or all members of a collective.
+
+use crate::act::numbers;
+use rustc_hash::FxHashMap;
+
+pub type MeetingId = u32;
+
+/// Names a meeting before it has begun: lane, distance (none for a collective), sender or first class, turn.
+pub type Key = (u16, Option<u32>, u32, u32);
+
+/// A class that takes part, with which op and through which ports.
+#[derive(Debug, Clone, Copy)]
+pub struct Party {
+    pub class: u32,
+    pub op: u32,
+    ports: u8,
+}
+
+impl Party {
+    pub fn new(class: u32, op: u32, ports: u8) -> Party {
+        Party { class, op, ports }
+    }
+
+    pub fn ports(self) -> impl Iterator<Item = usize> {
+        numbers(self.ports)
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct Meeting {
+    pub parties: Vec<Party>,
+    pub latency: u64,
+    /// How long the bytes take if nothing else is on their way.
+    pub transfer: u64,
+    /// Those posted before go first.
+    pub order: u64,
+    /// When all had started.
+    pub ready: u64,
+    /// How long the bytes take, as far as is known.
+    pub longest: u64,
+    /// Which of its events is the true one.
+    pub version: u32,
+}
+
+impl Meeting {
+    pub fn arrives(&self) -> u64 {
+        self.ready.saturating_add(self.latency).saturating_add(self.longest)
+    }
+}
+
+/// Order of posting: by op, then leg, then class.
+pub fn order(op: u32, leg: usize, class: u32) -> u64 {
+    u64::from(op) << 32 | (leg as u64 & 0xff) << 24 | u64::from(class & 0xff_ffff)
+}
+
+/// Meetings that wait for someone or are under way.
+#[derive(Default)]
+pub struct Meetings {
+    all: Vec<Meeting>,
+    free: Vec<MeetingId>,
+    waiting: FxHashMap<Key, MeetingId>,
+}
+
+impl Meetings {
+    pub fn get(&self, id: MeetingId) -> &Meeting {
+        &self.all[id as usize]
+    }
+
+    pub fn get_mut(&mut self, id: MeetingId) -> &mut Meeting {
+        &mut self.all[id as usize]
+    }
+
+    /// The meeting of this name.
+    pub fn enter(&mut self, key: Key) -> MeetingId {
+        if let Some(&known) = self.waiting.get(&key) {
+            return known;
+        }
+        let id = self.fresh();
+        self.waiting.insert(key, id);
+        id
+    }
+
+    /// A meeting that nobody else has to find.
+    pub fn fresh(&mut self) -> MeetingId {
+        self.free.pop().unwrap_or_else(|| {
+            self.all.push(Meeting::default());
+            self.all.len() as u32 - 1
+        })
+    }
+
+    /// Everyone is there: the name is not needed any more.
+    pub fn full(&mut self, key: &Key) {
+        self.waiting.remove(key);
+    }
+
+    pub fn over(&mut self, id: MeetingId) {
+        let meeting = self.get_mut(id);
+        meeting.parties.clear();
+        meeting.version += 1;
+        self.free.push(id);
+    }
+}

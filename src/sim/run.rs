@@ -1,0 +1,114 @@
+//! How far a class has come.
+
+use super::ports::Port;
+use super::script::Script;
+use crate::act::stamp::Stamp;
+use crate::act::stretch::Held;
+use crate::act::{Deed, PORTS};
+use std::collections::VecDeque;
+
+/// An op that is neither over nor out of sight.
+#[derive(Debug, Clone, Copy)]
+pub struct Cell {
+    /// The latest end of what it waits for so far.
+    pub start: Stamp,
+    /// Ops, and once it has begun meetings, that it waits for; [`OVER`] when it is over.
+    pub waits: u32,
+    /// Ops that the host has issued once it has issued this one.
+    pub issued: u32,
+}
+
+pub const OVER: u32 = u32::MAX;
+
+/// A kernel that runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Running {
+    pub op: u32,
+    pub start: u64,
+    /// Alone on the device.
+    pub duration: u64,
+    pub end: u64,
+    pub sm_bound: bool,
+}
+
+/// SMs held by a communication kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct Taken {
+    pub op: u32,
+    pub held: Held,
+}
+
+/// One class on its way through its script.
+pub struct Run {
+    /// Which program, and which of its classes.
+    pub program: usize,
+    pub local: usize,
+    /// The op of the first cell.
+    base: u32,
+    cells: VecDeque<Cell>,
+    issued: u32,
+    /// Ops to go.
+    pub left: u32,
+    pub kernels: Vec<Running>,
+    pub sms: Vec<Taken>,
+    pub ports: [Port; PORTS],
+    /// The end of the last op on each lane.
+    pub lasts: Vec<Stamp>,
+    /// When the compute lane was last busy, and how long it waited, by the lane it waited for.
+    pub compute_end: u64,
+    pub waited: Vec<u64>,
+    /// Start and end of every op, if they are kept.
+    pub kept: Vec<[u64; 2]>,
+}
+
+impl Run {
+    pub fn new(script: &Script, program: usize, local: usize, lanes: usize, keep: bool) -> Run {
+        let len = script.len();
+        Run {
+            program,
+            local,
+            base: 0,
+            cells: VecDeque::new(),
+            issued: 0,
+            left: len,
+            kernels: vec![],
+            sms: vec![],
+            ports: Default::default(),
+            lasts: vec![Stamp::default(); lanes],
+            compute_end: 0,
+            // One more than there are lanes: the host.
+            waited: vec![0; lanes + 1],
+            kept: if keep { vec![[0; 2]; len as usize] } else { vec![] },
+        }
+    }
+
+    /// The cell of an op that is not over.
+    pub fn cell(&mut self, script: &Script, op: u32) -> &mut Cell {
+        while self.base + (self.cells.len() as u32) <= op {
+            let next = self.base + self.cells.len() as u32;
+            self.issued += u32::from(!matches!(script.deed(next, self.local), Deed::Skip));
+            let waits = script.line.preds(next as usize).len() as u32;
+            self.cells.push_back(Cell { start: Stamp::default(), waits, issued: self.issued });
+        }
+        &mut self.cells[(op - self.base) as usize]
+    }
+
+    pub fn over(&mut self, script: &Script, op: u32) {
+        self.cell(script, op).waits = OVER;
+        self.left -= 1;
+        while self.cells.front().is_some_and(|cell| cell.waits == OVER) {
+            self.cells.pop_front();
+            self.base += 1;
+        }
+    }
+
+    /// Ops that were seen and are not over, in program order.
+    pub fn open(&self) -> impl Iterator<Item = (u32, Cell)> {
+        (self.base..).zip(self.cells.iter().copied()).filter(|(_, cell)| cell.waits != OVER)
+    }
+
+    /// The last op on any lane.
+    pub fn last(&self) -> Stamp {
+        self.lasts.iter().copied().max().unwrap_or_default()
+    }
+}

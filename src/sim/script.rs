@@ -1,0 +1,141 @@
+//! A program as its ranks follow it: every call spliced, every edge both ways, and each distinct op looked at once.
+
+use crate::act::{Acts, Deed, Deeds, Machine};
+use crate::error::{Error, Result};
+use crate::fold::Fold;
+use crate::plan::link::{AtomTable, Line};
+use crate::plan::matching::group_sizes;
+use crate::plan::*;
+use rustc_hash::{FxHashMap, FxHasher};
+use std::hash::{Hash, Hasher};
+
+pub struct Script<'p> {
+    pub line: Line<'p>,
+    /// Of each op, which of the distinct ones it is.
+    distinct: Vec<u32>,
+    pub deeds: Deeds,
+    /// Ops that wait for each op.
+    next_at: Vec<u32>,
+    next: Vec<u32>,
+    /// Ops that wait for nothing.
+    pub roots: Vec<u32>,
+    /// Of each op, where its turns begin.
+    turns_at: Vec<u32>,
+    /// Of each leg or collective: how many like it, on its lane and over its distance, came before it.
+    turns: Vec<u32>,
+}
+
+/// The scripts of all programs.
+pub fn write<'p>(plan: &'p Plan, machine: Machine<'p>, fold: &'p Fold) -> Result<Vec<Script<'p>>> {
+    if plan.lanes.len() > 200 {
+        return Err(Error::plan(format!("{} lanes; at most 200 are simulated", plan.lanes.len())));
+    }
+    let atoms = AtomTable::new(plan)?;
+    let (mut acts, sizes) = (Acts::new(plan, machine, fold), group_sizes(plan));
+    let programs = 0..plan.programs.len() as u32;
+    programs.map(|p| Script::new(plan, &atoms, &mut acts, &sizes, p)).collect()
+}
+
+impl<'p> Script<'p> {
+    fn new(plan: &'p Plan, atoms: &AtomTable, acts: &mut Acts, sizes: &[u32], program: u32) -> Result<Script<'p>> {
+        let line = Line::program(plan, atoms, program)?;
+        let (distinct, firsts) = distinct_ops(&line);
+        let deeds = acts.deeds(program, &line, &firsts)?;
+        let (next_at, next) = turned_round(&line);
+        let roots = (0..line.nodes.len() as u32).filter(|&n| line.preds(n as usize).is_empty()).collect();
+        let (turns_at, turns) = turns(&line, sizes);
+        Ok(Script { line, distinct, deeds, next_at, next, roots, turns_at, turns })
+    }
+
+    pub fn len(&self) -> u32 {
+        self.line.nodes.len() as u32
+    }
+
+    /// What an op does on a class, which is counted among those of the program.
+    pub fn deed(&self, op: u32, class: usize) -> Deed {
+        self.deeds.of(self.distinct[op as usize], class)
+    }
+
+    pub fn next(&self, op: u32) -> std::ops::Range<usize> {
+        self.next_at[op as usize] as usize..self.next_at[op as usize + 1] as usize
+    }
+
+    pub fn next_op(&self, at: usize) -> u32 {
+        self.next[at]
+    }
+
+    pub fn lane(&self, op: u32) -> u16 {
+        self.line.nodes[op as usize].lane
+    }
+
+    pub fn turn(&self, op: u32, leg: usize) -> u32 {
+        self.turns[self.turns_at[op as usize] as usize + leg]
+    }
+
+    /// What kind of op it is: kernel, transfer or collective.
+    pub fn what(&self, op: u32) -> &'static str {
+        match &self.line.nodes[op as usize].op.kind {
+            OpKind::Compute { kernel, .. } => kernel.name(),
+            OpKind::Collective { kind, .. } => kind.name(),
+            _ => "transfer",
+        }
+    }
+}
+
+/// Which distinct op each op is, and of each of those an op and how often there is one. Ops are the same if they
+/// were written as one and work on the same tensors, whichever the slots.
+fn distinct_ops(line: &Line) -> (Vec<u32>, Vec<(u32, u32)>) {
+    let (mut known, mut firsts): (FxHashMap<(usize, u64), u32>, Vec<(u32, u32)>) = Default::default();
+    let number = |i: usize| {
+        let mut h = FxHasher::default();
+        line.reads(i).iter().chain(line.writes(i)).for_each(|place| place.tensor.hash(&mut h));
+        let op: *const Op = line.nodes[i].op;
+        let number = *known.entry((op as usize, h.finish())).or_insert_with(|| {
+            firsts.push((i as u32, 0));
+            firsts.len() as u32 - 1
+        });
+        firsts[number as usize].1 += 1;
+        number
+    };
+    let distinct = (0..line.nodes.len()).map(number).collect();
+    (distinct, firsts)
+}
+
+/// Edges the other way round.
+fn turned_round(line: &Line) -> (Vec<u32>, Vec<u32>) {
+    let n = line.nodes.len();
+    let mut at = vec![0u32; n + 1];
+    (0..n).flat_map(|i| line.preds(i)).for_each(|&p| at[p as usize + 1] += 1);
+    (0..n).for_each(|i| at[i + 1] += at[i]);
+    let (mut free, mut next) = (at.clone(), vec![0; at[n] as usize]);
+    for i in 0..n {
+        for &p in line.preds(i) {
+            next[free[p as usize] as usize] = i as u32;
+            free[p as usize] += 1;
+        }
+    }
+    (at, next)
+}
+
+/// The k-th send of a lane and distance meets the k-th receive, the k-th collective of a lane those of all members.
+fn turns(line: &Line, sizes: &[u32]) -> (Vec<u32>, Vec<u32>) {
+    let mut seen: FxHashMap<(u16, Option<(Direction, u32)>), u32> = FxHashMap::default();
+    let (mut at, mut turns) = (Vec::with_capacity(line.nodes.len()), vec![]);
+    let mut take = |key| {
+        let turn = seen.entry(key).or_insert(0);
+        *turn += 1;
+        *turn - 1
+    };
+    for node in &line.nodes {
+        at.push(turns.len() as u32);
+        match &node.op.kind {
+            OpKind::Transfer { legs, .. } => {
+                let by = |leg: &Leg| leg.by.rem_euclid(sizes[node.lane as usize] as i32) as u32;
+                turns.extend(legs.iter().map(|leg| take((node.lane, Some((leg.dir, by(leg)))))));
+            }
+            OpKind::Collective { .. } => turns.push(take((node.lane, None))),
+            _ => {}
+        }
+    }
+    (at, turns)
+}
