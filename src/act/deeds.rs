@@ -8,11 +8,21 @@ use super::*;
 pub enum Deed {
     /// The mask leaves nothing: no time passes.
     Skip,
-    Kernel { duration: u64, sm_bound: bool },
+    Kernel {
+        duration: u64,
+        sm_bound: bool,
+    },
     /// Entries of [`Deeds::ways`].
-    Legs { first: u32, count: u16, ctas: u16 },
+    Legs {
+        first: u32,
+        count: u16,
+        ctas: u16,
+    },
     /// A collective: an entry of [`Deeds::wholes`].
-    Whole { at: u32, ctas: u16 },
+    Whole {
+        at: u32,
+        ctas: u16,
+    },
 }
 
 /// A leg as a class sees it, in picoseconds.

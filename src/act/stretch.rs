@@ -9,12 +9,7 @@ pub struct Held {
 }
 
 /// How long `duration` of work takes from `start`, at a speed that depends on how much is held.
-pub fn lasting(
-    held: impl Iterator<Item = Held> + Clone,
-    start: u64,
-    duration: u64,
-    speed: impl Fn(u32) -> f64,
-) -> u64 {
+pub fn lasting(held: impl Iterator<Item = Held> + Clone, start: u64, duration: u64, speed: impl Fn(u32) -> f64) -> u64 {
     if held.clone().all(|h| h.to <= start) {
         return duration;
     }

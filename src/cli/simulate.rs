@@ -12,8 +12,10 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 #[derive(Args)]
-#[command(after_help = "Example: foretrain simulate --model llama-3-8b --gpus 64 --seq-len 128K --ulysses 8 --recompute full\n         \
-                        foretrain simulate --plan plan.json --cluster dgx-h100 --trace trace.json")]
+#[command(
+    after_help = "Example: foretrain simulate --model llama-3-8b --gpus 64 --seq-len 128K --ulysses 8 --recompute full\n         \
+                        foretrain simulate --plan plan.json --cluster dgx-h100 --trace trace.json"
+)]
 pub struct Flags {
     #[command(flatten)]
     config: Config,

@@ -3,10 +3,10 @@
 
 use super::repeat::Names;
 use super::{Effort, Found};
-use crate::act::{Act, Acts, End, Meeting, PORTS, Sheet};
 pub use crate::act::stamp::Stamp;
-use crate::act::stretch::lasting;
 pub use crate::act::stretch::Held;
+use crate::act::stretch::lasting;
+use crate::act::{Act, Acts, End, Meeting, PORTS, Sheet};
 use crate::act::{Machine, picoseconds, seconds};
 use crate::error::{Error, Result};
 use crate::fold::Fold;

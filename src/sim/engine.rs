@@ -16,9 +16,18 @@ use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// The host has issued an op that nothing else keeps.
-    Issued { class: u32, op: u32 },
-    KernelEnds { class: u32, op: u32 },
-    Arrives { meeting: MeetingId, version: u32 },
+    Issued {
+        class: u32,
+        op: u32,
+    },
+    KernelEnds {
+        class: u32,
+        op: u32,
+    },
+    Arrives {
+        meeting: MeetingId,
+        version: u32,
+    },
 }
 
 /// Time, then the order in which events were found.
