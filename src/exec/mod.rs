@@ -8,6 +8,7 @@
 
 mod arena;
 pub mod attention_io;
+pub mod cuda;
 mod gather;
 pub mod inputs;
 pub mod kernels;

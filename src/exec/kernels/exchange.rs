@@ -5,6 +5,7 @@
 
 use super::Scalar;
 use crate::plan::{Exchange, HeadPart, Packing};
+use rustc_hash::FxHashMap;
 
 /// The shape of one exchange.
 pub struct Layout<'p> {
@@ -39,6 +40,18 @@ struct Piece {
     again: bool,
 }
 
+/// A run of elements on its way between operands.
+pub struct Moved {
+    pub read: usize,
+    /// None: zeros.
+    pub from: Option<usize>,
+    pub write: usize,
+    pub to: usize,
+    pub len: usize,
+    /// How many runs come to the same place before this one, which is then added.
+    pub turn: usize,
+}
+
 impl<'p> Layout<'p> {
     pub fn new(packing: Packing, [ranks, batch, seq]: [u64; 3], parts: &'p [HeadPart]) -> Layout<'p> {
         let [ranks, batch, seq] = [ranks, batch, seq].map(|x| x as usize);
@@ -52,6 +65,29 @@ impl<'p> Layout<'p> {
             Exchange::UnpackSeq => self.by_tokens(|p| unpack(&p, reads, writes)),
             Exchange::UnpackHeads => self.by_heads(|p| unpack(&p, reads, writes)),
         }
+    }
+
+    /// Where every run of elements goes, for whoever moves them by a list. `by_heads`: parts hold all heads of some
+    /// tokens; `packs`: from parts to packed buffers.
+    pub fn moves(&self, by_heads: bool, packs: bool) -> Vec<Moved> {
+        let mut out: Vec<Moved> = vec![];
+        let mut copies: FxHashMap<(usize, usize), usize> = FxHashMap::default();
+        let mut take = |p: Piece| {
+            if packs {
+                let (read, from, write, to) = (p.part, p.in_part, p.buffer, p.packed);
+                out.push(Moved { read, from, write, to, len: p.len, turn: 0 });
+            } else if let Some(to) = p.in_part {
+                let turn = copies.entry((p.part, to)).or_default();
+                out.push(Moved { read: p.buffer, from: Some(p.packed), write: p.part, to, len: p.len, turn: *turn });
+                *turn += 1;
+            }
+        };
+        if by_heads {
+            self.by_heads(&mut take)
+        } else {
+            self.by_tokens(&mut take)
+        }
+        out
     }
 
     /// The rows of each rank, sequence, token, part and lane, as the packed buffers have them.

@@ -5,15 +5,15 @@
 
 mod attention;
 mod attention_bwd;
-mod exchange;
+pub(in crate::exec) mod exchange;
 mod fp8;
 mod gemm;
 mod layer_norm;
 mod loss;
-mod mask;
+pub(in crate::exec) mod mask;
 mod norm;
 mod pointwise;
-mod reorder;
+pub(in crate::exec) mod reorder;
 mod rope;
 mod scalar;
 mod shapes;
@@ -227,7 +227,7 @@ pub fn run<T: Scalar>(
 }
 
 /// The operands a kernel accumulates into, as (read, write): the write starts as the read was.
-fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
+pub(in crate::exec) fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
     match kernel {
         Kernel::MatMul { accumulate: true, .. } => &[(2, 0)],
         Kernel::MergeLse(_) => &[(0, 0), (1, 1)],

@@ -3,6 +3,7 @@
 //! Shapes: gathered [rank][batch][len][cols], in sequence order [batch][position][cols].
 
 use super::Scalar;
+use super::exchange::Moved;
 use crate::plan::{Mesh, Segs, Span};
 
 /// Elements that stay together: where they lie in either order.
@@ -31,6 +32,15 @@ impl Pieces {
             Piece { gathered: gathered - len, ordered: (b * segs.seq as usize + range.start as usize) * cols, len }
         };
         Pieces(ranges.into_iter().map(piece).collect())
+    }
+
+    /// The same as a list; `inverse`: in order -> gathered.
+    pub fn moves(&self, inverse: bool) -> Vec<Moved> {
+        let moved = |p: &Piece| {
+            let (from, to) = if inverse { (p.ordered, p.gathered) } else { (p.gathered, p.ordered) };
+            Moved { read: 0, from: Some(from), write: 0, to, len: p.len, turn: 0 }
+        };
+        self.0.iter().map(moved).collect()
     }
 
     /// Gathered -> in order.

@@ -1,0 +1,216 @@
+//! What is launched for a kernel of a plan.
+//!
+//! A plan's kernel becomes a few [`Action`]s, in order, on one stream. A launch names its source, the macros that fix
+//! operand types and widths, a grid, and its parameters: one struct of 8-byte words. What a mask or a layout means for
+//! a rank is worked out here, once, as tables that the kernels read.
+
+mod attention;
+mod ends;
+mod moves;
+mod rows;
+
+use super::source::Source;
+use crate::error::{Error, Result};
+use crate::plan::{Dtype, Kernel, Mesh, Side};
+use bytemuck::Pod;
+use std::rc::Rc;
+
+/// A word of a launch's parameters.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Arg {
+    /// Where operand i begins.
+    Read(usize),
+    Write(usize),
+    /// Constant data, by address.
+    Table(Rc<[u8]>),
+    /// The address of scratch memory, by index into [`Lowered::scratch`].
+    Scratch(usize),
+    Null,
+    Int(i64),
+    Real(f64),
+}
+
+/// One kernel launch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Launch {
+    pub source: Source,
+    pub kernel: &'static str,
+    /// Macros: `("R0", "bf16")`.
+    pub defines: Vec<(String, String)>,
+    pub grid: [u32; 3],
+    pub threads: u32,
+    /// Dynamic shared memory, bytes.
+    pub shared: u32,
+    pub args: Vec<Arg>,
+}
+
+/// `C[m,n] (+)= A B (+ bias)`, row-major, as [`Kernel::MatMul`] says: for cuBLASLt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gemm {
+    pub shape: [u64; 3],
+    pub transposed: [bool; 2],
+    pub accumulate: bool,
+    pub bias: bool,
+    pub fp8: bool,
+    /// Of A, B and C.
+    pub dtypes: [Dtype; 3],
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    Launch(Launch),
+    Gemm(Gemm),
+    /// Operand `read` into operand `write`, unless they are one buffer: what an accumulating kernel starts from.
+    Copy {
+        read: usize,
+        write: usize,
+    },
+}
+
+/// What is done for one kernel.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Lowered {
+    pub actions: Vec<Action>,
+    /// Bytes of each piece of scratch memory, which nobody else uses meanwhile.
+    pub scratch: Vec<u64>,
+}
+
+/// Lowers `kernel` as `rank` runs it in optimizer step `step`, counted from 1, its operands being stored so. Errors: a
+/// dtype that the kernels do not take.
+pub fn lower(kernel: &Kernel, on: Where, reads: &[Dtype], writes: &[Dtype], step: u64) -> Result<Lowered> {
+    let mut out = Lowering { reads, writes, name: kernel.name(), lowered: Lowered::default() };
+    if kernel.mask().is_some_and(|block| block.shape(on.views, on.rank).area == 0) {
+        return Ok(out.lowered);
+    }
+    for &(read, write) in super::super::kernels::in_place(kernel) {
+        out.lowered.actions.push(Action::Copy { read, write });
+    }
+    out.kernel(kernel, on, step)?;
+    Ok(out.lowered)
+}
+
+/// Which rank of which mesh.
+#[derive(Debug, Clone, Copy)]
+pub struct Where<'a> {
+    pub views: &'a [Mesh],
+    pub rank: u32,
+}
+
+/// A kernel on the way.
+struct Lowering<'a> {
+    reads: &'a [Dtype],
+    writes: &'a [Dtype],
+    name: &'static str,
+    lowered: Lowered,
+}
+
+/// Enough blocks to fill any GPU several times over; kernels stride over what there is.
+const MOST_BLOCKS: u64 = 2048;
+/// Threads of every kernel but attention's.
+const THREADS: u32 = 256;
+
+impl Lowering<'_> {
+    fn kernel(&mut self, kernel: &Kernel, on: Where, step: u64) -> Result<()> {
+        match kernel {
+            Kernel::MatMul { .. } => self.matmul(kernel),
+            Kernel::Attention(block) => self.attention(block, on, false),
+            Kernel::AttentionOnto(block) => self.attention(block, on, true),
+            Kernel::AttentionBwd(block) => self.attention_bwd(block, on, None),
+            Kernel::AttentionBwdOnto(block, side) => self.attention_bwd(block, on, Some(*side)),
+            Kernel::AttentionDelta { .. } | Kernel::MergeLse(_) | Kernel::AddLse(_) | Kernel::AddWeighted(_) => {
+                self.merge(kernel, on)
+            }
+            Kernel::Norm { rows, cols, eps } => self.norm([*rows, *cols], false, false, *eps),
+            Kernel::LayerNorm { rows, cols, eps, bias } => self.norm([*rows, *cols], true, *bias, *eps),
+            Kernel::NormBwd { rows, cols, eps } => self.norm_bwd([*rows, *cols], false, false, *eps),
+            Kernel::LayerNormBwd { rows, cols, eps, bias } => self.norm_bwd([*rows, *cols], true, *bias, *eps),
+            Kernel::BiasBwd { rows, cols } => self.bias_bwd(*rows, *cols),
+            Kernel::Rope { .. } => self.rope(kernel, on),
+            Kernel::Permute { .. } | Kernel::Reorder { .. } => self.moved(kernel, on),
+            Kernel::Embed { .. }
+            | Kernel::EmbedBwd { .. }
+            | Kernel::Positions { .. }
+            | Kernel::CrossEntropy { .. }
+            | Kernel::VocabStats(_)
+            | Kernel::VocabCrossEntropy { .. } => self.ends(kernel, on),
+            _ => self.pointwise(kernel, on, step),
+        }
+    }
+
+    fn matmul(&mut self, kernel: &Kernel) -> Result<()> {
+        let &Kernel::MatMul { m, n, k, a_t, b_t, accumulate, fp8, bias } = kernel else {
+            return Err(self.refuse("is no product"));
+        };
+        let dtypes = [self.reads[0], self.reads[1], self.writes[0]];
+        let shape = [m, n, k];
+        self.lowered.actions.push(Action::Gemm(Gemm { shape, transposed: [a_t, b_t], accumulate, bias, fp8, dtypes }));
+        Ok(())
+    }
+
+    fn refuse(&self, why: &str) -> Error {
+        Error::device(self.name, format!("{why}; no CUDA kernel takes that"))
+    }
+
+    /// What a macro calls a dtype.
+    fn word(&self, dtype: Dtype) -> Result<&'static str> {
+        match dtype {
+            Dtype::Bf16 => Ok("bf16"),
+            Dtype::F32 => Ok("float"),
+            other => Err(self.refuse(&format!("an operand is {other:?}"))),
+        }
+    }
+
+    fn must_be(&self, what: &str, dtype: Dtype, wanted: Dtype) -> Result<()> {
+        let why = || format!("{what} is {dtype:?}, not {wanted:?}");
+        if dtype == wanted { Ok(()) } else { Err(self.refuse(&why())) }
+    }
+
+    /// Macros for operands: `("R", 0, dtype of operand 0)`.
+    fn types(&self, of: &[(&str, usize, Dtype)]) -> Result<Vec<(String, String)>> {
+        of.iter().map(|&(side, i, dtype)| Ok((format!("{side}{i}"), self.word(dtype)?.into()))).collect()
+    }
+
+    /// The macros of reads `r` and writes `w`, by their places in the kernel.
+    fn typed(&self, r: &[usize], w: &[usize]) -> Result<Vec<(String, String)>> {
+        let reads = r.iter().map(|&i| ("R", i, self.reads[i]));
+        let writes = w.iter().map(|&i| ("W", i, self.writes[i]));
+        self.types(&reads.chain(writes).collect::<Vec<_>>())
+    }
+
+    /// A kernel whose threads stride over `elems`.
+    fn spread(&mut self, at: (Source, &'static str), defines: Vec<(String, String)>, elems: u64, args: Vec<Arg>) {
+        let blocks = elems.div_ceil(u64::from(THREADS)).clamp(1, MOST_BLOCKS) as u32;
+        self.launch(at, defines, [blocks, 1, 1], 0, args);
+    }
+
+    fn launch(
+        &mut self,
+        (source, kernel): (Source, &'static str),
+        defines: Vec<(String, String)>,
+        grid: [u32; 3],
+        shared: u32,
+        args: Vec<Arg>,
+    ) {
+        let threads = THREADS;
+        self.lowered.actions.push(Action::Launch(Launch { source, kernel, defines, grid, threads, shared, args }));
+    }
+
+    fn scratch(&mut self, bytes: u64) -> Arg {
+        self.lowered.scratch.push(bytes);
+        Arg::Scratch(self.lowered.scratch.len() - 1)
+    }
+}
+
+fn table<T: Pod>(values: &[T]) -> Arg {
+    Arg::Table(bytemuck::cast_slice(values).into())
+}
+
+fn ints(values: &[u64]) -> Vec<Arg> {
+    values.iter().map(|&v| Arg::Int(v as i64)).collect()
+}
+
+/// The rows of a block's side that take part on a rank, over the whole batch.
+fn live(block: &crate::plan::AttnBlock, side: Side, on: Where) -> Vec<i32> {
+    let ranges = crate::exec::kernels::mask::live_rows(block, side, on.views, on.rank);
+    ranges.into_iter().flatten().map(|row| row as i32).collect()
+}

@@ -1,0 +1,59 @@
+//! Rows moved about: the kernels get the list of what goes where.
+
+use super::super::source;
+use super::{Arg, Lowering, Where, ints, table};
+use crate::error::Result;
+use crate::exec::kernels::exchange::{Layout, Moved};
+use crate::exec::kernels::reorder::Pieces;
+use crate::plan::{Exchange, Kernel};
+use std::collections::BTreeMap;
+
+/// From, to (elements; from -1: zeros), and whether it is added to what is there: `Move` of layout.cu.
+type Move = [i64; 3];
+
+/// The moves of one launch: between one pair of operands, all of one length, and no two of them to one place.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Group {
+    /// Copies of one head are summed one after the other.
+    turn: usize,
+    read: usize,
+    write: usize,
+    len: usize,
+}
+
+impl Lowering<'_> {
+    pub(super) fn moved(&mut self, kernel: &Kernel, on: Where) -> Result<()> {
+        let mut groups: BTreeMap<Group, Vec<Move>> = BTreeMap::new();
+        for moved in pieces(kernel, on) {
+            let Moved { read, from, write, to, len, turn } = moved;
+            let from = from.map_or(-1, |at| at as i64);
+            let group = groups.entry(Group { turn, read, write, len }).or_default();
+            group.push([from, to as i64, i64::from(turn > 0)]);
+        }
+        for (group, moves) in groups {
+            let defines = self.types(&[("R", 0, self.reads[group.read]), ("W", 0, self.writes[group.write])])?;
+            let flat: Vec<i64> = moves.iter().flatten().copied().collect();
+            let mut args = vec![Arg::Read(group.read), Arg::Write(group.write), table(&flat)];
+            args.extend(ints(&[moves.len() as u64, group.len as u64]));
+            self.spread((source::layout, "moves"), defines, (moves.len() * group.len) as u64 / 8, args);
+        }
+        Ok(())
+    }
+}
+
+fn pieces(kernel: &Kernel, on: Where) -> Vec<Moved> {
+    match kernel {
+        Kernel::Permute { exchange, packing, ranks, batch, seq, parts } => {
+            let layout = Layout::new(*packing, [*ranks, *batch, *seq], parts);
+            layout.moves(*exchange == Exchange::PackHeads || *exchange == Exchange::UnpackHeads, packs(*exchange))
+        }
+        Kernel::Reorder { segs, batch, cols, inverse } => {
+            Pieces::new(segs, on.views, on.rank, *batch as usize, *cols as usize).moves(*inverse)
+        }
+        _ => vec![],
+    }
+}
+
+fn packs(exchange: Exchange) -> bool {
+    matches!(exchange, Exchange::PackHeads | Exchange::PackSeq)
+}

@@ -1,0 +1,204 @@
+// Gradients of one block of attention from the final log-sum-exp and delta, after Dao, arXiv:2307.08691: a block of
+// threads keeps 128 keys of one KV head and walks over the query heads of its group and their tiles of 64 queries.
+// With p = exp(s - lse): dV = pT dO, dP = dO VT, dS = p (dP - delta), dQ = dS K, dK = dST Q, the last two scaled.
+//
+// A warp has 16 keys and computes the transposes of S and dP, which then stand in registers as the left operands of
+// dV and dK. Only dS goes through shared memory, for dQ, of which each block of threads has a part: dq is a float
+// buffer and is added to atomically, so its last digits depend on the order. dK and dV do not.
+//
+// Shapes as in attention_fwd.cu; dq [batch*sq, heads*d] float, the rows that see a key zeroed before; dkv like kv.
+// Grid: (key tiles, kv_heads, batch). Rows of dkv that no query sees are left as they are; with `onto` the others are
+// added to.
+#include "attention.cuh"
+
+#ifndef W1
+#define W1 float
+#endif
+
+constexpr int KEYS = 128, QUERIES = 64, THREADS = 256, D = HEAD_DIM, DV = VALUE_DIM;
+
+struct AttentionBwd {
+    const bf16* q;
+    const bf16* kv;
+    const bf16* d_o;
+    const float* lse;
+    const float* delta;
+    float* dq;
+    W1* dkv;
+    const int* lo;        // [sq]
+    const int* hi;        // [sq]
+    const int* positions; // [sk]
+    const int* q_bounds;  // [query tiles, 4]
+    const int* kv_bounds; // [key tiles, 2]
+    const u8* kv_live;    // [sk], whether any query sees it
+    i64 sq, sk, heads, kv_heads, onto;
+    f64 scale;
+};
+
+// What a query brings, in shared memory beside its rows.
+struct Limits {
+    float lse[QUERIES], delta[QUERIES]; // lse in units of log 2
+    int lo[QUERIES], hi[QUERIES];
+};
+
+// [16 keys of the warp, QUERIES] = left rows times the rows of the tile.
+template <int DIM> DEVICE void products(float (&s)[QUERIES / 8][4], Tile<DIM> left, Tile<DIM> queries, int first, int lane) {
+    UNROLL for (int n = 0; n < QUERIES / 8; n++)
+        UNROLL for (int i = 0; i < 4; i++) s[n][i] = 0;
+    UNROLL for (int d = 0; d < DIM; d += 16) {
+        u32 a[4];
+        left.left(a, first, d, lane);
+        UNROLL for (int n = 0; n < QUERIES / 16; n++) {
+            u32 b[4];
+            queries.right_of_transpose(b, 16 * n, d, lane);
+            mma(s[2 * n], a, b[0], b[1]);
+            mma(s[2 * n + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// sum[16 keys, DIM] += s[16 keys, QUERIES] rows[QUERIES, DIM].
+template <int DIM> DEVICE void gather(float (&sum)[DIM / 8][4], const float (&s)[QUERIES / 8][4], Tile<DIM> rows, int lane) {
+    UNROLL for (int k = 0; k < QUERIES / 16; k++) {
+        u32 a[4];
+        UNROLL for (int i = 0; i < 4; i++) a[i] = pack_bf16(s[2 * k + i / 2][2 * (i % 2)], s[2 * k + i / 2][2 * (i % 2) + 1]);
+        UNROLL for (int n = 0; n < DIM / 16; n++) {
+            u32 b[4];
+            rows.right(b, 16 * k, 16 * n, lane);
+            mma(sum[2 * n], a, b[0], b[1]);
+            mma(sum[2 * n + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+// s becomes p and dp becomes dS, zero where the mask hides a key.
+DEVICE void soften(float (&s)[QUERIES / 8][4], float (&dp)[QUERIES / 8][4], const Limits& l, const int (&at)[2], bool all, float scale, int lane) {
+    UNROLL for (int n = 0; n < QUERIES / 8; n++)
+        UNROLL for (int j = 0; j < 2; j++) {
+            int query = 8 * n + 2 * (lane % 4) + j;
+            UNROLL for (int h = 0; h < 2; h++) {
+                bool sees = all || (at[h] >= l.lo[query] && at[h] <= l.hi[query]);
+                float e = sees ? exp2f(s[n][2 * h + j] * scale - l.lse[query]) : 0.0f;
+                s[n][2 * h + j] = e;
+                dp[n][2 * h + j] = sees ? e * (dp[n][2 * h + j] - l.delta[query]) : 0.0f;
+            }
+        }
+}
+
+// dS of the warp's keys into the tile [keys, queries].
+DEVICE void put(Tile<QUERIES> to, const float (&ds)[QUERIES / 8][4], int first, int lane) {
+    UNROLL for (int n = 0; n < QUERIES / 8; n++)
+        UNROLL for (int h = 0; h < 2; h++)
+            *reinterpret_cast<u32*>(to.row(first + 8 * h + lane / 4) + 8 * n + 2 * (lane % 4)) = pack_bf16(ds[n][2 * h], ds[n][2 * h + 1]);
+}
+
+// dq[QUERIES, D] += dS K: warps 0-3 have the first half of the columns, four times 16 queries, warps 4-7 the second.
+DEVICE void add_dq(float* dq, i64 stride, int left, Tile<QUERIES> ds, Tile<D> k, float scale, int warp, int lane) {
+    constexpr int COLUMNS = D / 2;
+    static_assert(COLUMNS % 16 == 0, "a warp takes whole 16-column blocks");
+    int query = warp % 4 * 16, column = warp / 4 * COLUMNS;
+    float sum[COLUMNS / 8][4];
+    UNROLL for (int n = 0; n < COLUMNS / 8; n++)
+        UNROLL for (int i = 0; i < 4; i++) sum[n][i] = 0;
+    UNROLL for (int key = 0; key < KEYS; key += 16) {
+        u32 a[4];
+        ds.left_of_transpose(a, key, query, lane);
+        UNROLL for (int n = 0; n < COLUMNS / 16; n++) {
+            u32 b[4];
+            k.right(b, key, column + 16 * n, lane);
+            mma(sum[2 * n], a, b[0], b[1]);
+            mma(sum[2 * n + 1], a, b[2], b[3]);
+        }
+    }
+    UNROLL for (int h = 0; h < 2; h++) {
+        int row = query + 8 * h + lane / 4;
+        if (row >= left) continue;
+        UNROLL for (int n = 0; n < COLUMNS / 8; n++)
+            UNROLL for (int j = 0; j < 2; j++)
+                atomicAdd(dq + row * stride + column + 8 * n + 2 * (lane % 4) + j, sum[n][2 * h + j] * scale);
+    }
+}
+
+// The warp's rows of dK or dV.
+template <int DIM> DEVICE void write(W1* to, i64 stride, const float (&sum)[DIM / 8][4], const bool (&live)[2], bool onto, float scale, int lane) {
+    UNROLL for (int h = 0; h < 2; h++) {
+        if (!live[h]) continue;
+        UNROLL for (int n = 0; n < DIM / 8; n++) {
+            W1* at = to + (8 * h + lane / 4) * stride + 8 * n + 2 * (lane % 4);
+            float a = sum[n][2 * h] * scale, b = sum[n][2 * h + 1] * scale;
+            if (onto) {
+                a += to_float(at[0]);
+                b += to_float(at[1]);
+            }
+            store2(at, a, b);
+        }
+    }
+}
+
+KERNEL(attention_bwd, AttentionBwd, THREADS) {
+    SHARED(memory);
+    Tile<D> k{reinterpret_cast<bf16*>(memory)};
+    Tile<DV> v{k.row(KEYS)};
+    Tile<D> q{v.row(KEYS)};
+    Tile<DV> d_o{q.row(QUERIES)};
+    Tile<QUERIES> ds{d_o.row(QUERIES)};
+    Limits& limits = *reinterpret_cast<Limits*>(ds.row(KEYS));
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = 16 * warp;
+    i64 tile = blockIdx.x, kv_head = blockIdx.y, batch = blockIdx.z;
+    i64 key0 = tile * KEYS, q_stride = p.heads * D, o_stride = p.heads * DV, kv_stride = p.kv_heads * (D + DV);
+    int left_keys = int(p.sk - key0 < KEYS ? p.sk - key0 : KEYS);
+    const int* kv_bounds = p.kv_bounds + 2 * tile;
+    i64 k_at = (batch * p.sk + key0) * kv_stride + kv_head * D, v_at = (batch * p.sk + key0) * kv_stride + p.kv_heads * D + kv_head * DV;
+    copy_rows<D, THREADS>(k, p.kv + k_at, kv_stride, KEYS, left_keys);
+    copy_rows<DV, THREADS>(v, p.kv + v_at, kv_stride, KEYS, left_keys);
+
+    int at[2];
+    bool live[2];
+    UNROLL for (int h = 0; h < 2; h++) {
+        int key = first + 8 * h + lane / 4;
+        at[h] = key < left_keys ? p.positions[key0 + key] : -1;
+        live[h] = key < left_keys && p.kv_live[key0 + key];
+    }
+    float dk[D / 8][4], dv[DV / 8][4];
+    UNROLL for (int n = 0; n < D / 8; n++)
+        UNROLL for (int i = 0; i < 4; i++) dk[n][i] = 0;
+    UNROLL for (int n = 0; n < DV / 8; n++)
+        UNROLL for (int i = 0; i < 4; i++) dv[n][i] = 0;
+
+    float scale = float(p.scale);
+    int group = int(p.heads / p.kv_heads), q_tiles = int((p.sq + QUERIES - 1) / QUERIES);
+    for (int step = 0; step < group * q_tiles; step++) {
+        int q_tile = step % q_tiles;
+        Seen sees = seen(p.q_bounds + 4 * q_tile, kv_bounds);
+        if (sees == NOTHING) continue;
+        i64 head = kv_head * group + step / q_tiles, row0 = batch * p.sq + i64(q_tile) * QUERIES;
+        int left = int(p.sq - i64(q_tile) * QUERIES < QUERIES ? p.sq - i64(q_tile) * QUERIES : QUERIES);
+        copy_rows<D, THREADS>(q, p.q + row0 * q_stride + head * D, q_stride, QUERIES, left);
+        copy_rows<DV, THREADS>(d_o, p.d_o + row0 * o_stride + head * DV, o_stride, QUERIES, left);
+        copies_commit();
+        if (threadIdx.x < QUERIES) {
+            int i = threadIdx.x;
+            bool there = i < left;
+            int row = q_tile * QUERIES + i;
+            limits.lo[i] = there ? p.lo[row] : 1;
+            limits.hi[i] = there ? p.hi[row] : 0;
+            limits.lse[i] = there ? p.lse[(row0 + i) * p.heads + head] * LOG2_E : 0;
+            limits.delta[i] = there ? p.delta[(row0 + i) * p.heads + head] : 0;
+        }
+        copies_wait<0>();
+        __syncthreads();
+        float s[QUERIES / 8][4], dp[QUERIES / 8][4];
+        products<D>(s, k, q, first, lane);
+        products<DV>(dp, v, d_o, first, lane);
+        // Rows that are not there look as if they saw nothing; a full tile may have some of them at its end.
+        soften(s, dp, limits, at, sees == ALL && left == QUERIES && left_keys == KEYS, scale * LOG2_E, lane);
+        gather<DV>(dv, s, d_o, lane);
+        gather<D>(dk, dp, q, lane);
+        put(ds, dp, first, lane);
+        __syncthreads();
+        add_dq(p.dq + row0 * q_stride + head * D, q_stride, left, ds, k, scale, warp, lane);
+        __syncthreads();
+    }
+    write<D>(p.dkv + k_at + first * kv_stride, kv_stride, dk, live, p.onto, scale, lane);
+    write<DV>(p.dkv + v_at + first * kv_stride, kv_stride, dv, live, p.onto, 1.0f, lane);
+}

@@ -1,0 +1,200 @@
+// Flash attention with log-sum-exp, forward (Dao, arXiv:2307.08691): a block of threads takes 128 queries of one head
+// and walks over tiles of 64 keys. A warp has 32 queries, so that every fragment of K and V serves two products.
+//
+// Shapes: q [batch*sq, heads*d], kv [batch*sk, (kv_heads*d | kv_heads*dv)], o [batch*sq, heads*dv], lse [batch*sq,
+// heads]. Grid: (query tiles, heads, batch). Rows that see no key are left as they are; with `onto` rows go on from
+// what o and lse hold.
+#include "attention.cuh"
+
+#ifndef W0
+#define W0 bf16
+#endif
+
+constexpr int QUERIES = 128, KEYS = 64, THREADS = 128, D = HEAD_DIM, DV = VALUE_DIM;
+
+struct AttentionFwd {
+    const bf16* q;
+    const bf16* kv;
+    W0* o;
+    float* lse;
+    const int* lo;        // [sq]
+    const int* hi;        // [sq]
+    const int* positions; // [sk]
+    const int* q_bounds;  // [query tiles, 4]
+    const int* kv_bounds; // [key tiles, 2]
+    i64 sq, sk, heads, kv_heads, onto;
+    f64 scale;
+};
+
+// The running softmax of a thread's four rows: two of each of the two 16-row parts of its warp.
+struct Rows {
+    float top[2][2], sum[2][2];
+};
+
+DEVICE int next_tile(const AttentionFwd& p, const int* q_bounds, int from, int tiles) {
+    while (from < tiles && seen(q_bounds, p.kv_bounds + 2 * from) == NOTHING) from++;
+    return from;
+}
+
+DEVICE void scores(float (&s)[2][KEYS / 8][4], Tile<D> q, Tile<D> k, int first, int lane) {
+    UNROLL for (int m = 0; m < 2; m++)
+        UNROLL for (int n = 0; n < KEYS / 8; n++)
+            UNROLL for (int i = 0; i < 4; i++) s[m][n][i] = 0;
+    UNROLL for (int d = 0; d < D; d += 16) {
+        u32 a[2][4];
+        q.left(a[0], first, d, lane);
+        q.left(a[1], first + 16, d, lane);
+        UNROLL for (int n = 0; n < KEYS / 16; n++) {
+            u32 b[4];
+            k.right_of_transpose(b, 16 * n, d, lane);
+            UNROLL for (int m = 0; m < 2; m++) {
+                mma(s[m][2 * n], a[m], b[0], b[1]);
+                mma(s[m][2 * n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+DEVICE void hide(float (&s)[2][KEYS / 8][4], const int* positions, int left, const int (&lo)[2][2], const int (&hi)[2][2], int lane) {
+    UNROLL for (int n = 0; n < KEYS / 8; n++)
+        UNROLL for (int j = 0; j < 2; j++) {
+            int key = 8 * n + 2 * (lane % 4) + j;
+            int at = key < left ? positions[key] : -1;
+            UNROLL for (int m = 0; m < 2; m++)
+                UNROLL for (int h = 0; h < 2; h++)
+                    if (at < lo[m][h] || at > hi[m][h]) s[m][n][2 * h + j] = -INFINITY_F;
+        }
+}
+
+// Scores to probabilities, in units of log 2; what was gathered under the old maximum is scaled.
+DEVICE void soften(float (&s)[2][KEYS / 8][4], float (&o)[2][DV / 8][4], Rows& rows, float scale) {
+    UNROLL for (int m = 0; m < 2; m++)
+        UNROLL for (int h = 0; h < 2; h++) {
+            float top = -INFINITY_F;
+            UNROLL for (int n = 0; n < KEYS / 8; n++) top = fmaxf(top, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            top = fmaxf(rows.top[m][h], top * scale);
+            // Nothing seen so far: any finite number keeps infinity minus infinity away.
+            float base = top == -INFINITY_F ? 0.0f : top;
+            float keep = exp2f(rows.top[m][h] - base), sum = 0;
+            UNROLL for (int n = 0; n < KEYS / 8; n++)
+                UNROLL for (int j = 0; j < 2; j++) {
+                    float e = exp2f(s[m][n][2 * h + j] * scale - base);
+                    s[m][n][2 * h + j] = e;
+                    sum += e;
+                }
+            rows.top[m][h] = top;
+            rows.sum[m][h] = rows.sum[m][h] * keep + sum;
+            UNROLL for (int n = 0; n < DV / 8; n++)
+                UNROLL for (int j = 0; j < 2; j++) o[m][n][2 * h + j] *= keep;
+        }
+}
+
+DEVICE void gather(float (&o)[2][DV / 8][4], const float (&s)[2][KEYS / 8][4], Tile<DV> v, int lane) {
+    UNROLL for (int k = 0; k < KEYS / 16; k++) {
+        u32 a[2][4];
+        UNROLL for (int m = 0; m < 2; m++)
+            UNROLL for (int i = 0; i < 4; i++)
+                a[m][i] = pack_bf16(s[m][2 * k + i / 2][2 * (i % 2)], s[m][2 * k + i / 2][2 * (i % 2) + 1]);
+        UNROLL for (int n = 0; n < DV / 16; n++) {
+            u32 b[4];
+            v.right(b, 16 * k, 16 * n, lane);
+            UNROLL for (int m = 0; m < 2; m++) {
+                mma(o[m][2 * n], a[m], b[0], b[1]);
+                mma(o[m][2 * n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+KERNEL(attention_fwd, AttentionFwd, THREADS) {
+    SHARED(memory);
+    Tile<D> q{reinterpret_cast<bf16*>(memory)};
+    Tile<D> k{q.row(QUERIES)};
+    Tile<DV> v{k.row(KEYS)};
+    int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 32;
+    // The last tiles have the most to do under a causal mask, so they begin.
+    int tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y;
+    i64 batch = blockIdx.z, kv_head = head / (p.heads / p.kv_heads);
+    i64 row0 = i64(tile) * QUERIES, q_stride = p.heads * D, kv_stride = p.kv_heads * (D + DV);
+    int left = int(p.sq - row0 < QUERIES ? p.sq - row0 : QUERIES);
+    int tiles = int((p.sk + KEYS - 1) / KEYS);
+    const bf16* keys = p.kv + batch * p.sk * kv_stride + kv_head * D;
+    const bf16* values = p.kv + batch * p.sk * kv_stride + p.kv_heads * D + kv_head * DV;
+    const int* q_bounds = p.q_bounds + 4 * tile;
+    int at = next_tile(p, q_bounds, 0, tiles);
+    if (at == tiles) return;
+
+    copy_rows<D, THREADS>(q, p.q + (batch * p.sq + row0) * q_stride + i64(head) * D, q_stride, QUERIES, left);
+    auto load_keys = [&](int i) {
+        i64 from = i64(i) * KEYS, rest = p.sk - from;
+        copy_rows<D, THREADS>(k, keys + from * kv_stride, kv_stride, KEYS, int(rest < KEYS ? rest : KEYS));
+        copies_commit();
+    };
+    auto load_values = [&](int i) {
+        i64 from = i64(i) * KEYS, rest = p.sk - from;
+        copy_rows<DV, THREADS>(v, values + from * kv_stride, kv_stride, KEYS, int(rest < KEYS ? rest : KEYS));
+        copies_commit();
+    };
+    load_keys(at);
+
+    float scale = float(p.scale) * LOG2_E;
+    float s[2][KEYS / 8][4], o[2][DV / 8][4];
+    Rows rows;
+    int lo[2][2], hi[2][2];
+    UNROLL for (int m = 0; m < 2; m++)
+        UNROLL for (int h = 0; h < 2; h++) {
+            int row = first + 16 * m + 8 * h + lane / 4;
+            lo[m][h] = row < left ? p.lo[row0 + row] : 1;
+            hi[m][h] = row < left ? p.hi[row0 + row] : 0;
+            rows.top[m][h] = -INFINITY_F;
+            rows.sum[m][h] = 0;
+            UNROLL for (int n = 0; n < DV / 8; n++) o[m][n][2 * h] = o[m][n][2 * h + 1] = 0;
+            if (!p.onto || row >= left) continue;
+            i64 line = (batch * p.sq + row0 + row) * p.heads + head;
+            float lse = p.lse[line];
+            if (lse == -INFINITY_F) continue;
+            // A normalised output is one key of that output and log-sum-exp. Its maximum counts once in the sum.
+            rows.top[m][h] = lse * LOG2_E;
+            rows.sum[m][h] = lane % 4 == 0 ? 1.0f : 0.0f;
+            UNROLL for (int n = 0; n < DV / 8; n++)
+                UNROLL for (int j = 0; j < 2; j++) o[m][n][2 * h + j] = to_float(p.o[line * DV + 8 * n + 2 * (lane % 4) + j]);
+        }
+
+    while (at < tiles) {
+        load_values(at);
+        copies_wait<1>();
+        __syncthreads();
+        scores(s, q, k, first, lane);
+        int then = next_tile(p, q_bounds, at + 1, tiles);
+        __syncthreads();
+        if (then < tiles) load_keys(then);
+        i64 from = i64(at) * KEYS, rest = p.sk - from;
+        // Keys beyond the end are zeros, which are seen by nobody.
+        if (rest < KEYS || seen(q_bounds, p.kv_bounds + 2 * at) == SOME) {
+            hide(s, p.positions + from, int(rest < KEYS ? rest : KEYS), lo, hi, lane);
+        }
+        soften(s, o, rows, scale);
+        if (then < tiles) copies_wait<1>();
+        else copies_wait<0>();
+        __syncthreads();
+        gather(o, s, v, lane);
+        __syncthreads();
+        at = then;
+    }
+
+    UNROLL for (int m = 0; m < 2; m++)
+        UNROLL for (int h = 0; h < 2; h++) {
+            float sum = rows.sum[m][h];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            int row = first + 16 * m + 8 * h + lane / 4;
+            if (row >= left || sum == 0) continue;
+            i64 line = (batch * p.sq + row0 + row) * p.heads + head;
+            float part = 1.0f / sum;
+            UNROLL for (int n = 0; n < DV / 8; n++)
+                store2(p.o + line * DV + 8 * n + 2 * (lane % 4), o[m][n][2 * h] * part, o[m][n][2 * h + 1] * part);
+            if (lane % 4 == 0) p.lse[line] = (rows.top[m][h] + log2f(sum)) * LN_2;
+        }
+}

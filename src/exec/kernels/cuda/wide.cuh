@@ -1,0 +1,90 @@
+// Eight neighbours at a time where rows allow it, one otherwise: memory-bound kernels live on wide loads.
+#pragma once
+#include "common.cuh"
+
+struct alignas(16) Words4 {
+    u32 at[4];
+};
+
+template <int N> DEVICE void load(float (&to)[N], const float* x) {
+    if constexpr (N == 1) to[0] = x[0];
+    else UNROLL for (int i = 0; i < N; i += 4) {
+        Words4 w = *reinterpret_cast<const Words4*>(x + i);
+        UNROLL for (int j = 0; j < 4; j++) to[i + j] = __uint_as_float(w.at[j]);
+    }
+}
+
+template <int N> DEVICE void load(float (&to)[N], const bf16* x) {
+    if constexpr (N == 1) to[0] = to_float(x[0]);
+    else {
+        Words4 w = *reinterpret_cast<const Words4*>(x);
+        UNROLL for (int j = 0; j < 4; j++) {
+            to[2 * j] = __uint_as_float(w.at[j] << 16);
+            to[2 * j + 1] = __uint_as_float(w.at[j] & 0xffff0000u);
+        }
+    }
+}
+
+template <int N> DEVICE void store(float* to, const float (&x)[N]) {
+    if constexpr (N == 1) to[0] = x[0];
+    else UNROLL for (int i = 0; i < N; i += 4) {
+        Words4 w;
+        UNROLL for (int j = 0; j < 4; j++) w.at[j] = __float_as_uint(x[i + j]);
+        *reinterpret_cast<Words4*>(to + i) = w;
+    }
+}
+
+template <int N> DEVICE void store(bf16* to, const float (&x)[N]) {
+    if constexpr (N == 1) to[0] = from_float<bf16>(x[0]);
+    else {
+        Words4 w;
+        UNROLL for (int j = 0; j < 4; j++) w.at[j] = pack_bf16(x[2 * j], x[2 * j + 1]);
+        *reinterpret_cast<Words4*>(to) = w;
+    }
+}
+
+// Calls `f` with every N-th index below `n`, shared out over the grid.
+template <int N, class F> DEVICE void each(i64 n, F f) {
+    i64 step = i64(gridDim.x) * blockDim.x * N;
+    for (i64 i = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * N; i < n; i += step) f(i);
+}
+
+// The body of a kernel over rows of `cols`, for eight elements at a time or one.
+#define WIDE(cols, body)                \
+    do {                                \
+        if ((cols) % 8 == 0) {          \
+            constexpr int N = 8;        \
+            body;                       \
+        } else {                        \
+            constexpr int N = 1;        \
+            body;                       \
+        }                               \
+    } while (0)
+
+#ifndef R0
+#define R0 bf16
+#endif
+#ifndef R1
+#define R1 bf16
+#endif
+#ifndef R2
+#define R2 bf16
+#endif
+#ifndef R3
+#define R3 bf16
+#endif
+#ifndef R4
+#define R4 bf16
+#endif
+#ifndef W0
+#define W0 bf16
+#endif
+#ifndef W1
+#define W1 bf16
+#endif
+#ifndef W2
+#define W2 bf16
+#endif
+#ifndef W3
+#define W3 bf16
+#endif
