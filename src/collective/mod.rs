@@ -4,6 +4,7 @@
 //! group. A payload is cut into n near-equal parts, see [`part`].
 
 pub mod count;
+pub mod exchange;
 pub mod nccl;
 pub mod pairwise;
 pub mod ring;

@@ -241,7 +241,7 @@ pub enum ExchangeAlgo {
     DeepepV2Hybrid { sms: u16 },
     /// DeepEP V2 straight to every rank.
     DeepepV2Direct { sms: u16 },
-    /// Two all-to-all: over the nodes to the same place, then within the node (Tutel's 2DH). No deduplication.
+    /// Two all-to-all: over the nodes to the same place, then within the node. No deduplication.
     Hierarchical,
 }
 

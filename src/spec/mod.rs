@@ -4,6 +4,7 @@
 
 pub mod attention;
 pub mod cluster;
+pub mod exchange;
 pub mod gpu;
 mod huggingface;
 pub mod mask;
@@ -14,6 +15,7 @@ pub mod workload;
 
 pub use attention::{AttentionSpec, Pass};
 pub use cluster::{ClusterSpec, Graph, GraphShape, Pod, Routing, ScaleOut, ScaleUp, Sockets};
+pub use exchange::{ExchangePass, ExchangeSpec, Notify, SmRule};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
 pub use mask::{Documents, Mask};
 pub use model::{LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions};
@@ -66,7 +68,7 @@ pub struct Sourced<T> {
 // `SHIPPED`: (kind, name, text) of every file under models/, made by build.rs.
 include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
 
-/// Names of the shipped files of a kind: `llm`, `gpu`, `cluster`, `stack`.
+/// Names of the shipped files of a kind: `llm`, `gpu`, `cluster`, `stack`, `exchange`.
 pub fn shipped(kind: &str) -> impl Iterator<Item = &'static str> {
     SHIPPED.iter().filter(move |(k, _, _)| *k == kind).map(|(_, name, _)| *name)
 }
@@ -174,6 +176,9 @@ mod tests {
         }
         for name in shipped("stack") {
             assert_eq!(StackSpec::find(name).unwrap().name, name);
+        }
+        for name in shipped("exchange") {
+            assert_eq!(ExchangeSpec::find(name).unwrap().name, name);
         }
     }
 

@@ -1,0 +1,35 @@
+//! All rows to everyone, and on the way back a reduce-scatter of full-length sums: no counts, no permutation, and
+//! more bytes than an all-to-all unless tokens choose about as many slots as there are ranks.
+
+use super::{Estimate, Hop, Limiter, Place, Via, nccl, nccl_all_to_all::rank_time, same_place};
+use crate::plan::CollectiveKind;
+use crate::plan::route::{Phase, Route};
+use crate::units::{Bytes, Seconds};
+
+/// Rows of every source enter each node once and are passed on inside it, as the rings of all channels together do.
+pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
+    let mut all = vec![];
+    if route.nodes() > 1 {
+        all.extend((0..route.nodes()).map(|node| {
+            let to = same_place(route, rank, node);
+            Hop { stage: 0, via: Via::Network, from: rank, to, rows: route.tokens(rank) as f64 }
+        }));
+    }
+    let stage = u8::from(route.nodes() > 1);
+    let brought: u64 = (0..route.nodes()).map(|node| route.tokens(same_place(route, rank, node))).sum();
+    let own = route.node_of(rank) * route.node;
+    let hop = |to| Hop { stage, via: Via::Links, from: rank, to, rows: brought as f64 };
+    all.extend((own..own + route.node).map(hop));
+    all
+}
+
+/// The collective that NCCL has for it; of ragged parts the longest sets its pace.
+pub(super) fn time(at: &Place) -> Estimate {
+    let longest = at.route.most_tokens() as f64 * f64::from(at.route.ranks);
+    let bytes = Bytes::new(longest * at.row_bytes as f64);
+    let kind = if at.phase == Phase::Combine { CollectiveKind::ReduceScatter } else { CollectiveKind::AllGather };
+    let one = nccl::collective(at.cluster, at.stack, kind, at.members, bytes);
+    let limiter = if at.route.nodes() > 1 { Limiter::Network } else { Limiter::Links };
+    let ranks = vec![rank_time(one, Seconds::ZERO, limiter)];
+    Estimate { ranks, sms: at.stack.collective_ctas.value, provenance: one.provenance, rel_sd: one.rel_sd }
+}

@@ -1,0 +1,137 @@
+//! The memory that these libraries set aside for an exchange, by their own formulas, and what they refuse.
+
+use super::ExchangeAlgo;
+use crate::error::{Error, Result};
+use crate::plan::route::Route;
+
+/// Bytes that a rank sets aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Buffers {
+    /// Peers of the node write here.
+    pub links: u64,
+    /// Peers of other nodes write here.
+    pub network: u64,
+}
+
+impl Buffers {
+    pub fn total(&self) -> u64 {
+        self.links + self.network
+    }
+}
+
+/// What one rank sets aside for tokens of `hidden` bf16 elements, `row_bytes` on the wire of a dispatch; an error
+/// with the remedy where the library would stop.
+pub fn buffers(route: &Route, algo: ExchangeAlgo, hidden: u64, row_bytes: u64) -> Result<Buffers> {
+    match algo {
+        // A copy of what comes in and of what goes out, which the framework allocates.
+        ExchangeAlgo::Nccl | ExchangeAlgo::AllGather | ExchangeAlgo::Hierarchical => Ok(Buffers::default()),
+        ExchangeAlgo::DeepepNormal { sms } => normal(route, hidden, sms),
+        ExchangeAlgo::DeepepLowLatency { slots, .. } => low_latency(route, hidden, slots),
+        ExchangeAlgo::DeepepV2Hybrid { .. } => v2(route, hidden, row_bytes, true),
+        ExchangeAlgo::DeepepV2Direct { .. } => v2(route, hidden, row_bytes, false),
+    }
+}
+
+/// Chunks and queues of the normal kernels: (most ranks, NVLink send and receive, RDMA send and receive), in tokens
+/// (deep_ep/buffers/legacy.py, `get_dispatch_config`; those of combine are no larger).
+const CONFIGS: &[(u32, [u64; 4])] = &[
+    (8, [6, 256, 6, 128]),
+    (16, [36, 288, 20, 128]),
+    (64, [32, 288, 8, 128]),
+    (128, [20, 560, 12, 128]),
+    (160, [28, 720, 12, 128]),
+];
+/// Choices, and scales in fp32, that a queue has room for at most.
+const MOST_CHOICES: u64 = 128;
+const MOST_SCALES: u64 = 128;
+/// Of a row: where it is from.
+const SOURCE_META: u64 = 8;
+
+/// csrc/config.hpp, `get_nvl_buffer_size_hint` and `get_rdma_buffer_size_hint`.
+fn normal(route: &Route, hidden: u64, sms: u16) -> Result<Buffers> {
+    if sms == 0 || sms % 2 == 1 {
+        return Err(Error::infeasible(format!(
+            "DeepEP V1 pairs SMs that send and receive; {sms} is odd or none, use 20"
+        )));
+    }
+    let Some((_, config)) = CONFIGS.iter().find(|(most, _)| route.ranks <= *most) else {
+        let why = format!("DeepEP V1 has queues for up to 160 ranks, not {}; use deepep-v2", route.ranks);
+        return Err(Error::infeasible(why));
+    };
+    let [_, links_queue, _, network_queue] = *config;
+    let (channels, node, nodes) = (u64::from(sms) / 2, u64::from(route.node), u64::from(route.nodes()));
+    let bytes = 2 * hidden;
+    let choices = MOST_CHOICES * 8 + MOST_CHOICES * 4 + MOST_SCALES * 4;
+    let links = channels * node * ((2 * nodes + 3) * 4 + links_queue * (bytes + SOURCE_META + choices));
+    let network = match nodes {
+        1 => 0,
+        _ => {
+            let queue = bytes + SOURCE_META + choices + 16;
+            channels * nodes * ((2 * node + 2) * 2 * 4 + 2 * network_queue * queue)
+        }
+    };
+    let all = Buffers { links: links.next_multiple_of(128), network: network.next_multiple_of(128) };
+    if all.links.max(all.network) > i32::MAX as u64 {
+        let why =
+            format!("DeepEP V1 counts buffers in 31 bits; {} B is more, use fewer SMs", all.links.max(all.network));
+        return Err(Error::infeasible(why));
+    }
+    Ok(all)
+}
+
+/// csrc/config.hpp, `LowLatencyLayout`: two of everything, room for all tokens of all sources in every slot.
+fn low_latency(route: &Route, hidden: u64, slots: u32) -> Result<Buffers> {
+    let refuse = |why: String| Err(Error::infeasible(format!("DeepEP low latency: {why}")));
+    if !hidden.is_multiple_of(256) || hidden > 8192 {
+        return refuse(format!("hidden {hidden} is no multiple of 256 up to 8192; use deepep-v1-normal"));
+    }
+    if route.topk > 11 {
+        return refuse(format!("{} choices a token, at most 11; use deepep-v1-normal", route.topk));
+    }
+    if route.most_tokens() > u64::from(slots) {
+        let most = route.most_tokens();
+        return refuse(format!("{most} tokens of a source in buffers for {slots}; make room for {most}"));
+    }
+    let (slots, experts) = (u64::from(slots), u64::from(route.experts));
+    let scales = hidden / 128 * 4;
+    let dispatch = 16 + (2 * hidden).max(hidden + scales);
+    let combine = scales + 2 * hidden;
+    let send = (slots * dispatch).max(experts * slots * combine);
+    let receive = experts * slots * dispatch.max(combine);
+    let signal = experts * 4;
+    Ok(Buffers { links: 0, network: (2 * (send + receive + signal)).next_multiple_of(128) })
+}
+
+/// Alignment of TMA copies, and of what is allocated.
+const TMA: u64 = 32;
+const PAGE: u64 = 2 << 20;
+/// 8 channels on each of at most 160 SMs.
+const MOST_CHANNELS: u64 = 1280;
+
+/// csrc/elastic/buffer.hpp, `calculate_buffer_size` with several reductions allowed: dispatch and combine share the
+/// larger of the two.
+fn v2(route: &Route, hidden: u64, row_bytes: u64, hybrid: bool) -> Result<Buffers> {
+    if route.topk > 32 {
+        return Err(Error::infeasible(format!("DeepEP V2: {} choices a token, at most 32", route.topk)));
+    }
+    let (tokens, choices) = (route.most_tokens(), u64::from(route.topk));
+    let (nodes, node) = match hybrid {
+        true => (u64::from(route.nodes()), u64::from(route.node)),
+        false => (1, u64::from(route.ranks)),
+    };
+    let align = |bytes: u64| bytes.next_multiple_of(TMA);
+    let payload = if row_bytes < 2 * hidden { align(hidden) + align(row_bytes - hidden) } else { align(row_bytes) };
+    let to = payload + align(choices * 8 + (1 + choices) * 4);
+    let back = align(2 * hidden) + align(choices * 8);
+    let through_network = u64::from(!hybrid && route.nodes() > 1);
+    let (dispatch, combine) = if nodes == 1 {
+        let ranks = node;
+        let sent_back = through_network * ranks;
+        (to * (ranks + through_network) * tokens, back * (ranks.min(choices) + sent_back) * tokens)
+    } else {
+        let staged = nodes * (tokens + MOST_CHANNELS);
+        let summed = (node.min(choices) * nodes + nodes.min(choices)) * tokens;
+        (to * (node * nodes * tokens + tokens + staged), back * (summed + staged))
+    };
+    Ok(Buffers { links: 0, network: dispatch.max(combine).next_multiple_of(PAGE) })
+}

@@ -1,0 +1,28 @@
+//! DeepEP V1, low latency: one message for each token and slot, straight into the place that the slot's rank keeps
+//! for its source. No counts beforehand, no deduplication; nearly all SMs while it sends and while it receives, and
+//! with the hook none between the two (csrc/kernels/internode_ll.cu).
+
+use super::streamed::{Library, library, streamed};
+use super::{Estimate, Hop, Place, Traffic, nccl_all_to_all};
+use crate::plan::route::{Phase, Route};
+
+pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
+    nccl_all_to_all::hops(route, rank)
+}
+
+/// A dispatched row brings 16 bytes that say whose it is; a combined one goes where it is waited for.
+pub fn wire_row(row_bytes: u64, phase: Phase) -> u64 {
+    if phase == Phase::Combine { row_bytes } else { row_bytes + 16 }
+}
+
+/// Thread blocks: as many slots each as it takes for all slots to have a warp group at once.
+pub fn sms(experts: u32, sms: u32) -> u32 {
+    experts.div_ceil(experts.div_ceil(sms))
+}
+
+pub(super) fn time(at: &Place, all: &[Traffic], hook: bool) -> Estimate {
+    let sms = sms(at.route.experts, at.cluster.gpu.sms.value);
+    let held = if hook { 0 } else { sms };
+    let library = Library { spec: library("deepep-v1-ll"), sms, held };
+    streamed(at, all, &library, wire_row(at.row_bytes, at.phase))
+}

@@ -1,0 +1,226 @@
+//! How a whole exchange of a mixture-of-experts layer becomes hops, and how long it takes.
+//!
+//! [`hops`] is the one lowering that all interpreters share: who sends how many rows to whom. [`time`] takes the
+//! same rows; an exchange is a stream of chunks, so that its time is a maximum over what the rows cross, by rank.
+//!
+//! Bytes are counted three ways that published tables mix up. *Logical*: all rows, those that stay on their own rank
+//! or node as well. *Real*: those that cross. *Wire*: real ones with the headers that a library sends along.
+
+pub mod allgather;
+pub mod buffers;
+pub mod deepep_ll;
+pub mod deepep_normal;
+pub mod deepep_v2;
+pub mod hierarchical;
+pub mod nccl_all_to_all;
+mod streamed;
+mod traffic;
+
+pub use buffers::{Buffers, buffers};
+pub use traffic::{Flow, Traffic, traffic};
+
+use super::nccl;
+use crate::cluster::Cluster;
+use crate::error::{Error, Result};
+use crate::plan::route::{ExchangeAlgo, Phase, Route, Rows};
+use crate::spec::{Provenance, StackSpec};
+use crate::units::Seconds;
+
+/// What a hop is meant to cross. One to the sender itself crosses nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Via {
+    /// The links inside a node.
+    Links,
+    Network,
+}
+
+/// Rows from one rank of the group to another.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Hop {
+    /// Rows of stage 1 are those that stage 0 brought; chunk by chunk, not one after the other.
+    pub stage: u8,
+    pub via: Via,
+    pub from: u32,
+    pub to: u32,
+    pub rows: Rows,
+}
+
+impl Hop {
+    /// Whether the rows leave their rank.
+    pub fn crosses(&self) -> bool {
+        self.from != self.to
+    }
+
+    /// The way back.
+    fn reversed(self, stages: u8) -> Hop {
+        Hop { stage: stages - 1 - self.stage, from: self.to, to: self.from, ..self }
+    }
+}
+
+/// What links two ranks of the group.
+fn via(route: &Route, from: u32, to: u32) -> Via {
+    if route.node_of(from) == route.node_of(to) { Via::Links } else { Via::Network }
+}
+
+/// The rank of `node` that has the same place in it as `rank` has in its own.
+pub fn same_place(route: &Route, rank: u32, node: u32) -> u32 {
+    node * route.node + rank % route.node
+}
+
+/// The hops that `rank` sends in a dispatch.
+pub fn sent_by(route: &Route, algo: ExchangeAlgo, rank: u32) -> Vec<Hop> {
+    match algo {
+        ExchangeAlgo::Nccl => nccl_all_to_all::hops(route, rank),
+        ExchangeAlgo::AllGather => allgather::hops(route, rank),
+        ExchangeAlgo::DeepepNormal { .. } => deepep_normal::hops(route, rank),
+        ExchangeAlgo::DeepepLowLatency { .. } => deepep_ll::hops(route, rank),
+        ExchangeAlgo::DeepepV2Hybrid { .. } => deepep_v2::hybrid(route, rank),
+        ExchangeAlgo::DeepepV2Direct { .. } => deepep_v2::direct(route, rank),
+        ExchangeAlgo::Hierarchical => hierarchical::hops(route, rank),
+    }
+}
+
+/// Stages of an exchange: those where rows wait on a rank between source and expert are 2.
+fn stages(route: &Route, algo: ExchangeAlgo) -> u8 {
+    let direct = matches!(
+        algo,
+        ExchangeAlgo::Nccl | ExchangeAlgo::DeepepLowLatency { .. } | ExchangeAlgo::DeepepV2Direct { .. }
+    );
+    if direct || route.nodes() == 1 { 1 } else { 2 }
+}
+
+/// All hops of an exchange, by stage and sender. A combine is the dispatch backwards: what fanned out is summed up
+/// where it had come from.
+pub fn hops(route: &Route, algo: ExchangeAlgo, phase: Phase) -> Vec<Hop> {
+    let mut all: Vec<Hop> = (0..route.ranks).flat_map(|rank| sent_by(route, algo, rank)).collect();
+    if phase == Phase::Combine {
+        let stages = stages(route, algo);
+        all.iter_mut().for_each(|hop| *hop = hop.reversed(stages));
+    }
+    all.sort_by_key(|hop| (hop.stage, hop.from, hop.to));
+    all
+}
+
+/// What one rank's part of an exchange takes, and what sets its pace.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct RankTime {
+    /// Before the first row.
+    pub start: Seconds,
+    /// Counting, and telling the counts.
+    pub notify: Seconds,
+    /// The rows, by what they cross.
+    pub network: Seconds,
+    pub links: Seconds,
+    pub sms: Seconds,
+}
+
+/// What sets the pace of an exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Limiter {
+    Latency,
+    Network,
+    Links,
+    Sms,
+}
+
+impl Limiter {
+    pub fn name(self) -> &'static str {
+        match self {
+            Limiter::Latency => "latency",
+            Limiter::Network => "network",
+            Limiter::Links => "links",
+            Limiter::Sms => "SMs",
+        }
+    }
+}
+
+impl RankTime {
+    pub fn rows(&self) -> Seconds {
+        self.network.max(self.links).max(self.sms)
+    }
+
+    pub fn total(&self) -> Seconds {
+        self.start + self.notify + self.rows()
+    }
+
+    pub fn limiter(&self) -> Limiter {
+        let paces = [(self.network, Limiter::Network), (self.links, Limiter::Links), (self.sms, Limiter::Sms)];
+        let latency = (self.start + self.notify, Limiter::Latency);
+        let later = |a: (Seconds, Limiter), b: (Seconds, Limiter)| if b.0 > a.0 { b } else { a };
+        paces.into_iter().fold(latency, later).1
+    }
+}
+
+/// How long an exchange takes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Estimate {
+    /// By rank of the group, or one for all of them where all are alike.
+    ranks: Vec<RankTime>,
+    /// SMs that its kernels hold while rows are under way.
+    pub sms: u32,
+    pub provenance: Provenance,
+    /// Relative standard deviation.
+    pub rel_sd: f64,
+}
+
+impl Estimate {
+    pub fn rank(&self, rank: u32) -> &RankTime {
+        self.ranks.get(rank as usize).unwrap_or(&self.ranks[0])
+    }
+
+    /// The rank that ends last.
+    pub fn slowest(&self) -> &RankTime {
+        let total = |r: &&RankTime| r.total().value();
+        self.ranks.iter().max_by(|a, b| total(a).total_cmp(&total(b))).expect("a group has ranks")
+    }
+
+    /// Mean over ranks.
+    pub fn mean(&self) -> Seconds {
+        let sum: f64 = self.ranks.iter().map(|r| r.total().value()).sum();
+        Seconds::new(sum / self.ranks.len() as f64)
+    }
+}
+
+/// How long an exchange of rows of `row_bytes` takes on the ranks `members` of a cluster, the group's in order.
+/// Every rank's time is from when the last one has started.
+pub fn time(
+    route: &Route,
+    algo: ExchangeAlgo,
+    phase: Phase,
+    row_bytes: u64,
+    members: &[u32],
+    cluster: &Cluster,
+    stack: &StackSpec,
+) -> Result<Estimate> {
+    if members.len() != route.ranks as usize {
+        let why = format!("an exchange among {} ranks on {} members", route.ranks, members.len());
+        return Err(Error::plan(why));
+    }
+    if route.nodes() > 1 && cluster.spec.scale_out.is_none() {
+        let why = format!("a route over {} nodes on {}, which has no network", route.nodes(), cluster.spec.name);
+        return Err(Error::spec("route", "node", why));
+    }
+    let all = traffic(route, algo, phase);
+    let at = Place { route, phase, row_bytes, members, cluster, stack };
+    Ok(match algo {
+        ExchangeAlgo::Nccl => nccl_all_to_all::time(&at, &all),
+        ExchangeAlgo::AllGather => allgather::time(&at),
+        ExchangeAlgo::Hierarchical => hierarchical::time(&at, &all),
+        ExchangeAlgo::DeepepNormal { sms } => deepep_normal::time(&at, &all, sms),
+        ExchangeAlgo::DeepepLowLatency { hook, .. } => deepep_ll::time(&at, &all, hook),
+        ExchangeAlgo::DeepepV2Hybrid { sms } | ExchangeAlgo::DeepepV2Direct { sms } => deepep_v2::time(&at, &all, sms),
+    })
+}
+
+/// What all algorithms are told.
+struct Place<'a> {
+    route: &'a Route,
+    phase: Phase,
+    row_bytes: u64,
+    members: &'a [u32],
+    cluster: &'a Cluster,
+    stack: &'a StackSpec,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! Kernels that stream rows: start, then the slowest of network, links and SMs, by rank.
+
+use super::{Estimate, Place, RankTime, Traffic};
+use crate::plan::route::Phase;
+use crate::spec::{ExchangePass, ExchangeSpec, Origin, Provenance, shipped};
+use crate::units::Seconds;
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+/// A library, and how many SMs it runs on and keeps from others.
+pub(super) struct Library {
+    pub spec: &'static ExchangeSpec,
+    pub sms: u32,
+    pub held: u32,
+}
+
+/// The shipped library of that name.
+pub(super) fn library(name: &str) -> &'static ExchangeSpec {
+    static ALL: OnceLock<BTreeMap<&'static str, ExchangeSpec>> = OnceLock::new();
+    let read = |name| (name, ExchangeSpec::find(name).expect("shipped files are read by a test"));
+    &ALL.get_or_init(|| shipped("exchange").map(read).collect())[name]
+}
+
+/// `wire` are the bytes of a row where it leaves the node.
+pub(super) fn streamed(at: &Place, all: &[Traffic], library: &Library, wire: u64) -> Estimate {
+    let pass = if at.phase == Phase::Combine { &library.spec.combine } else { &library.spec.dispatch };
+    let on = On { at, pass, sms: f64::from(library.sms.max(1)), wire: wire as f64 };
+    let notify = |rank: usize| {
+        let choices = at.route.tokens(rank as u32) as f64 * f64::from(at.route.topk);
+        notify(library.spec, at.phase, choices, at.route.nodes())
+    };
+    let ranks = all.iter().enumerate().map(|(rank, t)| on.rank(rank, t, notify(rank)));
+    Estimate {
+        ranks: ranks.collect(),
+        sms: library.held,
+        provenance: provenance(if at.route.nodes() > 1 { pass.nic.provenance } else { pass.links.provenance }),
+        rel_sd: pass.rel_sd.value,
+    }
+}
+
+fn notify(spec: &ExchangeSpec, phase: Phase, choices: f64, nodes: u32) -> Seconds {
+    match &spec.notify {
+        Some(n) if phase == Phase::Dispatch => {
+            let layout = n.layout.value + n.layout_choice.value * choices;
+            layout + n.counts.value + n.node.value * f64::from(nodes)
+        }
+        _ => Seconds::ZERO,
+    }
+}
+
+fn provenance(origin: Origin) -> Provenance {
+    match origin {
+        Origin::Measured | Origin::Published | Origin::Derived => Provenance::Interpolated,
+        Origin::Assumed => Provenance::Assumed,
+    }
+}
+
+struct On<'a> {
+    at: &'a Place<'a>,
+    pass: &'a ExchangePass,
+    sms: f64,
+    wire: f64,
+}
+
+impl On<'_> {
+    fn rank(&self, rank: usize, t: &Traffic, notify: Seconds) -> RankTime {
+        let (pass, row) = (self.pass, self.at.row_bytes as f64);
+        let far = self.at.route.nodes() > 1;
+        let mut start = pass.start.value + Seconds::new(row / pass.fill.value.value());
+        if far {
+            start += pass.network_start.value;
+        }
+        RankTime {
+            start,
+            notify,
+            network: if far { self.network(t) } else { Seconds::ZERO },
+            links: self.links(t),
+            sms: if far { self.forwarding(t) } else { self.copying(rank, t) },
+        }
+    }
+
+    /// Over the NICs of a rank; where pods narrow what leaves them, over their uplinks.
+    fn network(&self, t: &Traffic) -> Seconds {
+        let cluster = self.at.cluster;
+        let out = cluster.spec.scale_out.as_ref().expect("asked for before");
+        let nic = out.raw.value.value() * self.pass.nic.value * cluster.nics_per_rank().unwrap_or(1.0);
+        let bytes = t.network.busier() * self.wire;
+        let route = self.at.route;
+        let one = bytes / f64::from(route.ranks - route.node).max(1.0);
+        Seconds::new((bytes / nic).max(one * cluster.beyond_pods(self.at.members) / nic))
+    }
+
+    fn links(&self, t: &Traffic) -> Seconds {
+        let rate = self.at.cluster.spec.scale_up.bandwidth.value.value() * self.pass.links.value;
+        Seconds::new(t.links.busier() * self.at.row_bytes as f64 / rate)
+    }
+
+    /// Inside a node: a share of the SMs for each row and each token.
+    fn copying(&self, rank: usize, t: &Traffic) -> Seconds {
+        let (pass, row) = (self.pass, self.at.row_bytes as f64);
+        let rows = t.links.busier() + t.links.kept;
+        let tokens = self.at.route.tokens(rank as u32) as f64;
+        let rows = rows * (pass.row.value.value() + row / pass.row_rate.value.value());
+        let tokens = tokens * (pass.token.value.value() + row / pass.token_rate.value.value());
+        Seconds::new((rows + tokens) / self.sms)
+    }
+
+    /// Across nodes: all rows that the links bring to a rank have been forwarded.
+    fn forwarding(&self, t: &Traffic) -> Seconds {
+        let bytes = (t.links.busier() + t.links.kept) * self.at.row_bytes as f64;
+        Seconds::new(bytes / (self.pass.forward.value.value() * self.sms))
+    }
+}

@@ -1,0 +1,84 @@
+//! The rows that each rank sends and receives.
+
+use super::{Hop, Via, hops, sent_by};
+use crate::plan::route::{ExchangeAlgo, Phase, Route, Rows};
+
+/// Rows of one rank over one kind of link.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Flow {
+    /// Those that cross.
+    pub sent: Rows,
+    pub received: Rows,
+    /// Those that stay where they are, on the very rank.
+    pub kept: Rows,
+}
+
+impl Flow {
+    /// All that a library counts as received: what crossed and what did not.
+    pub fn logical(&self) -> Rows {
+        self.received + self.kept
+    }
+
+    /// Of the two directions of a link the one that has more.
+    pub fn busier(&self) -> Rows {
+        self.sent.max(self.received)
+    }
+
+    fn add(&mut self, other: Flow) {
+        self.sent += other.sent;
+        self.received += other.received;
+        self.kept += other.kept;
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Traffic {
+    pub links: Flow,
+    pub network: Flow,
+}
+
+impl Traffic {
+    fn of(&mut self, via: Via) -> &mut Flow {
+        match via {
+            Via::Links => &mut self.links,
+            Via::Network => &mut self.network,
+        }
+    }
+
+    fn sends(&mut self, hop: &Hop) {
+        let flow = if hop.crosses() {
+            Flow { sent: hop.rows, ..Flow::default() }
+        } else {
+            Flow { kept: hop.rows, ..Flow::default() }
+        };
+        self.of(hop.via).add(flow);
+    }
+
+    fn receives(&mut self, hop: &Hop) {
+        if hop.crosses() {
+            self.of(hop.via).received += hop.rows;
+        }
+    }
+}
+
+/// By rank; one for all where they are alike, of which each then receives what it sends.
+pub fn traffic(route: &Route, algo: ExchangeAlgo, phase: Phase) -> Vec<Traffic> {
+    if !route.is_listed() {
+        return vec![alike(&sent_by(route, algo, 0))];
+    }
+    let mut all = vec![Traffic::default(); route.ranks as usize];
+    for hop in hops(route, algo, phase) {
+        all[hop.from as usize].sends(&hop);
+        all[hop.to as usize].receives(&hop);
+    }
+    all
+}
+
+fn alike(hops: &[Hop]) -> Traffic {
+    let mut one = Traffic::default();
+    for hop in hops {
+        one.sends(hop);
+        one.receives(hop);
+    }
+    one
+}
