@@ -2,7 +2,9 @@
 //!
 //! t = max(flops / (peak * efficiency(shape)), bytes / (bandwidth * fraction)) + launch
 
+pub mod curve;
 pub mod gemm;
+pub mod measured;
 
 use crate::error::{Error, Result};
 use crate::plan::{Dtype, Work, WorkClass};
@@ -11,6 +13,7 @@ use crate::spec::{AttentionCurve, GpuSpec, Options, Origin, StackSpec};
 use crate::units::{Bytes, Flops, FlopsPerSec, Seconds};
 
 pub use crate::spec::Provenance;
+pub use measured::{Profile, Threads};
 
 /// The duration of a kernel alone on its device.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,6 +28,16 @@ pub struct Estimate {
 
 pub trait KernelTime {
     fn time(&self, work: &Work, dtype: Dtype) -> Estimate;
+
+    /// The same for whoever knows which kernels behave alike: a [`Kernel::curve`](crate::plan::Kernel::curve).
+    fn time_as(&self, _curve: &str, work: &Work, dtype: Dtype) -> Estimate {
+        self.time(work, dtype)
+    }
+
+    /// What ranks share that are threads of one machine; none where each has a device of its own.
+    fn threads(&self) -> Option<&Threads> {
+        None
+    }
 }
 
 /// Names as the `peak` table of a GPU has them.

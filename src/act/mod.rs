@@ -161,7 +161,7 @@ pub struct Acts<'a> {
     fold: &'a Fold,
     /// Program of each class.
     program: Vec<u32>,
-    kernels: FxHashMap<(Work, Dtype), Timed>,
+    kernels: FxHashMap<(&'static str, Work, Dtype), Timed>,
     positions: Positions,
     hops: FxHashMap<(u16, i32, u64), Rc<[Hop]>>,
     gangs: FxHashMap<u16, Rc<[Rc<Gang>]>>,
@@ -171,6 +171,44 @@ pub struct Acts<'a> {
 pub fn bytes_of(plan: &Plan, place: &Place) -> u64 {
     let tensor = &plan.tensors[place.tensor as usize];
     (place.rows[1] - place.rows[0]) * tensor.row_len() * tensor.dtype.size()
+}
+
+/// Bytes of an op's operands, without a place on the heap: there are millions of ops.
+struct Sizes {
+    all: [u64; 12],
+    reads: usize,
+    count: usize,
+}
+
+impl Sizes {
+    /// Those that are read, and those that are written.
+    fn split(&self) -> (&[u64], &[u64]) {
+        self.all[..self.count].split_at(self.reads)
+    }
+}
+
+/// The operands' sizes, and the dtype that the kernel computes in: that of the narrowest operand, which is what
+/// the tensor cores are fed.
+fn operands(plan: &Plan, line: &Line, node: usize) -> (Sizes, Dtype) {
+    let (reads, writes) = (line.reads(node), line.writes(node));
+    let (mut all, mut dtype) = ([0u64; 12], Dtype::F64);
+    for (size, place) in all.iter_mut().zip(reads.iter().chain(writes)) {
+        *size = bytes_of(plan, place);
+        let own = plan.tensors[place.tensor as usize].dtype;
+        if own.size() < dtype.size() && !matches!(own, Dtype::U32 | Dtype::U8) {
+            dtype = own;
+        }
+    }
+    (Sizes { all, reads: reads.len(), count: reads.len() + writes.len() }, dtype)
+}
+
+/// What a kernel has to do on `rank`, and in which dtype; none for an op that is no kernel or that the mask leaves
+/// nothing of.
+pub fn work_of(plan: &Plan, line: &Line, node: usize, rank: u32) -> Option<(Work, Dtype)> {
+    let OpKind::Compute { kernel, .. } = &line.nodes[node].op.kind else { return None };
+    let (sizes, dtype) = operands(plan, line, node);
+    let (reads, writes) = sizes.split();
+    Some((kernel.work(&plan.views, rank, reads, writes)?, dtype))
 }
 
 pub fn ctas(engine: Engine) -> u16 {
@@ -241,36 +279,28 @@ impl<'a> Acts<'a> {
         classes: &[usize],
         mut each: impl FnMut(usize, u64, Timed),
     ) {
-        let (places, mut sizes, mut dtype) = ((line.reads(node), line.writes(node)), [0u64; 12], Dtype::F64);
-        for (size, place) in sizes.iter_mut().zip(places.0.iter().chain(places.1)) {
-            *size = bytes_of(self.plan, place);
-            // The narrowest operand is what the tensor cores are fed.
-            let own = self.plan.tensors[place.tensor as usize].dtype;
-            if own.size() < dtype.size() && !matches!(own, Dtype::U32 | Dtype::U8) {
-                dtype = own;
-            }
-        }
-        let (reads, writes) = sizes[..places.0.len() + places.1.len()].split_at(places.0.len());
+        let (sizes, dtype) = operands(self.plan, line, node);
+        let (reads, writes) = sizes.split();
         let views = &self.plan.views;
         let Some(block) = kernel.mask() else {
             let Some(&first) = classes.first() else { return };
             let work = kernel.work(views, self.fold.representatives[first], reads, writes);
-            let timed = self.timed(work.expect("only a mask leaves nothing"), dtype);
+            let timed = self.timed(kernel.curve(), work.expect("only a mask leaves nothing"), dtype);
             classes.iter().for_each(|&class| each(class, work.map_or(0, |w| w.flops), timed));
             return;
         };
         let shapes = self.positions.shapes(block, views, &self.fold.representatives);
         for &class in classes.iter().filter(|&&c| shapes[c].area > 0) {
             let work = kernel.masked_work(block, shapes[class], views, reads, writes);
-            let timed = self.timed(work, dtype);
+            let timed = self.timed(kernel.curve(), work, dtype);
             each(class, work.flops, timed);
         }
     }
 
-    fn timed(&mut self, work: Work, dtype: Dtype) -> Timed {
+    fn timed(&mut self, curve: &'static str, work: Work, dtype: Dtype) -> Timed {
         let kernels = self.machine.kernels;
-        *self.kernels.entry((work, dtype)).or_insert_with(|| {
-            let t = kernels.time(&work, dtype);
+        *self.kernels.entry((curve, work, dtype)).or_insert_with(|| {
+            let t = kernels.time_as(curve, &work, dtype);
             let duration = picoseconds(t.seconds);
             Timed { duration, sm_bound: t.sm_bound, provenance: t.provenance, rel_sd: t.rel_sd }
         })

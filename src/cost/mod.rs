@@ -10,11 +10,14 @@
 //! * the CPU issues the ops of a rank one by one, in program order, on whichever lane: none starts before.
 //!
 //! Time is integer picoseconds and every duration is rounded once, so that equal things are equal.
+//! Ranks that are threads of one machine share more than that: see `threads`.
+//!
 //! The iterations of a call that only repeat the one before are taken in one stride, exactly (`repeat`); a
 //! walk over every op is the oracle it is tested against.
 
 mod across;
 mod repeat;
+mod threads;
 mod walk;
 
 pub use crate::act::Machine;
@@ -48,6 +51,9 @@ impl Effort {
 
 /// Costs a plan. Errors: a dtype the device has no peak for, a plan that deadlocks.
 pub fn cost(plan: &Plan, machine: Machine, effort: Effort) -> Result<Timeline> {
+    if let Some(threads) = machine.kernels.threads() {
+        return threads::run(plan, machine, threads);
+    }
     let (shared, in_step) = (machine.devices.is_some(), order::meets_itself(plan));
     let side_by_side = plan.programs.len() > 1 && !shared && !effort.spans;
     let crews = if side_by_side { Crews::new(plan) } else { None };

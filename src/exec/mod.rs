@@ -3,7 +3,7 @@
 //! A rank starts an op when the plan's edges hold, the same edges that the predictors walk. Messages are
 //! handed over, never shared; bytes are counted where they are delivered and the peak where memory is
 //! touched, so that both can be held against what the plan says. A slot is NaN until something is written
-//! and again after its last use. Kernels compute in f32, or in f64 for a plan whose dtype is f64; bf16
+//! and, where results are kept, again after its last use. Kernels compute in f32, or in f64 for a plan whose dtype is f64; bf16
 //! buffers hold two bytes and are rounded as they are written.
 
 mod arena;
@@ -13,6 +13,7 @@ mod gather;
 pub mod inputs;
 pub mod kernels;
 mod outputs;
+pub mod probe;
 mod rank;
 pub mod reference;
 mod shared;
@@ -46,7 +47,8 @@ pub struct Options {
     pub seed: u64,
     /// Device of each rank: ranks of one device take turns to compute.
     pub devices: Vec<u32>,
-    /// Keep gradients, new weights and hidden states (they are large).
+    /// Keep gradients, new weights and hidden states (they are large), and fill every slot with NaN after its last
+    /// use: for a run whose numbers are looked at. Otherwise it is the times that count.
     pub keep: bool,
 }
 
@@ -119,6 +121,7 @@ fn run<T: Scalar>(plan: &Plan, options: &Options) -> Result<Run> {
         zero: Instant::now(),
         watched: &watched,
         kept: &kept,
+        poison: options.keep,
         atoms: &atoms,
     };
     let ends: Vec<Mutex<Option<End>>> = (0..ranks).map(|_| Mutex::new(None)).collect();

@@ -6,6 +6,7 @@ use super::inputs;
 use super::kernels::Scalar;
 use super::shared::Shared;
 use super::transport::Key;
+use super::turns;
 use crate::error::{Error, Result};
 use crate::plan::link::{Line, Place};
 use crate::plan::matching::LegAt;
@@ -268,7 +269,7 @@ impl<'a, 'p> Rank<'a, 'p> {
     fn compute_one<T: Scalar>(&mut self) -> bool {
         for lane in 0..self.ready.len() {
             let Some(node) = self.ready[lane].filter(|&n| self.is_compute(n)) else { continue };
-            if !self.shared.turns.is_mine(self.shared.hub, self.rank, node) {
+            if !turns::is_mine(self.shared.turns, self.shared.hub, self.rank, node) {
                 continue;
             }
             self.ready[lane] = None;
@@ -281,7 +282,7 @@ impl<'a, 'p> Rank<'a, 'p> {
                 self.arena.run::<T>(kernel, &self.shared.plan.views, self.rank, reads, writes);
             }
             self.end(node);
-            self.shared.turns.end(self.shared.hub, self.rank, node);
+            turns::end(self.shared.turns, self.shared.hub, self.rank, node);
             return true;
         }
         false
@@ -325,7 +326,7 @@ impl<'a, 'p> Rank<'a, 'p> {
         }
     }
 
-    /// After its last use a slot that does not persist is filled with NaN.
+    /// After its last use a slot that does not persist is filled with NaN, in a run whose numbers are looked at.
     fn end_lives(&mut self, node: u32) {
         for at in self.slots(node) {
             let (i, life) = self.life(at, node);
@@ -340,7 +341,8 @@ impl<'a, 'p> Rank<'a, 'p> {
                 self.seen.entry(at).or_default().push(data);
             }
             let plan = self.shared.plan;
-            if !plan.tensors[at.tensor as usize].kind.persists() && !plan.feed.stays(at.tensor) {
+            let poisoned = self.shared.poison && !plan.tensors[at.tensor as usize].kind.persists();
+            if poisoned && !plan.feed.stays(at.tensor) {
                 self.arena.poison(at);
             }
         }

@@ -23,5 +23,7 @@ pub struct Shared<'p> {
     pub watched: &'p [SlotId],
     /// Slots whose contents are kept at the end of the step.
     pub kept: &'p [SlotId],
+    /// Whether slots are filled with NaN after their last use.
+    pub poison: bool,
     pub atoms: &'p AtomTable,
 }

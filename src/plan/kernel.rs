@@ -376,6 +376,29 @@ impl Kernel {
         }
     }
 
+    /// Kernels whose times lie on one curve over their sizes: a table of measurements has a curve for each.
+    pub fn curve(&self) -> &'static str {
+        match self {
+            Kernel::MatMul { fp8: true, .. } => "matmul_fp8",
+            Kernel::MatMul { a_t: false, b_t: false, accumulate: false, .. } => "matmul_nn",
+            Kernel::MatMul { a_t: false, b_t: true, accumulate: false, .. } => "matmul_nt",
+            Kernel::MatMul { a_t: true, b_t: false, accumulate: false, .. } => "matmul_tn",
+            Kernel::MatMul { a_t: true, b_t: true, accumulate: false, .. } => "matmul_tt",
+            Kernel::MatMul { a_t: false, b_t: false, .. } => "matmul_nn_onto",
+            Kernel::MatMul { a_t: false, b_t: true, .. } => "matmul_nt_onto",
+            Kernel::MatMul { a_t: true, b_t: false, .. } => "matmul_tn_onto",
+            Kernel::MatMul { .. } => "matmul_tt_onto",
+            Kernel::Rope { backward: true, .. } => "rope_bwd",
+            Kernel::Positions { backward: true, .. } => "positions_bwd",
+            Kernel::Permute { exchange: Exchange::PackHeads, .. } => "permute_pack_heads",
+            Kernel::Permute { exchange: Exchange::UnpackSeq, .. } => "permute_unpack_seq",
+            Kernel::Permute { exchange: Exchange::PackSeq, .. } => "permute_pack_seq",
+            Kernel::Permute { exchange: Exchange::UnpackHeads, .. } => "permute_unpack_heads",
+            Kernel::Reorder { inverse: true, .. } => "reorder_back",
+            other => other.name(),
+        }
+    }
+
     /// The block whose mask decides what this kernel does, so that its work differs between ranks.
     pub fn mask(&self) -> Option<&AttnBlock> {
         match self {

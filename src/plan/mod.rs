@@ -16,6 +16,7 @@ pub mod route;
 pub mod segment;
 pub mod segs;
 pub mod structure;
+pub mod turns;
 pub mod unfused;
 pub mod visible;
 

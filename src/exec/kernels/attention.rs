@@ -6,7 +6,7 @@
 use super::Scalar;
 use super::gemm::{window, window_mut};
 use super::mask::{Run, clip, keys_seen, live_rows, runs};
-use super::scalar::{largest, sum_with};
+use super::scalar::{exp_all, largest, wide};
 use crate::plan::{AttnBlock, Mesh, Side};
 use crate::spec::Mask;
 use ndarray::linalg::general_mat_mul;
@@ -190,7 +190,12 @@ impl<T: Scalar> Online<T> {
     /// Scores to exp(score - top), what was summed under the old top rescaled. `first` is the place of the
     /// run in the tile.
     fn soften(&mut self, first: usize, q: Run, kv: Run, mask: &Mask) {
-        for (i, p) in self.p.chunks_exact_mut(kv.len).take(q.len).enumerate() {
+        wide(Online::soften_rows, (self, first, q, kv, mask));
+    }
+
+    #[inline(always)]
+    fn soften_rows((this, first, q, kv, mask): (&mut Self, usize, Run, Run, &Mask)) {
+        for (i, p) in this.p.chunks_exact_mut(kv.len).take(q.len).enumerate() {
             let (row, seen) = (first + i, keys_seen(q, kv, mask, i));
             p[..seen.start].fill(T::zero());
             p[seen.end..].fill(T::zero());
@@ -198,13 +203,12 @@ impl<T: Scalar> Online<T> {
                 continue;
             }
             let seen = &mut p[seen];
-            let top = largest(seen, self.top[row]);
-            let keep = (self.top[row] - top).exp();
-            seen.iter_mut().for_each(|p| *p = (*p - top).exp());
-            self.sum[row] = self.sum[row] * keep + sum_with(seen, seen, |p, _| p);
-            self.top[row] = top;
+            let top = largest(seen, this.top[row]);
+            let keep = (this.top[row] - top).exp();
+            this.sum[row] = this.sum[row] * keep + exp_all(seen, top);
+            this.top[row] = top;
             if keep != T::one() {
-                let acc = &mut self.acc[row * self.head_dim..][..self.head_dim];
+                let acc = &mut this.acc[row * this.head_dim..][..this.head_dim];
                 acc.iter_mut().for_each(|o| *o *= keep);
             }
         }

@@ -9,7 +9,7 @@ use super::Scalar;
 use super::attention::{Head, KV_TILE, Q_TILE, Tiling};
 use super::gemm::{window, window_mut};
 use super::mask::{Run, clip, keys_seen, live_rows};
-use super::scalar::sum_with;
+use super::scalar::{sum_with, wide};
 use crate::plan::{AttnBlock, Mesh, Side};
 use crate::spec::Mask;
 use ndarray::ArrayView2;
@@ -79,8 +79,13 @@ impl<T: Scalar> Scratch<T> {
     }
 
     /// The scores to probabilities, dP to dS; both zero where the mask hides a key.
-    fn soften(&mut self, head: &Head, q: Run, kv: Run, mask: &Mask, [lse, delta]: [&[T]; 2]) {
-        let rows = self.p.chunks_exact_mut(kv.len).zip(self.ds.chunks_exact_mut(kv.len));
+    fn soften(&mut self, head: &Head, q: Run, kv: Run, mask: &Mask, rows: [&[T]; 2]) {
+        wide(Scratch::soften_rows, (self, head, q, kv, mask, rows));
+    }
+
+    #[inline(always)]
+    fn soften_rows((this, head, q, kv, mask, [lse, delta]): (&mut Self, &Head, Run, Run, &Mask, [&[T]; 2])) {
+        let rows = this.p.chunks_exact_mut(kv.len).zip(this.ds.chunks_exact_mut(kv.len));
         for (i, (p, ds)) in rows.take(q.len).enumerate() {
             let seen = keys_seen(q, kv, mask, i);
             for hidden in [0..seen.start, seen.end..kv.len] {

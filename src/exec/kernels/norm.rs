@@ -1,9 +1,10 @@
 //! RMSNorm. Shapes: x, y, dx, dy [rows, cols]; w, dw [cols].
 
 use super::Scalar;
-use super::scalar::sum_with;
+use super::scalar::{sum_with, wide};
 
 /// 1 / root of the mean square.
+#[inline(always)]
 fn inverse_rms<T: Scalar>(x: &[T], eps: f64) -> T {
     let mean = sum_with(x, x, |x, y| x * y) / T::from_f64(x.len() as f64);
     T::one() / (mean + T::from_f64(eps)).sqrt()
@@ -11,9 +12,14 @@ fn inverse_rms<T: Scalar>(x: &[T], eps: f64) -> T {
 
 pub fn forward<T: Scalar>(cols: usize, eps: f64, x: &[T], w: &[T], y: &mut [T]) {
     for (x, y) in x.chunks_exact(cols).zip(y.chunks_exact_mut(cols)) {
-        let r = inverse_rms(x, eps);
-        y.iter_mut().zip(x.iter().zip(w)).for_each(|(y, (&x, &w))| *y = x * r * w);
+        wide(forward_row, (eps, x, w, y));
     }
+}
+
+#[inline(always)]
+fn forward_row<T: Scalar>((eps, x, w, y): (f64, &[T], &[T], &mut [T])) {
+    let r = inverse_rms(x, eps);
+    y.iter_mut().zip(x.iter().zip(w)).for_each(|(y, (&x, &w))| *y = x * r * w);
 }
 
 /// Adds the norm's gradient to `dx`, which holds the residual's, and to `dw`.
@@ -21,13 +27,19 @@ pub fn backward<T: Scalar>(cols: usize, eps: f64, [x, w, dy]: [&[T]; 3], dx: &mu
     let rows = x.chunks_exact(cols).zip(dy.chunks_exact(cols)).zip(dx.chunks_exact_mut(cols));
     let mut dn = vec![T::zero(); cols];
     for ((x, dy), dx) in rows {
-        let r = inverse_rms(x, eps);
-        dn.iter_mut().zip(w.iter().zip(dy)).for_each(|(dn, (&w, &dy))| *dn = w * dy);
-        // The part of the gradient along x only changes the root mean square, which is divided out.
-        let along = sum_with(x, &dn, |x, dn| x * dn) * r * r / T::from_f64(cols as f64);
-        dx.iter_mut().zip(x.iter().zip(&dn)).for_each(|(dx, (&x, &dn))| *dx += r * (dn - x * along));
-        dw.iter_mut().zip(x.iter().zip(dy)).for_each(|(dw, (&x, &dy))| *dw += dy * x * r);
+        wide(backward_row, (eps, [x, w, dy], &mut dn, dx, &mut *dw));
     }
+}
+
+/// `dn` is scratch.
+#[inline(always)]
+fn backward_row<T: Scalar>((eps, [x, w, dy], dn, dx, dw): (f64, [&[T]; 3], &mut [T], &mut [T], &mut [T])) {
+    let r = inverse_rms(x, eps);
+    dn.iter_mut().zip(w.iter().zip(dy)).for_each(|(dn, (&w, &dy))| *dn = w * dy);
+    // The part of the gradient along x only changes the root mean square, which is divided out.
+    let along = sum_with(x, dn, |x, dn| x * dn) * r * r / T::from_f64(x.len() as f64);
+    dx.iter_mut().zip(x.iter().zip(&*dn)).for_each(|(dx, (&x, &dn))| *dx += r * (dn - x * along));
+    dw.iter_mut().zip(x.iter().zip(dy)).for_each(|(dw, (&x, &dy))| *dw += dy * x * r);
 }
 
 #[cfg(test)]

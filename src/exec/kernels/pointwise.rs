@@ -2,10 +2,12 @@
 
 use super::Scalar;
 use super::mask::live_rows;
+use super::scalar::wide;
 use crate::plan::dropout::{Dropout, keeps};
 use crate::plan::{AttnBlock, Mesh, Side};
 use std::ops::Range;
 
+#[inline(always)]
 fn sigmoid<T: Scalar>(x: T) -> T {
     T::one() / (T::one() + (-x).exp())
 }
@@ -14,25 +16,39 @@ fn sigmoid<T: Scalar>(x: T) -> T {
 pub fn swiglu<T: Scalar>(cols: usize, x: &[T], y: &mut [T]) {
     for (x, y) in x.chunks_exact(2 * cols).zip(y.chunks_exact_mut(cols)) {
         let (gate, up) = x.split_at(cols);
-        y.iter_mut().zip(gate.iter().zip(up)).for_each(|(y, (&g, &u))| *y = g * sigmoid(g) * u);
+        wide(swiglu_row, (gate, up, y));
     }
+}
+
+#[inline(always)]
+fn swiglu_row<T: Scalar>((gate, up, y): (&[T], &[T], &mut [T])) {
+    y.iter_mut().zip(gate.iter().zip(up)).for_each(|(y, (&g, &u))| *y = g * sigmoid(g) * u);
 }
 
 /// -> [d_gate | d_up].
 pub fn swiglu_bwd<T: Scalar>(cols: usize, x: &[T], dy: &[T], dx: &mut [T]) {
     let rows = x.chunks_exact(2 * cols).zip(dy.chunks_exact(cols)).zip(dx.chunks_exact_mut(2 * cols));
     for ((x, dy), dx) in rows {
-        let ((gate, up), (d_gate, d_up)) = (x.split_at(cols), dx.split_at_mut(cols));
-        for i in 0..cols {
-            let (g, s) = (gate[i], sigmoid(gate[i]));
-            d_gate[i] = dy[i] * up[i] * s * (T::one() + g * (T::one() - s));
-            d_up[i] = dy[i] * g * s;
-        }
+        wide(swiglu_bwd_row, (x.split_at(cols), dy, dx.split_at_mut(cols)));
+    }
+}
+
+type Halves<'a, T> = (&'a [T], &'a [T]);
+type HalvesMut<'a, T> = (&'a mut [T], &'a mut [T]);
+
+#[inline(always)]
+fn swiglu_bwd_row<T: Scalar>(((gate, up), dy, (d_gate, d_up)): (Halves<T>, &[T], HalvesMut<T>)) {
+    let (reads, writes) = (gate.iter().zip(up).zip(dy), d_gate.iter_mut().zip(d_up));
+    for (((&g, &u), &dy), (d_gate, d_up)) in reads.zip(writes) {
+        let s = sigmoid(g);
+        *d_gate = dy * u * s * (T::one() + g * (T::one() - s));
+        *d_up = dy * g * s;
     }
 }
 
 /// gelu(x) = x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3), and its derivative (Hendrycks and Gimpel,
 /// arXiv:1606.08415).
+#[inline(always)]
 fn gelu_of<T: Scalar>(x: T) -> (T, T) {
     let [half, c, k, three] = [0.5, (2.0 / std::f64::consts::PI).sqrt(), 0.044715, 3.0].map(T::from_f64);
     // tanh(u) = 2 sigmoid(2u) - 1
@@ -43,11 +59,19 @@ fn gelu_of<T: Scalar>(x: T) -> (T, T) {
 }
 
 pub fn gelu<T: Scalar>(x: &[T], y: &mut [T]) {
-    y.iter_mut().zip(x).for_each(|(y, &x)| *y = gelu_of(x).0);
+    #[inline(always)]
+    fn all<T: Scalar>((x, y): (&[T], &mut [T])) {
+        y.iter_mut().zip(x).for_each(|(y, &x)| *y = gelu_of(x).0);
+    }
+    wide(all, (x, y));
 }
 
 pub fn gelu_bwd<T: Scalar>(x: &[T], dy: &[T], dx: &mut [T]) {
-    dx.iter_mut().zip(x.iter().zip(dy)).for_each(|(dx, (&x, &dy))| *dx = dy * gelu_of(x).1);
+    #[inline(always)]
+    fn all<T: Scalar>((x, dy, dx): (&[T], &[T], &mut [T])) {
+        dx.iter_mut().zip(x.iter().zip(dy)).for_each(|(dx, (&x, &dy))| *dx = dy * gelu_of(x).1);
+    }
+    wide(all, (x, dy, dx));
 }
 
 /// Adds `row` to every row of `x`.
@@ -124,11 +148,16 @@ pub struct Adam {
 
 impl Adam {
     pub fn update<T: Scalar>(&self, grad: &[T], w: &mut [T], m: &mut [T], v: &mut [T]) {
-        let [beta1, beta2, eps] = [self.beta1, self.beta2, self.eps].map(T::from_f64);
-        let [take1, take2] = [self.beta1, self.beta2].map(|beta| T::from_f64(1.0 - beta));
+        wide(Adam::update_all, (self, grad, w, m, v));
+    }
+
+    #[inline(always)]
+    fn update_all<T: Scalar>((this, grad, w, m, v): (&Adam, &[T], &mut [T], &mut [T], &mut [T])) {
+        let [beta1, beta2, eps] = [this.beta1, this.beta2, this.eps].map(T::from_f64);
+        let [take1, take2] = [this.beta1, this.beta2].map(|beta| T::from_f64(1.0 - beta));
         // The running means start at zero; dividing by these undoes it.
-        let [mean, square] = [self.beta1, self.beta2].map(|beta| 1.0 - beta.powf(self.step as f64));
-        let (lr, unbias) = (T::from_f64(self.lr / mean), T::from_f64(1.0 / square));
+        let [mean, square] = [this.beta1, this.beta2].map(|beta| 1.0 - beta.powf(this.step as f64));
+        let (lr, unbias) = (T::from_f64(this.lr / mean), T::from_f64(1.0 / square));
         for (((w, m), v), &g) in w.iter_mut().zip(m).zip(v).zip(grad) {
             *m = beta1 * *m + take1 * g;
             *v = beta2 * *v + take2 * g * g;

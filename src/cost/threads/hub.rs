@@ -1,0 +1,100 @@
+//! What lies between the threads: messages, collectives that have begun, turns, and who has to look again.
+
+use super::rank::{Rank, State};
+use crate::device::Threads;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// Names a message: from, to, the sender's op, and its leg or round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Key {
+    pub from: u32,
+    pub to: u32,
+    pub node: u32,
+    pub part: u32,
+}
+
+pub struct Hub {
+    /// When each message is there.
+    mail: FxHashMap<Key, f64>,
+    taken: FxHashSet<Key>,
+    started: FxHashMap<(u32, u32), u32>,
+    turns: Vec<u32>,
+    /// Ranks that may be able to go on.
+    told: Vec<bool>,
+    wake_s: f64,
+}
+
+impl Hub {
+    pub fn new(ranks: usize, devices: usize, threads: &Threads) -> Hub {
+        Hub {
+            mail: FxHashMap::default(),
+            taken: FxHashSet::default(),
+            started: FxHashMap::default(),
+            turns: vec![0; devices],
+            told: vec![false; ranks],
+            wake_s: threads.wake_s,
+        }
+    }
+
+    pub fn tell(&mut self, rank: u32) {
+        self.told[rank as usize] = true;
+    }
+
+    /// Ranks that wait and were told something wake up.
+    pub fn wake(&mut self, ranks: &mut [Rank], now: f64) {
+        for rank in ranks {
+            let arrived = || self.mail.iter().any(|(key, &at)| key.to == rank.rank && at == now);
+            if matches!(rank.state, State::Waiting) && (self.told[rank.rank as usize] || arrived()) {
+                rank.state = State::Free(now + self.wake_s);
+            }
+            self.told[rank.rank as usize] = false;
+        }
+    }
+
+    pub fn send(&mut self, key: Key, at: f64) {
+        self.mail.insert(key, at);
+        self.tell(key.to);
+    }
+
+    pub fn has(&self, key: Key, now: f64) -> bool {
+        self.mail.get(&key).is_some_and(|&at| at <= now)
+    }
+
+    pub fn take(&mut self, key: Key, sender_waits: bool) {
+        self.mail.remove(&key);
+        if sender_waits {
+            self.taken.insert(key);
+            self.tell(key.from);
+        }
+    }
+
+    pub fn was_taken(&mut self, key: Key) -> bool {
+        self.taken.remove(&key)
+    }
+
+    /// The next message that is still under way.
+    pub fn next_arrival(&self, now: f64) -> Option<f64> {
+        self.mail.values().copied().filter(|&at| at > now).reduce(f64::min)
+    }
+
+    pub fn start(&mut self, meeting: (u32, u32), members: &[u32]) {
+        let started = self.started.entry(meeting).or_default();
+        *started += 1;
+        if *started == members.len() as u32 {
+            members.iter().for_each(|&m| self.tell(m));
+        }
+    }
+
+    pub fn started(&self, meeting: (u32, u32)) -> u32 {
+        self.started.get(&meeting).copied().unwrap_or(0)
+    }
+
+    pub fn turn(&self, device: u32) -> u32 {
+        self.turns[device as usize]
+    }
+
+    pub fn end_turn(&mut self, device: u32, next: Option<u32>) {
+        self.turns[device as usize] += 1;
+        next.into_iter().for_each(|rank| self.tell(rank));
+    }
+}

@@ -1,0 +1,203 @@
+//! A measured curve: how long a kernel takes by its sizes, from the sizes that were timed.
+//!
+//! A sum of terms with a physical meaning (a start, FLOPs, bytes of each operand) is fitted with coefficients that
+//! are not negative; what it leaves over is interpolated between the points, in the logarithm of sizes and times.
+
+use super::measured::Known;
+use crate::plan::{Work, WorkClass};
+use crate::spec::Provenance;
+use serde::{Deserialize, Serialize};
+use statrs::distribution::{ContinuousCDF, StudentsT};
+
+/// A size that was timed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    /// m, n, k of a product; q_rows, kv_rows, area, heads of all sequences, head_dim of attention; else bytes.
+    pub size: Vec<f64>,
+    /// Median of the runs.
+    pub seconds: f64,
+    /// Of the runs, relative: the standard deviation estimated from the median absolute deviation.
+    pub spread: f64,
+    pub runs: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Curve {
+    /// Coefficients of [`terms`], in seconds.
+    pub fit: Vec<f64>,
+    /// Standard deviation of the logarithm of measured / predicted, each point predicted from the others.
+    pub residual_sd: f64,
+    /// Nineteen of twenty predictions are within this factor, by Student's t.
+    pub interval_95: f64,
+    pub points: Vec<Point>,
+}
+
+/// Sizes as a curve counts them.
+pub fn size(work: &Work) -> Vec<f64> {
+    let all = match work.class {
+        WorkClass::Gemm { m, n, k, .. } => vec![m, n, k],
+        WorkClass::Attention { q_rows, kv_rows, area, batch_heads, head_dim, .. } => {
+            vec![q_rows, kv_rows, area, batch_heads, head_dim]
+        }
+        WorkClass::Memory => vec![work.bytes],
+    };
+    all.into_iter().map(|x| x as f64).collect()
+}
+
+/// What takes time: a start; then for a product FLOPs and the elements of A, B and C; for attention visible
+/// scores times head_dim, visible scores, and the rows of either side; else bytes.
+fn terms(size: &[f64]) -> Vec<f64> {
+    match *size {
+        [m, n, k] => vec![1.0, m * n * k, m * k, k * n, m * n],
+        [q, kv, area, heads, d] => vec![1.0, area * heads * d, area * heads, q * heads * d, kv * heads * d],
+        _ => [1.0].into_iter().chain(size.iter().copied()).collect(),
+    }
+}
+
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (a.max(1.0) / b.max(1.0)).ln().powi(2)).sum()
+}
+
+/// Closer than this in the logarithm, sizes are averaged rather than told apart: a tenth of noise is not a shape.
+const NEAR: f64 = 0.05;
+
+impl Curve {
+    /// Fits points; at least one.
+    pub fn new(points: Vec<Point>) -> Curve {
+        let fit = fit(&points);
+        let mut curve = Curve { fit, residual_sd: 0.0, interval_95: 1.0, points };
+        let residuals: Vec<f64> = (0..curve.points.len()).map(|i| curve.left_out(i)).collect();
+        (curve.residual_sd, curve.interval_95) = spread_of(&residuals);
+        curve
+    }
+
+    /// The logarithm of measured / predicted of a point that the interpolation may not use.
+    fn left_out(&self, i: usize) -> f64 {
+        let at = &self.points[i];
+        let others = self.points.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, p)| p);
+        (at.seconds / self.predict(&at.size, others)).ln()
+    }
+
+    fn predict<'a>(&self, size: &[f64], points: impl Iterator<Item = &'a Point>) -> f64 {
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for point in points {
+            let weight = (distance(size, &point.size) + NEAR * NEAR).powi(-2);
+            sum += weight * (point.seconds / self.base(&point.size)).ln();
+            weights += weight;
+        }
+        self.base(size) * if weights > 0.0 { (sum / weights).exp() } else { 1.0 }
+    }
+
+    fn base(&self, size: &[f64]) -> f64 {
+        terms(size).iter().zip(&self.fit).map(|(t, c)| t * c).sum::<f64>().max(1e-9)
+    }
+
+    /// Seconds at a size, and how they are known.
+    pub fn at(&self, size: &[f64]) -> (f64, Provenance) {
+        (self.predict(size, self.points.iter()), self.provenance(size))
+    }
+
+    fn provenance(&self, size: &[f64]) -> Provenance {
+        if self.points.iter().any(|p| distance(size, &p.size) < 1e-12) {
+            return Provenance::Measured;
+        }
+        let inside = |i: usize| {
+            let all = || self.points.iter().map(|p| p.size[i]);
+            let (low, high) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
+            // A little beyond the last point is no other regime.
+            size[i] >= low * 0.75 && size[i] <= high * 1.25
+        };
+        if (0..size.len()).all(inside) { Provenance::Interpolated } else { Provenance::Extrapolated }
+    }
+
+    /// What is wrong with a curve that was read from a file.
+    pub fn flaw(&self) -> Option<(String, String)> {
+        let sizes = self.points.first().map_or(0, |p| p.size.len());
+        if !matches!(sizes, 1 | 3 | 5) {
+            return Some(("points".into(), "no point has a size of 1, 3 or 5 numbers".into()));
+        }
+        if self.fit.len() != terms(&vec![1.0; sizes]).len() {
+            return Some((
+                "fit".into(),
+                format!("{} coefficients do not fit sizes of {sizes} numbers", self.fit.len()),
+            ));
+        }
+        let bad = |p: &Point| p.size.len() != sizes || !p.size.iter().all(|x| x.known()) || !p.seconds.known();
+        let at = self.points.iter().position(bad)?;
+        let p = &self.points[at];
+        Some((format!("points[{at}]"), format!("size {:?} takes {} seconds; both must be positive", p.size, p.seconds)))
+    }
+}
+
+/// Standard deviation and the factor of a 95 % interval of what a fit leaves over.
+fn spread_of(residuals: &[f64]) -> (f64, f64) {
+    if residuals.len() < 3 {
+        // Nothing to judge by: half as much again either way.
+        return (0.2, 1.5);
+    }
+    let n = residuals.len() as f64;
+    let sd = (residuals.iter().map(|r| r * r).sum::<f64>() / (n - 1.0)).sqrt();
+    let t = StudentsT::new(0.0, 1.0, n - 1.0).expect("at least two degrees of freedom").inverse_cdf(0.975);
+    (sd, (t * sd).exp())
+}
+
+/// Least squares of relative errors, coefficients not negative, one coefficient at a time until they stand still
+/// (Hildreth's method; the problem is convex).
+fn fit(points: &[Point]) -> Vec<f64> {
+    let rows: Vec<Vec<f64>> = points.iter().map(|p| terms(&p.size).iter().map(|t| t / p.seconds).collect()).collect();
+    let width = rows.first().map_or(0, Vec::len);
+    let mut fit = vec![0.0; width];
+    let mut left: Vec<f64> = vec![1.0; rows.len()];
+    let squares: Vec<f64> = (0..width).map(|j| rows.iter().map(|r| r[j] * r[j]).sum()).collect();
+    for _ in 0..5000 {
+        for j in 0..width {
+            let gain = rows.iter().zip(&left).map(|(r, l)| r[j] * l).sum::<f64>() / squares[j];
+            let step = (fit[j] + gain).max(0.0) - fit[j];
+            fit[j] += step;
+            rows.iter().zip(&mut left).for_each(|(r, l)| *l -= r[j] * step);
+        }
+    }
+    fit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn points(seconds: impl Fn(f64) -> f64) -> Vec<Point> {
+        (10..24)
+            .map(|i| 2f64.powi(i))
+            .map(|n| Point { size: vec![n], seconds: seconds(n), spread: 0.0, runs: 1 })
+            .collect()
+    }
+
+    #[test]
+    fn a_line_is_found_and_interpolated() {
+        let line = |bytes: f64| 1e-6 + bytes / 8e9;
+        let curve = Curve::new(points(line));
+        assert!((curve.fit[0] / 1e-6 - 1.0).abs() < 1e-3 && (curve.fit[1] * 8e9 - 1.0).abs() < 1e-3, "{:?}", curve.fit);
+        let (seconds, provenance) = curve.at(&[3e5]);
+        assert!((seconds / line(3e5) - 1.0).abs() < 1e-3 && provenance == Provenance::Interpolated);
+        assert_eq!(curve.at(&[65536.0]).1, Provenance::Measured);
+        assert_eq!(curve.at(&[1e9]).1, Provenance::Extrapolated);
+        assert!((curve.at(&[1e9]).0 / line(1e9) - 1.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn a_cache_that_runs_over_is_followed_and_says_its_residual() {
+        let cached = |bytes: f64| bytes / if bytes < 1e6 { 4e10 } else { 1e10 };
+        let curve = Curve::new(points(cached));
+        for bytes in [5e3, 3e5, 3e6] {
+            assert!((curve.at(&[bytes]).0 / cached(bytes) - 1.0).abs() < 0.2, "{bytes}");
+        }
+        assert!(curve.residual_sd > 0.05 && curve.interval_95 > 1.1);
+    }
+
+    #[test]
+    fn coefficients_are_never_negative() {
+        let odd = Curve::new(points(|bytes| (bytes / 8e9 - 1e-7).max(1e-9)));
+        assert!(odd.fit.iter().all(|c| *c >= 0.0), "{:?}", odd.fit);
+    }
+}

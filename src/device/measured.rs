@@ -1,0 +1,177 @@
+//! The profile of a machine: what `calibrate` measured there, and the kernel times that follow from it.
+
+use super::curve::{Curve, size};
+use super::{Estimate, KernelTime, dtype_name};
+use crate::error::{Error, Result};
+use crate::plan::{Dtype, Work, WorkClass};
+use crate::spec::Provenance;
+use crate::units::Seconds;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The layout of the file; another number is another program's.
+pub const FORMAT: u32 = 1;
+
+/// Numbers that a measurement can be.
+pub trait Known {
+    fn known(&self) -> bool;
+}
+
+impl Known for f64 {
+    fn known(&self) -> bool {
+        self.is_finite() && *self > 0.0
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    pub foretrain_profile: u32,
+    pub machine: MachineName,
+    /// Year, month, day (UTC).
+    pub date: String,
+    pub command: String,
+    pub provenance: String,
+    pub threads: Threads,
+    /// By [`curve`](crate::plan::Kernel::curve) and dtype, as `matmul_nt/f32`.
+    pub kernels: BTreeMap<String, Curve>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineName {
+    pub cpu: String,
+    pub cores: u32,
+    pub system: String,
+}
+
+/// Ranks that are threads of one machine: each runs its kernels, copies its messages and sees to its own
+/// communication, one after the other, and all share the cores.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Threads {
+    pub cores: u32,
+    /// From the end of an op of a rank to the start of the next.
+    pub op_s: f64,
+    /// From the moment a message is there to that when the thread that waits for it has woken up.
+    pub wake_s: f64,
+    /// Copying a message out of memory and handing it over, by bytes.
+    pub post: Curve,
+    /// Taking a message and copying it into memory, by bytes.
+    pub take: Curve,
+    /// Taking a message and adding it to what is there, by bytes.
+    pub add: Curve,
+    /// How much longer each takes while all cores are busy.
+    pub crowded: Crowded,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Crowded {
+    pub gemm: f64,
+    pub attention: f64,
+    pub memory: f64,
+}
+
+impl Crowded {
+    pub fn of(&self, class: &WorkClass) -> f64 {
+        match class {
+            WorkClass::Gemm { .. } => self.gemm,
+            WorkClass::Attention { .. } => self.attention,
+            WorkClass::Memory => self.memory,
+        }
+    }
+}
+
+impl Profile {
+    pub fn load(path: &Path) -> Result<Profile> {
+        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let profile: Profile = serde_json::from_str(&text).map_err(|e| {
+            let Error::Spec { file, field, why } = Error::json(path.display())(e) else { unreachable!("JSON") };
+            Error::spec(file, field, format!("{why}; {AGAIN}"))
+        })?;
+        profile.check(path)?;
+        Ok(profile)
+    }
+
+    fn check(&self, path: &Path) -> Result<()> {
+        let wrong = |field: &str, why: String| Err(Error::spec(path.display(), field, format!("{why}; {AGAIN}")));
+        if self.foretrain_profile != FORMAT {
+            let why = format!("{}; this version reads {FORMAT}", self.foretrain_profile);
+            return wrong("foretrain_profile", why);
+        }
+        let t = &self.threads;
+        let numbers = [
+            ("threads.cores", f64::from(t.cores)),
+            ("threads.op_s", t.op_s),
+            ("threads.wake_s", t.wake_s),
+            ("threads.crowded.gemm", t.crowded.gemm),
+            ("threads.crowded.attention", t.crowded.attention),
+            ("threads.crowded.memory", t.crowded.memory),
+        ];
+        if let Some((field, x)) = numbers.iter().find(|(_, x)| !x.known()) {
+            return wrong(field, format!("{x} is no positive number"));
+        }
+        let own = [("threads.post", &t.post), ("threads.take", &t.take), ("threads.add", &t.add)];
+        let kernels = self.kernels.iter().map(|(name, curve)| (format!("kernels.{name}"), curve));
+        for (name, curve) in own.into_iter().map(|(name, curve)| (name.to_string(), curve)).chain(kernels) {
+            if let Some((field, why)) = curve.flaw() {
+                return wrong(&format!("{name}.{field}"), why);
+            }
+        }
+        Ok(())
+    }
+
+    fn curve(&self, curve: &str, dtype: Dtype) -> Option<&Curve> {
+        self.kernels.get(&key(curve, dtype))
+    }
+
+    /// The worst kernel of its class stands in for one that was never timed.
+    fn stand_in(&self, work: &Work, dtype: Dtype) -> Option<f64> {
+        let (like, suffix) = (size(work), format!("/{}", dtype_name(dtype)));
+        let backward = matches!(work.class, WorkClass::Attention { backward: true, .. });
+        let fits = |(name, curve): &(&String, &Curve)| {
+            name.ends_with(&suffix)
+                && curve.fit.len() == terms_of(&like)
+                && (like.len() != 5 || name.contains("bwd") == backward)
+        };
+        self.kernels.iter().filter(fits).map(|(_, curve)| curve.at(&like).0).reduce(f64::max)
+    }
+
+    /// Dtypes that were timed.
+    pub fn dtypes(&self) -> Vec<&str> {
+        let mut all: Vec<&str> = self.kernels.keys().filter_map(|k| k.split('/').nth(1)).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+}
+
+fn terms_of(size: &[f64]) -> usize {
+    if size.len() == 1 { 2 } else { 5 }
+}
+
+const AGAIN: &str = "write a new profile with `foretrain calibrate --on cpu --out profile.json`";
+
+/// The name of a curve in a profile.
+pub fn key(curve: &str, dtype: Dtype) -> String {
+    format!("{curve}/{}", dtype_name(dtype))
+}
+
+impl KernelTime for Profile {
+    fn time(&self, work: &Work, dtype: Dtype) -> Estimate {
+        let seconds = self.stand_in(work, dtype).unwrap_or(f64::NAN);
+        Estimate { seconds: Seconds::new(seconds), sm_bound: false, provenance: Provenance::Assumed, rel_sd: 1.0 }
+    }
+
+    fn time_as(&self, curve: &str, work: &Work, dtype: Dtype) -> Estimate {
+        let Some(curve) = self.curve(curve, dtype) else { return self.time(work, dtype) };
+        let (seconds, provenance) = curve.at(&size(work));
+        Estimate { seconds: Seconds::new(seconds), sm_bound: false, provenance, rel_sd: curve.residual_sd }
+    }
+
+    fn threads(&self) -> Option<&Threads> {
+        Some(&self.threads)
+    }
+}
