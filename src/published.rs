@@ -7,6 +7,7 @@
 
 pub mod attention;
 pub mod case;
+pub mod collectives;
 pub mod convention;
 mod fields;
 pub mod machine;
@@ -55,6 +56,7 @@ pub fn predict(cases: &[Case], done: &(dyn Fn(&Verdict) + Sync)) -> Result<Vec<V
         let found = match &case.facts {
             Facts::Training(run) => training::predict(run, &shipped),
             Facts::Attention(row) => attention::predict(row, &shipped),
+            Facts::Collective(row) => collectives::predict(row, &shipped),
         };
         let verdict = Verdict::of(case, found);
         done(&verdict);

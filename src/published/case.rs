@@ -12,6 +12,7 @@ pub struct Case {
 pub enum Facts {
     Training(Box<Training>),
     Attention(Box<Attention>),
+    Collective(Box<Collective>),
 }
 
 /// A training run.
@@ -117,4 +118,19 @@ pub struct Attention {
     pub global_batch: Option<u64>,
     pub value: Option<f64>,
     pub unit: String,
+}
+
+/// One duration of a collective.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Collective {
+    /// As nccl-tests names it.
+    pub op: String,
+    pub gpu: String,
+    pub gpus: Option<u32>,
+    pub nodes: Option<u32>,
+    pub link: String,
+    pub note: String,
+    /// Of the full buffer.
+    pub bytes: Option<u64>,
+    pub time_us: Option<f64>,
 }

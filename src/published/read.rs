@@ -2,6 +2,7 @@
 //! `common`, and `cases` of sequence parallelism.
 
 use super::case::{Attention, Case, Experts, Facts, Training};
+use super::collectives;
 use super::fields::Fields;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
@@ -18,7 +19,11 @@ pub fn load(path: impl AsRef<Path>) -> Result<Vec<Case>> {
 pub fn parse(file: &str, text: &str) -> Result<Vec<Case>> {
     let json: Value = serde_json::from_str(text).map_err(Error::json(file))?;
     let cases = match &json {
+        Value::Array(tables) if tables.first().is_some_and(collectives::is_table) => {
+            collectives::nccl_tests(file, tables)?
+        }
         Value::Array(rows) => each(file, rows, None, training)?,
+        Value::Object(top) if top.contains_key("tables") => operators(file, &top["tables"])?,
         Value::Object(top) => match (top.get("rows"), top.get("cases")) {
             (Some(Value::Array(rows)), _) => each(file, rows, common(file, top)?, training)?,
             (_, Some(Value::Array(cases))) => each(file, cases, None, attention)?,
@@ -34,7 +39,22 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Case>> {
 }
 
 const WANTED: &str = "neither a list of training runs, nor an object with `rows` and what they have in `common`, nor one \
-                      with `cases` of sequence parallelism; see traces/published for one of each";
+                      with `cases` of sequence parallelism, nor tables of collectives; see traces/published for one of each";
+
+/// Tables of operators by name, each of the kind that its columns say.
+fn operators(file: &str, tables: &Value) -> Result<Vec<Case>> {
+    let tables = tables.as_object().ok_or_else(|| Error::spec(file, "tables", "no object; name each table"))?;
+    let mut cases = Vec::new();
+    for (name, table) in tables {
+        let Some(table) = table.as_object() else {
+            return Err(Error::spec(file, format!("tables: {name}"), "no object; write its columns and rows"));
+        };
+        if collectives::is_nccl(table) {
+            cases.extend(collectives::operator_table(file, name, table)?);
+        }
+    }
+    Ok(cases)
+}
 
 fn common<'a>(file: &str, top: &'a Map<String, Value>) -> Result<Option<&'a Map<String, Value>>> {
     match top.get("common") {
@@ -254,7 +274,7 @@ mod tests {
             .iter()
             .map(|c| match &c.facts {
                 Facts::Training(t) => (c.id.as_str(), t.gpu.as_str(), t.tp),
-                Facts::Attention(_) => panic!("no training run"),
+                _ => panic!("no training run"),
             })
             .collect();
         assert_eq!(gpus, [("row-1", "A100", Some(2)), ("row-2", "H100", Some(4))]);

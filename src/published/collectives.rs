@@ -1,0 +1,170 @@
+//! Tables of collectives: nccl-tests logs and the tables of others, a case a row.
+//!
+//! Cluster and library follow from what the table says of GPU, link and nodes. A row counts bytes as nccl-tests does:
+//! those of the full buffer.
+
+use super::Shipped;
+use super::case::{Case, Collective, Facts};
+use super::fields::Fields;
+use super::machine::Stated;
+use super::verdict::Prediction;
+use super::words::squeezed;
+use crate::cluster::Cluster;
+use crate::collective::{collective, p2p};
+use crate::error::{Error, Result};
+use crate::plan::CollectiveKind;
+use crate::spec::StackSpec;
+use crate::units::Bytes;
+use serde_json::{Map, Value};
+
+/// Elements that the tables of operators count are of this size: their largest bandwidths would be half of what a link
+/// reaches, or twice of what it can, if they were not.
+const ELEMENT: u64 = 2;
+
+/// Whether an entry of a list is a table of nccl-tests.
+pub fn is_table(entry: &Value) -> bool {
+    entry.get("op").is_some() && entry.get("rows").is_some()
+}
+
+/// A list of tables of nccl-tests: `op`, `gpus`, `nodes`, `gpu`, `link` and `rows` of `bytes` and `time_us`.
+pub fn nccl_tests(file: &str, tables: &[Value]) -> Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    for (at, table) in tables.iter().enumerate() {
+        let Some(row) = table.as_object() else {
+            return Err(Error::spec(file, format!("table {}", at + 1), "no object; write the fields of a table"));
+        };
+        let mut f = Fields { file, id: format!("{}", at + 1), row, common: None };
+        let id = f.text("id")?.unwrap_or_else(|| format!("table-{}", at + 1));
+        f.id = id.clone();
+        let base = head(&f)?;
+        let rows = f.value("rows").and_then(Value::as_array);
+        let rows = rows.ok_or_else(|| f.wrong("rows", "no list; write the rows of the table"))?;
+        for (n, row) in rows.iter().enumerate() {
+            let id = format!("{id}#{n}");
+            let Some(row) = row.as_object() else {
+                return Err(Error::spec(file, format!("case {id}"), "no object; write bytes and time_us"));
+            };
+            cases.push(case(&base, &f.id, Fields { file, id, row, common: None })?);
+        }
+    }
+    Ok(cases)
+}
+
+fn head(f: &Fields) -> Result<Collective> {
+    let text = |field| Ok::<_, Error>(f.text(field)?.unwrap_or_default());
+    Ok(Collective {
+        op: text("op")?,
+        gpu: text("gpu")?,
+        gpus: f.degree("gpus")?,
+        nodes: f.degree("nodes")?,
+        link: text("link")?,
+        note: text("note")?,
+        ..Collective::default()
+    })
+}
+
+fn case(base: &Collective, group: &str, f: Fields) -> Result<Case> {
+    let row = Collective { bytes: f.count("bytes")?, time_us: f.number("time_us")?, ..base.clone() };
+    Ok(Case { id: f.id, group: group.into(), facts: Facts::Collective(Box::new(row)) })
+}
+
+/// Whether a table of operators is one of collectives: by the names of its first columns.
+pub fn is_nccl(table: &Map<String, Value>) -> bool {
+    let named = |at: usize, name: &str| table.get("columns").and_then(|c| c.get(at)).is_some_and(|c| c == name);
+    named(0, "op") && named(1, "num_gpus")
+}
+
+/// A table of operators: rows of op, GPUs, elements of two bytes, ms. Its name begins with the system, all of whose
+/// GPUs share a node.
+pub fn operator_table(file: &str, name: &str, table: &Map<String, Value>) -> Result<Vec<Case>> {
+    let wrong = |at: String, why: &str| Error::spec(file, format!("table {name}: {at}"), why);
+    let rows = table.get("rows").and_then(Value::as_array);
+    let rows = rows.ok_or_else(|| wrong("rows".into(), "no list; write the rows of the table"))?;
+    let gpu = name.split('/').next().unwrap_or_default().replace('_', " ");
+    let mut cases = Vec::with_capacity(rows.len());
+    for (n, row) in rows.iter().enumerate() {
+        let read = || {
+            let (op, gpus, size) = (row.get(0)?.as_str()?, row.get(1)?.as_f64()?, row.get(2)?.as_f64()?);
+            let ms = row.get(3)?.as_f64().filter(|ms| *ms > 0.0 && ms.is_finite())?;
+            let counts = |v: f64| v >= 1.0 && v < 1e15 && v.fract() == 0.0;
+            (counts(gpus) && counts(size)).then_some((op, gpus as u32, size as u64, ms))
+        };
+        let Some((op, gpus, elements, ms)) = read() else {
+            return Err(wrong(format!("row {n}"), "not an op, a number of GPUs, a number of elements and ms above 0"));
+        };
+        let facts = Collective {
+            op: op.into(),
+            gpu: gpu.clone(),
+            gpus: Some(gpus),
+            nodes: Some(1),
+            bytes: Some(elements * ELEMENT),
+            time_us: Some(ms * 1e3),
+            ..Collective::default()
+        };
+        cases.push(Case { id: format!("{name}#{n}"), group: name.into(), facts: Facts::Collective(Box::new(facts)) });
+    }
+    Ok(cases)
+}
+
+/// Predicts one row, in us.
+pub fn predict(row: &Collective, shipped: &Shipped) -> Prediction {
+    let mut found = Prediction { measured: row.time_us, unit: "us".into(), ..Prediction::default() };
+    match predicted(row, shipped) {
+        Ok((us, cluster, stack)) => {
+            (found.predicted, found.cluster, found.stack) = (Some(us), cluster, stack);
+            found.split = format!("{} of {} B over {} GPUs", row.op, row.bytes.unwrap_or(0), row.gpus.unwrap_or(0));
+        }
+        Err(why) => found.why.push(why),
+    }
+    found
+}
+
+fn predicted(row: &Collective, shipped: &Shipped) -> std::result::Result<(f64, String, String), String> {
+    let bytes = row.bytes.ok_or("bytes: not stated")?;
+    let (cluster, said) = cluster_of(row, shipped)?;
+    let stack = shipped.stacks.with_kernel(&["fa2", "fa3", "cudnn", "fa4"], &cluster.gpu)?;
+    let time = time(row, &cluster, stack, Bytes::new(bytes as f64))?;
+    Ok((time * 1e6, said, stack.name.clone()))
+}
+
+fn time(row: &Collective, cluster: &Cluster, stack: &StackSpec, bytes: Bytes) -> std::result::Result<f64, String> {
+    let members: Vec<u32> = (0..cluster.gpus()).collect();
+    let op = squeezed(&row.op).replace('_', "");
+    let kind = match op.as_str() {
+        "allreduce" => CollectiveKind::AllReduce,
+        "allgather" => CollectiveKind::AllGather,
+        "reducescatter" => CollectiveKind::ReduceScatter,
+        "alltoall" => CollectiveKind::AllToAll,
+        // Every rank sends to the next; all wait for the slowest pair.
+        "sendrecv" => {
+            let pair = |&a: &u32| p2p(cluster, stack, bytes, a, (a + 1) % cluster.gpus(), cluster.gpus(), 1.0);
+            return Ok(members.iter().map(|a| pair(a).total().value()).fold(0.0, f64::max));
+        }
+        _ => return Err(format!("op: {:?} is none that is known", row.op)),
+    };
+    Ok(collective(cluster, stack, kind, &members, bytes).total().value())
+}
+
+fn cluster_of(row: &Collective, shipped: &Shipped) -> std::result::Result<(Cluster, String), String> {
+    let gpus = row.gpus.ok_or("gpus: not stated")?;
+    let nodes = row.nodes.unwrap_or(1).max(1);
+    let stated = Stated { gpu: &row.gpu, gpus, gpus_per_node: Some(gpus.div_ceil(nodes)), interconnect: &row.link };
+    let chosen = shipped.fleet.choose(&stated)?;
+    let (mut spec, mut said) = (chosen.cluster.spec.clone(), chosen.said);
+    let per_node = gpus.div_ceil(nodes);
+    // Trays of a rack are counted as nodes; they share its links all the same.
+    if nodes > 1 && per_node < spec.gpus_per_node && spec.tray.is_none() && gpus.is_multiple_of(per_node) {
+        if let Some(out) = &mut spec.scale_out {
+            out.nics_per_node = (out.nics_per_node * per_node).div_ceil(spec.gpus_per_node);
+        }
+        spec.gpus_per_node = per_node;
+        said.push_str(&format!(", {per_node} GPUs a node"));
+    }
+    let words = squeezed(&format!("{} {}", row.link, row.note));
+    if ["nvlsoff", "algo=ring"].iter().any(|word| words.contains(word)) {
+        spec.scale_up.switch_reduce = None;
+        said.push_str(", the switch adds nothing up");
+    }
+    let cluster = Cluster::new(&spec, &chosen.cluster.gpu, gpus).map_err(|e| e.to_string())?;
+    Ok((cluster, said))
+}
