@@ -64,7 +64,11 @@ fn head(f: &Fields) -> Result<Collective> {
 }
 
 fn case(base: &Collective, group: &str, f: Fields) -> Result<Case> {
-    let row = Collective { bytes: f.count("bytes")?, time_us: f.number("time_us")?, ..base.clone() };
+    let bytes = f.number("bytes")?;
+    if bytes.is_some_and(|b| b.fract() != 0.0 || b > 1e15) {
+        return Err(f.wrong("bytes", "no whole number of bytes, at most 1e15; correct it, or write null"));
+    }
+    let row = Collective { bytes: bytes.map(|b| b as u64), time_us: f.number("time_us")?, ..base.clone() };
     Ok(Case { id: f.id, group: group.into(), facts: Facts::Collective(Box::new(row)) })
 }
 
@@ -167,4 +171,36 @@ fn cluster_of(row: &Collective, shipped: &Shipped) -> std::result::Result<(Clust
     }
     let cluster = Cluster::new(&spec, &chosen.cluster.gpu, gpus).map_err(|e| e.to_string())?;
     Ok((cluster, said))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::read::parse;
+    use super::*;
+
+    const TABLE: &str = r#"[{"id": "t", "op": "all_reduce", "gpus": 16, "nodes": 8, "gpu": "A800-SXM4-80GB",
+        "link": "2 GPU/node over RoCE/IB", "rows": [{"bytes": 8589934592, "time_us": 7}, {"bytes": 8, "time_us": 9.5}]}]"#;
+
+    #[test]
+    fn a_row_is_a_case() {
+        let cases = parse("c.json", TABLE).unwrap();
+        assert_eq!([cases[0].id.as_str(), &cases[1].id, &cases[1].group], ["t#0", "t#1", "t"]);
+        let Facts::Collective(row) = &cases[0].facts else { panic!("no collective") };
+        let (cluster, _) = cluster_of(row, &Shipped::new().unwrap()).unwrap();
+        assert_eq!((cluster.nodes(), cluster.per_node(), cluster.gpu.name.as_str()), (8, 2, "a800-sxm4-80gb"));
+        let why = parse("c.json", &TABLE.replace("9.5", "-1")).unwrap_err().to_string();
+        assert!(why.contains("case t#1: time_us: -1"), "{why}");
+    }
+
+    #[test]
+    fn tables_of_operators_count_elements() {
+        let text = r#"{"tables": {"h100_sxm/comm/x": {"columns": ["op", "num_gpus", "size", "ms"],
+            "rows": [["all_gather", 8, 1024, 0.01]]}}}"#;
+        let cases = parse("c.json", text).unwrap();
+        let Facts::Collective(row) = &cases[0].facts else { panic!("no collective") };
+        assert_eq!((row.bytes, row.time_us, row.gpu.as_str()), (Some(2048), Some(10.0), "h100 sxm"));
+        assert!(predict(row, &Shipped::new().unwrap()).predicted.is_some());
+        let why = parse("c.json", &text.replace("1024", "0")).unwrap_err().to_string();
+        assert!(why.contains("row 0"), "{why}");
+    }
 }
