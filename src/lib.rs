@@ -56,6 +56,7 @@
 //! ```
 
 pub mod act;
+pub mod calibrate;
 pub mod cli;
 pub mod cluster;
 pub mod collective;
@@ -66,6 +67,7 @@ pub mod error;
 pub mod exec;
 pub mod export;
 pub mod fold;
+pub mod import;
 pub mod plan;
 pub mod plot;
 pub mod published;

@@ -4,6 +4,8 @@
 //! (with `--json` on stdout, as `{"error": ..}`), and the exit code is 2.
 
 mod attention;
+mod calibrate;
+mod collective;
 mod compare;
 mod config;
 mod crossover;
@@ -62,6 +64,10 @@ enum Command {
     Options(options::Flags),
     /// Predicts published measurements and says how far off it is.
     Published(published::Flags),
+    /// Prints a table of a collective as nccl-tests would, analytic beside simulated.
+    Collective(collective::Flags),
+    /// Makes logs of nccl-tests into the link curves of a cluster.
+    Calibrate(calibrate::Flags),
     /// Draws the pictures of a study again from its rows.csv.
     Plot(plot::Flags),
 }
@@ -145,6 +151,8 @@ fn command(command: Command) -> Result<Answer> {
         Command::Compare(flags) => compare::run(&flags),
         Command::Options(flags) => options::run(&flags),
         Command::Published(flags) => published::run(&flags),
+        Command::Collective(flags) => collective::run(&flags),
+        Command::Calibrate(flags) => calibrate::run(&flags),
         Command::Plot(flags) => plot::run(&flags),
     }
 }

@@ -8,11 +8,85 @@ pub mod exchange;
 pub mod nccl;
 pub mod pairwise;
 pub mod ring;
+pub mod streams;
+pub mod tree;
 
 use crate::plan::CollectiveKind;
 use std::ops::Range;
 
-pub use nccl::{LinkTime, collective, p2p};
+pub use nccl::{Choice, LinkTime, choices, collective, p2p};
+
+/// What moves, as nccl-tests has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    Whole(CollectiveKind),
+    /// From the first member to all.
+    Broadcast,
+    /// From every member to the next.
+    SendRecv,
+}
+
+impl Operation {
+    /// Bus bandwidth over algorithm bandwidth among `n`: what makes figures of different `n` alike (nccl-tests,
+    /// doc/PERFORMANCE.md).
+    pub fn bus_factor(self, n: f64) -> f64 {
+        match self {
+            Operation::Whole(CollectiveKind::AllReduce) => 2.0 * (n - 1.0) / n,
+            Operation::Whole(_) => (n - 1.0) / n,
+            Operation::Broadcast | Operation::SendRecv => 1.0,
+        }
+    }
+}
+
+/// Who sends to whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Algorithm {
+    Ring,
+    /// Chains inside nodes, two binary trees between them.
+    Tree,
+    /// The switch of a node adds up.
+    Nvls,
+    /// It does inside nodes, and trees do between them.
+    NvlsTree,
+    /// Every two members.
+    Pairwise,
+    /// Rings inside nodes, then rings of equal ranks between nodes.
+    Hierarchical,
+}
+
+impl Algorithm {
+    pub fn name(self) -> &'static str {
+        match self {
+            Algorithm::Ring => "ring",
+            Algorithm::Tree => "tree",
+            Algorithm::Nvls => "nvls",
+            Algorithm::NvlsTree => "nvls-tree",
+            Algorithm::Pairwise => "pairwise",
+            Algorithm::Hierarchical => "hierarchical",
+        }
+    }
+}
+
+/// How NCCL marks what has arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mark {
+    /// A flag with every 4 bytes.
+    Ll,
+    /// A flag with every 120 bytes.
+    Ll128,
+    /// A flag with every chunk.
+    Simple,
+}
+
+impl Mark {
+    pub fn name(self) -> &'static str {
+        match self {
+            Mark::Ll => "LL",
+            Mark::Ll128 => "LL128",
+            Mark::Simple => "Simple",
+        }
+    }
+}
 
 /// One message of a round.
 ///

@@ -2,10 +2,10 @@
 //! protocols. Constants and rules are those of NCCL 2.30.7 (src/graph/tuning.cc, src/graph/topo.h,
 //! src/enqueue.cc, src/graph/paths.cc); bandwidths are those that clusters were measured to reach.
 
-use super::rounds;
+use super::{Algorithm, Mark, Operation, rounds};
 use crate::cluster::{Cluster, Tier};
 use crate::plan::CollectiveKind;
-use crate::spec::{Architecture, Origin, Provenance, StackSpec};
+use crate::spec::{Architecture, CollectiveOp, Origin, Provenance, StackSpec};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use std::collections::BTreeMap;
 
@@ -157,6 +157,51 @@ impl Shape {
     }
 }
 
+/// One way to do an operation, and what it takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Choice {
+    pub algorithm: Algorithm,
+    pub mark: Mark,
+    pub time: LinkTime,
+}
+
+/// Every way that NCCL has, and the hierarchical one that it has not, which stands last; `bytes` are those of the full
+/// buffer. Empty for a member alone.
+pub fn choices(cluster: &Cluster, stack: &StackSpec, op: Operation, members: &[u32], bytes: Bytes) -> Vec<Choice> {
+    let shape = Shape::of(cluster, members);
+    if shape.n <= 1 {
+        return vec![];
+    }
+    let tuner = Tuner::new(cluster, stack, &shape);
+    let one = |algorithm, mark| move |time| Choice { algorithm, mark, time };
+    if let (Operation::Whole(kind), Architecture::Cpu) = (op, cluster.gpu.architecture) {
+        let algorithm = if kind == CollectiveKind::AllToAll { Algorithm::Pairwise } else { Algorithm::Ring };
+        return vec![one(algorithm, Mark::Simple)(in_rounds(cluster, stack, kind, shape.n, bytes))];
+    }
+    match op {
+        Operation::SendRecv => {
+            let n = members.len();
+            let pair = |i: usize| p2p(cluster, stack, bytes, members[i], members[(i + 1) % n], shape.n, 1.0);
+            let slowest = (0..n).map(pair).max_by(|a, b| a.total().value().total_cmp(&b.total().value()));
+            slowest.map(one(Algorithm::Pairwise, Mark::Simple)).into_iter().collect()
+        }
+        Operation::Whole(CollectiveKind::AllToAll) => {
+            vec![one(Algorithm::Pairwise, Mark::Simple)(all_to_all(cluster, stack, &shape, bytes))]
+        }
+        Operation::Broadcast => tuner.ring(&Course::broadcast(&shape), bytes),
+        Operation::Whole(kind) => {
+            let mut all = tuner.ring(&Course::of(kind, &shape), bytes);
+            if kind == CollectiveKind::AllReduce {
+                all.extend(tuner.tree(bytes));
+                let switch = if shape.nodes > 1 { Algorithm::NvlsTree } else { Algorithm::Nvls };
+                all.extend(tuner.switch(bytes).map(one(switch, Mark::Simple)));
+                all.extend(tuner.hierarchical(bytes).map(one(Algorithm::Hierarchical, Mark::Simple)));
+            }
+            all
+        }
+    }
+}
+
 /// A collective of `members`; `bytes` are those of the full buffer, as for [`super::sent_bytes`].
 pub fn collective(
     cluster: &Cluster,
@@ -172,17 +217,26 @@ pub fn collective(
     if cluster.gpu.architecture == Architecture::Cpu {
         return in_rounds(cluster, stack, kind, shape.n, bytes);
     }
-    if kind == CollectiveKind::AllToAll {
-        return all_to_all(cluster, stack, &shape, bytes);
-    }
-    let tuner = Tuner::new(cluster, stack, &shape);
-    let mut best = tuner.ring(kind, bytes);
-    if kind == CollectiveKind::AllReduce {
-        best.extend(tuner.tree(bytes));
-        best.extend(tuner.switch(bytes));
-    }
-    let total = |t: &LinkTime| t.total().value();
-    best.into_iter().min_by(|a, b| total(a).total_cmp(&total(b))).expect("a ring is always possible")
+    let ways = choices(cluster, stack, Operation::Whole(kind), members, bytes);
+    let ours = ways.iter().filter(|way| way.algorithm != Algorithm::Hierarchical).map(|way| way.time);
+    let best = ours.min_by(|a, b| a.total().value().total_cmp(&b.total().value())).expect("a ring is always possible");
+    measured(cluster, kind, &shape, bytes).unwrap_or(best)
+}
+
+/// What was measured on this cluster of this collective among as many members on as many nodes, if it was.
+fn measured(cluster: &Cluster, kind: CollectiveKind, shape: &Shape, bytes: Bytes) -> Option<LinkTime> {
+    let op = match kind {
+        CollectiveKind::AllReduce => CollectiveOp::AllReduce,
+        CollectiveKind::AllGather => CollectiveOp::AllGather,
+        CollectiveKind::ReduceScatter => CollectiveOp::ReduceScatter,
+        CollectiveKind::AllToAll => CollectiveOp::AllToAll,
+    };
+    let mut known = cluster.spec.measured.iter();
+    let found = known.find(|m| (m.op, m.gpus, m.nodes) == (op, shape.n, shape.nodes))?;
+    let total = Seconds::new(found.at(bytes.value()));
+    let latency = found.lines.iter().map(|l| l.latency).fold(total, Seconds::min);
+    let provenance = Provenance::Measured;
+    Some(LinkTime { latency, transfer: total - latency, provenance, rel_sd: found.rel_sd })
 }
 
 /// Threads play the rounds one by one.
@@ -253,7 +307,7 @@ const LL128: Protocol =
     Protocol { ring_base: 14.0, tree_base: 14.0, ring_intra: 1.9, tree_intra: 1.25, ring_inter: 4.0, tree_inter: 8.5 };
 const SIMPLE: Protocol =
     Protocol { ring_base: 8.4, tree_base: 8.4, ring_intra: 3.4, tree_intra: 4.0, ring_inter: 14.0, tree_inter: 14.0 };
-const PROTOCOLS: [&Protocol; 3] = [&LL, &LL128, &SIMPLE];
+const PROTOCOLS: [(&Protocol, Mark); 3] = [(&LL, Mark::Ll), (&LL128, Mark::Ll128), (&SIMPLE, Mark::Simple)];
 
 /// A regime of a ring inside a node, fitted on the tables of traces/published/nccl.json (H100, H200, A100, B200,
 /// GB200, 2 to 8 GPUs) with a start, a latency and a bandwidth of each system.
@@ -276,6 +330,32 @@ const SWITCH_SETUP: f64 = 70.0;
 
 const SWITCH_INTRA: f64 = 25.0;
 const SWITCH_TREE_INTER: f64 = 20.9;
+
+/// The way around a ring.
+struct Course {
+    steps: f64,
+    /// Steps between nodes.
+    between: f64,
+    /// What a member sends over the full buffer.
+    volume: f64,
+    /// Sums on the way to every member, then goes around again.
+    twice: bool,
+}
+
+impl Course {
+    fn of(kind: CollectiveKind, shape: &Shape) -> Course {
+        let twice = kind == CollectiveKind::AllReduce;
+        let passes = if twice { 2.0 } else { 1.0 };
+        let (n, nodes) = (f64::from(shape.n), f64::from(shape.nodes));
+        let steps = passes * (n - 1.0);
+        Course { steps, between: passes * (nodes - 1.0), volume: steps / n, twice }
+    }
+
+    fn broadcast(shape: &Shape) -> Course {
+        let (n, nodes) = (f64::from(shape.n), f64::from(shape.nodes));
+        Course { steps: n - 1.0, between: nodes - 1.0, volume: 1.0, twice: false }
+    }
+}
 
 /// What the formulas of the tuner need to know of a group.
 struct Tuner {
@@ -340,40 +420,39 @@ impl Tuner {
         }
     }
 
-    fn ring_inside(&self, passes: f64, bytes: Bytes) -> Vec<LinkTime> {
-        let steps = passes * (self.n - 1.0);
-        let bus = if self.n == 2.0 { self.bus * PAIR[passes as usize - 1] } else { self.bus };
+    fn ring_inside(&self, course: &Course, bytes: Bytes) -> Vec<Choice> {
+        let bus = if self.n == 2.0 { self.bus * PAIR[usize::from(course.twice)] } else { self.bus };
         let regime = |r: &Inside| LinkTime {
-            latency: self.start + Seconds::new(r.setup * 1e-6) + self.step * (steps * r.steps),
-            ..self.regime(0.0, bytes, r.rate * bus * self.n / steps)
+            latency: self.start + Seconds::new(r.setup * 1e-6) + self.step * (course.steps * r.steps),
+            ..self.regime(0.0, bytes, r.rate * bus / course.volume)
         };
-        INSIDE.iter().map(regime).collect()
+        let marked = |(r, mark)| Choice { algorithm: Algorithm::Ring, mark, time: regime(r) };
+        INSIDE.iter().zip([Mark::Ll, Mark::Simple]).map(marked).collect()
     }
 
-    fn ring(&self, kind: CollectiveKind, bytes: Bytes) -> Vec<LinkTime> {
-        let passes = if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 };
+    fn ring(&self, course: &Course, bytes: Bytes) -> Vec<Choice> {
         if self.nodes < 2.0 {
-            return self.ring_inside(passes, bytes);
+            return self.ring_inside(course, bytes);
         }
-        let (steps, between) = (passes * (self.n - 1.0), passes * (self.nodes - 1.0));
         let rates = [self.ll_max.min(0.5 * self.bus), 0.92 * self.bus, self.bus];
-        let regime = |(p, rate): (&Protocol, f64)| {
-            let latency = p.ring_base + (steps - between) * p.ring_intra + between * p.ring_inter;
-            self.regime(latency, bytes, rate * self.n / steps)
+        let regime = |((p, mark), rate): ((&Protocol, Mark), f64)| {
+            let latency = p.ring_base + (course.steps - course.between) * p.ring_intra + course.between * p.ring_inter;
+            Choice { algorithm: Algorithm::Ring, mark, time: self.regime(latency, bytes, rate / course.volume) }
         };
         PROTOCOLS.into_iter().zip(rates).map(regime).collect()
     }
 
-    fn tree(&self, bytes: Bytes) -> Vec<LinkTime> {
+    fn tree(&self, bytes: Bytes) -> Vec<Choice> {
         if self.nodes < 2.0 {
             return vec![];
         }
         // Half of it is algorithm bandwidth: what comes down the tree went up before.
         let bus = self.intra.min(2.0 * self.tree_nics());
         let rates = [self.ll_max.min(bus / 3.8), 0.92 * bus * 120.0 / 128.0, 0.92 * bus];
-        let regime = |(p, rate): (&Protocol, f64)| {
+        let regime = |((p, mark), rate): ((&Protocol, Mark), f64)| {
             let hops = (self.per_node - 1.0) * p.tree_intra + self.nodes.log2() * p.tree_inter;
-            self.regime(p.tree_base + 2.0 * hops, bytes, 0.5 * rate)
+            let time = self.regime(p.tree_base + 2.0 * hops, bytes, 0.5 * rate);
+            Choice { algorithm: Algorithm::Tree, mark, time }
         };
         PROTOCOLS.into_iter().zip(rates).map(regime).collect()
     }
@@ -387,6 +466,17 @@ impl Tuner {
         }
         let latency = SWITCH_INTRA + 2.0 * self.nodes.log2() * SWITCH_TREE_INTER;
         Some(self.regime(latency, bytes, switch.min(self.tree_nics())))
+    }
+
+    /// Reduce-scatter inside nodes, all-reduce of the parts between them, all-gather inside, one after the other.
+    fn hierarchical(&self, bytes: Bytes) -> Option<LinkTime> {
+        if self.nodes < 2.0 || self.per_node < 2.0 {
+            return None;
+        }
+        let (g, k, p) = (self.per_node, self.nodes, &SIMPLE);
+        let latency = 3.0 * p.ring_base + 2.0 * (g - 1.0) * p.ring_intra + 2.0 * (k - 1.0) * p.ring_inter;
+        let inverse = 2.0 * (g - 1.0) / g / self.intra + 2.0 * (k - 1.0) / k / self.nics;
+        Some(self.regime(latency, bytes, 1.0 / inverse))
     }
 
     /// Algorithm bandwidth of a tree between nodes. Of two nodes each sends the other all data once; in a

@@ -10,6 +10,7 @@
 //! * [`ports`]: transfers that share a port of a rank.
 
 mod account;
+pub mod collective;
 mod engine;
 mod meeting;
 mod ports;

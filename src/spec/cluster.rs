@@ -28,6 +28,57 @@ pub struct ClusterSpec {
     /// The network link by link, where it is no tree of pods; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graph: Option<Graph>,
+    /// Collectives that were measured on this very cluster: what they say counts before what the links say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measured: Vec<MeasuredCollective>,
+}
+
+/// Durations of a collective by the bytes of its full buffer: the lowest of its lines.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredCollective {
+    pub op: CollectiveOp,
+    pub gpus: u32,
+    pub nodes: u32,
+    pub lines: Vec<Line>,
+    /// Relative standard deviation of the lines from what was measured.
+    pub rel_sd: f64,
+    pub source: String,
+}
+
+/// latency + bytes / bandwidth.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Line {
+    pub latency: Seconds,
+    pub bandwidth: BytesPerSec,
+}
+
+/// Which collective was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveOp {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+}
+
+impl MeasuredCollective {
+    /// Seconds of so many bytes.
+    pub fn at(&self, bytes: f64) -> f64 {
+        let line = |l: &Line| l.latency.value() + bytes / l.bandwidth.value();
+        self.lines.iter().map(line).fold(f64::INFINITY, f64::min)
+    }
+
+    fn check(&self, file: &str) -> Result<()> {
+        check_positive(file, "measured.gpus", f64::from(self.gpus))?;
+        check_positive(file, "measured.nodes", f64::from(self.nodes))?;
+        if self.lines.is_empty() {
+            return Err(Error::spec(file, "measured.lines", "empty; give at least one latency and bandwidth"));
+        }
+        self.lines.iter().try_for_each(|l| check_positive(file, "measured.lines.bandwidth", l.bandwidth.value()))
+    }
 }
 
 /// A network that is no tree. Its hosts are the nodes; those of a cluster of one node are its GPUs.
@@ -195,6 +246,7 @@ impl ClusterSpec {
             check_positive(file, "scale_up.sockets.bridge", sockets.bridge.value.value())?;
         }
         self.check_shape(file)?;
+        self.measured.iter().try_for_each(|m| m.check(file))?;
         if let Some(reduce) = &self.scale_up.switch_reduce {
             check_positive(file, "scale_up.switch_reduce", reduce.value.value())?;
         }

@@ -14,7 +14,9 @@ pub mod stack;
 pub mod workload;
 
 pub use attention::{AttentionSpec, Pass};
-pub use cluster::{ClusterSpec, Graph, GraphShape, Pod, Routing, ScaleOut, ScaleUp, Sockets};
+pub use cluster::{
+    ClusterSpec, CollectiveOp, Graph, GraphShape, Line, MeasuredCollective, Pod, Routing, ScaleOut, ScaleUp, Sockets,
+};
 pub use exchange::{ExchangePass, ExchangeSpec, Notify, SmRule};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
 pub use mask::{Documents, Mask};

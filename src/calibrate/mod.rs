@@ -1,0 +1,3 @@
+//! From measurements to the numbers that predictions rest on.
+
+pub mod links;

@@ -1,0 +1,3 @@
+//! What other programs have written.
+
+pub mod nccl_tests;
