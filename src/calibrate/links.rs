@@ -21,6 +21,8 @@ impl Affine {
 
 /// Another line has to lower the sum of squares by this part to be kept: else it follows noise.
 const WORTH: f64 = 0.25;
+/// Lines that err by less than this need no other.
+const GOOD: f64 = 0.01;
 /// Rows that a line needs.
 const ROWS: usize = 3;
 
@@ -53,7 +55,8 @@ pub fn fit(rows: &[(f64, f64)]) -> Option<Fit> {
             break;
         }
         let more = fit_with(rows, k);
-        if squares(&more, rows) < squares(&best, rows) * (1.0 - WORTH) {
+        let (now, then) = (squares(&best, rows), squares(&more, rows));
+        if now > GOOD * GOOD * rows.len() as f64 && then < now * (1.0 - WORTH) {
             best = more;
         }
     }

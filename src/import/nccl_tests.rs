@@ -117,6 +117,9 @@ fn row_of(line: &str) -> Option<std::result::Result<(u64, f64), String>> {
     }
     // Some launchers write no blank after their prefix.
     let digits = bytes.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+    if digits.is_empty() {
+        return None;
+    }
     let Ok(bytes) = digits.parse::<u64>() else { return Some(Err(format!("{bytes:?} is no number of bytes"))) };
     let mut rest = &words[kind + 1..];
     if rest.first().is_some_and(|w| w.starts_with(char::is_alphabetic) && *w != "N/A") {
@@ -137,8 +140,9 @@ fn time_of(rest: &[&str]) -> std::result::Result<f64, String> {
         ));
     }
     let time = |word: &str| word.parse::<f64>().ok().filter(|t| *t > 0.0 && t.is_finite());
-    let first = time(rest[0]).or_else(|| rest.get(rest.len() / 2).and_then(|word| time(word)));
-    first.ok_or_else(|| format!("{:?} is no time in us above 0", rest[0]))
+    let in_place = (rest.len() >= 6).then(|| rest[rest.len() / 2]);
+    let first = time(rest[0]).or_else(|| time(in_place?));
+    first.ok_or_else(|| format!("{:?} is no time in us above 0; the line may be cut off", rest[0]))
 }
 
 /// `-J`: `results[]` of `size` and `out_of_place`, `in_place` with `time`.
