@@ -392,7 +392,7 @@ fn the_readme_tells_the_truth() {
         .collect();
     assert!(examples.len() >= COMMANDS.len(), "{examples:?}");
     // `plan` writes what `run` and `compare` read; the default sweep is another test's and the CI's affair.
-    let elsewhere = ["sweep", "published", "plot"];
+    let elsewhere = ["sweep", "published", "plot", "calibrate"];
     for line in examples.iter().filter(|l| !elsewhere.iter().any(|command| l.starts_with(command))) {
         succeeds(dir.path(), line);
     }
