@@ -6,6 +6,7 @@
 pub mod block;
 pub mod case;
 pub mod crossover;
+pub mod frames;
 pub mod grid;
 pub mod guard;
 mod store;
@@ -16,6 +17,7 @@ pub use grid::{Also, Batch, Grid};
 
 use crate::error::Result;
 use crate::report::Row;
+use frames::Frames;
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -48,18 +50,31 @@ pub fn sweep(grid: &Grid, dir: &Path, fresh: bool, progress: &(dyn Fn(usize, usi
     let missing: Vec<&Point> = points.iter().filter(|p| !known.contains(p)).collect();
     progress(kept, points.len());
     let shared = Mutex::new((store, kept));
-    missing.par_iter().try_for_each(|point| {
-        let row = grid.row(&case, point)?;
-        let mut guard = shared.lock().unwrap_or_else(|e| e.into_inner());
-        guard.0.append(row)?;
-        guard.1 += 1;
-        progress(guard.1, points.len());
+    by_way(&missing).par_iter().try_for_each(|points_of_way| {
+        let mut frames = Frames::new(&case);
+        for point in points_of_way {
+            let row = grid.row_among(&mut frames, &case, point)?;
+            let mut guard = shared.lock().unwrap_or_else(|e| e.into_inner());
+            guard.0.append(row)?;
+            guard.1 += 1;
+            progress(guard.1, points.len());
+        }
         Ok(())
     })?;
     let (store, _) = shared.into_inner().unwrap_or_else(|e| e.into_inner());
     let (rows, mut files) = store.finish(&points)?;
     files.extend(block::write(&case, &rows, dir)?);
     Ok(Study { rows, files, kept, outdated })
+}
+
+/// Points of one way together, since they share the structure of their plans; not so many that a core would be left
+/// without.
+fn by_way<'p>(points: &[&'p Point]) -> Vec<Vec<&'p Point>> {
+    const MOST: usize = 64;
+    let mut points = points.to_vec();
+    points.sort_by_key(|point| (point.par, point.micro_batch));
+    let ways = points.chunk_by(|a, b| a.par == b.par);
+    ways.flat_map(|way| way.chunks(MOST)).map(<[&Point]>::to_vec).collect()
 }
 
 /// Rows of another version of the program, or of model files that changed since, must not be mixed with

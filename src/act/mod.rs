@@ -2,11 +2,13 @@
 //! the bytes of a meeting are under way, and what all of it counts.
 
 mod deeds;
+mod form;
 mod machine;
 pub mod stamp;
 pub mod stretch;
 
 pub use deeds::{Deed, Deeds, Way, Whole};
+pub use form::{Form, Tallies};
 pub use machine::{Machine, picoseconds, seconds};
 
 use crate::cluster::Tier;
@@ -87,6 +89,7 @@ pub fn port(tier: Tier, ways: u8) -> u8 {
 }
 
 /// The acts of all classes, and what they add up to when each runs once.
+#[derive(Clone)]
 pub struct Sheet {
     classes: usize,
     /// Node after node, class after class.
@@ -134,6 +137,12 @@ struct Timed {
     rel_sd: f64,
 }
 
+impl Timed {
+    fn act(self) -> Act {
+        Act::Compute { duration: self.duration, sm_bound: self.sm_bound }
+    }
+}
+
 /// Bytes on their way, as the class that sends them sees it.
 #[derive(Clone, Copy)]
 pub struct Hop {
@@ -161,11 +170,49 @@ pub struct Acts<'a> {
     fold: &'a Fold,
     /// Program of each class.
     program: Vec<u32>,
-    kernels: FxHashMap<(&'static str, Work, Dtype), Timed>,
+    known: Known,
     positions: Positions,
     hops: FxHashMap<(u16, i32, u64), Rc<[Hop]>>,
+}
+
+/// What stays true of other sizes of a plan, on the same machine.
+#[derive(Default)]
+pub struct Known {
+    kernels: FxHashMap<(&'static str, Work, Dtype), Timed>,
+    routes: FxHashMap<(u16, i32), Rc<[Route]>>,
     gangs: FxHashMap<u16, Rc<[Rc<Gang>]>>,
     links: FxHashMap<(CollectiveKind, u16, u32, u64), LinkTime>,
+}
+
+impl Known {
+    /// Times are forgotten when there are many of them.
+    const MOST: usize = 1 << 16;
+
+    /// What is known of kernels, whatever the plan.
+    pub fn of_kernels(self) -> Known {
+        Known { kernels: self.kernels, ..Known::default() }
+    }
+
+    /// Takes over what another plan's times of kernels were.
+    pub fn take_kernels(&mut self, from: &mut Known) {
+        std::mem::swap(&mut self.kernels, &mut from.kernels);
+    }
+
+    fn bound(&mut self) {
+        if self.kernels.len() > Self::MOST {
+            self.kernels.clear();
+        }
+        if self.links.len() > Self::MOST {
+            self.links.clear();
+        }
+    }
+}
+
+/// Where a class sends to, and with how many others it shares the way.
+struct Route {
+    peer: u32,
+    tier: Tier,
+    sharing: f64,
 }
 
 pub fn bytes_of(plan: &Plan, place: &Place) -> u64 {
@@ -221,8 +268,19 @@ pub fn ctas(engine: Engine) -> u16 {
 impl<'a> Acts<'a> {
     pub fn new(plan: &'a Plan, machine: Machine<'a>, fold: &'a Fold) -> Acts<'a> {
         let program = fold.representatives.iter().map(|&r| plan.program_of(r)).collect();
-        let (kernels, positions, hops, gangs, links) = Default::default();
-        Acts { plan, machine, fold, program, kernels, positions, hops, gangs, links }
+        let (known, positions, hops) = Default::default();
+        Acts { plan, machine, fold, program, known, positions, hops }
+    }
+
+    /// For other sizes of a plan that `known` is true of, its ranks all running one program.
+    pub fn resume(plan: &'a Plan, machine: Machine<'a>, fold: &'a Fold, mut known: Known) -> Acts<'a> {
+        known.bound();
+        let (positions, hops) = Default::default();
+        Acts { plan, machine, fold, program: vec![0; fold.representatives.len()], known, positions, hops }
+    }
+
+    pub fn into_known(self) -> Known {
+        self.known
     }
 
     /// For ranks that all run one program, whichever of the plan it is.
@@ -299,7 +357,7 @@ impl<'a> Acts<'a> {
 
     fn timed(&mut self, curve: &'static str, work: Work, dtype: Dtype) -> Timed {
         let kernels = self.machine.kernels;
-        *self.kernels.entry((curve, work, dtype)).or_insert_with(|| {
+        *self.known.kernels.entry((curve, work, dtype)).or_insert_with(|| {
             let t = kernels.time_as(curve, &work, dtype);
             let duration = picoseconds(t.seconds);
             Timed { duration, sm_bound: t.sm_bound, provenance: t.provenance, rel_sd: t.rel_sd }
@@ -340,19 +398,31 @@ impl<'a> Acts<'a> {
         if let Some(known) = self.hops.get(&(lane, by, bytes)) {
             return known.clone();
         }
-        let (group, cluster) = (self.group(lane), self.machine.cluster);
-        let size = group.size(&self.plan.views);
-        let hop = |&rank: &u32| {
-            let peer = group.neighbour(&self.plan.views, rank, by);
-            let tier = cluster.tier(rank, peer);
-            let sharing = if tier == Tier::ScaleOut { crossing(self.plan, cluster, group, by, rank).max(1) } else { 1 };
-            let moved = Bytes::new(bytes as f64);
-            let time = collective::p2p(cluster, self.machine.stack, moved, rank, peer, size, f64::from(sharing));
-            Hop { time, tier, peer }
+        let (size, cluster) = (self.group(lane).size(&self.plan.views), self.machine.cluster);
+        let (routes, moved) = (self.routes(lane, by), Bytes::new(bytes as f64));
+        let hop = |(&rank, route): (&u32, &Route)| {
+            let time = collective::p2p(cluster, self.machine.stack, moved, rank, route.peer, size, route.sharing);
+            Hop { time, tier: route.tier, peer: route.peer }
         };
-        let hops: Rc<[Hop]> = self.fold.representatives.iter().map(hop).collect();
+        let hops: Rc<[Hop]> = self.fold.representatives.iter().zip(routes.iter()).map(hop).collect();
         self.hops.insert((lane, by, bytes), hops.clone());
         hops
+    }
+
+    fn routes(&mut self, lane: u16, by: i32) -> Rc<[Route]> {
+        if let Some(known) = self.known.routes.get(&(lane, by)) {
+            return known.clone();
+        }
+        let (group, cluster, plan) = (self.group(lane), self.machine.cluster, self.plan);
+        let route = |&rank: &u32| {
+            let peer = group.neighbour(&plan.views, rank, by);
+            let tier = cluster.tier(rank, peer);
+            let sharing = if tier == Tier::ScaleOut { crossing(plan, cluster, group, by, rank).max(1) } else { 1 };
+            Route { peer, tier, sharing: f64::from(sharing) }
+        };
+        let routes: Rc<[Route]> = self.fold.representatives.iter().map(route).collect();
+        self.known.routes.insert((lane, by), routes.clone());
+        routes
     }
 
     /// Joins the legs of a transfer of one class to the meetings that their senders made.
@@ -380,7 +450,7 @@ impl<'a> Acts<'a> {
 
     /// The communicators of a lane, by class.
     pub fn gangs(&mut self, lane: u16) -> Rc<[Rc<Gang>]> {
-        if let Some(known) = self.gangs.get(&lane) {
+        if let Some(known) = self.known.gangs.get(&lane) {
             return known.clone();
         }
         let (group, mut by_first) = (self.group(lane), FxHashMap::<u32, Rc<Gang>>::default());
@@ -389,7 +459,7 @@ impl<'a> Acts<'a> {
             by_first.entry(members[0]).or_insert_with(|| Rc::new(self.gang(members))).clone()
         };
         let gangs: Rc<[Rc<Gang>]> = self.fold.representatives.iter().map(gang).collect();
-        self.gangs.insert(lane, gangs.clone());
+        self.known.gangs.insert(lane, gangs.clone());
         gangs
     }
 
@@ -433,7 +503,7 @@ impl<'a> Acts<'a> {
     pub fn link(&mut self, kind: CollectiveKind, lane: u16, gang: &Gang, bytes: u64) -> LinkTime {
         let (cluster, stack) = (self.machine.cluster, self.machine.stack);
         let time = || collective::collective(cluster, stack, kind, &gang.members, Bytes::new(bytes as f64));
-        *self.links.entry((kind, lane, gang.members[0], bytes)).or_insert_with(time)
+        *self.known.links.entry((kind, lane, gang.members[0], bytes)).or_insert_with(time)
     }
 
     /// Everyone in the collective that `node` is of `class`.
@@ -466,34 +536,44 @@ pub fn sent(kind: CollectiveKind, gang: &Gang, bytes: f64) -> [f64; 2] {
 /// What the masks of a plan leave on each rank, its positions looked up rather than cut anew.
 #[derive(Default)]
 struct Positions {
-    /// Whole splits, and what each rank holds of them.
-    splits: Vec<(Segs, Vec<Vec<Span>>)>,
-    /// The block asked for last: attention, the merge or sum behind it, and backward, have the same.
-    last: Option<(AttnBlock, Rc<[BlockShape]>)>,
+    /// Whole splits, and what each rank asked for holds of them.
+    splits: Vec<(Segs, FxHashMap<u32, Rc<[Span]>>)>,
+    /// Attention, the merge or sum behind it, and backward, have the same block.
+    known: FxHashMap<AttnBlock, Rc<[BlockShape]>>,
 }
 
 impl Positions {
+    /// More shapes than this are not kept: blocks of very long rings.
+    const MOST: usize = 1 << 16;
+
     /// What `block` is on each of `ranks`.
     fn shapes(&mut self, block: &AttnBlock, views: &[Mesh], ranks: &[u32]) -> Rc<[BlockShape]> {
-        if let Some((last, shapes)) = &self.last
-            && last == block
-        {
+        if let Some(shapes) = self.known.get(block) {
             return shapes.clone();
         }
-        let (q, kv) = (self.split(&block.q, views), self.split(&block.kv, views));
-        let held = |split: usize, segs: &Segs, rank: u32| &self.splits[split].1[segs.holder(views, rank) as usize][..];
-        let shape = |&rank: &u32| block_shape(held(q, &block.q, rank), held(kv, &block.kv, rank), &block.mask);
+        let (q, kv) = (self.split(&block.q), self.split(&block.kv));
+        let shape = |&rank: &u32| {
+            let q = self.held(q, views, block.q.holder(views, rank));
+            let kv = self.held(kv, views, block.kv.holder(views, rank));
+            block_shape(&q, &kv, &block.mask)
+        };
         let shapes: Rc<[BlockShape]> = ranks.iter().map(shape).collect();
-        self.last = Some((block.clone(), shapes.clone()));
+        if self.known.len() * ranks.len() > Self::MOST {
+            self.known.clear();
+        }
+        self.known.insert(block.clone(), shapes.clone());
         shapes
     }
 
-    fn split(&mut self, segs: &Segs, views: &[Mesh]) -> usize {
+    fn held(&mut self, split: usize, views: &[Mesh], rank: u32) -> Rc<[Span]> {
+        let (whole, held) = &mut self.splits[split];
+        held.entry(rank).or_insert_with(|| whole.spans(views, rank).into()).clone()
+    }
+
+    fn split(&mut self, segs: &Segs) -> usize {
         let same = |known: &Segs| (known.seq, known.view, &known.order) == (segs.seq, segs.view, &segs.order);
         self.splits.iter().position(|(known, _)| same(known)).unwrap_or_else(|| {
-            let whole = segs.shifted(segs.shift.0, 0);
-            let held = (0..views[segs.view as usize].size()).map(|rank| whole.spans(views, rank)).collect();
-            self.splits.push((whole, held));
+            self.splits.push((segs.shifted(segs.shift.0, 0), FxHashMap::default()));
             self.splits.len() - 1
         })
     }

@@ -3,7 +3,8 @@
 //! A walker goes on until its crew needs something of another ([`Crews`]). A crossing sets off when its last
 //! member has started, by the same rules as within a program; its ends are stamped where later ops find them.
 
-use super::walk::{Held, Stamp, Walker, stretched};
+use super::ranks::{Held, Stamp, stretched};
+use super::walk::Walker;
 use super::{Effort, Found};
 use crate::act::{Acts, PROVENANCES, RECV, SEND, ctas, numbers, port, sent};
 use crate::act::{Machine, picoseconds};
@@ -126,15 +127,15 @@ impl<'p> Watch<'p> for Across<'p> {
             (atoms(&reads), atoms(&writes), op.lane.unwrap_or(0));
         let host_lane = self.plan.lanes.len() as u16;
         let walker = &mut self.walkers[crew];
-        let n = walker.classes;
-        let mut starts: Vec<Stamp> = walker.stamps.lanes[lane as usize * n..][..n].to_vec();
+        let n = walker.ranks.classes;
+        let mut starts: Vec<Stamp> = walker.ranks.stamps.lanes[lane as usize * n..][..n].to_vec();
         for atom in reads.iter().chain(&writes).flat_map(|a| a.iter()) {
-            raise(&mut starts, &walker.stamps.written[atom as usize * n..][..n]);
+            raise(&mut starts, &walker.ranks.stamps.written[atom as usize * n..][..n]);
         }
         for atom in writes.iter().flat_map(|a| a.iter()) {
-            raise(&mut starts, &walker.stamps.read[atom as usize * n..][..n]);
+            raise(&mut starts, &walker.ranks.stamps.read[atom as usize * n..][..n]);
         }
-        for (start, host) in starts.iter_mut().zip(&mut walker.host) {
+        for (start, host) in starts.iter_mut().zip(&mut walker.ranks.host) {
             *host += self.host_launch;
             if *host > start.ps() {
                 *start = Stamp::new(*host, host_lane);
@@ -207,20 +208,20 @@ impl<'p> Watch<'p> for Across<'p> {
     fn end(&mut self, post: PostId) -> Result<()> {
         let post = &self.posts[post];
         let (walker, lane) = (&mut self.walkers[post.crew], post.lane);
-        let n = walker.classes;
+        let n = walker.ranks.classes;
         let ends: Vec<Stamp> = post.ends.iter().map(|&end| Stamp::new(end, lane)).collect();
-        raise(&mut walker.stamps.lanes[lane as usize * n..][..n], &ends);
+        raise(&mut walker.ranks.stamps.lanes[lane as usize * n..][..n], &ends);
         for atom in post.reads.iter().flat_map(|a| a.iter()) {
-            raise(&mut walker.stamps.read[atom as usize * n..][..n], &ends);
+            raise(&mut walker.ranks.stamps.read[atom as usize * n..][..n], &ends);
         }
         for atom in post.writes.iter().flat_map(|a| a.iter()) {
-            walker.stamps.written[atom as usize * n..][..n].copy_from_slice(&ends);
+            walker.ranks.stamps.written[atom as usize * n..][..n].copy_from_slice(&ends);
         }
         let amount = match &post.op.kind {
             OpKind::Transfer { engine, .. } | OpKind::Collective { engine, .. } => u32::from(ctas(*engine)),
             _ => 0,
         };
-        for (state, (start, &to)) in walker.state.iter_mut().zip(post.starts.iter().zip(&post.ends)) {
+        for (state, (start, &to)) in walker.ranks.state.iter_mut().zip(post.starts.iter().zip(&post.ends)) {
             if amount > 0 && to > start.ps() {
                 state.sms.push(Held { from: start.ps(), to, amount });
             }
@@ -258,14 +259,14 @@ impl Across<'_> {
         let ready = ends.iter().map(|&(post, class, _)| self.posts[post].starts[class].ps()).max().unwrap_or(0);
         let mut longest = transfer;
         for &(post, class, ports) in ends {
-            let state = &mut self.walkers[self.posts[post].crew].state[class];
+            let state = &mut self.walkers[self.posts[post].crew].ranks.state[class];
             for port in numbers(ports) {
                 let shared = |k: u32| 1.0 / f64::from(k + 1);
                 longest = longest.max(stretched(&mut state.ports[port], ready, transfer, shared));
             }
         }
         for &(post, class, ports) in ends {
-            let state = &mut self.walkers[self.posts[post].crew].state[class];
+            let state = &mut self.walkers[self.posts[post].crew].ranks.state[class];
             for port in numbers(ports) {
                 state.ports[port].push(Held { from: ready, to: ready + longest, amount: 1 });
             }
@@ -275,7 +276,7 @@ impl Across<'_> {
     }
 
     fn found(self) -> Found {
-        let end = self.walkers.iter().map(Walker::end).max().unwrap_or(0);
+        let end = self.walkers.iter().map(|w| w.ranks.end()).max().unwrap_or(0);
         let found: Vec<Found> = self.walkers.into_iter().map(|walker| walker.found(end)).collect();
         let usages = self.at.iter().zip(&self.extra).map(|(at, extra)| {
             let mut usage = found[at.crew].usages[at.class].clone();

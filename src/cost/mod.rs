@@ -16,11 +16,15 @@
 //! walk over every op is the oracle it is tested against.
 
 mod across;
+mod frame;
+mod ranks;
 mod repeat;
+mod sized;
 mod threads;
 mod walk;
 
 pub use crate::act::Machine;
+pub use frame::Frame;
 use crate::act::seconds;
 use crate::error::Result;
 use crate::fold::{self, Fold};
@@ -63,11 +67,25 @@ pub fn cost(plan: &Plan, machine: Machine, effort: Effort) -> Result<Timeline> {
         fold::trivial(plan.ranks())
     };
     let atoms = Rc::new(AtomTable::new(plan)?);
+    if effort.stride && !effort.spans && Frame::fits(plan, machine) {
+        let frame = Frame::new(plan, &atoms, machine, fold)?;
+        if let Some(timeline) = cost_on(&frame, plan, machine)? {
+            return Ok(timeline);
+        }
+        return Walker::new(plan, machine, &frame.fold, effort, in_step, atoms)?.run().map(|found| timeline(plan, &frame.fold, found));
+    }
     let found = match crews {
         Some(crews) => across::run(plan, machine, &fold, effort, &crews, &atoms)?,
         None => Walker::new(plan, machine, &fold, effort, in_step, atoms)?.run()?,
     };
     Ok(timeline(plan, &fold, found))
+}
+
+/// Costs a plan on the frame of its structure. Of the plan only sizes are looked at: neither names nor the buffers of
+/// kernels need be there. None where the frame does not fit after all, and the plan has to be walked.
+pub fn cost_on(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Timeline>> {
+    let found = sized::run(frame, plan, machine)?;
+    Ok(found.map(|found| timeline(plan, &frame.fold, found)))
 }
 
 /// What a walk found, by class.

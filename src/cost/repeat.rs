@@ -16,9 +16,9 @@
 //!
 //! The stride adds D times the iterations left and is exact in picoseconds.
 
-use super::walk::{Held, Stamp, Walker};
+use super::ranks::{Held, Ranks, Stamp};
 use crate::error::Result;
-use crate::plan::link::{Env, bind, resolve};
+use crate::plan::link::{Atoms, Env, bind, resolve};
 use crate::plan::*;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -32,7 +32,7 @@ pub struct Name {
 }
 
 /// What an iteration finds.
-struct Finds {
+pub struct Finds {
     lanes: Vec<Stamp>,
     /// Last write and last read of every atom of every named slot.
     written: Vec<Stamp>,
@@ -54,7 +54,7 @@ struct Walk<'a> {
 }
 
 /// A call whose iterations are alike but for the slots that walks bind.
-struct Alike<'a> {
+pub struct Alike<'a> {
     args: &'a [Arg],
     env: &'a Env,
     repeat: u32,
@@ -64,24 +64,27 @@ struct Alike<'a> {
     lag: u32,
 }
 
-impl<'p> Walker<'p> {
-    /// Runs a block `repeat` times.
-    pub fn call(&mut self, block: BlockId, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
-        let plan = self.plan;
-        let body = &plan.blocks[block as usize].ops;
-        let alike = if repeat > 2 && self.effort.stride {
-            Alike::of(self.names.of(plan, block), args, repeat, env)
-        } else {
-            None
-        };
-        let outside = std::mem::replace(&mut self.floor, u64::MAX);
+/// Something that goes through calls.
+pub trait Course {
+    fn ranks(&self) -> &Ranks;
+    fn ranks_mut(&mut self) -> &mut Ranks;
+    /// How often each segment ran.
+    fn runs(&mut self) -> &mut Vec<u64>;
+    fn atoms(&self, tensor: TensorId, slot: u32) -> Atoms;
+    /// Goes through the body of the call once.
+    fn once(&mut self, env: &Env) -> Result<()>;
+
+    /// Goes through it `repeat` times. `names`: what it touches, where strides may be taken.
+    fn repeat(&mut self, names: Option<Rc<[Name]>>, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
+        let alike = names.filter(|_| repeat > 2).and_then(|names| Alike::of(names, args, repeat, env));
+        let outside = std::mem::replace(&mut self.ranks_mut().floor, u64::MAX);
         let mut earliest = outside;
         // What the iteration before found, by how much later than the one before it, and so how often.
         let (mut before, mut agreed): (Option<Finds>, (u64, u32)) = (None, (0, 0));
         for i in 0..repeat {
             if let Some(alike) = alike.as_ref().filter(|_| i > 0) {
                 let finds = self.finds(alike, i);
-                let step = before.as_ref().and_then(|b| finds.later_than(b, self.floor));
+                let step = before.as_ref().and_then(|b| finds.later_than(b, self.ranks().floor));
                 agreed = match step {
                     Some(d) if d == agreed.0 => (d, agreed.1 + 1),
                     Some(d) => (d, 1),
@@ -93,11 +96,11 @@ impl<'p> Walker<'p> {
                 }
                 before = Some(finds);
             }
-            self.floor = u64::MAX;
-            self.body(Some(block), body, &bind(args, env, i))?;
-            earliest = earliest.min(self.floor);
+            self.ranks_mut().floor = u64::MAX;
+            self.once(&bind(args, env, i))?;
+            earliest = earliest.min(self.ranks().floor);
         }
-        self.floor = earliest;
+        self.ranks_mut().floor = earliest;
         Ok(())
     }
 
@@ -115,49 +118,49 @@ impl<'p> Walker<'p> {
     }
 
     fn slot_cells(&self, tensor: TensorId, slot: u32) -> std::ops::Range<usize> {
-        let atoms = self.atoms.slot(tensor, slot);
-        atoms.first as usize * self.classes..(atoms.first + atoms.count) as usize * self.classes
+        let atoms = self.atoms(tensor, slot);
+        atoms.first as usize * self.ranks().classes..(atoms.first + atoms.count) as usize * self.ranks().classes
     }
 
-    fn finds(&self, alike: &Alike, i: u32) -> Finds {
+    fn finds(&mut self, alike: &Alike, i: u32) -> Finds {
         let (mut written, mut read) = (vec![], vec![]);
         for &name in alike.names.iter() {
             let cells = self.cells(name, alike, i);
-            written.extend_from_slice(&self.stamps.written[cells.clone()]);
-            read.extend_from_slice(&self.stamps.read[cells]);
+            written.extend_from_slice(&self.ranks().stamps.written[cells.clone()]);
+            read.extend_from_slice(&self.ranks().stamps.read[cells]);
         }
         Finds {
-            lanes: self.stamps.lanes.clone(),
+            lanes: self.ranks().stamps.lanes.clone(),
             written,
             read,
-            held: self.state.iter().flat_map(|s| s.ports.iter().chain([&s.sms]).cloned()).collect(),
-            compute_end: self.state.iter().map(|s| s.compute_end).collect(),
-            devices: self.devices.clone(),
-            host: self.host.clone(),
-            waited: self.state.iter().map(|s| s.waited.clone()).collect(),
-            runs: self.runs.clone(),
+            held: self.ranks().state.iter().flat_map(|s| s.ports.iter().chain([&s.sms]).cloned()).collect(),
+            compute_end: self.ranks().state.iter().map(|s| s.compute_end).collect(),
+            devices: self.ranks().devices.clone(),
+            host: self.ranks().host.clone(),
+            waited: self.ranks().state.iter().map(|s| s.waited.clone()).collect(),
+            runs: self.runs().clone(),
         }
     }
 
     /// Whether what iterations from `i` on are the first to touch is from before the floor.
     fn rest_is_early(&self, alike: &Alike, i: u32) -> bool {
         let mut touched: BTreeSet<(TensorId, u32)> = alike.touched(0..i).collect();
-        let early = |cells: &[Stamp]| cells.iter().all(|s| s.ps() < self.floor);
+        let early = |cells: &[Stamp]| cells.iter().all(|s| s.ps() < self.ranks().floor);
         alike.touched(i..alike.repeat).filter(|slot| touched.insert(*slot)).all(|(tensor, slot)| {
             let cells = self.slot_cells(tensor, slot);
-            early(&self.stamps.written[cells.clone()]) && early(&self.stamps.read[cells])
+            early(&self.ranks().stamps.written[cells.clone()]) && early(&self.ranks().stamps.read[cells])
         })
     }
 
     /// Adds what the iterations from `i` on do, each `d` later than the one before.
     fn take(&mut self, alike: &Alike, i: u32, before: &Finds, d: u64) {
-        let (floor, left) = (self.floor, u64::from(alike.repeat - i));
+        let (floor, left) = (self.ranks().floor, u64::from(alike.repeat - i));
         let last: Vec<[Vec<Stamp>; 2]> = alike
             .names
             .iter()
             .map(|&name| {
                 let cells = self.cells(name, alike, i - 1);
-                [self.stamps.written[cells.clone()].to_vec(), self.stamps.read[cells].to_vec()]
+                [self.ranks().stamps.written[cells.clone()].to_vec(), self.ranks().stamps.read[cells].to_vec()]
             })
             .collect();
         for j in i..alike.repeat {
@@ -165,25 +168,27 @@ impl<'p> Walker<'p> {
             let bound = |&name: &Name| alike.walks(name) || j + 1 == alike.repeat;
             for (&name, last) in alike.names.iter().zip(&last).filter(|(name, _)| bound(name)) {
                 let (cells, by) = (self.cells(name, alike, j), d * u64::from(j + 1 - i));
-                for (stamps, last) in [&mut self.stamps.written, &mut self.stamps.read].into_iter().zip(last) {
+                let at = &mut self.ranks_mut().stamps;
+                for (stamps, last) in [&mut at.written, &mut at.read].into_iter().zip(last) {
                     let touched = stamps[cells.clone()].iter_mut().zip(last).filter(|(_, last)| last.ps() >= floor);
                     touched.for_each(|(stamp, last)| *stamp = last.later(by));
                 }
             }
         }
         let by = d * left;
-        self.stamps.lanes.iter_mut().filter(|l| l.ps() >= floor).for_each(|l| *l = l.later(by));
-        self.devices.iter_mut().filter(|t| **t >= floor).for_each(|t| *t += by);
+        let ranks = self.ranks_mut();
+        ranks.stamps.lanes.iter_mut().filter(|l| l.ps() >= floor).for_each(|l| *l = l.later(by));
+        ranks.devices.iter_mut().filter(|t| **t >= floor).for_each(|t| *t += by);
         // Its own pace, whether that is the device's or it is ahead of it.
-        self.host.iter_mut().zip(&before.host).for_each(|(now, was)| *now += (*now - was) * left);
-        for (state, waited) in self.state.iter_mut().zip(&before.waited) {
+        ranks.host.iter_mut().zip(&before.host).for_each(|(now, was)| *now += (*now - was) * left);
+        for (state, waited) in ranks.state.iter_mut().zip(&before.waited) {
             for held in state.ports.iter_mut().chain([&mut state.sms]).flatten().filter(|h| h.to > floor) {
                 (held.from, held.to) = (held.from + by, held.to + by);
             }
             state.compute_end += by;
             state.waited.iter_mut().zip(waited).for_each(|(now, was)| *now += (*now - was) * left);
         }
-        for (segment, runs) in self.runs.iter_mut().enumerate() {
+        for (segment, runs) in self.runs().iter_mut().enumerate() {
             *runs += (*runs - before.runs.get(segment).copied().unwrap_or(0)) * left;
         }
     }
@@ -250,7 +255,7 @@ pub struct Names {
 }
 
 impl Names {
-    fn of(&mut self, plan: &Plan, block: BlockId) -> Rc<[Name]> {
+    pub fn of(&mut self, plan: &Plan, block: BlockId) -> Rc<[Name]> {
         if let Some(known) = self.known.get(&block) {
             return known.clone();
         }

@@ -4,6 +4,7 @@ use super::kernel::Kernel;
 use super::mesh::Group;
 use super::op::*;
 use super::program::Block;
+use super::structure::Print;
 
 /// Which communicator an op runs on, and what moves its bytes.
 #[derive(Clone, Copy)]
@@ -22,6 +23,8 @@ pub struct Builder {
     pub blocks: Vec<Block>,
     /// The block being written, innermost last; the first entry is the program.
     open: Vec<Block>,
+    /// Where only sizes are wanted: names and the buffers of kernels are not kept, but noted here.
+    print: Option<Print>,
 }
 
 impl Builder {
@@ -30,23 +33,47 @@ impl Builder {
         Builder { open: vec![main], lanes: vec![Lane::Compute(0)], ..Builder::default() }
     }
 
+    /// A builder that keeps the sizes of everything and of the rest only a [`Print`].
+    pub fn of_sizes() -> Builder {
+        Builder { print: Some(Print::default()), ..Builder::new() }
+    }
+
+    /// What was noted in place of names and buffers; none where they were kept.
+    pub fn take_print(&mut self) -> Option<Print> {
+        self.print.take()
+    }
+
+    pub fn keeps_names(&self) -> bool {
+        self.print.is_none()
+    }
+
+    fn name(&self, name: &str) -> String {
+        if self.keeps_names() { name.into() } else { String::new() }
+    }
+
     pub fn tensor(&mut self, name: &str, shape: &[u64], dtype: Dtype, kind: TensorKind, slots: u32) -> Buf {
-        self.tensors.push(Tensor { name: name.into(), shape: shape.to_vec(), dtype, slots, kind });
+        let name = self.name(name);
+        self.tensors.push(Tensor { name, shape: shape.to_vec(), dtype, slots, kind });
         Buf { of: TensorRef::Tensor(self.tensors.len() as u32 - 1), slot: 0, rows: None }
     }
 
     /// Opens a block; ops go into it until [`close`](Builder::close).
     pub fn open(&mut self, name: &str) {
-        self.open.push(Block { name: name.into(), formals: vec![], ops: vec![] });
+        let name = self.name(name);
+        self.open.push(Block { name, formals: vec![], ops: vec![] });
     }
 
     pub fn formal(&mut self, name: &str) -> Buf {
+        let name = self.name(name);
         let block = self.current();
-        block.formals.push(name.into());
+        block.formals.push(name);
         Buf { of: TensorRef::Formal(block.formals.len() as u32 - 1), slot: 0, rows: None }
     }
 
     pub fn close(&mut self) -> BlockId {
+        if let Some(print) = &mut self.print {
+            print.close(self.open.len());
+        }
         let block = self.open.pop().expect("close follows open");
         self.blocks.push(block);
         self.blocks.len() as u32 - 1
@@ -63,14 +90,24 @@ impl Builder {
     }
 
     fn push(&mut self, label: &str, lane: Option<u16>, kind: OpKind) -> u32 {
+        let label = self.name(label);
+        if let Some(print) = &mut self.print {
+            print.op(self.open.len(), lane, &kind);
+        }
         let ops = &mut self.current().ops;
         let id = ops.len() as u32;
-        ops.push(Op { id, label: label.into(), lane, kind, after: vec![] });
+        ops.push(Op { id, label, lane, kind, after: vec![] });
         id
     }
 
     pub fn compute(&mut self, label: &str, kernel: Kernel, reads: &[Buf], writes: &[Buf]) -> u32 {
-        let kind = OpKind::Compute { kernel, reads: reads.to_vec(), writes: writes.to_vec() };
+        let kind = match &mut self.print {
+            None => OpKind::Compute { kernel, reads: reads.to_vec(), writes: writes.to_vec() },
+            Some(print) => {
+                print.bufs(self.open.len(), reads, writes);
+                OpKind::Compute { kernel, reads: vec![], writes: vec![] }
+            }
+        };
         self.push(label, Some(0), kind)
     }
 
@@ -125,6 +162,9 @@ impl Builder {
 
     /// Adds an edge that no buffer carries.
     pub fn after(&mut self, op: u32, earlier: u32) {
+        if let Some(print) = &mut self.print {
+            print.after(op, earlier);
+        }
         self.current().ops[op as usize].after.push(earlier);
     }
 }

@@ -230,9 +230,9 @@ pub struct Outer {
     /// The op is the first of its lane.
     pub first_on_lane: Vec<bool>,
     /// Atoms read before anything in the line wrote them.
-    reads: Csr,
+    pub reads: Csr,
     /// Atoms written before anything in the line wrote them: waits for outer writers and readers.
-    writes: Csr,
+    pub writes: Csr,
     /// The last op of each lane that has one.
     pub last_on_lane: Vec<(u16, u32)>,
     /// (atom, last writer).
@@ -243,13 +243,13 @@ pub struct Outer {
 
 /// Lists of lists, flat.
 #[derive(Debug, Clone, Default)]
-struct Csr {
+pub struct Csr {
     at: Vec<u32>,
-    items: Vec<u32>,
+    pub items: Vec<u32>,
 }
 
 impl Csr {
-    fn push(&mut self, list: &[u32]) {
+    pub fn push(&mut self, list: &[u32]) {
         if self.at.is_empty() {
             self.at.push(0);
         }
@@ -257,7 +257,7 @@ impl Csr {
         self.at.push(self.items.len() as u32);
     }
 
-    fn of(&self, i: usize) -> &[u32] {
+    pub fn of(&self, i: usize) -> &[u32] {
         &self.items[self.at[i] as usize..self.at[i + 1] as usize]
     }
 }
@@ -367,6 +367,10 @@ impl<'p> Line<'p> {
     /// The ops of the line that `node` waits for.
     pub fn preds(&self, node: usize) -> &[u32] {
         self.preds.of(node)
+    }
+
+    pub fn all_preds(&self) -> &Csr {
+        &self.preds
     }
 
     pub fn outer_reads(&self, node: usize) -> &[u32] {

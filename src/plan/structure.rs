@@ -61,3 +61,116 @@ fn hash_arg(given: &[TensorId], arg: &Arg, h: &mut FxHasher) {
         _ => arg.hash(h),
     }
 }
+
+/// What a builder that keeps only sizes notes of all the rest, while it goes.
+///
+/// A plan of sizes has every tensor and every op, but no names, and kernels without their buffers. Equal prints
+/// of two such plans mean equal structure, if strategies, degrees and model are the same as well.
+#[derive(Clone, Default)]
+pub struct Print {
+    halves: [FxHasher; 2],
+    /// By block that is closed, then by depth of those still open: formals of which rows are named.
+    closed: Vec<u64>,
+    open: Vec<u64>,
+    /// Tensors of which rows are named.
+    cut: Vec<TensorId>,
+}
+
+impl Print {
+    fn note(&mut self, what: &impl Hash) {
+        for (half, seed) in self.halves.iter_mut().zip([0x9e37_79b9u32, 0xc2b2_ae3d]) {
+            what.hash(half);
+            half.write_u32(seed);
+        }
+    }
+
+    fn rows(&mut self, depth: usize, buf: &Buf) {
+        match (buf.rows, buf.of) {
+            (None, _) => {}
+            (_, TensorRef::Tensor(id)) => self.cut.push(id),
+            (_, TensorRef::Formal(f)) => {
+                self.open.resize(self.open.len().max(depth), 0);
+                self.open[depth - 1] |= 1 << f.min(63);
+            }
+        }
+    }
+
+    /// The buffers of a kernel in a block `depth` deep.
+    pub fn bufs(&mut self, depth: usize, reads: &[Buf], writes: &[Buf]) {
+        self.note(&(reads, writes));
+        reads.iter().chain(writes).for_each(|buf| self.rows(depth, buf));
+    }
+
+    pub fn op(&mut self, depth: usize, lane: Option<u16>, kind: &OpKind) {
+        self.note(&(lane, depth, std::mem::discriminant(kind)));
+        match kind {
+            OpKind::Compute { kernel, .. } => self.note(&std::mem::discriminant(kernel)),
+            OpKind::Transfer { legs, engine } => {
+                self.note(&(legs, engine));
+                legs.iter().for_each(|leg| self.rows(depth, &leg.buf));
+            }
+            OpKind::Collective { kind, src, dst, wire, acc, engine } => {
+                self.note(&(kind, src, dst, wire, acc, engine));
+                [src, dst].into_iter().for_each(|buf| self.rows(depth, buf));
+            }
+            // When all is built: what it binds may be an input, of which there are more or fewer slots.
+            OpKind::Call { .. } => {}
+        }
+    }
+
+    pub fn after(&mut self, op: u32, earlier: u32) {
+        self.note(&(op, earlier));
+    }
+
+    /// A block `depth` deep is closed.
+    pub fn close(&mut self, depth: usize) {
+        self.note(&("close", depth));
+        self.closed.push(self.open.get_mut(depth - 1).map_or(0, std::mem::take));
+    }
+
+    /// The structure of `plan`, the plan of sizes that was built.
+    pub fn of(mut self, plan: &Plan) -> (u64, u64) {
+        let given = plan.feed.given();
+        for (at, block) in plan.blocks.iter().enumerate() {
+            let named = self.calls(&block.ops, &given);
+            self.closed[at] |= named;
+        }
+        for program in &plan.programs {
+            self.calls(&program.ops, &given);
+        }
+        for (t, tensor) in (0..).zip(&plan.tensors) {
+            let is_input = given.contains(&t);
+            let rows = self.cut.contains(&t).then(|| tensor.rows());
+            let slots = if is_input { 0 } else { tensor.slots };
+            self.note(&(slots, tensor.kind, tensor.dtype, rows, is_input));
+        }
+        self.note(&(&plan.lanes, &plan.views.len()));
+        plan.views.iter().for_each(|view| view.axes.iter().for_each(|axis| self.note(axis)));
+        (self.halves[0].finish(), self.halves[1].finish())
+    }
+
+    /// Notes the calls of a body. Returns the formals of the body of which rows are named inside calls.
+    fn calls(&mut self, ops: &[Op], given: &[TensorId]) -> u64 {
+        let mut formals = 0;
+        for op in ops {
+            let OpKind::Call { block, args, repeat } = &op.kind else { continue };
+            let is_input = |arg: &Arg| matches!(arg.of(), TensorRef::Tensor(t) if given.contains(&t));
+            // More microbatches of the same show nothing that three do not.
+            let inputs = args.iter().any(is_input);
+            self.note(&(op.id, block, if inputs { *repeat.min(&3) } else { *repeat }));
+            for (formal, arg) in args.iter().enumerate() {
+                match is_input(arg) {
+                    true => self.note(&arg.of()),
+                    false => self.note(arg),
+                }
+                if self.closed[*block as usize] & (1 << formal.min(63)) != 0 {
+                    match arg.of() {
+                        TensorRef::Tensor(id) => self.cut.push(id),
+                        TensorRef::Formal(f) => formals |= 1 << f.min(63),
+                    }
+                }
+            }
+        }
+        formals
+    }
+}

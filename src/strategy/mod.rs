@@ -24,4 +24,4 @@ pub mod ulysses;
 pub mod unfused;
 pub mod weights;
 
-pub use step::{Engines, build};
+pub use step::{Engines, Sizes, build, sizes};

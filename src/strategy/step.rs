@@ -17,6 +17,7 @@ use super::transformer::{Layer, Saved, Scratch};
 use super::weights::Weight;
 use crate::error::Result;
 use crate::plan::program::VERSION;
+use crate::plan::structure::Print;
 use crate::plan::*;
 use crate::spec::{LlmSpec, Parallelism, Recompute, StackSpec, Workload};
 
@@ -38,7 +39,33 @@ impl Engines {
 /// Builds the plan of one training step, or says why it cannot be.
 pub fn build(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines) -> Result<Plan> {
     feasible::check(model, work, par)?;
-    let mut step = Step::new(model, work, par, engines)?;
+    Ok(write(Builder::new(), model, work, par, engines)?.0)
+}
+
+/// A plan of which only sizes were kept, and a number for all the rest of it.
+pub struct Sizes {
+    /// Every tensor and every op, but no names, no weights by name, and kernels without their buffers.
+    pub plan: Plan,
+    pub structure: (u64, u64),
+}
+
+/// Sizes of the plan of one training step. Whoever has [`build`] a plan of the same model, degrees and structure
+/// knows all about this one, and has it several times as fast.
+pub fn sizes(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines) -> Result<Sizes> {
+    feasible::check(model, work, par)?;
+    let (plan, print) = write(Builder::of_sizes(), model, work, par, engines)?;
+    let structure = print.expect("a builder of sizes makes a print").of(&plan);
+    Ok(Sizes { plan, structure })
+}
+
+fn write(
+    b: Builder,
+    model: &LlmSpec,
+    work: &Workload,
+    par: &Parallelism,
+    engines: Engines,
+) -> Result<(Plan, Option<Print>)> {
+    let mut step = Step::new(b, model, work, par, engines)?;
     if step.pipe.stages > 1 {
         let programs = Staged::new(&mut step).programs();
         return Ok(step.finish(programs));
@@ -94,8 +121,13 @@ pub fn mesh(par: &Parallelism) -> Mesh {
 }
 
 impl<'a> Step<'a> {
-    fn new(model: &'a LlmSpec, work: &'a Workload, par: &'a Parallelism, engines: Engines) -> Result<Step<'a>> {
-        let mut b = Builder::new();
+    fn new(
+        mut b: Builder,
+        model: &'a LlmSpec,
+        work: &'a Workload,
+        par: &'a Parallelism,
+        engines: Engines,
+    ) -> Result<Step<'a>> {
         let mesh = mesh(par);
         let layer = Layer::new(model, work, par, engines);
         let acc = layer.core.shape().acc;
@@ -391,12 +423,12 @@ impl<'a> Step<'a> {
             par: *par,
             dtype: format!("{:?}", work.dtype).to_lowercase(),
             model_flops: self.model.packed_flops_per_token(work.seq_len, &work.documents) * tokens,
-            model_spec: Some(self.model.clone()),
+            model_spec: self.b.keeps_names().then(|| self.model.clone()),
         }
     }
 
-    fn finish(self, programs: Vec<Program>) -> Plan {
-        let params = self.params();
+    fn finish(mut self, programs: Vec<Program>) -> (Plan, Option<Print>) {
+        let params = if self.b.keeps_names() { self.params() } else { vec![] };
         let masters = self.dp.masters(&[self.layers, self.embed, self.head]);
         let about = self.about();
         let inputs = Inputs {
@@ -411,7 +443,8 @@ impl<'a> Step<'a> {
             hidden_slot: if self.pipe.stages > 1 { 0 } else { self.layer_count() },
         };
         let table = (0..self.pipe.stages).collect();
-        Plan {
+        let print = self.b.take_print();
+        let plan = Plan {
             version: VERSION,
             about,
             views: vec![self.mesh],
@@ -423,6 +456,7 @@ impl<'a> Step<'a> {
             params,
             masters,
             feed: Feed::Tokens(inputs),
-        }
+        };
+        (plan, print)
     }
 }

@@ -1,5 +1,6 @@
 //! One machine, one model, and the points that are tried on them.
 
+use super::frames::Frames;
 use super::guard;
 use crate::cluster::Cluster;
 use crate::cost::{Effort, Machine, cost};
@@ -87,6 +88,9 @@ pub struct Case {
     conflicts: Mutex<FxHashMap<Structure, Arc<Conflicts>>>,
 }
 
+/// Conflicts of no more structures are kept: a grid may have any number of ways.
+const MOST_STRUCTURES: usize = 256;
+
 /// The dtype a GPU trains in where nothing is asked for: bf16 if it can.
 pub fn default_dtype(gpu: &GpuSpec) -> Dtype {
     if gpu.peak.contains_key("bf16") { Dtype::Bf16 } else { Dtype::F32 }
@@ -123,14 +127,8 @@ impl Case {
     }
 
     pub fn plan(&self, point: &Point) -> Result<Plan> {
-        point.check(self.cluster.gpus())?;
-        let Point { seq_len, global_batch, micro_batch, .. } = *point;
-        let work =
-            Workload { seq_len, global_batch, micro_batch, dtype: self.dtype, documents: self.documents.clone() };
-        let par = point.par;
-        self.can_run(&par)?;
-        guard::before(&self.model, &work, &par)?;
-        let plan = build(&self.model, &work, &par, Engines::of(&self.stack))?;
+        let work = self.workload(point)?;
+        let plan = build(&self.model, &work, &point.par, Engines::of(&self.stack))?;
         guard::after(&plan)?;
         Ok(plan)
     }
@@ -138,6 +136,21 @@ impl Case {
     /// Whether GPU and stack have what the options ask for.
     pub fn can_run(&self, par: &Parallelism) -> Result<()> {
         self.roofline.runs(par.options, self.dtype)
+    }
+
+    /// What a point is to train on, or why it has no plan as far as can be told before it is built.
+    pub fn workload(&self, point: &Point) -> Result<Workload> {
+        point.check(self.cluster.gpus())?;
+        let Point { seq_len, global_batch, micro_batch, par } = *point;
+        let work =
+            Workload { seq_len, global_batch, micro_batch, dtype: self.dtype, documents: self.documents.clone() };
+        self.can_run(&par)?;
+        guard::before(&self.model, &work, &par)?;
+        Ok(work)
+    }
+
+    pub fn peak(&self) -> FlopsPerSec {
+        self.peak
     }
 
     /// The fullest rank's memory.
@@ -155,8 +168,16 @@ impl Case {
         Ok(fullest)
     }
 
+    /// Which slots of the first program must not share their bytes.
+    pub fn conflicts_of(&self, plan: &Plan, atoms: &AtomTable) -> Result<Arc<Conflicts>> {
+        self.conflicts(plan, atoms, structure(plan, atoms), 0)
+    }
+
     fn conflicts(&self, plan: &Plan, atoms: &AtomTable, structure: (u64, u64), program: u32) -> Result<Arc<Conflicts>> {
         let known = || self.conflicts.lock().unwrap_or_else(PoisonError::into_inner);
+        if known().len() > MOST_STRUCTURES {
+            known().clear();
+        }
         if let Some(found) = known().get(&(structure, program)) {
             return Ok(found.clone());
         }
@@ -189,19 +210,16 @@ impl Case {
 
     /// The row of a point. Only what is wrong with the machine or the program is an error.
     pub fn row(&self, point: &Point) -> Result<Row> {
-        match self.try_row(point) {
-            Err(Error::Infeasible(why)) => Ok(self.infeasible(point, why)),
-            other => other,
-        }
+        Frames::new(self).row(point)
     }
 
-    fn try_row(&self, point: &Point) -> Result<Row> {
-        let plan = self.plan(point)?;
-        let layout = self.layout(&plan)?;
+    /// The row of a plan; no times where memory does not suffice.
+    pub fn row_of(&self, plan: &Plan) -> Result<Row> {
+        let layout = self.layout(plan)?;
         let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
         row.set_layout(&layout, &self.cluster, &self.stack);
         if row.feasible {
-            row.set_time(&self.cost(&plan)?, plan.about.model_flops, self.peak.value());
+            row.set_time(&self.cost(plan)?, plan.about.model_flops, self.peak.value());
         }
         Ok(row)
     }

@@ -1,6 +1,7 @@
 //! What a sweep was asked for: the contents of study.json.
 
 use super::case::{Case, Point};
+use super::frames::Frames;
 use crate::error::{Error, Result};
 use crate::report::Row;
 use crate::spec::{Dtype, LlmSpec, Options, Parallelism, Recompute};
@@ -122,6 +123,11 @@ impl Grid {
 
     /// The row of one of the points.
     pub fn row(&self, case: &Case, point: &Point) -> Result<Row> {
+        self.row_among(&mut Frames::new(case), case, point)
+    }
+
+    /// The row of one of several points of a way.
+    pub fn row_among(&self, frames: &mut Frames, case: &Case, point: &Point) -> Result<Row> {
         match self.batch {
             Batch::TokensPerStep(tokens) if !tokens.is_multiple_of(point.seq_len) => {
                 let seq_len = point.seq_len;
@@ -131,7 +137,7 @@ impl Grid {
                 );
                 Ok(case.infeasible(point, why))
             }
-            _ => case.row(point),
+            _ => frames.row(point),
         }
     }
 

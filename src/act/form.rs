@@ -1,0 +1,265 @@
+//! A sheet made once for a structure, to be filled in anew for other sizes: who meets whom stays, and only how
+//! long kernels and messages take, and what they add up to, is another.
+
+use super::{Act, Acts, PROVENANCES, Sheet, Timed, issued, picoseconds, sent};
+use crate::cluster::Tier;
+use crate::collective::LinkTime;
+use crate::error::Result;
+use crate::plan::link::Line;
+use crate::plan::*;
+use crate::timeline::Usage;
+
+/// Some rows of a slot of a tensor, or all of them.
+#[derive(Debug, Clone, Copy)]
+struct Operand {
+    tensor: TensorId,
+    rows: Option<[u64; 2]>,
+}
+
+impl Operand {
+    /// Elements and bytes.
+    fn size(self, plan: &Plan) -> (u64, u64) {
+        let tensor = &plan.tensors[self.tensor as usize];
+        let elems = self.rows.map_or(tensor.rows(), |rows| rows[1] - rows[0]) * tensor.row_len();
+        (elems, elems * tensor.dtype.size())
+    }
+}
+
+/// An op: where its body has it, its lane, and how many of the operands are its own.
+struct Entry {
+    op: u32,
+    lane: u16,
+    kernel: u16,
+    reads: u32,
+    writes: u32,
+}
+
+/// The ops of a segment with a sheet of theirs, of some sizes or other.
+pub struct Form {
+    sheet: Sheet,
+    entries: Vec<Entry>,
+    operands: Vec<Operand>,
+}
+
+impl Form {
+    /// `kernels`: names that were met so far, to be counted by number.
+    pub fn new(line: &Line, mut sheet: Sheet, kernels: &mut Vec<&'static str>) -> Form {
+        sheet.usages.clear();
+        let mut operands = vec![];
+        let mut add = |places: &[crate::plan::link::Place]| {
+            operands.extend(places.iter().map(|p| Operand { tensor: p.tensor, rows: p.named.rows }));
+            operands.len() as u32
+        };
+        let mut entry = |node: usize| {
+            let (n, reads) = (&line.nodes[node], add(line.reads(node)));
+            let kernel = match &n.op.kind {
+                OpKind::Compute { kernel, .. } => number_of(kernels, kernel.name()),
+                _ => 0,
+            };
+            Entry { op: n.op.id, lane: n.lane, kernel, reads, writes: add(line.writes(node)) }
+        };
+        let entries = (0..line.nodes.len()).map(&mut entry).collect();
+        Form { sheet, entries, operands }
+    }
+
+    pub fn width(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The sheet for the sizes that `body`, the ops of the same body of another plan, has.
+    pub fn fill(&self, acts: &mut Acts, body: &[Op], tallies: &mut Tallies) -> Result<Sheet> {
+        let mut filling = Filling { sheet: self.sheet.clone(), tallies, meeting: 0 };
+        let mut first = 0;
+        for (node, entry) in self.entries.iter().enumerate() {
+            let reads = &self.operands[first..entry.reads as usize];
+            let writes = &self.operands[entry.reads as usize..entry.writes as usize];
+            first = entry.writes as usize;
+            match &body[entry.op as usize].kind {
+                OpKind::Compute { kernel, .. } => filling.compute(acts, node, entry, kernel, reads, writes),
+                OpKind::Transfer { legs, .. } => {
+                    let sends = legs.iter().filter(|leg| leg.dir == Direction::Send);
+                    sends.zip(reads).for_each(|(leg, read)| filling.send(acts, entry.lane, leg, *read));
+                }
+                OpKind::Collective { kind, wire, .. } => {
+                    let elems = reads[0].size(acts.plan).0.max(writes[0].size(acts.plan).0);
+                    filling.gather(acts, entry.lane, *kind, elems * wire.size());
+                }
+                OpKind::Call { .. } => unreachable!("a segment has no calls"),
+            }
+        }
+        let mut sheet = filling.sheet;
+        sheet.issued = issued(&sheet.acts, sheet.classes);
+        Ok(sheet)
+    }
+}
+
+fn number_of(kernels: &mut Vec<&'static str>, name: &'static str) -> u16 {
+    let found = kernels.iter().position(|known| *known == name).unwrap_or_else(|| {
+        kernels.push(name);
+        kernels.len() - 1
+    });
+    found as u16
+}
+
+struct Filling<'t> {
+    sheet: Sheet,
+    tallies: &'t mut Tallies,
+    /// Meetings so far: they come in the order of ops, legs and classes.
+    meeting: usize,
+}
+
+impl Filling<'_> {
+    fn compute(
+        &mut self,
+        acts: &mut Acts,
+        node: usize,
+        entry: &Entry,
+        kernel: &Kernel,
+        reads: &[Operand],
+        writes: &[Operand],
+    ) {
+        let (plan, mut sizes, mut dtype) = (acts.plan, [0u64; 12], Dtype::F64);
+        for (size, operand) in sizes.iter_mut().zip(reads.iter().chain(writes)) {
+            *size = operand.size(plan).1;
+            // As in a sheet: the narrowest operand is what the tensor cores are fed.
+            let own = plan.tensors[operand.tensor as usize].dtype;
+            if own.size() < dtype.size() && !matches!(own, Dtype::U32 | Dtype::U8) {
+                dtype = own;
+            }
+        }
+        let (reads, writes) = sizes[..reads.len() + writes.len()].split_at(reads.len());
+        let (views, ranks) = (&plan.views, &acts.fold.representatives);
+        let classes = node * self.sheet.classes..(node + 1) * self.sheet.classes;
+        let Some(block) = kernel.mask() else {
+            let work = kernel.work(views, ranks[0], reads, writes).expect("only a mask leaves nothing");
+            let timed = acts.timed(kernel.curve(), work, dtype);
+            for (class, act) in self.sheet.acts[classes].iter_mut().enumerate() {
+                *act = timed.act();
+                self.tallies.kernel(class, entry.kernel, work.flops, timed);
+            }
+            return;
+        };
+        let shapes = acts.positions.shapes(block, views, ranks);
+        let mut last: Option<(BlockShape, Work, Timed)> = None;
+        for (class, (act, &shape)) in self.sheet.acts[classes].iter_mut().zip(shapes.iter()).enumerate() {
+            *act = Act::Skip;
+            if shape.area == 0 {
+                continue;
+            }
+            // Many a class has the same as the one before it.
+            let (_, work, timed) = last.filter(|last| last.0 == shape).unwrap_or_else(|| {
+                let work = kernel.masked_work(block, shape, views, reads, writes);
+                (shape, work, acts.timed(kernel.curve(), work, dtype))
+            });
+            last = Some((shape, work, timed));
+            *act = timed.act();
+            self.tallies.kernel(class, entry.kernel, work.flops, timed);
+        }
+    }
+
+    fn send(&mut self, acts: &mut Acts, lane: u16, leg: &Leg, what: Operand) {
+        let bytes = what.size(acts.plan).1;
+        for (class, hop) in acts.hops(lane, leg.by, bytes).iter().enumerate() {
+            self.meet(&hop.time);
+            self.tallies.link(class, lane, &hop.time);
+            match hop.tier {
+                Tier::ScaleOut => self.tallies.sent(class, [0.0, bytes as f64]),
+                Tier::ScaleUp | Tier::Local => self.tallies.sent(class, [bytes as f64, 0.0]),
+            }
+        }
+    }
+
+    fn gather(&mut self, acts: &mut Acts, lane: u16, kind: CollectiveKind, bytes: u64) {
+        for (class, gang) in acts.gangs(lane).iter().enumerate() {
+            let time = acts.link(kind, lane, gang, bytes);
+            self.tallies.link(class, lane, &time);
+            self.tallies.sent(class, sent(kind, gang, bytes as f64));
+            if gang.classes[0] as usize == class {
+                self.meet(&time);
+            }
+        }
+    }
+
+    fn meet(&mut self, time: &LinkTime) {
+        let meeting = &mut self.sheet.meetings[self.meeting];
+        (meeting.latency, meeting.transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
+        self.meeting += 1;
+    }
+}
+
+/// What all classes count, by number rather than by name: numbers of kernels, then of lanes, then the rest.
+pub struct Tallies {
+    kernels: usize,
+    width: usize,
+    all: Vec<f64>,
+}
+
+/// Behind kernels and lanes: seconds by provenance, then these.
+const PLAIN: usize = PROVENANCES.len();
+const FLOPS: usize = PLAIN;
+const BYTES: usize = PLAIN + 1;
+const SD: usize = PLAIN + 3;
+const COMM_SD: usize = PLAIN + 4;
+const REST: usize = PLAIN + 5;
+
+impl Tallies {
+    pub fn new(kernels: usize, lanes: usize, classes: usize) -> Tallies {
+        let width = kernels + lanes + REST;
+        Tallies { kernels, width, all: vec![0.0; width * classes] }
+    }
+
+    /// Adds another's, so many times.
+    pub fn add(&mut self, other: &Tallies, times: f64) {
+        self.all.iter_mut().zip(&other.all).for_each(|(sum, one)| *sum += one * times);
+    }
+
+    fn rest(&mut self, class: usize) -> &mut [f64] {
+        let end = (class + 1) * self.width;
+        &mut self.all[end - REST..end]
+    }
+
+    fn kernel(&mut self, class: usize, kernel: u16, flops: u64, timed: Timed) {
+        let s = timed.duration as f64 * 1e-12;
+        self.all[class * self.width + kernel as usize] += s;
+        let rest = self.rest(class);
+        rest[timed.provenance as usize] += s;
+        rest[SD] += timed.rel_sd * s;
+        rest[FLOPS] += flops as f64;
+    }
+
+    fn link(&mut self, class: usize, lane: u16, time: &LinkTime) {
+        let s = time.total().value();
+        self.all[class * self.width + self.kernels + lane as usize] += s;
+        let rest = self.rest(class);
+        rest[time.provenance as usize] += s;
+        rest[COMM_SD] += time.rel_sd * s;
+    }
+
+    fn sent(&mut self, class: usize, bytes: [f64; 2]) {
+        let rest = self.rest(class);
+        rest[BYTES] += bytes[0];
+        rest[BYTES + 1] += bytes[1];
+    }
+
+    /// The tally of a class, by name.
+    pub fn usage(&self, class: usize, kernels: &[&'static str], lanes: &[Lane]) -> Usage {
+        let (named, rest) = self.all[class * self.width..][..self.width].split_at(self.width - REST);
+        let (kernel, comm) = named.split_at(self.kernels);
+        let mut usage = Usage {
+            flops: rest[FLOPS],
+            bytes_scale_up: rest[BYTES],
+            bytes_scale_out: rest[BYTES + 1],
+            sd: rest[SD],
+            comm_sd: rest[COMM_SD],
+            ..Usage::default()
+        };
+        usage.by_kernel.extend(kernels.iter().zip(kernel).filter(|(_, s)| **s > 0.0));
+        usage.by_provenance.extend(PROVENANCES.iter().zip(rest).filter(|(_, s)| **s > 0.0));
+        for (lane, s) in lanes.iter().zip(comm).filter(|(_, s)| **s > 0.0) {
+            if let Lane::Comm(group, _) = lane {
+                *usage.comm.entry(group.charged_axis()).or_default() += s;
+            }
+        }
+        usage
+    }
+}

@@ -1,0 +1,209 @@
+//! What of a plan's cost hangs on its structure alone, worked out once: classes, edges, who meets whom. Plans that
+//! differ in lengths, widths and the number of microbatches share it, and each takes a fraction of the time.
+//!
+//! A body is linked once for each choice of tensors its formals are bound to (a *scene*). Which slots they are
+//! does not matter, as long as the same names mean the same atoms as at linking: that is looked at every time, and
+//! where it does not hold the plan is walked instead.
+
+use super::ranks::Track;
+use super::repeat::{Name, Names};
+use crate::act::{Acts, Form, Known, Machine};
+use crate::error::Result;
+use crate::fold::Fold;
+use crate::plan::link::{AtomTable, Env, Line, Place, bind, resolve};
+use crate::plan::matching::Matching;
+use crate::plan::segment::{self, Part};
+use crate::plan::*;
+use rustc_hash::FxHashMap;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// The structure of a plan of one program, ready to be costed in any sizes.
+pub struct Frame {
+    pub fold: Fold,
+    /// Callees before their callers, the program last.
+    pub scenes: Vec<Scene>,
+    pub segments: Vec<Segment>,
+    /// Names of kernels, by number.
+    pub kernels: Vec<&'static str>,
+    /// Atoms of each slot of every tensor.
+    pub per_slot: Vec<u32>,
+    pub known: RefCell<Known>,
+}
+
+/// A body under bindings.
+pub struct Scene {
+    pub body: Option<BlockId>,
+    pub parts: Vec<Step>,
+    /// What it touches.
+    pub names: Rc<[Name]>,
+}
+
+pub enum Step {
+    Segment(usize),
+    /// The op of the body that is the call.
+    Call {
+        op: u32,
+        scene: usize,
+    },
+}
+
+/// The ops between two calls.
+pub struct Segment {
+    pub body: Option<BlockId>,
+    pub form: Form,
+    /// Its atoms are numbers of `atoms`.
+    pub track: Track,
+    pub atoms: Vec<AtomAt>,
+    apart: Vec<Apart>,
+}
+
+/// An atom so far behind the first one of what a formal is bound to, or of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AtomAt {
+    pub of: TensorRef,
+    pub behind: u32,
+}
+
+/// How two things of one tensor that a segment names lay to each other at linking: so far apart, in atoms, and
+/// overlapping unless that is more than the atoms named of either.
+struct Apart {
+    of: [TensorRef; 2],
+    by: i64,
+    named: [i64; 2],
+}
+
+impl Apart {
+    /// Whether names mean the same atoms, or other ones, as they did at linking.
+    fn holds(&self, now: i64) -> bool {
+        let clear = |by: i64| by >= self.named[0] || -by >= self.named[1];
+        now == self.by || (clear(now) && clear(self.by))
+    }
+}
+
+impl Segment {
+    /// Finds what the numbers of its atoms mean now; false if names meet in another way than at linking.
+    pub fn place(&self, first: impl Fn(TensorRef) -> u32, now: &mut Vec<u32>) -> bool {
+        now.clear();
+        now.extend(self.atoms.iter().map(|atom| first(atom.of) + atom.behind));
+        self.apart.iter().all(|a| a.holds(i64::from(first(a.of[1])) - i64::from(first(a.of[0]))))
+    }
+}
+
+impl Frame {
+    /// Whether a plan can be costed on a frame: one program, ranks in step on devices of their own, no edges over
+    /// calls.
+    pub fn fits(plan: &Plan, machine: Machine) -> bool {
+        machine.devices.is_none()
+            && plan.lanes.len() <= 200
+            && order::meets_itself(plan)
+            && segment::show_all(plan)
+    }
+
+    /// The frame of a plan that fits, its ranks folded in a given way.
+    pub fn new(plan: &Plan, atoms: &AtomTable, machine: Machine, fold: Fold) -> Result<Frame> {
+        let per_slot = (0..plan.tensors.len() as u32).map(|t| atoms.per_slot(t)).collect();
+        let mut frame =
+            Frame { fold, scenes: vec![], segments: vec![], kernels: vec![], per_slot, known: RefCell::default() };
+        let fold = frame.fold.clone();
+        let acts = Acts::resume(plan, machine, &fold, Known::default());
+        let mut making = Making { plan, atoms, acts, names: Names::default(), made: FxHashMap::default() };
+        making.scene(&mut frame, None, &plan.programs[0].ops, &vec![])?;
+        frame.known = RefCell::new(making.acts.into_known());
+        Ok(frame)
+    }
+
+    /// The ops that a body of these scenes has in a plan.
+    pub fn ops<'p>(plan: &'p Plan, body: Option<BlockId>) -> &'p [Op] {
+        body.map_or(&plan.programs[0].ops, |block| &plan.blocks[block as usize].ops)
+    }
+}
+
+struct Making<'p> {
+    plan: &'p Plan,
+    atoms: &'p AtomTable,
+    acts: Acts<'p>,
+    names: Names,
+    /// By block and tensors bound.
+    made: FxHashMap<(BlockId, Vec<TensorId>), usize>,
+}
+
+impl<'p> Making<'p> {
+    fn scene(&mut self, frame: &mut Frame, body: Option<BlockId>, ops: &'p [Op], env: &Env) -> Result<usize> {
+        let key = body.map(|block| (block, env.iter().map(|bound| bound.0).collect::<Vec<TensorId>>()));
+        if let Some(known) = key.as_ref().and_then(|key| self.made.get(key)) {
+            return Ok(*known);
+        }
+        let mut parts = vec![];
+        for part in segment::parts(ops) {
+            parts.push(match part {
+                Part::Segment(ops) => {
+                    let segment = self.segment(frame, body, ops, env)?;
+                    frame.segments.push(segment);
+                    Step::Segment(frame.segments.len() - 1)
+                }
+                Part::Call { block, args, op, .. } => {
+                    let inner = &self.plan.blocks[block as usize].ops;
+                    Step::Call { op: op.id, scene: self.scene(frame, Some(block), inner, &bind(args, env, 0))? }
+                }
+            });
+        }
+        let names = body.map_or_else(|| [].into(), |block| self.names.of(self.plan, block));
+        frame.scenes.push(Scene { body, parts, names });
+        let number = frame.scenes.len() - 1;
+        self.made.extend(key.map(|key| (key, number)));
+        Ok(number)
+    }
+
+    fn segment(&mut self, frame: &mut Frame, body: Option<BlockId>, ops: &'p [Op], env: &Env) -> Result<Segment> {
+        let line = Line::segment(self.plan, self.atoms, ops, env);
+        let lines = std::slice::from_ref(&line);
+        let sheet = self.acts.sheet(lines, &Matching::new(self.plan, lines))?;
+        let named: Vec<(u32, AtomAt)> = line.places().iter().flat_map(|place| self.named(place)).collect();
+        // One name of each atom is enough, as long as the others go on to mean the same.
+        let (mut atoms, mut numbers) = (vec![], FxHashMap::default());
+        for (atom, at) in &named {
+            numbers.entry(*atom).or_insert_with(|| {
+                atoms.push(*at);
+                atoms.len() as u32 - 1
+            });
+        }
+        let mut track = Track::of(&line);
+        track.renumber(&|atom| numbers[&atom]);
+        let apart = self.apart(named.iter().map(|(_, at)| *at), env);
+        Ok(Segment { body, form: Form::new(&line, sheet, &mut frame.kernels), track, atoms, apart })
+    }
+
+    /// The atoms of a place as its op names them.
+    fn named(&self, place: &Place) -> impl Iterator<Item = (u32, AtomAt)> + use<> {
+        let slot = match place.named.of {
+            TensorRef::Tensor(_) => 0,
+            TensorRef::Formal(_) => place.slot - place.named.slot,
+        };
+        let (of, first) = (place.named.of, self.atoms.slot(place.tensor, slot).first);
+        place.atoms.iter().map(move |atom| (atom, AtomAt { of, behind: atom - first }))
+    }
+
+    /// Every two things that a segment names of one tensor.
+    fn apart(&self, atoms: impl Iterator<Item = AtomAt>, env: &Env) -> Vec<Apart> {
+        let mut named: Vec<(TensorRef, i64)> = vec![];
+        for atom in atoms {
+            let most = i64::from(atom.behind) + 1;
+            match named.iter_mut().find(|n| n.0 == atom.of) {
+                Some(known) => known.1 = known.1.max(most),
+                None => named.push((atom.of, most)),
+            }
+        }
+        let first = |of: TensorRef| {
+            let (tensor, slot) = resolve(of, env);
+            i64::from(self.atoms.slot(tensor, slot).first)
+        };
+        let mut all = vec![];
+        for (i, a) in named.iter().enumerate() {
+            for b in named[..i].iter().filter(|b| resolve(b.0, env).0 == resolve(a.0, env).0) {
+                all.push(Apart { of: [a.0, b.0], by: first(b.0) - first(a.0), named: [a.1, b.1] });
+            }
+        }
+        all
+    }
+}

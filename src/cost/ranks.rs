@@ -1,0 +1,335 @@
+//! All classes of ranks side by side: what later ops can find of earlier ones, and what an op makes of it. State
+//! lies thing after thing and, of one thing, class after class.
+
+pub use crate::act::stamp::Stamp;
+pub use crate::act::stretch::Held;
+use crate::act::stretch::lasting;
+use crate::act::{Act, End, Machine, Meeting, PORTS, Sheet, picoseconds};
+use crate::fold::Fold;
+use crate::plan::link::{Csr, Line};
+use crate::plan::*;
+use crate::timeline::Usage;
+use std::ops::Range;
+
+/// What later ops can find of one class, besides stamps.
+#[derive(Debug, Clone, Default)]
+pub struct ClassState {
+    pub ports: [Vec<Held>; PORTS],
+    pub sms: Vec<Held>,
+    /// When the compute lane was last busy.
+    pub compute_end: u64,
+    /// Time the compute lane waited, by the lane it waited for.
+    pub waited: Vec<u64>,
+}
+
+/// The last op on every lane, the last to write and to read every atom: thing after thing, class after class.
+#[derive(Debug, Clone, Default)]
+pub struct Stamps {
+    pub lanes: Vec<Stamp>,
+    pub written: Vec<Stamp>,
+    pub read: Vec<Stamp>,
+}
+
+
+/// The edges of a line, apart from the plan that it came from. What it waits for from before it began, and leaves
+/// behind, are numbers to be looked up among the atoms of the moment.
+#[derive(Debug, Clone)]
+pub struct Track {
+    pub lane: Vec<u16>,
+    pub is_kernel: Vec<bool>,
+    pub preds: Csr,
+    pub first_on_lane: Vec<bool>,
+    pub reads: Csr,
+    pub writes: Csr,
+    pub last_on_lane: Vec<(u16, u32)>,
+    pub last_write: Vec<(u32, u32)>,
+    pub last_reads: Vec<(u32, u32)>,
+}
+
+impl Track {
+    pub fn of(line: &Line) -> Track {
+        let outer = &line.outer;
+        Track {
+            lane: line.nodes.iter().map(|n| n.lane).collect(),
+            is_kernel: line.nodes.iter().map(|n| matches!(n.op.kind, OpKind::Compute { .. })).collect(),
+            preds: line.all_preds().clone(),
+            first_on_lane: outer.first_on_lane.clone(),
+            reads: outer.reads.clone(),
+            writes: outer.writes.clone(),
+            last_on_lane: outer.last_on_lane.clone(),
+            last_write: outer.last_write.clone(),
+            last_reads: outer.last_reads.clone(),
+        }
+    }
+
+    pub fn width(&self) -> usize {
+        self.lane.len()
+    }
+
+    /// Gives the atoms from before and after other numbers.
+    pub fn renumber(&mut self, number: &dyn Fn(u32) -> u32) {
+        self.reads.items.iter_mut().chain(&mut self.writes.items).for_each(|atom| *atom = number(*atom));
+        self.last_write.iter_mut().chain(&mut self.last_reads).for_each(|(atom, _)| *atom = number(*atom));
+    }
+}
+
+/// Not arrived yet.
+const UNKNOWN: u64 = u64::MAX;
+
+/// Where all classes are.
+pub struct Ranks {
+    pub classes: usize,
+    pub stamps: Stamps,
+    pub state: Vec<ClassState>,
+    /// Time at which each shared device is free.
+    pub devices: Vec<u64>,
+    /// When the CPU of each class has issued all ops so far: it runs ahead of the device, never behind it.
+    pub host: Vec<u64>,
+    /// Time to issue an op.
+    host_launch: u64,
+    /// Of each class, where ranks share devices.
+    device_of: Option<Vec<u32>>,
+    sms: u32,
+    lanes: usize,
+    /// Earliest start since it was last reset.
+    pub floor: u64,
+    // Of the line being walked: nodes, then classes.
+    pub starts: Vec<Stamp>,
+    pub ends: Vec<Stamp>,
+    /// When the bytes of each meeting have arrived.
+    arrivals: Vec<u64>,
+}
+
+impl Ranks {
+    pub fn new(machine: Machine, fold: &Fold, lanes: usize, atoms: usize) -> Ranks {
+        let classes = fold.representatives.len();
+        let none = |things: usize| vec![Stamp::default(); things * classes];
+        let stamps = Stamps { lanes: none(lanes), written: none(atoms), read: none(atoms) };
+        // One more than there are lanes: the host.
+        let class = ClassState { waited: vec![0; lanes + 1], ..ClassState::default() };
+        let devices = machine.devices.map_or(0, |d| d.iter().max().map_or(0, |m| *m as usize + 1));
+        let device = |d: &[u32]| fold.representatives.iter().map(|&r| d[r as usize]).collect();
+        Ranks {
+            classes,
+            stamps,
+            state: vec![class; classes],
+            devices: vec![0; devices],
+            host: vec![0; classes],
+            host_launch: picoseconds(machine.stack.host_launch.value),
+            device_of: machine.devices.map(device),
+            sms: machine.cluster.gpu.sms.value,
+            lanes,
+            floor: u64::MAX,
+            starts: vec![],
+            ends: vec![],
+            arrivals: vec![],
+        }
+    }
+
+    /// Comes to a line of so many ops.
+    pub fn enter(&mut self, sheet: &Sheet, width: usize) {
+        let cells = width * self.classes;
+        self.starts.clear();
+        self.starts.resize(cells, Stamp::default());
+        self.ends.clear();
+        self.ends.resize(cells, Stamp::default());
+        self.arrivals.clear();
+        self.arrivals.resize(sheet.meetings.len(), UNKNOWN);
+    }
+
+    /// Every op of a line that all classes go through in step. `now`: the atoms that its numbers mean.
+    pub fn run(&mut self, sheet: &Sheet, track: &Track, now: &[u32]) {
+        self.enter(sheet, track.width());
+        for node in 0..track.width() {
+            self.start(sheet, track, now, node, 0..self.classes);
+            self.finish(sheet, track, node, 0..self.classes);
+        }
+        self.leave(track, now, 0..self.classes);
+        self.issued(sheet);
+    }
+
+    /// The CPU has issued every op of a line.
+    pub fn issued(&mut self, sheet: &Sheet) {
+        for (class, host) in self.host.iter_mut().enumerate() {
+            *host += sheet.issues(class) * self.host_launch;
+        }
+    }
+
+    pub fn start(&mut self, sheet: &Sheet, track: &Track, now: &[u32], node: usize, classes: Range<usize>) {
+        let of =
+            |thing: u32| thing as usize * self.classes + classes.start..thing as usize * self.classes + classes.end;
+        let at = &mut self.starts[of(node as u32)];
+        for &pred in track.preds.of(node) {
+            raise(at, &self.ends[of(pred)]);
+        }
+        if track.first_on_lane[node] {
+            raise(at, &self.stamps.lanes[of(u32::from(track.lane[node]))]);
+        }
+        for &atom in track.reads.of(node) {
+            raise(at, &self.stamps.written[of(now[atom as usize])]);
+        }
+        for &atom in track.writes.of(node) {
+            let atom = of(now[atom as usize]);
+            raise(at, &self.stamps.written[atom.clone()]);
+            raise(at, &self.stamps.read[atom]);
+        }
+        let host_lane = self.lanes as u16;
+        for (at, class) in at.iter_mut().zip(classes) {
+            let host = self.host[class] + sheet.issued(node, class) * self.host_launch;
+            // At the same moment it is the device that was waited for.
+            if host > at.ps() {
+                *at = Stamp::new(host, host_lane);
+            }
+        }
+        self.floor = at.iter().fold(self.floor, |floor, s| floor.min(s.ps()));
+    }
+
+    pub fn finish(&mut self, sheet: &Sheet, track: &Track, node: usize, classes: Range<usize>) {
+        let lane = track.lane[node];
+        if !track.is_kernel[node] {
+            return self.communicate(sheet, node, lane, classes);
+        }
+        for class in classes {
+            let cell = node * self.classes + class;
+            let start = self.starts[cell];
+            self.ends[cell] = match sheet.act(node, class) {
+                Act::Compute { duration, sm_bound } => {
+                    let (begun, end) = self.compute(class, start, duration, sm_bound);
+                    // Nobody meets a kernel, so this is for spans: waiting for a shared device is not the op's.
+                    self.starts[cell] = Stamp::new(begun, start.lane());
+                    Stamp::new(end, lane)
+                }
+                _ => start,
+            };
+        }
+    }
+
+    /// A kernel on the compute lane: waits for its device, and for the SMs that communication holds.
+    /// Returns its start and end.
+    fn compute(&mut self, class: usize, ready: Stamp, duration: u64, sm_bound: bool) -> (u64, u64) {
+        let device = self.device_of.as_ref().map(|d| d[class] as usize);
+        let start = device.map_or(ready.ps(), |d| ready.ps().max(self.devices[d]));
+        let state = &mut self.state[class];
+        if start > state.compute_end {
+            // Time lost to a shared device is charged to the compute lane.
+            let lane = if start > ready.ps() { 0 } else { ready.lane() };
+            state.waited[lane as usize] += start - state.compute_end;
+        }
+        let all = self.sms;
+        let speed = |held: u32| f64::from(all.saturating_sub(held).max(1)) / f64::from(all);
+        let end = start + if sm_bound { stretched(&mut state.sms, start, duration, speed) } else { duration };
+        state.compute_end = state.compute_end.max(end);
+        if let Some(d) = device {
+            self.devices[d] = end;
+        }
+        (start, end)
+    }
+
+    /// Ends a transfer or collective: when all its meetings have.
+    fn communicate(&mut self, sheet: &Sheet, node: usize, lane: u16, classes: Range<usize>) {
+        let met = |class| match sheet.act(node, class) {
+            Act::Meet { first, count, ctas } => (sheet.met(first, count), u32::from(ctas)),
+            _ => (&[][..], 0),
+        };
+        // Leg by leg and not class by class, so that ports are as busy for the last class as for the first.
+        let legs = classes.clone().map(|class| met(class).0.len()).max().unwrap_or(0);
+        for leg in 0..legs {
+            for class in classes.clone() {
+                if let Some(&meeting) = met(class).0.get(leg)
+                    && self.arrivals[meeting as usize] == UNKNOWN
+                {
+                    self.arrivals[meeting as usize] = self.arrival(sheet, &sheet.meetings[meeting as usize]);
+                }
+            }
+        }
+        for class in classes {
+            let cell = node * self.classes + class;
+            let (start, (meetings, ctas)) = (self.starts[cell].ps(), met(class));
+            let end = meetings.iter().map(|&m| self.arrivals[m as usize]).max().unwrap_or(start);
+            // A communication kernel holds its SMs from its launch to its end.
+            if ctas > 0 && end > start {
+                self.state[class].sms.push(Held { from: start, to: end, amount: ctas });
+            }
+            self.ends[cell] = Stamp::new(end, lane);
+        }
+    }
+
+    /// When the bytes of a meeting have arrived, which set off when its last member has started. While k
+    /// transfers that were posted before hold the busiest of its ports, it has 1 / (k + 1) of it.
+    fn arrival(&mut self, sheet: &Sheet, meeting: &Meeting) -> u64 {
+        let ends = sheet.ends(meeting);
+        let start = |end: &End| self.starts[end.node as usize * self.classes + end.class as usize].ps();
+        let ready = ends.iter().map(start).max().unwrap_or(0);
+        let mut longest = meeting.transfer;
+        for end in ends {
+            for port in end.ports() {
+                let held = &mut self.state[end.class as usize].ports[port];
+                longest = longest.max(stretched(held, ready, meeting.transfer, |k| 1.0 / f64::from(k + 1)));
+            }
+        }
+        for end in ends {
+            for port in end.ports() {
+                let held = Held { from: ready, to: ready + longest, amount: 1 };
+                self.state[end.class as usize].ports[port].push(held);
+            }
+        }
+        ready + meeting.latency + longest
+    }
+
+    /// What the segment leaves behind for what comes after it.
+    pub fn leave(&mut self, track: &Track, now: &[u32], classes: Range<usize>) {
+        let of =
+            |thing: u32| thing as usize * self.classes + classes.start..thing as usize * self.classes + classes.end;
+        for &(lane, node) in &track.last_on_lane {
+            self.stamps.lanes[of(u32::from(lane))].copy_from_slice(&self.ends[of(node)]);
+        }
+        for &(atom, node) in &track.last_write {
+            self.stamps.written[of(now[atom as usize])].copy_from_slice(&self.ends[of(node)]);
+        }
+        for &(atom, node) in &track.last_reads {
+            raise(&mut self.stamps.read[of(now[atom as usize])], &self.ends[of(node)]);
+        }
+    }
+
+    /// The last op on any lane of a class.
+    pub fn last(&self, class: usize) -> Stamp {
+        let last = |lane: usize| self.stamps.lanes[lane * self.classes + class];
+        (0..self.lanes).map(last).max().unwrap_or_default()
+    }
+
+    /// Splits the time of a class in a step that is over at `end` into compute and what it waited for.
+    pub fn settle(&self, class: usize, end: u64, lanes: &[Lane], usage: &mut Usage) {
+        let (state, last) = (&self.state[class], self.last(class));
+        let mut waited = state.waited.clone();
+        // After its last kernel a rank waits for its own last transfer, and then for the others.
+        let own = last.ps().max(state.compute_end);
+        waited[last.lane() as usize] += own - state.compute_end;
+        waited[0] += end - own;
+        let idle: u64 = waited.iter().sum();
+        usage.compute = (end - idle) as f64 * 1e-12;
+        usage.host = waited[lanes.len()] as f64 * 1e-12;
+        for (lane, &ps) in lanes.iter().zip(&waited) {
+            let waited = ps as f64 * 1e-12;
+            match lane {
+                Lane::Comm(group, _) => *usage.exposed.entry(group.charged_axis()).or_default() += waited,
+                Lane::Compute(_) => usage.turns += waited,
+            }
+        }
+    }
+
+    /// When all classes are done.
+    pub fn end(&self) -> u64 {
+        (0..self.classes).map(|class| self.last(class).ps()).max().unwrap_or(0)
+    }
+
+}
+
+fn raise(at: &mut [Stamp], to: &[Stamp]) {
+    at.iter_mut().zip(to).for_each(|(at, &to)| *at = (*at).max(to));
+}
+
+/// How long `duration` of work takes from `start`, at a speed that depends on how much is held.
+pub fn stretched(held: &mut Vec<Held>, start: u64, duration: u64, speed: impl Fn(u32) -> f64) -> u64 {
+    held.retain(|h| h.to > start);
+    lasting(held.iter().copied(), start, duration, speed)
+}
