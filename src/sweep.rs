@@ -22,6 +22,7 @@ use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 use store::Store;
 
 /// What a sweep brought.
@@ -34,6 +35,8 @@ pub struct Study {
     pub kept: usize,
     /// Rows were there, but this program finds other numbers: all were computed again.
     pub outdated: bool,
+    /// Time that half of the rows computed took no longer than, on one core.
+    pub median: Option<Duration>,
 }
 
 /// Computes every point of `grid` that `dir` has no row of. `progress` hears (rows there, rows in all).
@@ -49,22 +52,26 @@ pub fn sweep(grid: &Grid, dir: &Path, fresh: bool, progress: &(dyn Fn(usize, usi
     let kept = points.iter().filter(|p| known.contains(p)).count();
     let missing: Vec<&Point> = points.iter().filter(|p| !known.contains(p)).collect();
     progress(kept, points.len());
-    let shared = Mutex::new((store, kept));
+    let shared = Mutex::new((store, vec![]));
     by_way(&missing).par_iter().try_for_each(|points_of_way| {
         let mut frames = Frames::new(&case);
         for point in points_of_way {
+            let started = Instant::now();
             let row = grid.row_among(&mut frames, &case, point)?;
+            let took = started.elapsed();
+            let written = store::written(&row);
             let mut guard = shared.lock().unwrap_or_else(|e| e.into_inner());
-            guard.0.append(row)?;
-            guard.1 += 1;
-            progress(guard.1, points.len());
+            guard.0.append(row, &written)?;
+            guard.1.push(took);
+            progress(kept + guard.1.len(), points.len());
         }
         Ok(())
     })?;
-    let (store, _) = shared.into_inner().unwrap_or_else(|e| e.into_inner());
+    let (store, mut took) = shared.into_inner().unwrap_or_else(|e| e.into_inner());
     let (rows, mut files) = store.finish(&points)?;
     files.extend(block::write(&case, &rows, dir)?);
-    Ok(Study { rows, files, kept, outdated })
+    took.sort_unstable();
+    Ok(Study { rows, files, kept, outdated, median: took.get(took.len() / 2).copied() })
 }
 
 /// Points of one way together, since they share the structure of their plans; not so many that a core would be left

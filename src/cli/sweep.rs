@@ -5,7 +5,7 @@ use super::{Answer, Output, list_of};
 use crate::error::Result;
 use crate::plot;
 use crate::report::Row;
-use crate::report::human::tokens;
+use crate::report::human::{seconds, tokens};
 use crate::spec::{Architecture, ClusterSpec, Dtype, GpuSpec, Options, Recompute};
 use crate::sweep::case::default_dtype;
 use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
@@ -147,6 +147,9 @@ struct Found<'a> {
     best: Vec<summary::Best>,
     kept_rows: usize,
     files: Vec<String>,
+    /// Time in which the rows were computed, and what half of them took no longer than, on one core.
+    took_s: f64,
+    median_row_s: Option<f64>,
     rows: &'a [Row],
 }
 
@@ -170,6 +173,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         best: summary::best(&study.rows),
         kept_rows: study.kept,
         files: list_of(&files),
+        took_s: took,
+        median_row_s: study.median.map(|m| m.as_secs_f64()),
         rows: &study.rows,
     };
     Ok(Answer::new(text, &found))
@@ -194,7 +199,9 @@ fn render(grid: &Grid, study: &Study, took: f64, files: &[PathBuf]) -> String {
     }
     let feasible = study.rows.iter().filter(|r| r.feasible).count();
     let kept = if study.kept > 0 { format!(", {} of them were there before", study.kept) } else { String::new() };
-    text.push_str(&format!("{} rows, {feasible} that run{kept}; {took:.2} s\n", study.rows.len()));
+    let each =
+        study.median.map_or(String::new(), |m| format!(", {} a row (median, on one core)", seconds(m.as_secs_f64())));
+    text.push_str(&format!("{} rows, {feasible} that run{kept}; {took:.2} s{each}\n", study.rows.len()));
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
     text
 }

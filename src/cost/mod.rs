@@ -24,7 +24,6 @@ mod threads;
 mod walk;
 
 pub use crate::act::Machine;
-pub use frame::Frame;
 use crate::act::seconds;
 use crate::error::Result;
 use crate::fold::{self, Fold};
@@ -32,6 +31,7 @@ use crate::plan::crew::Crews;
 use crate::plan::link::AtomTable;
 use crate::plan::{Plan, order};
 use crate::timeline::{Class, Timeline, lane_labels};
+pub use frame::Frame;
 use std::rc::Rc;
 use walk::Walker;
 
@@ -72,7 +72,9 @@ pub fn cost(plan: &Plan, machine: Machine, effort: Effort) -> Result<Timeline> {
         if let Some(timeline) = cost_on(&frame, plan, machine)? {
             return Ok(timeline);
         }
-        return Walker::new(plan, machine, &frame.fold, effort, in_step, atoms)?.run().map(|found| timeline(plan, &frame.fold, found));
+        return Walker::new(plan, machine, &frame.fold, effort, in_step, atoms)?
+            .run()
+            .map(|found| timeline(plan, &frame.fold, found));
     }
     let found = match crews {
         Some(crews) => across::run(plan, machine, &fold, effort, &crews, &atoms)?,

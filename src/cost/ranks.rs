@@ -30,7 +30,6 @@ pub struct Stamps {
     pub read: Vec<Stamp>,
 }
 
-
 /// The edges of a line, apart from the plan that it came from. What it waits for from before it began, and leaves
 /// behind, are numbers to be looked up among the atoms of the moment.
 #[derive(Debug, Clone)]
@@ -321,7 +320,6 @@ impl Ranks {
     pub fn end(&self) -> u64 {
         (0..self.classes).map(|class| self.last(class).ps()).max().unwrap_or(0)
     }
-
 }
 
 fn raise(at: &mut [Stamp], to: &[Stamp]) {

@@ -1,8 +1,8 @@
 //! Walks a plan, segment by segment: a segment is a run of ops between calls; or all of it, spliced flat.
 
+use super::ranks::{Ranks, Track};
 use super::repeat::{Course, Names};
 use super::{Effort, Found};
-use super::ranks::{Ranks, Track};
 use crate::act::{Acts, Machine, Sheet, seconds};
 use crate::error::{Error, Result};
 use crate::fold::Fold;

@@ -119,9 +119,17 @@ fn place(conflicts: &Conflicts, bytes: &[u64], mut bottom: u64) -> (Vec<u64>, u6
     // (offset, end, slot), always in order of offset.
     let mut placed: Vec<(u64, u64, usize)> = Vec::with_capacity(others.len());
     let mut peak = bottom;
+    let mut before = Before::new(conflicts);
     for item in others {
-        let mut offset = bottom;
-        for &(from, end, other) in &placed {
+        // Where the slot before it is as large and touches the same, no place below that one's is free.
+        let mut offset = before.alike(item, bytes).map_or(bottom, |other| match conflicts.between(item, other) {
+            true => offsets[other] + bytes[other],
+            false => offsets[other],
+        });
+        // What reaches over that place from below it does not conflict with the slot before, nor with this one.
+        let below = if offset == bottom { 0 } else { placed.partition_point(|p| p.0 < offset) };
+        before.place(item);
+        for &(from, end, other) in &placed[below..] {
             if from >= offset + bytes[item] {
                 break;
             }
@@ -134,6 +142,30 @@ fn place(conflicts: &Conflicts, bytes: &[u64], mut bottom: u64) -> (Vec<u64>, u6
         placed.insert(placed.partition_point(|p| p.0 <= offset), (offset, offset + bytes[item], item));
     }
     (offsets, peak)
+}
+
+/// The slot placed last, and all those placed before it.
+struct Before<'c> {
+    conflicts: &'c Conflicts,
+    last: Option<usize>,
+    earlier: Vec<u64>,
+}
+
+impl<'c> Before<'c> {
+    fn new(conflicts: &'c Conflicts) -> Before<'c> {
+        Before { conflicts, last: None, earlier: vec![0; conflicts.words()] }
+    }
+
+    /// The slot placed last, if `item` is as large and conflicts with the same of those placed before it.
+    fn alike(&self, item: usize, bytes: &[u64]) -> Option<usize> {
+        self.last.filter(|&last| bytes[last] == bytes[item] && self.conflicts.same_among(&self.earlier, last, item))
+    }
+
+    fn place(&mut self, item: usize) {
+        if let Some(last) = self.last.replace(item) {
+            self.conflicts.add_to(&mut self.earlier, last);
+        }
+    }
 }
 
 /// Bytes by kind at the moment of program order at which most are alive.

@@ -58,7 +58,9 @@ impl<'c> Frames<'c> {
             return case.row_of(&case.plan(point)?);
         }
         let at = self.find(point, structure)?;
-        let layout = Layout::of(&plan, &self.kept[at].conflicts)?;
+        let Ok(layout) = Layout::of(&plan, &self.kept[at].conflicts) else {
+            return case.row_of(&case.plan(point)?);
+        };
         let mut row = Row::asked(&plan.about, &case.cluster, &case.stack);
         row.set_layout(&layout, &case.cluster, &case.stack);
         if row.feasible {

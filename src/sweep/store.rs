@@ -59,22 +59,24 @@ impl Store {
         Ok(())
     }
 
-    pub fn append(&mut self, row: Row) -> Result<()> {
-        let line = line(&row, false);
+    /// `written`: the row as [`written`] has it, so that whoever waits for the store waits for the file alone.
+    pub fn append(&mut self, row: Row, written: &[u8]) -> Result<()> {
         // One write: a kill tears the last line at most.
-        self.file.write_all(&line).and_then(|()| self.file.flush()).map_err(Error::io(&self.path))?;
+        self.file.write_all(written).map_err(Error::io(&self.path))?;
         self.rows.push(row);
         Ok(())
     }
 
     /// Sorts the rows as `points` are and writes them anew.
-    pub fn finish(mut self, points: &[Point]) -> Result<(Vec<Row>, Vec<PathBuf>)> {
+    pub fn finish(self, points: &[Point]) -> Result<(Vec<Row>, Vec<PathBuf>)> {
         let place: BTreeMap<Point, usize> = points.iter().enumerate().map(|(i, p)| (*p, i)).collect();
-        self.rows.retain(|row| place.contains_key(&Point::of_row(row)));
-        self.rows.sort_by_key(|row| place[&Point::of_row(row)]);
-        self.rows.dedup_by_key(|row| Point::of_row(row));
-        rewrite(&self.path, &self.rows)?;
-        Ok((self.rows, vec![self.study, self.path]))
+        let placed = self.rows.into_iter().filter_map(|row| place.get(&Point::of_row(&row)).map(|at| (*at, row)));
+        let mut placed: Vec<(usize, Row)> = placed.collect();
+        placed.sort_by_key(|(at, _)| *at);
+        placed.dedup_by_key(|(at, _)| *at);
+        let rows: Vec<Row> = placed.into_iter().map(|(_, row)| row).collect();
+        rewrite(&self.path, &rows)?;
+        Ok((rows, vec![self.study, self.path]))
     }
 }
 
@@ -126,9 +128,9 @@ fn read(path: &Path) -> Result<Vec<Row>> {
 
 /// Writes all rows at once and returns the file, open at its end.
 fn rewrite(path: &Path, rows: &[Row]) -> Result<File> {
-    let mut bytes = line(&Row::default(), true);
-    rows.iter().for_each(|row| bytes.extend(line(row, false)));
-    replace(path, &bytes)?;
+    let mut csv = csv::WriterBuilder::new().has_headers(false).from_writer(names());
+    rows.iter().for_each(|row| csv.serialize(row).expect("a row is plain data"));
+    replace(path, &csv.into_inner().expect("written to memory"))?;
     OpenOptions::new().append(true).open(path).map_err(Error::io(path))
 }
 
@@ -139,14 +141,19 @@ fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::rename(&temporary, path).map_err(Error::io(path))
 }
 
-/// A row as a line of CSV, or the line of the column names.
-fn line(row: &Row, names: bool) -> Vec<u8> {
-    let mut csv = csv::WriterBuilder::new().has_headers(names).from_writer(vec![]);
+/// A row as a line of CSV.
+pub fn written(row: &Row) -> Vec<u8> {
+    let mut csv = csv::WriterBuilder::new().has_headers(false).buffer_capacity(1024).from_writer(vec![]);
     csv.serialize(row).expect("a row is plain data");
+    csv.into_inner().expect("written to memory")
+}
+
+/// The line of the column names.
+fn names() -> Vec<u8> {
+    let mut csv = csv::Writer::from_writer(vec![]);
+    csv.serialize(Row::default()).expect("a row is plain data");
     let mut bytes = csv.into_inner().expect("written to memory");
-    if names {
-        let end = bytes.iter().position(|b| *b == b'\n').map_or(bytes.len(), |at| at + 1);
-        bytes.truncate(end);
-    }
+    let end = bytes.iter().position(|b| *b == b'\n').map_or(bytes.len(), |at| at + 1);
+    bytes.truncate(end);
     bytes
 }

@@ -64,6 +64,22 @@ impl Conflicts {
         let (a, b) = (a - self.always, b - self.always);
         self.bits[a * self.width + b / 64] & (1 << (b % 64)) != 0
     }
+
+    /// Words of a set of slots that do not live throughout.
+    pub fn words(&self) -> usize {
+        self.width
+    }
+
+    pub fn add_to(&self, set: &mut [u64], slot: usize) {
+        let at = slot - self.always;
+        set[at / 64] |= 1 << (at % 64);
+    }
+
+    /// Whether two slots conflict with the same slots of a set.
+    pub fn same_among(&self, set: &[u64], a: usize, b: usize) -> bool {
+        let row = |slot: usize| &self.bits[(slot - self.always) * self.width..][..self.width];
+        row(a).iter().zip(row(b)).zip(set).all(|((a, b), of)| (a ^ b) & of == 0)
+    }
 }
 
 /// The slots that take memory but the inputs: those that live throughout, and the others.
