@@ -323,7 +323,7 @@ fn one_element_at_a_time() {
     hold(&Kernel::Fill { elems }, &one(), &[], &[Dtype::Bf16], 0.0);
     hold(&Kernel::Add { elems, trim: None }, &one(), &[BF16, F32], &[Dtype::F32], SINGLE);
     hold(&Kernel::DropoutBwd { elems, probability: 0.25 }, &one(), &[BF16, BF16], &[Dtype::F32], SINGLE);
-    let adam = Kernel::Adam { elems, lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    let adam = Kernel::Adam { elems, lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let state = [BF16, F32, F32, (Dtype::F32, 0.0..1.0)];
     hold(&adam, &one(), &state, &[Dtype::F32, Dtype::F32, Dtype::F32, Dtype::Bf16], ROUNDED);
     hold(&adam, &one(), &state, &[Dtype::F32, Dtype::F32, Dtype::F32], SINGLE);

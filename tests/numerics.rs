@@ -2,8 +2,9 @@
 //! and the weights after the optimizer.
 
 use foretrain::collective::count::sent_by;
-use foretrain::exec::reference::{AdamConfig, DenseConfig, StepResult, step};
-use foretrain::exec::{Options, Run, execute, inputs};
+use foretrain::exec::reference::{DenseConfig, StepResult, step};
+use foretrain::exec::source::Source;
+use foretrain::exec::{Options, Run, execute};
 use foretrain::plan::{
     Dtype, Engine, Plan,
     link::{AtomTable, Line},
@@ -90,10 +91,8 @@ fn reference(plan: &Plan) -> StepResult {
     if plan.about.par.options.unfused {
         cfg.blocks.attention_dropout = cfg.blocks.dropout;
     }
-    let (tokens, targets): (Vec<_>, Vec<_>) =
-        (0..plan.about.global_batch).map(|i| inputs::sequence(plan, 7, i)).unzip();
-    let adam = AdamConfig { lr: 3e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8 };
-    step(&cfg, &inputs::weights(plan, 7), &tokens, &targets, &adam)
+    let (tokens, targets) = Source::seeded(7).batch(plan, 1);
+    step(&cfg, &Source::seeded(7).weights(plan), &tokens, &targets, &plan.optimizer().expect("a step ends with Adam"))
 }
 
 /// Largest difference, relative to the largest value.

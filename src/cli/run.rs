@@ -1,18 +1,20 @@
 //! `foretrain run`: a plan on threads of this machine.
 
+mod found;
+mod live;
+
 use super::config::{Config, LOCAL, PlanFile};
 use super::{Answer, Output, trace};
-use crate::collective::count::sent_by;
 use crate::error::{Error, Result};
-use crate::exec::{Options, Run, execute, inputs, reference};
-use crate::plan::link::{AtomTable, Line};
-use crate::plan::memory::Layout;
-use crate::plan::{Dtype, Plan};
-use crate::report::human::{Table, bytes, decimal, seconds};
+use crate::exec::rate::best_gemm;
+use crate::exec::source::Source;
+use crate::exec::{Job, Options, Run, train};
+use crate::plan::{Adam, Plan};
 use crate::sweep::guard;
 use clap::{Args, ValueEnum};
-use serde::Serialize;
-use std::path::PathBuf;
+use found::{Check, Found, Planned, Step};
+use live::Live;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum On {
@@ -69,7 +71,11 @@ fn rough_seconds(plan: &Plan, cores: u32) -> f64 {
 #[derive(Args)]
 #[command(
     after_help = "Example: foretrain run --model tiny --seq-len 128 --ulysses 2 --ring 2 --global-batch 2 --check\n         \
-                        foretrain run --plan plan.json --on cpu --trace trace.json"
+                        foretrain run --steps 20 --dp 2 --zero 3 --lr 1e-3 --out rows.csv\n         \
+                        foretrain run --plan plan.json --on cpu --trace trace.json\n\n\
+    A step is forward, backward and AdamW on new tokens. The loss is the mean cross-entropy, in nats, over all\n\
+    tokens of the global batch, each against the token that follows it. MFU is the model's FLOPs against the best\n\
+    matrix product that the cores do, timed before the run. Interrupted, a run leaves the rows of the steps it did."
 )]
 pub struct Flags {
     #[command(flatten)]
@@ -78,191 +84,148 @@ pub struct Flags {
     plan: PlanFile,
     #[command(flatten)]
     machine: Machine,
-    /// Hold loss and gradients against one dense rank in f64 (small models)
+    /// Steps of training, each on new tokens
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    steps: u64,
+    #[command(flatten)]
+    optimizer: Optimizer,
+    /// Hold losses and gradients against one dense rank in f64 (small models)
     #[arg(long)]
     check: bool,
     #[command(flatten)]
     output: Output,
-    /// Write the JSON to this file, too
+    /// Write a line a step to this file if it is a .csv, as the steps end; else the JSON, too
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
+/// AdamW's constants.
+#[derive(Args)]
+struct Optimizer {
+    /// Learning rate [default: 0.0003]
+    #[arg(long, value_name = "X", value_parser = above_zero)]
+    lr: Option<f64>,
+    /// Share of a gradient's running mean that stays [default: 0.9]
+    #[arg(long, value_name = "X", value_parser = share)]
+    beta1: Option<f64>,
+    /// Share of its square's running mean that stays [default: 0.95]
+    #[arg(long, value_name = "X", value_parser = share)]
+    beta2: Option<f64>,
+    /// Added to the root of the mean square [default: 1e-8]
+    #[arg(long, value_name = "X", value_parser = above_zero)]
+    eps: Option<f64>,
+    /// A step takes lr times this share off every weight, norms and biases too [default: 0]
+    #[arg(long, value_name = "X", value_parser = share)]
+    weight_decay: Option<f64>,
+}
+
+impl Optimizer {
+    /// The plan with what is asked for in place of what it has.
+    fn of(&self, plan: Plan) -> Plan {
+        let Some(has) = plan.optimizer() else { return plan };
+        plan.with_optimizer(Adam {
+            lr: self.lr.unwrap_or(has.lr),
+            beta1: self.beta1.unwrap_or(has.beta1),
+            beta2: self.beta2.unwrap_or(has.beta2),
+            eps: self.eps.unwrap_or(has.eps),
+            weight_decay: self.weight_decay.unwrap_or(has.weight_decay),
+        })
+    }
+}
+
+fn above_zero(text: &str) -> std::result::Result<f64, String> {
+    let number = text.parse().ok().filter(|x: &f64| x.is_finite() && *x > 0.0);
+    number.ok_or_else(|| "write a number above zero, as in 3e-4".into())
+}
+
+fn share(text: &str) -> std::result::Result<f64, String> {
+    let number = text.parse().ok().filter(|x| (0.0..1.0).contains(x));
+    number.ok_or_else(|| "write a number from 0 to below 1, as in 0.95".into())
+}
+
 pub fn run(flags: &Flags) -> Result<Answer> {
-    let plan = flags.config.plan(flags.plan.plan.as_deref(), LOCAL)?;
+    let plan = flags.optimizer.of(flags.config.plan(flags.plan.plan.as_deref(), LOCAL)?);
     if flags.check {
-        small_enough(&plan)?;
+        found::small_enough(&plan, flags.steps)?;
     }
+    plan.model()?;
     let options = flags.machine.options(&plan, flags.check)?;
-    let run = execute(&plan, &options)?;
-    if let Some(path) = &flags.machine.trace {
-        trace(path, &[("measured", &run.timeline)])?;
-    }
-    let found = Found::new(&plan, &options, &run, flags.check)?;
-    let mut text = found.render(&plan);
-    if let Some(path) = &flags.machine.trace {
-        text.push_str(&format!("\nwrote {}\n", path.display()));
-    }
-    Answer::with_error(text, &found, found.wrong()).also_to(flags.out.as_deref())
+    let rows = flags.out.as_deref().filter(|path| is_csv(path));
+    let source = Source::seeded(options.seed);
+    let mut training = Training::new(flags, &plan, &options, rows)?;
+    let job = Job { source: &source, steps: flags.steps, keep_last: false };
+    train(&plan, &options, &job, &mut |number, run| training.step(number, run))?;
+    training.answer(&source, rows)
 }
 
-/// What a run found, and what the plan says about it.
-#[derive(Serialize)]
-struct Found {
-    plan: String,
-    ranks: u32,
-    devices: u32,
-    seed: u64,
-    loss: f64,
-    step_time_s: f64,
-    sent_bytes: Vec<u64>,
-    planned_sent_bytes: Vec<u64>,
-    peak_bytes: Vec<u64>,
-    planned_peak_bytes: Vec<u64>,
-    check: Option<Check>,
+fn is_csv(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e == "csv")
 }
 
-/// Errors relative to the largest value of the dense reference.
-#[derive(Serialize)]
-struct Check {
-    reference_loss: f64,
-    loss_error: f64,
-    worst_gradient: String,
-    gradient_error: f64,
-    allowed: f64,
+/// A run under way.
+struct Training<'a> {
+    flags: &'a Flags,
+    plan: &'a Plan,
+    options: &'a Options,
+    planned: Planned,
+    gemm_flops_per_s: f64,
+    live: Live,
+    steps: Vec<Step>,
+    first: Option<Run>,
 }
 
-impl Found {
-    fn new(plan: &Plan, options: &Options, run: &Run, check: bool) -> Result<Found> {
-        let atoms = AtomTable::new(plan)?;
-        let programs = 0..plan.programs.len() as u32;
-        let lines: Vec<Line> = programs.clone().map(|p| Line::program(plan, &atoms, p)).collect::<Result<_>>()?;
-        let layouts: Vec<Layout> = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<_>>()?;
-        let program = |rank| plan.program_of(rank) as usize;
-        Ok(Found {
-            plan: plan.hash(),
-            ranks: plan.ranks(),
-            devices: options.devices.iter().max().map_or(0, |d| d + 1),
-            seed: options.seed,
-            loss: run.loss,
-            step_time_s: run.timeline.step.value(),
-            sent_bytes: run.sent_bytes.clone(),
-            planned_sent_bytes: (0..plan.ranks()).map(|r| sent_by(plan, &lines[program(r)], r)).collect(),
-            peak_bytes: run.peak_bytes.clone(),
-            planned_peak_bytes: (0..plan.ranks()).map(|r| layouts[program(r)].bytes).collect(),
-            check: check.then(|| Check::new(plan, options.seed, run)).transpose()?,
+impl<'a> Training<'a> {
+    fn new(flags: &'a Flags, plan: &'a Plan, options: &'a Options, rows: Option<&Path>) -> Result<Training<'a>> {
+        Ok(Training {
+            planned: Planned::new(plan)?,
+            gemm_flops_per_s: best_gemm(plan).value(),
+            live: Live::new(flags.steps, flags.output.json, rows)?,
+            steps: vec![],
+            first: None,
+            flags,
+            plan,
+            options,
         })
     }
 
-    /// What does not fit the plan or the reference.
-    fn wrong(&self) -> Option<Error> {
-        for (what, counted, planned) in [
-            ("bytes sent", &self.sent_bytes, &self.planned_sent_bytes),
-            ("bytes of memory", &self.peak_bytes, &self.planned_peak_bytes),
-        ] {
-            if let Some(rank) = (0..planned.len()).find(|&r| counted.get(r) != Some(&planned[r])) {
-                let why = format!("{:?} {what} were counted, the plan says {}", counted.get(rank), planned[rank]);
-                return Some(Error::device(format!("rank {rank}"), why));
-            }
+    /// Notes a step that has ended. The trace is the last one's.
+    fn step(&mut self, number: u64, run: Run) -> Result<()> {
+        let cores = self.options.devices.iter().max().map_or(1, |d| d + 1);
+        let step = found::step(self.plan, number, &run, self.gemm_flops_per_s * f64::from(cores));
+        self.live.step(&step)?;
+        let wrong = self.planned.wrong(&step);
+        self.steps.push(step);
+        if let Some(path) = self.flags.machine.trace.as_ref().filter(|_| number == self.flags.steps) {
+            trace(path, &[("measured", &run.timeline)])?;
         }
-        let check = self.check.as_ref()?;
-        // A NaN is no small error.
-        let fine = |error: f64| error <= check.allowed;
-        if fine(check.loss_error) && fine(check.gradient_error) {
-            return None;
-        }
-        let why = format!(
-            "the loss is off by {:.1e} and the gradient of {} by {:.1e}; {:.0e} is allowed",
-            check.loss_error, check.worst_gradient, check.gradient_error, check.allowed
-        );
-        Some(Error::device("check", why))
+        self.first.get_or_insert(run);
+        wrong.map_or(Ok(()), Err)
     }
 
-    fn render(&self, plan: &Plan) -> String {
-        let about = &plan.about;
+    fn answer(self, source: &Source, rows: Option<&Path>) -> Result<Answer> {
+        self.live.end();
+        let mut found = Found::new(self.plan, self.options, self.planned, self.steps, self.gemm_flops_per_s);
+        if let Some(first) = self.first.filter(|_| self.flags.check) {
+            let losses: Vec<f64> = found.steps.iter().map(|s| s.loss).collect();
+            found.check = Some(Check::new(self.plan, source, &first, &losses)?);
+        }
+        let about = &self.plan.about;
         let mut text = format!(
-            "{}, {} on {} threads over {} cores: seq_len {}, global_batch {}, {}\n\n",
-            about.model, about.strategy, self.ranks, self.devices, about.seq_len, about.global_batch, about.dtype
+            "{}{}, {} on {} threads over {} cores: seq_len {}, global_batch {}, {}\n\n{}",
+            if found.steps.len() > 1 { "\n" } else { "" },
+            about.model,
+            about.strategy,
+            found.ranks,
+            found.devices,
+            about.seq_len,
+            about.global_batch,
+            about.dtype,
+            found.render()
         );
-        let says = |counted: &[u64], planned: &[u64]| {
-            if counted == planned { "as the plan says" } else { "NOT as the plan says" }
-        };
-        let most = |all: &[u64]| all.iter().copied().max().unwrap_or(0) as f64;
-        let mut table = Table::new("<<<");
-        table.row(["loss", &format!("{:.6}", self.loss), "mean over the tokens"]);
-        table.row(["step", &seconds(self.step_time_s), "first start to last end"]);
-        let sent = says(&self.sent_bytes, &self.planned_sent_bytes);
-        table.row([
-            "sent",
-            &decimal(most(&self.sent_bytes), "B"),
-            &format!("a rank, counted in the transport: {sent}"),
-        ]);
-        let peak = says(&self.peak_bytes, &self.planned_peak_bytes);
-        table.row(["memory", &bytes(most(&self.peak_bytes)), &format!("a rank, counted at the allocator: {peak}")]);
-        if let Some(check) = &self.check {
-            let error = |e: f64| format!("{e:.1e}");
-            let dense = format!("off the dense f64 reference; {:.0e} is allowed", check.allowed);
-            table.row(["loss error", &error(check.loss_error), &dense]);
-            table.row(["gradients", &error(check.gradient_error), &format!("at worst, {}", check.worst_gradient)]);
+        for path in self.flags.machine.trace.as_deref().into_iter().chain(rows) {
+            text.push_str(&format!("\nwrote {}\n", path.display()));
         }
-        text.push_str(&table.render("  "));
-        text
+        let json = self.flags.out.as_deref().filter(|path| !is_csv(path));
+        Answer::with_error(text, &found, found.wrong()).also_to(json)
     }
-}
-
-/// The reference is written to be seen to be right, not to be fast.
-fn small_enough(plan: &Plan) -> Result<()> {
-    let model = plan.model()?;
-    let tokens = plan.about.global_batch.saturating_mul(plan.about.seq_len);
-    let work = model.flops_per_token(plan.about.seq_len) * tokens as f64;
-    if work > 1e11 {
-        let why = format!(
-            "size: --check computes {} again on one thread, {work:.0e} FLOPs of it; use a smaller model, seq_len or global_batch",
-            model.name
-        );
-        return Err(Error::infeasible(why));
-    }
-    Ok(())
-}
-
-impl Check {
-    fn new(plan: &Plan, seed: u64, run: &Run) -> Result<Check> {
-        let documents = plan.about.documents.lengths().into_iter().map(|n| n as usize).collect();
-        let mut config = reference::DenseConfig { documents, ..reference::DenseConfig::from(plan.model()?) };
-        if plan.about.par.options.unfused {
-            config.blocks.attention_dropout = config.blocks.dropout;
-        }
-        let (tokens, targets): (Vec<_>, Vec<_>) =
-            (0..plan.about.global_batch).map(|i| inputs::sequence(plan, seed, i)).unzip();
-        // Of the optimizer nothing is compared.
-        let adam = reference::AdamConfig { lr: 3e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8 };
-        let want = reference::step(&config, &inputs::weights(plan, seed), &tokens, &targets, &adam);
-        let errors = want.grads.iter().map(|(name, want)| (name, error(run.grads.get(name), want)));
-        let worst = errors.max_by(|a, b| a.1.total_cmp(&b.1));
-        Ok(Check {
-            reference_loss: want.loss,
-            loss_error: error(Some(&vec![run.loss]), &[want.loss]),
-            worst_gradient: worst.map_or(String::new(), |w| w.0.clone()),
-            gradient_error: worst.map_or(0.0, |w| w.1),
-            allowed: allowed(plan),
-        })
-    }
-}
-
-/// Rounding alone separates a right run from the reference: of the dtype, over the depth of sums.
-fn allowed(plan: &Plan) -> f64 {
-    let has = |dtype| plan.tensors.iter().any(|t| t.dtype == dtype);
-    match (has(Dtype::Bf16), has(Dtype::F64)) {
-        (true, _) => 0.1,
-        (_, true) => 1e-9,
-        _ => 1e-3,
-    }
-}
-
-/// The largest difference, relative to the largest value. NaN where something unwritten was read.
-fn error(got: Option<&Vec<f64>>, want: &[f64]) -> f64 {
-    let Some(got) = got.filter(|got| got.len() == want.len()) else { return f64::NAN };
-    let scale = want.iter().fold(1e-6, |m: f64, x| m.max(x.abs()));
-    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs());
-    worst.fold(0.0, |m: f64, e| if e.is_nan() || m.is_nan() { f64::NAN } else { m.max(e) }) / scale
 }

@@ -132,9 +132,13 @@ impl<'p> Arena<'p> {
         Arena { plan, layout, words, touched: 0 }
     }
 
-    /// Most bytes that were ever in use.
+    /// Most bytes that were ever in use since [`forget_peak`](Arena::forget_peak).
     pub fn peak(&self) -> u64 {
         self.touched
+    }
+
+    pub fn forget_peak(&mut self) {
+        self.touched = 0;
     }
 
     fn dtype(&self, place: &Place) -> Dtype {
@@ -215,8 +219,15 @@ impl<'p> Arena<'p> {
         Ok(())
     }
 
-    /// Runs a kernel on the rank's own buffers, in `T` arithmetic.
-    pub fn run<T: Scalar>(&mut self, kernel: &Kernel, views: &[Mesh], rank: u32, reads: &[Place], writes: &[Place]) {
+    /// Runs a kernel on the rank's own buffers, in `T` arithmetic, in a step of the optimizer.
+    pub fn run<T: Scalar>(
+        &mut self,
+        kernel: &Kernel,
+        views: &[Mesh],
+        (rank, step): (u32, u64),
+        reads: &[Place],
+        writes: &[Place],
+    ) {
         let same = |a: &Place, b: &Place| (a.tensor, a.slot, a.rows) == (b.tensor, b.slot, b.rows);
         self.assert_apart(reads, writes);
         let mut outs: Vec<Operand<T>> = writes.iter().map(|p| self.operand(p)).collect();
@@ -227,7 +238,7 @@ impl<'p> Arena<'p> {
             // another operand, other than those that are the same and are left out of `ins`.
             let ins: Vec<Option<&[T]>> = ins.iter().map(|o| o.as_ref().map(|o| unsafe { o.slice() })).collect();
             let mut outs: Vec<&mut [T]> = outs.iter_mut().map(|o| unsafe { o.slice_mut() }).collect();
-            kernels::run(kernel, views, rank, 1, &ins, &mut outs);
+            kernels::run(kernel, views, rank, step, &ins, &mut outs);
         }
         for (operand, place) in outs.into_iter().zip(writes) {
             if let Operand::Converted(values) = operand {

@@ -2,9 +2,9 @@
 //! head, so that every way of sharing the work has the same numbers.
 
 use super::arena::Data;
-use super::inputs::stream;
 use super::rank::Done;
 use super::reference;
+use super::source::stream;
 use crate::plan::memory::SlotId;
 use crate::plan::{AttentionFeed, Held, Mesh, Operand, Plan};
 use crate::spec::AttentionSpec;

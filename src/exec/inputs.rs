@@ -1,36 +1,12 @@
-//! Seeded weights and tokens: the same whatever the parallel layout, since they depend on names and
-//! positions alone.
+//! A rank's part of the weights and of the tokens, put where its program looks for them.
 
 use super::arena::{Arena, Data};
 use super::attention_io;
+use super::source::Source;
 use crate::plan::link::{AtomTable, Place};
 use crate::plan::memory::SlotId;
 use crate::plan::{AttentionFeed, Axis, Buf, Dtype, Feed, Inputs, Master, Param, Plan, Shard, TensorId, TensorRef};
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
-use rustc_hash::FxHasher;
 use std::collections::BTreeMap;
-use std::hash::{Hash, Hasher};
-
-pub fn stream(seed: u64, what: &impl Hash) -> ChaCha8Rng {
-    let mut h = FxHasher::default();
-    (seed, what).hash(&mut h);
-    ChaCha8Rng::seed_from_u64(h.finish())
-}
-
-/// A weight's values, rounded to the dtype it is stored in. Norms are near one; matrices are uniform with
-/// the variance 1 / columns that keeps activations of order one.
-pub fn weight(plan: &Plan, param: &Param, seed: u64) -> Vec<f64> {
-    let mut rng = stream(seed, &param.name);
-    let n: u64 = param.shape.iter().product();
-    let (centre, spread) = match param.shape[..] {
-        [_, cols] => (0.0, (3.0 / cols as f64).sqrt()),
-        _ if param.name.ends_with(".bias") => (0.0, 0.2),
-        _ => (1.0, 0.2),
-    };
-    let values: Vec<f64> = (0..n).map(|_| centre + spread * (2.0 * rng.random::<f64>() - 1.0)).collect();
-    Data::from_f64(&values, plan.tensors[param.weight as usize].dtype).to_f64()
-}
 
 /// Where a rank stands among those that a weight is cut over, and how many they are.
 fn coordinate(plan: &Plan, shard: &Shard, rank: u32) -> (u64, u64) {
@@ -49,22 +25,6 @@ pub fn places(plan: &Plan, param: &Param, rank: u32) -> Vec<Option<u64>> {
     let of =
         |o: u64| along.iter().flat_map(move |at| (0..inner).map(move |i| at.map(|at| (o * size + at) * inner + i)));
     (0..outer).flat_map(of).collect()
-}
-
-/// Every weight by name.
-pub fn weights(plan: &Plan, seed: u64) -> BTreeMap<String, Vec<f64>> {
-    plan.params.iter().map(|p| (p.name.clone(), weight(plan, p, seed))).collect()
-}
-
-/// Sequence `index` of the global batch: tokens, and for each the token that follows it.
-///
-/// # Panics
-/// For a plan that is no training step.
-pub fn sequence(plan: &Plan, seed: u64, index: u64) -> (Vec<u32>, Vec<u32>) {
-    let inputs = plan.feed.tokens().expect("a training step is fed tokens");
-    let mut rng = stream(seed, &("tokens", index));
-    let ids: Vec<u32> = (0..=inputs.segs.seq).map(|_| rng.random_range(0..inputs.vocab as u32)).collect();
-    (ids[..ids.len() - 1].to_vec(), ids[1..].to_vec())
 }
 
 /// The sequences of the global batch that a rank sees in a microbatch.
@@ -93,8 +53,8 @@ pub fn has(plan: &Plan, param: &Param, rank: u32) -> bool {
     param.stages.is_empty() || param.stages.contains(&plan.views[0].coord(rank, Axis::Pp))
 }
 
-/// Fills a rank's weights, its optimizer state and what it is fed.
-pub fn fill(plan: &Plan, atoms: &AtomTable, rank: u32, seed: u64, shared: &attention_io::Tensors, arena: &mut Arena) {
+/// Fills a rank's weights and its optimizer state, once for all steps.
+pub fn fill(plan: &Plan, atoms: &AtomTable, rank: u32, source: &Source, arena: &mut Arena) {
     for (t, tensor) in plan.tensors.iter().enumerate().filter(|(_, t)| t.kind.persists()) {
         for s in 0..tensor.slots {
             let place = slot(plan, atoms, t as u32, s);
@@ -106,21 +66,43 @@ pub fn fill(plan: &Plan, atoms: &AtomTable, rank: u32, seed: u64, shared: &atten
     for param in whole {
         let named = Buf { of: TensorRef::Tensor(param.weight), slot: param.slot, rows: Some(param.rows) };
         let place = atoms.place(plan, named, &[]);
-        put(arena, &place, &own_part(plan, param, rank, seed), plan.tensors[param.weight as usize].dtype);
+        put(arena, &place, &own_part(plan, param, rank, source), plan.tensors[param.weight as usize].dtype);
     }
-    fill_shares(plan, atoms, rank, seed, &cut, arena);
+    fill_shares(plan, atoms, rank, source, &cut, arena);
     fill_masters(plan, atoms, rank, arena);
+}
+
+/// Gives a rank what it is fed in a step, and counts its memory from here on.
+pub fn feed(
+    plan: &Plan,
+    atoms: &AtomTable,
+    rank: u32,
+    (source, step): (&Source, u64),
+    shared: &attention_io::Tensors,
+    arena: &mut Arena,
+) {
+    arena.forget_peak();
+    for (t, tensor) in (0..).zip(&plan.tensors).filter(|(_, t)| t.kind.persists()) {
+        (0..tensor.slots).for_each(|slot| arena.touch(SlotId { tensor: t, slot }));
+    }
     match &plan.feed {
-        Feed::Tokens(inputs) => fill_tokens(plan, inputs, atoms, rank, seed, arena),
-        Feed::Attention(feed) => fill_tensors(plan, feed, atoms, rank, shared, arena),
+        Feed::Tokens(inputs) => feed_tokens(plan, inputs, atoms, rank, (source, step), arena),
+        Feed::Attention(feed) => feed_tensors(plan, feed, atoms, rank, shared, arena),
     }
 }
 
-fn fill_tokens(plan: &Plan, inputs: &Inputs, atoms: &AtomTable, rank: u32, seed: u64, arena: &mut Arena) {
+fn feed_tokens(
+    plan: &Plan,
+    inputs: &Inputs,
+    atoms: &AtomTable,
+    rank: u32,
+    (source, step): (&Source, u64),
+    arena: &mut Arena,
+) {
     for m in 0..inputs.microbatches {
         let (mut tokens, mut targets) = (vec![], vec![]);
         for index in sequences_of(plan, inputs, rank, m) {
-            let (ids, next) = sequence(plan, seed, index);
+            let (ids, next) = source.sequence(plan, step, index);
             for at in inputs.segs.positions(&plan.views, rank) {
                 tokens.push(f64::from(ids[at as usize]));
                 targets.push(f64::from(next[at as usize]));
@@ -132,7 +114,7 @@ fn fill_tokens(plan: &Plan, inputs: &Inputs, atoms: &AtomTable, rank: u32, seed:
     }
 }
 
-fn fill_tensors(
+fn feed_tensors(
     plan: &Plan,
     feed: &AttentionFeed,
     atoms: &AtomTable,
@@ -148,8 +130,8 @@ fn fill_tensors(
 }
 
 /// What a rank has of a weight that may be cut.
-fn own_part(plan: &Plan, param: &Param, rank: u32, seed: u64) -> Vec<f64> {
-    let whole = weight(plan, param, seed);
+fn own_part(plan: &Plan, param: &Param, rank: u32, source: &Source) -> Vec<f64> {
+    let whole = source.weight(plan, param);
     places(plan, param, rank).iter().map(|at| at.map_or(0.0, |at| whole[at as usize])).collect()
 }
 
@@ -159,14 +141,14 @@ fn master_of<'p>(plan: &'p Plan, param: &Param) -> Option<&'p Master> {
 }
 
 /// This rank's parts of weights that nobody keeps whole.
-fn fill_shares(plan: &Plan, atoms: &AtomTable, rank: u32, seed: u64, params: &[&Param], arena: &mut Arena) {
+fn fill_shares(plan: &Plan, atoms: &AtomTable, rank: u32, source: &Source, params: &[&Param], arena: &mut Arena) {
     let mut slots: BTreeMap<(TensorId, u32), Vec<f64>> = BTreeMap::new();
     for param in params {
         let tensor = &plan.tensors[param.weight as usize];
         let group = master_of(plan, param).and_then(|m| m.group.as_ref()).expect("what is shared has a group");
         let whole = tensor.elems() * u64::from(group.size(&plan.views));
         let slot = slots.entry((param.weight, param.slot)).or_insert_with(|| vec![0.0; whole as usize]);
-        let values = own_part(plan, param, rank, seed);
+        let values = own_part(plan, param, rank, source);
         slot[param.rows[0] as usize..param.rows[1] as usize].copy_from_slice(&values);
     }
     for ((tensor, s), whole) in slots {

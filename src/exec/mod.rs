@@ -15,30 +15,19 @@ pub mod kernels;
 mod outputs;
 pub mod probe;
 mod rank;
+pub mod rate;
 pub mod reference;
 mod shared;
+pub mod source;
+mod train;
 mod transport;
 mod turns;
 
 use crate::error::{Error, Result};
-use crate::plan::link::{AtomTable, Line};
-use crate::plan::matching::Matching;
-use crate::plan::memory::{Layout, lives};
 use crate::plan::{Dtype, Plan, check};
 use crate::timeline::Timeline;
-use arena::Arena;
-use kernels::Scalar;
-use rank::{Done, Rank};
-use shared::Shared;
+use source::Source;
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
-use std::time::Instant;
-use transport::{Hub, few};
-use turns::Turns;
-
-/// More threads than this are refused.
-const MOST_RANKS: u32 = 512;
 
 /// How to run a plan on CPU threads.
 #[derive(Debug, Clone)]
@@ -47,9 +36,18 @@ pub struct Options {
     pub seed: u64,
     /// Device of each rank: ranks of one device take turns to compute.
     pub devices: Vec<u32>,
-    /// Keep gradients, new weights and hidden states (they are large), and fill every slot with NaN after its last
-    /// use: for a run whose numbers are looked at. Otherwise it is the times that count.
+    /// Keep gradients, new weights and hidden states of every step (they are large), and fill every slot with NaN
+    /// after its last use: for a run whose numbers are looked at. Otherwise it is the times that count.
     pub keep: bool,
+}
+
+/// How long to train, and on what.
+#[derive(Debug, Clone, Copy)]
+pub struct Job<'a> {
+    pub source: &'a Source,
+    pub steps: u64,
+    /// Keep of the last step what [`Options::keep`] keeps of every one.
+    pub keep_last: bool,
 }
 
 /// What a run brought.
@@ -73,156 +71,43 @@ pub struct Run {
     pub tensors: BTreeMap<String, Vec<f64>>,
 }
 
-/// Runs one training step of `plan`, a thread a rank. Errors name the rank and the op.
+/// Runs one training step of `plan` on seeded weights and tokens, a thread a rank. Errors name the rank and the op.
 pub fn execute(plan: &Plan, options: &Options) -> Result<Run> {
+    let mut run = None;
+    let job = Job { source: &Source::seeded(options.seed), steps: 1, keep_last: false };
+    train(plan, options, &job, &mut |_, done| {
+        run = Some(done);
+        Ok(())
+    })?;
+    run.ok_or_else(|| Error::device("run", "no step was run"))
+}
+
+/// Trains for the steps of `job`, each on new tokens and on the weights that the one before has left. `each` is
+/// given every step as it ends, counted from 1.
+pub fn train(plan: &Plan, options: &Options, job: &Job, each: &mut dyn FnMut(u64, Run) -> Result<()>) -> Result<()> {
     check::check(plan)?;
-    if plan.tensors.iter().any(|t| t.dtype == Dtype::F64) {
-        run::<f64>(plan, options)
+    unchecked(plan, options, job, each)
+}
+
+/// Kernels compute in f32, or in f64 where a tensor has it.
+fn computes_in_f64(plan: &Plan) -> bool {
+    plan.tensors.iter().any(|t| t.dtype == Dtype::F64)
+}
+
+fn unchecked(plan: &Plan, options: &Options, job: &Job, each: &mut dyn FnMut(u64, Run) -> Result<()>) -> Result<()> {
+    if computes_in_f64(plan) {
+        train::run::<f64>(plan, options, job, each)
     } else {
-        run::<f32>(plan, options)
+        train::run::<f32>(plan, options, job, each)
     }
-}
-
-fn run<T: Scalar>(plan: &Plan, options: &Options) -> Result<Run> {
-    let ranks = plan.ranks();
-    if ranks > MOST_RANKS || options.devices.len() != ranks as usize {
-        let why = format!("{ranks} ranks on {} devices; at most {MOST_RANKS} ranks run here", options.devices.len());
-        return Err(Error::device("run", why));
-    }
-    let atoms = AtomTable::new(plan)?;
-    let programs = 0..plan.programs.len() as u32;
-    let lines = programs.clone().map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
-    let layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
-    fits_in_memory(plan, &layouts)?;
-    let matching = Matching::new(plan, &lines);
-    let next: Vec<Vec<Vec<u32>>> = lines.iter().map(successors).collect();
-    let lives: Vec<_> = lines.iter().map(|l| lives(plan, l)).collect();
-    let turns = Turns::new(plan, &lines, &matching, &options.devices)?;
-    let hub = Hub::new(ranks, options.devices.iter().max().map_or(0, |d| d + 1));
-    let watched = if options.keep { outputs::watched(plan) } else { vec![] };
-    let kept = outputs::kept(plan, options.keep);
-
-    let given = inputs::shared(plan, options.seed);
-    let mut arenas: Vec<Option<Arena>> = (0..ranks)
-        .map(|rank| {
-            let mut arena = Arena::new(plan, &layouts[plan.program_of(rank) as usize]);
-            inputs::fill(plan, &atoms, rank, options.seed, &given, &mut arena);
-            Some(arena)
-        })
-        .collect();
-    let shared = Shared {
-        plan,
-        lines: &lines,
-        matching: &matching,
-        next: &next,
-        lives: &lives,
-        turns: &turns,
-        hub: &hub,
-        zero: Instant::now(),
-        watched: &watched,
-        kept: &kept,
-        poison: options.keep,
-        atoms: &atoms,
-    };
-    let ends: Vec<Mutex<Option<End>>> = (0..ranks).map(|_| Mutex::new(None)).collect();
-    std::thread::scope(|scope| {
-        for (rank, arena) in arenas.iter_mut().enumerate() {
-            let (shared, end, arena) = (&shared, &ends[rank], arena.take().expect("filled above"));
-            scope.spawn(move || {
-                let outcome = thread::<T>(shared, rank as u32, arena);
-                *end.lock().unwrap_or_else(|p| p.into_inner()) = Some(outcome);
-            });
-        }
-    });
-    let ends: Vec<End> = ends.into_iter().filter_map(|e| e.into_inner().unwrap_or_else(|p| p.into_inner())).collect();
-    let done = all_done(&hub, ends)?;
-    outputs::gather(plan, &lines, &hub, done)
-}
-
-/// How a rank's thread ended: with what it did, or waiting for something when everybody was stopped.
-enum End {
-    Done(Box<Done>),
-    Stopped(Option<String>),
-}
-
-/// A rank from start to end; whatever goes wrong in it stops all the others.
-fn thread<T: Scalar>(shared: &Shared, rank: u32, arena: Arena) -> End {
-    let mut here = Rank::new(shared, rank, arena);
-    let outcome = catch_unwind(AssertUnwindSafe(|| here.run::<T>()));
-    match outcome {
-        Ok(Ok(())) => {
-            shared.hub.finish();
-            End::Done(Box::new(here.done()))
-        }
-        Ok(Err(error)) => {
-            shared.hub.stop(error.to_string());
-            End::Stopped(Some(format!("rank {rank} waits in {}", here.blocked())))
-        }
-        Err(panic) => {
-            let said = panic.downcast_ref::<String>().cloned();
-            let said = said.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default();
-            shared.hub.stop(format!("rank {rank} panicked in {}: {said}", here.running()));
-            End::Stopped(None)
-        }
-    }
-}
-
-/// What every rank brought, or why they stopped and who was waiting for what.
-fn all_done(hub: &Hub, ends: Vec<End>) -> Result<Vec<Done>> {
-    let Some(why) = hub.stopped() else {
-        return Ok(ends
-            .into_iter()
-            .filter_map(|e| match e {
-                End::Done(done) => Some(*done),
-                End::Stopped(_) => None,
-            })
-            .collect());
-    };
-    let waiting: Vec<String> = ends
-        .into_iter()
-        .filter_map(|e| match e {
-            End::Stopped(waiting) => waiting,
-            End::Done(_) => None,
-        })
-        .collect();
-    // A deadlock already names everyone.
-    let tail =
-        if why.contains("deadlock") || waiting.is_empty() { String::new() } else { format!("; then {}", few(waiting)) };
-    Err(Error::device("run", why + &tail))
-}
-
-/// The ops that wait for each op of a line.
-fn successors(line: &Line) -> Vec<Vec<u32>> {
-    let mut next = vec![vec![]; line.nodes.len()];
-    for node in 0..line.nodes.len() {
-        for &pred in line.preds(node) {
-            next[pred as usize].push(node as u32);
-        }
-    }
-    next
-}
-
-/// Refuses what this machine's memory cannot hold, before it is asked for.
-fn fits_in_memory(plan: &Plan, layouts: &[Layout]) -> Result<()> {
-    let bytes = |rank: u32| layouts[plan.program_of(rank) as usize].bytes;
-    let need: u128 = (0..plan.ranks()).map(|r| u128::from(bytes(r))).sum();
-    let Ok(info) = std::fs::read_to_string("/proc/meminfo") else { return Ok(()) };
-    let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
-    let Some(kib) = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u128>().ok()) else { return Ok(()) };
-    if need > kib * 1024 * 9 / 10 {
-        return Err(Error::infeasible(format!(
-            "memory: {} ranks need {:.1} GiB together, this machine has {:.1} GiB free; use a smaller model, seq_len or batch",
-            plan.ranks(),
-            need as f64 / (1u64 << 30) as f64,
-            kib as f64 / (1u64 << 20) as f64
-        )));
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::train::fits_in_memory;
     use super::*;
+    use crate::plan::link::AtomTable;
+    use crate::plan::memory::Layout;
     use crate::plan::{Direction, Engine, Feed, OpKind};
     use crate::spec::{LlmSpec, Parallelism, Workload};
     use crate::strategy::{Engines, build};
@@ -234,6 +119,12 @@ mod tests {
         let par = Parallelism { ring: 4, ..Parallelism::default() };
         let engine = Engine::Sm { ctas: 1 };
         build(&model, &work, &par, Engines { p2p: engine, collective: engine }).unwrap()
+    }
+
+    /// How a plan ends that nobody has checked.
+    fn fails(plan: &Plan) -> String {
+        let job = Job { source: &Source::seeded(1), steps: 1, keep_last: false };
+        unchecked(plan, &options(plan), &job, &mut |_, _| Ok(())).unwrap_err().to_string()
     }
 
     fn options(plan: &Plan) -> Options {
@@ -248,7 +139,7 @@ mod tests {
         let OpKind::Transfer { legs, .. } = &mut lost.kind else { panic!("a hop is a transfer") };
         legs.iter_mut().filter(|l| l.dir == Direction::Send).for_each(|l| l.by = 2);
         assert!(check::check(&plan).unwrap_err().to_string().contains("kv_hop"));
-        let error = run::<f32>(&plan, &options(&plan)).unwrap_err().to_string();
+        let error = fails(&plan);
         assert!(error.contains("never sends it") || error.contains("deadlock"), "{error}");
         assert!(error.contains("rank") && error.contains("kv_hop.1"), "{error}");
     }
@@ -261,7 +152,7 @@ mod tests {
             let OpKind::Transfer { legs, .. } = &mut op.kind else { continue };
             legs.retain(|l| l.dir == Direction::Recv);
         }
-        let error = run::<f32>(&plan, &options(&plan)).unwrap_err().to_string();
+        let error = fails(&plan);
         assert!(error.contains("rank 0") && error.contains("kv_hop"), "{error}");
     }
 
@@ -270,7 +161,7 @@ mod tests {
         let mut plan = ring_plan();
         let Feed::Tokens(inputs) = &mut plan.feed else { panic!("a step is fed tokens") };
         inputs.vocab = 100_000;
-        let error = run::<f32>(&plan, &options(&plan)).unwrap_err().to_string();
+        let error = fails(&plan);
         assert!(error.contains("panicked in") && error.contains("embed"), "{error}");
     }
 

@@ -92,15 +92,15 @@ impl<'a, 'p> Rank<'a, 'p> {
         Ok(())
     }
 
-    /// What the rank has when it has run.
-    pub fn done(self) -> Done {
+    /// What the rank has when it has run, and its memory for the next step.
+    pub fn done(self) -> (Done, Arena<'p>) {
         let shared = self.shared;
         let contents = |at: &SlotId| {
             let place = inputs::slot(shared.plan, shared.atoms, at.tensor, at.slot);
             (*at, self.arena.read(&self.arena.whole(&place)))
         };
         let kept = shared.kept.iter().filter(|at| self.arena.holds(**at)).map(contents).collect();
-        Done { kept, peak: self.arena.peak(), times: self.times, seen: self.seen }
+        (Done { kept, peak: self.arena.peak(), times: self.times, seen: self.seen }, self.arena)
     }
 
     /// The op that was running when the rank stopped for good.
@@ -269,7 +269,7 @@ impl<'a, 'p> Rank<'a, 'p> {
     fn compute_one<T: Scalar>(&mut self) -> bool {
         for lane in 0..self.ready.len() {
             let Some(node) = self.ready[lane].filter(|&n| self.is_compute(n)) else { continue };
-            if !turns::is_mine(self.shared.turns, self.shared.hub, self.rank, node) {
+            if !turns::is_mine(self.shared.turns, &self.shared.hub, self.rank, node) {
                 continue;
             }
             self.ready[lane] = None;
@@ -279,10 +279,11 @@ impl<'a, 'p> Rank<'a, 'p> {
             let visible = kernel.mask().is_none_or(|m| m.shape(&self.shared.plan.views, self.rank).area > 0);
             if visible {
                 let (reads, writes) = (self.line.reads(node as usize), self.line.writes(node as usize));
-                self.arena.run::<T>(kernel, &self.shared.plan.views, self.rank, reads, writes);
+                let at = (self.rank, self.shared.step);
+                self.arena.run::<T>(kernel, &self.shared.plan.views, at, reads, writes);
             }
             self.end(node);
-            turns::end(self.shared.turns, self.shared.hub, self.rank, node);
+            turns::end(self.shared.turns, &self.shared.hub, self.rank, node);
             return true;
         }
         false

@@ -4,7 +4,7 @@
 //! Legend: s tokens of one sequence, h hidden, a heads, k KV heads, d head dim, f feed-forward width,
 //! v vocabulary. Weights are [out, in], as Hugging Face stores them.
 
-use crate::plan::{Operand, dropout};
+use crate::plan::{Adam, Operand, dropout};
 use crate::spec::{AttentionSpec, LlmSpec, Mlp, Norm, Positions};
 use ndarray::{Array1, Array2, Axis, s};
 use std::collections::BTreeMap;
@@ -103,21 +103,37 @@ impl From<&LlmSpec> for DenseConfig {
     }
 }
 
-pub struct AdamConfig {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-}
-
 pub struct StepResult {
     /// Mean over all tokens of the batch.
     pub loss: f64,
     /// Per sequence, [s, h]: what the last layer hands to the final norm.
     pub hidden: Vec<Vec<f64>>,
     pub grads: BTreeMap<String, Vec<f64>>,
-    /// After the first step of Adam.
+    /// After the step of the optimizer.
     pub new_params: BTreeMap<String, Vec<f64>>,
+}
+
+/// The sequences of a step: tokens, and the targets that belong to them.
+pub type Batch = (Vec<Vec<u32>>, Vec<Vec<u32>>);
+
+/// Steps of training one after the other, each on its own batch.
+pub fn train(
+    cfg: &DenseConfig,
+    params: &BTreeMap<String, Vec<f64>>,
+    batches: impl IntoIterator<Item = Batch>,
+    adam: &Adam,
+) -> Vec<StepResult> {
+    let mut moments = BTreeMap::new();
+    let mut all: Vec<StepResult> = vec![];
+    for (i, (tokens, targets)) in (1..).zip(batches) {
+        let params = all.last().map_or(params, |last| &last.new_params);
+        let mut result = step(cfg, params, &tokens, &targets, adam);
+        for (name, new) in &mut result.new_params {
+            *new = adam_step(&params[name], &result.grads[name], moments.entry(name.clone()).or_default(), i, adam);
+        }
+        all.push(result);
+    }
+    all
 }
 
 /// Forward, backward and the first optimizer step. `params` are those that [`DenseConfig::shapes`] lists.
@@ -129,7 +145,7 @@ pub fn step(
     params: &BTreeMap<String, Vec<f64>>,
     tokens: &[Vec<u32>],
     targets: &[Vec<u32>],
-    adam: &AdamConfig,
+    adam: &Adam,
 ) -> StepResult {
     let weights: Tensors = cfg.shapes().into_iter().map(|(name, shape)| load(params, name, shape)).collect();
     let grads = weights.iter().map(|(name, w)| (name.clone(), Array2::zeros(w.raw_dim()))).collect();
@@ -138,7 +154,9 @@ pub fn step(
     let hidden = tokens.iter().zip(targets).map(|(t, y)| model.sequence(t, y).into_raw_vec_and_offset().0).collect();
     let loss = model.loss;
     let grads: BTreeMap<_, _> = model.grads.into_iter().map(|(n, g)| (n, g.into_raw_vec_and_offset().0)).collect();
-    let new_params = grads.iter().map(|(name, g)| (name.clone(), first_adam_step(&params[name], g, adam))).collect();
+    let first =
+        |(name, g): (&String, &Vec<f64>)| (name.clone(), adam_step(&params[name], g, &mut Moments::default(), 1, adam));
+    let new_params = grads.iter().map(first).collect();
     StepResult { loss, hidden, grads, new_params }
 }
 
@@ -238,12 +256,24 @@ fn load(params: &BTreeMap<String, Vec<f64>>, name: String, shape: (usize, usize)
     (name, weight)
 }
 
-/// m = (1 - beta1) g and v = (1 - beta2) g², each divided by its bias 1 - beta^1.
-fn first_adam_step(param: &[f64], grad: &[f64], adam: &AdamConfig) -> Vec<f64> {
-    let updated = param.iter().zip(grad).map(|(p, g)| {
-        let m_hat = (1.0 - adam.beta1) * g / (1.0 - adam.beta1);
-        let v_hat = (1.0 - adam.beta2) * g * g / (1.0 - adam.beta2);
-        p - adam.lr * m_hat / (v_hat.sqrt() + adam.eps)
+/// The running means of a gradient and of its square; none before the first step.
+#[derive(Default)]
+struct Moments {
+    m: Vec<f64>,
+    v: Vec<f64>,
+}
+
+/// Step `t`, counted from 1: m = beta1 m + (1 - beta1) g and v = beta2 v + (1 - beta2) g², each divided by its
+/// bias 1 - beta^t; the weight first loses the share lr * decay of itself.
+fn adam_step(param: &[f64], grad: &[f64], moments: &mut Moments, t: i32, adam: &Adam) -> Vec<f64> {
+    moments.m.resize(grad.len(), 0.0);
+    moments.v.resize(grad.len(), 0.0);
+    let updated = (0..grad.len()).map(|i| {
+        let (g, m, v) = (grad[i], &mut moments.m[i], &mut moments.v[i]);
+        *m = adam.beta1 * *m + (1.0 - adam.beta1) * g;
+        *v = adam.beta2 * *v + (1.0 - adam.beta2) * g * g;
+        let (m_hat, v_hat) = (*m / (1.0 - adam.beta1.powi(t)), *v / (1.0 - adam.beta2.powi(t)));
+        param[i] - adam.lr * adam.weight_decay * param[i] - adam.lr * m_hat / (v_hat.sqrt() + adam.eps)
     });
     updated.collect()
 }
@@ -631,7 +661,7 @@ mod tests {
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
-    const ADAM: AdamConfig = AdamConfig { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    const ADAM: Adam = Adam { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.0 };
 
     fn tiny(kv_heads: usize, tie: bool) -> DenseConfig {
         let (eps, theta) = (1e-5, 100.0);

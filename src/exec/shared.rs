@@ -16,13 +16,14 @@ pub struct Shared<'p> {
     pub next: &'p [Vec<Vec<u32>>],
     pub lives: &'p [Vec<Vec<Vec<Life>>>],
     pub turns: &'p Turns,
-    pub hub: &'p Hub,
-    /// When the step began.
+    pub hub: Hub,
+    /// The step, counted from 1, and when it began.
+    pub step: u64,
     pub zero: Instant,
     /// Slots whose contents are kept at the end of each of their lives.
-    pub watched: &'p [SlotId],
+    pub watched: Vec<SlotId>,
     /// Slots whose contents are kept at the end of the step.
-    pub kept: &'p [SlotId],
+    pub kept: Vec<SlotId>,
     /// Whether slots are filled with NaN after their last use.
     pub poison: bool,
     pub atoms: &'p AtomTable,

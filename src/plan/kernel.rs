@@ -141,6 +141,10 @@ pub enum Packing {
 /// arXiv:2412.19437, section 3.3.2).
 pub const FP8_BLOCK: u64 = 128;
 
+fn is_zero(number: &f64) -> bool {
+    *number == 0.0
+}
+
 fn is_false(flag: &bool) -> bool {
     !flag
 }
@@ -303,7 +307,16 @@ pub enum Kernel {
     /// as [`CrossEntropy`](Kernel::CrossEntropy) does, the loss that of the whole.
     VocabCrossEntropy { part: VocabPart, ranks: u64, scale: f64 },
     /// Reads grad, weight, m, v; writes weight, m, v and, where there is a fourth, the weight cast.
-    Adam { elems: u64, lr: f64, beta1: f64, beta2: f64, eps: f64 },
+    /// Constants as [`Adam`](super::Adam) has them.
+    Adam {
+        elems: u64,
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        #[serde(default, skip_serializing_if = "is_zero")]
+        weight_decay: f64,
+    },
 }
 
 /// Which efficiency curve a kernel's time follows.

@@ -10,6 +10,7 @@ pub mod matching;
 pub mod memory;
 pub mod mesh;
 pub mod op;
+pub mod optimizer;
 pub mod order;
 pub mod program;
 pub mod route;
@@ -25,6 +26,7 @@ pub use dropout::Dropout;
 pub use kernel::{AttnBlock, Exchange, HeadPad, HeadPart, Kernel, Packing, Side, VocabPart, Work, WorkClass};
 pub use mesh::{Axis, Group, Mesh};
 pub use op::*;
+pub use optimizer::Adam;
 pub use program::{
     About, AttentionFeed, Block, Feed, Held, Inputs, Master, Operand, Param, Plan, Program, RoleMap, Shard,
 };

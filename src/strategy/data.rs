@@ -7,7 +7,7 @@
 //! 3. the weights too: a layer's are gathered before its forward and again before its backward pass, one layer
 //!    ahead of compute, as PyTorch's FSDP does (arXiv:2304.11277). A bucket is a layer.
 
-use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, Via};
+use crate::plan::{Adam, Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, Via};
 
 /// A flat tensor of weights (a slot a layer) with what the optimizer keeps for it.
 #[derive(Clone, Copy)]
@@ -39,21 +39,6 @@ pub struct DataParallel {
     /// Of gradients and optimizer state.
     pub acc: Dtype,
     pub engine: Engine,
-}
-
-/// Adam's constants, as the GPT and Llama papers set them.
-#[derive(Debug, Clone, Copy)]
-pub struct Adam {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-}
-
-impl Default for Adam {
-    fn default() -> Adam {
-        Adam { lr: 3e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8 }
-    }
 }
 
 impl DataParallel {
@@ -173,8 +158,8 @@ impl DataParallel {
 
     /// Adam on one slot, and the gathering of what it wrote.
     pub fn update(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32, adam: Adam) {
-        let Adam { lr, beta1, beta2, eps } = adam;
-        let kernel = Kernel::Adam { elems: w.share, lr, beta1, beta2, eps };
+        let Adam { lr, beta1, beta2, eps, weight_decay } = adam;
+        let kernel = Kernel::Adam { elems: w.share, lr, beta1, beta2, eps, weight_decay };
         let at = |buf: Buf| buf.slot(slot);
         let mut writes = vec![at(w.master.unwrap_or(w.weight)), at(w.m), at(w.v)];
         if w.master.is_some() {

@@ -7,7 +7,7 @@
 //! Adam, weights gathered
 //! ```
 
-use super::data::{Adam, DataParallel, FlatWeights};
+use super::data::{DataParallel, FlatWeights};
 use super::embedding::Embedding;
 use super::feasible;
 use super::head::{Head, HeadWeights};

@@ -25,7 +25,7 @@ mod whole;
 
 pub use scalar::Scalar;
 
-use crate::plan::{Kernel, Mesh, ScoreStep, Side};
+use crate::plan::{Adam, Kernel, Mesh, ScoreStep, Side};
 
 /// Runs `kernel` as `rank` does, in optimizer step `step`, counted from 1.
 ///
@@ -215,10 +215,11 @@ pub fn run<T: Scalar>(
             let [logits, loss] = outputs(writes);
             loss::cross_entropy(vocab as usize, scale, read(1), logits, loss);
         }
-        &Kernel::Adam { lr, beta1, beta2, eps, .. } => {
+        &Kernel::Adam { lr, beta1, beta2, eps, weight_decay, .. } => {
             let (state, cast) = writes.split_at_mut(3);
             let [w, m, v] = outputs(state);
-            pointwise::Adam { lr, beta1, beta2, eps, step }.update(read(0), w, m, v);
+            let adam = Adam { lr, beta1, beta2, eps, weight_decay };
+            pointwise::adam(&adam, step, read(0), [w, m, v]);
             if let [cast] = cast {
                 cast.copy_from_slice(w);
             }

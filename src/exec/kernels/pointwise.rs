@@ -4,7 +4,7 @@ use super::Scalar;
 use super::mask::live_rows;
 use super::scalar::wide;
 use crate::plan::dropout::{Dropout, keeps};
-use crate::plan::{AttnBlock, Mesh, Side};
+use crate::plan::{Adam, AttnBlock, Mesh, Side};
 use std::ops::Range;
 
 #[inline(always)]
@@ -136,33 +136,23 @@ impl Trim {
     }
 }
 
-/// Adam (Kingma and Ba, arXiv:1412.6980), algorithm 1, without weight decay.
-pub struct Adam {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    /// Counted from 1.
-    pub step: u64,
+/// One step of AdamW, counted from 1, on the weights and their two moments.
+pub fn adam<T: Scalar>(adam: &Adam, step: u64, grad: &[T], state: [&mut [T]; 3]) {
+    wide(adam_all, (adam, step, grad, state));
 }
 
-impl Adam {
-    pub fn update<T: Scalar>(&self, grad: &[T], w: &mut [T], m: &mut [T], v: &mut [T]) {
-        wide(Adam::update_all, (self, grad, w, m, v));
-    }
-
-    #[inline(always)]
-    fn update_all<T: Scalar>((this, grad, w, m, v): (&Adam, &[T], &mut [T], &mut [T], &mut [T])) {
-        let [beta1, beta2, eps] = [this.beta1, this.beta2, this.eps].map(T::from_f64);
-        let [take1, take2] = [this.beta1, this.beta2].map(|beta| T::from_f64(1.0 - beta));
-        // The running means start at zero; dividing by these undoes it.
-        let [mean, square] = [this.beta1, this.beta2].map(|beta| 1.0 - beta.powf(this.step as f64));
-        let (lr, unbias) = (T::from_f64(this.lr / mean), T::from_f64(1.0 / square));
-        for (((w, m), v), &g) in w.iter_mut().zip(m).zip(v).zip(grad) {
-            *m = beta1 * *m + take1 * g;
-            *v = beta2 * *v + take2 * g * g;
-            *w -= lr * *m / ((*v * unbias).sqrt() + eps);
-        }
+#[inline(always)]
+fn adam_all<T: Scalar>((adam, step, grad, [w, m, v]): (&Adam, u64, &[T], [&mut [T]; 3])) {
+    let [beta1, beta2, eps] = [adam.beta1, adam.beta2, adam.eps].map(T::from_f64);
+    let [take1, take2] = [adam.beta1, adam.beta2].map(|beta| T::from_f64(1.0 - beta));
+    // The running means start at zero; dividing by these undoes it.
+    let [mean, square] = [adam.beta1, adam.beta2].map(|beta| 1.0 - beta.powf(step as f64));
+    let (lr, unbias) = (T::from_f64(adam.lr / mean), T::from_f64(1.0 / square));
+    let stays = T::from_f64(1.0 - adam.lr * adam.weight_decay);
+    for (((w, m), v), &g) in w.iter_mut().zip(m).zip(v).zip(grad) {
+        *m = beta1 * *m + take1 * g;
+        *v = beta2 * *v + take2 * g * g;
+        *w = stays * *w - lr * *m / ((*v * unbias).sqrt() + eps);
     }
 }
 
@@ -285,7 +275,7 @@ mod tests {
 
     #[test]
     fn adam_equals_the_paper_for_three_steps() {
-        let kernel = Kernel::Adam { elems: 5, lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8 };
+        let kernel = Kernel::Adam { elems: 5, lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.3 };
         let mut want = random(5, 1);
         let (mut w, mut m, mut v) = (want.clone(), vec![0.0; 5], vec![0.0; 5]);
         let mut cast = vec![f64::NAN; 5];
@@ -296,7 +286,7 @@ mod tests {
                 *m = 0.9 * *m + 0.1 * grad[i];
                 *v = 0.99 * *v + 0.01 * grad[i].powi(2);
                 let (m_hat, v_hat) = (*m / (1.0 - 0.9f64.powi(step as i32)), *v / (1.0 - 0.99f64.powi(step as i32)));
-                want[i] -= 0.1 * m_hat / (v_hat.sqrt() + 1e-8);
+                want[i] = want[i] * (1.0 - 0.1 * 0.3) - 0.1 * m_hat / (v_hat.sqrt() + 1e-8);
             }
             let (old_w, old_m, old_v) = (w.clone(), m.clone(), v.clone());
             let out_of_place = step == 2;

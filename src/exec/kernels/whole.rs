@@ -2,8 +2,8 @@
 
 use super::testing::*;
 use super::{Scalar, run};
-use crate::exec::reference::{AdamConfig, Blocks, DenseConfig, StepResult, step};
-use crate::plan::{AttnBlock, Kernel, Segs};
+use crate::exec::reference::{Blocks, DenseConfig, StepResult, step};
+use crate::plan::{Adam, AttnBlock, Kernel, Segs};
 use crate::spec::{Documents, Mask};
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ const CFG: &DenseConfig = &DenseConfig {
     window: None,
     documents: Vec::new(),
 };
-const ADAM: AdamConfig = AdamConfig { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+const ADAM: Adam = Adam { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 const H: u64 = CFG.hidden as u64;
 const F: u64 = CFG.ffn as u64;
 const V: u64 = CFG.vocab as u64;
@@ -204,9 +204,9 @@ impl<T: Scalar> Tape<T> {
     }
 
     fn adam(&mut self) {
-        let AdamConfig { lr, beta1, beta2, eps } = ADAM;
+        let Adam { lr, beta1, beta2, eps, weight_decay } = ADAM;
         for (name, w) in &mut self.weights {
-            let kernel = Kernel::Adam { elems: w.len() as u64, lr, beta1, beta2, eps };
+            let kernel = Kernel::Adam { elems: w.len() as u64, lr, beta1, beta2, eps, weight_decay };
             let (mut m, mut v) = (vec![T::zero(); w.len()], vec![T::zero(); w.len()]);
             let reads = [Some(&self.grads[name][..]), None, None, None];
             run(&kernel, &ring(1), 0, 1, &reads, &mut [w, &mut m, &mut v]);

@@ -234,7 +234,8 @@ KERNEL(dropout_bwd, DropoutBwd, THREADS) {
     }));
 }
 
-// Adam (Kingma and Ba, arXiv:1412.6980), algorithm 1: lr and unbias hold the corrections of this step.
+// AdamW (Loshchilov and Hutter, arXiv:1711.05101), algorithm 2: lr and unbias hold the corrections of this step,
+// stays what weight decay leaves of a weight.
 struct Adam {
     const R0* grad;
     float* w;
@@ -242,12 +243,12 @@ struct Adam {
     float* v;
     W3* cast; // the new weight in another type; may be null
     i64 elems;
-    f64 lr, beta1, beta2, eps, unbias;
+    f64 lr, beta1, beta2, eps, unbias, stays;
 };
 
 KERNEL(adam, Adam, THREADS) {
     float lr = float(p.lr), beta1 = float(p.beta1), beta2 = float(p.beta2), eps = float(p.eps), unbias = float(p.unbias);
-    float take1 = float(1 - p.beta1), take2 = float(1 - p.beta2);
+    float take1 = float(1 - p.beta1), take2 = float(1 - p.beta2), stays = float(p.stays);
     WIDE(p.elems, each<N>(p.elems, [&](i64 i) {
         float g[N], w[N], m[N], v[N];
         load(g, p.grad + i);
@@ -257,7 +258,7 @@ KERNEL(adam, Adam, THREADS) {
         UNROLL for (int j = 0; j < N; j++) {
             m[j] = beta1 * m[j] + take1 * g[j];
             v[j] = beta2 * v[j] + take2 * g[j] * g[j];
-            w[j] -= lr * m[j] / (sqrtf(v[j] * unbias) + eps);
+            w[j] = stays * w[j] - lr * m[j] / (sqrtf(v[j] * unbias) + eps);
         }
         store(p.w + i, w);
         store(p.m + i, m);

@@ -1,0 +1,238 @@
+//! What a run found, step by step, and what the plan says about it.
+
+use crate::collective::count::sent_by;
+use crate::error::{Error, Result};
+use crate::exec::source::Source;
+use crate::exec::{Options, Run, reference};
+use crate::plan::link::{AtomTable, Line};
+use crate::plan::memory::Layout;
+use crate::plan::{Dtype, Plan};
+use crate::report::human::{Table, bytes, decimal, percent, seconds};
+use serde::Serialize;
+
+/// One step of training. Also a line of `--out rows.csv`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Step {
+    pub step: u64,
+    /// Mean over the tokens of the global batch, in nats.
+    pub loss: f64,
+    pub step_time_s: f64,
+    pub tokens_per_s: f64,
+    /// Of the best matrix product on as many cores.
+    pub mfu: f64,
+    pub sent_bytes: Vec<u64>,
+    pub peak_bytes: Vec<u64>,
+}
+
+/// What the plan says of every step, rank by rank.
+pub struct Planned {
+    pub sent_bytes: Vec<u64>,
+    pub peak_bytes: Vec<u64>,
+}
+
+impl Planned {
+    pub fn new(plan: &Plan) -> Result<Planned> {
+        let atoms = AtomTable::new(plan)?;
+        let programs = 0..plan.programs.len() as u32;
+        let lines: Vec<Line> = programs.clone().map(|p| Line::program(plan, &atoms, p)).collect::<Result<_>>()?;
+        let layouts: Vec<Layout> = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<_>>()?;
+        let program = |rank| plan.program_of(rank) as usize;
+        Ok(Planned {
+            sent_bytes: (0..plan.ranks()).map(|r| sent_by(plan, &lines[program(r)], r)).collect(),
+            peak_bytes: (0..plan.ranks()).map(|r| layouts[program(r)].bytes).collect(),
+        })
+    }
+
+    /// What a step did otherwise than planned.
+    pub fn wrong(&self, step: &Step) -> Option<Error> {
+        for (what, counted, planned) in [
+            ("bytes sent", &step.sent_bytes, &self.sent_bytes),
+            ("bytes of memory", &step.peak_bytes, &self.peak_bytes),
+        ] {
+            if let Some(rank) = (0..planned.len()).find(|&r| counted.get(r) != Some(&planned[r])) {
+                let why = format!(
+                    "{:?} {what} were counted in step {}, the plan says {}",
+                    counted.get(rank),
+                    step.step,
+                    planned[rank]
+                );
+                return Some(Error::device(format!("rank {rank}"), why));
+            }
+        }
+        None
+    }
+}
+
+/// What one step brought, by the machine's own yardstick.
+pub fn step(plan: &Plan, number: u64, run: &Run, best_flops_per_s: f64) -> Step {
+    let time = run.timeline.step.value();
+    Step {
+        step: number,
+        loss: run.loss,
+        step_time_s: time,
+        tokens_per_s: (plan.about.global_batch * plan.about.seq_len) as f64 / time,
+        mfu: plan.about.model_flops / time / best_flops_per_s,
+        sent_bytes: run.sent_bytes.clone(),
+        peak_bytes: run.peak_bytes.clone(),
+    }
+}
+
+/// The whole run; the fields of a step are those of the last one.
+#[derive(Serialize)]
+pub struct Found {
+    pub plan: String,
+    pub ranks: u32,
+    pub devices: u32,
+    pub seed: u64,
+    pub loss: f64,
+    pub step_time_s: f64,
+    pub sent_bytes: Vec<u64>,
+    pub planned_sent_bytes: Vec<u64>,
+    pub peak_bytes: Vec<u64>,
+    pub planned_peak_bytes: Vec<u64>,
+    /// The best matrix product on one core, and on all that the ranks share.
+    pub gemm_flops_per_s: f64,
+    pub best_flops_per_s: f64,
+    pub steps: Vec<Step>,
+    pub check: Option<Check>,
+}
+
+/// Errors relative to the largest value of the dense reference.
+#[derive(Serialize)]
+pub struct Check {
+    pub reference_loss: f64,
+    /// The worst of all steps.
+    loss_error: f64,
+    worst_gradient: String,
+    /// Of the first step: later ones start from weights that the optimizer's division has set apart.
+    gradient_error: f64,
+    allowed: f64,
+}
+
+impl Found {
+    pub fn new(plan: &Plan, options: &Options, planned: Planned, steps: Vec<Step>, gemm_flops_per_s: f64) -> Found {
+        let last = steps.last().expect("a run has a step").clone();
+        let devices = options.devices.iter().max().map_or(0, |d| d + 1);
+        Found {
+            plan: plan.hash(),
+            ranks: plan.ranks(),
+            devices,
+            seed: options.seed,
+            loss: last.loss,
+            step_time_s: last.step_time_s,
+            sent_bytes: last.sent_bytes,
+            planned_sent_bytes: planned.sent_bytes,
+            peak_bytes: last.peak_bytes,
+            planned_peak_bytes: planned.peak_bytes,
+            gemm_flops_per_s,
+            best_flops_per_s: gemm_flops_per_s * f64::from(devices),
+            steps,
+            check: None,
+        }
+    }
+
+    /// What does not fit the reference.
+    pub fn wrong(&self) -> Option<Error> {
+        let check = self.check.as_ref()?;
+        // A NaN is no small error.
+        let fine = |error: f64| error <= check.allowed;
+        if fine(check.loss_error) && fine(check.gradient_error) {
+            return None;
+        }
+        let why = format!(
+            "the loss is off by {:.1e} and the gradient of {} by {:.1e}; {:.0e} is allowed",
+            check.loss_error, check.worst_gradient, check.gradient_error, check.allowed
+        );
+        Some(Error::device("check", why))
+    }
+
+    pub fn render(&self) -> String {
+        let says = |counted: &[u64], planned: &[u64]| {
+            if counted == planned { "as the plan says" } else { "NOT as the plan says" }
+        };
+        let most = |all: &[u64]| all.iter().copied().max().unwrap_or(0) as f64;
+        let last = self.steps.last().expect("a run has a step");
+        let mut table = Table::new("<<<");
+        table.row(["loss", &format!("{:.6}", self.loss), "mean over the tokens"]);
+        table.row(["step", &seconds(self.step_time_s), "first start to last end"]);
+        table.row(["speed", &decimal(last.tokens_per_s, ""), "tokens a second"]);
+        let best = decimal(self.best_flops_per_s, "FLOP/s");
+        table.row(["MFU", &percent(last.mfu), &format!("of the {best} of a product on every core")]);
+        let sent = says(&self.sent_bytes, &self.planned_sent_bytes);
+        table.row([
+            "sent",
+            &decimal(most(&self.sent_bytes), "B"),
+            &format!("a rank, counted in the transport: {sent}"),
+        ]);
+        let peak = says(&self.peak_bytes, &self.planned_peak_bytes);
+        table.row(["memory", &bytes(most(&self.peak_bytes)), &format!("a rank, counted at the allocator: {peak}")]);
+        if let Some(check) = &self.check {
+            let error = |e: f64| format!("{e:.1e}");
+            let dense = format!("off the dense f64 reference; {:.0e} is allowed", check.allowed);
+            table.row(["loss error", &error(check.loss_error), &dense]);
+            table.row(["gradients", &error(check.gradient_error), &format!("at worst, {}", check.worst_gradient)]);
+        }
+        table.render("  ")
+    }
+}
+
+impl Check {
+    /// Holds the losses of all steps and the gradients of the first one against dense training in f64.
+    pub fn new(plan: &Plan, source: &Source, first: &Run, losses: &[f64]) -> Result<Check> {
+        let documents = plan.about.documents.lengths().into_iter().map(|n| n as usize).collect();
+        let mut config = reference::DenseConfig { documents, ..reference::DenseConfig::from(plan.model()?) };
+        if plan.about.par.options.unfused {
+            config.blocks.attention_dropout = config.blocks.dropout;
+        }
+        let batches = (1..=losses.len() as u64).map(|step| source.batch(plan, step));
+        let adam = plan.optimizer().unwrap_or_default();
+        let want = reference::train(&config, &source.weights(plan), batches, &adam);
+        let off = |(got, want): (&f64, &reference::StepResult)| error(Some(&vec![*got]), &[want.loss]);
+        let errors = want[0].grads.iter().map(|(name, want)| (name, error(first.grads.get(name), want)));
+        let worst = errors.max_by(|a, b| a.1.total_cmp(&b.1));
+        Ok(Check {
+            reference_loss: want.last().expect("a run has a step").loss,
+            loss_error: losses.iter().zip(&want).map(off).fold(0.0, worse),
+            worst_gradient: worst.map_or(String::new(), |w| w.0.clone()),
+            gradient_error: worst.map_or(0.0, |w| w.1),
+            allowed: allowed(plan),
+        })
+    }
+}
+
+/// The reference is written to be seen to be right, not to be fast.
+pub fn small_enough(plan: &Plan, steps: u64) -> Result<()> {
+    let model = plan.model()?;
+    let tokens = plan.about.global_batch.saturating_mul(plan.about.seq_len).saturating_mul(steps);
+    let work = model.flops_per_token(plan.about.seq_len) * tokens as f64;
+    if work > 1e11 {
+        let why = format!(
+            "size: --check computes {} again on one thread, {work:.0e} FLOPs of it; use a smaller model, seq_len or global_batch",
+            model.name
+        );
+        return Err(Error::infeasible(why));
+    }
+    Ok(())
+}
+
+/// Rounding alone separates a right run from the reference: of the dtype, over the depth of sums.
+fn allowed(plan: &Plan) -> f64 {
+    let has = |dtype| plan.tensors.iter().any(|t| t.dtype == dtype);
+    match (has(Dtype::Bf16), has(Dtype::F64)) {
+        (true, _) => 0.1,
+        (_, true) => 1e-9,
+        _ => 1e-3,
+    }
+}
+
+/// The larger; NaN where one is.
+fn worse(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
+}
+
+/// The largest difference, relative to the largest value. NaN where something unwritten was read.
+fn error(got: Option<&Vec<f64>>, want: &[f64]) -> f64 {
+    let Some(got) = got.filter(|got| got.len() == want.len()) else { return f64::NAN };
+    let scale = want.iter().fold(1e-6, |m: f64, x| m.max(x.abs()));
+    got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, worse) / scale
+}

@@ -1,0 +1,201 @@
+//! Steps one after the other: what is the same in all of them is made once, and memory goes from step to step.
+
+use super::arena::Arena;
+use super::attention_io::Tensors;
+use super::kernels::Scalar;
+use super::rank::{Done, Rank};
+use super::shared::Shared;
+use super::source::Source;
+use super::transport::{Hub, few};
+use super::turns::Turns;
+use super::{Job, Options, Run, inputs, outputs};
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::plan::link::{AtomTable, Line};
+use crate::plan::matching::Matching;
+use crate::plan::memory::{Layout, Life, lives};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::time::Instant;
+
+/// More threads than this are refused.
+const MOST_RANKS: u32 = 512;
+
+/// What follows from the plan alone, by program.
+struct Fixed<'p> {
+    lines: Vec<Line<'p>>,
+    layouts: Vec<Layout>,
+    matching: Matching,
+    /// The ops that wait for each op.
+    next: Vec<Vec<Vec<u32>>>,
+    lives: Vec<Vec<Vec<Vec<Life>>>>,
+    turns: Turns,
+}
+
+impl<'p> Fixed<'p> {
+    fn new(plan: &'p Plan, atoms: &AtomTable, devices: &[u32]) -> Result<Fixed<'p>> {
+        let programs = 0..plan.programs.len() as u32;
+        let lines = programs.clone().map(|p| Line::program(plan, atoms, p)).collect::<Result<Vec<_>>>()?;
+        let layouts = programs.map(|p| Layout::new(plan, atoms, p)).collect::<Result<Vec<_>>>()?;
+        fits_in_memory(plan, &layouts)?;
+        let matching = Matching::new(plan, &lines);
+        let turns = Turns::new(plan, &lines, &matching, devices)?;
+        let next = lines.iter().map(successors).collect();
+        let lives = lines.iter().map(|l| lives(plan, l)).collect();
+        Ok(Fixed { lines, layouts, matching, next, lives, turns })
+    }
+}
+
+/// Runs all steps of a job and hands each over as it is done.
+pub(super) fn run<T: Scalar>(
+    plan: &Plan,
+    options: &Options,
+    job: &Job,
+    each: &mut dyn FnMut(u64, Run) -> Result<()>,
+) -> Result<()> {
+    let ranks = plan.ranks();
+    if ranks > MOST_RANKS || options.devices.len() != ranks as usize {
+        let why = format!("{ranks} ranks on {} devices; at most {MOST_RANKS} ranks run here", options.devices.len());
+        return Err(Error::device("run", why));
+    }
+    let atoms = AtomTable::new(plan)?;
+    let fixed = Fixed::new(plan, &atoms, &options.devices)?;
+    let given = inputs::shared(plan, job.source.seed);
+    let mut arenas: Vec<Arena> = (0..ranks)
+        .map(|rank| {
+            let mut arena = Arena::new(plan, &fixed.layouts[plan.program_of(rank) as usize]);
+            inputs::fill(plan, &atoms, rank, job.source, &mut arena);
+            arena
+        })
+        .collect();
+    for step in 1..=job.steps {
+        let keep = options.keep || (job.keep_last && step == job.steps);
+        let outcome = one_step::<T>(plan, &atoms, &fixed, options, (job.source, step, keep), &given, arenas)?;
+        arenas = outcome.1;
+        each(step, outcome.0)?;
+    }
+    Ok(())
+}
+
+/// A step on the memory that the one before has left.
+fn one_step<'p, T: Scalar>(
+    plan: &'p Plan,
+    atoms: &'p AtomTable,
+    fixed: &'p Fixed<'p>,
+    options: &Options,
+    (source, step, keep): (&Source, u64, bool),
+    given: &Tensors,
+    mut arenas: Vec<Arena<'p>>,
+) -> Result<(Run, Vec<Arena<'p>>)> {
+    for (rank, arena) in (0..).zip(&mut arenas) {
+        inputs::feed(plan, atoms, rank, (source, step), given, arena);
+    }
+    let hub = Hub::new(plan.ranks(), options.devices.iter().max().map_or(0, |d| d + 1));
+    let shared = Shared {
+        plan,
+        lines: &fixed.lines,
+        matching: &fixed.matching,
+        next: &fixed.next,
+        lives: &fixed.lives,
+        turns: &fixed.turns,
+        hub,
+        step,
+        zero: Instant::now(),
+        watched: if keep { outputs::watched(plan) } else { vec![] },
+        kept: outputs::kept(plan, keep),
+        poison: keep,
+        atoms,
+    };
+    let (done, arenas): (Vec<Done>, Vec<Arena>) = all_ranks::<T>(&shared, arenas)?.into_iter().unzip();
+    Ok((outputs::gather(plan, &fixed.lines, &shared.hub, done)?, arenas))
+}
+
+type Ended<'p> = (Done, Arena<'p>);
+
+/// A thread a rank, until all have ended.
+fn all_ranks<'p, T: Scalar>(shared: &Shared<'p>, arenas: Vec<Arena<'p>>) -> Result<Vec<Ended<'p>>> {
+    let ends: Vec<Mutex<Option<End>>> = arenas.iter().map(|_| Mutex::new(None)).collect();
+    std::thread::scope(|scope| {
+        for ((rank, arena), end) in (0..).zip(arenas).zip(&ends) {
+            scope.spawn(move || {
+                let outcome = thread::<T>(shared, rank, arena);
+                *end.lock().unwrap_or_else(|p| p.into_inner()) = Some(outcome);
+            });
+        }
+    });
+    let ends = ends.into_iter().filter_map(|e| e.into_inner().unwrap_or_else(|p| p.into_inner())).collect();
+    all_done(&shared.hub, ends)
+}
+
+/// How a rank's thread ended: with what it did, or waiting for something when everybody was stopped.
+enum End<'p> {
+    Done(Box<Ended<'p>>),
+    Stopped(Option<String>),
+}
+
+/// A rank from start to end; whatever goes wrong in it stops all the others.
+fn thread<'p, T: Scalar>(shared: &Shared<'p>, rank: u32, arena: Arena<'p>) -> End<'p> {
+    let mut here = Rank::new(shared, rank, arena);
+    let outcome = catch_unwind(AssertUnwindSafe(|| here.run::<T>()));
+    match outcome {
+        Ok(Ok(())) => {
+            shared.hub.finish();
+            End::Done(Box::new(here.done()))
+        }
+        Ok(Err(error)) => {
+            shared.hub.stop(error.to_string());
+            End::Stopped(Some(format!("rank {rank} waits in {}", here.blocked())))
+        }
+        Err(panic) => {
+            let said = panic.downcast_ref::<String>().cloned();
+            let said = said.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default();
+            shared.hub.stop(format!("rank {rank} panicked in {}: {said}", here.running()));
+            End::Stopped(None)
+        }
+    }
+}
+
+/// What every rank brought, or why they stopped and who was waiting for what.
+fn all_done<'p>(hub: &Hub, ends: Vec<End<'p>>) -> Result<Vec<Ended<'p>>> {
+    let (mut done, mut waiting) = (vec![], vec![]);
+    for end in ends {
+        match end {
+            End::Done(ended) => done.push(*ended),
+            End::Stopped(what) => waiting.extend(what),
+        }
+    }
+    let Some(why) = hub.stopped() else { return Ok(done) };
+    // A deadlock already names everyone.
+    let tail =
+        if why.contains("deadlock") || waiting.is_empty() { String::new() } else { format!("; then {}", few(waiting)) };
+    Err(Error::device("run", why + &tail))
+}
+
+/// The ops that wait for each op of a line.
+fn successors(line: &Line) -> Vec<Vec<u32>> {
+    let mut next = vec![vec![]; line.nodes.len()];
+    for node in 0..line.nodes.len() {
+        for &pred in line.preds(node) {
+            next[pred as usize].push(node as u32);
+        }
+    }
+    next
+}
+
+/// Refuses what this machine's memory cannot hold, before it is asked for.
+pub(super) fn fits_in_memory(plan: &Plan, layouts: &[Layout]) -> Result<()> {
+    let bytes = |rank: u32| layouts[plan.program_of(rank) as usize].bytes;
+    let need: u128 = (0..plan.ranks()).map(|r| u128::from(bytes(r))).sum();
+    let Ok(info) = std::fs::read_to_string("/proc/meminfo") else { return Ok(()) };
+    let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let Some(kib) = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u128>().ok()) else { return Ok(()) };
+    if need > kib * 1024 * 9 / 10 {
+        return Err(Error::infeasible(format!(
+            "memory: {} ranks need {:.1} GiB together, this machine has {:.1} GiB free; use a smaller model, seq_len or batch",
+            plan.ranks(),
+            need as f64 / (1u64 << 30) as f64,
+            kib as f64 / (1u64 << 20) as f64
+        )));
+    }
+    Ok(())
+}

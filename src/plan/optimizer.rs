@@ -1,0 +1,50 @@
+//! The optimizer that a plan ends with: AdamW (Loshchilov and Hutter, arXiv:1711.05101, algorithm 2), which without
+//! weight decay is Adam (Kingma and Ba, arXiv:1412.6980, algorithm 1). Moments are corrected for having started at
+//! zero; every weight decays, norms and biases as well.
+
+use super::op::OpKind;
+use super::program::Plan;
+use super::{Kernel, Op};
+use serde::Serialize;
+
+/// The optimizer's constants. The default is what the GPT and Llama papers set, without weight decay.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Adam {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    /// A weight loses this share of itself a step, times the learning rate.
+    pub weight_decay: f64,
+}
+
+impl Default for Adam {
+    fn default() -> Adam {
+        Adam { lr: 3e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.0 }
+    }
+}
+
+impl Plan {
+    /// The optimizer's constants; none for a plan that updates no weights.
+    pub fn optimizer(&self) -> Option<Adam> {
+        self.kernels().find_map(|kernel| match *kernel {
+            Kernel::Adam { lr, beta1, beta2, eps, weight_decay, .. } => {
+                Some(Adam { lr, beta1, beta2, eps, weight_decay })
+            }
+            _ => None,
+        })
+    }
+
+    /// The same plan with other constants of the optimizer.
+    pub fn with_optimizer(mut self, adam: Adam) -> Plan {
+        let blocks = self.blocks.iter_mut().map(|b| &mut b.ops);
+        blocks.chain(self.programs.iter_mut().map(|p| &mut p.ops)).flatten().for_each(|op| set(op, adam));
+        self
+    }
+}
+
+fn set(op: &mut Op, adam: Adam) {
+    if let OpKind::Compute { kernel: Kernel::Adam { lr, beta1, beta2, eps, weight_decay, .. }, .. } = &mut op.kind {
+        (*lr, *beta1, *beta2, *eps, *weight_decay) = (adam.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay);
+    }
+}

@@ -1,0 +1,140 @@
+//! Training over several steps: what persists from step to step, and that every layout of ranks learns the same.
+
+use foretrain::collective::count::sent_by;
+use foretrain::exec::reference::{self, DenseConfig, StepResult};
+use foretrain::exec::source::Source;
+use foretrain::exec::{Job, Options, Run, train};
+use foretrain::plan::link::{AtomTable, Line};
+use foretrain::plan::{Adam, Dtype, Engine, Plan, memory::Layout};
+use foretrain::spec::{LlmSpec, Parallelism, Recompute, Workload};
+use foretrain::strategy::{Engines, build};
+
+/// Llama with grouped queries. The vocabulary of 29 is odd, so that tensor-parallel ranks have unlike parts.
+fn model(layers: u64) -> LlmSpec {
+    let json = serde_json::json!({
+        "model_type": "llama", "hidden_size": 16, "num_hidden_layers": layers,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4,
+        "intermediate_size": 12, "vocab_size": 29, "rms_norm_eps": 1e-5, "rope_theta": 100.0,
+        "torch_dtype": "float32", "hidden_act": "silu",
+    });
+    LlmSpec::parse("test", "small", &json.to_string()).expect("a sound model")
+}
+
+const ADAM: Adam = Adam { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+
+fn plan(par: Parallelism, dtype: Dtype) -> Plan {
+    let work = Workload { seq_len: 24, global_batch: 4, micro_batch: 1, dtype, documents: Default::default() };
+    let engine = Engine::Sm { ctas: 1 };
+    let engines = Engines { p2p: engine, collective: engine };
+    build(&model(4), &work, &par, engines).expect("a feasible case").with_optimizer(ADAM)
+}
+
+/// The same four sequences in every step, so that learning them shows.
+fn again(plan: &Plan, steps: u64) -> Source {
+    let batch: Vec<Vec<u32>> = (0..4).map(|i| (0..=24).map(|j| (i * 7 + j * j * 3 + i * j) % 29).collect()).collect();
+    assert_eq!(batch.len() as u64, plan.about.global_batch);
+    Source { tokens: Some((0..steps).flat_map(|_| batch.clone()).collect()), ..Source::seeded(5) }
+}
+
+fn runs(plan: &Plan, source: &Source, steps: u64) -> Vec<Run> {
+    let options = Options { seed: 5, devices: (0..plan.ranks()).map(|r| r % 2).collect(), keep: false };
+    let mut all = vec![];
+    let job = Job { source, steps, keep_last: true };
+    train(plan, &options, &job, &mut |number, run| {
+        assert_eq!(number as usize, all.len() + 1);
+        all.push(run);
+        Ok(())
+    })
+    .expect("the plan runs");
+    all
+}
+
+fn dense(plan: &Plan, source: &Source, steps: u64) -> Vec<StepResult> {
+    let cfg = DenseConfig::from(plan.model().expect("a step has a model"));
+    let batches = (1..=steps).map(|step| source.batch(plan, step));
+    reference::train(&cfg, &source.weights(plan), batches, &ADAM)
+}
+
+/// Every way of sharing a step, alone and together.
+fn layouts() -> Vec<Parallelism> {
+    let (one, full) = (Parallelism { zero: 0, ..Parallelism::default() }, Recompute::Full);
+    vec![
+        one,
+        Parallelism { dp: 2, ..one },
+        Parallelism { dp: 2, zero: 1, ..one },
+        Parallelism { dp: 4, zero: 2, ..one },
+        Parallelism { dp: 2, zero: 3, recompute: full, ..one },
+        Parallelism { ring: 3, ..one },
+        Parallelism { ulysses: 4, zero: 1, ..one },
+        Parallelism { ring: 2, options: "gather-kv".parse().expect("a word"), ..one },
+        Parallelism { tp: 2, ..one },
+        Parallelism { pp: 2, ..one },
+        Parallelism { pp: 2, vp: 2, ..one },
+        Parallelism { pp: 2, tp: 2, recompute: full, ..one },
+        Parallelism { dp: 2, ring: 2, ulysses: 2, zero: 3, ..one },
+        Parallelism { dp: 2, ring: 2, tp: 2, zero: 1, recompute: full, ..one },
+    ]
+}
+
+/// In f64 only the order of sums differs, 1e-16 relative each; Adam's division by the root of a small second
+/// moment makes some thousand times as much of it.
+#[test]
+fn three_steps_lower_the_loss_alike_in_every_layout() {
+    let steps = 3;
+    for par in layouts() {
+        let plan = plan(par, Dtype::F64);
+        let source = again(&plan, steps);
+        let (got, want) = (runs(&plan, &source, steps), dense(&plan, &source, steps));
+        let losses: Vec<f64> = got.iter().map(|run| run.loss).collect();
+        assert!(losses.windows(2).all(|pair| pair[1] < pair[0] - 0.05), "{par:?}: {losses:?}");
+        for (got, want) in got.iter().zip(&want) {
+            assert!((got.loss - want.loss).abs() < 1e-11, "{par:?}: {} for {}", got.loss, want.loss);
+        }
+        let (last, want) = (got.last().expect("three steps"), want.last().expect("three steps"));
+        for (name, want) in &want.new_params {
+            for (got, want) in last.weights[name].iter().zip(want) {
+                assert!((got - want).abs() < 1e-9, "{par:?}: {name}: {got} for {want}");
+            }
+        }
+    }
+}
+
+/// Rounding to 24 bits in three steps of a net of this depth.
+#[test]
+fn three_steps_in_f32_stay_with_the_reference() {
+    for par in layouts().into_iter().rev().take(3) {
+        let plan = plan(par, Dtype::F32);
+        let source = again(&plan, 3);
+        for (got, want) in runs(&plan, &source, 3).iter().zip(&dense(&plan, &source, 3)) {
+            assert!((got.loss - want.loss).abs() < 1e-4, "{par:?}: {} for {}", got.loss, want.loss);
+        }
+    }
+}
+
+/// Counted anew in every step, and the same in all.
+#[test]
+fn every_step_sends_and_holds_what_the_plan_says() {
+    for par in layouts() {
+        let plan = plan(par, Dtype::F32);
+        let atoms = AtomTable::new(&plan).expect("sound");
+        for (number, run) in (1..).zip(runs(&plan, &Source::seeded(5), 2)) {
+            for rank in 0..plan.ranks() {
+                let line = Line::program(&plan, &atoms, plan.program_of(rank)).expect("sound");
+                let bytes = Layout::new(&plan, &atoms, plan.program_of(rank)).expect("sound").bytes;
+                let at = rank as usize;
+                assert_eq!(run.sent_bytes[at], sent_by(&plan, &line, rank), "{par:?}: rank {rank}, step {number}");
+                assert_eq!(run.peak_bytes[at], bytes, "{par:?}: rank {rank}, step {number}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_step_has_tokens_of_its_own() {
+    let plan = plan(Parallelism::default(), Dtype::F64);
+    let source = Source::seeded(5);
+    let ids = |step| source.batch(&plan, step).0;
+    assert_ne!(ids(1), ids(2));
+    let (got, want) = (runs(&plan, &source, 2), dense(&plan, &source, 2));
+    assert!((got[1].loss - want[1].loss).abs() < 1e-12);
+}
