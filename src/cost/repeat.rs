@@ -37,13 +37,25 @@ pub struct Finds {
     /// Last write and last read of every atom of every named slot.
     written: Vec<Stamp>,
     read: Vec<Stamp>,
-    held: Vec<Vec<Held>>,
+    /// One list behind the other, and where each ends.
+    held: Vec<Held>,
+    held_ends: Vec<usize>,
     compute_end: Vec<u64>,
     devices: Vec<u64>,
     host: Vec<u64>,
     // Sums, which decide nothing.
-    waited: Vec<Vec<u64>>,
+    waited: Vec<u64>,
     runs: Vec<u64>,
+}
+
+/// A stamp that an iteration left: on which cell of which name.
+pub struct Trace {
+    name: usize,
+    /// The name means another slot in every iteration.
+    walks: bool,
+    cell: usize,
+    read: bool,
+    stamp: Stamp,
 }
 
 /// An argument that binds another slot in every iteration.
@@ -129,50 +141,67 @@ pub trait Course {
             written.extend_from_slice(&self.ranks().stamps.written[cells.clone()]);
             read.extend_from_slice(&self.ranks().stamps.read[cells]);
         }
+        let runs = self.runs().clone();
+        let ranks = self.ranks();
+        let (mut held, mut held_ends, mut waited) = (vec![], vec![], vec![]);
+        for state in &ranks.state {
+            for list in state.ports.iter().chain([&state.sms]) {
+                held.extend_from_slice(list);
+                held_ends.push(held.len());
+            }
+            waited.extend_from_slice(&state.waited);
+        }
         Finds {
-            lanes: self.ranks().stamps.lanes.clone(),
+            lanes: ranks.stamps.lanes.clone(),
             written,
             read,
-            held: self.ranks().state.iter().flat_map(|s| s.ports.iter().chain([&s.sms]).cloned()).collect(),
-            compute_end: self.ranks().state.iter().map(|s| s.compute_end).collect(),
-            devices: self.ranks().devices.clone(),
-            host: self.ranks().host.clone(),
-            waited: self.ranks().state.iter().map(|s| s.waited.clone()).collect(),
-            runs: self.runs().clone(),
+            held,
+            held_ends,
+            compute_end: ranks.state.iter().map(|s| s.compute_end).collect(),
+            devices: ranks.devices.clone(),
+            host: ranks.host.clone(),
+            waited,
+            runs,
         }
     }
 
     /// Whether what iterations from `i` on are the first to touch is from before the floor.
     fn rest_is_early(&self, alike: &Alike, i: u32) -> bool {
-        let mut touched: BTreeSet<(TensorId, u32)> = alike.touched(0..i).collect();
+        let mut before: Vec<(TensorId, u32)> = alike.touched(0..i).collect();
+        before.sort_unstable();
         let early = |cells: &[Stamp]| cells.iter().all(|s| s.ps() < self.ranks().floor);
-        alike.touched(i..alike.repeat).filter(|slot| touched.insert(*slot)).all(|(tensor, slot)| {
-            let cells = self.slot_cells(tensor, slot);
-            early(&self.ranks().stamps.written[cells.clone()]) && early(&self.ranks().stamps.read[cells])
-        })
+        let rest = alike.touched(i..alike.repeat).filter(|slot| before.binary_search(slot).is_err());
+        rest.map(|(tensor, slot)| self.slot_cells(tensor, slot))
+            .all(|cells| early(&self.ranks().stamps.written[cells.clone()]) && early(&self.ranks().stamps.read[cells]))
+    }
+
+    /// The stamps that iteration `i` left, but for those from before the floor.
+    fn traces(&self, alike: &Alike, i: u32) -> Vec<Trace> {
+        let (ranks, mut all) = (self.ranks(), vec![]);
+        for (number, &name) in alike.names.iter().enumerate() {
+            let (cells, walks) = (self.cells(name, alike, i), alike.walks(name));
+            for (read, stamps) in [(false, &ranks.stamps.written), (true, &ranks.stamps.read)] {
+                let late = stamps[cells.clone()].iter().enumerate().filter(|(_, stamp)| stamp.ps() >= ranks.floor);
+                all.extend(late.map(|(cell, &stamp)| Trace { name: number, walks, cell, read, stamp }));
+            }
+        }
+        all
     }
 
     /// Adds what the iterations from `i` on do, each `d` later than the one before.
     fn take(&mut self, alike: &Alike, i: u32, before: &Finds, d: u64) {
         let (floor, left) = (self.ranks().floor, u64::from(alike.repeat - i));
-        let last: Vec<[Vec<Stamp>; 2]> = alike
-            .names
-            .iter()
-            .map(|&name| {
-                let cells = self.cells(name, alike, i - 1);
-                [self.ranks().stamps.written[cells.clone()].to_vec(), self.ranks().stamps.read[cells].to_vec()]
-            })
-            .collect();
+        let traces = self.traces(alike, i - 1);
         for j in i..alike.repeat {
+            let (by, mut at) = (d * u64::from(j + 1 - i), (usize::MAX, 0));
             // A slot that all iterations share has the last one's stamps.
-            let bound = |&name: &Name| alike.walks(name) || j + 1 == alike.repeat;
-            for (&name, last) in alike.names.iter().zip(&last).filter(|(name, _)| bound(name)) {
-                let (cells, by) = (self.cells(name, alike, j), d * u64::from(j + 1 - i));
-                let at = &mut self.ranks_mut().stamps;
-                for (stamps, last) in [&mut at.written, &mut at.read].into_iter().zip(last) {
-                    let touched = stamps[cells.clone()].iter_mut().zip(last).filter(|(_, last)| last.ps() >= floor);
-                    touched.for_each(|(stamp, last)| *stamp = last.later(by));
+            for trace in traces.iter().filter(|trace| trace.walks || j + 1 == alike.repeat) {
+                if at.0 != trace.name {
+                    at = (trace.name, self.cells(alike.names[trace.name], alike, j).start);
                 }
+                let stamps = &mut self.ranks_mut().stamps;
+                let stamps = if trace.read { &mut stamps.read } else { &mut stamps.written };
+                stamps[at.1 + trace.cell] = trace.stamp.later(by);
             }
         }
         let by = d * left;
@@ -181,7 +210,8 @@ pub trait Course {
         ranks.devices.iter_mut().filter(|t| **t >= floor).for_each(|t| *t += by);
         // Its own pace, whether that is the device's or it is ahead of it.
         ranks.host.iter_mut().zip(&before.host).for_each(|(now, was)| *now += (*now - was) * left);
-        for (state, waited) in ranks.state.iter_mut().zip(&before.waited) {
+        let width = before.waited.len() / ranks.classes;
+        for (state, waited) in ranks.state.iter_mut().zip(before.waited.chunks(width)) {
             for held in state.ports.iter_mut().chain([&mut state.sms]).flatten().filter(|h| h.to > floor) {
                 (held.from, held.to) = (held.from + by, held.to + by);
             }
@@ -286,6 +316,11 @@ fn outer_names(name: Name, args: &[Arg], repeat: u32) -> impl Iterator<Item = Na
 }
 
 impl Finds {
+    /// What was held of one thing.
+    fn held(&self, list: usize) -> &[Held] {
+        &self.held[list.checked_sub(1).map_or(0, |before| self.held_ends[before])..self.held_ends[list]]
+    }
+
     /// By how much everything that matters is later than in `before`, what the iteration before found, whose
     /// earliest start was `floor`; none if not all by the same.
     fn later_than(&self, before: &Finds, floor: u64) -> Option<u64> {
@@ -302,7 +337,7 @@ impl Finds {
             && stamps(&self.lanes, &before.lanes)
             && stamps(&self.written, &before.written)
             && stamps(&self.read, &before.read)
-            && self.held.iter().zip(&before.held).all(|(n, t)| held(n, t))
+            && (0..self.held_ends.len()).all(|list| held(self.held(list), before.held(list)))
             && self.devices.iter().zip(&before.devices).all(|(n, t)| same(*n, *t))
             && self.host.iter().zip(&before.host).all(|(n, t)| *n == t + d || (n - t <= d && *n < floor));
         all.then_some(d)

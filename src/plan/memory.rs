@@ -170,18 +170,21 @@ impl<'c> Before<'c> {
 
 /// Bytes by kind at the moment of program order at which most are alive.
 fn fullest_moment(plan: &Plan, conflicts: &Conflicts, bytes: &[u64]) -> Vec<(TensorKind, u64)> {
+    // How many changes have come about when most is alive.
     let (mut now, mut most, mut moment) = (0, 0, 0);
-    for at in conflicts.changes.chunk_by(|a, b| a.0 == b.0) {
-        for &(_, slot, begins) in at {
-            now = if begins { now + bytes[slot as usize] as i64 } else { now - bytes[slot as usize] as i64 };
-        }
-        if now > most {
-            (most, moment) = (now, at[0].0);
+    for (at, &(slot, begins)) in conflicts.changes.iter().enumerate() {
+        if begins {
+            now += bytes[slot as usize];
+        } else {
+            if now > most {
+                (most, moment) = (now, at);
+            }
+            now -= bytes[slot as usize];
         }
     }
     let mut alive = vec![0u32; bytes.len()];
     alive[..conflicts.always].fill(1);
-    for &(_, slot, begins) in conflicts.changes.iter().take_while(|change| change.0 <= moment) {
+    for &(slot, begins) in &conflicts.changes[..moment] {
         alive[slot as usize] = u32::from(begins);
     }
     let mut by_kind = TensorKind::ALL.map(|kind| (kind, 0));

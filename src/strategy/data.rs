@@ -166,11 +166,13 @@ impl DataParallel {
             writes.push(at(w.weight_share.unwrap_or(w.weight)));
         }
         let reads = [at(w.grad_share), writes[0], writes[1], writes[2]];
-        b.compute(&format!("adam.{label}"), kernel, &reads, &writes);
+        let named = |b: &Builder, what: &str| if b.keeps_names() { format!("{what}.{label}") } else { String::new() };
+        let name = named(b, "adam");
+        b.compute(&name, kernel, &reads, &writes);
         if let Some(share) = w.weight_share.filter(|_| !self.shares_weights()) {
             let (src, dst) = (at(share), at(w.weight));
-            let label = format!("all_gather.{label}");
-            self.collective(b, &label, CollectiveKind::AllGather, src, dst, self.dtype);
+            let name = named(b, "all_gather");
+            self.collective(b, &name, CollectiveKind::AllGather, src, dst, self.dtype);
         }
     }
 

@@ -377,7 +377,8 @@ impl<'a> Step<'a> {
             self.dp.update(&mut self.b, "head", &self.head, 0, adam);
         }
         for l in (0..layers).rev() {
-            self.dp.update(&mut self.b, &format!("layer.{l}"), &self.layers, l, adam);
+            let name = if self.b.keeps_names() { format!("layer.{l}") } else { String::new() };
+            self.dp.update(&mut self.b, &name, &self.layers, l, adam);
         }
         if embed {
             self.dp.update(&mut self.b, "embed", &self.embed, 0, adam);

@@ -21,8 +21,9 @@ pub struct Conflicts {
     bits: Vec<u64>,
     /// Words of a row of bits.
     width: usize,
-    /// (op, slot, whether a life begins or has just ended), ascending.
-    pub changes: Vec<(u32, u32, bool)>,
+    /// (slot, whether a life begins or has ended) in program order, and of one op what has ended first: what is
+    /// alive before something ends is alive at the same time.
+    pub changes: Vec<(u32, bool)>,
 }
 
 impl Conflicts {
@@ -127,15 +128,15 @@ fn conflict(a: &SlotLives, b: &SlotLives, before: &Before) -> bool {
     false
 }
 
-/// When what begins and ends to live, in program order.
-fn changes(first: usize, others: &[&SlotLives]) -> Vec<(u32, u32, bool)> {
+/// What begins and ends to live, in program order.
+fn changes(first: usize, others: &[&SlotLives]) -> Vec<(u32, bool)> {
     let mut all = Vec::new();
     for (slot, own) in (first as u32..).zip(others) {
         for life in &own.lives {
-            all.push((life.first, slot, true));
-            all.push((life.last + 1, slot, false));
+            all.push((life.first, true, slot));
+            all.push((life.last + 1, false, slot));
         }
     }
     all.sort_unstable();
-    all
+    all.into_iter().map(|(_, begins, slot)| (slot, begins)).collect()
 }
