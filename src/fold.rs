@@ -29,12 +29,17 @@ pub fn trivial(ranks: u32) -> Fold {
 
 /// The coarsest classes that refinement finds.
 pub fn refine(plan: &Plan, cluster: &Cluster) -> Fold {
+    refine_marked(plan, cluster, &[])
+}
+
+/// As [`refine`], where ranks with different marks are different to begin with; without marks all are alike.
+pub fn refine_marked(plan: &Plan, cluster: &Cluster, marks: &[u64]) -> Fold {
     let talks = Talks::of(plan);
     let axes = work_axes(plan);
     let n = plan.ranks();
     let first = |r: u32| {
         let at: Vec<u32> = axes.iter().map(|&(view, axis)| plan.views[view as usize].coord(r, axis)).collect();
-        colour(&(plan.program_of(r), at))
+        colour(&(plan.program_of(r), at, marks.get(r as usize)))
     };
     let mut colours: Vec<u64> = (0..n).map(first).collect();
     let mut count = distinct(&colours);

@@ -20,6 +20,7 @@
 //! nothing else: no name of a strategy, no closed form, no overlap factor.
 //!
 //! * [`cost`] predicts: the critical path over the linked ops, kernels by roofline, transfers by NCCL's regimes.
+//! * [`sim`] plays the same event by event: stragglers, faults, who waits for whom.
 //! * [`exec`] runs: threads as ranks, private memory, real kernels, real messages.
 //!
 //! Both return a [`Timeline`](timeline::Timeline) whose spans carry the op's path (`mb[0]/fwd[3]/attention.1`), so

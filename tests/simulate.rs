@@ -4,12 +4,16 @@ mod plans;
 
 use foretrain::cost::cost;
 use foretrain::plan::*;
-use foretrain::sim::{Effort, Simulated, simulate};
+use foretrain::sim::{Effort, Fault, Faults, Simulated, simulate};
 use foretrain::spec::*;
 use plans::{COPY, FLAT, Host, SM, model, same, way, work};
 
 fn sim(plan: &Plan, host: &Host, fold: bool) -> Simulated {
-    simulate(plan, host.machine(), Effort { fold, spans: false }).unwrap()
+    with(plan, host, fold, &[])
+}
+
+fn with(plan: &Plan, host: &Host, fold: bool, faults: &[Fault]) -> Simulated {
+    simulate(plan, host.machine(), faults, Effort { fold, ..Effort::SUMS }).unwrap()
 }
 
 /// Folded or not, the simulator says what the walk over every op of every rank says.
@@ -51,5 +55,172 @@ fn agrees_on_pipelines_whose_ports_are_never_shared() {
         for slower in [1e-9, 1.0] {
             agree(&plan, &Host::of(&plan, slower));
         }
+    }
+}
+
+/// Two nodes of eight; rings and Ulysses inside, replicas across.
+fn two_nodes() -> (Plan, Host) {
+    let par = way(4, 2, 2);
+    let plan = plans::plan(&model(4, 4, false), &par, &work(&par, 4096, 1, 2), SM);
+    let host = Host::new(16, 8, 1.0);
+    (plan, host)
+}
+
+fn step(found: &Simulated) -> f64 {
+    found.timeline.step.value()
+}
+
+/// What is wrong with one rank tells ranks apart, and no more than it has to.
+#[test]
+fn folded_equals_unfolded_whatever_is_wrong() {
+    let (plan, host) = two_nodes();
+    let cases: [&[Fault]; 5] = [
+        &[Fault::slow_gpu("5:1.3").unwrap()],
+        &[Fault::slow_link("3:0.25").unwrap(), Fault::slow_gpu("12:1.1").unwrap()],
+        &[Fault::slow_link("0:nvlink:0.1").unwrap()],
+        &[Fault::flapping("9:0.0001:0.0001").unwrap()],
+        &[Fault::slow_gpu("0:1.2").unwrap(), Fault::slow_gpu("1:1.2").unwrap()],
+    ];
+    let well = step(&sim(&plan, &host, true));
+    for faults in cases {
+        let (few, all) = (with(&plan, &host, true, faults), with(&plan, &host, false, faults));
+        assert_eq!(few.timeline.step, all.timeline.step, "{faults:?}");
+        assert!(few.timeline.classes.len() < 16, "{faults:?}: {} classes", few.timeline.classes.len());
+        assert!(step(&few) > 1.001 * well, "{faults:?}: {} is not slower than {well}", step(&few));
+    }
+}
+
+/// One slow GPU slows everyone: what it computes is on the critical path.
+#[test]
+fn a_straggler_sets_the_pace() {
+    let (plan, host) = two_nodes();
+    let fault = [Fault::slow_gpu("5:1.5").unwrap()];
+    let found = simulate(&plan, host.machine(), &fault, Effort::SPANS).unwrap();
+    let why = found.why.as_ref().unwrap();
+    let of_rank_5: f64 = why.critical_path.iter().filter(|s| s.rank == 5).map(|s| s.seconds).sum();
+    assert!(of_rank_5 > 0.5 * step(&found), "{of_rank_5} of {}", step(&found));
+}
+
+#[test]
+fn the_critical_path_is_as_long_as_the_step() {
+    for (plan, host) in [two_nodes(), pipeline()] {
+        let found = simulate(&plan, host.machine(), &[], Effort::SPANS).unwrap();
+        let why = found.why.as_ref().unwrap();
+        let sum: f64 = why.critical_path.iter().map(|s| s.seconds).sum();
+        assert!(plans::close(sum, step(&found)), "{sum} is not {}", step(&found));
+        let mut at = 0.0;
+        for s in &why.critical_path {
+            assert!(plans::close(s.from_s, at), "a gap before {s:?}");
+            at = s.from_s + s.seconds;
+        }
+        let shares: f64 = why.parts.iter().map(|p| p.share).sum();
+        assert!(plans::close(shares, 1.0));
+        assert!(!why.next.is_empty() && why.next.iter().all(|s| s.seconds > 0.0 && s.seconds < step(&found)));
+        assert!(
+            why.utilisation.iter().all(|u| u.over_time.iter().all(|x| (0.0..=1.0).contains(x))),
+            "{:?}",
+            why.utilisation
+        );
+    }
+}
+
+/// Four stages, six microbatches.
+fn pipeline() -> (Plan, Host) {
+    let par = Parallelism { pp: 4, zero: 0, ..Parallelism::default() };
+    let plan = plans::plan(&model(8, 4, false), &par, &work(&par, 960, 1, 6), COPY);
+    let host = Host::of(&plan, 1.0);
+    (plan, host)
+}
+
+#[test]
+fn a_dead_rank_shows_who_waits_for_it() {
+    let (plan, host) = two_nodes();
+    let half = 0.5 * step(&sim(&plan, &host, true));
+    let found = with(&plan, &host, true, &[Fault::Dead { rank: 5, at_s: half }]);
+    let hang = found.hang.as_ref().unwrap();
+    assert_eq!(hang.dead, [5]);
+    assert!(hang.at_s >= half && hang.at_s < 2.0 * half);
+    assert!(hang.waiting.iter().any(|w| w.waits_for.contains(&5)), "{hang:?}");
+    let waiting: u32 = hang.waiting.iter().map(|w| w.ranks).sum();
+    assert_eq!(waiting, 15, "everyone else waits in the end: {hang:?}");
+}
+
+#[test]
+fn a_link_that_is_down_hangs_those_who_need_it() {
+    let (plan, host) = two_nodes();
+    let found = with(&plan, &host, true, &[Fault::slow_link("3:0").unwrap()]);
+    assert!(found.hang.is_some());
+    let back =
+        Fault::SlowLink { rank: 3, port: foretrain::sim::fault::Port::Nic, factor: 0.0, from_s: 0.0, to_s: Some(2.0) };
+    let found = with(&plan, &host, true, &[back]);
+    assert!(found.hang.is_none() && step(&found) > 2.0);
+}
+
+/// Many ranks that each take a little more or less wait for their slowest; a class of them knows as much.
+#[test]
+fn jitter_is_folded_within_a_bound() {
+    let (plan, host) = two_nodes();
+    let well = step(&sim(&plan, &host, true));
+    for sd in [0.05, 0.2] {
+        let mean = |fold: bool| {
+            let of = |seed| {
+                let effort = Effort { fold, seed, ..Effort::SUMS };
+                step(&simulate(&plan, host.machine(), &[Fault::Jitter { sd }], effort).unwrap())
+            };
+            (0..40).map(of).sum::<f64>() / 40.0
+        };
+        let (few, all) = (mean(true), mean(false));
+        assert!(all > well, "{all} {well}");
+        // Of what jitter adds, and of the step.
+        let (error, added) = ((few - all).abs(), all - well);
+        assert!(error < 0.3 * added && error < 0.01 * well, "sd {sd}: {few} folded, {all} unfolded, {well} without");
+        let effort = Effort { seed: 3, ..Effort::SUMS };
+        let again = || simulate(&plan, host.machine(), &[Fault::Jitter { sd }], effort).unwrap();
+        assert_eq!(again(), again(), "the same seed, the same step");
+    }
+}
+
+/// Receives before sends on one lane of a ring: nobody ever sends.
+#[test]
+fn cyclic_waits_are_an_error_that_names_ranks() {
+    let par = way(1, 2, 1);
+    let mut plan = plans::plan(&model(1, 4, false), &par, &work(&par, 16, 1, 1), COPY);
+    let mut b = builder::Builder::new();
+    let group = Group::axes(&[Axis::Cp]);
+    let via = builder::Via { group: &group, index: 0, engine: Engine::CopyEngine };
+    let t = b.tensor("t", &[16], Dtype::F32, TensorKind::CommBuffer, 2);
+    b.compute("fill", Kernel::Fill { elems: 16 }, &[], &[t]);
+    b.hop("recv", via, 1, t, t.slot(1), 0);
+    b.hop("send", via, 1, t, t.slot(1), 0);
+    let mut ops = b.finish();
+    for (op, dir) in ops.iter_mut().skip(1).zip([Direction::Recv, Direction::Send]) {
+        if let OpKind::Transfer { legs, .. } = &mut op.kind {
+            legs.retain(|leg| leg.dir == dir);
+        }
+    }
+    plan.programs = vec![Program { name: "hand".into(), ops }];
+    (plan.lanes, plan.tensors, plan.blocks) = (b.lanes, b.tensors, b.blocks);
+    let host = Host::of(&plan, 1.0);
+    let why = simulate(&plan, host.machine(), &[], Effort::SUMS).unwrap_err().to_string();
+    assert!(why.contains("deadlock: rank 0 waits in recv for rank"), "{why}");
+}
+
+#[test]
+fn shipped_faults_can_be_read_and_nonsense_is_told_by_file_and_place() {
+    for file in std::fs::read_dir("traces/failures").unwrap() {
+        let faults = Faults::load(&file.unwrap().path()).unwrap();
+        assert!(!faults.source.is_empty() && !faults.faults.is_empty());
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for (text, part) in [
+        (r#"{"faults": [{"kind": "slow_gpu", "rank": 1, "factor": 0.5}]}"#, "faults[0]: a factor of 0.5"),
+        (r#"{"faults": [{"kind": "slow_gpu", "rank": 1, "factor": NaN}]}"#, "line 1 column"),
+        (r#"{"faults": [{"kind": "melted", "rank": 1}]}"#, "melted"),
+        (r#"{"watchdog_s": -1}"#, "watchdog_s: -1 is not a time"),
+    ] {
+        let path = dir.path().join("faults.json");
+        std::fs::write(&path, text).unwrap();
+        let why = Faults::load(&path).unwrap_err().to_string();
+        assert!(why.contains("faults.json") && why.contains(part), "{why}");
     }
 }

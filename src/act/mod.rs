@@ -76,6 +76,8 @@ pub fn numbers(ports: u8) -> impl Iterator<Item = usize> {
 
 /// Ports of a rank: send and receive, inside the node and out of it.
 pub const PORTS: usize = 4;
+/// The first port out of the node.
+pub const SCALE_OUT: usize = 2;
 pub const SEND: u8 = 1;
 pub const RECV: u8 = 2;
 

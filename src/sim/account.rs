@@ -1,18 +1,18 @@
 //! Where the time of each class went.
 
 use super::engine::Engine;
-use super::run::Run;
+use super::run::{Kept, Run};
 use crate::act::seconds;
 use crate::plan::{Lane, Plan};
 use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
 
-pub fn timeline(engine: Engine) -> Timeline {
+pub fn timeline(engine: &Engine, keep: bool) -> Timeline {
     let end = engine.runs.iter().map(|run| run.last().ps()).max().unwrap_or(0);
     let class = |(class, run): (usize, &Run)| Class {
         rank: engine.fold.representatives[class],
         multiplicity: engine.fold.multiplicity[class],
         usage: usage(engine.plan, run, &engine.scripts[run.program].deeds.usages[run.local], end),
-        spans: spans(&engine, run),
+        spans: if keep { spans(engine, run) } else { vec![] },
     };
     let classes = engine.runs.iter().enumerate().map(class).collect();
     Timeline { step: seconds(end), classes, lanes: lane_labels(engine.plan) }
@@ -39,12 +39,13 @@ fn usage(plan: &Plan, run: &Run, counted: &Usage, end: u64) -> Usage {
 
 fn spans(engine: &Engine, run: &Run) -> Vec<Span> {
     let script = &engine.scripts[run.program];
-    let span = |(op, &[start, end]): (usize, &[u64; 2])| Span {
+    let span = |(op, kept): (usize, &Kept)| Span {
         path: script.line.path(op),
         what: script.what(op as u32),
         lane: script.lane(op as u32),
-        start: seconds(start),
-        end: seconds(end),
+        start: seconds(kept.start),
+        end: seconds(kept.end),
     };
-    run.kept.iter().enumerate().map(span).collect()
+    // What never ended is no span.
+    run.kept.iter().enumerate().filter(|(_, kept)| kept.end < u64::MAX).map(span).collect()
 }

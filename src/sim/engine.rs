@@ -1,13 +1,13 @@
 //! The event loop.
 
+use super::fault::Health;
+use super::jitter::{Jitter, Noise, axes_of};
 use super::meeting::{Key, MeetingId, Meetings, Party, order};
-use super::run::{Run, Running, Taken};
+use super::run::{Kept, Moved, Run, Running, Taken};
 use super::script::Script;
-use super::{Effort, Simulated, account};
 use crate::act::stamp::Stamp;
 use crate::act::stretch::{Held, lasting};
-use crate::act::{Deed, Machine, picoseconds};
-use crate::error::{Error, Result};
+use crate::act::{Deed, Machine, SCALE_OUT, numbers, picoseconds};
 use crate::fold::Fold;
 use crate::plan::{Direction, Plan};
 use std::cmp::Reverse;
@@ -38,17 +38,19 @@ pub struct Engine<'p> {
     pub fold: &'p Fold,
     pub scripts: &'p [Script<'p>],
     pub runs: Vec<Run>,
-    meetings: Meetings,
+    pub meetings: Meetings,
     queue: BinaryHeap<Queued>,
     /// Ops that can begin now.
     ready: VecDeque<(u32, u32)>,
-    now: u64,
+    pub now: u64,
     found: u64,
     pub events: u64,
-    slowed: u64,
+    pub slowed: u64,
+    jitter: Option<Jitter>,
+    pub moved: Vec<Moved>,
     sms: u32,
     host_launch: u64,
-    effort: Effort,
+    keep: bool,
 }
 
 impl<'p> Engine<'p> {
@@ -57,12 +59,15 @@ impl<'p> Engine<'p> {
         machine: Machine,
         fold: &'p Fold,
         scripts: &'p [Script<'p>],
-        effort: Effort,
+        health: &[Health],
+        jitter: Option<Jitter>,
+        keep: bool,
     ) -> Engine<'p> {
         let mut runs: Vec<Option<Run>> = fold.representatives.iter().map(|_| None).collect();
         for (program, script) in scripts.iter().enumerate() {
             for (local, &class) in script.deeds.classes.iter().enumerate() {
-                runs[class] = Some(Run::new(script, program, local, plan.lanes.len(), effort.spans));
+                let health = health[class].clone();
+                runs[class] = Some(Run::new(script, (program, local), plan.lanes.len(), health, keep));
             }
         }
         Engine {
@@ -77,13 +82,16 @@ impl<'p> Engine<'p> {
             found: 0,
             events: 0,
             slowed: 0,
+            jitter,
+            moved: vec![],
             sms: machine.cluster.gpu.sms.value,
             host_launch: picoseconds(machine.stack.host_launch.value),
-            effort,
+            keep,
         }
     }
 
-    pub fn run(&mut self) -> Result<()> {
+    /// Goes through all events there are. Ops that are left then wait for what never comes.
+    pub fn run(&mut self) {
         for class in 0..self.runs.len() {
             let roots = &self.scripts[self.runs[class].program].roots;
             self.ready.extend(roots.iter().map(|&op| (class as u32, op)));
@@ -96,7 +104,6 @@ impl<'p> Engine<'p> {
             self.take(event);
             self.begin_all();
         }
-        if self.runs.iter().any(|run| run.left > 0) { Err(self.deadlock()) } else { Ok(()) }
     }
 
     fn take(&mut self, event: Event) {
@@ -104,7 +111,9 @@ impl<'p> Engine<'p> {
             Event::Issued { class, op } => self.begin(class, op),
             Event::KernelEnds { class, op } => self.kernel_ends(class, op),
             Event::Arrives { meeting, version } => {
-                if self.meetings.get(meeting).version == version {
+                let found = self.meetings.get(meeting);
+                let dead = || found.parties.iter().any(|p| self.runs[p.class as usize].health.dead < self.now);
+                if found.version == version && !dead() {
                     self.arrive(meeting);
                 }
             }
@@ -139,6 +148,9 @@ impl<'p> Engine<'p> {
     fn begin(&mut self, class: u32, op: u32) {
         let run = &mut self.runs[class as usize];
         let script = &self.scripts[run.program];
+        if run.health.dead <= self.now {
+            return;
+        }
         match script.deed(op, run.local) {
             Deed::Skip => {
                 let start = run.cell(script, op).start;
@@ -150,21 +162,23 @@ impl<'p> Engine<'p> {
         }
     }
 
-    fn kernel(&mut self, class: u32, op: u32, duration: u64, sm_bound: bool) {
+    fn kernel(&mut self, class: u32, op: u32, alone: u64, sm_bound: bool) {
         let run = &mut self.runs[class as usize];
         let start = run.cell(&self.scripts[run.program], op).start;
-        let now = start.ps();
+        let (now, mut noise) = (start.ps(), run.noise[start.lane() as usize]);
         if now > run.compute_end {
             run.waited[start.lane() as usize] += now - run.compute_end;
         }
         if run.kernels.is_empty() {
             run.sms.retain(|taken| taken.held.to > now);
         }
-        let mut kernel = Running { op, start: now, duration, end: 0, sm_bound };
+        let slow = if run.health.slow > 1.0 { (alone as f64 * run.health.slow).round() as u64 } else { alone };
+        let duration = self.jitter.as_mut().map_or(slow, |jitter| jitter.kernel(slow, &mut noise));
+        let mut kernel = Running { op, start: now, duration, end: 0, sm_bound, noise };
         kernel.end = now.saturating_add(beside(run, self.sms, &kernel));
         run.kernels.push(kernel);
-        if self.effort.spans {
-            run.kept[op as usize][0] = now;
+        if self.keep {
+            run.kept[op as usize] = Kept { start: now, end: now, by: (class, op) };
         }
         self.push(kernel.end, Event::KernelEnds { class, op });
     }
@@ -189,9 +203,13 @@ impl<'p> Engine<'p> {
     fn kernel_ends(&mut self, class: u32, op: u32) {
         let (run, now) = (&mut self.runs[class as usize], self.now);
         let Some(at) = run.kernels.iter().position(|k| k.op == op && k.end == now) else { return };
-        run.kernels.swap_remove(at);
+        if run.health.dead < now {
+            return;
+        }
+        let noise = run.kernels.swap_remove(at).noise;
         run.compute_end = run.compute_end.max(now);
         let lane = self.scripts[run.program].lane(op);
+        run.noise[lane as usize] = noise;
         self.end(class, op, Stamp::new(now, lane));
     }
 
@@ -218,28 +236,33 @@ impl<'p> Engine<'p> {
     }
 
     /// An op that communicates has been launched; it waits for so many meetings.
-    fn launch(&mut self, class: u32, op: u32, meetings: u32, ctas: u16) {
+    fn launch(&mut self, class: u32, op: u32, meetings: u32, ctas: u16) -> Noise {
         let (run, now) = (&mut self.runs[class as usize], self.now);
-        run.cell(&self.scripts[run.program], op).waits = meetings;
-        if self.effort.spans {
-            run.kept[op as usize][0] = now;
+        let cell = run.cell(&self.scripts[run.program], op);
+        cell.waits = meetings;
+        let lane = cell.start.lane();
+        let noise = run.noise[lane as usize];
+        if self.keep {
+            run.kept[op as usize] = Kept { start: now, end: u64::MAX, by: (class, op) };
         }
         self.take_sms(class, op, ctas);
+        noise
     }
 
     fn legs(&mut self, class: u32, op: u32, first: u32, count: u16, ctas: u16) {
-        self.launch(class, op, u32::from(count), ctas);
+        let noise = self.launch(class, op, u32::from(count), ctas);
         let script = &self.scripts[self.runs[class as usize].program];
         let lane = script.lane(op);
         for (leg, way) in script.deeds.legs(first, count).iter().enumerate() {
             let key = (lane, Some(way.by), way.sender, script.turn(op, leg));
             let id = self.meetings.enter(key);
             let meeting = self.meetings.get_mut(id);
-            meeting.parties.push(Party::new(class, op, way.ports));
+            meeting.parties.push(Party::new(class, op, way.ports, noise, self.now));
             // Bytes move as their sender sees it.
             if way.dir == Direction::Send {
                 (meeting.latency, meeting.transfer) = (way.latency, way.transfer);
                 meeting.order = order(op, leg, class);
+                meeting.sent = tiers(way.ports, way.bytes as f64);
             }
             if meeting.parties.len() == 2 {
                 self.set_off(&key, id);
@@ -251,17 +274,23 @@ impl<'p> Engine<'p> {
     }
 
     fn whole(&mut self, class: u32, op: u32, at: u32, ctas: u16) {
-        self.launch(class, op, 1, ctas);
+        let noise = self.launch(class, op, 1, ctas);
         let script = &self.scripts[self.runs[class as usize].program];
         let whole = &script.deeds.wholes[at as usize];
         let classes = &whole.gang.classes;
         let key = (script.lane(op), None, classes[0], script.turn(op, 0));
         let id = if classes.len() > 1 { self.meetings.enter(key) } else { self.meetings.fresh() };
         let meeting = self.meetings.get_mut(id);
-        meeting.parties.push(Party::new(class, op, whole.ports));
+        let mut party = Party::new(class, op, whole.ports, noise, self.now);
+        if self.jitter.is_some() {
+            let mine = whole.gang.members.iter().filter(|&&m| self.fold.class_of[m as usize] == class);
+            party.count = mine.count() as u32;
+        }
+        meeting.parties.push(party);
         if class == classes[0] {
             (meeting.latency, meeting.transfer) = (whole.latency, whole.transfer);
             meeting.order = order(op, 0, class);
+            meeting.sent = whole.sent.map(|bytes| bytes * whole.gang.members.len() as f64);
         }
         if meeting.parties.len() == classes.len() {
             self.set_off(&key, id);
@@ -272,25 +301,25 @@ impl<'p> Engine<'p> {
     fn set_off(&mut self, key: &Key, id: MeetingId) {
         self.meetings.full(key);
         let now = self.now;
+        let mut parties = self.meetings.get(id).parties.clone();
+        parties.iter_mut().for_each(|p| p.ago = now - p.ago);
+        let axes = axes_of(&self.plan.lanes[key.0 as usize]);
+        let (late, noise) = self.jitter.as_mut().map_or_else(Default::default, |jitter| jitter.gather(&parties, axes));
         let meeting = self.meetings.get_mut(id);
-        (meeting.ready, meeting.longest) = (now, meeting.transfer);
-        let (posted, transfer, parties) = (meeting.order, meeting.transfer, meeting.parties.clone());
-        let mut longest = transfer;
+        (meeting.ready, meeting.noise) = (now + late, noise);
+        let (posted, ready) = (meeting.order, meeting.ready);
         for party in &parties {
             for port in party.ports() {
-                let port = &mut self.runs[party.class as usize].ports[port];
-                if !port.is_free() {
-                    port.forget(now);
-                    longest = longest.max(port.lasting(posted, now, transfer));
-                }
+                self.runs[party.class as usize].ports[port].forget(now);
             }
         }
+        let longest = self.lasting(id);
         let mut behind = BTreeSet::new();
         for party in &parties {
             for port in party.ports() {
                 let port = &mut self.runs[party.class as usize].ports[port];
                 behind.extend(port.behind(posted, now).map(|h| (h.order, h.meeting)));
-                port.hold(id, posted, now, now.saturating_add(longest));
+                port.hold(id, posted, ready, ready.saturating_add(longest));
             }
         }
         let meeting = self.meetings.get_mut(id);
@@ -300,34 +329,53 @@ impl<'p> Engine<'p> {
         self.price(behind);
     }
 
+    /// How long the bytes of a meeting take, as far as is known: on the port that keeps them longest.
+    fn lasting(&self, id: MeetingId) -> u64 {
+        let meeting = self.meetings.get(id);
+        let ports = meeting.parties.iter().flat_map(|p| p.ports().map(|port| (p.class as usize, port)));
+        let on = |(class, port): (usize, usize)| {
+            let run = &self.runs[class];
+            let link = &run.health.links[port / SCALE_OUT];
+            run.ports[port].lasting(meeting.order, meeting.ready, meeting.transfer, link)
+        };
+        ports.map(on).fold(meeting.transfer, u64::max)
+    }
+
     /// Works out again when meetings are over that others went before, and then those behind them.
     fn price(&mut self, mut behind: BTreeSet<(u64, MeetingId)>) {
         while let Some((posted, id)) = behind.pop_first() {
-            let (meeting, now) = (self.meetings.get(id), self.now);
-            let (ready, transfer) = (meeting.ready, meeting.transfer);
-            let ports = || meeting.parties.iter().flat_map(|p| p.ports().map(|port| (p.class as usize, port)));
-            let lasting = |(class, port): (usize, usize)| self.runs[class].ports[port].lasting(posted, ready, transfer);
-            let longest = ports().map(lasting).fold(transfer, u64::max);
+            let (longest, now) = (self.lasting(id), self.now);
+            let meeting = self.meetings.get_mut(id);
             if longest == meeting.longest {
                 continue;
             }
-            for (class, port) in ports() {
-                let port = &mut self.runs[class].ports[port];
-                port.change(id, ready, ready.saturating_add(longest));
-                behind.extend(port.behind(posted, now).map(|h| (h.order, h.meeting)));
-            }
-            let meeting = self.meetings.get_mut(id);
             meeting.longest = longest;
             meeting.version += 1;
-            let (time, version) = (meeting.arrives().max(now), meeting.version);
+            let (time, version, ready) = (meeting.arrives().max(now), meeting.version, meeting.ready);
+            let parties = std::mem::take(&mut meeting.parties);
+            for party in &parties {
+                for port in party.ports() {
+                    let port = &mut self.runs[party.class as usize].ports[port];
+                    port.change(id, ready, ready.saturating_add(longest));
+                    behind.extend(port.behind(posted, now).map(|h| (h.order, h.meeting)));
+                }
+            }
+            self.meetings.get_mut(id).parties = parties;
             self.push(time, Event::Arrives { meeting: id, version });
         }
     }
 
     fn arrive(&mut self, id: MeetingId) {
-        let meeting = self.meetings.get(id);
+        let meeting = self.meetings.get_mut(id);
+        let parties = std::mem::take(&mut meeting.parties);
+        let (noise, ready) = (meeting.noise, meeting.ready);
         self.slowed += u64::from(meeting.longest > meeting.transfer);
-        let parties = std::mem::take(&mut self.meetings.get_mut(id).parties);
+        if self.keep {
+            let first = parties.first().map_or(0, |p| self.fold.multiplicity[p.class as usize]);
+            self.moved.push(Moved { from: ready, to: ready + meeting.longest, sent: meeting.sent, times: first });
+        }
+        // The one for whom all others waited came last.
+        let last = parties.last().map(|p| (p.class, p.op));
         for party in &parties {
             let run = &mut self.runs[party.class as usize];
             let script = &self.scripts[run.program];
@@ -335,6 +383,10 @@ impl<'p> Engine<'p> {
             cell.waits -= 1;
             if cell.waits == 0 {
                 let lane = script.lane(party.op);
+                run.noise[lane as usize] = noise;
+                if let (true, Some(by)) = (self.keep, last) {
+                    run.kept[party.op as usize].by = by;
+                }
                 self.give_sms(party.class, party.op);
                 self.end(party.class, party.op, Stamp::new(self.now, lane));
             }
@@ -347,10 +399,10 @@ impl<'p> Engine<'p> {
     fn end(&mut self, class: u32, op: u32, end: Stamp) {
         let run = &mut self.runs[class as usize];
         let script = &self.scripts[run.program];
-        if self.effort.spans {
+        if self.keep {
             let kept = &mut run.kept[op as usize];
-            let begun = if matches!(script.deed(op, run.local), Deed::Skip) { end.ps() } else { kept[0] };
-            *kept = [begun, end.ps()];
+            let begun = if matches!(script.deed(op, run.local), Deed::Skip) { end.ps() } else { kept.start };
+            (kept.start, kept.end) = (begun, end.ps());
         }
         let last = &mut run.lasts[script.lane(op) as usize];
         *last = (*last).max(end);
@@ -365,25 +417,11 @@ impl<'p> Engine<'p> {
         }
         run.over(script, op);
     }
+}
 
-    /// Names each waiting rank, the op it waits in and whom for.
-    fn deadlock(&self) -> Error {
-        let mut said = vec![];
-        for (class, run) in self.runs.iter().enumerate().filter(|(_, run)| run.left > 0) {
-            let (rank, script) = (self.fold.representatives[class], &self.scripts[run.program]);
-            let Some((op, _)) = run.open().next() else { continue };
-            said.push(format!("rank {rank} waits in {}", script.line.path(op as usize)));
-        }
-        let more = said.len().saturating_sub(8);
-        said.truncate(8);
-        let tail = if more > 0 { format!("; and {more} more classes of ranks") } else { String::new() };
-        Error::plan(format!("deadlock: {}{tail}", said.join("; ")))
-    }
-
-    pub fn found(self) -> Simulated {
-        let (events, slowed) = (self.events, self.slowed);
-        Simulated { timeline: account::timeline(self), events, slowed }
-    }
+/// Bytes by tier, of a message through these ports.
+fn tiers(ports: u8, bytes: f64) -> [f64; 2] {
+    if numbers(ports).any(|port| port >= SCALE_OUT) { [0.0, bytes] } else { [bytes, 0.0] }
 }
 
 /// How long a kernel takes beside communication that was launched before it.

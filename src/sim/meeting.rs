@@ -1,5 +1,6 @@
 //! Those who meet: a send and its receive, or all members of a collective.
 
+use super::jitter::Noise;
 use crate::act::numbers;
 use rustc_hash::FxHashMap;
 
@@ -13,12 +14,17 @@ pub type Key = (u16, Option<u32>, u32, u32);
 pub struct Party {
     pub class: u32,
     pub op: u32,
+    /// How many ranks of the class are in it.
+    pub count: u32,
+    pub noise: Noise,
+    /// How long before the last it started; known once all have.
+    pub ago: u64,
     ports: u8,
 }
 
 impl Party {
-    pub fn new(class: u32, op: u32, ports: u8) -> Party {
-        Party { class, op, ports }
+    pub fn new(class: u32, op: u32, ports: u8, noise: Noise, start: u64) -> Party {
+        Party { class, op, count: 1, noise, ago: start, ports }
     }
 
     pub fn ports(self) -> impl Iterator<Item = usize> {
@@ -38,6 +44,9 @@ pub struct Meeting {
     pub ready: u64,
     /// How long the bytes take, as far as is known.
     pub longest: u64,
+    /// Bytes that all members send inside nodes and between them.
+    pub sent: [f64; 2],
+    pub noise: Noise,
     /// Which of its events is the true one.
     pub version: u32,
 }
@@ -98,5 +107,10 @@ impl Meetings {
         meeting.parties.clear();
         meeting.version += 1;
         self.free.push(id);
+    }
+
+    /// Classes that wait in it for others; none if everyone is there.
+    pub fn present(&self, key: &Key) -> Option<Vec<u32>> {
+        self.waiting.get(key).map(|&id| self.get(id).parties.iter().map(|p| p.class).collect())
     }
 }

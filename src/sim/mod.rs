@@ -8,21 +8,34 @@
 //! * [`engine`]: the loop. An op begins when the last thing it waits for has ended; time is u64 picoseconds, and
 //!   events of one moment are taken in the order in which they were found, so that runs repeat exactly.
 //! * [`ports`]: transfers that share a port of a rank.
+//! * [`fault`], [`hang`]: what is wrong with the machine, and who waits for ever because of it.
+//! * [`jitter`]: kernels that take a little more or less each time, of ranks that are folded all the same.
+//! * [`why`]: the chain of ops and waits that makes the step as long as it is.
 
 mod account;
 pub mod collective;
 mod engine;
+pub mod fault;
+mod hang;
+mod jitter;
 mod meeting;
+mod pace;
 mod ports;
 mod run;
 mod script;
 pub mod share;
+pub mod why;
 
 pub use crate::act::Machine;
 use crate::error::{Error, Result};
 use crate::fold::{self, Fold};
 use crate::plan::Plan;
 use crate::timeline::Timeline;
+pub use fault::{Fault, Faults};
+pub use hang::Hang;
+use rustc_hash::FxHasher;
+use std::hash::{Hash, Hasher};
+pub use why::Why;
 
 /// How much work to spare, and what to keep. The answer is the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,12 +44,19 @@ pub struct Effort {
     pub fold: bool,
     /// Keep every op's start and end.
     pub spans: bool,
+    /// Say why the step takes as long as it does, if there are not more than [`MOST_KEPT`] ops on all classes.
+    pub why: bool,
+    /// For what is random.
+    pub seed: u64,
 }
 
 impl Effort {
-    pub const SUMS: Effort = Effort { fold: true, spans: false };
-    pub const SPANS: Effort = Effort { fold: true, spans: true };
+    pub const SUMS: Effort = Effort { fold: true, spans: false, why: false, seed: 0 };
+    pub const SPANS: Effort = Effort { fold: true, spans: true, why: true, seed: 0 };
 }
+
+/// More ops are not kept only to say why.
+pub const MOST_KEPT: usize = 8_000_000;
 
 /// What a simulation found.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,20 +66,51 @@ pub struct Simulated {
     pub events: u64,
     /// Transfers that others on a port or a link slowed down.
     pub slowed: u64,
+    /// Who waits for ever, if anyone does: the step is never over, and the timeline ends where nothing moves any more.
+    pub hang: Option<Hang>,
+    /// If it was asked for.
+    pub why: Option<Why>,
 }
 
-/// Plays a plan event by event. Errors: a dtype the device has no peak for, a plan that deadlocks.
-pub fn simulate(plan: &Plan, machine: Machine, effort: Effort) -> Result<Simulated> {
+/// Plays a plan event by event. Errors: a dtype the device has no peak for, a fault that cannot be, a plan that
+/// deadlocks.
+pub fn simulate(plan: &Plan, machine: Machine, faults: &[Fault], effort: Effort) -> Result<Simulated> {
     if machine.devices.is_some() {
         return Err(Error::plan("ranks that share a device are costed, not simulated; give each a device of its own"));
     }
-    let fold = if effort.fold { fold::refine(plan, machine.cluster) } else { fold::trivial(plan.ranks()) };
-    play(plan, machine, &fold, effort)
+    for fault in faults {
+        fault.check(Some(plan.ranks())).map_err(|why| Error::spec("faults", "rank", why))?;
+    }
+    let fold = if effort.fold { refined(plan, machine, faults) } else { fold::trivial(plan.ranks()) };
+    play(plan, machine, &fold, faults, effort)
 }
 
-fn play(plan: &Plan, machine: Machine, fold: &Fold, effort: Effort) -> Result<Simulated> {
+/// Ranks that are not well are not like others.
+fn refined(plan: &Plan, machine: Machine, faults: &[Fault]) -> Fold {
+    let mut marks = vec![0; plan.ranks() as usize];
+    for fault in faults {
+        if let Some(rank) = fault.rank() {
+            let (mark, mut h) = (&mut marks[rank as usize], FxHasher::default());
+            (*mark, format!("{fault:?}").replace(&format!("rank: {rank},"), "")).hash(&mut h);
+            *mark = h.finish();
+        }
+    }
+    fold::refine_marked(plan, machine.cluster, &marks)
+}
+
+fn play(plan: &Plan, machine: Machine, fold: &Fold, faults: &[Fault], effort: Effort) -> Result<Simulated> {
     let scripts = script::write(plan, machine, fold)?;
-    let mut engine = engine::Engine::new(plan, machine, fold, &scripts, effort);
-    engine.run()?;
-    Ok(engine.found())
+    let health: Vec<_> = fold.representatives.iter().map(|&rank| fault::Health::of(faults, rank)).collect();
+    let ops: usize = scripts.iter().map(|s| s.len() as usize * s.deeds.classes.len()).sum();
+    let why = effort.why && ops <= MOST_KEPT;
+    let jitter = jitter::Jitter::of(faults, effort.seed);
+    let mut engine = engine::Engine::new(plan, machine, fold, &scripts, &health, jitter, effort.spans || why);
+    engine.run();
+    let hang = Hang::of(&engine);
+    if let Some(hang) = hang.as_ref().filter(|_| faults.is_empty()) {
+        return Err(hang.deadlock());
+    }
+    let why = (why && hang.is_none()).then(|| Why::of(&engine, machine.cluster));
+    let timeline = account::timeline(&engine, effort.spans);
+    Ok(Simulated { timeline, events: engine.events, slowed: engine.slowed, hang, why })
 }

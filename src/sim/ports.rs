@@ -1,6 +1,7 @@
 //! The ports of a rank: while k transfers that were posted before hold a port, a transfer has 1 / (k + 1) of it.
 
 use super::meeting::MeetingId;
+use super::pace::{self, Pace};
 use crate::act::stretch::{Held, lasting};
 
 /// A transfer on a port.
@@ -18,12 +19,11 @@ pub struct Port {
 }
 
 impl Port {
-    pub fn is_free(&self) -> bool {
-        self.holders.is_empty()
-    }
-
     /// Forgets what nobody can ask for any more.
     pub fn forget(&mut self, now: u64) {
+        if self.holders.is_empty() {
+            return;
+        }
         let busy = self.holders.iter().filter(|h| h.held.to > now);
         let since = busy.map(|h| h.held.from).min().unwrap_or(u64::MAX);
         self.holders.retain(|h| h.held.to > since.min(now));
@@ -39,14 +39,24 @@ impl Port {
         self.holders.iter_mut().filter(mine).for_each(|h| h.held.to = to);
     }
 
-    /// How long `transfer` takes from `ready` on beside all that were posted before `order`.
-    pub fn lasting(&self, order: u64, ready: u64, transfer: u64) -> u64 {
-        let before = self.holders.iter().filter(|h| h.order < order).map(|h| h.held);
-        lasting(before, ready, transfer, |k| 1.0 / f64::from(k + 1))
+    /// How long `transfer` takes from `ready` on beside all that were posted before `order`, on a link of such speed.
+    pub fn lasting(&self, order: u64, ready: u64, transfer: u64, link: &Pace) -> u64 {
+        let before = || self.holders.iter().filter(move |h| h.order < order).map(|h| h.held);
+        if link.is_well() {
+            return if self.holders.is_empty() { transfer } else { lasting(before(), ready, transfer, share) };
+        }
+        let held = |at: u64| before().filter(|h| h.from <= at && at < h.to).map(|h| h.amount).sum();
+        let edge = |at: u64| before().flat_map(|h| [h.from, h.to]).filter(|&e| e > at).min().unwrap_or(u64::MAX);
+        pace::lasting(ready, transfer, |at| share(held(at)) * link.speed(at), |at| edge(at).min(link.next(at)))
     }
 
     /// Holders that were posted after `order` and are still busy at `now`.
     pub fn behind(&self, order: u64, now: u64) -> impl Iterator<Item = &Holder> {
         self.holders.iter().filter(move |h| h.order > order && h.held.to > now)
     }
+}
+
+/// What is left of a port that `k` others hold.
+fn share(k: u32) -> f64 {
+    1.0 / f64::from(k + 1)
 }

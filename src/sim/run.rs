@@ -1,5 +1,7 @@
 //! How far a class has come.
 
+use super::fault::Health;
+use super::jitter::Noise;
 use super::ports::Port;
 use super::script::Script;
 use crate::act::stamp::Stamp;
@@ -29,6 +31,27 @@ pub struct Running {
     pub duration: u64,
     pub end: u64,
     pub sm_bound: bool,
+    pub noise: Noise,
+}
+
+/// An op as it went.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Kept {
+    pub start: u64,
+    pub end: u64,
+    /// The class and op that was last to start of those that had to meet.
+    pub by: (u32, u32),
+}
+
+/// Bytes that went from everyone of a meeting.
+#[derive(Debug, Clone, Copy)]
+pub struct Moved {
+    pub from: u64,
+    pub to: u64,
+    /// Inside nodes and between them.
+    pub sent: [f64; 2],
+    /// How many of its first class there are.
+    pub times: u32,
 }
 
 /// SMs held by a communication kernel.
@@ -49,6 +72,9 @@ pub struct Run {
     issued: u32,
     /// Ops to go.
     pub left: u32,
+    pub health: Health,
+    /// By lane, of the last op there; the host has none.
+    pub noise: Vec<Noise>,
     pub kernels: Vec<Running>,
     pub sms: Vec<Taken>,
     pub ports: [Port; PORTS],
@@ -57,12 +83,12 @@ pub struct Run {
     /// When the compute lane was last busy, and how long it waited, by the lane it waited for.
     pub compute_end: u64,
     pub waited: Vec<u64>,
-    /// Start and end of every op, if they are kept.
-    pub kept: Vec<[u64; 2]>,
+    /// Every op, if they are kept.
+    pub kept: Vec<Kept>,
 }
 
 impl Run {
-    pub fn new(script: &Script, program: usize, local: usize, lanes: usize, keep: bool) -> Run {
+    pub fn new(script: &Script, (program, local): (usize, usize), lanes: usize, health: Health, keep: bool) -> Run {
         let len = script.len();
         Run {
             program,
@@ -71,6 +97,8 @@ impl Run {
             cells: VecDeque::new(),
             issued: 0,
             left: len,
+            health,
+            noise: vec![Noise::default(); lanes + 1],
             kernels: vec![],
             sms: vec![],
             ports: Default::default(),
@@ -78,7 +106,7 @@ impl Run {
             compute_end: 0,
             // One more than there are lanes: the host.
             waited: vec![0; lanes + 1],
-            kept: if keep { vec![[0; 2]; len as usize] } else { vec![] },
+            kept: if keep { vec![Kept::default(); len as usize] } else { vec![] },
         }
     }
 

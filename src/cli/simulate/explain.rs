@@ -1,0 +1,150 @@
+//! In words: what the step goes to, and what other hardware would make of it.
+
+use crate::cluster::Cluster;
+use crate::device::Roofline;
+use crate::error::Result;
+use crate::plan::Plan;
+use crate::report::human::{Table, percent, seconds};
+use crate::sim::why::Why;
+use crate::sim::{Effort, Fault, Machine, simulate};
+use crate::spec::{ClusterSpec, GpuSpec, StackSpec};
+use crate::sweep::Case;
+use crate::units::Seconds;
+use serde::Serialize;
+
+/// The same step on another machine.
+#[derive(Debug, Clone, Serialize)]
+pub struct WhatIf {
+    pub change: String,
+    pub step_s: f64,
+}
+
+/// Parts of the chain that are told of one by one.
+const PARTS: usize = 8;
+/// Stretches of the chain that are shown.
+const STRETCHES: usize = 10;
+
+pub fn explain(why: &Why, step_s: f64, what_if: Option<&[WhatIf]>) -> String {
+    let mut table = Table::new("<>>");
+    table.row(["the chain that makes the step as long as it is", "time", "share"]);
+    for part in why.parts.iter().take(PARTS) {
+        table.row([format!("  {}", told(&part.what)), seconds(part.seconds), percent(part.share)]);
+    }
+    let rest = why.parts.iter().skip(PARTS).fold((0.0, 0.0), |sum, p| (sum.0 + p.seconds, sum.1 + p.share));
+    if rest.0 > 0.0 {
+        table.row(["  the rest".to_string(), seconds(rest.0), percent(rest.1)]);
+    }
+    let mut text = table.render("");
+    for used in &why.utilisation {
+        let most = used.over_time.iter().copied().fold(0.0, f64::max);
+        let link = if used.link == "scale_up" { "links inside nodes" } else { "NICs" };
+        text.push_str(&format!("{link} are {} busy over the step, {} at most\n", percent(used.mean), percent(most)));
+    }
+    if let Some(what_if) = what_if {
+        text.push_str(&format!("\n{}\n{}", chain(why), in_words(why, step_s, what_if)));
+    }
+    text
+}
+
+fn chain(why: &Why) -> String {
+    let mut table = Table::new(">><>>");
+    table.row(["from", "rank", "what", "ops", "takes"]);
+    let mut longest: Vec<_> = why.critical_path.iter().collect();
+    longest.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    longest.truncate(STRETCHES);
+    longest.sort_by(|a, b| a.from_s.total_cmp(&b.from_s));
+    for s in longest {
+        let what = format!("{}: {}", told(&s.what), s.longest);
+        table.row([seconds(s.from_s), s.rank.to_string(), what, s.ops.to_string(), seconds(s.seconds)]);
+    }
+    format!("its longest stretches, {} in all\n{}", why.critical_path.len(), table.render(""))
+}
+
+fn in_words(why: &Why, step_s: f64, what_if: &[WhatIf]) -> String {
+    let mut text = String::new();
+    if let Some(most) = why.parts.first() {
+        let next = why.parts.get(1).map(|p| format!(", {} is {}", percent(p.share), told(&p.what)));
+        text = format!("{} of the step is {}{}. ", percent(most.share), told(&most.what), next.unwrap_or_default());
+    }
+    let mut said: Vec<String> = vec![];
+    for other in what_if {
+        let saved = 1.0 - other.step_s / step_s;
+        match saved {
+            s if s >= 0.0005 => said.push(format!("{} would save {}", other.change, percent(s))),
+            s if s <= -0.0005 => said.push(format!("{} would cost {}", other.change, percent(-s))),
+            _ => said.push(format!("{} would change nothing", other.change)),
+        }
+    }
+    let mut said = said.join("; ");
+    if let Some(first) = said.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    format!("{text}{said}.\n")
+}
+
+/// Names of parts as people say them.
+fn told(what: &str) -> String {
+    match what.split_once(' ') {
+        Some((axis, "scale_out")) => format!("{axis} communication between nodes"),
+        Some((axis, "scale_up")) => format!("{axis} communication inside nodes"),
+        Some((axis, _)) => format!("{axis} copies on the device"),
+        None if what == "host" => "waiting for the CPU".into(),
+        None => what.into(),
+    }
+}
+
+/// A machine that is being changed.
+struct Changed {
+    spec: ClusterSpec,
+    gpu: GpuSpec,
+    stack: StackSpec,
+}
+
+/// The step on machines that are better in one thing each.
+pub fn what_if(case: &Case, plan: &Plan, faults: &[Fault], seed: u64) -> Result<Vec<WhatIf>> {
+    let mut changes: Vec<(&str, fn(&mut Changed))> = vec![];
+    if case.cluster.nodes() > 1 {
+        changes.push(("doubling NIC bandwidth", |m| {
+            if let Some(out) = &mut m.spec.scale_out {
+                let rates = [&mut out.raw, &mut out.achieved, &mut out.p2p];
+                rates.into_iter().for_each(|rate| rate.value = rate.value * 2.0);
+            }
+        }));
+    }
+    if plan.ranks() > 1 {
+        changes.push(("doubling the bandwidth inside nodes", |m| {
+            let up = &mut m.spec.scale_up;
+            let rates = [&mut up.bandwidth, &mut up.p2p, &mut up.p2p_per_cta];
+            rates.into_iter().for_each(|rate| rate.value = rate.value * 2.0);
+            up.switch_reduce.iter_mut().for_each(|rate| rate.value = rate.value * 2.0);
+        }));
+    }
+    changes.push(("doubling peak FLOP/s", |m| m.gpu.peak.values_mut().for_each(|peak| peak.value = peak.value * 2.0)));
+    changes.push(("doubling memory bandwidth", |m| {
+        m.gpu.memory_bandwidth.value = m.gpu.memory_bandwidth.value * 2.0;
+    }));
+    if case.stack.host_launch.value > Seconds::ZERO {
+        changes.push(("a CPU that issues ops in no time", |m| m.stack.host_launch.value = Seconds::ZERO));
+    }
+    let mut all = vec![];
+    for (change, how) in changes {
+        let step_s = step_on(case, plan, faults, seed, how)?;
+        all.push(WhatIf { change: change.into(), step_s });
+    }
+    if !faults.is_empty() {
+        let step_s = step_on(case, plan, &[], seed, |_| {})?;
+        all.push(WhatIf { change: "repairing all faults".into(), step_s });
+    }
+    Ok(all)
+}
+
+fn step_on(case: &Case, plan: &Plan, faults: &[Fault], seed: u64, change: fn(&mut Changed)) -> Result<f64> {
+    let mut changed =
+        Changed { spec: case.cluster.spec.clone(), gpu: case.cluster.gpu.clone(), stack: case.stack.clone() };
+    change(&mut changed);
+    let cluster = Cluster::new(&changed.spec, &changed.gpu, case.cluster.gpus())?;
+    let kernels = Roofline::new(&changed.gpu, &changed.stack)?;
+    let machine = Machine { cluster: &cluster, stack: &changed.stack, kernels: &kernels, devices: None };
+    let effort = Effort { seed, ..Effort::SUMS };
+    Ok(simulate(plan, machine, faults, effort)?.timeline.step.value())
+}

@@ -1,0 +1,218 @@
+//! `foretrain simulate`: one configuration, event by event.
+
+mod explain;
+
+use super::config::{CLUSTER, Chosen, Config, PlanFile};
+use super::{Answer, Output, trace};
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::report::Report;
+use crate::report::human::{Table, seconds};
+use crate::sim::fault::WATCHDOG_S;
+use crate::sim::why::{Part, Slack, Stretch, Utilisation};
+use crate::sim::{Effort, Fault, Faults, Hang, Simulated, simulate};
+use clap::Args;
+use explain::{WhatIf, explain};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[derive(Args)]
+#[command(
+    after_help = "Example: foretrain simulate --model llama-3-8b --gpus 64 --seq-len 128K --ulysses 8 --recompute full\n         \
+                        foretrain simulate --gpus 64 --pp 8 --slow-gpu 5:1.1 --explain\n         \
+                        foretrain simulate --plan plan.json --cluster dgx-h100 --dead 3@0.5 --trace trace.json"
+)]
+pub struct Flags {
+    #[command(flatten)]
+    config: Config,
+    #[command(flatten)]
+    plan: PlanFile,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    wrong: Wrong,
+    /// Write the JSON to this file, too
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Write a Chrome trace to this file: open it in ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Say in words what the step goes to, and what would help: simulates it again with other hardware
+    #[arg(long)]
+    explain: bool,
+    /// For what is random
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+}
+
+/// What is wrong with the machine.
+#[derive(Args)]
+struct Wrong {
+    /// Faults of this file, as in traces/failures
+    #[arg(long, value_name = "FILE")]
+    faults: Option<PathBuf>,
+    /// A rank whose kernels take FACTOR times as long, as in 5:1.1
+    #[arg(long, value_name = "RANK:FACTOR", value_parser = Fault::slow_gpu)]
+    slow_gpu: Vec<Fault>,
+    /// A rank whose NIC has FACTOR of its speed, or its link in the node as in 5:nvlink:0.5; 0 is down
+    #[arg(long, value_name = "RANK:FACTOR", value_parser = Fault::slow_link)]
+    slow_link: Vec<Fault>,
+    /// A rank whose NIC is up for some seconds and down for others, in turns, as in 5:10:3
+    #[arg(long, value_name = "RANK:UP:DOWN", value_parser = Fault::flapping)]
+    flap: Vec<Fault>,
+    /// A rank that does nothing any more after some seconds, as in 5@0.3
+    #[arg(long, value_name = "RANK@TIME", value_parser = Fault::dead)]
+    dead: Vec<Fault>,
+    /// Kernels that take a little more or less each time, as in normal:0.02
+    #[arg(long, value_name = "normal:SD", value_parser = Fault::jitter)]
+    jitter: Option<Fault>,
+    /// Seconds after which the library ends a job that hangs [default: 600, as PyTorch has it]
+    #[arg(long, value_name = "SECONDS")]
+    watchdog: Option<f64>,
+}
+
+impl Wrong {
+    fn all(&self) -> Result<(Vec<Fault>, f64)> {
+        let file = self.faults.as_deref().map(Faults::load).transpose()?.unwrap_or_default();
+        let words = [&self.slow_gpu, &self.slow_link, &self.flap, &self.dead].into_iter().flatten();
+        let faults = file.faults.into_iter().chain(words.chain(&self.jitter).cloned()).collect();
+        let watchdog = self.watchdog.or(file.watchdog_s).unwrap_or(WATCHDOG_S);
+        if !(watchdog > 0.0 && watchdog.is_finite()) {
+            return Err(Error::spec("--watchdog", "seconds", format!("{watchdog} is not a time above 0 s")));
+        }
+        Ok((faults, watchdog))
+    }
+}
+
+#[derive(Serialize)]
+struct Found {
+    #[serde(flatten)]
+    report: Report,
+    /// Ends of kernels and meetings that were gone through.
+    events: u64,
+    /// Transfers that others on a port or a link slowed down.
+    slowed: u64,
+    /// Time the simulation itself took.
+    wall_s: f64,
+    /// Of ranks that do the same at the same time.
+    classes: usize,
+    critical_path: Vec<Stretch>,
+    critical_parts: Vec<Part>,
+    utilisation: Vec<Utilisation>,
+    nearly_critical: Vec<Slack>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    what_if: Option<Vec<WhatIf>>,
+}
+
+/// What is told of a step that is never over.
+#[derive(Serialize)]
+struct Hung {
+    plan: String,
+    gpus: u32,
+    hang: Hang,
+    watchdog_s: f64,
+    /// When the library ends the job.
+    ends_s: f64,
+    /// GPU time from the last progress to the end.
+    lost_gpu_s: f64,
+    events: u64,
+    wall_s: f64,
+}
+
+pub fn run(flags: &Flags) -> Result<Answer> {
+    let (faults, watchdog) = flags.wrong.all()?;
+    let chosen = flags.config.choose(flags.plan.plan.as_deref(), CLUSTER)?;
+    let plan = match chosen.plan() {
+        Ok(plan) => plan,
+        Err(Error::Infeasible(why)) => {
+            let row = chosen.case.infeasible(&chosen.point, why.clone());
+            let error = Some(Error::Infeasible(why));
+            return Answer::with_error(String::new(), &row, error).also_to(flags.out.as_deref());
+        }
+        Err(other) => return Err(other),
+    };
+    let begun = Instant::now();
+    let effort = Effort { fold: true, spans: flags.trace.is_some(), why: true, seed: flags.seed };
+    let mut found = simulate(&plan, chosen.case.machine(), &faults, effort)?;
+    let wall_s = begun.elapsed().as_secs_f64();
+    let mut tail = String::new();
+    if let Some(path) = &flags.trace {
+        trace(path, &[("simulated", &found.timeline)])?;
+        tail = format!("\nwrote {}\n", path.display());
+    }
+    let answer = match found.hang.take() {
+        Some(hang) => hung(&plan, hang, watchdog, found.events, wall_s),
+        None => over(flags, &chosen, &plan, &faults, found, wall_s)?,
+    };
+    Answer { text: answer.text + &tail, ..answer }.also_to(flags.out.as_deref())
+}
+
+fn over(
+    flags: &Flags,
+    chosen: &Chosen,
+    plan: &Plan,
+    faults: &[Fault],
+    found: Simulated,
+    wall_s: f64,
+) -> Result<Answer> {
+    let Simulated { timeline, events, slowed, why, .. } = found;
+    let layout = chosen.case.layout(plan)?;
+    let report = chosen.case.costed(plan, &layout, &timeline).report();
+    let mut text = report.render();
+    let classes = timeline.classes.len();
+    let what_if = flags.explain.then(|| explain::what_if(&chosen.case, plan, faults, flags.seed)).transpose()?;
+    match &why {
+        Some(why) => text.push_str(&format!("\n{}", explain(why, timeline.step.value(), what_if.as_deref()))),
+        None => text.push_str("\ntoo many ops to keep them all: no critical path\n"),
+    }
+    let took = seconds(wall_s);
+    text.push_str(&format!(
+        "\n{events} events of {classes} classes of ranks in {took}, {slowed} transfers slowed by others\n"
+    ));
+    let error = (!report.row.feasible).then(|| Error::infeasible(&report.row.why));
+    let (critical_path, critical_parts, utilisation, nearly_critical) =
+        why.map_or_else(Default::default, |w| (w.critical_path, w.parts, w.utilisation, w.next));
+    let found = Found {
+        report,
+        events,
+        slowed,
+        wall_s,
+        classes,
+        critical_path,
+        critical_parts,
+        utilisation,
+        nearly_critical,
+        what_if,
+    };
+    Ok(Answer::with_error(text, &found, error))
+}
+
+/// Rows of the table of those who wait.
+const SHOWN: usize = 12;
+
+fn hung(plan: &Plan, hang: Hang, watchdog_s: f64, events: u64, wall_s: f64) -> Answer {
+    let first = hang.waiting.first().map_or(hang.at_s, |w| w.since_s);
+    let (ends_s, ranks) = (first + watchdog_s, plan.ranks());
+    let list = |ranks: &[u32]| ranks.iter().take(6).map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let cause = if hang.dead.is_empty() { String::new() } else { format!("rank {} is dead; ", list(&hang.dead)) };
+    let mut table = Table::new(">>><<");
+    table.row(["rank", "ranks like it", "waits since", "for rank", "in"]);
+    for w in hang.waiting.iter().take(SHOWN) {
+        let whom = if w.waits_for.is_empty() { "-".into() } else { list(&w.waits_for) };
+        table.row([w.rank.to_string(), w.ranks.to_string(), seconds(w.since_s), whom, w.path.clone()]);
+    }
+    let more = hang.waiting.len().saturating_sub(SHOWN);
+    let tail = if more > 0 { format!("and {more} more classes of ranks\n") } else { String::new() };
+    let lost_gpu_s = (ends_s - first) * f64::from(ranks);
+    let text = format!(
+        "the step is never over: {cause}nothing moves after {}\n\n{}{tail}\nthe watchdog ends the job {} after the first began to wait, at {}: {:.1} GPU hours lost\n",
+        seconds(hang.at_s),
+        table.render(""),
+        seconds(watchdog_s),
+        seconds(ends_s),
+        lost_gpu_s / 3600.0
+    );
+    let found = Hung { plan: plan.hash(), gpus: ranks, hang, watchdog_s, ends_s, lost_gpu_s, events, wall_s };
+    Answer::new(text, &found)
+}

@@ -1,0 +1,170 @@
+//! Kernels that take a little more or less each time, without a class for every rank.
+//!
+//! A class is followed by one rank. What the others of the class do is known as a distribution: how far the rank is
+//! from their mean (`drift`) and how much they differ (`var`). Those who have met are alike from then on: what they
+//! have in common does not tell them apart when they meet again, but it does tell them from others. At a meeting of n of them, the slowest of the others
+//! is drawn, and the distribution becomes that of the slowest: of n normal numbers it has the mean
+//! Q(0.5264^(1/n)) and the standard deviation (Q(0.8832^(1/n)) - Q(0.2142^(1/n))) / 2, Q being the quantiles of the
+//! normal distribution (Chen and Tyler, Accurate approximation to the extreme order statistics of Gaussian samples,
+//! 1999). The slowest of several classes is taken as normal with the moments of Clark (The greatest of a finite set of
+//! random variables, 1961).
+
+use super::fault::Fault;
+use super::meeting::Party;
+use crate::plan::Lane;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use statrs::distribution::{Continuous, ContinuousCDF, Normal};
+
+/// How the ranks of a class are spread around the one that is followed, in ps: what each has for itself, and what
+/// those have in common who have met since.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Noise {
+    /// Time of the rank less the mean.
+    own: Normally,
+    common: Normally,
+    /// Axes along which `common` is the same: a bit each.
+    scope: u8,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Normally {
+    drift: f64,
+    var: f64,
+}
+
+impl Noise {
+    /// What tells apart those who meet along `axes`.
+    fn along(&self, axes: u8) -> Normally {
+        match self.scope & axes == axes {
+            true => self.own,
+            false => Normally { drift: self.own.drift + self.common.drift, var: self.own.var + self.common.var },
+        }
+    }
+
+    /// What those who meet along `axes` have in common.
+    fn beyond(&self, axes: u8) -> Normally {
+        if self.scope & axes == axes { self.common } else { Normally::default() }
+    }
+}
+
+/// The axes of a group, a bit each.
+pub fn axes_of(lane: &Lane) -> u8 {
+    match lane {
+        Lane::Comm(group, _) => group.spans().iter().fold(0, |bits, &axis| bits | 1 << axis as u8),
+        Lane::Compute(_) => 0,
+    }
+}
+
+pub struct Jitter {
+    sd: f64,
+    rng: ChaCha8Rng,
+    normal: Normal,
+}
+
+/// A kernel takes at least so much of its time.
+const LEAST: f64 = 0.1;
+
+impl Jitter {
+    pub fn of(faults: &[Fault], seed: u64) -> Option<Jitter> {
+        let sds = faults.iter().filter_map(|f| if let Fault::Jitter { sd } = f { Some(sd * sd) } else { None });
+        let sd = sds.sum::<f64>().sqrt();
+        (sd > 0.0).then(|| Jitter { sd, rng: ChaCha8Rng::seed_from_u64(seed), normal: Normal::standard() })
+    }
+
+    /// The greatest of `n` normal numbers.
+    fn greatest(&mut self, n: u32) -> f64 {
+        let u: f64 = self.rng.random_range(1e-12..1.0);
+        self.normal.inverse_cdf(u.powf(1.0 / f64::from(n)))
+    }
+
+    /// How long a kernel takes this time.
+    pub fn kernel(&mut self, duration: u64, noise: &mut Noise) -> u64 {
+        let factor = (1.0 + self.sd * self.greatest(1)).max(LEAST);
+        let takes = (duration as f64 * factor).round() as u64;
+        noise.own.drift += takes as f64 - duration as f64;
+        noise.own.var += (self.sd * duration as f64).powi(2);
+        takes
+    }
+
+    /// How much later than the last of those who are followed the last of all starts who meet along `axes`, and how
+    /// that is spread.
+    pub fn gather(&mut self, parties: &[Party], axes: u8) -> (u64, Noise) {
+        let (mut late, mut all): (f64, Option<(f64, f64)>) = (0.0, None);
+        let (mut common, mut scope) = (Normally::default(), axes);
+        for (at, party) in parties.iter().enumerate() {
+            if parties[..at].iter().any(|p| p.class == party.class) {
+                continue;
+            }
+            // A class may meet itself: two ranks of it.
+            let count: u32 = parties.iter().filter(|p| p.class == party.class).map(|p| p.count).sum();
+            let noise = party.noise.along(axes);
+            // Since the last of them came.
+            let (mean, sd) = (-noise.drift - party.ago as f64, noise.var.sqrt());
+            if count > 1 && sd > 0.0 {
+                late = late.max(mean + sd * self.greatest(count - 1));
+            }
+            let own = (mean + sd * self.mean(count), (sd * self.spread(count)).powi(2));
+            all = Some(all.map_or(own, |all| self.greater(all, own)));
+            (common, scope) = (party.noise.beyond(axes), scope | party.noise.scope);
+        }
+        let (late, (mean, var)) = (late.round(), all.unwrap_or_default());
+        let common = Normally { drift: common.drift + late - mean, var: common.var + var };
+        (late as u64, Noise { own: Normally::default(), common, scope })
+    }
+
+    /// Mean of the greatest of `n`.
+    fn mean(&self, n: u32) -> f64 {
+        if n > 1 { self.normal.inverse_cdf(0.5264f64.powf(1.0 / f64::from(n))) } else { 0.0 }
+    }
+
+    /// Standard deviation of the greatest of `n`.
+    fn spread(&self, n: u32) -> f64 {
+        let q = |p: f64| self.normal.inverse_cdf(p.powf(1.0 / f64::from(n)));
+        if n > 1 { (q(0.8832) - q(0.2142)) / 2.0 } else { 1.0 }
+    }
+
+    /// Mean and variance of the greater of two.
+    fn greater(&self, (m, v): (f64, f64), (n, w): (f64, f64)) -> (f64, f64) {
+        let theta = (v + w).sqrt();
+        if theta == 0.0 {
+            return (m.max(n), 0.0);
+        }
+        let alpha = (m - n) / theta;
+        let (p, q, density) = (self.normal.cdf(alpha), self.normal.cdf(-alpha), theta * self.normal.pdf(alpha));
+        let mean = m * p + n * q + density;
+        let square = (m * m + v) * p + (n * n + w) * q + (m + n) * density;
+        (mean, (square - mean * mean).max(0.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn jitter() -> Jitter {
+        Jitter::of(&[Fault::Jitter { sd: 0.02 }], 7).unwrap()
+    }
+
+    #[test]
+    fn the_greatest_of_many_has_the_moments_it_is_said_to_have() {
+        let mut j = jitter();
+        for n in [2, 8, 64, 1024] {
+            let draws: Vec<f64> = (0..20_000).map(|_| j.greatest(n)).collect();
+            let mean = draws.iter().sum::<f64>() / 20_000.0;
+            let sd = (draws.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 20_000.0).sqrt();
+            assert!((mean - j.mean(n)).abs() < 0.02, "{n}: mean {mean}, not {}", j.mean(n));
+            assert!((sd / j.spread(n) - 1.0).abs() < 0.05, "{n}: sd {sd}, not {}", j.spread(n));
+        }
+    }
+
+    #[test]
+    fn the_greater_of_two_has_the_moments_it_is_said_to_have() {
+        let mut j = jitter();
+        let draws: Vec<f64> = (0..50_000).map(|_| (1.0 + 2.0 * j.greatest(1)).max(2.0 + j.greatest(1))).collect();
+        let mean = draws.iter().sum::<f64>() / 50_000.0;
+        let var = draws.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 50_000.0;
+        let said = j.greater((1.0, 4.0), (2.0, 1.0));
+        assert!((mean - said.0).abs() < 0.03 && (var - said.1).abs() < 0.06, "{mean} {var}, not {said:?}");
+    }
+}

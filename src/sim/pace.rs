@@ -1,0 +1,105 @@
+//! Work whose speed changes while it is done.
+
+/// Speed of a link over time, a share of what it has when it is well.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Pace {
+    spells: Vec<Spell>,
+}
+
+/// A time in which a link is not well.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spell {
+    pub from: u64,
+    pub to: u64,
+    /// Speed while it is down.
+    pub factor: f64,
+    /// Up and down in turns, so long each, up first; none: down all the time.
+    pub turns: Option<[u64; 2]>,
+}
+
+impl Spell {
+    fn speed(&self, at: u64) -> f64 {
+        let within = self.from <= at && at < self.to;
+        let up = self.turns.is_some_and(|[up, down]| at.saturating_sub(self.from) % (up + down) < up);
+        if within && !up { self.factor } else { 1.0 }
+    }
+
+    /// The next time after `at` at which the speed may change.
+    fn next(&self, at: u64) -> u64 {
+        if at < self.from {
+            return self.from;
+        }
+        let turn = self.turns.map_or(u64::MAX, |[up, down]| {
+            let within = (at - self.from) % (up + down);
+            let edge = if within < up { up } else { up + down };
+            at.saturating_add(edge - within)
+        });
+        if at < self.to { turn.min(self.to) } else { u64::MAX }
+    }
+}
+
+impl Pace {
+    pub fn add(&mut self, spell: Spell) {
+        self.spells.push(spell);
+    }
+
+    pub fn is_well(&self) -> bool {
+        self.spells.is_empty()
+    }
+
+    pub fn speed(&self, at: u64) -> f64 {
+        self.spells.iter().map(|s| s.speed(at)).product()
+    }
+
+    pub fn next(&self, at: u64) -> u64 {
+        self.spells.iter().map(|s| s.next(at)).min().unwrap_or(u64::MAX)
+    }
+}
+
+/// How long `duration` of work takes from `start` at `speed`, which changes at most at the times that `next` tells;
+/// `u64::MAX` if it is never done.
+pub fn lasting(start: u64, duration: u64, speed: impl Fn(u64) -> f64, next: impl Fn(u64) -> u64) -> u64 {
+    let (mut at, mut left) = (start, duration as f64);
+    loop {
+        let (now, edge) = (speed(at), next(at));
+        debug_assert!(edge > at, "speed changes at {edge} ps, not after {at} ps");
+        let could = (edge - at) as f64 * now;
+        if edge < u64::MAX && could < left {
+            (at, left) = (edge, left - could);
+        } else if now > 0.0 {
+            // To the nearest: neither is negative.
+            return (at - start).saturating_add((left / now + 0.5) as u64);
+        } else {
+            return if left > 0.0 { u64::MAX } else { at - start };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn took(pace: &Pace, start: u64, duration: u64) -> u64 {
+        lasting(start, duration, |at| pace.speed(at), |at| pace.next(at))
+    }
+
+    #[test]
+    fn spells_slow_work_down_while_they_last() {
+        let mut pace = Pace::default();
+        assert_eq!(took(&pace, 5, 100), 100);
+        pace.add(Spell { from: 50, to: 150, factor: 0.5, turns: None });
+        assert_eq!(
+            [took(&pace, 0, 50), took(&pace, 0, 60), took(&pace, 0, 200), took(&pace, 150, 9)],
+            [50, 70, 250, 9]
+        );
+        pace.add(Spell { from: 100, to: u64::MAX, factor: 0.0, turns: None });
+        assert_eq!([took(&pace, 0, 75), took(&pace, 0, 76)], [100, u64::MAX]);
+    }
+
+    #[test]
+    fn a_flapping_link_is_up_in_turns() {
+        let mut pace = Pace::default();
+        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns: Some([30, 10]) });
+        assert_eq!([took(&pace, 0, 30), took(&pace, 0, 31), took(&pace, 35, 5), took(&pace, 0, 90)], [30, 41, 10, 110]);
+    }
+}

@@ -1,0 +1,261 @@
+//! Why a step takes as long as it does: the chain of ops and waits that nothing can be taken out of without the step
+//! getting shorter, how much later every other op could have ended, and what links were busy with.
+
+use super::engine::Engine;
+use super::run::Kept;
+use crate::act::{Deed, SCALE_OUT, numbers, seconds};
+use crate::cluster::Cluster;
+use crate::plan::Lane;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Ops of the chain that follow each other on one rank and are of one kind.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Stretch {
+    pub rank: u32,
+    /// `compute`, `host`, or the axis and tier of what is communicated, as in `dp scale_out`.
+    pub what: String,
+    pub from_s: f64,
+    pub seconds: f64,
+    pub ops: u32,
+    /// The op that takes most of it.
+    pub longest: String,
+}
+
+/// A share of the chain.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Part {
+    pub what: String,
+    pub seconds: f64,
+    pub share: f64,
+}
+
+/// Bytes moved over those that could have been, in equal times from the first to the last of the step.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Utilisation {
+    pub link: &'static str,
+    pub mean: f64,
+    pub over_time: Vec<f64>,
+}
+
+/// How much later an op could end and the step be as long.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Slack {
+    pub rank: u32,
+    pub path: String,
+    pub seconds: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Why {
+    /// From the first to the last; their seconds add up to the step.
+    pub critical_path: Vec<Stretch>,
+    /// By kernel, and by axis and tier, the largest first.
+    pub parts: Vec<Part>,
+    pub utilisation: Vec<Utilisation>,
+    /// Of each class and lane, the op with the least slack that is not critical: what comes next.
+    pub next: Vec<Slack>,
+}
+
+/// Times into which the step is cut.
+const TIMES: usize = 40;
+/// Ops told of that are nearly critical.
+const NEXT: usize = 12;
+
+/// A piece of the chain.
+#[derive(Clone, Copy)]
+struct Link {
+    class: u32,
+    /// None: the host.
+    op: Option<u32>,
+    from: u64,
+    to: u64,
+}
+
+impl Why {
+    pub fn of(engine: &Engine, cluster: &Cluster) -> Why {
+        let chain = chain(engine);
+        Why {
+            critical_path: stretches(engine, &chain),
+            parts: parts(engine, &chain),
+            utilisation: utilisation(engine, cluster),
+            next: next(engine),
+        }
+    }
+}
+
+fn kept(engine: &Engine, class: u32, op: u32) -> Kept {
+    engine.runs[class as usize].kept[op as usize]
+}
+
+/// From the op that ends last back to the beginning: whoever came last, and what it had waited for.
+fn chain(engine: &Engine) -> Vec<Link> {
+    let all = engine.runs.iter().enumerate().flat_map(|(class, run)| {
+        let ends = run.kept.iter().enumerate();
+        ends.map(move |(op, kept)| (kept.end, std::cmp::Reverse((class as u32, op as u32))))
+    });
+    let Some((_, std::cmp::Reverse(mut at))) = all.max() else { return vec![] };
+    let mut links = vec![];
+    loop {
+        let (class, op) = at;
+        let end = kept(engine, class, op).end;
+        // A meeting begins with the last of those who meet.
+        let (last, its) = kept(engine, class, op).by;
+        let start = kept(engine, last, its).start;
+        links.push(Link { class, op: Some(op), from: start, to: end });
+        let script = &engine.scripts[engine.runs[last as usize].program];
+        let before = script.line.preds(its as usize).iter().map(|&p| (kept(engine, last, p).end, p)).max();
+        let since = before.map_or(0, |(end, _)| end);
+        if since < start {
+            links.push(Link { class: last, op: None, from: since, to: start });
+        }
+        match before {
+            Some((_, before)) => at = (last, before),
+            None => break,
+        }
+    }
+    links.retain(|link| link.to > link.from);
+    links.reverse();
+    links
+}
+
+/// What a piece of the chain is, and its kernel if it is one.
+fn name(engine: &Engine, link: &Link) -> (String, Option<&'static str>) {
+    let Some(op) = link.op else { return ("host".into(), None) };
+    let run = &engine.runs[link.class as usize];
+    let script = &engine.scripts[run.program];
+    let Lane::Comm(group, _) = &engine.plan.lanes[script.lane(op) as usize] else {
+        return ("compute".into(), Some(script.what(op)));
+    };
+    let ports = match script.deed(op, run.local) {
+        Deed::Legs { first, count, .. } => script.deeds.legs(first, count).iter().fold(0, |bits, way| bits | way.ports),
+        Deed::Whole { at, .. } => script.deeds.wholes[at as usize].ports,
+        _ => 0,
+    };
+    let tier = match numbers(ports).max() {
+        Some(port) if port >= SCALE_OUT => "scale_out",
+        Some(_) => "scale_up",
+        None => "local",
+    };
+    (format!("{} {tier}", group.charged_axis().name()), None)
+}
+
+fn stretches(engine: &Engine, chain: &[Link]) -> Vec<Stretch> {
+    let named: Vec<(String, Link)> = chain.iter().map(|link| (name(engine, link).0, *link)).collect();
+    let runs = named.chunk_by(|(a, x), (b, y)| a == b && x.class == y.class);
+    let stretch = |run: &[(String, Link)]| {
+        let (what, first) = &run[0];
+        let longest = run.iter().map(|r| r.1).max_by_key(|link| link.to - link.from).unwrap_or(*first);
+        let script = &engine.scripts[engine.runs[longest.class as usize].program];
+        Stretch {
+            rank: engine.fold.representatives[first.class as usize],
+            what: what.clone(),
+            from_s: seconds(first.from).value(),
+            seconds: seconds(run.iter().map(|(_, link)| link.to - link.from).sum()).value(),
+            ops: run.len() as u32,
+            longest: longest.op.map(|op| script.line.path(op as usize)).unwrap_or_default(),
+        }
+    };
+    runs.map(stretch).collect()
+}
+
+fn parts(engine: &Engine, chain: &[Link]) -> Vec<Part> {
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    for link in chain {
+        let (what, kernel) = name(engine, link);
+        *sums.entry(kernel.map_or(what, str::to_string)).or_default() += link.to - link.from;
+    }
+    let whole: u64 = sums.values().sum();
+    let part =
+        |(what, ps): (String, u64)| Part { what, seconds: seconds(ps).value(), share: ps as f64 / whole.max(1) as f64 };
+    let mut parts: Vec<Part> = sums.into_iter().map(part).collect();
+    parts.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    parts
+}
+
+fn utilisation(engine: &Engine, cluster: &Cluster) -> Vec<Utilisation> {
+    let end = engine.moved.iter().map(|m| m.to).max().unwrap_or(0).max(engine.now).max(1);
+    let mut bins = [[0.0; TIMES]; 2];
+    for moved in &engine.moved {
+        let (from, to, length) = (moved.from as f64, moved.to as f64, (moved.to - moved.from).max(1) as f64);
+        let width = end as f64 / TIMES as f64;
+        let (first, last) = ((from / width) as usize, ((to / width) as usize).min(TIMES - 1));
+        for at in first.min(TIMES - 1)..=last {
+            let inside = (to.min((at + 1) as f64 * width) - from.max(at as f64 * width)).max(0.0);
+            for (bins, bytes) in bins.iter_mut().zip(moved.sent) {
+                bins[at] += bytes * f64::from(moved.times) * inside / length;
+            }
+        }
+    }
+    let up = cluster.spec.scale_up.bandwidth.value.value() * f64::from(cluster.gpus());
+    let out = cluster.spec.scale_out.as_ref().map_or(0.0, |out| {
+        let nics = f64::from(cluster.gpus()) * f64::from(out.nics_per_node) / f64::from(cluster.spec.gpus_per_node);
+        out.raw.value.value() * nics
+    });
+    let width = seconds(end).value() / TIMES as f64;
+    let of = |link, bins: [f64; TIMES], capacity: f64| {
+        let over_time: Vec<f64> = bins.iter().map(|bytes| bytes / (capacity * width)).collect();
+        Utilisation { link, mean: over_time.iter().sum::<f64>() / TIMES as f64, over_time }
+    };
+    let [inside, between] = bins;
+    let mut all = vec![of("scale_up", inside, up)];
+    if out > 0.0 && cluster.nodes() > 1 {
+        all.push(of("scale_out", between, out));
+    }
+    all
+}
+
+/// The latest end of every op, from the last back: before what waits for it has to start. Those who meet end
+/// together, so that each may take as long as the one with the least room.
+fn latest(engine: &Engine) -> Vec<Vec<u64>> {
+    let end = engine.runs.iter().map(|run| run.last().ps()).max().unwrap_or(0);
+    let mut latest: Vec<Vec<u64>> = engine.runs.iter().map(|run| vec![end; run.kept.len()]).collect();
+    let ops = |(class, run): (usize, &super::run::Run)| (0..run.kept.len() as u32).map(move |op| (class as u32, op));
+    let mut order: Vec<(u32, u32)> = engine.runs.iter().enumerate().flat_map(ops).collect();
+    // Whoever waits for an op starts no earlier than it ends; at one moment, later in the program.
+    order.sort_unstable_by_key(|&(class, op)| {
+        let kept = kept(engine, class, op);
+        std::cmp::Reverse((kept.end, kept.start, op))
+    });
+    for (class, op) in order {
+        let (own, run) = (kept(engine, class, op), &engine.runs[class as usize]);
+        let room = latest[class as usize][op as usize] - own.end;
+        // What was late because of another leaves that one as much room, and none of its own waiting counts.
+        let (last, its) = own.by;
+        let begun = kept(engine, last, its).start;
+        let starts = [(class, op, own.start + (begun - own.start.min(begun))), (last, its, begun)];
+        for (class, op, start) in starts {
+            let script = &engine.scripts[engine.runs[class as usize].program];
+            for &before in script.line.preds(op as usize) {
+                let may = &mut latest[class as usize][before as usize];
+                *may = (*may).min(start + room).max(kept(engine, class, before).end);
+            }
+        }
+        debug_assert!(run.left == 0);
+    }
+    latest
+}
+
+fn next(engine: &Engine) -> Vec<Slack> {
+    let latest = latest(engine);
+    let mut least: BTreeMap<(usize, u16), (u64, u32)> = BTreeMap::new();
+    for (class, run) in engine.runs.iter().enumerate() {
+        let script = &engine.scripts[run.program];
+        for (op, kept) in run.kept.iter().enumerate() {
+            let slack = latest[class][op] - kept.end;
+            if slack > 0 && kept.end > kept.start {
+                let at = least.entry((class, script.lane(op as u32))).or_insert((slack, op as u32));
+                *at = (*at).min((slack, op as u32));
+            }
+        }
+    }
+    let mut all: Vec<(u64, u32, usize)> =
+        least.into_iter().map(|((class, _), (slack, op))| (slack, op, class)).collect();
+    all.sort_unstable();
+    let told = |(slack, op, class): (u64, u32, usize)| Slack {
+        rank: engine.fold.representatives[class],
+        path: engine.scripts[engine.runs[class].program].line.path(op as usize),
+        seconds: seconds(slack).value(),
+    };
+    all.into_iter().take(NEXT).map(told).collect()
+}
