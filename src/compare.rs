@@ -1,5 +1,8 @@
 //! A prediction beside a measurement of the same plan: joined op by op on (rank, path).
 
+pub mod stats;
+pub mod validation;
+
 use crate::timeline::{Span, Timeline};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};

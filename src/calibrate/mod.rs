@@ -1,3 +1,133 @@
-//! From measurements to the numbers that predictions rest on.
+//! From measurements to the numbers that predictions rest on: links from the logs of others (`links`), and this machine.
+//!
+//! Measures a machine: kernels as the executor runs them, messages as its transport sends them, and what threads
+//! that share cores do to each other. What comes out is a [`Profile`].
+//!
+//! Kernels are timed inside of real training steps, one at a time, because that is where they are predicted: with
+//! the caches as the op before left them. Steps of all shapes take turns, so that a disturbance hits all alike, and
+//! of the times of one shape the lower quartile counts: a run that others disturbed says nothing about the machine.
 
 pub mod links;
+mod machine;
+mod messages;
+mod samples;
+pub mod shapes;
+
+use crate::device::measured::{Crowded, FORMAT};
+use crate::device::{Profile, Threads};
+use crate::error::{Error, Result};
+use crate::exec::{Options, execute};
+use crate::plan::Plan;
+use samples::Samples;
+use std::time::{Duration, Instant};
+
+/// How much to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// Shapes drawn at random besides the fixed ones.
+    pub drawn: usize,
+    /// Rounds over all shapes, while there is time.
+    pub rounds: usize,
+    pub budget: Duration,
+    /// The longest message, in bytes.
+    pub longest_message: u64,
+    /// Only the smallest of the fixed shapes: for tests.
+    pub tiny: bool,
+}
+
+impl Effort {
+    pub const FULL: Effort =
+        Effort { drawn: 36, rounds: 6, budget: Duration::from_secs(140), longest_message: 32 << 20, tiny: false };
+    pub const QUICK: Effort =
+        Effort { drawn: 4, rounds: 3, budget: Duration::from_secs(12), longest_message: 4 << 20, tiny: false };
+    pub const TINY: Effort =
+        Effort { drawn: 0, rounds: 2, budget: Duration::from_secs(5), longest_message: 1 << 14, tiny: true };
+}
+
+/// Told how much is done, 0 to 1, and what is next.
+pub type Progress<'a> = &'a dyn Fn(f64, &'static str);
+
+/// Measures this machine's CPU. `command` is kept in the profile.
+pub fn cpu(effort: Effort, command: &str, progress: Progress) -> Result<Profile> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    progress(0.0, "messages");
+    let messages = messages::measure(effort);
+    let plans = shapes::ladder(effort).iter().map(shapes::Shape::plan).collect::<Result<Vec<Plan>>>()?;
+    let samples = steps(&plans, effort, progress)?;
+    progress(0.95, "shared cores");
+    let crowded = crowded(effort, cores)?;
+    if samples.is_empty() {
+        return Err(Error::device("calibrate", "not one kernel was timed"));
+    }
+    Ok(Profile {
+        foretrain_profile: FORMAT,
+        machine: machine::name(cores),
+        date: machine::today(),
+        command: command.into(),
+        provenance: PROVENANCE.into(),
+        threads: Threads {
+            cores,
+            op_s: samples.gap(),
+            wake_s: messages.wake_s,
+            post: messages.post,
+            take: messages.take,
+            add: messages.add,
+            crowded,
+        },
+        kernels: samples.curves(),
+    })
+}
+
+const PROVENANCE: &str = "measured by foretrain: kernels inside of training steps, one at a time; the lower quartile \
+                          of interleaved runs";
+
+/// Runs every plan in turn, again and again while there is time, one kernel at a time.
+fn steps(plans: &[Plan], effort: Effort, progress: Progress) -> Result<Samples> {
+    let (mut samples, begun) = (Samples::default(), Instant::now());
+    let total = (plans.len() * effort.rounds) as f64;
+    for round in 0..effort.rounds {
+        for (i, plan) in plans.iter().enumerate() {
+            // The first round is finished whatever it takes.
+            if round > 0 && begun.elapsed() > effort.budget {
+                return Ok(samples);
+            }
+            let run = execute(plan, &options(plan, 1))?;
+            // The first round warms up: it counts only where no other follows.
+            samples.add(plan, &run, round == 0)?;
+            let done = (round * plans.len() + i) as f64 / total;
+            progress(0.05 + 0.9 * done.max(begun.elapsed().div_duration_f64(effort.budget).min(1.0) * 0.99), "kernels");
+        }
+    }
+    Ok(samples)
+}
+
+/// All ranks on so many devices.
+fn options(plan: &Plan, devices: u32) -> Options {
+    Options { seed: 1, devices: (0..plan.ranks()).map(|rank| rank % devices).collect(), keep: false }
+}
+
+/// The same steps with one thread busy and with a thread a core, kernel by kernel.
+fn crowded(effort: Effort, cores: u32) -> Result<Crowded> {
+    let one = Crowded { gemm: 1.0, attention: 1.0, memory: 1.0 };
+    if cores < 2 {
+        return Ok(one);
+    }
+    let plans = shapes::replicas(effort, cores).iter().map(shapes::Shape::plan).collect::<Result<Vec<Plan>>>()?;
+    let (mut alone, mut together) = (Samples::default(), Samples::default());
+    for _ in 0..effort.rounds.max(3) {
+        for plan in &plans {
+            let run = |devices, into: &mut Samples| -> Result<()> {
+                let run = execute(plan, &options(plan, devices))?;
+                into.add(plan, &run, false)
+            };
+            run(1, &mut alone)?;
+            run(cores, &mut together)?;
+        }
+    }
+    let ratio = |class: samples::Class| together.ratio(&alone, class).max(1.0);
+    Ok(Crowded {
+        gemm: ratio(samples::Class::Gemm),
+        attention: ratio(samples::Class::Attention),
+        memory: ratio(samples::Class::Memory),
+    })
+}

@@ -1,165 +1,159 @@
-//! `foretrain calibrate`: measurements of a machine, made into the numbers that predictions rest on.
+//! `foretrain calibrate`: measures the machine at hand and writes its profile; or reads what others have measured.
 
-use super::{Answer, Output, write_file};
-use crate::calibrate::links::{Fit, fit};
-use crate::error::{Error, Result};
-use crate::import::nccl_tests::{Log, kind_of, parse};
-use crate::spec::ClusterSpec;
+mod links;
+
+use super::run::On;
+use super::{Answer, Output, pretty, write_file};
+use crate::calibrate::{self, Effort};
+use crate::device::Profile;
+use crate::device::curve::Curve;
+use crate::error::Result;
+use crate::report::human::{Table, decimal, seconds};
 use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 #[derive(Args)]
-#[command(
-    after_help = "Example: foretrain calibrate --from-nccl-tests all_reduce.log all_gather.json --cluster dgx-h100 --out mine.json\n         \
-    foretrain estimate --cluster mine.json --gpus 64\n\n\
-    Every log becomes one to three lines, latency + bytes / bandwidth, of its operation among its GPUs; the written\n\
-    cluster is the given one with them. Operation, GPUs and nodes are those that the log names."
-)]
+#[command(after_help = "Example: foretrain calibrate --on cpu --quick --out profile.json\n         \
+                        foretrain validate --on cpu --profile profile.json\n         \
+                        foretrain calibrate --from-nccl-tests all_reduce.log all_gather.json --cluster dgx-h100 --out mine.json\n         \
+                        foretrain estimate --cluster mine.json --gpus 64\n\n\
+    The profile has every time that was measured, what was fitted to them and what the fit leaves over. Commands that\n\
+    predict read it by `--profile profile.json`. Let the machine be idle: what others do on it is measured, too.\n\n\
+    Of nccl-tests every log becomes one to three lines, latency + bytes / bandwidth, of its operation among its GPUs; the\n\
+    written cluster is the given one with them. Operation, GPUs and nodes are those that the log names.")]
 pub struct Flags {
-    /// Logs of nccl-tests or rccl-tests, text or what -J writes
-    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
-    from_nccl_tests: Vec<PathBuf>,
-    /// The cluster they were measured on: a shipped one or a file
-    #[arg(long, value_name = "NAME", default_value = "dgx-h100")]
-    cluster: String,
-    /// Write the cluster with what was measured to this file
+    /// What to measure
+    #[arg(long, value_enum, default_value = "cpu")]
+    on: On,
+    /// Fewer shapes and runs, in less than 20 s instead of 3 min
+    #[arg(long)]
+    quick: bool,
+    /// Least of all, in some seconds: to try the command out
+    #[arg(long, hide = true, conflicts_with = "quick")]
+    tiny: bool,
+    #[command(flatten)]
+    links: links::Flags,
+    /// Write the profile, or the cluster with what was measured, to this file [default: profile.json; no cluster]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// The operation, where a log does not name it (all_reduce, all_gather, reduce_scatter, alltoall)
-    #[arg(long, value_name = "OP")]
-    op: Option<String>,
-    /// GPUs, where a log does not list them
-    #[arg(long, value_name = "N")]
-    gpus: Option<u32>,
-    /// Nodes, where a log does not list them
-    #[arg(long, value_name = "N")]
-    nodes: Option<u32>,
     #[command(flatten)]
     output: Output,
 }
 
-/// One log, fitted.
-#[derive(Serialize)]
-struct Fitted {
-    file: String,
-    op: String,
-    gpus: u32,
-    nodes: u32,
-    rows: usize,
-    lines: Vec<crate::spec::Line>,
-    rel_sd: f64,
-    /// 95 % of rows are within this part of their prediction.
-    interval: f64,
-    worst: f64,
-    residuals: Vec<Residual>,
-}
+impl Flags {
+    fn effort(&self) -> Effort {
+        match (self.tiny, self.quick) {
+            (true, _) => Effort::TINY,
+            (_, true) => Effort::QUICK,
+            _ => Effort::FULL,
+        }
+    }
 
-#[derive(Serialize)]
-struct Residual {
-    bytes: u64,
-    measured_us: f64,
-    fitted_us: f64,
-}
-
-#[derive(Serialize)]
-struct Found {
-    cluster: String,
-    fits: Vec<Fitted>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    out: Option<PathBuf>,
+    /// What the profile says it came from: no paths, which are nobody's business.
+    fn command(&self) -> String {
+        let how = match (self.tiny, self.quick) {
+            (true, _) => " --tiny",
+            (_, true) => " --quick",
+            _ => "",
+        };
+        format!("foretrain calibrate --on cpu{how}")
+    }
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
-    let mut cluster = ClusterSpec::find(&flags.cluster)?;
-    let mut fits = Vec::new();
-    for file in &flags.from_nccl_tests {
-        let text = std::fs::read_to_string(file).map_err(Error::io(file))?;
-        let name = file.display().to_string();
-        let log = parse(&name, &text)?;
-        fits.push(flags.fit(file, &name, &log, &mut cluster)?);
+    if !flags.links.from_nccl_tests.is_empty() {
+        return links::run(&flags.links, flags.out.as_deref());
     }
-    if let Some(out) = &flags.out {
-        cluster.name = out.file_stem().map_or(cluster.name.clone(), |stem| stem.to_string_lossy().into_owned());
-        let json = serde_json::to_string_pretty(&cluster).expect("JSON from plain data");
-        write_file(out, json.as_bytes())?;
-    }
-    let found = Found { cluster: flags.cluster.clone(), fits, out: flags.out.clone() };
-    Ok(Answer::new(found.render(), &found))
-}
-
-impl Flags {
-    fn fit(&self, file: &Path, name: &str, log: &Log, cluster: &mut ClusterSpec) -> Result<Fitted> {
-        let said = |field: &str, flag| Error::spec(name, field, format!("the log does not say; give it as {flag}"));
-        let op = log.op.clone().or_else(|| self.op.clone()).ok_or_else(|| said("op", "--op"))?;
-        let kind = kind_of(&op).ok_or_else(|| {
-            Error::spec(
-                name,
-                "op",
-                format!("{op} is none that a plan has; use all_reduce, all_gather, reduce_scatter or alltoall"),
-            )
-        })?;
-        let gpus = self.gpus.or(log.gpus).ok_or_else(|| said("gpus", "--gpus"))?;
-        let nodes = self.nodes.or(log.nodes).ok_or_else(|| said("nodes", "--nodes"))?;
-        let rows: Vec<(f64, f64)> =
-            log.rows.iter().filter(|r| r.bytes > 0).map(|r| (r.bytes as f64, r.time_us * 1e-6)).collect();
-        let found = fit(&rows)
-            .ok_or_else(|| Error::spec(name, "rows", "fewer than two sizes; measure a range (-b 8 -e 8G -f 2)"))?;
-        let source = file.file_name().map_or(name.to_string(), |n| n.to_string_lossy().into_owned());
-        cluster.measured.retain(|m| (m.op, m.gpus, m.nodes) != (kind, gpus, nodes));
-        cluster.measured.push(found.measured(kind, gpus, nodes, &source));
-        Ok(fitted(name, op, (gpus, nodes), &rows, found))
-    }
-}
-
-fn fitted(file: &str, op: String, (gpus, nodes): (u32, u32), rows: &[(f64, f64)], found: Fit) -> Fitted {
-    let row = |(&(bytes, t), r): (&(f64, f64), &f64)| Residual {
-        bytes: bytes as u64,
-        measured_us: t * 1e6,
-        fitted_us: t * r.exp() * 1e6,
+    let On::Cpu = flags.on;
+    let out = flags.out.clone().unwrap_or_else(|| "profile.json".into());
+    let bar = bar();
+    let progress = |done: f64, what: &'static str| {
+        bar.set_position((done * 1000.0) as u64);
+        bar.set_message(what);
     };
-    Fitted {
-        file: file.into(),
-        op,
-        gpus,
-        nodes,
-        rows: rows.len(),
-        rel_sd: found.rel_sd,
-        interval: 1.96 * found.rel_sd,
-        worst: found.residuals.iter().map(|r| r.exp_m1().abs()).fold(0.0, f64::max),
-        residuals: rows.iter().zip(&found.residuals).map(row).collect(),
-        lines: found.lines,
+    let profile = calibrate::cpu(flags.effort(), &flags.command(), &progress)?;
+    bar.finish_and_clear();
+    write_file(&out, pretty(&profile).as_bytes())?;
+    let text = format!("{}\nwrote {}\n", render(&profile), out.display());
+    Ok(Answer::new(text, &Found::new(&profile, out.display().to_string())))
+}
+
+/// Shown on a terminal only.
+fn bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:40} {percent:>3} % {elapsed} {msg}").expect("a fixed template");
+    ProgressBar::new(1000).with_style(style)
+}
+
+#[derive(Serialize)]
+struct Found<'a> {
+    profile: String,
+    machine: &'a crate::device::measured::MachineName,
+    kernels: usize,
+    points: usize,
+    best_gemm_flops_per_s: f64,
+    worst_residual_sd: f64,
+}
+
+impl<'a> Found<'a> {
+    fn new(profile: &'a Profile, path: String) -> Found<'a> {
+        let curves = || profile.kernels.values();
+        Found {
+            profile: path,
+            machine: &profile.machine,
+            kernels: profile.kernels.len(),
+            points: curves().map(|c| c.points.len()).sum(),
+            best_gemm_flops_per_s: best_gemm(profile),
+            worst_residual_sd: curves().map(|c| c.residual_sd).fold(0.0, f64::max),
+        }
     }
 }
 
-impl Found {
-    fn render(&self) -> String {
-        let mut text = String::new();
-        for f in &self.fits {
-            text.push_str(&format!(
-                "{}: {} among {} GPUs on {} nodes, {} rows\n",
-                f.file, f.op, f.gpus, f.nodes, f.rows
-            ));
-            for line in &f.lines {
-                let (us, gbs) = (line.latency.value() * 1e6, line.bandwidth.value() / 1e9);
-                text.push_str(&format!("  {us:>10.2} us + bytes / {gbs:.2} GB/s\n"));
-            }
-            text.push_str(&format!(
-                "  the lowest of them; 95 % of rows within {:.1} %, the worst {:.1} % off\n",
-                f.interval * 100.0,
-                f.worst * 100.0
-            ));
-            for r in &f.residuals {
-                let off = (r.fitted_us / r.measured_us - 1.0) * 100.0;
-                text.push_str(&format!(
-                    "  {:>12} B {:>12.2} us {:>12.2} us {off:>+7.1} %\n",
-                    r.bytes, r.measured_us, r.fitted_us
-                ));
-            }
-        }
-        if let Some(out) = &self.out {
-            text.push_str(&format!("\nwrote {0}; use it as --cluster {0}\n", out.display()));
-        }
-        text
+/// Of products that were timed, 2 m n k in a second.
+fn best_gemm(profile: &Profile) -> f64 {
+    let products = profile.kernels.iter().filter(|(name, _)| name.starts_with("matmul")).flat_map(|(_, c)| &c.points);
+    products.map(|p| 2.0 * p.size.iter().product::<f64>() / p.seconds).fold(0.0, f64::max)
+}
+
+fn render(profile: &Profile) -> String {
+    let (machine, threads) = (&profile.machine, &profile.threads);
+    let mut table = Table::new("<>");
+    table.row(["fastest product", &decimal(best_gemm(profile), "FLOP/s")]);
+    let message = 1 << 20;
+    let copied = |curve: &Curve| decimal(message as f64 / curve.at(&[f64::from(message)]).0, "B/s");
+    table.row(["a message of 1 MiB: copied out", &copied(&threads.post)]);
+    table.row(["copied in", &copied(&threads.take)]);
+    table.row(["added to what is there", &copied(&threads.add)]);
+    table.row(["a thread that waits wakes up in", &seconds(threads.wake_s)]);
+    table.row(["from an op to the next", &seconds(threads.op_s)]);
+    let crowded = [threads.crowded.gemm, threads.crowded.attention, threads.crowded.memory];
+    for (what, factor) in ["products", "attention", "memory-bound"].iter().zip(crowded) {
+        table.row([&format!("{what} while all cores are busy"), &format!("{factor:.2} x")]);
     }
+    format!(
+        "{}, {} cores, {}\n\n{}\n{}",
+        machine.cpu,
+        machine.cores,
+        profile.date,
+        table.render("  "),
+        curves(profile).render("  ")
+    )
+}
+
+/// What was timed, and how far off each time is when it is predicted from the others.
+fn curves(profile: &Profile) -> Table {
+    let mut table = Table::new("<>>>>");
+    table.row(["kernel", "sizes", "runs spread by", "residual", "95 % within"]);
+    for (name, curve) in &profile.kernels {
+        let spread = curve.points.iter().map(|p| p.spread).sum::<f64>() / curve.points.len() as f64;
+        table.row([
+            name.clone(),
+            curve.points.len().to_string(),
+            format!("{:.1} %", 100.0 * spread),
+            format!("{:.1} %", 100.0 * curve.residual_sd),
+            format!("x {:.2}", curve.interval_95),
+        ]);
+    }
+    table
 }

@@ -1,5 +1,6 @@
 //! Flags that say what to compute, named like the columns of rows.csv.
 
+use crate::device::Profile;
 use crate::error::{Error, Result};
 use crate::plan::{About, Plan, check};
 use crate::spec::{Architecture, ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Options, Parallelism, Recompute};
@@ -8,7 +9,7 @@ use clap::Args;
 use std::path::{Path, PathBuf};
 
 /// One configuration.
-#[derive(Args, Debug, Clone, Default)]
+#[derive(Args, Debug, Clone, Default, PartialEq)]
 pub struct Config {
     /// A shipped model, or the path of a Hugging Face config.json [default: llama-3-8b; to run, tiny]
     #[arg(long, value_name = "NAME")]
@@ -67,6 +68,9 @@ pub struct Config {
     /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
+    /// Take kernel times from this machine's profile, see `foretrain calibrate`
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
 }
 
 /// What a command takes where nothing is said.
@@ -99,6 +103,15 @@ impl Chosen {
 }
 
 impl Config {
+    pub fn profile(&self) -> Option<&Path> {
+        self.profile.as_deref()
+    }
+
+    /// Whether no flag says what to compute.
+    pub fn says_nothing(&self) -> bool {
+        *self == Config { profile: self.profile.clone(), ..Config::default() }
+    }
+
     /// From the flags, or from a plan file that no flag may contradict.
     pub fn choose(&self, file: Option<&Path>, defaults: Defaults) -> Result<Chosen> {
         match file {
@@ -153,6 +166,7 @@ impl Config {
         let stack = self.stack.as_deref().unwrap_or(stack_of(&gpu));
         let mut case = Case::new(model, cluster_name, stack, gpus, self.dtype)?;
         case.documents = self.documents.clone().unwrap_or_default();
+        self.measured(&mut case)?;
         Ok(Chosen { case, point, loaded: None })
     }
 
@@ -174,15 +188,44 @@ impl Config {
     }
 
     fn by_plan(&self, file: &Path, defaults: Defaults) -> Result<Chosen> {
-        let plan = self.load(file)?;
+        self.of_plan(self.load(file)?, defaults, &file.display().to_string())
+    }
+
+    /// The machine by the flags, for a plan that was found in `file`.
+    pub fn of_plan(&self, plan: Plan, defaults: Defaults, file: &str) -> Result<Chosen> {
         let cluster = self.cluster.as_deref().unwrap_or(defaults.cluster);
         let gpu = GpuSpec::find(&ClusterSpec::find(cluster)?.gpu)?;
         let stack = self.stack.as_deref().unwrap_or(stack_of(&gpu));
-        let dtype = dtype(&plan.about.dtype).map_err(|why| Error::spec(file.display(), "about.dtype", why))?;
+        let dtype = dtype(&plan.about.dtype).map_err(|why| Error::spec(file, "about.dtype", why))?;
         let mut case = Case::new(plan.model()?.clone(), cluster, stack, plan.ranks(), Some(dtype))?;
         case.documents = plan.about.documents.clone();
         case.can_run(&plan.about.par)?;
+        self.measured(&mut case)?;
         Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan) })
+    }
+
+    /// Puts the profile's kernel times into a case, if they are those of its machine.
+    fn measured(&self, case: &mut Case) -> Result<()> {
+        let Some(file) = &self.profile else { return Ok(()) };
+        let profile = Profile::load(file)?;
+        if case.cluster.gpu.architecture != Architecture::Cpu {
+            let why = format!(
+                "was measured on {}, but cluster {} has {}; leave the profile out, or choose --cluster local-cpu",
+                profile.machine.cpu, case.cluster.spec.name, case.cluster.gpu.name
+            );
+            return Err(Error::spec(file.display(), "machine.cpu", why));
+        }
+        if !profile.dtypes().contains(&case.dtype.name()) {
+            let why = format!(
+                "have no {}, but {}; choose --dtype {}",
+                case.dtype.name(),
+                profile.dtypes().join(", "),
+                profile.dtypes().first().unwrap_or(&"f32")
+            );
+            return Err(Error::spec(file.display(), "kernels", why));
+        }
+        case.profile = Some(profile);
+        Ok(())
     }
 
     /// No flag says something else than the plan.

@@ -17,6 +17,7 @@ mod published;
 mod run;
 mod simulate;
 mod sweep;
+mod validate;
 
 use crate::error::{Error, Result};
 use crate::export::chrome;
@@ -60,14 +61,16 @@ enum Command {
     Run(run::Flags),
     /// Costs a plan and runs it, and joins the two op by op.
     Compare(compare::Flags),
+    /// Measures the machine at hand for those that predict; or makes logs of nccl-tests into link curves.
+    Calibrate(calibrate::Flags),
+    /// Predicts a plan by a profile, runs it, and says op by op where the prediction is wrong.
+    Validate(validate::Flags),
     /// Lists the choices of the implementation that `--options` takes.
     Options(options::Flags),
     /// Predicts published measurements and says how far off it is.
     Published(published::Flags),
     /// Prints a table of a collective as nccl-tests would, analytic beside simulated.
     Collective(collective::Flags),
-    /// Makes logs of nccl-tests into the link curves of a cluster.
-    Calibrate(calibrate::Flags),
     /// Draws the pictures of a study again from its rows.csv.
     Plot(plot::Flags),
 }
@@ -149,10 +152,11 @@ fn command(command: Command) -> Result<Answer> {
         Command::Plan(flags) => plan::run(&flags),
         Command::Run(flags) => run::run(&flags),
         Command::Compare(flags) => compare::run(&flags),
+        Command::Calibrate(flags) => calibrate::run(&flags),
+        Command::Validate(flags) => validate::run(&flags),
         Command::Options(flags) => options::run(&flags),
         Command::Published(flags) => published::run(&flags),
         Command::Collective(flags) => collective::run(&flags),
-        Command::Calibrate(flags) => calibrate::run(&flags),
         Command::Plot(flags) => plot::run(&flags),
     }
 }

@@ -21,7 +21,7 @@ pub enum On {
     Cpu,
 }
 
-/// How to run, for `run` and `compare`.
+/// How to run, for `run`, `compare` and `validate`.
 #[derive(Args)]
 pub struct Machine {
     /// What to run on
@@ -39,6 +39,10 @@ pub struct Machine {
 }
 
 impl Machine {
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
     /// How to run a plan: what is asked for, unless nobody would wait for it.
     pub fn options(&self, plan: &Plan, keep: bool) -> Result<Options> {
         let On::Cpu = self.on;

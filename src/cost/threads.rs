@@ -49,7 +49,7 @@ pub fn run(plan: &Plan, machine: Machine, threads: &Threads) -> Result<Timeline>
     let matching = Matching::new(plan, &lines);
     let fold = fold::trivial(plan.ranks());
     let sheet = Acts::new(plan, machine, &fold).sheet(&lines, &matching)?;
-    let own: Vec<u32> = (0..plan.ranks()).collect();
+    let own: Vec<u32> = (0..plan.ranks()).map(|rank| rank % threads.cores.clamp(1, plan.ranks())).collect();
     let turns = Turns::new(plan, &lines, &matching, machine.devices.unwrap_or(&own))?;
     let devices = machine.devices.unwrap_or(&own).iter().max().map_or(0, |d| *d as usize + 1);
     let shared = Shared { plan, lines: &lines, matching: &matching, sheet: &sheet, turns: &turns, threads, devices };

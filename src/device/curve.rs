@@ -63,6 +63,9 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 /// Closer than this in the logarithm, sizes are averaged rather than told apart: a tenth of noise is not a shape.
 const NEAR: f64 = 0.05;
 
+/// Further off the fitted curve than this, in the logarithm, a point is rather a disturbed run than the kernel.
+const FAR: f64 = 0.5;
+
 impl Curve {
     /// Fits points; at least one.
     pub fn new(points: Vec<Point>) -> Curve {
@@ -83,8 +86,11 @@ impl Curve {
     fn predict<'a>(&self, size: &[f64], points: impl Iterator<Item = &'a Point>) -> f64 {
         let (mut sum, mut weights) = (0.0, 0.0);
         for point in points {
-            let weight = (distance(size, &point.size) + NEAR * NEAR).powi(-2);
-            sum += weight * (point.seconds / self.base(&point.size)).ln();
+            let left_over = (point.seconds / self.base(&point.size)).ln();
+            // A point far off its curve is believed less, however near it is.
+            let belief = 1.0 / (1.0 + (left_over / FAR).powi(2));
+            let weight = belief * (distance(size, &point.size) + NEAR * NEAR).powi(-2);
+            sum += weight * left_over;
             weights += weight;
         }
         self.base(size) * if weights > 0.0 { (sum / weights).exp() } else { 1.0 }
@@ -143,20 +149,46 @@ fn spread_of(residuals: &[f64]) -> (f64, f64) {
     (sd, (t * sd).exp())
 }
 
-/// Least squares of relative errors, coefficients not negative, one coefficient at a time until they stand still
-/// (Hildreth's method; the problem is convex).
+/// Rounds of weighing anew.
+const ROUNDS: usize = 8;
+/// Relative errors above it weigh less and less.
+const LARGE: f64 = 0.1;
+
+/// Coefficients that are not negative, by relative errors. Large errors count in proportion, not by their square
+/// (Huber's weights): a run that others disturbed must not bend the curve.
 fn fit(points: &[Point]) -> Vec<f64> {
     let rows: Vec<Vec<f64>> = points.iter().map(|p| terms(&p.size).iter().map(|t| t / p.seconds).collect()).collect();
+    let mut weights = vec![1.0; rows.len()];
+    let mut fit = vec![];
+    for _ in 0..ROUNDS {
+        fit = least_squares(&rows, &weights);
+        for (row, weight) in rows.iter().zip(&mut weights) {
+            let error = (1.0 - row.iter().zip(&fit).map(|(x, c)| x * c).sum::<f64>()).abs();
+            *weight = (LARGE / error.max(LARGE)).max(1e-3);
+        }
+    }
+    fit
+}
+
+/// Rows times coefficients nearest to one, a coefficient at a time until all stand still (coordinate descent; the
+/// problem is convex).
+fn least_squares(rows: &[Vec<f64>], weights: &[f64]) -> Vec<f64> {
     let width = rows.first().map_or(0, Vec::len);
     let mut fit = vec![0.0; width];
     let mut left: Vec<f64> = vec![1.0; rows.len()];
-    let squares: Vec<f64> = (0..width).map(|j| rows.iter().map(|r| r[j] * r[j]).sum()).collect();
-    for _ in 0..5000 {
-        for j in 0..width {
-            let gain = rows.iter().zip(&left).map(|(r, l)| r[j] * l).sum::<f64>() / squares[j];
+    let weighed = || rows.iter().zip(weights);
+    let squares: Vec<f64> = (0..width).map(|j| weighed().map(|(r, w)| w * r[j] * r[j]).sum()).collect();
+    for _ in 0..1000 {
+        let mut moved = 0.0f64;
+        for j in (0..width).filter(|&j| squares[j] > 0.0) {
+            let gain = weighed().zip(&left).map(|((r, w), l)| w * r[j] * l).sum::<f64>() / squares[j];
             let step = (fit[j] + gain).max(0.0) - fit[j];
             fit[j] += step;
             rows.iter().zip(&mut left).for_each(|(r, l)| *l -= r[j] * step);
+            moved = moved.max(step.abs() * squares[j].sqrt());
+        }
+        if moved < 1e-7 {
+            break;
         }
     }
     fit

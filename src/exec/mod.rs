@@ -55,6 +55,8 @@ pub struct Job<'a> {
 pub struct Run {
     /// Measured, a class a rank, with every op's span.
     pub timeline: Timeline,
+    /// Seconds that each op of each rank, if it is a kernel, had a core: less than its span where somebody else had it.
+    pub on_core: Vec<Vec<f64>>,
     /// Mean over the tokens of the global batch; NaN for a plan that has none.
     pub loss: f64,
     /// Bytes that each rank sent, counted in the transport.

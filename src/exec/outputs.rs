@@ -65,6 +65,7 @@ pub fn gather(plan: &Plan, lines: &[Line], hub: &Hub, done: Vec<Done>) -> Result
         loss,
         sent_bytes: hub.sent_bytes(),
         peak_bytes: done.iter().map(|d| d.peak).collect(),
+        on_core: done.iter().map(|d| d.on_core.clone()).collect(),
         grads,
         weights,
         hidden: plan.feed.tokens().map_or(vec![], |inputs| hidden(plan, inputs, &done)),

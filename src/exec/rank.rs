@@ -12,6 +12,7 @@ use crate::plan::link::{Line, Place};
 use crate::plan::matching::LegAt;
 use crate::plan::memory::{Life, SlotId};
 use crate::plan::*;
+use cpu_time::ThreadTime;
 use rustc_hash::FxHashMap;
 
 /// An op's start and end, in seconds since the step began.
@@ -20,6 +21,8 @@ pub type Times = Vec<(f64, f64)>;
 /// What a rank has when it is done.
 pub struct Done {
     pub times: Times,
+    /// Time that each kernel had a core, in s.
+    pub on_core: Vec<f64>,
     pub peak: u64,
     /// Contents of watched slots at the end of each of their lives, in order.
     pub seen: FxHashMap<SlotId, Vec<Data>>,
@@ -44,6 +47,7 @@ pub struct Rank<'a, 'p> {
     ready: Vec<Option<u32>>,
     flights: Vec<Flight>,
     times: Times,
+    on_core: Vec<f64>,
     left: usize,
     /// The op begun last.
     last: u32,
@@ -70,6 +74,7 @@ impl<'a, 'p> Rank<'a, 'p> {
             ready,
             flights: vec![],
             times: vec![(0.0, 0.0); n],
+            on_core: vec![0.0; n],
             left: n,
             last: 0,
             uses: FxHashMap::default(),
@@ -100,7 +105,8 @@ impl<'a, 'p> Rank<'a, 'p> {
             (*at, self.arena.read(&self.arena.whole(&place)))
         };
         let kept = shared.kept.iter().filter(|at| self.arena.holds(**at)).map(contents).collect();
-        (Done { kept, peak: self.arena.peak(), times: self.times, seen: self.seen }, self.arena)
+        let (peak, times, on_core, seen) = (self.arena.peak(), self.times, self.on_core, self.seen);
+        (Done { kept, peak, times, on_core, seen }, self.arena)
     }
 
     /// The op that was running when the rank stopped for good.
@@ -279,8 +285,9 @@ impl<'a, 'p> Rank<'a, 'p> {
             let visible = kernel.mask().is_none_or(|m| m.shape(&self.shared.plan.views, self.rank).area > 0);
             if visible {
                 let (reads, writes) = (self.line.reads(node as usize), self.line.writes(node as usize));
-                let at = (self.rank, self.shared.step);
+                let (at, core) = ((self.rank, self.shared.step), ThreadTime::now());
                 self.arena.run::<T>(kernel, &self.shared.plan.views, at, reads, writes);
+                self.on_core[node as usize] = core.elapsed().as_secs_f64();
             }
             self.end(node);
             turns::end(self.shared.turns, &self.shared.hub, self.rank, node);

@@ -1,5 +1,6 @@
 //! Pictures of a study. A plot reads `results/<study>/rows.csv` (and study.json beside it) and nothing else of the
-//! program, so that it can be drawn again from a committed file, or from one that somebody sends.
+//! program, so that it can be drawn again from a committed file, or from one that somebody sends. (A validation is no
+//! study: it is drawn from what was just measured.)
 //!
 //! A new plot is one file here and one line of [`PLOTS`].
 
@@ -14,6 +15,7 @@ pub mod rows;
 mod sheet;
 mod stacked;
 pub mod style;
+pub mod validation;
 mod ways;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +24,7 @@ use crate::error::{Error, Result};
 use sheet::Sheet;
 
 pub use mfu_vs_seqlen::mfu_vs_seqlen;
+pub use validation::validation;
 
 /// Reads a rows.csv, writes pictures into a directory, returns their paths.
 pub type Draw = fn(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>>;

@@ -4,7 +4,7 @@ use super::frames::Frames;
 use super::guard;
 use crate::cluster::Cluster;
 use crate::cost::{Effort, Machine, cost};
-use crate::device::Roofline;
+use crate::device::{KernelTime, Profile, Roofline};
 use crate::error::{Error, Result};
 use crate::plan::link::AtomTable;
 use crate::plan::memory::{Conflicts, Layout};
@@ -82,6 +82,8 @@ pub struct Case {
     pub dtype: Dtype,
     /// Packed into every sequence.
     pub documents: Documents,
+    /// Measured kernel times; none: those of the roofline.
+    pub profile: Option<Profile>,
     roofline: Roofline,
     peak: FlopsPerSec,
     /// By structure and program: plans that differ in sizes only share it.
@@ -116,6 +118,7 @@ impl Case {
             stack,
             dtype,
             documents: Documents::default(),
+            profile: None,
             roofline,
             peak,
             conflicts: Mutex::default(),
@@ -123,7 +126,9 @@ impl Case {
     }
 
     pub fn machine(&self) -> Machine<'_> {
-        Machine { cluster: &self.cluster, stack: &self.stack, kernels: &self.roofline, devices: None }
+        let roofline: &dyn KernelTime = &self.roofline;
+        let kernels = self.profile.as_ref().map_or(roofline, |profile| profile);
+        Machine { cluster: &self.cluster, stack: &self.stack, kernels, devices: None }
     }
 
     pub fn plan(&self, point: &Point) -> Result<Plan> {
@@ -198,6 +203,7 @@ impl Case {
             stack: self.stack.clone(),
             dtype: self.dtype,
             documents: self.documents.clone(),
+            profile: self.profile.clone(),
             roofline: self.roofline.clone(),
             peak: self.peak,
             conflicts: Mutex::default(),

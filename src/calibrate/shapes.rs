@@ -1,0 +1,159 @@
+//! Which training steps are run to time their kernels, and fresh ones that no calibration has seen.
+
+use super::Effort;
+use crate::error::Result;
+use crate::plan::{Dtype, Engine, Plan};
+use crate::spec::{LlmSpec, Mlp, Norm, Parallelism, Positions, Workload};
+use crate::strategy::{Engines, build};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// A training step of a small model.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    pub model: LlmSpec,
+    pub seq_len: u64,
+    /// Sequences of a step and replica.
+    pub batch: u64,
+    pub par: Parallelism,
+}
+
+/// hidden, heads, kv_heads, head_dim, ffn, vocab
+type Sizes = [u64; 6];
+
+fn llama([hidden, heads, kv_heads, head_dim, ffn, vocab]: Sizes, layers: u64) -> LlmSpec {
+    let name = format!("h{hidden}-a{heads}-k{kv_heads}-d{head_dim}-f{ffn}-v{vocab}-l{layers}");
+    LlmSpec {
+        name,
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        ffn,
+        vocab,
+        rms_eps: 1e-5,
+        rope_theta: 1e4,
+        ..LlmSpec::default()
+    }
+}
+
+/// LayerNorm, GELU, biases, learned positions.
+fn gpt2(sizes: Sizes, max: u64) -> LlmSpec {
+    let positions = Positions::Learned { max };
+    LlmSpec { norm: Norm::Layer, mlp: Mlp::Gelu, bias: true, positions, ..llama(sizes, 1) }
+}
+
+impl Shape {
+    fn new(model: LlmSpec, seq_len: u64, par: Parallelism) -> Shape {
+        Shape { model, seq_len, batch: 1, par }
+    }
+
+    pub fn plan(&self) -> Result<Plan> {
+        let work = Workload {
+            seq_len: self.seq_len,
+            global_batch: self.batch * u64::from(self.par.dp),
+            micro_batch: 1,
+            dtype: Dtype::F32,
+            documents: Default::default(),
+        };
+        let engine = Engine::Sm { ctas: 1 };
+        build(&self.model, &work, &self.par, Engines { p2p: engine, collective: engine })
+    }
+
+    /// Floating-point operations of a step, all ranks together.
+    pub fn flops(&self) -> f64 {
+        let tokens = self.batch * u64::from(self.par.dp) * self.seq_len;
+        self.model.flops_per_token(self.seq_len) * tokens as f64
+    }
+}
+
+fn alone() -> Parallelism {
+    Parallelism::default()
+}
+
+/// Each way to split over two ranks: they bring kernels of their own.
+fn ways() -> [Parallelism; 6] {
+    [
+        Parallelism { ring: 2, ..alone() },
+        Parallelism { ulysses: 2, ..alone() },
+        Parallelism { tp: 2, ..alone() },
+        Parallelism { dp: 2, zero: 1, ..alone() },
+        Parallelism { dp: 2, zero: 3, ..alone() },
+        Parallelism { ring: 4, ..alone() },
+    ]
+}
+
+/// What calibration runs: fixed shapes from thin to wide, then drawn ones.
+pub fn ladder(effort: Effort) -> Vec<Shape> {
+    let small: Sizes = [128, 4, 2, 32, 256, 512];
+    let mut all = vec![Shape::new(llama(small, 1), 64, alone())];
+    all.extend(ways().map(|par| Shape::new(llama(small, 1), 64, par)));
+    all.push(Shape::new(gpt2(small, 256), 64, alone()));
+    if effort.tiny {
+        return all;
+    }
+    let fixed: [(Sizes, u64); 7] = [
+        ([512, 8, 4, 64, 1024, 1024], 16),
+        ([256, 4, 4, 64, 704, 1024], 256),
+        ([512, 8, 2, 64, 1408, 2048], 512),
+        ([256, 8, 8, 32, 512, 4096], 1024),
+        ([1024, 8, 4, 128, 1024, 1024], 256),
+        ([256, 4, 2, 64, 512, 512], 2048),
+        ([1024, 16, 8, 64, 2816, 4096], 384),
+    ];
+    all.extend(fixed.map(|(sizes, seq_len)| Shape::new(llama(sizes, 1), seq_len, alone())));
+    let (middle, wide): (Sizes, Sizes) = ([256, 8, 4, 64, 512, 1024], [512, 8, 8, 64, 1408, 2048]);
+    all.extend(ways().map(|par| Shape::new(llama(middle, 1), 256, par)));
+    all.extend(ways().map(|par| Shape::new(llama(wide, 1), 1024, par)));
+    all.push(Shape::new(gpt2(wide, 1024), 512, alone()));
+    let mut rng = ChaCha8Rng::seed_from_u64(CALIBRATION);
+    all.extend((0..effort.drawn).map(|_| draw(&mut rng, 2)));
+    all
+}
+
+/// Seeds what calibration draws: no validation may have it.
+pub const CALIBRATION: u64 = u64::MAX;
+
+/// The same step on every core: what neighbours do to each other.
+pub fn replicas(effort: Effort, cores: u32) -> Vec<Shape> {
+    let par = Parallelism { dp: cores, zero: 0, ..alone() };
+    let sizes: [(Sizes, u64); 3] =
+        [([128, 4, 2, 32, 256, 512], 64), ([512, 8, 4, 64, 1408, 1024], 512), ([256, 8, 8, 64, 1024, 2048], 1024)];
+    let chosen = if effort.tiny { &sizes[..1] } else { &sizes[1..] };
+    chosen.iter().map(|&(sizes, seq_len)| Shape::new(llama(sizes, 1), seq_len, par)).collect()
+}
+
+/// A step that some tenths of a second take.
+pub fn fresh(seed: u64, ranks: u32) -> Shape {
+    draw(&mut ChaCha8Rng::seed_from_u64(seed), ranks)
+}
+
+/// Draws until a shape is feasible and neither a trifle nor a long wait.
+fn draw(rng: &mut ChaCha8Rng, ranks: u32) -> Shape {
+    loop {
+        let shape = candidate(rng, ranks);
+        if (4e9..4e10).contains(&shape.flops()) && shape.plan().is_ok() {
+            return shape;
+        }
+    }
+}
+
+fn candidate(rng: &mut ChaCha8Rng, ranks: u32) -> Shape {
+    let mut between = |low: f64, high: f64, unit: u64| {
+        let x: f64 = rng.random_range(low.ln()..high.ln());
+        ((x.exp() / unit as f64).round() as u64).max(1) * unit
+    };
+    let (hidden, seq_len) = (between(192.0, 1024.0, 64), between(192.0, 2048.0, 64));
+    let (ffn, vocab) = (between(hidden as f64 * 1.2, hidden as f64 * 3.5, 64), between(512.0, 4096.0, 64));
+    let head_dim = [32, 64, 64, 128][rng.random_range(0..4)];
+    let kv_heads = [1, 2, 4][rng.random_range(0..3)] * u64::from(ranks);
+    let heads = kv_heads * [1, 2][rng.random_range(0..2)];
+    let way = [
+        Parallelism { ring: ranks, ..alone() },
+        Parallelism { ulysses: ranks, ..alone() },
+        Parallelism { tp: ranks, ..alone() },
+        Parallelism { dp: ranks, zero: 1, ..alone() },
+    ][rng.random_range(0..4)];
+    Shape::new(llama([hidden, heads, kv_heads, head_dim, ffn, vocab], 1), seq_len, way)
+}

@@ -1,0 +1,155 @@
+//! `foretrain calibrate --from-nccl-tests`: logs of collectives, made into the links of a cluster.
+
+use crate::calibrate::links::{Fit, fit};
+use crate::cli::{Answer, write_file};
+use crate::error::{Error, Result};
+use crate::import::nccl_tests::{Log, kind_of, parse};
+use crate::spec::ClusterSpec;
+use clap::Args;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+#[derive(Args)]
+pub struct Flags {
+    /// Logs of nccl-tests or rccl-tests, text or what -J writes
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["on", "quick"])]
+    pub from_nccl_tests: Vec<PathBuf>,
+    /// The cluster they were measured on: a shipped one or a file
+    #[arg(long, value_name = "NAME", default_value = "dgx-h100")]
+    cluster: String,
+    /// The operation, where a log does not name it (all_reduce, all_gather, reduce_scatter, alltoall)
+    #[arg(long, value_name = "OP")]
+    op: Option<String>,
+    /// GPUs, where a log does not list them
+    #[arg(long, value_name = "N")]
+    gpus: Option<u32>,
+    /// Nodes, where a log does not list them
+    #[arg(long, value_name = "N")]
+    nodes: Option<u32>,
+}
+
+/// One log, fitted.
+#[derive(Serialize)]
+struct Fitted {
+    file: String,
+    op: String,
+    gpus: u32,
+    nodes: u32,
+    rows: usize,
+    lines: Vec<crate::spec::Line>,
+    rel_sd: f64,
+    /// 95 % of rows are within this part of their prediction.
+    interval: f64,
+    worst: f64,
+    residuals: Vec<Residual>,
+}
+
+#[derive(Serialize)]
+struct Residual {
+    bytes: u64,
+    measured_us: f64,
+    fitted_us: f64,
+}
+
+#[derive(Serialize)]
+struct Found {
+    cluster: String,
+    fits: Vec<Fitted>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    out: Option<PathBuf>,
+}
+
+/// Fits every log; writes the cluster with what was measured to `out`.
+pub fn run(flags: &Flags, out: Option<&Path>) -> Result<Answer> {
+    let mut cluster = ClusterSpec::find(&flags.cluster)?;
+    let mut fits = Vec::new();
+    for file in &flags.from_nccl_tests {
+        let text = std::fs::read_to_string(file).map_err(Error::io(file))?;
+        let name = file.display().to_string();
+        let log = parse(&name, &text)?;
+        fits.push(flags.fit(file, &name, &log, &mut cluster)?);
+    }
+    if let Some(out) = out {
+        cluster.name = out.file_stem().map_or(cluster.name.clone(), |stem| stem.to_string_lossy().into_owned());
+        let json = serde_json::to_string_pretty(&cluster).expect("JSON from plain data");
+        write_file(out, json.as_bytes())?;
+    }
+    let found = Found { cluster: flags.cluster.clone(), fits, out: out.map(Path::to_path_buf) };
+    Ok(Answer::new(found.render(), &found))
+}
+
+impl Flags {
+    fn fit(&self, file: &Path, name: &str, log: &Log, cluster: &mut ClusterSpec) -> Result<Fitted> {
+        let said = |field: &str, flag| Error::spec(name, field, format!("the log does not say; give it as {flag}"));
+        let op = log.op.clone().or_else(|| self.op.clone()).ok_or_else(|| said("op", "--op"))?;
+        let kind = kind_of(&op).ok_or_else(|| {
+            Error::spec(
+                name,
+                "op",
+                format!("{op} is none that a plan has; use all_reduce, all_gather, reduce_scatter or alltoall"),
+            )
+        })?;
+        let gpus = self.gpus.or(log.gpus).ok_or_else(|| said("gpus", "--gpus"))?;
+        let nodes = self.nodes.or(log.nodes).ok_or_else(|| said("nodes", "--nodes"))?;
+        let rows: Vec<(f64, f64)> =
+            log.rows.iter().filter(|r| r.bytes > 0).map(|r| (r.bytes as f64, r.time_us * 1e-6)).collect();
+        let found = fit(&rows)
+            .ok_or_else(|| Error::spec(name, "rows", "fewer than two sizes; measure a range (-b 8 -e 8G -f 2)"))?;
+        let source = file.file_name().map_or(name.to_string(), |n| n.to_string_lossy().into_owned());
+        cluster.measured.retain(|m| (m.op, m.gpus, m.nodes) != (kind, gpus, nodes));
+        cluster.measured.push(found.measured(kind, gpus, nodes, &source));
+        Ok(fitted(name, op, (gpus, nodes), &rows, found))
+    }
+}
+
+fn fitted(file: &str, op: String, (gpus, nodes): (u32, u32), rows: &[(f64, f64)], found: Fit) -> Fitted {
+    let row = |(&(bytes, t), r): (&(f64, f64), &f64)| Residual {
+        bytes: bytes as u64,
+        measured_us: t * 1e6,
+        fitted_us: t * r.exp() * 1e6,
+    };
+    Fitted {
+        file: file.into(),
+        op,
+        gpus,
+        nodes,
+        rows: rows.len(),
+        rel_sd: found.rel_sd,
+        interval: 1.96 * found.rel_sd,
+        worst: found.residuals.iter().map(|r| r.exp_m1().abs()).fold(0.0, f64::max),
+        residuals: rows.iter().zip(&found.residuals).map(row).collect(),
+        lines: found.lines,
+    }
+}
+
+impl Found {
+    fn render(&self) -> String {
+        let mut text = String::new();
+        for f in &self.fits {
+            text.push_str(&format!(
+                "{}: {} among {} GPUs on {} nodes, {} rows\n",
+                f.file, f.op, f.gpus, f.nodes, f.rows
+            ));
+            for line in &f.lines {
+                let (us, gbs) = (line.latency.value() * 1e6, line.bandwidth.value() / 1e9);
+                text.push_str(&format!("  {us:>10.2} us + bytes / {gbs:.2} GB/s\n"));
+            }
+            text.push_str(&format!(
+                "  the lowest of them; 95 % of rows within {:.1} %, the worst {:.1} % off\n",
+                f.interval * 100.0,
+                f.worst * 100.0
+            ));
+            for r in &f.residuals {
+                let off = (r.fitted_us / r.measured_us - 1.0) * 100.0;
+                text.push_str(&format!(
+                    "  {:>12} B {:>12.2} us {:>12.2} us {off:>+7.1} %\n",
+                    r.bytes, r.measured_us, r.fitted_us
+                ));
+            }
+        }
+        if let Some(out) = &self.out {
+            text.push_str(&format!("\nwrote {0}; use it as --cluster {0}\n", out.display()));
+        }
+        text
+    }
+}

@@ -1,0 +1,208 @@
+//! `foretrain validate`: a profile's prediction of a plan against the plan as it runs.
+
+use super::config::{Config, LOCAL, PlanFile};
+use super::run::Machine;
+use super::{Answer, Output, trace};
+use crate::act::work_of;
+use crate::calibrate::shapes;
+use crate::compare::validation::{OpCheck, Trial, Validation, validate};
+use crate::cost::{Effort, cost};
+use crate::device::{KernelTime, Profile};
+use crate::error::{Error, Result};
+use crate::exec::execute;
+use crate::plan::link::{AtomTable, Line};
+use crate::plan::{OpKind, Plan};
+use crate::plot;
+use crate::report::human::{Table, seconds};
+use crate::spec::Provenance;
+use crate::timeline::Timeline;
+use clap::Args;
+use serde::Serialize;
+use std::path::PathBuf;
+
+#[derive(Args)]
+#[command(
+    after_help = "Example: foretrain validate --on cpu --profile profile.json --seed 7 --trace trace.json\n         \
+                        foretrain validate --profile profile.json --model tiny --seq-len 512 --ring 4 --repeat 9\n\n\
+    Without a plan, or flags that say one, it draws a model, a length and a way to split them by --seed: shapes that no\n\
+    calibration has run."
+)]
+pub struct Flags {
+    #[command(flatten)]
+    config: Config,
+    #[command(flatten)]
+    plan: PlanFile,
+    #[command(flatten)]
+    machine: Machine,
+    /// Runs that count; one more before them warms up
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeat: u32,
+    /// Ranks of a drawn plan [default: one a core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    ranks: Option<u32>,
+    /// Draw predicted against measured ops into this folder
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+    /// Write the JSON to this file, too
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct Found<'a> {
+    plan: String,
+    what: &'a str,
+    machine: &'a crate::device::measured::MachineName,
+    profile_date: &'a str,
+    devices: u32,
+    seed: u64,
+    #[serde(flatten)]
+    validation: &'a Validation,
+}
+
+pub fn run(flags: &Flags) -> Result<Answer> {
+    let Some(file) = flags.config.profile() else {
+        let why = "is missing; write one with `foretrain calibrate --on cpu --out profile.json` and give it";
+        return Err(Error::spec("validate", "--profile", why));
+    };
+    let profile = Profile::load(file)?;
+    let (plan, chosen) = chosen(flags)?;
+    let options = flags.machine.options(&plan, false)?;
+    let machine = crate::cost::Machine { devices: Some(&options.devices), ..chosen.case.machine() };
+    let predicted = cost(&plan, machine, Effort::ALL_SPANS)?;
+    let mut runs: Vec<Trial> = vec![];
+    for _ in 0..=flags.repeat {
+        let run = execute(&plan, &options)?;
+        runs.push(Trial { timeline: run.timeline, on_core: run.on_core });
+    }
+    let runs = &runs[1..];
+    let known = known(&plan, &profile)?;
+    let validation = validate(&predicted, runs, &|rank, node| known[rank as usize][node]);
+    let what = what(&plan);
+    let devices = options.devices.iter().max().map_or(0, |d| d + 1);
+    let mut text = format!(
+        "{what}, {} threads over {devices} of {} cores, {} runs\n\n{}",
+        plan.ranks(),
+        profile.machine.cores,
+        flags.repeat,
+        render(&validation)
+    );
+    if let Some(path) = &flags.machine.trace {
+        trace(path, &[("predicted", &predicted), ("measured", typical(runs, validation.measured_step_s))])?;
+        text.push_str(&format!("\nwrote {}\n", path.display()));
+    }
+    if let Some(dir) = &flags.plot {
+        let files = plot::validation(&validation, &what, dir, "validation")?;
+        files.iter().for_each(|file| text.push_str(&format!("\nwrote {}", file.display())));
+        text.push('\n');
+    }
+    let found = Found {
+        plan: plan.hash(),
+        what: &what,
+        machine: &profile.machine,
+        profile_date: &profile.date,
+        devices,
+        seed: flags.machine.seed(),
+        validation: &validation,
+    };
+    Answer::new(text, &found).also_to(flags.out.as_deref())
+}
+
+/// The plan that is asked for, or a drawn one; and what it is costed on.
+fn chosen(flags: &Flags) -> Result<(Plan, super::config::Chosen)> {
+    if flags.plan.plan.is_some() || !flags.config.says_nothing() {
+        let chosen = flags.config.choose(flags.plan.plan.as_deref(), LOCAL)?;
+        return Ok((chosen.plan()?, chosen));
+    }
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    let plan = shapes::fresh(flags.machine.seed(), flags.ranks.unwrap_or(cores)).plan()?;
+    let chosen = flags.config.of_plan(plan.clone(), LOCAL, "the drawn plan")?;
+    Ok((plan, chosen))
+}
+
+fn what(plan: &Plan) -> String {
+    format!("{}, seq_len {}, {}", plan.about.model, plan.about.seq_len, plan.about.strategy)
+}
+
+/// How the time of every op of every rank is known; none for what is no kernel.
+fn known(plan: &Plan, profile: &Profile) -> Result<Vec<Vec<Option<Provenance>>>> {
+    let atoms = AtomTable::new(plan)?;
+    let programs = 0..plan.programs.len() as u32;
+    let lines = programs.map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<Line>>>()?;
+    let of_op = |rank: u32, line: &Line, node: usize| {
+        let OpKind::Compute { kernel, .. } = &line.nodes[node].op.kind else { return None };
+        // What the mask leaves nothing of takes no time, and that is known.
+        let Some((work, dtype)) = work_of(plan, line, node, rank) else { return Some(Provenance::Measured) };
+        Some(profile.time_as(kernel.curve(), &work, dtype).provenance)
+    };
+    let of_rank = |rank: u32| {
+        let line = &lines[plan.program_of(rank) as usize];
+        (0..line.nodes.len()).map(|node| of_op(rank, line, node)).collect()
+    };
+    Ok((0..plan.ranks()).map(of_rank).collect())
+}
+
+/// The run whose step is nearest to what counts as measured.
+fn typical(runs: &[Trial], step_s: f64) -> &Timeline {
+    let off = |t: &&Timeline| (t.step.value() - step_s).abs();
+    runs.iter().map(|r| &r.timeline).min_by(|a, b| off(a).total_cmp(&off(b))).expect("at least one run")
+}
+
+const WORST: usize = 10;
+
+fn percent(x: f64) -> String {
+    format!("{:.1} %", 100.0 * x)
+}
+
+fn render(v: &Validation) -> String {
+    let mut table = Table::new("<>>>>");
+    table.row(["all ranks together", "ops", "predicted", "measured", "error"]);
+    table.row([
+        "step".into(),
+        String::new(),
+        seconds(v.predicted_step_s),
+        seconds(v.measured_step_s),
+        percent(v.end_to_end_error),
+    ]);
+    for kind in &v.by_kind {
+        table.row([
+            format!("  {}", kind.what),
+            kind.ops.to_string(),
+            seconds(kind.predicted_s),
+            seconds(kind.measured_s),
+            percent(kind.median_error),
+        ]);
+    }
+    let inside = if v.within_noise { ": the error is within the noise" } else { "" };
+    format!(
+        "{}\n  the error of a step is that of its time, of a kind the median of its ops'\n\n{}\n\
+         end-to-end error {}, ops: median {}, 90th percentile {}; the runs spread by {}{inside}\n\
+         of the kernels' time, {} their cores were with other threads; of the time on their cores the median error is {}\n",
+        table.render("  "),
+        worst(&v.worst(WORST)),
+        percent(v.end_to_end_error),
+        percent(v.median_op_error),
+        percent(v.p90_op_error),
+        percent(v.noise),
+        percent(v.lost_to_others),
+        percent(v.median_kernel_error_on_core),
+    )
+}
+
+fn worst(ops: &[&OpCheck]) -> String {
+    let mut table = Table::new("<>>>><");
+    table.row(["most seconds off", "rank", "predicted", "measured", "runs spread by", "why"]);
+    for op in ops {
+        table.row([
+            format!("{} {}", op.path, op.what),
+            op.rank.to_string(),
+            seconds(op.predicted_s),
+            seconds(op.measured_s),
+            percent(op.spread),
+            op.reason.says().into(),
+        ]);
+    }
+    table.render("  ")
+}

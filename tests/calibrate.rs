@@ -1,0 +1,189 @@
+//! A machine is measured in seconds, its profile read by those that predict, and a prediction held against a run. What
+//! is tested is that all of it is there and fits together: how long anything takes is the machine's affair.
+
+use foretrain::calibrate::{self, Effort};
+use foretrain::cluster::Cluster;
+use foretrain::cost::{self, Machine, cost};
+use foretrain::device::Profile;
+use foretrain::plan::{Dtype, Engine, Plan};
+use foretrain::spec::{ClusterSpec, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
+use foretrain::strategy::{Engines, build};
+use foretrain::timeline::Timeline;
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// One calibration serves all tests.
+fn profile() -> &'static Profile {
+    static PROFILE: OnceLock<Profile> = OnceLock::new();
+    PROFILE.get_or_init(|| calibrate::cpu(Effort::TINY, "a test", &|_, _| ()).expect("this machine has a CPU"))
+}
+
+/// (exit code, what it says)
+fn foretrain(dir: &Path, line: &str) -> (i32, String) {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let output = Command::new(env!("CARGO_BIN_EXE_foretrain")).args(words).current_dir(dir).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
+    (output.status.code().unwrap(), text)
+}
+
+/// A folder with a profile in it.
+fn folder() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("profile.json"), serde_json::to_string(profile()).unwrap()).unwrap();
+    dir
+}
+
+fn tiny(par: Parallelism) -> Plan {
+    let model = LlmSpec::find("tiny").unwrap();
+    let (global_batch, dtype) = (u64::from(par.dp), Dtype::F32);
+    let work = Workload { seq_len: 64, global_batch, micro_batch: 1, dtype, documents: Default::default() };
+    let engine = Engine::Sm { ctas: 1 };
+    build(&model, &work, &par, Engines { p2p: engine, collective: engine }).unwrap()
+}
+
+/// What `profile` predicts of a plan on `devices`.
+fn predict(profile: &Profile, plan: &Plan, devices: &[u32]) -> Timeline {
+    let (gpu, stack) = (GpuSpec::find("cpu-core").unwrap(), StackSpec::find("cpu").unwrap());
+    let cluster = Cluster::new(&ClusterSpec::find("local-cpu").unwrap(), &gpu, plan.ranks()).unwrap();
+    let machine = Machine { cluster: &cluster, stack: &stack, kernels: profile, devices: Some(devices) };
+    cost(plan, machine, cost::Effort::ALL_SPANS).unwrap()
+}
+
+#[test]
+fn a_quick_calibration_has_every_part_and_survives_a_file() {
+    let profile = profile();
+    for name in ["matmul_nt/f32", "attention/f32", "attention_bwd/f32", "norm/f32", "adam/f32", "merge_lse/f32"] {
+        assert!(profile.kernels.contains_key(name), "{name} is not among {:?}", profile.kernels.keys());
+    }
+    for (name, curve) in &profile.kernels {
+        assert!(curve.points.iter().all(|p| p.seconds > 0.0 && p.runs > 0), "{name}");
+        assert!(curve.residual_sd.is_finite() && curve.interval_95 >= 1.0, "{name}");
+    }
+    let (post, add) = (&profile.threads.post, &profile.threads.add);
+    assert!(post.at(&[16384.0]).0 > 0.0 && add.points.len() == post.points.len());
+    let dir = folder();
+    let read = Profile::load(&dir.path().join("profile.json")).unwrap();
+    assert_eq!(read.threads.cores, profile.threads.cores);
+    assert_eq!(read.kernels.len(), profile.kernels.len());
+}
+
+#[test]
+fn one_thread_takes_as_long_as_its_ops() {
+    let profile = profile();
+    let plan = tiny(Parallelism::default());
+    let found = predict(profile, &plan, &[0]);
+    let class = &found.classes[0];
+    let ops: f64 = class.spans.iter().map(|s| s.duration().value()).sum();
+    let between = profile.threads.op_s * class.spans.len() as f64;
+    assert!((found.step.value() / (ops + between) - 1.0).abs() < 1e-6, "{} for {ops}", found.step.value());
+}
+
+#[test]
+fn cores_are_shared_by_whoever_is_busy() {
+    let mut profile = profile().clone();
+    profile.threads.cores = 2;
+    let step =
+        |dp: u32, devices: &[u32]| predict(&profile, &tiny(Parallelism { dp, ..Parallelism::default() }), devices);
+    let alone = step(1, &[0]).step.value();
+    let (two, four) = (step(2, &[0, 1]).step.value(), step(4, &[0, 1, 2, 3]).step.value());
+    assert!(two >= alone * 0.99, "two ranks do as much each, and talk besides: {two} for {alone}");
+    assert!(four >= 1.9 * alone, "four ranks have half a core each: {four} for {alone}");
+    // In turns on one core the ranks wait for each other instead.
+    let turns = step(2, &[0, 0]);
+    assert!(turns.step.value() >= 1.9 * alone);
+    assert!(turns.classes.iter().any(|c| c.usage.turns > 0.0));
+}
+
+#[test]
+fn messages_meet_in_every_way_to_split() {
+    let profile = profile();
+    let one = Parallelism::default();
+    for par in [
+        Parallelism { ring: 4, ..one },
+        Parallelism { ulysses: 2, ring: 2, ..one },
+        Parallelism { tp: 4, ..one },
+        Parallelism { pp: 2, dp: 2, zero: 1, ..one },
+    ] {
+        let plan = tiny(par);
+        let found = predict(profile, &plan, &[0, 1, 0, 1]);
+        assert_eq!(found.classes.len(), 4);
+        for class in &found.classes {
+            assert!(class.spans.iter().all(|s| s.start.value() >= 0.0 && s.end >= s.start), "{par:?}");
+            let busy = class.usage.compute + class.usage.exposed_total() + class.usage.turns;
+            assert!((busy / found.step.value() - 1.0).abs() < 1e-6, "{par:?}: {busy} of {}", found.step.value());
+        }
+    }
+}
+
+#[test]
+fn validate_says_all_of_it_on_a_fresh_shape_and_on_a_given_one() {
+    let dir = folder();
+    let line = "validate --profile profile.json --model tiny --seq-len 64 --ring 2 --repeat 2 --trace t.json --plot p";
+    let (code, text) = foretrain(dir.path(), line);
+    assert_eq!(code, 0, "{text}");
+    for words in ["end-to-end error", "most seconds off", "attention_bwd", "wrote t.json"] {
+        assert!(text.contains(words), "no {words:?} in {text}");
+    }
+    assert!(dir.path().join("p/validation.png").exists() && dir.path().join("p/validation.svg").exists());
+    let trace: Value = serde_json::from_slice(&std::fs::read(dir.path().join("t.json")).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let names: Vec<&str> = events.iter().filter_map(|e| e["args"]["name"].as_str()).collect();
+    assert!(names.contains(&"predicted rank 1") && names.contains(&"measured rank 1"));
+
+    let (code, text) = foretrain(dir.path(), "validate --profile profile.json --seed 5 --repeat 1 --json");
+    assert_eq!(code, 0, "{text}");
+    let found: Value = serde_json::from_str(&text).unwrap();
+    for field in ["end_to_end_error", "median_op_error", "p90_op_error", "noise", "lost_to_others"] {
+        assert!(found[field].as_f64().is_some_and(|x| x >= 0.0), "{field}");
+    }
+    assert_eq!((found["only_predicted"].as_u64(), found["only_measured"].as_u64()), (Some(0), Some(0)));
+    assert!(found["ops"].as_array().unwrap().len() > 20);
+}
+
+#[test]
+fn estimate_reads_the_profile_and_says_so() {
+    let dir = folder();
+    let line = "estimate --cluster local-cpu --model tiny --seq-len 64 --gpus 2 --ring 2 --profile profile.json --json";
+    let (code, text) = foretrain(dir.path(), line);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("measured") && text.contains("interpolated"), "{text}");
+}
+
+#[test]
+fn what_is_wrong_with_a_profile_is_named() {
+    let dir = folder();
+    let good = serde_json::to_value(profile()).unwrap();
+    let broken = |name: &str, change: &dyn Fn(&mut Value)| {
+        let mut bad = good.clone();
+        change(&mut bad);
+        std::fs::write(dir.path().join(name), bad.to_string()).unwrap();
+    };
+    broken("field.json", &|p| drop(p["threads"].as_object_mut().unwrap().remove("op_s")));
+    broken("nan.json", &|p| p["threads"]["wake_s"] = Value::Null);
+    broken("negative.json", &|p| p["kernels"]["adam/f32"]["points"][0]["seconds"] = Value::from(-1.0));
+    broken("other.json", &|p| p["foretrain_profile"] = Value::from(99));
+    let cases = [
+        ("missing.json", "", "missing.json"),
+        ("field.json", "", "op_s"),
+        ("nan.json", "", "null"),
+        ("negative.json", "", "kernels.adam/f32.points[0]"),
+        ("other.json", "", "foretrain_profile: 99"),
+        ("profile.json", "--cluster dgx-h100", "leave the profile out"),
+        ("profile.json", "--dtype f64", "choose --dtype f32"),
+    ];
+    for (file, flags, want) in cases {
+        let line = format!("estimate --cluster local-cpu --model tiny --seq-len 64 --gpus 1 --profile {file} {flags}");
+        let line = if flags.contains("--cluster") {
+            line.replacen("--cluster local-cpu ", "", 1).replace("--gpus 1 ", "")
+        } else {
+            line
+        };
+        let (code, text) = foretrain(dir.path(), &line);
+        assert_eq!(code, 2, "{line}: {text}");
+        assert!(text.contains(want) && text.contains(file), "{line}: {text}");
+    }
+    let (code, text) = foretrain(dir.path(), "validate --seed 3");
+    assert!(code == 2 && text.contains("foretrain calibrate"), "{text}");
+}
