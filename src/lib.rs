@@ -73,6 +73,7 @@ pub mod plan;
 pub mod plot;
 pub mod published;
 pub mod report;
+pub mod routing;
 pub mod sim;
 pub mod spec;
 pub mod strategy;

@@ -9,6 +9,7 @@ pub mod attention;
 pub mod case;
 pub mod collectives;
 pub mod convention;
+pub mod exchange;
 mod fields;
 pub mod machine;
 pub mod measured;
@@ -57,6 +58,7 @@ pub fn predict(cases: &[Case], done: &(dyn Fn(&Verdict) + Sync)) -> Result<Vec<V
             Facts::Training(run) => training::predict(run, &shipped),
             Facts::Attention(row) => attention::predict(row, &shipped),
             Facts::Collective(row) => collectives::predict(row, &shipped),
+            Facts::Exchange(row) => exchange::predict(row, &shipped),
         };
         let verdict = Verdict::of(case, found);
         done(&verdict);

@@ -6,6 +6,7 @@
 pub mod block;
 pub mod case;
 pub mod crossover;
+pub mod exchange;
 pub mod frames;
 pub mod grid;
 pub mod guard;

@@ -6,12 +6,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "sweep",
     "crossover",
     "estimate",
     "simulate",
     "attention",
+    "dispatch",
     "plan",
     "run",
     "compare",

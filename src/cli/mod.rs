@@ -9,6 +9,7 @@ mod collective;
 mod compare;
 mod config;
 mod crossover;
+mod dispatch;
 mod estimate;
 mod options;
 mod plan;
@@ -55,6 +56,8 @@ enum Command {
     Simulate(simulate::Flags),
     /// Costs one attention operation over the ranks that share it, and says where the time goes.
     Attention(attention::Flags),
+    /// Costs one exchange of a mixture-of-experts layer, there and back: bytes by link, times, what limits it.
+    Dispatch(dispatch::Flags),
     /// Builds the plan of one configuration, checks it and writes it.
     Plan(plan::Flags),
     /// Runs a plan on threads and holds what it counts against what the plan says.
@@ -149,6 +152,7 @@ fn command(command: Command) -> Result<Answer> {
         Command::Estimate(flags) => estimate::run(&flags),
         Command::Simulate(flags) => simulate::run(&flags),
         Command::Attention(flags) => attention::run(&flags),
+        Command::Dispatch(flags) => dispatch::run(&flags),
         Command::Plan(flags) => plan::run(&flags),
         Command::Run(flags) => run::run(&flags),
         Command::Compare(flags) => compare::run(&flags),

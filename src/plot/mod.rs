@@ -6,6 +6,7 @@
 
 pub mod block_timeline;
 pub mod crossover;
+pub mod exchange;
 pub mod exposed_comm;
 pub mod memory;
 pub mod mfu_vs_seqlen;
@@ -36,6 +37,8 @@ pub enum Study {
     Sweep,
     /// Points at which Ulysses and the ring were both costed.
     Crossover,
+    /// Exchanges of mixture-of-experts layers.
+    Exchange,
     /// Published measurements and their predictions.
     Published,
 }
@@ -54,6 +57,7 @@ pub const PLOTS: &[Plot] = &[
     Plot { name: "memory", of: Study::Sweep, draw: memory::memory },
     Plot { name: "block_timeline", of: Study::Sweep, draw: block_timeline::block_timeline },
     Plot { name: "crossover", of: Study::Crossover, draw: crossover::crossover },
+    Plot { name: "exchange", of: Study::Exchange, draw: exchange::exchange },
     Plot { name: "published", of: Study::Published, draw: published::published },
 ];
 
@@ -68,7 +72,8 @@ pub fn find(name: &str) -> Result<&'static Plot> {
 /// Every plot of the kind of study that `rows_csv` is.
 pub fn draw(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
     let sheet = Sheet::read(rows_csv)?;
-    let told_by = [("ulysses_over_ring", Study::Crossover), ("rel_error", Study::Published)];
+    let told_by =
+        [("ulysses_over_ring", Study::Crossover), ("rel_error", Study::Published), ("dispatch_s", Study::Exchange)];
     let of = told_by.into_iter().find(|(column, _)| sheet.has(column)).map_or(Study::Sweep, |(_, study)| study);
     std::fs::create_dir_all(out_dir).map_err(Error::io(out_dir))?;
     let mut files = Vec::new();

@@ -13,6 +13,7 @@ pub enum Facts {
     Training(Box<Training>),
     Attention(Box<Attention>),
     Collective(Box<Collective>),
+    Exchange(Box<super::exchange::Exchanged>),
 }
 
 /// A training run.

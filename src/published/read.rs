@@ -3,6 +3,7 @@
 
 use super::case::{Attention, Case, Experts, Facts, Training};
 use super::collectives;
+use super::exchange;
 use super::fields::Fields;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
@@ -26,6 +27,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Case>> {
         Value::Object(top) if top.contains_key("tables") => operators(file, &top["tables"])?,
         Value::Object(top) => match (top.get("rows"), top.get("cases")) {
             (Some(Value::Array(rows)), _) => each(file, rows, common(file, top)?, training)?,
+            (_, Some(Value::Array(cases))) if exchange::is_library(cases) => exchange::library(file, cases)?,
             (_, Some(Value::Array(cases))) => each(file, cases, None, attention)?,
             _ => return Err(Error::spec(file, "contents", WANTED)),
         },
@@ -51,6 +53,8 @@ fn operators(file: &str, tables: &Value) -> Result<Vec<Case>> {
         };
         if collectives::is_nccl(table) {
             cases.extend(collectives::operator_table(file, name, table)?);
+        } else if exchange::is_exchange(table) {
+            cases.extend(exchange::operator_table(file, name, table)?);
         }
     }
     Ok(cases)

@@ -134,6 +134,14 @@ fn setup_and_way(case: &Case, unit: &str) -> (String, Way) {
         Facts::Collective(c) => {
             (format!("{:?}", (&c.op, &c.gpu, c.gpus, c.bytes)), Way { name: String::new(), scale: 1.0 })
         }
+        // Two libraries are two ways to do the same.
+        Facts::Exchange(x) => {
+            let setup = format!(
+                "{:?}",
+                (&x.gpu, (x.ranks, x.node), (x.tokens, x.hidden, x.topk, x.experts), (x.combine, x.fp8), x.unit)
+            );
+            (setup, Way { name: format!("{} {:?}", x.library, x.sms), scale: 1.0 })
+        }
     }
 }
 

@@ -1,0 +1,55 @@
+//! How fast choices are drawn and become the rows of a route: 64 ranks of 4096 tokens, top 8 of 256.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use foretrain::plan::route::{Phase, Route};
+use foretrain::routing::{Placement, Request};
+use std::hint::black_box;
+use std::time::Duration;
+
+fn request(words: &str) -> Request {
+    Request {
+        routing: words.parse().expect("a known routing"),
+        ranks: 64,
+        node: 8,
+        experts: 256,
+        topk: 8,
+        tokens: 4096,
+        replicas: 0,
+        node_limit: None,
+        seed: 1,
+        step: 0,
+    }
+}
+
+/// Every row list of an exchange of DeepEP's kind: by node, and by rank.
+fn row_lists(route: &Route) -> usize {
+    let of = |src| {
+        let nodes = (0..route.nodes()).map(move |n| route.row_list(src, route.node_slots(n)).len());
+        nodes.sum::<usize>()
+    };
+    (0..route.ranks).map(of).sum()
+}
+
+fn routing(c: &mut Criterion) {
+    let mut group = c.benchmark_group("routing");
+    group.measurement_time(Duration::from_secs(5)).sample_size(20);
+    for words in ["uniform", "zipf:1.0"] {
+        let request = request(words);
+        group.bench_function(format!("{words} to route"), |b| b.iter(|| black_box(request.route())));
+    }
+    let request = request("uniform");
+    let trace = request.trace().expect("a trace");
+    let placement = Placement::contiguous(256, 64).expect("even");
+    group.bench_function("trace to route", |b| b.iter(|| black_box(trace.route(&placement, 8))));
+    let route = request.route().expect("a route");
+    group.bench_function("row lists by node", |b| b.iter(|| black_box(row_lists(&route))));
+    group.bench_function("hops", |b| {
+        use foretrain::collective::exchange::hops;
+        use foretrain::plan::route::ExchangeAlgo;
+        b.iter(|| black_box(hops(&route, ExchangeAlgo::DeepepNormal { sms: 24 }, Phase::Dispatch)));
+    });
+    group.finish();
+}
+
+criterion_group!(benches, routing);
+criterion_main!(benches);

@@ -1,0 +1,344 @@
+//! `foretrain dispatch`: one exchange of a mixture-of-experts layer alone, there and back.
+
+use super::config::{count, stack_of};
+use super::{Answer, Output, list_of};
+use crate::cluster::Cluster;
+use crate::collective::exchange::{self, Buffers, Estimate, Flow, Traffic, deepep_v2};
+use crate::error::{Error, Result};
+use crate::plan::route::{ExchangeAlgo, Phase, Route, Wire};
+use crate::plot;
+use crate::report::human::{Table, bytes, decimal, percent, seconds};
+use crate::routing::{Request, Routing, imbalance};
+use crate::spec::{ClusterSpec, GpuSpec, StackSpec};
+use crate::sweep::exchange as exchanges;
+use clap::Args;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+#[derive(Args)]
+#[command(after_help = "Example: foretrain dispatch --ep 32 --cluster h800-8x400\n         \
+                  foretrain dispatch --ep 64 --dispatch deepep-v1-ll --tokens 128 --routing zipf:1.0 --replicas 64 --json\n\n\
+                  Routings: balanced, uniform, khot:N:SHARE, zipf:S, dirichlet:A, lognormal:RATIO, ratio:RATIO,\n\
+                  hot-rank:SHARE, spread-hot:SHARE, ragged, zero-rank, rotating:SHARE, burst:SHARE, w0 to w7, or a file\n\
+                  (traces/routing). Logical bytes are all rows, real ones those that cross, as tables of libraries\n\
+                  mix them up.")]
+pub struct Flags {
+    /// A shipped cluster, or the path of its JSON file
+    #[arg(long, value_name = "NAME", default_value = "dgx-h100")]
+    cluster: String,
+    /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
+    #[arg(long, value_name = "NAME")]
+    stack: Option<String>,
+    /// Expert parallelism: ranks that share the experts
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    ep: u32,
+    /// Tokens of a rank, e.g. 4096 or 4K
+    #[arg(long, value_name = "N", value_parser = count, default_value = "4096")]
+    tokens: u64,
+    /// Width of a token
+    #[arg(long, value_name = "N", value_parser = count, default_value = "7168")]
+    hidden: u64,
+    /// Experts that a token goes to
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    topk: u32,
+    /// Experts of the layer
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    experts: u32,
+    /// nccl, allgather, deepep-v1-normal, deepep-v1-ll, deepep-v2, deepep-v2-direct or hierarchical
+    #[arg(long, value_name = "ALGO", default_value = "deepep-v1-normal")]
+    dispatch: String,
+    /// Of dispatched rows: fp8 with a scale for each 128 elements, or bf16; combined rows are bf16
+    #[arg(long, value_name = "DTYPE", default_value = "fp8", value_parser = wire)]
+    dispatch_dtype: Wire,
+    /// SMs of the kernels [default: 24 for DeepEP V1, for V2 by its formula]
+    #[arg(long, value_name = "N")]
+    sms: Option<u16>,
+    /// Low latency: no SM is held between send and receive
+    #[arg(long)]
+    hook: bool,
+    /// Where tokens go: words below, or a file
+    #[arg(long, value_name = "WORDS", default_value = "balanced", value_parser = routing)]
+    routing: Routing,
+    /// Replicas of experts, given out by EPLB
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    replicas: u32,
+    /// Nodes that a token reaches at most
+    #[arg(long, value_name = "N")]
+    node_limit: Option<u32>,
+    /// Of what is drawn
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Step, for routings that change
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    step: u64,
+    #[command(flatten)]
+    output: Output,
+    /// Costs a study in place of one exchange, into this folder: by ranks, imbalance, choices, and the load of ranks
+    #[arg(long, value_name = "DIR")]
+    study: Option<PathBuf>,
+    /// Write the JSON to this file, too
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+fn wire(text: &str) -> std::result::Result<Wire, String> {
+    [Wire::Fp8, Wire::BF16].into_iter().find(|w| w.name() == text).ok_or_else(|| "write fp8 or bf16".into())
+}
+
+fn routing(text: &str) -> std::result::Result<Routing, String> {
+    text.parse().map_err(|e: Error| e.to_string())
+}
+
+/// The words of `--dispatch`.
+pub const ALGORITHMS: [&str; 7] =
+    ["nccl", "allgather", "deepep-v1-normal", "deepep-v1-ll", "deepep-v2", "deepep-v2-direct", "hierarchical"];
+
+/// SMs of DeepEP V1 in its own tests.
+const V1_SMS: u16 = 24;
+
+impl Flags {
+    fn algorithm(&self, route: &Route, gpu: &GpuSpec) -> Result<ExchangeAlgo> {
+        let v2 = || match self.sms {
+            Some(sms) => Ok(sms),
+            None => deepep_v2::theoretical_sms(route, gpu.architecture),
+        };
+        Ok(match self.dispatch.as_str() {
+            "nccl" => ExchangeAlgo::Nccl,
+            "allgather" => ExchangeAlgo::AllGather,
+            "hierarchical" => ExchangeAlgo::Hierarchical,
+            "deepep-v1-normal" => ExchangeAlgo::DeepepNormal { sms: self.sms.unwrap_or(V1_SMS) },
+            "deepep-v1-ll" => {
+                ExchangeAlgo::DeepepLowLatency { hook: self.hook, slots: route.most_tokens().max(1) as u32 }
+            }
+            "deepep-v2" => ExchangeAlgo::DeepepV2Hybrid { sms: v2()? },
+            "deepep-v2-direct" => ExchangeAlgo::DeepepV2Direct { sms: v2()? },
+            other => {
+                return Err(Error::spec(
+                    "--dispatch",
+                    other,
+                    format!("no algorithm; known: {}", ALGORITHMS.join(", ")),
+                ));
+            }
+        })
+    }
+
+    fn request(&self, cluster: &Cluster) -> Request {
+        Request {
+            routing: self.routing.clone(),
+            ranks: self.ep,
+            node: self.ep.min(cluster.per_node()),
+            experts: self.experts,
+            topk: self.topk,
+            tokens: self.tokens,
+            replicas: self.replicas,
+            node_limit: self.node_limit,
+            seed: self.seed,
+            step: self.step,
+        }
+    }
+}
+
+pub fn run(flags: &Flags) -> Result<Answer> {
+    let spec = ClusterSpec::find(&flags.cluster)?;
+    let gpu = GpuSpec::find(&spec.gpu)?;
+    let stack = StackSpec::find(flags.stack.as_deref().unwrap_or(stack_of(&gpu)))?;
+    if let Some(dir) = &flags.study {
+        return study(flags, dir, spec, gpu, stack);
+    }
+    let cluster = Cluster::new(&spec, &gpu, flags.ep)?;
+    let route = flags.request(&cluster).route()?;
+    let algo = flags.algorithm(&route, &gpu)?;
+    let row = flags.dispatch_dtype.row_bytes(flags.hidden);
+    let buffers = exchange::buffers(&route, algo, flags.hidden, row)?;
+    let members: Vec<u32> = (0..flags.ep).collect();
+    let pass = |phase, row: u64| {
+        let estimate = exchange::time(&route, algo, phase, row, &members, &cluster, &stack)?;
+        Ok::<_, Error>(Pass::new(&route, algo, phase, row, &estimate))
+    };
+    let loads: Vec<f64> = (0..route.ranks).map(|r| route.expanded_rows(r)).collect();
+    let found = Found {
+        algorithm: flags.dispatch.clone(),
+        cluster: spec.name.clone(),
+        stack: stack.name.clone(),
+        ranks: route.ranks,
+        nodes: route.nodes(),
+        tokens: flags.tokens,
+        experts: route.experts,
+        topk: route.topk,
+        hidden: flags.hidden,
+        dispatch_dtype: flags.dispatch_dtype.name(),
+        imbalance: imbalance(&loads),
+        buffers: Sizes::of(buffers),
+        dispatch: pass(Phase::Dispatch, row)?,
+        cached_dispatch: pass(Phase::CachedDispatch, row)?,
+        combine: pass(Phase::Combine, Wire::BF16.row_bytes(flags.hidden))?,
+    };
+    Answer::new(found.render(), &found).also_to(flags.out.as_deref())
+}
+
+/// Writes rows.csv and draws it.
+fn study(flags: &Flags, dir: &Path, cluster: ClusterSpec, gpu: GpuSpec, stack: StackSpec) -> Result<Answer> {
+    let Flags { tokens, hidden, topk, experts, dispatch_dtype: dispatch, seed, .. } = *flags;
+    let rows = exchanges::study(
+        &exchanges::Question { cluster, gpu, stack, tokens, hidden, topk, experts, dispatch, seed },
+        dir,
+    )?;
+    let mut files = vec![rows.clone()];
+    files.extend(plot::draw(&rows, dir)?);
+    let text = files.iter().map(|f| format!("wrote {}\n", f.display())).collect();
+    Ok(Answer::new(text, &serde_json::json!({"files": list_of(&files)})))
+}
+
+/// What `--json` prints. Bytes and times are those of the rank that ends last.
+#[derive(Serialize)]
+struct Found {
+    algorithm: String,
+    cluster: String,
+    stack: String,
+    ranks: u32,
+    nodes: u32,
+    tokens: u64,
+    experts: u32,
+    topk: u32,
+    hidden: u64,
+    dispatch_dtype: &'static str,
+    /// Rows of the fullest rank over the mean.
+    imbalance: f64,
+    buffers: Sizes,
+    dispatch: Pass,
+    cached_dispatch: Pass,
+    combine: Pass,
+}
+
+#[derive(Serialize)]
+struct Sizes {
+    links_bytes: u64,
+    network_bytes: u64,
+}
+
+impl Sizes {
+    fn of(buffers: Buffers) -> Sizes {
+        Sizes { links_bytes: buffers.links, network_bytes: buffers.network }
+    }
+}
+
+/// Bytes of the busiest rank over one kind of link.
+#[derive(Serialize)]
+struct Over {
+    logical_bytes: f64,
+    real_bytes: f64,
+}
+
+impl Over {
+    /// Of the rank that has most to send or receive.
+    fn of(all: &[Traffic], flow: fn(&Traffic) -> Flow, row: u64) -> Over {
+        let most = |f: &dyn Fn(Flow) -> f64| all.iter().map(|t| f(flow(t))).fold(0.0, f64::max) * row as f64;
+        Over { logical_bytes: most(&|f| f.busier() + f.kept), real_bytes: most(&|f| f.busier()) }
+    }
+}
+
+#[derive(Serialize)]
+struct Pass {
+    total_s: f64,
+    start_s: f64,
+    notify_s: f64,
+    network_s: f64,
+    links_s: f64,
+    sms_s: f64,
+    mean_s: f64,
+    limiter: &'static str,
+    sms: u32,
+    rel_sd: f64,
+    row_bytes: u64,
+    network: Over,
+    links: Over,
+}
+
+impl Pass {
+    fn new(route: &Route, algo: ExchangeAlgo, phase: Phase, row: u64, estimate: &Estimate) -> Pass {
+        let slowest = estimate.slowest();
+        let all = exchange::traffic(route, algo, phase);
+        Pass {
+            total_s: slowest.total().value(),
+            start_s: slowest.start.value(),
+            notify_s: slowest.notify.value(),
+            network_s: slowest.network.value(),
+            links_s: slowest.links.value(),
+            sms_s: slowest.sms.value(),
+            mean_s: estimate.mean().value(),
+            limiter: slowest.limiter().name(),
+            sms: estimate.sms,
+            rel_sd: estimate.rel_sd,
+            row_bytes: row,
+            network: Over::of(&all, |t| t.network, row),
+            links: Over::of(&all, |t| t.links, row),
+        }
+    }
+}
+
+impl Found {
+    fn render(&self) -> String {
+        let Found { algorithm, cluster, stack, ranks, nodes, tokens, experts, topk, hidden, .. } = self;
+        let nodes = if *nodes == 1 { "one node".to_string() } else { format!("{nodes} nodes") };
+        let mut text = format!(
+            "{algorithm} of {tokens} tokens a rank, {topk} of {experts} slots, hidden {hidden}, over {ranks} ranks on \
+             {nodes} of {cluster}, stack {stack}\nrows of the fullest rank: {:.2} times the mean\n\n",
+            self.imbalance
+        );
+        text.push_str(&self.bytes());
+        text.push('\n');
+        text.push_str(&self.times());
+        let Sizes { links_bytes, network_bytes } = self.buffers;
+        text.push_str(&match links_bytes + network_bytes {
+            0 => "\nbuffers: what the framework allocates for rows that go out and come in\n".to_string(),
+            all => format!(
+                "\nbuffers of a rank: {} ({} that peers of the node write, {} beyond)\n",
+                bytes(all as f64),
+                bytes(links_bytes as f64),
+                bytes(network_bytes as f64)
+            ),
+        });
+        text
+    }
+
+    /// Bytes by pass and link, and the rates that they make.
+    fn bytes(&self) -> String {
+        let mut table = Table::new("<<>>>>>");
+        table.row(["", "over", "row", "logical", "real", "logical GB/s", "real GB/s"].map(String::from));
+        // Tables of libraries time the rows, without the counts.
+        for (name, pass) in [("dispatch", &self.cached_dispatch), ("combine", &self.combine)] {
+            for (over, flow) in [("network", &pass.network), ("links", &pass.links)] {
+                if flow.logical_bytes == 0.0 {
+                    continue;
+                }
+                let rate = |bytes: f64| format!("{:.1}", bytes / pass.total_s / 1e9);
+                table.row([
+                    name.to_string(),
+                    over.into(),
+                    decimal(pass.row_bytes as f64, "B"),
+                    decimal(flow.logical_bytes, "B"),
+                    decimal(flow.real_bytes, "B"),
+                    rate(flow.logical_bytes),
+                    rate(flow.real_bytes),
+                ]);
+            }
+        }
+        table.render("")
+    }
+
+    fn times(&self) -> String {
+        let mut table = Table::new("<>>>>>>><>");
+        let head = ["", "time", "start", "notify", "network", "links", "SMs", "mean rank", "limited by", "SMs held"];
+        table.row(head.map(String::from));
+        for (name, pass) in
+            [("dispatch", &self.dispatch), ("cached dispatch", &self.cached_dispatch), ("combine", &self.combine)]
+        {
+            let times =
+                [pass.total_s, pass.start_s, pass.notify_s, pass.network_s, pass.links_s, pass.sms_s, pass.mean_s];
+            let line = std::iter::once(name.to_string()).chain(times.map(seconds));
+            table.row(line.chain([pass.limiter.to_string(), pass.sms.to_string()]));
+        }
+        let sd = percent(self.dispatch.rel_sd);
+        format!("{}a maximum over network, links and SMs, after start and notify; relative sd {sd}\n", table.render(""))
+    }
+}

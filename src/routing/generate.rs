@@ -1,0 +1,178 @@
+//! Traces drawn from a seed: the same request gives the same trace, whatever was drawn before.
+
+use super::gate::{GroupLimit, choose};
+use super::sample::Sampler;
+use super::words::{Request, Routing};
+use super::{Trace, imbalance};
+use crate::error::{Error, Result};
+use crate::plan::route::{Counts, DROPPED, Route};
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+pub fn trace(request: &Request) -> Result<Trace> {
+    let mut rng = ChaCha8Rng::seed_from_u64(request.seed ^ request.step.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let tokens = tokens(request);
+    let all = tokens.iter().sum::<u64>() as usize;
+    let limit = request.group_limit()?;
+    let mut trace = Trace {
+        experts: request.experts,
+        topk: request.topk,
+        choices: vec![DROPPED; all * request.topk as usize],
+        tokens,
+        weights: vec![],
+    };
+    if let Routing::Ratio(ratio) = request.routing {
+        exact(request, ratio, &mut trace.choices, &mut rng)?;
+        return Ok(trace);
+    }
+    // The weights belong to the seed alone, so that steps differ by their tokens.
+    let weights = weights(request, &mut ChaCha8Rng::seed_from_u64(request.seed))?;
+    fill(weights, limit, request.topk, &mut trace.choices, &mut rng);
+    Ok(trace)
+}
+
+/// Tokens of each source.
+fn tokens(request: &Request) -> Vec<u64> {
+    let (ranks, mean) = (u64::from(request.ranks), request.tokens);
+    match request.routing {
+        Routing::Ragged if ranks > 1 => (0..ranks).map(|r| 2 * mean * r / (ranks - 1)).collect(),
+        _ => vec![mean; ranks as usize],
+    }
+}
+
+fn fill(weights: Vec<f64>, limit: Option<GroupLimit>, topk: u32, choices: &mut [u32], rng: &mut ChaCha8Rng) {
+    let sampler = Sampler::new(weights);
+    for row in choices.chunks_mut(topk as usize) {
+        match limit {
+            None => sampler.draw(rng, row),
+            Some(_) => row.copy_from_slice(&choose(&sampler.keys(rng), &[], topk as usize, limit).0),
+        }
+    }
+}
+
+/// How much each expert is wanted.
+fn weights(request: &Request, rng: &mut ChaCha8Rng) -> Result<Vec<f64>> {
+    let (experts, local) = (request.experts, request.experts / request.ranks.max(1));
+    let n = experts as usize;
+    let of_rank = |rank: u32| (rank * local..(rank + 1) * local).collect::<Vec<u32>>();
+    Ok(match request.routing {
+        Routing::Khot { hot, share } => {
+            let hot = rand::seq::index::sample(rng, n, (hot as usize).min(n)).iter().map(|e| e as u32).collect();
+            hot_weights(experts, hot, share)
+        }
+        Routing::Zipf(s) => shuffled((1..=n).map(|rank| (rank as f64).powf(-s)).collect(), rng),
+        Routing::Dirichlet(a) => (0..n).map(|_| gamma(a, rng).max(f64::MIN_POSITIVE)).collect(),
+        Routing::Lognormal(target) => lognormal(request, target, rng)?,
+        Routing::HotRank(share) => hot_weights(experts, of_rank(0), share),
+        Routing::SpreadHot(share) => hot_weights(experts, (0..request.ranks).map(|rank| rank * local).collect(), share),
+        Routing::ZeroRank => {
+            let mut weights = vec![1.0; n];
+            if request.ranks > 1 {
+                of_rank(request.ranks - 1).iter().for_each(|e| weights[*e as usize] = 0.0);
+            }
+            weights
+        }
+        Routing::Rotating(share) => {
+            hot_weights(experts, of_rank((request.step % u64::from(request.ranks)) as u32), share)
+        }
+        Routing::Burst(share) if request.step.is_multiple_of(8) => hot_weights(experts, of_rank(0), share),
+        _ => vec![1.0; n],
+    })
+}
+
+/// `share` among the hot, the rest among the others.
+fn hot_weights(experts: u32, hot: Vec<u32>, share: f64) -> Vec<f64> {
+    let others = f64::from(experts) - hot.len() as f64;
+    let cold = if others > 0.0 { (1.0 - share) / others } else { 0.0 };
+    let mut weights = vec![cold; experts as usize];
+    hot.iter().for_each(|e| weights[*e as usize] = share / hot.len() as f64);
+    weights
+}
+
+fn shuffled(mut weights: Vec<f64>, rng: &mut ChaCha8Rng) -> Vec<f64> {
+    weights.shuffle(rng);
+    weights
+}
+
+/// A standard normal (Box and Muller).
+fn normal(rng: &mut ChaCha8Rng) -> f64 {
+    let (u, v): (f64, f64) = (rng.random(), rng.random());
+    (-2.0 * (1.0 - u).ln()).sqrt() * (std::f64::consts::TAU * v).cos()
+}
+
+/// A gamma variate of shape `a` (Marsaglia and Tsang).
+fn gamma(a: f64, rng: &mut ChaCha8Rng) -> f64 {
+    if a < 1.0 {
+        let u: f64 = rng.random();
+        return gamma(a + 1.0, rng) * u.powf(1.0 / a);
+    }
+    let d = a - 1.0 / 3.0;
+    let c = 1.0 / (9.0 * d).sqrt();
+    loop {
+        let x = normal(rng);
+        let v = (1.0 + c * x).powi(3);
+        let u: f64 = rng.random();
+        if v > 0.0 && u.ln() < 0.5 * x * x + d - d * v + d * v.ln() {
+            return d * v;
+        }
+    }
+}
+
+/// Tokens that an imbalance is measured on while it is looked for.
+const TRIAL: u64 = 4096;
+
+/// exp(sigma z) with the sigma at which the fullest rank has `target` times the mean.
+fn lognormal(request: &Request, target: f64, rng: &mut ChaCha8Rng) -> Result<Vec<f64>> {
+    let z: Vec<f64> = (0..request.experts).map(|_| normal(rng)).collect();
+    let weights = |sigma: f64| z.iter().map(|z| (sigma * z).exp()).collect::<Vec<f64>>();
+    let reached = |sigma: f64| {
+        let mut choices = vec![DROPPED; TRIAL as usize * request.topk as usize];
+        let mut rng = ChaCha8Rng::seed_from_u64(request.seed.wrapping_add(1));
+        fill(weights(sigma), None, request.topk, &mut choices, &mut rng);
+        let counts = Counts::Listed { tokens: [vec![TRIAL], vec![0; request.ranks as usize - 1]].concat(), choices };
+        let route = Route::new([request.ranks, request.ranks], request.experts, request.topk, counts)?;
+        let rows: Vec<f64> = (0..request.ranks).map(|r| route.expanded_rows(r)).collect();
+        Ok::<f64, Error>(imbalance(&rows))
+    };
+    let (mut low, mut high) = (0.0, 8.0);
+    if reached(high)? < target {
+        let why = format!("the fullest of {} ranks never has {target} times the mean", request.ranks);
+        return Err(Error::spec("--routing", "lognormal", why));
+    }
+    for _ in 0..20 {
+        let middle = (low + high) / 2.0;
+        *(if reached(middle)? < target { &mut low } else { &mut high }) = middle;
+    }
+    Ok(weights(high))
+}
+
+/// Every expert of the first rank exactly `ratio` times the mean, all others the same: quotas laid end to end over
+/// the choices of all tokens, the j-th of token t at t + j n. No quota is longer than n, so that no token meets one
+/// twice.
+fn exact(request: &Request, ratio: f64, choices: &mut [u32], rng: &mut ChaCha8Rng) -> Result<()> {
+    let (experts, local) = (request.experts as usize, (request.experts / request.ranks) as usize);
+    let (all, topk) = (choices.len(), request.topk as usize);
+    let n = all / topk;
+    let hot = (all as f64 / experts as f64 * ratio * local as f64).round() as usize;
+    if hot > n * local.min(topk) || hot > all || (request.ranks == 1 && ratio > 1.0) {
+        let most = (n * local.min(topk)) as f64 * f64::from(request.ranks) / all.max(1) as f64;
+        let why = format!("{ratio} times the mean is more than tokens have choices; at most {most:.2}");
+        return Err(Error::spec("--routing", "ratio", why));
+    }
+    // Where the quota of an expert ends; by position, so that rounding never adds up.
+    let end = |e: usize| match e < local {
+        true => hot * (e + 1) / local,
+        false => hot + (all - hot) * (e + 1 - local) / (experts - local),
+    };
+    let mut order: Vec<usize> = (0..n).collect();
+    order.shuffle(rng);
+    let mut expert = 0;
+    for at in 0..all {
+        while end(expert) <= at {
+            expert += 1;
+        }
+        choices[order[at % n] * topk + at / n] = expert as u32;
+    }
+    Ok(())
+}

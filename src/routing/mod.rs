@@ -1,0 +1,81 @@
+//! Where a router sends tokens: traces from files, seeded generators, capacity, placement of experts and replicas.
+//!
+//! A [`Trace`] names logical experts, as a router does. A [`Placement`] says which physical slots of which ranks hold
+//! them. The two make a [`Route`], which is all that plans, predictors and executors see.
+
+pub mod bias;
+pub mod capacity;
+pub mod eplb;
+pub mod file;
+pub mod gate;
+pub mod generate;
+pub mod placement;
+pub mod sample;
+pub mod shadow;
+mod words;
+
+pub use placement::Placement;
+pub use words::{Request, Routing};
+
+use crate::error::{Error, Result};
+use crate::plan::route::{Counts, DROPPED, Route};
+
+/// What a router chose.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trace {
+    /// Logical experts.
+    pub experts: u32,
+    pub topk: u32,
+    /// By source.
+    pub tokens: Vec<u64>,
+    /// [tokens x topk] experts, source after source; [`DROPPED`] where there is none.
+    pub choices: Vec<u32>,
+    /// [tokens x topk] weights of the same; empty where all are 1 / topk.
+    pub weights: Vec<f32>,
+}
+
+impl Trace {
+    /// How often each expert was chosen, by all sources.
+    pub fn loads(&self) -> Vec<u64> {
+        let mut loads = vec![0; self.experts as usize];
+        self.choices.iter().filter(|e| **e != DROPPED).for_each(|e| loads[*e as usize] += 1);
+        loads
+    }
+
+    /// The same tokens, dealt to so many sources in near-equal runs.
+    pub fn spread(mut self, sources: u32) -> Trace {
+        let all: u64 = self.tokens.iter().sum();
+        let at = |i: u64| all * i / u64::from(sources);
+        self.tokens = (0..u64::from(sources)).map(|i| at(i + 1) - at(i)).collect();
+        self
+    }
+
+    /// The slots that the choices go to, `node` ranks a node. Replicas of an expert take turns, by source and
+    /// choice, so that each gets the same share.
+    pub fn route(&self, placement: &Placement, node: u32) -> Result<Route> {
+        if self.tokens.len() != placement.ranks as usize {
+            let why = format!("{} sources for {} ranks; spread the trace", self.tokens.len(), placement.ranks);
+            return Err(Error::spec("routing", "tokens", why));
+        }
+        let slots = placement.slots_of(self.experts)?;
+        let mut turn = vec![0u32; self.experts as usize];
+        let slot = |e: &u32| {
+            let Some(own) = slots.get(*e as usize) else { return DROPPED };
+            let at = &mut turn[*e as usize];
+            *at = at.wrapping_add(1);
+            own[(*at - 1) as usize % own.len()]
+        };
+        let choices = self.choices.iter().map(slot).collect();
+        let counts = Counts::Listed { tokens: self.tokens.clone(), choices };
+        Route::new([placement.ranks, node], placement.experts(), self.topk, counts)
+    }
+}
+
+/// Most over mean; 1 where nothing is anywhere.
+pub fn imbalance(loads: &[f64]) -> f64 {
+    let mean = loads.iter().sum::<f64>() / loads.len().max(1) as f64;
+    if mean > 0.0 { loads.iter().copied().fold(0.0, f64::max) / mean } else { 1.0 }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,53 @@
+//! Which logical expert each physical slot holds.
+
+use super::eplb;
+use crate::error::{Error, Result};
+
+/// Slots in rank order, as many on each rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    pub ranks: u32,
+    /// The logical expert of each slot.
+    pub of_slot: Vec<u32>,
+}
+
+impl Placement {
+    /// Expert after expert over the ranks, one slot each.
+    pub fn contiguous(experts: u32, ranks: u32) -> Result<Placement> {
+        if ranks == 0 || !experts.is_multiple_of(ranks) {
+            let lacking = (experts / ranks.max(1) + 1) * ranks - experts;
+            let why = format!("{experts} experts do not divide over {ranks} ranks; add {lacking} replicas");
+            return Err(Error::spec("placement", "experts", why));
+        }
+        Ok(Placement { ranks, of_slot: (0..experts).collect() })
+    }
+
+    /// By EPLB from the load of each expert, with `replicas` slots more than experts. Groups of experts stay on a
+    /// node where they divide over the nodes.
+    pub fn balanced(loads: &[u64], replicas: u32, groups: u32, nodes: u32, ranks: u32) -> Result<Placement> {
+        let loads: Vec<f64> = loads.iter().map(|l| *l as f64).collect();
+        let slots = loads.len() as u32 + replicas;
+        Ok(Placement { ranks, of_slot: eplb::rebalance(&loads, slots, groups, nodes, ranks)? })
+    }
+
+    /// Slots of all ranks.
+    pub fn experts(&self) -> u32 {
+        self.of_slot.len() as u32
+    }
+
+    /// The slots of each logical expert.
+    pub fn slots_of(&self, experts: u32) -> Result<Vec<Vec<u32>>> {
+        let mut slots = vec![vec![]; experts as usize];
+        for (slot, &expert) in (0u32..).zip(&self.of_slot) {
+            let Some(own) = slots.get_mut(expert as usize) else {
+                let why = format!("slot {slot} holds expert {expert} of {experts}");
+                return Err(Error::spec("placement", "of_slot", why));
+            };
+            own.push(slot);
+        }
+        match slots.iter().position(Vec::is_empty) {
+            Some(expert) => Err(Error::spec("placement", "of_slot", format!("expert {expert} has no slot"))),
+            None => Ok(slots),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! How a user names a routing: `uniform`, `zipf:1.0`, `khot:32:0.9`, .. or the path of a trace.
+
+use super::gate::{GroupLimit, GroupScore};
+use super::{Placement, Trace, file, generate};
+use crate::error::{Error, Result};
+use crate::plan::route::{Counts, Route};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Where tokens go.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Routing {
+    /// As evenly as chance has it on average: expected values, of any scale, that cannot be executed.
+    Balanced,
+    /// Drawn with equal chance.
+    Uniform,
+    /// `hot` experts get the share of all.
+    Khot { hot: u32, share: f64 },
+    /// The n-th expert in proportion to n^-s.
+    Zipf(f64),
+    /// Weights from a symmetric Dirichlet distribution.
+    Dirichlet(f64),
+    /// Log-normal weights, as wide as it takes for the fullest rank to have so many times the mean.
+    Lognormal(f64),
+    /// The first rank gets exactly so many times the mean, all others the same.
+    Ratio(f64),
+    /// The experts of the first rank get the share.
+    HotRank(f64),
+    /// One expert of every rank gets its part of the share.
+    SpreadHot(f64),
+    /// Sources have from none to twice the tokens.
+    Ragged,
+    /// Nobody chooses an expert of the last rank.
+    ZeroRank,
+    /// As `HotRank`, of another rank each step.
+    Rotating(f64),
+    /// As `HotRank` every eighth step, else uniform.
+    Burst(f64),
+    /// A router's log, CSV or JSON lines.
+    File(PathBuf),
+}
+
+/// The words, for help and error messages.
+pub const GRAMMAR: &str = "balanced, uniform, khot:N:SHARE, zipf:S, dirichlet:A, lognormal:RATIO, ratio:RATIO, \
+     hot-rank:SHARE, spread-hot:SHARE, ragged, zero-rank, rotating:SHARE, burst:SHARE, w0 to w7, or a file of \
+     traces/routing (.csv, .jsonl)";
+
+impl FromStr for Routing {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Routing> {
+        let mut parts = text.split(':');
+        let word = parts.next().unwrap_or("");
+        let numbers: Vec<&str> = parts.collect();
+        let bad = |why: String| Error::spec("--routing", text, why);
+        let number = |at: usize, default: Option<f64>| match (numbers.get(at), default) {
+            (Some(n), _) => n
+                .parse::<f64>()
+                .ok()
+                .filter(|x| x.is_finite() && *x >= 0.0)
+                .ok_or_else(|| bad(format!("{n:?} is no number; known: {GRAMMAR}"))),
+            (None, Some(default)) => Ok(default),
+            (None, None) => Err(bad(format!("lacks a number; known: {GRAMMAR}"))),
+        };
+        let share = |at: usize, default: f64| {
+            let x = number(at, Some(default))?;
+            if x <= 1.0 { Ok(x) } else { Err(bad(format!("{x} is no share from 0 to 1"))) }
+        };
+        let ratio = |at: usize| {
+            let x = number(at, None)?;
+            if x >= 1.0 { Ok(x) } else { Err(bad(format!("{x} is below 1, where all are alike"))) }
+        };
+        let positive = |at: usize| {
+            let x = number(at, None)?;
+            if x > 0.0 { Ok(x) } else { Err(bad("0 has no such distribution; use more".into())) }
+        };
+        Ok(match word {
+            "balanced" => Routing::Balanced,
+            "uniform" | "w0" => Routing::Uniform,
+            "khot" => Routing::Khot { hot: (number(0, None)? as u32).max(1), share: share(1, 0.9)? },
+            "w1" => Routing::Khot { hot: 8, share: share(0, 0.5)? },
+            "zipf" => Routing::Zipf(number(0, None)?),
+            "dirichlet" => Routing::Dirichlet(positive(0)?),
+            "lognormal" => Routing::Lognormal(ratio(0)?),
+            "ratio" => Routing::Ratio(ratio(0)?),
+            "hot-rank" | "w2" => Routing::HotRank(share(0, 0.5)?),
+            "spread-hot" | "w3" => Routing::SpreadHot(share(0, 0.5)?),
+            "ragged" | "w4" => Routing::Ragged,
+            "zero-rank" | "w5" => Routing::ZeroRank,
+            "rotating" | "w6" => Routing::Rotating(share(0, 0.5)?),
+            "burst" | "w7" => Routing::Burst(share(0, 0.9)?),
+            _ if text.contains('/') || text.ends_with(".csv") || text.ends_with(".jsonl") => Routing::File(text.into()),
+            _ => return Err(bad(format!("is no routing; known: {GRAMMAR}"))),
+        })
+    }
+}
+
+/// All that decides a route.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    pub routing: Routing,
+    /// Of the expert-parallel group, and of a node.
+    pub ranks: u32,
+    pub node: u32,
+    /// Logical.
+    pub experts: u32,
+    pub topk: u32,
+    /// Of one source.
+    pub tokens: u64,
+    /// Slots beyond one an expert, which EPLB gives out by the loads of this very trace.
+    pub replicas: u32,
+    /// Nodes that a token reaches at most.
+    pub node_limit: Option<u32>,
+    pub seed: u64,
+    pub step: u64,
+}
+
+impl Request {
+    fn nodes(&self) -> u32 {
+        self.ranks.div_ceil(self.node.max(1))
+    }
+
+    /// The limit as groups of a router, a group a node; none where it binds nothing.
+    pub fn group_limit(&self) -> Result<Option<GroupLimit>> {
+        let Some(limit) = self.node_limit.filter(|limit| *limit < self.nodes()) else { return Ok(None) };
+        let limit = GroupLimit { groups: self.nodes(), limit, score: GroupScore::Best };
+        limit.check(self.experts, self.topk)?;
+        Ok(Some(limit))
+    }
+
+    /// What the router chose, by logical experts.
+    pub fn trace(&self) -> Result<Trace> {
+        if self.topk == 0 || self.topk > self.experts {
+            let why = format!("{} of {} experts; choose 1 to {}", self.topk, self.experts, self.experts);
+            return Err(Error::spec("routing", "topk", why));
+        }
+        if self.ranks == 0 {
+            return Err(Error::spec("routing", "ranks", "0; at least 1 is needed"));
+        }
+        match &self.routing {
+            Routing::File(path) => {
+                let trace = file::read(path, self.experts)?;
+                let ranks = self.ranks;
+                Ok(if trace.tokens.len() == ranks as usize { trace } else { trace.spread(ranks) })
+            }
+            _ => generate::trace(self),
+        }
+    }
+
+    /// The slots that the choices go to.
+    pub fn route(&self) -> Result<Route> {
+        let slots = self.experts + self.replicas;
+        if self.routing == Routing::Balanced && self.group_limit()?.is_none() {
+            return Route::new([self.ranks, self.node], slots, self.topk, Counts::Balanced { tokens: self.tokens });
+        }
+        let trace = self.trace()?;
+        let placement = match self.replicas {
+            0 => Placement::contiguous(self.experts, self.ranks)?,
+            n => {
+                // Experts of a node's group stay there where tokens are limited to groups.
+                let groups = if self.node_limit.is_some() { self.nodes() } else { 1 };
+                Placement::balanced(&trace.loads(), n, groups, groups, self.ranks)?
+            }
+        };
+        trace.route(&placement, self.node)
+    }
+}

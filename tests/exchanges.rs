@@ -1,0 +1,43 @@
+//! Exchanges that others have measured: traces/published/exchange.json and exchange_tables.json.
+
+use foretrain::published::{Verdict, load, predict};
+use std::path::{Path, PathBuf};
+
+fn verdicts(file: &str) -> Vec<Verdict> {
+    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/published").join(file);
+    predict(&load(path).unwrap(), &|_| {}).unwrap()
+}
+
+/// Every prediction of a table whose id ends so is within `most` of what was measured.
+#[track_caller]
+fn within(all: &[Verdict], table: &str, way: &str, most: f64) {
+    let of: Vec<_> = all.iter().filter(|v| v.group == table && v.id.contains(way)).collect();
+    assert!(!of.is_empty(), "no row of {table} {way}");
+    for v in of {
+        let error = v.rel_error.unwrap_or_else(|| panic!("{}: {}", v.id, v.why));
+        assert!(error.abs() <= most, "{}: {:?} is not {:?} {}", v.id, v.predicted, v.measured, v.unit);
+    }
+}
+
+#[test]
+fn deepep_tables() {
+    let all = verdicts("exchange.json");
+    within(&all, "deepep-v1-normal-2025-04-22", "#", 0.10);
+    within(&all, "deepep-v2-2026-04", "#", 0.10);
+    within(&all, "deepep-v1-ll-2025-06", "dispatch", 0.08);
+    within(&all, "deepep-v1-ll-2025-06", "combine", 0.12);
+    within(&all, "deepep-v1-ll-2025-02", "dispatch", 0.08);
+    within(&all, "deepep-v1-ll-2025-02", "combine", 0.12);
+    within(&all, "deepep-v2-sm-golden", "#", 0.0);
+}
+
+#[test]
+fn operator_tables_in_the_median() {
+    let all = verdicts("exchange_tables.json");
+    for (table, most) in [("h200_sxm/comm/sglang/0.5.12/wideep_deepep_normal_perf", 0.08), ("_ll_perf", 0.10)] {
+        let mut errors: Vec<f64> = all.iter().filter(|v| v.group.contains(table)).map(Verdict::error).collect();
+        errors.sort_by(f64::total_cmp);
+        let median = errors[errors.len() / 2];
+        assert!(median <= most, "{table}: {median} of {} rows", errors.len());
+    }
+}
