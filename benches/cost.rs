@@ -1,17 +1,19 @@
 //! How fast a configuration is built, checked, laid out and costed.
 //!
 //! Throughput is in linked ops: those of the program with every call spliced, times ranks. `flat` walks every
-//! one of them and is the baseline; `cost` gives the same answer by folding and strides.
+//! one of them and is the baseline; `cost` gives the same answer by folding and strides, and `sizes` and `frame`
+//! once more what a sweep does for every further configuration of a way, whose structure it knows.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use foretrain::cluster::Cluster;
-use foretrain::cost::{Effort, Machine, cost};
+use foretrain::cost::{Effort, Frame, Machine, cost, cost_on};
 use foretrain::device::Roofline;
+use foretrain::fold;
 use foretrain::plan::link::{AtomTable, Line};
 use foretrain::plan::memory::Layout;
 use foretrain::plan::{Engine, Plan, check::check};
 use foretrain::spec::*;
-use foretrain::strategy::{Engines, build};
+use foretrain::strategy::{Engines, build, sizes};
 use std::time::Duration;
 
 const FLAT: Effort = Effort { fold: false, stride: false, spans: false };
@@ -37,18 +39,22 @@ fn cases() -> [Case; 4] {
     ]
 }
 
-fn plan(case: &Case) -> Plan {
-    let model = LlmSpec::find("llama-3-8b").unwrap();
-    let global_batch = case.batches * u64::from(case.par.dp);
+const ENGINES: Engines = Engines { p2p: Engine::Sm { ctas: 8 }, collective: Engine::Sm { ctas: 24 } };
+
+fn work(case: &Case) -> (LlmSpec, Workload) {
     let work = Workload {
         seq_len: case.seq_len,
-        global_batch,
+        global_batch: case.batches * u64::from(case.par.dp),
         micro_batch: 1,
         dtype: Dtype::Bf16,
         documents: Default::default(),
     };
-    let engines = Engines { p2p: Engine::Sm { ctas: 8 }, collective: Engine::Sm { ctas: 24 } };
-    build(&model, &work, &case.par, engines).unwrap()
+    (LlmSpec::find("llama-3-8b").unwrap(), work)
+}
+
+fn plan(case: &Case) -> Plan {
+    let (model, work) = work(case);
+    build(&model, &work, &case.par, ENGINES).unwrap()
 }
 
 fn configurations(c: &mut Criterion) {
@@ -70,6 +76,11 @@ fn configurations(c: &mut Criterion) {
         bench("build", &mut || drop(self::plan(case)));
         bench("check", &mut || check(&plan).unwrap());
         bench("memory", &mut || drop(Layout::new(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap()));
+        let (model, work) = work(case);
+        let frame = Frame::new(&plan, &atoms, machine, fold::refine(&plan, &cluster)).unwrap();
+        let lean = sizes(&model, &work, &case.par, ENGINES).unwrap().plan;
+        bench("sizes", &mut || drop(sizes(&model, &work, &case.par, ENGINES).unwrap()));
+        bench("frame", &mut || drop(cost_on(&frame, &lean, machine).unwrap().unwrap()));
         bench("cost", &mut || drop(cost(&plan, machine, Effort::SUMS).unwrap()));
         if case.flat {
             bench("flat", &mut || drop(cost(&plan, machine, FLAT).unwrap()));

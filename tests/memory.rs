@@ -3,7 +3,7 @@
 mod plans;
 
 use foretrain::plan::link::{AtomTable, Line};
-use foretrain::plan::memory::{Layout, SlotId, lives};
+use foretrain::plan::memory::{ALIGN, Conflicts, Layout, SlotId, lives};
 use foretrain::plan::*;
 use foretrain::spec::*;
 use plans::{SM, model, way, work};
@@ -86,6 +86,72 @@ fn shared_bytes_are_never_alive_at_once() {
                 assert!(bytes < whole, "scratch shares bytes");
             }
         }
+    }
+}
+
+/// Every slot that shares bytes at the lowest offset where it touches none it conflicts with, searched from the
+/// bottom, the largest first.
+fn placed_simply(plan: &Plan, conflicts: &Conflicts, bottom: u64) -> Vec<(usize, u64)> {
+    let size = |i: usize| plan.tensors[conflicts.slots[i].tensor as usize].bytes().next_multiple_of(ALIGN);
+    let mut order: Vec<usize> = (conflicts.always..conflicts.slots.len()).collect();
+    order.sort_by_key(|&i| (std::cmp::Reverse(size(i)), i));
+    let mut placed: Vec<(usize, u64)> = vec![];
+    for item in order {
+        let ends = placed.iter().map(|&(other, at)| at + size(other));
+        let free = |from: &u64| {
+            let clear = |&(other, at): &(usize, u64)| {
+                !conflicts.between(item, other) || at >= from + size(item) || at + size(other) <= *from
+            };
+            placed.iter().all(clear)
+        };
+        let at = std::iter::once(bottom).chain(ends).filter(free).min().unwrap();
+        placed.push((item, at));
+    }
+    placed
+}
+
+#[test]
+fn placing_what_is_alike_in_one_go_changes_nothing() {
+    for (ring, ulysses, words) in [(1, 1, "default"), (4, 1, "merge-at-end"), (2, 2, "burst"), (4, 1, "gather-kv")] {
+        for recompute in [Recompute::None, Recompute::Full] {
+            let par = Parallelism { recompute, options: words.parse().unwrap(), ..way(2, ring, ulysses) };
+            let plan = plans::plan(&model(6, 4, false), &par, &work(&par, 96, 2, 3), SM);
+            let atoms = AtomTable::new(&plan).unwrap();
+            let (conflicts, layout) =
+                (Conflicts::of(&plan, &atoms, 0).unwrap(), Layout::new(&plan, &atoms, 0).unwrap());
+            let end = |at: &SlotId| layout.offset(*at).unwrap() + plan.tensors[at.tensor as usize].bytes();
+            let bottom = conflicts.slots[..conflicts.always].iter().map(end).max().unwrap().next_multiple_of(ALIGN);
+            for (item, at) in placed_simply(&plan, &conflicts, bottom) {
+                assert_eq!(layout.offset(conflicts.slots[item]), Some(at), "{words} {:?}", conflicts.slots[item]);
+            }
+        }
+    }
+}
+
+/// Bytes of everything but inputs at the fullest moment, by the lives of the whole line.
+fn fullest(plan: &Plan, conflicts: &Conflicts, lives: &[Vec<Vec<memory::Life>>]) -> u64 {
+    let size = |at: &SlotId| plan.tensors[at.tensor as usize].bytes().next_multiple_of(ALIGN);
+    let (always, others) = conflicts.slots.split_at(conflicts.always);
+    let of = |at: &SlotId| &lives[at.tensor as usize][at.slot as usize];
+    let alive = |op: u32| {
+        let now = others.iter().filter(|at| of(at).iter().any(|life| life.first <= op && op <= life.last));
+        now.map(size).sum::<u64>()
+    };
+    let begins = others.iter().flat_map(|at| of(at).iter().map(|life| life.first));
+    always.iter().map(size).sum::<u64>() + begins.map(alive).max().unwrap_or(0)
+}
+
+#[test]
+fn moments_that_are_left_out_are_not_the_fullest() {
+    for (ring, recompute) in [(1, Recompute::None), (1, Recompute::Full), (4, Recompute::None), (4, Recompute::Full)] {
+        let par = Parallelism { recompute, ..way(1, ring, 1) };
+        let plan = plans::plan(&model(5, 4, false), &par, &work(&par, 96, 2, 3), SM);
+        let atoms = AtomTable::new(&plan).unwrap();
+        let (conflicts, layout) = (Conflicts::of(&plan, &atoms, 0).unwrap(), Layout::new(&plan, &atoms, 0).unwrap());
+        let line = Line::program(&plan, &atoms, 0).unwrap();
+        let inputs = conflicts.inputs.iter().map(|&t| &plan.tensors[t as usize]);
+        let inputs: u64 = inputs.map(|t| t.bytes().next_multiple_of(ALIGN) * u64::from(t.slots)).sum();
+        assert_eq!(layout.bytes - layout.gaps, inputs + fullest(&plan, &conflicts, &lives(&plan, &line)));
     }
 }
 

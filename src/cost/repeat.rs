@@ -51,8 +51,6 @@ pub struct Finds {
 /// A stamp that an iteration left: on which cell of which name.
 pub struct Trace {
     name: usize,
-    /// The name means another slot in every iteration.
-    walks: bool,
     cell: usize,
     read: bool,
     stamp: Stamp,
@@ -167,43 +165,51 @@ pub trait Course {
 
     /// Whether what iterations from `i` on are the first to touch is from before the floor.
     fn rest_is_early(&self, alike: &Alike, i: u32) -> bool {
-        let mut before: Vec<(TensorId, u32)> = alike.touched(0..i).collect();
-        before.sort_unstable();
+        let before: Vec<(TensorId, u32)> = alike.touched(0..i).collect();
         let early = |cells: &[Stamp]| cells.iter().all(|s| s.ps() < self.ranks().floor);
-        let rest = alike.touched(i..alike.repeat).filter(|slot| before.binary_search(slot).is_err());
-        rest.map(|(tensor, slot)| self.slot_cells(tensor, slot))
-            .all(|cells| early(&self.ranks().stamps.written[cells.clone()]) && early(&self.ranks().stamps.read[cells]))
+        alike.touched(i..alike.repeat).all(|slot| {
+            let cells = self.slot_cells(slot.0, slot.1);
+            // What nobody has touched is early: to look that up is cheaper than who has.
+            early(&self.ranks().stamps.written[cells.clone()]) && early(&self.ranks().stamps.read[cells])
+                || before.contains(&slot)
+        })
     }
 
     /// The stamps that iteration `i` left, but for those from before the floor.
-    fn traces(&self, alike: &Alike, i: u32) -> Vec<Trace> {
-        let (ranks, mut all) = (self.ranks(), vec![]);
-        for (number, &name) in alike.names.iter().enumerate() {
-            let (cells, walks) = (self.cells(name, alike, i), alike.walks(name));
+    fn traces(&self, alike: &Alike, i: u32, walks: bool) -> Vec<Trace> {
+        let (ranks, mut all) = (self.ranks(), Vec::with_capacity(64));
+        for (number, &name) in alike.names.iter().enumerate().filter(|(_, name)| alike.walks(**name) == walks) {
+            let cells = self.cells(name, alike, i);
             for (read, stamps) in [(false, &ranks.stamps.written), (true, &ranks.stamps.read)] {
                 let late = stamps[cells.clone()].iter().enumerate().filter(|(_, stamp)| stamp.ps() >= ranks.floor);
-                all.extend(late.map(|(cell, &stamp)| Trace { name: number, walks, cell, read, stamp }));
+                all.extend(late.map(|(cell, &stamp)| Trace { name: number, cell, read, stamp }));
             }
         }
         all
     }
 
+    /// Leaves in iteration `j` what `traces` left, so much later.
+    fn retrace(&mut self, alike: &Alike, j: u32, traces: &[Trace], by: u64) {
+        let mut at = (usize::MAX, 0);
+        for trace in traces {
+            if at.0 != trace.name {
+                at = (trace.name, self.cells(alike.names[trace.name], alike, j).start);
+            }
+            let stamps = &mut self.ranks_mut().stamps;
+            let stamps = if trace.read { &mut stamps.read } else { &mut stamps.written };
+            stamps[at.1 + trace.cell] = trace.stamp.later(by);
+        }
+    }
+
     /// Adds what the iterations from `i` on do, each `d` later than the one before.
     fn take(&mut self, alike: &Alike, i: u32, before: &Finds, d: u64) {
         let (floor, left) = (self.ranks().floor, u64::from(alike.repeat - i));
-        let traces = self.traces(alike, i - 1);
+        // A slot that all iterations share has the last one's stamps.
+        let [shared, walked] = [false, true].map(|walks| self.traces(alike, i - 1, walks));
         for j in i..alike.repeat {
-            let (by, mut at) = (d * u64::from(j + 1 - i), (usize::MAX, 0));
-            // A slot that all iterations share has the last one's stamps.
-            for trace in traces.iter().filter(|trace| trace.walks || j + 1 == alike.repeat) {
-                if at.0 != trace.name {
-                    at = (trace.name, self.cells(alike.names[trace.name], alike, j).start);
-                }
-                let stamps = &mut self.ranks_mut().stamps;
-                let stamps = if trace.read { &mut stamps.read } else { &mut stamps.written };
-                stamps[at.1 + trace.cell] = trace.stamp.later(by);
-            }
+            self.retrace(alike, j, &walked, d * u64::from(j + 1 - i));
         }
+        self.retrace(alike, alike.repeat - 1, &shared, d * left);
         let by = d * left;
         let ranks = self.ranks_mut();
         ranks.stamps.lanes.iter_mut().filter(|l| l.ps() >= floor).for_each(|l| *l = l.later(by));

@@ -22,7 +22,8 @@ pub struct Conflicts {
     /// Words of a row of bits.
     width: usize,
     /// (slot, whether a life begins or has ended) in program order, and of one op what has ended first: what is
-    /// alive before something ends is alive at the same time.
+    /// alive before something ends is alive at the same time. Some moments at which no more is alive than at
+    /// another are left out.
     pub changes: Vec<(u32, bool)>,
 }
 
@@ -138,5 +139,51 @@ fn changes(first: usize, others: &[&SlotLives]) -> Vec<(u32, bool)> {
         }
     }
     all.sort_unstable();
-    all.into_iter().map(|(_, begins, slot)| (slot, begins)).collect()
+    let all: Vec<(u32, bool)> = all.into_iter().map(|(_, begins, slot)| (slot, begins)).collect();
+    shortened(&all, first, others.len())
+}
+
+/// Leaves out of `all` the moments at which no more is alive than at another not far back: a layer is like the one
+/// before it.
+fn shortened(all: &[(u32, bool)], first: usize, slots: usize) -> Vec<(u32, bool)> {
+    const BACK: usize = 64;
+    let mut peaks: Vec<Vec<u64>> = vec![];
+    let mut alive = vec![0u64; slots.div_ceil(64)];
+    let within = |a: &[u64], b: &[u64]| a.iter().zip(b).all(|(a, b)| a & !b == 0);
+    let mut grew = false;
+    for &(slot, begins) in all {
+        let (word, bit) = ((slot as usize - first) / 64, 1 << ((slot as usize - first) % 64));
+        if begins {
+            alive[word] |= bit;
+            grew = true;
+            continue;
+        }
+        let back = peaks.len().saturating_sub(BACK);
+        if std::mem::take(&mut grew) && !peaks[back..].iter().any(|peak| within(&alive, peak)) {
+            let mut at = 0;
+            peaks.retain(|peak| {
+                at += 1;
+                at <= back || !within(peak, &alive)
+            });
+            peaks.push(alive.clone());
+        }
+        alive[word] &= !bit;
+    }
+    from_peak_to_peak(&peaks, first)
+}
+
+/// The changes that lead from each of `peaks` to the next, and from the last to nothing.
+fn from_peak_to_peak(peaks: &[Vec<u64>], first: usize) -> Vec<(u32, bool)> {
+    let mut all = vec![];
+    let nothing = vec![0; peaks.first().map_or(0, Vec::len)];
+    for (before, after) in std::iter::once(&nothing).chain(peaks).zip(peaks.iter().chain([&nothing])) {
+        for begins in [false, true] {
+            for (word, (before, after)) in before.iter().zip(after).enumerate() {
+                let changed = if begins { after & !before } else { before & !after };
+                let slots = (0..64).filter(|bit| changed & (1 << bit) != 0);
+                all.extend(slots.map(|bit| ((first + word * 64 + bit) as u32, begins)));
+            }
+        }
+    }
+    all
 }
