@@ -49,6 +49,8 @@ pub struct Whole {
     /// Sent by each member inside nodes and between them.
     pub sent: [f64; 2],
     pub ports: u8,
+    /// Every member is over with its own bytes, and not with those of all.
+    pub apart: bool,
 }
 
 /// Deeds of all distinct ops of a program.
@@ -85,6 +87,7 @@ impl Acts<'_> {
                 OpKind::Compute { kernel, .. } => self.kernels_of(&mut all, line, node, kernel, times),
                 OpKind::Transfer { legs, engine } => self.legs_of(&mut all, line, node, legs, ctas(*engine), times),
                 OpKind::Collective { .. } => self.wholes_of(&mut all, line, node, times),
+                OpKind::Exchange { .. } => self.exchanges_of(&mut all, line, node, times)?,
                 OpKind::Call { .. } => unreachable!("calls are spliced"),
             }
         }
@@ -158,8 +161,28 @@ impl Acts<'_> {
             let ports = tiers.fold(0, |bits, tier| bits | port(tier, SEND | RECV));
             let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
             all.deeds.push(Deed::Whole { at: all.wholes.len() as u32, ctas: ctas(*engine) });
-            all.wholes.push(Whole { gang, latency, transfer, sent, ports });
+            all.wholes.push(Whole { gang, latency, transfer, sent, ports, apart: false });
         }
+    }
+}
+
+impl Acts<'_> {
+    fn exchanges_of(&mut self, all: &mut Deeds, line: &Line, node: usize, times: f64) -> Result<()> {
+        let spliced = &line.nodes[node];
+        let gangs = self.gangs(spliced.lane);
+        for (at, &class) in all.classes.iter().enumerate() {
+            let gang = gangs[class].clone();
+            let Exchanged { time, sent, ctas } = self.exchanged(line, node, class, &gang)?;
+            let usage = &mut all.usages[at];
+            count(usage, self.plan, spliced.lane, &time, times);
+            carry(usage, Tier::ScaleUp, sent[0] * times);
+            carry(usage, Tier::ScaleOut, sent[1] * times);
+            let ports = self.ports_of(class, &gang);
+            let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
+            all.deeds.push(Deed::Whole { at: all.wholes.len() as u32, ctas });
+            all.wholes.push(Whole { gang, latency, transfer, sent, ports, apart: true });
+        }
+        Ok(())
     }
 }
 

@@ -84,6 +84,7 @@ impl Form {
                     let elems = reads[0].size(acts.plan).0.max(writes[0].size(acts.plan).0);
                     filling.gather(acts, entry.lane, *kind, elems * wire.size());
                 }
+                OpKind::Exchange { .. } => unreachable!("plans with routes are walked, op by op"),
                 OpKind::Call { .. } => unreachable!("a segment has no calls"),
             }
         }

@@ -2,6 +2,7 @@
 //! the bytes of a meeting are under way, and what all of it counts.
 
 mod deeds;
+mod exchange;
 mod form;
 mod machine;
 pub mod stamp;
@@ -22,6 +23,7 @@ use crate::plan::*;
 use crate::spec::Provenance;
 use crate::timeline::Usage;
 use crate::units::Bytes;
+use exchange::Exchanged;
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -175,6 +177,7 @@ pub struct Acts<'a> {
     known: Known,
     positions: Positions,
     hops: FxHashMap<(u16, i32, u64), Rc<[Hop]>>,
+    exchanges: FxHashMap<exchange::Asked, exchange::Found>,
 }
 
 /// What stays true of other sizes of a plan, on the same machine.
@@ -270,15 +273,16 @@ pub fn ctas(engine: Engine) -> u16 {
 impl<'a> Acts<'a> {
     pub fn new(plan: &'a Plan, machine: Machine<'a>, fold: &'a Fold) -> Acts<'a> {
         let program = fold.representatives.iter().map(|&r| plan.program_of(r)).collect();
-        let (known, positions, hops) = Default::default();
-        Acts { plan, machine, fold, program, known, positions, hops }
+        let (known, positions, hops, exchanges) = Default::default();
+        Acts { plan, machine, fold, program, known, positions, hops, exchanges }
     }
 
     /// For other sizes of a plan that `known` is true of, its ranks all running one program.
     pub fn resume(plan: &'a Plan, machine: Machine<'a>, fold: &'a Fold, mut known: Known) -> Acts<'a> {
         known.bound();
-        let (positions, hops) = Default::default();
-        Acts { plan, machine, fold, program: vec![0; fold.representatives.len()], known, positions, hops }
+        let (positions, hops, exchanges) = Default::default();
+        let program = vec![0; fold.representatives.len()];
+        Acts { plan, machine, fold, program, known, positions, hops, exchanges }
     }
 
     pub fn into_known(self) -> Known {
@@ -310,6 +314,7 @@ impl<'a> Acts<'a> {
                     OpKind::Compute { kernel, .. } => self.compute(&mut draft, line, node, kernel, &classes),
                     OpKind::Transfer { legs, .. } => self.send(&mut draft, line, node, legs, &classes),
                     OpKind::Collective { .. } => self.gather(&mut draft, line, node, &classes)?,
+                    OpKind::Exchange { .. } => self.exchange(&mut draft, line, node, &classes)?,
                     OpKind::Call { .. } => unreachable!("calls are spliced"),
                 }
             }
@@ -342,6 +347,16 @@ impl<'a> Acts<'a> {
         let (sizes, dtype) = operands(self.plan, line, node);
         let (reads, writes) = sizes.split();
         let views = &self.plan.views;
+        if let Some(routed) = kernel.routed() {
+            let route = &self.plan.routes[routed.route as usize];
+            // Rows are others on every class.
+            for &class in classes {
+                let work = routed.work(route, views, self.fold.representatives[class], reads, writes);
+                let timed = self.timed(kernel.curve(), work, dtype);
+                each(class, work.flops, timed);
+            }
+            return;
+        }
         let Some(block) = kernel.mask() else {
             let Some(&first) = classes.first() else { return };
             let work = kernel.work(views, self.fold.representatives[first], reads, writes);

@@ -3,7 +3,10 @@
 use crate::device::Profile;
 use crate::error::{Error, Result};
 use crate::plan::{About, Plan, check};
-use crate::spec::{Architecture, ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Options, Parallelism, Recompute};
+use crate::spec::{
+    Architecture, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Parallelism, Recompute,
+};
+use crate::strategy::expert::Routing;
 use crate::sweep::{Case, Point};
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -50,9 +53,18 @@ pub struct Config {
     /// Ring attention: ranks that share the sequence [default: 1]
     #[arg(long, value_name = "N")]
     ring: Option<u32>,
-    /// Expert parallelism: not in this version
+    /// Expert parallelism: ranks, of dp x ring x ulysses x tp, that share the experts [default: 1]
     #[arg(long, value_name = "N")]
     ep: Option<u32>,
+    /// Who carries rows to experts: nccl, allgather, deepep-v1-normal, deepep-v1-ll, deepep-v2 or hierarchical
+    #[arg(long, value_name = "HOW", value_parser = dispatch)]
+    dispatch: Option<Dispatch>,
+    /// What rows travel to experts in: bf16 (as they are) or fp8 [default: bf16]
+    #[arg(long, value_name = "DTYPE", value_parser = ["bf16", "fp8"])]
+    dispatch_dtype: Option<String>,
+    /// How tokens choose experts: balanced, or uniform by lot [default: balanced; to run, uniform]
+    #[arg(long, value_name = "HOW", value_parser = routing)]
+    routing: Option<Routing>,
     /// ZeRO stage, 0 to 3 [default: 1]
     #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u32).range(0..=3))]
     zero: Option<u32>,
@@ -78,12 +90,13 @@ pub struct Config {
 pub struct Defaults {
     pub model: &'static str,
     pub cluster: &'static str,
+    pub routing: fn() -> Routing,
 }
 
 /// For what is predicted.
-pub const CLUSTER: Defaults = Defaults { model: "llama-3-8b", cluster: "dgx-h100" };
+pub const CLUSTER: Defaults = Defaults { model: "llama-3-8b", cluster: "dgx-h100", routing: Routing::default };
 /// For what is run here.
-pub const LOCAL: Defaults = Defaults { model: "tiny", cluster: "local-cpu" };
+pub const LOCAL: Defaults = Defaults { model: "tiny", cluster: "local-cpu", routing: || Routing::Uniform { seed: 1 } };
 
 /// What to compute: a point, and its plan if that came from a file.
 pub struct Chosen {
@@ -160,14 +173,26 @@ impl Config {
                 ep: self.ep.unwrap_or(1),
                 zero: self.zero.unwrap_or(1),
                 recompute: self.recompute.unwrap_or(Recompute::None),
-                options: self.options.unwrap_or_default(),
+                options: self.all_options(),
             },
         };
         let stack = self.stack.as_deref().unwrap_or(stack_of(&gpu));
         let mut case = Case::new(model, cluster_name, stack, gpus, self.dtype)?;
         case.documents = self.documents.clone().unwrap_or_default();
         self.measured(&mut case)?;
+        case.routing = self.routing.clone().unwrap_or_else(|| (defaults.routing)());
         Ok(Chosen { case, point, loaded: None })
+    }
+
+    /// The words, and those that flags of their own say.
+    fn all_options(&self) -> Options {
+        let said = self.options.unwrap_or_default();
+        let fp8 = self.dispatch_dtype.as_deref().map(|dtype| dtype == "fp8");
+        Options {
+            dispatch: self.dispatch.unwrap_or(said.dispatch),
+            dispatch_fp8: fp8.unwrap_or(said.dispatch_fp8),
+            ..said
+        }
     }
 
     /// Nobody means all cores of a machine by default; a cluster is used whole.
@@ -247,7 +272,13 @@ impl Config {
             ("ep", number(self.ep), a.par.ep.to_string()),
             ("zero", number(self.zero), a.par.zero.to_string()),
             ("recompute", self.recompute.map(|r| r.name().into()), a.par.recompute.name().into()),
-            ("options", self.options.map(|o| o.to_string()), a.par.options.to_string()),
+            ("options", self.options.map(|_| self.all_options().to_string()), a.par.options.to_string()),
+            ("dispatch", self.dispatch.map(|d| d.name().into()), a.par.options.dispatch.name().into()),
+            (
+                "dispatch-dtype",
+                self.dispatch_dtype.clone(),
+                if a.par.options.dispatch_fp8 { "fp8" } else { "bf16" }.into(),
+            ),
             ("documents", self.documents.as_ref().map(listed), listed(&a.documents)),
             ("dtype", self.dtype.map(|d| d.name().into()), a.dtype.clone()),
         ];
@@ -321,6 +352,20 @@ pub fn recompute(text: &str) -> std::result::Result<Recompute, String> {
 
 pub fn options(text: &str) -> std::result::Result<Options, String> {
     text.parse()
+}
+
+fn dispatch(text: &str) -> std::result::Result<Dispatch, String> {
+    let known: Vec<_> = Dispatch::ALL.iter().map(|d| d.name()).collect();
+    let found = Dispatch::ALL.into_iter().find(|d| d.name() == text);
+    found.ok_or_else(|| format!("{text:?} is none of {}", known.join(", ")))
+}
+
+fn routing(text: &str) -> std::result::Result<Routing, String> {
+    match text {
+        "balanced" => Ok(Routing::Balanced),
+        "uniform" => Ok(Routing::Uniform { seed: 1 }),
+        _ => Err(format!("{text:?} is neither balanced nor uniform")),
+    }
 }
 
 pub fn dtype(text: &str) -> std::result::Result<Dtype, String> {

@@ -1,8 +1,10 @@
 //! Bytes that a rank of a plan sends, as integers: what the executor's transport must have counted.
 
-use super::{part, rounds};
+use super::{exchange, part, rounds};
 use crate::plan::link::{Line, Place};
+use crate::plan::rows::place_of;
 use crate::plan::{CollectiveKind, Direction, Dtype, Lane, OpKind, Plan};
+use crate::plan::{ExchangeAlgo, Phase, Wire};
 use rustc_hash::FxHashMap;
 
 /// Bytes that `rank` sends in one step, its program being spliced in `line`.
@@ -25,6 +27,14 @@ pub fn sent_by(plan: &Plan, line: &Line, rank: u32) -> u64 {
                     sent_elems(*kind, members.len(), here, full) * wire.size()
                 })
             }
+            OpKind::Exchange { route, algo, phase, .. } => {
+                let route = &plan.routes[*route as usize];
+                let row = row_bytes(plan, line, i, *algo, *phase, route.topk);
+                let here = place_of(&plan.views, rank);
+                let hops = exchange::hops(route, *algo, *phase);
+                let rows: f64 = hops.iter().filter(|h| h.crosses() && h.from == here).map(|h| h.rows).sum();
+                (rows * row as f64).round() as u64
+            }
             _ => 0,
         };
     }
@@ -37,6 +47,25 @@ fn elems(plan: &Plan, place: &Place) -> u64 {
 
 fn dtype(plan: &Plan, place: &Place) -> Dtype {
     plan.tensors[place.tensor as usize].dtype
+}
+
+/// Bytes of a row's values and of the numbers of its choices, as an exchange carries them. A token's numbers may go
+/// one by one.
+pub fn carried(plan: &Plan, line: &Line, node: usize) -> [u64; 2] {
+    let OpKind::Exchange { wire, .. } = &line.nodes[node].op.kind else { return [0, 0] };
+    let travels = |(from, to): (&Place, &Place)| {
+        let [a, b] = [from, to].map(|place| &plan.tensors[place.tensor as usize]);
+        a.row_len().min(b.row_len()) * a.dtype.size()
+    };
+    let each: Vec<u64> = line.reads(node).iter().zip(line.writes(node)).map(travels).collect();
+    let (values, choices) = each.split_at(if *wire == Wire::Fp8 { 2 } else { 1 });
+    [values.iter().sum(), choices.iter().sum()]
+}
+
+/// Bytes of a row of an exchange on the wire.
+pub fn row_bytes(plan: &Plan, line: &Line, node: usize, algo: ExchangeAlgo, phase: Phase, topk: u32) -> u64 {
+    let [values, choices] = carried(plan, line, node);
+    exchange::message_row(algo, phase, topk, values, choices)
 }
 
 /// Elements that the member at `here` of `n` sends, hop by hop.

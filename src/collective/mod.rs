@@ -5,6 +5,7 @@
 
 pub mod count;
 pub mod exchange;
+pub mod forward;
 pub mod nccl;
 pub mod pairwise;
 pub mod ring;

@@ -174,6 +174,7 @@ impl<'p> Walker<'p> {
                 let what = match &node.op.kind {
                     OpKind::Compute { kernel, .. } => kernel.name(),
                     OpKind::Collective { kind, .. } => kind.name(),
+                    OpKind::Exchange { phase, .. } => phase.name(),
                     _ => "transfer",
                 };
                 let (start, end) = (seconds(self.ranks.starts[cell].ps()), seconds(self.ranks.ends[cell].ps()));

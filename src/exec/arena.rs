@@ -4,7 +4,7 @@
 use super::kernels::{self, Scalar};
 use crate::plan::link::Place;
 use crate::plan::memory::{Layout, SlotId};
-use crate::plan::{Dtype, Kernel, Mesh, Plan};
+use crate::plan::{Dtype, Kernel, Plan};
 use bytemuck::Pod;
 use std::ops::Range;
 
@@ -54,6 +54,65 @@ impl Data {
                 a.iter_mut().zip(b).for_each(|(a, b)| *a = to_bf16(from_bf16(*a) + from_bf16(*b)));
             }
             (a, b) => panic!("cannot add {} and {} bytes of unlike data", a.bytes(), b.bytes()),
+        }
+    }
+
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Data::F64(_) => Dtype::F64,
+            Data::F32(_) => Dtype::F32,
+            Data::Bf16(_) => Dtype::Bf16,
+            Data::U32(_) => Dtype::U32,
+            Data::U8(_) => Dtype::U8,
+        }
+    }
+
+    /// As sums are kept: two bytes become four.
+    pub fn widened(self) -> Data {
+        match self {
+            Data::Bf16(v) => Data::F32(v.into_iter().map(from_bf16).collect()),
+            other => other,
+        }
+    }
+
+    /// Back from what [`widened`](Data::widened) made of it.
+    pub fn narrowed(self, dtype: Dtype) -> Data {
+        match (self, dtype) {
+            (Data::F32(v), Dtype::Bf16) => Data::Bf16(v.into_iter().map(to_bf16).collect()),
+            (other, _) => other,
+        }
+    }
+
+    /// Some of its elements.
+    pub fn part(&self, elems: Range<u64>) -> Data {
+        let at = elems.start as usize..elems.end as usize;
+        match self {
+            Data::F64(v) => Data::F64(v[at].to_vec()),
+            Data::F32(v) => Data::F32(v[at].to_vec()),
+            Data::Bf16(v) => Data::Bf16(v[at].to_vec()),
+            Data::U32(v) => Data::U32(v[at].to_vec()),
+            Data::U8(v) => Data::U8(v[at].to_vec()),
+        }
+    }
+
+    pub fn to_bytes(&self) -> &[u8] {
+        match self {
+            Data::F64(v) => bytemuck::cast_slice(v),
+            Data::F32(v) => bytemuck::cast_slice(v),
+            Data::Bf16(v) => bytemuck::cast_slice(v),
+            Data::U32(v) => bytemuck::cast_slice(v),
+            Data::U8(v) => v,
+        }
+    }
+
+    /// What [`to_bytes`](Data::to_bytes) has taken apart.
+    pub fn from_bytes(bytes: &[u8], dtype: Dtype) -> Data {
+        match dtype {
+            Dtype::F64 => Data::F64(bytemuck::pod_collect_to_vec(bytes)),
+            Dtype::F32 => Data::F32(bytemuck::pod_collect_to_vec(bytes)),
+            Dtype::Bf16 => Data::Bf16(bytemuck::pod_collect_to_vec(bytes)),
+            Dtype::U32 => Data::U32(bytemuck::pod_collect_to_vec(bytes)),
+            Dtype::U8 => Data::U8(bytes.to_vec()),
         }
     }
 
@@ -219,15 +278,29 @@ impl<'p> Arena<'p> {
         Ok(())
     }
 
+    /// Rows of a place.
+    pub fn rows(&self, place: &Place) -> u64 {
+        place.rows[1] - place.rows[0]
+    }
+
+    fn row_part(&self, place: &Place, row: u64) -> Part {
+        let len = self.plan.tensors[place.tensor as usize].row_len();
+        self.part(place, row * len..(row + 1) * len)
+    }
+
+    pub fn row(&self, place: &Place, row: u64) -> Data {
+        self.read(&self.row_part(place, row))
+    }
+
+    /// Stores a row, or zeros.
+    pub fn put_row(&mut self, place: &Place, row: u64, data: Option<Data>) -> Result<(), String> {
+        let part = self.row_part(place, row);
+        let zeros = || Data::from_bytes(&vec![0; part.bytes.len()], part.dtype);
+        self.write(&part, &data.unwrap_or_else(zeros))
+    }
+
     /// Runs a kernel on the rank's own buffers, in `T` arithmetic, in a step of the optimizer.
-    pub fn run<T: Scalar>(
-        &mut self,
-        kernel: &Kernel,
-        views: &[Mesh],
-        (rank, step): (u32, u64),
-        reads: &[Place],
-        writes: &[Place],
-    ) {
+    pub fn run<T: Scalar>(&mut self, kernel: &Kernel, (rank, step): (u32, u64), reads: &[Place], writes: &[Place]) {
         let same = |a: &Place, b: &Place| (a.tensor, a.slot, a.rows) == (b.tensor, b.slot, b.rows);
         self.assert_apart(reads, writes);
         let mut outs: Vec<Operand<T>> = writes.iter().map(|p| self.operand(p)).collect();
@@ -238,7 +311,7 @@ impl<'p> Arena<'p> {
             // another operand, other than those that are the same and are left out of `ins`.
             let ins: Vec<Option<&[T]>> = ins.iter().map(|o| o.as_ref().map(|o| unsafe { o.slice() })).collect();
             let mut outs: Vec<&mut [T]> = outs.iter_mut().map(|o| unsafe { o.slice_mut() }).collect();
-            kernels::run(kernel, views, rank, step, &ins, &mut outs);
+            kernels::run_routed(kernel, self.plan, (rank, step), &ins, &mut outs);
         }
         for (operand, place) in outs.into_iter().zip(writes) {
             if let Operand::Converted(values) = operand {

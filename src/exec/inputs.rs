@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 /// Where a rank stands among those that a weight is cut over, and how many they are.
 fn coordinate(plan: &Plan, shard: &Shard, rank: u32) -> (u64, u64) {
-    let mesh = &plan.views[0];
+    let mesh = plan.view_of(shard.axis);
     (mesh.coord(rank, shard.axis).into(), mesh.degree(shard.axis).into())
 }
 

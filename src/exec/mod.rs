@@ -9,6 +9,7 @@
 mod arena;
 pub mod attention_io;
 pub mod cuda;
+mod exchange;
 mod gather;
 pub mod inputs;
 pub mod kernels;
@@ -17,6 +18,7 @@ pub mod probe;
 mod rank;
 pub mod rate;
 pub mod reference;
+pub mod routing;
 mod shared;
 pub mod source;
 mod train;

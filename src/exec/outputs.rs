@@ -78,11 +78,13 @@ pub fn gather(plan: &Plan, lines: &[Line], hub: &Hub, done: Vec<Done>) -> Result
 
 /// A weight, or its gradient, put together from the flat tensors of one rank for each part of it.
 fn assemble(plan: &Plan, param: &Param, flat: impl Fn(u32) -> Option<Vec<f64>>) -> Option<Vec<f64>> {
-    let mesh = &plan.views[0];
     let first = (0..plan.ranks()).find(|&rank| super::inputs::has(plan, param, rank)).unwrap_or(0);
     let owners = match &param.shard {
         None => vec![first],
-        Some(shard) => (0..mesh.degree(shard.axis)).map(|c| mesh.shift(first, shard.axis, c as i32)).collect(),
+        Some(shard) => {
+            let mesh = plan.view_of(shard.axis);
+            (0..mesh.degree(shard.axis)).map(|c| mesh.shift(first, shard.axis, c as i32)).collect()
+        }
     };
     let mut whole = vec![f64::NAN; param.shape.iter().product::<u64>() as usize];
     for rank in owners {
@@ -152,6 +154,7 @@ fn what(line: &Line, node: usize) -> &'static str {
     match &line.nodes[node].op.kind {
         OpKind::Compute { kernel, .. } => kernel.name(),
         OpKind::Collective { kind, .. } => kind.name(),
+        OpKind::Exchange { phase, .. } => phase.name(),
         _ => "transfer",
     }
 }

@@ -1,6 +1,7 @@
 //! One rank: a thread that runs its program's ops as their edges allow, lane by lane.
 
 use super::arena::{Arena, Data};
+use super::exchange::Exchange;
 use super::gather::Gather;
 use super::inputs;
 use super::kernels::Scalar;
@@ -34,6 +35,7 @@ pub struct Done {
 enum Flight {
     Transfer { node: u32, open: Vec<(LegAt, Leg, Place, Key)> },
     Collective(Gather),
+    Exchange(Exchange),
 }
 
 pub struct Rank<'a, 'p> {
@@ -132,6 +134,7 @@ impl<'a, 'p> Rank<'a, 'p> {
                 (*node, peers.join(" and "))
             }
             Flight::Collective(g) => (g.node, g.waits_for()),
+            Flight::Exchange(e) => (e.node, e.waits_for()),
         });
         if let Some((node, what)) = flight {
             return format!("{} for {what}", self.line.path(node as usize));
@@ -182,6 +185,9 @@ impl<'a, 'p> Rank<'a, 'p> {
                 }
                 Ok(Flight::Transfer { node, open })
             }
+            OpKind::Exchange { .. } => {
+                Ok(Flight::Exchange(Exchange::start(shared, self.rank, line, node, group, &self.arena)?))
+            }
             _ => Ok(Flight::Collective(Gather::start(shared, self.rank, line, node, group, &mut self.arena)?)),
         }
     }
@@ -223,6 +229,10 @@ impl<'a, 'p> Rank<'a, 'p> {
                     let progress = gather.poll(self.shared, &mut self.arena)?;
                     (gather.node, gather.done(), progress)
                 }
+                Flight::Exchange(exchange) => {
+                    let progress = exchange.poll(self.shared, &mut self.arena)?;
+                    (exchange.node, exchange.done(), progress)
+                }
             };
             moved |= progress;
             if done {
@@ -232,6 +242,7 @@ impl<'a, 'p> Rank<'a, 'p> {
         flights.retain(|f| match f {
             Flight::Transfer { open, .. } => !open.is_empty(),
             Flight::Collective(g) => !g.done(),
+            Flight::Exchange(e) => !e.done(),
         });
         self.flights = flights;
         for node in ended {
@@ -286,7 +297,7 @@ impl<'a, 'p> Rank<'a, 'p> {
             if visible {
                 let (reads, writes) = (self.line.reads(node as usize), self.line.writes(node as usize));
                 let (at, core) = ((self.rank, self.shared.step), ThreadTime::now());
-                self.arena.run::<T>(kernel, &self.shared.plan.views, at, reads, writes);
+                self.arena.run::<T>(kernel, at, reads, writes);
                 self.on_core[node as usize] = core.elapsed().as_secs_f64();
             }
             self.end(node);

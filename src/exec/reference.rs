@@ -5,7 +5,7 @@
 //! v vocabulary. Weights are [out, in], as Hugging Face stores them.
 
 use crate::plan::{Adam, Operand, dropout};
-use crate::spec::{AttentionSpec, LlmSpec, Mlp, Norm, Positions};
+use crate::spec::{AttentionSpec, Gate, LlmSpec, Mlp, Norm, Positions, Score};
 use ndarray::{Array1, Array2, Axis, s};
 use std::collections::BTreeMap;
 
@@ -26,6 +26,20 @@ pub struct DenseConfig {
     pub window: Option<usize>,
     /// Lengths of the documents of a sequence; none: it is one.
     pub documents: Vec<usize>,
+    pub experts: Option<Experts>,
+}
+
+/// Experts in place of one network.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Experts {
+    pub count: usize,
+    pub top_k: usize,
+    pub ffn: usize,
+    /// Of what every token visits besides; 0: nothing.
+    pub shared: usize,
+    pub gate: Gate,
+    /// By sequence, [s, top_k]: the experts of each token, in every layer; beyond their number: none.
+    pub choices: Vec<Vec<u32>>,
 }
 
 /// What the layers of a GPT have otherwise than those of a Llama.
@@ -99,6 +113,14 @@ impl From<&LlmSpec> for DenseConfig {
             blocks: m.into(),
             window: m.window.map(|w| w as usize),
             documents: vec![],
+            experts: m.moe.map(|moe| Experts {
+                count: moe.experts as usize,
+                top_k: moe.top_k as usize,
+                ffn: moe.ffn as usize,
+                shared: moe.shared_ffn as usize,
+                gate: moe.gate,
+                choices: vec![],
+            }),
         }
     }
 }
@@ -151,7 +173,8 @@ pub fn step(
     let grads = weights.iter().map(|(name, w)| (name.clone(), Array2::zeros(w.raw_dim()))).collect();
     let count = tokens.iter().map(Vec::len).sum::<usize>() as f64;
     let mut model = Model { cfg, weights: &weights, grads, loss: 0.0, count };
-    let hidden = tokens.iter().zip(targets).map(|(t, y)| model.sequence(t, y).into_raw_vec_and_offset().0).collect();
+    let numbered = tokens.iter().zip(targets).enumerate();
+    let hidden = numbered.map(|(i, (t, y))| model.sequence(i, t, y).into_raw_vec_and_offset().0).collect();
     let loss = model.loss;
     let grads: BTreeMap<_, _> = model.grads.into_iter().map(|(n, g)| (n, g.into_raw_vec_and_offset().0)).collect();
     let first =
@@ -184,7 +207,18 @@ impl DenseConfig {
             if !self.blocks.parallel || self.blocks.own_norms {
                 norm(&mut shapes, &layer(i, POST_NORM));
             }
-            for (name, out, inp) in [(QKV, qkv, h), (OUT, h, q), (self.up(), wide, h), (DOWN, h, f)] {
+            if let Some(e) = &self.experts {
+                let mut add = |name: &str, shape| _ = shapes.insert(layer(i, name), shape);
+                add(ROUTER, (e.count, h));
+                add(EXPERTS_UP, (e.count * 2 * e.ffn, h));
+                add(EXPERTS_DOWN, (e.count * h, e.ffn));
+                if e.shared > 0 {
+                    add(SHARED_UP, (2 * e.shared, h));
+                    add(SHARED_DOWN, (h, e.shared));
+                }
+            }
+            let network = if self.experts.is_some() { vec![] } else { vec![(self.up(), wide, h), (DOWN, h, f)] };
+            for (name, out, inp) in [(QKV, qkv, h), (OUT, h, q)].into_iter().chain(network) {
                 shapes.insert(layer(i, name), (out, inp));
                 if self.blocks.bias || (name == QKV && self.blocks.qkv_bias) {
                     shapes.insert(bias_of(&layer(i, name)), (1, out));
@@ -236,6 +270,11 @@ const UP: &str = "mlp.up_proj.weight";
 const POSITIONS: &str = "model.embed_positions.weight";
 const GATE_UP: &str = "mlp.gate_up_proj.weight";
 const DOWN: &str = "mlp.down_proj.weight";
+const ROUTER: &str = "mlp.gate.weight";
+const EXPERTS_UP: &str = "mlp.experts.gate_up_proj.weight";
+const EXPERTS_DOWN: &str = "mlp.experts.down_proj.weight";
+const SHARED_UP: &str = "mlp.shared_experts.gate_up_proj.weight";
+const SHARED_DOWN: &str = "mlp.shared_experts.down_proj.weight";
 
 /// The bias that belongs to a weight.
 fn bias_of(name: &str) -> String {
@@ -296,8 +335,19 @@ struct Saved {
     n1: Mat,
     n2: Mat,
     attn: Attention,
-    gate_up: Mat,
-    act: Mat,
+    network: Network,
+}
+
+/// What became of the second norm's output.
+enum Network {
+    Dense {
+        gate_up: Mat,
+        act: Mat,
+    },
+    /// Of the sequence of this number.
+    Experts {
+        sequence: usize,
+    },
 }
 
 impl Model<'_> {
@@ -310,7 +360,7 @@ impl Model<'_> {
     }
 
     /// Loss and gradients of one sequence; returns what the final norm was given.
-    fn sequence(&mut self, tokens: &[u32], targets: &[u32]) -> Mat {
+    fn sequence(&mut self, number: usize, tokens: &[u32], targets: &[u32]) -> Mat {
         let rows: Vec<usize> = tokens.iter().map(|&t| t as usize).collect();
         let mut x = self.w(EMBED).select(Axis(0), &rows);
         if self.cfg.blocks.positions > 0 {
@@ -318,7 +368,7 @@ impl Model<'_> {
         }
         let mut saved = Vec::new();
         for i in 0..self.cfg.layers {
-            let (y, kept) = self.layer_forward(i, x);
+            let (y, kept) = self.layer_forward(i, number, x);
             saved.push(kept);
             x = y;
         }
@@ -348,32 +398,42 @@ impl Model<'_> {
         if self.cfg.blocks.parallel && !self.cfg.blocks.own_norms { IN_NORM } else { POST_NORM }
     }
 
-    fn layer_forward(&self, i: usize, x: Mat) -> (Mat, Saved) {
+    fn layer_forward(&self, i: usize, sequence: usize, x: Mat) -> (Mat, Saved) {
         let n1 = self.norm(&layer(i, IN_NORM), &x);
         let attn = Attention::new(self.cfg, self.linear(&layer(i, QKV), &n1));
         let branch = self.linear(&layer(i, OUT), &attn.o);
         let x_mid = if self.cfg.blocks.parallel { x.clone() } else { &x + &self.dropped(0, &branch) };
         let n2 = self.norm(&layer(i, self.second_norm()), &x_mid);
-        let gate_up = self.linear(&layer(i, self.cfg.up()), &n2);
-        let act = if self.cfg.blocks.gelu { gate_up.mapv(gelu) } else { swiglu(&gate_up, self.cfg.ffn) };
-        let out = self.linear(&layer(i, DOWN), &act);
+        let (out, network) = match &self.cfg.experts {
+            Some(experts) => (self.experts(i, experts, sequence, &n2), Network::Experts { sequence }),
+            None => {
+                let gate_up = self.linear(&layer(i, self.cfg.up()), &n2);
+                let act = if self.cfg.blocks.gelu { gate_up.mapv(gelu) } else { swiglu(&gate_up, self.cfg.ffn) };
+                (self.linear(&layer(i, DOWN), &act), Network::Dense { gate_up, act })
+            }
+        };
         let y = match self.cfg.blocks.parallel {
             true => &x + &self.dropped(0, &(branch + out)),
             false => &x_mid + &self.dropped(1, &out),
         };
-        (y, Saved { x, x_mid, n1, n2, attn, gate_up, act })
+        (y, Saved { x, x_mid, n1, n2, attn, network })
     }
 
     fn layer_backward(&mut self, i: usize, saved: &Saved, dy: Mat) -> Mat {
         let parallel = self.cfg.blocks.parallel;
         // The feed-forward half, beside its residual.
         let d_out = self.dropped(if parallel { 0 } else { 1 }, &dy);
-        let d_act = self.linear_backward(&layer(i, DOWN), &saved.act, &d_out);
-        let d_gate_up = match self.cfg.blocks.gelu {
-            true => d_act * saved.gate_up.mapv(gelu_slope),
-            false => swiglu_backward(&saved.gate_up, &d_act),
+        let dn2 = match &saved.network {
+            Network::Experts { sequence } => self.experts_backward(i, *sequence, &saved.n2, &d_out),
+            Network::Dense { gate_up, act } => {
+                let d_act = self.linear_backward(&layer(i, DOWN), act, &d_out);
+                let d_gate_up = match self.cfg.blocks.gelu {
+                    true => d_act * gate_up.mapv(gelu_slope),
+                    false => swiglu_backward(gate_up, &d_act),
+                };
+                self.linear_backward(&layer(i, self.cfg.up()), &saved.n2, &d_gate_up)
+            }
         };
-        let dn2 = self.linear_backward(&layer(i, self.cfg.up()), &saved.n2, &d_gate_up);
         let dx_mid = &dy + &self.norm_backward(&layer(i, self.second_norm()), &saved.x_mid, &dn2);
         // The attention half, beside its own; in a parallel block it has the block's output for its own.
         let d_branch = self.dropped(0, if parallel { &dy } else { &dx_mid });
@@ -435,6 +495,123 @@ impl Model<'_> {
         }
         centre(&dx)
     }
+}
+
+/// Experts: y_t = sum over its choices j of w_tj FFN_j(x_t), token by token.
+impl Model<'_> {
+    /// The experts of a token, by number, that there are.
+    fn chosen(experts: &Experts, sequence: usize, t: usize) -> Vec<usize> {
+        let of = &experts.choices[sequence][t * experts.top_k..][..experts.top_k];
+        of.iter().map(|&e| e as usize).filter(|&e| e < experts.count).collect()
+    }
+
+    /// Rows of the stacked matrices that are one expert's.
+    fn expert(&self, i: usize, e: usize) -> [Mat; 2] {
+        let cfg = self.cfg.experts.as_ref().expect("experts");
+        let (up, h) = (2 * cfg.ffn, self.cfg.hidden);
+        let rows = |name, rows| self.w(&layer(i, name)).slice(s![e * rows..(e + 1) * rows, ..]).to_owned();
+        [rows(EXPERTS_UP, up), rows(EXPERTS_DOWN, h)]
+    }
+
+    fn experts(&self, i: usize, experts: &Experts, sequence: usize, x: &Mat) -> Mat {
+        let logits = self.linear(&layer(i, ROUTER), x);
+        let mut y = Mat::zeros((x.nrows(), self.cfg.hidden));
+        for (t, row) in x.axis_chunks_iter(Axis(0), 1).enumerate() {
+            let chosen = Self::chosen(experts, sequence, t);
+            let weighs = gates(&experts.gate, &logits.row(t).to_vec(), &chosen);
+            for (e, weigh) in chosen.into_iter().zip(weighs) {
+                let [up, down] = self.expert(i, e);
+                let out = swiglu(&row.dot(&up.t()), experts.ffn).dot(&down.t()) * weigh;
+                y.slice_mut(s![t..t + 1, ..]).zip_mut_with(&out, |y, out| *y += out);
+            }
+        }
+        if experts.shared > 0 {
+            let act = swiglu(&self.linear(&layer(i, SHARED_UP), x), experts.shared);
+            y += &self.linear(&layer(i, SHARED_DOWN), &act);
+        }
+        y
+    }
+
+    fn experts_backward(&mut self, i: usize, sequence: usize, x: &Mat, dy: &Mat) -> Mat {
+        let experts = self.cfg.experts.as_ref().expect("experts");
+        let logits = self.linear(&layer(i, ROUTER), x);
+        let (mut dx, mut d_logits) = (Mat::zeros(x.raw_dim()), Mat::zeros(logits.raw_dim()));
+        for t in 0..x.nrows() {
+            let (row, d_row) = (x.slice(s![t..t + 1, ..]), dy.slice(s![t..t + 1, ..]));
+            let chosen = Self::chosen(experts, sequence, t);
+            let weighs = gates(&experts.gate, &logits.row(t).to_vec(), &chosen);
+            let mut d_weighs = vec![];
+            for (&e, weigh) in chosen.iter().zip(&weighs) {
+                let [up, down] = self.expert(i, e);
+                let gate_up = row.dot(&up.t());
+                let act = swiglu(&gate_up, experts.ffn);
+                d_weighs.push((&act.dot(&down.t()) * &d_row).sum());
+                let d_out = &d_row * *weigh;
+                let d_gate_up = swiglu_backward(&gate_up, &d_out.dot(&down));
+                self.add_to_rows(&layer(i, EXPERTS_DOWN), e, d_out.t().dot(&act));
+                self.add_to_rows(&layer(i, EXPERTS_UP), e, d_gate_up.t().dot(&row));
+                dx.slice_mut(s![t..t + 1, ..]).zip_mut_with(&d_gate_up.dot(&up), |x, d| *x += d);
+            }
+            let d = gates_backward(&experts.gate, &logits.row(t).to_vec(), &chosen, &d_weighs);
+            d_logits.row_mut(t).assign(&Array1::from(d));
+        }
+        if experts.shared > 0 {
+            let gate_up = self.linear(&layer(i, SHARED_UP), x);
+            let act = swiglu(&gate_up, experts.shared);
+            let d_gate_up = swiglu_backward(&gate_up, &self.linear_backward(&layer(i, SHARED_DOWN), &act, dy));
+            dx += &self.linear_backward(&layer(i, SHARED_UP), x, &d_gate_up);
+        }
+        dx + self.linear_backward(&layer(i, ROUTER), x, &d_logits)
+    }
+
+    /// Adds the gradient of one expert's matrix.
+    fn add_to_rows(&mut self, name: &str, e: usize, grad: Mat) {
+        let whole = self.grads.get_mut(name).expect("every weight has a gradient");
+        let mut rows = whole.slice_mut(s![e * grad.nrows()..(e + 1) * grad.nrows(), ..]);
+        rows += &grad;
+    }
+}
+
+/// The score of every expert.
+fn scores(gate: &Gate, logits: &[f64]) -> Vec<f64> {
+    let mut all = logits.to_vec();
+    match gate.score {
+        Score::Softmax => softmax(&mut all),
+        Score::Sigmoid => all.iter_mut().for_each(|x| *x = sigmoid(*x)),
+    }
+    all
+}
+
+/// What the chosen experts weigh.
+fn gates(gate: &Gate, logits: &[f64], chosen: &[usize]) -> Vec<f64> {
+    let scores = scores(gate, logits);
+    let total: f64 = if gate.normalise { chosen.iter().map(|&e| scores[e]).sum() } else { 1.0 };
+    chosen.iter().map(|&e| gate.scale * scores[e] / total).collect()
+}
+
+/// The gradient of the logits: by the chain rule over w_j = scale s_j / S, one derivative after the other.
+fn gates_backward(gate: &Gate, logits: &[f64], chosen: &[usize], d_weighs: &[f64]) -> Vec<f64> {
+    let scores = scores(gate, logits);
+    let total: f64 = chosen.iter().map(|&e| scores[e]).sum();
+    let mut d_scores = vec![0.0; logits.len()];
+    for (&j, d) in chosen.iter().zip(d_weighs) {
+        for &i in chosen {
+            let same = if i == j { 1.0 } else { 0.0 };
+            let slope = if gate.normalise { same / total - scores[j] / (total * total) } else { same };
+            d_scores[i] += d * gate.scale * slope;
+        }
+    }
+    let jacobian = |a: usize, b: usize| match gate.score {
+        Score::Sigmoid => {
+            if a == b {
+                scores[a] * (1.0 - scores[a])
+            } else {
+                0.0
+            }
+        }
+        Score::Softmax => scores[a] * (if a == b { 1.0 } else { 0.0 } - scores[b]),
+    };
+    (0..logits.len()).map(|b| (0..logits.len()).map(|a| d_scores[a] * jacobian(a, b)).sum()).collect()
 }
 
 /// Every row less its mean.
@@ -679,6 +856,7 @@ mod tests {
             blocks: Blocks::LLAMA,
             window: None,
             documents: vec![],
+            experts: None,
         }
     }
 
@@ -716,6 +894,19 @@ mod tests {
     #[test]
     fn gradients_equal_finite_differences_with_grouped_queries() {
         check_gradients(&tiny(2, false));
+    }
+
+    #[test]
+    fn gradients_equal_finite_differences_with_experts() {
+        let none = u32::MAX;
+        let choices = vec![vec![0, 2, 2, 1, 1, 0, none, 2, none, none], vec![2, 0, 2, 1, 0, 2]];
+        for (score, normalise, scale, shared) in
+            [(Score::Softmax, true, 1.0, 0), (Score::Softmax, false, 1.0, 3), (Score::Sigmoid, true, 2.5, 2)]
+        {
+            let gate = Gate { score, normalise, scale };
+            let experts = Experts { count: 3, top_k: 2, ffn: 4, shared, gate, choices: choices.clone() };
+            check_gradients(&DenseConfig { experts: Some(experts), ..tiny(2, false) });
+        }
     }
 
     #[test]

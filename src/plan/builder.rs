@@ -156,6 +156,12 @@ impl Builder {
         self.push(label, Some(lane), OpKind::Collective { kind, src, dst, wire, acc: wire, engine: via.engine })
     }
 
+    /// Rows of a route on their way; `kind` is a whole [`OpKind::Exchange`].
+    pub fn exchange(&mut self, label: &str, group: &Group, index: u8, kind: OpKind) -> u32 {
+        let lane = self.comm_lane(Via { group, index, engine: Engine::CopyEngine });
+        self.push(label, Some(lane), kind)
+    }
+
     pub fn call(&mut self, label: &str, block: BlockId, repeat: u32, args: &[Arg]) -> u32 {
         self.push(label, None, OpKind::Call { block, args: args.to_vec(), repeat })
     }

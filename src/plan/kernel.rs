@@ -8,6 +8,7 @@
 //! heads, d head dim, f feed-forward width, v vocabulary. Tensors are row-major, a row is a token.
 
 use super::dropout::Dropout;
+use super::expert::ExpertKernel;
 use super::mesh::{Axis, Mesh};
 use super::segs::Segs;
 use super::unfused::ScoreStep;
@@ -317,6 +318,8 @@ pub enum Kernel {
         #[serde(default, skip_serializing_if = "is_zero")]
         weight_decay: f64,
     },
+    /// One whose rows a route counts.
+    Expert(ExpertKernel),
 }
 
 /// Which efficiency curve a kernel's time follows.
@@ -386,6 +389,7 @@ impl Kernel {
             Kernel::VocabStats(_) => "vocab_stats",
             Kernel::VocabCrossEntropy { .. } => "vocab_cross_entropy",
             Kernel::Adam { .. } => "adam",
+            Kernel::Expert(kernel) => kernel.name(),
         }
     }
 
@@ -423,8 +427,16 @@ impl Kernel {
         }
     }
 
+    /// What counts the rows of this kernel, so that its work differs between ranks.
+    pub fn routed(&self) -> Option<&ExpertKernel> {
+        match self {
+            Kernel::Expert(kernel) => Some(kernel),
+            _ => None,
+        }
+    }
+
     /// The work on `rank`, given the bytes of each operand; `None` where the mask leaves nothing and the
-    /// kernel is skipped.
+    /// kernel is skipped. That of a [`routed`](Kernel::routed) one is its own to say: here its buffers are full.
     pub fn work(&self, views: &[Mesh], rank: u32, reads: &[u64], writes: &[u64]) -> Option<Work> {
         let all: u64 = reads.iter().chain(writes).sum();
         let memory = |bytes| Some(Work { flops: 0, bytes, class: WorkClass::Memory });
@@ -505,7 +517,7 @@ fn with_bias(cols: u64, bias: bool) -> u64 {
 }
 
 /// A byte an element, and four a scale.
-fn fp8_bytes(elems: u64) -> u64 {
+pub fn fp8_bytes(elems: u64) -> u64 {
     elems + 4 * elems.div_ceil(FP8_BLOCK)
 }
 
@@ -584,6 +596,7 @@ impl Kernel {
             }
             // The cast copy is the only optional operand; `check` allows for it.
             Kernel::Adam { elems, .. } => of(&[*elems; 4], &[*elems; 3]),
+            Kernel::Expert(kernel) => kernel.operands(),
         }
     }
 

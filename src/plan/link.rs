@@ -336,7 +336,7 @@ impl<'p> Line<'p> {
             self.places.len() as u32
         };
         let (mid, end) = match &op.kind {
-            OpKind::Compute { reads, writes, .. } => {
+            OpKind::Compute { reads, writes, .. } | OpKind::Exchange { src: reads, dst: writes, .. } => {
                 (add(&mut reads.iter().copied()), add(&mut writes.iter().copied()))
             }
             OpKind::Transfer { legs, .. } => {

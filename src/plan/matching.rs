@@ -107,7 +107,7 @@ impl Queues {
                         q.push((lane, leg.dir, by), LegAt { node: i, leg: l as u16 });
                     }
                 }
-                OpKind::Collective { .. } => q.collectives[lane as usize].push(i),
+                OpKind::Collective { .. } | OpKind::Exchange { .. } => q.collectives[lane as usize].push(i),
                 _ => {}
             }
         }

@@ -4,6 +4,7 @@ pub mod builder;
 pub mod check;
 pub mod crew;
 pub mod dropout;
+pub mod expert;
 pub mod kernel;
 pub mod link;
 pub mod matching;
@@ -14,6 +15,7 @@ pub mod optimizer;
 pub mod order;
 pub mod program;
 pub mod route;
+pub mod rows;
 pub mod segment;
 pub mod segs;
 pub mod structure;
@@ -30,6 +32,8 @@ pub use optimizer::Adam;
 pub use program::{
     About, AttentionFeed, Block, Feed, Held, Inputs, Master, Operand, Param, Plan, Program, RoleMap, Shard,
 };
+pub use route::{Counts, ExchangeAlgo, Phase, Route, Wire};
+pub use rows::{Landing, Layout};
 pub use segs::{Segs, Span, Split};
 pub use unfused::{HeadDropout, ScoreStep};
 pub use visible::BlockShape;

@@ -5,6 +5,7 @@
 
 use super::kernel::Kernel;
 use super::mesh::Group;
+use super::route::{ExchangeAlgo, Phase, Wire};
 pub use crate::spec::Dtype;
 use serde::{Deserialize, Serialize};
 
@@ -260,6 +261,19 @@ pub enum OpKind {
         acc: Dtype,
         engine: Engine,
     },
+    /// Rows of a route to their experts, or back: what ranks send each other differs. Starts everywhere when its
+    /// last member has started, and a member ends with its own last hop. Operands go side by side, row by row: rows
+    /// (of codes and of scales, where the wire is FP8), and what the choices of a row weigh.
+    Exchange {
+        route: u32,
+        src: Vec<Buf>,
+        dst: Vec<Buf>,
+        algo: ExchangeAlgo,
+        phase: Phase,
+        wire: Wire,
+        acc: Dtype,
+        engine: Engine,
+    },
     /// A block with its formals bound, `repeat` times. Spliced into the caller's lanes: no barrier.
     Call {
         block: BlockId,
@@ -293,6 +307,7 @@ impl Op {
                 (of(Direction::Send), of(Direction::Recv))
             }
             OpKind::Collective { src, dst, .. } => (vec![*src], vec![*dst]),
+            OpKind::Exchange { src, dst, .. } => (src.clone(), dst.clone()),
             OpKind::Call { .. } => (vec![], vec![]),
         }
     }

@@ -34,7 +34,7 @@ pub fn meets(plan: &Plan, lines: &[Line], matching: &Matching, rank: u32, node: 
                 matching.partner(own, plan.program_of(peer), n.lane, leg, at).map(|met| (peer, met.node))
             })
             .collect(),
-        OpKind::Collective { .. } => group
+        OpKind::Collective { .. } | OpKind::Exchange { .. } => group
             .members(&plan.views, rank)
             .into_iter()
             .filter(|&m| m != rank)

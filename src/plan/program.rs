@@ -3,6 +3,7 @@
 use super::kernel::Kernel;
 use super::mesh::{Axis, Group, Mesh};
 use super::op::*;
+use super::route::Route;
 use super::segs::Segs;
 use crate::error::{Error, Result};
 use crate::spec::{AttentionSpec, Documents, LlmSpec, Parallelism, Pass};
@@ -280,6 +281,9 @@ pub struct Plan {
     pub params: Vec<Param>,
     pub masters: Vec<Master>,
     pub feed: Feed,
+    /// Which rows of mixture-of-experts layers go where.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<Route>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -363,6 +367,11 @@ impl Plan {
         let blocks = self.blocks.iter().flat_map(|b| b.ops.iter().map(|op| (b.name.as_str(), op)));
         let programs = self.programs.iter().flat_map(|p| p.ops.iter().map(|op| (p.name.as_str(), op)));
         blocks.chain(programs)
+    }
+
+    /// The first view that has an axis, or the first of all.
+    pub fn view_of(&self, axis: Axis) -> &Mesh {
+        self.views.iter().find(|v| v.axes.iter().any(|a| a.0 == axis)).unwrap_or(&self.views[0])
     }
 
     pub fn kernels(&self) -> impl Iterator<Item = &Kernel> {

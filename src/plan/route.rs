@@ -265,6 +265,16 @@ pub enum Phase {
     Combine,
 }
 
+impl Phase {
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Dispatch => "dispatch",
+            Phase::CachedDispatch => "cached_dispatch",
+            Phase::Combine => "combine",
+        }
+    }
+}
+
 /// Elements that share a scale in an FP8 row.
 pub const SCALE_BLOCK: u64 = 128;
 

@@ -46,6 +46,7 @@ fn hash_op(plan: &Plan, given: &[TensorId], op: &Op, h: &mut FxHasher) {
         OpKind::Compute { reads, writes, kernel } => (reads, writes, std::mem::discriminant(kernel)).hash(h),
         OpKind::Transfer { legs, engine } => (legs, engine).hash(h),
         OpKind::Collective { kind, src, dst, wire, acc, engine } => (kind, src, dst, wire, acc, engine).hash(h),
+        OpKind::Exchange { src, dst, engine, .. } => (src, dst, engine).hash(h),
         OpKind::Call { block, args, repeat } => {
             // More iterations of the same show nothing that three do not.
             let repeat = if repeats_itself(plan, op) { *repeat.min(&3) } else { *repeat };
@@ -112,6 +113,10 @@ impl Print {
             OpKind::Collective { kind, src, dst, wire, acc, engine } => {
                 self.note(&(kind, src, dst, wire, acc, engine));
                 [src, dst].into_iter().for_each(|buf| self.rows(depth, buf));
+            }
+            OpKind::Exchange { src, dst, engine, .. } => {
+                self.note(&(src, dst, engine));
+                src.iter().chain(dst).for_each(|buf| self.rows(depth, buf));
             }
             // When all is built: what it binds may be an input, of which there are more or fewer slots.
             OpKind::Call { .. } => {}

@@ -234,7 +234,7 @@ pub fn limit(usage: &Usage, step: f64) -> String {
     let mut rest = 0.0;
     for (kernel, s) in &usage.by_kernel {
         *match *kernel {
-            "matmul" => &mut gemm,
+            "matmul" | "grouped_matmul" => &mut gemm,
             "attention" | "attention_bwd" => &mut attention,
             _ => &mut rest,
         } += s;

@@ -293,7 +293,27 @@ impl<'p> Engine<'p> {
             meeting.sent = whole.sent.map(|bytes| bytes * whole.gang.members.len() as f64);
         }
         if meeting.parties.len() == classes.len() {
-            self.set_off(&key, id);
+            if whole.apart { self.set_off_apart(&key, id) } else { self.set_off(&key, id) }
+        }
+    }
+
+    /// Everyone is there, and each has bytes of its own to see off.
+    fn set_off_apart(&mut self, key: &Key, id: MeetingId) {
+        self.meetings.full(key);
+        let mut parties = std::mem::take(&mut self.meetings.get_mut(id).parties);
+        self.meetings.over(id);
+        parties.sort_by_key(|party| party.class);
+        for party in parties {
+            let run = &self.runs[party.class as usize];
+            let script = &self.scripts[run.program];
+            let Deed::Whole { at, .. } = script.deed(party.op, run.local) else { continue };
+            let whole = &script.deeds.wholes[at as usize];
+            let own = self.meetings.fresh();
+            let meeting = self.meetings.get_mut(own);
+            meeting.parties = vec![party];
+            (meeting.latency, meeting.transfer) = (whole.latency, whole.transfer);
+            meeting.order = order(party.op, 0, party.class);
+            self.set_off(key, own);
         }
     }
 

@@ -77,6 +77,7 @@ impl<'p> Script<'p> {
         match &self.line.nodes[op as usize].op.kind {
             OpKind::Compute { kernel, .. } => kernel.name(),
             OpKind::Collective { kind, .. } => kind.name(),
+            OpKind::Exchange { phase, .. } => phase.name(),
             _ => "transfer",
         }
     }
@@ -133,7 +134,7 @@ fn turns(line: &Line, sizes: &[u32]) -> (Vec<u32>, Vec<u32>) {
                 let by = |leg: &Leg| leg.by.rem_euclid(sizes[node.lane as usize] as i32) as u32;
                 turns.extend(legs.iter().map(|leg| take((node.lane, Some((leg.dir, by(leg)))))));
             }
-            OpKind::Collective { .. } => turns.push(take((node.lane, None))),
+            OpKind::Collective { .. } | OpKind::Exchange { .. } => turns.push(take((node.lane, None))),
             _ => {}
         }
     }

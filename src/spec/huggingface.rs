@@ -1,6 +1,6 @@
 //! Reads the config.json of a Hugging Face model, in its old spellings and its new ones.
 
-use super::model::{LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions};
+use super::model::{Gate, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
 use crate::error::{Error, Result};
 use serde_json::Value;
 
@@ -105,6 +105,8 @@ fn qwen3_moe(config: &Config) -> Result<LlmSpec> {
         experts: config.count("num_experts")?,
         top_k: config.count("num_experts_per_tok")?,
         ffn: config.count("moe_intermediate_size")?,
+        // Transformers' default; the published checkpoints of Qwen3 say true.
+        gate: Gate { normalise: config.flag("norm_topk_prob")?, ..Gate::default() },
         ..MoeSpec::default()
     };
     config.check_experts(&moe)?;
@@ -128,6 +130,11 @@ fn deepseek_v3(config: &Config) -> Result<LlmSpec> {
         ffn: width,
         shared_ffn: width * config.whole("n_shared_experts")?.unwrap_or(0),
         dense_layers: config.whole("first_k_dense_replace")?.unwrap_or(0),
+        gate: Gate {
+            score: config.score()?,
+            normalise: config.flag_or("norm_topk_prob", true)?,
+            scale: config.number("routed_scaling_factor")?.unwrap_or(2.5),
+        },
     };
     config.check_experts(&moe)?;
     // Of a head's query and key; a value is v_dim wide.
@@ -383,6 +390,14 @@ impl Config<'_> {
                 Err(self.wrong("use_sliding_window", "true: windows of some layers are not modelled; set it to false"))
             }
             false => Ok(()),
+        }
+    }
+
+    fn score(&self) -> Result<Score> {
+        match self.value("scoring_func").and_then(Value::as_str) {
+            None | Some("sigmoid") => Ok(Score::Sigmoid),
+            Some("softmax") => Ok(Score::Softmax),
+            Some(other) => Err(self.wrong("scoring_func", format!("\"{other}\" is neither sigmoid nor softmax"))),
         }
     }
 

@@ -40,8 +40,34 @@ pub enum Positions {
     None,
 }
 
-/// Layers whose feed-forward network is many experts, of which a token visits a few.
+/// How a router makes weights of its logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Score {
+    /// Over all experts.
+    #[default]
+    Softmax,
+    /// Each by itself (DeepSeek-V3, arXiv:2412.19437, equation 15).
+    Sigmoid,
+}
+
+/// What a token's experts weigh: the scores of its choices, as they are or made to add up to `scale`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gate {
+    pub score: Score,
+    pub normalise: bool,
+    pub scale: f64,
+}
+
+impl Default for Gate {
+    fn default() -> Gate {
+        Gate { score: Score::Softmax, normalise: true, scale: 1.0 }
+    }
+}
+
+/// Layers whose feed-forward network is many experts, of which a token visits a few.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoeSpec {
     pub experts: u64,
@@ -55,6 +81,8 @@ pub struct MoeSpec {
     /// The first layers have a dense network, as wide as the model's `ffn`.
     #[serde(default)]
     pub dense_layers: u64,
+    #[serde(default)]
+    pub gate: Gate,
 }
 
 /// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
@@ -379,7 +407,8 @@ mod tests {
     /// layer that predicts one token more, of which 58 * 256 are the offsets that balance the experts.
     #[test]
     fn deepseek_v3_has_671_billion_weights() {
-        let moe = MoeSpec { experts: 256, top_k: 8, ffn: 2048, shared_ffn: 2048, dense_layers: 3 };
+        let moe =
+            MoeSpec { experts: 256, top_k: 8, ffn: 2048, shared_ffn: 2048, dense_layers: 3, ..MoeSpec::default() };
         let mla = MlaSpec { q_lora: Some(1536), kv_lora: 512, rope_dim: 64, nope_dim: 128, v_dim: 128 };
         let m = LlmSpec { moe: Some(moe), mla: Some(mla), ..model(7168, 61, 128, 128, 18432, 129280) };
         assert_eq!(m.params() + 58 * 256, 671_026_419_200);
@@ -398,7 +427,7 @@ mod tests {
         // Of 16 tokens the first sees 1, the second 2, and so on, up to 4: 58 pairs instead of 136.
         assert_eq!(more(LlmSpec { window: Some(4), ..dense.clone() }), -(12 * 2 * 64 * (136 - 58)) as f64 / 16.0);
         assert_eq!(more(LlmSpec { window: Some(16), ..dense.clone() }), 0.0);
-        let moe = MoeSpec { experts: 8, top_k: 2, ffn: 32, shared_ffn: 64, dense_layers: 1 };
+        let moe = MoeSpec { experts: 8, top_k: 2, ffn: 32, shared_ffn: 64, dense_layers: 1, ..MoeSpec::default() };
         assert_eq!(
             more(LlmSpec { moe: Some(moe), ..dense }),
             (6 * 64 * 8) as f64,

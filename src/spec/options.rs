@@ -57,6 +57,46 @@ pub enum RingBackward {
     Burst,
 }
 
+/// Who carries the rows of a mixture-of-experts layer to their experts and back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Dispatch {
+    /// A row for each token and expert in one group of NCCL sends (Megatron-LM's `alltoall`).
+    #[default]
+    Nccl,
+    /// All rows to everyone, and sums scattered back (Megatron-LM's `allgather`).
+    AllGather,
+    /// DeepEP V1's normal kernels: a row once to a node, from there once to a rank.
+    DeepepNormal,
+    /// DeepEP V1's low-latency kernels: a message for each token and expert.
+    DeepepLowLatency,
+    DeepepV2,
+    /// Two all-to-alls, between nodes and within (Tutel).
+    Hierarchical,
+}
+
+impl Dispatch {
+    pub const ALL: [Dispatch; 6] = [
+        Dispatch::Nccl,
+        Dispatch::AllGather,
+        Dispatch::DeepepNormal,
+        Dispatch::DeepepLowLatency,
+        Dispatch::DeepepV2,
+        Dispatch::Hierarchical,
+    ];
+
+    /// As the flag has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dispatch::Nccl => "nccl",
+            Dispatch::AllGather => "allgather",
+            Dispatch::DeepepNormal => "deepep-v1-normal",
+            Dispatch::DeepepLowLatency => "deepep-v1-ll",
+            Dispatch::DeepepV2 => "deepep-v2",
+            Dispatch::Hierarchical => "hierarchical",
+        }
+    }
+}
+
 /// Everything that [`WORDS`] can set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Options {
@@ -90,6 +130,11 @@ pub struct Options {
     pub unfused: bool,
     /// ZeRO 2 and 3 have room for one layer's whole weights and gradient, not for the next one's beside it.
     pub no_prefetch: bool,
+    pub dispatch: Dispatch,
+    /// Rows travel to their experts in FP8, with a scale every 128 elements; back they travel as they are.
+    pub dispatch_fp8: bool,
+    /// Experts that every token visits compute while rows travel.
+    pub overlap_shared: bool,
 }
 
 /// A choice other than the default.
@@ -234,6 +279,48 @@ pub const WORDS: &[Word] = &[
         about: "ZeRO 2 and 3: one layer's gathered weights and gradient at a time, none ahead or behind",
         set: |o| o.no_prefetch = true,
         is_set: |o| o.no_prefetch,
+    },
+    Word {
+        name: "dispatch-allgather",
+        about: "experts: all rows are gathered everywhere, sums are scattered back (Megatron's allgather)",
+        set: |o| o.dispatch = Dispatch::AllGather,
+        is_set: |o| o.dispatch == Dispatch::AllGather,
+    },
+    Word {
+        name: "dispatch-deepep-v1-normal",
+        about: "experts: a row goes once to a node, from there once to a rank; summed in the node (DeepEP V1)",
+        set: |o| o.dispatch = Dispatch::DeepepNormal,
+        is_set: |o| o.dispatch == Dispatch::DeepepNormal,
+    },
+    Word {
+        name: "dispatch-deepep-v1-ll",
+        about: "experts: a message for each token and expert (DeepEP V1, low latency)",
+        set: |o| o.dispatch = Dispatch::DeepepLowLatency,
+        is_set: |o| o.dispatch == Dispatch::DeepepLowLatency,
+    },
+    Word {
+        name: "dispatch-deepep-v2",
+        about: "experts: DeepEP V2, hybrid over scale-out and scale-up",
+        set: |o| o.dispatch = Dispatch::DeepepV2,
+        is_set: |o| o.dispatch == Dispatch::DeepepV2,
+    },
+    Word {
+        name: "dispatch-hierarchical",
+        about: "experts: two all-to-alls, between nodes and within (Tutel's 2DH)",
+        set: |o| o.dispatch = Dispatch::Hierarchical,
+        is_set: |o| o.dispatch == Dispatch::Hierarchical,
+    },
+    Word {
+        name: "dispatch-fp8",
+        about: "experts: rows travel there in FP8 with a scale every 128 elements",
+        set: |o| o.dispatch_fp8 = true,
+        is_set: |o| o.dispatch_fp8,
+    },
+    Word {
+        name: "overlap-shared",
+        about: "experts that every token visits compute while rows travel to the others and back",
+        set: |o| o.overlap_shared = true,
+        is_set: |o| o.overlap_shared,
     },
 ];
 

@@ -33,6 +33,7 @@ pub fn build(spec: &AttentionSpec, pass: Pass, par: &Parallelism, engines: Engin
         params: vec![],
         masters: vec![],
         feed: Feed::Attention(feed),
+        routes: vec![],
     })
 }
 

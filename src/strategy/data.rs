@@ -7,6 +7,7 @@
 //! 3. the weights too: a layer's are gathered before its forward and again before its backward pass, one layer
 //!    ahead of compute, as PyTorch's FSDP does (arXiv:2304.11277). A bucket is a layer.
 
+use crate::plan::rows::EXPERT_VIEW;
 use crate::plan::{Adam, Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, Via};
 
 /// A flat tensor of weights (a slot a layer) with what the optimizer keeps for it.
@@ -31,6 +32,7 @@ pub struct FlatWeights {
 
 /// The ranks that hold the same weights, and what they do about it.
 pub struct DataParallel {
+    pub group: Group,
     pub ranks: u64,
     pub zero: u32,
     /// A step has several microbatches.
@@ -42,8 +44,14 @@ pub struct DataParallel {
 }
 
 impl DataParallel {
-    fn group() -> Group {
+    /// The ranks that hold the same weights outside of experts.
+    pub fn replicas() -> Group {
         Group::axes(&[Axis::Dp, Axis::Cp, Axis::Up])
+    }
+
+    /// The ranks that hold the same experts.
+    pub fn expert_replicas() -> Group {
+        Group::Axes { view: EXPERT_VIEW, axes: vec![Axis::Edp] }
     }
 
     fn sharded(&self) -> bool {
@@ -126,7 +134,7 @@ impl DataParallel {
 
     /// What the executor needs to fill the master copies.
     pub fn masters(&self, all: &[FlatWeights]) -> Vec<Master> {
-        let group = self.sharded().then(Self::group);
+        let group = self.sharded().then(|| self.group.clone());
         all.iter()
             .filter_map(|w| Some((w, w.master?)))
             .map(|(w, m)| Master {
@@ -177,8 +185,7 @@ impl DataParallel {
     }
 
     fn collective(&self, b: &mut Builder, label: &str, kind: CollectiveKind, src: Buf, dst: Buf, wire: Dtype) {
-        let group = Self::group();
-        b.collective(label, Via { group: &group, index: 0, engine: self.engine }, kind, src, dst, wire);
+        b.collective(label, Via { group: &self.group, index: 0, engine: self.engine }, kind, src, dst, wire);
     }
 
     /// Adds a scalar over all ranks.

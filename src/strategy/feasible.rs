@@ -2,14 +2,16 @@
 
 use super::ulysses::padded;
 use crate::error::{Error, Result};
+use crate::plan::Route;
 use crate::spec::{
-    AttentionSpec, KvPath, LlmSpec, Mask, Parallelism, Pass, Positions, Recompute, RingBackward, RingLayout, RingMerge,
-    Workload,
+    AttentionSpec, KvPath, LlmSpec, Mask, Mlp, Parallelism, Pass, Positions, Recompute, RingBackward, RingLayout,
+    RingMerge, Workload,
 };
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
 pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     blocks(model)?;
+    experts(model, par)?;
     positions(model, work)?;
     degrees(par)?;
     options(par)?;
@@ -30,7 +32,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
 fn blocks(model: &LlmSpec) -> Result<()> {
     let later = [
         (model.mla.is_some(), "multi-head latent attention"),
-        (model.moe.is_some(), "experts"),
+        (model.moe.is_some_and(|moe| moe.dense_layers > 0), "layers of two kinds, with experts and without"),
         (model.lfa, "localized filtering"),
         (model.positions == Positions::Alibi, "slopes on distances (ALiBi)"),
         (model.qk_norm, "norms of queries and keys"),
@@ -43,6 +45,62 @@ fn blocks(model: &LlmSpec) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// Experts are spread over consecutive ranks of a stage, each rank having some whole.
+fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
+    let (ep, o) = (par.ep, par.options);
+    let Some(moe) = model.moe else {
+        return match (ep, o.words().iter().find(|w| w.starts_with("dispatch-") || **w == "overlap-shared")) {
+            (1, None) => Ok(()),
+            (1, Some(word)) => {
+                Err(Error::infeasible(format!("options: {word} needs experts; {} has none", model.name)))
+            }
+            _ => Err(Error::infeasible(format!("ep: {ep}, but {} has no experts; use ep 1", model.name))),
+        };
+    };
+    let stage = par.ranks() / par.pp.max(1);
+    if ep == 0 || !stage.is_multiple_of(ep) || !moe.experts.is_multiple_of(u64::from(ep)) {
+        let fits = |n: &u32| stage.is_multiple_of(*n) && moe.experts.is_multiple_of(u64::from(*n));
+        let good = list((1..=stage.min(4096)).filter(fits).map(u64::from));
+        let why =
+            format!("ep: {ep} does not divide both {} experts and dp x ring x ulysses x tp = {stage}", moe.experts);
+        return Err(Error::infeasible(format!("{why}; use {good}")));
+    }
+    let refused = [
+        (model.parallel_block, "a parallel block"),
+        (model.bias, "biases"),
+        (model.mlp != Mlp::SwiGlu, "a network other than SwiGLU"),
+        (par.zero > 1, "zero above 1; use zero 1"),
+        (par.tp > 1 && o.whole_activations, "no-sp, where every rank would send the same tokens; leave it out"),
+        (
+            o.overlap_shared && moe.shared_ffn == 0,
+            "overlap-shared, but no expert that every token visits; leave it out",
+        ),
+        (o.dispatch_fp8 && ep == 1, "dispatch-fp8, but nothing travels with ep 1; leave it out"),
+    ];
+    match refused.iter().find(|(has, _)| *has) {
+        Some((_, what)) => Err(Error::infeasible(format!("experts: not together with {what}"))),
+        None => Ok(()),
+    }
+}
+
+/// A route is for the experts and the ranks of the step, and for no more tokens than a rank has.
+pub fn route(model: &LlmSpec, work: &Workload, par: &Parallelism, route: &Route) -> Result<()> {
+    let (moe, tokens) = (model.moe.unwrap_or_default(), super::expert::tokens(work, par));
+    let pairs = [
+        ("ranks, ep", u64::from(route.ranks), u64::from(par.ep)),
+        ("experts, the model's", u64::from(route.experts), moe.experts),
+        ("choices of a token, the model's", u64::from(route.topk), moe.top_k),
+    ];
+    if let Some((what, has, wants)) = pairs.iter().find(|(_, has, wants)| has != wants) {
+        return Err(Error::infeasible(format!("routing: it is for {has} {what} are {wants}; route again")));
+    }
+    let most = route.most_tokens();
+    if most > tokens {
+        return Err(Error::infeasible(format!("routing: a source has {most} tokens, a rank {tokens}; route again")));
+    }
+    Ok(())
 }
 
 /// Every position has its row in the table, where positions are learned.
@@ -113,11 +171,6 @@ fn degrees(par: &Parallelism) -> Result<()> {
     let ranks = [par.dp, par.pp, par.ring, par.ulysses, par.tp].iter().fold(1u64, |n, &d| n.saturating_mul(d.into()));
     if ranks > 1 << 20 {
         let why = format!("degrees: dp x pp x ring x ulysses x tp is {ranks} ranks; the most is 1048576");
-        return Err(Error::infeasible(why));
-    }
-    let later = [("ep", "expert", par.ep)];
-    if let Some((flag, kind, degree)) = later.iter().find(|(_, _, degree)| *degree != 1) {
-        let why = format!("{flag}: {degree}, but this version has no {kind} parallelism; use {flag} 1");
         return Err(Error::infeasible(why));
     }
     if par.recompute == Recompute::Selective && !par.options.unfused {
@@ -199,7 +252,7 @@ fn ring_options(par: &Parallelism) -> Result<()> {
 /// tokens. The vocabulary is filled up where it does not come out even.
 fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     let t = u64::from(par.tp);
-    let sizes = [("heads", model.heads), ("kv_heads", model.kv_heads), ("ffn", model.ffn)];
+    let sizes = [("heads", model.heads), ("kv_heads", model.kv_heads), ("ffn", super::transformer::width(model))];
     if let Some((name, size)) = sizes.iter().find(|(_, size)| !size.is_multiple_of(t)) {
         let good = list((2..=512).filter(|t| sizes.iter().all(|(_, size)| size.is_multiple_of(*t))));
         return Err(Error::infeasible(format!("tp: {name} {size} is not divisible by tp {t}; use {good}")));

@@ -6,6 +6,7 @@ pub mod attention_pass;
 pub mod data;
 pub mod double_ring;
 pub mod embedding;
+pub mod expert;
 pub mod feasible;
 pub mod head;
 pub mod norm;
@@ -24,4 +25,4 @@ pub mod ulysses;
 pub mod unfused;
 pub mod weights;
 
-pub use step::{Engines, Sizes, build, sizes};
+pub use step::{Engines, Sizes, build, build_routed, sizes};

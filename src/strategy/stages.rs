@@ -169,8 +169,8 @@ impl<'s, 'a> Staged<'s, 'a> {
             self.step.b.call(&format!("embed.{name}"), self.embed[0], 1, &[tokens.into(), input.into()]);
         }
         let (at, layers) = (self.step.pipe.offset(stage, unit.chunk), self.step.pipe.layers_of(stage, unit.chunk));
-        let mut args: Vec<Arg> =
-            [self.step.layers.weight.slot(at), input, self.inner_of(kept), out].map(Arg::from).into();
+        let mut args = self.step.weights().slot(at).args(Arg::from);
+        args.extend([input, self.inner_of(kept), out].map(Arg::from));
         args.extend(self.saved_of(kept));
         self.step.b.call(&format!("fwd.{name}"), self.chunks[&layers].forward, 1, &args);
         if !last {
@@ -191,12 +191,13 @@ impl<'s, 'a> Staged<'s, 'a> {
             }
         }
         let (at, layers) = (self.step.pipe.offset(stage, unit.chunk), self.step.pipe.layers_of(stage, unit.chunk));
-        let [w, g] = [self.step.layers.weight, self.step.layers.grad].map(|flat| flat.slot(at));
-        let mut args: Vec<Arg> = [w, g, self.input.slot(input), self.inner_of(kept), dx].map(Arg::from).into();
+        let mut args = self.step.weights().slot(at).args(Arg::from);
+        args.extend(self.step.gradients().slot(at).args(Arg::from));
+        args.extend([self.input.slot(input), self.inner_of(kept), dx].map(Arg::from));
         args.extend(self.saved_of(kept));
         let chunk = self.chunks[&layers];
         if ends {
-            args.push(self.step.dp.share_of(&self.step.layers).slot(at).into());
+            args.extend(self.step.shares().slot(at).args(Arg::from));
         }
         let block = if ends { chunk.last } else { chunk.backward };
         self.step.b.call(&format!("bwd.{name}"), block, 1, &args);
@@ -227,22 +228,23 @@ impl<'s, 'a> Staged<'s, 'a> {
         let keeps = self.keeps();
         let step = &mut *self.step;
         step.b.open(&format!("fwd_{l}"));
-        let [w, x_in, x, x_out] = ["w", "x_in", "x", "x_out"].map(|name| step.b.formal(name));
+        let w = step.weights().formals(&mut step.b, "w");
+        let [x_in, x, x_out] = ["x_in", "x", "x_out"].map(|name| step.b.formal(name));
         let saved = step.saved.formals(&mut step.b).bufs();
-        let mut call = |label: &str, repeat, args: [Arg; 3], keep: &dyn Fn(Buf) -> Arg| {
-            let mut args = args.to_vec();
+        let mut call = |label: &str, repeat, args: [Arg; 2], keep: &dyn Fn(Buf) -> Arg| {
+            let mut args: Vec<Arg> = w.args(keep).into_iter().chain(args).collect();
             args.extend(saved.iter().map(|&buf| if keeps { keep(buf) } else { buf.into() }));
             step.b.call(label, step.layer_fwd, repeat, &args);
         };
         match l {
-            1 => call("layer", 1, [w, x_in, x_out].map(Arg::from), &Arg::from),
+            1 => call("layer", 1, [x_in, x_out].map(Arg::from), &Arg::from),
             _ => {
-                call("first", 1, [w, x_in, x].map(Arg::from), &Arg::from);
+                call("first", 1, [x_in, x].map(Arg::from), &Arg::from);
                 if l > 2 {
-                    let walks = [each(w, 1, 1, l), each(x, 0, 1, l - 1), each(x, 1, 1, l - 1)];
+                    let walks = [each(x, 0, 1, l - 1), each(x, 1, 1, l - 1)];
                     call("layers", l - 2, walks, &|buf| each(buf, 1, 1, l));
                 }
-                let last = [w.slot(l - 1), x.slot(l - 2), x_out].map(Arg::from);
+                let last = [x.slot(l - 2), x_out].map(Arg::from);
                 call("last", 1, last, &|buf| buf.slot(l - 1).into());
             }
         }
@@ -253,23 +255,24 @@ impl<'s, 'a> Staged<'s, 'a> {
         let keeps = self.keeps();
         let step = &mut *self.step;
         step.b.open(&format!("bwd_{l}{}", if sums { "_last" } else { "" }));
-        let [w, g, x_in, x, dx] = ["w", "g", "x_in", "x", "dx"].map(|name| step.b.formal(name));
+        let (w, g) = step.formal_weights();
+        let [x_in, x, dx] = ["x_in", "x", "dx"].map(|name| step.b.formal(name));
         let saved = step.saved.formals(&mut step.b).bufs();
-        let share = sums.then(|| step.b.formal("g_share"));
+        let share = sums.then(|| step.shares().formals(&mut step.b, "g_share"));
         let block = if sums { step.layer_bwd_last } else { step.layer_bwd };
-        let mut call = |label: &str, repeat, args: [Arg; 5], keep: &dyn Fn(Buf) -> Arg| {
-            let mut args = args.to_vec();
+        let mut call = |label: &str, repeat, args: [Arg; 3], keep: &dyn Fn(Buf) -> Arg| {
+            let mut args: Vec<Arg> = w.args(keep).into_iter().chain(g.args(keep)).chain(args).collect();
             args.extend(saved.iter().map(|&buf| if keeps { keep(buf) } else { buf.into() }));
-            args.extend(share.map(keep));
+            args.extend(share.into_iter().flat_map(|share| share.args(keep)));
             step.b.call(label, block, repeat, &args);
         };
         let top = l as i32 - 1;
         if l > 1 {
             let down = |buf| each(buf, top, -1, l);
-            let walks = [down(w), down(g), each(x, top - 1, -1, l - 1), each(dx, 0, 1, 2), each(dx, 1, 1, 2)];
+            let walks = [each(x, top - 1, -1, l - 1), each(dx, 0, 1, 2), each(dx, 1, 1, 2)];
             call("layers", l - 1, walks, &down);
         }
-        let first = [w, g, x_in, dx.slot((l - 1) % 2), dx.slot(l % 2)].map(Arg::from);
+        let first = [x_in, dx.slot((l - 1) % 2), dx.slot(l % 2)].map(Arg::from);
         call("first", 1, first, &Arg::from);
         step.b.close()
     }

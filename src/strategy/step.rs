@@ -9,11 +9,12 @@
 
 use super::data::{DataParallel, FlatWeights};
 use super::embedding::Embedding;
+use super::expert;
 use super::feasible;
 use super::head::{Head, HeadWeights};
 use super::pipeline::Pipeline;
 use super::stages::Staged;
-use super::transformer::{Layer, Saved, Scratch};
+use super::transformer::{Flats, Layer, Saved, Scratch};
 use super::weights::Weight;
 use crate::error::Result;
 use crate::plan::program::VERSION;
@@ -38,8 +39,23 @@ impl Engines {
 
 /// Builds the plan of one training step, or says why it cannot be.
 pub fn build(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines) -> Result<Plan> {
+    let route = expert::Routing::Balanced.route(model, work, par, NODE)?;
+    build_routed(model, work, par, engines, route)
+}
+
+/// Ranks that share the fast links where nobody says.
+const NODE: u32 = 8;
+
+/// The same with a route for the rows of its experts, where it has any.
+pub fn build_routed(
+    model: &LlmSpec,
+    work: &Workload,
+    par: &Parallelism,
+    engines: Engines,
+    route: Option<Route>,
+) -> Result<Plan> {
     feasible::check(model, work, par)?;
-    Ok(write(Builder::new(), model, work, par, engines)?.0)
+    Ok(write(Builder::new(), model, work, par, engines, route)?.0)
 }
 
 /// A plan of which only sizes were kept, and a number for all the rest of it.
@@ -52,8 +68,9 @@ pub struct Sizes {
 /// Sizes of the plan of one training step. Whoever has [`build`] a plan of the same model, degrees and structure
 /// knows all about this one, and has it several times as fast.
 pub fn sizes(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines) -> Result<Sizes> {
+    let route = expert::Routing::Balanced.route(model, work, par, NODE)?;
     feasible::check(model, work, par)?;
-    let (plan, print) = write(Builder::of_sizes(), model, work, par, engines)?;
+    let (plan, print) = write(Builder::of_sizes(), model, work, par, engines, route)?;
     let structure = print.expect("a builder of sizes makes a print").of(&plan);
     Ok(Sizes { plan, structure })
 }
@@ -64,8 +81,12 @@ fn write(
     work: &Workload,
     par: &Parallelism,
     engines: Engines,
+    route: Option<Route>,
 ) -> Result<(Plan, Option<Print>)> {
-    let mut step = Step::new(b, model, work, par, engines)?;
+    if let Some(route) = &route {
+        feasible::route(model, work, par, route)?;
+    }
+    let mut step = Step::new(b, model, work, par, engines, route)?;
     if step.pipe.stages > 1 {
         let programs = Staged::new(&mut step).programs();
         return Ok(step.finish(programs));
@@ -89,8 +110,12 @@ pub(super) struct Step<'a> {
     pub(super) scratch: Scratch,
     pub(super) saved: Saved,
     pub(super) dp: DataParallel,
+    /// Of experts.
+    pub(super) edp: DataParallel,
     pub(super) acc: Dtype,
     pub(super) layers: FlatWeights,
+    pub(super) experts: Option<FlatWeights>,
+    routes: Vec<Route>,
     pub(super) embed: FlatWeights,
     /// The final norm, then the output matrix unless it is tied to the embedding.
     pub(super) head: FlatWeights,
@@ -120,6 +145,12 @@ pub fn mesh(par: &Parallelism) -> Mesh {
     Mesh::new(&[(Axis::Pp, par.pp), (Axis::Dp, par.dp), outer, inner, (Axis::Tp, par.tp)])
 }
 
+/// The same ranks by the experts that they hold: consecutive ranks of a stage hold different ones.
+fn expert_mesh(par: &Parallelism) -> Mesh {
+    let stage = par.ranks() / par.pp;
+    Mesh::new(&[(Axis::Pp, par.pp), (Axis::Edp, stage / par.ep), (Axis::Ep, par.ep)])
+}
+
 impl<'a> Step<'a> {
     fn new(
         mut b: Builder,
@@ -127,14 +158,25 @@ impl<'a> Step<'a> {
         work: &'a Workload,
         par: &'a Parallelism,
         engines: Engines,
+        route: Option<Route>,
     ) -> Result<Step<'a>> {
         let mesh = mesh(par);
-        let layer = Layer::new(model, work, par, engines);
+        let layer = Layer::new(model, work, par, engines, route.as_ref());
         let acc = layer.core.shape().acc;
         // Tensor-parallel ranks and stages hold different weights.
         let ranks = u64::from(par.ranks() / (par.tp * par.pp));
         let microbatches = (work.global_batch / (u64::from(par.dp) * work.micro_batch)) as u32;
+        let edp = DataParallel {
+            group: DataParallel::expert_replicas(),
+            ranks: u64::from(par.ranks() / (par.ep * par.pp)),
+            zero: par.zero,
+            accumulate: microbatches > 1,
+            dtype: work.dtype,
+            acc,
+            engine: engines.collective,
+        };
         let dp = DataParallel {
+            group: DataParallel::replicas(),
             ranks,
             zero: par.zero,
             accumulate: microbatches > 1,
@@ -152,6 +194,8 @@ impl<'a> Step<'a> {
         // One in use, one on its way.
         let whole = if par.options.no_prefetch { 1 } else { 2 };
         let layers = dp.weights(&mut b, "layers", layer.elems(), held, whole);
+        let expert_elems = layer.experts.as_ref().map(|e| e.elems());
+        let experts = expert_elems.map(|elems| edp.weights(&mut b, "experts", elems, held, whole));
         let embed = dp.weights(&mut b, "embed", embedding.elems(), 1, 1);
         let head = dp.weights(&mut b, "head", end.elems(), 1, 1);
         let mut act = |name, shape: &[u64], dtype, slots| b.tensor(name, shape, dtype, TensorKind::Activation, slots);
@@ -179,8 +223,11 @@ impl<'a> Step<'a> {
             scratch,
             saved,
             dp,
+            edp,
             acc,
             layers,
+            experts,
+            routes: route.into_iter().collect(),
             embed,
             head,
             tokens,
@@ -215,7 +262,8 @@ impl<'a> Step<'a> {
 
     pub(super) fn layer_fwd_block(&mut self) -> BlockId {
         self.b.open("layer_fwd");
-        let [w, x, x_out] = ["w", "x", "x_out"].map(|name| self.b.formal(name));
+        let w = self.weights().formals(&mut self.b, "w");
+        let [x, x_out] = ["x", "x_out"].map(|name| self.b.formal(name));
         let keep = self.saved.formals(&mut self.b);
         self.layer.forward(&mut self.b, &self.scratch, w, x, x_out, &keep);
         self.b.close()
@@ -223,30 +271,54 @@ impl<'a> Step<'a> {
 
     pub(super) fn layer_bwd_block(&mut self) -> BlockId {
         self.b.open("layer_bwd");
-        let [w, g, x, dy, dx] = ["w", "g", "x", "dy", "dx"].map(|name| self.b.formal(name));
+        let (w, g) = self.formal_weights();
+        let [x, dy, dx] = ["x", "dy", "dx"].map(|name| self.b.formal(name));
         let keep = self.saved.formals(&mut self.b);
         if self.par.recompute == Recompute::Full {
             // The output is not needed again; it goes where the next layer's gradient will be written.
-            let mut args: Vec<Arg> = vec![w.into(), x.into(), dx.into()];
+            let mut args: Vec<Arg> = w.bufs().chain([x, dx]).map(Arg::from).collect();
             args.extend(keep.bufs().into_iter().map(Arg::from));
             self.b.call("again", self.layer_fwd, 1, &args);
         }
-        self.layer.backward(&mut self.b, &self.scratch, w, g, x, &keep, dy, dx);
+        self.layer.backward(&mut self.b, &self.scratch, [w, g], x, &keep, dy, dx);
         self.b.close()
     }
 
     /// A layer's backward pass and, behind it, the sum of its gradient over the ranks.
     pub(super) fn layer_bwd_last_block(&mut self) -> BlockId {
         self.b.open("layer_bwd_last");
-        let [w, g, x, dy, dx] = ["w", "g", "x", "dy", "dx"].map(|name| self.b.formal(name));
+        let (w, g) = self.formal_weights();
+        let [x, dy, dx] = ["x", "dy", "dx"].map(|name| self.b.formal(name));
         let keep = self.saved.formals(&mut self.b);
-        let share = self.b.formal("g_share");
-        let mut args: Vec<Arg> = [w, g, x, dy, dx].map(Arg::from).to_vec();
+        let share = self.shares().formals(&mut self.b, "g_share");
+        let mut args: Vec<Arg> = w.bufs().chain(g.bufs()).chain([x, dy, dx]).map(Arg::from).collect();
         args.extend(keep.bufs().into_iter().map(Arg::from));
         self.b.call("bwd", self.layer_bwd, 1, &args);
-        self.layer.sum_shared(&mut self.b, g);
-        self.dp.sync(&mut self.b, "grad_sum", g, share);
+        self.layer.sum_shared(&mut self.b, g.dense);
+        self.dp.sync(&mut self.b, "grad_sum", g.dense, share.dense);
+        if let (Some(g), Some(share)) = (g.experts, share.experts) {
+            self.edp.sync(&mut self.b, "expert_grad_sum", g, share);
+        }
         self.b.close()
+    }
+
+    pub(super) fn weights(&self) -> Flats {
+        Flats { dense: self.layers.weight, experts: self.experts.map(|e| e.weight) }
+    }
+
+    pub(super) fn gradients(&self) -> Flats {
+        Flats { dense: self.layers.grad, experts: self.experts.map(|e| e.grad) }
+    }
+
+    /// Where a rank's shares of summed gradients land.
+    pub(super) fn shares(&self) -> Flats {
+        Flats { dense: self.dp.share_of(&self.layers), experts: self.experts.map(|e| self.edp.share_of(&e)) }
+    }
+
+    /// Weights and gradients of a layer as formals, in this order.
+    pub(super) fn formal_weights(&mut self) -> (Flats, Flats) {
+        let (w, g) = (self.weights(), self.gradients());
+        (w.formals(&mut self.b, "w"), g.formals(&mut self.b, "g"))
     }
 
     pub(super) fn microbatch_block(&mut self, name: &str, last: bool) -> BlockId {
@@ -300,23 +372,21 @@ impl<'a> Step<'a> {
 
     pub(super) fn call_forward(&mut self) {
         let l = self.layer_count();
-        let mut args = vec![each(self.layers.weight, 0, 1, l), each(self.x, 0, 1, l + 1), each(self.x, 1, 1, l + 1)];
+        let mut args = self.weights().args(|buf| each(buf, 0, 1, l));
+        args.extend([each(self.x, 0, 1, l + 1), each(self.x, 1, 1, l + 1)]);
         args.extend(self.saved_each(0, 1));
         self.b.call("fwd", self.layer_fwd, l, &args);
     }
 
     fn call_backward(&mut self, last: bool) {
         let (l, top) = (self.layer_count(), self.layer_count() as i32 - 1);
-        let mut args = vec![
-            each(self.layers.weight, top, -1, l),
-            each(self.layers.grad, top, -1, l),
-            each(self.x, top, -1, l + 1),
-            each(self.dx, 0, 1, 2),
-            each(self.dx, 1, 1, 2),
-        ];
+        let down = |buf| each(buf, top, -1, l);
+        let mut args = self.weights().args(down);
+        args.extend(self.gradients().args(down));
+        args.extend([each(self.x, top, -1, l + 1), each(self.dx, 0, 1, 2), each(self.dx, 1, 1, 2)]);
         args.extend(self.saved_each(top, -1));
         if last {
-            args.push(each(self.dp.share_of(&self.layers), top, -1, l));
+            args.extend(self.shares().args(down));
         }
         let block = if last { self.layer_bwd_last } else { self.layer_bwd };
         self.b.call("bwd", block, l, &args);
@@ -349,8 +419,11 @@ impl<'a> Step<'a> {
     /// Sets the gradient of one layer to zero.
     pub(super) fn fill_block(&mut self) -> BlockId {
         self.b.open("zero_grad");
-        let g = self.b.formal("g");
-        self.b.compute("fill", Kernel::Fill { elems: self.layers.elems }, &[], &[g]);
+        let g = self.gradients().formals(&mut self.b, "g");
+        self.b.compute("fill", Kernel::Fill { elems: self.layers.elems }, &[], &[g.dense]);
+        if let (Some(g), Some(experts)) = (g.experts, self.experts) {
+            self.b.compute("fill_experts", Kernel::Fill { elems: experts.elems }, &[], &[g]);
+        }
         self.b.close()
     }
 
@@ -359,7 +432,8 @@ impl<'a> Step<'a> {
         if self.dp.shares_gradients() {
             return self.zero_shares(layers);
         }
-        self.b.call("zero_grad", fill, layers, &[each(self.layers.grad, 0, 1, layers)]);
+        let args = self.gradients().args(|buf| each(buf, 0, 1, layers));
+        self.b.call("zero_grad", fill, layers, &args);
         for (label, w, has) in [("embed", self.embed, embed), ("head", self.head, head)] {
             if has {
                 self.b.compute(&format!("zero_grad.{label}"), Kernel::Fill { elems: w.elems }, &[], &[w.grad]);
@@ -379,6 +453,9 @@ impl<'a> Step<'a> {
         for l in (0..layers).rev() {
             let name = if self.b.keeps_names() { format!("layer.{l}") } else { String::new() };
             self.dp.update(&mut self.b, &name, &self.layers, l, adam);
+            if let Some(experts) = &self.experts {
+                self.edp.update(&mut self.b, &format!("experts.{l}"), experts, l, adam);
+            }
         }
         if embed {
             self.dp.update(&mut self.b, "embed", &self.embed, 0, adam);
@@ -407,6 +484,9 @@ impl<'a> Step<'a> {
             let prefix = format!("model.layers.{l}.");
             let (stage, slot) = self.pipe.home(l);
             all.extend(self.layer.weights().iter().map(|w| param(&prefix, w, &self.layers, slot, &[stage])));
+            if let (Some(experts), Some(flat)) = (&self.layer.experts, &self.experts) {
+                all.extend(experts.weights().iter().map(|w| param(&prefix, w, flat, slot, &[stage])));
+            }
         }
         all
     }
@@ -430,7 +510,12 @@ impl<'a> Step<'a> {
 
     fn finish(mut self, programs: Vec<Program>) -> (Plan, Option<Print>) {
         let params = if self.b.keeps_names() { self.params() } else { vec![] };
-        let masters = self.dp.masters(&[self.layers, self.embed, self.head]);
+        let mut masters = self.dp.masters(&[self.layers, self.embed, self.head]);
+        masters.extend(self.experts.iter().flat_map(|experts| self.edp.masters(&[*experts])));
+        let mut views = vec![self.mesh.clone()];
+        if !self.routes.is_empty() {
+            views.push(expert_mesh(self.par));
+        }
         let about = self.about();
         let inputs = Inputs {
             tokens: self.tokens.tensor(),
@@ -448,7 +533,7 @@ impl<'a> Step<'a> {
         let plan = Plan {
             version: VERSION,
             about,
-            views: vec![self.mesh],
+            views,
             lanes: self.b.lanes,
             tensors: self.b.tensors,
             blocks: self.b.blocks,
@@ -457,6 +542,7 @@ impl<'a> Step<'a> {
             params,
             masters,
             feed: Feed::Tokens(inputs),
+            routes: self.routes,
         };
         (plan, print)
     }

@@ -5,13 +5,14 @@
 //! width; a, k and f are this tensor-parallel rank's share. Between the products a rank has r of the n tokens.
 
 use super::attention::{self, Core, Way};
+use super::expert::{self, Experts};
 use super::norm::Norms;
 use super::step::Engines;
 use super::tensor::TensorParallel;
 use super::ulysses::{self, Ulysses};
 use super::unfused::Probs;
 use super::weights::{Rows, Weight, Weights};
-use crate::plan::{Axis, Buf, Builder, Dropout, Dtype, Kernel, Segs, TensorKind};
+use crate::plan::{Arg, Axis, Buf, Builder, Dropout, Dtype, Kernel, Route, Segs, TensorKind};
 use crate::spec::{AttentionSpec, LlmSpec, Mlp, Parallelism, Positions, Workload};
 
 /// Everything a layer's ops need to know.
@@ -42,6 +43,41 @@ pub struct Layer {
     fp8: bool,
     rows: WeightRows,
     weights: Weights,
+    /// Beside the network, which is then the experts that every token visits.
+    pub experts: Option<Experts>,
+    overlap_shared: bool,
+}
+
+/// The flat tensors of a layer: what every rank of the sequence has, and its own experts.
+#[derive(Clone, Copy)]
+pub struct Flats {
+    pub dense: Buf,
+    pub experts: Option<Buf>,
+}
+
+impl Flats {
+    /// The same as formals of the block being written.
+    pub fn formals(self, b: &mut Builder, name: &str) -> Flats {
+        let dense = b.formal(name);
+        Flats { dense, experts: self.experts.map(|_| b.formal(&format!("{name}_experts"))) }
+    }
+
+    pub fn bufs(self) -> impl Iterator<Item = Buf> {
+        std::iter::once(self.dense).chain(self.experts)
+    }
+
+    /// What a call binds to the formals.
+    pub fn args(self, arg: impl Fn(Buf) -> Arg) -> Vec<Arg> {
+        self.bufs().map(arg).collect()
+    }
+
+    pub fn slot(self, slot: u32) -> Flats {
+        Flats { dense: self.dense.slot(slot), experts: self.experts.map(|buf| buf.slot(slot)) }
+    }
+
+    fn rows(&self, from: u64, to: u64) -> Buf {
+        self.dense.rows(from, to)
+    }
 }
 
 /// Rows of the flat weight tensor of a layer.
@@ -57,6 +93,7 @@ struct WeightRows {
     gate_up: Rows,
     up_bias: Option<Rows>,
     down: Rows,
+    router: Option<Rows>,
 }
 
 /// Activations kept for the backward pass, as buffers or as formals of a block.
@@ -69,8 +106,10 @@ pub struct Saved {
     mid: Option<Buf>,
     /// Where the second half has a norm of its own.
     normed2: Option<Buf>,
-    gate_up: Buf,
-    act: Buf,
+    /// Where there is a network that every token visits.
+    gate_up: Option<Buf>,
+    act: Option<Buf>,
+    experts: Option<expert::Saved>,
     /// What dropout left of each branch; in a parallel block of both together.
     stays: [Option<Buf>; 2],
     /// The output of attention for my tokens, all heads; `None`: it is `attn.o`, without Ulysses.
@@ -85,8 +124,6 @@ impl Saved {
             ("kv", &mut self.attn.kv),
             ("attn_o", &mut self.attn.o),
             ("normed1", &mut self.normed1),
-            ("gate_up", &mut self.gate_up),
-            ("act", &mut self.act),
         ];
         all.extend(self.attn.lse.as_mut().map(|lse| ("lse", lse)));
         all.extend(self.attn.kv_last.as_mut().map(|kv| ("kv_last", kv)));
@@ -97,6 +134,8 @@ impl Saved {
         }
         let [stays1, stays2] = &mut self.stays;
         let some = [
+            ("gate_up", &mut self.gate_up),
+            ("act", &mut self.act),
             ("o", &mut self.o),
             ("mid", &mut self.mid),
             ("normed2", &mut self.normed2),
@@ -104,6 +143,7 @@ impl Saved {
             ("stays2", stays2),
         ];
         all.extend(some.into_iter().filter_map(|(name, buf)| Some((name, buf.as_mut()?))));
+        all.extend(self.experts.iter_mut().flat_map(|saved| saved.bufs_mut()));
         all
     }
 
@@ -115,6 +155,11 @@ impl Saved {
     pub fn formals(mut self, b: &mut Builder) -> Saved {
         self.bufs_mut().into_iter().for_each(|(name, buf)| *buf = b.formal(name));
         self
+    }
+
+    /// Before and behind the activation of the network that every token visits.
+    fn network(&self) -> (Buf, Buf) {
+        (self.gate_up.expect("there is a network"), self.act.expect("there is a network"))
     }
 
     fn output(&self) -> Buf {
@@ -130,8 +175,11 @@ pub struct Scratch {
     q_local: Buf,
     kv_local: Buf,
     branch: Buf,
-    d_act: Buf,
-    d_gate_up: Buf,
+    d_act: Option<Buf>,
+    d_gate_up: Option<Buf>,
+    experts: Option<expert::Scratch>,
+    /// What the experts that every token visits add, beside the others.
+    shared: Option<Buf>,
     d_normed: Buf,
     d_mid: Buf,
     /// The gradient of a branch, where dropout makes it another than that of the sum.
@@ -143,6 +191,13 @@ pub struct Scratch {
     input: Option<Buf>,
     d_output: Option<Buf>,
     partial: Option<Buf>,
+}
+
+impl Scratch {
+    /// The gradients behind and before the activation.
+    fn network(&self) -> (Buf, Buf) {
+        (self.d_act.expect("there is a network"), self.d_gate_up.expect("there is a network"))
+    }
 }
 
 /// y[n, out] = x[n, in] W^T, W stored [out, in] as checkpoints have it.
@@ -162,9 +217,14 @@ pub fn linear_dw(m: u64, n: u64, k: u64, fp8: bool) -> Kernel {
 
 /// The weights of a layer, in the order of its flat tensor.
 fn weights(model: &LlmSpec, tp: &TensorParallel, norms: &Norms) -> (WeightRows, Weights) {
-    let (h, f, q, kv) = (model.hidden, model.ffn, model.q_cols(), model.kv_cols());
+    let (h, f, q, kv) = (model.hidden, width(model), model.q_cols(), model.kv_cols());
     let swiglu = model.mlp == Mlp::SwiGlu;
-    let (up, wide) = if swiglu { ("mlp.gate_up_proj.weight", vec![f, f]) } else { ("mlp.up_proj.weight", vec![f]) };
+    let (up, wide) = match (swiglu, model.moe) {
+        (_, Some(_)) => ("mlp.shared_experts.gate_up_proj.weight", vec![f, f]),
+        (true, None) => ("mlp.gate_up_proj.weight", vec![f, f]),
+        (false, None) => ("mlp.up_proj.weight", vec![f]),
+    };
+    let down = if model.moe.is_some() { "mlp.shared_experts.down_proj.weight" } else { "mlp.down_proj.weight" };
     let up_bias = if swiglu { "mlp.gate_up_proj.bias" } else { "mlp.up_proj.bias" };
     let wide_cols: u64 = wide.iter().sum();
     let mut w = Weights::new(tp);
@@ -173,16 +233,22 @@ fn weights(model: &LlmSpec, tp: &TensorParallel, norms: &Norms) -> (WeightRows, 
         norm1: norms.weights(&mut w, "input_layernorm.weight", "input_layernorm.bias"),
         norm2: (!one_norm)
             .then(|| norms.weights(&mut w, "post_attention_layernorm.weight", "post_attention_layernorm.bias")),
+        router: model.moe.map(|moe| w.whole("mlp.gate.weight", &[moe.experts, h])),
         o_bias: model.bias.then(|| w.whole("self_attn.o_proj.bias", &[h])),
         down_bias: model.bias.then(|| w.whole("mlp.down_proj.bias", &[h])),
         qkv: w.cut("self_attn.qkv_proj.weight", &[q + 2 * kv, h], 0, &[q, kv, kv]),
         qkv_bias: model.biased_qkv().then(|| w.cut("self_attn.qkv_proj.bias", &[q + 2 * kv], 0, &[q, kv, kv])),
         o: w.cut("self_attn.o_proj.weight", &[h, q], 1, &[q]),
-        gate_up: w.cut(up, &[wide_cols, h], 0, &wide),
+        gate_up: if f > 0 { w.cut(up, &[wide_cols, h], 0, &wide) } else { [0, 0] },
         up_bias: model.bias.then(|| w.cut(up_bias, &[wide_cols], 0, &wide)),
-        down: w.cut("mlp.down_proj.weight", &[h, f], 1, &[f]),
+        down: if f > 0 { w.cut(down, &[h, f], 1, &[f]) } else { [0, 0] },
     };
     (rows, w)
+}
+
+/// Columns of the network that every token visits; 0: there is none.
+pub fn width(model: &LlmSpec) -> u64 {
+    model.moe.map_or(model.ffn, |moe| moe.shared_ffn)
 }
 
 /// A product with one more operand: a bias, or sums that it adds to.
@@ -196,7 +262,7 @@ fn with(kernel: Kernel, adds: bool, biased: bool) -> Kernel {
 }
 
 impl Layer {
-    pub fn new(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines) -> Layer {
+    pub fn new(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines, route: Option<&Route>) -> Layer {
         let tp = TensorParallel::new(par, work.dtype, engines.collective);
         let (heads, kv_heads) = (model.heads / tp.ranks, model.kv_heads / tp.ranks);
         let attention = AttentionSpec {
@@ -211,7 +277,9 @@ impl Layer {
         let Way { segs, seq, core, ulysses } = Way::new(&attention, model.dropout, par, engines);
         let norms = Norms::new(model, tp.share(work.micro_batch * seq));
         let (rows, weights) = weights(model, &tp, &norms);
-        let ffn = model.ffn / tp.ranks;
+        let ffn = width(model) / tp.ranks;
+        let dtypes = [work.dtype, core.shape().acc];
+        let experts = Experts::new(model, par, engines, route, dtypes, norms.rows);
         Layer {
             hidden: model.hidden,
             heads,
@@ -235,6 +303,8 @@ impl Layer {
             fp8: par.options.fp8,
             rows,
             weights,
+            experts,
+            overlap_shared: par.options.overlap_shared,
         }
     }
 
@@ -294,8 +364,9 @@ impl Layer {
                 there.then(|| keep(name, r, self.hidden, Dtype::U8))
             }),
             normed2: self.rows.norm2.map(|_| keep("normed2", r, self.hidden, dtype)),
-            gate_up: keep("gate_up", n, self.wide, dtype),
-            act: keep("act", n, self.ffn, dtype),
+            gate_up: (self.ffn > 0).then(|| keep("gate_up", n, self.wide, dtype)),
+            act: (self.ffn > 0).then(|| keep("act", n, self.ffn, dtype)),
+            experts: self.experts.as_ref().map(|experts| experts.saved(&mut keep)),
         }
     }
 
@@ -303,14 +374,17 @@ impl Layer {
         let (n, r, h) = (self.tokens(), self.residual_rows(), self.hidden);
         let attn = self.core.scratch(b);
         let ulysses = self.ulysses.as_ref().map(|u| u.scratch(b));
+        let experts = self.experts.as_ref().map(|experts| experts.scratch(b));
         let mut work = |name, rows, row| b.tensor(name, &[rows, row], self.dtype, TensorKind::Workspace, 1);
         Scratch {
             qkv: work("qkv", n, self.qkv_row()),
             q_local: work("q_local", n, self.q_row()),
             kv_local: work("kv_local", n, self.kv_row()),
             branch: work("branch", r, h),
-            d_act: work("d_act", n, self.ffn),
-            d_gate_up: work("d_gate_up", n, self.wide),
+            d_act: (self.ffn > 0).then(|| work("d_act", n, self.ffn)),
+            d_gate_up: (self.ffn > 0).then(|| work("d_gate_up", n, self.wide)),
+            shared: (self.ffn > 0 && experts.is_some()).then(|| work("shared", r, h)),
+            experts,
             d_normed: work("d_normed", r, h),
             d_mid: work("d_mid", r, h),
             d_branch: (self.dropout > 0.0).then(|| work("d_branch", r, h)),
@@ -332,7 +406,7 @@ impl Layer {
     }
 
     /// x_out = layer(x), keeping what `keep` names.
-    pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Buf, x: Buf, x_out: Buf, keep: &Saved) {
+    pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Flats, x: Buf, x_out: Buf, keep: &Saved) {
         // Sums over a rank's share of the columns, before they are summed over the ranks.
         let sums = s.partial.unwrap_or(s.branch);
         let at = |r: Rows| w.rows(r[0], r[1]);
@@ -345,7 +419,7 @@ impl Layer {
             let input = self.second_norm(b, s, w, x, keep, input);
             self.mlp_in(b, w, input, keep);
             self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.q_row(), false, sums);
-            self.linear_out(b, "down", [keep.act, at(rows.down)], self.ffn, true, sums);
+            self.linear_out(b, "down", [keep.network().1, at(rows.down)], self.ffn, true, sums);
             self.tp.reduce(b, "block_reduce", sums, s.branch);
             let biases = [rows.o_bias, rows.down_bias].map(|r| r.map(at));
             return self.residual(b, "residual", x, s.branch, biases, [Some(x_out), keep.stays[0]]);
@@ -353,30 +427,77 @@ impl Layer {
         self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.q_row(), false, sums);
         self.tp.reduce(b, "o_reduce", sums, s.branch);
         self.residual(b, "residual1", x, s.branch, [rows.o_bias.map(at), None], [Some(mid), keep.stays[0]]);
-        let input = self.second_norm(b, s, w, mid, keep, input);
-        self.mlp_in(b, w, input, keep);
-        self.linear_out(b, "down", [keep.act, at(rows.down)], self.ffn, false, sums);
-        self.tp.reduce(b, "down_reduce", sums, s.branch);
+        match &self.experts {
+            Some(experts) => self.experts_forward(b, s, w, mid, keep, experts),
+            None => {
+                let input = self.second_norm(b, s, w, mid, keep, input);
+                self.mlp_in(b, w, input, keep);
+                self.linear_out(b, "down", [keep.network().1, at(rows.down)], self.ffn, false, sums);
+                self.tp.reduce(b, "down_reduce", sums, s.branch);
+            }
+        }
         self.residual(b, "residual2", mid, s.branch, [rows.down_bias.map(at), None], [Some(x_out), keep.stays[1]]);
     }
 
     /// The input of the feed-forward network, whole: a norm of `x`, or where there is none `first`, attention's.
-    fn second_norm(&self, b: &mut Builder, s: &Scratch, w: Buf, x: Buf, keep: &Saved, first: Buf) -> Buf {
+    fn second_norm(&self, b: &mut Builder, s: &Scratch, w: Flats, x: Buf, keep: &Saved, first: Buf) -> Buf {
         let (Some(rows), Some(normed)) = (self.rows.norm2, keep.normed2) else { return first };
         self.norms.forward(b, "norm2", x, w.rows(rows[0], rows[1]), normed);
         self.tp.gather(b, "gate_up_gather", normed, s.input)
     }
 
     /// The feed-forward network up to its activation.
-    fn mlp_in(&self, b: &mut Builder, w: Buf, input: Buf, keep: &Saved) {
+    fn mlp_in(&self, b: &mut Builder, w: Flats, input: Buf, keep: &Saved) {
         let at = |r: Rows| w.rows(r[0], r[1]);
-        let (rows, n) = (&self.rows, self.tokens());
-        self.linear_in(b, "gate_up", [input, at(rows.gate_up)], rows.up_bias.map(at), self.wide, keep.gate_up);
+        let (rows, n, (gate_up, act)) = (&self.rows, self.tokens(), keep.network());
+        self.linear_in(b, "gate_up", [input, at(rows.gate_up)], rows.up_bias.map(at), self.wide, gate_up);
         let (label, kernel) = match self.mlp {
             Mlp::SwiGlu => ("swiglu", Kernel::SwiGlu { rows: n, cols: self.ffn }),
             Mlp::Gelu => ("gelu", Kernel::Gelu { elems: n * self.ffn }),
         };
-        b.compute(label, kernel, &[keep.gate_up], &[keep.act]);
+        b.compute(label, kernel, &[gate_up], &[act]);
+    }
+
+    /// The experts' half of a layer, in `s.branch`: those that every token visits before, or beside the others' rows
+    /// on their way (Megatron-LM's `--moe-shared-expert-overlap`).
+    fn experts_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, mid: Buf, keep: &Saved, experts: &Experts) {
+        let (saved, scratch) = (keep.experts.as_ref().expect("kept"), s.experts.as_ref().expect("declared"));
+        let (norm, normed) = (self.rows.norm2.expect("a norm before each half"), keep.normed2.expect("likewise"));
+        self.norms.forward(b, "norm2", mid, w.rows(norm[0], norm[1]), normed);
+        let mut first = |b: &mut Builder| {
+            if self.ffn > 0 {
+                let input = self.tp.gather(b, "gate_up_gather", normed, s.input);
+                self.mlp_in(b, w, input, keep);
+            }
+        };
+        let mut second = |b: &mut Builder| {
+            let Some(shared) = s.shared else { return };
+            let (sums, down) = (s.partial.unwrap_or(shared), w.rows(self.rows.down[0], self.rows.down[1]));
+            self.linear_out(b, "down", [keep.network().1, down], self.ffn, false, sums);
+            self.tp.reduce(b, "down_reduce", sums, shared);
+        };
+        let parts = self.parts(w);
+        if self.overlap_shared {
+            experts.forward(b, scratch, parts, normed, s.branch, saved, [&mut first, &mut second]);
+        } else {
+            first(b);
+            second(b);
+            experts.forward(b, scratch, parts, normed, s.branch, saved, [&mut |_| {}, &mut |_| {}]);
+        }
+        self.add_shared(b, "shared_add", s, s.branch);
+    }
+
+    fn parts(&self, flats: Flats) -> expert::Parts {
+        let router = self.rows.router.expect("experts have a router");
+        expert::Parts {
+            router: flats.rows(router[0], router[1]),
+            experts: flats.experts.expect("experts have weights"),
+        }
+    }
+
+    fn add_shared(&self, b: &mut Builder, label: &str, s: &Scratch, to: Buf) {
+        let Some(shared) = s.shared else { return };
+        b.compute(label, Kernel::Add { elems: self.residual_rows() * self.hidden, trim: None }, &[to, shared], &[to]);
     }
 
     /// From the residual stream to `cols` columns.
@@ -435,18 +556,23 @@ impl Layer {
 
     /// dx from dy, and the gradients of the layer's weights added to `g`.
     #[allow(clippy::too_many_arguments)]
-    pub fn backward(&self, b: &mut Builder, s: &Scratch, w: Buf, g: Buf, x: Buf, keep: &Saved, dy: Buf, dx: Buf) {
+    pub fn backward(&self, b: &mut Builder, s: &Scratch, [w, g]: [Flats; 2], x: Buf, keep: &Saved, dy: Buf, dx: Buf) {
         let back = Backward { layer: self, s, w, g, keep, sums: s.partial.unwrap_or(s.d_normed) };
         let d_branch = back.dropout(b, "dropout2_bwd", keep.stays[usize::from(!self.parallel)], dy);
-        let d_output = self.tp.gather(b, "down_bwd_gather", d_branch, s.d_output);
-        back.bias(b, "down_bias_bwd", self.rows.down_bias, self.norms.rows, d_branch);
-        let last = back.mlp(b, d_output);
-        let Some(mid) = keep.mid else { return back.beside(b, x, [dy, d_branch, d_output], dx) };
-        let input = keep.normed2.expect("a norm before each half");
-        let input = self.tp.gather_beside(b, "gate_up_regather", input, s.input, last);
-        back.gate_up_dx(b);
-        self.tp.reduce(b, "gate_up_bwd_reduce", back.sums, s.d_normed);
-        back.dw(b, "gate_up_dw", self.wide, self.hidden, s.d_gate_up, input, self.rows.gate_up);
+        let mid = match (&self.experts, keep.mid) {
+            (Some(experts), Some(mid)) => {
+                back.experts(b, experts, d_branch);
+                mid
+            }
+            (_, mid) => {
+                let d_output = self.tp.gather(b, "down_bwd_gather", d_branch, s.d_output);
+                back.bias(b, "down_bias_bwd", self.rows.down_bias, self.norms.rows, d_branch);
+                let last = back.mlp(b, d_output);
+                let Some(mid) = mid else { return back.beside(b, x, [dy, d_branch, d_output], dx) };
+                back.mlp_input(b, last, s.d_normed);
+                mid
+            }
+        };
         back.norm(b, "norm2_bwd", mid, self.rows.norm2.expect("a norm before each half"), dy, s.d_mid);
         let d_branch = back.dropout(b, "dropout1_bwd", keep.stays[0], s.d_mid);
         let d_output = self.tp.gather(b, "o_bwd_gather", d_branch, s.d_output);
@@ -483,8 +609,8 @@ impl Layer {
 struct Backward<'a> {
     layer: &'a Layer,
     s: &'a Scratch,
-    w: Buf,
-    g: Buf,
+    w: Flats,
+    g: Flats,
     keep: &'a Saved,
     /// Where gradients of a product's input are summed up.
     sums: Buf,
@@ -520,21 +646,61 @@ impl Backward<'_> {
     fn mlp(&self, b: &mut Builder, d_output: Buf) -> u32 {
         let (l, s, keep) = (self.layer, self.s, self.keep);
         let (n, h, f) = (l.tokens(), l.hidden, l.ffn);
-        b.compute("down_dx", linear_dx(n, f, h, l.fp8), &[d_output, self.at(l.rows.down)], &[s.d_act]);
-        self.dw(b, "down_dw", h, f, d_output, keep.act, l.rows.down);
+        let ((gate_up, act), (d_act, d_gate_up)) = (keep.network(), s.network());
+        b.compute("down_dx", linear_dx(n, f, h, l.fp8), &[d_output, self.at(l.rows.down)], &[d_act]);
+        self.dw(b, "down_dw", h, f, d_output, act, l.rows.down);
         let (label, kernel) = match l.mlp {
             Mlp::SwiGlu => ("swiglu_bwd", Kernel::SwiGluBwd { rows: n, cols: f }),
             Mlp::Gelu => ("gelu_bwd", Kernel::GeluBwd { elems: n * f }),
         };
-        let last = b.compute(label, kernel, &[keep.gate_up, s.d_act], &[s.d_gate_up]);
-        self.bias(b, "up_bias_bwd", l.rows.up_bias, n, s.d_gate_up);
+        let last = b.compute(label, kernel, &[gate_up, d_act], &[d_gate_up]);
+        self.bias(b, "up_bias_bwd", l.rows.up_bias, n, d_gate_up);
         last
+    }
+
+    /// From the gradient of the activation's input to that of the network's, in `to`; `last` is the op before.
+    fn mlp_input(&self, b: &mut Builder, last: u32, to: Buf) {
+        let (l, s) = (self.layer, self.s);
+        let input = self.keep.normed2.expect("a norm before each half");
+        let input = l.tp.gather_beside(b, "gate_up_regather", input, s.input, last);
+        self.gate_up_dx(b);
+        l.tp.reduce(b, "gate_up_bwd_reduce", self.sums, to);
+        self.dw(b, "gate_up_dw", l.wide, l.hidden, s.network().1, input, l.rows.gate_up);
+    }
+
+    /// From the gradient of the experts' output to that of their input, in `d_normed`.
+    fn experts(&self, b: &mut Builder, experts: &Experts, d_branch: Buf) {
+        let (l, s, keep) = (self.layer, self.s, self.keep);
+        let (saved, scratch) = (keep.experts.as_ref().expect("kept"), s.experts.as_ref().expect("declared"));
+        let sums = s.partial.or(s.shared).unwrap_or(self.sums);
+        let shared = Backward { layer: l, s, w: self.w, g: self.g, keep, sums };
+        let last = std::cell::Cell::new(0);
+        let mut first = |b: &mut Builder| {
+            if l.ffn > 0 {
+                let d_output = l.tp.gather(b, "down_bwd_gather", d_branch, s.d_output);
+                last.set(shared.mlp(b, d_output));
+            }
+        };
+        let mut second = |b: &mut Builder| {
+            if let Some(to) = s.shared {
+                shared.mlp_input(b, last.get(), to);
+            }
+        };
+        let (parts, bufs) = ([self.w, self.g].map(|f| l.parts(f)), [keep.normed2.expect("kept"), d_branch, s.d_normed]);
+        if l.overlap_shared {
+            experts.backward(b, scratch, parts, bufs, saved, [&mut first, &mut second]);
+        } else {
+            first(b);
+            second(b);
+            experts.backward(b, scratch, parts, bufs, saved, [&mut |_| {}, &mut |_| {}]);
+        }
+        l.add_shared(b, "shared_bwd_add", s, s.d_normed);
     }
 
     fn gate_up_dx(&self, b: &mut Builder) {
         let l = self.layer;
         let kernel = linear_dx(l.tokens(), l.hidden, l.wide, l.fp8);
-        b.compute("gate_up_dx", kernel, &[self.s.d_gate_up, self.at(l.rows.gate_up)], &[self.sums]);
+        b.compute("gate_up_dx", kernel, &[self.s.network().1, self.at(l.rows.gate_up)], &[self.sums]);
     }
 
     /// From the gradient of attention's projected output to that of q, k and v; returns the last op.
@@ -566,7 +732,7 @@ impl Backward<'_> {
         if let (Some(norm2), Some(normed2)) = (l.rows.norm2, keep.normed2) {
             let input = tp.gather_beside(b, "gate_up_regather", normed2, s.input, last);
             tp.reduce(b, "gate_up_bwd_reduce", self.sums, s.d_normed);
-            self.dw(b, "gate_up_dw", l.wide, l.hidden, s.d_gate_up, input, l.rows.gate_up);
+            self.dw(b, "gate_up_dw", l.wide, l.hidden, s.network().1, input, l.rows.gate_up);
             self.norm(b, "norm2_bwd", x, norm2, dy, s.d_mid);
             residual = s.d_mid;
         }
@@ -575,7 +741,7 @@ impl Backward<'_> {
         tp.reduce(b, "qkv_bwd_reduce", self.sums, s.d_normed);
         self.dw(b, "qkv_dw", l.qkv_row(), l.hidden, s.d_qkv, input, l.rows.qkv);
         if keep.normed2.is_none() {
-            self.dw(b, "gate_up_dw", l.wide, l.hidden, s.d_gate_up, input, l.rows.gate_up);
+            self.dw(b, "gate_up_dw", l.wide, l.hidden, s.network().1, input, l.rows.gate_up);
         }
         self.norm(b, "norm1_bwd", x, l.rows.norm1, residual, dx);
     }

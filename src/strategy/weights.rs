@@ -19,13 +19,19 @@ pub struct Weight {
 /// Lays weights out. Those that every rank has stand before those that are cut.
 #[derive(Debug, Clone)]
 pub struct Weights {
+    axis: Axis,
     ranks: u64,
     pub all: Vec<Weight>,
 }
 
 impl Weights {
     pub fn new(tp: &TensorParallel) -> Weights {
-        Weights { ranks: tp.ranks, all: vec![] }
+        Weights { axis: Axis::Tp, ranks: tp.ranks, all: vec![] }
+    }
+
+    /// Those that are cut over the ranks of another axis.
+    pub fn over(axis: Axis, ranks: u64) -> Weights {
+        Weights { axis, ranks, all: vec![] }
     }
 
     /// Elements on one rank.
@@ -51,13 +57,13 @@ impl Weights {
         self.add(name, shape, None, shape.iter().product())
     }
 
-    /// A weight cut along `dim` over the tensor-parallel ranks, each of `blocks` by itself.
+    /// A weight cut along `dim` over the ranks, each of `blocks` by itself.
     pub fn cut(&mut self, name: &'static str, shape: &[u64], dim: u8, blocks: &[u64]) -> Rows {
         let elems: u64 = shape.iter().product();
         if self.ranks == 1 {
             return self.add(name, shape, None, elems);
         }
-        let shard = Shard { axis: Axis::Tp, dim, blocks: blocks.to_vec() };
+        let shard = Shard { axis: self.axis, dim, blocks: blocks.to_vec() };
         let local = elems / shape[dim as usize] * shard.local(self.ranks);
         self.add(name, shape, Some(shard), local)
     }

@@ -9,10 +9,11 @@ use crate::error::{Error, Result};
 use crate::plan::link::AtomTable;
 use crate::plan::memory::{Conflicts, Layout};
 use crate::plan::structure::structure;
-use crate::plan::{About, Plan};
+use crate::plan::{About, Plan, Route};
 use crate::report::{Costed, Row};
 use crate::spec::{ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
-use crate::strategy::{Engines, build};
+use crate::strategy::expert::Routing;
+use crate::strategy::{Engines, build_routed};
 use crate::timeline::Timeline;
 use crate::units::FlopsPerSec;
 use rustc_hash::FxHashMap;
@@ -84,6 +85,8 @@ pub struct Case {
     pub documents: Documents,
     /// Measured kernel times; none: those of the roofline.
     pub profile: Option<Profile>,
+    /// How tokens choose experts, where the model has any.
+    pub routing: Routing,
     roofline: Roofline,
     peak: FlopsPerSec,
     /// By structure and program: plans that differ in sizes only share it.
@@ -119,6 +122,7 @@ impl Case {
             dtype,
             documents: Documents::default(),
             profile: None,
+            routing: Routing::default(),
             roofline,
             peak,
             conflicts: Mutex::default(),
@@ -133,9 +137,15 @@ impl Case {
 
     pub fn plan(&self, point: &Point) -> Result<Plan> {
         let work = self.workload(point)?;
-        let plan = build(&self.model, &work, &point.par, Engines::of(&self.stack))?;
+        let route = self.route(&work, &point.par)?;
+        let plan = build_routed(&self.model, &work, &point.par, Engines::of(&self.stack), route)?;
         guard::after(&plan)?;
         Ok(plan)
+    }
+
+    /// Where rows of experts go; none where there are no experts.
+    fn route(&self, work: &Workload, par: &Parallelism) -> Result<Option<Route>> {
+        self.routing.route(&self.model, work, par, self.cluster.spec.gpus_per_node)
     }
 
     /// Whether GPU and stack have what the options ask for.
@@ -204,6 +214,7 @@ impl Case {
             dtype: self.dtype,
             documents: self.documents.clone(),
             profile: self.profile.clone(),
+            routing: self.routing.clone(),
             roofline: self.roofline.clone(),
             peak: self.peak,
             conflicts: Mutex::default(),
@@ -310,7 +321,7 @@ mod tests {
         let par = point().par;
         let with = |par: Parallelism| Point { par, ..point() };
         for (point, part) in [
-            (with(Parallelism { ep: 8, ..par }), "no expert parallelism"),
+            (with(Parallelism { ep: 8, ..par }), "llama-3-8b has no experts; use ep 1"),
             (with(Parallelism { dp: 3, ..par }), "dp 3 x ulysses 2 x ring 2 x tp 1 x pp 1 is 12, not gpus 8; use dp 2"),
             (with(Parallelism { ring: 3, ..par }), "gpus 8 is not a multiple of ulysses 2 x ring 3 x tp 1 x pp 1 = 6"),
             (Point { seq_len: 8190, ..point() }, "sequence: "),

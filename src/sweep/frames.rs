@@ -49,7 +49,8 @@ impl<'c> Frames<'c> {
     fn try_row(&mut self, point: &Point) -> Result<Row> {
         let case = self.case;
         let work = case.workload(point)?;
-        if point.par.pp > 1 {
+        // How many rows a rank has, its route says and no size of a tensor.
+        if point.par.pp > 1 || case.model.moe.is_some() {
             return case.row_of(&case.plan(point)?);
         }
         let Sizes { plan, structure } = sizes(&case.model, &work, &point.par, Engines::of(&case.stack))?;

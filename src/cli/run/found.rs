@@ -3,7 +3,7 @@
 use crate::collective::count::sent_by;
 use crate::error::{Error, Result};
 use crate::exec::source::Source;
-use crate::exec::{Options, Run, reference};
+use crate::exec::{Options, Run, reference, routing};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::memory::Layout;
 use crate::plan::{Dtype, Plan};
@@ -181,6 +181,7 @@ impl Check {
     pub fn new(plan: &Plan, source: &Source, first: &Run, losses: &[f64]) -> Result<Check> {
         let documents = plan.about.documents.lengths().into_iter().map(|n| n as usize).collect();
         let mut config = reference::DenseConfig { documents, ..reference::DenseConfig::from(plan.model()?) };
+        config.experts = config.experts.map(|e| reference::Experts { choices: routing::choices(plan), ..e });
         if plan.about.par.options.unfused {
             config.blocks.attention_dropout = config.blocks.dropout;
         }

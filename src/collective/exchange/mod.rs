@@ -12,11 +12,13 @@ pub mod deepep_ll;
 pub mod deepep_normal;
 pub mod deepep_v2;
 pub mod hierarchical;
+mod message;
 pub mod nccl_all_to_all;
 mod streamed;
 mod traffic;
 
 pub use buffers::{Buffers, buffers};
+pub use message::message_row;
 pub use traffic::{Flow, Traffic, traffic};
 
 use super::nccl;

@@ -32,6 +32,50 @@ pub fn rounded<T: Scalar>(x: &[T], [rows, k]: [usize; 2], walk: (usize, usize)) 
     out
 }
 
+/// Rows of `cols` elements as codes, each an integer of 0 to 255, and a scale for every [`FP8_BLOCK`] of them.
+pub fn encode<T: Scalar>(x: &[T], cols: usize, codes: &mut [T], scales: &mut [T]) {
+    let width = cols.div_ceil(FP8_BLOCK as usize);
+    for (i, x) in x.chunks(cols).enumerate() {
+        for (b, x) in x.chunks(FP8_BLOCK as usize).enumerate() {
+            let top = x.iter().map(|x| x.to_f64().abs()).fold(0.0, f64::max);
+            // What travels is a scale in f32, and codes are made with that one.
+            let scale = f64::from((top / LARGEST) as f32);
+            scales[i * width + b] = T::from_f64(scale);
+            for (code, x) in codes[i * cols + b * FP8_BLOCK as usize..].iter_mut().zip(x) {
+                let scaled = if scale > 0.0 { x.to_f64() / scale } else { 0.0 };
+                *code = T::from_f64(f64::from(code_of(e4m3(scaled))));
+            }
+        }
+    }
+}
+
+/// The numbers that codes and scales stand for.
+pub fn decoded<T: Scalar>(codes: &[T], scales: &[T], cols: usize) -> Vec<T> {
+    let width = cols.div_ceil(FP8_BLOCK as usize);
+    let number = |(at, code): (usize, &T)| {
+        let scale = scales[at / cols * width + at % cols / FP8_BLOCK as usize].to_f64();
+        T::from_f64(number_of(code.to_index() as u8) * scale)
+    };
+    codes.iter().enumerate().map(number).collect()
+}
+
+/// The code of a number that has one: sign, four bits of exponent, three of mantissa.
+fn code_of(x: f64) -> u8 {
+    let sign = if x.is_sign_negative() { 128 } else { 0 };
+    let size = x.abs();
+    if size < SMALLEST_NORMAL {
+        return sign | (size * 512.0) as u8;
+    }
+    let exponent = size.log2().floor();
+    sign | ((exponent + 7.0) as u8) << 3 | ((size / exponent.exp2() - 1.0) * 8.0) as u8
+}
+
+fn number_of(code: u8) -> f64 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f64::from(code & 7));
+    let size = if exponent == 0 { mantissa / 512.0 } else { (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7) };
+    if code & 128 == 0 { size } else { -size }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::*;
@@ -59,6 +103,18 @@ mod tests {
             let nearest = codes.iter().map(|c| (c - x).abs()).fold(f64::MAX, f64::min);
             assert_eq!((e4m3(x) - x).abs(), nearest, "{x}");
         }
+    }
+
+    #[test]
+    fn codes_stand_for_their_numbers() {
+        assert!((0..=255u8).filter(|c| c & 127 != 127).all(|c| code_of(number_of(c)) == c));
+        let (rows, cols) = (3, 200);
+        let x: Vec<f64> = random(rows * cols, 5).iter().map(|x| 30.0 * x).collect();
+        let (mut codes, mut scales) = (vec![f64::NAN; 600], vec![f64::NAN; 6]);
+        encode(&x, cols, &mut codes, &mut scales);
+        assert_close(&decoded(&codes, &scales, cols), &rounded(&x, [rows, cols], (cols, 1)), 1e-6);
+        encode(&[0.0; 4], 4, &mut codes, &mut scales);
+        assert_eq!((&decoded(&codes[..4], &scales[..1], 4)[..], scales[0]), (&[0.0; 4][..], 0.0));
     }
 
     #[test]

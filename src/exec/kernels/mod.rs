@@ -6,6 +6,7 @@
 mod attention;
 mod attention_bwd;
 pub(in crate::exec) mod exchange;
+pub mod expert;
 mod fp8;
 mod gemm;
 mod layer_norm;
@@ -25,7 +26,8 @@ mod whole;
 
 pub use scalar::Scalar;
 
-use crate::plan::{Adam, Kernel, Mesh, ScoreStep, Side};
+use crate::plan::expert::{ExpertKernel, ExpertOp, Pass};
+use crate::plan::{Adam, Kernel, Mesh, Plan, ScoreStep, Side};
 
 /// Runs `kernel` as `rank` does, in optimizer step `step`, counted from 1.
 ///
@@ -215,6 +217,7 @@ pub fn run<T: Scalar>(
             let [logits, loss] = outputs(writes);
             loss::cross_entropy(vocab as usize, scale, read(1), logits, loss);
         }
+        Kernel::Expert(_) => panic!("{}: a route says which rows it has", kernel.name()),
         &Kernel::Adam { lr, beta1, beta2, eps, weight_decay, .. } => {
             let (state, cast) = writes.split_at_mut(3);
             let [w, m, v] = outputs(state);
@@ -227,10 +230,29 @@ pub fn run<T: Scalar>(
     }
 }
 
+/// Runs a kernel whose rows a route of the plan lists, or any other.
+pub fn run_routed<T: Scalar>(
+    kernel: &Kernel,
+    plan: &Plan,
+    (rank, step): (u32, u64),
+    reads: &[Option<&[T]>],
+    writes: &mut [&mut [T]],
+) {
+    let Some(routed) = kernel.routed() else { return run(kernel, &plan.views, rank, step, reads, writes) };
+    shapes::check(kernel, &plan.views, reads, writes);
+    for &(from, to) in in_place(kernel) {
+        if let Some(old) = reads[from] {
+            writes[to].copy_from_slice(old);
+        }
+    }
+    expert::run(routed, &plan.routes[routed.route as usize], &plan.views, rank, reads, writes);
+}
+
 /// The operands a kernel accumulates into, as (read, write): the write starts as the read was.
 pub(in crate::exec) fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
     match kernel {
         Kernel::MatMul { accumulate: true, .. } => &[(2, 0)],
+        Kernel::Expert(ExpertKernel { op: ExpertOp::MatMul { pass: Pass::Dw, .. }, .. }) => &[(2, 0)],
         Kernel::MergeLse(_) => &[(0, 0), (1, 1)],
         Kernel::Unfused { step: ScoreStep::SoftmaxBwd, .. } => &[(1, 0)],
         Kernel::AttentionOnto(_) => &[(2, 0), (3, 1)],

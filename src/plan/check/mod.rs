@@ -2,6 +2,7 @@
 //! its other half, nothing is read that was never written, and no ranks wait for each other in a circle.
 
 mod crossings;
+mod routes;
 mod written;
 
 use super::crew::Crews;
@@ -13,6 +14,7 @@ use super::order;
 use super::program::{Feed, Plan, VERSION};
 use super::segs::Segs;
 use crate::error::{Error, Result};
+use routes::exchange;
 use std::collections::BTreeSet;
 
 /// Bytes a tensor may have on one rank.
@@ -22,6 +24,7 @@ const MOST_BYTES: u64 = 1 << 50;
 pub fn check(plan: &Plan) -> Result<()> {
     structure(plan)?;
     positions(plan)?;
+    routes::check(plan)?;
     feed(plan)?;
     let atoms = AtomTable::new(plan)?;
     // Ranks are in step, all of them or those of each program.
@@ -144,7 +147,10 @@ fn body(plan: &Plan, name: &str, ops: &[Op], blocks: usize, formals: usize) -> R
                 }
             }
             (OpKind::Compute { .. }, Some(Some(Lane::Compute(_)))) => {}
-            (OpKind::Transfer { .. } | OpKind::Collective { .. }, Some(Some(Lane::Comm(..)))) => {}
+            (
+                OpKind::Transfer { .. } | OpKind::Collective { .. } | OpKind::Exchange { .. },
+                Some(Some(Lane::Comm(..))),
+            ) => {}
             _ => return fail(format!("lane {:?} does not fit the op", op.lane)),
         }
     }
@@ -269,6 +275,7 @@ impl<'a> Bodies<'a> {
                 OpKind::Collective { kind, src, dst, .. } => {
                     self.collective(*kind, op.lane, size(src).0, size(dst).0)?;
                 }
+                OpKind::Exchange { .. } => exchange(self.plan, op, &size).or_else(|why| self.fail(why))?,
                 OpKind::Transfer { legs, .. } if self.in_step && !(self.crosses)(op) => {
                     self.transfer(op.lane, legs, &size)?
                 }

@@ -1,0 +1,186 @@
+//! The kernels of a mixture-of-experts layer. How many rows they meet on a rank, the plan's route says; their
+//! operands have room for the fullest rank's.
+//!
+//! Legend: t tokens of the rank, k choices of each, E slots of the group, p rows of a rank's slots, h hidden, f width
+//! of one expert.
+
+use super::kernel::{FP8_BLOCK, Operands, Work, WorkClass, fp8_bytes};
+use super::mesh::Mesh;
+use super::route::Route;
+use super::rows::{Layout, place_of};
+use crate::spec::Gate;
+use serde::{Deserialize, Serialize};
+
+/// Rows of an expert are filled up to a multiple of this before a product (MegaBlocks; DeepGEMM's block of M).
+pub const ROW_BLOCK: u64 = 128;
+
+/// Which product of a layer of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pass {
+    /// y `[p, n]` = x `[p, k]` Wᵀ. Reads x, W.
+    Forward,
+    /// dx `[p, k]` = dy `[p, n]` W. Reads dy, W.
+    Dx,
+    /// dW `[n, k]` of every slot += dyᵀ x of its rows. Reads dy, x, dW.
+    Dw,
+}
+
+/// Values of a row: one vector for the token, or one number for each of its choices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Values {
+    Row {
+        cols: u64,
+    },
+    /// FP8 codes `[.., cols]` and their scales: read as two operands, written as numbers.
+    Scaled {
+        cols: u64,
+    },
+    /// A row of a token has `topk` numbers, one of a choice has its own.
+    Choice {
+        topk: u64,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum ExpertOp {
+    /// What the choices of the route weigh. Reads logits `[t, E]`; writes gates `[t, k]`, 0 where a choice was dropped.
+    Router { rows: u64, experts: u64, topk: u64, gate: Gate },
+    /// Reads logits, d_gates; writes d_logits.
+    RouterBwd { rows: u64, experts: u64, topk: u64, gate: Gate },
+    /// Puts rows of one order into another: copies where a row becomes several, sums in the order of `from` where
+    /// several become one.
+    Rows { from: Layout, to: Layout, rows: [u64; 2], values: Values },
+    /// Rounds rows to E4M3: reads x `[rows, cols]`; writes codes, and scales `[rows, cols / 128]`.
+    Quantise { layout: Layout, rows: u64, cols: u64 },
+    /// One product a slot, W being `[slots, n, k]`.
+    MatMul { pass: Pass, rows: u64, slots: u64, n: u64, k: u64, fp8: bool },
+    /// Reads [gate | up] `[p, 2 f]` and what each row weighs `[p]`; writes weight * silu(gate) * up.
+    SwiGlu { rows: u64, cols: u64 },
+    /// Reads [gate | up], the weights, d_out; writes [d_gate | d_up] and the gradient of the weights.
+    SwiGluBwd { rows: u64, cols: u64 },
+}
+
+/// A kernel that a route tells how many rows there are.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertKernel {
+    /// Of the plan's routes.
+    pub route: u32,
+    pub op: ExpertOp,
+}
+
+fn share(bytes: u64, rows: f64, of: u64) -> u64 {
+    (bytes as f64 * rows / of.max(1) as f64).round() as u64
+}
+
+impl ExpertKernel {
+    pub fn name(&self) -> &'static str {
+        match self.op {
+            ExpertOp::Router { .. } => "router",
+            ExpertOp::RouterBwd { .. } => "router_bwd",
+            ExpertOp::Rows { .. } => "route_rows",
+            ExpertOp::Quantise { .. } => "quantise",
+            ExpertOp::MatMul { .. } => "grouped_matmul",
+            ExpertOp::SwiGlu { .. } => "expert_swiglu",
+            ExpertOp::SwiGluBwd { .. } => "expert_swiglu_bwd",
+        }
+    }
+
+    pub fn operands(&self) -> Operands {
+        let of = |reads: &[u64], writes: &[u64]| Operands { reads: reads.to_vec(), writes: writes.to_vec() };
+        match self.op {
+            ExpertOp::Router { rows, experts, topk, .. } => of(&[rows * experts], &[rows * topk]),
+            ExpertOp::RouterBwd { rows, experts, topk, .. } => of(&[rows * experts, rows * topk], &[rows * experts]),
+            ExpertOp::Rows { from, to, rows: [a, b], values } => match values {
+                Values::Row { cols } => of(&[a * cols], &[b * cols]),
+                Values::Scaled { cols } => of(&[a * cols, a * cols.div_ceil(FP8_BLOCK)], &[b * cols]),
+                Values::Choice { topk } => {
+                    let width = |layout: Layout| if layout.by_choice() { 1 } else { topk };
+                    of(&[a * width(from)], &[b * width(to)])
+                }
+            },
+            ExpertOp::Quantise { rows, cols, .. } => {
+                of(&[rows * cols], &[rows * cols, rows * cols.div_ceil(FP8_BLOCK)])
+            }
+            ExpertOp::MatMul { pass, rows, slots, n, k, .. } => match pass {
+                Pass::Forward => of(&[rows * k, slots * n * k], &[rows * n]),
+                Pass::Dx => of(&[rows * n, slots * n * k], &[rows * k]),
+                Pass::Dw => of(&[rows * n, rows * k, slots * n * k], &[slots * n * k]),
+            },
+            ExpertOp::SwiGlu { rows, cols } => of(&[2 * rows * cols, rows], &[rows * cols]),
+            ExpertOp::SwiGluBwd { rows, cols } => of(&[2 * rows * cols, rows, rows * cols], &[2 * rows * cols, rows]),
+        }
+    }
+
+    /// The work on `rank`, given the bytes of each whole operand.
+    pub fn work(&self, route: &Route, views: &[Mesh], rank: u32, reads: &[u64], writes: &[u64]) -> Work {
+        let place = place_of(views, rank);
+        let memory = |bytes| Work { flops: 0, bytes, class: WorkClass::Memory };
+        let all = |bytes: &[u64]| bytes.iter().sum::<u64>();
+        let count = |layout: Layout| layout.count(route, place);
+        match self.op {
+            ExpertOp::Router { .. } | ExpertOp::RouterBwd { .. } => memory(all(reads) + all(writes)),
+            ExpertOp::Rows { from, to, rows, .. } => {
+                memory(share(all(reads), count(from), rows[0]) + share(all(writes), count(to), rows[1]))
+            }
+            ExpertOp::Quantise { layout, rows, .. } => memory(share(all(reads) + all(writes), count(layout), rows)),
+            ExpertOp::SwiGlu { rows, .. } | ExpertOp::SwiGluBwd { rows, .. } => {
+                memory(share(all(reads) + all(writes), count(Layout::Experts), rows))
+            }
+            ExpertOp::MatMul { pass, rows, slots, n, k, fp8 } => {
+                let groups = Groups::of(route, place);
+                groups.work(pass, [rows, slots, n, k], fp8, reads, writes)
+            }
+        }
+    }
+}
+
+/// The rows of a rank's slots.
+struct Groups {
+    rows: f64,
+    /// Filled up to whole blocks.
+    padded: u64,
+    /// Slots that have any.
+    active: u64,
+}
+
+impl Groups {
+    fn of(route: &Route, place: u32) -> Groups {
+        let each = route.rows_by_local_expert(place);
+        let filled = |rows: &f64| (rows.ceil() as u64).next_multiple_of(ROW_BLOCK);
+        Groups {
+            rows: each.iter().sum(),
+            padded: each.iter().map(filled).sum(),
+            active: each.iter().filter(|rows| **rows > 0.0).count() as u64,
+        }
+    }
+
+    /// Weights are read, or their gradients added to, where a slot has rows.
+    fn work(&self, pass: Pass, [rows, slots, n, k]: [u64; 4], fp8: bool, reads: &[u64], writes: &[u64]) -> Work {
+        let of_rows = |bytes| share(bytes, self.rows, rows);
+        let of_slots = |bytes| share(bytes, self.active as f64, slots);
+        let flops = (2.0 * self.rows * (n * k) as f64).round() as u64;
+        let (given, rest, [m, cols, depth]) = match pass {
+            Pass::Forward => (of_rows(reads[0]) + of_slots(reads[1]), of_rows(writes[0]), [self.padded, n, k]),
+            Pass::Dx => (of_rows(reads[0]) + of_slots(reads[1]), of_rows(writes[0]), [self.padded, k, n]),
+            // A product for each slot, one below the other.
+            Pass::Dw => {
+                let depth = self.padded / self.active.max(1);
+                let sums = of_slots(reads[2]) + of_slots(writes[0]);
+                (of_rows(reads[0] + reads[1]), sums, [self.active * n.next_multiple_of(ROW_BLOCK), k, depth])
+            }
+        };
+        let operands = match pass {
+            Pass::Dw => fp8_bytes(self.padded * n) + fp8_bytes(self.padded * k),
+            _ => fp8_bytes(m * depth) + fp8_bytes(self.active * n * k),
+        };
+        let (fed, cast) = if fp8 { (operands, given + operands) } else { (given, 0) };
+        if m == 0 {
+            return Work { flops: 0, bytes: 0, class: WorkClass::Memory };
+        }
+        Work { flops, bytes: cast + fed + rest, class: WorkClass::Gemm { m, n: cols, k: depth, cast } }
+    }
+}

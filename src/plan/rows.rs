@@ -1,0 +1,192 @@
+//! In which orders the rows of a route stand in buffers, on their way to the experts and back.
+//!
+//! ```text
+//! Tokens --(one copy a choice)--> Copies --exchange--> Landed --> Experts
+//! ```
+//! A way that sends each row as it is goes from Tokens straight to Landed. Going back along the same orders sums
+//! what was one row before.
+
+use super::mesh::{Axis, Mesh};
+use super::route::{DROPPED, ExchangeAlgo, Phase, Route, Rows};
+use serde::{Deserialize, Serialize};
+
+/// A plan's second view: (pipeline stage, ranks that hold the same experts, ranks that hold different ones).
+pub const EXPERT_VIEW: u8 = 1;
+
+/// Where a rank stands in its group of experts.
+pub fn place_of(views: &[Mesh], rank: u32) -> u32 {
+    views.get(EXPERT_VIEW as usize).map_or(0, |view| view.coord(rank, Axis::Ep))
+}
+
+/// What an exchange leaves on a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Landing {
+    /// A row for each token that has a slot here; source after source, tokens ascending.
+    Unique,
+    /// Every token of every source.
+    Everyone,
+    /// A row for each token and slot; source after source, slot after slot, tokens ascending.
+    Pairs,
+}
+
+/// An order of rows on one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// The rank's own tokens.
+    Tokens,
+    /// One for each of its tokens' slots: slot after slot, tokens ascending.
+    Copies,
+    Landed(Landing),
+    /// One for each token and slot of this rank: slot after slot, source after source, tokens ascending.
+    Experts,
+}
+
+/// A row: a token, or one of its choices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RowId {
+    pub src: u32,
+    pub token: u32,
+    /// [`WHOLE`] for the token itself.
+    pub choice: u32,
+}
+
+/// In place of a choice: all of them.
+pub const WHOLE: u32 = u32::MAX;
+
+impl RowId {
+    pub fn token(src: u32, token: u32) -> RowId {
+        RowId { src, token, choice: WHOLE }
+    }
+
+    /// The row of the token that a choice belongs to.
+    pub fn whole(self) -> RowId {
+        RowId { choice: WHOLE, ..self }
+    }
+}
+
+impl Layout {
+    /// Whether a row stands for one choice alone.
+    pub fn by_choice(self) -> bool {
+        matches!(self, Layout::Copies | Layout::Landed(Landing::Pairs) | Layout::Experts)
+    }
+
+    /// Rows on the rank at `place` of the group: an expected value where the route is balanced.
+    pub fn count(self, route: &Route, place: u32) -> Rows {
+        match self {
+            Layout::Tokens => route.tokens(place) as f64,
+            Layout::Copies => (0..route.ranks).map(|dst| route.copies_to_rank(place, dst)).sum(),
+            Layout::Landed(Landing::Unique) => route.received_unique(place),
+            Layout::Landed(Landing::Everyone) => (0..route.ranks).map(|src| route.tokens(src) as f64).sum(),
+            Layout::Landed(Landing::Pairs) | Layout::Experts => route.expanded_rows(place),
+        }
+    }
+
+    /// Rows that a buffer needs on every rank: as many as the fullest has.
+    pub fn capacity(self, route: &Route) -> u64 {
+        let most = (0..route.ranks).map(|place| self.count(route, place)).fold(0.0, f64::max);
+        // Sums of expected values come out a hair above whole numbers.
+        ((most - 1e-6).ceil() as u64).max(1)
+    }
+
+    /// The rows themselves; none where the route is balanced.
+    pub fn list(self, route: &Route, place: u32) -> Vec<RowId> {
+        let sources = 0..route.ranks;
+        match self {
+            Layout::Tokens => tokens(route, place),
+            Layout::Copies => (0..route.experts).flat_map(|slot| of_slot(route, place, slot)).collect(),
+            Layout::Landed(Landing::Everyone) => sources.flat_map(|src| tokens(route, src)).collect(),
+            Layout::Landed(Landing::Unique) => {
+                let of =
+                    |src| route.row_list(src, route.rank_slots(place)).into_iter().map(move |t| RowId::token(src, t));
+                sources.flat_map(of).collect()
+            }
+            Layout::Landed(Landing::Pairs) => {
+                let of = |src| route.rank_slots(place).flat_map(move |slot| of_slot(route, src, slot));
+                sources.flat_map(of).collect()
+            }
+            Layout::Experts => {
+                let of = |slot| (0..route.ranks).flat_map(move |src| of_slot(route, src, slot));
+                route.rank_slots(place).flat_map(of).collect()
+            }
+        }
+    }
+}
+
+fn tokens(route: &Route, src: u32) -> Vec<RowId> {
+    (0..route.tokens(src) as u32).map(|t| RowId::token(src, t)).collect()
+}
+
+/// The rows of one source for one slot.
+pub fn of_slot(route: &Route, src: u32, slot: u32) -> Vec<RowId> {
+    let Some(choices) = route.choices(src) else { return vec![] };
+    let row = |(at, _): (usize, &u32)| RowId { src, token: at as u32 / route.topk, choice: at as u32 % route.topk };
+    choices.iter().enumerate().filter(|(_, chosen)| **chosen == slot && slot != DROPPED).map(row).collect()
+}
+
+impl ExchangeAlgo {
+    /// The order in which rows leave their source, and come back to it.
+    pub fn source(self) -> Layout {
+        match self {
+            ExchangeAlgo::Nccl | ExchangeAlgo::Hierarchical => Layout::Copies,
+            _ => Layout::Tokens,
+        }
+    }
+
+    /// The order in which they arrive.
+    pub fn landed(self) -> Layout {
+        match self {
+            ExchangeAlgo::Nccl | ExchangeAlgo::Hierarchical => Layout::Landed(Landing::Pairs),
+            ExchangeAlgo::AllGather => Layout::Landed(Landing::Everyone),
+            // Every slot of every rank has places of its own.
+            ExchangeAlgo::DeepepLowLatency { .. } => Layout::Experts,
+            _ => Layout::Landed(Landing::Unique),
+        }
+    }
+
+    /// The order before an exchange and the one behind it.
+    pub fn ends(self, phase: Phase) -> [Layout; 2] {
+        match phase {
+            Phase::Combine => [self.landed(), self.source()],
+            _ => [self.source(), self.landed()],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Counts;
+
+    /// Two ranks of two slots; the third token of source 0 lost a choice, source 1 has one token.
+    fn route() -> Route {
+        let choices = vec![0, 3, 2, 3, 1, DROPPED, 3, 0];
+        Route::new([2, 2], 4, 2, Counts::Listed { tokens: vec![3, 1], choices }).unwrap()
+    }
+
+    fn short(layout: Layout, place: u32) -> Vec<(u32, u32, i32)> {
+        let id = |r: RowId| (r.src, r.token, r.choice as i32);
+        layout.list(&route(), place).into_iter().map(id).collect()
+    }
+
+    #[test]
+    fn rows_stand_as_their_order_says() {
+        assert_eq!(short(Layout::Copies, 0), [(0, 0, 0), (0, 2, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)]);
+        assert_eq!(short(Layout::Landed(Landing::Unique), 1), [(0, 0, -1), (0, 1, -1), (1, 0, -1)]);
+        assert_eq!(short(Layout::Landed(Landing::Pairs), 0), [(0, 0, 0), (0, 2, 0), (1, 0, 1)]);
+        assert_eq!(short(Layout::Experts, 0), [(0, 0, 0), (1, 0, 1), (0, 2, 0)]);
+        assert_eq!(short(Layout::Landed(Landing::Everyone), 1).len(), 4);
+    }
+
+    #[test]
+    fn counts_are_those_of_the_lists() {
+        let r = route();
+        let landed = [Landing::Unique, Landing::Everyone, Landing::Pairs].map(Layout::Landed);
+        for layout in landed.into_iter().chain([Layout::Tokens, Layout::Copies, Layout::Experts]) {
+            let counts = [0, 1].map(|place| layout.count(&r, place));
+            assert_eq!(counts, [0, 1].map(|place| layout.list(&r, place).len() as f64), "{layout:?}");
+            assert_eq!(layout.capacity(&r) as f64, counts[0].max(counts[1]));
+        }
+    }
+}

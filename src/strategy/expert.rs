@@ -1,0 +1,477 @@
+//! A feed-forward network of experts, cut over ranks (GShard, arXiv:2006.16668): every rank has some experts whole, and
+//! the rows of its tokens travel to whoever has the experts that a token chose, and back.
+//!
+//! ```text
+//! forward    router | dispatch | gate_up, swiglu x weight, down of the rank's experts | combine
+//! backward   cached dispatch | down, swiglu, gate_up backward | combine | router backward
+//! ```
+//! What a choice weighs is multiplied in behind the activation, as Megatron-LM does, so that what travels back only
+//! has to be added up; its gradient travels back beside the rows'.
+//!
+//! Legend: r tokens of this rank, k choices of each, E experts, h hidden, f width of an expert; C copies that leave, U
+//! rows that land, P rows that the rank's experts compute.
+
+use super::feasible;
+use super::step::Engines;
+use super::transformer::{linear, linear_dw, linear_dx};
+use super::weights::{Rows, Weight, Weights};
+use crate::error::Result;
+use crate::plan::Counts;
+use crate::plan::expert::{ExpertKernel, ExpertOp, Pass, Values};
+use crate::plan::kernel::FP8_BLOCK;
+use crate::plan::rows::EXPERT_VIEW;
+use crate::plan::{
+    Axis, Buf, Builder, Dtype, Engine, ExchangeAlgo, Group, Kernel, Layout, OpKind, Phase, Route, TensorKind, Wire,
+};
+use crate::spec::{Dispatch, Gate, LlmSpec, Options, Parallelism, Workload};
+
+use rand::SeedableRng;
+use rand::seq::index::sample;
+use rand_chacha::ChaCha8Rng;
+
+/// What a rank has of the experts of a layer, and how its rows reach the others.
+pub struct Experts {
+    ranks: u32,
+    algo: ExchangeAlgo,
+    engine: Engine,
+    fp8_rows: bool,
+    fp8: bool,
+    tokens: u64,
+    /// Rows of each order that buffers have room for.
+    copies: u64,
+    landed: u64,
+    rows: u64,
+    hidden: u64,
+    ffn: u64,
+    experts: u64,
+    slots: u64,
+    topk: u64,
+    gate: Gate,
+    dtype: Dtype,
+    acc: Dtype,
+    weights: Weights,
+    gate_up: Rows,
+    down: Rows,
+}
+
+/// Kept for the backward pass.
+#[derive(Clone, Copy)]
+pub struct Saved {
+    logits: Buf,
+    /// Rows of the experts, what each weighs, and what became of them.
+    x: Buf,
+    weighs: Buf,
+    gate_up: Buf,
+    act: Buf,
+}
+
+impl Saved {
+    pub fn bufs_mut(&mut self) -> [(&'static str, &mut Buf); 5] {
+        [
+            ("router_logits", &mut self.logits),
+            ("expert_x", &mut self.x),
+            ("expert_weighs", &mut self.weighs),
+            ("expert_gate_up", &mut self.gate_up),
+            ("expert_act", &mut self.act),
+        ]
+    }
+}
+
+/// Values on their way: rows, and numbers of choices.
+#[derive(Clone, Copy)]
+struct Station {
+    rows: Buf,
+    choices: Buf,
+}
+
+pub struct Scratch {
+    gates: Buf,
+    d_gates: Buf,
+    d_logits: Buf,
+    /// Before a dispatch; none where tokens leave as they are.
+    leaving: Option<Station>,
+    codes: Option<[Buf; 2]>,
+    /// Behind a dispatch, and before a combine; none without other ranks or where rows land at their experts.
+    landed: Option<Station>,
+    landed_codes: Option<[Buf; 2]>,
+    y: Buf,
+    d_act: Buf,
+    d_gate_up: Buf,
+    d_weighs: Buf,
+}
+
+/// The router's weight, which every rank has, and the experts'; or their gradients.
+#[derive(Clone, Copy)]
+pub struct Parts {
+    pub router: Buf,
+    pub experts: Buf,
+}
+
+/// Compute that may stand beside a dispatch, and beside a combine.
+pub type Beside<'a> = [&'a mut dyn FnMut(&mut Builder); 2];
+
+/// Tokens of one rank: those between the products of a layer.
+pub fn tokens(work: &Workload, par: &Parallelism) -> u64 {
+    work.micro_batch * work.seq_len / (u64::from(par.ring) * u64::from(par.ulysses) * u64::from(par.tp))
+}
+
+/// How tokens choose their experts.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub enum Routing {
+    /// Every expert equally popular, in closed form.
+    #[default]
+    Balanced,
+    /// The same by lot, token by token.
+    Uniform { seed: u64 },
+}
+
+impl Routing {
+    /// The route of a step's layers; none without experts. `node` is how many ranks share the fast links.
+    pub fn route(&self, model: &LlmSpec, work: &Workload, par: &Parallelism, node: u32) -> Result<Option<Route>> {
+        let Some(moe) = model.moe else { return Ok(None) };
+        feasible::check(model, work, par)?;
+        let (tokens, ranks) = (tokens(work, par), par.ep);
+        let counts = match self {
+            Routing::Balanced => Counts::Balanced { tokens },
+            Routing::Uniform { seed } => {
+                let mut rng = ChaCha8Rng::seed_from_u64(*seed);
+                let mut choose = || sample(&mut rng, moe.experts as usize, moe.top_k as usize).into_vec();
+                let choices = (0..tokens * u64::from(ranks)).flat_map(|_| choose()).map(|e| e as u32).collect();
+                Counts::Listed { tokens: vec![tokens; ranks as usize], choices }
+            }
+        };
+        Route::new([ranks, node_of(ranks, node)], moe.experts as u32, moe.top_k as u32, counts).map(Some)
+    }
+}
+
+/// Ranks of a node among `ranks` consecutive ones: all, where they fit.
+pub fn node_of(ranks: u32, node: u32) -> u32 {
+    (1..=node.min(ranks).max(1)).rev().find(|n| ranks.is_multiple_of(*n)).unwrap_or(1)
+}
+
+/// SMs of DeepEP's kernels: the default of its V1 buffers, and what its V2 settles on between nodes of eight.
+const DEEPEP_SMS: u16 = 20;
+const DEEPEP_V2_SMS: u16 = 12;
+
+/// The algorithm that a word means.
+fn algo(options: &Options, tokens: u64) -> ExchangeAlgo {
+    match options.dispatch {
+        Dispatch::Nccl => ExchangeAlgo::Nccl,
+        Dispatch::AllGather => ExchangeAlgo::AllGather,
+        Dispatch::DeepepNormal => ExchangeAlgo::DeepepNormal { sms: DEEPEP_SMS },
+        Dispatch::DeepepLowLatency => ExchangeAlgo::DeepepLowLatency { hook: false, slots: tokens as u32 },
+        Dispatch::DeepepV2 => ExchangeAlgo::DeepepV2Hybrid { sms: DEEPEP_V2_SMS },
+        Dispatch::Hierarchical => ExchangeAlgo::Hierarchical,
+    }
+}
+
+impl Experts {
+    /// None for a model without experts.
+    pub fn new(
+        model: &LlmSpec,
+        par: &Parallelism,
+        engines: Engines,
+        route: Option<&Route>,
+        [dtype, acc]: [Dtype; 2],
+        tokens: u64,
+    ) -> Option<Experts> {
+        let (moe, route) = (model.moe?, route?);
+        let (h, f, slots) = (model.hidden, moe.ffn, u64::from(route.local_experts()));
+        let mut weights = Weights::over(Axis::Ep, u64::from(route.ranks));
+        let wide = moe.experts * 2 * f;
+        let gate_up = weights.cut("mlp.experts.gate_up_proj.weight", &[wide, h], 0, &[wide]);
+        let down = weights.cut("mlp.experts.down_proj.weight", &[moe.experts * h, f], 0, &[moe.experts * h]);
+        let algo = algo(&par.options, tokens);
+        let engine = match algo {
+            ExchangeAlgo::DeepepNormal { sms }
+            | ExchangeAlgo::DeepepV2Hybrid { sms }
+            | ExchangeAlgo::DeepepV2Direct { sms } => Engine::Sm { ctas: sms },
+            _ => engines.collective,
+        };
+        Some(Experts {
+            ranks: route.ranks,
+            algo,
+            engine,
+            fp8_rows: par.options.dispatch_fp8 && route.ranks > 1,
+            fp8: par.options.fp8,
+            tokens,
+            copies: algo.source().capacity(route),
+            landed: algo.landed().capacity(route),
+            rows: Layout::Experts.capacity(route),
+            hidden: h,
+            ffn: f,
+            experts: moe.experts,
+            slots,
+            topk: moe.top_k,
+            gate: moe.gate,
+            dtype,
+            acc,
+            weights,
+            gate_up,
+            down,
+        })
+    }
+
+    /// Elements of a layer's experts on one rank.
+    pub fn elems(&self) -> u64 {
+        self.weights.elems()
+    }
+
+    pub fn weights(&self) -> &[Weight] {
+        &self.weights.all
+    }
+
+    /// The rows of the order in which they leave.
+    fn leaving(&self) -> u64 {
+        if self.algo.source() == Layout::Tokens { self.tokens } else { self.copies }
+    }
+
+    fn lands_at_experts(&self) -> bool {
+        self.algo.landed() == Layout::Experts
+    }
+
+    pub fn saved(&self, keep: &mut dyn FnMut(&'static str, u64, u64, Dtype) -> Buf) -> Saved {
+        Saved {
+            logits: keep("router_logits", self.tokens, self.experts, self.acc),
+            x: keep("expert_x", self.rows, self.hidden, self.dtype),
+            weighs: keep("expert_weighs", self.rows, 1, self.acc),
+            gate_up: keep("expert_gate_up", self.rows, 2 * self.ffn, self.dtype),
+            act: keep("expert_act", self.rows, self.ffn, self.dtype),
+        }
+    }
+
+    pub fn scratch(&self, b: &mut Builder) -> Scratch {
+        let (h, away) = (self.hidden, self.ranks > 1);
+        let mut some = |name: &str, rows, row, dtype, kind| b.tensor(name, &[rows, row], dtype, kind, 1);
+        let (work, comm) = (TensorKind::Workspace, TensorKind::CommBuffer);
+        let mut codes = |name: &str, rows: u64, there: bool| {
+            there.then(|| {
+                let scales = h.div_ceil(FP8_BLOCK);
+                let codes = some(&format!("{name}_codes"), rows, h, Dtype::U8, comm);
+                [codes, some(&format!("{name}_scales"), rows, scales, Dtype::F32, comm)]
+            })
+        };
+        let leaving_codes = codes("leaving", self.leaving(), self.fp8_rows);
+        let landed_codes = codes("landed", self.landed, self.fp8_rows);
+        let station =
+            |some: &mut dyn FnMut(&str, u64, u64, Dtype, TensorKind) -> Buf, name: &str, rows, layout: Layout| {
+                let width = if layout.by_choice() { 1 } else { self.topk };
+                Station {
+                    rows: some(&format!("{name}_rows"), rows, h, self.dtype, comm),
+                    choices: some(&format!("{name}_choices"), rows, width, self.acc, comm),
+                }
+            };
+        let copied = away && self.algo.source() == Layout::Copies;
+        let leaving = copied.then(|| station(&mut some, "leaving", self.copies, Layout::Copies));
+        let landed =
+            (away && !self.lands_at_experts()).then(|| station(&mut some, "landed", self.landed, self.algo.landed()));
+        Scratch {
+            gates: some("gates", self.tokens, self.topk, self.acc, work),
+            d_gates: some("d_gates", self.tokens, self.topk, self.acc, work),
+            d_logits: some("d_logits", self.tokens, self.experts, self.acc, work),
+            leaving,
+            codes: leaving_codes,
+            landed,
+            landed_codes,
+            y: some("expert_y", self.rows, h, self.dtype, work),
+            d_act: some("expert_d_act", self.rows, self.ffn, self.dtype, work),
+            d_gate_up: some("expert_d_gate_up", self.rows, 2 * self.ffn, self.dtype, work),
+            d_weighs: some("expert_d_weighs", self.rows, 1, self.acc, work),
+        }
+    }
+
+    fn kernel(&self, b: &mut Builder, label: &str, op: ExpertOp, reads: &[Buf], writes: &[Buf]) {
+        b.compute(label, Kernel::Expert(ExpertKernel { route: 0, op }), reads, writes);
+    }
+
+    fn capacity(&self, layout: Layout) -> u64 {
+        match layout {
+            Layout::Tokens => self.tokens,
+            Layout::Copies => self.copies,
+            Layout::Landed(_) => self.landed,
+            Layout::Experts => self.rows,
+        }
+    }
+
+    fn put(&self, b: &mut Builder, label: &str, [from, to]: [Layout; 2], values: Values, reads: &[Buf], y: Buf) {
+        let rows = [self.capacity(from), self.capacity(to)];
+        self.kernel(b, label, ExpertOp::Rows { from, to, rows, values }, reads, &[y]);
+    }
+
+    fn exchange(&self, b: &mut Builder, label: &str, phase: Phase, src: &[Buf], dst: &[Buf]) {
+        let wire = if self.fp8_rows && phase != Phase::Combine { Wire::Fp8 } else { Wire::Plain(self.dtype) };
+        let (src, dst) = (src.to_vec(), dst.to_vec());
+        let (algo, acc, engine) = (self.algo, self.acc, self.engine);
+        let group = Group::Axes { view: EXPERT_VIEW, axes: vec![Axis::Ep] };
+        b.exchange(label, &group, 0, OpKind::Exchange { route: 0, src, dst, algo, phase, wire, acc, engine });
+    }
+
+    /// Rows of tokens, and with `choices` a number for each of their choices, to the experts that they chose.
+    #[allow(clippy::too_many_arguments)]
+    fn to_experts(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        [name, label]: [&str; 2],
+        phase: Phase,
+        from: (Buf, Option<Buf>),
+        to: (Buf, Buf),
+        beside: &mut dyn FnMut(&mut Builder),
+    ) {
+        let (row, number) = (Values::Row { cols: self.hidden }, Values::Choice { topk: self.topk });
+        if self.ranks == 1 {
+            let ends = [Layout::Tokens, Layout::Experts];
+            self.put(b, &format!("{name}expand"), ends, row, &[from.0], to.0);
+            if let Some(choices) = from.1 {
+                self.put(b, &format!("{name}expand_weighs"), ends, number, &[choices], to.1);
+            }
+            return beside(b);
+        }
+        let (mut rows, mut choices) = from;
+        if let Some(leaving) = s.leaving {
+            let ends = [Layout::Tokens, Layout::Copies];
+            self.put(b, &format!("{name}copies"), ends, row, &[rows], leaving.rows);
+            if let Some(given) = choices {
+                self.put(b, &format!("{name}copies_weighs"), ends, number, &[given], leaving.choices);
+                choices = Some(leaving.choices);
+            }
+            rows = leaving.rows;
+        }
+        let (mut src, mut dst) = (vec![rows], vec![s.landed.map_or(to.0, |landed| landed.rows)]);
+        if let (Some(codes), Some(landed)) = (s.codes, s.landed_codes) {
+            let op = ExpertOp::Quantise { layout: self.algo.source(), rows: self.leaving(), cols: self.hidden };
+            self.kernel(b, &format!("{name}quantise"), op, &[rows], &codes);
+            (src, dst) = (codes.to_vec(), landed.to_vec());
+        }
+        if let Some(choices) = choices {
+            src.push(choices);
+            dst.push(s.landed.map_or(to.1, |landed| landed.choices));
+        }
+        self.exchange(b, label, phase, &src, &dst);
+        beside(b);
+        let ends = [self.algo.landed(), Layout::Experts];
+        match (s.landed_codes, s.landed) {
+            (Some(codes), _) => {
+                let values = Values::Scaled { cols: self.hidden };
+                self.put(b, &format!("{name}expand"), ends, values, &codes, to.0);
+            }
+            (None, Some(landed)) => self.put(b, &format!("{name}expand"), ends, row, &[landed.rows], to.0),
+            (None, None) => {}
+        }
+        if let (Some(_), Some(landed)) = (choices, s.landed) {
+            self.put(b, &format!("{name}expand_weighs"), ends, number, &[landed.choices], to.1);
+        }
+    }
+
+    /// Rows of experts back to their tokens, added up, and numbers of choices beside them.
+    #[allow(clippy::too_many_arguments)]
+    fn to_tokens(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        [name, label]: [&str; 2],
+        from: (Buf, Option<Buf>),
+        to: (Buf, Buf),
+        beside: &mut dyn FnMut(&mut Builder),
+    ) {
+        let (row, number) = (Values::Row { cols: self.hidden }, Values::Choice { topk: self.topk });
+        if self.ranks == 1 {
+            let ends = [Layout::Experts, Layout::Tokens];
+            self.put(b, &format!("{name}sum"), ends, row, &[from.0], to.0);
+            if let Some(choices) = from.1 {
+                self.put(b, &format!("{name}sum_weighs"), ends, number, &[choices], to.1);
+            }
+            return beside(b);
+        }
+        let (mut rows, mut choices) = from;
+        if let Some(landed) = s.landed {
+            let ends = [Layout::Experts, self.algo.landed()];
+            self.put(b, &format!("{name}gather"), ends, row, &[rows], landed.rows);
+            if let Some(given) = choices {
+                self.put(b, &format!("{name}gather_weighs"), ends, number, &[given], landed.choices);
+                choices = Some(landed.choices);
+            }
+            rows = landed.rows;
+        }
+        let (src, mut dst) = ([Some(rows), choices], vec![s.leaving.map_or(to.0, |leaving| leaving.rows)]);
+        let src: Vec<Buf> = src.into_iter().flatten().collect();
+        dst.extend(choices.map(|_| s.leaving.map_or(to.1, |leaving| leaving.choices)));
+        self.exchange(b, label, Phase::Combine, &src, &dst);
+        beside(b);
+        if let Some(leaving) = s.leaving {
+            let ends = [Layout::Copies, Layout::Tokens];
+            self.put(b, &format!("{name}sum"), ends, row, &[leaving.rows], to.0);
+            if choices.is_some() {
+                self.put(b, &format!("{name}sum_weighs"), ends, number, &[leaving.choices], to.1);
+            }
+        }
+    }
+
+    fn matmul(&self, b: &mut Builder, label: &str, pass: Pass, [n, k]: [u64; 2], reads: &[Buf], y: Buf) {
+        let (rows, slots, fp8) = (self.rows, self.slots, self.fp8);
+        self.kernel(b, label, ExpertOp::MatMul { pass, rows, slots, n, k, fp8 }, reads, &[y]);
+    }
+
+    fn at(flat: Buf, rows: Rows) -> Buf {
+        flat.rows(rows[0], rows[1])
+    }
+
+    fn router(&self) -> [ExpertOp; 2] {
+        let (rows, experts, topk, gate) = (self.tokens, self.experts, self.topk, self.gate);
+        [ExpertOp::Router { rows, experts, topk, gate }, ExpertOp::RouterBwd { rows, experts, topk, gate }]
+    }
+
+    /// out = the weighted sum of what each token's experts make of it.
+    #[allow(clippy::too_many_arguments)]
+    pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Parts, x: Buf, out: Buf, keep: &Saved, beside: Beside) {
+        let (h, f) = (self.hidden, self.ffn);
+        let [beside_dispatch, beside_combine] = beside;
+        b.compute("router", linear(self.tokens, self.experts, h, false), &[x, w.router], &[keep.logits]);
+        self.kernel(b, "router_gates", self.router()[0], &[keep.logits], &[s.gates]);
+        let to = (keep.x, keep.weighs);
+        self.to_experts(b, s, ["", "dispatch"], Phase::Dispatch, (x, Some(s.gates)), to, beside_dispatch);
+        let [gate_up, down] = [self.gate_up, self.down].map(|rows| Self::at(w.experts, rows));
+        self.matmul(b, "experts_gate_up", Pass::Forward, [2 * f, h], &[keep.x, gate_up], keep.gate_up);
+        let act = ExpertOp::SwiGlu { rows: self.rows, cols: f };
+        self.kernel(b, "experts_swiglu", act, &[keep.gate_up, keep.weighs], &[keep.act]);
+        self.matmul(b, "experts_down", Pass::Forward, [h, f], &[keep.act, down], s.y);
+        self.to_tokens(b, s, ["", "combine"], (s.y, None), (out, s.d_gates), beside_combine);
+    }
+
+    /// dx from the gradient of the output, and the gradients of the weights added to `g`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn backward(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        [w, g]: [Parts; 2],
+        [x, d_out, dx]: [Buf; 3],
+        keep: &Saved,
+        beside: Beside,
+    ) {
+        let (h, f) = (self.hidden, self.ffn);
+        let [beside_dispatch, beside_combine] = beside;
+        // The rows of y are not needed again: its gradient takes their place.
+        let to = (s.y, s.d_weighs);
+        self.to_experts(b, s, ["bwd_", "dispatch_bwd"], Phase::CachedDispatch, (d_out, None), to, beside_dispatch);
+        let [w_gate_up, w_down] = [self.gate_up, self.down].map(|rows| Self::at(w.experts, rows));
+        let [g_gate_up, g_down] = [self.gate_up, self.down].map(|rows| Self::at(g.experts, rows));
+        self.matmul(b, "experts_down_dx", Pass::Dx, [h, f], &[s.y, w_down], s.d_act);
+        self.matmul(b, "experts_down_dw", Pass::Dw, [h, f], &[s.y, keep.act, g_down], g_down);
+        let act = ExpertOp::SwiGluBwd { rows: self.rows, cols: f };
+        self.kernel(b, "experts_swiglu_bwd", act, &[keep.gate_up, keep.weighs, s.d_act], &[s.d_gate_up, s.d_weighs]);
+        self.matmul(b, "experts_gate_up_dx", Pass::Dx, [2 * f, h], &[s.d_gate_up, w_gate_up], s.y);
+        self.matmul(b, "experts_gate_up_dw", Pass::Dw, [2 * f, h], &[s.d_gate_up, keep.x, g_gate_up], g_gate_up);
+        let from = (s.y, Some(s.d_weighs));
+        self.to_tokens(b, s, ["bwd_", "combine_bwd"], from, (dx, s.d_gates), beside_combine);
+        self.kernel(b, "router_bwd", self.router()[1], &[keep.logits, s.d_gates], &[s.d_logits]);
+        b.compute("router_dw", linear_dw(self.experts, h, self.tokens, false), &[s.d_logits, x, g.router], &[g.router]);
+        let adds = match linear_dx(self.tokens, h, self.experts, false) {
+            Kernel::MatMul { m, n, k, a_t, b_t, fp8, bias, .. } => {
+                Kernel::MatMul { m, n, k, a_t, b_t, accumulate: true, fp8, bias }
+            }
+            other => other,
+        };
+        b.compute("router_dx", adds, &[s.d_logits, w.router, dx], &[dx]);
+    }
+}

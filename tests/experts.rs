@@ -1,0 +1,283 @@
+//! Mixture-of-experts layers, run for real: every way to bring rows to their experts gives the dense f64 reference,
+//! all gradients of routers and experts included, and sends the bytes that the plan says.
+
+use foretrain::collective::count::sent_by;
+use foretrain::exec::reference::{DenseConfig, Experts, StepResult, step};
+use foretrain::exec::source::Source;
+use foretrain::exec::{Options, Run, execute, routing};
+use foretrain::plan::link::{AtomTable, Line};
+use foretrain::plan::memory::Layout;
+use foretrain::plan::{Counts, Dtype, Engine, Plan, Route, route::DROPPED};
+use foretrain::spec::{Gate, LlmSpec, MoeSpec, Parallelism, Recompute, Score, Workload};
+use foretrain::strategy::{Engines, build_routed, expert};
+use rand::seq::index::sample;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// How the tokens of the ranks choose.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Choose {
+    Uniform,
+    /// All tokens take expert 0, and for the rest any.
+    Hot,
+    /// Nobody takes the experts of the last rank.
+    Shunned,
+    /// A token in three loses a choice; the last rank has no tokens, the first one fewer.
+    Ragged,
+    Nothing,
+}
+
+#[derive(Debug, Clone)]
+struct Case {
+    moe: MoeSpec,
+    par: Parallelism,
+    node: u32,
+    choose: Choose,
+    hidden: u64,
+    seq_units: u64,
+    batch: u64,
+    microbatches: u64,
+    layers: u64,
+    dtype: Dtype,
+}
+
+fn case(ep: u32, words: &str) -> Case {
+    Case {
+        moe: MoeSpec { experts: 8, top_k: 2, ffn: 5, ..MoeSpec::default() },
+        par: Parallelism { dp: ep, ep, options: words.parse().unwrap(), ..Parallelism::default() },
+        node: 2,
+        choose: Choose::Uniform,
+        hidden: 12,
+        seq_units: 4,
+        batch: 1,
+        microbatches: 1,
+        layers: 2,
+        dtype: Dtype::F64,
+    }
+}
+
+impl Case {
+    fn model(&self) -> LlmSpec {
+        let json = serde_json::json!({
+            "model_type": "llama", "hidden_size": self.hidden, "num_hidden_layers": self.layers,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+            "intermediate_size": 7, "vocab_size": 29, "rms_norm_eps": 1e-5, "rope_theta": 100.0,
+            "tie_word_embeddings": false, "torch_dtype": "float32", "hidden_act": "silu",
+        });
+        let model = LlmSpec::parse("test", "random", &json.to_string()).expect("a sound model");
+        LlmSpec { moe: Some(self.moe), ..model }
+    }
+
+    fn work(&self) -> Workload {
+        let unit = 2 * u64::from(self.par.ring) * u64::from(self.par.ulysses) * u64::from(self.par.tp);
+        Workload {
+            seq_len: unit * self.seq_units,
+            global_batch: self.batch * self.microbatches * u64::from(self.par.dp),
+            micro_batch: self.batch,
+            dtype: self.dtype,
+            documents: Default::default(),
+        }
+    }
+
+    fn route(&self) -> Route {
+        let (ep, all) = (self.par.ep, expert::tokens(&self.work(), &self.par));
+        let (experts, k) = (self.moe.experts as u32, self.moe.top_k as u32);
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let tokens: Vec<u64> = (0..ep)
+            .map(|rank| match self.choose {
+                Choose::Ragged if rank + 1 == ep => 0,
+                Choose::Ragged if rank == 0 => all - 1,
+                _ => all,
+            })
+            .collect();
+        let mut choices = vec![];
+        for _ in 0..tokens.iter().sum() {
+            let from = match self.choose {
+                Choose::Shunned => experts - experts / ep,
+                _ => experts,
+            };
+            let mut own: Vec<u32> = sample(&mut rng, from as usize, k as usize).iter().map(|e| e as u32).collect();
+            match self.choose {
+                Choose::Hot if !own.contains(&0) => own[0] = 0,
+                Choose::Ragged if rng.random_range(0..3) == 0 => own[k as usize - 1] = DROPPED,
+                Choose::Nothing => own.fill(DROPPED),
+                _ => {}
+            }
+            choices.extend(own);
+        }
+        Route::new([ep, expert::node_of(ep, self.node)], experts, k, Counts::Listed { tokens, choices }).unwrap()
+    }
+
+    fn plan(&self) -> Plan {
+        let engines = Engines { p2p: Engine::Sm { ctas: 8 }, collective: Engine::Sm { ctas: 16 } };
+        build_routed(&self.model(), &self.work(), &self.par, engines, Some(self.route())).expect("a feasible case")
+    }
+}
+
+fn run(plan: &Plan) -> Run {
+    let devices = (0..plan.ranks()).map(|r| r % 2).collect();
+    execute(plan, &Options { seed: 7, devices, keep: true }).expect("the plan runs")
+}
+
+fn reference(plan: &Plan) -> StepResult {
+    let cfg = DenseConfig::from(plan.model().expect("a step has a model"));
+    let experts = cfg.experts.map(|e| Experts { choices: routing::choices(plan), ..e });
+    let cfg = DenseConfig { experts, ..cfg };
+    let (tokens, targets) = Source::seeded(7).batch(plan, 1);
+    step(&cfg, &Source::seeded(7).weights(plan), &tokens, &targets, &plan.optimizer().expect("a step ends with Adam"))
+}
+
+/// Largest difference, relative to the largest value; NaN where something unwritten was read.
+fn error(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let scale = want.iter().fold(1e-6, |m: f64, x| m.max(x.abs()));
+    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs());
+    worst.fold(0.0, |m: f64, e| if e.is_nan() || m.is_nan() { f64::NAN } else { m.max(e) }) / scale
+}
+
+fn assert_close(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
+    let e = error(got, want);
+    assert!(e <= tolerance, "{what}: error {e:.3e} exceeds {tolerance:.0e}");
+}
+
+fn holds(case: &Case, tolerance: f64) -> Run {
+    let plan = case.plan();
+    let (got, want) = (run(&plan), reference(&plan));
+    assert_close("loss", &[got.loss], &[want.loss], tolerance);
+    for (got, want) in got.hidden.iter().zip(&want.hidden) {
+        assert_close("hidden states", got, want, tolerance);
+    }
+    assert_eq!(got.grads.keys().collect::<Vec<_>>(), want.grads.keys().collect::<Vec<_>>());
+    for (name, want) in &want.grads {
+        assert_close(name, &got.grads[name], want, tolerance);
+    }
+    if case.dtype == Dtype::F64 && tolerance < 1e-6 {
+        for (name, want) in &want.new_params {
+            assert_close(name, &got.weights[name], want, 1e-7);
+        }
+    }
+    let atoms = AtomTable::new(&plan).unwrap();
+    let programs = 0..plan.programs.len() as u32;
+    let lines: Vec<Line> = programs.clone().map(|p| Line::program(&plan, &atoms, p).unwrap()).collect();
+    let of = |rank: u32| plan.program_of(rank) as usize;
+    let planned: Vec<u64> = (0..plan.ranks()).map(|rank| sent_by(&plan, &lines[of(rank)], rank)).collect();
+    assert_eq!(got.sent_bytes, planned, "bytes counted in the transport, and planned");
+    let layouts: Vec<Layout> = programs.map(|p| Layout::new(&plan, &atoms, p).unwrap()).collect();
+    let planned: Vec<u64> = (0..plan.ranks()).map(|rank| layouts[of(rank)].bytes).collect();
+    assert_eq!(got.peak_bytes, planned, "bytes counted at the allocator, and planned");
+    got
+}
+
+const WAYS: [&str; 6] = [
+    "default",
+    "dispatch-allgather",
+    "dispatch-deepep-v1-normal",
+    "dispatch-deepep-v1-ll",
+    "dispatch-deepep-v2",
+    "dispatch-hierarchical",
+];
+
+#[test]
+fn experts_on_one_rank() {
+    for (score, normalise, shared_ffn) in
+        [(Score::Softmax, true, 0), (Score::Softmax, false, 6), (Score::Sigmoid, true, 4)]
+    {
+        let gate = Gate { score, normalise, scale: 1.5 };
+        let one = case(1, "default");
+        holds(&Case { moe: MoeSpec { gate, shared_ffn, ..one.moe }, ..one }, 1e-10);
+    }
+}
+
+#[test]
+fn every_way_to_the_experts() {
+    for words in WAYS {
+        for ep in [2, 4] {
+            holds(&case(ep, words), 1e-10);
+        }
+    }
+}
+
+/// Tokens that all go to one expert, experts and ranks that nobody chooses, ranks without tokens, dropped choices.
+#[test]
+fn every_choice() {
+    for words in WAYS {
+        for choose in [Choose::Hot, Choose::Shunned, Choose::Ragged, Choose::Nothing] {
+            holds(&Case { choose, layers: 1, ..case(4, words) }, 1e-10);
+        }
+    }
+}
+
+#[test]
+fn one_choice_and_all_of_them() {
+    for (i, words) in WAYS.into_iter().enumerate() {
+        for top_k in [1, 8] {
+            let one = case([2, 4, 8][i % 3], words);
+            holds(&Case { moe: MoeSpec { top_k, ..one.moe }, layers: 1, ..one }, 1e-10);
+        }
+    }
+}
+
+/// Experts spread over ranks of every kind, over some of them, and with replicas of them.
+#[test]
+fn experts_beside_every_other_degree() {
+    let shared = MoeSpec { shared_ffn: 4, ..case(1, "").moe };
+    let zero = |zero| Parallelism { zero, ..Parallelism::default() };
+    for (words, par, moe) in [
+        ("default", Parallelism { dp: 2, ep: 2, ring: 2, ..zero(1) }, shared),
+        ("dispatch-deepep-v1-normal", Parallelism { dp: 4, ep: 2, recompute: Recompute::Full, ..zero(1) }, shared),
+        ("dispatch-allgather+overlap-shared", Parallelism { dp: 2, ep: 4, tp: 2, ..zero(1) }, shared),
+        ("dispatch-deepep-v2", Parallelism { ep: 4, tp: 2, ulysses: 2, ..zero(0) }, case(1, "").moe),
+        ("overlap-shared", Parallelism { dp: 2, ep: 2, pp: 2, ..zero(1) }, shared),
+        (
+            "dispatch-hierarchical",
+            Parallelism { dp: 4, ep: 4, pp: 2, vp: 2, recompute: Recompute::Full, ..zero(1) },
+            shared,
+        ),
+    ] {
+        let par = Parallelism { options: words.parse().unwrap(), ..par };
+        let one = Case { par, moe, batch: 2, layers: 2 * u64::from(par.pp * par.vp), ..case(1, words) };
+        holds(&Case { microbatches: u64::from(par.pp) * 2, ..one }, 1e-10);
+    }
+}
+
+/// The kernels as they are in f32, and two bytes on the wire.
+#[test]
+fn narrower_numbers_are_near_the_reference() {
+    for words in WAYS {
+        holds(&Case { dtype: Dtype::F32, ..case(4, words) }, 2e-4);
+        holds(&Case { dtype: Dtype::Bf16, ..case(4, words) }, 0.1);
+    }
+}
+
+/// Rows in FP8: off by more than bf16 and by no more than three bits of mantissa allow; hidden sizes that are no
+/// multiple of 128 have a shorter last block.
+#[test]
+fn rows_travel_in_fp8() {
+    for words in WAYS {
+        for hidden in [12, 136] {
+            let fp8 = Case { hidden, layers: 1, ..case(4, &format!("{words}+dispatch-fp8")) };
+            let got = holds(&fp8, 0.3);
+            let plain = run(&Case { hidden, layers: 1, ..case(4, words) }.plan());
+            let name = "model.layers.0.mlp.experts.down_proj.weight";
+            let off = error(&got.grads[name], &plain.grads[name]);
+            assert!(off > 1e-4, "{words}: {off}");
+        }
+    }
+}
+
+/// Whoever carries the rows, the sums are made of the same numbers.
+#[test]
+fn rows_of_experts_are_bit_identical_however_they_travel() {
+    let hidden = |words: &str| run(&Case { dtype: Dtype::F32, layers: 1, ..case(2, words) }.plan()).hidden;
+    let want = hidden("default");
+    for words in ["dispatch-deepep-v1-ll", "dispatch-hierarchical"] {
+        assert_eq!(hidden(words), want, "{words}");
+    }
+}
+
+#[test]
+fn equal_seeds_give_equal_bits() {
+    let plan = Case { dtype: Dtype::F32, ..case(4, "dispatch-deepep-v1-normal") }.plan();
+    let (a, b) = (run(&plan), run(&plan));
+    assert_eq!((a.loss, a.grads, a.weights), (b.loss, b.grads, b.weights));
+}
