@@ -79,9 +79,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     }
     let runs = &runs[1..];
     let known = known(&plan, &profile)?;
-    let validation = validate(&predicted, runs, &|rank, node| known[rank as usize][node]);
-    let what = what(&plan);
     let devices = options.devices.iter().max().map_or(0, |d| d + 1);
+    let own_cores = devices <= profile.machine.cores;
+    let validation = validate(&predicted, runs, &|rank, node| known[rank as usize][node], own_cores);
+    let what = what(&plan);
     let mut text = format!(
         "{what}, {} threads over {devices} of {} cores, {} runs\n\n{}",
         plan.ranks(),
@@ -89,6 +90,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         flags.repeat,
         render(&validation)
     );
+    if own_cores && validation.lost_to_others > BUSY {
+        text.push_str("other programs are busy on this machine: repeat it when they are not\n");
+    }
     if let Some(path) = &flags.machine.trace {
         trace(path, &[("predicted", &predicted), ("measured", typical(runs, validation.measured_step_s))])?;
         text.push_str(&format!("\nwrote {}\n", path.display()));
@@ -151,6 +155,9 @@ fn typical(runs: &[Trial], step_s: f64) -> &Timeline {
 }
 
 const WORST: usize = 10;
+
+/// A machine that gives more of its cores away than this is no place to judge a prediction by.
+const BUSY: f64 = 0.05;
 
 fn percent(x: f64) -> String {
     format!("{:.1} %", 100.0 * x)

@@ -65,7 +65,8 @@ fn titles(v: &Validation, title: &str) -> Vec<Mark> {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
     let inside = if v.within_noise { ", within the noise of the runs" } else { "" };
     let says = format!(
-        "step {} predicted, {} measured: {} off{inside}; ops: median {}, 90th percentile {}; {} runs spread by {}",
+        "step {} predicted, {} measured: {} off{inside}; ops: median {}, 90th percentile {}; {} runs spread by {}; \
+         kernels' time on their cores: median {}",
         seconds(v.predicted_step_s),
         seconds(v.measured_step_s),
         percent(v.end_to_end_error),
@@ -73,6 +74,7 @@ fn titles(v: &Validation, title: &str) -> Vec<Mark> {
         percent(v.p90_op_error),
         v.repeats,
         percent(v.noise),
+        percent(v.median_kernel_error_on_core),
     );
     vec![
         Mark::text((34.0, 40.0), format!("Predicted against measured: {title}"), 27.0, INK, Align::Left),
