@@ -116,6 +116,20 @@ impl Timeline {
     }
 }
 
+/// A message from one rank's op to another's: an arrow of a trace.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Arrow {
+    pub from: ArrowEnd,
+    pub to: ArrowEnd,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ArrowEnd {
+    pub rank: u32,
+    pub lane: u16,
+    pub at: Seconds,
+}
+
 /// Labels of a plan's lanes, in order.
 pub fn lane_labels(plan: &Plan) -> Vec<String> {
     plan.lanes.iter().map(Lane::label).collect()

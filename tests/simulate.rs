@@ -224,3 +224,38 @@ fn shipped_faults_can_be_read_and_nonsense_is_told_by_file_and_place() {
         assert!(why.contains("faults.json") && why.contains(part), "{why}");
     }
 }
+
+/// A trace as Perfetto reads it: ops of a lane do not overlap, and each arrow has both ends within ops.
+#[test]
+fn a_trace_has_messages_as_arrows_between_ops() {
+    let (plan, host) = pipeline();
+    let found = simulate(&plan, host.machine(), &[], Effort::SPANS).unwrap();
+    let mut bytes = vec![];
+    foretrain::export::chrome::write_with(&mut bytes, &[("simulated", &found.timeline)], &found.arrows).unwrap();
+    let trace: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let of = |ph: &str| events.iter().filter(|e| e["ph"] == ph).collect::<Vec<_>>();
+    let time = |e: &serde_json::Value, key: &str| e[key].as_f64().unwrap();
+    let (ops, begins, ends) = (of("X"), of("s"), of("f"));
+    // Three links between four stages, six microbatches, there and back.
+    assert!(begins.len() >= 36 && begins.len() == ends.len(), "{} {}", begins.len(), ends.len());
+    let inside = |e: &&serde_json::Value| {
+        let same = |x: &&&serde_json::Value| x["pid"] == e["pid"] && x["tid"] == e["tid"];
+        let around =
+            |x: &serde_json::Value| time(x, "ts") <= time(e, "ts") && time(e, "ts") <= time(x, "ts") + time(x, "dur");
+        ops.iter().filter(same).any(|x| around(x) && x["cat"] == "transfer")
+    };
+    assert!(begins.iter().chain(&ends).all(inside));
+    for (s, f) in begins.iter().zip(&ends) {
+        assert!(s["id"] == f["id"] && s["pid"] != f["pid"] && time(s, "ts") <= time(f, "ts"), "{s} {f}");
+    }
+    let mut lanes: std::collections::BTreeMap<String, Vec<(f64, f64)>> = Default::default();
+    for x in &ops {
+        let lane = format!("{} {}", x["pid"], x["tid"]);
+        lanes.entry(lane).or_default().push((time(x, "ts"), time(x, "ts") + time(x, "dur")));
+    }
+    for (lane, mut spans) in lanes {
+        spans.sort_by(|a, b| a.partial_cmp(b).unwrap());
+        assert!(spans.windows(2).all(|w| w[1].0 >= w[0].1 - 1e-6), "{lane} overlaps");
+    }
+}

@@ -22,7 +22,7 @@ mod validate;
 
 use crate::error::{Error, Result};
 use crate::export::chrome;
-use crate::timeline::Timeline;
+use crate::timeline::{Arrow, Timeline};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use serde::Serialize;
@@ -204,10 +204,15 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Timelines as one Chrome trace.
 fn trace(path: &Path, timelines: &[(&str, &Timeline)]) -> Result<()> {
+    trace_with(path, timelines, &[])
+}
+
+/// With messages between ranks of the first as arrows.
+fn trace_with(path: &Path, timelines: &[(&str, &Timeline)], arrows: &[Arrow]) -> Result<()> {
     write_file(path, b"")?;
     let file = std::fs::File::create(path).map_err(Error::io(path))?;
     let mut out = std::io::BufWriter::new(file);
-    chrome::write(&mut out, timelines).and_then(|()| out.flush()).map_err(Error::io(path))
+    chrome::write_with(&mut out, timelines, arrows).and_then(|()| out.flush()).map_err(Error::io(path))
 }
 
 fn list_of(paths: &[PathBuf]) -> Vec<String> {

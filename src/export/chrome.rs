@@ -1,7 +1,7 @@
 //! The Chrome trace format, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a process for each
 //! rank of each timeline, a thread for each lane, a complete event for each op, in microseconds.
 
-use crate::timeline::{Span, Timeline};
+use crate::timeline::{Arrow, ArrowEnd, Span, Timeline};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 
@@ -10,6 +10,11 @@ const NEXT_GROUP: u32 = 100_000;
 
 /// Writes all `timelines` into one trace; each has a name that stands before its ranks.
 pub fn write(out: &mut dyn Write, timelines: &[(&str, &Timeline)]) -> io::Result<()> {
+    write_with(out, timelines, &[])
+}
+
+/// As [`write`], with messages between ranks of the first timeline as arrows.
+pub fn write_with(out: &mut dyn Write, timelines: &[(&str, &Timeline)], arrows: &[Arrow]) -> io::Result<()> {
     let mut events = Events { out, first: true };
     events.out.write_all(b"{\"displayTimeUnit\": \"ms\", \"traceEvents\": [")?;
     for (group, (name, timeline)) in timelines.iter().enumerate() {
@@ -27,6 +32,11 @@ pub fn write(out: &mut dyn Write, timelines: &[(&str, &Timeline)]) -> io::Result
                 events.add(&complete(pid, span))?;
             }
         }
+    }
+    for (id, arrow) in arrows.iter().enumerate() {
+        events.add(&flow("s", id, &arrow.from, 0.0))?;
+        // An event at the very end of an op is not within it: a picosecond before is.
+        events.add(&flow("f", id, &arrow.to, 1e-6))?;
     }
     events.out.write_all(b"\n]}\n")
 }
@@ -62,6 +72,12 @@ fn complete(pid: u32, span: &Span) -> Value {
         "cat": span.what,
         "args": {"path": span.path},
     })
+}
+
+/// One end of an arrow: it is tied to the op on whose lane it stands at its time.
+fn flow(ph: &str, id: usize, end: &ArrowEnd, before_us: f64) -> Value {
+    let ts = (end.at.value() * 1e6 - before_us).max(0.0);
+    json!({"ph": ph, "bp": "e", "id": id, "pid": end.rank, "tid": end.lane, "ts": ts, "name": "message", "cat": "message"})
 }
 
 #[cfg(test)]

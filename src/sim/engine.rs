@@ -7,9 +7,10 @@ use super::run::{Kept, Moved, Run, Running, Taken};
 use super::script::Script;
 use crate::act::stamp::Stamp;
 use crate::act::stretch::{Held, lasting};
-use crate::act::{Deed, Machine, SCALE_OUT, numbers, picoseconds};
+use crate::act::{Deed, Machine, SCALE_OUT, numbers, picoseconds, seconds};
 use crate::fold::Fold;
 use crate::plan::{Direction, Plan};
+use crate::timeline::{Arrow, ArrowEnd};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
@@ -48,6 +49,7 @@ pub struct Engine<'p> {
     pub slowed: u64,
     jitter: Option<Jitter>,
     pub moved: Vec<Moved>,
+    pub arrows: Vec<Arrow>,
     sms: u32,
     host_launch: u64,
     keep: bool,
@@ -84,6 +86,7 @@ impl<'p> Engine<'p> {
             slowed: 0,
             jitter,
             moved: vec![],
+            arrows: vec![],
             sms: machine.cluster.gpu.sms.value,
             host_launch: picoseconds(machine.stack.host_launch.value),
             keep,
@@ -257,12 +260,15 @@ impl<'p> Engine<'p> {
             let key = (lane, Some(way.by), way.sender, script.turn(op, leg));
             let id = self.meetings.enter(key);
             let meeting = self.meetings.get_mut(id);
-            meeting.parties.push(Party::new(class, op, way.ports, noise, self.now));
+            let mut party = Party::new(class, op, way.ports, noise, self.now);
+            party.sends = way.dir == Direction::Send;
+            meeting.parties.push(party);
             // Bytes move as their sender sees it.
             if way.dir == Direction::Send {
                 (meeting.latency, meeting.transfer) = (way.latency, way.transfer);
                 meeting.order = order(op, leg, class);
                 meeting.sent = tiers(way.ports, way.bytes as f64);
+                meeting.between_two = way.sender != way.receiver;
             }
             if meeting.parties.len() == 2 {
                 self.set_off(&key, id);
@@ -290,6 +296,7 @@ impl<'p> Engine<'p> {
         if class == classes[0] {
             (meeting.latency, meeting.transfer) = (whole.latency, whole.transfer);
             meeting.order = order(op, 0, class);
+            meeting.between_two = false;
             meeting.sent = whole.sent.map(|bytes| bytes * whole.gang.members.len() as f64);
         }
         if meeting.parties.len() == classes.len() {
@@ -388,11 +395,14 @@ impl<'p> Engine<'p> {
     fn arrive(&mut self, id: MeetingId) {
         let meeting = self.meetings.get_mut(id);
         let parties = std::mem::take(&mut meeting.parties);
-        let (noise, ready) = (meeting.noise, meeting.ready);
+        let (noise, ready, meeting_of_two) = (meeting.noise, meeting.ready, meeting.between_two);
         self.slowed += u64::from(meeting.longest > meeting.transfer);
         if self.keep {
             let first = parties.first().map_or(0, |p| self.fold.multiplicity[p.class as usize]);
             self.moved.push(Moved { from: ready, to: ready + meeting.longest, sent: meeting.sent, times: first });
+        }
+        if self.keep && meeting_of_two {
+            self.arrow(&parties, ready);
         }
         // The one for whom all others waited came last.
         let last = parties.last().map(|p| (p.class, p.op));
@@ -413,6 +423,17 @@ impl<'p> Engine<'p> {
         }
         self.meetings.get_mut(id).parties = parties;
         self.meetings.over(id);
+    }
+
+    /// Notes a message from one class to another.
+    fn arrow(&mut self, parties: &[Party], ready: u64) {
+        let end = |party: &Party, at: u64| {
+            let lane = self.scripts[self.runs[party.class as usize].program].lane(party.op);
+            ArrowEnd { rank: self.fold.representatives[party.class as usize], lane, at: seconds(at) }
+        };
+        let [a, b] = parties else { return };
+        let (from, to) = if a.sends { (a, b) } else { (b, a) };
+        self.arrows.push(Arrow { from: end(from, ready), to: end(to, self.now) });
     }
 
     /// An op is over: those that wait for nothing else can begin.

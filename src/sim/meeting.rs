@@ -19,12 +19,13 @@ pub struct Party {
     pub noise: Noise,
     /// How long before the last it started; known once all have.
     pub ago: u64,
+    pub sends: bool,
     ports: u8,
 }
 
 impl Party {
     pub fn new(class: u32, op: u32, ports: u8, noise: Noise, start: u64) -> Party {
-        Party { class, op, count: 1, noise, ago: start, ports }
+        Party { class, op, count: 1, noise, ago: start, sends: false, ports }
     }
 
     pub fn ports(self) -> impl Iterator<Item = usize> {
@@ -47,6 +48,8 @@ pub struct Meeting {
     /// Bytes that all members send inside nodes and between them.
     pub sent: [f64; 2],
     pub noise: Noise,
+    /// A message from one class to another.
+    pub between_two: bool,
     /// Which of its events is the true one.
     pub version: u32,
 }

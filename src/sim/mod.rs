@@ -30,7 +30,7 @@ pub use crate::act::Machine;
 use crate::error::{Error, Result};
 use crate::fold::{self, Fold};
 use crate::plan::Plan;
-use crate::timeline::Timeline;
+use crate::timeline::{Arrow, Timeline};
 pub use fault::{Fault, Faults};
 pub use hang::Hang;
 use rustc_hash::FxHasher;
@@ -66,6 +66,8 @@ pub struct Simulated {
     pub events: u64,
     /// Transfers that others on a port or a link slowed down.
     pub slowed: u64,
+    /// Messages between ranks of different classes; with spans only.
+    pub arrows: Vec<Arrow>,
     /// Who waits for ever, if anyone does: the step is never over, and the timeline ends where nothing moves any more.
     pub hang: Option<Hang>,
     /// If it was asked for.
@@ -112,5 +114,6 @@ fn play(plan: &Plan, machine: Machine, fold: &Fold, faults: &[Fault], effort: Ef
     }
     let why = (why && hang.is_none()).then(|| Why::of(&engine, machine.cluster));
     let timeline = account::timeline(&engine, effort.spans);
-    Ok(Simulated { timeline, events: engine.events, slowed: engine.slowed, hang, why })
+    let arrows = if effort.spans { std::mem::take(&mut engine.arrows) } else { vec![] };
+    Ok(Simulated { timeline, events: engine.events, slowed: engine.slowed, arrows, hang, why })
 }

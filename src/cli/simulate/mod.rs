@@ -3,7 +3,7 @@
 mod explain;
 
 use super::config::{CLUSTER, Chosen, Config, PlanFile};
-use super::{Answer, Output, trace};
+use super::{Answer, Output, trace_with};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::report::Report;
@@ -138,7 +138,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let wall_s = begun.elapsed().as_secs_f64();
     let mut tail = String::new();
     if let Some(path) = &flags.trace {
-        trace(path, &[("simulated", &found.timeline)])?;
+        trace_with(path, &[("simulated", &found.timeline)], &found.arrows)?;
         tail = format!("\nwrote {}\n", path.display());
     }
     let answer = match found.hang.take() {
