@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 15] = [
     "sweep",
     "crossover",
     "estimate",
@@ -20,6 +20,8 @@ const COMMANDS: [&str; 13] = [
     "validate",
     "published",
     "plot",
+    "collective",
+    "cluster",
 ];
 
 fn foretrain(dir: &Path, args: &[&str]) -> Output {

@@ -155,12 +155,12 @@ fn inside_a_node() {
 
 #[test]
 fn between_nodes() {
-    hold(errors("between", |c| c.nodes > 1 && c.apart.is_none()), (0.23, 0.39));
+    hold(errors("between", |c| c.nodes > 1 && c.apart.is_none()), (0.13, 0.39));
 }
 
 #[test]
 fn between_nodes_of_another_kind() {
-    hold(errors("apart", |c| c.apart.is_some()), (0.57, 0.77));
+    hold(errors("apart", |c| c.apart.is_some()), (0.48, 0.75));
 }
 
 #[test]
@@ -176,4 +176,54 @@ fn collectives_of_a_newer_library() {
 #[test]
 fn all_to_all_inside_a_node() {
     hold(table_errors("all-to-all", |c| c.op == "all_to_all"), (0.09, 0.61));
+}
+
+#[derive(Deserialize)]
+struct Log {
+    id: String,
+    rows: Vec<LogRow>,
+}
+
+#[derive(Deserialize)]
+struct LogRow {
+    bytes: u64,
+    time_us: f64,
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
+}
+
+/// Every second row of a table predicts the others: what `calibrate` makes of a log is good between its sizes.
+#[test]
+fn half_of_a_table_predicts_the_other_half() {
+    let text = std::fs::read_to_string("traces/published/collectives.json").unwrap();
+    let (mut all, mut tables) = (Vec::new(), 0);
+    for log in serde_json::from_str::<Vec<Log>>(&text).unwrap() {
+        let mut rows: Vec<(f64, f64)> = log.rows.iter().map(|r| (r.bytes as f64, r.time_us * 1e-6)).collect();
+        rows.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let half: Vec<_> = rows.iter().step_by(2).copied().collect();
+        let fitted = foretrain::calibrate::links::fit(&half).unwrap();
+        let kept = fitted.measured(foretrain::spec::CollectiveOp::AllReduce, 2, 1, &log.id);
+        let errors: Vec<f64> = rows.iter().skip(1).step_by(2).map(|&(x, t)| (kept.at(x) / t - 1.0).abs()).collect();
+        println!("{} {:.3}", log.id, median(errors.clone()));
+        all.extend(errors);
+        tables += 1;
+    }
+    let found = median(all);
+    println!("{tables} tables: {found:.4}");
+    assert!(tables > 30 && found <= 0.08, "{found}");
+}
+
+/// Whole tables of nccl-tests from the data of links alone, by the rules of `published`; what has no shipped GPU counts
+/// as wholly wrong. The bound is the error as it is.
+#[test]
+fn whole_tables_are_predicted_from_links() {
+    let cases = foretrain::published::load("traces/published/collectives.json").unwrap();
+    let verdicts = foretrain::published::predict(&cases, &|_| ()).unwrap();
+    let summary = foretrain::published::Summary::of(&cases, &verdicts);
+    summary.groups.iter().for_each(|g| println!("{:28} {:.3} {:+.3}", g.group, g.median, g.bias));
+    println!("{:.4} {:.4}", summary.overall.median, summary.overall.p90);
+    assert!(summary.overall.median <= 0.185, "{}", summary.overall.median);
 }

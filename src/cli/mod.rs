@@ -5,6 +5,7 @@
 
 mod attention;
 mod calibrate;
+mod cluster;
 mod collective;
 mod compare;
 mod config;
@@ -74,6 +75,8 @@ enum Command {
     Published(published::Flags),
     /// Prints a table of a collective as nccl-tests would, analytic beside simulated.
     Collective(collective::Flags),
+    /// Draws a cluster, or makes one of what NCCL or nvidia-smi say of a machine.
+    Cluster(cluster::Flags),
     /// Draws the pictures of a study again from its rows.csv.
     Plot(plot::Flags),
 }
@@ -161,6 +164,7 @@ fn command(command: Command) -> Result<Answer> {
         Command::Options(flags) => options::run(&flags),
         Command::Published(flags) => published::run(&flags),
         Command::Collective(flags) => collective::run(&flags),
+        Command::Cluster(flags) => cluster::run(&flags),
         Command::Plot(flags) => plot::run(&flags),
     }
 }

@@ -292,6 +292,10 @@ fn all_to_all(cluster: &Cluster, stack: &StackSpec, shape: &Shape, bytes: Bytes)
 
 /// One of NCCL's protocols: us, as in its tables.
 struct Protocol {
+    /// Until the pipeline between nodes is full, beyond the latency of its steps: slots of 512 KiB on every channel
+    /// where flags mark chunks. Fitted, with the rate of LL128 and the stack's `collective_latency`, on ten tables of two to
+    /// sixteen nodes of A100 and B200 with InfiniBand and RoCE (traces/published/collectives.json).
+    fill: f64,
     ring_base: f64,
     tree_base: f64,
     ring_intra: f64,
@@ -301,13 +305,41 @@ struct Protocol {
 }
 
 /// LL: a flag with every 8 bytes. LL128: a flag with every 128. Simple: a flag with every chunk.
-const LL: Protocol =
-    Protocol { ring_base: 6.6, tree_base: 6.8, ring_intra: 0.6, tree_intra: 0.6, ring_inter: 2.7, tree_inter: 5.0 };
-const LL128: Protocol =
-    Protocol { ring_base: 14.0, tree_base: 14.0, ring_intra: 1.9, tree_intra: 1.25, ring_inter: 4.0, tree_inter: 8.5 };
-const SIMPLE: Protocol =
-    Protocol { ring_base: 8.4, tree_base: 8.4, ring_intra: 3.4, tree_intra: 4.0, ring_inter: 14.0, tree_inter: 14.0 };
+const LL: Protocol = Protocol {
+    fill: 0.0,
+    ring_base: 6.6,
+    tree_base: 6.8,
+    ring_intra: 0.6,
+    tree_intra: 0.6,
+    ring_inter: 2.7,
+    tree_inter: 5.0,
+};
+const LL128: Protocol = Protocol {
+    fill: 30.0,
+    ring_base: 14.0,
+    tree_base: 14.0,
+    ring_intra: 1.9,
+    tree_intra: 1.25,
+    ring_inter: 4.0,
+    tree_inter: 8.5,
+};
+const SIMPLE: Protocol = Protocol {
+    fill: 250.0,
+    ring_base: 8.4,
+    tree_base: 8.4,
+    ring_intra: 3.4,
+    tree_intra: 4.0,
+    ring_inter: 14.0,
+    tree_inter: 14.0,
+};
 const PROTOCOLS: [(&Protocol, Mark); 3] = [(&LL, Mark::Ll), (&LL128, Mark::Ll128), (&SIMPLE, Mark::Simple)];
+
+/// Part of a ring's bandwidth that LL128 reaches between nodes: fitted, as `fill`; the tuner has 0.92.
+const LL128_RATE: f64 = 0.64;
+/// As `fill`, where switches add up: us.
+const SWITCH_FILL: f64 = 150.0;
+/// What the tuner's latencies between nodes count for the wire, InfiniBand's; slower transports add to every step.
+const WIRE: f64 = 5e-6;
 
 /// A regime of a ring inside a node, fitted on the tables of traces/published/nccl.json (H100, H200, A100, B200,
 /// GB200, 2 to 8 GPUs) with a start, a latency and a bandwidth of each system.
@@ -372,6 +404,8 @@ struct Tuner {
     ll_max: f64,
     /// Until all members are there; a step inside a node; what each us of the tuner's counts for.
     start: Seconds,
+    /// From NIC to NIC.
+    wire: Seconds,
     step: Seconds,
     latency_scale: f64,
     provenance: Provenance,
@@ -404,7 +438,8 @@ impl Tuner {
             nics,
             switch: reduce.map(|r| giga(r.value) * full / (2.0 * (full - 1.0))),
             ll_max: ll_max(cluster.gpu.architecture, shape.nodes),
-            start: out.map_or(up.start.value, |out| up.start.value + out.latency.value),
+            start: out.map_or(up.start.value, |out| up.start.value + out.latency.value.min(Seconds::new(WIRE))),
+            wire: out.map_or(Seconds::ZERO, |out| out.latency.value),
             step: up.latency.value,
             latency_scale: stack.collective_latency.value,
             provenance: provenance(bound),
@@ -418,6 +453,12 @@ impl Tuner {
             provenance: self.provenance,
             rel_sd: if self.nodes > 1.0 { SPREAD_BETWEEN } else { SPREAD_INSIDE },
         }
+    }
+
+    /// Between nodes: the pipeline has to fill, and every step takes as much longer as the wire is slower than usual.
+    fn filled(&self, fill_us: f64, steps: f64, time: LinkTime) -> LinkTime {
+        let slow = (self.wire.value() - WIRE).max(0.0) * steps;
+        LinkTime { latency: time.latency + Seconds::new(fill_us * 1e-6 + slow), ..time }
     }
 
     fn ring_inside(&self, course: &Course, bytes: Bytes) -> Vec<Choice> {
@@ -434,10 +475,14 @@ impl Tuner {
         if self.nodes < 2.0 {
             return self.ring_inside(course, bytes);
         }
-        let rates = [self.ll_max.min(0.5 * self.bus), 0.92 * self.bus, self.bus];
+        let rates = [self.ll_max.min(0.5 * self.bus), LL128_RATE * self.bus, self.bus];
         let regime = |((p, mark), rate): ((&Protocol, Mark), f64)| {
             let latency = p.ring_base + (course.steps - course.between) * p.ring_intra + course.between * p.ring_inter;
-            Choice { algorithm: Algorithm::Ring, mark, time: self.regime(latency, bytes, rate / course.volume) }
+            Choice {
+                algorithm: Algorithm::Ring,
+                mark,
+                time: self.filled(p.fill, course.between, self.regime(latency, bytes, rate / course.volume)),
+            }
         };
         PROTOCOLS.into_iter().zip(rates).map(regime).collect()
     }
@@ -448,10 +493,11 @@ impl Tuner {
         }
         // Half of it is algorithm bandwidth: what comes down the tree went up before.
         let bus = self.intra.min(2.0 * self.tree_nics());
-        let rates = [self.ll_max.min(bus / 3.8), 0.92 * bus * 120.0 / 128.0, 0.92 * bus];
+        let rates = [self.ll_max.min(bus / 3.8), LL128_RATE * bus * 120.0 / 128.0, 0.92 * bus];
         let regime = |((p, mark), rate): ((&Protocol, Mark), f64)| {
             let hops = (self.per_node - 1.0) * p.tree_intra + self.nodes.log2() * p.tree_inter;
             let time = self.regime(p.tree_base + 2.0 * hops, bytes, 0.5 * rate);
+            let time = self.filled(p.fill, 2.0 * self.nodes.log2(), time);
             Choice { algorithm: Algorithm::Tree, mark, time }
         };
         PROTOCOLS.into_iter().zip(rates).map(regime).collect()
@@ -465,7 +511,8 @@ impl Tuner {
             return Some(LinkTime { latency, ..self.regime(0.0, bytes, switch) });
         }
         let latency = SWITCH_INTRA + 2.0 * self.nodes.log2() * SWITCH_TREE_INTER;
-        Some(self.regime(latency, bytes, switch.min(self.tree_nics())))
+        let time = self.regime(latency, bytes, switch.min(self.tree_nics()));
+        Some(self.filled(SWITCH_FILL, 2.0 * self.nodes.log2(), time))
     }
 
     /// Reduce-scatter inside nodes, all-reduce of the parts between them, all-gather inside, one after the other.
@@ -476,7 +523,7 @@ impl Tuner {
         let (g, k, p) = (self.per_node, self.nodes, &SIMPLE);
         let latency = 3.0 * p.ring_base + 2.0 * (g - 1.0) * p.ring_intra + 2.0 * (k - 1.0) * p.ring_inter;
         let inverse = 2.0 * (g - 1.0) / g / self.intra + 2.0 * (k - 1.0) / k / self.nics;
-        Some(self.regime(latency, bytes, 1.0 / inverse))
+        Some(self.filled(p.fill, 2.0 * (k - 1.0), self.regime(latency, bytes, 1.0 / inverse)))
     }
 
     /// Algorithm bandwidth of a tree between nodes. Of two nodes each sends the other all data once; in a

@@ -1,3 +1,6 @@
 //! What other programs have written.
 
 pub mod nccl_tests;
+pub mod nccl_topo;
+pub mod node;
+pub mod nvidia_smi;

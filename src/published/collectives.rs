@@ -13,7 +13,7 @@ use crate::cluster::Cluster;
 use crate::collective::{collective, p2p};
 use crate::error::{Error, Result};
 use crate::plan::CollectiveKind;
-use crate::spec::StackSpec;
+use crate::spec::{ClusterSpec, StackSpec};
 use crate::units::Bytes;
 use serde_json::{Map, Value};
 
@@ -149,10 +149,32 @@ fn time(row: &Collective, cluster: &Cluster, stack: &StackSpec, bytes: Bytes) ->
     Ok(collective(cluster, stack, kind, &members, bytes).total().value())
 }
 
+/// A shipped cluster whose nodes talk over Amazon's transport, whoever's GPUs are in them.
+const EFA: &str = "a100-40gb-4x100-efa";
+
+/// The words with every rate spelt out: "4x100Gb" is in Gb/s, and what is more than any port has is a node's.
+fn rates(link: &str) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for word in link.split_whitespace() {
+        let bare = word.trim_end_matches([',', ';', ')']);
+        let end = &word[bare.len()..];
+        let Some(number) = bare.strip_suffix("Gb") else {
+            words.push(word.into());
+            continue;
+        };
+        let more = number.parse::<f64>().is_ok_and(|gbits| gbits > 800.0);
+        words.push(format!("{number}Gb/s{}{end}", if more { " per node" } else { "" }));
+    }
+    words.join(" ")
+}
+
 fn cluster_of(row: &Collective, shipped: &Shipped) -> std::result::Result<(Cluster, String), String> {
     let gpus = row.gpus.ok_or("gpus: not stated")?;
     let nodes = row.nodes.unwrap_or(1).max(1);
-    let stated = Stated { gpu: &row.gpu, gpus, gpus_per_node: Some(gpus.div_ceil(nodes)), interconnect: &row.link };
+    let link = rates(&row.link);
+    // Of several GPUs that a source names, the first; what it remarks about one is not its name.
+    let gpu = row.gpu.split(['/', '(']).next().unwrap_or_default();
+    let stated = Stated { gpu, gpus, gpus_per_node: Some(gpus.div_ceil(nodes)), interconnect: &link };
     let chosen = shipped.fleet.choose(&stated)?;
     let (mut spec, mut said) = (chosen.cluster.spec.clone(), chosen.said);
     let per_node = gpus.div_ceil(nodes);
@@ -165,6 +187,11 @@ fn cluster_of(row: &Collective, shipped: &Shipped) -> std::result::Result<(Clust
         said.push_str(&format!(", {per_node} GPUs a node"));
     }
     let words = squeezed(&format!("{} {}", row.link, row.note));
+    if let (true, Some(out)) = (words.contains("efa"), &mut spec.scale_out) {
+        let shipped = ClusterSpec::find(EFA).map_err(|e| e.to_string())?;
+        out.latency = shipped.scale_out.map_or(out.latency.clone(), |efa| efa.latency);
+        said.push_str(", EFA");
+    }
     if ["nvlsoff", "algo=ring"].iter().any(|word| words.contains(word)) {
         spec.scale_up.switch_reduce = None;
         said.push_str(", the switch adds nothing up");

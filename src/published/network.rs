@@ -43,7 +43,7 @@ impl Network {
 /// The rate right after the word NVLink (with its generation) is not the network's.
 fn is_scale_up(before: &str) -> bool {
     let clause = before.rsplit([';', '+', ',']).next().unwrap_or(before);
-    clause.contains("nvlink") || clause.contains("intra") || clause.contains("p2p")
+    clause.contains("nvlink") || clause.contains("xgmi") || clause.contains("intra") || clause.contains("p2p")
 }
 
 fn generation(text: &str) -> Option<(usize, f64)> {

@@ -1,0 +1,169 @@
+//! `foretrain cluster`: draws a cluster, or makes one of what a machine says of itself.
+
+use super::{Answer, Output, write_file};
+use crate::cluster::fullest;
+use crate::error::{Error, Result};
+use crate::import::{nccl_topo, nvidia_smi};
+use crate::spec::{ClusterSpec, GraphShape, Pod, Routing, ScaleOut, shipped};
+use clap::{ArgGroup, Args};
+use serde::Serialize;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+#[derive(Args)]
+#[command(group = ArgGroup::new("what").required(true).args(["show", "from_nccl_topo", "from_nvidia_smi", "list"]))]
+#[command(after_help = "Example: foretrain cluster --show h100-24k-roce\n         \
+    NCCL_TOPO_DUMP_FILE=topo.xml all_reduce_perf -g 8; foretrain cluster --from-nccl-topo topo.xml --out mine.json\n         \
+    nvidia-smi topo -m > topo.txt; foretrain cluster --from-nvidia-smi topo.txt --like dgx-h100 --out mine.json\n\n\
+    What a machine does not say of itself, the rates of its links above all, is taken from the shipped cluster that is\n\
+    most alike; measure it with `calibrate`.")]
+pub struct Flags {
+    /// Draw a shipped cluster or a file
+    #[arg(long, value_name = "NAME")]
+    show: Option<String>,
+    /// The XML that NCCL writes where NCCL_TOPO_DUMP_FILE is set
+    #[arg(long, value_name = "FILE")]
+    from_nccl_topo: Option<PathBuf>,
+    /// What `nvidia-smi topo -m` prints
+    #[arg(long, value_name = "FILE")]
+    from_nvidia_smi: Option<PathBuf>,
+    /// Name the shipped clusters
+    #[arg(long)]
+    list: bool,
+    /// The cluster that is most alike, where it cannot be told
+    #[arg(long, value_name = "NAME")]
+    like: Option<String>,
+    /// Write the cluster to this file
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Serialize)]
+struct Names {
+    clusters: Vec<&'static str>,
+}
+
+pub fn run(flags: &Flags) -> Result<Answer> {
+    if flags.list {
+        let clusters: Vec<_> = shipped("cluster").collect();
+        return Ok(Answer::new(clusters.join("\n") + "\n", &Names { clusters }));
+    }
+    let spec = match (&flags.show, &flags.from_nccl_topo, &flags.from_nvidia_smi) {
+        (Some(name), ..) => ClusterSpec::find(name)?,
+        (_, Some(file), _) => flags.made(file, nccl_topo::parse)?,
+        (.., Some(file)) => flags.made(file, nvidia_smi::parse)?,
+        _ => return Err(Error::spec("cluster", "flags", "nothing to show; give --show NAME")),
+    };
+    let mut text = draw(&spec);
+    if let Some(out) = &flags.out {
+        write_file(out, (serde_json::to_string_pretty(&spec).expect("JSON from plain data") + "\n").as_bytes())?;
+        text.push_str(&format!("\nwrote {0}; use it as --cluster {0}\n", out.display()));
+    }
+    Ok(Answer::new(text, &spec))
+}
+
+impl Flags {
+    fn made(&self, file: &Path, parse: fn(&str, &str) -> Result<crate::import::node::Node>) -> Result<ClusterSpec> {
+        let text = std::fs::read_to_string(file).map_err(Error::io(file))?;
+        let name = file.display().to_string();
+        let node = parse(&name, &text)?;
+        let like = match &self.like {
+            Some(like) => like.as_str(),
+            None => node.like(&name)?,
+        };
+        let stem = |path: &Path| path.file_stem().map_or("mine".into(), |s| s.to_string_lossy().into_owned());
+        let called = stem(self.out.as_deref().unwrap_or(file));
+        let source = file.file_name().map_or(name.clone(), |n| n.to_string_lossy().into_owned());
+        node.cluster(&called, &ClusterSpec::find(like)?, &source)
+    }
+}
+
+/// From the core down to a GPU, a level a line.
+fn draw(spec: &ClusterSpec) -> String {
+    let gpus = u64::from(spec.nodes) * u64::from(spec.gpus_per_node);
+    let mut text =
+        format!("{}: {} GPUs, {} nodes of {} x {}\n\n", spec.name, gpus, spec.nodes, spec.gpus_per_node, spec.gpu);
+    let mut depth = 0;
+    let mut level = |line: String| {
+        let indent = if depth == 0 { String::new() } else { format!("{}└─ ", "   ".repeat(depth - 1)) };
+        let _ = writeln!(text, "{indent}{line}");
+        depth += 1;
+    };
+    if let Some(out) = &spec.scale_out {
+        level(format!("network: {}", network(out)));
+        if let Some(graph) = &spec.graph {
+            level(format!("{}, links of {} and {}", shape(&graph.shape), graph.bandwidth.value, graph.latency.value));
+        }
+        for (at, pod) in spec.pods.iter().enumerate().rev() {
+            level(tier(at, pod, out, gpus.div_ceil(u64::from(pod.gpus))));
+        }
+    }
+    level(format!("{} x node of {} GPUs{}", spec.nodes, spec.gpus_per_node, of_node(spec)));
+    level(format!("{} x GPU: {}", spec.gpus_per_node, scale_up(spec)));
+    text
+}
+
+fn network(out: &ScaleOut) -> String {
+    let planes = if out.planes > 1 { format!(", {} planes", out.planes) } else { String::new() };
+    let rails = match (out.rails, out.pxn) {
+        (true, true) => ", rails with PXN",
+        (true, false) => ", rails",
+        _ => "",
+    };
+    let routing = match out.routing {
+        Routing::Spray => "packets sprayed".to_string(),
+        Routing::Adaptive => "routed adaptively".to_string(),
+        Routing::Static => "planned routes".to_string(),
+        Routing::Ecmp { subflows } => format!("hashed, {subflows} sub-flows each"),
+    };
+    format!("{routing}{rails}{planes}, {} from NIC to NIC", out.latency.value)
+}
+
+fn tier(at: usize, pod: &Pod, out: &ScaleOut, number: u64) -> String {
+    let name = pod.name.clone().unwrap_or_else(|| format!("pod of tier {at}"));
+    let collide = match (out.routing, &pod.uplinks) {
+        (Routing::Ecmp { subflows }, Some(up)) => {
+            format!(", {} uplinks of which the fullest has {:.2} times the mean", up.value, fullest(up.value, subflows))
+        }
+        (_, Some(up)) => format!(", {} uplinks a switch", up.value),
+        _ => String::new(),
+    };
+    format!("{number} x {name}: {} GPUs, {} : 1 upwards{collide}", pod.gpus, pod.oversubscription.value)
+}
+
+fn of_node(spec: &ClusterSpec) -> String {
+    let Some(out) = &spec.scale_out else { return ", no network".into() };
+    format!(", {} NICs of {} ({} reached)", out.nics_per_node, out.raw.value, out.achieved.value)
+}
+
+fn scale_up(spec: &ClusterSpec) -> String {
+    let up = &spec.scale_up;
+    let mut text = format!("{} links, {} a direction, {} to the next", up.links, up.bandwidth.value, up.latency.value);
+    if let (Some(graph), None) = (&spec.graph, &spec.scale_out) {
+        text.push_str(&format!("; {}, links of {}", shape(&graph.shape), graph.bandwidth.value));
+    }
+    if let Some(reduce) = &up.switch_reduce {
+        text.push_str(&format!("; the switch adds up, bus bandwidth {}", reduce.value));
+    }
+    if let Some(peer) = &up.per_peer {
+        text.push_str(&format!("; {} to each peer", peer.value));
+    }
+    if let Some(sockets) = &up.sockets {
+        text.push_str(&format!("; {} a socket, {} between sockets", sockets.gpus, sockets.bridge.value));
+    }
+    text
+}
+
+fn shape(shape: &GraphShape) -> String {
+    match shape {
+        GraphShape::Torus(dims) => {
+            format!("torus of {}", dims.iter().map(u32::to_string).collect::<Vec<_>>().join(" x "))
+        }
+        GraphShape::Dragonfly { groups, routers, hosts } => {
+            format!("dragonfly of {groups} groups of {routers} routers of {hosts} hosts")
+        }
+        GraphShape::Links(links) => format!("graph of {} links", links.len()),
+    }
+}

@@ -1,0 +1,147 @@
+//! The topology of a node as NCCL sees it: the XML that `NCCL_TOPO_DUMP_FILE` names.
+
+use super::node::{Nic, Node};
+use crate::error::{Error, Result};
+use quick_xml::Reader;
+use quick_xml::events::{BytesStart, Event};
+use std::collections::BTreeMap;
+
+/// Reads a dump; `file` is what errors call it.
+pub fn parse(file: &str, text: &str) -> Result<Node> {
+    let mut reader = Reader::from_str(text);
+    let mut seen = Seen::default();
+    loop {
+        let at = line_at(text, reader.buffer_position());
+        let wrong = |why: String| Error::spec(file, format!("line {at}"), why);
+        match reader.read_event() {
+            Ok(Event::Start(tag)) | Ok(Event::Empty(tag)) => seen.tag(&tag).map_err(wrong)?,
+            Ok(Event::Eof) => break,
+            Ok(_) => {}
+            Err(e) => {
+                let at = line_at(text, reader.error_position());
+                return Err(Error::spec(file, format!("line {at}"), format!("not valid XML ({e})")));
+            }
+        }
+    }
+    if seen.node.gpus == 0 {
+        return Err(Error::spec(file, "contents", "no <gpu> at all; give the file that NCCL_TOPO_DUMP_FILE names"));
+    }
+    Ok(seen.node())
+}
+
+fn line_at(text: &str, byte: u64) -> usize {
+    text.as_bytes().iter().take(byte as usize).filter(|b| **b == b'\n').count() + 1
+}
+
+#[derive(Default)]
+struct Seen {
+    node: Node,
+    /// Links that the GPU read last has, and of all the fewest.
+    links: u32,
+    fewest: Option<u32>,
+    nets: BTreeMap<String, f64>,
+}
+
+impl Seen {
+    fn tag(&mut self, tag: &BytesStart) -> std::result::Result<(), String> {
+        match tag.name().as_ref() as &str {
+            "cpu" => self.node.sockets += 1,
+            "gpu" => self.gpu(tag)?,
+            "nvlink" | "xgmi" => {
+                let links: u32 = number(tag, "count")?.unwrap_or(1);
+                self.links = self.links.saturating_add(links);
+                // 0x0680.. is the class of a bridge: NVSwitch.
+                self.node.switched |= attribute(tag, "tclass")?.is_some_and(|class| class.starts_with("0x0680"));
+            }
+            "net" => {
+                let name = attribute(tag, "name")?.or(attribute(tag, "dev")?).unwrap_or_default();
+                let megabits: f64 = number(tag, "speed")?.ok_or("a <net> without its `speed` in Mb/s")?;
+                if !(megabits > 0.0 && megabits.is_finite()) {
+                    return Err(format!("speed: {megabits} Mb/s is not above zero"));
+                }
+                self.nets.insert(name, megabits * 1e6 / 8.0);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn gpu(&mut self, tag: &BytesStart) -> std::result::Result<(), String> {
+        self.close_gpu();
+        self.node.gpus += 1;
+        self.node.sm = number(tag, "sm")?.or(self.node.sm);
+        Ok(())
+    }
+
+    fn close_gpu(&mut self) {
+        let links = std::mem::take(&mut self.links);
+        if self.node.gpus > 0 {
+            self.fewest = Some(self.fewest.map_or(links, |few| few.min(links)));
+        }
+    }
+
+    fn node(mut self) -> Node {
+        self.close_gpu();
+        self.node.links = self.fewest.unwrap_or(0);
+        self.node.nics = self.nets.into_iter().map(|(name, rate)| Nic { name, rate: Some(rate) }).collect();
+        self.node
+    }
+}
+
+fn attribute(tag: &BytesStart, name: &str) -> std::result::Result<Option<String>, String> {
+    let found = tag.try_get_attribute(name).map_err(|e| format!("{name}: {e}"))?;
+    let value = found.map(|a| a.value.to_string());
+    Ok(value)
+}
+
+fn number<T: std::str::FromStr>(tag: &BytesStart, name: &str) -> std::result::Result<Option<T>, String> {
+    let Some(text) = attribute(tag, name)? else { return Ok(None) };
+    text.trim().parse().map(Some).map_err(|_| format!("{name}: {text:?} is no number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const XML: &str = r#"<system version="1">
+  <cpu numaid="0" arch="x86_64" vendor="GenuineIntel">
+    <pci busid="0000:1b:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">
+      <gpu dev="0" sm="90" rank="0" gdr="1">
+        <nvlink target="0000:c0:00.0" count="9" tclass="0x068000"/>
+        <nvlink target="0000:c1:00.0" count="9" tclass="0x068000"/>
+      </gpu>
+    </pci>
+    <pci busid="0000:1c:00.0" class="0x020700">
+      <nic><net name="mlx5_0" dev="0" speed="400000" port="1" latency="0" guid="0x1" maxconn="131072" gdr="1"/></nic>
+    </pci>
+  </cpu>
+  <cpu numaid="1"><pci busid="0000:9b:00.0"><gpu dev="1" sm="90" rank="1">
+      <nvlink target="0000:c0:00.0" count="18" tclass="0x068000"/></gpu></pci></cpu>
+</system>"#;
+
+    #[test]
+    fn a_dump_is_read() {
+        let node = parse("x.xml", XML).unwrap();
+        assert_eq!((node.gpus, node.sm, node.links, node.switched, node.sockets), (2, Some(90), 18, true, 2));
+        assert_eq!(node.nics, [Nic { name: "mlx5_0".into(), rate: Some(50e9) }]);
+    }
+
+    #[test]
+    fn errors_name_the_line() {
+        let bad = parse("x.xml", &XML.replace("400000", "fast")).unwrap_err().to_string();
+        assert!(bad.contains("x.xml: line 1") && bad.contains("speed") && bad.contains("fast"), "{bad}");
+        let broken = parse("x.xml", "<system>\n<gpu dev=0></cpu>").unwrap_err().to_string();
+        assert!(broken.contains("line 2"), "{broken}");
+        assert!(parse("x.xml", "<system/>").unwrap_err().to_string().contains("no <gpu>"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "(?s).{0,200}", tags in prop::collection::vec(
+            "(<gpu dev=\"[0-9]{1,3}\" sm=\"[0-9a]{1,12}\">|<nvlink count=\"[-0-9]{1,12}\"/>|</gpu>|<net speed=\"[0-9e]{1,9}\"/>|&|<|\n)", 0..20)) {
+            let _ = parse("x", &text);
+            let _ = parse("x", &tags.join(""));
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! What a machine says of itself, and the cluster made of such nodes.
+
+use crate::error::{Error, Result};
+use crate::spec::{ClusterSpec, Origin, Sourced};
+use crate::units::BytesPerSec;
+
+/// A network port.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Nic {
+    pub name: String,
+    /// Bytes per second and direction, where the machine says it.
+    pub rate: Option<f64>,
+}
+
+/// One node.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Node {
+    pub gpus: u32,
+    /// Compute capability of the GPUs, times ten.
+    pub sm: Option<u32>,
+    /// Links of the GPU that has the fewest.
+    pub links: u32,
+    /// They lead to a switch.
+    pub switched: bool,
+    pub nics: Vec<Nic>,
+    /// CPUs that the GPUs hang on.
+    pub sockets: u32,
+}
+
+impl Node {
+    /// The shipped cluster whose nodes are most alike: what a machine does not say of itself is taken from there.
+    pub fn like(&self, file: &str) -> Result<&'static str> {
+        match (self.sm, self.links) {
+            (Some(80..=85), 1..) => Ok("dgx-a100"),
+            (Some(80..=85), 0) => Ok("a100-pcie"),
+            (Some(89), _) => Ok("l40s-pcie"),
+            (Some(90), 1..) => Ok("dgx-h100"),
+            (Some(90), 0) => Ok("h100-pcie"),
+            (Some(100..=109), _) if self.gpus > 8 => Ok("gb200-nvl72"),
+            (Some(100..=109), _) => Ok("dgx-b200"),
+            (sm, _) => {
+                let why = match sm {
+                    Some(sm) => format!("sm {sm} is that of no shipped cluster; name one that is alike with --like"),
+                    None => "the file does not say which; name a cluster that is alike with --like".into(),
+                };
+                Err(Error::spec(file, "gpu", why))
+            }
+        }
+    }
+
+    /// A cluster of such nodes: counts and rates as read, what is not said as `base` has it.
+    pub fn cluster(&self, name: &str, base: &ClusterSpec, file: &str) -> Result<ClusterSpec> {
+        let mut spec = ClusterSpec { name: name.into(), gpus_per_node: self.gpus, tray: None, ..base.clone() };
+        spec.pods.clear();
+        let read = |why: &str| format!("{why}: read from {file}");
+        if self.links > 0 && self.links != base.scale_up.links {
+            let ratio = f64::from(self.links) / f64::from(base.scale_up.links);
+            let scaled = |rate: &mut Sourced<BytesPerSec>| {
+                *rate = derived(
+                    rate.value * ratio,
+                    read(&format!("{} links of the {} of {}", self.links, base.scale_up.links, base.name)),
+                );
+            };
+            scaled(&mut spec.scale_up.bandwidth);
+            scaled(&mut spec.scale_up.p2p);
+            spec.scale_up.switch_reduce.iter_mut().for_each(scaled);
+            spec.scale_up.links = self.links;
+        }
+        if !self.switched {
+            spec.scale_up.switch_reduce = None;
+        }
+        self.network(&mut spec, read);
+        Ok(spec)
+    }
+
+    fn network(&self, spec: &mut ClusterSpec, read: impl Fn(&str) -> String) {
+        if self.nics.is_empty() {
+            (spec.scale_out, spec.nodes) = (None, 1);
+            return;
+        }
+        let Some(out) = &mut spec.scale_out else { return };
+        // Ports much slower than the fastest are for storage and logins.
+        let fastest = self.nics.iter().filter_map(|n| n.rate).fold(0.0, f64::max);
+        let of_jobs = self.nics.iter().filter(|n| n.rate.is_none_or(|r| r >= 0.9 * fastest)).count();
+        out.nics_per_node = of_jobs as u32;
+        if fastest > 0.0 {
+            let ratio = fastest / out.raw.value.value();
+            out.raw = Sourced {
+                provenance: Origin::Measured,
+                ..derived(BytesPerSec::new(fastest), read("speed of the NICs"))
+            };
+            out.achieved = derived(out.achieved.value * ratio, read("speed of the NICs, of which as much is reached"));
+            out.p2p = derived(out.p2p.value.min(out.achieved.value), out.p2p.source.clone());
+        }
+    }
+}
+
+fn derived(value: BytesPerSec, source: String) -> Sourced<BytesPerSec> {
+    Sourced { value, source, provenance: Origin::Derived }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_becomes_a_cluster() {
+        let nic = |rate| Nic { name: String::new(), rate: Some(rate) };
+        let nics = vec![nic(25e9), nic(25e9), nic(25e9), nic(25e9), nic(1.25e9)];
+        let node = Node { gpus: 4, sm: Some(90), links: 18, switched: true, nics, sockets: 2 };
+        let base = ClusterSpec::find(node.like("x").unwrap()).unwrap();
+        let spec = node.cluster("mine", &base, "x").unwrap();
+        let out = spec.scale_out.as_ref().unwrap();
+        assert_eq!((spec.gpus_per_node, out.nics_per_node, out.raw.value.value()), (4, 4, 25e9));
+        assert!(out.achieved.value < out.raw.value && spec.scale_up == base.scale_up);
+        let alone = Node { nics: vec![], links: 9, switched: false, ..node };
+        let spec = alone.cluster("mine", &base, "x").unwrap();
+        assert!(spec.scale_out.is_none() && spec.nodes == 1 && spec.scale_up.switch_reduce.is_none());
+        assert!(
+            (spec.scale_up.bandwidth.value.value() * 2.0 / base.scale_up.bandwidth.value.value() - 1.0).abs() < 1e-9
+        );
+        let why = Node { sm: None, ..alone }.like("t.txt").unwrap_err().to_string();
+        assert!(why.contains("--like"), "{why}");
+    }
+}
