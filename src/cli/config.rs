@@ -77,6 +77,9 @@ pub struct Config {
     /// Lengths of documents packed into each sequence, e.g. 2K,6K, or a file of them [default: one]
     #[arg(long, value_name = "N,..", value_parser = documents)]
     documents: Option<Documents>,
+    /// Nothing is dropped, whatever the model says.
+    #[arg(skip)]
+    no_dropout: bool,
     /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
@@ -125,6 +128,13 @@ impl Config {
         *self == Config { profile: self.profile.clone(), ..Config::default() }
     }
 
+    /// For weights that were trained elsewhere: their model, unless another is asked for, as it is in evaluation.
+    pub fn of_checkpoint(mut self, dir: &Path) -> Config {
+        self.model.get_or_insert_with(|| dir.join("config.json").display().to_string());
+        self.no_dropout = true;
+        self
+    }
+
     /// From the flags, or from a plan file that no flag may contradict.
     pub fn choose(&self, file: Option<&Path>, defaults: Defaults) -> Result<Chosen> {
         match file {
@@ -150,7 +160,10 @@ impl Config {
 
     fn by_flags(&self, defaults: Defaults) -> Result<Chosen> {
         let model_name = self.model.as_deref().unwrap_or(defaults.model);
-        let model = LlmSpec::find(model_name)?;
+        let mut model = LlmSpec::find(model_name)?;
+        if self.no_dropout {
+            model.dropout = 0.0;
+        }
         let cluster_name = self.cluster.as_deref().unwrap_or(defaults.cluster);
         let cluster = ClusterSpec::find(cluster_name)?;
         let gpu = GpuSpec::find(&cluster.gpu)?;

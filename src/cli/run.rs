@@ -8,7 +8,7 @@ use super::{Answer, Output, trace};
 use crate::error::{Error, Result};
 use crate::exec::rate::best_gemm;
 use crate::exec::source::Source;
-use crate::exec::{Job, Options, Run, train};
+use crate::exec::{Job, Options, Run, train, weights};
 use crate::plan::{Adam, Plan};
 use crate::sweep::guard;
 use clap::{Args, ValueEnum};
@@ -76,7 +76,12 @@ fn rough_seconds(plan: &Plan, cores: u32) -> f64 {
 #[command(
     after_help = "Example: foretrain run --model tiny --seq-len 128 --ulysses 2 --ring 2 --global-batch 2 --check\n         \
                         foretrain run --steps 20 --dp 2 --zero 3 --lr 1e-3 --out rows.csv\n         \
+                        foretrain run --weights DIR --tokens ids.json --seq-len 64 --tp 2 --dump step.safetensors\n         \
                         foretrain run --plan plan.json --on cpu --trace trace.json\n\n\
+    With --tokens, a sequence has seq_len + 1 ids: the first seq_len are its tokens, the last seq_len what they are\n\
+    to predict; steps and sequences take them in the file's order. With --weights, --model is the folder's own and\n\
+    nothing is dropped. A --dump holds loss, logits [global batch, seq_len, vocabulary], grad.NAME and new.NAME as\n\
+    f32; its metadata has the conventions and the optimizer's constants.\n\n\
     A step is forward, backward and AdamW on new tokens. The loss is the mean cross-entropy, in nats, over all\n\
     tokens of the global batch, each against the token that follows it. MFU is the model's FLOPs against the best\n\
     matrix product that the cores do, timed before the run. Interrupted, a run leaves the rows of the steps it did."
@@ -91,6 +96,15 @@ pub struct Flags {
     /// Steps of training, each on new tokens
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
+    /// Token ids, a JSON list: a flat one is cut into sequences of seq_len + 1, a list of lists has one in each
+    #[arg(long, value_name = "FILE")]
+    tokens: Option<PathBuf>,
+    /// A Hugging Face folder: config.json, and weights in safetensors; without it they are seeded
+    #[arg(long, value_name = "DIR")]
+    weights: Option<PathBuf>,
+    /// Write loss, logits, gradients and new weights of the last step, under their Hugging Face names
+    #[arg(long, value_name = "FILE.safetensors")]
+    dump: Option<PathBuf>,
     #[command(flatten)]
     optimizer: Optimizer,
     /// Hold losses and gradients against one dense rank in f64 (small models)
@@ -148,18 +162,30 @@ fn share(text: &str) -> std::result::Result<f64, String> {
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
-    let plan = flags.optimizer.of(flags.config.plan(flags.plan.plan.as_deref(), LOCAL)?);
+    let config = match &flags.weights {
+        Some(dir) => flags.config.clone().of_checkpoint(dir),
+        None => flags.config.clone(),
+    };
+    let plan = flags.optimizer.of(config.plan(flags.plan.plan.as_deref(), LOCAL)?);
     if flags.check {
         found::small_enough(&plan, flags.steps)?;
     }
     plan.model()?;
     let options = flags.machine.options(&plan, flags.check)?;
     let rows = flags.out.as_deref().filter(|path| is_csv(path));
-    let source = Source::seeded(options.seed);
+    let source = flags.source(&plan)?;
     let mut training = Training::new(flags, &plan, &options, rows)?;
-    let job = Job { source: &source, steps: flags.steps, keep_last: false };
+    let job = Job { source: &source, steps: flags.steps, keep_last: flags.dump.is_some() };
     train(&plan, &options, &job, &mut |number, run| training.step(number, run))?;
     training.answer(&source, rows)
+}
+
+impl Flags {
+    fn source(&self, plan: &Plan) -> Result<Source> {
+        let weights = self.weights.as_deref().map(|dir| weights::load(dir, plan)).transpose()?;
+        let tokens = self.tokens.as_deref().map(|file| weights::read_tokens(file, plan, self.steps)).transpose()?;
+        Ok(Source { seed: self.machine.seed, weights, tokens })
+    }
 }
 
 fn is_csv(path: &Path) -> bool {
@@ -202,6 +228,9 @@ impl<'a> Training<'a> {
         if let Some(path) = self.flags.machine.trace.as_ref().filter(|_| number == self.flags.steps) {
             trace(path, &[("measured", &run.timeline)])?;
         }
+        if let Some(path) = self.flags.dump.as_ref().filter(|_| number == self.flags.steps) {
+            weights::dump(path, &weights::Dump { plan: self.plan, run: &run, step: number })?;
+        }
         self.first.get_or_insert(run);
         wrong.map_or(Ok(()), Err)
     }
@@ -226,7 +255,8 @@ impl<'a> Training<'a> {
             about.dtype,
             found.render()
         );
-        for path in self.flags.machine.trace.as_deref().into_iter().chain(rows) {
+        let written = [self.flags.machine.trace.as_deref(), self.flags.dump.as_deref(), rows];
+        for path in written.into_iter().flatten() {
             text.push_str(&format!("\nwrote {}\n", path.display()));
         }
         let json = self.flags.out.as_deref().filter(|path| !is_csv(path));

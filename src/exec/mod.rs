@@ -24,6 +24,7 @@ pub mod source;
 mod train;
 mod transport;
 mod turns;
+pub mod weights;
 
 use crate::error::{Error, Result};
 use crate::plan::{Dtype, Plan, check};
@@ -48,7 +49,7 @@ pub struct Options {
 pub struct Job<'a> {
     pub source: &'a Source,
     pub steps: u64,
-    /// Keep of the last step what [`Options::keep`] keeps of every one.
+    /// Keep of the last step what [`Options::keep`] keeps of every one, and the logits.
     pub keep_last: bool,
 }
 
@@ -71,6 +72,8 @@ pub struct Run {
     pub weights: BTreeMap<String, Vec<f64>>,
     /// Final hidden states [seq * hidden] of every sequence of the global batch.
     pub hidden: Vec<Vec<f64>>,
+    /// Logits [seq * vocab] of every sequence of the global batch, where they were asked for.
+    pub logits: Vec<Vec<f64>>,
     /// Of an attention-only plan: what it was run for, by operand, in the order of the sequence.
     pub tensors: BTreeMap<String, Vec<f64>>,
 }

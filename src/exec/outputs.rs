@@ -69,6 +69,7 @@ pub fn gather(plan: &Plan, lines: &[Line], hub: &Hub, done: Vec<Done>) -> Result
         grads,
         weights,
         hidden: plan.feed.tokens().map_or(vec![], |inputs| hidden(plan, inputs, &done)),
+        logits: plan.feed.tokens().map_or(vec![], |inputs| logits(plan, inputs, &done)),
         tensors: match &plan.feed {
             Feed::Tokens(_) => BTreeMap::new(),
             Feed::Attention(feed) => attention_io::gather(plan, feed, &done),
@@ -132,6 +133,29 @@ fn hidden(plan: &Plan, inputs: &Inputs, done: &[Done]) -> Vec<Vec<f64>> {
                 let out = all.entry(sequences.start + sequence as u64);
                 let out = out.or_insert_with(|| vec![f64::NAN; inputs.segs.seq as usize * row]);
                 out[positions[token] as usize * row..][..row].copy_from_slice(values);
+            }
+        }
+    }
+    all.into_values().collect()
+}
+
+/// Logits, by sequence of the global batch; empty where they were not kept. Tensor-parallel ranks have the columns
+/// of a part of the vocabulary each, the last ones maybe some beyond its end.
+fn logits(plan: &Plan, inputs: &Inputs, done: &[Done]) -> Vec<Vec<f64>> {
+    let (vocab, seq) = (inputs.vocab as usize, inputs.segs.seq as usize);
+    let mut all: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+    for (rank, done) in (0..).zip(done) {
+        let positions = inputs.segs.positions(&plan.views, rank);
+        for (m, data) in (0..).zip(&done.logits) {
+            let sequences = super::inputs::sequences_of(plan, inputs, rank, m);
+            let cols = data.len() as usize / (positions.len() * inputs.batch as usize);
+            let first = (plan.views[0].coord(rank, Axis::Tp) as usize * cols).min(vocab);
+            let own = cols.min(vocab - first);
+            for (i, values) in data.to_f64().chunks(cols).enumerate() {
+                let (sequence, token) = (i / positions.len(), i % positions.len());
+                let out = all.entry(sequences.start + sequence as u64);
+                let out = out.or_insert_with(|| vec![f64::NAN; seq * vocab]);
+                out[positions[token] as usize * vocab + first..][..own].copy_from_slice(&values[..own]);
             }
         }
     }

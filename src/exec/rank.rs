@@ -29,6 +29,8 @@ pub struct Done {
     pub seen: FxHashMap<SlotId, Vec<Data>>,
     /// Contents at the end of the step.
     pub kept: FxHashMap<SlotId, Data>,
+    /// Of each microbatch in turn, this rank's columns, where they were asked for.
+    pub logits: Vec<Data>,
 }
 
 /// A communicating op under way.
@@ -56,6 +58,7 @@ pub struct Rank<'a, 'p> {
     /// Uses that each life of each slot still has.
     uses: FxHashMap<(SlotId, u32), u32>,
     seen: FxHashMap<SlotId, Vec<Data>>,
+    logits: Vec<Data>,
 }
 
 impl<'a, 'p> Rank<'a, 'p> {
@@ -81,6 +84,7 @@ impl<'a, 'p> Rank<'a, 'p> {
             last: 0,
             uses: FxHashMap::default(),
             seen: FxHashMap::default(),
+            logits: vec![],
         }
     }
 
@@ -108,7 +112,7 @@ impl<'a, 'p> Rank<'a, 'p> {
         };
         let kept = shared.kept.iter().filter(|at| self.arena.holds(**at)).map(contents).collect();
         let (peak, times, on_core, seen) = (self.arena.peak(), self.times, self.on_core, self.seen);
-        (Done { kept, peak, times, on_core, seen }, self.arena)
+        (Done { kept, peak, times, on_core, seen, logits: self.logits }, self.arena)
     }
 
     /// The op that was running when the rank stopped for good.
@@ -296,6 +300,12 @@ impl<'a, 'p> Rank<'a, 'p> {
             let visible = kernel.mask().is_none_or(|m| m.shape(&self.shared.plan.views, self.rank).area > 0);
             if visible {
                 let (reads, writes) = (self.line.reads(node as usize), self.line.writes(node as usize));
+                if self.shared.logits
+                    && matches!(kernel, Kernel::CrossEntropy { .. } | Kernel::VocabCrossEntropy { .. })
+                {
+                    // They become their own gradient.
+                    self.logits.push(self.arena.read(&self.arena.whole(&reads[0])));
+                }
                 let (at, core) = ((self.rank, self.shared.step), ThreadTime::now());
                 self.arena.run::<T>(kernel, at, reads, writes);
                 self.on_core[node as usize] = core.elapsed().as_secs_f64();

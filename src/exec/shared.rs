@@ -26,5 +26,7 @@ pub struct Shared<'p> {
     pub kept: Vec<SlotId>,
     /// Whether slots are filled with NaN after their last use.
     pub poison: bool,
+    /// Whether logits are kept.
+    pub logits: bool,
     pub atoms: &'p AtomTable,
 }

@@ -69,12 +69,20 @@ pub(super) fn run<T: Scalar>(
         })
         .collect();
     for step in 1..=job.steps {
-        let keep = options.keep || (job.keep_last && step == job.steps);
+        let logits = job.keep_last && step == job.steps;
+        let keep = Keep { all: options.keep || logits, logits };
         let outcome = one_step::<T>(plan, &atoms, &fixed, options, (job.source, step, keep), &given, arenas)?;
         arenas = outcome.1;
         each(step, outcome.0)?;
     }
     Ok(())
+}
+
+/// What is kept of a step.
+#[derive(Clone, Copy)]
+struct Keep {
+    all: bool,
+    logits: bool,
 }
 
 /// A step on the memory that the one before has left.
@@ -83,7 +91,7 @@ fn one_step<'p, T: Scalar>(
     atoms: &'p AtomTable,
     fixed: &'p Fixed<'p>,
     options: &Options,
-    (source, step, keep): (&Source, u64, bool),
+    (source, step, keep): (&Source, u64, Keep),
     given: &Tensors,
     mut arenas: Vec<Arena<'p>>,
 ) -> Result<(Run, Vec<Arena<'p>>)> {
@@ -101,9 +109,10 @@ fn one_step<'p, T: Scalar>(
         hub,
         step,
         zero: Instant::now(),
-        watched: if keep { outputs::watched(plan) } else { vec![] },
-        kept: outputs::kept(plan, keep),
-        poison: keep,
+        watched: if keep.all { outputs::watched(plan) } else { vec![] },
+        kept: outputs::kept(plan, keep.all),
+        poison: keep.all,
+        logits: keep.logits,
         atoms,
     };
     let (done, arenas): (Vec<Done>, Vec<Arena>) = all_ranks::<T>(&shared, arenas)?.into_iter().unzip();

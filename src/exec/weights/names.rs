@@ -1,0 +1,120 @@
+//! How a Hugging Face checkpoint names a plan's weights, and how they lie there. A plan has q, k and v in one
+//! matrix, gate and up in another, all `[out, in]`; a Llama's file has them apart, GPT-2's has q, k and v
+//! together but `[in, out]`, as its Conv1D multiplies.
+
+use crate::error::{Error, Result};
+use crate::plan::Param;
+use crate::spec::{LlmSpec, Mlp, Norm, Positions};
+use std::ops::Range;
+
+/// A tensor of a checkpoint: some rows of a weight of the plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    pub name: String,
+    /// Of the weight's first dim.
+    pub rows: Range<usize>,
+    /// Stored `[in, out]`.
+    pub transposed: bool,
+}
+
+impl Piece {
+    /// As the checkpoint has it.
+    pub fn shape(&self, param: &Param) -> Vec<usize> {
+        let mut shape: Vec<usize> = param.shape.iter().map(|&n| n as usize).collect();
+        shape[0] = self.rows.len();
+        if self.transposed {
+            shape.reverse();
+        }
+        shape
+    }
+
+    /// Elements of a row of the weight.
+    pub fn row(param: &Param) -> usize {
+        param.shape[1..].iter().product::<u64>() as usize
+    }
+}
+
+/// Whose names a checkpoint has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// Mistral's and Qwen's too.
+    Llama,
+    Gpt2,
+}
+
+impl Family {
+    pub fn of(model: &LlmSpec) -> Result<Family> {
+        let refused = |what: &str| {
+            let why = "read and written are the layers of llama, mistral, qwen2 and gpt2";
+            Err(Error::infeasible(format!("weights: {} has {what}; {why}", model.name)))
+        };
+        if model.moe.is_some() || model.mla.is_some() || model.lfa || model.qk_norm {
+            return refused("experts, latent attention, filters or norms of queries and keys");
+        }
+        if model.rope_scaled {
+            return refused("scaled rotary frequencies (rope_scaling in its config.json), which are not computed");
+        }
+        match (model.norm, model.mlp, model.positions, model.parallel_block) {
+            (Norm::Rms, Mlp::SwiGlu, Positions::Rope, false) => Ok(Family::Llama),
+            (Norm::Layer, Mlp::Gelu, Positions::Learned { .. }, false) => Ok(Family::Gpt2),
+            _ => refused("layers of another family"),
+        }
+    }
+
+    /// The tensors that make up a weight, in the order of its rows.
+    pub fn pieces(self, model: &LlmSpec, param: &Param) -> Vec<Piece> {
+        match self {
+            Family::Llama => llama(model, param),
+            Family::Gpt2 => vec![gpt2(param)],
+        }
+    }
+}
+
+fn llama(model: &LlmSpec, param: &Param) -> Vec<Piece> {
+    let (q, kv, f) = (model.q_cols(), model.kv_cols(), model.ffn);
+    let fused: [(&str, &[(&str, u64)]); 2] = [
+        ("qkv_proj", &[("q_proj", q), ("k_proj", kv), ("v_proj", kv)]),
+        ("gate_up_proj", &[("gate_proj", f), ("up_proj", f)]),
+    ];
+    let whole = [("", param.shape[0])];
+    let found = fused.into_iter().find(|(ours, _)| param.name.contains(ours));
+    let (ours, parts) = found.unwrap_or(("", &whole));
+    let mut from = 0;
+    let piece = |&(theirs, rows): &(&str, u64)| {
+        let name = if ours.is_empty() { param.name.clone() } else { param.name.replace(ours, theirs) };
+        from += rows as usize;
+        Piece { name, rows: from - rows as usize..from, transposed: false }
+    };
+    parts.iter().map(piece).collect()
+}
+
+/// Parts of GPT-2's names. What stands in Conv1D layers is stored `[in, out]`.
+const GPT2: &[(&str, &str, bool)] = &[
+    ("input_layernorm", "ln_1", false),
+    ("post_attention_layernorm", "ln_2", false),
+    ("self_attn.qkv_proj", "attn.c_attn", true),
+    ("self_attn.o_proj", "attn.c_proj", true),
+    ("mlp.up_proj", "mlp.c_fc", true),
+    ("mlp.down_proj", "mlp.c_proj", true),
+    ("model.norm", "transformer.ln_f", false),
+    ("model.embed_tokens", "transformer.wte", false),
+    ("model.embed_positions", "transformer.wpe", false),
+];
+
+fn gpt2(param: &Param) -> Piece {
+    let name = param.name.replace("model.layers.", "transformer.h.");
+    let found = GPT2.iter().find(|(ours, ..)| name.contains(ours));
+    let (name, conv) = found.map_or((name.clone(), false), |(ours, theirs, conv)| (name.replace(ours, theirs), *conv));
+    Piece { name, rows: 0..param.shape[0] as usize, transposed: conv && param.shape.len() == 2 }
+}
+
+/// The name without what some files leave out before it.
+pub fn bare(name: &str) -> &str {
+    ["transformer.", "model."].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name)
+}
+
+/// `[rows, cols]` the other way round.
+pub fn transpose<T: Copy>(values: &[T], cols: usize) -> Vec<T> {
+    let rows = values.len() / cols.max(1);
+    (0..cols).flat_map(|c| (0..rows).map(move |r| values[r * cols + c])).collect()
+}

@@ -1,0 +1,254 @@
+//! Hugging Face weights in, and what a step brought out again under the same names: whatever the layout, the file is
+//! the dense reference's.
+
+use foretrain::exec::reference::{self, DenseConfig, StepResult};
+use foretrain::exec::source::Source;
+use foretrain::exec::weights::{load, read_tokens};
+use foretrain::plan::{Adam, Dtype, Engine, Plan};
+use foretrain::spec::{LlmSpec, Parallelism, Workload};
+use foretrain::strategy::{Engines, build};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 12, "vocab_size": 29, "rms_norm_eps": 1e-5, "rope_theta": 100.0,
+    "hidden_act": "silu", "tie_word_embeddings": false}"#;
+const GPT2: &str = r#"{"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64,
+    "vocab_size": 29, "resid_pdrop": 0.1}"#;
+
+/// The tensors of a checkpoint: shape and values.
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+fn plan(config: &str) -> Plan {
+    let mut model = LlmSpec::parse("config.json", "m", config).expect("a sound config");
+    model.dropout = 0.0;
+    let work =
+        Workload { seq_len: 16, global_batch: 4, micro_batch: 1, dtype: Dtype::F32, documents: Default::default() };
+    let engine = Engine::Sm { ctas: 1 };
+    build(&model, &work, &Parallelism::default(), Engines { p2p: engine, collective: engine }).expect("feasible")
+}
+
+fn transposed(values: &[f32], cols: usize) -> Vec<f32> {
+    (0..values.len()).map(|i| values[i % (values.len() / cols) * cols + i / (values.len() / cols)]).collect()
+}
+
+/// The reference's weights as Llama's checkpoints have them, by hand: 4 heads and 2 KV heads of 4, 12 wide.
+fn as_llama(ours: &BTreeMap<String, Vec<f64>>) -> Tensors {
+    let mut all = Tensors::new();
+    for (name, values) in ours {
+        let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+        let mut rows = |theirs: &str, from: usize, to: usize| {
+            all.insert(theirs.into(), (vec![to - from, 16], values[from * 16..to * 16].to_vec()));
+        };
+        if name.contains("qkv_proj") {
+            for (part, from, to) in [("q_proj", 0, 16), ("k_proj", 16, 24), ("v_proj", 24, 32)] {
+                rows(&name.replace("qkv_proj", part), from, to);
+            }
+        } else if name.contains("gate_up_proj") {
+            rows(&name.replace("gate_up_proj", "gate_proj"), 0, 12);
+            rows(&name.replace("gate_up_proj", "up_proj"), 12, 24);
+        } else {
+            let shape = if name.contains("norm") {
+                vec![16]
+            } else if name.contains("down_proj") {
+                vec![16, 12]
+            } else {
+                vec![values.len() / 16, 16]
+            };
+            all.insert(name.clone(), (shape, values));
+        }
+    }
+    all
+}
+
+/// And as GPT-2's: what its Conv1D layers hold is `[in, out]`.
+fn as_gpt2(ours: &BTreeMap<String, Vec<f64>>) -> Tensors {
+    let rename = [
+        ("model.layers.", "transformer.h."),
+        ("input_layernorm", "ln_1"),
+        ("post_attention_layernorm", "ln_2"),
+        ("self_attn.qkv_proj", "attn.c_attn"),
+        ("self_attn.o_proj", "attn.c_proj"),
+        ("mlp.up_proj", "mlp.c_fc"),
+        ("mlp.down_proj", "mlp.c_proj"),
+        ("model.norm", "transformer.ln_f"),
+        ("model.embed_tokens", "transformer.wte"),
+        ("model.embed_positions", "transformer.wpe"),
+    ];
+    let theirs = |name: &String| rename.iter().fold(name.clone(), |name, (a, b)| name.replace(a, b));
+    let tensor = |(name, values): (&String, &Vec<f64>)| {
+        let (name, values) = (theirs(name), values.iter().map(|&x| x as f32).collect::<Vec<f32>>());
+        let vector = name.ends_with(".bias") || name.contains("ln_");
+        let cols = if name.contains("mlp.c_proj") { 64 } else { 16 };
+        let tensor = match (vector, name.contains(".c_")) {
+            (true, _) => (vec![values.len()], values),
+            (_, true) => (vec![cols, values.len() / cols], transposed(&values, cols)),
+            _ => (vec![values.len() / cols, cols], values),
+        };
+        (name, tensor)
+    };
+    ours.iter().map(tensor).collect()
+}
+
+fn write(path: &Path, tensors: &Tensors) {
+    let bytes: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
+        .iter()
+        .map(|(n, (shape, v))| (n.clone(), shape.clone(), v.iter().flat_map(|x| x.to_le_bytes()).collect()))
+        .collect();
+    let view = |(n, shape, b): &'_ (String, Vec<usize>, Vec<u8>)| (n.clone(), shape.clone(), b.len());
+    assert!(bytes.iter().map(view).all(|(_, shape, len)| shape.iter().product::<usize>() * 4 == len));
+    let views: Vec<(String, TensorView)> = bytes
+        .iter()
+        .map(|(n, shape, b)| (n.clone(), TensorView::new(safetensors::Dtype::F32, shape.clone(), b).expect("sound")))
+        .collect();
+    safetensors::serialize_to_file(views, None, path).expect("written");
+}
+
+fn checkpoint(dir: &Path, config: &str, tensors: &Tensors) {
+    std::fs::write(dir.join("config.json"), config).expect("written");
+    write(&dir.join("model.safetensors"), tensors);
+}
+
+fn read(path: &Path) -> Tensors {
+    let bytes = std::fs::read(path).expect("a dump");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let f32s = |b: &[u8]| b.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    file.iter().map(|(n, v)| (n.to_string(), (v.shape().to_vec(), f32s(v.data())))).collect()
+}
+
+fn run(dir: &Path, args: &str) -> Value {
+    let out = Command::new(env!("CARGO_BIN_EXE_foretrain")).args(args.split(' ')).current_dir(dir).output();
+    serde_json::from_slice(&out.expect("the binary runs").stdout).expect("JSON")
+}
+
+fn ids() -> Vec<u32> {
+    (0..4 * 17).map(|i| (i * i * 5 + i) % 29).collect()
+}
+
+fn reference(plan: &Plan, source: &Source) -> StepResult {
+    let cfg = DenseConfig::from(plan.model().expect("a model"));
+    let (tokens, targets) = source.batch(plan, 1);
+    let adam = Adam { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
+    reference::step(&cfg, &source.weights(plan), &tokens, &targets, &adam)
+}
+
+/// Rounding to 24 bits, relative to the largest value; Adam's division enlarges that of gradients near zero, by no
+/// more than the learning rate.
+fn assert_close(name: &str, got: &[f32], want: &[f32]) {
+    let scale = want.iter().fold(1e-6f32, |m, x| m.max(x.abs()));
+    let off = got.iter().zip(want).map(|(g, w)| (g - w).abs() / scale).fold(0.0, f32::max);
+    assert!(got.len() == want.len() && off < if name.starts_with("new.") { 2e-3 } else { 1e-4 }, "{name}: {off}");
+}
+
+fn every_layout_dumps_the_reference(config: &str, theirs: fn(&BTreeMap<String, Vec<f64>>) -> Tensors) {
+    let dir = tempfile::tempdir().expect("a folder");
+    let plan = plan(config);
+    let seeded = Source::seeded(3);
+    checkpoint(dir.path(), config, &theirs(&seeded.weights(&plan)));
+    std::fs::write(dir.path().join("ids.json"), json!(ids()).to_string()).expect("written");
+    let tokens = read_tokens(&dir.path().join("ids.json"), &plan, 1).expect("enough ids");
+    let source = Source { tokens: Some(tokens), ..seeded };
+    let want = reference(&plan, &source);
+    for split in
+        ["", " --dp 4 --zero 3", " --tp 2 --ring 2 --zero 1", " --pp 2 --tp 2", " --ulysses 2 --dp 2 --recompute full"]
+    {
+        let args = format!(
+            "run --weights . --tokens ids.json --seq-len 16 --global-batch 4 --dump out.safetensors --json --lr 1e-3 \
+             --beta2 0.999 --weight-decay 0.01{split}"
+        );
+        let json = run(dir.path(), &args);
+        assert_eq!(json["error"].as_str(), None, "{split}");
+        let got = read(&dir.path().join("out.safetensors"));
+        assert_close("loss", &got["loss"].1, &[want.loss as f32]);
+        let (shape, logits) = &got["logits"];
+        assert_eq!(shape, &[4, 16, 29]);
+        assert!(logits.iter().all(|x| x.is_finite()));
+        assert_close("the loss of the logits", &[loss(logits, &source.batch(&plan, 1).1.concat())], &got["loss"].1);
+        for (what, values) in [("grad", &want.grads), ("new", &want.new_params)] {
+            for (name, (shape, values)) in theirs(values) {
+                let name = format!("{what}.{name}");
+                assert_eq!(got[&name].0, shape, "{name}");
+                assert_close(&name, &got[&name].1, &values);
+            }
+        }
+        assert_eq!(got.len(), 2 + 2 * theirs(&want.grads).len(), "{:?}", got.keys());
+    }
+}
+
+/// Mean cross-entropy of logits `[tokens, 29]`.
+fn loss(logits: &[f32], targets: &[u32]) -> f32 {
+    let token = |(row, &target): (&[f32], &u32)| {
+        row.iter().map(|x| f64::from(*x).exp()).sum::<f64>().ln() - f64::from(row[target as usize])
+    };
+    (logits.chunks(29).zip(targets).map(token).sum::<f64>() / targets.len() as f64) as f32
+}
+
+#[test]
+fn llama_in_every_layout() {
+    every_layout_dumps_the_reference(LLAMA, as_llama);
+}
+
+#[test]
+fn gpt2_in_every_layout() {
+    every_layout_dumps_the_reference(GPT2, as_gpt2);
+}
+
+#[test]
+fn shards_with_an_index_are_the_one_file() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let plan = plan(LLAMA);
+    let all = as_llama(&Source::seeded(3).weights(&plan));
+    let odd = |i: usize| all.iter().skip(i).step_by(2).map(|(n, t)| (n.clone(), t.clone())).collect::<Tensors>();
+    let mut map = BTreeMap::new();
+    for (i, file) in ["a.safetensors", "b.safetensors"].into_iter().enumerate() {
+        write(&dir.path().join(file), &odd(i));
+        map.extend(odd(i).into_keys().map(|name| (name, file)));
+    }
+    let index = dir.path().join("model.safetensors.index.json");
+    std::fs::write(index, json!({ "weight_map": map }).to_string()).expect("written");
+    let got = load(dir.path(), &plan).expect("a sound checkpoint");
+    for (name, want) in Source::seeded(3).weights(&plan) {
+        assert!(got[&name].iter().zip(want).all(|(got, want)| *got == want as f32), "{name}");
+    }
+}
+
+#[test]
+fn a_checkpoint_that_does_not_fit_is_refused_by_name() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let plan = plan(LLAMA);
+    let error = || load(dir.path(), &plan).expect_err("unsound").to_string();
+    assert!(error().contains("model.safetensors"), "{}", error());
+    let mut all = as_llama(&Source::seeded(3).weights(&plan));
+    let head = all.remove("lm_head.weight").expect("a head");
+    checkpoint(dir.path(), LLAMA, &all);
+    assert!(error().contains("lm_head.weight") && error().contains("tie_word_embeddings"), "{}", error());
+    all.insert("lm_head.weight".into(), (vec![16, 29], head.1));
+    checkpoint(dir.path(), LLAMA, &all);
+    assert!(error().contains("lm_head.weight: [16, 29]") && error().contains("[29, 16]"), "{}", error());
+}
+
+#[test]
+fn token_ids_that_cannot_be_are_refused_by_index() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (plan, file) = (plan(LLAMA), dir.path().join("ids.json"));
+    let error = |ids: Value| {
+        std::fs::write(&file, ids.to_string()).expect("written");
+        read_tokens(&file, &plan, 1).expect_err("unsound").to_string()
+    };
+    let mut wrong = ids();
+    wrong[41] = 29;
+    let said = error(json!(wrong));
+    assert!(said.contains("ids.json: [41]") && said.contains("29 is outside the vocabulary of 29"), "{said}");
+    let said = error(json!(ids()[..67]));
+    assert!(said.contains("67 token ids") && said.contains("--global-batch"), "{said}");
+    let rows: Vec<&[u32]> = ids().chunks(17).map(|r| &*r.to_vec().leak()).collect();
+    let said = error(json!([rows[0], rows[1], [1, 2], rows[3]]));
+    assert!(said.contains("sequence [2]"), "{said}");
+    assert!(error(json!({})).contains("not a JSON list"));
+    std::fs::write(&file, json!(rows).to_string()).expect("written");
+    assert_eq!(read_tokens(&file, &plan, 1).expect("sound"), rows);
+}
