@@ -136,12 +136,18 @@ fn reference(plan: &Plan, source: &Source) -> StepResult {
     reference::step(&cfg, &source.weights(plan), &tokens, &targets, &adam)
 }
 
-/// Rounding to 24 bits, relative to the largest value; Adam's division enlarges that of gradients near zero, by no
-/// more than the learning rate.
+/// Rounding to 24 bits, relative to the largest value. The gradient of a key's bias is nothing but rounding, since
+/// softmax does not see it: Adam makes a step of either sign of it, which is left out.
 fn assert_close(name: &str, got: &[f32], want: &[f32]) {
     let scale = want.iter().fold(1e-6f32, |m, x| m.max(x.abs()));
-    let off = got.iter().zip(want).map(|(g, w)| (g - w).abs() / scale).fold(0.0, f32::max);
-    assert!(got.len() == want.len() && off < if name.starts_with("new.") { 2e-3 } else { 1e-4 }, "{name}: {off}");
+    let keys = if name == "new.transformer.h.0.attn.c_attn.bias" || name == "new.transformer.h.1.attn.c_attn.bias" {
+        16..32
+    } else {
+        0..0
+    };
+    let off = |(i, (g, w)): (usize, (&f32, &f32))| if keys.contains(&i) { 0.0 } else { (g - w).abs() / scale };
+    let off = got.iter().zip(want).enumerate().map(off).fold(0.0, f32::max);
+    assert!(got.len() == want.len() && off < 2e-4, "{name}: {off}");
 }
 
 fn every_layout_dumps_the_reference(config: &str, theirs: fn(&BTreeMap<String, Vec<f64>>) -> Tensors) {
