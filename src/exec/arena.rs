@@ -57,6 +57,17 @@ impl Data {
         }
     }
 
+    /// What a GPU, or a file, has as bytes.
+    pub fn from_bytes(bytes: &[u8], dtype: Dtype) -> Data {
+        match dtype {
+            Dtype::F64 => Data::F64(bytemuck::pod_collect_to_vec(bytes)),
+            Dtype::F32 => Data::F32(bytemuck::pod_collect_to_vec(bytes)),
+            Dtype::Bf16 => Data::Bf16(bytemuck::pod_collect_to_vec(bytes)),
+            Dtype::U32 => Data::U32(bytemuck::pod_collect_to_vec(bytes)),
+            Dtype::U8 => Data::U8(bytes.to_vec()),
+        }
+    }
+
     pub fn to_f64(&self) -> Vec<f64> {
         match self {
             Data::F64(v) => v.clone(),
@@ -130,6 +141,11 @@ impl<'p> Arena<'p> {
     pub fn new(plan: &'p Plan, layout: &'p Layout) -> Arena<'p> {
         let words = vec![u64::MAX; (layout.bytes / 8) as usize];
         Arena { plan, layout, words, touched: 0 }
+    }
+
+    /// The whole memory, as it lies.
+    pub fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.words)
     }
 
     /// Most bytes that were ever in use since [`forget_peak`](Arena::forget_peak).
@@ -281,6 +297,6 @@ impl<'p> Arena<'p> {
 /// Some bytes of a slot.
 #[derive(Debug, Clone)]
 pub struct Part {
-    bytes: Range<usize>,
-    dtype: Dtype,
+    pub bytes: Range<usize>,
+    pub dtype: Dtype,
 }
