@@ -191,6 +191,11 @@ impl<'p> Arena<'p> {
         Arena { plan, layout, words, touched: 0 }
     }
 
+    /// The whole memory, as it lies.
+    pub fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.words)
+    }
+
     /// Most bytes that were ever in use since [`forget_peak`](Arena::forget_peak).
     pub fn peak(&self) -> u64 {
         self.touched
@@ -354,6 +359,6 @@ impl<'p> Arena<'p> {
 /// Some bytes of a slot.
 #[derive(Debug, Clone)]
 pub struct Part {
-    bytes: Range<usize>,
-    dtype: Dtype,
+    pub bytes: Range<usize>,
+    pub dtype: Dtype,
 }
