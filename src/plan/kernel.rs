@@ -11,6 +11,7 @@ use super::dropout::Dropout;
 use super::expert::ExpertKernel;
 use super::mesh::{Axis, Mesh};
 use super::segs::Segs;
+use super::share::Share;
 use super::unfused::ScoreStep;
 use super::visible::{self, BlockShape, LiveRows, block_shape};
 use crate::spec::{Documents, Mask};
@@ -235,15 +236,15 @@ pub enum Kernel {
     /// Reads dy and what stayed; writes the gradient of the branch.
     DropoutBwd { elems: u64, probability: f64 },
     /// Learned positions, a table `[max, cols]`. Forward reads x, table, writes x + the rows of its positions;
-    /// backward reads dx, dtable, writes dtable, accumulated. `rows` are those of all positions, or with `share`
-    /// the part of them that the rank's coordinate on the axis says.
+    /// backward reads dx, dtable, writes dtable, accumulated. `rows` are those of all positions, or of the
+    /// rank's share of them.
     Positions {
         segs: Segs,
         rows: u64,
         cols: u64,
         max: u64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        share: Option<Axis>,
+        share: Option<Share>,
         backward: bool,
     },
     /// Reads x; writes gelu(x), by its tanh form.
