@@ -203,7 +203,7 @@ fn one_rank() {
 fn tensor_parallel_in_chunks() {
     for (family, tp) in [(llama, 2), (gpt2_dropping, 2), (palm, 3), (neox, 4)] as [(Family, _); 4] {
         let par = Parallelism { tp, options: "tp-overlap".parse().unwrap(), ..case().par };
-        let of = Case { family, kv_heads: u64::from(tp), ffn: 12, seq_units: 2 * u64::from(tp), par, ..case() };
+        let of = Case { family, kv_heads: u64::from(tp), ffn: 12, seq_units: 4, par, ..case() };
         holds(&Case { batch: 2, microbatches: 2, ..of.clone() }, 1e-10);
         let recompute = Recompute::Full;
         holds(&Case { par: Parallelism { dp: 2, ring: 2, zero: 1, recompute, ..par }, ..of.clone() }, 1e-10);

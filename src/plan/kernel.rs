@@ -449,10 +449,16 @@ impl Kernel {
             return Some(step.work(block, views, rank, reads, writes));
         }
         match *self {
-            Kernel::MatMul { m, n, k, fp8, .. } => {
+            Kernel::MatMul { m, n, k, a_t, fp8, .. } => {
                 let given = reads[0] + reads[1];
                 let fed = if fp8 { fp8_bytes(m * k) + fp8_bytes(k * n) } else { given };
-                let cast = if fp8 { given + fed } else { 0 };
+                let cast = match (fp8, a_t) {
+                    (false, _) => 0,
+                    // Weights are rounded for the first microbatch, and kept (Transformer Engine's
+                    // `is_first_microbatch`); the gradient of weights alone is a product of two activations.
+                    (true, false) => reads[0] + fp8_bytes(m * k),
+                    (true, true) => given + fed,
+                };
                 let bytes = cast + fed + all - given;
                 Some(Work { flops: 2 * m * n * k, bytes, class: WorkClass::Gemm { m, n, k, cast } })
             }

@@ -1,5 +1,6 @@
 //! What cannot be built, said before anything is built: the values and the remedy.
 
+use super::tensor::CHUNKS;
 use super::ulysses::padded;
 use crate::error::{Error, Result};
 use crate::plan::Route;
@@ -264,10 +265,10 @@ fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
             "tp: {tokens} tokens of a microbatch are no multiple of tp {t}; change seq_len, or use the option no-sp"
         )));
     }
-    let unit = t * t;
+    let unit = t * CHUNKS;
     if par.options.tp_overlap && !tokens.is_multiple_of(unit) {
         return Err(Error::infeasible(format!(
-            "tp: {tokens} tokens of a microbatch are no multiple of {unit}, tp {t} shares of {t} chunks that tp-overlap \
+            "tp: {tokens} tokens of a microbatch are no multiple of {unit}, tp {t} shares of {CHUNKS} chunks that tp-overlap \
              makes; change seq_len, or leave tp-overlap out"
         )));
     }

@@ -5,11 +5,15 @@
 //! take the place of an all-reduce, and norms and residuals are no longer done by every rank.
 //!
 //! A rank's share of a microbatch's rows (b*s of them) are those of its coordinate, in rank order. With overlap the
-//! rows are cut into as many chunks as there are ranks, and each chunk into shares: while one chunk is gathered, or
-//! its partial sums are scattered, the product of another runs (userbuffers of NVIDIA's Transformer Engine).
+//! rows are cut into chunks, and each chunk into shares: while one chunk is gathered, or its partial sums are
+//! scattered, the product of another runs (userbuffers of NVIDIA's Transformer Engine).
 
 use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Share, TensorKind, Via};
 use crate::spec::Parallelism;
+
+/// `num_splits` of NeMo's configurations for scattering beside a product; gathering goes in as many chunks as there are
+/// ranks there.
+pub const CHUNKS: u64 = 4;
 
 /// Userbuffers gather with 1 or 2 SMs, and scatter with as many as NCCL: `num_sm` of NeMo's configurations, for H100 and
 /// a 405B model at tp 8 say.
@@ -59,7 +63,7 @@ impl TensorParallel {
     /// For microbatches of `tokens`.
     pub fn new(par: &Parallelism, tokens: u64, dtype: Dtype, engine: Engine) -> TensorParallel {
         let (ranks, whole) = (u64::from(par.tp), par.options.whole_activations);
-        let chunks = if par.options.tp_overlap { ranks } else { 1 };
+        let chunks = if par.options.tp_overlap { CHUNKS } else { 1 };
         TensorParallel { ranks, whole, tokens, chunks, dtype, engine }
     }
 
