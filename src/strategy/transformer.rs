@@ -446,19 +446,33 @@ impl Layer {
     /// The feed-forward network up to its activation, from a norm of `x`, or where there is none from `first`,
     /// attention's input.
     fn mlp_in(&self, b: &mut Builder, s: &Scratch, w: Flats, x: Buf, keep: &Saved, first: Buf) {
-        let at = |r: Rows| w.rows(r[0], r[1]);
-        let (rows, n, (gate_up, act)) = (&self.rows, self.tokens(), keep.network());
-        let (weight, bias) = (at(rows.gate_up), rows.up_bias.map(at));
-        let up = |b: &mut Builder, input, chunk| {
-            self.linear_in(b, "gate_up", [input, weight], bias, self.wide, gate_up, chunk);
-        };
-        match (rows.norm2, keep.normed2) {
+        match (self.rows.norm2, keep.normed2) {
             (Some(norm), Some(normed)) => {
-                self.norms.forward(b, "norm2", x, at(norm), normed);
-                self.tp.gathered(b, "gate_up_gather", normed, s.input, up);
+                self.norms.forward(b, "norm2", x, w.rows(norm[0], norm[1]), normed);
+                self.gathered_mlp_in(b, s, w, keep, normed);
             }
-            _ => up(b, first, self.tp.all()),
+            _ => {
+                self.gate_up(b, w, keep, first, self.tp.all());
+                self.activation(b, keep);
+            }
         }
+    }
+
+    /// The same from a rank's share of its input.
+    fn gathered_mlp_in(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, normed: Buf) {
+        let up = |b: &mut Builder, input, chunk| self.gate_up(b, w, keep, input, chunk);
+        self.tp.gathered(b, "gate_up_gather", normed, s.input, up);
+        self.activation(b, keep);
+    }
+
+    fn gate_up(&self, b: &mut Builder, w: Flats, keep: &Saved, input: Buf, chunk: Chunk) {
+        let at = |r: Rows| w.rows(r[0], r[1]);
+        let (weight, bias) = (at(self.rows.gate_up), self.rows.up_bias.map(at));
+        self.linear_in(b, "gate_up", [input, weight], bias, self.wide, keep.network().0, chunk);
+    }
+
+    fn activation(&self, b: &mut Builder, keep: &Saved) {
+        let (n, (gate_up, act)) = (self.tokens(), keep.network());
         let (label, kernel) = match self.mlp {
             Mlp::SwiGlu => ("swiglu", Kernel::SwiGlu { rows: n, cols: self.ffn }),
             Mlp::Gelu => ("gelu", Kernel::Gelu { elems: n * self.ffn }),
@@ -474,15 +488,15 @@ impl Layer {
         self.norms.forward(b, "norm2", mid, w.rows(norm[0], norm[1]), normed);
         let mut first = |b: &mut Builder| {
             if self.ffn > 0 {
-                let input = self.tp.gather(b, "gate_up_gather", normed, s.input);
-                self.mlp_in(b, w, input, keep);
+                self.gathered_mlp_in(b, s, w, keep, normed);
             }
         };
         let mut second = |b: &mut Builder| {
             let Some(shared) = s.shared else { return };
             let (sums, down) = (s.partial.unwrap_or(shared), w.rows(self.rows.down[0], self.rows.down[1]));
-            self.linear_out(b, "down", [keep.network().1, down], self.ffn, false, sums);
-            self.tp.reduce(b, "down_reduce", sums, shared);
+            self.tp.scattered(b, "down_reduce", sums, shared, |b, chunk| {
+                self.linear_out(b, "down", [keep.network().1, down], self.ffn, false, sums, chunk);
+            });
         };
         let parts = self.parts(w);
         if self.overlap_shared {
@@ -593,10 +607,7 @@ impl Layer {
                 mid
             }
             (_, mid) => {
-                let d_act = s.network().0;
-                let d_output = self.tp.gathered(b, "down_bwd_gather", d_branch, s.d_output, |b, d, rows| {
-                    back.out_dx(b, "down_dx", [d, back.at(self.rows.down), d_act], self.ffn, rows);
-                });
+                let d_output = back.down_dx(b, d_branch);
                 back.bias(b, "down_bias_bwd", self.rows.down_bias, self.norms.rows, d_branch);
                 let last = back.mlp(b, d_output);
                 let Some(mid) = mid else { return back.beside(b, x, [dy, d_branch, d_output], dx) };
@@ -681,6 +692,15 @@ impl Backward<'_> {
         b.compute(&rows.label(label), kernel, &[rows.of(d), w], &[rows.of(to)]);
     }
 
+    /// The gradient of the network's activation, from a rank's share of that of its output, which is returned whole.
+    fn down_dx(&self, b: &mut Builder, d_branch: Buf) -> Buf {
+        let (l, s) = (self.layer, self.s);
+        let (down, d_act) = (self.at(l.rows.down), s.network().0);
+        l.tp.gathered(b, "down_bwd_gather", d_branch, s.d_output, |b, d, rows| {
+            self.out_dx(b, "down_dx", [d, down, d_act], l.ffn, rows);
+        })
+    }
+
     /// From the gradients of the network's output and of its activation to that of the activation's input; returns
     /// the last op.
     fn mlp(&self, b: &mut Builder, d_output: Buf) -> u32 {
@@ -716,7 +736,7 @@ impl Backward<'_> {
         let last = std::cell::Cell::new(0);
         let mut first = |b: &mut Builder| {
             if l.ffn > 0 {
-                let d_output = l.tp.gather(b, "down_bwd_gather", d_branch, s.d_output);
+                let d_output = shared.down_dx(b, d_branch);
                 last.set(shared.mlp(b, d_output));
             }
         };
