@@ -395,7 +395,8 @@ fn the_two_ends_of_the_model() {
         let kernel = Kernel::VocabCrossEntropy { part, ranks: 2, scale: 0.5 };
         hold(&kernel, &ring(2), &[F32, ids(50), F32, F32], &[Dtype::F32, Dtype::F32], SINGLE);
     }
-    for (backward, share) in [(false, None), (true, None), (false, Some(Axis::Cp)), (true, Some(Axis::Cp))] {
+    let turns = Share { axis: Axis::Cp, parts: 4 };
+    for (backward, share) in [(false, None), (true, None), (false, Some(turns)), (true, Some(turns))] {
         let segs = Segs::new(40, &[]);
         let kernel = Kernel::Positions { segs, rows: 40, cols, max: 64, share, backward };
         hold(&kernel, &ring(2), &[F32, F32], &[Dtype::F32], SINGLE);

@@ -198,6 +198,19 @@ fn one_rank() {
     holds(&case(), 1e-10);
 }
 
+/// Rows gathered and summed in chunks, whatever knows where a row of a share stands.
+#[test]
+fn tensor_parallel_in_chunks() {
+    for (family, tp) in [(llama, 2), (gpt2_dropping, 2), (palm, 3), (neox, 4)] as [(Family, _); 4] {
+        let par = Parallelism { tp, options: "tp-overlap".parse().unwrap(), ..case().par };
+        let of = Case { family, kv_heads: u64::from(tp), ffn: 12, seq_units: 4, par, ..case() };
+        holds(&Case { batch: 2, microbatches: 2, ..of.clone() }, 1e-10);
+        let recompute = Recompute::Full;
+        holds(&Case { par: Parallelism { dp: 2, ring: 2, zero: 1, recompute, ..par }, ..of.clone() }, 1e-10);
+        holds(&Case { par: Parallelism { pp: 2, ..par }, microbatches: 2, ..of }, 1e-10);
+    }
+}
+
 /// Scores in memory, kept or computed again, whatever shares out the heads and whatever masks.
 #[test]
 fn unfused_attention() {

@@ -7,7 +7,7 @@ use super::transport::Hub;
 use crate::error::Result;
 use crate::plan::link::Line;
 use crate::plan::memory::SlotId;
-use crate::plan::{Axis, Feed, Inputs, Lane, OpKind, Param, Plan, TensorId};
+use crate::plan::{Feed, Inputs, Lane, OpKind, Param, Plan, Share, TensorId};
 use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
 use crate::units::Seconds;
 use std::collections::BTreeMap;
@@ -123,13 +123,14 @@ fn hidden(plan: &Plan, inputs: &Inputs, done: &[Done]) -> Vec<Vec<f64>> {
     let mut all: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for (rank, done) in done.iter().enumerate() {
         let positions = inputs.segs.positions(&plan.views, rank as u32);
-        // Tensor-parallel ranks may have a share of the rows each, in the order of their coordinates.
-        let of = positions.len() * inputs.batch as usize / rows;
-        let first = plan.views[0].coord(rank as u32, Axis::Tp) as usize % of * rows;
+        let row_of = |i: usize| {
+            let share = |share: Share| share.row(&plan.views, rank as u32, rows as u64, i as u64) as usize;
+            inputs.share.map_or(i, share)
+        };
         for (m, data) in done.seen.get(&at).into_iter().flatten().enumerate() {
             let sequences = super::inputs::sequences_of(plan, inputs, rank as u32, m as u32);
             for (i, values) in data.to_f64().chunks(row).enumerate() {
-                let (sequence, token) = ((first + i) / positions.len(), (first + i) % positions.len());
+                let (sequence, token) = (row_of(i) / positions.len(), row_of(i) % positions.len());
                 let out = all.entry(sequences.start + sequence as u64);
                 let out = out.or_insert_with(|| vec![f64::NAN; inputs.segs.seq as usize * row]);
                 out[positions[token] as usize * row..][..row].copy_from_slice(values);

@@ -3,8 +3,9 @@
 //! A hash of position and column decides, so that every way to share out the tokens drops the same ones. It
 //! knows no layer and no sequence, for which a block of ops has no names: all of them drop alike.
 
-use super::mesh::{Axis, Mesh};
+use super::mesh::Mesh;
 use super::segs::Segs;
+use super::share::Share;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -13,10 +14,10 @@ pub struct Dropout {
     pub probability: f64,
     /// Tells the dropouts of a layer apart.
     pub salt: u64,
-    /// Positions of all rows; with `share` a rank has the part of them that its coordinate on the axis says.
+    /// Positions of all rows, of which a rank may have a share.
     pub segs: Segs,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub share: Option<Axis>,
+    pub share: Option<Share>,
 }
 
 /// Whether an element stays: the bits of splitmix64 (Steele et al., 2014) of where it stands, below a bound.
@@ -31,10 +32,15 @@ pub fn keeps(probability: f64, salt: u64, position: u64, column: u64) -> bool {
 impl Dropout {
     /// The positions of the rank's `rows` rows.
     pub fn positions(&self, views: &[Mesh], rank: u32, rows: u64) -> Vec<u64> {
-        let first = self.share.map_or(0, |axis| u64::from(views[0].coord(rank, axis)) * rows);
-        let all = self.segs.positions(views, rank);
-        (first..first + rows).map(|row| all[row as usize % all.len()]).collect()
+        positions(&self.segs, self.share, views, rank, rows)
     }
+}
+
+/// The positions of a rank's `rows` rows, of all of them or of its share.
+pub fn positions(segs: &Segs, share: Option<Share>, views: &[Mesh], rank: u32, rows: u64) -> Vec<u64> {
+    let all = segs.positions(views, rank);
+    let row = |i| share.map_or(i, |share| share.row(views, rank, rows, i));
+    (0..rows).map(|i| all[row(i) as usize % all.len()]).collect()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use super::dropout::Dropout;
 use super::expert::ExpertKernel;
 use super::mesh::{Axis, Mesh};
 use super::segs::Segs;
+use super::share::Share;
 use super::unfused::ScoreStep;
 use super::visible::{self, BlockShape, LiveRows, block_shape};
 use crate::spec::{Documents, Mask};
@@ -235,15 +236,15 @@ pub enum Kernel {
     /// Reads dy and what stayed; writes the gradient of the branch.
     DropoutBwd { elems: u64, probability: f64 },
     /// Learned positions, a table `[max, cols]`. Forward reads x, table, writes x + the rows of its positions;
-    /// backward reads dx, dtable, writes dtable, accumulated. `rows` are those of all positions, or with `share`
-    /// the part of them that the rank's coordinate on the axis says.
+    /// backward reads dx, dtable, writes dtable, accumulated. `rows` are those of all positions, or of the
+    /// rank's share of them.
     Positions {
         segs: Segs,
         rows: u64,
         cols: u64,
         max: u64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        share: Option<Axis>,
+        share: Option<Share>,
         backward: bool,
     },
     /// Reads x; writes gelu(x), by its tanh form.
@@ -448,10 +449,16 @@ impl Kernel {
             return Some(step.work(block, views, rank, reads, writes));
         }
         match *self {
-            Kernel::MatMul { m, n, k, fp8, .. } => {
+            Kernel::MatMul { m, n, k, a_t, fp8, .. } => {
                 let given = reads[0] + reads[1];
                 let fed = if fp8 { fp8_bytes(m * k) + fp8_bytes(k * n) } else { given };
-                let cast = if fp8 { given + fed } else { 0 };
+                let cast = match (fp8, a_t) {
+                    (false, _) => 0,
+                    // Weights are rounded for the first microbatch, and kept (Transformer Engine's
+                    // `is_first_microbatch`); the gradient of weights alone is a product of two activations.
+                    (true, false) => reads[0] + fp8_bytes(m * k),
+                    (true, true) => given + fed,
+                };
                 let bytes = cast + fed + all - given;
                 Some(Work { flops: 2 * m * n * k, bytes, class: WorkClass::Gemm { m, n, k, cast } })
             }

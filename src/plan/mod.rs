@@ -18,6 +18,7 @@ pub mod route;
 pub mod rows;
 pub mod segment;
 pub mod segs;
+pub mod share;
 pub mod structure;
 pub mod turns;
 pub mod unfused;
@@ -35,5 +36,6 @@ pub use program::{
 pub use route::{Counts, ExchangeAlgo, Phase, Route, Wire};
 pub use rows::{Landing, Layout};
 pub use segs::{Segs, Span, Split};
+pub use share::Share;
 pub use unfused::{HeadDropout, ScoreStep};
 pub use visible::BlockShape;

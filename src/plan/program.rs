@@ -5,6 +5,7 @@ use super::mesh::{Axis, Group, Mesh};
 use super::op::*;
 use super::route::Route;
 use super::segs::Segs;
+use super::share::Share;
 use crate::error::{Error, Result};
 use crate::spec::{AttentionSpec, Documents, LlmSpec, Parallelism, Pass};
 use rustc_hash::FxHasher;
@@ -115,6 +116,9 @@ pub struct Inputs {
     pub tokens: TensorId,
     pub targets: TensorId,
     pub segs: Segs,
+    /// Where ranks share the rows of the residual stream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<Share>,
     pub batch: u64,
     pub vocab: u64,
     pub microbatches: u32,

@@ -112,8 +112,10 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
 fn words(run: &Training, tp: u32, habits: Habits) -> Vec<&'static str> {
     let precision = squeezed(&run.precision);
     let narrow = precision.contains("fp8") || precision.contains("fp4");
+    let cut = run.seq_parallel.unwrap_or(habits.sequence_parallel);
     let all = [
-        (tp > 1 && !run.seq_parallel.unwrap_or(habits.sequence_parallel), "no-sp"),
+        (tp > 1 && !cut, "no-sp"),
+        (tp > 1 && cut && habits.tp_overlap, "tp-overlap"),
         (narrow, "fp8"),
         (habits.kernels[0] == "unfused", "unfused"),
     ];

@@ -46,6 +46,11 @@ const LINES: &[Line] = &[
     Line { refusal: "do not split evenly", said: "stages that come out even", change: even_stages },
     Line { refusal: "vp: ", said: "no interleaving", change: |_, s| s.par.vp = 1 },
     Line {
+        refusal: "tp-overlap",
+        said: "no overlap within tensor parallelism",
+        change: |_, s| s.par.options.tp_overlap = false,
+    },
+    Line {
         refusal: "no-sp",
         said: "activations that are not whole",
         change: |_, s| s.par.options.whole_activations = false,

@@ -126,6 +126,8 @@ pub struct Options {
     pub pad_heads: bool,
     /// The first and the last stage of a pipeline have one layer less, beside embedding and head, as Llama-3 has.
     pub short_ends: bool,
+    /// Tensor-parallel ranks gather and sum the residual stream in chunks of rows, beside the products.
+    pub tp_overlap: bool,
     /// Attention writes its scores to memory, as before FlashAttention.
     pub unfused: bool,
     /// ZeRO 2 and 3 have room for one layer's whole weights and gradient, not for the next one's beside it.
@@ -153,6 +155,12 @@ pub const WORDS: &[Word] = &[
         about: "tensor parallelism without sequence parallelism: all-reduce, whole activations",
         set: |o| o.whole_activations = true,
         is_set: |o| o.whole_activations,
+    },
+    Word {
+        name: "tp-overlap",
+        about: "tensor parallelism gathers and sums rows in chunks beside the products (Transformer Engine's userbuffers)",
+        set: |o| o.tp_overlap = true,
+        is_set: |o| o.tp_overlap,
     },
     Word {
         name: "contiguous",

@@ -86,7 +86,7 @@ impl Embedding {
     }
 
     fn place(&self, p: &Positions, backward: bool) -> Kernel {
-        let (segs, share) = (p.segs.clone(), self.tp.cuts_rows().then_some(Axis::Tp));
+        let (segs, share) = (p.segs.clone(), self.tp.rows());
         Kernel::Positions { segs, rows: p.rows, cols: self.hidden, max: p.max, share, backward }
     }
 

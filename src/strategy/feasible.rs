@@ -1,5 +1,6 @@
 //! What cannot be built, said before anything is built: the values and the remedy.
 
+use super::tensor::CHUNKS;
 use super::ulysses::padded;
 use crate::error::{Error, Result};
 use crate::plan::Route;
@@ -198,6 +199,7 @@ fn options(par: &Parallelism) -> Result<()> {
     let circulates = ring > 1 && o.kv == KvPath::Ring;
     let needs = [
         ("no-sp", o.whole_activations, par.tp > 1, "tp above 1"),
+        ("tp-overlap", o.tp_overlap, par.tp > 1 && !o.whole_activations, "tp above 1 with sequence parallelism"),
         ("contiguous", laid(RingLayout::Contiguous), ring > 1, "a ring above 1"),
         ("stripe", laid(RingLayout::Stripe), ring > 1, "a ring above 1"),
         ("gather-kv", o.kv == KvPath::Gather, ring > 1, "a ring above 1"),
@@ -261,6 +263,13 @@ fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     if !par.options.whole_activations && !tokens.is_multiple_of(t) {
         return Err(Error::infeasible(format!(
             "tp: {tokens} tokens of a microbatch are no multiple of tp {t}; change seq_len, or use the option no-sp"
+        )));
+    }
+    let unit = t * CHUNKS;
+    if par.options.tp_overlap && !tokens.is_multiple_of(unit) {
+        return Err(Error::infeasible(format!(
+            "tp: {tokens} tokens of a microbatch are no multiple of {unit}, tp {t} shares of {CHUNKS} chunks that tp-overlap \
+             makes; change seq_len, or leave tp-overlap out"
         )));
     }
     Ok(())

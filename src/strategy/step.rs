@@ -521,6 +521,7 @@ impl<'a> Step<'a> {
             tokens: self.tokens.tensor(),
             targets: self.targets.tensor(),
             segs: self.layer.segs.clone(),
+            share: self.layer.tp.rows(),
             batch: self.work.micro_batch,
             vocab: self.model.vocab,
             microbatches: self.microbatches,

@@ -4,31 +4,83 @@
 //! between them is cut over tokens: an all-gather before the one product and a reduce-scatter after the other
 //! take the place of an all-reduce, and norms and residuals are no longer done by every rank.
 //!
-//! A rank's share of a microbatch's rows (b*s of them) are those of its coordinate, in rank order.
+//! A rank's share of a microbatch's rows (b*s of them) are those of its coordinate, in rank order. With overlap the
+//! rows are cut into chunks, and each chunk into shares: while one chunk is gathered, or its partial sums are
+//! scattered, the product of another runs (userbuffers of NVIDIA's Transformer Engine).
 
-use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, TensorKind, Via};
+use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Share, TensorKind, Via};
 use crate::spec::Parallelism;
+
+/// `num_splits` of NeMo's configurations for scattering beside a product; gathering goes in as many chunks as there are
+/// ranks there.
+pub const CHUNKS: u64 = 4;
+
+/// Userbuffers gather with 1 or 2 SMs, and scatter with as many as NCCL: `num_sm` of NeMo's configurations, for H100 and
+/// a 405B model at tp 8 say.
+const GATHER_BESIDE: Engine = Engine::Sm { ctas: 2 };
 
 #[derive(Debug, Clone, Copy)]
 pub struct TensorParallel {
     pub ranks: u64,
     /// Without sequence parallelism every rank has all tokens everywhere.
     pub whole: bool,
+    /// All rows of a microbatch, and the chunks that they are gathered and summed in.
+    tokens: u64,
+    chunks: u64,
     pub dtype: Dtype,
     pub engine: Engine,
 }
 
-/// Where whole rows stand beside a rank's share of them.
-#[derive(Clone, Copy)]
-pub struct Rows {
-    /// Rows as they are gathered, and partial sums before they are scattered.
-    pub gathered: Buf,
-    pub partial: Buf,
+/// Some rows of a microbatch: what a product is done for at a time.
+#[derive(Debug, Clone, Copy)]
+pub struct Chunk {
+    rows: [u64; 2],
+    /// `None`: they are all.
+    index: Option<u64>,
+}
+
+impl Chunk {
+    pub fn len(&self) -> u64 {
+        self.rows[1] - self.rows[0]
+    }
+
+    pub fn label(&self, what: &str) -> String {
+        self.index.map_or(what.into(), |j| format!("{what}.{j}"))
+    }
+
+    /// Of a buffer with all rows, these.
+    pub fn of(&self, all: Buf) -> Buf {
+        if self.index.is_none() { all } else { all.rows(self.rows[0], self.rows[1]) }
+    }
+
+    /// Of a rank's share of all rows, its part of these.
+    fn part(&self, share: Buf, ranks: u64) -> Buf {
+        if self.index.is_none() { share } else { share.rows(self.rows[0] / ranks, self.rows[1] / ranks) }
+    }
 }
 
 impl TensorParallel {
-    pub fn new(par: &Parallelism, dtype: Dtype, engine: Engine) -> TensorParallel {
-        TensorParallel { ranks: u64::from(par.tp), whole: par.options.whole_activations, dtype, engine }
+    /// For microbatches of `tokens`.
+    pub fn new(par: &Parallelism, tokens: u64, dtype: Dtype, engine: Engine) -> TensorParallel {
+        let (ranks, whole) = (u64::from(par.tp), par.options.whole_activations);
+        let chunks = if par.options.tp_overlap { CHUNKS } else { 1 };
+        TensorParallel { ranks, whole, tokens, chunks, dtype, engine }
+    }
+
+    /// Which rows of the residual stream a rank has, where it has a share.
+    pub fn rows(&self) -> Option<Share> {
+        self.cuts_rows().then_some(Share { axis: Axis::Tp, parts: self.chunks })
+    }
+
+    /// All rows at once.
+    pub fn all(&self) -> Chunk {
+        Chunk { rows: [0, self.tokens], index: None }
+    }
+
+    fn chunks(&self) -> Vec<Chunk> {
+        let each = self.tokens / self.chunks;
+        let chunk = |j| Chunk { rows: [j * each, (j + 1) * each], index: Some(j) };
+        if self.chunks == 1 { vec![self.all()] } else { (0..self.chunks).map(chunk).collect() }
     }
 
     /// The residual stream is cut over the ranks.
@@ -48,26 +100,71 @@ impl TensorParallel {
 
     /// All rows of what the ranks have shares of, in `room`; where there is none, they are there already.
     pub fn gather(&self, b: &mut Builder, label: &str, share: Buf, room: Option<Buf>) -> Buf {
-        let Some(all) = room else { return share };
-        self.collective(b, label, CollectiveKind::AllGather, share, all);
+        self.gathered(b, label, share, room, |_, _, _| ())
+    }
+
+    /// The same, with a product on each chunk that is there while the next is gathered.
+    pub fn gathered(
+        &self,
+        b: &mut Builder,
+        label: &str,
+        share: Buf,
+        room: Option<Buf>,
+        mut product: impl FnMut(&mut Builder, Buf, Chunk),
+    ) -> Buf {
+        let all = room.unwrap_or(share);
+        for chunk in self.chunks() {
+            if room.is_some() {
+                self.gather_chunk(b, label, share, all, chunk);
+            }
+            product(b, all, chunk);
+        }
         all
+    }
+
+    fn gather_chunk(&self, b: &mut Builder, label: &str, share: Buf, all: Buf, chunk: Chunk) -> u32 {
+        let part = chunk.part(share, self.ranks);
+        let engine = if chunk.index.is_some() { GATHER_BESIDE } else { self.engine };
+        let tp = TensorParallel { engine, ..*self };
+        tp.collective(b, &chunk.label(label), CollectiveKind::AllGather, part, chunk.of(all))
     }
 
     /// As [`gather`](TensorParallel::gather), no earlier than the kernel issued last has ended: a framework
     /// starts it beside the product that comes next.
     pub fn gather_beside(&self, b: &mut Builder, label: &str, share: Buf, room: Option<Buf>, last: u32) -> Buf {
         let Some(all) = room else { return share };
-        let op = self.collective(b, label, CollectiveKind::AllGather, share, all);
-        b.after(op, last);
+        for chunk in self.chunks() {
+            let op = self.gather_chunk(b, label, share, all, chunk);
+            b.after(op, last);
+        }
         all
     }
 
     /// Sums the ranks' partial sums: into `share`, where they are in a room of their own, or in place.
     pub fn reduce(&self, b: &mut Builder, label: &str, partial: Buf, share: Buf) {
-        match (self.ranks, self.cuts_rows()) {
-            (1, _) => {}
-            (_, true) => drop(self.collective(b, label, CollectiveKind::ReduceScatter, partial, share)),
-            (_, false) => drop(self.collective(b, label, CollectiveKind::AllReduce, partial, partial)),
+        self.scattered(b, label, partial, share, |_, _| ());
+    }
+
+    /// The same, of what a product leaves chunk by chunk, the next being computed while one is summed.
+    pub fn scattered(
+        &self,
+        b: &mut Builder,
+        label: &str,
+        partial: Buf,
+        share: Buf,
+        mut product: impl FnMut(&mut Builder, Chunk),
+    ) {
+        for chunk in self.chunks() {
+            product(b, chunk);
+            let (label, sums) = (chunk.label(label), chunk.of(partial));
+            match (self.ranks, self.cuts_rows()) {
+                (1, _) => {}
+                (_, true) => {
+                    let to = chunk.part(share, self.ranks);
+                    self.collective(b, &label, CollectiveKind::ReduceScatter, sums, to);
+                }
+                (_, false) => drop(self.collective(b, &label, CollectiveKind::AllReduce, sums, sums)),
+            }
         }
     }
 

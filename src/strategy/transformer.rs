@@ -8,11 +8,11 @@ use super::attention::{self, Core, Way};
 use super::expert::{self, Experts};
 use super::norm::Norms;
 use super::step::Engines;
-use super::tensor::TensorParallel;
+use super::tensor::{Chunk, TensorParallel};
 use super::ulysses::{self, Ulysses};
 use super::unfused::Probs;
 use super::weights::{Rows, Weight, Weights};
-use crate::plan::{Arg, Axis, Buf, Builder, Dropout, Dtype, Kernel, Route, Segs, TensorKind};
+use crate::plan::{Arg, Buf, Builder, Dropout, Dtype, Kernel, Route, Segs, TensorKind};
 use crate::spec::{AttentionSpec, LlmSpec, Mlp, Parallelism, Positions, Workload};
 
 /// Everything a layer's ops need to know.
@@ -263,7 +263,8 @@ fn with(kernel: Kernel, adds: bool, biased: bool) -> Kernel {
 
 impl Layer {
     pub fn new(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines, route: Option<&Route>) -> Layer {
-        let tp = TensorParallel::new(par, work.dtype, engines.collective);
+        let tokens = work.micro_batch * work.seq_len / (u64::from(par.ring) * u64::from(par.ulysses));
+        let tp = TensorParallel::new(par, tokens, work.dtype, engines.collective);
         let (heads, kv_heads) = (model.heads / tp.ranks, model.kv_heads / tp.ranks);
         let attention = AttentionSpec {
             batch: work.micro_batch,
@@ -412,45 +413,66 @@ impl Layer {
         let at = |r: Rows| w.rows(r[0], r[1]);
         let rows = &self.rows;
         self.norms.forward(b, "norm1", x, at(rows.norm1), keep.normed1);
-        let input = self.tp.gather(b, "qkv_gather", keep.normed1, s.input);
-        self.linear_in(b, "qkv", [input, at(rows.qkv)], rows.qkv_bias.map(at), self.qkv_row(), s.qkv);
+        let (qkv, bias) = (at(rows.qkv), rows.qkv_bias.map(at));
+        let input = self.tp.gathered(b, "qkv_gather", keep.normed1, s.input, |b, input, chunk| {
+            self.linear_in(b, "qkv", [input, qkv], bias, self.qkv_row(), s.qkv, chunk);
+        });
         self.attention_forward(b, s, keep);
         let Some(mid) = keep.mid else {
-            let input = self.second_norm(b, s, w, x, keep, input);
-            self.mlp_in(b, w, input, keep);
-            self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.q_row(), false, sums);
-            self.linear_out(b, "down", [keep.network().1, at(rows.down)], self.ffn, true, sums);
-            self.tp.reduce(b, "block_reduce", sums, s.branch);
+            self.mlp_in(b, s, w, x, keep, input);
+            self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.q_row(), false, sums, self.tp.all());
+            self.tp.scattered(b, "block_reduce", sums, s.branch, |b, chunk| {
+                self.linear_out(b, "down", [keep.network().1, at(rows.down)], self.ffn, true, sums, chunk);
+            });
             let biases = [rows.o_bias, rows.down_bias].map(|r| r.map(at));
             return self.residual(b, "residual", x, s.branch, biases, [Some(x_out), keep.stays[0]]);
         };
-        self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.q_row(), false, sums);
-        self.tp.reduce(b, "o_reduce", sums, s.branch);
+        self.tp.scattered(b, "o_reduce", sums, s.branch, |b, chunk| {
+            self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.q_row(), false, sums, chunk);
+        });
         self.residual(b, "residual1", x, s.branch, [rows.o_bias.map(at), None], [Some(mid), keep.stays[0]]);
         match &self.experts {
             Some(experts) => self.experts_forward(b, s, w, mid, keep, experts),
             None => {
-                let input = self.second_norm(b, s, w, mid, keep, input);
-                self.mlp_in(b, w, input, keep);
-                self.linear_out(b, "down", [keep.network().1, at(rows.down)], self.ffn, false, sums);
-                self.tp.reduce(b, "down_reduce", sums, s.branch);
+                self.mlp_in(b, s, w, mid, keep, input);
+                self.tp.scattered(b, "down_reduce", sums, s.branch, |b, chunk| {
+                    self.linear_out(b, "down", [keep.network().1, at(rows.down)], self.ffn, false, sums, chunk);
+                });
             }
         }
         self.residual(b, "residual2", mid, s.branch, [rows.down_bias.map(at), None], [Some(x_out), keep.stays[1]]);
     }
 
-    /// The input of the feed-forward network, whole: a norm of `x`, or where there is none `first`, attention's.
-    fn second_norm(&self, b: &mut Builder, s: &Scratch, w: Flats, x: Buf, keep: &Saved, first: Buf) -> Buf {
-        let (Some(rows), Some(normed)) = (self.rows.norm2, keep.normed2) else { return first };
-        self.norms.forward(b, "norm2", x, w.rows(rows[0], rows[1]), normed);
-        self.tp.gather(b, "gate_up_gather", normed, s.input)
+    /// The feed-forward network up to its activation, from a norm of `x`, or where there is none from `first`,
+    /// attention's input.
+    fn mlp_in(&self, b: &mut Builder, s: &Scratch, w: Flats, x: Buf, keep: &Saved, first: Buf) {
+        match (self.rows.norm2, keep.normed2) {
+            (Some(norm), Some(normed)) => {
+                self.norms.forward(b, "norm2", x, w.rows(norm[0], norm[1]), normed);
+                self.gathered_mlp_in(b, s, w, keep, normed);
+            }
+            _ => {
+                self.gate_up(b, w, keep, first, self.tp.all());
+                self.activation(b, keep);
+            }
+        }
     }
 
-    /// The feed-forward network up to its activation.
-    fn mlp_in(&self, b: &mut Builder, w: Flats, input: Buf, keep: &Saved) {
+    /// The same from a rank's share of its input.
+    fn gathered_mlp_in(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, normed: Buf) {
+        let up = |b: &mut Builder, input, chunk| self.gate_up(b, w, keep, input, chunk);
+        self.tp.gathered(b, "gate_up_gather", normed, s.input, up);
+        self.activation(b, keep);
+    }
+
+    fn gate_up(&self, b: &mut Builder, w: Flats, keep: &Saved, input: Buf, chunk: Chunk) {
         let at = |r: Rows| w.rows(r[0], r[1]);
-        let (rows, n, (gate_up, act)) = (&self.rows, self.tokens(), keep.network());
-        self.linear_in(b, "gate_up", [input, at(rows.gate_up)], rows.up_bias.map(at), self.wide, gate_up);
+        let (weight, bias) = (at(self.rows.gate_up), self.rows.up_bias.map(at));
+        self.linear_in(b, "gate_up", [input, weight], bias, self.wide, keep.network().0, chunk);
+    }
+
+    fn activation(&self, b: &mut Builder, keep: &Saved) {
+        let (n, (gate_up, act)) = (self.tokens(), keep.network());
         let (label, kernel) = match self.mlp {
             Mlp::SwiGlu => ("swiglu", Kernel::SwiGlu { rows: n, cols: self.ffn }),
             Mlp::Gelu => ("gelu", Kernel::Gelu { elems: n * self.ffn }),
@@ -466,15 +488,15 @@ impl Layer {
         self.norms.forward(b, "norm2", mid, w.rows(norm[0], norm[1]), normed);
         let mut first = |b: &mut Builder| {
             if self.ffn > 0 {
-                let input = self.tp.gather(b, "gate_up_gather", normed, s.input);
-                self.mlp_in(b, w, input, keep);
+                self.gathered_mlp_in(b, s, w, keep, normed);
             }
         };
         let mut second = |b: &mut Builder| {
             let Some(shared) = s.shared else { return };
             let (sums, down) = (s.partial.unwrap_or(shared), w.rows(self.rows.down[0], self.rows.down[1]));
-            self.linear_out(b, "down", [keep.network().1, down], self.ffn, false, sums);
-            self.tp.reduce(b, "down_reduce", sums, shared);
+            self.tp.scattered(b, "down_reduce", sums, shared, |b, chunk| {
+                self.linear_out(b, "down", [keep.network().1, down], self.ffn, false, sums, chunk);
+            });
         };
         let parts = self.parts(w);
         if self.overlap_shared {
@@ -500,18 +522,38 @@ impl Layer {
         b.compute(label, Kernel::Add { elems: self.residual_rows() * self.hidden, trim: None }, &[to, shared], &[to]);
     }
 
-    /// From the residual stream to `cols` columns.
-    fn linear_in(&self, b: &mut Builder, label: &str, [x, w]: [Buf; 2], bias: Option<Buf>, cols: u64, y: Buf) {
-        let kernel = with(linear(self.tokens(), cols, self.hidden, self.fp8), false, bias.is_some());
-        let reads: Vec<Buf> = [x, w].into_iter().chain(bias).collect();
-        b.compute(label, kernel, &reads, &[y]);
+    /// Rows of the residual stream to `cols` columns.
+    #[allow(clippy::too_many_arguments)]
+    fn linear_in(
+        &self,
+        b: &mut Builder,
+        label: &str,
+        [x, w]: [Buf; 2],
+        bias: Option<Buf>,
+        cols: u64,
+        y: Buf,
+        rows: Chunk,
+    ) {
+        let kernel = with(linear(rows.len(), cols, self.hidden, self.fp8), false, bias.is_some());
+        let reads: Vec<Buf> = [rows.of(x), w].into_iter().chain(bias).collect();
+        b.compute(&rows.label(label), kernel, &reads, &[rows.of(y)]);
     }
 
-    /// From `cols` columns to the residual stream, as sums that other ranks' may be added to.
-    fn linear_out(&self, b: &mut Builder, label: &str, [x, w]: [Buf; 2], cols: u64, adds: bool, sums: Buf) {
-        let kernel = with(linear(self.tokens(), self.hidden, cols, self.fp8), adds, false);
-        let reads: Vec<Buf> = [x, w].into_iter().chain(adds.then_some(sums)).collect();
-        b.compute(label, kernel, &reads, &[sums]);
+    /// Rows of `cols` columns to the residual stream, as sums that other ranks' may be added to.
+    #[allow(clippy::too_many_arguments)]
+    fn linear_out(
+        &self,
+        b: &mut Builder,
+        label: &str,
+        [x, w]: [Buf; 2],
+        cols: u64,
+        adds: bool,
+        sums: Buf,
+        rows: Chunk,
+    ) {
+        let kernel = with(linear(rows.len(), self.hidden, cols, self.fp8), adds, false);
+        let reads: Vec<Buf> = [rows.of(x), w].into_iter().chain(adds.then_some(rows.of(sums))).collect();
+        b.compute(&rows.label(label), kernel, &reads, &[rows.of(sums)]);
     }
 
     /// y = x + branch + biases, and what dropout left of the branch.
@@ -537,7 +579,7 @@ impl Layer {
     }
 
     fn dropout_of(&self, label: &str) -> Dropout {
-        let share = self.tp.cuts_rows().then_some(Axis::Tp);
+        let share = self.tp.rows();
         let salt = u64::from(label == "residual2");
         Dropout { probability: self.dropout, salt, segs: self.segs.clone(), share }
     }
@@ -565,7 +607,7 @@ impl Layer {
                 mid
             }
             (_, mid) => {
-                let d_output = self.tp.gather(b, "down_bwd_gather", d_branch, s.d_output);
+                let d_output = back.down_dx(b, d_branch);
                 back.bias(b, "down_bias_bwd", self.rows.down_bias, self.norms.rows, d_branch);
                 let last = back.mlp(b, d_output);
                 let Some(mid) = mid else { return back.beside(b, x, [dy, d_branch, d_output], dx) };
@@ -575,7 +617,9 @@ impl Layer {
         };
         back.norm(b, "norm2_bwd", mid, self.rows.norm2.expect("a norm before each half"), dy, s.d_mid);
         let d_branch = back.dropout(b, "dropout1_bwd", keep.stays[0], s.d_mid);
-        let d_output = self.tp.gather(b, "o_bwd_gather", d_branch, s.d_output);
+        let d_output = self.tp.gathered(b, "o_bwd_gather", d_branch, s.d_output, |b, d, rows| {
+            back.out_dx(b, "o_proj_dx", [d, back.at(self.rows.o), s.d_o], self.q_row(), rows);
+        });
         back.bias(b, "o_bias_bwd", self.rows.o_bias, self.norms.rows, d_branch);
         let last = back.attention(b, d_output);
         let input = self.tp.gather_beside(b, "qkv_regather", keep.normed1, s.input, last);
@@ -642,12 +686,27 @@ impl Backward<'_> {
         d_branch
     }
 
-    /// From the gradient of the network's output to that of its activation's input; returns the last op.
+    /// Rows of the gradient of a projection's input, of `cols` columns, from that of its output.
+    fn out_dx(&self, b: &mut Builder, label: &str, [d, w, to]: [Buf; 3], cols: u64, rows: Chunk) {
+        let kernel = linear_dx(rows.len(), cols, self.layer.hidden, self.layer.fp8);
+        b.compute(&rows.label(label), kernel, &[rows.of(d), w], &[rows.of(to)]);
+    }
+
+    /// The gradient of the network's activation, from a rank's share of that of its output, which is returned whole.
+    fn down_dx(&self, b: &mut Builder, d_branch: Buf) -> Buf {
+        let (l, s) = (self.layer, self.s);
+        let (down, d_act) = (self.at(l.rows.down), s.network().0);
+        l.tp.gathered(b, "down_bwd_gather", d_branch, s.d_output, |b, d, rows| {
+            self.out_dx(b, "down_dx", [d, down, d_act], l.ffn, rows);
+        })
+    }
+
+    /// From the gradients of the network's output and of its activation to that of the activation's input; returns
+    /// the last op.
     fn mlp(&self, b: &mut Builder, d_output: Buf) -> u32 {
         let (l, s, keep) = (self.layer, self.s, self.keep);
         let (n, h, f) = (l.tokens(), l.hidden, l.ffn);
         let ((gate_up, act), (d_act, d_gate_up)) = (keep.network(), s.network());
-        b.compute("down_dx", linear_dx(n, f, h, l.fp8), &[d_output, self.at(l.rows.down)], &[d_act]);
         self.dw(b, "down_dw", h, f, d_output, act, l.rows.down);
         let (label, kernel) = match l.mlp {
             Mlp::SwiGlu => ("swiglu_bwd", Kernel::SwiGluBwd { rows: n, cols: f }),
@@ -677,7 +736,7 @@ impl Backward<'_> {
         let last = std::cell::Cell::new(0);
         let mut first = |b: &mut Builder| {
             if l.ffn > 0 {
-                let d_output = l.tp.gather(b, "down_bwd_gather", d_branch, s.d_output);
+                let d_output = shared.down_dx(b, d_branch);
                 last.set(shared.mlp(b, d_output));
             }
         };
@@ -703,11 +762,10 @@ impl Backward<'_> {
         b.compute("gate_up_dx", kernel, &[self.s.network().1, self.at(l.rows.gate_up)], &[self.sums]);
     }
 
-    /// From the gradient of attention's projected output to that of q, k and v; returns the last op.
+    /// From the gradients of attention's output, projected and not, to that of q, k and v; returns the last op.
     fn attention(&self, b: &mut Builder, d_output: Buf) -> u32 {
         let (l, s, keep) = (self.layer, self.s, self.keep);
         let (n, h, q) = (l.tokens(), l.hidden, l.q_row());
-        b.compute("o_proj_dx", linear_dx(n, q, h, l.fp8), &[d_output, self.at(l.rows.o)], &[s.d_o]);
         self.dw(b, "o_proj_dw", h, q, d_output, keep.output(), l.rows.o);
         let last = l.attention_backward(b, s, keep);
         self.bias(b, "qkv_bias_bwd", l.rows.qkv_bias, n, s.d_qkv);
@@ -726,6 +784,7 @@ impl Backward<'_> {
     fn beside(&self, b: &mut Builder, x: Buf, [dy, d_branch, d_output]: [Buf; 3], dx: Buf) {
         let (l, s, keep, tp) = (self.layer, self.s, self.keep, &self.layer.tp);
         self.bias(b, "o_bias_bwd", l.rows.o_bias, l.norms.rows, d_branch);
+        self.out_dx(b, "o_proj_dx", [d_output, self.at(l.rows.o), s.d_o], l.q_row(), tp.all());
         let last = self.attention(b, d_output);
         self.gate_up_dx(b);
         let mut residual = dy;

@@ -40,16 +40,15 @@ pub fn embed_bwd<T: Scalar>(cols: usize, part: Option<Part>, ids: &[T], dx: &[T]
     }
 }
 
-/// The positions of some rows: those of every sequence in turn, from row `first` of all on.
+/// The positions of some rows.
 pub struct Places {
     pub positions: Vec<u64>,
-    pub first: u64,
     pub cols: usize,
 }
 
 impl Places {
     fn of(&self, row: usize) -> Range<usize> {
-        let at = self.positions[(self.first as usize + row) % self.positions.len()] as usize * self.cols;
+        let at = self.positions[row] as usize * self.cols;
         at..at + self.cols
     }
 

@@ -27,7 +27,7 @@ mod whole;
 pub use scalar::Scalar;
 
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass};
-use crate::plan::{Adam, Kernel, Mesh, Plan, ScoreStep, Side};
+use crate::plan::{Adam, Kernel, Mesh, Plan, ScoreStep, Side, dropout};
 
 /// Runs `kernel` as `rank` does, in optimizer step `step`, counted from 1.
 ///
@@ -89,8 +89,8 @@ pub fn run<T: Scalar>(
             pointwise::dropout_bwd(probability, read(0), read(1), dx);
         }
         Kernel::Positions { segs, rows, cols, share, backward, .. } => {
-            let first = share.map_or(0, |axis| u64::from(views[0].coord(rank, axis)) * rows);
-            let at = loss::Places { positions: segs.positions(views, rank), first, cols: *cols as usize };
+            let positions = dropout::positions(segs, *share, views, rank, *rows);
+            let at = loss::Places { positions, cols: *cols as usize };
             let [out] = outputs(writes);
             if *backward { at.backward(read(0), out) } else { at.forward(read(1), out) }
         }

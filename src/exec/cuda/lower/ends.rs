@@ -3,7 +3,7 @@
 use super::super::source;
 use super::{Arg, Lowering, Where, ints, table};
 use crate::error::Result;
-use crate::plan::{Axis, Dtype, Kernel};
+use crate::plan::{Axis, Dtype, Kernel, dropout};
 
 /// Shared bytes of a sum over a block of threads, in floats and in doubles.
 const FLOATS: u32 = 128;
@@ -45,8 +45,7 @@ impl Lowering<'_> {
         let Kernel::Positions { segs, rows, cols, share, backward, .. } = kernel else {
             return Err(self.refuse("has no positions"));
         };
-        let (all, first) = (segs.positions(on.views, on.rank), first(*share, *rows, on));
-        let at: Vec<u64> = (first..first + rows).map(|row| all[row as usize % all.len()]).collect();
+        let at = dropout::positions(segs, *share, on.views, on.rank, *rows);
         let (name, operands, defines) = if *backward {
             self.must_be("dtable", self.writes[0], Dtype::F32)?;
             ("positions_bwd", [Arg::Read(0), Arg::Write(0)], self.typed(&[0], &[])?)
