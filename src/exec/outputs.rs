@@ -7,7 +7,7 @@ use super::transport::Hub;
 use crate::error::Result;
 use crate::plan::link::Line;
 use crate::plan::memory::SlotId;
-use crate::plan::{Feed, Inputs, Lane, OpKind, Param, Plan, Share, TensorId};
+use crate::plan::{Axis, Feed, Inputs, Lane, OpKind, Param, Plan, Share, TensorId};
 use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
 use crate::units::Seconds;
 use std::collections::BTreeMap;

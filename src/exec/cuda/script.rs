@@ -475,7 +475,7 @@ mod tests {
             };
             if kernel.mask().is_none_or(|m| m.shape(views, rank).area > 0) {
                 let (reads, writes) = (line.reads(node as usize), line.writes(node as usize));
-                self.arenas[rank as usize].run::<f32>(kernel, views, (rank, 1), reads, writes);
+                self.arenas[rank as usize].run::<f32>(kernel, (rank, 1), reads, writes);
             }
         }
 
