@@ -57,7 +57,7 @@ fn cases() -> [Case; 3] {
             model: "llama-3.1-405b",
             cluster: "h100-100k",
             stack: "nccl-fa3",
-            par: way(16, 1, 784, 8),
+            par: way(14, 1, 896, 8),
             seq_len: 8192,
             batches: 16,
             faults: wrong,
