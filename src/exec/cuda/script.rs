@@ -488,7 +488,7 @@ mod tests {
         }
     }
 
-    /// The weights after a step, by rank and tensor, of a double that goes by `seed`.
+    /// What persists after a step, by rank and slot, with a double that goes by `seed`.
     fn weights(plan: &Plan, seed: u64, spoil: impl Fn(&mut Script)) -> Vec<Vec<Vec<f64>>> {
         let atoms = AtomTable::new(plan).unwrap();
         let programs = 0..plan.programs.len() as u32;
@@ -509,15 +509,19 @@ mod tests {
         });
         let mut double = Double { linked, arenas: arenas.collect(), passed: vec![false; script.events as usize] };
         double.run(&script, &mut ChaCha8Rng::seed_from_u64(seed));
-        let slots = |t: TensorId| (0..plan.tensors[t as usize].slots).map(move |slot| (t, slot));
-        let masters: Vec<(TensorId, u32)> = plan.masters.iter().flat_map(|m| slots(m.master)).collect();
-        let of = |arena: &Arena, (tensor, slot): (TensorId, u32)| {
-            let place = inputs::slot(plan, &atoms, tensor, slot);
+        let of = |arena: &Arena, at: &SlotId| {
+            let place = inputs::slot(plan, &atoms, at.tensor, at.slot);
             arena.read(&arena.whole(&place)).to_f64()
         };
-        let held = |arena: &Arena, at: (TensorId, u32)| arena.holds(SlotId { tensor: at.0, slot: at.1 });
-        let of_rank = |arena: &Arena| masters.iter().filter(|&&at| held(arena, at)).map(|&at| of(arena, at)).collect();
+        let of_rank =
+            |arena: &Arena| persisting(plan).iter().filter(|at| arena.holds(**at)).map(|at| of(arena, at)).collect();
         double.arenas.iter().map(of_rank).collect()
+    }
+
+    /// Weights, gradients and what the optimizer keeps.
+    fn persisting(plan: &Plan) -> Vec<SlotId> {
+        let kept = (0..).zip(&plan.tensors).filter(|(_, t)| t.kind.persists());
+        kept.flat_map(|(tensor, t)| (0..t.slots).map(move |slot| SlotId { tensor, slot })).collect()
     }
 
     fn plan(par: Parallelism) -> Plan {
@@ -556,10 +560,11 @@ mod tests {
         let plan = plan(Parallelism { dp: 2, ring: 2, ..Parallelism::default() });
         let run = execute(&plan, &Options { seed: 1, devices: (0..4).collect(), keep: true }).unwrap();
         let mine = weights(&plan, 5, |_| {});
-        // In the order of `weights`: master by master, slot by slot.
-        let slots = plan.masters.iter().flat_map(|m| (0..plan.tensors[m.master as usize].slots).map(|s| (m.weight, s)));
+        // A step touches all of them, so that a rank's list is the whole one.
+        let slots = persisting(&plan);
+        assert_eq!(mine[0].len(), slots.len());
         let of = |p: &Param| {
-            let at = slots.clone().position(|at| at == (p.weight, p.slot)).expect("a weight has a master");
+            let at = slots.iter().position(|at| (at.tensor, at.slot) == (p.weight, p.slot)).expect("weights persist");
             &mine[0][at][p.rows[0] as usize..p.rows[1] as usize]
         };
         let off = |p: &Param| {
