@@ -550,11 +550,14 @@ pub fn sent(kind: CollectiveKind, gang: &Gang, bytes: f64) -> [f64; 2] {
     shares.map(|share| share * passes * bytes * (n - 1.0) / n)
 }
 
+/// The positions of each rank asked for.
+type SpansOf = FxHashMap<u32, Rc<[Span]>>;
+
 /// What the masks of a plan leave on each rank, its positions looked up rather than cut anew.
 #[derive(Default)]
 struct Positions {
     /// Whole splits, and what each rank asked for holds of them.
-    splits: Vec<(Segs, FxHashMap<u32, Rc<[Span]>>)>,
+    splits: Vec<(Segs, SpansOf)>,
     /// Attention, the merge or sum behind it, and backward, have the same block.
     known: FxHashMap<AttnBlock, Rc<[BlockShape]>>,
 }

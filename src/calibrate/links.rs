@@ -111,7 +111,8 @@ fn affine(rows: &[(f64, f64)]) -> Affine {
     }
     let det = w * wxx - wx * wx;
     let (a, b) = ((wt * wxx - wxt * wx) / det, (w * wxt - wx * wt) / det);
-    if !(det > 0.0) || !a.is_finite() || !b.is_finite() || b < 0.0 {
+    // Of one size alone there is no slope: `det` is 0, and `a` and `b` are not finite.
+    if det <= 0.0 || !a.is_finite() || !b.is_finite() || b < 0.0 {
         return Affine { a: wt / w, b: 0.0 };
     }
     if a < 0.0 { Affine { a: 0.0, b: wxt / wxx } } else { Affine { a, b } }

@@ -100,7 +100,7 @@ impl Cluster {
             // To the GPU of this node that is on the other's rail.
             let proxy = self.ranks_on(from).find(|&r| self.nic_of(r) == far).unwrap_or(a);
             links.extend([Link::Out(a), Link::In(proxy)]);
-            latency = latency + self.spec.scale_up.latency.value;
+            latency += self.spec.scale_up.latency.value;
             rail = self.nic_of(proxy);
         }
         links.push(Link::NicOut { node: from, nic: rail });
@@ -108,9 +108,9 @@ impl Cluster {
             Some(graph) => {
                 let before = links.len();
                 graph::wires(graph, &self.neighbours, from, to, links);
-                latency = latency + graph.latency.value * (links.len() - before) as f64;
+                latency += graph.latency.value * (links.len() - before) as f64;
             }
-            None => latency = latency + self.tiers((a, rail), (b, far), out.rails, links),
+            None => latency += self.tiers((a, rail), (b, far), out.rails, links),
         }
         links.push(Link::NicIn { node: to, nic: far });
         latency
@@ -129,7 +129,7 @@ impl Cluster {
             let tier = at as u32;
             links.push(Link::Up { tier, pod: mine.0, rail: mine.1 });
             down.push(Link::Down { tier, pod: its.0, rail: its.1 });
-            latency = latency + pod.latency.as_ref().map_or(Seconds::ZERO, |l| l.value);
+            latency += pod.latency.as_ref().map_or(Seconds::ZERO, |l| l.value);
         }
         links.extend(down.into_iter().rev());
         latency

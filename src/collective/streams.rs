@@ -154,8 +154,8 @@ impl Flows<'_> {
         }
         let (k, rails) = (nodes.len(), nodes.iter().map(Vec::len).min().unwrap_or(1));
         let between = 2.0 * bytes / rails as f64 * (k as f64 - 1.0) / k as f64;
-        for rail in 0..rails {
-            (0..k).for_each(|i| self.send(nodes[i][rail], nodes[(i + 1) % k][rail], between));
+        for (rail, i) in (0..rails).flat_map(|rail| (0..k).map(move |i| (rail, i))) {
+            self.send(nodes[i][rail], nodes[(i + 1) % k][rail], between);
         }
         self.done()
     }

@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn inner_vertices_of_one_are_leaves_of_the_other() {
         for n in (2..100).step_by(2) {
-            let inner = |parents: &[Option<usize>], v| parents.iter().any(|p| *p == Some(v));
+            let inner = |parents: &[Option<usize>], v| parents.contains(&Some(v));
             let (a, b) = (first(n), second(n));
             // The root has one child; it may be inner in both.
             let both = (0..n).filter(|&v| inner(&a, v) && inner(&b, v) && a[v].is_some() && b[v].is_some()).count();

@@ -111,7 +111,7 @@ impl Frame {
     }
 
     /// The ops that a body of these scenes has in a plan.
-    pub fn ops<'p>(plan: &'p Plan, body: Option<BlockId>) -> &'p [Op] {
+    pub fn ops(plan: &Plan, body: Option<BlockId>) -> &[Op] {
         body.map_or(&plan.programs[0].ops, |block| &plan.blocks[block as usize].ops)
     }
 }

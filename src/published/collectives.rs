@@ -90,7 +90,7 @@ pub fn operator_table(file: &str, name: &str, table: &Map<String, Value>) -> Res
         let read = || {
             let (op, gpus, size) = (row.get(0)?.as_str()?, row.get(1)?.as_f64()?, row.get(2)?.as_f64()?);
             let ms = row.get(3)?.as_f64().filter(|ms| *ms > 0.0 && ms.is_finite())?;
-            let counts = |v: f64| v >= 1.0 && v < 1e15 && v.fract() == 0.0;
+            let counts = |v: f64| (1.0..1e15).contains(&v) && v.fract() == 0.0;
             (counts(gpus) && counts(size)).then_some((op, gpus as u32, size as u64, ms))
         };
         let Some((op, gpus, elements, ms)) = read() else {

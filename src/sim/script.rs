@@ -86,7 +86,8 @@ impl<'p> Script<'p> {
 /// Which distinct op each op is, and of each of those an op and how often there is one. Ops are the same if they
 /// were written as one and work on the same tensors, whichever the slots.
 fn distinct_ops(line: &Line) -> (Vec<u32>, Vec<(u32, u32)>) {
-    let (mut known, mut firsts): (FxHashMap<(usize, u64), u32>, Vec<(u32, u32)>) = Default::default();
+    let mut known: FxHashMap<(usize, u64), u32> = FxHashMap::default();
+    let mut firsts: Vec<(u32, u32)> = vec![];
     let number = |i: usize| {
         let mut h = FxHasher::default();
         line.reads(i).iter().chain(line.writes(i)).for_each(|place| place.tensor.hash(&mut h));

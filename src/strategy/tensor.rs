@@ -40,7 +40,8 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    pub fn len(&self) -> u64 {
+    /// How many rows.
+    pub fn count(&self) -> u64 {
         self.rows[1] - self.rows[0]
     }
 

@@ -534,7 +534,7 @@ impl Layer {
         y: Buf,
         rows: Chunk,
     ) {
-        let kernel = with(linear(rows.len(), cols, self.hidden, self.fp8), false, bias.is_some());
+        let kernel = with(linear(rows.count(), cols, self.hidden, self.fp8), false, bias.is_some());
         let reads: Vec<Buf> = [rows.of(x), w].into_iter().chain(bias).collect();
         b.compute(&rows.label(label), kernel, &reads, &[rows.of(y)]);
     }
@@ -551,7 +551,7 @@ impl Layer {
         sums: Buf,
         rows: Chunk,
     ) {
-        let kernel = with(linear(rows.len(), self.hidden, cols, self.fp8), adds, false);
+        let kernel = with(linear(rows.count(), self.hidden, cols, self.fp8), adds, false);
         let reads: Vec<Buf> = [rows.of(x), w].into_iter().chain(adds.then_some(rows.of(sums))).collect();
         b.compute(&rows.label(label), kernel, &reads, &[rows.of(sums)]);
     }
@@ -688,7 +688,7 @@ impl Backward<'_> {
 
     /// Rows of the gradient of a projection's input, of `cols` columns, from that of its output.
     fn out_dx(&self, b: &mut Builder, label: &str, [d, w, to]: [Buf; 3], cols: u64, rows: Chunk) {
-        let kernel = linear_dx(rows.len(), cols, self.layer.hidden, self.layer.fp8);
+        let kernel = linear_dx(rows.count(), cols, self.layer.hidden, self.layer.fp8);
         b.compute(&rows.label(label), kernel, &[rows.of(d), w], &[rows.of(to)]);
     }
 

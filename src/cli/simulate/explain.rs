@@ -100,9 +100,12 @@ struct Changed {
     stack: StackSpec,
 }
 
+/// What is better, and how a machine becomes so.
+type Change = (&'static str, fn(&mut Changed));
+
 /// The step on machines that are better in one thing each.
 pub fn what_if(case: &Case, plan: &Plan, faults: &[Fault], seed: u64) -> Result<Vec<WhatIf>> {
-    let mut changes: Vec<(&str, fn(&mut Changed))> = vec![];
+    let mut changes: Vec<Change> = vec![];
     if case.cluster.nodes() > 1 {
         changes.push(("doubling NIC bandwidth", |m| {
             if let Some(out) = &mut m.spec.scale_out {

@@ -34,6 +34,9 @@ pub struct Options {
     pub keep: bool,
 }
 
+/// Address and bytes of each operand.
+type Spans = Vec<(u64, u64)>;
+
 /// A kernel of an op, ready to be launched: parameters as words.
 enum Ready {
     Launch { function: Function, grid: [u32; 3], threads: u32, shared: u32, words: Vec<u64> },
@@ -206,7 +209,7 @@ impl<'p> Session<'p> {
     fn launch(
         &mut self,
         launch: &Launch,
-        (reads, writes): &(Vec<(u64, u64)>, Vec<(u64, u64)>),
+        (reads, writes): &(Spans, Spans),
         scratch: &[u64],
         tables: &mut FxHashMap<Vec<u8>, u64>,
     ) -> Result<Ready> {

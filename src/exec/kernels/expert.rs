@@ -184,7 +184,7 @@ impl Here<'_> {
         let y = &mut y[..rows * cols];
         pointwise::swiglu(cols, &gate_up[..2 * rows * cols], y);
         for (y, &gate) in y.chunks_mut(cols.max(1)).zip(gates) {
-            y.iter_mut().for_each(|y| *y = *y * gate);
+            y.iter_mut().for_each(|y| *y *= gate);
         }
     }
 

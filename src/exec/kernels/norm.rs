@@ -27,13 +27,13 @@ pub fn backward<T: Scalar>(cols: usize, eps: f64, [x, w, dy]: [&[T]; 3], dx: &mu
     let rows = x.chunks_exact(cols).zip(dy.chunks_exact(cols)).zip(dx.chunks_exact_mut(cols));
     let mut dn = vec![T::zero(); cols];
     for ((x, dy), dx) in rows {
-        wide(backward_row, (eps, [x, w, dy], &mut dn, dx, &mut *dw));
+        wide(backward_row, (eps, [x, w, dy], [&mut dn, dx, &mut *dw]));
     }
 }
 
 /// `dn` is scratch.
 #[inline(always)]
-fn backward_row<T: Scalar>((eps, [x, w, dy], dn, dx, dw): (f64, [&[T]; 3], &mut [T], &mut [T], &mut [T])) {
+fn backward_row<T: Scalar>((eps, [x, w, dy], [dn, dx, dw]): (f64, [&[T]; 3], [&mut [T]; 3])) {
     let r = inverse_rms(x, eps);
     dn.iter_mut().zip(w.iter().zip(dy)).for_each(|(dn, (&w, &dy))| *dn = w * dy);
     // The part of the gradient along x only changes the root mean square, which is divided out.

@@ -8,8 +8,14 @@ use std::collections::BinaryHeap;
 const SAME: f64 = 1e-9;
 
 /// A level in a heap. Levels are never NaN.
-#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Level(f64);
+
+impl PartialOrd for Level {
+    fn partial_cmp(&self, other: &Level) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 impl Eq for Level {}
 
