@@ -17,7 +17,7 @@ const ARCHITECTURES: [&str; 3] = ["80", "89", "90a"];
 fn plan(model: &str, options: &str, par: Parallelism) -> Plan {
     let model = LlmSpec::find(model).unwrap();
     let work =
-        Workload { seq_len: 4096, global_batch: 8, micro_batch: 1, dtype: Dtype::Bf16, documents: Default::default() };
+        Workload { seq_len: 2048, global_batch: 8, micro_batch: 1, dtype: Dtype::Bf16, documents: Default::default() };
     let par = Parallelism { options: options.parse().unwrap(), ..par };
     let engine = Engine::Sm { ctas: 8 };
     build(&model, &work, &par, Engines { p2p: engine, collective: engine }).unwrap()

@@ -2,7 +2,7 @@
 
 /// Load of the fullest of `uplinks`, over the mean, where flows fill them exactly and each is hashed in `subflows`
 /// parts: m = uplinks * subflows parts, each on a link at random. The loads are binomial, (m, 1/uplinks), and taken as
-/// independent: E[max] = sum over k of 1 - P(load <= k)^uplinks, in parts of a flow. They are not quite, since their sum
+/// independent: E\[max\] = sum over k of 1 - P(load <= k)^uplinks, in parts of a flow. They are not quite, since their sum
 /// is known: beside a Monte-Carlo simulation this is 6 % too low for 8 uplinks and whole flows, 2 % for 32 uplinks.
 pub fn fullest(uplinks: u32, subflows: u32) -> f64 {
     if uplinks < 2 {

@@ -25,7 +25,7 @@ pub struct Point {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Curve {
-    /// Coefficients of [`terms`], in seconds.
+    /// Coefficients of `terms`, in seconds.
     pub fit: Vec<f64>,
     /// Standard deviation of the logarithm of measured / predicted, each point predicted from the others.
     pub residual_sd: f64,

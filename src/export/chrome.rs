@@ -13,7 +13,7 @@ pub fn write(out: &mut dyn Write, timelines: &[(&str, &Timeline)]) -> io::Result
     write_with(out, timelines, &[])
 }
 
-/// As [`write`], with messages between ranks of the first timeline as arrows.
+/// As [`write()`], with messages between ranks of the first timeline as arrows.
 pub fn write_with(out: &mut dyn Write, timelines: &[(&str, &Timeline)], arrows: &[Arrow]) -> io::Result<()> {
     let mut events = Events { out, first: true };
     events.out.write_all(b"{\"displayTimeUnit\": \"ms\", \"traceEvents\": [")?;

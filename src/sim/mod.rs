@@ -4,12 +4,12 @@
 //! [`act`](crate::act): with nothing shared between ranks the two agree to the picosecond. What only time order
 //! can tell is found here: an event is the end of a kernel, or of the bytes of a meeting.
 //!
-//! * [`script`]: a program with all calls spliced, its edges both ways, and what each distinct op does.
-//! * [`engine`]: the loop. An op begins when the last thing it waits for has ended; time is u64 picoseconds, and
+//! * `script`: a program with all calls spliced, its edges both ways, and what each distinct op does.
+//! * `engine`: the loop. An op begins when the last thing it waits for has ended; time is u64 picoseconds, and
 //!   events of one moment are taken in the order in which they were found, so that runs repeat exactly.
-//! * [`ports`]: transfers that share a port of a rank.
-//! * [`fault`], [`hang`]: what is wrong with the machine, and who waits for ever because of it.
-//! * [`jitter`]: kernels that take a little more or less each time, of ranks that are folded all the same.
+//! * `ports`: transfers that share a port of a rank.
+//! * [`fault`], `hang`: what is wrong with the machine, and who waits for ever because of it.
+//! * `jitter`: kernels that take a little more or less each time, of ranks that are folded all the same.
 //! * [`why`]: the chain of ops and waits that makes the step as long as it is.
 
 mod account;

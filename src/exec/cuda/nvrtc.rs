@@ -42,7 +42,7 @@ pub fn compile(source: Source, defines: &[(String, String)], arch: &str) -> Resu
     }
     let program = Program::new(source)?;
     let mut options = vec![format!("--gpu-architecture=sm_{arch}"), "--std=c++17".into()];
-    options.extend(["--ptxas-options=-v".into(), "--default-device".into()]);
+    options.extend(["--ptxas-options=-v".into(), "-default-device".into()]);
     options.extend(defines.iter().map(|(name, value)| format!("--define-macro={name}={value}")));
     // SAFETY: the program was just made and is destroyed only when it is dropped.
     let done = unsafe { nvrtc::compile_program(program.0, &options) };

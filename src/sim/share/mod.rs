@@ -7,10 +7,10 @@
 //! resource that is full and on which no one's level is higher (Bertsekas and Gallager, Data Networks, section 6.5.2).
 //!
 //! **What is incremental.** Equal activities are one *class*, one variable that counts as often as it has members
-//! ([`class`]). What ends together (relative [`TOGETHER`]) is taken out together, before rates are found again. A change
-//! frees those that were bound by the resources it touched; they are filled with all others held still ([`fill`]), then
+//! (`class`). What ends together (relative `TOGETHER`) is taken out together, before rates are found again. A change
+//! frees those that were bound by the resources it touched; they are filled with all others held still (`fill`), then
 //! every bottleneck nearby is checked, and whoever's does not hold any more is freed, too. Where all hold, the allocation
-//! is *the* max-min fair one by the theorem above, however few were looked at. [`full`] finds it anew from nothing: the
+//! is *the* max-min fair one by the theorem above, however few were looked at. `full` finds it anew from nothing: the
 //! slow oracle of the tests.
 //!
 //! A flow over links has its bytes as work, the rate of its own transport as cap, and 1 on every link. An op that others
