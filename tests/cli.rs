@@ -413,3 +413,36 @@ fn the_readme_tells_the_truth() {
         succeeds(dir.path(), line);
     }
 }
+
+#[test]
+fn a_model_of_experts_is_estimated_in_whatever_way_its_rows_travel() {
+    let dir = folder();
+    let at = |way: &str| {
+        let line =
+            format!("estimate --model mixtral-8x7b --gpus 64 --ep 8 --seq-len 4096 --recompute full {way} --json");
+        json(dir.path(), &line)["step_time_s"].as_f64().unwrap()
+    };
+    let ways = ["nccl", "allgather", "deepep-v1-normal", "deepep-v2", "hierarchical"];
+    let times: Vec<f64> = ways.iter().map(|way| at(&format!("--dispatch {way}"))).collect();
+    assert!(times.iter().all(|t| t / times[0] > 0.8 && t / times[0] < 1.25), "{times:?}");
+    assert!(
+        times[1] > times[0],
+        "inside a node, with two experts a token, all rows to everyone are too many: {times:?}"
+    );
+    let rows =
+        succeeds(dir.path(), "sweep --model mixtral-8x7b --gpus 64 --ep 8 --seq-len 4K --recompute full --out moe");
+    assert!(rows.contains("that run") && !rows.contains(", 0 that run"), "{rows}");
+}
+
+#[test]
+fn no_link_of_a_simulated_step_is_more_than_busy() {
+    let dir = folder();
+    let line =
+        "simulate --model llama-3-8b --gpus 64 --seq-len 131072 --ulysses 8 --recompute full --slow-gpu 5:1.1 --json";
+    let found = json(dir.path(), line);
+    let links = found["utilisation"].as_array().unwrap();
+    assert_eq!(links.len(), 2);
+    for busy in links.iter().flat_map(|link| link["over_time"].as_array().unwrap()) {
+        assert!((0.0..=1.0).contains(&busy.as_f64().unwrap()), "{found}");
+    }
+}

@@ -94,7 +94,11 @@ impl Frame {
     /// Whether a plan can be costed on a frame: one program, ranks in step on devices of their own, no edges over
     /// calls.
     pub fn fits(plan: &Plan, machine: Machine) -> bool {
-        machine.devices.is_none() && plan.lanes.len() <= 200 && order::meets_itself(plan) && segment::show_all(plan)
+        plan.routes.is_empty()
+            && machine.devices.is_none()
+            && plan.lanes.len() <= 200
+            && order::meets_itself(plan)
+            && segment::show_all(plan)
     }
 
     /// The frame of a plan that fits, its ranks folded in a given way.

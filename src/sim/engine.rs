@@ -288,7 +288,7 @@ impl<'p> Engine<'p> {
         let id = if classes.len() > 1 { self.meetings.enter(key) } else { self.meetings.fresh() };
         let meeting = self.meetings.get_mut(id);
         let mut party = Party::new(class, op, whole.ports, noise, self.now);
-        if self.jitter.is_some() {
+        if self.jitter.is_some() || self.keep {
             let mine = whole.gang.members.iter().filter(|&&m| self.fold.class_of[m as usize] == class);
             party.count = mine.count() as u32;
         }
@@ -398,8 +398,8 @@ impl<'p> Engine<'p> {
         let (noise, ready, meeting_of_two) = (meeting.noise, meeting.ready, meeting.between_two);
         self.slowed += u64::from(meeting.longest > meeting.transfer);
         if self.keep {
-            let first = parties.first().map_or(0, |p| self.fold.multiplicity[p.class as usize]);
-            self.moved.push(Moved { from: ready, to: ready + meeting.longest, sent: meeting.sent, times: first });
+            let times = times(&self.fold.multiplicity, &parties, meeting_of_two);
+            self.moved.push(Moved { from: ready, to: ready + meeting.longest, sent: meeting.sent, times });
         }
         if self.keep && meeting_of_two {
             self.arrow(&parties, ready);
@@ -473,4 +473,17 @@ fn beside(run: &Run, sms: u32, kernel: &Running) -> u64 {
     let before = run.sms.iter().filter(|taken| taken.op < kernel.op).map(|taken| taken.held);
     let speed = |held: u32| f64::from(sms.saturating_sub(held).max(1)) / f64::from(sms);
     lasting(before, kernel.start, kernel.duration, speed)
+}
+
+/// How many meetings one of classes stands for: a message for each rank of the class that sends it, a collective for
+/// as many ranks of a class as take part in one.
+fn times(multiplicity: &[u32], parties: &[Party], between_two: bool) -> f64 {
+    let first = if between_two { parties.iter().find(|p| p.sends) } else { parties.first() };
+    let Some(first) = first else { return 0.0 };
+    let together = if between_two {
+        1
+    } else {
+        parties.iter().filter(|p| p.class == first.class).map(|p| p.count).sum::<u32>().max(1)
+    };
+    f64::from(multiplicity[first.class as usize]) / f64::from(together)
 }

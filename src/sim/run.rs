@@ -50,8 +50,8 @@ pub struct Moved {
     pub to: u64,
     /// Inside nodes and between them.
     pub sent: [f64; 2],
-    /// How many of its first class there are.
-    pub times: u32,
+    /// How many such meetings there are.
+    pub times: f64,
 }
 
 /// SMs held by a communication kernel.

@@ -183,7 +183,7 @@ fn utilisation(engine: &Engine, cluster: &Cluster) -> Vec<Utilisation> {
         for at in first.min(TIMES - 1)..=last {
             let inside = (to.min((at + 1) as f64 * width) - from.max(at as f64 * width)).max(0.0);
             for (bins, bytes) in bins.iter_mut().zip(moved.sent) {
-                bins[at] += bytes * f64::from(moved.times) * inside / length;
+                bins[at] += bytes * moved.times * inside / length;
             }
         }
     }
