@@ -126,6 +126,14 @@ impl Cluster {
         (used.len() > nodes.len()).then(|| sockets.bridge.value * share)
     }
 
+    /// NICs that one of `flows` out of a node has: those of the node shared out, but no more than are a rank's own, or
+    /// one where ranks share. 1 without a network.
+    pub fn nic_share(&self, flows: f64) -> f64 {
+        let Some(out) = self.spec.scale_out.as_ref() else { return 1.0 };
+        let (nics, gpus) = (f64::from(out.nics_per_node), f64::from(self.spec.gpus_per_node));
+        (nics / flows).min((nics / gpus).max(1.0))
+    }
+
     /// NICs a rank can call its own: below 1 where GPUs share one. None without a network.
     pub fn nics_per_rank(&self) -> Option<f64> {
         let out = self.spec.scale_out.as_ref()?;
@@ -149,6 +157,17 @@ mod tests {
 
     fn dgx(gpus: u32) -> Result<Cluster> {
         Cluster::new(&ClusterSpec::find("dgx-h100").unwrap(), &GpuSpec::find("h100-sxm5").unwrap(), gpus)
+    }
+
+    #[test]
+    fn flows_out_of_a_node_share_its_nics_and_have_no_more_than_one_each() {
+        let mut c = dgx(16).unwrap();
+        let shares = |c: &Cluster| [1.0, 2.0, 8.0, 16.0].map(|flows| c.nic_share(flows));
+        assert_eq!(shares(&c), [1.0, 1.0, 1.0, 0.5]);
+        c.spec.scale_out.as_mut().unwrap().nics_per_node = 1;
+        assert_eq!(shares(&c), [1.0, 0.5, 0.125, 0.0625]);
+        c.spec.scale_out.as_mut().unwrap().nics_per_node = 16;
+        assert_eq!(shares(&c), [2.0, 2.0, 2.0, 1.0]);
     }
 
     #[test]

@@ -78,7 +78,7 @@ fn send_latency(cluster: &Cluster, stack: &StackSpec, bytes: f64, channels: u32)
 }
 
 /// A send and the receive that meets it, between two ranks of a communicator of `comm_size`. `sharing` is
-/// how many such flows share the port of a rank, at least 1.
+/// how many such flows leave the node at once, or share the port of a rank inside it, at least 1.
 pub fn p2p(
     cluster: &Cluster,
     stack: &StackSpec,
@@ -113,8 +113,8 @@ pub fn p2p(
         }
         Tier::ScaleOut => {
             let out = cluster.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
-            let share = cluster.nics_per_rank().unwrap_or(1.0) * cluster.uplink_share(&[from, to]);
-            let rate = out.p2p.value.min(out.achieved.value * (share / sharing));
+            let share = cluster.nic_share(sharing) * cluster.uplink_share(&[from, to]);
+            let rate = out.p2p.value.min(out.achieved.value * share);
             LinkTime {
                 latency: send_latency(cluster, stack, bytes.value(), 2) + out.latency.value,
                 transfer: bytes / rate,
