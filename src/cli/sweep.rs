@@ -62,7 +62,7 @@ pub struct Flags {
     /// Ring degrees [default: with --ulysses 1, else a choice of both]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     ring: Vec<u32>,
-    /// Expert parallelism: not in this version
+    /// Ranks that share the experts of a layer
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
     ep: Vec<u32>,
     /// ZeRO stages

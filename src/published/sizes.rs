@@ -35,7 +35,7 @@ const GPT: &[Shape] = &[
 /// The model of a run, and whether its sizes were stated; or what is missing.
 pub fn model(run: &Training, habits: Habits) -> Result<(LlmSpec, bool), String> {
     if run.experts.is_some() {
-        return Err("experts: mixtures are not in this version".into());
+        return Err("experts: how runs of mixtures are set up is not worked out in this version".into());
     }
     match (run.layers, run.hidden, run.heads) {
         (Some(layers), Some(hidden), Some(heads)) => stated(run, habits, layers, hidden, heads).map(|m| (m, true)),
