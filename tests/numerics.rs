@@ -168,6 +168,10 @@ fn qwen2(m: &mut LlmSpec) {
     m.qkv_bias = true;
 }
 
+fn qwen3(m: &mut LlmSpec) {
+    m.qk_norm = true;
+}
+
 /// One norm, SwiGLU and no bias beside each other, as PaLM has it; layer norms without biases, as MPT; dropped.
 fn palm(m: &mut LlmSpec) {
     (m.parallel_block, m.norm, m.dropout) = (true, Norm::Layer, 0.1);
@@ -343,7 +347,7 @@ fn everything_at_once() {
 
 #[test]
 fn blocks_of_every_family() {
-    for family in [gpt2, gpt2_dropping, neox, megascale, qwen2, palm] {
+    for family in [gpt2, gpt2_dropping, neox, megascale, qwen2, qwen3, palm] {
         for (tp, words) in [(1, "default"), (2, "default"), (2, "no-sp")] {
             let par = Parallelism { tp, options: words.parse().unwrap(), ..case().par };
             holds(&Case { family, tie: tp == 1, batch: 2, microbatches: 2, par, ..case() }, 1e-10);
@@ -456,7 +460,7 @@ fn cases() -> impl Strategy<Value = Case> {
     });
     let model = (1u64..=3, 1u64..=4, 1u64..=4, 1u64..=2, 1u64..=7, any::<bool>());
     let work = (1u64..=3, 1u64..=2, 1u64..=3);
-    let family = prop_oneof![4 => Just(llama as Family), 1 => Just(gpt2_dropping as Family), 1 => Just(neox as Family), 1 => Just(megascale as Family), 1 => Just(qwen2 as Family)];
+    let family = prop_oneof![4 => Just(llama as Family), 1 => Just(gpt2_dropping as Family), 1 => Just(neox as Family), 1 => Just(megascale as Family), 1 => Just(qwen2 as Family), 1 => Just(qwen3 as Family)];
     let feasible = |c: &Case| {
         let (k, u) = (c.kv_heads / u64::from(c.par.tp), u64::from(c.par.ulysses));
         let heads = k * c.group;
@@ -592,6 +596,23 @@ fn equal_seeds_give_equal_bits() {
     let plan = Case { dtype: Dtype::F32, par, ..case() }.plan();
     let (a, b) = (run(&plan), run(&plan));
     assert_eq!((a.loss, a.grads, a.weights), (b.loss, b.grads, b.weights));
+}
+
+/// Norms of heads in every layout of the sequence, in stages, in shares, and where all tokens are everywhere.
+#[test]
+fn norms_of_queries_and_keys() {
+    for (words, par) in [
+        ("default", Parallelism { ring: 3, ulysses: 2, ..Parallelism::default() }),
+        ("gather-kv", Parallelism { ring: 2, recompute: Recompute::Full, zero: 3, ..Parallelism::default() }),
+        ("no-sp", Parallelism { tp: 2, dp: 2, zero: 2, ..Parallelism::default() }),
+        ("tp-overlap", Parallelism { tp: 2, ..Parallelism::default() }),
+        ("no-sp", Parallelism { tp: 2, pp: 2, zero: 1, ..Parallelism::default() }),
+        ("unfused", Parallelism { pp: 2, vp: 2, recompute: Recompute::Selective, ..Parallelism::default() }),
+    ] {
+        let par = Parallelism { options: words.parse().unwrap(), ..par };
+        let layers = 2 * u64::from(par.pp * par.vp);
+        holds(&Case { family: qwen3, kv_heads: 4, layers, batch: 2, microbatches: 2, par, ..case() }, 1e-10);
+    }
 }
 
 /// Weights that every tensor-parallel rank has whole, learned positions among them, are summed over these ranks

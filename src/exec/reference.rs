@@ -55,6 +55,8 @@ pub struct Blocks {
     pub own_norms: bool,
     /// Elements of a head that turn, at most all.
     pub rotary: usize,
+    /// Each head of q and of k has a norm before it turns.
+    pub qk_norm: bool,
     /// Rows of a table of learned positions; 0: there is none.
     pub positions: usize,
     pub dropout: f64,
@@ -71,6 +73,7 @@ impl Blocks {
         parallel: false,
         own_norms: false,
         rotary: usize::MAX,
+        qk_norm: false,
         positions: 0,
         dropout: 0.0,
         attention_dropout: 0.0,
@@ -90,6 +93,7 @@ impl From<&LlmSpec> for Blocks {
                 Positions::Rope => m.rotary_dim.map_or(usize::MAX, |dim| dim as usize),
                 _ => 0,
             },
+            qk_norm: m.qk_norm,
             positions: if let Positions::Learned { max } = m.positions { max as usize } else { 0 },
             dropout: m.dropout,
             attention_dropout: 0.0,
@@ -207,6 +211,10 @@ impl DenseConfig {
             if !self.blocks.parallel || self.blocks.own_norms {
                 norm(&mut shapes, &layer(i, POST_NORM));
             }
+            if self.blocks.qk_norm {
+                shapes.insert(layer(i, Q_NORM), (1, self.head_dim));
+                shapes.insert(layer(i, K_NORM), (1, self.head_dim));
+            }
             if let Some(e) = &self.experts {
                 let mut add = |name: &str, shape| _ = shapes.insert(layer(i, name), shape);
                 add(ROUTER, (e.count, h));
@@ -264,6 +272,8 @@ const FINAL_NORM: &str = "model.norm.weight";
 const LM_HEAD: &str = "lm_head.weight";
 const IN_NORM: &str = "input_layernorm.weight";
 const QKV: &str = "self_attn.qkv_proj.weight";
+const Q_NORM: &str = "self_attn.q_norm.weight";
+const K_NORM: &str = "self_attn.k_norm.weight";
 const OUT: &str = "self_attn.o_proj.weight";
 const POST_NORM: &str = "post_attention_layernorm.weight";
 const UP: &str = "mlp.up_proj.weight";
@@ -334,6 +344,8 @@ struct Saved {
     /// What attention and network were given: outputs of the norms.
     n1: Mat,
     n2: Mat,
+    /// q, k and v before the norms of heads.
+    qkv: Mat,
     attn: Attention,
     network: Network,
 }
@@ -400,7 +412,8 @@ impl Model<'_> {
 
     fn layer_forward(&self, i: usize, sequence: usize, x: Mat) -> (Mat, Saved) {
         let n1 = self.norm(&layer(i, IN_NORM), &x);
-        let attn = Attention::new(self.cfg, self.linear(&layer(i, QKV), &n1));
+        let qkv = self.linear(&layer(i, QKV), &n1);
+        let attn = Attention::new(self.cfg, self.norm_heads(i, &qkv));
         let branch = self.linear(&layer(i, OUT), &attn.o);
         let x_mid = if self.cfg.blocks.parallel { x.clone() } else { &x + &self.dropped(0, &branch) };
         let n2 = self.norm(&layer(i, self.second_norm()), &x_mid);
@@ -416,7 +429,7 @@ impl Model<'_> {
             true => &x + &self.dropped(0, &(branch + out)),
             false => &x_mid + &self.dropped(1, &out),
         };
-        (y, Saved { x, x_mid, n1, n2, attn, network })
+        (y, Saved { x, x_mid, n1, n2, qkv, attn, network })
     }
 
     fn layer_backward(&mut self, i: usize, saved: &Saved, dy: Mat) -> Mat {
@@ -439,6 +452,7 @@ impl Model<'_> {
         let d_branch = self.dropped(0, if parallel { &dy } else { &dx_mid });
         let d_o = self.linear_backward(&layer(i, OUT), &saved.attn.o, &d_branch);
         let d_qkv = saved.attn.backward(self.cfg, &d_o);
+        let d_qkv = self.norm_heads_backward(i, &saved.qkv, d_qkv);
         let dn1 = self.linear_backward(&layer(i, QKV), &saved.n1, &d_qkv);
         dx_mid + self.norm_backward(&layer(i, IN_NORM), &saved.x, &dn1)
     }
@@ -482,6 +496,35 @@ impl Model<'_> {
         if let Some(db) = self.grads.get_mut(&bias_of(name)) {
             *db += &dy.sum_axis(Axis(0)).insert_axis(Axis(0));
         }
+    }
+
+    /// The norm of each head of q and k, with the columns it stands in.
+    fn head_norms(&self, i: usize) -> Vec<(String, std::ops::Range<usize>)> {
+        if !self.cfg.blocks.qk_norm {
+            return vec![];
+        }
+        let name = |head| layer(i, if head < self.cfg.heads { Q_NORM } else { K_NORM });
+        let d = self.cfg.head_dim;
+        (0..self.cfg.heads + self.cfg.kv_heads).map(|head| (name(head), head * d..(head + 1) * d)).collect()
+    }
+
+    fn norm_heads(&self, i: usize, qkv: &Mat) -> Mat {
+        let mut normed = qkv.clone();
+        for (name, columns) in self.head_norms(i) {
+            let head = rms_norm(&qkv.slice(s![.., columns.clone()]).to_owned(), self.w(&name), self.cfg.eps);
+            normed.slice_mut(s![.., columns]).assign(&head);
+        }
+        normed
+    }
+
+    fn norm_heads_backward(&mut self, i: usize, qkv: &Mat, mut d_qkv: Mat) -> Mat {
+        for (name, columns) in self.head_norms(i) {
+            let [x, dy] = [qkv, &d_qkv].map(|m| m.slice(s![.., columns.clone()]).to_owned());
+            let (dx, dw) = rms_norm_backward(&x, self.w(&name), &dy, self.cfg.eps);
+            self.add_grad(&name, dw);
+            d_qkv.slice_mut(s![.., columns]).assign(&dx);
+        }
+        d_qkv
     }
 
     fn norm_backward(&mut self, name: &str, x: &Mat, dy: &Mat) -> Mat {
@@ -894,6 +937,11 @@ mod tests {
     #[test]
     fn gradients_equal_finite_differences_with_grouped_queries() {
         check_gradients(&tiny(2, false));
+    }
+
+    #[test]
+    fn gradients_equal_finite_differences_with_norms_of_heads() {
+        check_gradients(&DenseConfig { blocks: Blocks { qk_norm: true, ..Blocks::LLAMA }, ..tiny(2, false) });
     }
 
     #[test]

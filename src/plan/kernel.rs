@@ -218,6 +218,12 @@ pub enum Kernel {
     Norm { rows: u64, cols: u64, eps: f64 },
     /// Reads x, w, dy, residual, dw; writes dx = residual + the norm's gradient, and dw, accumulated.
     NormBwd { rows: u64, cols: u64, eps: f64 },
+    /// RMSNorm of every head of q and of k by itself (Qwen3). Reads qkv [n, (a+2k)*d], which may be its result, w
+    /// `[q's d | k's d]`; writes qkv, v as it was, and q and k as they were, [n, (a+k)*d].
+    HeadNorm { rows: u64, heads: u64, kv_heads: u64, head_dim: u64, eps: f64 },
+    /// Reads d_qkv, which may be its result, q and k as they were, w, dw; writes d_qkv, that of v as it was, and dw,
+    /// accumulated.
+    HeadNormBwd { rows: u64, heads: u64, kv_heads: u64, head_dim: u64, eps: f64 },
     /// LayerNorm. Reads x, w `[cols]`, or with `bias` `[weight | bias]`; writes y.
     LayerNorm { rows: u64, cols: u64, eps: f64, bias: bool },
     /// As [`NormBwd`](Kernel::NormBwd), dw laid out as w is.
@@ -368,6 +374,8 @@ impl Kernel {
             Kernel::MergeLse(_) => "merge_lse",
             Kernel::Norm { .. } => "norm",
             Kernel::NormBwd { .. } => "norm_bwd",
+            Kernel::HeadNorm { .. } => "head_norm",
+            Kernel::HeadNormBwd { .. } => "head_norm_bwd",
             Kernel::LayerNorm { .. } => "layer_norm",
             Kernel::LayerNormBwd { .. } => "layer_norm_bwd",
             Kernel::BiasBwd { .. } => "bias_bwd",
@@ -468,6 +476,9 @@ impl Kernel {
             // Rows of the table are read, and added to, as often as they are met.
             Kernel::Positions { backward: false, .. } => memory(2 * reads[0] + writes[0]),
             Kernel::Positions { rows, cols, .. } => memory(reads[0] + 8 * rows * cols),
+            // V stays where it is, and so does what q and k were: only their new values are written.
+            Kernel::HeadNorm { .. } => memory(reads[1] + 2 * writes[1]),
+            Kernel::HeadNormBwd { .. } => memory(reads[2] + reads[3] + writes[1] + 3 * reads[1]),
             // One pass for the maximum and the sum, one that writes the gradient.
             Kernel::CrossEntropy { .. } => memory(all + reads[0]),
             _ => memory(all),
@@ -561,6 +572,14 @@ impl Kernel {
             Kernel::NormBwd { rows, cols, .. } => {
                 let x = rows * cols;
                 of(&[x, *cols, x, x, *cols], &[x, *cols])
+            }
+            Kernel::HeadNorm { rows, heads, kv_heads, head_dim, .. } => {
+                let (qk, v) = (rows * (heads + kv_heads) * head_dim, rows * kv_heads * head_dim);
+                of(&[qk + v, 2 * head_dim], &[qk + v, qk])
+            }
+            Kernel::HeadNormBwd { rows, heads, kv_heads, head_dim, .. } => {
+                let (qk, v, w) = (rows * (heads + kv_heads) * head_dim, rows * kv_heads * head_dim, 2 * head_dim);
+                of(&[qk + v, qk, w, w], &[qk + v, w])
             }
             Kernel::LayerNorm { rows, cols, bias, .. } => of(&[rows * cols, with_bias(*cols, *bias)], &[rows * cols]),
             Kernel::LayerNormBwd { rows, cols, bias, .. } => {

@@ -27,7 +27,6 @@ const LINES: &[Line] = &[
         change: |m, _| (m.positions, m.rotary_dim) = (Positions::Rope, None),
     },
     Line { refusal: "biases", said: "no biases", change: |m, _| (m.bias, m.qkv_bias) = (false, false) },
-    Line { refusal: "norms of queries", said: "no norms of queries and keys", change: |m, _| m.qk_norm = false },
     Line { refusal: "dropout", said: "no dropout", change: |m, _| m.dropout = 0.0 },
     Line { refusal: "sliding window", said: "attention without window", change: |m, _| m.window = None },
     Line { refusal: "parallel block", said: "a block in sequence", change: |m, _| m.parallel_block = false },

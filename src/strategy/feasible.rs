@@ -36,7 +36,6 @@ fn blocks(model: &LlmSpec) -> Result<()> {
         (model.moe.is_some_and(|moe| moe.dense_layers > 0), "layers of two kinds, with experts and without"),
         (model.lfa, "localized filtering"),
         (model.positions == Positions::Alibi, "slopes on distances (ALiBi)"),
-        (model.qk_norm, "norms of queries and keys"),
     ];
     match later.iter().find(|(has, _)| *has) {
         Some((_, what)) => {

@@ -11,7 +11,7 @@ pub struct Norms {
     bias: bool,
     pub rows: u64,
     cols: u64,
-    eps: f64,
+    pub eps: f64,
 }
 
 impl Norms {

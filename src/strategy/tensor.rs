@@ -176,6 +176,13 @@ impl TensorParallel {
         }
     }
 
+    /// Sums the gradient of weights that every rank has, but has used on its own heads alone.
+    pub fn sum_by_heads(&self, b: &mut Builder, label: &str, grad: Buf, acc: Dtype) {
+        if self.ranks > 1 && !self.cuts_rows() {
+            TensorParallel { dtype: acc, ..*self }.collective(b, label, CollectiveKind::AllReduce, grad, grad);
+        }
+    }
+
     fn collective(&self, b: &mut Builder, label: &str, kind: CollectiveKind, src: Buf, dst: Buf) -> u32 {
         let group = Group::axes(&[Axis::Tp]);
         b.collective(label, Via { group: &group, index: 0, engine: self.engine }, kind, src, dst, self.dtype)

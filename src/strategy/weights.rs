@@ -14,6 +14,8 @@ pub struct Weight {
     /// Over all ranks.
     pub shape: Vec<u64>,
     pub shard: Option<Shard>,
+    /// Every rank has it, but uses it on its own heads alone.
+    pub by_heads: bool,
 }
 
 /// Lays weights out. Those that every rank has stand before those that are cut.
@@ -44,10 +46,17 @@ impl Weights {
         [0, self.all.iter().filter(|w| w.shard.is_none()).map(|w| w.rows[1]).max().unwrap_or(0)]
     }
 
+    /// Of those, the ones whose gradient is that of a rank's own heads alone.
+    pub fn by_heads(&self) -> Rows {
+        let mut of = self.all.iter().filter(|w| w.by_heads).map(|w| w.rows);
+        let first = of.next().unwrap_or_default();
+        of.fold(first, |[from, _], [_, to]| [from, to])
+    }
+
     fn add(&mut self, name: &'static str, shape: &[u64], shard: Option<Shard>, elems: u64) -> Rows {
         let from = self.elems();
         let rows = [from, from + elems];
-        self.all.push(Weight { name, rows, shape: shape.to_vec(), shard });
+        self.all.push(Weight { name, rows, shape: shape.to_vec(), shard, by_heads: false });
         rows
     }
 
@@ -55,6 +64,13 @@ impl Weights {
     pub fn whole(&mut self, name: &'static str, shape: &[u64]) -> Rows {
         assert!(self.all.iter().all(|w| w.shard.is_none()), "{name} stands behind a weight that is cut");
         self.add(name, shape, None, shape.iter().product())
+    }
+
+    /// The same of one that is used head by head.
+    pub fn whole_by_heads(&mut self, name: &'static str, shape: &[u64]) -> Rows {
+        let rows = self.whole(name, shape);
+        self.all.last_mut().expect("just added").by_heads = true;
+        rows
     }
 
     /// A weight cut along `dim` over the ranks, each of `blocks` by itself.

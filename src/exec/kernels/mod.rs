@@ -9,6 +9,7 @@ pub(in crate::exec) mod exchange;
 pub mod expert;
 mod fp8;
 mod gemm;
+mod head_norm;
 mod layer_norm;
 mod loss;
 pub(in crate::exec) mod mask;
@@ -151,6 +152,16 @@ pub fn run<T: Scalar>(
             let [dx, dw] = outputs(writes);
             norm::backward(cols as usize, eps, [0, 1, 2].map(read), dx, dw);
         }
+        &Kernel::HeadNorm { heads, kv_heads, head_dim, eps, .. } => {
+            let [qkv, before] = outputs(writes);
+            let heads = head_norm::Heads::new([heads, kv_heads, head_dim], eps);
+            heads.forward(read(1), qkv, before);
+        }
+        &Kernel::HeadNormBwd { heads, kv_heads, head_dim, eps, .. } => {
+            let [d_qkv, dw] = outputs(writes);
+            let heads = head_norm::Heads::new([heads, kv_heads, head_dim], eps);
+            heads.backward([read(1), read(2)], d_qkv, dw);
+        }
         Kernel::Rope { segs, documents, heads, kv_heads, head_dim, theta, backward, rotary, .. } => {
             let rotary = rotary.unwrap_or(*head_dim) as usize;
             let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|x| *x as usize);
@@ -261,6 +272,8 @@ pub(in crate::exec) fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
         Kernel::AddLse(_) | Kernel::AddWeighted(_) => &[(0, 0)],
         // The residual is added to, so it may be the very buffer of dx.
         Kernel::NormBwd { .. } | Kernel::LayerNormBwd { .. } => &[(3, 0), (4, 1)],
+        Kernel::HeadNorm { .. } => &[(0, 0)],
+        Kernel::HeadNormBwd { .. } => &[(0, 0), (3, 1)],
         Kernel::BiasBwd { .. } | Kernel::Positions { backward: true, .. } => &[(1, 0)],
         Kernel::Positions { .. } => &[(0, 0)],
         Kernel::EmbedBwd { .. } => &[(2, 0)],

@@ -124,6 +124,9 @@ impl Lowering<'_> {
             Kernel::LayerNorm { rows, cols, eps, bias } => self.norm([*rows, *cols], true, *bias, *eps),
             Kernel::NormBwd { rows, cols, eps } => self.norm_bwd([*rows, *cols], false, false, *eps),
             Kernel::LayerNormBwd { rows, cols, eps, bias } => self.norm_bwd([*rows, *cols], true, *bias, *eps),
+            Kernel::HeadNorm { .. } | Kernel::HeadNormBwd { .. } => {
+                Err(self.refuse("norms of queries and keys run on the CPU alone in this version"))
+            }
             Kernel::BiasBwd { rows, cols } => self.bias_bwd(*rows, *cols),
             Kernel::Rope { .. } => self.rope(kernel, on),
             Kernel::Permute { .. } | Kernel::Reorder { .. } => self.moved(kernel, on),

@@ -1,0 +1,236 @@
+//! A layer's backward pass.
+
+use super::super::expert::Experts;
+use super::super::tensor::Chunk;
+use super::super::weights::Rows;
+use super::buffers::{Saved, Scratch};
+use super::{Flats, Layer, linear_dw, linear_dx, with};
+use crate::plan::{Buf, Builder, Kernel};
+use crate::spec::Mlp;
+
+impl Layer {
+    /// dx from dy, and the gradients of the layer's weights added to `g`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn backward(&self, b: &mut Builder, s: &Scratch, [w, g]: [Flats; 2], x: Buf, keep: &Saved, dy: Buf, dx: Buf) {
+        let back = Backward { layer: self, s, w, g, keep, sums: s.partial.unwrap_or(s.d_normed) };
+        let d_branch = back.dropout(b, "dropout2_bwd", keep.stays[usize::from(!self.parallel)], dy);
+        let mid = match (&self.experts, keep.mid) {
+            (Some(experts), Some(mid)) => {
+                back.experts(b, experts, d_branch);
+                mid
+            }
+            (_, mid) => {
+                let d_output = back.down_dx(b, d_branch);
+                back.bias(b, "down_bias_bwd", self.rows.down_bias, self.norms.rows, d_branch);
+                let last = back.mlp(b, d_output);
+                let Some(mid) = mid else { return back.beside(b, x, [dy, d_branch, d_output], dx) };
+                back.mlp_input(b, last, s.d_normed);
+                mid
+            }
+        };
+        back.norm(b, "norm2_bwd", mid, self.rows.norm2.expect("a norm before each half"), dy, s.d_mid);
+        let d_branch = back.dropout(b, "dropout1_bwd", keep.stays[0], s.d_mid);
+        let d_output = self.tp.gathered(b, "o_bwd_gather", d_branch, s.d_output, |b, d, rows| {
+            back.out_dx(b, "o_proj_dx", [d, back.at(self.rows.o), s.d_o], self.q_row(), rows);
+        });
+        back.bias(b, "o_bias_bwd", self.rows.o_bias, self.norms.rows, d_branch);
+        let last = back.attention(b, d_output);
+        let input = self.tp.gather_beside(b, "qkv_regather", keep.normed1, s.input, last);
+        back.qkv_dx(b, false);
+        self.tp.reduce(b, "qkv_bwd_reduce", back.sums, s.d_normed);
+        back.dw(b, "qkv_dw", self.qkv_row(), self.hidden, s.d_qkv, input, self.rows.qkv);
+        back.norm(b, "norm1_bwd", x, self.rows.norm1, s.d_mid, dx);
+    }
+
+    /// d_qkv from d_o; returns the last op.
+    fn attention_backward(&self, b: &mut Builder, s: &Scratch, keep: &Saved) -> u32 {
+        let (dq, dkv) = match (&self.ulysses, &s.ulysses) {
+            (Some(ulysses), Some(us)) => {
+                let d_o = ulysses.scatter_do(b, us, s.d_o);
+                let grads = self.core.backward(b, &s.attn, keep.attn, d_o);
+                ulysses.gather_dqkv(b, us, grads)
+            }
+            _ => self.core.backward(b, &s.attn, keep.attn, s.d_o),
+        };
+        b.compute("rope_bwd", self.rope(true), &[dq, dkv], &[s.d_qkv])
+    }
+
+    /// What tensor-parallel ranks have to add up of a layer's gradient before it is whole.
+    pub fn sum_shared(&self, b: &mut Builder, g: Buf) {
+        let [from, to] = self.weights.shared();
+        let acc = self.core.shape().acc;
+        self.tp.sum_shared(b, "shared_grad_sum", g.rows(from, to), acc);
+        // Those of heads are among them; where all tokens are everywhere, these alone are left.
+        let [from, to] = self.weights.by_heads();
+        if to > from {
+            self.tp.sum_by_heads(b, "head_grad_sum", g.rows(from, to), acc);
+        }
+    }
+}
+
+/// One layer's backward pass under way.
+struct Backward<'a> {
+    layer: &'a Layer,
+    s: &'a Scratch,
+    w: Flats,
+    g: Flats,
+    keep: &'a Saved,
+    /// Where gradients of a product's input are summed up.
+    sums: Buf,
+}
+
+impl Backward<'_> {
+    fn at(&self, r: Rows) -> Buf {
+        self.w.rows(r[0], r[1])
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn dw(&self, b: &mut Builder, label: &str, out: u64, inp: u64, d: Buf, x: Buf, r: Rows) {
+        let grad = self.g.rows(r[0], r[1]);
+        b.compute(label, linear_dw(out, inp, self.layer.tokens(), self.layer.fp8), &[d, x, grad], &[grad]);
+    }
+
+    /// The gradient of a bias, where there is one, from the `rows` rows of that of what it was added to.
+    fn bias(&self, b: &mut Builder, label: &str, at: Option<Rows>, rows: u64, d: Buf) {
+        let Some(r) = at else { return };
+        let grad = self.g.rows(r[0], r[1]);
+        b.compute(label, Kernel::BiasBwd { rows, cols: r[1] - r[0] }, &[d, grad], &[grad]);
+    }
+
+    /// The gradient of a branch from that of the sum it was added to.
+    fn dropout(&self, b: &mut Builder, label: &str, stays: Option<Buf>, dy: Buf) -> Buf {
+        let (Some(stays), Some(d_branch)) = (stays, self.s.d_branch) else { return dy };
+        let (elems, probability) = (self.layer.norms.rows * self.layer.hidden, self.layer.dropout);
+        b.compute(label, Kernel::DropoutBwd { elems, probability }, &[dy, stays], &[d_branch]);
+        d_branch
+    }
+
+    /// Rows of the gradient of a projection's input, of `cols` columns, from that of its output.
+    fn out_dx(&self, b: &mut Builder, label: &str, [d, w, to]: [Buf; 3], cols: u64, rows: Chunk) {
+        let kernel = linear_dx(rows.count(), cols, self.layer.hidden, self.layer.fp8);
+        b.compute(&rows.label(label), kernel, &[rows.of(d), w], &[rows.of(to)]);
+    }
+
+    /// The gradient of the network's activation, from a rank's share of that of its output, which is returned whole.
+    fn down_dx(&self, b: &mut Builder, d_branch: Buf) -> Buf {
+        let (l, s) = (self.layer, self.s);
+        let (down, d_act) = (self.at(l.rows.down), s.network().0);
+        l.tp.gathered(b, "down_bwd_gather", d_branch, s.d_output, |b, d, rows| {
+            self.out_dx(b, "down_dx", [d, down, d_act], l.ffn, rows);
+        })
+    }
+
+    /// From the gradients of the network's output and of its activation to that of the activation's input; returns
+    /// the last op.
+    fn mlp(&self, b: &mut Builder, d_output: Buf) -> u32 {
+        let (l, s, keep) = (self.layer, self.s, self.keep);
+        let (n, h, f) = (l.tokens(), l.hidden, l.ffn);
+        let ((gate_up, act), (d_act, d_gate_up)) = (keep.network(), s.network());
+        self.dw(b, "down_dw", h, f, d_output, act, l.rows.down);
+        let (label, kernel) = match l.mlp {
+            Mlp::SwiGlu => ("swiglu_bwd", Kernel::SwiGluBwd { rows: n, cols: f }),
+            Mlp::Gelu => ("gelu_bwd", Kernel::GeluBwd { elems: n * f }),
+        };
+        let last = b.compute(label, kernel, &[gate_up, d_act], &[d_gate_up]);
+        self.bias(b, "up_bias_bwd", l.rows.up_bias, n, d_gate_up);
+        last
+    }
+
+    /// From the gradient of the activation's input to that of the network's, in `to`; `last` is the op before.
+    fn mlp_input(&self, b: &mut Builder, last: u32, to: Buf) {
+        let (l, s) = (self.layer, self.s);
+        let input = self.keep.normed2.expect("a norm before each half");
+        let input = l.tp.gather_beside(b, "gate_up_regather", input, s.input, last);
+        self.gate_up_dx(b);
+        l.tp.reduce(b, "gate_up_bwd_reduce", self.sums, to);
+        self.dw(b, "gate_up_dw", l.wide, l.hidden, s.network().1, input, l.rows.gate_up);
+    }
+
+    /// From the gradient of the experts' output to that of their input, in `d_normed`.
+    fn experts(&self, b: &mut Builder, experts: &Experts, d_branch: Buf) {
+        let (l, s, keep) = (self.layer, self.s, self.keep);
+        let (saved, scratch) = (keep.experts.as_ref().expect("kept"), s.experts.as_ref().expect("declared"));
+        let sums = s.partial.or(s.shared).unwrap_or(self.sums);
+        let shared = Backward { layer: l, s, w: self.w, g: self.g, keep, sums };
+        let last = std::cell::Cell::new(0);
+        let mut first = |b: &mut Builder| {
+            if l.ffn > 0 {
+                let d_output = shared.down_dx(b, d_branch);
+                last.set(shared.mlp(b, d_output));
+            }
+        };
+        let mut second = |b: &mut Builder| {
+            if let Some(to) = s.shared {
+                shared.mlp_input(b, last.get(), to);
+            }
+        };
+        let (parts, bufs) = ([self.w, self.g].map(|f| l.parts(f)), [keep.normed2.expect("kept"), d_branch, s.d_normed]);
+        if l.overlap_shared {
+            experts.backward(b, scratch, parts, bufs, saved, [&mut first, &mut second]);
+        } else {
+            first(b);
+            second(b);
+            experts.backward(b, scratch, parts, bufs, saved, [&mut |_| {}, &mut |_| {}]);
+        }
+        l.add_shared(b, "shared_bwd_add", s, s.d_normed);
+    }
+
+    fn gate_up_dx(&self, b: &mut Builder) {
+        let l = self.layer;
+        let kernel = linear_dx(l.tokens(), l.hidden, l.wide, l.fp8);
+        b.compute("gate_up_dx", kernel, &[self.s.network().1, self.at(l.rows.gate_up)], &[self.sums]);
+    }
+
+    /// From the gradients of attention's output, projected and not, to that of q, k and v; returns the last op.
+    fn attention(&self, b: &mut Builder, d_output: Buf) -> u32 {
+        let (l, s, keep) = (self.layer, self.s, self.keep);
+        let (n, h, q) = (l.tokens(), l.hidden, l.q_row());
+        self.dw(b, "o_proj_dw", h, q, d_output, keep.output(), l.rows.o);
+        let mut last = l.attention_backward(b, s, keep);
+        if let (Some(norms), Some(raw)) = (l.rows.head_norms, keep.raw_qk) {
+            let grad = self.g.rows(norms[0], norms[1]);
+            let reads = [s.d_qkv, raw, self.at(norms), grad];
+            last = b.compute("qk_norm_bwd", l.head_norm(true), &reads, &[s.d_qkv, grad]);
+        }
+        self.bias(b, "qkv_bias_bwd", l.rows.qkv_bias, n, s.d_qkv);
+        last
+    }
+
+    /// Adds to what the network's gradient has left, where both have the same input.
+    fn qkv_dx(&self, b: &mut Builder, adds: bool) {
+        let l = self.layer;
+        let kernel = with(linear_dx(l.tokens(), l.hidden, l.qkv_row(), l.fp8), adds, false);
+        let reads = [self.s.d_qkv, self.at(l.rows.qkv)].into_iter().chain(adds.then_some(self.sums));
+        b.compute("qkv_dx", kernel, &reads.collect::<Vec<_>>(), &[self.sums]);
+    }
+
+    /// The rest of a parallel block, where both halves have the gradient of its output.
+    fn beside(&self, b: &mut Builder, x: Buf, [dy, d_branch, d_output]: [Buf; 3], dx: Buf) {
+        let (l, s, keep, tp) = (self.layer, self.s, self.keep, &self.layer.tp);
+        self.bias(b, "o_bias_bwd", l.rows.o_bias, l.norms.rows, d_branch);
+        self.out_dx(b, "o_proj_dx", [d_output, self.at(l.rows.o), s.d_o], l.q_row(), tp.all());
+        let last = self.attention(b, d_output);
+        self.gate_up_dx(b);
+        let mut residual = dy;
+        if let (Some(norm2), Some(normed2)) = (l.rows.norm2, keep.normed2) {
+            let input = tp.gather_beside(b, "gate_up_regather", normed2, s.input, last);
+            tp.reduce(b, "gate_up_bwd_reduce", self.sums, s.d_normed);
+            self.dw(b, "gate_up_dw", l.wide, l.hidden, s.network().1, input, l.rows.gate_up);
+            self.norm(b, "norm2_bwd", x, norm2, dy, s.d_mid);
+            residual = s.d_mid;
+        }
+        let input = tp.gather_beside(b, "qkv_regather", keep.normed1, s.input, last);
+        self.qkv_dx(b, keep.normed2.is_none());
+        tp.reduce(b, "qkv_bwd_reduce", self.sums, s.d_normed);
+        self.dw(b, "qkv_dw", l.qkv_row(), l.hidden, s.d_qkv, input, l.rows.qkv);
+        if keep.normed2.is_none() {
+            self.dw(b, "gate_up_dw", l.wide, l.hidden, s.network().1, input, l.rows.gate_up);
+        }
+        self.norm(b, "norm1_bwd", x, l.rows.norm1, residual, dx);
+    }
+
+    fn norm(&self, b: &mut Builder, label: &str, x: Buf, r: Rows, residual: Buf, dx: Buf) {
+        let weights = [self.at(r), self.g.rows(r[0], r[1])];
+        self.layer.norms.backward(b, label, x, weights, self.s.d_normed, residual, dx);
+    }
+}

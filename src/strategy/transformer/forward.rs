@@ -1,0 +1,204 @@
+//! A layer's forward pass.
+
+use super::super::expert::{self, Experts};
+use super::super::tensor::Chunk;
+use super::super::weights::Rows;
+use super::buffers::{Saved, Scratch};
+use super::{Flats, Layer, linear, with};
+use crate::plan::{Buf, Builder, Dropout, Kernel};
+use crate::spec::Mlp;
+
+impl Layer {
+    /// x_out = layer(x), keeping what `keep` names.
+    pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Flats, x: Buf, x_out: Buf, keep: &Saved) {
+        // Sums over a rank's share of the columns, before they are summed over the ranks.
+        let sums = s.partial.unwrap_or(s.branch);
+        let at = |r: Rows| w.rows(r[0], r[1]);
+        let rows = &self.rows;
+        self.norms.forward(b, "norm1", x, at(rows.norm1), keep.normed1);
+        let (qkv, bias) = (at(rows.qkv), rows.qkv_bias.map(at));
+        let input = self.tp.gathered(b, "qkv_gather", keep.normed1, s.input, |b, input, chunk| {
+            self.linear_in(b, "qkv", [input, qkv], bias, self.qkv_row(), s.qkv, chunk);
+        });
+        if let (Some(norms), Some(raw)) = (rows.head_norms, keep.raw_qk) {
+            b.compute("qk_norm", self.head_norm(false), &[s.qkv, at(norms)], &[s.qkv, raw]);
+        }
+        self.attention_forward(b, s, keep);
+        let Some(mid) = keep.mid else {
+            self.mlp_in(b, s, w, x, keep, input);
+            self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.q_row(), false, sums, self.tp.all());
+            self.tp.scattered(b, "block_reduce", sums, s.branch, |b, chunk| {
+                self.linear_out(b, "down", [keep.network().1, at(rows.down)], self.ffn, true, sums, chunk);
+            });
+            let biases = [rows.o_bias, rows.down_bias].map(|r| r.map(at));
+            return self.residual(b, "residual", x, s.branch, biases, [Some(x_out), keep.stays[0]]);
+        };
+        self.tp.scattered(b, "o_reduce", sums, s.branch, |b, chunk| {
+            self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.q_row(), false, sums, chunk);
+        });
+        self.residual(b, "residual1", x, s.branch, [rows.o_bias.map(at), None], [Some(mid), keep.stays[0]]);
+        match &self.experts {
+            Some(experts) => self.experts_forward(b, s, w, mid, keep, experts),
+            None => {
+                self.mlp_in(b, s, w, mid, keep, input);
+                self.tp.scattered(b, "down_reduce", sums, s.branch, |b, chunk| {
+                    self.linear_out(b, "down", [keep.network().1, at(rows.down)], self.ffn, false, sums, chunk);
+                });
+            }
+        }
+        self.residual(b, "residual2", mid, s.branch, [rows.down_bias.map(at), None], [Some(x_out), keep.stays[1]]);
+    }
+
+    /// The feed-forward network up to its activation, from a norm of `x`, or where there is none from `first`,
+    /// attention's input.
+    fn mlp_in(&self, b: &mut Builder, s: &Scratch, w: Flats, x: Buf, keep: &Saved, first: Buf) {
+        match (self.rows.norm2, keep.normed2) {
+            (Some(norm), Some(normed)) => {
+                self.norms.forward(b, "norm2", x, w.rows(norm[0], norm[1]), normed);
+                self.gathered_mlp_in(b, s, w, keep, normed);
+            }
+            _ => {
+                self.gate_up(b, w, keep, first, self.tp.all());
+                self.activation(b, keep);
+            }
+        }
+    }
+
+    /// The same from a rank's share of its input.
+    fn gathered_mlp_in(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, normed: Buf) {
+        let up = |b: &mut Builder, input, chunk| self.gate_up(b, w, keep, input, chunk);
+        self.tp.gathered(b, "gate_up_gather", normed, s.input, up);
+        self.activation(b, keep);
+    }
+
+    fn gate_up(&self, b: &mut Builder, w: Flats, keep: &Saved, input: Buf, chunk: Chunk) {
+        let at = |r: Rows| w.rows(r[0], r[1]);
+        let (weight, bias) = (at(self.rows.gate_up), self.rows.up_bias.map(at));
+        self.linear_in(b, "gate_up", [input, weight], bias, self.wide, keep.network().0, chunk);
+    }
+
+    fn activation(&self, b: &mut Builder, keep: &Saved) {
+        let (n, (gate_up, act)) = (self.tokens(), keep.network());
+        let (label, kernel) = match self.mlp {
+            Mlp::SwiGlu => ("swiglu", Kernel::SwiGlu { rows: n, cols: self.ffn }),
+            Mlp::Gelu => ("gelu", Kernel::Gelu { elems: n * self.ffn }),
+        };
+        b.compute(label, kernel, &[gate_up], &[act]);
+    }
+
+    /// The experts' half of a layer, in `s.branch`: those that every token visits before, or beside the others' rows
+    /// on their way (Megatron-LM's `--moe-shared-expert-overlap`).
+    fn experts_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, mid: Buf, keep: &Saved, experts: &Experts) {
+        let (saved, scratch) = (keep.experts.as_ref().expect("kept"), s.experts.as_ref().expect("declared"));
+        let (norm, normed) = (self.rows.norm2.expect("a norm before each half"), keep.normed2.expect("likewise"));
+        self.norms.forward(b, "norm2", mid, w.rows(norm[0], norm[1]), normed);
+        let mut first = |b: &mut Builder| {
+            if self.ffn > 0 {
+                self.gathered_mlp_in(b, s, w, keep, normed);
+            }
+        };
+        let mut second = |b: &mut Builder| {
+            let Some(shared) = s.shared else { return };
+            let (sums, down) = (s.partial.unwrap_or(shared), w.rows(self.rows.down[0], self.rows.down[1]));
+            self.tp.scattered(b, "down_reduce", sums, shared, |b, chunk| {
+                self.linear_out(b, "down", [keep.network().1, down], self.ffn, false, sums, chunk);
+            });
+        };
+        let parts = self.parts(w);
+        if self.overlap_shared {
+            experts.forward(b, scratch, parts, normed, s.branch, saved, [&mut first, &mut second]);
+        } else {
+            first(b);
+            second(b);
+            experts.forward(b, scratch, parts, normed, s.branch, saved, [&mut |_| {}, &mut |_| {}]);
+        }
+        self.add_shared(b, "shared_add", s, s.branch);
+    }
+
+    pub(super) fn parts(&self, flats: Flats) -> expert::Parts {
+        let router = self.rows.router.expect("experts have a router");
+        expert::Parts {
+            router: flats.rows(router[0], router[1]),
+            experts: flats.experts.expect("experts have weights"),
+        }
+    }
+
+    pub(super) fn add_shared(&self, b: &mut Builder, label: &str, s: &Scratch, to: Buf) {
+        let Some(shared) = s.shared else { return };
+        b.compute(label, Kernel::Add { elems: self.residual_rows() * self.hidden, trim: None }, &[to, shared], &[to]);
+    }
+
+    /// Rows of the residual stream to `cols` columns.
+    #[allow(clippy::too_many_arguments)]
+    fn linear_in(
+        &self,
+        b: &mut Builder,
+        label: &str,
+        [x, w]: [Buf; 2],
+        bias: Option<Buf>,
+        cols: u64,
+        y: Buf,
+        rows: Chunk,
+    ) {
+        let kernel = with(linear(rows.count(), cols, self.hidden, self.fp8), false, bias.is_some());
+        let reads: Vec<Buf> = [rows.of(x), w].into_iter().chain(bias).collect();
+        b.compute(&rows.label(label), kernel, &reads, &[rows.of(y)]);
+    }
+
+    /// Rows of `cols` columns to the residual stream, as sums that other ranks' may be added to.
+    #[allow(clippy::too_many_arguments)]
+    fn linear_out(
+        &self,
+        b: &mut Builder,
+        label: &str,
+        [x, w]: [Buf; 2],
+        cols: u64,
+        adds: bool,
+        sums: Buf,
+        rows: Chunk,
+    ) {
+        let kernel = with(linear(rows.count(), self.hidden, cols, self.fp8), adds, false);
+        let reads: Vec<Buf> = [rows.of(x), w].into_iter().chain(adds.then_some(rows.of(sums))).collect();
+        b.compute(&rows.label(label), kernel, &reads, &[rows.of(sums)]);
+    }
+
+    /// y = x + branch + biases, and what dropout left of the branch.
+    #[allow(clippy::too_many_arguments)]
+    fn residual(
+        &self,
+        b: &mut Builder,
+        label: &str,
+        x: Buf,
+        branch: Buf,
+        biases: [Option<Buf>; 2],
+        writes: [Option<Buf>; 2],
+    ) {
+        let (rows, cols) = (self.residual_rows(), self.hidden);
+        let reads: Vec<Buf> = [x, branch].into_iter().chain(biases.into_iter().flatten()).collect();
+        let writes: Vec<Buf> = writes.into_iter().flatten().collect();
+        let kernel = match (reads.len() as u64 - 2, writes.len()) {
+            (0, 1) => Kernel::Add { elems: rows * cols, trim: None },
+            (biases, 1) => Kernel::Residual { rows, cols, biases, dropout: None },
+            (biases, _) => Kernel::Residual { rows, cols, biases, dropout: Some(self.dropout_of(label)) },
+        };
+        b.compute(label, kernel, &reads, &writes);
+    }
+
+    fn dropout_of(&self, label: &str) -> Dropout {
+        let share = self.tp.rows();
+        let salt = u64::from(label == "residual2");
+        Dropout { probability: self.dropout, salt, segs: self.segs.clone(), share }
+    }
+
+    fn attention_forward(&self, b: &mut Builder, s: &Scratch, keep: &Saved) {
+        let attn = keep.attn;
+        let (Some(ulysses), Some(us), Some(o)) = (&self.ulysses, &s.ulysses, keep.o) else {
+            b.compute("rope", self.rope(false), &[s.qkv], &[attn.q, attn.kv]);
+            return self.core.forward(b, &s.attn, attn);
+        };
+        b.compute("rope", self.rope(false), &[s.qkv], &[s.q_local, s.kv_local]);
+        ulysses.scatter_qkv(b, us, [s.q_local, s.kv_local], [attn.q, attn.kv]);
+        self.core.forward(b, &s.attn, attn);
+        ulysses.gather_o(b, us, attn.o, o);
+    }
+}

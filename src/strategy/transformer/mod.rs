@@ -1,0 +1,188 @@
+//! A transformer layer, Llama's or GPT's, forward and backward, op by op. How attention talks to other ranks
+//! is [`ulysses`](super::ulysses)'s and [`attention`](super::attention)'s affair, how the ranks share a product
+//! [`tensor`](super::tensor)'s.
+//!
+//! Legend: n tokens of a microbatch on this rank, h hidden, a heads, k KV heads, d head dim, f feed-forward
+//! width; a, k and f are this tensor-parallel rank's share. Between the products a rank has r of the n tokens.
+
+mod backward;
+mod buffers;
+mod flats;
+mod forward;
+mod weights;
+
+pub use buffers::{Saved, Scratch};
+pub use flats::Flats;
+
+use super::attention::{Core, Way};
+use super::expert::Experts;
+use super::norm::Norms;
+use super::step::Engines;
+use super::tensor::TensorParallel;
+use super::ulysses::Ulysses;
+use super::weights::{Weight, Weights};
+use crate::plan::{Dtype, Kernel, Route, Segs};
+use crate::spec::{AttentionSpec, LlmSpec, Mlp, Parallelism, Positions, Workload};
+use weights::WeightRows;
+
+/// Everything a layer's ops need to know.
+pub struct Layer {
+    pub hidden: u64,
+    heads: u64,
+    kv_heads: u64,
+    head_dim: u64,
+    ffn: u64,
+    /// Columns of the product before the activation: gate and up, or one of them.
+    wide: u64,
+    mlp: Mlp,
+    norms: Norms,
+    theta: f64,
+    rotary: Option<u64>,
+    parallel: bool,
+    dropout: f64,
+    batch: u64,
+    /// Tokens of one sequence on this rank.
+    seq: u64,
+    /// Where those tokens stand in the sequence.
+    pub segs: Segs,
+    pub core: Core,
+    /// `None` when the Ulysses degree is 1.
+    ulysses: Option<Ulysses>,
+    dtype: Dtype,
+    pub tp: TensorParallel,
+    fp8: bool,
+    rows: WeightRows,
+    weights: Weights,
+    /// Beside the network, which is then the experts that every token visits.
+    pub experts: Option<Experts>,
+    overlap_shared: bool,
+}
+
+/// y[n, out] = x[n, in] W^T, W stored [out, in] as checkpoints have it.
+pub fn linear(m: u64, n: u64, k: u64, fp8: bool) -> Kernel {
+    Kernel::MatMul { m, n, k, a_t: false, b_t: true, accumulate: false, fp8, bias: false }
+}
+
+/// dx[n, in] = dy[n, out] W.
+pub fn linear_dx(m: u64, n: u64, k: u64, fp8: bool) -> Kernel {
+    Kernel::MatMul { m, n, k, a_t: false, b_t: false, accumulate: false, fp8, bias: false }
+}
+
+/// dW[out, in] += dy^T x.
+pub fn linear_dw(m: u64, n: u64, k: u64, fp8: bool) -> Kernel {
+    Kernel::MatMul { m, n, k, a_t: true, b_t: false, accumulate: true, fp8, bias: false }
+}
+
+/// Columns of the network that every token visits; 0: there is none.
+pub fn width(model: &LlmSpec) -> u64 {
+    model.moe.map_or(model.ffn, |moe| moe.shared_ffn)
+}
+
+/// A product with one more operand: a bias, or sums that it adds to.
+fn with(kernel: Kernel, adds: bool, biased: bool) -> Kernel {
+    match kernel {
+        Kernel::MatMul { m, n, k, a_t, b_t, accumulate, fp8, .. } => {
+            Kernel::MatMul { m, n, k, a_t, b_t, accumulate: accumulate || adds, fp8, bias: biased }
+        }
+        other => other,
+    }
+}
+
+impl Layer {
+    pub fn new(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines, route: Option<&Route>) -> Layer {
+        let tokens = work.micro_batch * work.seq_len / (u64::from(par.ring) * u64::from(par.ulysses));
+        let tp = TensorParallel::new(par, tokens, work.dtype, engines.collective);
+        let (heads, kv_heads) = (model.heads / tp.ranks, model.kv_heads / tp.ranks);
+        let attention = AttentionSpec {
+            batch: work.micro_batch,
+            seq_len: work.seq_len,
+            heads,
+            kv_heads,
+            head_dim: model.head_dim,
+            mask: model.mask(&work.documents),
+            dtype: work.dtype,
+        };
+        let Way { segs, seq, core, ulysses } = Way::new(&attention, model.dropout, par, engines);
+        let norms = Norms::new(model, tp.share(work.micro_batch * seq));
+        let (rows, weights) = weights::weights(model, &tp, &norms);
+        let ffn = width(model) / tp.ranks;
+        let dtypes = [work.dtype, core.shape().acc];
+        let experts = Experts::new(model, par, engines, route, dtypes, norms.rows);
+        Layer {
+            hidden: model.hidden,
+            heads,
+            kv_heads,
+            head_dim: model.head_dim,
+            ffn,
+            wide: if model.mlp == Mlp::SwiGlu { 2 * ffn } else { ffn },
+            mlp: model.mlp,
+            norms,
+            theta: model.rope_theta,
+            rotary: if model.positions == Positions::Rope { model.rotary_dim } else { Some(0) },
+            parallel: model.parallel_block,
+            dropout: model.dropout,
+            batch: work.micro_batch,
+            seq,
+            segs,
+            core,
+            ulysses,
+            dtype: work.dtype,
+            tp,
+            fp8: par.options.fp8,
+            rows,
+            weights,
+            experts,
+            overlap_shared: par.options.overlap_shared,
+        }
+    }
+
+    /// Tokens of a microbatch that this rank and its tensor-parallel peers work on.
+    pub fn tokens(&self) -> u64 {
+        self.batch * self.seq
+    }
+
+    /// Of those, the ones that this rank has between the products.
+    pub fn residual_rows(&self) -> u64 {
+        self.tp.share(self.tokens())
+    }
+
+    fn q_row(&self) -> u64 {
+        self.heads * self.head_dim
+    }
+
+    fn kv_row(&self) -> u64 {
+        2 * self.kv_heads * self.head_dim
+    }
+
+    fn qk_row(&self) -> u64 {
+        self.q_row() + self.kv_row() / 2
+    }
+
+    fn qkv_row(&self) -> u64 {
+        self.q_row() + self.kv_row()
+    }
+
+    /// Elements of a layer's weights on one rank.
+    pub fn elems(&self) -> u64 {
+        self.weights.elems()
+    }
+
+    pub fn weights(&self) -> &[Weight] {
+        &self.weights.all
+    }
+
+    fn head_norm(&self, backward: bool) -> Kernel {
+        let (rows, heads, kv_heads, head_dim) = (self.tokens(), self.heads, self.kv_heads, self.head_dim);
+        match backward {
+            false => Kernel::HeadNorm { rows, heads, kv_heads, head_dim, eps: self.norms.eps },
+            true => Kernel::HeadNormBwd { rows, heads, kv_heads, head_dim, eps: self.norms.eps },
+        }
+    }
+
+    fn rope(&self, backward: bool) -> Kernel {
+        let (batch, heads, kv_heads, head_dim) = (self.batch, self.heads, self.kv_heads, self.head_dim);
+        let (segs, theta, rotary) = (self.segs.clone(), self.theta, self.rotary);
+        let documents = self.core.shape().block.mask.documents.clone();
+        Kernel::Rope { segs, documents, batch, heads, kv_heads, head_dim, theta, backward, rotary }
+    }
+}
