@@ -3,9 +3,11 @@
 mod ecmp;
 mod graph;
 mod path;
+mod ports;
 
 pub use ecmp::fullest;
 pub use path::{Link, LinkClass, Path};
+pub use ports::Ports;
 
 use crate::error::{Error, Result};
 use crate::spec::{ClusterSpec, GpuSpec, Pod};

@@ -1,5 +1,6 @@
 //! A prediction beside a measurement of the same plan: joined op by op on (rank, path).
 
+pub mod overlap;
 pub mod stats;
 pub mod validation;
 

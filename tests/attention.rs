@@ -29,7 +29,7 @@ fn built(spec: &AttentionSpec, pass: Pass, par: &Parallelism) -> Plan {
 
 fn run(plan: &Plan) -> Run {
     let devices = (0..plan.ranks()).map(|r| r % 2).collect();
-    execute(plan, &Options { seed: SEED, devices, keep: true }).expect("the plan runs")
+    execute(plan, &Options::new(SEED, devices, true)).expect("the plan runs")
 }
 
 /// Largest difference, relative to the largest value; NaN where anything is.

@@ -116,7 +116,7 @@ impl Case {
 
 fn run(plan: &Plan) -> Run {
     let devices = (0..plan.ranks()).map(|r| r % 2).collect();
-    execute(plan, &Options { seed: 7, devices, keep: true }).expect("the plan runs")
+    execute(plan, &Options::new(7, devices, true)).expect("the plan runs")
 }
 
 fn reference(plan: &Plan) -> StepResult {

@@ -287,7 +287,7 @@ fn only_numbers_slip_through() {
 /// What the predictors cannot see, the executor does: loss, gradients or both come out different.
 #[test]
 fn the_executor_sees_what_only_changes_numbers() {
-    let run = |plan: &Plan| execute(plan, &Options { seed: 3, devices: (0..plan.ranks()).collect(), keep: true });
+    let run = |plan: &Plan| execute(plan, &Options::new(3, (0..plan.ranks()).collect(), true));
     let sound = run(&plan()).unwrap();
     for (name, mutate) in SINGLE.iter().filter(|m| NUMERIC_ONLY.contains(&m.0)) {
         let mut mutant = plan();

@@ -37,7 +37,7 @@ fn again(plan: &Plan, steps: u64) -> Source {
 }
 
 fn runs(plan: &Plan, source: &Source, steps: u64) -> Vec<Run> {
-    let options = Options { seed: 5, devices: (0..plan.ranks()).map(|r| r % 2).collect(), keep: false };
+    let options = Options::new(5, (0..plan.ranks()).map(|r| r % 2).collect(), false);
     let mut all = vec![];
     let job = Job { source, steps, keep_last: true };
     train(plan, &options, &job, &mut |number, run| {

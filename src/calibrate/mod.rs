@@ -73,6 +73,7 @@ pub fn cpu(effort: Effort, command: &str, progress: Progress) -> Result<Profile>
             take: messages.take,
             add: messages.add,
             crowded,
+            throttle: None,
         },
         kernels: samples.curves(),
     })
@@ -103,7 +104,7 @@ fn steps(plans: &[Plan], effort: Effort, progress: Progress) -> Result<Samples> 
 
 /// All ranks on so many devices.
 fn options(plan: &Plan, devices: u32) -> Options {
-    Options { seed: 1, devices: (0..plan.ranks()).map(|rank| rank % devices).collect(), keep: false }
+    Options::new(1, (0..plan.ranks()).map(|rank| rank % devices).collect(), false)
 }
 
 /// The same steps with one thread busy and with a thread a core, kernel by kernel.

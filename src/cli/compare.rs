@@ -43,7 +43,8 @@ struct Found<'a> {
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
-    let chosen = flags.config.choose(flags.plan.plan.as_deref(), LOCAL)?;
+    let mut chosen = flags.config.choose(flags.plan.plan.as_deref(), LOCAL)?;
+    flags.machine.slow_down(&mut chosen)?;
     let plan = chosen.plan()?;
     let options = flags.machine.options(&plan, false)?;
     let machine = crate::cost::Machine { devices: Some(&options.devices), ..chosen.case.machine() };

@@ -3,13 +3,14 @@
 mod found;
 mod live;
 
-use super::config::{Config, LOCAL, PlanFile};
+use super::config::{Chosen, Config, LOCAL, PlanFile};
 use super::{Answer, Output, trace};
 use crate::error::{Error, Result};
 use crate::exec::rate::best_gemm;
 use crate::exec::source::Source;
 use crate::exec::{Job, Options, Run, train, weights};
 use crate::plan::{Adam, Plan};
+use crate::spec::Throttle;
 use crate::sweep::guard;
 use clap::{Args, ValueEnum};
 use found::{Check, Found, Planned, Step};
@@ -33,6 +34,9 @@ pub struct Machine {
     /// Seeds weights and tokens
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// Make every rank's link slow: bandwidth and latency, as 1,50 (GB/s and us) or 25 MB/s,2 ms
+    #[arg(long, value_name = "GB/s,us")]
+    throttle: Option<Throttle>,
     /// Write a Chrome trace to this file: open it in ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -58,7 +62,24 @@ impl Machine {
             );
             return Err(Error::infeasible(why));
         }
-        Ok(Options { seed: self.seed, devices: (0..plan.ranks()).map(|rank| rank % devices).collect(), keep })
+        let devices = (0..plan.ranks()).map(|rank| rank % devices).collect();
+        Ok(Options { throttle: self.throttle, ..Options::new(self.seed, devices, keep) })
+    }
+
+    /// Slow links are slow in the prediction, too.
+    pub fn slow_down(&self, chosen: &mut Chosen) -> Result<()> {
+        match (&mut chosen.case.profile, self.throttle) {
+            (_, None) => Ok(()),
+            (Some(profile), throttle) => {
+                profile.threads.throttle = throttle;
+                Ok(())
+            }
+            (None, Some(_)) => {
+                let why = "is predicted for the threads that a profile has measured; write one with \
+                           `foretrain calibrate --on cpu --out profile.json` and give it as --profile";
+                Err(Error::spec("the command line", "--throttle", why))
+            }
+        }
     }
 }
 
@@ -77,7 +98,10 @@ fn rough_seconds(plan: &Plan, cores: u32) -> f64 {
     after_help = "Example: foretrain run --model tiny --seq-len 128 --ulysses 2 --ring 2 --global-batch 2 --check\n         \
                         foretrain run --steps 20 --dp 2 --zero 3 --lr 1e-3 --out rows.csv\n         \
                         foretrain run --weights DIR --tokens ids.json --seq-len 64 --tp 2 --dump step.safetensors\n         \
-                        foretrain run --plan plan.json --on cpu --trace trace.json\n\n\
+                        foretrain run --plan plan.json --on cpu --trace trace.json\n         \
+                        foretrain run --ring 4 --seq-len 512 --throttle 0.1,200\n\n\
+    With --throttle a message takes latency + bytes / bandwidth from the moment that both its ends are there, and a\n\
+    rank's link takes one message at a time, each way.\n\n\
     With --tokens, a sequence has seq_len + 1 ids: the first seq_len are its tokens, the last seq_len what they are\n\
     to predict; steps and sequences take them in the file's order. With --weights, --model is the folder's own and\n\
     nothing is dropped. A --dump holds loss, logits [global batch, seq_len, vocabulary], grad.NAME and new.NAME as\n\

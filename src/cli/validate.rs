@@ -23,7 +23,8 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(
     after_help = "Example: foretrain validate --on cpu --profile profile.json --seed 7 --trace trace.json\n         \
-                        foretrain validate --profile profile.json --model tiny --seq-len 512 --ring 4 --repeat 9\n\n\
+                        foretrain validate --profile profile.json --model tiny --seq-len 512 --ring 4 --repeat 9\n         \
+                        foretrain validate --profile profile.json --ring 2 --seq-len 1024 --throttle 0.2,100\n\n\
     Without a plan, or flags that say one, it draws a model, a length and a way to split them by --seed: shapes that no\n\
     calibration has run."
 )]
@@ -68,7 +69,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         return Err(Error::spec("validate", "--profile", why));
     };
     let profile = Profile::load(file)?;
-    let (plan, chosen) = chosen(flags)?;
+    let (plan, mut chosen) = chosen(flags)?;
+    flags.machine.slow_down(&mut chosen)?;
     let options = flags.machine.options(&plan, false)?;
     let machine = crate::cost::Machine { devices: Some(&options.devices), ..chosen.case.machine() };
     let predicted = cost(&plan, machine, Effort::ALL_SPANS)?;
@@ -182,9 +184,16 @@ fn render(v: &Validation) -> String {
             percent(kind.median_error),
         ]);
     }
+    let mut comm = Table::new("<>>>");
+    comm.row(["communication, all ranks together", "under way", "of it exposed", "hidden by kernels"]);
+    for (what, overlap) in [("predicted", &v.predicted_overlap), ("measured", &v.measured_overlap)] {
+        let times = [overlap.under_way_s, overlap.exposed_s].map(seconds);
+        comm.row([&format!("  {what}"), &times[0], &times[1], &percent(overlap.hidden())]);
+    }
+    let comm = if v.measured_overlap.under_way_s > 0.0 { comm.render("  ") + "\n" } else { String::new() };
     let inside = if v.within_noise { ": the error is within the noise" } else { "" };
     format!(
-        "{}\n  the error of a step is that of its time, of a kind the median of its ops'\n\n{}\n\
+        "{}\n  the error of a step is that of its time, of a kind the median of its ops'\n\n{comm}{}\n\
          end-to-end error {}, ops: median {}, 90th percentile {}; the runs spread by {}{inside}\n\
          of the kernels' time, {} their cores were with other threads; of the time on their cores the median error is {}\n",
         table.render("  "),

@@ -1,5 +1,6 @@
 //! A prediction held against several runs of the same plan, op by op, with the reason where an op is far off.
 
+use super::overlap::Overlap;
 use super::stats::{quantile, quiet, spread};
 use crate::spec::Provenance;
 use crate::timeline::{Span, Timeline};
@@ -82,6 +83,9 @@ pub struct Validation {
     pub lost_to_others: f64,
     /// The end-to-end error is no larger than the runs differ among themselves, or than what other programs took.
     pub within_noise: bool,
+    /// Communication, and how much of it kernels hide.
+    pub predicted_overlap: Overlap,
+    pub measured_overlap: Overlap,
     pub by_kind: Vec<KindCheck>,
     pub only_predicted: usize,
     pub only_measured: usize,
@@ -132,6 +136,8 @@ pub fn validate(
     let on_core: Vec<f64> = ops.iter().filter_map(|op| Some(error(op.predicted_s, op.on_core_s?))).collect();
     let lost_to_others = lost(&ops);
     let end_to_end_error = error(predicted.step.value(), step);
+    let is_kernel = |rank: u32, node: usize| known(rank, node).is_some();
+    let overlaps: Vec<Overlap> = runs.iter().map(|r| Overlap::of(&r.timeline, &is_kernel)).collect();
     Validation {
         ranks: predicted.classes.len() as u32,
         repeats: runs.len(),
@@ -144,6 +150,8 @@ pub fn validate(
         noise,
         lost_to_others,
         within_noise: end_to_end_error <= noise + if own_cores { lost_to_others } else { 0.0 },
+        predicted_overlap: Overlap::of(predicted, &is_kernel),
+        measured_overlap: Overlap::quiet(&overlaps),
         by_kind: by_kind(&ops),
         only_predicted,
         only_measured: measured.len(),

@@ -4,7 +4,7 @@ use super::curve::{Curve, size};
 use super::{Estimate, KernelTime, dtype_name};
 use crate::error::{Error, Result};
 use crate::plan::{Dtype, Work, WorkClass};
-use crate::spec::Provenance;
+use crate::spec::{Provenance, Throttle};
 use crate::units::Seconds;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -64,6 +64,9 @@ pub struct Threads {
     pub add: Curve,
     /// How much longer each takes while all cores are busy.
     pub crowded: Crowded,
+    /// How slow the links are made, where they are; none of the machine's own properties.
+    #[serde(skip)]
+    pub throttle: Option<Throttle>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

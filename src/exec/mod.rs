@@ -28,6 +28,7 @@ pub mod weights;
 
 use crate::error::{Error, Result};
 use crate::plan::{Dtype, Plan, check};
+use crate::spec::Throttle;
 use crate::timeline::Timeline;
 use source::Source;
 use std::collections::BTreeMap;
@@ -42,6 +43,15 @@ pub struct Options {
     /// Keep gradients, new weights and hidden states of every step (they are large), and fill every slot with NaN
     /// after its last use: for a run whose numbers are looked at. Otherwise it is the times that count.
     pub keep: bool,
+    /// How slow the links between ranks are; none: as fast as threads hand over.
+    pub throttle: Option<Throttle>,
+}
+
+impl Options {
+    /// Links as fast as they are.
+    pub fn new(seed: u64, devices: Vec<u32>, keep: bool) -> Options {
+        Options { seed, devices, keep, throttle: None }
+    }
 }
 
 /// How long to train, and on what.
@@ -135,7 +145,7 @@ mod tests {
     }
 
     fn options(plan: &Plan) -> Options {
-        Options { seed: 1, devices: (0..plan.ranks()).collect(), keep: false }
+        Options::new(1, (0..plan.ranks()).collect(), false)
     }
 
     /// `check` refuses such a plan; the executor alone has to find out too, and not hang.

@@ -23,7 +23,7 @@ const MEMORY: usize = 16 << 20;
 /// Returns those that were copied, and those that were added.
 pub fn messages(bytes: u64, rounds: u32) -> (Vec<Message>, Vec<Message>) {
     let elems = (bytes / 4).max(1) as usize;
-    let (hub, zero) = (Hub::new(2, 1), Instant::now());
+    let (hub, zero) = (Hub::new(2, 1, None), Instant::now());
     let now = || zero.elapsed().as_secs_f64();
     let there = |round| Key { from: 0, to: 1, node: round, part: 0 };
     let back = |round| Key { from: 1, to: 0, node: round, part: 0 };

@@ -98,7 +98,7 @@ fn one_step<'p, T: Scalar>(
     for (rank, arena) in (0..).zip(&mut arenas) {
         inputs::feed(plan, atoms, rank, (source, step), given, arena);
     }
-    let hub = Hub::new(plan.ranks(), options.devices.iter().max().map_or(0, |d| d + 1));
+    let hub = Hub::new(plan.ranks(), options.devices.iter().max().map_or(0, |d| d + 1), options.throttle);
     let shared = Shared {
         plan,
         lines: &fixed.lines,

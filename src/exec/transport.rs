@@ -2,9 +2,12 @@
 //! delivered, and notices when every rank waits.
 
 use super::arena::Data;
+use crate::cluster::Ports;
 use crate::error::Error;
+use crate::spec::Throttle;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 /// Names a message: who sends, who receives, and which one it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,11 +23,16 @@ pub struct Key {
 struct Message {
     data: Data,
     tag: u32,
+    /// When it is there, in seconds of the hub; none while its receiver has not asked for it.
+    due: Option<f64>,
 }
 
 #[derive(Default)]
 struct Inner {
     mail: FxHashMap<Key, Message>,
+    /// The links, where they are slowed down, and what receivers have asked for that nobody has sent.
+    ports: Option<Ports>,
+    asked: FxHashSet<Key>,
     /// Messages that were taken and whose sender does not know it yet.
     taken: FxHashSet<Key>,
     /// Members of a collective that have started, by its first member and that member's op.
@@ -43,21 +51,44 @@ struct Inner {
 
 pub struct Hub {
     inner: Mutex<Inner>,
+    zero: Instant,
     /// One a rank: only those are woken whom the news concerns.
     changed: Vec<Condvar>,
 }
 
+/// How long before its time a sleeping thread is woken.
+const AWAKE_S: f64 = 80e-6;
+
+impl Inner {
+    /// When a message arrives of which both ends are there `now`.
+    fn arrival(&mut self, key: Key, bytes: u64, now: f64) -> f64 {
+        self.ports.as_mut().map_or(now, |ports| ports.send(key.from, key.to, bytes, now))
+    }
+
+    /// The first message that is under way to a rank.
+    fn next_due(&self, rank: u32) -> Option<f64> {
+        self.ports.as_ref()?;
+        self.mail.iter().filter(|(key, _)| key.to == rank).filter_map(|(_, m)| m.due).reduce(f64::min)
+    }
+}
+
 impl Hub {
-    pub fn new(ranks: u32, devices: u32) -> Hub {
+    /// `throttle`: how slow links are; none: as fast as threads hand over.
+    pub fn new(ranks: u32, devices: u32, throttle: Option<Throttle>) -> Hub {
         let n = ranks as usize;
         let inner = Inner {
+            ports: throttle.map(|throttle| Ports::new(n, throttle)),
             turns: vec![0; devices as usize],
             sent: vec![0; n],
             news: vec![0; n],
             waiting: vec![None; n],
             ..Inner::default()
         };
-        Hub { inner: Mutex::new(inner), changed: (0..n).map(|_| Condvar::new()).collect() }
+        Hub { inner: Mutex::new(inner), zero: Instant::now(), changed: (0..n).map(|_| Condvar::new()).collect() }
+    }
+
+    fn now(&self) -> f64 {
+        self.zero.elapsed().as_secs_f64()
     }
 
     /// A rank that panicked held no lock that matters: what it left is consistent.
@@ -78,13 +109,21 @@ impl Hub {
 
     pub fn send(&self, key: Key, data: Data, tag: u32) {
         let mut inner = self.lock();
-        inner.mail.insert(key, Message { data, tag });
+        // A slow link takes a message when both its ends are there.
+        let due = match inner.ports.is_none() || inner.asked.remove(&key) {
+            true => Some(inner.arrival(key, data.bytes(), self.now())),
+            false => None,
+        };
+        inner.mail.insert(key, Message { data, tag, due });
         self.tell(&mut inner, key.to);
     }
 
-    /// Takes a message, if it is there. A sender that waits for delivery may go on from now.
+    /// Takes a message, if it is there; asks for it, if not. A sender that waits for delivery may go on from now.
     pub fn receive(&self, key: Key, sender_waits: bool) -> Option<(Data, u32)> {
         let mut inner = self.lock();
+        if inner.ports.is_some() && !self.has_arrived(&mut inner, key) {
+            return None;
+        }
         let message = inner.mail.remove(&key)?;
         inner.sent[key.from as usize] += message.data.bytes();
         if sender_waits {
@@ -92,6 +131,19 @@ impl Hub {
             self.tell(&mut inner, key.from);
         }
         Some((message.data, message.tag))
+    }
+
+    /// Whether a slow link has brought a message that is asked for.
+    fn has_arrived(&self, inner: &mut Inner, key: Key) -> bool {
+        let now = self.now();
+        let Some(message) = inner.mail.get(&key) else {
+            inner.asked.insert(key);
+            return false;
+        };
+        let (due, bytes) = (message.due, message.data.bytes());
+        let due = due.unwrap_or_else(|| inner.arrival(key, bytes, now));
+        inner.mail.get_mut(&key).expect("it was there").due = Some(due);
+        due <= now
     }
 
     /// Whether a message that was sent has been taken. Says yes once.
@@ -134,11 +186,14 @@ impl Hub {
         self.lock().sent.clone()
     }
 
-    /// Waits until there is news for `rank` since `seen`. If no rank is left that could bring any, stops
-    /// everybody and says who waits for what.
+    /// Waits until there is news for `rank` since `seen`, or a slow link brings something. If no rank is left that
+    /// could bring any, stops everybody and says who waits for what.
     pub fn wait(&self, rank: u32, seen: u64, what: impl FnOnce() -> String) -> Result<(), Error> {
         let mut inner = self.lock();
         let r = rank as usize;
+        if let Some(due) = inner.next_due(rank) {
+            return self.wait_until(due, (rank, seen), inner);
+        }
         if inner.stop.is_none() && inner.news[r] == seen {
             inner.waiting[r] = Some(what());
             let all = inner.waiting.iter().filter(|w| w.is_some()).count() + inner.finished as usize;
@@ -151,6 +206,32 @@ impl Hub {
             inner = self.changed[r].wait(inner).unwrap_or_else(|poisoned| poisoned.into_inner());
         }
         inner.waiting[r] = None;
+        self.check(&inner)
+    }
+
+    /// Waits for a message that is under way: the system wakes a thread up to some ten microseconds late, so the last
+    /// of the time is spent awake.
+    fn wait_until<'a>(
+        &'a self,
+        due: f64,
+        (rank, seen): (u32, u64),
+        mut inner: MutexGuard<'a, Inner>,
+    ) -> Result<(), Error> {
+        while inner.stop.is_none() && inner.news[rank as usize] == seen {
+            let left = due - self.now();
+            if left <= 0.0 {
+                break;
+            }
+            if left > AWAKE_S {
+                let sleep = Duration::from_secs_f64(left - AWAKE_S);
+                let woken = self.changed[rank as usize].wait_timeout(inner, sleep);
+                inner = woken.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+            } else {
+                drop(inner);
+                std::thread::yield_now();
+                inner = self.lock();
+            }
+        }
         self.check(&inner)
     }
 

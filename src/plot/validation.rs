@@ -208,6 +208,8 @@ mod tests {
             noise: 0.0,
             lost_to_others: 0.0,
             within_noise: true,
+            predicted_overlap: Default::default(),
+            measured_overlap: Default::default(),
             by_kind,
             only_predicted: 0,
             only_measured: 0,

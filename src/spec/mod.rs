@@ -11,6 +11,7 @@ pub mod mask;
 pub mod model;
 pub mod options;
 pub mod stack;
+pub mod throttle;
 pub mod workload;
 
 pub use attention::{AttentionSpec, Pass};
@@ -23,6 +24,7 @@ pub use mask::{Documents, Mask};
 pub use model::{Gate, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
 pub use options::{Dispatch, KvPath, Options, RingBackward, RingLayout, RingMerge};
 pub use stack::StackSpec;
+pub use throttle::Throttle;
 pub use workload::{Dtype, Parallelism, Recompute, Workload};
 
 use crate::error::{Error, Result};

@@ -88,7 +88,7 @@ impl Flight {
         match (self, what) {
             (Flight::Transfer { legs, .. }, What::Sent(l)) => {
                 legs[l].phase = Phase::UnderWay;
-                hub.send(legs[l].key, now);
+                hub.send(legs[l].key, legs[l].bytes, now);
             }
             (Flight::Transfer { legs, .. }, What::Taken(l)) => legs[l].phase = Phase::Over,
             (Flight::Transfer { .. }, _) => unreachable!("a transfer sends and takes"),
@@ -226,7 +226,7 @@ impl Collective {
             What::Taken(_) => (self.round, self.sent) = (self.round + 1, false),
             What::Sent(_) => {
                 let hop = self.hop(|h| h.from == self.here).expect("a hop was sent");
-                hub.send(self.key(hop.from, hop.to), now);
+                hub.send(self.key(hop.from, hop.to), self.part(), now);
                 self.sent = true;
             }
         }

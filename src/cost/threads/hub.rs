@@ -1,6 +1,7 @@
 //! What lies between the threads: messages, collectives that have begun, turns, and who has to look again.
 
 use super::rank::{Rank, State};
+use crate::cluster::Ports;
 use crate::device::Threads;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -13,9 +14,17 @@ pub struct Key {
     pub part: u32,
 }
 
+struct Message {
+    bytes: u64,
+    /// When it is there; none while its receiver has not asked for it.
+    due: Option<f64>,
+}
+
 pub struct Hub {
-    /// When each message is there.
-    mail: FxHashMap<Key, f64>,
+    mail: FxHashMap<Key, Message>,
+    /// The links, where they are slowed down, and what receivers have asked for that nobody has sent.
+    ports: Option<Ports>,
+    asked: FxHashSet<Key>,
     taken: FxHashSet<Key>,
     started: FxHashMap<(u32, u32), u32>,
     turns: Vec<u32>,
@@ -28,6 +37,8 @@ impl Hub {
     pub fn new(ranks: usize, devices: usize, threads: &Threads) -> Hub {
         Hub {
             mail: FxHashMap::default(),
+            ports: threads.throttle.map(|throttle| Ports::new(ranks, throttle)),
+            asked: FxHashSet::default(),
             taken: FxHashSet::default(),
             started: FxHashMap::default(),
             turns: vec![0; devices],
@@ -43,7 +54,7 @@ impl Hub {
     /// Ranks that wait and were told something wake up.
     pub fn wake(&mut self, ranks: &mut [Rank], now: f64) {
         for rank in ranks {
-            let arrived = || self.mail.iter().any(|(key, &at)| key.to == rank.rank && at == now);
+            let arrived = || self.mail.iter().any(|(key, m)| key.to == rank.rank && m.due == Some(now));
             if matches!(rank.state, State::Waiting) && (self.told[rank.rank as usize] || arrived()) {
                 rank.state = State::Free(now + self.wake_s);
             }
@@ -51,13 +62,27 @@ impl Hub {
         }
     }
 
-    pub fn send(&mut self, key: Key, at: f64) {
-        self.mail.insert(key, at);
+    /// A slow link takes a message when both its ends are there.
+    pub fn send(&mut self, key: Key, bytes: u64, now: f64) {
+        let both = self.ports.is_none() || self.asked.remove(&key);
+        let due = both.then(|| self.arrival(key, bytes, now));
+        self.mail.insert(key, Message { bytes, due });
         self.tell(key.to);
     }
 
-    pub fn has(&self, key: Key, now: f64) -> bool {
-        self.mail.get(&key).is_some_and(|&at| at <= now)
+    fn arrival(&mut self, key: Key, bytes: u64, now: f64) -> f64 {
+        self.ports.as_mut().map_or(now, |ports| ports.send(key.from, key.to, bytes, now))
+    }
+
+    /// Whether a message is there; if not, it is asked for.
+    pub fn has(&mut self, key: Key, now: f64) -> bool {
+        let Some(&Message { bytes, due }) = self.mail.get(&key) else {
+            self.asked.insert(key);
+            return false;
+        };
+        let due = due.unwrap_or_else(|| self.arrival(key, bytes, now));
+        self.mail.insert(key, Message { bytes, due: Some(due) });
+        due <= now
     }
 
     pub fn take(&mut self, key: Key, sender_waits: bool) {
@@ -74,7 +99,7 @@ impl Hub {
 
     /// The next message that is still under way.
     pub fn next_arrival(&self, now: f64) -> Option<f64> {
-        self.mail.values().copied().filter(|&at| at > now).reduce(f64::min)
+        self.mail.values().filter_map(|m| m.due).filter(|&at| at > now).reduce(f64::min)
     }
 
     pub fn start(&mut self, meeting: (u32, u32), members: &[u32]) {

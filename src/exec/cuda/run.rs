@@ -351,7 +351,7 @@ impl<'p> Session<'p> {
             let (logits, on_core) = Default::default();
             done.push(Done { times, peak: layout.bytes, seen, kept, logits, on_core });
         }
-        outputs::gather(plan, self.linked.lines, &Hub::new(plan.ranks(), 1), done)
+        outputs::gather(plan, self.linked.lines, &Hub::new(plan.ranks(), 1, None), done)
     }
 }
 

@@ -558,7 +558,7 @@ mod tests {
     #[test]
     fn the_weights_are_those_of_the_cpu_executor() {
         let plan = plan(Parallelism { dp: 2, ring: 2, ..Parallelism::default() });
-        let run = execute(&plan, &Options { seed: 1, devices: (0..4).collect(), keep: true }).unwrap();
+        let run = execute(&plan, &Options::new(1, (0..4).collect(), true)).unwrap();
         let mine = weights(&plan, 5, |_| {});
         // A step touches all of them, so that a rank's list is the whole one.
         let slots = persisting(&plan);
