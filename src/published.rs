@@ -13,6 +13,7 @@ pub mod exchange;
 mod fields;
 pub mod machine;
 pub mod measured;
+mod mixture;
 mod network;
 mod options;
 pub mod read;

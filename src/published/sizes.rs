@@ -1,6 +1,7 @@
 //! The model: from the sizes a source states, or from its name, or from the number of its weights.
 
 use super::case::Training;
+use super::mixture::mixed;
 use super::software::Habits;
 use super::words::squeezed;
 use crate::spec::{LlmSpec, Mlp, Norm, Positions, shipped};
@@ -34,17 +35,17 @@ const GPT: &[Shape] = &[
 
 /// The model of a run, and whether its sizes were stated; or what is missing.
 pub fn model(run: &Training, habits: Habits) -> Result<(LlmSpec, bool), String> {
-    if run.experts.is_some() {
-        return Err("experts: how runs of mixtures are set up is not worked out in this version".into());
-    }
-    match (run.layers, run.hidden, run.heads) {
-        (Some(layers), Some(hidden), Some(heads)) => stated(run, habits, layers, hidden, heads).map(|m| (m, true)),
-        _ => unstated(run, habits).map(|m| (m, false)),
-    }
+    let (model, known) = match (run.layers, run.hidden, run.heads) {
+        (Some(layers), Some(hidden), Some(heads)) => (stated(run, habits, layers, hidden, heads)?, true),
+        _ => (unstated(run, habits)?, false),
+    };
+    // A shipped mixture brings its experts along.
+    if model.moe.is_some() { Ok((model, known)) } else { Ok((mixed(model, run)?, known)) }
 }
 
 fn stated(run: &Training, habits: Habits, layers: u64, hidden: u64, heads: u64) -> Result<LlmSpec, String> {
-    if !hidden.is_multiple_of(heads) {
+    let head_dim = run.experts.as_ref().and_then(|experts| experts.head_dim);
+    if head_dim.is_none() && !hidden.is_multiple_of(heads) {
         return Err(format!("heads: {heads} does not divide hidden {hidden}, and no head_dim is stated"));
     }
     let kv_heads = run.kv_heads.unwrap_or(heads);
@@ -60,7 +61,7 @@ fn stated(run: &Training, habits: Habits, layers: u64, hidden: u64, heads: u64) 
         layers,
         heads,
         kv_heads,
-        head_dim: hidden / heads,
+        head_dim: head_dim.unwrap_or(hidden / heads),
         ffn: run.ffn.unwrap_or(usual),
         vocab: run.vocab.unwrap_or(if gated { 32000 } else { 50257 }),
         rms_eps: 1e-5,

@@ -1,15 +1,17 @@
 //! How a run was cut over its GPUs. What is stated is taken; what is not follows one rule for all runs:
 //!
-//! * tensor, pipeline, Ulysses, ring 1; data parallelism what they leave of the GPUs;
+//! * tensor, pipeline, Ulysses, ring 1; experts over the ranks of a node; data parallelism what they leave of the GPUs;
 //! * micro-batch 1: the memory of a large model leaves no choice, and a small one gains little;
 //! * a batch of four micro-batches a pipeline stage, with which the bubble is small;
 //! * recomputation the least with which the plan fits the GPU, see `training`.
 
 use super::case::Training;
+use super::convention::Convention;
+use super::mixture;
 use super::options::with_words;
 use super::software::Habits;
 use super::words::{number_behind, squeezed};
-use crate::spec::{Options, Parallelism, Recompute};
+use crate::spec::{LlmSpec, Options, Parallelism, Recompute};
 
 /// A run's degrees and batch.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,9 +32,10 @@ pub fn gpus(run: &Training) -> Result<u32, String> {
     run.gpus.or(stated).ok_or_else(|| "gpus: not stated, and no dp from which to compute it".into())
 }
 
-pub fn split(run: &Training, habits: Habits) -> Result<Split, String> {
+/// `node` ranks share the fast links.
+pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Result<Split, String> {
     let gpus = gpus(run)?;
-    let seq = run.seq.ok_or("seq: not stated")?;
+    let seq = run.seq.or_else(|| by_rate(run, model)).ok_or("seq: not stated")?;
     let (ulysses, ring) = sequence_ways(run);
     let (tp, pp) = (run.tp.unwrap_or(1), run.pp.unwrap_or(1));
     let replica = [tp, pp, ulysses, ring].iter().try_fold(1u32, |n, &d| n.checked_mul(d)).unwrap_or(u32::MAX);
@@ -42,7 +45,7 @@ pub fn split(run: &Training, habits: Habits) -> Result<Split, String> {
     let dp = gpus / replica;
     let micro_batch = run.micro_batch.unwrap_or(1);
     let filled = u64::from(dp) * micro_batch * if pp > 1 { 4 * u64::from(pp) } else { 1 };
-    let (options, unknown) = with_words(Options::default(), &words(run, tp, habits));
+    let (options, unknown) = with_words(Options::default(), &words(run, model, tp, habits));
     let par = Parallelism {
         dp,
         pp,
@@ -50,12 +53,22 @@ pub fn split(run: &Training, habits: Habits) -> Result<Split, String> {
         ring,
         ulysses,
         tp,
+        ep: mixture::ep(run, model, gpus / pp, node),
         zero: zero(&run.zero, habits),
         recompute: recompute(run).unwrap_or(Recompute::None),
         options,
         ..Parallelism::default()
     };
     Ok(Split { seq, global_batch: run.global_batch.unwrap_or(filled), micro_batch, par, unknown })
+}
+
+/// Tokens of a sequence that make the stated FLOP/s of the stated tokens/s, as a power of two.
+fn by_rate(run: &Training, model: &LlmSpec) -> Option<u64> {
+    let per_token = run.tflops_per_gpu? * 1e12 / run.tokens_per_s_per_gpu?;
+    let convention = Convention::of(&run.flops_convention, false);
+    let far = |seq: u64| (convention.flops_per_token(model, seq) / per_token).ln().abs();
+    let best = (9..=20).map(|n| 1u64 << n).min_by(|a, b| far(*a).total_cmp(&far(*b)))?;
+    (far(best) < 0.03).then_some(best)
 }
 
 /// Virtual stages of a system that interleaves without saying how finely: a layer each, or as close to it as the
@@ -109,7 +122,7 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
 
 /// Words of options. Sequence parallelism is as stated, or the system's habit; products are in FP8 where the precision
 /// names it, or something narrower still.
-fn words(run: &Training, tp: u32, habits: Habits) -> Vec<&'static str> {
+fn words(run: &Training, model: &LlmSpec, tp: u32, habits: Habits) -> Vec<&'static str> {
     let precision = squeezed(&run.precision);
     let narrow = precision.contains("fp8") || precision.contains("fp4");
     let cut = run.seq_parallel.unwrap_or(habits.sequence_parallel);
@@ -119,7 +132,8 @@ fn words(run: &Training, tp: u32, habits: Habits) -> Vec<&'static str> {
         (narrow, "fp8"),
         (habits.kernels[0] == "unfused", "unfused"),
     ];
-    all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).collect()
+    let carried = if model.moe.is_some() { mixture::dispatch(run) } else { &[] };
+    all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).chain(carried.iter().copied()).collect()
 }
 
 #[cfg(test)]
@@ -150,15 +164,15 @@ mod tests {
     #[test]
     fn what_is_not_stated_follows_the_rule() {
         let run = Training { gpus: Some(64), seq: Some(2048), tp: Some(8), pp: Some(2), ..Training::default() };
-        let found = split(&run, habits()).unwrap();
+        let found = split(&run, &LlmSpec::default(), habits(), 8).unwrap();
         assert_eq!((found.par.dp, found.micro_batch, found.global_batch), (4, 1, 32));
         assert!(found.par.options.whole_activations);
         let uneven = Training { gpus: Some(60), ..run.clone() };
-        assert!(split(&uneven, habits()).unwrap_err().contains("60 is not a multiple"));
+        assert!(split(&uneven, &LlmSpec::default(), habits(), 8).unwrap_err().contains("60 is not a multiple"));
         let cp = Training { cp: Some(4), tp: None, pp: None, ..run };
-        assert_eq!((split(&cp, habits()).unwrap().par.ring, split(&cp, habits()).unwrap().par.ulysses), (4, 1));
+        assert_eq!((split(&cp, &LlmSpec::default(), habits(), 8).unwrap().par.ring, split(&cp, &LlmSpec::default(), habits(), 8).unwrap().par.ulysses), (4, 1));
         let ulysses = Training { system: "DeepSpeed-Ulysses".into(), ..cp };
-        assert_eq!(split(&ulysses, habits()).unwrap().par.ulysses, 4);
+        assert_eq!(split(&ulysses, &LlmSpec::default(), habits(), 8).unwrap().par.ulysses, 4);
     }
 
     #[test]

@@ -30,6 +30,13 @@ const LINES: &[Line] = &[
     Line { refusal: "dropout", said: "no dropout", change: |m, _| m.dropout = 0.0 },
     Line { refusal: "sliding window", said: "attention without window", change: |m, _| m.window = None },
     Line { refusal: "parallel block", said: "a block in sequence", change: |m, _| m.parallel_block = false },
+    Line { refusal: "latent attention", said: "grouped queries with as much work for latent attention", change: grouped },
+    // As wide as the experts that a token visits, in every model that has both.
+    Line {
+        refusal: "layers of two kinds",
+        said: "experts in every layer",
+        change: |m, _| m.moe.iter_mut().for_each(|moe| moe.dense_layers = 0),
+    },
     Line { refusal: "localized filtering", said: "no localized filtering", change: |m, _| m.lfa = false },
     Line {
         refusal: "zero: ",
@@ -55,6 +62,17 @@ const LINES: &[Line] = &[
         change: |_, s| s.par.options.whole_activations = false,
     },
 ];
+
+/// As many heads as latent attention has work, eight of which share keys and values.
+fn grouped(m: &mut LlmSpec, s: &mut Split) {
+    let Some(_) = m.mla else { return };
+    let work = m.flops_per_token(s.seq);
+    let with = |heads: u64| LlmSpec { heads, kv_heads: heads / 8, head_dim: 128, mla: None, ..m.clone() };
+    let far = |heads: &u64| (with(*heads).flops_per_token(s.seq) - work).abs();
+    let unit = 8 * u64::from(s.par.tp);
+    let heads = (1..=m.heads.max(unit) * 2 / unit).map(|n| n * unit).min_by(|a, b| far(a).total_cmp(&far(b)));
+    *m = with(heads.unwrap_or(unit));
+}
 
 /// The most interleaving with which layers come out even, embedding and head counted as a layer each if need be;
 /// else as many layers as the fullest stage sets the pace for.

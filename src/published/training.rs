@@ -16,7 +16,8 @@ use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
 use crate::plan::{Engine, Plan};
 use crate::spec::{Dtype, LlmSpec, Recompute, StackSpec, Workload};
-use crate::strategy::{Engines, build};
+use crate::strategy::expert::Routing;
+use crate::strategy::{Engines, build_routed};
 
 /// A plan keeps in bf16 what FP8 systems keep in eight bits, its logits whole and its gradients in fp32: what it is
 /// over by as much may still have fitted.
@@ -52,7 +53,8 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
     let stack = shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu)?;
     found.stack = stack.name.clone();
     let (model, _) = sizes::model(run, habits)?;
-    let setup = Setup { model, split: split(run, habits)?, machine, stack };
+    let split = split(run, &model, habits, machine.cluster.spec.gpus_per_node)?;
+    let setup = Setup { model, split, machine, stack };
     let without = |word: &&str| format!("taken without {word}, which this version has not");
     found.why.extend(setup.split.unknown.iter().map(without));
     let measured = measured.ok_or("measured: no time, rate or utilization is stated")?;
@@ -125,7 +127,10 @@ impl Setup<'_> {
         let ctas = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
         let engines =
             Engines { p2p: ctas(self.stack.p2p_ctas.value), collective: ctas(self.stack.collective_ctas.value) };
-        build(model, &work, &split.par, engines).map_err(said)
+        // Published runs of mixtures are routed evenly, or near to it: their sources force it.
+        let node = self.machine.cluster.spec.gpus_per_node;
+        let route = Routing::Balanced.route(model, &work, &split.par, node).map_err(said)?;
+        build_routed(model, &work, &split.par, engines, route).map_err(said)
     }
 
     /// By how much the fullest rank is over the memory of its GPU, in words; `None`: it fits.
@@ -153,13 +158,14 @@ impl Setup<'_> {
     fn words(&self, split: &Split) -> String {
         let par = &split.par;
         format!(
-            "dp {} x tp {} x pp {} (vp {}) x ulysses {} x ring {}, zero {}, recompute {}, {}, {} sequences of {}, {} at a time",
+            "dp {} x tp {} x pp {} (vp {}) x ulysses {} x ring {}, ep {}, zero {}, recompute {}, {}, {} sequences of {}, {} at a time",
             par.dp,
             par.tp,
             par.pp,
             par.vp,
             par.ulysses,
             par.ring,
+            par.ep,
             par.zero,
             par.recompute.name(),
             par.options,
