@@ -170,7 +170,13 @@ mod tests {
         let uneven = Training { gpus: Some(60), ..run.clone() };
         assert!(split(&uneven, &LlmSpec::default(), habits(), 8).unwrap_err().contains("60 is not a multiple"));
         let cp = Training { cp: Some(4), tp: None, pp: None, ..run };
-        assert_eq!((split(&cp, &LlmSpec::default(), habits(), 8).unwrap().par.ring, split(&cp, &LlmSpec::default(), habits(), 8).unwrap().par.ulysses), (4, 1));
+        assert_eq!(
+            (
+                split(&cp, &LlmSpec::default(), habits(), 8).unwrap().par.ring,
+                split(&cp, &LlmSpec::default(), habits(), 8).unwrap().par.ulysses
+            ),
+            (4, 1)
+        );
         let ulysses = Training { system: "DeepSpeed-Ulysses".into(), ..cp };
         assert_eq!(split(&ulysses, &LlmSpec::default(), habits(), 8).unwrap().par.ulysses, 4);
     }

@@ -30,7 +30,11 @@ const LINES: &[Line] = &[
     Line { refusal: "dropout", said: "no dropout", change: |m, _| m.dropout = 0.0 },
     Line { refusal: "sliding window", said: "attention without window", change: |m, _| m.window = None },
     Line { refusal: "parallel block", said: "a block in sequence", change: |m, _| m.parallel_block = false },
-    Line { refusal: "latent attention", said: "grouped queries with as much work for latent attention", change: grouped },
+    Line {
+        refusal: "latent attention",
+        said: "grouped queries with as much work for latent attention",
+        change: grouped,
+    },
     // As wide as the experts that a token visits, in every model that has both.
     Line {
         refusal: "layers of two kinds",
