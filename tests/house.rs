@@ -30,6 +30,9 @@ const ONLY: &[(&str, &[&str])] = &[("strategy", &["plan", "routing", "spec", "un
 /// Crates that only one folder may name. `main` may name what `cli` may.
 const FOREIGN: &[(&str, &[&str])] = &[("cudarc", &["exec"]), ("plotters", &["plot"]), ("clap", &["cli", "main"])];
 
+/// The only folder with unsafe code: calls of a driver that knows no types.
+const UNSAFE: &str = "exec/cuda/";
+
 /// Words that a file must not contain: the oracle shares no code with what it judges.
 const UNSPOKEN: &[(&str, &[&str])] = &[("exec/reference.rs", &["kernels", "plan::kernel"])];
 
@@ -357,6 +360,11 @@ fn check_file(file: &str, source: &str) -> (Vec<Violation>, Vec<String>) {
             say(token.line, format!("{top} names {name}; only {} may", folders.join(" and ")));
         }
     }
+    if !file.starts_with(UNSAFE) {
+        for token in tokens.iter().filter(|t| t.text == "unsafe") {
+            say(token.line, format!("unsafe code; only {UNSAFE} may have some, each with its reason"));
+        }
+    }
     let paths = absolute_paths(&tokens, &home);
     // lib.rs declares every module, and main.rs stands above all.
     if top != "lib" {
@@ -484,6 +492,14 @@ fn planted_foreign_crates_are_caught() {
     allowed("exec/cuda/mod.rs", "use cudarc::driver;");
     allowed("plot/style.rs", "use plotters::prelude::*;");
     allowed("main.rs", "use clap::Parser; use foretrain::cli;");
+}
+
+#[test]
+fn planted_unsafe_code_is_caught() {
+    caught("exec/arena.rs", "fn f(x: *const u8) -> u8 {\n    unsafe { *x }\n}", 2, "unsafe code; only exec/cuda/");
+    caught("plan/op.rs", "unsafe impl Send for Op {}", 1, "unsafe code");
+    allowed("exec/cuda/driver.rs", "fn f(x: *const u8) -> u8 { unsafe { *x } }");
+    allowed("exec/arena.rs", "// unsafe\nconst A: &str = \"unsafe\";");
 }
 
 #[test]

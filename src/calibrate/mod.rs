@@ -44,27 +44,37 @@ impl Effort {
         Effort { drawn: 0, rounds: 2, budget: Duration::from_secs(5), longest_message: 1 << 14, tiny: true };
 }
 
+/// Asked whether to stop.
+pub type Stop<'a> = &'a dyn Fn() -> bool;
+
 /// Told how much is done, 0 to 1, and what is next.
 pub type Progress<'a> = &'a dyn Fn(f64, &'static str);
 
 /// Measures this machine's CPU. `command` is kept in the profile.
 pub fn cpu(effort: Effort, command: &str, progress: Progress) -> Result<Profile> {
+    Ok(cpu_until(effort, command, progress, &|| false)?.0)
+}
+
+/// The same, until somebody asks to stop: then with what was measured so far, and true. That is an error before every
+/// shape was timed once.
+pub fn cpu_until(effort: Effort, command: &str, progress: Progress, stop: Stop) -> Result<(Profile, bool)> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     progress(0.0, "messages");
     let messages = messages::measure(effort);
     let plans = shapes::ladder(effort).iter().map(shapes::Shape::plan).collect::<Result<Vec<Plan>>>()?;
-    let samples = steps(&plans, effort, progress)?;
+    let samples = steps(&plans, effort, progress, stop)?;
     progress(0.95, "shared cores");
-    let crowded = crowded(effort, cores)?;
+    let crowded = crowded(effort, cores, stop)?;
+    let stopped = stop();
     if samples.is_empty() {
         return Err(Error::device("calibrate", "not one kernel was timed"));
     }
-    Ok(Profile {
+    let profile = Profile {
         foretrain_profile: FORMAT,
         machine: machine::name(cores),
         date: machine::today(),
         command: command.into(),
-        provenance: PROVENANCE.into(),
+        provenance: format!("{PROVENANCE}{}", if stopped { INTERRUPTED } else { "" }),
         threads: Threads {
             cores,
             op_s: samples.gap(),
@@ -76,21 +86,28 @@ pub fn cpu(effort: Effort, command: &str, progress: Progress) -> Result<Profile>
             throttle: None,
         },
         kernels: samples.curves(),
-    })
+    };
+    Ok((profile, stopped))
 }
+
+const INTERRUPTED: &str = "; interrupted, so of fewer runs than the command makes";
 
 const PROVENANCE: &str = "measured by foretrain: kernels inside of training steps, one at a time; the lower quartile \
                           of interleaved runs";
 
 /// Runs every plan in turn, again and again while there is time, one kernel at a time.
-fn steps(plans: &[Plan], effort: Effort, progress: Progress) -> Result<Samples> {
+fn steps(plans: &[Plan], effort: Effort, progress: Progress, stop: Stop) -> Result<Samples> {
     let (mut samples, begun) = (Samples::default(), Instant::now());
     let total = (plans.len() * effort.rounds) as f64;
     for round in 0..effort.rounds {
         for (i, plan) in plans.iter().enumerate() {
             // The first round is finished whatever it takes.
-            if round > 0 && begun.elapsed() > effort.budget {
+            if round > 0 && (begun.elapsed() > effort.budget || stop()) {
                 return Ok(samples);
+            }
+            if stop() {
+                let why = format!("interrupted when {i} of {} shapes were timed: nothing is written", plans.len());
+                return Err(Error::device("calibrate", why));
             }
             let run = execute(plan, &options(plan, 1))?;
             // The first round warms up: it counts only where no other follows.
@@ -108,7 +125,7 @@ fn options(plan: &Plan, devices: u32) -> Options {
 }
 
 /// The same steps with one thread busy and with a thread a core, kernel by kernel.
-fn crowded(effort: Effort, cores: u32) -> Result<Crowded> {
+fn crowded(effort: Effort, cores: u32, stop: Stop) -> Result<Crowded> {
     let one = Crowded { gemm: 1.0, attention: 1.0, memory: 1.0 };
     if cores < 2 {
         return Ok(one);
@@ -117,6 +134,9 @@ fn crowded(effort: Effort, cores: u32) -> Result<Crowded> {
     let (mut alone, mut together) = (Samples::default(), Samples::default());
     for _ in 0..effort.rounds.max(3) {
         for plan in &plans {
+            if stop() {
+                break;
+            }
             let run = |devices, into: &mut Samples| -> Result<()> {
                 let run = execute(plan, &options(plan, devices))?;
                 into.add(plan, &run, false)

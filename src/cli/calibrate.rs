@@ -2,12 +2,13 @@
 
 mod links;
 
+use super::interrupt::Interrupt;
 use super::run::On;
 use super::{Answer, Output, pretty, write_file};
 use crate::calibrate::{self, Effort};
 use crate::device::Profile;
 use crate::device::curve::Curve;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::report::human::{Table, decimal, seconds};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -20,7 +21,7 @@ use std::path::PathBuf;
                         foretrain calibrate --from-nccl-tests all_reduce.log all_gather.json --cluster dgx-h100 --out mine.json\n         \
                         foretrain estimate --cluster mine.json --gpus 64\n\n\
     The profile has every time that was measured, what was fitted to them and what the fit leaves over. Commands that\n\
-    predict read it by `--profile profile.json`. Let the machine be idle: what others do on it is measured, too.\n\n\
+    predict read it by `--profile profile.json`. Ctrl-C leaves the profile of what was measured until then. Let the machine be idle: what others do on it is measured, too.\n\n\
     Of nccl-tests every log becomes one to three lines, latency + bytes / bandwidth, of its operation among its GPUs; the\n\
     written cluster is the given one with them. Operation, GPUs and nodes are those that the log names.")]
 pub struct Flags {
@@ -73,11 +74,15 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         bar.set_position((done * 1000.0) as u64);
         bar.set_message(what);
     };
-    let profile = calibrate::cpu(flags.effort(), &flags.command(), &progress)?;
+    let interrupt = Interrupt::watch()?;
+    let found = calibrate::cpu_until(flags.effort(), &flags.command(), &progress, &|| interrupt.asked());
     bar.finish_and_clear();
+    let (profile, stopped) = found?;
     write_file(&out, pretty(&profile).as_bytes())?;
     let text = format!("{}\nwrote {}\n", render(&profile), out.display());
-    Ok(Answer::new(text, &Found::new(&profile, out.display().to_string())))
+    let why = "interrupted: the profile is that of the runs that were made; calibrate again for a better one";
+    let error = stopped.then(|| Error::device("calibrate", why));
+    Ok(Answer::with_error(text, &Found::new(&profile, out.display().to_string()), error))
 }
 
 /// Shown on a terminal only.

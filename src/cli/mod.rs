@@ -12,6 +12,7 @@ mod config;
 mod crossover;
 mod dispatch;
 mod estimate;
+mod interrupt;
 mod options;
 mod plan;
 mod plot;

@@ -6,6 +6,7 @@ mod live;
 use super::config::{Chosen, Config, LOCAL, PlanFile};
 use super::{Answer, Output, trace};
 use crate::error::{Error, Result};
+use crate::exec::inject::Injection;
 use crate::exec::rate::best_gemm;
 use crate::exec::source::Source;
 use crate::exec::{Job, Options, Run, train, weights};
@@ -37,6 +38,9 @@ pub struct Machine {
     /// Make every rank's link slow: bandwidth and latency, as 1,50 (GB/s and us) or 25 MB/s,2 ms
     #[arg(long, value_name = "GB/s,us")]
     throttle: Option<Throttle>,
+    /// Let something go wrong: lost-message, dead-rank, panic, other-plan or deadlock, of rank 0 or, as panic:1, another
+    #[arg(long, value_name = "FAULT[:RANK]")]
+    inject: Option<Injection>,
     /// Write a Chrome trace to this file: open it in ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -63,7 +67,7 @@ impl Machine {
             return Err(Error::infeasible(why));
         }
         let devices = (0..plan.ranks()).map(|rank| rank % devices).collect();
-        Ok(Options { throttle: self.throttle, ..Options::new(self.seed, devices, keep) })
+        Ok(Options { throttle: self.throttle, inject: self.inject, ..Options::new(self.seed, devices, keep) })
     }
 
     /// Slow links are slow in the prediction, too.

@@ -1,6 +1,7 @@
 //! `foretrain validate`: a profile's prediction of a plan against the plan as it runs.
 
 use super::config::{Config, LOCAL, PlanFile};
+use super::interrupt::Interrupt;
 use super::run::Machine;
 use super::{Answer, Output, trace};
 use crate::act::work_of;
@@ -74,12 +75,21 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let options = flags.machine.options(&plan, false)?;
     let machine = crate::cost::Machine { devices: Some(&options.devices), ..chosen.case.machine() };
     let predicted = cost(&plan, machine, Effort::ALL_SPANS)?;
+    let interrupt = Interrupt::watch()?;
     let mut runs: Vec<Trial> = vec![];
     for _ in 0..=flags.repeat {
+        if interrupt.asked() {
+            break;
+        }
         let run = execute(&plan, &options)?;
         runs.push(Trial { timeline: run.timeline, on_core: run.on_core });
     }
-    let runs = &runs[1..];
+    let interrupted = |what: String| Error::device("validate", what);
+    let Some((_, runs)) = runs.split_first().filter(|(_, counted)| !counted.is_empty()) else {
+        return Err(interrupted("interrupted before a run that counts".into()));
+    };
+    let cut = (runs.len() < flags.repeat as usize)
+        .then(|| interrupted(format!("interrupted: the figures are those of {} of {} runs", runs.len(), flags.repeat)));
     let known = known(&plan, &profile)?;
     let devices = options.devices.iter().max().map_or(0, |d| d + 1);
     let own_cores = devices <= profile.machine.cores;
@@ -89,7 +99,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         "{what}, {} threads over {devices} of {} cores, {} runs\n\n{}",
         plan.ranks(),
         profile.machine.cores,
-        flags.repeat,
+        runs.len(),
         render(&validation)
     );
     if own_cores && validation.lost_to_others > BUSY {
@@ -113,7 +123,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         seed: flags.machine.seed(),
         validation: &validation,
     };
-    Answer::new(text, &found).also_to(flags.out.as_deref())
+    Answer::with_error(text, &found, cut).also_to(flags.out.as_deref())
 }
 
 /// The plan that is asked for, or a drawn one; and what it is costed on.

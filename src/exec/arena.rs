@@ -2,10 +2,12 @@
 //! something is written and again after its last use.
 
 use super::kernels::{self, Scalar};
+use super::operands::{Operands, Out};
 use crate::plan::link::Place;
 use crate::plan::memory::{Layout, SlotId};
 use crate::plan::{Dtype, Kernel, Plan};
 use bytemuck::Pod;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Values on their way between ranks, in the dtype they are stored in.
@@ -159,32 +161,6 @@ pub struct Arena<'p> {
     touched: u64,
 }
 
-/// One operand of a kernel: in place, or converted to and from the dtype it is stored in.
-enum Operand<T> {
-    InPlace { at: *mut T, len: usize },
-    Converted(Vec<T>),
-}
-
-impl<T> Operand<T> {
-    /// # Safety
-    /// An operand in place must lie in the arena, and nothing else may hold it mutably.
-    unsafe fn slice(&self) -> &[T] {
-        match self {
-            Operand::InPlace { at, len } => unsafe { std::slice::from_raw_parts(*at, *len) },
-            Operand::Converted(v) => v,
-        }
-    }
-
-    /// # Safety
-    /// As for [`slice`](Operand::slice), and nothing else may hold it at all.
-    unsafe fn slice_mut(&mut self) -> &mut [T] {
-        match self {
-            Operand::InPlace { at, len } => unsafe { std::slice::from_raw_parts_mut(*at, *len) },
-            Operand::Converted(v) => v,
-        }
-    }
-}
-
 impl<'p> Arena<'p> {
     pub fn new(plan: &'p Plan, layout: &'p Layout) -> Arena<'p> {
         let words = vec![u64::MAX; (layout.bytes / 8) as usize];
@@ -305,59 +281,19 @@ impl<'p> Arena<'p> {
     }
 
     /// Runs a kernel on the rank's own buffers, in `T` arithmetic, in a step of the optimizer.
-    pub fn run<T: Scalar>(&mut self, kernel: &Kernel, (rank, step): (u32, u64), reads: &[Place], writes: &[Place]) {
-        let same = |a: &Place, b: &Place| (a.tensor, a.slot, a.rows) == (b.tensor, b.slot, b.rows);
-        self.assert_apart(reads, writes);
-        let mut outs: Vec<Operand<T>> = writes.iter().map(|p| self.operand(p)).collect();
-        let ins: Vec<Option<Operand<T>>> =
-            reads.iter().map(|r| (!writes.iter().any(|w| same(r, w))).then(|| self.operand(r))).collect();
-        {
-            // SAFETY: operands lie in the arena; `assert_apart` has shown that no written place overlaps
-            // another operand, other than those that are the same and are left out of `ins`.
-            let ins: Vec<Option<&[T]>> = ins.iter().map(|o| o.as_ref().map(|o| unsafe { o.slice() })).collect();
-            let mut outs: Vec<&mut [T]> = outs.iter_mut().map(|o| unsafe { o.slice_mut() }).collect();
-            kernels::run_routed(kernel, self.plan, (rank, step), &ins, &mut outs);
-        }
-        for (operand, place) in outs.into_iter().zip(writes) {
-            if let Operand::Converted(values) = operand {
-                self.store(place, &values);
-            }
-        }
-    }
-
-    /// A written place must be apart from every other operand, but for one that is the very same.
-    fn assert_apart(&self, reads: &[Place], writes: &[Place]) {
-        let bytes = |p: &Place| {
-            let (at, len) = self.range(p);
-            at..at + len * self.dtype(p).size()
-        };
-        for (i, w) in writes.iter().enumerate() {
-            let w = bytes(w);
-            let others = reads.iter().map(bytes).filter(|r| *r != w).chain(writes[i + 1..].iter().map(bytes));
-            for o in others {
-                assert!(o.end <= w.start || w.end <= o.start, "operands at bytes {o:?} and {w:?} overlap");
-            }
-        }
-    }
-
-    fn operand<T: Scalar>(&mut self, place: &Place) -> Operand<T> {
-        let part = self.whole(place);
-        if part.dtype == T::DTYPE {
-            let all = self.view_mut::<T>(&part);
-            return Operand::InPlace { at: all.as_mut_ptr(), len: all.len() };
-        }
-        Operand::Converted(self.read(&part).to_f64().into_iter().map(T::from_f64).collect())
-    }
-
-    fn store<T: Scalar>(&mut self, place: &Place, values: &[T]) {
-        let part = self.whole(place);
-        let values: Vec<f64> = values.iter().map(|v| v.to_f64()).collect();
-        self.write(&part, &Data::from_f64(&values, part.dtype)).expect("as many values as were read");
+    pub fn run<T: Scalar>(&mut self, kernel: &Kernel, at: (u32, u64), reads: &[Place], writes: &[Place]) {
+        let [read, written] = [reads, writes].map(|places| places.iter().map(|p| self.whole(p)).collect::<Vec<Part>>());
+        let operands = Operands::new(&mut self.words, &read, &written);
+        let ins: Vec<Option<Cow<[T]>>> = read.iter().map(|part| operands.read(part)).collect();
+        let ins: Vec<Option<&[T]>> = ins.iter().map(Option::as_deref).collect();
+        let mut outs: Vec<Out<T>> = operands.written.into_iter().map(|(part, bytes)| Out::new(part, bytes)).collect();
+        kernels::run_routed(kernel, self.plan, at, &ins, &mut outs.iter_mut().map(Out::values).collect::<Vec<_>>());
+        outs.into_iter().for_each(Out::store);
     }
 }
 
 /// Some bytes of a slot.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     pub bytes: Range<usize>,
     pub dtype: Dtype,

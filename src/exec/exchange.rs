@@ -85,7 +85,7 @@ impl Exchange {
         let values: u64 = exchange.widths.iter().map(|(dtype, elems)| dtype.size() * elems).sum();
         exchange.extra = row_bytes(plan, line, node as usize, *algo, *phase, exchange.route.topk) - values;
         exchange.hold(arena, algo.landed().by_choice());
-        shared.hub.start(exchange.meeting(), &exchange.members);
+        shared.hub.start(exchange.meeting(), rank, &exchange.members);
         Ok(exchange)
     }
 
@@ -97,11 +97,15 @@ impl Exchange {
         self.running && self.round == self.rounds.len()
     }
 
-    pub fn waits_for(&self) -> String {
-        match self.running {
-            false => format!("all of ranks {:?} to start the {}", self.members, self.phase.name()),
-            true => format!("rows of round {}", self.round),
+    pub fn waits_for(&self, shared: &Shared) -> String {
+        if !self.running {
+            return format!("{} to start the {}", shared.hub.missing(self.meeting(), &self.members), self.phase.name());
         }
+        let open = self.messages(|m| m.to == self.here).into_iter();
+        let open = open.filter(|(number, m)| !self.arrived.contains_key(&(m.from, *number)));
+        let mut from: Vec<u32> = open.map(|(_, m)| self.members[m.from as usize]).collect();
+        from.dedup();
+        format!("rows of round {} from ranks {from:?}", self.round)
     }
 
     /// Takes up the rank's own rows; where rows travel by choice, one for each choice of a token.

@@ -80,7 +80,7 @@ impl Gather {
             members,
             nodes,
         };
-        shared.hub.start(gather.meeting(), &gather.members);
+        shared.hub.start(gather.meeting(), rank, &gather.members);
         Ok(gather)
     }
 
@@ -93,9 +93,9 @@ impl Gather {
         self.running && self.round == self.rounds.len()
     }
 
-    pub fn waits_for(&self) -> String {
+    pub fn waits_for(&self, shared: &Shared) -> String {
         if !self.running {
-            return format!("all of ranks {:?} to start {}", self.members, self.kind.name());
+            return format!("{} to start {}", shared.hub.missing(self.meeting(), &self.members), self.kind.name());
         }
         let from = self.rounds[self.round].iter().find(|h| h.to == self.here);
         format!("round {} from rank {}", self.round, from.map_or(self.rank, |h| self.members[h.from]))

@@ -11,8 +11,11 @@ pub mod attention_io;
 pub mod cuda;
 mod exchange;
 mod gather;
+pub mod inject;
 pub mod inputs;
 pub mod kernels;
+mod memory;
+mod operands;
 mod outputs;
 pub mod probe;
 mod rank;
@@ -30,6 +33,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Dtype, Plan, check};
 use crate::spec::Throttle;
 use crate::timeline::Timeline;
+use inject::Injection;
 use source::Source;
 use std::collections::BTreeMap;
 
@@ -45,12 +49,14 @@ pub struct Options {
     pub keep: bool,
     /// How slow the links between ranks are; none: as fast as threads hand over.
     pub throttle: Option<Throttle>,
+    /// What goes wrong, in the last step.
+    pub inject: Option<Injection>,
 }
 
 impl Options {
-    /// Links as fast as they are.
+    /// Links as fast as they are, and nothing goes wrong.
     pub fn new(seed: u64, devices: Vec<u32>, keep: bool) -> Options {
-        Options { seed, devices, keep, throttle: None }
+        Options { seed, devices, keep, throttle: None, inject: None }
     }
 }
 
@@ -121,7 +127,7 @@ fn unchecked(plan: &Plan, options: &Options, job: &Job, each: &mut dyn FnMut(u64
 
 #[cfg(test)]
 mod tests {
-    use super::train::fits_in_memory;
+    use super::memory;
     use super::*;
     use crate::plan::link::AtomTable;
     use crate::plan::memory::Layout;
@@ -188,7 +194,7 @@ mod tests {
         let big = plan.tensors.iter_mut().find(|t| t.name == "logits").unwrap();
         big.shape[0] *= 1 << 32;
         let layout = Layout::new(&plan, &AtomTable::new(&plan).unwrap(), 0);
-        let error = layout.and_then(|l| fits_in_memory(&plan, &[l])).unwrap_err().to_string();
+        let error = layout.and_then(|l| memory::fits(&plan, &[l])).unwrap_err().to_string();
         assert!(error.contains("memory"), "{error}");
     }
 }

@@ -38,7 +38,7 @@ pub fn messages(bytes: u64, rounds: u32) -> (Vec<Message>, Vec<Message>) {
                 all.push((awake, now()));
                 hub.send(back(round), Data::F32(vec![]), 0);
             }
-            hub.finish();
+            hub.finish(1);
             all
         });
         let mut memory = Memory::new(elems);
@@ -52,7 +52,7 @@ pub fn messages(bytes: u64, rounds: u32) -> (Vec<Message>, Vec<Message>) {
                 break;
             }
         }
-        hub.finish();
+        hub.finish(0);
         let taken = receiver.join().unwrap_or_default();
         let whole = |((begun, sent), (awake, taken)): (&(f64, f64), (f64, f64))| Message {
             post_s: sent - begun,
@@ -73,7 +73,7 @@ fn wait(hub: &Hub, rank: u32, key: Key, now: &dyn Fn() -> f64) -> Option<(f64, D
         if let Some((data, _)) = hub.receive(key, true) {
             return Some((awake, data));
         }
-        hub.wait(rank, seen, || "a probe".into()).ok()?;
+        hub.wait(rank, seen, "a probe".into()).ok()?;
     }
 }
 

@@ -3,6 +3,7 @@
 use super::arena::{Arena, Data};
 use super::exchange::Exchange;
 use super::gather::Gather;
+use super::inject::Fault;
 use super::inputs;
 use super::kernels::Scalar;
 use super::shared::Shared;
@@ -59,6 +60,8 @@ pub struct Rank<'a, 'p> {
     uses: FxHashMap<(SlotId, u32), u32>,
     seen: FxHashMap<SlotId, Vec<Data>>,
     logits: Vec<Data>,
+    /// Fell silent on purpose.
+    dead: bool,
 }
 
 impl<'a, 'p> Rank<'a, 'p> {
@@ -85,22 +88,62 @@ impl<'a, 'p> Rank<'a, 'p> {
             uses: FxHashMap::default(),
             seen: FxHashMap::default(),
             logits: vec![],
+            dead: false,
         }
     }
 
     /// Runs the whole program.
     pub fn run<T: Scalar>(&mut self) -> Result<()> {
+        self.shared.hub.agree(self.rank, &self.own_hash())?;
         while self.left > 0 {
+            if self.left <= self.times.len() / 2 {
+                self.strike()?;
+            }
             let seen = self.shared.hub.news(self.rank);
             // Transfers first: what they bring may be needed, and they do not keep the thread.
             let mut moved = self.post_all()?;
             moved |= self.poll_all()?;
             moved |= self.compute_one::<T>();
             if !moved && self.left > 0 {
-                self.shared.hub.wait(self.rank, seen, || self.blocked())?;
+                self.shared.hub.wait(self.rank, seen, self.blocked())?;
             }
         }
         Ok(())
+    }
+
+    fn is_hit(&self, fault: Fault) -> bool {
+        self.shared.inject.is_some_and(|inject| inject.is(fault, self.rank))
+    }
+
+    /// Half way through the program.
+    fn strike(&mut self) -> Result<()> {
+        if self.is_hit(Fault::Panic) {
+            panic!("as it was asked to by --inject");
+        }
+        if self.is_hit(Fault::DeadRank) {
+            self.dead = true;
+            return self.shared.hub.fall_silent(self.rank);
+        }
+        Ok(())
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.dead
+    }
+
+    /// Whether the rank starts nothing that its peers wait for.
+    fn holds_back(&self) -> bool {
+        self.is_hit(Fault::Deadlock)
+    }
+
+    /// The hash of the plan that the rank has come with.
+    fn own_hash(&self) -> String {
+        if self.is_hit(Fault::OtherPlan) {
+            let mut other = self.shared.plan.clone();
+            other.about.global_batch += 1;
+            return other.hash();
+        }
+        self.shared.hash.to_string()
     }
 
     /// What the rank has when it has run, and its memory for the next step.
@@ -137,13 +180,17 @@ impl<'a, 'p> Rank<'a, 'p> {
                     .collect();
                 (*node, peers.join(" and "))
             }
-            Flight::Collective(g) => (g.node, g.waits_for()),
-            Flight::Exchange(e) => (e.node, e.waits_for()),
+            Flight::Collective(g) => (g.node, g.waits_for(self.shared)),
+            Flight::Exchange(e) => (e.node, e.waits_for(self.shared)),
         });
         if let Some((node, what)) = flight {
             return format!("{} for {what}", self.line.path(node as usize));
         }
-        match self.ready.iter().flatten().next() {
+        let mut ready = self.ready.iter().flatten();
+        match ready.find(|&&node| self.holds_back() && !self.is_compute(node)).or(self.ready.iter().flatten().next()) {
+            Some(&node) if !self.is_compute(node) => {
+                format!("{}, which it is to start after its peers have ended theirs", self.line.path(node as usize))
+            }
             Some(&node) => format!("{} for its turn on a shared device", self.line.path(node as usize)),
             None => "no op that could start".into(),
         }
@@ -157,7 +204,7 @@ impl<'a, 'p> Rank<'a, 'p> {
     fn post_all(&mut self) -> Result<bool> {
         let mut moved = false;
         for lane in 0..self.ready.len() {
-            let Some(node) = self.ready[lane].filter(|&n| !self.is_compute(n)) else { continue };
+            let Some(node) = self.ready[lane].filter(|&n| !self.is_compute(n) && !self.holds_back()) else { continue };
             self.ready[lane] = None;
             self.times[node as usize].0 = self.now();
             let flight = self.post(node)?;
@@ -306,9 +353,11 @@ impl<'a, 'p> Rank<'a, 'p> {
                     // They become their own gradient.
                     self.logits.push(self.arena.read(&self.arena.whole(&reads[0])));
                 }
+                self.shared.hub.sign(self.rank, true);
                 let (at, core) = ((self.rank, self.shared.step), ThreadTime::now());
                 self.arena.run::<T>(kernel, at, reads, writes);
                 self.on_core[node as usize] = core.elapsed().as_secs_f64();
+                self.shared.hub.sign(self.rank, false);
             }
             self.end(node);
             turns::end(self.shared.turns, &self.shared.hub, self.rank, node);

@@ -1,5 +1,6 @@
 //! What all ranks of a run share and nobody changes.
 
+use super::inject::Injection;
 use super::transport::Hub;
 use super::turns::Turns;
 use crate::plan::Plan;
@@ -29,4 +30,8 @@ pub struct Shared<'p> {
     /// Whether logits are kept.
     pub logits: bool,
     pub atoms: &'p AtomTable,
+    /// What goes wrong in this step.
+    pub inject: Option<Injection>,
+    /// Of the plan.
+    pub hash: &'p str,
 }

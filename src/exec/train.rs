@@ -2,13 +2,14 @@
 
 use super::arena::Arena;
 use super::attention_io::Tensors;
+use super::inject::{Fault, Injection};
 use super::kernels::Scalar;
 use super::rank::{Done, Rank};
 use super::shared::Shared;
 use super::source::Source;
 use super::transport::{Hub, few};
 use super::turns::Turns;
-use super::{Job, Options, Run, inputs, outputs};
+use super::{Job, Options, Run, inputs, memory, outputs};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::plan::link::{AtomTable, Line};
@@ -30,6 +31,7 @@ struct Fixed<'p> {
     next: Vec<Vec<Vec<u32>>>,
     lives: Vec<Vec<Vec<Vec<Life>>>>,
     turns: Turns,
+    hash: String,
 }
 
 impl<'p> Fixed<'p> {
@@ -37,12 +39,13 @@ impl<'p> Fixed<'p> {
         let programs = 0..plan.programs.len() as u32;
         let lines = programs.clone().map(|p| Line::program(plan, atoms, p)).collect::<Result<Vec<_>>>()?;
         let layouts = programs.map(|p| Layout::new(plan, atoms, p)).collect::<Result<Vec<_>>>()?;
-        fits_in_memory(plan, &layouts)?;
+        memory::fits(plan, &layouts)?;
         let matching = Matching::new(plan, &lines);
         let turns = Turns::new(plan, &lines, &matching, devices)?;
         let next = lines.iter().map(successors).collect();
         let lives = lines.iter().map(|l| lives(plan, l)).collect();
-        Ok(Fixed { lines, layouts, matching, next, lives, turns })
+        let hash = plan.hash();
+        Ok(Fixed { hash, lines, layouts, matching, next, lives, turns })
     }
 }
 
@@ -58,6 +61,7 @@ pub(super) fn run<T: Scalar>(
         let why = format!("{ranks} ranks on {} devices; at most {MOST_RANKS} ranks run here", options.devices.len());
         return Err(Error::device("run", why));
     }
+    options.inject.map_or(Ok(()), |inject| inject.check(plan))?;
     let atoms = AtomTable::new(plan)?;
     let fixed = Fixed::new(plan, &atoms, &options.devices)?;
     let given = inputs::shared(plan, job.source.seed);
@@ -71,7 +75,8 @@ pub(super) fn run<T: Scalar>(
     for step in 1..=job.steps {
         let logits = job.keep_last && step == job.steps;
         let keep = Keep { all: options.keep || logits, logits };
-        let outcome = one_step::<T>(plan, &atoms, &fixed, options, (job.source, step, keep), &given, arenas)?;
+        let options = Options { inject: options.inject.filter(|_| step == job.steps), ..options.clone() };
+        let outcome = one_step::<T>(plan, &atoms, &fixed, &options, (job.source, step, keep), &given, arenas)?;
         arenas = outcome.1;
         each(step, outcome.0)?;
     }
@@ -99,6 +104,9 @@ fn one_step<'p, T: Scalar>(
         inputs::feed(plan, atoms, rank, (source, step), given, arena);
     }
     let hub = Hub::new(plan.ranks(), options.devices.iter().max().map_or(0, |d| d + 1), options.throttle);
+    if let Some(Injection { fault: Fault::LostMessage, rank }) = options.inject {
+        hub.lose_one(rank);
+    }
     let shared = Shared {
         plan,
         lines: &fixed.lines,
@@ -113,6 +121,8 @@ fn one_step<'p, T: Scalar>(
         kept: outputs::kept(plan, keep.all),
         poison: keep.all,
         logits: keep.logits,
+        inject: options.inject,
+        hash: &fixed.hash,
         atoms,
     };
     let (done, arenas): (Vec<Done>, Vec<Arena>) = all_ranks::<T>(&shared, arenas)?.into_iter().unzip();
@@ -148,12 +158,14 @@ fn thread<'p, T: Scalar>(shared: &Shared<'p>, rank: u32, arena: Arena<'p>) -> En
     let outcome = catch_unwind(AssertUnwindSafe(|| here.run::<T>()));
     match outcome {
         Ok(Ok(())) => {
-            shared.hub.finish();
+            shared.hub.finish(rank);
             End::Done(Box::new(here.done()))
         }
         Ok(Err(error)) => {
             shared.hub.stop(error.to_string());
-            End::Stopped(Some(format!("rank {rank} waits in {}", here.blocked())))
+            // Of a rank that is dead nobody hears what it waits for.
+            let waits = || format!("rank {rank} waits in {}", here.blocked());
+            End::Stopped((!here.is_dead()).then(waits))
         }
         Err(panic) => {
             let said = panic.downcast_ref::<String>().cloned();
@@ -189,22 +201,4 @@ fn successors(line: &Line) -> Vec<Vec<u32>> {
         }
     }
     next
-}
-
-/// Refuses what this machine's memory cannot hold, before it is asked for.
-pub(super) fn fits_in_memory(plan: &Plan, layouts: &[Layout]) -> Result<()> {
-    let bytes = |rank: u32| layouts[plan.program_of(rank) as usize].bytes;
-    let need: u128 = (0..plan.ranks()).map(|r| u128::from(bytes(r))).sum();
-    let Ok(info) = std::fs::read_to_string("/proc/meminfo") else { return Ok(()) };
-    let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
-    let Some(kib) = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u128>().ok()) else { return Ok(()) };
-    if need > kib * 1024 * 9 / 10 {
-        return Err(Error::infeasible(format!(
-            "memory: {} ranks need {:.1} GiB together, this machine has {:.1} GiB free; use a smaller model, seq_len or batch",
-            plan.ranks(),
-            need as f64 / (1u64 << 30) as f64,
-            kib as f64 / (1u64 << 20) as f64
-        )));
-    }
-    Ok(())
 }

@@ -6,6 +6,7 @@ use crate::cluster::Ports;
 use crate::error::Error;
 use crate::spec::Throttle;
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ struct Inner {
     /// Messages that were taken and whose sender does not know it yet.
     taken: FxHashSet<Key>,
     /// Members of a collective that have started, by its first member and that member's op.
-    started: FxHashMap<(u32, u32), u32>,
+    started: FxHashMap<(u32, u32), Vec<u32>>,
     /// Turn that each shared device is at.
     turns: Vec<u32>,
     sent: Vec<u64>,
@@ -45,6 +46,10 @@ struct Inner {
     /// What each rank waits for, while it does.
     waiting: Vec<Option<String>>,
     finished: u32,
+    /// The first rank that came, and its plan.
+    plan: Option<(u32, String)>,
+    /// Whose next message gets lost.
+    loses: Option<u32>,
     /// Why everybody has to stop.
     stop: Option<String>,
 }
@@ -54,7 +59,18 @@ pub struct Hub {
     zero: Instant,
     /// One a rank: only those are woken whom the news concerns.
     changed: Vec<Condvar>,
+    /// When each rank was last heard of, see [`sign`](Hub::sign).
+    signs: Vec<AtomicU64>,
 }
+
+/// Signs of a rank that need no hearing: it runs a kernel, or has ended.
+const BUSY: u64 = u64::MAX;
+
+/// A rank that neither waits nor computes and is not heard of for so long is dead.
+const SILENT: Duration = Duration::from_secs(4);
+
+/// How often those that wait look for the dead.
+const ROUND: Duration = Duration::from_secs(1);
 
 /// How long before its time a sleeping thread is woken.
 const AWAKE_S: f64 = 80e-6;
@@ -84,7 +100,12 @@ impl Hub {
             waiting: vec![None; n],
             ..Inner::default()
         };
-        Hub { inner: Mutex::new(inner), zero: Instant::now(), changed: (0..n).map(|_| Condvar::new()).collect() }
+        Hub {
+            inner: Mutex::new(inner),
+            zero: Instant::now(),
+            changed: (0..n).map(|_| Condvar::new()).collect(),
+            signs: (0..n).map(|_| AtomicU64::new(0)).collect(),
+        }
     }
 
     fn now(&self) -> f64 {
@@ -99,7 +120,9 @@ impl Hub {
     /// A rank that waits may be able to go on, and does not count as waiting until it has looked again.
     fn tell(&self, inner: &mut Inner, rank: u32) {
         inner.news[rank as usize] += 1;
-        inner.waiting[rank as usize] = None;
+        if inner.waiting[rank as usize].take().is_some() {
+            self.sign(rank, false);
+        }
         self.changed[rank as usize].notify_all();
     }
 
@@ -109,6 +132,10 @@ impl Hub {
 
     pub fn send(&self, key: Key, data: Data, tag: u32) {
         let mut inner = self.lock();
+        if inner.loses == Some(key.from) {
+            inner.loses = None;
+            return;
+        }
         // A slow link takes a message when both its ends are there.
         let due = match inner.ports.is_none() || inner.asked.remove(&key) {
             true => Some(inner.arrival(key, data.bytes(), self.now())),
@@ -152,17 +179,25 @@ impl Hub {
     }
 
     /// Notes that a member of a collective has started; the last one lets all of them go on.
-    pub fn start(&self, collective: (u32, u32), members: &[u32]) {
+    pub fn start(&self, collective: (u32, u32), rank: u32, members: &[u32]) {
         let mut inner = self.lock();
         let started = inner.started.entry(collective).or_default();
-        *started += 1;
-        if *started == members.len() as u32 {
+        started.push(rank);
+        if started.len() == members.len() {
             members.iter().for_each(|&m| self.tell(&mut inner, m));
         }
     }
 
     pub fn started(&self, collective: (u32, u32)) -> u32 {
-        self.lock().started.get(&collective).copied().unwrap_or(0)
+        self.lock().started.get(&collective).map_or(0, |ranks| ranks.len() as u32)
+    }
+
+    /// Members of a collective that have not started.
+    pub fn missing(&self, collective: (u32, u32), members: &[u32]) -> String {
+        let inner = self.lock();
+        let here = inner.started.get(&collective);
+        let missing: Vec<u32> = members.iter().copied().filter(|m| here.is_none_or(|here| !here.contains(m))).collect();
+        format!("ranks {missing:?}")
     }
 
     pub fn turn(&self, device: u32) -> u32 {
@@ -188,14 +223,15 @@ impl Hub {
 
     /// Waits until there is news for `rank` since `seen`, or a slow link brings something. If no rank is left that
     /// could bring any, stops everybody and says who waits for what.
-    pub fn wait(&self, rank: u32, seen: u64, what: impl FnOnce() -> String) -> Result<(), Error> {
+    pub fn wait(&self, rank: u32, seen: u64, what: String) -> Result<(), Error> {
+        self.sign(rank, false);
         let mut inner = self.lock();
         let r = rank as usize;
         if let Some(due) = inner.next_due(rank) {
             return self.wait_until(due, (rank, seen), inner);
         }
         if inner.stop.is_none() && inner.news[r] == seen {
-            inner.waiting[r] = Some(what());
+            inner.waiting[r] = Some(what);
             let all = inner.waiting.iter().filter(|w| w.is_some()).count() + inner.finished as usize;
             if all == inner.waiting.len() {
                 inner.stop = Some(deadlock(&inner.waiting));
@@ -203,7 +239,11 @@ impl Hub {
             }
         }
         while inner.stop.is_none() && inner.news[r] == seen {
-            inner = self.changed[r].wait(inner).unwrap_or_else(|poisoned| poisoned.into_inner());
+            let woken = self.changed[r].wait_timeout(inner, ROUND).unwrap_or_else(|poisoned| poisoned.into_inner());
+            inner = woken.0;
+            if woken.1.timed_out() {
+                self.find_the_dead(&mut inner);
+            }
         }
         inner.waiting[r] = None;
         self.check(&inner)
@@ -217,6 +257,7 @@ impl Hub {
         (rank, seen): (u32, u64),
         mut inner: MutexGuard<'a, Inner>,
     ) -> Result<(), Error> {
+        self.sign(rank, true);
         while inner.stop.is_none() && inner.news[rank as usize] == seen {
             let left = due - self.now();
             if left <= 0.0 {
@@ -232,6 +273,7 @@ impl Hub {
                 inner = self.lock();
             }
         }
+        self.sign(rank, false);
         self.check(&inner)
     }
 
@@ -242,11 +284,59 @@ impl Hub {
         }
     }
 
-    pub fn finish(&self) {
+    pub fn finish(&self, rank: u32) {
         let mut inner = self.lock();
+        self.sign(rank, true);
         inner.finished += 1;
         // Those left may now be waiting for nobody: let them look, and find out.
         self.tell_all(&mut inner);
+    }
+
+    /// A rank is alive. While it is `busy`, in a kernel or waiting for a slow link, and when it has ended, nobody
+    /// expects to hear of it.
+    pub fn sign(&self, rank: u32, busy: bool) {
+        let now = if busy { BUSY } else { self.zero.elapsed().as_millis() as u64 };
+        self.signs[rank as usize].store(now, Ordering::Relaxed);
+    }
+
+    /// Stops everybody if a rank has fallen silent.
+    fn find_the_dead(&self, inner: &mut Inner) {
+        let now = self.zero.elapsed().as_millis() as u64;
+        let silent = |r: &usize| {
+            let last = self.signs[*r].load(Ordering::Relaxed);
+            last != BUSY && now.saturating_sub(last) > SILENT.as_millis() as u64
+        };
+        let Some(dead) = (0..self.signs.len()).filter(|&r| inner.waiting[r].is_none()).find(silent) else { return };
+        let why = format!("rank {dead} is dead: it was not heard of for {} s", SILENT.as_secs());
+        inner.stop.get_or_insert(why);
+        self.tell_all(inner);
+    }
+
+    /// A rank that says nothing any more; for those that look for the dead. Returns when everybody is stopped.
+    pub fn fall_silent(&self, rank: u32) -> Result<(), Error> {
+        let mut inner = self.lock();
+        while inner.stop.is_none() {
+            let woken = self.changed[rank as usize].wait(inner);
+            inner = woken.unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        self.check(&inner)
+    }
+
+    /// The next message that a rank sends gets lost.
+    pub fn lose_one(&self, from: u32) {
+        self.lock().loses = Some(from);
+    }
+
+    /// A rank comes with its plan, which has to be that of all others.
+    pub fn agree(&self, rank: u32, plan: &str) -> Result<(), Error> {
+        let mut inner = self.lock();
+        let (first, first_plan) = inner.plan.get_or_insert_with(|| (rank, plan.to_string()));
+        if first_plan == plan {
+            return Ok(());
+        }
+        Err(Error::plan(format!(
+            "rank {rank} has plan {plan}, rank {first} has {first_plan}; start all ranks with the same file"
+        )))
     }
 
     /// Stops everybody for a reason; the first reason stands.
@@ -268,8 +358,11 @@ fn deadlock(waiting: &[Option<String>]) -> String {
     format!("deadlock: {}", few(waits.collect()))
 }
 
+/// More than these nobody reads.
+const NAMED: usize = 32;
+
 /// The first of many, and how many more.
 pub fn few(all: Vec<String>) -> String {
-    let more = if all.len() > 8 { format!("; and {} more ranks", all.len() - 8) } else { String::new() };
-    all.iter().take(8).cloned().collect::<Vec<_>>().join("; ") + &more
+    let more = if all.len() > NAMED { format!("; and {} more ranks", all.len() - NAMED) } else { String::new() };
+    all.iter().take(NAMED).cloned().collect::<Vec<_>>().join("; ") + &more
 }
