@@ -51,7 +51,7 @@ fn product(name: &str, [m, n, k]: [u64; 3], a_t: bool, b_t: bool, accumulate: bo
 
 fn attention(seq: u64, head_dim: u64, causal: bool) -> AttnBlock {
     let all = || Segs::new(seq, &[]);
-    AttnBlock { q: all(), kv: all(), batch: 1, heads: 4, kv_heads: 2, head_dim, mask: Mask::new(causal) }
+    AttnBlock { q: all(), kv: all(), batch: 1, heads: 4, kv_heads: 2, head_dim, v_dim: None, mask: Mask::new(causal) }
 }
 
 fn cases() -> Vec<Case> {

@@ -225,7 +225,7 @@ fn blocks(head_dim: u64) -> Vec<AttnBlock> {
     let of = |split, shift: i32, mask: Mask| {
         let q = Segs::new(300, &[(Axis::Cp, split)]);
         let kv = q.shifted(Axis::Cp, shift);
-        AttnBlock { q, kv, batch: 2, heads: 4, kv_heads: 2, head_dim, mask }
+        AttnBlock { q, kv, batch: 2, heads: 4, kv_heads: 2, head_dim, v_dim: None, mask }
     };
     let shifts = [(Split::Zigzag, 0), (Split::Contiguous, 1), (Split::Stripe, 1)];
     masks().into_iter().flat_map(|mask| shifts.map(|(split, shift)| of(split, shift, mask.clone()))).collect()

@@ -8,7 +8,7 @@ use foretrain::exec::{Options, Run, execute, routing};
 use foretrain::plan::link::{AtomTable, Line};
 use foretrain::plan::memory::Layout;
 use foretrain::plan::{Counts, Dtype, Engine, Plan, Route, route::DROPPED};
-use foretrain::spec::{Gate, LlmSpec, MoeSpec, Parallelism, Recompute, Score, Workload};
+use foretrain::spec::{Gate, LlmSpec, MlaSpec, MoeSpec, Parallelism, Recompute, Score, Workload};
 use foretrain::strategy::{Engines, build_routed, expert};
 use rand::seq::index::sample;
 use rand::{Rng, SeedableRng};
@@ -39,6 +39,7 @@ struct Case {
     microbatches: u64,
     layers: u64,
     dtype: Dtype,
+    mla: bool,
 }
 
 fn case(ep: u32, words: &str) -> Case {
@@ -53,6 +54,7 @@ fn case(ep: u32, words: &str) -> Case {
         microbatches: 1,
         layers: 2,
         dtype: Dtype::F64,
+        mla: false,
     }
 }
 
@@ -61,11 +63,13 @@ impl Case {
         let json = serde_json::json!({
             "model_type": "llama", "hidden_size": self.hidden, "num_hidden_layers": self.layers,
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
-            "intermediate_size": 7, "vocab_size": 29, "rms_norm_eps": 1e-5, "rope_theta": 100.0,
+            "intermediate_size": 8, "vocab_size": 29, "rms_norm_eps": 1e-5, "rope_theta": 100.0,
             "tie_word_embeddings": false, "torch_dtype": "float32", "hidden_act": "silu",
         });
         let model = LlmSpec::parse("test", "random", &json.to_string()).expect("a sound model");
-        LlmSpec { moe: Some(self.moe), ..model }
+        let mla = MlaSpec { q_lora: Some(7), kv_lora: 5, rope_dim: 2, nope_dim: 4, v_dim: 3 };
+        let latent = LlmSpec { mla: Some(mla), head_dim: 6, kv_heads: 4, ..model.clone() };
+        LlmSpec { moe: Some(self.moe), ..if self.mla { latent } else { model } }
     }
 
     fn work(&self) -> Workload {
@@ -121,7 +125,7 @@ fn run(plan: &Plan) -> Run {
 
 fn reference(plan: &Plan) -> StepResult {
     let cfg = DenseConfig::from(plan.model().expect("a step has a model"));
-    let experts = cfg.experts.map(|e| Experts { choices: routing::choices(plan), ..e });
+    let experts = cfg.experts.map(|e| Experts { choices: vec![routing::choices(plan)], ..e });
     let cfg = DenseConfig { experts, ..cfg };
     let (tokens, targets) = Source::seeded(7).batch(plan, 1);
     step(&cfg, &Source::seeded(7).weights(plan), &tokens, &targets, &plan.optimizer().expect("a step ends with Adam"))
@@ -237,6 +241,32 @@ fn experts_beside_every_other_degree() {
         let par = Parallelism { options: words.parse().unwrap(), ..par };
         let one = Case { par, moe, batch: 2, layers: 2 * u64::from(par.pp * par.vp), ..case(1, words) };
         holds(&Case { microbatches: u64::from(par.pp) * 2, ..one }, 1e-10);
+    }
+}
+
+/// Dense layers before those with experts, alone, in stages that have one kind, both or the other, in shares and
+/// computed again; with DeepSeek's attention and gates.
+#[test]
+fn layers_of_two_kinds() {
+    let gate = Gate { score: Score::Sigmoid, normalise: true, scale: 2.5 };
+    let moe = MoeSpec { shared_ffn: 4, gate, ..case(1, "").moe };
+    let one = Parallelism::default();
+    for (layers, dense_layers, microbatches, par) in [
+        (3, 1, 1, one),
+        (5, 3, 2, Parallelism { dp: 2, ep: 2, zero: 1, ..one }),
+        (4, 2, 2, Parallelism { ep: 4, ring: 2, tp: 2, recompute: Recompute::Full, ..one }),
+        (5, 1, 3, Parallelism { dp: 2, ep: 2, pp: 2, zero: 1, ..one }),
+        (7, 3, 2, Parallelism { dp: 2, ep: 2, pp: 4, ..one }),
+        (5, 3, 4, Parallelism { dp: 2, ep: 2, pp: 2, vp: 2, recompute: Recompute::Full, zero: 1, ..one }),
+        (11, 3, 4, Parallelism { dp: 2, ep: 2, pp: 2, vp: 2, zero: 1, ..one }),
+        (3, 3, 1, one),
+    ] {
+        for mla in [false, true] {
+            let moe = MoeSpec { dense_layers, ..moe };
+            let two = Case { moe, par, layers, microbatches, mla, ..case(1, "") };
+            // Tensor-parallel ranks cut the dense network, too.
+            holds(&two, 1e-10);
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use foretrain::plan::{
     link::{AtomTable, Line},
     memory::Layout,
 };
-use foretrain::spec::{LlmSpec, Mlp, Norm, Parallelism, Positions, Recompute, Workload};
+use foretrain::spec::{LlmSpec, MlaSpec, Mlp, Norm, Parallelism, Positions, Recompute, Workload};
 use foretrain::strategy::{Engines, build, feasible};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -166,6 +166,19 @@ fn megascale(m: &mut LlmSpec) {
 
 fn qwen2(m: &mut LlmSpec) {
     m.qkv_bias = true;
+}
+
+/// DeepSeek's attention: heads of 4 + 2 elements, values of 3.
+fn latent(m: &mut LlmSpec) {
+    m.kv_heads = m.heads;
+    m.head_dim = 6;
+    m.mla = Some(MlaSpec { q_lora: Some(7), kv_lora: 5, rope_dim: 2, nope_dim: 4, v_dim: 3 });
+}
+
+/// The same with queries projected at once.
+fn latent_keys(m: &mut LlmSpec) {
+    latent(m);
+    m.mla = m.mla.map(|mla| MlaSpec { q_lora: None, ..mla });
 }
 
 fn qwen3(m: &mut LlmSpec) {
@@ -460,7 +473,7 @@ fn cases() -> impl Strategy<Value = Case> {
     });
     let model = (1u64..=3, 1u64..=4, 1u64..=4, 1u64..=2, 1u64..=7, any::<bool>());
     let work = (1u64..=3, 1u64..=2, 1u64..=3);
-    let family = prop_oneof![4 => Just(llama as Family), 1 => Just(gpt2_dropping as Family), 1 => Just(neox as Family), 1 => Just(megascale as Family), 1 => Just(qwen2 as Family), 1 => Just(qwen3 as Family)];
+    let family = prop_oneof![4 => Just(llama as Family), 1 => Just(gpt2_dropping as Family), 1 => Just(neox as Family), 1 => Just(megascale as Family), 1 => Just(qwen2 as Family), 1 => Just(qwen3 as Family), 1 => Just(latent as Family)];
     let feasible = |c: &Case| {
         let (k, u) = (c.kv_heads / u64::from(c.par.tp), u64::from(c.par.ulysses));
         let heads = k * c.group;
@@ -596,6 +609,37 @@ fn equal_seeds_give_equal_bits() {
     let plan = Case { dtype: Dtype::F32, par, ..case() }.plan();
     let (a, b) = (run(&plan), run(&plan));
     assert_eq!((a.loss, a.grads, a.weights), (b.loss, b.grads, b.weights));
+}
+
+/// Latent attention in every layout of the sequence and of the heads, in stages, in shares.
+#[test]
+fn latent_attention() {
+    let one = Parallelism::default();
+    for (words, par) in [
+        ("default", one),
+        ("default", Parallelism { ring: 3, ulysses: 2, ..one }),
+        ("kv-in-two+merge-at-end", Parallelism { ring: 2, recompute: Recompute::Full, zero: 3, ..one }),
+        ("burst+merge-in-kernel", Parallelism { ring: 3, dp: 2, zero: 1, ..one }),
+        ("dkv-model", Parallelism { ring: 2, tp: 2, ..one }),
+        ("double-ring-2", Parallelism { ring: 4, ..one }),
+        ("gather-kv", Parallelism { ring: 2, ulysses: 2, zero: 2, ..one }),
+        ("gather-kv-prefetch+contiguous", Parallelism { ring: 3, ..one }),
+        ("a2a-separate", Parallelism { ulysses: 4, ..one }),
+        ("pad-heads", Parallelism { ulysses: 3, ..one }),
+        ("default", Parallelism { tp: 2, ulysses: 2, ..one }),
+        ("no-sp", Parallelism { tp: 2, dp: 2, zero: 1, ..one }),
+        ("tp-overlap", Parallelism { tp: 4, ..one }),
+        ("default", Parallelism { tp: 2, pp: 2, vp: 2, zero: 1, recompute: Recompute::Full, ..one }),
+    ] {
+        for family in [latent, latent_keys] {
+            let par = Parallelism { options: words.parse().unwrap(), ..par };
+            let layers = 2 * u64::from(par.pp * par.vp);
+            let case =
+                Case { family, kv_heads: 4, group: 1, ffn: 12, layers, batch: 2, microbatches: 2, par, ..case() };
+            holds(&case, 1e-10);
+            holds(&Case { window: Some(5), cuts: vec![0.4], batch: 1, dtype: Dtype::F32, ..case }, 2e-4);
+        }
+    }
 }
 
 /// Norms of heads in every layout of the sequence, in stages, in shares, and where all tokens are everywhere.

@@ -119,16 +119,16 @@ impl GatherKv {
 
     fn group_buffers(&self, b: &mut Builder, block: &AttnBlock) -> Groups {
         let (sh, slots) = (&self.shape, self.groups() as u32);
-        let q_cols = block.heads * block.head_dim;
+        let (q_cols, o_cols) = (block.q_row(), block.o_row());
         let mut of = |name: &str, cols, dtype| {
             b.tensor(&format!("{name}_by_head"), &[sh.rows(), cols], dtype, TensorKind::Workspace, slots)
         };
         Groups {
             q: of("q", q_cols, sh.dtype),
             kv: of("kv", self.kv_cols(), sh.dtype),
-            o: of("o", q_cols, sh.dtype),
+            o: of("o", o_cols, sh.dtype),
             lse: of("lse", block.heads, sh.acc),
-            d_o: of("do", q_cols, sh.dtype),
+            d_o: of("do", o_cols, sh.dtype),
             delta: of("delta", block.heads, sh.acc),
             dq: of("dq", q_cols, sh.dtype),
             dkv: of("dkv", self.kv_cols(), sh.dtype),
@@ -150,8 +150,12 @@ impl GatherKv {
         HeadPart::new(1, self.shape.block.heads, self.shape.block.head_dim)
     }
 
+    fn o_part(&self) -> HeadPart {
+        HeadPart { head_dim: self.shape.block.v_dim(), ..self.q_part() }
+    }
+
     fn kv_part(&self) -> HeadPart {
-        HeadPart::new(2, self.shape.block.kv_heads, self.shape.block.head_dim)
+        HeadPart::kv(self.shape.block.kv_heads, self.shape.block.head_dim, self.shape.block.v_dim())
     }
 
     /// lse and delta: a number a head.
@@ -211,7 +215,7 @@ impl GatherKv {
             b.compute(&format!("attention.{g}"), kernel.clone(), &[by.q.slot(g), kv], &results);
         });
         if s.groups.is_some() {
-            self.regroup(b, "o", self.q_part(), Exchange::UnpackHeads, io.o, by.o);
+            self.regroup(b, "o", self.o_part(), Exchange::UnpackHeads, io.o, by.o);
             self.regroup(b, "lse", self.scalar_part(), Exchange::UnpackHeads, io.lse(), by.lse);
         }
     }
@@ -237,7 +241,7 @@ impl GatherKv {
     /// d_o and delta by head group, and where dq and dkv of each go.
     fn gradients(&self, b: &mut Builder, s: &Scratch, io: Saved, d_o: Buf) -> (Buf, Buf, Buf, Buf) {
         let Some(by) = &s.groups else { return (d_o, s.delta, s.dq, s.dkv) };
-        self.regroup(b, "do", self.q_part(), Exchange::PackHeads, d_o, by.d_o);
+        self.regroup(b, "do", self.o_part(), Exchange::PackHeads, d_o, by.d_o);
         self.regroup(b, "lse", self.scalar_part(), Exchange::PackHeads, io.lse(), by.lse);
         self.regroup(b, "delta", self.scalar_part(), Exchange::PackHeads, s.delta, by.delta);
         (by.d_o, by.delta, by.dq, by.dkv)

@@ -24,8 +24,8 @@ pub struct Way {
 }
 
 impl Way {
-    /// `dropout` is that of the probabilities, where they are in memory; a fused kernel drops none here.
-    pub fn new(p: &AttentionSpec, dropout: f64, par: &Parallelism, engines: Engines) -> Way {
+    /// `v_dim`: elements of a head's value, where they are not those of its key. `dropout` is that of the probabilities, where they are in memory; a fused kernel drops none here.
+    pub fn new(p: &AttentionSpec, v_dim: Option<u64>, dropout: f64, par: &Parallelism, engines: Engines) -> Way {
         let (ring, up) = (u64::from(par.ring), u64::from(par.ulysses));
         let seq = p.seq_len / (ring * up);
         let split = match par.options.layout {
@@ -46,6 +46,7 @@ impl Way {
                 false => [p.heads, p.kv_heads],
             },
             head_dim: p.head_dim,
+            v_dim: v_dim.unwrap_or(p.head_dim),
             separate: par.options.a2a_separate,
             replicate_after: par.options.replicate_after,
             dtype: p.dtype,
@@ -53,7 +54,7 @@ impl Way {
         });
         let (heads, kv_heads) = ulysses.as_ref().map_or((p.heads, p.kv_heads), Ulysses::local_heads);
         let (batch, head_dim, mask) = (p.batch, p.head_dim, p.mask.clone());
-        let block = AttnBlock { q: inner.clone(), kv: inner, batch, heads, kv_heads, head_dim, mask };
+        let block = AttnBlock { q: inner.clone(), kv: inner, batch, heads, kv_heads, head_dim, v_dim, mask };
         let shape = Shape { block, seq: seq * up, dtype: p.dtype, acc: p.acc() };
         let gather =
             |shape, by_head| Core::GatherKv(GatherKv { shape, ranks: par.ring, by_head, engine: engines.collective });
@@ -90,12 +91,17 @@ impl Shape {
 
     /// Elements of a token's queries.
     pub fn q_row(&self) -> u64 {
-        self.block.heads * self.block.head_dim
+        self.block.q_row()
     }
 
     /// Elements of a token's keys and values.
     pub fn kv_row(&self) -> u64 {
-        2 * self.block.kv_heads * self.block.head_dim
+        self.block.kv_row()
+    }
+
+    /// Elements of a token's outputs.
+    pub fn o_row(&self) -> u64 {
+        self.block.o_row()
     }
 }
 
@@ -232,6 +238,6 @@ impl Local {
 
 /// delta = rowsum(dO * O), once for all blocks of the backward pass.
 pub fn delta(b: &mut Builder, shape: &Shape, o: Buf, d_o: Buf, to: Buf) {
-    let (rows, heads, head_dim) = (shape.rows(), shape.block.heads, shape.block.head_dim);
+    let (rows, heads, head_dim) = (shape.rows(), shape.block.heads, shape.block.v_dim());
     b.compute("delta", Kernel::AttentionDelta { rows, heads, head_dim }, &[o, d_o], &[to]);
 }

@@ -16,7 +16,7 @@ pub fn build(spec: &AttentionSpec, pass: Pass, par: &Parallelism, engines: Engin
     feasible::attention(spec, par)?;
     feasible::pass(pass, par)?;
     let mut b = Builder::new();
-    let way = Way::new(spec, 0.0, par, engines);
+    let way = Way::new(spec, None, 0.0, par, engines);
     let mut io = Io::new(&mut b, &way, spec);
     io.ops(&mut b, &way, pass);
     let feed = io.feed(&way, spec, pass);

@@ -1,5 +1,6 @@
 //! What cannot be built, said before anything is built: the values and the remedy.
 
+use super::kind::kinds_of;
 use super::tensor::CHUNKS;
 use super::ulysses::padded;
 use crate::error::{Error, Result};
@@ -16,6 +17,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     positions(model, work)?;
     degrees(par)?;
     options(par)?;
+    latent(model, par)?;
     tensor(model, work, par)?;
     let t = u64::from(par.tp);
     heads(model.heads / t, model.kv_heads / t, model.head_dim, par)?;
@@ -31,18 +33,34 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
 
 /// What a layer may be made of, until plans have the rest.
 fn blocks(model: &LlmSpec) -> Result<()> {
-    let later = [
-        (model.mla.is_some(), "multi-head latent attention"),
-        (model.moe.is_some_and(|moe| moe.dense_layers > 0), "layers of two kinds, with experts and without"),
-        (model.lfa, "localized filtering"),
-        (model.positions == Positions::Alibi, "slopes on distances (ALiBi)"),
-    ];
+    let later =
+        [(model.lfa, "localized filtering"), (model.positions == Positions::Alibi, "slopes on distances (ALiBi)")];
     match later.iter().find(|(has, _)| *has) {
         Some((_, what)) => {
             let why =
                 format!("model: {} has {what}, which no plan of this version has; use a model without", model.name);
             Err(Error::infeasible(why))
         }
+        None => Ok(()),
+    }
+}
+
+/// What multi-head latent attention does not go with.
+fn latent(model: &LlmSpec, par: &Parallelism) -> Result<()> {
+    let Some(mla) = model.mla else { return Ok(()) };
+    if mla.rope_dim % 2 == 1 {
+        let why = format!("mla: qk_rope_head_dim {} is odd, but rotary embedding turns pairs", mla.rope_dim);
+        return Err(Error::infeasible(why + "; use an even one"));
+    }
+    let refused = [
+        (par.options.unfused, "the option unfused; use a fused kernel"),
+        (model.parallel_block, "a parallel block"),
+        (model.biased_qkv(), "biases of its projections"),
+        (model.qk_norm, "norms of its heads"),
+        (model.positions != Positions::Rope, "positions that are not rotary"),
+    ];
+    match refused.iter().find(|(has, _)| *has) {
+        Some((_, what)) => Err(Error::infeasible(format!("mla: latent attention does not go with {what}"))),
         None => Ok(()),
     }
 }
@@ -253,7 +271,13 @@ fn ring_options(par: &Parallelism) -> Result<()> {
 /// tokens. The vocabulary is filled up where it does not come out even.
 fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     let t = u64::from(par.tp);
-    let sizes = [("heads", model.heads), ("kv_heads", model.kv_heads), ("ffn", super::transformer::width(model))];
+    let dense = if model.dense_layers() > 0 { model.ffn } else { 0 };
+    let sizes = [
+        ("heads", model.heads),
+        ("kv_heads", model.kv_heads),
+        ("ffn", super::transformer::width(model)),
+        ("ffn of dense layers", dense),
+    ];
     if let Some((name, size)) = sizes.iter().find(|(_, size)| !size.is_multiple_of(t)) {
         let good = list((2..=512).filter(|t| sizes.iter().all(|(_, size)| size.is_multiple_of(*t))));
         return Err(Error::infeasible(format!("tp: {name} {size} is not divisible by tp {t}; use {good}")));
@@ -293,6 +317,9 @@ pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> 
         let what = if short > 0 { "short-ends".into() } else { format!("vp {}", par.vp) };
         return Err(Error::infeasible(format!("pp: {what} needs a pipeline; use vp 1 or pp above 1")));
     }
+    if kinds_of(model).len() > 1 && short == 0 && l >= parts {
+        return Ok(uneven(l, parts));
+    }
     let good = list((2..=l.min(4096)).filter(|n| (l + short).is_multiple_of(*n) && (l + short) / n > short.min(1)));
     Err(Error::infeasible(format!(
         "pp: {l} layers{} do not split evenly over pp {} x vp {} = {parts} parts; use {good} parts, or option {}",
@@ -301,6 +328,14 @@ pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> 
         par.vp,
         if short > 0 { "default" } else { "short-ends" },
     )))
+}
+
+/// Layers of two kinds are no equal work, however they are dealt out: stages have as many as any other, or one fewer,
+/// the last and then the first ones, where head and embedding are.
+fn uneven(layers: u64, parts: u64) -> Vec<u32> {
+    let fewer = (parts - layers % parts) % parts;
+    let least = (layers / parts) as u32;
+    (0..parts).map(|part| if fewer == 0 || part + 1 < fewer || part + 1 == parts { least } else { least + 1 }).collect()
 }
 
 /// Interleaved microbatches go through a stage's chunks in groups of as many as there are stages.

@@ -10,8 +10,10 @@
 //! (MegaScale, arXiv:2402.15627, section 3.2), for lanes give that by themselves. Transfers are the work of
 //! NICs and copy engines here: the one or two SMs that a waiting NCCL kernel sits on are not counted.
 
+use super::kind::common;
 use crate::plan::{Axis, Group};
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 /// One microbatch through one chunk, forward or backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,32 +83,40 @@ impl Pipeline {
         stage + 1 == self.stages && chunk + 1 == self.chunks
     }
 
-    /// Layers of a chunk of a stage.
-    pub fn layers_of(&self, stage: u32, chunk: u32) -> u32 {
-        self.layers[(chunk * self.stages + stage) as usize]
+    /// Which layers of the model a chunk of a stage has.
+    pub fn range(&self, stage: u32, chunk: u32) -> Range<u32> {
+        let at = (chunk * self.stages + stage) as usize;
+        let first = self.layers[..at].iter().sum();
+        first..first + self.layers[at]
     }
 
-    /// Where a chunk's layers begin among those of its stage.
-    pub fn offset(&self, stage: u32, chunk: u32) -> u32 {
-        (0..chunk).map(|c| self.layers_of(stage, c)).sum()
+    /// Of the layers `of` of the model, those of a chunk of a stage.
+    pub fn count(&self, stage: u32, chunk: u32, of: &Range<u32>) -> u32 {
+        common(of, &self.range(stage, chunk))
     }
 
-    /// Layers of a stage.
-    pub fn held(&self, stage: u32) -> u32 {
-        self.offset(stage, self.chunks)
+    /// Where a chunk's begin among those of its stage.
+    pub fn offset(&self, stage: u32, chunk: u32, of: &Range<u32>) -> u32 {
+        (0..chunk).map(|c| self.count(stage, c, of)).sum()
     }
 
-    /// The stage that has a layer, and its place among that stage's.
-    pub fn home(&self, layer: u32) -> (u32, u32) {
-        let mut first = 0;
-        for (at, &count) in (0..).zip(&self.layers) {
-            if layer < first + count {
-                let (stage, chunk) = (at % self.stages, at / self.stages);
-                return (stage, self.offset(stage, chunk) + layer - first);
-            }
-            first += count;
-        }
-        unreachable!("every layer is in a stage")
+    /// Those of a stage.
+    pub fn held(&self, stage: u32, of: &Range<u32>) -> u32 {
+        self.offset(stage, self.chunks, of)
+    }
+
+    /// The most that a chunk has.
+    pub fn longest(&self, of: &Range<u32>) -> u32 {
+        let all = (0..self.stages).flat_map(|stage| (0..self.chunks).map(move |chunk| (stage, chunk)));
+        all.map(|(stage, chunk)| self.count(stage, chunk, of)).max().unwrap_or(1)
+    }
+
+    /// The stage that has a layer, and its place among those of the stage that are of `of`.
+    pub fn home(&self, layer: u32, of: &Range<u32>) -> (u32, u32) {
+        let mut all = (0..self.chunks).flat_map(|chunk| (0..self.stages).map(move |stage| (stage, chunk)));
+        let (stage, chunk) = all.find(|&(s, c)| self.range(s, c).contains(&layer)).expect("every layer is in a stage");
+        let first = self.range(stage, chunk).start.max(of.start);
+        (stage, self.offset(stage, chunk, of) + layer - first)
     }
 
     /// Forward units before the first backward unit.

@@ -61,6 +61,10 @@ impl Ring {
         [self.shape.rows(), self.shape.q_row()]
     }
 
+    pub fn o_shape(&self) -> [u64; 2] {
+        [self.shape.rows(), self.shape.o_row()]
+    }
+
     pub fn kv_shape(&self) -> [u64; 2] {
         [self.shape.rows(), self.shape.kv_row()]
     }

@@ -26,7 +26,7 @@ impl Scratch {
         let mut wire = |name, shape: &[u64], dtype| b.tensor(name, shape, dtype, TensorKind::CommBuffer, 2);
         let bundle = [
             wire("q_ring", &q, sh.dtype),
-            wire("do_ring", &q, sh.dtype),
+            wire("do_ring", &ring.o_shape(), sh.dtype),
             wire("lse_ring", &lse, sh.acc),
             wire("delta_ring", &lse, sh.acc),
         ];

@@ -21,8 +21,8 @@ impl Scratch {
         let (sh, at_end) = (&ring.shape, ring.options.merge == RingMerge::AtEnd);
         let slots = if at_end { ring.ranks } else { 1 };
         Scratch {
-            o_acc: b.tensor("o_acc", &ring.q_shape(), sh.acc, TensorKind::Workspace, 1),
-            o_block: b.tensor("o_block", &ring.q_shape(), sh.dtype, TensorKind::Workspace, slots),
+            o_acc: b.tensor("o_acc", &ring.o_shape(), sh.acc, TensorKind::Workspace, 1),
+            o_block: b.tensor("o_block", &ring.o_shape(), sh.dtype, TensorKind::Workspace, slots),
             lse_block: b.tensor("lse_block", &ring.lse_shape(), sh.acc, TensorKind::Workspace, slots),
         }
     }
@@ -61,7 +61,7 @@ impl Scratch {
 
     /// The running output, or all that were kept, to the output.
     pub fn finish(&self, ring: &Ring, b: &mut Builder, io: Saved) {
-        let [rows, row] = ring.q_shape();
+        let [rows, row] = ring.o_shape();
         if ring.options.merge != RingMerge::AtEnd {
             b.compute("o_cast", Kernel::Cast { elems: rows * row }, &[self.o_acc], &[io.o]);
             return;

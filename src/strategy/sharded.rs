@@ -4,6 +4,7 @@
 //! forward   gather layer i+1   | layer i
 //! backward  gather layer i-1   | layer i, its gradient scattered behind it | the sum of layer i+1 added
 //! ```
+//! Models with two kinds of layers have experts, which have no such plans.
 
 use super::step::Step;
 use crate::plan::*;
@@ -14,9 +15,9 @@ impl Step<'_> {
         if self.dp.accumulates() {
             self.b.open("zero_share");
             let share = self.b.formal("g_share");
-            self.dp.clear_share(&mut self.b, "fill", &self.layers, share);
+            self.dp.clear_share(&mut self.b, "fill", &self.kinds[0].flat, share);
             let fill = self.b.close();
-            let share = self.dp.share_of(&self.layers);
+            let share = self.dp.share_of(&self.kinds[0].flat);
             self.b.call("zero_grad", fill, layers, &[each(share, 0, 1, layers)]);
             for (label, w) in [("embed", self.embed), ("head", self.head)] {
                 let share = self.dp.share_of(&w);
@@ -68,24 +69,24 @@ impl Step<'_> {
     fn next_fwd_block(&mut self, name: &str) -> BlockId {
         self.b.open(&format!("layer_fwd_next.{name}"));
         let [w, x, x_out] = ["w", "x", "x_out"].map(|name| self.b.formal(name));
-        let keep = self.saved.formals(&mut self.b).bufs();
+        let keep = self.kinds[0].saved.formals(&mut self.b).bufs();
         let [share, next] = ["next_share", "next_w"].map(|name| self.b.formal(name));
         self.dp.gather(&mut self.b, "gather_next", share, next);
         let args: Vec<Arg> = [w, x, x_out].into_iter().chain(keep).map(Arg::from).collect();
-        self.b.call("fwd", self.layer_fwd, 1, &args);
+        self.b.call("fwd", self.kinds[0].fwd, 1, &args);
         self.b.close()
     }
 
     fn gathered_forward(&mut self, block: BlockId) {
         let (l, whole) = (self.layer_count(), self.whole);
-        let (share, w, x) = (self.dp.stored(&self.layers), self.layers.weight, self.x);
+        let (share, w, x) = (self.dp.stored(&self.kinds[0].flat), self.kinds[0].flat.weight, self.x);
         let (top, ahead) = (l - 1, self.ahead());
         if ahead > 0 {
             self.dp.gather(&mut self.b, "gather.first", share, w);
         }
         if top > 0 {
             let mut args = vec![each(w, 0, 1, whole), each(x, 0, 1, l + 1), each(x, 1, 1, l + 1)];
-            args.extend(self.saved_each(0, 1));
+            args.extend(self.kinds[0].saved_each(0, 1));
             args.extend([each(share, ahead, 1, l), each(w, ahead, 1, whole)]);
             self.b.call("fwd", block, top, &args);
         }
@@ -98,8 +99,8 @@ impl Step<'_> {
         }
         let at = top as i32;
         let mut args = vec![each(w, at, 1, whole), each(x, at, 1, l + 1), each(x, at + 1, 1, l + 1)];
-        args.extend(self.saved_each(at, 1));
-        self.b.call("fwd_last", self.layer_fwd, 1, &args);
+        args.extend(self.kinds[0].saved_each(at, 1));
+        self.b.call("fwd_last", self.kinds[0].fwd, 1, &args);
     }
 
     /// A layer's backward pass: first the weights of the layer before it are asked for, last its gradient is
@@ -109,20 +110,20 @@ impl Step<'_> {
         let end = if gathers_next { "" } else { "_end" };
         self.b.open(&format!("layer_bwd_{kind}{end}.{name}"));
         let [w, g, x, dy, dx] = ["w", "g", "x", "dy", "dx"].map(|name| self.b.formal(name));
-        let keep = self.saved.formals(&mut self.b).bufs();
+        let keep = self.kinds[0].saved.formals(&mut self.b).bufs();
         let partial = self.b.formal("g_part");
         if self.dp.shares_weights() && gathers_next {
             let [share, next] = ["next_share", "next_w"].map(|name| self.b.formal(name));
             self.dp.gather(&mut self.b, "gather_next", share, next);
         }
-        self.dp.clear(&mut self.b, "clear", &self.layers, g);
+        self.dp.clear(&mut self.b, "clear", &self.kinds[0].flat, g);
         let args: Vec<Arg> = [w, g, x, dy, dx].into_iter().chain(keep).map(Arg::from).collect();
-        self.b.call("bwd", self.layer_bwd, 1, &args);
-        self.layer.sum_shared(&mut self.b, g);
+        self.b.call("bwd", self.kinds[0].bwd, 1, &args);
+        self.kinds[0].layer.sum_shared(&mut self.b, g);
         self.dp.sync(&mut self.b, "grad_sum", g, partial);
         if self.dp.accumulates() && !first {
             let [behind, share] = ["behind_part", "behind_share"].map(|name| self.b.formal(name));
-            self.dp.add(&mut self.b, "add_behind", &self.layers, behind, share);
+            self.dp.add(&mut self.b, "add_behind", &self.kinds[0].flat, behind, share);
         }
         self.b.close()
     }
@@ -131,7 +132,7 @@ impl Step<'_> {
     fn sharded_backward(&mut self, first: BlockId, next: BlockId, end: BlockId) {
         let l = self.layer_count();
         let gathers = self.dp.shares_weights();
-        let (share, w) = (self.dp.stored(&self.layers), self.layers.weight);
+        let (share, w) = (self.dp.stored(&self.kinds[0].flat), self.kinds[0].flat.weight);
         if gathers && self.ahead() > 0 {
             let top = l - 1;
             self.dp.gather(&mut self.b, "gather.top", share.slot(top), w.slot(top % self.whole));
@@ -153,21 +154,21 @@ impl Step<'_> {
         let (l, whole) = (self.layer_count(), self.whole);
         let (at, turn) = ((l - 1 - from) as i32, from as i32);
         let (w, share, partial) =
-            (self.layers.weight, self.dp.share_of(&self.layers), self.dp.partial_of(&self.layers));
+            (self.kinds[0].flat.weight, self.dp.share_of(&self.kinds[0].flat), self.dp.partial_of(&self.kinds[0].flat));
         let (one, ahead) = (self.dp.accumulates(), self.ahead());
         let part = |at: i32| if one { each(partial, at, -1, l.min(2)) } else { each(partial, at, -1, l) };
         let weight = |at: i32| if self.dp.shares_weights() { each(w, at, -1, whole) } else { each(w, at, -1, l) };
         let mut args = vec![
             weight(at),
-            each(self.layers.grad, at, -1, whole),
+            each(self.kinds[0].flat.grad, at, -1, whole),
             each(self.x, at, -1, l + 1),
             each(self.dx, turn, 1, 2),
             each(self.dx, turn + 1, 1, 2),
         ];
-        args.extend(self.saved_each(at, -1));
+        args.extend(self.kinds[0].saved_each(at, -1));
         args.push(part(at));
         if self.dp.shares_weights() && gathers_next {
-            args.extend([each(self.dp.stored(&self.layers), at - ahead, -1, l), weight(at - ahead)]);
+            args.extend([each(self.dp.stored(&self.kinds[0].flat), at - ahead, -1, l), weight(at - ahead)]);
         }
         if self.dp.accumulates() && !first {
             args.extend([part(at + 1), each(share, at + 1, -1, l)]);
@@ -180,7 +181,7 @@ impl Step<'_> {
         if !self.dp.accumulates() {
             return;
         }
-        for (label, w) in [("add.head", self.head), ("add.layer", self.layers), ("add.embed", self.embed)] {
+        for (label, w) in [("add.head", self.head), ("add.layer", self.kinds[0].flat), ("add.embed", self.embed)] {
             let (partial, share) = (self.dp.partial_of(&w), self.dp.share_of(&w));
             self.dp.add(&mut self.b, label, &w, partial, share);
         }

@@ -4,13 +4,18 @@
 //! The gradient of a layer is summed over the data-parallel ranks behind its last microbatch. An embedding
 //! that serves as output matrix too is on the first and the last stage, which add up its gradients.
 
+use super::kind::Kind;
 use super::pipeline::{Act, Flow, Pipeline, Unit};
 use super::step::Step;
+use super::transformer::Flats;
 use crate::plan::*;
-use crate::spec::Recompute;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-/// What a chunk of so many layers calls.
+/// How many layers of each kind a chunk has.
+type Counts = Vec<u32>;
+
+/// What a chunk calls.
 #[derive(Clone, Copy)]
 struct Chunk {
     forward: BlockId,
@@ -23,8 +28,7 @@ struct Chunk {
 pub struct Staged<'s, 'a> {
     step: &'s mut Step<'a>,
     flows: Vec<Flow>,
-    chunks: BTreeMap<u32, Chunk>,
-    fill: BlockId,
+    chunks: BTreeMap<Counts, Chunk>,
     embed: [BlockId; 2],
     head: BlockId,
     /// Inputs of chunks, and those of the other layers of a chunk, by microbatch in flight.
@@ -39,17 +43,13 @@ pub struct Staged<'s, 'a> {
 }
 
 impl Pipeline {
-    /// Slots for what layers keep where nothing is computed again.
-    pub fn saved_slots(&self) -> u32 {
-        match self.stages {
-            1 => self.layers.iter().sum(),
-            _ => (0..self.stages).map(|s| self.flow(s).kept).max().unwrap_or(1) * self.longest(),
+    /// Slots for what the layers `of` keep where nothing is computed again.
+    pub fn saved_slots(&self, of: &Range<u32>) -> u32 {
+        if self.stages == 1 {
+            return of.len() as u32;
         }
-    }
-
-    /// Layers of the longest chunk.
-    fn longest(&self) -> u32 {
-        self.layers.iter().copied().max().unwrap_or(1)
+        let holds = |stage: &u32| self.held(*stage, of) > 0;
+        (0..self.stages).filter(holds).map(|s| self.flow(s).kept).max().unwrap_or(1) * self.longest(of)
     }
 }
 
@@ -57,8 +57,8 @@ impl<'s, 'a> Staged<'s, 'a> {
     pub fn new(step: &'s mut Step<'a>) -> Staged<'s, 'a> {
         let flows: Vec<Flow> = (0..step.pipe.stages).map(|s| step.pipe.flow(s)).collect();
         let most = |of: fn(&Flow) -> u32| flows.iter().map(of).max().unwrap_or(1);
-        let shape = [step.layer.residual_rows(), step.model.hidden];
-        let (dtype, longest) = (step.work.dtype, step.pipe.longest());
+        let shape = [step.layer().residual_rows(), step.model.hidden];
+        let (dtype, longest) = (step.work.dtype, step.pipe.longest(&(0..step.layer_count())));
         let inner_slots = (most(|f| f.kept) * (longest - 1)).max(1);
         let mut tensor = |name, kind, slots| step.b.tensor(name, &shape, dtype, kind, slots);
         let input = tensor("x_in", TensorKind::Activation, most(|f| f.inputs));
@@ -68,22 +68,33 @@ impl<'s, 'a> Staged<'s, 'a> {
         let dx = tensor("dx", TensorKind::Workspace, 2 * most(|f| f.gradients));
         step.x = hidden;
         step.dx = dx;
-        step.layer_fwd = step.layer_fwd_block();
-        step.layer_bwd = step.layer_bwd_block();
-        step.layer_bwd_last = step.layer_bwd_last_block();
-        let fill = step.fill_block();
+        step.write_kinds();
+        step.write_fills();
         let embed = [embed_block(step, true), embed_block(step, false)];
         let head = head_block(step);
         let mut staged =
-            Staged { step, flows, chunks: BTreeMap::new(), fill, embed, head, input, inner, output, dx, longest };
-        for layers in staged.step.pipe.layers.clone() {
-            if !staged.chunks.contains_key(&layers) {
-                let (forward, backward) = (staged.chunk_fwd(layers), staged.chunk_bwd(layers, false));
-                let chunk = Chunk { forward, backward, last: staged.chunk_bwd(layers, true) };
-                staged.chunks.insert(layers, chunk);
+            Staged { step, flows, chunks: BTreeMap::new(), embed, head, input, inner, output, dx, longest };
+        let (stages, chunks) = (staged.step.pipe.stages, staged.step.pipe.chunks);
+        for (chunk, stage) in (0..chunks).flat_map(|chunk| (0..stages).map(move |stage| (chunk, stage))) {
+            let counts = staged.counts(stage, chunk);
+            if !staged.chunks.contains_key(&counts) {
+                let (forward, backward) = (staged.chunk_fwd(&counts), staged.chunk_bwd(&counts, false));
+                let chunk = Chunk { forward, backward, last: staged.chunk_bwd(&counts, true) };
+                staged.chunks.insert(counts, chunk);
             }
         }
         staged
+    }
+
+    fn counts(&self, stage: u32, chunk: u32) -> Counts {
+        self.step.kinds.iter().map(|kind| self.step.pipe.count(stage, chunk, &kind.layers)).collect()
+    }
+
+    /// What `of` names of each kind that a chunk has layers of, from the first of them on, as arguments.
+    fn args(&self, stage: u32, chunk: u32, of: impl Fn(&Kind) -> Flats) -> Vec<Arg> {
+        let pipe = &self.step.pipe;
+        let kinds = self.step.kinds.iter().filter(|kind| pipe.count(stage, chunk, &kind.layers) > 0);
+        kinds.flat_map(|kind| of(kind).slot(pipe.offset(stage, chunk, &kind.layers)).args(Arg::from)).collect()
     }
 
     pub fn programs(mut self) -> Vec<Program> {
@@ -92,10 +103,11 @@ impl<'s, 'a> Staged<'s, 'a> {
 
     fn stage(&mut self, stage: u32) -> Program {
         let pipe = &self.step.pipe;
-        let (layers, first, last) = (pipe.held(stage), stage == 0, stage + 1 == pipe.stages);
+        let (first, last) = (stage == 0, stage + 1 == pipe.stages);
+        let layers: Counts = self.step.kinds.iter().map(|kind| pipe.held(stage, &kind.layers)).collect();
         let tied = self.step.model.tie_embeddings;
         let embed = first || (last && tied);
-        self.step.zero_grad(self.fill, layers, embed, last);
+        self.step.zero_grad(&layers, embed, last);
         for act in self.flows[stage as usize].acts.clone() {
             match act {
                 Act::Receive { unit, slot } => self.receive(stage, unit, slot),
@@ -113,7 +125,7 @@ impl<'s, 'a> Staged<'s, 'a> {
             let (loss, acc) = (self.step.loss, self.step.acc);
             self.step.dp.sum_scalar(&mut self.step.b, "loss_sum", loss, acc);
         }
-        self.step.optimizer(layers, embed, last);
+        self.step.optimizer(&layers, embed, last);
         Program { name: format!("stage.{stage}"), ops: self.step.b.finish() }
     }
 
@@ -168,11 +180,11 @@ impl<'s, 'a> Staged<'s, 'a> {
             let tokens = self.step.tokens.slot(unit.microbatch);
             self.step.b.call(&format!("embed.{name}"), self.embed[0], 1, &[tokens.into(), input.into()]);
         }
-        let (at, layers) = (self.step.pipe.offset(stage, unit.chunk), self.step.pipe.layers_of(stage, unit.chunk));
-        let mut args = self.step.weights().slot(at).args(Arg::from);
+        let counts = self.counts(stage, unit.chunk);
+        let mut args = self.args(stage, unit.chunk, Kind::weights);
         args.extend([input, self.inner_of(kept), out].map(Arg::from));
-        args.extend(self.saved_of(kept));
-        self.step.b.call(&format!("fwd.{name}"), self.chunks[&layers].forward, 1, &args);
+        args.extend(self.saved_of(&counts, kept));
+        self.step.b.call(&format!("fwd.{name}"), self.chunks[&counts].forward, 1, &args);
         if !last {
             self.send(stage, unit, out);
         }
@@ -190,14 +202,14 @@ impl<'s, 'a> Staged<'s, 'a> {
                 self.step.sync_head();
             }
         }
-        let (at, layers) = (self.step.pipe.offset(stage, unit.chunk), self.step.pipe.layers_of(stage, unit.chunk));
-        let mut args = self.step.weights().slot(at).args(Arg::from);
-        args.extend(self.step.gradients().slot(at).args(Arg::from));
+        let counts = self.counts(stage, unit.chunk);
+        let mut args = self.args(stage, unit.chunk, Kind::weights);
+        args.extend(self.args(stage, unit.chunk, Kind::gradients));
         args.extend([self.input.slot(input), self.inner_of(kept), dx].map(Arg::from));
-        args.extend(self.saved_of(kept));
-        let chunk = self.chunks[&layers];
+        args.extend(self.saved_of(&counts, kept));
+        let (chunk, layers) = (self.chunks[&counts], counts.iter().sum::<u32>());
         if ends {
-            args.extend(self.step.shares().slot(at).args(Arg::from));
+            args.extend(self.args(stage, unit.chunk, |kind| self.step.shares(kind)));
         }
         let block = if ends { chunk.last } else { chunk.backward };
         self.step.b.call(&format!("bwd.{name}"), block, 1, &args);
@@ -214,68 +226,110 @@ impl<'s, 'a> Staged<'s, 'a> {
         self.inner.slot(kept * (self.longest - 1))
     }
 
-    fn keeps(&self) -> bool {
-        self.step.par.recompute != Recompute::Full
-    }
-
-    fn saved_of(&self, kept: u32) -> Vec<Arg> {
-        let slot = if self.keeps() { kept * self.longest } else { 0 };
-        self.step.saved.bufs().into_iter().map(|buf| buf.slot(slot).into()).collect()
+    /// What the layers of a chunk keep, kind by kind, of a microbatch in flight.
+    fn saved_of(&self, counts: &Counts, kept: u32) -> Vec<Arg> {
+        let of = |kind: &Kind| {
+            let slot = if kind.keeps { kept * self.step.pipe.longest(&kind.layers) } else { 0 };
+            kind.saved.bufs().into_iter().map(move |buf| buf.slot(slot).into()).collect::<Vec<Arg>>()
+        };
+        let kinds = self.step.kinds.iter().zip(counts).filter(|(_, count)| **count > 0);
+        kinds.flat_map(|(kind, _)| of(kind)).collect()
     }
 
     /// The layers of a chunk: the first reads the chunk's input, the last writes its output.
-    fn chunk_fwd(&mut self, l: u32) -> BlockId {
-        let keeps = self.keeps();
-        let step = &mut *self.step;
-        step.b.open(&format!("fwd_{l}"));
-        let w = step.weights().formals(&mut step.b, "w");
-        let [x_in, x, x_out] = ["x_in", "x", "x_out"].map(|name| step.b.formal(name));
-        let saved = step.saved.formals(&mut step.b).bufs();
-        let mut call = |label: &str, repeat, args: [Arg; 2], keep: &dyn Fn(Buf) -> Arg| {
-            let mut args: Vec<Arg> = w.args(keep).into_iter().chain(args).collect();
-            args.extend(saved.iter().map(|&buf| if keeps { keep(buf) } else { buf.into() }));
-            step.b.call(label, step.layer_fwd, repeat, &args);
-        };
-        match l {
-            1 => call("layer", 1, [x_in, x_out].map(Arg::from), &Arg::from),
-            _ => {
-                call("first", 1, [x_in, x].map(Arg::from), &Arg::from);
-                if l > 2 {
-                    let walks = [each(x, 0, 1, l - 1), each(x, 1, 1, l - 1)];
-                    call("layers", l - 2, walks, &|buf| each(buf, 1, 1, l));
-                }
-                let last = [x.slot(l - 2), x_out].map(Arg::from);
-                call("last", 1, last, &|buf| buf.slot(l - 1).into());
+    fn chunk_fwd(&mut self, counts: &Counts) -> BlockId {
+        let Step { b, kinds, .. } = &mut *self.step;
+        b.open(&format!("fwd_{}", name_of(counts)));
+        let here: Vec<Here> = Here::of(kinds, counts);
+        let w: Vec<Flats> = here.iter().map(|h| h.kind.weights().formals(b, "w")).collect();
+        let [x_in, x, x_out] = ["x_in", "x", "x_out"].map(|name| b.formal(name));
+        let saved: Vec<Vec<Buf>> = here.iter().map(|h| h.kind.saved.formals(b).bufs()).collect();
+        let l: u32 = counts.iter().sum();
+        for (i, h) in here.iter().enumerate() {
+            let mut call = |label: &str, from: u32, repeat: u32, xs: [Arg; 2]| {
+                let n = h.count;
+                let keep = |buf: Buf| if repeat == 1 { buf.slot(from).into() } else { each(buf, from as i32, 1, n) };
+                let mut args: Vec<Arg> = w[i].args(keep).into_iter().chain(xs).collect();
+                args.extend(saved[i].iter().map(|&buf| if h.kind.keeps { keep(buf) } else { buf.into() }));
+                b.call(&format!("{}{label}", h.kind.prefix), h.kind.fwd, repeat, &args);
+            };
+            // Layer j of the chunk reads x.slot(j - 1) and writes x.slot(j), but for the two ends.
+            let (mut from, mut to) = (h.first, h.first + h.count);
+            if from == 0 {
+                let out = if l == 1 { x_out } else { x };
+                call(if l == 1 { "layer" } else { "first" }, 0, 1, [x_in, out].map(Arg::from));
+                from += 1;
+            }
+            let ends = to == l && to > from;
+            to -= u32::from(ends);
+            if to > from {
+                let at = from as i32;
+                call("layers", from - h.first, to - from, [each(x, at - 1, 1, l - 1), each(x, at, 1, l - 1)]);
+            }
+            if ends {
+                call("last", l - 1 - h.first, 1, [x.slot(l - 2), x_out].map(Arg::from));
             }
         }
-        step.b.close()
+        b.close()
     }
 
-    fn chunk_bwd(&mut self, l: u32, sums: bool) -> BlockId {
-        let keeps = self.keeps();
-        let step = &mut *self.step;
-        step.b.open(&format!("bwd_{l}{}", if sums { "_last" } else { "" }));
-        let (w, g) = step.formal_weights();
-        let [x_in, x, dx] = ["x_in", "x", "dx"].map(|name| step.b.formal(name));
-        let saved = step.saved.formals(&mut step.b).bufs();
-        let share = sums.then(|| step.shares().formals(&mut step.b, "g_share"));
-        let block = if sums { step.layer_bwd_last } else { step.layer_bwd };
-        let mut call = |label: &str, repeat, args: [Arg; 3], keep: &dyn Fn(Buf) -> Arg| {
-            let mut args: Vec<Arg> = w.args(keep).into_iter().chain(g.args(keep)).chain(args).collect();
-            args.extend(saved.iter().map(|&buf| if keeps { keep(buf) } else { buf.into() }));
-            args.extend(share.into_iter().flat_map(|share| share.args(keep)));
-            step.b.call(label, block, repeat, &args);
-        };
-        let top = l as i32 - 1;
-        if l > 1 {
-            let down = |buf| each(buf, top, -1, l);
-            let walks = [each(x, top - 1, -1, l - 1), each(dx, 0, 1, 2), each(dx, 1, 1, 2)];
-            call("layers", l - 1, walks, &down);
+    fn chunk_bwd(&mut self, counts: &Counts, sums: bool) -> BlockId {
+        let Step { b, kinds, dp, edp, .. } = &mut *self.step;
+        b.open(&format!("bwd_{}{}", name_of(counts), if sums { "_last" } else { "" }));
+        let here: Vec<Here> = Here::of(kinds, counts);
+        let w: Vec<Flats> = here.iter().map(|h| h.kind.weights().formals(b, "w")).collect();
+        let g: Vec<Flats> = here.iter().map(|h| h.kind.gradients().formals(b, "g")).collect();
+        let [x_in, x, dx] = ["x_in", "x", "dx"].map(|name| b.formal(name));
+        let saved: Vec<Vec<Buf>> = here.iter().map(|h| h.kind.saved.formals(b).bufs()).collect();
+        let share = |h: &Here, b: &mut Builder| sums.then(|| h.kind.shares([dp, edp]).formals(b, "g_share"));
+        let shares: Vec<Option<Flats>> = here.iter().map(|h| share(h, b)).collect();
+        let l: u32 = counts.iter().sum();
+        for (i, h) in here.iter().enumerate().rev() {
+            let block = if sums { h.kind.bwd_last } else { h.kind.bwd };
+            let mut call = |label: &str, top: u32, repeat: u32, xs: [Arg; 3]| {
+                let n = h.count;
+                let keep = |buf: Buf| if top == 0 { Arg::from(buf) } else { each(buf, top as i32, -1, n) };
+                let mut args: Vec<Arg> = w[i].args(keep).into_iter().chain(g[i].args(keep)).chain(xs).collect();
+                args.extend(saved[i].iter().map(|&buf| if h.kind.keeps { keep(buf) } else { buf.into() }));
+                args.extend(shares[i].into_iter().flat_map(|share| share.args(keep)));
+                b.call(&format!("{}{label}", h.kind.prefix), block, repeat, &args);
+            };
+            // The first layer of the chunk has its input elsewhere than the others.
+            let (from, to) = (h.first.max(1), h.first + h.count);
+            if to > from {
+                let turn = ((l - to) % 2) as i32;
+                let walks = [each(x, to as i32 - 2, -1, l - 1), each(dx, turn, 1, 2), each(dx, turn + 1, 1, 2)];
+                call("layers", h.count - 1, to - from, walks);
+            }
+            if h.first == 0 {
+                call("first", 0, 1, [x_in, dx.slot((l - 1) % 2), dx.slot(l % 2)].map(Arg::from));
+            }
         }
-        let first = [x_in, dx.slot((l - 1) % 2), dx.slot(l % 2)].map(Arg::from);
-        call("first", 1, first, &Arg::from);
-        step.b.close()
+        b.close()
     }
+}
+
+/// The layers of one kind in a chunk: how many, and where they begin.
+struct Here<'k> {
+    kind: &'k Kind,
+    count: u32,
+    first: u32,
+}
+
+impl<'k> Here<'k> {
+    /// Of every kind that a chunk has layers of.
+    fn of(kinds: &'k [Kind], counts: &Counts) -> Vec<Here<'k>> {
+        let mut first = 0;
+        let here = kinds.iter().zip(counts).map(|(kind, &count)| {
+            first += count;
+            Here { kind, count, first: first - count }
+        });
+        here.filter(|h| h.count > 0).collect()
+    }
+}
+
+fn name_of(counts: &Counts) -> String {
+    counts.iter().map(u32::to_string).collect::<Vec<_>>().join("_")
 }
 
 fn embed_block(step: &mut Step, forward: bool) -> BlockId {

@@ -12,9 +12,10 @@ use super::embedding::Embedding;
 use super::expert;
 use super::feasible;
 use super::head::{Head, HeadWeights};
+use super::kind::{Kind, kinds_of};
 use super::pipeline::Pipeline;
 use super::stages::Staged;
-use super::transformer::{Flats, Layer, Saved, Scratch};
+use super::transformer::{Flats, Layer};
 use super::weights::Weight;
 use crate::error::Result;
 use crate::plan::program::VERSION;
@@ -104,17 +105,14 @@ pub(super) struct Step<'a> {
     pub(super) par: &'a Parallelism,
     pub(super) b: Builder,
     pub(super) mesh: Mesh,
-    pub(super) layer: Layer,
+    /// In the order of their layers.
+    pub(super) kinds: Vec<Kind>,
     pub(super) embedding: Embedding,
     pub(super) end: Head,
-    pub(super) scratch: Scratch,
-    pub(super) saved: Saved,
     pub(super) dp: DataParallel,
     /// Of experts.
     pub(super) edp: DataParallel,
     pub(super) acc: Dtype,
-    pub(super) layers: FlatWeights,
-    pub(super) experts: Option<FlatWeights>,
     routes: Vec<Route>,
     pub(super) embed: FlatWeights,
     /// The final norm, then the output matrix unless it is tied to the embedding.
@@ -129,9 +127,6 @@ pub(super) struct Step<'a> {
     /// One stage where there is no pipeline.
     pub(super) pipe: Pipeline,
     pub(super) microbatches: u32,
-    pub(super) layer_fwd: BlockId,
-    pub(super) layer_bwd: BlockId,
-    pub(super) layer_bwd_last: BlockId,
     /// With ZeRO 2 and 3: slots for what is whole only for a while.
     pub(super) whole: u32,
     pub(super) microbatch: BlockId,
@@ -161,7 +156,10 @@ impl<'a> Step<'a> {
         route: Option<Route>,
     ) -> Result<Step<'a>> {
         let mesh = mesh(par);
-        let layer = Layer::new(model, work, par, engines, route.as_ref());
+        let kinds = kinds_of(model);
+        let layers: Vec<Layer> =
+            kinds.iter().map(|(_, model, _)| Layer::new(model, work, par, engines, route.as_ref())).collect();
+        let layer = layers.last().expect("a model has layers");
         let acc = layer.core.shape().acc;
         // Tensor-parallel ranks and stages hold different weights.
         let ranks = u64::from(par.ranks() / (par.tp * par.pp));
@@ -186,16 +184,18 @@ impl<'a> Step<'a> {
         };
         let (n, rows, h, l) = (layer.tokens(), layer.residual_rows(), model.hidden, model.layers as u32);
 
-        let embedding = Embedding::new(&mut b, model, &layer);
-        let end = Head::new(&mut b, model, &layer, work.global_batch * work.seq_len);
+        let embedding = Embedding::new(&mut b, model, layer);
+        let end = Head::new(&mut b, model, layer, work.global_batch * work.seq_len);
         let pipe =
             Pipeline { stages: par.pp, chunks: par.vp, microbatches, layers: feasible::layers_of_stages(model, par)? };
-        let held = (0..pipe.stages).map(|stage| pipe.held(stage)).max().unwrap_or(l);
         // One in use, one on its way.
         let whole = if par.options.no_prefetch { 1 } else { 2 };
-        let layers = dp.weights(&mut b, "layers", layer.elems(), held, whole);
-        let expert_elems = layer.experts.as_ref().map(|e| e.elems());
-        let experts = expert_elems.map(|elems| edp.weights(&mut b, "experts", elems, held, whole));
+        let weights: Vec<_> = (kinds.iter().zip(&layers))
+            .map(|((prefix, _, of), layer)| {
+                let held = (0..pipe.stages).map(|stage| pipe.held(stage, of)).max().unwrap_or(l);
+                Kind::weights_of(&mut b, prefix, layer, [&dp, &edp], held, whole)
+            })
+            .collect();
         let embed = dp.weights(&mut b, "embed", embedding.elems(), 1, 1);
         let head = dp.weights(&mut b, "head", end.elems(), 1, 1);
         let mut act = |name, shape: &[u64], dtype, slots| b.tensor(name, shape, dtype, TensorKind::Activation, slots);
@@ -206,27 +206,27 @@ impl<'a> Step<'a> {
         let x = if staged { tokens } else { act("x", &[rows, h], work.dtype, l + 1) };
         let loss = b.tensor("loss", &[1], acc, TensorKind::Grad, 1);
         let dx = if staged { tokens } else { b.tensor("dx", &[rows, h], work.dtype, TensorKind::Workspace, 2) };
-        let saved = match par.recompute {
-            Recompute::Full => layer.saved(&mut b, TensorKind::Workspace, 1),
-            _ => layer.saved(&mut b, TensorKind::Activation, pipe.saved_slots()),
-        };
-        let scratch = layer.scratch(&mut b);
+        let kinds = (kinds.into_iter().zip(layers).zip(weights))
+            .map(|(((prefix, _, layers), layer), (flat, experts))| {
+                let slots = pipe.saved_slots(&layers);
+                let (saved, scratch) = Kind::buffers_of(&mut b, &layer, par.recompute, slots);
+                let keeps = par.recompute != Recompute::Full;
+                let [fwd, bwd, bwd_last, fill] = [0; 4];
+                Kind { prefix, layers, layer, flat, experts, saved, keeps, scratch, fwd, bwd, bwd_last, fill }
+            })
+            .collect();
         Ok(Step {
             model,
             work,
             par,
             b,
             mesh,
-            layer,
+            kinds,
             embedding,
             end,
-            scratch,
-            saved,
             dp,
             edp,
             acc,
-            layers,
-            experts,
             routes: route.into_iter().collect(),
             embed,
             head,
@@ -237,9 +237,6 @@ impl<'a> Step<'a> {
             dx,
             pipe,
             microbatches,
-            layer_fwd: 0,
-            layer_bwd: 0,
-            layer_bwd_last: 0,
             whole,
             microbatch: 0,
             last_microbatch: 0,
@@ -250,75 +247,29 @@ impl<'a> Step<'a> {
         self.model.layers as u32
     }
 
+    /// What all kinds of layers have alike.
+    pub(super) fn layer(&self) -> &Layer {
+        &self.kinds.last().expect("a model has layers").layer
+    }
+
     fn blocks(&mut self) {
-        self.layer_fwd = self.layer_fwd_block();
-        self.layer_bwd = self.layer_bwd_block();
-        self.layer_bwd_last = self.layer_bwd_last_block();
+        self.write_kinds();
         if self.microbatches > 1 {
             self.microbatch = self.microbatch_block("microbatch", false);
         }
         self.last_microbatch = self.microbatch_block("last_microbatch", true);
     }
 
-    pub(super) fn layer_fwd_block(&mut self) -> BlockId {
-        self.b.open("layer_fwd");
-        let w = self.weights().formals(&mut self.b, "w");
-        let [x, x_out] = ["x", "x_out"].map(|name| self.b.formal(name));
-        let keep = self.saved.formals(&mut self.b);
-        self.layer.forward(&mut self.b, &self.scratch, w, x, x_out, &keep);
-        self.b.close()
-    }
-
-    pub(super) fn layer_bwd_block(&mut self) -> BlockId {
-        self.b.open("layer_bwd");
-        let (w, g) = self.formal_weights();
-        let [x, dy, dx] = ["x", "dy", "dx"].map(|name| self.b.formal(name));
-        let keep = self.saved.formals(&mut self.b);
-        if self.par.recompute == Recompute::Full {
-            // The output is not needed again; it goes where the next layer's gradient will be written.
-            let mut args: Vec<Arg> = w.bufs().chain([x, dx]).map(Arg::from).collect();
-            args.extend(keep.bufs().into_iter().map(Arg::from));
-            self.b.call("again", self.layer_fwd, 1, &args);
+    /// The blocks of a layer of each kind.
+    pub(super) fn write_kinds(&mut self) {
+        for kind in &mut self.kinds {
+            kind.write(&mut self.b, [&self.dp, &self.edp], self.par.recompute);
         }
-        self.layer.backward(&mut self.b, &self.scratch, [w, g], x, &keep, dy, dx);
-        self.b.close()
     }
 
-    /// A layer's backward pass and, behind it, the sum of its gradient over the ranks.
-    pub(super) fn layer_bwd_last_block(&mut self) -> BlockId {
-        self.b.open("layer_bwd_last");
-        let (w, g) = self.formal_weights();
-        let [x, dy, dx] = ["x", "dy", "dx"].map(|name| self.b.formal(name));
-        let keep = self.saved.formals(&mut self.b);
-        let share = self.shares().formals(&mut self.b, "g_share");
-        let mut args: Vec<Arg> = w.bufs().chain(g.bufs()).chain([x, dy, dx]).map(Arg::from).collect();
-        args.extend(keep.bufs().into_iter().map(Arg::from));
-        self.b.call("bwd", self.layer_bwd, 1, &args);
-        self.layer.sum_shared(&mut self.b, g.dense);
-        self.dp.sync(&mut self.b, "grad_sum", g.dense, share.dense);
-        if let (Some(g), Some(share)) = (g.experts, share.experts) {
-            self.edp.sync(&mut self.b, "expert_grad_sum", g, share);
-        }
-        self.b.close()
-    }
-
-    pub(super) fn weights(&self) -> Flats {
-        Flats { dense: self.layers.weight, experts: self.experts.map(|e| e.weight) }
-    }
-
-    pub(super) fn gradients(&self) -> Flats {
-        Flats { dense: self.layers.grad, experts: self.experts.map(|e| e.grad) }
-    }
-
-    /// Where a rank's shares of summed gradients land.
-    pub(super) fn shares(&self) -> Flats {
-        Flats { dense: self.dp.share_of(&self.layers), experts: self.experts.map(|e| self.edp.share_of(&e)) }
-    }
-
-    /// Weights and gradients of a layer as formals, in this order.
-    pub(super) fn formal_weights(&mut self) -> (Flats, Flats) {
-        let (w, g) = (self.weights(), self.gradients());
-        (w.formals(&mut self.b, "w"), g.formals(&mut self.b, "g"))
+    /// Where a rank's shares of a kind's summed gradients land.
+    pub(super) fn shares(&self, kind: &Kind) -> Flats {
+        kind.shares([&self.dp, &self.edp])
     }
 
     pub(super) fn microbatch_block(&mut self, name: &str, last: bool) -> BlockId {
@@ -362,34 +313,17 @@ impl<'a> Step<'a> {
         self.dp.sync(&mut self.b, "grad_sum.head", self.head.grad, self.dp.share_of(&self.head));
     }
 
-    /// One slot a layer where activations are kept, the same one where they are computed again.
-    pub(super) fn saved_each(&self, first: i32, step: i32) -> Vec<Arg> {
-        let of = self.layer_count();
-        let kept = self.par.recompute != Recompute::Full;
-        let arg = |buf| if kept { each(buf, first, step, of) } else { Arg::from(buf) };
-        self.saved.bufs().into_iter().map(arg).collect()
-    }
-
     pub(super) fn call_forward(&mut self) {
         let l = self.layer_count();
-        let mut args = self.weights().args(|buf| each(buf, 0, 1, l));
-        args.extend([each(self.x, 0, 1, l + 1), each(self.x, 1, 1, l + 1)]);
-        args.extend(self.saved_each(0, 1));
-        self.b.call("fwd", self.layer_fwd, l, &args);
+        self.kinds.iter().for_each(|kind| kind.call_forward(&mut self.b, self.x, l));
     }
 
     fn call_backward(&mut self, last: bool) {
-        let (l, top) = (self.layer_count(), self.layer_count() as i32 - 1);
-        let down = |buf| each(buf, top, -1, l);
-        let mut args = self.weights().args(down);
-        args.extend(self.gradients().args(down));
-        args.extend([each(self.x, top, -1, l + 1), each(self.dx, 0, 1, 2), each(self.dx, 1, 1, 2)]);
-        args.extend(self.saved_each(top, -1));
-        if last {
-            args.extend(self.shares().args(down));
+        let l = self.layer_count();
+        for kind in self.kinds.iter().rev() {
+            let shares = last.then(|| kind.shares([&self.dp, &self.edp]));
+            kind.call_backward(&mut self.b, [self.x, self.dx], l, shares);
         }
-        let block = if last { self.layer_bwd_last } else { self.layer_bwd };
-        self.b.call("bwd", block, l, &args);
     }
 
     /// Final norm, logits, loss, and the gradient of the last layer's output in the first of the pair `dx`.
@@ -403,9 +337,10 @@ impl<'a> Step<'a> {
     }
 
     fn program(&mut self) {
-        let (l, m) = (self.layer_count(), self.microbatches);
-        let fill = self.fill_block();
-        self.zero_grad(fill, l, true, true);
+        let m = self.microbatches;
+        self.write_fills();
+        let counts: Vec<u32> = self.kinds.iter().map(Kind::count).collect();
+        self.zero_grad(&counts, true, true);
         if m > 1 {
             let args = [each(self.tokens, 0, 1, m), each(self.targets, 0, 1, m)];
             self.b.call("mb", self.microbatch, m - 1, &args);
@@ -413,27 +348,23 @@ impl<'a> Step<'a> {
         let last = [self.tokens.slot(m - 1).into(), self.targets.slot(m - 1).into()];
         self.b.call("last", self.last_microbatch, 1, &last);
         self.dp.sum_scalar(&mut self.b, "loss_sum", self.loss, self.acc);
-        self.optimizer(l, true, true);
+        self.optimizer(&counts, true, true);
     }
 
-    /// Sets the gradient of one layer to zero.
-    pub(super) fn fill_block(&mut self) -> BlockId {
-        self.b.open("zero_grad");
-        let g = self.gradients().formals(&mut self.b, "g");
-        self.b.compute("fill", Kernel::Fill { elems: self.layers.elems }, &[], &[g.dense]);
-        if let (Some(g), Some(experts)) = (g.experts, self.experts) {
-            self.b.compute("fill_experts", Kernel::Fill { elems: experts.elems }, &[], &[g]);
-        }
-        self.b.close()
+    /// The blocks that set the gradient of one layer to zero.
+    pub(super) fn write_fills(&mut self) {
+        self.kinds.iter_mut().for_each(|kind| kind.write_fill(&mut self.b));
     }
 
-    /// Gradients of a rank that has so many layers, and maybe the embedding and the head, begin at zero.
-    pub(super) fn zero_grad(&mut self, fill: BlockId, layers: u32, embed: bool, head: bool) {
+    /// Gradients of a rank that has so many layers of each kind, and maybe the embedding and the head, begin at zero.
+    pub(super) fn zero_grad(&mut self, counts: &[u32], embed: bool, head: bool) {
         if self.dp.shares_gradients() {
-            return self.zero_shares(layers);
+            return self.zero_shares(counts[0]);
         }
-        let args = self.gradients().args(|buf| each(buf, 0, 1, layers));
-        self.b.call("zero_grad", fill, layers, &args);
+        for (kind, &layers) in self.kinds.iter().zip(counts).filter(|(_, count)| **count > 0) {
+            let args = kind.gradients().args(|buf| each(buf, 0, 1, layers));
+            self.b.call(&format!("{}zero_grad", kind.prefix), kind.fill, layers, &args);
+        }
         for (label, w, has) in [("embed", self.embed, embed), ("head", self.head, head)] {
             if has {
                 self.b.compute(&format!("zero_grad.{label}"), Kernel::Fill { elems: w.elems }, &[], &[w.grad]);
@@ -444,17 +375,19 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Adam on the weights of a rank that has so many layers, and maybe the embedding and the head.
-    pub(super) fn optimizer(&mut self, layers: u32, embed: bool, head: bool) {
+    /// Adam on the weights of a rank that has so many layers of each kind, and maybe the embedding and the head.
+    pub(super) fn optimizer(&mut self, counts: &[u32], embed: bool, head: bool) {
         let adam = Adam::default();
         if head {
             self.dp.update(&mut self.b, "head", &self.head, 0, adam);
         }
-        for l in (0..layers).rev() {
-            let name = if self.b.keeps_names() { format!("layer.{l}") } else { String::new() };
-            self.dp.update(&mut self.b, &name, &self.layers, l, adam);
-            if let Some(experts) = &self.experts {
-                self.edp.update(&mut self.b, &format!("experts.{l}"), experts, l, adam);
+        for (kind, &layers) in self.kinds.iter().zip(counts).rev() {
+            for l in (0..layers).rev() {
+                let name = if self.b.keeps_names() { format!("{}layer.{l}", kind.prefix) } else { String::new() };
+                self.dp.update(&mut self.b, &name, &kind.flat, l, adam);
+                if let Some(experts) = &kind.experts {
+                    self.edp.update(&mut self.b, &format!("experts.{l}"), experts, l, adam);
+                }
             }
         }
         if embed {
@@ -480,11 +413,11 @@ impl<'a> Step<'a> {
         let embed = self.embedding.weights().iter().map(|w| param("", w, &self.embed, 0, ends));
         let mut all: Vec<Param> =
             embed.chain(self.end.weights().iter().map(|w| param("", w, &self.head, 0, &[last]))).collect();
-        for l in 0..self.layer_count() {
+        for (kind, l) in self.kinds.iter().flat_map(|kind| kind.layers.clone().map(move |l| (kind, l))) {
             let prefix = format!("model.layers.{l}.");
-            let (stage, slot) = self.pipe.home(l);
-            all.extend(self.layer.weights().iter().map(|w| param(&prefix, w, &self.layers, slot, &[stage])));
-            if let (Some(experts), Some(flat)) = (&self.layer.experts, &self.experts) {
+            let (stage, slot) = self.pipe.home(l, &kind.layers);
+            all.extend(kind.layer.weights().iter().map(|w| param(&prefix, w, &kind.flat, slot, &[stage])));
+            if let (Some(experts), Some(flat)) = (&kind.layer.experts, &kind.experts) {
                 all.extend(experts.weights().iter().map(|w| param(&prefix, w, flat, slot, &[stage])));
             }
         }
@@ -510,8 +443,10 @@ impl<'a> Step<'a> {
 
     fn finish(mut self, programs: Vec<Program>) -> (Plan, Option<Print>) {
         let params = if self.b.keeps_names() { self.params() } else { vec![] };
-        let mut masters = self.dp.masters(&[self.layers, self.embed, self.head]);
-        masters.extend(self.experts.iter().flat_map(|experts| self.edp.masters(&[*experts])));
+        let flats: Vec<FlatWeights> = self.kinds.iter().map(|kind| kind.flat).chain([self.embed, self.head]).collect();
+        let mut masters = self.dp.masters(&flats);
+        let experts = self.kinds.iter().filter_map(|kind| kind.experts);
+        masters.extend(experts.flat_map(|experts| self.edp.masters(&[experts])));
         let mut views = vec![self.mesh.clone()];
         if !self.routes.is_empty() {
             views.push(expert_mesh(self.par));
@@ -520,8 +455,8 @@ impl<'a> Step<'a> {
         let inputs = Inputs {
             tokens: self.tokens.tensor(),
             targets: self.targets.tensor(),
-            segs: self.layer.segs.clone(),
-            share: self.layer.tp.rows(),
+            segs: self.layer().segs.clone(),
+            share: self.layer().tp.rows(),
             batch: self.work.micro_batch,
             vocab: self.model.vocab,
             microbatches: self.microbatches,

@@ -36,6 +36,8 @@ pub struct Ulysses {
     /// Heads and KV heads with those of zeros, see [`padded`].
     pub padded: [u64; 2],
     pub head_dim: u64,
+    /// Elements of a head's value.
+    pub v_dim: u64,
     /// q, k and v travel in an all-to-all each.
     pub separate: bool,
     /// A KV head that several ranks need travels once and is gathered by them.
@@ -98,17 +100,22 @@ impl Ulysses {
         HeadPart { pad: (self.padded[0] > self.heads).then_some(pad), ..HeadPart::new(1, self.heads, self.head_dim) }
     }
 
+    /// Outputs, which are as wide as values.
+    fn o(&self) -> HeadPart {
+        HeadPart { head_dim: self.v_dim, ..self.q() }
+    }
+
     /// Whole KV heads, or their slices if copies gather them.
     fn kv(&self) -> HeadPart {
         let slices = if self.gathers() { self.copies() } else { 1 };
         let pad = HeadPad { group: 1, to_group: 1, to_heads: self.padded[1] * slices };
         let pad = (self.padded[1] > self.kv_heads).then_some(pad);
-        HeadPart { pad, ..HeadPart::new(2, self.kv_heads * slices, self.head_dim / slices) }
+        HeadPart { pad, ..HeadPart::kv(self.kv_heads * slices, self.head_dim / slices, self.v_dim / slices) }
     }
 
     /// The slices of one KV head.
     fn slices(&self) -> HeadPart {
-        HeadPart::new(2, self.copies(), self.head_dim / self.copies())
+        HeadPart::kv(self.copies(), self.head_dim / self.copies(), self.v_dim / self.copies())
     }
 
     /// Ranks that need the same KV head.
@@ -135,16 +142,16 @@ impl Ulysses {
                 self.parcel(b, "kv", Packing::ByLane, &[self.kv()], &["k", "v"]),
             ],
         };
-        let o = self.parcel(b, "o", Packing::Together, &[self.q()], &["o"]);
+        let o = self.parcel(b, "o", Packing::Together, &[self.o()], &["o"]);
         let copies = self.gathers().then(|| self.copies_scratch(b));
         let mut work = |name, shape: [u64; 2]| b.tensor(name, &shape, self.dtype, TensorKind::Workspace, 1);
         Scratch {
             qkv,
             o,
             copies,
-            do_full: work("do_full", [n * ranks, self.q().local_row(ranks)]),
+            do_full: work("do_full", [n * ranks, self.o().local_row(ranks)]),
             dq: work("dq_local", [n, self.heads * self.head_dim]),
-            dkv: work("dkv_local", [n, 2 * self.kv_heads * self.head_dim]),
+            dkv: work("dkv_local", [n, self.kv_heads * (self.head_dim + self.v_dim)]),
         }
     }
 
@@ -157,13 +164,19 @@ impl Ulysses {
         wires: &[&'static str],
     ) -> Parcel {
         let (ranks, n) = (u64::from(self.ranks), self.batch * self.seq);
-        // Lanes that travel apart are equally wide.
-        let row = parts.iter().map(|p| p.local_row(ranks)).sum::<u64>() / wires.len() as u64;
-        let mut end = |wire: &str, side| {
+        let all: u64 = parts.iter().map(|p| p.local_row(ranks)).sum();
+        let row = |wire: usize| match packing {
+            Packing::ByLane => parts[0].local_lane(ranks, wire as u64),
+            _ => all,
+        };
+        let mut end = |wire: &str, side, row: u64| {
             let name = format!("a2a_{wire}_{side}");
             b.tensor(&name, &[ranks, n * row], self.dtype, TensorKind::CommBuffer, 1)
         };
-        let wires = wires.iter().map(|&w| (w, Wire { send: end(w, "send"), recv: end(w, "recv") })).collect();
+        let mut both = |(i, wire): (usize, &&'static str)| {
+            (*wire, Wire { send: end(wire, "send", row(i)), recv: end(wire, "recv", row(i)) })
+        };
+        let wires = wires.iter().enumerate().map(&mut both).collect();
         Parcel { name, parts: parts.to_vec(), packing, wires }
     }
 

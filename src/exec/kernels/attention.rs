@@ -1,6 +1,6 @@
 //! Flash attention with log-sum-exp, and the merge of two such results.
 //!
-//! Shapes: q, o [b*sq, a*d]; kv [b*sk, (K: k*d | V: k*d)]; lse [b*sq, a]. Query head j reads KV head
+//! Shapes: q [b*sq, a*d]; kv [b*sk, (K: k*d | V: k*v)]; o [b*sq, a*v]; lse [b*sq, a]; v is d unless a block says otherwise. Query head j reads KV head
 //! j / (a/k).
 
 use super::Scalar;
@@ -21,6 +21,8 @@ pub struct Tiling {
     heads: usize,
     kv_heads: usize,
     pub head_dim: usize,
+    /// Elements of a value.
+    pub v_dim: usize,
     pub mask: Mask,
     pub scale: f64,
     q_len: usize,
@@ -36,6 +38,7 @@ impl Tiling {
             heads: block.heads as usize,
             kv_heads: block.kv_heads as usize,
             head_dim: block.head_dim as usize,
+            v_dim: block.v_dim() as usize,
             mask: block.mask.clone(),
             scale: 1.0 / (block.head_dim as f64).sqrt(),
             q_len: block.q.len(views) as usize,
@@ -60,31 +63,40 @@ pub struct Head<'t> {
 }
 
 impl Head<'_> {
-    /// Start, shape and stride of the rows of a query-like operand.
-    fn q_window(&self, run: Run) -> (usize, (usize, usize), usize) {
+    /// Start, shape and stride of the rows of an operand that has `dim` elements for every query head.
+    fn by_head(&self, run: Run, dim: usize) -> (usize, (usize, usize), usize) {
         let t = self.tiling;
-        let stride = t.heads * t.head_dim;
-        let at = (self.seq * t.q_len + run.row) * stride + self.head * t.head_dim;
-        (at, (run.len, t.head_dim), stride)
+        let stride = t.heads * dim;
+        ((self.seq * t.q_len + run.row) * stride + self.head * dim, (run.len, dim), stride)
     }
 
     /// The same of K, `lane` 0, or V, `lane` 1.
     fn kv_window(&self, run: Run, lane: usize) -> (usize, (usize, usize), usize) {
         let t = self.tiling;
-        let stride = 2 * t.kv_heads * t.head_dim;
-        let head = lane * t.kv_heads + self.head / (t.heads / t.kv_heads);
-        let at = (self.seq * t.kv_len + run.row) * stride + head * t.head_dim;
-        (at, (run.len, t.head_dim), stride)
+        let stride = t.kv_heads * (t.head_dim + t.v_dim);
+        let (first, dim) = [(0, t.head_dim), (t.kv_heads * t.head_dim, t.v_dim)][lane];
+        let head = self.head / (t.heads / t.kv_heads);
+        ((self.seq * t.kv_len + run.row) * stride + first + head * dim, (run.len, dim), stride)
     }
 
     pub fn q<'x, T>(&self, q: &'x [T], run: Run) -> ArrayView2<'x, T> {
-        let (at, shape, stride) = self.q_window(run);
+        let (at, shape, stride) = self.by_head(run, self.tiling.head_dim);
         window(q, at, shape, stride)
     }
 
     pub fn q_mut<'x, T>(&self, q: &'x mut [T], run: Run) -> ArrayViewMut2<'x, T> {
-        let (at, shape, stride) = self.q_window(run);
+        let (at, shape, stride) = self.by_head(run, self.tiling.head_dim);
         window_mut(q, at, shape, stride)
+    }
+
+    pub fn o<'x, T>(&self, o: &'x [T], run: Run) -> ArrayView2<'x, T> {
+        let (at, shape, stride) = self.by_head(run, self.tiling.v_dim);
+        window(o, at, shape, stride)
+    }
+
+    pub fn o_mut<'x, T>(&self, o: &'x mut [T], run: Run) -> ArrayViewMut2<'x, T> {
+        let (at, shape, stride) = self.by_head(run, self.tiling.v_dim);
+        window_mut(o, at, shape, stride)
     }
 
     pub fn k<'x, T>(&self, kv: &'x [T], run: Run) -> ArrayView2<'x, T> {
@@ -124,7 +136,7 @@ pub fn forward<T: Scalar>(
     onto: bool,
 ) {
     let tiling = Tiling::new(block, views, rank);
-    let mut online = Online::new(tiling.head_dim);
+    let mut online = Online::new(tiling.v_dim);
     for head in tiling.heads() {
         for &q_tile in &tiling.q {
             online.begin();
@@ -153,14 +165,14 @@ struct Online<T> {
     acc: Vec<T>,
     /// Scores, then probabilities, of the tile at hand.
     p: Vec<T>,
-    head_dim: usize,
+    v_dim: usize,
 }
 
 impl<T: Scalar> Online<T> {
-    fn new(head_dim: usize) -> Online<T> {
+    fn new(v_dim: usize) -> Online<T> {
         let zeros = |n| vec![T::zero(); n];
         let (top, sum) = (zeros(Q_TILE), zeros(Q_TILE));
-        Online { top, sum, acc: zeros(Q_TILE * head_dim), p: zeros(Q_TILE * KV_TILE), head_dim }
+        Online { top, sum, acc: zeros(Q_TILE * v_dim), p: zeros(Q_TILE * KV_TILE), v_dim }
     }
 
     fn begin(&mut self) {
@@ -171,9 +183,7 @@ impl<T: Scalar> Online<T> {
 
     /// A normalised output is one key of that output and log-sum-exp.
     fn go_on(&mut self, head: &Head, tile: Run, o: &[T], lse: &[T]) {
-        for (i, (o, acc)) in
-            head.q(o, tile).rows().into_iter().zip(self.acc.chunks_exact_mut(self.head_dim)).enumerate()
-        {
+        for (i, (o, acc)) in head.o(o, tile).rows().into_iter().zip(self.acc.chunks_exact_mut(self.v_dim)).enumerate() {
             let lse = lse[head.lane(tile.row + i)];
             if lse != T::NEG_INFINITY {
                 acc.iter_mut().zip(o).for_each(|(acc, &o)| *acc = o);
@@ -208,7 +218,7 @@ impl<T: Scalar> Online<T> {
             this.sum[row] = this.sum[row] * keep + exp_all(seen, top);
             this.top[row] = top;
             if keep != T::one() {
-                let acc = &mut this.acc[row * this.head_dim..][..this.head_dim];
+                let acc = &mut this.acc[row * this.v_dim..][..this.v_dim];
                 acc.iter_mut().for_each(|o| *o *= keep);
             }
         }
@@ -216,14 +226,14 @@ impl<T: Scalar> Online<T> {
 
     fn gather(&mut self, first: usize, rows: usize, v: ArrayView2<T>) {
         let p = window(&self.p, 0, (rows, v.nrows()), v.nrows());
-        let at = first * self.head_dim;
-        let mut acc = window_mut(&mut self.acc, at, (rows, self.head_dim), self.head_dim);
+        let at = first * self.v_dim;
+        let mut acc = window_mut(&mut self.acc, at, (rows, self.v_dim), self.v_dim);
         general_mat_mul(T::one(), &p, &v, T::one(), &mut acc);
     }
 
     fn finish(&self, head: &Head, tile: Run, o: &mut [T], lse: &mut [T]) {
-        let acc = self.acc.chunks_exact(self.head_dim);
-        for (i, (mut o, acc)) in head.q_mut(o, tile).rows_mut().into_iter().zip(acc).enumerate() {
+        let acc = self.acc.chunks_exact(self.v_dim);
+        for (i, (mut o, acc)) in head.o_mut(o, tile).rows_mut().into_iter().zip(acc).enumerate() {
             // A row that saw no key has summed nothing. (A NaN is not zero, and has to show.)
             if self.sum[i] != T::zero() {
                 o.iter_mut().zip(acc).for_each(|(o, &acc)| *o = acc / self.sum[i]);
@@ -242,10 +252,10 @@ pub fn merge<T: Scalar>(
     o: &mut [T],
     lse: &mut [T],
 ) {
-    let (heads, head_dim) = (block.heads as usize, block.head_dim as usize);
+    let (heads, v_dim) = (block.heads as usize, block.v_dim() as usize);
     for rows in live_rows(block, Side::Q, views, rank) {
         for lane in rows.start * heads..rows.end * heads {
-            let span = lane * head_dim..(lane + 1) * head_dim;
+            let span = lane * v_dim..(lane + 1) * v_dim;
             merge_head(&mut o[span.clone()], &mut lse[lane], &o_block[span], lse_block[lane]);
         }
     }
@@ -269,10 +279,10 @@ pub fn add_weighted<T: Scalar>(
     [o_block, lse_block, lse]: [&[T]; 3],
     o: &mut [T],
 ) {
-    let (heads, head_dim) = (block.heads as usize, block.head_dim as usize);
+    let (heads, v_dim) = (block.heads as usize, block.v_dim() as usize);
     for rows in live_rows(block, Side::Q, views, rank) {
         for lane in rows.start * heads..rows.end * heads {
-            let (span, weight) = (lane * head_dim..(lane + 1) * head_dim, (lse_block[lane] - lse[lane]).exp());
+            let (span, weight) = (lane * v_dim..(lane + 1) * v_dim, (lse_block[lane] - lse[lane]).exp());
             o[span.clone()].iter_mut().zip(&o_block[span]).for_each(|(o, &add)| *o += weight * add);
         }
     }
@@ -305,7 +315,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn block(segs: (Segs, Segs), mask: Mask) -> AttnBlock {
-        AttnBlock { q: segs.0, kv: segs.1, batch: 2, heads: 4, kv_heads: 2, head_dim: 8, mask }
+        AttnBlock { q: segs.0, kv: segs.1, batch: 2, heads: 4, kv_heads: 2, head_dim: 8, v_dim: None, mask }
     }
 
     /// Attention by its definition, one query and head at a time, visibility by comparing positions.

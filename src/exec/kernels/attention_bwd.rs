@@ -3,7 +3,7 @@
 //! With p = exp(s - lse): dV = pᵀ dO, dP = dO Vᵀ, dS = p (dP - delta), dQ = dS K, dK = dSᵀ Q, the last
 //! two scaled as the scores are. Since lse and delta are those of the whole row, blocks simply add up.
 //!
-//! Shapes: q, do, dq [b*sq, a*d]; kv, dkv [b*sk, (K: k*d | V: k*d)]; lse, delta [b*sq, a].
+//! Shapes: q, dq [b*sq, a*d]; do [b*sq, a*v]; kv, dkv [b*sk, (K: k*d | V: k*v)]; lse, delta [b*sq, a].
 
 use super::Scalar;
 use super::attention::{Head, KV_TILE, Q_TILE, Tiling};
@@ -35,10 +35,10 @@ pub fn backward<T: Scalar>(
     onto: Option<Side>,
 ) {
     if onto != Some(Side::Q) {
-        clear_rows(dq, live_rows(block, Side::Q, views, rank), block.heads * block.head_dim);
+        clear_rows(dq, live_rows(block, Side::Q, views, rank), block.q_row());
     }
     if onto != Some(Side::Kv) {
-        clear_rows(dkv, live_rows(block, Side::Kv, views, rank), 2 * block.kv_heads * block.head_dim);
+        clear_rows(dkv, live_rows(block, Side::Kv, views, rank), block.kv_row());
     }
     let tiling = Tiling::new(block, views, rank);
     let mut scratch = Scratch { p: vec![T::zero(); Q_TILE * KV_TILE], ds: vec![T::zero(); Q_TILE * KV_TILE] };
@@ -46,7 +46,7 @@ pub fn backward<T: Scalar>(
     for head in tiling.heads() {
         for (&q_tile, &kv_tile) in tiling.kv.iter().flat_map(|kv| tiling.q.iter().map(move |q| (q, kv))) {
             let Some((q_run, kv_run)) = clip(q_tile, kv_tile, &tiling.mask) else { continue };
-            let (q, d_o) = (head.q(q, q_run), head.q(d_o, q_run));
+            let (q, d_o) = (head.q(q, q_run), head.o(d_o, q_run));
             let (k, v) = (head.k(kv, kv_run), head.v(kv, kv_run));
             scratch.products(scale, [q, k, d_o, v]);
             scratch.soften(&head, q_run, kv_run, &tiling.mask, [lse, delta]);
@@ -111,7 +111,7 @@ mod tests {
     use crate::plan::{Axis, Kernel, Segs};
 
     fn block(q: Segs, kv: Segs, mask: Mask) -> AttnBlock {
-        AttnBlock { q, kv, batch: 2, heads: 4, kv_heads: 2, head_dim: 4, mask }
+        AttnBlock { q, kv, batch: 2, heads: 4, kv_heads: 2, head_dim: 4, v_dim: None, mask }
     }
 
     fn sizes(b: &AttnBlock, views: &[Mesh]) -> (usize, usize) {

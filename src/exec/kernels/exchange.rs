@@ -104,7 +104,7 @@ impl<'p> Layout<'p> {
                     Packing::ByLane => i,
                 };
                 f(Row { rank, batch, token, part, lane, buffer, packed: ends[buffer] });
-                ends[buffer] += self.parts[part].local_lane(self.ranks as u64) as usize;
+                ends[buffer] += self.parts[part].local_lane(self.ranks as u64, lane as u64) as usize;
             }
         }
     }
@@ -113,10 +113,11 @@ impl<'p> Layout<'p> {
     fn by_heads(&self, mut f: impl FnMut(Piece)) {
         self.rows(|row| {
             let shape = &self.parts[row.part];
-            let [lanes, heads, head_dim] = [shape.lanes, shape.heads, shape.head_dim].map(|x| x as usize);
+            let (head_dim, before) = (shape.dim_of(row.lane as u64) as usize, shape.dims_before(row.lane as u64));
             let local = shape.local_heads(self.ranks as u64) as usize;
             let (first, again) = self.first_head(row.rank, shape.all_heads() as usize);
-            let start = ((row.batch * self.seq + row.token) * lanes + row.lane) * heads * head_dim;
+            let token = (row.batch * self.seq + row.token) * shape.row() as usize;
+            let start = token + (shape.heads * before) as usize;
             // Heads stay together unless some of them are zeros.
             let run = if shape.pad.is_some() { 1 } else { local };
             for at in (0..local).step_by(run) {
@@ -131,9 +132,11 @@ impl<'p> Layout<'p> {
     fn by_tokens(&self, mut f: impl FnMut(Piece)) {
         self.rows(|row| {
             let shape = &self.parts[row.part];
-            let len = shape.local_lane(self.ranks as u64) as usize;
+            let (ranks, lane) = (self.ranks as u64, row.lane as u64);
+            let len = shape.local_lane(ranks, lane) as usize;
             let token = (row.batch * self.ranks + row.rank) * self.seq + row.token;
-            let in_part = Some((token * shape.lanes as usize + row.lane) * len);
+            let before = shape.local_heads(ranks) * shape.dims_before(lane);
+            let in_part = Some(token * shape.local_row(ranks) as usize + before as usize);
             f(Piece { part: row.part, in_part, buffer: row.buffer, packed: row.packed, len, again: false });
         });
     }
@@ -213,7 +216,7 @@ mod tests {
 
     /// Each element says where it comes from: token, lane, head, element.
     fn labelled(rank: usize, part: &HeadPart) -> Vec<f64> {
-        let row = (part.lanes * part.heads * part.head_dim) as usize;
+        let row = part.row() as usize;
         let token = |at: usize| (at / row / SEQ, rank * SEQ + at / row % SEQ);
         (0..BATCH * SEQ * row).map(|at| (token(at).0 * 100 + token(at).1) as f64 * 1000.0 + (at % row) as f64).collect()
     }

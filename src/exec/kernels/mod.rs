@@ -10,6 +10,7 @@ pub mod expert;
 mod fp8;
 mod gemm;
 mod head_norm;
+mod latent;
 mod layer_norm;
 mod loss;
 pub(in crate::exec) mod mask;
@@ -28,7 +29,8 @@ mod whole;
 pub use scalar::Scalar;
 
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass};
-use crate::plan::{Adam, Kernel, Mesh, Plan, ScoreStep, Side, dropout};
+use crate::plan::{Adam, Kernel, Mesh, Plan, ScoreStep, Segs, Side, dropout};
+use crate::spec::Documents;
 
 /// Runs `kernel` as `rank` does, in optimizer step `step`, counted from 1.
 ///
@@ -162,11 +164,33 @@ pub fn run<T: Scalar>(
             let heads = head_norm::Heads::new([heads, kv_heads, head_dim], eps);
             heads.backward([read(1), read(2)], d_qkv, dw);
         }
+        &Kernel::LatentNorm { cols, rest, eps, .. } => {
+            let (y, behind) = writes.split_at_mut(1);
+            let behind: &mut [T] = behind.first_mut().map_or(&mut [], |behind| behind);
+            latent::norm_forward([cols, cols + rest].map(|n| n as usize), eps, read(0), read(1), y[0], behind);
+        }
+        &Kernel::LatentNormBwd { cols, rest, eps, .. } => {
+            let [dx, dw] = outputs(writes);
+            let behind = if rest > 0 { read(4) } else { &[] };
+            let reads = [read(0), read(1), read(3), behind];
+            latent::norm_backward([cols, cols + rest].map(|n| n as usize), eps, reads, dx, dw);
+        }
+        Kernel::LatentRope { segs, documents, heads, nope, rope, v, theta, backward, .. } => {
+            let positions = turned(segs, documents, views, rank);
+            let sizes = [heads, nope, rope, v].map(|n| *n as usize);
+            let latent = latent::Heads::new(&positions, sizes, *theta);
+            if *backward {
+                let [d_q, d_kv, d_k] = outputs(writes);
+                latent.backward([read(0), read(1)], d_q, d_kv, d_k);
+            } else {
+                let [q, kv] = outputs(writes);
+                latent.forward([0, 1, 2].map(read), q, kv);
+            }
+        }
         Kernel::Rope { segs, documents, heads, kv_heads, head_dim, theta, backward, rotary, .. } => {
             let rotary = rotary.unwrap_or(*head_dim) as usize;
             let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|x| *x as usize);
-            let within = |at: u64| at - documents.around(at).start;
-            let positions: Vec<u64> = segs.positions(views, rank).into_iter().map(within).collect();
+            let positions = turned(segs, documents, views, rank);
             let rope = rope::Rope::new(&positions, [heads, kv_heads, head_dim, rotary], *theta);
             if *backward {
                 let [dqkv] = outputs(writes);
@@ -273,6 +297,7 @@ pub(in crate::exec) fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
         // The residual is added to, so it may be the very buffer of dx.
         Kernel::NormBwd { .. } | Kernel::LayerNormBwd { .. } => &[(3, 0), (4, 1)],
         Kernel::HeadNorm { .. } => &[(0, 0)],
+        Kernel::LatentNormBwd { .. } => &[(2, 1)],
         Kernel::HeadNormBwd { .. } => &[(0, 0), (3, 1)],
         Kernel::BiasBwd { .. } | Kernel::Positions { backward: true, .. } => &[(1, 0)],
         Kernel::Positions { .. } => &[(0, 0)],
@@ -282,6 +307,11 @@ pub(in crate::exec) fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
         Kernel::Adam { .. } => &[(1, 0), (2, 1), (3, 2)],
         _ => &[],
     }
+}
+
+/// The positions of a rank's rows within their documents.
+fn turned(segs: &Segs, documents: &Documents, views: &[Mesh], rank: u32) -> Vec<u64> {
+    segs.positions(views, rank).into_iter().map(|at| at - documents.around(at).start).collect()
 }
 
 /// The writes as an array; [`shapes::check`] has counted them.

@@ -252,7 +252,16 @@ mod tests {
         // Rank 1 holds 2..6 and sees of rank 0's 0, 1, 6, 7 the first two; rank 0's 6, 7 see all of rank 1.
         let block = |step| {
             let kv = segs.shifted(Axis::Cp, step);
-            AttnBlock { q: segs.clone(), kv, batch: 2, heads: 1, kv_heads: 1, head_dim: 1, mask: Mask::new(true) }
+            AttnBlock {
+                q: segs.clone(),
+                kv,
+                batch: 2,
+                heads: 1,
+                kv_heads: 1,
+                head_dim: 1,
+                v_dim: None,
+                mask: Mask::new(true),
+            }
         };
         for (rank, side, live) in [(1, Side::Kv, [0, 1]), (0, Side::Q, [2, 3])] {
             let kernel = Kernel::Add { elems: 24, trim: Some((block(1), side)) };

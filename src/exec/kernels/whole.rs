@@ -24,7 +24,9 @@ const CFG: &DenseConfig = &DenseConfig {
     blocks: Blocks::LLAMA,
     window: None,
     documents: Vec::new(),
+    mla: None,
     experts: None,
+    dense_layers: 0,
 };
 const ADAM: Adam = Adam { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 const H: u64 = CFG.hidden as u64;
@@ -73,7 +75,16 @@ fn call<T: Scalar, const W: usize>(kernel: Kernel, reads: &[&[T]], sizes: [u64; 
 
 fn block() -> AttnBlock {
     let all = || Segs::new(SEQ, &[]);
-    AttnBlock { q: all(), kv: all(), batch: BATCH, heads: A, kv_heads: K, head_dim: D, mask: Mask::new(true) }
+    AttnBlock {
+        q: all(),
+        kv: all(),
+        batch: BATCH,
+        heads: A,
+        kv_heads: K,
+        head_dim: D,
+        v_dim: None,
+        mask: Mask::new(true),
+    }
 }
 
 fn rope(backward: bool) -> Kernel {

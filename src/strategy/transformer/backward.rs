@@ -31,9 +31,16 @@ impl Layer {
         back.norm(b, "norm2_bwd", mid, self.rows.norm2.expect("a norm before each half"), dy, s.d_mid);
         let d_branch = back.dropout(b, "dropout1_bwd", keep.stays[0], s.d_mid);
         let d_output = self.tp.gathered(b, "o_bwd_gather", d_branch, s.d_output, |b, d, rows| {
-            back.out_dx(b, "o_proj_dx", [d, back.at(self.rows.o), s.d_o], self.q_row(), rows);
+            back.out_dx(b, "o_proj_dx", [d, back.at(self.rows.o), s.d_o], self.o_row(), rows);
         });
         back.bias(b, "o_bias_bwd", self.rows.o_bias, self.norms.rows, d_branch);
+        if let (Some(latent), Some(ls), Some(saved)) = (&self.latent, &s.latent, &keep.latent) {
+            back.dw(b, "o_proj_dw", self.hidden, self.o_row(), d_output, keep.output(), self.rows.o);
+            let (dq, dkv) = self.core_backward(b, s, keep);
+            let input = (keep.normed1, s.input);
+            latent.backward(b, ls, [w, g], input, saved, [dq, dkv], (s.d_normed, back.sums));
+            return back.norm(b, "norm1_bwd", x, self.rows.norm1, s.d_mid, dx);
+        }
         let last = back.attention(b, d_output);
         let input = self.tp.gather_beside(b, "qkv_regather", keep.normed1, s.input, last);
         back.qkv_dx(b, false);
@@ -42,16 +49,21 @@ impl Layer {
         back.norm(b, "norm1_bwd", x, self.rows.norm1, s.d_mid, dx);
     }
 
-    /// d_qkv from d_o; returns the last op.
-    fn attention_backward(&self, b: &mut Builder, s: &Scratch, keep: &Saved) -> u32 {
-        let (dq, dkv) = match (&self.ulysses, &s.ulysses) {
+    /// dq and dkv of my tokens from d_o.
+    fn core_backward(&self, b: &mut Builder, s: &Scratch, keep: &Saved) -> (Buf, Buf) {
+        match (&self.ulysses, &s.ulysses) {
             (Some(ulysses), Some(us)) => {
                 let d_o = ulysses.scatter_do(b, us, s.d_o);
                 let grads = self.core.backward(b, &s.attn, keep.attn, d_o);
                 ulysses.gather_dqkv(b, us, grads)
             }
             _ => self.core.backward(b, &s.attn, keep.attn, s.d_o),
-        };
+        }
+    }
+
+    /// d_qkv from d_o; returns the last op.
+    fn attention_backward(&self, b: &mut Builder, s: &Scratch, keep: &Saved) -> u32 {
+        let (dq, dkv) = self.core_backward(b, s, keep);
         b.compute("rope_bwd", self.rope(true), &[dq, dkv], &[s.d_qkv])
     }
 
@@ -184,8 +196,8 @@ impl Backward<'_> {
     /// From the gradients of attention's output, projected and not, to that of q, k and v; returns the last op.
     fn attention(&self, b: &mut Builder, d_output: Buf) -> u32 {
         let (l, s, keep) = (self.layer, self.s, self.keep);
-        let (n, h, q) = (l.tokens(), l.hidden, l.q_row());
-        self.dw(b, "o_proj_dw", h, q, d_output, keep.output(), l.rows.o);
+        let (n, h, o) = (l.tokens(), l.hidden, l.o_row());
+        self.dw(b, "o_proj_dw", h, o, d_output, keep.output(), l.rows.o);
         let mut last = l.attention_backward(b, s, keep);
         if let (Some(norms), Some(raw)) = (l.rows.head_norms, keep.raw_qk) {
             let grad = self.g.rows(norms[0], norms[1]);
@@ -208,7 +220,7 @@ impl Backward<'_> {
     fn beside(&self, b: &mut Builder, x: Buf, [dy, d_branch, d_output]: [Buf; 3], dx: Buf) {
         let (l, s, keep, tp) = (self.layer, self.s, self.keep, &self.layer.tp);
         self.bias(b, "o_bias_bwd", l.rows.o_bias, l.norms.rows, d_branch);
-        self.out_dx(b, "o_proj_dx", [d_output, self.at(l.rows.o), s.d_o], l.q_row(), tp.all());
+        self.out_dx(b, "o_proj_dx", [d_output, self.at(l.rows.o), s.d_o], l.o_row(), tp.all());
         let last = self.attention(b, d_output);
         self.gate_up_dx(b);
         let mut residual = dy;

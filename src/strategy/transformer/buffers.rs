@@ -4,7 +4,7 @@ use super::super::attention;
 use super::super::expert;
 use super::super::ulysses;
 use super::super::unfused::Probs;
-use super::Layer;
+use super::{Layer, latent};
 use crate::plan::{Buf, Builder, Dtype, TensorKind};
 
 /// Activations kept for the backward pass, as buffers or as formals of a block.
@@ -17,6 +17,7 @@ pub struct Saved {
     pub(super) raw_qk: Option<Buf>,
     /// Between the halves of a layer, unless they stand beside each other.
     pub(super) mid: Option<Buf>,
+    pub(super) latent: Option<latent::Saved>,
     /// Where the second half has a norm of its own.
     pub(super) normed2: Option<Buf>,
     /// Where there is a network that every token visits.
@@ -57,6 +58,7 @@ impl Saved {
             ("stays2", stays2),
         ];
         all.extend(some.into_iter().filter_map(|(name, buf)| Some((name, buf.as_mut()?))));
+        all.extend(self.latent.iter_mut().flat_map(|saved| saved.bufs_mut()));
         all.extend(self.experts.iter_mut().flat_map(|saved| saved.bufs_mut()));
         all
     }
@@ -91,6 +93,7 @@ pub struct Scratch {
     pub(super) branch: Buf,
     pub(super) d_act: Option<Buf>,
     pub(super) d_gate_up: Option<Buf>,
+    pub(super) latent: Option<latent::Scratch>,
     pub(super) experts: Option<expert::Scratch>,
     /// What the experts that every token visits add, beside the others.
     pub(super) shared: Option<Buf>,
@@ -126,7 +129,7 @@ impl Layer {
             q: keep("q", core.rows(), core.q_row(), dtype),
             kv: keep("kv", core.rows(), core.kv_row(), dtype),
             kv_last: self.core.keeps_last().then(|| keep("kv_last", core.rows(), core.kv_row(), dtype)),
-            o: keep("attn_o", core.rows(), core.q_row(), dtype),
+            o: keep("attn_o", core.rows(), core.o_row(), dtype),
             lse,
             probs,
         };
@@ -134,7 +137,7 @@ impl Layer {
             normed1: keep("normed1", r, self.hidden, dtype),
             raw_qk: self.rows.head_norms.map(|_| keep("raw_qk", n, self.qk_row(), dtype)),
             attn,
-            o: self.ulysses.is_some().then(|| keep("o", n, self.q_row(), dtype)),
+            o: self.ulysses.is_some().then(|| keep("o", n, self.o_row(), dtype)),
             mid: (!self.parallel).then(|| keep("mid", r, self.hidden, dtype)),
             stays: [(1, "stays1"), (2, "stays2")].map(|(branch, name)| {
                 let there = self.dropout > 0.0 && (branch == 1 || !self.parallel);
@@ -143,6 +146,7 @@ impl Layer {
             normed2: self.rows.norm2.map(|_| keep("normed2", r, self.hidden, dtype)),
             gate_up: (self.ffn > 0).then(|| keep("gate_up", n, self.wide, dtype)),
             act: (self.ffn > 0).then(|| keep("act", n, self.ffn, dtype)),
+            latent: self.latent.as_ref().map(|latent| latent.saved(&mut keep)),
             experts: self.experts.as_ref().map(|experts| experts.saved(&mut keep)),
         }
     }
@@ -152,6 +156,7 @@ impl Layer {
         let attn = self.core.scratch(b);
         let ulysses = self.ulysses.as_ref().map(|u| u.scratch(b));
         let experts = self.experts.as_ref().map(|experts| experts.scratch(b));
+        let latent = self.latent.as_ref().map(|latent| latent.scratch(b));
         let mut work = |name, rows, row| b.tensor(name, &[rows, row], self.dtype, TensorKind::Workspace, 1);
         Scratch {
             qkv: work("qkv", n, self.qkv_row()),
@@ -161,11 +166,12 @@ impl Layer {
             d_act: (self.ffn > 0).then(|| work("d_act", n, self.ffn)),
             d_gate_up: (self.ffn > 0).then(|| work("d_gate_up", n, self.wide)),
             shared: (self.ffn > 0 && experts.is_some()).then(|| work("shared", r, h)),
+            latent,
             experts,
             d_normed: work("d_normed", r, h),
             d_mid: work("d_mid", r, h),
             d_branch: (self.dropout > 0.0).then(|| work("d_branch", r, h)),
-            d_o: work("d_o", n, self.q_row()),
+            d_o: work("d_o", n, self.o_row()),
             d_qkv: work("d_qkv", n, self.qkv_row()),
             input: self.tp.room(b, "tp_input", n, h),
             d_output: self.tp.room(b, "tp_d_output", n, h),

@@ -16,17 +16,10 @@ impl Layer {
         let at = |r: Rows| w.rows(r[0], r[1]);
         let rows = &self.rows;
         self.norms.forward(b, "norm1", x, at(rows.norm1), keep.normed1);
-        let (qkv, bias) = (at(rows.qkv), rows.qkv_bias.map(at));
-        let input = self.tp.gathered(b, "qkv_gather", keep.normed1, s.input, |b, input, chunk| {
-            self.linear_in(b, "qkv", [input, qkv], bias, self.qkv_row(), s.qkv, chunk);
-        });
-        if let (Some(norms), Some(raw)) = (rows.head_norms, keep.raw_qk) {
-            b.compute("qk_norm", self.head_norm(false), &[s.qkv, at(norms)], &[s.qkv, raw]);
-        }
-        self.attention_forward(b, s, keep);
+        let input = self.attention_forward(b, s, w, keep);
         let Some(mid) = keep.mid else {
             self.mlp_in(b, s, w, x, keep, input);
-            self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.q_row(), false, sums, self.tp.all());
+            self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.o_row(), false, sums, self.tp.all());
             self.tp.scattered(b, "block_reduce", sums, s.branch, |b, chunk| {
                 self.linear_out(b, "down", [keep.network().1, at(rows.down)], self.ffn, true, sums, chunk);
             });
@@ -34,7 +27,7 @@ impl Layer {
             return self.residual(b, "residual", x, s.branch, biases, [Some(x_out), keep.stays[0]]);
         };
         self.tp.scattered(b, "o_reduce", sums, s.branch, |b, chunk| {
-            self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.q_row(), false, sums, chunk);
+            self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.o_row(), false, sums, chunk);
         });
         self.residual(b, "residual1", x, s.branch, [rows.o_bias.map(at), None], [Some(mid), keep.stays[0]]);
         match &self.experts {
@@ -190,15 +183,36 @@ impl Layer {
         Dropout { probability: self.dropout, salt, segs: self.segs.clone(), share }
     }
 
-    fn attention_forward(&self, b: &mut Builder, s: &Scratch, keep: &Saved) {
+    /// The output of attention from the first norm's; returns what the projection was given, all rows of it.
+    fn attention_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved) -> Buf {
         let attn = keep.attn;
         let (Some(ulysses), Some(us), Some(o)) = (&self.ulysses, &s.ulysses, keep.o) else {
-            b.compute("rope", self.rope(false), &[s.qkv], &[attn.q, attn.kv]);
-            return self.core.forward(b, &s.attn, attn);
+            let input = self.qkv_forward(b, s, w, keep, [attn.q, attn.kv]);
+            self.core.forward(b, &s.attn, attn);
+            return input;
         };
-        b.compute("rope", self.rope(false), &[s.qkv], &[s.q_local, s.kv_local]);
+        let input = self.qkv_forward(b, s, w, keep, [s.q_local, s.kv_local]);
         ulysses.scatter_qkv(b, us, [s.q_local, s.kv_local], [attn.q, attn.kv]);
         self.core.forward(b, &s.attn, attn);
         ulysses.gather_o(b, us, attn.o, o);
+        input
+    }
+
+    /// Queries, keys and values of my tokens.
+    fn qkv_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, to: [Buf; 2]) -> Buf {
+        let (rows, at) = (&self.rows, |r: Rows| w.rows(r[0], r[1]));
+        if let (Some(latent), Some(ls), Some(saved)) = (&self.latent, &s.latent, &keep.latent) {
+            latent.forward(b, ls, w, (keep.normed1, s.input), saved, to);
+            return keep.normed1;
+        }
+        let (qkv, bias) = (at(rows.qkv), rows.qkv_bias.map(at));
+        let input = self.tp.gathered(b, "qkv_gather", keep.normed1, s.input, |b, input, chunk| {
+            self.linear_in(b, "qkv", [input, qkv], bias, self.qkv_row(), s.qkv, chunk);
+        });
+        if let (Some(norms), Some(raw)) = (rows.head_norms, keep.raw_qk) {
+            b.compute("qk_norm", self.head_norm(false), &[s.qkv, at(norms)], &[s.qkv, raw]);
+        }
+        b.compute("rope", self.rope(false), &[s.qkv], &to);
+        input
     }
 }

@@ -9,6 +9,7 @@ mod backward;
 mod buffers;
 mod flats;
 mod forward;
+mod latent;
 mod weights;
 
 pub use buffers::{Saved, Scratch};
@@ -23,6 +24,7 @@ use super::ulysses::Ulysses;
 use super::weights::{Weight, Weights};
 use crate::plan::{Dtype, Kernel, Route, Segs};
 use crate::spec::{AttentionSpec, LlmSpec, Mlp, Parallelism, Positions, Workload};
+use latent::Latent;
 use weights::WeightRows;
 
 /// Everything a layer's ops need to know.
@@ -31,6 +33,8 @@ pub struct Layer {
     heads: u64,
     kv_heads: u64,
     head_dim: u64,
+    /// Elements of a head's value.
+    v_dim: u64,
     ffn: u64,
     /// Columns of the product before the activation: gate and up, or one of them.
     wide: u64,
@@ -48,6 +52,8 @@ pub struct Layer {
     pub core: Core,
     /// `None` when the Ulysses degree is 1.
     ulysses: Option<Ulysses>,
+    /// In place of one projection to q, k and v.
+    latent: Option<Latent>,
     dtype: Dtype,
     pub tp: TensorParallel,
     fp8: bool,
@@ -102,17 +108,35 @@ impl Layer {
             mask: model.mask(&work.documents),
             dtype: work.dtype,
         };
-        let Way { segs, seq, core, ulysses } = Way::new(&attention, model.dropout, par, engines);
+        let Way { segs, seq, core, ulysses } =
+            Way::new(&attention, model.mla.map(|mla| mla.v_dim), model.dropout, par, engines);
         let norms = Norms::new(model, tp.share(work.micro_batch * seq));
-        let (rows, weights) = weights::weights(model, &tp, &norms);
+        let (mut rows, weights) = weights::weights(model, &tp, &norms);
         let ffn = width(model) / tp.ranks;
         let dtypes = [work.dtype, core.shape().acc];
         let experts = Experts::new(model, par, engines, route, dtypes, norms.rows);
+        let latent = model.mla.zip(rows.latent.take()).map(|(mla, rows)| Latent {
+            mla,
+            rows,
+            heads,
+            hidden: model.hidden,
+            eps: model.rms_eps,
+            theta: model.rope_theta,
+            batch: work.micro_batch,
+            tokens: work.micro_batch * seq,
+            share: norms.rows,
+            segs: segs.clone(),
+            documents: work.documents.clone(),
+            dtype: work.dtype,
+            tp,
+            fp8: par.options.fp8,
+        });
         Layer {
             hidden: model.hidden,
             heads,
             kv_heads,
             head_dim: model.head_dim,
+            v_dim: core.shape().block.v_dim(),
             ffn,
             wide: if model.mlp == Mlp::SwiGlu { 2 * ffn } else { ffn },
             mlp: model.mlp,
@@ -126,6 +150,7 @@ impl Layer {
             segs,
             core,
             ulysses,
+            latent,
             dtype: work.dtype,
             tp,
             fp8: par.options.fp8,
@@ -151,11 +176,15 @@ impl Layer {
     }
 
     fn kv_row(&self) -> u64 {
-        2 * self.kv_heads * self.head_dim
+        self.kv_heads * (self.head_dim + self.v_dim)
+    }
+
+    fn o_row(&self) -> u64 {
+        self.heads * self.v_dim
     }
 
     fn qk_row(&self) -> u64 {
-        self.q_row() + self.kv_row() / 2
+        (self.heads + self.kv_heads) * self.head_dim
     }
 
     fn qkv_row(&self) -> u64 {

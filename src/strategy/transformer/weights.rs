@@ -3,10 +3,11 @@
 use super::super::norm::Norms;
 use super::super::tensor::TensorParallel;
 use super::super::weights::{Rows, Weights};
-use super::width;
+use super::{latent, width};
 use crate::spec::{LlmSpec, Mlp};
 
 /// Rows of the flat weight tensor of a layer.
+#[derive(Default)]
 pub(super) struct WeightRows {
     pub norm1: Rows,
     /// `None`: attention's serves, in a parallel block.
@@ -22,11 +23,14 @@ pub(super) struct WeightRows {
     pub router: Option<Rows>,
     /// Of queries and keys, head by head.
     pub head_norms: Option<Rows>,
+    /// In place of `qkv`.
+    pub latent: Option<latent::WeightRows>,
 }
 
 /// The weights of a layer, in the order of its flat tensor.
 pub(super) fn weights(model: &LlmSpec, tp: &TensorParallel, norms: &Norms) -> (WeightRows, Weights) {
     let (h, f, q, kv) = (model.hidden, width(model), model.q_cols(), model.kv_cols());
+    let o = model.mla.map_or(q, |mla| model.heads * mla.v_dim);
     let swiglu = model.mlp == Mlp::SwiGlu;
     let (up, wide) = match (swiglu, model.moe) {
         (_, Some(_)) => ("mlp.shared_experts.gate_up_proj.weight", vec![f, f]),
@@ -38,7 +42,7 @@ pub(super) fn weights(model: &LlmSpec, tp: &TensorParallel, norms: &Norms) -> (W
     let wide_cols: u64 = wide.iter().sum();
     let mut w = Weights::new(tp);
     let one_norm = model.parallel_block && !model.own_norms;
-    let rows = WeightRows {
+    let mut rows = WeightRows {
         norm1: norms.weights(&mut w, "input_layernorm.weight", "input_layernorm.bias"),
         norm2: (!one_norm)
             .then(|| norms.weights(&mut w, "post_attention_layernorm.weight", "post_attention_layernorm.bias")),
@@ -50,12 +54,22 @@ pub(super) fn weights(model: &LlmSpec, tp: &TensorParallel, norms: &Norms) -> (W
             let k = w.whole_by_heads("self_attn.k_norm.weight", &[model.head_dim]);
             [q[0], k[1]]
         }),
-        qkv: w.cut("self_attn.qkv_proj.weight", &[q + 2 * kv, h], 0, &[q, kv, kv]),
-        qkv_bias: model.biased_qkv().then(|| w.cut("self_attn.qkv_proj.bias", &[q + 2 * kv], 0, &[q, kv, kv])),
-        o: w.cut("self_attn.o_proj.weight", &[h, q], 1, &[q]),
-        gate_up: if f > 0 { w.cut(up, &[wide_cols, h], 0, &wide) } else { [0, 0] },
-        up_bias: model.bias.then(|| w.cut(up_bias, &[wide_cols], 0, &wide)),
-        down: if f > 0 { w.cut(down, &[h, f], 1, &[f]) } else { [0, 0] },
+        ..WeightRows::default()
     };
+    match &model.mla {
+        Some(mla) => {
+            let whole = latent::Whole::weights(&mut w, model, mla);
+            rows.latent = Some(whole.and_cut(&mut w, model, mla));
+        }
+        None => {
+            rows.qkv = w.cut("self_attn.qkv_proj.weight", &[q + 2 * kv, h], 0, &[q, kv, kv]);
+            rows.qkv_bias =
+                model.biased_qkv().then(|| w.cut("self_attn.qkv_proj.bias", &[q + 2 * kv], 0, &[q, kv, kv]));
+        }
+    }
+    rows.o = w.cut("self_attn.o_proj.weight", &[h, o], 1, &[o]);
+    rows.gate_up = if f > 0 { w.cut(up, &[wide_cols, h], 0, &wide) } else { [0, 0] };
+    rows.up_bias = model.bias.then(|| w.cut(up_bias, &[wide_cols], 0, &wide));
+    rows.down = if f > 0 { w.cut(down, &[h, f], 1, &[f]) } else { [0, 0] };
     (rows, w)
 }

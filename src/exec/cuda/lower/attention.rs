@@ -80,6 +80,9 @@ impl Lowering<'_> {
 
     fn takes(&self, block: &AttnBlock) -> Result<()> {
         let d = block.head_dim;
+        if block.v_dim() != d {
+            return Err(self.refuse(&format!("values of {} elements beside keys of {d}", block.v_dim())));
+        }
         if !d.is_multiple_of(32) || d > 256 {
             return Err(self.refuse(&format!("head_dim {d} is not a multiple of 32 up to 256")));
         }
@@ -206,7 +209,7 @@ impl Lowering<'_> {
         };
         floats.into_iter().try_for_each(|dtype| self.must_be("lse", dtype, Dtype::F32))?;
         args.push(table(&rows));
-        args.extend(ints(&[rows.len() as u64, block.heads, block.head_dim][..sizes]));
+        args.extend(ints(&[rows.len() as u64, block.heads, block.v_dim()][..sizes]));
         let defines = self.typed(&operands.0, &operands.1)?;
         self.spread((source::merge, name), defines, rows.len() as u64 * block.heads * 32, args);
         Ok(())

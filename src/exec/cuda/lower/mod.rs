@@ -127,6 +127,9 @@ impl Lowering<'_> {
             Kernel::HeadNorm { .. } | Kernel::HeadNormBwd { .. } => {
                 Err(self.refuse("norms of queries and keys run on the CPU alone in this version"))
             }
+            Kernel::LatentNorm { .. } | Kernel::LatentNormBwd { .. } | Kernel::LatentRope { .. } => {
+                Err(self.refuse("latent attention runs on the CPU alone in this version"))
+            }
             Kernel::BiasBwd { rows, cols } => self.bias_bwd(*rows, *cols),
             Kernel::Rope { .. } => self.rope(kernel, on),
             Kernel::Permute { .. } | Kernel::Reorder { .. } => self.moved(kernel, on),

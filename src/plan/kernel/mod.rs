@@ -7,137 +7,20 @@
 //! Legend of shapes: n tokens of a microbatch on this rank (batch b times s), h hidden, a heads, k KV
 //! heads, d head dim, f feed-forward width, v vocabulary. Tensors are row-major, a row is a token.
 
+mod attention;
+mod heads;
+
+pub use attention::{AttnBlock, Side};
+pub use heads::{Exchange, HeadPad, HeadPart, Packing};
+
 use super::dropout::Dropout;
 use super::expert::ExpertKernel;
 use super::mesh::{Axis, Mesh};
 use super::segs::Segs;
 use super::share::Share;
 use super::unfused::ScoreStep;
-use super::visible::{self, BlockShape, LiveRows, block_shape};
-use crate::spec::{Documents, Mask};
+use crate::spec::Documents;
 use serde::{Deserialize, Serialize};
-
-/// A block of attention: queries and keys by the global positions their rows stand for.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AttnBlock {
-    pub q: Segs,
-    pub kv: Segs,
-    /// Sequences in the microbatch; a row is b * len + position.
-    pub batch: u64,
-    pub heads: u64,
-    pub kv_heads: u64,
-    pub head_dim: u64,
-    pub mask: Mask,
-}
-
-impl AttnBlock {
-    /// What the mask leaves of the block on `rank`, for one sequence.
-    pub fn shape(&self, views: &[Mesh], rank: u32) -> BlockShape {
-        block_shape(&self.q.spans(views, rank), &self.kv.spans(views, rank), &self.mask)
-    }
-}
-
-impl AttnBlock {
-    /// The rows of a sequence that take part in the block on `rank`.
-    pub fn live_rows(&self, views: &[Mesh], rank: u32) -> LiveRows {
-        visible::live_rows(&self.q.spans(views, rank), &self.kv.spans(views, rank), &self.mask)
-    }
-}
-
-/// Which operand's rows a trimmed kernel walks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Side {
-    Q,
-    Kv,
-}
-
-/// One operand of a head exchange. A token's row is `lanes` x heads x `head_dim` (K and V are two lanes
-/// of one tensor). With `ranks` above the heads that travel every head goes to ranks / heads ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HeadPart {
-    pub lanes: u64,
-    /// Heads of the operand that is not exchanged.
-    pub heads: u64,
-    pub head_dim: u64,
-    /// Heads of zeros that travel too.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pad: Option<HeadPad>,
-}
-
-/// Heads stand in groups of `group`; groups grow to `to_group`, and more groups come behind them until
-/// there are `to_heads` heads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HeadPad {
-    pub group: u64,
-    pub to_group: u64,
-    pub to_heads: u64,
-}
-
-impl HeadPart {
-    pub const fn new(lanes: u64, heads: u64, head_dim: u64) -> HeadPart {
-        HeadPart { lanes, heads, head_dim, pad: None }
-    }
-
-    /// Heads that travel, those of zeros among them.
-    pub fn all_heads(&self) -> u64 {
-        self.pad.map_or(self.heads, |pad| pad.to_heads)
-    }
-
-    /// Which of the operand's heads travels as head `travelling`; none for one of zeros.
-    pub fn held(&self, travelling: u64) -> Option<u64> {
-        let Some(pad) = self.pad else { return Some(travelling) };
-        let (group, at) = (travelling / pad.to_group, travelling % pad.to_group);
-        let head = group * pad.group + at;
-        (at < pad.group && head < self.heads).then_some(head)
-    }
-
-    /// Heads that each of `ranks` holds after the exchange.
-    pub fn local_heads(&self, ranks: u64) -> u64 {
-        (self.all_heads() / ranks).max(1)
-    }
-
-    /// Elements of one lane of one token in one rank's part.
-    pub fn local_lane(&self, ranks: u64) -> u64 {
-        self.local_heads(ranks) * self.head_dim
-    }
-
-    /// Elements of one token's row in one rank's part.
-    pub fn local_row(&self, ranks: u64) -> u64 {
-        self.lanes * self.local_lane(ranks)
-    }
-}
-
-/// The four local halves of an all-to-all between heads and sequence. A send or receive buffer is laid
-/// out `[ranks][batch][seq][concatenated parts of one token]`, `seq` the tokens of one sequence here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Exchange {
-    /// `[b*s, lanes*heads*d]` of each part -> send buffer, heads cut over ranks.
-    PackHeads,
-    /// Receive buffer -> `[b * ranks*s, lanes*local_heads*d]` of each part, tokens in rank order.
-    UnpackSeq,
-    /// `[b * ranks*s, lanes*local_heads*d]` of each part -> send buffer, tokens cut over ranks.
-    PackSeq,
-    /// Receive buffer -> `[b*s, lanes*heads*d]` of each part; copies of one head are summed.
-    UnpackHeads,
-}
-
-/// How many buffers a packed side is kept in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Packing {
-    /// One: what one all-to-all sends or receives.
-    #[default]
-    Together,
-    /// One for each rank's part: what each of several collectives is about.
-    ByRank,
-    /// One for each lane of each part: what each of several all-to-alls is about.
-    ByLane,
-}
 
 /// Elements along the reduced dim that share a scale when they are rounded to FP8 (DeepSeek-V3,
 /// arXiv:2412.19437, section 3.3.2).
@@ -189,12 +72,12 @@ pub enum Kernel {
         #[serde(default, skip_serializing_if = "is_false")]
         bias: bool,
     },
-    /// Flash attention with log-sum-exp. Reads q [b*sq, a*d], kv [b*sk, (K: k*d | V: k*d)];
-    /// writes o like q, lse [b*sq, a]. Rows that see no key are left as they are.
+    /// Flash attention with log-sum-exp. Reads q [b*sq, a*d], kv [b*sk, (K: k*d | V: k*v)], v being d unless the block
+    /// says otherwise; writes o [b*sq, a*v], lse [b*sq, a]. Rows that see no key are left as they are.
     Attention(AttnBlock),
     /// A kernel of attention whose scores are in memory.
     Unfused { block: AttnBlock, step: ScoreStep },
-    /// delta = rowsum(dO * O) by head. Reads o, do; writes delta [rows, a].
+    /// delta = rowsum(dO * O) by head, of `head_dim` elements. Reads o, do; writes delta [rows, a].
     AttentionDelta { rows: u64, heads: u64, head_dim: u64 },
     /// Gradients of one block, given the final lse and delta. Reads q, kv, do, lse, delta; writes dq, dkv
     /// of this block alone. Rows outside the mask are left as they are.
@@ -224,6 +107,28 @@ pub enum Kernel {
     /// Reads d_qkv, which may be its result, q and k as they were, w, dw; writes d_qkv, that of v as it was, and dw,
     /// accumulated.
     HeadNormBwd { rows: u64, heads: u64, kv_heads: u64, head_dim: u64, eps: f64 },
+    /// RMSNorm of the first `cols` columns of a row, the `rest` going through (the compressed keys and values of
+    /// DeepSeek-V2's latent attention, and the keys beside them). Reads x `[rows, cols + rest]`, w `[cols]`; writes
+    /// y `[rows, cols]` and, where there is a rest, `[rows, rest]`.
+    LatentNorm { rows: u64, cols: u64, rest: u64, eps: f64 },
+    /// Reads x, w, dw, dy and, where there is a rest, its gradient; writes dx and dw, accumulated.
+    LatentNormBwd { rows: u64, cols: u64, rest: u64, eps: f64 },
+    /// Heads of latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1.3), put together and turned. Reads q
+    /// [n, a*(nope + rope)], the last `rope` of a head to be turned; kv [n, a*(nope + v)], a key's and a value's
+    /// elements; k [n, rope], to be turned, which all heads share. Writes q, and (K: a*(nope + rope) | V: a*v).
+    /// Backward reads dq, dkv; writes the gradients of the three, that of the shared keys summed over the heads here.
+    LatentRope {
+        segs: Segs,
+        #[serde(default, skip_serializing_if = "Documents::is_empty")]
+        documents: Documents,
+        batch: u64,
+        heads: u64,
+        nope: u64,
+        rope: u64,
+        v: u64,
+        theta: f64,
+        backward: bool,
+    },
     /// LayerNorm. Reads x, w `[cols]`, or with `bias` `[weight | bias]`; writes y.
     LayerNorm { rows: u64, cols: u64, eps: f64, bias: bool },
     /// As [`NormBwd`](Kernel::NormBwd), dw laid out as w is.
@@ -376,6 +281,9 @@ impl Kernel {
             Kernel::NormBwd { .. } => "norm_bwd",
             Kernel::HeadNorm { .. } => "head_norm",
             Kernel::HeadNormBwd { .. } => "head_norm_bwd",
+            Kernel::LatentNorm { .. } => "latent_norm",
+            Kernel::LatentNormBwd { .. } => "latent_norm_bwd",
+            Kernel::LatentRope { .. } => "latent_rope",
             Kernel::LayerNorm { .. } => "layer_norm",
             Kernel::LayerNormBwd { .. } => "layer_norm_bwd",
             Kernel::BiasBwd { .. } => "bias_bwd",
@@ -415,6 +323,7 @@ impl Kernel {
             Kernel::MatMul { a_t: true, b_t: false, .. } => "matmul_tn_onto",
             Kernel::MatMul { .. } => "matmul_tt_onto",
             Kernel::Rope { backward: true, .. } => "rope_bwd",
+            Kernel::LatentRope { backward: true, .. } => "latent_rope_bwd",
             Kernel::Positions { backward: true, .. } => "positions_bwd",
             Kernel::Permute { exchange: Exchange::PackHeads, .. } => "permute_pack_heads",
             Kernel::Permute { exchange: Exchange::UnpackSeq, .. } => "permute_unpack_seq",
@@ -484,49 +393,6 @@ impl Kernel {
             _ => memory(all),
         }
     }
-
-    /// The work of a kernel whose mask leaves `shape` of its block `b`.
-    pub fn masked_work(&self, b: &AttnBlock, shape: BlockShape, views: &[Mesh], reads: &[u64], writes: &[u64]) -> Work {
-        let part = |bytes: u64, rows: u64, of: u64| (bytes as u128 * u128::from(rows) / u128::from(of.max(1))) as u64;
-        let q = |bytes: u64| part(bytes, shape.q_rows, b.q.len(views));
-        let kv = |bytes: u64| part(bytes, shape.kv_rows, b.kv.len(views));
-        let qk_flops = 2 * b.batch * shape.area * b.heads * b.head_dim;
-        let class = |backward| WorkClass::Attention {
-            q_rows: shape.q_rows,
-            kv_rows: shape.kv_rows,
-            area: shape.area,
-            batch_heads: b.batch * b.heads,
-            head_dim: b.head_dim,
-            backward,
-        };
-        match self {
-            Kernel::Attention(_) => Work {
-                flops: 2 * qk_flops,
-                bytes: q(reads[0]) + kv(reads[1]) + q(writes[0]) + q(writes[1]),
-                class: class(false),
-            },
-            Kernel::AttentionOnto(_) => Work {
-                flops: 2 * qk_flops,
-                bytes: q(reads[0] + reads[2] + reads[3] + writes[0] + writes[1]) + kv(reads[1]),
-                class: class(false),
-            },
-            // Five products where the forward pass has two: S again, dP, dQ, dK, dV.
-            Kernel::AttentionBwd(_) | Kernel::AttentionBwdOnto(..) => {
-                let sum = match self {
-                    Kernel::AttentionBwdOnto(_, Side::Q) => q(reads[5]),
-                    Kernel::AttentionBwdOnto(_, Side::Kv) => kv(reads[5]),
-                    _ => 0,
-                };
-                let own = q(reads[0] + reads[2] + reads[3] + reads[4] + writes[0]) + kv(reads[1] + writes[1]);
-                Work { flops: 5 * qk_flops, bytes: own + sum, class: class(true) }
-            }
-            Kernel::Add { trim: Some((_, Side::Kv)), .. } => {
-                let bytes = kv(reads.iter().chain(writes).sum());
-                Work { flops: 0, bytes, class: WorkClass::Memory }
-            }
-            _ => Work { flops: 0, bytes: q(reads.iter().chain(writes).sum()), class: WorkClass::Memory },
-        }
-    }
 }
 
 /// Elements of a norm's weight, its bias behind it.
@@ -581,6 +447,22 @@ impl Kernel {
                 let (qk, v, w) = (rows * (heads + kv_heads) * head_dim, rows * kv_heads * head_dim, 2 * head_dim);
                 of(&[qk + v, qk, w, w], &[qk + v, w])
             }
+            Kernel::LatentNorm { rows, cols, rest, .. } => {
+                let mut writes = vec![rows * cols];
+                writes.extend((*rest > 0).then_some(rows * rest));
+                of(&[rows * (cols + rest), *cols], &writes)
+            }
+            Kernel::LatentNormBwd { rows, cols, rest, .. } => {
+                let mut reads = vec![rows * (cols + rest), *cols, *cols, rows * cols];
+                reads.extend((*rest > 0).then_some(rows * rest));
+                of(&reads, &[rows * (cols + rest), *cols])
+            }
+            Kernel::LatentRope { segs, batch, heads, nope, rope, v, backward, .. } => {
+                let n = batch * segs.len(views);
+                let q = n * heads * (nope + rope);
+                let (apart, heads) = ([q, n * heads * (nope + v), n * rope], [q, q + n * heads * v]);
+                if *backward { of(&heads, &apart) } else { of(&apart, &heads) }
+            }
             Kernel::LayerNorm { rows, cols, bias, .. } => of(&[rows * cols, with_bias(*cols, *bias)], &[rows * cols]),
             Kernel::LayerNormBwd { rows, cols, bias, .. } => {
                 let (x, w) = (rows * cols, with_bias(*cols, *bias));
@@ -623,45 +505,6 @@ impl Kernel {
             // The cast copy is the only optional operand; `check` allows for it.
             Kernel::Adam { elems, .. } => of(&[*elems; 4], &[*elems; 3]),
             Kernel::Expert(kernel) => kernel.operands(),
-        }
-    }
-
-    fn attention_operands(&self, views: &[Mesh]) -> Operands {
-        let b = self.mask().expect("attention kernels carry a block");
-        let (nq, nk) = (b.batch * b.q.len(views), b.batch * b.kv.len(views));
-        let (q, kv, lse) = (nq * b.heads * b.head_dim, 2 * nk * b.kv_heads * b.head_dim, nq * b.heads);
-        let (reads, writes) = match self {
-            Kernel::AttentionBwd(_) => (vec![q, kv, q, lse, lse], vec![q, kv]),
-            Kernel::AttentionBwdOnto(_, Side::Q) => (vec![q, kv, q, lse, lse, q], vec![q, kv]),
-            Kernel::AttentionBwdOnto(_, Side::Kv) => (vec![q, kv, q, lse, lse, kv], vec![q, kv]),
-            Kernel::AttentionOnto(_) => (vec![q, kv, q, lse], vec![q, lse]),
-            Kernel::AddLse(_) => (vec![lse, lse], vec![lse]),
-            Kernel::AddWeighted(_) => (vec![q, q, lse, lse], vec![q]),
-            Kernel::MergeLse(_) => (vec![q, lse, q, lse], vec![q, lse]),
-            _ => (vec![q, kv], vec![q, lse]),
-        };
-        Operands { reads, writes }
-    }
-}
-
-impl Exchange {
-    fn operands(self, packing: Packing, ranks: u64, tokens: u64, parts: &[HeadPart]) -> Operands {
-        let outside: Vec<u64> = parts.iter().map(|p| tokens * p.lanes * p.heads * p.head_dim).collect();
-        let inside: Vec<u64> = parts.iter().map(|p| tokens * ranks * p.local_row(ranks)).collect();
-        let all: u64 = inside.iter().sum();
-        let packed = match packing {
-            Packing::Together => vec![all],
-            Packing::ByRank => vec![all / ranks; ranks as usize],
-            Packing::ByLane => {
-                let lanes = |p: &HeadPart| vec![tokens * ranks * p.local_lane(ranks); p.lanes as usize];
-                parts.iter().flat_map(lanes).collect()
-            }
-        };
-        match self {
-            Exchange::PackHeads => Operands { reads: outside, writes: packed },
-            Exchange::UnpackSeq => Operands { reads: packed, writes: inside },
-            Exchange::PackSeq => Operands { reads: inside, writes: packed },
-            Exchange::UnpackHeads => Operands { reads: packed, writes: outside },
         }
     }
 }

@@ -1,0 +1,108 @@
+//! Causal attention over one sequence, head by head, with all its scores.
+
+use super::config::DenseConfig;
+use super::math::{Mat, softmax, softmax_backward};
+use crate::plan::dropout;
+use ndarray::{ArrayView2, s};
+
+/// Kept for its backward pass.
+pub struct Attention {
+    /// Rotated queries [s, a*d] and keys [s, k*d], and values [s, k*v].
+    q: Mat,
+    k: Mat,
+    v: Mat,
+    /// The probabilities of each head, [s, s].
+    p: Vec<Mat>,
+    /// What dropout multiplies them with.
+    left: Vec<Mat>,
+    /// [s, a*v].
+    pub o: Mat,
+}
+
+impl Attention {
+    pub fn new(cfg: &DenseConfig, [q, k, v]: [Mat; 3]) -> Attention {
+        let len = q.nrows();
+        let mut this = Attention { o: Mat::zeros((len, cfg.heads * cfg.v_dim())), p: vec![], left: vec![], q, k, v };
+        for head in 0..cfg.heads {
+            let (q, k, v) = this.parts(cfg, head);
+            let probs = masked_softmax(cfg, q.dot(&k.t()) / (cfg.head_dim as f64).sqrt());
+            let drop = attention_dropout(cfg, head, len);
+            let o = (&probs * &drop).dot(&v);
+            head_of(&mut this.o, head * cfg.v_dim(), &o);
+            this.p.push(probs);
+            this.left.push(drop);
+        }
+        this
+    }
+
+    /// A query head's q, k and v: a/k neighbouring query heads share one KV head.
+    fn parts(&self, cfg: &DenseConfig, head: usize) -> (ArrayView2<'_, f64>, ArrayView2<'_, f64>, ArrayView2<'_, f64>) {
+        let (kv_head, d, v) = (kv_head(cfg, head), cfg.head_dim, cfg.v_dim());
+        (
+            self.q.slice(s![.., head * d..(head + 1) * d]),
+            self.k.slice(s![.., kv_head * d..(kv_head + 1) * d]),
+            self.v.slice(s![.., kv_head * v..(kv_head + 1) * v]),
+        )
+    }
+
+    /// The gradients of q, k and v.
+    pub fn backward(&self, cfg: &DenseConfig, d_o: &Mat) -> [Mat; 3] {
+        let [mut dq, mut dk, mut dv] = [&self.q, &self.k, &self.v].map(|m| Mat::zeros(m.raw_dim()));
+        let (d, v_dim) = (cfg.head_dim, cfg.v_dim());
+        for (head, (p, left)) in self.p.iter().zip(&self.left).enumerate() {
+            let ((q, k, v), kv_head) = (self.parts(cfg, head), kv_head(cfg, head));
+            let d_o = d_o.slice(s![.., head * v_dim..(head + 1) * v_dim]);
+            let ds = softmax_backward(p, d_o.dot(&v.t()) * left) / (d as f64).sqrt();
+            head_of(&mut dq, head * d, &ds.dot(&k));
+            head_of(&mut dk, kv_head * d, &ds.t().dot(&q));
+            head_of(&mut dv, kv_head * v_dim, &(p * left).t().dot(&d_o));
+        }
+        [dq, dk, dv]
+    }
+}
+
+fn kv_head(cfg: &DenseConfig, head: usize) -> usize {
+    head * cfg.kv_heads / cfg.heads
+}
+
+/// 0 where a probability is dropped, else what makes up for those.
+fn attention_dropout(cfg: &DenseConfig, head: usize, len: usize) -> Mat {
+    let p = cfg.blocks.attention_dropout;
+    let stays = |(i, j)| dropout::keeps(p, 2, i as u64, (head * len + j) as u64);
+    Mat::from_shape_fn((len, len), |at| if stays(at) { 1.0 / (1.0 - p) } else { 0.0 })
+}
+
+/// Adds `part` to the columns from `at` on.
+pub fn head_of(whole: &mut Mat, at: usize, part: &Mat) {
+    let mut columns = whole.slice_mut(s![.., at..at + part.ncols()]);
+    columns += part;
+}
+
+/// Causal, within documents, and the last keys of a window.
+fn masked_softmax(cfg: &DenseConfig, mut scores: Mat) -> Mat {
+    for (i, mut row) in scores.rows_mut().into_iter().enumerate() {
+        row.slice_mut(s![i + 1..]).fill(f64::NEG_INFINITY);
+        let first = cfg.window.map_or(0, |w| (i + 1).saturating_sub(w)).max(cfg.document_start(i));
+        row.slice_mut(s![..first]).fill(f64::NEG_INFINITY);
+        softmax(row.as_slice_mut().expect("rows are contiguous"));
+    }
+    scores
+}
+
+/// Rotates all query and key heads by their position; `direction` -1 turns back.
+pub fn rotate(cfg: &DenseConfig, qkv: &mut Mat, direction: f64) {
+    let (d, turned) = (cfg.head_dim, cfg.rotary());
+    let half = turned / 2;
+    for (position, mut row) in qkv.rows_mut().into_iter().enumerate() {
+        for head in 0..cfg.heads + cfg.kv_heads {
+            for i in 0..half {
+                let angle =
+                    (position - cfg.document_start(position)) as f64 * cfg.theta.powf(-2.0 * i as f64 / turned as f64);
+                let (sin, cos) = (direction * angle.sin(), angle.cos());
+                let (x, y) = (row[head * d + i], row[head * d + half + i]);
+                row[head * d + i] = x * cos - y * sin;
+                row[head * d + half + i] = y * cos + x * sin;
+            }
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! What the oracle is told of a model, and the names and shapes of its parameters.
+
+use crate::spec::{Gate, LlmSpec, MlaSpec, Mlp, Norm, Positions};
+use std::collections::BTreeMap;
+
+pub struct DenseConfig {
+    pub layers: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub ffn: usize,
+    pub vocab: usize,
+    pub eps: f64,
+    pub theta: f64,
+    /// The lm head is the embedding.
+    pub tie: bool,
+    pub blocks: Blocks,
+    /// A query sees so many keys at most, the last ones.
+    pub window: Option<usize>,
+    /// Lengths of the documents of a sequence; none: it is one.
+    pub documents: Vec<usize>,
+    pub mla: Option<Mla>,
+    pub experts: Option<Experts>,
+    /// The first so many layers have a dense network where the others have experts.
+    pub dense_layers: usize,
+}
+
+/// Multi-head latent attention: the compressed widths, and elements of a head that turn, that do not, and of its value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mla {
+    pub q_lora: Option<usize>,
+    pub kv_lora: usize,
+    pub rope: usize,
+    pub nope: usize,
+    pub v: usize,
+}
+
+impl From<MlaSpec> for Mla {
+    fn from(m: MlaSpec) -> Mla {
+        let [kv_lora, rope, nope, v] = [m.kv_lora, m.rope_dim, m.nope_dim, m.v_dim].map(|n| n as usize);
+        Mla { q_lora: m.q_lora.map(|n| n as usize), kv_lora, rope, nope, v }
+    }
+}
+
+/// Experts in place of one network.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Experts {
+    pub count: usize,
+    pub top_k: usize,
+    pub ffn: usize,
+    /// Of what every token visits besides; 0: nothing.
+    pub shared: usize,
+    pub gate: Gate,
+    /// By sequence, [s, top_k]: the experts of each token; beyond their number: none. For every layer that has experts,
+    /// or one for all of them.
+    pub choices: Vec<Vec<Vec<u32>>>,
+}
+
+/// What the layers of a GPT have otherwise than those of a Llama.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Blocks {
+    pub layer_norm: bool,
+    pub gelu: bool,
+    /// Of every projection of a layer, and of layer norms.
+    pub bias: bool,
+    pub qkv_bias: bool,
+    /// Attention and network beside each other, on one norm or on one each.
+    pub parallel: bool,
+    pub own_norms: bool,
+    /// Elements of a head that turn, at most all.
+    pub rotary: usize,
+    /// Each head of q and of k has a norm before it turns.
+    pub qk_norm: bool,
+    /// Rows of a table of learned positions; 0: there is none.
+    pub positions: usize,
+    pub dropout: f64,
+    /// Of probabilities, where attention is not fused.
+    pub attention_dropout: f64,
+}
+
+impl Blocks {
+    pub const LLAMA: Blocks = Blocks {
+        layer_norm: false,
+        gelu: false,
+        bias: false,
+        qkv_bias: false,
+        parallel: false,
+        own_norms: false,
+        rotary: usize::MAX,
+        qk_norm: false,
+        positions: 0,
+        dropout: 0.0,
+        attention_dropout: 0.0,
+    };
+}
+
+impl From<&LlmSpec> for Blocks {
+    fn from(m: &LlmSpec) -> Blocks {
+        Blocks {
+            layer_norm: m.norm == Norm::Layer,
+            gelu: m.mlp == Mlp::Gelu,
+            bias: m.bias,
+            qkv_bias: m.biased_qkv(),
+            parallel: m.parallel_block,
+            own_norms: m.own_norms,
+            rotary: match m.positions {
+                Positions::Rope => m.rotary_dim.map_or(usize::MAX, |dim| dim as usize),
+                _ => 0,
+            },
+            qk_norm: m.qk_norm,
+            positions: if let Positions::Learned { max } = m.positions { max as usize } else { 0 },
+            dropout: m.dropout,
+            attention_dropout: 0.0,
+        }
+    }
+}
+
+impl From<&LlmSpec> for DenseConfig {
+    fn from(m: &LlmSpec) -> DenseConfig {
+        DenseConfig {
+            layers: m.layers as usize,
+            hidden: m.hidden as usize,
+            heads: m.heads as usize,
+            kv_heads: m.kv_heads as usize,
+            head_dim: m.head_dim as usize,
+            ffn: m.ffn as usize,
+            vocab: m.vocab as usize,
+            eps: m.rms_eps,
+            theta: m.rope_theta,
+            tie: m.tie_embeddings,
+            blocks: m.into(),
+            window: m.window.map(|w| w as usize),
+            documents: vec![],
+            mla: m.mla.map(Mla::from),
+            dense_layers: m.moe.map_or(0, |moe| moe.dense_layers.min(m.layers) as usize),
+            experts: m.moe.map(|moe| Experts {
+                count: moe.experts as usize,
+                top_k: moe.top_k as usize,
+                ffn: moe.ffn as usize,
+                shared: moe.shared_ffn as usize,
+                gate: moe.gate,
+                choices: vec![],
+            }),
+        }
+    }
+}
+
+impl DenseConfig {
+    /// Every parameter with its shape; a vector of n is [1, n].
+    pub fn shapes(&self) -> BTreeMap<String, (usize, usize)> {
+        let (h, f, q) = (self.hidden, self.ffn, self.heads * self.head_dim);
+        let o = self.heads * self.v_dim();
+        let (qkv, wide) = (q + 2 * self.kv_heads * self.head_dim, if self.blocks.gelu { f } else { 2 * f });
+        let mut shapes = BTreeMap::from([(EMBED.to_string(), (self.vocab, h))]);
+        let norm = |shapes: &mut BTreeMap<String, (usize, usize)>, name: &str| {
+            shapes.insert(name.into(), (1, h));
+            if self.norm_bias() {
+                shapes.insert(bias_of(name), (1, h));
+            }
+        };
+        norm(&mut shapes, FINAL_NORM);
+        if !self.tie {
+            shapes.insert(LM_HEAD.to_string(), (self.vocab, h));
+        }
+        if self.blocks.positions > 0 {
+            shapes.insert(POSITIONS.to_string(), (self.blocks.positions, h));
+        }
+        for i in 0..self.layers {
+            norm(&mut shapes, &layer(i, IN_NORM));
+            if !self.blocks.parallel || self.blocks.own_norms {
+                norm(&mut shapes, &layer(i, POST_NORM));
+            }
+            if self.blocks.qk_norm {
+                shapes.insert(layer(i, Q_NORM), (1, self.head_dim));
+                shapes.insert(layer(i, K_NORM), (1, self.head_dim));
+            }
+            if let Some(e) = self.experts_of(i) {
+                let mut add = |name: &str, shape| _ = shapes.insert(layer(i, name), shape);
+                add(ROUTER, (e.count, h));
+                add(EXPERTS_UP, (e.count * 2 * e.ffn, h));
+                add(EXPERTS_DOWN, (e.count * h, e.ffn));
+                if e.shared > 0 {
+                    add(SHARED_UP, (2 * e.shared, h));
+                    add(SHARED_DOWN, (h, e.shared));
+                }
+            }
+            let network = if self.experts_of(i).is_some() { vec![] } else { vec![(self.up(), wide, h), (DOWN, h, f)] };
+            let projections = match self.mla {
+                None => vec![(QKV, qkv, h)],
+                Some(mla) => self.latent_shapes(&mla),
+            };
+            for (name, out, inp) in projections.into_iter().chain([(OUT, h, o)]).chain(network) {
+                shapes.insert(layer(i, name), (out, inp));
+                if self.blocks.bias || (name == QKV && self.blocks.qkv_bias) {
+                    shapes.insert(bias_of(&layer(i, name)), (1, out));
+                }
+            }
+        }
+        shapes
+    }
+
+    /// Elements of a head's value.
+    pub fn v_dim(&self) -> usize {
+        self.mla.map_or(self.head_dim, |mla| mla.v)
+    }
+
+    /// The experts of a layer, if it has some.
+    pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|_| layer >= self.dense_layers)
+    }
+
+    fn latent_shapes(&self, mla: &Mla) -> Vec<(&'static str, usize, usize)> {
+        let (a, h) = (self.heads, self.hidden);
+        let mut all = vec![
+            (KV_DOWN, mla.kv_lora + mla.rope, h),
+            (KV_NORM, 1, mla.kv_lora),
+            (KV_UP, a * (mla.nope + mla.v), mla.kv_lora),
+        ];
+        match mla.q_lora {
+            Some(ql) => all.extend([(Q_DOWN, ql, h), (Q_LATENT_NORM, 1, ql), (Q_UP, a * (mla.nope + mla.rope), ql)]),
+            None => all.push((Q_DIRECT, a * (mla.nope + mla.rope), h)),
+        }
+        all
+    }
+
+    /// Where the document of a position begins.
+    pub fn document_start(&self, position: usize) -> usize {
+        let mut start = 0;
+        for length in &self.documents {
+            if position < start + length {
+                break;
+            }
+            start += length;
+        }
+        start
+    }
+
+    fn norm_bias(&self) -> bool {
+        self.blocks.layer_norm && self.blocks.bias
+    }
+
+    /// What stands before the activation.
+    pub fn up(&self) -> &'static str {
+        if self.blocks.gelu { UP } else { GATE_UP }
+    }
+
+    /// Elements of a head that turn.
+    pub fn rotary(&self) -> usize {
+        self.blocks.rotary.min(self.head_dim)
+    }
+
+    pub fn head_weight(&self) -> &'static str {
+        if self.tie { EMBED } else { LM_HEAD }
+    }
+}
+
+pub const EMBED: &str = "model.embed_tokens.weight";
+pub const FINAL_NORM: &str = "model.norm.weight";
+pub const LM_HEAD: &str = "lm_head.weight";
+pub const IN_NORM: &str = "input_layernorm.weight";
+pub const QKV: &str = "self_attn.qkv_proj.weight";
+pub const Q_NORM: &str = "self_attn.q_norm.weight";
+pub const K_NORM: &str = "self_attn.k_norm.weight";
+pub const Q_DIRECT: &str = "self_attn.q_proj.weight";
+pub const Q_DOWN: &str = "self_attn.q_a_proj.weight";
+pub const Q_LATENT_NORM: &str = "self_attn.q_a_layernorm.weight";
+pub const Q_UP: &str = "self_attn.q_b_proj.weight";
+pub const KV_DOWN: &str = "self_attn.kv_a_proj_with_mqa.weight";
+pub const KV_NORM: &str = "self_attn.kv_a_layernorm.weight";
+pub const KV_UP: &str = "self_attn.kv_b_proj.weight";
+pub const OUT: &str = "self_attn.o_proj.weight";
+pub const POST_NORM: &str = "post_attention_layernorm.weight";
+pub const UP: &str = "mlp.up_proj.weight";
+pub const POSITIONS: &str = "model.embed_positions.weight";
+pub const GATE_UP: &str = "mlp.gate_up_proj.weight";
+pub const DOWN: &str = "mlp.down_proj.weight";
+pub const ROUTER: &str = "mlp.gate.weight";
+pub const EXPERTS_UP: &str = "mlp.experts.gate_up_proj.weight";
+pub const EXPERTS_DOWN: &str = "mlp.experts.down_proj.weight";
+pub const SHARED_UP: &str = "mlp.shared_experts.gate_up_proj.weight";
+pub const SHARED_DOWN: &str = "mlp.shared_experts.down_proj.weight";
+
+/// The bias that belongs to a weight.
+pub fn bias_of(name: &str) -> String {
+    name.replace(".weight", ".bias")
+}
+
+pub fn layer(i: usize, name: &str) -> String {
+    format!("model.layers.{i}.{name}")
+}

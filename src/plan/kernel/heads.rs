@@ -1,0 +1,136 @@
+//! Heads that are exchanged for tokens, and how they are packed on the way.
+
+use super::Operands;
+use serde::{Deserialize, Serialize};
+
+/// One operand of a head exchange. A token's row is `lanes` x heads x `head_dim` (K and V are two lanes
+/// of one tensor). With `ranks` above the heads that travel every head goes to ranks / heads ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeadPart {
+    pub lanes: u64,
+    /// Heads of the operand that is not exchanged.
+    pub heads: u64,
+    pub head_dim: u64,
+    /// Elements of a head of the last lane, where they are others: a value's beside a key's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_dim: Option<u64>,
+    /// Heads of zeros that travel too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pad: Option<HeadPad>,
+}
+
+/// Heads stand in groups of `group`; groups grow to `to_group`, and more groups come behind them until
+/// there are `to_heads` heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeadPad {
+    pub group: u64,
+    pub to_group: u64,
+    pub to_heads: u64,
+}
+
+impl HeadPart {
+    pub const fn new(lanes: u64, heads: u64, head_dim: u64) -> HeadPart {
+        HeadPart { lanes, heads, head_dim, last_dim: None, pad: None }
+    }
+
+    /// Heads that travel, those of zeros among them.
+    pub fn all_heads(&self) -> u64 {
+        self.pad.map_or(self.heads, |pad| pad.to_heads)
+    }
+
+    /// Which of the operand's heads travels as head `travelling`; none for one of zeros.
+    pub fn held(&self, travelling: u64) -> Option<u64> {
+        let Some(pad) = self.pad else { return Some(travelling) };
+        let (group, at) = (travelling / pad.to_group, travelling % pad.to_group);
+        let head = group * pad.group + at;
+        (at < pad.group && head < self.heads).then_some(head)
+    }
+
+    /// Heads that each of `ranks` holds after the exchange.
+    pub fn local_heads(&self, ranks: u64) -> u64 {
+        (self.all_heads() / ranks).max(1)
+    }
+
+    /// Keys of `head_dim` elements and values of `v_dim`.
+    pub const fn kv(heads: u64, head_dim: u64, v_dim: u64) -> HeadPart {
+        let last_dim = if v_dim == head_dim { None } else { Some(v_dim) };
+        HeadPart { lanes: 2, heads, head_dim, last_dim, pad: None }
+    }
+
+    /// Elements of a head of one lane.
+    pub fn dim_of(&self, lane: u64) -> u64 {
+        if lane + 1 == self.lanes { self.last_dim.unwrap_or(self.head_dim) } else { self.head_dim }
+    }
+
+    /// Elements of a head of the lanes before one; of all lanes, of a head's whole row.
+    pub fn dims_before(&self, lane: u64) -> u64 {
+        (0..lane).map(|before| self.dim_of(before)).sum()
+    }
+
+    /// Elements of one token's row where all heads are.
+    pub fn row(&self) -> u64 {
+        self.heads * self.dims_before(self.lanes)
+    }
+
+    /// Elements of one lane of one token in one rank's part.
+    pub fn local_lane(&self, ranks: u64, lane: u64) -> u64 {
+        self.local_heads(ranks) * self.dim_of(lane)
+    }
+
+    /// Elements of one token's row in one rank's part.
+    pub fn local_row(&self, ranks: u64) -> u64 {
+        self.local_heads(ranks) * self.dims_before(self.lanes)
+    }
+}
+
+/// The four local halves of an all-to-all between heads and sequence. A send or receive buffer is laid
+/// out `[ranks][batch][seq][concatenated parts of one token]`, `seq` the tokens of one sequence here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exchange {
+    /// `[b*s, lanes*heads*d]` of each part -> send buffer, heads cut over ranks.
+    PackHeads,
+    /// Receive buffer -> `[b * ranks*s, lanes*local_heads*d]` of each part, tokens in rank order.
+    UnpackSeq,
+    /// `[b * ranks*s, lanes*local_heads*d]` of each part -> send buffer, tokens cut over ranks.
+    PackSeq,
+    /// Receive buffer -> `[b*s, lanes*heads*d]` of each part; copies of one head are summed.
+    UnpackHeads,
+}
+
+/// How many buffers a packed side is kept in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Packing {
+    /// One: what one all-to-all sends or receives.
+    #[default]
+    Together,
+    /// One for each rank's part: what each of several collectives is about.
+    ByRank,
+    /// One for each lane of each part: what each of several all-to-alls is about.
+    ByLane,
+}
+
+impl Exchange {
+    pub(super) fn operands(self, packing: Packing, ranks: u64, tokens: u64, parts: &[HeadPart]) -> Operands {
+        let outside: Vec<u64> = parts.iter().map(|p| tokens * p.row()).collect();
+        let inside: Vec<u64> = parts.iter().map(|p| tokens * ranks * p.local_row(ranks)).collect();
+        let all: u64 = inside.iter().sum();
+        let packed = match packing {
+            Packing::Together => vec![all],
+            Packing::ByRank => vec![all / ranks; ranks as usize],
+            Packing::ByLane => {
+                let lane = |p: &HeadPart, lane| tokens * ranks * p.local_lane(ranks, lane);
+                parts.iter().flat_map(|p| (0..p.lanes).map(move |at| lane(p, at))).collect()
+            }
+        };
+        match self {
+            Exchange::PackHeads => Operands { reads: outside, writes: packed },
+            Exchange::UnpackSeq => Operands { reads: packed, writes: inside },
+            Exchange::PackSeq => Operands { reads: inside, writes: packed },
+            Exchange::UnpackHeads => Operands { reads: packed, writes: outside },
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Queries, keys and values of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1), not absorbed,
+//! as it is trained.
+//!
+//! ```text
+//! x -> q down -> norm -> q up      -> [nope | rope] of every head
+//! x -> kv down -> [norm -> kv up   -> [nope | value] of every head
+//!                 | the turned part of all keys ]
+//! ```
+//! Every tensor-parallel rank has the matrices that compress, and uses them on its share of the tokens; compressed
+//! rows are gathered, and the matrices behind them are cut by heads (Megatron-LM's `MLASelfAttention`).
+//!
+//! Legend: as in the layer; ql and kl the compressed widths, dn, dr and dv a head's elements that are not turned, that
+//! are, and of its value.
+
+use super::super::tensor::TensorParallel;
+use super::super::weights::{Rows, Weights};
+use super::{Flats, linear, linear_dw, linear_dx, with};
+use crate::plan::{Buf, Builder, Dtype, Kernel, Segs, TensorKind};
+use crate::spec::{Documents, LlmSpec, MlaSpec};
+
+/// Rows of the flat weight tensor.
+pub struct WeightRows {
+    /// Down, and the norm behind it; none where queries are projected at once.
+    q: Option<[Rows; 2]>,
+    kv: [Rows; 2],
+    q_up: Rows,
+    kv_up: Rows,
+}
+
+/// What every rank has of them, before what is cut.
+pub struct Whole {
+    q: Option<[Rows; 2]>,
+    kv: [Rows; 2],
+}
+
+impl Whole {
+    pub fn weights(w: &mut Weights, model: &LlmSpec, mla: &MlaSpec) -> Whole {
+        let h = model.hidden;
+        let q = mla.q_lora.map(|ql| {
+            let down = w.whole("self_attn.q_a_proj.weight", &[ql, h]);
+            [down, w.whole("self_attn.q_a_layernorm.weight", &[ql])]
+        });
+        let down = w.whole("self_attn.kv_a_proj_with_mqa.weight", &[mla.kv_lora + mla.rope_dim, h]);
+        Whole { q, kv: [down, w.whole("self_attn.kv_a_layernorm.weight", &[mla.kv_lora])] }
+    }
+
+    pub fn and_cut(self, w: &mut Weights, model: &LlmSpec, mla: &MlaSpec) -> WeightRows {
+        let (a, Whole { q, kv }) = (model.heads, self);
+        let (name, from) = match mla.q_lora {
+            Some(ql) => ("self_attn.q_b_proj.weight", ql),
+            None => ("self_attn.q_proj.weight", model.hidden),
+        };
+        let cols = a * (mla.nope_dim + mla.rope_dim);
+        let q_up = w.cut(name, &[cols, from], 0, &[cols]);
+        let cols = a * (mla.nope_dim + mla.v_dim);
+        WeightRows { q, kv, q_up, kv_up: w.cut("self_attn.kv_b_proj.weight", &[cols, mla.kv_lora], 0, &[cols]) }
+    }
+}
+
+pub struct Latent {
+    pub mla: MlaSpec,
+    pub rows: WeightRows,
+    /// This rank's.
+    pub heads: u64,
+    pub hidden: u64,
+    pub eps: f64,
+    pub theta: f64,
+    pub batch: u64,
+    /// Tokens of a microbatch on this rank, and those between the products.
+    pub tokens: u64,
+    pub share: u64,
+    pub segs: Segs,
+    pub documents: Documents,
+    pub dtype: Dtype,
+    pub tp: TensorParallel,
+    pub fp8: bool,
+}
+
+/// Compressed rows, before their norm and behind it.
+#[derive(Clone, Copy)]
+pub struct Squeezed {
+    down: Buf,
+    normed: Buf,
+}
+
+#[derive(Clone, Copy)]
+pub struct Saved {
+    q: Option<Squeezed>,
+    kv: Squeezed,
+}
+
+impl Saved {
+    pub fn bufs_mut(&mut self) -> Vec<(&'static str, &mut Buf)> {
+        let mut all = vec![("kv_down", &mut self.kv.down), ("kv_latent", &mut self.kv.normed)];
+        if let Some(q) = &mut self.q {
+            all.extend([("q_down", &mut q.down), ("q_latent", &mut q.normed)]);
+        }
+        all
+    }
+}
+
+/// What goes up: the compressed queries, keys and values, and the turned part of the keys, or gradients of theirs.
+struct Three<T> {
+    q: Option<T>,
+    kv: T,
+    k: T,
+}
+
+pub struct Scratch {
+    q: Buf,
+    kv: Buf,
+    /// The turned part of the keys, of my share of the tokens.
+    k: Buf,
+    d_q: Buf,
+    d_kv: Buf,
+    /// Gradients behind the norms, of my share of the tokens, and before them.
+    d_normed: Three<Buf>,
+    d_down: [Option<Buf>; 2],
+    /// Rooms for all tokens' rows, and for sums of their gradients.
+    rooms: Three<Option<Buf>>,
+    sums: Three<Option<Buf>>,
+}
+
+/// Room for the input of the layer, or for sums of its gradient, where a rank has a share of the rows.
+pub type Room = Option<Buf>;
+
+impl Latent {
+    /// Elements of a head's query and key.
+    fn qk(&self) -> u64 {
+        self.mla.nope_dim + self.mla.rope_dim
+    }
+
+    /// Columns of all queries here, and of keys and values as they come up.
+    fn ups(&self) -> [u64; 2] {
+        [self.heads * self.qk(), self.heads * (self.mla.nope_dim + self.mla.v_dim)]
+    }
+
+    pub fn saved(&self, keep: &mut dyn FnMut(&str, u64, u64, Dtype) -> Buf) -> Saved {
+        let (r, kl, dtype) = (self.share, self.mla.kv_lora, self.dtype);
+        Saved {
+            q: self
+                .mla
+                .q_lora
+                .map(|ql| Squeezed { down: keep("q_down", r, ql, dtype), normed: keep("q_latent", r, ql, dtype) }),
+            kv: Squeezed {
+                down: keep("kv_down", r, kl + self.mla.rope_dim, dtype),
+                normed: keep("kv_latent", r, kl, dtype),
+            },
+        }
+    }
+
+    pub fn scratch(&self, b: &mut Builder) -> Scratch {
+        let (n, r, dtype) = (self.tokens, self.share, self.dtype);
+        let (MlaSpec { q_lora, kv_lora: kl, rope_dim: dr, .. }, [q_up, kv_up]) = (self.mla, self.ups());
+        let mut rooms = |name: &str| Three {
+            q: q_lora.map(|ql| self.tp.room(b, &format!("{name}_q_latent"), n, ql)),
+            kv: self.tp.room(b, &format!("{name}_kv_latent"), n, kl),
+            k: self.tp.room(b, &format!("{name}_k_shared"), n, dr),
+        };
+        let (rooms, sums) = (rooms("tp"), rooms("tp_d"));
+        let mut work = |name, rows, row| b.tensor(name, &[rows, row], dtype, TensorKind::Workspace, 1);
+        Scratch {
+            q: work("q_up", n, q_up),
+            kv: work("kv_up", n, kv_up),
+            k: work("k_shared", r, dr),
+            d_q: work("d_q_up", n, q_up),
+            d_kv: work("d_kv_up", n, kv_up),
+            d_normed: Three {
+                q: q_lora.map(|ql| work("d_q_latent", r, ql)),
+                kv: work("d_kv_latent", r, kl),
+                k: work("d_k_shared", r, dr),
+            },
+            d_down: [q_lora.map(|ql| work("d_q_down", r, ql)), Some(work("d_kv_down", r, kl + dr))],
+            rooms,
+            sums,
+        }
+    }
+
+    fn turn(&self, backward: bool) -> Kernel {
+        let MlaSpec { rope_dim: rope, nope_dim: nope, v_dim: v, .. } = self.mla;
+        let (segs, documents, batch, heads) = (self.segs.clone(), self.documents.clone(), self.batch, self.heads);
+        Kernel::LatentRope { segs, documents, batch, heads, nope, rope, v, theta: self.theta, backward }
+    }
+
+    fn norm(&self, cols: u64, rest: u64) -> Kernel {
+        Kernel::LatentNorm { rows: self.share, cols, rest, eps: self.eps }
+    }
+
+    /// `to` are q and kv as attention takes them, for my heads; `x` is my share of the layer's normed input.
+    pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Flats, (x, room): (Buf, Room), keep: &Saved, to: [Buf; 2]) {
+        let at = |r: Rows| w.rows(r[0], r[1]);
+        let (MlaSpec { kv_lora: kl, rope_dim: dr, .. }, [q_up, kv_up]) = (self.mla, self.ups());
+        let down = |b: &mut Builder, label: &str, cols, weight, y| {
+            b.compute(label, linear(self.share, cols, self.hidden, self.fp8), &[x, weight], &[y]);
+        };
+        let up =
+            |b: &mut Builder, label: &str, [from, room]: [Option<Buf>; 2], [cols, width]: [u64; 2], weight, y: Buf| {
+                let from = from.expect("there is an input");
+                self.tp.gathered(b, &format!("{label}_gather"), from, room, |b, input, rows| {
+                    let kernel = linear(rows.count(), cols, width, self.fp8);
+                    b.compute(&rows.label(label), kernel, &[rows.of(input), weight], &[rows.of(y)]);
+                });
+            };
+        match (self.rows.q, keep.q, self.mla.q_lora) {
+            (Some([weight, norm]), Some(q), Some(ql)) => {
+                down(b, "q_down", ql, at(weight), q.down);
+                b.compute("q_norm", self.norm(ql, 0), &[q.down, at(norm)], &[q.normed]);
+                up(b, "q_up", [Some(q.normed), s.rooms.q.flatten()], [q_up, ql], at(self.rows.q_up), s.q);
+            }
+            _ => up(b, "q_up", [Some(x), room], [q_up, self.hidden], at(self.rows.q_up), s.q),
+        }
+        let [weight, norm] = self.rows.kv;
+        down(b, "kv_down", kl + dr, at(weight), keep.kv.down);
+        b.compute("kv_norm", self.norm(kl, dr), &[keep.kv.down, at(norm)], &[keep.kv.normed, s.k]);
+        up(b, "kv_up", [Some(keep.kv.normed), s.rooms.kv], [kv_up, kl], at(self.rows.kv_up), s.kv);
+        let k = self.tp.gather(b, "k_gather", s.k, s.rooms.k);
+        b.compute("rope", self.turn(false), &[s.q, s.kv, k], &to);
+    }
+
+    /// The gradient of my share of the layer's normed input in `dx`, and the weights' added to `g`. `room` and `sums`
+    /// are for all rows of the input and of its gradient.
+    #[allow(clippy::too_many_arguments)]
+    pub fn backward(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        [w, g]: [Flats; 2],
+        (x, room): (Buf, Room),
+        keep: &Saved,
+        [dq, dkv]: [Buf; 2],
+        (dx, sums): (Buf, Buf),
+    ) {
+        let back = Backward { latent: self, w, g };
+        let (MlaSpec { kv_lora: kl, rope_dim: dr, .. }, [q_up, kv_up]) = (self.mla, self.ups());
+        let d_k = s.sums.k.unwrap_or(s.d_normed.k);
+        let last = b.compute("rope_bwd", self.turn(true), &[dq, dkv], &[s.d_q, s.d_kv, d_k]);
+        self.tp.reduce(b, "k_bwd_reduce", d_k, s.d_normed.k);
+        let d_kv = [s.d_kv, s.sums.kv.unwrap_or(s.d_normed.kv), s.d_normed.kv];
+        back.up(b, "kv_up", [kv_up, kl], (keep.kv.normed, s.rooms.kv), d_kv, self.rows.kv_up, last);
+        let [kv_down, kv_norm] = self.rows.kv;
+        let d_kv_down = s.d_down[1].expect("keys and values are compressed");
+        back.norm(b, "kv_norm_bwd", [kl, dr], &keep.kv, kv_norm, &[s.d_normed.kv, s.d_normed.k], d_kv_down);
+        match (self.rows.q, keep.q, self.mla.q_lora, s.d_normed.q, s.d_down[0]) {
+            (Some([down, norm]), Some(q), Some(ql), Some(d_normed), Some(d_down)) => {
+                let d_q = [s.d_q, s.sums.q.flatten().unwrap_or(d_normed), d_normed];
+                back.up(b, "q_up", [q_up, ql], (q.normed, s.rooms.q.flatten()), d_q, self.rows.q_up, last);
+                back.norm(b, "q_norm_bwd", [ql, 0], &q, norm, &[d_normed], d_down);
+                back.down(b, "q_down", ql, down, x, [d_down, dx], false);
+            }
+            _ => back.up(b, "q_up", [q_up, self.hidden], (x, room), [s.d_q, sums, dx], self.rows.q_up, last),
+        }
+        back.down(b, "kv_down", kl + dr, kv_down, x, [d_kv_down, dx], true);
+    }
+}
+
+struct Backward<'a> {
+    latent: &'a Latent,
+    w: Flats,
+    g: Flats,
+}
+
+impl Backward<'_> {
+    fn both(&self, r: Rows) -> [Buf; 2] {
+        [self.w, self.g].map(|flat| flat.rows(r[0], r[1]))
+    }
+
+    /// From the gradient of `cols` columns to that of `width`, summed over the ranks' heads; `d` is the one, room for
+    /// sums of the other, and my share of it.
+    #[allow(clippy::too_many_arguments)]
+    fn up(
+        &self,
+        b: &mut Builder,
+        label: &str,
+        [cols, width]: [u64; 2],
+        (input, room): (Buf, Room),
+        [d, sums, share]: [Buf; 3],
+        at: Rows,
+        last: u32,
+    ) {
+        let (l, [w, g]) = (self.latent, self.both(at));
+        let input = l.tp.gather_beside(b, &format!("{label}_regather"), input, room, last);
+        b.compute(&format!("{label}_dx"), linear_dx(l.tokens, width, cols, l.fp8), &[d, w], &[sums]);
+        l.tp.reduce(b, &format!("{label}_bwd_reduce"), sums, share);
+        b.compute(&format!("{label}_dw"), linear_dw(cols, width, l.tokens, l.fp8), &[d, input, g], &[g]);
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn norm(&self, b: &mut Builder, label: &str, [cols, rest]: [u64; 2], x: &Squeezed, at: Rows, d: &[Buf], dx: Buf) {
+        let [w, g] = self.both(at);
+        let kernel = Kernel::LatentNormBwd { rows: self.latent.share, cols, rest, eps: self.latent.eps };
+        let reads: Vec<Buf> = [x.down, w, g].into_iter().chain(d.iter().copied()).collect();
+        b.compute(label, kernel, &reads, &[dx, g]);
+    }
+
+    /// To the gradient of the layer's normed input, which it adds to or begins.
+    #[allow(clippy::too_many_arguments)]
+    fn down(&self, b: &mut Builder, label: &str, cols: u64, at: Rows, x: Buf, [d, dx]: [Buf; 2], adds: bool) {
+        let (l, [w, g]) = (self.latent, self.both(at));
+        let kernel = with(linear_dx(l.share, l.hidden, cols, l.fp8), adds, false);
+        let reads: Vec<Buf> = [d, w].into_iter().chain(adds.then_some(dx)).collect();
+        b.compute(&format!("{label}_dx"), kernel, &reads, &[dx]);
+        b.compute(&format!("{label}_dw"), linear_dw(cols, l.hidden, l.share, l.fp8), &[d, x, g], &[g]);
+    }
+}
