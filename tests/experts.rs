@@ -177,6 +177,7 @@ const WAYS: [&str; 6] = [
     "dispatch-allgather",
     "dispatch-deepep-v1-normal",
     "dispatch-deepep-v1-ll",
+    "dispatch-hybrid-ep",
     "dispatch-deepep-v2",
     "dispatch-hierarchical",
 ];

@@ -56,7 +56,7 @@ pub struct Config {
     /// Expert parallelism: ranks, of dp x ring x ulysses x tp, that share the experts [default: 1]
     #[arg(long, value_name = "N")]
     ep: Option<u32>,
-    /// Who carries rows to experts: nccl, allgather, deepep-v1-normal, deepep-v1-ll, deepep-v2 or hierarchical
+    /// Who carries rows to experts: nccl, allgather, deepep-v1-normal, deepep-v1-ll, deepep-v2, hybrid-ep or hierarchical
     #[arg(long, value_name = "HOW", value_parser = dispatch)]
     dispatch: Option<Dispatch>,
     /// What rows travel to experts in: bf16 (as they are) or fp8 [default: bf16]

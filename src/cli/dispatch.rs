@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 #[derive(Args)]
 #[command(after_help = "Example: foretrain dispatch --ep 32 --cluster h800-8x400\n         \
                   foretrain dispatch --ep 64 --dispatch deepep-v1-ll --tokens 128 --routing zipf:1.0 --replicas 64 --json\n\n\
-                  Routings: balanced, uniform, khot:N:SHARE, zipf:S, dirichlet:A, lognormal:RATIO, ratio:RATIO,\n\
+                  Routings: balanced, spread, uniform, khot:N:SHARE, zipf:S, dirichlet:A, lognormal:RATIO, ratio:RATIO,\n\
                   hot-rank:SHARE, spread-hot:SHARE, ragged, zero-rank, rotating:SHARE, burst:SHARE, w0 to w7, or a file\n\
                   (traces/routing). Logical bytes are all rows, real ones those that cross, as tables of libraries\n\
                   mix them up.")]
@@ -44,7 +44,7 @@ pub struct Flags {
     /// Experts of the layer
     #[arg(long, value_name = "N", default_value_t = 256)]
     experts: u32,
-    /// nccl, allgather, deepep-v1-normal, deepep-v1-ll, deepep-v2, deepep-v2-direct or hierarchical
+    /// nccl, allgather, deepep-v1-normal, deepep-v1-ll, deepep-v2, deepep-v2-direct, hybrid-ep or hierarchical
     #[arg(long, value_name = "ALGO", default_value = "deepep-v1-normal")]
     dispatch: String,
     /// Of dispatched rows: fp8 with a scale for each 128 elements, or bf16; combined rows are bf16
@@ -90,11 +90,21 @@ fn routing(text: &str) -> std::result::Result<Routing, String> {
 }
 
 /// The words of `--dispatch`.
-pub const ALGORITHMS: [&str; 7] =
-    ["nccl", "allgather", "deepep-v1-normal", "deepep-v1-ll", "deepep-v2", "deepep-v2-direct", "hierarchical"];
+pub const ALGORITHMS: [&str; 8] = [
+    "nccl",
+    "allgather",
+    "deepep-v1-normal",
+    "deepep-v1-ll",
+    "deepep-v2",
+    "deepep-v2-direct",
+    "hybrid-ep",
+    "hierarchical",
+];
 
 /// SMs of DeepEP V1 in its own tests.
 const V1_SMS: u16 = 24;
+/// And of Hybrid-EP.
+const HYBRID_EP_SMS: u16 = 16;
 
 impl Flags {
     fn algorithm(&self, route: &Route, gpu: &GpuSpec) -> Result<ExchangeAlgo> {
@@ -112,6 +122,7 @@ impl Flags {
             }
             "deepep-v2" => ExchangeAlgo::DeepepV2Hybrid { sms: v2()? },
             "deepep-v2-direct" => ExchangeAlgo::DeepepV2Direct { sms: v2()? },
+            "hybrid-ep" => ExchangeAlgo::HybridEp { sms: self.sms.unwrap_or(HYBRID_EP_SMS) },
             other => {
                 return Err(Error::spec(
                     "--dispatch",

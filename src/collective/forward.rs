@@ -24,7 +24,7 @@ pub fn rounds(route: &Route, algo: ExchangeAlgo, phase: Phase) -> Vec<Round> {
         ExchangeAlgo::Nccl => vec![pairwise(route, |src, dst| copies(route, src, dst))],
         ExchangeAlgo::DeepepV2Direct { .. } => vec![pairwise(route, |src, dst| unique(route, src, dst))],
         ExchangeAlgo::DeepepLowLatency { .. } => vec![one_by_one(route)],
-        ExchangeAlgo::DeepepNormal { .. } | ExchangeAlgo::DeepepV2Hybrid { .. } => {
+        ExchangeAlgo::DeepepNormal { .. } | ExchangeAlgo::DeepepV2Hybrid { .. } | ExchangeAlgo::HybridEp { .. } => {
             forwarded(route, |src, node| of_node(route, src, node), |src, dst| unique(route, src, dst))
         }
         ExchangeAlgo::Hierarchical => {
@@ -110,12 +110,13 @@ mod tests {
         Route::new([4, 2], 8, 3, Counts::Listed { tokens: vec![2, 0, 1, 1], choices }).unwrap()
     }
 
-    const ALGOS: [ExchangeAlgo; 7] = [
+    const ALGOS: [ExchangeAlgo; 8] = [
         ExchangeAlgo::Nccl,
         ExchangeAlgo::AllGather,
         ExchangeAlgo::DeepepNormal { sms: 20 },
         ExchangeAlgo::DeepepLowLatency { hook: true, slots: 2 },
         ExchangeAlgo::DeepepV2Hybrid { sms: 12 },
+        ExchangeAlgo::HybridEp { sms: 16 },
         ExchangeAlgo::DeepepV2Direct { sms: 12 },
         ExchangeAlgo::Hierarchical,
     ];

@@ -48,6 +48,12 @@ pub enum Counts {
         /// Of one source.
         tokens: u64,
     },
+    /// The same, but the slots of a token as far apart as they can be, so that it reaches as many ranks as it has
+    /// choices, or all (the `balanced` of github:ai-dynamo/aiconfigurator's collectors).
+    Spread {
+        /// Of one source.
+        tokens: u64,
+    },
     Listed {
         /// By source.
         tokens: Vec<u64>,
@@ -129,7 +135,7 @@ impl Route {
     /// Tokens that a source holds.
     pub fn tokens(&self, src: u32) -> u64 {
         match &self.counts {
-            Counts::Balanced { tokens } => *tokens,
+            Counts::Balanced { tokens } | Counts::Spread { tokens } => *tokens,
             Counts::Listed { tokens, .. } => tokens[src as usize],
         }
     }
@@ -181,7 +187,11 @@ impl Route {
     }
 
     fn expected(&self, src: u32, parts: u32) -> Rows {
-        self.tokens(src) as f64 * expected_unique(self.experts, self.topk, parts) / f64::from(parts)
+        let reached = match self.counts {
+            Counts::Spread { .. } => f64::from(self.topk.min(parts)),
+            _ => expected_unique(self.experts, self.topk, parts),
+        };
+        self.tokens(src) as f64 * reached / f64::from(parts)
     }
 
     /// Rows that `dst` computes, of all sources: one for each token and slot.
@@ -241,6 +251,8 @@ pub enum ExchangeAlgo {
     DeepepV2Hybrid { sms: u16 },
     /// DeepEP V2 straight to every rank.
     DeepepV2Direct { sms: u16 },
+    /// NVIDIA's Hybrid-EP: as DeepEP V1, by TMA.
+    HybridEp { sms: u16 },
     /// Two all-to-all: over the nodes to the same place, then within the node. No deduplication.
     Hierarchical,
 }
@@ -333,6 +345,25 @@ mod tests {
         assert_eq!(r.rows_by_local_expert(3), [1.0, 2.0]);
         assert_eq!((r.expanded_rows(3), r.received_unique(3)), (3.0, 2.0));
         assert_eq!(r.most_tokens(), 2);
+    }
+
+    /// Choices an equal stride apart, listed one by one, reach what the closed form says.
+    #[test]
+    fn choices_that_are_spread_reach_as_many_ranks_as_there_are() {
+        let (experts, topk, tokens) = (64, 8, 64);
+        let of = |t: u32| (0..topk).map(move |j| (t + j * experts / topk) % experts);
+        for (ranks, node) in [(2, 1), (4, 2), (8, 4), (16, 4), (32, 8)] {
+            let choices = (0..ranks).flat_map(|_| (0..tokens).flat_map(of)).collect();
+            let listed = Counts::Listed { tokens: vec![u64::from(tokens); ranks as usize], choices };
+            let listed = Route::new([ranks, node], experts, topk, listed).unwrap();
+            let spread = Counts::Spread { tokens: u64::from(tokens) };
+            let spread = Route::new([ranks, node], experts, topk, spread).unwrap();
+            for dst in 0..ranks {
+                assert_eq!(listed.unique_to_rank(1, dst), spread.unique_to_rank(1, dst), "{ranks} {dst}");
+                assert_eq!(listed.copies_to_rank(1, dst), spread.copies_to_rank(1, dst), "{ranks} {dst}");
+                assert_eq!(listed.unique_to_node(1, dst / node), spread.unique_to_node(1, dst / node), "{ranks} {dst}");
+            }
+        }
     }
 
     #[test]

@@ -84,7 +84,8 @@ fn has_peak(gpu: &GpuSpec, tflops: f64) -> bool {
 /// How well words fit the name of a GPU: its family must be there (a100, never a100x); memory, form factor and
 /// the like count as they agree. Higher is better.
 fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
-    let (said, name) = (tokens(words), tokens(&gpu.name));
+    let (mut said, name) = (tokens(words), tokens(&gpu.name));
+    said.iter_mut().for_each(|word| *word = without_count(word).into());
     // "TPUv4" is one word where ours are two.
     let joined = name.get(1).map(|second| format!("{}{second}", name[0]));
     if !said.iter().any(|word| *word == name[0] || Some(word) == joined.as_ref()) {
@@ -101,6 +102,12 @@ fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
     };
     score += if pcie(&said) == pcie(&name) { 2 } else { 0 };
     Some(score)
+}
+
+/// The "b200" of "8xb200".
+fn without_count(word: &str) -> &str {
+    let behind = word.trim_start_matches(|c: char| c.is_ascii_digit());
+    if behind.len() == word.len() { word } else { behind.strip_prefix('x').filter(|w| !w.is_empty()).unwrap_or(word) }
 }
 
 /// How far a cluster is from what is stated, in powers of two of the node's network, or of its size.
@@ -183,6 +190,7 @@ mod tests {
         assert!((f64::from(out.nics_per_node) * out.raw.value.value() / 50e9 - 1.0).abs() < 0.1, "{}", slow.said);
         assert!(out.achieved.value < out.raw.value && out.p2p.value <= out.achieved.value);
         assert_eq!(choose("H100 80GB SXM5", 8, 8, "").unwrap().cluster.gpu.name, "h100-sxm5");
+        assert_eq!(choose("8xB200", 8, 8, "").unwrap().cluster.gpu.name, "b200-sxm");
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub fn ep(run: &Training, model: &LlmSpec, stage: u32, node: u32) -> u32 {
 pub fn dispatch(run: &Training) -> &'static [&'static str] {
     let system = squeezed(&run.system);
     let names: &[(&str, &[&str])] = &[
-        ("hybridep", &["dispatch-deepep-v2"]),
+        ("hybridep", &["dispatch-hybrid-ep"]),
         ("deepep", &["dispatch-deepep-v1-normal"]),
         // DeepSeek's own kernels came to be DeepEP; rows travel in FP8 (arXiv:2412.19437, section 3.3.3).
         ("hai-llm", &["dispatch-deepep-v1-normal", "dispatch-fp8"]),

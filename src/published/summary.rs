@@ -138,7 +138,7 @@ fn setup_and_way(case: &Case, unit: &str) -> (String, Way) {
         Facts::Exchange(x) => {
             let setup = format!(
                 "{:?}",
-                (&x.gpu, (x.ranks, x.node), (x.tokens, x.hidden, x.topk, x.experts), (x.combine, x.fp8), x.unit)
+                (&x.gpu, (x.ranks, x.node), (x.tokens, x.hidden, x.topk, x.experts), (x.part, x.element), x.unit)
             );
             (setup, Way { name: format!("{} {:?}", x.library, x.sms), scale: 1.0 })
         }

@@ -22,6 +22,12 @@ pub fn trace(request: &Request) -> Result<Trace> {
         tokens,
         weights: vec![],
     };
+    if request.routing == Routing::Spread {
+        let of = |at: usize| (at / request.topk as usize, at % request.topk as usize);
+        let apart = |(token, choice): (usize, usize)| token + choice * request.experts as usize / request.topk as usize;
+        let choices = (0..all * request.topk as usize).map(|at| (apart(of(at)) % request.experts as usize) as u32);
+        return Ok(Trace { choices: choices.collect(), ..trace });
+    }
     if let Routing::Ratio(ratio) = request.routing {
         exact(request, ratio, &mut trace.choices, &mut rng)?;
         return Ok(trace);

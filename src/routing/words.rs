@@ -12,6 +12,8 @@ use std::str::FromStr;
 pub enum Routing {
     /// As evenly as chance has it on average: expected values, of any scale, that cannot be executed.
     Balanced,
+    /// As evenly, the choices of a token as far apart as they can be.
+    Spread,
     /// Drawn with equal chance.
     Uniform,
     /// `hot` experts get the share of all.
@@ -41,7 +43,7 @@ pub enum Routing {
 }
 
 /// The words, for help and error messages.
-pub const GRAMMAR: &str = "balanced, uniform, khot:N:SHARE, zipf:S, dirichlet:A, lognormal:RATIO, ratio:RATIO, \
+pub const GRAMMAR: &str = "balanced, spread, uniform, khot:N:SHARE, zipf:S, dirichlet:A, lognormal:RATIO, ratio:RATIO, \
      hot-rank:SHARE, spread-hot:SHARE, ragged, zero-rank, rotating:SHARE, burst:SHARE, w0 to w7, or a file of \
      traces/routing (.csv, .jsonl)";
 
@@ -76,6 +78,7 @@ impl FromStr for Routing {
         };
         Ok(match word {
             "balanced" => Routing::Balanced,
+            "spread" => Routing::Spread,
             "uniform" | "w0" => Routing::Uniform,
             "khot" => Routing::Khot { hot: (number(0, None)? as u32).max(1), share: share(1, 0.9)? },
             "w1" => Routing::Khot { hot: 8, share: share(0, 0.5)? },
@@ -152,6 +155,9 @@ impl Request {
         let slots = self.experts + self.replicas;
         if self.routing == Routing::Balanced && self.group_limit()?.is_none() {
             return Route::new([self.ranks, self.node], slots, self.topk, Counts::Balanced { tokens: self.tokens });
+        }
+        if self.routing == Routing::Spread && self.replicas == 0 && self.node_limit.is_none() {
+            return Route::new([self.ranks, self.node], slots, self.topk, Counts::Spread { tokens: self.tokens });
         }
         let trace = self.trace()?;
         let placement = match self.replicas {

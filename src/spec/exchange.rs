@@ -45,6 +45,23 @@ pub struct ExchangePass {
     pub nic: Sourced<f64>,
     /// What one SM forwards between NIC and links, in rows that ranks of its node get.
     pub forward: Sourced<BytesPerSec>,
+    /// Added to the start for each doubling of the ranks: flags of all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub doubling: Option<Sourced<Seconds>>,
+    /// Bytes that a row takes on the links besides its own: headers, flags between its words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub header: Option<Sourced<f64>>,
+    /// What one rank moves to one other: a row at least so long, and bytes so fast.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_row: Option<Sourced<Seconds>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_rate: Option<Sourced<BytesPerSec>>,
+    /// Of each token, once its rows are there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finish: Option<Sourced<Seconds>>,
+    /// Beside the kernels, where the calls that start them are timed: metadata, permutation, launches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<Sourced<Seconds>>,
     /// Relative standard deviation of prediction over measurement.
     pub rel_sd: Sourced<f64>,
 }
@@ -109,6 +126,9 @@ impl ExchangePass {
         ];
         for (field, rate) in rates {
             check_positive(file, &format!("{pass}.{field}"), rate.value.value())?;
+        }
+        if let Some(rate) = &self.peer_rate {
+            check_positive(file, &format!("{pass}.peer_rate"), rate.value.value())?;
         }
         check_ratio(file, &format!("{pass}.links"), self.links.value)?;
         check_ratio(file, &format!("{pass}.nic"), self.nic.value)

@@ -70,17 +70,20 @@ pub enum Dispatch {
     /// DeepEP V1's low-latency kernels: a message for each token and expert.
     DeepepLowLatency,
     DeepepV2,
+    /// NVIDIA's Hybrid-EP: rows take DeepEP's way, streamed by TMA.
+    HybridEp,
     /// Two all-to-alls, between nodes and within (Tutel).
     Hierarchical,
 }
 
 impl Dispatch {
-    pub const ALL: [Dispatch; 6] = [
+    pub const ALL: [Dispatch; 7] = [
         Dispatch::Nccl,
         Dispatch::AllGather,
         Dispatch::DeepepNormal,
         Dispatch::DeepepLowLatency,
         Dispatch::DeepepV2,
+        Dispatch::HybridEp,
         Dispatch::Hierarchical,
     ];
 
@@ -92,6 +95,7 @@ impl Dispatch {
             Dispatch::DeepepNormal => "deepep-v1-normal",
             Dispatch::DeepepLowLatency => "deepep-v1-ll",
             Dispatch::DeepepV2 => "deepep-v2",
+            Dispatch::HybridEp => "hybrid-ep",
             Dispatch::Hierarchical => "hierarchical",
         }
     }
@@ -311,6 +315,12 @@ pub const WORDS: &[Word] = &[
         about: "experts: DeepEP V2, hybrid over scale-out and scale-up",
         set: |o| o.dispatch = Dispatch::DeepepV2,
         is_set: |o| o.dispatch == Dispatch::DeepepV2,
+    },
+    Word {
+        name: "dispatch-hybrid-ep",
+        about: "experts: a row once to a node, from there once to a rank, streamed by TMA (NVIDIA's Hybrid-EP)",
+        set: |o| o.dispatch = Dispatch::HybridEp,
+        is_set: |o| o.dispatch == Dispatch::HybridEp,
     },
     Word {
         name: "dispatch-hierarchical",

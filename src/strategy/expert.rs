@@ -152,6 +152,8 @@ pub fn node_of(ranks: u32, node: u32) -> u32 {
 /// SMs of DeepEP's kernels: the default of its V1 buffers, and what its V2 settles on between nodes of eight.
 const DEEPEP_SMS: u16 = 20;
 const DEEPEP_V2_SMS: u16 = 12;
+/// Of the performance recipes of Megatron-Bridge.
+const HYBRID_EP_SMS: u16 = 32;
 
 /// The algorithm that a word means.
 fn algo(options: &Options, tokens: u64) -> ExchangeAlgo {
@@ -161,6 +163,7 @@ fn algo(options: &Options, tokens: u64) -> ExchangeAlgo {
         Dispatch::DeepepNormal => ExchangeAlgo::DeepepNormal { sms: DEEPEP_SMS },
         Dispatch::DeepepLowLatency => ExchangeAlgo::DeepepLowLatency { hook: false, slots: tokens as u32 },
         Dispatch::DeepepV2 => ExchangeAlgo::DeepepV2Hybrid { sms: DEEPEP_V2_SMS },
+        Dispatch::HybridEp => ExchangeAlgo::HybridEp { sms: HYBRID_EP_SMS },
         Dispatch::Hierarchical => ExchangeAlgo::Hierarchical,
     }
 }
@@ -185,6 +188,7 @@ impl Experts {
         let engine = match algo {
             ExchangeAlgo::DeepepNormal { sms }
             | ExchangeAlgo::DeepepV2Hybrid { sms }
+            | ExchangeAlgo::HybridEp { sms }
             | ExchangeAlgo::DeepepV2Direct { sms } => Engine::Sm { ctas: sms },
             _ => engines.collective,
         };

@@ -29,6 +29,7 @@ pub fn buffers(route: &Route, algo: ExchangeAlgo, hidden: u64, row_bytes: u64) -
         ExchangeAlgo::DeepepLowLatency { slots, .. } => low_latency(route, hidden, slots),
         ExchangeAlgo::DeepepV2Hybrid { .. } => v2(route, hidden, row_bytes, true),
         ExchangeAlgo::DeepepV2Direct { .. } => v2(route, hidden, row_bytes, false),
+        ExchangeAlgo::HybridEp { .. } => Ok(hybrid_ep(route, hidden)),
     }
 }
 
@@ -46,6 +47,13 @@ const MOST_CHOICES: u64 = 128;
 const MOST_SCALES: u64 = 128;
 /// Of a row: where it is from.
 const SOURCE_META: u64 = 8;
+
+/// docs/README_Hybrid-EP.md: room for the tokens of all ranks, and what their choices of a node's experts weigh.
+fn hybrid_ep(route: &Route, hidden: u64) -> Buffers {
+    let all = route.most_tokens() * u64::from(route.ranks);
+    let weights = u64::from(route.local_experts()) * u64::from(route.node) * 4;
+    Buffers { links: all * (2 * hidden + weights), network: 0 }
+}
 
 /// csrc/config.hpp, `get_nvl_buffer_size_hint` and `get_rdma_buffer_size_hint`.
 fn normal(route: &Route, hidden: u64, sms: u16) -> Result<Buffers> {

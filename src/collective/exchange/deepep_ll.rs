@@ -2,7 +2,7 @@
 //! for its source. No counts beforehand, no deduplication; nearly all SMs while it sends and while it receives, and
 //! with the hook none between the two (csrc/kernels/internode_ll.cu).
 
-use super::streamed::{Library, library, streamed};
+use super::streamed::{Library, streamed};
 use super::{Estimate, Hop, Place, Traffic, nccl_all_to_all};
 use crate::plan::route::{Phase, Route};
 
@@ -23,6 +23,6 @@ pub fn sms(experts: u32, sms: u32) -> u32 {
 pub(super) fn time(at: &Place, all: &[Traffic], hook: bool) -> Estimate {
     let sms = sms(at.route.experts, at.cluster.gpu.sms.value);
     let held = if hook { 0 } else { sms };
-    let library = Library { spec: library("deepep-v1-ll"), sms, held };
+    let library = Library { spec: at.library("deepep-v1-ll"), sms, held };
     streamed(at, all, &library, wire_row(at.row_bytes, at.phase))
 }

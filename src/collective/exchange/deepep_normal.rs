@@ -30,7 +30,6 @@ pub fn wire_row(row_bytes: u64, topk: u32) -> u64 {
 }
 
 pub(super) fn time(at: &Place, all: &[Traffic], sms: u16) -> Estimate {
-    let library =
-        Library { spec: super::streamed::library("deepep-v1-normal"), sms: u32::from(sms), held: u32::from(sms) };
+    let library = Library { spec: at.library("deepep-v1-normal"), sms: u32::from(sms), held: u32::from(sms) };
     streamed(at, all, &library, wire_row(at.row_bytes, at.route.topk))
 }

@@ -17,7 +17,7 @@ pub fn direct(route: &Route, rank: u32) -> Vec<Hop> {
 }
 
 pub(super) fn time(at: &Place, all: &[Traffic], sms: u16) -> Estimate {
-    let library = Library { spec: library("deepep-v2"), sms: u32::from(sms), held: u32::from(sms) };
+    let library = Library { spec: at.library("deepep-v2"), sms: u32::from(sms), held: u32::from(sms) };
     streamed(at, all, &library, deepep_normal::wire_row(at.row_bytes, at.route.topk))
 }
 

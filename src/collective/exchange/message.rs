@@ -9,7 +9,8 @@ pub fn message_row(algo: ExchangeAlgo, phase: Phase, topk: u32, values: u64, cho
     let framed = match algo {
         ExchangeAlgo::DeepepNormal { .. }
         | ExchangeAlgo::DeepepV2Hybrid { .. }
-        | ExchangeAlgo::DeepepV2Direct { .. } => deepep_normal::wire_row(values, topk),
+        | ExchangeAlgo::DeepepV2Direct { .. }
+        | ExchangeAlgo::HybridEp { .. } => deepep_normal::wire_row(values, topk),
         ExchangeAlgo::DeepepLowLatency { .. } => deepep_ll::wire_row(values, phase),
         _ => 0,
     };

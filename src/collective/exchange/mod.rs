@@ -12,6 +12,7 @@ pub mod deepep_ll;
 pub mod deepep_normal;
 pub mod deepep_v2;
 pub mod hierarchical;
+pub mod hybrid_ep;
 mod message;
 pub mod nccl_all_to_all;
 mod streamed;
@@ -19,13 +20,14 @@ mod traffic;
 
 pub use buffers::{Buffers, buffers};
 pub use message::message_row;
+pub use streamed::library;
 pub use traffic::{Flow, Traffic, traffic};
 
 use super::nccl;
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::plan::route::{ExchangeAlgo, Phase, Route, Rows};
-use crate::spec::{Provenance, StackSpec};
+use crate::spec::{ExchangeSpec, Provenance, StackSpec};
 use crate::units::Seconds;
 
 /// What a hop is meant to cross. One to the sender itself crosses nothing.
@@ -78,6 +80,7 @@ pub fn sent_by(route: &Route, algo: ExchangeAlgo, rank: u32) -> Vec<Hop> {
         ExchangeAlgo::DeepepLowLatency { .. } => deepep_ll::hops(route, rank),
         ExchangeAlgo::DeepepV2Hybrid { .. } => deepep_v2::hybrid(route, rank),
         ExchangeAlgo::DeepepV2Direct { .. } => deepep_v2::direct(route, rank),
+        ExchangeAlgo::HybridEp { .. } => hybrid_ep::hops(route, rank),
         ExchangeAlgo::Hierarchical => hierarchical::hops(route, rank),
     }
 }
@@ -114,6 +117,8 @@ pub struct RankTime {
     pub network: Seconds,
     pub links: Seconds,
     pub sms: Seconds,
+    /// Behind the last row.
+    pub finish: Seconds,
 }
 
 /// What sets the pace of an exchange.
@@ -142,7 +147,7 @@ impl RankTime {
     }
 
     pub fn total(&self) -> Seconds {
-        self.start + self.notify + self.rows()
+        self.start + self.notify + self.rows() + self.finish
     }
 
     pub fn limiter(&self) -> Limiter {
@@ -183,6 +188,21 @@ impl Estimate {
     }
 }
 
+/// [`time`] by the constants of another library that moves rows the way of `algo`.
+#[allow(clippy::too_many_arguments)]
+pub fn time_of(
+    library: &'static ExchangeSpec,
+    route: &Route,
+    algo: ExchangeAlgo,
+    phase: Phase,
+    row_bytes: u64,
+    members: &[u32],
+    cluster: &Cluster,
+    stack: &StackSpec,
+) -> Result<Estimate> {
+    timed(&Place { route, phase, row_bytes, members, cluster, stack, library: Some(library) }, algo)
+}
+
 /// How long an exchange of rows of `row_bytes` takes on the ranks `members` of a cluster, the group's in order.
 /// Every rank's time is from when the last one has started.
 pub fn time(
@@ -194,23 +214,28 @@ pub fn time(
     cluster: &Cluster,
     stack: &StackSpec,
 ) -> Result<Estimate> {
-    if members.len() != route.ranks as usize {
-        let why = format!("an exchange among {} ranks on {} members", route.ranks, members.len());
+    timed(&Place { route, phase, row_bytes, members, cluster, stack, library: None }, algo)
+}
+
+fn timed(at: &Place, algo: ExchangeAlgo) -> Result<Estimate> {
+    let (route, cluster) = (at.route, at.cluster);
+    if at.members.len() != route.ranks as usize {
+        let why = format!("an exchange among {} ranks on {} members", route.ranks, at.members.len());
         return Err(Error::plan(why));
     }
     if route.nodes() > 1 && cluster.spec.scale_out.is_none() {
         let why = format!("a route over {} nodes on {}, which has no network", route.nodes(), cluster.spec.name);
         return Err(Error::spec("route", "node", why));
     }
-    let all = traffic(route, algo, phase);
-    let at = Place { route, phase, row_bytes, members, cluster, stack };
+    let all = traffic(route, algo, at.phase);
     Ok(match algo {
-        ExchangeAlgo::Nccl => nccl_all_to_all::time(&at, &all),
-        ExchangeAlgo::AllGather => allgather::time(&at),
-        ExchangeAlgo::Hierarchical => hierarchical::time(&at, &all),
-        ExchangeAlgo::DeepepNormal { sms } => deepep_normal::time(&at, &all, sms),
-        ExchangeAlgo::DeepepLowLatency { hook, .. } => deepep_ll::time(&at, &all, hook),
-        ExchangeAlgo::DeepepV2Hybrid { sms } | ExchangeAlgo::DeepepV2Direct { sms } => deepep_v2::time(&at, &all, sms),
+        ExchangeAlgo::Nccl => nccl_all_to_all::time(at, &all),
+        ExchangeAlgo::AllGather => allgather::time(at),
+        ExchangeAlgo::Hierarchical => hierarchical::time(at, &all),
+        ExchangeAlgo::DeepepNormal { sms } => deepep_normal::time(at, &all, sms),
+        ExchangeAlgo::DeepepLowLatency { hook, .. } => deepep_ll::time(at, &all, hook),
+        ExchangeAlgo::DeepepV2Hybrid { sms } | ExchangeAlgo::DeepepV2Direct { sms } => deepep_v2::time(at, &all, sms),
+        ExchangeAlgo::HybridEp { sms } => hybrid_ep::time(at, &all, sms),
     })
 }
 
@@ -222,6 +247,15 @@ struct Place<'a> {
     members: &'a [u32],
     cluster: &'a Cluster,
     stack: &'a StackSpec,
+    /// In place of the algorithm's own.
+    library: Option<&'static ExchangeSpec>,
+}
+
+impl Place<'_> {
+    /// The constants to go by: `own` unless another library was asked for.
+    fn library(&self, own: &str) -> &'static ExchangeSpec {
+        self.library.unwrap_or_else(|| library(own))
+    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ pub(super) struct Library {
 }
 
 /// The shipped library of that name.
-pub(super) fn library(name: &str) -> &'static ExchangeSpec {
+pub fn library(name: &str) -> &'static ExchangeSpec {
     static ALL: OnceLock<BTreeMap<&'static str, ExchangeSpec>> = OnceLock::new();
     let read = |name| (name, ExchangeSpec::find(name).expect("shipped files are read by a test"));
     &ALL.get_or_init(|| shipped("exchange").map(read).collect())[name]
@@ -70,11 +70,16 @@ impl On<'_> {
         if far {
             start += pass.network_start.value;
         }
+        if let Some(doubling) = &pass.doubling {
+            start += doubling.value * f64::from(self.at.route.ranks).log2();
+        }
+        let tokens = self.at.route.tokens(rank as u32) as f64;
         RankTime {
             start,
             notify,
+            finish: pass.finish.as_ref().map_or(Seconds::ZERO, |each| each.value * tokens),
             network: if far { self.network(t) } else { Seconds::ZERO },
-            links: self.links(t),
+            links: self.links(t).max(self.pairs(t)),
             sms: if far { self.forwarding(t) } else { self.copying(rank, t) },
         }
     }
@@ -92,7 +97,16 @@ impl On<'_> {
 
     fn links(&self, t: &Traffic) -> Seconds {
         let rate = self.at.cluster.spec.scale_up.bandwidth.value.value() * self.pass.links.value;
-        Seconds::new(t.links.busier() * self.at.row_bytes as f64 / rate)
+        let header = self.pass.header.as_ref().map_or(0.0, |bytes| bytes.value);
+        Seconds::new(t.links.busier() * (self.at.row_bytes as f64 + header) / rate)
+    }
+
+    /// What goes from a rank to each other of its node, one pair being as fast as it can.
+    fn pairs(&self, t: &Traffic) -> Seconds {
+        let rows = t.links.busier() / f64::from(self.at.route.node - 1).max(1.0);
+        let row = self.pass.peer_row.as_ref().map_or(0.0, |row| row.value.value());
+        let bytes = self.pass.peer_rate.as_ref().map_or(0.0, |rate| self.at.row_bytes as f64 / rate.value.value());
+        Seconds::new(rows * row.max(bytes))
     }
 
     /// Inside a node: a share of the SMs for each row and each token.

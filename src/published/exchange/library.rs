@@ -1,0 +1,156 @@
+//! Tables of libraries, a case for each number of a row that is an exchange's.
+
+use super::{Element, Exchanged, Part, Unit};
+use crate::error::{Error, Result};
+use crate::published::case::{Case, Facts};
+use crate::published::words::squeezed;
+use serde_json::{Map, Value};
+
+/// Whether the cases of a file are of this kind: they have a category.
+pub fn is_library(cases: &[Value]) -> bool {
+    cases.iter().any(|case| case.get("category").is_some())
+}
+
+/// Tables of libraries: a case for each number of a row that is an exchange's.
+pub fn library(file: &str, tables: &[Value]) -> Result<Vec<Case>> {
+    let mut cases = vec![];
+    for (at, table) in tables.iter().enumerate() {
+        let wrong = |what: &str| Error::spec(file, format!("case {}", at + 1), what.to_string());
+        let id = table.get("id").and_then(Value::as_str).ok_or_else(|| wrong("has no id; name the table"))?;
+        let results = table.get("results").ok_or_else(|| wrong("has no results; write its rows"))?;
+        // One row may stand alone.
+        let rows = results.as_array().map_or(std::slice::from_ref(results), Vec::as_slice);
+        for (n, row) in rows.iter().enumerate() {
+            let row = row.as_object().ok_or_else(|| wrong("has a result that is no object"))?;
+            let found = numbers(table, row);
+            let alone = found.len() == 1;
+            for (name, facts) in found {
+                let id = if alone { format!("{id}#{n}") } else { format!("{id}#{n}:{name}") };
+                let group = table["id"].as_str().unwrap_or_default().to_string();
+                cases.push(Case { id, group, facts: Facts::Exchange(Box::new(facts)) });
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// Every word that a table, a row of it and its surroundings say, for rules that look for a few.
+fn words(table: &Value, row: &Map<String, Value>) -> String {
+    let text = |field: &str| table.get(field).map(Value::to_string).unwrap_or_default();
+    squeezed(&format!("{}{}{}", text("system"), text("hardware"), Value::Object(row.clone())))
+}
+
+fn number(row: &Map<String, Value>, setup: &Value, names: &[&str]) -> Option<f64> {
+    let stated = |name: &&str| row.get(*name).or_else(|| setup.get(*name));
+    names.iter().filter_map(stated).find_map(Value::as_f64)
+}
+
+/// The numbers of a row that are times or rates of an exchange, by their names.
+fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> {
+    let of = |field| table.get(field).cloned().unwrap_or(Value::Null);
+    let (hardware, setup) = (of("hardware"), of("setup"));
+    let text = |from: &Value, field: &str| from.get(field).and_then(Value::as_str).unwrap_or_default().to_string();
+    let count = |names: &[&str]| number(row, &setup, names).map(|n| n as u32);
+    let common = Exchanged {
+        library: match row.get("impl").and_then(Value::as_str) {
+            Some(name) => name.into(),
+            None => text(table, "system"),
+        },
+        gpu: gpu(row, &hardware),
+        ranks: ranks(row, &setup).or_else(|| hardware.get("ranks").and_then(Value::as_u64).map(|n| n as u32)),
+        node: node(&words(table, row), &hardware),
+        network: text(&hardware, "nic"),
+        tokens: number(row, &setup, &["tokens_per_rank", "seq"]).map(|n| n as u64),
+        hidden: number(row, &setup, &["hidden"]).map(|n| n as u64),
+        topk: count(&["topk"]),
+        sms: count(&["sms"]).map(|n| n as u16),
+        ..Exchanged::default()
+    };
+    let local = count(&["local_experts"]);
+    let experts = count(&["experts", "E"]).or(local.zip(common.ranks).map(|(l, r)| l * r));
+    // Where the source gives a default in words, or none at all.
+    let stated = setup.get("experts").and_then(Value::as_str).and_then(|t| t.split_whitespace().next()?.parse().ok());
+    let experts = experts.or(stated).or(Some(256));
+    let nodes = common.ranks.zip(common.node).map(|(r, n)| r.div_ceil(n.max(1)));
+    let limit = setup.get("topk_groups").and(Some(4)).filter(|limit| nodes.is_some_and(|n| n > *limit));
+    let common = Exchanged { experts, node_limit: limit, ..common };
+    let called = row.get("measure").and_then(Value::as_str).is_some_and(|how| how.to_lowercase().contains("api"));
+    let one = |(name, value): (&String, &Value)| {
+        let unit = unit_of(name, row)?;
+        let combine = squeezed(name).contains("comb") || row.get("op").is_some_and(|op| op == "combine");
+        let part = if combine { Part::Combine } else { Part::Dispatch };
+        let said = setup.get("dispatch").and_then(Value::as_str).unwrap_or("fp8");
+        let fp8 = !combine && !name.contains("bf16") && (name.contains("fp8") || !said.starts_with("bf16"));
+        let element = if fp8 { Element::Fp8Blocks } else { Element::Bf16 };
+        // A column for each of several libraries says whose it is: disp_pplx_efa.
+        let whose = ["pplx_efa", "pplx", "deepep"].iter().find(|who| name.contains(*who));
+        let library = match whose {
+            Some(&"deepep") if common.tokens.is_some_and(|tokens| tokens <= 512) => "DeepEP low latency".into(),
+            Some(who) => (*who).into(),
+            None => common.library.clone(),
+        };
+        let called = called || name.starts_with("torch");
+        let facts = Exchanged { library, part, element, unit, called, measured: value.as_f64()?, ..common.clone() };
+        Some((name.clone(), facts))
+    };
+    let category = text(table, "category");
+    let golden = row.contains_key("num_sms");
+    if category != "ep_microbench" && !golden {
+        let other = format!("{category}: no exchange by itself");
+        return vec![("row".into(), Exchanged { other, ..common })];
+    }
+    let found: Vec<_> = row.iter().filter_map(one).collect();
+    // Rates that a source computes from times beside them say nothing new.
+    let times = found.iter().any(|(_, f)| f.unit == Unit::Microseconds);
+    let kept: Vec<_> = found.into_iter().filter(|(_, f)| !times || f.unit == Unit::Microseconds).collect();
+    match kept.is_empty() {
+        true => vec![("row".into(), Exchanged { other: "no time and no rate that is an exchange's".into(), ..common })],
+        false => kept,
+    }
+}
+
+/// The unit of a number by its name; none where it is no time and no rate.
+fn unit_of(name: &str, row: &Map<String, Value>) -> Option<Unit> {
+    if name == "num_sms" {
+        return Some(Unit::Sms);
+    }
+    let exchange = ["disp", "comb"].iter().any(|word| name.contains(word));
+    let bandwidth = name == "bw_gbs" && row.contains_key("op");
+    let times = name.ends_with("_us") || ["_pplx", "_deepep"].iter().any(|word| name.contains(word));
+    let links = name.contains("xgmi") || name.contains("nvlink");
+    let rate = if links { Unit::LinksLogical } else { Unit::Logical };
+    (exchange || bandwidth).then_some(if times { Unit::Microseconds } else { rate })
+}
+
+/// The GPU: of the row, of the table, or before its topology ("SM90 8x2").
+fn gpu(row: &Map<String, Value>, hardware: &Value) -> String {
+    let named = [row.get("arch"), row.get("hw"), hardware.get("gpu")];
+    let named = named.into_iter().flatten().find_map(Value::as_str);
+    let topology = row.get("topo").and_then(Value::as_str).and_then(|t| t.split(' ').next());
+    named.or(topology).unwrap_or_default().to_string()
+}
+
+/// Ranks: said, or as GPUs of a node times nodes ("8x2").
+fn ranks(row: &Map<String, Value>, setup: &Value) -> Option<u32> {
+    if let Some(ranks) = number(row, setup, &["ep", "ranks"]) {
+        return Some(ranks as u32);
+    }
+    if let Some(nodes) = number(row, setup, &["nodes"]) {
+        return Some(8 * nodes as u32);
+    }
+    let topology = row.get("topo")?.as_str()?.rsplit(' ').next()?.to_lowercase();
+    let mut parts = topology.trim_start_matches("ep").split('x').map(|n| n.parse::<u32>().ok());
+    let first = parts.next()??;
+    Some(first * parts.next().unwrap_or(Some(1))?)
+}
+
+/// Ranks that links join: those of a node, of a rack, or none where all goes over the NICs.
+fn node(words: &str, hardware: &Value) -> Option<u32> {
+    if words.contains("purerdma") || words.contains("nvlinkdisabled") {
+        return Some(1);
+    }
+    if words.contains("nvl72") {
+        return Some(72);
+    }
+    Some(hardware.get("gpus_per_node").and_then(Value::as_u64).unwrap_or(8) as u32)
+}

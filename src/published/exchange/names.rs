@@ -1,0 +1,51 @@
+//! Who carries the rows, by what a source calls it: the way that rows take, and whose constants say how fast.
+
+use super::Exchanged;
+use crate::cluster::Cluster;
+use crate::collective::exchange::{deepep_v2, library};
+use crate::plan::route::{ExchangeAlgo, Route};
+use crate::published::words::squeezed;
+use crate::spec::ExchangeSpec;
+
+/// SMs of DeepEP V1 in its own tests, and of kernels made after them.
+const V1_SMS: u16 = 24;
+/// Of Hybrid-EP, where nobody says.
+const HYBRID_EP_SMS: u16 = 16;
+
+/// Rows and constants; none of the latter where the algorithm has its own.
+pub type Carrier = (ExchangeAlgo, Option<&'static ExchangeSpec>);
+
+pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carrier, String> {
+    let words = squeezed(&row.library);
+    let has = |word: &str| words.contains(word);
+    let sms = |default: u16| row.sms.unwrap_or(default);
+    let v2 = || match row.sms {
+        Some(sms) => Ok(sms),
+        None => deepep_v2::theoretical_sms(route, cluster.gpu.architecture).map_err(|e| e.to_string()),
+    };
+    let normal = ExchangeAlgo::DeepepNormal { sms: sms(V1_SMS) };
+    let low_latency = ExchangeAlgo::DeepepLowLatency { hook: false, slots: route.most_tokens().max(1) as u32 };
+    let slow = has("lowlatency") || has("epll");
+    // Straight to every rank that has a slot of a token's, once.
+    let direct = ExchangeAlgo::DeepepV2Direct { sms: sms(cluster.gpu.sms.value as u16) };
+    Ok(match () {
+        _ if has("ncclep") || has("zerocopy") || has("liteep") => {
+            return Err(format!("{}: a library that is not modelled", row.library));
+        }
+        _ if has("onesided") => (direct, Some(library("trtllm-one-sided"))),
+        _ if has("twosided") && has("lowprecision") => (direct, Some(library("trtllm-two-sided-fp4"))),
+        _ if has("twosided") => (direct, Some(library("trtllm-two-sided"))),
+        _ if has("uccl") && !slow => (normal, Some(library("uccl-ep"))),
+        _ if has("mori") && slow => (low_latency, Some(library("mori-ep-ll"))),
+        _ if has("mori") => (normal, Some(library("mori-ep"))),
+        // A row for each choice, in bulk to every rank.
+        _ if has("pplx") && has("efa") => (low_latency, Some(library("pplx-fabric-efa"))),
+        _ if has("pplx") => (low_latency, Some(library("pplx-fabric"))),
+        _ if has("hybrid") && !has("deepepv1") => (ExchangeAlgo::HybridEp { sms: sms(HYBRID_EP_SMS) }, None),
+        _ if has("lowlatency") => (low_latency, None),
+        _ if has("deepepv2") => (ExchangeAlgo::DeepepV2Hybrid { sms: v2()? }, None),
+        _ if has("deepep") => (normal, None),
+        _ if has("nccl") => (ExchangeAlgo::Nccl, None),
+        _ => return Err(format!("{}: a library that is not modelled", row.library)),
+    })
+}
