@@ -110,6 +110,9 @@ struct Defaults {
     experts: u32,
 }
 
+/// Of a benchmark that says nothing of it: what most of them ran on.
+const DEFAULT_GPU: &str = "H100";
+
 const DEFAULT: Defaults = Defaults { hidden: 7168, topk: 8, experts: 256 };
 
 pub fn predict(row: &Exchanged, shipped: &Shipped) -> Prediction {
@@ -216,7 +219,7 @@ fn cluster(
     links: u32,
     shipped: &Shipped,
 ) -> std::result::Result<(Cluster, String), String> {
-    let gpu = gpu_of(&row.gpu);
+    let gpu = if row.gpu.is_empty() { DEFAULT_GPU.into() } else { gpu_of(&row.gpu) };
     let node = if links == 72 || links == ranks { None } else { Some(8) };
     let stated = Stated { gpu: &gpu, gpus: ranks, gpus_per_node: node, interconnect: &row.network };
     let chosen = shipped.fleet.choose(&stated)?;

@@ -75,9 +75,9 @@ fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> 
     let limit = setup.get("topk_groups").and(Some(4)).filter(|limit| nodes.is_some_and(|n| n > *limit));
     let common = Exchanged { experts, node_limit: limit, ..common };
     let called = row.get("measure").and_then(Value::as_str).is_some_and(|how| how.to_lowercase().contains("api"));
-    let one = |(name, value): (&String, &Value)| {
-        let unit = unit_of(name, row)?;
-        let combine = squeezed(name).contains("comb") || row.get("op").is_some_and(|op| op == "combine");
+    let one = |(name, value, sms): &(String, f64, Option<u16>)| {
+        let (ranks, unit) = (ranks_of(name), unit_of(name, row)?);
+        let combine = squeezed(name).contains("comb") || row.get("op").and_then(Value::as_str).is_some_and(|op| op.contains("combine"));
         let part = if combine { Part::Combine } else { Part::Dispatch };
         let said = setup.get("dispatch").and_then(Value::as_str).unwrap_or("fp8");
         let fp8 = !combine && !name.contains("bf16") && (name.contains("fp8") || !said.starts_with("bf16"));
@@ -90,7 +90,8 @@ fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> 
             None => common.library.clone(),
         };
         let called = called || name.starts_with("torch");
-        let facts = Exchanged { library, part, element, unit, called, measured: value.as_f64()?, ..common.clone() };
+        let (ranks, sms) = (ranks.or(common.ranks), sms.or(common.sms));
+        let facts = Exchanged { library, part, element, unit, called, ranks, sms, measured: *value, ..common.clone() };
         Some((name.clone(), facts))
     };
     let category = text(table, "category");
@@ -99,7 +100,8 @@ fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> 
         let other = format!("{category}: no exchange by itself");
         return vec![("row".into(), Exchanged { other, ..common })];
     }
-    let found: Vec<_> = row.iter().filter_map(one).collect();
+    let flat = flattened(row);
+    let found: Vec<_> = flat.iter().filter_map(one).collect();
     // Rates that a source computes from times beside them say nothing new.
     let times = found.iter().any(|(_, f)| f.unit == Unit::Microseconds);
     let kept: Vec<_> = found.into_iter().filter(|(_, f)| !times || f.unit == Unit::Microseconds).collect();
@@ -109,10 +111,41 @@ fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> 
     }
 }
 
+/// The numbers of a row, those inside of "before" and "after" and of pairs as well; a pair is of the network and of
+/// the links. With the SMs that are stated beside them.
+fn flattened(row: &Map<String, Value>) -> Vec<(String, f64, Option<u16>)> {
+    let mut flat = vec![];
+    for (name, value) in row {
+        match value {
+            Value::Object(inner) => {
+                let sms = inner.get("sms").and_then(Value::as_u64).map(|n| n as u16);
+                flat.extend(flattened(inner).into_iter().map(|(of, v, _)| (format!("{name}.{of}"), v, sms)));
+            }
+            Value::Array(pair) => {
+                let of = ["", "_nvlink"].iter().zip(pair);
+                flat.extend(of.filter_map(|(link, v)| Some((format!("{name}{link}"), v.as_f64()?, None))));
+            }
+            other => flat.extend(other.as_f64().map(|v| (name.clone(), v, None))),
+        }
+    }
+    flat
+}
+
+/// The 64 of a column that is named EP64.
+fn ranks_of(name: &str) -> Option<u32> {
+    name.strip_prefix("EP")?.parse().ok()
+}
+
 /// The unit of a number by its name; none where it is no time and no rate.
 fn unit_of(name: &str, row: &Map<String, Value>) -> Option<Unit> {
     if name == "num_sms" {
         return Some(Unit::Sms);
+    }
+    let op = row.get("op").and_then(Value::as_str).unwrap_or_default();
+    // Times of an exchange by the ranks, and those of a row that is one as a whole.
+    let whole = ranks_of(name).is_some() && ["dispatch", "combine"].iter().any(|word| op.contains(word));
+    if whole || ["before_us", "after_us"].contains(&name) {
+        return Some(Unit::Microseconds);
     }
     let exchange = ["disp", "comb"].iter().any(|word| name.contains(word));
     let bandwidth = name == "bw_gbs" && row.contains_key("op");

@@ -44,6 +44,8 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
         _ if has("hybrid") && !has("deepepv1") => (ExchangeAlgo::HybridEp { sms: sms(HYBRID_EP_SMS) }, None),
         _ if has("lowlatency") => (low_latency, None),
         _ if has("deepepv2") => (ExchangeAlgo::DeepepV2Hybrid { sms: v2()? }, None),
+        // What SGLang brings is younger than the tables of DeepEP's own README.
+        _ if has("deepep") && has("sglang") => (normal, Some(library("deepep-v1-normal-2025-11"))),
         _ if has("deepep") => (normal, None),
         _ if has("nccl") => (ExchangeAlgo::Nccl, None),
         _ => return Err(format!("{}: a library that is not modelled", row.library)),

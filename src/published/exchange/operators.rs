@@ -36,7 +36,7 @@ pub fn operator_table(file: &str, name: &str, table: &Map<String, Value>) -> Res
             library: if name.contains("deepep_ll") {
                 "DeepEP V1 low-latency".into()
             } else if name.contains("deepep_normal") {
-                "DeepEP V1 normal".into()
+                format!("DeepEP V1 normal of {}", name.split('/').nth(2).unwrap_or_default())
             } else {
                 format!("{name} {} {}", text("kernel_source"), text("op_name"))
             },
