@@ -16,7 +16,9 @@ pub mod measured;
 mod mixture;
 mod network;
 mod options;
+pub mod products;
 pub mod read;
+mod runs;
 pub mod sizes;
 pub mod software;
 pub mod split;
@@ -60,6 +62,7 @@ pub fn predict(cases: &[Case], done: &(dyn Fn(&Verdict) + Sync)) -> Result<Vec<V
             Facts::Attention(row) => attention::predict(row, &shipped),
             Facts::Collective(row) => collectives::predict(row, &shipped),
             Facts::Exchange(row) => exchange::predict(row, &shipped),
+            Facts::Product(row) => products::predict(row, &shipped),
         };
         let verdict = Verdict::of(case, found);
         done(&verdict);

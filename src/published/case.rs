@@ -14,6 +14,7 @@ pub enum Facts {
     Attention(Box<Attention>),
     Collective(Box<Collective>),
     Exchange(Box<super::exchange::Exchanged>),
+    Product(Box<super::products::Product>),
 }
 
 /// A training run.

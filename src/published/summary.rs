@@ -134,6 +134,8 @@ fn setup_and_way(case: &Case, unit: &str) -> (String, Way) {
         Facts::Collective(c) => {
             (format!("{:?}", (&c.op, &c.gpu, c.gpus, c.bytes)), Way { name: String::new(), scale: 1.0 })
         }
+        // Shapes differ; none is another way to do the same.
+        Facts::Product(p) => (format!("{p:?}"), Way { name: String::new(), scale: 1.0 }),
         // Two libraries are two ways to do the same.
         Facts::Exchange(x) => {
             let setup = format!(

@@ -4,6 +4,7 @@ use super::{Element, Exchanged, Part, Unit};
 use crate::error::{Error, Result};
 use crate::published::case::{Case, Facts};
 use crate::published::words::squeezed;
+use crate::published::{products, runs};
 use serde_json::{Map, Value};
 
 /// Whether the cases of a file are of this kind: they have a category.
@@ -22,16 +23,37 @@ pub fn library(file: &str, tables: &[Value]) -> Result<Vec<Case>> {
         let rows = results.as_array().map_or(std::slice::from_ref(results), Vec::as_slice);
         for (n, row) in rows.iter().enumerate() {
             let row = row.as_object().ok_or_else(|| wrong("has a result that is no object"))?;
-            let found = numbers(table, row);
+            let found = facts(table, row);
             let alone = found.len() == 1;
             for (name, facts) in found {
                 let id = if alone { format!("{id}#{n}") } else { format!("{id}#{n}:{name}") };
                 let group = table["id"].as_str().unwrap_or_default().to_string();
-                cases.push(Case { id, group, facts: Facts::Exchange(Box::new(facts)) });
+                cases.push(Case { id, group, facts });
             }
         }
     }
     Ok(cases)
+}
+
+/// The numbers of a row by their names, of whichever kind its table is.
+fn facts(table: &Value, row: &Map<String, Value>) -> Vec<(String, Facts)> {
+    let text = |field: &str| table.get(field).and_then(Value::as_str).unwrap_or_default();
+    let hardware = table.get("hardware").cloned().unwrap_or(Value::Null);
+    let found: Vec<(String, Facts)> = match text("category") {
+        "gemm" => {
+            let all = products::numbers(text("system"), &hardware, row).into_iter();
+            all.map(|(name, product)| (name, Facts::Product(Box::new(product)))).collect()
+        }
+        "training_e2e" => {
+            let all = runs::numbers(table, row).into_iter();
+            all.map(|(name, run)| (name, Facts::Training(Box::new(run)))).collect()
+        }
+        _ => vec![],
+    };
+    if !found.is_empty() {
+        return found;
+    }
+    numbers(table, row).into_iter().map(|(name, facts)| (name, Facts::Exchange(Box::new(facts)))).collect()
 }
 
 /// Every word that a table, a row of it and its surroundings say, for rules that look for a few.
@@ -77,9 +99,10 @@ fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> 
     let called = row.get("measure").and_then(Value::as_str).is_some_and(|how| how.to_lowercase().contains("api"));
     let one = |(name, value, sms): &(String, f64, Option<u16>)| {
         let (ranks, unit) = (ranks_of(name), unit_of(name, row)?);
-        let combine = squeezed(name).contains("comb") || row.get("op").and_then(Value::as_str).is_some_and(|op| op.contains("combine"));
+        let combine = squeezed(name).contains("comb")
+            || row.get("op").and_then(Value::as_str).is_some_and(|op| op.contains("combine"));
         let part = if combine { Part::Combine } else { Part::Dispatch };
-        let said = setup.get("dispatch").and_then(Value::as_str).unwrap_or("fp8");
+        let said = row.get("dtype").or(setup.get("dispatch")).and_then(Value::as_str).unwrap_or("fp8");
         let fp8 = !combine && !name.contains("bf16") && (name.contains("fp8") || !said.starts_with("bf16"));
         let element = if fp8 { Element::Fp8Blocks } else { Element::Bf16 };
         // A column for each of several libraries says whose it is: disp_pplx_efa.

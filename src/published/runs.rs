@@ -1,0 +1,94 @@
+//! Training runs in tables of libraries, which state what a table of runs does under other names.
+
+use super::case::{Experts, Training};
+use super::words::{number_before, squeezed};
+use serde_json::{Map, Value};
+
+/// A case for each number of a row that is a step's; none of rows that only remark.
+pub fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Training)> {
+    let at = |name: &str| {
+        row.get(name).or_else(|| table.get("setup")?.get(name)).or_else(|| table.get("hardware")?.get(name))
+    };
+    let text = |name: &str| at(name).and_then(Value::as_str).unwrap_or_default().to_string();
+    let count = |names: &[&str]| names.iter().find_map(|name| at(name)?.as_u64());
+    let degree = |names: &[&str]| count(names).and_then(|n| u32::try_from(n).ok());
+    let system = format!(
+        "{} {} {} {}",
+        table.get("system").and_then(Value::as_str).unwrap_or_default(),
+        text("impl"),
+        text("dispatcher"),
+        text("method")
+    );
+    let gpu = text("gpu");
+    // "128 H100", "32 H200 (4x p5en)".
+    let leading = gpu.find(' ').and_then(|space| number_before(&gpu, space)).map(|n| n as u32);
+    let model = format!("{} {}", text("model"), system);
+    let experts = (count(&["experts"]).is_some()).then(|| Experts {
+        n: count(&["experts"]),
+        top_k: count(&["topk"]),
+        shared: count(&["shared"]),
+        ffn: count(&["moe_inter", "ffn"]),
+        dense_layers: count(&["dense_layers"]),
+        q_lora: count(&["q_lora"]),
+        kv_lora: count(&["kv_lora"]),
+        ..Experts::default()
+    });
+    let run = Training {
+        gpu: gpu.clone(),
+        gpus: degree(&["gpus"]).or(leading),
+        gpus_per_node: degree(&["gpus_per_node"]).or(squeezed(&gpu).starts_with("gb").then_some(4)),
+        interconnect: if squeezed(&gpu).contains("gb") { "NVL72".into() } else { text("nic") },
+        model: known(&model).map(String::from).unwrap_or(model),
+        layers: count(&["layers"]),
+        hidden: count(&["hidden"]),
+        heads: count(&["heads"]),
+        vocab: count(&["vocab"]),
+        ffn: count(&["dense_inter", "ffn"]),
+        gated_ffn: Some(true),
+        experts,
+        seq: count(&["seq"]).or(Some(4096)),
+        global_batch: count(&["gbs", "global_batch_seqs"]),
+        micro_batch: count(&["mbs"]),
+        tp: degree(&["tp"]),
+        pp: degree(&["pp"]),
+        vp: degree(&["vpp"]),
+        cp: degree(&["cp"]),
+        ep: degree(&["ep"]),
+        zero: "distributed-optimizer".into(),
+        precision: text("precision"),
+        system,
+        ..Training::default()
+    };
+    let flat = row.iter().flat_map(|(name, value)| match value {
+        Value::Object(inner) => inner.iter().map(|(n, v)| (n.clone(), v.clone())).collect(),
+        other => vec![(name.clone(), other.clone())],
+    });
+    flat.filter_map(|(name, value)| Some((name.clone(), measured(&name, value.as_f64()?, &run)?))).collect()
+}
+
+/// The run with the number as what it is.
+fn measured(name: &str, value: f64, run: &Training) -> Option<Training> {
+    let run = run.clone();
+    Some(match name {
+        "step_s" | "nccl_step_s" => Training { iteration_s: Some(value), ..run },
+        "tok_s_gpu" | "tokens_per_s_per_gpu" => Training { tokens_per_s_per_gpu: Some(value), ..run },
+        "tflops" => Training { tflops_per_gpu: Some(value), flops_convention: CAUSAL.into(), ..run },
+        _ => return None,
+    })
+}
+
+/// Megatron-Core counts causal attention half, and nothing twice.
+const CAUSAL: &str = "model FLOPs, CAUSAL attention, no recompute";
+
+/// Models of a name that begins as one that is shipped does.
+fn known(words: &str) -> Option<&'static str> {
+    let text = squeezed(words);
+    let names = [
+        ("deepseekv3", "deepseek-v3"),
+        ("qwen3235b", "qwen3-235b-a22b"),
+        ("qwen330b", "qwen3-30b-a3b"),
+        ("mixtral8x22b", "mixtral-8x22b"),
+        ("mixtral8x7b", "mixtral-8x7b"),
+    ];
+    names.iter().find(|(word, _)| text.contains(word)).map(|(_, name)| *name)
+}
