@@ -172,7 +172,7 @@ fn holds(case: &Case, tolerance: f64) -> Run {
     got
 }
 
-const WAYS: [&str; 6] = [
+const WAYS: [&str; 7] = [
     "default",
     "dispatch-allgather",
     "dispatch-deepep-v1-normal",

@@ -48,9 +48,25 @@ pub fn ep(run: &Training, model: &LlmSpec, stage: u32, node: u32) -> u32 {
     run.ep.unwrap_or_else(|| (1..=node.min(stage)).rev().find(|n| fits(*n)).unwrap_or(1))
 }
 
+/// Who carries the rows in the recipes of Megatron-Bridge, by model and GPU, the first line that fits
+/// (github:NVIDIA-NeMo/Megatron-Bridge scripts/performance/configs, 2025-11 to 2026-08).
+const RECIPES: &[(&str, &str, &[&str])] = &[
+    // In one domain of NVLink GPT-OSS has Megatron's own all-to-all, too, except in the newest recipes.
+    ("gptoss", "", &[]),
+    ("qwen3235b", "h100", &[]),
+    ("qwen3235b", "b200", &[]),
+    ("qwen3235b", "b300", &[]),
+    ("", "", &["dispatch-hybrid-ep"]),
+];
+
 /// The words of who carries the rows, by what a source calls it; Megatron-LM's own all-to-all where it says nothing.
 pub fn dispatch(run: &Training) -> &'static [&'static str] {
     let system = squeezed(&run.system);
+    if ["megatronbridge", "nemo"].iter().any(|word| system.contains(word)) {
+        let (model, gpu) = (squeezed(&run.model), squeezed(&run.gpu));
+        let fits = |line: &&(&str, &str, &[&str])| model.contains(line.0) && gpu.starts_with(line.1);
+        return RECIPES.iter().find(fits).map_or(&[], |line| line.2);
+    }
     let names: &[(&str, &[&str])] = &[
         ("hybridep", &["dispatch-hybrid-ep"]),
         ("deepep", &["dispatch-deepep-v1-normal"]),

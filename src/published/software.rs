@@ -28,6 +28,8 @@ pub struct Habits {
     pub sequence_parallel: bool,
     /// Chunks of rows are gathered and scattered beside the products, where there is sequence parallelism.
     pub tp_overlap: bool,
+    /// The recipes come with NCCL's settings for sends.
+    pub tuned_sends: bool,
 }
 
 const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
@@ -39,6 +41,7 @@ const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
         zero: 0,
         sequence_parallel: false,
         tp_overlap: false,
+        tuned_sends: false,
     }
 }
 
@@ -58,7 +61,7 @@ const RECIPES: Habits = Habits { zero: 1, sequence_parallel: true, ..habits(TRAN
 
 /// What overlaps communication of tensor parallelism by default: NeMo and Megatron-Bridge (`tp_comm_overlap`), and as
 /// Megatron Core's README has it for its own figures.
-const OVERLAPPED: Habits = Habits { tp_overlap: true, ..RECIPES };
+const OVERLAPPED: Habits = Habits { tp_overlap: true, tuned_sends: true, ..RECIPES };
 
 /// MegaScale's block (arXiv:2402.15627, section 3.1) and overlap (section 3.2); its window is not printed, half of its sequence is what its MFU says.
 const MEGASCALE: Habits = Habits { parallel_block: true, window: Some(1024), tp_overlap: true, ..habits(FLASH, 0.0) };

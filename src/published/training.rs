@@ -23,6 +23,10 @@ use crate::strategy::{Engines, build_routed};
 /// over by as much may still have fitted.
 const SPARE: f64 = 1.4;
 
+/// What sends reach of a NIC where NCCL's settings are tuned: 35.8 of 50 GB/s (B200 Vultr POC cluster test summary of
+/// 2026-05-18, section 10, `v2`); 33 of 50 by default on H20 with PXN (github issue NVIDIA/nccl-tests#321).
+const TUNED_SENDS: f64 = 0.716;
+
 /// A run with everything chosen.
 struct Setup<'a> {
     model: LlmSpec,
@@ -47,9 +51,12 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
     }
     let stated =
         Stated { gpu: &run.gpu, gpus: gpus(run)?, gpus_per_node: run.gpus_per_node, interconnect: &run.interconnect };
-    let machine = shipped.fleet.choose(&stated)?;
-    found.cluster = machine.said.clone();
+    let mut machine = shipped.fleet.choose(&stated)?;
     let habits = Habits::of(&run.system);
+    if let Some(out) = machine.cluster.spec.scale_out.as_mut().filter(|_| habits.tuned_sends) {
+        out.p2p.value = out.p2p.value.max(out.raw.value * TUNED_SENDS);
+    }
+    found.cluster = machine.said.clone();
     let stack = shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu)?;
     found.stack = stack.name.clone();
     let (model, _) = sizes::model(run, habits)?;
