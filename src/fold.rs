@@ -5,7 +5,7 @@
 //! the links in between, until nothing changes. [`trivial`] puts every rank alone and is the oracle.
 
 use crate::cluster::Cluster;
-use crate::plan::rows::place_of;
+use crate::plan::rows::{place_of, replica_of};
 use crate::plan::{Axis, Group, Lane, OpKind, Plan};
 use rustc_hash::{FxHashMap, FxHasher};
 use std::collections::BTreeSet;
@@ -42,7 +42,9 @@ pub fn refine_marked(plan: &Plan, cluster: &Cluster, marks: &[u64]) -> Fold {
         let at: Vec<u32> = axes.iter().map(|&(view, axis)| plan.views[view as usize].coord(r, axis)).collect();
         // Listed choices give every rank of experts rows of its own.
         let listed = plan.routes.iter().any(|route| route.is_listed());
-        colour(&(plan.program_of(r), at, listed.then(|| place_of(&plan.views, r)), marks.get(r as usize)))
+        let replica = plan.routes_by_replica.then(|| replica_of(&plan.views, r));
+        let place = listed.then(|| place_of(&plan.views, r));
+        colour(&(plan.program_of(r), at, place, replica, marks.get(r as usize)))
     };
     let mut colours: Vec<u64> = (0..n).map(first).collect();
     let mut count = distinct(&colours);

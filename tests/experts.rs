@@ -125,7 +125,7 @@ fn run(plan: &Plan) -> Run {
 
 fn reference(plan: &Plan) -> StepResult {
     let cfg = DenseConfig::from(plan.model().expect("a step has a model"));
-    let experts = cfg.experts.map(|e| Experts { choices: vec![routing::choices(plan)], ..e });
+    let experts = cfg.experts.map(|e| Experts { choices: routing::choices(plan), ..e });
     let cfg = DenseConfig { experts, ..cfg };
     let (tokens, targets) = Source::seeded(7).batch(plan, 1);
     step(&cfg, &Source::seeded(7).weights(plan), &tokens, &targets, &plan.optimizer().expect("a step ends with Adam"))

@@ -67,7 +67,7 @@ impl Acts<'_> {
         let found = match known {
             Some(found) => found,
             None => {
-                let (route, machine) = (&self.plan.routes[*route as usize], self.machine);
+                let (route, machine) = (self.plan.route_of(*route, gang.members[0]), self.machine);
                 let time = exchange::time(route, *algo, *phase, values, &gang.members, machine.cluster, machine.stack)?;
                 let found = Rc::new((time, exchange::traffic(route, *algo, *phase)));
                 self.exchanges.insert(asked, found.clone());

@@ -348,10 +348,10 @@ impl<'a> Acts<'a> {
         let (reads, writes) = sizes.split();
         let views = &self.plan.views;
         if let Some(routed) = kernel.routed() {
-            let route = &self.plan.routes[routed.route as usize];
             // Rows are others on every class.
             for &class in classes {
-                let work = routed.work(route, views, self.fold.representatives[class], reads, writes);
+                let rank = self.fold.representatives[class];
+                let work = routed.work(self.plan.route_of(routed.route, rank), views, rank, reads, writes);
                 let timed = self.timed(kernel.curve(), work, dtype);
                 each(class, work.flops, timed);
             }

@@ -28,7 +28,7 @@ pub fn sent_by(plan: &Plan, line: &Line, rank: u32) -> u64 {
                 })
             }
             OpKind::Exchange { route, algo, phase, .. } => {
-                let route = &plan.routes[*route as usize];
+                let route = plan.route_of(*route, rank);
                 let row = row_bytes(plan, line, i, *algo, *phase, route.topk);
                 let here = place_of(&plan.views, rank);
                 let hops = exchange::hops(route, *algo, *phase);

@@ -50,7 +50,7 @@ impl Exchange {
             unreachable!("only exchanges exchange")
         };
         let (plan, path) = (shared.plan, line.path(node as usize));
-        let route = plan.routes[*route as usize].clone();
+        let route = plan.route_of(*route, rank).clone();
         if !route.is_listed() {
             let why = "its route is balanced, which says how many rows go and not which; give --routing uniform";
             return Err(Error::device(format!("rank {rank}, {path}"), why));

@@ -1,26 +1,62 @@
-//! The choices of every token of the global batch, put together from the route of a plan: what the dense reference
-//! needs to know of it.
+//! The choices of every token of the global batch, and the routes of a plan: what the dense reference needs to know of
+//! the one, and what routers chose put into the other.
 
 use super::inputs::sequences_of;
-use crate::plan::route::DROPPED;
-use crate::plan::rows::place_of;
-use crate::plan::{Axis, Inputs, Plan};
+use crate::error::Result;
+use crate::plan::route::{Counts, DROPPED};
+use crate::plan::rows::{place_of, replica_of, replicas};
+use crate::plan::{Axis, Inputs, Plan, Route};
 
-/// By sequence, `[s, k]`; [`DROPPED`] where a token has no choice. Empty for a plan without routes.
-pub fn choices(plan: &Plan) -> Vec<Vec<u32>> {
-    let (Some(route), Some(inputs)) = (plan.routes.first(), plan.feed.tokens()) else { return vec![] };
-    let per_sequence = (inputs.segs.seq * u64::from(route.topk)) as usize;
-    let mut all = vec![vec![DROPPED; per_sequence]; plan.about.global_batch as usize];
-    for rank in 0..plan.ranks() {
+/// The choices of a layer: by sequence, `[s, k]`; [`DROPPED`] where a token has none.
+pub type Choices = Vec<Vec<u32>>;
+
+/// What the routes of a plan say: of every layer with experts, or of one for all of them. Empty without routes.
+pub fn choices(plan: &Plan) -> Vec<Choices> {
+    let Some(inputs) = plan.feed.tokens() else { return vec![] };
+    let each = if plan.routes_by_replica { inputs.microbatches * replicas(&plan.views) } else { 1 };
+    (0..plan.routes.len() as u32 / each).map(|layer| of_layer(plan, inputs, layer)).collect()
+}
+
+/// The first route of a layer in a microbatch.
+fn first(plan: &Plan, inputs: &Inputs, layer: u32, microbatch: u32) -> u32 {
+    if plan.routes_by_replica { (layer * inputs.microbatches + microbatch) * replicas(&plan.views) } else { 0 }
+}
+
+fn of_layer(plan: &Plan, inputs: &Inputs, layer: u32) -> Choices {
+    let topk = plan.routes[0].topk as usize;
+    let mut all = vec![vec![DROPPED; inputs.segs.seq as usize * topk]; plan.about.global_batch as usize];
+    for (rank, microbatch) in (0..plan.ranks()).flat_map(|r| (0..inputs.microbatches).map(move |m| (r, m))) {
+        let route = plan.route_of(first(plan, inputs, layer, microbatch), rank);
         let own = route.choices(place_of(&plan.views, rank)).unwrap_or_default();
-        for microbatch in 0..inputs.microbatches {
-            let rows = rows(plan, inputs, rank, microbatch);
-            for ((sequence, position), choices) in rows.zip(own.chunks(route.topk as usize)) {
-                all[sequence][position * choices.len()..][..choices.len()].copy_from_slice(choices);
-            }
+        for ((sequence, position), choices) in rows(plan, inputs, rank, microbatch).zip(own.chunks(topk)) {
+            all[sequence][position * topk..][..topk].copy_from_slice(choices);
         }
     }
     all
+}
+
+/// The routes of a plan laid out as `plan` is, in which every token goes where `choices` say, layer by layer; as
+/// [`build_by_layer`](crate::strategy::build_by_layer) takes them.
+pub fn routes(plan: &Plan, choices: &[Choices]) -> Result<Vec<Route>> {
+    let (inputs, like) = (plan.inputs()?, &plan.routes[0]);
+    let topk = like.topk as usize;
+    let mut all = vec![];
+    for (layer, microbatch) in choices.iter().flat_map(|l| (0..inputs.microbatches).map(move |m| (l, m))) {
+        for replica in 0..replicas(&plan.views) {
+            let mut by_place = vec![vec![]; like.ranks as usize];
+            // Every stage has the same tokens.
+            let first_stage = (0..plan.ranks()).filter(|&rank| plan.views[0].coord(rank, Axis::Pp) == 0);
+            for rank in first_stage.filter(|&rank| replica_of(&plan.views, rank) == replica) {
+                by_place[place_of(&plan.views, rank) as usize] = rows(plan, inputs, rank, microbatch)
+                    .flat_map(|(sequence, position)| layer[sequence][position * topk..][..topk].iter().copied())
+                    .collect();
+            }
+            let tokens = by_place.iter().map(|choices| (choices.len() / topk) as u64).collect();
+            let counts = Counts::Listed { tokens, choices: by_place.concat() };
+            all.push(Route::new([like.ranks, like.node], like.experts, like.topk, counts)?);
+        }
+    }
+    Ok(all)
 }
 
 /// Sequence and position of each row between the products of a layer.

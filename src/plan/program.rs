@@ -4,6 +4,7 @@ use super::kernel::Kernel;
 use super::mesh::{Axis, Group, Mesh};
 use super::op::*;
 use super::route::Route;
+use super::rows::{replica_of, replicas};
 use super::segs::Segs;
 use super::share::Share;
 use crate::error::{Error, Result};
@@ -288,6 +289,10 @@ pub struct Plan {
     /// Which rows of mixture-of-experts layers go where.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
+    /// An op names the first of several routes, one behind the other: one for each rank that holds the same experts.
+    /// Ops of every layer and microbatch name others then: layer after layer, in each microbatch after microbatch.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub routes_by_replica: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -314,6 +319,17 @@ impl Plan {
 
     pub fn ranks(&self) -> u32 {
         self.views[0].size()
+    }
+
+    /// The route that an op names, for `rank`.
+    pub fn route_of(&self, route: u32, rank: u32) -> &Route {
+        let own = if self.routes_by_replica { replica_of(&self.views, rank) } else { 0 };
+        &self.routes[(route + own) as usize]
+    }
+
+    /// How many routes an op names.
+    pub fn routes_at_once(&self) -> u32 {
+        if self.routes_by_replica { replicas(&self.views) } else { 1 }
     }
 
     /// The program that `rank` runs.

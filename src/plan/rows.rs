@@ -18,6 +18,16 @@ pub fn place_of(views: &[Mesh], rank: u32) -> u32 {
     views.get(EXPERT_VIEW as usize).map_or(0, |view| view.coord(rank, Axis::Ep))
 }
 
+/// Which it is of the ranks that hold the same experts.
+pub fn replica_of(views: &[Mesh], rank: u32) -> u32 {
+    views.get(EXPERT_VIEW as usize).map_or(0, |view| view.coord(rank, Axis::Edp))
+}
+
+/// How many ranks hold the same experts.
+pub fn replicas(views: &[Mesh]) -> u32 {
+    views.get(EXPERT_VIEW as usize).map_or(1, |view| view.degree(Axis::Edp))
+}
+
 /// What an exchange leaves on a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

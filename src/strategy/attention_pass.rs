@@ -34,6 +34,7 @@ pub fn build(spec: &AttentionSpec, pass: Pass, par: &Parallelism, engines: Engin
         masters: vec![],
         feed: Feed::Attention(feed),
         routes: vec![],
+        routes_by_replica: false,
     })
 }
 

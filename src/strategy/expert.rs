@@ -31,6 +31,8 @@ use rand_chacha::ChaCha8Rng;
 
 /// What a rank has of the experts of a layer, and how its rows reach the others.
 pub struct Experts {
+    /// The first route that ops name.
+    pub route: u32,
     ranks: u32,
     algo: ExchangeAlgo,
     engine: Engine,
@@ -174,11 +176,12 @@ impl Experts {
         model: &LlmSpec,
         par: &Parallelism,
         engines: Engines,
-        route: Option<&Route>,
+        routes: &[Route],
         [dtype, acc]: [Dtype; 2],
         tokens: u64,
     ) -> Option<Experts> {
-        let (moe, route) = (model.moe?, route?);
+        let (moe, route) = (model.moe?, routes.first()?);
+        let most = |layout: Layout| routes.iter().map(|route| layout.capacity(route)).max().unwrap_or(0);
         let (h, f, slots) = (model.hidden, moe.ffn, u64::from(route.local_experts()));
         let mut weights = Weights::over(Axis::Ep, u64::from(route.ranks));
         let wide = moe.experts * 2 * f;
@@ -193,15 +196,16 @@ impl Experts {
             _ => engines.collective,
         };
         Some(Experts {
+            route: 0,
             ranks: route.ranks,
             algo,
             engine,
             fp8_rows: par.options.dispatch_fp8 && route.ranks > 1,
             fp8: par.options.fp8,
             tokens,
-            copies: algo.source().capacity(route),
-            landed: algo.landed().capacity(route),
-            rows: Layout::Experts.capacity(route),
+            copies: most(algo.source()),
+            landed: most(algo.landed()),
+            rows: most(Layout::Experts),
             hidden: h,
             ffn: f,
             experts: moe.experts,
@@ -285,7 +289,7 @@ impl Experts {
     }
 
     fn kernel(&self, b: &mut Builder, label: &str, op: ExpertOp, reads: &[Buf], writes: &[Buf]) {
-        b.compute(label, Kernel::Expert(ExpertKernel { route: 0, op }), reads, writes);
+        b.compute(label, Kernel::Expert(ExpertKernel { route: self.route, op }), reads, writes);
     }
 
     fn capacity(&self, layout: Layout) -> u64 {
@@ -307,7 +311,7 @@ impl Experts {
         let (src, dst) = (src.to_vec(), dst.to_vec());
         let (algo, acc, engine) = (self.algo, self.acc, self.engine);
         let group = Group::Axes { view: EXPERT_VIEW, axes: vec![Axis::Ep] };
-        b.exchange(label, &group, 0, OpKind::Exchange { route: 0, src, dst, algo, phase, wire, acc, engine });
+        b.exchange(label, &group, 0, OpKind::Exchange { route: self.route, src, dst, algo, phase, wire, acc, engine });
     }
 
     /// Rows of tokens, and with `choices` a number for each of their choices, to the experts that they chose.

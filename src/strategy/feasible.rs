@@ -317,7 +317,7 @@ pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> 
         let what = if short > 0 { "short-ends".into() } else { format!("vp {}", par.vp) };
         return Err(Error::infeasible(format!("pp: {what} needs a pipeline; use vp 1 or pp above 1")));
     }
-    if kinds_of(model).len() > 1 && short == 0 && l >= parts {
+    if kinds_of(model, false).len() > 1 && short == 0 && l >= parts {
         return Ok(uneven(l, parts));
     }
     let good = list((2..=l.min(4096)).filter(|n| (l + short).is_multiple_of(*n) && (l + short) / n > short.min(1)));

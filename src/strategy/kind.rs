@@ -10,8 +10,8 @@ use crate::spec::{LlmSpec, Recompute};
 use std::ops::Range;
 
 pub struct Kind {
-    /// Before the names of tensors, blocks and calls; empty but for dense layers before those with experts.
-    pub prefix: &'static str,
+    /// Before the names of tensors, blocks and calls; empty where one kind is all there is, or what most layers are.
+    pub prefix: String,
     /// Which layers of the model.
     pub layers: Range<u32>,
     pub layer: Layer,
@@ -22,23 +22,37 @@ pub struct Kind {
     /// Every layer has slots of its own for what it keeps; else one serves all, as they are computed again.
     pub keeps: bool,
     pub scratch: Scratch,
-    /// The block of a layer's forward pass, of its backward pass, and that with the sums of the gradients behind it.
-    pub fwd: BlockId,
-    pub bwd: BlockId,
-    pub bwd_last: BlockId,
+    /// One of each for all microbatches, or one for every one where their rows go other ways.
+    pub blocks: Vec<Blocks>,
     /// The block that sets a layer's gradient to zero.
     pub fill: BlockId,
 }
 
-/// The kinds of a model's layers, each as a model of its own, and which layers they are.
-pub fn kinds_of(model: &LlmSpec) -> Vec<(&'static str, LlmSpec, Range<u32>)> {
-    let (dense, all) = (model.dense_layers() as u32, model.layers as u32);
-    let plain = LlmSpec { moe: None, ..model.clone() };
-    match (model.moe, dense) {
-        (None, _) | (Some(_), 0) => vec![("", model.clone(), 0..all)],
-        (Some(_), dense) if dense == all => vec![("", plain, 0..all)],
-        (Some(_), dense) => vec![("dense_", plain, 0..dense), ("", model.clone(), dense..all)],
+/// The blocks of a layer.
+#[derive(Clone, Copy)]
+pub struct Blocks {
+    pub fwd: BlockId,
+    pub bwd: BlockId,
+    /// With the sums of the gradients.
+    pub bwd_last: BlockId,
+}
+
+/// The kinds of a model's layers, each as a model of its own, and which layers they are. Where the rows of every layer
+/// go other ways (`apart`), a layer with experts is a kind of its own.
+pub fn kinds_of(model: &LlmSpec, apart: bool) -> Vec<(String, LlmSpec, Range<u32>)> {
+    let all = model.layers as u32;
+    let dense = if model.moe.is_some() { model.dense_layers() as u32 } else { all };
+    let mut kinds = vec![];
+    if dense > 0 {
+        let prefix = if dense < all { "dense_" } else { "" };
+        kinds.push((prefix.into(), LlmSpec { moe: None, ..model.clone() }, 0..dense));
     }
+    match apart {
+        true => kinds.extend((dense..all).map(|l| (format!("layer{l}_"), model.clone(), l..l + 1))),
+        false if dense < all => kinds.push((String::new(), model.clone(), dense..all)),
+        false => {}
+    }
+    kinds
 }
 
 /// How many layers of `part` are of a kind's `layers`.
@@ -100,11 +114,20 @@ impl Kind {
         self.saved.bufs().into_iter().map(arg).collect()
     }
 
-    /// Writes the blocks of a layer.
-    pub fn write(&mut self, b: &mut Builder, ranks: [&DataParallel; 2], recompute: Recompute) {
-        self.fwd = self.forward(b);
-        self.bwd = self.backward(b, recompute);
-        self.bwd_last = self.backward_and_sums(b, ranks);
+    /// The blocks of a microbatch.
+    pub fn of(&self, microbatch: u32) -> Blocks {
+        self.blocks[(microbatch as usize).min(self.blocks.len() - 1)]
+    }
+
+    /// Writes the blocks of a layer, which name `route`.
+    pub fn write(&mut self, b: &mut Builder, ranks: [&DataParallel; 2], recompute: Recompute, route: u32) {
+        if let Some(experts) = &mut self.layer.experts {
+            experts.route = route;
+        }
+        let fwd = self.forward(b);
+        let bwd = self.backward(b, recompute, fwd);
+        let bwd_last = self.backward_and_sums(b, ranks, bwd);
+        self.blocks.push(Blocks { fwd, bwd, bwd_last });
     }
 
     fn forward(&self, b: &mut Builder) -> BlockId {
@@ -116,7 +139,7 @@ impl Kind {
         b.close()
     }
 
-    fn backward(&self, b: &mut Builder, recompute: Recompute) -> BlockId {
+    fn backward(&self, b: &mut Builder, recompute: Recompute, fwd: BlockId) -> BlockId {
         b.open(&format!("{}layer_bwd", self.prefix));
         let (w, g) = self.formal_weights(b);
         let [x, dy, dx] = ["x", "dy", "dx"].map(|name| b.formal(name));
@@ -125,14 +148,14 @@ impl Kind {
             // The output is not needed again; it goes where the next layer's gradient will be written.
             let mut args: Vec<Arg> = w.bufs().chain([x, dx]).map(Arg::from).collect();
             args.extend(keep.bufs().into_iter().map(Arg::from));
-            b.call("again", self.fwd, 1, &args);
+            b.call("again", fwd, 1, &args);
         }
         self.layer.backward(b, &self.scratch, [w, g], x, &keep, dy, dx);
         b.close()
     }
 
     /// A layer's backward pass and, behind it, the sum of its gradient over the ranks.
-    fn backward_and_sums(&self, b: &mut Builder, [dp, edp]: [&DataParallel; 2]) -> BlockId {
+    fn backward_and_sums(&self, b: &mut Builder, [dp, edp]: [&DataParallel; 2], bwd: BlockId) -> BlockId {
         b.open(&format!("{}layer_bwd_last", self.prefix));
         let (w, g) = self.formal_weights(b);
         let [x, dy, dx] = ["x", "dy", "dx"].map(|name| b.formal(name));
@@ -140,7 +163,7 @@ impl Kind {
         let share = self.shares([dp, edp]).formals(b, "g_share");
         let mut args: Vec<Arg> = w.bufs().chain(g.bufs()).chain([x, dy, dx]).map(Arg::from).collect();
         args.extend(keep.bufs().into_iter().map(Arg::from));
-        b.call("bwd", self.bwd, 1, &args);
+        b.call("bwd", bwd, 1, &args);
         self.layer.sum_shared(b, g.dense);
         dp.sync(b, "grad_sum", g.dense, share.dense);
         if let (Some(g), Some(share)) = (g.experts, share.experts) {
@@ -160,17 +183,24 @@ impl Kind {
         self.fill = b.close();
     }
 
-    /// All layers of this kind forward; slot l of `x` is the input of the model's layer l, of `all`.
-    pub fn call_forward(&self, b: &mut Builder, x: Buf, all: u32) {
+    /// All layers of this kind forward, in a microbatch; slot l of `x` is the input of the model's layer l, of `all`.
+    pub fn call_forward(&self, b: &mut Builder, microbatch: u32, x: Buf, all: u32) {
         let (n, at) = (self.count(), self.layers.start as i32);
         let mut args = self.weights().args(|buf| each(buf, 0, 1, n));
         args.extend([each(x, at, 1, all + 1), each(x, at + 1, 1, all + 1)]);
         args.extend(self.saved_each(0, 1));
-        b.call(&format!("{}fwd", self.prefix), self.fwd, n, &args);
+        b.call(&format!("{}fwd", self.prefix), self.of(microbatch).fwd, n, &args);
     }
 
     /// And backward, with the sums of their gradients if `shares` say where those go. The two slots of `dx` take turns.
-    pub fn call_backward(&self, b: &mut Builder, [x, dx]: [Buf; 2], all: u32, shares: Option<Flats>) {
+    pub fn call_backward(
+        &self,
+        b: &mut Builder,
+        microbatch: u32,
+        [x, dx]: [Buf; 2],
+        all: u32,
+        shares: Option<Flats>,
+    ) {
         let (n, top, turn) = (self.count(), self.count() as i32 - 1, (all - self.layers.end) as i32);
         let down = |buf| each(buf, top, -1, n);
         let mut args = self.weights().args(down);
@@ -179,7 +209,8 @@ impl Kind {
         args.extend([each(x, x_top, -1, all + 1), each(dx, turn % 2, 1, 2), each(dx, turn % 2 + 1, 1, 2)]);
         args.extend(self.saved_each(top, -1));
         args.extend(shares.into_iter().flat_map(|shares| shares.args(down)));
-        let block = if shares.is_some() { self.bwd_last } else { self.bwd };
+        let Blocks { bwd, bwd_last, .. } = self.of(microbatch);
+        let block = if shares.is_some() { bwd_last } else { bwd };
         b.call(&format!("{}bwd", self.prefix), block, n, &args);
     }
 }

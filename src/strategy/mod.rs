@@ -26,4 +26,4 @@ pub mod ulysses;
 pub mod unfused;
 pub mod weights;
 
-pub use step::{Engines, Sizes, build, build_routed, sizes};
+pub use step::{Engines, Sizes, build, build_by_layer, build_routed, sizes};

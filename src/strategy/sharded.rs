@@ -40,7 +40,7 @@ impl Step<'_> {
         self.embed_forward(tokens, self.x);
         match forward {
             Some(block) => self.gathered_forward(block),
-            None => self.call_forward(),
+            None => self.call_forward(0),
         }
         for (label, w) in [("clear.embed", self.embed), ("clear.head", self.head)] {
             self.dp.clear(&mut self.b, label, &w, w.grad);
@@ -73,7 +73,7 @@ impl Step<'_> {
         let [share, next] = ["next_share", "next_w"].map(|name| self.b.formal(name));
         self.dp.gather(&mut self.b, "gather_next", share, next);
         let args: Vec<Arg> = [w, x, x_out].into_iter().chain(keep).map(Arg::from).collect();
-        self.b.call("fwd", self.kinds[0].fwd, 1, &args);
+        self.b.call("fwd", self.kinds[0].of(0).fwd, 1, &args);
         self.b.close()
     }
 
@@ -100,7 +100,7 @@ impl Step<'_> {
         let at = top as i32;
         let mut args = vec![each(w, at, 1, whole), each(x, at, 1, l + 1), each(x, at + 1, 1, l + 1)];
         args.extend(self.kinds[0].saved_each(at, 1));
-        self.b.call("fwd_last", self.kinds[0].fwd, 1, &args);
+        self.b.call("fwd_last", self.kinds[0].of(0).fwd, 1, &args);
     }
 
     /// A layer's backward pass: first the weights of the layer before it are asked for, last its gradient is
@@ -118,7 +118,7 @@ impl Step<'_> {
         }
         self.dp.clear(&mut self.b, "clear", &self.kinds[0].flat, g);
         let args: Vec<Arg> = [w, g, x, dy, dx].into_iter().chain(keep).map(Arg::from).collect();
-        self.b.call("bwd", self.kinds[0].bwd, 1, &args);
+        self.b.call("bwd", self.kinds[0].of(0).bwd, 1, &args);
         self.kinds[0].layer.sum_shared(&mut self.b, g);
         self.dp.sync(&mut self.b, "grad_sum", g, partial);
         if self.dp.accumulates() && !first {

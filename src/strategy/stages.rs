@@ -28,7 +28,8 @@ struct Chunk {
 pub struct Staged<'s, 'a> {
     step: &'s mut Step<'a>,
     flows: Vec<Flow>,
-    chunks: BTreeMap<Counts, Chunk>,
+    /// By the layers that they have, and by the microbatch where the rows of each go other ways.
+    chunks: BTreeMap<(Counts, u32), Chunk>,
     embed: [BlockId; 2],
     head: BlockId,
     /// Inputs of chunks, and those of the other layers of a chunk, by microbatch in flight.
@@ -77,10 +78,13 @@ impl<'s, 'a> Staged<'s, 'a> {
         let (stages, chunks) = (staged.step.pipe.stages, staged.step.pipe.chunks);
         for (chunk, stage) in (0..chunks).flat_map(|chunk| (0..stages).map(move |stage| (chunk, stage))) {
             let counts = staged.counts(stage, chunk);
-            if !staged.chunks.contains_key(&counts) {
-                let (forward, backward) = (staged.chunk_fwd(&counts), staged.chunk_bwd(&counts, false));
-                let chunk = Chunk { forward, backward, last: staged.chunk_bwd(&counts, true) };
-                staged.chunks.insert(counts, chunk);
+            for microbatch in 0..staged.step.variants() {
+                let key = (counts.clone(), microbatch);
+                if !staged.chunks.contains_key(&key) {
+                    let (forward, backward) = (staged.chunk_fwd(&key), staged.chunk_bwd(&key, false));
+                    let chunk = Chunk { forward, backward, last: staged.chunk_bwd(&key, true) };
+                    staged.chunks.insert(key, chunk);
+                }
             }
         }
         staged
@@ -88,6 +92,10 @@ impl<'s, 'a> Staged<'s, 'a> {
 
     fn counts(&self, stage: u32, chunk: u32) -> Counts {
         self.step.kinds.iter().map(|kind| self.step.pipe.count(stage, chunk, &kind.layers)).collect()
+    }
+
+    fn chunk_of(&self, counts: &Counts, unit: Unit) -> Chunk {
+        self.chunks[&(counts.clone(), unit.microbatch.min(self.step.variants() - 1))]
     }
 
     /// What `of` names of each kind that a chunk has layers of, from the first of them on, as arguments.
@@ -184,7 +192,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         let mut args = self.args(stage, unit.chunk, Kind::weights);
         args.extend([input, self.inner_of(kept), out].map(Arg::from));
         args.extend(self.saved_of(&counts, kept));
-        self.step.b.call(&format!("fwd.{name}"), self.chunks[&counts].forward, 1, &args);
+        self.step.b.call(&format!("fwd.{name}"), self.chunk_of(&counts, unit).forward, 1, &args);
         if !last {
             self.send(stage, unit, out);
         }
@@ -207,7 +215,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         args.extend(self.args(stage, unit.chunk, Kind::gradients));
         args.extend([self.input.slot(input), self.inner_of(kept), dx].map(Arg::from));
         args.extend(self.saved_of(&counts, kept));
-        let (chunk, layers) = (self.chunks[&counts], counts.iter().sum::<u32>());
+        let (chunk, layers) = (self.chunk_of(&counts, unit), counts.iter().sum::<u32>());
         if ends {
             args.extend(self.args(stage, unit.chunk, |kind| self.step.shares(kind)));
         }
@@ -237,7 +245,7 @@ impl<'s, 'a> Staged<'s, 'a> {
     }
 
     /// The layers of a chunk: the first reads the chunk's input, the last writes its output.
-    fn chunk_fwd(&mut self, counts: &Counts) -> BlockId {
+    fn chunk_fwd(&mut self, (counts, microbatch): &(Counts, u32)) -> BlockId {
         let Step { b, kinds, .. } = &mut *self.step;
         b.open(&format!("fwd_{}", name_of(counts)));
         let here: Vec<Here> = Here::of(kinds, counts);
@@ -251,7 +259,7 @@ impl<'s, 'a> Staged<'s, 'a> {
                 let keep = |buf: Buf| if repeat == 1 { buf.slot(from).into() } else { each(buf, from as i32, 1, n) };
                 let mut args: Vec<Arg> = w[i].args(keep).into_iter().chain(xs).collect();
                 args.extend(saved[i].iter().map(|&buf| if h.kind.keeps { keep(buf) } else { buf.into() }));
-                b.call(&format!("{}{label}", h.kind.prefix), h.kind.fwd, repeat, &args);
+                b.call(&format!("{}{label}", h.kind.prefix), h.kind.of(*microbatch).fwd, repeat, &args);
             };
             // Layer j of the chunk reads x.slot(j - 1) and writes x.slot(j), but for the two ends.
             let (mut from, mut to) = (h.first, h.first + h.count);
@@ -273,7 +281,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         b.close()
     }
 
-    fn chunk_bwd(&mut self, counts: &Counts, sums: bool) -> BlockId {
+    fn chunk_bwd(&mut self, (counts, microbatch): &(Counts, u32), sums: bool) -> BlockId {
         let Step { b, kinds, dp, edp, .. } = &mut *self.step;
         b.open(&format!("bwd_{}{}", name_of(counts), if sums { "_last" } else { "" }));
         let here: Vec<Here> = Here::of(kinds, counts);
@@ -285,7 +293,8 @@ impl<'s, 'a> Staged<'s, 'a> {
         let shares: Vec<Option<Flats>> = here.iter().map(|h| share(h, b)).collect();
         let l: u32 = counts.iter().sum();
         for (i, h) in here.iter().enumerate().rev() {
-            let block = if sums { h.kind.bwd_last } else { h.kind.bwd };
+            let blocks = h.kind.of(*microbatch);
+            let block = if sums { blocks.bwd_last } else { blocks.bwd };
             let mut call = |label: &str, top: u32, repeat: u32, xs: [Arg; 3]| {
                 let n = h.count;
                 let keep = |buf: Buf| if top == 0 { Arg::from(buf) } else { each(buf, top as i32, -1, n) };

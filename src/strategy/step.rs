@@ -56,7 +56,27 @@ pub fn build_routed(
     route: Option<Route>,
 ) -> Result<Plan> {
     feasible::check(model, work, par)?;
-    Ok(write(Builder::new(), model, work, par, engines, route)?.0)
+    Ok(write(Builder::new(), model, work, par, engines, Routes::Alike(route))?.0)
+}
+
+/// The same where the rows of every layer go other ways: routes for each layer with experts, in it for each microbatch,
+/// and in that for each of the ranks that hold the same experts.
+pub fn build_by_layer(
+    model: &LlmSpec,
+    work: &Workload,
+    par: &Parallelism,
+    engines: Engines,
+    routes: Vec<Route>,
+) -> Result<Plan> {
+    feasible::check(model, work, par)?;
+    Ok(write(Builder::new(), model, work, par, engines, Routes::ByLayer(routes))?.0)
+}
+
+/// Where rows of experts go.
+enum Routes {
+    /// In every layer the same ways.
+    Alike(Option<Route>),
+    ByLayer(Vec<Route>),
 }
 
 /// A plan of which only sizes were kept, and a number for all the rest of it.
@@ -71,7 +91,7 @@ pub struct Sizes {
 pub fn sizes(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines) -> Result<Sizes> {
     let route = expert::Routing::Balanced.route(model, work, par, NODE)?;
     feasible::check(model, work, par)?;
-    let (plan, print) = write(Builder::of_sizes(), model, work, par, engines, route)?;
+    let (plan, print) = write(Builder::of_sizes(), model, work, par, engines, Routes::Alike(route))?;
     let structure = print.expect("a builder of sizes makes a print").of(&plan);
     Ok(Sizes { plan, structure })
 }
@@ -82,12 +102,16 @@ fn write(
     work: &Workload,
     par: &Parallelism,
     engines: Engines,
-    route: Option<Route>,
+    routes: Routes,
 ) -> Result<(Plan, Option<Print>)> {
-    if let Some(route) = &route {
+    let (routes, apart) = match routes {
+        Routes::Alike(route) => (route.into_iter().collect(), false),
+        Routes::ByLayer(routes) => (routes, true),
+    };
+    for route in &routes {
         feasible::route(model, work, par, route)?;
     }
-    let mut step = Step::new(b, model, work, par, engines, route)?;
+    let mut step = Step::new(b, model, work, par, engines, (routes, apart))?;
     if step.pipe.stages > 1 {
         let programs = Staged::new(&mut step).programs();
         return Ok(step.finish(programs));
@@ -114,6 +138,8 @@ pub(super) struct Step<'a> {
     pub(super) edp: DataParallel,
     pub(super) acc: Dtype,
     routes: Vec<Route>,
+    /// Rows of every layer, microbatch and replica go ways of their own.
+    apart: bool,
     pub(super) embed: FlatWeights,
     /// The final norm, then the output matrix unless it is tied to the embedding.
     pub(super) head: FlatWeights,
@@ -129,7 +155,8 @@ pub(super) struct Step<'a> {
     pub(super) microbatches: u32,
     /// With ZeRO 2 and 3: slots for what is whole only for a while.
     pub(super) whole: u32,
-    pub(super) microbatch: BlockId,
+    /// One for all but the last, or one for each of them.
+    pub(super) microbatch: Vec<BlockId>,
     pub(super) last_microbatch: BlockId,
 }
 
@@ -153,12 +180,12 @@ impl<'a> Step<'a> {
         work: &'a Workload,
         par: &'a Parallelism,
         engines: Engines,
-        route: Option<Route>,
+        (routes, apart): (Vec<Route>, bool),
     ) -> Result<Step<'a>> {
         let mesh = mesh(par);
-        let kinds = kinds_of(model);
+        let kinds = kinds_of(model, apart);
         let layers: Vec<Layer> =
-            kinds.iter().map(|(_, model, _)| Layer::new(model, work, par, engines, route.as_ref())).collect();
+            kinds.iter().map(|(_, model, _)| Layer::new(model, work, par, engines, &routes)).collect();
         let layer = layers.last().expect("a model has layers");
         let acc = layer.core.shape().acc;
         // Tensor-parallel ranks and stages hold different weights.
@@ -211,8 +238,7 @@ impl<'a> Step<'a> {
                 let slots = pipe.saved_slots(&layers);
                 let (saved, scratch) = Kind::buffers_of(&mut b, &layer, par.recompute, slots);
                 let keeps = par.recompute != Recompute::Full;
-                let [fwd, bwd, bwd_last, fill] = [0; 4];
-                Kind { prefix, layers, layer, flat, experts, saved, keeps, scratch, fwd, bwd, bwd_last, fill }
+                Kind { prefix, layers, layer, flat, experts, saved, keeps, scratch, blocks: vec![], fill: 0 }
             })
             .collect();
         Ok(Step {
@@ -227,7 +253,8 @@ impl<'a> Step<'a> {
             dp,
             edp,
             acc,
-            routes: route.into_iter().collect(),
+            routes,
+            apart,
             embed,
             head,
             tokens,
@@ -238,7 +265,7 @@ impl<'a> Step<'a> {
             pipe,
             microbatches,
             whole,
-            microbatch: 0,
+            microbatch: vec![],
             last_microbatch: 0,
         })
     }
@@ -254,16 +281,28 @@ impl<'a> Step<'a> {
 
     fn blocks(&mut self) {
         self.write_kinds();
+        let last = self.variants() - 1;
         if self.microbatches > 1 {
-            self.microbatch = self.microbatch_block("microbatch", false);
+            let name = |m: u32| if m > 0 { format!("microbatch.{m}") } else { "microbatch".into() };
+            self.microbatch = (0..last.max(1)).map(|m| self.microbatch_block(&name(m), false, m)).collect();
         }
-        self.last_microbatch = self.microbatch_block("last_microbatch", true);
+        self.last_microbatch = self.microbatch_block("last_microbatch", true, last);
+    }
+
+    /// How many microbatches have blocks of their own.
+    pub(super) fn variants(&self) -> u32 {
+        if self.apart { self.microbatches } else { 1 }
     }
 
     /// The blocks of a layer of each kind.
     pub(super) fn write_kinds(&mut self) {
+        let (variants, replicas) = (self.variants(), self.edp.ranks as u32);
+        let mut route = 0;
         for kind in &mut self.kinds {
-            kind.write(&mut self.b, [&self.dp, &self.edp], self.par.recompute);
+            for _ in 0..if kind.experts.is_some() { variants } else { 1 } {
+                kind.write(&mut self.b, [&self.dp, &self.edp], self.par.recompute, route);
+                route += if kind.experts.is_some() && self.apart { replicas } else { 0 };
+            }
         }
     }
 
@@ -272,7 +311,7 @@ impl<'a> Step<'a> {
         kind.shares([&self.dp, &self.edp])
     }
 
-    pub(super) fn microbatch_block(&mut self, name: &str, last: bool) -> BlockId {
+    pub(super) fn microbatch_block(&mut self, name: &str, last: bool, m: u32) -> BlockId {
         if self.dp.shares_gradients() {
             return self.sharded_microbatch_block(name);
         }
@@ -280,12 +319,12 @@ impl<'a> Step<'a> {
         let [tokens, targets] = ["tokens", "targets"].map(|name| self.b.formal(name));
         let l = self.layer_count();
         self.embed_forward(tokens, self.x);
-        self.call_forward();
+        self.call_forward(m);
         self.head(targets, self.x.slot(l), self.dx);
         if last {
             self.sync_head();
         }
-        self.call_backward(last);
+        self.call_backward(last, m);
         self.embed_backward(tokens, self.dx.slot(l % 2));
         if last {
             self.sync_embed();
@@ -313,16 +352,16 @@ impl<'a> Step<'a> {
         self.dp.sync(&mut self.b, "grad_sum.head", self.head.grad, self.dp.share_of(&self.head));
     }
 
-    pub(super) fn call_forward(&mut self) {
+    pub(super) fn call_forward(&mut self, m: u32) {
         let l = self.layer_count();
-        self.kinds.iter().for_each(|kind| kind.call_forward(&mut self.b, self.x, l));
+        self.kinds.iter().for_each(|kind| kind.call_forward(&mut self.b, m, self.x, l));
     }
 
-    fn call_backward(&mut self, last: bool) {
+    fn call_backward(&mut self, last: bool, m: u32) {
         let l = self.layer_count();
         for kind in self.kinds.iter().rev() {
             let shares = last.then(|| kind.shares([&self.dp, &self.edp]));
-            kind.call_backward(&mut self.b, [self.x, self.dx], l, shares);
+            kind.call_backward(&mut self.b, m, [self.x, self.dx], l, shares);
         }
     }
 
@@ -341,9 +380,18 @@ impl<'a> Step<'a> {
         self.write_fills();
         let counts: Vec<u32> = self.kinds.iter().map(Kind::count).collect();
         self.zero_grad(&counts, true, true);
-        if m > 1 {
-            let args = [each(self.tokens, 0, 1, m), each(self.targets, 0, 1, m)];
-            self.b.call("mb", self.microbatch, m - 1, &args);
+        match self.microbatch[..] {
+            [] => {}
+            [block] => {
+                let args = [each(self.tokens, 0, 1, m), each(self.targets, 0, 1, m)];
+                self.b.call("mb", block, m - 1, &args);
+            }
+            _ => {
+                for (i, &block) in (0..).zip(&self.microbatch) {
+                    let args = [self.tokens.slot(i).into(), self.targets.slot(i).into()];
+                    self.b.call(&format!("mb.{i}"), block, 1, &args);
+                }
+            }
         }
         let last = [self.tokens.slot(m - 1).into(), self.targets.slot(m - 1).into()];
         self.b.call("last", self.last_microbatch, 1, &last);
@@ -479,6 +527,7 @@ impl<'a> Step<'a> {
             masters,
             feed: Feed::Tokens(inputs),
             routes: self.routes,
+            routes_by_replica: self.apart,
         };
         (plan, print)
     }

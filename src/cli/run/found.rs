@@ -181,7 +181,7 @@ impl Check {
     pub fn new(plan: &Plan, source: &Source, first: &Run, losses: &[f64]) -> Result<Check> {
         let documents = plan.about.documents.lengths().into_iter().map(|n| n as usize).collect();
         let mut config = reference::DenseConfig { documents, ..reference::DenseConfig::from(plan.model()?) };
-        config.experts = config.experts.map(|e| reference::Experts { choices: vec![routing::choices(plan)], ..e });
+        config.experts = config.experts.map(|e| reference::Experts { choices: routing::choices(plan), ..e });
         if plan.about.par.options.unfused {
             config.blocks.attention_dropout = config.blocks.dropout;
         }

@@ -280,7 +280,7 @@ pub fn run_routed<T: Scalar>(
             writes[to].copy_from_slice(old);
         }
     }
-    expert::run(routed, &plan.routes[routed.route as usize], &plan.views, rank, reads, writes);
+    expert::run(routed, plan.route_of(routed.route, rank), &plan.views, rank, reads, writes);
 }
 
 /// The operands a kernel accumulates into, as (read, write): the write starts as the read was.

@@ -53,7 +53,7 @@ pub struct Experts {
     pub shared: usize,
     pub gate: Gate,
     /// By sequence, [s, top_k]: the experts of each token; beyond their number: none. For every layer that has experts,
-    /// or one for all of them.
+    /// or one for all of them; none: the router chooses, though no gradient knows of that.
     pub choices: Vec<Vec<Vec<u32>>>,
 }
 

@@ -8,11 +8,20 @@ use ndarray::{Array1, Axis, s};
 
 impl Model<'_> {
     /// The experts of a token, by number, that there are.
-    fn chosen(&self, i: usize, experts: &Experts, sequence: usize, t: usize) -> Vec<usize> {
+    fn chosen(&self, i: usize, experts: &Experts, sequence: usize, t: usize, logits: &[f64]) -> Vec<usize> {
         let layers = &experts.choices;
+        if layers.is_empty() {
+            return highest(experts, logits);
+        }
         let of = if layers.len() == 1 { &layers[0] } else { &layers[i - self.cfg.dense_layers] };
         let of = &of[sequence][t * experts.top_k..][..experts.top_k];
         of.iter().map(|&e| e as usize).filter(|&e| e < experts.count).collect()
+    }
+
+    /// What the router of a layer chooses for the rows of x, [s, top_k].
+    pub fn highest(&self, i: usize, experts: &Experts, x: &Mat) -> Vec<u32> {
+        let logits = self.linear(&layer(i, ROUTER), x);
+        logits.rows().into_iter().flat_map(|row| highest(experts, &row.to_vec())).map(|e| e as u32).collect()
     }
 
     /// Rows of the stacked matrices that are one expert's.
@@ -27,8 +36,9 @@ impl Model<'_> {
         let logits = self.linear(&layer(i, ROUTER), x);
         let mut y = Mat::zeros((x.nrows(), self.cfg.hidden));
         for (t, row) in x.axis_chunks_iter(Axis(0), 1).enumerate() {
-            let chosen = self.chosen(i, experts, sequence, t);
-            let weighs = gates(&experts.gate, &logits.row(t).to_vec(), &chosen);
+            let own = logits.row(t).to_vec();
+            let chosen = self.chosen(i, experts, sequence, t, &own);
+            let weighs = gates(&experts.gate, &own, &chosen);
             for (e, weigh) in chosen.into_iter().zip(weighs) {
                 let [up, down] = self.expert(i, e);
                 let out = swiglu(&row.dot(&up.t()), experts.ffn).dot(&down.t()) * weigh;
@@ -48,8 +58,9 @@ impl Model<'_> {
         let (mut dx, mut d_logits) = (Mat::zeros(x.raw_dim()), Mat::zeros(logits.raw_dim()));
         for t in 0..x.nrows() {
             let (row, d_row) = (x.slice(s![t..t + 1, ..]), dy.slice(s![t..t + 1, ..]));
-            let chosen = self.chosen(i, experts, sequence, t);
-            let weighs = gates(&experts.gate, &logits.row(t).to_vec(), &chosen);
+            let own = logits.row(t).to_vec();
+            let chosen = self.chosen(i, experts, sequence, t, &own);
+            let weighs = gates(&experts.gate, &own, &chosen);
             let mut d_weighs = vec![];
             for (&e, weigh) in chosen.iter().zip(&weighs) {
                 let [up, down] = self.expert(i, e);
@@ -62,7 +73,7 @@ impl Model<'_> {
                 self.add_to_rows(&layer(i, EXPERTS_UP), e, d_gate_up.t().dot(&row));
                 dx.slice_mut(s![t..t + 1, ..]).zip_mut_with(&d_gate_up.dot(&up), |x, d| *x += d);
             }
-            let d = gates_backward(&experts.gate, &logits.row(t).to_vec(), &chosen, &d_weighs);
+            let d = gates_backward(&experts.gate, &own, &chosen, &d_weighs);
             d_logits.row_mut(t).assign(&Array1::from(d));
         }
         if experts.shared > 0 {
@@ -80,6 +91,14 @@ impl Model<'_> {
         let mut rows = whole.slice_mut(s![e * grad.nrows()..(e + 1) * grad.nrows(), ..]);
         rows += &grad;
     }
+}
+
+/// The experts of the highest logits, which have the highest scores; of equal ones the first.
+fn highest(experts: &Experts, logits: &[f64]) -> Vec<usize> {
+    let mut all: Vec<usize> = (0..logits.len()).collect();
+    all.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    all.truncate(experts.top_k);
+    all
 }
 
 /// The score of every expert.

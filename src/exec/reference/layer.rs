@@ -61,10 +61,7 @@ impl Model<'_> {
     /// Loss and gradients of one sequence; returns what the final norm was given.
     pub fn sequence(&mut self, number: usize, tokens: &[u32], targets: &[u32]) -> Mat {
         let rows: Vec<usize> = tokens.iter().map(|&t| t as usize).collect();
-        let mut x = self.w(EMBED).select(Axis(0), &rows);
-        if self.cfg.blocks.positions > 0 {
-            x += &self.w(POSITIONS).slice(s![..rows.len(), ..]);
-        }
+        let mut x = self.embedded(&rows);
         let mut saved = Vec::new();
         for i in 0..self.cfg.layers {
             let (y, kept) = self.layer_forward(i, number, x);
@@ -83,6 +80,28 @@ impl Model<'_> {
         let d_embed = self.grads.get_mut(EMBED).expect("every weight has a gradient");
         rows.iter().zip(dx.rows()).for_each(|(&row, dx)| d_embed.row_mut(row).zip_mut_with(&dx, |e, d| *e += d));
         x
+    }
+
+    fn embedded(&self, rows: &[usize]) -> Mat {
+        let mut x = self.w(EMBED).select(Axis(0), rows);
+        if self.cfg.blocks.positions > 0 {
+            x += &self.w(POSITIONS).slice(s![..rows.len(), ..]);
+        }
+        x
+    }
+
+    /// What the routers of a sequence choose, [s, top_k] in every layer with experts.
+    pub fn route(&self, number: usize, tokens: &[u32]) -> Vec<Vec<u32>> {
+        let rows: Vec<usize> = tokens.iter().map(|&t| t as usize).collect();
+        let (mut x, mut all) = (self.embedded(&rows), vec![]);
+        for i in 0..self.cfg.layers {
+            let (y, kept) = self.layer_forward(i, number, x);
+            if let Some(experts) = self.cfg.experts_of(i) {
+                all.push(self.highest(i, experts, &kept.n2));
+            }
+            x = y;
+        }
+        all
     }
 
     /// What dropout leaves of a branch, and of its gradient likewise.

@@ -56,6 +56,27 @@ pub fn train(
     all
 }
 
+/// The experts that routers choose, token by token: the `top_k` of the highest scores, the highest first, of every
+/// layer that has experts. By layer and sequence, as [`Experts::choices`] has them.
+///
+/// # Panics
+/// As [`step`] does.
+pub fn route(
+    cfg: &DenseConfig,
+    params: &BTreeMap<String, Vec<f64>>,
+    tokens: &[Vec<u32>],
+) -> Vec<Vec<Vec<u32>>> {
+    let weights: Tensors = cfg.shapes().into_iter().map(|(name, shape)| load(params, name, shape)).collect();
+    let model = Model { cfg, weights: &weights, grads: Tensors::new(), loss: 0.0, count: 1.0 };
+    let mut layers = vec![vec![]; cfg.layers - cfg.dense_layers];
+    for (number, tokens) in tokens.iter().enumerate() {
+        for (layer, choices) in layers.iter_mut().zip(model.route(number, tokens)) {
+            layer.push(choices);
+        }
+    }
+    layers
+}
+
 /// Forward, backward and the first optimizer step. `params` are those that [`DenseConfig::shapes`] lists.
 ///
 /// # Panics

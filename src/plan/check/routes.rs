@@ -19,13 +19,16 @@ pub fn check(plan: &Plan) -> Result<()> {
             _ => None,
         };
         let Some(route) = route else { continue };
-        let Some(route) = plan.routes.get(route as usize) else {
+        let last = route as usize + plan.routes_at_once() as usize;
+        let Some(routes) = plan.routes.get(route as usize..last) else {
             return fail(format!("route {route} of {}", plan.routes.len()));
         };
-        if let OpKind::Compute { kernel, .. } = &op.kind
-            && let Some((rows, need)) = kernel.routed().and_then(|k| short(route, k.op))
-        {
-            return fail(format!("{rows} rows, of which the fullest rank has {need}"));
+        for route in routes {
+            if let OpKind::Compute { kernel, .. } = &op.kind
+                && let Some((rows, need)) = kernel.routed().and_then(|k| short(route, k.op))
+            {
+                return fail(format!("{rows} rows, of which the fullest rank has {need}"));
+            }
         }
     }
     Ok(())
@@ -48,13 +51,15 @@ fn short(route: &Route, op: ExpertOp) -> Option<(u64, u64)> {
 /// Both sides of an exchange have the same rows, of the same dtypes, and room for all of them.
 pub fn exchange(plan: &Plan, op: &Op, size: &dyn Fn(&Buf) -> Size) -> std::result::Result<(), String> {
     let OpKind::Exchange { route, src, dst, algo, phase, .. } = &op.kind else { return Ok(()) };
-    let (route, [from, to]) = (&plan.routes[*route as usize], algo.ends(*phase));
+    let (first, [from, to]) = (*route as usize, algo.ends(*phase));
+    let routes = &plan.routes[first..first + plan.routes_at_once() as usize];
+    let most = |layout: Layout| routes.iter().map(|route| layout.capacity(route)).max().unwrap_or(0);
     if src.len() != dst.len() || src.is_empty() {
         return Err(format!("{} buffers go, {} arrive", src.len(), dst.len()));
     }
     for (a, b) in src.iter().zip(dst) {
         let ((elems, dtype), (landed, other)) = (size(a), size(b));
-        let (needs, needed) = (from.capacity(route), to.capacity(route));
+        let (needs, needed) = (most(from), most(to));
         if dtype != other || elems < needs || landed < needed {
             return Err(format!(
                 "{elems} elements of {dtype:?} for {needs} rows go, {landed} of {other:?} for {needed} arrive"

@@ -95,7 +95,7 @@ fn with(kernel: Kernel, adds: bool, biased: bool) -> Kernel {
 }
 
 impl Layer {
-    pub fn new(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines, route: Option<&Route>) -> Layer {
+    pub fn new(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines, routes: &[Route]) -> Layer {
         let tokens = work.micro_batch * work.seq_len / (u64::from(par.ring) * u64::from(par.ulysses));
         let tp = TensorParallel::new(par, tokens, work.dtype, engines.collective);
         let (heads, kv_heads) = (model.heads / tp.ranks, model.kv_heads / tp.ranks);
@@ -114,7 +114,7 @@ impl Layer {
         let (mut rows, weights) = weights::weights(model, &tp, &norms);
         let ffn = width(model) / tp.ranks;
         let dtypes = [work.dtype, core.shape().acc];
-        let experts = Experts::new(model, par, engines, route, dtypes, norms.rows);
+        let experts = Experts::new(model, par, engines, routes, dtypes, norms.rows);
         let latent = model.mla.zip(rows.latent.take()).map(|(mla, rows)| Latent {
             mla,
             rows,
