@@ -20,6 +20,18 @@ const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 16, "num_hidden_la
 const GPT2: &str = r#"{"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64,
     "vocab_size": 29, "resid_pdrop": 0.1}"#;
 
+const QWEN3: &str = r#"{"model_type": "qwen3", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 6, "intermediate_size": 12, "vocab_size": 29, "rms_norm_eps": 1e-5,
+    "rope_theta": 100.0, "hidden_act": "silu", "tie_word_embeddings": false}"#;
+const MIXTRAL: &str = r#"{"model_type": "mixtral", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 12, "vocab_size": 29, "rms_norm_eps": 1e-5, "rope_theta": 100.0,
+    "hidden_act": "silu", "tie_word_embeddings": false, "num_local_experts": 4, "num_experts_per_tok": 2}"#;
+const QWEN3_MOE: &str = r#"{"model_type": "qwen3_moe", "hidden_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "intermediate_size": 99, "vocab_size": 29,
+    "rms_norm_eps": 1e-5, "rope_theta": 100.0, "hidden_act": "silu", "tie_word_embeddings": false, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": true, "decoder_sparse_step": 1,
+    "mlp_only_layers": []}"#;
+
 /// The tensors of a checkpoint: shape and values.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
@@ -63,6 +75,61 @@ fn as_llama(ours: &BTreeMap<String, Vec<f64>>) -> Tensors {
         }
     }
     all
+}
+
+/// The same with heads of 6 and norms of theirs.
+fn as_qwen3(ours: &BTreeMap<String, Vec<f64>>) -> Tensors {
+    let mut all = Tensors::new();
+    for (name, values) in ours {
+        let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+        if name.contains("qkv_proj") {
+            for (part, from, to) in [("q_proj", 0, 24), ("k_proj", 24, 36), ("v_proj", 36, 48)] {
+                let rows = values[from * 16..to * 16].to_vec();
+                all.insert(name.replace("qkv_proj", part), (vec![to - from, 16], rows));
+            }
+        } else if name.contains("q_norm") || name.contains("k_norm") {
+            all.insert(name.clone(), (vec![6], values));
+        } else if name.contains("o_proj") {
+            all.insert(name.clone(), (vec![16, 24], values));
+        } else {
+            let given = BTreeMap::from([(name.clone(), values.iter().map(|&x| f64::from(x)).collect())]);
+            all.extend(as_llama(&given));
+        }
+    }
+    all
+}
+
+/// Four experts of 12, whose matrices lie below each other in ours, apart.
+fn with_experts(
+    ours: &BTreeMap<String, Vec<f64>>,
+    others: fn(&BTreeMap<String, Vec<f64>>) -> Tensors,
+    layer: &str,
+    parts: [&str; 3],
+) -> Tensors {
+    let (experts, rest): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        ours.clone().into_iter().partition(|(name, _)| name.contains("mlp.experts"));
+    let renamed = others(&rest).into_iter().map(|(name, t)| (name.replace("mlp.gate.", &format!("{layer}.gate.")), t));
+    let mut all: Tensors = renamed.collect();
+    for (name, values) in experts {
+        let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+        let prefix = name.split("mlp.experts").next().expect("a layer");
+        let (theirs, shape) = match name.contains("gate_up_proj") {
+            true => (&parts[..2], vec![12, 16]),
+            false => (&parts[2..], vec![16, 12]),
+        };
+        let names =
+            (0..4).flat_map(|e| theirs.iter().map(move |part| format!("{prefix}{layer}.experts.{e}.{part}.weight")));
+        all.extend(names.zip(values.chunks(12 * 16)).map(|(name, part)| (name, (shape.clone(), part.to_vec()))));
+    }
+    all
+}
+
+fn as_mixtral(ours: &BTreeMap<String, Vec<f64>>) -> Tensors {
+    with_experts(ours, as_llama, "block_sparse_moe", ["w1", "w3", "w2"])
+}
+
+fn as_qwen3_moe(ours: &BTreeMap<String, Vec<f64>>) -> Tensors {
+    with_experts(ours, as_qwen3, "mlp", ["gate_proj", "up_proj", "down_proj"])
 }
 
 /// And as GPT-2's: what its Conv1D layers hold is `[in, out]`.
@@ -130,8 +197,14 @@ fn ids() -> Vec<u32> {
 }
 
 fn reference(plan: &Plan, source: &Source) -> StepResult {
-    let cfg = DenseConfig::from(plan.model().expect("a model"));
+    let mut cfg = DenseConfig::from(plan.model().expect("a model"));
     let (tokens, targets) = source.batch(plan, 1);
+    let choices = cfg.experts.is_some().then(|| reference::route(&cfg, &source.weights(plan), &tokens));
+    if let (Some(experts), Some(choices)) = (&mut cfg.experts, choices) {
+        // What routers choose is no constant of a layer, or there would be nothing to record.
+        assert!(choices[0] != choices[1] && choices[0][0] != choices[0][1]);
+        experts.choices = choices;
+    }
     let adam = Adam { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
     reference::step(&cfg, &source.weights(plan), &tokens, &targets, &adam)
 }
@@ -159,9 +232,17 @@ fn every_layout_dumps_the_reference(config: &str, theirs: fn(&BTreeMap<String, V
     let tokens = read_tokens(&dir.path().join("ids.json"), &plan, 1).expect("enough ids");
     let source = Source { tokens: Some(tokens), ..seeded };
     let want = reference(&plan, &source);
-    for split in
-        ["", " --dp 4 --zero 3", " --tp 2 --ring 2 --zero 1", " --pp 2 --tp 2", " --ulysses 2 --dp 2 --recompute full"]
-    {
+    let dense =
+        ["", " --dp 4 --zero 3", " --tp 2 --ring 2 --zero 1", " --pp 2 --tp 2", " --ulysses 2 --dp 2 --recompute full"];
+    let experts = [
+        "",
+        " --dp 4 --zero 1",
+        " --dp 2 --ep 2 --micro-batch 2",
+        " --tp 2 --ring 2 --ep 4 --dispatch deepep-v1-normal",
+        " --pp 2 --dp 2 --ep 2",
+        " --ulysses 2 --dp 2 --ep 2 --recompute full",
+    ];
+    for split in if plan.routes.is_empty() { &dense[..] } else { &experts } {
         let args = format!(
             "run --weights . --tokens ids.json --seq-len 16 --global-batch 4 --dump out.safetensors --json --lr 1e-3 \
              --beta2 0.999 --weight-decay 0.01{split}"
@@ -201,6 +282,31 @@ fn llama_in_every_layout() {
 #[test]
 fn gpt2_in_every_layout() {
     every_layout_dumps_the_reference(GPT2, as_gpt2);
+}
+
+#[test]
+fn qwen3_in_every_layout() {
+    every_layout_dumps_the_reference(QWEN3, as_qwen3);
+}
+
+#[test]
+fn mixtures_in_every_layout() {
+    every_layout_dumps_the_reference(MIXTRAL, as_mixtral);
+    every_layout_dumps_the_reference(QWEN3_MOE, as_qwen3_moe);
+}
+
+/// A plan is made for one routing: that of the weights, and of a single step.
+#[test]
+fn what_routers_did_not_choose_is_refused() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let ours = Source::seeded(3).weights(&plan(MIXTRAL));
+    checkpoint(dir.path(), MIXTRAL, &as_mixtral(&ours));
+    let refused = |args: &str| run(dir.path(), &format!("run --weights . --json {args}"))["error"].to_string();
+    let said = refused("--seq-len 16 --steps 2");
+    assert!(said.contains("use --steps 1, not 2"), "{said}");
+    run(dir.path(), "plan --model config.json --cluster local-cpu --seq-len 16 --out plan.json");
+    let said = refused("--plan plan.json");
+    assert!(said.contains("leave --plan out"), "{said}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::device::Profile;
 use crate::error::{Error, Result};
-use crate::plan::{About, Plan, check};
+use crate::plan::{About, Plan, Route, check};
 use crate::spec::{
     Architecture, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Parallelism, Recompute,
 };
@@ -149,6 +149,12 @@ impl Config {
             Some(file) => self.load(file),
             None => self.by_flags(defaults)?.plan(),
         }
+    }
+
+    /// The plan of the flags with routes for every layer.
+    pub fn plan_by_layer(&self, routes: Vec<Route>, defaults: Defaults) -> Result<Plan> {
+        let chosen = self.by_flags(defaults)?;
+        chosen.case.plan_by_layer(&chosen.point, routes)
     }
 
     fn load(&self, file: &Path) -> Result<Plan> {

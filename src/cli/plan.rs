@@ -46,6 +46,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     table.row(["lanes", &plan.lanes.iter().map(|l| l.label()).collect::<Vec<_>>().join(", ")]);
     table.row(["ops", &format!("{written} written, {linked} once spliced (equal microbatches thrice)")]);
     table.row(["memory", &format!("{} a rank", bytes(layout.bytes as f64))]);
+    let left_out = chosen.case.model.left_out();
+    if let Some(what) = &left_out {
+        table.row(["left out", what]);
+    }
     if !row.feasible {
         table.row(["does not fit", &row.why]);
     }
@@ -64,6 +68,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         "peak_mem_bytes": layout.bytes,
         "fits": row.feasible,
         "why": row.why,
+        "left_out": left_out,
         "out": flags.out,
     });
     Ok(Answer::new(table.render(""), &json))

@@ -2,6 +2,7 @@
 
 mod found;
 mod live;
+mod routed;
 
 use super::config::{Chosen, Config, LOCAL, PlanFile};
 use super::{Answer, Output, trace};
@@ -108,7 +109,7 @@ fn rough_seconds(plan: &Plan, cores: u32) -> f64 {
     rank's link takes one message at a time, each way.\n\n\
     With --tokens, a sequence has seq_len + 1 ids: the first seq_len are its tokens, the last seq_len what they are\n\
     to predict; steps and sequences take them in the file's order. With --weights, --model is the folder's own and\n\
-    nothing is dropped. A --dump holds loss, logits [global batch, seq_len, vocabulary], grad.NAME and new.NAME as\n\
+    nothing is dropped; which experts a mixture's tokens go to, its routers say. A --dump holds loss, logits [global batch, seq_len, vocabulary], grad.NAME and new.NAME as\n\
     f32; its metadata has the conventions and the optimizer's constants.\n\n\
     A step is forward, backward and AdamW on new tokens. The loss is the mean cross-entropy, in nats, over all\n\
     tokens of the global batch, each against the token that follows it. MFU is the model's FLOPs against the best\n\
@@ -199,9 +200,17 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         found::small_enough(&plan, flags.steps)?;
     }
     plan.model()?;
-    let options = flags.machine.options(&plan, flags.check)?;
+    flags.machine.options(&plan, flags.check)?;
     let rows = flags.out.as_deref().filter(|path| is_csv(path));
     let source = flags.source(&plan)?;
+    let plan = match flags.weights {
+        Some(_) => {
+            let file = flags.plan.plan.as_deref();
+            flags.optimizer.of(routed::routed(&config, file, flags.steps, plan, &source)?)
+        }
+        None => plan,
+    };
+    let options = flags.machine.options(&plan, flags.check)?;
     let mut training = Training::new(flags, &plan, &options, rows)?;
     let job = Job { source: &source, steps: flags.steps, keep_last: flags.dump.is_some() };
     train(&plan, &options, &job, &mut |number, run| training.step(number, run))?;

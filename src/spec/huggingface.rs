@@ -113,7 +113,7 @@ fn qwen3_moe(config: &Config) -> Result<LlmSpec> {
     Ok(LlmSpec { moe: Some(moe), ..qwen3(config)? })
 }
 
-/// The layers of multi-token prediction, `num_nextn_predict_layers`, are left out, as in all of its counts.
+/// The layers of multi-token prediction, `num_nextn_predict_layers`, are left out of all counts, and of plans.
 fn deepseek_v3(config: &Config) -> Result<LlmSpec> {
     config.is_one("moe_layer_freq")?;
     let mla = MlaSpec {
@@ -140,7 +140,8 @@ fn deepseek_v3(config: &Config) -> Result<LlmSpec> {
     // Of a head's query and key; a value is v_dim wide.
     let head_dim = mla.nope_dim + mla.rope_dim;
     let like = llama_like(config)?;
-    Ok(LlmSpec { head_dim, kv_heads: like.heads, moe: Some(moe), mla: Some(mla), ..like })
+    let mtp = config.whole("num_nextn_predict_layers")?.unwrap_or(0);
+    Ok(LlmSpec { head_dim, kv_heads: like.heads, moe: Some(moe), mla: Some(mla), mtp, ..like })
 }
 
 /// GPT-2 and what was published in its shape. Beside its own keys, `parallel_block` and `sliding_window` are read:

@@ -160,6 +160,13 @@ pub struct LlmSpec {
     pub moe: Option<MoeSpec>,
     #[serde(default)]
     pub mla: Option<MlaSpec>,
+    /// Layers of multi-token prediction, which neither counts nor plans have.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub mtp: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 impl LlmSpec {
@@ -182,6 +189,13 @@ impl LlmSpec {
     /// Reads the text of a config.json; `file` is what errors call it.
     pub fn parse(file: &str, name: &str, text: &str) -> Result<LlmSpec> {
         huggingface::read(file, name, text)
+    }
+
+    /// What the config has and no plan.
+    pub fn left_out(&self) -> Option<String> {
+        let layers = if self.mtp == 1 { "layer" } else { "layers" };
+        let what = format!("{} {layers} of multi-token prediction (num_nextn_predict_layers)", self.mtp);
+        (self.mtp > 0).then_some(what)
     }
 
     /// Columns of the queries.

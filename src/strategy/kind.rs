@@ -193,14 +193,7 @@ impl Kind {
     }
 
     /// And backward, with the sums of their gradients if `shares` say where those go. The two slots of `dx` take turns.
-    pub fn call_backward(
-        &self,
-        b: &mut Builder,
-        microbatch: u32,
-        [x, dx]: [Buf; 2],
-        all: u32,
-        shares: Option<Flats>,
-    ) {
+    pub fn call_backward(&self, b: &mut Builder, microbatch: u32, [x, dx]: [Buf; 2], all: u32, shares: Option<Flats>) {
         let (n, top, turn) = (self.count(), self.count() as i32 - 1, (all - self.layers.end) as i32);
         let down = |buf| each(buf, top, -1, n);
         let mut args = self.weights().args(down);

@@ -13,7 +13,7 @@ use crate::plan::{About, Plan, Route};
 use crate::report::{Costed, Row};
 use crate::spec::{ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
 use crate::strategy::expert::Routing;
-use crate::strategy::{Engines, build_routed};
+use crate::strategy::{Engines, build_by_layer, build_routed};
 use crate::timeline::Timeline;
 use crate::units::FlopsPerSec;
 use rustc_hash::FxHashMap;
@@ -139,6 +139,14 @@ impl Case {
         let work = self.workload(point)?;
         let route = self.route(&work, &point.par)?;
         let plan = build_routed(&self.model, &work, &point.par, Engines::of(&self.stack), route)?;
+        guard::after(&plan)?;
+        Ok(plan)
+    }
+
+    /// The plan of a point whose rows go ways of their own in every layer, see [`build_by_layer`].
+    pub fn plan_by_layer(&self, point: &Point, routes: Vec<Route>) -> Result<Plan> {
+        let work = self.workload(point)?;
+        let plan = build_by_layer(&self.model, &work, &point.par, Engines::of(&self.stack), routes)?;
         guard::after(&plan)?;
         Ok(plan)
     }

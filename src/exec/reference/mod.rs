@@ -61,11 +61,7 @@ pub fn train(
 ///
 /// # Panics
 /// As [`step`] does.
-pub fn route(
-    cfg: &DenseConfig,
-    params: &BTreeMap<String, Vec<f64>>,
-    tokens: &[Vec<u32>],
-) -> Vec<Vec<Vec<u32>>> {
+pub fn route(cfg: &DenseConfig, params: &BTreeMap<String, Vec<f64>>, tokens: &[Vec<u32>]) -> Vec<Vec<Vec<u32>>> {
     let weights: Tensors = cfg.shapes().into_iter().map(|(name, shape)| load(params, name, shape)).collect();
     let model = Model { cfg, weights: &weights, grads: Tensors::new(), loss: 0.0, count: 1.0 };
     let mut layers = vec![vec![]; cfg.layers - cfg.dense_layers];

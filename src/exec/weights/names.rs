@@ -1,6 +1,6 @@
 //! How a Hugging Face checkpoint names a plan's weights, and how they lie there. A plan has q, k and v in one
-//! matrix, gate and up in another, all `[out, in]`; a Llama's file has them apart, GPT-2's has q, k and v
-//! together but `[in, out]`, as its Conv1D multiplies.
+//! matrix, gate and up in another, all `[out, in]`, and those of all experts of a layer below each other; a Llama's file
+//! has them apart, a mixture's every expert too, GPT-2's has q, k and v together but `[in, out]`, as its Conv1D multiplies.
 
 use crate::error::{Error, Result};
 use crate::plan::Param;
@@ -39,23 +39,34 @@ impl Piece {
 pub enum Family {
     /// Mistral's and Qwen's too.
     Llama,
+    /// A Llama with experts, by Mixtral's names.
+    Mixtral,
+    /// And by those of Qwen3's mixtures.
+    Qwen3Moe,
     Gpt2,
 }
 
 impl Family {
     pub fn of(model: &LlmSpec) -> Result<Family> {
         let refused = |what: &str| {
-            let why = "read and written are the layers of llama, mistral, qwen2 and gpt2";
+            let why = "read and written are the layers of llama, mistral, mixtral, qwen2, qwen3, qwen3_moe and gpt2";
             Err(Error::infeasible(format!("weights: {} has {what}; {why}", model.name)))
         };
-        if model.moe.is_some() || model.mla.is_some() || model.lfa || model.qk_norm {
-            return refused("experts, latent attention, filters or norms of queries and keys");
+        if model.mla.is_some() || model.lfa {
+            return refused("latent attention or filters");
+        }
+        if model.moe.is_some_and(|moe| moe.shared_ffn > 0 || moe.dense_layers > 0) {
+            return refused("experts that every token visits, or dense layers before those with experts");
         }
         if model.rope_scaled {
             return refused("scaled rotary frequencies (rope_scaling in its config.json), which are not computed");
         }
         match (model.norm, model.mlp, model.positions, model.parallel_block) {
-            (Norm::Rms, Mlp::SwiGlu, Positions::Rope, false) => Ok(Family::Llama),
+            (Norm::Rms, Mlp::SwiGlu, Positions::Rope, false) => Ok(match (model.moe, model.qk_norm) {
+                (None, _) => Family::Llama,
+                (Some(_), false) => Family::Mixtral,
+                (Some(_), true) => Family::Qwen3Moe,
+            }),
             (Norm::Layer, Mlp::Gelu, Positions::Learned { .. }, false) => Ok(Family::Gpt2),
             _ => refused("layers of another family"),
         }
@@ -65,6 +76,8 @@ impl Family {
     pub fn pieces(self, model: &LlmSpec, param: &Param) -> Vec<Piece> {
         match self {
             Family::Llama => llama(model, param),
+            Family::Mixtral => experts(model, param, &MIXTRAL),
+            Family::Qwen3Moe => experts(model, param, &QWEN3_MOE),
             Family::Gpt2 => vec![gpt2(param)],
         }
     }
@@ -86,6 +99,33 @@ fn llama(model: &LlmSpec, param: &Param) -> Vec<Piece> {
         Piece { name, rows: from - rows as usize..from, transposed: false }
     };
     parts.iter().map(piece).collect()
+}
+
+/// How a mixture's file calls the layer of experts, and an expert's gate, up and down.
+struct Named {
+    layer: &'static str,
+    parts: [&'static str; 3],
+}
+
+const MIXTRAL: Named = Named { layer: "block_sparse_moe", parts: ["w1", "w3", "w2"] };
+const QWEN3_MOE: Named = Named { layer: "mlp", parts: ["gate_proj", "up_proj", "down_proj"] };
+
+fn experts(model: &LlmSpec, param: &Param, named: &Named) -> Vec<Piece> {
+    let Some((layer, matrix)) = param.name.split_once("mlp.experts.") else {
+        let name = param.name.replace("mlp.gate.", &format!("{}.gate.", named.layer));
+        let renamed = |piece: Piece| Piece { name: piece.name.replace(&param.name, &name), ..piece };
+        return llama(model, param).into_iter().map(renamed).collect();
+    };
+    let ([gate, up, down], moe) = (named.parts, model.moe.unwrap_or_default());
+    let (parts, rows): (&[&str], u64) =
+        if matrix.starts_with("gate_up_proj") { (&[gate, up], moe.ffn) } else { (&[down], model.hidden) };
+    let pieces = (0..moe.experts).flat_map(|expert| parts.iter().map(move |part| (expert, part)));
+    let piece = |(at, (expert, part)): (usize, (u64, &&str))| {
+        let from = at * rows as usize;
+        let name = format!("{layer}{}.experts.{expert}.{part}.weight", named.layer);
+        Piece { name, rows: from..from + rows as usize, transposed: false }
+    };
+    pieces.enumerate().map(piece).collect()
 }
 
 /// Parts of GPT-2's names. What stands in Conv1D layers is stored `[in, out]`.
