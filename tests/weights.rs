@@ -304,7 +304,10 @@ fn what_routers_did_not_choose_is_refused() {
     let refused = |args: &str| run(dir.path(), &format!("run --weights . --json {args}"))["error"].to_string();
     let said = refused("--seq-len 16 --steps 2");
     assert!(said.contains("use --steps 1, not 2"), "{said}");
-    run(dir.path(), "plan --model config.json --cluster local-cpu --seq-len 16 --out plan.json");
+    run(
+        dir.path(),
+        "plan --model config.json --cluster local-cpu --seq-len 16 --routing uniform --out plan.json --json",
+    );
     let said = refused("--plan plan.json");
     assert!(said.contains("leave --plan out"), "{said}");
 }
