@@ -23,7 +23,7 @@ struct Case {
     each: bool,
 }
 
-fn cases() -> [Case; 3] {
+fn cases() -> [Case; 4] {
     let way = |pp, vp, dp, tp| Parallelism { pp, vp, dp, tp, zero: 1, ..Parallelism::default() };
     let wrong = vec![Fault::slow_gpu("5:1.1").unwrap(), Fault::slow_link("4097:0.5").unwrap()];
     [
@@ -48,6 +48,18 @@ fn cases() -> [Case; 3] {
             par: way(8, 6, 192, 8),
             seq_len: 2048,
             batches: 32,
+            faults: vec![],
+            each: false,
+        },
+        // Stages of a pod and a third of Llama 3's cluster: replicas and stages meet on the uplinks of the pods.
+        Case {
+            name: "24k-shared-core",
+            model: "llama-3.1-405b",
+            cluster: "h100-24k-roce",
+            stack: "nccl-fa3",
+            par: way(6, 1, 512, 8),
+            seq_len: 8192,
+            batches: 16,
             faults: vec![],
             each: false,
         },

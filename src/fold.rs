@@ -38,13 +38,15 @@ pub fn refine_marked(plan: &Plan, cluster: &Cluster, marks: &[u64]) -> Fold {
     let talks = Talks::of(plan);
     let axes = work_axes(plan);
     let n = plan.ranks();
+    let narrow = talks.narrow(plan, cluster);
     let first = |r: u32| {
         let at: Vec<u32> = axes.iter().map(|&(view, axis)| plan.views[view as usize].coord(r, axis)).collect();
         // Listed choices give every rank of experts rows of its own.
         let listed = plan.routes.iter().any(|route| route.is_listed());
         let replica = plan.routes_by_replica.then(|| replica_of(&plan.views, r));
         let place = listed.then(|| place_of(&plan.views, r));
-        colour(&(plan.program_of(r), at, place, replica, marks.get(r as usize)))
+        let own = (marks.get(r as usize), narrow.get(r as usize));
+        colour(&(plan.program_of(r), at, place, replica, own))
     };
     let mut colours: Vec<u64> = (0..n).map(first).collect();
     let mut count = distinct(&colours);
@@ -108,6 +110,32 @@ impl Talks {
             }
         }
         talks
+    }
+
+    /// Of every rank, what of its ways is narrower than NICs and ports: uplinks of pods, bridges between sockets. Empty
+    /// where nothing is.
+    fn narrow(&self, plan: &Plan, cluster: &Cluster) -> Vec<u64> {
+        if cluster.spec.pods.is_empty() && cluster.spec.scale_up.sockets.is_none() {
+            return vec![];
+        }
+        let way = |members: &[u32]| {
+            let bridge = cluster.bridge(members).map_or(0, |b| b.value().to_bits());
+            (cluster.uplink_share(members).to_bits(), cluster.beyond_pods(members).to_bits(), bridge)
+        };
+        let mut all: Vec<FxHasher> = vec![FxHasher::default(); plan.ranks() as usize];
+        for (group, by) in &self.hops {
+            for (rank, h) in (0..).zip(&mut all) {
+                way(&[rank, group.neighbour(&plan.views, rank, *by)]).hash(h);
+            }
+        }
+        for group in &self.groups {
+            let mut known = FxHashMap::default();
+            for (rank, h) in (0..).zip(&mut all) {
+                let first = group.first(&plan.views, rank);
+                known.entry(first).or_insert_with(|| way(&group.members(&plan.views, first))).hash(h);
+            }
+        }
+        all.iter().map(FxHasher::finish).collect()
     }
 
     /// What every rank sees around it. Who is in a group with it is summed up once a group, so that a round

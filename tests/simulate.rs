@@ -259,3 +259,287 @@ fn a_trace_has_messages_as_arrows_between_ops() {
         assert!(spans.windows(2).all(|w| w[1].0 >= w[0].1 - 1e-6), "{lane} overlaps");
     }
 }
+
+/// Layers large enough for their gradients to fill a network.
+fn large(layers: u64) -> LlmSpec {
+    LlmSpec { layers, ..LlmSpec::find("llama-3-8b").unwrap() }
+}
+
+/// A network on which ranks meet, and a plan that makes them.
+fn crowded() -> Vec<(&'static str, Plan, Host)> {
+    let pipelined = |pp, dp, batches| {
+        let par = Parallelism { pp, dp, zero: 1, ..Parallelism::default() };
+        plans::plan(&large(2 * u64::from(pp)), &par, &work(&par, 4096, 1, batches), SM)
+    };
+    let ringed = |dp, ring, ulysses| {
+        let par = way(dp, ring, ulysses);
+        plans::plan(&large(4), &par, &work(&par, 8192, 1, 2), SM)
+    };
+    let nics = |n: u32| move |spec: &mut ClusterSpec| spec.scale_out.as_mut().unwrap().nics_per_node = n;
+    let mut all = vec![];
+    for (name, n, plan) in [
+        ("one NIC, pipeline", 1, pipelined(2, 16, 4)),
+        ("two NICs, rings", 2, ringed(2, 16, 1)),
+        ("one NIC, hybrid", 1, ringed(4, 4, 2)),
+    ] {
+        let host = host(&plan, &nics(n));
+        all.push((name, plan, host));
+    }
+    for (name, over, plan) in [
+        ("core, pipeline", 7.0, pipelined(4, 8, 4)),
+        ("core, hybrid", 3.5, ringed(4, 4, 2)),
+        ("core, replicas", 7.0, ringed(32, 1, 1)),
+        ("core, replicas of stages", 3.0, pipelined(2, 16, 4)),
+    ] {
+        let host = host(&plan, &|spec| spec.pods = pods(16, over, None));
+        all.push((name, plan, host));
+    }
+    for (name, plan) in [("hashed, rings", ringed(2, 16, 1)), ("hashed, replicas", ringed(32, 1, 1))] {
+        all.push((name, plan.clone(), hashed(&plan, 1)));
+    }
+    let plan = ringed(32, 1, 1);
+    let rails = host(&plan, &|spec| {
+        let out = spec.scale_out.as_mut().unwrap();
+        (out.rails, out.pxn) = (true, true);
+        spec.pods = pods(16, 2.0, None);
+    });
+    all.push(("rails with PXN", plan, rails));
+    all
+}
+
+fn pods(gpus: u32, over: f64, uplinks: Option<u32>) -> Vec<Pod> {
+    let uplinks = uplinks.map_or(String::new(), |n| {
+        format!(r#", "uplinks": {{"value": {n}, "source": "test", "provenance": "assumed"}}"#)
+    });
+    let over = format!(r#""oversubscription": {{"value": {over}, "source": "test", "provenance": "assumed"}}"#);
+    vec![serde_json::from_str::<Pod>(&format!(r#"{{"gpus": {gpus}, {over}{uplinks}}}"#)).unwrap()]
+}
+
+fn host(plan: &Plan, change: &dyn Fn(&mut ClusterSpec)) -> Host {
+    let host = Host::new(plan.ranks(), 8, 4.0);
+    let mut spec = host.cluster.spec.clone();
+    change(&mut spec);
+    let cluster = foretrain::cluster::Cluster::new(&spec, &host.cluster.gpu, plan.ranks()).unwrap();
+    Host { cluster, ..host }
+}
+
+/// Pods of two nodes under switches of 32 uplinks, on which flows are hashed.
+fn hashed(plan: &Plan, subflows: u32) -> Host {
+    host(plan, &|spec| {
+        spec.pods = pods(16, 1.0, Some(32));
+        spec.scale_out.as_mut().unwrap().routing = Routing::Ecmp { subflows };
+    })
+}
+
+/// Fewer sub-flows collide more, and carry the same bytes.
+#[test]
+fn hashed_flows_collide_the_less_the_more_they_are() {
+    let par = way(32, 1, 1);
+    let plan = plans::plan(&large(4), &par, &work(&par, 8192, 1, 2), SM);
+    let mut last: Option<(f64, f64)> = None;
+    for subflows in [1, 2, 4] {
+        let host = hashed(&plan, subflows);
+        let found = simulate(&plan, host.machine(), &[], Effort::SPANS).unwrap();
+        let up = found.shared.iter().find(|l| l.link.starts_with("uplinks")).unwrap();
+        let bytes = up.busy * up.capacity * step(&found);
+        assert!(up.busy <= 1.0 && up.full > 0.0 && up.full <= 1.0, "{up:?}");
+        if let Some((slower, same)) = last {
+            assert!(step(&found) < slower, "{subflows}: {} after {slower}", step(&found));
+            assert!((bytes / same - 1.0).abs() < 1e-9, "{bytes} B, not {same} B");
+        }
+        last = Some((step(&found), bytes));
+    }
+    let many = hashed(&plan, 256);
+    assert!(with(&plan, &many, true, &[]).shared.is_empty(), "enough sub-flows fill all uplinks alike");
+}
+
+/// Whoever shares a link is never faster for it, and ranks that fold do as they do one by one.
+#[test]
+fn ranks_that_share_links_are_never_faster_and_fold_exactly() {
+    let mut slowed = vec![];
+    for (name, plan, host) in crowded() {
+        let run = |fold, shared| {
+            simulate(&plan, host.machine(), &[], Effort { fold, shared, why: true, ..Effort::SUMS }).unwrap()
+        };
+        let (alone, few, all) = (run(true, false), run(true, true), run(false, true));
+        let cost = cost(&plan, host.machine(), FLAT).unwrap();
+        assert!(alone.shared.is_empty());
+        assert!(step(&few) >= step(&alone) && step(&alone) >= 0.98 * cost.step.value(), "{name}");
+        assert!((step(&few) / step(&all) - 1.0).abs() < 1e-6, "{name}: {} folded, {} unfolded", step(&few), step(&all));
+        assert_eq!(few.shared.is_empty(), few.slowed == alone.slowed && step(&few) == step(&alone), "{name}");
+        if step(&few) > 1.0001 * step(&alone) {
+            slowed.push(name);
+        }
+    }
+    assert!(slowed.len() >= 4, "{slowed:?}");
+}
+
+/// Every event ends something or is an edge in the speed of a link: there cannot be more of them than that, however fast
+/// a link flaps, and whatever else is on it.
+#[test]
+fn the_loop_does_not_turn_without_getting_on() {
+    let par = way(32, 1, 1);
+    let plan = plans::plan(&large(4), &par, &work(&par, 8192, 1, 2), SM);
+    for host in [hashed(&plan, 1), Host::new(32, 8, 4.0)] {
+        let well = with(&plan, &host, true, &[]);
+        let (up, down) = (1e-6, 1e-6);
+        let flapping = [Fault::flapping(&format!("3:{up}:{down}")).unwrap(), Fault::slow_link("9:0.3").unwrap()];
+        let found = with(&plan, &host, true, &flapping);
+        let classes = found.timeline.classes.len() as f64 / well.timeline.classes.len() as f64;
+        // An edge on either port of the rank, for each transfer that is on it.
+        let edges = 8.0 * step(&found) / (up + down);
+        let most = 4.0 * classes * well.events as f64 + edges;
+        assert!((found.events as f64) < most, "{} events, {} of a machine that is well", found.events, well.events);
+        assert!(found.hang.is_none() && step(&found) > step(&well));
+    }
+}
+
+/// A link that carries nothing is a file that is wrong; one that nearly does is slow.
+#[test]
+fn networks_that_carry_nothing_are_refused_by_name() {
+    let text = |from: &str, to: &str| {
+        let text = std::fs::read_to_string("models/cluster/h100-24k-roce.json").unwrap();
+        assert!(text.contains(from), "{from}");
+        text.replacen(from, to, 1)
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mine.json");
+    let graph = |links: &str| {
+        let of = |v: &str| format!(r#"{{"value": "{v}", "source": "test", "provenance": "assumed"}}"#);
+        let (rate, time) = (of("10 GB/s"), of("1 us"));
+        format!(r#""nodes": 4, "graph": {{"shape": {{"links": {links}}}, "bandwidth": {rate}, "latency": {time}}}"#)
+    };
+    for (text, part) in [
+        (text("\"48.5 GB/s\"", "\"0 GB/s\""), "scale_out.achieved"),
+        (text("\"48.5 GB/s\"", "\"NaN GB/s\""), "scale_out.achieved"),
+        (text("\"355 GB/s\"", "\"-1 GB/s\""), "scale_up.bandwidth"),
+        (text("7.0", "0"), "pods.oversubscription"),
+        (text("7.0", "NaN"), "line"),
+        (text("\"nodes\": 3072", &graph("[[0, 1], [2, 3]]")), "no way leads from host 0 to host 2"),
+        (text("\"nodes\": 3072", &graph("[[0, 1], [1, 1]]")), "leads from a vertex to itself"),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let gpu = GpuSpec::find("h100-sxm5").unwrap();
+        let made = ClusterSpec::load(&path).and_then(|spec| foretrain::cluster::Cluster::new(&spec, &gpu, 32));
+        let why = made.unwrap_err().to_string();
+        assert!(why.contains("mine.json") || why.contains("h100-24k"), "{why}");
+        assert!(why.contains(part), "{why} does not say {part}");
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { cases: 400, ..Default::default() })]
+
+    /// A cluster file with anything in the place of a number is an error or a cluster on which everything has a time.
+    #[test]
+    fn no_cluster_file_makes_it_panic(
+        which in 0usize..6, place in 0usize..40,
+        with in "(NaN|-1|0|1e308|1e-308|\"\"|\"0 GB/s\"|\"1e300 GB/s\"|\"1e-300 us\"|\"NaN us\"|\"GB/s\"|null|\\[\\]|4294967295|true|[0-9]{1,6})",
+    ) {
+        let name = ["h100-24k-roce", "alibaba-hpn-15k", "l20-pcie", "gb200-nvl72", "tpu-v4-pod", "mi300x-8x400"][which];
+        let text = std::fs::read_to_string(format!("models/cluster/{name}.json")).unwrap();
+        let places: Vec<usize> = text.match_indices(": ").map(|(at, _)| at + 2).collect();
+        let from = places[place % places.len()];
+        let rest = &text[from..];
+        let end = rest.find(['\n', '{']).unwrap_or(rest.len()).min(rest.find(", ").unwrap_or(rest.len()));
+        let changed = format!("{}{with}{}", &text[..from], &rest[end..]);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mine.json");
+        std::fs::write(&path, changed).unwrap();
+        if let Ok(spec) = ClusterSpec::load(&path) {
+            let Ok(gpu) = GpuSpec::find(&spec.gpu) else { return Ok(()) };
+            let Ok(cluster) = foretrain::cluster::Cluster::new(&spec, &gpu, 16) else { return Ok(()) };
+            let stack = StackSpec::find("nccl-fa3").unwrap();
+            let members: Vec<u32> = (0..16).collect();
+            let bytes = foretrain::units::Bytes::new(1e6);
+            let time = foretrain::collective::collective(&cluster, &stack, CollectiveKind::AllReduce, &members, bytes);
+            assert!(time.total().value() >= 0.0, "{time:?}");
+            for to in 1..16 {
+                cluster.path(0, to).links.iter().for_each(|&link| assert!(cluster.capacity(link).value() >= 0.0));
+            }
+        }
+    }
+}
+
+/// Chakra traces: as many nodes as ops and legs, waits that come before, sends that meet receives, bytes as planned.
+#[test]
+fn chakra_traces_say_what_the_plan_says() {
+    use foretrain::export::chakra::{self, NodeType, Value};
+    let par = Parallelism { pp: 2, dp: 2, ring: 2, zero: 1, ..Parallelism::default() };
+    let plan = plans::plan(&model(4, 4, false), &par, &work(&par, 4096, 1, 3), SM);
+    let host = Host::of(&plan, 1.0);
+    let found = simulate(&plan, host.machine(), &[], Effort::SPANS).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let files = chakra::write(dir.path(), &plan, &found.timeline, &found.class_of).unwrap();
+    assert_eq!(files.len(), plan.ranks() as usize + 1);
+    let groups: std::collections::BTreeMap<String, Vec<u32>> =
+        serde_json::from_slice(&std::fs::read(dir.path().join("comm_group.json")).unwrap()).unwrap();
+    let number = |node: &chakra::Node, name: &str| match node.value(name) {
+        Some(Value::Int32(n)) => i64::from(*n),
+        Some(Value::Int64(n)) => *n,
+        other => panic!("{name} of {} is {other:?}", node.name),
+    };
+    let mut on_their_way: std::collections::BTreeMap<[i64; 4], i64> = Default::default();
+    let (mut sent, mut end) = (0, 0);
+    for rank in 0..plan.ranks() {
+        let (metadata, nodes) = chakra::read(&dir.path().join(format!("foretrain.{rank}.et"))).unwrap();
+        assert_eq!(metadata.version, chakra::VERSION);
+        let spans = &found.timeline.classes[found.class_of[rank as usize] as usize].spans;
+        let legs = |path: &str| nodes.iter().filter(|n| n.name == path).count();
+        assert!(nodes.len() >= spans.len() && spans.iter().all(|s| legs(&s.path) >= 1 || s.what == "transfer"));
+        for (at, node) in nodes.iter().enumerate() {
+            assert!(node.id == at as u64 && node.data_deps.iter().all(|&dep| dep < node.id), "{node:?}");
+            end = end.max(node.start_time_micros + node.duration_micros);
+            let (from, to) = match NodeType::try_from(node.kind).unwrap() {
+                NodeType::CommSend => (1, 0),
+                NodeType::CommRecv => (0, 1),
+                NodeType::CommColl => {
+                    let Some(Value::Text(group)) = node.value("pg_name") else { panic!("{node:?}") };
+                    assert!(groups[group].contains(&rank) && number(node, "comm_size") > 0);
+                    continue;
+                }
+                _ => {
+                    assert!(number(node, "num_ops") >= 0);
+                    continue;
+                }
+            };
+            assert_eq!(number(node, if from == 1 { "comm_src" } else { "comm_dst" }), i64::from(rank));
+            let key = ["comm_src", "comm_dst", "comm_tag", "comm_size"].map(|name| number(node, name));
+            *on_their_way.entry(key).or_default() += from - to;
+            sent += from * key[3];
+        }
+    }
+    assert!(on_their_way.values().all(|&open| open == 0), "a send that nobody receives");
+    let usage = found.timeline.mean();
+    // Collectives count their own; what is sent point to point is a part of all.
+    let all = (usage.bytes_scale_up + usage.bytes_scale_out) * f64::from(plan.ranks());
+    assert!(sent > 0 && (sent as f64) < all, "{sent} of {all}");
+    assert!((end as f64 - step(&found) * 1e6).abs() <= 2.0, "{end} us, not {}", step(&found));
+}
+
+/// Block by block a step takes as long as op by op, but for SMs that come and go inside a block.
+#[test]
+fn blocks_take_as_long_as_their_ops() {
+    let run = |plan: &Plan, host: &Host, blocks| {
+        simulate(plan, host.machine(), &[], Effort { blocks, why: false, ..Effort::SPANS }).unwrap()
+    };
+    for (dp, ring, ulysses, pp) in [(8, 1, 1, 1), (2, 4, 1, 1), (2, 2, 2, 1), (2, 1, 1, 4)] {
+        for (engines, bound) in [(COPY, 0.0), (SM, 0.02)] {
+            let par = Parallelism { pp, ..way(dp, ring, ulysses) };
+            let plan = plans::plan(&model(8, 4, false), &par, &work(&par, 960, 1, 3), engines);
+            // A late CPU is another thing that blocks do not know inside themselves.
+            let host = Host::of(&plan, 1.0).issuing(0.0);
+            let (ops, blocks) = (run(&plan, &host, false), run(&plan, &host, true));
+            assert!(3 * blocks.events < 2 * ops.events, "{} events, {} op by op", blocks.events, ops.events);
+            let off = (step(&blocks) / step(&ops) - 1.0).abs();
+            assert!(off <= bound, "{dp} {ring} {ulysses} {pp}: {} in blocks, {} op by op", step(&blocks), step(&ops));
+            // Work is the same, and so is what is on every lane.
+            let (a, b) = (ops.timeline.mean(), blocks.timeline.mean());
+            assert_eq!((a.flops, a.by_kernel, a.comm), (b.flops, b.by_kernel, b.comm));
+        }
+    }
+    let (plan, host) = two_nodes();
+    let jitter = [Fault::jitter("normal:0.1").unwrap()];
+    let why = simulate(&plan, host.machine(), &jitter, Effort { blocks: true, ..Effort::SUMS }).unwrap_err();
+    assert!(why.to_string().contains("op by op"), "{why}");
+}

@@ -46,6 +46,10 @@ pub struct Whole {
     pub gang: Rc<Gang>,
     pub latency: u64,
     pub transfer: u64,
+    /// What it is; none for an exchange.
+    pub kind: Option<CollectiveKind>,
+    /// Of the full buffer.
+    pub bytes: u64,
     /// Sent by each member inside nodes and between them.
     pub sent: [f64; 2],
     pub ports: u8,
@@ -68,6 +72,34 @@ pub struct Deeds {
 impl Deeds {
     pub fn of(&self, op: u32, class: usize) -> Deed {
         self.deeds[op as usize * self.classes.len() + class]
+    }
+
+    /// A kernel that stands for those of `ops`, one after the other: as bound by SMs as most of its time is. Its number,
+    /// and of each class how many kernels it is.
+    pub fn join(&mut self, ops: &[u32]) -> (u32, Vec<u32>) {
+        let (number, mut counts) = ((self.deeds.len() / self.classes.len().max(1)) as u32, vec![]);
+        for class in 0..self.classes.len() {
+            let (mut sum, mut bound, mut count) = (0, 0, 0);
+            for &op in ops {
+                if let Deed::Kernel { duration, sm_bound } = self.of(op, class) {
+                    (sum, count) = (sum + duration, count + 1);
+                    bound += if sm_bound { duration } else { 0 };
+                }
+            }
+            counts.push(count);
+            let whole = Deed::Kernel { duration: sum, sm_bound: 2 * bound > sum };
+            self.deeds.push(if count > 0 { whole } else { Deed::Skip });
+        }
+        (number, counts)
+    }
+
+    /// The ports that an op uses, see [`port`].
+    pub fn ports(&self, op: u32, class: usize) -> u8 {
+        match self.of(op, class) {
+            Deed::Legs { first, count, .. } => self.legs(first, count).iter().fold(0, |bits, way| bits | way.ports),
+            Deed::Whole { at, .. } => self.wholes[at as usize].ports,
+            Deed::Skip | Deed::Kernel { .. } => 0,
+        }
     }
 
     pub fn legs(&self, first: u32, count: u16) -> &[Way] {
@@ -161,7 +193,8 @@ impl Acts<'_> {
             let ports = tiers.fold(0, |bits, tier| bits | port(tier, SEND | RECV));
             let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
             all.deeds.push(Deed::Whole { at: all.wholes.len() as u32, ctas: ctas(*engine) });
-            all.wholes.push(Whole { gang, latency, transfer, sent, ports, apart: false });
+            let kind = Some(*kind);
+            all.wholes.push(Whole { gang, latency, transfer, kind, bytes, sent, ports, apart: false });
         }
     }
 }
@@ -180,7 +213,8 @@ impl Acts<'_> {
             let ports = self.ports_of(class, &gang);
             let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
             all.deeds.push(Deed::Whole { at: all.wholes.len() as u32, ctas });
-            all.wholes.push(Whole { gang, latency, transfer, sent, ports, apart: true });
+            let bytes = sent[1] as u64;
+            all.wholes.push(Whole { gang, latency, transfer, kind: None, bytes, sent, ports, apart: true });
         }
         Ok(())
     }

@@ -25,13 +25,29 @@ pub fn neighbours(graph: &Graph, hosts: u32) -> Result<Neighbours, String> {
 }
 
 /// Appends the links from host `a` to host `b`.
-pub fn wires(graph: &Graph, neighbours: &Neighbours, a: u32, b: u32, links: &mut Vec<Link>) {
+pub fn way(graph: &Graph, neighbours: &Neighbours, a: u32, b: u32, links: &mut Vec<Link>) {
     let stops = match &graph.shape {
         GraphShape::Torus(dims) => torus(dims, a, b),
         GraphShape::Dragonfly { groups, routers, hosts } => dragonfly(*groups, *routers, a / hosts, b / hosts),
         GraphShape::Links(_) => shortest(neighbours, a, b),
     };
     links.extend(stops.windows(2).map(|w| Link::Wire { from: w[0], to: w[1] }));
+}
+
+/// How many links there are, each direction one.
+pub fn wires(graph: &Graph) -> u64 {
+    match &graph.shape {
+        GraphShape::Torus(dims) => {
+            let vertices: u64 = dims.iter().map(|&d| u64::from(d)).product();
+            // A ring of two is one link.
+            dims.iter().map(|&d| vertices * u64::from(d.min(3) - 1)).sum()
+        }
+        GraphShape::Dragonfly { groups, routers, .. } => {
+            let (groups, routers) = (u64::from(*groups), u64::from(*routers));
+            groups * routers * (routers - 1) + groups * (groups - 1)
+        }
+        GraphShape::Links(links) => 2 * links.len() as u64,
+    }
 }
 
 /// Dim by dim, each the shorter way around; upwards where both are as long.

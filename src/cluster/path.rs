@@ -76,7 +76,7 @@ impl Cluster {
     fn inside(&self, a: u32, b: u32, links: &mut Vec<Link>) -> Seconds {
         let up = &self.spec.scale_up;
         if let (Some(graph), None) = (&self.spec.graph, &self.spec.scale_out) {
-            graph::wires(graph, &self.neighbours, a, b, links);
+            graph::way(graph, &self.neighbours, a, b, links);
             return graph.latency.value * links.len() as f64;
         }
         links.push(Link::Out(a));
@@ -107,7 +107,7 @@ impl Cluster {
         match &self.spec.graph {
             Some(graph) => {
                 let before = links.len();
-                graph::wires(graph, &self.neighbours, from, to, links);
+                graph::way(graph, &self.neighbours, from, to, links);
                 latency += graph.latency.value * (links.len() - before) as f64;
             }
             None => latency += self.tiers((a, rail), (b, far), out.rails, links),
@@ -142,7 +142,7 @@ impl Cluster {
     }
 
     /// NICs of a node, those of one GPU counted as one.
-    fn nics_apart(&self) -> u32 {
+    pub fn nics_apart(&self) -> u32 {
         self.spec.scale_out.as_ref().map_or(0, |out| out.nics_per_node.min(self.spec.gpus_per_node))
     }
 
@@ -158,6 +158,11 @@ impl Cluster {
             Link::Up { tier, .. } | Link::Down { tier, .. } => self.uplinks(tier as usize),
             Link::Wire { .. } => self.spec.graph.as_ref().expect("only graphs have wires").bandwidth.value,
         }
+    }
+
+    /// Links of the graph, each direction one; none where there is no graph.
+    pub fn wires(&self) -> u64 {
+        self.spec.graph.as_ref().map_or(0, graph::wires)
     }
 
     fn nic_rate(&self) -> BytesPerSec {

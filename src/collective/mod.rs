@@ -15,7 +15,7 @@ pub mod tree;
 use crate::plan::CollectiveKind;
 use std::ops::Range;
 
-pub use nccl::{Choice, LinkTime, choices, collective, p2p};
+pub use nccl::{Choice, LinkTime, choices, chosen, collective, p2p};
 
 /// What moves, as nccl-tests has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Operation {
 }
 
 /// Who sends to whom.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Algorithm {
     Ring,
     /// Chains inside nodes, two binary trees between them.

@@ -217,10 +217,21 @@ pub fn collective(
     if cluster.gpu.architecture == Architecture::Cpu {
         return in_rounds(cluster, stack, kind, shape.n, bytes);
     }
+    let best = chosen(cluster, stack, kind, members, bytes).expect("a ring is always possible");
+    measured(cluster, kind, &shape, bytes).unwrap_or(best.time)
+}
+
+/// The way that NCCL would choose; none for a member alone.
+pub fn chosen(
+    cluster: &Cluster,
+    stack: &StackSpec,
+    kind: CollectiveKind,
+    members: &[u32],
+    bytes: Bytes,
+) -> Option<Choice> {
     let ways = choices(cluster, stack, Operation::Whole(kind), members, bytes);
-    let ours = ways.iter().filter(|way| way.algorithm != Algorithm::Hierarchical).map(|way| way.time);
-    let best = ours.min_by(|a, b| a.total().value().total_cmp(&b.total().value())).expect("a ring is always possible");
-    measured(cluster, kind, &shape, bytes).unwrap_or(best)
+    let ours = ways.into_iter().filter(|way| way.algorithm != Algorithm::Hierarchical);
+    ours.min_by(|a, b| a.time.total().value().total_cmp(&b.time.total().value()))
 }
 
 /// What was measured on this cluster of this collective among as many members on as many nodes, if it was.

@@ -1,3 +1,4 @@
 //! Timelines in the formats of others.
 
+pub mod chakra;
 pub mod chrome;

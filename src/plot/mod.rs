@@ -15,6 +15,7 @@ pub mod published;
 pub mod rows;
 mod sheet;
 mod stacked;
+pub mod step_timeline;
 pub mod style;
 pub mod validation;
 mod ways;

@@ -2,9 +2,10 @@
 
 use super::engine::Engine;
 use super::run::{Kept, Run};
-use crate::act::seconds;
+use crate::act::{SCALE_OUT, numbers, seconds};
 use crate::plan::{Lane, Plan};
 use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
+use std::collections::BTreeMap;
 
 pub fn timeline(engine: &Engine, keep: bool) -> Timeline {
     let end = engine.runs.iter().map(|run| run.last().ps()).max().unwrap_or(0);
@@ -18,12 +19,49 @@ pub fn timeline(engine: &Engine, keep: bool) -> Timeline {
     Timeline { step: seconds(end), classes, lanes: lane_labels(engine.plan) }
 }
 
-fn usage(plan: &Plan, run: &Run, counted: &Usage, end: u64) -> Usage {
-    let (mut usage, mut waited) = (counted.clone(), run.waited.clone());
+/// How long the compute lane stood still, by the lane it waited for.
+fn waits(run: &Run, end: u64) -> Vec<u64> {
+    let mut waited = run.waited.clone();
     // After its last kernel a rank waits for its own last transfer, and then for the others.
     let own = run.last().ps().max(run.compute_end);
     waited[run.last().lane() as usize] += own - run.compute_end;
     waited[0] += end - own;
+    waited
+}
+
+/// Exposed communication by axis and the outermost tier that a rank's ops of a lane cross, as in `dp scale_out`; seconds,
+/// mean over the ranks.
+pub fn exposed(engine: &Engine) -> BTreeMap<String, f64> {
+    let end = engine.runs.iter().map(|run| run.last().ps()).max().unwrap_or(0);
+    let ranks: u32 = engine.fold.multiplicity.iter().sum();
+    let mut all = BTreeMap::new();
+    for (run, &like) in engine.runs.iter().zip(&engine.fold.multiplicity) {
+        let (script, mut ports) = (&engine.scripts[run.program], vec![0u8; engine.plan.lanes.len()]);
+        for (op, lane) in script.distinct_lanes() {
+            ports[lane as usize] |= script.deeds.ports(op, run.local);
+        }
+        let lanes = engine.plan.lanes.iter().zip(&ports);
+        for ((lane, &ports), waited) in lanes.zip(waits(run, end)).filter(|(_, waited)| *waited > 0) {
+            if let Lane::Comm(group, _) = lane {
+                let name = format!("{} {}", group.charged_axis().name(), tier_of(ports));
+                *all.entry(name).or_default() += waited as f64 * 1e-12 * f64::from(like) / f64::from(ranks);
+            }
+        }
+    }
+    all
+}
+
+/// The outermost tier that is reached through these ports.
+pub fn tier_of(ports: u8) -> &'static str {
+    match numbers(ports).max() {
+        Some(port) if port >= SCALE_OUT => "scale_out",
+        Some(_) => "scale_up",
+        None => "local",
+    }
+}
+
+fn usage(plan: &Plan, run: &Run, counted: &Usage, end: u64) -> Usage {
+    let (mut usage, waited) = (counted.clone(), waits(run, end));
     let idle: u64 = waited.iter().sum();
     usage.compute = (end - idle) as f64 * 1e-12;
     usage.host = waited[plan.lanes.len()] as f64 * 1e-12;
@@ -40,7 +78,7 @@ fn usage(plan: &Plan, run: &Run, counted: &Usage, end: u64) -> Usage {
 fn spans(engine: &Engine, run: &Run) -> Vec<Span> {
     let script = &engine.scripts[run.program];
     let span = |(op, kept): (usize, &Kept)| Span {
-        path: script.line.path(op),
+        path: script.path(op as u32),
         what: script.what(op as u32),
         lane: script.lane(op as u32),
         start: seconds(kept.start),

@@ -1,21 +1,22 @@
 //! The event loop.
 
 use super::fault::Health;
-use super::jitter::{Jitter, Noise, axes_of};
-use super::meeting::{Key, MeetingId, Meetings, Party, order};
-use super::run::{Kept, Moved, Run, Running, Taken};
+use super::jitter::Jitter;
+use super::links::Links;
+use super::meeting::{MeetingId, Meetings};
+use super::run::{Kept, Moved, Run, Running};
 use super::script::Script;
 use crate::act::stamp::Stamp;
-use crate::act::stretch::{Held, lasting};
-use crate::act::{Deed, Machine, SCALE_OUT, numbers, picoseconds, seconds};
+use crate::act::stretch::lasting;
+use crate::act::{Deed, Machine, picoseconds};
 use crate::fold::Fold;
-use crate::plan::{Direction, Plan};
-use crate::timeline::{Arrow, ArrowEnd};
+use crate::plan::Plan;
+use crate::timeline::Arrow;
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+pub(super) enum Event {
     /// The host has issued an op that nothing else keeps.
     Issued {
         class: u32,
@@ -26,6 +27,11 @@ enum Event {
         op: u32,
     },
     Arrives {
+        meeting: MeetingId,
+        version: u32,
+    },
+    /// Bytes set off on shared links, or a port on their way has another speed.
+    Goes {
         meeting: MeetingId,
         version: u32,
     },
@@ -40,19 +46,21 @@ pub struct Engine<'p> {
     pub scripts: &'p [Script<'p>],
     pub runs: Vec<Run>,
     pub meetings: Meetings,
-    queue: BinaryHeap<Queued>,
+    pub(super) queue: BinaryHeap<Queued>,
     /// Ops that can begin now.
-    ready: VecDeque<(u32, u32)>,
+    pub(super) ready: VecDeque<(u32, u32)>,
     pub now: u64,
-    found: u64,
+    pub(super) found: u64,
     pub events: u64,
     pub slowed: u64,
-    jitter: Option<Jitter>,
+    pub(super) jitter: Option<Jitter>,
+    /// If there are any that ranks get in each other's way on.
+    pub links: Option<Links>,
     pub moved: Vec<Moved>,
     pub arrows: Vec<Arrow>,
-    sms: u32,
-    host_launch: u64,
-    keep: bool,
+    pub(super) sms: u32,
+    pub(super) host_launch: u64,
+    pub(super) keep: bool,
 }
 
 impl<'p> Engine<'p> {
@@ -63,6 +71,7 @@ impl<'p> Engine<'p> {
         scripts: &'p [Script<'p>],
         health: &[Health],
         jitter: Option<Jitter>,
+        links: Option<Links>,
         keep: bool,
     ) -> Engine<'p> {
         let mut runs: Vec<Option<Run>> = fold.representatives.iter().map(|_| None).collect();
@@ -85,6 +94,7 @@ impl<'p> Engine<'p> {
             events: 0,
             slowed: 0,
             jitter,
+            links,
             moved: vec![],
             arrows: vec![],
             sms: machine.cluster.gpu.sms.value,
@@ -100,13 +110,37 @@ impl<'p> Engine<'p> {
             self.ready.extend(roots.iter().map(|&op| (class as u32, op)));
         }
         self.begin_all();
-        while let Some(Reverse((time, _, event))) = self.queue.pop() {
+        loop {
+            let next = self.queue.peek().map(|Reverse((time, ..))| *time);
+            // What happens at one moment is told to the links before they are asked how things go on.
+            if next != Some(self.now) && self.bytes_end(next) {
+                continue;
+            }
+            let Some(Reverse((time, _, event))) = self.queue.pop() else { break };
             assert!(time >= self.now, "an event at {time} ps after {} ps", self.now);
             self.now = time;
             self.events += 1;
             self.take(event);
             self.begin_all();
         }
+    }
+
+    /// Goes on to the next end of bytes on shared links, if there is one before `next`.
+    fn bytes_end(&mut self, next: Option<u64>) -> bool {
+        let Some(links) = &mut self.links else { return false };
+        let Some(end) = links.next_end().filter(|&end| next.is_none_or(|next| end <= next)) else { return false };
+        let mut done = vec![];
+        links.complete(&mut done);
+        self.now = end;
+        self.events += done.len() as u64;
+        for id in done.into_iter().map(|id| id as MeetingId) {
+            // One that went before may have taken it along.
+            if self.meetings.get(id).activity.is_some() {
+                self.have_gone(id);
+            }
+        }
+        self.begin_all();
+        true
     }
 
     fn take(&mut self, event: Event) {
@@ -120,10 +154,12 @@ impl<'p> Engine<'p> {
                     self.arrive(meeting);
                 }
             }
+            Event::Goes { meeting, version } if self.meetings.get(meeting).version == version => self.go(meeting),
+            Event::Goes { .. } => {}
         }
     }
 
-    fn push(&mut self, time: u64, event: Event) {
+    pub(super) fn push(&mut self, time: u64, event: Event) {
         // What never ends is no event: those who wait for it are found waiting.
         if time < u64::MAX {
             self.found += 1;
@@ -187,7 +223,7 @@ impl<'p> Engine<'p> {
     }
 
     /// The SMs that communication holds are others than was thought.
-    fn price_kernels(&mut self, class: u32, held_by: u32) {
+    pub(super) fn price_kernels(&mut self, class: u32, held_by: u32) {
         let (run, now) = (&mut self.runs[class as usize], self.now);
         let mut changed = vec![];
         for at in 0..run.kernels.len() {
@@ -216,228 +252,8 @@ impl<'p> Engine<'p> {
         self.end(class, op, Stamp::new(now, lane));
     }
 
-    /// A communication kernel holds its SMs from its launch to its end.
-    fn take_sms(&mut self, class: u32, op: u32, ctas: u16) {
-        if ctas > 0 {
-            let held = Held { from: self.now, to: u64::MAX, amount: u32::from(ctas) };
-            let run = &mut self.runs[class as usize];
-            if run.kernels.is_empty() {
-                run.sms.retain(|taken| taken.held.to > held.from);
-            }
-            run.sms.push(Taken { op, held });
-            self.price_kernels(class, op);
-        }
-    }
-
-    fn give_sms(&mut self, class: u32, op: u32) {
-        let now = self.now;
-        let mine = |t: &&mut Taken| t.op == op && t.held.to == u64::MAX;
-        if let Some(taken) = self.runs[class as usize].sms.iter_mut().find(mine) {
-            taken.held.to = now;
-            self.price_kernels(class, op);
-        }
-    }
-
-    /// An op that communicates has been launched; it waits for so many meetings.
-    fn launch(&mut self, class: u32, op: u32, meetings: u32, ctas: u16) -> Noise {
-        let (run, now) = (&mut self.runs[class as usize], self.now);
-        let cell = run.cell(&self.scripts[run.program], op);
-        cell.waits = meetings;
-        let lane = cell.start.lane();
-        let noise = run.noise[lane as usize];
-        if self.keep {
-            run.kept[op as usize] = Kept { start: now, end: u64::MAX, by: (class, op) };
-        }
-        self.take_sms(class, op, ctas);
-        noise
-    }
-
-    fn legs(&mut self, class: u32, op: u32, first: u32, count: u16, ctas: u16) {
-        let noise = self.launch(class, op, u32::from(count), ctas);
-        let script = &self.scripts[self.runs[class as usize].program];
-        let lane = script.lane(op);
-        for (leg, way) in script.deeds.legs(first, count).iter().enumerate() {
-            let key = (lane, Some(way.by), way.sender, script.turn(op, leg));
-            let id = self.meetings.enter(key);
-            let meeting = self.meetings.get_mut(id);
-            let mut party = Party::new(class, op, way.ports, noise, self.now);
-            party.sends = way.dir == Direction::Send;
-            meeting.parties.push(party);
-            // Bytes move as their sender sees it.
-            if way.dir == Direction::Send {
-                (meeting.latency, meeting.transfer) = (way.latency, way.transfer);
-                meeting.order = order(op, leg, class);
-                meeting.sent = tiers(way.ports, way.bytes as f64);
-                meeting.between_two = way.sender != way.receiver;
-            }
-            if meeting.parties.len() == 2 {
-                self.set_off(&key, id);
-            }
-        }
-        if count == 0 {
-            self.end(class, op, Stamp::new(self.now, lane));
-        }
-    }
-
-    fn whole(&mut self, class: u32, op: u32, at: u32, ctas: u16) {
-        let noise = self.launch(class, op, 1, ctas);
-        let script = &self.scripts[self.runs[class as usize].program];
-        let whole = &script.deeds.wholes[at as usize];
-        let classes = &whole.gang.classes;
-        let key = (script.lane(op), None, classes[0], script.turn(op, 0));
-        let id = if classes.len() > 1 { self.meetings.enter(key) } else { self.meetings.fresh() };
-        let meeting = self.meetings.get_mut(id);
-        let mut party = Party::new(class, op, whole.ports, noise, self.now);
-        if self.jitter.is_some() || self.keep {
-            let mine = whole.gang.members.iter().filter(|&&m| self.fold.class_of[m as usize] == class);
-            party.count = mine.count() as u32;
-        }
-        meeting.parties.push(party);
-        if class == classes[0] {
-            (meeting.latency, meeting.transfer) = (whole.latency, whole.transfer);
-            meeting.order = order(op, 0, class);
-            meeting.between_two = false;
-            meeting.sent = whole.sent.map(|bytes| bytes * whole.gang.members.len() as f64);
-        }
-        if meeting.parties.len() == classes.len() {
-            if whole.apart { self.set_off_apart(&key, id) } else { self.set_off(&key, id) }
-        }
-    }
-
-    /// Everyone is there, and each has bytes of its own to see off.
-    fn set_off_apart(&mut self, key: &Key, id: MeetingId) {
-        self.meetings.full(key);
-        let mut parties = std::mem::take(&mut self.meetings.get_mut(id).parties);
-        self.meetings.over(id);
-        parties.sort_by_key(|party| party.class);
-        for party in parties {
-            let run = &self.runs[party.class as usize];
-            let script = &self.scripts[run.program];
-            let Deed::Whole { at, .. } = script.deed(party.op, run.local) else { continue };
-            let whole = &script.deeds.wholes[at as usize];
-            let own = self.meetings.fresh();
-            let meeting = self.meetings.get_mut(own);
-            meeting.parties = vec![party];
-            (meeting.latency, meeting.transfer) = (whole.latency, whole.transfer);
-            meeting.order = order(party.op, 0, party.class);
-            self.set_off(key, own);
-        }
-    }
-
-    /// Everyone is there: the bytes set off.
-    fn set_off(&mut self, key: &Key, id: MeetingId) {
-        self.meetings.full(key);
-        let now = self.now;
-        let mut parties = self.meetings.get(id).parties.clone();
-        parties.iter_mut().for_each(|p| p.ago = now - p.ago);
-        let axes = axes_of(&self.plan.lanes[key.0 as usize]);
-        let (late, noise) = self.jitter.as_mut().map_or_else(Default::default, |jitter| jitter.gather(&parties, axes));
-        let meeting = self.meetings.get_mut(id);
-        (meeting.ready, meeting.noise) = (now + late, noise);
-        let (posted, ready) = (meeting.order, meeting.ready);
-        for party in &parties {
-            for port in party.ports() {
-                self.runs[party.class as usize].ports[port].forget(now);
-            }
-        }
-        let longest = self.lasting(id);
-        let mut behind = BTreeSet::new();
-        for party in &parties {
-            for port in party.ports() {
-                let port = &mut self.runs[party.class as usize].ports[port];
-                behind.extend(port.behind(posted, now).map(|h| (h.order, h.meeting)));
-                port.hold(id, posted, ready, ready.saturating_add(longest));
-            }
-        }
-        let meeting = self.meetings.get_mut(id);
-        meeting.longest = longest;
-        let (time, version) = (meeting.arrives(), meeting.version);
-        self.push(time, Event::Arrives { meeting: id, version });
-        self.price(behind);
-    }
-
-    /// How long the bytes of a meeting take, as far as is known: on the port that keeps them longest.
-    fn lasting(&self, id: MeetingId) -> u64 {
-        let meeting = self.meetings.get(id);
-        let ports = meeting.parties.iter().flat_map(|p| p.ports().map(|port| (p.class as usize, port)));
-        let on = |(class, port): (usize, usize)| {
-            let run = &self.runs[class];
-            let link = &run.health.links[port / SCALE_OUT];
-            run.ports[port].lasting(meeting.order, meeting.ready, meeting.transfer, link)
-        };
-        ports.map(on).fold(meeting.transfer, u64::max)
-    }
-
-    /// Works out again when meetings are over that others went before, and then those behind them.
-    fn price(&mut self, mut behind: BTreeSet<(u64, MeetingId)>) {
-        while let Some((posted, id)) = behind.pop_first() {
-            let (longest, now) = (self.lasting(id), self.now);
-            let meeting = self.meetings.get_mut(id);
-            if longest == meeting.longest {
-                continue;
-            }
-            meeting.longest = longest;
-            meeting.version += 1;
-            let (time, version, ready) = (meeting.arrives().max(now), meeting.version, meeting.ready);
-            let parties = std::mem::take(&mut meeting.parties);
-            for party in &parties {
-                for port in party.ports() {
-                    let port = &mut self.runs[party.class as usize].ports[port];
-                    port.change(id, ready, ready.saturating_add(longest));
-                    behind.extend(port.behind(posted, now).map(|h| (h.order, h.meeting)));
-                }
-            }
-            self.meetings.get_mut(id).parties = parties;
-            self.push(time, Event::Arrives { meeting: id, version });
-        }
-    }
-
-    fn arrive(&mut self, id: MeetingId) {
-        let meeting = self.meetings.get_mut(id);
-        let parties = std::mem::take(&mut meeting.parties);
-        let (noise, ready, meeting_of_two) = (meeting.noise, meeting.ready, meeting.between_two);
-        self.slowed += u64::from(meeting.longest > meeting.transfer);
-        if self.keep {
-            let times = times(&self.fold.multiplicity, &parties, meeting_of_two);
-            self.moved.push(Moved { from: ready, to: ready + meeting.longest, sent: meeting.sent, times });
-        }
-        if self.keep && meeting_of_two {
-            self.arrow(&parties, ready);
-        }
-        // The one for whom all others waited came last.
-        let last = parties.last().map(|p| (p.class, p.op));
-        for party in &parties {
-            let run = &mut self.runs[party.class as usize];
-            let script = &self.scripts[run.program];
-            let cell = run.cell(script, party.op);
-            cell.waits -= 1;
-            if cell.waits == 0 {
-                let lane = script.lane(party.op);
-                run.noise[lane as usize] = noise;
-                if let (true, Some(by)) = (self.keep, last) {
-                    run.kept[party.op as usize].by = by;
-                }
-                self.give_sms(party.class, party.op);
-                self.end(party.class, party.op, Stamp::new(self.now, lane));
-            }
-        }
-        self.meetings.get_mut(id).parties = parties;
-        self.meetings.over(id);
-    }
-
-    /// Notes a message from one class to another.
-    fn arrow(&mut self, parties: &[Party], ready: u64) {
-        let end = |party: &Party, at: u64| {
-            let lane = self.scripts[self.runs[party.class as usize].program].lane(party.op);
-            ArrowEnd { rank: self.fold.representatives[party.class as usize], lane, at: seconds(at) }
-        };
-        let [a, b] = parties else { return };
-        let (from, to) = if a.sends { (a, b) } else { (b, a) };
-        self.arrows.push(Arrow { from: end(from, ready), to: end(to, self.now) });
-    }
-
     /// An op is over: those that wait for nothing else can begin.
-    fn end(&mut self, class: u32, op: u32, end: Stamp) {
+    pub(super) fn end(&mut self, class: u32, op: u32, end: Stamp) {
         let run = &mut self.runs[class as usize];
         let script = &self.scripts[run.program];
         if self.keep {
@@ -460,11 +276,6 @@ impl<'p> Engine<'p> {
     }
 }
 
-/// Bytes by tier, of a message through these ports.
-fn tiers(ports: u8, bytes: f64) -> [f64; 2] {
-    if numbers(ports).any(|port| port >= SCALE_OUT) { [0.0, bytes] } else { [bytes, 0.0] }
-}
-
 /// How long a kernel takes beside communication that was launched before it.
 fn beside(run: &Run, sms: u32, kernel: &Running) -> u64 {
     if !kernel.sm_bound || run.sms.is_empty() {
@@ -473,17 +284,4 @@ fn beside(run: &Run, sms: u32, kernel: &Running) -> u64 {
     let before = run.sms.iter().filter(|taken| taken.op < kernel.op).map(|taken| taken.held);
     let speed = |held: u32| f64::from(sms.saturating_sub(held).max(1)) / f64::from(sms);
     lasting(before, kernel.start, kernel.duration, speed)
-}
-
-/// How many meetings one of classes stands for: a message for each rank of the class that sends it, a collective for
-/// as many ranks of a class as take part in one.
-fn times(multiplicity: &[u32], parties: &[Party], between_two: bool) -> f64 {
-    let first = if between_two { parties.iter().find(|p| p.sends) } else { parties.first() };
-    let Some(first) = first else { return 0.0 };
-    let together = if between_two {
-        1
-    } else {
-        parties.iter().filter(|p| p.class == first.class).map(|p| p.count).sum::<u32>().max(1)
-    };
-    f64::from(multiplicity[first.class as usize]) / f64::from(together)
 }

@@ -67,7 +67,7 @@ fn waiting(engine: &Engine, class: usize, run: &Run) -> Option<Waiting> {
     Some(Waiting {
         rank: engine.fold.representatives[class],
         ranks: engine.fold.multiplicity[class],
-        path: script.line.path(op as usize),
+        path: script.path(op),
         since_s: seconds(cell.start.ps()).value(),
         waits_for: missing(engine, class, run, script, op),
     })

@@ -1,6 +1,8 @@
 //! Those who meet: a send and its receive, or all members of a collective.
 
 use super::jitter::Noise;
+use super::links;
+use super::share::Activity;
 use crate::act::numbers;
 use rustc_hash::FxHashMap;
 
@@ -8,6 +10,27 @@ pub type MeetingId = u32;
 
 /// Names a meeting before it has begun: lane, distance (none for a collective), sender or first class, turn.
 pub type Key = (u16, Option<u32>, u32, u32);
+
+/// Which meeting of a script: what it puts on links follows from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum What {
+    Hop {
+        lane: u16,
+        by: u32,
+        class: u32,
+    },
+    /// The entry of the list of collectives of a program.
+    Whole {
+        program: u32,
+        at: u32,
+    },
+}
+
+impl Default for What {
+    fn default() -> What {
+        What::Whole { program: 0, at: 0 }
+    }
+}
 
 /// A class that takes part, with which op and through which ports.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +73,15 @@ pub struct Meeting {
     pub noise: Noise,
     /// A message from one class to another.
     pub between_two: bool,
+    /// Bytes of one of those it stands for: what links carry is counted by it.
+    pub bytes: u64,
+    /// What it is in its script.
+    pub what: What,
+    /// What it is on links that ranks share; none if it crosses none that matters.
+    pub kind: Option<links::Kind>,
+    /// Its bytes on those links while they are on their way, and the most of their speed that its ports let them have.
+    pub activity: Option<Activity>,
+    pub cap: f64,
     /// Which of its events is the true one.
     pub version: u32,
 }
@@ -108,6 +140,7 @@ impl Meetings {
     pub fn over(&mut self, id: MeetingId) {
         let meeting = self.get_mut(id);
         meeting.parties.clear();
+        (meeting.kind, meeting.activity) = (None, None);
         meeting.version += 1;
         self.free.push(id);
     }

@@ -7,17 +7,23 @@
 //! * `script`: a program with all calls spliced, its edges both ways, and what each distinct op does.
 //! * `engine`: the loop. An op begins when the last thing it waits for has ended; time is u64 picoseconds, and
 //!   events of one moment are taken in the order in which they were found, so that runs repeat exactly.
+//! * `meet`: those who communicate wait for each other, and their bytes go.
 //! * `ports`: transfers that share a port of a rank.
+//! * [`links`]: meetings of different ranks that share a link: a NIC, the uplinks of a pod, a bridge, a wire.
+//! * `blocks`: kernels that nothing can happen between, as one.
 //! * [`fault`], `hang`: what is wrong with the machine, and who waits for ever because of it.
 //! * `jitter`: kernels that take a little more or less each time, of ranks that are folded all the same.
 //! * [`why`]: the chain of ops and waits that makes the step as long as it is.
 
 mod account;
+mod blocks;
 pub mod collective;
 mod engine;
 pub mod fault;
 mod hang;
 mod jitter;
+pub mod links;
+mod meet;
 mod meeting;
 mod pace;
 mod ports;
@@ -33,7 +39,10 @@ use crate::plan::Plan;
 use crate::timeline::{Arrow, Timeline};
 pub use fault::{Fault, Faults};
 pub use hang::Hang;
+pub use links::SharedLink;
+use links::{Links, census::Census, footprint::any_shared};
 use rustc_hash::FxHasher;
+use script::Script;
 use std::hash::{Hash, Hasher};
 pub use why::Why;
 
@@ -46,13 +55,18 @@ pub struct Effort {
     pub spans: bool,
     /// Say why the step takes as long as it does, if there are not more than [`MOST_KEPT`] ops on all classes.
     pub why: bool,
+    /// Let meetings of different ranks slow each other down where they share a link.
+    pub shared: bool,
+    /// Block by block: kernels that nothing can happen between are one. It is exact but where communication takes SMs
+    /// from kernels, or the CPU is late.
+    pub blocks: bool,
     /// For what is random.
     pub seed: u64,
 }
 
 impl Effort {
-    pub const SUMS: Effort = Effort { fold: true, spans: false, why: false, seed: 0 };
-    pub const SPANS: Effort = Effort { fold: true, spans: true, why: true, seed: 0 };
+    pub const SUMS: Effort = Effort { fold: true, spans: false, why: false, shared: true, blocks: false, seed: 0 };
+    pub const SPANS: Effort = Effort { fold: true, spans: true, why: true, shared: true, blocks: false, seed: 0 };
 }
 
 /// More ops are not kept only to say why.
@@ -66,6 +80,10 @@ pub struct Simulated {
     pub events: u64,
     /// Transfers that others on a port or a link slowed down.
     pub slowed: u64,
+    /// Links between ranks that were too narrow for all at some time.
+    pub shared: Vec<SharedLink>,
+    /// Which of the timeline's classes each rank is of.
+    pub class_of: Vec<u32>,
     /// Messages between ranks of different classes; with spans only.
     pub arrows: Vec<Arrow>,
     /// Who waits for ever, if anyone does: the step is never over, and the timeline ends where nothing moves any more.
@@ -83,12 +101,36 @@ pub fn simulate(plan: &Plan, machine: Machine, faults: &[Fault], effort: Effort)
     for fault in faults {
         fault.check(Some(plan.ranks())).map_err(|why| Error::spec("faults", "rank", why))?;
     }
-    let fold = if effort.fold { refined(plan, machine, faults) } else { fold::trivial(plan.ranks()) };
-    play(plan, machine, &fold, faults, effort)
+    if effort.blocks && faults.iter().any(|fault| matches!(fault, Fault::Jitter { .. })) {
+        return Err(Error::spec("--fidelity", "fidelity", "a block has no kernels to jitter; simulate op by op"));
+    }
+    let marks = marks(plan, faults);
+    let mut fold =
+        if effort.fold { fold::refine_marked(plan, machine.cluster, &marks) } else { fold::trivial(plan.ranks()) };
+    let scripts = script::write(plan, machine, &fold, effort.blocks)?;
+    let census = if effort.shared && any_shared(machine.cluster) {
+        Census::take(plan, machine, &fold, &scripts)
+    } else {
+        Census::default()
+    };
+    if effort.fold && !census.is_empty() {
+        drop(scripts);
+        fold = census.refine(plan, machine.cluster, fold, &marks);
+        return play(
+            plan,
+            machine,
+            &fold,
+            &script::write(plan, machine, &fold, effort.blocks)?,
+            &census,
+            faults,
+            effort,
+        );
+    }
+    play(plan, machine, &fold, &scripts, &census, faults, effort)
 }
 
 /// Ranks that are not well are not like others.
-fn refined(plan: &Plan, machine: Machine, faults: &[Fault]) -> Fold {
+fn marks(plan: &Plan, faults: &[Fault]) -> Vec<u64> {
     let mut marks = vec![0; plan.ranks() as usize];
     for fault in faults {
         if let Some(rank) = fault.rank() {
@@ -97,23 +139,46 @@ fn refined(plan: &Plan, machine: Machine, faults: &[Fault]) -> Fold {
             *mark = h.finish();
         }
     }
-    fold::refine_marked(plan, machine.cluster, &marks)
+    marks
 }
 
-fn play(plan: &Plan, machine: Machine, fold: &Fold, faults: &[Fault], effort: Effort) -> Result<Simulated> {
-    let scripts = script::write(plan, machine, fold)?;
+fn play<'p>(
+    plan: &'p Plan,
+    machine: Machine<'p>,
+    fold: &'p Fold,
+    scripts: &'p [Script<'p>],
+    census: &Census,
+    faults: &[Fault],
+    effort: Effort,
+) -> Result<Simulated> {
     let health: Vec<_> = fold.representatives.iter().map(|&rank| fault::Health::of(faults, rank)).collect();
     let ops: usize = scripts.iter().map(|s| s.len() as usize * s.deeds.classes.len()).sum();
     let why = effort.why && ops <= MOST_KEPT;
     let jitter = jitter::Jitter::of(faults, effort.seed);
-    let mut engine = engine::Engine::new(plan, machine, fold, &scripts, &health, jitter, effort.spans || why);
+    let keep = effort.spans || why;
+    let links = (!census.is_empty()).then(|| Links::new(census, machine, fold, scripts, keep));
+    let mut engine = engine::Engine::new(plan, machine, fold, scripts, &health, jitter, links, keep);
     engine.run();
     let hang = Hang::of(&engine);
     if let Some(hang) = hang.as_ref().filter(|_| faults.is_empty()) {
         return Err(hang.deadlock());
     }
-    let why = (why && hang.is_none()).then(|| Why::of(&engine, machine.cluster));
+    let why = (why && hang.is_none()).then(|| Why::of(&engine, machine));
     let timeline = account::timeline(&engine, effort.spans);
     let arrows = if effort.spans { std::mem::take(&mut engine.arrows) } else { vec![] };
-    Ok(Simulated { timeline, events: engine.events, slowed: engine.slowed, arrows, hang, why })
+    let shared = engine
+        .links
+        .as_ref()
+        .map(|links| links.told(engine.now, machine.cluster.spec.scale_out.as_ref().is_some_and(|out| out.rails)))
+        .unwrap_or_default();
+    Ok(Simulated {
+        timeline,
+        events: engine.events,
+        slowed: engine.slowed,
+        shared,
+        class_of: fold.class_of.clone(),
+        arrows,
+        hang,
+        why,
+    })
 }

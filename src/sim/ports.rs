@@ -50,6 +50,14 @@ impl Port {
         pace::lasting(ready, transfer, |at| share(held(at)) * link.speed(at), |at| edge(at).min(link.next(at)))
     }
 
+    /// The part of the port, and of its link's speed, that one posted at `order` has at `now`, and when that may change.
+    pub fn speed(&self, order: u64, now: u64, link: &Pace) -> (f64, u64) {
+        let before = || self.holders.iter().filter(|h| h.order < order).map(|h| h.held);
+        let held = before().filter(|h| h.from <= now && now < h.to).map(|h| h.amount).sum();
+        let edge = before().flat_map(|h| [h.from, h.to]).filter(|&e| e > now).min().unwrap_or(u64::MAX);
+        (share(held) * link.speed(now), edge.min(link.next(now)))
+    }
+
     /// Holders that were posted after `order` and are still busy at `now`.
     pub fn behind(&self, order: u64, now: u64) -> impl Iterator<Item = &Holder> {
         self.holders.iter().filter(move |h| h.order > order && h.held.to > now)

@@ -2,11 +2,12 @@
 
 use super::fault::Health;
 use super::jitter::Noise;
+use super::meeting::What;
 use super::ports::Port;
 use super::script::Script;
+use crate::act::PORTS;
 use crate::act::stamp::Stamp;
 use crate::act::stretch::Held;
-use crate::act::{Deed, PORTS};
 use std::collections::VecDeque;
 
 /// An op that is neither over nor out of sight.
@@ -48,8 +49,11 @@ pub struct Kept {
 pub struct Moved {
     pub from: u64,
     pub to: u64,
-    /// Inside nodes and between them.
+    /// Inside nodes and between them, of all members.
     pub sent: [f64; 2],
+    pub what: What,
+    /// Of a message, or of the full buffer of a collective.
+    pub bytes: u64,
     /// How many such meetings there are.
     pub times: f64,
 }
@@ -114,9 +118,11 @@ impl Run {
     pub fn cell(&mut self, script: &Script, op: u32) -> &mut Cell {
         while self.base + (self.cells.len() as u32) <= op {
             let next = self.base + self.cells.len() as u32;
-            self.issued += u32::from(!matches!(script.deed(next, self.local), Deed::Skip));
-            let waits = script.line.preds(next as usize).len() as u32;
-            self.cells.push_back(Cell { start: Stamp::default(), waits, issued: self.issued });
+            let (issues, waits) = (script.issues(next, self.local), script.preds(next).len() as u32);
+            // A block begins once its first kernel is issued.
+            let issued = self.issued + issues.min(1);
+            self.issued += issues;
+            self.cells.push_back(Cell { start: Stamp::default(), waits, issued });
         }
         &mut self.cells[(op - self.base) as usize]
     }

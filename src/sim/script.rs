@@ -1,16 +1,22 @@
 //! A program as its ranks follow it: every call spliced, every edge both ways, and each distinct op looked at once.
+//!
+//! Block by block in place of op by op, kernels that follow each other with nobody in between who waits for one or is
+//! waited for are one op, named by the first of them (`blocks`).
 
+use super::blocks::Blocks;
 use crate::act::{Acts, Deed, Deeds, Machine};
 use crate::error::{Error, Result};
 use crate::fold::Fold;
-use crate::plan::link::{AtomTable, Line};
+use crate::plan::link::{AtomTable, Line, Node};
 use crate::plan::matching::group_sizes;
 use crate::plan::*;
 use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::{Hash, Hasher};
 
 pub struct Script<'p> {
-    pub line: Line<'p>,
+    line: Line<'p>,
+    /// None: op by op.
+    blocks: Option<Blocks>,
     /// Of each op, which of the distinct ones it is.
     distinct: Vec<u32>,
     pub deeds: Deeds,
@@ -26,34 +32,92 @@ pub struct Script<'p> {
 }
 
 /// The scripts of all programs.
-pub fn write<'p>(plan: &'p Plan, machine: Machine<'p>, fold: &'p Fold) -> Result<Vec<Script<'p>>> {
+pub fn write<'p>(plan: &'p Plan, machine: Machine<'p>, fold: &'p Fold, blocks: bool) -> Result<Vec<Script<'p>>> {
     if plan.lanes.len() > 200 {
         return Err(Error::plan(format!("{} lanes; at most 200 are simulated", plan.lanes.len())));
     }
     let atoms = AtomTable::new(plan)?;
     let (mut acts, sizes) = (Acts::new(plan, machine, fold), group_sizes(plan));
     let programs = 0..plan.programs.len() as u32;
-    programs.map(|p| Script::new(plan, &atoms, &mut acts, &sizes, p)).collect()
+    programs.map(|p| Script::new(plan, &atoms, &mut acts, &sizes, p, blocks)).collect()
 }
 
 impl<'p> Script<'p> {
-    fn new(plan: &'p Plan, atoms: &AtomTable, acts: &mut Acts, sizes: &[u32], program: u32) -> Result<Script<'p>> {
+    fn new(
+        plan: &'p Plan,
+        atoms: &AtomTable,
+        acts: &mut Acts,
+        sizes: &[u32],
+        program: u32,
+        blocks: bool,
+    ) -> Result<Script<'p>> {
         let line = Line::program(plan, atoms, program)?;
         let (distinct, firsts) = distinct_ops(&line);
-        let deeds = acts.deeds(program, &line, &firsts)?;
-        let (next_at, next) = turned_round(&line);
-        let roots = (0..line.nodes.len() as u32).filter(|&n| line.preds(n as usize).is_empty()).collect();
-        let (turns_at, turns) = turns(&line, sizes);
-        Ok(Script { line, distinct, deeds, next_at, next, roots, turns_at, turns })
+        let mut deeds = acts.deeds(program, &line, &firsts)?;
+        let (next_at, next, roots, turns_at) = Default::default();
+        let (blocks, distinct) = match blocks {
+            true => {
+                let (blocks, distinct) = Blocks::of(plan, &line, &distinct, &mut deeds);
+                (Some(blocks), distinct)
+            }
+            false => (None, distinct),
+        };
+        let mut script = Script { line, blocks, distinct, deeds, next_at, next, roots, turns_at, turns: vec![] };
+        (script.next_at, script.next) = turned_round(&script);
+        script.roots = (0..script.len()).filter(|&op| script.preds(op).is_empty()).collect();
+        (script.turns_at, script.turns) = turns(&script, sizes);
+        Ok(script)
     }
 
     pub fn len(&self) -> u32 {
-        self.line.nodes.len() as u32
+        self.distinct.len() as u32
+    }
+
+    /// The op's place in the line: the first of a block.
+    fn node(&self, op: u32) -> &Node<'p> {
+        &self.line.nodes[self.at(op)]
+    }
+
+    fn at(&self, op: u32) -> usize {
+        self.blocks.as_ref().map_or(op, |blocks| blocks.heads[op as usize]) as usize
+    }
+
+    /// Ops that an op waits for.
+    pub fn preds(&self, op: u32) -> &[u32] {
+        match &self.blocks {
+            Some(blocks) => blocks.preds.of(op as usize),
+            None => self.line.preds(op as usize),
+        }
+    }
+
+    /// How many kernels the host has to issue for an op.
+    pub fn issues(&self, op: u32, class: usize) -> u32 {
+        let distinct = self.distinct[op as usize];
+        match self.blocks.as_ref().and_then(|blocks| blocks.kernels.get(&distinct)) {
+            Some(kernels) => kernels[class],
+            None => u32::from(!matches!(self.deeds.of(distinct, class), Deed::Skip)),
+        }
+    }
+
+    pub fn path(&self, op: u32) -> String {
+        self.line.path(self.at(op))
     }
 
     /// What an op does on a class, which is counted among those of the program.
     pub fn deed(&self, op: u32, class: usize) -> Deed {
         self.deeds.of(self.distinct[op as usize], class)
+    }
+
+    /// Every distinct op that is on a lane, by its place in [`Deeds`], with the lane.
+    pub fn distinct_lanes(&self) -> impl Iterator<Item = (u32, u16)> {
+        let mut seen = vec![false; self.distinct.iter().max().map_or(0, |&most| most as usize + 1)];
+        let pairs = (0..self.len()).map(|op| (self.distinct[op as usize], self.lane(op)));
+        pairs.filter(move |&(op, _)| !std::mem::replace(&mut seen[op as usize], true))
+    }
+
+    /// The ports that an op of a class uses.
+    pub fn ports(&self, op: u32, class: usize) -> u8 {
+        self.deeds.ports(self.distinct[op as usize], class)
     }
 
     pub fn next(&self, op: u32) -> std::ops::Range<usize> {
@@ -65,7 +129,7 @@ impl<'p> Script<'p> {
     }
 
     pub fn lane(&self, op: u32) -> u16 {
-        self.line.nodes[op as usize].lane
+        self.node(op).lane
     }
 
     pub fn turn(&self, op: u32, leg: usize) -> u32 {
@@ -74,7 +138,7 @@ impl<'p> Script<'p> {
 
     /// What kind of op it is: kernel, transfer or collective.
     pub fn what(&self, op: u32) -> &'static str {
-        match &self.line.nodes[op as usize].op.kind {
+        match &self.node(op).op.kind {
             OpKind::Compute { kernel, .. } => kernel.name(),
             OpKind::Collective { kind, .. } => kind.name(),
             OpKind::Exchange { phase, .. } => phase.name(),
@@ -104,15 +168,15 @@ fn distinct_ops(line: &Line) -> (Vec<u32>, Vec<(u32, u32)>) {
 }
 
 /// Edges the other way round.
-fn turned_round(line: &Line) -> (Vec<u32>, Vec<u32>) {
-    let n = line.nodes.len();
-    let mut at = vec![0u32; n + 1];
-    (0..n).flat_map(|i| line.preds(i)).for_each(|&p| at[p as usize + 1] += 1);
-    (0..n).for_each(|i| at[i + 1] += at[i]);
-    let (mut free, mut next) = (at.clone(), vec![0; at[n] as usize]);
-    for i in 0..n {
-        for &p in line.preds(i) {
-            next[free[p as usize] as usize] = i as u32;
+fn turned_round(script: &Script) -> (Vec<u32>, Vec<u32>) {
+    let n = script.len();
+    let mut at = vec![0u32; n as usize + 1];
+    (0..n).flat_map(|op| script.preds(op)).for_each(|&p| at[p as usize + 1] += 1);
+    (0..n as usize).for_each(|i| at[i + 1] += at[i]);
+    let (mut free, mut next) = (at.clone(), vec![0; at[n as usize] as usize]);
+    for op in 0..n {
+        for &p in script.preds(op) {
+            next[free[p as usize] as usize] = op;
             free[p as usize] += 1;
         }
     }
@@ -120,15 +184,15 @@ fn turned_round(line: &Line) -> (Vec<u32>, Vec<u32>) {
 }
 
 /// The k-th send of a lane and distance meets the k-th receive, the k-th collective of a lane those of all members.
-fn turns(line: &Line, sizes: &[u32]) -> (Vec<u32>, Vec<u32>) {
+fn turns(script: &Script, sizes: &[u32]) -> (Vec<u32>, Vec<u32>) {
     let mut seen: FxHashMap<(u16, Option<(Direction, u32)>), u32> = FxHashMap::default();
-    let (mut at, mut turns) = (Vec::with_capacity(line.nodes.len()), vec![]);
+    let (mut at, mut turns) = (Vec::with_capacity(script.len() as usize), vec![]);
     let mut take = |key| {
         let turn = seen.entry(key).or_insert(0);
         *turn += 1;
         *turn - 1
     };
-    for node in &line.nodes {
+    for node in (0..script.len()).map(|op| script.node(op)) {
         at.push(turns.len() as u32);
         match &node.op.kind {
             OpKind::Transfer { legs, .. } => {

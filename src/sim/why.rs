@@ -1,11 +1,17 @@
 //! Why a step takes as long as it does: the chain of ops and waits that nothing can be taken out of without the step
 //! getting shorter, how much later every other op could have ended, and what links were busy with.
 
+use super::account::{exposed, tier_of};
 use super::engine::Engine;
+use super::links::capacity_of;
+use super::links::census::ways;
+use super::links::footprint::{Footprint, Way, any_shared};
+use super::meeting::What;
 use super::run::Kept;
-use crate::act::{Deed, SCALE_OUT, numbers, seconds};
-use crate::cluster::Cluster;
+use crate::act::{Machine, seconds};
+use crate::cluster::{Cluster, Link as Wire, LinkClass};
 use crate::plan::Lane;
+use rustc_hash::FxHashMap;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -33,7 +39,8 @@ pub struct Part {
 /// Bytes moved over those that could have been, in equal times from the first to the last of the step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Utilisation {
-    pub link: &'static str,
+    /// `scale_up`, `scale_out` (the NICs), `bridge` between sockets, `uplink_0` of the innermost pods and so on, `wire`.
+    pub link: String,
     pub mean: f64,
     pub over_time: Vec<f64>,
 }
@@ -53,6 +60,10 @@ pub struct Why {
     /// By kernel, and by axis and tier, the largest first.
     pub parts: Vec<Part>,
     pub utilisation: Vec<Utilisation>,
+    /// Time in which ranks wait for communication and do not compute, by axis and tier: s, mean over the ranks.
+    pub exposed: BTreeMap<String, f64>,
+    /// Of each class, of every op in program order: how much later it could end and the step be as long, s.
+    pub slack: Vec<Vec<f64>>,
     /// Of each class and lane, the op with the least slack that is not critical: what comes next.
     pub next: Vec<Slack>,
 }
@@ -73,13 +84,16 @@ struct Link {
 }
 
 impl Why {
-    pub fn of(engine: &Engine, cluster: &Cluster) -> Why {
+    pub fn of(engine: &Engine, machine: Machine) -> Why {
         let chain = chain(engine);
+        let latest = latest(engine);
         Why {
+            exposed: exposed(engine),
             critical_path: stretches(engine, &chain),
             parts: parts(engine, &chain),
-            utilisation: utilisation(engine, cluster),
-            next: next(engine),
+            utilisation: utilisation(engine, machine),
+            next: next(engine, &latest),
+            slack: slack(engine, &latest),
         }
     }
 }
@@ -104,7 +118,7 @@ fn chain(engine: &Engine) -> Vec<Link> {
         let start = kept(engine, last, its).start;
         links.push(Link { class, op: Some(op), from: start, to: end });
         let script = &engine.scripts[engine.runs[last as usize].program];
-        let before = script.line.preds(its as usize).iter().map(|&p| (kept(engine, last, p).end, p)).max();
+        let before = script.preds(its).iter().map(|&p| (kept(engine, last, p).end, p)).max();
         let since = before.map_or(0, |(end, _)| end);
         if since < start {
             links.push(Link { class: last, op: None, from: since, to: start });
@@ -127,16 +141,7 @@ fn name(engine: &Engine, link: &Link) -> (String, Option<&'static str>) {
     let Lane::Comm(group, _) = &engine.plan.lanes[script.lane(op) as usize] else {
         return ("compute".into(), Some(script.what(op)));
     };
-    let ports = match script.deed(op, run.local) {
-        Deed::Legs { first, count, .. } => script.deeds.legs(first, count).iter().fold(0, |bits, way| bits | way.ports),
-        Deed::Whole { at, .. } => script.deeds.wholes[at as usize].ports,
-        _ => 0,
-    };
-    let tier = match numbers(ports).max() {
-        Some(port) if port >= SCALE_OUT => "scale_out",
-        Some(_) => "scale_up",
-        None => "local",
-    };
+    let tier = tier_of(script.ports(op, run.local));
     (format!("{} {tier}", group.charged_axis().name()), None)
 }
 
@@ -153,7 +158,7 @@ fn stretches(engine: &Engine, chain: &[Link]) -> Vec<Stretch> {
             from_s: seconds(first.from).value(),
             seconds: seconds(run.iter().map(|(_, link)| link.to - link.from).sum()).value(),
             ops: run.len() as u32,
-            longest: longest.op.map(|op| script.line.path(op as usize)).unwrap_or_default(),
+            longest: longest.op.map(|op| script.path(op)).unwrap_or_default(),
         }
     };
     runs.map(stretch).collect()
@@ -173,36 +178,102 @@ fn parts(engine: &Engine, chain: &[Link]) -> Vec<Part> {
     parts
 }
 
-fn utilisation(engine: &Engine, cluster: &Cluster) -> Vec<Utilisation> {
-    let end = engine.moved.iter().map(|m| m.to).max().unwrap_or(0).max(engine.now).max(1);
-    let mut bins = [[0.0; TIMES]; 2];
+fn utilisation(engine: &Engine, machine: Machine) -> Vec<Utilisation> {
+    let (end, cluster) = (last_byte(engine), machine.cluster);
+    let (mut bins, mut beyond): (BTreeMap<LinkClass, [f64; TIMES]>, _) =
+        (BTreeMap::new(), Beyond::new(engine, machine));
     for moved in &engine.moved {
-        let (from, to, length) = (moved.from as f64, moved.to as f64, (moved.to - moved.from).max(1) as f64);
-        let width = end as f64 / TIMES as f64;
-        let (first, last) = ((from / width) as usize, ((to / width) as usize).min(TIMES - 1));
-        for at in first.min(TIMES - 1)..=last {
-            let inside = (to.min((at + 1) as f64 * width) - from.max(at as f64 * width)).max(0.0);
-            for (bins, bytes) in bins.iter_mut().zip(moved.sent) {
-                bins[at] += bytes * moved.times * inside / length;
+        let over_time = spread(moved.from, moved.to, end);
+        let nodes = [LinkClass::ScaleUp, LinkClass::Nic].into_iter().zip(moved.sent);
+        let others = beyond.of(moved.what).iter().map(|&(class, share)| (class, share * moved.bytes as f64));
+        for (class, bytes) in nodes.chain(others).filter(|(_, bytes)| *bytes > 0.0) {
+            let bins = bins.entry(class).or_insert([0.0; TIMES]);
+            over_time.iter().for_each(|&(at, part)| bins[at] += bytes * moved.times * part);
+        }
+    }
+    let width = seconds(end).value() / TIMES as f64;
+    let of = |(class, bins): (LinkClass, [f64; TIMES])| {
+        let capacity = capacity_of(cluster, class);
+        let over_time: Vec<f64> = bins.iter().map(|bytes| bytes / (capacity * width)).collect();
+        Utilisation { link: name_of(class), mean: over_time.iter().sum::<f64>() / TIMES as f64, over_time }
+    };
+    bins.into_iter().map(of).collect()
+}
+
+/// When the last bytes arrive.
+fn last_byte(engine: &Engine) -> u64 {
+    engine.moved.iter().map(|m| m.to).max().unwrap_or(0).max(engine.now).max(1)
+}
+
+/// The times into which the step is cut that a span falls into, and which part of it.
+fn spread(from: u64, to: u64, end: u64) -> Vec<(usize, f64)> {
+    let (from, to, length) = (from as f64, to as f64, (to - from).max(1) as f64);
+    let width = end as f64 / TIMES as f64;
+    let (first, last) = ((from / width) as usize, ((to / width) as usize).min(TIMES - 1));
+    let inside = |at: usize| (to.min((at + 1) as f64 * width) - from.max(at as f64 * width)).max(0.0);
+    (first.min(TIMES - 1)..=last).map(|at| (at, inside(at) / length)).collect()
+}
+
+fn name_of(class: LinkClass) -> String {
+    match class {
+        LinkClass::ScaleUp => "scale_up".into(),
+        LinkClass::Nic => "scale_out".into(),
+        LinkClass::Bridge => "bridge".into(),
+        LinkClass::Uplink(tier) => format!("uplink_{tier}"),
+        LinkClass::Wire => "wire".into(),
+    }
+}
+
+/// What meetings put on bridges, uplinks and wires, of each byte.
+struct Beyond<'a, 'p> {
+    engine: &'a Engine<'p>,
+    machine: Machine<'a>,
+    ways: Vec<Vec<Way>>,
+    known: FxHashMap<What, Vec<(LinkClass, f64)>>,
+}
+
+impl<'a, 'p> Beyond<'a, 'p> {
+    fn new(engine: &'a Engine<'p>, machine: Machine<'a>) -> Beyond<'a, 'p> {
+        let ways = match any_shared(machine.cluster) {
+            true => engine.scripts.iter().map(|script| ways(script, machine)).collect(),
+            false => vec![],
+        };
+        Beyond { engine, machine, ways, known: FxHashMap::default() }
+    }
+
+    fn of(&mut self, what: What) -> &[(LinkClass, f64)] {
+        if self.ways.is_empty() {
+            return &[];
+        }
+        let Beyond { engine, machine, ways, known } = self;
+        known.entry(what).or_insert_with(|| {
+            let mut sums: BTreeMap<LinkClass, f64> = BTreeMap::new();
+            for load in footprint(engine, machine.cluster, ways, what).loads {
+                // Down is as full as up.
+                if !matches!(load.link, Wire::Down { .. } | Wire::NicOut { .. } | Wire::NicIn { .. }) {
+                    *sums.entry(load.link.class()).or_default() += load.share;
+                }
+            }
+            sums.into_iter().collect()
+        })
+    }
+}
+
+fn footprint(engine: &Engine, cluster: &Cluster, ways: &[Vec<Way>], what: What) -> Footprint {
+    match what {
+        What::Hop { lane, by, class } => {
+            let Lane::Comm(group, _) = &engine.plan.lanes[lane as usize] else { return Footprint::default() };
+            let rank = engine.fold.representatives[class as usize];
+            Footprint::of_message(cluster, rank, group.neighbour(&engine.plan.views, rank, by as i32))
+        }
+        What::Whole { program, at } => {
+            let members = &engine.scripts[program as usize].deeds.wholes[at as usize].gang.members;
+            match ways[program as usize][at as usize] {
+                Way::Whole(kind, algorithm) => Footprint::of_whole(cluster, kind, algorithm, members),
+                _ => Footprint::of_rows(cluster, members[0], members),
             }
         }
     }
-    let up = cluster.spec.scale_up.bandwidth.value.value() * f64::from(cluster.gpus());
-    let out = cluster.spec.scale_out.as_ref().map_or(0.0, |out| {
-        let nics = f64::from(cluster.gpus()) * f64::from(out.nics_per_node) / f64::from(cluster.spec.gpus_per_node);
-        out.raw.value.value() * nics
-    });
-    let width = seconds(end).value() / TIMES as f64;
-    let of = |link, bins: [f64; TIMES], capacity: f64| {
-        let over_time: Vec<f64> = bins.iter().map(|bytes| bytes / (capacity * width)).collect();
-        Utilisation { link, mean: over_time.iter().sum::<f64>() / TIMES as f64, over_time }
-    };
-    let [inside, between] = bins;
-    let mut all = vec![of("scale_up", inside, up)];
-    if out > 0.0 && cluster.nodes() > 1 {
-        all.push(of("scale_out", between, out));
-    }
-    all
 }
 
 /// The latest end of every op, from the last back: before what waits for it has to start. Those who meet end
@@ -226,7 +297,7 @@ fn latest(engine: &Engine) -> Vec<Vec<u64>> {
         let starts = [(class, op, own.start + (begun - own.start.min(begun))), (last, its, begun)];
         for (class, op, start) in starts {
             let script = &engine.scripts[engine.runs[class as usize].program];
-            for &before in script.line.preds(op as usize) {
+            for &before in script.preds(op) {
                 let may = &mut latest[class as usize][before as usize];
                 *may = (*may).min(start + room).max(kept(engine, class, before).end);
             }
@@ -236,8 +307,14 @@ fn latest(engine: &Engine) -> Vec<Vec<u64>> {
     latest
 }
 
-fn next(engine: &Engine) -> Vec<Slack> {
-    let latest = latest(engine);
+fn slack(engine: &Engine, latest: &[Vec<u64>]) -> Vec<Vec<f64>> {
+    let of = |(run, latest): (&super::run::Run, &Vec<u64>)| {
+        run.kept.iter().zip(latest).map(|(kept, &latest)| seconds(latest - kept.end).value()).collect()
+    };
+    engine.runs.iter().zip(latest).map(of).collect()
+}
+
+fn next(engine: &Engine, latest: &[Vec<u64>]) -> Vec<Slack> {
     let mut least: BTreeMap<(usize, u16), (u64, u32)> = BTreeMap::new();
     for (class, run) in engine.runs.iter().enumerate() {
         let script = &engine.scripts[run.program];
@@ -254,7 +331,7 @@ fn next(engine: &Engine) -> Vec<Slack> {
     all.sort_unstable();
     let told = |(slack, op, class): (u64, u32, usize)| Slack {
         rank: engine.fold.representatives[class],
-        path: engine.scripts[engine.runs[class].program].line.path(op as usize),
+        path: engine.scripts[engine.runs[class].program].path(op),
         seconds: seconds(slack).value(),
     };
     all.into_iter().take(NEXT).map(told).collect()

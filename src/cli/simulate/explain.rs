@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::plan::Plan;
 use crate::report::human::{Table, percent, seconds};
 use crate::sim::why::Why;
-use crate::sim::{Effort, Fault, Machine, simulate};
+use crate::sim::{Effort, Fault, Machine, SharedLink, simulate};
 use crate::spec::{ClusterSpec, GpuSpec, StackSpec};
 use crate::sweep::Case;
 use crate::units::Seconds;
@@ -24,7 +24,7 @@ const PARTS: usize = 8;
 /// Stretches of the chain that are shown.
 const STRETCHES: usize = 10;
 
-pub fn explain(why: &Why, step_s: f64, what_if: Option<&[WhatIf]>) -> String {
+pub fn explain(why: &Why, step_s: f64, shared: &[SharedLink], what_if: Option<&[WhatIf]>) -> String {
     let mut table = Table::new("<>>");
     table.row(["the chain that makes the step as long as it is", "time", "share"]);
     for part in why.parts.iter().take(PARTS) {
@@ -37,11 +37,71 @@ pub fn explain(why: &Why, step_s: f64, what_if: Option<&[WhatIf]>) -> String {
     let mut text = table.render("");
     for used in &why.utilisation {
         let most = used.over_time.iter().copied().fold(0.0, f64::max);
-        let link = if used.link == "scale_up" { "links inside nodes" } else { "NICs" };
+        let link = class(&used.link);
         text.push_str(&format!("{link} are {} busy over the step, {} at most\n", percent(used.mean), percent(most)));
     }
+    let waits: Vec<String> = why
+        .exposed
+        .iter()
+        .filter(|(_, s)| **s > 0.0)
+        .map(|(what, s)| format!("{} {}", told(what), seconds(*s)))
+        .collect();
+    if !waits.is_empty() {
+        text.push_str(&format!("ranks wait for {}\n", waits.join(", ")));
+    }
+    if !shared.is_empty() {
+        text.push_str(&format!("\n{}", narrow(shared, what_if.is_some())));
+    }
     if let Some(what_if) = what_if {
+        text.push_str(&format!("\n{}", over_time(why)));
         text.push_str(&format!("\n{}\n{}", chain(why), in_words(why, step_s, what_if)));
+    }
+    text
+}
+
+/// Kinds of links as people say them.
+fn class(link: &str) -> String {
+    match link {
+        "scale_up" => "links inside nodes".into(),
+        "scale_out" => "NICs".into(),
+        "bridge" => "bridges between sockets".into(),
+        "wire" => "wires".into(),
+        other => format!("uplinks of pods of tier {}", other.trim_start_matches("uplink_")),
+    }
+}
+
+/// Links that are told of one by one.
+const NARROW: usize = 3;
+
+fn narrow(shared: &[SharedLink], all: bool) -> String {
+    let mut table = Table::new("<>>>>>");
+    table.row(["links that ranks shared", "links", "carries", "busy", "full", "delayed others by"]);
+    for link in shared.iter().take(if all { 4 * NARROW } else { NARROW }) {
+        let delayed = format!("{} x {}", link.slowed, seconds(link.delay_s / link.slowed.max(1) as f64));
+        let carries = format!("{:.1}", crate::units::BytesPerSec::new(link.capacity));
+        let row = [
+            format!("  {}", link.link),
+            link.links.to_string(),
+            carries,
+            percent(link.busy),
+            percent(link.full),
+            delayed,
+        ];
+        table.row(row);
+    }
+    table.render("")
+}
+
+/// How busy links are over the step: a digit for each of its times, tenths of what they carry.
+fn over_time(why: &Why) -> String {
+    let mut text = String::from("tenths of what links carry, from the beginning of the step to its end\n");
+    for used in &why.utilisation {
+        let digit = |x: &f64| match (x * 10.0) as u32 {
+            0 if *x <= 0.0 => '.',
+            tenths => char::from_digit(tenths.min(9), 10).unwrap_or('9'),
+        };
+        let line: String = used.over_time.iter().map(digit).collect();
+        text.push_str(&format!("  {line}  {}\n", class(&used.link)));
     }
     text
 }
@@ -104,7 +164,7 @@ struct Changed {
 type Change = (&'static str, fn(&mut Changed));
 
 /// The step on machines that are better in one thing each.
-pub fn what_if(case: &Case, plan: &Plan, faults: &[Fault], seed: u64) -> Result<Vec<WhatIf>> {
+pub fn what_if(case: &Case, plan: &Plan, faults: &[Fault], effort: Effort) -> Result<Vec<WhatIf>> {
     let mut changes: Vec<Change> = vec![];
     if case.cluster.nodes() > 1 {
         changes.push(("doubling NIC bandwidth", |m| {
@@ -131,23 +191,27 @@ pub fn what_if(case: &Case, plan: &Plan, faults: &[Fault], seed: u64) -> Result<
     }
     let mut all = vec![];
     for (change, how) in changes {
-        let step_s = step_on(case, plan, faults, seed, how)?;
+        let step_s = step_on(case, plan, faults, effort, how)?;
         all.push(WhatIf { change: change.into(), step_s });
     }
+    let alone = step_on(case, plan, faults, Effort { shared: false, ..effort }, |_| {})?;
+    let together = step_on(case, plan, faults, effort, |_| {})?;
+    if alone != together {
+        all.push(WhatIf { change: "a network on which ranks do not get in each other's way".into(), step_s: alone });
+    }
     if !faults.is_empty() {
-        let step_s = step_on(case, plan, &[], seed, |_| {})?;
+        let step_s = step_on(case, plan, &[], effort, |_| {})?;
         all.push(WhatIf { change: "repairing all faults".into(), step_s });
     }
     Ok(all)
 }
 
-fn step_on(case: &Case, plan: &Plan, faults: &[Fault], seed: u64, change: fn(&mut Changed)) -> Result<f64> {
+fn step_on(case: &Case, plan: &Plan, faults: &[Fault], effort: Effort, change: fn(&mut Changed)) -> Result<f64> {
     let mut changed =
         Changed { spec: case.cluster.spec.clone(), gpu: case.cluster.gpu.clone(), stack: case.stack.clone() };
     change(&mut changed);
     let cluster = Cluster::new(&changed.spec, &changed.gpu, case.cluster.gpus())?;
     let kernels = Roofline::new(&changed.gpu, &changed.stack)?;
     let machine = Machine { cluster: &cluster, stack: &changed.stack, kernels: &kernels, devices: None };
-    let effort = Effort { seed, ..Effort::SUMS };
     Ok(simulate(plan, machine, faults, effort)?.timeline.step.value())
 }

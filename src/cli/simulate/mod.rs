@@ -3,25 +3,29 @@
 mod explain;
 
 use super::config::{CLUSTER, Chosen, Config, PlanFile};
-use super::{Answer, Output, trace_with};
+use super::{Answer, Output, list_of, trace_with, write_file};
 use crate::error::{Error, Result};
+use crate::export::chakra;
 use crate::plan::Plan;
+use crate::plot::step_timeline::{Critical, step_timeline};
 use crate::report::Report;
 use crate::report::human::{Table, seconds};
 use crate::sim::fault::WATCHDOG_S;
 use crate::sim::why::{Part, Slack, Stretch, Utilisation};
-use crate::sim::{Effort, Fault, Faults, Hang, Simulated, simulate};
-use clap::Args;
+use crate::sim::{Effort, Fault, Faults, Hang, SharedLink, Simulated, simulate};
+use clap::{Args, ValueEnum};
 use explain::{WhatIf, explain};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 #[derive(Args)]
 #[command(
     after_help = "Example: foretrain simulate --model llama-3-8b --gpus 64 --seq-len 128K --ulysses 8 --recompute full\n         \
                         foretrain simulate --gpus 64 --pp 8 --slow-gpu 5:1.1 --explain\n         \
-                        foretrain simulate --plan plan.json --cluster dgx-h100 --dead 3@0.5 --trace trace.json"
+                        foretrain simulate --plan plan.json --cluster dgx-h100 --dead 3@0.5 --trace trace.json\n         \
+                        foretrain simulate --gpus 64 --pp 8 --timeline step.svg --slack slack.csv --chakra traces"
 )]
 pub struct Flags {
     #[command(flatten)]
@@ -38,12 +42,42 @@ pub struct Flags {
     /// Write a Chrome trace to this file: open it in ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Draw the step to this file (.svg or .png; the other is written beside it): lanes of ranks, and the critical path
+    #[arg(long, value_name = "FILE")]
+    timeline: Option<PathBuf>,
+    /// Write MLCommons Chakra execution traces to this folder, a file a rank, as ASTRA-sim reads them
+    #[arg(long, value_name = "DIR")]
+    chakra: Option<PathBuf>,
+    /// Write to this file, as CSV, how much later every op could end and the step be as long
+    #[arg(long, value_name = "FILE")]
+    slack: Option<PathBuf>,
     /// Say in words what the step goes to, and what would help: simulates it again with other hardware
     #[arg(long)]
     explain: bool,
+    /// Play every op, or blocks of kernels that nothing can happen between as one
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = Fidelity::Op)]
+    fidelity: Fidelity,
     /// For what is random
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Fidelity {
+    Op,
+    Block,
+}
+
+impl Flags {
+    /// Whether the step is played block by block. Errors: files that need every op.
+    fn blocks(&self) -> Result<bool> {
+        let blocks = self.fidelity == Fidelity::Block;
+        if blocks && self.chakra.is_some() {
+            let why = "Chakra traces have every op; leave --fidelity block out";
+            return Err(Error::spec("--chakra", "fidelity", why));
+        }
+        Ok(blocks)
+    }
 }
 
 /// What is wrong with the machine.
@@ -101,6 +135,10 @@ struct Found {
     critical_parts: Vec<Part>,
     utilisation: Vec<Utilisation>,
     nearly_critical: Vec<Slack>,
+    /// By axis and tier.
+    exposed_s: BTreeMap<String, f64>,
+    /// Links between ranks that were too narrow for all at some time, the worst first.
+    shared_links: Vec<SharedLink>,
     #[serde(skip_serializing_if = "Option::is_none")]
     what_if: Option<Vec<WhatIf>>,
 }
@@ -133,13 +171,27 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         Err(other) => return Err(other),
     };
     let begun = Instant::now();
-    let effort = Effort { fold: true, spans: flags.trace.is_some(), why: true, seed: flags.seed };
+    let files = [&flags.trace, &flags.slack, &flags.timeline, &flags.chakra];
+    let spans = files.iter().any(|file| file.is_some());
+    let effort = Effort { fold: true, spans, why: true, shared: true, blocks: flags.blocks()?, seed: flags.seed };
     let mut found = simulate(&plan, chosen.case.machine(), &faults, effort)?;
     let wall_s = begun.elapsed().as_secs_f64();
     let mut tail = String::new();
     if let Some(path) = &flags.trace {
         trace_with(path, &[("simulated", &found.timeline)], &found.arrows)?;
-        tail = format!("\nwrote {}\n", path.display());
+        tail.push_str(&format!("\nwrote {}\n", path.display()));
+    }
+    if let Some(path) = &flags.timeline {
+        let written = draw(path, &chosen, &found)?;
+        tail.push_str(&format!("\nwrote {}\n", list_of(&written).join(", ")));
+    }
+    if let Some(dir) = &flags.chakra {
+        let written = chakra::write(dir, &plan, &found.timeline, &found.class_of)?;
+        tail.push_str(&format!("\nwrote {} files to {}\n", written.len(), dir.display()));
+    }
+    if let Some(path) = &flags.slack {
+        write_slack(path, &found)?;
+        tail.push_str(&format!("\nwrote {}\n", path.display()));
     }
     let answer = match found.hang.take() {
         Some(hang) => hung(&plan, hang, watchdog, found.events, wall_s),
@@ -156,14 +208,15 @@ fn over(
     found: Simulated,
     wall_s: f64,
 ) -> Result<Answer> {
-    let Simulated { timeline, events, slowed, why, .. } = found;
+    let Simulated { timeline, events, slowed, shared, why, .. } = found;
     let layout = chosen.case.layout(plan)?;
     let report = chosen.case.costed(plan, &layout, &timeline).report();
     let mut text = report.render();
     let classes = timeline.classes.len();
-    let what_if = flags.explain.then(|| explain::what_if(&chosen.case, plan, faults, flags.seed)).transpose()?;
+    let effort = Effort { seed: flags.seed, blocks: flags.blocks()?, ..Effort::SUMS };
+    let what_if = flags.explain.then(|| explain::what_if(&chosen.case, plan, faults, effort)).transpose()?;
     match &why {
-        Some(why) => text.push_str(&format!("\n{}", explain(why, timeline.step.value(), what_if.as_deref()))),
+        Some(why) => text.push_str(&format!("\n{}", explain(why, timeline.step.value(), &shared, what_if.as_deref()))),
         None => text.push_str("\ntoo many ops to keep them all: no critical path\n"),
     }
     let took = seconds(wall_s);
@@ -171,8 +224,8 @@ fn over(
         "\n{events} events of {classes} classes of ranks in {took}, {slowed} transfers slowed by others\n"
     ));
     let error = (!report.row.feasible).then(|| Error::infeasible(&report.row.why));
-    let (critical_path, critical_parts, utilisation, nearly_critical) =
-        why.map_or_else(Default::default, |w| (w.critical_path, w.parts, w.utilisation, w.next));
+    let (critical_path, critical_parts, utilisation, nearly_critical, exposed_s) =
+        why.map_or_else(Default::default, |w| (w.critical_path, w.parts, w.utilisation, w.next, w.exposed));
     let found = Found {
         report,
         events,
@@ -183,9 +236,55 @@ fn over(
         critical_parts,
         utilisation,
         nearly_critical,
+        exposed_s,
+        shared_links: shared,
         what_if,
     };
     Ok(Answer::with_error(text, &found, error))
+}
+
+/// The picture of the step.
+fn draw(path: &Path, chosen: &Chosen, found: &Simulated) -> Result<Vec<PathBuf>> {
+    let picture = path.extension().is_some_and(|e| e == "svg" || e == "png");
+    let Some(stem) = path.file_stem().filter(|_| picture) else {
+        let why = format!("{} is no picture; let it end with .svg or .png", path.display());
+        return Err(Error::spec("--timeline", "file", why));
+    };
+    let critical = |s: &Stretch| Critical { rank: s.rank, from: s.from_s, seconds: s.seconds };
+    let chain: Vec<Critical> = found.why.iter().flat_map(|why| &why.critical_path).map(critical).collect();
+    let point = &chosen.point;
+    let degrees =
+        [("pp", point.par.pp), ("dp", point.par.dp), ("ring", point.par.ring), ("ulysses", point.par.ulysses)];
+    let degrees = degrees.into_iter().chain([("tp", point.par.tp), ("ep", point.par.ep)]).filter(|(_, n)| *n > 1);
+    let split: Vec<String> = degrees.map(|(axis, n)| format!("{axis} {n}")).collect();
+    let tokens = format!("{} tokens a sequence, {} sequences", point.seq_len, point.global_batch);
+    let words = [chosen.case.model.name.clone(), chosen.case.cluster.spec.name.clone(), split.join(" x "), tokens];
+    let dir = path.parent().unwrap_or(Path::new("."));
+    step_timeline(&found.timeline, &chain, &words, dir, &stem.to_string_lossy())
+}
+
+/// A line for every op of a rank of each class. Errors: a step that is never over or has too many ops to keep has no
+/// slack.
+fn write_slack(path: &Path, found: &Simulated) -> Result<()> {
+    let Some(why) = &found.why else {
+        let why = "the step is never over or has too many ops to keep; leave --slack out";
+        return Err(Error::spec("--slack", "file", why));
+    };
+    let mut rows = csv::Writer::from_writer(vec![]);
+    let failed = |e: csv::Error| Error::io(path)(e.into());
+    rows.write_record(["rank", "ranks", "path", "what", "lane", "start_s", "end_s", "slack_s"]).map_err(failed)?;
+    for (class, slack) in found.timeline.classes.iter().zip(&why.slack) {
+        for (span, slack) in class.spans.iter().zip(slack) {
+            let lane = &found.timeline.lanes[span.lane as usize];
+            let times = [span.start.value(), span.end.value(), *slack].map(|s| format!("{s:.12}"));
+            let [start, end, slack] = &times;
+            let like = [class.rank, class.multiplicity].map(|n| n.to_string());
+            let row = [&like[0], &like[1], &span.path, span.what, lane.as_str(), start, end, slack];
+            rows.write_record(row).map_err(failed)?;
+        }
+    }
+    let bytes = rows.into_inner().expect("a Vec takes all that is written");
+    write_file(path, &bytes)
 }
 
 /// Rows of the table of those who wait.

@@ -1,0 +1,292 @@
+//! One step as it was simulated: what the lanes of a rank of each class do when, and where the critical path runs.
+
+use std::path::{Path, PathBuf};
+
+use plotters::style::RGBColor;
+
+use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, save};
+use crate::error::Result;
+use crate::report::human::{percent, seconds};
+use crate::timeline::{Class, Span, Timeline};
+
+/// Part of the critical path: on which rank, from when, for how long, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Critical {
+    pub rank: u32,
+    pub from: f64,
+    pub seconds: f64,
+}
+
+/// Writes `<stem>.svg` and `.png`. The timeline has spans.
+pub fn step_timeline(
+    timeline: &Timeline,
+    critical: &[Critical],
+    words: &[String],
+    dir: &Path,
+    stem: &str,
+) -> Result<Vec<PathBuf>> {
+    save(&figure(timeline, critical, words), dir, stem)
+}
+
+/// What a bar is, for its colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Forward,
+    ForwardAttention,
+    Backward,
+    BackwardAttention,
+    Head,
+    Other,
+    Stages,
+    Data,
+    Ring,
+    Ulysses,
+    Tensor,
+    Experts,
+}
+
+const KINDS: [(Kind, &str, RGBColor); 12] = [
+    (Kind::Forward, "forward", RGBColor(108, 146, 190)),
+    (Kind::ForwardAttention, "its attention", RGBColor(38, 70, 120)),
+    (Kind::Backward, "backward", RGBColor(150, 190, 120)),
+    (Kind::BackwardAttention, "its attention", RGBColor(58, 110, 48)),
+    (Kind::Head, "head and loss", RGBColor(170, 130, 190)),
+    (Kind::Other, "optimizer and the rest", RGBColor(246, 200, 110)),
+    (Kind::Stages, "between stages", RGBColor(120, 90, 70)),
+    (Kind::Data, "gradients and weights", RGBColor(0, 140, 120)),
+    (Kind::Ring, "ring", RGBColor(232, 89, 12)),
+    (Kind::Ulysses, "Ulysses", RGBColor(30, 130, 220)),
+    (Kind::Tensor, "tensor", RGBColor(214, 60, 130)),
+    (Kind::Experts, "experts", RGBColor(110, 60, 190)),
+];
+
+impl Kind {
+    fn of(span: &Span, lane: &str) -> Kind {
+        let Some(comm) = lane.strip_prefix("comm.") else {
+            let attends = span.what.starts_with("attention");
+            return match (span.path.split(['.', '[', '/']).next(), attends) {
+                (Some("fwd"), true) => Kind::ForwardAttention,
+                (Some("fwd" | "embed"), _) => Kind::Forward,
+                (Some("bwd"), true) => Kind::BackwardAttention,
+                (Some("bwd"), _) => Kind::Backward,
+                (Some("head"), _) => Kind::Head,
+                _ => Kind::Other,
+            };
+        };
+        let axis = comm.split(['.', '+']).next().unwrap_or(comm);
+        match axis {
+            "pp" => Kind::Stages,
+            "cp" => Kind::Ring,
+            "up" => Kind::Ulysses,
+            "tp" | "etp" => Kind::Tensor,
+            "ep" => Kind::Experts,
+            _ => Kind::Data,
+        }
+    }
+
+    fn color(self) -> RGBColor {
+        KINDS[self as usize].2
+    }
+}
+
+/// More ranks than this do not fit.
+const MOST: usize = 16;
+const LEFT: f64 = 176.0;
+const RIGHT: f64 = 1566.0;
+const TOP: f64 = 112.0;
+const BOTTOM: f64 = HEIGHT as f64 - 130.0;
+/// Columns that a lane is cut into: each is what takes most of its time.
+const COLUMNS: usize = 2780;
+const CRITICAL: RGBColor = RGBColor(20, 20, 20);
+
+fn figure(timeline: &Timeline, critical: &[Critical], words: &[String]) -> Vec<Mark> {
+    let step = timeline.step.value().max(1e-12);
+    let shown = shown(timeline, critical);
+    let lanes: Vec<Vec<u16>> = shown.iter().map(|class| lanes(class, timeline)).collect();
+    let rows: usize = lanes.iter().map(Vec::len).sum();
+    let heading = 0.9;
+    let height = ((BOTTOM - TOP) / (rows as f64 + heading * shown.len() as f64)).min(34.0);
+    let mut marks = titles(timeline, &shown, words);
+    let (mut y, mut used) = (TOP, vec![]);
+    for (class, lanes) in shown.iter().zip(&lanes) {
+        let size = (0.7 * height).clamp(9.0, 15.0);
+        let like = if class.multiplicity > 1 { format!(", {} ranks", class.multiplicity) } else { String::new() };
+        let name = format!("rank {}{like}", class.rank);
+        marks.push(Mark::text((34.0, y + heading * height / 2.0), name, size, INK, Align::Left));
+        let mine = critical.iter().filter(|c| c.rank == class.rank);
+        let x = |s: f64| LEFT + (s / step).clamp(0.0, 1.0) * (RIGHT - LEFT);
+        let (from, to) = (y + 0.55 * heading * height, y + 0.85 * heading * height);
+        marks.extend(mine.map(|c| Mark::Rect {
+            from: (x(c.from), from),
+            to: (x(c.from + c.seconds).max(x(c.from) + 0.5), to),
+            color: CRITICAL,
+        }));
+        y += heading * height;
+        for &lane in lanes {
+            let (from, to) = (y + 0.06 * height, y + 0.94 * height);
+            let label = &timeline.lanes[lane as usize];
+            marks.push(Mark::text((LEFT - 8.0, (from + to) / 2.0), short(label), size, FAINT, Align::Right));
+            marks.push(Mark::line(&[(LEFT, to), (RIGHT, to)], GRID, 1.0));
+            marks.extend(bars(class, lane, label, step, (from, to), &mut used));
+            y += height;
+        }
+    }
+    marks.extend(axis(step, y + 8.0));
+    marks.extend(legend(&mut used, y + 76.0));
+    marks
+}
+
+/// Those on the critical path first, then by rank; all of them if they fit.
+fn shown<'a>(timeline: &'a Timeline, critical: &[Critical]) -> Vec<&'a Class> {
+    let mut all: Vec<&Class> = timeline.classes.iter().collect();
+    all.sort_by_key(|class| (!critical.iter().any(|c| c.rank == class.rank), class.rank));
+    all.truncate(MOST);
+    all.sort_by_key(|class| class.rank);
+    all
+}
+
+/// Lanes on which something happens.
+fn lanes(class: &Class, timeline: &Timeline) -> Vec<u16> {
+    let mut used = vec![false; timeline.lanes.len()];
+    class.spans.iter().filter(|s| s.duration().value() > 0.0).for_each(|s| used[s.lane as usize] = true);
+    (0..timeline.lanes.len() as u16).filter(|&lane| used[lane as usize]).collect()
+}
+
+/// `comm.pp.0-1...1` is a link between stages.
+fn short(lane: &str) -> String {
+    match lane.strip_prefix("compute") {
+        Some(_) => "kernels".into(),
+        None => lane.trim_start_matches("comm.").replace("...", " ").replace("..", " "),
+    }
+}
+
+/// Runs of columns that the same kind of op takes most of.
+fn bars(class: &Class, lane: u16, label: &str, step: f64, (from, to): (f64, f64), used: &mut Vec<Kind>) -> Vec<Mark> {
+    let mut columns = vec![[0.0f64; KINDS.len()]; COLUMNS];
+    let width = step / COLUMNS as f64;
+    for span in class.spans.iter().filter(|s| s.lane == lane) {
+        let (start, end) = (span.start.value(), span.end.value());
+        let kind = Kind::of(span, label) as usize;
+        let last = ((end / width) as usize).min(COLUMNS - 1);
+        for (at, column) in columns.iter_mut().enumerate().take(last + 1).skip((start / width) as usize) {
+            column[kind] += (end.min((at + 1) as f64 * width) - start.max(at as f64 * width)).max(0.0);
+        }
+    }
+    let most = |column: &[f64; KINDS.len()]| {
+        let busy: f64 = column.iter().sum();
+        let top = KINDS.iter().max_by(|a, b| column[a.0 as usize].total_cmp(&column[b.0 as usize]));
+        top.filter(|_| busy > 0.5 * width).map(|top| top.0)
+    };
+    let kinds: Vec<Option<Kind>> = columns.iter().map(most).collect();
+    let (mut marks, mut at) = (vec![], 0);
+    let x = |column: usize| LEFT + column as f64 / COLUMNS as f64 * (RIGHT - LEFT);
+    for run in kinds.chunk_by(|a, b| a == b) {
+        if let Some(kind) = run[0] {
+            marks.push(Mark::Rect { from: (x(at), from), to: (x(at + run.len()), to), color: kind.color() });
+            used.push(kind);
+        }
+        at += run.len();
+    }
+    marks
+}
+
+fn titles(timeline: &Timeline, shown: &[&Class], words: &[String]) -> Vec<Mark> {
+    let ranks: u32 = timeline.classes.iter().map(|c| c.multiplicity).sum();
+    let title = format!("One step of {ranks} GPUs, {}: what runs when", seconds(timeline.step.value()));
+    let mut parts = words.to_vec();
+    let busy = timeline.mean().compute / timeline.step.value().max(1e-12);
+    parts.push(format!("kernels run {} of the time", percent(busy)));
+    parts.push("transfers from when they are posted".into());
+    let classes = timeline.classes.len();
+    parts.push(match shown.len() {
+        n if n < classes => format!("{n} of {classes} ranks that differ"),
+        _ => "a rank of each kind".into(),
+    });
+    vec![
+        Mark::text((34.0, 42.0), title, 29.0, INK, Align::Left),
+        Mark::text((34.0, 80.0), parts.join("  \u{b7}  "), 16.5, FAINT, Align::Left),
+    ]
+}
+
+fn axis(step: f64, y: f64) -> Vec<Mark> {
+    let raw = step / 12.0;
+    let power = 10f64.powf(raw.log10().floor());
+    let each = [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|s| *s >= raw).unwrap_or(raw);
+    let (unit, scale) = if step >= 1.0 { ("s", 1.0) } else { ("ms", 1e3) };
+    let mut marks = vec![Mark::line(&[(LEFT, y), (RIGHT, y)], INK, 1.5)];
+    for tick in 0..=(step / each) as u32 {
+        let s = f64::from(tick) * each;
+        let x = LEFT + s / step * (RIGHT - LEFT);
+        marks.push(Mark::line(&[(x, y), (x, y + 6.0)], INK, 1.5));
+        marks.push(Mark::text((x, y + 20.0), (s * scale * 1e6).round() / 1e6, 15.0, INK, Align::Middle));
+    }
+    marks.push(Mark::text(((LEFT + RIGHT) / 2.0, y + 42.0), format!("time ({unit})"), 16.0, INK, Align::Middle));
+    marks
+}
+
+fn legend(used: &mut Vec<Kind>, y: f64) -> Vec<Mark> {
+    used.sort_unstable();
+    used.dedup();
+    let (mut marks, mut x) = (vec![], 34.0);
+    let bar = (CRITICAL, "critical path");
+    let entries = used.iter().map(|&kind| (kind.color(), KINDS[kind as usize].1)).chain([bar]);
+    for (color, name) in entries {
+        marks.push(Mark::Rect { from: (x, y - 8.0), to: (x + 22.0, y + 8.0), color });
+        marks.push(Mark::text((x + 29.0, y), name, 15.0, INK, Align::Left));
+        x += 46.0 + 8.2 * name.len() as f64;
+    }
+    marks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::timeline::Usage;
+    use crate::units::Seconds;
+
+    fn span(path: &str, what: &'static str, lane: u16, (start, end): (f64, f64)) -> Span {
+        Span { path: path.into(), what, lane, start: Seconds::new(start), end: Seconds::new(end) }
+    }
+
+    fn step() -> Timeline {
+        let spans = vec![
+            span("fwd.0.0[0]/layers[0]/qkv", "matmul", 0, (0.0, 0.25)),
+            span("fwd.0.0[0]/layers[0]/attention", "attention", 0, (0.25, 0.5)),
+            span("bwd.0.0[0]/layers[0]/attention_bwd", "attention_bwd", 0, (0.75, 1.0)),
+            span("send", "transfer", 1, (0.5, 0.75)),
+        ];
+        let class = |rank, spans| Class { rank, multiplicity: 2, usage: Usage::default(), spans };
+        let lanes = vec!["compute.0".into(), "comm.pp.0-1...0".into()];
+        Timeline { step: Seconds::new(1.0), classes: vec![class(0, spans.clone()), class(2, spans)], lanes }
+    }
+
+    #[test]
+    fn bars_are_as_long_as_what_they_show() {
+        let timeline = step();
+        let mut used = vec![];
+        let marks = bars(&timeline.classes[0], 0, "compute.0", 1.0, (0.0, 1.0), &mut used);
+        assert_eq!(used, [Kind::Forward, Kind::ForwardAttention, Kind::BackwardAttention]);
+        let ends: Vec<(f64, f64)> = marks
+            .iter()
+            .map(|mark| match mark {
+                Mark::Rect { from, to, .. } => (from.0, to.0),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let x = |part: f64| LEFT + part * (RIGHT - LEFT);
+        for (found, wanted) in ends.iter().zip([(0.0, 0.25), (0.25, 0.5), (0.75, 1.0)]) {
+            assert!((found.0 - x(wanted.0)).abs() < 1.0 && (found.1 - x(wanted.1)).abs() < 1.0, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn the_page_names_ranks_lanes_and_the_critical_path() {
+        let critical = [Critical { rank: 2, from: 0.0, seconds: 0.5 }];
+        let said = format!("{:?}", figure(&step(), &critical, &["llama".into()]));
+        for words in
+            ["rank 0, 2 ranks", "rank 2, 2 ranks", "kernels", "pp.0-1 0", "critical path", "between stages", "llama"]
+        {
+            assert!(said.contains(words), "{words}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What a meeting puts on the links that several ranks share.
+
+use crate::cluster::{Cluster, Link};
+use crate::collective::streams::{Stream, loads, streams};
+use crate::collective::{Algorithm, Operation};
+use crate::plan::CollectiveKind;
+
+/// A way to communicate: meetings of one lane and way load the same links with the same shares of their bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Way {
+    /// A message over a distance along the lane's group.
+    Hop(u32),
+    Whole(CollectiveKind, Algorithm),
+    /// Rows from one member to all others.
+    Exchange,
+}
+
+/// One link, and what it carries of each byte.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Load {
+    pub link: Link,
+    pub share: f64,
+}
+
+/// Loads of shared links, and the largest share of the bytes that goes as one flow.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Footprint {
+    pub loads: Vec<Load>,
+    pub flow: f64,
+}
+
+/// An all-to-all among more members than this is left to its own ports: it has a flow for every two of them.
+pub const MOST_PAIRS: usize = 1024;
+
+/// Whether ranks can get in each other's way on a link. The port of a GPU, and a NIC that is its own, are what the
+/// ports of a rank account for.
+pub fn is_shared(cluster: &Cluster, link: Link) -> bool {
+    match link {
+        Link::Out(_) | Link::In(_) | Link::Peer(..) => false,
+        Link::NicOut { .. } | Link::NicIn { .. } => {
+            let detours = cluster.spec.scale_out.as_ref().is_some_and(|out| out.rails && out.pxn);
+            detours || cluster.nics_apart() < cluster.spec.gpus_per_node
+        }
+        Link::Bridge { .. } | Link::Up { .. } | Link::Down { .. } | Link::Wire { .. } => true,
+    }
+}
+
+/// Whether there is any such link.
+pub fn any_shared(cluster: &Cluster) -> bool {
+    let nics = cluster.nodes() > 1 && is_shared(cluster, Link::NicOut { node: 0, nic: 0 });
+    let spec = &cluster.spec;
+    nics || spec.graph.is_some() || spec.scale_up.sockets.is_some() || (cluster.nodes() > 1 && !spec.pods.is_empty())
+}
+
+impl Footprint {
+    pub fn of_message(cluster: &Cluster, from: u32, to: u32) -> Footprint {
+        if stays(cluster, &[from, to]) {
+            return Footprint::default();
+        }
+        let shared = |link: &Link| is_shared(cluster, *link);
+        let links = cluster.path(from, to).links.into_iter().filter(shared);
+        Footprint { loads: links.map(|link| Load { link, share: 1.0 }).collect(), flow: 1.0 }
+    }
+
+    pub fn of_whole(cluster: &Cluster, kind: CollectiveKind, algorithm: Algorithm, members: &[u32]) -> Footprint {
+        let many = algorithm == Algorithm::Pairwise && members.len() > MOST_PAIRS;
+        if many || stays(cluster, members) {
+            return Footprint::default();
+        }
+        Footprint::of_streams(cluster, &streams(cluster, algorithm, Operation::Whole(kind), members, 1.0))
+    }
+
+    /// Rows from `from` to each of the others alike, as far as they leave its node.
+    pub fn of_rows(cluster: &Cluster, from: u32, members: &[u32]) -> Footprint {
+        let away: Vec<u32> = members.iter().copied().filter(|&m| cluster.node_of(m) != cluster.node_of(from)).collect();
+        let each = 1.0 / away.len().max(1) as f64;
+        let stream = |&to: &u32| Stream { links: cluster.path(from, to).links, bytes: each };
+        Footprint::of_streams(cluster, &away.iter().map(stream).collect::<Vec<_>>())
+    }
+
+    fn of_streams(cluster: &Cluster, streams: &[Stream]) -> Footprint {
+        let shared = loads(streams).into_iter().filter(|(link, _)| is_shared(cluster, *link));
+        let loads = shared.map(|(link, share)| Load { link, share }).collect();
+        Footprint { loads, flow: streams.iter().map(|s| s.bytes).fold(0.0, f64::max) }
+    }
+}
+
+/// Whether nothing leaves the node, and nothing in there is shared.
+fn stays(cluster: &Cluster, members: &[u32]) -> bool {
+    let inside = cluster.spec.scale_up.sockets.is_none() && cluster.spec.graph.is_none();
+    inside && members.iter().all(|&m| cluster.node_of(m) == cluster.node_of(members[0]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{ClusterSpec, GpuSpec};
+
+    fn of(name: &str, gpus: u32) -> Cluster {
+        let spec = ClusterSpec::find(name).unwrap();
+        Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), gpus).unwrap()
+    }
+
+    fn shares(footprint: &Footprint) -> Vec<(Link, f64)> {
+        footprint.loads.iter().map(|load| (load.link, load.share)).collect()
+    }
+
+    #[test]
+    fn what_is_a_ranks_own_is_not_shared() {
+        for (name, gpus, shared) in
+            [("dgx-h100", 64, false), ("a100-4x200", 16, true), ("a100-4x200", 8, false), ("l20-pcie", 8, true)]
+        {
+            assert_eq!(any_shared(&of(name, gpus)), shared, "{name} {gpus}");
+        }
+        let dgx = of("dgx-h100", 16);
+        assert_eq!(Footprint::of_message(&dgx, 0, 8).loads, []);
+        assert_eq!(Footprint::of_message(&of("a100-4x200", 16), 0, 1).loads, []);
+    }
+
+    /// A ring of n sends (n - 1) / n of the buffer over each of its links, twice for an all-reduce.
+    #[test]
+    fn a_ring_of_replicas_leaves_its_pod_once() {
+        let c = of("h100-24k-roce", 6144);
+        let members: Vec<u32> = (0..6144).step_by(8).collect();
+        let footprint = Footprint::of_whole(&c, CollectiveKind::AllReduce, Algorithm::Ring, &members);
+        let up = |pod| (Link::Up { tier: 0, pod, rail: 0 }, 2.0 * 767.0 / 768.0);
+        let found = shares(&footprint);
+        assert!(found.len() == 4 && found.contains(&up(0)) && found.contains(&up(1)), "{found:?}");
+    }
+
+    /// Two GPUs of a NIC: what each sends to the eight of another node goes over it.
+    #[test]
+    fn rows_leave_by_the_nic_of_their_rank() {
+        let c = of("a100-4x200", 16);
+        let members: Vec<u32> = (0..16).collect();
+        let found = shares(&Footprint::of_rows(&c, 3, &members));
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
+        assert!(found.iter().any(|(l, s)| *l == Link::NicOut { node: 0, nic: 1 } && near(*s, 1.0)), "{found:?}");
+        for nic in 0..4 {
+            assert!(found.iter().any(|(l, s)| *l == Link::NicIn { node: 1, nic } && near(*s, 0.25)), "{found:?}");
+        }
+    }
+}

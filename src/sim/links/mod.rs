@@ -1,0 +1,263 @@
+//! Links that ranks share, while a step is played: who is on them, and how fast each gets on.
+//!
+//! A meeting is one activity of [`share`](super::share), with its seconds alone as work. Alone it takes of every link
+//! the bytes that it puts there over those seconds; of what is too narrow for all, every flow gets as much as every
+//! other, so that a meeting of large flows has to wait for its slowest. A port of its rank that others were posted to
+//! before, or that is ill, is its cap.
+//!
+//! * [`footprint`]: what a meeting puts on which links.
+//! * [`census`]: all meetings of all ranks on all links, which links can be too full, and which of those are alike.
+
+pub mod census;
+pub mod footprint;
+
+use super::meeting::{Meeting, MeetingId};
+use super::share::{Demand, Resource, Share};
+use crate::act::Machine;
+use crate::cluster::{Cluster, Link, LinkClass};
+use crate::fold::Fold;
+use crate::sim::script::Script;
+use census::Census;
+use footprint::Way;
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Meetings that are alike on links: lane, way, and the class that sends, or the first of a collective.
+pub type Kind = (u16, Way, u32);
+
+/// What meetings of a kind put on a link that stands for all like it, of each byte of one of them.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    resource: Resource,
+    share: f64,
+    /// What one of them puts there at most.
+    own: f64,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Parts {
+    all: Vec<Part>,
+    /// The largest flow's share of the bytes.
+    flow: f64,
+}
+
+/// A link that stands for all like it.
+#[derive(Debug, Clone)]
+struct Known {
+    link: Link,
+    like_it: u32,
+    capacity: f64,
+    /// For how long it was full, ps.
+    full: u64,
+    slowed: u64,
+    /// By how much, ps of meetings.
+    delay: u64,
+}
+
+pub struct Links {
+    share: Share,
+    known: Vec<Known>,
+    parts: FxHashMap<Kind, Parts>,
+    /// By program, of every collective in its list.
+    ways: Vec<Vec<Way>>,
+    /// Whether it is to be told how long links were full.
+    keep: bool,
+    scratch: Vec<(Resource, f64)>,
+}
+
+/// A link that was asked for more than it carries at some time.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SharedLink {
+    /// As in `uplinks of pod 0`.
+    pub link: String,
+    /// How many links are as full at all times, this one among them.
+    pub links: u32,
+    /// Bytes a second.
+    pub capacity: f64,
+    /// Of the step.
+    pub busy: f64,
+    pub full: f64,
+    /// Meetings that took longer, and by how long in all, on this link.
+    pub slowed: u64,
+    pub delay_s: f64,
+}
+
+/// Capacities are so much larger that what just fits does, however it was rounded.
+const ROUNDING: f64 = 2e-6;
+/// A link that is so full is full.
+const FULL: f64 = 0.999;
+
+impl Links {
+    /// The links of a census, those of a kind as one.
+    pub fn new(census: &Census, machine: Machine, fold: &Fold, scripts: &[Script], keep: bool) -> Links {
+        let kinds = census.kinds(machine.cluster, fold);
+        let mut first: BTreeMap<u64, (u32, u32)> = BTreeMap::new();
+        for (link, kind) in kinds.iter().enumerate() {
+            first.entry(*kind).or_insert((link as u32, 0)).1 += 1;
+        }
+        let mut stands: Vec<(u32, u32)> = first.into_values().collect();
+        stands.sort_unstable();
+        let (mut share, mut resource_of) = (Share::new(), vec![None; census.links.len()]);
+        let mut known = vec![];
+        for (at, like_it) in stands {
+            let link = census.links[at as usize];
+            let capacity = machine.cluster.capacity(link).value();
+            resource_of[at as usize] = Some(share.resource(capacity * (1.0 + ROUNDING)));
+            known.push(Known { link, like_it, capacity, full: 0, slowed: 0, delay: 0 });
+        }
+        let mut parts: FxHashMap<Kind, Parts> = FxHashMap::default();
+        census.on_links(fold, |link, kind, share, flow| {
+            let parts = parts.entry(kind).or_default();
+            parts.flow = parts.flow.max(flow);
+            let Some(resource) = resource_of[link as usize] else { return };
+            match parts.all.iter_mut().find(|part| part.resource == resource) {
+                Some(part) => (part.share, part.own) = (part.share + share, part.own.max(share)),
+                None => parts.all.push(Part { resource, share, own: share }),
+            }
+        });
+        // What crosses links of a kind crosses the one that stands for them: it is among those counted there.
+        parts.values_mut().for_each(|parts| parts.all.sort_by_key(|part| part.resource));
+        let ways = scripts.iter().map(|script| census::ways(script, machine)).collect();
+        Links { share, known, parts, ways, keep, scratch: vec![] }
+    }
+
+    /// The kind of a collective of a program, if it crosses such links.
+    pub fn kind(&self, program: usize, lane: u16, at: u32, class: u32) -> Option<Kind> {
+        let kind = (lane, self.ways[program][at as usize], class);
+        self.crosses(&kind).then_some(kind)
+    }
+
+    pub fn crosses(&self, kind: &Kind) -> bool {
+        self.parts.contains_key(kind)
+    }
+
+    /// When the next meeting has its bytes.
+    pub fn next_end(&mut self) -> Option<u64> {
+        self.share.next_end()
+    }
+
+    /// Goes on to the next end, and says who has its bytes then.
+    pub fn complete(&mut self, done: &mut Vec<u64>) -> Option<u64> {
+        let to = self.share.next_end()?;
+        self.note_full(to);
+        self.share.complete(done)
+    }
+
+    pub fn advance(&mut self, now: u64) {
+        if self.share.now() < now {
+            self.note_full(now);
+            self.share.advance(now);
+        }
+    }
+
+    fn note_full(&mut self, to: u64) {
+        let from = self.share.now();
+        if self.keep && to > from {
+            for (at, known) in self.known.iter_mut().enumerate() {
+                let load = self.share.load(Resource(at as u32));
+                known.full += if load > FULL * known.capacity { to - from } else { 0 };
+            }
+        }
+    }
+
+    /// Lets a meeting's bytes go at no more than `cap` of their speed, or changes that; `false` if it has none.
+    pub fn go(&mut self, id: MeetingId, meeting: &mut Meeting, cap: f64) -> bool {
+        let mut work = meeting.transfer as f64 * 1e-12;
+        if let Some(activity) = meeting.activity {
+            if meeting.cap == cap {
+                return true;
+            }
+            work = self.share.remaining(activity).unwrap_or(0.0);
+            self.share.cancel(activity);
+        }
+        meeting.activity = None;
+        if work <= 0.0 {
+            return false;
+        }
+        meeting.cap = cap;
+        let Some(kind) = meeting.kind else { return false };
+        let parts = &self.parts[&kind];
+        let speed = meeting.bytes as f64 / (meeting.transfer as f64 * 1e-12);
+        self.scratch.clear();
+        for part in &parts.all {
+            let known = &self.known[part.resource.0 as usize];
+            // Alone it takes what the model of the library says, but where hashed flows meet on uplinks.
+            let fits = match known.link {
+                Link::Up { .. } | Link::Down { .. } => 1.0,
+                _ => (known.capacity / (part.own * speed)).min(1.0),
+            };
+            self.scratch.push((part.resource, part.share * speed * fits));
+        }
+        let flow = (parts.flow * speed).max(f64::MIN_POSITIVE);
+        let demand = Demand { work, cap, weight: 1.0 / flow, uses: &self.scratch, tag: u64::from(id) };
+        meeting.activity = Some(self.share.add(&demand));
+        true
+    }
+
+    /// A meeting was over so much later than alone.
+    pub fn was_slowed(&mut self, kind: &Kind, delay: u64) {
+        for part in &self.parts[kind].all {
+            let known = &mut self.known[part.resource.0 as usize];
+            (known.slowed, known.delay) = (known.slowed + 1, known.delay + delay);
+        }
+    }
+
+    /// Links that slowed someone down, the worst first.
+    pub fn told(&self, step_ps: u64, rails: bool) -> Vec<SharedLink> {
+        let step = step_ps.max(1) as f64 * 1e-12;
+        let tell = |(at, known): (usize, &Known)| SharedLink {
+            link: name(known.link, rails),
+            links: known.like_it,
+            capacity: known.capacity,
+            busy: self.share.carried(Resource(at as u32)) / (known.capacity * step),
+            full: known.full as f64 * 1e-12 / step,
+            slowed: known.slowed,
+            delay_s: known.delay as f64 * 1e-12,
+        };
+        let mut all: Vec<SharedLink> =
+            self.known.iter().enumerate().map(tell).filter(|told| told.slowed > 0 && told.full > 0.0).collect();
+        all.sort_by(|a, b| b.delay_s.total_cmp(&a.delay_s).then_with(|| a.link.cmp(&b.link)));
+        all
+    }
+}
+
+/// A link as people say it.
+fn name(link: Link, rails: bool) -> String {
+    let pods = |pod: u32, tier: u32, rail: u32| match rails && tier == 0 {
+        true => format!("links of pod {pod} of tier {tier} on rail {rail}"),
+        false => format!("links of pod {pod} of tier {tier}"),
+    };
+    match link {
+        Link::Out(rank) | Link::In(rank) => format!("port of rank {rank}"),
+        Link::Peer(a, b) => format!("link from rank {a} to rank {b}"),
+        Link::Bridge { node, socket } => format!("bridge from socket {socket} of node {node}"),
+        Link::NicOut { node, nic } => format!("NIC {nic} out of node {node}"),
+        Link::NicIn { node, nic } => format!("NIC {nic} into node {node}"),
+        Link::Up { tier, pod, rail } => format!("up{}", pods(pod, tier, rail)),
+        Link::Down { tier, pod, rail } => format!("down{}", pods(pod, tier, rail)),
+        Link::Wire { from, to } => format!("wire from {from} to {to}"),
+    }
+}
+
+/// Bytes by [`LinkClass`], and what links of the class carry in all.
+pub fn capacity_of(cluster: &Cluster, class: LinkClass) -> f64 {
+    let (spec, gpus) = (&cluster.spec, f64::from(cluster.gpus()));
+    let out = spec.scale_out.as_ref();
+    let nics = out.map_or(0.0, |out| gpus * f64::from(out.nics_per_node) / f64::from(spec.gpus_per_node));
+    match class {
+        LinkClass::ScaleUp => spec.scale_up.bandwidth.value.value().max(spec.scale_up.p2p.value.value()) * gpus,
+        LinkClass::Nic => out.map_or(0.0, |out| out.raw.value.value() * nics),
+        LinkClass::Bridge => {
+            let sockets = spec.scale_up.sockets.as_ref().map_or(1, |s| spec.gpus_per_node / s.gpus);
+            let rate = cluster.capacity(Link::Bridge { node: 0, socket: 0 }).value();
+            rate * f64::from(cluster.nodes() * sockets)
+        }
+        LinkClass::Uplink(tier) => {
+            let rails = if out.is_some_and(|out| out.rails) && tier == 0 { cluster.nics_apart() } else { 1 };
+            let pods = cluster.gpus().div_ceil(spec.pods[tier as usize].gpus);
+            cluster.capacity(Link::Up { tier, pod: 0, rail: 0 }).value() * f64::from(pods * rails)
+        }
+        LinkClass::Wire => cluster.wires() as f64 * spec.graph.as_ref().map_or(0.0, |g| g.bandwidth.value.value()),
+    }
+}

@@ -1,0 +1,327 @@
+//! Those who communicate: they wait for each other, their bytes go, and arrive.
+
+use super::engine::{Engine, Event};
+use super::jitter::{Noise, axes_of};
+use super::links::footprint;
+use super::meeting::{Key, Meeting, MeetingId, Party, What, order};
+use super::run::{Kept, Moved, Taken};
+use crate::act::stamp::Stamp;
+use crate::act::stretch::Held;
+use crate::act::{Deed, SCALE_OUT, numbers, seconds};
+use crate::plan::Direction;
+use crate::timeline::{Arrow, ArrowEnd};
+use std::collections::BTreeSet;
+
+impl Engine<'_> {
+    /// A communication kernel holds its SMs from its launch to its end.
+    fn take_sms(&mut self, class: u32, op: u32, ctas: u16) {
+        if ctas > 0 {
+            let held = Held { from: self.now, to: u64::MAX, amount: u32::from(ctas) };
+            let run = &mut self.runs[class as usize];
+            if run.kernels.is_empty() {
+                run.sms.retain(|taken| taken.held.to > held.from);
+            }
+            run.sms.push(Taken { op, held });
+            self.price_kernels(class, op);
+        }
+    }
+
+    fn give_sms(&mut self, class: u32, op: u32) {
+        let now = self.now;
+        let mine = |t: &&mut Taken| t.op == op && t.held.to == u64::MAX;
+        if let Some(taken) = self.runs[class as usize].sms.iter_mut().find(mine) {
+            taken.held.to = now;
+            self.price_kernels(class, op);
+        }
+    }
+
+    /// An op that communicates has been launched; it waits for so many meetings.
+    fn launch(&mut self, class: u32, op: u32, meetings: u32, ctas: u16) -> Noise {
+        let (run, now) = (&mut self.runs[class as usize], self.now);
+        let cell = run.cell(&self.scripts[run.program], op);
+        cell.waits = meetings;
+        let lane = cell.start.lane();
+        let noise = run.noise[lane as usize];
+        if self.keep {
+            run.kept[op as usize] = Kept { start: now, end: u64::MAX, by: (class, op) };
+        }
+        self.take_sms(class, op, ctas);
+        noise
+    }
+
+    pub(super) fn legs(&mut self, class: u32, op: u32, first: u32, count: u16, ctas: u16) {
+        let noise = self.launch(class, op, u32::from(count), ctas);
+        let script = &self.scripts[self.runs[class as usize].program];
+        let lane = script.lane(op);
+        for (leg, way) in script.deeds.legs(first, count).iter().enumerate() {
+            let key = (lane, Some(way.by), way.sender, script.turn(op, leg));
+            let id = self.meetings.enter(key);
+            let meeting = self.meetings.get_mut(id);
+            let mut party = Party::new(class, op, way.ports, noise, self.now);
+            party.sends = way.dir == Direction::Send;
+            meeting.parties.push(party);
+            // Bytes move as their sender sees it.
+            if way.dir == Direction::Send {
+                (meeting.latency, meeting.transfer) = (way.latency, way.transfer);
+                meeting.order = order(op, leg, class);
+                meeting.sent = tiers(way.ports, way.bytes as f64);
+                meeting.between_two = way.sender != way.receiver;
+                meeting.bytes = way.bytes;
+                meeting.what = What::Hop { lane, by: way.by, class };
+                let kind = (lane, footprint::Way::Hop(way.by), class);
+                meeting.kind = self.links.as_ref().filter(|links| links.crosses(&kind)).map(|_| kind);
+            }
+            if meeting.parties.len() == 2 {
+                self.set_off(&key, id);
+            }
+        }
+        if count == 0 {
+            self.end(class, op, Stamp::new(self.now, lane));
+        }
+    }
+
+    pub(super) fn whole(&mut self, class: u32, op: u32, at: u32, ctas: u16) {
+        let noise = self.launch(class, op, 1, ctas);
+        let script = &self.scripts[self.runs[class as usize].program];
+        let whole = &script.deeds.wholes[at as usize];
+        let classes = &whole.gang.classes;
+        let key = (script.lane(op), None, classes[0], script.turn(op, 0));
+        let id = if classes.len() > 1 { self.meetings.enter(key) } else { self.meetings.fresh() };
+        let meeting = self.meetings.get_mut(id);
+        let mut party = Party::new(class, op, whole.ports, noise, self.now);
+        if self.jitter.is_some() || self.keep {
+            let mine = whole.gang.members.iter().filter(|&&m| self.fold.class_of[m as usize] == class);
+            party.count = mine.count() as u32;
+        }
+        meeting.parties.push(party);
+        if class == classes[0] {
+            (meeting.latency, meeting.transfer) = (whole.latency, whole.transfer);
+            meeting.order = order(op, 0, class);
+            meeting.between_two = false;
+            meeting.sent = whole.sent.map(|bytes| bytes * whole.gang.members.len() as f64);
+            meeting.bytes = whole.bytes;
+            let program = self.runs[class as usize].program;
+            meeting.what = What::Whole { program: program as u32, at };
+            meeting.kind = self.links.as_ref().and_then(|l| l.kind(program, script.lane(op), at, class));
+        }
+        if meeting.parties.len() == classes.len() {
+            if whole.apart { self.set_off_apart(&key, id) } else { self.set_off(&key, id) }
+        }
+    }
+
+    /// Everyone is there, and each has bytes of its own to see off.
+    fn set_off_apart(&mut self, key: &Key, id: MeetingId) {
+        self.meetings.full(key);
+        let mut parties = std::mem::take(&mut self.meetings.get_mut(id).parties);
+        self.meetings.over(id);
+        parties.sort_by_key(|party| party.class);
+        for party in parties {
+            let run = &self.runs[party.class as usize];
+            let script = &self.scripts[run.program];
+            let Deed::Whole { at, .. } = script.deed(party.op, run.local) else { continue };
+            let whole = &script.deeds.wholes[at as usize];
+            let own = self.meetings.fresh();
+            let meeting = self.meetings.get_mut(own);
+            meeting.parties = vec![party];
+            (meeting.latency, meeting.transfer) = (whole.latency, whole.transfer);
+            meeting.order = order(party.op, 0, party.class);
+            meeting.bytes = whole.bytes;
+            meeting.what = What::Whole { program: run.program as u32, at };
+            meeting.sent = whole.sent;
+            meeting.kind = self.links.as_ref().and_then(|l| l.kind(run.program, key.0, at, party.class));
+            self.set_off(key, own);
+        }
+    }
+
+    /// Everyone is there: the bytes set off.
+    fn set_off(&mut self, key: &Key, id: MeetingId) {
+        self.meetings.full(key);
+        let now = self.now;
+        let mut parties = self.meetings.get(id).parties.clone();
+        parties.iter_mut().for_each(|p| p.ago = now - p.ago);
+        let axes = axes_of(&self.plan.lanes[key.0 as usize]);
+        let (late, noise) = self.jitter.as_mut().map_or_else(Default::default, |jitter| jitter.gather(&parties, axes));
+        let meeting = self.meetings.get_mut(id);
+        (meeting.ready, meeting.noise) = (now + late, noise);
+        let (posted, ready) = (meeting.order, meeting.ready);
+        for party in &parties {
+            for port in party.ports() {
+                self.runs[party.class as usize].ports[port].forget(now);
+            }
+        }
+        let crosses = self.meetings.get(id).kind.is_some();
+        // Until when those on shared links hold their ports is known when they are over.
+        let longest = if crosses { u64::MAX } else { self.lasting(id) };
+        let mut behind = BTreeSet::new();
+        for party in &parties {
+            for port in party.ports() {
+                let port = &mut self.runs[party.class as usize].ports[port];
+                behind.extend(port.behind(posted, now).map(|h| (h.order, h.meeting)));
+                port.hold(id, posted, ready, ready.saturating_add(longest));
+            }
+        }
+        let meeting = self.meetings.get_mut(id);
+        meeting.longest = longest;
+        let (time, version) = (meeting.arrives(), meeting.version);
+        match crosses {
+            true if ready > now => self.push(ready, Event::Goes { meeting: id, version }),
+            true => self.go(id),
+            false => self.push(time, Event::Arrives { meeting: id, version }),
+        }
+        self.price(behind);
+    }
+
+    /// Bytes on shared links, at the speed that the ports of those who meet leave them now.
+    pub(super) fn go(&mut self, id: MeetingId) {
+        let meeting = self.meetings.get(id);
+        let ports = meeting.parties.iter().flat_map(|p| p.ports().map(|port| (p.class as usize, port)));
+        let (order, now) = (meeting.order, self.now);
+        let on = |(class, port): (usize, usize)| {
+            let run = &self.runs[class];
+            run.ports[port].speed(order, now, &run.health.links[port / SCALE_OUT])
+        };
+        let least = |(cap, edge): (f64, u64), (speed, next): (f64, u64)| (cap.min(speed), edge.min(next));
+        let (cap, edge) = ports.map(on).fold((1.0, u64::MAX), least);
+        let Some(links) = &mut self.links else { return };
+        links.advance(now);
+        let meeting = self.meetings.get_mut(id);
+        meeting.version += 1;
+        let version = meeting.version;
+        if links.go(id, meeting, cap) {
+            self.push(edge, Event::Goes { meeting: id, version });
+        } else {
+            self.have_gone(id);
+        }
+    }
+
+    /// The last bytes have left their ports.
+    pub(super) fn have_gone(&mut self, id: MeetingId) {
+        let now = self.now;
+        let meeting = self.meetings.get_mut(id);
+        // Ends that are nearly together are taken together: never before it could have been alone.
+        let (ready, posted, longest) = (meeting.ready, meeting.order, (now - meeting.ready).max(meeting.transfer));
+        (meeting.activity, meeting.longest) = (None, longest);
+        meeting.version += 1;
+        let (time, version, kind) = (meeting.arrives(), meeting.version, meeting.kind);
+        if let (Some(links), Some(kind), true) = (&mut self.links, kind, longest > meeting.transfer) {
+            links.was_slowed(&kind, longest - meeting.transfer);
+        }
+        let parties = std::mem::take(&mut meeting.parties);
+        let mut behind = BTreeSet::new();
+        for party in &parties {
+            for port in party.ports() {
+                let port = &mut self.runs[party.class as usize].ports[port];
+                port.change(id, ready, ready.saturating_add(longest));
+                behind.extend(port.behind(posted, now).map(|h| (h.order, h.meeting)));
+            }
+        }
+        self.meetings.get_mut(id).parties = parties;
+        self.push(time, Event::Arrives { meeting: id, version });
+        self.price(behind);
+    }
+
+    /// How long the bytes of a meeting take, as far as is known: on the port that keeps them longest.
+    fn lasting(&self, id: MeetingId) -> u64 {
+        let meeting = self.meetings.get(id);
+        let ports = meeting.parties.iter().flat_map(|p| p.ports().map(|port| (p.class as usize, port)));
+        let on = |(class, port): (usize, usize)| {
+            let run = &self.runs[class];
+            let link = &run.health.links[port / SCALE_OUT];
+            run.ports[port].lasting(meeting.order, meeting.ready, meeting.transfer, link)
+        };
+        ports.map(on).fold(meeting.transfer, u64::max)
+    }
+
+    /// Works out again when meetings are over that others went before, and then those behind them.
+    fn price(&mut self, mut behind: BTreeSet<(u64, MeetingId)>) {
+        while let Some((posted, id)) = behind.pop_first() {
+            if self.meetings.get(id).kind.is_some() {
+                if self.meetings.get(id).activity.is_some() {
+                    self.go(id);
+                }
+                continue;
+            }
+            let (longest, now) = (self.lasting(id), self.now);
+            let meeting = self.meetings.get_mut(id);
+            if longest == meeting.longest {
+                continue;
+            }
+            meeting.longest = longest;
+            meeting.version += 1;
+            let (time, version, ready) = (meeting.arrives().max(now), meeting.version, meeting.ready);
+            let parties = std::mem::take(&mut meeting.parties);
+            for party in &parties {
+                for port in party.ports() {
+                    let port = &mut self.runs[party.class as usize].ports[port];
+                    port.change(id, ready, ready.saturating_add(longest));
+                    behind.extend(port.behind(posted, now).map(|h| (h.order, h.meeting)));
+                }
+            }
+            self.meetings.get_mut(id).parties = parties;
+            self.push(time, Event::Arrives { meeting: id, version });
+        }
+    }
+
+    pub(super) fn arrive(&mut self, id: MeetingId) {
+        let meeting = self.meetings.get_mut(id);
+        let parties = std::mem::take(&mut meeting.parties);
+        let (noise, ready, meeting_of_two) = (meeting.noise, meeting.ready, meeting.between_two);
+        self.slowed += u64::from(meeting.longest > meeting.transfer);
+        if self.keep {
+            let times = times(&self.fold.multiplicity, &parties, meeting_of_two);
+            let Meeting { sent, what, bytes, longest, .. } = *meeting;
+            self.moved.push(Moved { from: ready, to: ready + longest, sent, what, bytes, times });
+        }
+        if self.keep && meeting_of_two {
+            self.arrow(&parties, ready);
+        }
+        // The one for whom all others waited came last.
+        let last = parties.last().map(|p| (p.class, p.op));
+        for party in &parties {
+            let run = &mut self.runs[party.class as usize];
+            let script = &self.scripts[run.program];
+            let cell = run.cell(script, party.op);
+            cell.waits -= 1;
+            if cell.waits == 0 {
+                let lane = script.lane(party.op);
+                run.noise[lane as usize] = noise;
+                if let (true, Some(by)) = (self.keep, last) {
+                    run.kept[party.op as usize].by = by;
+                }
+                self.give_sms(party.class, party.op);
+                self.end(party.class, party.op, Stamp::new(self.now, lane));
+            }
+        }
+        self.meetings.get_mut(id).parties = parties;
+        self.meetings.over(id);
+    }
+
+    /// Notes a message from one class to another.
+    fn arrow(&mut self, parties: &[Party], ready: u64) {
+        let end = |party: &Party, at: u64| {
+            let lane = self.scripts[self.runs[party.class as usize].program].lane(party.op);
+            ArrowEnd { rank: self.fold.representatives[party.class as usize], lane, at: seconds(at) }
+        };
+        let [a, b] = parties else { return };
+        let (from, to) = if a.sends { (a, b) } else { (b, a) };
+        self.arrows.push(Arrow { from: end(from, ready), to: end(to, self.now) });
+    }
+}
+
+/// Bytes by tier, of a message through these ports.
+fn tiers(ports: u8, bytes: f64) -> [f64; 2] {
+    if numbers(ports).any(|port| port >= SCALE_OUT) { [0.0, bytes] } else { [bytes, 0.0] }
+}
+
+/// How many meetings one of classes stands for: a message for each rank of the class that sends it, a collective for
+/// as many ranks of a class as take part in one.
+fn times(multiplicity: &[u32], parties: &[Party], between_two: bool) -> f64 {
+    let first = if between_two { parties.iter().find(|p| p.sends) } else { parties.first() };
+    let Some(first) = first else { return 0.0 };
+    let together = if between_two {
+        1
+    } else {
+        parties.iter().filter(|p| p.class == first.class).map(|p| p.count).sum::<u32>().max(1)
+    };
+    f64::from(multiplicity[first.class as usize]) / f64::from(together)
+}
