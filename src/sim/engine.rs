@@ -71,7 +71,6 @@ impl<'p> Engine<'p> {
         scripts: &'p [Script<'p>],
         health: &[Health],
         jitter: Option<Jitter>,
-        links: Option<Links>,
         keep: bool,
     ) -> Engine<'p> {
         let mut runs: Vec<Option<Run>> = fold.representatives.iter().map(|_| None).collect();
@@ -94,7 +93,7 @@ impl<'p> Engine<'p> {
             events: 0,
             slowed: 0,
             jitter,
-            links,
+            links: None,
             moved: vec![],
             arrows: vec![],
             sms: machine.cluster.gpu.sms.value,

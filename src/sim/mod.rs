@@ -156,8 +156,8 @@ fn play<'p>(
     let why = effort.why && ops <= MOST_KEPT;
     let jitter = jitter::Jitter::of(faults, effort.seed);
     let keep = effort.spans || why;
-    let links = (!census.is_empty()).then(|| Links::new(census, machine, fold, scripts, keep));
-    let mut engine = engine::Engine::new(plan, machine, fold, scripts, &health, jitter, links, keep);
+    let mut engine = engine::Engine::new(plan, machine, fold, scripts, &health, jitter, keep);
+    engine.links = (!census.is_empty()).then(|| Links::new(census, machine, fold, scripts, keep));
     engine.run();
     let hang = Hang::of(&engine);
     if let Some(hang) = hang.as_ref().filter(|_| faults.is_empty()) {
@@ -166,11 +166,8 @@ fn play<'p>(
     let why = (why && hang.is_none()).then(|| Why::of(&engine, machine));
     let timeline = account::timeline(&engine, effort.spans);
     let arrows = if effort.spans { std::mem::take(&mut engine.arrows) } else { vec![] };
-    let shared = engine
-        .links
-        .as_ref()
-        .map(|links| links.told(engine.now, machine.cluster.spec.scale_out.as_ref().is_some_and(|out| out.rails)))
-        .unwrap_or_default();
+    let rails = machine.cluster.spec.scale_out.as_ref().is_some_and(|out| out.rails);
+    let shared = engine.links.as_ref().map(|links| links.told(engine.now, rails)).unwrap_or_default();
     Ok(Simulated {
         timeline,
         events: engine.events,
