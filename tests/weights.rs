@@ -32,6 +32,14 @@ const QWEN3_MOE: &str = r#"{"model_type": "qwen3_moe", "hidden_size": 16, "num_h
     "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": true, "decoder_sparse_step": 1,
     "mlp_only_layers": []}"#;
 
+/// A dense layer and two with experts, of which those of two groups of four may be chosen.
+const DEEPSEEK: &str = r#"{"model_type": "deepseek_v3", "hidden_size": 16, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 6, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6, "v_head_dim": 5, "intermediate_size": 12, "moe_intermediate_size": 10,
+    "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 4,
+    "topk_group": 2, "norm_topk_prob": true, "routed_scaling_factor": 2.5, "vocab_size": 29, "rms_norm_eps": 1e-6,
+    "rope_theta": 100.0, "hidden_act": "silu", "tie_word_embeddings": false}"#;
+
 /// The tensors of a checkpoint: shape and values.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
@@ -132,6 +140,51 @@ fn as_qwen3_moe(ours: &BTreeMap<String, Vec<f64>>) -> Tensors {
     with_experts(ours, as_qwen3, "mlp", ["gate_proj", "up_proj", "down_proj"])
 }
 
+/// Columns of DeepSeek's matrices, by parts of names; what else there is has 16.
+const DEEPSEEK_COLS: &[(&str, usize)] = &[
+    ("q_b_proj", 8),
+    ("kv_b_proj", 6),
+    ("o_proj", 20),
+    ("shared_experts.down_proj", 10),
+    ("experts.down_proj", 10),
+    ("mlp.down_proj", 12),
+];
+
+/// Eight experts of 10, one that every token visits, and a dense network of 12.
+fn as_deepseek(ours: &BTreeMap<String, Vec<f64>>) -> Tensors {
+    let mut all = Tensors::new();
+    for (name, values) in ours {
+        let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+        let cols = DEEPSEEK_COLS.iter().find(|(part, _)| name.contains(part)).map_or(16, |(_, cols)| *cols);
+        let mut matrix = |name: String, part: &[f32]| all.insert(name, (vec![part.len() / cols, cols], part.to_vec()));
+        let halves = ["gate_proj", "up_proj"];
+        if let Some((prefix, _)) = name.split_once("mlp.experts.gate_up_proj") {
+            for (i, part) in values.chunks(10 * 16).enumerate() {
+                matrix(format!("{prefix}mlp.experts.{}.{}.weight", i / 2, halves[i % 2]), part);
+            }
+        } else if let Some((prefix, _)) = name.split_once("mlp.experts.down_proj") {
+            for (i, part) in values.chunks(10 * 16).enumerate() {
+                matrix(format!("{prefix}mlp.experts.{i}.down_proj.weight"), part);
+            }
+        } else if name.contains("gate_up_proj") {
+            for (half, part) in halves.into_iter().zip(values.chunks(values.len() / 2)) {
+                matrix(name.replace("gate_up_proj", half), part);
+            }
+        } else if name.contains("norm") {
+            all.insert(name.clone(), (vec![values.len()], values));
+        } else {
+            matrix(name.clone(), &values);
+        }
+    }
+    all
+}
+
+/// What the routers of both layers add to their scores, enough to change what they choose.
+fn router_bias() -> BTreeMap<String, Vec<f32>> {
+    let name = |layer| format!("model.layers.{layer}.mlp.gate.e_score_correction_bias");
+    [1, 2].map(|layer| (name(layer), (0..8).map(|e| 0.05 * ((e * layer) % 5) as f32).collect())).into()
+}
+
 /// And as GPT-2's: what its Conv1D layers hold is `[in, out]`.
 fn as_gpt2(ours: &BTreeMap<String, Vec<f64>>) -> Tensors {
     let rename = [
@@ -199,7 +252,9 @@ fn ids() -> Vec<u32> {
 fn reference(plan: &Plan, source: &Source) -> StepResult {
     let mut cfg = DenseConfig::from(plan.model().expect("a model"));
     let (tokens, targets) = source.batch(plan, 1);
-    let choices = cfg.experts.is_some().then(|| reference::route(&cfg, &source.weights(plan), &tokens));
+    let mut params = source.weights(plan);
+    params.extend(source.beside(plan));
+    let choices = cfg.experts.is_some().then(|| reference::route(&cfg, &params, &tokens));
     if let (Some(experts), Some(choices)) = (&mut cfg.experts, choices) {
         // What routers choose is no constant of a layer, or there would be nothing to record.
         assert!(choices[0] != choices[1] && choices[0][0] != choices[0][1]);
@@ -227,10 +282,15 @@ fn every_layout_dumps_the_reference(config: &str, theirs: fn(&BTreeMap<String, V
     let dir = tempfile::tempdir().expect("a folder");
     let plan = plan(config);
     let seeded = Source::seeded(3);
-    checkpoint(dir.path(), config, &theirs(&seeded.weights(&plan)));
+    let mut file = theirs(&seeded.weights(&plan));
+    let bias = if config == DEEPSEEK { router_bias() } else { BTreeMap::new() };
+    file.extend(bias.clone().into_iter().map(|(name, values)| (name, (vec![8], values))));
+    checkpoint(dir.path(), config, &file);
     std::fs::write(dir.path().join("ids.json"), json!(ids()).to_string()).expect("written");
     let tokens = read_tokens(&dir.path().join("ids.json"), &plan, 1).expect("enough ids");
-    let source = Source { tokens: Some(tokens), ..seeded };
+    let ours = seeded.weights(&plan).into_iter().map(|(name, v)| (name, v.into_iter().map(|x| x as f32).collect()));
+    let weights = Some(ours.chain(bias).collect());
+    let source = Source { tokens: Some(tokens), weights, ..seeded };
     let want = reference(&plan, &source);
     let dense =
         ["", " --dp 4 --zero 3", " --tp 2 --ring 2 --zero 1", " --pp 2 --tp 2", " --ulysses 2 --dp 2 --recompute full"];
@@ -293,6 +353,7 @@ fn qwen3_in_every_layout() {
 fn mixtures_in_every_layout() {
     every_layout_dumps_the_reference(MIXTRAL, as_mixtral);
     every_layout_dumps_the_reference(QWEN3_MOE, as_qwen3_moe);
+    every_layout_dumps_the_reference(DEEPSEEK, as_deepseek);
 }
 
 /// A plan is made for one routing: that of the weights, and of a single step.

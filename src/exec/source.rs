@@ -17,7 +17,7 @@ pub type Sequence = (Vec<u32>, Vec<u32>);
 pub struct Source {
     /// Of everything that is not given.
     pub seed: u64,
-    /// By the plan's names, in its shapes.
+    /// By the plan's names, in its shapes; beside them what routers add to their scores, where they choose by more.
     pub weights: Option<BTreeMap<String, Vec<f32>>>,
     /// A sequence has one more than the plan's tokens: the last is only a target.
     pub tokens: Option<Vec<Vec<u32>>>,
@@ -35,6 +35,12 @@ impl Source {
             None => seeded_weight(param, self.seed),
         };
         Data::from_f64(&values, plan.tensors[param.weight as usize].dtype).to_f64()
+    }
+
+    /// What is given beside the plan's weights.
+    pub fn beside(&self, plan: &Plan) -> BTreeMap<String, Vec<f64>> {
+        let given = self.weights.iter().flatten().filter(|(name, _)| plan.params.iter().all(|p| p.name != **name));
+        given.map(|(name, values)| (name.clone(), values.iter().map(|&x| f64::from(x)).collect())).collect()
     }
 
     /// Every weight by name.

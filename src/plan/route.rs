@@ -9,7 +9,7 @@ mod counts;
 mod expected;
 
 pub use counts::Tables;
-pub use expected::expected_unique;
+pub use expected::{expected_unique, expected_unique_in_groups};
 
 use crate::error::{Error, Result};
 use crate::spec::Dtype;
@@ -34,6 +34,9 @@ pub struct Route {
     /// Slots that a token goes to.
     pub topk: u32,
     pub counts: Counts,
+    /// Equal groups of slots, and how many of them a token's slots stand in at most, where they are not listed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<[u32; 2]>,
     #[serde(skip_serializing)]
     tables: Option<Tables>,
 }
@@ -70,13 +73,16 @@ struct Unchecked {
     experts: u32,
     topk: u32,
     counts: Counts,
+    #[serde(default)]
+    groups: Option<[u32; 2]>,
 }
 
 impl TryFrom<Unchecked> for Route {
     type Error = Error;
 
     fn try_from(raw: Unchecked) -> Result<Route> {
-        Route::new([raw.ranks, raw.node], raw.experts, raw.topk, raw.counts)
+        let route = Route::new([raw.ranks, raw.node], raw.experts, raw.topk, raw.counts)?;
+        raw.groups.map_or(Ok(route.clone()), |groups| route.limited(groups))
     }
 }
 
@@ -84,12 +90,23 @@ impl Route {
     /// `shape` is ranks and ranks of a node.
     pub fn new(shape: [u32; 2], experts: u32, topk: u32, counts: Counts) -> Result<Route> {
         let [ranks, node] = shape;
-        let mut route = Route { ranks, node, experts, topk, counts, tables: None };
+        let mut route = Route { ranks, node, experts, topk, counts, groups: None, tables: None };
         route.check_shape()?;
         if let Counts::Listed { tokens, choices } = &route.counts {
             route.tables = Some(Tables::new(&route, tokens, choices)?);
         }
         Ok(route)
+    }
+
+    /// The same where a token's slots stand in `kept` of `count` groups.
+    pub fn limited(self, [count, kept]: [u32; 2]) -> Result<Route> {
+        let (experts, topk) = (self.experts, self.topk);
+        if count == 0 || !experts.is_multiple_of(count) || kept > count || topk > experts / count * kept {
+            let why =
+                format!("{kept} of {count} groups of {experts} slots do not hold {topk} choices; keep more of them");
+            return Err(Error::spec("route", "groups", why));
+        }
+        Ok(Route { groups: (kept < count).then_some([count, kept]), ..self })
     }
 
     fn check_shape(&self) -> Result<()> {
@@ -189,7 +206,10 @@ impl Route {
     fn expected(&self, src: u32, parts: u32) -> Rows {
         let reached = match self.counts {
             Counts::Spread { .. } => f64::from(self.topk.min(parts)),
-            _ => expected_unique(self.experts, self.topk, parts),
+            _ => match self.groups {
+                None => expected_unique(self.experts, self.topk, parts),
+                Some(groups) => expected_unique_in_groups(self.experts, self.topk, parts, groups),
+            },
         };
         self.tokens(src) as f64 * reached / f64::from(parts)
     }

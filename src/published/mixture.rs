@@ -18,6 +18,7 @@ pub fn mixed(model: LlmSpec, run: &Training) -> Result<LlmSpec, String> {
         shared_ffn: stated.shared.unwrap_or(0) * stated.ffn.unwrap_or(0),
         dense_layers: stated.dense_layers.unwrap_or(0),
         gate: gate(stated),
+        groups: None,
     };
     let mla = stated.kv_lora.map(|kv_lora| MlaSpec { q_lora: stated.q_lora, kv_lora, ..LATENT });
     let mut mixed = LlmSpec { moe: Some(moe), mla, ..model };

@@ -1,6 +1,6 @@
 //! Reads the config.json of a Hugging Face model, in its old spellings and its new ones.
 
-use super::model::{Gate, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
+use super::model::{Gate, Groups, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
 use crate::error::{Error, Result};
 use serde_json::Value;
 
@@ -116,6 +116,10 @@ fn qwen3_moe(config: &Config) -> Result<LlmSpec> {
 /// The layers of multi-token prediction, `num_nextn_predict_layers`, are left out of all counts, and of plans.
 fn deepseek_v3(config: &Config) -> Result<LlmSpec> {
     config.is_one("moe_layer_freq")?;
+    if !config.flag_or("rope_interleave", true)? {
+        let why = "false: only neighbours that turn together are modelled, as in DeepSeek's checkpoints; use true";
+        return Err(config.wrong("rope_interleave", why));
+    }
     let mla = MlaSpec {
         q_lora: config.optional_count("q_lora_rank")?,
         kv_lora: config.count("kv_lora_rank")?,
@@ -125,6 +129,7 @@ fn deepseek_v3(config: &Config) -> Result<LlmSpec> {
     };
     let width = config.count("moe_intermediate_size")?;
     let moe = MoeSpec {
+        groups: config.groups()?,
         experts: config.count("n_routed_experts")?,
         top_k: config.count("num_experts_per_tok")?,
         ffn: width,
@@ -400,6 +405,21 @@ impl Config<'_> {
             Some("softmax") => Ok(Score::Softmax),
             Some(other) => Err(self.wrong("scoring_func", format!("\"{other}\" is neither sigmoid nor softmax"))),
         }
+    }
+
+    /// None where all groups are kept.
+    fn groups(&self) -> Result<Option<Groups>> {
+        let (count, kept) =
+            (self.optional_count("n_group")?.unwrap_or(1), self.optional_count("topk_group")?.unwrap_or(1));
+        let (experts, chosen) = (self.count("n_routed_experts")?, self.count("num_experts_per_tok")?);
+        if kept > count || !experts.is_multiple_of(count) || chosen > experts / count * kept {
+            let why = format!(
+                "{kept} of {count} groups (n_group) of {experts} experts do not hold {chosen} choices; use a divisor of \
+                 {experts} for n_group, and groups enough"
+            );
+            return Err(self.wrong("topk_group", why));
+        }
+        Ok((kept < count).then_some(Groups { count, kept }))
     }
 
     fn check_experts(&self, moe: &MoeSpec) -> Result<()> {

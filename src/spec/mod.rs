@@ -21,7 +21,7 @@ pub use cluster::{
 pub use exchange::{ExchangePass, ExchangeSpec, Notify, SmRule};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
 pub use mask::{Documents, Mask};
-pub use model::{Gate, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
+pub use model::{Gate, Groups, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
 pub use options::{Dispatch, KvPath, Options, RingBackward, RingLayout, RingMerge};
 pub use stack::StackSpec;
 pub use throttle::Throttle;

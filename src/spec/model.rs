@@ -83,6 +83,18 @@ pub struct MoeSpec {
     pub dense_layers: u64,
     #[serde(default)]
     pub gate: Gate,
+    /// Where a token may not choose among all experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<Groups>,
+}
+
+/// Experts stand in so many equal groups, and a token's choices in no more than `kept` of them (node-limited routing,
+/// DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Groups {
+    pub count: u64,
+    pub kept: u64,
 }
 
 /// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
@@ -196,6 +208,16 @@ impl LlmSpec {
         let layers = if self.mtp == 1 { "layer" } else { "layers" };
         let what = format!("{} {layers} of multi-token prediction (num_nextn_predict_layers)", self.mtp);
         (self.mtp > 0).then_some(what)
+    }
+
+    /// Elements of a head's query and key.
+    pub fn qk_dim(&self) -> u64 {
+        self.mla.map_or(self.head_dim, |mla| mla.nope_dim + mla.rope_dim)
+    }
+
+    /// Heads of keys and values in attention: latent ones are brought up for every head.
+    pub fn attended_kv_heads(&self) -> u64 {
+        if self.mla.is_some() { self.heads } else { self.kv_heads }
     }
 
     /// Columns of the queries.

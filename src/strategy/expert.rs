@@ -23,7 +23,7 @@ use crate::plan::rows::EXPERT_VIEW;
 use crate::plan::{
     Axis, Buf, Builder, Dtype, Engine, ExchangeAlgo, Group, Kernel, Layout, OpKind, Phase, Route, TensorKind, Wire,
 };
-use crate::spec::{Dispatch, Gate, LlmSpec, Options, Parallelism, Workload};
+use crate::spec::{Dispatch, Gate, Groups, LlmSpec, MoeSpec, Options, Parallelism, Workload};
 
 use rand::SeedableRng;
 use rand::seq::index::sample;
@@ -137,13 +137,25 @@ impl Routing {
             Routing::Balanced => Counts::Balanced { tokens },
             Routing::Uniform { seed } => {
                 let mut rng = ChaCha8Rng::seed_from_u64(*seed);
-                let mut choose = || sample(&mut rng, moe.experts as usize, moe.top_k as usize).into_vec();
+                let mut choose = || one_by_lot(&mut rng, &moe);
                 let choices = (0..tokens * u64::from(ranks)).flat_map(|_| choose()).map(|e| e as u32).collect();
                 Counts::Listed { tokens: vec![tokens; ranks as usize], choices }
             }
         };
-        Route::new([ranks, node_of(ranks, node)], moe.experts as u32, moe.top_k as u32, counts).map(Some)
+        let route = Route::new([ranks, node_of(ranks, node)], moe.experts as u32, moe.top_k as u32, counts)?;
+        let groups = moe.groups.map(|groups| [groups.count as u32, groups.kept as u32]);
+        groups.map_or(Ok(route.clone()), |groups| route.limited(groups)).map(Some)
     }
+}
+
+/// The experts of a token: any, in any of the groups that it may choose from.
+fn one_by_lot(rng: &mut ChaCha8Rng, moe: &MoeSpec) -> Vec<usize> {
+    let (experts, top_k) = (moe.experts as usize, moe.top_k as usize);
+    let Some(Groups { count, kept }) = moe.groups else { return sample(rng, experts, top_k).into_vec() };
+    let (group, kept) = (experts / count as usize, kept as usize);
+    let groups = sample(rng, count as usize, kept).into_vec();
+    let chosen = sample(rng, kept * group, top_k).into_vec();
+    chosen.into_iter().map(|i| groups[i / group] * group + i % group).collect()
 }
 
 /// Ranks of a node among `ranks` consecutive ones: all, where they fit.

@@ -20,7 +20,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     latent(model, par)?;
     tensor(model, work, par)?;
     let t = u64::from(par.tp);
-    heads(model.heads / t, model.kv_heads / t, model.head_dim, par)?;
+    heads(model.heads / t, model.attended_kv_heads() / t, model.qk_dim(), par)?;
     sequence(work.seq_len, par)?;
     masked(&model.mask(&work.documents), work.seq_len)?;
     if !work.documents.is_empty() && matches!(model.positions, Positions::Learned { .. }) {
@@ -274,7 +274,7 @@ fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     let dense = if model.dense_layers() > 0 { model.ffn } else { 0 };
     let sizes = [
         ("heads", model.heads),
-        ("kv_heads", model.kv_heads),
+        ("kv_heads", model.attended_kv_heads()),
         ("ffn", super::transformer::width(model)),
         ("ffn of dense layers", dense),
     ];

@@ -36,6 +36,8 @@ pub fn routed(config: &Config, file: Option<&Path>, steps: u64, plan: Plan, sour
     }
     let documents = about.documents.lengths().into_iter().map(|n| n as usize).collect();
     let dense = DenseConfig { documents, ..DenseConfig::from(model) };
-    let choices = reference::route(&dense, &source.weights(&plan), &source.batch(&plan, 1).0);
+    let mut params = source.weights(&plan);
+    params.extend(source.beside(&plan));
+    let choices = reference::route(&dense, &params, &source.batch(&plan, 1).0);
     config.plan_by_layer(routing::routes(&plan, &choices)?, LOCAL)
 }

@@ -52,6 +52,8 @@ pub struct Experts {
     /// Of what every token visits besides; 0: nothing.
     pub shared: usize,
     pub gate: Gate,
+    /// Equal groups of experts, and how many of them a token may choose from.
+    pub groups: Option<[usize; 2]>,
     /// By sequence, [s, top_k]: the experts of each token; beyond their number: none. For every layer that has experts,
     /// or one for all of them; none: the router chooses, though no gradient knows of that.
     pub choices: Vec<Vec<Vec<u32>>>,
@@ -122,8 +124,8 @@ impl From<&LlmSpec> for DenseConfig {
             layers: m.layers as usize,
             hidden: m.hidden as usize,
             heads: m.heads as usize,
-            kv_heads: m.kv_heads as usize,
-            head_dim: m.head_dim as usize,
+            kv_heads: m.attended_kv_heads() as usize,
+            head_dim: m.qk_dim() as usize,
             ffn: m.ffn as usize,
             vocab: m.vocab as usize,
             eps: m.rms_eps,
@@ -140,6 +142,7 @@ impl From<&LlmSpec> for DenseConfig {
                 ffn: moe.ffn as usize,
                 shared: moe.shared_ffn as usize,
                 gate: moe.gate,
+                groups: moe.groups.map(|g| [g.count as usize, g.kept as usize]),
                 choices: vec![],
             }),
         }
@@ -276,6 +279,8 @@ pub const POSITIONS: &str = "model.embed_positions.weight";
 pub const GATE_UP: &str = "mlp.gate_up_proj.weight";
 pub const DOWN: &str = "mlp.down_proj.weight";
 pub const ROUTER: &str = "mlp.gate.weight";
+/// Added to scores where a router chooses.
+pub const ROUTER_BIAS: &str = "mlp.gate.e_score_correction_bias";
 pub const EXPERTS_UP: &str = "mlp.experts.gate_up_proj.weight";
 pub const EXPERTS_DOWN: &str = "mlp.experts.down_proj.weight";
 pub const SHARED_UP: &str = "mlp.shared_experts.gate_up_proj.weight";

@@ -11,7 +11,7 @@ impl Model<'_> {
     fn chosen(&self, i: usize, experts: &Experts, sequence: usize, t: usize, logits: &[f64]) -> Vec<usize> {
         let layers = &experts.choices;
         if layers.is_empty() {
-            return highest(experts, logits);
+            return self.highest_of(i, experts, logits);
         }
         let of = if layers.len() == 1 { &layers[0] } else { &layers[i - self.cfg.dense_layers] };
         let of = &of[sequence][t * experts.top_k..][..experts.top_k];
@@ -21,7 +21,27 @@ impl Model<'_> {
     /// What the router of a layer chooses for the rows of x, [s, top_k].
     pub fn highest(&self, i: usize, experts: &Experts, x: &Mat) -> Vec<u32> {
         let logits = self.linear(&layer(i, ROUTER), x);
-        logits.rows().into_iter().flat_map(|row| highest(experts, &row.to_vec())).map(|e| e as u32).collect()
+        let chosen = logits.rows().into_iter().flat_map(|row| self.highest_of(i, experts, &row.to_vec()));
+        chosen.map(|e| e as u32).collect()
+    }
+
+    /// The experts of the highest scores, those of DeepSeek-V3 with a bias and among the groups whose two highest
+    /// scores sum up to most; of equal ones the first.
+    fn highest_of(&self, i: usize, experts: &Experts, logits: &[f64]) -> Vec<usize> {
+        let mut scores = scores(&experts.gate, logits);
+        if let Some(bias) = self.weights.get(&layer(i, ROUTER_BIAS)) {
+            scores.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+        }
+        if let Some([count, kept]) = experts.groups {
+            let size = experts.count / count;
+            let of =
+                |g: usize| highest(&scores[g * size..(g + 1) * size], 2).iter().map(|e| scores[g * size + e]).sum();
+            let sums: Vec<f64> = (0..count).map(of).collect();
+            let groups = highest(&sums, kept);
+            let out = |e: usize| !groups.contains(&(e / size));
+            scores.iter_mut().enumerate().filter(|(e, _)| out(*e)).for_each(|(_, score)| *score = f64::NEG_INFINITY);
+        }
+        highest(&scores, experts.top_k)
     }
 
     /// Rows of the stacked matrices that are one expert's.
@@ -93,11 +113,11 @@ impl Model<'_> {
     }
 }
 
-/// The experts of the highest logits, which have the highest scores; of equal ones the first.
-fn highest(experts: &Experts, logits: &[f64]) -> Vec<usize> {
-    let mut all: Vec<usize> = (0..logits.len()).collect();
-    all.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
-    all.truncate(experts.top_k);
+/// The places of the highest numbers, the highest first; of equal ones the first.
+fn highest(of: &[f64], count: usize) -> Vec<usize> {
+    let mut all: Vec<usize> = (0..of.len()).collect();
+    all.sort_by(|&a, &b| of[b].total_cmp(&of[a]));
+    all.truncate(count);
     all
 }
 

@@ -56,13 +56,18 @@ pub fn train(
     all
 }
 
-/// The experts that routers choose, token by token: the `top_k` of the highest scores, the highest first, of every
-/// layer that has experts. By layer and sequence, as [`Experts::choices`] has them.
+/// The experts that routers choose, token by token, the highest scores first, of every layer that has experts. `params`
+/// may have more than [`step`] takes: what routers add to scores to choose by. By layer and sequence, as [`Experts::choices`] has them.
 ///
 /// # Panics
 /// As [`step`] does.
 pub fn route(cfg: &DenseConfig, params: &BTreeMap<String, Vec<f64>>, tokens: &[Vec<u32>]) -> Vec<Vec<Vec<u32>>> {
-    let weights: Tensors = cfg.shapes().into_iter().map(|(name, shape)| load(params, name, shape)).collect();
+    let mut weights: Tensors = cfg.shapes().into_iter().map(|(name, shape)| load(params, name, shape)).collect();
+    let bias = |name: &String| name.ends_with(config::ROUTER_BIAS);
+    for (name, values) in params.iter().filter(|(name, _)| bias(name)) {
+        let (name, bias) = load(params, name.clone(), (1, values.len()));
+        weights.insert(name, bias);
+    }
     let model = Model { cfg, weights: &weights, grads: Tensors::new(), loss: 0.0, count: 1.0 };
     let mut layers = vec![vec![]; cfg.layers - cfg.dense_layers];
     for (number, tokens) in tokens.iter().enumerate() {

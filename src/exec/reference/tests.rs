@@ -79,7 +79,7 @@ fn gradients_equal_finite_differences_with_experts() {
         [(Score::Softmax, true, 1.0, 0), (Score::Softmax, false, 1.0, 3), (Score::Sigmoid, true, 2.5, 2)]
     {
         let gate = Gate { score, normalise, scale };
-        let experts = Experts { count: 3, top_k: 2, ffn: 4, shared, gate, choices: choices.clone() };
+        let experts = Experts { count: 3, top_k: 2, ffn: 4, shared, gate, groups: None, choices: choices.clone() };
         check_gradients(&DenseConfig { experts: Some(experts), ..tiny(2, false) });
     }
 }
@@ -97,7 +97,7 @@ fn gradients_equal_finite_differences_with_latent_attention() {
 #[test]
 fn gradients_equal_finite_differences_with_layers_of_two_kinds() {
     let choices = vec![vec![vec![0, 2, 1, 0, 2], vec![2, 1, 0]]];
-    let experts = Experts { count: 3, top_k: 1, ffn: 4, shared: 2, gate: Gate::default(), choices };
+    let experts = Experts { count: 3, top_k: 1, ffn: 4, shared: 2, gate: Gate::default(), groups: None, choices };
     check_gradients(&DenseConfig { experts: Some(experts), dense_layers: 1, ..tiny(2, false) });
 }
 
@@ -157,4 +157,23 @@ fn the_first_step_of_adam_moves_by_the_learning_rate_against_the_gradient() {
             assert!((old - new - expected).abs() < 1e-12, "{name}: {old} {new} {grad}");
         }
     }
+}
+
+/// Six experts in three groups, two of which may be chosen from: those with the highest sums of two.
+#[test]
+fn routers_choose_by_groups_and_by_their_bias() {
+    let gate = Gate { score: Score::Sigmoid, ..Gate::default() };
+    let experts = Experts { count: 6, top_k: 2, ffn: 4, shared: 0, gate, groups: Some([3, 2]), choices: vec![] };
+    let cfg = DenseConfig { layers: 1, experts: Some(experts), ..tiny(2, false) };
+    let mut params = random_params(&cfg);
+    // Logits are nearly those of a bias: weights of the router are 0.
+    params.get_mut("model.layers.0.mlp.gate.weight").unwrap().fill(0.0);
+    let mut chosen = |bias: [f64; 6]| {
+        params.insert("model.layers.0.mlp.gate.e_score_correction_bias".into(), bias.to_vec());
+        route(&cfg, &params, &[vec![1]])[0][0].clone()
+    };
+    assert_eq!(chosen([0.0, 0.1, 0.2, 0.3, 0.4, 0.5]), [5, 4]);
+    // The highest of all stands in a group whose two are less than those of others.
+    assert_eq!(chosen([1.0, -1.0, 0.2, 0.3, 0.4, 0.5]), [5, 4]);
+    assert_eq!(chosen([1.0, -0.1, 0.2, 0.3, 0.4, 0.5]), [0, 5]);
 }

@@ -41,7 +41,7 @@ pub enum Family {
     Llama,
     /// A Llama with experts, by Mixtral's names.
     Mixtral,
-    /// And by those of Qwen3's mixtures.
+    /// And by those of Qwen3's mixtures and DeepSeek's.
     Qwen3Moe,
     Gpt2,
 }
@@ -49,23 +49,24 @@ pub enum Family {
 impl Family {
     pub fn of(model: &LlmSpec) -> Result<Family> {
         let refused = |what: &str| {
-            let why = "read and written are the layers of llama, mistral, mixtral, qwen2, qwen3, qwen3_moe and gpt2";
+            let why = "read and written are the layers of llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, \
+                       deepseek_v3 and gpt2";
             Err(Error::infeasible(format!("weights: {} has {what}; {why}", model.name)))
         };
-        if model.mla.is_some() || model.lfa {
-            return refused("latent attention or filters");
+        if model.lfa || (model.mla.is_some() && model.moe.is_none()) {
+            return refused("filters, or latent attention without experts");
         }
-        if model.moe.is_some_and(|moe| moe.shared_ffn > 0 || moe.dense_layers > 0) {
-            return refused("experts that every token visits, or dense layers before those with experts");
+        if model.mla.is_none() && model.moe.is_some_and(|moe| moe.shared_ffn > 0 || moe.dense_layers > 0) {
+            return refused("experts that every token visits, or dense layers, and no latent attention");
         }
         if model.rope_scaled {
             return refused("scaled rotary frequencies (rope_scaling in its config.json), which are not computed");
         }
         match (model.norm, model.mlp, model.positions, model.parallel_block) {
-            (Norm::Rms, Mlp::SwiGlu, Positions::Rope, false) => Ok(match (model.moe, model.qk_norm) {
-                (None, _) => Family::Llama,
-                (Some(_), false) => Family::Mixtral,
-                (Some(_), true) => Family::Qwen3Moe,
+            (Norm::Rms, Mlp::SwiGlu, Positions::Rope, false) => Ok(match model.moe {
+                None => Family::Llama,
+                Some(_) if model.qk_norm || model.mla.is_some() => Family::Qwen3Moe,
+                Some(_) => Family::Mixtral,
             }),
             (Norm::Layer, Mlp::Gelu, Positions::Learned { .. }, false) => Ok(Family::Gpt2),
             _ => refused("layers of another family"),
@@ -84,7 +85,7 @@ impl Family {
 }
 
 fn llama(model: &LlmSpec, param: &Param) -> Vec<Piece> {
-    let (q, kv, f) = (model.q_cols(), model.kv_cols(), model.ffn);
+    let (q, kv, f) = (model.q_cols(), model.kv_cols(), param.shape[0] / 2);
     let fused: [(&str, &[(&str, u64)]); 2] = [
         ("qkv_proj", &[("q_proj", q), ("k_proj", kv), ("v_proj", kv)]),
         ("gate_up_proj", &[("gate_proj", f), ("up_proj", f)]),
@@ -147,6 +148,9 @@ fn gpt2(param: &Param) -> Piece {
     let (name, conv) = found.map_or((name.clone(), false), |(ours, theirs, conv)| (name.replace(ours, theirs), *conv));
     Piece { name, rows: 0..param.shape[0] as usize, transposed: conv && param.shape.len() == 2 }
 }
+
+/// What a router adds to its scores when it chooses, and only then; no gradient reaches it (DeepSeek-V3).
+pub const ROUTER_BIAS: &str = "mlp.gate.e_score_correction_bias";
 
 /// The name without what some files leave out before it.
 pub fn bare(name: &str) -> &str {

@@ -1,6 +1,6 @@
 //! Reads the weights of a plan from safetensors: one file, or several that an index lists.
 
-use super::names::{Family, Piece, bare, transpose};
+use super::names::{Family, Piece, ROUTER_BIAS, bare, transpose};
 use crate::error::{Error, Result};
 use crate::plan::{Param, Plan};
 use safetensors::tensor::TensorView;
@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 /// A tensor that is wanted: for which weight, and which part of it.
 type Wanted<'p> = BTreeMap<String, (&'p Param, Piece)>;
 
-/// Every weight of `plan`, by its name there, from the checkpoint in `dir`.
+/// Every weight of `plan`, by its name there, from the checkpoint in `dir`; and what routers add to their scores, by its
+/// name here.
 pub fn load(dir: &Path, plan: &Plan) -> Result<BTreeMap<String, Vec<f32>>> {
     let model = plan.model()?;
     let family = Family::of(model)?;
@@ -78,6 +79,9 @@ fn read_file(path: &Path, wanted: &mut Wanted, all: &mut BTreeMap<String, Vec<f3
         Error::spec(path.display(), "header", format!("not a safetensors file ({e}); was it downloaded whole?"))
     })?;
     for (name, view) in file.iter() {
+        if name.ends_with(ROUTER_BIAS) {
+            all.insert(format!("model.{}", bare(name)), values(path, name, &view)?);
+        }
         let Some((param, piece)) = wanted.remove(bare(name)) else { continue };
         let shape = piece.shape(param);
         if view.shape() != shape {

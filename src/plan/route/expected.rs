@@ -9,6 +9,41 @@ pub fn expected_unique(experts: u32, topk: u32, parts: u32) -> f64 {
     f64::from(parts) * (1.0 - missed)
 }
 
+/// The same where the slots of a token stand in `kept` of `count` equal groups, every choice of groups being as likely
+/// as any other, and so is every choice of slots in them.
+pub fn expected_unique_in_groups(experts: u32, topk: u32, parts: u32, [count, kept]: [u32; 2]) -> f64 {
+    let (group, part) = (experts / count, experts / parts);
+    // Of `of` things, `few` at a time.
+    let ways = |of: u32, few: u32| -> f64 {
+        if few > of { 0.0 } else { (0..few).map(|i| f64::from(of - i) / f64::from(few - i)).product() }
+    };
+    let slots = kept * group;
+    // No slot falls into `here` of those that may be chosen.
+    let missed = |here: u32| -> f64 {
+        (0..topk).map(|i| f64::from(slots.saturating_sub(here + i)) / f64::from(slots - i)).product()
+    };
+    let reached = |first: u32| -> f64 {
+        let (from, to) = (first * part, (first + 1) * part);
+        let inside = |g: u32| ((g + 1) * group).min(to).saturating_sub((g * group).max(from));
+        let whole = (0..count).filter(|&g| inside(g) == group).count() as u32;
+        // At most one at either end.
+        let cut: Vec<u32> = (0..count).map(inside).filter(|&n| n > 0 && n < group).collect();
+        let others = count - whole - cut.len() as u32;
+        let mut miss = 0.0;
+        for chosen in 0..1u32 << cut.len() {
+            let in_cut: u32 = cut.iter().enumerate().map(|(i, n)| if chosen >> i & 1 == 1 { *n } else { 0 }).sum();
+            let left = kept.saturating_sub(chosen.count_ones());
+            for here in 0..=left.min(whole) {
+                let share = ways(whole, here) * ways(others, left - here) / ways(count, kept);
+                let fits = chosen.count_ones() <= kept;
+                miss += if fits { share * missed(in_cut + here * group) } else { 0.0 };
+            }
+        }
+        1.0 - miss
+    };
+    (0..parts).map(reached).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -27,6 +62,36 @@ mod tests {
         assert_eq!(expected_unique(8, 8, 4), 4.0);
         assert!((expected_unique(8, 1, 4) - 1.0).abs() < 1e-12);
         assert!((expected_unique(256, 8, 256) - 8.0).abs() < 1e-12);
+    }
+
+    /// Four nodes of eight at most: as many as 128 experts on four reach.
+    #[test]
+    fn node_limited_choices_reach_no_more_than_their_groups() {
+        let nodes = expected_unique_in_groups(256, 8, 8, [8, 4]);
+        assert!((nodes - expected_unique(128, 8, 4)).abs() < 1e-12 && nodes < 4.0, "{nodes}");
+        assert!((expected_unique_in_groups(256, 8, 64, [8, 8]) - expected_unique(256, 8, 64)).abs() < 1e-9);
+        assert_eq!(expected_unique_in_groups(256, 8, 1, [8, 4]), 1.0);
+    }
+
+    /// Parts inside groups, groups inside parts, and neither.
+    #[test]
+    fn it_is_what_random_choices_in_groups_do() {
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(9);
+        for (experts, topk, parts, count, kept) in
+            [(256, 8, 32, 8, 4), (64, 6, 4, 16, 5), (24, 3, 4, 6, 2), (24, 2, 3, 4, 2)]
+        {
+            let (draws, mut reached) = (20_000, 0);
+            for _ in 0..draws {
+                let groups: Vec<usize> = rand::seq::index::sample(&mut rng, count, kept).into_vec();
+                let of = |i: usize| groups[i / (experts / count)] * (experts / count) + i % (experts / count);
+                let chosen = rand::seq::index::sample(&mut rng, kept * experts / count, topk);
+                reached += chosen.iter().map(|i| of(i) / (experts / parts)).collect::<BTreeSet<_>>().len();
+            }
+            let [e, k, p, c, m] = [experts, topk, parts, count, kept].map(|n| n as u32);
+            let expected = expected_unique_in_groups(e, k, p, [c, m]);
+            let mean = reached as f64 / draws as f64;
+            assert!((mean / expected - 1.0).abs() < 0.01, "{experts} {parts} {count}: {mean} is not {expected}");
+        }
     }
 
     #[test]

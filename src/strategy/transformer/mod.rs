@@ -98,13 +98,13 @@ impl Layer {
     pub fn new(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines, routes: &[Route]) -> Layer {
         let tokens = work.micro_batch * work.seq_len / (u64::from(par.ring) * u64::from(par.ulysses));
         let tp = TensorParallel::new(par, tokens, work.dtype, engines.collective);
-        let (heads, kv_heads) = (model.heads / tp.ranks, model.kv_heads / tp.ranks);
+        let (heads, kv_heads) = (model.heads / tp.ranks, model.attended_kv_heads() / tp.ranks);
         let attention = AttentionSpec {
             batch: work.micro_batch,
             seq_len: work.seq_len,
             heads,
             kv_heads,
-            head_dim: model.head_dim,
+            head_dim: model.qk_dim(),
             mask: model.mask(&work.documents),
             dtype: work.dtype,
         };
@@ -135,7 +135,7 @@ impl Layer {
             hidden: model.hidden,
             heads,
             kv_heads,
-            head_dim: model.head_dim,
+            head_dim: model.qk_dim(),
             v_dim: core.shape().block.v_dim(),
             ffn,
             wide: if model.mlp == Mlp::SwiGlu { 2 * ffn } else { ffn },
