@@ -109,8 +109,9 @@ fn rough_seconds(plan: &Plan, cores: u32) -> f64 {
     rank's link takes one message at a time, each way.\n\n\
     With --tokens, a sequence has seq_len + 1 ids: the first seq_len are its tokens, the last seq_len what they are\n\
     to predict; steps and sequences take them in the file's order. With --weights, --model is the folder's own and\n\
-    nothing is dropped; which experts a mixture's tokens go to, its routers say. A --dump holds loss, logits [global batch, seq_len, vocabulary], grad.NAME and new.NAME as\n\
-    f32; its metadata has the conventions and the optimizer's constants.\n\n\
+    nothing is dropped; which experts the tokens of a mixture visit, its routers say. A --dump holds loss, logits\n\
+    [global batch, seq_len, vocabulary], grad.NAME and new.NAME as f32; its metadata has the conventions and the\n\
+    optimizer's constants.\n\n\
     A step is forward, backward and AdamW on new tokens. The loss is the mean cross-entropy, in nats, over all\n\
     tokens of the global batch, each against the token that follows it. MFU is the model's FLOPs against the best\n\
     matrix product that the cores do, timed before the run. Interrupted, a run leaves the rows of the steps it did."
