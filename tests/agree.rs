@@ -81,6 +81,29 @@ fn shortcuts_are_exact_for_every_ring() {
     }
 }
 
+/// Norms of heads and latent attention, and dense layers before those with experts.
+#[test]
+fn shortcuts_are_exact_for_other_layers() {
+    let mla = MlaSpec { q_lora: Some(24), kv_lora: 16, rope_dim: 8, nope_dim: 16, v_dim: 12 };
+    let groups = Some(Groups { count: 4, kept: 2 });
+    let moe = MoeSpec { experts: 8, top_k: 2, ffn: 64, shared_ffn: 32, dense_layers: 3, groups, ..MoeSpec::default() };
+    let latent = LlmSpec { mla: Some(mla), ..model(9, 8, false) };
+    let norms = LlmSpec { qk_norm: true, ..model(9, 4, false) };
+    let mixed = LlmSpec { moe: Some(moe), ..latent.clone() };
+    let one = Parallelism { zero: 1, ..Parallelism::default() };
+    for (llm, par) in [
+        (&latent, Parallelism { ring: 4, ulysses: 2, ..one }),
+        (&latent, Parallelism { tp: 2, ring: 2, recompute: Recompute::Full, ..one }),
+        (&norms, Parallelism { tp: 2, dp: 2, zero: 3, ..one }),
+        (&norms, Parallelism { pp: 3, dp: 2, ..one }),
+        (&mixed, Parallelism { dp: 4, ep: 4, ..one }),
+        (&mixed, Parallelism { dp: 2, ep: 2, pp: 2, ..one }),
+    ] {
+        let plan = plans::plan(llm, &par, &work(&par, 480, 1, 4), SM);
+        agree(&plan, &Host::of(&plan, 1.0));
+    }
+}
+
 /// What takes turns takes more time, and what sends less takes less.
 #[test]
 fn the_ring_that_overlaps_more_is_faster() {

@@ -643,3 +643,50 @@ fn zero_two_and_three_share_gradients_and_weights() {
         assert!(close(usage.bytes_scale_up, once * (batches * 4 * all + weights + 2 * 4) as f64), "W {w} ZeRO {zero}");
     }
 }
+
+/// Keys of 24 elements and values of 12 travel for every head, not compressed (DeepSeek-V2, arXiv:2405.04434, section
+/// 2.1, as it is trained): n a (dqk + dv) elements a ring hop, and q, k, v and o once through a Ulysses exchange.
+#[test]
+fn latent_attention_sends_the_keys_and_values_of_every_head() {
+    let mla = MlaSpec { q_lora: Some(24), kv_lora: 16, rope_dim: 8, nope_dim: 16, v_dim: 12 };
+    let llm = LlmSpec { mla: Some(mla), ..model(2, A, false) };
+    let (n, qk, v) = (S / 4, 24, 12);
+    for (ring, ulysses, bytes) in [(4, 1, 3 * n * A * (qk + v) * E), (1, 4, n * A * (qk + (qk + v) + v) * E / 4 * 3)] {
+        let par = way(1, ring, ulysses);
+        let plan = plans::plan(&llm, &par, &work(&par, S, 1, 1), SM);
+        assert_eq!(Steps::of(&plan).sent(FORWARD), bytes, "ring {ring} ulysses {ulysses}");
+    }
+}
+
+/// Attention of heads whose queries and keys are d wide and values v: 2 (d + v) FLOPs a visible pair forward, and
+/// 2 (3 d + 2 v) backward.
+#[test]
+fn flops_of_latent_attention() {
+    let mla = MlaSpec { q_lora: None, kv_lora: 16, rope_dim: 8, nope_dim: 16, v_dim: 12 };
+    let llm = LlmSpec { mla: Some(mla), ..model(1, A, false) };
+    let par = way(1, 1, 1);
+    let plan = plans::plan(&llm, &par, &work(&par, S, 1, 1), SM);
+    let pairs = S * (S + 1) / 2;
+    for (name, flops) in
+        [("attention", 2 * pairs * A * (24 + 12)), ("attention_bwd", 2 * pairs * A * (3 * 24 + 2 * 12))]
+    {
+        let kernel = plan.kernels().find(|k| k.name() == name).unwrap();
+        let sizes = kernel.operands(&plan.views);
+        let [reads, writes] = [sizes.reads, sizes.writes].map(|all| all.iter().map(|n| n * E).collect::<Vec<_>>());
+        assert_eq!(kernel.work(&plan.views, 0, &reads, &writes).unwrap().flops, flops, "{name}");
+    }
+}
+
+/// What plans have of a model is all that its config counts.
+#[test]
+fn plans_have_all_weights_of_a_model() {
+    for (name, ep) in
+        [("deepseek-v3", 8), ("qwen3-235b-a22b", 8), ("qwen3-30b-a3b", 8), ("mixtral-8x7b", 4), ("llama-3-8b", 1)]
+    {
+        let llm = LlmSpec::find(name).unwrap();
+        let par = Parallelism { dp: ep, ep, zero: 1, ..Parallelism::default() };
+        let plan = plans::plan(&llm, &par, &work(&par, 4096, 1, 1), SM);
+        let all: u64 = plan.params.iter().map(|p| p.shape.iter().product::<u64>()).sum();
+        assert_eq!(all, llm.params(), "{name}");
+    }
+}
