@@ -134,7 +134,8 @@ impl Roofline {
         let ceiling = curve.ceiling_of(name);
         let faster = if fp8 { self.fp8(dtype).expect("whoever asks for fp8 checks it") } else { 1.0 };
         let peak = self.peak(dtype).expect("the dtypes of a plan are checked before it is timed") * faster;
-        let tiled = gemm::time(&self.gpu, gemm::Product { m, n, k, element }, peak * ceiling.value);
+        let tiled =
+            gemm::time(&self.gpu, gemm::Product { m, n, k, element }, peak * ceiling.value * curve.sustained_of(name));
         let streamed = Bytes::new(bytes as f64) / (self.gpu.memory_bandwidth.value * curve.stream.value);
         let provenance = worst([&ceiling.provenance, &curve.operands.provenance, &curve.stream.provenance]);
         let part = Part { seconds: tiled.max(streamed), provenance, rel_sd: curve.rel_sd.value };
@@ -199,13 +200,23 @@ impl KernelTime for Roofline {
     }
 }
 
+/// Efficiency of heads narrower than any measured. A score takes its products, in proportion to the head dim, and its
+/// part of the softmax, which knows nothing of it: a line through the two narrowest that were measured.
+fn narrow(points: &[(u64, f64)], head_dim: u64) -> f64 {
+    let time = |(dim, ceiling): (u64, f64)| dim as f64 / ceiling;
+    let (first, d) = (points[0], head_dim as f64);
+    let Some(&second) = points.get(1) else { return first.1 * d / first.0 as f64 };
+    let slope = (time(second) - time(first)) / (second.0 - first.0) as f64;
+    let score = time(first) - slope * (first.0 as f64 - d);
+    (d / score.max(time(first) * d / first.0 as f64)).min(first.1)
+}
+
 /// Efficiency at a head dim, and whether it lies among those that were measured.
 fn ceiling_at(curve: &PassCurve, head_dim: u64) -> (f64, bool) {
     let points = &curve.ceiling.value;
     let (first, last) = (points[0], points[points.len() - 1]);
     match points.iter().position(|(dim, _)| *dim >= head_dim) {
-        // A head narrower than any measured one fills the tensor cores in proportion.
-        Some(0) => (first.1 * head_dim as f64 / first.0 as f64, head_dim == first.0),
+        Some(0) => (narrow(points, head_dim), head_dim == first.0),
         Some(i) => {
             let ((d0, e0), (d1, e1)) = (points[i - 1], points[i]);
             let at = (head_dim - d0) as f64 / (d1 - d0) as f64;

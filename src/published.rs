@@ -11,6 +11,7 @@ pub mod collectives;
 pub mod convention;
 pub mod exchange;
 mod fields;
+mod known;
 pub mod machine;
 pub mod measured;
 mod mixture;

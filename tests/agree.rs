@@ -144,16 +144,50 @@ fn shortcuts_are_exact_on_pipelines() {
     }
 }
 
+/// Nor do they lose sight of a CPU that waits, or of sums that nobody overlaps.
+#[test]
+fn shortcuts_are_exact_where_the_cpu_waits() {
+    for (pp, vp, dp, batches, words) in [
+        (1, 1, 4, 5, "wait-passes"),
+        (1, 1, 4, 4, "wait-passes+no-overlap-grad"),
+        (4, 1, 2, 7, "no-overlap-p2p"),
+        (3, 1, 2, 5, "no-overlap-p2p+no-overlap-grad"),
+        (4, 2, 1, 8, "no-overlap-p2p+no-overlap-grad"),
+    ] {
+        let par = Parallelism { pp, vp, options: words.parse().unwrap(), zero: 1, ..way(dp, 1, 1) };
+        let plan = plans::plan(&model(4 * u64::from(pp * vp), 4, true), &par, &work(&par, 240, 1, batches), COPY);
+        for launch in [0.0, 1e-6, 60e-6] {
+            agree(&plan, &Host::of(&plan, 300.0).issuing(launch));
+        }
+    }
+}
+
+/// What waits takes longer, by the more the slower the CPU issues: it cannot run ahead of the device.
+#[test]
+fn who_waits_is_slower() {
+    let step = |pp: u32, dp: u32, words: &str, launch: f64| {
+        let par = Parallelism { pp, options: words.parse().unwrap(), zero: 0, ..way(dp, 1, 1) };
+        let plan = plans::plan(&model(8, 4, false), &par, &work(&par, 4096, 1, 6), COPY);
+        cost(&plan, Host::of(&plan, 30.0).issuing(launch).machine(), Effort::SUMS).unwrap().step.value()
+    };
+    for (pp, dp, words) in [(4, 1, "no-overlap-p2p"), (1, 4, "no-overlap-grad"), (1, 4, "wait-passes")] {
+        let lost = |launch: f64| step(pp, dp, words, launch) - step(pp, dp, "default", launch);
+        assert!(lost(1e-6) > 0.0, "{words}");
+        assert!(words == "no-overlap-grad" || lost(20e-6) > lost(1e-6), "{words}: {} {}", lost(20e-6), lost(1e-6));
+    }
+}
+
 /// Crews that take turns find what one order of all ops of all ranks finds, where nothing is shared: spans are
 /// taken from such an order.
 #[test]
 fn crews_find_what_one_order_of_all_ops_finds() {
-    for (pp, vp, batches) in [(2, 1, 3), (4, 1, 9), (4, 2, 8), (3, 3, 6)] {
-        let par = Parallelism { pp, vp, zero: 0, ..Parallelism::default() };
+    let grids = [(2, 1, 3), (4, 1, 9), (4, 2, 8), (3, 3, 6)];
+    for ((pp, vp, batches), words) in grids.iter().flat_map(|grid| ["", "no-overlap-p2p"].map(|words| (*grid, words))) {
+        let par = Parallelism { pp, vp, zero: 0, options: words.parse().unwrap(), ..Parallelism::default() };
         let plan = plans::plan(&model(2 * u64::from(pp * vp), 4, false), &par, &work(&par, 240, 1, batches), COPY);
         for late in [0.0, 1e-5, 1e-2] {
             // No time on the ports, which crews and one order would come to in turns of their own.
-            let mut host = Host::of(&plan, 1e-9);
+            let mut host = Host::of(&plan, 1e-9).issuing(if words.is_empty() { 0.0 } else { 5e-6 });
             host.stack.p2p_latency.value = foretrain::units::Seconds::new(late);
             let crews = cost(&plan, host.machine(), Effort::SUMS).unwrap();
             let order = cost(&plan, host.machine(), Effort::ALL_SPANS).unwrap();

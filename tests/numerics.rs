@@ -409,6 +409,15 @@ fn ring_words(draws: &[usize], par: Parallelism) -> Parallelism {
 }
 
 #[test]
+fn sums_behind_the_backward_pass() {
+    for (zero, dp, ring, microbatches) in [(0, 3, 1, 2), (1, 2, 2, 3), (1, 4, 1, 1)] {
+        let options = "no-overlap-grad+wait-passes".parse().unwrap();
+        let par = Parallelism { dp, ring, zero, options, ..case().par };
+        holds(&Case { layers: 3, microbatches, tie: true, par, ..case() }, 1e-10);
+    }
+}
+
+#[test]
 fn gradients_and_weights_in_shares() {
     for (zero, words) in [(2, ""), (2, "no-prefetch"), (3, ""), (3, "no-prefetch")] {
         for (layers, microbatches, dp, ring, recompute, tie) in [
@@ -441,9 +450,14 @@ fn a_pipeline_of_stages() {
 
 #[test]
 fn a_pipeline_with_every_other_degree() {
-    for (pp, vp, layers, microbatches, words) in
-        [(2, 1, 4, 3, ""), (2, 2, 8, 2, ""), (2, 1, 4, 2, "short-ends"), (2, 2, 10, 2, "short-ends")]
-    {
+    for (pp, vp, layers, microbatches, words) in [
+        (2, 1, 4, 3, ""),
+        (2, 1, 4, 3, "no-overlap-p2p+no-overlap-grad"),
+        (2, 2, 8, 2, "no-overlap-p2p"),
+        (2, 2, 8, 2, ""),
+        (2, 1, 4, 2, "short-ends"),
+        (2, 2, 10, 2, "short-ends"),
+    ] {
         let options: foretrain::spec::Options = words.parse().unwrap();
         let par = Parallelism { pp, vp, dp: 2, ring: 2, ulysses: 2, zero: 1, options, ..case().par };
         holds(&Case { layers, microbatches, batch: 2, par, tie: true, ..case() }, 1e-10);

@@ -58,6 +58,20 @@ fn agrees_on_pipelines_whose_ports_are_never_shared() {
     }
 }
 
+/// A CPU that waits for passes, or for what passes between stages, and sums that nobody overlaps.
+#[test]
+fn agrees_where_the_cpu_waits() {
+    for (pp, vp, dp, batches, words) in
+        [(1, 1, 4, 3, "wait-passes+no-overlap-grad"), (4, 1, 1, 9, "no-overlap-p2p"), (4, 2, 1, 8, "no-overlap-p2p")]
+    {
+        let par = Parallelism { pp, vp, dp, zero: 0, options: words.parse().unwrap(), ..Parallelism::default() };
+        let plan = plans::plan(&model(2 * u64::from(pp * vp), 4, false), &par, &work(&par, 240, 1, batches), COPY);
+        for launch in [0.0, 5e-6, 60e-6] {
+            agree(&plan, &Host::of(&plan, 1.0).issuing(launch));
+        }
+    }
+}
+
 /// Two nodes of eight; rings and Ulysses inside, replicas across.
 fn two_nodes() -> (Plan, Host) {
     let par = way(4, 2, 2);

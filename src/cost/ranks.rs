@@ -36,6 +36,8 @@ pub struct Stamps {
 pub struct Track {
     pub lane: Vec<u16>,
     pub is_kernel: Vec<bool>,
+    /// The CPU issues nothing behind it before it is over.
+    pub is_wait: Vec<bool>,
     pub preds: Csr,
     pub first_on_lane: Vec<bool>,
     pub reads: Csr,
@@ -51,6 +53,7 @@ impl Track {
         Track {
             lane: line.nodes.iter().map(|n| n.lane).collect(),
             is_kernel: line.nodes.iter().map(|n| matches!(n.op.kind, OpKind::Compute { .. })).collect(),
+            is_wait: (0..line.nodes.len()).map(|n| line.is_wait(n)).collect(),
             preds: line.all_preds().clone(),
             first_on_lane: outer.first_on_lane.clone(),
             reads: outer.reads.clone(),
@@ -82,8 +85,11 @@ pub struct Ranks {
     pub state: Vec<ClassState>,
     /// Time at which each shared device is free.
     pub devices: Vec<u64>,
-    /// When the CPU of each class has issued all ops so far: it runs ahead of the device, never behind it.
+    /// When the CPU of each class has issued all ops so far: it runs ahead of the device but for where it waits.
     pub host: Vec<u64>,
+    /// Of each class, the ops of the line that the CPU has waited for, and when it would have begun the line had it
+    /// not waited and issued as fast as it does.
+    waits: Vec<Vec<(u32, u64)>>,
     /// Time to issue an op.
     host_launch: u64,
     /// Of each class, where ranks share devices.
@@ -114,6 +120,7 @@ impl Ranks {
             state: vec![class; classes],
             devices: vec![0; devices],
             host: vec![0; classes],
+            waits: vec![vec![]; classes],
             host_launch: picoseconds(machine.stack.host_launch.value),
             device_of: machine.devices.map(device),
             sms: machine.cluster.gpu.sms.value,
@@ -134,6 +141,7 @@ impl Ranks {
         self.ends.resize(cells, Stamp::default());
         self.arrivals.clear();
         self.arrivals.resize(sheet.meetings.len(), UNKNOWN);
+        self.waits.iter_mut().for_each(Vec::clear);
     }
 
     /// Every op of a line that all classes go through in step. `now`: the atoms that its numbers mean.
@@ -150,7 +158,8 @@ impl Ranks {
     /// The CPU has issued every op of a line.
     pub fn issued(&mut self, sheet: &Sheet) {
         for (class, host) in self.host.iter_mut().enumerate() {
-            *host += sheet.issues(class) * self.host_launch;
+            let began = self.waits[class].last().map_or(*host, |wait| wait.1);
+            *host = began + sheet.issues(class) * self.host_launch;
         }
     }
 
@@ -174,7 +183,8 @@ impl Ranks {
         }
         let host_lane = self.lanes as u16;
         for (at, class) in at.iter_mut().zip(classes) {
-            let host = self.host[class] + sheet.issued(node, class) * self.host_launch;
+            let began = began(&self.waits[class], node).unwrap_or(self.host[class]);
+            let host = began + sheet.issued(node, class) * self.host_launch;
             // At the same moment it is the device that was waited for.
             if host > at.ps() {
                 *at = Stamp::new(host, host_lane);
@@ -200,6 +210,12 @@ impl Ranks {
                 }
                 _ => start,
             };
+            if track.is_wait[node] {
+                let until_here = sheet.issued(node, class) * self.host_launch;
+                let began = began(&self.waits[class], node).unwrap_or(self.host[class]);
+                let began = began.max(self.ends[cell].ps().saturating_sub(until_here));
+                self.waits[class].push((node as u32, began));
+            }
         }
     }
 
@@ -320,6 +336,11 @@ impl Ranks {
     pub fn end(&self) -> u64 {
         (0..self.classes).map(|class| self.last(class).ps()).max().unwrap_or(0)
     }
+}
+
+/// When the CPU would have begun the line by what it waited for before an op.
+fn began(waits: &[(u32, u64)], node: usize) -> Option<u64> {
+    waits.iter().rev().find(|wait| (wait.0 as usize) < node).map(|wait| wait.1)
 }
 
 fn raise(at: &mut [Stamp], to: &[Stamp]) {

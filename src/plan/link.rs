@@ -11,6 +11,7 @@
 //!   ([`matching`](super::matching)). A slot that is written again waits for its local readers only,
 //!   which is enough across ranks too: a send ends on delivery.
 
+use super::kernel::Kernel;
 use super::op::*;
 use super::program::Plan;
 use crate::error::{Error, Result};
@@ -410,6 +411,8 @@ impl<'p> Line<'p> {
                 }
             }
             self.add_after(i, &mut waits.preds);
+            waits.preds.extend(Some(tracker.waited[lane]).filter(|&wait| wait != NONE));
+            tracker.waited[lane] = NONE;
             for atom in self.reads(i).iter().flat_map(|p| p.atoms.iter()) {
                 tracker.before_read(atom, &mut waits);
             }
@@ -422,6 +425,9 @@ impl<'p> Line<'p> {
             self.outer.reads.push(&waits.outer_reads);
             self.outer.writes.push(&waits.outer_writes);
             tracker.lane[lane] = i as u32;
+            if self.is_wait(i) {
+                tracker.waited.fill(i as u32);
+            }
             for atom in self.reads(i).iter().flat_map(|p| p.atoms.iter()) {
                 tracker.read(atom, i as u32);
             }
@@ -430,6 +436,11 @@ impl<'p> Line<'p> {
             }
         }
         tracker.finish(&mut self.outer);
+    }
+
+    /// Whether an op makes the CPU wait, so that nothing behind it begins before it is over.
+    pub fn is_wait(&self, node: usize) -> bool {
+        matches!(&self.nodes[node].op.kind, OpKind::Compute { kernel: Kernel::Wait { .. }, .. })
     }
 
     /// Edges that `after` names: the op with that id in the same body and iteration.
@@ -447,6 +458,8 @@ const NONE: u32 = u32::MAX;
 /// Who touched what last, while a line is walked in program order.
 struct Tracker {
     lane: Vec<u32>,
+    /// By lane, the op that the CPU waited for since the last one there.
+    waited: Vec<u32>,
     writer: Vec<u32>,
     readers: Vec<Vec<u32>>,
     touched: Vec<u32>,
@@ -472,6 +485,7 @@ impl Tracker {
     fn new(lanes: usize, atoms: usize) -> Tracker {
         Tracker {
             lane: vec![NONE; lanes],
+            waited: vec![NONE; lanes],
             writer: vec![NONE; atoms],
             readers: vec![vec![]; atoms],
             touched: vec![],

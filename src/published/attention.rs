@@ -145,7 +145,6 @@ fn in_unit(unit: &str, seconds: f64, flops: f64) -> Result<f64, String> {
 fn whole_model(row: &Attention, shipped: &Shipped) -> Prediction {
     let unit = squeezed(&row.unit);
     let rate = |of: &str| row.value.filter(|_| unit.starts_with(of));
-    let causal = squeezed(&row.family).contains("ulysses");
     let billions = row.model.split_whitespace().find_map(|w| {
         let number = w.trim_start_matches(|c: char| !c.is_ascii_digit()).split(['B', 'b']).next()?;
         let number = number.rsplit('-').next()?;
@@ -163,7 +162,7 @@ fn whole_model(row: &Attention, shipped: &Shipped) -> Prediction {
         global_batch: row.global_batch,
         tp: row.tp,
         pp: row.pp,
-        cp: row.cp.or(row.gpus.filter(|_| causal)),
+        cp: row.cp,
         dp: row.dp,
         precision: row.dtype.clone(),
         tflops_per_gpu: rate("tflop"),

@@ -8,7 +8,7 @@ use super::case::{Case, Collective, Facts};
 use super::fields::Fields;
 use super::machine::Stated;
 use super::verdict::Prediction;
-use super::words::squeezed;
+use super::words::{squeezed, tokens};
 use crate::cluster::Cluster;
 use crate::collective::{collective, p2p};
 use crate::error::{Error, Result};
@@ -187,7 +187,9 @@ fn cluster_of(row: &Collective, shipped: &Shipped) -> std::result::Result<(Clust
         said.push_str(&format!(", {per_node} GPUs a node"));
     }
     let words = squeezed(&format!("{} {}", row.link, row.note));
-    if let (true, Some(out)) = (words.contains("efa"), &mut spec.scale_out) {
+    // A word of its own: "default" is none.
+    let efa = tokens(&row.link).iter().chain(&tokens(&row.note)).any(|word| word == "efa");
+    if let (true, Some(out)) = (efa, &mut spec.scale_out) {
         let shipped = ClusterSpec::find(EFA).map_err(|e| e.to_string())?;
         out.latency = shipped.scale_out.map_or(out.latency.clone(), |efa| efa.latency);
         said.push_str(", EFA");

@@ -1,6 +1,7 @@
 //! The model: from the sizes a source states, or from its name, or from the number of its weights.
 
 use super::case::Training;
+use super::known::length;
 use super::mixture::mixed;
 use super::software::Habits;
 use super::words::squeezed;
@@ -37,10 +38,19 @@ const GPT: &[Shape] = &[
 pub fn model(run: &Training, habits: Habits) -> Result<(LlmSpec, bool), String> {
     let (model, known) = match (run.layers, run.hidden, run.heads) {
         (Some(layers), Some(hidden), Some(heads)) => (stated(run, habits, layers, hidden, heads)?, true),
+        (Some(layers), Some(hidden), None) => (stated(run, habits, layers, hidden, usual_heads(run, hidden))?, true),
         _ => (unstated(run, habits)?, false),
     };
     // A shipped mixture brings its experts along.
     if model.moe.is_some() { Ok((model, known)) } else { Ok((mixed(model, run)?, known)) }
+}
+
+/// Heads of a width nearest to 128, of those that the ranks share evenly.
+fn usual_heads(run: &Training, hidden: u64) -> u64 {
+    let shared = u64::from(run.tp.unwrap_or(1));
+    let even = |heads: &u64| hidden.is_multiple_of(*heads) && heads.is_multiple_of(shared);
+    let far = |heads: &u64| (hidden / heads).abs_diff(128);
+    (1..=hidden.min(1024)).filter(even).min_by_key(far).unwrap_or(1)
 }
 
 fn stated(run: &Training, habits: Habits, layers: u64, hidden: u64, heads: u64) -> Result<LlmSpec, String> {
@@ -81,13 +91,13 @@ fn block(run: &Training, habits: Habits, gated: bool) -> LlmSpec {
     if gated {
         return mine;
     }
-    let positions = Positions::Learned { max: run.seq.unwrap_or(2048) };
+    let positions = Positions::Learned { max: run.seq.or_else(|| length(&run.model)).unwrap_or(2048) };
     LlmSpec { norm: Norm::Layer, mlp: Mlp::Gelu, positions, bias: true, tie_embeddings: true, ..mine }
 }
 
 /// A shipped model of that name, else the shape of a GPT with as many weights.
 fn unstated(run: &Training, habits: Habits) -> Result<LlmSpec, String> {
-    let name = |text: &str| squeezed(text).replace("3.1", "3").replace('.', "");
+    let name = |text: &str| squeezed(text.split('(').next().unwrap_or_default()).replace("3.1", "3").replace('.', "");
     if let Some(found) = shipped("llm").find(|known| name(known) == name(&run.model)) {
         return LlmSpec::find(found).map_err(|e| e.to_string());
     }
@@ -108,8 +118,12 @@ fn unstated(run: &Training, habits: Habits) -> Result<LlmSpec, String> {
     stated(run, habits, nearest.1, nearest.2, heads)
 }
 
-/// The 7 of "GPT 7B".
+/// The 7 of "GPT 7B", the 1000 of "GPT 1T".
 fn billions(name: &str) -> Option<f64> {
     let lower = name.to_lowercase();
-    lower.split_whitespace().find_map(|word| word.strip_suffix('b')?.parse().ok())
+    let sized = |word: &str| {
+        let thousands = word.strip_suffix('t').and_then(|n| n.parse::<f64>().ok()).map(|n| 1000.0 * n);
+        thousands.or_else(|| word.strip_suffix('b')?.parse().ok())
+    };
+    lower.split_whitespace().find_map(sized)
 }

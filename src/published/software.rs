@@ -30,7 +30,29 @@ pub struct Habits {
     pub tp_overlap: bool,
     /// The recipes come with NCCL's settings for sends.
     pub tuned_sends: bool,
+    pub overlap: Overlap,
 }
+
+/// Which communication runs beside compute.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Overlap {
+    /// The sum of gradients over replicas.
+    pub grad: bool,
+    /// What passes between the stages of a pipeline, and of one that is interleaved.
+    pub p2p: bool,
+    pub interleaved_p2p: bool,
+    /// The CPU issues on while the GPU computes, and does not wait for every pass of a microbatch.
+    pub passes: bool,
+}
+
+/// Everything that depends on nothing.
+const ALL: Overlap = Overlap { grad: true, p2p: true, interleaved_p2p: true, passes: true };
+/// Megatron Core: 1F1B waits for every send and receive (`batch_p2p_sync`), its interleaved form need not.
+const CORE: Overlap = Overlap { p2p: false, ..ALL };
+/// Megatron-LM by default, until flags for overlap came in 2023 and as long as nobody sets them.
+const NOTHING: Overlap = Overlap { grad: false, interleaved_p2p: false, ..CORE };
+/// Its timers waited for the device at both ends of what they timed, until they had levels late in 2022.
+const TIMED: Overlap = Overlap { passes: false, ..NOTHING };
 
 const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
     Habits {
@@ -42,7 +64,12 @@ const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
         sequence_parallel: false,
         tp_overlap: false,
         tuned_sends: false,
+        overlap: ALL,
     }
+}
+
+const fn with(overlap: Overlap, habits: Habits) -> Habits {
+    Habits { overlap, ..habits }
 }
 
 /// Scores are written to memory: Megatron's fused softmax, before FlashAttention (arXiv:2205.14135).
@@ -57,7 +84,7 @@ const TRANSFORMER_ENGINE: &[&str] = &["cudnn", "fa4", "fa3", "fa2"];
 const NEWEST: &[&str] = &["fa4", "fa3", "fa2", "cudnn"];
 
 /// NeMo's and Megatron Core's recipes: distributed optimizer, sequence parallelism with tensor parallelism.
-const RECIPES: Habits = Habits { zero: 1, sequence_parallel: true, ..habits(TRANSFORMER_ENGINE, 0.0) };
+const RECIPES: Habits = Habits { zero: 1, sequence_parallel: true, overlap: CORE, ..habits(TRANSFORMER_ENGINE, 0.0) };
 
 /// What overlaps communication of tensor parallelism by default: NeMo and Megatron-Bridge (`tp_comm_overlap`), and as
 /// Megatron Core's README has it for its own figures.
@@ -67,25 +94,42 @@ const OVERLAPPED: Habits = Habits { tp_overlap: true, tuned_sends: true, ..RECIP
 const MEGASCALE: Habits = Habits { parallel_block: true, window: Some(1024), tp_overlap: true, ..habits(FLASH, 0.0) };
 
 const RULES: &[Rule] = &[
-    Rule { words: &["usp", "yunchang"], habits: habits(FLASH, 0.0) },
+    Rule { words: &["usp", "yunchang"], habits: with(NOTHING, habits(FLASH, 0.0)) },
     // The ablation adds one thing after the other (table 3), FlashAttention 2 near the end; that it gains no more
     // than 3 % with all its fused operators says that the baseline's attention was fused already.
     Rule { words: &["ablation+efficient", "ablation+misc", "ablation+lamb"], habits: MEGASCALE },
-    Rule { words: &["ablationbaseline", "megatronlm(commit"], habits: habits(FLASH_1, 0.0) },
-    Rule { words: &["ablation+parallel"], habits: Habits { parallel_block: true, ..habits(FLASH_1, 0.0) } },
-    Rule { words: &["ablation+sliding"], habits: Habits { kernels: FLASH_1, tp_overlap: false, ..MEGASCALE } },
+    Rule { words: &["ablationbaseline", "megatronlm(commit"], habits: with(NOTHING, habits(FLASH_1, 0.0)) },
+    Rule {
+        words: &["ablation+parallel"],
+        habits: Habits { parallel_block: true, overlap: NOTHING, ..habits(FLASH_1, 0.0) },
+    },
+    Rule {
+        words: &["ablation+sliding"],
+        habits: Habits { kernels: FLASH_1, tp_overlap: false, overlap: NOTHING, ..MEGASCALE },
+    },
+    Rule { words: &["ablation+tp"], habits: Habits { kernels: FLASH_1, overlap: NOTHING, ..MEGASCALE } },
+    Rule {
+        words: &["ablation+pp"],
+        habits: Habits { kernels: FLASH_1, overlap: Overlap { grad: false, ..ALL }, ..MEGASCALE },
+    },
     Rule { words: &["megascaleablation"], habits: Habits { kernels: FLASH_1, ..MEGASCALE } },
     Rule { words: &["megascale"], habits: MEGASCALE },
     // Megatron of 2019 to 2023, and what was built on it then; its dropout is 0.1 unless turned off.
     Rule {
         words: &["megatrondeepspeed", "megatron+deepspeed", "bigscience", "megatron3d"],
-        habits: habits(UNFUSED, 0.1),
+        habits: with(TIMED, habits(UNFUSED, 0.1)),
     },
-    Rule { words: &["ptdp", "yuan1", "glm130b", "metaseq"], habits: habits(UNFUSED, 0.1) },
+    Rule { words: &["ptdp", "yuan1", "glm130b", "metaseq"], habits: with(TIMED, habits(UNFUSED, 0.1)) },
+    // A fork of Megatron-LM; its model of the time of a step adds up compute and communication.
+    Rule { words: &["yuan2"], habits: with(NOTHING, habits(FLASH, 0.0)) },
     Rule { words: &["nemo", "megatronbridge", "megatroncore", "megatron/te", "mlperf"], habits: OVERLAPPED },
     Rule { words: &["megatronlm", "transformerengine"], habits: RECIPES },
-    Rule { words: &["llmfoundry", "internevo", "deepspeedulysses"], habits: habits(FLASH_1, 0.0) },
-    Rule { words: &["colossalai", "colai", "nanotron"], habits: habits(FLASH, 0.0) },
+    Rule { words: &["llmfoundry", "internevo"], habits: habits(FLASH_1, 0.0) },
+    Rule { words: &["alst"], habits: Habits { zero: 3, ..habits(NEWEST, 0.0) } },
+    // DeepSpeed's, of 2023, which comes with its ZeRO 3 (arXiv:2309.14509).
+    Rule { words: &["ulysses"], habits: Habits { zero: 3, ..habits(FLASH_1, 0.0) } },
+    Rule { words: &["nanotron"], habits: with(NOTHING, habits(FLASH, 0.0)) },
+    Rule { words: &["colossalai", "colai"], habits: habits(FLASH, 0.0) },
 ];
 
 /// A system that the table does not name.

@@ -1,16 +1,20 @@
 //! How a run was cut over its GPUs. What is stated is taken; what is not follows one rule for all runs:
 //!
-//! * tensor, pipeline, Ulysses, ring 1; experts over the ranks of a node; data parallelism what they leave of the GPUs;
-//! * micro-batch 1: the memory of a large model leaves no choice, and a small one gains little;
+//! * tensor, pipeline, Ulysses, ring 1, and more of one of them where the plan would not fit or the batch not be
+//!   enough ([`wider`]); experts over the ranks of a node; data parallelism what they leave of the GPUs;
+//! * without GPUs, a replica, and a whole node at least: what a GPU does hardly depends on how many there are;
+//! * micro-batch 1: the memory of a large model leaves no choice, and a small one gains little; where no batch is
+//!   stated either, what gives a rank [`ROWS`] tokens at a time, without which products starve;
 //! * a batch of four micro-batches a pipeline stage, with which the bubble is small;
 //! * recomputation the least with which the plan fits the GPU, see `training`.
 
 use super::case::Training;
 use super::convention::Convention;
+use super::known::length;
 use super::mixture;
 use super::options::with_words;
 use super::software::Habits;
-use super::words::{number_behind, squeezed};
+use super::words::{number_behind, squeezed, tokens};
 use crate::spec::{LlmSpec, Options, Parallelism, Recompute};
 
 /// A run's degrees and batch.
@@ -24,18 +28,53 @@ pub struct Split {
     pub unknown: Vec<&'static str>,
 }
 
-/// GPUs of the run: stated, or the product of the stated degrees.
+/// Tokens that a rank has at a time where nobody says.
+const ROWS: u64 = 4096;
+
+/// GPUs of the run: stated, or the product of the degrees, and a node's at least where dp is not among them.
 pub fn gpus(run: &Training) -> Result<u32, String> {
-    let degrees = [run.tp, run.pp, run.cp, run.dp].map(|d| d.unwrap_or(1));
+    let (ulysses, ring) = sequence_ways(run);
+    let degrees = [run.tp.unwrap_or(1), run.pp.unwrap_or(1), ulysses, ring, run.dp.unwrap_or(1)];
     let product = degrees.iter().try_fold(1u32, |n, &d| n.checked_mul(d));
-    let stated = run.dp.and(product);
-    run.gpus.or(stated).ok_or_else(|| "gpus: not stated, and no dp from which to compute it".into())
+    let product = product.ok_or("gpus: the degrees are beyond any run; check for extra digits")?;
+    let node = run.gpus_per_node.unwrap_or(8);
+    Ok(run.gpus.unwrap_or(if run.dp.is_some() { product } else { product.next_multiple_of(node) }))
+}
+
+/// A run with twice as many ranks sharing what one has now, by the first way that its source (`stated`) leaves open:
+/// the sequence where its system is known for that, then tensors within a node, then stages.
+pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
+    let mut next = run.clone();
+    let whole = |n: u64, of: Option<u64>| of.is_none_or(|of| of.is_multiple_of(n));
+    let sequence = [stated.cp, stated.ulysses, stated.ring].iter().all(Option::is_none);
+    let by_ulysses = squeezed(&run.system).contains("ulysses") && whole(2 * degree(run.ulysses), run.heads);
+    let by_ring = tokens(&run.system).iter().any(|word| word == "ring");
+    let (tensors, stages) = (2 * degree(run.tp), 2 * degree(run.pp));
+    let by_tensors = whole(tensors, run.heads) && whole(tensors, run.kv_heads) && tensors <= u64::from(node);
+    if sequence && by_ulysses {
+        next.ulysses = Some(2 * run.ulysses.unwrap_or(1));
+    } else if sequence && by_ring {
+        next.ring = Some(2 * run.ring.unwrap_or(1));
+    } else if stated.tp.is_none() && by_tensors {
+        next.tp = Some(tensors as u32);
+    } else if stated.pp.is_none() && run.layers.is_none_or(|layers| layers >= stages) {
+        next.pp = Some(stages as u32);
+    }
+    let replica = [next.tp, next.pp, next.ulysses, next.ring].iter().map(|d| degree(*d)).product::<u64>();
+    let fits = gpus(&next).is_ok_and(|gpus| u64::from(gpus).is_multiple_of(replica));
+    // Where all but one degree is stated, so is that one.
+    let open = stated.dp.is_none() || stated.gpus.is_none();
+    (open && next != *run && fits).then_some(next)
+}
+
+fn degree(of: Option<u32>) -> u64 {
+    u64::from(of.unwrap_or(1))
 }
 
 /// `node` ranks share the fast links.
 pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Result<Split, String> {
     let gpus = gpus(run)?;
-    let seq = run.seq.or_else(|| by_rate(run, model)).ok_or("seq: not stated")?;
+    let seq = run.seq.or_else(|| by_rate(run, model)).or_else(|| length(&run.model)).ok_or("seq: not stated")?;
     let (ulysses, ring) = sequence_ways(run);
     let (tp, pp) = (run.tp.unwrap_or(1), run.pp.unwrap_or(1));
     let replica = [tp, pp, ulysses, ring].iter().try_fold(1u32, |n, &d| n.checked_mul(d)).unwrap_or(u32::MAX);
@@ -43,18 +82,22 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
         return Err(format!("gpus: {gpus} is not a multiple of tp {tp} x pp {pp} x ulysses {ulysses} x ring {ring}"));
     }
     let dp = gpus / replica;
-    let micro_batch = run.micro_batch.unwrap_or(1);
+    let rows = (seq / u64::from(ulysses * ring)).max(1);
+    let ample = if run.global_batch.is_some() { 1 } else { ROWS.div_ceil(rows) };
+    let micro_batch = run.micro_batch.unwrap_or(ample);
     let filled = u64::from(dp) * micro_batch * if pp > 1 { 4 * u64::from(pp) } else { 1 };
-    let (options, unknown) = with_words(Options::default(), &words(run, model, tp, habits));
+    let vp = run.vp.or(interleaving(run, pp)).unwrap_or(1);
+    let zero = zero(&run.zero, habits);
+    let (options, unknown) = with_words(Options::default(), &words(run, model, [tp, pp, vp, zero], habits));
     let par = Parallelism {
         dp,
         pp,
-        vp: run.vp.or(interleaving(run, pp)).unwrap_or(1),
+        vp,
         ring,
         ulysses,
         tp,
         ep: mixture::ep(run, model, gpus / pp, node),
-        zero: zero(&run.zero, habits),
+        zero,
         recompute: recompute(run).unwrap_or(Recompute::None),
         options,
         ..Parallelism::default()
@@ -71,11 +114,12 @@ fn by_rate(run: &Training, model: &LlmSpec) -> Option<u64> {
     (far(best) < 0.03).then_some(best)
 }
 
-/// Virtual stages of a system that interleaves without saying how finely: a layer each, or as close to it as the
+/// Virtual stages of a system that interleaves without saying how finely (Megatron Core's own figures lose a tenth where a
+/// pipeline of six stages has twelve micro-batches, of which the plain schedule would idle a third): a layer each, or as close to it as the
 /// layers come out even.
 fn interleaving(run: &Training, pp: u32) -> Option<u32> {
     let system = squeezed(&run.system);
-    let interleaves = system.contains("interleaved") || system.contains("llama3stack");
+    let interleaves = ["interleaved", "llama3stack", "megatroncore"].iter().any(|word| system.contains(word));
     let layers = run.layers.filter(|_| interleaves && pp > 1)?;
     Some((layers / u64::from(pp)).clamp(1, 64) as u32)
 }
@@ -122,7 +166,9 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
 
 /// Words of options. Sequence parallelism is as stated, or the system's habit; products are in FP8 where the precision
 /// names it, or something narrower still.
-fn words(run: &Training, model: &LlmSpec, tp: u32, habits: Habits) -> Vec<&'static str> {
+fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: Habits) -> Vec<&'static str> {
+    let beside = habits.overlap;
+    let p2p = if vp > 1 { beside.interleaved_p2p } else { beside.p2p };
     let precision = squeezed(&run.precision);
     let narrow = precision.contains("fp8") || precision.contains("fp4");
     let cut = run.seq_parallel.unwrap_or(habits.sequence_parallel);
@@ -131,6 +177,9 @@ fn words(run: &Training, model: &LlmSpec, tp: u32, habits: Habits) -> Vec<&'stat
         (tp > 1 && cut && habits.tp_overlap, "tp-overlap"),
         (narrow, "fp8"),
         (habits.kernels[0] == "unfused", "unfused"),
+        (zero < 2 && !beside.grad, "no-overlap-grad"),
+        (pp > 1 && !p2p, "no-overlap-p2p"),
+        (pp == 1 && zero < 2 && !beside.passes, "wait-passes"),
     ];
     let carried = if model.moe.is_some() { mixture::dispatch(run) } else { &[] };
     all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).chain(carried.iter().copied()).collect()
@@ -165,7 +214,8 @@ mod tests {
     fn what_is_not_stated_follows_the_rule() {
         let run = Training { gpus: Some(64), seq: Some(2048), tp: Some(8), pp: Some(2), ..Training::default() };
         let found = split(&run, &LlmSpec::default(), habits(), 8).unwrap();
-        assert_eq!((found.par.dp, found.micro_batch, found.global_batch), (4, 1, 32));
+        // Of 2048 tokens two make the rows that a rank has at a time.
+        assert_eq!((found.par.dp, found.micro_batch, found.global_batch), (4, 2, 64));
         assert!(found.par.options.whole_activations);
         let uneven = Training { gpus: Some(60), ..run.clone() };
         assert!(split(&uneven, &LlmSpec::default(), habits(), 8).unwrap_err().contains("60 is not a multiple"));

@@ -53,6 +53,12 @@ const LINES: &[Line] = &[
         said: "no recomputation for selective",
         change: |_, s| s.par.recompute = Recompute::None,
     },
+    Line { refusal: "is not a multiple of dp", said: "a batch that the replicas share evenly", change: even_batch },
+    Line {
+        refusal: "slopes on distances",
+        said: "rotary positions for slopes on distances",
+        change: |m, _| m.positions = Positions::Rope,
+    },
     Line { refusal: "do not split evenly", said: "stages that come out even", change: even_stages },
     Line { refusal: "vp: ", said: "no interleaving", change: |_, s| s.par.vp = 1 },
     Line {
@@ -95,6 +101,12 @@ fn even_stages(m: &mut LlmSpec, s: &mut Split) {
         }
     }
     (s.par.vp, m.layers) = (1, layers.next_multiple_of(pp));
+}
+
+/// The nearest batch of whole micro-batches on every replica.
+fn even_batch(_: &mut LlmSpec, s: &mut Split) {
+    let each = u64::from(s.par.dp) * s.micro_batch;
+    s.global_batch = ((s.global_batch + each / 2) / each).max(1) * each;
 }
 
 /// Changes what a refusal is about, and says how; `None` where nothing is known to take its place.

@@ -2,10 +2,11 @@
 
 use super::case::Training;
 use super::convention::Convention;
+use super::known::filled_in;
 use super::machine::{Chosen, Stated};
 use super::measured::{Measured, Step};
 use super::software::Habits;
-use super::split::{Split, gpus, recompute, split};
+use super::split::{Split, gpus, recompute, split, wider};
 use super::standin::stand_in;
 use super::verdict::Prediction;
 use super::{Shipped, sizes};
@@ -49,31 +50,19 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
     if let Some(measured) = measured {
         (found.measured, found.unit) = (Some(measured.value), measured.quantity.unit().into());
     }
-    let stated =
-        Stated { gpu: &run.gpu, gpus: gpus(run)?, gpus_per_node: run.gpus_per_node, interconnect: &run.interconnect };
-    let mut machine = shipped.fleet.choose(&stated)?;
-    let habits = Habits::of(&run.system);
-    if let Some(out) = machine.cluster.spec.scale_out.as_mut().filter(|_| habits.tuned_sends) {
-        out.p2p.value = out.p2p.value.max(out.raw.value * TUNED_SENDS);
-    }
-    found.cluster = machine.said.clone();
-    let stack = shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu)?;
-    found.stack = stack.name.clone();
-    let (model, _) = sizes::model(run, habits)?;
-    let split = split(run, &model, habits, machine.cluster.spec.gpus_per_node)?;
-    let setup = Setup { model, split, machine, stack };
-    let without = |word: &&str| format!("taken without {word}, which this version has not");
-    found.why.extend(setup.split.unknown.iter().map(without));
+    let stated = filled_in(run);
+    let setup = Setup::of(&stated, shipped, found)?;
     let measured = measured.ok_or("measured: no time, rate or utilization is stated")?;
-    let (plan, fitted) = setup.plan(recompute(run), found)?;
-    found.split = setup.words(&fitted);
-    let seconds = setup.seconds(&plan)?;
+    let (setup, made) = fitting(&stated, shipped, setup, found)?;
+    let fitted = &made.split;
+    found.split = setup.words(fitted);
+    let seconds = setup.seconds(&made)?;
     let peak = &setup.machine.cluster.gpu.peak;
     let model = &setup.model;
     let step = Step {
         seconds,
         tokens: (fitted.global_batch * fitted.seq) as f64,
-        gpus: f64::from(stated.gpus),
+        gpus: f64::from(setup.machine.cluster.gpus()),
         peak: peak.get("bf16").map_or(f64::NAN, |p| p.value.value()),
         flops_per_token: &|convention: Convention| convention.flops_per_token(model, fitted.seq),
     };
@@ -81,11 +70,69 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
     Ok(())
 }
 
-impl Setup<'_> {
-    /// The plan, with the least recomputation that fits where none is stated. A run that really happened did fit:
-    /// if ours does not even with all recomputed, its weights were kept by means that the source does not state
-    /// (offload, sharding), which tells nothing of its activations; it is predicted without, and that is noted.
-    fn plan(&self, stated: Option<Recompute>, found: &mut Prediction) -> Result<(Plan, Split), String> {
+/// A plan with its choices.
+struct Made {
+    plan: Plan,
+    split: Split,
+    /// Bytes of the fullest rank.
+    needs: f64,
+    /// A plan that recomputes nothing, and the part of the layers that there is room for to be as they are in it.
+    beside: Option<(Plan, f64)>,
+}
+
+/// The plan of a run, with more ranks to share what they have where its source leaves that open and the plan cannot
+/// be, or does not fit, otherwise: a run that really happened did fit.
+fn fitting<'s>(
+    stated: &Training,
+    shipped: &'s Shipped,
+    setup: Setup<'s>,
+    found: &mut Prediction,
+) -> Result<(Setup<'s>, Made), String> {
+    let first = setup.plan(recompute(stated), found);
+    if first.is_ok() && found.memory.is_none() {
+        return first.map(|made| (setup, made));
+    }
+    let (node, mut run) = (setup.machine.cluster.spec.gpus_per_node, stated.clone());
+    while let Some(next) = wider(&run, stated, node) {
+        run = next;
+        let mut tried = Prediction::default();
+        let Ok(setup) = Setup::of(&run, shipped, &mut tried) else { continue };
+        if let Ok(made) = setup.plan(recompute(stated), &mut tried)
+            && tried.memory.is_none()
+        {
+            (found.memory, found.why, found.cluster) = (None, tried.why, tried.cluster);
+            return Ok((setup, made));
+        }
+    }
+    first.map(|made| (setup, made))
+}
+
+impl<'s> Setup<'s> {
+    /// What is stated, and what follows from it by rule; noted in `found`, even where it does not come to the end.
+    fn of(run: &Training, shipped: &'s Shipped, found: &mut Prediction) -> Result<Setup<'s>, String> {
+        let interconnect = &run.interconnect;
+        let stated = Stated { gpu: &run.gpu, gpus: gpus(run)?, gpus_per_node: run.gpus_per_node, interconnect };
+        let mut machine = shipped.fleet.choose(&stated)?;
+        found.cluster = machine.said.clone();
+        let habits = Habits::of(&run.system);
+        if let Some(out) = machine.cluster.spec.scale_out.as_mut().filter(|_| habits.tuned_sends) {
+            out.p2p.value = out.p2p.value.max(out.raw.value * TUNED_SENDS);
+        }
+        let stack = shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu)?;
+        found.stack = stack.name.clone();
+        let (model, _) = sizes::model(run, habits)?;
+        let split = split(run, &model, habits, machine.cluster.spec.gpus_per_node)?;
+        let without = |word: &&str| format!("taken without {word}, which this version has not");
+        found.why.extend(split.unknown.iter().map(without));
+        found.why.extend(run.gpus.is_none().then(|| format!("gpus: not stated; {} taken", stated.gpus)));
+        Ok(Setup { model, split, machine, stack })
+    }
+
+    /// The plan, with the least recomputation that fits where none is stated: of no layer, else of attention alone,
+    /// else of as many layers as there is no room for. A run that really happened did fit: if ours does not even with
+    /// all recomputed, its weights were kept by means that the source does not state (offload, sharding), which tells
+    /// nothing of its activations; it is predicted without, and that is noted.
+    fn plan(&self, stated: Option<Recompute>, found: &mut Prediction) -> Result<Made, String> {
         if let Some(recompute) = stated {
             return self.with(recompute, found);
         }
@@ -96,9 +143,15 @@ impl Setup<'_> {
         let lacks = found.memory.take();
         for recompute in [Recompute::Selective, Recompute::Full] {
             let said = found.why.len();
-            let tried = self.with(recompute, found);
-            if tried.is_ok() && found.memory.is_none() {
-                return tried;
+            if let Ok(mut made) = self.with(recompute, found)
+                && found.memory.is_none()
+            {
+                if let (Recompute::Full, Ok(whole)) = (recompute, first) {
+                    let share = ((self.room() - made.needs) / (whole.needs - made.needs)).clamp(0.0, 1.0);
+                    found.why.push(format!("recomputed: {:.0} % of the layers", 100.0 * (1.0 - share)));
+                    made.beside = Some((whole.plan, share));
+                }
+                return Ok(made);
             }
             found.why.truncate(said);
         }
@@ -107,16 +160,20 @@ impl Setup<'_> {
     }
 
     /// The plan with this recomputation, and whether it fits.
-    fn with(&self, recompute: Recompute, found: &mut Prediction) -> Result<(Plan, Split), String> {
+    fn with(&self, recompute: Recompute, found: &mut Prediction) -> Result<Made, String> {
         let (mut model, mut split) = (self.model.clone(), self.split.clone());
         split.par.recompute = recompute;
         let mut taken = Vec::new();
         loop {
             match self.build(&model, &split) {
                 Ok(plan) => {
-                    found.memory = self.over(&plan)?;
+                    let (needs, room) = (needs(&plan)?, self.room());
+                    found.memory = (needs > room).then(|| {
+                        let has = room / SPARE;
+                        format!("memory: the plan needs {:.1} GB of the {:.1} GB left", needs * 1e-9, has * 1e-9)
+                    });
                     found.why.extend((!taken.is_empty()).then(|| format!("taken: {}", taken.join(", "))));
-                    return Ok((plan, split));
+                    return Ok(Made { plan, split, needs, beside: None });
                 }
                 Err(refusal) => taken.push(stand_in(&refusal, &mut model, &mut split).ok_or(refusal)?),
             }
@@ -140,26 +197,20 @@ impl Setup<'_> {
         build_routed(model, &work, &split.par, engines, route).map_err(said)
     }
 
-    /// By how much the fullest rank is over the memory of its GPU, in words; `None`: it fits.
-    fn over(&self, plan: &Plan) -> Result<Option<String>, String> {
-        let atoms = AtomTable::new(plan).map_err(said)?;
-        // The first stage has the most micro-batches under way, the last has the logits.
-        let last = plan.programs.len() as u32 - 1;
-        let mut most = Layout::new(plan, &atoms, 0).map_err(said)?.bytes;
-        if last > 0 {
-            most = most.max(Layout::new(plan, &atoms, last).map_err(said)?.bytes);
-        }
+    /// Bytes that a plan may need.
+    fn room(&self) -> f64 {
         let gpu = &self.machine.cluster.gpu;
-        let has = gpu.memory.value.value() - self.stack.reserved_memory.value.value();
-        let over = most as f64 > has * SPARE;
-        Ok(over
-            .then(|| format!("memory: the plan needs {:.1} GB of the {:.1} GB left", most as f64 * 1e-9, has * 1e-9)))
+        SPARE * (gpu.memory.value.value() - self.stack.reserved_memory.value.value())
     }
 
-    fn seconds(&self, plan: &Plan) -> Result<f64, String> {
+    /// Of a step; layers that recompute take as long as in a plan where all do.
+    fn seconds(&self, made: &Made) -> Result<f64, String> {
         let kernels = Roofline::new(&self.machine.cluster.gpu, self.stack).map_err(said)?;
         let machine = Machine { cluster: &self.machine.cluster, stack: self.stack, kernels: &kernels, devices: None };
-        Ok(cost(plan, machine, Effort::SUMS).map_err(said)?.step.value())
+        let of = |plan: &Plan| cost(plan, machine, Effort::SUMS).map(|t| t.step.value()).map_err(said);
+        let all = of(&made.plan)?;
+        let Some((whole, share)) = &made.beside else { return Ok(all) };
+        Ok(share * of(whole)? + (1.0 - share) * all)
     }
 
     fn words(&self, split: &Split) -> String {
@@ -181,6 +232,15 @@ impl Setup<'_> {
             split.micro_batch
         )
     }
+}
+
+/// Bytes of the fullest rank: the first stage has the most micro-batches under way, the last has the logits.
+fn needs(plan: &Plan) -> Result<f64, String> {
+    let atoms = AtomTable::new(plan).map_err(said)?;
+    let bytes = |stage: u32| Layout::new(plan, &atoms, stage).map(|layout| layout.bytes).map_err(said);
+    let last = plan.programs.len() as u32 - 1;
+    let first = bytes(0)?;
+    Ok(if last > 0 { first.max(bytes(last)?) } else { first } as f64)
 }
 
 /// An error, as the reason why there is no prediction.

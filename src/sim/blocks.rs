@@ -26,7 +26,7 @@ impl Blocks {
         let n = line.nodes.len();
         let kernel = |op: usize| {
             let computes = matches!(plan.lanes[line.nodes[op].lane as usize], Lane::Compute(_));
-            computes && matches!(line.nodes[op].op.kind, OpKind::Compute { .. })
+            computes && matches!(line.nodes[op].op.kind, OpKind::Compute { .. }) && !line.is_wait(op)
         };
         let lane = |op: usize| line.nodes[op].lane;
         // Who on another lane waits for an op ends its block.

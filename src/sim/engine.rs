@@ -171,7 +171,9 @@ impl<'p> Engine<'p> {
             let (host_lane, launch) = (self.plan.lanes.len() as u16, self.host_launch);
             let run = &mut self.runs[class as usize];
             let cell = run.cell(&self.scripts[run.program], op);
-            let host = u64::from(cell.issued) * launch;
+            let issued = u64::from(cell.issued) * launch;
+            let host = run.began(op) + issued;
+            let cell = run.cell(&self.scripts[run.program], op);
             // At the same moment it is the device that was waited for.
             if host > cell.start.ps() {
                 cell.start = Stamp::new(host, host_lane);
@@ -262,6 +264,10 @@ impl<'p> Engine<'p> {
         }
         let last = &mut run.lasts[script.lane(op) as usize];
         *last = (*last).max(end);
+        if script.is_wait(op) {
+            let until_here = u64::from(run.cell(script, op).issued) * self.host_launch;
+            run.waited(op, end.ps().saturating_sub(until_here));
+        }
         for at in script.next(op) {
             let next = script.next_op(at);
             let cell = run.cell(script, next);

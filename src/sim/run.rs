@@ -74,6 +74,8 @@ pub struct Run {
     base: u32,
     cells: VecDeque<Cell>,
     issued: u32,
+    /// Ops that the CPU has waited for, and when it would have begun had it not waited and issued as fast as it does.
+    waits: Vec<(u32, u64)>,
     /// Ops to go.
     pub left: u32,
     pub health: Health,
@@ -100,6 +102,7 @@ impl Run {
             base: 0,
             cells: VecDeque::new(),
             issued: 0,
+            waits: vec![],
             left: len,
             health,
             noise: vec![Noise::default(); lanes + 1],
@@ -139,6 +142,17 @@ impl Run {
     /// Ops that were seen and are not over, in program order.
     pub fn open(&self) -> impl Iterator<Item = (u32, Cell)> {
         (self.base..).zip(self.cells.iter().copied()).filter(|(_, cell)| cell.waits != OVER)
+    }
+
+    /// When the CPU began, as far as an op can tell.
+    pub fn began(&self, op: u32) -> u64 {
+        self.waits.iter().rev().find(|wait| wait.0 < op).map_or(0, |wait| wait.1)
+    }
+
+    /// The CPU has waited for an op, which was over so long after it would have been issued at once.
+    pub fn waited(&mut self, op: u32, began: u64) {
+        let began = began.max(self.began(op));
+        self.waits.push((op, began));
     }
 
     /// The last op on any lane.

@@ -82,6 +82,11 @@ impl<'p> Script<'p> {
         self.blocks.as_ref().map_or(op, |blocks| blocks.heads[op as usize]) as usize
     }
 
+    /// Whether the CPU issues nothing behind an op before it is over; none such is in a block with others.
+    pub fn is_wait(&self, op: u32) -> bool {
+        self.line.is_wait(self.at(op))
+    }
+
     /// Ops that an op waits for.
     pub fn preds(&self, op: u32) -> &[u32] {
         match &self.blocks {

@@ -55,6 +55,10 @@ pub struct GemmCurve {
     /// Fraction of peak that SMs reach while their operands are there, one product after another; by dtype, and
     /// `other` for those that are not named.
     pub ceiling: BTreeMap<String, Sourced<f64>>,
+    /// Part of that rate which products of real numbers keep for as long as a step takes, where the power limit lowers
+    /// the clock below that of one product alone; by dtype, all of it where a dtype is not named.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sustained: BTreeMap<String, Sourced<f64>>,
     /// What the L2 cache, or what stands in its place, brings to all SMs together.
     pub operands: Sourced<BytesPerSec>,
     /// Fraction of the memory bandwidth at which a product reads its operands.
@@ -71,6 +75,11 @@ impl GemmCurve {
         self.ceiling.get(dtype).unwrap_or_else(|| &self.ceiling[OTHER])
     }
 
+    /// What of the ceiling a dtype keeps under load.
+    pub fn sustained_of(&self, dtype: &str) -> f64 {
+        self.sustained.get(dtype).map_or(1.0, |part| part.value)
+    }
+
     fn check(&self, file: &str) -> Result<()> {
         if self.tiles.is_empty() {
             return Err(Error::spec(file, "gemm.tiles", "empty; give the tiles of the library, as in [[128, 256]]"));
@@ -83,6 +92,9 @@ impl GemmCurve {
         }
         for (dtype, ceiling) in &self.ceiling {
             check_ratio(file, &format!("gemm.ceiling.{dtype}"), ceiling.value)?;
+        }
+        for (dtype, part) in &self.sustained {
+            check_ratio(file, &format!("gemm.sustained.{dtype}"), part.value)?;
         }
         check_positive(file, "gemm.operands", self.operands.value.value())?;
         check_ratio(file, "gemm.stream", self.stream.value)?;

@@ -136,6 +136,12 @@ pub struct Options {
     pub unfused: bool,
     /// ZeRO 2 and 3 have room for one layer's whole weights and gradient, not for the next one's beside it.
     pub no_prefetch: bool,
+    /// Gradients are summed over the replicas when all of the backward pass is over, and not layer by layer behind it.
+    pub no_overlap_grad: bool,
+    /// CPU and GPU wait for what passes between stages of a pipeline.
+    pub no_overlap_p2p: bool,
+    /// The CPU waits for the GPU behind every forward and every backward pass of a microbatch.
+    pub wait_passes: bool,
     pub dispatch: Dispatch,
     /// Rows travel to their experts in FP8, with a scale every 128 elements; back they travel as they are.
     pub dispatch_fp8: bool,
@@ -291,6 +297,24 @@ pub const WORDS: &[Word] = &[
         about: "ZeRO 2 and 3: one layer's gathered weights and gradient at a time, none ahead or behind",
         set: |o| o.no_prefetch = true,
         is_set: |o| o.no_prefetch,
+    },
+    Word {
+        name: "no-overlap-grad",
+        about: "gradients are summed behind the whole backward pass (Megatron-LM without overlap-grad-reduce)",
+        set: |o| o.no_overlap_grad = true,
+        is_set: |o| o.no_overlap_grad,
+    },
+    Word {
+        name: "no-overlap-p2p",
+        about: "pipeline: CPU and GPU wait for what a stage sends and receives, interleaved the CPU for what it receives (Megatron-LM without overlap-p2p)",
+        set: |o| o.no_overlap_p2p = true,
+        is_set: |o| o.no_overlap_p2p,
+    },
+    Word {
+        name: "wait-passes",
+        about: "the CPU waits for the GPU behind every pass of a microbatch (Megatron-LM's timers until 2022)",
+        set: |o| o.wait_passes = true,
+        is_set: |o| o.wait_passes,
     },
     Word {
         name: "dispatch-allgather",

@@ -233,6 +233,9 @@ fn options(par: &Parallelism) -> Result<()> {
         ("replicate-after", o.replicate_after, up > 1, "ulysses above 1"),
         ("pad-heads", o.pad_heads, up > 1, "ulysses above 1"),
         ("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1"),
+        ("no-overlap-grad", o.no_overlap_grad, par.zero < 2, "zero 0 or 1"),
+        ("no-overlap-p2p", o.no_overlap_p2p, par.pp > 1, "pp above 1"),
+        ("wait-passes", o.wait_passes, par.pp == 1 && par.zero < 2, "pp 1, and zero 0 or 1"),
     ];
     if o.no_prefetch && par.zero < 2 {
         let why = format!("options: no-prefetch needs zero 2 or 3, not {}; leave it out", par.zero);

@@ -24,6 +24,8 @@ pub struct Kind {
     pub scratch: Scratch,
     /// One of each for all microbatches, or one for every one where their rows go other ways.
     pub blocks: Vec<Blocks>,
+    /// The block that sums the gradient of one layer, where that is not beside the backward pass.
+    pub sums: BlockId,
     /// The block that sets a layer's gradient to zero.
     pub fill: BlockId,
 }
@@ -119,14 +121,25 @@ impl Kind {
         self.blocks[(microbatch as usize).min(self.blocks.len() - 1)]
     }
 
-    /// Writes the blocks of a layer, which name `route`.
-    pub fn write(&mut self, b: &mut Builder, ranks: [&DataParallel; 2], recompute: Recompute, route: u32) {
+    /// Writes the blocks of a layer, which name `route`. Its gradient is summed beside the backward pass of the layers
+    /// below, or by itself.
+    pub fn write(
+        &mut self,
+        b: &mut Builder,
+        ranks: [&DataParallel; 2],
+        recompute: Recompute,
+        route: u32,
+        beside: bool,
+    ) {
         if let Some(experts) = &mut self.layer.experts {
             experts.route = route;
         }
         let fwd = self.forward(b);
         let bwd = self.backward(b, recompute, fwd);
-        let bwd_last = self.backward_and_sums(b, ranks, bwd);
+        let bwd_last = if beside { self.backward_and_sums(b, ranks, bwd) } else { bwd };
+        if !beside && self.blocks.is_empty() {
+            self.sums = self.sums_alone(b, ranks);
+        }
         self.blocks.push(Blocks { fwd, bwd, bwd_last });
     }
 
@@ -164,12 +177,32 @@ impl Kind {
         let mut args: Vec<Arg> = w.bufs().chain(g.bufs()).chain([x, dy, dx]).map(Arg::from).collect();
         args.extend(keep.bufs().into_iter().map(Arg::from));
         b.call("bwd", bwd, 1, &args);
+        self.sum(b, [dp, edp], g, share);
+        b.close()
+    }
+
+    fn sums_alone(&self, b: &mut Builder, [dp, edp]: [&DataParallel; 2]) -> BlockId {
+        b.open(&format!("{}grad_sum", self.prefix));
+        let g = self.gradients().formals(b, "g");
+        let share = self.shares([dp, edp]).formals(b, "g_share");
+        self.sum(b, [dp, edp], g, share);
+        b.close()
+    }
+
+    fn sum(&self, b: &mut Builder, [dp, edp]: [&DataParallel; 2], g: Flats, share: Flats) {
         self.layer.sum_shared(b, g.dense);
         dp.sync(b, "grad_sum", g.dense, share.dense);
         if let (Some(g), Some(share)) = (g.experts, share.experts) {
             edp.sync(b, "expert_grad_sum", g, share);
         }
-        b.close()
+    }
+
+    /// Sums the gradients of so many layers, those of the last first.
+    pub fn call_sums(&self, b: &mut Builder, layers: u32, shares: Flats) {
+        let down = |buf| each(buf, layers as i32 - 1, -1, layers);
+        let mut args = self.gradients().args(down);
+        args.extend(shares.args(down));
+        b.call(&format!("{}grad_sum", self.prefix), self.sums, layers, &args);
     }
 
     /// Writes the block that sets the gradient of one layer to zero.

@@ -43,6 +43,8 @@ pub struct Pipeline {
     pub microbatches: u32,
     /// Layers of each virtual stage.
     pub layers: Vec<u32>,
+    /// What a stage receives is asked for one unit ahead.
+    pub ahead: bool,
 }
 
 /// Slots that are taken and given back, those longest free first.
@@ -151,7 +153,7 @@ impl Pipeline {
     }
 
     /// Whether a unit's input comes from another stage.
-    fn receives(&self, stage: u32, unit: Unit) -> bool {
+    pub fn receives(&self, stage: u32, unit: Unit) -> bool {
         if unit.forward { !self.is_first(stage, unit.chunk) } else { !self.is_last(stage, unit.chunk) }
     }
 
@@ -166,7 +168,8 @@ impl Pipeline {
         for (u, &unit) in units.iter().enumerate() {
             // The unit itself, the one behind it, and the next of its direction.
             let next = units[u + 1..].iter().position(|other| other.forward == unit.forward).map(|at| u + 1 + at);
-            for ahead in [Some(u), Some(u + 1).filter(|&a| a < units.len()), next].into_iter().flatten() {
+            let early = [Some(u + 1).filter(|&a| a < units.len()), next].map(|a| a.filter(|_| self.ahead));
+            for ahead in [Some(u)].into_iter().chain(early).flatten() {
                 let unit = units[ahead];
                 if !asked.contains_key(&unit) && self.receives(stage, unit) {
                     let slot = if unit.forward { inputs.take() } else { gradients.take() };
@@ -208,7 +211,7 @@ mod tests {
 
     fn pipeline(stages: u32, chunks: u32, microbatches: u32) -> Pipeline {
         let layers = vec![1; (stages * chunks) as usize];
-        Pipeline { stages, chunks, microbatches, layers }
+        Pipeline { stages, chunks, microbatches, layers, ahead: true }
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub struct Staged<'s, 'a> {
     dx: Buf,
     /// Layers of the longest chunk.
     longest: u32,
+    /// What was sent since the unit before.
+    sent: Vec<Buf>,
 }
 
 impl Pipeline {
@@ -73,8 +75,19 @@ impl<'s, 'a> Staged<'s, 'a> {
         step.write_fills();
         let embed = [embed_block(step, true), embed_block(step, false)];
         let head = head_block(step);
-        let mut staged =
-            Staged { step, flows, chunks: BTreeMap::new(), embed, head, input, inner, output, dx, longest };
+        let mut staged = Staged {
+            step,
+            flows,
+            chunks: BTreeMap::new(),
+            embed,
+            head,
+            input,
+            inner,
+            output,
+            dx,
+            longest,
+            sent: vec![],
+        };
         let (stages, chunks) = (staged.step.pipe.stages, staged.step.pipe.chunks);
         for (chunk, stage) in (0..chunks).flat_map(|chunk| (0..stages).map(move |stage| (chunk, stage))) {
             let counts = staged.counts(stage, chunk);
@@ -82,7 +95,9 @@ impl<'s, 'a> Staged<'s, 'a> {
                 let key = (counts.clone(), microbatch);
                 if !staged.chunks.contains_key(&key) {
                     let (forward, backward) = (staged.chunk_fwd(&key), staged.chunk_bwd(&key, false));
-                    let chunk = Chunk { forward, backward, last: staged.chunk_bwd(&key, true) };
+                    let beside = !staged.step.par.options.no_overlap_grad;
+                    let last = if beside { staged.chunk_bwd(&key, true) } else { backward };
+                    let chunk = Chunk { forward, backward, last };
                     staged.chunks.insert(key, chunk);
                 }
             }
@@ -116,11 +131,18 @@ impl<'s, 'a> Staged<'s, 'a> {
         let tied = self.step.model.tie_embeddings;
         let embed = first || (last && tied);
         self.step.zero_grad(&layers, embed, last);
+        self.sent.clear();
         for act in self.flows[stage as usize].acts.clone() {
             match act {
                 Act::Receive { unit, slot } => self.receive(stage, unit, slot),
                 Act::Forward { unit, input, kept, output } => self.forward(stage, unit, input, kept, output),
                 Act::Backward { unit, input, kept, gradient } => self.backward(stage, unit, input, kept, gradient),
+            }
+        }
+        if self.step.par.options.no_overlap_grad {
+            self.step.sum_gradients(&layers);
+            if last {
+                self.step.sync_head();
             }
         }
         if embed {
@@ -178,12 +200,26 @@ impl<'s, 'a> Staged<'s, 'a> {
         let (tag, group) = (self.tag(to, Unit { chunk, ..unit }), self.step.pipe.link(link));
         let via = Via { group: &group, index, engine: Engine::CopyEngine };
         self.step.b.send(&format!("send_{what}.{}.{}", unit.chunk, unit.microbatch), via, by, src, tag);
+        self.sent.push(src);
+    }
+
+    /// Before a unit begins: what it was sent has come, and what was sent before it has gone, where nobody
+    /// computes meanwhile.
+    fn passed(&mut self, stage: u32, unit: Unit, input: Buf) {
+        let sent = std::mem::take(&mut self.sent);
+        if self.step.par.options.no_overlap_p2p {
+            // Interleaved, who waited for a send would keep others from receiving.
+            let sent = if self.step.pipe.chunks > 1 { vec![] } else { sent };
+            let come = if self.step.pipe.receives(stage, unit) { vec![input] } else { vec![] };
+            self.step.wait("passed", come, sent);
+        }
     }
 
     fn forward(&mut self, stage: u32, unit: Unit, input: u32, kept: u32, output: u32) {
         let (first, last) = (self.step.pipe.is_first(stage, unit.chunk), self.step.pipe.is_last(stage, unit.chunk));
         let name = format!("{}.{}", unit.chunk, unit.microbatch);
         let (input, out) = (self.input.slot(input), if last { self.step.x } else { self.output.slot(output) });
+        self.passed(stage, unit, input);
         if first {
             let tokens = self.step.tokens.slot(unit.microbatch);
             self.step.b.call(&format!("embed.{name}"), self.embed[0], 1, &[tokens.into(), input.into()]);
@@ -201,12 +237,14 @@ impl<'s, 'a> Staged<'s, 'a> {
     fn backward(&mut self, stage: u32, unit: Unit, input: u32, kept: u32, gradient: u32) {
         let (first, last) = (self.step.pipe.is_first(stage, unit.chunk), self.step.pipe.is_last(stage, unit.chunk));
         let name = format!("{}.{}", unit.chunk, unit.microbatch);
-        let (dx, ends) = (self.dx.slot(2 * gradient), unit.microbatch + 1 == self.step.pipe.microbatches);
+        let sums = !self.step.par.options.no_overlap_grad && unit.microbatch + 1 == self.step.pipe.microbatches;
+        let dx = self.dx.slot(2 * gradient);
+        self.passed(stage, unit, dx);
         if last {
             let targets = self.step.targets.slot(unit.microbatch);
             let args = [targets, self.step.x, dx].map(Arg::from);
             self.step.b.call(&format!("head.{name}"), self.head, 1, &args);
-            if ends {
+            if sums {
                 self.step.sync_head();
             }
         }
@@ -216,10 +254,10 @@ impl<'s, 'a> Staged<'s, 'a> {
         args.extend([self.input.slot(input), self.inner_of(kept), dx].map(Arg::from));
         args.extend(self.saved_of(&counts, kept));
         let (chunk, layers) = (self.chunk_of(&counts, unit), counts.iter().sum::<u32>());
-        if ends {
+        if sums {
             args.extend(self.args(stage, unit.chunk, |kind| self.step.shares(kind)));
         }
-        let block = if ends { chunk.last } else { chunk.backward };
+        let block = if sums { chunk.last } else { chunk.backward };
         self.step.b.call(&format!("bwd.{name}"), block, 1, &args);
         let out = self.dx.slot(2 * gradient + layers % 2);
         if first {

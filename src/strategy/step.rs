@@ -213,8 +213,14 @@ impl<'a> Step<'a> {
 
         let embedding = Embedding::new(&mut b, model, layer);
         let end = Head::new(&mut b, model, layer, work.global_batch * work.seq_len);
-        let pipe =
-            Pipeline { stages: par.pp, chunks: par.vp, microbatches, layers: feasible::layers_of_stages(model, par)? };
+        let pipe = Pipeline {
+            stages: par.pp,
+            chunks: par.vp,
+            microbatches,
+            layers: feasible::layers_of_stages(model, par)?,
+            // Interleaved, nobody could send before the next receives: there the CPU alone waits.
+            ahead: !par.options.no_overlap_p2p || par.vp > 1,
+        };
         // One in use, one on its way.
         let whole = if par.options.no_prefetch { 1 } else { 2 };
         let weights: Vec<_> = (kinds.iter().zip(&layers))
@@ -238,7 +244,7 @@ impl<'a> Step<'a> {
                 let slots = pipe.saved_slots(&layers);
                 let (saved, scratch) = Kind::buffers_of(&mut b, &layer, par.recompute, slots);
                 let keeps = par.recompute != Recompute::Full;
-                Kind { prefix, layers, layer, flat, experts, saved, keeps, scratch, blocks: vec![], fill: 0 }
+                Kind { prefix, layers, layer, flat, experts, saved, keeps, scratch, blocks: vec![], sums: 0, fill: 0 }
             })
             .collect();
         Ok(Step {
@@ -297,10 +303,10 @@ impl<'a> Step<'a> {
     /// The blocks of a layer of each kind.
     pub(super) fn write_kinds(&mut self) {
         let (variants, replicas) = (self.variants(), self.edp.ranks as u32);
-        let mut route = 0;
+        let (mut route, beside) = (0, !self.par.options.no_overlap_grad);
         for kind in &mut self.kinds {
             for _ in 0..if kind.experts.is_some() { variants } else { 1 } {
-                kind.write(&mut self.b, [&self.dp, &self.edp], self.par.recompute, route);
+                kind.write(&mut self.b, [&self.dp, &self.edp], self.par.recompute, route, beside);
                 route += if kind.experts.is_some() && self.apart { replicas } else { 0 };
             }
         }
@@ -318,18 +324,48 @@ impl<'a> Step<'a> {
         self.b.open(name);
         let [tokens, targets] = ["tokens", "targets"].map(|name| self.b.formal(name));
         let l = self.layer_count();
+        let beside = last && !self.par.options.no_overlap_grad;
         self.embed_forward(tokens, self.x);
         self.call_forward(m);
         self.head(targets, self.x.slot(l), self.dx);
-        if last {
+        self.pass_is_over();
+        if beside {
             self.sync_head();
         }
-        self.call_backward(last, m);
+        self.call_backward(beside, m);
         self.embed_backward(tokens, self.dx.slot(l % 2));
+        self.pass_is_over();
+        if last && !beside {
+            let counts: Vec<u32> = self.kinds.iter().map(Kind::count).collect();
+            self.sum_gradients(&counts);
+            self.sync_head();
+        }
         if last {
             self.sync_embed();
         }
         self.b.close()
+    }
+
+    /// The CPU waits for all that it has issued, where it is one that does.
+    fn pass_is_over(&mut self) {
+        if self.par.options.wait_passes {
+            self.wait("wait", vec![], vec![]);
+        }
+    }
+
+    /// Waits for `reads` to come and for `writes` to be free, and for every kernel before.
+    pub(super) fn wait(&mut self, label: &str, reads: Vec<Buf>, writes: Vec<Buf>) {
+        let elems = self.layer().residual_rows() * self.model.hidden;
+        let kernel = Kernel::Wait { reads: vec![elems; reads.len()], writes: vec![elems; writes.len()] };
+        self.b.compute(label, kernel, &reads, &writes);
+    }
+
+    /// Sums the gradients of so many layers of each kind over the replicas, none before the whole backward pass is over.
+    pub(super) fn sum_gradients(&mut self, counts: &[u32]) {
+        self.wait("backward_is_over", vec![], vec![]);
+        for (kind, &layers) in self.kinds.iter().zip(counts).rev().filter(|(_, layers)| **layers > 0) {
+            kind.call_sums(&mut self.b, layers, kind.shares([&self.dp, &self.edp]));
+        }
     }
 
     /// x from token ids.

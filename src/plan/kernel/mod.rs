@@ -193,6 +193,9 @@ pub enum Kernel {
     Add { elems: u64, trim: Option<(AttnBlock, Side)> },
     /// Writes zeros.
     Fill { elems: u64 },
+    /// Nothing but waiting: the CPU issues no op behind it before all that it reads has come and all that it writes
+    /// is free again (`torch.cuda.synchronize`). Elements of its operands.
+    Wait { reads: Vec<u64>, writes: Vec<u64> },
     /// Reads token ids `[rows]`, table `[vocab, cols]`; writes x. With `shard` the table is the part of the
     /// rank's coordinate on the axis, and an id that stands in another part gives zeros.
     Embed {
@@ -300,6 +303,7 @@ impl Kernel {
             Kernel::Cast { .. } => "cast",
             Kernel::Add { .. } => "add",
             Kernel::Fill { .. } => "fill",
+            Kernel::Wait { .. } => "wait",
             Kernel::Embed { .. } => "embed",
             Kernel::EmbedBwd { .. } => "embed_bwd",
             Kernel::CrossEntropy { .. } => "cross_entropy",
@@ -379,6 +383,7 @@ impl Kernel {
                 let bytes = cast + fed + all - given;
                 Some(Work { flops: 2 * m * n * k, bytes, class: WorkClass::Gemm { m, n, k, cast } })
             }
+            Kernel::Wait { .. } => memory(0),
             // The table is far larger than the rows taken from it.
             Kernel::Embed { rows, .. } => memory(4 * rows + 2 * writes[0]),
             Kernel::EmbedBwd { rows, cols, .. } => memory(4 * rows + reads[1] + 8 * rows * cols),
@@ -495,6 +500,7 @@ impl Kernel {
             Kernel::Cast { elems } => of(&[*elems], &[*elems]),
             Kernel::Add { elems, .. } => of(&[*elems, *elems], &[*elems]),
             Kernel::Fill { elems } => of(&[], &[*elems]),
+            Kernel::Wait { reads, writes } => of(reads, writes),
             Kernel::Embed { rows, cols, vocab, .. } => of(&[*rows, vocab * cols], &[rows * cols]),
             Kernel::EmbedBwd { rows, cols, vocab, .. } => of(&[*rows, rows * cols, vocab * cols], &[vocab * cols]),
             Kernel::CrossEntropy { rows, vocab, .. } => of(&[rows * vocab, *rows, 1], &[rows * vocab, 1]),

@@ -1,0 +1,132 @@
+//! Models that everybody knows by name: their sizes, and the length of the sequences they were trained on.
+
+use super::case::Training;
+use super::words::squeezed;
+
+/// What the name of a model stands for; the source is the configuration that its makers published.
+struct Known {
+    names: &'static [&'static str],
+    layers: u64,
+    hidden: u64,
+    heads: u64,
+    kv_heads: u64,
+    ffn: u64,
+    gated: bool,
+    vocab: u64,
+    seq: u64,
+}
+
+/// [layers, hidden, heads, KV heads, ffn], gated or not, [vocabulary, sequence].
+const fn known(names: &'static [&'static str], sizes: [u64; 5], gated: bool, tokens: [u64; 2]) -> Known {
+    let [layers, hidden, heads, kv_heads, ffn] = sizes;
+    Known { names, layers, hidden, heads, kv_heads, ffn, gated, vocab: tokens[0], seq: tokens[1] }
+}
+
+const KNOWN: &[Known] = &[
+    known(&["llama7b"], [32, 4096, 32, 32, 11008], true, [32000, 2048]),
+    known(&["llama13b"], [40, 5120, 40, 40, 13824], true, [32000, 2048]),
+    known(&["llama33b", "llama30b"], [60, 6656, 52, 52, 17920], true, [32000, 2048]),
+    known(&["llama65b"], [80, 8192, 64, 64, 22016], true, [32000, 2048]),
+    // The foundation model stack trained Llama 2's shape.
+    known(&["llama27b", "ibmfms7b"], [32, 4096, 32, 32, 11008], true, [32000, 4096]),
+    known(&["llama213b"], [40, 5120, 40, 40, 13824], true, [32000, 4096]),
+    known(&["llama234b"], [48, 8192, 64, 8, 22016], true, [32000, 4096]),
+    // Only the second and third Llama have 70 billion weights.
+    known(&["llama270b", "llama70b"], [80, 8192, 64, 8, 28672], true, [32000, 4096]),
+    known(&["llama38b", "llama8b"], [32, 4096, 32, 8, 14336], true, [128256, 8192]),
+    known(&["llama370b"], [80, 8192, 64, 8, 28672], true, [128256, 8192]),
+    known(&["llama3405b", "llama405b"], [126, 16384, 128, 8, 53248], true, [128256, 8192]),
+    known(&["bloom176b", "bloom"], [70, 14336, 112, 112, 57344], false, [250880, 2048]),
+    known(&["opt175b"], [96, 12288, 96, 96, 49152], false, [50272, 2048]),
+    known(&["mpt7b"], [32, 4096, 32, 32, 16384], false, [50432, 2048]),
+    known(&["smollm33b"], [36, 2048, 16, 4, 11008], true, [128256, 4096]),
+    known(&["starcoder155b", "starcoder"], [40, 6144, 48, 1, 24576], false, [49152, 8192]),
+    known(&["pythia69b"], [32, 4096, 32, 32, 16384], false, [50432, 2048]),
+    known(&["pythia12b"], [36, 5120, 40, 40, 20480], false, [50688, 2048]),
+    known(&["gptneox20b"], [44, 6144, 64, 64, 24576], false, [50432, 2048]),
+    known(&["falcon7b"], [32, 4544, 71, 1, 18176], false, [65024, 2048]),
+    known(&["falcon40b"], [60, 8192, 128, 8, 32768], false, [65024, 2048]),
+    known(&["mistral7b"], [32, 4096, 32, 8, 14336], true, [32000, 8192]),
+    known(&["qwen27b"], [28, 3584, 28, 4, 18944], true, [152064, 4096]),
+    known(&["qwen272b"], [80, 8192, 64, 8, 29568], true, [152064, 4096]),
+];
+
+/// Lengths of mixtures, whose sizes are among the shipped models.
+const MIXTURES: &[(&str, u64)] = &[("deepseekv3", 4096), ("mixtral8x7b", 32768), ("mixtral8x22b", 65536)];
+
+/// The name as the table has it: one word, without what is said of a version, a shape or a maker.
+fn plain(name: &str) -> String {
+    let outside = name.split('(').next().unwrap_or_default();
+    let word = squeezed(outside).replace("3.1", "3").replace("3.2", "3").replace("3.3", "3").replace("2.5", "2");
+    let word = word.replace('.', "").replace("like", "").replace("base", "");
+    word.strip_prefix("meta").map_or(word.clone(), String::from)
+}
+
+fn of(name: &str) -> Option<&'static Known> {
+    let name = plain(name);
+    KNOWN.iter().find(|known| known.names.contains(&name.as_str()))
+}
+
+/// Tokens of the sequences that a model was trained on.
+pub fn length(model: &str) -> Option<u64> {
+    let shipped = || MIXTURES.iter().find(|(name, _)| *name == plain(model)).map(|(_, seq)| *seq);
+    of(model).map(|known| known.seq).or_else(shipped)
+}
+
+/// The run with the sizes of its model where none is stated.
+pub fn filled_in(run: &Training) -> Training {
+    let mut run = run.clone();
+    let Some(known) = of(&run.model) else { return run };
+    if run.layers.is_none() && run.hidden.is_none() {
+        (run.layers, run.hidden, run.heads) = (Some(known.layers), Some(known.hidden), Some(known.heads));
+        (run.kv_heads, run.ffn, run.vocab) = (Some(known.kv_heads), Some(known.ffn), Some(known.vocab));
+        run.gated_ffn = Some(known.gated);
+    }
+    run
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_many_spellings() {
+        for (name, layers) in [
+            ("LLaMA-65B", 80),
+            ("Llama2-34B", 48),
+            ("Llama3.1-405B", 126),
+            ("Meta Llama 3 8B", 32),
+            ("Llama-like 70b", 80),
+            ("SmolLM3-3B", 36),
+            ("StarCoderBase-15.5B", 40),
+            ("Pythia-6.9B", 32),
+        ] {
+            let run = Training { model: name.into(), ..Training::default() };
+            assert_eq!(filled_in(&run).layers, Some(layers), "{name}");
+        }
+        let own = Training { model: "Llama-2 7B".into(), layers: Some(2), hidden: Some(64), ..Training::default() };
+        assert_eq!((filled_in(&own).layers, length(&own.model)), (Some(2), Some(4096)));
+        let unknown = Training { model: "a model".into(), ..Training::default() };
+        assert_eq!(filled_in(&unknown), unknown);
+    }
+
+    /// Weights of a shape are those of the name, to a tenth.
+    #[test]
+    fn sizes_are_those_of_the_name() {
+        for known in KNOWN {
+            let digits: String = known.names[0].chars().rev().skip(1).take_while(|c| c.is_ascii_digit()).collect();
+            let said: f64 = digits.chars().rev().collect::<String>().parse().unwrap_or(176.0);
+            let kv = known.kv_heads * known.hidden / known.heads;
+            let layer =
+                2 * known.hidden * (known.hidden + kv) + known.hidden * known.ffn * if known.gated { 3 } else { 2 };
+            let billions = (known.layers * layer + known.vocab * known.hidden) as f64 * 1e-9;
+            // The version's figure stands before the size's: any tail of the digits may be meant, or tenths.
+            let tails = (0..digits.len()).map(|n| said % 10f64.powi(n as i32 + 1)).flat_map(|t| [t, t / 10.0]);
+            assert!(
+                tails.chain([said]).any(|size| (billions / size - 1.0).abs() < 0.12),
+                "{:?}: {billions}",
+                known.names
+            );
+        }
+    }
+}
