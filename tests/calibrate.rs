@@ -61,11 +61,14 @@ fn a_quick_calibration_has_every_part_and_survives_a_file() {
         assert!(curve.points.iter().all(|p| p.seconds > 0.0 && p.runs > 0), "{name}");
         assert!(curve.residual_sd.is_finite() && curve.interval_95 >= 1.0, "{name}");
     }
-    let (post, add) = (&profile.threads.post, &profile.threads.add);
+    let (post, add) = {
+        let threads = profile.threads.as_ref().unwrap();
+        (&threads.post, &threads.add)
+    };
     assert!(post.at(&[16384.0]).0 > 0.0 && add.points.len() == post.points.len());
     let dir = folder();
     let read = Profile::load(&dir.path().join("profile.json")).unwrap();
-    assert_eq!(read.threads.cores, profile.threads.cores);
+    assert_eq!(read.threads.unwrap().cores, profile.threads.as_ref().unwrap().cores);
     assert_eq!(read.kernels.len(), profile.kernels.len());
 }
 
@@ -76,14 +79,14 @@ fn one_thread_takes_as_long_as_its_ops() {
     let found = predict(profile, &plan, &[0]);
     let class = &found.classes[0];
     let ops: f64 = class.spans.iter().map(|s| s.duration().value()).sum();
-    let between = profile.threads.op_s * class.spans.len() as f64;
+    let between = profile.threads.as_ref().unwrap().op_s * class.spans.len() as f64;
     assert!((found.step.value() / (ops + between) - 1.0).abs() < 1e-6, "{} for {ops}", found.step.value());
 }
 
 #[test]
 fn cores_are_shared_by_whoever_is_busy() {
     let mut profile = profile().clone();
-    profile.threads.cores = 2;
+    profile.threads.as_mut().unwrap().cores = 2;
     let step =
         |dp: u32, devices: &[u32]| predict(&profile, &tiny(Parallelism { dp, ..Parallelism::default() }), devices);
     let alone = step(1, &[0]).step.value();

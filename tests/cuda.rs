@@ -3,14 +3,74 @@
 //! Skipped with a word where NVRTC is not on the machine; with FORETRAIN_NVRTC set it has to be there. Registers and
 //! spills are golden (tests/golden/cuda_resources.json, of NVRTC 13.0; UPDATE_GOLDEN=1 writes them).
 
+use foretrain::exec::cuda::driver;
 use foretrain::exec::cuda::lower::{Action, Launch, Where, lower};
 use foretrain::exec::cuda::nvrtc::{self, Resources};
 use foretrain::plan::link::{AtomTable, Line, Place};
 use foretrain::plan::{Dtype, Engine, OpKind, Plan};
 use foretrain::spec::{LlmSpec, Parallelism, Workload};
-use foretrain::strategy::{Engines, build};
+use foretrain::strategy::expert::Routing;
+use foretrain::strategy::{Engines, build, build_routed};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
+
+/// Where no driver is, every command that wants one says so and what to do, with exit code 2. Elsewhere skipped.
+#[test]
+fn no_driver_is_a_sentence_and_exit_code_2() {
+    if driver::count().is_ok() {
+        return eprintln!("skipped: there is a GPU here");
+    }
+    for words in [
+        "run --on cuda --ring 2",
+        "run --on cuda --devices 0,0 --ring 2 --check --json",
+        "compare --on cuda",
+        "calibrate --on cuda",
+        "validate --on cuda",
+        "selftest --on cuda",
+        "selftest --on cuda --group norms",
+    ] {
+        let done = Command::new(env!("CARGO_BIN_EXE_foretrain")).args(words.split(' ')).output().unwrap();
+        assert_eq!(done.status.code(), Some(2), "{words}");
+        let said = [done.stdout, done.stderr].map(|out| String::from_utf8(out).unwrap()).concat();
+        assert!(said.contains("no NVIDIA driver") && said.contains("--on cpu"), "{words}: {said}");
+    }
+    let done = Command::new(env!("CARGO_BIN_EXE_foretrain")).args(["selftest", "--group", "norm"]).output().unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert!(done.status.code() == Some(2) && said.contains("known:") && said.contains("norms"), "{said}");
+}
+
+/// Each of several processes would run the whole plan: that is refused before anything else.
+#[test]
+fn several_processes_are_refused() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_foretrain"));
+    let done = command.args(["run", "--on", "cuda"]).env("RANK", "1").env("WORLD_SIZE", "4").output().unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert!(
+        done.status.code() == Some(2) && said.contains("process 1 of the 4") && said.contains("--devices"),
+        "{said}"
+    );
+}
+
+/// Compiled once, then taken from the folder; what was torn is compiled again.
+#[test]
+fn kernels_are_kept_on_disk() {
+    if !nvrtc::is_present() {
+        return eprintln!("skipped: NVRTC is not on this machine");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let source = foretrain::exec::cuda::source::layout;
+    let first = nvrtc::cached_in(Some(dir.path().into()), source, &[], "80").unwrap();
+    let file = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
+    assert_eq!(std::fs::read(&file).unwrap(), first);
+    std::fs::write(&file, b"torn").unwrap();
+    assert_eq!(nvrtc::cached_in(Some(dir.path().into()), source, &[], "80").unwrap(), first);
+    std::fs::write(&file, b"\x7fELF of another day").unwrap();
+    assert_eq!(nvrtc::cached_in(Some(dir.path().into()), source, &[], "80").unwrap(), b"\x7fELF of another day");
+    let unwritable = dir.path().join("file/below");
+    std::fs::write(dir.path().join("file"), b"").unwrap();
+    assert_eq!(nvrtc::cached_in(Some(unwritable), source, &[], "80").unwrap(), first);
+}
 
 const ARCHITECTURES: [&str; 3] = ["80", "89", "90a"];
 
@@ -30,17 +90,31 @@ fn plans() -> Vec<Plan> {
         plan("llama-3-8b", "", Parallelism { ring: 4, dp: 2, zero: 1, ..none() }),
         plan("llama-3-8b", "burst", Parallelism { ring: 4, ..none() }),
         plan("llama-3-8b", "gather-kv", Parallelism { ring: 4, ..none() }),
+        plan("llama-3-8b", "fp8", none()),
         plan("llama-2-7b", "", Parallelism { ulysses: 4, ..none() }),
         plan("llama-3-8b", "", Parallelism { tp: 4, ..none() }),
         plan("gpt3-175b", "", Parallelism { dp: 2, ..none() }),
+        experts("mixtral-8x7b", "", 2),
+        experts("mixtral-8x7b", "dispatch-deepep-v1-normal+dispatch-fp8", 2),
     ]
+}
+
+/// A mixture of experts, its tokens routed by a seed: two layers, since lists of rows are long.
+fn experts(model: &str, options: &str, ep: u32) -> Plan {
+    let model = LlmSpec { layers: 2, ..LlmSpec::find(model).unwrap() };
+    let documents = Default::default();
+    let work = Workload { seq_len: 512, global_batch: 2, micro_batch: 1, dtype: Dtype::Bf16, documents };
+    let par = Parallelism { dp: 2, ep, options: options.parse().unwrap(), ..Parallelism::default() };
+    let route = Routing::Uniform { seed: 1 }.route(&model, &work, &par, 8).unwrap();
+    let engine = Engine::Sm { ctas: 8 };
+    build_routed(&model, &work, &par, Engines { p2p: engine, collective: engine }, route).unwrap()
 }
 
 /// Every launch of rank 0, by source and macros.
 fn launches(plan: &Plan) -> Vec<Launch> {
     let atoms = AtomTable::new(plan).unwrap();
     let line = Line::program(plan, &atoms, plan.program_of(0)).unwrap();
-    let on = Where { views: &plan.views, rank: 0 };
+    let on = Where { views: &plan.views, routes: &plan.routes, rank: 0 };
     let dtypes = |places: &[Place]| places.iter().map(|p| plan.tensors[p.tensor as usize].dtype).collect::<Vec<_>>();
     let of_node = |i: usize| {
         let OpKind::Compute { kernel, .. } = &line.nodes[i].op.kind else { return vec![] };

@@ -7,6 +7,7 @@
 //! the caches as the op before left them. Steps of all shapes take turns, so that a disturbance hits all alike, and
 //! of the times of one shape the lower quartile counts: a run that others disturbed says nothing about the machine.
 
+pub mod gpu;
 pub mod links;
 mod machine;
 mod messages;
@@ -75,7 +76,7 @@ pub fn cpu_until(effort: Effort, command: &str, progress: Progress, stop: Stop) 
         date: machine::today(),
         command: command.into(),
         provenance: format!("{PROVENANCE}{}", if stopped { INTERRUPTED } else { "" }),
-        threads: Threads {
+        threads: Some(Threads {
             cores,
             op_s: samples.gap(),
             wake_s: messages.wake_s,
@@ -84,7 +85,8 @@ pub fn cpu_until(effort: Effort, command: &str, progress: Progress, stop: Stop) 
             add: messages.add,
             crowded,
             throttle: None,
-        },
+        }),
+        gpu: None,
         kernels: samples.curves(),
     };
     Ok((profile, stopped))

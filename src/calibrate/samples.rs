@@ -83,6 +83,22 @@ impl Samples {
         if warm_up { times.warm.push(seconds) } else { times.counted.push(seconds) }
     }
 
+    /// Every time that counts, by curve and size.
+    pub fn rows(&self) -> impl Iterator<Item = (&str, &[u64], &[f64])> {
+        self.times.iter().map(|((name, size), times)| (&name[..], &size[..], times.all()))
+    }
+
+    /// Notes times of another day.
+    pub fn take(&mut self, (name, size, seconds): (String, Size, Vec<f64>)) {
+        let class = match (size.len(), &name[..]) {
+            (3, _) => Class::Gemm,
+            (5, _) => Class::Attention,
+            _ => Class::Memory,
+        };
+        let times = self.times.entry((name, size)).or_insert(Times { class, warm: vec![], counted: vec![] });
+        times.counted.extend(seconds);
+    }
+
     /// Between two ops of a rank.
     pub fn gap(&self) -> f64 {
         quantile(&self.gaps, 0.5).max(1e-8)

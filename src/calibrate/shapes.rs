@@ -16,6 +16,8 @@ pub struct Shape {
     /// Sequences of a step and replica.
     pub batch: u64,
     pub par: Parallelism,
+    /// Of weights and activations.
+    pub dtype: Dtype,
 }
 
 /// hidden, heads, kv_heads, head_dim, ffn, vocab
@@ -46,7 +48,7 @@ fn gpt2(sizes: Sizes, max: u64) -> LlmSpec {
 
 impl Shape {
     fn new(model: LlmSpec, seq_len: u64, par: Parallelism) -> Shape {
-        Shape { model, seq_len, batch: 1, par }
+        Shape { model, seq_len, batch: 1, par, dtype: Dtype::F32 }
     }
 
     pub fn plan(&self) -> Result<Plan> {
@@ -54,7 +56,7 @@ impl Shape {
             seq_len: self.seq_len,
             global_batch: self.batch * u64::from(self.par.dp),
             micro_batch: 1,
-            dtype: Dtype::F32,
+            dtype: self.dtype,
             documents: Default::default(),
         };
         let engine = Engine::Sm { ctas: 1 };
@@ -110,6 +112,71 @@ pub fn ladder(effort: Effort) -> Vec<Shape> {
     let mut rng = ChaCha8Rng::seed_from_u64(CALIBRATION);
     all.extend((0..effort.drawn).map(|_| draw(&mut rng, 2)));
     all
+}
+
+/// What a GPU is calibrated with: layers of real models, short and long, and each way to split.
+pub fn gpu_ladder(effort: Effort) -> Vec<Shape> {
+    let (large, middle): (Sizes, Sizes) = ([4096, 32, 8, 128, 14336, 32768], [2048, 16, 8, 128, 5632, 16384]);
+    let mut all: Vec<Shape> = [1024, 4096, 16384].map(|seq| Shape::new(llama(large, 1), seq, alone())).into();
+    all.extend(ways().map(|par| Shape::new(llama(middle, 1), 8192, par)));
+    if effort.drawn > 4 {
+        let fixed: [(Sizes, u64); 7] = [
+            (middle, 2048),
+            (large, 32768),
+            ([8192, 64, 8, 128, 28672, 8192], 4096),
+            ([1024, 16, 16, 64, 2816, 8192], 512),
+            ([1024, 16, 16, 64, 2816, 8192], 4096),
+            ([4096, 32, 32, 128, 11008, 32768], 4096),
+            ([1536, 16, 16, 96, 4096, 16384], 4096),
+        ];
+        all.extend(fixed.map(|(sizes, seq_len)| Shape::new(llama(sizes, 1), seq_len, alone())));
+        all.extend(ways().map(|par| Shape::new(llama(middle, 1), 16384, par)));
+        all.push(Shape::new(gpt2([2048, 32, 32, 64, 8192, 16384], 2048), 2048, alone()));
+    }
+    let mut rng = ChaCha8Rng::seed_from_u64(CALIBRATION);
+    all.extend((0..effort.drawn.min(12)).map(|i| gpu_draw(&mut rng, 1 + i as u32 % 2)));
+    all.into_iter().map(on_gpu).collect()
+}
+
+/// The least that has every kind of kernel, for tests.
+pub fn gpu_tiny() -> Shape {
+    on_gpu(Shape::new(llama([64, 4, 4, 32, 96, 64], 1), 64, alone()))
+}
+
+fn on_gpu(shape: Shape) -> Shape {
+    Shape { dtype: Dtype::Bf16, ..shape }
+}
+
+/// A step that some tenths of a second take on a GPU, all ranks on one.
+pub fn gpu_fresh(seed: u64, ranks: u32) -> Shape {
+    on_gpu(gpu_draw(&mut ChaCha8Rng::seed_from_u64(seed), ranks))
+}
+
+fn gpu_draw(rng: &mut ChaCha8Rng, ranks: u32) -> Shape {
+    loop {
+        let mut between = |low: f64, high: f64, unit: u64| {
+            let x: f64 = rng.random_range(low.ln()..high.ln());
+            ((x.exp() / unit as f64).round() as u64).max(1) * unit
+        };
+        let (hidden, seq_len) = (between(1024.0, 6144.0, 256), between(1024.0, 24576.0, 512));
+        let (ffn, vocab) = (between(hidden as f64 * 1.5, hidden as f64 * 3.6, 256), between(4096.0, 40960.0, 256));
+        let head_dim = [64, 128, 128][rng.random_range(0..3)];
+        let kv_heads = [2, 4, 8][rng.random_range(0..3)] * u64::from(ranks);
+        let heads = (hidden / head_dim).next_multiple_of(kv_heads).max(kv_heads);
+        let mut way = [
+            Parallelism { ring: ranks, ..alone() },
+            Parallelism { ulysses: ranks, ..alone() },
+            Parallelism { tp: ranks, ..alone() },
+            Parallelism { dp: ranks, zero: 1, ..alone() },
+        ][rng.random_range(0..4)];
+        if ranks == 4 && rng.random_range(0..4) == 0 {
+            way = Parallelism { ring: 2, ulysses: 2, ..alone() };
+        }
+        let shape = on_gpu(Shape::new(llama([hidden, heads, kv_heads, head_dim, ffn, vocab], 1), seq_len, way));
+        if (5e12..1e14).contains(&shape.flops()) && shape.plan().is_ok() {
+            return shape;
+        }
+    }
 }
 
 /// Seeds what calibration draws: no validation may have it.

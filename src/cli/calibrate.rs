@@ -5,10 +5,12 @@ mod links;
 use super::interrupt::Interrupt;
 use super::run::On;
 use super::{Answer, Output, pretty, write_file};
-use crate::calibrate::{self, Effort};
-use crate::device::Profile;
+use crate::calibrate::{self, Effort, gpu};
 use crate::device::curve::Curve;
+use crate::device::measured::GpuSide;
+use crate::device::{Profile, Threads};
 use crate::error::{Error, Result};
+use crate::exec::cuda::driver::{self, Cuda};
 use crate::report::human::{Table, decimal, seconds};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -18,17 +20,23 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(after_help = "Example: foretrain calibrate --on cpu --quick --out profile.json\n         \
                         foretrain validate --on cpu --profile profile.json\n         \
+                        foretrain calibrate --on cuda --out h200.json\n         \
                         foretrain calibrate --from-nccl-tests all_reduce.log all_gather.json --cluster dgx-h100 --out mine.json\n         \
                         foretrain estimate --cluster mine.json --gpus 64\n\n\
     The profile has every time that was measured, what was fitted to them and what the fit leaves over. Commands that\n\
-    predict read it by `--profile profile.json`. Ctrl-C leaves the profile of what was measured until then. Let the machine be idle: what others do on it is measured, too.\n\n\
+    predict read it by `--profile profile.json`. Ctrl-C leaves the profile of what was measured until then, on a CPU. Let the machine be idle: what others do on it is measured, too.\n\n\
+    On cuda every plan's times are kept beside the profile as it ends (profile.rows.jsonl): a calibration that was stopped\n\
+    goes on from there. Times are those of kernels inside of training steps, between CUDA events.\n\n\
     Of nccl-tests every log becomes one to three lines, latency + bytes / bandwidth, of its operation among its GPUs; the\n\
     written cluster is the given one with them. Operation, GPUs and nodes are those that the log names.")]
 pub struct Flags {
     /// What to measure
     #[arg(long, value_enum, default_value = "cpu")]
     on: On,
-    /// Fewer shapes and runs, in less than 20 s instead of 3 min
+    /// Which of the machine's GPUs, on cuda
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    device: u32,
+    /// Fewer shapes and runs, in less than 20 s instead of 3 min; on cuda 2 min instead of 8
     #[arg(long)]
     quick: bool,
     /// Least of all, in some seconds: to try the command out
@@ -59,7 +67,8 @@ impl Flags {
             (_, true) => " --quick",
             _ => "",
         };
-        format!("foretrain calibrate --on cpu{how}")
+        let on = if self.on == On::Cuda { "cuda" } else { "cpu" };
+        format!("foretrain calibrate --on {on}{how}")
     }
 }
 
@@ -67,7 +76,6 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     if !flags.links.from_nccl_tests.is_empty() {
         return links::run(&flags.links, flags.out.as_deref());
     }
-    let On::Cpu = flags.on;
     let out = flags.out.clone().unwrap_or_else(|| "profile.json".into());
     let bar = bar();
     let progress = |done: f64, what: &'static str| {
@@ -75,7 +83,20 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         bar.set_message(what);
     };
     let interrupt = Interrupt::watch()?;
-    let found = calibrate::cpu_until(flags.effort(), &flags.command(), &progress, &|| interrupt.asked());
+    let found = match flags.on {
+        On::Cpu => calibrate::cpu_until(flags.effort(), &flags.command(), &progress, &|| interrupt.asked()),
+        On::Cuda => {
+            driver::count()?;
+            let mut cuda = Cuda::open(&[flags.device])?;
+            let arch = format!("sm_{}", cuda.arch(0));
+            let rows = out.with_extension("rows.jsonl");
+            let job = gpu::Job { effort: flags.effort(), command: flags.command(), arch, rows };
+            let profile = gpu::measure(&mut cuda, &job, &progress)?;
+            // What was kept to go on from has gone into the profile.
+            let _ = std::fs::remove_file(job.rows);
+            Ok((profile, false))
+        }
+    };
     bar.finish_and_clear();
     let (profile, stopped) = found?;
     write_file(&out, pretty(&profile).as_bytes())?;
@@ -122,9 +143,38 @@ fn best_gemm(profile: &Profile) -> f64 {
 }
 
 fn render(profile: &Profile) -> String {
-    let (machine, threads) = (&profile.machine, &profile.threads);
+    let machine = &profile.machine;
     let mut table = Table::new("<>");
     table.row(["fastest product", &decimal(best_gemm(profile), "FLOP/s")]);
+    match (&profile.threads, &profile.gpu) {
+        (Some(threads), _) => of_threads(threads, &mut table),
+        (None, Some(gpu)) => of_gpu(gpu, &mut table),
+        _ => {}
+    }
+    format!(
+        "{}, {}, {}\n\n{}\n{}",
+        machine.cpu,
+        if profile.gpu.is_some() { machine.system.clone() } else { format!("{} cores", machine.cores) },
+        profile.date,
+        table.render("  "),
+        curves(profile).render("  ")
+    )
+}
+
+fn of_gpu(gpu: &GpuSide, table: &mut Table) {
+    for bytes in [1u64 << 20, 1 << 28] {
+        let rate = bytes as f64 / gpu.copy.at(&[bytes as f64]).0;
+        table.row([&format!("a copy of {} MiB inside its memory", bytes >> 20), &decimal(rate, "B/s")]);
+    }
+    table.row(["from an empty kernel to the next", &seconds(gpu.launch_s)]);
+    table.row(["the host hands one over in", &seconds(gpu.host_launch_s)]);
+    let c = &gpu.beside_copies;
+    for (what, factor) in [("products", c.gemm), ("attention", c.attention), ("memory-bound", c.memory)] {
+        table.row([&format!("{what} beside copies"), &format!("{factor:.2} x")]);
+    }
+}
+
+fn of_threads(threads: &Threads, table: &mut Table) {
     let message = 1 << 20;
     let copied = |curve: &Curve| decimal(message as f64 / curve.at(&[f64::from(message)]).0, "B/s");
     table.row(["a message of 1 MiB: copied out", &copied(&threads.post)]);
@@ -136,14 +186,6 @@ fn render(profile: &Profile) -> String {
     for (what, factor) in ["products", "attention", "memory-bound"].iter().zip(crowded) {
         table.row([&format!("{what} while all cores are busy"), &format!("{factor:.2} x")]);
     }
-    format!(
-        "{}, {} cores, {}\n\n{}\n{}",
-        machine.cpu,
-        machine.cores,
-        profile.date,
-        table.render("  "),
-        curves(profile).render("  ")
-    )
 }
 
 /// What was timed, and how far off each time is when it is predicted from the others.

@@ -1,12 +1,11 @@
 //! `foretrain compare`: where the prediction is wrong, op by op.
 
-use super::config::{Config, LOCAL, PlanFile};
+use super::config::{Config, PlanFile};
 use super::run::Machine;
 use super::{Answer, Output, trace};
 use crate::compare::{Comparison, Sum, compare};
 use crate::cost::{Effort, cost};
 use crate::error::Result;
-use crate::exec::execute;
 use crate::report::human::{Table, seconds};
 use clap::Args;
 use serde::Serialize;
@@ -43,13 +42,14 @@ struct Found<'a> {
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
-    let mut chosen = flags.config.choose(flags.plan.plan.as_deref(), LOCAL)?;
+    flags.machine.is_there()?;
+    let mut chosen = flags.config.choose(flags.plan.plan.as_deref(), flags.machine.defaults())?;
     flags.machine.slow_down(&mut chosen)?;
     let plan = chosen.plan()?;
     let options = flags.machine.options(&plan, false)?;
     let machine = crate::cost::Machine { devices: Some(&options.devices), ..chosen.case.machine() };
     let predicted = cost(&plan, machine, Effort::ALL_SPANS)?;
-    let run = execute(&plan, &options)?;
+    let run = flags.machine.execute(&plan, &options)?;
     let comparison = compare(&predicted, &run.timeline);
     let cores = options.devices.iter().max().map_or(0, |d| d + 1);
     let mut text = format!(

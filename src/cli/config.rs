@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// One configuration.
 #[derive(Args, Debug, Clone, Default, PartialEq)]
 pub struct Config {
-    /// A shipped model, or the path of a Hugging Face config.json [default: llama-3-8b; to run, tiny]
+    /// A shipped model, or the path of a Hugging Face config.json [default: llama-3-8b; to run, tiny; on cuda, small]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
     /// A shipped cluster, or the path of its JSON file [default: dgx-h100; to run, local-cpu]
@@ -26,7 +26,7 @@ pub struct Config {
     /// GPUs [default: the cluster's; on CPUs the product of all degrees]
     #[arg(long, value_name = "N")]
     gpus: Option<u32>,
-    /// Tokens of a sequence, e.g. 131072 or 128K [default: 8192; for tiny, 128]
+    /// Tokens of a sequence, e.g. 131072 or 128K [default: 8192; for tiny, 128, for small, 512]
     #[arg(long, value_name = "N", value_parser = count)]
     seq_len: Option<u64>,
     /// Sequences of a step [default: dp x micro_batch]
@@ -94,12 +94,21 @@ pub struct Defaults {
     pub model: &'static str,
     pub cluster: &'static str,
     pub routing: fn() -> Routing,
+    /// Whether plans are run on the machine at hand: then nobody means all GPUs of the cluster.
+    pub at_hand: bool,
 }
 
 /// For what is predicted.
-pub const CLUSTER: Defaults = Defaults { model: "llama-3-8b", cluster: "dgx-h100", routing: Routing::default };
+pub const CLUSTER: Defaults =
+    Defaults { model: "llama-3-8b", cluster: "dgx-h100", routing: Routing::default, at_hand: false };
 /// For what is run here.
-pub const LOCAL: Defaults = Defaults { model: "tiny", cluster: "local-cpu", routing: || Routing::Uniform { seed: 1 } };
+pub const LOCAL: Defaults = Defaults { model: "tiny", cluster: "local-cpu", routing: listed_routing, at_hand: true };
+/// For what is run on GPUs here: kernels of attention take heads that are a multiple of 32 wide.
+pub const GPUS: Defaults = Defaults { model: "small", cluster: "dgx-h200", routing: listed_routing, at_hand: true };
+
+fn listed_routing() -> Routing {
+    Routing::Uniform { seed: 1 }
+}
 
 /// What to compute: a point, and its plan if that came from a file.
 pub struct Chosen {
@@ -174,12 +183,16 @@ impl Config {
         let cluster = ClusterSpec::find(cluster_name)?;
         let gpu = GpuSpec::find(&cluster.gpu)?;
         let [ulysses, ring, tp, pp] = [self.ulysses, self.ring, self.tp, self.pp].map(|d| d.unwrap_or(1));
-        let gpus = self.gpus_of(&cluster, &gpu)?;
+        let gpus = self.gpus_of(&cluster, &gpu, defaults)?;
         let split = [ulysses, ring, tp, pp].iter().fold(1u64, |n, &d| n.saturating_mul(u64::from(d)));
         let dp = self.dp.unwrap_or((u64::from(gpus) / split.max(1)).max(1) as u32);
         let micro_batch = self.micro_batch.unwrap_or(1);
         let point = Point {
-            seq_len: self.seq_len.unwrap_or(if model.name == LOCAL.model { 128 } else { 8192 }),
+            seq_len: self.seq_len.unwrap_or(match &model.name[..] {
+                "tiny" => 128,
+                "small" => 512,
+                _ => 8192,
+            }),
             global_batch: self.global_batch.unwrap_or(u64::from(dp).saturating_mul(micro_batch)),
             micro_batch,
             par: Parallelism {
@@ -215,11 +228,11 @@ impl Config {
     }
 
     /// Nobody means all cores of a machine by default; a cluster is used whole.
-    fn gpus_of(&self, cluster: &ClusterSpec, gpu: &GpuSpec) -> Result<u32> {
+    fn gpus_of(&self, cluster: &ClusterSpec, gpu: &GpuSpec, defaults: Defaults) -> Result<u32> {
         if let Some(gpus) = self.gpus {
             return Ok(gpus);
         }
-        if self.dp.is_none() && gpu.architecture != Architecture::Cpu {
+        if self.dp.is_none() && gpu.architecture != Architecture::Cpu && !defaults.at_hand {
             return Ok(cluster.nodes.saturating_mul(cluster.gpus_per_node));
         }
         let degrees = [self.dp, self.ulysses, self.ring, self.tp, self.pp].map(|d| d.unwrap_or(1));
@@ -252,10 +265,13 @@ impl Config {
     fn measured(&self, case: &mut Case) -> Result<()> {
         let Some(file) = &self.profile else { return Ok(()) };
         let profile = Profile::load(file)?;
-        if case.cluster.gpu.architecture != Architecture::Cpu {
+        if (case.cluster.gpu.architecture != Architecture::Cpu) != profile.gpu.is_some() {
             let why = format!(
-                "was measured on {}, but cluster {} has {}; leave the profile out, or choose --cluster local-cpu",
-                profile.machine.cpu, case.cluster.spec.name, case.cluster.gpu.name
+                "was measured on {}, but cluster {} has {}; leave the profile out, or choose {}",
+                profile.machine.cpu,
+                case.cluster.spec.name,
+                case.cluster.gpu.name,
+                if profile.gpu.is_some() { "a cluster of such GPUs" } else { "--cluster local-cpu" }
             );
             return Err(Error::spec(file.display(), "machine.cpu", why));
         }

@@ -18,6 +18,7 @@ mod plan;
 mod plot;
 mod published;
 mod run;
+mod selftest;
 mod simulate;
 mod sweep;
 mod validate;
@@ -62,7 +63,7 @@ enum Command {
     Dispatch(dispatch::Flags),
     /// Builds the plan of one configuration, checks it and writes it.
     Plan(plan::Flags),
-    /// Runs a plan on threads and holds what it counts against what the plan says.
+    /// Runs a plan on threads or GPUs and holds what it counts against what the plan says.
     Run(run::Flags),
     /// Costs a plan and runs it, and joins the two op by op.
     Compare(compare::Flags),
@@ -70,6 +71,8 @@ enum Command {
     Calibrate(calibrate::Flags),
     /// Predicts a plan by a profile, runs it, and says op by op where the prediction is wrong.
     Validate(validate::Flags),
+    /// Holds the kernels of this machine's GPU against the CPU's, and times them.
+    Selftest(selftest::Flags),
     /// Lists the choices of the implementation that `--options` takes.
     Options(options::Flags),
     /// Predicts published measurements and says how far off it is.
@@ -162,6 +165,7 @@ fn command(command: Command) -> Result<Answer> {
         Command::Compare(flags) => compare::run(&flags),
         Command::Calibrate(flags) => calibrate::run(&flags),
         Command::Validate(flags) => validate::run(&flags),
+        Command::Selftest(flags) => selftest::run(&flags),
         Command::Options(flags) => options::run(&flags),
         Command::Published(flags) => published::run(&flags),
         Command::Collective(flags) => collective::run(&flags),

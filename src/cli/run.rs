@@ -1,102 +1,22 @@
-//! `foretrain run`: a plan on threads of this machine.
+//! `foretrain run`: a plan on threads of this machine, or on its GPUs.
 
 mod found;
 mod live;
+mod machine;
 mod routed;
 
-use super::config::{Chosen, Config, LOCAL, PlanFile};
+use super::config::{Config, PlanFile};
 use super::{Answer, Output, trace};
-use crate::error::{Error, Result};
-use crate::exec::inject::Injection;
-use crate::exec::rate::best_gemm;
+use crate::error::Result;
 use crate::exec::source::Source;
-use crate::exec::{Job, Options, Run, train, weights};
+use crate::exec::{Job, Options, Run, weights};
 use crate::plan::{Adam, Plan};
-use crate::spec::Throttle;
-use crate::sweep::guard;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use found::{Check, Found, Planned, Step};
 use live::Live;
 use std::path::{Path, PathBuf};
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum On {
-    Cpu,
-}
-
-/// How to run, for `run`, `compare` and `validate`.
-#[derive(Args)]
-pub struct Machine {
-    /// What to run on
-    #[arg(long, value_enum, default_value = "cpu")]
-    on: On,
-    /// Cores that the ranks share, taking turns [default: all there are]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    devices: Option<u32>,
-    /// Seeds weights and tokens
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    seed: u64,
-    /// Make every rank's link slow: bandwidth and latency, as 1,50 (GB/s and us) or 25 MB/s,2 ms
-    #[arg(long, value_name = "GB/s,us")]
-    throttle: Option<Throttle>,
-    /// Let something go wrong: lost-message, dead-rank, panic, other-plan or deadlock, of rank 0 or, as panic:1, another
-    #[arg(long, value_name = "FAULT[:RANK]")]
-    inject: Option<Injection>,
-    /// Write a Chrome trace to this file: open it in ui.perfetto.dev
-    #[arg(long, value_name = "FILE")]
-    pub trace: Option<PathBuf>,
-}
-
-impl Machine {
-    pub fn seed(&self) -> u64 {
-        self.seed
-    }
-
-    /// How to run a plan: what is asked for, unless nobody would wait for it.
-    pub fn options(&self, plan: &Plan, keep: bool) -> Result<Options> {
-        let On::Cpu = self.on;
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-        let devices = self.devices.unwrap_or(cores).clamp(1, plan.ranks());
-        let wait = rough_seconds(plan, cores.min(devices));
-        if wait > LONGEST_S {
-            let why = format!(
-                "size: the run would take about {:.0} minutes on this machine, more than {:.0}; use a smaller model, \
-                 seq_len or global_batch, or fewer ranks",
-                wait / 60.0,
-                LONGEST_S / 60.0
-            );
-            return Err(Error::infeasible(why));
-        }
-        let devices = (0..plan.ranks()).map(|rank| rank % devices).collect();
-        Ok(Options { throttle: self.throttle, inject: self.inject, ..Options::new(self.seed, devices, keep) })
-    }
-
-    /// Slow links are slow in the prediction, too.
-    pub fn slow_down(&self, chosen: &mut Chosen) -> Result<()> {
-        match (&mut chosen.case.profile, self.throttle) {
-            (_, None) => Ok(()),
-            (Some(profile), throttle) => {
-                profile.threads.throttle = throttle;
-                Ok(())
-            }
-            (None, Some(_)) => {
-                let why = "is predicted for the threads that a profile has measured; write one with \
-                           `foretrain calibrate --on cpu --out profile.json` and give it as --profile";
-                Err(Error::spec("the command line", "--throttle", why))
-            }
-        }
-    }
-}
-
-/// A longer run is taken for a mistake.
-const LONGEST_S: f64 = 300.0;
-
-/// Within a factor of a few: arithmetic at some 10 GFLOP/s a core, and the hand-over between threads, in
-/// which every op of a rank wakes the others up.
-fn rough_seconds(plan: &Plan, cores: u32) -> f64 {
-    let (ranks, ops) = (f64::from(plan.ranks()), guard::ops_of_a_rank(plan));
-    plan.about.model_flops / (1e10 * f64::from(cores)) + ops * ranks * (8e-6 + 1e-6 * ranks)
-}
+pub use machine::{Machine, On};
 
 #[derive(Args)]
 #[command(
@@ -104,7 +24,8 @@ fn rough_seconds(plan: &Plan, cores: u32) -> f64 {
                         foretrain run --steps 20 --dp 2 --zero 3 --lr 1e-3 --out rows.csv\n         \
                         foretrain run --weights DIR --tokens ids.json --seq-len 64 --tp 2 --dump step.safetensors\n         \
                         foretrain run --plan plan.json --on cpu --trace trace.json\n         \
-                        foretrain run --ring 4 --seq-len 512 --throttle 0.1,200\n\n\
+                        foretrain run --ring 4 --seq-len 512 --throttle 0.1,200\n         \
+                        foretrain run --on cuda --devices 0,0,0,0 --ulysses 2 --ring 2 --check\n\n\
     With --throttle a message takes latency + bytes / bandwidth from the moment that both its ends are there, and a\n\
     rank's link takes one message at a time, each way.\n\n\
     With --tokens, a sequence has seq_len + 1 ids: the first seq_len are its tokens, the last seq_len what they are\n\
@@ -112,6 +33,8 @@ fn rough_seconds(plan: &Plan, cores: u32) -> f64 {
     nothing is dropped; which experts the tokens of a mixture visit, its routers say. A --dump holds loss, logits\n\
     [global batch, seq_len, vocabulary], grad.NAME and new.NAME as f32; its metadata has the conventions and the\n\
     optimizer's constants.\n\n\
+    On cuda ranks may share a GPU: their kernels take turns there, and their messages are copies inside its memory,\n\
+    which say nothing of a link. Kernels are compiled once and kept in FORETRAIN_CACHE [~/.cache/foretrain].\n\n\
     A step is forward, backward and AdamW on new tokens. The loss is the mean cross-entropy, in nats, over all\n\
     tokens of the global batch, each against the token that follows it. MFU is the model's FLOPs against the best\n\
     matrix product that the cores do, timed before the run. Interrupted, a run leaves the rows of the steps it did."
@@ -196,11 +119,12 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         Some(dir) => flags.config.clone().of_checkpoint(dir),
         None => flags.config.clone(),
     };
-    let plan = flags.optimizer.of(config.plan(flags.plan.plan.as_deref(), LOCAL)?);
+    let plan = flags.optimizer.of(config.plan(flags.plan.plan.as_deref(), flags.machine.defaults())?);
     if flags.check {
         found::small_enough(&plan, flags.steps)?;
     }
     plan.model()?;
+    flags.machine.is_there()?;
     flags.machine.options(&plan, flags.check)?;
     let rows = flags.out.as_deref().filter(|path| is_csv(path));
     let source = flags.source(&plan)?;
@@ -214,7 +138,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let options = flags.machine.options(&plan, flags.check)?;
     let mut training = Training::new(flags, &plan, &options, rows)?;
     let job = Job { source: &source, steps: flags.steps, keep_last: flags.dump.is_some() };
-    train(&plan, &options, &job, &mut |number, run| training.step(number, run))?;
+    flags.machine.train(&plan, &options, &job, &mut |number, run| training.step(number, run))?;
     training.answer(&source, rows)
 }
 
@@ -222,7 +146,7 @@ impl Flags {
     fn source(&self, plan: &Plan) -> Result<Source> {
         let weights = self.weights.as_deref().map(|dir| weights::load(dir, plan)).transpose()?;
         let tokens = self.tokens.as_deref().map(|file| weights::read_tokens(file, plan, self.steps)).transpose()?;
-        Ok(Source { seed: self.machine.seed, weights, tokens })
+        Ok(Source { seed: self.machine.seed(), weights, tokens })
     }
 }
 
@@ -245,8 +169,8 @@ struct Training<'a> {
 impl<'a> Training<'a> {
     fn new(flags: &'a Flags, plan: &'a Plan, options: &'a Options, rows: Option<&Path>) -> Result<Training<'a>> {
         Ok(Training {
-            planned: Planned::new(plan)?,
-            gemm_flops_per_s: best_gemm(plan).value(),
+            planned: Planned::new(plan, flags.machine.on())?,
+            gemm_flops_per_s: flags.machine.best_gemm(plan, options)?,
             live: Live::new(flags.steps, flags.output.json, rows)?,
             steps: vec![],
             first: None,
@@ -258,8 +182,8 @@ impl<'a> Training<'a> {
 
     /// Notes a step that has ended. The trace is the last one's.
     fn step(&mut self, number: u64, run: Run) -> Result<()> {
-        let cores = self.options.devices.iter().max().map_or(1, |d| d + 1);
-        let step = found::step(self.plan, number, &run, self.gemm_flops_per_s * f64::from(cores));
+        let devices = machine::count(&self.options.devices);
+        let step = found::step(self.plan, number, &run, self.gemm_flops_per_s * f64::from(devices));
         self.live.step(&step)?;
         let wrong = self.planned.wrong(&step);
         self.steps.push(step);
@@ -282,12 +206,11 @@ impl<'a> Training<'a> {
         }
         let about = &self.plan.about;
         let mut text = format!(
-            "{}{}, {} on {} threads over {} cores: seq_len {}, global_batch {}, {}\n\n{}",
+            "{}{}, {} on {}: seq_len {}, global_batch {}, {}\n\n{}",
             if found.steps.len() > 1 { "\n" } else { "" },
             about.model,
             about.strategy,
-            found.ranks,
-            found.devices,
+            found.where_to(),
             about.seq_len,
             about.global_batch,
             about.dtype,

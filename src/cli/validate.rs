@@ -1,8 +1,10 @@
 //! `foretrain validate`: a profile's prediction of a plan against the plan as it runs.
 
+mod gpu;
+
 use super::config::{Config, LOCAL, PlanFile};
 use super::interrupt::Interrupt;
-use super::run::Machine;
+use super::run::{Machine, On};
 use super::{Answer, Output, trace};
 use crate::act::work_of;
 use crate::calibrate::shapes;
@@ -25,7 +27,9 @@ use std::path::PathBuf;
 #[command(
     after_help = "Example: foretrain validate --on cpu --profile profile.json --seed 7 --trace trace.json\n         \
                         foretrain validate --profile profile.json --model tiny --seq-len 512 --ring 4 --repeat 9\n         \
-                        foretrain validate --profile profile.json --ring 2 --seq-len 1024 --throttle 0.2,100\n\n\
+                        foretrain validate --profile profile.json --ring 2 --seq-len 1024 --throttle 0.2,100\n         \
+                        foretrain validate --on cuda --profile h200.json --seed 5 --ranks 4 --devices 0\n         \
+                        foretrain validate --on cuda --profile h200.json --plan plan.json --solo 5\n\n\
     Without a plan, or flags that say one, it draws a model, a length and a way to split them by --seed: shapes that no\n\
     calibration has run."
 )]
@@ -42,6 +46,10 @@ pub struct Flags {
     /// Ranks of a drawn plan [default: one a core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: Option<u32>,
+    /// Run this rank of the plan alone, on cuda: its messages are made up for by copies inside its own memory, and only
+    /// its kernels are held to the prediction
+    #[arg(long, value_name = "RANK")]
+    solo: Option<u32>,
     /// Draw predicted against measured ops into this folder
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
@@ -65,6 +73,14 @@ struct Found<'a> {
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
+    flags.machine.is_there()?;
+    if flags.machine.on() == On::Cuda {
+        return gpu::run(flags);
+    }
+    if flags.solo.is_some() {
+        let why = "runs one rank of a plan on a GPU; give --on cuda, or leave it out";
+        return Err(Error::spec("validate", "--solo", why));
+    }
     let Some(file) = flags.config.profile() else {
         let why = "is missing; write one with `foretrain calibrate --on cpu --out profile.json` and give it";
         return Err(Error::spec("validate", "--profile", why));

@@ -160,6 +160,19 @@ pub fn validate(
 }
 
 impl Validation {
+    /// Of kernels alone, and the step as their sum: what is left where messages were not real.
+    pub fn of_kernels(mut self) -> Validation {
+        self.ops.retain(|op| op.on_core_s.is_some());
+        let sum = |of: fn(&OpCheck) -> f64| self.ops.iter().map(of).sum::<f64>();
+        (self.predicted_step_s, self.measured_step_s) = (sum(|op| op.predicted_s), sum(|op| op.measured_s));
+        let errors: Vec<f64> = self.ops.iter().map(|op| op.error).collect();
+        self.end_to_end_error = error(self.predicted_step_s, self.measured_step_s);
+        (self.median_op_error, self.p90_op_error) = (quantile(&errors, 0.5), quantile(&errors, 0.9));
+        self.within_noise = self.end_to_end_error <= self.noise;
+        self.by_kind = by_kind(&self.ops);
+        self
+    }
+
     /// The ops that cost the prediction most: by seconds off, not by percent.
     pub fn worst(&self, count: usize) -> Vec<&OpCheck> {
         let mut all: Vec<&OpCheck> = self.ops.iter().collect();

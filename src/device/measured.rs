@@ -33,9 +33,41 @@ pub struct Profile {
     pub date: String,
     pub command: String,
     pub provenance: String,
-    pub threads: Threads,
+    /// Of a CPU, whose ranks are threads; a GPU has [`Profile::gpu`] instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<Threads>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuSide>,
     /// By [`curve`](crate::plan::Kernel::curve) and dtype, as `matmul_nt/f32`.
     pub kernels: BTreeMap<String, Curve>,
+}
+
+/// A GPU whose ranks, if there are several, take turns on it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GpuSide {
+    /// As the driver has it: `NVIDIA H200`.
+    pub name: String,
+    /// `sm_90a`
+    pub arch: String,
+    /// Copies inside its memory, by bytes: what a message between ranks on it takes. No link is in it.
+    pub copy: Curve,
+    /// From one of many empty kernels to the next.
+    pub launch_s: f64,
+    /// What the host takes to hand over a kernel with its events.
+    pub host_launch_s: f64,
+    /// How much longer each takes while memory is copied beside it.
+    pub beside_copies: Crowded,
+    /// What nvidia-smi said meanwhile, in its own words; empty where it is not there.
+    pub conditions: Vec<Condition>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Condition {
+    pub when: String,
+    /// SM clock (MHz), memory clock (MHz), temperature (C), power (W), driver.
+    pub says: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -104,19 +136,30 @@ impl Profile {
             let why = format!("{}; this version reads {FORMAT}", self.foretrain_profile);
             return wrong("foretrain_profile", why);
         }
-        let t = &self.threads;
-        let numbers = [
-            ("threads.cores", f64::from(t.cores)),
-            ("threads.op_s", t.op_s),
-            ("threads.wake_s", t.wake_s),
-            ("threads.crowded.gemm", t.crowded.gemm),
-            ("threads.crowded.attention", t.crowded.attention),
-            ("threads.crowded.memory", t.crowded.memory),
-        ];
+        let (mut numbers, mut own) = (vec![], vec![]);
+        let crowds = |at: &str, c: &Crowded| {
+            [("gemm", c.gemm), ("attention", c.attention), ("memory", c.memory)].map(|(x, f)| (format!("{at}.{x}"), f))
+        };
+        match (&self.threads, &self.gpu) {
+            (Some(t), None) => {
+                numbers.extend([
+                    ("threads.cores".into(), f64::from(t.cores)),
+                    ("threads.op_s".into(), t.op_s),
+                    ("threads.wake_s".into(), t.wake_s),
+                ]);
+                numbers.extend(crowds("threads.crowded", &t.crowded));
+                own.extend([("threads.post", &t.post), ("threads.take", &t.take), ("threads.add", &t.add)]);
+            }
+            (None, Some(g)) => {
+                numbers.extend([("gpu.launch_s".into(), g.launch_s), ("gpu.host_launch_s".into(), g.host_launch_s)]);
+                numbers.extend(crowds("gpu.beside_copies", &g.beside_copies));
+                own.push(("gpu.copy", &g.copy));
+            }
+            _ => return wrong("threads", "a profile has either `threads` or `gpu`".into()),
+        }
         if let Some((field, x)) = numbers.iter().find(|(_, x)| !x.known()) {
             return wrong(field, format!("{x} is no positive number"));
         }
-        let own = [("threads.post", &t.post), ("threads.take", &t.take), ("threads.add", &t.add)];
         let kernels = self.kernels.iter().map(|(name, curve)| (format!("kernels.{name}"), curve));
         for (name, curve) in own.into_iter().map(|(name, curve)| (name.to_string(), curve)).chain(kernels) {
             if let Some((field, why)) = curve.flaw() {
@@ -175,6 +218,6 @@ impl KernelTime for Profile {
     }
 
     fn threads(&self) -> Option<&Threads> {
-        Some(&self.threads)
+        self.threads.as_ref()
     }
 }

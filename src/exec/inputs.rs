@@ -5,7 +5,7 @@ use super::attention_io;
 use super::source::Source;
 use crate::plan::link::{AtomTable, Place};
 use crate::plan::memory::SlotId;
-use crate::plan::{AttentionFeed, Axis, Buf, Dtype, Feed, Inputs, Master, Param, Plan, Shard, TensorId, TensorRef};
+use crate::plan::{Axis, Buf, Dtype, Feed, Held, Inputs, Master, Param, Plan, Shard, TensorId, TensorRef};
 use std::collections::BTreeMap;
 
 /// Where a rank stands among those that a weight is cut over, and how many they are.
@@ -85,20 +85,29 @@ pub fn feed(
     for (t, tensor) in (0..).zip(&plan.tensors).filter(|(_, t)| t.kind.persists()) {
         (0..tensor.slots).for_each(|slot| arena.touch(SlotId { tensor: t, slot }));
     }
-    match &plan.feed {
-        Feed::Tokens(inputs) => feed_tokens(plan, inputs, atoms, rank, (source, step), arena),
-        Feed::Attention(feed) => feed_tensors(plan, feed, atoms, rank, shared, arena),
+    for (at, values) in fed(plan, rank, (source, step), shared) {
+        put(arena, &slot(plan, atoms, at.tensor, at.slot), &values, plan.tensors[at.tensor as usize].dtype);
     }
 }
 
-fn feed_tokens(
+/// The slots that a rank is fed in a step, and what they then hold.
+pub fn fed(
     plan: &Plan,
-    inputs: &Inputs,
-    atoms: &AtomTable,
     rank: u32,
     (source, step): (&Source, u64),
-    arena: &mut Arena,
-) {
+    shared: &attention_io::Tensors,
+) -> Vec<(SlotId, Vec<f64>)> {
+    match &plan.feed {
+        Feed::Tokens(inputs) => fed_tokens(plan, inputs, rank, (source, step)),
+        Feed::Attention(feed) => {
+            let part = |held: &Held| attention_io::part(&feed.spec, held, &plan.views, rank, &shared[&held.what]);
+            feed.given.iter().map(|held| (SlotId { tensor: held.tensor, slot: held.slot }, part(held))).collect()
+        }
+    }
+}
+
+fn fed_tokens(plan: &Plan, inputs: &Inputs, rank: u32, (source, step): (&Source, u64)) -> Vec<(SlotId, Vec<f64>)> {
+    let mut fed = vec![];
     for m in 0..inputs.microbatches {
         let (mut tokens, mut targets) = (vec![], vec![]);
         for index in sequences_of(plan, inputs, rank, m) {
@@ -108,25 +117,10 @@ fn feed_tokens(
                 targets.push(f64::from(next[at as usize]));
             }
         }
-        for (tensor, ids) in [(inputs.tokens, &tokens), (inputs.targets, &targets)] {
-            put(arena, &slot(plan, atoms, tensor, m), ids, Dtype::U32);
-        }
+        let at = |tensor| SlotId { tensor, slot: m };
+        fed.extend([(at(inputs.tokens), tokens), (at(inputs.targets), targets)]);
     }
-}
-
-fn feed_tensors(
-    plan: &Plan,
-    feed: &AttentionFeed,
-    atoms: &AtomTable,
-    rank: u32,
-    shared: &attention_io::Tensors,
-    arena: &mut Arena,
-) {
-    for held in &feed.given {
-        let part = attention_io::part(&feed.spec, held, &plan.views, rank, &shared[&held.what]);
-        let dtype = plan.tensors[held.tensor as usize].dtype;
-        put(arena, &slot(plan, atoms, held.tensor, held.slot), &part, dtype);
-    }
+    fed
 }
 
 /// What a rank has of a weight that may be cut.

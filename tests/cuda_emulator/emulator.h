@@ -10,6 +10,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <random>
 #include <vector>
 #include <ucontext.h>
@@ -19,13 +20,16 @@ struct Dim { unsigned x = 1, y = 1, z = 1; };
 
 namespace emulator {
 
+constexpr size_t STACK = 256 * 1024;
+
 enum State { READY, AT_WARP, AT_BLOCK, DONE };
 
 struct Copy { void* to; const void* from; bool there; };
 
 struct Fiber {
     ucontext_t context;
-    std::vector<char> stack;
+    // Left as it is: most of it is never touched.
+    std::unique_ptr<char[]> stack;
     State state = READY;
     // What a warp operation of each lane is about.
     const void* in = nullptr;
@@ -163,13 +167,13 @@ inline void block(int threads) {
     std::memset(shared.data(), 0xff, shared.size());
     for (int i = 0; i < threads; i++) {
         Fiber& f = fibers[i];
-        f.stack.resize(256 * 1024);
+        if (!f.stack) f.stack.reset(new char[STACK]);
         f.state = READY;
         f.open.clear();
         f.groups.clear();
         getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack.data();
-        f.context.uc_stack.ss_size = f.stack.size();
+        f.context.uc_stack.ss_sp = f.stack.get();
+        f.context.uc_stack.ss_size = STACK;
         f.context.uc_link = nullptr;
         makecontext(&f.context, entry, 0);
     }

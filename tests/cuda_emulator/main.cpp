@@ -1,44 +1,26 @@
-// Runs one kernel of the file this program was compiled with, on buffers from a file.
+// Runs kernels of the file this program was compiled with, in the memory of a file that stands for a GPU's.
 //
-// Standard input: kernel, grid (3), shared bytes, then a line a parameter: `i N`, `f X`, or `b PATH`, a buffer that is
-// read before the run and written back after it.
+// Arguments: the memory file, the address that it is mapped at, its bytes. Standard input: a line a launch, of kernel,
+// grid (3), shared bytes, and the words of its parameter. Each is answered with a line.
 #include <algorithm>
-#include <fstream>
 #include <iostream>
-#include <iterator>
-#include <list>
+#include <sstream>
+#include <string>
+#include <fcntl.h>
+#include <sys/mman.h>
 #include KERNEL_FILE
 
-int main() {
-    std::string name, kind;
+static void launch(std::istringstream line) {
+    std::string name;
     Dim grid;
     size_t shared = 0;
-    std::cin >> name >> grid.x >> grid.y >> grid.z >> shared;
-    std::list<std::pair<std::string, std::vector<char>>> buffers;
+    line >> name >> grid.x >> grid.y >> grid.z >> shared;
     std::vector<uint64_t> words;
-    while (std::cin >> kind) {
-        uint64_t word = 0;
-        if (kind == "i") {
-            long long n;
-            std::cin >> n;
-            word = uint64_t(n);
-        } else if (kind == "f") {
-            double x;
-            std::cin >> x;
-            std::memcpy(&word, &x, 8);
-        } else {
-            std::string path;
-            std::cin >> path;
-            std::ifstream in(path, std::ios::binary);
-            buffers.emplace_back(path, std::vector<char>(std::istreambuf_iterator<char>(in), {}));
-            word = reinterpret_cast<uint64_t>(buffers.back().second.data());
-        }
-        words.push_back(word);
-    }
+    for (uint64_t word; line >> word;) words.push_back(word);
     auto found = std::find_if(entries().begin(), entries().end(), [&](const Entry& e) { return name == e.name; });
     if (found == entries().end()) emulator::fail("no such kernel");
     if (found->words != words.size()) emulator::fail("another number of parameters");
-    emulator::fibers.resize(found->threads);
+    if (int(emulator::fibers.size()) < found->threads) emulator::fibers.resize(found->threads);
     emulator::shared.resize(shared + 128);
     emulator::body = [&] { found->run(words.data()); };
     gridDim = grid;
@@ -49,5 +31,15 @@ int main() {
                 blockIdx = {x, y, z};
                 emulator::block(found->threads);
             }
-    for (auto& [path, bytes] : buffers) std::ofstream(path, std::ios::binary).write(bytes.data(), long(bytes.size()));
+}
+
+int main(int, char** arguments) {
+    int file = open(arguments[1], O_RDWR);
+    auto* at = reinterpret_cast<void*>(std::stoull(arguments[2]));
+    if (file < 0 || mmap(at, std::stoull(arguments[3]), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, file, 0) != at)
+        emulator::fail("the memory cannot be mapped");
+    for (std::string line; std::getline(std::cin, line);) {
+        launch(std::istringstream(line));
+        std::cout << "done" << std::endl;
+    }
 }

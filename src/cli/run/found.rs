@@ -1,12 +1,13 @@
 //! What a run found, step by step, and what the plan says about it.
 
+use super::machine::{self, On};
 use crate::collective::count::sent_by;
 use crate::error::{Error, Result};
 use crate::exec::source::Source;
 use crate::exec::{Options, Run, reference, routing};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::memory::Layout;
-use crate::plan::{Dtype, Plan};
+use crate::plan::{Dtype, OpKind, Plan};
 use crate::report::human::{Table, bytes, decimal, percent, seconds};
 use serde::Serialize;
 
@@ -28,10 +29,13 @@ pub struct Step {
 pub struct Planned {
     pub sent_bytes: Vec<u64>,
     pub peak_bytes: Vec<u64>,
+    on: On,
+    /// Between memories of one process rows of an exchange do not go the ways of its algorithm.
+    exchanges: bool,
 }
 
 impl Planned {
-    pub fn new(plan: &Plan) -> Result<Planned> {
+    pub fn new(plan: &Plan, on: On) -> Result<Planned> {
         let atoms = AtomTable::new(plan)?;
         let programs = 0..plan.programs.len() as u32;
         let lines: Vec<Line> = programs.clone().map(|p| Line::program(plan, &atoms, p)).collect::<Result<_>>()?;
@@ -40,15 +44,24 @@ impl Planned {
         Ok(Planned {
             sent_bytes: (0..plan.ranks()).map(|r| sent_by(plan, &lines[program(r)], r)).collect(),
             peak_bytes: (0..plan.ranks()).map(|r| layouts[program(r)].bytes).collect(),
+            on,
+            exchanges: plan.ops().any(|(_, op)| matches!(op.kind, OpKind::Exchange { .. })),
         })
     }
 
     /// What a step did otherwise than planned.
     pub fn wrong(&self, step: &Step) -> Option<Error> {
-        for (what, counted, planned) in [
-            ("bytes sent", &step.sent_bytes, &self.sent_bytes),
-            ("bytes of memory", &step.peak_bytes, &self.peak_bytes),
-        ] {
+        let memory = ("bytes of memory", &step.peak_bytes, &self.peak_bytes);
+        let sent = ("bytes sent", &step.sent_bytes, &self.sent_bytes);
+        if self.on == On::Cuda {
+            let [counted, planned] = [&step.sent_bytes, &self.sent_bytes].map(|all| all.iter().sum::<u64>());
+            if counted != planned && !self.exchanges {
+                let why =
+                    format!("{counted} bytes went from rank to rank in step {}, the plan says {planned}", step.step);
+                return Some(Error::device("all ranks", why));
+            }
+        }
+        for (what, counted, planned) in [memory].into_iter().chain((self.on == On::Cpu).then_some(sent)) {
             if let Some(rank) = (0..planned.len()).find(|&r| counted.get(r) != Some(&planned[r])) {
                 let why = format!(
                     "{:?} {what} were counted in step {}, the plan says {}",
@@ -81,6 +94,10 @@ pub fn step(plan: &Plan, number: u64, run: &Run, best_flops_per_s: f64) -> Step 
 #[derive(Serialize)]
 pub struct Found {
     pub plan: String,
+    pub on: &'static str,
+    /// Whether ranks share a GPU: their messages are then copies inside its memory, and no link was there.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub emulated_links: bool,
     pub ranks: u32,
     pub devices: u32,
     pub seed: u64,
@@ -112,8 +129,10 @@ pub struct Check {
 impl Found {
     pub fn new(plan: &Plan, options: &Options, planned: Planned, steps: Vec<Step>, gemm_flops_per_s: f64) -> Found {
         let last = steps.last().expect("a run has a step").clone();
-        let devices = options.devices.iter().max().map_or(0, |d| d + 1);
+        let devices = machine::count(&options.devices);
         Found {
+            on: if planned.on == On::Cuda { "cuda" } else { "cpu" },
+            emulated_links: planned.on == On::Cuda && devices < plan.ranks(),
             plan: plan.hash(),
             ranks: plan.ranks(),
             devices,
@@ -146,10 +165,18 @@ impl Found {
         Some(Error::device("check", why))
     }
 
+    pub fn where_to(&self) -> String {
+        match self.on {
+            "cuda" => format!("{} ranks over {} GPUs", self.ranks, self.devices),
+            _ => format!("{} threads over {} cores", self.ranks, self.devices),
+        }
+    }
+
     pub fn render(&self) -> String {
         let says = |counted: &[u64], planned: &[u64]| {
             if counted == planned { "as the plan says" } else { "NOT as the plan says" }
         };
+        let one = if self.on == "cuda" { "GPU" } else { "core" };
         let most = |all: &[u64]| all.iter().copied().max().unwrap_or(0) as f64;
         let last = self.steps.last().expect("a run has a step");
         let mut table = Table::new("<<<");
@@ -157,8 +184,12 @@ impl Found {
         table.row(["step", &seconds(self.step_time_s), "first start to last end"]);
         table.row(["speed", &decimal(last.tokens_per_s, ""), "tokens a second"]);
         let best = decimal(self.best_flops_per_s, "FLOP/s");
-        table.row(["MFU", &percent(last.mfu), &format!("of the {best} of a product on every core")]);
-        let sent = says(&self.sent_bytes, &self.planned_sent_bytes);
+        table.row(["MFU", &percent(last.mfu), &format!("of the {best} of a product on every {one}")]);
+        let sent = match self.on {
+            // All together: a sum is read from everyone at once, where hops hand it on.
+            "cuda" => "copied from one rank's memory to another's",
+            _ => says(&self.sent_bytes, &self.planned_sent_bytes),
+        };
         table.row([
             "sent",
             &decimal(most(&self.sent_bytes), "B"),
@@ -171,6 +202,9 @@ impl Found {
             let dense = format!("off the dense f64 reference; {:.0e} is allowed", check.allowed);
             table.row(["loss error", &error(check.loss_error), &dense]);
             table.row(["gradients", &error(check.gradient_error), &format!("at worst, {}", check.worst_gradient)]);
+        }
+        if self.emulated_links {
+            table.row(["links", "emulated", "ranks share a GPU: their messages are copies inside its memory"]);
         }
         table.render("  ")
     }

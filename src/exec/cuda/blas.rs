@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code)]
 
-use super::driver::{Memory, Stream};
+use super::device::Operands;
 use super::lower::Gemm;
 use crate::error::{Error, Result};
 use crate::plan::Dtype;
@@ -14,22 +14,14 @@ use rustc_hash::FxHashMap;
 use std::ffi::c_void;
 
 /// What Hopper's kernels ask for at most.
-const WORKSPACE: u64 = 32 << 20;
+pub const WORKSPACE: u64 = 32 << 20;
 
 /// The library, and the algorithm it chose for each shape.
 pub struct Blas {
     handle: sys::cublasLtHandle_t,
-    workspace: Memory,
+    /// Address of [`WORKSPACE`] bytes.
+    workspace: u64,
     chosen: FxHashMap<String, sys::cublasLtMatmulHeuristicResult_t>,
-}
-
-/// Addresses of A, B, C and the bias.
-#[derive(Debug, Clone, Copy)]
-pub struct Operands {
-    pub a: u64,
-    pub b: u64,
-    pub c: u64,
-    pub bias: Option<u64>,
 }
 
 fn fail(gemm: &Gemm) -> impl Fn(result::CublasError) -> Error + '_ {
@@ -40,13 +32,15 @@ fn of(dtype: Dtype) -> Result<sys::cudaDataType> {
     match dtype {
         Dtype::Bf16 => Ok(sys::cudaDataType_t::CUDA_R_16BF),
         Dtype::F32 => Ok(sys::cudaDataType_t::CUDA_R_32F),
+        // Codes of E4M3.
+        Dtype::U8 => Ok(sys::cudaDataType_t::CUDA_R_8F_E4M3),
         other => Err(Error::device("matmul", format!("no product of {other:?} on CUDA; use bf16"))),
     }
 }
 
 impl Blas {
-    /// Errors: cuBLASLt is not on this machine.
-    pub fn new() -> Result<Blas> {
+    /// In the context of this thread. Errors: cuBLASLt is not on this machine.
+    pub fn new(workspace: u64) -> Result<Blas> {
         // SAFETY: looks the library up by its names and does nothing else.
         if !unsafe { sys::is_culib_present() } {
             let why =
@@ -54,15 +48,16 @@ impl Blas {
             return Err(Error::device("matmul", why));
         }
         let handle = result::create_handle().map_err(|e| Error::device("matmul", format!("cuBLASLt: {e}")))?;
-        Ok(Blas { handle, workspace: Memory::poisoned(WORKSPACE)?, chosen: FxHashMap::default() })
+        Ok(Blas { handle, workspace, chosen: FxHashMap::default() })
+    }
+
+    pub fn workspace(&self) -> u64 {
+        self.workspace
     }
 
     /// One product on a stream. Products on different streams must not run at once: they share the workspace.
-    pub fn run(&mut self, gemm: &Gemm, at: Operands, stream: &Stream) -> Result<()> {
-        if gemm.fp8 {
-            return Err(Error::device("matmul", "FP8 products do not run on CUDA yet; leave the option fp8 out"));
-        }
-        let problem = Problem::new(gemm, at.bias)?;
+    pub fn run(&mut self, gemm: &Gemm, at: Operands, stream: *mut c_void) -> Result<()> {
+        let problem = Problem::new(gemm, at)?;
         let key = format!("{gemm:?}");
         if !self.chosen.contains_key(&key) {
             self.chosen.insert(key.clone(), self.choose(&problem, gemm)?);
@@ -86,9 +81,9 @@ impl Blas {
                 c,
                 problem.layouts[2],
                 &self.chosen[&key].algo,
-                self.workspace.address(0) as *mut c_void,
+                self.workspace as *mut c_void,
                 WORKSPACE as usize,
-                stream.raw().cast(),
+                stream.cast(),
             )
         }
         .map_err(fail(gemm))
@@ -126,7 +121,7 @@ struct Problem {
 }
 
 impl Problem {
-    fn new(gemm: &Gemm, bias: Option<u64>) -> Result<Problem> {
+    fn new(gemm: &Gemm, at: Operands) -> Result<Problem> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let ([m, n, k], [a_t, b_t]) = (gemm.shape, gemm.transposed);
         let (compute, float) = (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F);
@@ -140,7 +135,15 @@ impl Problem {
         let problem = Problem { desc, layouts: [x, y, stored(n, m, gemm.dtypes[2])?] };
         problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(b_t))?;
         problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(a_t))?;
-        if let Some(bias) = bias {
+        if let Some([of_a, of_b]) = at.scales {
+            // A number for every 128 elements along k; ours is A where cuBLAS has B.
+            let blocks = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+            problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &blocks)?;
+            problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &blocks)?;
+            problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b)?;
+            problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a)?;
+        }
+        if let Some(bias) = at.bias {
             let add = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
             problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &add)?;
             problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;

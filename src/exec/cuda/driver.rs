@@ -1,24 +1,39 @@
 //! CUDA's driver, as far as plans need it: memory, streams, events, modules, launches.
 //!
-//! **Unverified: nothing here has run on a GPU yet.** Handles are freed when they are dropped; errors name the call.
+//! **Unverified: nothing here has run on a GPU yet.** It decides nothing: it hands over what it is told, and errors name
+//! the call. What was made is freed when it is dropped.
 
 #![allow(unsafe_code)]
 
+use super::blas::Blas;
+use super::device::{Device, EventId, FunctionId, Operands, Size, StreamId};
+use super::lower::{Gemm, Launch};
 use super::nvrtc;
-use super::source::Source;
 use crate::error::{Error, Result};
 use cudarc::driver::{result, sys};
 use rustc_hash::FxHashMap;
 use std::ffi::{CString, c_void};
 
-/// A GPU with its context, and every kernel that was compiled for it.
-pub struct Gpu {
+/// GPUs of this machine, their primary contexts, and everything that was made on them.
+pub struct Cuda {
+    gpus: Vec<Gpu>,
+    /// Whose context is this thread's.
+    current: u32,
+    streams: Vec<(u32, sys::CUstream)>,
+    events: Vec<(u32, sys::CUevent)>,
+    functions: Vec<sys::CUfunction>,
+    memories: Vec<(u32, sys::CUdeviceptr)>,
+}
+
+struct Gpu {
     device: sys::CUdevice,
-    pub name: String,
+    context: sys::CUcontext,
+    name: String,
     /// `"90a"`.
-    pub arch: String,
+    arch: String,
     modules: FxHashMap<String, sys::CUmodule>,
-    functions: FxHashMap<(String, &'static str), sys::CUfunction>,
+    loaded: FxHashMap<(String, &'static str), FunctionId>,
+    blas: Option<Blas>,
 }
 
 fn fail(what: &str) -> impl Fn(result::DriverError) -> Error + '_ {
@@ -26,230 +41,297 @@ fn fail(what: &str) -> impl Fn(result::DriverError) -> Error + '_ {
 }
 
 /// How many GPUs there are; an error, with the remedy, where the driver is not on this machine.
-pub fn count() -> Result<usize> {
+pub fn count() -> Result<u32> {
     // SAFETY: looks the library up by its names and does nothing else.
     if !unsafe { sys::is_culib_present() } {
         let why = "no NVIDIA driver (libcuda.so) on this machine; use --on cpu, or run this where a GPU is";
         return Err(Error::device("cuda", why));
     }
     result::init().map_err(fail("init"))?;
-    Ok(result::device::get_count().map_err(fail("count devices"))? as usize)
+    Ok(result::device::get_count().map_err(fail("count devices"))? as u32)
 }
 
-impl Gpu {
-    /// The GPU of that number, its primary context made current for this thread.
-    pub fn new(ordinal: usize) -> Result<Gpu> {
+impl Cuda {
+    /// The GPUs of these numbers; what is called GPU i here is the i-th of them.
+    pub fn open(ordinals: &[u32]) -> Result<Cuda> {
         let there = count()?;
-        if ordinal >= there {
-            return Err(Error::device("cuda", format!("device {ordinal} is not one of the {there} GPUs here")));
+        if let Some(wrong) = ordinals.iter().find(|o| **o >= there) {
+            let why = format!("GPU {wrong} is not one of the {there} here; give --devices numbers below {there}");
+            return Err(Error::device("cuda", why));
         }
-        let device = result::device::get(ordinal as i32).map_err(fail("get device"))?;
-        // SAFETY: the device exists; the context is released when this is dropped.
-        unsafe {
-            let context = result::primary_ctx::retain(device).map_err(fail("make a context"))?;
-            result::ctx::set_current(context).map_err(fail("use a context"))?;
+        let mut cuda = Cuda {
+            gpus: vec![],
+            current: u32::MAX,
+            streams: vec![],
+            events: vec![],
+            functions: vec![],
+            memories: vec![],
+        };
+        for &ordinal in ordinals {
+            let gpu = Gpu::open(ordinal)?;
+            cuda.gpus.push(gpu);
         }
-        let name = result::device::get_name(device).map_err(fail("name of the device"))?;
-        let mut gpu =
-            Gpu { device, name, arch: String::new(), modules: FxHashMap::default(), functions: FxHashMap::default() };
-        let [major, minor] = [
-            sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-        ]
-        .map(|a| gpu.attribute(a));
-        // What an `a` adds is there on that very generation alone.
-        let only = if major? >= 9 { "a" } else { "" };
-        gpu.arch = format!(
-            "{}{}{only}",
-            gpu.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            minor?
-        );
-        Ok(gpu)
+        cuda.reach_peers()?;
+        Ok(cuda)
     }
 
-    fn attribute(&self, which: sys::CUdevice_attribute) -> Result<i32> {
-        // SAFETY: the device exists.
-        unsafe { result::device::get_attribute(self.device, which) }.map_err(fail("attribute of the device"))
+    /// Lets every GPU read the memory of every other: kernels that add what peers have do so.
+    fn reach_peers(&mut self) -> Result<()> {
+        for here in 0..self.gpus.len() as u32 {
+            for there in (0..self.gpus.len() as u32).filter(|&there| there != here) {
+                self.enter(here)?;
+                let mut can = 0;
+                let [own, peer] = [here, there].map(|gpu| self.gpus[gpu as usize].device);
+                // SAFETY: both devices exist, and `can` is written before the call returns.
+                unsafe { sys::cuDeviceCanAccessPeer(&mut can, own, peer) }.result().map_err(fail("peer access"))?;
+                if can == 0 {
+                    let why = format!("GPU {here} cannot read the memory of GPU {there}; put all ranks on one GPU");
+                    return Err(Error::device("cuda", why));
+                }
+                // SAFETY: the peer's context is retained until `self` is dropped.
+                let enabled = unsafe { sys::cuCtxEnablePeerAccess(self.gpus[there as usize].context, 0) };
+                if enabled != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
+                    enabled.result().map_err(fail("enable peer access"))?;
+                }
+            }
+        }
+        Ok(())
     }
 
-    /// Bytes free and in all.
-    pub fn memory(&self) -> Result<(u64, u64)> {
-        let (free, all) = result::mem_get_info().map_err(fail("free memory"))?;
-        Ok((free as u64, all as u64))
+    /// Makes a GPU's context this thread's.
+    fn enter(&mut self, gpu: u32) -> Result<()> {
+        if self.current != gpu {
+            // SAFETY: the context is retained until `self` is dropped.
+            unsafe { result::ctx::set_current(self.gpus[gpu as usize].context) }.map_err(fail("use a context"))?;
+            self.current = gpu;
+        }
+        Ok(())
     }
 
-    /// Waits until everything is done.
-    pub fn synchronize(&self) -> Result<()> {
+    /// Waits for what the default stream does for the host: fills, and the end of copies out of pageable memory. Our own
+    /// streams would not wait for it.
+    fn settled(&self) -> Result<()> {
         result::ctx::synchronize().map_err(fail("wait for the device"))
     }
 
-    /// The kernel of a source with its macros, compiled and loaded the first time. `shared` bytes are allowed it.
-    pub fn function(
-        &mut self,
-        source: Source,
-        kernel: &'static str,
-        defines: &[(String, String)],
-        shared: u32,
-    ) -> Result<Function> {
-        let key = format!("{} {defines:?}", source.name);
-        if !self.modules.contains_key(&key) {
-            let compiled = nvrtc::compile(source, defines, &self.arch)?;
-            // SAFETY: the code is a whole cubin for this architecture.
-            let module = unsafe { result::module::load_data(compiled.code.as_ptr().cast()) };
-            self.modules.insert(key.clone(), module.map_err(fail(source.name))?);
-        }
-        let module = self.modules[&key];
-        let at = (key, kernel);
-        if !self.functions.contains_key(&at) {
-            let name = CString::new(kernel).expect("kernels have plain names");
-            // SAFETY: the module stays loaded as long as this GPU.
-            let function = unsafe { result::module::get_function(module, name) }.map_err(fail(kernel))?;
-            if shared > 48 * 1024 {
-                let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                // SAFETY: the function was just loaded.
-                unsafe { result::function::set_function_attribute(function, most, shared as i32) }
-                    .map_err(fail(kernel))?;
-            }
-            self.functions.insert(at.clone(), function);
-        }
-        Ok(Function(self.functions[&at]))
+    fn on_stream(&mut self, stream: StreamId) -> Result<sys::CUstream> {
+        let (gpu, handle) = self.streams[stream as usize];
+        self.enter(gpu)?;
+        Ok(handle)
+    }
+
+    /// `"90a"`: what kernels are compiled for.
+    pub fn arch(&self, gpu: u32) -> &str {
+        &self.gpus[gpu as usize].arch
     }
 }
 
-impl Drop for Gpu {
-    fn drop(&mut self) {
-        // SAFETY: modules and context were made here; nobody uses them any more. A failure has nobody to be told to.
-        unsafe {
-            for &module in self.modules.values() {
-                let _ = result::module::unload(module);
-            }
-            let _ = result::primary_ctx::release(self.device);
-        }
+impl Gpu {
+    fn open(ordinal: u32) -> Result<Gpu> {
+        let device = result::device::get(ordinal as i32).map_err(fail("get device"))?;
+        // SAFETY: the device exists; the context is released when the GPU is dropped.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(fail("make a context"))?;
+        let name = result::device::get_name(device).map_err(fail("name of the device"))?;
+        // SAFETY: the device exists.
+        let attribute = |which| unsafe { result::device::get_attribute(device, which) }.map_err(fail("attribute"));
+        let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        // What an `a` adds is there on that very generation alone.
+        let arch = format!("{major}{minor}{}", if major >= 9 { "a" } else { "" });
+        let (modules, loaded) = (FxHashMap::default(), FxHashMap::default());
+        Ok(Gpu { device, context, name, arch, modules, loaded, blas: None })
     }
 }
 
-/// A loaded kernel; good as long as its [`Gpu`].
-#[derive(Debug, Clone, Copy)]
-pub struct Function(sys::CUfunction);
+impl Device for Cuda {
+    fn name(&self, gpu: u32) -> String {
+        self.gpus[gpu as usize].name.clone()
+    }
 
-/// Memory of the GPU.
-pub struct Memory {
-    at: sys::CUdeviceptr,
-    pub bytes: u64,
-}
+    fn memory(&mut self, gpu: u32) -> Result<[u64; 2]> {
+        self.enter(gpu)?;
+        let (free, all) = result::mem_get_info().map_err(fail("free memory"))?;
+        Ok([free as u64, all as u64])
+    }
 
-impl Memory {
-    /// Filled with ones: NaN, to whoever reads it before it is written.
-    pub fn poisoned(bytes: u64) -> Result<Memory> {
-        // SAFETY: a fresh allocation, filled within its size.
+    fn allocate(&mut self, gpu: u32, bytes: u64) -> Result<u64> {
+        self.enter(gpu)?;
+        // SAFETY: a fresh allocation, filled within its size and freed when `self` is dropped.
         unsafe {
             let at = result::malloc_sync(bytes.max(1) as usize).map_err(fail("allocate memory"))?;
-            let memory = Memory { at, bytes };
-            result::memset_d8_sync(at, 0xff, bytes as usize).map_err(fail("fill memory"))?;
-            Ok(memory)
+            self.memories.push((gpu, at));
+            if bytes > 0 {
+                result::memset_d8_sync(at, 0xff, bytes as usize).map_err(fail("fill memory"))?;
+            }
+            self.settled().map(|()| at)
         }
     }
 
-    pub fn of(data: &[u8]) -> Result<Memory> {
-        let memory = Memory::poisoned(data.len() as u64)?;
-        memory.write(0, data)?;
-        Ok(memory)
+    fn clear(&mut self) -> Result<()> {
+        self.synchronize()?;
+        for (_, event) in std::mem::take(&mut self.events) {
+            // SAFETY: made here, destroyed once, and no stream is busy.
+            unsafe { result::event::destroy(event) }.map_err(fail("destroy an event"))?;
+        }
+        for (_, stream) in std::mem::take(&mut self.streams) {
+            // SAFETY: as above.
+            unsafe { result::stream::destroy(stream) }.map_err(fail("destroy a stream"))?;
+        }
+        for (gpu, at) in std::mem::take(&mut self.memories) {
+            self.enter(gpu)?;
+            // The library keeps its workspace.
+            if self.gpus[gpu as usize].blas.as_ref().is_some_and(|blas| blas.workspace() == at) {
+                self.memories.push((gpu, at));
+                continue;
+            }
+            // SAFETY: allocated here, freed once, and nothing that could use it is under way.
+            unsafe { result::free_sync(at) }.map_err(fail("free memory"))?;
+        }
+        Ok(())
     }
 
-    /// The address of a byte.
-    pub fn address(&self, offset: u64) -> u64 {
-        assert!(offset <= self.bytes, "byte {offset} of {}", self.bytes);
-        self.at + offset
+    fn write(&mut self, gpu: u32, at: u64, data: &[u8]) -> Result<()> {
+        self.enter(gpu)?;
+        // SAFETY: callers write within what they have allocated.
+        unsafe { result::memcpy_htod_sync(at, data) }.map_err(fail("copy to the device"))?;
+        self.settled()
     }
 
-    /// Waits for nothing: whoever calls knows that no stream uses the memory.
-    pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
-        assert!(offset + data.len() as u64 <= self.bytes, "{} bytes at {offset} of {}", data.len(), self.bytes);
-        // SAFETY: within the allocation.
-        unsafe { result::memcpy_htod_sync(self.at + offset, data) }.map_err(fail("copy to the device"))
-    }
-
-    pub fn read(&self, offset: u64, bytes: u64) -> Result<Vec<u8>> {
-        assert!(offset + bytes <= self.bytes, "{bytes} bytes at {offset} of {}", self.bytes);
+    fn read(&mut self, gpu: u32, at: u64, bytes: u64) -> Result<Vec<u8>> {
+        self.enter(gpu)?;
         let mut data = vec![0u8; bytes as usize];
-        // SAFETY: within the allocation.
-        unsafe { result::memcpy_dtoh_sync(&mut data, self.at + offset) }.map_err(fail("copy from the device"))?;
+        // SAFETY: callers read within what they have allocated.
+        unsafe { result::memcpy_dtoh_sync(&mut data, at) }.map_err(fail("copy from the device"))?;
         Ok(data)
     }
-}
 
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: allocated here and freed once.
-        let _ = unsafe { result::free_sync(self.at) };
-    }
-}
-
-/// A stream of its own, which does not wait for the default stream.
-pub struct Stream(sys::CUstream);
-
-impl Stream {
-    pub fn new() -> Result<Stream> {
-        result::stream::create(result::stream::StreamKind::NonBlocking).map(Stream).map_err(fail("make a stream"))
+    /// One that does not wait for the default stream.
+    fn stream(&mut self, gpu: u32) -> Result<StreamId> {
+        self.enter(gpu)?;
+        let made = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(fail("make a stream"))?;
+        self.streams.push((gpu, made));
+        Ok(self.streams.len() as StreamId - 1)
     }
 
-    /// For cuBLASLt.
-    pub fn raw(&self) -> *mut c_void {
-        self.0.cast()
+    /// With a time: CUDA resolves about half a microsecond.
+    fn event(&mut self, gpu: u32) -> Result<EventId> {
+        self.enter(gpu)?;
+        let made = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(fail("make an event"))?;
+        self.events.push((gpu, made));
+        Ok(self.events.len() as EventId - 1)
     }
 
-    pub fn wait(&self, event: &Event) -> Result<()> {
+    fn wait(&mut self, stream: StreamId, event: EventId) -> Result<()> {
+        let stream = self.on_stream(stream)?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both handles are live.
-        unsafe { result::stream::wait_event(self.0, event.0, flags) }.map_err(fail("wait for an event"))
+        unsafe { result::stream::wait_event(stream, self.events[event as usize].1, flags) }
+            .map_err(fail("wait for an event"))
     }
 
-    pub fn record(&self, event: &Event) -> Result<()> {
+    fn record(&mut self, stream: StreamId, event: EventId) -> Result<()> {
+        let stream = self.on_stream(stream)?;
         // SAFETY: both handles are live.
-        unsafe { result::event::record(event.0, self.0) }.map_err(fail("record an event"))
+        unsafe { result::event::record(self.events[event as usize].1, stream) }.map_err(fail("record an event"))
     }
 
-    pub fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
-        // SAFETY: the caller's regions lie in live allocations: they come from a checked layout.
-        unsafe { result::memcpy_dtod_async(to, from, bytes as usize, self.0) }.map_err(fail("copy on the device"))
+    fn copy(&mut self, stream: StreamId, to: u64, from: u64, bytes: u64) -> Result<()> {
+        let stream = self.on_stream(stream)?;
+        // SAFETY: the caller's regions lie in live allocations: they come from a checked layout. Addresses say which GPU
+        // they are of.
+        unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, stream) }.result().map_err(fail("copy on the device"))
     }
 
-    /// Launches a kernel whose one parameter is a struct of these words.
-    pub fn launch(&self, function: Function, grid: [u32; 3], threads: u32, shared: u32, words: &[u64]) -> Result<()> {
+    fn load(&mut self, gpu: u32, launch: &Launch) -> Result<FunctionId> {
+        self.enter(gpu)?;
+        let (source, next) = (launch.source, self.functions.len() as FunctionId);
+        let here = &mut self.gpus[gpu as usize];
+        let key = format!("{} {:?}", source.name, launch.defines);
+        let at = (key.clone(), launch.kernel);
+        if let Some(&known) = here.loaded.get(&at) {
+            return Ok(known);
+        }
+        if !here.modules.contains_key(&key) {
+            let code = nvrtc::cached(source, &launch.defines, &here.arch)?;
+            // SAFETY: the code is a whole cubin for this architecture.
+            let module = unsafe { result::module::load_data(code.as_ptr().cast()) };
+            here.modules.insert(key.clone(), module.map_err(fail(source.name))?);
+        }
+        let name = CString::new(launch.kernel).expect("kernels have plain names");
+        // SAFETY: the module stays loaded as long as its GPU.
+        let function =
+            unsafe { result::module::get_function(here.modules[&key], name) }.map_err(fail(launch.kernel))?;
+        if launch.shared > 48 * 1024 {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was just loaded.
+            unsafe { result::function::set_function_attribute(function, most, launch.shared as i32) }
+                .map_err(fail(launch.kernel))?;
+        }
+        self.functions.push(function);
+        self.gpus[gpu as usize].loaded.insert(at, next);
+        Ok(next)
+    }
+
+    fn launch(&mut self, stream: StreamId, function: FunctionId, size: Size, words: &[u64]) -> Result<()> {
+        let stream = self.on_stream(stream)?;
         let mut params = [words.as_ptr() as *mut c_void];
-        let grid = (grid[0], grid[1], grid[2]);
+        let Size { grid: [x, y, z], threads, shared } = size;
+        let function = self.functions[function as usize];
         // SAFETY: the words are as many as the kernel's struct has, and CUDA copies them before the call returns.
-        unsafe { result::launch_kernel(function.0, grid, (threads, 1, 1), shared, self.0, &mut params) }
+        unsafe { result::launch_kernel(function, (x, y, z), (threads, 1, 1), shared, stream, &mut params) }
             .map_err(fail("launch a kernel"))
     }
-}
 
-impl Drop for Stream {
-    fn drop(&mut self) {
-        // SAFETY: made here and destroyed once.
-        let _ = unsafe { result::stream::destroy(self.0) };
-    }
-}
-
-/// An event with a time.
-pub struct Event(sys::CUevent);
-
-impl Event {
-    pub fn new() -> Result<Event> {
-        result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map(Event).map_err(fail("make an event"))
+    fn gemm(&mut self, stream: StreamId, gemm: &Gemm, at: Operands) -> Result<()> {
+        let (gpu, handle) = self.streams[stream as usize];
+        if self.gpus[gpu as usize].blas.is_none() {
+            let workspace = self.allocate(gpu, super::blas::WORKSPACE)?;
+            self.gpus[gpu as usize].blas = Some(Blas::new(workspace)?);
+        }
+        self.enter(gpu)?;
+        let blas = self.gpus[gpu as usize].blas.as_mut().expect("made above");
+        blas.run(gemm, at, handle.cast())
     }
 
-    /// Seconds since `earlier`, both having passed. CUDA resolves about half a microsecond.
-    pub fn since(&self, earlier: &Event) -> Result<f64> {
+    fn synchronize(&mut self) -> Result<()> {
+        (0..self.gpus.len() as u32).try_for_each(|gpu| {
+            self.enter(gpu)?;
+            result::ctx::synchronize().map_err(fail("wait for the device"))
+        })
+    }
+
+    fn seconds(&mut self, from: EventId, to: EventId) -> Result<f64> {
+        let [(gpu, from), (_, to)] = [from, to].map(|event| self.events[event as usize]);
+        self.enter(gpu)?;
         // SAFETY: both handles are live.
-        let ms = unsafe { result::event::elapsed(earlier.0, self.0) }.map_err(fail("time between events"))?;
+        let ms = unsafe { result::event::elapsed(from, to) }.map_err(fail("time between events"))?;
         Ok(f64::from(ms) * 1e-3)
     }
 }
 
-impl Drop for Event {
+impl Drop for Cuda {
     fn drop(&mut self) {
-        // SAFETY: made here and destroyed once.
-        let _ = unsafe { result::event::destroy(self.0) };
+        let _ = self.synchronize();
+        // SAFETY: everything was made here and is freed once, while its context is retained; nobody uses it any more. A
+        // failure has nobody to be told to.
+        unsafe {
+            for &(_, event) in &self.events {
+                let _ = result::event::destroy(event);
+            }
+            for &(_, stream) in &self.streams {
+                let _ = result::stream::destroy(stream);
+            }
+            for i in 0..self.memories.len() {
+                let (gpu, at) = self.memories[i];
+                let _ = self.enter(gpu).map(|()| result::free_sync(at));
+            }
+            for gpu in &mut self.gpus {
+                gpu.blas = None;
+                for &module in gpu.modules.values() {
+                    let _ = result::module::unload(module);
+                }
+                let _ = result::primary_ctx::release(gpu.device);
+            }
+        }
     }
 }

@@ -1,18 +1,27 @@
 //! Plans on NVIDIA GPUs.
 //!
-//! * [`source`]: the kernels, compiled by [`nvrtc`] where they run;
-//! * [`lower`]: what is launched for each kernel of a plan;
+//! * [`source`]: the kernels, compiled by [`nvrtc`] where they run and kept on disk;
+//! * [`lower`], [`exchange`]: what is launched for each op of a plan, [`prepare`]: with which addresses;
 //! * [`script`]: a plan as commands to streams, for all ranks of a process;
-//! * [`driver`], [`blas`], [`run`]: the GPU itself, matrix products, a training step.
+//! * [`session`], [`run`]: steps of training on a [`device`];
+//! * [`selftest`]: every kernel against the CPU's, where it runs;
+//! * [`driver`], [`blas`]: the GPU itself, and matrix products.
 //!
 //! Without a GPU the kernels are run by an emulator of CUDA's execution model and held against the CPU's
-//! (`tests/cuda_kernels.rs`), compiled for every architecture (`tests/cuda.rs`), and the commands are obeyed by a double
-//! in whatever order streams and events allow. **The last three modules have not run on a GPU yet.**
+//! (`tests/cuda_kernels.rs`), compiled for every architecture (`tests/cuda.rs`), and whole steps are run by a double of
+//! the device, which obeys commands in whatever order streams and events allow (`tests/cuda_run.rs`). **What has not run
+//! on a GPU yet: [`driver`] and [`blas`], and with them everything's speed.**
 
 pub mod blas;
+pub mod device;
 pub mod driver;
+pub mod exchange;
 pub mod lower;
 pub mod nvrtc;
+pub mod prepare;
+pub mod process;
 pub mod run;
 pub mod script;
+pub mod selftest;
+pub mod session;
 pub mod source;

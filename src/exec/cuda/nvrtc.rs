@@ -5,7 +5,10 @@
 use super::source::{HEADERS, Source};
 use crate::error::{Error, Result};
 use cudarc::nvrtc::{result as nvrtc, sys};
+use rustc_hash::FxHasher;
 use std::ffi::{CStr, CString, c_char};
+use std::hash::{Hash, Hasher};
+use std::path::PathBuf;
 
 /// Machine code of one source, and what the compiler said it takes.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,6 +52,45 @@ pub fn compile(source: Source, defines: &[(String, String)], arch: &str) -> Resu
     let log = program.log();
     done.map_err(|_| Error::device(source.name, format!("it does not compile for sm_{arch}: {log}")))?;
     Ok(Compiled { code: program.code(source)?, kernels: resources(&log) })
+}
+
+/// Compiles, or takes what was compiled before from the folder of [`cache`]. A cache that cannot be written is done
+/// without.
+pub fn cached(source: Source, defines: &[(String, String)], arch: &str) -> Result<Vec<u8>> {
+    cached_in(cache(), source, defines, arch)
+}
+
+/// The same with a folder of one's own, or none.
+pub fn cached_in(dir: Option<PathBuf>, source: Source, defines: &[(String, String)], arch: &str) -> Result<Vec<u8>> {
+    let Some(dir) = dir else { return Ok(compile(source, defines, arch)?.code) };
+    let file = dir.join(format!("{}-sm_{arch}-{:016x}.cubin", source.name, hash(source, defines)));
+    if let Ok(code) = std::fs::read(&file) {
+        // Whole: it was put in place by its name.
+        if code.starts_with(b"\x7fELF") {
+            return Ok(code);
+        }
+    }
+    let code = compile(source, defines, arch)?.code;
+    let part = file.with_extension(format!("{}.part", std::process::id()));
+    let written = std::fs::create_dir_all(&dir).and_then(|()| std::fs::write(&part, &code));
+    let _ = written.and_then(|()| std::fs::rename(&part, &file));
+    Ok(code)
+}
+
+/// Where compiled kernels are kept: FORETRAIN_CACHE, or `foretrain` in the user's cache folder.
+pub fn cache() -> Option<PathBuf> {
+    let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let users = || of("XDG_CACHE_HOME").or_else(|| of("HOME").map(|home| home.join(".cache")));
+    of("FORETRAIN_CACHE").or_else(|| users().map(|dir| dir.join("foretrain")))
+}
+
+/// Of everything that the machine code follows from, but the compiler's version: what runs on a GPU runs whoever
+/// compiled it.
+fn hash(source: Source, defines: &[(String, String)]) -> u64 {
+    let mut hasher = FxHasher::default();
+    (source.text, defines).hash(&mut hasher);
+    HEADERS.iter().for_each(|header| header.text.hash(&mut hasher));
+    hasher.finish()
 }
 
 struct Program(sys::nvrtcProgram);

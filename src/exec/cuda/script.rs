@@ -8,6 +8,7 @@
 //! one for each communicator lane of each rank. Messages between ranks are copies that the receiver's stream does once
 //! both ends have started; a send ends on delivery.
 
+use super::device::{EventId, StreamId};
 use crate::collective;
 use crate::error::{Error, Result};
 use crate::plan::link::{Line, Place};
@@ -18,11 +19,8 @@ use crate::plan::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 
-pub type StreamId = u32;
-pub type EventId = u32;
-
 /// Bytes of a rank's memory.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Region {
     pub rank: u32,
     pub bytes: Range<u64>,
@@ -56,6 +54,12 @@ pub enum Command {
         from: Region,
         to: Region,
     },
+    /// The rows that an exchange leaves on the rank, out of the memories of all its members.
+    Pull {
+        stream: StreamId,
+        rank: u32,
+        node: u32,
+    },
     /// Notes what a watched slot holds after `node` has written it.
     Keep {
         stream: StreamId,
@@ -80,6 +84,7 @@ impl Command {
             | Command::Kernel { stream, .. }
             | Command::Copy { stream, .. }
             | Command::Add { stream, .. }
+            | Command::Pull { stream, .. }
             | Command::Keep { stream, .. } => *stream,
         }
     }
@@ -96,8 +101,9 @@ pub struct Around {
 #[derive(Debug, Clone)]
 pub struct Script {
     pub commands: Vec<Command>,
-    pub streams: u32,
-    pub events: u32,
+    /// The device of each stream, and of each event.
+    pub streams: Vec<u32>,
+    pub events: Vec<u32>,
     /// By rank and node.
     pub around: Vec<Vec<Around>>,
 }
@@ -110,9 +116,16 @@ pub struct Linked<'p> {
     pub matching: &'p Matching,
     /// By program.
     pub layouts: &'p [Layout],
+    /// The one rank that is there, all others being made up for by copies inside its memory: for times of its kernels.
+    pub solo: Option<u32>,
 }
 
 impl<'p> Linked<'p> {
+    /// The ranks that are there.
+    pub fn ranks(&self) -> Range<u32> {
+        self.solo.map_or(0..self.plan.ranks(), |rank| rank..rank + 1)
+    }
+
     pub fn line(&self, rank: u32) -> &'p Line<'p> {
         &self.lines[self.plan.program_of(rank) as usize]
     }
@@ -127,6 +140,26 @@ impl<'p> Linked<'p> {
         let elems = collective::part((place.rows[1] - place.rows[0]) * tensor.row_len(), part, parts);
         let (at, size) = (base + place.rows[0] * row, tensor.dtype.size());
         Region { rank, bytes: at + elems.start * size..at + elems.end * size, dtype: tensor.dtype }
+    }
+
+    fn group(self, rank: u32, node: u32) -> &'p Group {
+        let lane = self.line(rank).nodes[node as usize].lane;
+        match &self.plan.lanes[lane as usize] {
+            Lane::Comm(group, _) => group,
+            Lane::Compute(_) => unreachable!("`check` has kept communication off compute lanes"),
+        }
+    }
+
+    /// Every member of a collective with its own op.
+    pub fn members(&self, rank: u32, node: u32) -> Result<Vec<(u32, u32)>> {
+        let Linked { plan, matching, .. } = *self;
+        let (own, lane) = (plan.program_of(rank), self.line(rank).nodes[node as usize].lane);
+        let of = |m: u32| matching.same_collective(own, plan.program_of(m), lane, node).map(|node| (m, node));
+        let all: Option<Vec<_>> = self.group(rank, node).members(&plan.views, rank).into_iter().map(of).collect();
+        all.ok_or_else(|| {
+            let path = self.line(rank).path(node as usize);
+            Error::plan(format!("rank {rank}, {path}: a member does not take part"))
+        })
     }
 
     /// A whole place.
@@ -144,7 +177,7 @@ pub fn script(linked: Linked, devices: &[u32], watched: &[SlotId]) -> Result<Scr
     }
     Ok(Script {
         commands: writer.commands,
-        streams: writer.streams.len() as u32,
+        streams: writer.stream_devices,
         events: writer.events,
         around: writer.around,
     })
@@ -153,6 +186,10 @@ pub fn script(linked: Linked, devices: &[u32], watched: &[SlotId]) -> Result<Scr
 /// Every start and end, in an order in which all of them can come.
 fn moments(linked: Linked) -> Result<Vec<Moment>> {
     let Linked { plan, lines, matching, .. } = linked;
+    if let Some(rank) = linked.solo {
+        let at = |node| [false, true].map(|end| Moment { node, rank, end });
+        return Ok((0..linked.line(rank).nodes.len() as u32).flat_map(at).collect());
+    }
     if !order::in_step(plan, lines, matching) {
         return order::of_all_ranks(plan, lines, matching);
     }
@@ -176,7 +213,9 @@ struct Writer<'p> {
     devices: Vec<u32>,
     commands: Vec<Command>,
     streams: FxHashMap<Use, StreamId>,
-    events: u32,
+    stream_devices: Vec<u32>,
+    /// The device of each.
+    events: Vec<u32>,
     around: Vec<Vec<Around>>,
     /// The event after the copy of a leg, by the receiving rank and its leg.
     delivered: FxHashMap<(u32, LegAt), EventId>,
@@ -198,7 +237,8 @@ impl<'p> Writer<'p> {
             devices: devices.to_vec(),
             commands: vec![],
             streams: FxHashMap::default(),
-            events: 0,
+            stream_devices: vec![],
+            events: vec![],
             around,
             delivered: FxHashMap::default(),
             gathered: FxHashSet::default(),
@@ -212,13 +252,18 @@ impl<'p> Writer<'p> {
             Lane::Comm(..) => Use::Lane { rank, lane },
             Lane::Compute(_) => Use::Device(self.devices[rank as usize]),
         };
+        if let Some(&known) = self.streams.get(&kind) {
+            return known;
+        }
         let next = self.streams.len() as StreamId;
-        *self.streams.entry(kind).or_insert(next)
+        self.streams.insert(kind, next);
+        self.stream_devices.push(self.devices[rank as usize]);
+        next
     }
 
     fn record(&mut self, stream: StreamId) -> EventId {
-        let event = self.events;
-        self.events += 1;
+        let event = self.events.len() as EventId;
+        self.events.push(self.stream_devices[stream as usize]);
         self.commands.push(Command::Record { stream, event });
         event
     }
@@ -250,8 +295,10 @@ impl<'p> Writer<'p> {
     fn end(&mut self, Moment { rank, node, .. }: Moment) -> Result<()> {
         match &self.linked.line(rank).nodes[node as usize].op.kind {
             OpKind::Compute { .. } => return Ok(()),
+            _ if self.linked.solo.is_some() => self.alone(rank, node),
             OpKind::Transfer { legs, .. } => self.transfer(rank, node, legs)?,
             OpKind::Collective { kind, .. } => self.collective(rank, node, *kind)?,
+            OpKind::Exchange { .. } => self.exchange(rank, node)?,
             _ => {
                 let path = self.linked.line(rank).path(node as usize);
                 return Err(Error::device(path, "this kind of op is not turned into commands yet"));
@@ -263,20 +310,32 @@ impl<'p> Writer<'p> {
         Ok(())
     }
 
+    /// In place of what comes from others, as many bytes of its own.
+    fn alone(&mut self, rank: u32, node: u32) {
+        let stream = self.stream(rank, node);
+        let line = self.linked.line(rank);
+        if let OpKind::Exchange { .. } = line.nodes[node as usize].op.kind {
+            return self.commands.push(Command::Pull { stream, rank, node });
+        }
+        let sources = line.reads(node as usize);
+        for (i, to) in line.writes(node as usize).iter().enumerate() {
+            let mut to = self.linked.region(rank, to);
+            let Some(from) = sources.get(i).or(sources.first()) else { continue };
+            let mut from = self.linked.region(rank, from);
+            let bytes = (from.bytes.end - from.bytes.start).min(to.bytes.end - to.bytes.start);
+            (from.bytes.end, to.bytes.end) = (from.bytes.start + bytes, to.bytes.start + bytes);
+            if from.bytes.end <= to.bytes.start || to.bytes.end <= from.bytes.start {
+                self.commands.push(Command::Copy { stream, from, to });
+            }
+        }
+    }
+
     fn keep(&mut self, stream: StreamId, rank: u32, node: u32) {
         for place in self.linked.line(rank).writes(node as usize) {
             let slot = SlotId { tensor: place.tensor, slot: place.slot };
             if self.watched.contains(&slot) {
                 self.commands.push(Command::Keep { stream, rank, node, slot });
             }
-        }
-    }
-
-    fn group(&self, rank: u32, node: u32) -> &'p Group {
-        let lane = self.linked.line(rank).nodes[node as usize].lane;
-        match &self.linked.plan.lanes[lane as usize] {
-            Lane::Comm(group, _) => group,
-            Lane::Compute(_) => unreachable!("`check` has kept communication off compute lanes"),
         }
     }
 
@@ -294,7 +353,7 @@ impl<'p> Writer<'p> {
     /// The copy that a leg of `rank` is one end of, written once for both; the event after it.
     fn deliver(&mut self, rank: u32, at: LegAt, leg: &Leg) -> Result<EventId> {
         let Linked { plan, matching, .. } = self.linked;
-        let peer = self.group(rank, at.node).neighbour(&plan.views, rank, leg.by);
+        let peer = self.linked.group(rank, at.node).neighbour(&plan.views, rank, leg.by);
         let lane = self.linked.line(rank).nodes[at.node as usize].lane;
         let met = matching.partner(plan.program_of(rank), plan.program_of(peer), lane, leg, at);
         let met = met.ok_or_else(|| {
@@ -332,44 +391,52 @@ impl<'p> Writer<'p> {
 
     /// Written whole, on the streams of all members, when the first of them comes to its end.
     fn collective(&mut self, rank: u32, node: u32, kind: CollectiveKind) -> Result<()> {
-        let members = self.members(rank, node)?;
+        let members = self.linked.members(rank, node)?;
         if !self.gathered.insert(members[0]) {
             return Ok(());
         }
         let starts: Vec<EventId> =
             members.iter().map(|&(m, node)| self.around[m as usize][node as usize].start).collect();
         let streams: Vec<StreamId> = members.iter().map(|&(m, node)| self.stream(m, node)).collect();
-        let everyone = |writer: &mut Self, events: &[EventId]| {
-            for (i, &stream) in streams.iter().enumerate() {
-                let others = events.iter().enumerate().filter(|(j, _)| *j != i);
-                others.for_each(|(_, &event)| writer.wait(stream, event));
-            }
-        };
-        everyone(self, &starts);
+        self.everyone(&streams, &starts);
         let reduces = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter);
         (0..members.len())
             .for_each(|i| if reduces { self.sum(&members, i, kind) } else { self.pull(&members, i, kind) });
         if kind == CollectiveKind::AllReduce {
             let summed: Vec<EventId> = streams.iter().map(|&stream| self.record(stream)).collect();
-            everyone(self, &summed);
+            self.everyone(&streams, &summed);
             (0..members.len()).for_each(|i| self.pull(&members, i, kind));
         }
         // Nobody goes on before everyone has read what it offers.
         let done: Vec<EventId> = streams.iter().map(|&stream| self.record(stream)).collect();
-        everyone(self, &done);
+        self.everyone(&streams, &done);
         Ok(())
     }
 
-    /// Every member of a collective with its own op.
-    fn members(&self, rank: u32, node: u32) -> Result<Vec<(u32, u32)>> {
-        let Linked { plan, matching, .. } = self.linked;
-        let (own, lane) = (plan.program_of(rank), self.linked.line(rank).nodes[node as usize].lane);
-        let of = |m: u32| matching.same_collective(own, plan.program_of(m), lane, node).map(|node| (m, node));
-        let all: Option<Vec<_>> = self.group(rank, node).members(&plan.views, rank).into_iter().map(of).collect();
-        all.ok_or_else(|| {
-            let path = self.linked.line(rank).path(node as usize);
-            Error::plan(format!("rank {rank}, {path}: a member does not take part"))
-        })
+    /// Every member takes its rows once all have started, and goes on once all have what they take.
+    fn exchange(&mut self, rank: u32, node: u32) -> Result<()> {
+        let members = self.linked.members(rank, node)?;
+        if !self.gathered.insert(members[0]) {
+            return Ok(());
+        }
+        let streams: Vec<StreamId> = members.iter().map(|&(m, node)| self.stream(m, node)).collect();
+        let starts: Vec<EventId> =
+            members.iter().map(|&(m, node)| self.around[m as usize][node as usize].start).collect();
+        self.everyone(&streams, &starts);
+        for (&(rank, node), &stream) in members.iter().zip(&streams) {
+            self.commands.push(Command::Pull { stream, rank, node });
+        }
+        let done: Vec<EventId> = streams.iter().map(|&stream| self.record(stream)).collect();
+        self.everyone(&streams, &done);
+        Ok(())
+    }
+
+    /// Each of the streams waits for the events of all others.
+    fn everyone(&mut self, streams: &[StreamId], events: &[EventId]) {
+        for (i, &stream) in streams.iter().enumerate() {
+            let others = events.iter().enumerate().filter(|(j, _)| *j != i);
+            others.for_each(|(_, &event)| self.wait(stream, event));
+        }
     }
 
     /// Source or destination of member `i`: part `part` of `parts`.
@@ -437,7 +504,7 @@ mod tests {
     impl Double<'_> {
         /// Takes a random stream's next command until none is left.
         fn run(&mut self, script: &Script, rng: &mut ChaCha8Rng) {
-            let mut queues: Vec<Vec<&Command>> = vec![vec![]; script.streams as usize];
+            let mut queues: Vec<Vec<&Command>> = vec![vec![]; script.streams.len()];
             script.commands.iter().rev().for_each(|c| queues[c.stream() as usize].push(c));
             let mut left = script.commands.len();
             while left > 0 {
@@ -459,6 +526,7 @@ mod tests {
                 Command::Wait { .. } | Command::Keep { .. } => {}
                 Command::Record { event, .. } => self.passed[*event as usize] = true,
                 Command::Kernel { rank, node, .. } => self.kernel(*rank, *node),
+                Command::Pull { .. } => panic!("these plans exchange no rows"),
                 Command::Copy { from, to, .. } => self.put(to, &self.data(from)),
                 Command::Add { from, to, .. } => {
                     let mut sum = self.data(to);
@@ -495,7 +563,7 @@ mod tests {
         let lines: Vec<Line> = programs.clone().map(|p| Line::program(plan, &atoms, p).unwrap()).collect();
         let layouts: Vec<Layout> = programs.map(|p| Layout::new(plan, &atoms, p).unwrap()).collect();
         let matching = Matching::new(plan, &lines);
-        let linked = Linked { plan, lines: &lines, matching: &matching, layouts: &layouts };
+        let linked = Linked { plan, lines: &lines, matching: &matching, layouts: &layouts, solo: None };
         let devices = vec![0; plan.ranks() as usize];
         let mut script = script(linked, &devices, &[]).unwrap();
         spoil(&mut script);
@@ -507,7 +575,7 @@ mod tests {
             inputs::feed(plan, &atoms, rank, (&source, 1), &given, &mut arena);
             arena
         });
-        let mut double = Double { linked, arenas: arenas.collect(), passed: vec![false; script.events as usize] };
+        let mut double = Double { linked, arenas: arenas.collect(), passed: vec![false; script.events.len()] };
         double.run(&script, &mut ChaCha8Rng::seed_from_u64(seed));
         let of = |arena: &Arena, at: &SlotId| {
             let place = inputs::slot(plan, &atoms, at.tensor, at.slot);

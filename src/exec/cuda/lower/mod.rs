@@ -6,12 +6,16 @@
 
 mod attention;
 mod ends;
+mod expert;
 mod moves;
 mod rows;
 
-use super::source::Source;
+pub use expert::{Sum, Term, sums};
+
+use super::source::{self, Source};
 use crate::error::{Error, Result};
-use crate::plan::{Dtype, Kernel, Mesh, Side};
+use crate::plan::kernel::FP8_BLOCK;
+use crate::plan::{Dtype, Kernel, Mesh, Route, Side};
 use bytemuck::Pod;
 use std::rc::Rc;
 
@@ -44,22 +48,43 @@ pub struct Launch {
     pub args: Vec<Arg>,
 }
 
-/// `C[m,n] (+)= A B (+ bias)`, row-major, as [`Kernel::MatMul`] says: for cuBLASLt.
+/// `C[m,n] (+)= A B (+ bias)`, row-major, as [`Kernel::MatMul`] says: for cuBLASLt. In FP8, A `[m, k]` and B `[n, k]` are
+/// codes, with a scale for every 128 of them along k: `[k / 128, m]` and `[k / 128, n]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gemm {
     pub shape: [u64; 3],
     pub transposed: [bool; 2],
     pub accumulate: bool,
     pub bias: bool,
-    pub fp8: bool,
     /// Of A, B and C.
     pub dtypes: [Dtype; 3],
+}
+
+/// An operand from a byte on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Part {
+    pub of: Arg,
+    pub skip: u64,
+}
+
+impl From<Arg> for Part {
+    fn from(of: Arg) -> Part {
+        Part { of, skip: 0 }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     Launch(Launch),
-    Gemm(Gemm),
+    Gemm {
+        gemm: Gemm,
+        a: Part,
+        b: Part,
+        c: Part,
+        bias: Option<Arg>,
+        /// Of A and B, in FP8.
+        scales: Option<[Arg; 2]>,
+    },
     /// Operand `read` into operand `write`, unless they are one buffer: what an accumulating kernel starts from.
     Copy {
         read: usize,
@@ -93,6 +118,8 @@ pub fn lower(kernel: &Kernel, on: Where, reads: &[Dtype], writes: &[Dtype], step
 #[derive(Debug, Clone, Copy)]
 pub struct Where<'a> {
     pub views: &'a [Mesh],
+    /// Of the plan: which rows an expert has.
+    pub routes: &'a [Route],
     pub rank: u32,
 }
 
@@ -131,6 +158,7 @@ impl Lowering<'_> {
                 Err(self.refuse("latent attention runs on the CPU alone in this version"))
             }
             Kernel::BiasBwd { rows, cols } => self.bias_bwd(*rows, *cols),
+            Kernel::Expert(expert) => self.expert(expert, on),
             Kernel::Rope { .. } => self.rope(kernel, on),
             Kernel::Permute { .. } | Kernel::Reorder { .. } => self.moved(kernel, on),
             Kernel::Embed { .. }
@@ -147,9 +175,36 @@ impl Lowering<'_> {
         let &Kernel::MatMul { m, n, k, a_t, b_t, accumulate, fp8, bias } = kernel else {
             return Err(self.refuse("is no product"));
         };
+        if fp8 {
+            return self.matmul_fp8([m, n, k], [a_t, b_t], accumulate, bias);
+        }
         let dtypes = [self.reads[0], self.reads[1], self.writes[0]];
-        let shape = [m, n, k];
-        self.lowered.actions.push(Action::Gemm(Gemm { shape, transposed: [a_t, b_t], accumulate, bias, fp8, dtypes }));
+        let gemm = Gemm { shape: [m, n, k], transposed: [a_t, b_t], accumulate, bias, dtypes };
+        let bias = bias.then(|| Arg::Read(self.reads.len() - 1));
+        let [a, b, c] = [Arg::Read(0), Arg::Read(1), Arg::Write(0)].map(Part::from);
+        self.lowered.actions.push(Action::Gemm { gemm, a, b, c, bias, scales: None });
+        Ok(())
+    }
+
+    /// Both operands are rounded first, into scratch memory, k running fastest whichever way they are stored.
+    fn matmul_fp8(&mut self, [m, n, k]: [u64; 3], [a_t, b_t]: [bool; 2], accumulate: bool, bias: bool) -> Result<()> {
+        let mut rounded = |read: usize, rows: u64, walk: [u64; 2]| -> Result<[Arg; 2]> {
+            let both = [self.scratch(rows * k), self.scratch(4 * rows * k.div_ceil(FP8_BLOCK))];
+            let mut args = vec![Arg::Read(read), both[0].clone(), both[1].clone()];
+            args.extend(ints(&[rows, k, walk[0], walk[1]]));
+            let defines = self.types(&[("R", 0, self.reads[read])])?;
+            let threads = rows * k.div_ceil(FP8_BLOCK) * 32;
+            self.spread((source::expert, "quantise_operand"), defines, threads, args);
+            Ok(both)
+        };
+        let a = rounded(0, m, if a_t { [1, m] } else { [k, 1] })?;
+        let b = rounded(1, n, if b_t { [k, 1] } else { [1, n] })?;
+        let (shape, dtypes) = ([m, n, k], [Dtype::U8, Dtype::U8, self.writes[0]]);
+        let gemm = Gemm { shape, transposed: [false, true], accumulate, bias, dtypes };
+        let bias = bias.then(|| Arg::Read(self.reads.len() - 1));
+        let ([a, of_a], [b, of_b]) = (a, b);
+        let (a, b, c, scales) = (a.into(), b.into(), Arg::Write(0).into(), Some([of_a, of_b]));
+        self.lowered.actions.push(Action::Gemm { gemm, a, b, c, bias, scales });
         Ok(())
     }
 

@@ -16,6 +16,28 @@
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 
+// 2 to the x by the GPU's own approximation, within 2 units of the last place of a float; exp2f handles denormal numbers
+// besides, which probabilities in bf16 never show.
+DEVICE float power_of_2(float x) {
+#ifdef __CUDACC_RTC__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
+// Adds two neighbours, `to` aligned to both of them, in one request where there is such.
+DEVICE void add_two(float* to, float a, float b) {
+#if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(a), "f"(b) : "memory");
+#else
+    atomicAdd(to, a);
+    atomicAdd(to + 1, b);
+#endif
+}
+
 enum Seen { NOTHING, SOME, ALL };
 
 // `q`: least lo, greatest lo, least hi, greatest hi of the queries; `kv`: least and greatest position.

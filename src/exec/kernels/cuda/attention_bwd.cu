@@ -78,7 +78,7 @@ DEVICE void soften(float (&s)[QUERIES / 8][4], float (&dp)[QUERIES / 8][4], cons
             int query = 8 * n + 2 * (lane % 4) + j;
             UNROLL for (int h = 0; h < 2; h++) {
                 bool sees = all || (at[h] >= l.lo[query] && at[h] <= l.hi[query]);
-                float e = sees ? exp2f(s[n][2 * h + j] * scale - l.lse[query]) : 0.0f;
+                float e = sees ? power_of_2(s[n][2 * h + j] * scale - l.lse[query]) : 0.0f;
                 s[n][2 * h + j] = e;
                 dp[n][2 * h + j] = sees ? e * (dp[n][2 * h + j] - l.delta[query]) : 0.0f;
             }
@@ -114,8 +114,7 @@ DEVICE void add_dq(float* dq, i64 stride, int left, Tile<QUERIES> ds, Tile<D> k,
         int row = query + 8 * h + lane / 4;
         if (row >= left) continue;
         UNROLL for (int n = 0; n < COLUMNS / 8; n++)
-            UNROLL for (int j = 0; j < 2; j++)
-                atomicAdd(dq + row * stride + column + 8 * n + 2 * (lane % 4) + j, sum[n][2 * h + j] * scale);
+            add_two(dq + row * stride + column + 8 * n + 2 * (lane % 4), sum[n][2 * h] * scale, sum[n][2 * h + 1] * scale);
     }
 }
 

@@ -77,10 +77,10 @@ DEVICE void soften(float (&s)[2][KEYS / 8][4], float (&o)[2][DV / 8][4], Rows& r
             top = fmaxf(rows.top[m][h], top * scale);
             // Nothing seen so far: any finite number keeps infinity minus infinity away.
             float base = top == -INFINITY_F ? 0.0f : top;
-            float keep = exp2f(rows.top[m][h] - base), sum = 0;
+            float keep = power_of_2(rows.top[m][h] - base), sum = 0;
             UNROLL for (int n = 0; n < KEYS / 8; n++)
                 UNROLL for (int j = 0; j < 2; j++) {
-                    float e = exp2f(s[m][n][2 * h + j] * scale - base);
+                    float e = power_of_2(s[m][n][2 * h + j] * scale - base);
                     s[m][n][2 * h + j] = e;
                     sum += e;
                 }

@@ -1,0 +1,207 @@
+//! A GPU's profile: its kernels inside of training steps, copies, launches, and what each does to the other.
+//!
+//! Generic over the device, so that all of it is tested without a GPU; **it has not measured one yet.**
+
+use super::samples::Samples;
+use super::shapes;
+use super::{Effort, Progress, machine};
+use crate::device::Profile;
+use crate::device::curve::{Curve, Point};
+use crate::device::measured::{Condition, Crowded, FORMAT, GpuSide, MachineName};
+use crate::error::{Error, Result};
+use crate::exec::cuda::device::Device;
+use crate::exec::cuda::run::time_steps;
+use crate::exec::cuda::selftest::speed::{self, Timed};
+use crate::plan::{Dtype, Kernel, Plan};
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+/// What to measure, and where to keep what is done.
+#[derive(Debug, Clone)]
+pub struct Job {
+    pub effort: Effort,
+    /// Kept in the profile.
+    pub command: String,
+    /// `sm_90a`
+    pub arch: String,
+    /// A line a curve and size of each plan, as plans end.
+    pub rows: PathBuf,
+}
+
+/// A line of [`Job::rows`].
+#[derive(Serialize, Deserialize)]
+struct Row {
+    plan: String,
+    curve: String,
+    size: Vec<u64>,
+    seconds: Vec<f64>,
+}
+
+const PROVENANCE: &str = "measured by foretrain: kernels inside of training steps on one GPU, between CUDA events, \
+                          memory filled with random numbers; the lower quartile of the steps after the first";
+
+/// Measures the first GPU of a device.
+pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Result<Profile> {
+    let mut conditions = vec![condition("before")];
+    progress(0.0, "copies and launches");
+    let copy = copies(device, job.effort)?;
+    let launch_s = launches(device)?;
+    let beside_copies = beside_copies(device, job.effort)?;
+    let (samples, host_launch_s) = steps(device, job, progress)?;
+    conditions.push(condition("after"));
+    let name = device.name(0);
+    Ok(Profile {
+        foretrain_profile: FORMAT,
+        machine: MachineName { cpu: name.clone(), cores: 1, system: job.arch.clone() },
+        date: machine::today(),
+        command: job.command.clone(),
+        provenance: PROVENANCE.into(),
+        threads: None,
+        gpu: Some(GpuSide {
+            name,
+            arch: job.arch.clone(),
+            copy,
+            launch_s,
+            host_launch_s,
+            beside_copies,
+            conditions: conditions.into_iter().flatten().collect(),
+        }),
+        kernels: samples.curves(),
+    })
+}
+
+/// Every plan in turn; what an earlier run has left is not measured again.
+fn steps<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Result<(Samples, f64)> {
+    let shapes = if job.effort.tiny { vec![shapes::gpu_tiny()] } else { shapes::gpu_ladder(job.effort) };
+    let (mut samples, done) = kept(&job.rows)?;
+    let (begun, mut host) = (Instant::now(), vec![]);
+    for (i, shape) in shapes.iter().enumerate() {
+        let plan = shape.plan()?;
+        let name = format!("{} seq {} {}", shape.model.name, shape.seq_len, plan.about.strategy);
+        if done.contains(&name) {
+            continue;
+        }
+        // The first plan is finished whatever it takes.
+        if i > 0 && begun.elapsed() > job.effort.budget * LONGER {
+            break;
+        }
+        progress(0.1 + 0.9 * i as f64 / shapes.len() as f64, "kernels");
+        let of = one(device, &plan, job.effort, &mut host)?;
+        keep(&job.rows, &name, &of)?;
+        of.rows().for_each(|(curve, size, seconds)| samples.take((curve.into(), size.into(), seconds.into())));
+    }
+    if samples.is_empty() {
+        return Err(Error::device("calibrate", "not one kernel was timed"));
+    }
+    host.sort_by(f64::total_cmp);
+    Ok((samples, host.first().copied().unwrap_or(HOST_LAUNCH)))
+}
+
+/// A GPU's kernels are compiled first, and its memory is filled for each plan.
+const LONGER: u32 = 3;
+
+/// Where every plan was measured before, and how fast the host is was not kept.
+const HOST_LAUNCH: f64 = 5e-6;
+
+/// The kernels of one plan. `host` is given what the host takes for an op where the GPU does not keep it waiting.
+fn one<D: Device>(device: &mut D, plan: &Plan, effort: Effort, host: &mut Vec<f64>) -> Result<Samples> {
+    let devices = vec![0; plan.ranks() as usize];
+    let (mut samples, mut step) = (Samples::default(), 0);
+    let steps = effort.rounds as u64 + 1;
+    time_steps(device, plan, &devices, (steps, None), &mut |run, seconds| {
+        step += 1;
+        let ops: usize = run.timeline.classes.iter().map(|c| c.spans.len()).sum();
+        if step > 1 {
+            host.push(seconds / ops.max(1) as f64);
+        }
+        samples.add(plan, &run, step == 1)
+    })?;
+    device.clear()?;
+    Ok(samples)
+}
+
+fn kept(path: &Path) -> Result<(Samples, Vec<String>)> {
+    let (mut samples, mut done) = (Samples::default(), vec![]);
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let mut lines: Vec<&str> = text.lines().collect();
+    // Lines of a plan are written at once; only the last may be torn, and then its plan is measured again.
+    let whole = |line: &&str| serde_json::from_str::<Row>(line).is_ok();
+    if lines.last().is_some_and(|line| !whole(line)) {
+        lines.pop();
+    }
+    for line in lines {
+        let row: Row = serde_json::from_str(line).map_err(Error::json(path.display()))?;
+        if done.last() != Some(&row.plan) {
+            done.push(row.plan.clone());
+        }
+        samples.take((row.curve, row.size, row.seconds));
+    }
+    Ok((samples, done))
+}
+
+fn keep(path: &Path, plan: &str, samples: &Samples) -> Result<()> {
+    let row = |(curve, size, seconds): (&str, &[u64], &[f64])| {
+        let row = Row { plan: plan.into(), curve: curve.into(), size: size.into(), seconds: seconds.into() };
+        serde_json::to_string(&row).expect("JSON from plain data") + "\n"
+    };
+    let text: String = samples.rows().map(row).collect();
+    let file = std::fs::File::options().create(true).append(true).open(path);
+    file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(Error::io(path))
+}
+
+/// Launches of what is timed by itself.
+const TIMES: usize = 15;
+
+fn copies<D: Device>(device: &mut D, effort: Effort) -> Result<Curve> {
+    let mut points = vec![];
+    let largest = if effort.tiny { 16 } else { 30 };
+    for bits in (12..=largest).step_by(2) {
+        let bytes = 1u64 << bits;
+        let copy = speed::copy(device, bytes, TIMES)?;
+        let (seconds, spread) = (copy.seconds.max(1e-9), copy.spread / copy.seconds.max(1e-9));
+        points.push(Point { size: vec![bytes as f64], seconds, spread, runs: TIMES as u32 });
+        device.clear()?;
+    }
+    Ok(Curve::new(points))
+}
+
+/// Seconds from one of many kernels with nothing to do to the next.
+fn launches<D: Device>(device: &mut D) -> Result<f64> {
+    let fill =
+        Timed { name: "fill".into(), kernel: Kernel::Fill { elems: 8 }, reads: vec![], writes: vec![Dtype::F32] };
+    let seconds = speed::together(device, &fill, 100)? / 100.0;
+    device.clear()?;
+    Ok(seconds.max(1e-9))
+}
+
+/// The same kernels alone and while a stream beside theirs does nothing but copy.
+fn beside_copies<D: Device>(device: &mut D, effort: Effort) -> Result<Crowded> {
+    let wanted = ["product 8192", "attention forward causal 16384 d128", "norm"];
+    let mut factors = [1.0; 3];
+    if effort.tiny {
+        return Ok(Crowded { gemm: 1.0, attention: 1.0, memory: 1.0 });
+    }
+    for (name, factor) in wanted.iter().zip(&mut factors) {
+        let all = speed::all();
+        let timed = all.iter().find(|t| t.name.starts_with(name)).expect("among those that are timed");
+        let alone = speed::time(device, timed, TIMES)?.seconds;
+        device.clear()?;
+        let beside = speed::beside_copies(device, timed, TIMES)?.seconds;
+        device.clear()?;
+        *factor = (beside / alone).max(1.0);
+    }
+    let [gemm, attention, memory] = factors;
+    Ok(Crowded { gemm, attention, memory })
+}
+
+/// Clocks and temperature, where nvidia-smi tells them.
+fn condition(when: &str) -> Option<Condition> {
+    let fields = "clocks.sm,clocks.mem,temperature.gpu,power.draw,driver_version";
+    let query = [format!("--query-gpu={fields}"), "--format=csv,noheader,nounits".into(), "-i".into(), "0".into()];
+    let done = Command::new("nvidia-smi").args(query).output().ok().filter(|o| o.status.success())?;
+    let says = String::from_utf8_lossy(&done.stdout).trim().to_string();
+    Some(Condition { when: when.into(), says })
+}

@@ -1,0 +1,240 @@
+//! What a plan is run on: threads of this machine, or its GPUs.
+
+use crate::cli::config::{Chosen, Defaults, GPUS, LOCAL};
+use crate::error::{Error, Result};
+use crate::exec::cuda::{driver, process, run as cuda};
+use crate::exec::inject::Injection;
+use crate::exec::{Job, Options, Run, rate, train};
+use crate::plan::Plan;
+use crate::spec::Throttle;
+use crate::sweep::guard;
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum On {
+    Cpu,
+    /// NVIDIA GPUs
+    Cuda,
+}
+
+/// How to run, for `run`, `compare` and `validate`.
+#[derive(Args)]
+pub struct Machine {
+    /// What to run on
+    #[arg(long, value_enum, default_value = "cpu")]
+    on: On,
+    /// Cores that the ranks share, taking turns [default: all there are]; on cuda the GPU of each rank, as in 0,0,1,1 or
+    /// 0..7 [default: in turn over all there are]
+    #[arg(long, value_name = "N|LIST", value_parser = devices)]
+    devices: Option<Devices>,
+    /// Seeds weights and tokens
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Make every rank's link slow: bandwidth and latency, as 1,50 (GB/s and us) or 25 MB/s,2 ms
+    #[arg(long, value_name = "GB/s,us")]
+    throttle: Option<Throttle>,
+    /// Let something go wrong: lost-message, dead-rank, panic, other-plan or deadlock, of rank 0 or, as panic:1, another
+    #[arg(long, value_name = "FAULT[:RANK]")]
+    inject: Option<Injection>,
+    /// Write a Chrome trace to this file: open it in ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Devices {
+    Number(u32),
+    List(Vec<u32>),
+}
+
+fn devices(text: &str) -> std::result::Result<Devices, String> {
+    let number = |word: &str| word.trim().parse::<u32>().map_err(|_| format!("{word:?} is no number"));
+    if let Some((first, last)) = text.split_once("..") {
+        let (first, last) = (number(first)?, number(last)?);
+        return if first <= last && last - first < 1024 {
+            Ok(Devices::List((first..=last).collect()))
+        } else {
+            Err("write a range from the first to the last, as in 0..7".into())
+        };
+    }
+    if text.contains(',') {
+        return Ok(Devices::List(text.split(',').map(number).collect::<std::result::Result<_, _>>()?));
+    }
+    number(text).map(Devices::Number)
+}
+
+/// How many different devices a list names.
+pub fn count(devices: &[u32]) -> u32 {
+    let mut all = devices.to_vec();
+    all.sort_unstable();
+    all.dedup();
+    all.len() as u32
+}
+
+impl Machine {
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// What is computed where nothing is said.
+    pub fn defaults(&self) -> Defaults {
+        if self.on == On::Cuda { GPUS } else { LOCAL }
+    }
+
+    pub fn on(&self) -> On {
+        self.on
+    }
+
+    /// Errors: GPUs are asked for, and there is no driver for them, or this is one of several processes.
+    pub fn is_there(&self) -> Result<()> {
+        match self.on {
+            On::Cpu => Ok(()),
+            On::Cuda => process::alone().and_then(|()| driver::count()).map(drop),
+        }
+    }
+
+    /// How to run a plan: what is asked for, unless nobody would wait for it.
+    pub fn options(&self, plan: &Plan, keep: bool) -> Result<Options> {
+        let devices = match self.on {
+            On::Cpu => self.cores(plan)?,
+            On::Cuda => gpus(self.devices.as_ref(), plan.ranks(), driver::count()?)?,
+        };
+        if self.on == On::Cuda && (self.throttle.is_some() || self.inject.is_some()) {
+            let flag = if self.throttle.is_some() { "--throttle" } else { "--inject" };
+            return Err(Error::spec(
+                "the command line",
+                flag,
+                "is for ranks that are threads; give --on cpu, or leave it out",
+            ));
+        }
+        Ok(Options { throttle: self.throttle, inject: self.inject, ..Options::new(self.seed, devices, keep) })
+    }
+
+    /// Slow links are slow in the prediction, too.
+    pub fn slow_down(&self, chosen: &mut Chosen) -> Result<()> {
+        let threads = chosen.case.profile.as_mut().and_then(|profile| profile.threads.as_mut());
+        match (threads, self.throttle) {
+            (_, None) => Ok(()),
+            (Some(threads), throttle) => {
+                threads.throttle = throttle;
+                Ok(())
+            }
+            (None, Some(_)) => {
+                let why = "is predicted for the threads that a profile has measured; write one with \
+                           `foretrain calibrate --on cpu --out profile.json` and give it as --profile";
+                Err(Error::spec("the command line", "--throttle", why))
+            }
+        }
+    }
+
+    fn cores(&self, plan: &Plan) -> Result<Vec<u32>> {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        let devices = match &self.devices {
+            None => cores,
+            Some(Devices::Number(n)) if *n > 0 => *n,
+            Some(other) => {
+                let why =
+                    format!("{other:?} is no number of cores; give one from 1 on, or --on cuda for a list of GPUs");
+                return Err(Error::spec("run", "--devices", why));
+            }
+        };
+        let devices = devices.clamp(1, plan.ranks());
+        let wait = rough_seconds(plan, cores.min(devices));
+        if wait > LONGEST_S {
+            let why = format!(
+                "size: the run would take about {:.0} minutes on this machine, more than {:.0}; use a smaller model, \
+                 seq_len or global_batch, or fewer ranks",
+                wait / 60.0,
+                LONGEST_S / 60.0
+            );
+            return Err(Error::infeasible(why));
+        }
+        Ok((0..plan.ranks()).map(|rank| rank % devices).collect())
+    }
+
+    /// Trains where it was asked for.
+    pub fn train(
+        &self,
+        plan: &Plan,
+        options: &Options,
+        job: &Job,
+        each: &mut dyn FnMut(u64, Run) -> Result<()>,
+    ) -> Result<()> {
+        match self.on {
+            On::Cpu => train(plan, options, job, each),
+            On::Cuda => cuda::train(plan, options, job, each),
+        }
+    }
+
+    /// One step.
+    pub fn execute(&self, plan: &Plan, options: &Options) -> Result<Run> {
+        match self.on {
+            On::Cpu => crate::exec::execute(plan, options),
+            On::Cuda => cuda::execute(plan, options),
+        }
+    }
+
+    /// FLOP/s of the best matrix product on one core, or on one GPU.
+    pub fn best_gemm(&self, plan: &Plan, options: &Options) -> Result<f64> {
+        match self.on {
+            On::Cpu => Ok(rate::best_gemm(plan).value()),
+            On::Cuda => cuda::best_gemm(options.devices[0]),
+        }
+    }
+}
+
+/// The GPU of each rank: one for all, one for each, or in turn over those that are there.
+fn gpus(asked: Option<&Devices>, ranks: u32, there: u32) -> Result<Vec<u32>> {
+    let wrong = |why: String| Err(Error::spec("run", "--devices", why));
+    if there == 0 {
+        return Err(Error::device("cuda", "the driver finds no GPU here; use --on cpu"));
+    }
+    let all = match asked {
+        None => (0..ranks).map(|rank| rank % there).collect(),
+        Some(Devices::Number(one)) => vec![*one; ranks as usize],
+        Some(Devices::List(all)) => all.clone(),
+    };
+    if all.len() != ranks as usize {
+        return wrong(format!("{} GPUs for {ranks} ranks; give one number, or {ranks} of them", all.len()));
+    }
+    match all.iter().find(|gpu| **gpu >= there) {
+        Some(gpu) => wrong(format!("GPU {gpu} is not one of the {there} here; give numbers below {there}")),
+        None => Ok(all),
+    }
+}
+
+/// A longer run is taken for a mistake.
+const LONGEST_S: f64 = 300.0;
+
+/// Within a factor of a few: arithmetic at some 10 GFLOP/s a core, and the hand-over between threads, in
+/// which every op of a rank wakes the others up.
+fn rough_seconds(plan: &Plan, cores: u32) -> f64 {
+    let (ranks, ops) = (f64::from(plan.ranks()), guard::ops_of_a_rank(plan));
+    plan.about.model_flops / (1e10 * f64::from(cores)) + ops * ranks * (8e-6 + 1e-6 * ranks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_map_is_a_number_a_list_or_a_range() {
+        let map = |text: &str, ranks, there| gpus(Some(&devices(text).unwrap()), ranks, there).unwrap();
+        assert_eq!(map("0,0,1,1", 4, 2), [0, 0, 1, 1]);
+        assert_eq!(map("0..3", 4, 8), [0, 1, 2, 3]);
+        assert_eq!(map("1", 3, 2), [1, 1, 1]);
+        assert_eq!(gpus(None, 4, 2).unwrap(), [0, 1, 0, 1]);
+        assert_eq!(count(&[3, 0, 3]), 2);
+    }
+
+    #[test]
+    fn a_wrong_map_says_what_to_give() {
+        let says =
+            |text: &str, ranks, there| gpus(Some(&devices(text).unwrap()), ranks, there).unwrap_err().to_string();
+        assert!(says("0,0,0", 4, 1).contains("3 GPUs for 4 ranks"));
+        assert!(says("0,1", 2, 1).contains("GPU 1 is not one of the 1 here"));
+        assert!(gpus(None, 2, 0).unwrap_err().to_string().contains("no GPU"));
+        assert!(devices("7..0").is_err() && devices("0,x").is_err());
+    }
+}

@@ -1,0 +1,75 @@
+//! What a plan needs of GPUs: memory, streams, events, kernels, products. Everything above it is tested against a double
+//! that obeys commands on the CPU, in any order that streams and events allow.
+
+use super::lower::{Gemm, Launch};
+use crate::error::Result;
+
+pub type StreamId = u32;
+pub type EventId = u32;
+pub type FunctionId = u32;
+
+/// Addresses of A, B, C, the bias, and the scales of FP8 operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Operands {
+    pub a: u64,
+    pub b: u64,
+    pub c: u64,
+    pub bias: Option<u64>,
+    /// Of A and of B, in f32: see [`Gemm`].
+    pub scales: Option<[u64; 2]>,
+}
+
+/// How many threads a kernel is launched with, and with how many bytes of shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    pub grid: [u32; 3],
+    pub threads: u32,
+    pub shared: u32,
+}
+
+/// The GPUs of one process, by numbers from 0. Commands to a stream are done in order; what different streams do is in
+/// order only where one waits for an event that another has recorded. Addresses are those of one address space.
+pub trait Device {
+    fn name(&self, gpu: u32) -> String;
+
+    /// Bytes free and in all.
+    fn memory(&mut self, gpu: u32) -> Result<[u64; 2]>;
+
+    /// Memory with every bit set: NaN, to whoever reads it before it is written. Given back by [`clear`](Device::clear), or with the device.
+    fn allocate(&mut self, gpu: u32, bytes: u64) -> Result<u64>;
+
+    /// Waits until everything is done, and gives back all memory, streams and events; kernels stay loaded.
+    fn clear(&mut self) -> Result<()>;
+
+    /// Copies from the host; no stream may be using the memory.
+    fn write(&mut self, gpu: u32, at: u64, data: &[u8]) -> Result<()>;
+
+    /// Copies to the host; no stream may be writing the memory.
+    fn read(&mut self, gpu: u32, at: u64, bytes: u64) -> Result<Vec<u8>>;
+
+    fn stream(&mut self, gpu: u32) -> Result<StreamId>;
+
+    fn event(&mut self, gpu: u32) -> Result<EventId>;
+
+    /// What is handed over from now on waits for the event as it was recorded last.
+    fn wait(&mut self, stream: StreamId, event: EventId) -> Result<()>;
+
+    fn record(&mut self, stream: StreamId, event: EventId) -> Result<()>;
+
+    fn copy(&mut self, stream: StreamId, to: u64, from: u64, bytes: u64) -> Result<()>;
+
+    /// Compiles and loads the kernel of a launch, the first time.
+    fn load(&mut self, gpu: u32, launch: &Launch) -> Result<FunctionId>;
+
+    /// A kernel whose one parameter is a struct of these words.
+    fn launch(&mut self, stream: StreamId, function: FunctionId, size: Size, words: &[u64]) -> Result<()>;
+
+    /// Products of one GPU must not run at once: they share a workspace.
+    fn gemm(&mut self, stream: StreamId, gemm: &Gemm, at: Operands) -> Result<()>;
+
+    /// Waits until everything is done.
+    fn synchronize(&mut self) -> Result<()>;
+
+    /// Seconds between two events of one GPU that have passed.
+    fn seconds(&mut self, from: EventId, to: EventId) -> Result<f64>;
+}

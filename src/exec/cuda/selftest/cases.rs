@@ -1,0 +1,381 @@
+//! The kernels that are tested, on which numbers, and how far off each may be.
+//!
+//! Odd shapes on purpose: rows that are no multiple of a tile, columns that no wide load takes, ranks that see little.
+
+use crate::plan::dropout::Dropout;
+use crate::plan::expert::{ExpertKernel, ExpertOp, Pass, Values};
+use crate::plan::rows::{Landing, Layout};
+use crate::plan::*;
+use crate::spec::{Documents, Gate, Mask, Score};
+use std::ops::Range;
+
+/// A kernel with its operands.
+#[derive(Debug, Clone)]
+pub struct Case {
+    pub group: &'static str,
+    pub kernel: Kernel,
+    pub views: Vec<Mesh>,
+    pub routes: Vec<Route>,
+    /// Dtype of each operand that is read, and between which numbers its values lie.
+    pub reads: Vec<(Dtype, Range<f64>)>,
+    pub writes: Vec<Dtype>,
+    /// As a part of the largest number of each result.
+    pub tolerance: f64,
+}
+
+#[derive(Default)]
+struct Cases {
+    group: &'static str,
+    all: Vec<Case>,
+}
+
+impl Cases {
+    fn hold(&mut self, kernel: &Kernel, views: &[Mesh], reads: &[Shape], writes: &[Dtype], tolerance: f64) {
+        self.routed(kernel, views, &[], reads, writes, tolerance);
+    }
+
+    fn routed(
+        &mut self,
+        kernel: &Kernel,
+        views: &[Mesh],
+        routes: &[Route],
+        reads: &[Shape],
+        writes: &[Dtype],
+        tolerance: f64,
+    ) {
+        let (kernel, views, routes) = (kernel.clone(), views.to_vec(), routes.to_vec());
+        let (reads, writes) = (reads.to_vec(), writes.to_vec());
+        self.all.push(Case { group: self.group, kernel, views, routes, reads, writes, tolerance });
+    }
+}
+
+/// Writes the cases of a group.
+type Group = (&'static str, fn(&mut Cases));
+
+const GROUPS: &[Group] = &[
+    ("attention_forward", attention_forward),
+    ("attention_onto", attention_onto),
+    ("attention_head_dims", attention_head_dims),
+    ("attention_backward", attention_backward),
+    ("attention_backward_onto", attention_backward_onto),
+    ("attention_merge", attention_merge),
+    ("norms", norms),
+    ("pointwise", pointwise),
+    ("masked_sums", masked_sums),
+    ("residuals", residuals),
+    ("rotary", rotary),
+    ("ends", ends),
+    ("moves", moves),
+    ("products", products),
+    ("experts", experts),
+];
+
+/// The groups by name.
+pub fn groups() -> impl Iterator<Item = &'static str> {
+    GROUPS.iter().map(|group| group.0)
+}
+
+/// The cases of a group; none of an unknown one.
+pub fn of_group(name: &str) -> Vec<Case> {
+    let mut cases = Cases::default();
+    for (group, write) in GROUPS.iter().filter(|group| group.0 == name) {
+        cases.group = group;
+        write(&mut cases);
+    }
+    cases.all
+}
+
+/// How an operand is made: its dtype, and where its values lie.
+type Shape = (Dtype, Range<f64>);
+
+const BF16: Shape = (Dtype::Bf16, -1.0..1.0);
+const F32: Shape = (Dtype::F32, -1.0..1.0);
+
+fn ids(below: u64) -> Shape {
+    (Dtype::U32, 0.0..below as f64)
+}
+
+fn one() -> Vec<Mesh> {
+    vec![Mesh::new(&[(Axis::Cp, 1)])]
+}
+
+fn ring(ranks: u32) -> Vec<Mesh> {
+    vec![Mesh::new(&[(Axis::Cp, ranks)])]
+}
+
+/// bf16 keeps 8 bits; what is rounded once more inside (probabilities, dS) errs twice, in sums that mostly cancel.
+const ROUNDED: f64 = 1.0 / 256.0;
+const TWICE: f64 = 4.0 * ROUNDED;
+const SINGLE: f64 = 1e-5;
+
+fn masks() -> [Mask; 4] {
+    let documents: Documents = vec![90, 101, 109].into();
+    [
+        Mask::new(true),
+        Mask::new(false),
+        Mask { window: Some(70), ..Mask::new(true) },
+        Mask { documents, ..Mask::new(true) },
+    ]
+}
+
+/// Blocks of a ring: diagonal, below it, above it, with each mask; 150 rows a rank, which is no multiple of a tile.
+fn blocks(head_dim: u64) -> Vec<AttnBlock> {
+    let of = |split, shift: i32, mask: Mask| {
+        let q = Segs::new(300, &[(Axis::Cp, split)]);
+        let kv = q.shifted(Axis::Cp, shift);
+        AttnBlock { q, kv, batch: 2, heads: 4, kv_heads: 2, head_dim, v_dim: None, mask }
+    };
+    let shifts = [(Split::Zigzag, 0), (Split::Contiguous, 1), (Split::Stripe, 1)];
+    masks().into_iter().flat_map(|mask| shifts.map(|(split, shift)| of(split, shift, mask.clone()))).collect()
+}
+
+/// The blocks of which every rank sees something: what nobody sees is not launched at all.
+fn seen_everywhere(head_dim: u64) -> Vec<AttnBlock> {
+    let views = ring(2);
+    blocks(head_dim).into_iter().filter(|b| (0..2).all(|rank| b.shape(&views, rank).area > 0)).collect()
+}
+
+fn attention_forward(all: &mut Cases) {
+    for block in seen_everywhere(64) {
+        all.hold(&Kernel::Attention(block), &ring(2), &[BF16, BF16], &[Dtype::Bf16, Dtype::F32], TWICE);
+    }
+}
+
+fn attention_onto(all: &mut Cases) {
+    for block in seen_everywhere(32).into_iter().take(4) {
+        all.hold(&Kernel::AttentionOnto(block), &ring(2), &[BF16, BF16, F32, F32], &[Dtype::F32, Dtype::F32], TWICE);
+    }
+}
+
+fn attention_head_dims(all: &mut Cases) {
+    for head_dim in [96, 128] {
+        let block = seen_everywhere(head_dim).swap_remove(0);
+        all.hold(&Kernel::Attention(block.clone()), &ring(2), &[BF16, BF16], &[Dtype::Bf16, Dtype::F32], TWICE);
+        let reads = [BF16, BF16, BF16, (Dtype::F32, 4.0..5.0), F32];
+        all.hold(&Kernel::AttentionBwd(block), &ring(2), &reads, &[Dtype::F32, Dtype::F32], TWICE);
+    }
+}
+
+fn attention_backward(all: &mut Cases) {
+    // A log-sum-exp of about the right size: probabilities far above one would drown everything else.
+    let reads = [BF16, BF16, BF16, (Dtype::F32, 4.0..5.0), F32];
+    for (i, block) in seen_everywhere(64).into_iter().enumerate() {
+        let dtypes = [[Dtype::F32, Dtype::F32], [Dtype::Bf16, Dtype::Bf16]][i % 2];
+        all.hold(&Kernel::AttentionBwd(block), &ring(2), &reads, &dtypes, TWICE);
+    }
+}
+
+fn attention_backward_onto(all: &mut Cases) {
+    for (side, sum) in [(Side::Q, F32), (Side::Kv, F32), (Side::Q, BF16), (Side::Kv, BF16)] {
+        let block = seen_everywhere(32).swap_remove(1);
+        let reads = [BF16, BF16, BF16, (Dtype::F32, 4.0..5.0), F32, sum.clone()];
+        let writes = if side == Side::Q { [sum.0, Dtype::F32] } else { [Dtype::F32, sum.0] };
+        all.hold(&Kernel::AttentionBwdOnto(block, side), &ring(2), &reads, &writes, TWICE);
+    }
+}
+
+fn attention_merge(all: &mut Cases) {
+    let block = || seen_everywhere(32).swap_remove(1);
+    all.hold(&Kernel::MergeLse(block()), &ring(2), &[F32, F32, BF16, F32], &[Dtype::F32, Dtype::F32], SINGLE);
+    all.hold(&Kernel::MergeLse(block()), &ring(2), &[BF16, F32, BF16, F32], &[Dtype::Bf16, Dtype::F32], ROUNDED);
+    all.hold(&Kernel::AddLse(block()), &ring(2), &[F32, F32], &[Dtype::F32], SINGLE);
+    all.hold(&Kernel::AddWeighted(block()), &ring(2), &[F32, BF16, F32, F32], &[Dtype::F32], SINGLE);
+    let delta = Kernel::AttentionDelta { rows: 37, heads: 3, head_dim: 40 };
+    all.hold(&delta, &one(), &[BF16, BF16], &[Dtype::F32], SINGLE);
+}
+
+fn norms(all: &mut Cases) {
+    for cols in [37, 320] {
+        let rows = 300;
+        all.hold(&Kernel::Norm { rows, cols, eps: 1e-5 }, &one(), &[BF16, F32], &[Dtype::Bf16], ROUNDED);
+        for bias in [false, true] {
+            let forward = Kernel::LayerNorm { rows, cols, eps: 1e-5, bias };
+            all.hold(&forward, &one(), &[BF16, BF16], &[Dtype::F32], SINGLE);
+            let backward = Kernel::LayerNormBwd { rows, cols, eps: 1e-5, bias };
+            all.hold(&backward, &one(), &[BF16, F32, BF16, F32, F32], &[Dtype::F32, Dtype::F32], SINGLE);
+        }
+        let backward = Kernel::NormBwd { rows, cols, eps: 1e-5 };
+        all.hold(&backward, &one(), &[BF16, BF16, BF16, BF16, F32], &[Dtype::Bf16, Dtype::F32], ROUNDED);
+        all.hold(&Kernel::BiasBwd { rows, cols }, &one(), &[BF16, F32], &[Dtype::F32], SINGLE);
+    }
+}
+
+fn pointwise(all: &mut Cases) {
+    let (rows, elems) = (21, 21 * 40);
+    for cols in [40, 13] {
+        all.hold(&Kernel::SwiGlu { rows, cols }, &one(), &[BF16], &[Dtype::F32], SINGLE);
+        all.hold(&Kernel::SwiGluBwd { rows, cols }, &one(), &[BF16, BF16], &[Dtype::Bf16], ROUNDED);
+    }
+    all.hold(&Kernel::Gelu { elems }, &one(), &[BF16], &[Dtype::F32], SINGLE);
+    all.hold(&Kernel::GeluBwd { elems }, &one(), &[BF16, BF16], &[Dtype::F32], SINGLE);
+    all.hold(&Kernel::Cast { elems }, &one(), &[F32], &[Dtype::Bf16], ROUNDED);
+    all.hold(&Kernel::Cast { elems: 7 }, &one(), &[BF16], &[Dtype::F32], 0.0);
+    all.hold(&Kernel::Fill { elems }, &one(), &[], &[Dtype::Bf16], 0.0);
+    all.hold(&Kernel::Add { elems, trim: None }, &one(), &[BF16, F32], &[Dtype::F32], SINGLE);
+    all.hold(&Kernel::DropoutBwd { elems, probability: 0.25 }, &one(), &[BF16, BF16], &[Dtype::F32], SINGLE);
+    let adam = Kernel::Adam { elems, lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let state = [BF16, F32, F32, (Dtype::F32, 0.0..1.0)];
+    all.hold(&adam, &one(), &state, &[Dtype::F32, Dtype::F32, Dtype::F32, Dtype::Bf16], ROUNDED);
+    all.hold(&adam, &one(), &state, &[Dtype::F32, Dtype::F32, Dtype::F32], SINGLE);
+}
+
+fn masked_sums(all: &mut Cases) {
+    for (block, side) in seen_everywhere(32).into_iter().zip([Side::Q, Side::Kv].into_iter().cycle()) {
+        // Four heads of queries are as wide as K and V of two.
+        let add = Kernel::Add { elems: 2 * 150 * 4 * 32, trim: Some((block, side)) };
+        all.hold(&add, &ring(2), &[F32, BF16], &[Dtype::F32], SINGLE);
+    }
+}
+
+fn residuals(all: &mut Cases) {
+    let (rows, cols) = (2 * 30, 24);
+    for biases in 0..=2 {
+        let kernel = Kernel::Residual { rows, cols, biases, dropout: None };
+        all.hold(&kernel, &one(), &vec![BF16; 2 + biases as usize], &[Dtype::F32], SINGLE);
+    }
+    let segs = Segs::new(120, &[(Axis::Cp, Split::Zigzag)]);
+    let dropout = Some(Dropout { probability: 0.3, salt: 2, segs, share: None });
+    let kernel = Kernel::Residual { rows: 120, cols, biases: 1, dropout };
+    all.hold(&kernel, &ring(2), &[BF16, BF16, F32], &[Dtype::F32, Dtype::Bf16], SINGLE);
+}
+
+fn rotary(all: &mut Cases) {
+    for (rotary, documents) in [(None, Documents::default()), (Some(16), vec![50, 70].into())] {
+        let segs = Segs::new(120, &[(Axis::Cp, Split::Zigzag)]);
+        let of = |backward| {
+            let (segs, documents) = (segs.clone(), documents.clone());
+            Kernel::Rope {
+                segs,
+                documents,
+                batch: 2,
+                heads: 4,
+                kv_heads: 2,
+                head_dim: 32,
+                theta: 1e4,
+                backward,
+                rotary,
+            }
+        };
+        all.hold(&of(false), &ring(2), &[BF16], &[Dtype::F32, Dtype::F32], SINGLE);
+        all.hold(&of(true), &ring(2), &[F32, BF16], &[Dtype::F32], SINGLE);
+    }
+}
+
+fn ends(all: &mut Cases) {
+    let (rows, cols, vocab) = (33, 24, 50);
+    for shard in [None, Some(Axis::Cp)] {
+        let reach = if shard.is_some() { 2 * vocab } else { vocab };
+        let embed = Kernel::Embed { rows, cols, vocab, shard };
+        all.hold(&embed, &ring(2), &[ids(reach), BF16], &[Dtype::Bf16], 0.0);
+        let backward = Kernel::EmbedBwd { rows, cols, vocab, shard };
+        all.hold(&backward, &ring(2), &[ids(reach), BF16, F32], &[Dtype::F32], SINGLE);
+    }
+    for (vocab, logits) in [(50, F32), (512, F32), (512, BF16)] {
+        let kernel = Kernel::CrossEntropy { rows, vocab, scale: 0.125 };
+        let tolerance = if logits.0 == Dtype::Bf16 { ROUNDED } else { SINGLE };
+        all.hold(&kernel, &one(), &[logits.clone(), ids(vocab), F32], &[logits.0, Dtype::F32], tolerance);
+    }
+    for cols in [28, 32] {
+        let part = VocabPart { rows, cols, vocab: 50, axis: Axis::Cp };
+        all.hold(&Kernel::VocabStats(part), &ring(2), &[F32, ids(50)], &[Dtype::F32], SINGLE);
+        let kernel = Kernel::VocabCrossEntropy { part, ranks: 2, scale: 0.5 };
+        all.hold(&kernel, &ring(2), &[F32, ids(50), F32, F32], &[Dtype::F32, Dtype::F32], SINGLE);
+    }
+    let turns = Share { axis: Axis::Cp, parts: 4 };
+    for (backward, share) in [(false, None), (true, None), (false, Some(turns)), (true, Some(turns))] {
+        let segs = Segs::new(40, &[]);
+        let kernel = Kernel::Positions { segs, rows: 40, cols, max: 64, share, backward };
+        all.hold(&kernel, &ring(2), &[F32, F32], &[Dtype::F32], SINGLE);
+    }
+}
+
+fn moves(all: &mut Cases) {
+    let parts = vec![HeadPart::new(1, 4, 16), HeadPart::new(2, 2, 16)];
+    let few = vec![HeadPart::new(1, 8, 8), HeadPart::new(2, 2, 8)];
+    for (ranks, parts) in [(2, parts), (8, few)] {
+        for exchange in [Exchange::PackHeads, Exchange::UnpackSeq, Exchange::PackSeq, Exchange::UnpackHeads] {
+            for packing in [Packing::Together, Packing::ByRank, Packing::ByLane] {
+                let parts = parts.clone();
+                let kernel = Kernel::Permute { exchange, packing, ranks, batch: 2, seq: 5, parts };
+                let operands = kernel.operands(&one());
+                let writes = vec![Dtype::Bf16; operands.writes.len()];
+                all.hold(&kernel, &one(), &vec![BF16; operands.reads.len()], &writes, ROUNDED * ranks as f64 / 2.0);
+            }
+        }
+    }
+    for inverse in [false, true] {
+        let segs = Segs::new(24, &[(Axis::Cp, Split::Zigzag)]);
+        all.hold(&Kernel::Reorder { segs, batch: 2, cols: 8, inverse }, &ring(3), &[F32], &[Dtype::F32], 0.0);
+    }
+}
+
+fn products(all: &mut Cases) {
+    let (m, n, k) = (136, 72, 200);
+    for (a_t, b_t) in [(false, true), (false, false), (true, false), (true, true)] {
+        let of = |accumulate, bias| Kernel::MatMul { m, n, k, a_t, b_t, accumulate, fp8: false, bias };
+        all.hold(&of(false, false), &one(), &[BF16, BF16], &[Dtype::Bf16], ROUNDED);
+        all.hold(&of(true, false), &one(), &[BF16, BF16, F32], &[Dtype::F32], 10.0 * SINGLE);
+    }
+    for (a_t, b_t) in [(false, true), (false, false), (true, false)] {
+        let fp8 = Kernel::MatMul { m, n: 80, k: 208, a_t, b_t, accumulate: false, fp8: true, bias: false };
+        all.hold(&fp8, &one(), &[BF16, BF16], &[Dtype::Bf16], 2.0 * ROUNDED);
+    }
+    let biased = Kernel::MatMul { m, n, k, a_t: false, b_t: true, accumulate: false, fp8: false, bias: true };
+    all.hold(&biased, &one(), &[BF16, BF16, BF16], &[Dtype::Bf16], ROUNDED);
+}
+
+/// Two ranks of two experts; a token lost a choice, the second rank has one token.
+fn route() -> Route {
+    let own = |i: u32| [i % 4, (i * 7 + 1 + i / 3) % 4];
+    let mut choices: Vec<u32> = (0..41).flat_map(own).collect();
+    // No token goes to an expert twice.
+    choices.chunks_mut(2).filter(|c| c[0] == c[1]).for_each(|c| c[1] = (c[0] + 1) % 4);
+    (choices[3], choices[20], choices[21]) = (route::DROPPED, route::DROPPED, route::DROPPED);
+    Route::new([2, 2], 4, 2, Counts::Listed { tokens: vec![40, 1], choices }).expect("a sound route")
+}
+
+fn experts(all: &mut Cases) {
+    let views = [Mesh::new(&[(Axis::Dp, 2)]), Mesh::new(&[(Axis::Ep, 2)])];
+    let routes = [route()];
+    let rows = |layout: Layout| layout.capacity(&routes[0]);
+    let mut add = |op, reads: &[Shape], writes: &[Dtype], tolerance| {
+        all.routed(&Kernel::Expert(ExpertKernel { route: 0, op }), &views, &routes, reads, writes, tolerance);
+    };
+    let (tokens, experts, topk) = (rows(Layout::Tokens), 4, 2);
+    for (score, normalise) in [(Score::Softmax, true), (Score::Softmax, false), (Score::Sigmoid, true)] {
+        let gate = Gate { score, normalise, scale: 1.5 };
+        add(ExpertOp::Router { rows: tokens, experts, topk, gate }, &[F32], &[Dtype::F32], SINGLE);
+        add(ExpertOp::RouterBwd { rows: tokens, experts, topk, gate }, &[F32, F32], &[Dtype::Bf16], ROUNDED);
+    }
+    let unique = Layout::Landed(Landing::Unique);
+    for (from, to) in [(Layout::Tokens, Layout::Copies), (Layout::Copies, Layout::Tokens), (unique, Layout::Experts)] {
+        for cols in [24, 13] {
+            let rows = [rows(from), rows(to)];
+            let moved = ExpertOp::Rows { from, to, rows, values: Values::Row { cols } };
+            add(moved, &[BF16], &[Dtype::Bf16], ROUNDED);
+        }
+    }
+    for (from, to) in [(Layout::Tokens, Layout::Copies), (Layout::Copies, Layout::Tokens)] {
+        let rows = [rows(from), rows(to)];
+        add(ExpertOp::Rows { from, to, rows, values: Values::Choice { topk } }, &[F32], &[Dtype::F32], SINGLE);
+    }
+    let (cols, both) = (200, [rows(unique), rows(Layout::Experts)]);
+    let scaled = ExpertOp::Rows { from: unique, to: Layout::Experts, rows: both, values: Values::Scaled { cols } };
+    add(scaled, &[(Dtype::U8, 0.0..127.0), (Dtype::F32, 0.1..1.0)], &[Dtype::Bf16], ROUNDED);
+    // Codes are compared as numbers of 0 to 255: neighbours are one apart.
+    let quantise = ExpertOp::Quantise { layout: Layout::Tokens, rows: tokens, cols };
+    add(quantise, &[BF16], &[Dtype::U8, Dtype::F32], 1.0 / 250.0);
+    let (rows, slots, n, k) = (both[1], 2, 24, 40);
+    for pass in [Pass::Forward, Pass::Dx, Pass::Dw] {
+        let product = ExpertOp::MatMul { pass, rows, slots, n, k, fp8: false };
+        match pass {
+            Pass::Dw => add(product, &[BF16, BF16, F32], &[Dtype::F32], 10.0 * SINGLE),
+            _ => add(product, &[BF16, BF16], &[Dtype::Bf16], ROUNDED),
+        }
+    }
+    for cols in [32, 13] {
+        add(ExpertOp::SwiGlu { rows, cols }, &[BF16, F32], &[Dtype::Bf16], ROUNDED);
+        let backward = ExpertOp::SwiGluBwd { rows, cols };
+        add(backward, &[BF16, F32, BF16], &[Dtype::F32, Dtype::F32], 4.0 * SINGLE);
+    }
+}

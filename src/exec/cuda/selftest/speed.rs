@@ -1,0 +1,197 @@
+//! How fast the kernels are that decide a step: attention, products, what memory bounds, copies.
+
+use super::super::device::{Device, EventId};
+use super::super::lower::{Where, lower};
+use super::super::prepare::{Ready, Spans, Tables, resolve};
+use super::super::run::random_bf16;
+use super::hand_over;
+use crate::error::Result;
+use crate::plan::kernel::Operands;
+use crate::plan::memory::ALIGN;
+use crate::plan::{AttnBlock, Axis, Dtype, Kernel, Mesh, Segs, Split};
+use crate::spec::Mask;
+use serde::Serialize;
+
+/// A kernel whose time is wanted.
+#[derive(Debug, Clone)]
+pub struct Timed {
+    pub name: String,
+    pub kernel: Kernel,
+    pub reads: Vec<Dtype>,
+    pub writes: Vec<Dtype>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct Speed {
+    pub name: String,
+    /// Median of the launches, and half the distance between their quartiles.
+    pub seconds: f64,
+    pub spread: f64,
+    /// What the plan counts: causal attention at half of the square.
+    pub flops_per_s: f64,
+    /// Each operand read or written once.
+    pub bytes_per_s: f64,
+}
+
+fn attention(seq: u64, heads: u64, kv_heads: u64, head_dim: u64, causal: bool) -> AttnBlock {
+    let q = Segs::new(seq, &[(Axis::Cp, Split::Contiguous)]);
+    AttnBlock { kv: q.clone(), q, batch: 1, heads, kv_heads, head_dim, v_dim: None, mask: Mask::new(causal) }
+}
+
+/// Layers of Llama 3 8B at 16K tokens, and attention at other lengths.
+pub fn all() -> Vec<Timed> {
+    let (bf16, f32) = (Dtype::Bf16, Dtype::F32);
+    let timed = |name: &str, kernel, reads: &[Dtype], writes: &[Dtype]| Timed {
+        name: name.into(),
+        kernel,
+        reads: reads.to_vec(),
+        writes: writes.to_vec(),
+    };
+    let mut all = vec![];
+    for (seq, head_dim, causal) in
+        [(16384, 128, true), (16384, 128, false), (4096, 128, true), (32768, 128, true), (16384, 64, true)]
+    {
+        let heads = 4096 / head_dim;
+        let block = attention(seq, heads, heads / 4, head_dim, causal);
+        let what = format!("{} {seq} d{head_dim}", if causal { "causal" } else { "full" });
+        let name = format!("attention forward {what}");
+        all.push(timed(&name, Kernel::Attention(block.clone()), &[bf16; 2], &[bf16, f32]));
+        let reads = [bf16, bf16, bf16, f32, f32];
+        let name = format!("attention backward {what}");
+        all.push(timed(&name, Kernel::AttentionBwd(block), &reads, &[f32, f32]));
+    }
+    let product =
+        |m, n, k| Kernel::MatMul { m, n, k, a_t: false, b_t: true, accumulate: false, fp8: false, bias: false };
+    for (m, n, k) in
+        [(8192, 8192, 8192), (16384, 6144, 4096), (16384, 28672, 4096), (16384, 4096, 14336), (256, 4096, 4096)]
+    {
+        all.push(timed(&format!("product {m} x {n} x {k}"), product(m, n, k), &[bf16; 2], &[bf16]));
+    }
+    let (rows, cols) = (16384, 4096);
+    all.push(timed("norm", Kernel::Norm { rows, cols, eps: 1e-5 }, &[bf16; 2], &[bf16]));
+    all.push(timed(
+        "norm backward",
+        Kernel::NormBwd { rows, cols, eps: 1e-5 },
+        &[bf16, bf16, bf16, bf16, f32],
+        &[bf16, f32],
+    ));
+    all.push(timed("swiglu", Kernel::SwiGlu { rows, cols: 14336 }, &[bf16], &[bf16]));
+    all.push(timed("swiglu backward", Kernel::SwiGluBwd { rows, cols: 14336 }, &[bf16; 2], &[bf16]));
+    all.push(timed("add", Kernel::Add { elems: rows * cols, trim: None }, &[bf16; 2], &[bf16]));
+    let adam = Kernel::Adam { elems: 1 << 28, lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    all.push(timed("adam", adam, &[f32; 4], &[f32, f32, f32, bf16]));
+    all.push(timed(
+        "cross_entropy",
+        Kernel::CrossEntropy { rows: 4096, vocab: 128256, scale: 1e-4 },
+        &[bf16, Dtype::U32, f32],
+        &[bf16, f32],
+    ));
+    all
+}
+
+const WARM_UP: usize = 3;
+
+/// A kernel on random numbers, ready to be launched.
+struct Loaded {
+    ready: Vec<Ready>,
+    flops: u64,
+    bytes: u64,
+}
+
+fn load<D: Device>(device: &mut D, timed: &Timed) -> Result<Loaded> {
+    let views = [Mesh::new(&[(Axis::Cp, 1)])];
+    let Operands { reads, mut writes } = timed.kernel.operands(&views);
+    writes.resize(timed.writes.len(), writes[0]);
+    let lowered = lower(&timed.kernel, Where { views: &views, routes: &[], rank: 0 }, &timed.reads, &timed.writes, 1)?;
+    let mut place = |n: u64, dtype: Dtype| -> Result<(u64, u64)> {
+        let at = device.allocate(0, n * dtype.size())?;
+        let block = match dtype {
+            // Ids below any vocabulary.
+            Dtype::U32 => vec![0; (n * 4) as usize],
+            _ => random_bf16((n * dtype.size() / 2).min(1 << 22), n),
+        };
+        for skip in (0..n * dtype.size()).step_by(block.len().max(1)) {
+            let left = (n * dtype.size() - skip).min(block.len() as u64);
+            device.write(0, at + skip, &block[..left as usize])?;
+        }
+        Ok((at, n * dtype.size()))
+    };
+    let reads: Vec<(u64, u64)> = reads.iter().zip(&timed.reads).map(|(&n, &d)| place(n, d)).collect::<Result<_>>()?;
+    let writes: Vec<(u64, u64)> =
+        writes.iter().zip(&timed.writes).map(|(&n, &d)| place(n, d)).collect::<Result<_>>()?;
+    let bytes = reads.iter().chain(&writes).map(|r| r.1).sum::<u64>();
+    let [in_bytes, out_bytes] = [&reads, &writes].map(|all| all.iter().map(|r| r.1).collect::<Vec<_>>());
+    let flops = timed.kernel.work(&views, 0, &in_bytes, &out_bytes).map_or(0, |work| work.flops);
+    let scratch = device.allocate(0, lowered.scratch.iter().map(|n| n.next_multiple_of(ALIGN)).sum())?;
+    let room = 16 << 20;
+    let mut tables = Tables::new(device.allocate(0, room)?, room);
+    let ready = resolve(device, 0, &mut tables, &lowered, &Spans { reads, writes, scratch })?;
+    Ok(Loaded { ready, flops, bytes })
+}
+
+/// Times one kernel, on random numbers, `times` launches.
+pub fn time<D: Device>(device: &mut D, timed: &Timed, times: usize) -> Result<Speed> {
+    let loaded = load(device, timed)?;
+    let (seconds, spread) = median(device, &loaded.ready, times)?;
+    Ok(loaded.speed(timed, seconds, spread))
+}
+
+/// The same while another stream copies all the time.
+pub fn beside_copies<D: Device>(device: &mut D, timed: &Timed, times: usize) -> Result<Speed> {
+    let loaded = load(device, timed)?;
+    let [from, to] = [device.allocate(0, COPIED)?, device.allocate(0, COPIED)?];
+    let (alone, _) = median(device, &loaded.ready, 3)?;
+    let (copy, _) = median(device, &[Ready::Copy { to, from, bytes: COPIED }], 3)?;
+    let busy = device.stream(0)?;
+    // Long enough for all launches, and half as long again.
+    let copies = (1.5 * alone * (times + WARM_UP) as f64 / copy.max(1e-9)).ceil().min(1e5) as usize + 1;
+    for _ in 0..copies {
+        device.copy(busy, to, from, COPIED)?;
+    }
+    let (seconds, spread) = median(device, &loaded.ready, times)?;
+    Ok(loaded.speed(timed, seconds, spread))
+}
+
+const COPIED: u64 = 256 << 20;
+
+/// Seconds of `count` launches one after the other, with nothing between them.
+pub fn together<D: Device>(device: &mut D, timed: &Timed, count: usize) -> Result<f64> {
+    let loaded = load(device, timed)?;
+    let many: Vec<Ready> = (0..count).flat_map(|_| loaded.ready.clone()).collect();
+    Ok(median(device, &many, 5)?.0)
+}
+
+impl Loaded {
+    fn speed(&self, timed: &Timed, seconds: f64, spread: f64) -> Speed {
+        let name = timed.name.clone();
+        let [flops_per_s, bytes_per_s] = [self.flops, self.bytes].map(|x| x as f64 / seconds);
+        Speed { name, seconds, spread, flops_per_s, bytes_per_s }
+    }
+}
+
+/// Median seconds of what is launched, after some launches that warm up, and the spread of those that count.
+pub fn median<D: Device>(device: &mut D, ready: &[Ready], times: usize) -> Result<(f64, f64)> {
+    let stream = device.stream(0)?;
+    let mut events: Vec<[EventId; 2]> = vec![];
+    for _ in 0..times + WARM_UP {
+        let around = [device.event(0)?, device.event(0)?];
+        device.record(stream, around[0])?;
+        ready.iter().try_for_each(|one| hand_over(device, stream, one))?;
+        device.record(stream, around[1])?;
+        events.push(around);
+    }
+    device.synchronize()?;
+    let counted = events[WARM_UP..].iter();
+    let mut seconds = counted.map(|&[from, to]| device.seconds(from, to)).collect::<Result<Vec<f64>>>()?;
+    seconds.sort_by(f64::total_cmp);
+    let at = |q: f64| seconds[((seconds.len() - 1) as f64 * q).round() as usize];
+    Ok((at(0.5), (at(0.75) - at(0.25)) / 2.0))
+}
+
+/// A copy inside of a GPU's memory.
+pub fn copy<D: Device>(device: &mut D, bytes: u64, times: usize) -> Result<Speed> {
+    let [from, to] = [device.allocate(0, bytes)?, device.allocate(0, bytes)?];
+    let (seconds, spread) = median(device, &[Ready::Copy { to, from, bytes }], times)?;
+    let name = format!("copy of {bytes} bytes");
+    Ok(Speed { name, seconds, spread, flops_per_s: 0.0, bytes_per_s: 2.0 * bytes as f64 / seconds })
+}

@@ -1,0 +1,413 @@
+//! A plan's ranks on GPUs: their memories, and one step after the other.
+//!
+//! Ranks that share a GPU have their kernels take turns and their messages copied inside its memory: what is measured
+//! of such a transfer is that copy, never a link.
+
+use super::device::{Device, EventId, StreamId};
+use super::lower::{Where, lower};
+use super::prepare::{OpAt, Prepared, Ready, Spans, Tables, changes, lower_op, named, resolve};
+use super::script::{Command, Linked, Region, Script};
+use crate::error::{Error, Result};
+use crate::exec::arena::Data;
+use crate::exec::outputs;
+use crate::exec::rank::Done;
+use crate::plan::link::Place;
+use crate::plan::memory::{Life, SlotId, lives};
+use crate::plan::{Kernel, OpKind, TensorKind};
+use rustc_hash::FxHashMap;
+
+/// What a step keeps besides the loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Keep {
+    /// Gradients, weights, hidden states.
+    pub all: bool,
+    pub logits: bool,
+}
+
+pub struct Session<'a, 'p, D: Device> {
+    device: &'a mut D,
+    linked: Linked<'p>,
+    script: &'a Script,
+    /// By rank: its device, and where its memory begins.
+    gpus: Vec<u32>,
+    bases: Vec<u64>,
+    /// By device.
+    scratch: Vec<u64>,
+    tables: Vec<Tables>,
+    zeros: Vec<EventId>,
+    streams: Vec<StreamId>,
+    events: Vec<EventId>,
+    ready: FxHashMap<OpAt, Vec<Ready>>,
+    /// Ops that launch something else in each step.
+    changing: Vec<OpAt>,
+    adds: FxHashMap<[Region; 2], Vec<Ready>>,
+    lives: Vec<Vec<Vec<Vec<Life>>>>,
+    /// Whether to wait after each command, so that a failure is that command's.
+    one_by_one: bool,
+    keep: Keep,
+    /// What watched slots held, by rank, slot and life.
+    seen: FxHashMap<(u32, SlotId), Vec<(u32, Data)>>,
+    logits: Vec<Vec<Data>>,
+    sent: Vec<u64>,
+}
+
+impl<'a, 'p, D: Device> Session<'a, 'p, D> {
+    /// Ranks on `gpus`, of which there are `count`. Errors: too little memory, before any is asked for.
+    pub fn new(
+        device: &'a mut D,
+        linked: Linked<'p>,
+        script: &'a Script,
+        gpus: &[u32],
+        count: u32,
+    ) -> Result<Session<'a, 'p, D>> {
+        let prepared = Prepared::new(linked, gpus, count as usize)?;
+        fits(device, linked, gpus, &prepared)?;
+        let bytes = |rank: u32| linked.layouts[linked.plan.program_of(rank) as usize].bytes;
+        let ranks = 0..linked.plan.ranks();
+        let bases =
+            ranks.clone().map(|rank| device.allocate(gpus[rank as usize], bytes(rank))).collect::<Result<_>>()?;
+        let (mut scratch, mut tables, mut zeros) = (vec![], vec![], vec![]);
+        for gpu in 0..count {
+            let (own, constants) = (prepared.scratch[gpu as usize], prepared.tables[gpu as usize]);
+            scratch.push(device.allocate(gpu, own)?);
+            tables.push(Tables::new(device.allocate(gpu, constants)?, constants));
+            zeros.push(device.event(gpu)?);
+        }
+        let streams = script.streams.iter().map(|&gpu| device.stream(gpu)).collect::<Result<_>>()?;
+        let events = script.events.iter().map(|&gpu| device.event(gpu)).collect::<Result<_>>()?;
+        let changing = prepared.ops.iter().map(|op| op.0).filter(|&op| changes(linked, op)).collect();
+        let mut session = Session {
+            device,
+            linked,
+            script,
+            gpus: gpus.to_vec(),
+            bases,
+            scratch,
+            tables,
+            zeros,
+            streams,
+            events,
+            ready: FxHashMap::default(),
+            changing,
+            adds: FxHashMap::default(),
+            lives: linked.lines.iter().map(|line| lives(linked.plan, line)).collect(),
+            one_by_one: std::env::var_os(ONE_BY_ONE).is_some(),
+            keep: Keep::default(),
+            seen: FxHashMap::default(),
+            logits: vec![],
+            sent: vec![],
+        };
+        for (op, lowered) in &prepared.ops {
+            let ready = session.resolved(*op, lowered).map_err(|e| Error::device(named(linked, op.0, op.1), e))?;
+            session.ready.insert(*op, ready);
+        }
+        Ok(session)
+    }
+
+    fn resolved(&mut self, (rank, node): OpAt, lowered: &super::lower::Lowered) -> Result<Vec<Ready>> {
+        let line = self.linked.line(rank);
+        let span = |place: &Place| self.address(&self.linked.region(rank, place));
+        // An exchange reads what all its members have.
+        let reads = match line.nodes[node as usize].op.kind {
+            OpKind::Exchange { .. } => self.offered(rank, node)?,
+            _ => line.reads(node as usize).iter().map(span).collect(),
+        };
+        let writes = line.writes(node as usize).iter().map(span).collect();
+        let gpu = self.gpus[rank as usize];
+        let spans = Spans { reads, writes, scratch: self.scratch[gpu as usize] };
+        resolve(self.device, gpu, &mut self.tables[gpu as usize], lowered, &spans)
+    }
+
+    /// The buffers of an exchange, member after member.
+    fn offered(&self, rank: u32, node: u32) -> Result<Vec<(u64, u64)>> {
+        let of = |(member, node): (u32, u32)| {
+            let places = self.linked.line(member).reads(node as usize);
+            // A rank alone reads its own in place of the others'.
+            let member = self.linked.solo.unwrap_or(member);
+            places.iter().map(move |place| self.address(&self.linked.region(member, place)))
+        };
+        Ok(self.linked.members(rank, node)?.into_iter().flat_map(of).collect())
+    }
+
+    /// Address and bytes of a region.
+    fn address(&self, region: &Region) -> (u64, u64) {
+        (self.bases[region.rank as usize] + region.bytes.start, region.bytes.end - region.bytes.start)
+    }
+
+    /// Fills a rank's memory.
+    pub fn fill(&mut self, rank: u32, bytes: &[u8]) -> Result<()> {
+        self.device.write(self.gpus[rank as usize], self.bases[rank as usize], bytes)
+    }
+
+    /// Fills a rank's memory with numbers between -0.1 and 0.1, and what an optimizer divides by with positive ones: no
+    /// time of work on zeros would be one of work.
+    pub fn fill_randomly(&mut self, rank: u32) -> Result<()> {
+        let (plan, gpu) = (self.linked.plan, self.gpus[rank as usize]);
+        let layout = &self.linked.layouts[plan.program_of(rank) as usize];
+        let block = super::run::random_bf16(BLOCK, u64::from(rank) + 1);
+        let positive: Vec<u8> = block.chunks(2).flat_map(|b| [b[0], b[1] & 0x7f]).collect();
+        let mut write = |from: u64, to: u64, with: &[u8]| -> Result<()> {
+            for at in (from..to).step_by(with.len()) {
+                let left = (to - at).min(with.len() as u64) as usize;
+                self.device.write(gpu, self.bases[rank as usize] + at, &with[..left])?;
+            }
+            Ok(())
+        };
+        write(0, layout.bytes, &block)?;
+        for (t, tensor) in (0..).zip(&plan.tensors).filter(|(_, t)| t.kind == TensorKind::OptState) {
+            for slot in 0..tensor.slots {
+                if let Some(at) = layout.offset(SlotId { tensor: t, slot }) {
+                    write(at, at + tensor.bytes(), &positive)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills one slot of a rank, if it has a place.
+    pub fn put(&mut self, rank: u32, at: SlotId, values: &[f64]) -> Result<()> {
+        let layout = &self.linked.layouts[self.linked.plan.program_of(rank) as usize];
+        let Some(offset) = layout.offset(at) else { return Ok(()) };
+        let data = Data::from_f64(values, self.linked.plan.tensors[at.tensor as usize].dtype);
+        self.device.write(self.gpus[rank as usize], self.bases[rank as usize] + offset, data.to_bytes())
+    }
+
+    /// Hands over one step, counted from 1, and waits for its end.
+    pub fn step(&mut self, step: u64, keep: Keep) -> Result<()> {
+        let ranks = self.linked.plan.ranks() as usize;
+        (self.keep, self.sent, self.logits) = (keep, vec![0; ranks], vec![vec![]; ranks]);
+        self.seen.clear();
+        for op in self.changing.clone() {
+            let lowered = lower_op(self.linked, op, step)?.unwrap_or_default();
+            let ready = self.resolved(op, &lowered)?;
+            self.ready.insert(op, ready);
+        }
+        self.begin()?;
+        for command in &self.script.commands {
+            let mut done = self.obey(command);
+            if self.one_by_one {
+                done = done.and_then(|()| self.device.synchronize());
+            }
+            done.map_err(|e| self.named(command, e))?;
+        }
+        self.device.synchronize().map_err(|e| {
+            let why =
+                format!("{e}; it came up only at the end: {ONE_BY_ONE}=1 waits after each command and names the op");
+            Error::device("a command of the step", why)
+        })
+    }
+
+    /// A step's time begins on each device when its first stream comes to it.
+    fn begin(&mut self) -> Result<()> {
+        for gpu in 0..self.zeros.len() as u32 {
+            let own =
+                || (0..).zip(&self.script.streams).filter(|(_, of)| **of == gpu).map(|(stream, _)| stream as usize);
+            let Some(first) = own().next() else { continue };
+            self.device.record(self.streams[first], self.zeros[gpu as usize])?;
+            for stream in own().filter(|&s| s != first) {
+                self.device.wait(self.streams[stream], self.zeros[gpu as usize])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn named(&self, command: &Command, error: Error) -> Error {
+        match command {
+            Command::Kernel { rank, node, stream } | Command::Pull { rank, node, stream } => {
+                Error::device(format!("{}, stream {stream}", named(self.linked, *rank, *node)), error)
+            }
+            other => Error::device(format!("{other:?}"), error),
+        }
+    }
+
+    fn obey(&mut self, command: &Command) -> Result<()> {
+        let stream = self.streams[command.stream() as usize];
+        match command {
+            Command::Wait { event, .. } => self.device.wait(stream, self.events[*event as usize]),
+            Command::Record { event, .. } => self.device.record(stream, self.events[*event as usize]),
+            Command::Copy { from, to, .. } => {
+                self.count(from, to);
+                let ((from, bytes), (to, _)) = (self.address(from), self.address(to));
+                self.device.copy(stream, to, from, bytes)
+            }
+            Command::Add { from, to, .. } => {
+                self.count(from, to);
+                let ready = self.add(from, to)?;
+                self.hand_over(stream, &ready)
+            }
+            Command::Keep { rank, node, slot, .. } => self.note(*rank, *node, *slot),
+            Command::Kernel { rank, node, .. } => {
+                self.note_logits(*rank, *node)?;
+                let ready = self.ready.remove(&(*rank, *node)).unwrap_or_default();
+                let done = self.hand_over(stream, &ready);
+                self.ready.insert((*rank, *node), ready);
+                done
+            }
+            Command::Pull { rank, node, .. } => {
+                self.count_pull(*rank, *node)?;
+                let ready = self.ready.get(&(*rank, *node)).cloned().unwrap_or_default();
+                self.hand_over(stream, &ready)
+            }
+        }
+    }
+
+    fn hand_over(&mut self, stream: StreamId, ready: &[Ready]) -> Result<()> {
+        ready.iter().try_for_each(|one| match one {
+            Ready::Launch { function, size, words } => self.device.launch(stream, *function, *size, words),
+            Ready::Gemm { gemm, at } => self.device.gemm(stream, gemm, *at),
+            Ready::Copy { to, from, bytes } => self.device.copy(stream, *to, *from, *bytes),
+        })
+    }
+
+    /// What goes from one rank's memory to another's is sent.
+    fn count(&mut self, from: &Region, to: &Region) {
+        if from.rank != to.rank {
+            self.sent[from.rank as usize] += from.bytes.end - from.bytes.start;
+        }
+    }
+
+    fn count_pull(&mut self, rank: u32, node: u32) -> Result<()> {
+        for (sender, bytes) in super::exchange::taken(self.linked, rank, node)? {
+            self.sent[sender as usize] += bytes;
+        }
+        Ok(())
+    }
+
+    /// `to` += `from`, by the same kernel that plans add with.
+    fn add(&mut self, from: &Region, to: &Region) -> Result<Vec<Ready>> {
+        let key = [from.clone(), to.clone()];
+        if let Some(known) = self.adds.get(&key) {
+            return Ok(known.clone());
+        }
+        let elems = (to.bytes.end - to.bytes.start) / to.dtype.size();
+        let on = Where { views: &self.linked.plan.views, routes: &[], rank: to.rank };
+        let lowered = lower(&Kernel::Add { elems, trim: None }, on, &[from.dtype, to.dtype], &[to.dtype], 1)?;
+        let reads = vec![self.address(from), self.address(to)];
+        let spans = Spans { reads, writes: vec![self.address(to)], scratch: 0 };
+        let gpu = self.gpus[to.rank as usize];
+        let ready = resolve(self.device, gpu, &mut self.tables[gpu as usize], &lowered, &spans)?;
+        self.adds.insert(key, ready.clone());
+        Ok(ready)
+    }
+
+    /// Stops everything to look: only asked for where outputs are kept, and timings do not matter.
+    fn note(&mut self, rank: u32, node: u32, slot: SlotId) -> Result<()> {
+        if !self.keep.all {
+            return Ok(());
+        }
+        self.device.synchronize()?;
+        let lives = &self.lives[self.linked.plan.program_of(rank) as usize];
+        let life = lives[slot.tensor as usize][slot.slot as usize].partition_point(|l| l.first <= node) as u32;
+        let data = self.contents(rank, slot)?;
+        let seen = self.seen.entry((rank, slot)).or_default();
+        match seen.last_mut() {
+            Some(last) if last.0 == life => last.1 = data,
+            _ => seen.push((life, data)),
+        }
+        Ok(())
+    }
+
+    /// Logits become their own gradient: they are read before.
+    fn note_logits(&mut self, rank: u32, node: u32) -> Result<()> {
+        let line = self.linked.line(rank);
+        let OpKind::Compute { kernel, .. } = &line.nodes[node as usize].op.kind else { return Ok(()) };
+        if !self.keep.logits || !matches!(kernel, Kernel::CrossEntropy { .. } | Kernel::VocabCrossEntropy { .. }) {
+            return Ok(());
+        }
+        self.device.synchronize()?;
+        let region = self.linked.region(rank, &line.reads(node as usize)[0]);
+        let data = self.held(&region)?;
+        self.logits[rank as usize].push(data);
+        Ok(())
+    }
+
+    fn held(&mut self, region: &Region) -> Result<Data> {
+        let (at, bytes) = self.address(region);
+        let bytes = self.device.read(self.gpus[region.rank as usize], at, bytes)?;
+        Ok(Data::from_bytes(&bytes, region.dtype))
+    }
+
+    fn contents(&mut self, rank: u32, at: SlotId) -> Result<Data> {
+        let tensor = &self.linked.plan.tensors[at.tensor as usize];
+        let layout = &self.linked.layouts[self.linked.plan.program_of(rank) as usize];
+        let offset =
+            layout.offset(at).ok_or_else(|| Error::device("cuda", format!("{:?} has no place", tensor.name)))?;
+        self.held(&Region { rank, bytes: offset..offset + tensor.bytes(), dtype: tensor.dtype })
+    }
+
+    /// What each rank has when a step is done: times by events, and what is kept.
+    pub fn done(&mut self) -> Result<Vec<Done>> {
+        let nothing = || Done {
+            times: vec![],
+            on_core: vec![],
+            peak: 0,
+            seen: Default::default(),
+            kept: Default::default(),
+            logits: vec![],
+        };
+        let here = self.linked.ranks();
+        (0..self.linked.plan.ranks()).map(|r| if here.contains(&r) { self.done_by(r) } else { Ok(nothing()) }).collect()
+    }
+
+    fn done_by(&mut self, rank: u32) -> Result<Done> {
+        let (plan, line) = (self.linked.plan, self.linked.line(rank));
+        let zero = self.zeros[self.gpus[rank as usize] as usize];
+        let (mut times, mut on_core) = (vec![], vec![]);
+        for (around, node) in self.script.around[rank as usize].iter().zip(&line.nodes) {
+            let [start, end] = [around.start, around.end].map(|event| self.events[event as usize]);
+            let (start, end) = (self.device.seconds(zero, start)?, self.device.seconds(zero, end)?);
+            times.push((start, end));
+            // A kernel has the device to itself as far as kernels go.
+            on_core.push(if matches!(node.op.kind, OpKind::Compute { .. }) { end - start } else { 0.0 });
+        }
+        let layout = &self.linked.layouts[plan.program_of(rank) as usize];
+        let mut kept = FxHashMap::default();
+        for slot in outputs::kept(plan, self.keep.all).into_iter().filter(|slot| layout.offset(*slot).is_some()) {
+            kept.insert(slot, self.contents(rank, slot)?);
+        }
+        let of_rank = self.seen.iter().filter(|((r, _), _)| *r == rank);
+        let seen =
+            of_rank.map(|((_, slot), all)| (*slot, all.iter().map(|(_, data)| data.clone()).collect())).collect();
+        let logits = std::mem::take(&mut self.logits[rank as usize]);
+        Ok(Done { times, peak: layout.bytes, seen, kept, logits, on_core })
+    }
+
+    pub fn sent(&self) -> &[u64] {
+        &self.sent
+    }
+}
+
+/// The environment variable that has every command waited for.
+const ONE_BY_ONE: &str = "FORETRAIN_ONE_BY_ONE";
+
+/// Random numbers that memory is filled with again and again.
+const BLOCK: u64 = 4 << 20;
+
+/// What a GPU's context and libraries take besides, and the rounding of allocations.
+const RESERVE: u64 = 512 << 20;
+
+/// Refuses what a GPU's memory cannot hold, before it is asked for.
+fn fits<D: Device>(device: &mut D, linked: Linked, gpus: &[u32], prepared: &Prepared) -> Result<()> {
+    let bytes = |rank: usize| linked.layouts[linked.plan.program_of(rank as u32) as usize].bytes;
+    for gpu in 0..prepared.scratch.len() as u32 {
+        let ranks = linked.ranks();
+        let here: Vec<usize> = (0..gpus.len()).filter(|&r| gpus[r] == gpu && ranks.contains(&(r as u32))).collect();
+        let ranks: u64 = here.iter().map(|&rank| bytes(rank)).sum();
+        let more = prepared.scratch[gpu as usize] + prepared.tables[gpu as usize] + super::blas::WORKSPACE;
+        let [free, _] = device.memory(gpu)?;
+        if ranks + more + RESERVE > free {
+            let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+            return Err(Error::infeasible(format!(
+                "memory: {} ranks need {:.1} GiB on GPU {gpu} ({}), scratch memory and constants {:.1} GiB, and {:.1} GiB \
+                 stay free for the libraries; {:.1} GiB are free there: use more GPUs, fewer ranks, a smaller model or seq_len",
+                here.len(),
+                gib(ranks),
+                device.name(gpu),
+                gib(more),
+                gib(RESERVE),
+                gib(free)
+            )));
+        }
+    }
+    Ok(())
+}

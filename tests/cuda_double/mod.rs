@@ -1,0 +1,269 @@
+//! A device that is told what GPUs are told, and does it on the CPU: each stream in order, and of what different streams
+//! could do next any, at random, as far as events allow. Kernels are run by the emulator, products here.
+#![allow(dead_code)]
+
+use super::cuda_emulator::Emulator;
+use foretrain::error::{Error, Result};
+use foretrain::exec::cuda::device::{Device, EventId, FunctionId, Operands, Size, StreamId};
+use foretrain::exec::cuda::lower::{Gemm, Launch};
+use foretrain::plan::Dtype;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::collections::VecDeque;
+use std::path::PathBuf;
+
+enum Deed {
+    /// Until the event has passed as often as it was recorded by then.
+    Wait(EventId, u64),
+    Record(EventId, u64),
+    Copy {
+        to: u64,
+        from: u64,
+        bytes: u64,
+    },
+    Launch {
+        function: FunctionId,
+        size: Size,
+        words: Vec<u64>,
+    },
+    Gemm(Gemm, Operands),
+}
+
+#[derive(Default, Clone)]
+struct Event {
+    gpu: u32,
+    recorded: u64,
+    passed: u64,
+    at: f64,
+}
+
+pub struct Double {
+    gpus: u32,
+    bytes: u64,
+    free: Vec<u64>,
+    emulator: Emulator,
+    streams: Vec<(u32, VecDeque<Deed>)>,
+    events: Vec<Event>,
+    functions: Vec<(PathBuf, &'static str)>,
+    rng: ChaCha8Rng,
+    /// Commands done so far: the time, in microseconds.
+    clock: u64,
+    /// A kernel that fails, as one that reads where nothing is.
+    pub broken: Option<&'static str>,
+}
+
+impl Double {
+    pub fn new(gpus: u32, bytes: u64, seed: u64) -> Double {
+        Double {
+            gpus,
+            bytes,
+            free: vec![bytes; gpus as usize],
+            emulator: Emulator::new(),
+            streams: vec![],
+            events: vec![],
+            functions: vec![],
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            clock: 0,
+            broken: None,
+        }
+    }
+
+    /// Memory that nobody has taken.
+    pub fn free(&self, gpu: u32) -> u64 {
+        self.free[gpu as usize]
+    }
+
+    fn idle(&self, what: &str) {
+        assert!(self.streams.iter().all(|(_, deeds)| deeds.is_empty()), "{what} while streams are busy");
+    }
+
+    fn hand_over(&mut self, stream: StreamId, deed: Deed) -> Result<()> {
+        self.streams[stream as usize].1.push_back(deed);
+        Ok(())
+    }
+
+    fn can(&self, deeds: &VecDeque<Deed>) -> bool {
+        match deeds.front() {
+            Some(Deed::Wait(event, times)) => self.events[*event as usize].passed >= *times,
+            other => other.is_some(),
+        }
+    }
+
+    fn obey(&mut self, deed: Deed) -> Result<()> {
+        self.clock += 1;
+        match deed {
+            Deed::Wait(..) => {}
+            Deed::Record(event, times) => {
+                let event = &mut self.events[event as usize];
+                (event.passed, event.at) = (times, self.clock as f64 * 1e-6);
+            }
+            Deed::Copy { to, from, bytes } => {
+                let data = self.emulator.read(from, bytes);
+                self.emulator.write(to, &data);
+            }
+            Deed::Launch { function, size, words } => {
+                let (program, kernel) = self.functions[function as usize].clone();
+                let done = self.emulator.launch(&program, kernel, (size.grid, size.shared), &words);
+                done.map_err(|e| Error::device("launch a kernel", e))?;
+            }
+            Deed::Gemm(gemm, at) => self.product(&gemm, at),
+        }
+        Ok(())
+    }
+
+    fn numbers(&self, at: u64, count: u64, dtype: Dtype) -> Vec<f32> {
+        let bytes = self.emulator.read(at, count * dtype.size());
+        match dtype {
+            Dtype::Bf16 => bytes.chunks(2).map(|b| f32::from_le_bytes([0, 0, b[0], b[1]])).collect(),
+            Dtype::F32 => bytes.chunks(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+            Dtype::U8 => bytes.iter().map(|&code| of_code(code)).collect(),
+            other => panic!("no product of {other:?} here"),
+        }
+    }
+
+    fn product(&mut self, gemm: &Gemm, at: Operands) {
+        let ([m, n, k], [a_t, b_t]) = (gemm.shape.map(|x| x as usize), gemm.transposed);
+        let count = |x: usize, y: usize| (x * y) as u64;
+        let mut a = self.numbers(at.a, count(m, k), gemm.dtypes[0]);
+        let mut b = self.numbers(at.b, count(k, n), gemm.dtypes[1]);
+        assert_eq!(at.scales.is_some(), gemm.dtypes[0] == Dtype::U8);
+        if let Some([of_a, of_b]) = at.scales {
+            assert_eq!(gemm.transposed, [false, true], "codes run along k");
+            for (operand, rows, scales) in [(&mut a, m, of_a), (&mut b, n, of_b)] {
+                let scales = self.numbers(scales, count(rows, k.div_ceil(128)), Dtype::F32);
+                operand.iter_mut().enumerate().for_each(|(i, x)| *x *= scales[i % k / 128 * rows + i / k]);
+            }
+        }
+        let old = self.numbers(at.c, count(m, n), gemm.dtypes[2]);
+        let bias = at.bias.map(|bias| self.numbers(bias, n as u64, gemm.dtypes[2]));
+        assert_eq!(bias.is_some(), gemm.bias);
+        let mut out = vec![];
+        for i in 0..m {
+            for j in 0..n {
+                let of_a = |l: usize| if a_t { a[l * m + i] } else { a[i * k + l] };
+                let of_b = |l: usize| if b_t { b[j * k + l] } else { b[l * n + j] };
+                let mut sum: f32 = (0..k).map(|l| of_a(l) * of_b(l)).sum();
+                sum += if gemm.accumulate { old[i * n + j] } else { 0.0 };
+                sum += bias.as_ref().map_or(0.0, |bias| bias[j]);
+                match gemm.dtypes[2] {
+                    Dtype::Bf16 => {
+                        let bits = sum.to_bits();
+                        out.extend((((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16).to_le_bytes());
+                    }
+                    _ => out.extend(sum.to_le_bytes()),
+                }
+            }
+        }
+        self.emulator.write(at.c, &out);
+    }
+}
+
+/// The number of an E4M3 code.
+fn of_code(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let size = if exponent == 0 { mantissa / 512.0 } else { (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7) };
+    if code & 128 == 0 { size } else { -size }
+}
+
+impl Device for Double {
+    fn name(&self, _gpu: u32) -> String {
+        "a double".into()
+    }
+
+    fn memory(&mut self, gpu: u32) -> Result<[u64; 2]> {
+        Ok([self.free[gpu as usize]; 2])
+    }
+
+    fn allocate(&mut self, gpu: u32, bytes: u64) -> Result<u64> {
+        let free = &mut self.free[gpu as usize];
+        *free = free.checked_sub(bytes).ok_or_else(|| Error::device("allocate memory", "out of memory"))?;
+        Ok(self.emulator.allocate(bytes))
+    }
+
+    fn clear(&mut self) -> Result<()> {
+        self.synchronize()?;
+        self.streams.clear();
+        self.events.clear();
+        (self.free, self.emulator) = (vec![self.bytes; self.gpus as usize], Emulator::new());
+        Ok(())
+    }
+
+    fn write(&mut self, _gpu: u32, at: u64, data: &[u8]) -> Result<()> {
+        self.idle("the host writes");
+        self.emulator.write(at, data);
+        Ok(())
+    }
+
+    fn read(&mut self, _gpu: u32, at: u64, bytes: u64) -> Result<Vec<u8>> {
+        self.idle("the host reads");
+        Ok(self.emulator.read(at, bytes))
+    }
+
+    fn stream(&mut self, gpu: u32) -> Result<StreamId> {
+        assert!(gpu < self.gpus);
+        self.streams.push((gpu, VecDeque::new()));
+        Ok(self.streams.len() as StreamId - 1)
+    }
+
+    fn event(&mut self, gpu: u32) -> Result<EventId> {
+        self.events.push(Event { gpu, ..Event::default() });
+        Ok(self.events.len() as EventId - 1)
+    }
+
+    fn wait(&mut self, stream: StreamId, event: EventId) -> Result<()> {
+        let recorded = self.events[event as usize].recorded;
+        assert!(recorded > 0, "stream {stream} waits for event {event}, which nobody has recorded");
+        self.hand_over(stream, Deed::Wait(event, recorded))
+    }
+
+    fn record(&mut self, stream: StreamId, event: EventId) -> Result<()> {
+        let of = &mut self.events[event as usize];
+        assert_eq!(of.gpu, self.streams[stream as usize].0, "an event is recorded on a stream of another GPU");
+        of.recorded += 1;
+        let times = of.recorded;
+        self.hand_over(stream, Deed::Record(event, times))
+    }
+
+    fn copy(&mut self, stream: StreamId, to: u64, from: u64, bytes: u64) -> Result<()> {
+        self.hand_over(stream, Deed::Copy { to, from, bytes })
+    }
+
+    fn load(&mut self, _gpu: u32, launch: &Launch) -> Result<FunctionId> {
+        let program = self.emulator.load(launch);
+        let known = self.functions.iter().position(|(of, name)| *of == program && *name == launch.kernel);
+        Ok(known.unwrap_or_else(|| {
+            self.functions.push((program, launch.kernel));
+            self.functions.len() - 1
+        }) as FunctionId)
+    }
+
+    fn launch(&mut self, stream: StreamId, function: FunctionId, size: Size, words: &[u64]) -> Result<()> {
+        if self.broken == Some(self.functions[function as usize].1) {
+            return Err(Error::device("launch a kernel", "CUDA: an illegal memory access"));
+        }
+        self.hand_over(stream, Deed::Launch { function, size, words: words.to_vec() })
+    }
+
+    fn gemm(&mut self, stream: StreamId, gemm: &Gemm, at: Operands) -> Result<()> {
+        self.hand_over(stream, Deed::Gemm(gemm.clone(), at))
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        loop {
+            let ready: Vec<usize> = (0..self.streams.len()).filter(|&s| self.can(&self.streams[s].1)).collect();
+            if ready.is_empty() {
+                self.idle("streams wait for each other");
+                return Ok(());
+            }
+            let pick = ready[self.rng.random_range(0..ready.len())];
+            let deed = self.streams[pick].1.pop_front().expect("it can go on");
+            self.obey(deed)?;
+        }
+    }
+
+    fn seconds(&mut self, from: EventId, to: EventId) -> Result<f64> {
+        let [from, to] = [from, to].map(|event| &self.events[event as usize]);
+        assert!(from.gpu == to.gpu && from.passed > 0 && to.passed > 0, "a time between events that have not passed");
+        Ok(to.at - from.at)
+    }
+}

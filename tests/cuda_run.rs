@@ -1,0 +1,289 @@
+//! Whole training steps as GPUs are told to do them, without a GPU: a double of the device obeys the commands in any
+//! order that streams and events allow, its kernels run by the emulator. Losses, gradients and bytes are held to the
+//! dense f64 reference and to the plan. What is not tested here is the driver, and how long anything takes.
+
+mod cuda_double;
+mod cuda_emulator;
+
+use cuda_double::Double;
+use foretrain::calibrate::{Effort, gpu};
+use foretrain::collective::count::sent_by;
+use foretrain::device::Profile;
+use foretrain::device::curve::Curve;
+use foretrain::exec::cuda::run::{time_steps, train_on};
+use foretrain::exec::reference::{DenseConfig, Experts, step};
+use foretrain::exec::source::Source;
+use foretrain::exec::{Job, Options, Run, routing, train};
+use foretrain::plan::link::{AtomTable, Line};
+use foretrain::plan::{Dtype, Engine, Plan, memory::Layout};
+use foretrain::spec::{LlmSpec, MoeSpec, Parallelism, Recompute, Workload};
+use foretrain::strategy::expert::Routing;
+use foretrain::strategy::{Engines, build, build_routed};
+use std::sync::LazyLock;
+
+/// Heads 32 wide: the narrowest that the kernels of attention take.
+fn model(layers: u64, kv_heads: u64) -> LlmSpec {
+    let (heads, head_dim) = (4, 32);
+    LlmSpec { hidden: 64, layers, heads, kv_heads, head_dim, ffn: 96, vocab: 64, ..LlmSpec::find("tiny").unwrap() }
+}
+
+const ENGINES: Engines = Engines { p2p: Engine::Sm { ctas: 8 }, collective: Engine::Sm { ctas: 8 } };
+
+fn plan(par: Parallelism, batches: u64) -> Plan {
+    let global_batch = u64::from(par.dp) * batches;
+    let documents = Default::default();
+    let work = Workload { seq_len: 128, global_batch, micro_batch: 1, dtype: Dtype::Bf16, documents };
+    let layers = if par.pp > 1 { 2 } else { 1 };
+    build(&model(layers, 4), &work, &par, ENGINES).unwrap()
+}
+
+fn options(plan: &Plan, devices: &[u32]) -> Options {
+    let of = |rank: u32| devices[rank as usize % devices.len()];
+    Options::new(7, (0..plan.ranks()).map(of).collect(), true)
+}
+
+/// Steps on a double that goes by `seed`.
+fn steps(plan: &Plan, devices: &[u32], count: u64, seed: u64) -> Vec<Run> {
+    let mut runs = vec![];
+    let job = Job { source: &Source::seeded(7), steps: count, keep_last: false };
+    let mut double = Double::new(devices.iter().max().unwrap() + 1, 8 << 30, seed);
+    train_on(&mut double, plan, &options(plan, devices), &job, &mut |_, run| {
+        runs.push(run);
+        Ok(())
+    })
+    .unwrap();
+    runs
+}
+
+/// The largest difference, relative to the largest value.
+fn error(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let scale = want.iter().fold(1e-6, |m: f64, x| m.max(x.abs()));
+    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs());
+    worst.fold(0.0, |m: f64, e| if e.is_nan() || m.is_nan() { f64::NAN } else { m.max(e) }) / scale
+}
+
+/// bf16 keeps 8 bits, and a gradient is behind some dozen roundings of it.
+const TOLERANCE: f64 = 0.06;
+
+#[track_caller]
+fn hold(plan: &Plan, devices: &[u32]) {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    let run = steps(plan, devices, 1, 1).remove(0);
+    let mut config = DenseConfig::from(plan.model().unwrap());
+    config.experts = config.experts.map(|e| Experts { choices: vec![routing::choices(plan)], ..e });
+    let (tokens, targets) = Source::seeded(7).batch(plan, 1);
+    let want = step(&config, &Source::seeded(7).weights(plan), &tokens, &targets, &plan.optimizer().unwrap());
+    assert!((run.loss - want.loss).abs() < 0.005 * want.loss, "loss {} is not {}", run.loss, want.loss);
+    assert_eq!(run.hidden.len(), want.hidden.len());
+    for (got, want) in run.hidden.iter().zip(&want.hidden) {
+        assert!(error(got, want) < TOLERANCE, "hidden states are off by {}", error(got, want));
+    }
+    assert_eq!(run.grads.keys().collect::<Vec<_>>(), want.grads.keys().collect::<Vec<_>>());
+    for (name, want) in &want.grads {
+        let off = error(&run.grads[name], want);
+        assert!(off < TOLERANCE, "gradient of {name} is off by {off}");
+    }
+    bytes(plan, &run);
+}
+
+/// As the plan says: what a rank's memory is, and what goes from one to another.
+fn bytes(plan: &Plan, run: &Run) {
+    let atoms = AtomTable::new(plan).unwrap();
+    let line = |rank| Line::program(plan, &atoms, plan.program_of(rank)).unwrap();
+    let ranks = || 0..plan.ranks();
+    let planned: u64 = ranks().map(|rank| sent_by(plan, &line(rank), rank)).sum();
+    // Rows of an exchange are taken from where they are, whatever their algorithm sends along.
+    if plan.routes.is_empty() {
+        assert_eq!(run.sent_bytes.iter().sum::<u64>(), planned);
+    }
+    let layout = |rank| Layout::new(plan, &atoms, plan.program_of(rank)).unwrap().bytes;
+    assert_eq!(run.peak_bytes, ranks().map(layout).collect::<Vec<_>>());
+    for (rank, class) in run.timeline.classes.iter().enumerate() {
+        assert_eq!(class.spans.len(), line(rank as u32).nodes.len());
+        assert!(class.spans.iter().all(|s| s.end >= s.start && s.start.value() >= 0.0), "times go forward");
+    }
+}
+
+fn none() -> Parallelism {
+    Parallelism::default()
+}
+
+/// A mixture of experts, its tokens routed by a seed.
+fn experts(options: &str, ep: u32) -> Plan {
+    let moe = MoeSpec { experts: 4, top_k: 2, ffn: 32, shared_ffn: 0, ..MIXTRAL.moe.unwrap() };
+    let model = LlmSpec { moe: Some(moe), ..model(1, 4) };
+    let documents = Default::default();
+    let work = Workload { seq_len: 64, global_batch: 2, micro_batch: 1, dtype: Dtype::Bf16, documents };
+    let par = Parallelism { dp: 2, ep, zero: 0, options: options.parse().unwrap(), ..none() };
+    let route = Routing::Uniform { seed: 5 }.route(&model, &work, &par, 2).unwrap();
+    build_routed(&model, &work, &par, ENGINES, route).unwrap()
+}
+
+static MIXTRAL: LazyLock<LlmSpec> = LazyLock::new(|| LlmSpec::find("mixtral-8x7b").unwrap());
+
+#[test]
+fn experts_by_every_way() {
+    for words in ["default", "dispatch-deepep-v1-normal", "dispatch-deepep-v1-ll", "dispatch-allgather"] {
+        hold(&experts(words, 2), &[0]);
+    }
+}
+
+#[test]
+fn training_goes_on_from_the_weights_that_a_step_left() {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    let plan = plan(Parallelism { dp: 2, zero: 1, ..none() }, 1);
+    let losses: Vec<f64> = steps(&plan, &[0], 3, 1).iter().map(|run| run.loss).collect();
+    let mut want = vec![];
+    let job = Job { source: &Source::seeded(7), steps: 3, keep_last: false };
+    train(&plan, &options(&plan, &[0]), &job, &mut |_, run| {
+        want.push(run.loss);
+        Ok(())
+    })
+    .unwrap();
+    for (got, want) in losses.iter().zip(&want) {
+        assert!((got - want).abs() < 0.005 * want, "{losses:?} are not {want:?}");
+    }
+    // Another order of what streams leave open brings the same bits.
+    let again: Vec<f64> = steps(&plan, &[0], 3, 2).iter().map(|run| run.loss).collect();
+    assert_eq!(again, losses);
+}
+
+/// One rank of four, by itself: the same kernels, and nothing of the others.
+#[test]
+fn one_rank_of_many_runs_alone() {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    for par in [Parallelism { ring: 4, ..none() }, Parallelism { tp: 2, dp: 2, ..none() }] {
+        let plan = plan(par, 1);
+        let mut double = Double::new(1, 8 << 30, 1);
+        let mut runs = vec![];
+        time_steps(&mut double, &plan, &[0; 4], (2, Some(2)), &mut |run, _| {
+            runs.push(run);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(runs.len(), 2);
+        let spans: Vec<usize> = runs[1].timeline.classes.iter().map(|c| c.spans.len()).collect();
+        let atoms = AtomTable::new(&plan).unwrap();
+        let all = Line::program(&plan, &atoms, plan.program_of(2)).unwrap().nodes.len();
+        assert_eq!(spans, [0, 0, all, 0]);
+        let layout = Layout::new(&plan, &atoms, plan.program_of(2)).unwrap().bytes;
+        let taken = (8 << 30) - double.free(0);
+        assert!(taken >= layout && taken < 2 * layout + (64 << 20), "{taken} for one rank of {layout}");
+    }
+}
+
+#[test]
+fn a_calibration_is_a_profile_and_goes_on_where_it_stopped() {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let rows = dir.path().join("rows.jsonl");
+    let job = gpu::Job { effort: Effort::TINY, command: "a test".into(), arch: "sm_90a".into(), rows: rows.clone() };
+    let measure = |seed| gpu::measure(&mut Double::new(1, 8 << 30, seed), &job, &|_, _| {}).unwrap();
+    let profile = measure(1);
+    for name in ["matmul_nt/bf16", "attention/bf16", "attention_bwd/bf16", "norm/bf16", "adam/f32"] {
+        assert!(profile.kernels.contains_key(name), "{name} is not among {:?}", profile.kernels.keys());
+    }
+    let gpu = profile.gpu.as_ref().unwrap();
+    assert!(profile.threads.is_none() && gpu.launch_s > 0.0 && gpu.host_launch_s > 0.0);
+    let path = dir.path().join("profile.json");
+    std::fs::write(&path, serde_json::to_string(&profile).unwrap()).unwrap();
+    assert!(same(&Profile::load(&path).unwrap(), &profile));
+    // What is in the file is not measured again, and a torn line is left out.
+    let text = std::fs::read_to_string(&rows).unwrap();
+    std::fs::write(&rows, format!("{text}{{\"plan\": \"x")).unwrap();
+    assert!(same(&measure(2), &profile));
+}
+
+/// Kernels and sizes, and their times but for the last place of what has been through a file.
+fn same(a: &Profile, b: &Profile) -> bool {
+    let points = |p: &Profile| -> Vec<(String, Vec<f64>, f64)> {
+        let of = |(name, curve): (&String, &Curve)| {
+            curve.points.iter().map(|p| (name.clone(), p.size.clone(), p.seconds)).collect::<Vec<_>>()
+        };
+        p.kernels.iter().flat_map(of).collect()
+    };
+    let (a, b) = (points(a), points(b));
+    a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| (&a.0, &a.1) == (&b.0, &b.1) && (a.2 / b.2 - 1.0).abs() < 1e-9)
+}
+
+fn error_of(plan: &Plan, double: &mut Double) -> String {
+    let job = Job { source: &Source::seeded(7), steps: 1, keep_last: false };
+    train_on(double, plan, &options(plan, &[0]), &job, &mut |_, _| Ok(())).unwrap_err().to_string()
+}
+
+#[test]
+fn what_fails_is_named() {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    let plan = plan(Parallelism { ring: 2, ..none() }, 1);
+    let mut double = Double::new(1, 8 << 30, 1);
+    double.broken = Some("row_norm");
+    let error = error_of(&plan, &mut double);
+    for part in ["rank ", "norm", "stream", "bf16", "illegal memory access", "[64, 64]"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
+fn too_little_memory_is_refused_before_any_is_asked_for() {
+    let plan = plan(Parallelism { ring: 2, ..none() }, 1);
+    let mut double = Double::new(1, 100 << 20, 1);
+    let error = error_of(&plan, &mut double);
+    assert!(error.contains("memory: 2 ranks need") && error.contains("use more GPUs"), "{error}");
+    assert_eq!(double.free(0), 100 << 20);
+}
+
+#[test]
+fn what_no_kernel_takes_is_refused_with_the_remedy() {
+    let work =
+        Workload { seq_len: 64, global_batch: 1, micro_batch: 1, dtype: Dtype::F32, documents: Default::default() };
+    let f32 = build(&model(1, 4), &work, &none(), ENGINES).unwrap();
+    let error = error_of(&f32, &mut Double::new(1, 1 << 30, 1));
+    assert!(error.contains("f32") && error.contains("--dtype bf16"), "{error}");
+    let work = Workload { dtype: Dtype::Bf16, ..work };
+    let narrow = build(&LlmSpec::find("tiny").unwrap(), &work, &none(), ENGINES).unwrap();
+    let error = error_of(&narrow, &mut Double::new(1, 8 << 30, 1));
+    assert!(error.contains("head_dim 8") && error.contains("multiple of 32"), "{error}");
+}
+
+#[test]
+fn one_rank() {
+    hold(&plan(none(), 2), &[0]);
+}
+
+#[test]
+fn a_ring_on_one_gpu_and_on_two() {
+    for devices in [&[0][..], &[0, 1]] {
+        hold(&plan(Parallelism { ring: 4, ..none() }, 1), devices);
+    }
+}
+
+#[test]
+fn usp_with_replicas() {
+    hold(&plan(Parallelism { ulysses: 2, ring: 2, dp: 2, zero: 1, ..none() }, 1), &[0]);
+}
+
+#[test]
+fn tensor_parallel_with_recomputation() {
+    hold(&plan(Parallelism { tp: 2, dp: 2, recompute: Recompute::Full, ..none() }, 1), &[0]);
+}
+
+#[test]
+fn a_pipeline() {
+    hold(&plan(Parallelism { pp: 2, dp: 2, ..none() }, 2), &[0]);
+}
+
+#[test]
+fn nobody_has_the_weights_whole() {
+    hold(&plan(Parallelism { dp: 4, zero: 3, ..none() }, 1), &[0, 0, 1, 1]);
+}
