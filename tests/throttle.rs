@@ -38,7 +38,7 @@ fn predict(plan: &Plan, throttle: Option<Throttle>) -> Timeline {
     let (gpu, stack) = (GpuSpec::find("cpu-core").unwrap(), StackSpec::find("cpu").unwrap());
     let cluster = Cluster::new(&ClusterSpec::find("local-cpu").unwrap(), &gpu, plan.ranks()).unwrap();
     let mut profile = profile().clone();
-    profile.threads.throttle = throttle;
+    profile.threads.as_mut().unwrap().throttle = throttle;
     let devices: Vec<u32> = (0..plan.ranks()).map(|r| r % 2).collect();
     let machine = Machine { cluster: &cluster, stack: &stack, kernels: &profile, devices: Some(&devices) };
     cost(plan, machine, cost::Effort::ALL_SPANS).unwrap()
