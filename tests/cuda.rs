@@ -114,10 +114,11 @@ fn experts(model: &str, options: &str, ep: u32) -> Plan {
 fn launches(plan: &Plan) -> Vec<Launch> {
     let atoms = AtomTable::new(plan).unwrap();
     let line = Line::program(plan, &atoms, plan.program_of(0)).unwrap();
-    let on = Where { views: &plan.views, routes: &plan.routes, rank: 0 };
     let dtypes = |places: &[Place]| places.iter().map(|p| plan.tensors[p.tensor as usize].dtype).collect::<Vec<_>>();
     let of_node = |i: usize| {
         let OpKind::Compute { kernel, .. } = &line.nodes[i].op.kind else { return vec![] };
+        let route = kernel.routed().map(|routed| plan.route_of(routed.route, 0));
+        let on = Where { views: &plan.views, route, rank: 0 };
         let lowered = lower(kernel, on, &dtypes(line.reads(i)), &dtypes(line.writes(i)), 1);
         lowered.unwrap_or_else(|e| panic!("{}: {e}", line.path(i))).actions
     };

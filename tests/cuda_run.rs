@@ -73,7 +73,7 @@ fn hold(plan: &Plan, devices: &[u32]) {
     }
     let run = steps(plan, devices, 1, 1).remove(0);
     let mut config = DenseConfig::from(plan.model().unwrap());
-    config.experts = config.experts.map(|e| Experts { choices: vec![routing::choices(plan)], ..e });
+    config.experts = config.experts.map(|e| Experts { choices: routing::choices(plan), ..e });
     let (tokens, targets) = Source::seeded(7).batch(plan, 1);
     let want = step(&config, &Source::seeded(7).weights(plan), &tokens, &targets, &plan.optimizer().unwrap());
     assert!((run.loss - want.loss).abs() < 0.005 * want.loss, "loss {} is not {}", run.loss, want.loss);

@@ -29,7 +29,7 @@ impl<'p> Meeting<'p> {
         let OpKind::Exchange { route, algo, phase, .. } = &line.nodes[node as usize].op.kind else {
             unreachable!("only exchanges exchange")
         };
-        let route = &linked.plan.routes[*route as usize];
+        let route = linked.plan.route_of(*route, rank);
         if !route.is_listed() {
             let why = "its route is balanced, which says how many rows go and not which; give --routing uniform";
             return Err(Error::device(format!("rank {rank}, {}", line.path(node as usize)), why));

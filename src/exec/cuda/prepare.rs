@@ -40,9 +40,12 @@ pub fn dtypes(linked: Linked, places: &[Place]) -> Vec<Dtype> {
 pub fn lower_op(linked: Linked, (rank, node): OpAt, step: u64) -> Result<Option<Lowered>> {
     let line = linked.line(rank);
     let (reads, writes) = (line.reads(node as usize), line.writes(node as usize));
-    let on = Where { views: &linked.plan.views, routes: &linked.plan.routes, rank };
     let lowered = match &line.nodes[node as usize].op.kind {
-        OpKind::Compute { kernel, .. } => lower(kernel, on, &dtypes(linked, reads), &dtypes(linked, writes), step),
+        OpKind::Compute { kernel, .. } => {
+            let route = kernel.routed().map(|routed| linked.plan.route_of(routed.route, rank));
+            let on = Where { views: &linked.plan.views, route, rank };
+            lower(kernel, on, &dtypes(linked, reads), &dtypes(linked, writes), step)
+        }
         OpKind::Exchange { .. } => exchange::lower(linked, rank, node),
         _ => return Ok(None),
     };

@@ -280,7 +280,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             return Ok(known.clone());
         }
         let elems = (to.bytes.end - to.bytes.start) / to.dtype.size();
-        let on = Where { views: &self.linked.plan.views, routes: &[], rank: to.rank };
+        let on = Where { views: &self.linked.plan.views, route: None, rank: to.rank };
         let lowered = lower(&Kernel::Add { elems, trim: None }, on, &[from.dtype, to.dtype], &[to.dtype], 1)?;
         let reads = vec![self.address(from), self.address(to)];
         let spans = Spans { reads, writes: vec![self.address(to)], scratch: 0 };

@@ -104,7 +104,7 @@ impl Here<'_> {
 
 impl Lowering<'_> {
     pub(super) fn expert(&mut self, kernel: &ExpertKernel, on: Where) -> Result<()> {
-        let route = on.routes.get(kernel.route as usize).ok_or_else(|| self.refuse("its route is not given"))?;
+        let route = on.route.ok_or_else(|| self.refuse("its route is not given"))?;
         if !route.is_listed() {
             return Err(self.refuse("its route is balanced and lists no rows; give --routing uniform"));
         }

@@ -118,8 +118,8 @@ pub fn lower(kernel: &Kernel, on: Where, reads: &[Dtype], writes: &[Dtype], step
 #[derive(Debug, Clone, Copy)]
 pub struct Where<'a> {
     pub views: &'a [Mesh],
-    /// Of the plan: which rows an expert has.
-    pub routes: &'a [Route],
+    /// Which rows an expert has, for a kernel that a route tells.
+    pub route: Option<&'a Route>,
     pub rank: u32,
 }
 

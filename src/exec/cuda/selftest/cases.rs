@@ -15,7 +15,7 @@ pub struct Case {
     pub group: &'static str,
     pub kernel: Kernel,
     pub views: Vec<Mesh>,
-    pub routes: Vec<Route>,
+    pub route: Option<Route>,
     /// Dtype of each operand that is read, and between which numbers its values lie.
     pub reads: Vec<(Dtype, Range<f64>)>,
     pub writes: Vec<Dtype>,
@@ -31,21 +31,21 @@ struct Cases {
 
 impl Cases {
     fn hold(&mut self, kernel: &Kernel, views: &[Mesh], reads: &[Shape], writes: &[Dtype], tolerance: f64) {
-        self.routed(kernel, views, &[], reads, writes, tolerance);
+        self.routed(kernel, views, None, reads, writes, tolerance);
     }
 
     fn routed(
         &mut self,
         kernel: &Kernel,
         views: &[Mesh],
-        routes: &[Route],
+        route: Option<&Route>,
         reads: &[Shape],
         writes: &[Dtype],
         tolerance: f64,
     ) {
-        let (kernel, views, routes) = (kernel.clone(), views.to_vec(), routes.to_vec());
+        let (kernel, views, route) = (kernel.clone(), views.to_vec(), route.cloned());
         let (reads, writes) = (reads.to_vec(), writes.to_vec());
-        self.all.push(Case { group: self.group, kernel, views, routes, reads, writes, tolerance });
+        self.all.push(Case { group: self.group, kernel, views, route, reads, writes, tolerance });
     }
 }
 
@@ -336,10 +336,10 @@ fn route() -> Route {
 
 fn experts(all: &mut Cases) {
     let views = [Mesh::new(&[(Axis::Dp, 2)]), Mesh::new(&[(Axis::Ep, 2)])];
-    let routes = [route()];
-    let rows = |layout: Layout| layout.capacity(&routes[0]);
+    let route = route();
+    let rows = |layout: Layout| layout.capacity(&route);
     let mut add = |op, reads: &[Shape], writes: &[Dtype], tolerance| {
-        all.routed(&Kernel::Expert(ExpertKernel { route: 0, op }), &views, &routes, reads, writes, tolerance);
+        all.routed(&Kernel::Expert(ExpertKernel { route: 0, op }), &views, Some(&route), reads, writes, tolerance);
     };
     let (tokens, experts, topk) = (rows(Layout::Tokens), 4, 2);
     for (score, normalise) in [(Score::Softmax, true), (Score::Softmax, false), (Score::Sigmoid, true)] {
