@@ -139,12 +139,12 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         self.device.write(self.gpus[rank as usize], self.bases[rank as usize], bytes)
     }
 
-    /// Fills a rank's memory with numbers between -0.1 and 0.1, and what an optimizer divides by with positive ones: no
+    /// Fills a rank's memory with numbers between -1/16 and 1/16, and what an optimizer divides by with positive ones: no
     /// time of work on zeros would be one of work.
     pub fn fill_randomly(&mut self, rank: u32) -> Result<()> {
         let (plan, gpu) = (self.linked.plan, self.gpus[rank as usize]);
         let layout = &self.linked.layouts[plan.program_of(rank) as usize];
-        let block = super::run::random_bf16(BLOCK, u64::from(rank) + 1);
+        let block = sixteenths(super::run::random_bf16(BLOCK, u64::from(rank) + 1));
         let positive: Vec<u8> = block.chunks(2).flat_map(|b| [b[0], b[1] & 0x7f]).collect();
         let mut write = |from: u64, to: u64, with: &[u8]| -> Result<()> {
             for at in (from..to).step_by(with.len()) {
@@ -379,6 +379,16 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
 
 /// The environment variable that has every command waited for.
 const ONE_BY_ONE: &str = "FORETRAIN_ONE_BY_ONE";
+
+/// bf16 divided by 16: four less in the exponent, of what is not zero.
+fn sixteenths(mut bf16: Vec<u8>) -> Vec<u8> {
+    for pair in bf16.chunks_exact_mut(2) {
+        let bits = u16::from_le_bytes([pair[0], pair[1]]);
+        let less = if bits & 0x7f80 > 4 << 7 { bits - (4 << 7) } else { 0 };
+        pair.copy_from_slice(&less.to_le_bytes());
+    }
+    bf16
+}
 
 /// Random numbers that memory is filled with again and again.
 const BLOCK: u64 = 4 << 20;
