@@ -14,7 +14,6 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum On {
     Cpu,
-    /// NVIDIA GPUs
     Cuda,
 }
 
