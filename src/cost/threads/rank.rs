@@ -98,8 +98,14 @@ impl Rank {
     }
 
     fn flight(&self, shared: &Shared, node: u32) -> Result<Flight> {
-        let OpKind::Transfer { legs, .. } = &shared.line(self.rank).nodes[node as usize].op.kind else {
-            return Flight::collective(shared, self.rank, node);
+        let line = shared.line(self.rank);
+        let legs = match &line.nodes[node as usize].op.kind {
+            OpKind::Transfer { legs, .. } => legs,
+            OpKind::Exchange { .. } => {
+                let why = "exchanges of experts are not predicted by the profile of a machine; leave --profile out";
+                return Err(Error::infeasible(format!("{}: {why}", line.path(node as usize))));
+            }
+            _ => return Flight::collective(shared, self.rank, node),
         };
         let open = legs.iter().enumerate().map(|(l, leg)| {
             let at = LegAt { node, leg: l as u16 };

@@ -5,7 +5,7 @@
 
 use super::Scalar;
 use super::gemm::{window, window_mut};
-use super::mask::{Run, clip, keys_seen, live_rows, runs};
+use super::mask::{Run, clipped, keys_seen, live_rows, runs};
 use super::scalar::{exp_all, largest, wide};
 use crate::plan::{AttnBlock, Mesh, Side};
 use crate::spec::Mask;
@@ -144,7 +144,7 @@ pub fn forward<T: Scalar>(
                 online.go_on(&head, q_tile, o, lse);
             }
             for &kv_tile in &tiling.kv {
-                if let Some((q_run, kv_run)) = clip(q_tile, kv_tile, &tiling.mask) {
+                for (q_run, kv_run) in clipped(q_tile, kv_tile, &tiling.mask) {
                     online.scores(tiling.scale, head.q(q, q_run), head.k(kv, kv_run));
                     online.soften(q_run.row - q_tile.row, q_run, kv_run, &tiling.mask);
                     online.gather(q_run.row - q_tile.row, q_run.len, head.v(kv, kv_run));
@@ -200,26 +200,14 @@ impl<T: Scalar> Online<T> {
     /// Scores to exp(score - top), what was summed under the old top rescaled. `first` is the place of the
     /// run in the tile.
     fn soften(&mut self, first: usize, q: Run, kv: Run, mask: &Mask) {
-        wide(Online::soften_rows, (self, first, q, kv, mask));
-    }
-
-    #[inline(always)]
-    fn soften_rows((this, first, q, kv, mask): (&mut Self, usize, Run, Run, &Mask)) {
-        for (i, p) in this.p.chunks_exact_mut(kv.len).take(q.len).enumerate() {
+        for i in 0..q.len {
             let (row, seen) = (first + i, keys_seen(q, kv, mask, i));
+            let p = &mut self.p[i * kv.len..][..kv.len];
             p[..seen.start].fill(T::zero());
             p[seen.end..].fill(T::zero());
-            if seen.is_empty() {
-                continue;
-            }
-            let seen = &mut p[seen];
-            let top = largest(seen, this.top[row]);
-            let keep = (this.top[row] - top).exp();
-            this.sum[row] = this.sum[row] * keep + exp_all(seen, top);
-            this.top[row] = top;
-            if keep != T::one() {
-                let acc = &mut this.acc[row * this.v_dim..][..this.v_dim];
-                acc.iter_mut().for_each(|o| *o *= keep);
+            if !seen.is_empty() {
+                let acc = &mut self.acc[row * self.v_dim..][..self.v_dim];
+                (self.top[row], self.sum[row]) = soften_row(&mut p[seen], self.top[row], self.sum[row], acc);
             }
         }
     }
@@ -240,6 +228,21 @@ impl<T: Scalar> Online<T> {
                 lse[head.lane(tile.row + i)] = self.top[i] + self.sum[i].ln();
             }
         }
+    }
+}
+
+wide! {
+    /// Scores of a row to exp(score - top), `acc` rescaled if the largest score so far, `top`, is one of them. The new
+    /// largest score and the new sum.
+    fn soften_row<'a, T>(scores: &'a mut [T], top: T, sum: T, acc: &'a mut [T]) -> (T, T) {
+        let new = largest(scores, top);
+        let here = exp_all(scores, new);
+        if new == top {
+            return (top, sum + here);
+        }
+        let keep = (top - new).exp();
+        acc.iter_mut().for_each(|o| *o *= keep);
+        (new, sum * keep + here)
     }
 }
 

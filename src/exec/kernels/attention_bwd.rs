@@ -8,7 +8,7 @@
 use super::Scalar;
 use super::attention::{Head, KV_TILE, Q_TILE, Tiling};
 use super::gemm::{window, window_mut};
-use super::mask::{Run, clip, keys_seen, live_rows};
+use super::mask::{Run, clipped, keys_seen, live_rows};
 use super::scalar::{sum_with, wide};
 use crate::plan::{AttnBlock, Mesh, Side};
 use crate::spec::Mask;
@@ -44,8 +44,8 @@ pub fn backward<T: Scalar>(
     let mut scratch = Scratch { p: vec![T::zero(); Q_TILE * KV_TILE], ds: vec![T::zero(); Q_TILE * KV_TILE] };
     let (one, scale) = (T::one(), T::from_f64(tiling.scale));
     for head in tiling.heads() {
-        for (&q_tile, &kv_tile) in tiling.kv.iter().flat_map(|kv| tiling.q.iter().map(move |q| (q, kv))) {
-            let Some((q_run, kv_run)) = clip(q_tile, kv_tile, &tiling.mask) else { continue };
+        let tiles = tiling.kv.iter().flat_map(|&kv| tiling.q.iter().map(move |&q| (q, kv)));
+        for (q_run, kv_run) in tiles.flat_map(|(q, kv)| clipped(q, kv, &tiling.mask)) {
             let (q, d_o) = (head.q(q, q_run), head.o(d_o, q_run));
             let (k, v) = (head.k(kv, kv_run), head.v(kv, kv_run));
             scratch.products(scale, [q, k, d_o, v]);
@@ -79,13 +79,8 @@ impl<T: Scalar> Scratch<T> {
     }
 
     /// The scores to probabilities, dP to dS; both zero where the mask hides a key.
-    fn soften(&mut self, head: &Head, q: Run, kv: Run, mask: &Mask, rows: [&[T]; 2]) {
-        wide(Scratch::soften_rows, (self, head, q, kv, mask, rows));
-    }
-
-    #[inline(always)]
-    fn soften_rows((this, head, q, kv, mask, [lse, delta]): (&mut Self, &Head, Run, Run, &Mask, [&[T]; 2])) {
-        let rows = this.p.chunks_exact_mut(kv.len).zip(this.ds.chunks_exact_mut(kv.len));
+    fn soften(&mut self, head: &Head, q: Run, kv: Run, mask: &Mask, [lse, delta]: [&[T]; 2]) {
+        let rows = self.p.chunks_exact_mut(kv.len).zip(self.ds.chunks_exact_mut(kv.len));
         for (i, (p, ds)) in rows.take(q.len).enumerate() {
             let seen = keys_seen(q, kv, mask, i);
             for hidden in [0..seen.start, seen.end..kv.len] {
@@ -93,13 +88,20 @@ impl<T: Scalar> Scratch<T> {
                 ds[hidden].fill(T::zero());
             }
             let (lse, delta) = (lse[head.lane(q.row + i)], delta[head.lane(q.row + i)]);
-            p[seen.clone()].iter_mut().for_each(|p| *p = (*p - lse).exp());
-            ds[seen.clone()].iter_mut().zip(&p[seen]).for_each(|(ds, p)| *ds = *p * (*ds - delta));
+            soften_row(&mut p[seen.clone()], &mut ds[seen], lse, delta);
         }
     }
 
     fn tiles(&self, queries: usize, keys: usize) -> (ArrayView2<'_, T>, ArrayView2<'_, T>) {
         (window(&self.p, 0, (queries, keys), keys), window(&self.ds, 0, (queries, keys), keys))
+    }
+}
+
+wide! {
+    /// Of a row, scores to probabilities and dP to dS.
+    fn soften_row<'a, T>(p: &'a mut [T], ds: &'a mut [T], lse: T, delta: T) -> () {
+        p.iter_mut().for_each(|p| *p = (*p - lse).exp());
+        ds.iter_mut().zip(&*p).for_each(|(ds, p)| *ds = *p * (*ds - delta));
     }
 }
 

@@ -87,9 +87,10 @@ fn log_sum_exp<T: Scalar>(xs: impl Iterator<Item = T> + Clone) -> T {
     if top == T::NEG_INFINITY { top } else { top + xs.map(|x| (x - top).exp()).sum::<T>().ln() }
 }
 
-#[inline(always)]
-fn probabilities<T: Scalar>((logits, lse, factor): (&mut [T], T, T)) {
-    logits.iter_mut().for_each(|x| *x = factor * (*x - lse).exp());
+wide! {
+    fn probabilities<'a, T>(logits: &'a mut [T], lse: T, factor: T) -> () {
+        logits.iter_mut().for_each(|x| *x = factor * (*x - lse).exp());
+    }
 }
 
 /// The logits become scale * (softmax - onehot) over all parts, of which `stats` tells, [parts, rows, 2].
@@ -108,7 +109,7 @@ pub fn vocab_cross_entropy<T: Scalar>(
         let lse = log_sum_exp(of(i, 0));
         total += (lse - of(i, 1).sum::<T>()).to_f64();
         row[own..].fill(T::zero());
-        wide(probabilities, (&mut row[..own], lse, factor));
+        probabilities(&mut row[..own], lse, factor);
         if let Some(at) = column(target, &ids) {
             row[at] -= factor;
         }
@@ -130,19 +131,20 @@ pub fn cross_entropy<T: Scalar>(vocab: usize, scale: f64, targets: &[T], logits:
     loss[0] += T::from_f64(scale * total);
 }
 
-/// The softmax in place of the logits; the largest less the target's, and the sum of e^(logit - largest).
-#[inline(always)]
-fn softmax<T: Scalar>((row, target): (&mut [T], usize)) -> (T, T) {
-    let top = largest(row, T::NEG_INFINITY);
-    let margin = top - row[target];
-    let sum = exp_all(row, top);
-    row.iter_mut().for_each(|e| *e = *e / sum);
-    (margin, sum)
+wide! {
+    /// The softmax in place of the logits; the largest less the target's, and the sum of e^(logit - largest).
+    fn softmax<'a, T>(row: &'a mut [T], target: usize) -> (T, T) {
+        let top = largest(row, T::NEG_INFINITY);
+        let margin = top - row[target];
+        let sum = exp_all(row, top);
+        row.iter_mut().for_each(|e| *e = *e / sum);
+        (margin, sum)
+    }
 }
 
 /// The negative log-likelihood of `target`; leaves the softmax in place of the logits.
 fn token_loss<T: Scalar>(row: &mut [T], target: usize) -> f64 {
-    let (margin, sum) = wide(softmax, (row, target));
+    let (margin, sum) = softmax(row, target);
     (sum.ln() + margin).to_f64()
 }
 

@@ -12,14 +12,15 @@ fn inverse_rms<T: Scalar>(x: &[T], eps: f64) -> T {
 
 pub fn forward<T: Scalar>(cols: usize, eps: f64, x: &[T], w: &[T], y: &mut [T]) {
     for (x, y) in x.chunks_exact(cols).zip(y.chunks_exact_mut(cols)) {
-        wide(forward_row, (eps, x, w, y));
+        forward_row(eps, x, w, y);
     }
 }
 
-#[inline(always)]
-fn forward_row<T: Scalar>((eps, x, w, y): (f64, &[T], &[T], &mut [T])) {
-    let r = inverse_rms(x, eps);
-    y.iter_mut().zip(x.iter().zip(w)).for_each(|(y, (&x, &w))| *y = x * r * w);
+wide! {
+    fn forward_row<'a, T>(eps: f64, x: &'a [T], w: &'a [T], y: &'a mut [T]) -> () {
+        let r = inverse_rms(x, eps);
+        y.iter_mut().zip(x.iter().zip(w)).for_each(|(y, (&x, &w))| *y = x * r * w);
+    }
 }
 
 /// Adds the norm's gradient to `dx`, which holds the residual's, and to `dw`.
@@ -27,19 +28,21 @@ pub fn backward<T: Scalar>(cols: usize, eps: f64, [x, w, dy]: [&[T]; 3], dx: &mu
     let rows = x.chunks_exact(cols).zip(dy.chunks_exact(cols)).zip(dx.chunks_exact_mut(cols));
     let mut dn = vec![T::zero(); cols];
     for ((x, dy), dx) in rows {
-        wide(backward_row, (eps, [x, w, dy], [&mut dn, dx, &mut *dw]));
+        backward_row(eps, [x, w, dy], [&mut dn, dx, &mut *dw]);
     }
 }
 
-/// `dn` is scratch.
-#[inline(always)]
-fn backward_row<T: Scalar>((eps, [x, w, dy], [dn, dx, dw]): (f64, [&[T]; 3], [&mut [T]; 3])) {
-    let r = inverse_rms(x, eps);
-    dn.iter_mut().zip(w.iter().zip(dy)).for_each(|(dn, (&w, &dy))| *dn = w * dy);
-    // The part of the gradient along x only changes the root mean square, which is divided out.
-    let along = sum_with(x, dn, |x, dn| x * dn) * r * r / T::from_f64(x.len() as f64);
-    dx.iter_mut().zip(x.iter().zip(&*dn)).for_each(|(dx, (&x, &dn))| *dx += r * (dn - x * along));
-    dw.iter_mut().zip(x.iter().zip(dy)).for_each(|(dw, (&x, &dy))| *dw += dy * x * r);
+wide! {
+    /// `reads` are x, w and dy, `writes` are scratch, dx and dw.
+    fn backward_row<'a, T>(eps: f64, reads: [&'a [T]; 3], writes: [&'a mut [T]; 3]) -> () {
+        let ([x, w, dy], [dn, dx, dw]) = (reads, writes);
+        let r = inverse_rms(x, eps);
+        dn.iter_mut().zip(w.iter().zip(dy)).for_each(|(dn, (&w, &dy))| *dn = w * dy);
+        // The part of the gradient along x only changes the root mean square, which is divided out.
+        let along = sum_with(x, dn, |x, dn| x * dn) * r * r / T::from_f64(x.len() as f64);
+        dx.iter_mut().zip(x.iter().zip(&*dn)).for_each(|(dx, (&x, &dn))| *dx += r * (dn - x * along));
+        dw.iter_mut().zip(x.iter().zip(dy)).for_each(|(dw, (&x, &dy))| *dw += dy * x * r);
+    }
 }
 
 #[cfg(test)]

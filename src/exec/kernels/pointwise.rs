@@ -16,33 +16,35 @@ fn sigmoid<T: Scalar>(x: T) -> T {
 pub fn swiglu<T: Scalar>(cols: usize, x: &[T], y: &mut [T]) {
     for (x, y) in x.chunks_exact(2 * cols).zip(y.chunks_exact_mut(cols)) {
         let (gate, up) = x.split_at(cols);
-        wide(swiglu_row, (gate, up, y));
+        swiglu_row(gate, up, y);
     }
 }
 
-#[inline(always)]
-fn swiglu_row<T: Scalar>((gate, up, y): (&[T], &[T], &mut [T])) {
-    y.iter_mut().zip(gate.iter().zip(up)).for_each(|(y, (&g, &u))| *y = g * sigmoid(g) * u);
+wide! {
+    fn swiglu_row<'a, T>(gate: &'a [T], up: &'a [T], y: &'a mut [T]) -> () {
+        y.iter_mut().zip(gate.iter().zip(up)).for_each(|(y, (&g, &u))| *y = g * sigmoid(g) * u);
+    }
 }
 
 /// -> [d_gate | d_up].
 pub fn swiglu_bwd<T: Scalar>(cols: usize, x: &[T], dy: &[T], dx: &mut [T]) {
     let rows = x.chunks_exact(2 * cols).zip(dy.chunks_exact(cols)).zip(dx.chunks_exact_mut(2 * cols));
     for ((x, dy), dx) in rows {
-        wide(swiglu_bwd_row, (x.split_at(cols), dy, dx.split_at_mut(cols)));
+        swiglu_bwd_row(x.split_at(cols), dy, dx.split_at_mut(cols));
     }
 }
 
 type Halves<'a, T> = (&'a [T], &'a [T]);
 type HalvesMut<'a, T> = (&'a mut [T], &'a mut [T]);
 
-#[inline(always)]
-fn swiglu_bwd_row<T: Scalar>(((gate, up), dy, (d_gate, d_up)): (Halves<T>, &[T], HalvesMut<T>)) {
-    let (reads, writes) = (gate.iter().zip(up).zip(dy), d_gate.iter_mut().zip(d_up));
-    for (((&g, &u), &dy), (d_gate, d_up)) in reads.zip(writes) {
-        let s = sigmoid(g);
-        *d_gate = dy * u * s * (T::one() + g * (T::one() - s));
-        *d_up = dy * g * s;
+wide! {
+    fn swiglu_bwd_row<'a, T>(x: Halves<'a, T>, dy: &'a [T], dx: HalvesMut<'a, T>) -> () {
+        let (reads, writes) = (x.0.iter().zip(x.1).zip(dy), dx.0.iter_mut().zip(dx.1));
+        for (((&g, &u), &dy), (d_gate, d_up)) in reads.zip(writes) {
+            let s = sigmoid(g);
+            *d_gate = dy * u * s * (T::one() + g * (T::one() - s));
+            *d_up = dy * g * s;
+        }
     }
 }
 
@@ -58,20 +60,16 @@ fn gelu_of<T: Scalar>(x: T) -> (T, T) {
     (x * s, half * (T::one() + tanh) + half * x * (T::one() - tanh * tanh) * slope)
 }
 
-pub fn gelu<T: Scalar>(x: &[T], y: &mut [T]) {
-    #[inline(always)]
-    fn all<T: Scalar>((x, y): (&[T], &mut [T])) {
+wide! {
+    pub fn gelu<'a, T>(x: &'a [T], y: &'a mut [T]) -> () {
         y.iter_mut().zip(x).for_each(|(y, &x)| *y = gelu_of(x).0);
     }
-    wide(all, (x, y));
 }
 
-pub fn gelu_bwd<T: Scalar>(x: &[T], dy: &[T], dx: &mut [T]) {
-    #[inline(always)]
-    fn all<T: Scalar>((x, dy, dx): (&[T], &[T], &mut [T])) {
+wide! {
+    pub fn gelu_bwd<'a, T>(x: &'a [T], dy: &'a [T], dx: &'a mut [T]) -> () {
         dx.iter_mut().zip(x.iter().zip(dy)).for_each(|(dx, (&x, &dy))| *dx = dy * gelu_of(x).1);
     }
-    wide(all, (x, dy, dx));
 }
 
 /// Adds `row` to every row of `x`.
@@ -136,13 +134,10 @@ impl Trim {
     }
 }
 
-/// One step of AdamW, counted from 1, on the weights and their two moments.
-pub fn adam<T: Scalar>(adam: &Adam, step: u64, grad: &[T], state: [&mut [T]; 3]) {
-    wide(adam_all, (adam, step, grad, state));
-}
-
-#[inline(always)]
-fn adam_all<T: Scalar>((adam, step, grad, [w, m, v]): (&Adam, u64, &[T], [&mut [T]; 3])) {
+wide! {
+    /// One step of AdamW, counted from 1, on the weights and their two moments.
+    pub fn adam<'a, T>(adam: &'a Adam, step: u64, grad: &'a [T], state: [&'a mut [T]; 3]) -> () {
+    let [w, m, v] = state;
     let [beta1, beta2, eps] = [adam.beta1, adam.beta2, adam.eps].map(T::from_f64);
     let [take1, take2] = [adam.beta1, adam.beta2].map(|beta| T::from_f64(1.0 - beta));
     // The running means start at zero; dividing by these undoes it.
@@ -153,6 +148,7 @@ fn adam_all<T: Scalar>((adam, step, grad, [w, m, v]): (&Adam, u64, &[T], [&mut [
         *m = beta1 * *m + take1 * g;
         *v = beta2 * *v + take2 * g * g;
         *w = stays * *w - lr * *m / ((*v * unbias).sqrt() + eps);
+    }
     }
 }
 

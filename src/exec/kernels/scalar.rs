@@ -71,22 +71,31 @@ macro_rules! scalar {
 scalar!(f32, Dtype::F32, exp_f32);
 scalar!(f64, Dtype::F64, f64::exp);
 
-/// Runs `loops`, a function that is always inlined, with the widest vectors that the machine has. (A closure
-/// would stay a function of its own, compiled for the oldest machine there is.)
-pub fn wide<A, R>(loops: impl FnOnce(A) -> R, args: A) -> R {
-    pulp::Arch::new().dispatch(Wide(loops, args))
+/// A function over `'a` and a scalar `T`, compiled for the widest vectors that the machine has. (Its body is a method
+/// that is always inlined into code for them: a closure or a function that is handed over would stay one of its own
+/// as soon as it is not small, compiled for the oldest machine there is.)
+macro_rules! wide {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident<'a, T>($($arg:ident: $ty:ty),* $(,)?) -> $out:ty $body:block) => {
+        $(#[$doc])*
+        $vis fn $name<'a, T: Scalar>($($arg: $ty),*) -> $out {
+            struct Loops<'a, T> {
+                $($arg: $ty,)*
+                of: std::marker::PhantomData<&'a T>,
+            }
+            impl<'a, T: Scalar> pulp::NullaryFnOnce for Loops<'a, T> {
+                type Output = $out;
+
+                #[inline(always)]
+                fn call(self) -> $out {
+                    let Loops { $($arg,)* .. } = self;
+                    $body
+                }
+            }
+            pulp::Arch::new().dispatch(Loops { $($arg,)* of: std::marker::PhantomData })
+        }
+    };
 }
-
-struct Wide<F, A>(F, A);
-
-impl<A, R, F: FnOnce(A) -> R> pulp::NullaryFnOnce for Wide<F, A> {
-    type Output = R;
-
-    #[inline(always)]
-    fn call(self) -> R {
-        (self.0)(self.1)
-    }
-}
+pub(super) use wide;
 
 /// Every x to e^(x - top); returns their sum, in eight lanes. (Two passes: the compiler makes no vectors of one.)
 #[inline(always)]
@@ -159,12 +168,18 @@ mod tests {
         assert!(exp_f32(f32::NAN).is_nan());
     }
 
+    wide! {
+        fn all_exp<'a, T>(xs: &'a mut [T]) -> T {
+            exp_all(xs, T::zero())
+        }
+    }
+
     #[test]
     fn an_element_has_the_same_bits_wherever_it_stands() {
         let xs: Vec<f32> = (0..37).map(|i| i as f32 * -0.37).collect();
         let all = {
             let mut all = xs.clone();
-            wide(|xs| exp_all(xs, 0.0), &mut all[..]);
+            all_exp(&mut all[..]);
             all
         };
         for (x, y) in xs.iter().zip(all) {
