@@ -100,7 +100,6 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
         zero,
         recompute: recompute(run).unwrap_or(Recompute::None),
         options,
-        ..Parallelism::default()
     };
     Ok(Split { seq, global_batch: run.global_batch.unwrap_or(filled), micro_batch, par, unknown })
 }
