@@ -64,12 +64,16 @@ impl Kind {
     fn of(span: &Span, lane: &str) -> Kind {
         let Some(comm) = lane.strip_prefix("comm.") else {
             let attends = span.what.starts_with("attention");
-            return match (span.path.split(['.', '[', '/']).next(), attends) {
-                (Some("fwd"), true) => Kind::ForwardAttention,
-                (Some("fwd" | "embed"), _) => Kind::Forward,
-                (Some("bwd"), true) => Kind::BackwardAttention,
-                (Some("bwd"), _) => Kind::Backward,
-                (Some("head"), _) => Kind::Head,
+            let parts = || span.path.split('/').map(|part| part.split(['.', '[']).next().unwrap_or(part));
+            let head = |part: &str| {
+                part == "head" || ["lm_head", "final_norm", "cross_entropy"].iter().any(|h| part.starts_with(h))
+            };
+            return match () {
+                _ if parts().any(head) => Kind::Head,
+                _ if parts().any(|part| part == "bwd") && attends => Kind::BackwardAttention,
+                _ if parts().any(|part| part == "bwd" || part == "embed_bwd") => Kind::Backward,
+                _ if parts().any(|part| part == "fwd") && attends => Kind::ForwardAttention,
+                _ if parts().any(|part| part == "fwd" || part == "embed") => Kind::Forward,
                 _ => Kind::Other,
             };
         };
@@ -258,6 +262,20 @@ mod tests {
         let class = |rank, spans| Class { rank, multiplicity: 2, usage: Usage::default(), spans };
         let lanes = vec!["compute.0".into(), "comm.pp.0-1...0".into()];
         Timeline { step: Seconds::new(1.0), classes: vec![class(0, spans.clone()), class(2, spans)], lanes }
+    }
+
+    #[test]
+    fn ops_are_known_by_their_paths_with_and_without_a_pipeline() {
+        for (path, what, kind) in [
+            ("fwd.0.4[0]/layers[1]/qkv", "matmul", Kind::Forward),
+            ("last[0]/fwd[3]/attention", "attention", Kind::ForwardAttention),
+            ("last[0]/bwd[3]/bwd[0]/again[0]/down", "matmul", Kind::Backward),
+            ("last[0]/lm_head_dx", "matmul", Kind::Head),
+            ("head.0.6[0]/final_norm_bwd", "norm_bwd", Kind::Head),
+            ("adam.layer.3", "adam", Kind::Other),
+        ] {
+            assert_eq!(Kind::of(&span(path, what, 0, (0.0, 1.0)), "compute.0"), kind, "{path}");
+        }
     }
 
     #[test]
