@@ -119,6 +119,7 @@ mod tests {
             zero: vec![1],
             recompute: vec![Recompute::None, Recompute::Full],
             options: vec![Options::default()],
+            routing: None,
             also: vec![],
         }
     }

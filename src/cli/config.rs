@@ -389,18 +389,14 @@ pub fn options(text: &str) -> std::result::Result<Options, String> {
     text.parse()
 }
 
-fn dispatch(text: &str) -> std::result::Result<Dispatch, String> {
+pub fn dispatch(text: &str) -> std::result::Result<Dispatch, String> {
     let known: Vec<_> = Dispatch::ALL.iter().map(|d| d.name()).collect();
     let found = Dispatch::ALL.into_iter().find(|d| d.name() == text);
     found.ok_or_else(|| format!("{text:?} is none of {}", known.join(", ")))
 }
 
-fn routing(text: &str) -> std::result::Result<Routing, String> {
-    match text {
-        "balanced" => Ok(Routing::Balanced),
-        "uniform" => Ok(Routing::Uniform { seed: 1 }),
-        _ => Err(format!("{text:?} is neither balanced nor uniform")),
-    }
+pub fn routing(text: &str) -> std::result::Result<Routing, String> {
+    text.parse().map_err(|e: Error| e.to_string())
 }
 
 pub fn dtype(text: &str) -> std::result::Result<Dtype, String> {

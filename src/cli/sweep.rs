@@ -1,12 +1,12 @@
 //! `foretrain sweep`: a grid of configurations.
 
-use super::config::{count, dtype, options, recompute, stack_of};
+use super::config::{count, dispatch, dtype, options, recompute, stack_of};
 use super::{Answer, Output, list_of};
 use crate::error::Result;
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{seconds, tokens};
-use crate::spec::{Architecture, ClusterSpec, Dtype, GpuSpec, Options, Recompute};
+use crate::spec::{Architecture, ClusterSpec, Dispatch, Dtype, GpuSpec, Options, Recompute};
 use crate::sweep::case::default_dtype;
 use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
 use clap::Args;
@@ -74,6 +74,15 @@ pub struct Flags {
     /// Choices of the implementation: words joined by +, see `foretrain options`
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "default", value_parser = options)]
     options: Vec<Options>,
+    /// Who carries rows to experts, see `foretrain help estimate`; crossed with --options
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = dispatch)]
+    dispatch: Vec<Dispatch>,
+    /// Of rows on their way to experts: fp8 with a scale for each 128 elements, or bf16
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["bf16", "fp8"])]
+    dispatch_dtype: Vec<String>,
+    /// How tokens choose experts: words of `foretrain help dispatch`, or a file; drawn from seed 1 [default: balanced]
+    #[arg(long, value_name = "WORDS")]
+    routing: Option<String>,
     /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
@@ -115,9 +124,29 @@ impl Flags {
             ep: self.ep.clone(),
             zero: self.zero.clone(),
             recompute: self.recompute.clone(),
-            options: self.options.clone(),
+            options: self.all_options(),
+            routing: self.routing.clone(),
             also: self.also(gpus),
         })
+    }
+
+    /// The words, crossed with who carries rows and as what, where that is said.
+    fn all_options(&self) -> Vec<Options> {
+        let said = |o: &Options| (vec![o.dispatch], vec![o.dispatch_fp8]);
+        let mut all = vec![];
+        for options in &self.options {
+            let (mut carriers, mut narrow) = said(options);
+            if !self.dispatch.is_empty() {
+                carriers = self.dispatch.clone();
+            }
+            if !self.dispatch_dtype.is_empty() {
+                narrow = self.dispatch_dtype.iter().map(|dtype| dtype == "fp8").collect();
+            }
+            let with =
+                |dispatch| narrow.iter().map(move |&dispatch_fp8| Options { dispatch, dispatch_fp8, ..*options });
+            all.extend(carriers.into_iter().flat_map(with));
+        }
+        all
     }
 
     /// Whoever names degrees or options wants these and no others.

@@ -15,7 +15,7 @@ use super::feasible;
 use super::step::Engines;
 use super::transformer::{linear, linear_dw, linear_dx};
 use super::weights::{Rows, Weight, Weights};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::Counts;
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass, Values};
 use crate::plan::kernel::FP8_BLOCK;
@@ -23,6 +23,7 @@ use crate::plan::rows::EXPERT_VIEW;
 use crate::plan::{
     Axis, Buf, Builder, Dtype, Engine, ExchangeAlgo, Group, Kernel, Layout, OpKind, Phase, Route, TensorKind, Wire,
 };
+use crate::routing;
 use crate::spec::{Dispatch, Gate, Groups, LlmSpec, MoeSpec, Options, Parallelism, Workload};
 
 use rand::SeedableRng;
@@ -125,6 +126,21 @@ pub enum Routing {
     Balanced,
     /// The same by lot, token by token.
     Uniform { seed: u64 },
+    /// As a router's log has it, or a generator of [`routing`](crate::routing).
+    Traced { routing: routing::Routing, seed: u64 },
+}
+
+impl std::str::FromStr for Routing {
+    type Err = Error;
+
+    /// The words of `--routing`; what is drawn is drawn from seed 1.
+    fn from_str(text: &str) -> Result<Routing> {
+        Ok(match text.parse()? {
+            routing::Routing::Balanced => Routing::Balanced,
+            routing::Routing::Uniform => Routing::Uniform { seed: 1 },
+            routing => Routing::Traced { routing, seed: 1 },
+        })
+    }
 }
 
 impl Routing {
@@ -133,7 +149,33 @@ impl Routing {
         let Some(moe) = model.moe else { return Ok(None) };
         feasible::check(model, work, par)?;
         let (tokens, ranks) = (tokens(work, par), par.ep);
+        let node = node_of(ranks, node);
+        let groups = moe.groups.map(|groups| [groups.count as u32, groups.kept as u32]);
         let counts = match self {
+            Routing::Traced { routing, .. } if groups.is_some() && !matches!(routing, routing::Routing::File(_)) => {
+                let why = format!(
+                    "routing: tokens of {} choose among groups of experts, which {routing:?} knows nothing of; use \
+                     balanced, uniform or a file of what its router chose",
+                    model.name
+                );
+                return Err(Error::infeasible(why));
+            }
+            Routing::Traced { routing, seed } => {
+                let request = routing::Request {
+                    routing: routing.clone(),
+                    ranks,
+                    node,
+                    experts: moe.experts as u32,
+                    topk: moe.top_k as u32,
+                    tokens,
+                    replicas: 0,
+                    node_limit: None,
+                    seed: *seed,
+                    step: 0,
+                };
+                let route = request.route()?;
+                return groups.map_or(Ok(route.clone()), |groups| route.limited(groups)).map(Some);
+            }
             Routing::Balanced => Counts::Balanced { tokens },
             Routing::Uniform { seed } => {
                 let mut rng = ChaCha8Rng::seed_from_u64(*seed);
@@ -142,8 +184,7 @@ impl Routing {
                 Counts::Listed { tokens: vec![tokens; ranks as usize], choices }
             }
         };
-        let route = Route::new([ranks, node_of(ranks, node)], moe.experts as u32, moe.top_k as u32, counts)?;
-        let groups = moe.groups.map(|groups| [groups.count as u32, groups.kept as u32]);
+        let route = Route::new([ranks, node], moe.experts as u32, moe.top_k as u32, counts)?;
         groups.map_or(Ok(route.clone()), |groups| route.limited(groups)).map(Some)
     }
 }

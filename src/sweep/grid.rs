@@ -30,6 +30,9 @@ pub struct Grid {
     pub zero: Vec<u32>,
     pub recompute: Vec<Recompute>,
     pub options: Vec<Options>,
+    /// How tokens choose experts, in the words of `--routing`; none: evenly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routing: Option<String>,
     /// Ways beside those of the lists.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<Also>,
@@ -103,7 +106,11 @@ impl Grid {
     }
 
     pub fn case(&self) -> Result<Case> {
-        Case::new(LlmSpec::find(&self.model)?, &self.cluster, &self.stack, self.gpus, Some(self.dtype))
+        let mut case = Case::new(LlmSpec::find(&self.model)?, &self.cluster, &self.stack, self.gpus, Some(self.dtype))?;
+        if let Some(words) = &self.routing {
+            case.routing = words.parse()?;
+        }
+        Ok(case)
     }
 
     /// Every point once, in the order of rows.csv.

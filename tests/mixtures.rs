@@ -1,0 +1,177 @@
+//! Mixtures of experts in whole steps: cost and simulation say the same, a changed plan is caught, skewed routings cost
+//! more than even ones, and a sweep goes over carriers.
+
+mod plans;
+
+use foretrain::cost::cost;
+use foretrain::plan::*;
+use foretrain::sim::{Effort, simulate};
+use foretrain::spec::*;
+use foretrain::strategy::build_routed;
+use foretrain::strategy::expert::Routing;
+use foretrain::sweep::{Batch, Grid, sweep};
+use plans::{FLAT, Host, SM, same, work};
+
+fn mixture(layers: u64) -> LlmSpec {
+    let moe = MoeSpec { experts: 16, top_k: 3, ffn: 64, shared_ffn: 32, ..MoeSpec::default() };
+    LlmSpec { moe: Some(moe), ..plans::model(layers, 4, false) }
+}
+
+fn way(ep: u32, words: &str) -> Parallelism {
+    let options = words.parse().unwrap();
+    Parallelism { dp: 4, tp: 2, ep, zero: 1, options, ..Parallelism::default() }
+}
+
+/// Eight ranks, `node` a node, routed so.
+fn routed(par: &Parallelism, node: u32, routing: &str) -> Plan {
+    let (model, work) = (mixture(3), work(par, 128, 1, 2));
+    let routing: Routing = routing.parse().unwrap();
+    let route = routing.route(&model, &work, par, node).unwrap();
+    let plan = build_routed(&model, &work, par, SM, route).unwrap();
+    check::check(&plan).unwrap();
+    plan
+}
+
+const CARRIERS: [&str; 7] = [
+    "default",
+    "dispatch-allgather",
+    "dispatch-deepep-v1-normal",
+    "dispatch-deepep-v1-ll",
+    "dispatch-deepep-v2",
+    "dispatch-hybrid-ep",
+    "dispatch-hierarchical+dispatch-fp8",
+];
+
+/// An exchange is one thing for both, however its rows go; a port is shared with nothing else here.
+#[test]
+fn cost_is_simulated() {
+    for words in CARRIERS {
+        for (ep, node, routing) in [(8, 8, "balanced"), (8, 4, "balanced"), (4, 8, "zipf:1.0"), (8, 4, "hot-rank:0.6")]
+        {
+            let plan = routed(&way(ep, words), node, routing);
+            let host = Host::new(plan.ranks(), node, 1.0);
+            let all = cost(&plan, host.machine(), FLAT).unwrap();
+            let found = simulate(&plan, host.machine(), &[], Effort { fold: false, ..Effort::SUMS }).unwrap();
+            if found.slowed == 0 {
+                same(&found.timeline, &all);
+            } else {
+                let (sim, cost) = (found.timeline.step.value(), all.step.value());
+                assert!(cost <= sim && sim <= 1.05 * cost, "{words} {ep} {routing}: {cost} {sim}");
+            }
+        }
+    }
+}
+
+/// The more rows the fullest rank has, the longer the step: all wait for it.
+#[test]
+fn skewed_routings_take_longer() {
+    let par = way(8, "default");
+    let step = |routing: &str| {
+        let plan = routed(&par, 8, routing);
+        cost(&plan, Host::new(8, 8, 3000.0).machine(), FLAT).unwrap().step.value()
+    };
+    let [even, zipf, hot] = ["balanced", "zipf:1.0", "hot-rank:0.9"].map(step);
+    assert!(even < zipf && zipf < hot, "{even} {zipf} {hot}");
+}
+
+/// A routing of a file is that of its lines.
+#[test]
+fn a_file_of_choices_is_a_routing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("router.csv");
+    let rows = (0..256).map(|token| format!("0,{} {} {}\n", token % 16, (token + 1) % 16, (token + 5) % 16));
+    std::fs::write(&path, format!("source,experts\n{}", rows.collect::<String>())).unwrap();
+    let par = way(4, "default");
+    let plan = routed(&par, 8, path.to_str().unwrap());
+    let Counts::Listed { tokens, choices } = &plan.routes[0].counts else { panic!("listed") };
+    assert_eq!((tokens.iter().sum::<u64>(), choices.len()), (256, 768));
+    assert_eq!(plan.routes[0].choices(0).unwrap()[..6], [0, 1, 5, 1, 2, 6]);
+}
+
+/// Every op of the experts and every field of an exchange is there for something: without it, or with another, `check`
+/// refuses the plan or it costs something else.
+#[test]
+fn changed_mixtures_are_caught() {
+    let plan = routed(&way(8, "dispatch-deepep-v1-normal+dispatch-fp8"), 4, "zipf:0.5");
+    let times = |p: &Plan| cost(p, Host::new(8, 4, 100.0).machine(), FLAT);
+    let sound = times(&plan).unwrap();
+    let caught = |mutant: &Plan| check::check(mutant).is_err() || times(mutant).unwrap() != sound;
+    let mut mutants = 0;
+    for block in 0..plan.blocks.len() {
+        for at in 0..plan.blocks[block].ops.len() {
+            let op = &plan.blocks[block].ops[at];
+            let of_experts =
+                matches!(op.kind, OpKind::Exchange { .. } | OpKind::Compute { kernel: Kernel::Expert(_), .. });
+            if !of_experts {
+                continue;
+            }
+            let label = op.label.clone();
+            let mut changed = |what: &str, change: &dyn Fn(&mut Vec<Op>)| {
+                let mut mutant = plan.clone();
+                change(&mut mutant.blocks[block].ops);
+                assert!(caught(&mutant), "{label} {what}");
+                mutants += 1;
+            };
+            changed("deleted", &|ops| {
+                ops.remove(at);
+                (0..).zip(ops).for_each(|(id, op)| op.id = id);
+            });
+            if matches!(op.kind, OpKind::Exchange { .. }) {
+                changed("by NCCL", &|ops| {
+                    let OpKind::Exchange { algo, .. } = &mut ops[at].kind else { unreachable!() };
+                    *algo = ExchangeAlgo::Nccl;
+                });
+                changed("the other way", &|ops| {
+                    let OpKind::Exchange { phase, .. } = &mut ops[at].kind else { unreachable!() };
+                    *phase = if *phase == Phase::Combine { Phase::Dispatch } else { Phase::Combine };
+                });
+                changed("of another route", &|ops| {
+                    let OpKind::Exchange { route, .. } = &mut ops[at].kind else { unreachable!() };
+                    *route += 1;
+                });
+            }
+        }
+    }
+    assert!(mutants > 20, "{mutants} mutants");
+}
+
+/// Carriers, dtypes and ranks are axes of a sweep; a row says which it is, and what of the exchanges is waited for.
+#[test]
+fn a_sweep_over_carriers() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = ["default", "dispatch-hybrid-ep", "dispatch-hybrid-ep+dispatch-fp8"].map(|w| w.parse().unwrap());
+    let grid = Grid {
+        title: None,
+        model: "mixtral-8x7b".into(),
+        cluster: "dgx-h100".into(),
+        stack: "nccl-fa3".into(),
+        gpus: 32,
+        dtype: Dtype::Bf16,
+        seq_len: vec![4096],
+        batch: Batch::GlobalBatch(vec![32]),
+        micro_batch: vec![1],
+        ways: vec![[1, 1]],
+        tp: vec![2],
+        pp: vec![1],
+        vp: vec![1],
+        ep: vec![2, 8],
+        zero: vec![1],
+        recompute: vec![Recompute::Full],
+        options: options.to_vec(),
+        routing: Some("zipf:0.3".into()),
+        also: vec![],
+    };
+    let study = sweep(&grid, dir.path(), true, &|_, _| {}).unwrap();
+    let found: Vec<String> = study.rows.iter().map(|row| format!("ep {} {}", row.ep, row.options)).collect();
+    let all = ["default", "dispatch-hybrid-ep", "dispatch-hybrid-ep+dispatch-fp8"];
+    let want: Vec<String> = [2, 8].iter().flat_map(|ep| all.map(|w| format!("ep {ep} {w}"))).collect();
+    let mut sorted = found.clone();
+    sorted.sort();
+    assert_eq!(sorted, want);
+    let waits = |name: &str| {
+        let at = found.iter().position(|row| row == name).unwrap();
+        study.rows[at].exposed_ep_s.unwrap_or_else(|| panic!("{name}: {}", study.rows[at].why))
+    };
+    let [all_to_all, once, narrow] = all.map(|w| waits(&format!("ep 8 {w}")));
+    assert!(narrow < once && once < all_to_all && narrow > 0.0, "{narrow} {once} {all_to_all}");
+}
