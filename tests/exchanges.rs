@@ -31,6 +31,34 @@ fn deepep_tables() {
     within(&all, "deepep-v2-sm-golden", "#", 0.0);
 }
 
+/// The median error of a table whose ids contain `way`.
+fn median(all: &[Verdict], table: &str, way: &str) -> f64 {
+    let of = all.iter().filter(|v| v.group.contains(table) && v.id.contains(way));
+    let mut errors: Vec<f64> = of.map(Verdict::error).collect();
+    assert!(!errors.is_empty(), "no row of {table} {way}");
+    errors.sort_by(f64::total_cmp);
+    errors[errors.len() / 2]
+}
+
+/// Rows of other libraries that none of their constants was fitted on.
+#[test]
+fn other_libraries_in_the_median() {
+    let all = verdicts("exchange.json");
+    for (table, way, most) in [
+        ("hybridep-gb200", "kern", 0.08),
+        ("hybridep-gb200", "torch", 0.15),
+        ("uccl-mi355x-pollara", "#", 0.08),
+        ("mori-normal", "#", 0.15),
+        ("pplx-garden-decode", "pplx", 0.06),
+        ("pplx-garden-prefill", "pplx", 0.05),
+    ] {
+        let found = median(&all, table, way);
+        assert!(found <= most, "{table} {way}: {found}");
+    }
+    let found = median(&verdicts("exchange_tables.json"), "trtllm_alltoall", "#");
+    assert!(found <= 0.06, "TensorRT-LLM: {found}");
+}
+
 #[test]
 fn operator_tables_in_the_median() {
     let all = verdicts("exchange_tables.json");

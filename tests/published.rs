@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 /// The declared subset of the cases that came with the issue; facts and their sources.
-const FILES: [&str; 3] = ["training.json", "training_single_node_a100.json", "sequence_parallel.json"];
+const FILES: [&str; 4] = ["training.json", "training_single_node_a100.json", "mixtures.json", "sequence_parallel.json"];
 
 /// What a median may grow by before it is a change.
 const SLACK: f64 = 0.005;

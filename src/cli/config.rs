@@ -62,7 +62,7 @@ pub struct Config {
     /// What rows travel to experts in: bf16 (as they are) or fp8 [default: bf16]
     #[arg(long, value_name = "DTYPE", value_parser = ["bf16", "fp8"])]
     dispatch_dtype: Option<String>,
-    /// How tokens choose experts: balanced, or uniform by lot [default: balanced; to run, uniform]
+    /// How tokens choose experts: balanced, uniform by lot, a word of `foretrain help dispatch`, or a file [default: balanced; to run, uniform]
     #[arg(long, value_name = "HOW", value_parser = routing)]
     routing: Option<Routing>,
     /// ZeRO stage, 0 to 3 [default: 1]
