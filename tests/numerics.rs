@@ -95,18 +95,27 @@ fn reference(plan: &Plan) -> StepResult {
     step(&cfg, &Source::seeded(7).weights(plan), &tokens, &targets, &plan.optimizer().expect("a step ends with Adam"))
 }
 
-/// Largest difference, relative to the largest value.
-fn error(got: &[f64], want: &[f64]) -> f64 {
+/// Largest of some values.
+fn largest(values: &[f64]) -> f64 {
+    values.iter().fold(0.0, |m: f64, x| m.max(x.abs()))
+}
+
+/// Largest difference, relative to the largest value, or to `least` where all are smaller.
+fn error(got: &[f64], want: &[f64], least: f64) -> f64 {
     assert_eq!(got.len(), want.len());
-    let scale = want.iter().fold(1e-6, |m: f64, x| m.max(x.abs()));
+    let scale = largest(want).max(least).max(1e-6);
     let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs());
     // A NaN is the largest error there is: it means that something unwritten was read.
     worst.fold(0.0, |m: f64, e| if e.is_nan() || m.is_nan() { f64::NAN } else { m.max(e) }) / scale
 }
 
 fn assert_close(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
-    let e = error(got, want);
-    assert!(e <= tolerance, "{what}: error {e:.3e} exceeds {tolerance:.0e}");
+    assert_closer(what, got, want, 0.0, tolerance);
+}
+
+fn assert_closer(what: &str, got: &[f64], want: &[f64], least: f64, tolerance: f64) {
+    let e = error(got, want, least);
+    assert!(e <= tolerance, "{what}: error {e:.3e} exceeds {tolerance:.0e}, values to {:.1e}", largest(want));
 }
 
 fn assert_all_close(got: &BTreeMap<String, Vec<f64>>, want: &BTreeMap<String, Vec<f64>>, tolerance: f64) {
@@ -124,7 +133,14 @@ fn holds(case: &Case, tolerance: f64) {
         assert_close(&format!("hidden states of sequence {i}"), got, want, tolerance);
     }
     assert_eq!(got.hidden.len(), want.hidden.len());
-    assert_all_close(&got.grads, &want.grads, tolerance);
+    // What passes a norm over two or four numbers all but cancels: rounding in f32 is of the size of the terms, and
+    // those of the largest gradients show it.
+    let largest = want.grads.values().map(|grad| largest(grad)).fold(0.0, f64::max);
+    let least = if case.dtype == Dtype::F32 { 0.02 * largest } else { 0.0 };
+    assert_eq!(got.grads.keys().collect::<Vec<_>>(), want.grads.keys().collect::<Vec<_>>());
+    for (name, want) in &want.grads {
+        assert_closer(name, &got.grads[name], want, least, tolerance);
+    }
     if case.dtype == Dtype::F64 {
         assert_all_close(&got.weights, &want.new_params, 1e-7);
     }
