@@ -38,7 +38,7 @@ pub struct Done {
 enum Flight {
     Transfer { node: u32, open: Vec<(LegAt, Leg, Place, Key)> },
     Collective(Gather),
-    Exchange(Exchange),
+    Exchange(Box<Exchange>),
 }
 
 pub struct Rank<'a, 'p> {
@@ -237,7 +237,8 @@ impl<'a, 'p> Rank<'a, 'p> {
                 Ok(Flight::Transfer { node, open })
             }
             OpKind::Exchange { .. } => {
-                Ok(Flight::Exchange(Exchange::start(shared, self.rank, line, node, group, &self.arena)?))
+                let exchange = Exchange::start(shared, self.rank, line, node, group, &self.arena)?;
+                Ok(Flight::Exchange(Box::new(exchange)))
             }
             _ => Ok(Flight::Collective(Gather::start(shared, self.rank, line, node, group, &mut self.arena)?)),
         }
