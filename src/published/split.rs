@@ -4,7 +4,7 @@
 //!   enough ([`wider`]); experts over the ranks of a node; data parallelism what they leave of the GPUs;
 //! * without GPUs, a replica, and a whole node at least: what a GPU does hardly depends on how many there are;
 //! * micro-batch 1: the memory of a large model leaves no choice, and a small one gains little; where no batch is
-//!   stated either, what gives a rank [`ROWS`] tokens at a time, without which products starve;
+//!   stated either, what gives a rank `ROWS` tokens at a time, without which products starve;
 //! * a batch of four micro-batches a pipeline stage, with which the bubble is small;
 //! * recomputation the least with which the plan fits the GPU, see `training`.
 

@@ -126,7 +126,7 @@ pub enum Routing {
     Balanced,
     /// The same by lot, token by token.
     Uniform { seed: u64 },
-    /// As a router's log has it, or a generator of [`routing`](crate::routing).
+    /// As a router's log has it, or a generator of [`routing`].
     Traced { routing: routing::Routing, seed: u64 },
 }
 
