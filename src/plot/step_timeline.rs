@@ -109,7 +109,7 @@ fn figure(timeline: &Timeline, critical: &[Critical], words: &[String]) -> Vec<M
     let lanes: Vec<Vec<u16>> = shown.iter().map(|class| lanes(class, timeline)).collect();
     let rows: usize = lanes.iter().map(Vec::len).sum();
     let heading = 0.9;
-    let height = ((BOTTOM - TOP) / (rows as f64 + heading * shown.len() as f64)).min(34.0);
+    let height = ((BOTTOM - TOP) / (rows as f64 + heading * shown.len() as f64)).min(60.0);
     let mut marks = titles(timeline, &shown, words);
     let (mut y, mut used) = (TOP, vec![]);
     for (class, lanes) in shown.iter().zip(&lanes) {
