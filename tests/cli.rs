@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 16] = [
     "sweep",
     "crossover",
     "estimate",
@@ -18,6 +18,7 @@ const COMMANDS: [&str; 15] = [
     "compare",
     "calibrate",
     "validate",
+    "selftest",
     "published",
     "plot",
     "collective",

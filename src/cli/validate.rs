@@ -121,15 +121,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     if own_cores && validation.lost_to_others > BUSY {
         text.push_str("other programs are busy on this machine: repeat it when they are not\n");
     }
-    if let Some(path) = &flags.machine.trace {
-        trace(path, &[("predicted", &predicted), ("measured", typical(runs, validation.measured_step_s))])?;
-        text.push_str(&format!("\nwrote {}\n", path.display()));
-    }
-    if let Some(dir) = &flags.plot {
-        let files = plot::validation(&validation, &what, dir, "validation")?;
-        files.iter().for_each(|file| text.push_str(&format!("\nwrote {}", file.display())));
-        text.push('\n');
-    }
+    text.push_str(&aside(flags, &what, &predicted, runs, &validation)?);
     let found = Found {
         plan: plan.hash(),
         what: &what,
@@ -140,6 +132,21 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         validation: &validation,
     };
     Answer::with_error(text, &found, cut).also_to(flags.out.as_deref())
+}
+
+/// Writes the trace and the picture that were asked for, and says where they are.
+fn aside(flags: &Flags, what: &str, predicted: &Timeline, runs: &[Trial], validation: &Validation) -> Result<String> {
+    let mut text = String::new();
+    if let Some(path) = &flags.machine.trace {
+        trace(path, &[("predicted", predicted), ("measured", typical(runs, validation.measured_step_s))])?;
+        text.push_str(&format!("\nwrote {}\n", path.display()));
+    }
+    if let Some(dir) = &flags.plot {
+        let files = plot::validation(validation, what, dir, "validation")?;
+        files.iter().for_each(|file| text.push_str(&format!("\nwrote {}", file.display())));
+        text.push('\n');
+    }
+    Ok(text)
 }
 
 /// The plan that is asked for, or a drawn one; and what it is costed on.

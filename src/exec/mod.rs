@@ -96,9 +96,14 @@ pub struct Run {
 
 /// Runs one training step of `plan` on seeded weights and tokens, a thread a rank. Errors name the rank and the op.
 pub fn execute(plan: &Plan, options: &Options) -> Result<Run> {
+    one_step(options.seed, |job, each| train(plan, options, job, &mut |_, done| each(done)))
+}
+
+/// One step of whatever trains, on seeded weights and tokens.
+fn one_step<T>(seed: u64, train: impl FnOnce(&Job, &mut dyn FnMut(T) -> Result<()>) -> Result<()>) -> Result<T> {
     let mut run = None;
-    let job = Job { source: &Source::seeded(options.seed), steps: 1, keep_last: false };
-    train(plan, options, &job, &mut |_, done| {
+    let job = Job { source: &Source::seeded(seed), steps: 1, keep_last: false };
+    train(&job, &mut |done| {
         run = Some(done);
         Ok(())
     })?;

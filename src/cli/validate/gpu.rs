@@ -1,8 +1,8 @@
 //! `foretrain validate --on cuda`.
 
+use super::super::Answer;
 use super::super::config::Chosen;
-use super::super::{Answer, trace};
-use super::{Flags, known, render, typical, what};
+use super::{Flags, aside, known, render, what};
 use crate::calibrate::shapes;
 use crate::cli::config::GPUS;
 use crate::cluster::Cluster;
@@ -14,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::exec::cuda::driver::Cuda;
 use crate::exec::cuda::run::{Placement, time_steps};
 use crate::plan::Plan;
-use crate::plot;
 use crate::spec::{ClusterSpec, StackSpec};
 use crate::timeline::Timeline;
 use crate::units::{BytesPerSec, Seconds};
@@ -85,15 +84,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         emulated.map_or(String::new(), |e| format!("emulated: {e}\n")),
         render(&validation)
     );
-    if let Some(path) = &flags.machine.trace {
-        trace(path, &[("predicted", &predicted), ("measured", typical(runs, validation.measured_step_s))])?;
-        text.push_str(&format!("\nwrote {}\n", path.display()));
-    }
-    if let Some(dir) = &flags.plot {
-        let files = plot::validation(&validation, &what, dir, "validation")?;
-        files.iter().for_each(|file| text.push_str(&format!("\nwrote {}", file.display())));
-        text.push('\n');
-    }
+    text.push_str(&aside(flags, &what, &predicted, runs, &validation)?);
     let found = Found {
         plan: plan.hash(),
         what: &what,

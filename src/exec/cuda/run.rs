@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::exec::arena::Arena;
 use crate::exec::source::Source;
 use crate::exec::transport::Hub;
-use crate::exec::{Job, Options, Run, inputs, outputs};
+use crate::exec::{Job, Options, Run, inputs, one_step, outputs};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::matching::Matching;
 use crate::plan::memory::Layout;
@@ -132,13 +132,7 @@ pub fn time_steps<D: Device>(
 
 /// One step of seeded weights and tokens.
 pub fn execute(plan: &Plan, options: &Options) -> Result<Run> {
-    let mut run = None;
-    let job = Job { source: &Source::seeded(options.seed), steps: 1, keep_last: false };
-    train(plan, options, &job, &mut |_, done| {
-        run = Some(done);
-        Ok(())
-    })?;
-    run.ok_or_else(|| Error::device("run", "no step was run"))
+    one_step(options.seed, |job, each| train(plan, options, job, &mut |_, done| each(done)))
 }
 
 /// Plans whose operands no kernel here takes, said before anything is worked out.
