@@ -46,7 +46,7 @@ pub fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Training
         ffn: count(&["dense_inter", "ffn"]),
         gated_ffn: Some(true),
         experts,
-        seq: count(&["seq"]).or(Some(4096)),
+        seq: count(&["seq"]),
         global_batch: count(&["gbs", "global_batch_seqs"]),
         micro_batch: count(&["mbs"]),
         tp: degree(&["tp"]),

@@ -100,6 +100,11 @@ fn fitting<'s>(
         if let Ok(made) = setup.plan(recompute(stated), &mut tried)
             && tried.memory.is_none()
         {
+            let par = &setup.split.par;
+            let [tp, pp, ulysses, ring] = [par.tp, par.pp, par.ulysses, par.ring];
+            let taken =
+                format!("degrees: not all stated; tp {tp}, pp {pp}, ulysses {ulysses}, ring {ring} taken, which fit");
+            tried.why.push(taken);
             (found.memory, found.why, found.cluster) = (None, tried.why, tried.cluster);
             return Ok((setup, made));
         }
@@ -125,6 +130,10 @@ impl<'s> Setup<'s> {
         let without = |word: &&str| format!("taken without {word}, which this version has not");
         found.why.extend(split.unknown.iter().map(without));
         found.why.extend(run.gpus.is_none().then(|| format!("gpus: not stated; {} taken", stated.gpus)));
+        found.why.extend(run.seq.is_none().then(|| format!("seq: not stated; {} taken", split.seq)));
+        let batch =
+            run.global_batch.is_none().then(|| format!("global_batch: not stated; {} taken", split.global_batch));
+        found.why.extend(batch);
         Ok(Setup { model, split, machine, stack })
     }
 

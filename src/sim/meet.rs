@@ -156,7 +156,7 @@ impl Engine<'_> {
         for party in &parties {
             for port in party.ports() {
                 let port = &mut self.runs[party.class as usize].ports[port];
-                behind.extend(port.behind(posted, now).map(|h| (h.order, h.meeting)));
+                behind.extend(port.behind(posted, self.now).map(|h| (h.order, h.meeting)));
                 port.hold(id, posted, ready, ready.saturating_add(longest));
             }
         }
@@ -199,25 +199,30 @@ impl Engine<'_> {
         let now = self.now;
         let meeting = self.meetings.get_mut(id);
         // Ends that are nearly together are taken together: never before it could have been alone.
-        let (ready, posted, longest) = (meeting.ready, meeting.order, (now - meeting.ready).max(meeting.transfer));
+        let longest = (now - meeting.ready).max(meeting.transfer);
         (meeting.activity, meeting.longest) = (None, longest);
         meeting.version += 1;
         let (time, version, kind) = (meeting.arrives(), meeting.version, meeting.kind);
         if let (Some(links), Some(kind), true) = (&mut self.links, kind, longest > meeting.transfer) {
             links.was_slowed(&kind, longest - meeting.transfer);
         }
-        let parties = std::mem::take(&mut meeting.parties);
         let mut behind = BTreeSet::new();
-        for party in &parties {
+        self.hold_for(id, longest, &mut behind);
+        self.push(time, Event::Arrives { meeting: id, version });
+        self.price(behind);
+    }
+
+    /// A meeting holds its ports for so long; `behind` hears of those that wait for it there.
+    fn hold_for(&mut self, id: MeetingId, longest: u64, behind: &mut BTreeSet<(u64, MeetingId)>) {
+        let meeting = self.meetings.get(id);
+        let (ready, posted) = (meeting.ready, meeting.order);
+        for party in &meeting.parties {
             for port in party.ports() {
                 let port = &mut self.runs[party.class as usize].ports[port];
                 port.change(id, ready, ready.saturating_add(longest));
-                behind.extend(port.behind(posted, now).map(|h| (h.order, h.meeting)));
+                behind.extend(port.behind(posted, self.now).map(|h| (h.order, h.meeting)));
             }
         }
-        self.meetings.get_mut(id).parties = parties;
-        self.push(time, Event::Arrives { meeting: id, version });
-        self.price(behind);
     }
 
     /// How long the bytes of a meeting take, as far as is known: on the port that keeps them longest.
@@ -234,7 +239,7 @@ impl Engine<'_> {
 
     /// Works out again when meetings are over that others went before, and then those behind them.
     fn price(&mut self, mut behind: BTreeSet<(u64, MeetingId)>) {
-        while let Some((posted, id)) = behind.pop_first() {
+        while let Some((_, id)) = behind.pop_first() {
             if self.meetings.get(id).kind.is_some() {
                 if self.meetings.get(id).activity.is_some() {
                     self.go(id);
@@ -248,16 +253,8 @@ impl Engine<'_> {
             }
             meeting.longest = longest;
             meeting.version += 1;
-            let (time, version, ready) = (meeting.arrives().max(now), meeting.version, meeting.ready);
-            let parties = std::mem::take(&mut meeting.parties);
-            for party in &parties {
-                for port in party.ports() {
-                    let port = &mut self.runs[party.class as usize].ports[port];
-                    port.change(id, ready, ready.saturating_add(longest));
-                    behind.extend(port.behind(posted, now).map(|h| (h.order, h.meeting)));
-                }
-            }
-            self.meetings.get_mut(id).parties = parties;
+            let (time, version) = (meeting.arrives().max(now), meeting.version);
+            self.hold_for(id, longest, &mut behind);
             self.push(time, Event::Arrives { meeting: id, version });
         }
     }
