@@ -129,7 +129,11 @@ pub fn of_ranks(plan: &Plan, lines: &[Line], matching: &Matching, ranks: &[u32])
     Err(deadlock(plan, lines, matching, ranks, &open))
 }
 
-/// Names each waiting rank, the first op it cannot finish and what that op waits for.
+/// Ranks that are named; and ops of a circle.
+const NAMED: usize = 32;
+
+/// Names each waiting rank, the first op it cannot finish and what that op waits for, and a circle of ops that wait for
+/// each other.
 fn deadlock(plan: &Plan, lines: &[Line], matching: &Matching, ranks: &[u32], open: &[Vec<u32>]) -> Error {
     let mut said = VecDeque::new();
     for (r, &rank) in ranks.iter().enumerate() {
@@ -140,8 +144,51 @@ fn deadlock(plan: &Plan, lines: &[Line], matching: &Matching, ranks: &[u32], ope
         let what = if peers.is_empty() { "an op before it".into() } else { format!("rank {}", peers.join(", ")) };
         said.push_back(format!("rank {rank} waits in {} for {what}", line.path(node)));
     }
-    let more = said.len().saturating_sub(8);
-    said.truncate(8);
+    let more = said.len().saturating_sub(NAMED);
+    said.truncate(NAMED);
     let tail = if more > 0 { format!("; and {more} more ranks") } else { String::new() };
-    Error::plan(format!("deadlock: {}{tail}", said.into_iter().collect::<Vec<_>>().join("; ")))
+    let said = said.into_iter().collect::<Vec<_>>().join("; ");
+    Error::plan(format!("deadlock: {said}{tail}{}", circle(plan, lines, matching, ranks, open)))
+}
+
+/// Goes back from an op that cannot go on to what it waits for, until it comes to one that it has seen.
+fn circle(plan: &Plan, lines: &[Line], matching: &Matching, ranks: &[u32], open: &[Vec<u32>]) -> String {
+    let line = |rank: u32| &lines[plan.program_of(rank) as usize];
+    let stuck = |m: &Moment| {
+        let of = &open[ranks.binary_search(&m.rank).expect("ranks meet only each other")];
+        // What starts only when something stuck has ended is stuck, too; either way something is open.
+        of[2 * m.node as usize + usize::from(m.end)] > 0
+    };
+    let before = |m: &Moment| -> Option<Moment> {
+        let start = Moment { end: false, ..*m };
+        if !m.end {
+            let ends = line(m.rank).preds(m.node as usize).iter();
+            return ends.map(|&node| Moment { node, rank: m.rank, end: true }).find(stuck);
+        }
+        let met = meets(plan, lines, matching, m.rank, m.node).into_iter();
+        let mut all = met.map(|(rank, node)| Moment { node, rank, end: false }).chain([start]);
+        all.find(stuck)
+    };
+    let first = (0..).zip(open).find_map(|(r, of): (usize, _)| {
+        let at = of.iter().position(|&n| n > 0)?;
+        Some(Moment { node: at as u32 / 2, rank: ranks[r], end: at % 2 == 1 })
+    });
+    let mut way: Vec<Moment> = first.into_iter().collect();
+    while let Some(next) = way.last().and_then(before) {
+        if let Some(at) = way.iter().position(|m| *m == next) {
+            way.drain(..at);
+            break;
+        }
+        way.push(next);
+    }
+    let mut ops: Vec<(u32, u32)> = way.iter().map(|m| (m.rank, m.node)).collect();
+    ops.dedup();
+    if ops.len() > 1 && ops.first() == ops.last() {
+        ops.pop();
+    }
+    let name = |&(rank, node): &(u32, u32)| format!("rank {rank}'s {}", line(rank).path(node as usize));
+    let mut names: Vec<String> = ops.iter().take(NAMED).map(name).collect();
+    names.extend((ops.len() > NAMED).then(|| format!("{} more", ops.len() - NAMED)));
+    names.extend(ops.first().map(name));
+    format!(". In a circle, each waits for the next: {}", names.join(", "))
 }

@@ -25,6 +25,9 @@ impl Turns {
             turn[rank as usize] = vec![0; line(rank).nodes.len()];
         }
         let mut order: Vec<Vec<u32>> = vec![vec![]; devices.iter().max().map_or(0, |d| *d as usize + 1)];
+        if !shared.contains(&true) {
+            return Ok(Turns { device: devices.to_vec(), turn, order });
+        }
         let mut take = |rank: u32, node: u32| {
             let compute = matches!(line(rank).nodes[node as usize].op.kind, OpKind::Compute { .. });
             if shared[rank as usize] && compute {

@@ -34,11 +34,17 @@ pub fn check(plan: &Plan) -> Result<()> {
     let group_sizes = group_sizes(plan);
     Bodies { plan, in_step, crosses: &crosses, group_sizes, seen: BTreeSet::new(), path: vec![] }.program()?;
     if in_step && written::by_name(plan, &atoms) {
-        return crews.map_or(Ok(()), |crews| crossings::meet(plan, &crews));
+        let Some(Err(error)) = crews.map(|crews| crossings::meet(plan, &crews)) else { return Ok(()) };
+        // Crews have no ranks: who waits for whom by rank, spliced lines say.
+        return if error.to_string().contains("deadlock") { spliced(plan, &atoms).and(Err(error)) } else { Err(error) };
     }
-    // What bodies alone cannot prove, spliced lines can.
+    spliced(plan, &atoms)
+}
+
+/// What bodies alone cannot prove, spliced lines can.
+fn spliced(plan: &Plan, atoms: &AtomTable) -> Result<()> {
     let programs = 0..plan.programs.len() as u32;
-    let lines: Vec<Line> = programs.map(|p| Line::short(plan, &atoms, p)).collect::<Result<_>>()?;
+    let lines: Vec<Line> = programs.map(|p| Line::short(plan, atoms, p)).collect::<Result<_>>()?;
     lines.iter().try_for_each(|line| written::before_read(plan, line))?;
     let matching = Matching::new(plan, &lines);
     legs_meet(plan, &lines, &matching)?;
