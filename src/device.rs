@@ -5,6 +5,7 @@
 pub mod curve;
 pub mod gemm;
 pub mod measured;
+pub mod speed;
 
 use crate::error::{Error, Result};
 use crate::plan::{Dtype, Work, WorkClass};

@@ -66,10 +66,45 @@ fn a_quick_calibration_has_every_part_and_survives_a_file() {
         (&threads.post, &threads.add)
     };
     assert!(post.at(&[16384.0]).0 > 0.0 && add.points.len() == post.points.len());
+    assert!(profile.threads.as_ref().unwrap().exchanges.keys().any(|k| k == "dispatch/f32"));
+    let speed = profile.speed().expect("calibrate looks at the machine's speed");
+    assert!(speed.parts().iter().all(|(_, s)| *s > 0.0) && speed.samples > 3, "{speed:?}");
     let dir = folder();
     let read = Profile::load(&dir.path().join("profile.json")).unwrap();
     assert_eq!(read.threads.unwrap().cores, profile.threads.as_ref().unwrap().cores);
     assert_eq!(read.kernels.len(), profile.kernels.len());
+}
+
+/// Stopped after some shapes, then started again: what was timed is not timed again, and the profile has all of it.
+#[test]
+fn a_calibration_goes_on_where_it_was_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = dir.path().join("profile.rows.jsonl");
+    let left = std::cell::Cell::new(4);
+    let stop = || {
+        left.set(left.get() - 1);
+        left.get() < 0
+    };
+    let said = calibrate::cpu_until(Effort::TINY, "a test", &|_, _| (), &stop, Some(&rows)).unwrap_err().to_string();
+    assert!(said.contains("interrupted when 4 of ") && said.contains("profile.rows.jsonl"), "{said}");
+    let runs = || -> Vec<String> {
+        let text = std::fs::read_to_string(&rows).unwrap();
+        let name = |line: &str| serde_json::from_str::<Value>(line).unwrap()["plan"].as_str().unwrap().to_string();
+        let mut all: Vec<String> = text.lines().map(name).collect();
+        // Lines of one run stand together: a run that was made again would be there twice.
+        all.dedup();
+        all
+    };
+    let before = runs();
+    assert_eq!(before.len(), 4);
+    let (found, stopped) = calibrate::cpu_until(Effort::TINY, "a test", &|_, _| (), &|| false, Some(&rows)).unwrap();
+    let after = runs();
+    assert!(!stopped && after.starts_with(&before) && after.len() > before.len());
+    let mut names = after.clone();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), after.len(), "{after:?}");
+    assert_eq!(found.kernels.keys().collect::<Vec<_>>(), profile().kernels.keys().collect::<Vec<_>>());
 }
 
 #[test]
@@ -138,11 +173,92 @@ fn validate_says_all_of_it_on_a_fresh_shape_and_on_a_given_one() {
     let (code, text) = foretrain(dir.path(), "validate --profile profile.json --seed 5 --repeat 1 --json");
     assert_eq!(code, 0, "{text}");
     let found: Value = serde_json::from_str(&text).unwrap();
-    for field in ["end_to_end_error", "median_op_error", "p90_op_error", "noise", "lost_to_others"] {
+    for field in [
+        "end_to_end_error",
+        "median_op_error",
+        "p90_op_error",
+        "noise",
+        "lost_to_others",
+        "end_to_end_error_raw",
+        "median_op_error_raw",
+        "p90_op_error_raw",
+    ] {
         assert!(found[field].as_f64().is_some_and(|x| x >= 0.0), "{field}");
+    }
+    // As it is, and at the speed of now: what lies between is the machine's.
+    let error =
+        |predicted: &str| (found[predicted].as_f64().unwrap() / found["measured_step_s"].as_f64().unwrap() - 1.0).abs();
+    assert!((error("predicted_step_s") - found["end_to_end_error"].as_f64().unwrap()).abs() < 1e-9);
+    assert!((error("predicted_step_raw_s") - found["end_to_end_error_raw"].as_f64().unwrap()).abs() < 1e-9);
+    for part in ["product", "pass", "stream", "copy", "wake"] {
+        assert!(found["speed"][part].as_f64().is_some_and(|x| x > 0.0), "{part}: {}", found["speed"]);
     }
     assert_eq!((found["only_predicted"].as_u64(), found["only_measured"].as_u64()), (Some(0), Some(0)));
     assert!(found["ops"].as_array().unwrap().len() > 20);
+}
+
+/// A profile of a machine that was twice as fast at products as it is now: the prediction at the speed of now has what
+/// the profile as it is has not. Products' times are twice as long there, as the anchors' are here.
+#[test]
+fn an_hour_of_another_speed_is_told_from_an_error() {
+    let dir = folder();
+    let mut fast = profile().clone();
+    for (name, curve) in
+        fast.kernels.iter_mut().filter(|(name, _)| name.contains("matmul") || name.contains("attention"))
+    {
+        if name.contains("delta") {
+            continue;
+        }
+        curve.points.iter_mut().for_each(|p| p.seconds /= 2.0);
+        curve.fit.iter_mut().for_each(|c| *c /= 2.0);
+    }
+    fast.threads.as_mut().unwrap().speed.as_mut().unwrap().product_s /= 2.0;
+    std::fs::write(dir.path().join("fast.json"), serde_json::to_string(&fast).unwrap()).unwrap();
+    let predicted = |file: &str| {
+        let line = format!("validate --profile {file} --model tiny --seq-len 256 --ring 2 --repeat 1 --json");
+        let (code, text) = foretrain(dir.path(), &line);
+        assert_eq!(code, 0, "{text}");
+        let found: Value = serde_json::from_str(&text).unwrap();
+        let number = |of: &Value| of.as_f64().unwrap();
+        let products = |kinds: &Value| -> f64 {
+            kinds.as_array().unwrap().iter().filter(|k| k["what"] == "matmul").map(|k| number(&k["predicted_s"])).sum()
+        };
+        (products(&found["by_kind"]) / number(&found["speed"]["product"]), number(&found["speed"]["product"]))
+    };
+    let ((true_s, _), (fast_s, slower)) = (predicted("profile.json"), predicted("fast.json"));
+    // Per unit of slowness products are those of the profile: half as long in the fast one.
+    assert!((fast_s / true_s - 0.5).abs() < 0.01, "{fast_s} for {true_s}");
+    assert!(slower > 1.0, "{slower}: no machine doubles its speed between two tests");
+}
+
+/// Mixtures are joined and judged as any plan is: rows that a route lists, exchanged by threads.
+#[test]
+fn mixtures_are_validated() {
+    let dir = folder();
+    let config = r#"{"model_type": "mixtral", "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 512, "rms_norm_eps": 1e-5, "rope_theta": 100.0,
+        "hidden_act": "silu", "tie_word_embeddings": false, "num_local_experts": 4, "num_experts_per_tok": 2}"#;
+    std::fs::write(dir.path().join("mixture.json"), config).unwrap();
+    for way in ["--dispatch nccl", "--dispatch deepep-v1-normal", "--dispatch deepep-v1-ll", "--dispatch allgather"] {
+        let line = "validate --profile profile.json --model mixture.json --seq-len 64 --dp 2 --ep 2 --repeat 2 --json";
+        let (code, text) = foretrain(dir.path(), &format!("{line} {way}"));
+        assert_eq!(code, 0, "{text}");
+        let found: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((found["only_predicted"].as_u64(), found["only_measured"].as_u64()), (Some(0), Some(0)));
+        let ops = found["ops"].as_array().unwrap();
+        for what in ["dispatch", "combine", "grouped_matmul", "router_bwd"] {
+            let of: Vec<&Value> = ops.iter().filter(|op| op["what"] == what).collect();
+            assert!(!of.is_empty(), "{way}: no {what}");
+            assert!(of.iter().all(|op| op["predicted_s"].as_f64() > Some(0.0)), "{way}: {what}");
+        }
+    }
+    // A profile of an earlier version has timed no exchange, and says what to do.
+    let mut old = profile().clone();
+    old.threads.as_mut().unwrap().exchanges.clear();
+    std::fs::write(dir.path().join("old.json"), serde_json::to_string(&old).unwrap()).unwrap();
+    let line = "validate --profile old.json --model mixture.json --seq-len 64 --dp 2 --ep 2";
+    let (code, text) = foretrain(dir.path(), line);
+    assert!(code == 2 && text.contains("dispatch/f32") && text.contains("foretrain calibrate --on cpu"), "{text}");
 }
 
 #[test]

@@ -260,6 +260,10 @@ pub fn work_of(plan: &Plan, line: &Line, node: usize, rank: u32) -> Option<(Work
     let OpKind::Compute { kernel, .. } = &line.nodes[node].op.kind else { return None };
     let (sizes, dtype) = operands(plan, line, node);
     let (reads, writes) = sizes.split();
+    if let Some(routed) = kernel.routed() {
+        let route = plan.route_of(routed.route, rank);
+        return Some((routed.work(route, &plan.views, rank, reads, writes), dtype));
+    }
     Some((kernel.work(&plan.views, rank, reads, writes)?, dtype))
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Generic over the device, so that all of it is tested without a GPU; **it has not measured one yet.**
 
+use super::rows::{keep, kept};
 use super::samples::Samples;
 use super::shapes;
 use super::{Effort, Progress, machine};
@@ -13,9 +14,7 @@ use crate::exec::cuda::device::Device;
 use crate::exec::cuda::run::time_steps;
 use crate::exec::cuda::selftest::speed::{self, Timed};
 use crate::plan::{Dtype, Kernel, Plan};
-use serde::{Deserialize, Serialize};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
@@ -29,15 +28,6 @@ pub struct Job {
     pub arch: String,
     /// A line a curve and size of each plan, as plans end.
     pub rows: PathBuf,
-}
-
-/// A line of [`Job::rows`].
-#[derive(Serialize, Deserialize)]
-struct Row {
-    plan: String,
-    curve: String,
-    size: Vec<u64>,
-    seconds: Vec<f64>,
 }
 
 const PROVENANCE: &str = "measured by foretrain: kernels inside of training steps on one GPU, between CUDA events, \
@@ -76,7 +66,7 @@ pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Resu
 /// Every plan in turn; what an earlier run has left is not measured again.
 fn steps<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Result<(Samples, f64)> {
     let shapes = if job.effort.tiny { vec![shapes::gpu_tiny()] } else { shapes::gpu_ladder(job.effort) };
-    let (mut samples, done) = kept(&job.rows)?;
+    let (mut samples, done) = kept(&job.rows, Samples::of_gpu())?;
     let (begun, mut host) = (Instant::now(), vec![]);
     for (i, shape) in shapes.iter().enumerate() {
         let plan = shape.plan()?;
@@ -91,7 +81,7 @@ fn steps<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Result<(Sa
         progress(0.1 + 0.9 * i as f64 / shapes.len() as f64, "kernels");
         let of = one(device, &plan, job.effort, &mut host)?;
         keep(&job.rows, &name, &of)?;
-        of.rows().for_each(|(curve, size, seconds)| samples.take((curve.into(), size.into(), seconds.into())));
+        of.rows(&name).for_each(|row| samples.take(row));
     }
     if samples.is_empty() {
         return Err(Error::device("calibrate", "not one kernel was timed"));
@@ -109,7 +99,7 @@ const HOST_LAUNCH: f64 = 5e-6;
 /// The kernels of one plan. `host` is given what the host takes for an op where the GPU does not keep it waiting.
 fn one<D: Device>(device: &mut D, plan: &Plan, effort: Effort, host: &mut Vec<f64>) -> Result<Samples> {
     let devices = vec![0; plan.ranks() as usize];
-    let (mut samples, mut step) = (Samples::default(), 0);
+    let (mut samples, mut step) = (Samples::of_gpu(), 0);
     let steps = effort.rounds as u64 + 1;
     time_steps(device, plan, &devices, (steps, None), &mut |run, seconds| {
         step += 1;
@@ -121,35 +111,6 @@ fn one<D: Device>(device: &mut D, plan: &Plan, effort: Effort, host: &mut Vec<f6
     })?;
     device.clear()?;
     Ok(samples)
-}
-
-fn kept(path: &Path) -> Result<(Samples, Vec<String>)> {
-    let (mut samples, mut done) = (Samples::default(), vec![]);
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    let mut lines: Vec<&str> = text.lines().collect();
-    // Lines of a plan are written at once; only the last may be torn, and then its plan is measured again.
-    let whole = |line: &&str| serde_json::from_str::<Row>(line).is_ok();
-    if lines.last().is_some_and(|line| !whole(line)) {
-        lines.pop();
-    }
-    for line in lines {
-        let row: Row = serde_json::from_str(line).map_err(Error::json(path.display()))?;
-        if done.last() != Some(&row.plan) {
-            done.push(row.plan.clone());
-        }
-        samples.take((row.curve, row.size, row.seconds));
-    }
-    Ok((samples, done))
-}
-
-fn keep(path: &Path, plan: &str, samples: &Samples) -> Result<()> {
-    let row = |(curve, size, seconds): (&str, &[u64], &[f64])| {
-        let row = Row { plan: plan.into(), curve: curve.into(), size: size.into(), seconds: seconds.into() };
-        serde_json::to_string(&row).expect("JSON from plain data") + "\n"
-    };
-    let text: String = samples.rows().map(row).collect();
-    let file = std::fs::File::options().create(true).append(true).open(path);
-    file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(Error::io(path))
 }
 
 /// Launches of what is timed by itself.

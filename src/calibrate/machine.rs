@@ -29,9 +29,46 @@ fn civil(days: i64) -> (i64, i64, i64) {
     (yoe + era * 400 + i64::from(month <= 2), month, doy - (153 * mp + 2) / 5 + 1)
 }
 
+/// Share of the cores' time that somebody outside this machine took, where it is a virtual one that says so.
+pub struct Stolen {
+    before: Option<(f64, f64)>,
+}
+
+impl Stolen {
+    pub fn watch() -> Stolen {
+        Stolen { before: ticks() }
+    }
+
+    /// Since it is watched; none where the system does not say.
+    pub fn share(&self) -> Option<f64> {
+        let ((all, stolen), (all_before, stolen_before)) = (ticks()?, self.before?);
+        (all > all_before).then(|| (stolen - stolen_before) / (all - all_before))
+    }
+}
+
+/// All of the cores' time and that which was stolen, in ticks.
+fn ticks() -> Option<(f64, f64)> {
+    let text = std::fs::read_to_string("/proc/stat").ok()?;
+    ticks_of(&text)
+}
+
+/// user nice system idle iowait irq softirq steal; guests are in user already (proc(5)).
+fn ticks_of(stat: &str) -> Option<(f64, f64)> {
+    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let all: Vec<f64> = line.split_whitespace().take(8).filter_map(|n| n.parse().ok()).collect();
+    (all.len() == 8).then(|| (all.iter().sum(), all[7]))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stolen_time_is_the_eighth_number() {
+        let text = "cpu  10 20 30 40 50 60 70 20 5 5\ncpu0 1 2 3 4 5 6 7 8 9 10\n";
+        assert_eq!(ticks_of(text), Some((300.0, 20.0)));
+        assert_eq!(ticks_of("cpu 1 2 3"), None);
+    }
 
     #[test]
     fn days_become_dates() {

@@ -6,11 +6,14 @@
 //! Kernels are timed inside of real training steps, one at a time, because that is where they are predicted: with
 //! the caches as the op before left them. Steps of all shapes take turns, so that a disturbance hits all alike, and
 //! of the times of one shape the lower quartile counts: a run that others disturbed says nothing about the machine.
+//! Between them the machine's own speed is sampled ([`anchors`]): what it was is in the profile.
 
+pub mod anchors;
 pub mod gpu;
 pub mod links;
-mod machine;
+pub mod machine;
 mod messages;
+mod rows;
 mod samples;
 pub mod shapes;
 
@@ -19,7 +22,9 @@ use crate::device::{Profile, Threads};
 use crate::error::{Error, Result};
 use crate::exec::{Options, execute};
 use crate::plan::Plan;
+use anchors::Anchors;
 use samples::Samples;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How much to measure.
@@ -53,17 +58,26 @@ pub type Progress<'a> = &'a dyn Fn(f64, &'static str);
 
 /// Measures this machine's CPU. `command` is kept in the profile.
 pub fn cpu(effort: Effort, command: &str, progress: Progress) -> Result<Profile> {
-    Ok(cpu_until(effort, command, progress, &|| false)?.0)
+    Ok(cpu_until(effort, command, progress, &|| false, None)?.0)
 }
 
 /// The same, until somebody asks to stop: then with what was measured so far, and true. That is an error before every
-/// shape was timed once.
-pub fn cpu_until(effort: Effort, command: &str, progress: Progress, stop: Stop) -> Result<(Profile, bool)> {
+/// shape was timed once. What is timed is kept in the file `rows` as it is timed, and not timed again if the file is
+/// there from an earlier run.
+pub fn cpu_until(
+    effort: Effort,
+    command: &str,
+    progress: Progress,
+    stop: Stop,
+    rows: Option<&Path>,
+) -> Result<(Profile, bool)> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     progress(0.0, "messages");
     let messages = messages::measure(effort);
     let plans = shapes::ladder(effort).iter().map(shapes::Shape::plan).collect::<Result<Vec<Plan>>>()?;
-    let samples = steps(&plans, effort, progress, stop)?;
+    let mut anchors = Anchors::default();
+    anchors.sample();
+    let samples = steps(&plans, effort, &mut anchors, (progress, stop), rows)?;
     progress(0.95, "shared cores");
     let crowded = crowded(effort, cores, stop)?;
     let stopped = stop();
@@ -83,7 +97,9 @@ pub fn cpu_until(effort: Effort, command: &str, progress: Progress, stop: Stop) 
             post: messages.post,
             take: messages.take,
             add: messages.add,
+            exchanges: samples.exchanges(),
             crowded,
+            speed: anchors.speed(),
             throttle: None,
         }),
         gpu: None,
@@ -97,9 +113,19 @@ const INTERRUPTED: &str = "; interrupted, so of fewer runs than the command make
 const PROVENANCE: &str = "measured by foretrain: kernels inside of training steps, one at a time; the lower quartile \
                           of interleaved runs";
 
+/// Plans between two looks at the machine's speed.
+const ANCHORED: usize = 6;
+
 /// Runs every plan in turn, again and again while there is time, one kernel at a time.
-fn steps(plans: &[Plan], effort: Effort, progress: Progress, stop: Stop) -> Result<Samples> {
-    let (mut samples, begun) = (Samples::default(), Instant::now());
+fn steps(
+    plans: &[Plan],
+    effort: Effort,
+    anchors: &mut Anchors,
+    (progress, stop): (Progress, Stop),
+    file: Option<&Path>,
+) -> Result<Samples> {
+    let (mut samples, done) = file.map_or(Ok(Default::default()), |path| rows::kept(path, Samples::default()))?;
+    let begun = Instant::now();
     let total = (plans.len() * effort.rounds) as f64;
     for round in 0..effort.rounds {
         for (i, plan) in plans.iter().enumerate() {
@@ -108,12 +134,27 @@ fn steps(plans: &[Plan], effort: Effort, progress: Progress, stop: Stop) -> Resu
                 return Ok(samples);
             }
             if stop() {
-                let why = format!("interrupted when {i} of {} shapes were timed: nothing is written", plans.len());
+                let left = file.map_or(String::new(), |path| {
+                    format!("; their times are kept in {}: start it again, and it goes on from there", path.display())
+                });
+                let why =
+                    format!("interrupted when {i} of {} shapes were timed: no profile is written{left}", plans.len());
                 return Err(Error::device("calibrate", why));
+            }
+            let about = &plan.about;
+            let name = format!("{i} {} seq {} {} round {round}", about.model, about.seq_len, about.strategy);
+            if done.contains(&name) {
+                continue;
+            }
+            if i % ANCHORED == 0 {
+                anchors.sample();
             }
             let run = execute(plan, &options(plan, 1))?;
             // The first round warms up: it counts only where no other follows.
-            samples.add(plan, &run, round == 0)?;
+            let mut of = Samples::default();
+            of.add(plan, &run, round == 0)?;
+            file.map_or(Ok(()), |path| rows::keep(path, &name, &of))?;
+            of.rows(&name).for_each(|row| samples.take(row));
             let done = (round * plans.len() + i) as f64 / total;
             progress(0.05 + 0.9 * done.max(begun.elapsed().div_duration_f64(effort.budget).min(1.0) * 0.99), "kernels");
         }

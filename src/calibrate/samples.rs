@@ -1,15 +1,18 @@
 //! Times of kernels, by curve and size. The time that counts is that on a core: what the machine did meanwhile for
 //! others is not the kernel's.
 
+use super::rows::Row;
 use crate::act::work_of;
+use crate::collective::forward::{self, Round};
 use crate::compare::stats::{quantile, quiet, spread};
 use crate::device::curve::{Curve, Point, size};
-use crate::device::measured::key;
+use crate::device::measured::{exchange_key, key};
 use crate::error::Result;
 use crate::exec::Run;
 use crate::plan::link::{AtomTable, Line};
-use crate::plan::{OpKind, Plan, WorkClass};
+use crate::plan::{ExchangeAlgo, OpKind, Phase, Plan, WorkClass};
 use crate::timeline::Span;
+use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,12 +32,19 @@ impl Class {
     }
 }
 
+/// In place of a kernel's name: from op to op.
+const GAP: &str = "gap";
+
 /// Sizes are whole numbers: as keys they are exact.
 type Size = Vec<u64>;
 
 #[derive(Default)]
 pub struct Samples {
     times: BTreeMap<(String, Size), Times>,
+    /// Of exchanges of rows, by rows and bytes.
+    exchanges: BTreeMap<(String, Size), Times>,
+    /// On GPUs, blocks of products are filled up.
+    filled: bool,
     /// From the end of a kernel to the start of the next.
     gaps: Vec<f64>,
 }
@@ -53,6 +63,10 @@ impl Times {
 }
 
 impl Samples {
+    pub fn of_gpu() -> Samples {
+        Samples { filled: true, ..Samples::default() }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.times.is_empty()
     }
@@ -62,10 +76,13 @@ impl Samples {
         let atoms = AtomTable::new(plan)?;
         let programs = 0..plan.programs.len() as u32;
         let lines = programs.map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<Line>>>()?;
+        let mut rounds = Rounds::default();
         for class in &run.timeline.classes {
             let line = &lines[plan.program_of(class.rank) as usize];
             for node in 0..class.spans.len() {
-                self.note(plan, line, (node, class.rank), run.on_core[class.rank as usize][node], warm_up);
+                let (at, seconds) = ((node, class.rank), run.on_core[class.rank as usize][node]);
+                self.note(plan, line, at, seconds, warm_up);
+                self.note_exchange(plan, line, at, &mut rounds, seconds, warm_up);
             }
             if plan.ranks() == 1 {
                 self.gaps.extend(gaps(&class.spans));
@@ -77,26 +94,67 @@ impl Samples {
     fn note(&mut self, plan: &Plan, line: &Line, (node, rank): (usize, u32), seconds: f64, warm_up: bool) {
         let OpKind::Compute { kernel, .. } = &line.nodes[node].op.kind else { return };
         let Some((work, dtype)) = work_of(plan, line, node, rank) else { return };
-        let at = (key(kernel.curve(), dtype), size(&work).iter().map(|x| *x as u64).collect());
+        let size: Size = size(&work, self.filled).iter().map(|x| x.round() as u64).collect();
+        // An expert that nobody chose says nothing about rows.
+        if size.contains(&0) {
+            return;
+        }
         let empty = || Times { class: Class::of(&work.class), warm: vec![], counted: vec![] };
-        let times = self.times.entry(at).or_insert_with(empty);
+        let times = self.times.entry((key(kernel.curve(), dtype), size)).or_insert_with(empty);
         if warm_up { times.warm.push(seconds) } else { times.counted.push(seconds) }
     }
 
-    /// Every time that counts, by curve and size.
-    pub fn rows(&self) -> impl Iterator<Item = (&str, &[u64], &[f64])> {
-        self.times.iter().map(|((name, size), times)| (&name[..], &size[..], times.all()))
+    fn note_exchange(
+        &mut self,
+        plan: &Plan,
+        line: &Line,
+        (node, rank): (usize, u32),
+        rounds: &mut Rounds,
+        seconds: f64,
+        warm_up: bool,
+    ) {
+        let OpKind::Exchange { route, algo, phase, .. } = &line.nodes[node].op.kind else { return };
+        let number = plan.route_number(*route, rank);
+        let found = || forward::rounds(&plan.routes[number as usize], *algo, *phase);
+        let rounds = rounds.entry((number, *algo, *phase)).or_insert_with(found);
+        let Some(load) = forward::load(plan, line, (node, rank), rounds) else { return };
+        if load.rows() == 0 {
+            return;
+        }
+        let at = (exchange_key(load.phase, load.dtype), load.size().map(|x| x as u64).to_vec());
+        let empty = || Times { class: Class::Memory, warm: vec![], counted: vec![] };
+        let times = self.exchanges.entry(at).or_insert_with(empty);
+        if warm_up { times.warm.push(seconds) } else { times.counted.push(seconds) }
     }
 
-    /// Notes times of another day.
-    pub fn take(&mut self, (name, size, seconds): (String, Size, Vec<f64>)) {
-        let class = match (size.len(), &name[..]) {
-            (3, _) => Class::Gemm,
-            (5, _) => Class::Attention,
+    /// Every time, under the name of what was run.
+    pub fn rows<'a>(&'a self, plan: &'a str) -> impl Iterator<Item = Row> + 'a {
+        let row = move |curve: &str, size: &[u64], seconds: &[f64], warm| Row {
+            plan: plan.into(),
+            curve: curve.into(),
+            size: size.into(),
+            seconds: seconds.into(),
+            warm,
+        };
+        let timed = self.times.iter().chain(&self.exchanges).flat_map(move |((name, size), times)| {
+            let parts = [(&times.warm, true), (&times.counted, false)].into_iter();
+            parts.filter(|(all, _)| !all.is_empty()).map(move |(all, warm)| row(name, size, all, warm))
+        });
+        timed.chain((!self.gaps.is_empty()).then(|| row(GAP, &[], &self.gaps, false)))
+    }
+
+    /// Notes times of another run.
+    pub fn take(&mut self, row: Row) {
+        let class = match row.size.len() {
+            0 => return self.gaps.extend(row.seconds),
+            3 => Class::Gemm,
+            5 => Class::Attention,
             _ => Class::Memory,
         };
-        let times = self.times.entry((name, size)).or_insert(Times { class, warm: vec![], counted: vec![] });
-        times.counted.extend(seconds);
+        let all = if row.size.len() == 2 { &mut self.exchanges } else { &mut self.times };
+        let empty = Times { class, warm: vec![], counted: vec![] };
+        let times = all.entry((row.curve, row.size)).or_insert(empty);
+        if row.warm { times.warm.extend(row.seconds) } else { times.counted.extend(row.seconds) }
     }
 
     /// Between two ops of a rank.
@@ -105,14 +163,11 @@ impl Samples {
     }
 
     pub fn curves(&self) -> BTreeMap<String, Curve> {
-        let mut points: BTreeMap<String, Vec<Point>> = BTreeMap::new();
-        for ((name, size), times) in &self.times {
-            let all = times.all();
-            let size = size.iter().map(|x| *x as f64).collect();
-            let point = Point { size, seconds: quiet(all).max(1e-9), spread: spread(all), runs: all.len() as u32 };
-            points.entry(name.clone()).or_default().push(point);
-        }
-        points.into_iter().map(|(name, points)| (name, Curve::new(points))).collect()
+        curves(&self.times)
+    }
+
+    pub fn exchanges(&self) -> BTreeMap<String, Curve> {
+        curves(&self.exchanges)
     }
 
     /// How many times longer the kernels of a class took here than in `other`, all together.
@@ -122,6 +177,20 @@ impl Samples {
         let (here, there) = both.fold((0.0, 0.0), |(a, b), (x, y)| (a + x, b + y));
         if there > 0.0 { here / there } else { 1.0 }
     }
+}
+
+/// The messages of a plan's exchanges, by the number of their route.
+type Rounds = FxHashMap<(u32, ExchangeAlgo, Phase), Vec<Round>>;
+
+fn curves(all: &BTreeMap<(String, Size), Times>) -> BTreeMap<String, Curve> {
+    let mut points: BTreeMap<String, Vec<Point>> = BTreeMap::new();
+    for ((name, size), times) in all {
+        let all = times.all();
+        let size = size.iter().map(|x| *x as f64).collect();
+        let point = Point { size, seconds: quiet(all).max(1e-9), spread: spread(all), runs: all.len() as u32 };
+        points.entry(name.clone()).or_default().push(point);
+    }
+    points.into_iter().map(|(name, points)| (name, Curve::new(points))).collect()
 }
 
 /// From the end of each op to the start of the next.

@@ -3,8 +3,9 @@
 use super::Effort;
 use crate::error::Result;
 use crate::plan::{Dtype, Engine, Plan};
-use crate::spec::{LlmSpec, Mlp, Norm, Parallelism, Positions, Workload};
-use crate::strategy::{Engines, build};
+use crate::spec::{Dispatch, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Options, Parallelism, Positions, Workload};
+use crate::strategy::expert::Routing;
+use crate::strategy::{Engines, build_routed};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -46,6 +47,28 @@ fn gpt2(sizes: Sizes, max: u64) -> LlmSpec {
     LlmSpec { norm: Norm::Layer, mlp: Mlp::Gelu, bias: true, positions, ..llama(sizes, 1) }
 }
 
+/// Experts of that width, of which every token visits two.
+fn mixture(model: LlmSpec, experts: u64, ffn: u64) -> LlmSpec {
+    let moe = MoeSpec { experts, top_k: 2, ffn, ..MoeSpec::default() };
+    LlmSpec { name: format!("{}-e{experts}", model.name), moe: Some(moe), ..model }
+}
+
+/// Norms of heads, as Qwen3 has them.
+fn qwen3(model: LlmSpec) -> LlmSpec {
+    LlmSpec { qk_norm: true, ..model }
+}
+
+/// Latent attention, as DeepSeek has it: keys of twice the width of the part that is turned, and half of it again.
+fn latent(model: LlmSpec) -> LlmSpec {
+    let [half, d] = [model.head_dim / 2, model.head_dim];
+    let mla =
+        MlaSpec { q_lora: Some(model.hidden / 2), kv_lora: model.hidden / 4, rope_dim: half, nope_dim: d, v_dim: d };
+    LlmSpec { mla: Some(mla), head_dim: half + d, kv_heads: model.heads, ..model }
+}
+
+/// Ranks that share fast links: of threads, all.
+const NODE: u32 = 8;
+
 impl Shape {
     fn new(model: LlmSpec, seq_len: u64, par: Parallelism) -> Shape {
         Shape { model, seq_len, batch: 1, par, dtype: Dtype::F32 }
@@ -60,7 +83,10 @@ impl Shape {
             documents: Default::default(),
         };
         let engine = Engine::Sm { ctas: 1 };
-        build(&self.model, &work, &self.par, Engines { p2p: engine, collective: engine })
+        let engines = Engines { p2p: engine, collective: engine };
+        // Rows are listed: they are run.
+        let route = Routing::Uniform { seed: 1 }.route(&self.model, &work, &self.par, NODE)?;
+        build_routed(&self.model, &work, &self.par, engines, route)
     }
 
     /// Floating-point operations of a step, all ranks together.
@@ -92,6 +118,7 @@ pub fn ladder(effort: Effort) -> Vec<Shape> {
     let mut all = vec![Shape::new(llama(small, 1), 64, alone())];
     all.extend(ways().map(|par| Shape::new(llama(small, 1), 64, par)));
     all.push(Shape::new(gpt2(small, 256), 64, alone()));
+    all.extend(mixtures([128, 4, 4, 32, 256, 512], [4, 64], &[64]));
     if effort.tiny {
         return all;
     }
@@ -109,9 +136,34 @@ pub fn ladder(effort: Effort) -> Vec<Shape> {
     all.extend(ways().map(|par| Shape::new(llama(middle, 1), 256, par)));
     all.extend(ways().map(|par| Shape::new(llama(wide, 1), 1024, par)));
     all.push(Shape::new(gpt2(wide, 1024), 512, alone()));
+    all.extend(mixtures([256, 4, 4, 64, 512, 1024], [8, 256], &[128, 512]));
+    if effort.drawn > 4 {
+        all.extend(mixtures([512, 8, 8, 64, 1024, 2048], [4, 704], &[256, 1024]));
+        all.extend(mixtures([384, 6, 6, 64, 512, 1024], [16, 192], &[384]));
+    }
     let mut rng = ChaCha8Rng::seed_from_u64(CALIBRATION);
     all.extend((0..effort.drawn).map(|_| draw(&mut rng, 2)));
     all
+}
+
+/// Models with experts, and what else comes with such models, alone and with the experts over two ranks: a row for each
+/// choice of a token, and a row for each token.
+fn mixtures(sizes: Sizes, [experts, ffn]: [u64; 2], seq_lens: &[u64]) -> Vec<Shape> {
+    let model = || mixture(llama(sizes, 1), experts, ffn);
+    let shared = |dispatch: Dispatch| Parallelism {
+        dp: 2,
+        ep: 2,
+        options: Options { dispatch, ..Options::default() },
+        ..alone()
+    };
+    let of = |&seq_len: &u64| {
+        [
+            Shape::new(qwen3(model()), seq_len, alone()),
+            Shape::new(model(), seq_len, shared(Dispatch::Nccl)),
+            Shape::new(latent(model()), seq_len, shared(Dispatch::DeepepNormal)),
+        ]
+    };
+    seq_lens.iter().flat_map(of).collect()
 }
 
 /// What a GPU is calibrated with: layers of real models, short and long, and each way to split.

@@ -24,9 +24,10 @@ use std::path::PathBuf;
                         foretrain calibrate --from-nccl-tests all_reduce.log all_gather.json --cluster dgx-h100 --out mine.json\n         \
                         foretrain estimate --cluster mine.json --gpus 64\n\n\
     The profile has every time that was measured, what was fitted to them and what the fit leaves over. Commands that\n\
-    predict read it by `--profile profile.json`. Ctrl-C leaves the profile of what was measured until then, on a CPU. Let the machine be idle: what others do on it is measured, too.\n\n\
-    On cuda every plan's times are kept beside the profile as it ends (profile.rows.jsonl): a calibration that was stopped\n\
-    goes on from there. Times are those of kernels inside of training steps, between CUDA events.\n\n\
+    predict read it by `--profile profile.json`. Let the machine be idle: what others do on it is measured, too.\n\n\
+    Every plan's times are kept beside the profile as it ends (profile.rows.jsonl): a calibration that was stopped goes\n\
+    on from there, and on a CPU Ctrl-C leaves the profile of what was measured until then, if every shape was.\n\n\
+    On cuda times are those of kernels inside of training steps, between CUDA events.\n\n\
     Of nccl-tests every log becomes one to three lines, latency + bytes / bandwidth, of its operation among its GPUs; the\n\
     written cluster is the given one with them. Operation, GPUs and nodes are those that the log names.")]
 pub struct Flags {
@@ -84,7 +85,16 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     };
     let interrupt = Interrupt::watch()?;
     let found = match flags.on {
-        On::Cpu => calibrate::cpu_until(flags.effort(), &flags.command(), &progress, &|| interrupt.asked()),
+        On::Cpu => {
+            let rows = out.with_extension("rows.jsonl");
+            let stop = || interrupt.asked();
+            let found = calibrate::cpu_until(flags.effort(), &flags.command(), &progress, &stop, Some(&rows));
+            if found.as_ref().is_ok_and(|(_, stopped)| !stopped) {
+                // What was kept to go on from has gone into the profile.
+                let _ = std::fs::remove_file(rows);
+            }
+            found
+        }
         On::Cuda => {
             driver::count()?;
             let mut cuda = Cuda::open(&[flags.device])?;
@@ -101,7 +111,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let (profile, stopped) = found?;
     write_file(&out, pretty(&profile).as_bytes())?;
     let text = format!("{}\nwrote {}\n", render(&profile), out.display());
-    let why = "interrupted: the profile is that of the runs that were made; calibrate again for a better one";
+    let why =
+        "interrupted: the profile is that of the runs that were made; start it again, and it goes on with the others";
     let error = stopped.then(|| Error::device("calibrate", why));
     Ok(Answer::with_error(text, &Found::new(&profile, out.display().to_string()), error))
 }

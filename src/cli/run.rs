@@ -9,11 +9,12 @@ use super::config::{Config, PlanFile};
 use super::{Answer, Output, trace};
 use crate::error::Result;
 use crate::exec::source::Source;
-use crate::exec::{Job, Options, Run, weights};
+use crate::exec::{Job, Options, Run, routing, weights};
 use crate::plan::{Adam, Plan};
 use clap::Args;
 use found::{Check, Found, Planned, Step};
 use live::Live;
+use routed::Router;
 use std::path::{Path, PathBuf};
 
 pub use machine::{Machine, On};
@@ -30,9 +31,9 @@ pub use machine::{Machine, On};
     rank's link takes one message at a time, each way.\n\n\
     With --tokens, a sequence has seq_len + 1 ids: the first seq_len are its tokens, the last seq_len what they are\n\
     to predict; steps and sequences take them in the file's order. With --weights, --model is the folder's own and\n\
-    nothing is dropped; which experts the tokens of a mixture visit, its routers say. A --dump holds loss, logits\n\
-    [global batch, seq_len, vocabulary], grad.NAME and new.NAME as f32; its metadata has the conventions and the\n\
-    optimizer's constants.\n\n\
+    nothing is dropped; which experts the tokens of a mixture visit, its routers say, anew in every step. A --dump\n\
+    holds loss, logits [global batch, seq_len, vocabulary], grad.NAME and new.NAME as f32; its metadata has the\n\
+    conventions and the optimizer's constants.\n\n\
     On cuda ranks may share a GPU: their kernels take turns there, and their messages are copies inside its memory,\n\
     which say nothing of a link. Kernels are compiled once and kept in FORETRAIN_CACHE [~/.cache/foretrain].\n\n\
     A step is forward, backward and AdamW on new tokens. The loss is the mean cross-entropy, in nats, over all\n\
@@ -128,17 +129,26 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     flags.machine.options(&plan, flags.check)?;
     let rows = flags.out.as_deref().filter(|path| is_csv(path));
     let source = flags.source(&plan)?;
-    let plan = match flags.weights {
-        Some(_) => {
-            let file = flags.plan.plan.as_deref();
-            flags.optimizer.of(routed::routed(&config, file, flags.steps, plan, &source)?)
-        }
+    let router = match flags.weights {
+        Some(_) => Router::new(&config, flags.plan.plan.as_deref(), flags.steps, &plan, &source)?,
+        None => None,
+    };
+    let plan = match &router {
+        Some(router) => flags.optimizer.of(router.plan(&plan, 1, &source.weights(&plan))?),
         None => plan,
     };
     let options = flags.machine.options(&plan, flags.check)?;
     let mut training = Training::new(flags, &plan, &options, rows)?;
     let job = Job { source: &source, steps: flags.steps, keep_last: flags.dump.is_some() };
-    flags.machine.train(&plan, &options, &job, &mut |number, run| training.step(number, run))?;
+    match router.filter(|_| flags.steps > 1) {
+        None => flags.machine.train(&plan, &options, &job, &mut |number, run| training.step(number, &plan, run))?,
+        Some(router) => flags.machine.train_anew(plan.clone(), &options, &job, &mut |number, plan, run| {
+            let next = number < flags.steps;
+            let next = next.then(|| router.plan(plan, number + 1, &run.weights).map(|plan| flags.optimizer.of(plan)));
+            training.step(number, plan, run)?;
+            next.transpose()
+        })?,
+    }
     training.answer(&source, rows)
 }
 
@@ -157,13 +167,16 @@ fn is_csv(path: &Path) -> bool {
 /// A run under way.
 struct Training<'a> {
     flags: &'a Flags,
-    plan: &'a Plan,
+    /// Of the last step.
+    plan: Plan,
     options: &'a Options,
     planned: Planned,
     gemm_flops_per_s: f64,
     live: Live,
     steps: Vec<Step>,
     first: Option<Run>,
+    /// The experts that tokens visited, step by step, where they are to be held against the reference.
+    chosen: Vec<Vec<routing::Choices>>,
 }
 
 impl<'a> Training<'a> {
@@ -174,16 +187,23 @@ impl<'a> Training<'a> {
             live: Live::new(flags.steps, flags.output.json, rows)?,
             steps: vec![],
             first: None,
+            chosen: vec![],
             flags,
-            plan,
+            plan: plan.clone(),
             options,
         })
     }
 
     /// Notes a step that has ended. The trace is the last one's.
-    fn step(&mut self, number: u64, run: Run) -> Result<()> {
+    fn step(&mut self, number: u64, plan: &Plan, run: Run) -> Result<()> {
+        if plan.routes != self.plan.routes {
+            (self.plan, self.planned) = (plan.clone(), Planned::new(plan, self.flags.machine.on())?);
+        }
+        if self.flags.check {
+            self.chosen.push(routing::choices(plan));
+        }
         let devices = machine::count(&self.options.devices);
-        let step = found::step(self.plan, number, &run, self.gemm_flops_per_s * f64::from(devices));
+        let step = found::step(&self.plan, number, &run, self.gemm_flops_per_s * f64::from(devices));
         self.live.step(&step)?;
         let wrong = self.planned.wrong(&step);
         self.steps.push(step);
@@ -191,7 +211,7 @@ impl<'a> Training<'a> {
             trace(path, &[("measured", &run.timeline)])?;
         }
         if let Some(path) = self.flags.dump.as_ref().filter(|_| number == self.flags.steps) {
-            weights::dump(path, &weights::Dump { plan: self.plan, run: &run, step: number })?;
+            weights::dump(path, &weights::Dump { plan: &self.plan, run: &run, step: number })?;
         }
         self.first.get_or_insert(run);
         wrong.map_or(Ok(()), Err)
@@ -199,10 +219,10 @@ impl<'a> Training<'a> {
 
     fn answer(self, source: &Source, rows: Option<&Path>) -> Result<Answer> {
         self.live.end();
-        let mut found = Found::new(self.plan, self.options, self.planned, self.steps, self.gemm_flops_per_s);
+        let mut found = Found::new(&self.plan, self.options, self.planned, self.steps, self.gemm_flops_per_s);
         if let Some(first) = self.first.filter(|_| self.flags.check) {
             let losses: Vec<f64> = found.steps.iter().map(|s| s.loss).collect();
-            found.check = Some(Check::new(self.plan, source, &first, &losses)?);
+            found.check = Some(Check::new(&self.plan, source, &first, &losses, self.chosen)?);
         }
         let about = &self.plan.about;
         let mut text = format!(

@@ -2,14 +2,17 @@
 
 mod gpu;
 
-use super::config::{Config, LOCAL, PlanFile};
+use super::config::{Chosen, Config, LOCAL, PlanFile};
 use super::interrupt::Interrupt;
 use super::run::{Machine, On};
 use super::{Answer, Output, trace};
 use crate::act::work_of;
+use crate::calibrate::anchors::Anchors;
+use crate::calibrate::machine::Stolen;
 use crate::calibrate::shapes;
 use crate::compare::validation::{OpCheck, Trial, Validation, validate};
 use crate::cost::{Effort, cost};
+use crate::device::speed::{Slower, Speed};
 use crate::device::{KernelTime, Profile};
 use crate::error::{Error, Result};
 use crate::exec::execute;
@@ -31,7 +34,12 @@ use std::path::PathBuf;
                         foretrain validate --on cuda --profile h200.json --seed 5 --ranks 4 --devices 0\n         \
                         foretrain validate --on cuda --profile h200.json --plan plan.json --solo 5\n\n\
     Without a plan, or flags that say one, it draws a model, a length and a way to split them by --seed: shapes that no\n\
-    calibration has run."
+    calibration has run.\n\n\
+    A machine that others share is not as fast in every hour. So calibrate notes how fast it was, by a product, passes\n\
+    over cache and memory, a copy and a wake-up, and validate looks again between its runs. predicted, the errors of\n\
+    ops, end_to_end_error and median_op_error are those of the profile at the speed of now: what the prediction has\n\
+    wrong. end_to_end_error_raw and median_op_error_raw are those of the profile as it is; speed says how many times\n\
+    longer things take now. noise is how far the runs spread: an error inside of it is said to be so."
 )]
 pub struct Flags {
     #[command(flatten)]
@@ -70,6 +78,17 @@ struct Found<'a> {
     seed: u64,
     #[serde(flatten)]
     validation: &'a Validation,
+    /// Of the profile as it is, whatever the machine's speed was then and is now.
+    predicted_step_raw_s: f64,
+    end_to_end_error_raw: f64,
+    median_op_error_raw: f64,
+    p90_op_error_raw: f64,
+    /// How many times longer things take than when the profile was measured; none where it did not look.
+    speed: Option<Slower>,
+    speed_then: Option<Speed>,
+    speed_now: Option<Speed>,
+    /// Share of the cores' time that somebody outside this machine took.
+    stolen: Option<f64>,
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
@@ -89,17 +108,29 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let (plan, mut chosen) = chosen(flags)?;
     flags.machine.slow_down(&mut chosen)?;
     let options = flags.machine.options(&plan, false)?;
-    let machine = crate::cost::Machine { devices: Some(&options.devices), ..chosen.case.machine() };
-    let predicted = cost(&plan, machine, Effort::ALL_SPANS)?;
+    let predict = |chosen: &Chosen| {
+        let machine = crate::cost::Machine { devices: Some(&options.devices), ..chosen.case.machine() };
+        cost(&plan, machine, Effort::ALL_SPANS)
+    };
+    let raw = predict(&chosen)?;
     let interrupt = Interrupt::watch()?;
-    let mut runs: Vec<Trial> = vec![];
-    for _ in 0..=flags.repeat {
+    let (mut runs, mut anchors, stolen): (Vec<Trial>, _, _) = (vec![], Anchors::default(), Stolen::watch());
+    for run in 0..=flags.repeat {
         if interrupt.asked() {
             break;
+        }
+        if run % (flags.repeat / MOST_SAMPLES + 1) == 0 {
+            anchors.sample();
         }
         let run = execute(&plan, &options)?;
         runs.push(Trial { timeline: run.timeline, on_core: run.on_core });
     }
+    let (stolen, now) = (stolen.share(), anchors.speed());
+    let slower = profile.speed().zip(now.as_ref()).map(|(then, now)| Slower::between(then, now));
+    if let Some(slower) = &slower {
+        chosen.case.profile = chosen.case.profile.as_ref().map(|profile| profile.at(slower));
+    }
+    let predicted = predict(&chosen)?;
     let interrupted = |what: String| Error::device("validate", what);
     let Some((_, runs)) = runs.split_first().filter(|(_, counted)| !counted.is_empty()) else {
         return Err(interrupted("interrupted before a run that counts".into()));
@@ -109,7 +140,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let known = known(&plan, &profile)?;
     let devices = options.devices.iter().max().map_or(0, |d| d + 1);
     let own_cores = devices <= profile.machine.cores;
-    let validation = validate(&predicted, runs, &|rank, node| known[rank as usize][node], own_cores);
+    let known = |rank: u32, node: usize| known[rank as usize][node];
+    let validation = validate(&predicted, runs, &known, own_cores);
+    let as_it_is = validate(&raw, runs, &known, own_cores);
     let what = what(&plan);
     let mut text = format!(
         "{what}, {} threads over {devices} of {} cores, {} runs\n\n{}",
@@ -118,6 +151,13 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         runs.len(),
         render(&validation)
     );
+    text.push_str(&hours(slower.as_ref(), now.as_ref(), &as_it_is));
+    if let Some(share) = stolen.filter(|share| *share > STOLEN) {
+        text.push_str(&format!(
+            "{} of the cores' time was stolen by other machines on the same host\n",
+            percent(share)
+        ));
+    }
     if own_cores && validation.lost_to_others > BUSY {
         text.push_str("other programs are busy on this machine: repeat it when they are not\n");
     }
@@ -130,6 +170,14 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         devices,
         seed: flags.machine.seed(),
         validation: &validation,
+        predicted_step_raw_s: as_it_is.predicted_step_s,
+        end_to_end_error_raw: as_it_is.end_to_end_error,
+        median_op_error_raw: as_it_is.median_op_error,
+        p90_op_error_raw: as_it_is.p90_op_error,
+        speed: slower,
+        speed_then: profile.speed().copied(),
+        speed_now: now,
+        stolen,
     };
     Answer::with_error(text, &found, cut).also_to(flags.out.as_deref())
 }
@@ -188,6 +236,38 @@ fn typical(runs: &[Trial], step_s: f64) -> &Timeline {
     let off = |t: &&Timeline| (t.step.value() - step_s).abs();
     runs.iter().map(|r| &r.timeline).min_by(|a, b| off(a).total_cmp(&off(b))).expect("at least one run")
 }
+
+/// What the machine's own speed has to do with it.
+fn hours(slower: Option<&Slower>, now: Option<&Speed>, raw: &Validation) -> String {
+    let Some((slower, now)) = slower.zip(now) else {
+        return "the profile says nothing of the machine's speed when it was measured: if that was another, it is in the \
+                errors; calibrate anew\n"
+            .into();
+    };
+    let parts = [
+        ("products", slower.product),
+        ("passes in cache", slower.pass),
+        ("over memory", slower.stream),
+        ("copies", slower.copy),
+        ("wake-ups", slower.wake),
+    ];
+    let parts: Vec<String> = parts.iter().map(|(what, times)| format!("{what} {times:.2}")).collect();
+    format!(
+        "time that things take now for one when the profile was measured: {} (samples spread by {})\n\
+         predicted is the profile at the speed of now; as it is, it predicts {}: end-to-end error {}, ops: median {}\n",
+        parts.join(", "),
+        percent(now.spread),
+        seconds(raw.predicted_step_s),
+        percent(raw.end_to_end_error),
+        percent(raw.median_op_error),
+    )
+}
+
+/// So often at most the machine's speed is looked at.
+const MOST_SAMPLES: u32 = 32;
+
+/// More than this is worth a word.
+const STOLEN: f64 = 0.005;
 
 const WORST: usize = 10;
 

@@ -3,8 +3,10 @@
 //! Dispatch copies rows on their way out; combine takes the same ways back, and whoever receives several rows of one
 //! name adds them up before they go on.
 
-use crate::plan::rows::{RowId, of_slot};
-use crate::plan::{ExchangeAlgo, Layout, Phase, Route};
+use super::count::row_bytes;
+use crate::plan::link::Line;
+use crate::plan::rows::{RowId, WHOLE, of_slot, place_of};
+use crate::plan::{Dtype, ExchangeAlgo, Layout, OpKind, Phase, Plan, Route};
 use std::collections::BTreeMap;
 
 /// Rows that go from one place of the group to another.
@@ -15,7 +17,8 @@ pub struct Message {
     pub rows: Vec<RowId>,
 }
 
-type Round = Vec<Message>;
+/// Messages that are all there before the next round begins.
+pub type Round = Vec<Message>;
 
 /// The rounds of an exchange; none of their messages is empty, and none is to its own sender.
 pub fn rounds(route: &Route, algo: ExchangeAlgo, phase: Phase) -> Vec<Round> {
@@ -41,6 +44,57 @@ pub fn rounds(route: &Route, algo: ExchangeAlgo, phase: Phase) -> Vec<Round> {
     }
     rounds.iter_mut().for_each(|round| round.retain(|m| m.from != m.to && !m.rows.is_empty()));
     rounds
+}
+
+/// What a rank handles in an exchange: rows that it takes up, sends, takes in and lays down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Load {
+    pub phase: Phase,
+    /// Of the rows' values.
+    pub dtype: Dtype,
+    pub held: u64,
+    /// By round.
+    pub sent: Vec<u64>,
+    pub taken: Vec<u64>,
+    pub landed: u64,
+    /// Bytes of a row.
+    pub row: u64,
+}
+
+impl Load {
+    pub fn rows(&self) -> u64 {
+        self.held + self.sent.iter().chain(&self.taken).sum::<u64>() + self.landed
+    }
+
+    /// As a measured curve counts it: rows and bytes.
+    pub fn size(&self) -> [f64; 2] {
+        [self.rows() as f64, (self.rows() * self.row) as f64]
+    }
+}
+
+/// What `rank` handles in op `node`, whose `rounds` are those of its route; none where the op is no exchange.
+pub fn load(plan: &Plan, line: &Line, (node, rank): (usize, u32), rounds: &[Round]) -> Option<Load> {
+    let OpKind::Exchange { route, algo, phase, .. } = &line.nodes[node].op.kind else { return None };
+    let (route, here) = (plan.route_of(*route, rank), place_of(&plan.views, rank));
+    let [from, to] = algo.ends(*phase);
+    // Where rows travel by choice, a token is taken up once for each of its choices.
+    let each = |row: &RowId| match row.choice == WHOLE && algo.landed().by_choice() {
+        true => u64::from(route.topk),
+        false => 1,
+    };
+    let of = |ours: &dyn Fn(&Message) -> bool| -> Vec<u64> {
+        let rows = |round: &Round| round.iter().filter(|m| ours(m)).map(|m| m.rows.len() as u64).sum();
+        rounds.iter().map(rows).collect()
+    };
+    Some(Load {
+        phase: *phase,
+        dtype: plan.tensors[line.reads(node)[0].tensor as usize].dtype,
+        held: from.list(route, here).iter().map(each).sum(),
+        sent: of(&|m| m.from == here),
+        taken: of(&|m| m.to == here),
+        landed: to.list(route, here).len() as u64,
+        row: row_bytes(plan, line, node, *algo, *phase, route.topk),
+    })
 }
 
 /// A row for each token and slot.

@@ -5,24 +5,29 @@
 //! The cores are shared: with k threads busy on c cores everyone is slowed down by what measured neighbours do to
 //! each other, and beyond c each has c/k of a core. Ranks that share a device take turns at it besides.
 
+mod exchange;
 mod flight;
 mod hub;
 mod job;
 mod rank;
 
 use crate::act::{Acts, Machine, Sheet};
+use crate::collective::forward::Round;
 use crate::device::Threads;
 use crate::error::{Error, Result};
 use crate::fold;
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::matching::Matching;
 use crate::plan::turns::Turns;
-use crate::plan::{Lane, OpKind, Plan};
+use crate::plan::{ExchangeAlgo, Lane, OpKind, Phase, Plan};
 use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
 use crate::units::Seconds;
 use hub::Hub;
 use job::slowdown;
 use rank::{Rank, State};
+use rustc_hash::FxHashMap;
+use std::cell::RefCell;
+use std::rc::Rc;
 
 /// What all ranks share and nobody changes.
 struct Shared<'a> {
@@ -33,6 +38,8 @@ struct Shared<'a> {
     turns: &'a Turns,
     threads: &'a Threads,
     devices: usize,
+    /// The messages of exchanges, by the number of their route.
+    rounds: RefCell<FxHashMap<(u32, ExchangeAlgo, Phase), Rc<Vec<Round>>>>,
 }
 
 impl<'a> Shared<'a> {
@@ -52,7 +59,16 @@ pub fn run(plan: &Plan, machine: Machine, threads: &Threads) -> Result<Timeline>
     let own: Vec<u32> = (0..plan.ranks()).map(|rank| rank % threads.cores.clamp(1, plan.ranks())).collect();
     let turns = Turns::new(plan, &lines, &matching, machine.devices.unwrap_or(&own))?;
     let devices = machine.devices.unwrap_or(&own).iter().max().map_or(0, |d| *d as usize + 1);
-    let shared = Shared { plan, lines: &lines, matching: &matching, sheet: &sheet, turns: &turns, threads, devices };
+    let shared = Shared {
+        plan,
+        lines: &lines,
+        matching: &matching,
+        sheet: &sheet,
+        turns: &turns,
+        threads,
+        devices,
+        rounds: RefCell::default(),
+    };
     let ranks = play(&shared)?;
     Ok(timeline(&shared, &ranks))
 }
@@ -118,6 +134,7 @@ fn spans(line: &Line, times: &[(f64, f64)]) -> Vec<Span> {
     let what = |node: usize| match &line.nodes[node].op.kind {
         OpKind::Compute { kernel, .. } => kernel.name(),
         OpKind::Collective { kind, .. } => kind.name(),
+        OpKind::Exchange { phase, .. } => phase.name(),
         _ => "transfer",
     };
     let span = |(i, t): (usize, &(f64, f64))| Span {

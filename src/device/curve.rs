@@ -13,7 +13,8 @@ use statrs::distribution::{ContinuousCDF, StudentsT};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
-    /// m, n, k of a product; q_rows, kv_rows, area, heads of all sequences, head_dim of attention; else bytes.
+    /// m, n, k of a product; q_rows, kv_rows, area, heads of all sequences, head_dim of attention; rows and bytes of
+    /// an exchange; else bytes.
     pub size: Vec<f64>,
     /// Median of the runs.
     pub seconds: f64,
@@ -34,9 +35,11 @@ pub struct Curve {
     pub points: Vec<Point>,
 }
 
-/// Sizes as a curve counts them.
-pub fn size(work: &Work) -> Vec<f64> {
+/// Sizes as a curve counts them; of a product `filled` up with rows that count for nothing, those that were filled in
+/// too: what fills blocks of a GPU takes its time, and a CPU computes no such rows.
+pub fn size(work: &Work, filled: bool) -> Vec<f64> {
     let all = match work.class {
+        WorkClass::Gemm { n, k, .. } if !filled => return real(work.flops, [n, k]),
         WorkClass::Gemm { m, n, k, .. } => vec![m, n, k],
         WorkClass::Attention { q_rows, kv_rows, area, batch_heads, head_dim, .. } => {
             vec![q_rows, kv_rows, area, batch_heads, head_dim]
@@ -46,12 +49,18 @@ pub fn size(work: &Work) -> Vec<f64> {
     all.into_iter().map(|x| x as f64).collect()
 }
 
+fn real(flops: u64, [n, k]: [u64; 2]) -> Vec<f64> {
+    let [n, k] = [n, k].map(|x| x as f64);
+    vec![flops as f64 / (2.0 * n * k).max(1.0), n, k]
+}
+
 /// What takes time: a start; then for a product FLOPs and the elements of A, B and C; for attention visible
-/// scores times head_dim, visible scores, and the rows of either side; else bytes.
+/// scores times head_dim, visible scores, and the rows of either side; rows and bytes of an exchange; else bytes.
 fn terms(size: &[f64]) -> Vec<f64> {
     match *size {
         [m, n, k] => vec![1.0, m * n * k, m * k, k * n, m * n],
         [q, kv, area, heads, d] => vec![1.0, area * heads * d, area * heads, q * heads * d, kv * heads * d],
+        // Of an exchange rows and bytes, else bytes.
         _ => [1.0].into_iter().chain(size.iter().copied()).collect(),
     }
 }
@@ -121,8 +130,8 @@ impl Curve {
     /// What is wrong with a curve that was read from a file.
     pub fn flaw(&self) -> Option<(String, String)> {
         let sizes = self.points.first().map_or(0, |p| p.size.len());
-        if !matches!(sizes, 1 | 3 | 5) {
-            return Some(("points".into(), "no point has a size of 1, 3 or 5 numbers".into()));
+        if !matches!(sizes, 1 | 2 | 3 | 5) {
+            return Some(("points".into(), "no point has a size of 1, 2, 3 or 5 numbers".into()));
         }
         if self.fit.len() != terms(&vec![1.0; sizes]).len() {
             return Some((

@@ -1,9 +1,10 @@
 //! The profile of a machine: what `calibrate` measured there, and the kernel times that follow from it.
 
 use super::curve::{Curve, size};
+use super::speed::Speed;
 use super::{Estimate, KernelTime, dtype_name};
 use crate::error::{Error, Result};
-use crate::plan::{Dtype, Work, WorkClass};
+use crate::plan::{Dtype, Phase, Work, WorkClass};
 use crate::spec::{Provenance, Throttle};
 use crate::units::Seconds;
 use serde::{Deserialize, Serialize};
@@ -94,8 +95,15 @@ pub struct Threads {
     pub take: Curve,
     /// Taking a message and adding it to what is there, by bytes.
     pub add: Curve,
+    /// What a rank's part of an exchange of rows takes, by [`exchange_key`], and by the rows and bytes that the rank
+    /// handles; empty in a profile that has timed none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub exchanges: BTreeMap<String, Curve>,
     /// How much longer each takes while all cores are busy.
     pub crowded: Crowded,
+    /// How fast the machine was meanwhile: what tells a later, slower hour from an error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speed: Option<Speed>,
     /// How slow the links are made, where they are; none of the machine's own properties.
     #[serde(skip)]
     pub throttle: Option<Throttle>,
@@ -136,7 +144,7 @@ impl Profile {
             let why = format!("{}; this version reads {FORMAT}", self.foretrain_profile);
             return wrong("foretrain_profile", why);
         }
-        let (mut numbers, mut own) = (vec![], vec![]);
+        let (mut numbers, mut own): (Vec<(String, f64)>, Vec<(String, &Curve)>) = (vec![], vec![]);
         let crowds = |at: &str, c: &Crowded| {
             [("gemm", c.gemm), ("attention", c.attention), ("memory", c.memory)].map(|(x, f)| (format!("{at}.{x}"), f))
         };
@@ -148,12 +156,16 @@ impl Profile {
                     ("threads.wake_s".into(), t.wake_s),
                 ]);
                 numbers.extend(crowds("threads.crowded", &t.crowded));
-                own.extend([("threads.post", &t.post), ("threads.take", &t.take), ("threads.add", &t.add)]);
+                let speed = t.speed.iter().flat_map(Speed::parts);
+                numbers.extend(speed.map(|(name, x)| (format!("threads.speed.{name}_s"), x)));
+                let named = [("post", &t.post), ("take", &t.take), ("add", &t.add)];
+                own.extend(named.map(|(name, curve)| (format!("threads.{name}"), curve)));
+                own.extend(t.exchanges.iter().map(|(name, curve)| (format!("threads.exchanges.{name}"), curve)));
             }
             (None, Some(g)) => {
                 numbers.extend([("gpu.launch_s".into(), g.launch_s), ("gpu.host_launch_s".into(), g.host_launch_s)]);
                 numbers.extend(crowds("gpu.beside_copies", &g.beside_copies));
-                own.push(("gpu.copy", &g.copy));
+                own.push(("gpu.copy".into(), &g.copy));
             }
             _ => return wrong("threads", "a profile has either `threads` or `gpu`".into()),
         }
@@ -161,7 +173,7 @@ impl Profile {
             return wrong(field, format!("{x} is no positive number"));
         }
         let kernels = self.kernels.iter().map(|(name, curve)| (format!("kernels.{name}"), curve));
-        for (name, curve) in own.into_iter().map(|(name, curve)| (name.to_string(), curve)).chain(kernels) {
+        for (name, curve) in own.into_iter().chain(kernels) {
             if let Some((field, why)) = curve.flaw() {
                 return wrong(&format!("{name}.{field}"), why);
             }
@@ -173,9 +185,13 @@ impl Profile {
         self.kernels.get(&key(curve, dtype))
     }
 
+    fn size(&self, work: &Work) -> Vec<f64> {
+        size(work, self.gpu.is_some())
+    }
+
     /// The worst kernel of its class stands in for one that was never timed.
     fn stand_in(&self, work: &Work, dtype: Dtype) -> Option<f64> {
-        let (like, suffix) = (size(work), format!("/{}", dtype_name(dtype)));
+        let (like, suffix) = (self.size(work), format!("/{}", dtype_name(dtype)));
         let backward = matches!(work.class, WorkClass::Attention { backward: true, .. });
         let fits = |(name, curve): &(&String, &Curve)| {
             name.ends_with(&suffix)
@@ -200,6 +216,11 @@ fn terms_of(size: &[f64]) -> usize {
 
 const AGAIN: &str = "write a new profile with `foretrain calibrate --on cpu --out profile.json`";
 
+/// The name of an exchange's curve in a profile.
+pub fn exchange_key(phase: Phase, dtype: Dtype) -> String {
+    key(phase.name(), dtype)
+}
+
 /// The name of a curve in a profile.
 pub fn key(curve: &str, dtype: Dtype) -> String {
     format!("{curve}/{}", dtype_name(dtype))
@@ -213,7 +234,7 @@ impl KernelTime for Profile {
 
     fn time_as(&self, curve: &str, work: &Work, dtype: Dtype) -> Estimate {
         let Some(curve) = self.curve(curve, dtype) else { return self.time(work, dtype) };
-        let (seconds, provenance) = curve.at(&size(work));
+        let (seconds, provenance) = curve.at(&self.size(work));
         Estimate { seconds: Seconds::new(seconds), sm_bound: false, provenance, rel_sd: curve.residual_sd }
     }
 

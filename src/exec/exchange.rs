@@ -5,13 +5,14 @@ use super::arena::{Arena, Data};
 use super::shared::Shared;
 use super::transport::Key;
 use crate::collective::count::row_bytes;
-use crate::collective::forward::{self, Message};
+use crate::collective::forward::{Message, Round};
 use crate::error::{Error, Result};
 use crate::plan::link::{Line, Place};
 use crate::plan::rows::{RowId, WHOLE, place_of};
 use crate::plan::{Dtype, Group, Layout, OpKind, Phase, Route};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The values of one row in each of the buffers.
 type Row = Vec<Data>;
@@ -34,7 +35,7 @@ pub struct Exchange {
     spread: Vec<bool>,
     /// Bytes that a row brings besides its values.
     extra: u64,
-    rounds: Vec<Vec<Message>>,
+    rounds: Arc<Vec<Round>>,
     round: usize,
     sent: bool,
     running: bool,
@@ -46,11 +47,11 @@ pub struct Exchange {
 
 impl Exchange {
     pub fn start(shared: &Shared, rank: u32, line: &Line, node: u32, group: &Group, arena: &Arena) -> Result<Exchange> {
-        let OpKind::Exchange { route, algo, phase, .. } = &line.nodes[node as usize].op.kind else {
+        let OpKind::Exchange { route: number, algo, phase, .. } = &line.nodes[node as usize].op.kind else {
             unreachable!("only exchanges exchange")
         };
         let (plan, path) = (shared.plan, line.path(node as usize));
-        let route = plan.route_of(*route, rank).clone();
+        let route = plan.route_of(*number, rank).clone();
         if !route.is_listed() {
             let why = "its route is balanced, which says how many rows go and not which; give --routing uniform";
             return Err(Error::device(format!("rank {rank}, {path}"), why));
@@ -65,7 +66,7 @@ impl Exchange {
             path,
             rank,
             here: place_of(&plan.views, rank),
-            rounds: forward::rounds(&route, *algo, *phase),
+            rounds: shared.rounds_of(*number, rank, *algo, *phase),
             phase: *phase,
             from,
             to,

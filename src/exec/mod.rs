@@ -6,6 +6,7 @@
 //! and, where results are kept, again after its last use. Kernels compute in f32, or in f64 for a plan whose dtype is f64; bf16
 //! buffers hold two bytes and are rounded as they are written.
 
+mod anew;
 mod arena;
 pub mod attention_io;
 pub mod cuda;
@@ -75,6 +76,7 @@ pub struct Run {
     /// Measured, a class a rank, with every op's span.
     pub timeline: Timeline,
     /// Seconds that each op of each rank, if it is a kernel, had a core: less than its span where somebody else had it.
+    /// Of an exchange of rows, what the rank did for it and not what it waited.
     pub on_core: Vec<Vec<f64>>,
     /// Mean over the tokens of the global batch; NaN for a plan that has none.
     pub loss: f64,
@@ -117,6 +119,20 @@ pub fn train(plan: &Plan, options: &Options, job: &Job, each: &mut dyn FnMut(u64
     unchecked(plan, options, job, each)
 }
 
+/// Trains where the plan changes from step to step, as that of a mixture does whose routers choose anew: `each` is given
+/// the plan that a step ran and what it brought, and returns the next step's; none: the same again. All plans have the
+/// same weights and optimizer states, which go from one to the next by name. Weights are in every [`Run`].
+pub fn train_anew(plan: Plan, options: &Options, job: &Job, each: Anew) -> Result<()> {
+    if computes_in_f64(&plan) {
+        anew::run::<f64>(plan, options, job, each)
+    } else {
+        anew::run::<f32>(plan, options, job, each)
+    }
+}
+
+/// Told what a step brought, says which plan is next.
+pub type Anew<'a> = &'a mut dyn FnMut(u64, &Plan, Run) -> Result<Option<Plan>>;
+
 /// Kernels compute in f32, or in f64 where a tensor has it.
 fn computes_in_f64(plan: &Plan) -> bool {
     plan.tensors.iter().any(|t| t.dtype == Dtype::F64)
@@ -136,7 +152,7 @@ mod tests {
     use super::*;
     use crate::plan::link::AtomTable;
     use crate::plan::memory::Layout;
-    use crate::plan::{Direction, Engine, Feed, OpKind};
+    use crate::plan::{Direction, Engine, Feed, Lane, OpKind};
     use crate::spec::{LlmSpec, Parallelism, Workload};
     use crate::strategy::{Engines, build};
 
@@ -182,6 +198,35 @@ mod tests {
         }
         let error = fails(&plan);
         assert!(error.contains("rank 0") && error.contains("kv_hop"), "{error}");
+    }
+
+    /// One lane for both ways of a pipeline's link: 1F1B sends the next microbatch on before it has the gradient of
+    /// the last, and the other end the reverse. `check` sees the circle; threads that run into it end with its names.
+    #[test]
+    fn a_circle_of_ranks_ends_with_every_rank_its_op_and_its_peer() {
+        let model = LlmSpec::find("tiny").unwrap();
+        let documents = Default::default();
+        let work = Workload { seq_len: 16, global_batch: 4, micro_batch: 1, dtype: Dtype::F32, documents };
+        let par = Parallelism { pp: 2, ..Parallelism::default() };
+        let engine = Engine::Sm { ctas: 1 };
+        let mut plan = build(&model, &work, &par, Engines { p2p: engine, collective: engine }).unwrap();
+        let comm = |(_, lane): &(u16, &Lane)| matches!(lane, Lane::Comm(..));
+        let links: Vec<u16> = (0..).zip(&plan.lanes).filter(comm).map(|(i, _)| i).collect();
+        assert_eq!(links.len(), 2, "a lane each way");
+        for op in plan.programs.iter_mut().flat_map(|p| &mut p.ops).filter(|op| op.lane == Some(links[1])) {
+            op.lane = Some(links[0]);
+        }
+        let said = check::check(&plan).unwrap_err().to_string();
+        for words in ["rank 0 waits in recv_dx.0.0 for rank 1", "rank 1 waits in recv_x.0.1 for rank 0", "In a circle"]
+        {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        let error = fails(&plan);
+        for words in
+            ["deadlock", "rank 0 waits in recv_dx.0.0 for rank 1 to send", "rank 1 waits in recv_x.0.1 for rank 0"]
+        {
+            assert!(error.contains(words), "{words}: {error}");
+        }
     }
 
     #[test]

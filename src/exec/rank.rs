@@ -23,7 +23,7 @@ pub type Times = Vec<(f64, f64)>;
 /// What a rank has when it is done.
 pub struct Done {
     pub times: Times,
-    /// Time that each kernel had a core, in s.
+    /// Time that each kernel, or exchange of rows, had a core, in s.
     pub on_core: Vec<f64>,
     pub peak: u64,
     /// Contents of watched slots at the end of each of their lives, in order.
@@ -237,7 +237,9 @@ impl<'a, 'p> Rank<'a, 'p> {
                 Ok(Flight::Transfer { node, open })
             }
             OpKind::Exchange { .. } => {
+                let core = ThreadTime::now();
                 let exchange = Exchange::start(shared, self.rank, line, node, group, &self.arena)?;
+                self.on_core[node as usize] = core.elapsed().as_secs_f64();
                 Ok(Flight::Exchange(Box::new(exchange)))
             }
             _ => Ok(Flight::Collective(Gather::start(shared, self.rank, line, node, group, &mut self.arena)?)),
@@ -282,7 +284,11 @@ impl<'a, 'p> Rank<'a, 'p> {
                     (gather.node, gather.done(), progress)
                 }
                 Flight::Exchange(exchange) => {
+                    let core = ThreadTime::now();
                     let progress = exchange.poll(self.shared, &mut self.arena)?;
+                    if progress {
+                        self.on_core[exchange.node as usize] += core.elapsed().as_secs_f64();
+                    }
                     (exchange.node, exchange.done(), progress)
                 }
             };

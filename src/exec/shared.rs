@@ -3,11 +3,33 @@
 use super::inject::Injection;
 use super::transport::Hub;
 use super::turns::Turns;
-use crate::plan::Plan;
+use crate::collective::forward::{self, Round};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::matching::Matching;
 use crate::plan::memory::{Life, SlotId};
+use crate::plan::{ExchangeAlgo, OpKind, Phase, Plan};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
 use std::time::Instant;
+
+/// The messages of every exchange, by the plan's number of its route.
+pub type Rounds = FxHashMap<(u32, ExchangeAlgo, Phase), Arc<Vec<Round>>>;
+
+/// Finds them before anything is timed: who hands which rows to whom is known of a route before its rows come.
+pub fn rounds(plan: &Plan, lines: &[Line]) -> Rounds {
+    let mut all = Rounds::default();
+    for node in lines.iter().flat_map(|line| &line.nodes) {
+        let OpKind::Exchange { route, algo, phase, .. } = &node.op.kind else { continue };
+        for number in *route..*route + plan.routes_at_once() {
+            let of = &plan.routes[number as usize];
+            if of.is_listed() {
+                let found = || Arc::new(forward::rounds(of, *algo, *phase));
+                all.entry((number, *algo, *phase)).or_insert_with(found);
+            }
+        }
+    }
+    all
+}
 
 pub struct Shared<'p> {
     pub plan: &'p Plan,
@@ -30,8 +52,16 @@ pub struct Shared<'p> {
     /// Whether logits are kept.
     pub logits: bool,
     pub atoms: &'p AtomTable,
+    pub rounds: &'p Rounds,
     /// What goes wrong in this step.
     pub inject: Option<Injection>,
     /// Of the plan.
     pub hash: &'p str,
+}
+
+impl Shared<'_> {
+    /// The messages of an exchange of `rank`, whose op names route `route`; none of a route that lists no rows.
+    pub fn rounds_of(&self, route: u32, rank: u32, algo: ExchangeAlgo, phase: Phase) -> Arc<Vec<Round>> {
+        self.rounds.get(&(self.plan.route_number(route, rank), algo, phase)).cloned().unwrap_or_default()
+    }
 }

@@ -5,7 +5,7 @@ use super::attention_io::Tensors;
 use super::inject::{Fault, Injection};
 use super::kernels::Scalar;
 use super::rank::{Done, Rank};
-use super::shared::Shared;
+use super::shared::{Rounds, Shared, rounds};
 use super::source::Source;
 use super::transport::{Hub, few};
 use super::turns::Turns;
@@ -23,7 +23,7 @@ use std::time::Instant;
 const MOST_RANKS: u32 = 512;
 
 /// What follows from the plan alone, by program.
-struct Fixed<'p> {
+pub(super) struct Fixed<'p> {
     lines: Vec<Line<'p>>,
     layouts: Vec<Layout>,
     matching: Matching,
@@ -31,11 +31,18 @@ struct Fixed<'p> {
     next: Vec<Vec<Vec<u32>>>,
     lives: Vec<Vec<Vec<Vec<Life>>>>,
     turns: Turns,
+    rounds: Rounds,
     hash: String,
 }
 
 impl<'p> Fixed<'p> {
-    fn new(plan: &'p Plan, atoms: &AtomTable, devices: &[u32]) -> Result<Fixed<'p>> {
+    pub(super) fn new(plan: &'p Plan, atoms: &AtomTable, options: &Options) -> Result<Fixed<'p>> {
+        let (ranks, devices) = (plan.ranks(), &options.devices);
+        if ranks > MOST_RANKS || devices.len() != ranks as usize {
+            let why = format!("{ranks} ranks on {} devices; at most {MOST_RANKS} ranks run here", devices.len());
+            return Err(Error::device("run", why));
+        }
+        options.inject.map_or(Ok(()), |inject| inject.check(plan))?;
         let programs = 0..plan.programs.len() as u32;
         let lines = programs.clone().map(|p| Line::program(plan, atoms, p)).collect::<Result<Vec<_>>>()?;
         let layouts = programs.map(|p| Layout::new(plan, atoms, p)).collect::<Result<Vec<_>>>()?;
@@ -44,8 +51,20 @@ impl<'p> Fixed<'p> {
         let turns = Turns::new(plan, &lines, &matching, devices)?;
         let next = lines.iter().map(successors).collect();
         let lives = lines.iter().map(|l| lives(plan, l)).collect();
-        let hash = plan.hash();
-        Ok(Fixed { hash, lines, layouts, matching, next, lives, turns })
+        let (hash, rounds) = (plan.hash(), rounds(plan, &lines));
+        Ok(Fixed { hash, rounds, lines, layouts, matching, next, lives, turns })
+    }
+}
+
+impl<'p> Fixed<'p> {
+    /// The memory of every rank, with its weights in it.
+    pub(super) fn arenas(&'p self, plan: &'p Plan, atoms: &AtomTable, source: &Source) -> Vec<Arena<'p>> {
+        let filled = |rank| {
+            let mut arena = Arena::new(plan, &self.layouts[plan.program_of(rank) as usize]);
+            inputs::fill(plan, atoms, rank, source, &mut arena);
+            arena
+        };
+        (0..plan.ranks()).map(filled).collect()
     }
 }
 
@@ -56,25 +75,13 @@ pub(super) fn run<T: Scalar>(
     job: &Job,
     each: &mut dyn FnMut(u64, Run) -> Result<()>,
 ) -> Result<()> {
-    let ranks = plan.ranks();
-    if ranks > MOST_RANKS || options.devices.len() != ranks as usize {
-        let why = format!("{ranks} ranks on {} devices; at most {MOST_RANKS} ranks run here", options.devices.len());
-        return Err(Error::device("run", why));
-    }
-    options.inject.map_or(Ok(()), |inject| inject.check(plan))?;
     let atoms = AtomTable::new(plan)?;
-    let fixed = Fixed::new(plan, &atoms, &options.devices)?;
+    let fixed = Fixed::new(plan, &atoms, options)?;
     let given = inputs::shared(plan, job.source.seed);
-    let mut arenas: Vec<Arena> = (0..ranks)
-        .map(|rank| {
-            let mut arena = Arena::new(plan, &fixed.layouts[plan.program_of(rank) as usize]);
-            inputs::fill(plan, &atoms, rank, job.source, &mut arena);
-            arena
-        })
-        .collect();
+    let mut arenas = fixed.arenas(plan, &atoms, job.source);
     for step in 1..=job.steps {
         let logits = job.keep_last && step == job.steps;
-        let keep = Keep { all: options.keep || logits, logits };
+        let keep = Keep { all: options.keep || logits, logits, weights: false };
         let options = Options { inject: options.inject.filter(|_| step == job.steps), ..options.clone() };
         let outcome = one_step::<T>(plan, &atoms, &fixed, &options, (job.source, step, keep), &given, arenas)?;
         arenas = outcome.1;
@@ -85,13 +92,15 @@ pub(super) fn run<T: Scalar>(
 
 /// What is kept of a step.
 #[derive(Clone, Copy)]
-struct Keep {
-    all: bool,
-    logits: bool,
+pub(super) struct Keep {
+    pub all: bool,
+    pub logits: bool,
+    /// The new weights, if nothing else.
+    pub weights: bool,
 }
 
 /// A step on the memory that the one before has left.
-fn one_step<'p, T: Scalar>(
+pub(super) fn one_step<'p, T: Scalar>(
     plan: &'p Plan,
     atoms: &'p AtomTable,
     fixed: &'p Fixed<'p>,
@@ -118,15 +127,21 @@ fn one_step<'p, T: Scalar>(
         step,
         zero: Instant::now(),
         watched: if keep.all { outputs::watched(plan) } else { vec![] },
-        kept: outputs::kept(plan, keep.all),
+        kept: outputs::kept(plan, keep.all || keep.weights),
         poison: keep.all,
         logits: keep.logits,
         inject: options.inject,
         hash: &fixed.hash,
+        rounds: &fixed.rounds,
         atoms,
     };
     let (done, arenas): (Vec<Done>, Vec<Arena>) = all_ranks::<T>(&shared, arenas)?.into_iter().unzip();
-    Ok((outputs::gather(plan, &fixed.lines, &shared.hub, done)?, arenas))
+    let mut run = outputs::gather(plan, &fixed.lines, &shared.hub, done)?;
+    if !keep.all {
+        // Their sums over the ranks were not looked at.
+        run.grads.clear();
+    }
+    Ok((run, arenas))
 }
 
 type Ended<'p> = (Done, Arena<'p>);

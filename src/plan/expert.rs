@@ -89,6 +89,15 @@ impl ExpertKernel {
         }
     }
 
+    /// As [`Kernel::curve`](super::Kernel::curve) has it: each pass reads its operands in another order.
+    pub fn curve(&self) -> &'static str {
+        match self.op {
+            ExpertOp::MatMul { pass: Pass::Dx, .. } => "grouped_matmul_dx",
+            ExpertOp::MatMul { pass: Pass::Dw, .. } => "grouped_matmul_dw",
+            _ => self.name(),
+        }
+    }
+
     pub fn operands(&self) -> Operands {
         let of = |reads: &[u64], writes: &[u64]| Operands { reads: reads.to_vec(), writes: writes.to_vec() };
         match self.op {

@@ -323,8 +323,12 @@ impl Plan {
 
     /// The route that an op names, for `rank`.
     pub fn route_of(&self, route: u32, rank: u32) -> &Route {
-        let own = if self.routes_by_replica { replica_of(&self.views, rank) } else { 0 };
-        &self.routes[(route + own) as usize]
+        &self.routes[self.route_number(route, rank) as usize]
+    }
+
+    /// Which of the plan's routes that is.
+    pub fn route_number(&self, route: u32, rank: u32) -> u32 {
+        route + if self.routes_by_replica { replica_of(&self.views, rank) } else { 0 }
     }
 
     /// How many routes an op names.

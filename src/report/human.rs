@@ -29,7 +29,8 @@ fn scaled(mut v: f64, base: f64, units: &[&str], places: usize) -> String {
         v /= base;
         at += 1;
     }
-    if at == 0 { format!("{v} {}", units[at]) } else { format!("{v:.places$} {}", units[at]) }
+    // Below the first prefix numbers are mostly counts.
+    if at == 0 && v == v.round() { format!("{v} {}", units[at]) } else { format!("{v:.places$} {}", units[at]) }
 }
 
 /// Tokens by powers of two: `8 K`, `1 M`; others as they are.

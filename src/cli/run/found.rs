@@ -212,16 +212,25 @@ impl Found {
 
 impl Check {
     /// Holds the losses of all steps and the gradients of the first one against dense training in f64.
-    pub fn new(plan: &Plan, source: &Source, first: &Run, losses: &[f64]) -> Result<Check> {
+    /// `chosen` has the experts that tokens visited, step by step.
+    pub fn new(
+        plan: &Plan,
+        source: &Source,
+        first: &Run,
+        losses: &[f64],
+        chosen: Vec<Vec<routing::Choices>>,
+    ) -> Result<Check> {
         let documents = plan.about.documents.lengths().into_iter().map(|n| n as usize).collect();
         let mut config = reference::DenseConfig { documents, ..reference::DenseConfig::from(plan.model()?) };
-        config.experts = config.experts.map(|e| reference::Experts { choices: routing::choices(plan), ..e });
         if plan.about.par.options.unfused {
             config.blocks.attention_dropout = config.blocks.dropout;
         }
-        let batches = (1..=losses.len() as u64).map(|step| source.batch(plan, step));
+        let steps = (1..).zip(chosen).map(|(step, choices)| {
+            let experts = config.experts.clone().map(|e| reference::Experts { choices, ..e });
+            (reference::DenseConfig { experts, ..config.clone() }, source.batch(plan, step))
+        });
         let adam = plan.optimizer().unwrap_or_default();
-        let want = reference::train(&config, &source.weights(plan), batches, &adam);
+        let want = reference::train_anew(&source.weights(plan), steps, &adam);
         let off = |(got, want): (&f64, &reference::StepResult)| error(Some(&vec![*got]), &[want.loss]);
         let errors = want[0].grads.iter().map(|(name, want)| (name, error(first.grads.get(name), want)));
         let worst = errors.max_by(|a, b| a.1.total_cmp(&b.1));

@@ -4,7 +4,7 @@ use crate::cli::config::{Chosen, Defaults, GPUS, LOCAL};
 use crate::error::{Error, Result};
 use crate::exec::cuda::{driver, process, run as cuda};
 use crate::exec::inject::Injection;
-use crate::exec::{Job, Options, Run, rate, train};
+use crate::exec::{Anew, Job, Options, Run, rate, train, train_anew};
 use crate::plan::Plan;
 use crate::spec::Throttle;
 use crate::sweep::guard;
@@ -163,6 +163,18 @@ impl Machine {
         match self.on {
             On::Cpu => train(plan, options, job, each),
             On::Cuda => cuda::train(plan, options, job, each),
+        }
+    }
+
+    /// Trains where routers choose anew in each step.
+    pub fn train_anew(&self, plan: Plan, options: &Options, job: &Job, each: Anew) -> Result<()> {
+        match self.on {
+            On::Cpu => train_anew(plan, options, job, each),
+            On::Cuda => {
+                let why = "the weights of a mixture train for one step on cuda: its routers choose anew in each step, \
+                           and a plan is for one; use --steps 1, or --on cpu";
+                Err(Error::infeasible(format!("routing: {why}")))
+            }
         }
     }
 

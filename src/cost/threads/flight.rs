@@ -1,6 +1,7 @@
 //! A communicating op under way on one thread: a transfer leg by leg, a collective round by round.
 
 use super::Shared;
+use super::exchange::Exchange;
 use super::hub::{Hub, Key};
 use super::job::{Job, Then, What};
 use crate::act::bytes_of;
@@ -20,6 +21,7 @@ pub enum Next {
 pub enum Flight {
     Transfer { node: u32, legs: Vec<LegUnderWay> },
     Collective(Collective),
+    Exchange(Exchange),
 }
 
 pub struct LegUnderWay {
@@ -41,7 +43,7 @@ fn seconds(curve: &Curve, bytes: u64) -> f64 {
     curve.at(&[bytes.max(1) as f64]).0
 }
 
-fn job(flight: usize, what: What, left: f64, threads: &Threads) -> Next {
+pub fn job(flight: usize, what: What, left: f64, threads: &Threads) -> Next {
     Next::Job(Job { left, crowded: threads.crowded.memory, then: Then::Flight { flight, what } })
 }
 
@@ -58,6 +60,7 @@ impl Flight {
         match self {
             Flight::Transfer { node, .. } => *node,
             Flight::Collective(c) => c.node,
+            Flight::Exchange(e) => e.node,
         }
     }
 
@@ -65,6 +68,7 @@ impl Flight {
     pub fn next(&mut self, at: usize, shared: &Shared, hub: &mut Hub, now: f64) -> Next {
         let legs = match self {
             Flight::Collective(c) => return c.next(at, shared.threads, hub, now),
+            Flight::Exchange(e) => return e.next(at, shared.threads, hub, now),
             Flight::Transfer { legs, .. } => legs,
         };
         let threads = shared.threads;
@@ -93,6 +97,7 @@ impl Flight {
             (Flight::Transfer { legs, .. }, What::Taken(l)) => legs[l].phase = Phase::Over,
             (Flight::Transfer { .. }, _) => unreachable!("a transfer sends and takes"),
             (Flight::Collective(c), what) => c.done(what, hub, now),
+            (Flight::Exchange(e), what) => e.done(what, hub, now),
         }
     }
 }

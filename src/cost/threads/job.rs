@@ -1,6 +1,7 @@
 //! What a thread does at a time, and how much slower it is in company.
 
 use crate::device::Threads;
+use crate::plan::expert::ExpertOp;
 use crate::plan::{Kernel, OpKind};
 
 /// Something a thread is busy with.
@@ -31,7 +32,7 @@ pub enum What {
     Taken(usize),
     /// A collective has its own part in place.
     Begun,
-    /// A reduce-scatter has put its sum where it belongs.
+    /// A reduce-scatter has put its sum, an exchange its rows, where they belong.
     Landed,
 }
 
@@ -50,6 +51,7 @@ pub fn crowded(kind: &OpKind, threads: &Threads) -> f64 {
     let OpKind::Compute { kernel, .. } = kind else { return threads.crowded.memory };
     match kernel {
         Kernel::MatMul { .. } => threads.crowded.gemm,
+        Kernel::Expert(expert) if matches!(expert.op, ExpertOp::MatMul { .. }) => threads.crowded.gemm,
         Kernel::Attention(_) | Kernel::AttentionBwd(_) | Kernel::AttentionOnto(_) | Kernel::AttentionBwdOnto(..) => {
             threads.crowded.attention
         }

@@ -1,6 +1,7 @@
 //! One thread: its program's ops as their edges allow, in the executor's order.
 
 use super::Shared;
+use super::exchange::Exchange;
 use super::flight::{Flight, Next};
 use super::hub::{Hub, Key};
 use super::job::{Job, Then, crowded};
@@ -101,10 +102,7 @@ impl Rank {
         let line = shared.line(self.rank);
         let legs = match &line.nodes[node as usize].op.kind {
             OpKind::Transfer { legs, .. } => legs,
-            OpKind::Exchange { .. } => {
-                let why = "exchanges of experts are not predicted by the profile of a machine; leave --profile out";
-                return Err(Error::infeasible(format!("{}: {why}", line.path(node as usize))));
-            }
+            OpKind::Exchange { .. } => return Exchange::start(shared, self.rank, node),
             _ => return Flight::collective(shared, self.rank, node),
         };
         let open = legs.iter().enumerate().map(|(l, leg)| {

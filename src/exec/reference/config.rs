@@ -3,6 +3,7 @@
 use crate::spec::{Gate, LlmSpec, MlaSpec, Mlp, Norm, Positions};
 use std::collections::BTreeMap;
 
+#[derive(Debug, Clone)]
 pub struct DenseConfig {
     pub layers: usize,
     pub hidden: usize,

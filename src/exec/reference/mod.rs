@@ -43,11 +43,20 @@ pub fn train(
     batches: impl IntoIterator<Item = Batch>,
     adam: &Adam,
 ) -> Vec<StepResult> {
+    train_anew(params, batches.into_iter().map(|batch| (cfg.clone(), batch)), adam)
+}
+
+/// The same where tokens choose other experts in each step.
+pub fn train_anew(
+    params: &BTreeMap<String, Vec<f64>>,
+    steps: impl IntoIterator<Item = (DenseConfig, Batch)>,
+    adam: &Adam,
+) -> Vec<StepResult> {
     let mut moments = BTreeMap::new();
     let mut all: Vec<StepResult> = vec![];
-    for (i, (tokens, targets)) in (1..).zip(batches) {
+    for (i, (cfg, (tokens, targets))) in (1..).zip(steps) {
         let params = all.last().map_or(params, |last| &last.new_params);
-        let mut result = step(cfg, params, &tokens, &targets, adam);
+        let mut result = step(&cfg, params, &tokens, &targets, adam);
         for (name, new) in &mut result.new_params {
             *new = adam_step(&params[name], &result.grads[name], moments.entry(name.clone()).or_default(), i, adam);
         }

@@ -334,6 +334,7 @@ impl Kernel {
             Kernel::Permute { exchange: Exchange::PackSeq, .. } => "permute_pack_seq",
             Kernel::Permute { exchange: Exchange::UnpackHeads, .. } => "permute_unpack_heads",
             Kernel::Reorder { inverse: true, .. } => "reorder_back",
+            Kernel::Expert(kernel) => kernel.curve(),
             other => other.name(),
         }
     }

@@ -1,0 +1,58 @@
+//! The machine's speed, sampled beside whatever else is measured: often, and a little each time, so that what drifts
+//! drifts through both.
+
+use crate::compare::stats::{quiet, spread};
+use crate::device::speed::Speed;
+use crate::exec::probe;
+use crate::exec::rate::Yardstick;
+
+#[derive(Default)]
+pub struct Anchors {
+    yardstick: Yardstick,
+    /// Product, pass, stream, copy, wake.
+    all: [Vec<f64>; 5],
+}
+
+/// Messages of a sample: some to copy, more to wait for.
+const COPIED: (u64, u32) = (1 << 20, 6);
+const WAITED: (u64, u32) = (64, 40);
+/// Kernels of a sample; the first warms the caches up.
+const TIMES: usize = 4;
+
+impl Anchors {
+    /// Takes some tens of milliseconds.
+    pub fn sample(&mut self) {
+        for i in 0..TIMES {
+            let seconds = self.yardstick.kernels();
+            if i > 0 {
+                self.all.iter_mut().zip(seconds).for_each(|(all, s)| all.push(s));
+            }
+        }
+        let whole = |m: &probe::Message| m.post_s + m.take_s;
+        self.all[3].extend(probe::messages(COPIED.0, COPIED.1).0.iter().map(whole));
+        self.all[4].extend(probe::messages(WAITED.0, WAITED.1).0.iter().map(|m| m.wake_s));
+    }
+
+    /// As everything else is told: the lower quartile. None before a sample.
+    pub fn speed(&self) -> Option<Speed> {
+        let samples = self.all[0].len() as u32;
+        let [product_s, pass_s, stream_s, copy_s, wake_s] = self.all.each_ref().map(|all| quiet(all).max(1e-8));
+        // Wake-ups are a matter of the scheduler, and spread whatever the machine's speed is.
+        let spread = self.all[..4].iter().map(|all| spread(all)).fold(0.0, f64::max);
+        (samples > 0).then_some(Speed { product_s, pass_s, stream_s, copy_s, wake_s, spread, samples })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_has_all_of_it() {
+        let mut anchors = Anchors::default();
+        assert_eq!(anchors.speed(), None);
+        anchors.sample();
+        let speed = anchors.speed().unwrap();
+        assert!(speed.parts().iter().all(|(_, s)| *s > 0.0) && speed.samples as usize == TIMES - 1);
+    }
+}

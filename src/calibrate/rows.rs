@@ -1,0 +1,47 @@
+//! What was timed, kept in a file as it is timed: a calibration that was stopped goes on where it was.
+
+use super::samples::Samples;
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::Path;
+
+/// A line of the file: the times of one curve and size in what was run at once.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    /// What was run.
+    pub plan: String,
+    pub curve: String,
+    pub size: Vec<u64>,
+    pub seconds: Vec<f64>,
+    /// Of a run that warmed up: counts only where there is no other.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub warm: bool,
+}
+
+/// What an earlier run has left, and the names of what it ran. Nothing, if there is no file.
+pub fn kept(path: &Path, mut samples: Samples) -> Result<(Samples, BTreeSet<String>)> {
+    let mut done = BTreeSet::new();
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let mut lines: Vec<&str> = text.lines().collect();
+    // Lines of a run are written at once; only the last may be torn, and then its other times still count.
+    let whole = |line: &&str| serde_json::from_str::<Row>(line).is_ok();
+    if lines.last().is_some_and(|line| !whole(line)) {
+        lines.pop();
+    }
+    for line in lines {
+        let row: Row = serde_json::from_str(line).map_err(Error::json(path.display()))?;
+        done.insert(row.plan.clone());
+        samples.take(row);
+    }
+    Ok((samples, done))
+}
+
+pub fn keep(path: &Path, plan: &str, samples: &Samples) -> Result<()> {
+    let line = |row: Row| serde_json::to_string(&row).expect("JSON from plain data") + "\n";
+    let text: String = samples.rows(plan).map(line).collect();
+    let file = std::fs::File::options().create(true).append(true).open(path);
+    file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(Error::io(path))
+}

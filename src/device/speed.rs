@@ -1,0 +1,171 @@
+//! How fast a machine is at the moment, by a few things that are the same every time; and a profile as it would be at
+//! another moment's speed.
+//!
+//! Cores change their clock and share caches and memory with whoever else is there, so that the same step takes a
+//! quarter longer an hour later. That is no error of a prediction that was made from the first hour's figures, and no
+//! merit of one that hits it: whoever compares across hours has to take both.
+
+use super::curve::Curve;
+use super::measured::{Profile, Threads};
+use serde::{Deserialize, Serialize};
+
+/// Seconds that each takes, on a core of its own where it is a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Speed {
+    /// A product of matrices of 512 by 512.
+    pub product_s: f64,
+    /// Adding two vectors that fit into a core's own cache, many times.
+    pub pass_s: f64,
+    /// Adding two vectors that fit into no core's own cache.
+    pub stream_s: f64,
+    /// A message of 1 MiB, copied out and in.
+    pub copy_s: f64,
+    /// From a message of some bytes to the thread that has waited for it.
+    pub wake_s: f64,
+    /// The largest relative spread of the samples of the five.
+    pub spread: f64,
+    pub samples: u32,
+}
+
+/// Bytes up to which a kernel has its operands in its core's cache, and from which it has them in memory.
+const CACHED: f64 = 1e6;
+const IN_MEMORY: f64 = 16e6;
+
+impl Speed {
+    /// Names and values.
+    pub fn parts(&self) -> [(&'static str, f64); 5] {
+        [
+            ("product", self.product_s),
+            ("pass", self.pass_s),
+            ("stream", self.stream_s),
+            ("copy", self.copy_s),
+            ("wake", self.wake_s),
+        ]
+    }
+}
+
+/// How many times longer things take than at another moment.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Slower {
+    pub product: f64,
+    pub pass: f64,
+    pub stream: f64,
+    pub copy: f64,
+    pub wake: f64,
+}
+
+impl Slower {
+    pub fn between(then: &Speed, now: &Speed) -> Slower {
+        Slower {
+            product: now.product_s / then.product_s,
+            pass: now.pass_s / then.pass_s,
+            stream: now.stream_s / then.stream_s,
+            copy: now.copy_s / then.copy_s,
+            wake: now.wake_s / then.wake_s,
+        }
+    }
+
+    /// Of a kernel that moves so many bytes.
+    fn of_bytes(&self, bytes: f64) -> f64 {
+        let far = ((bytes / CACHED).ln() / (IN_MEMORY / CACHED).ln()).clamp(0.0, 1.0);
+        self.pass.powf(1.0 - far) * self.stream.powf(far)
+    }
+
+    fn of_size(&self, size: &[f64]) -> f64 {
+        match *size {
+            // Products, and attention, which is products.
+            [_, _, _, ..] => self.product,
+            [_, bytes] | [bytes] => self.of_bytes(bytes),
+            [] => 1.0,
+        }
+    }
+
+    fn curve(&self, curve: &mut Curve, of: &dyn Fn(&[f64]) -> f64) {
+        // Coefficients are a start, and work: what is left over at each point stays with the points.
+        let [first, last] = [curve.points.first(), curve.points.last()].map(|p| p.map_or(1.0, |p| of(&p.size)));
+        let (start, work) = (first.min(last), first.max(last));
+        for (i, c) in curve.fit.iter_mut().enumerate() {
+            *c *= if i == 0 { start } else { work };
+        }
+        curve.points.iter_mut().for_each(|p| p.seconds *= of(&p.size));
+    }
+}
+
+impl Profile {
+    /// The profile had it been measured when the machine was so much slower.
+    pub fn at(&self, slower: &Slower) -> Profile {
+        let mut new = self.clone();
+        new.kernels.values_mut().for_each(|c| slower.curve(c, &|size| slower.of_size(size)));
+        if let Some(t) = &mut new.threads {
+            for curve in [&mut t.post, &mut t.take, &mut t.add] {
+                slower.curve(curve, &|_| slower.copy);
+            }
+            t.exchanges.values_mut().for_each(|c| slower.curve(c, &|size| slower.of_size(size)));
+            t.wake_s *= slower.wake;
+            t.op_s *= slower.pass;
+        }
+        new
+    }
+
+    /// What the machine's speed was when the profile was measured; none in one that did not look.
+    pub fn speed(&self) -> Option<&Speed> {
+        self.threads.as_ref().and_then(|t: &Threads| t.speed.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::curve::Point;
+
+    fn curve(sizes: &[&[f64]], seconds: impl Fn(&[f64]) -> f64) -> Curve {
+        let point = |size: &&[f64]| Point { size: size.to_vec(), seconds: seconds(size), spread: 0.0, runs: 1 };
+        Curve::new(sizes.iter().map(point).collect())
+    }
+
+    const SLOWER: Slower = Slower { product: 1.25, pass: 1.1, stream: 1.5, copy: 2.0, wake: 3.0 };
+
+    /// Between the points that were timed, too.
+    #[test]
+    fn products_take_as_much_longer_as_the_anchor() {
+        let sizes: Vec<Vec<f64>> = (4..12).map(|i| vec![2f64.powi(i), 512.0, 256.0]).collect();
+        let sizes: Vec<&[f64]> = sizes.iter().map(Vec::as_slice).collect();
+        let before = curve(&sizes, |s| 1e-6 + s.iter().product::<f64>() / 5e10);
+        let mut after = before.clone();
+        SLOWER.curve(&mut after, &|size| SLOWER.of_size(size));
+        for m in [16.0, 100.0, 3000.0] {
+            let at = [m, 512.0, 256.0];
+            assert!((after.at(&at).0 / before.at(&at).0 - 1.25).abs() < 1e-6, "{m}");
+        }
+    }
+
+    #[test]
+    fn what_is_in_a_cache_slows_with_the_cache_and_what_is_in_memory_with_memory() {
+        let sizes: Vec<Vec<f64>> = (10..28).map(|i| vec![2f64.powi(i)]).collect();
+        let sizes: Vec<&[f64]> = sizes.iter().map(Vec::as_slice).collect();
+        let before = curve(&sizes, |s| 1e-6 + s[0] / 1e10);
+        let mut after = before.clone();
+        SLOWER.curve(&mut after, &|size| SLOWER.of_size(size));
+        let ratio = |bytes: f64| after.at(&[bytes]).0 / before.at(&[bytes]).0;
+        assert!((ratio(65536.0) - 1.1).abs() < 0.02 && (ratio(33554432.0) - 1.5).abs() < 0.02);
+        assert!((1.15..1.45).contains(&ratio(4e6)), "{}", ratio(4e6));
+    }
+
+    #[test]
+    fn nothing_changes_at_the_same_speed() {
+        let now = Speed {
+            product_s: 2e-3,
+            pass_s: 1e-4,
+            stream_s: 3e-3,
+            copy_s: 2e-4,
+            wake_s: 3e-6,
+            spread: 0.0,
+            samples: 9,
+        };
+        let same = Slower::between(&now, &now);
+        assert_eq!(same, Slower { product: 1.0, pass: 1.0, stream: 1.0, copy: 1.0, wake: 1.0 });
+        let twice = Slower::between(&now, &Speed { stream_s: 6e-3, ..now });
+        assert_eq!(twice.stream, 2.0);
+    }
+}
