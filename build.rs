@@ -1,4 +1,4 @@
-//! Puts every file of models/ into the binary, so that a model, a GPU, a cluster, a stack or an exchange is one file.
+//! Puts every file of models/ into the binary, so that a model, a GPU, a cluster, a stack .. is one file.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::{env, fs};
 fn main() {
     let root = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
     let mut table = String::from("const SHIPPED: &[(&str, &str, &str)] = &[\n");
-    for kind in ["cluster", "exchange", "gpu", "llm", "stack"] {
+    for kind in ["cluster", "exchange", "fleet", "gpu", "llm", "stack", "storage"] {
         let folder = Path::new(&root).join("models").join(kind);
         println!("cargo:rerun-if-changed={}", folder.display());
         let entries = fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));

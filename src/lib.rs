@@ -68,6 +68,7 @@ pub mod error;
 pub mod exec;
 pub mod export;
 pub mod fold;
+pub mod goodput;
 pub mod import;
 pub mod plan;
 pub mod plot;

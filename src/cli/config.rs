@@ -132,6 +132,11 @@ impl Config {
         self.profile.as_deref()
     }
 
+    /// As the flag says.
+    pub fn gpus(&self) -> Option<u32> {
+        self.gpus
+    }
+
     /// Whether no flag says what to compute.
     pub fn says_nothing(&self) -> bool {
         *self == Config { profile: self.profile.clone(), ..Config::default() }

@@ -12,6 +12,7 @@ mod config;
 mod crossover;
 mod dispatch;
 mod estimate;
+mod goodput;
 mod interrupt;
 mod options;
 mod plan;
@@ -81,6 +82,8 @@ enum Command {
     Collective(collective::Flags),
     /// Draws a cluster, or makes one of what NCCL or nvidia-smi say of a machine.
     Cluster(cluster::Flags),
+    /// What failures and checkpoints leave of a training run, and how often to save.
+    Goodput(goodput::Flags),
     /// Draws the pictures of a study again from its rows.csv.
     Plot(plot::Flags),
 }
@@ -170,6 +173,7 @@ fn command(command: Command) -> Result<Answer> {
         Command::Published(flags) => published::run(&flags),
         Command::Collective(flags) => collective::run(&flags),
         Command::Cluster(flags) => cluster::run(&flags),
+        Command::Goodput(flags) => goodput::run(&flags),
         Command::Plot(flags) => plot::run(&flags),
     }
 }

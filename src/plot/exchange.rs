@@ -1,20 +1,12 @@
 //! Exchanges of a mixture-of-experts layer: four panels of curves, by ranks, imbalance, choices, and load.
 
+use super::panel::{self, Panel};
 use super::sheet::Sheet;
-use super::style::{Align, FAINT, GRID, INK, Mark, Point, save};
+use super::style::{Align, FAINT, INK, Mark, save};
 use crate::error::Result;
-use plotters::style::RGBColor;
 use std::path::{Path, PathBuf};
 
-struct Panel {
-    name: &'static str,
-    title: &'static str,
-    x_label: &'static str,
-    y_label: &'static str,
-    /// x doubles from tick to tick.
-    doubles: bool,
-    corner: Point,
-}
+const SIZE: (f64, f64) = (600.0, 300.0);
 
 const PANELS: [Panel; 4] = [
     Panel {
@@ -24,6 +16,8 @@ const PANELS: [Panel; 4] = [
         y_label: "Dispatch + combine (ms)",
         doubles: true,
         corner: (110.0, 150.0),
+        size: SIZE,
+        legend: (16.0, 16.0),
     },
     Panel {
         name: "imbalance",
@@ -32,6 +26,8 @@ const PANELS: [Panel; 4] = [
         y_label: "Dispatch + combine (ms)",
         doubles: false,
         corner: (910.0, 150.0),
+        size: SIZE,
+        legend: (16.0, 16.0),
     },
     Panel {
         name: "topk",
@@ -40,6 +36,8 @@ const PANELS: [Panel; 4] = [
         y_label: "Dispatch + combine (ms)",
         doubles: false,
         corner: (110.0, 590.0),
+        size: SIZE,
+        legend: (16.0, 16.0),
     },
     Panel {
         name: "load",
@@ -48,27 +46,10 @@ const PANELS: [Panel; 4] = [
         y_label: "Rows over the mean",
         doubles: false,
         corner: (910.0, 590.0),
+        size: SIZE,
+        legend: (340.0, 16.0),
     },
 ];
-
-const WIDE: f64 = 600.0;
-const HIGH: f64 = 300.0;
-
-const COLORS: [RGBColor; 7] = [
-    RGBColor(30, 110, 200),
-    RGBColor(232, 89, 12),
-    RGBColor(0, 140, 120),
-    RGBColor(142, 84, 180),
-    RGBColor(200, 40, 80),
-    RGBColor(150, 156, 162),
-    RGBColor(46, 125, 50),
-];
-
-/// A curve of a panel.
-struct Series {
-    name: String,
-    points: Vec<Point>,
-}
 
 /// Writes `exchange.svg` and `.png`.
 pub fn exchange(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
@@ -90,124 +71,6 @@ pub fn exchange(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
         ),
         Mark::text((60.0, 82.0), about, 19.0, FAINT, Align::Left),
     ];
-    let all: Vec<(String, Vec<Series>)> =
-        PANELS.iter().map(|p| Ok((p.name.to_string(), series(&sheet, p.name)?))).collect::<Result<_>>()?;
-    // One colour a name, over all panels.
-    let mut names: Vec<String> = vec![];
-    for series in all.iter().flat_map(|(_, s)| s) {
-        if !names.contains(&series.name) {
-            names.push(series.name.clone());
-        }
-    }
-    for (panel, (_, series)) in PANELS.iter().zip(&all) {
-        marks.extend(draw(panel, series, &names));
-    }
+    marks.extend(panel::draw(&sheet, &PANELS)?);
     save(&marks, out_dir, "exchange")
-}
-
-fn series(sheet: &Sheet, panel: &str) -> Result<Vec<Series>> {
-    let mut all: Vec<Series> = vec![];
-    for line in sheet.lines() {
-        if line.text("panel")? != panel {
-            continue;
-        }
-        let finite = |v: &f64| v.is_finite() && *v >= 0.0;
-        let at = (line.value("x", "a number", finite)?, line.value("y", "a number", finite)?);
-        let name = line.text("series")?;
-        match all.iter_mut().find(|s| s.name == name) {
-            Some(series) => series.points.push(at),
-            None => all.push(Series { name: name.into(), points: vec![at] }),
-        }
-    }
-    Ok(all)
-}
-
-/// From values to the page.
-struct Scale {
-    corner: Point,
-    x: (f64, f64),
-    top: f64,
-    doubles: bool,
-}
-
-impl Scale {
-    fn along(&self, x: f64) -> f64 {
-        let of = |v: f64| if self.doubles { v.log2() } else { v };
-        let (from, to) = (of(self.x.0), of(self.x.1));
-        self.corner.0 + WIDE * if to > from { (of(x) - from) / (to - from) } else { 0.5 }
-    }
-
-    fn at(&self, (x, y): Point) -> Point {
-        (self.along(x), self.corner.1 + HIGH * (1.0 - y / self.top))
-    }
-}
-
-fn draw(panel: &Panel, series: &[Series], names: &[String]) -> Vec<Mark> {
-    let (left, top) = panel.corner;
-    let mut marks = vec![Mark::text((left, top - 24.0), panel.title, 21.0, INK, Align::Left)];
-    let points = || series.iter().flat_map(|s| s.points.iter().copied());
-    if points().next().is_none() {
-        marks.push(Mark::text((left + WIDE / 2.0, top + HIGH / 2.0), "no rows", 18.0, FAINT, Align::Middle));
-        return marks;
-    }
-    let (low, high) = points().fold((f64::INFINITY, 0.0), |(l, h): (f64, f64), p| (l.min(p.0), h.max(p.0)));
-    let (step, highest) = step(points().map(|p| p.1).fold(0.0, f64::max));
-    let scale = Scale { corner: panel.corner, x: (low, high), top: highest, doubles: panel.doubles };
-    marks.extend(axes(panel, &scale, step, &mut points().map(|p| p.0).collect()));
-    for one in series {
-        let color = COLORS[names.iter().position(|n| *n == one.name).unwrap_or(0) % COLORS.len()];
-        let line: Vec<Point> = one.points.iter().map(|p| scale.at(*p)).collect();
-        marks.push(Mark::line(&line, color, 3.0));
-    }
-    marks.extend(legend(panel, series, names));
-    marks
-}
-
-/// Names at the left above the curves, or below where they are high there.
-fn legend(panel: &Panel, series: &[Series], names: &[String]) -> Vec<Mark> {
-    let line = |(i, one): (usize, &Series)| {
-        let color = COLORS[names.iter().position(|n| *n == one.name).unwrap_or(0) % COLORS.len()];
-        let x = if panel.name == "load" { panel.corner.0 + WIDE - 260.0 } else { panel.corner.0 + 16.0 };
-        let y = panel.corner.1 + 16.0 + 22.0 * i as f64;
-        [Mark::line(&[(x, y), (x + 28.0, y)], color, 4.0), Mark::text((x + 38.0, y), &one.name, 16.0, INK, Align::Left)]
-    };
-    series.iter().enumerate().flat_map(line).collect()
-}
-
-/// A round step with at most six of them, and the top that they reach.
-fn step(highest: f64) -> (f64, f64) {
-    let highest = highest.max(1e-9);
-    let unit = 10f64.powf((highest / 6.0).log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].map(|s| s * unit).into_iter().find(|s| highest / s <= 6.0).unwrap_or(unit * 10.0);
-    (step, ((highest / step).floor() + 1.0) * step)
-}
-
-fn axes(panel: &Panel, scale: &Scale, step: f64, xs: &mut Vec<f64>) -> Vec<Mark> {
-    let (left, top) = panel.corner;
-    let bottom = top + HIGH;
-    let mut marks = vec![];
-    for i in 0..=(scale.top / step).round() as usize {
-        let value = i as f64 * step;
-        let y = scale.at((scale.x.0, value)).1;
-        marks.push(Mark::line(&[(left, y), (left + WIDE, y)], GRID, 1.0));
-        let places = usize::from(step < 1.0) + usize::from(step < 0.1);
-        marks.push(Mark::text((left - 10.0, y), format!("{value:.places$}"), 15.0, FAINT, Align::Right));
-    }
-    xs.sort_by(f64::total_cmp);
-    xs.dedup_by(|a, b| (*a - *b).abs() < 1e-9);
-    let every = xs.len().div_ceil(9);
-    for &x in xs.iter().step_by(every) {
-        let label = if x.fract() == 0.0 { format!("{x}") } else { format!("{x:.2}") };
-        marks.push(Mark::text((scale.along(x), bottom + 18.0), label, 15.0, FAINT, Align::Middle));
-    }
-    marks.push(Mark::text((left + WIDE / 2.0, bottom + 44.0), panel.x_label, 17.0, INK, Align::Middle));
-    marks.push(Mark::Text {
-        at: (left - 64.0, top + HIGH / 2.0),
-        text: panel.y_label.into(),
-        size: 17.0,
-        color: INK,
-        align: Align::Middle,
-        upright: true,
-    });
-    marks
 }

@@ -8,9 +8,11 @@ pub mod block_timeline;
 pub mod crossover;
 pub mod exchange;
 pub mod exposed_comm;
+pub mod goodput;
 pub mod memory;
 pub mod mfu_vs_seqlen;
 mod notes;
+mod panel;
 pub mod published;
 pub mod rows;
 mod sheet;
@@ -40,6 +42,8 @@ pub enum Study {
     Crossover,
     /// Exchanges of mixture-of-experts layers.
     Exchange,
+    /// What failures and checkpoints leave of a run.
+    Goodput,
     /// Published measurements and their predictions.
     Published,
 }
@@ -59,6 +63,7 @@ pub const PLOTS: &[Plot] = &[
     Plot { name: "block_timeline", of: Study::Sweep, draw: block_timeline::block_timeline },
     Plot { name: "crossover", of: Study::Crossover, draw: crossover::crossover },
     Plot { name: "exchange", of: Study::Exchange, draw: exchange::exchange },
+    Plot { name: "goodput", of: Study::Goodput, draw: goodput::goodput },
     Plot { name: "published", of: Study::Published, draw: published::published },
 ];
 
@@ -73,8 +78,12 @@ pub fn find(name: &str) -> Result<&'static Plot> {
 /// Every plot of the kind of study that `rows_csv` is.
 pub fn draw(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
     let sheet = Sheet::read(rows_csv)?;
-    let told_by =
-        [("ulysses_over_ring", Study::Crossover), ("rel_error", Study::Published), ("dispatch_s", Study::Exchange)];
+    let told_by = [
+        ("ulysses_over_ring", Study::Crossover),
+        ("rel_error", Study::Published),
+        ("dispatch_s", Study::Exchange),
+        ("ettr", Study::Goodput),
+    ];
     let of = told_by.into_iter().find(|(column, _)| sheet.has(column)).map_or(Study::Sweep, |(_, study)| study);
     std::fs::create_dir_all(out_dir).map_err(Error::io(out_dir))?;
     let mut files = Vec::new();

@@ -5,12 +5,14 @@
 pub mod attention;
 pub mod cluster;
 pub mod exchange;
+pub mod fleet;
 pub mod gpu;
 mod huggingface;
 pub mod mask;
 pub mod model;
 pub mod options;
 pub mod stack;
+pub mod storage;
 pub mod throttle;
 pub mod workload;
 
@@ -19,11 +21,13 @@ pub use cluster::{
     ClusterSpec, CollectiveOp, Graph, GraphShape, Line, MeasuredCollective, Pod, Routing, ScaleOut, ScaleUp, Sockets,
 };
 pub use exchange::{ExchangePass, ExchangeSpec, Notify, SmRule};
+pub use fleet::{Cause, FleetSpec};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
 pub use mask::{Documents, Mask};
 pub use model::{Gate, Groups, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
 pub use options::{Dispatch, KvPath, Options, RingBackward, RingLayout, RingMerge};
 pub use stack::StackSpec;
+pub use storage::StorageSpec;
 pub use throttle::Throttle;
 pub use workload::{Dtype, Parallelism, Recompute, Workload};
 
@@ -72,7 +76,7 @@ pub struct Sourced<T> {
 // `SHIPPED`: (kind, name, text) of every file under models/, made by build.rs.
 include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
 
-/// Names of the shipped files of a kind: `llm`, `gpu`, `cluster`, `stack`, `exchange`.
+/// Names of the shipped files of a kind: `llm`, `gpu`, `cluster`, `stack`, `exchange`, `fleet`, `storage`.
 pub fn shipped(kind: &str) -> impl Iterator<Item = &'static str> {
     SHIPPED.iter().filter(move |(k, _, _)| *k == kind).map(|(_, name, _)| *name)
 }
@@ -183,6 +187,12 @@ mod tests {
         }
         for name in shipped("exchange") {
             assert_eq!(ExchangeSpec::find(name).unwrap().name, name);
+        }
+        for name in shipped("fleet") {
+            assert_eq!(FleetSpec::find(name).unwrap().name, name);
+        }
+        for name in shipped("storage") {
+            assert_eq!(StorageSpec::find(name).unwrap().name, name);
         }
     }
 

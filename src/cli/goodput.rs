@@ -1,0 +1,307 @@
+//! `foretrain goodput`: what failures and checkpoints leave of a run.
+
+use super::config::{CLUSTER, Config, PlanFile};
+use super::{Answer, Output, list_of};
+use crate::error::{Error, Result};
+use crate::goodput::Run;
+use crate::goodput::checkpoint::{Checkpoint, state_bytes};
+use crate::goodput::expected::{ettr, young};
+use crate::goodput::play::{Played, play};
+use crate::goodput::study::{LEVERS, Question, pulled, study};
+use crate::plot;
+use crate::report::human::{Table, decimal, percent, seconds};
+use crate::spec::{FleetSpec, StorageSpec};
+use crate::units::{Bytes, Seconds};
+use clap::Args;
+use serde::Serialize;
+use std::path::PathBuf;
+
+#[derive(Args)]
+#[command(
+    after_help = "Example: foretrain goodput --model llama-3.1-405b --cluster h100-24k-roce --gpus 16384 --tp 8 --pp 16 --options short-ends --global-batch 2048\n         \
+                        foretrain goodput --gpus 12288 --step-time 6.34s --state '2.45 TB' --fleet meta-rsc-1 --spares 8\n         \
+                        foretrain goodput --gpus 16384 --step-time 5s --state '5.67 TB' --out results/goodput"
+)]
+pub struct Flags {
+    #[command(flatten)]
+    config: Config,
+    #[command(flatten)]
+    plan: PlanFile,
+    /// Of one step, e.g. 6.34s [default: what `estimate` says of the flags above]
+    #[arg(long, value_name = "TIME")]
+    step_time: Option<Seconds>,
+    /// Bytes of a checkpoint, e.g. '5.67 TB' [default: the model's weights and Adam's state]
+    #[arg(long, value_name = "BYTES")]
+    state: Option<Bytes>,
+    /// A shipped fleet, or the path of its JSON file: how often what fails, how soon it is seen
+    #[arg(long, value_name = "NAME", default_value = "llama-3-405b")]
+    fleet: String,
+    /// A shipped store, or the path of its JSON file: how fast checkpoints are saved and loaded
+    #[arg(long, value_name = "NAME", default_value = "tectonic")]
+    storage: String,
+    /// Training between two checkpoints, e.g. 30min [default: what wastes least]
+    #[arg(long, value_name = "TIME")]
+    every: Option<Seconds>,
+    /// Nodes that stand by [default: as many as it takes]
+    #[arg(long, value_name = "N")]
+    spares: Option<u32>,
+    /// How long the training takes if nothing ever fails, e.g. 54d
+    #[arg(long, value_name = "TIME", default_value = "30d")]
+    work: Seconds,
+    /// Runs that are played, for what luck does
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    runs: u32,
+    /// For what is random
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Write rows.csv and a picture into this folder: over the interval, and over the number of GPUs
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// The step, and what is saved of it.
+struct Step {
+    /// In words.
+    what: String,
+    gpus: u32,
+    time_s: f64,
+    /// Where it was costed.
+    mfu: Option<f64>,
+    state_bytes: f64,
+}
+
+impl Flags {
+    /// As costed, or as told.
+    fn step(&self) -> Result<Step> {
+        if let (Some(time), Some(state)) = (self.step_time, self.state) {
+            let gpus = self.config.gpus().ok_or_else(|| {
+                Error::spec("--gpus", "gpus", "is missing; with --step-time and --state, say how many GPUs there are")
+            })?;
+            let what = format!("{gpus} GPUs, {} of state", decimal(state.value(), "B"));
+            return Ok(Step { what, gpus, time_s: time.value(), mfu: None, state_bytes: state.value() });
+        }
+        let chosen = self.config.choose(self.plan.plan.as_deref(), CLUSTER)?;
+        let row = chosen.case.row_of(&chosen.plan()?)?;
+        let (true, Some(costed)) = (row.feasible, row.step_time_s) else {
+            return Err(Error::infeasible(&row.why));
+        };
+        let time_s = self.step_time.map_or(costed, Seconds::value);
+        let state = self.state.map_or_else(|| state_bytes(&chosen.case.model, chosen.case.dtype), Bytes::value);
+        Ok(Step {
+            what: format!("{} on {} GPUs of {}", row.model, row.gpus, row.cluster),
+            gpus: row.gpus,
+            time_s,
+            // A step that takes longer than costed uses the GPUs less.
+            mfu: row.mfu.map(|mfu| mfu * costed / time_s),
+            state_bytes: state,
+        })
+    }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Found {
+    gpus: u32,
+    fleet: String,
+    storage: String,
+    step_time_s: f64,
+    mfu: Option<f64>,
+    run: Run,
+    interval_steps: f64,
+    /// Young's rule, to the first order.
+    young_s: Option<f64>,
+    /// Mean time between interruptions, planned or not.
+    mtbi_s: Option<f64>,
+    /// In the long run, and with a node for every one that fails.
+    ettr_expected: f64,
+    played: Played,
+    /// MFU times the effective training time ratio.
+    goodput_mfu: Option<f64>,
+    wall_s: f64,
+    /// Nodes in repair at a time, and spares of which one is ready for a failed node 99 % of the time.
+    in_repair: f64,
+    spares_99: u32,
+    /// By cause, in the time that a run takes.
+    interruptions: Vec<Interruptions>,
+    /// The ratio with one thing better, at its best interval.
+    levers: Vec<Lever>,
+    files: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Interruptions {
+    cause: String,
+    count: f64,
+}
+
+#[derive(Serialize)]
+struct Lever {
+    what: &'static str,
+    ettr: f64,
+}
+
+pub fn run(flags: &Flags) -> Result<Answer> {
+    let (fleet, storage) = (FleetSpec::find(&flags.fleet)?, StorageSpec::find(&flags.storage)?);
+    positive("--step-time", flags.step_time.map(Seconds::value))?;
+    positive("--state", flags.state.map(Bytes::value))?;
+    positive("--work", Some(flags.work.value()))?;
+    let step = flags.step()?;
+    let run = Run::new(&fleet, step.gpus, Checkpoint::new(step.state_bytes, step.gpus, &fleet, &storage))?;
+    let mut run = Run { spares: flags.spares, ..run };
+    if let Some(every) = flags.every {
+        run = run.every(every)?;
+    }
+    let played = play(&run, flags.work.value(), flags.runs as usize, flags.seed);
+    let wall_s = played.spent.wall();
+    let all = run.failures() + run.planned;
+    let node_days = f64::from(run.nodes) * wall_s / 86_400.0;
+    let mut found = Found {
+        gpus: step.gpus,
+        fleet: fleet.name.clone(),
+        storage: storage.name.clone(),
+        step_time_s: step.time_s,
+        mfu: step.mfu,
+        interval_steps: run.interval_s / step.time_s,
+        young_s: Some(young(&run)).filter(|s| s.is_finite()),
+        mtbi_s: (all > 0.0).then(|| 1.0 / all),
+        ettr_expected: ettr(&run),
+        goodput_mfu: step.mfu.map(|mfu| mfu * played.ettr),
+        wall_s,
+        interruptions: fleet
+            .causes
+            .iter()
+            .map(|c| Interruptions { cause: c.cause.clone(), count: c.count / fleet.node_days.value * node_days })
+            .collect(),
+        in_repair: run.in_repair(),
+        spares_99: run.spares_for(0.99),
+        levers: LEVERS.iter().map(|&(what, change)| Lever { what, ettr: ettr(&pulled(&run, change)) }).collect(),
+        run,
+        played,
+        files: vec![],
+    };
+    let mut text = render(&step, &found, &flags.work);
+    if let Some(dir) = &flags.out {
+        let question = Question {
+            run: step.what,
+            fleet: &fleet,
+            storage: &storage,
+            state_bytes: step.state_bytes,
+            gpus: step.gpus,
+        };
+        let rows = study(&question, dir)?;
+        let files: Vec<PathBuf> = std::iter::once(rows.clone()).chain(plot::draw(&rows, dir)?).collect();
+        text.push('\n');
+        files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
+        found.files = list_of(&files);
+    }
+    let error = found.played.hopeless.then(|| hopeless(&found.run));
+    Ok(Answer::with_error(text, &found, error))
+}
+
+/// What keeps a run from ending.
+fn hopeless(run: &Run) -> Error {
+    let short = run.spares.is_some_and(|spares| f64::from(spares) < run.in_repair());
+    Error::infeasible(if short {
+        format!(
+            "{:.0} nodes are in repair at a time and fewer stand by: the run waits for nodes; give --spares {}",
+            run.in_repair(),
+            run.spares_for(0.99)
+        )
+    } else {
+        format!(
+            "the run comes to no end: failures come every {}, and {} between checkpoints and {} to recover are too long \
+             for that; save more often, recover faster or take fewer GPUs",
+            seconds(1.0 / run.failures()),
+            seconds(run.interval_s),
+            seconds(run.recover_s())
+        )
+    })
+}
+
+fn positive(flag: &str, value: Option<f64>) -> Result<()> {
+    match value {
+        Some(v) if !(v > 0.0) => Err(Error::spec(flag, "value", format!("{v} is not above zero"))),
+        _ => Ok(()),
+    }
+}
+
+fn render(step: &Step, found: &Found, work: &Seconds) -> String {
+    let Found { run, played, .. } = found;
+    let mut text = format!(
+        "{}, fleet {}, storage {}\nstep {}; {} of training, played {} times\n\n",
+        step.what,
+        found.fleet,
+        found.storage,
+        seconds(step.time_s),
+        long(work.value()),
+        played.runs
+    );
+    let mut facts = Table::new("<<<");
+    let mut fact = |name: &str, value: String, more: String| facts.row([name.to_string(), value, more]);
+    let luck = format!("5 to 95 % of runs: {} to {}", percent(played.ettr_p5), percent(played.ettr_p95));
+    fact("ETTR", percent(played.ettr), format!("{luck}; in the long run {}", percent(found.ettr_expected)));
+    if let (Some(mfu), Some(goodput)) = (found.mfu, found.goodput_mfu) {
+        fact("MFU", percent(goodput), format!("of the whole time; {} of a step", percent(mfu)));
+    }
+    let gpu_hours = found.wall_s / 3600.0 * f64::from(found.gpus);
+    fact("time", long(found.wall_s), format!("{} GPU-hours", decimal(gpu_hours, "").trim_end()));
+    if let Some(mtbi) = found.mtbi_s {
+        let spent = &played.spent;
+        fact(
+            "between",
+            long(mtbi),
+            format!("two interruptions; {:.0} failures, {:.0} planned stops", spent.failures, spent.stops),
+        );
+    }
+    let young = found.young_s.map_or(String::new(), |s| format!("; Young's rule says {}", long(s)));
+    fact("save every", long(run.interval_s), format!("{:.0} steps{young}", found.interval_steps));
+    let spares = run.spares.map_or("as many as it takes".into(), |n| format!("{n} nodes"));
+    let ready =
+        format!("{:.1} are in repair at a time; {} are enough 99 % of the time", found.in_repair, found.spares_99);
+    fact("stand by", spares, ready);
+    let Checkpoint { bytes, bytes_per_gpu, stall_s, save_s, load_s } = run.checkpoint;
+    fact("checkpoint", decimal(bytes, "B"), format!("{} a GPU", decimal(bytes_per_gpu, "B")));
+    let times = format!("of standing still, safe after {}, loaded in {}", seconds(save_s), seconds(load_s));
+    fact("", seconds(stall_s), times);
+    text.push_str(&facts.render("  "));
+    text.push_str("\nwhere the time goes\n");
+    let mut table = Table::new("<>>");
+    let spent = &played.spent;
+    for (what, s) in [
+        ("training", spent.training),
+        ("standing still to save", spent.stalled),
+        ("lost since the last save", spent.lost),
+        ("noticing and finding it", spent.detecting),
+        ("waiting for a node", spent.waiting),
+        ("restarting", spent.restarting),
+        ("loading", spent.loading),
+    ] {
+        table.row([what.to_string(), long(s), percent(s / spent.wall())]);
+    }
+    text.push_str(&table.render("  "));
+    text.push_str("\nwhat would help, in the long run and with a node for every one that fails\n");
+    let mut table = Table::new("<>>");
+    for lever in &found.levers {
+        let gain = 100.0 * (lever.ettr - found.ettr_expected);
+        table.row([lever.what.to_string(), percent(lever.ettr), format!("{gain:+.1} points")]);
+    }
+    text.push_str(&table.render("  "));
+    let mut causes: Vec<&Interruptions> = found.interruptions.iter().filter(|i| i.count > 0.0).collect();
+    causes.sort_by(|a, b| b.count.total_cmp(&a.count));
+    text.push_str("\ninterruptions to expect\n");
+    let mut table = Table::new("<>");
+    causes.iter().for_each(|i| table.row([i.cause.clone(), format!("{:.1}", i.count)]));
+    text + &table.render("  ")
+}
+
+/// `3.1 h`, `54.0 d`: times of people.
+fn long(s: f64) -> String {
+    match s {
+        s if s >= 2.0 * 86_400.0 => format!("{:.1} d", s / 86_400.0),
+        s if s >= 2.0 * 3600.0 => format!("{:.1} h", s / 3600.0),
+        s if s >= 120.0 => format!("{:.1} min", s / 60.0),
+        s => seconds(s),
+    }
+}

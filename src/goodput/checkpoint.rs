@@ -1,0 +1,60 @@
+//! A checkpoint: every rank saves its share of weights and optimizer, each byte once.
+
+use crate::spec::{Dtype, FleetSpec, LlmSpec, StorageSpec};
+use serde::Serialize;
+
+/// What saving and loading takes, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Checkpoint {
+    pub bytes: f64,
+    pub bytes_per_gpu: f64,
+    /// Training stands still.
+    pub stall_s: f64,
+    /// From its start until it is safe.
+    pub save_s: f64,
+    pub load_s: f64,
+}
+
+impl Checkpoint {
+    /// Of so many bytes on so many GPUs. Copies to the host, writing by the node and writing to the store overlap, so
+    /// that the slowest sets the pace (ByteCheckpoint's pipeline, arXiv:2407.20143 section 4).
+    pub fn new(bytes: f64, gpus: u32, fleet: &FleetSpec, storage: &StorageSpec) -> Checkpoint {
+        let nodes = f64::from(gpus.div_ceil(fleet.gpus_per_node).max(1));
+        let bytes_per_gpu = bytes / f64::from(gpus.max(1));
+        let to_host = bytes_per_gpu / storage.to_host.value.value();
+        let by = |per_node: f64, all: f64| (bytes / nodes / per_node).max(bytes / all);
+        let written = by(storage.write_per_node.value.value(), storage.write.value.value()).max(to_host);
+        let read = by(storage.read_per_node.value.value(), storage.read.value.value()).max(to_host);
+        let save_s = storage.save.value.value() + written;
+        let stall_s = storage.stall.value.value() + to_host;
+        Checkpoint {
+            bytes,
+            bytes_per_gpu,
+            stall_s: if storage.in_background { stall_s.min(save_s) } else { save_s },
+            save_s,
+            load_s: storage.load.value.value() + read,
+        }
+    }
+
+    /// From the end of the stall until the checkpoint is safe.
+    pub fn behind_s(&self) -> f64 {
+        (self.save_s - self.stall_s).max(0.0)
+    }
+
+    /// Of training, so that a save is over before the next one begins.
+    pub fn shortest_interval_s(&self) -> f64 {
+        self.behind_s().max(1e-3)
+    }
+}
+
+/// Bytes of weights and of Adam's state: two moments in f32 (f64 where that is trained in), and a master copy where
+/// the weights themselves are narrower. 14 bytes a parameter in bf16.
+pub fn state_bytes(model: &LlmSpec, dtype: Dtype) -> f64 {
+    let per_param = match dtype {
+        // Nothing is trained in integers.
+        Dtype::Bf16 | Dtype::U32 | Dtype::U8 => 2 + 3 * 4,
+        Dtype::F32 => 4 + 2 * 4,
+        Dtype::F64 => 8 + 2 * 8,
+    };
+    model.params() as f64 * f64::from(per_param)
+}

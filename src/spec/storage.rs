@@ -1,0 +1,48 @@
+//! Where checkpoints go: how fast GPUs, nodes and the store itself take and give them.
+
+use super::{Found, Sourced, check_positive, find, read};
+use crate::error::Result;
+use crate::units::{BytesPerSec, Seconds};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StorageSpec {
+    pub name: String,
+    /// Training goes on once its state has been copied to the host's memory.
+    pub in_background: bool,
+    /// Training stands still for so long before a byte is copied: barriers, planning.
+    pub stall: Sourced<Seconds>,
+    /// From a GPU to its host's memory, pinned.
+    pub to_host: Sourced<BytesPerSec>,
+    /// Of a save, besides its bytes: planning, metadata, the last barrier.
+    pub save: Sourced<Seconds>,
+    pub write_per_node: Sourced<BytesPerSec>,
+    /// What the store takes from all nodes together.
+    pub write: Sourced<BytesPerSec>,
+    /// Of loading, besides its bytes.
+    pub load: Sourced<Seconds>,
+    pub read_per_node: Sourced<BytesPerSec>,
+    /// What the store gives to all nodes together.
+    pub read: Sourced<BytesPerSec>,
+}
+
+impl StorageSpec {
+    /// A shipped store by name, or a file by path.
+    pub fn find(name: &str) -> Result<StorageSpec> {
+        StorageSpec::from_found(&find("storage", name)?)
+    }
+
+    fn from_found(found: &Found) -> Result<StorageSpec> {
+        let spec: StorageSpec = read(found)?;
+        let rates = [
+            ("to_host", &spec.to_host),
+            ("write_per_node", &spec.write_per_node),
+            ("write", &spec.write),
+            ("read_per_node", &spec.read_per_node),
+            ("read", &spec.read),
+        ];
+        rates.into_iter().try_for_each(|(field, rate)| check_positive(&found.file, field, rate.value.value()))?;
+        Ok(spec)
+    }
+}
