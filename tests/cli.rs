@@ -6,7 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 17] = [
+    "goodput",
     "sweep",
     "crossover",
     "estimate",
@@ -99,6 +100,13 @@ fn changed_plan(dir: &Path, name: &str, change: impl Fn(String) -> String) {
 
 /// Command lines that are refused, each for one reason.
 const REFUSED: &[&str] = &[
+    // Failures and checkpoints.
+    "goodput --step-time 5s --state 1TB",
+    "goodput --gpus 8 --step-time 0s --state 1TB",
+    "goodput --gpus 8 --step-time 5s --state 1TB --every 1s",
+    "goodput --gpus 8 --step-time 5s --state 1TB --fleet nowhere",
+    "goodput --gpus 8192 --step-time 5s --state 1TB --fleet meta-rsc-1 --spares 2 --work 1d",
+    "goodput --gpus 1048576 --step-time 5s --state 100TB --fleet opt-175b",
     // Degrees.
     "estimate --ulysses 3 --gpus 6 --cluster local-cpu",
     "estimate --ulysses 3",

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(
-    after_help = "Example: foretrain goodput --model llama-3.1-405b --cluster h100-24k-roce --gpus 16384 --tp 8 --pp 16 --options short-ends --global-batch 2048\n         \
+    after_help = "Example: foretrain goodput --model llama-3.1-405b --cluster h100-24k-roce --gpus 16384 --tp 8 --pp 16 --options short-ends --recompute full --global-batch 2048\n         \
                         foretrain goodput --gpus 12288 --step-time 6.34s --state '2.45 TB' --fleet meta-rsc-1 --spares 8\n         \
                         foretrain goodput --gpus 16384 --step-time 5s --state '5.67 TB' --out results/goodput"
 )]
@@ -200,7 +200,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     Ok(Answer::with_error(text, &found, error))
 }
 
-/// What keeps a run from ending.
+/// Why a run does not end.
 fn hopeless(run: &Run) -> Error {
     let short = run.spares.is_some_and(|spares| f64::from(spares) < run.in_repair());
     Error::infeasible(if short {

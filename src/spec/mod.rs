@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn every_shipped_file_is_read() {
         for name in shipped("llm") {
-            LlmSpec::find(name).unwrap();
+            assert_eq!(LlmSpec::find(name).unwrap().name, name);
         }
         for name in shipped("gpu") {
             assert_eq!(GpuSpec::find(name).unwrap().name, name);

@@ -185,7 +185,9 @@ impl LlmSpec {
     /// A shipped model by name, or a config.json by path.
     pub fn find(name: &str) -> Result<LlmSpec> {
         let found = find("llm", name)?;
-        let stem = Path::new(name).file_stem().and_then(|s| s.to_str()).unwrap_or(name);
+        let file = Path::new(name).file_name().and_then(|s| s.to_str()).unwrap_or(name);
+        // Only the ending of a file is none of the name: llama-3.1-405b has a dot of its own.
+        let stem = file.strip_suffix(".json").unwrap_or(file);
         // A folder of a model is better known by its own name than by "config".
         let folder = Path::new(&found.file).parent().and_then(|p| p.file_name()).and_then(|s| s.to_str());
         let name = if found.file.ends_with("config.json") { folder.unwrap_or(stem) } else { stem };
