@@ -271,6 +271,52 @@ fn layers_of_two_kinds() {
     }
 }
 
+fn pairs() -> Vec<Case> {
+    let moe = MoeSpec { shared_ffn: 4, ..case(1, "").moe };
+    let one = Parallelism { dp: 2, ep: 2, zero: 1, ..Parallelism::default() };
+    let of = |words: &str, layers, dense_layers, microbatches, par: Parallelism| {
+        let options = format!("{words}+overlap-exchange").parse().unwrap();
+        let par = Parallelism { options, ..par };
+        Case { moe: MoeSpec { dense_layers, ..moe }, par, layers, microbatches, ..case(1, "") }
+    };
+    vec![
+        of("default", 4, 0, 3, one),
+        of("overlap-shared", 1, 0, 2, one),
+        of("dispatch-deepep-v1-normal", 6, 2, 2, Parallelism { dp: 4, ep: 4, ..one }),
+        of("dispatch-deepep-v1-ll+deepep-hook+no-overlap-grad", 2, 0, 4, Parallelism { pp: 2, ..one }),
+        of("dispatch-hybrid-ep", 10, 3, 5, Parallelism { pp: 3, ..one }),
+        of("dispatch-deepep-v2", 5, 1, 8, Parallelism { pp: 4, ..one }),
+        of("dispatch-hierarchical", 12, 0, 4, Parallelism { pp: 2, vp: 2, ..one }),
+        of("no-overlap-p2p", 11, 3, 8, Parallelism { pp: 4, vp: 2, ..one }),
+        Case {
+            mla: true,
+            ..of("dispatch-allgather+overlap-shared", 5, 2, 2, Parallelism { tp: 2, ring: 2, ep: 4, ..one })
+        },
+    ]
+}
+
+/// Forward and backward layers by turns: nothing changes but when it happens.
+#[test]
+fn beside_another_microbatch() {
+    for case in pairs() {
+        holds(&case, 1e-10);
+    }
+}
+
+/// Every op works on the same numbers, whatever stands between it and the next.
+#[test]
+fn pairs_are_bit_identical_to_one_after_the_other() {
+    for case in pairs() {
+        let case = Case { dtype: Dtype::F32, ..case };
+        let words = case.par.options.to_string();
+        let without = |text: String, word: &str| text.split('+').filter(|w| *w != word).collect::<Vec<_>>().join("+");
+        let alone = without(without(words.clone(), "overlap-exchange"), "deepep-hook");
+        let par = Parallelism { options: alone.parse().unwrap(), ..case.par };
+        let [paired, alone] = [run(&case.plan()), run(&Case { par, ..case.clone() }.plan())];
+        assert!(paired.loss == alone.loss && paired.grads == alone.grads && paired.weights == alone.weights, "{words}");
+    }
+}
+
 /// The kernels as they are in f32, and two bytes on the wire.
 #[test]
 fn narrower_numbers_are_near_the_reference() {

@@ -32,7 +32,7 @@ fn routed(par: &Parallelism, node: u32, routing: &str) -> Plan {
     plan
 }
 
-const CARRIERS: [&str; 7] = [
+const CARRIERS: [&str; 9] = [
     "default",
     "dispatch-allgather",
     "dispatch-deepep-v1-normal",
@@ -40,6 +40,8 @@ const CARRIERS: [&str; 7] = [
     "dispatch-deepep-v2",
     "dispatch-hybrid-ep",
     "dispatch-hierarchical+dispatch-fp8",
+    "overlap-exchange",
+    "dispatch-deepep-v1-normal+dispatch-fp8+overlap-shared+overlap-exchange",
 ];
 
 /// An exchange is one thing for both, however its rows go; a port is shared with nothing else here.
@@ -81,6 +83,71 @@ fn skewed_routings_take_longer() {
     };
     let [even, zipf, hot] = ["balanced", "zipf:1.0", "hot-rank:0.9"].map(step);
     assert!(even < zipf && zipf < hot, "{even} {zipf} {hot}");
+}
+
+/// A mixture in `pp` stages of `vp` chunks, eight microbatches, words.
+fn staged(pp: u32, vp: u32, words: &str) -> Plan {
+    let par = Parallelism { pp, vp, dp: 4, tp: 1, ..way(4, words) };
+    let (model, work) = (mixture(4 * u64::from(pp * vp)), work(&par, 1024, 1, 8));
+    let route = Routing::Balanced.route(&model, &work, &par, 2).unwrap();
+    let plan = build_routed(&model, &work, &par, SM, route).unwrap();
+    check::check(&plan).unwrap();
+    plan
+}
+
+/// Rows that travel beside the compute of another microbatch are waited for less. Nothing else is saved, and what is
+/// under way takes memory.
+#[test]
+fn rows_hide_behind_another_microbatch() {
+    for (pp, vp) in [(1, 1), (2, 1), (2, 2), (4, 1)] {
+        let [alone, paired] =
+            ["dispatch-deepep-v1-normal", "dispatch-deepep-v1-normal+overlap-exchange"].map(|words| {
+                let plan = staged(pp, vp, words);
+                let host = Host::new(plan.ranks(), 2, 10.0);
+                let [all, few] =
+                    [FLAT, foretrain::cost::Effort::SUMS].map(|effort| cost(&plan, host.machine(), effort).unwrap());
+                same(&few, &all);
+                let atoms = link::AtomTable::new(&plan).unwrap();
+                (all.step.value(), all.mean(), memory::Layout::new(&plan, &atoms, 0).unwrap().bytes)
+            });
+        let exposed = |usage: &foretrain::timeline::Usage| usage.exposed.get(&Axis::Ep).copied().unwrap_or(0.0);
+        let [before, after] = [exposed(&alone.1), exposed(&paired.1)];
+        assert!(after < 0.7 * before, "pp {pp} vp {vp}: exposed {before} and {after}");
+        assert!(paired.0 < alone.0, "pp {pp} vp {vp}: {} and {}", alone.0, paired.0);
+        assert!((paired.1.flops / alone.1.flops - 1.0).abs() < 1e-9);
+        assert!(paired.2 > alone.2, "pp {pp} vp {vp}: {} and {} bytes", alone.2, paired.2);
+    }
+}
+
+#[test]
+fn pairs_need_two_microbatches_whose_rows_travel() {
+    let refusal = |model: &LlmSpec, par: Parallelism, batches| {
+        let refused = foretrain::strategy::build(model, &work(&par, 128, 1, batches), &par, SM);
+        refused.expect_err("refused").to_string()
+    };
+    let (mixture, par) = (mixture(4), way(4, "overlap-exchange"));
+    for (model, par, batches, why) in [
+        (&mixture, par, 1, "there is 1; use global_batch 8"),
+        (&mixture, Parallelism { ep: 1, ..par }, 2, "nothing travels with ep 1"),
+        (&mixture, Parallelism { recompute: Recompute::Full, ..par }, 2, "use recompute none"),
+        (&plans::model(4, 4, false), Parallelism { ep: 1, ..par }, 2, "overlap-exchange needs experts"),
+        (
+            &mixture,
+            Parallelism { pp: 2, options: "no-overlap-p2p+overlap-exchange".parse().unwrap(), ..par },
+            2,
+            "use vp",
+        ),
+        (
+            &mixture,
+            Parallelism { options: "deepep-hook+overlap-exchange".parse().unwrap(), ..par },
+            2,
+            "dispatch-deepep-v1-ll",
+        ),
+        (&mixture, Parallelism { options: "wait-passes+overlap-exchange".parse().unwrap(), ..par }, 2, "wait-passes"),
+    ] {
+        let said = refusal(model, par, batches);
+        assert!(said.contains(why), "{said}");
+    }
 }
 
 /// A routing of a file is that of its lines.

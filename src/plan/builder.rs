@@ -79,6 +79,37 @@ impl Builder {
         self.blocks.len() as u32 - 1
     }
 
+    /// A block that does what two others do, by turns: one goes on when the other has sent rows on their way. Its
+    /// formals are those of the first and behind them those of the second; what both work in has to be apart.
+    pub fn braid(&mut self, name: &str, [first, second]: [BlockId; 2]) -> BlockId {
+        let [a, b] = [first, second].map(|block| &self.blocks[block as usize]);
+        let (shift, name) = (a.formals.len() as u32, self.name(name));
+        let formals = a.formals.iter().chain(&b.formals).cloned().collect();
+        let mut turns = [a, b].map(|block| block.ops.split_inclusive(|op| matches!(op.kind, OpKind::Exchange { .. })));
+        let mut ids = [a, b].map(|block| vec![0; block.ops.len()]);
+        let mut ops: Vec<Op> = Vec::with_capacity(a.ops.len() + b.ops.len());
+        let mut idle = 0;
+        for side in [0, 1].into_iter().cycle() {
+            let stretch = turns[side].next().unwrap_or_default();
+            idle = if stretch.is_empty() { idle + 1 } else { 0 };
+            if idle == 2 {
+                break;
+            }
+            for op in stretch {
+                let id = ops.len() as u32;
+                ids[side][op.id as usize] = id;
+                let after = op.after.iter().map(|&earlier| ids[side][earlier as usize]).collect();
+                let kind = op.kind.clone().formals_moved(if side == 0 { 0 } else { shift });
+                ops.push(Op { id, label: op.label.clone(), lane: op.lane, kind, after });
+            }
+        }
+        if let Some(print) = &mut self.print {
+            print.braid([first, second], shift as usize);
+        }
+        self.blocks.push(Block { name, formals, ops });
+        self.blocks.len() as BlockId - 1
+    }
+
     /// The ops of the program, after every block is closed.
     pub fn finish(&mut self) -> Vec<Op> {
         assert_eq!(self.open.len(), 1, "a block is still open");

@@ -282,6 +282,30 @@ pub enum OpKind {
     },
 }
 
+impl TensorRef {
+    fn moved(&mut self, by: u32) {
+        if let TensorRef::Formal(i) = self {
+            *i += by;
+        }
+    }
+}
+
+impl OpKind {
+    /// The same in a block that has `by` other formals before these.
+    pub fn formals_moved(mut self, by: u32) -> OpKind {
+        match &mut self {
+            OpKind::Compute { reads, writes, .. } => reads.iter_mut().chain(writes).for_each(|buf| buf.of.moved(by)),
+            OpKind::Transfer { legs, .. } => legs.iter_mut().for_each(|leg| leg.buf.of.moved(by)),
+            OpKind::Collective { src, dst, .. } => [src, dst].into_iter().for_each(|buf| buf.of.moved(by)),
+            OpKind::Exchange { src, dst, .. } => src.iter_mut().chain(dst).for_each(|buf| buf.of.moved(by)),
+            OpKind::Call { args, .. } => args.iter_mut().for_each(|arg| match arg {
+                Arg::Buf { of, .. } | Arg::Each { tensor: of, .. } => of.moved(by),
+            }),
+        }
+        self
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Op {

@@ -127,6 +127,14 @@ impl Print {
         self.note(&(op, earlier));
     }
 
+    /// A block of the ops of two others, the formals of the second behind the `formals` of the first.
+    pub fn braid(&mut self, [a, b]: [BlockId; 2], formals: usize) {
+        self.note(&("braid", a, b, formals));
+        let [first, second] = [a, b].map(|block| self.closed[block as usize]);
+        let moved = (0..64).filter(|f| second & (1 << f) != 0).map(|f: usize| 1 << (f + formals).min(63));
+        self.closed.push(moved.fold(first, |all, bit: u64| all | bit));
+    }
+
     /// A block `depth` deep is closed.
     pub fn close(&mut self, depth: usize) {
         self.note(&("close", depth));

@@ -147,6 +147,10 @@ pub struct Options {
     pub dispatch_fp8: bool,
     /// Experts that every token visits compute while rows travel.
     pub overlap_shared: bool,
+    /// Rows of one microbatch travel beside the compute of another.
+    pub overlap_exchange: bool,
+    /// Low-latency kernels send, return, and receive when asked.
+    pub deepep_hook: bool,
 }
 
 /// A choice other than the default.
@@ -335,6 +339,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.dispatch == Dispatch::DeepepLowLatency,
     },
     Word {
+        name: "deepep-hook",
+        about: "experts: DeepEP's low-latency kernels leave the SMs to others while rows travel (return_recv_hook)",
+        set: |o| o.deepep_hook = true,
+        is_set: |o| o.deepep_hook,
+    },
+    Word {
         name: "dispatch-deepep-v2",
         about: "experts: DeepEP V2, hybrid over scale-out and scale-up",
         set: |o| o.dispatch = Dispatch::DeepepV2,
@@ -363,6 +373,12 @@ pub const WORDS: &[Word] = &[
         about: "experts that every token visits compute while rows travel to the others and back",
         set: |o| o.overlap_shared = true,
         is_set: |o| o.overlap_shared,
+    },
+    Word {
+        name: "overlap-exchange",
+        about: "experts: a layer forward in one microbatch and one backward in another by turns, so that rows travel beside compute (DualPipe, Megatron Core's 1F1B overlap)",
+        set: |o| o.overlap_exchange = true,
+        is_set: |o| o.overlap_exchange,
     },
 ];
 

@@ -216,7 +216,9 @@ fn algo(options: &Options, tokens: u64) -> ExchangeAlgo {
         Dispatch::Nccl => ExchangeAlgo::Nccl,
         Dispatch::AllGather => ExchangeAlgo::AllGather,
         Dispatch::DeepepNormal => ExchangeAlgo::DeepepNormal { sms: DEEPEP_SMS },
-        Dispatch::DeepepLowLatency => ExchangeAlgo::DeepepLowLatency { hook: false, slots: tokens as u32 },
+        Dispatch::DeepepLowLatency => {
+            ExchangeAlgo::DeepepLowLatency { hook: options.deepep_hook, slots: tokens as u32 }
+        }
         Dispatch::DeepepV2 => ExchangeAlgo::DeepepV2Hybrid { sms: DEEPEP_V2_SMS },
         Dispatch::HybridEp => ExchangeAlgo::HybridEp { sms: HYBRID_EP_SMS },
         Dispatch::Hierarchical => ExchangeAlgo::Hierarchical,

@@ -6,8 +6,8 @@ use super::ulysses::padded;
 use crate::error::{Error, Result};
 use crate::plan::Route;
 use crate::spec::{
-    AttentionSpec, KvPath, LlmSpec, Mask, Mlp, Parallelism, Pass, Positions, Recompute, RingBackward, RingLayout,
-    RingMerge, Workload,
+    AttentionSpec, Dispatch, KvPath, LlmSpec, Mask, Mlp, Parallelism, Pass, Positions, Recompute, RingBackward,
+    RingLayout, RingMerge, Workload,
 };
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
@@ -69,7 +69,7 @@ fn latent(model: &LlmSpec, par: &Parallelism) -> Result<()> {
 fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let (ep, o) = (par.ep, par.options);
     let Some(moe) = model.moe else {
-        return match (ep, o.words().iter().find(|w| w.starts_with("dispatch-") || **w == "overlap-shared")) {
+        return match (ep, o.words().into_iter().find(|word| of_experts(word))) {
             (1, None) => Ok(()),
             (1, Some(word)) => {
                 Err(Error::infeasible(format!("options: {word} needs experts; {} has none", model.name)))
@@ -96,11 +96,33 @@ fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
             "overlap-shared, but no expert that every token visits; leave it out",
         ),
         (o.dispatch_fp8 && ep == 1, "dispatch-fp8, but nothing travels with ep 1; leave it out"),
+        (
+            o.overlap_exchange && o.no_overlap_p2p && par.vp == 1,
+            "overlap-exchange and no-overlap-p2p without interleaving, which would wait between the two of a pair; use vp \
+             above 1, or leave no-overlap-p2p out",
+        ),
+        (
+            o.deepep_hook && o.dispatch != Dispatch::DeepepLowLatency,
+            "deepep-hook, which only the low-latency kernels have; use dispatch-deepep-v1-ll",
+        ),
+        (
+            o.deepep_hook && !o.overlap_exchange && !o.overlap_shared,
+            "deepep-hook where nothing computes while rows travel; add overlap-shared or overlap-exchange",
+        ),
+        (o.overlap_exchange && ep == 1, "overlap-exchange, but nothing travels with ep 1; leave it out"),
+        (
+            o.overlap_exchange && par.recompute == Recompute::Full,
+            "overlap-exchange where layers are computed again, their exchanges within the backward pass; use recompute none",
+        ),
     ];
     match refused.iter().find(|(has, _)| *has) {
         Some((_, what)) => Err(Error::infeasible(format!("experts: not together with {what}"))),
         None => Ok(()),
     }
+}
+
+fn of_experts(word: &str) -> bool {
+    word.starts_with("dispatch-") || ["overlap-shared", "overlap-exchange", "deepep-hook"].contains(&word)
 }
 
 /// A route is for the experts and the ranks of the step, and for no more tokens than a rank has.
@@ -235,7 +257,12 @@ fn options(par: &Parallelism) -> Result<()> {
         ("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1"),
         ("no-overlap-grad", o.no_overlap_grad, par.zero < 2, "zero 0 or 1"),
         ("no-overlap-p2p", o.no_overlap_p2p, par.pp > 1, "pp above 1"),
-        ("wait-passes", o.wait_passes, par.pp == 1 && par.zero < 2, "pp 1, and zero 0 or 1"),
+        (
+            "wait-passes",
+            o.wait_passes,
+            par.pp == 1 && par.zero < 2 && !o.overlap_exchange,
+            "pp 1, zero 0 or 1, and no overlap-exchange",
+        ),
     ];
     if o.no_prefetch && par.zero < 2 {
         let why = format!("options: no-prefetch needs zero 2 or 3, not {}; leave it out", par.zero);
@@ -345,6 +372,14 @@ fn uneven(layers: u64, parts: u64) -> Vec<u32> {
 fn pipeline(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     layers_of_stages(model, par)?;
     let (m, pp) = (work.global_batch / (u64::from(par.dp) * work.micro_batch), u64::from(par.pp));
+    if par.options.overlap_exchange && m < 2 {
+        let why = format!(
+            "options: overlap-exchange puts the rows of one microbatch beside the compute of another, and there is {m}; \
+             use global_batch {} or leave it out",
+            2 * u64::from(par.dp) * work.micro_batch
+        );
+        return Err(Error::infeasible(why));
+    }
     if par.vp > 1 && !m.is_multiple_of(pp) {
         let why = format!(
             "vp: {m} microbatches are not a multiple of pp {pp}, which vp {} needs; use global_batch {} or vp 1",

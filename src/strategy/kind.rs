@@ -22,6 +22,8 @@ pub struct Kind {
     /// Every layer has slots of its own for what it keeps; else one serves all, as they are computed again.
     pub keeps: bool,
     pub scratch: Scratch,
+    /// What the forward pass works in, where it runs beside a backward pass.
+    pub scratch_ahead: Option<Scratch>,
     /// One of each for all microbatches, or one for every one where their rows go other ways.
     pub blocks: Vec<Blocks>,
     /// The block that sums the gradient of one layer, where that is not beside the backward pass.
@@ -148,7 +150,7 @@ impl Kind {
         let w = self.weights().formals(b, "w");
         let [x, x_out] = ["x", "x_out"].map(|name| b.formal(name));
         let keep = self.saved.formals(b);
-        self.layer.forward(b, &self.scratch, w, x, x_out, &keep);
+        self.layer.forward(b, self.scratch_ahead.as_ref().unwrap_or(&self.scratch), w, x, x_out, &keep);
         b.close()
     }
 

@@ -4,6 +4,7 @@
 //! ```text
 //! stage s   warm-up: w forwards | steady: 1 forward, 1 backward, .. | cool-down: w backwards
 //! w = p-1-s, or 2(p-1-s) + (v-1)p interleaved, and never more than there are forwards
+//! in pairs  w = 2(p-1-s) + (v-1)p + 1, steady: a forward beside a backward of an earlier microbatch
 //! ```
 //! Virtual stage c*p + s is chunk c of stage s. What a stage receives next is asked for one unit ahead, and
 //! what it has computed is sent while the next unit runs: sending and receiving are decoupled from compute
@@ -29,10 +30,21 @@ pub enum Act {
     /// Asks for the input of a forward unit into a slot of inputs, or for the gradient of a backward unit's
     /// output into a pair of gradients.
     Receive { unit: Unit, slot: u32 },
-    /// Runs a unit with its slots of inputs and of kept activations, into one of two outputs.
-    Forward { unit: Unit, input: u32, kept: u32, output: u32 },
-    /// Layers write the two gradients of a pair by turns.
-    Backward { unit: Unit, input: u32, kept: u32, gradient: u32 },
+    /// Into one of two outputs.
+    Forward(Pass),
+    /// From and to a pair of gradients, which layers write by turns.
+    Backward(Pass),
+    /// A forward and a backward unit of different microbatches, layer by layer by turns.
+    Pair { forward: Pass, backward: Pass },
+}
+
+/// A unit with its slots of inputs and of kept activations, and that of its output or its pair of gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pass {
+    pub unit: Unit,
+    pub input: u32,
+    pub kept: u32,
+    pub to: u32,
 }
 
 /// How a model is cut into stages, and how many microbatches pass through.
@@ -45,6 +57,9 @@ pub struct Pipeline {
     pub layers: Vec<u32>,
     /// What a stage receives is asked for one unit ahead.
     pub ahead: bool,
+    /// Forward and backward units go in pairs. Then no unit of a pair needs the other, nor another stage's of the same
+    /// moment: each stage is one pair further ahead of the next, as DualPipe's are, and interleaved ones one unit.
+    pub pairs: bool,
 }
 
 /// Slots that are taken and given back, those longest free first.
@@ -77,6 +92,11 @@ pub struct Flow {
 }
 
 impl Pipeline {
+    /// Units are written out one by one: there are stages, or pairs.
+    pub fn is_staged(&self) -> bool {
+        self.stages > 1 || self.pairs
+    }
+
     pub fn is_first(&self, stage: u32, chunk: u32) -> bool {
         stage == 0 && chunk == 0
     }
@@ -125,7 +145,10 @@ impl Pipeline {
     fn warm_up(&self, stage: u32) -> u32 {
         let after = self.stages - 1 - stage;
         let all = self.microbatches * self.chunks;
-        all.min(if self.chunks == 1 { after } else { 2 * after + (self.chunks - 1) * self.stages })
+        all.min(match (self.chunks, self.pairs) {
+            (1, false) => after,
+            (chunks, pairs) => 2 * after + (chunks - 1) * self.stages + u32::from(pairs),
+        })
     }
 
     /// The k-th forward or backward unit: p microbatches go through a chunk before the next p, or the next
@@ -164,7 +187,7 @@ impl Pipeline {
         let (mut inputs, mut kept, mut gradients) = (Slots::default(), Slots::default(), Slots::default());
         let mut held: BTreeMap<(u32, u32), (u32, u32)> = BTreeMap::new();
         let mut asked: BTreeMap<Unit, u32> = BTreeMap::new();
-        let mut turn = 0;
+        let (mut turn, mut forward) = (0, None);
         for (u, &unit) in units.iter().enumerate() {
             // The unit itself, the one behind it, and the next of its direction.
             let next = units[u + 1..].iter().position(|other| other.forward == unit.forward).map(|at| u + 1 + at);
@@ -181,11 +204,20 @@ impl Pipeline {
             if unit.forward {
                 let (input, slot) = (slot.unwrap_or_else(|| inputs.take()), kept.take());
                 held.insert(key, (input, slot));
-                acts.push(Act::Forward { unit, input, kept: slot, output: turn });
+                let pass = Pass { unit, input, kept: slot, to: turn };
                 turn = 1 - turn;
+                if self.pairs && u as u32 >= self.warm_up(stage) {
+                    forward = Some(pass);
+                } else {
+                    acts.push(Act::Forward(pass));
+                }
             } else {
                 let ((input, kept_in), gradient) = (held[&key], slot.unwrap_or_else(|| gradients.take()));
-                acts.push(Act::Backward { unit, input, kept: kept_in, gradient });
+                let backward = Pass { unit, input, kept: kept_in, to: gradient };
+                acts.push(match forward.take() {
+                    Some(forward) => Act::Pair { forward, backward },
+                    None => Act::Backward(backward),
+                });
                 inputs.give_back(input);
                 kept.give_back(kept_in);
                 gradients.give_back(gradient);
@@ -211,7 +243,7 @@ mod tests {
 
     fn pipeline(stages: u32, chunks: u32, microbatches: u32) -> Pipeline {
         let layers = vec![1; (stages * chunks) as usize];
-        Pipeline { stages, chunks, microbatches, layers, ahead: true }
+        Pipeline { stages, chunks, microbatches, layers, ahead: true, pairs: false }
     }
 
     #[test]

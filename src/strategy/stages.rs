@@ -4,11 +4,14 @@
 //! The gradient of a layer is summed over the data-parallel ranks behind its last microbatch. An embedding
 //! that serves as output matrix too is on the first and the last stage, which add up its gradients.
 
+mod pair;
+
 use super::kind::Kind;
-use super::pipeline::{Act, Flow, Pipeline, Unit};
+use super::pipeline::{Act, Flow, Pass, Pipeline, Unit};
 use super::step::Step;
 use super::transformer::Flats;
 use crate::plan::*;
+use pair::{Key, Pairs};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -29,7 +32,8 @@ pub struct Staged<'s, 'a> {
     step: &'s mut Step<'a>,
     flows: Vec<Flow>,
     /// By the layers that they have, and by the microbatch where the rows of each go other ways.
-    chunks: BTreeMap<(Counts, u32), Chunk>,
+    chunks: BTreeMap<Key, Chunk>,
+    pairs: Pairs,
     embed: [BlockId; 2],
     head: BlockId,
     /// Inputs of chunks, and those of the other layers of a chunk, by microbatch in flight.
@@ -48,7 +52,7 @@ pub struct Staged<'s, 'a> {
 impl Pipeline {
     /// Slots for what the layers `of` keep where nothing is computed again.
     pub fn saved_slots(&self, of: &Range<u32>) -> u32 {
-        if self.stages == 1 {
+        if !self.is_staged() {
             return of.len() as u32;
         }
         let holds = |stage: &u32| self.held(*stage, of) > 0;
@@ -79,6 +83,7 @@ impl<'s, 'a> Staged<'s, 'a> {
             step,
             flows,
             chunks: BTreeMap::new(),
+            pairs: Pairs::default(),
             embed,
             head,
             input,
@@ -109,8 +114,8 @@ impl<'s, 'a> Staged<'s, 'a> {
         self.step.kinds.iter().map(|kind| self.step.pipe.count(stage, chunk, &kind.layers)).collect()
     }
 
-    fn chunk_of(&self, counts: &Counts, unit: Unit) -> Chunk {
-        self.chunks[&(counts.clone(), unit.microbatch.min(self.step.variants() - 1))]
+    fn key(&self, stage: u32, unit: Unit) -> Key {
+        (self.counts(stage, unit.chunk), unit.microbatch.min(self.step.variants() - 1))
     }
 
     /// What `of` names of each kind that a chunk has layers of, from the first of them on, as arguments.
@@ -135,8 +140,14 @@ impl<'s, 'a> Staged<'s, 'a> {
         for act in self.flows[stage as usize].acts.clone() {
             match act {
                 Act::Receive { unit, slot } => self.receive(stage, unit, slot),
-                Act::Forward { unit, input, kept, output } => self.forward(stage, unit, input, kept, output),
-                Act::Backward { unit, input, kept, gradient } => self.backward(stage, unit, input, kept, gradient),
+                Act::Forward(pass) => self.forward(stage, pass),
+                Act::Backward(pass) => self.backward(stage, pass),
+                // Sums of gradients are for a backward pass alone, and no schedule has one of these in a pair.
+                Act::Pair { forward, backward } if self.sums(backward.unit) => {
+                    self.forward(stage, forward);
+                    self.backward(stage, backward);
+                }
+                Act::Pair { forward, backward } => self.pair(stage, forward, backward),
             }
         }
         if self.step.par.options.no_overlap_grad {
@@ -146,7 +157,7 @@ impl<'s, 'a> Staged<'s, 'a> {
             }
         }
         if embed {
-            if tied {
+            if tied && !(first && last) {
                 self.sum_tied();
             }
             self.step.sync_embed();
@@ -215,54 +226,84 @@ impl<'s, 'a> Staged<'s, 'a> {
         }
     }
 
-    fn forward(&mut self, stage: u32, unit: Unit, input: u32, kept: u32, output: u32) {
-        let (first, last) = (self.step.pipe.is_first(stage, unit.chunk), self.step.pipe.is_last(stage, unit.chunk));
-        let name = format!("{}.{}", unit.chunk, unit.microbatch);
-        let (input, out) = (self.input.slot(input), if last { self.step.x } else { self.output.slot(output) });
-        self.passed(stage, unit, input);
-        if first {
-            let tokens = self.step.tokens.slot(unit.microbatch);
-            self.step.b.call(&format!("embed.{name}"), self.embed[0], 1, &[tokens.into(), input.into()]);
-        }
-        let counts = self.counts(stage, unit.chunk);
-        let mut args = self.args(stage, unit.chunk, Kind::weights);
-        args.extend([input, self.inner_of(kept), out].map(Arg::from));
-        args.extend(self.saved_of(&counts, kept));
-        self.step.b.call(&format!("fwd.{name}"), self.chunk_of(&counts, unit).forward, 1, &args);
-        if !last {
-            self.send(stage, unit, out);
+    fn forward(&mut self, stage: u32, pass: Pass) {
+        self.passed(stage, pass.unit, self.input.slot(pass.input));
+        self.begin_forward(stage, pass);
+        let (block, args) = (self.chunks[&self.key(stage, pass.unit)].forward, self.forward_args(stage, pass));
+        let Unit { chunk, microbatch, .. } = pass.unit;
+        self.step.b.call(&format!("fwd.{chunk}.{microbatch}"), block, 1, &args);
+        self.end_forward(stage, pass);
+    }
+
+    fn begin_forward(&mut self, stage: u32, Pass { unit, input, .. }: Pass) {
+        if self.step.pipe.is_first(stage, unit.chunk) {
+            let args = [self.step.tokens.slot(unit.microbatch).into(), self.input.slot(input).into()];
+            self.step.b.call(&format!("embed.{}.{}", unit.chunk, unit.microbatch), self.embed[0], 1, &args);
         }
     }
 
-    fn backward(&mut self, stage: u32, unit: Unit, input: u32, kept: u32, gradient: u32) {
-        let (first, last) = (self.step.pipe.is_first(stage, unit.chunk), self.step.pipe.is_last(stage, unit.chunk));
-        let name = format!("{}.{}", unit.chunk, unit.microbatch);
-        let sums = !self.step.par.options.no_overlap_grad && unit.microbatch + 1 == self.step.pipe.microbatches;
-        let dx = self.dx.slot(2 * gradient);
-        self.passed(stage, unit, dx);
-        if last {
-            let targets = self.step.targets.slot(unit.microbatch);
-            let args = [targets, self.step.x, dx].map(Arg::from);
-            self.step.b.call(&format!("head.{name}"), self.head, 1, &args);
-            if sums {
-                self.step.sync_head();
-            }
-        }
-        let counts = self.counts(stage, unit.chunk);
+    fn forward_args(&self, stage: u32, pass: Pass) -> Vec<Arg> {
+        let Pass { unit, input, kept, .. } = pass;
         let mut args = self.args(stage, unit.chunk, Kind::weights);
-        args.extend(self.args(stage, unit.chunk, Kind::gradients));
-        args.extend([self.input.slot(input), self.inner_of(kept), dx].map(Arg::from));
-        args.extend(self.saved_of(&counts, kept));
-        let (chunk, layers) = (self.chunk_of(&counts, unit), counts.iter().sum::<u32>());
+        args.extend([self.input.slot(input), self.inner_of(kept), self.out_of(stage, pass)].map(Arg::from));
+        args.extend(self.saved_of(&self.counts(stage, unit.chunk), kept));
+        args
+    }
+
+    /// Where the last layer of a forward unit writes.
+    fn out_of(&self, stage: u32, Pass { unit, to, .. }: Pass) -> Buf {
+        if self.step.pipe.is_last(stage, unit.chunk) { self.step.x } else { self.output.slot(to) }
+    }
+
+    fn end_forward(&mut self, stage: u32, pass: Pass) {
+        if !self.step.pipe.is_last(stage, pass.unit.chunk) {
+            self.send(stage, pass.unit, self.out_of(stage, pass));
+        }
+    }
+
+    /// Whether gradients are whole behind a backward unit, and summed there.
+    fn sums(&self, unit: Unit) -> bool {
+        !self.step.par.options.no_overlap_grad && unit.microbatch + 1 == self.step.pipe.microbatches
+    }
+
+    fn backward(&mut self, stage: u32, pass: Pass) {
+        let (unit, sums) = (pass.unit, self.sums(pass.unit));
+        self.passed(stage, unit, self.dx.slot(2 * pass.to));
+        self.begin_backward(stage, pass);
+        let (chunk, mut args) = (self.chunks[&self.key(stage, unit)], self.backward_args(stage, pass));
         if sums {
             args.extend(self.args(stage, unit.chunk, |kind| self.step.shares(kind)));
         }
         let block = if sums { chunk.last } else { chunk.backward };
-        self.step.b.call(&format!("bwd.{name}"), block, 1, &args);
-        let out = self.dx.slot(2 * gradient + layers % 2);
-        if first {
-            let tokens = self.step.tokens.slot(unit.microbatch);
-            self.step.b.call(&format!("embed_bwd.{name}"), self.embed[1], 1, &[tokens.into(), out.into()]);
+        self.step.b.call(&format!("bwd.{}.{}", unit.chunk, unit.microbatch), block, 1, &args);
+        self.end_backward(stage, pass);
+    }
+
+    fn begin_backward(&mut self, stage: u32, Pass { unit, to, .. }: Pass) {
+        if self.step.pipe.is_last(stage, unit.chunk) {
+            let targets = self.step.targets.slot(unit.microbatch);
+            let args = [targets, self.step.x, self.dx.slot(2 * to)].map(Arg::from);
+            self.step.b.call(&format!("head.{}.{}", unit.chunk, unit.microbatch), self.head, 1, &args);
+            if self.sums(unit) {
+                self.step.sync_head();
+            }
+        }
+    }
+
+    fn backward_args(&self, stage: u32, Pass { unit, input, kept, to }: Pass) -> Vec<Arg> {
+        let mut args = self.args(stage, unit.chunk, Kind::weights);
+        args.extend(self.args(stage, unit.chunk, Kind::gradients));
+        args.extend([self.input.slot(input), self.inner_of(kept), self.dx.slot(2 * to)].map(Arg::from));
+        args.extend(self.saved_of(&self.counts(stage, unit.chunk), kept));
+        args
+    }
+
+    fn end_backward(&mut self, stage: u32, Pass { unit, to, .. }: Pass) {
+        let layers = self.counts(stage, unit.chunk).iter().sum::<u32>();
+        let out = self.dx.slot(2 * to + layers % 2);
+        if self.step.pipe.is_first(stage, unit.chunk) {
+            let args = [self.step.tokens.slot(unit.microbatch).into(), out.into()];
+            self.step.b.call(&format!("embed_bwd.{}.{}", unit.chunk, unit.microbatch), self.embed[1], 1, &args);
         } else {
             self.send(stage, unit, out);
         }

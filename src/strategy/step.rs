@@ -112,7 +112,7 @@ fn write(
         feasible::route(model, work, par, route)?;
     }
     let mut step = Step::new(b, model, work, par, engines, (routes, apart))?;
-    if step.pipe.stages > 1 {
+    if step.pipe.is_staged() {
         let programs = Staged::new(&mut step).programs();
         return Ok(step.finish(programs));
     }
@@ -220,6 +220,7 @@ impl<'a> Step<'a> {
             layers: feasible::layers_of_stages(model, par)?,
             // Interleaved, nobody could send before the next receives: there the CPU alone waits.
             ahead: !par.options.no_overlap_p2p || par.vp > 1,
+            pairs: par.options.overlap_exchange,
         };
         // One in use, one on its way.
         let whole = if par.options.no_prefetch { 1 } else { 2 };
@@ -235,7 +236,7 @@ impl<'a> Step<'a> {
         let tokens = act("tokens", &[n], Dtype::U32, microbatches);
         let targets = act("targets", &[n], Dtype::U32, microbatches);
         // Stages keep theirs by microbatch in flight: `stages` declares them.
-        let staged = pipe.stages > 1;
+        let staged = pipe.is_staged();
         let x = if staged { tokens } else { act("x", &[rows, h], work.dtype, l + 1) };
         let loss = b.tensor("loss", &[1], acc, TensorKind::Grad, 1);
         let dx = if staged { tokens } else { b.tensor("dx", &[rows, h], work.dtype, TensorKind::Workspace, 2) };
@@ -243,8 +244,21 @@ impl<'a> Step<'a> {
             .map(|(((prefix, _, layers), layer), (flat, experts))| {
                 let slots = pipe.saved_slots(&layers);
                 let (saved, scratch) = Kind::buffers_of(&mut b, &layer, par.recompute, slots);
-                let keeps = par.recompute != Recompute::Full;
-                Kind { prefix, layers, layer, flat, experts, saved, keeps, scratch, blocks: vec![], sums: 0, fill: 0 }
+                let scratch_ahead = pipe.pairs.then(|| layer.scratch(&mut b));
+                Kind {
+                    prefix,
+                    layers,
+                    layer,
+                    flat,
+                    experts,
+                    saved,
+                    keeps: par.recompute != Recompute::Full,
+                    scratch,
+                    scratch_ahead,
+                    blocks: vec![],
+                    sums: 0,
+                    fill: 0,
+                }
             })
             .collect();
         Ok(Step {
@@ -546,7 +560,7 @@ impl<'a> Step<'a> {
             microbatches: self.microbatches,
             loss: self.loss.tensor(),
             hidden: self.x.tensor(),
-            hidden_slot: if self.pipe.stages > 1 { 0 } else { self.layer_count() },
+            hidden_slot: if self.pipe.is_staged() { 0 } else { self.layer_count() },
         };
         let table = (0..self.pipe.stages).collect();
         let print = self.b.take_print();
