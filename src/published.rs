@@ -17,6 +17,7 @@ pub mod measured;
 mod mixture;
 mod network;
 mod options;
+mod pair;
 pub mod products;
 pub mod read;
 mod runs;

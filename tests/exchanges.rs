@@ -31,6 +31,16 @@ fn deepep_tables() {
     within(&all, "deepep-v2-sm-golden", "#", 0.0);
 }
 
+/// Four layers with experts forward beside four backward, as DeepSeek published the trace of it. A fifth of it is not
+/// in our plan: attention (20.1 ms there, 21.0 here) and grouped products agree, but neither are projections computed
+/// again behind the norms, nor is compute slowed as much as there.
+#[test]
+fn deepseeks_pair_of_chunks() {
+    let all = verdicts("exchange.json");
+    within(&all, "dsv3-profile-train", "#", 0.20);
+    within(&all, "dsv3-training", "#", 0.10);
+}
+
 /// The median error of a table whose ids contain `way`.
 fn median(all: &[Verdict], table: &str, way: &str) -> f64 {
     let of = all.iter().filter(|v| v.group.contains(table) && v.id.contains(way));

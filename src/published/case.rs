@@ -58,6 +58,10 @@ pub struct Training {
     pub flops_convention: String,
     pub mfu: Option<f64>,
     pub hfu: Option<f64>,
+    /// Seconds of a forward and a backward chunk side by side, each of all layers that are stated.
+    pub pair_s: Option<f64>,
+    /// Remarks, which may name what was switched on.
+    pub notes: String,
 }
 
 /// The experts of a mixture.

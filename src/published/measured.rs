@@ -8,6 +8,8 @@ use super::convention::Convention;
 pub enum Quantity {
     /// Seconds of one step.
     Step,
+    /// Seconds of a forward and a backward chunk side by side.
+    Pair,
     TokensPerGpu,
     Tflops(Convention),
     /// Share of the peak.
@@ -27,6 +29,7 @@ impl Measured {
         let stated = Convention::of(&run.flops_convention, recomputes);
         let all = [
             (run.iteration_s, Quantity::Step),
+            (run.pair_s, Quantity::Pair),
             (run.tokens_per_s_per_gpu, Quantity::TokensPerGpu),
             (run.tflops_per_gpu, Quantity::Tflops(stated)),
             (run.mfu, Quantity::Utilization(Convention { recompute: false, ..stated })),
@@ -38,6 +41,7 @@ impl Measured {
 
 /// A predicted step, and what turns its seconds into other units.
 pub struct Step<'a> {
+    /// Or of a pair of chunks in it.
     pub seconds: f64,
     /// Of a step.
     pub tokens: f64,
@@ -50,7 +54,7 @@ pub struct Step<'a> {
 impl Quantity {
     pub fn unit(self) -> &'static str {
         match self {
-            Quantity::Step => "s",
+            Quantity::Step | Quantity::Pair => "s",
             Quantity::TokensPerGpu => "tokens/s/GPU",
             Quantity::Tflops(_) => "TFLOP/s/GPU",
             Quantity::Utilization(_) => "of peak",
@@ -61,7 +65,7 @@ impl Quantity {
     pub fn of(self, step: &Step) -> f64 {
         let tokens = step.tokens / step.seconds / step.gpus;
         match self {
-            Quantity::Step => step.seconds,
+            Quantity::Step | Quantity::Pair => step.seconds,
             Quantity::TokensPerGpu => tokens,
             Quantity::Tflops(convention) => tokens * (step.flops_per_token)(convention) / 1e12,
             Quantity::Utilization(convention) => tokens * (step.flops_per_token)(convention) / step.peak,

@@ -2,7 +2,7 @@
 
 use super::case::{Experts, Training};
 use super::words::squeezed;
-use crate::spec::{Gate, LlmSpec, MlaSpec, MoeSpec, Score};
+use crate::spec::{Gate, Groups, LlmSpec, MlaSpec, MoeSpec, Score};
 
 /// DeepSeek-V2 and -V3 alike (arXiv:2405.04434, section 2.1; arXiv:2412.19437, section 4.2).
 const LATENT: MlaSpec = MlaSpec { q_lora: None, kv_lora: 512, rope_dim: 64, nope_dim: 128, v_dim: 128 };
@@ -18,7 +18,7 @@ pub fn mixed(model: LlmSpec, run: &Training) -> Result<LlmSpec, String> {
         shared_ffn: stated.shared.unwrap_or(0) * stated.ffn.unwrap_or(0),
         dense_layers: stated.dense_layers.unwrap_or(0),
         gate: gate(stated),
-        groups: None,
+        groups: groups(run, stated),
     };
     let mla = stated.kv_lora.map(|kv_lora| MlaSpec { q_lora: stated.q_lora, kv_lora, ..LATENT });
     let mut mixed = LlmSpec { moe: Some(moe), mla, ..model };
@@ -26,6 +26,12 @@ pub fn mixed(model: LlmSpec, run: &Training) -> Result<LlmSpec, String> {
         mixed.window = Some(between(window, seq));
     }
     Ok(mixed)
+}
+
+/// DeepSeek-V3's tokens keep to four of eight groups, which nodes hold (arXiv:2412.19437, section 4.2).
+fn groups(run: &Training, stated: &Experts) -> Option<Groups> {
+    let limited = squeezed(&run.model).contains("deepseekv3") && stated.n == Some(256);
+    limited.then_some(Groups { count: 8, kept: 4 })
 }
 
 fn gate(stated: &Experts) -> Gate {
@@ -49,32 +55,97 @@ pub fn ep(run: &Training, model: &LlmSpec, stage: u32, node: u32) -> u32 {
     run.ep.unwrap_or_else(|| (1..=node.min(stage)).rev().find(|n| fits(*n)).unwrap_or(1))
 }
 
-/// Who carries the rows in the recipes of Megatron-Bridge, by model and GPU, the first line that fits
-/// (github:NVIDIA-NeMo/Megatron-Bridge scripts/performance/configs, 2025-11 to 2026-08).
-const RECIPES: &[(&str, &str, &[&str])] = &[
+/// What the recipes of Megatron-Bridge do with rows of experts, by model and GPU from a release on
+/// (github:NVIDIA-NeMo/Megatron-Bridge scripts/performance/configs, 2025-11 to 2026-08): who carries them, and whether
+/// they travel beside another microbatch (`moe_a2a_overlap`).
+struct Recipe {
+    model: &'static str,
+    gpu: &'static str,
+    since: f64,
+    words: &'static [&'static str],
+}
+
+const fn recipe(model: &'static str, gpu: &'static str, since: f64, words: &'static [&'static str]) -> Recipe {
+    Recipe { model, gpu, since, words }
+}
+
+/// The first line that fits.
+const RECIPES: &[Recipe] = &[
     // In one domain of NVLink GPT-OSS has Megatron's own all-to-all, too, except in the newest recipes.
-    ("gptoss", "", &[]),
-    ("qwen3235b", "h100", &[]),
-    ("qwen3235b", "b200", &[]),
-    ("qwen3235b", "b300", &[]),
-    ("", "", &["dispatch-hybrid-ep"]),
+    recipe("gptoss", "gb", 26.06, &["dispatch-hybrid-ep", BESIDE]),
+    recipe("gptoss", "", 0.0, &[]),
+    recipe("qwen3235b", "h100", 0.0, &[BESIDE]),
+    recipe("qwen3235b", "b200", 0.0, &[]),
+    recipe("qwen3235b", "b300", 0.0, &[]),
+    recipe("deepseekv3", "gb", 26.06, &["dispatch-hybrid-ep", BESIDE]),
+    recipe("", "", 0.0, &["dispatch-hybrid-ep"]),
 ];
 
+const BESIDE: &str = "overlap-exchange";
+
+/// DeepSeek's own training, whose kernels came to be DeepEP: rows travel there in FP8 (arXiv:2412.19437, section 3.3.3), beside
+/// the other half of a pair of microbatches (section 3.2.1).
+const DEEPSEEK: &[&str] = &["dispatch-deepep-v1-normal", "dispatch-fp8", BESIDE];
+
 /// The words of who carries the rows, by what a source calls it; Megatron-LM's own all-to-all where it says nothing.
-pub fn dispatch(run: &Training) -> &'static [&'static str] {
-    let system = squeezed(&run.system);
-    if ["megatronbridge", "nemo"].iter().any(|word| system.contains(word)) {
+pub fn dispatch(run: &Training) -> Vec<&'static str> {
+    let (system, notes) = (squeezed(&run.system), squeezed(&run.notes));
+    let mut words = carried(run, &system).to_vec();
+    let said = ["a2aoverlap", "1f1boverlap", "epoverlapon", "hybridep+overlap"];
+    if said.iter().any(|word| notes.contains(word) || system.contains(word)) && !words.contains(&BESIDE) {
+        words.push(BESIDE);
+    }
+    // Megatron Core asks for an interleaved pipeline, or none.
+    let plain = run.pp.unwrap_or(1) > 1 && run.vp.unwrap_or(1) == 1 && system.contains("megatron");
+    words.retain(|word| *word != BESIDE || !plain);
+    words
+}
+
+fn carried(run: &Training, system: &str) -> &'static [&'static str] {
+    if let Some(name) = ["megatronbridge", "nemo"].iter().find(|word| system.contains(*word)) {
         let (model, gpu) = (squeezed(&run.model), squeezed(&run.gpu));
-        let fits = |line: &&(&str, &str, &[&str])| model.contains(line.0) && gpu.starts_with(line.1);
-        return RECIPES.iter().find(fits).map_or(&[], |line| line.2);
+        let release = release(system, name);
+        let fits = |line: &&Recipe| model.contains(line.model) && gpu.starts_with(line.gpu) && release >= line.since;
+        return RECIPES.iter().find(fits).map_or(&[], |line| line.words);
     }
     let names: &[(&str, &[&str])] = &[
         ("hybridep", &["dispatch-hybrid-ep"]),
         ("deepep", &["dispatch-deepep-v1-normal"]),
-        // DeepSeek's own kernels came to be DeepEP; rows travel in FP8 (arXiv:2412.19437, section 3.3.3).
-        ("hai-llm", &["dispatch-deepep-v1-normal", "dispatch-fp8"]),
-        ("haillm", &["dispatch-deepep-v1-normal", "dispatch-fp8"]),
+        ("haillm", DEEPSEEK),
+        ("dualpipe", DEEPSEEK),
+        ("deepseekv3pretraining", DEEPSEEK),
         ("allgather", &["dispatch-allgather"]),
     ];
     names.iter().find(|(name, _)| system.contains(name)).map_or(&[], |(_, words)| words)
+}
+
+/// Year and month behind a name, as in 26.06.01.
+fn release(system: &str, name: &str) -> f64 {
+    let tail = system.find(name).map_or("", |at| &system[at + name.len()..]);
+    let mut parts = tail.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse::<f64>().ok());
+    parts.next().unwrap_or(0.0) + parts.next().unwrap_or(0.0) / 100.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recipes_by_model_gpu_and_release() {
+        let words = |system: &str, model: &str, gpu: &str, [pp, vp]: [u32; 2], notes: &str| {
+            let (system, model, gpu, notes) = (system.into(), model.into(), gpu.into(), notes.into());
+            dispatch(&Training { system, model, gpu, notes, pp: Some(pp), vp: Some(vp), ..Training::default() })
+        };
+        let bridge = "NeMo/Megatron-Bridge 26.08";
+        assert_eq!(words(bridge, "DeepSeek-V3", "GB300", [2, 8], ""), ["dispatch-hybrid-ep", BESIDE]);
+        assert_eq!(words(bridge, "DeepSeek-V3", "GB300", [2, 1], ""), ["dispatch-hybrid-ep"]);
+        assert_eq!(words("NeMo/Megatron-Bridge 26.04.01", "DeepSeek-V3", "GB300", [2, 8], ""), ["dispatch-hybrid-ep"]);
+        assert_eq!(words("NeMo/Megatron-Bridge 26.06.01", "DeepSeek-V3", "GB200", [4, 4], "")[1], BESIDE);
+        assert_eq!(words(bridge, "Qwen3-235B-A22B", "H100-SXM", [8, 4], ""), [BESIDE]);
+        assert_eq!(words("DeepSeek HAI-LLM (DualPipe)", "DeepSeek-V3", "H800", [16, 1], ""), DEEPSEEK);
+        assert_eq!(words("DeepSeek-V3 pretraining", "", "2048 H800", [16, 1], ""), DEEPSEEK);
+        let core = "Megatron-Core MoE, dispatcher DeepEP";
+        assert_eq!(words(core, "", "H100", [8, 4], "+1f1b A2A overlap"), ["dispatch-deepep-v1-normal", BESIDE]);
+        assert_eq!(words(core, "", "H100", [8, 4], "EP overlap off"), ["dispatch-deepep-v1-normal"]);
+    }
 }

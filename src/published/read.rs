@@ -140,6 +140,8 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
         flops_convention: text("flops_convention")?,
         mfu: f.number("mfu")?,
         hfu: f.number("hfu")?,
+        pair_s: f.number("pair_s")?,
+        notes: text("notes")?,
     };
     let group = match f.text("group")? {
         Some(group) => group,

@@ -20,6 +20,9 @@ pub fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Training
         text("method")
     );
     let gpu = text("gpu");
+    // A trace says it of its kernels.
+    let narrow = row.keys().any(|name| name.contains("gemm_fp8"));
+    let precision = if narrow { "fp8".into() } else { text("precision") };
     // "128 H100", "32 H200 (4x p5en)".
     let leading = gpu.find(' ').and_then(|space| number_before(&gpu, space)).map(|n| n as u32);
     let model = format!("{} {}", text("model"), system);
@@ -35,7 +38,7 @@ pub fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Training
     });
     let run = Training {
         gpu: gpu.clone(),
-        gpus: degree(&["gpus"]).or(leading),
+        gpus: degree(&["gpus", "world_size"]).or(leading),
         gpus_per_node: degree(&["gpus_per_node"]).or(squeezed(&gpu).starts_with("gb").then_some(4)),
         interconnect: if squeezed(&gpu).contains("gb") { "NVL72".into() } else { text("nic") },
         model: known(&model).map(String::from).unwrap_or(model),
@@ -47,7 +50,8 @@ pub fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Training
         gated_ffn: Some(true),
         experts,
         seq: count(&["seq"]),
-        global_batch: count(&["gbs", "global_batch_seqs"]),
+        // Two microbatches make a pair.
+        global_batch: count(&["gbs", "global_batch_seqs"]).or(count(&["world_size"]).map(|ranks| 2 * ranks)),
         micro_batch: count(&["mbs"]),
         tp: degree(&["tp"]),
         pp: degree(&["pp"]),
@@ -55,7 +59,7 @@ pub fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Training
         cp: degree(&["cp"]),
         ep: degree(&["ep"]),
         zero: "distributed-optimizer".into(),
-        precision: text("precision"),
+        precision,
         system,
         ..Training::default()
     };
@@ -72,6 +76,7 @@ fn measured(name: &str, value: f64, run: &Training) -> Option<Training> {
     Some(match name {
         "step_s" | "nccl_step_s" => Training { iteration_s: Some(value), ..run },
         "tok_s_gpu" | "tokens_per_s_per_gpu" => Training { tokens_per_s_per_gpu: Some(value), ..run },
+        "span_us" => Training { pair_s: Some(value * 1e-6), ..run },
         "tflops" => Training { tflops_per_gpu: Some(value), flops_convention: CAUSAL.into(), ..run },
         _ => return None,
     })

@@ -180,8 +180,8 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (pp > 1 && !p2p, "no-overlap-p2p"),
         (pp == 1 && zero < 2 && !beside.passes, "wait-passes"),
     ];
-    let carried = if model.moe.is_some() { mixture::dispatch(run) } else { &[] };
-    all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).chain(carried.iter().copied()).collect()
+    let carried = model.moe.map(|_| mixture::dispatch(run)).unwrap_or_default();
+    all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).chain(carried).collect()
 }
 
 #[cfg(test)]

@@ -67,6 +67,11 @@ const LINES: &[Line] = &[
         change: |_, s| s.par.options.tp_overlap = false,
     },
     Line {
+        refusal: "overlap-exchange",
+        said: "rows that travel beside no other microbatch",
+        change: |_, s| s.par.options.overlap_exchange = false,
+    },
+    Line {
         refusal: "no-sp",
         said: "activations that are not whole",
         change: |_, s| s.par.options.whole_activations = false,

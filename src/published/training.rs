@@ -4,7 +4,8 @@ use super::case::Training;
 use super::convention::Convention;
 use super::known::filled_in;
 use super::machine::{Chosen, Stated};
-use super::measured::{Measured, Step};
+use super::measured::{Measured, Quantity, Step};
+use super::pair::pair;
 use super::software::Habits;
 use super::split::{Split, gpus, recompute, split, wider};
 use super::standin::stand_in;
@@ -56,7 +57,10 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
     let (setup, made) = fitting(&stated, shipped, setup, found)?;
     let fitted = &made.split;
     found.split = setup.words(fitted);
-    let seconds = setup.seconds(&made)?;
+    let seconds = match measured.quantity {
+        Quantity::Pair => pair(&made.plan, setup.machine(&setup.kernels()?))?,
+        _ => setup.seconds(&made)?,
+    };
     let peak = &setup.machine.cluster.gpu.peak;
     let model = &setup.model;
     let step = Step {
@@ -125,7 +129,11 @@ impl<'s> Setup<'s> {
         }
         let stack = shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu)?;
         found.stack = stack.name.clone();
-        let (model, _) = sizes::model(run, habits)?;
+        let (mut model, _) = sizes::model(run, habits)?;
+        if let (Some(_), Some(layers)) = (run.pair_s, run.layers) {
+            model.layers = layers;
+            model.moe.iter_mut().for_each(|moe| moe.dense_layers = 0);
+        }
         let split = split(run, &model, habits, machine.cluster.spec.gpus_per_node)?;
         let without = |word: &&str| format!("taken without {word}, which this version has not");
         found.why.extend(split.unknown.iter().map(without));
@@ -212,11 +220,18 @@ impl<'s> Setup<'s> {
         SPARE * (gpu.memory.value.value() - self.stack.reserved_memory.value.value())
     }
 
+    fn kernels(&self) -> Result<Roofline, String> {
+        Roofline::new(&self.machine.cluster.gpu, self.stack).map_err(said)
+    }
+
+    fn machine<'m>(&'m self, kernels: &'m Roofline) -> Machine<'m> {
+        Machine { cluster: &self.machine.cluster, stack: self.stack, kernels, devices: None }
+    }
+
     /// Of a step; layers that recompute take as long as in a plan where all do.
     fn seconds(&self, made: &Made) -> Result<f64, String> {
-        let kernels = Roofline::new(&self.machine.cluster.gpu, self.stack).map_err(said)?;
-        let machine = Machine { cluster: &self.machine.cluster, stack: self.stack, kernels: &kernels, devices: None };
-        let of = |plan: &Plan| cost(plan, machine, Effort::SUMS).map(|t| t.step.value()).map_err(said);
+        let kernels = self.kernels()?;
+        let of = |plan: &Plan| cost(plan, self.machine(&kernels), Effort::SUMS).map(|t| t.step.value()).map_err(said);
         let all = of(&made.plan)?;
         let Some((whole, share)) = &made.beside else { return Ok(all) };
         Ok(share * of(whole)? + (1.0 - share) * all)

@@ -44,7 +44,7 @@ fn facts(table: &Value, row: &Map<String, Value>) -> Vec<(String, Facts)> {
             let all = products::numbers(text("system"), &hardware, row).into_iter();
             all.map(|(name, product)| (name, Facts::Product(Box::new(product)))).collect()
         }
-        "training_e2e" => {
+        "training_e2e" | "training_trace" => {
             let all = runs::numbers(table, row).into_iter();
             all.map(|(name, run)| (name, Facts::Training(Box::new(run)))).collect()
         }
