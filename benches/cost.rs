@@ -88,5 +88,34 @@ fn configurations(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, configurations);
+/// A step of a mixture of experts, whose rows go evenly to all of them.
+fn experts(c: &mut Criterion) {
+    let gpu = GpuSpec::find("h100-sxm5").unwrap();
+    let cluster = Cluster::new(&ClusterSpec::find("dgx-h100").unwrap(), &gpu, 64).unwrap();
+    let stack = StackSpec::find("nccl-fa3").unwrap();
+    let kernels = Roofline::new(&gpu, &stack).unwrap();
+    let machine = Machine { cluster: &cluster, stack: &stack, kernels: &kernels, devices: None };
+    let mut group = c.benchmark_group("experts");
+    group.sample_size(10).warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
+    for (name, ep) in [("mixtral-8x7b", 8), ("qwen3-30b-a3b", 64)] {
+        let par = Parallelism { dp: 64, ep, zero: 1, recompute: Recompute::Full, ..Parallelism::default() };
+        let work = Workload {
+            seq_len: 4096,
+            global_batch: 64,
+            micro_batch: 1,
+            dtype: Dtype::Bf16,
+            documents: Default::default(),
+        };
+        let model = LlmSpec::find(name).unwrap();
+        let plan = build(&model, &work, &par, ENGINES).unwrap();
+        group.bench_function(BenchmarkId::new("build", name), |b| {
+            b.iter(|| drop(build(&model, &work, &par, ENGINES).unwrap()));
+        });
+        group.bench_function(BenchmarkId::new("cost", name), |b| {
+            b.iter(|| drop(cost(&plan, machine, Effort::SUMS).unwrap()));
+        });
+    }
+}
+
+criterion_group!(benches, configurations, experts);
 criterion_main!(benches);

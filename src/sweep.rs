@@ -78,11 +78,12 @@ pub fn sweep(grid: &Grid, dir: &Path, fresh: bool, progress: &(dyn Fn(usize, usi
 /// Points of one way together, since they share the structure of their plans; not so many that a core would be left
 /// without.
 fn by_way<'p>(points: &[&'p Point]) -> Vec<Vec<&'p Point>> {
-    const MOST: usize = 64;
+    const LEAST: usize = 64;
+    let most = LEAST.max(points.len() / (8 * rayon::current_num_threads()));
     let mut points = points.to_vec();
     points.sort_by_key(|point| (point.par, point.micro_batch));
     let ways = points.chunk_by(|a, b| a.par == b.par);
-    ways.flat_map(|way| way.chunks(MOST)).map(<[&Point]>::to_vec).collect()
+    ways.flat_map(|way| way.chunks(most)).map(<[&Point]>::to_vec).collect()
 }
 
 /// Rows of another version of the program, or of model files that changed since, must not be mixed with

@@ -3,7 +3,7 @@
 mod plans;
 
 use foretrain::plan::link::{AtomTable, Line};
-use foretrain::plan::memory::{ALIGN, Conflicts, Layout, SlotId, lives};
+use foretrain::plan::memory::{ALIGN, Conflicts, Footprint, Layout, SlotId, lives};
 use foretrain::plan::*;
 use foretrain::spec::*;
 use plans::{SM, model, way, work};
@@ -124,6 +124,33 @@ fn placing_what_is_alike_in_one_go_changes_nothing() {
             for (item, at) in placed_simply(&plan, &conflicts, bottom) {
                 assert_eq!(layout.offset(conflicts.slots[item]), Some(at), "{words} {:?}", conflicts.slots[item]);
             }
+        }
+    }
+}
+
+#[test]
+fn a_footprint_is_that_of_the_whole_layout() {
+    let words = ["default", "merge-at-end", "burst", "gather-kv", "double-ring-2"];
+    for (words, (ring, ulysses)) in words.into_iter().zip([(1, 2), (4, 1), (2, 2), (4, 1), (4, 1)]) {
+        for (zero, recompute) in
+            [(0, Recompute::None), (1, Recompute::Full), (2, Recompute::Full), (3, Recompute::None)]
+        {
+            let par = Parallelism { recompute, zero, options: words.parse().unwrap(), ..way(2, ring, ulysses) };
+            let mut plan = plans::plan(&model(6, 4, false), &par, &work(&par, 96, 2, 3), SM);
+            let conflicts = Conflicts::of(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap();
+            let mut distinct = std::collections::BTreeSet::new();
+            // The plan's own sizes, then others: few different ones, so that tensors are equally large, and many.
+            for round in 0..40u64 {
+                let layout = Layout::of(&plan, &conflicts).unwrap();
+                assert_eq!(Footprint::of(&plan, &conflicts).unwrap(), layout.footprint, "{words} {par:?} {round}");
+                distinct.insert(layout.bytes);
+                let most = if round % 2 == 0 { 4 } else { 1000 };
+                for (t, tensor) in (1u64..).zip(&mut plan.tensors) {
+                    let drawn = (t * 1_000_003 + round * 7_919).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
+                    tensor.shape = vec![64 * (drawn % most)];
+                }
+            }
+            assert!(distinct.len() > 20);
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::cluster::Tier;
 use crate::collective::{self, LinkTime};
 use crate::error::{Error, Result};
 use crate::fold::{Fold, crossing};
-use crate::plan::link::{Line, Place};
+use crate::plan::link::{Csr, Line, Place};
 use crate::plan::matching::{LegAt, Matching};
 use crate::plan::visible::block_shape;
 use crate::plan::*;
@@ -73,7 +73,13 @@ impl End {
 
 /// The ports of a bit set, by number.
 pub fn numbers(ports: u8) -> impl Iterator<Item = usize> {
-    (0..PORTS).filter(move |p| ports & (1 << p) != 0)
+    // Most have one: to look for the next takes less than to look at each.
+    let mut left = ports & ((1 << PORTS) - 1);
+    std::iter::from_fn(move || {
+        let next = (left != 0).then_some(left.trailing_zeros() as usize);
+        left &= left.wrapping_sub(1);
+        next
+    })
 }
 
 /// Ports of a rank: send and receive, inside the node and out of it.
@@ -99,8 +105,11 @@ pub struct Sheet {
     /// Node after node, class after class.
     acts: Vec<Act>,
     pub meetings: Vec<Meeting>,
-    ends: Vec<End>,
-    met: Vec<u32>,
+    ends: Rc<[End]>,
+    met: Rc<[u32]>,
+    /// Meetings of each node: leg by leg and not class by class, so that ports are as busy for the last class as for
+    /// the first. Of two nodes that have one in common, the first.
+    order: Rc<Csr>,
     /// Ops that the host has issued once it has issued a node, from the first of the line on; then those of
     /// the whole line.
     issued: Vec<u32>,
@@ -125,6 +134,21 @@ impl Sheet {
 
     pub fn met(&self, first: u32, count: u16) -> &[u32] {
         &self.met[first as usize..][..count as usize]
+    }
+
+    /// What every class does.
+    pub fn acts(&self, node: usize) -> &[Act] {
+        &self.acts[node * self.classes..][..self.classes]
+    }
+
+    /// Ops that every class has issued when it has issued `node`.
+    pub fn all_issued(&self, node: usize) -> &[u32] {
+        &self.issued[node * self.classes..][..self.classes]
+    }
+
+    /// The meetings that come about at a node.
+    pub fn meetings_of(&self, node: usize) -> &[u32] {
+        self.order.of(node)
     }
 
     pub fn ends(&self, meeting: &Meeting) -> &[End] {
@@ -615,6 +639,26 @@ fn issued(acts: &[Act], classes: usize) -> Vec<u32> {
     all
 }
 
+/// The meetings of every node, see [`Sheet::order`].
+fn order(acts: &[Act], classes: usize, met: &[u32], meetings: usize) -> Csr {
+    let (mut all, mut own, mut seen) = (Csr::default(), vec![], vec![false; meetings]);
+    for acts in acts.chunks(classes) {
+        let of = |act: &Act| match *act {
+            Act::Meet { first, count, .. } => &met[first as usize..][..count as usize],
+            _ => &[],
+        };
+        let legs = acts.iter().map(|act| of(act).len()).max().unwrap_or(0);
+        for meeting in (0..legs).flat_map(|leg| acts.iter().filter_map(move |act| of(act).get(leg))) {
+            if !std::mem::replace(&mut seen[*meeting as usize], true) {
+                own.push(*meeting);
+            }
+        }
+        all.push(&own);
+        own.clear();
+    }
+    all
+}
+
 /// No meeting yet.
 const NONE: u32 = u32::MAX;
 
@@ -732,8 +776,8 @@ impl<'a> Draft<'a> {
     fn finish(self) -> Sheet {
         let usages = self.tallies.iter().map(|t| self.usage(t)).collect();
         let Draft { classes, acts, meetings, ends, met, .. } = self;
-        let issued = issued(&acts, classes);
-        Sheet { classes, acts, meetings, ends, met, issued, usages }
+        let (issued, order) = (issued(&acts, classes), order(&acts, classes, &met, meetings.len()).into());
+        Sheet { classes, acts, meetings, ends: ends.into(), met: met.into(), order, issued, usages }
     }
 
     fn usage(&self, tally: &Tally) -> Usage {

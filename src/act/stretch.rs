@@ -15,8 +15,18 @@ pub fn lasting(held: impl Iterator<Item = Held> + Clone, start: u64, duration: u
     }
     let (mut at, mut left) = (start, duration as f64);
     loop {
-        let now = speed(held.clone().filter(|h| h.from <= at && at < h.to).map(|h| h.amount).sum());
-        let edge = held.clone().flat_map(|h| [h.from, h.to]).filter(|&e| e > at).min();
+        // What is held now, and when that is over: in one pass, since this is gone through for most ops.
+        let (mut amount, mut edge) = (0, None);
+        for h in held.clone() {
+            if h.from <= at && at < h.to {
+                amount += h.amount;
+            }
+            let next = if h.from > at { h.from } else { h.to };
+            if next > at {
+                edge = Some(edge.map_or(next, |edge: u64| edge.min(next)));
+            }
+        }
+        let now = speed(amount);
         match edge.map(|edge| (edge, (edge - at) as f64 * now)) {
             Some((edge, could)) if could < left => (at, left) = (edge, left - could),
             // To the nearest: neither is negative.

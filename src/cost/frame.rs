@@ -6,7 +6,7 @@
 //! where it does not hold the plan is walked instead.
 
 use super::ranks::Track;
-use super::repeat::{Name, Names};
+use super::repeat::{Alike, Name, Names};
 use crate::act::{Acts, Form, Known, Machine};
 use crate::error::Result;
 use crate::fold::Fold;
@@ -29,6 +29,14 @@ pub struct Frame {
     /// Atoms of each slot of every tensor.
     pub per_slot: Vec<u32>,
     pub known: RefCell<Known>,
+    /// By scene and op of a call: how its iterations are alike, where its arguments begin so.
+    pub alike: RefCell<FxHashMap<(usize, u32), Vec<AlikeAt>>>,
+}
+
+/// Iterations that are alike, where the atoms of what arguments bind begin at these numbers.
+pub struct AlikeAt {
+    pub begins: Vec<u32>,
+    pub alike: Option<Rc<Alike>>,
 }
 
 /// A body under bindings.
@@ -54,21 +62,24 @@ pub struct Segment {
     pub form: Form,
     /// Its atoms are numbers of `atoms`.
     pub track: Track,
-    pub atoms: Vec<AtomAt>,
+    /// What its ops name, and the atoms of that.
+    names: Vec<TensorRef>,
+    atoms: Vec<AtomAt>,
     apart: Vec<Apart>,
 }
 
 /// An atom so far behind the first one of what a formal is bound to, or of a tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct AtomAt {
-    pub of: TensorRef,
-    pub behind: u32,
+#[derive(Debug, Clone, Copy)]
+struct AtomAt {
+    /// Number of the name.
+    of: u32,
+    behind: u32,
 }
 
 /// How two things of one tensor that a segment names lay to each other at linking: so far apart, in atoms, and
 /// overlapping unless that is more than the atoms named of either.
 struct Apart {
-    of: [TensorRef; 2],
+    of: [u32; 2],
     by: i64,
     named: [i64; 2],
 }
@@ -82,11 +93,15 @@ impl Apart {
 }
 
 impl Segment {
-    /// Finds what the numbers of its atoms mean now; false if names meet in another way than at linking.
-    pub fn place(&self, first: impl Fn(TensorRef) -> u32, now: &mut Vec<u32>) -> bool {
+    /// Finds what the numbers of its atoms mean now; false if names meet in another way than at linking. `firsts`: where
+    /// the atoms of each name begin, worked out once and not for each of them.
+    pub fn place(&self, first: impl Fn(TensorRef) -> u32, firsts: &mut Vec<u32>, now: &mut Vec<u32>) -> bool {
+        firsts.clear();
+        firsts.extend(self.names.iter().map(|&name| first(name)));
         now.clear();
-        now.extend(self.atoms.iter().map(|atom| first(atom.of) + atom.behind));
-        self.apart.iter().all(|a| a.holds(i64::from(first(a.of[1])) - i64::from(first(a.of[0]))))
+        now.extend(self.atoms.iter().map(|atom| firsts[atom.of as usize] + atom.behind));
+        let first = |name: u32| i64::from(firsts[name as usize]);
+        self.apart.iter().all(|a| a.holds(first(a.of[1]) - first(a.of[0])))
     }
 }
 
@@ -104,8 +119,8 @@ impl Frame {
     /// The frame of a plan that fits, its ranks folded in a given way.
     pub fn new(plan: &Plan, atoms: &AtomTable, machine: Machine, fold: Fold) -> Result<Frame> {
         let per_slot = (0..plan.tensors.len() as u32).map(|t| atoms.per_slot(t)).collect();
-        let mut frame =
-            Frame { fold, scenes: vec![], segments: vec![], kernels: vec![], per_slot, known: RefCell::default() };
+        let (known, alike) = Default::default();
+        let mut frame = Frame { fold, scenes: vec![], segments: vec![], kernels: vec![], per_slot, known, alike };
         let fold = frame.fold.clone();
         let acts = Acts::resume(plan, machine, &fold, Known::default());
         let mut making = Making { plan, atoms, acts, names: Names::default(), made: FxHashMap::default() };
@@ -160,7 +175,8 @@ impl<'p> Making<'p> {
         let line = Line::segment(self.plan, self.atoms, ops, env);
         let lines = std::slice::from_ref(&line);
         let sheet = self.acts.sheet(lines, &Matching::new(self.plan, lines))?;
-        let named: Vec<(u32, AtomAt)> = line.places().iter().flat_map(|place| self.named(place)).collect();
+        let mut names = vec![];
+        let named: Vec<(u32, AtomAt)> = line.places().iter().flat_map(|place| self.named(place, &mut names)).collect();
         // One name of each atom is enough, as long as the others go on to mean the same.
         let (mut atoms, mut numbers) = (vec![], FxHashMap::default());
         for (atom, at) in &named {
@@ -171,38 +187,40 @@ impl<'p> Making<'p> {
         }
         let mut track = Track::of(&line);
         track.renumber(&|atom| numbers[&atom]);
-        let apart = self.apart(named.iter().map(|(_, at)| *at), env);
-        Ok(Segment { body, form: Form::new(&line, sheet, &mut frame.kernels), track, atoms, apart })
+        let apart = self.apart(&names, named.iter().map(|(_, at)| *at), env);
+        Ok(Segment { body, form: Form::new(&line, sheet, &mut frame.kernels), track, names, atoms, apart })
     }
 
     /// The atoms of a place as its op names them.
-    fn named(&self, place: &Place) -> impl Iterator<Item = (u32, AtomAt)> + use<> {
+    fn named(&self, place: &Place, names: &mut Vec<TensorRef>) -> impl Iterator<Item = (u32, AtomAt)> + use<> {
         let slot = match place.named.of {
             TensorRef::Tensor(_) => 0,
             TensorRef::Formal(_) => place.slot - place.named.slot,
         };
-        let (of, first) = (place.named.of, self.atoms.slot(place.tensor, slot).first);
-        place.atoms.iter().map(move |atom| (atom, AtomAt { of, behind: atom - first }))
+        let of = names.iter().position(|name| *name == place.named.of).unwrap_or_else(|| {
+            names.push(place.named.of);
+            names.len() - 1
+        });
+        let first = self.atoms.slot(place.tensor, slot).first;
+        place.atoms.iter().map(move |atom| (atom, AtomAt { of: of as u32, behind: atom - first }))
     }
 
     /// Every two things that a segment names of one tensor.
-    fn apart(&self, atoms: impl Iterator<Item = AtomAt>, env: &Env) -> Vec<Apart> {
-        let mut named: Vec<(TensorRef, i64)> = vec![];
+    fn apart(&self, names: &[TensorRef], atoms: impl Iterator<Item = AtomAt>, env: &Env) -> Vec<Apart> {
+        let mut named = vec![0; names.len()];
         for atom in atoms {
-            let most = i64::from(atom.behind) + 1;
-            match named.iter_mut().find(|n| n.0 == atom.of) {
-                Some(known) => known.1 = known.1.max(most),
-                None => named.push((atom.of, most)),
-            }
+            let most: &mut i64 = &mut named[atom.of as usize];
+            *most = (*most).max(i64::from(atom.behind) + 1);
         }
-        let first = |of: TensorRef| {
-            let (tensor, slot) = resolve(of, env);
+        let first = |name: usize| {
+            let (tensor, slot) = resolve(names[name], env);
             i64::from(self.atoms.slot(tensor, slot).first)
         };
+        let tensor = |name: usize| resolve(names[name], env).0;
         let mut all = vec![];
-        for (i, a) in named.iter().enumerate() {
-            for b in named[..i].iter().filter(|b| resolve(b.0, env).0 == resolve(a.0, env).0) {
-                all.push(Apart { of: [a.0, b.0], by: first(b.0) - first(a.0), named: [a.1, b.1] });
+        for a in 0..names.len() {
+            for b in (0..a).filter(|&b| tensor(b) == tensor(a)) {
+                all.push(Apart { of: [a as u32, b as u32], by: first(b) - first(a), named: [named[a], named[b]] });
             }
         }
         all

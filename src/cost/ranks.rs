@@ -38,6 +38,7 @@ pub struct Track {
     pub is_kernel: Vec<bool>,
     /// The CPU issues nothing behind it before it is over.
     pub is_wait: Vec<bool>,
+    pub any_wait: bool,
     pub preds: Csr,
     pub first_on_lane: Vec<bool>,
     pub reads: Csr,
@@ -54,6 +55,7 @@ impl Track {
             lane: line.nodes.iter().map(|n| n.lane).collect(),
             is_kernel: line.nodes.iter().map(|n| matches!(n.op.kind, OpKind::Compute { .. })).collect(),
             is_wait: (0..line.nodes.len()).map(|n| line.is_wait(n)).collect(),
+            any_wait: (0..line.nodes.len()).any(|n| line.is_wait(n)),
             preds: line.all_preds().clone(),
             first_on_lane: outer.first_on_lane.clone(),
             reads: outer.reads.clone(),
@@ -146,13 +148,97 @@ impl Ranks {
 
     /// Every op of a line that all classes go through in step. `now`: the atoms that its numbers mean.
     pub fn run(&mut self, sheet: &Sheet, track: &Track, now: &[u32]) {
-        self.enter(sheet, track.width());
+        let cells = track.width() * self.classes;
+        // What they hold is written before it is read.
+        self.starts.resize(self.starts.len().max(cells), Stamp::default());
+        self.ends.resize(self.ends.len().max(cells), Stamp::default());
+        self.arrivals.resize(self.arrivals.len().max(sheet.meetings.len()), UNKNOWN);
+        if track.any_wait {
+            self.waits.iter_mut().for_each(Vec::clear);
+        }
         for node in 0..track.width() {
-            self.start(sheet, track, now, node, 0..self.classes);
-            self.finish(sheet, track, node, 0..self.classes);
+            self.begin(sheet, track, now, node);
+            match track.is_kernel[node] {
+                true => self.kernels(sheet, track, node),
+                false => self.meetings(sheet, track.lane[node], node),
+            }
         }
         self.leave(track, now, 0..self.classes);
-        self.issued(sheet);
+        if track.any_wait {
+            return self.issued(sheet);
+        }
+        let issues = sheet.all_issued(track.width());
+        self.host.iter_mut().zip(issues).for_each(|(host, &ops)| *host += u64::from(ops) * self.host_launch);
+    }
+
+    /// When every class starts `node`.
+    fn begin(&mut self, sheet: &Sheet, track: &Track, now: &[u32], node: usize) {
+        let (classes, stamps) = (self.classes, &self.stamps);
+        let of = |thing: u32| thing as usize * classes;
+        let at = &mut self.starts[of(node as u32)..][..classes];
+        at.fill(Stamp::default());
+        for &pred in track.preds.of(node) {
+            raise(at, &self.ends[of(pred)..][..classes]);
+        }
+        if track.first_on_lane[node] {
+            raise(at, &stamps.lanes[of(u32::from(track.lane[node]))..][..classes]);
+        }
+        for &atom in track.reads.of(node) {
+            raise(at, &stamps.written[of(now[atom as usize])..][..classes]);
+        }
+        for &atom in track.writes.of(node) {
+            let atom = of(now[atom as usize]);
+            raise(at, &stamps.written[atom..][..classes]);
+            raise(at, &stamps.read[atom..][..classes]);
+        }
+        let host_lane = self.lanes as u16;
+        let mut floor = self.floor;
+        for (class, (at, &ops)) in at.iter_mut().zip(sheet.all_issued(node)).enumerate() {
+            let waited = if track.any_wait { began(&self.waits[class], node) } else { None };
+            let host = waited.unwrap_or(self.host[class]) + u64::from(ops) * self.host_launch;
+            // At the same moment it is the device that was waited for.
+            if host > at.ps() {
+                *at = Stamp::new(host, host_lane);
+            }
+            floor = floor.min(at.ps());
+        }
+        self.floor = floor;
+    }
+
+    /// Ends a kernel of every class.
+    fn kernels(&mut self, sheet: &Sheet, track: &Track, node: usize) {
+        let (first, lane) = (node * self.classes, track.lane[node]);
+        for (class, act) in sheet.acts(node).iter().enumerate() {
+            let start = self.starts[first + class];
+            self.ends[first + class] = match *act {
+                Act::Compute { duration, sm_bound } => {
+                    let (begun, end) = self.compute(class, start, duration, sm_bound);
+                    // Nobody meets a kernel, so this is for spans: waiting for a shared device is not the op's.
+                    self.starts[first + class] = Stamp::new(begun, start.lane());
+                    Stamp::new(end, lane)
+                }
+                _ => start,
+            };
+            if track.is_wait[node] {
+                self.wait(sheet, node, class);
+            }
+        }
+    }
+
+    /// The CPU of a class waits for the kernel that `node` is.
+    fn wait(&mut self, sheet: &Sheet, node: usize, class: usize) {
+        let until_here = sheet.issued(node, class) * self.host_launch;
+        let began = began(&self.waits[class], node).unwrap_or(self.host[class]);
+        let end = self.ends[node * self.classes + class].ps();
+        self.waits[class].push((node as u32, began.max(end.saturating_sub(until_here))));
+    }
+
+    /// Ends a transfer or collective of every class.
+    fn meetings(&mut self, sheet: &Sheet, lane: u16, node: usize) {
+        for &meeting in sheet.meetings_of(node) {
+            self.arrivals[meeting as usize] = self.arrival(sheet, &sheet.meetings[meeting as usize]);
+        }
+        self.arrive(sheet, lane, node, 0..self.classes);
     }
 
     /// The CPU has issued every op of a line.
@@ -211,10 +297,7 @@ impl Ranks {
                 _ => start,
             };
             if track.is_wait[node] {
-                let until_here = sheet.issued(node, class) * self.host_launch;
-                let began = began(&self.waits[class], node).unwrap_or(self.host[class]);
-                let began = began.max(self.ends[cell].ps().saturating_sub(until_here));
-                self.waits[class].push((node as u32, began));
+                self.wait(sheet, node, class);
             }
         }
     }
@@ -243,23 +326,32 @@ impl Ranks {
     /// Ends a transfer or collective: when all its meetings have.
     fn communicate(&mut self, sheet: &Sheet, node: usize, lane: u16, classes: Range<usize>) {
         let met = |class| match sheet.act(node, class) {
-            Act::Meet { first, count, ctas } => (sheet.met(first, count), u32::from(ctas)),
-            _ => (&[][..], 0),
+            Act::Meet { first, count, .. } => sheet.met(first, count),
+            _ => &[],
         };
         // Leg by leg and not class by class, so that ports are as busy for the last class as for the first.
-        let legs = classes.clone().map(|class| met(class).0.len()).max().unwrap_or(0);
+        let legs = classes.clone().map(|class| met(class).len()).max().unwrap_or(0);
         for leg in 0..legs {
             for class in classes.clone() {
-                if let Some(&meeting) = met(class).0.get(leg)
+                if let Some(&meeting) = met(class).get(leg)
                     && self.arrivals[meeting as usize] == UNKNOWN
                 {
                     self.arrivals[meeting as usize] = self.arrival(sheet, &sheet.meetings[meeting as usize]);
                 }
             }
         }
+        self.arrive(sheet, lane, node, classes);
+    }
+
+    /// Ends a transfer or collective whose bytes have arrived.
+    fn arrive(&mut self, sheet: &Sheet, lane: u16, node: usize, classes: Range<usize>) {
         for class in classes {
             let cell = node * self.classes + class;
-            let (start, (meetings, ctas)) = (self.starts[cell].ps(), met(class));
+            let start = self.starts[cell].ps();
+            let (meetings, ctas) = match sheet.act(node, class) {
+                Act::Meet { first, count, ctas } => (sheet.met(first, count), u32::from(ctas)),
+                _ => (&[][..], 0),
+            };
             let end = meetings.iter().map(|&m| self.arrivals[m as usize]).max().unwrap_or(start);
             // A communication kernel holds its SMs from its launch to its end.
             if ctas > 0 && end > start {
@@ -350,5 +442,8 @@ fn raise(at: &mut [Stamp], to: &[Stamp]) {
 /// How long `duration` of work takes from `start`, at a speed that depends on how much is held.
 pub fn stretched(held: &mut Vec<Held>, start: u64, duration: u64, speed: impl Fn(u32) -> f64) -> u64 {
     held.retain(|h| h.to > start);
+    if held.is_empty() {
+        return duration;
+    }
     lasting(held.iter().copied(), start, duration, speed)
 }

@@ -22,6 +22,7 @@ use crate::plan::link::{Atoms, Env, bind, resolve};
 use crate::plan::*;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// A slot as the ops of a block name it.
@@ -32,6 +33,7 @@ pub struct Name {
 }
 
 /// What an iteration finds.
+#[derive(Default)]
 pub struct Finds {
     lanes: Vec<Stamp>,
     /// Last write and last read of every atom of every named slot.
@@ -57,19 +59,52 @@ pub struct Trace {
 }
 
 /// An argument that binds another slot in every iteration.
-struct Walk<'a> {
-    arg: &'a Arg,
+struct Walk {
+    arg: Arg,
     tensor: TensorId,
     base: u32,
+    /// Where the stamps of the tensor's slot 0 are.
+    first: usize,
+    /// Of a slot.
+    cells: usize,
+}
+
+/// Where the stamps of a name are.
+struct Cells {
+    /// Of the slot that the name means if its argument binds slot 0.
+    first: usize,
+    /// Of a slot.
+    cells: usize,
+    arg: Option<Arg>,
+    /// Another slot in every iteration.
+    walks: bool,
+    /// No other walk is over the same tensor.
+    alone: bool,
+}
+
+impl Cells {
+    fn of(&self, i: u32) -> Range<usize> {
+        let first = self.first + self.arg.map_or(0, |arg| arg.slot(i) as usize) * self.cells;
+        first..first + self.cells
+    }
+
+    /// Where it is in the first of some iterations and how far it goes on in each, if it does not turn round.
+    fn pace(&self, iterations: Range<u32>) -> Option<(usize, isize)> {
+        let Some(Arg::Each { step, .. }) = self.arg else { return None };
+        let [first, last] = [iterations.start, iterations.end - 1].map(|i| self.of(i).start);
+        let step = step as isize * self.cells as isize;
+        (first.checked_add_signed(step * (iterations.len() as isize - 1)) == Some(last)).then_some((first, step))
+    }
 }
 
 /// A call whose iterations are alike but for the slots that walks bind.
-pub struct Alike<'a> {
-    args: &'a [Arg],
-    env: &'a Env,
+pub struct Alike {
     repeat: u32,
-    names: Rc<[Name]>,
-    walks: Vec<Walk<'a>>,
+    /// By name.
+    cells: Vec<Cells>,
+    /// The cells of those that always mean the same slot: each once, and as few runs of them as can be.
+    fixed: Vec<Range<usize>>,
+    walks: Vec<Walk>,
     /// Iterations back to the last one that touched what a walk comes upon.
     lag: u32,
 }
@@ -83,133 +118,148 @@ pub trait Course {
     fn atoms(&self, tensor: TensorId, slot: u32) -> Atoms;
     /// Goes through the body of the call once.
     fn once(&mut self, env: &Env) -> Result<()>;
+    /// Finds of calls that are over, to be filled again.
+    fn spare(&mut self) -> &mut Vec<Finds>;
+
+    /// How the iterations of a call are alike; none where slots meet in a way that changes.
+    fn alike(&self, names: &[Name], args: &[Arg], repeat: u32, env: &Env) -> Option<Rc<Alike>> {
+        Alike::of_course(self, names, args, repeat, env)
+    }
 
     /// Goes through it `repeat` times. `names`: what it touches, where strides may be taken.
     fn repeat(&mut self, names: Option<Rc<[Name]>>, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
-        let alike = names.filter(|_| repeat > 2).and_then(|names| Alike::of(names, args, repeat, env));
+        let alike = names.filter(|_| repeat > 2).and_then(|names| self.alike(&names, args, repeat, env));
         let outside = std::mem::replace(&mut self.ranks_mut().floor, u64::MAX);
         let mut earliest = outside;
         // What the iteration before found, by how much later than the one before it, and so how often.
         let (mut before, mut agreed): (Option<Finds>, (u64, u32)) = (None, (0, 0));
         for i in 0..repeat {
-            if let Some(alike) = alike.as_ref().filter(|_| i > 0) {
-                let finds = self.finds(alike, i);
+            if let Some(alike) = alike.as_deref().filter(|_| i > 0) {
+                let mut finds = self.spare().pop().unwrap_or_default();
+                self.find(alike, i, &mut finds);
                 let step = before.as_ref().and_then(|b| finds.later_than(b, self.ranks().floor));
                 agreed = match step {
                     Some(d) if d == agreed.0 => (d, agreed.1 + 1),
                     Some(d) => (d, 1),
                     None => (0, 0),
                 };
-                if let Some(before) = before.filter(|_| agreed.1 >= alike.lag && self.rest_is_early(alike, i)) {
-                    self.take(alike, i, &before, agreed.0);
-                    break;
+                let last = before.replace(finds);
+                if let Some(last) = last {
+                    let stride = agreed.1 >= alike.lag && self.rest_is_early(alike, i);
+                    if stride {
+                        self.take(alike, i, &last, agreed.0);
+                    }
+                    self.spare().push(last);
+                    if stride {
+                        break;
+                    }
                 }
-                before = Some(finds);
             }
             self.ranks_mut().floor = u64::MAX;
             self.once(&bind(args, env, i))?;
             earliest = earliest.min(self.ranks().floor);
         }
+        self.spare().extend(before);
         self.ranks_mut().floor = earliest;
         Ok(())
     }
 
-    /// The atoms of a named slot in iteration `i`, times classes: where its stamps are.
-    fn cells(&self, name: Name, alike: &Alike, i: u32) -> std::ops::Range<usize> {
-        let (tensor, base) = match name.of {
-            TensorRef::Tensor(id) => (id, 0),
-            TensorRef::Formal(f) => {
-                let arg = &alike.args[f as usize];
-                let (tensor, base) = resolve(arg.of(), alike.env);
-                (tensor, base + arg.slot(i))
-            }
-        };
-        self.slot_cells(tensor, base + name.slot)
-    }
-
-    fn slot_cells(&self, tensor: TensorId, slot: u32) -> std::ops::Range<usize> {
-        let atoms = self.atoms(tensor, slot);
-        atoms.first as usize * self.ranks().classes..(atoms.first + atoms.count) as usize * self.ranks().classes
-    }
-
-    fn finds(&mut self, alike: &Alike, i: u32) -> Finds {
-        let (mut written, mut read) = (vec![], vec![]);
-        for &name in alike.names.iter() {
-            let cells = self.cells(name, alike, i);
-            written.extend_from_slice(&self.ranks().stamps.written[cells.clone()]);
-            read.extend_from_slice(&self.ranks().stamps.read[cells]);
-        }
-        let runs = self.runs().clone();
+    fn find(&mut self, alike: &Alike, i: u32, finds: &mut Finds) {
+        finds.clear();
+        finds.runs.extend_from_slice(self.runs());
         let ranks = self.ranks();
-        let (mut held, mut held_ends, mut waited) = (vec![], vec![], vec![]);
+        let walked = alike.cells.iter().filter(|name| name.walks).map(|name| name.of(i));
+        for cells in alike.fixed.iter().cloned().chain(walked) {
+            finds.written.extend_from_slice(&ranks.stamps.written[cells.clone()]);
+            finds.read.extend_from_slice(&ranks.stamps.read[cells]);
+        }
         for state in &ranks.state {
             for list in state.ports.iter().chain([&state.sms]) {
-                held.extend_from_slice(list);
-                held_ends.push(held.len());
+                finds.held.extend_from_slice(list);
+                finds.held_ends.push(finds.held.len());
             }
-            waited.extend_from_slice(&state.waited);
+            finds.waited.extend_from_slice(&state.waited);
+            finds.compute_end.push(state.compute_end);
         }
-        Finds {
-            lanes: ranks.stamps.lanes.clone(),
-            written,
-            read,
-            held,
-            held_ends,
-            compute_end: ranks.state.iter().map(|s| s.compute_end).collect(),
-            devices: ranks.devices.clone(),
-            host: ranks.host.clone(),
-            waited,
-            runs,
-        }
+        finds.lanes.extend_from_slice(&ranks.stamps.lanes);
+        finds.devices.extend_from_slice(&ranks.devices);
+        finds.host.extend_from_slice(&ranks.host);
     }
 
     /// Whether what iterations from `i` on are the first to touch is from before the floor.
     fn rest_is_early(&self, alike: &Alike, i: u32) -> bool {
-        let before: Vec<(TensorId, u32)> = alike.touched(0..i).collect();
-        let early = |cells: &[Stamp]| cells.iter().all(|s| s.ps() < self.ranks().floor);
-        alike.touched(i..alike.repeat).all(|slot| {
-            let cells = self.slot_cells(slot.0, slot.1);
-            // What nobody has touched is early: to look that up is cheaper than who has.
-            early(&self.ranks().stamps.written[cells.clone()]) && early(&self.ranks().stamps.read[cells])
-                || before.contains(&slot)
+        let ranks = self.ranks();
+        let early = |cells: Range<usize>| {
+            let early = |stamps: &[Stamp]| stamps.iter().all(|s| s.ps() < ranks.floor);
+            early(&ranks.stamps.written[cells.clone()]) && early(&ranks.stamps.read[cells])
+        };
+        alike.walks.iter().all(|walk| {
+            // Slots one behind the other are looked at in one go.
+            if let Some(slots) = walk.run(i..alike.repeat)
+                && early(walk.first + slots.start * walk.cells..walk.first + slots.end * walk.cells)
+            {
+                return true;
+            }
+            (i..alike.repeat).all(|j| {
+                let slot = walk.slot(j);
+                let first = walk.first + slot as usize * walk.cells;
+                // What nobody has touched is early: to look that up is cheaper than who has.
+                early(first..first + walk.cells) || alike.touched(0..i).any(|before| before == (walk.tensor, slot))
+            })
         })
     }
 
-    /// The stamps that iteration `i` left, but for those from before the floor.
-    fn traces(&self, alike: &Alike, i: u32, walks: bool) -> Vec<Trace> {
-        let (ranks, mut all) = (self.ranks(), Vec::with_capacity(64));
-        for (number, &name) in alike.names.iter().enumerate().filter(|(_, name)| alike.walks(**name) == walks) {
-            let cells = self.cells(name, alike, i);
+    /// The stamps that iteration `i` left, but for those from before the floor: of slots that all iterations share,
+    /// and of others.
+    fn traces(&self, alike: &Alike, i: u32) -> [Vec<Trace>; 2] {
+        let (ranks, mut all) = (self.ranks(), [Vec::with_capacity(64), Vec::with_capacity(64)]);
+        for (number, name) in alike.cells.iter().enumerate() {
+            let (cells, found) = (name.of(i), &mut all[usize::from(name.walks)]);
             for (read, stamps) in [(false, &ranks.stamps.written), (true, &ranks.stamps.read)] {
-                let late = stamps[cells.clone()].iter().enumerate().filter(|(_, stamp)| stamp.ps() >= ranks.floor);
-                all.extend(late.map(|(cell, &stamp)| Trace { name: number, cell, read, stamp }));
+                for (cell, &stamp) in stamps[cells.clone()].iter().enumerate() {
+                    if stamp.ps() >= ranks.floor {
+                        found.push(Trace { name: number, cell, read, stamp });
+                    }
+                }
             }
         }
         all
     }
 
-    /// Leaves in iteration `j` what `traces` left, so much later.
-    fn retrace(&mut self, alike: &Alike, j: u32, traces: &[Trace], by: u64) {
-        let mut at = (usize::MAX, 0);
-        for trace in traces {
-            if at.0 != trace.name {
-                at = (trace.name, self.cells(alike.names[trace.name], alike, j).start);
-            }
-            let stamps = &mut self.ranks_mut().stamps;
+    /// Leaves in each of the iterations what `traces` left, `d` later than in the one before.
+    fn retrace(&mut self, alike: &Alike, iterations: Range<u32>, traces: &[Trace], d: u64) {
+        let stamps = &mut self.ranks_mut().stamps;
+        let mut leave = |trace: &Trace, at: usize, n: u32| {
             let stamps = if trace.read { &mut stamps.read } else { &mut stamps.written };
-            stamps[at.1 + trace.cell] = trace.stamp.later(by);
+            stamps[at + trace.cell] = trace.stamp.later(d * u64::from(n + 1));
+        };
+        let mut met = vec![];
+        for trace in traces {
+            let name = &alike.cells[trace.name];
+            match name.pace(iterations.clone()).filter(|_| name.alone) {
+                Some((first, step)) => {
+                    let mut at = first;
+                    for n in 0..iterations.len() as u32 {
+                        leave(trace, at, n);
+                        at = at.wrapping_add_signed(step);
+                    }
+                }
+                None => met.push(trace),
+            }
+        }
+        // Where two walks come upon the same slots, the later iteration has the last word.
+        for (n, j) in (0..).zip(iterations) {
+            met.iter().for_each(|trace| leave(trace, alike.cells[trace.name].of(j).start, n));
         }
     }
 
     /// Adds what the iterations from `i` on do, each `d` later than the one before.
     fn take(&mut self, alike: &Alike, i: u32, before: &Finds, d: u64) {
         let (floor, left) = (self.ranks().floor, u64::from(alike.repeat - i));
+        let [shared, walked] = self.traces(alike, i - 1);
+        self.retrace(alike, i..alike.repeat, &walked, d);
         // A slot that all iterations share has the last one's stamps.
-        let [shared, walked] = [false, true].map(|walks| self.traces(alike, i - 1, walks));
-        for j in i..alike.repeat {
-            self.retrace(alike, j, &walked, d * u64::from(j + 1 - i));
-        }
-        self.retrace(alike, alike.repeat - 1, &shared, d * left);
+        self.retrace(alike, alike.repeat - 1..alike.repeat, &shared, d * left);
         let by = d * left;
         let ranks = self.ranks_mut();
         ranks.stamps.lanes.iter_mut().filter(|l| l.ps() >= floor).for_each(|l| *l = l.later(by));
@@ -230,43 +280,83 @@ pub trait Course {
     }
 }
 
-impl<'a> Alike<'a> {
-    /// None where slots meet in a way that changes from iteration to iteration.
-    fn of(names: Rc<[Name]>, args: &'a [Arg], repeat: u32, env: &'a Env) -> Option<Alike<'a>> {
-        let walk = |arg: &'a Arg| {
+impl Walk {
+    fn slot(&self, i: u32) -> u32 {
+        self.base + self.arg.slot(i)
+    }
+
+    /// The slots of some iterations, if they lie one behind the other.
+    fn run(&self, iterations: Range<u32>) -> Option<Range<usize>> {
+        let Arg::Each { step: 1 | -1, .. } = self.arg else { return None };
+        let (a, b) = (self.slot(iterations.start) as usize, self.slot(iterations.end - 1) as usize);
+        (a.abs_diff(b) + 1 == iterations.len()).then(|| a.min(b)..a.max(b) + 1)
+    }
+}
+
+impl Alike {
+    /// How the iterations of a call are alike, where the stamps are those of `course`.
+    pub fn of_course(
+        course: &(impl Course + ?Sized),
+        names: &[Name],
+        args: &[Arg],
+        repeat: u32,
+        env: &Env,
+    ) -> Option<Rc<Alike>> {
+        let classes = course.ranks().classes;
+        let cells = |tensor: TensorId| {
+            let atoms = course.atoms(tensor, 0);
+            (atoms.first as usize * classes, atoms.count as usize * classes)
+        };
+        Alike::of(names, args, repeat, env, &cells).map(Rc::new)
+    }
+
+    /// None where slots meet in a way that changes from iteration to iteration. `cells`: where the stamps of a
+    /// tensor's slot 0 are, and how many there are of a slot.
+    fn of(
+        names: &[Name],
+        args: &[Arg],
+        repeat: u32,
+        env: &Env,
+        cells: &dyn Fn(TensorId) -> (usize, usize),
+    ) -> Option<Alike> {
+        let walk = |arg: &Arg| {
             let (tensor, base) = resolve(arg.of(), env);
-            (arg.period() > 1).then_some(Walk { arg, tensor, base })
+            let (first, cells) = cells(tensor);
+            (arg.period() > 1).then_some(Walk { arg: *arg, tensor, base, first, cells })
         };
         let walks: Vec<Walk> = args.iter().filter_map(walk).collect();
-        let mut alike = Alike { args, env, repeat, names, walks, lag: 1 };
-        let walked = |tensor: TensorId| alike.walks.iter().any(|w| w.tensor == tensor);
-        for &name in alike.names.iter() {
-            let tensor = match name.of {
-                TensorRef::Tensor(id) => id,
-                TensorRef::Formal(f) => resolve(args[f as usize].of(), env).0,
+        let mut alike = Alike { repeat, cells: Vec::with_capacity(names.len()), fixed: vec![], walks, lag: 1 };
+        let walked = |tensor: TensorId| alike.walks.iter().filter(|w| w.tensor == tensor).count();
+        for &name in names {
+            let (tensor, base, arg) = match name.of {
+                TensorRef::Tensor(id) => (id, 0, None),
+                TensorRef::Formal(f) => {
+                    let (tensor, base) = resolve(args[f as usize].of(), env);
+                    (tensor, base, Some(args[f as usize]))
+                }
             };
-            if walked(tensor) && (!alike.walks(name) || name.slot > 0) {
+            let (walks, over) = (arg.is_some_and(|arg| arg.period() > 1), walked(tensor));
+            if over > 0 && (!walks || name.slot > 0) {
                 return None;
             }
+            let (first, cells) = cells(tensor);
+            let first = first + (base + name.slot) as usize * cells;
+            alike.cells.push(Cells { first, cells, arg, walks, alone: over == 1 });
         }
+        alike.fixed = merged(alike.cells.iter().filter(|name| !name.walks).map(|name| name.of(0)).collect());
         for walk in &alike.walks {
             alike.lag = alike.lag.max(alike.lag_of(walk)?);
         }
         Some(alike)
     }
 
-    /// Whether a name means another slot in every iteration.
-    fn walks(&self, name: Name) -> bool {
-        matches!(name.of, TensorRef::Formal(f) if self.args[f as usize].period() > 1)
-    }
-
     /// Iterations back to the last one that touched what `walk` comes upon; 0 if it is always untouched,
     /// none if that differs from iteration to iteration.
     fn lag_of(&self, walk: &Walk) -> Option<u32> {
-        let Arg::Each { first, step, of, .. } = *walk.arg else { return Some(0) };
+        let Arg::Each { first, step, of, .. } = walk.arg else { return Some(0) };
         let mut least = None;
         for other in self.walks.iter().filter(|w| w.tensor == walk.tensor) {
-            let Arg::Each { first: other_first, step: other_step, of: other_of, .. } = *other.arg else { continue };
+            let Arg::Each { first: other_first, step: other_step, of: other_of, .. } = other.arg else { continue };
             if (other.base, other_step, other_of) != (walk.base, step, of) {
                 return None;
             }
@@ -279,9 +369,22 @@ impl<'a> Alike<'a> {
     }
 
     /// Slots that walks bind in some iterations, in their order.
-    fn touched(&self, iterations: std::ops::Range<u32>) -> impl Iterator<Item = (TensorId, u32)> {
-        iterations.flat_map(|i| self.walks.iter().map(move |w| (w.tensor, w.base + w.arg.slot(i))))
+    fn touched(&self, iterations: Range<u32>) -> impl Iterator<Item = (TensorId, u32)> {
+        iterations.flat_map(|i| self.walks.iter().map(move |w| (w.tensor, w.slot(i))))
     }
+}
+
+/// Runs of cells, those that touch each other joined.
+fn merged(mut runs: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    runs.sort_unstable_by_key(|run| run.start);
+    let mut all: Vec<Range<usize>> = vec![];
+    for run in runs {
+        match all.last_mut() {
+            Some(last) if run.start <= last.end => last.end = last.end.max(run.end),
+            _ => all.push(run),
+        }
+    }
+    all
 }
 
 /// Every slot that each block touches, in the names of its own tensors and formals.
@@ -322,6 +425,15 @@ fn outer_names(name: Name, args: &[Arg], repeat: u32) -> impl Iterator<Item = Na
 }
 
 impl Finds {
+    fn clear(&mut self) {
+        [&mut self.lanes, &mut self.written, &mut self.read].into_iter().for_each(Vec::clear);
+        [&mut self.compute_end, &mut self.devices, &mut self.host, &mut self.waited, &mut self.runs]
+            .into_iter()
+            .for_each(Vec::clear);
+        self.held.clear();
+        self.held_ends.clear();
+    }
+
     /// What was held of one thing.
     fn held(&self, list: usize) -> &[Held] {
         &self.held[list.checked_sub(1).map_or(0, |before| self.held_ends[before])..self.held_ends[list]]

@@ -1,13 +1,14 @@
 //! Goes through a plan of some sizes on the frame of its structure.
 
 use super::Found;
-use super::frame::{Frame, Step};
+use super::frame::{AlikeAt, Frame, Step};
 use super::ranks::Ranks;
-use super::repeat::Course;
+use super::repeat::{Alike, Course, Finds, Name};
 use crate::act::{Acts, Machine, Sheet, Tallies};
 use crate::error::Result;
 use crate::plan::link::{Atoms, Env, resolve};
 use crate::plan::*;
+use std::rc::Rc;
 
 /// Costs `plan`, of which only sizes are looked at, on a frame of the same structure. None where names meet in
 /// another way than in the plan that the frame is of.
@@ -30,6 +31,8 @@ pub fn run(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Found>
         slots,
         runs: vec![0; frame.segments.len()],
         now: vec![],
+        firsts: vec![],
+        spare: vec![],
         unlike: false,
     };
     sized.scene(frame.scenes.len() - 1, &vec![])?;
@@ -38,6 +41,9 @@ pub fn run(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Found>
     }
     Ok(Some(sized.found(&tallies)))
 }
+
+/// No more ways to bind the arguments of a call are kept.
+const MOST_ALIKE: usize = 32;
 
 /// Where the slots of each tensor are among all atoms.
 struct Slots {
@@ -67,6 +73,9 @@ struct Sized<'f> {
     runs: Vec<u64>,
     /// What the atoms of the segment entered last are.
     now: Vec<u32>,
+    /// Where the atoms of each of its names begin.
+    firsts: Vec<u32>,
+    spare: Vec<Finds>,
     /// Names have met in another way than at linking.
     unlike: bool,
 }
@@ -83,7 +92,7 @@ impl Sized<'_> {
                         unreachable!("plans of one structure have their calls in the same places")
                     };
                     let names = Some(frame.scenes[inner].names.clone());
-                    Calls { scene: inner, sized: self }.repeat(names, args, *repeat, env)?;
+                    Calls { at: (scene, op), scene: inner, sized: self }.repeat(names, args, *repeat, env)?;
                 }
             }
         }
@@ -96,7 +105,7 @@ impl Sized<'_> {
             let (tensor, slot) = resolve(of, env);
             self.slots.base[tensor as usize] + slot * self.frame.per_slot[tensor as usize]
         };
-        if !segment.place(first, &mut self.now) {
+        if !segment.place(first, &mut self.firsts, &mut self.now) {
             self.unlike = true;
         }
         if !self.unlike {
@@ -121,6 +130,8 @@ impl Sized<'_> {
 
 /// A plan in a call.
 struct Calls<'s, 'f> {
+    /// Scene of the caller, and op.
+    at: (usize, u32),
     scene: usize,
     sized: &'s mut Sized<'f>,
 }
@@ -136,6 +147,31 @@ impl Course for Calls<'_, '_> {
 
     fn runs(&mut self) -> &mut Vec<u64> {
         &mut self.sized.runs
+    }
+
+    fn alike(&self, names: &[Name], args: &[Arg], repeat: u32, env: &Env) -> Option<Rc<Alike>> {
+        let slots = &self.sized.slots;
+        let begin = |arg: &Arg| {
+            let (tensor, base) = resolve(arg.of(), env);
+            slots.base[tensor as usize] + base * self.sized.frame.per_slot[tensor as usize]
+        };
+        // Only how many slots inputs have is not the same in all plans of a structure.
+        let begins: Vec<u32> = [slots.count, repeat].into_iter().chain(args.iter().map(begin)).collect();
+        let mut known = self.sized.frame.alike.borrow_mut();
+        let known = known.entry(self.at).or_default();
+        if let Some(found) = known.iter().rev().find(|found| found.begins == begins) {
+            return found.alike.clone();
+        }
+        if known.len() == MOST_ALIKE {
+            known.clear();
+        }
+        let alike = Alike::of_course(self, names, args, repeat, env);
+        known.push(AlikeAt { begins, alike: alike.clone() });
+        alike
+    }
+
+    fn spare(&mut self) -> &mut Vec<Finds> {
+        &mut self.sized.spare
     }
 
     fn atoms(&self, tensor: TensorId, slot: u32) -> Atoms {

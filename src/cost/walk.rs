@@ -1,7 +1,7 @@
 //! Walks a plan, segment by segment: a segment is a run of ops between calls; or all of it, spliced flat.
 
 use super::ranks::{Ranks, Track};
-use super::repeat::{Course, Names};
+use super::repeat::{Course, Finds, Names};
 use super::{Effort, Found};
 use crate::act::{Acts, Machine, Sheet, seconds};
 use crate::error::{Error, Result};
@@ -38,6 +38,7 @@ pub struct Walker<'p> {
     /// How often each ran: what it counts is multiplied at the end.
     pub runs: Vec<u64>,
     pub names: Names,
+    spare: Vec<Finds>,
     spans: Vec<Vec<Span>>,
 }
 
@@ -68,6 +69,7 @@ impl<'p> Walker<'p> {
             compiled: vec![],
             runs: vec![],
             names: Names::default(),
+            spare: vec![],
             spans: vec![vec![]; classes],
         })
     }
@@ -214,6 +216,10 @@ impl Course for Calls<'_, '_> {
 
     fn runs(&mut self) -> &mut Vec<u64> {
         &mut self.walker.runs
+    }
+
+    fn spare(&mut self) -> &mut Vec<Finds> {
+        &mut self.walker.spare
     }
 
     fn atoms(&self, tensor: TensorId, slot: u32) -> Atoms {

@@ -27,9 +27,14 @@ pub struct Builder {
     print: Option<Print>,
 }
 
+/// Room for the ops and formals of a block: ops are large, and to move them as a list grows takes longer than to write
+/// them.
+const OPS: usize = 80;
+const FORMALS: usize = 20;
+
 impl Builder {
     pub fn new() -> Builder {
-        let main = Block { name: "main".into(), formals: vec![], ops: vec![] };
+        let main = Block { name: "main".into(), formals: vec![], ops: Vec::with_capacity(OPS) };
         Builder { open: vec![main], lanes: vec![Lane::Compute(0)], ..Builder::default() }
     }
 
@@ -60,7 +65,7 @@ impl Builder {
     /// Opens a block; ops go into it until [`close`](Builder::close).
     pub fn open(&mut self, name: &str) {
         let name = self.name(name);
-        self.open.push(Block { name, formals: vec![], ops: vec![] });
+        self.open.push(Block { name, formals: Vec::with_capacity(FORMALS), ops: Vec::with_capacity(OPS) });
     }
 
     pub fn formal(&mut self, name: &str) -> Buf {
@@ -143,9 +148,9 @@ impl Builder {
     }
 
     fn comm_lane(&mut self, via: Via) -> u16 {
-        let lane = Lane::Comm(via.group.clone(), via.index);
-        let at = self.lanes.iter().position(|l| *l == lane).unwrap_or_else(|| {
-            self.lanes.push(lane);
+        let same = |lane: &Lane| matches!(lane, Lane::Comm(group, index) if group == via.group && *index == via.index);
+        let at = self.lanes.iter().position(same).unwrap_or_else(|| {
+            self.lanes.push(Lane::Comm(via.group.clone(), via.index));
             self.lanes.len() - 1
         });
         at as u16

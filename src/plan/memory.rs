@@ -5,15 +5,18 @@
 //! other, so that placing memory never changes timing. The executor allocates by this very placement.
 
 mod conflicts;
+mod footprint;
 mod walk;
 
 pub use conflicts::Conflicts;
+pub use footprint::Footprint;
 pub use walk::lives;
 
 use super::link::AtomTable;
 use super::op::*;
 use super::program::Plan;
 use crate::error::{Error, Result};
+use std::ops::Deref;
 
 /// Every place is a multiple of this, as CUDA's allocator has it.
 pub const ALIGN: u64 = 256;
@@ -37,13 +40,16 @@ pub struct Life {
 /// Where one rank keeps everything.
 #[derive(Debug, Clone)]
 pub struct Layout {
-    /// Bytes of the arena: the peak.
-    pub bytes: u64,
+    pub footprint: Footprint,
     offsets: Vec<Vec<Option<u64>>>,
-    /// Bytes alive at the fullest moment of program order, by kind.
-    pub live_by_kind: Vec<(TensorKind, u64)>,
-    /// What the placement could not squeeze out of the peak.
-    pub gaps: u64,
+}
+
+impl Deref for Layout {
+    type Target = Footprint;
+
+    fn deref(&self) -> &Footprint {
+        &self.footprint
+    }
 }
 
 impl Layout {
@@ -67,12 +73,7 @@ impl Layout {
         }
         let live_by_kind = fullest_moment(plan, conflicts, &bytes);
         let live: u64 = live_by_kind.iter().map(|(_, bytes)| bytes).sum();
-        Ok(Layout { bytes: peak, offsets, live_by_kind, gaps: peak - live })
-    }
-
-    /// Bytes of weights, gradients and optimizer state, which no split of the sequence makes fewer.
-    pub fn persisting(&self) -> u64 {
-        self.live_by_kind.iter().filter(|(kind, _)| kind.persists()).map(|(_, bytes)| bytes).sum()
+        Ok(Layout { footprint: Footprint { bytes: peak, live_by_kind, gaps: peak - live }, offsets })
     }
 
     /// Byte offset of a slot in the arena; none for a slot that no op touches.

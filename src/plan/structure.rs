@@ -63,13 +63,65 @@ fn hash_arg(given: &[TensorId], arg: &Arg, h: &mut FxHasher) {
     }
 }
 
+/// Two hashes in one pass: what is noted is gone through once.
+#[derive(Clone, Copy, Default)]
+struct Halves([u64; 2]);
+
+impl Halves {
+    fn mix(&mut self, word: u64) {
+        let [a, b] = self.0;
+        self.0 = [
+            a.wrapping_add(word).wrapping_mul(0xf135_7aea_2e62_a9c5).rotate_left(26),
+            (b.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95),
+        ];
+    }
+
+    fn both(self) -> (u64, u64) {
+        (self.0[0], self.0[1])
+    }
+}
+
+impl Hasher for Halves {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.mix(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u8(&mut self, n: u8) {
+        self.mix(u64::from(n));
+    }
+
+    fn write_u16(&mut self, n: u16) {
+        self.mix(u64::from(n));
+    }
+
+    fn write_u32(&mut self, n: u32) {
+        self.mix(u64::from(n));
+    }
+
+    fn write_u64(&mut self, n: u64) {
+        self.mix(n);
+    }
+
+    fn write_usize(&mut self, n: usize) {
+        self.mix(n as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0[0]
+    }
+}
+
 /// What a builder that keeps only sizes notes of all the rest, while it goes.
 ///
 /// A plan of sizes has every tensor and every op, but no names, and kernels without their buffers. Equal prints
 /// of two such plans mean equal structure, if strategies, degrees and model are the same as well.
 #[derive(Clone, Default)]
 pub struct Print {
-    halves: [FxHasher; 2],
+    halves: Halves,
     /// By block that is closed, then by depth of those still open: formals of which rows are named.
     closed: Vec<u64>,
     open: Vec<u64>,
@@ -79,10 +131,9 @@ pub struct Print {
 
 impl Print {
     fn note(&mut self, what: &impl Hash) {
-        for (half, seed) in self.halves.iter_mut().zip([0x9e37_79b9u32, 0xc2b2_ae3d]) {
-            what.hash(half);
-            half.write_u32(seed);
-        }
+        what.hash(&mut self.halves);
+        // Where one thing ends and the next begins.
+        self.halves.mix(0x9e37_79b9);
     }
 
     fn rows(&mut self, depth: usize, buf: &Buf) {
@@ -159,7 +210,7 @@ impl Print {
         }
         self.note(&(&plan.lanes, &plan.views.len()));
         plan.views.iter().for_each(|view| view.axes.iter().for_each(|axis| self.note(axis)));
-        (self.halves[0].finish(), self.halves[1].finish())
+        self.halves.both()
     }
 
     /// Notes the calls of a body. Returns the formals of the body of which rows are named inside calls.

@@ -2,7 +2,7 @@
 
 use super::human;
 use crate::cluster::Cluster;
-use crate::plan::memory::Layout;
+use crate::plan::memory::Footprint;
 use crate::plan::{About, Axis, TensorKind};
 use crate::spec::{Parallelism, Recompute, StackSpec};
 use crate::timeline::{Timeline, Usage};
@@ -126,7 +126,7 @@ impl Row {
     }
 
     /// Notes the memory of a rank, its parts, and with it whether the plan can run.
-    pub fn set_layout(&mut self, layout: &Layout, cluster: &Cluster, stack: &StackSpec) {
+    pub fn set_layout(&mut self, layout: &Footprint, cluster: &Cluster, stack: &StackSpec) {
         self.set_memory(layout.bytes, layout.persisting(), cluster, stack);
         let of = |wanted: TensorKind| {
             Some(layout.live_by_kind.iter().filter(|(kind, _)| *kind == wanted).map(|(_, bytes)| bytes).sum())

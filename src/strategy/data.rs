@@ -78,8 +78,10 @@ impl DataParallel {
     pub fn weights(&self, b: &mut Builder, name: &str, elems: u64, slots: u32, whole: u32) -> FlatWeights {
         let elems = elems.next_multiple_of(self.ranks);
         let share = if self.sharded() { elems / self.ranks } else { elems };
-        let mut some =
-            |what: &str, elems, dtype, kind, slots| b.tensor(&format!("{what}.{name}"), &[elems], dtype, kind, slots);
+        let mut some = |what: &str, elems, dtype, kind, slots| {
+            let name = if b.keeps_names() { format!("{what}.{name}") } else { String::new() };
+            b.tensor(&name, &[elems], dtype, kind, slots)
+        };
         let weight = match self.shares_weights() {
             true => some("w", elems, self.dtype, TensorKind::CommBuffer, whole),
             false => some("w", elems, self.dtype, TensorKind::Param, slots),
@@ -169,14 +171,13 @@ impl DataParallel {
         let Adam { lr, beta1, beta2, eps, weight_decay } = adam;
         let kernel = Kernel::Adam { elems: w.share, lr, beta1, beta2, eps, weight_decay };
         let at = |buf: Buf| buf.slot(slot);
-        let mut writes = vec![at(w.master.unwrap_or(w.weight)), at(w.m), at(w.v)];
-        if w.master.is_some() {
-            writes.push(at(w.weight_share.unwrap_or(w.weight)));
-        }
+        let stored = at(w.weight_share.unwrap_or(w.weight));
+        let writes = [at(w.master.unwrap_or(w.weight)), at(w.m), at(w.v), stored];
         let reads = [at(w.grad_share), writes[0], writes[1], writes[2]];
+        let writes = if w.master.is_some() { &writes[..] } else { &writes[..3] };
         let named = |b: &Builder, what: &str| if b.keeps_names() { format!("{what}.{label}") } else { String::new() };
         let name = named(b, "adam");
-        b.compute(&name, kernel, &reads, &writes);
+        b.compute(&name, kernel, &reads, writes);
         if let Some(share) = w.weight_share.filter(|_| !self.shares_weights()) {
             let (src, dst) = (at(share), at(w.weight));
             let name = named(b, "all_gather");

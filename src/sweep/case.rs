@@ -7,7 +7,7 @@ use crate::cost::{Effort, Machine, cost};
 use crate::device::{KernelTime, Profile, Roofline};
 use crate::error::{Error, Result};
 use crate::plan::link::AtomTable;
-use crate::plan::memory::{Conflicts, Layout};
+use crate::plan::memory::{Conflicts, Footprint, Layout};
 use crate::plan::structure::structure;
 use crate::plan::{About, Plan, Route};
 use crate::report::{Costed, Row};
@@ -17,6 +17,7 @@ use crate::strategy::{Engines, build_by_layer, build_routed};
 use crate::timeline::Timeline;
 use crate::units::FlopsPerSec;
 use rustc_hash::FxHashMap;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A configuration: the numbers a user types.
@@ -178,9 +179,18 @@ impl Case {
 
     /// The fullest rank's memory.
     pub fn layout(&self, plan: &Plan) -> Result<Layout> {
+        self.fullest(plan, Layout::of)
+    }
+
+    /// Of every program what `of` finds of its memory; the fullest of them.
+    fn fullest<M: Deref<Target = Footprint>>(
+        &self,
+        plan: &Plan,
+        of: impl Fn(&Plan, &Conflicts) -> Result<M>,
+    ) -> Result<M> {
         let atoms = AtomTable::new(plan)?;
         let structure = structure(plan, &atoms);
-        let layout = |program| Layout::of(plan, &*self.conflicts(plan, &atoms, structure, program)?);
+        let layout = |program| of(plan, &*self.conflicts(plan, &atoms, structure, program)?);
         let mut fullest = layout(0)?;
         for program in 1..plan.programs.len() as u32 {
             let other = layout(program)?;
@@ -240,7 +250,7 @@ impl Case {
 
     /// The row of a plan; no times where memory does not suffice.
     pub fn row_of(&self, plan: &Plan) -> Result<Row> {
-        let layout = self.layout(plan)?;
+        let layout = self.fullest(plan, |plan, conflicts| Footprint::of(plan, conflicts).map(Box::new))?;
         let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
         row.set_layout(&layout, &self.cluster, &self.stack);
         if row.feasible {

@@ -8,7 +8,7 @@ use crate::cost::{Frame, cost_on};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::plan::link::AtomTable;
-use crate::plan::memory::{Conflicts, Layout};
+use crate::plan::memory::{Conflicts, Footprint};
 use crate::report::Row;
 use crate::spec::Parallelism;
 use crate::strategy::{Engines, Sizes, sizes};
@@ -58,23 +58,23 @@ impl<'c> Frames<'c> {
             // The whole plan has the words for it.
             return case.row_of(&case.plan(point)?);
         }
-        let at = self.find(point, structure)?;
-        let Ok(layout) = Layout::of(&plan, &self.kept[at].conflicts) else {
+        let (at, built) = self.find(point, structure)?;
+        let Ok(layout) = Footprint::of(&plan, &self.kept[at].conflicts) else {
             return case.row_of(&case.plan(point)?);
         };
         let mut row = Row::asked(&plan.about, &case.cluster, &case.stack);
         row.set_layout(&layout, &case.cluster, &case.stack);
         if row.feasible {
-            row.set_time(&self.cost(at, point, &plan)?, plan.about.model_flops, case.peak().value());
+            row.set_time(&self.cost(at, point, &plan, built)?, plan.about.model_flops, case.peak().value());
         }
         Ok(row)
     }
 
-    /// What is kept of a structure; the last one met stands last.
-    fn find(&mut self, point: &Point, structure: (u64, u64)) -> Result<usize> {
+    /// What is kept of a structure; the last one met stands last. With the whole plan, where it had to be built.
+    fn find(&mut self, point: &Point, structure: (u64, u64)) -> Result<(usize, Option<Plan>)> {
         let same = |kept: &Kept| kept.structure == structure && kept.par == point.par;
         if let Some(at) = self.kept.iter().position(same) {
-            return Ok(at);
+            return Ok((at, None));
         }
         let plan = self.case.plan(point)?;
         let conflicts = self.case.conflicts_of(&plan, &AtomTable::new(&plan)?)?;
@@ -82,10 +82,11 @@ impl<'c> Frames<'c> {
             self.kept.remove(0);
         }
         self.kept.push(Kept { par: point.par, structure, conflicts, frame: None });
-        Ok(self.kept.len() - 1)
+        Ok((self.kept.len() - 1, Some(plan)))
     }
 
-    fn cost(&mut self, at: usize, point: &Point, sizes: &Plan) -> Result<Timeline> {
+    /// `built`: the whole plan of the point, where there is one by now.
+    fn cost(&mut self, at: usize, point: &Point, sizes: &Plan, built: Option<Plan>) -> Result<Timeline> {
         let (case, machine) = (self.case, self.case.machine());
         let kept = &mut self.kept[at];
         if let Some(frame) = &kept.frame {
@@ -94,12 +95,13 @@ impl<'c> Frames<'c> {
                 None => case.cost(&case.plan(point)?),
             };
         }
-        let plan = case.plan(point)?;
+        let plan = built.map_or_else(|| case.plan(point), Ok)?;
         if !Frame::fits(&plan, machine) {
             return case.cost(&plan);
         }
         let fold = crate::fold::refine(&plan, &case.cluster);
-        let frame = kept.frame.insert(Frame::new(&plan, &AtomTable::new(&plan)?, machine, fold)?);
+        let frame = Frame::new(&plan, &AtomTable::new(&plan)?, machine, fold)?;
+        let frame = kept.frame.insert(frame);
         match cost_on(frame, sizes, machine)? {
             Some(timeline) => Ok(timeline),
             None => case.cost(&plan),

@@ -2,6 +2,7 @@
 //! not on any size, so that plans that differ in lengths and widths only share it.
 
 use super::SlotId;
+use super::footprint::Counts;
 use super::walk::{Before, SlotLives, Walk};
 use crate::error::Result;
 use crate::plan::link::AtomTable;
@@ -25,6 +26,7 @@ pub struct Conflicts {
     /// alive before something ends is alive at the same time. Some moments at which no more is alive than at
     /// another are left out.
     pub changes: Vec<(u32, bool)>,
+    pub counts: Counts,
 }
 
 impl Conflicts {
@@ -44,6 +46,7 @@ impl Conflicts {
             width: others.len().div_ceil(64),
             changes: changes(always.len(), &others),
             slots: [always, sometimes].concat(),
+            counts: Counts::default(),
         };
         found.bits = vec![0; found.width * others.len()];
         for (i, a) in others.iter().enumerate() {
@@ -54,6 +57,7 @@ impl Conflicts {
                 }
             }
         }
+        found.counts = Counts::of(&found);
         Ok(found)
     }
 
@@ -65,6 +69,15 @@ impl Conflicts {
     pub fn between(&self, a: usize, b: usize) -> bool {
         let (a, b) = (a - self.always, b - self.always);
         self.bits[a * self.width + b / 64] & (1 << (b % 64)) != 0
+    }
+
+    /// Which of `count` slots from `first` on, at most 64, a slot conflicts with.
+    pub fn with(&self, slot: usize, first: usize, count: usize) -> u64 {
+        let row = &self.bits[(slot - self.always) * self.width..][..self.width];
+        let (word, bit) = ((first - self.always) / 64, (first - self.always) % 64);
+        let low = row[word] >> bit;
+        let high = if bit > 0 { row.get(word + 1).map_or(0, |word| word << (64 - bit)) } else { 0 };
+        (low | high) & (u64::MAX >> (64 - count))
     }
 
     /// Words of a set of slots that do not live throughout.

@@ -1,0 +1,198 @@
+//! How much memory a program needs, without saying where every slot lies.
+//!
+//! Slots of a tensor are as large as each other and mostly come to lie one behind the other: what the layers keep for
+//! the backward pass. Such a run is looked at as a whole, and which of its slots conflict with another slot is a word
+//! of bits. The answer is that of [`Layout`](super::Layout), in a fraction of the time.
+
+use super::{ALIGN, Conflicts, SlotId, sizes};
+use crate::error::Result;
+use crate::plan::op::*;
+use crate::plan::program::Plan;
+
+/// The memory of one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Footprint {
+    /// Bytes of the arena: the peak.
+    pub bytes: u64,
+    /// Bytes alive at the fullest moment of program order, by kind.
+    pub live_by_kind: Vec<(TensorKind, u64)>,
+    /// What the placement could not squeeze out of the peak.
+    pub gaps: u64,
+}
+
+/// The slots of [`Conflicts`], tensor after tensor.
+#[derive(Debug, Clone, Default)]
+pub struct Counts {
+    /// Tensors that live throughout, and how many of their slots do; then the others.
+    always: Vec<(TensorId, u64)>,
+    others: Vec<(TensorId, u64)>,
+    /// How many are alive beside those that live throughout at each moment that may be the fullest.
+    moments: Vec<Vec<(TensorId, u64)>>,
+}
+
+impl Counts {
+    pub fn of(conflicts: &Conflicts) -> Counts {
+        let (always, others) = conflicts.slots.split_at(conflicts.always);
+        let tensors = |slots: &[SlotId]| counted(slots.iter().map(|at| at.tensor));
+        Counts { always: tensors(always), others: tensors(others), moments: moments(conflicts) }
+    }
+}
+
+/// How many of each in a row.
+fn counted(tensors: impl Iterator<Item = TensorId>) -> Vec<(TensorId, u64)> {
+    let mut all: Vec<(TensorId, u64)> = vec![];
+    for tensor in tensors {
+        match all.last_mut() {
+            Some(last) if last.0 == tensor => last.1 += 1,
+            _ => all.push((tensor, 1)),
+        }
+    }
+    all
+}
+
+/// What is alive whenever something ends and nothing has since something else began.
+fn moments(conflicts: &Conflicts) -> Vec<Vec<(TensorId, u64)>> {
+    let (mut alive, mut grew, mut all) = (vec![false; conflicts.slots.len()], false, vec![]);
+    for &(slot, begins) in &conflicts.changes {
+        if !begins && grew {
+            let slots = conflicts.slots.iter().zip(&alive).filter(|(_, alive)| **alive);
+            all.push(counted(slots.map(|(at, _)| at.tensor)));
+        }
+        alive[slot as usize] = begins;
+        grew = begins;
+    }
+    all
+}
+
+impl Footprint {
+    /// The memory of a program whose conflicts are known.
+    pub fn of(plan: &Plan, conflicts: &Conflicts) -> Result<Footprint> {
+        let counts = &conflicts.counts;
+        let of_slot: Vec<u64> = plan.tensors.iter().map(|t| t.bytes().next_multiple_of(ALIGN)).collect();
+        let size = |tensor: TensorId| of_slot[tensor as usize];
+        let inputs = conflicts.inputs.iter().map(|&t| (t, u64::from(plan.tensors[t as usize].slots)));
+        let throughout = || inputs.clone().chain(counts.always.iter().copied());
+        let total = throughout().chain(counts.others.iter().copied()).try_fold(0u64, |sum, (tensor, slots)| {
+            sum.checked_add(size(tensor).checked_mul(slots)?).filter(|total| *total < 1 << 60)
+        });
+        if total.is_none() {
+            // Has the words for it.
+            sizes(plan, conflicts)?;
+        }
+        let bytes_of = |alive: &[(TensorId, u64)]| alive.iter().map(|&(t, slots)| size(t) * slots).sum::<u64>();
+        let bottom = throughout().map(|(t, slots)| size(t) * slots).sum();
+        let bytes = peak(conflicts, &of_slot, bottom);
+        // The first one of the fullest.
+        let mut fullest: (u64, &[(TensorId, u64)]) = (0, &[]);
+        for moment in &counts.moments {
+            let now = bytes_of(moment);
+            if now > fullest.0 {
+                fullest = (now, moment);
+            }
+        }
+        let mut by_kind = TensorKind::ALL.map(|kind| (kind, 0));
+        for (tensor, slots) in throughout().chain(fullest.1.iter().copied()) {
+            by_kind[plan.tensors[tensor as usize].kind as usize].1 += size(tensor) * slots;
+        }
+        let live: u64 = by_kind.iter().map(|(_, bytes)| bytes).sum();
+        Ok(Footprint { bytes, live_by_kind: by_kind.to_vec(), gaps: bytes - live })
+    }
+
+    /// Bytes of weights, gradients and optimizer state, which no split of the sequence makes fewer.
+    pub fn persisting(&self) -> u64 {
+        self.live_by_kind.iter().filter(|(kind, _)| kind.persists()).map(|(_, bytes)| bytes).sum()
+    }
+}
+
+/// Slots of a tensor that lie one behind the other, no more of them than a word has bits.
+struct Run {
+    from: u64,
+    size: u64,
+    first: usize,
+    count: usize,
+}
+
+impl Run {
+    const MOST: usize = 64;
+
+    fn end(&self) -> u64 {
+        self.from + self.size * self.count as u64
+    }
+}
+
+/// The end of the last slot: largest first, each at the lowest offset where it touches nothing it conflicts with, and
+/// nothing below `bottom`. `bytes`: of a slot of each tensor.
+fn peak(conflicts: &Conflicts, bytes: &[u64], bottom: u64) -> u64 {
+    let mut first = conflicts.always;
+    let mut tensors: Vec<(u64, usize, usize)> = (conflicts.counts.others.iter())
+        .map(|&(tensor, slots)| {
+            let own = (bytes[tensor as usize], first, slots as usize);
+            first += own.2;
+            own
+        })
+        .collect();
+    tensors.sort_by_key(|&(size, first, _)| (std::cmp::Reverse(size), first));
+    // Always in order of offset.
+    let mut runs: Vec<Run> = Vec::with_capacity(2 * tensors.len());
+    let (mut peak, mut earlier) = (bottom, vec![0; conflicts.words()]);
+    for (size, first, slots) in tensors {
+        // The run that the slot before is the last of, and where that slot lies.
+        let (mut run, mut last) = (usize::MAX, bottom);
+        for slot in first..first + slots {
+            // Where the slot before it touches the same, no place below that one's is free.
+            let mut offset = bottom;
+            if slot > first {
+                if conflicts.same_among(&earlier, slot - 1, slot) {
+                    offset = if conflicts.between(slot - 1, slot) { last + size } else { last };
+                }
+                conflicts.add_to(&mut earlier, slot - 1);
+            }
+            offset = lowest(conflicts, &runs, slot, size, offset);
+            peak = peak.max(offset + size);
+            last = offset;
+            if let Some(run) = runs.get_mut(run).filter(|run| run.end() == offset && run.count < Run::MOST && size > 0)
+            {
+                run.count += 1;
+            } else {
+                run = runs.partition_point(|run| run.from <= offset);
+                runs.insert(run, Run { from: offset, size, first: slot, count: 1 });
+            }
+        }
+        conflicts.add_to(&mut earlier, first + slots - 1);
+    }
+    peak
+}
+
+/// The lowest place from `offset` on where a slot touches none that it conflicts with.
+fn lowest(conflicts: &Conflicts, runs: &[Run], slot: usize, size: u64, mut offset: u64) -> u64 {
+    loop {
+        let before = offset;
+        for run in runs {
+            if run.from >= offset + size {
+                break;
+            }
+            if run.end() <= offset {
+                continue;
+            }
+            // Those that conflict, one batch of neighbours after the other.
+            let mut bits = conflicts.with(slot, run.first, run.count);
+            let mut at = run.from;
+            while bits != 0 {
+                let free = bits.trailing_zeros();
+                bits >>= free;
+                let taken = bits.trailing_ones();
+                bits = bits.checked_shr(taken).unwrap_or(0);
+                let from = at + u64::from(free) * run.size;
+                at = from + u64::from(taken) * run.size;
+                if from >= offset + size {
+                    break;
+                }
+                offset = offset.max(at);
+            }
+        }
+        // Runs may lie on top of each other: what was passed may be in the way from here.
+        if offset == before {
+            return offset;
+        }
+    }
+}
