@@ -12,7 +12,7 @@ pub use ports::Ports;
 use crate::error::{Error, Result};
 use crate::spec::{ClusterSpec, GpuSpec, Pod};
 use crate::units::BytesPerSec;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What the bytes between two ranks cross.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -96,14 +96,33 @@ impl Cluster {
     }
 
     /// What a group gets of its NICs' bandwidth where it spans pods, while all other ranks do the same in
-    /// groups of their own: a ring leaves a pod once, however many of its members are inside.
+    /// groups of their own. A ring leaves a pod once, however many of its members are inside; there are as many rings
+    /// as the group has members on a node, each with a NIC of its own.
     pub fn uplink_share(&self, members: &[u32]) -> f64 {
-        let share = |pod: &Pod| {
-            let pods: BTreeSet<u32> = members.iter().map(|m| m / pod.gpus).collect();
-            let inside = members.len() as f64 / pods.len() as f64;
-            if pods.len() < 2 { 1.0 } else { inside / pod.oversubscription.value }
+        let share = |pod: &Pod| match self.inside_pods(members, pod) {
+            Some(inside) => inside / (self.fewest_on_a_node(members) * pod.oversubscription.value),
+            None => 1.0,
         };
         self.spec.pods.iter().map(share).fold(1.0, f64::min)
+    }
+
+    /// Bytes a second that a group has out of each of its pods of a tier, all other ranks being in groups like it; none
+    /// where it stays in one.
+    pub fn uplinks_of(&self, members: &[u32], pod: &Pod) -> Option<BytesPerSec> {
+        let nics = self.spec.scale_out.as_ref()?.achieved.value * self.nics_per_rank()?;
+        Some(nics * (self.inside_pods(members, pod)? / pod.oversubscription.value))
+    }
+
+    /// Members in each pod, if there are several.
+    fn inside_pods(&self, members: &[u32], pod: &Pod) -> Option<f64> {
+        let pods: BTreeSet<u32> = members.iter().map(|m| m / pod.gpus).collect();
+        (pods.len() > 1).then(|| members.len() as f64 / pods.len() as f64)
+    }
+
+    fn fewest_on_a_node(&self, members: &[u32]) -> f64 {
+        let mut on: BTreeMap<u32, u32> = BTreeMap::new();
+        members.iter().for_each(|&m| *on.entry(self.node_of(m)).or_default() += 1);
+        f64::from(on.into_values().min().unwrap_or(1))
     }
 
     /// Peers of a member that are in other pods, times what their uplinks are too narrow by.
@@ -203,6 +222,10 @@ mod tests {
         let ring: Vec<u32> = (0..14).map(|i| if i < 7 { 8 * i } else { pod + 8 * i }).collect();
         assert_eq!(c.uplink_share(&ring), 1.0);
         assert_eq!([c.beyond_pods(&[0, 8]), c.beyond_pods(&ring)], [0.0, 49.0]);
+        // Eight rings, where whole nodes are members.
+        let nodes: Vec<u32> = (0..56).chain(pod..pod + 56).collect();
+        assert_eq!(c.uplink_share(&nodes), 1.0);
+        assert_eq!(c.uplink_share(&[&nodes[..8], &nodes[56..64]].concat()), 1.0 / 7.0);
     }
 
     #[test]

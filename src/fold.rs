@@ -5,6 +5,7 @@
 //! the links in between, until nothing changes. [`trivial`] puts every rank alone and is the oracle.
 
 use crate::cluster::Cluster;
+use crate::collective::nccl::tree_uplinks;
 use crate::plan::rows::{place_of, replica_of};
 use crate::plan::{Axis, Group, Lane, OpKind, Plan};
 use rustc_hash::{FxHashMap, FxHasher};
@@ -132,7 +133,8 @@ impl Talks {
             let mut known = FxHashMap::default();
             for (rank, h) in (0..).zip(&mut all) {
                 let first = group.first(&plan.views, rank);
-                known.entry(first).or_insert_with(|| way(&group.members(&plan.views, first))).hash(h);
+                let whole = |members: Vec<u32>| (way(&members), tree_uplinks(cluster, &members).to_bits());
+                known.entry(first).or_insert_with(|| whole(group.members(&plan.views, first))).hash(h);
             }
         }
         all.iter().map(FxHasher::finish).collect()

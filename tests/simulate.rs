@@ -26,6 +26,7 @@ fn agree(plan: &Plan, host: &Host) {
         // A shared port is if anything too fast in the walk, which forgets holders that are over when an op that
         // was posted later starts earlier.
         let (sim, cost) = (each.timeline.step.value(), all.step.value());
+        println!("ports shared: {}", sim / cost - 1.0);
         assert!(cost <= sim && sim <= 1.05 * cost, "{cost} {sim}");
     }
     same(&sim(plan, host, true).timeline, &each.timeline);
@@ -179,7 +180,10 @@ fn jitter_is_folded_within_a_bound() {
         let mean = |fold: bool| {
             let of = |seed| {
                 let effort = Effort { fold, seed, ..Effort::SUMS };
-                step(&simulate(&plan, host.machine(), &[Fault::Jitter { sd }], effort).unwrap())
+                step(
+                    &simulate(&plan, host.machine(), &[Fault::jitter(&format!("normal:{sd}")).unwrap()], effort)
+                        .unwrap(),
+                )
             };
             (0..40).map(of).sum::<f64>() / 40.0
         };
@@ -189,7 +193,8 @@ fn jitter_is_folded_within_a_bound() {
         let (error, added) = ((few - all).abs(), all - well);
         assert!(error < 0.3 * added && error < 0.01 * well, "sd {sd}: {few} folded, {all} unfolded, {well} without");
         let effort = Effort { seed: 3, ..Effort::SUMS };
-        let again = || simulate(&plan, host.machine(), &[Fault::Jitter { sd }], effort).unwrap();
+        let again =
+            || simulate(&plan, host.machine(), &[Fault::jitter(&format!("normal:{sd}")).unwrap()], effort).unwrap();
         assert_eq!(again(), again(), "the same seed, the same step");
     }
 }
@@ -475,62 +480,6 @@ proptest::proptest! {
     }
 }
 
-/// Chakra traces: as many nodes as ops and legs, waits that come before, sends that meet receives, bytes as planned.
-#[test]
-fn chakra_traces_say_what_the_plan_says() {
-    use foretrain::export::chakra::{self, NodeType, Value};
-    let par = Parallelism { pp: 2, dp: 2, ring: 2, zero: 1, ..Parallelism::default() };
-    let plan = plans::plan(&model(4, 4, false), &par, &work(&par, 4096, 1, 3), SM);
-    let host = Host::of(&plan, 1.0);
-    let found = simulate(&plan, host.machine(), &[], Effort::SPANS).unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    let files = chakra::write(dir.path(), &plan, &found.timeline, &found.class_of).unwrap();
-    assert_eq!(files.len(), plan.ranks() as usize + 1);
-    let groups: std::collections::BTreeMap<String, Vec<u32>> =
-        serde_json::from_slice(&std::fs::read(dir.path().join("comm_group.json")).unwrap()).unwrap();
-    let number = |node: &chakra::Node, name: &str| match node.value(name) {
-        Some(Value::Int32(n)) => i64::from(*n),
-        Some(Value::Int64(n)) => *n,
-        other => panic!("{name} of {} is {other:?}", node.name),
-    };
-    let mut on_their_way: std::collections::BTreeMap<[i64; 4], i64> = Default::default();
-    let (mut sent, mut end) = (0, 0);
-    for rank in 0..plan.ranks() {
-        let (metadata, nodes) = chakra::read(&dir.path().join(format!("foretrain.{rank}.et"))).unwrap();
-        assert_eq!(metadata.version, chakra::VERSION);
-        let spans = &found.timeline.classes[found.class_of[rank as usize] as usize].spans;
-        let legs = |path: &str| nodes.iter().filter(|n| n.name == path).count();
-        assert!(nodes.len() >= spans.len() && spans.iter().all(|s| legs(&s.path) >= 1 || s.what == "transfer"));
-        for (at, node) in nodes.iter().enumerate() {
-            assert!(node.id == at as u64 && node.data_deps.iter().all(|&dep| dep < node.id), "{node:?}");
-            end = end.max(node.start_time_micros + node.duration_micros);
-            let (from, to) = match NodeType::try_from(node.kind).unwrap() {
-                NodeType::CommSend => (1, 0),
-                NodeType::CommRecv => (0, 1),
-                NodeType::CommColl => {
-                    let Some(Value::Text(group)) = node.value("pg_name") else { panic!("{node:?}") };
-                    assert!(groups[group].contains(&rank) && number(node, "comm_size") > 0);
-                    continue;
-                }
-                _ => {
-                    assert!(number(node, "num_ops") >= 0);
-                    continue;
-                }
-            };
-            assert_eq!(number(node, if from == 1 { "comm_src" } else { "comm_dst" }), i64::from(rank));
-            let key = ["comm_src", "comm_dst", "comm_tag", "comm_size"].map(|name| number(node, name));
-            *on_their_way.entry(key).or_default() += from - to;
-            sent += from * key[3];
-        }
-    }
-    assert!(on_their_way.values().all(|&open| open == 0), "a send that nobody receives");
-    let usage = found.timeline.mean();
-    // Collectives count their own; what is sent point to point is a part of all.
-    let all = (usage.bytes_scale_up + usage.bytes_scale_out) * f64::from(plan.ranks());
-    assert!(sent > 0 && (sent as f64) < all, "{sent} of {all}");
-    assert!((end as f64 - step(&found) * 1e6).abs() <= 2.0, "{end} us, not {}", step(&found));
-}
-
 /// Block by block a step takes as long as op by op, but for SMs that come and go inside a block.
 #[test]
 fn blocks_take_as_long_as_their_ops() {
@@ -556,4 +505,99 @@ fn blocks_take_as_long_as_their_ops() {
     let jitter = [Fault::jitter("normal:0.1").unwrap()];
     let why = simulate(&plan, host.machine(), &jitter, Effort { blocks: true, ..Effort::SUMS }).unwrap_err();
     assert!(why.to_string().contains("op by op"), "{why}");
+}
+
+/// What was measured of blocks goes in place of what their kernels add up to: the predicted times change nothing, longer
+/// ones do, and names that no block has are refused.
+#[test]
+fn measured_blocks_take_what_was_measured() {
+    use foretrain::sim::{BlockTimes, simulate_measured};
+    for par in [way(2, 2, 2), Parallelism { pp: 2, tp: 2, zero: 0, ..Parallelism::default() }] {
+        let plan = plans::plan(&model(4, 4, false), &par, &work(&par, 4096, 1, 2), COPY);
+        let host = Host::of(&plan, 1.0);
+        let effort = Effort { blocks: true, ..Effort::SUMS };
+        let run = |times: &BlockTimes| simulate_measured(&plan, host.machine(), &[], effort, times);
+        let of = |times: &BlockTimes| run(times).unwrap().timeline.step;
+        let predicted = BlockTimes::predicted(&plan, host.machine()).unwrap();
+        assert!(predicted.blocks.len() > 10, "{predicted:?}");
+        let alone = of(&BlockTimes::default());
+        let same = of(&predicted).value() / alone.value() - 1.0;
+        assert!(same.abs() < 1e-7, "{same}");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("blocks.json");
+        let mut doubled = predicted.clone();
+        doubled.blocks.iter_mut().for_each(|block| block.time_s *= 2.0);
+        std::fs::write(&path, serde_json::to_string(&doubled).unwrap()).unwrap();
+        let read = BlockTimes::load(&path).unwrap();
+        assert_eq!(read, doubled);
+        assert!(of(&read) > alone);
+        // Kernels in a step of twice the GPU's are twice as long, whatever waits in between.
+        let compute = |times: &BlockTimes| run(times).unwrap().timeline.mean().compute;
+        assert!(plans::close((compute(&read) / compute(&predicted) * 1e6).round(), 2e6));
+        let refused = |change: &dyn Fn(&mut BlockTimes)| {
+            let mut times = predicted.clone();
+            change(&mut times);
+            std::fs::write(&path, serde_json::to_string(&times).unwrap()).unwrap();
+            BlockTimes::load(&path).and_then(|times| run(&times)).unwrap_err().to_string()
+        };
+        let why = refused(&|times| times.blocks[0].block = "nowhere".into());
+        assert!(why.contains("no block of this plan is called \"nowhere\""), "{why}");
+        let why = refused(&|times| times.blocks[1].time_s = -1.0);
+        assert!(why.contains("blocks.json") && why.contains("blocks[1].time_s: -1 is not"), "{why}");
+        let why = refused(&|times| times.blocks[1].block = times.blocks[0].block.clone());
+        assert!(why.contains("blocks[1].block") && why.contains("twice"), "{why}");
+        let by_op = simulate_measured(&plan, host.machine(), &[], Effort::SUMS, &predicted).unwrap_err();
+        assert!(by_op.to_string().contains("add --fidelity block"), "{by_op}");
+    }
+}
+
+/// Half of the planes carry all at half the speed: as if every NIC and every link between nodes had half of it. Some of
+/// the time is as much of the time; and only networks of several planes have one that can be dead.
+#[test]
+fn a_dead_plane_leaves_its_bytes_to_the_others() {
+    let par = way(32, 1, 1);
+    let plan = plans::plan(&large(4), &par, &work(&par, 8192, 1, 2), SM);
+    let of = |planes: u32, factor: f64, narrow: bool| {
+        host(&plan, &|spec| {
+            spec.pods = if narrow { pods(16, 4.0, None) } else { vec![] };
+            let out = spec.scale_out.as_mut().unwrap();
+            (out.planes, out.achieved.value) = (planes, out.achieved.value * factor);
+            out.p2p.value = out.achieved.value;
+        })
+    };
+    let dead = |word: &str| Fault::dead_plane(word).unwrap();
+    for narrow in [false, true] {
+        let (two, one) = (of(2, 1.0, narrow), of(1, 0.5, narrow));
+        let well = step(&with(&plan, &two, true, &[]));
+        let half = step(&with(&plan, &two, true, &[dead("1")]));
+        let wanted = step(&with(&plan, &one, true, &[]));
+        assert!(half > 1.01 * well && (half / wanted - 1.0).abs() < 1e-3, "{narrow}: {well} {half} {wanted}");
+        assert_eq!(step(&with(&plan, &two, false, &[dead("1")])), half, "{narrow}");
+        let late = step(&with(&plan, &two, true, &[dead(&format!("1@{}", 0.5 * well))]));
+        assert!(well < late && late < half, "{narrow}: {well} {late} {half}");
+        assert!(with(&plan, &two, true, &[dead("0"), dead("1")]).hang.is_some());
+        let why = simulate(&plan, one.machine(), &[dead("0")], Effort::SUMS).unwrap_err().to_string();
+        assert!(why.contains("plane 0") && why.contains("is one network"), "{why}");
+        let why = simulate(&plan, two.machine(), &[dead("2")], Effort::SUMS).unwrap_err().to_string();
+        assert!(why.contains("has planes 0 to 1"), "{why}");
+    }
+}
+
+/// Jitter of one rank is its own: others wait for it, and of an exponential one everybody only waits longer.
+#[test]
+fn ranks_have_jitter_of_their_own() {
+    let (plan, host) = two_nodes();
+    let well = step(&sim(&plan, &host, true));
+    let mean = |word: &str| {
+        let fault = [Fault::jitter(word).unwrap()];
+        let of = |seed| {
+            let effort = Effort { seed, ..Effort::SUMS };
+            step(&simulate(&plan, host.machine(), &fault, effort).unwrap()) / well - 1.0
+        };
+        (0..20).map(of).sum::<f64>() / 20.0
+    };
+    let (one, all) = (mean("5:normal:0.2"), mean("normal:0.2"));
+    assert!(0.0 < one && one < all, "{one} {all}");
+    let (tail, late) = (mean("lognormal:0.2"), mean("exponential:0.2"));
+    assert!(tail > 0.0 && late > all, "{tail} {late} {all}");
 }

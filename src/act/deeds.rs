@@ -93,6 +93,20 @@ impl Deeds {
         (number, counts)
     }
 
+    /// Lets a kernel last so long on the classes where it takes longest, on others in proportion.
+    pub fn last(&mut self, op: u32, longest: u64) {
+        let classes = self.classes.len();
+        let deeds = &mut self.deeds[op as usize * classes..][..classes];
+        let alone = |deed: &Deed| if let Deed::Kernel { duration, .. } = deed { *duration } else { 0 };
+        let most = deeds.iter().map(alone).max().unwrap_or(0);
+        for deed in deeds {
+            if let Deed::Kernel { duration, .. } = deed {
+                let scaled = || (longest as f64 * (*duration as f64 / most as f64)).round() as u64;
+                *duration = if *duration == most { longest } else { scaled() };
+            }
+        }
+    }
+
     /// The ports that an op uses, see [`port`].
     pub fn ports(&self, op: u32, class: usize) -> u8 {
         match self.of(op, class) {

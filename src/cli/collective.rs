@@ -2,10 +2,10 @@
 
 use super::{Answer, Output};
 use crate::cluster::Cluster;
-use crate::collective::{Algorithm, Choice, LinkTime, Operation, choices, collective, streams};
+use crate::collective::{Algorithm, Choice, LinkTime, Operation, choices, collective};
 use crate::error::{Error, Result};
 use crate::plan::CollectiveKind;
-use crate::sim::collective::transfer;
+use crate::sim::collective::simulated;
 use crate::spec::{Architecture, ClusterSpec, GpuSpec, StackSpec};
 use crate::units::{Bytes, Seconds};
 use clap::{Args, ValueEnum};
@@ -153,8 +153,8 @@ impl Bench<'_> {
     fn row(&self, bytes: u64) -> Result<Row> {
         let members: Vec<u32> = (0..self.cluster.gpus()).collect();
         let (choice, time) = self.choose(&members, Bytes::new(bytes as f64))?;
-        let flows = streams::streams(self.cluster, choice.algorithm, self.op, &members, bytes as f64);
-        let simulated = time.latency + transfer(self.cluster, &flows, time.transfer);
+        let (way, alone) = (choice.algorithm, time.transfer);
+        let simulated = time.latency + simulated(self.cluster, way, self.op, &members, bytes as f64, alone);
         let factor = self.op.bus_factor(f64::from(self.cluster.gpus()));
         let algbw = |time: Seconds| bytes as f64 / time.value() / 1e9;
         Ok(Row {

@@ -41,6 +41,12 @@ pub enum LinkClass {
 }
 
 impl Link {
+    /// Whether it is of the network between nodes, whose planes it is spread over. Wires inside the only node of a
+    /// cluster are not.
+    pub fn is_between_nodes(self) -> bool {
+        matches!(self.class(), LinkClass::Nic | LinkClass::Uplink(_) | LinkClass::Wire)
+    }
+
     pub fn class(self) -> LinkClass {
         match self {
             Link::Out(_) | Link::In(_) | Link::Peer(..) => LinkClass::ScaleUp,

@@ -7,6 +7,7 @@ pub mod count;
 pub mod exchange;
 pub mod forward;
 pub mod nccl;
+pub mod pairs;
 pub mod pairwise;
 pub mod ring;
 pub mod streams;

@@ -2,10 +2,10 @@
 //! protocols. Constants and rules are those of NCCL 2.30.7 (src/graph/tuning.cc, src/graph/topo.h,
 //! src/enqueue.cc, src/graph/paths.cc); bandwidths are those that clusters were measured to reach.
 
-use super::{Algorithm, Mark, Operation, rounds};
+use super::{Algorithm, Mark, Operation, rounds, tree};
 use crate::cluster::{Cluster, Tier};
 use crate::plan::CollectiveKind;
-use crate::spec::{Architecture, CollectiveOp, Origin, Provenance, StackSpec};
+use crate::spec::{Architecture, CollectiveOp, Origin, Pod, Provenance, StackSpec};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use std::collections::BTreeMap;
 
@@ -39,6 +39,10 @@ const ANNOUNCED: f64 = 16.0 * KIB;
 /// .. which takes this long: sends of 8 to 512 KiB between two, four and eight H100, A100 and B200
 /// (traces/published/nccl.json).
 const ANNOUNCEMENT: f64 = 5e-6;
+
+/// What it takes to post one more send to another node, behind the first: small all-to-alls of 16 B200 on two nodes take
+/// 37 us, a send alone 14.5 (traces/published/collectives.json).
+const POSTING: f64 = 3.2e-6;
 
 const KIB: f64 = 1024.0;
 /// A channel gets at least this much of a message ..
@@ -133,6 +137,8 @@ struct Shape {
     most: u32,
     /// What pods leave of a NIC to a ring.
     uplink: f64,
+    /// What pods leave to two trees, bytes of the full buffer a second.
+    tree: f64,
     /// Peers in other pods, each counted as often as the uplinks are narrower than the NICs.
     beyond: f64,
     /// What a ring has between sockets.
@@ -151,10 +157,33 @@ impl Shape {
             fewest: on.values().copied().min().unwrap_or(0),
             most: on.values().copied().max().unwrap_or(0),
             uplink: cluster.uplink_share(members),
+            tree: tree_uplinks(cluster, members),
             beyond: cluster.beyond_pods(members),
             bridge: cluster.bridge(members),
         }
     }
+}
+
+/// Bytes of the full buffer a second that the uplinks of pods leave to two trees between the nodes of a group, each of
+/// which has half of them; infinite where no edge leaves a pod.
+pub fn tree_uplinks(cluster: &Cluster, members: &[u32]) -> f64 {
+    if cluster.spec.pods.is_empty() {
+        return f64::INFINITY;
+    }
+    let first_of: BTreeMap<u32, u32> = members.iter().rev().map(|&m| (cluster.node_of(m), m)).collect();
+    let nodes: Vec<u32> = first_of.into_values().collect();
+    let limit = |pod: &Pod| {
+        let Some(uplinks) = cluster.uplinks_of(members, pod) else { return f64::INFINITY };
+        let mut leave: BTreeMap<u32, u32> = BTreeMap::new();
+        for parents in [tree::first(nodes.len()), tree::second(nodes.len())] {
+            let edges = parents.into_iter().enumerate().filter_map(|(child, parent)| Some([child, parent?]));
+            let pods = edges.map(|edge| edge.map(|node| nodes[node] / pod.gpus)).filter(|[a, b]| a != b);
+            pods.flatten().for_each(|pod| *leave.entry(pod).or_default() += 1);
+        }
+        // Half of the bytes over every edge, each way.
+        leave.into_values().max().map_or(f64::INFINITY, |edges| uplinks.value() * 2.0 / f64::from(edges))
+    };
+    cluster.spec.pods.iter().map(limit).fold(f64::INFINITY, f64::min)
 }
 
 /// One way to do an operation, and what it takes.
@@ -291,7 +320,8 @@ fn all_to_all(cluster: &Cluster, stack: &StackSpec, shape: &Shape, bytes: Bytes)
         // Sends to many peers fill a NIC no better than sends to one: see the source of `p2p`.
         let outside = one * f64::from(shape.n - shape.fewest) / out.p2p.value.min(nic);
         let outside = outside.max(one * shape.beyond / nic);
-        time.latency = start + out.latency.value;
+        let others = f64::from(shape.n - shape.fewest - 1);
+        time.latency = start + out.latency.value + Seconds::new(POSTING * others);
         time.rel_sd = SPREAD_BETWEEN;
         if outside > inside {
             time.transfer = outside;
@@ -408,8 +438,9 @@ struct Tuner {
     /// Bus bandwidth of a ring inside a node, and of a ring over all members, GB/s.
     intra: f64,
     bus: f64,
-    /// All NICs that the group may use on one node, GB/s.
+    /// All NICs that the group may use on one node, GB/s: of a ring, and of trees.
     nics: f64,
+    tree_nics: f64,
     /// Algorithm bandwidth where the switch adds up, GB/s.
     switch: Option<f64>,
     ll_max: f64,
@@ -427,10 +458,12 @@ impl Tuner {
         let up = &cluster.spec.scale_up;
         let giga = |rate: BytesPerSec| rate.value() / 1e9;
         let out = cluster.spec.scale_out.as_ref().filter(|_| shape.nodes > 1);
-        let nics = out.map_or(f64::INFINITY, |out| {
-            let share = cluster.nics_per_rank().unwrap_or(1.0) * shape.uplink;
-            giga(out.achieved.value) * share * f64::from(shape.fewest)
+        let all = out.map_or(f64::INFINITY, |out| {
+            giga(out.achieved.value) * cluster.nics_per_rank().unwrap_or(1.0) * f64::from(shape.fewest)
         });
+        let nics = all * shape.uplink;
+        // Of two nodes each sends the other all data once; in a larger tree a node sends on average twice.
+        let tree_nics = (if shape.nodes == 2 { all } else { 0.5 * all }).min(shape.tree / 1e9);
         let links = shape.bridge.map_or(up.bandwidth.value, |bridge| up.bandwidth.value.min(bridge));
         let intra = if shape.most > 1 { giga(links) } else { f64::INFINITY };
         let bound = match out {
@@ -447,6 +480,7 @@ impl Tuner {
             intra,
             bus: intra.min(nics),
             nics,
+            tree_nics,
             switch: reduce.map(|r| giga(r.value) * full / (2.0 * (full - 1.0))),
             ll_max: ll_max(cluster.gpu.architecture, shape.nodes),
             start: out.map_or(up.start.value, |out| up.start.value + out.latency.value.min(Seconds::new(WIRE))),
@@ -503,7 +537,7 @@ impl Tuner {
             return vec![];
         }
         // Half of it is algorithm bandwidth: what comes down the tree went up before.
-        let bus = self.intra.min(2.0 * self.tree_nics());
+        let bus = self.intra.min(2.0 * self.tree_nics);
         let rates = [self.ll_max.min(bus / 3.8), LL128_RATE * bus * 120.0 / 128.0, 0.92 * bus];
         let regime = |((p, mark), rate): ((&Protocol, Mark), f64)| {
             let hops = (self.per_node - 1.0) * p.tree_intra + self.nodes.log2() * p.tree_inter;
@@ -522,7 +556,7 @@ impl Tuner {
             return Some(LinkTime { latency, ..self.regime(0.0, bytes, switch) });
         }
         let latency = SWITCH_INTRA + 2.0 * self.nodes.log2() * SWITCH_TREE_INTER;
-        let time = self.regime(latency, bytes, switch.min(self.tree_nics()));
+        let time = self.regime(latency, bytes, switch.min(self.tree_nics));
         Some(self.filled(SWITCH_FILL, 2.0 * self.nodes.log2(), time))
     }
 
@@ -535,12 +569,6 @@ impl Tuner {
         let latency = 3.0 * p.ring_base + 2.0 * (g - 1.0) * p.ring_intra + 2.0 * (k - 1.0) * p.ring_inter;
         let inverse = 2.0 * (g - 1.0) / g / self.intra + 2.0 * (k - 1.0) / k / self.nics;
         Some(self.filled(p.fill, 2.0 * (k - 1.0), self.regime(latency, bytes, 1.0 / inverse)))
-    }
-
-    /// Algorithm bandwidth of a tree between nodes. Of two nodes each sends the other all data once; in a
-    /// larger tree a node sends on average twice.
-    fn tree_nics(&self) -> f64 {
-        if self.nodes == 2.0 { self.nics } else { 0.5 * self.nics }
     }
 }
 

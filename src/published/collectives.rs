@@ -168,6 +168,23 @@ fn rates(link: &str) -> String {
     words.join(" ")
 }
 
+/// Channels a peer between nodes where a source has tuned them, over those by default: two to four where there is one, as
+/// the library's maintainers advise (github issue NVIDIA/nccl-tests#321), the least of them.
+const TUNED: f64 = 2.0;
+
+/// GPUs with fewer links to each other than behind a switch, which sources call NV4 and the like.
+fn without_switch(spec: &mut ClusterSpec, link: &str) -> String {
+    let links = |word: &String| word.strip_prefix("nv")?.parse::<u32>().ok();
+    let up = &mut spec.scale_up;
+    let Some(links) = tokens(link).iter().find_map(links).filter(|n| (1..up.links).contains(n)) else {
+        return String::new();
+    };
+    let part = f64::from(links) / f64::from(up.links);
+    (up.bandwidth.value, up.p2p.value) = (up.bandwidth.value * part, up.p2p.value * part);
+    (up.links, up.switch_reduce) = (links, None);
+    format!(", {links} links a GPU")
+}
+
 fn cluster_of(row: &Collective, shipped: &Shipped) -> std::result::Result<(Cluster, String), String> {
     let gpus = row.gpus.ok_or("gpus: not stated")?;
     let nodes = row.nodes.unwrap_or(1).max(1);
@@ -187,9 +204,14 @@ fn cluster_of(row: &Collective, shipped: &Shipped) -> std::result::Result<(Clust
         said.push_str(&format!(", {per_node} GPUs a node"));
     }
     let words = squeezed(&format!("{} {}", row.link, row.note));
-    // A word of its own: "default" is none.
-    let efa = tokens(&row.link).iter().chain(&tokens(&row.note)).any(|word| word == "efa");
-    if let (true, Some(out)) = (efa, &mut spec.scale_out) {
+    // A word of its own: "default" is no "efa".
+    let said_word = |word: &str| tokens(&row.link).iter().chain(&tokens(&row.note)).any(|w| w == word);
+    said.push_str(&without_switch(&mut spec, &row.link));
+    if let (true, Some(out)) = (said_word("tuned"), &mut spec.scale_out) {
+        out.p2p.value = (out.p2p.value * TUNED).min(out.achieved.value);
+        said.push_str(", more channels a peer");
+    }
+    if let (true, Some(out)) = (said_word("efa"), &mut spec.scale_out) {
         let shipped = ClusterSpec::find(EFA).map_err(|e| e.to_string())?;
         out.latency = shipped.scale_out.map_or(out.latency.clone(), |efa| efa.latency);
         said.push_str(", EFA");

@@ -50,11 +50,15 @@ fn generation(text: &str) -> Option<(usize, f64)> {
     GENERATIONS.iter().find_map(|(name, gbits)| Some((text.find(name)?, *gbits)))
 }
 
-/// The N of "N x rate", if it is right there.
+/// The N of "N x rate", if it is right there or before the name of what has the rate: "4x Slingshot-11 200Gb/s".
 fn times(before: &str) -> Option<u32> {
-    let head = before.trim_end().trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
-    let head = head.trim_end().strip_suffix('x')?;
-    number_before(head, head.len()).map(|n| n as u32).filter(|n| *n > 0)
+    let head = before.trim_end().trim_end_matches(|c: char| c.is_ascii_digit() || c == '.').trim_end();
+    let named = head.rfind(char::is_whitespace).filter(|at| head[*at..].contains(char::is_alphabetic));
+    let count = |head: &str| {
+        let head = head.trim_end().strip_suffix('x')?;
+        number_before(head, head.len()).map(|n| n as u32).filter(|n| *n > 0)
+    };
+    count(head).or_else(|| count(&head[..named?]))
 }
 
 /// A node's total over as many NICs as leave each at least 100 Gb/s, at most one a GPU.
@@ -81,6 +85,7 @@ mod tests {
             ("Selene: NVLink3 + 8x200Gb/s HDR IB", 8, 200.0),
             ("P2P 100 GB/s intra (85% eff); 2x195 Gb/s inter per node", 2, 195.0),
             ("AWS p4d EFA 400Gb/s per node", 4, 100.0),
+            ("NVLink4 150GB/s/pair dir; 4x Slingshot-11 200Gb/s per node, OFI plugin", 4, 200.0),
             ("HF cluster: NVLink4 + EFA (AWS p5, 3200Gb/s per node)", 8, 400.0),
         ] {
             let found = Network::of(words, 8).unwrap_or_else(|| panic!("{words}"));

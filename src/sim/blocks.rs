@@ -1,5 +1,6 @@
 //! Runs of kernels that are one op where a step is played block by block.
 
+use super::block_times::Lookup;
 use crate::act::Deeds;
 use crate::plan::link::{Csr, Line};
 use crate::plan::{Lane, OpKind, Plan};
@@ -7,8 +8,8 @@ use rustc_hash::FxHashMap;
 
 /// Which ops of a line are one, with what they wait for.
 pub struct Blocks {
-    /// Of each block, the first op of the line that is in it.
-    pub heads: Vec<u32>,
+    /// Of each block, the ops of the line that are in it.
+    pub members: Csr,
     /// Blocks that a block waits for.
     pub preds: Csr,
     /// Of distinct ops that are several: how many kernels of each class.
@@ -21,8 +22,14 @@ impl Blocks {
     /// A kernel joins the one before it on its lane if it waits for nothing but kernels of that lane, which are over
     /// when their turn has been, and if no op of another lane waits for the one before. Then nothing can happen
     /// between the two, and their times add up: exactly, but for SMs that communication takes or gives back inside a
-    /// block, whose kernels are all bound by SMs or none of them.
-    pub fn of(plan: &Plan, line: &Line, distinct: &[u32], deeds: &mut Deeds) -> (Blocks, Vec<u32>) {
+    /// block, whose kernels are all bound by SMs or none of them. A block that was measured takes what was measured.
+    pub fn of(
+        plan: &Plan,
+        line: &Line,
+        distinct: &[u32],
+        deeds: &mut Deeds,
+        (program, times): (u32, &Lookup),
+    ) -> (Blocks, Vec<u32>) {
         let n = line.nodes.len();
         let kernel = |op: usize| {
             let computes = matches!(plan.lanes[line.nodes[op].lane as usize], Lane::Compute(_));
@@ -51,8 +58,8 @@ impl Blocks {
                 }
             }
         }
-        let mut blocks = Blocks { heads: vec![], preds: Csr::default(), kernels: FxHashMap::default() };
-        let (mut numbers, mut known) = (vec![], FxHashMap::<Vec<u32>, u32>::default());
+        let mut blocks = Blocks { members: Csr::default(), preds: Csr::default(), kernels: FxHashMap::default() };
+        let (mut numbers, mut known) = (vec![], FxHashMap::<(Vec<u32>, Option<u64>), u32>::default());
         for (block, ops) in members.iter().enumerate() {
             let head = ops[0] as usize;
             let mut preds: Vec<u32> = line.preds(head).iter().map(|&p| block_of[p as usize]).collect();
@@ -60,17 +67,36 @@ impl Blocks {
             preds.dedup();
             debug_assert!(preds.iter().all(|&p| (p as usize) < block));
             blocks.preds.push(&preds);
-            blocks.heads.push(head as u32);
+            blocks.members.push(ops);
             let kinds: Vec<u32> = ops.iter().map(|&op| distinct[op as usize]).collect();
-            numbers.push(match kinds[..] {
-                [one] => one,
-                _ => *known.entry(kinds).or_insert_with_key(|kinds| {
+            let looked_up = !times.is_empty() && kernel(head);
+            let measured = looked_up.then(|| times.of(&name(plan, program, line, ops))).flatten();
+            numbers.push(match (&kinds[..], measured) {
+                (&[one], None) => one,
+                _ => *known.entry((kinds, measured)).or_insert_with_key(|(kinds, measured)| {
                     let (number, kernels) = deeds.join(kinds);
+                    if let &Some(longest) = measured {
+                        deeds.last(number, longest);
+                    }
                     blocks.kernels.insert(number, kernels);
                     number
                 }),
             });
         }
         (blocks, numbers)
+    }
+}
+
+/// What the block of these ops is called, see [`block_times`](super::block_times).
+pub fn name(plan: &Plan, program: u32, line: &Line, ops: &[u32]) -> String {
+    let (head, tail) = (line.path(ops[0] as usize), &line.nodes[ops[ops.len() - 1] as usize].op.label);
+    let parts: Vec<&str> = head.split('/').map(|part| part.split('[').next().unwrap_or(part)).collect();
+    let of_program = match plan.programs.len() {
+        1 => String::new(),
+        _ => format!("{}: ", plan.programs[program as usize].name),
+    };
+    match ops.len() {
+        1 => format!("{of_program}{}", parts.join("/")),
+        n => format!("{of_program}{}..{tail} x{n}", parts.join("/")),
     }
 }

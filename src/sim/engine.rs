@@ -35,6 +35,8 @@ pub(super) enum Event {
         meeting: MeetingId,
         version: u32,
     },
+    /// A plane of the network goes down or comes back.
+    Planes,
 }
 
 /// Time, then the order in which events were found.
@@ -108,6 +110,7 @@ impl<'p> Engine<'p> {
             let roots = &self.scripts[self.runs[class].program].roots;
             self.ready.extend(roots.iter().map(|&op| (class as u32, op)));
         }
+        self.planes_change();
         self.begin_all();
         loop {
             let next = self.queue.peek().map(|Reverse((time, ..))| *time);
@@ -155,6 +158,19 @@ impl<'p> Engine<'p> {
             }
             Event::Goes { meeting, version } if self.meetings.get(meeting).version == version => self.go(meeting),
             Event::Goes { .. } => {}
+            Event::Planes => self.planes_change(),
+        }
+    }
+
+    /// Links between nodes have what is left of the planes, from now to the next change.
+    fn planes_change(&mut self) {
+        let now = self.now;
+        if let Some(links) = &mut self.links {
+            let next = links.planes_change(now);
+            // Once nothing is left to do, changes are no events any more.
+            if self.runs.iter().any(|run| run.left > 0) {
+                self.push(next, Event::Planes);
+            }
         }
     }
 
@@ -213,7 +229,7 @@ impl<'p> Engine<'p> {
             run.sms.retain(|taken| taken.held.to > now);
         }
         let slow = if run.health.slow > 1.0 { (alone as f64 * run.health.slow).round() as u64 } else { alone };
-        let duration = self.jitter.as_mut().map_or(slow, |jitter| jitter.kernel(slow, &mut noise));
+        let duration = self.jitter.as_mut().map_or(slow, |jitter| jitter.kernel(class, slow, &mut noise));
         let mut kernel = Running { op, start: now, duration, end: 0, sm_bound, noise };
         kernel.end = now.saturating_add(beside(run, self.sms, &kernel));
         run.kernels.push(kernel);

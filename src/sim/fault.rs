@@ -1,4 +1,4 @@
-//! What can be wrong with a machine: slow GPUs, slow, down or flapping links, dead ranks, jitter.
+//! What can be wrong with a machine: slow GPUs, slow, down or flapping links, dead planes, dead ranks, jitter.
 //!
 //! A file of faults is JSON (`traces/failures`); words of the command line say the same.
 
@@ -7,6 +7,7 @@ use crate::act::picoseconds;
 use crate::error::{Error, Result};
 use crate::units::Seconds;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// The links of a rank that a fault is about, both directions.
@@ -40,8 +41,37 @@ pub enum Fault {
     Flapping { rank: u32, port: Port, up_s: f64, down_s: f64 },
     /// Does nothing any more from `at_s` on.
     Dead { rank: u32, at_s: f64 },
-    /// Every kernel of every rank takes 1 + `sd` times a normal number as long, each by itself.
-    Jitter { sd: f64 },
+    /// One of the networks beside each other is down: what went over it goes over the others.
+    DeadPlane {
+        plane: u32,
+        #[serde(default)]
+        from_s: f64,
+        /// None: for good.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to_s: Option<f64>,
+    },
+    /// Every kernel takes another time, each by itself: of all ranks, or of one.
+    Jitter {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rank: Option<u32>,
+        #[serde(default)]
+        shape: Shape,
+        /// Standard deviation, as part of the kernel's time.
+        sd: f64,
+    },
+}
+
+/// How the times of a kernel are spread.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shape {
+    /// Around the time without jitter.
+    #[default]
+    Normal,
+    /// Around it, too, with a longer tail above.
+    Lognormal,
+    /// Above it only: what the operating system takes.
+    Exponential,
 }
 
 /// A file of `traces/failures`.
@@ -92,7 +122,8 @@ impl Fault {
             | Fault::SlowLink { rank, .. }
             | Fault::Flapping { rank, .. }
             | Fault::Dead { rank, .. } => Some(rank),
-            Fault::Jitter { .. } => None,
+            Fault::Jitter { rank, .. } => rank,
+            Fault::DeadPlane { .. } => None,
         }
     }
 
@@ -114,7 +145,12 @@ impl Fault {
                 format!("up_s {up_s} down_s {down_s}; each is between 1 us and 100,000 s")
             }),
             Fault::Dead { at_s, .. } => not(time(at_s), || format!("at_s {at_s}; it is between 0 and 100,000 s")),
-            Fault::Jitter { sd } => {
+            Fault::DeadPlane { from_s, to_s, .. } => {
+                not(time(from_s) && to_s.is_none_or(|to| time(to) && to > from_s), || {
+                    format!("from_s {from_s} to_s {to_s:?}; times are between 0 and 100,000 s, and to_s after from_s")
+                })
+            }
+            Fault::Jitter { sd, .. } => {
                 not((0.0..=0.5).contains(&sd), || format!("sd {sd}; a standard deviation is between 0 and 0.5"))
             }
         };
@@ -166,11 +202,30 @@ impl Fault {
         fault.check(None).map(|()| fault)
     }
 
-    /// `normal:SD`
+    /// `PLANE`, or `PLANE@TIME` in seconds
+    pub fn dead_plane(word: &str) -> std::result::Result<Fault, String> {
+        let how = "write PLANE or PLANE@SECONDS, as in 0@0.3";
+        let (plane, from) = word.split_once('@').unwrap_or((word, "0"));
+        let fault = Fault::DeadPlane { plane: number(plane, how)?, from_s: number(from, how)?, to_s: None };
+        fault.check(None).map(|()| fault)
+    }
+
+    /// `[RANK:]SHAPE:SD`
     pub fn jitter(word: &str) -> std::result::Result<Fault, String> {
-        let how = "write normal:SD, as in normal:0.02";
-        let sd = word.strip_prefix("normal:").ok_or(how)?;
-        let fault = Fault::Jitter { sd: number(sd, how)? };
+        let how = "write SHAPE:SD or RANK:SHAPE:SD with normal, lognormal or exponential, as in normal:0.02";
+        let parts: Vec<&str> = word.split(':').collect();
+        let (rank, shape, sd) = match parts[..] {
+            [shape, sd] => (None, shape, sd),
+            [rank, shape, sd] => (Some(number(rank, how)?), shape, sd),
+            _ => return Err(how.into()),
+        };
+        let shape = match shape {
+            "normal" => Shape::Normal,
+            "lognormal" => Shape::Lognormal,
+            "exponential" => Shape::Exponential,
+            _ => return Err(how.into()),
+        };
+        let fault = Fault::Jitter { rank, shape, sd: number(sd, how)? };
         fault.check(None).map(|()| fault)
     }
 }
@@ -197,8 +252,10 @@ impl Default for Health {
 }
 
 impl Health {
-    pub fn of(faults: &[Fault], rank: u32) -> Health {
+    /// `planes`: see [`of_planes`].
+    pub fn of(faults: &[Fault], rank: u32, planes: &Pace) -> Health {
         let mut health = Health::default();
+        health.links[Port::Nic as usize] = planes.clone();
         for fault in faults.iter().filter(|f| f.rank() == Some(rank)) {
             health.suffer(fault);
         }
@@ -218,9 +275,32 @@ impl Health {
                 self.links[port as usize].add(Spell { from: 0, to: u64::MAX, factor: 0.0, turns });
             }
             Fault::Dead { at_s, .. } => self.dead = self.dead.min(ps(at_s)),
-            Fault::Jitter { .. } => {}
+            Fault::DeadPlane { .. } | Fault::Jitter { .. } => {}
         }
     }
+}
+
+/// What is left of a network of `planes` beside each other: traffic is spread over those that are alive.
+pub fn of_planes(faults: &[Fault], planes: u32) -> Pace {
+    let ps = |s: f64| picoseconds(Seconds::new(s));
+    let dead = |fault: &Fault| match *fault {
+        Fault::DeadPlane { plane, from_s, to_s } => Some((plane, ps(from_s), to_s.map_or(u64::MAX, ps))),
+        _ => None,
+    };
+    let dead: Vec<(u32, u64, u64)> = faults.iter().filter_map(dead).collect();
+    let mut edges: Vec<u64> = dead.iter().flat_map(|&(_, from, to)| [from, to]).collect();
+    edges.sort_unstable();
+    edges.dedup();
+    let mut pace = Pace::default();
+    for edge in edges.windows(2) {
+        let now = dead.iter().filter(|(_, from, to)| *from <= edge[0] && edge[0] < *to);
+        let down: BTreeSet<u32> = now.map(|(plane, ..)| *plane).collect();
+        let factor = 1.0 - down.len() as f64 / f64::from(planes);
+        if !down.is_empty() {
+            pace.add(Spell { from: edge[0], to: edge[1], factor, turns: None });
+        }
+    }
+    pace
 }
 
 #[cfg(test)]
@@ -232,7 +312,9 @@ mod tests {
         let text = r#"[{"kind": "slow_gpu", "rank": 5, "factor": 1.1},
             {"kind": "slow_link", "rank": 3, "port": "nvlink", "factor": 0.5},
             {"kind": "flapping", "rank": 1, "port": "nic", "up_s": 10, "down_s": 3},
-            {"kind": "dead", "rank": 2, "at_s": 0.25}, {"kind": "jitter", "sd": 0.02}]"#;
+            {"kind": "dead", "rank": 2, "at_s": 0.25}, {"kind": "jitter", "sd": 0.02},
+            {"kind": "jitter", "rank": 4, "shape": "exponential", "sd": 0.1},
+            {"kind": "dead_plane", "plane": 1, "from_s": 0.5}]"#;
         let file: Vec<Fault> = serde_json::from_str(text).unwrap();
         let words = [
             Fault::slow_gpu("5:1.1"),
@@ -240,6 +322,8 @@ mod tests {
             Fault::flapping("1:10:3"),
             Fault::dead("2@0.25"),
             Fault::jitter("normal:0.02"),
+            Fault::jitter("4:exponential:0.1"),
+            Fault::dead_plane("1@0.5"),
         ];
         assert_eq!(words.map(|w| w.unwrap()).to_vec(), file);
     }
@@ -255,10 +339,24 @@ mod tests {
             (Fault::slow_link("1:1.5"), "between 0 (down) and 1"),
             (Fault::flapping("1:0:1"), "between 1 us"),
             (Fault::dead("1@-1"), "between 0 and 100,000 s"),
-            (Fault::jitter("gamma:1"), "normal:SD"),
+            (Fault::jitter("gamma:1"), "SHAPE:SD"),
+            (Fault::jitter("x:normal:0.1"), "\"x\" is no number"),
+            (Fault::jitter("normal:0.9"), "between 0 and 0.5"),
+            (Fault::dead_plane("-1"), "PLANE@SECONDS"),
         ] {
             assert!(got.as_ref().is_err_and(|why| why.contains(part)), "{got:?}");
         }
+        assert!(Fault::jitter("8:normal:0.1").unwrap().check(Some(8)).unwrap_err().contains("ranks 0 to 7"));
         assert!(Fault::slow_gpu("8:2").unwrap().check(Some(8)).unwrap_err().contains("ranks 0 to 7"));
+    }
+
+    /// Two of four planes for a while, one of them twice: half is left, then three quarters, then all.
+    #[test]
+    fn dead_planes_leave_the_others() {
+        let of = |plane, from_s, to_s| Fault::DeadPlane { plane, from_s, to_s: Some(to_s) };
+        let pace = of_planes(&[of(1, 1.0, 3.0), of(2, 0.0, 4.0), of(1, 2.0, 3.0)], 4);
+        let at = |s: f64| pace.speed(picoseconds(Seconds::new(s)));
+        assert_eq!([at(0.5), at(1.5), at(2.5), at(3.5), at(4.5)], [0.75, 0.5, 0.5, 0.75, 1.0]);
+        assert_eq!(pace.next(0), picoseconds(Seconds::new(1.0)));
     }
 }

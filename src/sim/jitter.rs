@@ -6,10 +6,10 @@
 //! is drawn, and the distribution becomes that of the slowest: of n normal numbers it has the mean
 //! Q(0.5264^(1/n)) and the standard deviation (Q(0.8832^(1/n)) - Q(0.2142^(1/n))) / 2, Q being the quantiles of the
 //! normal distribution (Chen and Tyler, Accurate approximation to the extreme order statistics of Gaussian samples,
-//! 1999). The slowest of several classes is taken as normal with the moments of Clark (The greatest of a finite set of
+//! 1999). Sums over many kernels are nearly normal whatever a kernel's own spread is. The slowest of several classes is taken as normal with the moments of Clark (The greatest of a finite set of
 //! random variables, 1961).
 
-use super::fault::Fault;
+use super::fault::{Fault, Shape};
 use super::meeting::Party;
 use crate::plan::Lane;
 use rand::{Rng, SeedableRng};
@@ -57,7 +57,8 @@ pub fn axes_of(lane: &Lane) -> u8 {
 }
 
 pub struct Jitter {
-    sd: f64,
+    /// By class.
+    spread: Vec<Vec<Spread>>,
     rng: ChaCha8Rng,
     normal: Normal,
 }
@@ -65,11 +66,46 @@ pub struct Jitter {
 /// A kernel takes at least so much of its time.
 const LEAST: f64 = 0.1;
 
+/// What one cause adds to the times of kernels, as part of them. Several add up.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Spread {
+    shape: Shape,
+    sd: f64,
+}
+
+impl Spread {
+    fn mean(self) -> f64 {
+        if self.shape == Shape::Exponential { self.sd } else { 0.0 }
+    }
+}
+
 impl Jitter {
-    pub fn of(faults: &[Fault], seed: u64) -> Option<Jitter> {
-        let sds = faults.iter().filter_map(|f| if let Fault::Jitter { sd } = f { Some(sd * sd) } else { None });
-        let sd = sds.sum::<f64>().sqrt();
-        (sd > 0.0).then(|| Jitter { sd, rng: ChaCha8Rng::seed_from_u64(seed), normal: Normal::standard() })
+    /// Jitter of classes with these representatives; none if no kernel of theirs has any.
+    pub fn of(faults: &[Fault], seed: u64, representatives: &[u32]) -> Option<Jitter> {
+        let on = |rank: u32| {
+            let spread = move |fault: &Fault| match *fault {
+                Fault::Jitter { rank: whose, shape, sd } if whose.is_none_or(|r| r == rank) && sd > 0.0 => {
+                    Some(Spread { shape, sd })
+                }
+                _ => None,
+            };
+            faults.iter().filter_map(spread).collect()
+        };
+        let spread: Vec<Vec<Spread>> = representatives.iter().map(|&rank| on(rank)).collect();
+        let any = spread.iter().any(|of| !of.is_empty());
+        any.then(|| Jitter { spread, rng: ChaCha8Rng::seed_from_u64(seed), normal: Normal::standard() })
+    }
+
+    /// What a cause adds to one kernel.
+    fn draw(&mut self, Spread { shape, sd }: Spread) -> f64 {
+        match shape {
+            Shape::Normal => sd * self.greatest(1),
+            Shape::Lognormal => {
+                let var = (sd * sd).ln_1p();
+                (var.sqrt() * self.greatest(1) - var / 2.0).exp() - 1.0
+            }
+            Shape::Exponential => -sd * self.rng.random_range(1e-12..1.0f64).ln(),
+        }
     }
 
     /// The greatest of `n` normal numbers.
@@ -78,12 +114,19 @@ impl Jitter {
         self.normal.inverse_cdf(u.powf(1.0 / f64::from(n)))
     }
 
-    /// How long a kernel takes this time.
-    pub fn kernel(&mut self, duration: u64, noise: &mut Noise) -> u64 {
-        let factor = (1.0 + self.sd * self.greatest(1)).max(LEAST);
-        let takes = (duration as f64 * factor).round() as u64;
-        noise.own.drift += takes as f64 - duration as f64;
-        noise.own.var += (self.sd * duration as f64).powi(2);
+    /// How long a kernel of a class takes this time.
+    pub fn kernel(&mut self, class: u32, duration: u64, noise: &mut Noise) -> u64 {
+        let (mut factor, mut mean, mut var) = (1.0, 1.0, 0.0);
+        for at in 0..self.spread[class as usize].len() {
+            let spread = self.spread[class as usize][at];
+            factor += self.draw(spread);
+            mean += spread.mean();
+            var += spread.sd * spread.sd;
+        }
+        let alone = duration as f64;
+        let takes = (alone * factor.max(LEAST)).round() as u64;
+        noise.own.drift += takes as f64 - alone * mean;
+        noise.own.var += var * alone * alone;
         takes
     }
 
@@ -149,7 +192,23 @@ mod tests {
     use super::*;
 
     fn jitter() -> Jitter {
-        Jitter::of(&[Fault::Jitter { sd: 0.02 }], 7).unwrap()
+        Jitter::of(&[Fault::jitter("normal:0.02").unwrap()], 7, &[0]).unwrap()
+    }
+
+    #[test]
+    fn kernels_are_spread_as_told_and_ranks_have_their_own() {
+        let faults = ["2:normal:0.1", "3:lognormal:0.3", "5:exponential:0.2", "5:normal:0.1"];
+        let faults = faults.map(|word| Fault::jitter(word).unwrap());
+        let mut j = Jitter::of(&faults, 1, &[0, 2, 3, 5]).unwrap();
+        for (class, mean, sd) in [(0, 1.0, 0.0), (1, 1.0, 0.1), (2, 1.0, 0.3), (3, 1.2, 0.05f64.sqrt())] {
+            let mut noise = Noise::default();
+            let draws: Vec<f64> = (0..40_000).map(|_| j.kernel(class, 1_000_000, &mut noise) as f64 * 1e-6).collect();
+            let found = draws.iter().sum::<f64>() / 4e4;
+            let spread = (draws.iter().map(|x| (x - found).powi(2)).sum::<f64>() / 4e4).sqrt();
+            assert!((found - mean).abs() < 0.005 && (spread - sd).abs() < 0.01, "{class}: {found} {spread}");
+            assert!((noise.own.var * 1e-12 / 4e4 - sd * sd).abs() < 1e-9);
+        }
+        assert!(Jitter::of(&faults, 1, &[0, 1]).is_none());
     }
 
     #[test]

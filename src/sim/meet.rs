@@ -63,7 +63,7 @@ impl Engine<'_> {
             // Bytes move as their sender sees it.
             if way.dir == Direction::Send {
                 (meeting.latency, meeting.transfer) = (way.latency, way.transfer);
-                meeting.order = order(op, leg, class);
+                meeting.order = order(script.posted(op, leg), class);
                 meeting.sent = tiers(way.ports, way.bytes as f64);
                 meeting.between_two = way.sender != way.receiver;
                 meeting.bytes = way.bytes;
@@ -96,7 +96,7 @@ impl Engine<'_> {
         meeting.parties.push(party);
         if class == classes[0] {
             (meeting.latency, meeting.transfer) = (whole.latency, whole.transfer);
-            meeting.order = order(op, 0, class);
+            meeting.order = order(script.posted(op, 0), class);
             meeting.between_two = false;
             meeting.sent = whole.sent.map(|bytes| bytes * whole.gang.members.len() as f64);
             meeting.bytes = whole.bytes;
@@ -124,7 +124,7 @@ impl Engine<'_> {
             let meeting = self.meetings.get_mut(own);
             meeting.parties = vec![party];
             (meeting.latency, meeting.transfer) = (whole.latency, whole.transfer);
-            meeting.order = order(party.op, 0, party.class);
+            meeting.order = order(script.posted(party.op, 0), party.class);
             meeting.bytes = whole.bytes;
             meeting.what = What::Whole { program: run.program as u32, at };
             meeting.sent = whole.sent;

@@ -92,9 +92,9 @@ impl Meeting {
     }
 }
 
-/// Order of posting: by op, then leg, then class.
-pub fn order(op: u32, leg: usize, class: u32) -> u64 {
-    u64::from(op) << 32 | (leg as u64 & 0xff) << 24 | u64::from(class & 0xff_ffff)
+/// Order of posting: by number ([`Script::posted`](super::script::Script::posted)), then class.
+pub fn order(posted: u64, class: u32) -> u64 {
+    posted << 24 | u64::from(class & 0xff_ffff)
 }
 
 /// Meetings that wait for someone or are under way.

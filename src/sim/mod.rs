@@ -8,14 +8,15 @@
 //! * `engine`: the loop. An op begins when the last thing it waits for has ended; time is u64 picoseconds, and
 //!   events of one moment are taken in the order in which they were found, so that runs repeat exactly.
 //! * `meet`: those who communicate wait for each other, and their bytes go.
-//! * `ports`: transfers that share a port of a rank.
+//! * `ports`, `posting`: transfers that share a port of a rank, and which of them count as posted first.
 //! * [`links`]: meetings of different ranks that share a link: a NIC, the uplinks of a pod, a bridge, a wire.
-//! * `blocks`: kernels that nothing can happen between, as one.
+//! * `blocks`, `block_times`: kernels that nothing can happen between, as one, and what was measured of such.
 //! * [`fault`], `hang`: what is wrong with the machine, and who waits for ever because of it.
 //! * `jitter`: kernels that take a little more or less each time, of ranks that are folded all the same.
 //! * [`why`]: the chain of ops and waits that makes the step as long as it is.
 
 mod account;
+mod block_times;
 mod blocks;
 pub mod collective;
 mod engine;
@@ -27,16 +28,20 @@ mod meet;
 mod meeting;
 mod pace;
 mod ports;
+mod posting;
 mod run;
 mod script;
 pub mod share;
 pub mod why;
 
 pub use crate::act::Machine;
+use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::fold::{self, Fold};
 use crate::plan::Plan;
 use crate::timeline::{Arrow, Timeline};
+pub use block_times::{BlockTime, BlockTimes};
+use fault::Health;
 pub use fault::{Fault, Faults};
 pub use hang::Hang;
 pub use links::SharedLink;
@@ -95,19 +100,38 @@ pub struct Simulated {
 /// Plays a plan event by event. Errors: a dtype the device has no peak for, a fault that cannot be, a plan that
 /// deadlocks.
 pub fn simulate(plan: &Plan, machine: Machine, faults: &[Fault], effort: Effort) -> Result<Simulated> {
+    simulate_measured(plan, machine, faults, effort, &BlockTimes::default())
+}
+
+/// As [`simulate`], with blocks that take what was measured. Errors: measured blocks where the step is played op by op,
+/// or that the plan has not.
+pub fn simulate_measured(
+    plan: &Plan,
+    machine: Machine,
+    faults: &[Fault],
+    effort: Effort,
+    times: &BlockTimes,
+) -> Result<Simulated> {
+    let times = times.lookup();
+    if !effort.blocks && !times.is_empty() {
+        return Err(Error::spec("--block-times", "fidelity", "op by op there are no blocks; add --fidelity block"));
+    }
+    let blocks = effort.blocks.then_some(&times);
     if machine.devices.is_some() {
         return Err(Error::plan("ranks that share a device are costed, not simulated; give each a device of its own"));
     }
     for fault in faults {
         fault.check(Some(plan.ranks())).map_err(|why| Error::spec("faults", "rank", why))?;
     }
+    check_planes(machine.cluster, faults)?;
     if effort.blocks && faults.iter().any(|fault| matches!(fault, Fault::Jitter { .. })) {
         return Err(Error::spec("--fidelity", "fidelity", "a block has no kernels to jitter; simulate op by op"));
     }
     let marks = marks(plan, faults);
     let mut fold =
         if effort.fold { fold::refine_marked(plan, machine.cluster, &marks) } else { fold::trivial(plan.ranks()) };
-    let scripts = script::write(plan, machine, &fold, effort.blocks)?;
+    let scripts = script::write(plan, machine, &fold, blocks)?;
+    times.check()?;
     let census = if effort.shared && any_shared(machine.cluster) {
         Census::take(plan, machine, &fold, &scripts)
     } else {
@@ -116,17 +140,29 @@ pub fn simulate(plan: &Plan, machine: Machine, faults: &[Fault], effort: Effort)
     if effort.fold && !census.is_empty() {
         drop(scripts);
         fold = census.refine(plan, machine.cluster, fold, &marks);
-        return play(
-            plan,
-            machine,
-            &fold,
-            &script::write(plan, machine, &fold, effort.blocks)?,
-            &census,
-            faults,
-            effort,
-        );
+        return play(plan, machine, &fold, &script::write(plan, machine, &fold, blocks)?, &census, faults, effort);
     }
     play(plan, machine, &fold, &scripts, &census, faults, effort)
+}
+
+/// Networks beside each other; 1 where they are not told apart.
+fn planes(cluster: &Cluster) -> u32 {
+    cluster.spec.scale_out.as_ref().map_or(1, |out| out.planes)
+}
+
+/// Errors: a plane that the network has not, or its only one.
+fn check_planes(cluster: &Cluster, faults: &[Fault]) -> Result<()> {
+    let all = planes(cluster);
+    for fault in faults {
+        if let Fault::DeadPlane { plane, .. } = *fault
+            && (all < 2 || plane >= all)
+        {
+            let has = if all < 2 { "is one network".into() } else { format!("has planes 0 to {}", all - 1) };
+            let why = format!("plane {plane}; {} {has} (scale_out.planes of the cluster)", cluster.spec.name);
+            return Err(Error::spec("faults", "plane", why));
+        }
+    }
+    Ok(())
 }
 
 /// Ranks that are not well are not like others.
@@ -135,7 +171,8 @@ fn marks(plan: &Plan, faults: &[Fault]) -> Vec<u64> {
     for fault in faults {
         if let Some(rank) = fault.rank() {
             let (mark, mut h) = (&mut marks[rank as usize], FxHasher::default());
-            (*mark, format!("{fault:?}").replace(&format!("rank: {rank},"), "")).hash(&mut h);
+            let (one, some) = (format!("rank: {rank},"), format!("rank: Some({rank}),"));
+            (*mark, format!("{fault:?}").replace(&one, "").replace(&some, "")).hash(&mut h);
             *mark = h.finish();
         }
     }
@@ -151,13 +188,14 @@ fn play<'p>(
     faults: &[Fault],
     effort: Effort,
 ) -> Result<Simulated> {
-    let health: Vec<_> = fold.representatives.iter().map(|&rank| fault::Health::of(faults, rank)).collect();
+    let planes = fault::of_planes(faults, planes(machine.cluster));
+    let health: Vec<_> = fold.representatives.iter().map(|&rank| Health::of(faults, rank, &planes)).collect();
     let ops: usize = scripts.iter().map(|s| s.len() as usize * s.deeds.classes.len()).sum();
     let why = effort.why && ops <= MOST_KEPT;
-    let jitter = jitter::Jitter::of(faults, effort.seed);
+    let jitter = jitter::Jitter::of(faults, effort.seed, &fold.representatives);
     let keep = effort.spans || why;
     let mut engine = engine::Engine::new(plan, machine, fold, scripts, &health, jitter, keep);
-    engine.links = (!census.is_empty()).then(|| Links::new(census, machine, fold, scripts, keep));
+    engine.links = (!census.is_empty()).then(|| Links::new(census, machine, fold, scripts, planes, keep));
     engine.run();
     let hang = Hang::of(&engine);
     if let Some(hang) = hang.as_ref().filter(|_| faults.is_empty()) {

@@ -3,7 +3,9 @@
 //! Block by block in place of op by op, kernels that follow each other with nobody in between who waits for one or is
 //! waited for are one op, named by the first of them (`blocks`).
 
-use super::blocks::Blocks;
+use super::block_times::Lookup;
+use super::blocks::{Blocks, name};
+use super::posting::Posting;
 use crate::act::{Acts, Deed, Deeds, Machine};
 use crate::error::{Error, Result};
 use crate::fold::Fold;
@@ -29,17 +31,29 @@ pub struct Script<'p> {
     turns_at: Vec<u32>,
     /// Of each leg or collective: how many like it, on its lane and over its distance, came before it.
     turns: Vec<u32>,
+    /// Of each of them, a number that is lower the earlier it counts as posted.
+    posted: Vec<u64>,
 }
 
-/// The scripts of all programs.
-pub fn write<'p>(plan: &'p Plan, machine: Machine<'p>, fold: &'p Fold, blocks: bool) -> Result<Vec<Script<'p>>> {
+/// The scripts of all programs: op by op, or block by block with what was measured of blocks.
+pub fn write<'p>(
+    plan: &'p Plan,
+    machine: Machine<'p>,
+    fold: &'p Fold,
+    blocks: Option<&Lookup>,
+) -> Result<Vec<Script<'p>>> {
     if plan.lanes.len() > 200 {
         return Err(Error::plan(format!("{} lanes; at most 200 are simulated", plan.lanes.len())));
     }
     let atoms = AtomTable::new(plan)?;
     let (mut acts, sizes) = (Acts::new(plan, machine, fold), group_sizes(plan));
-    let programs = 0..plan.programs.len() as u32;
-    programs.map(|p| Script::new(plan, &atoms, &mut acts, &sizes, p, blocks)).collect()
+    let posting = Posting::of(plan);
+    let script = |program: u32| {
+        let mut script = Script::new(plan, &atoms, &mut acts, &sizes, program, blocks)?;
+        script.posted = script.all_posted(program, posting.as_ref());
+        Ok(script)
+    };
+    (0..plan.programs.len() as u32).map(script).collect()
 }
 
 impl<'p> Script<'p> {
@@ -49,20 +63,22 @@ impl<'p> Script<'p> {
         acts: &mut Acts,
         sizes: &[u32],
         program: u32,
-        blocks: bool,
+        blocks: Option<&Lookup>,
     ) -> Result<Script<'p>> {
         let line = Line::program(plan, atoms, program)?;
         let (distinct, firsts) = distinct_ops(&line);
         let mut deeds = acts.deeds(program, &line, &firsts)?;
         let (next_at, next, roots, turns_at) = Default::default();
         let (blocks, distinct) = match blocks {
-            true => {
-                let (blocks, distinct) = Blocks::of(plan, &line, &distinct, &mut deeds);
+            Some(times) => {
+                let (blocks, distinct) = Blocks::of(plan, &line, &distinct, &mut deeds, (program, times));
                 (Some(blocks), distinct)
             }
-            false => (None, distinct),
+            None => (None, distinct),
         };
-        let mut script = Script { line, blocks, distinct, deeds, next_at, next, roots, turns_at, turns: vec![] };
+        let posted = vec![];
+        let mut script =
+            Script { line, blocks, distinct, deeds, next_at, next, roots, turns_at, turns: vec![], posted };
         (script.next_at, script.next) = turned_round(&script);
         script.roots = (0..script.len()).filter(|&op| script.preds(op).is_empty()).collect();
         (script.turns_at, script.turns) = turns(&script, sizes);
@@ -79,7 +95,7 @@ impl<'p> Script<'p> {
     }
 
     fn at(&self, op: u32) -> usize {
-        self.blocks.as_ref().map_or(op, |blocks| blocks.heads[op as usize]) as usize
+        self.blocks.as_ref().map_or(op, |blocks| blocks.members.of(op as usize)[0]) as usize
     }
 
     /// Whether the CPU issues nothing behind an op before it is over; none such is in a block with others.
@@ -113,6 +129,20 @@ impl<'p> Script<'p> {
         self.deeds.of(self.distinct[op as usize], class)
     }
 
+    /// Name of every block of kernels, and the longest that it takes on any class, ps.
+    pub fn block_times(&self, plan: &Plan, program: u32) -> Vec<(String, u64)> {
+        let Some(blocks) = &self.blocks else { return vec![] };
+        let takes = |op: u32| {
+            let longest = |class| match self.deed(op, class) {
+                Deed::Kernel { duration, .. } => Some(duration),
+                _ => None,
+            };
+            let longest = (0..self.deeds.classes.len()).filter_map(longest).max()?;
+            Some((name(plan, program, &self.line, blocks.members.of(op as usize)), longest))
+        };
+        (0..self.len()).filter_map(takes).collect()
+    }
+
     /// Every distinct op that is on a lane, by its place in [`Deeds`], with the lane.
     pub fn distinct_lanes(&self) -> impl Iterator<Item = (u32, u16)> {
         let mut seen = vec![false; self.distinct.iter().max().map_or(0, |&most| most as usize + 1)];
@@ -139,6 +169,24 @@ impl<'p> Script<'p> {
 
     pub fn turn(&self, op: u32, leg: usize) -> u32 {
         self.turns[self.turns_at[op as usize] as usize + leg]
+    }
+
+    /// A number that is lower the earlier a leg or collective counts as posted; 40 bits.
+    pub fn posted(&self, op: u32, leg: usize) -> u64 {
+        self.posted[self.turns_at[op as usize] as usize + leg]
+    }
+
+    fn all_posted(&self, program: u32, posting: Option<&Posting>) -> Vec<u64> {
+        let mut all = Vec::with_capacity(self.turns.len());
+        for op in 0..self.len() {
+            let from = self.turns_at[op as usize] as usize;
+            let to = self.turns_at.get(op as usize + 1).map_or(self.turns.len(), |&to| to as usize);
+            for leg in 0..(to - from) as u16 {
+                let number = posting.map_or(op, |posting| posting.number(program, self.at(op) as u32, leg));
+                all.push(u64::from(number) << 8 | u64::from(leg & 0xff));
+            }
+        }
+        all
     }
 
     /// What kind of op it is: kernel, transfer or collective.

@@ -12,7 +12,7 @@ use crate::report::Report;
 use crate::report::human::{Table, seconds};
 use crate::sim::fault::WATCHDOG_S;
 use crate::sim::why::{Part, Slack, Stretch, Utilisation};
-use crate::sim::{Effort, Fault, Faults, Hang, SharedLink, Simulated, simulate};
+use crate::sim::{BlockTimes, Effort, Fault, Faults, Hang, SharedLink, Simulated, simulate_measured};
 use clap::{Args, ValueEnum};
 use explain::{WhatIf, explain};
 use serde::Serialize;
@@ -25,7 +25,9 @@ use std::time::Instant;
     after_help = "Example: foretrain simulate --model llama-3-8b --gpus 64 --seq-len 128K --ulysses 8 --recompute full\n         \
                         foretrain simulate --gpus 64 --pp 8 --slow-gpu 5:1.1 --explain\n         \
                         foretrain simulate --plan plan.json --cluster dgx-h100 --dead 3@0.5 --trace trace.json\n         \
-                        foretrain simulate --gpus 64 --pp 8 --timeline step.svg --slack slack.csv --chakra traces"
+                        foretrain simulate --gpus 64 --pp 8 --timeline step.svg --slack slack.csv --chakra traces\n         \
+                        foretrain simulate --gpus 64 --tp 8 --write-blocks blocks.json\n         \
+                        foretrain simulate --gpus 64 --tp 8 --fidelity block --block-times blocks.json"
 )]
 pub struct Flags {
     #[command(flatten)]
@@ -57,6 +59,12 @@ pub struct Flags {
     /// Play every op, or blocks of kernels that nothing can happen between as one
     #[arg(long, value_name = "HOW", value_enum, default_value_t = Fidelity::Op)]
     fidelity: Fidelity,
+    /// With --fidelity block: what was measured of blocks, as --write-blocks writes it
+    #[arg(long, value_name = "FILE")]
+    block_times: Option<PathBuf>,
+    /// Write the names of the plan's blocks, with what they are predicted to take, to this file: a form for measurements
+    #[arg(long, value_name = "FILE")]
+    write_blocks: Option<PathBuf>,
     /// For what is random
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -78,6 +86,16 @@ impl Flags {
         }
         Ok(blocks)
     }
+
+    /// Errors: a file that cannot be; what was measured on this machine, and a question about others.
+    fn times(&self) -> Result<BlockTimes> {
+        let Some(path) = &self.block_times else { return Ok(BlockTimes::default()) };
+        if self.explain {
+            let why = "measured blocks do not tell what other hardware would save; leave --explain out";
+            return Err(Error::spec("--block-times", "explain", why));
+        }
+        BlockTimes::load(path)
+    }
 }
 
 /// What is wrong with the machine.
@@ -98,9 +116,12 @@ struct Wrong {
     /// A rank that does nothing any more after some seconds, as in 5@0.3
     #[arg(long, value_name = "RANK@TIME", value_parser = Fault::dead)]
     dead: Vec<Fault>,
-    /// Kernels that take a little more or less each time, as in normal:0.02
-    #[arg(long, value_name = "normal:SD", value_parser = Fault::jitter)]
-    jitter: Option<Fault>,
+    /// A plane of the network that is down, from the start or from a time on, as in 0@0.3: the others carry all
+    #[arg(long, value_name = "PLANE[@TIME]", value_parser = Fault::dead_plane)]
+    dead_plane: Vec<Fault>,
+    /// Kernels that take another time each time: normal, lognormal or exponential, of all ranks or one, as in 5:normal:0.02
+    #[arg(long, value_name = "[RANK:]SHAPE:SD", value_parser = Fault::jitter)]
+    jitter: Vec<Fault>,
     /// Seconds after which the library ends a job that hangs [default: 600, as PyTorch has it]
     #[arg(long, value_name = "SECONDS")]
     watchdog: Option<f64>,
@@ -109,8 +130,8 @@ struct Wrong {
 impl Wrong {
     fn all(&self) -> Result<(Vec<Fault>, f64)> {
         let file = self.faults.as_deref().map(Faults::load).transpose()?.unwrap_or_default();
-        let words = [&self.slow_gpu, &self.slow_link, &self.flap, &self.dead].into_iter().flatten();
-        let faults = file.faults.into_iter().chain(words.chain(&self.jitter).cloned()).collect();
+        let words = [&self.slow_gpu, &self.slow_link, &self.flap, &self.dead, &self.dead_plane, &self.jitter];
+        let faults = file.faults.into_iter().chain(words.into_iter().flatten().cloned()).collect();
         let watchdog = self.watchdog.or(file.watchdog_s).unwrap_or(WATCHDOG_S);
         if !(watchdog > 0.0 && watchdog.is_finite()) {
             return Err(Error::spec("--watchdog", "seconds", format!("{watchdog} is not a time above 0 s")));
@@ -174,9 +195,14 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let files = [&flags.trace, &flags.slack, &flags.timeline, &flags.chakra];
     let spans = files.iter().any(|file| file.is_some());
     let effort = Effort { fold: true, spans, why: true, shared: true, blocks: flags.blocks()?, seed: flags.seed };
-    let mut found = simulate(&plan, chosen.case.machine(), &faults, effort)?;
+    let mut found = simulate_measured(&plan, chosen.case.machine(), &faults, effort, &flags.times()?)?;
     let wall_s = begun.elapsed().as_secs_f64();
     let mut tail = String::new();
+    if let Some(path) = &flags.write_blocks {
+        let text = serde_json::to_string_pretty(&BlockTimes::predicted(&plan, chosen.case.machine())?);
+        write_file(path, text.map_err(Error::json("blocks"))?.as_bytes())?;
+        tail.push_str(&format!("\nwrote {}\n", path.display()));
+    }
     if let Some(path) = &flags.trace {
         trace_with(path, &[("simulated", &found.timeline)], &found.arrows)?;
         tail.push_str(&format!("\nwrote {}\n", path.display()));

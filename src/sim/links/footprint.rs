@@ -2,8 +2,9 @@
 
 use crate::cluster::{Cluster, Link};
 use crate::collective::streams::{Stream, loads, streams};
-use crate::collective::{Algorithm, Operation};
+use crate::collective::{Algorithm, Operation, pairs};
 use crate::plan::CollectiveKind;
+use std::collections::BTreeMap;
 
 /// A way to communicate: meetings of one lane and way load the same links with the same shares of their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,9 +29,6 @@ pub struct Footprint {
     pub loads: Vec<Load>,
     pub flow: f64,
 }
-
-/// An all-to-all among more members than this is left to its own ports: it has a flow for every two of them.
-pub const MOST_PAIRS: usize = 1024;
 
 /// Whether ranks can get in each other's way on a link. The port of a GPU, and a NIC that is its own, are what the
 /// ports of a rank account for.
@@ -63,9 +61,12 @@ impl Footprint {
     }
 
     pub fn of_whole(cluster: &Cluster, kind: CollectiveKind, algorithm: Algorithm, members: &[u32]) -> Footprint {
-        let many = algorithm == Algorithm::Pairwise && members.len() > MOST_PAIRS;
-        if many || stays(cluster, members) {
+        if stays(cluster, members) {
             return Footprint::default();
+        }
+        if algorithm == Algorithm::Pairwise {
+            let each = 1.0 / members.len() as f64;
+            return Footprint::of_loads(cluster, pairs::loads(cluster, members, each), each);
         }
         Footprint::of_streams(cluster, &streams(cluster, algorithm, Operation::Whole(kind), members, 1.0))
     }
@@ -79,9 +80,12 @@ impl Footprint {
     }
 
     fn of_streams(cluster: &Cluster, streams: &[Stream]) -> Footprint {
-        let shared = loads(streams).into_iter().filter(|(link, _)| is_shared(cluster, *link));
-        let loads = shared.map(|(link, share)| Load { link, share }).collect();
-        Footprint { loads, flow: streams.iter().map(|s| s.bytes).fold(0.0, f64::max) }
+        Footprint::of_loads(cluster, loads(streams), streams.iter().map(|s| s.bytes).fold(0.0, f64::max))
+    }
+
+    fn of_loads(cluster: &Cluster, loads: BTreeMap<Link, f64>, flow: f64) -> Footprint {
+        let shared = loads.into_iter().filter(|(link, _)| is_shared(cluster, *link));
+        Footprint { loads: shared.map(|(link, share)| Load { link, share }).collect(), flow }
     }
 }
 
@@ -139,5 +143,16 @@ mod tests {
         for nic in 0..4 {
             assert!(found.iter().any(|(l, s)| *l == Link::NicIn { node: 1, nic } && near(*s, 0.25)), "{found:?}");
         }
+    }
+
+    /// An all-to-all of any number of ranks is on the links of its pods: what leaves one of two equal pods is half of all.
+    #[test]
+    fn large_exchanges_leave_their_pods() {
+        let c = of("h100-24k-roce", 6144);
+        let members: Vec<u32> = (0..6144).collect();
+        let footprint = Footprint::of_whole(&c, CollectiveKind::AllToAll, Algorithm::Pairwise, &members);
+        let up = footprint.loads.iter().find(|load| load.link == Link::Up { tier: 0, pod: 1, rail: 0 }).unwrap();
+        assert!((up.share - 3072.0 * 0.5).abs() < 1e-6, "{up:?}");
+        assert!((footprint.flow * 6144.0 - 1.0).abs() < 1e-12);
     }
 }

@@ -12,6 +12,7 @@ pub mod census;
 pub mod footprint;
 
 use super::meeting::{Meeting, MeetingId};
+use super::pace::Pace;
 use super::share::{Demand, Resource, Share};
 use crate::act::Machine;
 use crate::cluster::{Cluster, Link, LinkClass};
@@ -63,6 +64,8 @@ pub struct Links {
     ways: Vec<Vec<Way>>,
     /// Whether it is to be told how long links were full.
     keep: bool,
+    /// What is left of the planes between nodes.
+    planes: Pace,
     scratch: Vec<(Resource, f64)>,
 }
 
@@ -90,7 +93,7 @@ const FULL: f64 = 0.999;
 
 impl Links {
     /// The links of a census, those of a kind as one.
-    pub fn new(census: &Census, machine: Machine, fold: &Fold, scripts: &[Script], keep: bool) -> Links {
+    pub fn new(census: &Census, machine: Machine, fold: &Fold, scripts: &[Script], planes: Pace, keep: bool) -> Links {
         let kinds = census.kinds(machine.cluster, fold);
         let mut first: BTreeMap<u64, (u32, u32)> = BTreeMap::new();
         for (link, kind) in kinds.iter().enumerate() {
@@ -119,7 +122,7 @@ impl Links {
         // What crosses links of a kind crosses the one that stands for them: it is among those counted there.
         parts.values_mut().for_each(|parts| parts.all.sort_by_key(|part| part.resource));
         let ways = scripts.iter().map(|script| census::ways(script, machine)).collect();
-        Links { share, known, parts, ways, keep, scratch: vec![] }
+        Links { share, known, parts, ways, keep, planes, scratch: vec![] }
     }
 
     /// The kind of a collective of a program, if it crosses such links.
@@ -151,12 +154,28 @@ impl Links {
         }
     }
 
+    /// Links of the network have what is left of its planes now; until when.
+    pub fn planes_change(&mut self, now: u64) -> u64 {
+        if self.planes.is_well() {
+            return u64::MAX;
+        }
+        self.advance(now);
+        let left = self.planes.speed(now);
+        for (at, known) in (0..).zip(&self.known) {
+            if known.link.is_between_nodes() {
+                self.share.set_capacity(Resource(at), known.capacity * left * (1.0 + ROUNDING));
+            }
+        }
+        self.planes.next(now)
+    }
+
     fn note_full(&mut self, to: u64) {
         let from = self.share.now();
         if self.keep && to > from {
             for (at, known) in self.known.iter_mut().enumerate() {
                 let load = self.share.load(Resource(at as u32));
-                known.full += if load > FULL * known.capacity { to - from } else { 0 };
+                let capacity = self.share.capacity(Resource(at as u32)) / (1.0 + ROUNDING);
+                known.full += if load > FULL * capacity { to - from } else { 0 };
             }
         }
     }

@@ -1,0 +1,110 @@
+//! Durations of blocks of kernels as they were measured, in place of those of their kernels.
+//!
+//! A block's name is the path of its first kernel without iterations, the label of its last, and how many they are:
+//! `last/fwd/norm2`, `last/fwd/qkv..rope x2`; before it the program, where there are several.
+
+use super::script;
+use crate::act::{Machine, picoseconds};
+use crate::error::{Error, Result};
+use crate::fold;
+use crate::plan::Plan;
+use crate::units::Seconds;
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
+use std::path::Path;
+
+/// A file of them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockTimes {
+    /// Who measured them, on what.
+    #[serde(default)]
+    pub source: String,
+    pub blocks: Vec<BlockTime>,
+}
+
+/// How long a block takes on the ranks where it takes longest; on others in proportion to what their kernels do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockTime {
+    pub block: String,
+    pub time_s: f64,
+}
+
+impl BlockTimes {
+    pub fn load(path: &Path) -> Result<BlockTimes> {
+        let file = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let times: BlockTimes = serde_json::from_str(&text).map_err(Error::json(&file))?;
+        let mut seen = FxHashSet::default();
+        for (at, BlockTime { block, time_s }) in times.blocks.iter().enumerate() {
+            let wrong = |field: &str, why: String| Err(Error::spec(&file, format!("blocks[{at}].{field}"), why));
+            if !(0.0..1e5).contains(time_s) {
+                return wrong("time_s", format!("{time_s} is not between 0 and 100,000 s"));
+            }
+            if !seen.insert(block) {
+                return wrong("block", format!("{block:?} stands there twice; leave one of them"));
+            }
+        }
+        Ok(times)
+    }
+
+    /// The blocks of a plan and what their kernels take together, to be filled with measurements.
+    pub fn predicted(plan: &Plan, machine: Machine) -> Result<BlockTimes> {
+        let fold = fold::refine_marked(plan, machine.cluster, &vec![0; plan.ranks() as usize]);
+        let none = Lookup::default();
+        let scripts = script::write(plan, machine, &fold, Some(&none))?;
+        let (mut blocks, mut at): (Vec<BlockTime>, FxHashMap<String, usize>) = (vec![], FxHashMap::default());
+        for (block, ps) in (0..).zip(&scripts).flat_map(|(program, script)| script.block_times(plan, program)) {
+            let next = blocks.len();
+            let place = *at.entry(block.clone()).or_insert(next);
+            if place == next {
+                blocks.push(BlockTime { block, time_s: 0.0 });
+            }
+            let known = &mut blocks[place].time_s;
+            *known = known.max(ps as f64 * 1e-12);
+        }
+        Ok(BlockTimes { source: "what the kernels are predicted to take together; not measured".into(), blocks })
+    }
+
+    /// To be looked up by name.
+    pub fn lookup(&self) -> Lookup {
+        let ps = |time: &BlockTime| (time.block.clone(), picoseconds(Seconds::new(time.time_s)));
+        Lookup { times: self.blocks.iter().map(ps).collect(), used: RefCell::default() }
+    }
+}
+
+/// Picoseconds by name, and which of the names there are.
+#[derive(Debug, Default)]
+pub struct Lookup {
+    times: FxHashMap<String, u64>,
+    used: RefCell<FxHashSet<String>>,
+}
+
+impl Lookup {
+    pub fn is_empty(&self) -> bool {
+        self.times.is_empty()
+    }
+
+    pub fn of(&self, block: &str) -> Option<u64> {
+        let found = self.times.get(block).copied();
+        if found.is_some() {
+            self.used.borrow_mut().insert(block.into());
+        }
+        found
+    }
+
+    /// Errors: a name that no block of the plan has.
+    pub fn check(&self) -> Result<()> {
+        let used = self.used.borrow();
+        match self.times.keys().filter(|name| !used.contains(*name)).min() {
+            Some(name) => {
+                let why =
+                    format!("no block of this plan is called {name:?}; --write-blocks writes those that there are");
+                Err(Error::spec("block times", "blocks.block", why))
+            }
+            None => Ok(()),
+        }
+    }
+}
