@@ -216,14 +216,25 @@ fn half_of_a_table_predicts_the_other_half() {
     assert!(tables > 30 && found <= 0.08, "{found}");
 }
 
+/// Tables that constants are read off: start, latency and NICs of NDv4 nodes, sends of RCCL, what it takes to post a send.
+const READ_OFF: [&str; 5] =
+    ["ndv4_a100_2gpu_ar", "ndv4_a100_8gpu_ar", "ndv4_a100_32gpu_ar", "mi355x_8_a2a", "b200v_16_a2a_v2"];
+
 /// Whole tables of nccl-tests from the data of links alone, by the rules of `published`; what has no shipped GPU counts
-/// as wholly wrong. The bound is the error as it is.
+/// as wholly wrong. Tables that constants are read off are left out of the second figure. The bounds are the errors as
+/// they are.
 #[test]
 fn whole_tables_are_predicted_from_links() {
-    let cases = foretrain::published::load("traces/published/collectives.json").unwrap();
-    let verdicts = foretrain::published::predict(&cases, &|_| ()).unwrap();
-    let summary = foretrain::published::Summary::of(&cases, &verdicts);
-    summary.groups.iter().for_each(|g| println!("{:28} {:.3} {:+.3}", g.group, g.median, g.bias));
-    println!("{:.4} {:.4}", summary.overall.median, summary.overall.p90);
-    assert!(summary.overall.median <= 0.185, "{}", summary.overall.median);
+    let mut cases = foretrain::published::load("traces/published/collectives.json").unwrap();
+    let mut found = |keep: &dyn Fn(&str) -> bool| {
+        cases.retain(|case| keep(&case.group));
+        let verdicts = foretrain::published::predict(&cases, &|_| ()).unwrap();
+        let summary = foretrain::published::Summary::of(&cases, &verdicts);
+        summary.groups.iter().for_each(|g| println!("{:28} {:.3} {:+.3}", g.group, g.median, g.bias));
+        println!("{} cases: {:.4} {:.4}", cases.len(), summary.overall.median, summary.overall.p90);
+        summary.overall.median
+    };
+    let all = found(&|_| true);
+    let left_out = found(&|group| !READ_OFF.contains(&group));
+    assert!(all <= 0.15 && left_out <= 0.15, "{all} {left_out}");
 }

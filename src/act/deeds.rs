@@ -93,6 +93,15 @@ impl Deeds {
         (number, counts)
     }
 
+    /// The longest that anything takes alone, ps.
+    pub fn longest(&self) -> u64 {
+        let kernel = |deed: &Deed| if let Deed::Kernel { duration, .. } = deed { *duration } else { 0 };
+        let kernels = self.deeds.iter().map(kernel);
+        let ways = self.ways.iter().map(|way| way.latency.saturating_add(way.transfer));
+        let wholes = self.wholes.iter().map(|whole| whole.latency.saturating_add(whole.transfer));
+        kernels.chain(ways).chain(wholes).max().unwrap_or(0)
+    }
+
     /// Lets a kernel last so long on the classes where it takes longest, on others in proportion.
     pub fn last(&mut self, op: u32, longest: u64) {
         let classes = self.classes.len();

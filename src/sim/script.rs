@@ -35,6 +35,9 @@ pub struct Script<'p> {
     posted: Vec<u64>,
 }
 
+/// Times are u64 picoseconds, which are over after 213 days: no op is to take a good part of that.
+const MOST_PS: u64 = 1_000_000_000_000_000_000;
+
 /// The scripts of all programs: op by op, or block by block with what was measured of blocks.
 pub fn write<'p>(
     plan: &'p Plan,
@@ -50,6 +53,11 @@ pub fn write<'p>(
     let posting = Posting::of(plan);
     let script = |program: u32| {
         let mut script = Script::new(plan, &atoms, &mut acts, &sizes, program, blocks)?;
+        if script.deeds.longest() > MOST_PS {
+            let why =
+                "an op takes longer than 11 days; a rate or a latency of the cluster, or a peak of the GPU, is wrong";
+            return Err(Error::spec(&machine.cluster.spec.name, "rates", why));
+        }
         script.posted = script.all_posted(program, posting.as_ref());
         Ok(script)
     };

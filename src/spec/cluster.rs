@@ -1,6 +1,6 @@
 //! Nodes of GPUs, the links inside them and between them.
 
-use super::{Found, Sourced, check_positive, find, read};
+use super::{Found, Sourced, check_latency, check_positive, check_rate, find, read};
 use crate::error::{Error, Result};
 use crate::units::{BytesPerSec, Seconds};
 use serde::{Deserialize, Serialize};
@@ -77,7 +77,7 @@ impl MeasuredCollective {
         if self.lines.is_empty() {
             return Err(Error::spec(file, "measured.lines", "empty; give at least one latency and bandwidth"));
         }
-        self.lines.iter().try_for_each(|l| check_positive(file, "measured.lines.bandwidth", l.bandwidth.value()))
+        self.lines.iter().try_for_each(|l| check_rate(file, "measured.lines.bandwidth", l.bandwidth.value()))
     }
 }
 
@@ -235,20 +235,22 @@ impl ClusterSpec {
         check_positive(file, "gpus_per_node", f64::from(self.gpus_per_node))?;
         check_positive(file, "nodes", f64::from(self.nodes))?;
         check_positive(file, "scale_up.links", f64::from(self.scale_up.links))?;
-        check_positive(file, "scale_up.bandwidth", self.scale_up.bandwidth.value.value())?;
-        check_positive(file, "scale_up.p2p", self.scale_up.p2p.value.value())?;
-        check_positive(file, "scale_up.p2p_per_cta", self.scale_up.p2p_per_cta.value.value())?;
+        check_rate(file, "scale_up.bandwidth", self.scale_up.bandwidth.value.value())?;
+        check_rate(file, "scale_up.p2p", self.scale_up.p2p.value.value())?;
+        check_rate(file, "scale_up.p2p_per_cta", self.scale_up.p2p_per_cta.value.value())?;
+        check_latency(file, "scale_up.start", self.scale_up.start.value.value())?;
+        check_latency(file, "scale_up.latency", self.scale_up.latency.value.value())?;
         if let Some(peer) = &self.scale_up.per_peer {
-            check_positive(file, "scale_up.per_peer", peer.value.value())?;
+            check_rate(file, "scale_up.per_peer", peer.value.value())?;
         }
         if let Some(sockets) = &self.scale_up.sockets {
             check_positive(file, "scale_up.sockets.gpus", f64::from(sockets.gpus))?;
-            check_positive(file, "scale_up.sockets.bridge", sockets.bridge.value.value())?;
+            check_rate(file, "scale_up.sockets.bridge", sockets.bridge.value.value())?;
         }
         self.check_shape(file)?;
         self.measured.iter().try_for_each(|m| m.check(file))?;
         if let Some(reduce) = &self.scale_up.switch_reduce {
-            check_positive(file, "scale_up.switch_reduce", reduce.value.value())?;
+            check_rate(file, "scale_up.switch_reduce", reduce.value.value())?;
         }
         match &self.scale_out {
             None if self.nodes > 1 => {
@@ -283,6 +285,7 @@ impl ClusterSpec {
             if pod.uplinks.as_ref().is_some_and(|u| u.value == 0) {
                 return Err(Error::spec(file, "pods.uplinks", "0; leave it out where flows do not collide"));
             }
+            check_latency(file, "pods.latency", pod.latency.as_ref().map_or(0.0, |l| l.value.value()))?;
             inner = pod.gpus;
         }
         self.graph.as_ref().map_or(Ok(()), |graph| graph.check(file, self.hosts()))
@@ -296,7 +299,8 @@ impl ClusterSpec {
 
 impl Graph {
     fn check(&self, file: &str, hosts: u32) -> Result<()> {
-        check_positive(file, "graph.bandwidth", self.bandwidth.value.value())?;
+        check_rate(file, "graph.bandwidth", self.bandwidth.value.value())?;
+        check_latency(file, "graph.latency", self.latency.value.value())?;
         let wrong = |why: String| Err(Error::spec(file, "graph.shape", why));
         let room = match &self.shape {
             GraphShape::Torus(dims) => dims.iter().map(|&d| u64::from(d)).product(),
@@ -322,8 +326,9 @@ impl ScaleOut {
         if self.routing == (Routing::Ecmp { subflows: 0 }) {
             return Err(Error::spec(file, "scale_out.routing.ecmp.subflows", "0; a flow is at least one"));
         }
-        check_positive(file, "scale_out.achieved", self.achieved.value.value())?;
-        check_positive(file, "scale_out.p2p", self.p2p.value.value())?;
+        check_latency(file, "scale_out.latency", self.latency.value.value())?;
+        check_rate(file, "scale_out.achieved", self.achieved.value.value())?;
+        check_rate(file, "scale_out.p2p", self.p2p.value.value())?;
         let (achieved, raw) = (self.achieved.value, self.raw.value);
         if achieved > raw {
             let why = format!("{achieved} is more than the {raw} of the wire; one of the two is wrong");

@@ -165,6 +165,23 @@ fn check_positive(file: &str, field: &str, value: f64) -> Result<()> {
     Err(Error::spec(file, field, format!("{value} is not above zero")))
 }
 
+/// A rate of a link, bytes a second: what is far from all that there is has a wrong unit.
+fn check_rate(file: &str, field: &str, value: f64) -> Result<()> {
+    check_positive(file, field, value)?;
+    if (1.0..1e18).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::spec(file, field, format!("{value:e} B/s is not between 1 B/s and 10^18 B/s; correct its unit")))
+}
+
+/// A latency of a link, seconds.
+fn check_latency(file: &str, field: &str, value: f64) -> Result<()> {
+    if (0.0..1e3).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::spec(file, field, format!("{value:e} s is not between 0 and 1000 s; correct its unit")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
