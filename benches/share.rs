@@ -76,14 +76,18 @@ impl Pairs {
     }
 }
 
-/// What one event costs if all rates are found anew.
+/// What one event costs if all rates are found anew: of a round of `lockstep` where every host has one flow, else of
+/// random pairs.
 fn anew(hosts: usize, flows: usize) -> impl FnMut() {
     let mut random = ChaCha8Rng::seed_from_u64(1);
-    let mut one = || {
-        let uses = vec![(random.random_range(0..hosts), 1.0), (hosts + random.random_range(0..hosts), 1.0)];
-        Flow { cap: 2.0 * PORT, weight: 1.0, uses }
+    let mut one = |flow: usize| {
+        let (from, to) = match hosts {
+            1_024 => (flow, (flow + 1) % hosts),
+            _ => (random.random_range(0..hosts), random.random_range(0..hosts)),
+        };
+        Flow { cap: 2.0 * PORT, weight: 1.0, uses: vec![(from, 1.0), (hosts + to, 1.0)] }
     };
-    let flows: Vec<Flow> = (0..flows).map(|_| one()).collect();
+    let flows: Vec<Flow> = (0..flows).map(&mut one).collect();
     let capacities = vec![PORT; 2 * hosts];
     move || drop(max_min(&capacities, &flows))
 }
@@ -105,7 +109,11 @@ fn shares(c: &mut Criterion) {
             });
         });
     }
-    group.bench_function(BenchmarkId::new("anew", 1_000), |b| b.iter(anew(1_000, 1_000)));
+    // One event each, beside one completion of the above.
+    for (hosts, flows) in [(1_024, 1_024), (1_000, 1_000), (100_000, 100_000)] {
+        let name = if hosts == 1_024 { "anew-lockstep" } else { "anew-random" };
+        group.bench_function(BenchmarkId::new(name, flows), |b| b.iter(anew(hosts, flows)));
+    }
     group.finish();
 }
 

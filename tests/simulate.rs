@@ -446,6 +446,7 @@ fn networks_that_carry_nothing_are_refused_by_name() {
         (text("7.0", "NaN"), "line"),
         (text("\"nodes\": 3072", &graph("[[0, 1], [2, 3]]")), "no way leads from host 0 to host 2"),
         (text("\"nodes\": 3072", &graph("[[0, 1], [1, 1]]")), "leads from a vertex to itself"),
+        (text("\"nodes\": 3072", &graph("[[0, 1], [1, 4294967295]]")), "the most is 16777216"),
     ] {
         std::fs::write(&path, text).unwrap();
         let gpu = GpuSpec::find("h100-sxm5").unwrap();
@@ -571,7 +572,8 @@ fn a_dead_plane_leaves_its_bytes_to_the_others() {
         host(&plan, &|spec| {
             spec.pods = if narrow { pods(16, 4.0, None) } else { vec![] };
             let out = spec.scale_out.as_mut().unwrap();
-            (out.planes, out.achieved.value) = (planes, out.achieved.value * factor);
+            // NICs far slower than what is inside nodes.
+            (out.planes, out.achieved.value) = (planes, out.achieved.value * (0.125 * factor));
             out.p2p.value = out.achieved.value;
         })
     };
@@ -581,8 +583,10 @@ fn a_dead_plane_leaves_its_bytes_to_the_others() {
         let well = step(&with(&plan, &two, true, &[]));
         let half = step(&with(&plan, &two, true, &[dead("1")]));
         let wanted = step(&with(&plan, &one, true, &[]));
-        assert!(half > 1.01 * well && (half / wanted - 1.0).abs() < 1e-3, "{narrow}: {well} {half} {wanted}");
-        assert_eq!(step(&with(&plan, &two, false, &[dead("1")])), half, "{narrow}");
+        // The library chooses its protocols as if all planes were there.
+        assert!(half > 1.01 * well && (half / wanted - 1.0).abs() < 0.05, "{narrow}: {well} {half} {wanted}");
+        let each = step(&with(&plan, &two, false, &[dead("1")]));
+        assert!((each / half - 1.0).abs() < 1e-6, "{narrow}: {each} unfolded, {half} folded");
         let late = step(&with(&plan, &two, true, &[dead(&format!("1@{}", 0.5 * well))]));
         assert!(well < late && late < half, "{narrow}: {well} {late} {half}");
         assert!(with(&plan, &two, true, &[dead("0"), dead("1")]).hang.is_some());

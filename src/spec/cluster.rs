@@ -297,21 +297,27 @@ impl ClusterSpec {
     }
 }
 
+/// Vertices of a graph are listed.
+const MOST_VERTICES: u64 = 1 << 24;
+
 impl Graph {
     fn check(&self, file: &str, hosts: u32) -> Result<()> {
         check_rate(file, "graph.bandwidth", self.bandwidth.value.value())?;
         check_latency(file, "graph.latency", self.latency.value.value())?;
         let wrong = |why: String| Err(Error::spec(file, "graph.shape", why));
         let room = match &self.shape {
-            GraphShape::Torus(dims) => dims.iter().map(|&d| u64::from(d)).product(),
+            GraphShape::Torus(dims) => dims.iter().fold(1, |all: u64, &d| all.saturating_mul(u64::from(d))),
             GraphShape::Dragonfly { groups, routers, hosts } => {
-                u64::from(*groups) * u64::from(*routers) * u64::from(*hosts)
+                u64::from(*groups).saturating_mul(u64::from(*routers)).saturating_mul(u64::from(*hosts))
             }
             GraphShape::Links(links) if links.iter().any(|[a, b]| a == b) => {
                 return wrong("a link leads from a vertex to itself; remove it".into());
             }
             GraphShape::Links(links) => links.iter().map(|[a, b]| u64::from(*a.max(b)) + 1).max().unwrap_or(0),
         };
+        if room > MOST_VERTICES {
+            return wrong(format!("has {room} vertices; the most is {MOST_VERTICES}"));
+        }
         if room < u64::from(hosts) {
             return wrong(format!("has room for {room} hosts, and there are {hosts}; make it larger"));
         }
