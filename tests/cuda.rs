@@ -4,7 +4,8 @@
 //! spills are golden (tests/golden/cuda_resources.json, of NVRTC 13.0; UPDATE_GOLDEN=1 writes them).
 
 use foretrain::exec::cuda::driver;
-use foretrain::exec::cuda::lower::{Action, Launch, Where, lower};
+use foretrain::exec::cuda::lower::{Action, LEAST_SHARED, Launch, MOST_SHARED, Where, lower};
+use foretrain::exec::cuda::nccl::Nccl;
 use foretrain::exec::cuda::nvrtc::{self, Resources};
 use foretrain::plan::link::{AtomTable, Line, Place};
 use foretrain::plan::{Dtype, Engine, OpKind, Plan};
@@ -29,6 +30,7 @@ fn no_driver_is_a_sentence_and_exit_code_2() {
         "validate --on cuda",
         "selftest --on cuda",
         "selftest --on cuda --group norms",
+        "selftest --on cuda --group nccl",
     ] {
         let done = Command::new(env!("CARGO_BIN_EXE_foretrain")).args(words.split(' ')).output().unwrap();
         assert_eq!(done.status.code(), Some(2), "{words}");
@@ -40,16 +42,32 @@ fn no_driver_is_a_sentence_and_exit_code_2() {
     assert!(done.status.code() == Some(2) && said.contains("known:") && said.contains("norms"), "{said}");
 }
 
-/// Each of several processes would run the whole plan: that is refused before anything else.
+/// Each of several processes would do the whole of it: that is refused before anything else, but where they are joined.
 #[test]
-fn several_processes_are_refused() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_foretrain"));
-    let done = command.args(["run", "--on", "cuda"]).env("RANK", "1").env("WORLD_SIZE", "4").output().unwrap();
-    let said = String::from_utf8(done.stderr).unwrap();
-    assert!(
-        done.status.code() == Some(2) && said.contains("process 1 of the 4") && said.contains("--devices"),
-        "{said}"
-    );
+fn several_processes_are_joined_or_refused() {
+    for (words, wanted) in [
+        ("compare --on cuda", "process 1 of the 4"),
+        ("run --on cuda --devices 0", "process 1 of the 4"),
+        ("run --on cuda --ring 4", if driver::count().is_ok() { "" } else { "no NVIDIA driver" }),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_foretrain"));
+        let variables = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1"), ("FORETRAIN_TIMEOUT", "1")];
+        let done = command.args(words.split(' ')).envs(variables).output().unwrap();
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert!(done.status.code() == Some(2) && said.contains(wanted), "{words}: {said}");
+    }
+}
+
+/// A machine without NCCL says what to install, and does not panic.
+#[test]
+fn no_nccl_is_a_sentence() {
+    match Nccl::load() {
+        Ok(nccl) => assert!(nccl.version().unwrap() >= 21_800),
+        Err(error) => {
+            let said = error.to_string();
+            assert!(said.contains("libnccl.so.2") && said.contains("LD_LIBRARY_PATH"), "{said}");
+        }
+    }
 }
 
 /// Compiled once, then taken from the folder; what was torn is compiled again.
@@ -94,6 +112,8 @@ fn plans() -> Vec<Plan> {
         plan("llama-2-7b", "", Parallelism { ulysses: 4, ..none() }),
         plan("llama-3-8b", "", Parallelism { tp: 4, ..none() }),
         plan("gpt3-175b", "", Parallelism { dp: 2, ..none() }),
+        experts("qwen3-30b-a3b", "", 2),
+        experts("deepseek-v3", "", 2),
         experts("mixtral-8x7b", "", 2),
         experts("mixtral-8x7b", "dispatch-deepep-v1-normal+dispatch-fp8", 2),
     ]
@@ -101,7 +121,7 @@ fn plans() -> Vec<Plan> {
 
 /// A mixture of experts, its tokens routed by a seed: two layers, since lists of rows are long.
 fn experts(model: &str, options: &str, ep: u32) -> Plan {
-    let model = LlmSpec { layers: 2, ..LlmSpec::find(model).unwrap() };
+    let model = LlmSpec { layers: 2, mtp: 0, ..LlmSpec::find(model).unwrap() };
     let documents = Default::default();
     let work = Workload { seq_len: 512, global_batch: 2, micro_batch: 1, dtype: Dtype::Bf16, documents };
     let par = Parallelism { dp: 2, ep, options: options.parse().unwrap(), ..Parallelism::default() };
@@ -111,19 +131,48 @@ fn experts(model: &str, options: &str, ep: u32) -> Plan {
 }
 
 /// Every launch of rank 0, by source and macros.
-fn launches(plan: &Plan) -> Vec<Launch> {
+fn launches((plan, shared): (&Plan, u64)) -> Vec<Launch> {
     let atoms = AtomTable::new(plan).unwrap();
     let line = Line::program(plan, &atoms, plan.program_of(0)).unwrap();
-    let dtypes = |places: &[Place]| places.iter().map(|p| plan.tensors[p.tensor as usize].dtype).collect::<Vec<_>>();
-    let of_node = |i: usize| {
-        let OpKind::Compute { kernel, .. } = &line.nodes[i].op.kind else { return vec![] };
-        let route = kernel.routed().map(|routed| plan.route_of(routed.route, 0));
-        let on = Where { views: &plan.views, route, rank: 0 };
-        let lowered = lower(kernel, on, &dtypes(line.reads(i)), &dtypes(line.writes(i)), 1);
-        lowered.unwrap_or_else(|e| panic!("{}: {e}", line.path(i))).actions
-    };
-    let actions = (0..line.nodes.len()).flat_map(of_node);
+    let actions = (0..line.nodes.len()).flat_map(|i| actions(plan, &line, i, shared));
     actions.filter_map(|a| if let Action::Launch(launch) = a { Some(launch) } else { None }).collect()
+}
+
+/// What rank 0 launches for an op.
+fn actions(plan: &Plan, line: &Line, i: usize, shared: u64) -> Vec<Action> {
+    let OpKind::Compute { kernel, .. } = &line.nodes[i].op.kind else { return vec![] };
+    let dtypes = |places: &[Place]| places.iter().map(|p| plan.tensors[p.tensor as usize].dtype).collect::<Vec<_>>();
+    let route = kernel.routed().map(|routed| plan.route_of(routed.route, 0));
+    let on = Where { views: &plan.views, route, rank: 0, shared };
+    let lowered = lower(kernel, on, &dtypes(line.reads(i)), &dtypes(line.writes(i)), 1);
+    lowered.unwrap_or_else(|e| panic!("{}: {e}", line.path(i))).actions
+}
+
+/// Operand types that cuBLASLt multiplies, the sum in f32 (its documentation, "cublasLtMatmul", tables of types); a bias
+/// is of the result's type, and dimensions of codes are multiples of 16.
+#[test]
+fn every_product_of_a_plan_is_one_that_cublas_has() {
+    use Dtype::{Bf16, F32, U8};
+    let known = [[Bf16, Bf16, Bf16], [Bf16, Bf16, F32], [F32, F32, F32], [U8, U8, Bf16], [U8, U8, F32]];
+    let mut seen = 0;
+    for plan in plans() {
+        let atoms = AtomTable::new(&plan).unwrap();
+        let line = Line::program(&plan, &atoms, plan.program_of(0)).unwrap();
+        let dtype = |p: &Place| plan.tensors[p.tensor as usize].dtype;
+        for (i, node) in line.nodes.iter().enumerate() {
+            let OpKind::Compute { kernel, .. } = &node.op.kind else { continue };
+            for action in actions(&plan, &line, i, MOST_SHARED) {
+                let Action::Gemm { gemm, bias, .. } = action else { continue };
+                assert!(known.contains(&gemm.dtypes), "{}: {gemm:?}", line.path(i));
+                let biased = bias.map(|_| dtype(line.reads(i).last().unwrap()));
+                assert!(biased.is_none_or(|b| b == gemm.dtypes[2]), "{}: a bias of {biased:?}", line.path(i));
+                let codes = gemm.dtypes[0] == U8;
+                assert!(!codes || gemm.shape.iter().all(|n| n % 16 == 0), "{} {kernel:?}", line.path(i));
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 100, "{seen} products");
 }
 
 #[test]
@@ -133,7 +182,10 @@ fn every_kernel_of_a_plan_compiles_for_every_architecture() {
         return eprintln!("skipped: NVRTC is not on this machine");
     }
     let mut wanted = BTreeMap::new();
-    for launch in plans().iter().flat_map(launches) {
+    // For the GPUs that have the least shared memory and the most.
+    let plans = plans();
+    let both = plans.iter().flat_map(|plan| [LEAST_SHARED, MOST_SHARED].map(|shared| (plan, shared)));
+    for launch in both.flat_map(launches) {
         let macros: Vec<String> = launch.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let (source, defines) = (launch.source, launch.defines);
         let kernels =

@@ -9,13 +9,20 @@ mod cuda_double;
 mod cuda_emulator;
 
 use cuda_double::Double;
+use foretrain::exec::cuda::lower::{LEAST_SHARED, MOST_SHARED};
 use foretrain::exec::cuda::selftest::{cases, check};
 
 fn hold(groups: &[&str]) {
+    hold_on(groups, MOST_SHARED);
+}
+
+/// On a GPU whose blocks have so much shared memory.
+fn hold_on(groups: &[&str], shared: u64) {
     if !cuda_emulator::is_here() {
         return;
     }
     let mut double = Double::new(1, 8 << 30, 1);
+    double.shared = shared;
     for group in groups {
         let cases = cases::of_group(group);
         assert!(!cases.is_empty(), "{group} has no cases");
@@ -42,8 +49,19 @@ fn attention_of_other_widths_and_what_brings_blocks_together() {
 }
 
 #[test]
+fn latent_attention() {
+    hold(&["latent", "attention_narrow_values"]);
+}
+
+/// Tiles are smaller where there is less shared memory.
+#[test]
+fn attention_where_shared_memory_is_least() {
+    hold_on(&["attention_head_dims"], LEAST_SHARED);
+}
+
+#[test]
 fn rows_and_elements() {
-    hold(&["norms", "pointwise", "residuals", "rotary", "ends", "moves"]);
+    hold(&["norms", "head_norms", "pointwise", "residuals", "rotary", "ends", "moves"]);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use foretrain::exec::source::Source;
 use foretrain::exec::{Job, Options, Run, routing, train};
 use foretrain::plan::link::{AtomTable, Line};
 use foretrain::plan::{Dtype, Engine, Plan, memory::Layout};
-use foretrain::spec::{LlmSpec, MoeSpec, Parallelism, Recompute, Workload};
+use foretrain::spec::{Documents, LlmSpec, MlaSpec, MoeSpec, Parallelism, Recompute, Workload};
 use foretrain::strategy::expert::Routing;
 use foretrain::strategy::{Engines, build, build_routed};
 use std::sync::LazyLock;
@@ -175,7 +175,7 @@ fn one_rank_of_many_runs_alone() {
         assert_eq!(spans, [0, 0, all, 0]);
         let layout = Layout::new(&plan, &atoms, plan.program_of(2)).unwrap().bytes;
         let taken = (8 << 30) - double.free(0);
-        assert!(taken >= layout && taken < 2 * layout + (64 << 20), "{taken} for one rank of {layout}");
+        assert!(taken >= layout && taken < 2 * layout, "{taken} for one rank of {layout}");
     }
 }
 
@@ -281,6 +281,19 @@ fn tensor_parallel_with_recomputation() {
 #[test]
 fn a_pipeline() {
     hold(&plan(Parallelism { pp: 2, dp: 2, ..none() }, 2), &[0]);
+}
+
+/// Norms of heads (Qwen3), and latent attention (DeepSeek-V2) with queries compressed and not, heads 32 + 32 wide.
+#[test]
+fn heads_of_other_models() {
+    let documents = Documents::default();
+    let work = Workload { seq_len: 64, global_batch: 2, micro_batch: 1, dtype: Dtype::Bf16, documents };
+    let mla = |q_lora| MlaSpec { q_lora, kv_lora: 24, rope_dim: 32, nope_dim: 32, v_dim: 32 };
+    let latent = |q_lora| LlmSpec { mla: Some(mla(q_lora)), head_dim: 64, ..model(1, 4) };
+    let plan = |model: &LlmSpec, par| build(model, &work, &par, ENGINES).unwrap();
+    hold(&plan(&LlmSpec { qk_norm: true, ..model(1, 2) }, Parallelism { ring: 2, ..none() }), &[0]);
+    hold(&plan(&latent(Some(40)), Parallelism { ring: 2, ..none() }), &[0]);
+    hold(&plan(&latent(None), Parallelism { tp: 2, ..none() }), &[0, 1]);
 }
 
 #[test]

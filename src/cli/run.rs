@@ -15,6 +15,7 @@ use clap::Args;
 use found::{Check, Found, Planned, Step};
 use live::Live;
 use routed::Router;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 pub use machine::{Machine, On};
@@ -26,7 +27,8 @@ pub use machine::{Machine, On};
                         foretrain run --weights DIR --tokens ids.json --seq-len 64 --tp 2 --dump step.safetensors\n         \
                         foretrain run --plan plan.json --on cpu --trace trace.json\n         \
                         foretrain run --ring 4 --seq-len 512 --throttle 0.1,200\n         \
-                        foretrain run --on cuda --devices 0,0,0,0 --ulysses 2 --ring 2 --check\n\n\
+                        foretrain run --on cuda --devices 0,0,0,0 --ulysses 2 --ring 2 --check\n         \
+                        torchrun --no-python --nproc-per-node 8 foretrain run --on cuda --ring 8 --seq-len 65536\n\n\
     With --throttle a message takes latency + bytes / bandwidth from the moment that both its ends are there, and a\n\
     rank's link takes one message at a time, each way.\n\n\
     With --tokens, a sequence has seq_len + 1 ids: the first seq_len are its tokens, the last seq_len what they are\n\
@@ -34,6 +36,9 @@ pub use machine::{Machine, On};
     nothing is dropped; which experts the tokens of a mixture visit, its routers say, anew in every step. A --dump\n\
     holds loss, logits [global batch, seq_len, vocabulary], grad.NAME and new.NAME as f32; its metadata has the\n\
     conventions and the optimizer's constants.\n\n\
+    Started by torchrun, srun or mpirun on cuda, a process is a rank with the GPU of its local rank, and messages go by\n\
+    NCCL; ranks meet at MASTER_ADDR, port MASTER_PORT + 1 or FORETRAIN_PORT, and whoever has not come or said anything\n\
+    for FORETRAIN_TIMEOUT seconds [300] ends them all.\n\n\
     On cuda ranks may share a GPU: their kernels take turns there, and their messages are copies inside its memory,\n\
     which say nothing of a link. Kernels are compiled once and kept in FORETRAIN_CACHE [~/.cache/foretrain].\n\n\
     A step is forward, backward and AdamW on new tokens. The loss is the mean cross-entropy, in nats, over all\n\
@@ -125,7 +130,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         found::small_enough(&plan, flags.steps)?;
     }
     plan.model()?;
-    flags.machine.is_there()?;
+    let process = flags.machine.joined()?;
     flags.machine.options(&plan, flags.check)?;
     let rows = flags.out.as_deref().filter(|path| is_csv(path));
     let source = flags.source(&plan)?;
@@ -138,6 +143,13 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         None => plan,
     };
     let options = flags.machine.options(&plan, flags.check)?;
+    if let Some(process) = process.filter(|process| process.rank > 0) {
+        let job = Job { source: &source, steps: flags.steps, keep_last: flags.dump.is_some() };
+        flags.machine.train(&plan, &options, &job, &mut |_, _| Ok(()))?;
+        let took_part = TookPart { rank: process.rank, ranks: process.world };
+        let text = format!("rank {} of {} has taken part; rank 0 says what came of it\n", process.rank, process.world);
+        return Ok(Answer::new(text, &took_part));
+    }
     let mut training = Training::new(flags, &plan, &options, rows)?;
     let job = Job { source: &source, steps: flags.steps, keep_last: flags.dump.is_some() };
     match router.filter(|_| flags.steps > 1) {
@@ -150,6 +162,13 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         })?,
     }
     training.answer(&source, rows)
+}
+
+/// What a process says whose rank is not 0.
+#[derive(Serialize)]
+struct TookPart {
+    rank: u32,
+    ranks: u32,
 }
 
 impl Flags {

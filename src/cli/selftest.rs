@@ -5,8 +5,11 @@ use super::{Answer, Output};
 use crate::error::{Error, Result};
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::driver::{self, Cuda};
+use crate::exec::cuda::joined;
+use crate::exec::cuda::process::{self, Process, environment};
+use crate::exec::cuda::selftest::nccl::{self, Joined};
 use crate::exec::cuda::selftest::speed::{self, Speed};
-use crate::exec::cuda::selftest::{Verdict, cases, check, unknown};
+use crate::exec::cuda::selftest::{NCCL, Verdict, cases, check, unknown};
 use crate::report::human::{Table, decimal, seconds};
 use clap::Args;
 use serde::Serialize;
@@ -15,10 +18,12 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(after_help = "Example: foretrain selftest --on cuda --json --out selftest.json\n         \
                         foretrain selftest --on cuda --group attention_forward --seed 5\n         \
-                        foretrain selftest --on cuda --speed --repeat 50\n\n\
+                        foretrain selftest --on cuda --speed --repeat 50\n         \
+                        foretrain selftest --on cuda --group nccl\n\n\
     Every kernel runs on random numbers, what it writes being NaN before, and is held to the CPU's in f64: an error is the\n\
     largest difference as a part of the largest number. A kernel that fails ends neither the others nor, but for the exit\n\
-    code, the command. Kernels are compiled by NVRTC and kept in FORETRAIN_CACHE [~/.cache/foretrain].")]
+    code, the command. The group nccl is of calls between the processes that torchrun, srun or mpirun have started, or of\n\
+    one that is alone, and is not among the others. Kernels are compiled by NVRTC and kept in FORETRAIN_CACHE [~/.cache/foretrain].")]
 pub struct Flags {
     /// What to test
     #[arg(long, value_enum, default_value = "cuda")]
@@ -62,6 +67,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         let why = "the CPU's kernels are what others are held to; give --on cuda";
         return Err(Error::spec("selftest", "--on", why));
     }
+    if flags.group.as_deref() == Some(NCCL) {
+        driver::count()?;
+        return between_processes(flags);
+    }
     let groups: Vec<&str> = match flags.group.as_deref() {
         Some(name) if cases::of_group(name).is_empty() => return Err(unknown(name)),
         Some(name) => vec![name],
@@ -100,6 +109,43 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         Error::device("selftest", why)
     });
     Answer::with_error(render(&found), &found, error).also_to(flags.out.as_deref())
+}
+
+/// Numbers that each rank puts into a call.
+const ELEMS: u64 = 4 << 20;
+
+#[derive(Serialize)]
+struct Between {
+    gpu: String,
+    rank: u32,
+    ranks: u32,
+    calls: Vec<Joined>,
+}
+
+/// Every process says what it found.
+fn between_processes(flags: &Flags) -> Result<Answer> {
+    let alone = Process { rank: 0, world: 1, local: flags.device, by: "nobody" };
+    let process = process::of(&environment)?.unwrap_or(alone);
+    let (mut cuda, meeting) = joined::open(&process, "selftest")?;
+    let done = nccl::check(&mut cuda, process.rank, process.world, ELEMS)
+        .and_then(|calls| meeting.gather(vec![]).and_then(|_| meeting.together()).map(|()| calls));
+    let calls = done.inspect_err(|error| {
+        meeting.fail(&error.to_string());
+        cuda.abort();
+    })?;
+    let wrong = calls.iter().filter(|call| call.wrong.is_some()).count();
+    let why = || Error::device("selftest", format!("{wrong} of {} calls are wrong", calls.len()));
+    let error = (wrong > 0).then(why);
+    let found = Between { gpu: cuda.name(0), rank: process.rank, ranks: process.world, calls };
+    let mut table = Table::new("<>><");
+    table.row(["call", "bytes a rank", "median", ""]);
+    for call in &found.calls {
+        let wrong = call.wrong.clone().unwrap_or_default();
+        table.row([call.call.into(), call.bytes.to_string(), seconds(call.seconds), wrong]);
+    }
+    let note = if found.ranks == 1 { "one rank: copies inside its memory, and no link's time\n" } else { "" };
+    let text = format!("{}, rank {} of {}\n{note}\n{}", found.gpu, found.rank, found.ranks, table.render("  "));
+    Answer::with_error(text, &found, error).also_to(flags.out.as_deref())
 }
 
 fn time(cuda: &mut Cuda, repeat: usize, found: &mut Found) -> Result<()> {

@@ -2,10 +2,14 @@
 //! could do next any, at random, as far as events allow. Kernels are run by the emulator, products here.
 #![allow(dead_code)]
 
+pub mod board;
+
 use super::cuda_emulator::Emulator;
+use board::{Open, Seat};
 use foretrain::error::{Error, Result};
+use foretrain::exec::cuda::calls::{Call, Communicator};
 use foretrain::exec::cuda::device::{Device, EventId, FunctionId, Operands, Size, StreamId};
-use foretrain::exec::cuda::lower::{Gemm, Launch};
+use foretrain::exec::cuda::lower::{Gemm, Launch, MOST_SHARED};
 use foretrain::plan::Dtype;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -27,6 +31,10 @@ enum Deed {
         words: Vec<u64>,
     },
     Gemm(Gemm, Operands),
+    /// With other processes.
+    Calls(Communicator, Vec<Call>),
+    /// The same, under way.
+    Open(Open),
 }
 
 #[derive(Default, Clone)]
@@ -48,6 +56,12 @@ pub struct Double {
     rng: ChaCha8Rng,
     /// Commands done so far: the time, in microseconds.
     clock: u64,
+    /// Bytes of shared memory that a block may have.
+    pub shared: u64,
+    /// Where other processes are met.
+    pub seat: Option<Seat>,
+    /// Why one of them has failed, if one has.
+    pub failed: Box<dyn Fn() -> Option<String>>,
     /// A kernel that fails, as one that reads where nothing is.
     pub broken: Option<&'static str>,
 }
@@ -64,6 +78,9 @@ impl Double {
             functions: vec![],
             rng: ChaCha8Rng::seed_from_u64(seed),
             clock: 0,
+            shared: MOST_SHARED,
+            seat: None,
+            failed: Box::new(|| None),
             broken: None,
         }
     }
@@ -82,8 +99,18 @@ impl Double {
         Ok(())
     }
 
+    /// A group of calls that a stream has come to is seen by all others from then on.
+    fn put_up(&mut self) {
+        for (_, deeds) in &mut self.streams {
+            let Some(Deed::Calls(lane, calls)) = deeds.front() else { continue };
+            let open = self.seat.as_mut().unwrap().put(*lane, calls, |at, bytes| self.emulator.read(at, bytes));
+            deeds[0] = Deed::Open(open);
+        }
+    }
+
     fn can(&self, deeds: &VecDeque<Deed>) -> bool {
         match deeds.front() {
+            Some(Deed::Open(open)) => self.seat.as_ref().unwrap().is_there(open),
             Some(Deed::Wait(event, times)) => self.events[*event as usize].passed >= *times,
             other => other.is_some(),
         }
@@ -107,6 +134,12 @@ impl Double {
                 done.map_err(|e| Error::device("launch a kernel", e))?;
             }
             Deed::Gemm(gemm, at) => self.product(&gemm, at),
+            Deed::Calls(..) => unreachable!("put up before"),
+            Deed::Open(open) => {
+                for (at, data) in self.seat.as_ref().unwrap().take(&open) {
+                    self.emulator.write(at, &data);
+                }
+            }
         }
         Ok(())
     }
@@ -168,6 +201,10 @@ fn of_code(code: u8) -> f32 {
 impl Device for Double {
     fn name(&self, _gpu: u32) -> String {
         "a double".into()
+    }
+
+    fn shared(&self, _gpu: u32) -> u64 {
+        self.shared
     }
 
     fn memory(&mut self, gpu: u32) -> Result<[u64; 2]> {
@@ -241,6 +278,8 @@ impl Device for Double {
         if self.broken == Some(self.functions[function as usize].1) {
             return Err(Error::device("launch a kernel", "CUDA: an illegal memory access"));
         }
+        assert!(u64::from(size.shared) <= self.shared, "{} bytes of shared memory", size.shared);
+        assert!(size.grid[0] < 1 << 31 && size.grid[1].max(size.grid[2]) < 1 << 16, "a grid of {:?}", size.grid);
         self.hand_over(stream, Deed::Launch { function, size, words: words.to_vec() })
     }
 
@@ -248,9 +287,29 @@ impl Device for Double {
         self.hand_over(stream, Deed::Gemm(gemm.clone(), at))
     }
 
+    fn communicator(&mut self, lane: Communicator, rank: u32, members: &[u32]) -> Result<()> {
+        let seat = self.seat.as_mut().expect("a seat among the others");
+        assert_eq!(seat.rank, rank);
+        seat.join(lane, members);
+        Ok(())
+    }
+
+    fn call(&mut self, stream: StreamId, lane: Communicator, calls: &[Call]) -> Result<()> {
+        self.hand_over(stream, Deed::Calls(lane, calls.to_vec()))
+    }
+
     fn synchronize(&mut self) -> Result<()> {
         loop {
+            self.put_up();
             let ready: Vec<usize> = (0..self.streams.len()).filter(|&s| self.can(&self.streams[s].1)).collect();
+            let waits = |deeds: &VecDeque<Deed>| matches!(deeds.front(), Some(Deed::Open(_)));
+            if ready.is_empty() && self.streams.iter().any(|(_, deeds)| waits(deeds)) {
+                if let Some(why) = (self.failed)() {
+                    return Err(Error::device("another rank", why));
+                }
+                self.seat.as_ref().unwrap().wait();
+                continue;
+            }
             if ready.is_empty() {
                 self.idle("streams wait for each other");
                 return Ok(());

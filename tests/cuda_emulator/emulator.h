@@ -141,6 +141,10 @@ inline void copy16(void* to, const void* from, bool there) {
     me().open.push_back({to, from, there});
 }
 
+inline void aligned(const void* at, size_t bytes) {
+    if (reinterpret_cast<uintptr_t>(at) % bytes) fail("a wide load or store is not aligned");
+}
+
 inline void copies_commit() {
     me().groups.push_back(std::move(me().open));
     me().open.clear();

@@ -2,7 +2,8 @@
 
 use crate::cli::config::{Chosen, Defaults, GPUS, LOCAL};
 use crate::error::{Error, Result};
-use crate::exec::cuda::{driver, process, run as cuda};
+use crate::exec::cuda::process::{self, Process, environment};
+use crate::exec::cuda::{driver, joined, run as cuda};
 use crate::exec::inject::Injection;
 use crate::exec::{Anew, Job, Options, Run, rate, train, train_anew};
 use crate::plan::Plan;
@@ -93,10 +94,26 @@ impl Machine {
         }
     }
 
+    /// Which of several processes this is, a rank each; none where one process has all ranks. Errors: GPUs are asked for
+    /// and are not there, or for all ranks in each of several processes.
+    pub fn joined(&self) -> Result<Option<Process>> {
+        if self.on == On::Cpu {
+            return Ok(None);
+        }
+        let found = process::of(&environment)?.filter(|process| process.world > 1);
+        if self.devices.is_some() && found.is_some() {
+            process::alone()?;
+        }
+        driver::count()?;
+        Ok(found)
+    }
+
     /// How to run a plan: what is asked for, unless nobody would wait for it.
     pub fn options(&self, plan: &Plan, keep: bool) -> Result<Options> {
         let devices = match self.on {
             On::Cpu => self.cores(plan)?,
+            // A GPU each, on whatever node it is.
+            On::Cuda if self.joined()?.is_some() => (0..plan.ranks()).collect(),
             On::Cuda => gpus(self.devices.as_ref(), plan.ranks(), driver::count()?)?,
         };
         if self.on == On::Cuda && (self.throttle.is_some() || self.inject.is_some()) {
@@ -162,7 +179,10 @@ impl Machine {
     ) -> Result<()> {
         match self.on {
             On::Cpu => train(plan, options, job, each),
-            On::Cuda => cuda::train(plan, options, job, each),
+            On::Cuda => match self.joined()? {
+                Some(process) => joined::train(plan, options, &process, job, each),
+                None => cuda::train(plan, options, job, each),
+            },
         }
     }
 
@@ -190,7 +210,7 @@ impl Machine {
     pub fn best_gemm(&self, plan: &Plan, options: &Options) -> Result<f64> {
         match self.on {
             On::Cpu => Ok(rate::best_gemm(plan).value()),
-            On::Cuda => cuda::best_gemm(options.devices[0]),
+            On::Cuda => cuda::best_gemm(self.joined()?.map_or(options.devices[0], |process| process.local)),
         }
     }
 }

@@ -16,16 +16,33 @@ use std::ffi::c_void;
 /// What Hopper's kernels ask for at most.
 pub const WORKSPACE: u64 = 32 << 20;
 
-/// The library, and the algorithm it chose for each shape.
+/// The library, and what it chose for each shape.
 pub struct Blas {
     handle: sys::cublasLtHandle_t,
     /// Address of [`WORKSPACE`] bytes.
     workspace: u64,
-    chosen: FxHashMap<String, sys::cublasLtMatmulHeuristicResult_t>,
+    chosen: FxHashMap<Shape, Chosen>,
+}
+
+/// What an algorithm is chosen by: the product, and to how many bytes each of A, B and C is aligned.
+type Shape = (Gemm, [u32; 3]);
+
+struct Chosen {
+    problem: Problem,
+    algo: sys::cublasLtMatmulAlgo_t,
 }
 
 fn fail(gemm: &Gemm) -> impl Fn(result::CublasError) -> Error + '_ {
-    move |e| Error::device("matmul", format!("cuBLASLt on {:?}: {e}", gemm.shape))
+    let Gemm { shape, transposed, dtypes, accumulate, bias } = gemm;
+    move |e| {
+        let what = format!("{shape:?} of {dtypes:?}, transposed {transposed:?}, onto {accumulate}, bias {bias}");
+        Error::device("matmul", format!("cuBLASLt on {what}: {e}"))
+    }
+}
+
+/// The largest power of two up to what cuBLASLt asks about that divides an address.
+fn alignment(at: u64) -> u32 {
+    1 << at.trailing_zeros().min(8)
 }
 
 fn of(dtype: Dtype) -> Result<sys::cudaDataType> {
@@ -57,11 +74,15 @@ impl Blas {
 
     /// One product on a stream. Products on different streams must not run at once: they share the workspace.
     pub fn run(&mut self, gemm: &Gemm, at: Operands, stream: *mut c_void) -> Result<()> {
-        let problem = Problem::new(gemm, at)?;
-        let key = format!("{gemm:?}");
+        let key = (gemm.clone(), [at.a, at.b, at.c].map(alignment));
         if !self.chosen.contains_key(&key) {
-            self.chosen.insert(key.clone(), self.choose(&problem, gemm)?);
+            let problem = Problem::new(gemm)?;
+            problem.point(gemm, at)?;
+            let algo = self.choose(&problem, gemm, key.1)?;
+            self.chosen.insert(key.clone(), Chosen { problem, algo });
         }
+        let Chosen { problem, algo } = &self.chosen[&key];
+        problem.point(gemm, at)?;
         let (alpha, beta) = (1.0f32, if gemm.accumulate { 1.0f32 } else { 0.0 });
         let [a, b, c] = [at.a, at.b, at.c].map(|x| x as *mut c_void);
         // SAFETY: the operands lie in live allocations, of the sizes that `check` has held the plan to; descriptors live
@@ -80,7 +101,7 @@ impl Blas {
                 problem.layouts[2],
                 c,
                 problem.layouts[2],
-                &self.chosen[&key].algo,
+                algo,
                 self.workspace as *mut c_void,
                 WORKSPACE as usize,
                 stream.cast(),
@@ -89,19 +110,33 @@ impl Blas {
         .map_err(fail(gemm))
     }
 
-    fn choose(&self, problem: &Problem, gemm: &Gemm) -> Result<sys::cublasLtMatmulHeuristicResult_t> {
+    /// An algorithm for operands aligned so: without being told, cuBLASLt takes all of them to be aligned to 256 bytes.
+    fn choose(&self, problem: &Problem, gemm: &Gemm, [a, b, c]: [u32; 3]) -> Result<sys::cublasLtMatmulAlgo_t> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
         let preference = result::create_matmul_pref().map_err(fail(gemm))?;
-        let most = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        let bytes = WORKSPACE as usize;
-        let [x, y, c] = problem.layouts;
-        // SAFETY: everything named is live; the preference is destroyed once.
+        let workspace = WORKSPACE as usize;
+        // Ours is A where cuBLAS has B.
+        let aligned = [
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c),
+        ];
+        let [x, y, z] = problem.layouts;
+        // SAFETY: everything named is live, and values have the types that attributes are documented to have; the
+        // preference is destroyed once.
         unsafe {
-            let set =
-                result::set_matmul_pref_attribute(preference, most, (&raw const bytes).cast(), size_of_val(&bytes));
+            let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+            let mut set =
+                result::set_matmul_pref_attribute(preference, most, (&raw const workspace).cast(), size_of::<usize>());
+            for (which, bytes) in aligned {
+                let at = (&raw const bytes).cast();
+                set = set.and_then(|()| result::set_matmul_pref_attribute(preference, which, at, size_of::<u32>()));
+            }
             let found =
-                set.and_then(|()| result::get_matmul_algo_heuristic(self.handle, problem.desc, x, y, c, c, preference));
+                set.and_then(|()| result::get_matmul_algo_heuristic(self.handle, problem.desc, x, y, z, z, preference));
             let _ = result::destroy_matmul_pref(preference);
-            found.map_err(fail(gemm))
+            found.map(|found| found.algo).map_err(fail(gemm))
         }
     }
 }
@@ -121,34 +156,47 @@ struct Problem {
 }
 
 impl Problem {
-    fn new(gemm: &Gemm, at: Operands) -> Result<Problem> {
+    fn new(gemm: &Gemm) -> Result<Problem> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let ([m, n, k], [a_t, b_t]) = (gemm.shape, gemm.transposed);
         let (compute, float) = (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F);
-        let desc = result::create_matmul_desc(compute, float).map_err(fail(gemm))?;
         // Rows and columns as they are stored, column-major: B [k, n] row-major is [n, k] there.
         let stored = |rows: u64, cols: u64, dtype| -> Result<_> {
             result::create_matrix_layout(of(dtype)?, rows, cols, rows as i64).map_err(fail(gemm))
         };
-        let x = if b_t { stored(k, n, gemm.dtypes[1])? } else { stored(n, k, gemm.dtypes[1])? };
-        let y = if a_t { stored(m, k, gemm.dtypes[0])? } else { stored(k, m, gemm.dtypes[0])? };
-        let problem = Problem { desc, layouts: [x, y, stored(n, m, gemm.dtypes[2])?] };
+        // Made first, so that what there is of it is destroyed where the rest cannot be made.
+        let desc = result::create_matmul_desc(compute, float).map_err(fail(gemm))?;
+        let mut problem = Problem { desc, layouts: [std::ptr::null_mut(); 3] };
+        problem.layouts[0] = if b_t { stored(k, n, gemm.dtypes[1])? } else { stored(n, k, gemm.dtypes[1])? };
+        problem.layouts[1] = if a_t { stored(m, k, gemm.dtypes[0])? } else { stored(k, m, gemm.dtypes[0])? };
+        problem.layouts[2] = stored(n, m, gemm.dtypes[2])?;
         problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(b_t))?;
         problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(a_t))?;
-        if let Some([of_a, of_b]) = at.scales {
-            // A number for every 128 elements along k; ours is A where cuBLAS has B.
+        if gemm.dtypes[0] == Dtype::U8 {
+            // A number for every 128 elements along k.
             let blocks = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
             problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &blocks)?;
             problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &blocks)?;
-            problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b)?;
-            problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a)?;
         }
-        if let Some(bias) = at.bias {
+        if gemm.bias {
             let add = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
             problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &add)?;
-            problem.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
         }
         Ok(problem)
+    }
+
+    /// Where the scales and the bias of this call are.
+    fn point(&self, gemm: &Gemm, at: Operands) -> Result<()> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        if let Some([of_a, of_b]) = at.scales {
+            // Ours is A where cuBLAS has B.
+            self.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b)?;
+            self.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a)?;
+        }
+        if let Some(bias) = at.bias {
+            self.set(gemm, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+        Ok(())
     }
 
     fn set<T>(&self, gemm: &Gemm, which: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<()> {
@@ -163,7 +211,7 @@ impl Drop for Problem {
         // SAFETY: made here and destroyed once. There is nobody to tell that they could not be.
         unsafe {
             let _ = result::destroy_matmul_desc(self.desc);
-            for layout in self.layouts {
+            for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
                 let _ = result::destroy_matrix_layout(layout);
             }
         }

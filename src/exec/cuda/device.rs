@@ -1,8 +1,9 @@
 //! What a plan needs of GPUs: memory, streams, events, kernels, products. Everything above it is tested against a double
 //! that obeys commands on the CPU, in any order that streams and events allow.
 
+use super::calls::{Call, Communicator};
 use super::lower::{Gemm, Launch};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 pub type StreamId = u32;
 pub type EventId = u32;
@@ -31,6 +32,9 @@ pub struct Size {
 /// order only where one waits for an event that another has recorded. Addresses are those of one address space.
 pub trait Device {
     fn name(&self, gpu: u32) -> String;
+
+    /// Bytes of shared memory that a block of threads may have.
+    fn shared(&self, gpu: u32) -> u64;
 
     /// Bytes free and in all.
     fn memory(&mut self, gpu: u32) -> Result<[u64; 2]>;
@@ -66,6 +70,17 @@ pub trait Device {
 
     /// Products of one GPU must not run at once: they share a workspace.
     fn gemm(&mut self, stream: StreamId, gemm: &Gemm, at: Operands) -> Result<()>;
+
+    /// Makes the communicator of a lane, on GPU 0, with the same ranks of other processes: all of them make theirs in the
+    /// same order.
+    fn communicator(&mut self, lane: Communicator, _rank: u32, _members: &[u32]) -> Result<()> {
+        Err(Error::device("nccl", format!("this device has no communicator for lane {lane}")))
+    }
+
+    /// One group of calls of a communicator, done in the stream's order.
+    fn call(&mut self, _stream: StreamId, lane: Communicator, _calls: &[Call]) -> Result<()> {
+        Err(Error::device("nccl", format!("this device has no communicator for lane {lane}")))
+    }
 
     /// Waits until everything is done.
     fn synchronize(&mut self) -> Result<()>;

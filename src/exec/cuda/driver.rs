@@ -6,13 +6,18 @@
 #![allow(unsafe_code)]
 
 use super::blas::Blas;
+use super::calls::{Call, Communicator};
 use super::device::{Device, EventId, FunctionId, Operands, Size, StreamId};
 use super::lower::{Gemm, Launch};
+use super::meeting::Meeting;
+use super::nccl::Nccl;
 use super::nvrtc;
 use crate::error::{Error, Result};
 use cudarc::driver::{result, sys};
 use rustc_hash::FxHashMap;
 use std::ffi::{CString, c_void};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// GPUs of this machine, their primary contexts, and everything that was made on them.
 pub struct Cuda {
@@ -23,6 +28,8 @@ pub struct Cuda {
     events: Vec<(u32, sys::CUevent)>,
     functions: Vec<sys::CUfunction>,
     memories: Vec<(u32, sys::CUdeviceptr)>,
+    /// Other processes, and how they are.
+    joined: Option<(Nccl, Arc<Meeting>)>,
 }
 
 struct Gpu {
@@ -31,6 +38,8 @@ struct Gpu {
     name: String,
     /// `"90a"`.
     arch: String,
+    /// Bytes of shared memory that a block may have, once a kernel asks for more than 48 KB.
+    shared: u64,
     modules: FxHashMap<String, sys::CUmodule>,
     loaded: FxHashMap<(String, &'static str), FunctionId>,
     blas: Option<Blas>,
@@ -66,6 +75,7 @@ impl Cuda {
             events: vec![],
             functions: vec![],
             memories: vec![],
+            joined: None,
         };
         for &ordinal in ordinals {
             let gpu = Gpu::open(ordinal)?;
@@ -108,6 +118,47 @@ impl Cuda {
         Ok(())
     }
 
+    /// Makes a GPU's context this thread's, for a library that takes it as it finds it.
+    pub fn here(&mut self, gpu: u32) -> Result<()> {
+        self.enter(gpu)
+    }
+
+    /// From now on one of several processes.
+    pub fn join(&mut self, nccl: Nccl, meeting: Arc<Meeting>) {
+        self.joined = Some((nccl, meeting));
+    }
+
+    /// Gives up what waits for other processes.
+    pub fn abort(&mut self) {
+        if let Some((nccl, _)) = &mut self.joined {
+            nccl.abort();
+        }
+    }
+
+    /// Waits for this process's streams while all others are well. What waits on a GPU for a rank that is gone would never
+    /// end by itself.
+    fn wait_watching(&self) -> Result<()> {
+        let Some((nccl, meeting)) = &self.joined else { return Ok(()) };
+        for &(_, stream) in &self.streams {
+            loop {
+                // SAFETY: the stream is live.
+                match unsafe { sys::cuStreamQuery(stream) } {
+                    sys::CUresult::CUDA_ERROR_NOT_READY => {}
+                    other => {
+                        other.result().map_err(fail("wait for the device"))?;
+                        break;
+                    }
+                }
+                if let Some(why) = meeting.failed() {
+                    return Err(Error::device("another rank", why));
+                }
+                nccl.state()?;
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
+        Ok(())
+    }
+
     /// Waits for what the default stream does for the host: fills, and the end of copies out of pageable memory. Our own
     /// streams would not wait for it.
     fn settled(&self) -> Result<()> {
@@ -136,16 +187,29 @@ impl Gpu {
         let attribute = |which| unsafe { result::device::get_attribute(device, which) }.map_err(fail("attribute"));
         let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let shared = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u64;
+        if major < 8 {
+            // SAFETY: retained above, and nothing was made in it.
+            let _ = unsafe { result::primary_ctx::release(device) };
+            let why = format!(
+                "GPU {ordinal} ({name}) is of compute capability {major}.{minor}; kernels here want 8.0 or newer"
+            );
+            return Err(Error::device("cuda", why));
+        }
         // What an `a` adds is there on that very generation alone.
         let arch = format!("{major}{minor}{}", if major >= 9 { "a" } else { "" });
         let (modules, loaded) = (FxHashMap::default(), FxHashMap::default());
-        Ok(Gpu { device, context, name, arch, modules, loaded, blas: None })
+        Ok(Gpu { device, context, name, arch, shared, modules, loaded, blas: None })
     }
 }
 
 impl Device for Cuda {
     fn name(&self, gpu: u32) -> String {
         self.gpus[gpu as usize].name.clone()
+    }
+
+    fn shared(&self, gpu: u32) -> u64 {
+        self.gpus[gpu as usize].shared
     }
 
     fn memory(&mut self, gpu: u32) -> Result<[u64; 2]> {
@@ -252,9 +316,14 @@ impl Device for Cuda {
             return Ok(known);
         }
         if !here.modules.contains_key(&key) {
-            let code = nvrtc::cached(source, &launch.defines, &here.arch)?;
             // SAFETY: the code is a whole cubin for this architecture.
-            let module = unsafe { result::module::load_data(code.as_ptr().cast()) };
+            let module = |code: Vec<u8>| unsafe { result::module::load_data(code.as_ptr().cast()) };
+            let kept = module(nvrtc::cached(source, &launch.defines, &here.arch)?);
+            // What is kept may have been compiled by something that this driver does not know yet.
+            let module = match kept {
+                Ok(module) => Ok(module),
+                Err(_) => module(nvrtc::anew(source, &launch.defines, &here.arch)?),
+            };
             here.modules.insert(key.clone(), module.map_err(fail(source.name))?);
         }
         let name = CString::new(launch.kernel).expect("kernels have plain names");
@@ -262,6 +331,13 @@ impl Device for Cuda {
         let function =
             unsafe { result::module::get_function(here.modules[&key], name) }.map_err(fail(launch.kernel))?;
         if launch.shared > 48 * 1024 {
+            if u64::from(launch.shared) > here.shared {
+                let why = format!(
+                    "takes {} bytes of shared memory of the {} that {} has",
+                    launch.shared, here.shared, here.name
+                );
+                return Err(Error::device(launch.kernel, why));
+            }
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function was just loaded.
             unsafe { result::function::set_function_attribute(function, most, launch.shared as i32) }
@@ -293,7 +369,23 @@ impl Device for Cuda {
         blas.run(gemm, at, handle.cast())
     }
 
+    fn communicator(&mut self, lane: Communicator, rank: u32, members: &[u32]) -> Result<()> {
+        self.enter(0)?;
+        let unjoined = || Error::device("nccl", "this process is not joined with others");
+        let (nccl, _) = self.joined.as_mut().ok_or_else(unjoined)?;
+        nccl.split(lane, rank, members)
+    }
+
+    fn call(&mut self, stream: StreamId, lane: Communicator, calls: &[Call]) -> Result<()> {
+        let stream = self.on_stream(stream)?;
+        let unjoined = || Error::device("nccl", "this process is not joined with others");
+        let (nccl, _) = self.joined.as_ref().ok_or_else(unjoined)?;
+        // SAFETY: the caller's regions lie in live allocations: they come from a checked layout.
+        unsafe { nccl.hand_over(lane, calls, stream.cast()) }
+    }
+
     fn synchronize(&mut self) -> Result<()> {
+        self.wait_watching()?;
         (0..self.gpus.len() as u32).try_for_each(|gpu| {
             self.enter(gpu)?;
             result::ctx::synchronize().map_err(fail("wait for the device"))
@@ -311,7 +403,13 @@ impl Device for Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
+        // Streams that wait for a rank that is gone end when their communicators do.
+        let lost = self.joined.as_ref().is_some_and(|(_, meeting)| meeting.failed().is_some());
+        if lost {
+            self.abort();
+        }
         let _ = self.synchronize();
+        self.joined = None;
         // SAFETY: everything was made here and is freed once, while its context is retained; nobody uses it any more. A
         // failure has nobody to be told to.
         unsafe {

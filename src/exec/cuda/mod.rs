@@ -5,18 +5,24 @@
 //! * [`script`]: a plan as commands to streams, for all ranks of a process;
 //! * [`session`], [`run`]: steps of training on a [`device`];
 //! * [`selftest`]: every kernel against the CPU's, where it runs;
+//! * [`process`], [`meeting`], [`wire`]: processes that find each other, and notice when one fails;
+//! * [`joined`], [`calls`], [`nccl`]: a rank a process, over nodes;
 //! * [`driver`], [`blas`]: the GPU itself, and matrix products.
 //!
 //! Without a GPU the kernels are run by an emulator of CUDA's execution model and held against the CPU's
 //! (`tests/cuda_kernels.rs`), compiled for every architecture (`tests/cuda.rs`), and whole steps are run by a double of
 //! the device, which obeys commands in whatever order streams and events allow (`tests/cuda_run.rs`). **What has not run
-//! on a GPU yet: [`driver`] and [`blas`], and with them everything's speed.**
+//! on a GPU yet: [`driver`], [`blas`] and [`nccl`], and with them everything's speed.**
 
 pub mod blas;
+pub mod calls;
 pub mod device;
 pub mod driver;
 pub mod exchange;
+pub mod joined;
 pub mod lower;
+pub mod meeting;
+pub mod nccl;
 pub mod nvrtc;
 pub mod prepare;
 pub mod process;
@@ -25,3 +31,4 @@ pub mod script;
 pub mod selftest;
 pub mod session;
 pub mod source;
+pub mod wire;

@@ -8,7 +8,7 @@ use cudarc::nvrtc::{result as nvrtc, sys};
 use rustc_hash::FxHasher;
 use std::ffi::{CStr, CString, c_char};
 use std::hash::{Hash, Hasher};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Machine code of one source, and what the compiler said it takes.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,6 +37,9 @@ fn text(of: &str) -> CString {
     CString::new(of).expect("sources and options have no zero bytes")
 }
 
+/// What every source is compiled with.
+const OPTIONS: [&str; 3] = ["--std=c++17", "--ptxas-options=-v", "-default-device"];
+
 /// Compiles `source` with its macros for an architecture, `"90a"`. Errors: no NVRTC here; what the compiler says.
 pub fn compile(source: Source, defines: &[(String, String)], arch: &str) -> Result<Compiled> {
     if !is_present() {
@@ -44,8 +47,8 @@ pub fn compile(source: Source, defines: &[(String, String)], arch: &str) -> Resu
         return Err(Error::device(source.name, why));
     }
     let program = Program::new(source)?;
-    let mut options = vec![format!("--gpu-architecture=sm_{arch}"), "--std=c++17".into()];
-    options.extend(["--ptxas-options=-v".into(), "-default-device".into()]);
+    let mut options = vec![format!("--gpu-architecture=sm_{arch}")];
+    options.extend(OPTIONS.map(String::from));
     options.extend(defines.iter().map(|(name, value)| format!("--define-macro={name}={value}")));
     // SAFETY: the program was just made and is destroyed only when it is dropped.
     let done = unsafe { nvrtc::compile_program(program.0, &options) };
@@ -63,16 +66,32 @@ pub fn cached(source: Source, defines: &[(String, String)], arch: &str) -> Resul
 /// The same with a folder of one's own, or none.
 pub fn cached_in(dir: Option<PathBuf>, source: Source, defines: &[(String, String)], arch: &str) -> Result<Vec<u8>> {
     let Some(dir) = dir else { return Ok(compile(source, defines, arch)?.code) };
-    let file = dir.join(format!("{}-sm_{arch}-{:016x}.cubin", source.name, hash(source, defines)));
-    if let Ok(code) = std::fs::read(&file) {
+    if let Ok(code) = std::fs::read(file(&dir, source, defines, arch)) {
         // Whole: it was put in place by its name.
         if code.starts_with(b"\x7fELF") {
             return Ok(code);
         }
     }
+    compiled_to(&dir, source, defines, arch)
+}
+
+/// Compiles in any case, and keeps that: for code that did not load.
+pub fn anew(source: Source, defines: &[(String, String)], arch: &str) -> Result<Vec<u8>> {
+    match cache() {
+        Some(dir) => compiled_to(&dir, source, defines, arch),
+        None => Ok(compile(source, defines, arch)?.code),
+    }
+}
+
+fn file(dir: &Path, source: Source, defines: &[(String, String)], arch: &str) -> PathBuf {
+    dir.join(format!("{}-sm_{arch}-{:016x}.cubin", source.name, hash(source, defines)))
+}
+
+fn compiled_to(dir: &Path, source: Source, defines: &[(String, String)], arch: &str) -> Result<Vec<u8>> {
+    let file = file(dir, source, defines, arch);
     let code = compile(source, defines, arch)?.code;
     let part = file.with_extension(format!("{}.part", std::process::id()));
-    let written = std::fs::create_dir_all(&dir).and_then(|()| std::fs::write(&part, &code));
+    let written = std::fs::create_dir_all(dir).and_then(|()| std::fs::write(&part, &code));
     let _ = written.and_then(|()| std::fs::rename(&part, &file));
     Ok(code)
 }
@@ -88,7 +107,7 @@ pub fn cache() -> Option<PathBuf> {
 /// compiled it.
 fn hash(source: Source, defines: &[(String, String)]) -> u64 {
     let mut hasher = FxHasher::default();
-    (source.text, defines).hash(&mut hasher);
+    (source.text, defines, OPTIONS).hash(&mut hasher);
     HEADERS.iter().for_each(|header| header.text.hash(&mut hasher));
     hasher.finish()
 }

@@ -43,7 +43,7 @@ pub fn lower_op(linked: Linked, (rank, node): OpAt, step: u64) -> Result<Option<
     let lowered = match &line.nodes[node as usize].op.kind {
         OpKind::Compute { kernel, .. } => {
             let route = kernel.routed().map(|routed| linked.plan.route_of(routed.route, rank));
-            let on = Where { views: &linked.plan.views, route, rank };
+            let on = Where { views: &linked.plan.views, route, rank, shared: linked.shared };
             lower(kernel, on, &dtypes(linked, reads), &dtypes(linked, writes), step)
         }
         OpKind::Exchange { .. } => exchange::lower(linked, rank, node),

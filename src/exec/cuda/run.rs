@@ -5,7 +5,7 @@
 
 use super::device::{Device, Operands};
 use super::driver::{self, Cuda};
-use super::lower::Gemm;
+use super::lower::{Gemm, LEAST_SHARED};
 use super::script::{Linked, script};
 use super::session::{Keep, Session};
 use crate::error::{Error, Result};
@@ -66,7 +66,9 @@ pub fn train_on<D: Device>(
     let lines = programs.clone().map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let matching = Matching::new(plan, &lines);
-    let linked = Linked { plan, lines: &lines, matching: &matching, layouts: &layouts, solo: None };
+    let shared = least_shared(device, ordinals.len());
+    let linked =
+        Linked { plan, lines: &lines, matching: &matching, layouts: &layouts, solo: None, joined: false, shared };
     let watched = if options.keep || job.keep_last { outputs::watched(plan) } else { vec![] };
     let script = script(linked, &of_rank, &watched)?;
 
@@ -78,6 +80,8 @@ pub fn train_on<D: Device>(
     }
     let given = inputs::shared(plan, job.source.seed);
     for step in 1..=job.steps {
+        // What is wrong shows in the first step, and is named there; those after it are not held up.
+        session.one_by_one(step == 1 && job.steps > 1);
         for rank in 0..plan.ranks() {
             for (at, values) in inputs::fed(plan, rank, (job.source, step), &given) {
                 session.put(rank, at, &values)?;
@@ -109,7 +113,8 @@ pub fn time_steps<D: Device>(
     let lines = programs.clone().map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let matching = Matching::new(plan, &lines);
-    let linked = Linked { plan, lines: &lines, matching: &matching, layouts: &layouts, solo };
+    let shared = least_shared(device, ordinals.len());
+    let linked = Linked { plan, lines: &lines, matching: &matching, layouts: &layouts, solo, joined: false, shared };
     let script = script(linked, &of_rank, &[])?;
     let mut session = Session::new(device, linked, &script, &of_rank, ordinals.len() as u32)?;
     let source = Source::seeded(1);
@@ -121,6 +126,8 @@ pub fn time_steps<D: Device>(
         }
     }
     for step in 1..=steps {
+        // The first is for what comes up once, and names what fails.
+        session.one_by_one(step == 1 && steps > 1);
         let begun = Instant::now();
         session.step(step, Keep::default())?;
         let host = begun.elapsed().as_secs_f64();
@@ -135,8 +142,13 @@ pub fn execute(plan: &Plan, options: &Options) -> Result<Run> {
     one_step(options.seed, |job, each| train(plan, options, job, &mut |_, done| each(done)))
 }
 
+/// What a block may have of shared memory on all of the GPUs: ranks that run one program launch the same.
+pub(super) fn least_shared<D: Device>(device: &D, gpus: usize) -> u64 {
+    (0..gpus as u32).map(|gpu| device.shared(gpu)).min().unwrap_or(LEAST_SHARED)
+}
+
 /// Plans whose operands no kernel here takes, said before anything is worked out.
-fn takes(plan: &Plan) -> Result<()> {
+pub(super) fn takes(plan: &Plan) -> Result<()> {
     let inputs = plan.feed.tokens();
     let compute = inputs.map_or(Dtype::Bf16, |inputs| plan.tensors[inputs.hidden as usize].dtype);
     if compute != Dtype::Bf16 {

@@ -63,6 +63,12 @@ pub enum Command {
         rank: u32,
         node: u32,
     },
+    /// The rank's part of a transfer or collective with other processes.
+    Call {
+        stream: StreamId,
+        rank: u32,
+        node: u32,
+    },
     /// Notes what a watched slot holds after `node` has written it.
     Keep {
         stream: StreamId,
@@ -88,6 +94,7 @@ impl Command {
             | Command::Copy { stream, .. }
             | Command::Add { stream, .. }
             | Command::Pull { stream, .. }
+            | Command::Call { stream, .. }
             | Command::Keep { stream, .. } => *stream,
         }
     }
@@ -121,6 +128,10 @@ pub struct Linked<'p> {
     pub layouts: &'p [Layout],
     /// The one rank that is there, all others being made up for by copies inside its memory: for times of its kernels.
     pub solo: Option<u32>,
+    /// The others are there after all, in processes of their own.
+    pub joined: bool,
+    /// Bytes of shared memory that a block of threads may have on every GPU here.
+    pub shared: u64,
 }
 
 impl<'p> Linked<'p> {
@@ -145,7 +156,7 @@ impl<'p> Linked<'p> {
         Region { rank, bytes: at + elems.start * size..at + elems.end * size, dtype: tensor.dtype }
     }
 
-    fn group(self, rank: u32, node: u32) -> &'p Group {
+    pub fn group(self, rank: u32, node: u32) -> &'p Group {
         let lane = self.line(rank).nodes[node as usize].lane;
         match &self.plan.lanes[lane as usize] {
             Lane::Comm(group, _) => group,
@@ -163,6 +174,28 @@ impl<'p> Linked<'p> {
             let path = self.line(rank).path(node as usize);
             Error::plan(format!("rank {rank}, {path}: a member does not take part"))
         })
+    }
+
+    /// What a leg of a rank sends, or where what it receives goes.
+    pub fn leg_region(&self, rank: u32, at: LegAt) -> Region {
+        let line = self.line(rank);
+        let OpKind::Transfer { legs, .. } = &line.nodes[at.node as usize].op.kind else {
+            unreachable!("only transfers have legs")
+        };
+        let leg = &legs[at.leg as usize];
+        let places = match leg.dir {
+            Direction::Send => line.reads(at.node as usize),
+            Direction::Recv => line.writes(at.node as usize),
+        };
+        let place = places.iter().find(|p| p.named == leg.buf).expect("a leg's buffer is among its op's places");
+        self.region(rank, place)
+    }
+
+    /// Source or destination of member `i`: part `part` of `parts`.
+    pub fn side(&self, (rank, node): (u32, u32), dst: bool, part: usize, parts: usize) -> Region {
+        let line = self.line(rank);
+        let places = if dst { line.writes(node as usize) } else { line.reads(node as usize) };
+        self.part(rank, &places[0], part, parts)
     }
 
     /// A whole place.
@@ -298,6 +331,10 @@ impl<'p> Writer<'p> {
     fn end(&mut self, Moment { rank, node, .. }: Moment) -> Result<()> {
         match &self.linked.line(rank).nodes[node as usize].op.kind {
             OpKind::Compute { .. } => return Ok(()),
+            _ if self.linked.joined => {
+                let stream = self.stream(rank, node);
+                self.commands.push(Command::Call { stream, rank, node });
+            }
             _ if self.linked.solo.is_some() => self.alone(rank, node),
             OpKind::Transfer { legs, .. } => self.transfer(rank, node, legs)?,
             OpKind::Collective { kind, .. } => self.collective(rank, node, *kind)?,
@@ -371,25 +408,11 @@ impl<'p> Writer<'p> {
         let stream = self.stream(receiver, receives.node);
         let started = self.around[sender as usize][sends.node as usize].start;
         self.wait(stream, started);
-        let (from, to) = (self.leg_region(sender, sends), self.leg_region(receiver, receives));
+        let (from, to) = (self.linked.leg_region(sender, sends), self.linked.leg_region(receiver, receives));
         self.commands.push(Command::Copy { stream, from, to });
         let event = self.record(stream);
         self.delivered.insert((receiver, receives), event);
         Ok(event)
-    }
-
-    fn leg_region(&self, rank: u32, at: LegAt) -> Region {
-        let line = self.linked.line(rank);
-        let OpKind::Transfer { legs, .. } = &line.nodes[at.node as usize].op.kind else {
-            unreachable!("only transfers have legs")
-        };
-        let leg = &legs[at.leg as usize];
-        let places = match leg.dir {
-            Direction::Send => line.reads(at.node as usize),
-            Direction::Recv => line.writes(at.node as usize),
-        };
-        let place = places.iter().find(|p| p.named == leg.buf).expect("a leg's buffer is among its op's places");
-        self.linked.region(rank, place)
     }
 
     /// Written whole, on the streams of all members, when the first of them comes to its end.
@@ -442,23 +465,16 @@ impl<'p> Writer<'p> {
         }
     }
 
-    /// Source or destination of member `i`: part `part` of `parts`.
-    fn side(&self, (rank, node): (u32, u32), dst: bool, part: usize, parts: usize) -> Region {
-        let line = self.linked.line(rank);
-        let places = if dst { line.writes(node as usize) } else { line.reads(node as usize) };
-        self.linked.part(rank, &places[0], part, parts)
-    }
-
     /// Member `i` adds up its part of everyone's source, in the order of the group, its own part where the sum goes.
     fn sum(&mut self, members: &[(u32, u32)], i: usize, kind: CollectiveKind) {
         let (n, stream) = (members.len(), self.stream(members[i].0, members[i].1));
         let to = match kind {
-            CollectiveKind::AllReduce => self.side(members[i], true, i, n),
-            _ => self.side(members[i], true, 0, 1),
+            CollectiveKind::AllReduce => self.linked.side(members[i], true, i, n),
+            _ => self.linked.side(members[i], true, 0, 1),
         };
         // Its own first: source and sum may be one buffer.
         for j in std::iter::once(i).chain((0..n).filter(|j| *j != i)) {
-            let (from, to) = (self.side(members[j], false, i, n), to.clone());
+            let (from, to) = (self.linked.side(members[j], false, i, n), to.clone());
             self.commands.push(if j == i {
                 Command::Copy { stream, from, to }
             } else {
@@ -472,12 +488,12 @@ impl<'p> Writer<'p> {
         let (n, stream) = (members.len(), self.stream(members[i].0, members[i].1));
         for j in 0..n {
             let from = match kind {
-                CollectiveKind::AllGather => self.side(members[j], false, 0, 1),
-                CollectiveKind::AllToAll => self.side(members[j], false, i, n),
+                CollectiveKind::AllGather => self.linked.side(members[j], false, 0, 1),
+                CollectiveKind::AllToAll => self.linked.side(members[j], false, i, n),
                 _ if j == i => continue,
-                _ => self.side(members[j], true, j, n),
+                _ => self.linked.side(members[j], true, j, n),
             };
-            let to = self.side(members[i], true, j, n);
+            let to = self.linked.side(members[i], true, j, n);
             if from != to {
                 self.commands.push(Command::Copy { stream, from, to });
             }

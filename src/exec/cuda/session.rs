@@ -3,6 +3,7 @@
 //! Ranks that share a GPU have their kernels take turns and their messages copied inside its memory: what is measured
 //! of such a transfer is that copy, never a link.
 
+use super::calls::{Call, Communicator, calls};
 use super::device::{Device, EventId, StreamId};
 use super::lower::{Where, lower};
 use super::prepare::{OpAt, Prepared, Ready, Spans, Tables, changes, lower_op, named, resolve};
@@ -13,8 +14,9 @@ use crate::exec::outputs;
 use crate::exec::rank::Done;
 use crate::plan::link::Place;
 use crate::plan::memory::{Life, SlotId, lives};
-use crate::plan::{Kernel, OpKind, TensorKind};
+use crate::plan::{Kernel, Lane, OpKind, TensorKind};
 use rustc_hash::FxHashMap;
+use std::ops::Range;
 
 /// What a step keeps besides the loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,6 +43,8 @@ pub struct Session<'a, 'p, D: Device> {
     /// Ops that launch something else in each step.
     changing: Vec<OpAt>,
     adds: FxHashMap<[Region; 2], Vec<Ready>>,
+    /// What goes to other processes, by op of the rank that is here, with the bytes that it sends.
+    calls: FxHashMap<u32, (Communicator, Vec<Call>, u64)>,
     lives: Vec<Vec<Vec<Vec<Life>>>>,
     /// Whether to wait after each command, so that a failure is that command's.
     one_by_one: bool,
@@ -63,9 +67,11 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         let prepared = Prepared::new(linked, gpus, count as usize)?;
         fits(device, linked, gpus, &prepared)?;
         let bytes = |rank: u32| linked.layouts[linked.plan.program_of(rank) as usize].bytes;
-        let ranks = 0..linked.plan.ranks();
-        let bases =
-            ranks.clone().map(|rank| device.allocate(gpus[rank as usize], bytes(rank))).collect::<Result<_>>()?;
+        // Ranks that are not there have no memory.
+        let mut bases = vec![0; linked.plan.ranks() as usize];
+        for rank in linked.ranks() {
+            bases[rank as usize] = device.allocate(gpus[rank as usize], bytes(rank))?;
+        }
         let (mut scratch, mut tables, mut zeros) = (vec![], vec![], vec![]);
         for gpu in 0..count {
             let (own, constants) = (prepared.scratch[gpu as usize], prepared.tables[gpu as usize]);
@@ -90,6 +96,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             ready: FxHashMap::default(),
             changing,
             adds: FxHashMap::default(),
+            calls: FxHashMap::default(),
             lives: linked.lines.iter().map(|line| lives(linked.plan, line)).collect(),
             one_by_one: std::env::var_os(ONE_BY_ONE).is_some(),
             keep: Keep::default(),
@@ -102,6 +109,38 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             session.ready.insert(*op, ready);
         }
         Ok(session)
+    }
+
+    /// What goes to other processes is worked out, and everyone of a communicator hears of everyone: connections that are
+    /// made only when they are first used could wait for each other.
+    pub fn acquaint(&mut self) -> Result<()> {
+        let mut lanes: Vec<(Communicator, StreamId)> = vec![];
+        for command in &self.script.commands {
+            let Command::Call { stream, rank, node } = command else { continue };
+            let calls = calls(self.linked, *rank, *node, self.bases[*rank as usize])?;
+            if !lanes.iter().any(|(lane, _)| *lane == calls.0) {
+                lanes.push((calls.0, *stream));
+            }
+            self.calls.insert(*node, calls);
+        }
+        lanes.sort_unstable();
+        for (lane, stream) in lanes {
+            let Lane::Comm(group, _) = &self.linked.plan.lanes[usize::from(lane)] else { continue };
+            let rank = self.linked.solo.expect("a process has one rank");
+            let members = group.members(&self.linked.plan.views, rank).len() as u32;
+            let room = self.device.allocate(0, u64::from(2 * members * WORD))?;
+            let both = |i: u32| {
+                let [at, to] = [i, members + i].map(|i| room + u64::from(i * WORD));
+                [
+                    Call::Send { to: i, at, bytes: u64::from(WORD) },
+                    Call::Receive { from: i, at: to, bytes: u64::from(WORD) },
+                ]
+            };
+            let all: Vec<Call> = (0..members).flat_map(both).collect();
+            self.device.call(self.streams[stream as usize], lane, &all)?;
+            self.device.synchronize()?;
+        }
+        Ok(())
     }
 
     fn resolved(&mut self, (rank, node): OpAt, lowered: &super::lower::Lowered) -> Result<Vec<Ready>> {
@@ -146,22 +185,27 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         let layout = &self.linked.layouts[plan.program_of(rank) as usize];
         let block = sixteenths(super::run::random_bf16(BLOCK, u64::from(rank) + 1));
         let positive: Vec<u8> = block.chunks(2).flat_map(|b| [b[0], b[1] & 0x7f]).collect();
-        let mut write = |from: u64, to: u64, with: &[u8]| -> Result<()> {
-            for at in (from..to).step_by(with.len()) {
-                let left = (to - at).min(with.len() as u64) as usize;
-                self.device.write(gpu, self.bases[rank as usize] + at, &with[..left])?;
-            }
-            Ok(())
-        };
-        write(0, layout.bytes, &block)?;
+        let (base, stream) = (self.bases[rank as usize], self.device.stream(gpu)?);
+        self.repeat((gpu, stream), base..base + layout.bytes, &block)?;
         for (t, tensor) in (0..).zip(&plan.tensors).filter(|(_, t)| t.kind == TensorKind::OptState) {
-            for slot in 0..tensor.slots {
-                if let Some(at) = layout.offset(SlotId { tensor: t, slot }) {
-                    write(at, at + tensor.bytes(), &positive)?;
-                }
+            for at in (0..tensor.slots).filter_map(|slot| layout.offset(SlotId { tensor: t, slot })) {
+                self.repeat((gpu, stream), base + at..base + at + tensor.bytes(), &positive)?;
             }
         }
         Ok(())
+    }
+
+    /// Fills memory with `block` again and again; all but the first come from where the first is.
+    fn repeat(&mut self, (gpu, stream): (u32, StreamId), at: Range<u64>, block: &[u8]) -> Result<()> {
+        let bytes = at.end - at.start;
+        let mut done = bytes.min(block.len() as u64);
+        self.device.write(gpu, at.start, &block[..done as usize])?;
+        while done < bytes {
+            let more = done.min(bytes - done);
+            self.device.copy(stream, at.start + done, at.start, more)?;
+            done += more;
+        }
+        self.device.synchronize()
     }
 
     /// Fills one slot of a rank, if it has a place.
@@ -170,6 +214,11 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         let Some(offset) = layout.offset(at) else { return Ok(()) };
         let data = Data::from_f64(values, self.linked.plan.tensors[at.tensor as usize].dtype);
         self.device.write(self.gpus[rank as usize], self.bases[rank as usize] + offset, data.to_bytes())
+    }
+
+    /// Whether to wait after each command from now on: what fails is named then, and times are longer.
+    pub fn one_by_one(&mut self, yes: bool) {
+        self.one_by_one = yes || std::env::var_os(ONE_BY_ONE).is_some();
     }
 
     /// Hands over one step, counted from 1, and waits for its end.
@@ -213,7 +262,9 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
 
     fn named(&self, command: &Command, error: Error) -> Error {
         match command {
-            Command::Kernel { rank, node, stream } | Command::Pull { rank, node, stream } => {
+            Command::Kernel { rank, node, stream }
+            | Command::Pull { rank, node, stream }
+            | Command::Call { rank, node, stream } => {
                 Error::device(format!("{}, stream {stream}", named(self.linked, *rank, *node)), error)
             }
             other => Error::device(format!("{other:?}"), error),
@@ -234,6 +285,11 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
                 self.count(from, to);
                 let ready = self.add(from, to)?;
                 self.hand_over(stream, &ready)
+            }
+            Command::Call { rank, node, .. } => {
+                let (lane, calls, sent) = self.calls.get(node).expect("made before the first step");
+                self.sent[*rank as usize] += sent;
+                self.device.call(stream, *lane, calls)
             }
             Command::Keep { rank, node, slot, .. } => self.note(*rank, *node, *slot),
             Command::Kernel { rank, node, .. } => {
@@ -280,7 +336,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             return Ok(known.clone());
         }
         let elems = (to.bytes.end - to.bytes.start) / to.dtype.size();
-        let on = Where { views: &self.linked.plan.views, route: None, rank: to.rank };
+        let on = Where { views: &self.linked.plan.views, route: None, rank: to.rank, shared: self.linked.shared };
         let lowered = lower(&Kernel::Add { elems, trim: None }, on, &[from.dtype, to.dtype], &[to.dtype], 1)?;
         let reads = vec![self.address(from), self.address(to)];
         let spans = Spans { reads, writes: vec![self.address(to)], scratch: 0 };
@@ -376,6 +432,9 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         &self.sent
     }
 }
+
+/// Bytes of the first message between two ranks.
+const WORD: u32 = 16;
 
 /// The environment variable that has every command waited for.
 const ONE_BY_ONE: &str = "FORETRAIN_ONE_BY_ONE";

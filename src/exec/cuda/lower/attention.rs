@@ -6,9 +6,9 @@ use crate::error::Result;
 use crate::plan::{AttnBlock, Dtype, Kernel, Side};
 use crate::spec::Mask;
 
-/// Rows of a tile in attention_fwd.cu and attention_bwd.cu.
-const FWD: Tiles = Tiles { queries: 128, keys: 64, threads: 128 };
-const BWD: Tiles = Tiles { queries: 64, keys: 128, threads: 256 };
+/// Rows of a tile in attention_fwd.cu and attention_bwd.cu: the first that a GPU's shared memory holds is taken.
+const FWD: [Tiles; 2] = [Tiles { queries: 128, keys: 64, threads: 128 }, Tiles { queries: 64, keys: 64, threads: 64 }];
+const BWD: [Tiles; 2] = [Tiles { queries: 64, keys: 128, threads: 256 }, Tiles { queries: 64, keys: 64, threads: 128 }];
 /// Elements between the rows of a tile beyond its width, against bank conflicts.
 const PAD: u64 = 8;
 
@@ -17,6 +17,20 @@ struct Tiles {
     queries: usize,
     keys: usize,
     threads: u32,
+}
+
+impl Tiles {
+    /// Bytes of Q, K and V.
+    fn forward(self, [d, dv]: [u64; 2]) -> u64 {
+        let (q, kv) = (self.queries as u64, self.keys as u64);
+        2 * ((q + kv) * (d + PAD) + kv * (dv + PAD))
+    }
+
+    /// Bytes of K, V, Q, dO, dS, and of four words a query.
+    fn backward(self, [d, dv]: [u64; 2]) -> u64 {
+        let (q, kv) = (self.queries as u64, self.keys as u64);
+        2 * ((q + kv) * (d + dv + 2 * PAD) + kv * (q + PAD)) + 16 * q
+    }
 }
 
 /// The mask as the kernels are told it.
@@ -75,16 +89,29 @@ fn limits(mask: &Mask, at: u64) -> (i32, i32) {
 
 impl Lowering<'_> {
     fn heads(block: &AttnBlock) -> Vec<(String, String)> {
-        vec![("HEAD_DIM".into(), block.head_dim.to_string())]
+        let mut defines = vec![("HEAD_DIM".into(), block.head_dim.to_string())];
+        if block.v_dim() != block.head_dim {
+            defines.push(("VALUE_DIM".into(), block.v_dim().to_string()));
+        }
+        defines
+    }
+
+    /// The first of some tiles that a GPU has the shared memory for, and how much that is.
+    fn fitting(&self, of: [Tiles; 2], bytes: impl Fn(Tiles) -> u64, on: Where) -> Result<(Tiles, u64)> {
+        let all = of.map(|tiles| (tiles, bytes(tiles)));
+        all.into_iter().find(|(_, bytes)| *bytes <= on.shared).ok_or_else(|| {
+            self.refuse(&format!(
+                "its tiles take {} bytes of shared memory, of which the GPU has {}",
+                all[1].1, on.shared
+            ))
+        })
     }
 
     fn takes(&self, block: &AttnBlock) -> Result<()> {
-        let d = block.head_dim;
-        if block.v_dim() != d {
-            return Err(self.refuse(&format!("values of {} elements beside keys of {d}", block.v_dim())));
-        }
-        if !d.is_multiple_of(32) || d > 256 {
-            return Err(self.refuse(&format!("head_dim {d} is not a multiple of 32 up to 256")));
+        for (what, d) in [("head_dim", block.head_dim), ("v_head_dim", block.v_dim())] {
+            if !d.is_multiple_of(32) || d > 256 {
+                return Err(self.refuse(&format!("{what} {d} is not a multiple of 32 up to 256")));
+            }
         }
         self.must_be("q", self.reads[0], Dtype::Bf16)?;
         self.must_be("kv", self.reads[1], Dtype::Bf16)
@@ -94,17 +121,20 @@ impl Lowering<'_> {
         self.takes(block)?;
         self.must_be("lse", self.writes[1], Dtype::F32)?;
         let (limits, d) = (Limits::new(block, on), block.head_dim);
+        let (tiles, shared) = self.fitting(FWD, |tiles| tiles.forward([d, block.v_dim()]), on)?;
         let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Write(0), Arg::Write(1)];
         args.extend([table(&limits.lo), table(&limits.hi), table(&limits.positions)]);
-        args.extend([table(&limits.q_bounds(FWD.queries)), table(&limits.kv_bounds(FWD.keys))]);
+        args.extend([table(&limits.q_bounds(tiles.queries)), table(&limits.kv_bounds(tiles.keys))]);
         let (sq, sk) = (limits.lo.len() as u64, limits.positions.len() as u64);
         args.extend(ints(&[sq, sk, block.heads, block.kv_heads, u64::from(onto)]));
         args.push(Arg::Real(1.0 / (d as f64).sqrt()));
         let mut defines = Self::heads(block);
         defines.extend(self.typed(&[], &[0])?);
-        let rows = (FWD.queries + 2 * FWD.keys) as u64;
-        let grid = [sq.div_ceil(FWD.queries as u64) as u32, block.heads as u32, block.batch as u32];
-        self.tiled((source::attention_fwd, "attention_fwd"), defines, grid, (FWD, rows * (d + PAD) * 2), args);
+        if tiles.queries != FWD[0].queries {
+            defines.push(("BLOCK_QUERIES".into(), tiles.queries.to_string()));
+        }
+        let grid = [sq.div_ceil(tiles.queries as u64) as u32, block.heads as u32, block.batch as u32];
+        self.tiled((source::attention_fwd, "attention_fwd"), defines, grid, (tiles, shared), args);
         Ok(())
     }
 
@@ -127,6 +157,7 @@ impl Lowering<'_> {
         self.must_be("lse", self.reads[3], Dtype::F32)?;
         self.must_be("delta", self.reads[4], Dtype::F32)?;
         let (limits, d) = (Limits::new(block, on), block.head_dim);
+        let (tiles, shared) = self.fitting(BWD, |tiles| tiles.backward([d, block.v_dim()]), on)?;
         let (sq, sk, width) = (limits.lo.len() as u64, limits.positions.len() as u64, block.heads * d);
         let queries = live(block, Side::Q, on);
         let aside = self.writes[0] != Dtype::F32;
@@ -136,16 +167,17 @@ impl Lowering<'_> {
         }
         let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Read(2), Arg::Read(3), Arg::Read(4)];
         args.extend([dq.clone(), Arg::Write(1), table(&limits.lo), table(&limits.hi), table(&limits.positions)]);
-        args.extend([table(&limits.q_bounds(BWD.queries)), table(&limits.kv_bounds(BWD.keys))]);
+        args.extend([table(&limits.q_bounds(tiles.queries)), table(&limits.kv_bounds(tiles.keys))]);
         args.push(table(&limits.live_keys(&live(block, Side::Kv, on))));
         args.extend(ints(&[sq, sk, block.heads, block.kv_heads, u64::from(onto == Some(Side::Kv))]));
         args.push(Arg::Real(1.0 / (d as f64).sqrt()));
         let mut defines = Self::heads(block);
         defines.extend(self.typed(&[], &[1])?);
-        let grid = [sk.div_ceil(BWD.keys as u64) as u32, block.kv_heads as u32, block.batch as u32];
-        let (q, kv) = (BWD.queries as u64, BWD.keys as u64);
-        let shared = 2 * (kv + q) * (d + PAD) * 2 + kv * (q + PAD) * 2 + q * 16;
-        self.tiled((source::attention_bwd, "attention_bwd"), defines, grid, (BWD, shared), args);
+        if tiles.keys != BWD[0].keys {
+            defines.push(("BLOCK_KEYS".into(), tiles.keys.to_string()));
+        }
+        let grid = [sk.div_ceil(tiles.keys as u64) as u32, block.kv_heads as u32, block.batch as u32];
+        self.tiled((source::attention_bwd, "attention_bwd"), defines, grid, (tiles, shared), args);
         if aside {
             self.put_aside(dq, &queries, width, onto == Some(Side::Q))?;
         }

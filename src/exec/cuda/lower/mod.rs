@@ -7,6 +7,7 @@
 mod attention;
 mod ends;
 mod expert;
+mod heads;
 mod moves;
 mod rows;
 
@@ -50,7 +51,7 @@ pub struct Launch {
 
 /// `C[m,n] (+)= A B (+ bias)`, row-major, as [`Kernel::MatMul`] says: for cuBLASLt. In FP8, A `[m, k]` and B `[n, k]` are
 /// codes, with a scale for every 128 of them along k: `[k / 128, m]` and `[k / 128, n]`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Gemm {
     pub shape: [u64; 3],
     pub transposed: [bool; 2],
@@ -121,7 +122,14 @@ pub struct Where<'a> {
     /// Which rows an expert has, for a kernel that a route tells.
     pub route: Option<&'a Route>,
     pub rank: u32,
+    /// Bytes of shared memory that a block of threads may have there.
+    pub shared: u64,
 }
+
+/// What a block may have of shared memory on the least of the GPUs that kernels are compiled for (sm_86, 89, 120: 99 KB),
+/// and on the largest (sm_90, 100: 227 KB); CUDA C++ Programming Guide, table of compute capabilities.
+pub const LEAST_SHARED: u64 = 99 << 10;
+pub const MOST_SHARED: u64 = 227 << 10;
 
 /// A kernel on the way.
 struct Lowering<'a> {
@@ -151,12 +159,11 @@ impl Lowering<'_> {
             Kernel::LayerNorm { rows, cols, eps, bias } => self.norm([*rows, *cols], true, *bias, *eps),
             Kernel::NormBwd { rows, cols, eps } => self.norm_bwd([*rows, *cols], false, false, *eps),
             Kernel::LayerNormBwd { rows, cols, eps, bias } => self.norm_bwd([*rows, *cols], true, *bias, *eps),
-            Kernel::HeadNorm { .. } | Kernel::HeadNormBwd { .. } => {
-                Err(self.refuse("norms of queries and keys run on the CPU alone in this version"))
-            }
-            Kernel::LatentNorm { .. } | Kernel::LatentNormBwd { .. } | Kernel::LatentRope { .. } => {
-                Err(self.refuse("latent attention runs on the CPU alone in this version"))
-            }
+            Kernel::HeadNorm { .. } => self.head_norm(kernel),
+            Kernel::HeadNormBwd { .. } => self.head_norm_bwd(kernel),
+            Kernel::LatentNorm { .. } => self.latent_norm(kernel),
+            Kernel::LatentNormBwd { .. } => self.latent_norm_bwd(kernel),
+            Kernel::LatentRope { .. } => self.latent_rope(kernel, on),
             Kernel::BiasBwd { rows, cols } => self.bias_bwd(*rows, *cols),
             Kernel::Expert(expert) => self.expert(expert, on),
             Kernel::Rope { .. } => self.rope(kernel, on),

@@ -6,9 +6,9 @@ use crate::error::Result;
 use crate::plan::{Dtype, Kernel};
 
 /// Shared bytes of a sum over a block of threads.
-const SCRATCH: u32 = 128;
+pub(super) const SCRATCH: u32 = 128;
 /// Blocks that each sum some rows; their parts are added up after.
-const PARTS: u64 = 264;
+pub(super) const PARTS: u64 = 264;
 
 impl Lowering<'_> {
     pub(super) fn norm(&mut self, [rows, cols]: [u64; 2], centred: bool, bias: bool, eps: f64) -> Result<()> {
@@ -34,7 +34,14 @@ impl Lowering<'_> {
         self.add_columns(parts, Dtype::F32, Arg::Write(1), self.writes[1], [blocks, width])
     }
 
-    fn add_columns(&mut self, x: Arg, from: Dtype, sum: Arg, to: Dtype, [rows, cols]: [u64; 2]) -> Result<()> {
+    pub(super) fn add_columns(
+        &mut self,
+        x: Arg,
+        from: Dtype,
+        sum: Arg,
+        to: Dtype,
+        [rows, cols]: [u64; 2],
+    ) -> Result<()> {
         let defines = self.types(&[("R", 0, from), ("W", 0, to)])?;
         let mut args = vec![x, sum];
         args.extend(ints(&[rows, cols]));
@@ -57,22 +64,16 @@ impl Lowering<'_> {
             return Err(self.refuse("is no rotary embedding"));
         };
         let rotary = rotary.unwrap_or(*head_dim);
-        let positions = segs.positions(on.views, on.rank);
-        let turns: Vec<f32> = positions
-            .iter()
-            .map(|&at| (at - documents.around(at).start) as f64)
-            .flat_map(|at| (0..rotary / 2).map(move |i| at * theta.powf(-2.0 * i as f64 / rotary as f64)))
-            .flat_map(|angle| [angle.cos() as f32, angle.sin() as f32])
-            .collect();
-        let rows = batch * positions.len() as u64;
+        let (turns, len) = super::heads::turns((segs, documents), on, rotary, *theta);
+        let rows = batch * len;
         let (name, operands, defines) = if *backward {
             ("rope_bwd", vec![Arg::Read(0), Arg::Read(1), Arg::Write(0)], self.typed(&[0, 1], &[0])?)
         } else {
             ("rope", vec![Arg::Read(0), Arg::Write(0), Arg::Write(1)], self.typed(&[0], &[0, 1])?)
         };
         let mut args = operands;
-        args.push(table(&turns));
-        args.extend(ints(&[rows, positions.len() as u64, *heads, *kv_heads, *head_dim, rotary]));
+        args.push(turns);
+        args.extend(ints(&[rows, len, *heads, *kv_heads, *head_dim, rotary]));
         self.spread((source::rope, name), defines, rows * (heads + 2 * kv_heads) * (head_dim - rotary / 2), args);
         Ok(())
     }

@@ -43,6 +43,7 @@ impl Double<'_> {
             Command::Record { event, .. } => self.passed[*event as usize] = true,
             Command::Kernel { rank, node, .. } => self.kernel(*rank, *node),
             Command::Pull { .. } => panic!("these plans exchange no rows"),
+            Command::Call { .. } => panic!("all ranks are here"),
             Command::Copy { from, to, .. } => self.put(to, &self.data(from)),
             Command::Add { from, to, .. } => {
                 let mut sum = self.data(to);
@@ -79,7 +80,15 @@ fn weights(plan: &Plan, seed: u64, spoil: impl Fn(&mut Script)) -> Vec<Vec<Vec<f
     let lines: Vec<Line> = programs.clone().map(|p| Line::program(plan, &atoms, p).unwrap()).collect();
     let layouts: Vec<Layout> = programs.map(|p| Layout::new(plan, &atoms, p).unwrap()).collect();
     let matching = Matching::new(plan, &lines);
-    let linked = Linked { plan, lines: &lines, matching: &matching, layouts: &layouts, solo: None };
+    let linked = Linked {
+        plan,
+        lines: &lines,
+        matching: &matching,
+        layouts: &layouts,
+        solo: None,
+        joined: false,
+        shared: crate::exec::cuda::lower::LEAST_SHARED,
+    };
     let devices = vec![0; plan.ranks() as usize];
     let mut script = script(linked, &devices, &[]).unwrap();
     spoil(&mut script);

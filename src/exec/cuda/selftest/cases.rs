@@ -56,10 +56,13 @@ const GROUPS: &[Group] = &[
     ("attention_forward", attention_forward),
     ("attention_onto", attention_onto),
     ("attention_head_dims", attention_head_dims),
+    ("attention_narrow_values", attention_narrow_values),
     ("attention_backward", attention_backward),
     ("attention_backward_onto", attention_backward_onto),
     ("attention_merge", attention_merge),
     ("norms", norms),
+    ("head_norms", head_norms),
+    ("latent", latent),
     ("pointwise", pointwise),
     ("masked_sums", masked_sums),
     ("residuals", residuals),
@@ -156,6 +159,18 @@ fn attention_head_dims(all: &mut Cases) {
     }
 }
 
+/// Values narrower than keys, as latent attention has them (DeepSeek-V3: 192 and 128).
+fn attention_narrow_values(all: &mut Cases) {
+    for (head_dim, v_dim) in [(64, 32), (192, 128)] {
+        for block in seen_everywhere(head_dim).into_iter().take(2) {
+            let block = AttnBlock { v_dim: Some(v_dim), kv_heads: 4, ..block };
+            all.hold(&Kernel::Attention(block.clone()), &ring(2), &[BF16, BF16], &[Dtype::Bf16, Dtype::F32], TWICE);
+            let reads = [BF16, BF16, BF16, (Dtype::F32, 4.0..5.0), F32];
+            all.hold(&Kernel::AttentionBwd(block), &ring(2), &reads, &[Dtype::Bf16, Dtype::F32], TWICE);
+        }
+    }
+}
+
 fn attention_backward(all: &mut Cases) {
     // A log-sum-exp of about the right size: probabilities far above one would drown everything else.
     let reads = [BF16, BF16, BF16, (Dtype::F32, 4.0..5.0), F32];
@@ -197,6 +212,41 @@ fn norms(all: &mut Cases) {
         let backward = Kernel::NormBwd { rows, cols, eps: 1e-5 };
         all.hold(&backward, &one(), &[BF16, BF16, BF16, BF16, F32], &[Dtype::Bf16, Dtype::F32], ROUNDED);
         all.hold(&Kernel::BiasBwd { rows, cols }, &one(), &[BF16, F32], &[Dtype::F32], SINGLE);
+    }
+}
+
+fn head_norms(all: &mut Cases) {
+    for (rows, head_dim) in [(21, 40), (300, 128)] {
+        let (heads, kv_heads, eps) = (3, 2, 1e-5);
+        let forward = Kernel::HeadNorm { rows, heads, kv_heads, head_dim, eps };
+        all.hold(&forward, &one(), &[BF16, BF16], &[Dtype::Bf16, Dtype::Bf16], ROUNDED);
+        let backward = Kernel::HeadNormBwd { rows, heads, kv_heads, head_dim, eps };
+        all.hold(&backward, &one(), &[F32, BF16, BF16, F32], &[Dtype::F32, Dtype::F32], SINGLE);
+        all.hold(&backward, &one(), &[BF16, BF16, F32, F32], &[Dtype::Bf16, Dtype::F32], ROUNDED);
+    }
+}
+
+fn latent(all: &mut Cases) {
+    let rows = 300;
+    for (cols, rest) in [(37, 0), (37, 5), (320, 64), (320, 0)] {
+        let (forward, backward) =
+            (Kernel::LatentNorm { rows, cols, rest, eps: 1e-5 }, Kernel::LatentNormBwd { rows, cols, rest, eps: 1e-5 });
+        let behind = usize::from(rest > 0);
+        all.hold(&forward, &one(), &[BF16, BF16], &vec![Dtype::F32; 1 + behind], SINGLE);
+        let mut reads = vec![BF16, BF16, F32, BF16];
+        reads.resize(4 + behind, BF16);
+        all.hold(&backward, &one(), &reads, &[Dtype::F32, Dtype::F32], SINGLE);
+    }
+    let (batch, heads, nope, rope, v) = (2, 3, 6, 4, 8);
+    for documents in [Documents::default(), vec![50, 70].into()] {
+        let segs = Segs::new(120, &[(Axis::Cp, Split::Zigzag)]);
+        let of = |backward| {
+            let (segs, documents) = (segs.clone(), documents.clone());
+            Kernel::LatentRope { segs, documents, batch, heads, nope, rope, v, theta: 1e4, backward }
+        };
+        all.hold(&of(false), &ring(2), &[BF16, BF16, F32], &[Dtype::F32, Dtype::F32], SINGLE);
+        all.hold(&of(true), &ring(2), &[BF16, F32], &[Dtype::F32, Dtype::F32, Dtype::F32], SINGLE);
+        all.hold(&of(true), &ring(2), &[BF16, BF16], &[Dtype::Bf16, Dtype::Bf16, Dtype::F32], ROUNDED);
     }
 }
 

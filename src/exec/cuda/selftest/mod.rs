@@ -2,6 +2,7 @@
 //! fast those are that decide a step.
 
 pub mod cases;
+pub mod nccl;
 pub mod speed;
 
 use super::device::Device;
@@ -113,7 +114,7 @@ const STEP: u64 = 3;
 /// What a device makes of the operands, and in which time.
 fn launched<D: Device>(device: &mut D, case: &Case, rank: u32, numbers: &Numbers) -> Result<(Vec<Vec<f64>>, f64)> {
     let dtypes: Vec<Dtype> = case.reads.iter().map(|r| r.0).collect();
-    let on = Where { views: &case.views, route: case.route.as_ref(), rank };
+    let on = Where { views: &case.views, route: case.route.as_ref(), rank, shared: device.shared(0) };
     let lowered = lower(&case.kernel, on, &dtypes, &case.writes, STEP)?;
     let mut reads = vec![];
     for data in &numbers.reads {
@@ -173,8 +174,11 @@ fn off(got: &[f64], want: &[f64], dtype: Dtype) -> std::result::Result<f64, Stri
     Ok(worst)
 }
 
+/// The group of calls between processes.
+pub const NCCL: &str = "nccl";
+
 /// What a device cannot be tested for, said in one error.
 pub fn unknown(group: &str) -> Error {
-    let known: Vec<&str> = cases::groups().collect();
+    let known: Vec<&str> = cases::groups().chain([NCCL]).collect();
     Error::spec("selftest", "--group", format!("{group:?} is no group of kernels; known: {}", known.join(", ")))
 }

@@ -15,7 +15,12 @@
 #define W1 float
 #endif
 
-constexpr int KEYS = 128, QUERIES = 64, THREADS = 256, D = HEAD_DIM, DV = VALUE_DIM;
+// Fewer keys where a GPU's shared memory does not hold so many wide rows.
+#ifndef BLOCK_KEYS
+#define BLOCK_KEYS 128
+#endif
+
+constexpr int KEYS = BLOCK_KEYS, QUERIES = 64, THREADS = 2 * KEYS, D = HEAD_DIM, DV = VALUE_DIM;
 
 struct AttentionBwd {
     const bf16* q;
@@ -92,9 +97,9 @@ DEVICE void put(Tile<QUERIES> to, const float (&ds)[QUERIES / 8][4], int first, 
             *reinterpret_cast<u32*>(to.row(first + 8 * h + lane / 4) + 8 * n + 2 * (lane % 4)) = pack_bf16(ds[n][2 * h], ds[n][2 * h + 1]);
 }
 
-// dq[QUERIES, D] += dS K: warps 0-3 have the first half of the columns, four times 16 queries, warps 4-7 the second.
+// dq[QUERIES, D] += dS K: four warps have 16 queries each; where there are eight, four have half of the columns.
 DEVICE void add_dq(float* dq, i64 stride, int left, Tile<QUERIES> ds, Tile<D> k, float scale, int warp, int lane) {
-    constexpr int COLUMNS = D / 2;
+    constexpr int COLUMNS = D / (THREADS / 128);
     static_assert(COLUMNS % 16 == 0, "a warp takes whole 16-column blocks");
     int query = warp % 4 * 16, column = warp / 4 * COLUMNS;
     float sum[COLUMNS / 8][4];

@@ -10,7 +10,12 @@
 #define W0 bf16
 #endif
 
-constexpr int QUERIES = 128, KEYS = 64, THREADS = 128, D = HEAD_DIM, DV = VALUE_DIM;
+// Fewer queries where a GPU's shared memory does not hold so many wide rows.
+#ifndef BLOCK_QUERIES
+#define BLOCK_QUERIES 128
+#endif
+
+constexpr int QUERIES = BLOCK_QUERIES, KEYS = 64, THREADS = QUERIES, D = HEAD_DIM, DV = VALUE_DIM;
 
 struct AttentionFwd {
     const bf16* q;

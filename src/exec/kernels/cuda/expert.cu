@@ -36,7 +36,9 @@ struct SumRows {
 };
 
 KERNEL(sum_rows, SumRows, THREADS) {
-    WIDE(p.len, each<N>(p.count * p.len, [&](i64 i) {
+    bool fits = aligned(p.to);
+    UNROLL for (int i = 0; i < MOST_OPERANDS; i++) fits = fits && aligned(p.operands[i]);
+    WIDE(p.len, fits, each<N>(p.count * p.len, [&](i64 i) {
         i64 run = i / p.len, at = i % p.len;
         float sum[N] = {};
         for (i64 t = p.first[run]; t < p.first[run + 1]; t++) {
@@ -247,7 +249,7 @@ struct ExpertSwiGlu {
 };
 
 KERNEL(expert_swiglu, ExpertSwiGlu, THREADS) {
-    WIDE(p.cols, each<N>(p.rows * p.cols, [&](i64 i) {
+    WIDE(p.cols, aligned(p.x, p.y), each<N>(p.rows * p.cols, [&](i64 i) {
         i64 row = i / p.cols, at = row * 2 * p.cols + i % p.cols;
         float gate[N], up[N], weight = to_float(p.weights[row]);
         load(gate, p.x + at);

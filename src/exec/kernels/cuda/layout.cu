@@ -17,7 +17,7 @@ struct Moves {
 };
 
 KERNEL(moves, Moves, THREADS) {
-    WIDE(p.len, each<N>(p.count * p.len, [&](i64 i) {
+    WIDE(p.len, aligned(p.from, p.to), each<N>(p.count * p.len, [&](i64 i) {
         Move m = p.moves[i / p.len];
         float x[N] = {};
         if (m.from >= 0) load(x, p.from + m.from + i % p.len);

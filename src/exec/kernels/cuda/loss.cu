@@ -12,7 +12,7 @@ struct Embed {
 };
 
 KERNEL(embed, Embed, THREADS) {
-    WIDE(p.cols, each<N>(p.rows * p.cols, [&](i64 i) {
+    WIDE(p.cols, aligned(p.table, p.x), each<N>(p.rows * p.cols, [&](i64 i) {
         i64 at = i64(p.ids[i / p.cols]) - p.first;
         float x[N] = {};
         if (at >= 0 && at < p.own) load(x, p.table + at * p.cols + i % p.cols);
@@ -44,7 +44,7 @@ struct Positions {
 };
 
 KERNEL(positions, Positions, THREADS) {
-    WIDE(p.cols, each<N>(p.rows * p.cols, [&](i64 i) {
+    WIDE(p.cols, aligned(p.x, p.table), each<N>(p.rows * p.cols, [&](i64 i) {
         float x[N], row[N];
         load(x, p.x + i);
         load(row, p.table + p.positions[i / p.cols] * p.cols + i % p.cols);
@@ -104,7 +104,7 @@ KERNEL(cross_entropy, CrossEntropy, THREADS) {
         W0* logits = p.logits + row * p.cols;
         i64 target = p.targets[row];
         float at_target = to_float(logits[target]);
-        WIDE(p.cols | p.own, {
+        WIDE(p.cols | p.own, aligned(p.logits), {
             Softmax s = softmax<N>(logits, p.own, scratch);
             for (i64 c = i64(threadIdx.x) * N; c < p.cols; c += THREADS * N) {
                 float x[N];
@@ -131,7 +131,7 @@ KERNEL(vocab_stats, VocabStats, THREADS) {
     float* scratch = reinterpret_cast<float*>(memory);
     for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
         const R0* logits = p.logits + row * p.cols;
-        WIDE(p.cols | p.own, {
+        WIDE(p.cols | p.own, aligned(p.logits), {
             Softmax s = softmax<N>(logits, p.own, scratch);
             if (threadIdx.x == 0) {
                 i64 at = i64(p.targets[row]) - p.first;

@@ -43,7 +43,7 @@ KERNEL(row_norm, Norm, THREADS) {
     float* scratch = reinterpret_cast<float*>(memory);
     for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
         const R0* x = p.x + row * p.cols;
-        WIDE(p.cols, {
+        WIDE(p.cols, aligned(p.x, p.w, p.y), {
             Moments m = moments<N>(x, p.cols, p.centred, float(p.eps), scratch);
             for (i64 c = i64(threadIdx.x) * N; c < p.cols; c += THREADS * N) {
                 float v[N];
@@ -81,7 +81,7 @@ KERNEL(row_norm_bwd, NormBwd, THREADS) {
     for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
         const R0* x = p.x + row * p.cols;
         const R2* dy = p.dy + row * p.cols;
-        WIDE(p.cols, {
+        WIDE(p.cols, aligned(p.x, p.w, p.dy, p.residual, p.dx), {
             Moments m = moments<N>(x, p.cols, p.centred, float(p.eps), scratch);
             float along = 0;
             float mean = 0;

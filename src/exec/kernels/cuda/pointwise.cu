@@ -12,7 +12,7 @@ struct SwiGlu {
 };
 
 KERNEL(swiglu, SwiGlu, THREADS) {
-    WIDE(p.cols, each<N>(p.rows * p.cols, [&](i64 i) {
+    WIDE(p.cols, aligned(p.x, p.y), each<N>(p.rows * p.cols, [&](i64 i) {
         i64 row = i / p.cols, col = i % p.cols;
         float gate[N], up[N];
         load(gate, p.x + row * 2 * p.cols + col);
@@ -30,7 +30,7 @@ struct SwiGluBwd {
 };
 
 KERNEL(swiglu_bwd, SwiGluBwd, THREADS) {
-    WIDE(p.cols, each<N>(p.rows * p.cols, [&](i64 i) {
+    WIDE(p.cols, aligned(p.x, p.dy, p.dx), each<N>(p.rows * p.cols, [&](i64 i) {
         i64 at = i / p.cols * 2 * p.cols + i % p.cols;
         float gate[N], up[N], dy[N];
         load(gate, p.x + at);
@@ -64,7 +64,7 @@ struct Gelu {
 };
 
 KERNEL(gelu, Gelu, THREADS) {
-    WIDE(p.elems, each<N>(p.elems, [&](i64 i) {
+    WIDE(p.elems, aligned(p.x, p.y), each<N>(p.elems, [&](i64 i) {
         float x[N];
         load(x, p.x + i);
         UNROLL for (int j = 0; j < N; j++) x[j] = gelu_of(x[j]).value;
@@ -80,7 +80,7 @@ struct GeluBwd {
 };
 
 KERNEL(gelu_bwd, GeluBwd, THREADS) {
-    WIDE(p.elems, each<N>(p.elems, [&](i64 i) {
+    WIDE(p.elems, aligned(p.x, p.dy, p.dx), each<N>(p.elems, [&](i64 i) {
         float x[N], dy[N];
         load(x, p.x + i);
         load(dy, p.dy + i);
@@ -96,7 +96,7 @@ struct Cast {
 };
 
 KERNEL(cast, Cast, THREADS) {
-    WIDE(p.elems, each<N>(p.elems, [&](i64 i) {
+    WIDE(p.elems, aligned(p.x, p.y), each<N>(p.elems, [&](i64 i) {
         float x[N];
         load(x, p.x + i);
         store(p.y + i, x);
@@ -112,7 +112,7 @@ struct CastRows {
 };
 
 KERNEL(cast_rows, CastRows, THREADS) {
-    WIDE(p.cols, each<N>(p.count * p.cols, [&](i64 i) {
+    WIDE(p.cols, aligned(p.x, p.y), each<N>(p.count * p.cols, [&](i64 i) {
         i64 at = i64(p.rows[i / p.cols]) * p.cols + i % p.cols;
         float x[N];
         load(x, p.x + at);
@@ -126,7 +126,7 @@ struct Fill {
 };
 
 KERNEL(fill, Fill, THREADS) {
-    WIDE(p.elems, each<N>(p.elems, [&](i64 i) {
+    WIDE(p.elems, aligned(p.x), each<N>(p.elems, [&](i64 i) {
         float zeros[N] = {};
         store(p.x + i, zeros);
     }));
@@ -142,7 +142,7 @@ struct Add {
 };
 
 KERNEL(add, Add, THREADS) {
-    WIDE(p.cols, each<N>(p.count * p.cols, [&](i64 i) {
+    WIDE(p.cols, aligned(p.a, p.b, p.sum), each<N>(p.count * p.cols, [&](i64 i) {
         i64 row = i / p.cols, at = (p.rows ? i64(p.rows[row]) : row) * p.cols + i % p.cols;
         float a[N], b[N];
         load(a, p.a + at);
@@ -160,7 +160,7 @@ struct ClearRows {
 };
 
 KERNEL(clear_rows, ClearRows, THREADS) {
-    WIDE(p.cols, each<N>(p.count * p.cols, [&](i64 i) {
+    WIDE(p.cols, aligned(p.x), each<N>(p.count * p.cols, [&](i64 i) {
         float zeros[N] = {};
         store(p.x + i64(p.rows[i / p.cols]) * p.cols + i % p.cols, zeros);
     }));
@@ -190,7 +190,7 @@ DEVICE bool keeps(f64 probability, u64 salt, u64 position, u64 column) {
 
 KERNEL(residual, Residual, THREADS) {
     float scale = float(1.0 / (1.0 - p.probability));
-    WIDE(p.cols, each<N>(p.rows * p.cols, [&](i64 i) {
+    WIDE(p.cols, aligned(p.x, p.branch, p.bias0, p.bias1, p.y, p.stays), each<N>(p.rows * p.cols, [&](i64 i) {
         i64 row = i / p.cols, col = i % p.cols;
         float x[N], y[N], bias[N], stays[N];
         load(y, p.branch + i);
@@ -225,7 +225,7 @@ struct DropoutBwd {
 
 KERNEL(dropout_bwd, DropoutBwd, THREADS) {
     float scale = float(1.0 / (1.0 - p.probability));
-    WIDE(p.elems, each<N>(p.elems, [&](i64 i) {
+    WIDE(p.elems, aligned(p.dy, p.stays, p.dx), each<N>(p.elems, [&](i64 i) {
         float dy[N], stays[N];
         load(dy, p.dy + i);
         load(stays, p.stays + i);
@@ -249,7 +249,7 @@ struct Adam {
 KERNEL(adam, Adam, THREADS) {
     float lr = float(p.lr), beta1 = float(p.beta1), beta2 = float(p.beta2), eps = float(p.eps), unbias = float(p.unbias);
     float take1 = float(1 - p.beta1), take2 = float(1 - p.beta2), stays = float(p.stays);
-    WIDE(p.elems, each<N>(p.elems, [&](i64 i) {
+    WIDE(p.elems, aligned(p.grad, p.w, p.m, p.v, p.cast), each<N>(p.elems, [&](i64 i) {
         float g[N], w[N], m[N], v[N];
         load(g, p.grad + i);
         load(w, p.w + i);

@@ -6,10 +6,19 @@ struct alignas(16) Words4 {
     u32 at[4];
 };
 
+// At an address that has to be aligned: a GPU faults where it is not, and so does the emulator.
+template <class T> DEVICE const Words4& words(const T* at) {
+#ifndef __CUDACC_RTC__
+    emulator::aligned(at, 16);
+#endif
+    return *reinterpret_cast<const Words4*>(at);
+}
+template <class T> DEVICE Words4& words(T* at) { return const_cast<Words4&>(words(const_cast<const T*>(at))); }
+
 template <int N> DEVICE void load(float (&to)[N], const float* x) {
     if constexpr (N == 1) to[0] = x[0];
     else UNROLL for (int i = 0; i < N; i += 4) {
-        Words4 w = *reinterpret_cast<const Words4*>(x + i);
+        Words4 w = words(x + i);
         UNROLL for (int j = 0; j < 4; j++) to[i + j] = __uint_as_float(w.at[j]);
     }
 }
@@ -17,7 +26,7 @@ template <int N> DEVICE void load(float (&to)[N], const float* x) {
 template <int N> DEVICE void load(float (&to)[N], const bf16* x) {
     if constexpr (N == 1) to[0] = to_float(x[0]);
     else {
-        Words4 w = *reinterpret_cast<const Words4*>(x);
+        Words4 w = words(x);
         UNROLL for (int j = 0; j < 4; j++) {
             to[2 * j] = __uint_as_float(w.at[j] << 16);
             to[2 * j + 1] = __uint_as_float(w.at[j] & 0xffff0000u);
@@ -30,7 +39,7 @@ template <int N> DEVICE void store(float* to, const float (&x)[N]) {
     else UNROLL for (int i = 0; i < N; i += 4) {
         Words4 w;
         UNROLL for (int j = 0; j < 4; j++) w.at[j] = __float_as_uint(x[i + j]);
-        *reinterpret_cast<Words4*>(to + i) = w;
+        words(to + i) = w;
     }
 }
 
@@ -39,7 +48,7 @@ template <int N> DEVICE void store(bf16* to, const float (&x)[N]) {
     else {
         Words4 w;
         UNROLL for (int j = 0; j < 4; j++) w.at[j] = pack_bf16(x[2 * j], x[2 * j + 1]);
-        *reinterpret_cast<Words4*>(to) = w;
+        words(to) = w;
     }
 }
 
@@ -49,10 +58,17 @@ template <int N, class F> DEVICE void each(i64 n, F f) {
     for (i64 i = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * N; i < n; i += step) f(i);
 }
 
-// The body of a kernel over rows of `cols`, for eight elements at a time or one.
-#define WIDE(cols, body)                \
+// Whether all of these can be read 16 bytes at a time: parts of buffers begin anywhere. Null is nobody's.
+template <class... Of> DEVICE bool aligned(const Of*... at) {
+    u64 all = 0;
+    ((all |= reinterpret_cast<u64>(at)), ...);
+    return all % 16 == 0;
+}
+
+// The body of a kernel over rows of `cols`, for eight elements at a time or, where `fits` does not hold, one.
+#define WIDE(cols, fits, body)          \
     do {                                \
-        if ((cols) % 8 == 0) {          \
+        if ((cols) % 8 == 0 && (fits)) { \
             constexpr int N = 8;        \
             body;                       \
         } else {                        \

@@ -1,0 +1,134 @@
+//! A rank a process, and messages by NCCL: what `run` does under torchrun, SLURM or Open MPI.
+//!
+//! **Unverified on hardware.** The schedule is run on doubles of the device that meet over loopback
+//! (`tests/cuda_joined.rs`); NCCL itself is not.
+
+use super::calls::communicators;
+use super::device::Device;
+use super::driver::Cuda;
+use super::meeting::{Hello, Meeting, TIMEOUT, timeout};
+use super::nccl::Nccl;
+use super::process::{Process, environment};
+use super::run::{least_shared, takes};
+use super::script::{Linked, script};
+use super::session::{Keep, Session};
+use super::wire;
+use crate::error::{Error, Result};
+use crate::exec::arena::Arena;
+use crate::exec::transport::Hub;
+use crate::exec::{Job, Options, Run, inputs, outputs};
+use crate::plan::link::{AtomTable, Line};
+use crate::plan::matching::Matching;
+use crate::plan::memory::Layout;
+use crate::plan::{Plan, check};
+use std::sync::Arc;
+
+/// This process's GPU, joined with those of all other processes of a plan.
+pub fn open(process: &Process, plan: &str) -> Result<(Cuda, Arc<Meeting>)> {
+    let (address, wait) = (process.address(&environment)?, timeout(environment(TIMEOUT))?);
+    let mut nccl = Nccl::load()?;
+    let mut cuda = Cuda::open(&[process.local])?;
+    let hello = Hello::new(process, plan, nccl.version()?, &cuda.name(0));
+    let (meeting, id) = Meeting::join(&hello, &address, wait, &|| nccl.id())?;
+    let meeting = Arc::new(meeting);
+    // Somebody who does not come is told of by NCCL alone: it waits for as long as everyone is alive.
+    cuda.here(0)?;
+    nccl.join(process.rank, process.world, &id).inspect_err(|e| meeting.fail(&e.to_string()))?;
+    cuda.join(nccl, meeting.clone());
+    Ok((cuda, meeting))
+}
+
+/// Trains for the steps of `job`, this process being one rank of the plan. `each` is given every step at rank 0. Errors:
+/// those of [`super::run::train`] and of [`Meeting::join`]; another rank's failure, with its reason.
+pub fn train(
+    plan: &Plan,
+    options: &Options,
+    process: &Process,
+    job: &Job,
+    each: &mut dyn FnMut(u64, Run) -> Result<()>,
+) -> Result<()> {
+    ranks_are_processes(plan, process)?;
+    check::check(plan)?;
+    takes(plan)?;
+    let (mut cuda, meeting) = open(process, &plan.hash())?;
+    let done = train_on(&mut cuda, plan, &meeting, options, job, each);
+    if let Err(error) = &done {
+        // First the others, since what waits for them here may never end.
+        meeting.fail(&error.to_string());
+        cuda.abort();
+    }
+    done
+}
+
+/// Errors: another number of processes than ranks.
+pub fn ranks_are_processes(plan: &Plan, process: &Process) -> Result<()> {
+    if process.world != plan.ranks() {
+        let why = format!(
+            "{} has started {} processes, and the plan has {} ranks; a process is a rank: start {} of them, or change the \
+             plan's parallelism",
+            process.by,
+            process.world,
+            plan.ranks(),
+            plan.ranks()
+        );
+        return Err(Error::spec("environment", "world size", why));
+    }
+    Ok(())
+}
+
+/// The same on any device that this process has to itself.
+pub fn train_on<D: Device>(
+    device: &mut D,
+    plan: &Plan,
+    meeting: &Meeting,
+    options: &Options,
+    job: &Job,
+    each: &mut dyn FnMut(u64, Run) -> Result<()>,
+) -> Result<()> {
+    let rank = meeting.rank;
+    let atoms = AtomTable::new(plan)?;
+    let programs = 0..plan.programs.len() as u32;
+    let lines = programs.clone().map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
+    let layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
+    let matching = Matching::new(plan, &lines);
+    let shared = least_shared(device, 1);
+    let linked =
+        Linked { plan, lines: &lines, matching: &matching, layouts: &layouts, solo: Some(rank), joined: true, shared };
+    // Every process has GPU 0, its own.
+    let gpus = vec![0; plan.ranks() as usize];
+    let watched = if options.keep || job.keep_last { outputs::watched(plan) } else { vec![] };
+    let script = script(linked, &gpus, &watched)?;
+    for (lane, members) in (0..).zip(communicators(linked, rank)).filter(|(_, members)| !members.is_empty()) {
+        device.communicator(lane, rank, &members)?;
+    }
+    let mut session = Session::new(device, linked, &script, &gpus, 1)?;
+    session.acquaint()?;
+    let mut arena = Arena::new(plan, &layouts[plan.program_of(rank) as usize]);
+    inputs::fill(plan, &atoms, rank, job.source, &mut arena);
+    session.fill(rank, arena.bytes())?;
+    drop(arena);
+    let given = inputs::shared(plan, job.source.seed);
+    for step in 1..=job.steps {
+        session.one_by_one(step == 1 && job.steps > 1);
+        for (at, values) in inputs::fed(plan, rank, (job.source, step), &given) {
+            session.put(rank, at, &values)?;
+        }
+        let logits = job.keep_last && step == job.steps;
+        // A step's times begin in each rank when all are there.
+        meeting.gather(vec![])?;
+        meeting.together()?;
+        session.step(step, Keep { all: options.keep || logits, logits })?;
+        let sent = session.sent()[rank as usize];
+        let own = session.done()?.swap_remove(rank as usize);
+        let Some(all) = meeting.gather(wire::pack(&own, sent))? else { continue };
+        let unpacked = all.iter().map(|bytes| wire::unpack(bytes)).collect::<Option<Vec<_>>>();
+        let cut = || Error::device("join", "what a rank has sent of its step cannot be read");
+        let (done, sent): (Vec<_>, Vec<_>) = unpacked.ok_or_else(cut)?.into_iter().unzip();
+        let mut run = outputs::gather(plan, &lines, &Hub::new(plan.ranks(), 1, None), done)?;
+        run.sent_bytes = sent;
+        each(step, run)?;
+    }
+    // Nobody leaves while others may still want something of them.
+    meeting.gather(vec![])?;
+    meeting.together()
+}

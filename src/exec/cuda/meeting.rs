@@ -1,0 +1,411 @@
+//! Processes that belong together find each other, and notice when one of them fails: rank 0 listens, the others come,
+//! and the connections stay open. Nothing here knows of GPUs.
+
+use super::process::Process;
+use super::wire::{Frame, receive, send};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+use std::io::ErrorKind;
+use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Who a process is, and what all of them have to agree on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    pub rank: u32,
+    pub world: u32,
+    pub foretrain: String,
+    /// As ncclGetVersion says it.
+    pub nccl: i32,
+    /// Hash of the plan.
+    pub plan: String,
+    /// Node and GPU.
+    pub place: String,
+}
+
+/// How long to wait: for the others to come, and for what they are to bring.
+pub const TIMEOUT: &str = "FORETRAIN_TIMEOUT";
+
+/// Seconds by [`TIMEOUT`], or five minutes: kernels are compiled meanwhile.
+pub fn timeout(said: Option<String>) -> Result<Duration> {
+    let Some(text) = said else { return Ok(Duration::from_secs(300)) };
+    let seconds = text.trim().parse::<f64>().ok().filter(|s| *s > 0.0 && *s < 1e6);
+    let why = || Error::spec("environment", TIMEOUT, format!("{text:?} is no number of seconds"));
+    seconds.map(Duration::from_secs_f64).ok_or_else(why)
+}
+
+/// Between two signs of life; after the second without any a process is given up.
+const PING: Duration = Duration::from_secs(2);
+const SILENCE: Duration = Duration::from_secs(30);
+
+#[derive(Default)]
+struct State {
+    failed: Option<String>,
+    /// What each rank has sent, in order.
+    inbox: BTreeMap<u32, VecDeque<Vec<u8>>>,
+    ended: Vec<u32>,
+    closing: bool,
+}
+
+#[derive(Default)]
+struct Board {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Board {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|p| p.into_inner())
+    }
+}
+
+type Link = (u32, Arc<Mutex<TcpStream>>);
+
+/// This process among the others.
+pub struct Meeting {
+    pub rank: u32,
+    pub world: u32,
+    /// Of rank 0 to everyone; of everyone else to rank 0.
+    links: Vec<Link>,
+    board: Arc<Board>,
+    timeout: Duration,
+}
+
+impl Meeting {
+    /// Comes together with the others at `address`. `shared` is made by rank 0 and given to all. Errors: somebody does
+    /// not come in time, comes twice, or has another number of processes, version or plan; everyone is told why.
+    pub fn join(
+        hello: &Hello,
+        address: &(String, u16),
+        timeout: Duration,
+        shared: &dyn Fn() -> Result<Vec<u8>>,
+    ) -> Result<(Meeting, Vec<u8>)> {
+        let until = Instant::now() + timeout;
+        let (streams, shared) = match hello.rank {
+            0 => gathered(hello, address.1, until, shared)?,
+            _ => {
+                let (stream, shared) = come(hello, address, until)?;
+                (vec![(0, stream)], shared)
+            }
+        };
+        let meeting = Meeting {
+            rank: hello.rank,
+            world: hello.world,
+            links: streams.into_iter().map(|(rank, stream)| (rank, Arc::new(Mutex::new(stream)))).collect(),
+            board: Arc::new(Board::default()),
+            timeout,
+        };
+        meeting.listen()?;
+        Ok((meeting, shared))
+    }
+
+    /// A thread for what each link brings, and one that says that this process lives.
+    fn listen(&self) -> Result<()> {
+        for (peer, link) in &self.links {
+            let stream = lock(link).try_clone().map_err(|e| Error::device("join", e))?;
+            stream.set_read_timeout(Some(SILENCE)).map_err(|e| Error::device("join", e))?;
+            let (board, others, peer) = (self.board.clone(), self.links.clone(), *peer);
+            std::thread::spawn(move || hear(stream, peer, &board, &others));
+        }
+        let (board, links) = (self.board.clone(), self.links.clone());
+        std::thread::spawn(move || {
+            let mut state = board.state();
+            while !state.closing {
+                state = board.changed.wait_timeout(state, PING).map_or_else(|p| p.into_inner().0, |w| w.0);
+                let stop = state.closing;
+                drop(state);
+                if !stop {
+                    links.iter().for_each(|(_, link)| drop(send(&mut *lock(link), Frame::Ping, &[])));
+                }
+                state = board.state();
+            }
+        });
+        Ok(())
+    }
+
+    /// Why one of the processes has failed, if one has.
+    pub fn failed(&self) -> Option<String> {
+        self.board.state().failed.clone()
+    }
+
+    /// Tells everyone that this process has failed, unless they know of a failure.
+    pub fn fail(&self, why: &str) {
+        let mut state = self.board.state();
+        if state.failed.is_none() {
+            let why = format!("rank {}: {why}", self.rank);
+            state.failed = Some(why.clone());
+            drop(state);
+            tell(&self.links, None, &why);
+            self.board.changed.notify_all();
+        }
+    }
+
+    /// Ends as a process does that is killed: nobody is told.
+    pub fn vanish(self) {
+        for (_, link) in &self.links {
+            let _ = lock(link).shutdown(Shutdown::Both);
+        }
+    }
+
+    /// What all have brought, by rank, at rank 0; nothing elsewhere.
+    pub fn gather(&self, own: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>> {
+        if self.rank > 0 {
+            self.say(0, &own)?;
+            return Ok(None);
+        }
+        let mut all = vec![own];
+        for rank in 1..self.world {
+            all.push(self.hear(rank)?);
+        }
+        Ok(Some(all))
+    }
+
+    /// Goes on when rank 0 does.
+    pub fn together(&self) -> Result<()> {
+        match self.rank {
+            0 => (1..self.world).try_for_each(|rank| self.say(rank, &[])),
+            _ => self.hear(0).map(drop),
+        }
+    }
+
+    fn say(&self, to: u32, data: &[u8]) -> Result<()> {
+        let (_, link) = self.links.iter().find(|(rank, _)| *rank == to).expect("a link to whom one speaks");
+        let sent = send(&mut *lock(link), Frame::Data, data);
+        sent.map_err(|e| {
+            Error::device("join", self.failed().unwrap_or_else(|| format!("rank {to} does not listen: {e}")))
+        })
+    }
+
+    fn hear(&self, from: u32) -> Result<Vec<u8>> {
+        let until = Instant::now() + self.timeout;
+        let mut state = self.board.state();
+        loop {
+            if let Some(data) = state.inbox.get_mut(&from).and_then(VecDeque::pop_front) {
+                return Ok(data);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let why = match &state.failed {
+                Some(why) => why.clone(),
+                None if state.ended.contains(&from) => {
+                    format!("rank {from} has ended before it said what is waited for")
+                }
+                None if left.is_zero() => {
+                    format!("rank {from} has said nothing for {:.0} s ({TIMEOUT})", self.timeout.as_secs_f64())
+                }
+                None => {
+                    let waited = self.board.changed.wait_timeout(state, left);
+                    state = waited.map_or_else(|p| p.into_inner().0, |w| w.0);
+                    continue;
+                }
+            };
+            return Err(Error::device("join", why));
+        }
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        self.board.state().closing = true;
+        self.board.changed.notify_all();
+        for (_, link) in &self.links {
+            let mut link = lock(link);
+            let _ = send(&mut *link, Frame::Bye, &[]);
+            let _ = link.shutdown(Shutdown::Write);
+        }
+    }
+}
+
+fn lock(link: &Mutex<TcpStream>) -> MutexGuard<'_, TcpStream> {
+    link.lock().unwrap_or_else(|p| p.into_inner())
+}
+
+/// Tells the ranks of all links but one.
+fn tell(links: &[Link], but: Option<u32>, why: &str) {
+    for (_, link) in links.iter().filter(|(rank, _)| Some(*rank) != but) {
+        let _ = send(&mut *lock(link), Frame::Failed, why.as_bytes());
+    }
+}
+
+/// What comes from a rank, until it is done or gone. Rank 0 passes failures on.
+fn hear(mut stream: TcpStream, peer: u32, board: &Board, links: &[Link]) {
+    loop {
+        let heard = receive(&mut stream);
+        let mut state = board.state();
+        if state.closing {
+            return;
+        }
+        let why = match heard {
+            Ok((Frame::Ping, _)) => continue,
+            Ok((Frame::Data, data)) => {
+                state.inbox.entry(peer).or_default().push_back(data);
+                board.changed.notify_all();
+                continue;
+            }
+            Ok((Frame::Bye, _)) => {
+                state.ended.push(peer);
+                board.changed.notify_all();
+                return;
+            }
+            Ok((Frame::Failed, why)) => String::from_utf8_lossy(&why).into_owned(),
+            Ok((other, _)) => format!("rank {peer} says {other:?} out of turn"),
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                format!("rank {peer} has not been heard of for {} s", SILENCE.as_secs())
+            }
+            Err(_) => format!("rank {peer} has ended without a word: see what it printed"),
+        };
+        let first = state.failed.is_none();
+        state.failed.get_or_insert(why.clone());
+        drop(state);
+        board.changed.notify_all();
+        if first {
+            tell(links, Some(peer), &why);
+        }
+        return;
+    }
+}
+
+type Streams = Vec<(u32, TcpStream)>;
+
+/// Rank 0: waits until all are there, and holds what they say against what it is itself.
+fn gathered(
+    own: &Hello,
+    port: u16,
+    until: Instant,
+    shared: &dyn Fn() -> Result<Vec<u8>>,
+) -> Result<(Streams, Vec<u8>)> {
+    let mut all: BTreeMap<u32, (TcpStream, Hello)> = BTreeMap::new();
+    let met = everyone(own, port, until, &mut all).and_then(|()| shared());
+    for (stream, _) in all.values_mut() {
+        let _ = match &met {
+            Ok(data) => send(stream, Frame::Welcome, data),
+            Err(why) => send(stream, Frame::Failed, format!("rank 0: {why}").as_bytes()),
+        };
+    }
+    let shared = met?;
+    Ok((all.into_iter().map(|(rank, (stream, _))| (rank, stream)).collect(), shared))
+}
+
+fn everyone(own: &Hello, port: u16, until: Instant, all: &mut BTreeMap<u32, (TcpStream, Hello)>) -> Result<()> {
+    if own.world == 1 {
+        return Ok(());
+    }
+    let fail = |why: String| Err(Error::device("join", why));
+    let listener = match TcpListener::bind(("0.0.0.0", port)) {
+        Ok(listener) => listener,
+        Err(e) => {
+            return fail(format!(
+                "port {port} cannot be listened on ({e}): is there another rank 0? else set FORETRAIN_PORT"
+            ));
+        }
+    };
+    listener.set_nonblocking(true).map_err(|e| Error::device("join", e))?;
+    while all.len() + 1 < own.world as usize {
+        if Instant::now() > until {
+            let missing: Vec<String> = (1..own.world).filter(|r| !all.contains_key(r)).map(|r| r.to_string()).collect();
+            let (few, more) = (missing[..missing.len().min(8)].join(", "), missing.len().saturating_sub(8));
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            return fail(format!(
+                "of {} processes those of ranks {few}{more} have not come in time ({TIMEOUT})",
+                own.world
+            ));
+        }
+        let Ok((mut stream, from)) = listener.accept() else {
+            std::thread::sleep(Duration::from_millis(20));
+            continue;
+        };
+        let left = until.saturating_duration_since(Instant::now()).clamp(Duration::from_millis(100), SILENCE);
+        let _ = stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(left)));
+        let _ = stream.set_nodelay(true);
+        // Strangers are let go.
+        let Ok((Frame::Hello, hello)) = receive(&mut stream) else { continue };
+        let Ok(hello) = serde_json::from_slice::<Hello>(&hello) else { continue };
+        let wrong = disagrees(own, &hello).or_else(|| {
+            let (_, other) = all.get(&hello.rank)?;
+            Some(format!("two processes say that they are rank {}: {} and {}", hello.rank, other.place, hello.place))
+        });
+        if let Some(why) = wrong {
+            let _ = send(&mut stream, Frame::Failed, format!("rank 0: {why}").as_bytes());
+            return fail(format!("{why} (from {from})"));
+        }
+        all.insert(hello.rank, (stream, hello));
+    }
+    Ok(())
+}
+
+/// What a process has that rank 0 has not.
+fn disagrees(own: &Hello, other: &Hello) -> Option<String> {
+    let who = format!("rank {} ({})", other.rank, other.place);
+    let differ =
+        |what: &str, theirs: &str, ours: &str| Some(format!("{who} has {what} {theirs}, and rank 0 has {ours}"));
+    if other.world != own.world {
+        return differ("a world of", &other.world.to_string(), &own.world.to_string());
+    }
+    if other.rank == 0 || other.rank >= own.world {
+        return Some(format!("{who} comes to rank 0, and the ranks that come are 1 to {}", own.world - 1));
+    }
+    if other.foretrain != own.foretrain {
+        return differ("foretrain", &other.foretrain, &own.foretrain);
+    }
+    if other.nccl != own.nccl {
+        return differ("NCCL", &version(other.nccl), &version(own.nccl));
+    }
+    (other.plan != own.plan)
+        .then(|| format!("{who} has another plan than rank 0: give all the same flags, or one --plan"))
+}
+
+/// 23007 is 2.30.7.
+pub fn version(nccl: i32) -> String {
+    format!("{}.{}.{}", nccl / 10_000, nccl % 10_000 / 100, nccl % 100)
+}
+
+/// Everyone else: goes to rank 0 until it is there.
+fn come(own: &Hello, (host, port): &(String, u16), until: Instant) -> Result<(TcpStream, Vec<u8>)> {
+    let mut last = String::from("nobody answers");
+    let fail = |why: String| Err(Error::device("join", why));
+    while Instant::now() < until {
+        let found = (host.as_str(), *port).to_socket_addrs().map(|all| all.collect::<Vec<_>>());
+        let tried = found.and_then(|all| {
+            let at = all.first().ok_or(ErrorKind::AddrNotAvailable)?;
+            TcpStream::connect_timeout(at, Duration::from_secs(5))
+        });
+        let mut stream = match tried {
+            Ok(stream) => stream,
+            Err(e) => {
+                last = e.to_string();
+                std::thread::sleep(Duration::from_millis(50));
+                continue;
+            }
+        };
+        let _ = stream.set_nodelay(true);
+        let hello = serde_json::to_vec(own).expect("plain data");
+        // The others may still be on their way, and rank 0 says so if they never come.
+        let left = until.saturating_duration_since(Instant::now()) + PING;
+        let answer = stream
+            .set_read_timeout(Some(left))
+            .and_then(|()| send(&mut stream, Frame::Hello, &hello))
+            .and_then(|()| receive(&mut stream));
+        return match answer {
+            Ok((Frame::Welcome, shared)) => Ok((stream, shared)),
+            Ok((Frame::Failed, why)) => fail(String::from_utf8_lossy(&why).into_owned()),
+            Ok(_) => fail(format!("what listens at {host}:{port} is no rank 0")),
+            Err(e) => fail(format!("rank 0 at {host}:{port} has let rank {} go: {e}", own.rank)),
+        };
+    }
+    fail(format!("rank 0 is not at {host}:{port} ({last}); is it started, and MASTER_ADDR its node? ({TIMEOUT})"))
+}
+
+impl Hello {
+    pub fn new(process: &Process, plan: &str, nccl: i32, gpu: &str) -> Hello {
+        let node = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        Hello {
+            rank: process.rank,
+            world: process.world,
+            foretrain: env!("CARGO_PKG_VERSION").into(),
+            nccl,
+            plan: plan.into(),
+            place: format!("{} GPU {} {gpu}", node.trim(), process.local).trim().into(),
+        }
+    }
+}

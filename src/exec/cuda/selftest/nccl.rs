@@ -1,0 +1,97 @@
+//! Every call of NCCL that plans make, between the processes that are there: one is enough.
+
+use super::super::calls::Call;
+use super::super::device::Device;
+use crate::error::Result;
+use crate::exec::arena::Data;
+use crate::plan::Dtype;
+use serde::Serialize;
+
+/// How a call did on this rank.
+#[derive(Debug, Clone, Serialize)]
+pub struct Joined {
+    pub call: &'static str,
+    pub ranks: u32,
+    /// That the rank puts in.
+    pub bytes: u64,
+    /// Median of [`TIMES`]; of one rank that of a copy inside its memory, and no link's.
+    pub seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wrong: Option<String>,
+}
+
+const TIMES: usize = 5;
+
+/// Small whole numbers: sums of them are exact in whatever order.
+fn value(rank: u32, i: u64) -> f64 {
+    f64::from(rank % 3) + (i % 5) as f64
+}
+
+fn numbers(elems: u64, dtype: Dtype, of: impl Fn(u64) -> f64) -> Data {
+    Data::from_f64(&(0..elems).map(of).collect::<Vec<_>>(), dtype)
+}
+
+/// As `rank` of `world`, with `elems` numbers each; every process calls this at once.
+pub fn check<D: Device>(device: &mut D, rank: u32, world: u32, elems: u64) -> Result<Vec<Joined>> {
+    device.communicator(0, rank, &(0..world).collect::<Vec<_>>())?;
+    let (n, stream) = (u64::from(world), device.stream(0)?);
+    let [from, to] = [device.allocate(0, n * elems * 4)?, device.allocate(0, n * elems * 4)?];
+    let sum = |i: u64| (0..world).map(|r| value(r, i)).sum::<f64>();
+    let (before, next) = ((rank + world - 1) % world, (rank + 1) % world);
+    let bytes = 4 * elems;
+    let f32 = Dtype::F32;
+    let cases = [
+        ("all_reduce f32", f32, elems, numbers(elems, f32, sum), vec![Call::AllReduce { from, to, elems, dtype: f32 }]),
+        (
+            "all_reduce bf16",
+            Dtype::Bf16,
+            elems,
+            numbers(elems, Dtype::Bf16, sum),
+            vec![Call::AllReduce { from, to, elems, dtype: Dtype::Bf16 }],
+        ),
+        (
+            "all_gather",
+            f32,
+            elems,
+            numbers(n * elems, f32, |i| value((i / elems) as u32, i % elems)),
+            vec![Call::AllGather { from, to, bytes }],
+        ),
+        (
+            "reduce_scatter",
+            f32,
+            n * elems,
+            numbers(elems, f32, |i| sum(u64::from(rank) * elems + i)),
+            vec![Call::ReduceScatter { from, to, elems, dtype: f32 }],
+        ),
+        (
+            "send and receive around",
+            f32,
+            elems,
+            numbers(elems, f32, |i| value(before, i)),
+            vec![Call::Send { to: next, at: from, bytes }, Call::Receive { from: before, at: to, bytes }],
+        ),
+    ];
+    let mut found = vec![];
+    for (call, dtype, given, want, calls) in cases {
+        let mine = numbers(given, dtype, |i| value(rank, i));
+        device.write(0, from, mine.to_bytes())?;
+        device.write(0, to, &vec![0xff; want.bytes() as usize])?;
+        device.call(stream, 0, &calls)?;
+        device.synchronize()?;
+        let got = Data::from_bytes(&device.read(0, to, want.bytes())?, dtype);
+        let off = got.to_f64().iter().zip(want.to_f64()).position(|(g, w)| *g != w);
+        let wrong = off.map(|i| format!("element {i}: {} is not {}", got.to_f64()[i], want.to_f64()[i]));
+        let mut seconds = vec![];
+        for _ in 0..TIMES {
+            let around = [device.event(0)?, device.event(0)?];
+            device.record(stream, around[0])?;
+            device.call(stream, 0, &calls)?;
+            device.record(stream, around[1])?;
+            device.synchronize()?;
+            seconds.push(device.seconds(around[0], around[1])?);
+        }
+        seconds.sort_by(f64::total_cmp);
+        found.push(Joined { call, ranks: world, bytes: mine.bytes(), seconds: seconds[TIMES / 2], wrong });
+    }
+    Ok(found)
+}

@@ -1,0 +1,292 @@
+//! A rank a process, without GPUs: processes that find each other over loopback, and whole steps on doubles of the
+//! device whose messages go over a board in place of NCCL. What is not tested here is NCCL.
+
+mod cuda_double;
+mod cuda_emulator;
+
+use cuda_double::Double;
+use cuda_double::board::{Board, Seat};
+use foretrain::error::Result;
+use foretrain::exec::cuda::joined::{ranks_are_processes, train_on};
+use foretrain::exec::cuda::meeting::{Hello, Meeting};
+use foretrain::exec::cuda::process::Process;
+use foretrain::exec::cuda::run;
+use foretrain::exec::cuda::selftest::nccl;
+use foretrain::exec::source::Source;
+use foretrain::exec::{Job, Options, Run};
+use foretrain::plan::{Dtype, Engine, Plan};
+use foretrain::spec::{LlmSpec, Parallelism, Workload};
+use foretrain::strategy::{Engines, build};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A port that nobody listens on.
+fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn hello(rank: u32, world: u32) -> Hello {
+    let process = Process { rank, world, local: rank, by: "a test" };
+    Hello::new(&process, "plan", 22_703, "a double")
+}
+
+fn join(hello: &Hello, port: u16, seconds: f64) -> Result<(Meeting, Vec<u8>)> {
+    let shared = || Ok(b"shared".to_vec());
+    Meeting::join(hello, &("127.0.0.1".into(), port), Duration::from_secs_f64(seconds), &shared)
+}
+
+/// Every process in a thread, and how it ended.
+fn all<T: Send>(hellos: &[Hello], then: impl Fn(Result<Meeting>) -> T + Sync) -> Vec<T> {
+    let (port, then) = (port(), &then);
+    std::thread::scope(|scope| {
+        let start = |hello: &Hello| {
+            let hello = hello.clone();
+            scope.spawn(move || {
+                then(join(&hello, port, 20.0).map(|(meeting, shared)| {
+                    assert_eq!(shared, b"shared");
+                    meeting
+                }))
+            })
+        };
+        let threads: Vec<_> = hellos.iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn processes_find_each_other_and_rank_0_hears_them_all() {
+    let hellos: Vec<Hello> = (0..4).map(|rank| hello(rank, 4)).collect();
+    let heard = all(&hellos, |meeting| {
+        let meeting = meeting.unwrap();
+        let mut heard = vec![];
+        for round in 0..3 {
+            let all = meeting.gather(vec![meeting.rank as u8, round]).unwrap();
+            meeting.together().unwrap();
+            heard.push(all);
+        }
+        heard
+    });
+    for (rank, rounds) in heard.into_iter().enumerate() {
+        for (round, all) in rounds.into_iter().enumerate() {
+            let want = (rank == 0).then(|| (0..4).map(|r| vec![r, round as u8]).collect::<Vec<_>>());
+            assert_eq!(all, want);
+        }
+    }
+    // A world of one has nobody to wait for.
+    let (one, _) = join(&hello(0, 1), port(), 1.0).unwrap();
+    assert_eq!(one.gather(vec![7]).unwrap(), Some(vec![vec![7]]));
+}
+
+#[test]
+fn what_processes_must_agree_on_is_named() {
+    let with = |change: fn(&mut Hello)| {
+        let mut odd = hello(1, 2);
+        change(&mut odd);
+        let ends = all(&[hello(0, 2), odd], |meeting| meeting.map(drop).unwrap_err().to_string());
+        assert!(ends[1].contains("rank 0: "), "rank 0 tells it: {}", ends[1]);
+        ends
+    };
+    for said in with(|h| h.world = 4) {
+        assert!(said.contains("a world of 4") && said.contains("has 2"), "{said}");
+    }
+    for said in with(|h| h.foretrain = "0.0.9".into()) {
+        assert!(said.contains("foretrain 0.0.9"), "{said}");
+    }
+    for said in with(|h| h.nccl = 23_007) {
+        assert!(said.contains("NCCL 2.30.7") && said.contains("2.27.3"), "{said}");
+    }
+    for said in with(|h| h.plan = "another".into()) {
+        assert!(said.contains("another plan") && said.contains("--plan"), "{said}");
+    }
+}
+
+#[test]
+fn two_processes_of_one_rank_and_a_missing_one_are_named() {
+    let twice = all(&[hello(0, 3), hello(1, 3), hello(1, 3)], |meeting| meeting.map(drop).unwrap_err().to_string());
+    for said in twice {
+        assert!(said.contains("two processes say that they are rank 1"), "{said}");
+    }
+    let port = port();
+    let waiting = std::thread::spawn(move || join(&hello(2, 3), port, 2.0).map(drop).unwrap_err().to_string());
+    let said = [join(&hello(0, 3), port, 1.0).map(drop).unwrap_err().to_string(), waiting.join().unwrap()];
+    for said in said {
+        assert!(said.contains("of 3 processes those of ranks 1 have not come"), "{said}");
+    }
+    let said = join(&hello(1, 2), port, 0.3).map(drop).unwrap_err().to_string();
+    assert!(said.contains("rank 0 is not at 127.0.0.1") && said.contains("MASTER_ADDR"), "{said}");
+}
+
+/// Whoever waits for something hears why it will not come: of a rank that says so, and of one that is gone.
+#[test]
+fn a_failure_ends_everyone_with_its_reason() {
+    let hellos: Vec<Hello> = (0..3).map(|rank| hello(rank, 3)).collect();
+    let ends = all(&hellos, |meeting| {
+        let meeting = meeting.unwrap();
+        if meeting.rank == 2 {
+            meeting.fail("out of memory");
+            return meeting.failed().unwrap();
+        }
+        meeting.gather(vec![]).and_then(|_| meeting.together()).unwrap_err().to_string()
+    });
+    for said in ends {
+        assert!(said.contains("rank 2: out of memory"), "{said}");
+    }
+    let ends = all(&hellos, |meeting| {
+        let meeting = meeting.unwrap();
+        if meeting.rank == 1 {
+            // A process that is killed says nothing.
+            meeting.vanish();
+            return None;
+        }
+        Some(meeting.gather(vec![]).and_then(|_| meeting.together()).unwrap_err().to_string())
+    });
+    for said in ends.into_iter().flatten() {
+        assert!(said.contains("rank 1 has ended without a word"), "{said}");
+    }
+}
+
+const ENGINES: Engines = Engines { p2p: Engine::Sm { ctas: 8 }, collective: Engine::Sm { ctas: 8 } };
+
+fn plan(par: Parallelism, batches: u64) -> Plan {
+    let (heads, layers) = (4, if par.pp > 1 { 2 } else { 1 });
+    let sizes = LlmSpec {
+        hidden: 64,
+        layers,
+        heads,
+        kv_heads: 4,
+        head_dim: 32,
+        ffn: 96,
+        vocab: 64,
+        ..LlmSpec::find("tiny").unwrap()
+    };
+    let (global_batch, documents) = (u64::from(par.dp) * batches, Default::default());
+    let work = Workload { seq_len: 128, global_batch, micro_batch: 1, dtype: Dtype::Bf16, documents };
+    build(&sizes, &work, &par, ENGINES).unwrap()
+}
+
+fn none() -> Parallelism {
+    Parallelism::default()
+}
+
+fn job(source: &Source, steps: u64) -> Job<'_> {
+    Job { source, steps, keep_last: false }
+}
+
+/// What rank 0 has of all steps, every rank on a double of its own; `broken` is a kernel of rank 1 that fails.
+fn joined(plan: &Plan, steps: u64, broken: Option<&'static str>) -> Vec<Result<Vec<Run>>> {
+    let hellos: Vec<Hello> = (0..plan.ranks()).map(|rank| hello(rank, plan.ranks())).collect();
+    let board = Arc::new(Board::default());
+    all(&hellos, |meeting| {
+        let meeting = Arc::new(meeting.unwrap());
+        let mut double = Double::new(1, 8 << 30, u64::from(meeting.rank) + 1);
+        double.seat = Some(Seat::new(&board, meeting.rank));
+        double.broken = broken.filter(|_| meeting.rank == 1);
+        let others = meeting.clone();
+        double.failed = Box::new(move || others.failed());
+        let mut runs = vec![];
+        let options = Options::new(7, (0..plan.ranks()).collect(), true);
+        let done = train_on(&mut double, plan, &meeting, &options, &job(&Source::seeded(7), steps), &mut |_, run| {
+            runs.push(run);
+            Ok(())
+        });
+        if let Err(error) = &done {
+            meeting.fail(&error.to_string());
+        }
+        done.map(|()| runs)
+    })
+}
+
+/// The same numbers as in one process, but for the order of sums: three ranks of a sum round as they come.
+#[track_caller]
+fn hold(par: Parallelism, batches: u64) {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    let plan = plan(par, batches);
+    let mut want = vec![];
+    let options = Options::new(7, vec![0; plan.ranks() as usize], true);
+    let mut double = Double::new(1, 8 << 30, 1);
+    run::train_on(&mut double, &plan, &options, &job(&Source::seeded(7), 2), &mut |_, run| {
+        want.push(run);
+        Ok(())
+    })
+    .unwrap();
+    let mut all = joined(&plan, 2, None);
+    let got = all.swap_remove(0).unwrap();
+    assert!(all.into_iter().all(|other| other.unwrap().is_empty()), "rank 0 alone reports");
+    assert_eq!(got.len(), 2);
+    for (got, want) in got.iter().zip(&want) {
+        assert!((got.loss - want.loss).abs() < 1e-3 * want.loss, "loss {} is not {}", got.loss, want.loss);
+        assert_eq!((&got.sent_bytes, &got.peak_bytes), (&want.sent_bytes, &want.peak_bytes));
+        assert_eq!(got.grads.keys().collect::<Vec<_>>(), want.grads.keys().collect::<Vec<_>>());
+        for (name, want) in &want.grads {
+            let scale = want.iter().fold(1e-6, |m: f64, x| m.max(x.abs()));
+            let off = got.grads[name].iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max) / scale;
+            assert!(off < 0.03, "gradient of {name} is off by {off}");
+        }
+        assert!(got.timeline.classes.iter().zip(&want.timeline.classes).all(|(a, b)| a.spans.len() == b.spans.len()));
+    }
+}
+
+#[test]
+fn a_ring_and_all_to_alls() {
+    hold(Parallelism { ring: 2, ..none() }, 1);
+    hold(Parallelism { ulysses: 2, ..none() }, 1);
+}
+
+#[test]
+fn tensor_parallel_replicas() {
+    hold(Parallelism { tp: 2, dp: 2, zero: 1, ..none() }, 1);
+}
+
+#[test]
+fn a_pipeline_and_shared_weights() {
+    hold(Parallelism { pp: 2, ..none() }, 2);
+    hold(Parallelism { dp: 2, zero: 3, ..none() }, 1);
+}
+
+#[test]
+fn a_world_of_one() {
+    hold(none(), 1);
+}
+
+#[test]
+fn a_rank_that_fails_ends_all_of_them() {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    let ends = joined(&plan(Parallelism { tp: 2, ..none() }, 1), 2, Some("row_norm"));
+    for end in ends {
+        let said = end.unwrap_err().to_string();
+        assert!(said.contains("illegal memory access") && said.contains("rank 1"), "{said}");
+    }
+}
+
+/// What `selftest --group nccl` does, of one rank and of three.
+#[test]
+fn calls_between_ranks() {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    for world in [1, 3] {
+        let board = Arc::new(Board::default());
+        let hellos: Vec<Hello> = (0..world).map(|rank| hello(rank, world)).collect();
+        let found = all(&hellos, |meeting| {
+            let meeting = meeting.unwrap();
+            let mut double = Double::new(1, 1 << 30, 1);
+            double.seat = Some(Seat::new(&board, meeting.rank));
+            nccl::check(&mut double, meeting.rank, world, 100).unwrap()
+        });
+        for call in found.into_iter().flatten() {
+            assert!(call.wrong.is_none() && call.ranks == world && call.seconds > 0.0, "{call:?}");
+        }
+    }
+}
+
+#[test]
+fn a_process_is_a_rank() {
+    let process = Process { rank: 0, world: 4, local: 0, by: "torchrun" };
+    let said = ranks_are_processes(&plan(Parallelism { ring: 2, ..none() }, 1), &process).unwrap_err().to_string();
+    assert!(said.contains("torchrun has started 4 processes") && said.contains("2 ranks"), "{said}");
+}
