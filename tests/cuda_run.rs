@@ -10,7 +10,7 @@ use foretrain::calibrate::{Effort, gpu};
 use foretrain::collective::count::sent_by;
 use foretrain::device::Profile;
 use foretrain::device::curve::Curve;
-use foretrain::exec::cuda::run::{time_steps, train_on};
+use foretrain::exec::cuda::run::{Timing, time_steps, train_on};
 use foretrain::exec::reference::{DenseConfig, Experts, step};
 use foretrain::exec::source::Source;
 use foretrain::exec::{Job, Options, Run, routing, train};
@@ -163,11 +163,20 @@ fn one_rank_of_many_runs_alone() {
         let plan = plan(par, 1);
         let mut double = Double::new(1, 8 << 30, 1);
         let mut runs = vec![];
-        time_steps(&mut double, &plan, &[0; 4], (2, Some(2)), &mut |run, _| {
-            runs.push(run);
-            Ok(())
-        })
-        .unwrap();
+        let ops = plan.ops().count();
+        let waits = vec![1e-6; 4 * ops];
+        for waits in [None, Some(&waits[..])] {
+            runs.clear();
+            let timing = Timing { steps: 2, solo: Some(2), waits, graphs: 2 };
+            let graphs = time_steps(&mut double, &plan, &[0; 4], timing, &mut |run, _| {
+                runs.push(run);
+                Ok(())
+            });
+            assert!(graphs.unwrap().into_iter().all(|seconds| seconds > 0.0));
+            if waits.is_none() {
+                foretrain::exec::cuda::device::Device::clear(&mut double).unwrap();
+            }
+        }
         assert_eq!(runs.len(), 2);
         let spans: Vec<usize> = runs[1].timeline.classes.iter().map(|c| c.spans.len()).collect();
         let atoms = AtomTable::new(&plan).unwrap();

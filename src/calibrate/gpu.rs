@@ -8,15 +8,14 @@ use super::shapes;
 use super::{Effort, Progress, machine};
 use crate::device::Profile;
 use crate::device::curve::{Curve, Point};
-use crate::device::measured::{Condition, Crowded, FORMAT, GpuSide, MachineName};
+use crate::device::measured::{BesideBlocks, Condition, Crowded, FORMAT, GpuSide, MachineName};
 use crate::error::{Error, Result};
 use crate::exec::cuda::device::Device;
-use crate::exec::cuda::run::time_steps;
-use crate::exec::cuda::selftest::speed::{self, Timed};
+use crate::exec::cuda::run::{Timing, gemm_seconds, time_steps};
+use crate::exec::cuda::selftest::speed::{self, Copier, Timed};
 use crate::plan::{Dtype, Kernel, Plan};
 use std::path::PathBuf;
-use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What to measure, and where to keep what is done.
 #[derive(Debug, Clone)]
@@ -35,13 +34,16 @@ const PROVENANCE: &str = "measured by foretrain: kernels inside of training step
 
 /// Measures the first GPU of a device.
 pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Result<Profile> {
-    let mut conditions = vec![condition("before")];
+    let mut conditions = vec![condition(device, "before")];
     progress(0.0, "copies and launches");
     let copy = copies(device, job.effort)?;
     let launch_s = launches(device)?;
-    let beside_copies = beside_copies(device, job.effort)?;
+    let beside_copies = beside(device, Copier::Driver, job.effort)?;
+    let beside_blocks = BesideBlocks { blocks: BLOCKS, factors: beside(device, Copier::Blocks(BLOCKS), job.effort)? };
     let (samples, host_launch_s) = steps(device, job, progress)?;
-    conditions.push(condition("after"));
+    conditions.push(condition(device, "after"));
+    progress(1.0, "the same product for a while");
+    conditions.push(sustained(device, job.effort)?);
     let name = device.name(0);
     Ok(Profile {
         foretrain_profile: FORMAT,
@@ -57,6 +59,7 @@ pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Resu
             launch_s,
             host_launch_s,
             beside_copies,
+            beside_blocks: Some(beside_blocks),
             conditions: conditions.into_iter().flatten().collect(),
         }),
         kernels: samples.curves(),
@@ -101,7 +104,7 @@ fn one<D: Device>(device: &mut D, plan: &Plan, effort: Effort, host: &mut Vec<f6
     let devices = vec![0; plan.ranks() as usize];
     let (mut samples, mut step) = (Samples::of_gpu(), 0);
     let steps = effort.rounds as u64 + 1;
-    time_steps(device, plan, &devices, (steps, None), &mut |run, seconds| {
+    time_steps(device, plan, &devices, Timing { steps, ..Timing::default() }, &mut |run, seconds| {
         step += 1;
         let ops: usize = run.timeline.classes.iter().map(|c| c.spans.len()).sum();
         if step > 1 {
@@ -138,8 +141,11 @@ fn launches<D: Device>(device: &mut D) -> Result<f64> {
     Ok(seconds.max(1e-9))
 }
 
+/// Channels of NCCL for messages between neighbours, and a few more for collectives.
+const BLOCKS: u32 = 16;
+
 /// The same kernels alone and while a stream beside theirs does nothing but copy.
-fn beside_copies<D: Device>(device: &mut D, effort: Effort) -> Result<Crowded> {
+fn beside<D: Device>(device: &mut D, by: Copier, effort: Effort) -> Result<Crowded> {
     let wanted = ["product 8192", "attention forward causal 16384 d128", "norm"];
     let mut factors = [1.0; 3];
     if effort.tiny {
@@ -150,7 +156,7 @@ fn beside_copies<D: Device>(device: &mut D, effort: Effort) -> Result<Crowded> {
         let timed = all.iter().find(|t| t.name.starts_with(name)).expect("among those that are timed");
         let alone = speed::time(device, timed, TIMES)?.seconds;
         device.clear()?;
-        let beside = speed::beside_copies(device, timed, TIMES)?.seconds;
+        let beside = speed::beside_copies(device, timed, by, TIMES)?.seconds;
         device.clear()?;
         *factor = (beside / alone).max(1.0);
     }
@@ -158,11 +164,37 @@ fn beside_copies<D: Device>(device: &mut D, effort: Effort) -> Result<Crowded> {
     Ok(Crowded { gemm, attention, memory })
 }
 
-/// Clocks and temperature, where nvidia-smi tells them.
-fn condition(when: &str) -> Option<Condition> {
-    let fields = "clocks.sm,clocks.mem,temperature.gpu,power.draw,driver_version";
-    let query = [format!("--query-gpu={fields}"), "--format=csv,noheader,nounits".into(), "-i".into(), "0".into()];
-    let done = Command::new("nvidia-smi").args(query).output().ok().filter(|o| o.status.success())?;
-    let says = String::from_utf8_lossy(&done.stdout).trim().to_string();
-    Some(Condition { when: when.into(), says })
+/// Clocks and temperature, where NVML tells them.
+fn condition<D: Device>(device: &mut D, when: &str) -> Option<Condition> {
+    device.conditions(0).map(|says| Condition { when: when.into(), says })
+}
+
+/// How long a GPU is kept busy until its clocks are those of a long run.
+const LOAD: Duration = Duration::from_secs(30);
+/// Side of the product that keeps it busy.
+const SIDE: u64 = 8192;
+
+/// What a product takes at first, and after [`LOAD`] of nothing else, with the clocks of the last moment.
+fn sustained<D: Device>(device: &mut D, effort: Effort) -> Result<Option<Condition>> {
+    if effort.tiny {
+        return Ok(None);
+    }
+    let cool = gemm_seconds(device, SIDE, TIMES)?;
+    device.clear()?;
+    let begun = Instant::now();
+    let (mut warm, mut says) = (cool, None);
+    while begun.elapsed() < LOAD {
+        // Some hundred products take longer than NVML does to answer.
+        warm = gemm_seconds(device, SIDE, 300)?;
+        says = device.conditions(0);
+        device.clear()?;
+    }
+    let rate = |seconds: f64| 2e-12 * (SIDE as f64).powi(3) / seconds;
+    let says = format!(
+        "{}; product of {SIDE} at {:.0} TFLOP/s, {:.0} at first",
+        says.unwrap_or_else(|| "NVML is not there".into()),
+        rate(warm),
+        rate(cool)
+    );
+    Ok(Some(Condition { when: format!("after {} s of products", LOAD.as_secs()), says }))
 }

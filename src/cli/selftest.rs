@@ -178,12 +178,12 @@ fn render(found: &Found) -> String {
     }
     let mut text = format!("{}, {}, seed {}\n\n{}", found.gpu, found.arch, found.seed, table.render("  "));
     if !found.speeds.is_empty() {
-        let mut table = Table::new("<>>>>");
-        table.row(["kernel", "median", "spread", "FLOP/s", "bytes read and written"]);
+        let mut table = Table::new("<>>>>>");
+        table.row(["kernel", "median", "spread", "cold", "FLOP/s", "bytes read and written"]);
         for s in &found.speeds {
             let spread = format!("{:.1} %", 100.0 * s.spread / s.seconds);
             let [flops, bytes] = [decimal(s.flops_per_s, "FLOP/s"), decimal(s.bytes_per_s, "B/s")];
-            table.row([s.name.clone(), seconds(s.seconds), spread, flops, bytes]);
+            table.row([s.name.clone(), seconds(s.seconds), spread, seconds(s.cold_seconds), flops, bytes]);
         }
         text.push_str(&format!("\n{}", table.render("  ")));
     }

@@ -54,7 +54,7 @@ pub struct Flags {
     /// Ranks of a drawn plan [default: one a core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: Option<u32>,
-    /// Run this rank of the plan alone, on cuda: its messages are made up for by copies inside its own memory, and only
+    /// Run this rank of the plan alone, on cuda: its messages are waits of the predicted length, and only
     /// its kernels are held to the prediction
     #[arg(long, value_name = "RANK")]
     solo: Option<u32>,

@@ -59,15 +59,26 @@ pub struct GpuSide {
     pub host_launch_s: f64,
     /// How much longer each takes while memory is copied beside it.
     pub beside_copies: Crowded,
-    /// What nvidia-smi said meanwhile, in its own words; empty where it is not there.
+    /// The same beside a copy by as many blocks of threads as NCCL takes for a message; no prediction reads it yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside_blocks: Option<BesideBlocks>,
+    /// What NVML said meanwhile; empty where it is not there.
     pub conditions: Vec<Condition>,
+}
+
+/// How much longer kernels take beside one that has some of the multiprocessors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BesideBlocks {
+    pub blocks: u32,
+    pub factors: Crowded,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Condition {
     pub when: String,
-    /// SM clock (MHz), memory clock (MHz), temperature (C), power (W), driver.
+    /// Clocks, temperature, power, and what held the clocks down.
     pub says: String,
 }
 

@@ -27,7 +27,8 @@ pub struct Seat {
     board: Arc<Board>,
     pub rank: u32,
     members: HashMap<Communicator, Vec<u32>>,
-    counts: HashMap<(Communicator, What), u64>,
+    /// Of each lane, by what there was, and whether it came from another.
+    counts: HashMap<(Communicator, What, bool), u64>,
 }
 
 /// What a group of calls waits for: the keys, and where each is to go.
@@ -43,8 +44,8 @@ impl Seat {
         assert!(self.members.insert(lane, members.to_vec()).is_none(), "lane {lane} is joined twice");
     }
 
-    fn key(&mut self, lane: Communicator, what: What) -> Key {
-        let count = self.counts.entry((lane, what.clone())).or_default();
+    fn key(&mut self, lane: Communicator, what: What, comes: bool) -> Key {
+        let count = self.counts.entry((lane, what.clone(), comes)).or_default();
         *count += 1;
         (lane, self.members[&lane].clone(), what, *count)
     }
@@ -58,9 +59,9 @@ impl Seat {
             let (put, wanted) = match call {
                 Call::Send { to, at, bytes } => {
                     assert!(to < n, "nobody is {to} of {n}");
-                    (Some((self.key(lane, What::Message { from: own, to }), read(at, bytes))), vec![])
+                    (Some((self.key(lane, What::Message { from: own, to }, false), read(at, bytes))), vec![])
                 }
-                Call::Receive { from, .. } => (None, vec![self.key(lane, What::Message { from, to: own })]),
+                Call::Receive { from, .. } => (None, vec![self.key(lane, What::Message { from, to: own }, true)]),
                 Call::AllGather { from, bytes, .. } => self.part(lane, own, n, read(from, bytes)),
                 Call::AllReduce { from, elems, dtype, .. } => self.part(lane, own, n, read(from, elems * dtype.size())),
                 Call::ReduceScatter { from, elems, dtype, .. } => {
@@ -77,7 +78,7 @@ impl Seat {
     }
 
     fn part(&mut self, lane: Communicator, own: u32, n: u32, data: Vec<u8>) -> (Option<(Key, Vec<u8>)>, Vec<Key>) {
-        let keys: Vec<Key> = (0..n).map(|of| self.key(lane, What::Part(of))).collect();
+        let keys: Vec<Key> = (0..n).map(|of| self.key(lane, What::Part(of), true)).collect();
         (Some((keys[own as usize].clone(), data)), keys)
     }
 

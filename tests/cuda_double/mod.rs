@@ -8,13 +8,20 @@ use super::cuda_emulator::Emulator;
 use board::{Open, Seat};
 use foretrain::error::{Error, Result};
 use foretrain::exec::cuda::calls::{Call, Communicator};
-use foretrain::exec::cuda::device::{Device, EventId, FunctionId, Operands, Size, StreamId};
+use foretrain::exec::cuda::device::{Device, EventId, FunctionId, GraphId, Operands, Size, StreamId};
 use foretrain::exec::cuda::lower::{Gemm, Launch, MOST_SHARED};
 use foretrain::plan::Dtype;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::VecDeque;
 use std::path::PathBuf;
+
+/// What was handed over while it was only noted.
+enum Noted {
+    Wait(EventId),
+    Record(EventId),
+    Deed(Deed),
+}
 
 enum Deed {
     /// Until the event has passed as often as it was recorded by then.
@@ -58,6 +65,9 @@ pub struct Double {
     clock: u64,
     /// Bytes of shared memory that a block may have.
     pub shared: u64,
+    /// The stream that is captured, and the notes.
+    capturing: Option<(StreamId, Vec<(StreamId, Noted)>)>,
+    graphs: Vec<Vec<(StreamId, Noted)>>,
     /// Where other processes are met.
     pub seat: Option<Seat>,
     /// Why one of them has failed, if one has.
@@ -79,6 +89,8 @@ impl Double {
             rng: ChaCha8Rng::seed_from_u64(seed),
             clock: 0,
             shared: MOST_SHARED,
+            capturing: None,
+            graphs: vec![],
             seat: None,
             failed: Box::new(|| None),
             broken: None,
@@ -95,6 +107,10 @@ impl Double {
     }
 
     fn hand_over(&mut self, stream: StreamId, deed: Deed) -> Result<()> {
+        if let Some((_, notes)) = &mut self.capturing {
+            notes.push((stream, Noted::Deed(deed)));
+            return Ok(());
+        }
         self.streams[stream as usize].1.push_back(deed);
         Ok(())
     }
@@ -191,6 +207,18 @@ impl Double {
     }
 }
 
+/// The same once more.
+fn again(deed: &Deed) -> Deed {
+    match deed {
+        Deed::Copy { to, from, bytes } => Deed::Copy { to: *to, from: *from, bytes: *bytes },
+        Deed::Launch { function, size, words } => {
+            Deed::Launch { function: *function, size: *size, words: words.clone() }
+        }
+        Deed::Gemm(gemm, at) => Deed::Gemm(gemm.clone(), *at),
+        _ => panic!("no graph has that"),
+    }
+}
+
 /// The number of an E4M3 code.
 fn of_code(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
@@ -248,12 +276,22 @@ impl Device for Double {
     }
 
     fn wait(&mut self, stream: StreamId, event: EventId) -> Result<()> {
+        if let Some((_, notes)) = &mut self.capturing {
+            let known = notes.iter().any(|(_, noted)| matches!(noted, Noted::Record(e) if *e == event));
+            assert!(known, "a graph waits for event {event}, which is recorded outside of it");
+            notes.push((stream, Noted::Wait(event)));
+            return Ok(());
+        }
         let recorded = self.events[event as usize].recorded;
         assert!(recorded > 0, "stream {stream} waits for event {event}, which nobody has recorded");
         self.hand_over(stream, Deed::Wait(event, recorded))
     }
 
     fn record(&mut self, stream: StreamId, event: EventId) -> Result<()> {
+        if let Some((_, notes)) = &mut self.capturing {
+            notes.push((stream, Noted::Record(event)));
+            return Ok(());
+        }
         let of = &mut self.events[event as usize];
         assert_eq!(of.gpu, self.streams[stream as usize].0, "an event is recorded on a stream of another GPU");
         of.recorded += 1;
@@ -285,6 +323,52 @@ impl Device for Double {
 
     fn gemm(&mut self, stream: StreamId, gemm: &Gemm, at: Operands) -> Result<()> {
         self.hand_over(stream, Deed::Gemm(gemm.clone(), at))
+    }
+
+    fn cache(&self, _gpu: u32) -> u64 {
+        1 << 20
+    }
+
+    fn capture(&mut self, stream: StreamId) -> Result<()> {
+        assert!(self.capturing.is_none());
+        self.capturing = Some((stream, vec![]));
+        Ok(())
+    }
+
+    /// Every stream that took part must have begun after the first, and be waited for by it.
+    fn captured(&mut self, stream: StreamId) -> Result<GraphId> {
+        let (first, notes) = self.capturing.take().expect("a capture");
+        assert_eq!(first, stream);
+        for (s, noted) in &notes {
+            if *s == first {
+                continue;
+            }
+            let own = |n: &&(StreamId, Noted)| n.0 == *s;
+            assert!(
+                matches!(notes.iter().find(own), Some((_, Noted::Wait(_)))),
+                "stream {s} does not begin with the graph"
+            );
+            let Some((_, Noted::Record(last))) = notes.iter().rev().find(own) else {
+                panic!("stream {s} is not joined: {}", matches!(noted, Noted::Wait(_)))
+            };
+            let joins = |n: &(StreamId, Noted)| n.0 == first && matches!(n.1, Noted::Wait(e) if e == *last);
+            assert!(notes.iter().any(joins), "stream {s} is not joined");
+        }
+        self.graphs.push(notes);
+        Ok(self.graphs.len() as GraphId - 1)
+    }
+
+    fn replay(&mut self, _stream: StreamId, graph: GraphId) -> Result<()> {
+        let notes = std::mem::take(&mut self.graphs[graph as usize]);
+        for (stream, noted) in &notes {
+            match noted {
+                Noted::Wait(event) => self.wait(*stream, *event)?,
+                Noted::Record(event) => self.record(*stream, *event)?,
+                Noted::Deed(deed) => self.hand_over(*stream, again(deed))?,
+            }
+        }
+        self.graphs[graph as usize] = notes;
+        Ok(())
     }
 
     fn communicator(&mut self, lane: Communicator, rank: u32, members: &[u32]) -> Result<()> {

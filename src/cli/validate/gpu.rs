@@ -12,12 +12,15 @@ use crate::device::Profile;
 use crate::device::measured::GpuSide;
 use crate::error::{Error, Result};
 use crate::exec::cuda::driver::Cuda;
-use crate::exec::cuda::run::{Placement, time_steps};
+use crate::exec::cuda::run::{Placement, Timing, time_steps};
 use crate::plan::Plan;
+use crate::plan::link::{AtomTable, Line};
+use crate::report::human::seconds;
 use crate::spec::{ClusterSpec, StackSpec};
 use crate::timeline::Timeline;
 use crate::units::{BytesPerSec, Seconds};
 use serde::Serialize;
+use std::collections::HashMap;
 
 #[derive(Serialize)]
 struct Found<'a> {
@@ -31,6 +34,8 @@ struct Found<'a> {
     solo: Option<u32>,
     /// What was not real.
     emulated: Option<&'static str>,
+    /// The step as one CUDA graph, the median; none for ranks on several GPUs.
+    graph_step_s: Option<f64>,
     #[serde(flatten)]
     validation: &'a Validation,
 }
@@ -59,15 +64,20 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let predicted = predicted(&plan, &chosen, &profile, flags.solo, (gpu, shared, &placement.of_rank))?;
     let mut runs: Vec<Trial> = vec![];
     let mut cuda = Cuda::open(&placement.ordinals)?;
-    time_steps(&mut cuda, &plan, &devices, (u64::from(flags.repeat) + 1, flags.solo), &mut |run, _| {
+    let waits = flags.solo.map(|rank| lasting(&plan, rank, &predicted)).transpose()?;
+    let (steps, graphs) = (u64::from(flags.repeat) + 1, u64::from(flags.repeat));
+    let timing = Timing { steps, solo: flags.solo, waits: waits.as_deref(), graphs };
+    let mut as_graph = time_steps(&mut cuda, &plan, &devices, timing, &mut |run, _| {
         runs.push(Trial { timeline: run.timeline, on_core: run.on_core });
         Ok(())
     })?;
+    as_graph.sort_by(f64::total_cmp);
+    let graph_step_s = as_graph.get(as_graph.len() / 2).copied();
     let runs = &runs[1..];
     let known = known(&plan, &profile)?;
     let mut validation = validate(&predicted, runs, &|rank, node| known[rank as usize][node], true);
     let emulated = match flags.solo {
-        Some(_) => Some("all ranks but one: its messages are copies inside its own memory, and not counted"),
+        Some(_) => Some("all ranks but one: its messages are waits of the predicted length, and not counted"),
         None if shared => Some("links: ranks share a GPU, and their messages are copies inside its memory"),
         None => None,
     };
@@ -76,12 +86,13 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     }
     let what = what(&plan);
     let mut text = format!(
-        "{what}, {} ranks on {} GPUs ({}), {} runs\n{}\n{}",
+        "{what}, {} ranks on {} GPUs ({}), {} runs\n{}{}\n{}",
         if flags.solo.is_some() { 1 } else { plan.ranks() },
         placement.ordinals.len(),
         gpu.name,
         flags.repeat,
         emulated.map_or(String::new(), |e| format!("emulated: {e}\n")),
+        graph_step_s.map_or(String::new(), |s| format!("the step as one CUDA graph: {}\n", seconds(s))),
         render(&validation)
     );
     text.push_str(&aside(flags, &what, &predicted, runs, &validation)?);
@@ -94,6 +105,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         seed: flags.machine.seed(),
         solo: flags.solo,
         emulated,
+        graph_step_s,
         validation: &validation,
     };
     Answer::new(text, &found).also_to(flags.out.as_deref())
@@ -108,6 +120,15 @@ fn chosen(flags: &Flags) -> Result<(Plan, Chosen)> {
     let plan = shapes::gpu_fresh(flags.machine.seed(), flags.ranks.unwrap_or(1)).plan()?;
     let chosen = flags.config.of_plan(plan.clone(), GPUS, "the drawn plan")?;
     Ok((plan, chosen))
+}
+
+/// How long each op of a rank is predicted to take, in its program's order; what is skipped takes nothing.
+fn lasting(plan: &Plan, rank: u32, predicted: &Timeline) -> Result<Vec<f64>> {
+    let atoms = AtomTable::new(plan)?;
+    let line = Line::program(plan, &atoms, plan.program_of(rank))?;
+    let spans = predicted.classes.iter().find(|class| class.rank == rank).map_or(&[][..], |class| &class.spans);
+    let known: HashMap<&str, f64> = spans.iter().map(|s| (s.path.as_str(), s.duration().value())).collect();
+    Ok((0..line.nodes.len()).map(|node| known.get(line.path(node).as_str()).copied().unwrap_or(0.0)).collect())
 }
 
 /// The timeline of the ranks that will be run.

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 pub type StreamId = u32;
 pub type EventId = u32;
 pub type FunctionId = u32;
+pub type GraphId = u32;
 
 /// Addresses of A, B, C, the bias, and the scales of FP8 operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +36,14 @@ pub trait Device {
 
     /// Bytes of shared memory that a block of threads may have.
     fn shared(&self, gpu: u32) -> u64;
+
+    /// Bytes of the cache that all of a GPU's multiprocessors share.
+    fn cache(&self, gpu: u32) -> u64;
+
+    /// Clocks, temperature, power, in words; none where nobody says them.
+    fn conditions(&mut self, _gpu: u32) -> Option<String> {
+        None
+    }
 
     /// Bytes free and in all.
     fn memory(&mut self, gpu: u32) -> Result<[u64; 2]>;
@@ -81,6 +90,15 @@ pub trait Device {
     fn call(&mut self, _stream: StreamId, lane: Communicator, _calls: &[Call]) -> Result<()> {
         Err(Error::device("nccl", format!("this device has no communicator for lane {lane}")))
     }
+
+    /// From now on what is handed over to this stream, and to streams that wait for it, is noted and not done.
+    fn capture(&mut self, stream: StreamId) -> Result<()>;
+
+    /// What was noted, all streams having been waited for by this one.
+    fn captured(&mut self, stream: StreamId) -> Result<GraphId>;
+
+    /// Does what was noted, as one command of the stream.
+    fn replay(&mut self, stream: StreamId, graph: GraphId) -> Result<()>;
 
     /// Waits until everything is done.
     fn synchronize(&mut self) -> Result<()>;

@@ -7,15 +7,16 @@
 
 use super::blas::Blas;
 use super::calls::{Call, Communicator};
-use super::device::{Device, EventId, FunctionId, Operands, Size, StreamId};
+use super::device::{Device, EventId, FunctionId, GraphId, Operands, Size, StreamId};
 use super::lower::{Gemm, Launch};
 use super::meeting::Meeting;
 use super::nccl::Nccl;
+use super::nvml::Nvml;
 use super::nvrtc;
 use crate::error::{Error, Result};
 use cudarc::driver::{result, sys};
 use rustc_hash::FxHashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +28,9 @@ pub struct Cuda {
     streams: Vec<(u32, sys::CUstream)>,
     events: Vec<(u32, sys::CUevent)>,
     functions: Vec<sys::CUfunction>,
+    graphs: Vec<sys::CUgraphExec>,
     memories: Vec<(u32, sys::CUdeviceptr)>,
+    nvml: Option<Nvml>,
     /// Other processes, and how they are.
     joined: Option<(Nccl, Arc<Meeting>)>,
 }
@@ -40,6 +43,10 @@ struct Gpu {
     arch: String,
     /// Bytes of shared memory that a block may have, once a kernel asks for more than 48 KB.
     shared: u64,
+    /// Bytes of the second cache.
+    cache: u64,
+    /// On the PCI bus.
+    bus: String,
     modules: FxHashMap<String, sys::CUmodule>,
     loaded: FxHashMap<(String, &'static str), FunctionId>,
     blas: Option<Blas>,
@@ -74,6 +81,8 @@ impl Cuda {
             streams: vec![],
             events: vec![],
             functions: vec![],
+            graphs: vec![],
+            nvml: Nvml::load(),
             memories: vec![],
             joined: None,
         };
@@ -188,6 +197,7 @@ impl Gpu {
         let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let shared = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u64;
+        let cache = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as u64;
         if major < 8 {
             // SAFETY: retained above, and nothing was made in it.
             let _ = unsafe { result::primary_ctx::release(device) };
@@ -199,7 +209,13 @@ impl Gpu {
         // What an `a` adds is there on that very generation alone.
         let arch = format!("{major}{minor}{}", if major >= 9 { "a" } else { "" });
         let (modules, loaded) = (FxHashMap::default(), FxHashMap::default());
-        Ok(Gpu { device, context, name, arch, shared, modules, loaded, blas: None })
+        let mut bus = [0u8; 32];
+        // SAFETY: the device exists, and the text is written within the length that is given.
+        unsafe { sys::cuDeviceGetPCIBusId(bus.as_mut_ptr().cast(), bus.len() as i32, device) }
+            .result()
+            .map_err(fail("address on the bus"))?;
+        let bus = CStr::from_bytes_until_nul(&bus).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+        Ok(Gpu { device, context, name, arch, shared, cache, bus, modules, loaded, blas: None })
     }
 }
 
@@ -210,6 +226,14 @@ impl Device for Cuda {
 
     fn shared(&self, gpu: u32) -> u64 {
         self.gpus[gpu as usize].shared
+    }
+
+    fn cache(&self, gpu: u32) -> u64 {
+        self.gpus[gpu as usize].cache
+    }
+
+    fn conditions(&mut self, gpu: u32) -> Option<String> {
+        self.nvml.as_ref()?.conditions(&self.gpus[gpu as usize].bus).map(|found| found.to_string())
     }
 
     fn memory(&mut self, gpu: u32) -> Result<[u64; 2]> {
@@ -233,6 +257,10 @@ impl Device for Cuda {
 
     fn clear(&mut self) -> Result<()> {
         self.synchronize()?;
+        for graph in std::mem::take(&mut self.graphs) {
+            // SAFETY: made here, destroyed once, and no stream is busy.
+            unsafe { sys::cuGraphExecDestroy(graph) }.result().map_err(fail("destroy a graph"))?;
+        }
         for (_, event) in std::mem::take(&mut self.events) {
             // SAFETY: made here, destroyed once, and no stream is busy.
             unsafe { result::event::destroy(event) }.map_err(fail("destroy an event"))?;
@@ -369,6 +397,34 @@ impl Device for Cuda {
         blas.run(gemm, at, handle.cast())
     }
 
+    fn capture(&mut self, stream: StreamId) -> Result<()> {
+        let stream = self.on_stream(stream)?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is live.
+        unsafe { sys::cuStreamBeginCapture_v2(stream, mode) }.result().map_err(fail("begin a capture"))
+    }
+
+    fn captured(&mut self, stream: StreamId) -> Result<GraphId> {
+        let stream = self.on_stream(stream)?;
+        let (mut graph, mut ready) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the stream is being captured; what is made is destroyed once, the graph here and its other form with
+        // `self`.
+        unsafe {
+            sys::cuStreamEndCapture(stream, &mut graph).result().map_err(fail("end a capture"))?;
+            let made = sys::cuGraphInstantiateWithFlags(&mut ready, graph, 0);
+            let _ = sys::cuGraphDestroy(graph);
+            made.result().map_err(fail("make a graph"))?;
+        }
+        self.graphs.push(ready);
+        Ok(self.graphs.len() as GraphId - 1)
+    }
+
+    fn replay(&mut self, stream: StreamId, graph: GraphId) -> Result<()> {
+        let stream = self.on_stream(stream)?;
+        // SAFETY: both are live.
+        unsafe { sys::cuGraphLaunch(self.graphs[graph as usize], stream) }.result().map_err(fail("launch a graph"))
+    }
+
     fn communicator(&mut self, lane: Communicator, rank: u32, members: &[u32]) -> Result<()> {
         self.enter(0)?;
         let unjoined = || Error::device("nccl", "this process is not joined with others");
@@ -413,6 +469,9 @@ impl Drop for Cuda {
         // SAFETY: everything was made here and is freed once, while its context is retained; nobody uses it any more. A
         // failure has nobody to be told to.
         unsafe {
+            for &graph in &self.graphs {
+                let _ = sys::cuGraphExecDestroy(graph);
+            }
             for &(_, event) in &self.events {
                 let _ = result::event::destroy(event);
             }

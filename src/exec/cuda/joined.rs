@@ -92,8 +92,16 @@ pub fn train_on<D: Device>(
     let layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let matching = Matching::new(plan, &lines);
     let shared = least_shared(device, 1);
-    let linked =
-        Linked { plan, lines: &lines, matching: &matching, layouts: &layouts, solo: Some(rank), joined: true, shared };
+    let linked = Linked {
+        plan,
+        lines: &lines,
+        matching: &matching,
+        layouts: &layouts,
+        solo: Some(rank),
+        joined: true,
+        waits: None,
+        shared,
+    };
     // Every process has GPU 0, its own.
     let gpus = vec![0; plan.ranks() as usize];
     let watched = if options.keep || job.keep_last { outputs::watched(plan) } else { vec![] };

@@ -4,6 +4,7 @@
 //! * [`lower`], [`exchange`]: what is launched for each op of a plan, [`prepare`]: with which addresses;
 //! * [`script`]: a plan as commands to streams, for all ranks of a process;
 //! * [`session`], [`run`]: steps of training on a [`device`];
+//! * [`nvml`]: clocks while something is measured;
 //! * [`selftest`]: every kernel against the CPU's, where it runs;
 //! * [`process`], [`meeting`], [`wire`]: processes that find each other, and notice when one fails;
 //! * [`joined`], [`calls`], [`nccl`]: a rank a process, over nodes;
@@ -12,7 +13,7 @@
 //! Without a GPU the kernels are run by an emulator of CUDA's execution model and held against the CPU's
 //! (`tests/cuda_kernels.rs`), compiled for every architecture (`tests/cuda.rs`), and whole steps are run by a double of
 //! the device, which obeys commands in whatever order streams and events allow (`tests/cuda_run.rs`). **What has not run
-//! on a GPU yet: [`driver`], [`blas`] and [`nccl`], and with them everything's speed.**
+//! on a GPU yet: [`driver`], [`blas`], [`nccl`] and [`nvml`], and with them everything's speed.**
 
 pub mod blas;
 pub mod calls;
@@ -23,6 +24,7 @@ pub mod joined;
 pub mod lower;
 pub mod meeting;
 pub mod nccl;
+pub mod nvml;
 pub mod nvrtc;
 pub mod prepare;
 pub mod process;

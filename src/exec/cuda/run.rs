@@ -67,8 +67,16 @@ pub fn train_on<D: Device>(
     let layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let matching = Matching::new(plan, &lines);
     let shared = least_shared(device, ordinals.len());
-    let linked =
-        Linked { plan, lines: &lines, matching: &matching, layouts: &layouts, solo: None, joined: false, shared };
+    let linked = Linked {
+        plan,
+        lines: &lines,
+        matching: &matching,
+        layouts: &layouts,
+        solo: None,
+        joined: false,
+        waits: None,
+        shared,
+    };
     let watched = if options.keep || job.keep_last { outputs::watched(plan) } else { vec![] };
     let script = script(linked, &of_rank, &watched)?;
 
@@ -97,15 +105,28 @@ pub fn train_on<D: Device>(
     Ok(())
 }
 
-/// Steps of a plan whose memory is filled with random numbers: for times, never for what they compute. `solo`: of one
-/// rank alone, its messages and collectives replaced by copies inside its own memory.
+/// How steps are timed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Timing<'a> {
+    /// The first is for what comes up once, and is slow.
+    pub steps: u64,
+    /// One rank alone, its messages and collectives replaced: by waits, or by copies inside its own memory.
+    pub solo: Option<u32>,
+    /// Seconds of each op of that rank, for those that communicate.
+    pub waits: Option<&'a [f64]>,
+    /// How often to repeat the step as one CUDA graph.
+    pub graphs: u64,
+}
+
+/// Steps of a plan whose memory is filled with random numbers: for times, never for what they compute. Brings seconds of
+/// the step as one graph, where that was asked for and all ranks are on one GPU.
 pub fn time_steps<D: Device>(
     device: &mut D,
     plan: &Plan,
     devices: &[u32],
-    (steps, solo): (u64, Option<u32>),
+    Timing { steps, solo, waits, graphs }: Timing,
     each: &mut dyn FnMut(Run, f64) -> Result<()>,
-) -> Result<()> {
+) -> Result<Vec<f64>> {
     takes(plan)?;
     let Placement { ordinals, of_rank } = Placement::new(devices);
     let atoms = AtomTable::new(plan)?;
@@ -114,7 +135,8 @@ pub fn time_steps<D: Device>(
     let layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let matching = Matching::new(plan, &lines);
     let shared = least_shared(device, ordinals.len());
-    let linked = Linked { plan, lines: &lines, matching: &matching, layouts: &layouts, solo, joined: false, shared };
+    let linked =
+        Linked { plan, lines: &lines, matching: &matching, layouts: &layouts, solo, joined: false, waits, shared };
     let script = script(linked, &of_rank, &[])?;
     let mut session = Session::new(device, linked, &script, &of_rank, ordinals.len() as u32)?;
     let source = Source::seeded(1);
@@ -134,7 +156,7 @@ pub fn time_steps<D: Device>(
         let done = session.done()?;
         each(outputs::gather(plan, &lines, &Hub::new(plan.ranks(), 1, None), done)?, host)?;
     }
-    Ok(())
+    if graphs > 0 && ordinals.len() == 1 { session.as_graph(graphs) } else { Ok(vec![]) }
 }
 
 /// One step of seeded weights and tokens.

@@ -69,6 +69,12 @@ pub enum Command {
         rank: u32,
         node: u32,
     },
+    /// Nothing, for as long as an op with absent ranks takes.
+    Idle {
+        stream: StreamId,
+        rank: u32,
+        node: u32,
+    },
     /// Notes what a watched slot holds after `node` has written it.
     Keep {
         stream: StreamId,
@@ -95,6 +101,7 @@ impl Command {
             | Command::Add { stream, .. }
             | Command::Pull { stream, .. }
             | Command::Call { stream, .. }
+            | Command::Idle { stream, .. }
             | Command::Keep { stream, .. } => *stream,
         }
     }
@@ -130,6 +137,9 @@ pub struct Linked<'p> {
     pub solo: Option<u32>,
     /// The others are there after all, in processes of their own.
     pub joined: bool,
+    /// Of a rank that is alone: how long each of its ops that communicate takes, in seconds; without them, as long as a
+    /// copy of as many of its own bytes.
+    pub waits: Option<&'p [f64]>,
     /// Bytes of shared memory that a block of threads may have on every GPU here.
     pub shared: u64,
 }
@@ -350,9 +360,12 @@ impl<'p> Writer<'p> {
         Ok(())
     }
 
-    /// In place of what comes from others, as many bytes of its own.
+    /// In place of what comes from others, a wait or as many bytes of its own.
     fn alone(&mut self, rank: u32, node: u32) {
         let stream = self.stream(rank, node);
+        if self.linked.waits.is_some() {
+            return self.commands.push(Command::Idle { stream, rank, node });
+        }
         let line = self.linked.line(rank);
         if let OpKind::Exchange { .. } = line.nodes[node as usize].op.kind {
             return self.commands.push(Command::Pull { stream, rank, node });

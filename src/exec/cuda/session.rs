@@ -4,8 +4,8 @@
 //! of such a transfer is that copy, never a link.
 
 use super::calls::{Call, Communicator, calls};
-use super::device::{Device, EventId, StreamId};
-use super::lower::{Where, lower};
+use super::device::{Device, EventId, Size, StreamId};
+use super::lower::{Where, beside, lower};
 use super::prepare::{OpAt, Prepared, Ready, Spans, Tables, changes, lower_op, named, resolve};
 use super::script::{Command, Linked, Region, Script};
 use crate::error::{Error, Result};
@@ -246,6 +246,36 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         })
     }
 
+    /// Seconds of the step as one graph, `times` over: what the host hands over then is one command. Of ranks on one GPU.
+    pub fn as_graph(&mut self, times: u64) -> Result<Vec<f64>> {
+        let Some(&first) = self.streams.first() else { return Ok(vec![]) };
+        self.keep = Keep::default();
+        let around = [self.device.event(0)?, self.device.event(0)?];
+        let ends = (1..self.streams.len()).map(|_| self.device.event(0)).collect::<Result<Vec<_>>>()?;
+        self.device.capture(first)?;
+        self.begin()?;
+        for command in &self.script.commands {
+            self.obey(command).map_err(|e| self.named(command, e))?;
+        }
+        for (&stream, end) in self.streams[1..].iter().zip(ends) {
+            self.device.record(stream, end)?;
+            self.device.wait(first, end)?;
+        }
+        let graph = self.device.captured(first)?;
+        let mut seconds = vec![];
+        // The first is for what comes up once.
+        for turn in 0..=times {
+            self.device.record(first, around[0])?;
+            self.device.replay(first, graph)?;
+            self.device.record(first, around[1])?;
+            self.device.synchronize()?;
+            if turn > 0 {
+                seconds.push(self.device.seconds(around[0], around[1])?);
+            }
+        }
+        Ok(seconds)
+    }
+
     /// A step's time begins on each device when its first stream comes to it.
     fn begin(&mut self) -> Result<()> {
         for gpu in 0..self.zeros.len() as u32 {
@@ -290,6 +320,13 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
                 let (lane, calls, sent) = self.calls.get(node).expect("made before the first step");
                 self.sent[*rank as usize] += sent;
                 self.device.call(stream, *lane, calls)
+            }
+            Command::Idle { rank, node, .. } => {
+                let seconds = self.linked.waits.map_or(0.0, |waits| waits[*node as usize]);
+                let wait = beside::wait(seconds);
+                let function = self.device.load(self.gpus[*rank as usize], &wait)?;
+                let size = Size { grid: wait.grid, threads: wait.threads, shared: wait.shared };
+                self.device.launch(stream, function, size, &[(seconds * 1e9).round() as u64])
             }
             Command::Keep { rank, node, slot, .. } => self.note(*rank, *node, *slot),
             Command::Kernel { rank, node, .. } => {

@@ -5,6 +5,7 @@
 //! a rank is worked out here, once, as tables that the kernels read.
 
 mod attention;
+pub mod beside;
 mod ends;
 mod expert;
 mod heads;

@@ -43,7 +43,7 @@ impl Double<'_> {
             Command::Record { event, .. } => self.passed[*event as usize] = true,
             Command::Kernel { rank, node, .. } => self.kernel(*rank, *node),
             Command::Pull { .. } => panic!("these plans exchange no rows"),
-            Command::Call { .. } => panic!("all ranks are here"),
+            Command::Call { .. } | Command::Idle { .. } => panic!("all ranks are here"),
             Command::Copy { from, to, .. } => self.put(to, &self.data(from)),
             Command::Add { from, to, .. } => {
                 let mut sum = self.data(to);
@@ -87,6 +87,7 @@ fn weights(plan: &Plan, seed: u64, spoil: impl Fn(&mut Script)) -> Vec<Vec<Vec<f
         layouts: &layouts,
         solo: None,
         joined: false,
+        waits: None,
         shared: crate::exec::cuda::lower::LEAST_SHARED,
     };
     let devices = vec![0; plan.ranks() as usize];

@@ -1,7 +1,8 @@
 //! How fast the kernels are that decide a step: attention, products, what memory bounds, copies.
 
+use super::super::device::Size;
 use super::super::device::{Device, EventId};
-use super::super::lower::{Where, lower};
+use super::super::lower::{Launch, Where, beside, lower};
 use super::super::prepare::{Ready, Spans, Tables, resolve};
 use super::super::run::random_bf16;
 use super::hand_over;
@@ -27,6 +28,8 @@ pub struct Speed {
     /// Median of the launches, and half the distance between their quartiles.
     pub seconds: f64,
     pub spread: f64,
+    /// The median where other data went through the GPU's cache before each launch.
+    pub cold_seconds: f64,
     /// What the plan counts: causal attention at half of the square.
     pub flops_per_s: f64,
     /// Each operand read or written once.
@@ -134,20 +137,45 @@ fn load<D: Device>(device: &mut D, timed: &Timed) -> Result<Loaded> {
 pub fn time<D: Device>(device: &mut D, timed: &Timed, times: usize) -> Result<Speed> {
     let loaded = load(device, timed)?;
     let (seconds, spread) = median(device, &loaded.ready, times)?;
-    Ok(loaded.speed(timed, seconds, spread))
+    let cold = cold(device, &loaded.ready, times)?;
+    Ok(Speed { cold_seconds: cold.0, ..loaded.speed(timed, seconds, spread) })
+}
+
+/// Who copies beside a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Copier {
+    /// Whatever the driver copies with inside of a GPU's memory.
+    Driver,
+    /// So many blocks of threads, as many as NCCL has channels.
+    Blocks(u32),
+}
+
+impl Copier {
+    fn ready<D: Device>(self, device: &mut D, [from, to]: [u64; 2]) -> Result<Ready> {
+        match self {
+            Copier::Driver => Ok(Ready::Copy { to, from, bytes: COPIED }),
+            Copier::Blocks(blocks) => {
+                let launch = beside::few_copy(blocks, COPIED);
+                let function = device.load(0, &launch)?;
+                let Launch { grid, threads, shared, .. } = launch;
+                Ok(Ready::Launch { function, size: Size { grid, threads, shared }, words: vec![from, to, COPIED] })
+            }
+        }
+    }
 }
 
 /// The same while another stream copies all the time.
-pub fn beside_copies<D: Device>(device: &mut D, timed: &Timed, times: usize) -> Result<Speed> {
+pub fn beside_copies<D: Device>(device: &mut D, timed: &Timed, by: Copier, times: usize) -> Result<Speed> {
     let loaded = load(device, timed)?;
     let [from, to] = [device.allocate(0, COPIED)?, device.allocate(0, COPIED)?];
     let (alone, _) = median(device, &loaded.ready, 3)?;
-    let (copy, _) = median(device, &[Ready::Copy { to, from, bytes: COPIED }], 3)?;
+    let copying = by.ready(device, [from, to])?;
+    let (copy, _) = median(device, std::slice::from_ref(&copying), 3)?;
     let busy = device.stream(0)?;
     // Long enough for all launches, and half as long again.
     let copies = (1.5 * alone * (times + WARM_UP) as f64 / copy.max(1e-9)).ceil().min(1e5) as usize + 1;
     for _ in 0..copies {
-        device.copy(busy, to, from, COPIED)?;
+        hand_over(device, busy, &copying)?;
     }
     let (seconds, spread) = median(device, &loaded.ready, times)?;
     Ok(loaded.speed(timed, seconds, spread))
@@ -166,15 +194,28 @@ impl Loaded {
     fn speed(&self, timed: &Timed, seconds: f64, spread: f64) -> Speed {
         let name = timed.name.clone();
         let [flops_per_s, bytes_per_s] = [self.flops, self.bytes].map(|x| x as f64 / seconds);
-        Speed { name, seconds, spread, flops_per_s, bytes_per_s }
+        Speed { name, seconds, spread, cold_seconds: seconds, flops_per_s, bytes_per_s }
     }
 }
 
 /// Median seconds of what is launched, after some launches that warm up, and the spread of those that count.
 pub fn median<D: Device>(device: &mut D, ready: &[Ready], times: usize) -> Result<(f64, f64)> {
+    median_after(device, &[], ready, times)
+}
+
+/// The same where nothing of it is in the GPU's cache.
+pub fn cold<D: Device>(device: &mut D, ready: &[Ready], times: usize) -> Result<(f64, f64)> {
+    let bytes = 2 * device.cache(0);
+    let [from, to] = [device.allocate(0, bytes)?, device.allocate(0, bytes)?];
+    median_after(device, &[Ready::Copy { to, from, bytes }], ready, times)
+}
+
+/// With something else before each, which is not counted.
+fn median_after<D: Device>(device: &mut D, before: &[Ready], ready: &[Ready], times: usize) -> Result<(f64, f64)> {
     let stream = device.stream(0)?;
     let mut events: Vec<[EventId; 2]> = vec![];
     for _ in 0..times + WARM_UP {
+        before.iter().try_for_each(|one| hand_over(device, stream, one))?;
         let around = [device.event(0)?, device.event(0)?];
         device.record(stream, around[0])?;
         ready.iter().try_for_each(|one| hand_over(device, stream, one))?;
@@ -189,10 +230,11 @@ pub fn median<D: Device>(device: &mut D, ready: &[Ready], times: usize) -> Resul
     Ok((at(0.5), (at(0.75) - at(0.25)) / 2.0))
 }
 
-/// A copy inside of a GPU's memory.
+/// A copy inside of a GPU's memory, of what is not in its cache: a message was written long before it is sent.
 pub fn copy<D: Device>(device: &mut D, bytes: u64, times: usize) -> Result<Speed> {
     let [from, to] = [device.allocate(0, bytes)?, device.allocate(0, bytes)?];
-    let (seconds, spread) = median(device, &[Ready::Copy { to, from, bytes }], times)?;
+    let (seconds, spread) = cold(device, &[Ready::Copy { to, from, bytes }], times)?;
     let name = format!("copy of {bytes} bytes");
-    Ok(Speed { name, seconds, spread, flops_per_s: 0.0, bytes_per_s: 2.0 * bytes as f64 / seconds })
+    let bytes_per_s = 2.0 * bytes as f64 / seconds;
+    Ok(Speed { name, seconds, spread, cold_seconds: seconds, flops_per_s: 0.0, bytes_per_s })
 }
