@@ -24,7 +24,7 @@ constexpr size_t STACK = 256 * 1024;
 
 enum State { READY, AT_WARP, AT_BLOCK, DONE };
 
-struct Copy { void* to; const void* from; bool there; };
+struct Copy { void* to; const void* from; bool there; unsigned bytes; };
 
 struct Fiber {
     ucontext_t context;
@@ -135,10 +135,10 @@ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 
 inline void load_matrices(uint32_t (&r)[4], const void* row, bool transposed) { meet(transposed ? MATRICES_T : MATRICES, row, r); }
 
-inline void copy16(void* to, const void* from, bool there) {
-    if (reinterpret_cast<uintptr_t>(to) % 16 || (there && reinterpret_cast<uintptr_t>(from) % 16)) fail("a copy of 16 bytes is not aligned");
-    std::memset(to, 0xff, 16);
-    me().open.push_back({to, from, there});
+inline void copy(void* to, const void* from, bool there, unsigned bytes) {
+    if (reinterpret_cast<uintptr_t>(to) % bytes || (there && reinterpret_cast<uintptr_t>(from) % bytes)) fail("an asynchronous copy is not aligned");
+    std::memset(to, 0xff, bytes);
+    me().open.push_back({to, from, there, bytes});
 }
 
 inline void aligned(const void* at, size_t bytes) {
@@ -154,8 +154,8 @@ inline void copies_wait(int left) {
     auto& groups = me().groups;
     for (; int(groups.size()) > left; groups.pop_front())
         for (Copy& c : groups.front())
-            if (c.there) std::memcpy(c.to, c.from, 16);
-            else std::memset(c.to, 0, 16);
+            if (c.there) std::memcpy(c.to, c.from, c.bytes);
+            else std::memset(c.to, 0, c.bytes);
 }
 
 inline void entry() {

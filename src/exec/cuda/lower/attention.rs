@@ -7,8 +7,16 @@ use crate::plan::{AttnBlock, Dtype, Kernel, Side};
 use crate::spec::Mask;
 
 /// Rows of a tile in attention_fwd.cu and attention_bwd.cu: the first that a GPU's shared memory holds is taken.
-const FWD: [Tiles; 2] = [Tiles { queries: 128, keys: 64, threads: 128 }, Tiles { queries: 64, keys: 64, threads: 64 }];
-const BWD: [Tiles; 2] = [Tiles { queries: 64, keys: 128, threads: 256 }, Tiles { queries: 64, keys: 64, threads: 128 }];
+const FWD: [Tiles; 2] = [
+    Tiles { queries: 128, keys: 64, threads: 128, stages: 1 },
+    Tiles { queries: 64, keys: 64, threads: 64, stages: 1 },
+];
+const BWD: [Tiles; 4] = [
+    Tiles { queries: 64, keys: 128, threads: 256, stages: 2 },
+    Tiles { queries: 64, keys: 128, threads: 256, stages: 1 },
+    Tiles { queries: 64, keys: 64, threads: 128, stages: 2 },
+    Tiles { queries: 64, keys: 64, threads: 128, stages: 1 },
+];
 /// Elements between the rows of a tile beyond its width, against bank conflicts.
 const PAD: u64 = 8;
 
@@ -17,6 +25,8 @@ struct Tiles {
     queries: usize,
     keys: usize,
     threads: u32,
+    /// Tiles of queries that the backward pass has room for.
+    stages: u64,
 }
 
 impl Tiles {
@@ -26,10 +36,10 @@ impl Tiles {
         2 * ((q + kv) * (d + PAD) + kv * (dv + PAD))
     }
 
-    /// Bytes of K, V, Q, dO, dS, and of four words a query.
+    /// Bytes of K, V, dS, and of Q, dO and four words a query for each stage.
     fn backward(self, [d, dv]: [u64; 2]) -> u64 {
         let (q, kv) = (self.queries as u64, self.keys as u64);
-        2 * ((q + kv) * (d + dv + 2 * PAD) + kv * (q + PAD)) + 16 * q
+        2 * ((self.stages * q + kv) * (d + dv + 2 * PAD) + kv * (q + PAD)) + 16 * self.stages * q
     }
 }
 
@@ -97,12 +107,13 @@ impl Lowering<'_> {
     }
 
     /// The first of some tiles that a GPU has the shared memory for, and how much that is.
-    fn fitting(&self, of: [Tiles; 2], bytes: impl Fn(Tiles) -> u64, on: Where) -> Result<(Tiles, u64)> {
+    fn fitting<const N: usize>(&self, of: [Tiles; N], bytes: impl Fn(Tiles) -> u64, on: Where) -> Result<(Tiles, u64)> {
         let all = of.map(|tiles| (tiles, bytes(tiles)));
         all.into_iter().find(|(_, bytes)| *bytes <= on.shared).ok_or_else(|| {
             self.refuse(&format!(
                 "its tiles take {} bytes of shared memory, of which the GPU has {}",
-                all[1].1, on.shared
+                all[N - 1].1,
+                on.shared
             ))
         })
     }
@@ -175,6 +186,9 @@ impl Lowering<'_> {
         defines.extend(self.typed(&[], &[1])?);
         if tiles.keys != BWD[0].keys {
             defines.push(("BLOCK_KEYS".into(), tiles.keys.to_string()));
+        }
+        if tiles.stages != BWD[0].stages {
+            defines.push(("STAGES".into(), tiles.stages.to_string()));
         }
         let grid = [sk.div_ceil(tiles.keys as u64) as u32, block.kv_heads as u32, block.batch as u32];
         self.tiled((source::attention_bwd, "attention_bwd"), defines, grid, (tiles, shared), args);

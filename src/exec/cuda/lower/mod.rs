@@ -186,11 +186,48 @@ impl Lowering<'_> {
         if fp8 {
             return self.matmul_fp8([m, n, k], [a_t, b_t], accumulate, bias);
         }
+        if self.reads[0] != self.reads[1] {
+            return self.matmul_mixed([m, n, k], [a_t, b_t], accumulate, bias);
+        }
         let dtypes = [self.reads[0], self.reads[1], self.writes[0]];
         let gemm = Gemm { shape: [m, n, k], transposed: [a_t, b_t], accumulate, bias, dtypes };
         let bias = bias.then(|| Arg::Read(self.reads.len() - 1));
         let [a, b, c] = [Arg::Read(0), Arg::Read(1), Arg::Write(0)].map(Part::from);
         self.lowered.actions.push(Action::Gemm { gemm, a, b, c, bias, scales: None });
+        Ok(())
+    }
+
+    /// cuBLASLt multiplies no f32 by bf16 (a router's gradients): the other operand is made f32 first, in scratch memory,
+    /// and so is a result that is not.
+    fn matmul_mixed(&mut self, shape: [u64; 3], transposed: [bool; 2], accumulate: bool, bias: bool) -> Result<()> {
+        let [m, n, k] = shape;
+        let to = self.writes[0];
+        if bias || (accumulate && to != Dtype::F32) {
+            return Err(self.refuse("operands of two dtypes with a bias, or onto what is not f32"));
+        }
+        let mut wide = |read: usize, elems: u64| -> Result<Arg> {
+            if self.reads[read] == Dtype::F32 {
+                return Ok(Arg::Read(read));
+            }
+            let wide = self.scratch(4 * elems);
+            self.cast((Arg::Read(read), self.reads[read]), (wide.clone(), Dtype::F32), elems)?;
+            Ok(wide)
+        };
+        let (a, b) = (wide(0, m * k)?, wide(1, k * n)?);
+        let c = if to == Dtype::F32 { Arg::Write(0) } else { self.scratch(4 * m * n) };
+        let gemm = Gemm { shape, transposed, accumulate, bias, dtypes: [Dtype::F32; 3] };
+        let [a, b, of_c] = [a, b, c.clone()].map(Part::from);
+        self.lowered.actions.push(Action::Gemm { gemm, a, b, c: of_c, bias: None, scales: None });
+        if to != Dtype::F32 {
+            self.cast((c, Dtype::F32), (Arg::Write(0), to), m * n)?;
+        }
+        Ok(())
+    }
+
+    fn cast(&mut self, (x, from): (Arg, Dtype), (y, to): (Arg, Dtype), elems: u64) -> Result<()> {
+        let defines = self.types(&[("R", 0, from), ("W", 0, to)])?;
+        let args = vec![x, y, Arg::Int(elems as i64)];
+        self.spread((source::pointwise, "cast"), defines, elems.div_ceil(8), args);
         Ok(())
     }
 

@@ -370,6 +370,10 @@ fn products(all: &mut Cases) {
         let fp8 = Kernel::MatMul { m, n: 80, k: 208, a_t, b_t, accumulate: false, fp8: true, bias: false };
         all.hold(&fp8, &one(), &[BF16, BF16], &[Dtype::Bf16], 2.0 * ROUNDED);
     }
+    // A router's gradients: of f32 and bf16.
+    let mixed = |a_t, b_t, accumulate| Kernel::MatMul { m, n, k, a_t, b_t, accumulate, fp8: false, bias: false };
+    all.hold(&mixed(true, false, true), &one(), &[F32, BF16, F32], &[Dtype::F32], 10.0 * SINGLE);
+    all.hold(&mixed(false, false, false), &one(), &[F32, BF16], &[Dtype::Bf16], ROUNDED);
     let biased = Kernel::MatMul { m, n, k, a_t: false, b_t: true, accumulate: false, fp8: false, bias: true };
     all.hold(&biased, &one(), &[BF16, BF16, BF16], &[Dtype::Bf16], ROUNDED);
 }

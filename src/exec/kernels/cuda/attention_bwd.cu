@@ -20,6 +20,11 @@
 #define BLOCK_KEYS 128
 #endif
 
+// Two where there is room: a tile of queries is on its way while the one before is worked on.
+#ifndef STAGES
+#define STAGES 2
+#endif
+
 constexpr int KEYS = BLOCK_KEYS, QUERIES = 64, THREADS = 2 * KEYS, D = HEAD_DIM, DV = VALUE_DIM;
 
 struct AttentionBwd {
@@ -42,7 +47,7 @@ struct AttentionBwd {
 
 // What a query brings, in shared memory beside its rows.
 struct Limits {
-    float lse[QUERIES], delta[QUERIES]; // lse in units of log 2
+    float lse[QUERIES], delta[QUERIES];
     int lo[QUERIES], hi[QUERIES];
 };
 
@@ -83,7 +88,7 @@ DEVICE void soften(float (&s)[QUERIES / 8][4], float (&dp)[QUERIES / 8][4], cons
             int query = 8 * n + 2 * (lane % 4) + j;
             UNROLL for (int h = 0; h < 2; h++) {
                 bool sees = all || (at[h] >= l.lo[query] && at[h] <= l.hi[query]);
-                float e = sees ? power_of_2(s[n][2 * h + j] * scale - l.lse[query]) : 0.0f;
+                float e = sees ? power_of_2(s[n][2 * h + j] * scale - l.lse[query] * LOG2_E) : 0.0f;
                 s[n][2 * h + j] = e;
                 dp[n][2 * h + j] = sees ? e * (dp[n][2 * h + j] - l.delta[query]) : 0.0f;
             }
@@ -143,15 +148,22 @@ KERNEL(attention_bwd, AttentionBwd, THREADS) {
     SHARED(memory);
     Tile<D> k{reinterpret_cast<bf16*>(memory)};
     Tile<DV> v{k.row(KEYS)};
-    Tile<D> q{v.row(KEYS)};
-    Tile<DV> d_o{q.row(QUERIES)};
-    Tile<QUERIES> ds{d_o.row(QUERIES)};
-    Limits& limits = *reinterpret_cast<Limits*>(ds.row(KEYS));
+    Tile<D> all_q{v.row(KEYS)};
+    Tile<DV> all_d_o{all_q.row(STAGES * QUERIES)};
+    Tile<QUERIES> ds{all_d_o.row(STAGES * QUERIES)};
+    Limits* all_limits = reinterpret_cast<Limits*>(ds.row(KEYS));
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = 16 * warp;
     i64 tile = blockIdx.x, kv_head = blockIdx.y, batch = blockIdx.z;
     i64 key0 = tile * KEYS, q_stride = p.heads * D, o_stride = p.heads * DV, kv_stride = p.kv_heads * (D + DV);
     int left_keys = int(p.sk - key0 < KEYS ? p.sk - key0 : KEYS);
     const int* kv_bounds = p.kv_bounds + 2 * tile;
+    int group = int(p.heads / p.kv_heads), q_tiles = int((p.sq + QUERIES - 1) / QUERIES), steps = group * q_tiles;
+    auto next = [&](int step) {
+        while (step < steps && seen(p.q_bounds + 4 * (step % q_tiles), kv_bounds) == NOTHING) step++;
+        return step;
+    };
+    int step = next(0);
+    if (step == steps) return;
     i64 k_at = (batch * p.sk + key0) * kv_stride + kv_head * D, v_at = (batch * p.sk + key0) * kv_stride + p.kv_heads * D + kv_head * DV;
     copy_rows<D, THREADS>(k, p.kv + k_at, kv_stride, KEYS, left_keys);
     copy_rows<DV, THREADS>(v, p.kv + v_at, kv_stride, KEYS, left_keys);
@@ -170,31 +182,50 @@ KERNEL(attention_bwd, AttentionBwd, THREADS) {
         UNROLL for (int i = 0; i < 4; i++) dv[n][i] = 0;
 
     float scale = float(p.scale);
-    int group = int(p.heads / p.kv_heads), q_tiles = int((p.sq + QUERIES - 1) / QUERIES);
-    for (int step = 0; step < group * q_tiles; step++) {
-        int q_tile = step % q_tiles;
-        Seen sees = seen(p.q_bounds + 4 * q_tile, kv_bounds);
-        if (sees == NOTHING) continue;
+    auto rows_left = [&](int q_tile) {
+        i64 left = p.sq - i64(q_tile) * QUERIES;
+        return int(left < QUERIES ? left : QUERIES);
+    };
+    auto fetch = [&](int step, int stage) {
+        int q_tile = step % q_tiles, left = rows_left(q_tile);
         i64 head = kv_head * group + step / q_tiles, row0 = batch * p.sq + i64(q_tile) * QUERIES;
-        int left = int(p.sq - i64(q_tile) * QUERIES < QUERIES ? p.sq - i64(q_tile) * QUERIES : QUERIES);
+        Tile<D> q{all_q.row(stage * QUERIES)};
+        Tile<DV> d_o{all_d_o.row(stage * QUERIES)};
         copy_rows<D, THREADS>(q, p.q + row0 * q_stride + head * D, q_stride, QUERIES, left);
         copy_rows<DV, THREADS>(d_o, p.d_o + row0 * o_stride + head * DV, o_stride, QUERIES, left);
-        copies_commit();
+        // A query that is not there has zeros everywhere, and adds zeros to every sum whatever it sees.
         if (threadIdx.x < QUERIES) {
-            int i = threadIdx.x;
-            bool there = i < left;
-            int row = q_tile * QUERIES + i;
-            limits.lo[i] = there ? p.lo[row] : 1;
-            limits.hi[i] = there ? p.hi[row] : 0;
-            limits.lse[i] = there ? p.lse[(row0 + i) * p.heads + head] * LOG2_E : 0;
-            limits.delta[i] = there ? p.delta[(row0 + i) * p.heads + head] : 0;
+            Limits& limits = all_limits[stage];
+            int i = threadIdx.x, row = q_tile * QUERIES + (i < left ? i : 0);
+            i64 line = (row0 + (i < left ? i : 0)) * p.heads + head;
+            copy4(&limits.lo[i], p.lo + row, i < left);
+            copy4(&limits.hi[i], p.hi + row, i < left);
+            copy4(&limits.lse[i], p.lse + line, i < left);
+            copy4(&limits.delta[i], p.delta + line, i < left);
         }
-        copies_wait<0>();
+        copies_commit();
+    };
+    fetch(step, 0);
+    for (int stage = 0; step < steps; stage = (stage + 1) % STAGES) {
+        int then = next(step + 1);
+        if (STAGES > 1 && then < steps) {
+            // Nobody reads that stage any more: all have passed the barrier behind it.
+            fetch(then, (stage + 1) % STAGES);
+            copies_wait<1>();
+        } else {
+            copies_wait<0>();
+        }
         __syncthreads();
+        int q_tile = step % q_tiles, left = rows_left(q_tile);
+        i64 head = kv_head * group + step / q_tiles, row0 = batch * p.sq + i64(q_tile) * QUERIES;
+        Tile<D> q{all_q.row(stage * QUERIES)};
+        Tile<DV> d_o{all_d_o.row(stage * QUERIES)};
+        const Limits& limits = all_limits[stage];
+        Seen sees = seen(p.q_bounds + 4 * q_tile, kv_bounds);
         float s[QUERIES / 8][4], dp[QUERIES / 8][4];
         products<D>(s, k, q, first, lane);
         products<DV>(dp, v, d_o, first, lane);
-        // Rows that are not there look as if they saw nothing; a full tile may have some of them at its end.
+        // A full tile may have queries and keys at its end that are not there.
         soften(s, dp, limits, at, sees == ALL && left == QUERIES && left_keys == KEYS, scale * LOG2_E, lane);
         gather<DV>(dv, s, d_o, lane);
         gather<D>(dk, dp, q, lane);
@@ -202,6 +233,8 @@ KERNEL(attention_bwd, AttentionBwd, THREADS) {
         __syncthreads();
         add_dq(p.dq + row0 * q_stride + head * D, q_stride, left, ds, k, scale, warp, lane);
         __syncthreads();
+        if (STAGES == 1 && then < steps) fetch(then, 0);
+        step = then;
     }
     write<D>(p.dkv + k_at + first * kv_stride, kv_stride, dk, live, p.onto, scale, lane);
     write<DV>(p.dkv + v_at + first * kv_stride, kv_stride, dv, live, p.onto, 1.0f, lane);

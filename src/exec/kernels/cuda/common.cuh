@@ -156,7 +156,17 @@ DEVICE void copy16(void* to, const void* from, bool there) {
     u32 at = u32(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(there ? 16 : 0));
 #else
-    emulator::copy16(to, from, there);
+    emulator::copy(to, from, there, 16);
+#endif
+}
+
+// The same of 4 bytes.
+DEVICE void copy4(void* to, const void* from, bool there) {
+#ifdef __CUDACC_RTC__
+    u32 at = u32(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(there ? 4 : 0));
+#else
+    emulator::copy(to, from, there, 4);
 #endif
 }
 
