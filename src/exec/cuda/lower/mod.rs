@@ -202,8 +202,8 @@ impl Lowering<'_> {
     fn matmul_mixed(&mut self, shape: [u64; 3], transposed: [bool; 2], accumulate: bool, bias: bool) -> Result<()> {
         let [m, n, k] = shape;
         let to = self.writes[0];
-        if bias || (accumulate && to != Dtype::F32) {
-            return Err(self.refuse("operands of two dtypes with a bias, or onto what is not f32"));
+        if bias {
+            return Err(self.refuse("operands of two dtypes with a bias"));
         }
         let mut wide = |read: usize, elems: u64| -> Result<Arg> {
             if self.reads[read] == Dtype::F32 {
@@ -215,13 +215,21 @@ impl Lowering<'_> {
         };
         let (a, b) = (wide(0, m * k)?, wide(1, k * n)?);
         let c = if to == Dtype::F32 { Arg::Write(0) } else { self.scratch(4 * m * n) };
-        let gemm = Gemm { shape, transposed, accumulate, bias, dtypes: [Dtype::F32; 3] };
+        let onto = accumulate && to == Dtype::F32;
+        let gemm = Gemm { shape, transposed, accumulate: onto, bias, dtypes: [Dtype::F32; 3] };
         let [a, b, of_c] = [a, b, c.clone()].map(Part::from);
         self.lowered.actions.push(Action::Gemm { gemm, a, b, c: of_c, bias: None, scales: None });
-        if to != Dtype::F32 {
-            self.cast((c, Dtype::F32), (Arg::Write(0), to), m * n)?;
+        match to {
+            Dtype::F32 => Ok(()),
+            _ if accumulate => {
+                let defines = self.types(&[("R", 0, Dtype::F32), ("R", 1, to), ("W", 0, to)])?;
+                let mut args = vec![c, Arg::Write(0), Arg::Write(0), Arg::Null];
+                args.extend(ints(&[1, m * n]));
+                self.spread((source::pointwise, "add"), defines, (m * n).div_ceil(8), args);
+                Ok(())
+            }
+            _ => self.cast((c, Dtype::F32), (Arg::Write(0), to), m * n),
         }
-        Ok(())
     }
 
     fn cast(&mut self, (x, from): (Arg, Dtype), (y, to): (Arg, Dtype), elems: u64) -> Result<()> {

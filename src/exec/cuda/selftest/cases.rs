@@ -374,6 +374,7 @@ fn products(all: &mut Cases) {
     let mixed = |a_t, b_t, accumulate| Kernel::MatMul { m, n, k, a_t, b_t, accumulate, fp8: false, bias: false };
     all.hold(&mixed(true, false, true), &one(), &[F32, BF16, F32], &[Dtype::F32], 10.0 * SINGLE);
     all.hold(&mixed(false, false, false), &one(), &[F32, BF16], &[Dtype::Bf16], ROUNDED);
+    all.hold(&mixed(false, false, true), &one(), &[F32, BF16, BF16], &[Dtype::Bf16], ROUNDED);
     let biased = Kernel::MatMul { m, n, k, a_t: false, b_t: true, accumulate: false, fp8: false, bias: true };
     all.hold(&biased, &one(), &[BF16, BF16, BF16], &[Dtype::Bf16], ROUNDED);
 }
