@@ -129,14 +129,17 @@ impl Roofline {
     }
 
     /// The best tiling, or the memory if that takes longer.
-    fn gemm(&self, (m, n, k): (u64, u64, u64), bytes: u64, dtype: Dtype, fp8: bool) -> (Part, bool) {
+    fn gemm(&self, [m, n, k]: [u64; 3], [bytes, result]: [u64; 2], dtype: Dtype, fp8: bool) -> (Part, bool) {
         let curve = &self.gpu.gemm;
         let (name, element) = if fp8 { ("fp8", 1) } else { (dtype_name(dtype), dtype.size()) };
         let ceiling = curve.ceiling_of(name);
         let faster = if fp8 { self.fp8(dtype).expect("whoever asks for fp8 checks it") } else { 1.0 };
         let peak = self.peak(dtype).expect("the dtypes of a plan are checked before it is timed") * faster;
-        let tiled =
-            gemm::time(&self.gpu, gemm::Product { m, n, k, element }, peak * ceiling.value * curve.sustained_of(name));
+        let tiled = gemm::time(
+            &self.gpu,
+            gemm::Product { m, n, k, element, result },
+            peak * ceiling.value * curve.sustained_of(name),
+        );
         let streamed = Bytes::new(bytes as f64) / (self.gpu.memory_bandwidth.value * curve.stream.value);
         let provenance = worst([&ceiling.provenance, &curve.operands.provenance, &curve.stream.provenance]);
         let part = Part { seconds: tiled.max(streamed), provenance, rel_sd: curve.rel_sd.value };
@@ -183,7 +186,9 @@ impl KernelTime for Roofline {
         // Operands are rounded by a kernel of its own, before the product.
         let cast = if let WorkClass::Gemm { cast, .. } = work.class { cast } else { 0 };
         let (part, sm_bound) = match work.class {
-            WorkClass::Gemm { m, n, k, .. } => self.gemm((m, n, k), work.bytes - cast, dtype, cast > 0),
+            WorkClass::Gemm { m, n, k, result, .. } => {
+                self.gemm([m, n, k], [work.bytes - cast, result], dtype, cast > 0)
+            }
             WorkClass::Attention { .. } => {
                 let (memory, compute) = (self.memory(work.bytes), self.attention(work, dtype));
                 if compute.seconds > memory.seconds { (compute, true) } else { (memory, false) }
@@ -245,7 +250,11 @@ mod tests {
     }
 
     fn gemm(m: u64, n: u64, k: u64) -> Work {
-        Work { flops: 2 * m * n * k, bytes: 2 * (m * k + k * n + m * n), class: WorkClass::Gemm { m, n, k, cast: 0 } }
+        Work {
+            flops: 2 * m * n * k,
+            bytes: 2 * (m * k + k * n + m * n),
+            class: WorkClass::Gemm { m, n, k, cast: 0, result: 2 },
+        }
     }
 
     fn attention(q_rows: u64, kv_rows: u64, area: u64, backward: bool) -> Work {
@@ -268,7 +277,7 @@ mod tests {
     }
 
     fn time_of(gpu: &GpuSpec, tiles: u64) -> Seconds {
-        let product = gemm::Product { m: 128 * tiles, n: 256, k: 8192, element: 2 };
+        let product = gemm::Product { m: 128 * tiles, n: 256, k: 8192, element: 2, result: 2 };
         gemm::time(gpu, product, FlopsPerSec::new(8e14))
     }
 
@@ -286,6 +295,22 @@ mod tests {
         assert!(thin > 1.0 && thin < 2.0, "weights that were rounded before are half the bytes: {thin}");
         let a100 = roofline("a100-sxm4-80gb", "nccl-fa2").fp8(Dtype::Bf16).unwrap_err().to_string();
         assert!(a100.contains("leave out the option fp8"), "{a100}");
+    }
+
+    #[test]
+    fn adding_to_a_gradient_takes_longer_than_writing_it_and_less_than_a_kernel_of_its_own() {
+        let r = roofline("a100-sxm4-80gb", "nccl-fa2");
+        let time = |work: Work| r.time(&work, Dtype::Bf16).seconds;
+        let (m, n, k) = (8192, 8192, 2048);
+        let product = |accumulate, dtype: u64| {
+            let kernel = Kernel::MatMul { m, n, k, a_t: true, b_t: false, accumulate, fp8: false, bias: false };
+            let sums = dtype * m * n;
+            let reads = if accumulate { vec![2 * m * k, 2 * n * k, sums] } else { vec![2 * m * k, 2 * n * k] };
+            time(kernel.work(&[], 0, &reads, &[sums]).unwrap())
+        };
+        let (added, written) = (product(true, 4), product(false, 2));
+        let kernel = time(Work { flops: 0, bytes: 10 * m * n, class: WorkClass::Memory });
+        assert!(added > written && added < written + kernel, "{added} {written} {kernel}");
     }
 
     #[test]

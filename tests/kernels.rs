@@ -127,11 +127,11 @@ fn product(gpu: &GpuSpec, dtype: &str, (m, n, k): (u64, u64, u64)) -> f64 {
     let bytes = element * (m * k + k * n) + 2 * m * n;
     if dtype == "bf16" {
         let stack = StackSpec::find("nccl-fa2").unwrap();
-        let work = Work { flops: 2 * m * n * k, bytes, class: WorkClass::Gemm { m, n, k, cast: 0 } };
+        let work = Work { flops: 2 * m * n * k, bytes, class: WorkClass::Gemm { m, n, k, cast: 0, result: 2 } };
         return Roofline::new(gpu, &stack).unwrap().time(&work, Dtype::Bf16).seconds.value();
     }
     let rate = gpu.peak[dtype].value * gpu.gemm.ceiling_of(dtype).value;
-    let tiled = gemm::time(gpu, gemm::Product { m, n, k, element }, rate).value();
+    let tiled = gemm::time(gpu, gemm::Product { m, n, k, element, result: 2 }, rate).value();
     let streamed = bytes as f64 / (gpu.memory_bandwidth.value.value() * gpu.gemm.stream.value);
     tiled.max(streamed) + gpu.launch.value.value()
 }

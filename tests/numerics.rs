@@ -433,6 +433,20 @@ fn sums_behind_the_backward_pass() {
     }
 }
 
+/// What frameworks leave to kernels of their own: the sum of a weight's gradients, and the copy of logits for the loss.
+#[test]
+fn sums_and_losses_of_kernels_of_their_own() {
+    for (zero, dp, tp, pp, words, tie) in [
+        (0, 1, 1, 1, "add-grads", false),
+        (1, 2, 2, 1, "add-grads+wide-loss+no-sp", true),
+        (1, 2, 2, 2, "add-grads+wide-loss", false),
+        (3, 2, 1, 1, "add-grads+wide-loss", true),
+    ] {
+        let par = Parallelism { dp, tp, pp, zero, options: words.parse().unwrap(), ..case().par };
+        holds(&Case { layers: 2, microbatches: 3, kv_heads: 2, tie, par, ..case() }, 1e-10);
+    }
+}
+
 #[test]
 fn gradients_and_weights_in_shares() {
     for (zero, words) in [(2, ""), (2, "no-prefetch"), (3, ""), (3, "no-prefetch")] {

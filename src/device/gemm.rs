@@ -15,8 +15,7 @@ use crate::units::{Bytes, BytesPerSec, Flops, FlopsPerSec, Seconds};
 /// Parts that k is cut into where the tiles alone do not fill the SMs.
 const SPLITS: [u64; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 
-/// Bytes of an element of C, and of one of a partial sum.
-const OUTPUT: f64 = 2.0;
+/// Bytes of a partial sum.
 const PARTIAL: f64 = 4.0;
 
 /// C (m x n) += A (m x k) B (k x n).
@@ -27,6 +26,8 @@ pub struct Product {
     pub k: u64,
     /// Bytes of an element of A and B.
     pub element: u64,
+    /// Bytes read and written for an element of C: twice its size where the product is added to it.
+    pub result: u64,
 }
 
 /// One SM's share of what the device has.
@@ -49,11 +50,11 @@ impl Sm {
         }
     }
 
-    fn tile(&self, [rows, cols]: [u64; 2], k: f64, element: u64) -> Seconds {
+    fn tile(&self, [rows, cols]: [u64; 2], k: f64, [element, result]: [u64; 2]) -> Seconds {
         let (area, edges) = ((rows * cols) as f64, (rows + cols) as f64);
         let products = Flops::new(2.0 * area * k) / self.rate;
         let operands = Bytes::new(edges * k * element as f64) / self.operands;
-        products.max(operands) + Bytes::new(area * OUTPUT * self.exposed) / self.store
+        products.max(operands) + Bytes::new(area * result as f64 * self.exposed) / self.store
     }
 }
 
@@ -68,7 +69,7 @@ pub fn time(gpu: &GpuSpec, product: Product, rate: FlopsPerSec) -> Seconds {
                 break;
             }
             let waves = (tiles * split).div_ceil(sms) as f64;
-            let one = sm.tile(tile, product.k as f64 / split as f64, product.element);
+            let one = sm.tile(tile, product.k as f64 / split as f64, [product.element, product.result]);
             best = best.min(one * waves + adding_up(&gpu.gemm, product, split));
         }
     }

@@ -190,6 +190,7 @@ impl Groups {
         if m == 0 {
             return Work { flops: 0, bytes: 0, class: WorkClass::Memory };
         }
-        Work { flops, bytes: cast + fed + rest, class: WorkClass::Gemm { m, n: cols, k: depth, cast } }
+        let result = (rest / (m * cols).max(1)).clamp(2, 8);
+        Work { flops, bytes: cast + fed + rest, class: WorkClass::Gemm { m, n: cols, k: depth, cast, result } }
     }
 }

@@ -1,10 +1,10 @@
 //! Which cluster: the shipped one whose GPU, node and network come closest to what the source states.
 
-use super::network::Network;
+use super::network::{Network, links};
 use super::words::{number_before, squeezed, tokens};
 use crate::cluster::Cluster;
 use crate::error::Result;
-use crate::spec::{ClusterSpec, GpuSpec, shipped};
+use crate::spec::{Architecture, ClusterSpec, GpuSpec, shipped};
 use crate::units::BytesPerSec;
 
 /// What a source says about the machine.
@@ -53,6 +53,9 @@ impl Fleet {
         }
         if let Some(network) = network.filter(|_| stated.gpus > spec.gpus_per_node) {
             said.push_str(&set_network(&mut spec, network, stated.gpus_per_node));
+        }
+        if let Some(total) = links(stated.interconnect) {
+            said.push_str(&set_links(&mut spec, gpu, total));
         }
         let cluster = Cluster::new(&spec, gpu, stated.gpus).map_err(|e| e.to_string())?;
         Ok(Chosen { cluster, said })
@@ -172,6 +175,26 @@ fn set_network(spec: &mut ClusterSpec, network: Network, stated_node: Option<u32
     format!(" with {} x {:.0} Gb/s a node", out.nics_per_node, network.raw * 8e-9)
 }
 
+/// Both directions of an NVLink of the third and fourth generation, and of the fifth (makers' data sheets: 600 GB/s of
+/// twelve, 900 of eighteen, 1800 of eighteen).
+const LINK: f64 = 50e9;
+const LINK_5: f64 = 100e9;
+
+/// Gives GPUs the stated links inside a node, if they differ by more than a tenth. What transports reach of them stays
+/// in proportion.
+fn set_links(spec: &mut ClusterSpec, gpu: &GpuSpec, total: f64) -> String {
+    let up = &mut spec.scale_up;
+    let link = if gpu.architecture == Architecture::Blackwell { LINK_5 } else { LINK };
+    let part = total / (f64::from(up.links) * link);
+    if up.links == 0 || (part - 1.0).abs() < 0.1 {
+        return String::new();
+    }
+    for rate in [&mut up.bandwidth, &mut up.p2p].into_iter().chain(&mut up.switch_reduce) {
+        rate.value = rate.value * part;
+    }
+    format!(" with links of {:.0} GB/s", total * 1e-9)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,6 +214,13 @@ mod tests {
         assert!(out.achieved.value < out.raw.value && out.p2p.value <= out.achieved.value);
         assert_eq!(choose("H100 80GB SXM5", 8, 8, "").unwrap().cluster.gpu.name, "h100-sxm5");
         assert_eq!(choose("8xB200", 8, 8, "").unwrap().cluster.gpu.name, "b200-sxm");
+    }
+
+    #[test]
+    fn stated_links_are_taken() {
+        let reach = |words: &str| choose("A100", 8, 8, words).unwrap().cluster.spec.scale_up.bandwidth.value.value();
+        assert!((reach("P2P 100 GB/s intra") / reach("") - 1.0 / 6.0).abs() < 1e-9);
+        assert_eq!(reach("P2P 600 GB/s intra"), reach("NVLink"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The network between nodes as a source words it: "8x400Gb/s IB NDR", "RoCE 1600 Gb/s per node", "400Gb/s per GPU".
 
-use super::words::number_before;
+use super::words::{number_before, number_behind};
 
 /// What one node sends at most, over all its ports.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,6 +38,14 @@ impl Network {
     pub fn per_node(&self) -> f64 {
         f64::from(self.nics) * self.raw
     }
+}
+
+/// Bytes per second that a GPU's links carry inside a node, both directions together, as makers count them: the N of
+/// "P2P N GB/s". `None` where the words name none.
+pub fn links(words: &str) -> Option<f64> {
+    let text = words.to_lowercase();
+    let rate = number_behind(&text, "p2p").filter(|rate| *rate > 0.0)?;
+    text.split_once("p2p")?.1.split_whitespace().nth(1)?.starts_with("gb/s").then_some(rate * 1e9)
 }
 
 /// The rate right after the word NVLink (with its generation) is not the network's.
@@ -91,6 +99,8 @@ mod tests {
             let found = Network::of(words, 8).unwrap_or_else(|| panic!("{words}"));
             assert_eq!((found.nics, found.raw * 8e-9), (nics, gbits), "{words}");
         }
+        assert_eq!(links("P2P 100 GB/s intra (85% eff); 2x195 Gb/s inter per node"), Some(100e9));
+        assert_eq!(links("NVLink4 900GB/s + 8x400Gb/s IB NDR"), None);
         assert_eq!(Network::of("NVLink node", 8), None);
         assert_eq!(Network::of("NVSwitch node + IB fat tree", 8), None);
     }

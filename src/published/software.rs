@@ -3,7 +3,7 @@
 
 use super::words::squeezed;
 use crate::error::Result;
-use crate::spec::{Architecture, GpuSpec, StackSpec, shipped};
+use crate::spec::{Architecture, GpuSpec, Recompute, StackSpec, shipped};
 
 /// A line of the table: the first of whose words is in the name of the system.
 struct Rule {
@@ -30,6 +30,12 @@ pub struct Habits {
     pub tp_overlap: bool,
     /// The recipes come with NCCL's settings for sends.
     pub tuned_sends: bool,
+    /// Products add to the gradients of weights themselves, in place of a kernel behind each.
+    pub fused_grads: bool,
+    /// The loss takes logits as they are, in place of a copy in fp32.
+    pub fused_loss: bool,
+    /// What is recomputed where nothing is said.
+    pub recompute: Option<Recompute>,
     pub overlap: Overlap,
 }
 
@@ -64,6 +70,9 @@ const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
         sequence_parallel: false,
         tp_overlap: false,
         tuned_sends: false,
+        fused_grads: false,
+        fused_loss: false,
+        recompute: None,
         overlap: ALL,
     }
 }
@@ -83,25 +92,32 @@ const TRANSFORMER_ENGINE: &[&str] = &["cudnn", "fa4", "fa3", "fa2"];
 /// The newest FlashAttention of each generation.
 const NEWEST: &[&str] = &["fa4", "fa3", "fa2", "cudnn"];
 
+/// Megatron's products add to the gradients of weights since 2022 (`gradient_accumulation_fusion`, with APEX).
+const fn fused(habits: Habits) -> Habits {
+    Habits { fused_grads: true, ..habits }
+}
+
 /// NeMo's and Megatron Core's recipes: distributed optimizer, sequence parallelism with tensor parallelism.
-const RECIPES: Habits = Habits { zero: 1, sequence_parallel: true, overlap: CORE, ..habits(TRANSFORMER_ENGINE, 0.0) };
+const RECIPES: Habits =
+    fused(Habits { zero: 1, sequence_parallel: true, overlap: CORE, ..habits(TRANSFORMER_ENGINE, 0.0) });
 
 /// What overlaps communication of tensor parallelism by default: NeMo and Megatron-Bridge (`tp_comm_overlap`), and as
 /// Megatron Core's README has it for its own figures.
-const OVERLAPPED: Habits = Habits { tp_overlap: true, tuned_sends: true, ..RECIPES };
+const OVERLAPPED: Habits = Habits { tp_overlap: true, tuned_sends: true, fused_loss: true, ..RECIPES };
 
 /// MegaScale's block (arXiv:2402.15627, section 3.1) and overlap (section 3.2); its window is not printed, half of its sequence is what its MFU says.
-const MEGASCALE: Habits = Habits { parallel_block: true, window: Some(1024), tp_overlap: true, ..habits(FLASH, 0.0) };
+const MEGASCALE: Habits =
+    fused(Habits { parallel_block: true, window: Some(1024), tp_overlap: true, ..habits(FLASH, 0.0) });
 
 const RULES: &[Rule] = &[
-    Rule { words: &["usp", "yunchang"], habits: with(NOTHING, habits(FLASH, 0.0)) },
+    Rule { words: &["usp", "yunchang"], habits: fused(with(NOTHING, habits(FLASH, 0.0))) },
     // The ablation adds one thing after the other (table 3), FlashAttention 2 near the end; that it gains no more
     // than 3 % with all its fused operators says that the baseline's attention was fused already.
     Rule { words: &["ablation+efficient", "ablation+misc", "ablation+lamb"], habits: MEGASCALE },
-    Rule { words: &["ablationbaseline", "megatronlm(commit"], habits: with(NOTHING, habits(FLASH_1, 0.0)) },
+    Rule { words: &["ablationbaseline", "megatronlm(commit"], habits: fused(with(NOTHING, habits(FLASH_1, 0.0))) },
     Rule {
         words: &["ablation+parallel"],
-        habits: Habits { parallel_block: true, overlap: NOTHING, ..habits(FLASH_1, 0.0) },
+        habits: fused(Habits { parallel_block: true, overlap: NOTHING, ..habits(FLASH_1, 0.0) }),
     },
     Rule {
         words: &["ablation+sliding"],
@@ -127,7 +143,9 @@ const RULES: &[Rule] = &[
     Rule { words: &["llmfoundry", "internevo"], habits: habits(FLASH_1, 0.0) },
     Rule { words: &["alst"], habits: Habits { zero: 3, ..habits(NEWEST, 0.0) } },
     // DeepSpeed's, of 2023, which comes with its ZeRO 3 (arXiv:2309.14509).
-    Rule { words: &["ulysses"], habits: Habits { zero: 3, ..habits(FLASH_1, 0.0) } },
+    // Its examples recompute (github:microsoft/Megatron-DeepSpeed@79b8e22 examples_deepspeed/sequence_parallel,
+    // `activation_checkpoint`).
+    Rule { words: &["ulysses"], habits: Habits { zero: 3, recompute: Some(Recompute::Full), ..habits(FLASH_1, 0.0) } },
     Rule { words: &["nanotron"], habits: with(NOTHING, habits(FLASH, 0.0)) },
     Rule { words: &["colossalai", "colai"], habits: habits(FLASH, 0.0) },
 ];

@@ -6,7 +6,7 @@
 //! * micro-batch 1: the memory of a large model leaves no choice, and a small one gains little; where no batch is
 //!   stated either, what gives a rank `ROWS` tokens at a time, without which products starve;
 //! * a batch of four micro-batches a pipeline stage, with which the bubble is small;
-//! * recomputation the least with which the plan fits the GPU, see `training`.
+//! * recomputation as the system's examples have it, else the least with which the plan fits the GPU, see `training`.
 
 use super::case::Training;
 use super::convention::Convention;
@@ -160,7 +160,7 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
         words.into_iter().find(|(word, _)| text.starts_with(word)).map(|(_, r)| r)
     };
     let in_system = ["fullactivation", "actckpt"].iter().any(|w| system.contains(w)).then_some(Recompute::Full);
-    of(&text).or(in_system)
+    of(&text).or(in_system).or(Habits::of(&run.system).recompute)
 }
 
 /// Words of options. Sequence parallelism is as stated, or the system's habit; products are in FP8 where the precision
@@ -179,6 +179,9 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (zero < 2 && !beside.grad, "no-overlap-grad"),
         (pp > 1 && !p2p, "no-overlap-p2p"),
         (pp == 1 && zero < 2 && !beside.passes, "wait-passes"),
+        // Where gradients are cut, each microbatch's is sent away whole, and it is the shares that are added up.
+        (zero < 2 && !habits.fused_grads && model.mla.is_none(), "add-grads"),
+        (!habits.fused_loss && !squeezed(&run.system).contains("liger"), "wide-loss"),
     ];
     let carried = model.moe.map(|_| mixture::dispatch(run)).unwrap_or_default();
     all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).chain(carried).collect()

@@ -142,6 +142,10 @@ pub struct Options {
     pub no_overlap_p2p: bool,
     /// The CPU waits for the GPU behind every forward and every backward pass of a microbatch.
     pub wait_passes: bool,
+    /// The gradient of a weight is a product of its own, which another kernel adds to the sum over microbatches.
+    pub add_grads: bool,
+    /// Logits are copied to the dtype of sums for the loss, and their gradient is copied back.
+    pub wide_loss: bool,
     pub dispatch: Dispatch,
     /// Rows travel to their experts in FP8, with a scale every 128 elements; back they travel as they are.
     pub dispatch_fp8: bool,
@@ -319,6 +323,18 @@ pub const WORDS: &[Word] = &[
         about: "the CPU waits for the GPU behind every pass of a microbatch (Megatron-LM's timers until 2022)",
         set: |o| o.wait_passes = true,
         is_set: |o| o.wait_passes,
+    },
+    Word {
+        name: "add-grads",
+        about: "a weight's gradient is written by its product, and added to those of other microbatches by another kernel (Megatron-LM without gradient-accumulation-fusion)",
+        set: |o| o.add_grads = true,
+        is_set: |o| o.add_grads,
+    },
+    Word {
+        name: "wide-loss",
+        about: "logits are made fp32 before the loss, and their gradient is made bf16 again behind it (`logits.float()`)",
+        set: |o| o.wide_loss = true,
+        is_set: |o| o.wide_loss,
     },
     Word {
         name: "dispatch-allgather",

@@ -54,6 +54,7 @@ fn latent(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     }
     let refused = [
         (par.options.unfused, "the option unfused; use a fused kernel"),
+        (par.options.add_grads, "the option add-grads; leave it out"),
         (model.parallel_block, "a parallel block"),
         (model.biased_qkv(), "biases of its projections"),
         (model.qk_norm, "norms of its heads"),

@@ -6,7 +6,7 @@
 
 use super::norm::Norms;
 use super::tensor::TensorParallel;
-use super::transformer::{Layer, linear, linear_dw, linear_dx};
+use super::transformer::{Layer, linear, linear_dw, linear_dx, weight_grad};
 use super::weights::{Rows, Weight, Weights};
 use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Group, Kernel, TensorKind, Via};
 use crate::spec::LlmSpec;
@@ -29,7 +29,11 @@ pub struct Head {
     table: Option<Rows>,
     normed: Buf,
     logits: Buf,
+    /// The logits as the loss has them, where they are copied for it.
+    wide: Option<Buf>,
     d_normed: Buf,
+    /// The gradient of the table, where it is not added to the sum at once.
+    dw: Option<Buf>,
     parallel: Option<Parallel>,
 }
 
@@ -62,6 +66,10 @@ impl Head {
         let mut temp = |name, rows, row| b.tensor(name, &[rows, row], shape.dtype, TensorKind::Workspace, 1);
         let (normed, logits, d_normed) =
             (temp("normed", rows, h), temp("logits", tokens, cols), temp("d_head", rows, h));
+        let dw =
+            layer.add_grads.then(|| b.tensor("lm_head_product", &[cols * h], shape.dtype, TensorKind::Workspace, 1));
+        let wide =
+            layer.wide_loss.then(|| b.tensor("wide_logits", &[tokens, cols], shape.acc, TensorKind::Workspace, 1));
         let parallel = (tp.ranks > 1).then(|| {
             let stats = |b: &mut Builder, name, ranks| {
                 b.tensor(name, &[ranks * tokens, 2], shape.acc, TensorKind::CommBuffer, 1)
@@ -77,8 +85,8 @@ impl Head {
         let scale = 1.0 / tokens_of_step as f64;
         #[rustfmt::skip]
         let head = Head {
-            tokens, hidden, vocab, cols, scale, acc, tp, weights, norms, norm, table, normed, logits, d_normed,
-            parallel,
+            tokens, hidden, vocab, cols, scale, acc, tp, weights, norms, norm, table, normed, logits, wide, d_normed,
+            dw, parallel,
         };
         head
     }
@@ -108,30 +116,38 @@ impl Head {
         self.norms.forward(b, "final_norm", x, norm_w, self.normed);
         let input = tp.gather(b, "lm_head_gather", self.normed, input_room);
         b.compute("lm_head", linear(n, v, h, false), &[input, w], &[self.logits]);
-        self.loss(b, targets, loss);
+        match self.wide {
+            Some(wide) => {
+                let cast = Kernel::Cast { elems: n * v };
+                b.compute("logits_widen", cast.clone(), &[self.logits], &[wide]);
+                self.loss(b, wide, targets, loss);
+                b.compute("logits_narrow", cast, &[wide], &[self.logits]);
+            }
+            None => self.loss(b, self.logits, targets, loss),
+        }
         b.compute("lm_head_dx", linear_dx(n, h, v, false), &[self.logits, w], &[sums]);
         tp.reduce(b, "lm_head_bwd_reduce", sums, self.d_normed);
-        b.compute("lm_head_dw", linear_dw(v, h, n, false), &[self.logits, input, g], &[g]);
+        weight_grad(b, "lm_head_dw", linear_dw(v, h, n, false), [self.logits, input], g, self.dw);
         // The norm's gradient is added to a residual everywhere but here, where there is none.
         b.compute("no_residual", Kernel::Fill { elems: self.norms.rows * h }, &[], &[dx[1]]);
         self.norms.backward(b, "final_norm_bwd", x, [norm_w, norm_g], self.d_normed, dx[1], dx[0]);
     }
 
     /// The logits become their own gradient.
-    fn loss(&self, b: &mut Builder, targets: Buf, loss: Buf) {
+    fn loss(&self, b: &mut Builder, logits: Buf, targets: Buf, loss: Buf) {
         let (rows, cols, vocab, scale) = (self.tokens, self.cols, self.vocab, self.scale);
         let Some(p) = &self.parallel else {
             let kernel = Kernel::CrossEntropy { rows, vocab, scale };
-            b.compute("cross_entropy", kernel, &[self.logits, targets, loss], &[self.logits, loss]);
+            b.compute("cross_entropy", kernel, &[logits, targets, loss], &[logits, loss]);
             return;
         };
         let part = crate::plan::VocabPart { rows, cols, vocab, axis: Axis::Tp };
-        b.compute("loss_stats", Kernel::VocabStats(part), &[self.logits, targets], &[p.stats]);
+        b.compute("loss_stats", Kernel::VocabStats(part), &[logits, targets], &[p.stats]);
         let group = Group::axes(&[Axis::Tp]);
         let via = Via { group: &group, index: 0, engine: self.tp.engine };
         b.collective("loss_stats_gather", via, CollectiveKind::AllGather, p.stats, p.all_stats, self.acc);
         let kernel = Kernel::VocabCrossEntropy { part, ranks: self.tp.ranks, scale };
-        b.compute("cross_entropy", kernel, &[self.logits, targets, p.all_stats, loss], &[self.logits, loss]);
+        b.compute("cross_entropy", kernel, &[logits, targets, p.all_stats, loss], &[logits, loss]);
     }
 
     /// What tensor-parallel ranks have to add up of the head's gradient before it is whole.

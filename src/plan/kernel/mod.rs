@@ -246,6 +246,8 @@ pub enum WorkClass {
         k: u64,
         /// Bytes moved before the product starts, to round its operands to FP8; 0: they are taken as they are.
         cast: u64,
+        /// Bytes read and written for an element of the result: more than its own where it is added to something.
+        result: u64,
     },
     /// `q_rows` x `kv_rows` is the trimmed rectangle; `area` of it is visible.
     Attention {
@@ -382,7 +384,8 @@ impl Kernel {
                     (true, true) => given + fed,
                 };
                 let bytes = cast + fed + all - given;
-                Some(Work { flops: 2 * m * n * k, bytes, class: WorkClass::Gemm { m, n, k, cast } })
+                let result = (all - given) / (m * n).max(1);
+                Some(Work { flops: 2 * m * n * k, bytes, class: WorkClass::Gemm { m, n, k, cast, result } })
             }
             Kernel::Wait { .. } => memory(0),
             // The table is far larger than the rows taken from it.

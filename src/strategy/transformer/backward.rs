@@ -4,7 +4,7 @@ use super::super::expert::Experts;
 use super::super::tensor::Chunk;
 use super::super::weights::Rows;
 use super::buffers::{Saved, Scratch};
-use super::{Flats, Layer, linear_dw, linear_dx, with};
+use super::{Flats, Layer, linear_dw, linear_dx, weight_grad, with};
 use crate::plan::{Buf, Builder, Kernel};
 use crate::spec::Mlp;
 
@@ -99,7 +99,8 @@ impl Backward<'_> {
     #[allow(clippy::too_many_arguments)]
     fn dw(&self, b: &mut Builder, label: &str, out: u64, inp: u64, d: Buf, x: Buf, r: Rows) {
         let grad = self.g.rows(r[0], r[1]);
-        b.compute(label, linear_dw(out, inp, self.layer.tokens(), self.layer.fp8), &[d, x, grad], &[grad]);
+        let product = linear_dw(out, inp, self.layer.tokens(), self.layer.fp8);
+        weight_grad(b, label, product, [d, x], grad, self.s.dw);
     }
 
     /// The gradient of a bias, where there is one, from the `rows` rows of that of what it was added to.

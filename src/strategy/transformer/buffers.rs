@@ -108,6 +108,8 @@ pub struct Scratch {
     pub(super) input: Option<Buf>,
     pub(super) d_output: Option<Buf>,
     pub(super) partial: Option<Buf>,
+    /// The largest gradient of a weight, where it is not added to the sum at once.
+    pub(super) dw: Option<Buf>,
 }
 
 impl Scratch {
@@ -157,6 +159,8 @@ impl Layer {
         let ulysses = self.ulysses.as_ref().map(|u| u.scratch(b));
         let experts = self.experts.as_ref().map(|experts| experts.scratch(b));
         let latent = self.latent.as_ref().map(|latent| latent.scratch(b));
+        let largest = self.hidden * self.qkv_row().max(self.o_row()).max(self.wide).max(self.ffn);
+        let dw = self.add_grads.then(|| b.tensor("dw", &[largest], self.dtype, TensorKind::Workspace, 1));
         let mut work = |name, rows, row| b.tensor(name, &[rows, row], self.dtype, TensorKind::Workspace, 1);
         Scratch {
             qkv: work("qkv", n, self.qkv_row()),
@@ -178,6 +182,7 @@ impl Layer {
             partial: self.tp.room(b, "tp_partial", n, h),
             attn,
             ulysses,
+            dw,
         }
     }
 }

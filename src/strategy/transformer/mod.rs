@@ -22,7 +22,7 @@ use super::step::Engines;
 use super::tensor::TensorParallel;
 use super::ulysses::Ulysses;
 use super::weights::{Weight, Weights};
-use crate::plan::{Dtype, Kernel, Route, Segs};
+use crate::plan::{Buf, Builder, Dtype, Kernel, Route, Segs};
 use crate::spec::{AttentionSpec, LlmSpec, Mlp, Parallelism, Positions, Workload};
 use latent::Latent;
 use weights::WeightRows;
@@ -62,6 +62,8 @@ pub struct Layer {
     /// Beside the network, which is then the experts that every token visits.
     pub experts: Option<Experts>,
     overlap_shared: bool,
+    pub add_grads: bool,
+    pub wide_loss: bool,
 }
 
 /// y[n, out] = x[n, in] W^T, W stored [out, in] as checkpoints have it.
@@ -77,6 +79,18 @@ pub fn linear_dx(m: u64, n: u64, k: u64, fp8: bool) -> Kernel {
 /// dW[out, in] += dy^T x.
 pub fn linear_dw(m: u64, n: u64, k: u64, fp8: bool) -> Kernel {
     Kernel::MatMul { m, n, k, a_t: true, b_t: false, accumulate: true, fp8, bias: false }
+}
+
+/// Adds the product of `reads` to a weight's gradient: at once, or by way of a room of its own.
+pub fn weight_grad(b: &mut Builder, label: &str, product: Kernel, reads: [Buf; 2], grad: Buf, room: Option<Buf>) {
+    let (&Kernel::MatMul { m, n, k, a_t, b_t, fp8, bias, .. }, Some(room)) = (&product, room) else {
+        b.compute(label, product, &[reads[0], reads[1], grad], &[grad]);
+        return;
+    };
+    let (elems, room) = (m * n, room.rows(0, m * n));
+    let alone = Kernel::MatMul { m, n, k, a_t, b_t, accumulate: false, fp8, bias };
+    b.compute(label, alone, &reads, &[room]);
+    b.compute(&format!("{label}_add"), Kernel::Add { elems, trim: None }, &[grad, room], &[grad]);
 }
 
 /// Columns of the network that every token visits; 0: there is none.
@@ -158,6 +172,8 @@ impl Layer {
             weights,
             experts,
             overlap_shared: par.options.overlap_shared,
+            add_grads: par.options.add_grads,
+            wide_loss: par.options.wide_loss,
         }
     }
 
