@@ -337,7 +337,7 @@ mod tests {
         let r = roofline("h100-sxm5", "nccl-fa3");
         let w = gemm(16384, 16384, 8192);
         let rate = Flops::new(w.flops as f64) / r.time(&w, Dtype::Bf16).seconds / r.peak(Dtype::Bf16).unwrap();
-        assert!(rate > 0.65 && rate < 0.811, "{rate}");
+        assert!(rate > 0.8 * 0.65 && rate < 0.8 * 0.811, "{rate}");
     }
 
     #[test]
