@@ -2,7 +2,7 @@
 //! drifts through both.
 
 use crate::compare::stats::{quiet, spread};
-use crate::device::speed::Speed;
+use crate::device::speed::{Anchor, Speed};
 use crate::exec::probe;
 use crate::exec::rate::Yardstick;
 
@@ -36,10 +36,9 @@ impl Anchors {
     /// As everything else is told: the lower quartile. None before a sample.
     pub fn speed(&self) -> Option<Speed> {
         let samples = self.all[0].len() as u32;
-        let [product_s, pass_s, stream_s, copy_s, wake_s] = self.all.each_ref().map(|all| quiet(all).max(1e-8));
-        // Wake-ups are a matter of the scheduler, and spread whatever the machine's speed is.
-        let spread = self.all[..4].iter().map(|all| spread(all)).fold(0.0, f64::max);
-        (samples > 0).then_some(Speed { product_s, pass_s, stream_s, copy_s, wake_s, spread, samples })
+        let anchor = |all: &Vec<f64>| Anchor { seconds: quiet(all).max(1e-8), spread: spread(all) };
+        let [product, pass, stream, copy, wake] = self.all.each_ref().map(anchor);
+        (samples > 0).then_some(Speed { product, pass, stream, copy, wake, samples })
     }
 }
 
@@ -53,6 +52,6 @@ mod tests {
         assert_eq!(anchors.speed(), None);
         anchors.sample();
         let speed = anchors.speed().unwrap();
-        assert!(speed.parts().iter().all(|(_, s)| *s > 0.0) && speed.samples as usize == TIMES - 1);
+        assert!(speed.parts().iter().all(|(_, a)| a.seconds > 0.0) && speed.samples as usize == TIMES - 1);
     }
 }

@@ -1,7 +1,9 @@
 //! What machine this is: its class, not its name.
 
 use crate::device::measured::MachineName;
-use std::time::{SystemTime, UNIX_EPOCH};
+use cpu_time::ProcessTime;
+use serde::Serialize;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 pub fn name(cores: u32) -> MachineName {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -29,34 +31,56 @@ fn civil(days: i64) -> (i64, i64, i64) {
     (yoe + era * 400 + i64::from(month <= 2), month, doy - (153 * mp + 2) / 5 + 1)
 }
 
-/// Share of the cores' time that somebody outside this machine took, where it is a virtual one that says so.
-pub struct Stolen {
-    before: Option<(f64, f64)>,
+/// Who else had this machine's cores for a while, where the system says so.
+pub struct Others {
+    before: Option<Ticks>,
+    begun: Instant,
+    own: ProcessTime,
 }
 
-impl Stolen {
-    pub fn watch() -> Stolen {
-        Stolen { before: ticks() }
+/// Shares of the cores' time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Shares {
+    /// Other programs had them.
+    pub programs: f64,
+    /// They were not there: another machine of the same host had them.
+    pub stolen: f64,
+}
+
+/// Of all cores together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Ticks {
+    all: f64,
+    busy: f64,
+    stolen: f64,
+}
+
+impl Others {
+    pub fn watch() -> Others {
+        Others { before: ticks(), begun: Instant::now(), own: ProcessTime::now() }
     }
 
-    /// Since it is watched; none where the system does not say.
-    pub fn share(&self) -> Option<f64> {
-        let ((all, stolen), (all_before, stolen_before)) = (ticks()?, self.before?);
-        (all > all_before).then(|| (stolen - stolen_before) / (all - all_before))
+    /// Since they are watched, on so many cores.
+    pub fn shares(&self, cores: u32) -> Option<Shares> {
+        let (now, before) = (ticks()?, self.before?);
+        let all = now.all - before.all;
+        let own = self.own.elapsed().as_secs_f64() / (self.begun.elapsed().as_secs_f64() * f64::from(cores));
+        let programs = ((now.busy - before.busy) / all - own).max(0.0);
+        (all > 0.0).then(|| Shares { programs, stolen: (now.stolen - before.stolen) / all })
     }
 }
 
-/// All of the cores' time and that which was stolen, in ticks.
-fn ticks() -> Option<(f64, f64)> {
-    let text = std::fs::read_to_string("/proc/stat").ok()?;
-    ticks_of(&text)
+fn ticks() -> Option<Ticks> {
+    ticks_of(&std::fs::read_to_string("/proc/stat").ok()?)
 }
 
 /// user nice system idle iowait irq softirq steal; guests are in user already (proc(5)).
-fn ticks_of(stat: &str) -> Option<(f64, f64)> {
+fn ticks_of(stat: &str) -> Option<Ticks> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
-    let all: Vec<f64> = line.split_whitespace().take(8).filter_map(|n| n.parse().ok()).collect();
-    (all.len() == 8).then(|| (all.iter().sum(), all[7]))
+    let each: Vec<f64> = line.split_whitespace().take(8).filter_map(|n| n.parse().ok()).collect();
+    let [_, _, _, idle, iowait, _, _, stolen] = each[..] else { return None };
+    let all: f64 = each.iter().sum();
+    Some(Ticks { all, busy: all - idle - iowait - stolen, stolen })
 }
 
 #[cfg(test)]
@@ -66,7 +90,7 @@ mod tests {
     #[test]
     fn stolen_time_is_the_eighth_number() {
         let text = "cpu  10 20 30 40 50 60 70 20 5 5\ncpu0 1 2 3 4 5 6 7 8 9 10\n";
-        assert_eq!(ticks_of(text), Some((300.0, 20.0)));
+        assert_eq!(ticks_of(text), Some(Ticks { all: 300.0, busy: 190.0, stolen: 20.0 }));
         assert_eq!(ticks_of("cpu 1 2 3"), None);
     }
 

@@ -8,7 +8,7 @@ use super::run::{Machine, On};
 use super::{Answer, Output, trace};
 use crate::act::work_of;
 use crate::calibrate::anchors::Anchors;
-use crate::calibrate::machine::Stolen;
+use crate::calibrate::machine::{Others, Shares};
 use crate::calibrate::shapes;
 use crate::compare::validation::{OpCheck, Trial, Validation, validate};
 use crate::cost::{Effort, cost};
@@ -39,7 +39,8 @@ use std::path::PathBuf;
     over cache and memory, a copy and a wake-up, and validate looks again between its runs. predicted, the errors of\n\
     ops, end_to_end_error and median_op_error are those of the profile at the speed of now: what the prediction has\n\
     wrong. end_to_end_error_raw and median_op_error_raw are those of the profile as it is; speed says how many times\n\
-    longer things take now. noise is how far the runs spread: an error inside of it is said to be so."
+    longer things take now, 1 where the samples spread by more than that. noise is how far the runs spread: an error\n\
+    inside of it is said to be so. others has the shares of the cores' time that other programs had meanwhile."
 )]
 pub struct Flags {
     #[command(flatten)]
@@ -87,8 +88,8 @@ struct Found<'a> {
     speed: Option<Slower>,
     speed_then: Option<Speed>,
     speed_now: Option<Speed>,
-    /// Share of the cores' time that somebody outside this machine took.
-    stolen: Option<f64>,
+    /// Shares of the cores' time that others had meanwhile.
+    others: Option<Shares>,
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
@@ -114,7 +115,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     };
     let raw = predict(&chosen)?;
     let interrupt = Interrupt::watch()?;
-    let (mut runs, mut anchors, stolen): (Vec<Trial>, _, _) = (vec![], Anchors::default(), Stolen::watch());
+    let (mut runs, mut anchors, others): (Vec<Trial>, _, _) = (vec![], Anchors::default(), Others::watch());
     for run in 0..=flags.repeat {
         if interrupt.asked() {
             break;
@@ -125,7 +126,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         let run = execute(&plan, &options)?;
         runs.push(Trial { timeline: run.timeline, on_core: run.on_core });
     }
-    let (stolen, now) = (stolen.share(), anchors.speed());
+    let (others, now) = (others.shares(profile.machine.cores), anchors.speed());
     let slower = profile.speed().zip(now.as_ref()).map(|(then, now)| Slower::between(then, now));
     if let Some(slower) = &slower {
         chosen.case.profile = chosen.case.profile.as_ref().map(|profile| profile.at(slower));
@@ -151,14 +152,16 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         runs.len(),
         render(&validation)
     );
-    text.push_str(&hours(slower.as_ref(), now.as_ref(), &as_it_is));
-    if let Some(share) = stolen.filter(|share| *share > STOLEN) {
+    text.push_str(&hours(slower.as_ref(), &as_it_is));
+    if let Some(Shares { programs, stolen }) = others {
         text.push_str(&format!(
-            "{} of the cores' time was stolen by other machines on the same host\n",
-            percent(share)
+            "of the cores' time other programs had {}, other machines of the same host {}\n",
+            percent(programs),
+            percent(stolen)
         ));
     }
-    if own_cores && validation.lost_to_others > BUSY {
+    let busy = others.is_some_and(|o| o.programs + o.stolen > BUSY);
+    if busy || own_cores && validation.lost_to_others > BUSY {
         text.push_str("other programs are busy on this machine: repeat it when they are not\n");
     }
     text.push_str(&aside(flags, &what, &predicted, runs, &validation)?);
@@ -177,7 +180,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         speed: slower,
         speed_then: profile.speed().copied(),
         speed_now: now,
-        stolen,
+        others,
     };
     Answer::with_error(text, &found, cut).also_to(flags.out.as_deref())
 }
@@ -238,8 +241,8 @@ fn typical(runs: &[Trial], step_s: f64) -> &Timeline {
 }
 
 /// What the machine's own speed has to do with it.
-fn hours(slower: Option<&Slower>, now: Option<&Speed>, raw: &Validation) -> String {
-    let Some((slower, now)) = slower.zip(now) else {
+fn hours(slower: Option<&Slower>, raw: &Validation) -> String {
+    let Some(slower) = slower else {
         return "the profile says nothing of the machine's speed when it was measured: if that was another, it is in the \
                 errors; calibrate anew\n"
             .into();
@@ -253,10 +256,9 @@ fn hours(slower: Option<&Slower>, now: Option<&Speed>, raw: &Validation) -> Stri
     ];
     let parts: Vec<String> = parts.iter().map(|(what, times)| format!("{what} {times:.2}")).collect();
     format!(
-        "time that things take now for one when the profile was measured: {} (samples spread by {})\n\
+        "time that things take now for one when the profile was measured, where samples tell: {}\n\
          predicted is the profile at the speed of now; as it is, it predicts {}: end-to-end error {}, ops: median {}\n",
         parts.join(", "),
-        percent(now.spread),
         seconds(raw.predicted_step_s),
         percent(raw.end_to_end_error),
         percent(raw.median_op_error),
@@ -265,9 +267,6 @@ fn hours(slower: Option<&Slower>, now: Option<&Speed>, raw: &Validation) -> Stri
 
 /// So often at most the machine's speed is looked at.
 const MOST_SAMPLES: u32 = 32;
-
-/// More than this is worth a word.
-const STOLEN: f64 = 0.005;
 
 const WORST: usize = 10;
 

@@ -168,7 +168,7 @@ impl Profile {
                 ]);
                 numbers.extend(crowds("threads.crowded", &t.crowded));
                 let speed = t.speed.iter().flat_map(Speed::parts);
-                numbers.extend(speed.map(|(name, x)| (format!("threads.speed.{name}_s"), x)));
+                numbers.extend(speed.map(|(name, x)| (format!("threads.speed.{name}.seconds"), x.seconds)));
                 let named = [("post", &t.post), ("take", &t.take), ("add", &t.add)];
                 own.extend(named.map(|(name, curve)| (format!("threads.{name}"), curve)));
                 own.extend(t.exchanges.iter().map(|(name, curve)| (format!("threads.exchanges.{name}"), curve)));

@@ -9,41 +9,43 @@ use super::curve::Curve;
 use super::measured::{Profile, Threads};
 use serde::{Deserialize, Serialize};
 
-/// Seconds that each takes, on a core of its own where it is a kernel.
+/// Kernels on a core of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Speed {
     /// A product of matrices of 512 by 512.
-    pub product_s: f64,
+    pub product: Anchor,
     /// Adding two vectors that fit into a core's own cache, many times.
-    pub pass_s: f64,
+    pub pass: Anchor,
     /// Adding two vectors that fit into no core's own cache.
-    pub stream_s: f64,
+    pub stream: Anchor,
     /// A message of 1 MiB, copied out and in.
-    pub copy_s: f64,
+    pub copy: Anchor,
     /// From a message of some bytes to the thread that has waited for it.
-    pub wake_s: f64,
-    /// The largest relative spread of the samples of the five.
-    pub spread: f64,
+    pub wake: Anchor,
     pub samples: u32,
+}
+
+/// Something that is the same every time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Anchor {
+    pub seconds: f64,
+    /// Of the samples, relative.
+    pub spread: f64,
+}
+
+impl Speed {
+    /// Names and values.
+    pub fn parts(&self) -> [(&'static str, Anchor); 5] {
+        let Speed { product, pass, stream, copy, wake, .. } = *self;
+        [("product", product), ("pass", pass), ("stream", stream), ("copy", copy), ("wake", wake)]
+    }
 }
 
 /// Bytes up to which a kernel has its operands in its core's cache, and from which it has them in memory.
 const CACHED: f64 = 1e6;
 const IN_MEMORY: f64 = 16e6;
-
-impl Speed {
-    /// Names and values.
-    pub fn parts(&self) -> [(&'static str, f64); 5] {
-        [
-            ("product", self.product_s),
-            ("pass", self.pass_s),
-            ("stream", self.stream_s),
-            ("copy", self.copy_s),
-            ("wake", self.wake_s),
-        ]
-    }
-}
 
 /// How many times longer things take than at another moment.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -56,13 +58,18 @@ pub struct Slower {
 }
 
 impl Slower {
+    /// A difference that is no larger than the samples of either moment spread is none.
     pub fn between(then: &Speed, now: &Speed) -> Slower {
+        let of = |then: Anchor, now: Anchor| {
+            let ratio = now.seconds / then.seconds;
+            if ratio.ln().abs() <= then.spread.max(now.spread) { 1.0 } else { ratio }
+        };
         Slower {
-            product: now.product_s / then.product_s,
-            pass: now.pass_s / then.pass_s,
-            stream: now.stream_s / then.stream_s,
-            copy: now.copy_s / then.copy_s,
-            wake: now.wake_s / then.wake_s,
+            product: of(then.product, now.product),
+            pass: of(then.pass, now.pass),
+            stream: of(then.stream, now.stream),
+            copy: of(then.copy, now.copy),
+            wake: of(then.wake, now.wake),
         }
     }
 
@@ -153,19 +160,15 @@ mod tests {
     }
 
     #[test]
-    fn nothing_changes_at_the_same_speed() {
-        let now = Speed {
-            product_s: 2e-3,
-            pass_s: 1e-4,
-            stream_s: 3e-3,
-            copy_s: 2e-4,
-            wake_s: 3e-6,
-            spread: 0.0,
-            samples: 9,
-        };
-        let same = Slower::between(&now, &now);
-        assert_eq!(same, Slower { product: 1.0, pass: 1.0, stream: 1.0, copy: 1.0, wake: 1.0 });
-        let twice = Slower::between(&now, &Speed { stream_s: 6e-3, ..now });
-        assert_eq!(twice.stream, 2.0);
+    fn what_the_samples_do_not_tell_apart_is_the_same_speed() {
+        let [product, pass, stream, copy, wake] =
+            [2e-3, 1e-4, 3e-3, 2e-4, 3e-6].map(|seconds| Anchor { seconds, spread: 0.05 });
+        let now = Speed { product, pass, stream, copy, wake, samples: 9 };
+        let same = Slower { product: 1.0, pass: 1.0, stream: 1.0, copy: 1.0, wake: 1.0 };
+        assert_eq!(Slower::between(&now, &now), same);
+        let slower = |seconds: f64, spread: f64| Speed { stream: Anchor { seconds, spread }, ..now };
+        assert_eq!(Slower::between(&now, &slower(6e-3, 0.0)), Slower { stream: 2.0, ..same });
+        assert_eq!(Slower::between(&now, &slower(3.1e-3, 0.0)), same);
+        assert_eq!(Slower::between(&now, &slower(6e-3, 0.8)), same);
     }
 }

@@ -191,6 +191,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         }
         Err(other) => return Err(other),
     };
+    cores_for_all(&chosen, &plan)?;
     let begun = Instant::now();
     let files = [&flags.trace, &flags.slack, &flags.timeline, &flags.chakra];
     let spans = files.iter().any(|file| file.is_some());
@@ -224,6 +225,20 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         None => over(flags, &chosen, &plan, &faults, found, wall_s)?,
     };
     Answer { text: answer.text + &tail, ..answer }.also_to(flags.out.as_deref())
+}
+
+/// Errors: a profile of threads, more of which run than there are cores. They would be simulated as if each had one.
+fn cores_for_all(chosen: &Chosen, plan: &Plan) -> Result<()> {
+    let Some(threads) = chosen.case.machine().kernels.threads().filter(|t| plan.ranks() > t.cores) else {
+        return Ok(());
+    };
+    let why = format!(
+        "was measured on {} cores, which the plan's {} ranks would share, and simulate gives each rank a core of its own; \
+         `estimate` with the same flags has threads that share cores, or use fewer ranks, or leave --profile out",
+        threads.cores,
+        plan.ranks()
+    );
+    Err(Error::spec("the command line", "--profile", why))
 }
 
 fn over(
