@@ -4,6 +4,7 @@
 //! Checked by recomputation where a source prints tokens/s, too: Megatron-Bridge since 25.09 counts half; Megatron
 //! (arXiv:2104.04473, eq. 3), NeMo before, llm-foundry and PaLM count whole; the first of these counts recomputation.
 
+use super::case::Training;
 use super::words::squeezed;
 use crate::spec::LlmSpec;
 
@@ -28,6 +29,15 @@ impl Convention {
             causal: text.contains("causal") && !whole,
             recompute: recomputes && !once && twice.iter().any(|word| text.contains(word)),
         }
+    }
+
+    /// The same of a run. Megatron Core's mixtures, which came after it, count as Megatron-LM does since 2025
+    /// (`num_floating_point_operations`, megatron/training/training.py): half. One that prints tokens/s, too, bears it
+    /// out: 974 TFLOP/s at 6583 tokens/s are 1.48e11 of a token of Qwen3-235B, 1.51e11 with half and 1.70e11 with whole.
+    pub fn of_run(run: &Training, recomputes: bool) -> Convention {
+        let stated = Convention::of(&run.flops_convention, recomputes);
+        let unsaid = run.flops_convention.is_empty() && squeezed(&run.system).contains("megatroncoremoe");
+        Convention { causal: stated.causal || unsaid, ..stated }
     }
 
     /// FLOPs of one token, forward and backward.
@@ -61,6 +71,16 @@ mod tests {
             mlp: Mlp::Gelu,
             ..LlmSpec::default()
         }
+    }
+
+    #[test]
+    fn mixtures_of_megatron_core_count_half() {
+        let run = |system: &str, flops_convention: &str| {
+            let (system, flops_convention) = (system.into(), flops_convention.into());
+            Convention::of_run(&Training { system, flops_convention, ..Training::default() }, false).causal
+        };
+        assert!(run("Megatron-Core MoE, dispatcher DeepEP", ""));
+        assert!(!run("Megatron-Core MoE", "NON-causal") && !run("Megatron-LM", ""));
     }
 
     /// The words of real sources.

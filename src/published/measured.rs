@@ -26,7 +26,7 @@ pub struct Measured {
 impl Measured {
     /// `recomputes`: the run computes every layer's forward pass twice.
     pub fn of(run: &Training, recomputes: bool) -> Option<Measured> {
-        let stated = Convention::of(&run.flops_convention, recomputes);
+        let stated = Convention::of_run(run, recomputes);
         let all = [
             (run.iteration_s, Quantity::Step),
             (run.pair_s, Quantity::Pair),
