@@ -29,6 +29,8 @@ use rustc_hash::FxHashMap;
 use std::cell::RefCell;
 use std::rc::Rc;
 
+type Rounds = FxHashMap<(u32, ExchangeAlgo, Phase), Rc<Vec<Round>>>;
+
 /// What all ranks share and nobody changes.
 struct Shared<'a> {
     plan: &'a Plan,
@@ -39,7 +41,7 @@ struct Shared<'a> {
     threads: &'a Threads,
     devices: usize,
     /// The messages of exchanges, by the number of their route.
-    rounds: RefCell<FxHashMap<(u32, ExchangeAlgo, Phase), Rc<Vec<Round>>>>,
+    rounds: RefCell<Rounds>,
 }
 
 impl<'a> Shared<'a> {

@@ -155,7 +155,8 @@ impl Profile {
             let why = format!("{}; this version reads {FORMAT}", self.foretrain_profile);
             return wrong("foretrain_profile", why);
         }
-        let (mut numbers, mut own): (Vec<(String, f64)>, Vec<(String, &Curve)>) = (vec![], vec![]);
+        let mut numbers: Vec<(String, f64)> = vec![];
+        let mut own: Vec<(String, &Curve)> = vec![];
         let crowds = |at: &str, c: &Crowded| {
             [("gemm", c.gemm), ("attention", c.attention), ("memory", c.memory)].map(|(x, f)| (format!("{at}.{x}"), f))
         };
