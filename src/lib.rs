@@ -16,6 +16,9 @@
 //! follows from them. A [`Call`](plan::OpKind::Call) splices a block of ops, a layer say, into its caller's lanes.
 //! [`plan::link`] says what all that means, once, for whoever interprets it.
 //!
+//! A tensor is in the device's memory or in the host's: a [`Copy`](plan::OpKind::Copy) goes from one to the other on a
+//! lane of its own, and the CPU's own kernels have another.
+//!
 //! A plan says everything that changes bytes, memory or overlap. Interpreters see the plan and the machine and
 //! nothing else: no name of a strategy, no closed form, no overlap factor.
 //!

@@ -55,6 +55,8 @@ impl Costed<'_> {
             slowed_s: (usage.compute - kernels).max(0.0),
             others_s: usage.turns,
             host_s: usage.host,
+            offload_s: usage.offload,
+            offload_busy_s: usage.aside,
             exposed: axes(&usage.exposed),
             communication_busy: axes(&usage.comm),
             memory: Memory::of(self.layout, self.cluster, self.stack),
@@ -92,6 +94,8 @@ pub struct Memory {
     /// What the placement could not squeeze out.
     pub gaps: u64,
     pub plan: u64,
+    /// Of the host's memory, for one rank.
+    pub host: u64,
     pub reserved: u64,
     pub capacity: u64,
 }
@@ -102,6 +106,7 @@ impl Memory {
             at_the_fullest: layout.live_by_kind.iter().map(|(kind, bytes)| (kind.name(), *bytes)).collect(),
             gaps: layout.gaps,
             plan: layout.bytes,
+            host: layout.host_bytes,
             reserved: stack.reserved_memory.value.value() as u64,
             capacity: cluster.gpu.memory.value.value() as u64,
         }
@@ -131,6 +136,10 @@ pub struct Report {
     pub others_s: f64,
     /// Time the compute lane waited for the CPU to issue the next op.
     pub host_s: f64,
+    /// Time the compute lane waited for copies to or from the host's memory, or for the CPU's kernels.
+    pub offload_s: f64,
+    /// Time these were busy, hidden or not.
+    pub offload_busy_s: f64,
     /// Time the compute lane waited, by axis.
     pub exposed: Vec<Share>,
     /// Time the communication lanes were busy, hidden or not, by axis; lanes may overlap.

@@ -22,13 +22,15 @@ impl Span {
     }
 }
 
-/// Where the time of a rank went. `compute` + everything exposed + `turns` + `host` = the step, exactly.
+/// Where the time of a rank went. `compute` + everything exposed + `offload` + `turns` + `host` = the step, exactly.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Usage {
     /// Time the compute lane was busy.
     pub compute: f64,
     /// Time the compute lane stood still, by the axis whose communication it waited for.
     pub exposed: BTreeMap<Axis, f64>,
+    /// Time the compute lane stood still for copies to or from the host's memory, or for the CPU's own kernels.
+    pub offload: f64,
     /// Time the compute lane stood still for other ranks' kernels: on a shared device, or when they ended
     /// the step later than this rank.
     pub turns: f64,
@@ -38,11 +40,15 @@ pub struct Usage {
     pub by_kernel: BTreeMap<&'static str, f64>,
     /// Busy time of communication lanes by axis.
     pub comm: BTreeMap<Axis, f64>,
+    /// Busy time of the copy engines and of the CPU's kernels.
+    pub aside: f64,
     /// FLOPs that the kernels execute.
     pub flops: f64,
     /// Bytes sent inside a node and between nodes.
     pub bytes_scale_up: f64,
     pub bytes_scale_out: f64,
+    /// Bytes copied to and from the host's memory.
+    pub bytes_host: f64,
     /// Time of kernels and transfers by how its number is known.
     pub by_provenance: BTreeMap<&'static str, f64>,
     /// Standard deviation of the kernels' time from the spread of their calibration, in s, all kernels erring
@@ -55,6 +61,24 @@ pub struct Usage {
 impl Usage {
     pub fn exposed_total(&self) -> f64 {
         self.exposed.values().sum()
+    }
+
+    /// Notes `s` seconds for which a lane other than the compute lane was busy.
+    pub fn busy(&mut self, lane: &Lane, s: f64) {
+        match lane {
+            Lane::Comm(group, _) => *self.comm.entry(group.charged_axis()).or_default() += s,
+            Lane::Copy(_) | Lane::Host => self.aside += s,
+            Lane::Compute(_) => {}
+        }
+    }
+
+    /// Notes `s` seconds for which the compute lane stood still, waiting for `lane`.
+    pub fn waited(&mut self, lane: &Lane, s: f64) {
+        match lane {
+            Lane::Comm(group, _) => *self.exposed.entry(group.charged_axis()).or_default() += s,
+            Lane::Copy(_) | Lane::Host => self.offload += s,
+            Lane::Compute(_) => self.turns += s,
+        }
     }
 
     /// Standard deviation of the step: kernels err together, so do links, the two apart. Only what is exposed of
@@ -76,10 +100,13 @@ impl Usage {
         other.by_provenance.iter().for_each(|(k, v)| *self.by_provenance.entry(k).or_default() += v * share);
         self.compute += other.compute * share;
         self.turns += other.turns * share;
+        self.offload += other.offload * share;
+        self.aside += other.aside * share;
         self.host += other.host * share;
         self.flops += other.flops * share;
         self.bytes_scale_up += other.bytes_scale_up * share;
         self.bytes_scale_out += other.bytes_scale_out * share;
+        self.bytes_host += other.bytes_host * share;
         self.sd += other.sd * share;
         self.comm_sd += other.comm_sd * share;
     }

@@ -67,7 +67,7 @@ fn bufs(op: &mut Op) -> Vec<&mut Buf> {
     match &mut op.kind {
         OpKind::Compute { reads, writes, .. } => reads.iter_mut().chain(writes).collect(),
         OpKind::Transfer { legs, .. } => legs.iter_mut().map(|leg| &mut leg.buf).collect(),
-        OpKind::Collective { src, dst, .. } => vec![src, dst],
+        OpKind::Collective { src, dst, .. } | OpKind::Copy { src, dst } => vec![src, dst],
         OpKind::Exchange { src, dst, .. } => src.iter_mut().chain(dst).collect(),
         OpKind::Call { .. } => vec![],
     }

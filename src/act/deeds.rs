@@ -12,6 +12,10 @@ pub enum Deed {
         duration: u64,
         sm_bound: bool,
     },
+    /// Beside the compute lane: a copy to or from the host's memory, or the CPU's own kernel.
+    Aside {
+        duration: u64,
+    },
     /// Entries of [`Deeds::ways`].
     Legs {
         first: u32,
@@ -121,7 +125,7 @@ impl Deeds {
         match self.of(op, class) {
             Deed::Legs { first, count, .. } => self.legs(first, count).iter().fold(0, |bits, way| bits | way.ports),
             Deed::Whole { at, .. } => self.wholes[at as usize].ports,
-            Deed::Skip | Deed::Kernel { .. } => 0,
+            Deed::Skip | Deed::Kernel { .. } | Deed::Aside { .. } => 0,
         }
     }
 
@@ -139,6 +143,10 @@ impl Acts<'_> {
         for &(node, times) in nodes {
             let (node, times) = (node as usize, f64::from(times));
             match &line.nodes[node].op.kind {
+                OpKind::Copy { .. } => self.asides_of(&mut all, line, node, times)?,
+                OpKind::Compute { .. } if !self.plan.lanes[line.nodes[node].lane as usize].computes() => {
+                    self.asides_of(&mut all, line, node, times)?
+                }
                 OpKind::Compute { kernel, .. } => self.kernels_of(&mut all, line, node, kernel, times),
                 OpKind::Transfer { legs, engine } => self.legs_of(&mut all, line, node, legs, ctas(*engine), times),
                 OpKind::Collective { .. } => self.wholes_of(&mut all, line, node, times),
@@ -147,6 +155,21 @@ impl Acts<'_> {
             }
         }
         Ok(all)
+    }
+
+    fn asides_of(&mut self, all: &mut Deeds, line: &Line, node: usize, times: f64) -> Result<()> {
+        let lane = &self.plan.lanes[line.nodes[node].lane as usize];
+        let (sizes, _) = operands(self.plan, line, node);
+        let (reads, writes) = sizes.split();
+        let aside = self.aside(lane, reads, writes)?;
+        for usage in &mut all.usages {
+            let s = aside.duration as f64 * 1e-12 * times;
+            usage.busy(lane, s);
+            *usage.by_provenance.entry(PROVENANCES[aside.provenance as usize]).or_default() += s;
+            usage.bytes_host += aside.bytes as f64 * times;
+            all.deeds.push(Deed::Aside { duration: aside.duration });
+        }
+        Ok(())
     }
 
     fn kernels_of(&mut self, all: &mut Deeds, line: &Line, node: usize, kernel: &Kernel, times: f64) {
@@ -246,9 +269,7 @@ impl Acts<'_> {
 /// Notes that a class communicates for `time`, so many times.
 fn count(usage: &mut Usage, plan: &Plan, lane: u16, time: &LinkTime, times: f64) {
     let s = time.total().value() * times;
-    if let Lane::Comm(group, _) = &plan.lanes[lane as usize] {
-        *usage.comm.entry(group.charged_axis()).or_default() += s;
-    }
+    usage.busy(&plan.lanes[lane as usize], s);
     *usage.by_provenance.entry(PROVENANCES[time.provenance as usize]).or_default() += s;
     usage.comm_sd += time.rel_sd * s;
 }

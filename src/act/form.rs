@@ -1,6 +1,7 @@
 //! A sheet made once for a structure, to be filled in anew for other sizes: who meets whom stays, and only how
 //! long kernels and messages take, and what they add up to, is another.
 
+use super::host::Aside;
 use super::{Act, Acts, PROVENANCES, Sheet, Timed, issued, picoseconds, sent};
 use crate::cluster::Tier;
 use crate::collective::LinkTime;
@@ -75,6 +76,10 @@ impl Form {
             let writes = &self.operands[entry.reads as usize..entry.writes as usize];
             first = entry.writes as usize;
             match &body[entry.op as usize].kind {
+                OpKind::Copy { .. } => filling.beside(acts, node, entry, reads, writes)?,
+                OpKind::Compute { .. } if !acts.plan.lanes[entry.lane as usize].computes() => {
+                    filling.beside(acts, node, entry, reads, writes)?
+                }
                 OpKind::Compute { kernel, .. } => filling.compute(acts, node, entry, kernel, reads, writes),
                 OpKind::Transfer { legs, .. } => {
                     let sends = legs.iter().filter(|leg| leg.dir == Direction::Send);
@@ -158,6 +163,17 @@ impl Filling<'_> {
         }
     }
 
+    fn beside(&mut self, acts: &Acts, node: usize, entry: &Entry, reads: &[Operand], writes: &[Operand]) -> Result<()> {
+        let bytes = |all: &[Operand]| all.iter().map(|operand| operand.size(acts.plan).1).collect::<Vec<u64>>();
+        let aside = acts.aside(&acts.plan.lanes[entry.lane as usize], &bytes(reads), &bytes(writes))?;
+        let classes = node * self.sheet.classes..(node + 1) * self.sheet.classes;
+        for (class, act) in self.sheet.acts[classes].iter_mut().enumerate() {
+            *act = Act::Aside { duration: aside.duration };
+            self.tallies.aside(class, entry.lane, aside);
+        }
+        Ok(())
+    }
+
     fn send(&mut self, acts: &mut Acts, lane: u16, leg: &Leg, what: Operand) {
         let bytes = what.size(acts.plan).1;
         for (class, hop) in acts.hops(lane, leg.by, bytes).iter().enumerate() {
@@ -201,7 +217,8 @@ const FLOPS: usize = PLAIN;
 const BYTES: usize = PLAIN + 1;
 const SD: usize = PLAIN + 3;
 const COMM_SD: usize = PLAIN + 4;
-const REST: usize = PLAIN + 5;
+const HOST_BYTES: usize = PLAIN + 5;
+const REST: usize = PLAIN + 6;
 
 impl Tallies {
     pub fn new(kernels: usize, lanes: usize, classes: usize) -> Tallies {
@@ -236,6 +253,14 @@ impl Tallies {
         rest[COMM_SD] += time.rel_sd * s;
     }
 
+    fn aside(&mut self, class: usize, lane: u16, aside: Aside) {
+        let s = aside.duration as f64 * 1e-12;
+        self.all[class * self.width + self.kernels + lane as usize] += s;
+        let rest = self.rest(class);
+        rest[aside.provenance as usize] += s;
+        rest[HOST_BYTES] += aside.bytes as f64;
+    }
+
     fn sent(&mut self, class: usize, bytes: [f64; 2]) {
         let rest = self.rest(class);
         rest[BYTES] += bytes[0];
@@ -250,6 +275,7 @@ impl Tallies {
             flops: rest[FLOPS],
             bytes_scale_up: rest[BYTES],
             bytes_scale_out: rest[BYTES + 1],
+            bytes_host: rest[HOST_BYTES],
             sd: rest[SD],
             comm_sd: rest[COMM_SD],
             ..Usage::default()
@@ -257,9 +283,7 @@ impl Tallies {
         usage.by_kernel.extend(kernels.iter().zip(kernel).filter(|(_, s)| **s > 0.0));
         usage.by_provenance.extend(PROVENANCES.iter().zip(rest).filter(|(_, s)| **s > 0.0));
         for (lane, s) in lanes.iter().zip(comm).filter(|(_, s)| **s > 0.0) {
-            if let Lane::Comm(group, _) = lane {
-                *usage.comm.entry(group.charged_axis()).or_default() += s;
-            }
+            usage.busy(lane, *s);
         }
         usage
     }

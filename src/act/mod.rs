@@ -4,6 +4,7 @@
 mod deeds;
 mod exchange;
 mod form;
+mod host;
 mod machine;
 pub mod stamp;
 pub mod stretch;
@@ -36,6 +37,10 @@ pub enum Act {
     Compute {
         duration: u64,
         sm_bound: bool,
+    },
+    /// Beside the compute lane, taking no SM from it: a copy to or from the host's memory, or the CPU's own kernel.
+    Aside {
+        duration: u64,
     },
     /// Ends when all its meetings have: `count` entries of [`Sheet::met`].
     Meet {
@@ -338,7 +343,12 @@ impl<'a> Acts<'a> {
         for (p, line) in lines.iter().enumerate() {
             let classes: Vec<usize> = (0..self.program.len()).filter(|&c| self.program[c] as usize == p).collect();
             for node in 0..line.nodes.len() {
-                match &line.nodes[node].op.kind {
+                let spliced = &line.nodes[node];
+                match &spliced.op.kind {
+                    OpKind::Copy { .. } => self.beside(&mut draft, line, node, &classes)?,
+                    OpKind::Compute { .. } if !self.plan.lanes[spliced.lane as usize].computes() => {
+                        self.beside(&mut draft, line, node, &classes)?
+                    }
                     OpKind::Compute { kernel, .. } => self.compute(&mut draft, line, node, kernel, &classes),
                     OpKind::Transfer { legs, .. } => self.send(&mut draft, line, node, legs, &classes),
                     OpKind::Collective { .. } => self.gather(&mut draft, line, node, &classes)?,
@@ -361,6 +371,22 @@ impl<'a> Acts<'a> {
     fn compute(&mut self, draft: &mut Draft, line: &Line, node: usize, kernel: &Kernel, classes: &[usize]) {
         let name = draft.kernel(kernel.name());
         self.kernel(line, node, kernel, classes, |class, flops, timed| draft.compute(node, class, name, flops, timed));
+    }
+
+    /// A copy, or a kernel of the CPU's.
+    fn beside(&mut self, draft: &mut Draft, line: &Line, node: usize, classes: &[usize]) -> Result<()> {
+        let lane = line.nodes[node].lane;
+        let (sizes, _) = operands(self.plan, line, node);
+        let (reads, writes) = sizes.split();
+        let aside = self.aside(&self.plan.lanes[lane as usize], reads, writes)?;
+        for &class in classes {
+            draft.act(node, class, Act::Aside { duration: aside.duration });
+            let (tally, s) = (&mut draft.tallies[class], aside.duration as f64 * 1e-12);
+            tally.comm[lane as usize] += s;
+            tally.provenance[aside.provenance as usize] += s;
+            tally.bytes_host += aside.bytes as f64;
+        }
+        Ok(())
     }
 
     /// Tells `each` class its FLOPs and time of a kernel, but for those whose mask leaves nothing.
@@ -410,10 +436,7 @@ impl<'a> Acts<'a> {
     }
 
     fn group(&self, lane: u16) -> &'a Group {
-        match &self.plan.lanes[lane as usize] {
-            Lane::Comm(group, _) => group,
-            Lane::Compute(_) => unreachable!("check: communication runs on communicators"),
-        }
+        self.plan.lanes[lane as usize].group().expect("check: communication runs on communicators")
     }
 
     /// The sends of a transfer, each a meeting with whoever receives it.
@@ -619,7 +642,9 @@ impl Positions {
     }
 
     fn split(&mut self, segs: &Segs) -> usize {
-        let same = |known: &Segs| (known.seq, known.view, &known.order) == (segs.seq, segs.view, &segs.order);
+        let same = |known: &Segs| {
+            (known.seq, known.view, &known.order, known.part) == (segs.seq, segs.view, &segs.order, segs.part)
+        };
         self.splits.iter().position(|(known, _)| same(known)).unwrap_or_else(|| {
             self.splits.push((segs.shifted(segs.shift.0, 0), FxHashMap::default()));
             self.splits.len() - 1
@@ -688,6 +713,7 @@ struct Tally {
     flops: f64,
     bytes_up: f64,
     bytes_out: f64,
+    bytes_host: f64,
     sd: f64,
     comm_sd: f64,
 }
@@ -708,8 +734,8 @@ impl<'a> Draft<'a> {
         let width = lines.iter().map(|l| l.nodes.len()).max().unwrap_or(0);
         let legs = (0..lines.len() as u32).map(|p| matching.leg_count(p)).max().unwrap_or(0);
         let comm = vec![0.0; plan.lanes.len()];
-        let (kernels, provenance, flops, bytes_up, bytes_out, sd, comm_sd) = Default::default();
-        let tally = Tally { kernels, comm, provenance, flops, bytes_up, bytes_out, sd, comm_sd };
+        let (kernels, provenance, flops, bytes_up, bytes_out, bytes_host, sd, comm_sd) = Default::default();
+        let tally = Tally { kernels, comm, provenance, flops, bytes_up, bytes_out, bytes_host, sd, comm_sd };
         Draft {
             plan,
             matching,
@@ -785,6 +811,7 @@ impl<'a> Draft<'a> {
             flops: tally.flops,
             bytes_scale_up: tally.bytes_up,
             bytes_scale_out: tally.bytes_out,
+            bytes_host: tally.bytes_host,
             sd: tally.sd,
             comm_sd: tally.comm_sd,
             ..Usage::default()
@@ -792,9 +819,7 @@ impl<'a> Draft<'a> {
         usage.by_kernel.extend(self.kernels.iter().zip(&tally.kernels).filter(|(_, s)| **s > 0.0));
         usage.by_provenance.extend(PROVENANCES.iter().zip(&tally.provenance).filter(|(_, s)| **s > 0.0));
         for (lane, s) in self.plan.lanes.iter().zip(&tally.comm).filter(|(_, s)| **s > 0.0) {
-            if let Lane::Comm(group, _) = lane {
-                *usage.comm.entry(group.charged_axis()).or_default() += s;
-            }
+            usage.busy(lane, *s);
         }
         usage
     }

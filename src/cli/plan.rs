@@ -46,6 +46,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     table.row(["lanes", &plan.lanes.iter().map(|l| l.label()).collect::<Vec<_>>().join(", ")]);
     table.row(["ops", &format!("{written} written, {linked} once spliced (equal microbatches thrice)")]);
     table.row(["memory", &format!("{} a rank", bytes(layout.bytes as f64))]);
+    if layout.host_bytes > 0 {
+        table.row(["host memory", &format!("{} a rank", bytes(layout.host_bytes as f64))]);
+    }
     let left_out = chosen.case.model.left_out();
     if let Some(what) = &left_out {
         table.row(["left out", what]);
@@ -66,6 +69,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         "ops_written": written,
         "ops_linked": linked,
         "peak_mem_bytes": layout.bytes,
+        "host_mem_bytes": layout.host_bytes,
         "fits": row.feasible,
         "why": row.why,
         "left_out": left_out,

@@ -185,7 +185,7 @@ impl<'p> Making<'p> {
                 atoms.len() as u32 - 1
             });
         }
-        let mut track = Track::of(&line);
+        let mut track = Track::of(self.plan, &line);
         track.renumber(&|atom| numbers[&atom]);
         let apart = self.apart(&names, named.iter().map(|(_, at)| *at), env);
         Ok(Segment { body, form: Form::new(&line, sheet, &mut frame.kernels), track, names, atoms, apart })

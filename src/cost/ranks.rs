@@ -49,11 +49,11 @@ pub struct Track {
 }
 
 impl Track {
-    pub fn of(line: &Line) -> Track {
+    pub fn of(plan: &Plan, line: &Line) -> Track {
         let outer = &line.outer;
         Track {
             lane: line.nodes.iter().map(|n| n.lane).collect(),
-            is_kernel: line.nodes.iter().map(|n| matches!(n.op.kind, OpKind::Compute { .. })).collect(),
+            is_kernel: line.nodes.iter().map(|n| plan.lanes[n.lane as usize].computes()).collect(),
             is_wait: (0..line.nodes.len()).map(|n| line.is_wait(n)).collect(),
             any_wait: (0..line.nodes.len()).any(|n| line.is_wait(n)),
             preds: line.all_preds().clone(),
@@ -323,7 +323,7 @@ impl Ranks {
         (start, end)
     }
 
-    /// Ends a transfer or collective: when all its meetings have.
+    /// Ends a transfer or collective: when all its meetings have. What is beside the device ends by itself.
     fn communicate(&mut self, sheet: &Sheet, node: usize, lane: u16, classes: Range<usize>) {
         let met = |class| match sheet.act(node, class) {
             Act::Meet { first, count, .. } => sheet.met(first, count),
@@ -352,7 +352,10 @@ impl Ranks {
                 Act::Meet { first, count, ctas } => (sheet.met(first, count), u32::from(ctas)),
                 _ => (&[][..], 0),
             };
-            let end = meetings.iter().map(|&m| self.arrivals[m as usize]).max().unwrap_or(start);
+            let end = match sheet.act(node, class) {
+                Act::Aside { duration } => start + duration,
+                _ => meetings.iter().map(|&m| self.arrivals[m as usize]).max().unwrap_or(start),
+            };
             // A communication kernel holds its SMs from its launch to its end.
             if ctas > 0 && end > start {
                 self.state[class].sms.push(Held { from: start, to: end, amount: ctas });
@@ -416,11 +419,7 @@ impl Ranks {
         usage.compute = (end - idle) as f64 * 1e-12;
         usage.host = waited[lanes.len()] as f64 * 1e-12;
         for (lane, &ps) in lanes.iter().zip(&waited) {
-            let waited = ps as f64 * 1e-12;
-            match lane {
-                Lane::Comm(group, _) => *usage.exposed.entry(group.charged_axis()).or_default() += waited,
-                Lane::Compute(_) => usage.turns += waited,
-            }
+            usage.waited(lane, ps as f64 * 1e-12);
         }
     }
 

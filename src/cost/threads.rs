@@ -19,7 +19,7 @@ use crate::fold;
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::matching::Matching;
 use crate::plan::turns::Turns;
-use crate::plan::{ExchangeAlgo, Lane, OpKind, Phase, Plan};
+use crate::plan::{ExchangeAlgo, OpKind, Phase, Plan};
 use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
 use crate::units::Seconds;
 use hub::Hub;
@@ -52,6 +52,10 @@ impl<'a> Shared<'a> {
 
 /// Costs a plan on the threads of one machine.
 pub fn run(plan: &Plan, machine: Machine, threads: &Threads) -> Result<Timeline> {
+    if plan.tensors.iter().any(|t| t.host) {
+        let why = "copies to the host's memory are not predicted by the profile of a machine; leave --profile out";
+        return Err(Error::infeasible(why));
+    }
     let atoms = AtomTable::new(plan)?;
     let programs = 0..plan.programs.len() as u32;
     let lines = programs.map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<Line>>>()?;
@@ -153,10 +157,7 @@ fn spans(line: &Line, times: &[(f64, f64)]) -> Vec<Span> {
 fn usage(shared: &Shared, rank: &Rank, step: f64) -> Usage {
     let (line, times) = (shared.line(rank.rank), &rank.times);
     let mut usage = shared.sheet.usages[rank.rank as usize].clone();
-    let mut wait = |lane: u16, time: f64| match &shared.plan.lanes[lane as usize] {
-        Lane::Comm(group, _) => *usage.exposed.entry(group.charged_axis()).or_default() += time,
-        Lane::Compute(_) => usage.turns += time,
-    };
+    let mut wait = |lane: u16, time: f64| usage.waited(&shared.plan.lanes[lane as usize], time);
     let last = |nodes: &mut dyn Iterator<Item = u32>| {
         let last = nodes.max_by(|a, b| times[*a as usize].1.total_cmp(&times[*b as usize].1));
         last.map_or(0, |n| line.nodes[n as usize].lane)

@@ -146,7 +146,7 @@ impl<'p> Walker<'p> {
         };
         let sheet = self.acts.sheet(lines, &matching)?;
         let width = lines.iter().map(|l| l.nodes.len()).max().unwrap_or(0);
-        let tracks = lines.iter().map(Track::of).collect();
+        let tracks = lines.iter().map(|line| Track::of(self.plan, line)).collect();
         Ok(Compiled { sheet, tracks, order, width })
     }
 
@@ -177,6 +177,7 @@ impl<'p> Walker<'p> {
                     OpKind::Compute { kernel, .. } => kernel.name(),
                     OpKind::Collective { kind, .. } => kind.name(),
                     OpKind::Exchange { phase, .. } => phase.name(),
+                    OpKind::Copy { .. } => "copy",
                     _ => "transfer",
                 };
                 let (start, end) = (seconds(self.ranks.starts[cell].ps()), seconds(self.ranks.ends[cell].ps()));

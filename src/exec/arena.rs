@@ -152,33 +152,41 @@ pub fn to_bf16(x: f32) -> u16 {
     ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
 }
 
-/// The memory of one rank. `touched` is what its allocator has seen in use.
+/// Bytes in the device's memory and in the host's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Peak {
+    pub device: u64,
+    pub host: u64,
+}
+
+/// The memory of one rank: the device's, and its part of the host's. `touched` is what their allocator has seen in use.
 pub struct Arena<'p> {
     plan: &'p Plan,
     layout: &'p Layout,
     /// Eight bytes a word, so that every dtype is aligned.
     words: Vec<u64>,
-    touched: u64,
+    host_words: Vec<u64>,
+    touched: Peak,
 }
 
 impl<'p> Arena<'p> {
     pub fn new(plan: &'p Plan, layout: &'p Layout) -> Arena<'p> {
-        let words = vec![u64::MAX; (layout.bytes / 8) as usize];
-        Arena { plan, layout, words, touched: 0 }
+        let [words, host_words] = [layout.bytes, layout.host_bytes].map(|bytes| vec![u64::MAX; (bytes / 8) as usize]);
+        Arena { plan, layout, words, host_words, touched: Peak::default() }
     }
 
-    /// The whole memory, as it lies.
+    /// All of the device's memory, as it lies.
     pub fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.words)
     }
 
     /// Most bytes that were ever in use since [`forget_peak`](Arena::forget_peak).
-    pub fn peak(&self) -> u64 {
+    pub fn peak(&self) -> Peak {
         self.touched
     }
 
     pub fn forget_peak(&mut self) {
-        self.touched = 0;
+        self.touched = Peak::default();
     }
 
     fn dtype(&self, place: &Place) -> Dtype {
@@ -203,7 +211,9 @@ impl<'p> Arena<'p> {
     pub fn touch(&mut self, at: SlotId) {
         if let Some(offset) = self.layout.offset(at) {
             let bytes = self.plan.tensors[at.tensor as usize].bytes().next_multiple_of(crate::plan::memory::ALIGN);
-            self.touched = self.touched.max(offset + bytes);
+            let tensor = &self.plan.tensors[at.tensor as usize];
+            let touched = if tensor.host { &mut self.touched.host } else { &mut self.touched.device };
+            *touched = (*touched).max(offset + bytes);
         }
     }
 
@@ -211,26 +221,35 @@ impl<'p> Arena<'p> {
     pub fn poison(&mut self, at: SlotId) {
         let Some(offset) = self.layout.offset(at) else { return };
         let bytes = self.plan.tensors[at.tensor as usize].bytes().next_multiple_of(crate::plan::memory::ALIGN);
-        self.words[(offset / 8) as usize..((offset + bytes) / 8) as usize].fill(u64::MAX);
+        let host = self.plan.tensors[at.tensor as usize].host;
+        self.memory_mut(host)[(offset / 8) as usize..((offset + bytes) / 8) as usize].fill(u64::MAX);
     }
 
     /// Elements `elems` of a place.
     pub fn part(&self, place: &Place, elems: Range<u64>) -> Part {
         let dtype = self.dtype(place);
         let at = self.range(place).0;
-        Part { bytes: (at + elems.start * dtype.size()) as usize..(at + elems.end * dtype.size()) as usize, dtype }
+        let bytes = (at + elems.start * dtype.size()) as usize..(at + elems.end * dtype.size()) as usize;
+        Part { bytes, dtype, host: self.plan.tensors[place.tensor as usize].host }
     }
 
     pub fn whole(&self, place: &Place) -> Part {
         self.part(place, 0..self.range(place).1)
     }
 
+    fn memory_mut(&mut self, host: bool) -> &mut [u64] {
+        if host { &mut self.host_words } else { &mut self.words }
+    }
+
     fn view<E: Pod>(&self, part: &Part) -> &[E] {
-        bytemuck::cast_slice(&bytemuck::cast_slice::<u64, u8>(&self.words)[part.bytes.clone()])
+        let words = if part.host { &self.host_words } else { &self.words };
+        bytemuck::cast_slice(&bytemuck::cast_slice::<u64, u8>(words)[part.bytes.clone()])
     }
 
     fn view_mut<E: Pod>(&mut self, part: &Part) -> &mut [E] {
-        bytemuck::cast_slice_mut(&mut bytemuck::cast_slice_mut::<u64, u8>(&mut self.words)[part.bytes.clone()])
+        bytemuck::cast_slice_mut(
+            &mut bytemuck::cast_slice_mut::<u64, u8>(self.memory_mut(part.host))[part.bytes.clone()],
+        )
     }
 
     pub fn read(&self, part: &Part) -> Data {
@@ -283,7 +302,10 @@ impl<'p> Arena<'p> {
     /// Runs a kernel on the rank's own buffers, in `T` arithmetic, in a step of the optimizer.
     pub fn run<T: Scalar>(&mut self, kernel: &Kernel, at: (u32, u64), reads: &[Place], writes: &[Place]) {
         let [read, written] = [reads, writes].map(|places| places.iter().map(|p| self.whole(p)).collect::<Vec<Part>>());
-        let operands = Operands::new(&mut self.words, &read, &written);
+        // `check` has all of them in one memory.
+        let host = read.iter().chain(&written).next().is_some_and(|part| part.host);
+        let words = if host { &mut self.host_words } else { &mut self.words };
+        let operands = Operands::new(words, &read, &written);
         let ins: Vec<Option<Cow<[T]>>> = read.iter().map(|part| operands.read(part)).collect();
         let ins: Vec<Option<&[T]>> = ins.iter().map(Option::as_deref).collect();
         let mut outs: Vec<Out<T>> = operands.written.into_iter().map(|(part, bytes)| Out::new(part, bytes)).collect();
@@ -297,4 +319,6 @@ impl<'p> Arena<'p> {
 pub struct Part {
     pub bytes: Range<usize>,
     pub dtype: Dtype,
+    /// Of the host's memory.
+    pub host: bool,
 }

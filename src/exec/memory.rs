@@ -19,7 +19,10 @@ fn available() -> Option<u128> {
 
 /// Refuses what this machine's memory cannot hold, before it is asked for. `layouts`: of each program.
 pub fn fits(plan: &Plan, layouts: &[Layout]) -> Result<()> {
-    let bytes = |rank: u32| layouts[plan.program_of(rank) as usize].bytes;
+    let bytes = |rank: u32| {
+        let layout = &layouts[plan.program_of(rank) as usize];
+        layout.bytes + layout.host_bytes
+    };
     let need: u128 = (0..plan.ranks()).map(|r| u128::from(bytes(r))).sum();
     match available() {
         // A tenth stays for messages, scratch and everybody else.

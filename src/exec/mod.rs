@@ -84,6 +84,8 @@ pub struct Run {
     pub sent_bytes: Vec<u64>,
     /// Most bytes that each rank had in use, counted at its allocator.
     pub peak_bytes: Vec<u64>,
+    /// The same of its part of the host's memory.
+    pub host_peak_bytes: Vec<u64>,
     /// By weight name, summed over ranks as the plan does it.
     pub grads: BTreeMap<String, Vec<f64>>,
     /// Weights after the optimizer step, by name, from rank 0.

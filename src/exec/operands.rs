@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     fn part(bytes: Range<usize>, dtype: Dtype) -> Part {
-        Part { bytes, dtype }
+        Part { bytes, dtype, host: false }
     }
 
     fn memory() -> Vec<u64> {

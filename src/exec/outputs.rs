@@ -7,7 +7,7 @@ use super::transport::Hub;
 use crate::error::Result;
 use crate::plan::link::Line;
 use crate::plan::memory::SlotId;
-use crate::plan::{Axis, Feed, Inputs, Lane, OpKind, Param, Plan, Share, TensorId};
+use crate::plan::{Axis, Feed, Inputs, OpKind, Param, Plan, Share, TensorId};
 use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
 use crate::units::Seconds;
 use std::collections::BTreeMap;
@@ -64,7 +64,8 @@ pub fn gather(plan: &Plan, lines: &[Line], hub: &Hub, done: Vec<Done>) -> Result
         timeline: timeline(plan, lines, &done),
         loss,
         sent_bytes: hub.sent_bytes(),
-        peak_bytes: done.iter().map(|d| d.peak).collect(),
+        peak_bytes: done.iter().map(|d| d.peak.device).collect(),
+        host_peak_bytes: done.iter().map(|d| d.peak.host).collect(),
         on_core: done.iter().map(|d| d.on_core.clone()).collect(),
         grads,
         weights,
@@ -147,12 +148,15 @@ fn logits(plan: &Plan, inputs: &Inputs, done: &[Done]) -> Vec<Vec<f64>> {
     let mut all: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for (rank, done) in (0..).zip(done) {
         let positions = inputs.segs.positions(&plan.views, rank);
-        for (m, data) in (0..).zip(&done.logits) {
+        // A microbatch may have them in several pieces, one behind the other.
+        let pieces = (done.logits.len() / inputs.microbatches.max(1) as usize).max(1);
+        for (m, data) in (0..).zip(done.logits.chunks(pieces)) {
+            let data: Vec<f64> = data.iter().flat_map(|piece| piece.to_f64()).collect();
             let sequences = super::inputs::sequences_of(plan, inputs, rank, m);
-            let cols = data.len() as usize / (positions.len() * inputs.batch as usize);
+            let cols = data.len() / (positions.len() * inputs.batch as usize);
             let first = (plan.views[0].coord(rank, Axis::Tp) as usize * cols).min(vocab);
             let own = cols.min(vocab - first);
-            for (i, values) in data.to_f64().chunks(cols).enumerate() {
+            for (i, values) in data.chunks(cols).enumerate() {
                 let (sequence, token) = (i / positions.len(), i % positions.len());
                 let out = all.entry(sequences.start + sequence as u64);
                 let out = out.or_insert_with(|| vec![f64::NAN; seq * vocab]);
@@ -180,6 +184,7 @@ fn what(line: &Line, node: usize) -> &'static str {
         OpKind::Compute { kernel, .. } => kernel.name(),
         OpKind::Collective { kind, .. } => kind.name(),
         OpKind::Exchange { phase, .. } => phase.name(),
+        OpKind::Copy { .. } => "copy",
         _ => "transfer",
     }
 }
@@ -198,10 +203,7 @@ fn spans(line: &Line, times: &Times) -> Vec<Span> {
 /// Busy and waiting time of a rank. A gap on the compute lane is charged to whatever ended last before it.
 fn usage(plan: &Plan, line: &Line, times: &Times, step: f64) -> Usage {
     let mut usage = Usage::default();
-    let mut wait = |lane: u16, time: f64| match &plan.lanes[lane as usize] {
-        Lane::Comm(group, _) => *usage.exposed.entry(group.charged_axis()).or_default() += time,
-        Lane::Compute(_) => usage.turns += time,
-    };
+    let mut wait = |lane: u16, time: f64| usage.waited(&plan.lanes[lane as usize], time);
     let ended_last = |nodes: &mut dyn Iterator<Item = u32>| {
         nodes
             .max_by(|a, b| times[*a as usize].1.total_cmp(&times[*b as usize].1))
@@ -210,7 +212,7 @@ fn usage(plan: &Plan, line: &Line, times: &Times, step: f64) -> Usage {
     let mut free = 0.0;
     let mut by_kernel: BTreeMap<&'static str, f64> = BTreeMap::new();
     for (i, &(start, end)) in times.iter().enumerate() {
-        if matches!(line.nodes[i].op.kind, OpKind::Compute { .. }) {
+        if plan.lanes[line.nodes[i].lane as usize].computes() {
             wait(ended_last(&mut line.preds(i).iter().copied()), start - free);
             free = end;
             *by_kernel.entry(what(line, i)).or_default() += end - start;

@@ -1,6 +1,6 @@
 //! One rank: a thread that runs its program's ops as their edges allow, lane by lane.
 
-use super::arena::{Arena, Data};
+use super::arena::{Arena, Data, Peak};
 use super::exchange::Exchange;
 use super::gather::Gather;
 use super::inject::Fault;
@@ -25,7 +25,7 @@ pub struct Done {
     pub times: Times,
     /// Time that each kernel, or exchange of rows, had a core, in s.
     pub on_core: Vec<f64>,
-    pub peak: u64,
+    pub peak: Peak,
     /// Contents of watched slots at the end of each of their lives, in order.
     pub seen: FxHashMap<SlotId, Vec<Data>>,
     /// Contents at the end of the step.
@@ -200,6 +200,17 @@ impl<'a, 'p> Rank<'a, 'p> {
         matches!(self.line.nodes[node as usize].op.kind, OpKind::Compute { .. })
     }
 
+    /// Copies between the two memories of the rank, on its own thread.
+    fn copy(&mut self, node: u32) -> Result<()> {
+        self.begin_lives(node);
+        let (from, to) = (self.line.reads(node as usize)[0], self.line.writes(node as usize)[0]);
+        let (data, part) = (self.arena.read(&self.arena.whole(&from)), self.arena.whole(&to));
+        let path = || format!("rank {}, {}", self.rank, self.line.path(node as usize));
+        self.arena.write(&part, &data).map_err(|why| Error::device(path(), why))?;
+        self.end(node);
+        Ok(())
+    }
+
     /// Starts every communicating op that can start.
     fn post_all(&mut self) -> Result<bool> {
         let mut moved = false;
@@ -207,9 +218,13 @@ impl<'a, 'p> Rank<'a, 'p> {
             let Some(node) = self.ready[lane].filter(|&n| !self.is_compute(n) && !self.holds_back()) else { continue };
             self.ready[lane] = None;
             self.times[node as usize].0 = self.now();
+            moved = true;
+            if let OpKind::Copy { .. } = self.line.nodes[node as usize].op.kind {
+                self.copy(node)?;
+                continue;
+            }
             let flight = self.post(node)?;
             self.flights.push(flight);
-            moved = true;
         }
         Ok(moved)
     }

@@ -204,7 +204,7 @@ impl Trace<'_, '_> {
         let moved = |places: &[link::Place]| places.iter().map(|p| bytes_of(plan, p)).sum::<u64>();
         let group = match &plan.lanes[node.lane as usize] {
             Lane::Comm(group, _) => Some(group),
-            Lane::Compute(_) => None,
+            Lane::Compute(_) | Lane::Copy(_) | Lane::Host => None,
         };
         match (&node.op.kind, group) {
             (OpKind::Transfer { legs, .. }, Some(group)) => {
@@ -238,6 +238,12 @@ impl Trace<'_, '_> {
             (OpKind::Exchange { .. }, Some(group)) => {
                 let members = group.members(&plan.views, self.rank);
                 vec![self.whole(span, number(CollectiveKind::AllToAll), moved(line.reads(op)), members)]
+            }
+            // As the schema has it: what comes from the remote memory is loaded, what goes there is stored.
+            (OpKind::Copy { .. }, _) => {
+                let stores = plan.lanes[node.lane as usize] == Lane::Copy(Toward::Host);
+                let kind = if stores { NodeType::MemStore } else { NodeType::MemLoad };
+                vec![plain(span, kind).with("tensor_size", Value::Uint64(moved(line.reads(op))))]
             }
             _ => {
                 let work = work_of(plan, line, op, self.rank).map(|(work, _)| work);

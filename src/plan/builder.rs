@@ -23,6 +23,8 @@ pub struct Builder {
     pub blocks: Vec<Block>,
     /// The block being written, innermost last; the first entry is the program.
     open: Vec<Block>,
+    /// Behind the label of every op that is written.
+    suffix: String,
     /// Where only sizes are wanted: names and the buffers of kernels are not kept, but noted here.
     print: Option<Print>,
 }
@@ -58,8 +60,22 @@ impl Builder {
 
     pub fn tensor(&mut self, name: &str, shape: &[u64], dtype: Dtype, kind: TensorKind, slots: u32) -> Buf {
         let name = self.name(name);
-        self.tensors.push(Tensor { name, shape: shape.to_vec(), dtype, slots, kind });
+        self.tensors.push(Tensor { name, shape: shape.to_vec(), dtype, slots, kind, host: false });
         Buf { of: TensorRef::Tensor(self.tensors.len() as u32 - 1), slot: 0, rows: None }
+    }
+
+    /// The same in the host's memory.
+    pub fn host_tensor(&mut self, name: &str, shape: &[u64], dtype: Dtype, kind: TensorKind, slots: u32) -> Buf {
+        let buf = self.tensor(name, shape, dtype, kind, slots);
+        self.tensors.last_mut().expect("just declared").host = true;
+        buf
+    }
+
+    /// Ops written by `write` have `suffix` behind their labels: the same is written several times in one block.
+    pub fn labelled(&mut self, suffix: String, write: impl FnOnce(&mut Builder)) {
+        let outer = std::mem::replace(&mut self.suffix, suffix);
+        write(self);
+        self.suffix = outer;
     }
 
     /// Opens a block; ops go into it until [`close`](Builder::close).
@@ -126,7 +142,7 @@ impl Builder {
     }
 
     fn push(&mut self, label: &str, lane: Option<u16>, kind: OpKind) -> u32 {
-        let label = self.name(label);
+        let label = if self.keeps_names() { format!("{label}{}", self.suffix) } else { String::new() };
         if let Some(print) = &mut self.print {
             print.op(self.open.len(), lane, &kind);
         }
@@ -147,10 +163,30 @@ impl Builder {
         self.push(label, Some(0), kind)
     }
 
+    /// A kernel of the CPU's, on the host's memory.
+    pub fn host_compute(&mut self, label: &str, kernel: Kernel, reads: &[Buf], writes: &[Buf]) -> u32 {
+        let id = self.compute(label, kernel, reads, writes);
+        let lane = self.lane(Lane::Host);
+        if let Some(print) = &mut self.print {
+            print.after(lane.into(), id);
+        }
+        self.current().ops[id as usize].lane = Some(lane);
+        id
+    }
+
+    /// Copies `src` to `dst`, one of which is in the host's memory.
+    pub fn copy(&mut self, label: &str, toward: Toward, src: Buf, dst: Buf) -> u32 {
+        let lane = self.lane(Lane::Copy(toward));
+        self.push(label, Some(lane), OpKind::Copy { src, dst })
+    }
+
     fn comm_lane(&mut self, via: Via) -> u16 {
-        let same = |lane: &Lane| matches!(lane, Lane::Comm(group, index) if group == via.group && *index == via.index);
-        let at = self.lanes.iter().position(same).unwrap_or_else(|| {
-            self.lanes.push(Lane::Comm(via.group.clone(), via.index));
+        self.lane(Lane::Comm(via.group.clone(), via.index))
+    }
+
+    fn lane(&mut self, lane: Lane) -> u16 {
+        let at = self.lanes.iter().position(|known| *known == lane).unwrap_or_else(|| {
+            self.lanes.push(lane);
             self.lanes.len() - 1
         });
         at as u16

@@ -114,7 +114,7 @@ impl<'p> Crews<'p> {
             let own = plan.program_of(rank) as usize;
             let group = |lane: u16| match &plan.lanes[lane as usize] {
                 Lane::Comm(group, _) => group,
-                Lane::Compute(_) => unreachable!("compute lanes cross nothing"),
+                _ => unreachable!("only communicators cross"),
             };
             for ((crew, lane, by), peer) in self.peers.iter_mut().filter(|(key, _)| key.0 == own) {
                 let there = plan.program_of(group(*lane).neighbour(&plan.views, rank, *by as i32)) as usize;

@@ -344,7 +344,9 @@ impl<'p> Line<'p> {
                 let of = |dir| legs.iter().filter(move |l| l.dir == dir).map(|l| l.buf);
                 (add(&mut of(Direction::Send)), add(&mut of(Direction::Recv)))
             }
-            OpKind::Collective { src, dst, .. } => (add(&mut [*src].into_iter()), add(&mut [*dst].into_iter())),
+            OpKind::Collective { src, dst, .. } | OpKind::Copy { src, dst } => {
+                (add(&mut [*src].into_iter()), add(&mut [*dst].into_iter()))
+            }
             OpKind::Call { .. } => (start, start),
         };
         let lane = op.lane.unwrap_or(0);

@@ -42,7 +42,7 @@ pub struct Matching {
 pub fn group_sizes(plan: &Plan) -> Vec<u32> {
     let size = |lane: &Lane| match lane {
         Lane::Comm(group, _) => group.size(&plan.views),
-        Lane::Compute(_) => 1,
+        Lane::Compute(_) | Lane::Copy(_) | Lane::Host => 1,
     };
     plan.lanes.iter().map(size).collect()
 }

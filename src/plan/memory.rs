@@ -67,16 +67,21 @@ impl Layout {
             offsets[at.tensor as usize][at.slot as usize] = Some(bottom);
             bottom += size(plan, at);
         }
-        let (placed, peak) = place(conflicts, &bytes, bottom);
-        for (at, offset) in conflicts.slots.iter().zip(placed) {
+        let (device, host) = split(plan, conflicts, &bytes);
+        let (placed, peak) = place(conflicts, &device, bottom);
+        let (beside, host_bytes) =
+            if host.iter().any(|&bytes| bytes > 0) { place(conflicts, &host, 0) } else { (vec![], 0) };
+        for (i, at) in conflicts.slots.iter().enumerate() {
+            let offset = if plan.tensors[at.tensor as usize].host { beside[i] } else { placed[i] };
             offsets[at.tensor as usize][at.slot as usize] = Some(offset);
         }
-        let live_by_kind = fullest_moment(plan, conflicts, &bytes);
+        let live_by_kind = fullest_moment(plan, conflicts, &device);
         let live: u64 = live_by_kind.iter().map(|(_, bytes)| bytes).sum();
-        Ok(Layout { footprint: Footprint { bytes: peak, live_by_kind, gaps: peak - live }, offsets })
+        let footprint = Footprint { bytes: peak, host_bytes, live_by_kind, gaps: peak - live };
+        Ok(Layout { footprint, offsets })
     }
 
-    /// Byte offset of a slot in the arena; none for a slot that no op touches.
+    /// Byte offset of a slot in the arena that its tensor is in; none for a slot that no op touches.
     pub fn offset(&self, at: SlotId) -> Option<u64> {
         self.offsets[at.tensor as usize][at.slot as usize]
     }
@@ -105,6 +110,15 @@ fn sizes(plan: &Plan, conflicts: &Conflicts) -> Result<Vec<u64>> {
     Ok(conflicts.slots.iter().map(|&at| size(plan, at)).collect())
 }
 
+/// Bytes of each slot of `conflicts` on the device, and on the host: nothing of the one is in the other's way.
+fn split(plan: &Plan, conflicts: &Conflicts, bytes: &[u64]) -> (Vec<u64>, Vec<u64>) {
+    let of = |host: bool| {
+        let own = |(at, &bytes): (&SlotId, &u64)| if plan.tensors[at.tensor as usize].host == host { bytes } else { 0 };
+        conflicts.slots.iter().zip(bytes).map(own).collect()
+    };
+    (of(false), of(true))
+}
+
 /// The offset of each slot, and the end of the last: largest first, each at the lowest offset where it touches
 /// nothing it conflicts with. Nothing lies below `bottom`.
 fn place(conflicts: &Conflicts, bytes: &[u64], mut bottom: u64) -> (Vec<u64>, u64) {
@@ -115,7 +129,8 @@ fn place(conflicts: &Conflicts, bytes: &[u64], mut bottom: u64) -> (Vec<u64>, u6
         bottom += bytes;
     }
     offsets.resize(bytes.len(), 0);
-    let mut others: Vec<usize> = (conflicts.always..bytes.len()).collect();
+    // What is in the other memory has no bytes here.
+    let mut others: Vec<usize> = (conflicts.always..bytes.len()).filter(|&i| bytes[i] > 0).collect();
     others.sort_by_key(|&i| (std::cmp::Reverse(bytes[i]), i));
     // (offset, end, slot), always in order of offset.
     let mut placed: Vec<(u64, u64, usize)> = Vec::with_capacity(others.len());

@@ -62,6 +62,9 @@ pub struct Tensor {
     pub dtype: Dtype,
     pub slots: u32,
     pub kind: TensorKind,
+    /// In the memory of the node's CPUs, not in the device's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub host: bool,
 }
 
 impl Tensor {
@@ -131,6 +134,18 @@ impl Buf {
 pub enum Lane {
     Compute(u8),
     Comm(Group, u8),
+    /// A copy engine between the device's memory and the host's: one for each way, since they run beside each other.
+    Copy(Toward),
+    /// The CPU's own kernels, on the host's memory.
+    Host,
+}
+
+/// Which way a copy goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Toward {
+    Host,
+    Device,
 }
 
 impl Lane {
@@ -138,7 +153,23 @@ impl Lane {
         match self {
             Lane::Compute(i) => format!("compute.{i}"),
             Lane::Comm(group, i) => format!("comm.{}.{i}", group.label()),
+            Lane::Copy(Toward::Host) => "copy.to_host".into(),
+            Lane::Copy(Toward::Device) => "copy.to_device".into(),
+            Lane::Host => "host".into(),
         }
+    }
+
+    /// The ranks that talk on it, where it is a communicator.
+    pub fn group(&self) -> Option<&Group> {
+        match self {
+            Lane::Comm(group, _) => Some(group),
+            Lane::Compute(_) | Lane::Copy(_) | Lane::Host => None,
+        }
+    }
+
+    /// Whether kernels of the device run on it.
+    pub fn computes(&self) -> bool {
+        matches!(self, Lane::Compute(_))
     }
 }
 
@@ -274,6 +305,11 @@ pub enum OpKind {
         acc: Dtype,
         engine: Engine,
     },
+    /// Bytes between the device's memory and the host's, as they are, by a copy engine.
+    Copy {
+        src: Buf,
+        dst: Buf,
+    },
     /// A block with its formals bound, `repeat` times. Spliced into the caller's lanes: no barrier.
     Call {
         block: BlockId,
@@ -296,7 +332,9 @@ impl OpKind {
         match &mut self {
             OpKind::Compute { reads, writes, .. } => reads.iter_mut().chain(writes).for_each(|buf| buf.of.moved(by)),
             OpKind::Transfer { legs, .. } => legs.iter_mut().for_each(|leg| leg.buf.of.moved(by)),
-            OpKind::Collective { src, dst, .. } => [src, dst].into_iter().for_each(|buf| buf.of.moved(by)),
+            OpKind::Collective { src, dst, .. } | OpKind::Copy { src, dst } => {
+                [src, dst].into_iter().for_each(|buf| buf.of.moved(by))
+            }
             OpKind::Exchange { src, dst, .. } => src.iter_mut().chain(dst).for_each(|buf| buf.of.moved(by)),
             OpKind::Call { args, .. } => args.iter_mut().for_each(|arg| match arg {
                 Arg::Buf { of, .. } | Arg::Each { tensor: of, .. } => of.moved(by),
@@ -330,7 +368,7 @@ impl Op {
                 let of = |dir| legs.iter().filter(|l| l.dir == dir).map(|l| l.buf).collect();
                 (of(Direction::Send), of(Direction::Recv))
             }
-            OpKind::Collective { src, dst, .. } => (vec![*src], vec![*dst]),
+            OpKind::Collective { src, dst, .. } | OpKind::Copy { src, dst } => (vec![*src], vec![*dst]),
             OpKind::Exchange { src, dst, .. } => (src.clone(), dst.clone()),
             OpKind::Call { .. } => (vec![], vec![]),
         }

@@ -15,6 +15,9 @@ pub enum Split {
     /// Coordinate r holds r, r + P, r + 2P and so on: causal work is equal but for the diagonal (Striped
     /// Attention, Brandon et al., arXiv:2311.09431).
     Stripe,
+    /// Of each of so many equal consecutive parts, an equal consecutive one: coordinate r holds part r of every chunk
+    /// (FPDT, Yao et al., arXiv:2408.16978).
+    Chunks(u32),
 }
 
 /// Positions `start`, `start + step` and so on, `len` of them.
@@ -65,11 +68,14 @@ pub struct Segs {
     /// Before the shift: that far on within windows of so many coordinates along the same axis.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<(u32, i32)>,
+    /// Not of the whole sequence, but of part `.0` of `.1` equal consecutive ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<(u32, u32)>,
 }
 
 impl Segs {
     pub fn new(seq: u64, order: &[(Axis, Split)]) -> Segs {
-        Segs { seq, view: 0, order: order.to_vec(), shift: (Axis::Cp, 0), turn: None }
+        Segs { seq, view: 0, order: order.to_vec(), shift: (Axis::Cp, 0), turn: None, part: None }
     }
 
     /// The same split as seen from the rank `by` further along `axis`.
@@ -81,6 +87,17 @@ impl Segs {
     /// of `window` ranks: where the block of an inner ring is.
     pub fn turned(&self, axis: Axis, window: u32, turn: i32, by: i32) -> Segs {
         Segs { shift: (axis, by), turn: Some((window, turn)), ..self.clone() }
+    }
+
+    /// The same split of another part of the sequence; the whole of it where there are no parts.
+    pub fn of_part(&self, part: u32) -> Segs {
+        Segs { part: self.part.map(|(_, of)| (part, of)), ..self.clone() }
+    }
+
+    /// The positions that are split.
+    fn all(&self) -> Span {
+        let (part, of) = self.part.map_or((0, 1), |(part, of)| (u64::from(part), u64::from(of.max(1))));
+        Span { start: self.seq / of * part, len: self.seq / of, step: 1 }
     }
 
     /// The rank whose positions `rank` names by these.
@@ -97,27 +114,32 @@ impl Segs {
     /// Tokens each rank holds.
     pub fn len(&self, views: &[Mesh]) -> u64 {
         let mesh = &views[self.view as usize];
-        self.order.iter().fold(self.seq, |n, (axis, _)| n / u64::from(mesh.degree(*axis)))
+        self.order.iter().fold(self.all().len, |n, (axis, _)| n / u64::from(mesh.degree(*axis)))
     }
 
     /// Whether every split comes out even, no axis being split twice, and windows divide theirs.
     pub fn divide(&self, views: &[Mesh]) -> bool {
         let mesh = &views[self.view as usize];
-        let mut left = self.seq;
+        let mut left = self.all().len;
         self.order.iter().enumerate().all(|(i, (axis, split))| {
             let degree = u64::from(mesh.degree(*axis));
-            let parts = if *split == Split::Zigzag && degree > 1 { 2 * degree } else { degree };
+            let parts = match split {
+                Split::Zigzag if degree > 1 => 2 * degree,
+                Split::Chunks(chunks) => degree * u64::from((*chunks).max(1)),
+                _ => degree,
+            };
             let even = left.is_multiple_of(parts) && self.order[..i].iter().all(|before| before.0 != *axis);
             left /= degree;
             even
-        }) && self.seq > 0
+        }) && left > 0
+            && self.part.is_none_or(|(part, of)| part < of && self.seq.is_multiple_of(u64::from(of)))
             && self.turn.is_none_or(|(window, _)| window > 0 && mesh.degree(self.shift.0).is_multiple_of(window))
     }
 
     /// The positions, as spans in the order in which the rank stores them.
     pub fn spans(&self, views: &[Mesh], rank: u32) -> Vec<Span> {
         let (mesh, rank) = (&views[self.view as usize], self.holder(views, rank));
-        let mut held = vec![Span { start: 0, len: self.seq, step: 1 }];
+        let mut held = vec![self.all()];
         for &(axis, split) in &self.order {
             let (degree, at) = (u64::from(mesh.degree(axis)), u64::from(mesh.coord(rank, axis)));
             held = match split {
@@ -129,6 +151,10 @@ impl Segs {
                     both
                 }
                 Split::Stripe => every(&held, degree, at),
+                Split::Chunks(chunks) => {
+                    let chunks = u64::from(chunks);
+                    (0..chunks).flat_map(|chunk| cut(&held, chunks * degree, chunk * degree + at)).collect()
+                }
             };
         }
         merge_adjacent(held)
@@ -218,6 +244,22 @@ mod tests {
         let held = [Span { start: 0, len: 5, step: 1 }, Span { start: 20, len: 4, step: 1 }];
         let parts = [0, 1, 2].map(|at| every(&held, 3, at).iter().map(|s| (s.start, s.len)).collect::<Vec<_>>());
         assert_eq!(parts, [vec![(0, 2), (21, 1)], vec![(1, 2), (22, 1)], vec![(2, 1), (20, 2)]]);
+    }
+
+    #[test]
+    fn chunked_ranks_hold_a_part_of_every_chunk() {
+        let views = [Mesh::new(&[(Axis::Cp, 1), (Axis::Up, 3)])];
+        let whole = Segs::new(24, &[(Axis::Cp, Split::Zigzag), (Axis::Up, Split::Chunks(4))]);
+        assert_eq!(whole.positions(&views, 1), [2, 3, 8, 9, 14, 15, 20, 21]);
+        assert_eq!(whole.len(&views), 8);
+        // The rows of chunk 2 are those that lie there in the whole.
+        let order = [(Axis::Cp, Split::Zigzag), (Axis::Up, Split::Contiguous)];
+        let chunk = Segs { part: Some((2, 4)), ..Segs::new(24, &order) };
+        assert_eq!((chunk.positions(&views, 1), chunk.len(&views)), (vec![14, 15], 2));
+        assert_eq!(chunk.of_part(0).positions(&views, 2), [4, 5]);
+        assert!(whole.divide(&views) && chunk.divide(&views));
+        let uneven = Segs { seq: 20, ..whole };
+        assert!(!uneven.divide(&views) && !Segs { part: Some((4, 4)), ..chunk }.divide(&views));
     }
 
     #[test]

@@ -29,7 +29,7 @@ fn hash_into(plan: &Plan, atoms: &AtomTable, h: &mut FxHasher) {
         let is_input = given.contains(&t);
         let slots = if is_input { 0 } else { tensor.slots };
         let cuts = Some(atoms.cuts(t)).filter(|cuts| cuts.len() > 2);
-        (slots, tensor.kind, cuts, is_input, plan.feed.stays(t)).hash(h);
+        (slots, tensor.kind, tensor.host, cuts, is_input, plan.feed.stays(t)).hash(h);
     }
     plan.lanes.hash(h);
     let bodies = plan.programs.iter().map(|p| &p.ops).chain(plan.blocks.iter().map(|b| &b.ops));
@@ -47,6 +47,7 @@ fn hash_op(plan: &Plan, given: &[TensorId], op: &Op, h: &mut FxHasher) {
         OpKind::Transfer { legs, engine } => (legs, engine).hash(h),
         OpKind::Collective { kind, src, dst, wire, acc, engine } => (kind, src, dst, wire, acc, engine).hash(h),
         OpKind::Exchange { src, dst, engine, .. } => (src, dst, engine).hash(h),
+        OpKind::Copy { src, dst } => (src, dst).hash(h),
         OpKind::Call { block, args, repeat } => {
             // More iterations of the same show nothing that three do not.
             let repeat = if repeats_itself(plan, op) { *repeat.min(&3) } else { *repeat };
@@ -169,6 +170,10 @@ impl Print {
                 self.note(&(src, dst, engine));
                 src.iter().chain(dst).for_each(|buf| self.rows(depth, buf));
             }
+            OpKind::Copy { src, dst } => {
+                self.note(&(src, dst));
+                [src, dst].into_iter().for_each(|buf| self.rows(depth, buf));
+            }
             // When all is built: what it binds may be an input, of which there are more or fewer slots.
             OpKind::Call { .. } => {}
         }
@@ -206,7 +211,7 @@ impl Print {
             let is_input = given.contains(&t);
             let rows = self.cut.contains(&t).then(|| tensor.rows());
             let slots = if is_input { 0 } else { tensor.slots };
-            self.note(&(slots, tensor.kind, tensor.dtype, rows, is_input));
+            self.note(&(slots, tensor.kind, tensor.host, tensor.dtype, rows, is_input));
         }
         self.note(&(&plan.lanes, &plan.views.len()));
         plan.views.iter().for_each(|view| view.axes.iter().for_each(|axis| self.note(axis)));

@@ -3,7 +3,7 @@
 
 use super::link::Line;
 use super::matching::Matching;
-use super::{OpKind, Plan, order};
+use super::{Plan, order};
 use crate::error::Result;
 
 /// The turn of each kernel of each rank on its device; empty for a rank that has a device to itself.
@@ -14,6 +14,9 @@ pub struct Turns {
     order: Vec<Vec<u32>>,
 }
 
+/// Of an op that takes no turn.
+const NONE: u32 = u32::MAX;
+
 impl Turns {
     pub fn new(plan: &Plan, lines: &[Line], matching: &Matching, devices: &[u32]) -> Result<Turns> {
         let ranks = plan.ranks();
@@ -22,14 +25,14 @@ impl Turns {
         let mut turn: Vec<Vec<u32>> = vec![vec![]; ranks as usize];
         let shared: Vec<bool> = devices.iter().map(|&d| sharers(d) > 1).collect();
         for rank in (0..ranks).filter(|&r| shared[r as usize]) {
-            turn[rank as usize] = vec![0; line(rank).nodes.len()];
+            turn[rank as usize] = vec![NONE; line(rank).nodes.len()];
         }
         let mut order: Vec<Vec<u32>> = vec![vec![]; devices.iter().max().map_or(0, |d| *d as usize + 1)];
         if !shared.contains(&true) {
             return Ok(Turns { device: devices.to_vec(), turn, order });
         }
         let mut take = |rank: u32, node: u32| {
-            let compute = matches!(line(rank).nodes[node as usize].op.kind, OpKind::Compute { .. });
+            let compute = plan.lanes[line(rank).nodes[node as usize].lane as usize].computes();
             if shared[rank as usize] && compute {
                 let d = devices[rank as usize] as usize;
                 turn[rank as usize][node as usize] = order[d].len() as u32;
@@ -48,10 +51,11 @@ impl Turns {
         Ok(Turns { device: devices.to_vec(), turn, order })
     }
 
-    /// The device a kernel waits for and its turn there; none for a rank that has a device to itself.
+    /// The device a kernel waits for and its turn there; none for a rank that has a device to itself, and for an op that
+    /// is no kernel of a device.
     pub fn of(&self, rank: u32, node: u32) -> Option<(u32, u32)> {
         let turn = self.turn[rank as usize].get(node as usize)?;
-        Some((self.device[rank as usize], *turn))
+        (*turn != NONE).then_some((self.device[rank as usize], *turn))
     }
 
     /// The rank of a turn of a device.

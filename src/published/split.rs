@@ -88,7 +88,7 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
     let filled = u64::from(dp) * micro_batch * if pp > 1 { 4 * u64::from(pp) } else { 1 };
     let vp = run.vp.or(interleaving(run, pp)).unwrap_or(1);
     let zero = zero(&run.zero, habits);
-    let (options, unknown) = with_words(Options::default(), &words(run, model, [tp, pp, vp, zero], habits));
+    let (options, unknown) = with_words(Options::default(), &words(run, model, [tp, pp, vp, zero], habits, seq));
     let par = Parallelism {
         dp,
         pp,
@@ -159,13 +159,13 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
         let words = [("full", Recompute::Full), ("selective", Recompute::Selective), ("none", Recompute::None)];
         words.into_iter().find(|(word, _)| text.starts_with(word)).map(|(_, r)| r)
     };
-    let in_system = ["fullactivation", "actckpt"].iter().any(|w| system.contains(w)).then_some(Recompute::Full);
+    let in_system = ["fullactivation", "actckpt", "fpdt"].iter().any(|w| system.contains(w)).then_some(Recompute::Full);
     of(&text).or(in_system).or(Habits::of(&run.system).recompute)
 }
 
 /// Words of options. Sequence parallelism is as stated, or the system's habit; products are in FP8 where the precision
 /// names it, or something narrower still.
-fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: Habits) -> Vec<&'static str> {
+fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: Habits, seq: u64) -> Vec<&'static str> {
     let beside = habits.overlap;
     let p2p = if vp > 1 { beside.interleaved_p2p } else { beside.p2p };
     let precision = squeezed(&run.precision);
@@ -182,9 +182,32 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         // Where gradients are cut, each microbatch's is sent away whole, and it is the shares that are added up.
         (zero < 2 && !habits.fused_grads && model.mla.is_none(), "add-grads"),
         (!habits.fused_loss && !squeezed(&run.system).contains("liger"), "wide-loss"),
+        (optimizer_is_away(run), "offload-optimizer"),
     ];
     let carried = model.moe.map(|_| mixture::dispatch(run)).unwrap_or_default();
-    all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).chain(carried).collect()
+    let given = all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word);
+    given.chain(carried).chain(chunked(run, seq)).collect()
+}
+
+/// Tokens of a chunk of FPDT where nobody says (arXiv:2408.16978, as remembered, not looked up: its figure of throughput by
+/// chunk is flat from there on).
+const CHUNK: u64 = 64 << 10;
+
+/// FPDT is its chunks, and the inputs of its layers are in the host's memory too.
+fn chunked(run: &Training, seq: u64) -> Vec<&'static str> {
+    if !squeezed(&run.system).contains("fpdt") {
+        return vec![];
+    }
+    let words = [(2, "fpdt-2"), (4, "fpdt-4"), (8, "fpdt-8"), (16, "fpdt-16"), (32, "fpdt-32"), (64, "fpdt-64")];
+    let enough = words.iter().find(|(chunks, _)| chunks * CHUNK >= seq).unwrap_or(&words[5]);
+    vec![enough.1, "offload-activations"]
+}
+
+/// Whether the optimizer is stated to be the CPU's, where the sharding is named or the system.
+fn optimizer_is_away(run: &Training) -> bool {
+    let said = [squeezed(&run.zero), squeezed(&run.system)];
+    let is = |text: &String| text.contains("offload") && (text.contains("optimizer") || text.contains("adam"));
+    said.iter().any(is)
 }
 
 #[cfg(test)]
@@ -193,6 +216,19 @@ mod tests {
 
     fn habits() -> Habits {
         Habits::of("Megatron-LM PTD-P")
+    }
+
+    #[test]
+    fn what_is_in_the_host_by_the_names_of_systems() {
+        let run =
+            |system: &str, zero: &str| Training { system: system.into(), zero: zero.into(), ..Training::default() };
+        assert!(optimizer_is_away(&run("HF+DeepSpeed ZeRO-3 + act ckpt + CPU AdamW offload", "")));
+        assert!(optimizer_is_away(&run("", "ZeRO-3 + CPU optimizer offload")));
+        assert!(!optimizer_is_away(&run("Ulysses-Offload/FPDT", "ZeRO-3")));
+        let words = |seq| chunked(&run("Ulysses-Offload/FPDT", ""), seq);
+        assert_eq!(words(2_000_000), ["fpdt-32", "offload-activations"]);
+        assert_eq!((words(64 << 10)[0], words(1 << 30)[0]), ("fpdt-2", "fpdt-64"));
+        assert!(chunked(&run("DeepSpeed-Ulysses", ""), 1 << 20).is_empty());
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub struct Row {
     pub hfu: Option<f64>,
     /// `compute_s + exposed_comm_s + bubble_s + host_s` is the step; a mean over the ranks.
     pub compute_s: Option<f64>,
-    /// The sum of the six columns that follow.
+    /// The sum of the six columns that follow and `exposed_offload_s`.
     pub exposed_comm_s: Option<f64>,
     /// Zero: to wait along the pipeline is `bubble_s`.
     pub exposed_pp_s: Option<f64>,
@@ -73,6 +73,15 @@ pub struct Row {
     pub measured_share: Option<f64>,
     /// In words, what most of the step goes to.
     pub limit: String,
+    /// Waiting for copies to or from the host's memory, or for the CPU's kernels; a part of `exposed_comm_s`.
+    #[serde(default)]
+    pub exposed_offload_s: Option<f64>,
+    /// What the plan needs of the host's memory for one rank.
+    #[serde(default)]
+    pub host_mem_bytes: Option<u64>,
+    /// Copied to and from the host's memory by one rank in a step, a mean over the ranks.
+    #[serde(default)]
+    pub bytes_host: Option<f64>,
 }
 
 impl Row {
@@ -128,6 +137,7 @@ impl Row {
     /// Notes the memory of a rank, its parts, and with it whether the plan can run.
     pub fn set_layout(&mut self, layout: &Footprint, cluster: &Cluster, stack: &StackSpec) {
         self.set_memory(layout.bytes, layout.persisting(), cluster, stack);
+        self.set_host(layout.host_bytes, cluster);
         let of = |wanted: TensorKind| {
             Some(layout.live_by_kind.iter().filter(|(kind, _)| *kind == wanted).map(|(_, bytes)| bytes).sum())
         };
@@ -138,6 +148,22 @@ impl Row {
         self.mem_workspace_bytes = of(TensorKind::Workspace);
         self.mem_comm_bytes = of(TensorKind::CommBuffer);
         self.mem_gaps_bytes = Some(layout.gaps);
+    }
+
+    /// Notes what all ranks of a node need of its CPUs' memory, where it is known how much there is.
+    fn set_host(&mut self, bytes: u64, cluster: &Cluster) {
+        self.host_mem_bytes = Some(bytes);
+        let ranks = cluster.gpus().min(cluster.per_node());
+        let needed = bytes as f64 * f64::from(ranks);
+        let Some(memory) = cluster.spec.host.as_ref().and_then(|host| host.memory.as_ref()) else { return };
+        if self.feasible && needed > memory.value.value() {
+            self.feasible = false;
+            self.why = format!(
+                "host memory: {ranks} ranks of a node need {} of the CPUs' {}; offload less, or use more nodes",
+                human::bytes(needed),
+                human::bytes(memory.value.value())
+            );
+        }
     }
 
     /// Notes the memory of a rank, `persisting` of it weights, gradients and optimizer state, and with it
@@ -191,7 +217,7 @@ impl Row {
         let step = timeline.step.value();
         let gpus = f64::from(self.gpus);
         let exposed = |axes: &[Axis]| axes.iter().filter_map(|a| usage.exposed.get(a)).sum::<f64>();
-        let all: f64 = usage.exposed_total();
+        let all: f64 = usage.exposed_total() + usage.offload;
         // To wait for another rank's kernels is no communication.
         let bubble = exposed(&[Axis::Pp]);
         self.step_time_s = number(step);
@@ -212,6 +238,8 @@ impl Row {
         self.bytes_scale_out = number(usage.bytes_scale_out);
         self.measured_share = number(measured_share(&usage));
         self.limit = limit(&usage, step);
+        self.exposed_offload_s = number(usage.offload);
+        self.bytes_host = number(usage.bytes_host);
     }
 }
 
@@ -247,6 +275,7 @@ pub fn limit(usage: &Usage, step: f64) -> String {
         ("communication: SMs taken from compute".into(), slowed),
     ];
     parts.push(("bubble: other ranks' kernels".into(), usage.turns));
+    parts.push(("offload: copies and the CPU's kernels".into(), usage.offload));
     parts.push(("host: CPU issues ops too slowly".into(), usage.host));
     parts.extend(usage.exposed.iter().map(|(axis, s)| match axis {
         Axis::Pp => ("bubble: pipeline".into(), *s),
@@ -298,7 +327,8 @@ mod tests {
                     options,strategy,feasible,why,step_time_s,tokens_per_s_per_gpu,mfu,hfu,compute_s,exposed_comm_s,\
                     exposed_pp_s,exposed_dp_s,exposed_cp_s,exposed_up_s,exposed_tp_s,exposed_ep_s,bubble_s,host_s,\
                     peak_mem_bytes,mem_params_bytes,mem_grads_bytes,mem_optimizer_bytes,mem_activations_bytes,\
-                    mem_workspace_bytes,mem_comm_bytes,mem_gaps_bytes,mem_room_bytes,bytes_scale_up,bytes_scale_out,measured_share,limit";
+                    mem_workspace_bytes,mem_comm_bytes,mem_gaps_bytes,mem_room_bytes,bytes_scale_up,bytes_scale_out,measured_share,limit,\
+                    exposed_offload_s,host_mem_bytes,bytes_host";
         assert_eq!(text.lines().next().unwrap(), head);
         assert_eq!(
             csv::Reader::from_reader(text.as_bytes()).deserialize::<Row>().next().unwrap().unwrap(),
@@ -318,6 +348,7 @@ mod tests {
             row.exposed_up_s,
             row.exposed_tp_s,
             row.exposed_ep_s,
+            row.exposed_offload_s,
         ];
         assert_eq!(axes.iter().flatten().sum::<f64>(), row.exposed_comm_s.unwrap());
         assert_eq!((row.mfu, row.hfu), (Some(0.5), Some(0.8)));

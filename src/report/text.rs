@@ -53,6 +53,10 @@ impl Report {
         for wait in &self.exposed {
             table.row([format!("  waiting for {}", axis(&wait.name)), seconds(wait.seconds), percent(wait.share)]);
         }
+        if self.offload_s > 1e-9 * step {
+            let share = percent(self.offload_s / step);
+            table.row(["  waiting for host memory".into(), seconds(self.offload_s), share]);
+        }
         if self.others_s > 1e-9 * step {
             table.row(["  waiting for other ranks".into(), seconds(self.others_s), percent(self.others_s / step)]);
         }
@@ -64,7 +68,7 @@ impl Report {
     }
 
     pub fn communication(&self) -> String {
-        if self.communication_busy.is_empty() {
+        if self.communication_busy.is_empty() && self.offload_busy_s == 0.0 {
             return "communication: none\n".into();
         }
         let mut table = Table::new("<>>");
@@ -74,8 +78,13 @@ impl Report {
             table.row([format!("  {}", axis(&busy.name)), seconds(busy.seconds), seconds(exposed)]);
         }
         let sent = |b: Option<f64>| decimal(b.unwrap_or(0.0), "B");
+        let mut copied = String::new();
+        if self.offload_busy_s > 0.0 {
+            table.row(["  host (copies, CPU)".into(), seconds(self.offload_busy_s), seconds(self.offload_s)]);
+            copied = format!("  and copies {} to and from the host's memory\n", sent(self.row.bytes_host));
+        }
         let (up, out) = (sent(self.row.bytes_scale_up), sent(self.row.bytes_scale_out));
-        format!("{}  each rank sends {up} inside its node and {out} out of it\n", table.render(""))
+        format!("{}  each rank sends {up} inside its node and {out} out of it\n{copied}", table.render(""))
     }
 
     pub fn memory_table(&self) -> String {
@@ -88,6 +97,9 @@ impl Report {
         table.row(["  gaps between them".into(), bytes(m.gaps as f64)]);
         table.row(["  reserved by the stack".into(), bytes(m.reserved as f64)]);
         table.row([format!("  needed, of {}", bytes(m.capacity as f64)), bytes(m.needed() as f64)]);
+        if m.host > 0 {
+            table.row(["  in the host's memory".into(), bytes(m.host as f64)]);
+        }
         table.render("")
     }
 

@@ -42,8 +42,12 @@ pub fn exposed(engine: &Engine) -> BTreeMap<String, f64> {
         }
         let lanes = engine.plan.lanes.iter().zip(&ports);
         for ((lane, &ports), waited) in lanes.zip(waits(run, end)).filter(|(_, waited)| *waited > 0) {
-            if let Lane::Comm(group, _) = lane {
-                let name = format!("{} {}", group.charged_axis().name(), tier_of(ports));
+            let name = match lane {
+                Lane::Comm(group, _) => Some(format!("{} {}", group.charged_axis().name(), tier_of(ports))),
+                Lane::Copy(_) | Lane::Host => Some(lane.label()),
+                Lane::Compute(_) => None,
+            };
+            if let Some(name) = name {
                 *all.entry(name).or_default() += waited as f64 * 1e-12 * f64::from(like) / f64::from(ranks);
             }
         }
@@ -66,11 +70,7 @@ fn usage(plan: &Plan, run: &Run, counted: &Usage, end: u64) -> Usage {
     usage.compute = (end - idle) as f64 * 1e-12;
     usage.host = waited[plan.lanes.len()] as f64 * 1e-12;
     for (lane, &ps) in plan.lanes.iter().zip(&waited) {
-        let waited = ps as f64 * 1e-12;
-        match lane {
-            Lane::Comm(group, _) => *usage.exposed.entry(group.charged_axis()).or_default() += waited,
-            Lane::Compute(_) => usage.turns += waited,
-        }
+        usage.waited(lane, ps as f64 * 1e-12);
     }
     usage
 }

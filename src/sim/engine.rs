@@ -26,6 +26,11 @@ pub(super) enum Event {
         class: u32,
         op: u32,
     },
+    /// A copy, or a kernel of the CPU's.
+    AsideEnds {
+        class: u32,
+        op: u32,
+    },
     Arrives {
         meeting: MeetingId,
         version: u32,
@@ -149,6 +154,13 @@ impl<'p> Engine<'p> {
         match event {
             Event::Issued { class, op } => self.begin(class, op),
             Event::KernelEnds { class, op } => self.kernel_ends(class, op),
+            Event::AsideEnds { class, op } => {
+                let run = &self.runs[class as usize];
+                let lane = self.scripts[run.program].lane(op);
+                if run.health.dead >= self.now {
+                    self.end(class, op, Stamp::new(self.now, lane));
+                }
+            }
             Event::Arrives { meeting, version } => {
                 let found = self.meetings.get(meeting);
                 let dead = || found.parties.iter().any(|p| self.runs[p.class as usize].health.dead < self.now);
@@ -213,6 +225,12 @@ impl<'p> Engine<'p> {
                 self.end(class, op, start);
             }
             Deed::Kernel { duration, sm_bound } => self.kernel(class, op, duration, sm_bound),
+            Deed::Aside { duration } => {
+                if self.keep {
+                    run.kept[op as usize] = Kept { start: self.now, end: u64::MAX, by: (class, op) };
+                }
+                self.push(self.now.saturating_add(duration), Event::AsideEnds { class, op });
+            }
             Deed::Legs { first, count, ctas } => self.legs(class, op, first, count, ctas),
             Deed::Whole { at, ctas } => self.whole(class, op, at, ctas),
         }

@@ -79,7 +79,7 @@ fn missing(engine: &Engine, class: usize, run: &Run, script: &Script, op: u32) -
     // Those who are there already, if this class is one of them.
     let present = |key: Key| engine.meetings.present(&key).filter(|present| present.contains(&own));
     match script.deed(op, run.local) {
-        Deed::Skip | Deed::Kernel { .. } => vec![],
+        Deed::Skip | Deed::Kernel { .. } | Deed::Aside { .. } => vec![],
         Deed::Legs { first, count, .. } => {
             let Lane::Comm(group, _) = &engine.plan.lanes[lane as usize] else { return vec![] };
             let peer = |(leg, way): (usize, &Way)| {

@@ -52,7 +52,7 @@ impl Noise {
 pub fn axes_of(lane: &Lane) -> u8 {
     match lane {
         Lane::Comm(group, _) => group.spans().iter().fold(0, |bits, &axis| bits | 1 << axis as u8),
-        Lane::Compute(_) => 0,
+        Lane::Compute(_) | Lane::Copy(_) | Lane::Host => 0,
     }
 }
 

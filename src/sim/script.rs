@@ -203,6 +203,7 @@ impl<'p> Script<'p> {
             OpKind::Compute { kernel, .. } => kernel.name(),
             OpKind::Collective { kind, .. } => kind.name(),
             OpKind::Exchange { phase, .. } => phase.name(),
+            OpKind::Copy { .. } => "copy",
             _ => "transfer",
         }
     }

@@ -138,8 +138,11 @@ fn name(engine: &Engine, link: &Link) -> (String, Option<&'static str>) {
     let Some(op) = link.op else { return ("host".into(), None) };
     let run = &engine.runs[link.class as usize];
     let script = &engine.scripts[run.program];
-    let Lane::Comm(group, _) = &engine.plan.lanes[script.lane(op) as usize] else {
-        return ("compute".into(), Some(script.what(op)));
+    let lane = &engine.plan.lanes[script.lane(op) as usize];
+    let group = match lane {
+        Lane::Comm(group, _) => group,
+        Lane::Copy(_) | Lane::Host => return (lane.label(), None),
+        Lane::Compute(_) => return ("compute".into(), Some(script.what(op))),
     };
     let tier = tier_of(script.ports(op, run.local));
     (format!("{} {tier}", group.charged_axis().name()), None)

@@ -2,7 +2,7 @@
 
 use super::{Found, Sourced, check_latency, check_positive, check_rate, find, read};
 use crate::error::{Error, Result};
-use crate::units::{BytesPerSec, Seconds};
+use crate::units::{Bytes, BytesPerSec, Seconds};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -22,6 +22,9 @@ pub struct ClusterSpec {
     /// Absent where all devices share a node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale_out: Option<ScaleOut>,
+    /// Absent where nothing is known of it: then nothing is kept there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<Host>,
     /// What narrows above the nodes, from the inside out. Empty where the network is not blocking.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<Pod>,
@@ -166,6 +169,23 @@ pub struct ScaleUp {
     pub latency: Sourced<Seconds>,
 }
 
+/// The memory of a node's CPUs, and the way there from its GPUs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Of a node; absent where it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Sourced<Bytes>>,
+    /// What all CPUs of a node together read and write of it in a second.
+    pub bandwidth: Sourced<BytesPerSec>,
+    /// What one GPU copies from or to pinned memory, per direction, while no other does.
+    pub copy: Sourced<BytesPerSec>,
+    /// GPUs that share such a link on their way to the CPU, behind a PCIe switch; 1: each has its own.
+    pub gpus_per_link: Sourced<u32>,
+    /// Of a copy, however small.
+    pub latency: Sourced<Seconds>,
+}
+
 /// GPUs on PCIe under several CPUs: what one socket's send to the other's shares a bridge.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -246,6 +266,11 @@ impl ClusterSpec {
         if let Some(sockets) = &self.scale_up.sockets {
             check_positive(file, "scale_up.sockets.gpus", f64::from(sockets.gpus))?;
             check_rate(file, "scale_up.sockets.bridge", sockets.bridge.value.value())?;
+        }
+        if let Some(host) = &self.host {
+            check_positive(file, "host.bandwidth", host.bandwidth.value.value())?;
+            check_positive(file, "host.copy", host.copy.value.value())?;
+            check_positive(file, "host.gpus_per_link", f64::from(host.gpus_per_link.value))?;
         }
         self.check_shape(file)?;
         self.measured.iter().try_for_each(|m| m.check(file))?;

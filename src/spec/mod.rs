@@ -18,7 +18,8 @@ pub mod workload;
 
 pub use attention::{AttentionSpec, Pass};
 pub use cluster::{
-    ClusterSpec, CollectiveOp, Graph, GraphShape, Line, MeasuredCollective, Pod, Routing, ScaleOut, ScaleUp, Sockets,
+    ClusterSpec, CollectiveOp, Graph, GraphShape, Host, Line, MeasuredCollective, Pod, Routing, ScaleOut, ScaleUp,
+    Sockets,
 };
 pub use exchange::{ExchangePass, ExchangeSpec, Notify, SmRule};
 pub use fleet::{Cause, FleetSpec};

@@ -155,6 +155,12 @@ pub struct Options {
     pub overlap_exchange: bool,
     /// Low-latency kernels send, return, and receive when asked.
     pub deepep_hook: bool,
+    /// Inputs of layers that are kept to compute them again are kept in the host's memory.
+    pub offload_activations: bool,
+    /// Optimizer state is in the host's memory, and the CPU runs Adam.
+    pub offload_optimizer: bool,
+    /// Layers go through the sequence in so many chunks, keys and values waiting in the host's memory (FPDT); 0: at once.
+    pub chunks: u32,
 }
 
 /// A choice other than the default.
@@ -396,6 +402,29 @@ pub const WORDS: &[Word] = &[
         set: |o| o.overlap_exchange = true,
         is_set: |o| o.overlap_exchange,
     },
+    Word {
+        name: "offload-activations",
+        about: "with full recomputation, the inputs of layers wait in the CPUs' memory and come back one layer ahead",
+        set: |o| o.offload_activations = true,
+        is_set: |o| o.offload_activations,
+    },
+    Word {
+        name: "offload-optimizer",
+        about: "optimizer state in the CPUs' memory: gradients go there, the CPU runs Adam, weights come back (ZeRO-Offload)",
+        set: |o| o.offload_optimizer = true,
+        is_set: |o| o.offload_optimizer,
+    },
+    Word {
+        name: "fpdt-2",
+        about: "layers go through the sequence in 2 chunks, keys and values waiting in the CPUs' memory (FPDT, Ulysses-Offload)",
+        set: |o| o.chunks = 2,
+        is_set: |o| o.chunks == 2,
+    },
+    Word { name: "fpdt-4", about: "the same in 4 chunks", set: |o| o.chunks = 4, is_set: |o| o.chunks == 4 },
+    Word { name: "fpdt-8", about: "the same in 8 chunks", set: |o| o.chunks = 8, is_set: |o| o.chunks == 8 },
+    Word { name: "fpdt-16", about: "the same in 16 chunks", set: |o| o.chunks = 16, is_set: |o| o.chunks == 16 },
+    Word { name: "fpdt-32", about: "the same in 32 chunks", set: |o| o.chunks = 32, is_set: |o| o.chunks == 32 },
+    Word { name: "fpdt-64", about: "the same in 64 chunks", set: |o| o.chunks = 64, is_set: |o| o.chunks == 64 },
 ];
 
 impl Options {

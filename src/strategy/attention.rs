@@ -5,6 +5,7 @@
 //! hands over the gradient of o and gets those of q and kv. Ulysses exchanges heads for tokens around it.
 
 use super::allgather_kv::{self, GatherKv};
+use super::fpdt::{self, Chunked};
 use super::ring::{self, Ring};
 use super::step::Engines;
 use super::ulysses::{self, Ulysses};
@@ -26,15 +27,30 @@ pub struct Way {
 impl Way {
     /// `v_dim`: elements of a head's value, where they are not those of its key. `dropout` is that of the probabilities, where they are in memory; a fused kernel drops none here.
     pub fn new(p: &AttentionSpec, v_dim: Option<u64>, dropout: f64, par: &Parallelism, engines: Engines) -> Way {
+        Way::of_chunk(p, v_dim, dropout, par, engines, None)
+    }
+
+    /// Of one chunk of the sequence, where it goes chunk by chunk.
+    pub fn of_chunk(
+        p: &AttentionSpec,
+        v_dim: Option<u64>,
+        dropout: f64,
+        par: &Parallelism,
+        engines: Engines,
+        chunk: Option<u32>,
+    ) -> Way {
+        let chunks = par.options.chunks;
+        let part = chunk.map(|at| (at, chunks));
         let (ring, up) = (u64::from(par.ring), u64::from(par.ulysses));
-        let seq = p.seq_len / (ring * up);
+        let seq = p.seq_len / (ring * up) / part.map_or(1, |(_, of)| u64::from(of));
         let split = match par.options.layout {
             RingLayout::Zigzag => Split::Zigzag,
             RingLayout::Contiguous => Split::Contiguous,
             RingLayout::Stripe => Split::Stripe,
         };
-        let inner = Segs::new(p.seq_len, &[(Axis::Cp, split)]);
-        let segs = Segs::new(p.seq_len, &[(Axis::Cp, split), (Axis::Up, Split::Contiguous)]);
+        let shares = if chunks > 0 && chunk.is_none() { Split::Chunks(chunks) } else { Split::Contiguous };
+        let inner = Segs { part, ..Segs::new(p.seq_len, &[(Axis::Cp, split)]) };
+        let segs = Segs { part, ..Segs::new(p.seq_len, &[(Axis::Cp, split), (Axis::Up, shares)]) };
         let ulysses = (par.ulysses > 1).then_some(Ulysses {
             ranks: par.ulysses,
             batch: p.batch,
@@ -59,6 +75,7 @@ impl Way {
         let gather =
             |shape, by_head| Core::GatherKv(GatherKv { shape, ranks: par.ring, by_head, engine: engines.collective });
         let core = match (par.ring, par.options.kv) {
+            _ if part.is_some() => Core::Chunked(Chunked { shape, at: chunk.unwrap_or(0), chunks }),
             (1, _) if par.options.unfused => {
                 Core::Unfused(Unfused { shape, dropout, again: par.recompute == Recompute::Selective })
             }
@@ -135,6 +152,8 @@ pub enum Core {
     Unfused(Unfused),
     Ring(Ring),
     GatherKv(GatherKv),
+    /// They come from the host's memory, chunk by chunk.
+    Chunked(Chunked),
 }
 
 /// Buffers that every layer of a rank reuses.
@@ -143,6 +162,7 @@ pub enum Scratch {
     Unfused(unfused::Scratch),
     Ring(ring::Scratch),
     GatherKv(allgather_kv::Scratch),
+    Chunked(fpdt::Scratch),
 }
 
 impl Core {
@@ -152,6 +172,7 @@ impl Core {
             Core::Unfused(c) => &c.shape,
             Core::Ring(c) => &c.shape,
             Core::GatherKv(c) => &c.shape,
+            Core::Chunked(c) => &c.shape,
         }
     }
 
@@ -165,6 +186,8 @@ impl Core {
     pub fn keeps(&self, mut declare: impl FnMut(&str, u64, u64, Dtype) -> Buf) -> (Option<Buf>, Option<Probs>) {
         match self {
             Core::Unfused(c) => (None, (!c.again).then(|| c.probs(declare))),
+            // Of all chunks they are among the buffers that layers reuse.
+            Core::Chunked(_) => (None, None),
             _ => (Some(declare("lse", self.shape().rows(), self.shape().block.heads, self.shape().acc)), None),
         }
     }
@@ -175,12 +198,14 @@ impl Core {
             Core::Unfused(c) => Scratch::Unfused(c.scratch(b)),
             Core::Ring(c) => Scratch::Ring(c.scratch(b)),
             Core::GatherKv(c) => Scratch::GatherKv(c.scratch(b)),
+            Core::Chunked(c) => Scratch::Chunked(c.scratch(b)),
         }
     }
 
-    /// o, lse = attention(q, kv) over every rank's KV.
-    pub fn forward(&self, b: &mut Builder, s: &Scratch, io: Saved) {
+    /// o, lse = attention(q, kv) over every rank's KV; `again` for the backward pass.
+    pub fn forward(&self, b: &mut Builder, s: &Scratch, io: Saved, again: bool) {
         match (self, s) {
+            (Core::Chunked(c), Scratch::Chunked(s)) => c.forward(b, s, io, again),
             (Core::Local(c), Scratch::Local(_)) => c.forward(b, io),
             (Core::Unfused(c), Scratch::Unfused(s)) => c.forward(b, s, io),
             (Core::Ring(c), Scratch::Ring(s)) => c.forward(b, s, io),

@@ -82,7 +82,7 @@ impl Io {
             if let Some((u, s)) = &ulysses {
                 u.scatter_qkv(b, s, [self.q, self.kv], [self.saved.q, self.saved.kv]);
             }
-            way.core.forward(b, &scratch, self.saved);
+            way.core.forward(b, &scratch, self.saved, false);
             if let Some((u, s)) = &ulysses {
                 u.gather_o(b, s, self.saved.o, self.o);
             }

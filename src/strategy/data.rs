@@ -6,9 +6,15 @@
 //!    added to the share;
 //! 3. the weights too: a layer's are gathered before its forward and again before its backward pass, one layer
 //!    ahead of compute, as PyTorch's FSDP does (arXiv:2304.11277). A bucket is a layer.
+//!
+//! With any of them the optimizer state may be in the host's memory (ZeRO-Offload, Ren et al., arXiv:2101.06840): summed
+//! gradients are copied there, the CPU runs Adam once it has all of them, as it would where it clips them, and every new
+//! weight is copied back as it is there.
 
 use crate::plan::rows::EXPERT_VIEW;
-use crate::plan::{Adam, Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, Via};
+use crate::plan::{
+    Adam, Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Master, TensorKind, Toward, Via,
+};
 
 /// A flat tensor of weights (a slot a layer) with what the optimizer keeps for it.
 #[derive(Clone, Copy)]
@@ -25,6 +31,8 @@ pub struct FlatWeights {
     weight_share: Option<Buf>,
     /// A sum of one microbatch, to be added to the share.
     partial: Option<Buf>,
+    /// The summed gradient and the new weights in the host's memory, where the optimizer is.
+    away: Option<[Buf; 2]>,
     /// Elements of a slot, padded to the ranks that share it.
     pub elems: u64,
     share: u64,
@@ -37,6 +45,8 @@ pub struct DataParallel {
     pub zero: u32,
     /// A step has several microbatches.
     pub accumulate: bool,
+    /// The optimizer is the CPU's.
+    pub offload: bool,
     pub dtype: Dtype,
     /// Of gradients and optimizer state.
     pub acc: Dtype,
@@ -91,17 +101,27 @@ impl DataParallel {
             false => some("g", elems, self.acc, TensorKind::Grad, slots),
         };
         let partial = self.accumulates().then(|| some("g_part", share, self.acc, TensorKind::CommBuffer, slots.min(2)));
-        let mut flat = |what: &str, elems, dtype, kind| some(what, elems, dtype, kind, slots);
-        let m = flat("adam_m", share, self.acc, TensorKind::OptState);
-        let v = flat("adam_v", share, self.acc, TensorKind::OptState);
-        let keeps_master = self.sharded() || self.dtype != self.acc;
-        let master = keeps_master.then(|| flat("master", share, self.acc, TensorKind::OptState));
+        let mut state = |what: &str| match self.offload {
+            true => b.host_tensor(&format!("{what}.{name}"), &[share], self.acc, TensorKind::OptState, slots),
+            false => b.tensor(&format!("{what}.{name}"), &[share], self.acc, TensorKind::OptState, slots),
+        };
+        let (m, v) = (state("adam_m"), state("adam_v"));
+        let keeps_master = self.sharded() || self.dtype != self.acc || self.offload;
+        let master = keeps_master.then(|| state("master"));
+        let away = self.offload.then(|| {
+            let grad = b.host_tensor(&format!("g_host.{name}"), &[share], self.acc, TensorKind::Grad, slots);
+            // One is copied back while the CPU writes the next.
+            let kind = TensorKind::CommBuffer;
+            [grad, b.host_tensor(&format!("w_host.{name}"), &[share], self.dtype, kind, slots.min(2))]
+        });
+        let mut flat =
+            |what: &str, elems, dtype, kind| b.tensor(&format!("{what}.{name}"), &[elems], dtype, kind, slots);
         let kept = |keeps, kind| if keeps { kind } else { TensorKind::CommBuffer };
         let (grad_kind, weight_kind) =
             (kept(self.shares_gradients(), TensorKind::Grad), kept(self.shares_weights(), TensorKind::Param));
         let grad_share = if self.sharded() { flat("g_share", share, self.acc, grad_kind) } else { grad };
         let weight_share = self.sharded().then(|| flat("w_share", share, self.dtype, weight_kind));
-        FlatWeights { weight, grad, grad_share, master, m, v, weight_share, partial, elems, share }
+        FlatWeights { weight, grad, grad_share, master, m, v, weight_share, partial, away, elems, share }
     }
 
     /// Where a rank keeps the weights: whole, or its share of them.
@@ -166,18 +186,37 @@ impl DataParallel {
         w.grad_share
     }
 
-    /// Adam on one slot, and the gathering of what it wrote.
-    pub fn update(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32, adam: Adam) {
+    /// Sends the summed gradient of one slot to the CPU, where the optimizer is there.
+    pub fn send(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32) -> Option<u32> {
+        let [grad, _] = w.away?;
+        let name = if b.keeps_names() { format!("g_to_host.{label}") } else { String::new() };
+        Some(b.copy(&name, Toward::Host, w.grad_share.slot(slot), grad.slot(slot)))
+    }
+
+    /// Adam on one slot, and the gathering of what it wrote. The CPU does it, if it does, `after` an op.
+    pub fn update(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32, adam: Adam, after: Option<u32>) {
         let Adam { lr, beta1, beta2, eps, weight_decay } = adam;
         let kernel = Kernel::Adam { elems: w.share, lr, beta1, beta2, eps, weight_decay };
         let at = |buf: Buf| buf.slot(slot);
-        let stored = at(w.weight_share.unwrap_or(w.weight));
-        let writes = [at(w.master.unwrap_or(w.weight)), at(w.m), at(w.v), stored];
-        let reads = [at(w.grad_share), writes[0], writes[1], writes[2]];
-        let writes = if w.master.is_some() { &writes[..] } else { &writes[..3] };
+        let mut writes = vec![at(w.master.unwrap_or(w.weight)), at(w.m), at(w.v)];
+        let new = at(w.weight_share.unwrap_or(w.weight));
         let named = |b: &Builder, what: &str| if b.keeps_names() { format!("{what}.{label}") } else { String::new() };
         let name = named(b, "adam");
-        b.compute(&name, kernel, &reads, writes);
+        if let Some([grad, weight]) = w.away {
+            let weight = weight.slot(slot % 2);
+            writes.push(weight);
+            let reads = [at(grad), writes[0], writes[1], writes[2]];
+            let op = b.host_compute(&name, kernel, &reads, &writes);
+            after.into_iter().for_each(|earlier| b.after(op, earlier));
+            let name = named(b, "w_from_host");
+            b.copy(&name, Toward::Device, weight, new);
+        } else {
+            if w.master.is_some() {
+                writes.push(new);
+            }
+            let reads = [at(w.grad_share), writes[0], writes[1], writes[2]];
+            b.compute(&name, kernel, &reads, &writes);
+        }
         if let Some(share) = w.weight_share.filter(|_| !self.shares_weights()) {
             let (src, dst) = (at(share), at(w.weight));
             let name = named(b, "all_gather");

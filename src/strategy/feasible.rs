@@ -17,6 +17,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     positions(model, work)?;
     degrees(par)?;
     options(par)?;
+    offload(model, work, par)?;
     latent(model, par)?;
     tensor(model, work, par)?;
     let t = u64::from(par.tp);
@@ -232,6 +233,43 @@ fn degrees(par: &Parallelism) -> Result<()> {
     Ok(())
 }
 
+/// What is kept in the host's memory has to be there.
+fn offload(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
+    if par.options.offload_activations && model.layers < 2 {
+        let why = "options: offload-activations keeps the top layer's input on the device, and there is one layer; leave it out";
+        return Err(Error::infeasible(why));
+    }
+    if par.options.chunks == 0 {
+        return Ok(());
+    }
+    chunks(model, work, par)
+        .map_or(Ok(()), |why| Err(Error::infeasible(format!("options: fpdt-{} {why}", par.options.chunks))))
+}
+
+/// Why layers do not go through the sequence chunk by chunk.
+fn chunks(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Option<String> {
+    let needs = [
+        (par.recompute == Recompute::Full, "recompute full"),
+        (par.ring == 1, "ring 1; more ranks go to ulysses"),
+        (par.tp == 1, "tp 1; more ranks go to ulysses"),
+        (par.pp == 1, "pp 1"),
+        (work.micro_batch == 1, "micro_batch 1"),
+        (!par.options.unfused, "a fused attention; leave unfused out"),
+        (model.moe.is_none(), "a dense model"),
+        (model.mla.is_none(), "a model without latent attention"),
+        (!model.parallel_block, "a model without parallel blocks"),
+        (!model.qk_norm, "a model without norms of its heads"),
+    ];
+    if let Some((_, what)) = needs.iter().find(|(has, _)| !has) {
+        return Some(format!("needs {what}"));
+    }
+    let unit = u64::from(par.options.chunks) * u64::from(par.ulysses);
+    (!work.seq_len.is_multiple_of(unit)).then(|| {
+        let near = work.seq_len.div_ceil(unit) * unit;
+        format!("cuts the sequence in {unit} parts, chunks x ulysses; use a multiple, e.g. seq_len {near}")
+    })
+}
+
 /// A word that says nothing here would make two names of one plan.
 fn options(par: &Parallelism) -> Result<()> {
     let (o, ring, up) = (par.options, par.ring, par.ulysses);
@@ -263,6 +301,13 @@ fn options(par: &Parallelism) -> Result<()> {
             o.wait_passes,
             par.pp == 1 && par.zero < 2 && !o.overlap_exchange,
             "pp 1, zero 0 or 1, and no overlap-exchange",
+        ),
+        ("offload-activations", o.offload_activations, par.recompute == Recompute::Full, "recompute full"),
+        (
+            "offload-activations",
+            o.offload_activations,
+            par.pp == 1 && !o.overlap_exchange,
+            "pp 1, and no overlap-exchange",
         ),
     ];
     if o.no_prefetch && par.zero < 2 {

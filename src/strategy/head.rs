@@ -12,8 +12,9 @@ use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Group, Kernel, Tens
 use crate::spec::LlmSpec;
 
 pub struct Head {
-    /// Tokens of a microbatch.
+    /// Tokens of a microbatch, or of a chunk of it where it goes chunk by chunk.
     tokens: u64,
+    chunks: u64,
     hidden: u64,
     /// All of the vocabulary, and this rank's columns of it.
     vocab: u64,
@@ -57,7 +58,9 @@ impl Head {
     /// `tokens_of_step` are those over which the loss is a mean.
     pub fn new(b: &mut Builder, model: &LlmSpec, layer: &Layer, tokens_of_step: u64) -> Head {
         let (tp, shape) = (layer.tp, layer.core.shape());
-        let (tokens, rows, h, v) = (layer.tokens(), layer.residual_rows(), model.hidden, model.vocab);
+        let chunks = layer.chunk_count();
+        let (tokens, rows) = (layer.tokens() / chunks, layer.residual_rows() / chunks);
+        let (h, v) = (model.hidden, model.vocab);
         let cols = v.div_ceil(tp.ranks);
         let mut weights = Weights::new(&tp);
         let norms = Norms::new(model, rows);
@@ -85,8 +88,8 @@ impl Head {
         let scale = 1.0 / tokens_of_step as f64;
         #[rustfmt::skip]
         let head = Head {
-            tokens, hidden, vocab, cols, scale, acc, tp, weights, norms, norm, table, normed, logits, wide, d_normed,
-            dw, parallel,
+            tokens, chunks, hidden, vocab, cols, scale, acc, tp, weights, norms, norm, table, normed, logits, wide,
+            d_normed, dw, parallel,
         };
         head
     }
@@ -108,6 +111,20 @@ impl Head {
 
     /// Loss, and the gradient of `x` in `dx[0]`; `dx[1]` is overwritten.
     pub fn run(&self, b: &mut Builder, at: HeadWeights, targets: Buf, x: Buf, loss: Buf, dx: [Buf; 2]) {
+        if self.chunks == 1 {
+            return self.run_chunk(b, at, targets, x, loss, dx);
+        }
+        // Logits are as many as a chunk has; tensor parallelism, under which rows are shared out, has no chunks.
+        let elems = self.chunks * self.tokens * self.hidden;
+        b.compute("dx_begin", Kernel::Fill { elems }, &[], &[dx[0]]);
+        b.compute("no_residual", Kernel::Fill { elems }, &[], &[dx[1]]);
+        for chunk in 0..self.chunks {
+            let of = |all: Buf| all.rows(chunk * self.tokens, (chunk + 1) * self.tokens);
+            b.labelled(format!(".{chunk}"), |b| self.run_chunk(b, at, of(targets), of(x), loss, dx.map(of)));
+        }
+    }
+
+    fn run_chunk(&self, b: &mut Builder, at: HeadWeights, targets: Buf, x: Buf, loss: Buf, dx: [Buf; 2]) {
         let (n, h, v, tp) = (self.tokens, self.hidden, self.cols, &self.tp);
         let [norm_w, norm_g] = at.own.map(|flat| flat.rows(self.norm[0], self.norm[1]));
         let [w, g] = at.table;
@@ -129,7 +146,9 @@ impl Head {
         tp.reduce(b, "lm_head_bwd_reduce", sums, self.d_normed);
         weight_grad(b, "lm_head_dw", linear_dw(v, h, n, false), [self.logits, input], g, self.dw);
         // The norm's gradient is added to a residual everywhere but here, where there is none.
-        b.compute("no_residual", Kernel::Fill { elems: self.norms.rows * h }, &[], &[dx[1]]);
+        if self.chunks == 1 {
+            b.compute("no_residual", Kernel::Fill { elems: self.norms.rows * h }, &[], &[dx[1]]);
+        }
         self.norms.backward(b, "final_norm_bwd", x, [norm_w, norm_g], self.d_normed, dx[1], dx[0]);
     }
 

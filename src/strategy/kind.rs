@@ -4,9 +4,10 @@
 //! (DeepSeek-V3); the layers of a kind stand one behind the other.
 
 use super::data::{DataParallel, FlatWeights};
+use super::residual::{Residual, come_back, leave};
 use super::transformer::{Flats, Layer, Saved, Scratch};
 use crate::plan::{Arg, BlockId, Buf, Builder, Kernel, TensorKind, each};
-use crate::spec::{LlmSpec, Recompute};
+use crate::spec::{LlmSpec, Parallelism, Recompute};
 use std::ops::Range;
 
 pub struct Kind {
@@ -38,6 +39,16 @@ pub struct Blocks {
     pub fwd: BlockId,
     pub bwd: BlockId,
     /// With the sums of the gradients.
+    pub bwd_last: BlockId,
+    /// Where inputs of layers leave for the host's memory.
+    pub away: Option<Away>,
+}
+
+/// The same while the input of a layer leaves, or that of the layer below comes back.
+#[derive(Clone, Copy)]
+pub struct Away {
+    pub fwd: BlockId,
+    pub bwd: BlockId,
     pub bwd_last: BlockId,
 }
 
@@ -125,24 +136,18 @@ impl Kind {
 
     /// Writes the blocks of a layer, which name `route`. Its gradient is summed beside the backward pass of the layers
     /// below, or by itself.
-    pub fn write(
-        &mut self,
-        b: &mut Builder,
-        ranks: [&DataParallel; 2],
-        recompute: Recompute,
-        route: u32,
-        beside: bool,
-    ) {
+    pub fn write(&mut self, b: &mut Builder, ranks: [&DataParallel; 2], par: &Parallelism, route: u32, beside: bool) {
         if let Some(experts) = &mut self.layer.experts {
             experts.route = route;
         }
         let fwd = self.forward(b);
-        let bwd = self.backward(b, recompute, fwd);
+        let bwd = self.backward(b, par.recompute, fwd);
         let bwd_last = if beside { self.backward_and_sums(b, ranks, bwd) } else { bwd };
         if !beside && self.blocks.is_empty() {
             self.sums = self.sums_alone(b, ranks);
         }
-        self.blocks.push(Blocks { fwd, bwd, bwd_last });
+        let away = par.options.offload_activations.then(|| self.away(b, [fwd, bwd, bwd_last], ranks, beside));
+        self.blocks.push(Blocks { fwd, bwd, bwd_last, away });
     }
 
     fn forward(&self, b: &mut Builder) -> BlockId {
@@ -159,7 +164,7 @@ impl Kind {
         let (w, g) = self.formal_weights(b);
         let [x, dy, dx] = ["x", "dy", "dx"].map(|name| b.formal(name));
         let keep = self.saved.formals(b);
-        if recompute == Recompute::Full {
+        if recompute == Recompute::Full && !self.layer.goes_by_chunks() {
             // The output is not needed again; it goes where the next layer's gradient will be written.
             let mut args: Vec<Arg> = w.bufs().chain([x, dx]).map(Arg::from).collect();
             args.extend(keep.bufs().into_iter().map(Arg::from));
@@ -180,6 +185,33 @@ impl Kind {
         args.extend(keep.bufs().into_iter().map(Arg::from));
         b.call("bwd", bwd, 1, &args);
         self.sum(b, [dp, edp], g, share);
+        b.close()
+    }
+
+    /// A layer while inputs travel between the device and the host.
+    fn away(&self, b: &mut Builder, [fwd, bwd, last]: [BlockId; 3], ranks: [&DataParallel; 2], beside: bool) -> Away {
+        b.open(&format!("{}layer_fwd_away", self.prefix));
+        let w = self.weights().formals(b, "w");
+        let [x, x_out] = ["x", "x_out"].map(|name| b.formal(name));
+        let keep = self.saved.formals(b).bufs();
+        leave(b, x);
+        let args: Vec<Arg> = w.bufs().chain([x, x_out]).chain(keep).map(Arg::from).collect();
+        b.call("fwd", fwd, 1, &args);
+        let fwd = b.close();
+        let bwd = self.backward_away(b, bwd, None);
+        Away { fwd, bwd, bwd_last: if beside { self.backward_away(b, last, Some(ranks)) } else { bwd } }
+    }
+
+    fn backward_away(&self, b: &mut Builder, block: BlockId, ranks: Option<[&DataParallel; 2]>) -> BlockId {
+        b.open(&format!("{}layer_bwd_away{}", self.prefix, if ranks.is_some() { "_last" } else { "" }));
+        let (w, g) = self.formal_weights(b);
+        let xs = ["x", "dy", "dx"].map(|name| b.formal(name));
+        let keep = self.saved.formals(b).bufs();
+        let shares = ranks.map(|ranks| self.shares(ranks).formals(b, "g_share"));
+        come_back(b);
+        let mut args: Vec<Arg> = w.bufs().chain(g.bufs()).chain(xs).chain(keep).map(Arg::from).collect();
+        args.extend(shares.into_iter().flat_map(|shares| shares.args(Arg::from)));
+        b.call("bwd", block, 1, &args);
         b.close()
     }
 
@@ -218,27 +250,76 @@ impl Kind {
         self.fill = b.close();
     }
 
-    /// All layers of this kind forward, in a microbatch; slot l of `x` is the input of the model's layer l, of `all`.
-    pub fn call_forward(&self, b: &mut Builder, microbatch: u32, x: Buf, all: u32) {
-        let (n, at) = (self.count(), self.layers.start as i32);
-        let mut args = self.weights().args(|buf| each(buf, 0, 1, n));
-        args.extend([each(x, at, 1, all + 1), each(x, at + 1, 1, all + 1)]);
-        args.extend(self.saved_each(0, 1));
-        b.call(&format!("{}fwd", self.prefix), self.of(microbatch).fwd, n, &args);
+    /// Arguments of a walk over layers of this kind, forward, from its `first` on.
+    fn forward_args(&self, stream: Residual, first: i32) -> Vec<Arg> {
+        let (n, at) = (self.count(), self.layers.start as i32 + first);
+        let mut args = self.weights().args(|buf| each(buf, first, 1, n));
+        args.extend([stream.walk(at, 1), stream.walk(at + 1, 1)]);
+        args.extend(self.saved_each(first, 1));
+        args
     }
 
-    /// And backward, with the sums of their gradients if `shares` say where those go. The two slots of `dx` take turns.
-    pub fn call_backward(&self, b: &mut Builder, microbatch: u32, [x, dx]: [Buf; 2], all: u32, shares: Option<Flats>) {
-        let (n, top, turn) = (self.count(), self.count() as i32 - 1, (all - self.layers.end) as i32);
+    /// All layers of this kind forward, in a microbatch.
+    pub fn call_forward(&self, b: &mut Builder, microbatch: u32, stream: Residual) {
+        let (n, at, blocks) = (self.count(), self.layers.start as i32, self.of(microbatch));
+        let mut args = self.forward_args(stream, 0);
+        let Some((away, hosts)) = blocks.away.zip(stream.hosts(at, 1)) else {
+            b.call(&format!("{}fwd", self.prefix), blocks.fwd, n, &args);
+            return;
+        };
+        let is_top = self.layers.end == stream.layers();
+        let leave = if is_top { n - 1 } else { n };
+        args.push(hosts);
+        if leave > 0 {
+            b.call(&format!("{}fwd", self.prefix), away.fwd, leave, &args);
+        }
+        if is_top {
+            let mut args = self.forward_args(stream, n as i32 - 1);
+            args[self.weights().bufs().count() + 1] = stream.last().into();
+            b.call(&format!("{}fwd_top", self.prefix), blocks.fwd, 1, &args);
+        }
+    }
+
+    /// Arguments of a walk down, `from` below the top of this kind's layers. The two slots of `dx` take turns.
+    fn backward_args(&self, (stream, dx): (Residual, Buf), from: i32, shares: Option<Flats>) -> Vec<Arg> {
+        let (n, top) = (self.count(), self.count() as i32 - 1 - from);
+        let turn = ((stream.layers() - self.layers.end) as i32 + from) % 2;
         let down = |buf| each(buf, top, -1, n);
         let mut args = self.weights().args(down);
         args.extend(self.gradients().args(down));
-        let x_top = self.layers.end as i32 - 1;
-        args.extend([each(x, x_top, -1, all + 1), each(dx, turn % 2, 1, 2), each(dx, turn % 2 + 1, 1, 2)]);
+        let at = self.layers.end as i32 - 1 - from;
+        args.extend([stream.walk(at, -1), each(dx, turn, 1, 2), each(dx, turn + 1, 1, 2)]);
         args.extend(self.saved_each(top, -1));
         args.extend(shares.into_iter().flat_map(|shares| shares.args(down)));
-        let Blocks { bwd, bwd_last, .. } = self.of(microbatch);
-        let block = if shares.is_some() { bwd_last } else { bwd };
-        b.call(&format!("{}bwd", self.prefix), block, n, &args);
+        args
+    }
+
+    /// And backward, with the sums of their gradients if `shares` say where those go.
+    pub fn call_backward(
+        &self,
+        b: &mut Builder,
+        microbatch: u32,
+        (stream, dx): (Residual, Buf),
+        shares: Option<Flats>,
+    ) {
+        let (n, blocks) = (self.count(), self.of(microbatch));
+        let block = if shares.is_some() { blocks.bwd_last } else { blocks.bwd };
+        let mut args = self.backward_args((stream, dx), 0, shares);
+        let below = self.layers.end as i32 - 2;
+        let Some((away, hosts)) = blocks.away.zip(stream.hosts(below, -1)) else {
+            b.call(&format!("{}bwd", self.prefix), block, n, &args);
+            return;
+        };
+        let is_lowest = self.layers.start == 0;
+        let bring = if is_lowest { n - 1 } else { n };
+        args.extend([hosts, stream.walk(below, -1)]);
+        if bring > 0 {
+            let block = if shares.is_some() { away.bwd_last } else { away.bwd };
+            b.call(&format!("{}bwd", self.prefix), block, bring, &args);
+        }
+        if is_lowest {
+            let args = self.backward_args((stream, dx), n as i32 - 1, shares);
+            b.call(&format!("{}bwd_lowest", self.prefix), block, 1, &args);
+        }
     }
 }

@@ -6,6 +6,7 @@
 //! ```
 //! Models with two kinds of layers have experts, which have no such plans.
 
+use super::residual::{come_back, leave};
 use super::step::Step;
 use crate::plan::*;
 
@@ -37,7 +38,7 @@ impl Step<'_> {
         if gathers {
             self.dp.gather(&mut self.b, "gather.embed", self.dp.stored(&self.embed), self.embed.weight);
         }
-        self.embed_forward(tokens, self.x);
+        self.embed_forward(tokens, self.x.first());
         match forward {
             Some(block) => self.gathered_forward(block),
             None => self.call_forward(0),
@@ -45,7 +46,7 @@ impl Step<'_> {
         for (label, w) in [("clear.embed", self.embed), ("clear.head", self.head)] {
             self.dp.clear(&mut self.b, label, &w, w.grad);
         }
-        self.head(targets, self.x.slot(l), self.dx);
+        self.head(targets, self.x.last(), self.dx);
         self.scatter_head();
         self.sharded_backward(first, next, end);
         self.embed_backward(tokens, self.dx.slot(l % 2));
@@ -72,6 +73,9 @@ impl Step<'_> {
         let keep = self.kinds[0].saved.formals(&mut self.b).bufs();
         let [share, next] = ["next_share", "next_w"].map(|name| self.b.formal(name));
         self.dp.gather(&mut self.b, "gather_next", share, next);
+        if self.x.leaves() {
+            leave(&mut self.b, x);
+        }
         let args: Vec<Arg> = [w, x, x_out].into_iter().chain(keep).map(Arg::from).collect();
         self.b.call("fwd", self.kinds[0].of(0).fwd, 1, &args);
         self.b.close()
@@ -85,9 +89,10 @@ impl Step<'_> {
             self.dp.gather(&mut self.b, "gather.first", share, w);
         }
         if top > 0 {
-            let mut args = vec![each(w, 0, 1, whole), each(x, 0, 1, l + 1), each(x, 1, 1, l + 1)];
+            let mut args = vec![each(w, 0, 1, whole), x.walk(0, 1), x.walk(1, 1)];
             args.extend(self.kinds[0].saved_each(0, 1));
             args.extend([each(share, ahead, 1, l), each(w, ahead, 1, whole)]);
+            args.extend(x.hosts(0, 1));
             self.b.call("fwd", block, top, &args);
         }
         self.dp.gather(&mut self.b, "gather.head", self.dp.stored(&self.head), self.head.weight);
@@ -98,7 +103,8 @@ impl Step<'_> {
             self.dp.gather(&mut self.b, "gather.last", share.slot(top), w);
         }
         let at = top as i32;
-        let mut args = vec![each(w, at, 1, whole), each(x, at, 1, l + 1), each(x, at + 1, 1, l + 1)];
+        let mut args =
+            vec![each(w, at, 1, whole), x.walk(at, 1), if x.leaves() { x.last().into() } else { x.walk(at + 1, 1) }];
         args.extend(self.kinds[0].saved_each(at, 1));
         self.b.call("fwd_last", self.kinds[0].of(0).fwd, 1, &args);
     }
@@ -115,6 +121,9 @@ impl Step<'_> {
         if self.dp.shares_weights() && gathers_next {
             let [share, next] = ["next_share", "next_w"].map(|name| self.b.formal(name));
             self.dp.gather(&mut self.b, "gather_next", share, next);
+        }
+        if self.x.leaves() && gathers_next {
+            come_back(&mut self.b);
         }
         self.dp.clear(&mut self.b, "clear", &self.kinds[0].flat, g);
         let args: Vec<Arg> = [w, g, x, dy, dx].into_iter().chain(keep).map(Arg::from).collect();
@@ -161,7 +170,7 @@ impl Step<'_> {
         let mut args = vec![
             weight(at),
             each(self.kinds[0].flat.grad, at, -1, whole),
-            each(self.x, at, -1, l + 1),
+            self.x.walk(at, -1),
             each(self.dx, turn, 1, 2),
             each(self.dx, turn + 1, 1, 2),
         ];
@@ -169,6 +178,9 @@ impl Step<'_> {
         args.push(part(at));
         if self.dp.shares_weights() && gathers_next {
             args.extend([each(self.dp.stored(&self.kinds[0].flat), at - ahead, -1, l), weight(at - ahead)]);
+        }
+        if let Some(hosts) = self.x.hosts(at - 1, -1).filter(|_| gathers_next) {
+            args.extend([hosts, self.x.walk(at - 1, -1)]);
         }
         if self.dp.accumulates() && !first {
             args.extend([part(at + 1), each(share, at + 1, -1, l)]);

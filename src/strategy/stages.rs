@@ -8,6 +8,7 @@ mod pair;
 
 use super::kind::Kind;
 use super::pipeline::{Act, Flow, Pass, Pipeline, Unit};
+use super::residual::Residual;
 use super::step::Step;
 use super::transformer::Flats;
 use crate::plan::*;
@@ -73,7 +74,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         let output = tensor("x_out", TensorKind::CommBuffer, 2);
         let hidden = tensor("hidden", TensorKind::Activation, 1);
         let dx = tensor("dx", TensorKind::Workspace, 2 * most(|f| f.gradients));
-        step.x = hidden;
+        step.x = Residual::of_last_stage(hidden);
         step.dx = dx;
         step.write_kinds();
         step.write_fills();
@@ -252,7 +253,7 @@ impl<'s, 'a> Staged<'s, 'a> {
 
     /// Where the last layer of a forward unit writes.
     fn out_of(&self, stage: u32, Pass { unit, to, .. }: Pass) -> Buf {
-        if self.step.pipe.is_last(stage, unit.chunk) { self.step.x } else { self.output.slot(to) }
+        if self.step.pipe.is_last(stage, unit.chunk) { self.step.x.last() } else { self.output.slot(to) }
     }
 
     fn end_forward(&mut self, stage: u32, pass: Pass) {
@@ -282,7 +283,7 @@ impl<'s, 'a> Staged<'s, 'a> {
     fn begin_backward(&mut self, stage: u32, Pass { unit, to, .. }: Pass) {
         if self.step.pipe.is_last(stage, unit.chunk) {
             let targets = self.step.targets.slot(unit.microbatch);
-            let args = [targets, self.step.x, self.dx.slot(2 * to)].map(Arg::from);
+            let args = [targets, self.step.x.last(), self.dx.slot(2 * to)].map(Arg::from);
             self.step.b.call(&format!("head.{}.{}", unit.chunk, unit.microbatch), self.head, 1, &args);
             if self.sums(unit) {
                 self.step.sync_head();

@@ -14,6 +14,7 @@ use super::feasible;
 use super::head::{Head, HeadWeights};
 use super::kind::{Kind, kinds_of};
 use super::pipeline::Pipeline;
+use super::residual::Residual;
 use super::stages::Staged;
 use super::transformer::{Flats, Layer};
 use super::weights::Weight;
@@ -146,8 +147,8 @@ pub(super) struct Step<'a> {
     pub(super) tokens: Buf,
     pub(super) targets: Buf,
     pub(super) loss: Buf,
-    /// Slot l is the input of layer l, the last the output of all.
-    pub(super) x: Buf,
+    /// Between the layers.
+    pub(super) x: Residual,
     /// Gradients of the layers' inputs, alternating.
     pub(super) dx: Buf,
     /// One stage where there is no pipeline.
@@ -196,6 +197,7 @@ impl<'a> Step<'a> {
             ranks: u64::from(par.ranks() / (par.ep * par.pp)),
             zero: par.zero,
             accumulate: microbatches > 1,
+            offload: par.options.offload_optimizer,
             dtype: work.dtype,
             acc,
             engine: engines.collective,
@@ -205,6 +207,7 @@ impl<'a> Step<'a> {
             ranks,
             zero: par.zero,
             accumulate: microbatches > 1,
+            offload: par.options.offload_optimizer,
             dtype: work.dtype,
             acc,
             engine: engines.collective,
@@ -237,7 +240,10 @@ impl<'a> Step<'a> {
         let targets = act("targets", &[n], Dtype::U32, microbatches);
         // Stages keep theirs by microbatch in flight: `stages` declares them.
         let staged = pipe.is_staged();
-        let x = if staged { tokens } else { act("x", &[rows, h], work.dtype, l + 1) };
+        let x = match staged {
+            true => Residual::of_last_stage(tokens),
+            false => Residual::new(&mut b, &[rows, h], work.dtype, l, par.options.offload_activations),
+        };
         let loss = b.tensor("loss", &[1], acc, TensorKind::Grad, 1);
         let dx = if staged { tokens } else { b.tensor("dx", &[rows, h], work.dtype, TensorKind::Workspace, 2) };
         let kinds = (kinds.into_iter().zip(layers).zip(weights))
@@ -320,7 +326,7 @@ impl<'a> Step<'a> {
         let (mut route, beside) = (0, !self.par.options.no_overlap_grad);
         for kind in &mut self.kinds {
             for _ in 0..if kind.experts.is_some() { variants } else { 1 } {
-                kind.write(&mut self.b, [&self.dp, &self.edp], self.par.recompute, route, beside);
+                kind.write(&mut self.b, [&self.dp, &self.edp], self.par, route, beside);
                 route += if kind.experts.is_some() && self.apart { replicas } else { 0 };
             }
         }
@@ -339,9 +345,9 @@ impl<'a> Step<'a> {
         let [tokens, targets] = ["tokens", "targets"].map(|name| self.b.formal(name));
         let l = self.layer_count();
         let beside = last && !self.par.options.no_overlap_grad;
-        self.embed_forward(tokens, self.x);
+        self.embed_forward(tokens, self.x.first());
         self.call_forward(m);
-        self.head(targets, self.x.slot(l), self.dx);
+        self.head(targets, self.x.last(), self.dx);
         self.pass_is_over();
         if beside {
             self.sync_head();
@@ -403,15 +409,13 @@ impl<'a> Step<'a> {
     }
 
     pub(super) fn call_forward(&mut self, m: u32) {
-        let l = self.layer_count();
-        self.kinds.iter().for_each(|kind| kind.call_forward(&mut self.b, m, self.x, l));
+        self.kinds.iter().for_each(|kind| kind.call_forward(&mut self.b, m, self.x));
     }
 
     fn call_backward(&mut self, last: bool, m: u32) {
-        let l = self.layer_count();
         for kind in self.kinds.iter().rev() {
             let shares = last.then(|| kind.shares([&self.dp, &self.edp]));
-            kind.call_backward(&mut self.b, m, [self.x, self.dx], l, shares);
+            kind.call_backward(&mut self.b, m, (self.x, self.dx), shares);
         }
     }
 
@@ -475,21 +479,28 @@ impl<'a> Step<'a> {
 
     /// Adam on the weights of a rank that has so many layers of each kind, and maybe the embedding and the head.
     pub(super) fn optimizer(&mut self, counts: &[u32], embed: bool, head: bool) {
-        let adam = Adam::default();
+        let (adam, names) = (Adam::default(), self.b.keeps_names());
+        // In the order in which their gradients are there.
+        let mut all: Vec<(&DataParallel, String, &FlatWeights, u32)> = vec![];
         if head {
-            self.dp.update(&mut self.b, "head", &self.head, 0, adam);
+            all.push((&self.dp, "head".into(), &self.head, 0));
         }
         for (kind, &layers) in self.kinds.iter().zip(counts).rev() {
             for l in (0..layers).rev() {
-                let name = if self.b.keeps_names() { format!("{}layer.{l}", kind.prefix) } else { String::new() };
-                self.dp.update(&mut self.b, &name, &kind.flat, l, adam);
+                let name = if names { format!("{}layer.{l}", kind.prefix) } else { String::new() };
+                all.push((&self.dp, name, &kind.flat, l));
                 if let Some(experts) = &kind.experts {
-                    self.edp.update(&mut self.b, &format!("experts.{l}"), experts, l, adam);
+                    all.push((&self.edp, format!("experts.{l}"), experts, l));
                 }
             }
         }
         if embed {
-            self.dp.update(&mut self.b, "embed", &self.embed, 0, adam);
+            all.push((&self.dp, "embed".into(), &self.embed, 0));
+        }
+        let b = &mut self.b;
+        let sent = all.iter().map(|(dp, name, w, slot)| dp.send(b, name, w, *slot)).last().flatten();
+        for (at, (dp, name, w, slot)) in all.into_iter().enumerate() {
+            dp.update(b, &name, w, slot, adam, sent.filter(|_| at == 0));
         }
     }
 
@@ -559,8 +570,8 @@ impl<'a> Step<'a> {
             vocab: self.model.vocab,
             microbatches: self.microbatches,
             loss: self.loss.tensor(),
-            hidden: self.x.tensor(),
-            hidden_slot: if self.pipe.is_staged() { 0 } else { self.layer_count() },
+            hidden: self.x.last().tensor(),
+            hidden_slot: self.x.last().slot,
         };
         let table = (0..self.pipe.stages).collect();
         let print = self.b.take_print();

@@ -96,7 +96,10 @@ pub fn same_usage(a: &Usage, b: &Usage) {
     same_map("kernel", &a.by_kernel, &b.by_kernel);
     same_map("comm", &a.comm, &b.comm);
     same_map("provenance", &a.by_provenance, &b.by_provenance);
-    let sums = |u: &Usage| [u.compute, u.host, u.turns, u.flops, u.bytes_scale_up, u.bytes_scale_out, u.sd];
+    let sums = |u: &Usage| {
+        let bytes = [u.bytes_scale_up, u.bytes_scale_out, u.bytes_host];
+        [&bytes[..], &[u.compute, u.host, u.turns, u.offload, u.aside, u.flops, u.sd]].concat()
+    };
     assert!(sums(a).iter().zip(sums(b)).all(|(a, b)| close(*a, b)), "{:?} is not {:?}", sums(a), sums(b));
 }
 

@@ -23,12 +23,15 @@ pub struct Step {
     pub mfu: f64,
     pub sent_bytes: Vec<u64>,
     pub peak_bytes: Vec<u64>,
+    /// Of the host's memory.
+    pub host_peak_bytes: Vec<u64>,
 }
 
 /// What the plan says of every step, rank by rank.
 pub struct Planned {
     pub sent_bytes: Vec<u64>,
     pub peak_bytes: Vec<u64>,
+    pub host_peak_bytes: Vec<u64>,
     on: On,
     /// Between memories of one process rows of an exchange do not go the ways of its algorithm.
     exchanges: bool,
@@ -44,6 +47,7 @@ impl Planned {
         Ok(Planned {
             sent_bytes: (0..plan.ranks()).map(|r| sent_by(plan, &lines[program(r)], r)).collect(),
             peak_bytes: (0..plan.ranks()).map(|r| layouts[program(r)].bytes).collect(),
+            host_peak_bytes: (0..plan.ranks()).map(|r| layouts[program(r)].host_bytes).collect(),
             on,
             exchanges: plan.ops().any(|(_, op)| matches!(op.kind, OpKind::Exchange { .. })),
         })
@@ -61,7 +65,8 @@ impl Planned {
                 return Some(Error::device("all ranks", why));
             }
         }
-        for (what, counted, planned) in [memory].into_iter().chain((self.on == On::Cpu).then_some(sent)) {
+        let host = ("bytes of the host's memory", &step.host_peak_bytes, &self.host_peak_bytes);
+        for (what, counted, planned) in [memory, host].into_iter().chain((self.on == On::Cpu).then_some(sent)) {
             if let Some(rank) = (0..planned.len()).find(|&r| counted.get(r) != Some(&planned[r])) {
                 let why = format!(
                     "{:?} {what} were counted in step {}, the plan says {}",
@@ -87,6 +92,7 @@ pub fn step(plan: &Plan, number: u64, run: &Run, best_flops_per_s: f64) -> Step 
         mfu: plan.about.model_flops / time / best_flops_per_s,
         sent_bytes: run.sent_bytes.clone(),
         peak_bytes: run.peak_bytes.clone(),
+        host_peak_bytes: run.host_peak_bytes.clone(),
     }
 }
 
@@ -107,6 +113,8 @@ pub struct Found {
     pub planned_sent_bytes: Vec<u64>,
     pub peak_bytes: Vec<u64>,
     pub planned_peak_bytes: Vec<u64>,
+    pub host_peak_bytes: Vec<u64>,
+    pub planned_host_peak_bytes: Vec<u64>,
     /// The best matrix product on one core, and on all that the ranks share.
     pub gemm_flops_per_s: f64,
     pub best_flops_per_s: f64,
@@ -143,6 +151,8 @@ impl Found {
             planned_sent_bytes: planned.sent_bytes,
             peak_bytes: last.peak_bytes,
             planned_peak_bytes: planned.peak_bytes,
+            host_peak_bytes: last.host_peak_bytes,
+            planned_host_peak_bytes: planned.host_peak_bytes,
             gemm_flops_per_s,
             best_flops_per_s: gemm_flops_per_s * f64::from(devices),
             steps,
@@ -197,6 +207,11 @@ impl Found {
         ]);
         let peak = says(&self.peak_bytes, &self.planned_peak_bytes);
         table.row(["memory", &bytes(most(&self.peak_bytes)), &format!("a rank, counted at the allocator: {peak}")]);
+        if most(&self.host_peak_bytes) > 0.0 {
+            let peak = says(&self.host_peak_bytes, &self.planned_host_peak_bytes);
+            let note = format!("a rank, of the host's, counted likewise: {peak}");
+            table.row(["host memory", &bytes(most(&self.host_peak_bytes)), &note]);
+        }
         if let Some(check) = &self.check {
             let error = |e: f64| format!("{e:.1e}");
             let dense = format!("off the dense f64 reference; {:.0e} is allowed", check.allowed);

@@ -171,6 +171,14 @@ pub(super) fn least_shared<D: Device>(device: &D, gpus: usize) -> u64 {
 
 /// Plans whose operands no kernel here takes, said before anything is worked out.
 pub(super) fn takes(plan: &Plan) -> Result<()> {
+    if let Some(tensor) = plan.tensors.iter().find(|t| t.host) {
+        let why = format!(
+            "{:?} is in the host's memory, which runs on GPUs do not use yet; leave out the options that offload, or run \
+             it --on cpu",
+            tensor.name
+        );
+        return Err(Error::device("cuda", why));
+    }
     let inputs = plan.feed.tokens();
     let compute = inputs.map_or(Dtype::Bf16, |inputs| plan.tensors[inputs.hidden as usize].dtype);
     if compute != Dtype::Bf16 {

@@ -87,7 +87,11 @@ pub enum Command {
 impl Region {
     #[cfg(test)]
     fn part(&self) -> super::super::arena::Part {
-        super::super::arena::Part { bytes: self.bytes.start as usize..self.bytes.end as usize, dtype: self.dtype }
+        super::super::arena::Part {
+            bytes: self.bytes.start as usize..self.bytes.end as usize,
+            dtype: self.dtype,
+            host: false,
+        }
     }
 }
 
@@ -170,7 +174,7 @@ impl<'p> Linked<'p> {
         let lane = self.line(rank).nodes[node as usize].lane;
         match &self.plan.lanes[lane as usize] {
             Lane::Comm(group, _) => group,
-            Lane::Compute(_) => unreachable!("`check` has kept communication off compute lanes"),
+            _ => unreachable!("`check` has kept communication off other lanes"),
         }
     }
 
@@ -297,6 +301,7 @@ impl<'p> Writer<'p> {
         let kind = match self.linked.plan.lanes[lane as usize] {
             Lane::Comm(..) => Use::Lane { rank, lane },
             Lane::Compute(_) => Use::Device(self.devices[rank as usize]),
+            Lane::Copy(_) | Lane::Host => unreachable!("plans that use the host's memory are refused"),
         };
         if let Some(&known) = self.streams.get(&kind) {
             return known;

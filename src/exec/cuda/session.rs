@@ -9,7 +9,7 @@ use super::lower::{Where, beside, lower};
 use super::prepare::{OpAt, Prepared, Ready, Spans, Tables, changes, lower_op, named, resolve};
 use super::script::{Command, Linked, Region, Script};
 use crate::error::{Error, Result};
-use crate::exec::arena::Data;
+use crate::exec::arena::{Data, Peak};
 use crate::exec::outputs;
 use crate::exec::rank::Done;
 use crate::plan::link::Place;
@@ -433,7 +433,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         let nothing = || Done {
             times: vec![],
             on_core: vec![],
-            peak: 0,
+            peak: Peak::default(),
             seen: Default::default(),
             kept: Default::default(),
             logits: vec![],
@@ -462,7 +462,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         let seen =
             of_rank.map(|((_, slot), all)| (*slot, all.iter().map(|(_, data)| data.clone()).collect())).collect();
         let logits = std::mem::take(&mut self.logits[rank as usize]);
-        Ok(Done { times, peak: layout.bytes, seen, kept, logits, on_core })
+        Ok(Done { times, peak: Peak { device: layout.bytes, host: 0 }, seen, kept, logits, on_core })
     }
 
     pub fn sent(&self) -> &[u64] {

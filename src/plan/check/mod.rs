@@ -114,7 +114,7 @@ fn membership(plan: &Plan) -> Result<()> {
         let program = plan.program_of(rank) as usize;
         let outside = |lane: &&u16| match &plan.lanes[**lane as usize] {
             Lane::Comm(group, _) => !group.contains(&plan.views, rank),
-            Lane::Compute(_) => false,
+            Lane::Compute(_) | Lane::Copy(_) | Lane::Host => false,
         };
         if let Some(&lane) = by_program[program].iter().find(outside) {
             let (name, lane) = (&plan.programs[program].name, plan.lanes[lane as usize].label());
@@ -152,7 +152,8 @@ fn body(plan: &Plan, name: &str, ops: &[Op], blocks: usize, formals: usize) -> R
                     return fail("an argument names no tensor or no slots".into());
                 }
             }
-            (OpKind::Compute { .. }, Some(Some(Lane::Compute(_)))) => {}
+            (OpKind::Compute { .. }, Some(Some(Lane::Compute(_) | Lane::Host)))
+            | (OpKind::Copy { .. }, Some(Some(Lane::Copy(_)))) => {}
             (
                 OpKind::Transfer { .. } | OpKind::Collective { .. } | OpKind::Exchange { .. },
                 Some(Some(Lane::Comm(..))),
@@ -270,6 +271,7 @@ impl<'a> Bodies<'a> {
                 (rows * tensor.row_len(), tensor.dtype)
             };
             let elems = |bufs: &[Buf]| bufs.iter().map(|b| size(b).0).collect::<Vec<u64>>();
+            self.memory(op, env)?;
             match &op.kind {
                 OpKind::Call { block, args, .. } => {
                     let inner = bind(args, env, 0);
@@ -281,6 +283,10 @@ impl<'a> Bodies<'a> {
                 OpKind::Collective { kind, src, dst, .. } => {
                     self.collective(*kind, op.lane, size(src).0, size(dst).0)?;
                 }
+                OpKind::Copy { src, dst } if size(src) != size(dst) => {
+                    self.fail(format!("{:?} are copied to {:?}", size(src), size(dst)))?
+                }
+                OpKind::Copy { .. } => {}
                 OpKind::Exchange { .. } => exchange(self.plan, op, &size).or_else(|why| self.fail(why))?,
                 OpKind::Transfer { legs, .. } if self.in_step && !(self.crosses)(op) => {
                     self.transfer(op.lane, legs, &size)?
@@ -294,6 +300,32 @@ impl<'a> Bodies<'a> {
 
     fn fail(&self, why: String) -> Result<()> {
         Err(Error::plan(format!("{}: {why}", self.path.join("/"))))
+    }
+
+    /// What runs on the device touches the device's memory, what runs on the CPU the host's, and a copy goes from one
+    /// to the other as its lane says.
+    fn memory(&self, op: &Op, env: &[(TensorId, u32)]) -> Result<()> {
+        let Some(lane) = op.lane.map(|lane| &self.plan.lanes[lane as usize]) else { return Ok(()) };
+        let host = |buf: &Buf| self.plan.tensors[resolve(buf.of, env).0 as usize].host;
+        let (reads, writes) = op.bufs();
+        let [from, to] = match lane {
+            Lane::Copy(Toward::Host) => [false, true],
+            Lane::Copy(Toward::Device) => [true, false],
+            Lane::Host => [true, true],
+            Lane::Compute(_) | Lane::Comm(..) => [false, false],
+        };
+        if reads.iter().any(|buf| host(buf) != from) || writes.iter().any(|buf| host(buf) != to) {
+            let memory = |host| if host { "the host's" } else { "the device's" };
+            let why =
+                format!("what {} reads is in {} memory, what it writes in {}", lane.label(), memory(from), memory(to));
+            return self.fail(why);
+        }
+        match &op.kind {
+            OpKind::Compute { kernel, .. } if *lane == Lane::Host && !kernel.runs_on_host() => {
+                self.fail(format!("{} is no kernel of the CPU's", kernel.name()))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn kernel(&self, kernel: &Kernel, reads: &[u64], writes: &[u64]) -> Result<()> {

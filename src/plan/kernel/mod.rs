@@ -316,6 +316,11 @@ impl Kernel {
         }
     }
 
+    /// Whether the CPU has it too, where its operands are in the host's memory.
+    pub fn runs_on_host(&self) -> bool {
+        matches!(self, Kernel::Adam { .. } | Kernel::Add { trim: None, .. } | Kernel::Cast { .. } | Kernel::Fill { .. })
+    }
+
     /// Kernels whose times lie on one curve over their sizes: a table of measurements has a curve for each.
     pub fn curve(&self) -> &'static str {
         match self {

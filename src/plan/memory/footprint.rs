@@ -4,7 +4,7 @@
 //! the backward pass. Such a run is looked at as a whole, and which of its slots conflict with another slot is a word
 //! of bits. The answer is that of [`Layout`](super::Layout), in a fraction of the time.
 
-use super::{ALIGN, Conflicts, SlotId, sizes};
+use super::{ALIGN, Conflicts, Layout, SlotId, sizes};
 use crate::error::Result;
 use crate::plan::op::*;
 use crate::plan::program::Plan;
@@ -14,7 +14,9 @@ use crate::plan::program::Plan;
 pub struct Footprint {
     /// Bytes of the arena: the peak.
     pub bytes: u64,
-    /// Bytes alive at the fullest moment of program order, by kind.
+    /// The same of what is in the host's memory: an arena of its own, with offsets of its own.
+    pub host_bytes: u64,
+    /// Bytes of the device alive at the fullest moment of program order, by kind.
     pub live_by_kind: Vec<(TensorKind, u64)>,
     /// What the placement could not squeeze out of the peak.
     pub gaps: u64,
@@ -67,6 +69,10 @@ fn moments(conflicts: &Conflicts) -> Vec<Vec<(TensorId, u64)>> {
 impl Footprint {
     /// The memory of a program whose conflicts are known.
     pub fn of(plan: &Plan, conflicts: &Conflicts) -> Result<Footprint> {
+        if plan.tensors.iter().any(|t| t.host) {
+            // Two arenas; and such plans are few.
+            return Layout::of(plan, conflicts).map(|layout| layout.footprint);
+        }
         let counts = &conflicts.counts;
         let of_slot: Vec<u64> = plan.tensors.iter().map(|t| t.bytes().next_multiple_of(ALIGN)).collect();
         let size = |tensor: TensorId| of_slot[tensor as usize];
@@ -95,7 +101,7 @@ impl Footprint {
             by_kind[plan.tensors[tensor as usize].kind as usize].1 += size(tensor) * slots;
         }
         let live: u64 = by_kind.iter().map(|(_, bytes)| bytes).sum();
-        Ok(Footprint { bytes, live_by_kind: by_kind.to_vec(), gaps: bytes - live })
+        Ok(Footprint { bytes, host_bytes: 0, live_by_kind: by_kind.to_vec(), gaps: bytes - live })
     }
 
     /// Bytes of weights, gradients and optimizer state, which no split of the sequence makes fewer.

@@ -162,7 +162,7 @@ fn deeds(machine: Machine, fold: &Fold, scripts: &[Script]) -> Vec<Deeds> {
                         let whole = &script.deeds.wholes[at as usize];
                         note(class, (lane, ways[at as usize]), whole.bytes, whole.transfer);
                     }
-                    Deed::Skip | Deed::Kernel { .. } => {}
+                    Deed::Skip | Deed::Kernel { .. } | Deed::Aside { .. } => {}
                 }
             }
         }

@@ -12,6 +12,9 @@ impl Layer {
     /// dx from dy, and the gradients of the layer's weights added to `g`.
     #[allow(clippy::too_many_arguments)]
     pub fn backward(&self, b: &mut Builder, s: &Scratch, [w, g]: [Flats; 2], x: Buf, keep: &Saved, dy: Buf, dx: Buf) {
+        if self.is_chunked() {
+            return self.backward_chunks(b, s, [w, g], keep, [x, dy, dx]);
+        }
         let back = Backward { layer: self, s, w, g, keep, sums: s.partial.unwrap_or(s.d_normed) };
         let d_branch = back.dropout(b, "dropout2_bwd", keep.stays[usize::from(!self.parallel)], dy);
         let mid = match (&self.experts, keep.mid) {
@@ -81,37 +84,37 @@ impl Layer {
 }
 
 /// One layer's backward pass under way.
-struct Backward<'a> {
-    layer: &'a Layer,
-    s: &'a Scratch,
-    w: Flats,
-    g: Flats,
-    keep: &'a Saved,
+pub(super) struct Backward<'a> {
+    pub(super) layer: &'a Layer,
+    pub(super) s: &'a Scratch,
+    pub(super) w: Flats,
+    pub(super) g: Flats,
+    pub(super) keep: &'a Saved,
     /// Where gradients of a product's input are summed up.
-    sums: Buf,
+    pub(super) sums: Buf,
 }
 
 impl Backward<'_> {
-    fn at(&self, r: Rows) -> Buf {
+    pub(super) fn at(&self, r: Rows) -> Buf {
         self.w.rows(r[0], r[1])
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn dw(&self, b: &mut Builder, label: &str, out: u64, inp: u64, d: Buf, x: Buf, r: Rows) {
+    pub(super) fn dw(&self, b: &mut Builder, label: &str, out: u64, inp: u64, d: Buf, x: Buf, r: Rows) {
         let grad = self.g.rows(r[0], r[1]);
         let product = linear_dw(out, inp, self.layer.tokens(), self.layer.fp8);
         weight_grad(b, label, product, [d, x], grad, self.s.dw);
     }
 
     /// The gradient of a bias, where there is one, from the `rows` rows of that of what it was added to.
-    fn bias(&self, b: &mut Builder, label: &str, at: Option<Rows>, rows: u64, d: Buf) {
+    pub(super) fn bias(&self, b: &mut Builder, label: &str, at: Option<Rows>, rows: u64, d: Buf) {
         let Some(r) = at else { return };
         let grad = self.g.rows(r[0], r[1]);
         b.compute(label, Kernel::BiasBwd { rows, cols: r[1] - r[0] }, &[d, grad], &[grad]);
     }
 
     /// The gradient of a branch from that of the sum it was added to.
-    fn dropout(&self, b: &mut Builder, label: &str, stays: Option<Buf>, dy: Buf) -> Buf {
+    pub(super) fn dropout(&self, b: &mut Builder, label: &str, stays: Option<Buf>, dy: Buf) -> Buf {
         let (Some(stays), Some(d_branch)) = (stays, self.s.d_branch) else { return dy };
         let (elems, probability) = (self.layer.norms.rows * self.layer.hidden, self.layer.dropout);
         b.compute(label, Kernel::DropoutBwd { elems, probability }, &[dy, stays], &[d_branch]);
@@ -119,13 +122,13 @@ impl Backward<'_> {
     }
 
     /// Rows of the gradient of a projection's input, of `cols` columns, from that of its output.
-    fn out_dx(&self, b: &mut Builder, label: &str, [d, w, to]: [Buf; 3], cols: u64, rows: Chunk) {
+    pub(super) fn out_dx(&self, b: &mut Builder, label: &str, [d, w, to]: [Buf; 3], cols: u64, rows: Chunk) {
         let kernel = linear_dx(rows.count(), cols, self.layer.hidden, self.layer.fp8);
         b.compute(&rows.label(label), kernel, &[rows.of(d), w], &[rows.of(to)]);
     }
 
     /// The gradient of the network's activation, from a rank's share of that of its output, which is returned whole.
-    fn down_dx(&self, b: &mut Builder, d_branch: Buf) -> Buf {
+    pub(super) fn down_dx(&self, b: &mut Builder, d_branch: Buf) -> Buf {
         let (l, s) = (self.layer, self.s);
         let (down, d_act) = (self.at(l.rows.down), s.network().0);
         l.tp.gathered(b, "down_bwd_gather", d_branch, s.d_output, |b, d, rows| {
@@ -135,7 +138,7 @@ impl Backward<'_> {
 
     /// From the gradients of the network's output and of its activation to that of the activation's input; returns
     /// the last op.
-    fn mlp(&self, b: &mut Builder, d_output: Buf) -> u32 {
+    pub(super) fn mlp(&self, b: &mut Builder, d_output: Buf) -> u32 {
         let (l, s, keep) = (self.layer, self.s, self.keep);
         let (n, h, f) = (l.tokens(), l.hidden, l.ffn);
         let ((gate_up, act), (d_act, d_gate_up)) = (keep.network(), s.network());
@@ -150,7 +153,7 @@ impl Backward<'_> {
     }
 
     /// From the gradient of the activation's input to that of the network's, in `to`; `last` is the op before.
-    fn mlp_input(&self, b: &mut Builder, last: u32, to: Buf) {
+    pub(super) fn mlp_input(&self, b: &mut Builder, last: u32, to: Buf) {
         let (l, s) = (self.layer, self.s);
         let input = self.keep.normed2.expect("a norm before each half");
         let input = l.tp.gather_beside(b, "gate_up_regather", input, s.input, last);
@@ -210,7 +213,7 @@ impl Backward<'_> {
     }
 
     /// Adds to what the network's gradient has left, where both have the same input.
-    fn qkv_dx(&self, b: &mut Builder, adds: bool) {
+    pub(super) fn qkv_dx(&self, b: &mut Builder, adds: bool) {
         let l = self.layer;
         let kernel = with(linear_dx(l.tokens(), l.hidden, l.qkv_row(), l.fp8), adds, false);
         let reads = [self.s.d_qkv, self.at(l.rows.qkv)].into_iter().chain(adds.then_some(self.sums));
@@ -242,7 +245,7 @@ impl Backward<'_> {
         self.norm(b, "norm1_bwd", x, l.rows.norm1, residual, dx);
     }
 
-    fn norm(&self, b: &mut Builder, label: &str, x: Buf, r: Rows, residual: Buf, dx: Buf) {
+    pub(super) fn norm(&self, b: &mut Builder, label: &str, x: Buf, r: Rows, residual: Buf, dx: Buf) {
         let weights = [self.at(r), self.g.rows(r[0], r[1])];
         self.layer.norms.backward(b, label, x, weights, self.s.d_normed, residual, dx);
     }

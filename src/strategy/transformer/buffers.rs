@@ -123,6 +123,14 @@ impl Layer {
     /// Declares what the backward pass keeps, `slots` of each: one a layer, or one in all when it is
     /// computed again.
     pub fn saved(&self, b: &mut Builder, kind: TensorKind, slots: u32) -> Saved {
+        if let Some(chunk) = self.chunks.first() {
+            // Queries and keys of a chunk are on their way to the host while those of the next are computed.
+            let mut saved = chunk.saved(b, kind, 1);
+            let shape = chunk.core.shape();
+            let mut two = |name, row| b.tensor(name, &[shape.rows(), row], shape.dtype, kind, 2);
+            (saved.attn.q, saved.attn.kv) = (two("q", shape.q_row()), two("kv", shape.kv_row()));
+            return saved;
+        }
         let (n, r) = (self.tokens(), self.residual_rows());
         let mut keep = |name: &str, rows, row, dtype| b.tensor(name, &[rows, row], dtype, kind, slots);
         let (core, dtype) = (self.core.shape(), self.dtype);
@@ -154,6 +162,10 @@ impl Layer {
     }
 
     pub fn scratch(&self, b: &mut Builder) -> Scratch {
+        if let Some(chunk) = self.chunks.first() {
+            let whole = b.tensor("d_mid", &[self.residual_rows(), self.hidden], self.dtype, TensorKind::Workspace, 1);
+            return Scratch { d_mid: whole, ..chunk.scratch(b) };
+        }
         let (n, r, h) = (self.tokens(), self.residual_rows(), self.hidden);
         let attn = self.core.scratch(b);
         let ulysses = self.ulysses.as_ref().map(|u| u.scratch(b));

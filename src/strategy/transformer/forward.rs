@@ -11,12 +11,28 @@ use crate::spec::Mlp;
 impl Layer {
     /// x_out = layer(x), keeping what `keep` names.
     pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Flats, x: Buf, x_out: Buf, keep: &Saved) {
+        if self.is_chunked() {
+            return self.forward_chunks(b, s, w, [x, x_out], keep);
+        }
+        self.forward_at_once(b, s, w, [x, x_out], keep, false);
+    }
+
+    /// The same, not chunk by chunk; `again` for the backward pass.
+    pub(super) fn forward_at_once(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        w: Flats,
+        [x, x_out]: [Buf; 2],
+        keep: &Saved,
+        again: bool,
+    ) {
         // Sums over a rank's share of the columns, before they are summed over the ranks.
         let sums = s.partial.unwrap_or(s.branch);
         let at = |r: Rows| w.rows(r[0], r[1]);
         let rows = &self.rows;
         self.norms.forward(b, "norm1", x, at(rows.norm1), keep.normed1);
-        let input = self.attention_forward(b, s, w, keep);
+        let input = self.attention_forward(b, s, w, keep, again);
         let Some(mid) = keep.mid else {
             self.mlp_in(b, s, w, x, keep, input);
             self.linear_out(b, "o_proj", [keep.output(), at(rows.o)], self.o_row(), false, sums, self.tp.all());
@@ -184,16 +200,16 @@ impl Layer {
     }
 
     /// The output of attention from the first norm's; returns what the projection was given, all rows of it.
-    fn attention_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved) -> Buf {
+    fn attention_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, again: bool) -> Buf {
         let attn = keep.attn;
         let (Some(ulysses), Some(us), Some(o)) = (&self.ulysses, &s.ulysses, keep.o) else {
             let input = self.qkv_forward(b, s, w, keep, [attn.q, attn.kv]);
-            self.core.forward(b, &s.attn, attn);
+            self.core.forward(b, &s.attn, attn, again);
             return input;
         };
         let input = self.qkv_forward(b, s, w, keep, [s.q_local, s.kv_local]);
         ulysses.scatter_qkv(b, us, [s.q_local, s.kv_local], [attn.q, attn.kv]);
-        self.core.forward(b, &s.attn, attn);
+        self.core.forward(b, &s.attn, attn, again);
         ulysses.gather_o(b, us, attn.o, o);
         input
     }

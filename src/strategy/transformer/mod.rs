@@ -7,6 +7,7 @@
 
 mod backward;
 mod buffers;
+mod chunked;
 mod flats;
 mod forward;
 mod latent;
@@ -29,6 +30,8 @@ use weights::WeightRows;
 
 /// Everything a layer's ops need to know.
 pub struct Layer {
+    /// The layer of each chunk of the sequence, where it goes chunk by chunk.
+    chunks: Vec<Layer>,
     pub hidden: u64,
     heads: u64,
     kv_heads: u64,
@@ -110,7 +113,20 @@ fn with(kernel: Kernel, adds: bool, biased: bool) -> Kernel {
 
 impl Layer {
     pub fn new(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engines, routes: &[Route]) -> Layer {
-        let tokens = work.micro_batch * work.seq_len / (u64::from(par.ring) * u64::from(par.ulysses));
+        let of = |chunk| Layer::of_chunk(model, work, par, engines, routes, chunk);
+        Layer { chunks: (0..par.options.chunks).map(|chunk| of(Some(chunk))).collect(), ..of(None) }
+    }
+
+    fn of_chunk(
+        model: &LlmSpec,
+        work: &Workload,
+        par: &Parallelism,
+        engines: Engines,
+        routes: &[Route],
+        chunk: Option<u32>,
+    ) -> Layer {
+        let parts = if chunk.is_some() { u64::from(par.options.chunks) } else { 1 };
+        let tokens = work.micro_batch * work.seq_len / (u64::from(par.ring) * u64::from(par.ulysses)) / parts;
         let tp = TensorParallel::new(par, tokens, work.dtype, engines.collective);
         let (heads, kv_heads) = (model.heads / tp.ranks, model.attended_kv_heads() / tp.ranks);
         let attention = AttentionSpec {
@@ -123,7 +139,7 @@ impl Layer {
             dtype: work.dtype,
         };
         let Way { segs, seq, core, ulysses } =
-            Way::new(&attention, model.mla.map(|mla| mla.v_dim), model.dropout, par, engines);
+            Way::of_chunk(&attention, model.mla.map(|mla| mla.v_dim), model.dropout, par, engines, chunk);
         let norms = Norms::new(model, tp.share(work.micro_batch * seq));
         let (mut rows, weights) = weights::weights(model, &tp, &norms);
         let ffn = width(model) / tp.ranks;
@@ -146,6 +162,7 @@ impl Layer {
             fp8: par.options.fp8,
         });
         Layer {
+            chunks: vec![],
             hidden: model.hidden,
             heads,
             kv_heads,
@@ -175,6 +192,11 @@ impl Layer {
             add_grads: par.options.add_grads,
             wide_loss: par.options.wide_loss,
         }
+    }
+
+    /// Chunks that it goes through the sequence in.
+    pub fn chunk_count(&self) -> u64 {
+        self.chunks.len().max(1) as u64
     }
 
     /// Tokens of a microbatch that this rank and its tensor-parallel peers work on.

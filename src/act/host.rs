@@ -1,0 +1,54 @@
+//! Ops beside the device: copies between its memory and the host's, and the CPU's own kernels.
+//!
+//! All ranks of a node do the same at the same time, as their plan has it: those behind one PCIe switch share its link to
+//! the CPU, and all of a node share its memory. A copy that goes the other way at the same time slows neither down. Of the
+//! device's memory bandwidth a copy takes what it moves, which is a hundredth of it or less over PCIe, and is not counted.
+
+use super::{Acts, picoseconds};
+use crate::error::{Error, Result};
+use crate::plan::*;
+use crate::spec::{Host, Origin, Provenance};
+use crate::units::{BytesPerSec, Seconds};
+
+/// How long such an op takes.
+#[derive(Debug, Clone, Copy)]
+pub struct Aside {
+    pub duration: u64,
+    /// Between the two memories; none of the CPU's kernels.
+    pub bytes: u64,
+    pub provenance: Provenance,
+}
+
+impl Acts<'_> {
+    /// An op on `lane` whose operands have so many bytes. Errors: nothing is known of the node's memory.
+    pub(super) fn aside(&self, lane: &Lane, reads: &[u64], writes: &[u64]) -> Result<Aside> {
+        let cluster = self.machine.cluster;
+        let host = cluster.spec.host.as_ref().ok_or_else(|| missing(&cluster.spec.name))?;
+        let ranks = f64::from(cluster.gpus().min(cluster.per_node()));
+        let memory = host.bandwidth.value.value() / ranks;
+        let (rate, bytes, latency) = match lane {
+            Lane::Copy(_) => (copied_by_one(host, ranks).min(memory), reads[0], host.latency.value),
+            _ => (memory, 0, Seconds::new(0.0)),
+        };
+        let moved = if bytes > 0 { bytes } else { reads.iter().chain(writes).sum() };
+        let seconds = Seconds::new(moved as f64 / BytesPerSec::new(rate).value()) + latency;
+        Ok(Aside { duration: picoseconds(seconds), bytes, provenance: provenance(host) })
+    }
+}
+
+/// What one of so many GPUs of a node copies while all others do.
+fn copied_by_one(host: &Host, ranks: f64) -> f64 {
+    host.copy.value.value() / f64::from(host.gpus_per_link.value).min(ranks)
+}
+
+/// No figure of a node's memory is a measurement of this op.
+fn provenance(host: &Host) -> Provenance {
+    let guessed = [host.bandwidth.provenance, host.copy.provenance, host.latency.provenance].contains(&Origin::Assumed);
+    if guessed { Provenance::Assumed } else { Provenance::Extrapolated }
+}
+
+fn missing(cluster: &str) -> Error {
+    let why = "missing, and the plan keeps data in the memory of the CPUs; describe that memory as \
+               models/cluster/dgx-h100.json does, or leave out the options that offload";
+    Error::spec(cluster, "host", why)
+}
