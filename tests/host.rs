@@ -388,11 +388,11 @@ fn the_device_keeps_the_stream_whole_and_a_chunk_of_the_rest() {
     // Half as much in twice as many chunks, as far as the fullest moment is the same.
     let halves = (four.bytes - eight.bytes) as f64 / (eight.bytes - sixteen.bytes) as f64;
     assert!((halves - 2.0).abs() < 0.2, "{halves}");
-    // What no chunk takes is the stream: the inputs of three layers and the output, its gradients and that of the middle,
+    // What no chunk takes is the stream: the inputs of three layers, two gradients and that of the middle,
     // log-sum-exps and delta in fp32, two tokens a row, weights and the like.
     let whole = sixteen.bytes - (eight.bytes - sixteen.bytes);
     let (rows, fixed) = (1u64 << 15, sixteen.persisting());
-    let stream = rows * model.hidden * 2 * (4 + 2 + 1) + 2 * (1 << 16) * model.heads / 2 * 4 + 2 * rows * 4;
+    let stream = rows * model.hidden * 2 * (3 + 2 + 1) + 2 * (1 << 16) * model.heads / 2 * 4 + 2 * rows * 4;
     let off = (whole as f64 - (fixed + stream) as f64) / stream as f64;
     assert!(off.abs() < 0.1, "{whole} bytes whatever the chunks, {} by the formula", fixed + stream);
     let at_once = Parallelism { ulysses: 2, ..way("") };
@@ -511,7 +511,9 @@ fn the_optimizers_bytes_are_the_hosts() {
         };
         let elems = share("adam_m.");
         assert_eq!((none, both), ([0; 2], [4 * elems, 2 * elems]), "dp {dp}, zero {zero}");
-        assert_eq!(here.persisting() - away.persisting(), 12 * elems, "dp {dp}, zero {zero}");
+        // But for where slots begin.
+        let left = (here.persisting() - away.persisting()) as f64 / (12 * elems) as f64;
+        assert!((left - 1.0).abs() < 0.01, "dp {dp}, zero {zero}: {left} of the optimizer's bytes");
         // And fp32 gradients, and two new weights on their way back, of the largest two of each kind.
         let state = 16 * elems;
         assert!(away.host_bytes > state && away.host_bytes < state + 2 * 2 * elems, "{} of {state}", away.host_bytes);
@@ -536,7 +538,12 @@ fn the_cpus_optimizer_is_costed_by_its_memory_and_simulated_alike() {
         let adam = 30.0 * elems as f64 / (0.1e9 / f64::from(dp));
         let timeline = cost(&plan, host.machine(), Effort::SUMS).unwrap();
         let (step, mean) = (timeline.step.value(), timeline.mean());
-        assert!(mean.aside > adam && step > adam && mean.offload > 0.9 * adam, "{step} s, {adam} s of Adam");
+        // Where new weights are gathered, that comes last and is what is waited for.
+        let waits = mean.offload + mean.exposed_total();
+        assert!(
+            mean.aside > adam && step > adam && waits > 0.9 * adam,
+            "{step} s, {waits} s of waits, {adam} s of Adam"
+        );
         // The bus moves what the memory behind it brings.
         assert!(mean.aside < adam * (1.0 + 6.5 / 30.0), "{} s, {adam} s of Adam", mean.aside);
     }
