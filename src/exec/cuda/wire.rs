@@ -1,6 +1,6 @@
 //! What processes say to each other: frames of a kind, a length and bytes, over TCP.
 
-use super::super::arena::Data;
+use super::super::arena::{Data, Peak};
 use super::super::rank::Done;
 use crate::plan::Dtype;
 use crate::plan::memory::SlotId;
@@ -51,7 +51,7 @@ pub fn receive(from: &mut impl Read) -> Result<(Frame, Vec<u8>)> {
 pub fn pack(done: &Done, sent: u64) -> Vec<u8> {
     let mut out = Out(vec![]);
     out.number(sent);
-    out.number(done.peak);
+    out.number(done.peak.device);
     out.floats(done.times.iter().flat_map(|&(from, to)| [from, to]));
     out.floats(done.on_core.iter().copied());
     out.number(done.seen.len() as u64);
@@ -77,7 +77,7 @@ pub fn unpack(bytes: &[u8]) -> Option<(Done, u64)> {
     let seen = (0..of.number()?).map(|_| Some((of.slot()?, of.all()?))).collect::<Option<_>>()?;
     let kept = (0..of.number()?).map(|_| Some((of.slot()?, of.all()?.pop()?))).collect::<Option<_>>()?;
     let logits = of.all()?;
-    Some((Done { times, on_core, peak, seen, kept, logits }, sent))
+    Some((Done { times, on_core, peak: Peak { device: peak, host: 0 }, seen, kept, logits }, sent))
 }
 
 struct Out(Vec<u8>);
@@ -166,14 +166,14 @@ mod tests {
         let done = Done {
             times: vec![(0.5, 1.0), (1.0, 2.5)],
             on_core: vec![0.5, 0.0],
-            peak: 77,
+            peak: Peak { device: 77, host: 0 },
             seen: [(at(1), vec![Data::Bf16(vec![1, 2]), Data::F32(vec![0.5])])].into_iter().collect(),
             kept: [(at(3), Data::U32(vec![9]))].into_iter().collect(),
             logits: vec![Data::F32(vec![1.5, -2.0])],
         };
         let bytes = pack(&done, 5);
         let (got, sent) = unpack(&bytes).unwrap();
-        assert_eq!((sent, got.peak, &got.times, &got.on_core), (5, 77, &done.times, &done.on_core));
+        assert_eq!((sent, got.peak.device, &got.times, &got.on_core), (5, 77, &done.times, &done.on_core));
         assert_eq!((&got.seen, &got.kept, &got.logits), (&done.seen, &done.kept, &done.logits));
         assert!(unpack(&bytes[..bytes.len() - 1]).is_none());
     }
