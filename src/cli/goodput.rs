@@ -19,8 +19,8 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(
     after_help = "Example: foretrain goodput --model llama-3.1-405b --cluster h100-24k-roce --gpus 16384 --tp 8 --pp 16 --options short-ends --recompute full --global-batch 2048\n         \
-                        foretrain goodput --gpus 12288 --step-time 6.34s --state '2.45 TB' --fleet meta-rsc-1 --spares 8\n         \
-                        foretrain goodput --gpus 16384 --step-time 5s --state '5.67 TB' --out results/goodput"
+                        foretrain goodput --gpus 12288 --step-time 6.34s --state 2.45TB --fleet meta-rsc-1 --spares 8\n         \
+                        foretrain goodput --gpus 16384 --step-time 5s --state 5.67TB --out results/goodput"
 )]
 pub struct Flags {
     #[command(flatten)]
@@ -30,7 +30,7 @@ pub struct Flags {
     /// Of one step, e.g. 6.34s [default: what `estimate` says of the flags above]
     #[arg(long, value_name = "TIME")]
     step_time: Option<Seconds>,
-    /// Bytes of a checkpoint, e.g. '5.67 TB' [default: the model's weights and Adam's state]
+    /// Bytes of a checkpoint, e.g. 5.67TB [default: the model's weights and Adam's state]
     #[arg(long, value_name = "BYTES")]
     state: Option<Bytes>,
     /// A shipped fleet, or the path of its JSON file: how often what fails, how soon it is seen
@@ -154,6 +154,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         run = run.every(every)?;
     }
     let played = play(&run, flags.work.value(), flags.runs as usize, flags.seed);
+    if played.hopeless {
+        return Err(hopeless(&run));
+    }
     let wall_s = played.spent.wall();
     let all = run.failures() + run.planned;
     let node_days = f64::from(run.nodes) * wall_s / 86_400.0;
@@ -196,8 +199,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
         found.files = list_of(&files);
     }
-    let error = found.played.hopeless.then(|| hopeless(&found.run));
-    Ok(Answer::with_error(text, &found, error))
+    Ok(Answer::new(text, &found))
 }
 
 /// Why a run does not end.
@@ -222,7 +224,7 @@ fn hopeless(run: &Run) -> Error {
 
 fn positive(flag: &str, value: Option<f64>) -> Result<()> {
     match value {
-        Some(v) if !(v > 0.0) => Err(Error::spec(flag, "value", format!("{v} is not above zero"))),
+        Some(v) if v <= 0.0 => Err(Error::spec(flag, "value", format!("{v} is not above zero"))),
         _ => Ok(()),
     }
 }

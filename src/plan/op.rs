@@ -270,6 +270,8 @@ impl Arg {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
+// Most ops of a plan are computes: to box their kernel would take room, not save it.
+#[allow(clippy::large_enum_variant)]
 pub enum OpKind {
     Compute {
         kernel: Kernel,

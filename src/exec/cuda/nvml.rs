@@ -77,10 +77,9 @@ impl Nvml {
             if let Ok(ask) = self
                 .0
                 .get::<unsafe extern "C" fn(Device, *mut u64) -> c_int>(b"nvmlDeviceGetCurrentClocksThrottleReasons\0")
+                && ask(device, &mut reasons) != 0
             {
-                if ask(device, &mut reasons) != 0 {
-                    reasons = 0;
-                }
+                reasons = 0;
             }
             let [sm, memory, by_chip] = [1, 2, 0];
             Some(Conditions {

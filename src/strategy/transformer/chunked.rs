@@ -54,7 +54,7 @@ impl Layer {
         for (at, chunk) in self.chunks.iter().enumerate() {
             let [x, dx, d_mid] = [x, dx, s.d_mid].map(|x| self.rows_of(at, x));
             let back = Backward { layer: chunk, s, w, g, keep, sums: s.d_normed };
-            b.labelled(format!(".{at}"), |b| chunk.from_attention(b, &back, &mut turn, [x, d_mid, dx]));
+            b.labelled(format!(".{at}"), |b| chunk.attention_back(b, &back, &mut turn, [x, d_mid, dx]));
         }
     }
 
@@ -93,7 +93,7 @@ impl Layer {
     }
 
     /// From the gradients of a chunk's queries, keys and values to that of its input.
-    fn from_attention(&self, b: &mut Builder, back: &Backward, turn: &mut u32, [x, d_mid, dx]: [Buf; 3]) {
+    fn attention_back(&self, b: &mut Builder, back: &Backward, turn: &mut u32, [x, d_mid, dx]: [Buf; 3]) {
         let (s, keep) = (back.s, back.keep);
         let (core, waiting) = self.chunked(s);
         let grads = core.backward(b, waiting, turn);

@@ -14,7 +14,7 @@ pub struct Joined {
     pub ranks: u32,
     /// That the rank puts in.
     pub bytes: u64,
-    /// Median of [`TIMES`]; of one rank that of a copy inside its memory, and no link's.
+    /// Median of five; of one rank that of a copy inside its memory, and no link's.
     pub seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wrong: Option<String>,
