@@ -184,3 +184,11 @@ fn too_short_an_interval_is_refused_with_the_shortest() {
     let error = llama(16_384).every(Seconds::new(1.0)).unwrap_err().to_string();
     assert!(error.contains("--every") && error.contains("too short") && error.contains("give at least"), "{error}");
 }
+
+#[test]
+fn what_nobody_measured_is_named() {
+    // Llama 3's paper counts failures and says nothing of how long each took.
+    assert_eq!(FleetSpec::find("llama-3-405b").unwrap().assumed(), ["detect", "restart", "repair"]);
+    assert!(StorageSpec::find("tectonic").unwrap().assumed().contains(&"write_per_node"));
+    assert!(!StorageSpec::find("tectonic").unwrap().assumed().contains(&"write"));
+}

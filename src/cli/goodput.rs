@@ -127,6 +127,8 @@ struct Found {
     interruptions: Vec<Interruptions>,
     /// The ratio with one thing better, at its best interval.
     levers: Vec<Lever>,
+    /// Fields of the fleet and of the store that rest on no measurement.
+    assumed: Vec<String>,
     files: Vec<String>,
 }
 
@@ -180,6 +182,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         in_repair: run.in_repair(),
         spares_99: run.spares_for(0.99),
         levers: LEVERS.iter().map(|&(what, change)| Lever { what, ettr: ettr(&pulled(&run, change)) }).collect(),
+        assumed: assumed(&fleet, &storage),
         run,
         played,
         files: vec![],
@@ -200,6 +203,11 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         found.files = list_of(&files);
     }
     Ok(Answer::new(text, &found))
+}
+
+fn assumed(fleet: &FleetSpec, storage: &StorageSpec) -> Vec<String> {
+    let of = |name: &str, fields: Vec<&str>| fields.into_iter().map(|f| format!("{name}.{f}")).collect::<Vec<_>>();
+    [of(&fleet.name, fleet.assumed()), of(&storage.name, storage.assumed())].concat()
 }
 
 /// Why a run does not end.
@@ -295,7 +303,11 @@ fn render(step: &Step, found: &Found, work: &Seconds) -> String {
     text.push_str("\ninterruptions to expect\n");
     let mut table = Table::new("<>");
     causes.iter().for_each(|i| table.row([i.cause.clone(), format!("{:.1}", i.count)]));
-    text + &table.render("  ")
+    text.push_str(&table.render("  "));
+    if !found.assumed.is_empty() {
+        text.push_str(&format!("\nassumed, not measured: {}\n", found.assumed.join(", ")));
+    }
+    text
 }
 
 /// `3.1 h`, `54.0 d`: times of people.

@@ -1,6 +1,6 @@
 //! A fleet: how often what breaks in it, how soon that is seen, and how long a machine is gone.
 
-use super::{Found, Sourced, check_positive, find, read};
+use super::{Found, Origin, Sourced, check_positive, find, read};
 use crate::error::{Error, Result};
 use crate::units::Seconds;
 use serde::{Deserialize, Serialize};
@@ -44,6 +44,17 @@ impl FleetSpec {
     /// A shipped fleet by name, or a file by path.
     pub fn find(name: &str) -> Result<FleetSpec> {
         FleetSpec::from_found(&find("fleet", name)?)
+    }
+
+    /// The fields that nobody has measured.
+    pub fn assumed(&self) -> Vec<&'static str> {
+        let all = [
+            ("node_days", self.node_days.provenance),
+            ("detect", self.detect.provenance),
+            ("restart", self.restart.provenance),
+            ("repair", self.repair.provenance),
+        ];
+        all.into_iter().filter(|(_, origin)| *origin == Origin::Assumed).map(|(field, _)| field).collect()
     }
 
     fn from_found(found: &Found) -> Result<FleetSpec> {

@@ -1,6 +1,6 @@
 //! Where checkpoints go: how fast GPUs, nodes and the store itself take and give them.
 
-use super::{Found, Sourced, check_positive, find, read};
+use super::{Found, Origin, Sourced, check_positive, find, read};
 use crate::error::Result;
 use crate::units::{BytesPerSec, Seconds};
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,21 @@ impl StorageSpec {
     /// A shipped store by name, or a file by path.
     pub fn find(name: &str) -> Result<StorageSpec> {
         StorageSpec::from_found(&find("storage", name)?)
+    }
+
+    /// The fields that nobody has measured.
+    pub fn assumed(&self) -> Vec<&'static str> {
+        let all = [
+            ("stall", self.stall.provenance),
+            ("to_host", self.to_host.provenance),
+            ("save", self.save.provenance),
+            ("write_per_node", self.write_per_node.provenance),
+            ("write", self.write.provenance),
+            ("load", self.load.provenance),
+            ("read_per_node", self.read_per_node.provenance),
+            ("read", self.read.provenance),
+        ];
+        all.into_iter().filter(|(_, origin)| *origin == Origin::Assumed).map(|(field, _)| field).collect()
     }
 
     fn from_found(found: &Found) -> Result<StorageSpec> {
