@@ -3,7 +3,7 @@
 //! A walker goes on until its crew needs something of another ([`Crews`]). A crossing sets off when its last
 //! member has started, by the same rules as within a program; its ends are stamped where later ops find them.
 
-use super::ranks::{Held, Stamp, stretched};
+use super::ranks::{Held, Stamp};
 use super::walk::Walker;
 use super::{Effort, Found};
 use crate::act::{Acts, PROVENANCES, RECV, SEND, ctas, numbers, port, sent};
@@ -259,16 +259,15 @@ impl Across<'_> {
         let ready = ends.iter().map(|&(post, class, _)| self.posts[post].starts[class].ps()).max().unwrap_or(0);
         let mut longest = transfer;
         for &(post, class, ports) in ends {
-            let state = &mut self.walkers[self.posts[post].crew].ranks.state[class];
+            let ranks = &mut self.walkers[self.posts[post].crew].ranks;
             for port in numbers(ports) {
-                let shared = |k: u32| 1.0 / f64::from(k + 1);
-                longest = longest.max(stretched(&mut state.ports[port], ready, transfer, shared));
+                longest = longest.max(ranks.state[class].ports[port].lasting(ready, transfer, &mut ranks.edges));
             }
         }
         for &(post, class, ports) in ends {
             let state = &mut self.walkers[self.posts[post].crew].ranks.state[class];
             for port in numbers(ports) {
-                state.ports[port].push(Held { from: ready, to: ready + longest, amount: 1 });
+                state.ports[port].hold(ready, ready + longest);
             }
             let end = &mut self.posts[post].ends[class];
             *end = (*end).max(ready + latency + longest);

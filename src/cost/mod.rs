@@ -17,6 +17,7 @@
 
 mod across;
 mod frame;
+mod ports;
 mod ranks;
 mod repeat;
 mod sized;

@@ -1,6 +1,7 @@
 //! All classes of ranks side by side: what later ops can find of earlier ones, and what an op makes of it. State
 //! lies thing after thing and, of one thing, class after class.
 
+use super::ports::Port;
 pub use crate::act::stamp::Stamp;
 pub use crate::act::stretch::Held;
 use crate::act::stretch::lasting;
@@ -14,7 +15,7 @@ use std::ops::Range;
 /// What later ops can find of one class, besides stamps.
 #[derive(Debug, Clone, Default)]
 pub struct ClassState {
-    pub ports: [Vec<Held>; PORTS],
+    pub ports: [Port; PORTS],
     pub sms: Vec<Held>,
     /// When the compute lane was last busy.
     pub compute_end: u64,
@@ -105,6 +106,8 @@ pub struct Ranks {
     pub ends: Vec<Stamp>,
     /// When the bytes of each meeting have arrived.
     arrivals: Vec<u64>,
+    /// Room to work in.
+    pub edges: Vec<(u64, i32)>,
 }
 
 impl Ranks {
@@ -131,6 +134,7 @@ impl Ranks {
             starts: vec![],
             ends: vec![],
             arrivals: vec![],
+            edges: vec![],
         }
     }
 
@@ -373,14 +377,13 @@ impl Ranks {
         let mut longest = meeting.transfer;
         for end in ends {
             for port in end.ports() {
-                let held = &mut self.state[end.class as usize].ports[port];
-                longest = longest.max(stretched(held, ready, meeting.transfer, |k| 1.0 / f64::from(k + 1)));
+                let port = &self.state[end.class as usize].ports[port];
+                longest = longest.max(port.lasting(ready, meeting.transfer, &mut self.edges));
             }
         }
         for end in ends {
             for port in end.ports() {
-                let held = Held { from: ready, to: ready + longest, amount: 1 };
-                self.state[end.class as usize].ports[port].push(held);
+                self.state[end.class as usize].ports[port].hold(ready, ready + longest);
             }
         }
         ready + meeting.latency + longest
@@ -439,7 +442,7 @@ fn raise(at: &mut [Stamp], to: &[Stamp]) {
 }
 
 /// How long `duration` of work takes from `start`, at a speed that depends on how much is held.
-pub fn stretched(held: &mut Vec<Held>, start: u64, duration: u64, speed: impl Fn(u32) -> f64) -> u64 {
+fn stretched(held: &mut Vec<Held>, start: u64, duration: u64, speed: impl Fn(u32) -> f64) -> u64 {
     held.retain(|h| h.to > start);
     if held.is_empty() {
         return duration;

@@ -16,7 +16,9 @@
 //!
 //! The stride adds D times the iterations left and is exact in picoseconds.
 
+use super::ports::held;
 use super::ranks::{Held, Ranks, Stamp};
+use crate::act::PORTS;
 use crate::error::Result;
 use crate::plan::link::{Atoms, Env, bind, resolve};
 use crate::plan::*;
@@ -42,6 +44,10 @@ pub struct Finds {
     /// One list behind the other, and where each ends.
     held: Vec<Held>,
     held_ends: Vec<usize>,
+    /// Of ports, only what is over after this is in the list.
+    held_since: u64,
+    /// How often each port was held so far.
+    marks: Vec<usize>,
     compute_end: Vec<u64>,
     devices: Vec<u64>,
     host: Vec<u64>,
@@ -168,16 +174,20 @@ pub trait Course {
         finds.clear();
         finds.runs.extend_from_slice(self.runs());
         let ranks = self.ranks();
+        finds.held_since = ranks.floor;
         let walked = alike.cells.iter().filter(|name| name.walks).map(|name| name.of(i));
         for cells in alike.fixed.iter().cloned().chain(walked) {
             finds.written.extend_from_slice(&ranks.stamps.written[cells.clone()]);
             finds.read.extend_from_slice(&ranks.stamps.read[cells]);
         }
         for state in &ranks.state {
-            for list in state.ports.iter().chain([&state.sms]) {
-                finds.held.extend_from_slice(list);
+            for port in &state.ports {
+                port.since(finds.held_since, &mut |from, to| finds.held.push(held((from, to))));
                 finds.held_ends.push(finds.held.len());
+                finds.marks.push(port.mark());
             }
+            finds.held.extend_from_slice(&state.sms);
+            finds.held_ends.push(finds.held.len());
             finds.waited.extend_from_slice(&state.waited);
             finds.compute_end.push(state.compute_end);
         }
@@ -267,8 +277,12 @@ pub trait Course {
         // Its own pace, whether that is the device's or it is ahead of it.
         ranks.host.iter_mut().zip(&before.host).for_each(|(now, was)| *now += (*now - was) * left);
         let width = before.waited.len() / ranks.classes;
-        for (state, waited) in ranks.state.iter_mut().zip(before.waited.chunks(width)) {
-            for held in state.ports.iter_mut().chain([&mut state.sms]).flatten().filter(|h| h.to > floor) {
+        let ports = before.marks.chunks(PORTS);
+        for ((state, waited), marks) in ranks.state.iter_mut().zip(before.waited.chunks(width)).zip(ports) {
+            for (port, &mark) in state.ports.iter_mut().zip(marks) {
+                port.again(mark, d, left);
+            }
+            for held in state.sms.iter_mut().filter(|h| h.to > floor) {
                 (held.from, held.to) = (held.from + by, held.to + by);
             }
             state.compute_end += by;
@@ -432,6 +446,7 @@ impl Finds {
             .for_each(Vec::clear);
         self.held.clear();
         self.held_ends.clear();
+        self.marks.clear();
     }
 
     /// What was held of one thing.
@@ -442,6 +457,9 @@ impl Finds {
     /// By how much everything that matters is later than in `before`, what the iteration before found, whose
     /// earliest start was `floor`; none if not all by the same.
     fn later_than(&self, before: &Finds, floor: u64) -> Option<u64> {
+        if floor < before.held_since {
+            return None;
+        }
         let d = self.compute_end[0].checked_sub(before.compute_end[0])?;
         let same = |now: u64, then: u64| now == then + d || (now < floor + d && then < floor);
         let stamps = |now: &[Stamp], then: &[Stamp]| {

@@ -77,6 +77,15 @@ impl Host {
     }
 }
 
+/// Pods of so many GPUs whose uplinks are `over` times narrower than their NICs.
+pub fn pods(gpus: u32, over: f64, uplinks: Option<u32>) -> Vec<Pod> {
+    let uplinks = uplinks.map_or(String::new(), |n| {
+        format!(r#", "uplinks": {{"value": {n}, "source": "test", "provenance": "assumed"}}"#)
+    });
+    let over = format!(r#""oversubscription": {{"value": {over}, "source": "test", "provenance": "assumed"}}"#);
+    vec![serde_json::from_str::<Pod>(&format!(r#"{{"gpus": {gpus}, {over}{uplinks}}}"#)).unwrap()]
+}
+
 /// Every op of every rank, one by one: the oracle.
 pub const FLAT: Effort = Effort { fold: false, stride: false, spans: false };
 

@@ -1,0 +1,175 @@
+//! The ports of a rank: while k transfers that were posted before hold a port, a transfer has 1 / (k + 1) of it.
+//!
+//! The walk comes to ops in the order in which they are posted, not in that of time: the send of a pipeline that had to
+//! wait for its receive sets off while sums that were posted before it hold the port, whatever else the walk has come to
+//! since. So nothing is forgotten, and what repeats is kept as a repetition.
+
+use crate::act::stretch::Held;
+use std::rc::Rc;
+
+/// Who holds a port, and who did.
+#[derive(Debug, Clone, Default)]
+pub struct Port {
+    spells: Vec<Spell>,
+}
+
+#[derive(Debug, Clone)]
+struct Spell {
+    what: What,
+    /// When the last of all up to here and with it is over.
+    latest: u64,
+}
+
+#[derive(Debug, Clone)]
+enum What {
+    Once {
+        from: u64,
+        to: u64,
+    },
+    /// The same spells, so many times more, each a period later.
+    Again {
+        spells: Rc<[Spell]>,
+        period: u64,
+        times: u64,
+    },
+}
+
+impl Port {
+    pub fn hold(&mut self, from: u64, to: u64) {
+        self.push(What::Once { from, to }, to);
+    }
+
+    fn push(&mut self, what: What, to: u64) {
+        let latest = self.spells.last().map_or(to, |last| last.latest.max(to));
+        self.spells.push(Spell { what, latest });
+    }
+
+    /// How many spells there are, for [`again`](Port::again).
+    pub fn mark(&self) -> usize {
+        self.spells.len()
+    }
+
+    /// All spells since `mark` come `times` more, each a `period` later than the one before.
+    pub fn again(&mut self, mark: usize, period: u64, times: u64) {
+        let mut latest = 0;
+        let mut spells = self.spells[mark..].to_vec();
+        // What was before them is no part of what repeats.
+        for spell in &mut spells {
+            latest = latest.max(spell.what.end());
+            spell.latest = latest;
+        }
+        if !spells.is_empty() && times > 0 {
+            self.push(What::Again { spells: spells.into(), period, times }, latest + period * times);
+        }
+    }
+
+    /// Who holds it at `start` or later, the last posted first.
+    pub fn since(&self, start: u64, each: &mut impl FnMut(u64, u64)) {
+        since(&self.spells, start, 0, each);
+    }
+
+    /// How long `transfer` takes from `start` on. `edges`: room to work in.
+    pub fn lasting(&self, start: u64, transfer: u64, edges: &mut Vec<(u64, i32)>) -> u64 {
+        if self.spells.last().is_none_or(|last| last.latest <= start) {
+            return transfer;
+        }
+        edges.clear();
+        self.since(start, &mut |from, to| edges.extend([(from, 1), (to, -1)]));
+        edges.sort_unstable();
+        shared(edges, start, transfer)
+    }
+}
+
+impl What {
+    /// When the last of it is over.
+    fn end(&self) -> u64 {
+        match self {
+            What::Once { to, .. } => *to,
+            What::Again { spells, period, times } => spells.last().map_or(0, |last| last.latest) + period * times,
+        }
+    }
+}
+
+fn since(spells: &[Spell], start: u64, later: u64, each: &mut impl FnMut(u64, u64)) {
+    for spell in spells.iter().rev().take_while(|spell| spell.latest + later > start) {
+        match &spell.what {
+            What::Once { from, to } if to + later > start => each(from + later, to + later),
+            What::Once { .. } => {}
+            What::Again { spells, period, times } => {
+                let over = |n: &u64| spells.last().is_some_and(|last| last.latest + later + period * n > start);
+                (1..=*times).rev().take_while(over).for_each(|n| self::since(spells, start, later + period * n, each));
+            }
+        }
+    }
+}
+
+/// As [`lasting`](crate::act::stretch::lasting), of edges in their order: one holder more, or one less.
+fn shared(edges: &[(u64, i32)], start: u64, transfer: u64) -> u64 {
+    let (mut at, mut left, mut holders) = (start, transfer as f64, 0i32);
+    for &(edge, change) in edges {
+        if edge > at {
+            let could = (edge - at) as f64 * part(holders);
+            if could >= left {
+                break;
+            }
+            (at, left) = (edge, left - could);
+        }
+        holders += change;
+    }
+    // To the nearest: neither is negative.
+    (at - start).saturating_add((left / part(holders) + 0.5) as u64)
+}
+
+/// What is left of a port that so many others hold.
+fn part(holders: i32) -> f64 {
+    1.0 / f64::from(holders + 1)
+}
+
+/// As holders that are told apart no more.
+pub fn held((from, to): (u64, u64)) -> Held {
+    Held { from, to, amount: 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::act::stretch::lasting;
+    use proptest::prelude::*;
+
+    fn listed(port: &Port) -> Vec<Held> {
+        let mut all = vec![];
+        port.since(0, &mut |from, to| all.push(held((from, to))));
+        all
+    }
+
+    proptest! {
+        /// What repeats is there as if each time had been told, and the bytes of one more take as long as beside a list.
+        #[test]
+        fn repetitions_are_what_they_stand_for(
+            spells in prop::collection::vec((0..60u64, 1..40u64), 1..8), mark in 0..8usize, inner in 0..8usize,
+            (period, times, outer) in (1..90u64, 0..5u64, 0..4u64), (start, transfer) in (0..400u64, 1..300u64),
+        ) {
+            let (mut port, mut flat) = (Port::default(), vec![]);
+            let (mark, inner) = (mark.min(spells.len()), inner.min(spells.len()));
+            let mut add = |port: &mut Port, from, to| {
+                port.hold(from, to);
+                flat.push((from, to));
+            };
+            spells.iter().for_each(|&(from, long)| add(&mut port, from, from + long));
+            let again = |flat: &mut Vec<(u64, u64)>, from: usize, period: u64, times: u64| {
+                let part = flat[from..].to_vec();
+                (1..=times).for_each(|n| flat.extend(part.iter().map(|s| (s.0 + n * period, s.1 + n * period))));
+            };
+            port.again(inner.max(mark), period, times);
+            again(&mut flat, inner.max(mark), period, times);
+            port.again(mark, 7 * period, outer);
+            again(&mut flat, mark, 7 * period, outer);
+            let mut told = listed(&port).iter().map(|h| (h.from, h.to)).collect::<Vec<_>>();
+            flat.sort_unstable();
+            told.sort_unstable();
+            prop_assert_eq!(&told, &flat);
+            let wanted = lasting(flat.iter().copied().map(held), start, transfer, |k| 1.0 / f64::from(k + 1));
+            prop_assert_eq!(port.lasting(start, transfer, &mut vec![]), wanted);
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Any plan on any cluster: where ranks share no link, `cost` and `simulate` agree to the picosecond, whatever shares the
+//! ports of a rank; where they do, nobody is faster for it.
+
+mod plans;
+
+use foretrain::cluster::{Cluster, Link};
+use foretrain::collective::streams::{loads, streams};
+use foretrain::collective::{Algorithm, Mark, Operation, choices};
+use foretrain::cost;
+use foretrain::plan::*;
+use foretrain::sim::{Effort, Simulated, simulate};
+use foretrain::spec::*;
+use foretrain::strategy::{Engines, build};
+use foretrain::units::Bytes;
+use plans::{COPY, FLAT, Host, SM, model, pods, same, work};
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+
+/// What a rank's options can be; none of them more often than each of the others.
+const WORDS: [&str; 9] = [
+    "default",
+    "default",
+    "default",
+    "no-overlap-p2p",
+    "no-overlap-grad",
+    "wait-passes",
+    "one-comm",
+    "merge-at-end",
+    "no-overlap-p2p+no-overlap-grad",
+];
+
+#[derive(Debug, Clone)]
+struct Case {
+    model: LlmSpec,
+    par: Parallelism,
+    work: Workload,
+    engines: Engines,
+    /// GPUs of a node: all, or a part that divides them.
+    per_node: u32,
+    nics: u32,
+    /// Nodes of a pod, and how much narrower than its NICs its uplinks are.
+    pod: (u32, f64),
+    slower: f64,
+    /// Seconds in which the CPU issues an op.
+    launch: f64,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let ways = |of: &[u32]| select(of.to_vec());
+    let mesh =
+        (ways(&[1, 2, 2, 3, 4]), ways(&[1, 1, 2]), 1..=4u32, ways(&[1, 1, 2]), ways(&[1, 1, 2, 3]), ways(&[1, 1, 2]));
+    let load =
+        (1..=3u64, select(vec![1u64, 8, 60, 500]), 1..=8u64, 0..=3u32, select(WORDS.to_vec()), ways(&[0, 0, 0, 2]));
+    let machine = (any::<bool>(), any::<bool>(), 0.0..3.5f64, -7.0..-3.0f64);
+    let net = (any::<Index>(), 1..=4u32, 1..=2u32, 1.0..8.0f64);
+    (mesh, load, machine, net).prop_map(|((pp, vp, dp, tp, ring, ulysses), load, machine, net)| {
+        let (layers, seq, batches, zero, words, ep) = load;
+        let (sm, again, slower, launch) = machine;
+        let recompute = if again { Recompute::Full } else { Recompute::None };
+        let vp = if pp > 1 { vp } else { 1 };
+        let (ep, zero) = (if dp.is_multiple_of(ep.max(1)) { ep } else { 0 }, if pp > 1 { zero.min(1) } else { zero });
+        let zero = if ep > 0 { zero.min(1) } else { zero };
+        let options = words.parse().unwrap();
+        let par = Parallelism {
+            pp,
+            vp,
+            dp,
+            tp,
+            ring,
+            ulysses,
+            zero,
+            recompute,
+            options,
+            ep: ep.max(1),
+            ..Default::default()
+        };
+        let batches = if vp > 1 { batches.next_multiple_of(u64::from(pp)) } else { batches };
+        let moe = (ep > 0).then(|| MoeSpec { experts: 4, top_k: 2, ffn: 64, ..MoeSpec::default() });
+        let widths: Vec<u32> = (1..=par.ranks()).filter(|w| par.ranks().is_multiple_of(*w)).collect();
+        Case {
+            model: LlmSpec { moe, ..model(layers * u64::from(pp * vp), 8, false) },
+            work: work(&par, 2 * u64::from(ring * ulysses * tp) * seq, 1, batches),
+            par,
+            engines: if sm { SM } else { COPY },
+            per_node: *net.0.get(&widths),
+            nics: net.1,
+            pod: (net.2, net.3),
+            slower: 10f64.powf(slower),
+            launch: 10f64.powf(launch),
+        }
+    })
+}
+
+impl Case {
+    /// None of a combination that the program does not offer.
+    fn plan(&self) -> Option<Plan> {
+        let plan = build(&self.model, &self.work, &self.par, self.engines).ok()?;
+        check::check(&plan).unwrap();
+        Some(plan)
+    }
+
+    fn host(&self, plan: &Plan, narrow: bool) -> Host {
+        let host = Host::new(plan.ranks(), self.per_node, self.slower).issuing(self.launch);
+        let mut spec = host.cluster.spec.clone();
+        if narrow {
+            spec.scale_out.as_mut().unwrap().nics_per_node = self.nics.min(self.per_node);
+            spec.pods = pods(self.per_node * self.pod.0, self.pod.1, None);
+        }
+        Host { cluster: Cluster::new(&spec, &host.cluster.gpu, plan.ranks()).unwrap(), ..host }
+    }
+}
+
+fn run(plan: &Plan, host: &Host, fold: bool, shared: bool) -> Simulated {
+    simulate(plan, host.machine(), &[], Effort { fold, shared, ..Effort::SUMS }).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 250, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The walk comes to ops in the order in which they are posted, the events in that of time, and both find the same:
+    /// also where a pipeline's sends, sums and rows share a port for a long time.
+    #[test]
+    fn cost_and_events_agree_where_ranks_share_no_link(case in cases(), narrow in any::<bool>()) {
+        let Some(plan) = case.plan() else { return Ok(()) };
+        let host = case.host(&plan, narrow);
+        let all = cost::cost(&plan, host.machine(), FLAT).unwrap();
+        same(&cost::cost(&plan, host.machine(), cost::Effort::SUMS).unwrap(), &all);
+        same(&run(&plan, &host, false, false).timeline, &all);
+        same(&run(&plan, &host, true, false).timeline, &all);
+    }
+
+    /// With all starts maxima of ends, who is slowed by a link slows others and speeds up nobody. Two things are no maxima:
+    /// of the transfers of a rank on one port those posted first go first, and kernels lose SMs to communication beside
+    /// them. There one that comes later may leave its port, or its SMs, to what the step waits for (Graham's anomaly).
+    #[test]
+    fn nobody_is_faster_for_a_link_that_is_shared(case in cases()) {
+        let Some(plan) = case.plan() else { return Ok(()) };
+        let host = case.host(&plan, true);
+        let (alone, shared) = (run(&plan, &host, true, false), run(&plan, &host, true, true));
+        let (before, after) = (alone.timeline.step.value(), shared.timeline.step.value());
+        let maxima = alone.slowed == 0 && case.engines.p2p == COPY.p2p;
+        // Rates are rounded to picoseconds at every change; an anomaly was never above 1.4 % in 9,000 such plans.
+        let bound = if maxima { 1e-9 } else { 0.03 };
+        prop_assert!(after >= before * (1.0 - bound), "{before} alone, {after} shared");
+    }
+
+    /// A ring of whole nodes leaves a pod by every NIC of a node, one of single ranks by one: what the analytic model says
+    /// of groups that are alike is what the fullest link takes for its bytes.
+    #[test]
+    fn groups_alike_take_what_the_fullest_link_takes(
+        (nodes, pod, size, inner) in (2..=4u32, 0..=2u32, 1..=7u32, 0..=4u32), over in 1.0..16.0f64, rails in any::<bool>(),
+    ) {
+        let (nodes, pod, size, inner) = (1 << nodes, 1 << pod, 1 << size, 1 << inner);
+        let gpus: u32 = 8 * nodes;
+        prop_assume!(gpus.is_multiple_of(size * inner));
+        let mut spec = ClusterSpec { pods: pods(8 * pod, over, None), ..ClusterSpec::find("dgx-h100").unwrap() };
+        let out = spec.scale_out.as_mut().unwrap();
+        (out.rails, out.pxn) = (rails, rails);
+        let cluster = Cluster::new(&spec, &GpuSpec::find("h100-sxm5").unwrap(), gpus).unwrap();
+        let stack = StackSpec::find("nccl-fa3").unwrap();
+        let member = |group: u32, m: u32| (group / inner * size + m) * inner + group % inner;
+        let groups: Vec<Vec<u32>> =
+            (0..gpus / size).map(|group| (0..size).map(|m| member(group, m)).collect()).collect();
+        for kind in [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::AllToAll] {
+            let op = Operation::Whole(kind);
+            // Other marks are slower than the wire wherever they go.
+            let simple = choices(&cluster, &stack, op, &groups[0], Bytes::new(1e9));
+            for choice in simple.into_iter().filter(|choice| choice.mark == Mark::Simple) {
+                let flows: Vec<_> =
+                    groups.iter().flat_map(|group| streams(&cluster, choice.algorithm, op, group, 1e9)).collect();
+                let takes = |(link, bytes): (&Link, &f64)| (bytes / cluster.capacity(*link).value(), link.class());
+                let (fullest, class) = loads(&flows).iter().map(takes).max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
+                let (analytic, told) = (choice.time.transfer.value(), format!("{kind:?} {choice:?} {fullest} {class:?}"));
+                prop_assert!(fullest <= analytic * (1.0 + 1e-9), "{told}");
+                // LL128 or a switch inside nodes may be what takes longer; rings over links that are full are exact but for
+                // the one node in which they turn round.
+                let uplink = matches!(class, foretrain::cluster::LinkClass::Uplink(_));
+                if choice.algorithm == Algorithm::Ring && uplink {
+                    prop_assert!(fullest >= 0.9 * analytic, "{told}");
+                }
+            }
+        }
+    }
+}
