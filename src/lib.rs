@@ -61,6 +61,7 @@
 
 pub mod act;
 pub mod calibrate;
+pub mod checkpoint;
 pub mod cli;
 pub mod cluster;
 pub mod collective;

@@ -170,7 +170,7 @@ fn none() -> Parallelism {
 }
 
 fn job(source: &Source, steps: u64) -> Job<'_> {
-    Job { source, steps, keep_last: false }
+    Job { source, steps, keep_last: false, watch: None }
 }
 
 /// What rank 0 has of all steps, every rank on a double of its own; `broken` is a kernel of rank 1 that fails.

@@ -45,7 +45,7 @@ fn options(plan: &Plan, devices: &[u32]) -> Options {
 /// Steps on a double that goes by `seed`.
 fn steps(plan: &Plan, devices: &[u32], count: u64, seed: u64) -> Vec<Run> {
     let mut runs = vec![];
-    let job = Job { source: &Source::seeded(7), steps: count, keep_last: false };
+    let job = Job { source: &Source::seeded(7), steps: count, keep_last: false, watch: None };
     let mut double = Double::new(devices.iter().max().unwrap() + 1, 8 << 30, seed);
     train_on(&mut double, plan, &options(plan, devices), &job, &mut |_, run| {
         runs.push(run);
@@ -139,7 +139,7 @@ fn training_goes_on_from_the_weights_that_a_step_left() {
     let plan = plan(Parallelism { dp: 2, zero: 1, ..none() }, 1);
     let losses: Vec<f64> = steps(&plan, &[0], 3, 1).iter().map(|run| run.loss).collect();
     let mut want = vec![];
-    let job = Job { source: &Source::seeded(7), steps: 3, keep_last: false };
+    let job = Job { source: &Source::seeded(7), steps: 3, keep_last: false, watch: None };
     train(&plan, &options(&plan, &[0]), &job, &mut |_, run| {
         want.push(run.loss);
         Ok(())
@@ -225,7 +225,7 @@ fn same(a: &Profile, b: &Profile) -> bool {
 }
 
 fn error_of(plan: &Plan, double: &mut Double) -> String {
-    let job = Job { source: &Source::seeded(7), steps: 1, keep_last: false };
+    let job = Job { source: &Source::seeded(7), steps: 1, keep_last: false, watch: None };
     train_on(double, plan, &options(plan, &[0]), &job, &mut |_, _| Ok(())).unwrap_err().to_string()
 }
 

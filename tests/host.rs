@@ -454,7 +454,7 @@ fn a_chunk_in_the_wrong_place_is_found_out_by_the_numbers() {
 fn steps(plan: &Plan, steps: u64) -> Vec<Run> {
     let mut all = vec![];
     let source = Source::seeded(7);
-    let job = foretrain::exec::Job { source: &source, steps, keep_last: false };
+    let job = foretrain::exec::Job { source: &source, steps, keep_last: false, watch: None };
     let options = Options::new(7, (0..plan.ranks()).collect(), true);
     foretrain::exec::train(plan, &options, &job, &mut |_, run| {
         all.push(run);

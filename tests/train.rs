@@ -39,7 +39,7 @@ fn again(plan: &Plan, steps: u64) -> Source {
 fn runs(plan: &Plan, source: &Source, steps: u64) -> Vec<Run> {
     let options = Options::new(5, (0..plan.ranks()).map(|r| r % 2).collect(), false);
     let mut all = vec![];
-    let job = Job { source, steps, keep_last: true };
+    let job = Job { source, steps, keep_last: true, watch: None };
     train(plan, &options, &job, &mut |number, run| {
         assert_eq!(number as usize, all.len() + 1);
         all.push(run);

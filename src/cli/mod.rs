@@ -5,6 +5,7 @@
 
 mod attention;
 mod calibrate;
+mod checkpoint;
 mod cluster;
 mod collective;
 mod compare;
@@ -82,6 +83,8 @@ enum Command {
     Collective(collective::Flags),
     /// Draws a cluster, or makes one of what NCCL or nvidia-smi say of a machine.
     Cluster(cluster::Flags),
+    /// Says what a checkpoint of `run --save` holds, and whether it is whole.
+    Checkpoint(checkpoint::Flags),
     /// What failures and checkpoints leave of a training run, and how often to save.
     Goodput(goodput::Flags),
     /// Draws the pictures of a study again from its rows.csv.
@@ -173,6 +176,7 @@ fn command(command: Command) -> Result<Answer> {
         Command::Published(flags) => published::run(&flags),
         Command::Collective(flags) => collective::run(&flags),
         Command::Cluster(flags) => cluster::run(&flags),
+        Command::Checkpoint(flags) => checkpoint::run(&flags),
         Command::Goodput(flags) => goodput::run(&flags),
         Command::Plot(flags) => plot::run(&flags),
     }

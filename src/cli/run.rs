@@ -1,18 +1,20 @@
 //! `foretrain run`: a plan on threads of this machine, or on its GPUs.
 
 mod found;
+mod kept;
 mod live;
 mod machine;
 mod routed;
 
 use super::config::{Config, PlanFile};
 use super::{Answer, Output, trace};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exec::source::Source;
 use crate::exec::{Job, Options, Run, routing, weights};
 use crate::plan::{Adam, Plan};
 use clap::Args;
 use found::{Check, Found, Planned, Step};
+use kept::{Checkpoints, Kept};
 use live::Live;
 use routed::Router;
 use serde::Serialize;
@@ -25,6 +27,8 @@ pub use machine::{Machine, On};
     after_help = "Example: foretrain run --model tiny --seq-len 128 --ulysses 2 --ring 2 --global-batch 2 --check\n         \
                         foretrain run --steps 20 --dp 2 --zero 3 --lr 1e-3 --out rows.csv\n         \
                         foretrain run --weights DIR --tokens ids.json --seq-len 64 --tp 2 --dump step.safetensors\n         \
+                        foretrain run --steps 10 --dp 4 --zero 3 --save ckpt --save-every 5\n         \
+                        foretrain run --steps 10 --tp 2 --ring 2 --load ckpt\n         \
                         foretrain run --plan plan.json --on cpu --trace trace.json\n         \
                         foretrain run --ring 4 --seq-len 512 --throttle 0.1,200\n         \
                         foretrain run --on cuda --devices 0,0,0,0 --ulysses 2 --ring 2 --check\n         \
@@ -36,6 +40,9 @@ pub use machine::{Machine, On};
     nothing is dropped; which experts the tokens of a mixture visit, its routers say, anew in every step. A --dump\n\
     holds loss, logits [global batch, seq_len, vocabulary], grad.NAME and new.NAME as f32; its metadata has the\n\
     conventions and the optimizer's constants.\n\n\
+    With --save a step's weights, as the optimizer has them, and its moments are copied while the run stands still and\n\
+    written while it goes on; every rank writes a part. With --load any layout goes on from there, on the sequences that\n\
+    come next. `foretrain checkpoint DIR` says what a checkpoint holds and whether it is whole.\n\n\
     Started by torchrun, srun or mpirun on cuda, a process is a rank with the GPU of its local rank, and messages go by\n\
     NCCL; ranks meet at MASTER_ADDR, port MASTER_PORT + 1 or FORETRAIN_PORT, and whoever has not come or said anything\n\
     for FORETRAIN_TIMEOUT seconds [300] ends them all.\n\n\
@@ -64,6 +71,8 @@ pub struct Flags {
     /// Write loss, logits, gradients and new weights of the last step, under their Hugging Face names
     #[arg(long, value_name = "FILE.safetensors")]
     dump: Option<PathBuf>,
+    #[command(flatten)]
+    checkpoints: Checkpoints,
     #[command(flatten)]
     optimizer: Optimizer,
     /// Hold losses and gradients against one dense rank in f64 (small models)
@@ -132,8 +141,13 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     plan.model()?;
     let process = flags.machine.joined()?;
     flags.machine.options(&plan, flags.check)?;
+    if flags.checkpoints.any() && flags.machine.on() == On::Cuda {
+        let why = "are of ranks that are threads, so far; give --on cpu, or --dump for the last step's weights";
+        return Err(Error::spec("the command line", "--save and --load", why));
+    }
+    let kept = flags.checkpoints.open(&plan, flags.machine.seed(), flags.steps)?;
     let rows = flags.out.as_deref().filter(|path| is_csv(path));
-    let source = flags.source(&plan)?;
+    let source = flags.source(&plan, &kept)?;
     let router = match flags.weights {
         Some(_) => Router::new(&config, flags.plan.plan.as_deref(), flags.steps, &plan, &source)?,
         None => None,
@@ -144,15 +158,20 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     };
     let options = flags.machine.options(&plan, flags.check)?;
     if let Some(process) = process.filter(|process| process.rank > 0) {
-        let job = Job { source: &source, steps: flags.steps, keep_last: flags.dump.is_some() };
+        let job = Job { keep_last: flags.dump.is_some(), ..Job::new(&source, flags.steps) };
         flags.machine.train(&plan, &options, &job, &mut |_, _| Ok(()))?;
         let took_part = TookPart { rank: process.rank, ranks: process.world };
         let text = format!("rank {} of {} has taken part; rank 0 says what came of it\n", process.rank, process.world);
         return Ok(Answer::new(text, &took_part));
     }
-    let mut training = Training::new(flags, &plan, &options, rows)?;
-    let job = Job { source: &source, steps: flags.steps, keep_last: flags.dump.is_some() };
-    match router.filter(|_| flags.steps > 1) {
+    let mut training = Training::new(flags, &plan, &options, &kept, rows)?;
+    let job = Job { keep_last: flags.dump.is_some(), watch: Some(&kept), ..Job::new(&source, flags.steps) };
+    let router = router.filter(|_| flags.steps > 1);
+    if router.is_some() && flags.checkpoints.saves() {
+        let why = "is not written where routers choose anew in each step; use --steps 1, or --dump";
+        return Err(Error::spec("the command line", "--save", why));
+    }
+    match router {
         None => flags.machine.train(&plan, &options, &job, &mut |number, run| training.step(number, &plan, run))?,
         Some(router) => flags.machine.train_anew(plan.clone(), &options, &job, &mut |number, plan, run| {
             let next = number < flags.steps;
@@ -172,10 +191,11 @@ struct TookPart {
 }
 
 impl Flags {
-    fn source(&self, plan: &Plan) -> Result<Source> {
+    fn source(&self, plan: &Plan, kept: &Kept) -> Result<Source> {
         let weights = self.weights.as_deref().map(|dir| weights::load(dir, plan)).transpose()?;
-        let tokens = self.tokens.as_deref().map(|file| weights::read_tokens(file, plan, self.steps)).transpose()?;
-        Ok(Source { seed: self.machine.seed(), weights, tokens })
+        let read = |file| weights::read_tokens(file, plan, kept.before.sequences, self.steps);
+        let tokens = self.tokens.as_deref().map(read).transpose()?;
+        Ok(Source { seed: self.machine.seed(), weights, tokens, before: kept.before })
     }
 }
 
@@ -189,6 +209,7 @@ struct Training<'a> {
     /// Of the last step.
     plan: Plan,
     options: &'a Options,
+    kept: &'a Kept,
     planned: Planned,
     gemm_flops_per_s: f64,
     live: Live,
@@ -199,7 +220,13 @@ struct Training<'a> {
 }
 
 impl<'a> Training<'a> {
-    fn new(flags: &'a Flags, plan: &'a Plan, options: &'a Options, rows: Option<&Path>) -> Result<Training<'a>> {
+    fn new(
+        flags: &'a Flags,
+        plan: &'a Plan,
+        options: &'a Options,
+        kept: &'a Kept,
+        rows: Option<&Path>,
+    ) -> Result<Training<'a>> {
         Ok(Training {
             planned: Planned::new(plan, flags.machine.on())?,
             gemm_flops_per_s: flags.machine.best_gemm(plan, options)?,
@@ -210,7 +237,13 @@ impl<'a> Training<'a> {
             flags,
             plan: plan.clone(),
             options,
+            kept,
         })
+    }
+
+    /// The number of the last step.
+    fn last(&self) -> u64 {
+        self.kept.before.steps + self.flags.steps
     }
 
     /// Notes a step that has ended. The trace is the last one's.
@@ -226,10 +259,10 @@ impl<'a> Training<'a> {
         self.live.step(&step)?;
         let wrong = self.planned.wrong(&step);
         self.steps.push(step);
-        if let Some(path) = self.flags.machine.trace.as_ref().filter(|_| number == self.flags.steps) {
+        if let Some(path) = self.flags.machine.trace.as_ref().filter(|_| number == self.last()) {
             trace(path, &[("measured", &run.timeline)])?;
         }
-        if let Some(path) = self.flags.dump.as_ref().filter(|_| number == self.flags.steps) {
+        if let Some(path) = self.flags.dump.as_ref().filter(|_| number == self.last()) {
             weights::dump(path, &weights::Dump { plan: &self.plan, run: &run, step: number })?;
         }
         self.first.get_or_insert(run);
@@ -243,6 +276,7 @@ impl<'a> Training<'a> {
             let losses: Vec<f64> = found.steps.iter().map(|s| s.loss).collect();
             found.check = Some(Check::new(&self.plan, source, &first, &losses, self.chosen)?);
         }
+        found.checkpoints = self.kept.told()?;
         let about = &self.plan.about;
         let mut text = format!(
             "{}{}, {} on {}: seq_len {}, global_batch {}, {}\n\n{}",

@@ -15,7 +15,7 @@ type Memory = Vec<(String, Vec<Option<Data>>)>;
 
 pub(super) fn run<T: Scalar>(mut plan: Plan, options: &Options, job: &Job, each: Anew) -> Result<()> {
     let mut memory: Option<Vec<Memory>> = None;
-    for step in 1..=job.steps {
+    for step in job.numbers() {
         check::check(&plan)?;
         let atoms = AtomTable::new(&plan)?;
         let fixed = Fixed::new(&plan, &atoms, options)?;
@@ -24,7 +24,7 @@ pub(super) fn run<T: Scalar>(mut plan: Plan, options: &Options, job: &Job, each:
         for (arena, memory) in arenas.iter_mut().zip(memory.iter().flatten()) {
             restore(&plan, &atoms, arena, memory)?;
         }
-        let last = step == job.steps;
+        let last = step == *job.numbers().end();
         let keep = Keep { all: options.keep || job.keep_last && last, logits: job.keep_last && last, weights: true };
         let options = Options { inject: options.inject.filter(|_| last), ..options.clone() };
         let (run, arenas) = one_step::<T>(&plan, &atoms, &fixed, &options, (job.source, step, keep), &given, arenas)?;

@@ -97,6 +97,22 @@ impl Data {
         }
     }
 
+    /// One behind the other, all of one dtype; empty and f32 where there are none.
+    pub fn concat(parts: impl Iterator<Item = Data>) -> Data {
+        let join = |mut all: Data, next: Data| {
+            match (&mut all, &next) {
+                (Data::F64(a), Data::F64(b)) => a.extend(b),
+                (Data::F32(a), Data::F32(b)) => a.extend(b),
+                (Data::Bf16(a), Data::Bf16(b)) => a.extend(b),
+                (Data::U32(a), Data::U32(b)) => a.extend(b),
+                (Data::U8(a), Data::U8(b)) => a.extend(b),
+                (a, b) => panic!("{} does not follow {}", b.dtype().name(), a.dtype().name()),
+            }
+            all
+        };
+        parts.reduce(join).unwrap_or(Data::F32(vec![]))
+    }
+
     pub fn to_bytes(&self) -> &[u8] {
         match self {
             Data::F64(v) => bytemuck::cast_slice(v),

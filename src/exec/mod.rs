@@ -25,6 +25,7 @@ pub mod reference;
 pub mod routing;
 mod shared;
 pub mod source;
+pub mod state;
 mod train;
 mod transport;
 mod turns;
@@ -34,8 +35,10 @@ use crate::error::{Error, Result};
 use crate::plan::{Dtype, Plan, check};
 use crate::spec::Throttle;
 use crate::timeline::Timeline;
+pub use arena::Data;
 use inject::Injection;
 use source::Source;
+use state::Watch;
 use std::collections::BTreeMap;
 
 /// How to run a plan on CPU threads.
@@ -62,12 +65,25 @@ impl Options {
 }
 
 /// How long to train, and on what.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Job<'a> {
     pub source: &'a Source,
     pub steps: u64,
     /// Keep of the last step what [`Options::keep`] keeps of every one, and the logits.
     pub keep_last: bool,
+    /// Sees the ranks' memories before the first step and after each. Of threads alone: GPUs are not looked at.
+    pub watch: Option<&'a dyn Watch>,
+}
+
+impl<'a> Job<'a> {
+    pub fn new(source: &'a Source, steps: u64) -> Job<'a> {
+        Job { source, steps, keep_last: false, watch: None }
+    }
+
+    /// The numbers of its steps: those of the run that it goes on from count.
+    pub fn numbers(&self) -> std::ops::RangeInclusive<u64> {
+        self.source.before.steps + 1..=self.source.before.steps + self.steps
+    }
 }
 
 /// What a run brought.
@@ -106,7 +122,8 @@ pub fn execute(plan: &Plan, options: &Options) -> Result<Run> {
 /// One step of whatever trains, on seeded weights and tokens.
 fn one_step<T>(seed: u64, train: impl FnOnce(&Job, &mut dyn FnMut(T) -> Result<()>) -> Result<()>) -> Result<T> {
     let mut run = None;
-    let job = Job { source: &Source::seeded(seed), steps: 1, keep_last: false };
+    let source = Source::seeded(seed);
+    let job = Job::new(&source, 1);
     train(&job, &mut |done| {
         run = Some(done);
         Ok(())
@@ -169,7 +186,8 @@ mod tests {
 
     /// How a plan ends that nobody has checked.
     fn fails(plan: &Plan) -> String {
-        let job = Job { source: &Source::seeded(1), steps: 1, keep_last: false };
+        let source = Source::seeded(1);
+        let job = Job::new(&source, 1);
         unchecked(plan, &options(plan), &job, &mut |_, _| Ok(())).unwrap_err().to_string()
     }
 

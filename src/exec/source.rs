@@ -21,6 +21,16 @@ pub struct Source {
     pub weights: Option<BTreeMap<String, Vec<f32>>>,
     /// A sequence has one more than the plan's tokens: the last is only a target.
     pub tokens: Option<Vec<Vec<u32>>>,
+    /// What was done before the first step.
+    pub before: Before,
+}
+
+/// What a run goes on from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Before {
+    pub steps: u64,
+    /// Those of other steps may have been of another global batch.
+    pub sequences: u64,
 }
 
 impl Source {
@@ -54,7 +64,7 @@ impl Source {
     /// For a plan that is no training step.
     pub fn sequence(&self, plan: &Plan, step: u64, index: u64) -> Sequence {
         let inputs = plan.feed.tokens().expect("a training step is fed tokens");
-        let at = (step - 1) * plan.about.global_batch + index;
+        let at = self.before.sequences + (step - self.before.steps - 1) * plan.about.global_batch + index;
         let ids = match &self.tokens {
             Some(given) => given[at as usize].clone(),
             None => {

@@ -7,6 +7,7 @@ use super::kernels::Scalar;
 use super::rank::{Done, Rank};
 use super::shared::{Rounds, Shared, rounds};
 use super::source::Source;
+use super::state::Memory;
 use super::transport::{Hub, few};
 use super::turns::Turns;
 use super::{Job, Options, Run, inputs, memory, outputs};
@@ -79,15 +80,30 @@ pub(super) fn run<T: Scalar>(
     let fixed = Fixed::new(plan, &atoms, options)?;
     let given = inputs::shared(plan, job.source.seed);
     let mut arenas = fixed.arenas(plan, &atoms, job.source);
-    for step in 1..=job.steps {
-        let logits = job.keep_last && step == job.steps;
+    let last = *job.numbers().end();
+    watched(plan, &atoms, &fixed, &mut arenas, |memory| job.watch.map_or(Ok(()), |watch| watch.begin(memory)))?;
+    for step in job.numbers() {
+        let logits = job.keep_last && step == last;
         let keep = Keep { all: options.keep || logits, logits, weights: false };
-        let options = Options { inject: options.inject.filter(|_| step == job.steps), ..options.clone() };
+        let options = Options { inject: options.inject.filter(|_| step == last), ..options.clone() };
         let outcome = one_step::<T>(plan, &atoms, &fixed, &options, (job.source, step, keep), &given, arenas)?;
         arenas = outcome.1;
         each(step, outcome.0)?;
+        let see = |memory: &mut Memory| job.watch.map_or(Ok(()), |watch| watch.after(step, memory));
+        watched(plan, &atoms, &fixed, &mut arenas, see)?;
     }
     Ok(())
+}
+
+/// Shows the ranks' memories to somebody.
+fn watched<'p>(
+    plan: &'p Plan,
+    atoms: &'p AtomTable,
+    fixed: &Fixed,
+    arenas: &mut [Arena<'p>],
+    see: impl FnOnce(&mut Memory) -> Result<()>,
+) -> Result<()> {
+    see(&mut Memory { plan, atoms, hash: &fixed.hash, arenas })
 }
 
 /// What is kept of a step.

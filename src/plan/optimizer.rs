@@ -5,10 +5,11 @@
 use super::op::OpKind;
 use super::program::Plan;
 use super::{Kernel, Op};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The optimizer's constants. The default is what the GPT and Llama papers set, without weight decay.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Adam {
     pub lr: f64,
     pub beta1: f64,

@@ -1,5 +1,6 @@
 //! What a run found, step by step, and what the plan says about it.
 
+use super::kept::Told;
 use super::machine::{self, On};
 use crate::collective::count::sent_by;
 use crate::error::{Error, Result};
@@ -119,6 +120,8 @@ pub struct Found {
     pub gemm_flops_per_s: f64,
     pub best_flops_per_s: f64,
     pub steps: Vec<Step>,
+    #[serde(flatten)]
+    pub checkpoints: Told,
     pub check: Option<Check>,
 }
 
@@ -156,6 +159,7 @@ impl Found {
             gemm_flops_per_s,
             best_flops_per_s: gemm_flops_per_s * f64::from(devices),
             steps,
+            checkpoints: Told { loaded: None, saved: vec![] },
             check: None,
         }
     }
@@ -211,6 +215,11 @@ impl Found {
             let peak = says(&self.host_peak_bytes, &self.planned_host_peak_bytes);
             let note = format!("a rank, of the host's, counted likewise: {peak}");
             table.row(["host memory", &bytes(most(&self.host_peak_bytes)), &note]);
+        }
+        self.checkpoints.rows(&mut table);
+        if let Some(from) = self.checkpoints.loaded.as_ref().filter(|from| from.seed != self.seed) {
+            let note = format!("the checkpoint's tokens came from seed {}: --seed {0} goes on with them", from.seed);
+            table.row(["tokens", &format!("seed {}", self.seed), &note]);
         }
         if let Some(check) = &self.check {
             let error = |e: f64| format!("{e:.1e}");

@@ -5,20 +5,21 @@ use crate::plan::Plan;
 use serde_json::Value;
 use std::path::Path;
 
-/// The sequences of `steps` steps, in order. A flat list is cut into runs of seq_len + 1 ids, one behind the
+/// The sequences of `steps` steps, in order, with those that were `seen` before them. A flat list is cut into runs of seq_len + 1 ids, one behind the
 /// other; a list of lists has a sequence in each. The first seq_len ids of a sequence are its tokens, the last
 /// seq_len what they are to predict. Ids that are left over are not used.
-pub fn read(path: &Path, plan: &Plan, steps: u64) -> Result<Vec<Vec<u32>>> {
+pub fn read(path: &Path, plan: &Plan, seen: u64, steps: u64) -> Result<Vec<Vec<u32>>> {
     let inputs = plan.inputs()?;
-    let (length, count) = (inputs.segs.seq as usize + 1, (plan.about.global_batch * steps) as usize);
+    let (length, count) = (inputs.segs.seq as usize + 1, (seen + plan.about.global_batch * steps) as usize);
     let file = path.display();
     let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
     let json: Value = serde_json::from_str(&text).map_err(Error::json(&file))?;
     let list =
         json.as_array().ok_or_else(|| Error::spec(&file, "contents", "not a JSON list of token ids, as [5, 17, 2]"))?;
     let id = |(at, value): (String, &Value)| id(&file.to_string(), &at, value, inputs.vocab);
+    let after = if seen == 0 { String::new() } else { format!(" after {seen} that were seen") };
     let needed = format!(
-        "{steps} steps of {} sequences need {count} times {length} (seq_len + 1: the last of a sequence is only predicted)",
+        "{steps} steps of {} sequences{after} need {count} times {length} (seq_len + 1: the last of a sequence is only predicted)",
         plan.about.global_batch
     );
     let few = |what: String| {

@@ -1,0 +1,157 @@
+//! Which elements of which parameter a rank holds, and where in its memory.
+
+use crate::error::{Error, Result};
+use crate::exec::inputs::{has, places};
+use crate::plan::link::{AtomTable, Line};
+use crate::plan::memory::SlotId;
+use crate::plan::{Kernel, Master, OpKind, Param, Plan, TensorId};
+use std::collections::BTreeMap;
+
+/// What is kept of a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum State {
+    /// Its value as the optimizer has it: the master copy where there is one.
+    Weight,
+    /// The running mean of its gradient.
+    ExpAvg,
+    /// The running mean of its gradient's square.
+    ExpAvgSq,
+}
+
+impl State {
+    pub const ALL: [State; 3] = [State::Weight, State::ExpAvg, State::ExpAvgSq];
+
+    /// As PyTorch's optimizers call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Weight => "weight",
+            State::ExpAvg => "exp_avg",
+            State::ExpAvgSq => "exp_avg_sq",
+        }
+    }
+
+    pub fn find(name: &str) -> Option<State> {
+        State::ALL.into_iter().find(|state| state.name() == name)
+    }
+}
+
+/// Elements one behind the other both in a flat tensor and in the whole parameter, row-major.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    pub local: u64,
+    pub whole: u64,
+    pub len: u64,
+}
+
+/// The tensors that the optimizer updates together, slot by slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Updated {
+    /// By [`State`]; the weight's is the master copy where there is one.
+    tensors: [TensorId; 3],
+}
+
+/// What one rank has of a parameter.
+#[derive(Debug, Clone)]
+pub struct Held<'p> {
+    pub param: &'p Param,
+    /// Where it is kept, by [`State`].
+    pub states: [SlotId; 3],
+    /// Its elements there, in order.
+    pub runs: Vec<Run>,
+    /// The weight that kernels read, and its elements, where the optimizer has a copy of its own.
+    pub working: Option<(SlotId, Vec<Run>)>,
+}
+
+/// The optimizer's tensors of a plan, by the tensor that it updates.
+pub struct Extents<'p> {
+    plan: &'p Plan,
+    updated: BTreeMap<TensorId, Updated>,
+}
+
+impl<'p> Extents<'p> {
+    /// Errors: the plan trains nothing.
+    pub fn new(plan: &'p Plan, atoms: &AtomTable) -> Result<Extents<'p>> {
+        let mut updated = BTreeMap::new();
+        for program in 0..plan.programs.len() as u32 {
+            let line = Line::program(plan, atoms, program)?;
+            for (i, node) in line.nodes.iter().enumerate() {
+                if let OpKind::Compute { kernel: Kernel::Adam { .. }, .. } = node.op.kind {
+                    let [_, weight, m, v] = line.reads(i) else { continue };
+                    let tensors = [weight.tensor, m.tensor, v.tensor];
+                    updated.insert(weight.tensor, Updated { tensors });
+                }
+            }
+        }
+        if updated.is_empty() {
+            return Err(Error::infeasible("checkpoint: the plan updates no weights; use one of whole training steps"));
+        }
+        Ok(Extents { plan, updated })
+    }
+
+    /// What a rank holds, parameter by parameter in the plan's order.
+    pub fn of(&self, rank: u32) -> Result<Vec<Held<'p>>> {
+        self.plan.params.iter().filter(|param| has(self.plan, param, rank)).map(|p| self.held(p, rank)).collect()
+    }
+
+    fn held(&self, param: &'p Param, rank: u32) -> Result<Held<'p>> {
+        let master = self.plan.masters.iter().find(|m| m.weight == param.weight);
+        let kept = master.map_or(param.weight, |m| m.master);
+        let updated = self
+            .updated
+            .get(&kept)
+            .ok_or_else(|| Error::infeasible(format!("checkpoint: the plan has no optimizer for {}", param.name)))?;
+        let slot = |tensor| SlotId { tensor, slot: param.slot };
+        let all = runs(self.plan, param, rank);
+        let share = match master {
+            Some(master) => within(&all, self.share(master, rank)),
+            None => all.clone(),
+        };
+        let working = master.map(|m| (slot(param.weight), if m.shared { share.clone() } else { all }));
+        Ok(Held { param, states: updated.tensors.map(slot), runs: share, working })
+    }
+
+    /// The elements of a flat tensor that a rank's master copy has.
+    fn share(&self, master: &Master, rank: u32) -> std::ops::Range<u64> {
+        let elems = self.plan.tensors[master.weight as usize].elems();
+        let Some(group) = &master.group else { return 0..elems };
+        let members = group.members(&self.plan.views, rank);
+        let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
+        let whole = if master.shared { elems * members.len() as u64 } else { elems };
+        crate::collective::part(whole, here, members.len())
+    }
+}
+
+/// Where the elements of a parameter stand in a rank's flat tensor, before the optimizer's shares are cut.
+fn runs(plan: &Plan, param: &Param, rank: u32) -> Vec<Run> {
+    let mut runs: Vec<Run> = vec![];
+    for (local, whole) in (param.rows[0]..).zip(places(plan, param, rank)) {
+        let Some(whole) = whole else { continue };
+        match runs.last_mut() {
+            Some(last) if last.local + last.len == local && last.whole + last.len == whole => last.len += 1,
+            _ => runs.push(Run { local, whole, len: 1 }),
+        }
+    }
+    runs
+}
+
+/// The parts of runs that lie in a range of the flat tensor, counted from its start.
+fn within(runs: &[Run], range: std::ops::Range<u64>) -> Vec<Run> {
+    let cut = |run: &Run| {
+        let (from, to) = (run.local.max(range.start), (run.local + run.len).min(range.end));
+        (from < to).then(|| Run { local: from - range.start, whole: run.whole + from - run.local, len: to - from })
+    };
+    runs.iter().filter_map(cut).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_cuts_runs_where_it_begins_and_ends() {
+        let runs = [Run { local: 0, whole: 100, len: 10 }, Run { local: 10, whole: 200, len: 10 }];
+        let cut = within(&runs, 5..12);
+        assert_eq!(cut, [Run { local: 0, whole: 105, len: 5 }, Run { local: 5, whole: 200, len: 2 }]);
+        assert!(within(&runs, 20..30).is_empty());
+    }
+}

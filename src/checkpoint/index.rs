@@ -1,0 +1,293 @@
+//! `index.json`: what a checkpoint holds, and which elements of it lie where.
+
+use super::extent::{Run, State};
+use crate::error::{Error, Result};
+use crate::plan::{Adam, Dtype};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+pub const FILE: &str = "index.json";
+const VERSION: u32 = 1;
+
+/// A checkpoint as its index describes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Index {
+    foretrain_checkpoint: u32,
+    /// Steps that were done.
+    pub step: u64,
+    /// Sequences that were seen: where the data goes on.
+    pub sequences: u64,
+    pub seed: u64,
+    pub model: String,
+    /// How the run was laid out. No run that loads needs it.
+    pub strategy: String,
+    pub ranks: u32,
+    pub plan: String,
+    pub optimizer: Adam,
+    /// Of every state.
+    pub dtype: Dtype,
+    pub files: Vec<File>,
+    pub params: BTreeMap<String, Param>,
+}
+
+/// A safetensors file, as it was when it was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    pub name: String,
+    pub bytes: u64,
+    pub crc32: u32,
+}
+
+/// Where a parameter is: in each file that has some of it, a flat tensor `STATE.NAME` for every state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Param {
+    pub shape: Vec<u64>,
+    pub pieces: Vec<Piece>,
+}
+
+/// What one file has of a parameter: its boxes one behind the other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Piece {
+    /// A place in [`Index::files`].
+    pub file: u32,
+    pub boxes: Vec<Box>,
+}
+
+/// `count` times `len` elements of the row-major whole, `stride` apart: rows of it, or columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "[u64; 4]", into = "[u64; 4]")]
+pub struct Box {
+    pub first: u64,
+    pub len: u64,
+    pub stride: u64,
+    pub count: u64,
+}
+
+impl From<[u64; 4]> for Box {
+    fn from([first, len, stride, count]: [u64; 4]) -> Box {
+        Box { first, len, stride, count }
+    }
+}
+
+impl From<Box> for [u64; 4] {
+    fn from(b: Box) -> [u64; 4] {
+        [b.first, b.len, b.stride, b.count]
+    }
+}
+
+/// Elements of a parameter in a file's flat tensor of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stored {
+    pub file: u32,
+    /// `local` counts from the start of the flat tensor.
+    pub run: Run,
+}
+
+/// The name of a parameter's state in a file.
+pub fn tensor_name(param: &str, state: State) -> String {
+    format!("{}.{param}", state.name())
+}
+
+/// Runs one behind the other, as few boxes.
+pub fn boxes(runs: &[Run]) -> Vec<Box> {
+    let mut boxes: Vec<Box> = vec![];
+    for run in runs {
+        if let Some(last) = boxes.last_mut().filter(|last| last.len == run.len && run.whole > last.first) {
+            let stride = if last.count == 1 { run.whole - last.first } else { last.stride };
+            if run.whole == last.first + last.count * stride {
+                (last.stride, last.count) = (stride, last.count + 1);
+                continue;
+            }
+        }
+        boxes.push(Box { first: run.whole, len: run.len, stride: run.len, count: 1 });
+    }
+    boxes
+}
+
+impl Param {
+    pub fn elems(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Where every element is, in the order of the whole.
+    pub fn stored(&self) -> Vec<Stored> {
+        let mut all = vec![];
+        for piece in &self.pieces {
+            let mut local = 0;
+            for b in &piece.boxes {
+                for i in 0..b.count {
+                    let run = Run { local, whole: b.first + i * b.stride, len: b.len };
+                    all.push(Stored { file: piece.file, run });
+                    local += b.len;
+                }
+            }
+        }
+        all.sort_unstable_by_key(|s| s.run.whole);
+        all
+    }
+}
+
+/// What is said of the run that saves.
+pub struct About {
+    pub step: u64,
+    pub sequences: u64,
+    pub seed: u64,
+    pub model: String,
+    pub strategy: String,
+    pub ranks: u32,
+    pub plan: String,
+    pub optimizer: Adam,
+    pub dtype: Dtype,
+}
+
+impl Index {
+    pub fn new(about: About, files: Vec<File>, params: BTreeMap<String, Param>) -> Index {
+        let About { step, sequences, seed, model, strategy, ranks, plan, optimizer, dtype } = about;
+        let foretrain_checkpoint = VERSION;
+        Index {
+            foretrain_checkpoint,
+            step,
+            sequences,
+            seed,
+            model,
+            strategy,
+            ranks,
+            plan,
+            optimizer,
+            dtype,
+            files,
+            params,
+        }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+
+    pub fn elems(&self) -> u64 {
+        self.params.values().map(Param::elems).sum()
+    }
+
+    /// Reads the index of a checkpoint's folder and checks that it is whole: every file there and as long as it was,
+    /// every element of every parameter in one place.
+    pub fn read(dir: &Path) -> Result<Index> {
+        let path = dir.join(FILE);
+        let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
+        let index: Index = serde_json::from_str(&text).map_err(Error::json(path.display()))?;
+        index.check(dir, &path)?;
+        Ok(index)
+    }
+
+    fn check(&self, dir: &Path, path: &Path) -> Result<()> {
+        let wrong = |field: &str, why: String| Err(Error::spec(path.display(), field, why));
+        if self.foretrain_checkpoint != VERSION {
+            let why = format!("{}; version {VERSION} is read here: save it again", self.foretrain_checkpoint);
+            return wrong("foretrain_checkpoint", why);
+        }
+        if !matches!(self.dtype, Dtype::F32 | Dtype::F64) {
+            return wrong("dtype", format!("{}; states are f32 or f64", self.dtype.name()));
+        }
+        for (i, file) in self.files.iter().enumerate() {
+            if file.name.contains(['/', '\\']) || file.name.contains("..") {
+                return wrong(&format!("files[{i}].name"), format!("{:?} is no file of this folder", file.name));
+            }
+            let path = dir.join(&file.name);
+            let there = std::fs::metadata(&path).map_err(Error::io(&path))?.len();
+            if there != file.bytes {
+                let why =
+                    format!("{there} bytes, {} were saved; load another checkpoint, or copy it again", file.bytes);
+                return Err(Error::spec(path.display(), "size", why));
+            }
+        }
+        for (name, param) in &self.params {
+            let field = |what: &str| format!("params.{name}.{what}");
+            let Some(elems) = param.shape.iter().try_fold(1u64, |all, n| all.checked_mul(*n)) else {
+                return wrong(&field("shape"), format!("{:?} has too many elements", param.shape));
+            };
+            if let Some(piece) = param.pieces.iter().find(|piece| piece.file as usize >= self.files.len()) {
+                return wrong(&field("pieces"), format!("file {} of {}", piece.file, self.files.len()));
+            }
+            if let Err(why) = sound(&param.pieces, elems) {
+                return wrong(&field("pieces"), why);
+            }
+            let mut next = 0;
+            for Stored { run, .. } in param.stored() {
+                if run.whole != next {
+                    let what = if run.whole > next { "missing" } else { "there twice" };
+                    return wrong(&field("pieces"), format!("element {} is {what}", next.min(run.whole)));
+                }
+                next = run.whole + run.len;
+            }
+            if next != elems {
+                return wrong(&field("pieces"), format!("element {next} of {elems} is missing"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Boxes that lie in the whole, before any of their elements is counted one by one.
+fn sound(pieces: &[Piece], elems: u64) -> std::result::Result<(), String> {
+    let mut most = elems;
+    for b in pieces.iter().flat_map(|piece| &piece.boxes) {
+        let end =
+            b.count.checked_sub(1).and_then(|n| n.checked_mul(b.stride)?.checked_add(b.first)?.checked_add(b.len));
+        let inside = b.len > 0 && end.is_some_and(|end| end <= elems);
+        let left = b.count.checked_mul(b.len).and_then(|n| most.checked_sub(n));
+        match left.filter(|_| inside) {
+            Some(left) => most = left,
+            None => return Err(format!("{:?} is no box of {elems} elements", <[u64; 4]>::from(*b))),
+        }
+    }
+    Ok(())
+}
+
+/// The folder of a step.
+pub fn folder(step: u64) -> String {
+    format!("step-{step:08}")
+}
+
+/// The checkpoint that `dir` is, or the newest that is in it. One that was not written to its end has another name.
+pub fn newest(dir: &Path) -> Result<PathBuf> {
+    if dir.join(FILE).exists() {
+        return Ok(dir.to_path_buf());
+    }
+    let entries = std::fs::read_dir(dir).map_err(Error::io(dir))?;
+    let step = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix("step-")?.parse::<u64>().ok();
+    let steps = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.join(FILE).exists());
+    let newest = steps.filter_map(|path| Some((step(&path)?, path))).max();
+    newest.map(|(_, path)| path).ok_or_else(|| {
+        let why =
+            "neither this folder nor a folder step-N in it has an index.json; give what `foretrain run --save` wrote";
+        Error::spec(dir.display(), "checkpoint", why)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_one_box_and_come_back_as_they_were() {
+        let runs: Vec<Run> = (0..6).map(|i| Run { local: 4 * i, whole: 10 * i + 2, len: 4 }).collect();
+        let boxes = boxes(&runs);
+        assert_eq!(boxes, [Box { first: 2, len: 4, stride: 10, count: 6 }]);
+        let param = Param { shape: vec![6, 10], pieces: vec![Piece { file: 0, boxes }] };
+        assert_eq!(param.stored().iter().map(|s| s.run).collect::<Vec<_>>(), runs);
+    }
+
+    #[test]
+    fn boxes_beyond_the_whole_are_refused_before_they_are_counted() {
+        let piece = |b| [Piece { file: 0, boxes: vec![b] }];
+        let huge = Box { first: 0, len: 1, stride: 0, count: u64::MAX };
+        assert!(sound(&piece(huge), 10).is_err());
+        assert!(sound(&piece(Box { first: 8, len: 3, stride: 3, count: 1 }), 10).is_err());
+        assert!(sound(&piece(Box { first: 0, len: 5, stride: 5, count: 2 }), 10).is_ok());
+        assert!(sound(&piece(Box { first: 0, len: 0, stride: 5, count: 2 }), 10).is_err());
+    }
+}

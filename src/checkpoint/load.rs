@@ -1,0 +1,214 @@
+//! Loads into any layout: every rank reads the elements that it holds from whoever saved them, and nothing else.
+
+use super::extent::{Extents, Held, Run, State};
+use super::index::{Index, Stored, newest, tensor_name};
+use crate::error::{Error, Result};
+use crate::exec::Data;
+use crate::exec::state::Memory;
+use crate::plan::Plan;
+use crate::plan::memory::SlotId;
+use safetensors::SafeTensors;
+use safetensors::tensor::Metadata;
+use serde::Serialize;
+use std::cell::{Cell, RefCell};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Bytes that are read to save a second request.
+const GAP: u64 = 64 << 10;
+
+/// A checkpoint that a run goes on from.
+pub struct Loader {
+    pub dir: PathBuf,
+    pub index: Index,
+    files: Vec<Open>,
+    loaded: Cell<Option<Loaded>>,
+}
+
+/// What loading took.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Loaded {
+    pub step: u64,
+    /// Over all ranks.
+    pub read_bytes: u64,
+    pub requests: u64,
+    pub load_s: f64,
+}
+
+/// A file of a checkpoint, its header read.
+struct Open {
+    path: PathBuf,
+    file: RefCell<std::fs::File>,
+    header: Metadata,
+    /// First byte behind the header.
+    data: u64,
+}
+
+/// Elements that are wanted: where they are in a file's tensor, and where they go.
+struct Want {
+    file: u32,
+    from: u64,
+    to: u64,
+    len: u64,
+}
+
+impl Loader {
+    /// Opens the checkpoint that `dir` is, or the newest in it.
+    pub fn open(dir: &Path) -> Result<Loader> {
+        let dir = newest(dir)?;
+        let index = Index::read(&dir)?;
+        let files = index.files.iter().map(|file| Open::new(&dir.join(&file.name))).collect::<Result<_>>()?;
+        Ok(Loader { dir, index, files, loaded: Cell::new(None) })
+    }
+
+    /// Whether the checkpoint has what a plan trains.
+    pub fn fits(&self, plan: &Plan) -> Result<()> {
+        let path = self.dir.join(super::index::FILE);
+        let wrong = |field: String, why: String| {
+            let why = format!("{why}; it was saved by {}, give the same model", self.index.model);
+            Err(Error::spec(path.display(), field, why))
+        };
+        for param in &plan.params {
+            match self.index.params.get(&param.name) {
+                None => return wrong(format!("params.{}", param.name), "missing".into()),
+                Some(saved) if saved.shape != param.shape => {
+                    let why = format!("{:?} was saved, {:?} is wanted", saved.shape, param.shape);
+                    return wrong(format!("params.{}.shape", param.name), why);
+                }
+                Some(_) => {}
+            }
+        }
+        match self.index.params.keys().find(|name| plan.params.iter().all(|p| p.name != **name)) {
+            Some(name) => wrong(format!("params.{name}"), format!("{} has no such parameter", plan.about.model)),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts the checkpoint into the ranks' memories.
+    pub fn load(&self, memory: &mut Memory) -> Result<()> {
+        let (began, mut read) =
+            (Instant::now(), Loaded { step: self.index.step, read_bytes: 0, requests: 0, load_s: 0.0 });
+        let plan = memory.plan();
+        let extents = Extents::new(plan, memory.atoms())?;
+        for rank in 0..plan.ranks() {
+            for held in extents.of(rank)? {
+                let stored = self.index.params[&held.param.name].stored();
+                for state in State::ALL {
+                    let values = self.values(&held, &held.runs, &stored, state, &mut read)?;
+                    put(memory, rank, (held.states[state as usize], &held.runs), &values)?;
+                    if let Some((at, runs)) = held.working.as_ref().filter(|_| state == State::Weight) {
+                        let same = *runs == held.runs;
+                        let values = if same { values } else { self.values(&held, runs, &stored, state, &mut read)? };
+                        put(memory, rank, (*at, runs), &values)?;
+                    }
+                }
+            }
+        }
+        read.load_s = began.elapsed().as_secs_f64();
+        self.loaded.set(Some(read));
+        Ok(())
+    }
+
+    pub fn loaded(&self) -> Option<Loaded> {
+        self.loaded.get()
+    }
+
+    /// The elements of runs, one behind the other.
+    fn values(
+        &self,
+        held: &Held,
+        runs: &[Run],
+        stored: &[Stored],
+        state: State,
+        read: &mut Loaded,
+    ) -> Result<Vec<f64>> {
+        let mut wants = wants(runs, stored);
+        wants.sort_unstable_by_key(|want| (want.file, want.from));
+        let mut values = vec![0.0; runs.iter().map(|run| run.len).sum::<u64>() as usize];
+        let (size, name) = (self.index.dtype.size(), tensor_name(&held.param.name, state));
+        let mut rest = &wants[..];
+        while let Some(first) = rest.first() {
+            let near = |pair: &[Want]| {
+                pair[0].file == pair[1].file && (pair[1].from - pair[0].from - pair[0].len) * size <= GAP
+            };
+            let many = 1 + rest.windows(2).take_while(|pair| near(pair)).count();
+            let (now, later) = rest.split_at(many);
+            let end = now.last().map_or(0, |last| last.from + last.len);
+            let bytes = self.files[first.file as usize].read(&name, first.from * size..end * size)?;
+            read.read_bytes += bytes.len() as u64;
+            read.requests += 1;
+            let data = Data::from_bytes(&bytes, self.index.dtype).to_f64();
+            for want in now {
+                let from = (want.from - first.from) as usize;
+                values[want.to as usize..][..want.len as usize].copy_from_slice(&data[from..from + want.len as usize]);
+            }
+            rest = later;
+        }
+        Ok(values)
+    }
+}
+
+/// Where the elements of runs are stored. What is stored has every element, so all of them are found.
+fn wants(runs: &[Run], stored: &[Stored]) -> Vec<Want> {
+    let (mut wants, mut to) = (vec![], 0);
+    for run in runs {
+        let (mut at, end) = (run.whole, run.whole + run.len);
+        let mut i = stored.partition_point(|s| s.run.whole + s.run.len <= at);
+        while at < end {
+            let Stored { file, run: there } = stored[i];
+            let len = (there.whole + there.len).min(end) - at;
+            wants.push(Want { file, from: there.local + at - there.whole, to, len });
+            (at, to, i) = (at + len, to + len, i + 1);
+        }
+    }
+    wants
+}
+
+fn put(memory: &mut Memory, rank: u32, (at, runs): (SlotId, &[Run]), values: &[f64]) -> Result<()> {
+    let mut from = 0;
+    for run in runs {
+        let part = &values[from..from + run.len as usize];
+        memory.write(rank, at, run.local..run.local + run.len, part)?;
+        from += part.len();
+    }
+    Ok(())
+}
+
+impl Open {
+    fn new(path: &Path) -> Result<Open> {
+        let mut file = std::fs::File::open(path).map_err(Error::io(path))?;
+        let all = file.metadata().map_err(Error::io(path))?.len();
+        let wrong = |why: String| Error::spec(path.display(), "header", why);
+        let mut start = [0; 8];
+        file.read_exact(&mut start).map_err(Error::io(path))?;
+        let length = u64::from_le_bytes(start);
+        if length > all.saturating_sub(8) {
+            return Err(wrong(format!("{length} bytes of header in a file of {all}; it is no whole safetensors file")));
+        }
+        let mut text = start.to_vec();
+        text.resize(8 + length as usize, 0);
+        file.read_exact(&mut text[8..]).map_err(Error::io(path))?;
+        // A header alone is no whole file: its tensors' ends are checked when they are read.
+        let (_, header) = SafeTensors::read_metadata(&text).or_else(|_| {
+            let json: std::result::Result<Metadata, _> = serde_json::from_slice(&text[8..]);
+            json.map(|header| (0, header)).map_err(|e| wrong(e.to_string()))
+        })?;
+        Ok(Open { path: path.to_path_buf(), file: RefCell::new(file), header, data: 8 + length })
+    }
+
+    /// Bytes of a tensor.
+    fn read(&self, name: &str, range: std::ops::Range<u64>) -> Result<Vec<u8>> {
+        let wrong = |why: String| Error::spec(self.path.display(), name, why);
+        let info = self.header.info(name).ok_or_else(|| wrong("missing, though index.json has it here".into()))?;
+        let (from, to) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
+        if from + range.end > to {
+            return Err(wrong(format!("{} bytes, index.json has {} of it here", to - from, range.end)));
+        }
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        let mut file = self.file.borrow_mut();
+        let read = file.seek(SeekFrom::Start(self.data + from + range.start)).and_then(|_| file.read_exact(&mut bytes));
+        read.map_err(Error::io(&self.path))?;
+        Ok(bytes)
+    }
+}

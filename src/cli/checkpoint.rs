@@ -1,0 +1,134 @@
+//! `foretrain checkpoint`: what a checkpoint holds, and whether it is whole.
+
+use super::{Answer, Output};
+use crate::checkpoint::{Index, newest};
+use crate::error::{Error, Result};
+use crate::report::human::{Table, bytes, decimal};
+use clap::Args;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+#[derive(Args)]
+#[command(after_help = "Example: foretrain run --steps 4 --dp 2 --zero 3 --save ckpt && foretrain checkpoint ckpt\n\n\
+    Reads every file and holds it against the checksum that was written with it (CRC-32), and every element of every\n\
+    parameter against the index: each has to be in one place. Of a folder with several, the newest is looked at.")]
+pub struct Flags {
+    /// A checkpoint, or the folder that `foretrain run --save` was given
+    dir: PathBuf,
+    /// List every parameter
+    #[arg(long)]
+    params: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// What a checkpoint holds.
+#[derive(Serialize)]
+struct Found {
+    dir: PathBuf,
+    step: u64,
+    sequences: u64,
+    seed: u64,
+    model: String,
+    strategy: String,
+    ranks: u32,
+    dtype: &'static str,
+    parameters: u64,
+    bytes: u64,
+    files: Vec<File>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    params: Vec<Param>,
+}
+
+#[derive(Serialize)]
+struct File {
+    name: String,
+    bytes: u64,
+    /// Elements that it has of the parameters.
+    parameters: u64,
+}
+
+#[derive(Serialize)]
+struct Param {
+    name: String,
+    shape: Vec<u64>,
+    /// Files that have some of it.
+    files: u32,
+}
+
+pub fn run(flags: &Flags) -> Result<Answer> {
+    let dir = newest(&flags.dir)?;
+    let index = Index::read(&dir)?;
+    index.files.iter().try_for_each(|file| undamaged(&dir.join(&file.name), file.crc32))?;
+    let held = |file: usize| {
+        let pieces = index.params.values().flat_map(|param| &param.pieces).filter(|piece| piece.file as usize == file);
+        pieces.flat_map(|piece| &piece.boxes).map(|b| b.len * b.count).sum()
+    };
+    let files = index.files.iter().enumerate();
+    let files = files.map(|(i, file)| File { name: file.name.clone(), bytes: file.bytes, parameters: held(i) });
+    let param = |(name, param): (&String, &crate::checkpoint::index::Param)| Param {
+        name: name.clone(),
+        shape: param.shape.clone(),
+        files: param.pieces.len() as u32,
+    };
+    let found = Found {
+        step: index.step,
+        sequences: index.sequences,
+        seed: index.seed,
+        model: index.model.clone(),
+        strategy: index.strategy.clone(),
+        ranks: index.ranks,
+        dtype: index.dtype.name(),
+        parameters: index.elems(),
+        bytes: index.bytes(),
+        files: files.collect(),
+        params: if flags.params { index.params.iter().map(param).collect() } else { vec![] },
+        dir,
+    };
+    Ok(Answer::new(found.render(), &found))
+}
+
+/// Errors: the file is not what was written.
+fn undamaged(path: &Path, crc32: u32) -> Result<()> {
+    let there = crc32fast::hash(&std::fs::read(path).map_err(Error::io(path))?);
+    if there == crc32 {
+        return Ok(());
+    }
+    let why = format!("{there:08x}, {crc32:08x} was written; the file is damaged, go on from an earlier checkpoint");
+    Err(Error::spec(path.display(), "crc32", why))
+}
+
+impl Found {
+    fn render(&self) -> String {
+        let mut text = format!(
+            "{}\n{} after step {} ({} sequences, seed {}), saved by {} on {} ranks\n{} parameters in {}, each with two \
+             moments: {}. Every file is as it was written.\n\n",
+            self.dir.display(),
+            self.model,
+            self.step,
+            self.sequences,
+            self.seed,
+            self.strategy,
+            self.ranks,
+            decimal(self.parameters as f64, ""),
+            self.dtype,
+            bytes(self.bytes as f64)
+        );
+        let mut table = Table::new("<>>");
+        table.row(["file", "bytes", "parameters"]);
+        for file in &self.files {
+            table.row([&file.name, &bytes(file.bytes as f64), &decimal(file.parameters as f64, "")]);
+        }
+        text.push_str(&table.render("  "));
+        if !self.params.is_empty() {
+            let mut table = Table::new("<<>");
+            table.row(["parameter", "shape", "files"]);
+            for param in &self.params {
+                table.row([&param.name, &format!("{:?}", param.shape), &param.files.to_string()]);
+            }
+            text.push('\n');
+            text.push_str(&table.render("  "));
+        }
+        text
+    }
+}

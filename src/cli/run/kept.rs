@@ -1,0 +1,137 @@
+//! Checkpoints of a run: the one that it goes on from, and those that it leaves.
+
+use crate::checkpoint::{Loaded, Loader, Saved, Saver};
+use crate::error::Result;
+use crate::exec::source::Before;
+use crate::exec::state::{Memory, Watch};
+use crate::plan::Plan;
+use crate::report::human::{Table, bytes, seconds};
+use clap::Args;
+use serde::Serialize;
+use std::path::PathBuf;
+
+#[derive(Args)]
+pub struct Checkpoints {
+    /// Save weights and optimizer states into folders step-N of this one, while training goes on
+    #[arg(long, value_name = "DIR")]
+    save: Option<PathBuf>,
+    /// Save after every N steps [default: after the last step alone]
+    #[arg(long, value_name = "N", requires = "save", value_parser = clap::value_parser!(u64).range(1..))]
+    save_every: Option<u64>,
+    /// Go on from a checkpoint, or from the newest in a folder, whatever its layout was
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["weights", "check"])]
+    load: Option<PathBuf>,
+}
+
+impl Checkpoints {
+    pub fn any(&self) -> bool {
+        self.save.is_some() || self.load.is_some()
+    }
+
+    pub fn saves(&self) -> bool {
+        self.save.is_some()
+    }
+
+    /// Opens what is to be loaded, and makes the folder of what is to be saved.
+    pub fn open(&self, plan: &Plan, seed: u64, steps: u64) -> Result<Kept> {
+        let loader = self.load.as_deref().map(Loader::open).transpose()?;
+        loader.iter().try_for_each(|loader| loader.fits(plan))?;
+        let before = loader
+            .as_ref()
+            .map_or(Before::default(), |loader| Before { steps: loader.index.step, sequences: loader.index.sequences });
+        let last = before.steps + steps;
+        let kept = Kept { saver: None, loader, every: self.save_every.unwrap_or(last), last, before };
+        let Some(dir) = &self.save else { return Ok(kept) };
+        let saver = Saver::new(dir, seed, before)?;
+        saver.free((before.steps + 1..=last).filter(|step| kept.is_saved(*step)))?;
+        Ok(Kept { saver: Some(saver), ..kept })
+    }
+}
+
+/// Checkpoints of a run under way.
+pub struct Kept {
+    loader: Option<Loader>,
+    saver: Option<Saver>,
+    every: u64,
+    /// The number of the run's last step.
+    last: u64,
+    pub before: Before,
+}
+
+/// What is told of them.
+#[derive(Debug, Serialize)]
+pub struct Told {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loaded: Option<From>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub saved: Vec<Saved>,
+}
+
+/// Where a run went on from.
+#[derive(Debug, Serialize)]
+pub struct From {
+    pub dir: PathBuf,
+    pub strategy: String,
+    pub ranks: u32,
+    pub seed: u64,
+    #[serde(flatten)]
+    pub loaded: Loaded,
+}
+
+impl Told {
+    /// A line for what was loaded and one for what was saved.
+    pub fn rows(&self, table: &mut Table) {
+        if let Some(from) = &self.loaded {
+            let note = format!(
+                "step {} of {} on {} ranks, {} read in {} requests",
+                from.loaded.step,
+                from.strategy,
+                from.ranks,
+                bytes(from.loaded.read_bytes as f64),
+                from.loaded.requests
+            );
+            table.row(["loaded", &seconds(from.loaded.load_s), &note]);
+        }
+        for saved in &self.saved {
+            let note = format!(
+                "of standing still for step {}, {} to the disk: {} in {} files, {} the largest",
+                saved.step,
+                seconds(saved.write_s),
+                bytes(saved.bytes as f64),
+                saved.files,
+                bytes(saved.most_bytes as f64)
+            );
+            table.row(["saved", &seconds(saved.stall_s), &note]);
+        }
+    }
+}
+
+impl Kept {
+    fn is_saved(&self, step: u64) -> bool {
+        step == self.last || step.is_multiple_of(self.every)
+    }
+
+    /// What was loaded and saved, once all of it is on the disk.
+    pub fn told(&self) -> Result<Told> {
+        let from = |loader: &Loader| {
+            let index = &loader.index;
+            let (strategy, ranks, seed) = (index.strategy.clone(), index.ranks, index.seed);
+            Some(From { dir: loader.dir.clone(), strategy, ranks, seed, loaded: loader.loaded()? })
+        };
+        let saved = self.saver.as_ref().map_or(Ok(vec![]), Saver::finish)?;
+        Ok(Told { loaded: self.loader.as_ref().and_then(from), saved })
+    }
+}
+
+impl Watch for Kept {
+    fn begin(&self, memory: &mut Memory) -> Result<()> {
+        self.loader.as_ref().map_or(Ok(()), |loader| loader.load(memory))
+    }
+
+    fn after(&self, step: u64, memory: &Memory) -> Result<()> {
+        match &self.saver {
+            Some(saver) if self.is_saved(step) => saver.save(step, memory),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Checkpoints: what one layout saves every other loads to the bit, training goes on as if nothing had been, and what
+//! is damaged is found.
+
+use foretrain::checkpoint::extent::State;
+use foretrain::checkpoint::index::tensor_name;
+use foretrain::checkpoint::{Index, Loader, Saver, newest};
+use foretrain::error::Result;
+use foretrain::exec::source::{Before, Source};
+use foretrain::exec::state::{Memory, Watch};
+use foretrain::exec::{Job, Options, Run, train};
+use foretrain::plan::{Adam, Dtype, Engine, Plan};
+use foretrain::spec::{LlmSpec, Parallelism, Recompute, Workload};
+use foretrain::strategy::{Engines, build};
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Grouped queries, and sizes that tensor-parallel ranks do not share evenly: a vocabulary of 29 over two.
+fn dense() -> LlmSpec {
+    let json = serde_json::json!({
+        "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4,
+        "intermediate_size": 12, "vocab_size": 29, "rms_norm_eps": 1e-5, "rope_theta": 100.0,
+        "torch_dtype": "float32", "hidden_act": "silu",
+    });
+    LlmSpec::parse("test", "small", &json.to_string()).expect("a sound model")
+}
+
+fn plan(par: Parallelism, dtype: Dtype) -> Plan {
+    let work = Workload { seq_len: 24, global_batch: 4, micro_batch: 1, dtype, documents: Default::default() };
+    let engine = Engine::Sm { ctas: 1 };
+    let engines = Engines { p2p: engine, collective: engine };
+    let plan = build(&dense(), &work, &par, engines).unwrap_or_else(|e| panic!("{par:?}: {e}"));
+    plan.with_optimizer(Adam { lr: 0.01, weight_decay: 0.1, ..Adam::default() })
+}
+
+fn layouts() -> Vec<Parallelism> {
+    let one = Parallelism::default();
+    let words = |text: &str| text.parse().expect("words");
+    vec![
+        one,
+        Parallelism { dp: 2, ..one },
+        Parallelism { dp: 4, zero: 1, ..one },
+        Parallelism { ring: 3, zero: 2, ..one },
+        Parallelism { dp: 2, zero: 3, recompute: Recompute::Full, ..one },
+        Parallelism { dp: 2, zero: 1, options: words("offload-optimizer"), ..one },
+        Parallelism { tp: 2, ring: 2, ..one },
+        Parallelism { pp: 2, vp: 2, ..one },
+        Parallelism { pp: 2, tp: 2, dp: 2, zero: 1, ..one },
+        Parallelism { dp: 2, ulysses: 2, tp: 2, zero: 3, ..one },
+    ]
+}
+
+/// Loads before the first step, saves at once or after steps.
+struct Keep<'a> {
+    load: Option<&'a Loader>,
+    save: Option<(&'a Saver, u64)>,
+}
+
+impl Watch for Keep<'_> {
+    fn begin(&self, memory: &mut Memory) -> Result<()> {
+        self.load.map_or(Ok(()), |loader| loader.load(memory))?;
+        self.after(self.load.map_or(0, |loader| loader.index.step), memory)
+    }
+
+    fn after(&self, step: u64, memory: &Memory) -> Result<()> {
+        match self.save {
+            Some((saver, at)) if at == step => saver.save(step, memory),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Runs steps from where a checkpoint was, and saves after step `save`.
+fn runs(plan: &Plan, steps: u64, load: Option<&Path>, save: Option<(&Path, u64)>) -> Vec<Run> {
+    let loader = load.map(|dir| Loader::open(dir).expect("a whole checkpoint"));
+    let before =
+        loader.as_ref().map_or(Before::default(), |l| Before { steps: l.index.step, sequences: l.index.sequences });
+    let saver = save.map(|(dir, at)| (Saver::new(dir, 5, before).expect("a folder"), at));
+    let keep = Keep { load: loader.as_ref(), save: saver.as_ref().map(|(saver, at)| (saver, *at)) };
+    let source = Source { before, ..Source::seeded(5) };
+    let options = Options::new(5, (0..plan.ranks()).map(|rank| rank % 2).collect(), false);
+    let mut all = vec![];
+    let job = Job { keep_last: true, watch: Some(&keep), ..Job::new(&source, steps) };
+    train(plan, &options, &job, &mut |_, run| {
+        all.push(run);
+        Ok(())
+    })
+    .expect("the plan runs");
+    saver.into_iter().for_each(|(saver, _)| drop(saver.finish().expect("it was written")));
+    all
+}
+
+/// Every parameter's states, put together from all files.
+fn states(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let dir = newest(dir).expect("a checkpoint");
+    let index = Index::read(&dir).expect("a sound index");
+    let size = index.dtype.size() as usize;
+    let files: Vec<Vec<u8>> = index.files.iter().map(|f| std::fs::read(dir.join(&f.name)).expect("a file")).collect();
+    let mut all = BTreeMap::new();
+    for (name, param) in &index.params {
+        for state in State::ALL {
+            let mut whole = vec![];
+            for stored in param.stored() {
+                let file = SafeTensors::deserialize(&files[stored.file as usize]).expect("a safetensors file");
+                let tensor = file.tensor(&tensor_name(name, state)).expect("it has the tensor");
+                let from = stored.run.local as usize * size;
+                whole.extend(&tensor.data()[from..from + stored.run.len as usize * size]);
+            }
+            all.insert(tensor_name(name, state), whole);
+        }
+    }
+    all
+}
+
+#[test]
+fn what_one_layout_saves_every_other_loads_to_the_bit() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let from = dir.path().join(dtype.name());
+        let hybrid = Parallelism { dp: 2, ulysses: 2, tp: 2, zero: 3, ..Parallelism::default() };
+        runs(&plan(hybrid, dtype), 2, None, Some((&from, 2)));
+        let want = states(&from);
+        assert!(want.values().all(|bytes| bytes.iter().any(|b| *b != 0)), "two steps move every state");
+        for (i, par) in layouts().into_iter().enumerate() {
+            let to = dir.path().join(format!("{}-{i}", dtype.name()));
+            runs(&plan(par, dtype), 1, Some(&from), Some((&to, 2)));
+            assert!(states(&to) == want, "{par:?} in {}", dtype.name());
+        }
+    }
+}
+
+/// Two steps, a checkpoint and two more are four steps, to the bit: in bf16 the master copies matter, and the moments
+/// and the number of the step in every dtype.
+#[test]
+fn the_same_layout_goes_on_as_if_it_had_never_stopped() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for (i, par) in layouts().into_iter().enumerate() {
+        let plan = plan(par, if i % 2 == 0 { Dtype::F32 } else { Dtype::Bf16 });
+        let at = dir.path().join(i.to_string());
+        let whole = runs(&plan, 4, None, Some((&at, 2)));
+        let rest = runs(&plan, 2, Some(&at), None);
+        for (whole, rest) in whole[2..].iter().zip(&rest) {
+            assert_eq!(whole.loss.to_bits(), rest.loss.to_bits(), "{par:?}");
+        }
+        assert!(whole[3].weights == rest[1].weights, "{par:?}");
+    }
+}
+
+/// Ranks of other layouts add in another order, and no more than that.
+#[test]
+fn another_layout_goes_on_with_the_same_training() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let at = dir.path().join("a");
+    let whole =
+        runs(&plan(Parallelism { dp: 2, zero: 1, ..Parallelism::default() }, Dtype::F64), 4, None, Some((&at, 2)));
+    for par in layouts() {
+        let rest = runs(&plan(par, Dtype::F64), 2, Some(&at), None);
+        for (whole, rest) in whole[2..].iter().zip(&rest) {
+            assert!((whole.loss - rest.loss).abs() < 1e-11, "{par:?}: {} for {}", rest.loss, whole.loss);
+        }
+    }
+}
+
+/// Ranks that hold the same weights share the work: of eight, four by four alike, none has twice its part.
+#[test]
+fn replicas_save_about_as_much_each() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let par = Parallelism { dp: 4, tp: 2, ..Parallelism::default() };
+    runs(&plan(par, Dtype::F32), 1, None, Some((dir.path(), 1)));
+    let index = Index::read(&newest(dir.path()).expect("a checkpoint")).expect("a sound index");
+    assert_eq!(index.files.len(), 8);
+    let most = index.files.iter().map(|file| file.bytes).max().expect("eight files");
+    assert!(most < 2 * index.bytes() / 8, "{most} of {}", index.bytes());
+}
+
+fn foretrain(args: &[&str]) -> (Option<i32>, String) {
+    let out = std::process::Command::new(env!("CARGO_BIN_EXE_foretrain")).args(args).output().expect("it starts");
+    let text = [out.stdout, out.stderr].concat();
+    (out.status.code(), String::from_utf8(text).expect("text"))
+}
+
+const TINY: [&str; 7] = ["run", "--model", "tiny", "--seq-len", "32", "--global-batch", "2"];
+
+#[test]
+fn the_command_line_saves_and_goes_on() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let at = dir.path().join("ckpt");
+    let at = at.to_str().expect("a name");
+    let json = |args: &[&str]| -> serde_json::Value {
+        let (code, text) = foretrain(&[&TINY, args, &["--json"]].concat());
+        assert_eq!(code, Some(0), "{text}");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let whole = json(&["--steps", "4", "--dp", "2", "--zero", "3", "--save", at, "--save-every", "2"]);
+    assert_eq!(whole["saved"].as_array().map(Vec::len), Some(2));
+    let rest = json(&["--steps", "2", "--dp", "2", "--zero", "3", "--load", &format!("{at}/step-00000002")]);
+    assert_eq!((&rest["loaded"]["step"], &rest["steps"][0]["step"]), (&2.into(), &3.into()));
+    assert_eq!(rest["steps"][1]["loss"], whole["steps"][3]["loss"]);
+    let (code, text) = foretrain(&["checkpoint", at]);
+    assert!(code == Some(0) && text.contains("after step 4") && text.contains("as it was written"), "{text}");
+    let (code, text) = foretrain(&[&TINY[..], &["--steps", "2", "--save", at]].concat());
+    assert!(code == Some(2) && text.contains("step-00000002") && text.contains("--load"), "{text}");
+}
+
+/// A small model, or a mixture, as a Hugging Face configuration.
+fn config(dir: &Path, experts: u64) -> std::path::PathBuf {
+    let mut json = serde_json::json!({
+        "model_type": if experts > 0 { "mixtral" } else { "llama" }, "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "vocab_size": 64,
+        "rms_norm_eps": 1e-5, "rope_theta": 100.0, "torch_dtype": "float32", "hidden_act": "silu",
+        "tie_word_embeddings": false,
+    });
+    if experts > 0 {
+        (json["num_local_experts"], json["num_experts_per_tok"]) = (experts.into(), 2.into());
+    }
+    let path = dir.join(format!("experts-{experts}.json"));
+    std::fs::write(&path, json.to_string()).expect("written");
+    path
+}
+
+/// Experts are cut over other ranks than what every layer has.
+#[test]
+fn experts_go_on_wherever_they_are_put() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (model, at) = (config(dir.path(), 4), dir.path().join("ckpt"));
+    let (model, at) = (model.to_str().expect("a name"), at.to_str().expect("a name"));
+    let losses = |args: &[&str]| -> Vec<f64> {
+        let all = ["run", "--json", "--model", model, "--seq-len", "32", "--global-batch", "4"];
+        let (code, text) = foretrain(&[&all[..], args].concat());
+        assert_eq!(code, Some(0), "{text}");
+        let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        json["steps"].as_array().expect("steps").iter().map(|s| s["loss"].as_f64().expect("a loss")).collect()
+    };
+    let first = ["--dp", "2", "--ep", "2", "--zero", "1"];
+    let whole = losses(&[&first[..], &["--steps", "4", "--save", at, "--save-every", "2"]].concat());
+    let from = format!("{at}/step-00000002");
+    let again = losses(&[&first[..], &["--steps", "2", "--load", &from]].concat());
+    assert_eq!(again, whole[2..]);
+    // Who visits which expert is drawn for a layout, so that others train on other routes; with a learning rate of
+    // nothing their weights stay what they were when they were loaded.
+    let weights = |dir: &str| {
+        let all = states(Path::new(dir)).into_iter();
+        all.filter(|(name, _)| name.starts_with(State::Weight.name())).collect::<BTreeMap<_, _>>()
+    };
+    for (i, layout) in ["--dp 4 --ep 4 --zero 1", "--dp 1 --ep 1", "--dp 2 --ep 2 --tp 2 --zero 1"].iter().enumerate() {
+        let to = format!("{at}-{i}");
+        let layout: Vec<&str> = layout.split(' ').collect();
+        losses(&[&layout[..], &["--lr", "1e-35", "--load", &from, "--save", &to]].concat());
+        assert!(weights(&to) == weights(&from), "{layout:?}");
+    }
+}
+
+/// Each names the file and what to do.
+#[test]
+fn what_is_damaged_or_of_another_model_is_refused() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let folder = dir.path().join("ckpt");
+    let at = folder.to_str().expect("a name");
+    let (code, text) = foretrain(&[&TINY[..], &["--dp", "2", "--save", at]].concat());
+    assert_eq!(code, Some(0), "{text}");
+    let step = folder.join("step-00000001");
+    let refused = |args: &[&str], words: &[&str]| {
+        let (code, text) = foretrain(args);
+        assert_eq!(code, Some(2), "{text}");
+        words.iter().for_each(|word| assert!(text.contains(word), "{word}: {text}"));
+    };
+    let load = [&TINY[..], &["--load", at]].concat();
+    let other = config(dir.path(), 0);
+    let other = ["run", "--model", other.to_str().expect("a name"), "--seq-len", "32", "--load", at];
+    refused(&other, &["index.json", "shape", "saved by tiny", "same model"]);
+
+    let part = step.join("part-00001.safetensors");
+    let whole = std::fs::read(&part).expect("a part");
+    let mut flipped = whole.clone();
+    *flipped.last_mut().expect("bytes") ^= 1;
+    std::fs::write(&part, &flipped).expect("written");
+    refused(&["checkpoint", at], &["part-00001.safetensors", "crc32", "damaged"]);
+    std::fs::write(&part, &whole[..whole.len() - 5]).expect("written");
+    refused(&load, &["part-00001.safetensors", "bytes", "load another checkpoint"]);
+    std::fs::remove_file(&part).expect("removed");
+    refused(&load, &["part-00001.safetensors"]);
+    std::fs::write(&part, &whole).expect("written");
+
+    let index = step.join("index.json");
+    let text = std::fs::read_to_string(&index).expect("an index");
+    for (from, to, words) in [
+        ("\"foretrain_checkpoint\":1", "\"foretrain_checkpoint\":9", "version 1"),
+        ("\"shape\":[64]", "\"shape\":[65]", "is missing"),
+        ("[0,", "[7,", "pieces"),
+        ("{", "", "index.json"),
+    ] {
+        std::fs::write(&index, text.replacen(from, to, 1)).expect("written");
+        refused(&load, &["index.json", words]);
+    }
+    // What was cut off while it was written has no name yet.
+    std::fs::write(&index, &text).expect("written");
+    std::fs::rename(&step, folder.join("step-00000001.unfinished")).expect("renamed");
+    refused(&load, &["ckpt", "foretrain run --save"]);
+}
