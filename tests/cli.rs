@@ -6,7 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 18] = [
+    "checkpoint",
     "goodput",
     "sweep",
     "crossover",

@@ -287,7 +287,7 @@ fn every_layout_dumps_the_reference(config: &str, theirs: fn(&BTreeMap<String, V
     file.extend(bias.clone().into_iter().map(|(name, values)| (name, (vec![8], values))));
     checkpoint(dir.path(), config, &file);
     std::fs::write(dir.path().join("ids.json"), json!(ids()).to_string()).expect("written");
-    let tokens = read_tokens(&dir.path().join("ids.json"), &plan, 1).expect("enough ids");
+    let tokens = read_tokens(&dir.path().join("ids.json"), &plan, 0, 1).expect("enough ids");
     let ours = seeded.weights(&plan).into_iter().map(|(name, v)| (name, v.into_iter().map(|x| x as f32).collect()));
     let weights = Some(ours.chain(bias).collect());
     let source = Source { tokens: Some(tokens), weights, ..seeded };
@@ -369,7 +369,7 @@ fn trains_as_the_reference(config: &str, theirs: fn(&BTreeMap<String, Vec<f64>>)
     checkpoint(dir.path(), config, &file);
     let ids: Vec<u32> = (0..STEPS as u32 * 4 * 17).map(|i| (i * i * 5 + i / 3) % 29).collect();
     std::fs::write(dir.path().join("ids.json"), json!(ids).to_string()).expect("written");
-    let tokens = read_tokens(&dir.path().join("ids.json"), &plan, STEPS).expect("enough ids");
+    let tokens = read_tokens(&dir.path().join("ids.json"), &plan, 0, STEPS).expect("enough ids");
     let ours = seeded.weights(&plan).into_iter().map(|(name, v)| (name, v.into_iter().map(|x| x as f32).collect()));
     let source = Source { tokens: Some(tokens), weights: Some(ours.chain(bias).collect()), ..seeded };
 
@@ -480,7 +480,7 @@ fn token_ids_that_cannot_be_are_refused_by_index() {
     let (plan, file) = (plan(LLAMA), dir.path().join("ids.json"));
     let error = |ids: Value| {
         std::fs::write(&file, ids.to_string()).expect("written");
-        read_tokens(&file, &plan, 1).expect_err("unsound").to_string()
+        read_tokens(&file, &plan, 0, 1).expect_err("unsound").to_string()
     };
     let mut wrong = ids();
     wrong[41] = 29;
@@ -493,5 +493,5 @@ fn token_ids_that_cannot_be_are_refused_by_index() {
     assert!(said.contains("sequence [2]"), "{said}");
     assert!(error(json!({})).contains("not a JSON list"));
     std::fs::write(&file, json!(rows).to_string()).expect("written");
-    assert_eq!(read_tokens(&file, &plan, 1).expect("sound"), rows);
+    assert_eq!(read_tokens(&file, &plan, 0, 1).expect("sound"), rows);
 }

@@ -60,11 +60,9 @@ impl Saver {
 
     /// Refuses, before a run, to write over what is there.
     pub fn free(&self, steps: impl Iterator<Item = u64>) -> Result<()> {
-        for path in steps.map(|step| self.dir.join(folder(step))).filter(|path| path.exists()) {
-            let why = "is there already; give another folder to --save, or go on from it with --load";
-            return Err(Error::spec(path.display(), "--save", why));
-        }
-        Ok(())
+        let there = steps.map(|step| self.dir.join(folder(step))).find(|path| path.exists());
+        let why = "is there already; give another folder to --save, or go on from it with --load";
+        there.map_or(Ok(()), |path| Err(Error::spec(path.display(), "--save", why)))
     }
 
     /// Copies what the ranks hold and begins to write it. Errors: those of the checkpoint before this one, too.

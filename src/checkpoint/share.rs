@@ -113,7 +113,7 @@ mod tests {
         let (a, b) = (param(8), Param { name: "x".into(), ..param(8) });
         let all = Run { local: 0, whole: 0, len: 8 };
         let both = || [held(&a, vec![all]), held(&b, vec![all])].concat();
-        let tasks = share(&[both(), both()].to_vec()).iter().map(Vec::len).collect::<Vec<_>>();
+        let tasks = share(&[both(), both()]).iter().map(Vec::len).collect::<Vec<_>>();
         assert_eq!(tasks, [1, 1]);
     }
 

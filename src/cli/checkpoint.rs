@@ -9,9 +9,11 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 #[derive(Args)]
-#[command(after_help = "Example: foretrain run --steps 4 --dp 2 --zero 3 --save ckpt && foretrain checkpoint ckpt\n\n\
+#[command(
+    after_help = "Example: foretrain checkpoint ckpt\n         foretrain checkpoint ckpt/step-00000004 --params --json\n\n\
     Reads every file and holds it against the checksum that was written with it (CRC-32), and every element of every\n\
-    parameter against the index: each has to be in one place. Of a folder with several, the newest is looked at.")]
+    parameter against the index: each has to be in one place. Of a folder with several, the newest is looked at."
+)]
 pub struct Flags {
     /// A checkpoint, or the folder that `foretrain run --save` was given
     dir: PathBuf,

@@ -35,7 +35,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Dtype, Plan, check};
 use crate::spec::Throttle;
 use crate::timeline::Timeline;
-pub use arena::Data;
+pub(crate) use arena::Data;
 use inject::Injection;
 use source::Source;
 use state::Watch;

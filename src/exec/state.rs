@@ -40,7 +40,7 @@ impl<'p> Memory<'_, 'p> {
     ///
     /// # Panics
     /// Where the rank has no such slot, or not so many elements in it.
-    pub fn read(&self, rank: u32, at: SlotId, elems: Range<u64>) -> Data {
+    pub(crate) fn read(&self, rank: u32, at: SlotId, elems: Range<u64>) -> Data {
         let arena = &self.arenas[rank as usize];
         arena.read(&arena.part(&inputs::slot(self.plan, self.atoms, at.tensor, at.slot), elems))
     }
