@@ -171,6 +171,16 @@ impl Roofline {
         }
     }
 
+    /// At the rate of a large product: what small ones take at least.
+    fn products(&self, flops: u64, dtype: Dtype) -> Part {
+        let ceiling = self.gpu.gemm.ceiling_of(dtype_name(dtype));
+        Part {
+            seconds: self.at_rate(flops as f64, dtype, ceiling.value),
+            provenance: Provenance::Assumed,
+            rel_sd: self.gpu.gemm.rel_sd.value,
+        }
+    }
+
     fn memory(&self, bytes: u64) -> Part {
         let curve = &self.gpu.memory_bound;
         Part {
@@ -192,6 +202,10 @@ impl KernelTime for Roofline {
             WorkClass::Attention { .. } => {
                 let (memory, compute) = (self.memory(work.bytes), self.attention(work, dtype));
                 if compute.seconds > memory.seconds { (compute, true) } else { (memory, false) }
+            }
+            WorkClass::Scan => {
+                let (memory, products) = (self.memory(work.bytes), self.products(work.flops, dtype));
+                if products.seconds > memory.seconds { (products, true) } else { (memory, false) }
             }
             WorkClass::Memory => (self.memory(work.bytes), false),
         };

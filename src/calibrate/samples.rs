@@ -27,7 +27,7 @@ impl Class {
         match class {
             WorkClass::Gemm { .. } => Class::Gemm,
             WorkClass::Attention { .. } => Class::Attention,
-            WorkClass::Memory => Class::Memory,
+            WorkClass::Memory | WorkClass::Scan => Class::Memory,
         }
     }
 }

@@ -44,7 +44,7 @@ pub fn size(work: &Work, filled: bool) -> Vec<f64> {
         WorkClass::Attention { q_rows, kv_rows, area, batch_heads, head_dim, .. } => {
             vec![q_rows, kv_rows, area, batch_heads, head_dim]
         }
-        WorkClass::Memory => vec![work.bytes],
+        WorkClass::Memory | WorkClass::Scan => vec![work.bytes],
     };
     all.into_iter().map(|x| x as f64).collect()
 }

@@ -133,7 +133,7 @@ impl Crowded {
         match class {
             WorkClass::Gemm { .. } => self.gemm,
             WorkClass::Attention { .. } => self.attention,
-            WorkClass::Memory => self.memory,
+            WorkClass::Memory | WorkClass::Scan => self.memory,
         }
     }
 }

@@ -61,6 +61,10 @@ pub enum ExpertOp {
     SwiGlu { rows: u64, cols: u64 },
     /// Reads [gate | up], the weights, d_out; writes [d_gate | d_up] and the gradient of the weights.
     SwiGluBwd { rows: u64, cols: u64 },
+    /// Reads up `[p, f]` and what each row weighs `[p]`; writes weight * relu(up)^2.
+    Relu2 { rows: u64, cols: u64 },
+    /// Reads up, the weights, d_out; writes d_up and the gradient of the weights.
+    Relu2Bwd { rows: u64, cols: u64 },
 }
 
 /// A kernel that a route tells how many rows there are.
@@ -86,6 +90,8 @@ impl ExpertKernel {
             ExpertOp::MatMul { .. } => "grouped_matmul",
             ExpertOp::SwiGlu { .. } => "expert_swiglu",
             ExpertOp::SwiGluBwd { .. } => "expert_swiglu_bwd",
+            ExpertOp::Relu2 { .. } => "expert_relu2",
+            ExpertOp::Relu2Bwd { .. } => "expert_relu2_bwd",
         }
     }
 
@@ -121,6 +127,8 @@ impl ExpertKernel {
             },
             ExpertOp::SwiGlu { rows, cols } => of(&[2 * rows * cols, rows], &[rows * cols]),
             ExpertOp::SwiGluBwd { rows, cols } => of(&[2 * rows * cols, rows, rows * cols], &[2 * rows * cols, rows]),
+            ExpertOp::Relu2 { rows, cols } => of(&[rows * cols, rows], &[rows * cols]),
+            ExpertOp::Relu2Bwd { rows, cols } => of(&[rows * cols, rows, rows * cols], &[rows * cols, rows]),
         }
     }
 
@@ -136,9 +144,10 @@ impl ExpertKernel {
                 memory(share(all(reads), count(from), rows[0]) + share(all(writes), count(to), rows[1]))
             }
             ExpertOp::Quantise { layout, rows, .. } => memory(share(all(reads) + all(writes), count(layout), rows)),
-            ExpertOp::SwiGlu { rows, .. } | ExpertOp::SwiGluBwd { rows, .. } => {
-                memory(share(all(reads) + all(writes), count(Layout::Experts), rows))
-            }
+            ExpertOp::SwiGlu { rows, .. }
+            | ExpertOp::SwiGluBwd { rows, .. }
+            | ExpertOp::Relu2 { rows, .. }
+            | ExpertOp::Relu2Bwd { rows, .. } => memory(share(all(reads) + all(writes), count(Layout::Experts), rows)),
             ExpertOp::MatMul { pass, rows, slots, n, k, fp8 } => {
                 let groups = Groups::of(route, place);
                 groups.work(pass, [rows, slots, n, k], fp8, reads, writes)

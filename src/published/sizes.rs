@@ -4,7 +4,7 @@ use super::case::Training;
 use super::known::length;
 use super::mixture::mixed;
 use super::software::Habits;
-use super::words::squeezed;
+use super::words::{squeezed, tokens};
 use crate::spec::{LlmSpec, Mlp, Norm, Positions, shipped};
 
 /// A known shape: billions of weights, layers, hidden, heads.
@@ -98,7 +98,8 @@ fn block(run: &Training, habits: Habits, gated: bool) -> LlmSpec {
 /// A shipped model of that name, else the shape of a GPT with as many weights.
 fn unstated(run: &Training, habits: Habits) -> Result<LlmSpec, String> {
     let name = |text: &str| squeezed(text.split('(').next().unwrap_or_default()).replace("3.1", "3").replace('.', "");
-    if let Some(found) = shipped("llm").find(|known| name(known) == name(&run.model)) {
+    let found = shipped("llm").find(|known| name(known) == name(&run.model));
+    if let Some(found) = found.or_else(|| only_of_its_name(&run.model)) {
         return LlmSpec::find(found).map_err(|e| e.to_string());
     }
     let missing =
@@ -116,6 +117,22 @@ fn unstated(run: &Training, habits: Habits) -> Result<LlmSpec, String> {
     let ulysses = u64::from(run.ulysses.or(run.cp).unwrap_or(1));
     let heads = if nearest.2.is_multiple_of(ulysses) { nearest.3.max(ulysses) } else { nearest.3 };
     stated(run, habits, nearest.1, nearest.2, heads)
+}
+
+/// The one shipped model of whose name `model` is all but the sizes at the end: of nemotron-3-nano-30b-a3b say.
+fn only_of_its_name(model: &str) -> Option<&'static str> {
+    let words = |text: &str| -> Vec<String> { tokens(text) };
+    let wanted = words(model);
+    let sized = |word: &String| {
+        let digits = word.trim_start_matches('a').strip_suffix('b');
+        digits.is_some_and(|d| !d.is_empty() && d.chars().all(|c| c.is_ascii_digit()))
+    };
+    let fits = |known: &&'static str| {
+        let rest = words(known).strip_prefix(&wanted[..]).map(<[String]>::to_vec);
+        rest.is_some_and(|rest| rest.len() == 2 && rest.iter().all(sized))
+    };
+    let mut all = shipped("llm").filter(fits);
+    all.next().filter(|_| all.next().is_none())
 }
 
 /// The 7 of "GPT 7B", the 1000 of "GPT 1T".

@@ -149,6 +149,7 @@ impl<'s> Setup<'s> {
             model.layers = layers;
             model.moe.iter_mut().for_each(|moe| moe.dense_layers = 0);
         }
+        found.why.extend(model.left_out().map(|what| format!("left out: {what}")));
         let split = split(run, &model, habits, machine.cluster.spec.gpus_per_node)?;
         let without = |word: &&str| format!("taken without {word}, which this version has not");
         found.why.extend(split.unknown.iter().map(without));

@@ -1,5 +1,7 @@
 //! Reads the config.json of a Hugging Face model, in its old spellings and its new ones.
 
+mod nemotron_h;
+
 use super::model::{Gate, Groups, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
 use crate::error::{Error, Result};
 use serde_json::Value;
@@ -19,6 +21,7 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("gpt2", gpt2),
     ("gpt_neox", gpt_neox),
     ("yuan", yuan),
+    ("nemotron_h", nemotron_h::read),
 ];
 
 /// The model that `text` states; `file` is what errors call it.
@@ -140,6 +143,7 @@ fn deepseek_v3(config: &Config) -> Result<LlmSpec> {
             normalise: config.flag_or("norm_topk_prob", true)?,
             scale: config.number("routed_scaling_factor")?.unwrap_or(2.5),
         },
+        latent: 0,
     };
     config.check_experts(&moe)?;
     // Of a head's query and key; a value is v_dim wide.
@@ -357,7 +361,11 @@ impl Config<'_> {
         let [hidden, layers, ffn, vocab] = [spec.hidden, spec.layers, spec.ffn, spec.vocab].map(|n| n as f64);
         let attention = (spec.heads + spec.kv_heads) as f64 * spec.head_dim as f64;
         let experts = spec.moe.map_or(0.0, |moe| moe.experts as f64 * moe.ffn as f64);
-        let params = layers * hidden * (2.0 * attention + 3.0 * (ffn + experts)) + 2.0 * hidden * vocab;
+        let mamba = spec.mamba.map_or(0.0, |m| {
+            let [heads, dim, groups, state] = [m.heads, m.head_dim, m.groups, m.state].map(|n| n as f64);
+            heads * dim + groups * state
+        });
+        let params = layers * hidden * (2.0 * attention + 3.0 * (ffn + experts + mamba)) + 2.0 * hidden * vocab;
         if params <= 1e15 {
             return Ok(());
         }

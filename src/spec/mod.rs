@@ -8,6 +8,7 @@ pub mod exchange;
 pub mod fleet;
 pub mod gpu;
 mod huggingface;
+pub mod hybrid;
 pub mod mask;
 pub mod model;
 pub mod options;
@@ -24,6 +25,7 @@ pub use cluster::{
 pub use exchange::{ExchangePass, ExchangeSpec, Notify, SmRule};
 pub use fleet::{Cause, FleetSpec};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
+pub use hybrid::{MambaSpec, Mixer};
 pub use mask::{Documents, Mask};
 pub use model::{Gate, Groups, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
 pub use options::{Dispatch, KvPath, Options, RingBackward, RingLayout, RingMerge};

@@ -1,6 +1,6 @@
 //! A language model: its sizes, what its blocks are made of, its weights and its FLOPs.
 
-use super::{Documents, Mask, find, huggingface};
+use super::{Documents, MambaSpec, Mask, Mixer, find, huggingface};
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -23,6 +23,8 @@ pub enum Mlp {
     SwiGlu,
     /// Two matrices.
     Gelu,
+    /// Two matrices, the square of a ReLU between them (Primer, arXiv:2109.08668).
+    Relu2,
 }
 
 /// How a token knows where it stands.
@@ -86,6 +88,22 @@ pub struct MoeSpec {
     /// Where a token may not choose among all experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Groups>,
+    /// Columns that tokens are projected to before they travel, and back from behind their experts, which work on so
+    /// many (LatentMoE, Nemotron 3); 0: experts work on hidden states.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub latent: u64,
+}
+
+impl MoeSpec {
+    /// Columns of what experts are given, and return.
+    pub fn width(&self, hidden: u64) -> u64 {
+        if self.latent > 0 { self.latent } else { hidden }
+    }
+
+    /// Weights of both projections to and from them, where there are any.
+    fn latent_matmul(&self, hidden: u64) -> u64 {
+        2 * hidden * self.latent
+    }
 }
 
 /// Experts stand in so many equal groups, and a token's choices in no more than `kept` of them (node-limited routing,
@@ -172,6 +190,12 @@ pub struct LlmSpec {
     pub moe: Option<MoeSpec>,
     #[serde(default)]
     pub mla: Option<MlaSpec>,
+    /// What each layer is, where a layer is one mixer alone behind one norm (Nemotron-H); none: attention and a
+    /// network in every one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pattern: Vec<Mixer>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mamba: Option<MambaSpec>,
     /// Layers of multi-token prediction, which neither counts nor plans have.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub mtp: u64,
@@ -241,7 +265,7 @@ impl LlmSpec {
     fn mlp_matrices(&self) -> u64 {
         match self.mlp {
             Mlp::SwiGlu => 3,
-            Mlp::Gelu => 2,
+            Mlp::Gelu | Mlp::Relu2 => 2,
         }
     }
 
@@ -262,28 +286,48 @@ impl LlmSpec {
 
     /// Layers whose feed-forward network is dense.
     pub fn dense_layers(&self) -> u64 {
-        self.moe.map_or(self.layers, |moe| moe.dense_layers.min(self.layers))
+        self.count(Mixer::Mlp)
+    }
+
+    /// Layers that have such a mixer, alone or beside others.
+    pub fn count(&self, mixer: Mixer) -> u64 {
+        if !self.pattern.is_empty() {
+            return self.pattern.iter().filter(|of| **of == mixer).count() as u64;
+        }
+        let dense = self.moe.map_or(self.layers, |moe| moe.dense_layers.min(self.layers));
+        match mixer {
+            Mixer::Mamba => 0,
+            Mixer::Attention => self.layers,
+            Mixer::Mlp => dense,
+            Mixer::Experts => self.layers - dense,
+        }
     }
 
     /// Weights of all layers that take part in products of a token that visits `visited` experts of a layer.
     fn layers_matmul(&self, visited: impl Fn(&MoeSpec) -> u64) -> u64 {
         let dense = self.dense_layers() * self.mlp_matmul(self.ffn);
         let moe = self.moe.map_or(0, |moe| {
-            let experts = self.mlp_matmul(visited(&moe) * moe.ffn + moe.shared_ffn);
-            (self.layers - self.dense_layers()) * (self.hidden * moe.experts + experts)
+            let experts = self.mlp_matrices() * moe.width(self.hidden) * visited(&moe) * moe.ffn;
+            let shared = self.mlp_matmul(moe.shared_ffn) + moe.latent_matmul(self.hidden);
+            self.count(Mixer::Experts) * (self.hidden * moe.experts + experts + shared)
         });
-        self.layers * self.attention_matmul() + dense + moe
+        let mamba = self.mamba.map_or(0, |mamba| mamba.matmul(self.hidden));
+        self.count(Mixer::Attention) * self.attention_matmul() + self.count(Mixer::Mamba) * mamba + dense + moe
     }
 
-    /// Weights of one layer beside those of products: norms and biases. Experts have no bias.
-    fn vectors_per_layer(&self) -> u64 {
+    /// Weights of all layers beside those of products: norms and biases. Experts have no bias.
+    fn layers_vectors(&self) -> u64 {
+        if !self.pattern.is_empty() {
+            let mamba = self.mamba.map_or(0, |mamba| mamba.vectors());
+            return self.layers * self.norm_params() + self.count(Mixer::Mamba) * mamba;
+        }
         let (h, bias) = (self.hidden, u64::from(self.bias));
         let norms = if self.parallel_block && !self.own_norms { 1 } else { 2 };
         let latent = self.mla.map_or(0, |mla| mla.kv_lora + mla.q_lora.unwrap_or(0));
         let per_head = if self.qk_norm { 2 * self.head_dim } else { 0 };
         let qkv = if self.biased_qkv() { self.q_cols() + 2 * self.kv_cols() } else { 0 };
         let mlp = (self.mlp_matrices() - 1) * self.ffn + h;
-        norms * self.norm_params() + latent + per_head + qkv + bias * (h + mlp)
+        self.layers * (norms * self.norm_params() + latent + per_head + qkv + bias * (h + mlp))
     }
 
     /// Weights of one norm of the hidden states.
@@ -299,7 +343,7 @@ impl LlmSpec {
         let tables = if self.tie_embeddings { 1 } else { 2 };
         let positions = if let Positions::Learned { max } = self.positions { max } else { 0 };
         let outside = self.norm_params() + (tables * self.vocab + positions) * self.hidden;
-        self.layers_matmul(visited) + self.layers * self.vectors_per_layer() + outside
+        self.layers_matmul(visited) + self.layers_vectors() + outside
     }
 
     /// All weights. A tied output projection counts once.
@@ -340,12 +384,13 @@ impl LlmSpec {
     }
 
     /// Model FLOPs of one token, forward and backward, nothing computed twice: six for each weight of a
-    /// matrix product that it meets (the lookup in the embedding table is none), and causal attention, of
-    /// which a token sees (s + 1) / 2 keys on average.
+    /// matrix product that it meets (the lookup in the embedding table is none), causal attention, of which a
+    /// token sees (s + 1) / 2 keys on average, and three times the [scan](MambaSpec::scan_flops) of its states.
     pub fn flops_per_token(&self, seq_len: u64) -> f64 {
         let matmul = self.layers_matmul(|moe| moe.top_k) + self.vocab * self.hidden;
-        let attention = 6.0 * self.layers as f64 * self.attention_cols() * self.twice_seen(seq_len);
-        6.0 * matmul as f64 + attention
+        let attention = 6.0 * self.count(Mixer::Attention) as f64 * self.attention_cols() * self.twice_seen(seq_len);
+        let scan = 3 * self.count(Mixer::Mamba) * self.mamba.map_or(0, |mamba| mamba.scan_flops());
+        6.0 * matmul as f64 + attention + scan as f64
     }
 }
 

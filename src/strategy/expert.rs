@@ -6,9 +6,11 @@
 //! backward   cached dispatch | down, swiglu, gate_up backward | combine | router backward
 //! ```
 //! What a choice weighs is multiplied in behind the activation, as Megatron-LM does, so that what travels back only
-//! has to be added up; its gradient travels back beside the rows'.
+//! has to be added up; its gradient travels back beside the rows'. Experts may work on fewer columns than the hidden
+//! states have: then tokens are projected to them before they travel, and back behind their sum (LatentMoE, Nemotron 3);
+//! routers and the experts that every token visits see hidden states.
 //!
-//! Legend: r tokens of this rank, k choices of each, E experts, h hidden, f width of an expert; C copies that leave, U
+//! Legend: r tokens of this rank, k choices of each, E experts, h columns of a row, f width of an expert; C copies that leave, U
 //! rows that land, P rows that the rank's experts compute.
 
 use super::feasible;
@@ -24,7 +26,7 @@ use crate::plan::{
     Axis, Buf, Builder, Dtype, Engine, ExchangeAlgo, Group, Kernel, Layout, OpKind, Phase, Route, TensorKind, Wire,
 };
 use crate::routing;
-use crate::spec::{Dispatch, Gate, Groups, LlmSpec, MoeSpec, Options, Parallelism, Workload};
+use crate::spec::{Dispatch, Gate, Groups, LlmSpec, Mlp, MoeSpec, Options, Parallelism, Workload};
 
 use rand::SeedableRng;
 use rand::seq::index::sample;
@@ -44,8 +46,11 @@ pub struct Experts {
     copies: u64,
     landed: u64,
     rows: u64,
+    /// Columns of a row on its way, and of the hidden states.
     hidden: u64,
+    whole: u64,
     ffn: u64,
+    mlp: Mlp,
     experts: u64,
     slots: u64,
     topk: u64,
@@ -66,17 +71,21 @@ pub struct Saved {
     weighs: Buf,
     gate_up: Buf,
     act: Buf,
+    /// The sum of a token's experts, where it is projected back.
+    sum: Option<Buf>,
 }
 
 impl Saved {
-    pub fn bufs_mut(&mut self) -> [(&'static str, &mut Buf); 5] {
-        [
+    pub fn bufs_mut(&mut self) -> Vec<(&'static str, &mut Buf)> {
+        let mut all = vec![
             ("router_logits", &mut self.logits),
             ("expert_x", &mut self.x),
             ("expert_weighs", &mut self.weighs),
             ("expert_gate_up", &mut self.gate_up),
             ("expert_act", &mut self.act),
-        ]
+        ];
+        all.extend(self.sum.as_mut().map(|sum| ("expert_sum", sum)));
+        all
     }
 }
 
@@ -101,12 +110,16 @@ pub struct Scratch {
     d_act: Buf,
     d_gate_up: Buf,
     d_weighs: Buf,
+    /// Rows before they travel, or their gradients, where they are projected; and the gradients behind.
+    squeezed: Option<[Buf; 2]>,
 }
 
 /// The router's weight, which every rank has, and the experts'; or their gradients.
 #[derive(Clone, Copy)]
 pub struct Parts {
     pub router: Buf,
+    /// To the columns that experts work on, and back.
+    pub squeezed: Option<[Buf; 2]>,
     pub experts: Buf,
 }
 
@@ -237,10 +250,14 @@ impl Experts {
     ) -> Option<Experts> {
         let (moe, route) = (model.moe?, routes.first()?);
         let most = |layout: Layout| routes.iter().map(|route| layout.capacity(route)).max().unwrap_or(0);
-        let (h, f, slots) = (model.hidden, moe.ffn, u64::from(route.local_experts()));
+        let (h, f, slots) = (moe.width(model.hidden), moe.ffn, u64::from(route.local_experts()));
+        let (up, wide) = match model.mlp {
+            Mlp::SwiGlu => ("mlp.experts.gate_up_proj.weight", 2 * f),
+            Mlp::Gelu | Mlp::Relu2 => ("mlp.experts.up_proj.weight", f),
+        };
         let mut weights = Weights::over(Axis::Ep, u64::from(route.ranks));
-        let wide = moe.experts * 2 * f;
-        let gate_up = weights.cut("mlp.experts.gate_up_proj.weight", &[wide, h], 0, &[wide]);
+        let wide = moe.experts * wide;
+        let gate_up = weights.cut(up, &[wide, h], 0, &[wide]);
         let down = weights.cut("mlp.experts.down_proj.weight", &[moe.experts * h, f], 0, &[moe.experts * h]);
         let algo = algo(&par.options, tokens);
         let engine = match algo {
@@ -262,7 +279,9 @@ impl Experts {
             landed: most(algo.landed()),
             rows: most(Layout::Experts),
             hidden: h,
+            whole: model.hidden,
             ffn: f,
+            mlp: model.mlp,
             experts: moe.experts,
             slots,
             topk: moe.top_k,
@@ -293,13 +312,24 @@ impl Experts {
         self.algo.landed() == Layout::Experts
     }
 
+    /// Columns before the activation.
+    fn wide(&self) -> u64 {
+        if self.mlp == Mlp::SwiGlu { 2 * self.ffn } else { self.ffn }
+    }
+
+    /// Rows are projected before they travel.
+    fn squeezes(&self) -> bool {
+        self.hidden != self.whole
+    }
+
     pub fn saved(&self, keep: &mut dyn FnMut(&'static str, u64, u64, Dtype) -> Buf) -> Saved {
         Saved {
             logits: keep("router_logits", self.tokens, self.experts, self.acc),
             x: keep("expert_x", self.rows, self.hidden, self.dtype),
             weighs: keep("expert_weighs", self.rows, 1, self.acc),
-            gate_up: keep("expert_gate_up", self.rows, 2 * self.ffn, self.dtype),
+            gate_up: keep("expert_gate_up", self.rows, self.wide(), self.dtype),
             act: keep("expert_act", self.rows, self.ffn, self.dtype),
+            sum: self.squeezes().then(|| keep("expert_sum", self.tokens, self.hidden, self.dtype)),
         }
     }
 
@@ -338,8 +368,12 @@ impl Experts {
             landed_codes,
             y: some("expert_y", self.rows, h, self.dtype, work),
             d_act: some("expert_d_act", self.rows, self.ffn, self.dtype, work),
-            d_gate_up: some("expert_d_gate_up", self.rows, 2 * self.ffn, self.dtype, work),
+            d_gate_up: some("expert_d_gate_up", self.rows, self.wide(), self.dtype, work),
             d_weighs: some("expert_d_weighs", self.rows, 1, self.acc, work),
+            squeezed: self.squeezes().then(|| {
+                let mut room = |name: &str| some(name, self.tokens, h, self.dtype, work);
+                [room("squeezed"), room("d_squeezed")]
+            }),
         }
     }
 
@@ -484,21 +518,41 @@ impl Experts {
         [ExpertOp::Router { rows, experts, topk, gate }, ExpertOp::RouterBwd { rows, experts, topk, gate }]
     }
 
+    fn activation(&self) -> [ExpertOp; 2] {
+        let (rows, cols) = (self.rows, self.ffn);
+        match self.mlp {
+            Mlp::Relu2 => [ExpertOp::Relu2 { rows, cols }, ExpertOp::Relu2Bwd { rows, cols }],
+            Mlp::SwiGlu | Mlp::Gelu => [ExpertOp::SwiGlu { rows, cols }, ExpertOp::SwiGluBwd { rows, cols }],
+        }
+    }
+
+    /// What the activation is called.
+    fn act(&self) -> &'static str {
+        if self.mlp == Mlp::Relu2 { "experts_relu2" } else { "experts_swiglu" }
+    }
+
     /// out = the weighted sum of what each token's experts make of it.
     #[allow(clippy::too_many_arguments)]
     pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Parts, x: Buf, out: Buf, keep: &Saved, beside: Beside) {
-        let (h, f) = (self.hidden, self.ffn);
+        let (h, f, wide) = (self.hidden, self.ffn, self.wide());
         let [beside_dispatch, beside_combine] = beside;
-        b.compute("router", linear(self.tokens, self.experts, h, false), &[x, w.router], &[keep.logits]);
+        b.compute("router", linear(self.tokens, self.experts, self.whole, false), &[x, w.router], &[keep.logits]);
         self.kernel(b, "router_gates", self.router()[0], &[keep.logits], &[s.gates]);
+        let (mut rows, mut sum) = (x, out);
+        if let (Some([down, _]), Some([squeezed, _]), Some(kept)) = (w.squeezed, s.squeezed, keep.sum) {
+            b.compute("squeeze", linear(self.tokens, h, self.whole, self.fp8), &[x, down], &[squeezed]);
+            (rows, sum) = (squeezed, kept);
+        }
         let to = (keep.x, keep.weighs);
-        self.to_experts(b, s, ["", "dispatch"], Phase::Dispatch, (x, Some(s.gates)), to, beside_dispatch);
+        self.to_experts(b, s, ["", "dispatch"], Phase::Dispatch, (rows, Some(s.gates)), to, beside_dispatch);
         let [gate_up, down] = [self.gate_up, self.down].map(|rows| Self::at(w.experts, rows));
-        self.matmul(b, "experts_gate_up", Pass::Forward, [2 * f, h], &[keep.x, gate_up], keep.gate_up);
-        let act = ExpertOp::SwiGlu { rows: self.rows, cols: f };
-        self.kernel(b, "experts_swiglu", act, &[keep.gate_up, keep.weighs], &[keep.act]);
+        self.matmul(b, "experts_gate_up", Pass::Forward, [wide, h], &[keep.x, gate_up], keep.gate_up);
+        self.kernel(b, self.act(), self.activation()[0], &[keep.gate_up, keep.weighs], &[keep.act]);
         self.matmul(b, "experts_down", Pass::Forward, [h, f], &[keep.act, down], s.y);
-        self.to_tokens(b, s, ["", "combine"], (s.y, None), (out, s.d_gates), beside_combine);
+        self.to_tokens(b, s, ["", "combine"], (s.y, None), (sum, s.d_gates), beside_combine);
+        if let Some([_, up]) = w.squeezed {
+            b.compute("unsqueeze", linear(self.tokens, self.whole, h, self.fp8), &[sum, up], &[out]);
+        }
     }
 
     /// dx from the gradient of the output, and the gradients of the weights added to `g`.
@@ -512,24 +566,40 @@ impl Experts {
         keep: &Saved,
         beside: Beside,
     ) {
-        let (h, f) = (self.hidden, self.ffn);
+        let (h, f, wide) = (self.hidden, self.ffn, self.wide());
         let [beside_dispatch, beside_combine] = beside;
+        let (mut d_rows, mut d_sum) = (d_out, dx);
+        if let (Some([_, up]), Some([_, d_up]), Some([before, behind]), Some(sum)) =
+            (w.squeezed, g.squeezed, s.squeezed, keep.sum)
+        {
+            b.compute("unsqueeze_dx", linear_dx(self.tokens, h, self.whole, self.fp8), &[d_out, up], &[before]);
+            let product = linear_dw(self.whole, h, self.tokens, self.fp8);
+            b.compute("unsqueeze_dw", product, &[d_out, sum, d_up], &[d_up]);
+            (d_rows, d_sum) = (before, behind);
+        }
         // The rows of y are not needed again: its gradient takes their place.
         let to = (s.y, s.d_weighs);
-        self.to_experts(b, s, ["bwd_", "dispatch_bwd"], Phase::CachedDispatch, (d_out, None), to, beside_dispatch);
+        self.to_experts(b, s, ["bwd_", "dispatch_bwd"], Phase::CachedDispatch, (d_rows, None), to, beside_dispatch);
         let [w_gate_up, w_down] = [self.gate_up, self.down].map(|rows| Self::at(w.experts, rows));
         let [g_gate_up, g_down] = [self.gate_up, self.down].map(|rows| Self::at(g.experts, rows));
         self.matmul(b, "experts_down_dx", Pass::Dx, [h, f], &[s.y, w_down], s.d_act);
         self.matmul(b, "experts_down_dw", Pass::Dw, [h, f], &[s.y, keep.act, g_down], g_down);
-        let act = ExpertOp::SwiGluBwd { rows: self.rows, cols: f };
-        self.kernel(b, "experts_swiglu_bwd", act, &[keep.gate_up, keep.weighs, s.d_act], &[s.d_gate_up, s.d_weighs]);
-        self.matmul(b, "experts_gate_up_dx", Pass::Dx, [2 * f, h], &[s.d_gate_up, w_gate_up], s.y);
-        self.matmul(b, "experts_gate_up_dw", Pass::Dw, [2 * f, h], &[s.d_gate_up, keep.x, g_gate_up], g_gate_up);
+        let act = format!("{}_bwd", self.act());
+        let reads = [keep.gate_up, keep.weighs, s.d_act];
+        self.kernel(b, &act, self.activation()[1], &reads, &[s.d_gate_up, s.d_weighs]);
+        self.matmul(b, "experts_gate_up_dx", Pass::Dx, [wide, h], &[s.d_gate_up, w_gate_up], s.y);
+        self.matmul(b, "experts_gate_up_dw", Pass::Dw, [wide, h], &[s.d_gate_up, keep.x, g_gate_up], g_gate_up);
         let from = (s.y, Some(s.d_weighs));
-        self.to_tokens(b, s, ["bwd_", "combine_bwd"], from, (dx, s.d_gates), beside_combine);
+        self.to_tokens(b, s, ["bwd_", "combine_bwd"], from, (d_sum, s.d_gates), beside_combine);
+        if let (Some([down, _]), Some([d_down, _])) = (w.squeezed, g.squeezed) {
+            b.compute("squeeze_dx", linear_dx(self.tokens, self.whole, h, self.fp8), &[d_sum, down], &[dx]);
+            let product = linear_dw(h, self.whole, self.tokens, self.fp8);
+            b.compute("squeeze_dw", product, &[d_sum, x, d_down], &[d_down]);
+        }
         self.kernel(b, "router_bwd", self.router()[1], &[keep.logits, s.d_gates], &[s.d_logits]);
-        b.compute("router_dw", linear_dw(self.experts, h, self.tokens, false), &[s.d_logits, x, g.router], &[g.router]);
-        let adds = match linear_dx(self.tokens, h, self.experts, false) {
+        let product = linear_dw(self.experts, self.whole, self.tokens, false);
+        b.compute("router_dw", product, &[s.d_logits, x, g.router], &[g.router]);
+        let adds = match linear_dx(self.tokens, self.whole, self.experts, false) {
             Kernel::MatMul { m, n, k, a_t, b_t, fp8, bias, .. } => {
                 Kernel::MatMul { m, n, k, a_t, b_t, accumulate: true, fp8, bias }
             }

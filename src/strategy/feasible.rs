@@ -6,7 +6,7 @@ use super::ulysses::padded;
 use crate::error::{Error, Result};
 use crate::plan::Route;
 use crate::spec::{
-    AttentionSpec, Dispatch, KvPath, LlmSpec, Mask, Mlp, Parallelism, Pass, Positions, Recompute, RingBackward,
+    AttentionSpec, Dispatch, KvPath, LlmSpec, Mask, Mixer, Mlp, Parallelism, Pass, Positions, Recompute, RingBackward,
     RingLayout, RingMerge, Workload,
 };
 
@@ -19,6 +19,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     options(par)?;
     offload(model, work, par)?;
     latent(model, par)?;
+    hybrid(model, work, par)?;
     tensor(model, work, par)?;
     let t = u64::from(par.tp);
     heads(model.heads / t, model.attended_kv_heads() / t, model.qk_dim(), par)?;
@@ -67,6 +68,46 @@ fn latent(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     }
 }
 
+/// What layers of one mixer each do not go with, and what a scan does not.
+fn hybrid(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
+    if model.pattern.is_empty() {
+        return Ok(());
+    }
+    let has = |mixer| model.count(mixer) > 0;
+    let states = has(Mixer::Mamba);
+    let refused = [
+        (par.zero > 1, "zero above 1, whose weights come and go by layers that are all alike; use zero 1"),
+        (par.options.chunks > 0, "fpdt; more ranks go to dp, tp or pp"),
+        (model.parallel_block || model.mla.is_some() || model.bias || model.biased_qkv(), "parts of other families"),
+        (
+            states && par.ring > 1,
+            "a ring: a scan goes through a sequence from its first token to its last; use ring 1, and tp, which cuts its heads",
+        ),
+        (
+            states && par.ulysses > 1,
+            "ulysses, which no scan of this version exchanges its heads for; use ulysses 1, and tp",
+        ),
+        (
+            states && !work.documents.is_empty(),
+            "documents: a state goes on through them in this version; leave them out",
+        ),
+        (has(Mixer::Mamba) != model.mamba.is_some(), "a pattern whose mixers it does not state"),
+        (has(Mixer::Experts) != model.moe.is_some(), "a pattern whose experts it does not state"),
+    ];
+    if let Some((_, what)) = refused.iter().find(|(has, _)| *has) {
+        return Err(Error::infeasible(format!("hybrid: layers of a pattern do not go with {what}")));
+    }
+    let (t, Some(mamba)) = (u64::from(par.tp), model.mamba) else { return Ok(()) };
+    if !mamba.groups.is_multiple_of(t) || !mamba.heads.is_multiple_of(t) {
+        let good =
+            list((2..=mamba.groups).filter(|t| mamba.groups.is_multiple_of(*t) && mamba.heads.is_multiple_of(*t)));
+        let why =
+            format!("tp: {} groups of {} state-space heads are not divisible by tp {t}", mamba.groups, mamba.heads);
+        return Err(Error::infeasible(format!("{why}; use {good}")));
+    }
+    Ok(())
+}
+
 /// Experts are spread over consecutive ranks of a stage, each rank having some whole.
 fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let (ep, o) = (par.ep, par.options);
@@ -90,7 +131,7 @@ fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let refused = [
         (model.parallel_block, "a parallel block"),
         (model.bias, "biases"),
-        (model.mlp != Mlp::SwiGlu, "a network other than SwiGLU"),
+        (model.mlp == Mlp::Gelu, "GELU"),
         (par.zero > 1, "zero above 1; use zero 1"),
         (par.tp > 1 && o.whole_activations, "no-sp, where every rank would send the same tokens; leave it out"),
         (

@@ -1,20 +1,20 @@
 //! Layers that are made alike: where their weights and gradients are, what they keep, and the blocks that run them.
 //!
 //! Most models have one kind. A model whose first layers have a dense network, and the others experts, has two
-//! (DeepSeek-V3); the layers of a kind stand one behind the other.
+//! (DeepSeek-V3), one behind the other; a hybrid has several in turns (Nemotron-H).
 
 use super::data::{DataParallel, FlatWeights};
+use super::layers::{Layers, Stretch};
 use super::residual::{Residual, come_back, leave};
 use super::transformer::{Flats, Layer, Saved, Scratch};
 use crate::plan::{Arg, BlockId, Buf, Builder, Kernel, TensorKind, each};
-use crate::spec::{LlmSpec, Parallelism, Recompute};
-use std::ops::Range;
+use crate::spec::{LlmSpec, Mixer, Parallelism, Recompute};
 
 pub struct Kind {
     /// Before the names of tensors, blocks and calls; empty where one kind is all there is, or what most layers are.
     pub prefix: String,
     /// Which layers of the model.
-    pub layers: Range<u32>,
+    pub layers: Layers,
     pub layer: Layer,
     pub flat: FlatWeights,
     /// Of the experts.
@@ -54,25 +54,44 @@ pub struct Away {
 
 /// The kinds of a model's layers, each as a model of its own, and which layers they are. Where the rows of every layer
 /// go other ways (`apart`), a layer with experts is a kind of its own.
-pub fn kinds_of(model: &LlmSpec, apart: bool) -> Vec<(String, LlmSpec, Range<u32>)> {
+pub fn kinds_of(model: &LlmSpec, apart: bool) -> Vec<(String, LlmSpec, Layers)> {
+    if !model.pattern.is_empty() {
+        return Mixer::ALL.into_iter().flat_map(|mixer| of_mixer(model, mixer, apart)).collect();
+    }
     let all = model.layers as u32;
     let dense = if model.moe.is_some() { model.dense_layers() as u32 } else { all };
     let mut kinds = vec![];
     if dense > 0 {
         let prefix = if dense < all { "dense_" } else { "" };
-        kinds.push((prefix.into(), LlmSpec { moe: None, ..model.clone() }, 0..dense));
+        kinds.push((prefix.into(), LlmSpec { moe: None, ..model.clone() }, (0..dense).collect()));
     }
     match apart {
-        true => kinds.extend((dense..all).map(|l| (format!("layer{l}_"), model.clone(), l..l + 1))),
-        false if dense < all => kinds.push((String::new(), model.clone(), dense..all)),
+        true => kinds.extend((dense..all).map(|l| (format!("layer{l}_"), model.clone(), (l..l + 1).collect()))),
+        false if dense < all => kinds.push((String::new(), model.clone(), (dense..all).collect())),
         false => {}
     }
     kinds
 }
 
-/// How many layers of `part` are of a kind's `layers`.
-pub fn common(layers: &Range<u32>, part: &Range<u32>) -> u32 {
-    layers.end.min(part.end).saturating_sub(layers.start.max(part.start))
+/// The layers of a hybrid that are of one mixer.
+fn of_mixer(model: &LlmSpec, mixer: Mixer, apart: bool) -> Vec<(String, LlmSpec, Layers)> {
+    let layers: Vec<u32> = (0..).zip(&model.pattern).filter(|(_, of)| **of == mixer).map(|(l, _)| l).collect();
+    if layers.is_empty() {
+        return vec![];
+    }
+    let alone = |layers: &[u32]| LlmSpec {
+        layers: layers.len() as u64,
+        pattern: vec![mixer; layers.len()],
+        moe: model.moe.filter(|_| mixer == Mixer::Experts),
+        ffn: if mixer == Mixer::Mlp { model.ffn } else { 0 },
+        ..model.clone()
+    };
+    let prefix = |layers: &[u32]| match (mixer, apart) {
+        (Mixer::Experts, true) => format!("layer{}_", layers[0]),
+        _ => format!("{}_", mixer.word()),
+    };
+    let each = if mixer == Mixer::Experts && apart { 1 } else { layers.len() };
+    layers.chunks(each).map(|of| (prefix(of), alone(of), of.iter().copied().collect())).collect()
 }
 
 impl Kind {
@@ -101,7 +120,14 @@ impl Kind {
 
     /// Layers of this kind.
     pub fn count(&self) -> u32 {
-        self.layers.len() as u32
+        self.layers.count()
+    }
+
+    /// What a call on some of them is called: apart from others where there are others.
+    fn label(&self, what: &str, stretch: &Stretch) -> String {
+        let more = stretch.count() < self.count();
+        let at = if more { format!(".{}", stretch.start) } else { String::new() };
+        format!("{}{what}{at}", self.prefix)
     }
 
     pub fn weights(&self) -> Flats {
@@ -250,44 +276,46 @@ impl Kind {
         self.fill = b.close();
     }
 
-    /// Arguments of a walk over layers of this kind, forward, from its `first` on.
-    fn forward_args(&self, stream: Residual, first: i32) -> Vec<Arg> {
-        let (n, at) = (self.count(), self.layers.start as i32 + first);
+    /// Arguments of a walk over layers of this kind, forward, from the layer `at` on, which is its `first`.
+    fn forward_args(&self, stream: Residual, [at, first]: [i32; 2]) -> Vec<Arg> {
+        let n = self.count();
         let mut args = self.weights().args(|buf| each(buf, first, 1, n));
         args.extend([stream.walk(at, 1), stream.walk(at + 1, 1)]);
         args.extend(self.saved_each(first, 1));
         args
     }
 
-    /// All layers of this kind forward, in a microbatch.
-    pub fn call_forward(&self, b: &mut Builder, microbatch: u32, stream: Residual) {
-        let (n, at, blocks) = (self.count(), self.layers.start as i32, self.of(microbatch));
-        let mut args = self.forward_args(stream, 0);
+    /// Layers of this kind that stand one behind the other, forward, in a microbatch.
+    pub fn call_forward(&self, b: &mut Builder, microbatch: u32, stream: Residual, of: &Stretch) {
+        let (n, blocks) = (of.count(), self.of(microbatch));
+        let (at, first) = (of.start as i32, of.first as i32);
+        let mut args = self.forward_args(stream, [at, first]);
         let Some((away, hosts)) = blocks.away.zip(stream.hosts(at, 1)) else {
-            b.call(&format!("{}fwd", self.prefix), blocks.fwd, n, &args);
+            b.call(&self.label("fwd", of), blocks.fwd, n, &args);
             return;
         };
-        let is_top = self.layers.end == stream.layers();
+        let is_top = of.end == stream.layers();
         let leave = if is_top { n - 1 } else { n };
         args.push(hosts);
         if leave > 0 {
-            b.call(&format!("{}fwd", self.prefix), away.fwd, leave, &args);
+            b.call(&self.label("fwd", of), away.fwd, leave, &args);
         }
         if is_top {
-            let mut args = self.forward_args(stream, n as i32 - 1);
+            let top = n as i32 - 1;
+            let mut args = self.forward_args(stream, [at + top, first + top]);
             args[self.weights().bufs().count() + 1] = stream.last().into();
             b.call(&format!("{}fwd_top", self.prefix), blocks.fwd, 1, &args);
         }
     }
 
-    /// Arguments of a walk down, `from` below the top of this kind's layers. The two slots of `dx` take turns.
-    fn backward_args(&self, (stream, dx): (Residual, Buf), from: i32, shares: Option<Flats>) -> Vec<Arg> {
-        let (n, top) = (self.count(), self.count() as i32 - 1 - from);
-        let turn = ((stream.layers() - self.layers.end) as i32 + from) % 2;
+    /// Arguments of a walk down, `from` below the top of a stretch. The two slots of `dx` take turns.
+    fn backward_args(&self, (stream, dx): (Residual, Buf), of: &Stretch, from: i32, shares: Option<Flats>) -> Vec<Arg> {
+        let (n, top) = (self.count(), (of.first + of.count()) as i32 - 1 - from);
+        let turn = ((stream.layers() - of.end) as i32 + from) % 2;
         let down = |buf| each(buf, top, -1, n);
         let mut args = self.weights().args(down);
         args.extend(self.gradients().args(down));
-        let at = self.layers.end as i32 - 1 - from;
+        let at = of.end as i32 - 1 - from;
         args.extend([stream.walk(at, -1), each(dx, turn, 1, 2), each(dx, turn + 1, 1, 2)]);
         args.extend(self.saved_each(top, -1));
         args.extend(shares.into_iter().flat_map(|shares| shares.args(down)));
@@ -300,25 +328,26 @@ impl Kind {
         b: &mut Builder,
         microbatch: u32,
         (stream, dx): (Residual, Buf),
+        of: &Stretch,
         shares: Option<Flats>,
     ) {
-        let (n, blocks) = (self.count(), self.of(microbatch));
+        let (n, blocks) = (of.count(), self.of(microbatch));
         let block = if shares.is_some() { blocks.bwd_last } else { blocks.bwd };
-        let mut args = self.backward_args((stream, dx), 0, shares);
-        let below = self.layers.end as i32 - 2;
+        let mut args = self.backward_args((stream, dx), of, 0, shares);
+        let below = of.end as i32 - 2;
         let Some((away, hosts)) = blocks.away.zip(stream.hosts(below, -1)) else {
-            b.call(&format!("{}bwd", self.prefix), block, n, &args);
+            b.call(&self.label("bwd", of), block, n, &args);
             return;
         };
-        let is_lowest = self.layers.start == 0;
+        let is_lowest = of.start == 0;
         let bring = if is_lowest { n - 1 } else { n };
         args.extend([hosts, stream.walk(below, -1)]);
         if bring > 0 {
             let block = if shares.is_some() { away.bwd_last } else { away.bwd };
-            b.call(&format!("{}bwd", self.prefix), block, bring, &args);
+            b.call(&self.label("bwd", of), block, bring, &args);
         }
         if is_lowest {
-            let args = self.backward_args((stream, dx), n as i32 - 1, shares);
+            let args = self.backward_args((stream, dx), of, n as i32 - 1, shares);
             b.call(&format!("{}bwd_lowest", self.prefix), block, 1, &args);
         }
     }

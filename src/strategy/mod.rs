@@ -11,6 +11,7 @@ pub mod feasible;
 pub mod fpdt;
 pub mod head;
 pub mod kind;
+pub mod layers;
 pub mod norm;
 pub mod pipeline;
 pub mod residual;

@@ -11,7 +11,7 @@
 //! (MegaScale, arXiv:2402.15627, section 3.2), for lanes give that by themselves. Transfers are the work of
 //! NICs and copy engines here: the one or two SMs that a waiting NCCL kernel sits on are not counted.
 
-use super::kind::common;
+use super::layers::Layers;
 use crate::plan::{Axis, Group};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -113,32 +113,32 @@ impl Pipeline {
     }
 
     /// Of the layers `of` of the model, those of a chunk of a stage.
-    pub fn count(&self, stage: u32, chunk: u32, of: &Range<u32>) -> u32 {
-        common(of, &self.range(stage, chunk))
+    pub fn count(&self, stage: u32, chunk: u32, of: &Layers) -> u32 {
+        of.within(&self.range(stage, chunk))
     }
 
     /// Where a chunk's begin among those of its stage.
-    pub fn offset(&self, stage: u32, chunk: u32, of: &Range<u32>) -> u32 {
+    pub fn offset(&self, stage: u32, chunk: u32, of: &Layers) -> u32 {
         (0..chunk).map(|c| self.count(stage, c, of)).sum()
     }
 
     /// Those of a stage.
-    pub fn held(&self, stage: u32, of: &Range<u32>) -> u32 {
+    pub fn held(&self, stage: u32, of: &Layers) -> u32 {
         self.offset(stage, self.chunks, of)
     }
 
     /// The most that a chunk has.
-    pub fn longest(&self, of: &Range<u32>) -> u32 {
+    pub fn longest(&self, of: &Layers) -> u32 {
         let all = (0..self.stages).flat_map(|stage| (0..self.chunks).map(move |chunk| (stage, chunk)));
         all.map(|(stage, chunk)| self.count(stage, chunk, of)).max().unwrap_or(1)
     }
 
     /// The stage that has a layer, and its place among those of the stage that are of `of`.
-    pub fn home(&self, layer: u32, of: &Range<u32>) -> (u32, u32) {
+    pub fn home(&self, layer: u32, of: &Layers) -> (u32, u32) {
         let mut all = (0..self.chunks).flat_map(|chunk| (0..self.stages).map(move |stage| (stage, chunk)));
         let (stage, chunk) = all.find(|&(s, c)| self.range(s, c).contains(&layer)).expect("every layer is in a stage");
-        let first = self.range(stage, chunk).start.max(of.start);
-        (stage, self.offset(stage, chunk, of) + layer - first)
+        let before = of.within(&(self.range(stage, chunk).start..layer));
+        (stage, self.offset(stage, chunk, of) + before)
     }
 
     /// Forward units before the first backward unit.

@@ -7,6 +7,7 @@
 mod pair;
 
 use super::kind::Kind;
+use super::layers::{Layers, Stretch};
 use super::pipeline::{Act, Flow, Pass, Pipeline, Unit};
 use super::residual::Residual;
 use super::step::Step;
@@ -14,10 +15,9 @@ use super::transformer::Flats;
 use crate::plan::*;
 use pair::{Key, Pairs};
 use std::collections::BTreeMap;
-use std::ops::Range;
 
-/// How many layers of each kind a chunk has.
-type Counts = Vec<u32>;
+/// The layers of a chunk, those alike together.
+type Chain = Vec<Stretch>;
 
 /// What a chunk calls.
 #[derive(Clone, Copy)]
@@ -52,9 +52,9 @@ pub struct Staged<'s, 'a> {
 
 impl Pipeline {
     /// Slots for what the layers `of` keep where nothing is computed again.
-    pub fn saved_slots(&self, of: &Range<u32>) -> u32 {
+    pub fn saved_slots(&self, of: &Layers) -> u32 {
         if !self.is_staged() {
-            return of.len() as u32;
+            return of.count();
         }
         let holds = |stage: &u32| self.held(*stage, of) > 0;
         (0..self.stages).filter(holds).map(|s| self.flow(s).kept).max().unwrap_or(1) * self.longest(of)
@@ -66,7 +66,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         let flows: Vec<Flow> = (0..step.pipe.stages).map(|s| step.pipe.flow(s)).collect();
         let most = |of: fn(&Flow) -> u32| flows.iter().map(of).max().unwrap_or(1);
         let shape = [step.layer().residual_rows(), step.model.hidden];
-        let (dtype, longest) = (step.work.dtype, step.pipe.longest(&(0..step.layer_count())));
+        let (dtype, longest) = (step.work.dtype, step.pipe.longest(&(0..step.layer_count()).collect()));
         let inner_slots = (most(|f| f.kept) * (longest - 1)).max(1);
         let mut tensor = |name, kind, slots| step.b.tensor(name, &shape, dtype, kind, slots);
         let input = tensor("x_in", TensorKind::Activation, most(|f| f.inputs));
@@ -96,9 +96,9 @@ impl<'s, 'a> Staged<'s, 'a> {
         };
         let (stages, chunks) = (staged.step.pipe.stages, staged.step.pipe.chunks);
         for (chunk, stage) in (0..chunks).flat_map(|chunk| (0..stages).map(move |stage| (chunk, stage))) {
-            let counts = staged.counts(stage, chunk);
+            let chain = staged.chain(stage, chunk);
             for microbatch in 0..staged.step.variants() {
-                let key = (counts.clone(), microbatch);
+                let key = (chain.clone(), microbatch);
                 if !staged.chunks.contains_key(&key) {
                     let (forward, backward) = (staged.chunk_fwd(&key), staged.chunk_bwd(&key, false));
                     let beside = !staged.step.par.options.no_overlap_grad;
@@ -111,12 +111,12 @@ impl<'s, 'a> Staged<'s, 'a> {
         staged
     }
 
-    fn counts(&self, stage: u32, chunk: u32) -> Counts {
-        self.step.kinds.iter().map(|kind| self.step.pipe.count(stage, chunk, &kind.layers)).collect()
+    fn chain(&self, stage: u32, chunk: u32) -> Chain {
+        Stretch::all(self.step.kinds.iter().map(|kind| &kind.layers), &self.step.pipe.range(stage, chunk))
     }
 
     fn key(&self, stage: u32, unit: Unit) -> Key {
-        (self.counts(stage, unit.chunk), unit.microbatch.min(self.step.variants() - 1))
+        (self.chain(stage, unit.chunk), unit.microbatch.min(self.step.variants() - 1))
     }
 
     /// What `of` names of each kind that a chunk has layers of, from the first of them on, as arguments.
@@ -133,7 +133,7 @@ impl<'s, 'a> Staged<'s, 'a> {
     fn stage(&mut self, stage: u32) -> Program {
         let pipe = &self.step.pipe;
         let (first, last) = (stage == 0, stage + 1 == pipe.stages);
-        let layers: Counts = self.step.kinds.iter().map(|kind| pipe.held(stage, &kind.layers)).collect();
+        let layers: Vec<u32> = self.step.kinds.iter().map(|kind| pipe.held(stage, &kind.layers)).collect();
         let tied = self.step.model.tie_embeddings;
         let embed = first || (last && tied);
         self.step.zero_grad(&layers, embed, last);
@@ -247,7 +247,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         let Pass { unit, input, kept, .. } = pass;
         let mut args = self.args(stage, unit.chunk, Kind::weights);
         args.extend([self.input.slot(input), self.inner_of(kept), self.out_of(stage, pass)].map(Arg::from));
-        args.extend(self.saved_of(&self.counts(stage, unit.chunk), kept));
+        args.extend(self.saved_of(&self.chain(stage, unit.chunk), kept));
         args
     }
 
@@ -295,12 +295,12 @@ impl<'s, 'a> Staged<'s, 'a> {
         let mut args = self.args(stage, unit.chunk, Kind::weights);
         args.extend(self.args(stage, unit.chunk, Kind::gradients));
         args.extend([self.input.slot(input), self.inner_of(kept), self.dx.slot(2 * to)].map(Arg::from));
-        args.extend(self.saved_of(&self.counts(stage, unit.chunk), kept));
+        args.extend(self.saved_of(&self.chain(stage, unit.chunk), kept));
         args
     }
 
     fn end_backward(&mut self, stage: u32, Pass { unit, to, .. }: Pass) {
-        let layers = self.counts(stage, unit.chunk).iter().sum::<u32>();
+        let layers = length(&self.chain(stage, unit.chunk));
         let out = self.dx.slot(2 * to + layers % 2);
         if self.step.pipe.is_first(stage, unit.chunk) {
             let args = [self.step.tokens.slot(unit.microbatch).into(), out.into()];
@@ -315,34 +315,34 @@ impl<'s, 'a> Staged<'s, 'a> {
     }
 
     /// What the layers of a chunk keep, kind by kind, of a microbatch in flight.
-    fn saved_of(&self, counts: &Counts, kept: u32) -> Vec<Arg> {
+    fn saved_of(&self, chain: &Chain, kept: u32) -> Vec<Arg> {
         let of = |kind: &Kind| {
             let slot = if kind.keeps { kept * self.step.pipe.longest(&kind.layers) } else { 0 };
             kind.saved.bufs().into_iter().map(move |buf| buf.slot(slot).into()).collect::<Vec<Arg>>()
         };
-        let kinds = self.step.kinds.iter().zip(counts).filter(|(_, count)| **count > 0);
-        kinds.flat_map(|(kind, _)| of(kind)).collect()
+        Here::of(&self.step.kinds, chain).iter().flat_map(|h| of(h.kind)).collect()
     }
 
     /// The layers of a chunk: the first reads the chunk's input, the last writes its output.
-    fn chunk_fwd(&mut self, (counts, microbatch): &(Counts, u32)) -> BlockId {
+    fn chunk_fwd(&mut self, (chain, microbatch): &(Chain, u32)) -> BlockId {
         let Step { b, kinds, .. } = &mut *self.step;
-        b.open(&format!("fwd_{}", name_of(counts)));
-        let here: Vec<Here> = Here::of(kinds, counts);
+        b.open(&format!("fwd_{}", name_of(kinds.len(), chain)));
+        let here: Vec<Here> = Here::of(kinds, chain);
         let w: Vec<Flats> = here.iter().map(|h| h.kind.weights().formals(b, "w")).collect();
         let [x_in, x, x_out] = ["x_in", "x", "x_out"].map(|name| b.formal(name));
         let saved: Vec<Vec<Buf>> = here.iter().map(|h| h.kind.saved.formals(b).bufs()).collect();
-        let l: u32 = counts.iter().sum();
-        for (i, h) in here.iter().enumerate() {
-            let mut call = |label: &str, from: u32, repeat: u32, xs: [Arg; 2]| {
-                let n = h.count;
+        let l = length(chain);
+        for of in chain {
+            let (i, h) = Here::at(&here, of);
+            let mut call = |label: &str, layer: u32, repeat: u32, xs: [Arg; 2]| {
+                let (n, from) = (h.count, of.first + layer - of.start);
                 let keep = |buf: Buf| if repeat == 1 { buf.slot(from).into() } else { each(buf, from as i32, 1, n) };
                 let mut args: Vec<Arg> = w[i].args(keep).into_iter().chain(xs).collect();
                 args.extend(saved[i].iter().map(|&buf| if h.kind.keeps { keep(buf) } else { buf.into() }));
-                b.call(&format!("{}{label}", h.kind.prefix), h.kind.of(*microbatch).fwd, repeat, &args);
+                b.call(&h.label(label, of), h.kind.of(*microbatch).fwd, repeat, &args);
             };
             // Layer j of the chunk reads x.slot(j - 1) and writes x.slot(j), but for the two ends.
-            let (mut from, mut to) = (h.first, h.first + h.count);
+            let (mut from, mut to) = (of.start, of.end);
             if from == 0 {
                 let out = if l == 1 { x_out } else { x };
                 call(if l == 1 { "layer" } else { "first" }, 0, 1, [x_in, out].map(Arg::from));
@@ -352,45 +352,46 @@ impl<'s, 'a> Staged<'s, 'a> {
             to -= u32::from(ends);
             if to > from {
                 let at = from as i32;
-                call("layers", from - h.first, to - from, [each(x, at - 1, 1, l - 1), each(x, at, 1, l - 1)]);
+                call("layers", from, to - from, [each(x, at - 1, 1, l - 1), each(x, at, 1, l - 1)]);
             }
             if ends {
-                call("last", l - 1 - h.first, 1, [x.slot(l - 2), x_out].map(Arg::from));
+                call("last", l - 1, 1, [x.slot(l - 2), x_out].map(Arg::from));
             }
         }
         b.close()
     }
 
-    fn chunk_bwd(&mut self, (counts, microbatch): &(Counts, u32), sums: bool) -> BlockId {
+    fn chunk_bwd(&mut self, (chain, microbatch): &(Chain, u32), sums: bool) -> BlockId {
         let Step { b, kinds, dp, edp, .. } = &mut *self.step;
-        b.open(&format!("bwd_{}{}", name_of(counts), if sums { "_last" } else { "" }));
-        let here: Vec<Here> = Here::of(kinds, counts);
+        b.open(&format!("bwd_{}{}", name_of(kinds.len(), chain), if sums { "_last" } else { "" }));
+        let here: Vec<Here> = Here::of(kinds, chain);
         let w: Vec<Flats> = here.iter().map(|h| h.kind.weights().formals(b, "w")).collect();
         let g: Vec<Flats> = here.iter().map(|h| h.kind.gradients().formals(b, "g")).collect();
         let [x_in, x, dx] = ["x_in", "x", "dx"].map(|name| b.formal(name));
         let saved: Vec<Vec<Buf>> = here.iter().map(|h| h.kind.saved.formals(b).bufs()).collect();
         let share = |h: &Here, b: &mut Builder| sums.then(|| h.kind.shares([dp, edp]).formals(b, "g_share"));
         let shares: Vec<Option<Flats>> = here.iter().map(|h| share(h, b)).collect();
-        let l: u32 = counts.iter().sum();
-        for (i, h) in here.iter().enumerate().rev() {
+        let l = length(chain);
+        for of in chain.iter().rev() {
+            let (i, h) = Here::at(&here, of);
             let blocks = h.kind.of(*microbatch);
             let block = if sums { blocks.bwd_last } else { blocks.bwd };
-            let mut call = |label: &str, top: u32, repeat: u32, xs: [Arg; 3]| {
-                let n = h.count;
+            let mut call = |label: &str, layer: u32, repeat: u32, xs: [Arg; 3]| {
+                let (n, top) = (h.count, of.first + layer - of.start);
                 let keep = |buf: Buf| if top == 0 { Arg::from(buf) } else { each(buf, top as i32, -1, n) };
                 let mut args: Vec<Arg> = w[i].args(keep).into_iter().chain(g[i].args(keep)).chain(xs).collect();
                 args.extend(saved[i].iter().map(|&buf| if h.kind.keeps { keep(buf) } else { buf.into() }));
                 args.extend(shares[i].into_iter().flat_map(|share| share.args(keep)));
-                b.call(&format!("{}{label}", h.kind.prefix), block, repeat, &args);
+                b.call(&h.label(label, of), block, repeat, &args);
             };
             // The first layer of the chunk has its input elsewhere than the others.
-            let (from, to) = (h.first.max(1), h.first + h.count);
+            let (from, to) = (of.start.max(1), of.end);
             if to > from {
                 let turn = ((l - to) % 2) as i32;
                 let walks = [each(x, to as i32 - 2, -1, l - 1), each(dx, turn, 1, 2), each(dx, turn + 1, 1, 2)];
-                call("layers", h.count - 1, to - from, walks);
+                call("layers", to - 1, to - from, walks);
             }
-            if h.first == 0 {
+            if of.start == 0 {
                 call("first", 0, 1, [x_in, dx.slot((l - 1) % 2), dx.slot(l % 2)].map(Arg::from));
             }
         }
@@ -398,27 +399,47 @@ impl<'s, 'a> Staged<'s, 'a> {
     }
 }
 
-/// The layers of one kind in a chunk: how many, and where they begin.
+/// The layers of one kind in a chunk: how many.
 struct Here<'k> {
+    number: usize,
     kind: &'k Kind,
     count: u32,
-    first: u32,
 }
 
 impl<'k> Here<'k> {
     /// Of every kind that a chunk has layers of.
-    fn of(kinds: &'k [Kind], counts: &Counts) -> Vec<Here<'k>> {
-        let mut first = 0;
-        let here = kinds.iter().zip(counts).map(|(kind, &count)| {
-            first += count;
-            Here { kind, count, first: first - count }
-        });
+    fn of(kinds: &'k [Kind], chain: &Chain) -> Vec<Here<'k>> {
+        let count = |number| chain.iter().filter(|of| of.kind == number).map(Stretch::count).sum();
+        let here = kinds.iter().enumerate().map(|(number, kind)| Here { number, kind, count: count(number) });
         here.filter(|h| h.count > 0).collect()
+    }
+
+    /// That of some layers, and its place among those here.
+    fn at<'h>(here: &'h [Here<'k>], of: &Stretch) -> (usize, &'h Here<'k>) {
+        let found = here.iter().enumerate().find(|(_, h)| h.number == of.kind);
+        found.expect("every layer of a chunk is of a kind")
+    }
+
+    /// What a call on some of them is called: apart from others where there are others.
+    fn label(&self, what: &str, of: &Stretch) -> String {
+        let at = if of.count() < self.count { format!(".{}", of.start) } else { String::new() };
+        format!("{}{what}{at}", self.kind.prefix)
     }
 }
 
-fn name_of(counts: &Counts) -> String {
-    counts.iter().map(u32::to_string).collect::<Vec<_>>().join("_")
+fn length(chain: &Chain) -> u32 {
+    chain.last().map_or(0, |of| of.end)
+}
+
+/// Layers of each kind, one number a kind where those of a kind are together; else by turns.
+fn name_of(kinds: usize, chain: &Chain) -> String {
+    let count = |kind: usize| chain.iter().filter(|of| of.kind == kind).map(Stretch::count).sum::<u32>();
+    let together = chain.windows(2).all(|pair| pair[0].kind < pair[1].kind);
+    let words: Vec<String> = match together {
+        true => (0..kinds).map(|kind| count(kind).to_string()).collect(),
+        false => chain.iter().map(|of| format!("{}x{}", of.count(), of.kind)).collect(),
+    };
+    words.join("_")
 }
 
 fn embed_block(step: &mut Step, forward: bool) -> BlockId {

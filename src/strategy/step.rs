@@ -13,6 +13,7 @@ use super::expert;
 use super::feasible;
 use super::head::{Head, HeadWeights};
 use super::kind::{Kind, kinds_of};
+use super::layers::Stretch;
 use super::pipeline::Pipeline;
 use super::residual::Residual;
 use super::stages::Staged;
@@ -409,13 +410,21 @@ impl<'a> Step<'a> {
     }
 
     pub(super) fn call_forward(&mut self, m: u32) {
-        self.kinds.iter().for_each(|kind| kind.call_forward(&mut self.b, m, self.x));
+        for of in self.stretches() {
+            self.kinds[of.kind].call_forward(&mut self.b, m, self.x, &of);
+        }
+    }
+
+    /// All layers, those alike together.
+    fn stretches(&self) -> Vec<Stretch> {
+        Stretch::all(self.kinds.iter().map(|kind| &kind.layers), &(0..self.layer_count()))
     }
 
     fn call_backward(&mut self, last: bool, m: u32) {
-        for kind in self.kinds.iter().rev() {
+        for of in self.stretches().iter().rev() {
+            let kind = &self.kinds[of.kind];
             let shares = last.then(|| kind.shares([&self.dp, &self.edp]));
-            kind.call_backward(&mut self.b, m, (self.x, self.dx), shares);
+            kind.call_backward(&mut self.b, m, (self.x, self.dx), of, shares);
         }
     }
 
@@ -522,7 +531,7 @@ impl<'a> Step<'a> {
         let embed = self.embedding.weights().iter().map(|w| param("", w, &self.embed, 0, ends));
         let mut all: Vec<Param> =
             embed.chain(self.end.weights().iter().map(|w| param("", w, &self.head, 0, &[last]))).collect();
-        for (kind, l) in self.kinds.iter().flat_map(|kind| kind.layers.clone().map(move |l| (kind, l))) {
+        for (kind, l) in self.kinds.iter().flat_map(|kind| kind.layers.iter().map(move |l| (kind, l))) {
             let prefix = format!("model.layers.{l}.");
             let (stage, slot) = self.pipe.home(l, &kind.layers);
             all.extend(kind.layer.weights().iter().map(|w| param(&prefix, w, &kind.flat, slot, &[stage])));

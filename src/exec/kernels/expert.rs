@@ -48,6 +48,11 @@ pub fn run<T: Scalar>(
             let [d_gate_up, d_gates] = writes else { panic!("expert_swiglu_bwd has two results") };
             here.swiglu_bwd(cols as usize, [0, 1, 2].map(read), d_gate_up, d_gates);
         }
+        ExpertOp::Relu2 { cols, .. } => here.relu2(cols as usize, [read(0), read(1)], writes[0]),
+        ExpertOp::Relu2Bwd { cols, .. } => {
+            let [d_up, d_gates] = writes else { panic!("expert_relu2_bwd has two results") };
+            here.relu2_bwd(cols as usize, [0, 1, 2].map(read), d_up, d_gates);
+        }
     }
 }
 
@@ -204,6 +209,27 @@ impl Here<'_> {
             d_gates[row] = act.iter().zip(dy).map(|(&a, &d)| a * d).sum();
             d_act.iter_mut().zip(dy).for_each(|(a, &d)| *a = d * gates[row]);
             pointwise::swiglu_bwd(cols, x, &d_act, &mut d_gate_up[2 * row * cols..][..2 * cols]);
+        }
+    }
+
+    fn relu2<T: Scalar>(&self, cols: usize, [up, gates]: [&[T]; 2], y: &mut [T]) {
+        let rows = self.rows(Layout::Experts).len();
+        let y = &mut y[..rows * cols];
+        pointwise::relu2(&up[..rows * cols], y);
+        for (y, &gate) in y.chunks_mut(cols.max(1)).zip(gates) {
+            y.iter_mut().for_each(|y| *y *= gate);
+        }
+    }
+
+    fn relu2_bwd<T: Scalar>(&self, cols: usize, [up, gates, dy]: [&[T]; 3], d_up: &mut [T], d_gates: &mut [T]) {
+        let rows = self.rows(Layout::Experts).len();
+        let mut act = vec![T::zero(); cols];
+        for row in 0..rows {
+            let at = row * cols..(row + 1) * cols;
+            pointwise::relu2(&up[at.clone()], &mut act);
+            d_gates[row] = act.iter().zip(&dy[at.clone()]).map(|(&a, &d)| a * d).sum();
+            act.iter_mut().zip(&dy[at.clone()]).for_each(|(a, &d)| *a = d * gates[row]);
+            pointwise::relu2_bwd(&up[at.clone()], &act, &mut d_up[at]);
         }
     }
 }

@@ -20,6 +20,7 @@ pub(in crate::exec) mod reorder;
 mod rope;
 mod scalar;
 mod shapes;
+mod ssm;
 #[cfg(test)]
 mod testing;
 mod unfused;
@@ -29,6 +30,7 @@ mod whole;
 pub use scalar::Scalar;
 
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass};
+use crate::plan::kernel::SsmOp;
 use crate::plan::{Adam, Kernel, Mesh, Plan, ScoreStep, Segs, Side, dropout};
 use crate::spec::Documents;
 
@@ -105,6 +107,15 @@ pub fn run<T: Scalar>(
             let [dx] = outputs(writes);
             pointwise::gelu_bwd(read(0), read(1), dx);
         }
+        Kernel::Relu2 { .. } => {
+            let [y] = outputs(writes);
+            pointwise::relu2(read(0), y);
+        }
+        Kernel::Relu2Bwd { .. } => {
+            let [dx] = outputs(writes);
+            pointwise::relu2_bwd(read(0), read(1), dx);
+        }
+        Kernel::Ssm(kernel) => ssm::run(kernel, reads, writes),
         Kernel::Attention(block) => {
             let [o, lse] = outputs(writes);
             attention::forward(block, views, rank, [read(0), read(1)], o, lse, false);
@@ -299,6 +310,12 @@ pub(in crate::exec) fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
         // The residual is added to, so it may be the very buffer of dx.
         Kernel::NormBwd { .. } | Kernel::LayerNormBwd { .. } => &[(3, 0), (4, 1)],
         Kernel::HeadNorm { .. } => &[(0, 0)],
+        Kernel::Ssm(kernel) => match kernel.op {
+            SsmOp::ConvBwd => &[(0, 0), (4, 1)],
+            SsmOp::ScanBwd => &[(0, 0), (5, 2)],
+            SsmOp::NormBwd { .. } => &[(4, 2)],
+            SsmOp::Conv | SsmOp::Scan | SsmOp::Norm { .. } => &[],
+        },
         Kernel::LatentNormBwd { .. } => &[(2, 1)],
         Kernel::HeadNormBwd { .. } => &[(0, 0), (3, 1)],
         Kernel::BiasBwd { .. } | Kernel::Positions { backward: true, .. } => &[(1, 0)],

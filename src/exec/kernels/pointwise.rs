@@ -72,6 +72,18 @@ wide! {
     }
 }
 
+wide! {
+    pub fn relu2<'a, T>(x: &'a [T], y: &'a mut [T]) -> () {
+        y.iter_mut().zip(x).for_each(|(y, &x)| *y = x.larger(T::zero()) * x.larger(T::zero()));
+    }
+}
+
+wide! {
+    pub fn relu2_bwd<'a, T>(x: &'a [T], dy: &'a [T], dx: &'a mut [T]) -> () {
+        dx.iter_mut().zip(x.iter().zip(dy)).for_each(|(dx, (&x, &dy))| *dx = dy * (T::one() + T::one()) * x.larger(T::zero()));
+    }
+}
+
 /// Adds `row` to every row of `x`.
 pub fn add_rows<T: Scalar>(cols: usize, row: &[T], x: &mut [T]) {
     x.chunks_exact_mut(cols).for_each(|x| x.iter_mut().zip(row).for_each(|(x, &b)| *x += b));
@@ -190,6 +202,21 @@ mod tests {
         let mut dx = vec![f64::NAN; 20];
         launch(&Kernel::GeluBwd { elems: 20 }, &[Some(&x), Some(&dy)], &mut [&mut dx]);
         assert_close(&dx, &slope(|x| dot(&gelu(x), &dy), &x), 1e-8);
+    }
+
+    #[test]
+    fn relu2_and_its_gradient() {
+        let (x, dy) = (random(20, 1), random(20, 2));
+        let relu2 = |x: &[f64]| {
+            let mut y = vec![f64::NAN; 20];
+            launch(&Kernel::Relu2 { elems: 20 }, &[Some(x)], &mut [&mut y]);
+            y
+        };
+        let want: Vec<f64> = x.iter().map(|&x| if x > 0.0 { x * x } else { 0.0 }).collect();
+        assert_close(&relu2(&x), &want, 1e-12);
+        let mut dx = vec![f64::NAN; 20];
+        launch(&Kernel::Relu2Bwd { elems: 20 }, &[Some(&x), Some(&dy)], &mut [&mut dx]);
+        assert_close(&dx, &slope(|x| dot(&relu2(x), &dy), &x), 1e-8);
     }
 
     #[test]

@@ -27,6 +27,8 @@ const CFG: &DenseConfig = &DenseConfig {
     mla: None,
     experts: None,
     dense_layers: 0,
+    pattern: vec![],
+    mamba: None,
 };
 const ADAM: Adam = Adam { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 const H: u64 = CFG.hidden as u64;

@@ -1,6 +1,6 @@
 //! What the oracle is told of a model, and the names and shapes of its parameters.
 
-use crate::spec::{Gate, LlmSpec, MlaSpec, Mlp, Norm, Positions};
+use crate::spec::{Gate, LlmSpec, MambaSpec, Mixer, MlaSpec, Mlp, Norm, Positions};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone)]
@@ -25,6 +25,9 @@ pub struct DenseConfig {
     pub experts: Option<Experts>,
     /// The first so many layers have a dense network where the others have experts.
     pub dense_layers: usize,
+    /// Layers that are one mixer each; none: attention and a network in every one.
+    pub pattern: Vec<Mixer>,
+    pub mamba: Option<MambaSpec>,
 }
 
 /// Multi-head latent attention: the compressed widths, and elements of a head that turn, that do not, and of its value.
@@ -52,6 +55,8 @@ pub struct Experts {
     pub ffn: usize,
     /// Of what every token visits besides; 0: nothing.
     pub shared: usize,
+    /// Columns that tokens are projected to before their experts, and back from; 0: they are not.
+    pub latent: usize,
     pub gate: Gate,
     /// Equal groups of experts, and how many of them a token may choose from.
     pub groups: Option<[usize; 2]>,
@@ -65,6 +70,8 @@ pub struct Experts {
 pub struct Blocks {
     pub layer_norm: bool,
     pub gelu: bool,
+    /// The square of a ReLU, of experts too.
+    pub relu2: bool,
     /// Of every projection of a layer, and of layer norms.
     pub bias: bool,
     pub qkv_bias: bool,
@@ -86,6 +93,7 @@ impl Blocks {
     pub const LLAMA: Blocks = Blocks {
         layer_norm: false,
         gelu: false,
+        relu2: false,
         bias: false,
         qkv_bias: false,
         parallel: false,
@@ -103,6 +111,7 @@ impl From<&LlmSpec> for Blocks {
         Blocks {
             layer_norm: m.norm == Norm::Layer,
             gelu: m.mlp == Mlp::Gelu,
+            relu2: m.mlp == Mlp::Relu2,
             bias: m.bias,
             qkv_bias: m.biased_qkv(),
             parallel: m.parallel_block,
@@ -136,12 +145,15 @@ impl From<&LlmSpec> for DenseConfig {
             window: m.window.map(|w| w as usize),
             documents: vec![],
             mla: m.mla.map(Mla::from),
+            pattern: m.pattern.clone(),
+            mamba: m.mamba,
             dense_layers: m.moe.map_or(0, |moe| moe.dense_layers.min(m.layers) as usize),
             experts: m.moe.map(|moe| Experts {
                 count: moe.experts as usize,
                 top_k: moe.top_k as usize,
                 ffn: moe.ffn as usize,
                 shared: moe.shared_ffn as usize,
+                latent: moe.latent as usize,
                 gate: moe.gate,
                 groups: moe.groups.map(|g| [g.count as usize, g.kept as usize]),
                 choices: vec![],
@@ -155,7 +167,7 @@ impl DenseConfig {
     pub fn shapes(&self) -> BTreeMap<String, (usize, usize)> {
         let (h, f, q) = (self.hidden, self.ffn, self.heads * self.head_dim);
         let o = self.heads * self.v_dim();
-        let (qkv, wide) = (q + 2 * self.kv_heads * self.head_dim, if self.blocks.gelu { f } else { 2 * f });
+        let (qkv, wide) = (q + 2 * self.kv_heads * self.head_dim, if self.gated() { 2 * f } else { f });
         let mut shapes = BTreeMap::from([(EMBED.to_string(), (self.vocab, h))]);
         let norm = |shapes: &mut BTreeMap<String, (usize, usize)>, name: &str| {
             shapes.insert(name.into(), (1, h));
@@ -170,7 +182,12 @@ impl DenseConfig {
         if self.blocks.positions > 0 {
             shapes.insert(POSITIONS.to_string(), (self.blocks.positions, h));
         }
-        for i in 0..self.layers {
+        for (i, &mixer) in self.pattern.iter().enumerate() {
+            norm(&mut shapes, &layer(i, NORM));
+            let weights = self.alone_shapes(mixer).into_iter();
+            shapes.extend(weights.map(|(name, rows, cols)| (layer(i, name), (rows, cols))));
+        }
+        for i in if self.pattern.is_empty() { 0..self.layers } else { 0..0 } {
             norm(&mut shapes, &layer(i, IN_NORM));
             if !self.blocks.parallel || self.blocks.own_norms {
                 norm(&mut shapes, &layer(i, POST_NORM));
@@ -204,6 +221,55 @@ impl DenseConfig {
         shapes
     }
 
+    /// Weights of a layer that is one mixer, beside its norm.
+    fn alone_shapes(&self, mixer: Mixer) -> Vec<(&'static str, usize, usize)> {
+        let (h, q, kv) = (self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        match (mixer, self.mamba, &self.experts) {
+            (Mixer::Mamba, Some(m), _) => {
+                let [inner, conv, proj, heads, taps] =
+                    [m.inner(), m.conv_cols(), m.proj_cols(), m.heads, m.conv].map(|n| n as usize);
+                vec![
+                    (IN_PROJ, proj, h),
+                    (CONV, conv, taps),
+                    (CONV_BIAS, 1, conv),
+                    (DT_BIAS, 1, heads),
+                    (A_LOG, 1, heads),
+                    (SKIP, 1, heads),
+                    (GATED_NORM, 1, inner),
+                    (OUT_PROJ, h, inner),
+                ]
+            }
+            (Mixer::Attention, ..) => vec![(QKV, q + 2 * kv, h), (OUT, h, q)],
+            (Mixer::Mlp, ..) => vec![(UP, self.ffn, h), (DOWN, h, self.ffn)],
+            (Mixer::Experts, _, Some(e)) => {
+                let width = if e.latent > 0 { e.latent } else { h };
+                let mut all = vec![
+                    (ROUTER, e.count, h),
+                    (ONE_UP, e.count * e.ffn, width),
+                    (EXPERTS_DOWN, e.count * width, e.ffn),
+                ];
+                if e.latent > 0 {
+                    all.extend([(SQUEEZE, e.latent, h), (UNSQUEEZE, h, e.latent)]);
+                }
+                if e.shared > 0 {
+                    all.extend([(SHARED_ONE_UP, e.shared, h), (SHARED_DOWN, h, e.shared)]);
+                }
+                all
+            }
+            _ => panic!("the pattern has {mixer:?}, whose sizes are missing"),
+        }
+    }
+
+    /// A network has a gate beside what goes up.
+    pub fn gated(&self) -> bool {
+        !(self.blocks.gelu || self.blocks.relu2)
+    }
+
+    /// Layers with experts, before which `layer` are these.
+    pub fn experts_before(&self, layer: usize) -> usize {
+        (0..layer).filter(|i| self.experts_of(*i).is_some()).count()
+    }
+
     /// Elements of a head's value.
     pub fn v_dim(&self) -> usize {
         self.mla.map_or(self.head_dim, |mla| mla.v)
@@ -211,7 +277,8 @@ impl DenseConfig {
 
     /// The experts of a layer, if it has some.
     pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
-        self.experts.as_ref().filter(|_| layer >= self.dense_layers)
+        let has = self.pattern.get(layer).map_or(layer >= self.dense_layers, |of| *of == Mixer::Experts);
+        self.experts.as_ref().filter(|_| has)
     }
 
     fn latent_shapes(&self, mla: &Mla) -> Vec<(&'static str, usize, usize)> {
@@ -246,7 +313,7 @@ impl DenseConfig {
 
     /// What stands before the activation.
     pub fn up(&self) -> &'static str {
-        if self.blocks.gelu { UP } else { GATE_UP }
+        if self.gated() { GATE_UP } else { UP }
     }
 
     /// Elements of a head that turn.
@@ -286,6 +353,20 @@ pub const EXPERTS_UP: &str = "mlp.experts.gate_up_proj.weight";
 pub const EXPERTS_DOWN: &str = "mlp.experts.down_proj.weight";
 pub const SHARED_UP: &str = "mlp.shared_experts.gate_up_proj.weight";
 pub const SHARED_DOWN: &str = "mlp.shared_experts.down_proj.weight";
+
+pub const NORM: &str = "norm.weight";
+pub const IN_PROJ: &str = "mixer.in_proj.weight";
+pub const CONV: &str = "mixer.conv1d.weight";
+pub const CONV_BIAS: &str = "mixer.conv1d.bias";
+pub const DT_BIAS: &str = "mixer.dt_bias";
+pub const A_LOG: &str = "mixer.A_log";
+pub const SKIP: &str = "mixer.D";
+pub const GATED_NORM: &str = "mixer.norm.weight";
+pub const OUT_PROJ: &str = "mixer.out_proj.weight";
+pub const SQUEEZE: &str = "mlp.fc1_latent_proj.weight";
+pub const UNSQUEEZE: &str = "mlp.fc2_latent_proj.weight";
+pub const ONE_UP: &str = "mlp.experts.up_proj.weight";
+pub const SHARED_ONE_UP: &str = "mlp.shared_experts.up_proj.weight";
 
 /// The bias that belongs to a weight.
 pub fn bias_of(name: &str) -> String {

@@ -2,7 +2,7 @@
 
 use super::config::*;
 use super::layer::Model;
-use super::math::{Mat, sigmoid, softmax, swiglu, swiglu_backward};
+use super::math::{Mat, relu2, relu2_slope, sigmoid, softmax, swiglu, swiglu_backward};
 use crate::spec::{Gate, Score};
 use ndarray::{Array1, Axis, s};
 
@@ -13,7 +13,7 @@ impl Model<'_> {
         if layers.is_empty() {
             return self.highest_of(i, experts, logits);
         }
-        let of = if layers.len() == 1 { &layers[0] } else { &layers[i - self.cfg.dense_layers] };
+        let of = if layers.len() == 1 { &layers[0] } else { &layers[self.cfg.experts_before(i)] };
         let of = &of[sequence][t * experts.top_k..][..experts.top_k];
         of.iter().map(|&e| e as usize).filter(|&e| e < experts.count).collect()
     }
@@ -47,37 +47,70 @@ impl Model<'_> {
     /// Rows of the stacked matrices that are one expert's.
     fn expert(&self, i: usize, e: usize) -> [Mat; 2] {
         let cfg = self.cfg.experts.as_ref().expect("experts");
-        let (up, h) = (2 * cfg.ffn, self.cfg.hidden);
-        let rows = |name, rows| self.w(&layer(i, name)).slice(s![e * rows..(e + 1) * rows, ..]).to_owned();
-        [rows(EXPERTS_UP, up), rows(EXPERTS_DOWN, h)]
+        let rows = |name| {
+            let all = self.w(&layer(i, name));
+            let rows = all.nrows() / cfg.count;
+            all.slice(s![e * rows..(e + 1) * rows, ..]).to_owned()
+        };
+        [rows(self.expert_up()), rows(EXPERTS_DOWN)]
+    }
+
+    /// What stands before the activation of experts, and of the one that every token visits.
+    fn expert_up(&self) -> &'static str {
+        if self.cfg.gated() { EXPERTS_UP } else { ONE_UP }
+    }
+
+    fn shared_up(&self) -> &'static str {
+        if self.cfg.gated() { SHARED_UP } else { SHARED_ONE_UP }
+    }
+
+    fn act(&self, up: &Mat, width: usize) -> Mat {
+        if self.cfg.gated() { swiglu(up, width) } else { up.mapv(relu2) }
+    }
+
+    fn act_backward(&self, up: &Mat, d_act: &Mat) -> Mat {
+        if self.cfg.gated() { swiglu_backward(up, d_act) } else { d_act * up.mapv(relu2_slope) }
     }
 
     pub fn experts(&self, i: usize, experts: &Experts, sequence: usize, x: &Mat) -> Mat {
         let logits = self.linear(&layer(i, ROUTER), x);
-        let mut y = Mat::zeros((x.nrows(), self.cfg.hidden));
-        for (t, row) in x.axis_chunks_iter(Axis(0), 1).enumerate() {
+        let given = self.squeezed(i, experts, x);
+        let mut y = Mat::zeros(given.raw_dim());
+        for (t, row) in given.axis_chunks_iter(Axis(0), 1).enumerate() {
             let own = logits.row(t).to_vec();
             let chosen = self.chosen(i, experts, sequence, t, &own);
             let weighs = gates(&experts.gate, &own, &chosen);
             for (e, weigh) in chosen.into_iter().zip(weighs) {
                 let [up, down] = self.expert(i, e);
-                let out = swiglu(&row.dot(&up.t()), experts.ffn).dot(&down.t()) * weigh;
+                let out = self.act(&row.dot(&up.t()), experts.ffn).dot(&down.t()) * weigh;
                 y.slice_mut(s![t..t + 1, ..]).zip_mut_with(&out, |y, out| *y += out);
             }
         }
+        if experts.latent > 0 {
+            y = self.linear(&layer(i, UNSQUEEZE), &y);
+        }
         if experts.shared > 0 {
-            let act = swiglu(&self.linear(&layer(i, SHARED_UP), x), experts.shared);
+            let act = self.act(&self.linear(&layer(i, self.shared_up()), x), experts.shared);
             y += &self.linear(&layer(i, SHARED_DOWN), &act);
         }
         y
     }
 
+    /// What experts are given.
+    fn squeezed(&self, i: usize, experts: &Experts, x: &Mat) -> Mat {
+        if experts.latent > 0 { self.linear(&layer(i, SQUEEZE), x) } else { x.clone() }
+    }
+
     pub fn experts_backward(&mut self, i: usize, sequence: usize, x: &Mat, dy: &Mat) -> Mat {
         let experts = self.cfg.experts_of(i).expect("experts");
         let logits = self.linear(&layer(i, ROUTER), x);
-        let (mut dx, mut d_logits) = (Mat::zeros(x.raw_dim()), Mat::zeros(logits.raw_dim()));
+        let given = self.squeezed(i, experts, x);
+        // The gradient of the sums of experts; the projection behind them keeps its own, once these are known.
+        let d_sums = if experts.latent > 0 { dy.dot(self.w(&layer(i, UNSQUEEZE))) } else { dy.clone() };
+        let mut sums = Mat::zeros(given.raw_dim());
+        let (mut d_given, mut d_logits) = (Mat::zeros(given.raw_dim()), Mat::zeros(logits.raw_dim()));
         for t in 0..x.nrows() {
-            let (row, d_row) = (x.slice(s![t..t + 1, ..]), dy.slice(s![t..t + 1, ..]));
+            let (row, d_row) = (given.slice(s![t..t + 1, ..]), d_sums.slice(s![t..t + 1, ..]));
             let own = logits.row(t).to_vec();
             let chosen = self.chosen(i, experts, sequence, t, &own);
             let weighs = gates(&experts.gate, &own, &chosen);
@@ -85,22 +118,30 @@ impl Model<'_> {
             for (&e, weigh) in chosen.iter().zip(&weighs) {
                 let [up, down] = self.expert(i, e);
                 let gate_up = row.dot(&up.t());
-                let act = swiglu(&gate_up, experts.ffn);
-                d_weighs.push((&act.dot(&down.t()) * &d_row).sum());
+                let act = self.act(&gate_up, experts.ffn);
+                let out = act.dot(&down.t());
+                d_weighs.push((&out * &d_row).sum());
+                sums.slice_mut(s![t..t + 1, ..]).zip_mut_with(&out, |sum, out| *sum += weigh * out);
                 let d_out = &d_row * *weigh;
-                let d_gate_up = swiglu_backward(&gate_up, &d_out.dot(&down));
+                let d_gate_up = self.act_backward(&gate_up, &d_out.dot(&down));
                 self.add_to_rows(&layer(i, EXPERTS_DOWN), e, d_out.t().dot(&act));
-                self.add_to_rows(&layer(i, EXPERTS_UP), e, d_gate_up.t().dot(&row));
-                dx.slice_mut(s![t..t + 1, ..]).zip_mut_with(&d_gate_up.dot(&up), |x, d| *x += d);
+                self.add_to_rows(&layer(i, self.expert_up()), e, d_gate_up.t().dot(&row));
+                d_given.slice_mut(s![t..t + 1, ..]).zip_mut_with(&d_gate_up.dot(&up), |x, d| *x += d);
             }
             let d = gates_backward(&experts.gate, &own, &chosen, &d_weighs);
             d_logits.row_mut(t).assign(&Array1::from(d));
         }
+        let mut dx = d_given;
+        if experts.latent > 0 {
+            self.linear_backward(&layer(i, UNSQUEEZE), &sums, dy);
+            dx = self.linear_backward(&layer(i, SQUEEZE), x, &dx);
+        }
         if experts.shared > 0 {
-            let gate_up = self.linear(&layer(i, SHARED_UP), x);
-            let act = swiglu(&gate_up, experts.shared);
-            let d_gate_up = swiglu_backward(&gate_up, &self.linear_backward(&layer(i, SHARED_DOWN), &act, dy));
-            dx += &self.linear_backward(&layer(i, SHARED_UP), x, &d_gate_up);
+            let gate_up = self.linear(&layer(i, self.shared_up()), x);
+            let act = self.act(&gate_up, experts.shared);
+            let d_act = self.linear_backward(&layer(i, SHARED_DOWN), &act, dy);
+            let d_gate_up = self.act_backward(&gate_up, &d_act);
+            dx += &self.linear_backward(&layer(i, self.shared_up()), x, &d_gate_up);
         }
         dx + self.linear_backward(&layer(i, ROUTER), x, &d_logits)
     }

@@ -5,6 +5,7 @@ use super::attention::{Attention, rotate};
 use super::config::*;
 use super::latent::Latent;
 use super::math::{Mat, centred, gelu, gelu_slope, rms_norm, rms_norm_backward, softmax, swiglu, swiglu_backward};
+use super::mixers as alone;
 use crate::plan::dropout;
 use ndarray::{Axis, concatenate, s};
 
@@ -28,6 +29,12 @@ struct Saved {
     projection: Projection,
     attn: Attention,
     network: Network,
+}
+
+/// The same of a layer of either make.
+enum Kept {
+    Both(Saved),
+    Alone(alone::Saved),
 }
 
 /// How the first norm's output became q, k and v.
@@ -64,13 +71,16 @@ impl Model<'_> {
         let mut x = self.embedded(&rows);
         let mut saved = Vec::new();
         for i in 0..self.cfg.layers {
-            let (y, kept) = self.layer_forward(i, number, x);
+            let (y, kept) = self.any_forward(i, number, x);
             saved.push(kept);
             x = y;
         }
         let mut dx = self.head(&x, targets);
         for (i, kept) in saved.iter().enumerate().rev() {
-            dx = self.layer_backward(i, kept, dx);
+            dx = match kept {
+                Kept::Both(kept) => self.layer_backward(i, kept, dx),
+                Kept::Alone(kept) => self.alone_backward(i, kept, dx),
+            };
         }
         if self.cfg.blocks.positions > 0 {
             let d_positions = self.grads.get_mut(POSITIONS).expect("every weight has a gradient");
@@ -95,9 +105,13 @@ impl Model<'_> {
         let rows: Vec<usize> = tokens.iter().map(|&t| t as usize).collect();
         let (mut x, mut all) = (self.embedded(&rows), vec![]);
         for i in 0..self.cfg.layers {
-            let (y, kept) = self.layer_forward(i, number, x);
+            let (y, kept) = self.any_forward(i, number, x);
             if let Some(experts) = self.cfg.experts_of(i) {
-                all.push(self.highest(i, experts, &kept.n2));
+                let normed = match &kept {
+                    Kept::Both(kept) => &kept.n2,
+                    Kept::Alone(kept) => &kept.normed,
+                };
+                all.push(self.highest(i, experts, normed));
             }
             x = y;
         }
@@ -114,6 +128,15 @@ impl Model<'_> {
     /// The norm that stands before the network.
     fn second_norm(&self) -> &'static str {
         if self.cfg.blocks.parallel && !self.cfg.blocks.own_norms { IN_NORM } else { POST_NORM }
+    }
+
+    fn any_forward(&self, i: usize, sequence: usize, x: Mat) -> (Mat, Kept) {
+        if let Some(&mixer) = self.cfg.pattern.get(i) {
+            let (y, kept) = self.alone_forward(i, mixer, sequence, x);
+            return (y, Kept::Alone(kept));
+        }
+        let (y, kept) = self.layer_forward(i, sequence, x);
+        (y, Kept::Both(kept))
     }
 
     fn layer_forward(&self, i: usize, sequence: usize, x: Mat) -> (Mat, Saved) {
@@ -202,7 +225,7 @@ impl Model<'_> {
         self.weights.get(&bias_of(name)).map_or(y.clone(), |b| &y + b)
     }
 
-    fn norm(&self, name: &str, x: &Mat) -> Mat {
+    pub fn norm(&self, name: &str, x: &Mat) -> Mat {
         if !self.cfg.blocks.layer_norm {
             return rms_norm(x, self.w(name), self.cfg.eps);
         }
@@ -234,7 +257,7 @@ impl Model<'_> {
     }
 
     /// Columns of q, of k and of v.
-    fn apart(&self, qkv: &Mat) -> [Mat; 3] {
+    pub fn apart(&self, qkv: &Mat) -> [Mat; 3] {
         let (q, k) = (self.cfg.heads * self.cfg.head_dim, self.cfg.kv_heads * self.cfg.head_dim);
         [0..q, q..q + k, q + k..q + 2 * k].map(|columns| qkv.slice(s![.., columns]).to_owned())
     }
@@ -258,7 +281,7 @@ impl Model<'_> {
         d_qkv
     }
 
-    fn norm_backward(&mut self, name: &str, x: &Mat, dy: &Mat) -> Mat {
+    pub fn norm_backward(&mut self, name: &str, x: &Mat, dy: &Mat) -> Mat {
         let layer_norm = self.cfg.blocks.layer_norm;
         let centre = |x: &Mat| if layer_norm { centred(x) } else { x.clone() };
         // A layer norm is an RMS norm of what is left when the mean is taken away, which is its own transpose.

@@ -23,6 +23,14 @@ pub fn gelu_slope(x: f64) -> f64 {
     0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * du
 }
 
+pub fn relu2(x: f64) -> f64 {
+    x.max(0.0).powi(2)
+}
+
+pub fn relu2_slope(x: f64) -> f64 {
+    2.0 * x.max(0.0)
+}
+
 pub fn swiglu(gate_up: &Mat, ffn: usize) -> Mat {
     let (gate, up) = gate_up.view().split_at(Axis(1), ffn);
     gate.mapv(|g| g * sigmoid(g)) * up

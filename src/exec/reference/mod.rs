@@ -10,7 +10,9 @@ mod config;
 mod experts;
 mod latent;
 mod layer;
+mod mamba;
 mod math;
+mod mixers;
 #[cfg(test)]
 mod tests;
 
@@ -78,7 +80,7 @@ pub fn route(cfg: &DenseConfig, params: &BTreeMap<String, Vec<f64>>, tokens: &[V
         weights.insert(name, bias);
     }
     let model = Model { cfg, weights: &weights, grads: Tensors::new(), loss: 0.0, count: 1.0 };
-    let mut layers = vec![vec![]; cfg.layers - cfg.dense_layers];
+    let mut layers = vec![vec![]; cfg.experts_before(cfg.layers)];
     for (number, tokens) in tokens.iter().enumerate() {
         for (layer, choices) in layers.iter_mut().zip(model.route(number, tokens)) {
             layer.push(choices);

@@ -2,7 +2,7 @@
 
 use super::config::*;
 use super::*;
-use crate::spec::{Gate, Score};
+use crate::spec::{Gate, MambaSpec, Mixer, Score};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -27,6 +27,8 @@ fn tiny(kv_heads: usize, tie: bool) -> DenseConfig {
         mla: None,
         experts: None,
         dense_layers: 0,
+        pattern: vec![],
+        mamba: None,
     }
 }
 
@@ -46,7 +48,11 @@ fn run(cfg: &DenseConfig, params: &BTreeMap<String, Vec<f64>>) -> StepResult {
 }
 
 fn check_gradients(cfg: &DenseConfig) {
-    const STEP: f64 = 1e-5;
+    check_gradients_by(cfg, 1e-5);
+}
+
+/// `by` steps of so much: smaller ones where slopes change fast.
+fn check_gradients_by(cfg: &DenseConfig, by: f64) {
     let params = random_params(cfg);
     let result = run(cfg, &params);
     for (name, i) in params.iter().flat_map(|(name, p)| (0..p.len()).map(move |i| (name, i))) {
@@ -55,7 +61,7 @@ fn check_gradients(cfg: &DenseConfig) {
             moved.get_mut(name).unwrap()[i] += by;
             run(cfg, &moved).loss
         };
-        let slope = (loss(STEP) - loss(-STEP)) / (2.0 * STEP);
+        let slope = (loss(by) - loss(-by)) / (2.0 * by);
         let grad = result.grads[name][i];
         assert!((grad - slope).abs() < 1e-8 * (1.0 + slope.abs()), "{name}[{i}]: {grad}, slope {slope}");
     }
@@ -79,7 +85,8 @@ fn gradients_equal_finite_differences_with_experts() {
         [(Score::Softmax, true, 1.0, 0), (Score::Softmax, false, 1.0, 3), (Score::Sigmoid, true, 2.5, 2)]
     {
         let gate = Gate { score, normalise, scale };
-        let experts = Experts { count: 3, top_k: 2, ffn: 4, shared, gate, groups: None, choices: choices.clone() };
+        let experts =
+            Experts { count: 3, top_k: 2, ffn: 4, shared, latent: 0, gate, groups: None, choices: choices.clone() };
         check_gradients(&DenseConfig { experts: Some(experts), ..tiny(2, false) });
     }
 }
@@ -97,8 +104,26 @@ fn gradients_equal_finite_differences_with_latent_attention() {
 #[test]
 fn gradients_equal_finite_differences_with_layers_of_two_kinds() {
     let choices = vec![vec![vec![0, 2, 1, 0, 2], vec![2, 1, 0]]];
-    let experts = Experts { count: 3, top_k: 1, ffn: 4, shared: 2, gate: Gate::default(), groups: None, choices };
+    let experts =
+        Experts { count: 3, top_k: 1, ffn: 4, shared: 2, latent: 0, gate: Gate::default(), groups: None, choices };
     check_gradients(&DenseConfig { experts: Some(experts), dense_layers: 1, ..tiny(2, false) });
+}
+
+/// Every kind of layer, the states by their recurrence; experts on fewer columns than the hidden states have.
+#[test]
+fn gradients_equal_finite_differences_with_layers_of_one_mixer_each() {
+    let mamba = Some(MambaSpec { heads: 4, head_dim: 3, groups: 2, state: 3, conv: 3, chunk: 2 });
+    let choices = vec![vec![vec![0, 2, 2, 1, 1, 0, 0, 2, 1, 2], vec![2, 0, 2, 1, 0, 2]]];
+    let gate = Gate { score: Score::Sigmoid, normalise: true, scale: 2.5 };
+    let all = vec![Mixer::Mamba, Mixer::Experts, Mixer::Attention, Mixer::Mamba, Mixer::Mlp];
+    for (latent, pattern) in [(0, vec![Mixer::Experts, Mixer::Mamba]), (4, all)] {
+        let choices = choices.clone();
+        let experts = Some(Experts { count: 3, top_k: 2, ffn: 4, shared: 2, latent, gate, groups: None, choices });
+        let blocks = Blocks { relu2: true, rotary: 0, ..Blocks::LLAMA };
+        let cfg = DenseConfig { layers: pattern.len(), pattern, mamba, blocks, experts, ..tiny(2, false) };
+        // Norms of small numbers bend much.
+        check_gradients_by(&cfg, 1e-6);
+    }
 }
 
 #[test]
@@ -163,7 +188,8 @@ fn the_first_step_of_adam_moves_by_the_learning_rate_against_the_gradient() {
 #[test]
 fn routers_choose_by_groups_and_by_their_bias() {
     let gate = Gate { score: Score::Sigmoid, ..Gate::default() };
-    let experts = Experts { count: 6, top_k: 2, ffn: 4, shared: 0, gate, groups: Some([3, 2]), choices: vec![] };
+    let experts =
+        Experts { count: 6, top_k: 2, ffn: 4, shared: 0, latent: 0, gate, groups: Some([3, 2]), choices: vec![] };
     let cfg = DenseConfig { layers: 1, experts: Some(experts), ..tiny(2, false) };
     let mut params = random_params(&cfg);
     // Logits are nearly those of a bias: weights of the router are 0.

@@ -40,7 +40,11 @@ fn short(route: &Route, op: ExpertOp) -> Option<(u64, u64)> {
         ExpertOp::Router { rows, .. } | ExpertOp::RouterBwd { rows, .. } => vec![(rows, Layout::Tokens)],
         ExpertOp::Rows { from, to, rows, .. } => vec![(rows[0], from), (rows[1], to)],
         ExpertOp::Quantise { layout, rows, .. } => vec![(rows, layout)],
-        ExpertOp::MatMul { rows, .. } | ExpertOp::SwiGlu { rows, .. } | ExpertOp::SwiGluBwd { rows, .. } => {
+        ExpertOp::MatMul { rows, .. }
+        | ExpertOp::SwiGlu { rows, .. }
+        | ExpertOp::SwiGluBwd { rows, .. }
+        | ExpertOp::Relu2 { rows, .. }
+        | ExpertOp::Relu2Bwd { rows, .. } => {
             vec![(rows, Layout::Experts)]
         }
     };

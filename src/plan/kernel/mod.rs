@@ -9,9 +9,11 @@
 
 mod attention;
 mod heads;
+mod ssm;
 
 pub use attention::{AttnBlock, Side};
 pub use heads::{Exchange, HeadPad, HeadPart, Packing};
+pub use ssm::{SsmKernel, SsmOp};
 
 use super::dropout::Dropout;
 use super::expert::ExpertKernel;
@@ -162,6 +164,12 @@ pub enum Kernel {
     Gelu { elems: u64 },
     /// Reads x, dy; writes dx.
     GeluBwd { elems: u64 },
+    /// Reads x; writes the square of what is positive of it.
+    Relu2 { elems: u64 },
+    /// Reads x, dy; writes dx.
+    Relu2Bwd { elems: u64 },
+    /// One of a Mamba-2 mixer.
+    Ssm(SsmKernel),
     /// Rotary embedding, halves rotated; with `rotary` of the first so many elements of a head alone, the rest
     /// goes through. Forward reads qkv [n, (a+2k)*d], writes q and kv; backward reads
     /// dq, dkv, writes dqkv. Positions begin anew in every document.
@@ -258,6 +266,8 @@ pub enum WorkClass {
         head_dim: u64,
         backward: bool,
     },
+    /// Small products on their way through memory: bytes, or FLOPs at the rate of a product if those take longer.
+    Scan,
     Memory,
 }
 
@@ -297,6 +307,9 @@ impl Kernel {
             Kernel::Positions { .. } => "positions",
             Kernel::Gelu { .. } => "gelu",
             Kernel::GeluBwd { .. } => "gelu_bwd",
+            Kernel::Relu2 { .. } => "relu2",
+            Kernel::Relu2Bwd { .. } => "relu2_bwd",
+            Kernel::Ssm(kernel) => kernel.name(),
             Kernel::Rope { .. } => "rope",
             Kernel::SwiGlu { .. } => "swiglu",
             Kernel::SwiGluBwd { .. } => "swiglu_bwd",
@@ -399,6 +412,7 @@ impl Kernel {
             // Rows of the table are read, and added to, as often as they are met.
             Kernel::Positions { backward: false, .. } => memory(2 * reads[0] + writes[0]),
             Kernel::Positions { rows, cols, .. } => memory(reads[0] + 8 * rows * cols),
+            Kernel::Ssm(kernel) => Some(kernel.work(reads, writes)),
             // V stays where it is, and so does what q and k were: only their new values are written.
             Kernel::HeadNorm { .. } => memory(reads[1] + 2 * writes[1]),
             Kernel::HeadNormBwd { .. } => memory(reads[2] + reads[3] + writes[1] + 3 * reads[1]),
@@ -495,6 +509,9 @@ impl Kernel {
             }
             Kernel::Gelu { elems } => of(&[*elems], &[*elems]),
             Kernel::GeluBwd { elems } => of(&[*elems, *elems], &[*elems]),
+            Kernel::Relu2 { elems } => of(&[*elems], &[*elems]),
+            Kernel::Relu2Bwd { elems } => of(&[*elems, *elems], &[*elems]),
+            Kernel::Ssm(kernel) => kernel.operands(),
             Kernel::Rope { segs, batch, heads, kv_heads, head_dim, backward, .. } => {
                 let n = batch * segs.len(views) * head_dim;
                 let (q, kv) = (n * heads, 2 * n * kv_heads);

@@ -8,15 +8,16 @@
 //! The top layer that is left to go backward goes with the next to go forward; `'` marks the backward pass. Each side
 //! goes on while the rows of the other travel, on the one communicator that both have.
 
-use super::{Chunk, Counts, Here, Staged, each};
+use super::{Chain, Chunk, Here, Staged, each};
 use crate::plan::*;
 use crate::strategy::kind::Kind;
+use crate::strategy::layers::Stretch;
 use crate::strategy::pipeline::Pass;
 use crate::strategy::transformer::Flats;
 use std::collections::BTreeMap;
 
 /// Chunks, and microbatches where the rows of each go other ways.
-pub(super) type Key = (Counts, u32);
+pub(super) type Key = (Chain, u32);
 
 /// Blocks that were written of two others, by these.
 #[derive(Default)]
@@ -28,6 +29,7 @@ pub(super) struct Pairs {
 /// The formals of a chunk backward or forward, and the layers of it.
 struct Side<'k> {
     here: Vec<Here<'k>>,
+    chain: Chain,
     microbatch: u32,
     w: Vec<Flats>,
     g: Vec<Flats>,
@@ -39,43 +41,45 @@ struct Side<'k> {
 }
 
 impl<'k> Side<'k> {
-    fn new(b: &mut Builder, kinds: &'k [Kind], (counts, microbatch): &Key, backward: bool) -> Side<'k> {
-        let here: Vec<Here> = Here::of(kinds, counts);
+    fn new(b: &mut Builder, kinds: &'k [Kind], (chain, microbatch): &Key, backward: bool) -> Side<'k> {
+        let here: Vec<Here> = Here::of(kinds, chain);
         let w = here.iter().map(|h| h.kind.weights().formals(b, "w")).collect();
         let gradients = here.iter().filter(|_| backward);
         let g = gradients.map(|h| h.kind.gradients().formals(b, "g")).collect();
         let [x_in, x, out] = ["x_in", "x", if backward { "dx" } else { "x_out" }].map(|name| b.formal(name));
         let saved = here.iter().map(|h| h.kind.saved.formals(b).bufs()).collect();
-        Side { here, microbatch: *microbatch, w, g, x_in, x, out, saved }
+        Side { here, chain: chain.clone(), microbatch: *microbatch, w, g, x_in, x, out, saved }
     }
 
     fn layers(&self) -> u32 {
-        self.here.iter().map(|h| h.count).sum()
+        super::length(&self.chain)
     }
 
-    /// Which kind a layer of the chunk is of.
-    fn kind(&self, layer: u32) -> usize {
-        let within = |h: &Here| (h.first..h.first + h.count).contains(&layer);
-        self.here.iter().position(within).expect("every layer of a chunk is of a kind")
+    /// The layers that a layer of the chunk stands among, and the place of their kind among those here.
+    fn stretch(&self, layer: u32) -> (usize, &Here<'k>, &Stretch) {
+        let of = self.chain.iter().find(|of| (of.start..of.end).contains(&layer));
+        let of = of.expect("every layer of a chunk is of a kind");
+        let (i, here) = Here::at(&self.here, of);
+        (i, here, of)
     }
 
     /// The block of a layer.
     fn block(&self, layer: u32) -> BlockId {
-        let blocks = self.here[self.kind(layer)].kind.of(self.microbatch);
+        let blocks = self.stretch(layer).1.kind.of(self.microbatch);
         if self.g.is_empty() { blocks.fwd } else { blocks.bwd }
     }
 
     /// What that block is given for `layer`, and for `repeat` - 1 that follow: those above it forward, those below it
     /// backward. More than one have to be of one kind, and none of them at an end of the chunk.
     fn args(&self, layer: u32, repeat: u32) -> Vec<Arg> {
-        let (i, l) = (self.kind(layer), self.layers());
-        let (h, backward) = (&self.here[i], !self.g.is_empty());
+        let ((i, h, of), l) = (self.stretch(layer), self.layers());
+        let backward = !self.g.is_empty();
         let step = if backward { -1 } else { 1 };
         let walk = |buf: Buf, at: u32, of: u32| match repeat {
             1 => buf.slot(at % of.max(1)).into(),
             _ => each(buf, at as i32, step, of),
         };
-        let keep = |buf: Buf| walk(buf, layer - h.first, h.count);
+        let keep = |buf: Buf| walk(buf, of.first + layer - of.start, h.count);
         let input = if layer == 0 { self.x_in.into() } else { walk(self.x, layer - 1, l - 1) };
         let mut args = self.w[i].args(keep);
         if backward {
@@ -119,7 +123,11 @@ impl Staged<'_, '_> {
         self.braid_layers(backward, forward);
         let Staged { step, pairs, .. } = self;
         let (b, kinds) = (&mut step.b, &step.kinds);
-        b.open(&format!("bwd_{}_fwd_{}", super::name_of(&backward.0), super::name_of(&forward.0)));
+        b.open(&format!(
+            "bwd_{}_fwd_{}",
+            super::name_of(kinds.len(), &backward.0),
+            super::name_of(kinds.len(), &forward.0)
+        ));
         let down = Side::new(b, kinds, backward, true);
         let up = Side::new(b, kinds, forward, false);
         let (left, ahead) = (down.layers(), up.layers());
@@ -153,7 +161,7 @@ impl Staged<'_, '_> {
         let Staged { step, pairs, .. } = self;
         let (kinds, b) = (&step.kinds, &mut step.b);
         let of = |key: &Key| -> Vec<Chunk> {
-            let layers = Here::of(kinds, &key.0).into_iter().flat_map(|h| vec![h.kind.of(key.1); h.count as usize]);
+            let layers = key.0.iter().flat_map(|of| vec![kinds[of.kind].of(key.1); of.count() as usize]);
             layers.map(|blocks| Chunk { forward: blocks.fwd, backward: blocks.bwd, last: blocks.bwd_last }).collect()
         };
         for (down, up) in of(backward).iter().rev().zip(&of(forward)) {

@@ -16,6 +16,9 @@ impl Layer {
             return self.backward_chunks(b, s, [w, g], keep, [x, dy, dx]);
         }
         let back = Backward { layer: self, s, w, g, keep, sums: s.partial.unwrap_or(s.d_normed) };
+        if let Some(mixer) = self.alone {
+            return self.backward_alone(b, &back, x, [dy, dx], mixer);
+        }
         let d_branch = back.dropout(b, "dropout2_bwd", keep.stays[usize::from(!self.parallel)], dy);
         let mid = match (&self.experts, keep.mid) {
             (Some(experts), Some(mid)) => {
@@ -34,40 +37,40 @@ impl Layer {
         back.norm(b, "norm2_bwd", mid, self.rows.norm2.expect("a norm before each half"), dy, s.d_mid);
         let d_branch = back.dropout(b, "dropout1_bwd", keep.stays[0], s.d_mid);
         let d_output = self.tp.gathered(b, "o_bwd_gather", d_branch, s.d_output, |b, d, rows| {
-            back.out_dx(b, "o_proj_dx", [d, back.at(self.rows.o), s.d_o], self.o_row(), rows);
+            back.out_dx(b, "o_proj_dx", [d, back.at(self.rows.o), s.heads().d_o], self.o_row(), rows);
         });
         back.bias(b, "o_bias_bwd", self.rows.o_bias, self.norms.rows, d_branch);
         if let (Some(latent), Some(ls), Some(saved)) = (&self.latent, &s.latent, &keep.latent) {
             back.dw(b, "o_proj_dw", self.hidden, self.o_row(), d_output, keep.output(), self.rows.o);
             let (dq, dkv) = self.core_backward(b, s, keep);
-            let input = (keep.normed1, s.input);
+            let input = (keep.normed1(), s.input);
             latent.backward(b, ls, [w, g], input, saved, [dq, dkv], (s.d_normed, back.sums));
             return back.norm(b, "norm1_bwd", x, self.rows.norm1, s.d_mid, dx);
         }
         let last = back.attention(b, d_output);
-        let input = self.tp.gather_beside(b, "qkv_regather", keep.normed1, s.input, last);
+        let input = self.tp.gather_beside(b, "qkv_regather", keep.normed1(), s.input, last);
         back.qkv_dx(b, false);
         self.tp.reduce(b, "qkv_bwd_reduce", back.sums, s.d_normed);
-        back.dw(b, "qkv_dw", self.qkv_row(), self.hidden, s.d_qkv, input, self.rows.qkv);
+        back.dw(b, "qkv_dw", self.qkv_row(), self.hidden, s.heads().d_qkv, input, self.rows.qkv);
         back.norm(b, "norm1_bwd", x, self.rows.norm1, s.d_mid, dx);
     }
 
     /// dq and dkv of my tokens from d_o.
     fn core_backward(&self, b: &mut Builder, s: &Scratch, keep: &Saved) -> (Buf, Buf) {
-        match (&self.ulysses, &s.ulysses) {
+        match (&self.ulysses, &s.heads().ulysses) {
             (Some(ulysses), Some(us)) => {
-                let d_o = ulysses.scatter_do(b, us, s.d_o);
-                let grads = self.core.backward(b, &s.attn, keep.attn, d_o);
+                let d_o = ulysses.scatter_do(b, us, s.heads().d_o);
+                let grads = self.core.backward(b, &s.heads().attn, keep.attn(), d_o);
                 ulysses.gather_dqkv(b, us, grads)
             }
-            _ => self.core.backward(b, &s.attn, keep.attn, s.d_o),
+            _ => self.core.backward(b, &s.heads().attn, keep.attn(), s.heads().d_o),
         }
     }
 
     /// d_qkv from d_o; returns the last op.
     fn attention_backward(&self, b: &mut Builder, s: &Scratch, keep: &Saved) -> u32 {
         let (dq, dkv) = self.core_backward(b, s, keep);
-        b.compute("rope_bwd", self.rope(true), &[dq, dkv], &[s.d_qkv])
+        b.compute("rope_bwd", self.rope(true), &[dq, dkv], &[s.heads().d_qkv])
     }
 
     /// What tensor-parallel ranks have to add up of a layer's gradient before it is whole.
@@ -146,6 +149,7 @@ impl Backward<'_> {
         let (label, kernel) = match l.mlp {
             Mlp::SwiGlu => ("swiglu_bwd", Kernel::SwiGluBwd { rows: n, cols: f }),
             Mlp::Gelu => ("gelu_bwd", Kernel::GeluBwd { elems: n * f }),
+            Mlp::Relu2 => ("relu2_bwd", Kernel::Relu2Bwd { elems: n * f }),
         };
         let last = b.compute(label, kernel, &[gate_up, d_act], &[d_gate_up]);
         self.bias(b, "up_bias_bwd", l.rows.up_bias, n, d_gate_up);
@@ -163,7 +167,7 @@ impl Backward<'_> {
     }
 
     /// From the gradient of the experts' output to that of their input, in `d_normed`.
-    fn experts(&self, b: &mut Builder, experts: &Experts, d_branch: Buf) {
+    pub(super) fn experts(&self, b: &mut Builder, experts: &Experts, d_branch: Buf) {
         let (l, s, keep) = (self.layer, self.s, self.keep);
         let (saved, scratch) = (keep.experts.as_ref().expect("kept"), s.experts.as_ref().expect("declared"));
         let sums = s.partial.or(s.shared).unwrap_or(self.sums);
@@ -198,17 +202,17 @@ impl Backward<'_> {
     }
 
     /// From the gradients of attention's output, projected and not, to that of q, k and v; returns the last op.
-    fn attention(&self, b: &mut Builder, d_output: Buf) -> u32 {
+    pub(super) fn attention(&self, b: &mut Builder, d_output: Buf) -> u32 {
         let (l, s, keep) = (self.layer, self.s, self.keep);
         let (n, h, o) = (l.tokens(), l.hidden, l.o_row());
         self.dw(b, "o_proj_dw", h, o, d_output, keep.output(), l.rows.o);
         let mut last = l.attention_backward(b, s, keep);
         if let (Some(norms), Some(raw)) = (l.rows.head_norms, keep.raw_qk) {
             let grad = self.g.rows(norms[0], norms[1]);
-            let reads = [s.d_qkv, raw, self.at(norms), grad];
-            last = b.compute("qk_norm_bwd", l.head_norm(true), &reads, &[s.d_qkv, grad]);
+            let reads = [s.heads().d_qkv, raw, self.at(norms), grad];
+            last = b.compute("qk_norm_bwd", l.head_norm(true), &reads, &[s.heads().d_qkv, grad]);
         }
-        self.bias(b, "qkv_bias_bwd", l.rows.qkv_bias, n, s.d_qkv);
+        self.bias(b, "qkv_bias_bwd", l.rows.qkv_bias, n, s.heads().d_qkv);
         last
     }
 
@@ -216,7 +220,7 @@ impl Backward<'_> {
     pub(super) fn qkv_dx(&self, b: &mut Builder, adds: bool) {
         let l = self.layer;
         let kernel = with(linear_dx(l.tokens(), l.hidden, l.qkv_row(), l.fp8), adds, false);
-        let reads = [self.s.d_qkv, self.at(l.rows.qkv)].into_iter().chain(adds.then_some(self.sums));
+        let reads = [self.s.heads().d_qkv, self.at(l.rows.qkv)].into_iter().chain(adds.then_some(self.sums));
         b.compute("qkv_dx", kernel, &reads.collect::<Vec<_>>(), &[self.sums]);
     }
 
@@ -224,7 +228,7 @@ impl Backward<'_> {
     fn beside(&self, b: &mut Builder, x: Buf, [dy, d_branch, d_output]: [Buf; 3], dx: Buf) {
         let (l, s, keep, tp) = (self.layer, self.s, self.keep, &self.layer.tp);
         self.bias(b, "o_bias_bwd", l.rows.o_bias, l.norms.rows, d_branch);
-        self.out_dx(b, "o_proj_dx", [d_output, self.at(l.rows.o), s.d_o], l.o_row(), tp.all());
+        self.out_dx(b, "o_proj_dx", [d_output, self.at(l.rows.o), s.heads().d_o], l.o_row(), tp.all());
         let last = self.attention(b, d_output);
         self.gate_up_dx(b);
         let mut residual = dy;
@@ -235,10 +239,10 @@ impl Backward<'_> {
             self.norm(b, "norm2_bwd", x, norm2, dy, s.d_mid);
             residual = s.d_mid;
         }
-        let input = tp.gather_beside(b, "qkv_regather", keep.normed1, s.input, last);
+        let input = tp.gather_beside(b, "qkv_regather", keep.normed1(), s.input, last);
         self.qkv_dx(b, keep.normed2.is_none());
         tp.reduce(b, "qkv_bwd_reduce", self.sums, s.d_normed);
-        self.dw(b, "qkv_dw", l.qkv_row(), l.hidden, s.d_qkv, input, l.rows.qkv);
+        self.dw(b, "qkv_dw", l.qkv_row(), l.hidden, s.heads().d_qkv, input, l.rows.qkv);
         if keep.normed2.is_none() {
             self.dw(b, "gate_up_dw", l.wide, l.hidden, s.network().1, input, l.rows.gate_up);
         }

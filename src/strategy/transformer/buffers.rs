@@ -4,20 +4,22 @@ use super::super::attention;
 use super::super::expert;
 use super::super::ulysses;
 use super::super::unfused::Probs;
-use super::{Layer, latent};
+use super::{Layer, latent, mamba};
 use crate::plan::{Buf, Builder, Dtype, TensorKind};
 
 /// Activations kept for the backward pass, as buffers or as formals of a block.
 #[derive(Clone, Copy)]
 pub struct Saved {
     /// As attention sees them: after the Ulysses exchange where there is one.
-    pub(super) attn: attention::Saved,
-    pub(super) normed1: Buf,
+    pub(super) attn: Option<attention::Saved>,
+    /// Where a mixer of tokens stands behind a norm.
+    pub(super) normed1: Option<Buf>,
     /// Queries and keys before their norms, where they have some.
     pub(super) raw_qk: Option<Buf>,
     /// Between the halves of a layer, unless they stand beside each other.
     pub(super) mid: Option<Buf>,
     pub(super) latent: Option<latent::Saved>,
+    pub(super) mamba: Option<mamba::Saved>,
     /// Where the second half has a norm of its own.
     pub(super) normed2: Option<Buf>,
     /// Where there is a network that every token visits.
@@ -33,18 +35,19 @@ pub struct Saved {
 impl Saved {
     /// Every buffer with its name, always in the same order.
     fn bufs_mut(&mut self) -> Vec<(&'static str, &mut Buf)> {
-        let mut all = vec![
-            ("q", &mut self.attn.q),
-            ("kv", &mut self.attn.kv),
-            ("attn_o", &mut self.attn.o),
-            ("normed1", &mut self.normed1),
-        ];
-        all.extend(self.attn.lse.as_mut().map(|lse| ("lse", lse)));
-        all.extend(self.attn.kv_last.as_mut().map(|kv| ("kv_last", kv)));
-        if let Some(Probs { probs, dropped }) = &mut self.attn.probs {
-            all.push(("probs", probs));
-            let names = ["probs_left", "probs_stay"].into_iter();
-            all.extend(names.zip(dropped.iter_mut().flatten()));
+        let mut all = vec![];
+        if let Some(attn) = &mut self.attn {
+            all.extend([("q", &mut attn.q), ("kv", &mut attn.kv), ("attn_o", &mut attn.o)]);
+            all.extend(self.normed1.as_mut().map(|normed| ("normed1", normed)));
+            all.extend(attn.lse.as_mut().map(|lse| ("lse", lse)));
+            all.extend(attn.kv_last.as_mut().map(|kv| ("kv_last", kv)));
+            if let Some(Probs { probs, dropped }) = &mut attn.probs {
+                all.push(("probs", probs));
+                let names = ["probs_left", "probs_stay"].into_iter();
+                all.extend(names.zip(dropped.iter_mut().flatten()));
+            }
+        } else {
+            all.extend(self.normed1.as_mut().map(|normed| ("normed1", normed)));
         }
         let [stays1, stays2] = &mut self.stays;
         let some = [
@@ -60,6 +63,7 @@ impl Saved {
         all.extend(some.into_iter().filter_map(|(name, buf)| Some((name, buf.as_mut()?))));
         all.extend(self.latent.iter_mut().flat_map(|saved| saved.bufs_mut()));
         all.extend(self.experts.iter_mut().flat_map(|saved| saved.bufs_mut()));
+        all.extend(self.mamba.iter_mut().flat_map(|saved| saved.bufs_mut()));
         all
     }
 
@@ -79,17 +83,33 @@ impl Saved {
     }
 
     pub(super) fn output(&self) -> Buf {
-        self.o.unwrap_or(self.attn.o)
+        self.o.unwrap_or(self.attn().o)
+    }
+
+    pub(super) fn attn(&self) -> attention::Saved {
+        self.attn.expect("there is attention")
+    }
+
+    pub(super) fn normed1(&self) -> Buf {
+        self.normed1.expect("there is a norm before a mixer of tokens")
     }
 }
 
-/// Buffers that every layer of a rank reuses.
-pub struct Scratch {
+/// What attention works in.
+pub struct Heads {
     pub(super) attn: attention::Scratch,
     pub(super) ulysses: Option<ulysses::Scratch>,
     pub(super) qkv: Buf,
     pub(super) q_local: Buf,
     pub(super) kv_local: Buf,
+    pub(super) d_o: Buf,
+    pub(super) d_qkv: Buf,
+}
+
+/// Buffers that every layer of a rank reuses.
+pub struct Scratch {
+    pub(super) heads: Option<Heads>,
+    pub(super) mamba: Option<mamba::Scratch>,
     pub(super) branch: Buf,
     pub(super) d_act: Option<Buf>,
     pub(super) d_gate_up: Option<Buf>,
@@ -101,8 +121,6 @@ pub struct Scratch {
     pub(super) d_mid: Buf,
     /// The gradient of a branch, where dropout makes it another than that of the sum.
     pub(super) d_branch: Option<Buf>,
-    pub(super) d_o: Buf,
-    pub(super) d_qkv: Buf,
     /// Rooms for all tokens' rows, where a rank has a share of them: of a product's input, of the gradient of
     /// its output, and of partial sums.
     pub(super) input: Option<Buf>,
@@ -113,6 +131,10 @@ pub struct Scratch {
 }
 
 impl Scratch {
+    pub(super) fn heads(&self) -> &Heads {
+        self.heads.as_ref().expect("there is attention")
+    }
+
     /// The gradients behind and before the activation.
     pub(super) fn network(&self) -> (Buf, Buf) {
         (self.d_act.expect("there is a network"), self.d_gate_up.expect("there is a network"))
@@ -128,29 +150,32 @@ impl Layer {
             let mut saved = chunk.saved(b, kind, 1);
             let shape = chunk.core.shape();
             let mut two = |name, row| b.tensor(name, &[shape.rows(), row], shape.dtype, kind, 2);
-            (saved.attn.q, saved.attn.kv) = (two("q", shape.q_row()), two("kv", shape.kv_row()));
+            let (q, kv) = (two("q", shape.q_row()), two("kv", shape.kv_row()));
+            saved.attn = saved.attn.map(|attn| attention::Saved { q, kv, ..attn });
             return saved;
         }
         let (n, r) = (self.tokens(), self.residual_rows());
         let mut keep = |name: &str, rows, row, dtype| b.tensor(name, &[rows, row], dtype, kind, slots);
         let (core, dtype) = (self.core.shape(), self.dtype);
-        let (lse, probs) = self.core.keeps(&mut keep);
-        let attn = attention::Saved {
-            q: keep("q", core.rows(), core.q_row(), dtype),
-            kv: keep("kv", core.rows(), core.kv_row(), dtype),
-            kv_last: self.core.keeps_last().then(|| keep("kv_last", core.rows(), core.kv_row(), dtype)),
-            o: keep("attn_o", core.rows(), core.o_row(), dtype),
-            lse,
-            probs,
-        };
+        let attn = self.attends().then(|| {
+            let (lse, probs) = self.core.keeps(&mut keep);
+            attention::Saved {
+                q: keep("q", core.rows(), core.q_row(), dtype),
+                kv: keep("kv", core.rows(), core.kv_row(), dtype),
+                kv_last: self.core.keeps_last().then(|| keep("kv_last", core.rows(), core.kv_row(), dtype)),
+                o: keep("attn_o", core.rows(), core.o_row(), dtype),
+                lse,
+                probs,
+            }
+        });
         Saved {
-            normed1: keep("normed1", r, self.hidden, dtype),
+            normed1: (self.attends() || self.mamba.is_some()).then(|| keep("normed1", r, self.hidden, dtype)),
             raw_qk: self.rows.head_norms.map(|_| keep("raw_qk", n, self.qk_row(), dtype)),
             attn,
-            o: self.ulysses.is_some().then(|| keep("o", n, self.o_row(), dtype)),
-            mid: (!self.parallel).then(|| keep("mid", r, self.hidden, dtype)),
+            o: (self.attends() && self.ulysses.is_some()).then(|| keep("o", n, self.o_row(), dtype)),
+            mid: (!self.parallel && self.alone.is_none()).then(|| keep("mid", r, self.hidden, dtype)),
             stays: [(1, "stays1"), (2, "stays2")].map(|(branch, name)| {
-                let there = self.dropout > 0.0 && (branch == 1 || !self.parallel);
+                let there = self.dropout > 0.0 && (branch == 1 || !(self.parallel || self.alone.is_some()));
                 there.then(|| keep(name, r, self.hidden, Dtype::U8))
             }),
             normed2: self.rows.norm2.map(|_| keep("normed2", r, self.hidden, dtype)),
@@ -158,6 +183,7 @@ impl Layer {
             act: (self.ffn > 0).then(|| keep("act", n, self.ffn, dtype)),
             latent: self.latent.as_ref().map(|latent| latent.saved(&mut keep)),
             experts: self.experts.as_ref().map(|experts| experts.saved(&mut keep)),
+            mamba: self.mamba.as_ref().map(|mamba| mamba.saved(&mut keep)),
         }
     }
 
@@ -167,33 +193,44 @@ impl Layer {
             return Scratch { d_mid: whole, ..chunk.scratch(b) };
         }
         let (n, r, h) = (self.tokens(), self.residual_rows(), self.hidden);
-        let attn = self.core.scratch(b);
-        let ulysses = self.ulysses.as_ref().map(|u| u.scratch(b));
+        let attends = self.attends();
+        let inner = attends.then(|| (self.core.scratch(b), self.ulysses.as_ref().map(|u| u.scratch(b))));
         let experts = self.experts.as_ref().map(|experts| experts.scratch(b));
         let latent = self.latent.as_ref().map(|latent| latent.scratch(b));
-        let largest = self.hidden * self.qkv_row().max(self.o_row()).max(self.wide).max(self.ffn);
+        let mamba = self.mamba.as_ref().map(|mamba| mamba.scratch(b));
+        let projected = self.mamba.as_ref().map_or(0, |mamba| mamba.spec.proj_cols());
+        let largest = h * self.qkv_row().max(self.o_row()).max(self.wide).max(self.ffn).max(projected);
         let dw = self.add_grads.then(|| b.tensor("dw", &[largest], self.dtype, TensorKind::Workspace, 1));
         let mut work = |name, rows, row| b.tensor(name, &[rows, row], self.dtype, TensorKind::Workspace, 1);
+        let local = attends.then(|| {
+            let [q, kv] = [self.q_row(), self.kv_row()];
+            [work("qkv", n, self.qkv_row()), work("q_local", n, q), work("kv_local", n, kv)]
+        });
+        let branch = work("branch", r, h);
+        let d_act = (self.ffn > 0).then(|| work("d_act", n, self.ffn));
+        let d_gate_up = (self.ffn > 0).then(|| work("d_gate_up", n, self.wide));
+        let shared = (self.ffn > 0 && experts.is_some()).then(|| work("shared", r, h));
+        let (d_normed, d_mid) = (work("d_normed", r, h), work("d_mid", r, h));
+        let d_branch = (self.dropout > 0.0).then(|| work("d_branch", r, h));
+        let d_local = attends.then(|| [work("d_o", n, self.o_row()), work("d_qkv", n, self.qkv_row())]);
+        let heads = inner.zip(local).zip(d_local).map(|(((attn, ulysses), [qkv, q_local, kv_local]), [d_o, d_qkv])| {
+            Heads { attn, ulysses, qkv, q_local, kv_local, d_o, d_qkv }
+        });
         Scratch {
-            qkv: work("qkv", n, self.qkv_row()),
-            q_local: work("q_local", n, self.q_row()),
-            kv_local: work("kv_local", n, self.kv_row()),
-            branch: work("branch", r, h),
-            d_act: (self.ffn > 0).then(|| work("d_act", n, self.ffn)),
-            d_gate_up: (self.ffn > 0).then(|| work("d_gate_up", n, self.wide)),
-            shared: (self.ffn > 0 && experts.is_some()).then(|| work("shared", r, h)),
+            heads,
+            mamba,
+            branch,
+            d_act,
+            d_gate_up,
             latent,
             experts,
-            d_normed: work("d_normed", r, h),
-            d_mid: work("d_mid", r, h),
-            d_branch: (self.dropout > 0.0).then(|| work("d_branch", r, h)),
-            d_o: work("d_o", n, self.o_row()),
-            d_qkv: work("d_qkv", n, self.qkv_row()),
+            shared,
+            d_normed,
+            d_mid,
+            d_branch,
             input: self.tp.room(b, "tp_input", n, h),
             d_output: self.tp.room(b, "tp_d_output", n, h),
             partial: self.tp.room(b, "tp_partial", n, h),
-            attn,
-            ulysses,
             dw,
         }
     }

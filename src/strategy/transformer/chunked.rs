@@ -64,7 +64,7 @@ impl Layer {
     }
 
     fn chunked<'a>(&'a self, s: &'a Scratch) -> (&'a Chunked, &'a Waiting) {
-        match (&self.core, &s.attn) {
+        match (&self.core, &s.heads().attn) {
             (Core::Chunked(core), attention::Scratch::Chunked(waiting)) => (core, waiting),
             _ => unreachable!("the layer of a chunk has the attention of one"),
         }
@@ -81,15 +81,15 @@ impl Layer {
         let mid = keep.mid.expect("halves one behind the other");
         back.norm(b, "norm2_bwd", mid, self.rows.norm2.expect("a norm before each half"), dy, d_mid);
         let d_branch = back.dropout(b, "dropout1_bwd", keep.stays[0], d_mid);
-        back.out_dx(b, "o_proj_dx", [d_branch, back.at(self.rows.o), s.d_o], self.o_row(), self.tp.all());
+        back.out_dx(b, "o_proj_dx", [d_branch, back.at(self.rows.o), s.heads().d_o], self.o_row(), self.tp.all());
         back.bias(b, "o_bias_bwd", self.rows.o_bias, self.norms.rows, d_branch);
         back.dw(b, "o_proj_dw", self.hidden, self.o_row(), d_branch, keep.output(), self.rows.o);
-        let d_o = match (&self.ulysses, &s.ulysses) {
-            (Some(ulysses), Some(us)) => ulysses.scatter_do(b, us, s.d_o),
-            _ => s.d_o,
+        let d_o = match (&self.ulysses, &s.heads().ulysses) {
+            (Some(ulysses), Some(us)) => ulysses.scatter_do(b, us, s.heads().d_o),
+            _ => s.heads().d_o,
         };
         let (core, waiting) = self.chunked(s);
-        core.keep_gradient(b, waiting, keep.attn.o, d_o);
+        core.keep_gradient(b, waiting, keep.attn().o, d_o);
     }
 
     /// From the gradients of a chunk's queries, keys and values to that of its input.
@@ -97,15 +97,15 @@ impl Layer {
         let (s, keep) = (back.s, back.keep);
         let (core, waiting) = self.chunked(s);
         let grads = core.backward(b, waiting, turn);
-        let (dq, dkv) = match (&self.ulysses, &s.ulysses) {
+        let (dq, dkv) = match (&self.ulysses, &s.heads().ulysses) {
             (Some(ulysses), Some(us)) => ulysses.gather_dqkv(b, us, grads),
             _ => grads,
         };
-        b.compute("rope_bwd", self.rope(true), &[dq, dkv], &[s.d_qkv]);
-        back.bias(b, "qkv_bias_bwd", self.rows.qkv_bias, self.tokens(), s.d_qkv);
-        self.norms.forward(b, "norm1_again", x, back.at(self.rows.norm1), keep.normed1);
+        b.compute("rope_bwd", self.rope(true), &[dq, dkv], &[s.heads().d_qkv]);
+        back.bias(b, "qkv_bias_bwd", self.rows.qkv_bias, self.tokens(), s.heads().d_qkv);
+        self.norms.forward(b, "norm1_again", x, back.at(self.rows.norm1), keep.normed1());
         back.qkv_dx(b, false);
-        back.dw(b, "qkv_dw", self.qkv_row(), self.hidden, s.d_qkv, keep.normed1, self.rows.qkv);
+        back.dw(b, "qkv_dw", self.qkv_row(), self.hidden, s.heads().d_qkv, keep.normed1(), self.rows.qkv);
         back.norm(b, "norm1_bwd", x, self.rows.norm1, d_mid, dx);
     }
 }
@@ -114,7 +114,7 @@ impl Saved {
     /// Queries and keys of a chunk are in the slot whose turn it is.
     fn in_turn(&self, chunk: usize) -> Saved {
         let (mut own, slot) = (*self, chunk as u32 % 2);
-        (own.attn.q, own.attn.kv) = (own.attn.q.slot(slot), own.attn.kv.slot(slot));
+        own.attn = own.attn.map(|a| attention::Saved { q: a.q.slot(slot), kv: a.kv.slot(slot), ..a });
         own
     }
 }

@@ -27,11 +27,14 @@ impl Layer {
         keep: &Saved,
         again: bool,
     ) {
+        if let Some(mixer) = self.alone {
+            return self.forward_alone(b, s, w, [x, x_out], keep, again, mixer);
+        }
         // Sums over a rank's share of the columns, before they are summed over the ranks.
         let sums = s.partial.unwrap_or(s.branch);
         let at = |r: Rows| w.rows(r[0], r[1]);
         let rows = &self.rows;
-        self.norms.forward(b, "norm1", x, at(rows.norm1), keep.normed1);
+        self.norms.forward(b, "norm1", x, at(rows.norm1), keep.normed1());
         let input = self.attention_forward(b, s, w, keep, again);
         let Some(mid) = keep.mid else {
             self.mlp_in(b, s, w, x, keep, input);
@@ -60,7 +63,7 @@ impl Layer {
 
     /// The feed-forward network up to its activation, from a norm of `x`, or where there is none from `first`,
     /// attention's input.
-    fn mlp_in(&self, b: &mut Builder, s: &Scratch, w: Flats, x: Buf, keep: &Saved, first: Buf) {
+    pub(super) fn mlp_in(&self, b: &mut Builder, s: &Scratch, w: Flats, x: Buf, keep: &Saved, first: Buf) {
         match (self.rows.norm2, keep.normed2) {
             (Some(norm), Some(normed)) => {
                 self.norms.forward(b, "norm2", x, w.rows(norm[0], norm[1]), normed);
@@ -91,13 +94,22 @@ impl Layer {
         let (label, kernel) = match self.mlp {
             Mlp::SwiGlu => ("swiglu", Kernel::SwiGlu { rows: n, cols: self.ffn }),
             Mlp::Gelu => ("gelu", Kernel::Gelu { elems: n * self.ffn }),
+            Mlp::Relu2 => ("relu2", Kernel::Relu2 { elems: n * self.ffn }),
         };
         b.compute(label, kernel, &[gate_up], &[act]);
     }
 
     /// The experts' half of a layer, in `s.branch`: those that every token visits before, or beside the others' rows
     /// on their way (Megatron-LM's `--moe-shared-expert-overlap`).
-    fn experts_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, mid: Buf, keep: &Saved, experts: &Experts) {
+    pub(super) fn experts_forward(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        w: Flats,
+        mid: Buf,
+        keep: &Saved,
+        experts: &Experts,
+    ) {
         let (saved, scratch) = (keep.experts.as_ref().expect("kept"), s.experts.as_ref().expect("declared"));
         let (norm, normed) = (self.rows.norm2.expect("a norm before each half"), keep.normed2.expect("likewise"));
         self.norms.forward(b, "norm2", mid, w.rows(norm[0], norm[1]), normed);
@@ -128,6 +140,7 @@ impl Layer {
         let router = self.rows.router.expect("experts have a router");
         expert::Parts {
             router: flats.rows(router[0], router[1]),
+            squeezed: self.rows.squeezed.map(|both| both.map(|r| flats.rows(r[0], r[1]))),
             experts: flats.experts.expect("experts have weights"),
         }
     }
@@ -156,7 +169,7 @@ impl Layer {
 
     /// Rows of `cols` columns to the residual stream, as sums that other ranks' may be added to.
     #[allow(clippy::too_many_arguments)]
-    fn linear_out(
+    pub(super) fn linear_out(
         &self,
         b: &mut Builder,
         label: &str,
@@ -173,7 +186,7 @@ impl Layer {
 
     /// y = x + branch + biases, and what dropout left of the branch.
     #[allow(clippy::too_many_arguments)]
-    fn residual(
+    pub(super) fn residual(
         &self,
         b: &mut Builder,
         label: &str,
@@ -200,16 +213,16 @@ impl Layer {
     }
 
     /// The output of attention from the first norm's; returns what the projection was given, all rows of it.
-    fn attention_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, again: bool) -> Buf {
-        let attn = keep.attn;
-        let (Some(ulysses), Some(us), Some(o)) = (&self.ulysses, &s.ulysses, keep.o) else {
+    pub(super) fn attention_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, again: bool) -> Buf {
+        let (attn, room) = (keep.attn(), s.heads());
+        let (Some(ulysses), Some(us), Some(o)) = (&self.ulysses, &room.ulysses, keep.o) else {
             let input = self.qkv_forward(b, s, w, keep, [attn.q, attn.kv]);
-            self.core.forward(b, &s.attn, attn, again);
+            self.core.forward(b, &room.attn, attn, again);
             return input;
         };
-        let input = self.qkv_forward(b, s, w, keep, [s.q_local, s.kv_local]);
-        ulysses.scatter_qkv(b, us, [s.q_local, s.kv_local], [attn.q, attn.kv]);
-        self.core.forward(b, &s.attn, attn, again);
+        let input = self.qkv_forward(b, s, w, keep, [room.q_local, room.kv_local]);
+        ulysses.scatter_qkv(b, us, [room.q_local, room.kv_local], [attn.q, attn.kv]);
+        self.core.forward(b, &room.attn, attn, again);
         ulysses.gather_o(b, us, attn.o, o);
         input
     }
@@ -218,17 +231,18 @@ impl Layer {
     fn qkv_forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, to: [Buf; 2]) -> Buf {
         let (rows, at) = (&self.rows, |r: Rows| w.rows(r[0], r[1]));
         if let (Some(latent), Some(ls), Some(saved)) = (&self.latent, &s.latent, &keep.latent) {
-            latent.forward(b, ls, w, (keep.normed1, s.input), saved, to);
-            return keep.normed1;
+            latent.forward(b, ls, w, (keep.normed1(), s.input), saved, to);
+            return keep.normed1();
         }
+        let room = s.heads().qkv;
         let (qkv, bias) = (at(rows.qkv), rows.qkv_bias.map(at));
-        let input = self.tp.gathered(b, "qkv_gather", keep.normed1, s.input, |b, input, chunk| {
-            self.linear_in(b, "qkv", [input, qkv], bias, self.qkv_row(), s.qkv, chunk);
+        let input = self.tp.gathered(b, "qkv_gather", keep.normed1(), s.input, |b, input, chunk| {
+            self.linear_in(b, "qkv", [input, qkv], bias, self.qkv_row(), room, chunk);
         });
         if let (Some(norms), Some(raw)) = (rows.head_norms, keep.raw_qk) {
-            b.compute("qk_norm", self.head_norm(false), &[s.qkv, at(norms)], &[s.qkv, raw]);
+            b.compute("qk_norm", self.head_norm(false), &[room, at(norms)], &[room, raw]);
         }
-        b.compute("rope", self.rope(false), &[s.qkv], &to);
+        b.compute("rope", self.rope(false), &[room], &to);
         input
     }
 }

@@ -5,12 +5,14 @@
 //! Legend: n tokens of a microbatch on this rank, h hidden, a heads, k KV heads, d head dim, f feed-forward
 //! width; a, k and f are this tensor-parallel rank's share. Between the products a rank has r of the n tokens.
 
+mod alone;
 mod backward;
 mod buffers;
 mod chunked;
 mod flats;
 mod forward;
 mod latent;
+mod mamba;
 mod weights;
 
 pub use buffers::{Saved, Scratch};
@@ -24,8 +26,9 @@ use super::tensor::TensorParallel;
 use super::ulysses::Ulysses;
 use super::weights::{Weight, Weights};
 use crate::plan::{Buf, Builder, Dtype, Kernel, Route, Segs};
-use crate::spec::{AttentionSpec, LlmSpec, Mlp, Parallelism, Positions, Workload};
+use crate::spec::{AttentionSpec, LlmSpec, Mixer, Mlp, Parallelism, Positions, Workload};
 use latent::Latent;
+use mamba::Mamba;
 use weights::WeightRows;
 
 /// Everything a layer's ops need to know.
@@ -46,6 +49,8 @@ pub struct Layer {
     theta: f64,
     rotary: Option<u64>,
     parallel: bool,
+    /// What it is, where it is no more than one mixer.
+    alone: Option<Mixer>,
     dropout: f64,
     batch: u64,
     /// Tokens of one sequence on this rank.
@@ -57,6 +62,7 @@ pub struct Layer {
     ulysses: Option<Ulysses>,
     /// In place of one projection to q, k and v.
     latent: Option<Latent>,
+    mamba: Option<Mamba>,
     dtype: Dtype,
     pub tp: TensorParallel,
     fp8: bool,
@@ -161,6 +167,15 @@ impl Layer {
             tp,
             fp8: par.options.fp8,
         });
+        let alone = model.pattern.first().copied();
+        let mamba = model.mamba.zip(rows.mamba.take()).map(|(mamba, rows)| Mamba {
+            spec: mamba.part(tp.ranks),
+            rows,
+            batch: work.micro_batch,
+            seq,
+            eps: model.rms_eps,
+            dtype: work.dtype,
+        });
         Layer {
             chunks: vec![],
             hidden: model.hidden,
@@ -175,6 +190,7 @@ impl Layer {
             theta: model.rope_theta,
             rotary: if model.positions == Positions::Rope { model.rotary_dim } else { Some(0) },
             parallel: model.parallel_block,
+            alone,
             dropout: model.dropout,
             batch: work.micro_batch,
             seq,
@@ -182,6 +198,7 @@ impl Layer {
             core,
             ulysses,
             latent,
+            mamba,
             dtype: work.dtype,
             tp,
             fp8: par.options.fp8,
@@ -207,6 +224,11 @@ impl Layer {
     /// Of those, the ones that this rank has between the products.
     pub fn residual_rows(&self) -> u64 {
         self.tp.share(self.tokens())
+    }
+
+    /// Whether it has attention.
+    fn attends(&self) -> bool {
+        self.alone.is_none_or(|mixer| mixer == Mixer::Attention)
     }
 
     fn q_row(&self) -> u64 {

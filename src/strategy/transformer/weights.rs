@@ -3,8 +3,8 @@
 use super::super::norm::Norms;
 use super::super::tensor::TensorParallel;
 use super::super::weights::{Rows, Weights};
-use super::{latent, width};
-use crate::spec::{LlmSpec, Mlp};
+use super::{latent, mamba, width};
+use crate::spec::{LlmSpec, Mixer, Mlp};
 
 /// Rows of the flat weight tensor of a layer.
 #[derive(Default)]
@@ -25,19 +25,63 @@ pub(super) struct WeightRows {
     pub head_norms: Option<Rows>,
     /// In place of `qkv`.
     pub latent: Option<latent::WeightRows>,
+    /// Of experts that work on fewer columns: to these, and back.
+    pub squeezed: Option<[Rows; 2]>,
+    pub mamba: Option<mamba::WeightRows>,
+}
+
+/// The weights of a layer of one mixer alone.
+fn alone(model: &LlmSpec, tp: &TensorParallel, norms: &Norms, mixer: Mixer) -> (WeightRows, Weights) {
+    let (h, f, q, kv) = (model.hidden, width(model), model.q_cols(), model.kv_cols());
+    let mut w = Weights::new(tp);
+    let norm = norms.weights(&mut w, "norm.weight", "norm.bias");
+    let mut rows = WeightRows { norm1: norm, norm2: Some(norm), ..WeightRows::default() };
+    match (mixer, &model.mamba) {
+        (Mixer::Mamba, Some(mamba)) => rows.mamba = Some(mamba::WeightRows::new(&mut w, mamba, h)),
+        (Mixer::Attention, _) => {
+            rows.qkv = w.cut("self_attn.qkv_proj.weight", &[q + 2 * kv, h], 0, &[q, kv, kv]);
+            rows.o = w.cut("self_attn.o_proj.weight", &[h, q], 1, &[q]);
+        }
+        _ => {
+            if let Some(moe) = model.moe {
+                rows.router = Some(w.whole("mlp.gate.weight", &[moe.experts, h]));
+                rows.squeezed = (moe.latent > 0).then(|| {
+                    let down = w.whole("mlp.fc1_latent_proj.weight", &[moe.latent, h]);
+                    [down, w.whole("mlp.fc2_latent_proj.weight", &[h, moe.latent])]
+                });
+            }
+            let [up, down] = network(model);
+            let wide = vec![f; if model.mlp == Mlp::SwiGlu { 2 } else { 1 }];
+            if f > 0 {
+                rows.gate_up = w.cut(up, &[wide.iter().sum(), h], 0, &wide);
+                rows.down = w.cut(down, &[h, f], 1, &[f]);
+            }
+        }
+    }
+    (rows, w)
+}
+
+/// Names of the network that every token visits.
+fn network(model: &LlmSpec) -> [&'static str; 2] {
+    let up = match (model.mlp == Mlp::SwiGlu, model.moe) {
+        (true, Some(_)) => "mlp.shared_experts.gate_up_proj.weight",
+        (false, Some(_)) => "mlp.shared_experts.up_proj.weight",
+        (true, None) => "mlp.gate_up_proj.weight",
+        (false, None) => "mlp.up_proj.weight",
+    };
+    [up, if model.moe.is_some() { "mlp.shared_experts.down_proj.weight" } else { "mlp.down_proj.weight" }]
 }
 
 /// The weights of a layer, in the order of its flat tensor.
 pub(super) fn weights(model: &LlmSpec, tp: &TensorParallel, norms: &Norms) -> (WeightRows, Weights) {
+    if let Some(&mixer) = model.pattern.first() {
+        return alone(model, tp, norms, mixer);
+    }
     let (h, f, q, kv) = (model.hidden, width(model), model.q_cols(), model.kv_cols());
     let o = model.mla.map_or(q, |mla| model.heads * mla.v_dim);
     let swiglu = model.mlp == Mlp::SwiGlu;
-    let (up, wide) = match (swiglu, model.moe) {
-        (_, Some(_)) => ("mlp.shared_experts.gate_up_proj.weight", vec![f, f]),
-        (true, None) => ("mlp.gate_up_proj.weight", vec![f, f]),
-        (false, None) => ("mlp.up_proj.weight", vec![f]),
-    };
-    let down = if model.moe.is_some() { "mlp.shared_experts.down_proj.weight" } else { "mlp.down_proj.weight" };
+    let [up, down] = network(model);
+    let wide = vec![f; if swiglu { 2 } else { 1 }];
     let up_bias = if swiglu { "mlp.gate_up_proj.bias" } else { "mlp.up_proj.bias" };
     let wide_cols: u64 = wide.iter().sum();
     let mut w = Weights::new(tp);

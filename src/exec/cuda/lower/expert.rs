@@ -131,6 +131,9 @@ impl Lowering<'_> {
                 self.spread((source::expert, "expert_swiglu_bwd"), defines, rows * 32, args);
                 Ok(())
             }
+            ExpertOp::Relu2 { .. } | ExpertOp::Relu2Bwd { .. } => {
+                Err(self.refuse("a squared ReLU of experts runs on CPUs alone; run with --on cpu"))
+            }
         }
     }
 

@@ -104,6 +104,10 @@ impl Lowering<'_> {
             Kernel::Wait { .. } => return Ok(()),
             Kernel::Residual { rows, cols, .. } => return self.residual(kernel, on, *rows, *cols),
             Kernel::Adam { .. } => return self.adam(kernel, step),
+            Kernel::Ssm(_) | Kernel::Relu2 { .. } | Kernel::Relu2Bwd { .. } => {
+                let why = "layers of state-space models, and their squared ReLU, run on CPUs alone; run with --on cpu";
+                return Err(self.refuse(why));
+            }
             _ => return Err(self.refuse("it is not lowered yet")),
         };
         let defines = self.typed(&all_reads, &[0])?;

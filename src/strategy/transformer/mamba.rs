@@ -1,0 +1,130 @@
+//! A Mamba-2 mixer (arXiv:2405.21060, section 8), cut over tensor-parallel ranks by heads and groups as Megatron-LM's
+//! `MambaMixer` is: every rank has whole groups and their heads, with their columns of the first projection, of the
+//! convolution and of the norm, so that nothing is exchanged before the sums behind the last projection.
+//!
+//! ```text
+//! in_proj -> z | x | B | C | dt;  x, B, C -> conv -> scan with dt -> norm by group, times silu(z) -> out_proj
+//! ```
+//! Kept for the backward pass are the first projection's output, the scan's and the norm's; the convolution is computed
+//! again (`mamba_split_conv1d_scan_combined`).
+
+use super::super::weights::{Rows, Weights};
+use super::Flats;
+use crate::plan::kernel::{SsmKernel, SsmOp};
+use crate::plan::{Buf, Builder, Dtype, Kernel, TensorKind};
+use crate::spec::MambaSpec;
+
+/// Rows of the flat weight tensor.
+pub struct WeightRows {
+    pub in_proj: Rows,
+    /// Taps, the bias behind them.
+    conv: Rows,
+    /// dt's bias, A and D.
+    heads: Rows,
+    norm: Rows,
+    pub out_proj: Rows,
+}
+
+impl WeightRows {
+    pub fn new(w: &mut Weights, m: &MambaSpec, h: u64) -> WeightRows {
+        let (d, bc, conv) = (m.inner(), m.bc_cols(), m.conv_cols());
+        let in_proj = w.cut("mixer.in_proj.weight", &[m.proj_cols(), h], 0, &[d, d, bc, bc, m.heads]);
+        let taps = w.cut("mixer.conv1d.weight", &[conv, m.conv], 0, &[d, bc, bc]);
+        let bias = w.cut("mixer.conv1d.bias", &[conv], 0, &[d, bc, bc]);
+        let dt = w.cut("mixer.dt_bias", &[m.heads], 0, &[m.heads]);
+        w.cut("mixer.A_log", &[m.heads], 0, &[m.heads]);
+        let skip = w.cut("mixer.D", &[m.heads], 0, &[m.heads]);
+        let norm = w.cut("mixer.norm.weight", &[d], 0, &[d]);
+        let out_proj = w.cut("mixer.out_proj.weight", &[h, d], 1, &[d]);
+        WeightRows { in_proj, conv: [taps[0], bias[1]], heads: [dt[0], skip[1]], norm, out_proj }
+    }
+}
+
+pub struct Mamba {
+    /// This rank's heads and groups.
+    pub spec: MambaSpec,
+    pub rows: WeightRows,
+    pub batch: u64,
+    pub seq: u64,
+    pub eps: f64,
+    pub dtype: Dtype,
+}
+
+#[derive(Clone, Copy)]
+pub struct Saved {
+    pub proj: Buf,
+    y: Buf,
+    /// What the last projection is given.
+    pub normed: Buf,
+}
+
+impl Saved {
+    pub fn bufs_mut(&mut self) -> [(&'static str, &mut Buf); 3] {
+        [("ssm_proj", &mut self.proj), ("ssm_y", &mut self.y), ("ssm_normed", &mut self.normed)]
+    }
+}
+
+pub struct Scratch {
+    xbc: Buf,
+    d_xbc: Buf,
+    d_y: Buf,
+    /// The gradient of what the last projection was given, and of the first one's output.
+    pub d_normed: Buf,
+    pub d_proj: Buf,
+}
+
+impl Mamba {
+    fn tokens(&self) -> u64 {
+        self.batch * self.seq
+    }
+
+    pub fn saved(&self, keep: &mut dyn FnMut(&str, u64, u64, Dtype) -> Buf) -> Saved {
+        let (n, inner, dtype) = (self.tokens(), self.spec.inner(), self.dtype);
+        Saved {
+            proj: keep("ssm_proj", n, self.spec.proj_cols(), dtype),
+            y: keep("ssm_y", n, inner, dtype),
+            normed: keep("ssm_normed", n, inner, dtype),
+        }
+    }
+
+    pub fn scratch(&self, b: &mut Builder) -> Scratch {
+        let n = self.tokens();
+        let mut work = |name, row| b.tensor(name, &[n, row], self.dtype, TensorKind::Workspace, 1);
+        Scratch {
+            xbc: work("ssm_xbc", self.spec.conv_cols()),
+            d_xbc: work("d_ssm_xbc", self.spec.conv_cols()),
+            d_y: work("d_ssm_y", self.spec.inner()),
+            d_normed: work("d_ssm_normed", self.spec.inner()),
+            d_proj: work("d_ssm_proj", self.spec.proj_cols()),
+        }
+    }
+
+    fn kernel(&self, op: SsmOp) -> Kernel {
+        Kernel::Ssm(SsmKernel { batch: self.batch, seq: self.seq, mamba: self.spec, op })
+    }
+
+    /// From `keep.proj` to `keep.normed`.
+    pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved) {
+        let at = |r: Rows| w.rows(r[0], r[1]);
+        b.compute("conv", self.kernel(SsmOp::Conv), &[keep.proj, at(self.rows.conv)], &[s.xbc]);
+        b.compute("scan", self.kernel(SsmOp::Scan), &[s.xbc, keep.proj, at(self.rows.heads)], &[keep.y]);
+        let norm = self.kernel(SsmOp::Norm { eps: self.eps });
+        b.compute("gated_norm", norm, &[keep.y, keep.proj, at(self.rows.norm)], &[keep.normed]);
+    }
+
+    /// From `s.d_normed` to `s.d_proj`, and the weights' gradients added to `g`; returns the last op.
+    pub fn backward(&self, b: &mut Builder, s: &Scratch, [w, g]: [Flats; 2], keep: &Saved) -> u32 {
+        let both = |r: Rows| [w, g].map(|flat| flat.rows(r[0], r[1]));
+        let [conv, d_conv] = both(self.rows.conv);
+        b.compute("conv_again", self.kernel(SsmOp::Conv), &[keep.proj, conv], &[s.xbc]);
+        let [norm, d_norm] = both(self.rows.norm);
+        let kernel = self.kernel(SsmOp::NormBwd { eps: self.eps });
+        let reads = [keep.y, keep.proj, norm, s.d_normed, d_norm];
+        b.compute("gated_norm_bwd", kernel, &reads, &[s.d_y, s.d_proj, d_norm]);
+        let [heads, d_heads] = both(self.rows.heads);
+        let reads = [s.d_proj, s.xbc, keep.proj, heads, s.d_y, d_heads];
+        b.compute("scan_bwd", self.kernel(SsmOp::ScanBwd), &reads, &[s.d_proj, s.d_xbc, d_heads]);
+        let reads = [s.d_proj, keep.proj, s.d_xbc, conv, d_conv];
+        b.compute("conv_bwd", self.kernel(SsmOp::ConvBwd), &reads, &[s.d_proj, d_conv])
+    }
+}

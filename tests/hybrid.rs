@@ -1,0 +1,205 @@
+//! Layers of several kinds in one model, run for real: state-space layers, attention, networks and experts, each alone
+//! behind a norm, give the dense f64 reference, whose states go by their recurrence, on every layout; bytes and peaks are
+//! those of the plan.
+
+use foretrain::collective::count::sent_by;
+use foretrain::exec::reference::{DenseConfig, Experts, StepResult, step};
+use foretrain::exec::source::Source;
+use foretrain::exec::{Options, Run, execute, routing};
+use foretrain::plan::link::{AtomTable, Line};
+use foretrain::plan::memory::Layout;
+use foretrain::plan::{Dtype, Engine, Plan};
+use foretrain::spec::{LlmSpec, Parallelism, Recompute, Workload};
+use foretrain::strategy::expert::Routing;
+use foretrain::strategy::{Engines, build, build_routed, feasible};
+
+struct Case {
+    pattern: &'static str,
+    par: Parallelism,
+    seq_len: u64,
+    micro_batch: u64,
+    microbatches: u64,
+    dtype: Dtype,
+}
+
+fn case(pattern: &'static str, par: Parallelism) -> Case {
+    // Chunks of 4: the last one is cut short.
+    Case { pattern, par, seq_len: 10, micro_batch: 1, microbatches: 1, dtype: Dtype::F64 }
+}
+
+fn model(pattern: &str) -> LlmSpec {
+    let json = serde_json::json!({
+        "model_type": "nemotron_h", "hidden_size": 12, "hybrid_override_pattern": pattern,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "intermediate_size": 8,
+        "mamba_num_heads": 4, "mamba_head_dim": 3, "ssm_state_size": 5, "n_groups": 2, "conv_kernel": 3,
+        "chunk_size": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 5,
+        "n_shared_experts": 1, "moe_shared_expert_intermediate_size": 6, "moe_latent_size": 7,
+        "routed_scaling_factor": 2.5, "vocab_size": 29, "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": false,
+    });
+    LlmSpec::parse("test", "hybrid", &json.to_string()).expect("a sound model")
+}
+
+impl Case {
+    fn work(&self) -> Workload {
+        Workload {
+            seq_len: self.seq_len,
+            global_batch: self.micro_batch * self.microbatches * u64::from(self.par.dp),
+            micro_batch: self.micro_batch,
+            dtype: self.dtype,
+            documents: Default::default(),
+        }
+    }
+
+    fn plan(&self) -> Plan {
+        let engines = Engines { p2p: Engine::Sm { ctas: 8 }, collective: Engine::Sm { ctas: 16 } };
+        let (model, work) = (model(self.pattern), self.work());
+        let route = Routing::Uniform { seed: 3 }.route(&model, &work, &self.par, 2).expect("a feasible case");
+        build_routed(&model, &work, &self.par, engines, route).expect("a feasible case")
+    }
+}
+
+fn reference(plan: &Plan) -> StepResult {
+    let cfg = DenseConfig::from(plan.model().expect("a step has a model"));
+    let experts = cfg.experts.clone().map(|e| Experts { choices: routing::choices(plan), ..e });
+    let cfg = DenseConfig { experts, ..cfg };
+    let (tokens, targets) = Source::seeded(7).batch(plan, 1);
+    step(&cfg, &Source::seeded(7).weights(plan), &tokens, &targets, &plan.optimizer().expect("a step ends with Adam"))
+}
+
+/// Largest difference, relative to the largest value; NaN where something unwritten was read.
+fn error(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let scale = want.iter().fold(1e-6, |m: f64, x| m.max(x.abs()));
+    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs());
+    worst.fold(0.0, |m: f64, e| if e.is_nan() || m.is_nan() { f64::NAN } else { m.max(e) }) / scale
+}
+
+fn assert_close(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
+    let e = error(got, want);
+    assert!(e <= tolerance, "{what}: error {e:.3e} exceeds {tolerance:.0e}");
+}
+
+fn holds(case: &Case, tolerance: f64) -> Run {
+    let plan = case.plan();
+    let devices = (0..plan.ranks()).map(|r| r % 2).collect();
+    let got = execute(&plan, &Options::new(7, devices, true)).expect("the plan runs");
+    let want = reference(&plan);
+    assert_close("loss", &[got.loss], &[want.loss], tolerance);
+    for (got, want) in got.hidden.iter().zip(&want.hidden) {
+        assert_close("hidden states", got, want, tolerance);
+    }
+    assert_eq!(got.grads.keys().collect::<Vec<_>>(), want.grads.keys().collect::<Vec<_>>());
+    for (name, want) in &want.grads {
+        assert_close(name, &got.grads[name], want, tolerance);
+    }
+    if tolerance < 1e-6 {
+        for (name, want) in &want.new_params {
+            assert_close(name, &got.weights[name], want, 1e-7);
+        }
+    }
+    let atoms = AtomTable::new(&plan).unwrap();
+    let programs = 0..plan.programs.len() as u32;
+    let lines: Vec<Line> = programs.clone().map(|p| Line::program(&plan, &atoms, p).unwrap()).collect();
+    let of = |rank: u32| plan.program_of(rank) as usize;
+    let planned: Vec<u64> = (0..plan.ranks()).map(|rank| sent_by(&plan, &lines[of(rank)], rank)).collect();
+    assert_eq!(got.sent_bytes, planned, "bytes counted in the transport, and planned");
+    let layouts: Vec<Layout> = programs.map(|p| Layout::new(&plan, &atoms, p).unwrap()).collect();
+    let planned: Vec<u64> = (0..plan.ranks()).map(|rank| layouts[of(rank)].bytes).collect();
+    assert_eq!(got.peak_bytes, planned, "bytes counted at the allocator, and planned");
+    got
+}
+
+const ALL: &str = "MEM*-E";
+
+#[test]
+fn every_kind_of_layer_on_one_rank() {
+    for pattern in ["M", "*", "-", "E", "MM-", ALL] {
+        holds(&case(pattern, Parallelism::default()), 1e-10);
+    }
+    let more = Case { micro_batch: 2, microbatches: 2, ..case(ALL, Parallelism::default()) };
+    holds(&more, 1e-10);
+    holds(&Case { par: Parallelism { recompute: Recompute::Full, ..more.par }, ..more }, 1e-10);
+}
+
+#[test]
+fn inputs_of_layers_wait_in_the_hosts_memory() {
+    let options = "offload-activations".parse().unwrap();
+    for pattern in ["M-MM*", ALL] {
+        let par = Parallelism { recompute: Recompute::Full, options, ..Parallelism::default() };
+        holds(&Case { microbatches: 2, ..case(pattern, par) }, 1e-10);
+    }
+}
+
+#[test]
+fn heads_and_groups_are_cut_over_tensor_parallel_ranks() {
+    for words in ["default", "tp-overlap"] {
+        let par = Parallelism { tp: 2, options: words.parse().unwrap(), ..Parallelism::default() };
+        holds(&Case { seq_len: 16, micro_batch: 2, ..case("M*-M", par) }, 1e-10);
+    }
+    let whole = Parallelism { tp: 2, options: "no-sp".parse().unwrap(), ..Parallelism::default() };
+    holds(&case("M*-M", whole), 1e-10);
+    holds(&case(ALL, Parallelism { tp: 2, ep: 2, ..Parallelism::default() }), 1e-10);
+}
+
+#[test]
+fn replicas_share_their_gradients_and_their_experts() {
+    for (zero, ep) in [(0, 1), (1, 2)] {
+        let par = Parallelism { dp: 2, ep, zero, ..Parallelism::default() };
+        holds(&Case { microbatches: 2, ..case(ALL, par) }, 1e-10);
+    }
+    let options = "no-overlap-grad+dispatch-hybrid-ep+overlap-shared".parse().unwrap();
+    holds(&case(ALL, Parallelism { dp: 4, ep: 4, options, ..Parallelism::default() }), 1e-10);
+}
+
+#[test]
+fn stages_have_layers_of_several_kinds_in_turns() {
+    for (pattern, pp, vp) in [("M-M*", 2, 1), ("MEM*-EM", 3, 1), ("MEM*-EME", 2, 2)] {
+        for recompute in [Recompute::None, Recompute::Full] {
+            let par = Parallelism { pp, vp, recompute, ..Parallelism::default() };
+            holds(&Case { microbatches: 4, ..case(pattern, par) }, 1e-10);
+        }
+    }
+    let all = Parallelism { pp: 2, tp: 2, dp: 2, ep: 2, zero: 1, ..Parallelism::default() };
+    holds(&Case { microbatches: 2, ..case("ME*ME-", all) }, 1e-10);
+}
+
+/// A forward and a backward unit side by side, whose layers are of other kinds.
+#[test]
+fn pairs_of_microbatches_take_turns() {
+    let options = "overlap-exchange".parse().unwrap();
+    for (pattern, pp) in [(ALL, 1), ("ME*ME-", 2)] {
+        let par = Parallelism { dp: 2, ep: 2, pp, options, ..Parallelism::default() };
+        holds(&Case { microbatches: 4, ..case(pattern, par) }, 1e-10);
+    }
+}
+
+#[test]
+fn single_precision_is_close() {
+    let par = Parallelism { dp: 2, tp: 2, ep: 2, ..Parallelism::default() };
+    holds(&Case { dtype: Dtype::F32, seq_len: 16, ..case(ALL, par) }, 2e-3);
+}
+
+/// What no plan of a hybrid has is refused, with what to do instead.
+#[test]
+fn refusals_name_a_remedy() {
+    let one = Parallelism::default();
+    let zero = Parallelism { dp: 2, zero: 2, ..one };
+    for (par, part) in [
+        (Parallelism { ring: 2, ..one }, "use ring 1, and tp"),
+        (Parallelism { ulysses: 2, ..one }, "use ulysses 1, and tp"),
+        (zero, "use zero 1"),
+        (Parallelism { tp: 4, ..one }, "tp"),
+    ] {
+        let why = feasible::check(&model("M*"), &case("M*", par).work(), &par).unwrap_err().to_string();
+        assert!(why.contains(part), "{why}");
+    }
+    let documents = Workload { documents: vec![4, 6].into(), ..case("M*", one).work() };
+    let why = feasible::check(&model("M*"), &documents, &one).unwrap_err().to_string();
+    assert!(why.contains("a state goes on"), "{why}");
+    // Without states, sequences may be split as ever.
+    let ring = Parallelism { ring: 2, ..one };
+    let work = Workload { seq_len: 16, ..case("*-", ring).work() };
+    let engines = Engines { p2p: Engine::CopyEngine, collective: Engine::CopyEngine };
+    build(&model("*-"), &work, &ring, engines).expect("attention and networks alone");
+}
