@@ -275,7 +275,7 @@ fn a_trace_has_messages_as_arrows_between_ops() {
     }
     for (lane, mut spans) in lanes {
         spans.sort_by(|a, b| a.partial_cmp(b).unwrap());
-        assert!(spans.windows(2).all(|w| w[1].0 >= w[0].1 - 1e-6), "{lane} overlaps");
+        assert!(spans.windows(2).all(|w| w[1].0 >= w[0].1), "{lane} overlaps");
     }
 }
 

@@ -1,9 +1,21 @@
 //! The Chrome trace format, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a process for each
 //! rank of each timeline, a thread for each lane, a complete event for each op, in microseconds.
+//!
+//! Times are whole 1024ths of a microsecond, which floating-point numbers hold and add exactly: where an op ends the next
+//! one of its lane begins, and no reader finds the two to overlap by the last bit of a sum.
 
 use crate::timeline::{Arrow, ArrowEnd, Span, Timeline};
+use crate::units::Seconds;
 use serde_json::{Value, json};
 use std::io::{self, Write};
+
+/// Of a microsecond.
+const TICKS: f64 = 1024.0;
+
+/// Microseconds in whole ticks.
+fn us(time: Seconds) -> f64 {
+    (time.value() * (1e6 * TICKS)).round() / TICKS
+}
 
 /// Ranks of the next timeline start here.
 const NEXT_GROUP: u32 = 100_000;
@@ -34,9 +46,10 @@ pub fn write_with(out: &mut dyn Write, timelines: &[(&str, &Timeline)], arrows: 
         }
     }
     for (id, arrow) in arrows.iter().enumerate() {
-        events.add(&flow("s", id, &arrow.from, 0.0))?;
-        // An event at the very end of an op is not within it: a picosecond before is.
-        events.add(&flow("f", id, &arrow.to, 1e-6))?;
+        let begins = us(arrow.from.at);
+        events.add(&flow("s", id, &arrow.from, begins))?;
+        // An event at the very end of an op is not within it: one tick before is.
+        events.add(&flow("f", id, &arrow.to, begins.max(us(arrow.to.at) - 1.0 / TICKS)))?;
     }
     events.out.write_all(b"\n]}\n")
 }
@@ -61,13 +74,12 @@ fn meta(pid: u32, tid: usize, name: &str, args: Value) -> Value {
 fn complete(pid: u32, span: &Span) -> Value {
     // The last part of a path is the op; the whole path is shown when the event is selected.
     let label = span.path.rsplit('/').next().unwrap_or(&span.path);
-    let us = |s: crate::units::Seconds| s.value() * 1e6;
     json!({
         "ph": "X",
         "pid": pid,
         "tid": span.lane,
         "ts": us(span.start),
-        "dur": us(span.duration()),
+        "dur": us(span.end) - us(span.start),
         "name": label,
         "cat": span.what,
         "args": {"path": span.path},
@@ -75,8 +87,7 @@ fn complete(pid: u32, span: &Span) -> Value {
 }
 
 /// One end of an arrow: it is tied to the op on whose lane it stands at its time.
-fn flow(ph: &str, id: usize, end: &ArrowEnd, before_us: f64) -> Value {
-    let ts = (end.at.value() * 1e6 - before_us).max(0.0);
+fn flow(ph: &str, id: usize, end: &ArrowEnd, ts: f64) -> Value {
     json!({"ph": ph, "bp": "e", "id": id, "pid": end.rank, "tid": end.lane, "ts": ts, "name": "message", "cat": "message"})
 }
 
@@ -129,7 +140,7 @@ mod tests {
         }
         for (lane, mut spans) in lanes {
             spans.sort_by(|a, b| a.partial_cmp(b).unwrap());
-            assert!(spans.windows(2).all(|w| w[1].0 >= w[0].1 - 1e-6), "{lane:?} overlaps");
+            assert!(spans.windows(2).all(|w| w[1].0 >= w[0].1), "{lane:?} overlaps");
         }
     }
 
