@@ -4,7 +4,7 @@ use crate::device::Profile;
 use crate::error::{Error, Result};
 use crate::plan::{About, Plan, Route, check};
 use crate::spec::{
-    Architecture, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Parallelism, Recompute,
+    Architecture, Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Parallelism, Recompute,
 };
 use crate::strategy::expert::Routing;
 use crate::sweep::{Case, Point};
@@ -65,6 +65,12 @@ pub struct Config {
     /// How tokens choose experts: balanced, uniform by lot, a word of `foretrain help dispatch`, or a file [default: balanced; to run, uniform]
     #[arg(long, value_name = "HOW", value_parser = routing)]
     routing: Option<Routing>,
+    /// Copies of experts: slots beyond one for each, which EPLB places by the rows of each expert [default: 0]
+    #[arg(long, value_name = "N")]
+    replicas: Option<u32>,
+    /// What an expert takes of a rank's tokens: none (all), 1.25 times the even share, pad:1.25, tutel:1.25 or tutel:0 [default: none]
+    #[arg(long, value_name = "HOW", value_parser = capacity)]
+    capacity: Option<Capacity>,
     /// ZeRO stage, 0 to 3 [default: 1]
     #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u32).range(0..=3))]
     zero: Option<u32>,
@@ -228,6 +234,8 @@ impl Config {
         Options {
             dispatch: self.dispatch.unwrap_or(said.dispatch),
             dispatch_fp8: fp8.unwrap_or(said.dispatch_fp8),
+            replicas: self.replicas.unwrap_or(said.replicas),
+            capacity: self.capacity.unwrap_or(said.capacity),
             ..said
         }
     }
@@ -319,6 +327,8 @@ impl Config {
                 self.dispatch_dtype.clone(),
                 if a.par.options.dispatch_fp8 { "fp8" } else { "bf16" }.into(),
             ),
+            ("replicas", number(self.replicas), a.par.options.replicas.to_string()),
+            ("capacity", self.capacity.map(|c| c.to_string()), a.par.options.capacity.to_string()),
             ("documents", self.documents.as_ref().map(listed), listed(&a.documents)),
             ("dtype", self.dtype.map(|d| d.name().into()), a.dtype.clone()),
         ];
@@ -398,6 +408,10 @@ pub fn dispatch(text: &str) -> std::result::Result<Dispatch, String> {
     let known: Vec<_> = Dispatch::ALL.iter().map(|d| d.name()).collect();
     let found = Dispatch::ALL.into_iter().find(|d| d.name() == text);
     found.ok_or_else(|| format!("{text:?} is none of {}", known.join(", ")))
+}
+
+pub fn capacity(text: &str) -> std::result::Result<Capacity, String> {
+    text.parse()
 }
 
 pub fn routing(text: &str) -> std::result::Result<Routing, String> {

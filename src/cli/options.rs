@@ -2,7 +2,7 @@
 
 use super::{Answer, Output};
 use crate::error::Result;
-use crate::spec::options::WORDS;
+use crate::spec::options::{NUMBERED, WORDS};
 use clap::Args;
 use serde_json::json;
 
@@ -14,8 +14,9 @@ pub struct Flags {
 }
 
 pub fn run(_: &Flags) -> Result<Answer> {
-    let widest = WORDS.iter().map(|w| w.name.len()).max().unwrap_or(0);
-    let text: String = WORDS.iter().map(|w| format!("{:widest$}  {}\n", w.name, w.about)).collect();
-    let words: Vec<_> = WORDS.iter().map(|w| json!({"name": w.name, "about": w.about})).collect();
+    let all = || WORDS.iter().map(|w| (w.name, w.about)).chain(NUMBERED.iter().copied());
+    let widest = all().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let text: String = all().map(|(name, about)| format!("{name:widest$}  {about}\n")).collect();
+    let words: Vec<_> = all().map(|(name, about)| json!({"name": name, "about": about})).collect();
     Ok(Answer::new(text, &json!({"options": words})))
 }

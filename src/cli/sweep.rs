@@ -1,12 +1,12 @@
 //! `foretrain sweep`: a grid of configurations.
 
-use super::config::{count, dispatch, dtype, options, recompute, stack_of};
+use super::config::{capacity, count, dispatch, dtype, options, recompute, stack_of};
 use super::{Answer, Output, list_of};
 use crate::error::Result;
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{seconds, tokens};
-use crate::spec::{Architecture, ClusterSpec, Dispatch, Dtype, GpuSpec, Options, Recompute};
+use crate::spec::{Architecture, Capacity, ClusterSpec, Dispatch, Dtype, GpuSpec, Options, Recompute};
 use crate::sweep::case::default_dtype;
 use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
 use clap::Args;
@@ -83,6 +83,12 @@ pub struct Flags {
     /// How tokens choose experts: words of `foretrain help dispatch`, or a file; drawn from seed 1 [default: balanced]
     #[arg(long, value_name = "WORDS")]
     routing: Option<String>,
+    /// Copies of experts, see `foretrain help estimate`; crossed with --options
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    replicas: Vec<u32>,
+    /// What an expert takes of a rank's tokens, see `foretrain help estimate`; crossed with --options
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = capacity)]
+    capacity: Vec<Capacity>,
     /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
@@ -142,9 +148,13 @@ impl Flags {
             if !self.dispatch_dtype.is_empty() {
                 narrow = self.dispatch_dtype.iter().map(|dtype| dtype == "fp8").collect();
             }
-            let with =
-                |dispatch| narrow.iter().map(move |&dispatch_fp8| Options { dispatch, dispatch_fp8, ..*options });
-            all.extend(carriers.into_iter().flat_map(with));
+            let or_said = |list: &[u32], said: u32| if list.is_empty() { vec![said] } else { list.to_vec() };
+            let copies = or_said(&self.replicas, options.replicas);
+            let room = if self.capacity.is_empty() { vec![options.capacity] } else { self.capacity.clone() };
+            for (&dispatch, &dispatch_fp8) in cross(&carriers, &narrow) {
+                let with = |(&replicas, &capacity)| Options { dispatch, dispatch_fp8, replicas, capacity, ..*options };
+                all.extend(cross(&copies, &room).map(with));
+            }
         }
         all
     }
@@ -233,4 +243,8 @@ fn render(grid: &Grid, study: &Study, took: f64, files: &[PathBuf]) -> String {
     text.push_str(&format!("{} rows, {feasible} that run{kept}; {took:.2} s{each}\n", study.rows.len()));
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
     text
+}
+
+fn cross<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
+    a.iter().flat_map(move |x| b.iter().map(move |y| (x, y)))
 }

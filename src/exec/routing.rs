@@ -14,7 +14,9 @@ pub type Choices = Vec<Vec<u32>>;
 pub fn choices(plan: &Plan) -> Vec<Choices> {
     let Some(inputs) = plan.feed.tokens() else { return vec![] };
     let each = if plan.routes_by_replica { inputs.microbatches * replicas(&plan.views) } else { 1 };
-    (0..plan.routes.len() as u32 / each).map(|layer| of_layer(plan, inputs, layer)).collect()
+    // Alike in all layers, the first is that of tokens; gradients of copies have another.
+    let layers = if plan.routes_by_replica { plan.routes.len() as u32 / each } else { plan.routes.len().min(1) as u32 };
+    (0..layers).map(|layer| of_layer(plan, inputs, layer)).collect()
 }
 
 /// The first route of a layer in a microbatch.
@@ -29,7 +31,8 @@ fn of_layer(plan: &Plan, inputs: &Inputs, layer: u32) -> Choices {
         let route = plan.route_of(first(plan, inputs, layer, microbatch), rank);
         let own = route.choices(place_of(&plan.views, rank)).unwrap_or_default();
         for ((sequence, position), choices) in rows(plan, inputs, rank, microbatch).zip(own.chunks(topk)) {
-            all[sequence][position * topk..][..topk].copy_from_slice(choices);
+            let experts = choices.iter().map(|slot| route.expert_in(*slot));
+            all[sequence][position * topk..][..topk].iter_mut().zip(experts).for_each(|(to, expert)| *to = expert);
         }
     }
     all

@@ -53,16 +53,28 @@ pub struct Shard {
     pub dim: u8,
     /// Sizes along `dim`; they add up to the whole.
     pub blocks: Vec<u64>,
+    /// In place of blocks cut over the ranks: the whole, cut into equal pieces, and which of them stands in each of
+    /// the places of all ranks, rank after rank. A piece may stand in several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub holds: Vec<u32>,
 }
 
 impl Shard {
     /// Size along `dim` on each of `ranks`.
     pub fn local(&self, ranks: u64) -> u64 {
+        if !self.holds.is_empty() {
+            return self.piece() * (self.holds.len() as u64 / ranks);
+        }
         self.blocks.iter().map(|block| block.div_ceil(ranks)).sum()
     }
 
     /// Where the places along `dim` of the rank at `at` stand in the whole; `None`: beyond the end.
     pub fn places(&self, at: u64, ranks: u64) -> Vec<Option<u64>> {
+        if !self.holds.is_empty() {
+            let (piece, own) = (self.piece(), self.holds.len() / ranks as usize);
+            let held = self.holds.iter().skip(at as usize * own).take(own);
+            return held.flat_map(|&n| (0..piece).map(move |i| Some(u64::from(n) * piece + i))).collect();
+        }
         let mut places = vec![];
         let mut first = 0;
         for &block in &self.blocks {
@@ -71,6 +83,12 @@ impl Shard {
             first += block;
         }
         places
+    }
+
+    /// Size along `dim` of one of the pieces that ranks hold.
+    fn piece(&self) -> u64 {
+        let pieces = self.holds.iter().max().map_or(1, |n| u64::from(*n) + 1);
+        self.blocks.iter().sum::<u64>() / pieces
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod counts;
 mod expected;
+mod replicas;
 
 pub use counts::Tables;
 pub use expected::{expected_unique, expected_unique_in_groups};
@@ -37,6 +38,12 @@ pub struct Route {
     /// Equal groups of slots, and how many of them a token's slots stand in at most, where they are not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<[u32; 2]>,
+    /// The expert that each slot holds, where some hold the same; empty where slot i holds expert i.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub holds: Vec<u32>,
+    /// Rows that every source sends to every slot, filled up with zeros; none where it sends what chose the slot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pad: Option<u32>,
     #[serde(skip_serializing)]
     tables: Option<Tables>,
 }
@@ -75,6 +82,10 @@ struct Unchecked {
     counts: Counts,
     #[serde(default)]
     groups: Option<[u32; 2]>,
+    #[serde(default)]
+    holds: Vec<u32>,
+    #[serde(default)]
+    pad: Option<u32>,
 }
 
 impl TryFrom<Unchecked> for Route {
@@ -82,7 +93,9 @@ impl TryFrom<Unchecked> for Route {
 
     fn try_from(raw: Unchecked) -> Result<Route> {
         let route = Route::new([raw.ranks, raw.node], raw.experts, raw.topk, raw.counts)?;
-        raw.groups.map_or(Ok(route.clone()), |groups| route.limited(groups))
+        let route = raw.groups.map_or(Ok(route.clone()), |groups| route.limited(groups))?;
+        let route = if raw.holds.is_empty() { route } else { route.holding(raw.holds)? };
+        raw.pad.map_or(Ok(route.clone()), |pad| route.padded(pad))
     }
 }
 
@@ -90,7 +103,8 @@ impl Route {
     /// `shape` is ranks and ranks of a node.
     pub fn new(shape: [u32; 2], experts: u32, topk: u32, counts: Counts) -> Result<Route> {
         let [ranks, node] = shape;
-        let mut route = Route { ranks, node, experts, topk, counts, groups: None, tables: None };
+        let mut route =
+            Route { ranks, node, experts, topk, counts, groups: None, holds: vec![], pad: None, tables: None };
         route.check_shape()?;
         if let Counts::Listed { tokens, choices } = &route.counts {
             route.tables = Some(Tables::new(&route, tokens, choices)?);
@@ -107,6 +121,20 @@ impl Route {
             return Err(Error::spec("route", "groups", why));
         }
         Ok(Route { groups: (kept < count).then_some([count, kept]), ..self })
+    }
+
+    /// The same where every source sends `rows` to every slot, zeros where fewer chose it.
+    pub fn padded(self, rows: u32) -> Result<Route> {
+        let fullest = (0..self.ranks).flat_map(|src| (0..self.experts).map(move |slot| (src, slot)));
+        if let Some((src, slot)) = fullest.into_iter().find(|&(src, slot)| self.copies(src, slot) > f64::from(rows)) {
+            let why = format!("{rows} rows for slot {slot}, which source {src} has {} for", self.copies(src, slot));
+            return Err(Error::spec("route", "pad", why + "; drop what is beyond, or make more room"));
+        }
+        let names = u64::from(rows) * u64::from(self.experts) + self.most_tokens();
+        if names >= u64::from(u32::MAX) {
+            return Err(Error::spec("route", "pad", format!("{rows} rows for each slot are beyond 2^32; use fewer")));
+        }
+        Ok(Route { pad: Some(rows), ..self })
     }
 
     fn check_shape(&self) -> Result<()> {
@@ -172,6 +200,9 @@ impl Route {
 
     /// Rows of `src` for one slot.
     pub fn copies(&self, src: u32, expert: u32) -> Rows {
+        if let Some(pad) = self.pad {
+            return f64::from(pad);
+        }
         match &self.tables {
             Some(t) => f64::from(t.to_expert[(src * self.experts + expert) as usize]),
             None => self.tokens(src) as f64 * f64::from(self.topk) / f64::from(self.experts),
@@ -182,6 +213,7 @@ impl Route {
     pub fn copies_to_rank(&self, src: u32, dst: u32) -> Rows {
         let local = self.local_experts();
         match &self.tables {
+            None if self.pad.is_some() => f64::from(local) * self.copies(src, dst * local),
             Some(_) => (dst * local..(dst + 1) * local).map(|e| self.copies(src, e)).sum(),
             None => self.tokens(src) as f64 * f64::from(self.topk) / f64::from(self.ranks),
         }

@@ -132,7 +132,14 @@ fn tokens(route: &Route, src: u32) -> Vec<RowId> {
 pub fn of_slot(route: &Route, src: u32, slot: u32) -> Vec<RowId> {
     let Some(choices) = route.choices(src) else { return vec![] };
     let row = |(at, _): (usize, &u32)| RowId { src, token: at as u32 / route.topk, choice: at as u32 % route.topk };
-    choices.iter().enumerate().filter(|(_, chosen)| **chosen == slot && slot != DROPPED).map(row).collect()
+    let mut rows: Vec<RowId> =
+        choices.iter().enumerate().filter(|(_, chosen)| **chosen == slot && slot != DROPPED).map(row).collect();
+    if let Some(pad) = route.pad {
+        // Rows of zeros, by names that no token has.
+        let first = route.tokens(src) as u32 + slot * pad;
+        rows.extend((rows.len() as u32..pad).map(|i| RowId { src, token: first + i, choice: 0 }));
+    }
+    rows
 }
 
 impl ExchangeAlgo {

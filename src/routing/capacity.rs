@@ -2,6 +2,7 @@
 
 use super::Trace;
 use crate::plan::route::DROPPED;
+use crate::spec::Capacity;
 use std::collections::BTreeMap;
 
 /// Tokens that an expert takes of a source's: ceil(T k / E factor).
@@ -37,6 +38,38 @@ pub fn drop_beyond(trace: &mut Trace, capacity: impl Fn(u64) -> u64) -> u64 {
         rest = after;
     }
     dropped
+}
+
+/// Most tokens of one source that one expert has.
+fn fullest(trace: &Trace) -> u64 {
+    let (mut most, mut rest) = (0, trace.choices.as_slice());
+    for &tokens in &trace.tokens {
+        let (own, after) = rest.split_at(tokens as usize * trace.topk as usize);
+        let mut taken = vec![0u64; trace.experts as usize];
+        own.iter().filter(|e| **e != DROPPED).for_each(|e| taken[*e as usize] += 1);
+        most = most.max(taken.into_iter().max().unwrap_or(0));
+        rest = after;
+    }
+    most
+}
+
+/// Drops what is beyond the capacity of experts; how many tokens of each source they then have room for, where room that
+/// is left is filled up. All sources have the room of the fullest where it is.
+pub fn limit(trace: &mut Trace, capacity: Capacity) -> Option<u64> {
+    let (topk, experts, most) = (trace.topk, trace.experts, trace.tokens.iter().copied().max().unwrap_or(0));
+    let hundredths = |n: u32| f64::from(n) / 100.0;
+    let room = match capacity {
+        Capacity::Unlimited => return None,
+        Capacity::Drop(n) => {
+            drop_beyond(trace, |tokens| self::capacity(tokens, topk, experts, hundredths(n)));
+            return None;
+        }
+        Capacity::Pad(n) => self::capacity(most, topk, experts, hundredths(n)),
+        Capacity::Tutel(n) => tutel(most, topk, experts, hundredths(n), 0),
+        Capacity::Dynamic(n) => tutel(most, topk, experts, -n.map_or(0.0, hundredths), fullest(trace)),
+    };
+    drop_beyond(trace, |_| room);
+    Some(room)
 }
 
 /// Rows that a source sends when every expert is padded to its capacity, whoever is chosen.

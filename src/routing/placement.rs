@@ -30,6 +30,15 @@ impl Placement {
         Ok(Placement { ranks, of_slot: eplb::rebalance(&loads, slots, groups, nodes, ranks)? })
     }
 
+    /// The same slots on every rank, those of experts that have several before the others.
+    pub fn shared_first(mut self) -> Placement {
+        let mut count = vec![0u32; self.of_slot.iter().max().map_or(0, |e| *e as usize + 1)];
+        self.of_slot.iter().for_each(|e| count[*e as usize] += 1);
+        let local = (self.of_slot.len() / self.ranks.max(1) as usize).max(1);
+        self.of_slot.chunks_mut(local).for_each(|own| own.sort_by_key(|e| count[*e as usize] == 1));
+        self
+    }
+
     /// Slots of all ranks.
     pub fn experts(&self) -> u32 {
         self.of_slot.len() as u32

@@ -28,7 +28,7 @@ pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
 pub use hybrid::{MambaSpec, Mixer};
 pub use mask::{Documents, Mask};
 pub use model::{Gate, Groups, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
-pub use options::{Dispatch, KvPath, Options, RingBackward, RingLayout, RingMerge};
+pub use options::{Capacity, Dispatch, KvPath, Options, RingBackward, RingLayout, RingMerge};
 pub use stack::StackSpec;
 pub use storage::StorageSpec;
 pub use throttle::Throttle;

@@ -101,6 +101,77 @@ impl Dispatch {
     }
 }
 
+/// How many of a rank's tokens an expert takes, and what becomes of room that is left. Factors are hundredths of the
+/// even share T k / E of a rank's T tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Capacity {
+    /// All that choose it (dropless).
+    #[default]
+    Unlimited,
+    /// ceil(T k / E factor); who comes later is dropped (Switch, Megatron Core's `moe-expert-capacity-factor`).
+    Drop(u32),
+    /// The same, and every expert gets as many rows of every rank, filled up with zeros
+    /// (`moe-pad-expert-input-to-capacity`).
+    Pad(u32),
+    /// Tutel's k int(factor T / E), filled up.
+    Tutel(u32),
+    /// Tutel's factor 0: as many as the fullest expert has of any rank, and for a negative one no more than
+    /// that factor's capacity; filled up.
+    Dynamic(Option<u32>),
+}
+
+impl Capacity {
+    /// Whether experts that are chosen less get rows of zeros.
+    pub fn pads(self) -> bool {
+        !matches!(self, Capacity::Unlimited | Capacity::Drop(_))
+    }
+}
+
+impl fmt::Display for Capacity {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let factor = |hundredths: u32| f64::from(hundredths) / 100.0;
+        match *self {
+            Capacity::Unlimited => f.write_str("none"),
+            Capacity::Drop(n) => write!(f, "{}", factor(n)),
+            Capacity::Pad(n) => write!(f, "pad:{}", factor(n)),
+            Capacity::Tutel(n) => write!(f, "tutel:{}", factor(n)),
+            Capacity::Dynamic(None) => f.write_str("tutel:0"),
+            Capacity::Dynamic(Some(n)) => write!(f, "tutel:-{}", factor(n)),
+        }
+    }
+}
+
+impl FromStr for Capacity {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Capacity, String> {
+        let known = "write none, a factor of the even share as 1.25 (drop), pad:1.25 (drop and pad), tutel:1.25, tutel:0 \
+                     (what the fullest needs) or tutel:-1.25 (the same, at most that factor)";
+        let bad = |why: &str| format!("capacity {text:?} {why}; {known}");
+        let (rule, number) = text.split_once(':').unwrap_or(("", text));
+        if text == "none" {
+            return Ok(Capacity::Unlimited);
+        }
+        let number: f64 = number.parse().map_err(|_| bad("has no number"))?;
+        if !(number.abs() <= 1000.0) {
+            return Err(bad("is beyond 1000"));
+        }
+        let hundredths = (number.abs() * 100.0).round() as u32;
+        if (f64::from(hundredths) / 100.0 - number.abs()).abs() > 1e-9 {
+            return Err(bad("has more than two decimals"));
+        }
+        Ok(match rule {
+            "tutel" if hundredths == 0 => Capacity::Dynamic(None),
+            "tutel" if number < 0.0 => Capacity::Dynamic(Some(hundredths)),
+            "tutel" => Capacity::Tutel(hundredths),
+            _ if number <= 0.0 => return Err(bad("is not above 0")),
+            "" => Capacity::Drop(hundredths),
+            "pad" => Capacity::Pad(hundredths),
+            _ => return Err(bad("is of no rule")),
+        })
+    }
+}
+
 /// Everything that [`WORDS`] can set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Options {
@@ -161,6 +232,9 @@ pub struct Options {
     pub offload_optimizer: bool,
     /// Layers go through the sequence in so many chunks, keys and values waiting in the host's memory (FPDT); 0: at once.
     pub chunks: u32,
+    /// Slots of experts beyond one for each, placed and given out by EPLB.
+    pub replicas: u32,
+    pub capacity: Capacity,
 }
 
 /// A choice other than the default.
@@ -427,13 +501,35 @@ pub const WORDS: &[Word] = &[
     Word { name: "fpdt-64", about: "the same in 64 chunks", set: |o| o.chunks = 64, is_set: |o| o.chunks == 64 },
 ];
 
+/// Words that end in a number of the user's, for help texts.
+pub const NUMBERED: &[(&str, &str)] = &[
+    ("replicas-N", "N slots of experts beyond one for each, which EPLB gives to those with most rows; as --replicas"),
+    ("capacity-HOW", "what an expert takes of a rank's tokens: 1.25, pad:1.25, tutel:1.25 or tutel:0; as --capacity"),
+];
+
+fn is_numbered(name: &str) -> bool {
+    ["replicas-", "capacity-"].iter().any(|start| name.starts_with(start))
+}
+
 impl Options {
+    /// Takes a word with a number, if it is one.
+    fn numbered(&mut self, name: &str) -> Result<bool, String> {
+        if let Some(n) = name.strip_prefix("replicas-") {
+            let wrong = || format!("{name:?}: {n:?} is no number of slots above 0; write replicas-32");
+            self.replicas = n.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?;
+            return Ok(true);
+        }
+        let Some(how) = name.strip_prefix("capacity-") else { return Ok(false) };
+        self.capacity = how.parse()?;
+        Ok(true)
+    }
+
     /// Ranks of an inner ring, where there are two rings.
     pub fn window(&self) -> Option<u32> {
         (self.double_ring > 0).then_some(self.double_ring)
     }
 
-    /// The words of what differs from the default.
+    /// The words of what differs from the default, but for those with a number of the user's.
     pub fn words(&self) -> Vec<&'static str> {
         WORDS.iter().filter(|w| (w.is_set)(self)).map(|w| w.name).collect()
     }
@@ -441,7 +537,9 @@ impl Options {
 
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let words = self.words();
+        let mut words: Vec<String> = self.words().into_iter().map(String::from).collect();
+        words.extend((self.replicas > 0).then(|| format!("replicas-{}", self.replicas)));
+        words.extend((self.capacity != Capacity::Unlimited).then(|| format!("capacity-{}", self.capacity)));
         f.write_str(&if words.is_empty() { "default".into() } else { words.join("+") })
     }
 }
@@ -452,6 +550,9 @@ impl FromStr for Options {
     fn from_str(text: &str) -> Result<Options, String> {
         let mut options = Options::default();
         for name in text.split('+').map(str::trim).filter(|name| !["", "default"].contains(name)) {
+            if options.numbered(name)? {
+                continue;
+            }
             let Some(word) = WORDS.iter().find(|w| w.name == name) else {
                 let known: Vec<_> = WORDS.iter().map(|w| w.name).collect();
                 return Err(format!("{name:?} is no option; known are default and {}", known.join(", ")));
@@ -459,7 +560,7 @@ impl FromStr for Options {
             (word.set)(&mut options);
         }
         // A later word may have undone an earlier one.
-        let said = |name: &str| options.words().contains(&name);
+        let said = |name: &str| options.words().contains(&name) || is_numbered(name);
         match text.split('+').map(str::trim).find(|name| !["", "default"].contains(name) && !said(name)) {
             Some(undone) => Err(format!("{undone:?} contradicts another word of {text:?}; leave one of them out")),
             None => Ok(options),
@@ -492,5 +593,31 @@ mod tests {
             assert_eq!(options.to_string(), word.name);
         }
         assert!("zigzga".parse::<Options>().unwrap_err().contains("known are default"));
+        for words in ["replicas-32", "stripe+replicas-8+capacity-1.25", "capacity-pad:2", "capacity-tutel:-1.5"] {
+            assert_eq!(words.parse::<Options>().unwrap().to_string(), words);
+        }
+        for (words, why) in [
+            ("replicas-0", "above 0"),
+            ("replicas-x", "replicas-32"),
+            ("capacity-1.255", "two decimals"),
+            ("capacity--1", "not above 0"),
+            ("capacity-half:1", "no rule"),
+            ("capacity-pad:", "no number"),
+        ] {
+            let said = words.parse::<Options>().unwrap_err();
+            assert!(said.contains(why), "{words}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_capacity_is_what_it_says() {
+        let of = |text: &str| text.parse::<Capacity>().unwrap();
+        assert_eq!([of("tutel:0"), of("tutel:-1.25")], [Capacity::Dynamic(None), Capacity::Dynamic(Some(125))]);
+        assert_eq!(
+            [of("1"), of("none"), of("tutel:2")],
+            [Capacity::Drop(100), Capacity::Unlimited, Capacity::Tutel(200)]
+        );
+        assert!(of("pad:1").pads() && !of("1").pads());
+        assert!("inf".parse::<Capacity>().is_err() && "nan".parse::<Capacity>().is_err());
     }
 }

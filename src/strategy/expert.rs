@@ -10,6 +10,9 @@
 //! states have: then tokens are projected to them before they travel, and back behind their sum (LatentMoE, Nemotron 3);
 //! routers and the experts that every token visits see hidden states.
 //!
+//! Experts that several slots hold (`replicas`) have their gradients made one before they are summed over the ranks that
+//! hold the same slots: `grad_home` brings every copy's to one, `grad_out` the total back to all.
+//!
 //! Legend: r tokens of this rank, k choices of each, E experts, h columns of a row, f width of an expert; C copies that leave, U
 //! rows that land, P rows that the rank's experts compute.
 
@@ -21,12 +24,13 @@ use crate::error::{Error, Result};
 use crate::plan::Counts;
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass, Values};
 use crate::plan::kernel::FP8_BLOCK;
-use crate::plan::rows::EXPERT_VIEW;
+use crate::plan::rows::{EXPERT_VIEW, Landing};
 use crate::plan::{
     Axis, Buf, Builder, Dtype, Engine, ExchangeAlgo, Group, Kernel, Layout, OpKind, Phase, Route, TensorKind, Wire,
 };
 use crate::routing;
-use crate::spec::{Dispatch, Gate, Groups, LlmSpec, Mlp, MoeSpec, Options, Parallelism, Workload};
+use crate::routing::{Placement, Trace, capacity};
+use crate::spec::{Capacity, Dispatch, Gate, Groups, LlmSpec, Mlp, MoeSpec, Options, Parallelism, Workload};
 
 use rand::SeedableRng;
 use rand::seq::index::sample;
@@ -60,6 +64,24 @@ pub struct Experts {
     weights: Weights,
     gate_up: Rows,
     down: Rows,
+    sums: Option<Sums>,
+}
+
+/// How gradients of experts that several slots hold become one: by the plan's last route.
+#[derive(Clone, Copy)]
+struct Sums {
+    route: u32,
+    /// Slots of such experts, the first ones of a rank, and rows that leave.
+    slots: u64,
+    copies: u64,
+}
+
+/// The rows of its way, as slots and as copies of them.
+#[derive(Clone, Copy)]
+struct SumRows {
+    landed: Buf,
+    copies: Buf,
+    total: Buf,
 }
 
 /// Kept for the backward pass.
@@ -112,6 +134,8 @@ pub struct Scratch {
     d_weighs: Buf,
     /// Rows before they travel, or their gradients, where they are projected; and the gradients behind.
     squeezed: Option<[Buf; 2]>,
+    /// Of gate and up, and of down.
+    sums: Option<[SumRows; 2]>,
 }
 
 /// The router's weight, which every rank has, and the experts'; or their gradients.
@@ -164,42 +188,111 @@ impl Routing {
         let (tokens, ranks) = (tokens(work, par), par.ep);
         let node = node_of(ranks, node);
         let groups = moe.groups.map(|groups| [groups.count as u32, groups.kept as u32]);
-        let counts = match self {
-            Routing::Traced { routing, .. } if groups.is_some() && !matches!(routing, routing::Routing::File(_)) => {
+        let o = par.options;
+        if let Routing::Traced { routing: routing::Routing::Spread, .. } = self
+            && (o.replicas, o.capacity, groups) == (0, Capacity::Unlimited, None)
+        {
+            let counts = Counts::Spread { tokens };
+            return Route::new([ranks, node], moe.experts as u32, moe.top_k as u32, counts).map(Some);
+        }
+        let Some(mut trace) = self.trace([tokens, u64::from(ranks), u64::from(node)], &moe, &model.name)? else {
+            return even(tokens, [ranks, node], &moe, par).map(Some);
+        };
+        let room = capacity::limit(&mut trace, o.capacity);
+        let placement = match o.replicas {
+            0 => Placement::contiguous(moe.experts as u32, ranks)?,
+            n => Placement::balanced(&trace.loads(), n, 1, 1, ranks)?.shared_first(),
+        };
+        let route = trace.route(&placement, node)?;
+        let route = match (o.replicas, groups) {
+            (0, None) => route,
+            (0, Some(groups)) => route.limited(groups)?,
+            _ => route.holding(placement.of_slot)?,
+        };
+        padded(route, room).map(Some)
+    }
+
+    /// What the router chose, by experts; none where rows are expected values.
+    fn trace(&self, [tokens, ranks, node]: [u64; 3], moe: &MoeSpec, model: &str) -> Result<Option<Trace>> {
+        let (ranks, experts, topk) = (ranks as u32, moe.experts as u32, moe.top_k as u32);
+        match self {
+            Routing::Balanced => Ok(None),
+            Routing::Traced { routing, .. }
+                if moe.groups.is_some() && !matches!(routing, routing::Routing::File(_)) =>
+            {
                 let why = format!(
-                    "routing: tokens of {} choose among groups of experts, which {routing:?} knows nothing of; use \
-                     balanced, uniform or a file of what its router chose",
-                    model.name
+                    "routing: tokens of {model} choose among groups of experts, which {routing:?} knows nothing of; use \
+                     balanced, uniform or a file of what its router chose"
                 );
-                return Err(Error::infeasible(why));
+                Err(Error::infeasible(why))
             }
             Routing::Traced { routing, seed } => {
                 let request = routing::Request {
                     routing: routing.clone(),
                     ranks,
-                    node,
-                    experts: moe.experts as u32,
-                    topk: moe.top_k as u32,
+                    node: node as u32,
+                    experts,
+                    topk,
                     tokens,
                     replicas: 0,
                     node_limit: None,
                     seed: *seed,
                     step: 0,
                 };
-                let route = request.route()?;
-                return groups.map_or(Ok(route.clone()), |groups| route.limited(groups)).map(Some);
+                request.trace().map(Some)
             }
-            Routing::Balanced => Counts::Balanced { tokens },
             Routing::Uniform { seed } => {
                 let mut rng = ChaCha8Rng::seed_from_u64(*seed);
-                let mut choose = || one_by_lot(&mut rng, &moe);
+                let mut choose = || one_by_lot(&mut rng, moe);
                 let choices = (0..tokens * u64::from(ranks)).flat_map(|_| choose()).map(|e| e as u32).collect();
-                Counts::Listed { tokens: vec![tokens; ranks as usize], choices }
+                Ok(Some(Trace { experts, topk, tokens: vec![tokens; ranks as usize], choices, weights: vec![] }))
             }
-        };
-        let route = Route::new([ranks, node], moe.experts as u32, moe.top_k as u32, counts)?;
-        groups.map_or(Ok(route.clone()), |groups| route.limited(groups)).map(Some)
+        }
     }
+}
+
+/// Expected values, of slots that are all chosen alike.
+fn even(tokens: u64, [ranks, node]: [u32; 2], moe: &MoeSpec, par: &Parallelism) -> Result<Route> {
+    let Options { replicas, capacity: most, .. } = par.options;
+    let (experts, topk) = (moe.experts as u32, moe.top_k as u32);
+    let share = tokens as f64 * f64::from(topk) / f64::from(experts);
+    let hundredths = |n: u32| f64::from(n) / 100.0;
+    let room = match most {
+        Capacity::Unlimited => None,
+        Capacity::Drop(n) => Some((capacity::capacity(tokens, topk, experts, hundredths(n)), false)),
+        Capacity::Pad(n) => Some((capacity::capacity(tokens, topk, experts, hundredths(n)), true)),
+        Capacity::Tutel(n) => Some((capacity::tutel(tokens, topk, experts, hundredths(n), 0), true)),
+        Capacity::Dynamic(n) => {
+            let fullest = share.ceil() as u64;
+            Some((capacity::tutel(tokens, topk, experts, -n.map_or(0.0, hundredths), fullest), true))
+        }
+    };
+    if let Some((room, _)) = room.filter(|(room, _)| (*room as f64) < share) {
+        let why =
+            format!("capacity: {room} tokens of {share:.1} for an expert of a rank, and balanced rows are no tokens");
+        return Err(Error::infeasible(format!("{why} that could be dropped; use --routing uniform, or more room")));
+    }
+    let route = Route::new([ranks, node], experts + replicas, topk, Counts::Balanced { tokens })?;
+    let route = match (replicas, moe.groups) {
+        (0, None) => route,
+        (0, Some(groups)) => route.limited([groups.count as u32, groups.kept as u32])?,
+        (n, None) => {
+            let placement = Placement::balanced(&vec![1; experts as usize], n, 1, 1, ranks)?;
+            route.holding(placement.shared_first().of_slot)?
+        }
+        (_, Some(_)) => {
+            let why = "replicas: of experts in groups, where rows are expected values; use --routing uniform";
+            return Err(Error::infeasible(why));
+        }
+    };
+    padded(route, room.filter(|(_, pads)| *pads).map(|(room, _)| room))
+}
+
+/// As much room for every slot, where what is left is filled up.
+fn padded(route: Route, room: Option<u64>) -> Result<Route> {
+    let Some(room) = room else { return Ok(route) };
+    let rows = u32::try_from(room).map_err(|_| Error::infeasible(format!("capacity: {room} rows; use less")))?;
+    route.padded(rows)
 }
 
 /// The experts of a token: any, in any of the groups that it may choose from.
@@ -249,6 +342,15 @@ impl Experts {
         tokens: u64,
     ) -> Option<Experts> {
         let (moe, route) = (model.moe?, routes.first()?);
+        // With copies of experts, the route of their gradients stands behind that of all tokens.
+        let (routes, sums) = match &routes[1..] {
+            [sums] if !route.holds.is_empty() => {
+                let capacity = |layout: Layout| layout.capacity(sums);
+                let [slots, copies] = [Layout::Tokens, Layout::Copies].map(capacity);
+                (&routes[..1], Some(Sums { route: 1, slots, copies }))
+            }
+            _ => (routes, None),
+        };
         let most = |layout: Layout| routes.iter().map(|route| layout.capacity(route)).max().unwrap_or(0);
         let (h, f, slots) = (moe.width(model.hidden), moe.ffn, u64::from(route.local_experts()));
         let (up, wide) = match model.mlp {
@@ -257,8 +359,12 @@ impl Experts {
         };
         let mut weights = Weights::over(Axis::Ep, u64::from(route.ranks));
         let wide = moe.experts * wide;
-        let gate_up = weights.cut(up, &[wide, h], 0, &[wide]);
-        let down = weights.cut("mlp.experts.down_proj.weight", &[moe.experts * h, f], 0, &[moe.experts * h]);
+        let mut part = |name, shape: [u64; 2]| match route.holds.is_empty() {
+            true => weights.cut(name, &shape, 0, &[shape[0]]),
+            false => weights.held(name, &shape, &route.holds),
+        };
+        let gate_up = part(up, [wide, h]);
+        let down = part("mlp.experts.down_proj.weight", [moe.experts * h, f]);
         let algo = algo(&par.options, tokens);
         let engine = match algo {
             ExchangeAlgo::DeepepNormal { sms }
@@ -291,6 +397,7 @@ impl Experts {
             weights,
             gate_up,
             down,
+            sums,
         })
     }
 
@@ -358,7 +465,16 @@ impl Experts {
         let leaving = copied.then(|| station(&mut some, "leaving", self.copies, Layout::Copies));
         let landed =
             (away && !self.lands_at_experts()).then(|| station(&mut some, "landed", self.landed, self.algo.landed()));
+        let (acc, widths) = (self.acc, [self.gate_up, self.down].map(|rows| self.of_slot(rows)));
+        let sums = self.sums.map(|Sums { slots, copies, .. }| {
+            [("up", widths[0]), ("down", widths[1])].map(|(name, width)| SumRows {
+                landed: some(&format!("grad_slots_{name}"), slots, width, acc, comm),
+                copies: some(&format!("grad_copies_{name}"), copies, width, acc, comm),
+                total: some(&format!("grad_total_{name}"), slots, width, acc, work),
+            })
+        });
         Scratch {
+            sums,
             gates: some("gates", self.tokens, self.topk, self.acc, work),
             d_gates: some("d_gates", self.tokens, self.topk, self.acc, work),
             d_logits: some("d_logits", self.tokens, self.experts, self.acc, work),
@@ -529,6 +645,41 @@ impl Experts {
     /// What the activation is called.
     fn act(&self) -> &'static str {
         if self.mlp == Mlp::Relu2 { "experts_relu2" } else { "experts_swiglu" }
+    }
+
+    /// Elements of one slot of a weight.
+    fn of_slot(&self, rows: Rows) -> u64 {
+        (rows[1] - rows[0]) / self.slots
+    }
+
+    /// Makes the gradients of copies of an expert one, in all of them.
+    pub fn sum_copies(&self, b: &mut Builder, s: &Scratch, g: Buf) {
+        let (Some(sums), Some(buffers)) = (self.sums, s.sums) else { return };
+        let group = Group::Axes { view: EXPERT_VIEW, axes: vec![Axis::Ep] };
+        let pairs = Layout::Landed(Landing::Pairs);
+        let parts = [("up", self.gate_up), ("down", self.down)];
+        for ((name, rows), at) in parts.into_iter().zip(buffers) {
+            let cols = self.of_slot(rows);
+            let own = g.rows(rows[0], rows[0] + sums.slots * cols);
+            let put = |b: &mut Builder, what: &str, [from, to]: [Layout; 2], x: Buf, y: Buf| {
+                let rows = [from, to].map(|layout| if layout == Layout::Copies { sums.copies } else { sums.slots });
+                let op = ExpertOp::Rows { from, to, rows, values: Values::Row { cols } };
+                let kernel = Kernel::Expert(ExpertKernel { route: sums.route, op });
+                b.compute(&format!("{what}_{name}"), kernel, &[x], &[y]);
+            };
+            let exchange = |b: &mut Builder, what: &str, phase: Phase, src: Buf, dst: Buf| {
+                let (route, wire, acc, engine) = (sums.route, Wire::Plain(self.acc), self.acc, self.engine);
+                let (src, dst, algo) = (vec![src], vec![dst], ExchangeAlgo::Nccl);
+                let kind = OpKind::Exchange { route, src, dst, algo, phase, wire, acc, engine };
+                b.exchange(&format!("{what}_{name}"), &group, 1, kind);
+            };
+            put(b, "grad_slots", [Layout::Experts, pairs], own, at.landed);
+            exchange(b, "grad_home", Phase::Combine, at.landed, at.copies);
+            put(b, "grad_total", [Layout::Copies, Layout::Tokens], at.copies, at.total);
+            put(b, "grad_copies", [Layout::Tokens, Layout::Copies], at.total, at.copies);
+            exchange(b, "grad_out", Phase::CachedDispatch, at.copies, at.landed);
+            put(b, "grad_same", [pairs, Layout::Experts], at.landed, own);
+        }
     }
 
     /// out = the weighted sum of what each token's experts make of it.

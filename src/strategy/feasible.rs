@@ -6,8 +6,8 @@ use super::ulysses::padded;
 use crate::error::{Error, Result};
 use crate::plan::Route;
 use crate::spec::{
-    AttentionSpec, Dispatch, KvPath, LlmSpec, Mask, Mixer, Mlp, Parallelism, Pass, Positions, Recompute, RingBackward,
-    RingLayout, RingMerge, Workload,
+    AttentionSpec, Capacity, Dispatch, KvPath, LlmSpec, Mask, Mixer, Mlp, Parallelism, Pass, Positions, Recompute,
+    RingBackward, RingLayout, RingMerge, Workload,
 };
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
@@ -112,6 +112,10 @@ fn hybrid(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
 fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let (ep, o) = (par.ep, par.options);
     let Some(moe) = model.moe else {
+        if o.replicas > 0 || o.capacity != Capacity::Unlimited {
+            let what = if o.replicas > 0 { "replicas" } else { "capacity" };
+            return Err(Error::infeasible(format!("{what}: of experts; {} has none, leave it out", model.name)));
+        }
         return match (ep, o.words().into_iter().find(|word| of_experts(word))) {
             (1, None) => Ok(()),
             (1, Some(word)) => {
@@ -121,7 +125,18 @@ fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         };
     };
     let stage = par.ranks() / par.pp.max(1);
-    if ep == 0 || !stage.is_multiple_of(ep) || !moe.experts.is_multiple_of(u64::from(ep)) {
+    if o.replicas > 0 && ep > 0 && stage.is_multiple_of(ep) {
+        let slots = moe.experts + u64::from(o.replicas);
+        let most = moe.experts * u64::from(ep - 1);
+        if ep == 1 {
+            return Err(Error::infeasible("replicas: on one rank, where nothing is to be evened out; use ep above 1"));
+        }
+        if !slots.is_multiple_of(u64::from(ep)) || u64::from(o.replicas) > most {
+            let good = (slots.next_multiple_of(u64::from(ep)) - moe.experts).min(most / u64::from(ep) * u64::from(ep));
+            let why = format!("replicas: {} slots of experts and copies do not divide over ep {ep}", slots);
+            return Err(Error::infeasible(format!("{why}, or are too many; use {good}")));
+        }
+    } else if ep == 0 || !stage.is_multiple_of(ep) || !moe.experts.is_multiple_of(u64::from(ep)) {
         let fits = |n: &u32| stage.is_multiple_of(*n) && moe.experts.is_multiple_of(u64::from(*n));
         let good = list((1..=stage.min(4096)).filter(fits).map(u64::from));
         let why =
@@ -137,6 +152,15 @@ fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         (
             o.overlap_shared && moe.shared_ffn == 0,
             "overlap-shared, but no expert that every token visits; leave it out",
+        ),
+        (
+            o.capacity.pads() && ep > 1 && !matches!(o.dispatch, Dispatch::Nccl | Dispatch::Hierarchical),
+            "a capacity that is filled up where a token goes to a rank once, or all go everywhere; use dispatch nccl or \
+             hierarchical, or a capacity without pad",
+        ),
+        (
+            o.capacity.pads() && o.replicas > 0,
+            "replicas and a capacity that is filled up; leave one out, or drop without pad",
         ),
         (o.dispatch_fp8 && ep == 1, "dispatch-fp8, but nothing travels with ep 1; leave it out"),
         (
@@ -168,12 +192,24 @@ fn of_experts(word: &str) -> bool {
     word.starts_with("dispatch-") || ["overlap-shared", "overlap-exchange", "deepep-hook"].contains(&word)
 }
 
+/// What needs the choices before a plan is built does not go with those that routers make step by step.
+pub fn chosen_by_layer(par: &Parallelism) -> Result<()> {
+    let what = match (par.options.replicas, par.options.capacity) {
+        (0, Capacity::Unlimited) => return Ok(()),
+        (0, _) => "capacity",
+        _ => "replicas",
+    };
+    let why = format!("{what}: where every layer's router chooses for itself, as with weights of a file; leave it out");
+    Err(Error::infeasible(why))
+}
+
 /// A route is for the experts and the ranks of the step, and for no more tokens than a rank has.
 pub fn route(model: &LlmSpec, work: &Workload, par: &Parallelism, route: &Route) -> Result<()> {
     let (moe, tokens) = (model.moe.unwrap_or_default(), super::expert::tokens(work, par));
     let pairs = [
         ("ranks, ep", u64::from(route.ranks), u64::from(par.ep)),
-        ("experts, the model's", u64::from(route.experts), moe.experts),
+        ("experts and replicas, the model's", u64::from(route.experts), moe.experts + u64::from(par.options.replicas)),
+        ("experts, the model's", u64::from(route.distinct_experts()), moe.experts),
         ("choices of a token, the model's", u64::from(route.topk), moe.top_k),
     ];
     if let Some((what, has, wants)) = pairs.iter().find(|(_, has, wants)| has != wants) {

@@ -253,6 +253,7 @@ impl Kind {
         self.layer.sum_shared(b, g.dense);
         dp.sync(b, "grad_sum", g.dense, share.dense);
         if let (Some(g), Some(share)) = (g.experts, share.experts) {
+            self.layer.sum_copies(b, &self.scratch, g);
             edp.sync(b, "expert_grad_sum", g, share);
         }
     }

@@ -71,6 +71,7 @@ pub fn build_by_layer(
     routes: Vec<Route>,
 ) -> Result<Plan> {
     feasible::check(model, work, par)?;
+    feasible::chosen_by_layer(par)?;
     Ok(write(Builder::new(), model, work, par, engines, Routes::ByLayer(routes))?.0)
 }
 
@@ -107,10 +108,15 @@ fn write(
     routes: Routes,
 ) -> Result<(Plan, Option<Print>)> {
     let (routes, apart) = match routes {
-        Routes::Alike(route) => (route.into_iter().collect(), false),
+        Routes::Alike(route) => {
+            // The way of gradients of experts that several slots hold, behind that of tokens.
+            let sums = route.as_ref().map_or(Ok(None), Route::sums)?;
+            (route.into_iter().chain(sums).collect::<Vec<Route>>(), false)
+        }
         Routes::ByLayer(routes) => (routes, true),
     };
-    for route in &routes {
+    // Of copies only the first route knows: that of tokens.
+    for route in if apart { &routes[..] } else { &routes[..routes.len().min(1)] } {
         feasible::route(model, work, par, route)?;
     }
     let mut step = Step::new(b, model, work, par, engines, (routes, apart))?;

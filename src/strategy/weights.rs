@@ -79,8 +79,15 @@ impl Weights {
         if self.ranks == 1 {
             return self.add(name, shape, None, elems);
         }
-        let shard = Shard { axis: self.axis, dim, blocks: blocks.to_vec() };
+        let shard = Shard { axis: self.axis, dim, blocks: blocks.to_vec(), holds: vec![] };
         let local = elems / shape[dim as usize] * shard.local(self.ranks);
+        self.add(name, shape, Some(shard), local)
+    }
+
+    /// A weight of equal pieces along its first dimension, and which of them each place of all ranks holds.
+    pub fn held(&mut self, name: &'static str, shape: &[u64], holds: &[u32]) -> Rows {
+        let shard = Shard { axis: self.axis, dim: 0, blocks: vec![shape[0]], holds: holds.to_vec() };
+        let local = shape.iter().product::<u64>() / shape[0] * shard.local(self.ranks);
         self.add(name, shape, Some(shard), local)
     }
 }

@@ -77,7 +77,7 @@ impl Here<'_> {
         let topk = self.route.topk as usize;
         for ((choices, logits), gates) in self.choices().zip(logits.chunks(experts)).zip(gates.chunks_mut(topk)) {
             let scores = scores(gate.score, logits);
-            let chosen = |e: &u32| scores.get(*e as usize).copied();
+            let chosen = |e: &u32| scores.get(self.route.expert_in(*e) as usize).copied();
             let total: f64 = choices.iter().filter_map(chosen).sum();
             let by = gate.scale / if gate.normalise { total } else { 1.0 };
             for (gate, choice) in gates.iter_mut().zip(choices) {
@@ -92,13 +92,14 @@ impl Here<'_> {
         let rows = self.choices().zip(logits.chunks(experts)).zip(d_gates.chunks(topk));
         for (((choices, logits), d_gates), d_logits) in rows.zip(d_logits.chunks_mut(experts)) {
             let scores = scores(gate.score, logits);
-            let real = || choices.iter().zip(d_gates).filter(|(e, _)| (**e as usize) < experts);
-            let total: f64 = real().map(|(e, _)| scores[*e as usize]).sum();
-            let mean = real().map(|(e, d)| d.to_f64() * scores[*e as usize]).sum::<f64>() / total;
+            let expert = |slot: &u32| self.route.expert_in(*slot) as usize;
+            let real = || choices.iter().map(expert).zip(d_gates).filter(|(e, _)| *e < experts);
+            let total: f64 = real().map(|(e, _)| scores[e]).sum();
+            let mean = real().map(|(e, d)| d.to_f64() * scores[e]).sum::<f64>() / total;
             let mut d_scores = vec![0.0; experts];
             for (e, d) in real() {
                 let d = d.to_f64();
-                d_scores[*e as usize] = gate.scale * if gate.normalise { (d - mean) / total } else { d };
+                d_scores[e] = gate.scale * if gate.normalise { (d - mean) / total } else { d };
             }
             let pull: f64 = scores.iter().zip(&d_scores).map(|(s, d)| s * d).sum();
             for ((out, s), d) in d_logits.iter_mut().zip(&scores).zip(&d_scores) {

@@ -84,6 +84,13 @@ impl Layer {
             self.tp.sum_by_heads(b, "head_grad_sum", g.rows(from, to), acc);
         }
     }
+
+    /// Makes the gradients of copies of experts one, before they are summed over the ranks that hold the same slots.
+    pub fn sum_copies(&self, b: &mut Builder, s: &Scratch, g: Buf) {
+        if let (Some(experts), Some(scratch)) = (&self.experts, &s.experts) {
+            experts.sum_copies(b, scratch, g);
+        }
+    }
 }
 
 /// One layer's backward pass under way.

@@ -139,7 +139,8 @@ impl Lowering<'_> {
 
     /// A warp a token; what it chose stands in the route.
     fn router(&mut self, here: &Here, [rows, experts, topk]: [u64; 3], gate: Gate, backward: bool) -> Result<()> {
-        let choices: Vec<u32> = here.route.choices(here.place).unwrap_or_default().to_vec();
+        let slots = here.route.choices(here.place).unwrap_or_default();
+        let choices: Vec<u32> = slots.iter().map(|slot| here.route.expert_in(*slot)).collect();
         let tokens = choices.len() as u64 / topk;
         let (name, mut args, defines) = if backward {
             ("router_bwd", vec![Arg::Read(0), Arg::Read(1), Arg::Write(0)], self.typed(&[0, 1], &[0])?)
