@@ -38,6 +38,8 @@ pub struct Exchanged {
     pub spread: bool,
     /// The call from Python was timed, not its kernels.
     pub called: bool,
+    /// Measured before the change that the library's name tells of.
+    pub before: bool,
     pub sms: Option<u16>,
     pub measured: f64,
     pub unit: Unit,

@@ -113,8 +113,10 @@ fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> 
             None => common.library.clone(),
         };
         let called = called || name.starts_with("torch");
+        let before = name.starts_with("before");
         let (ranks, sms) = (ranks.or(common.ranks), sms.or(common.sms));
-        let facts = Exchanged { library, part, element, unit, called, ranks, sms, measured: *value, ..common.clone() };
+        let facts =
+            Exchanged { library, part, element, unit, called, before, ranks, sms, measured: *value, ..common.clone() };
         Some((name.clone(), facts))
     };
     let category = text(table, "category");
@@ -183,7 +185,14 @@ fn gpu(row: &Map<String, Value>, hardware: &Value) -> String {
     let named = [row.get("arch"), row.get("hw"), hardware.get("gpu")];
     let named = named.into_iter().flatten().find_map(Value::as_str);
     let topology = row.get("topo").and_then(Value::as_str).and_then(|t| t.split(' ').next());
-    named.or(topology).unwrap_or_default().to_string()
+    let named = named.or(topology).unwrap_or_default();
+    several(named).map_or(named, |(_, gpu)| gpu).to_string()
+}
+
+/// The nodes of "4xH100" and what they have, where a source counts nodes.
+fn several(words: &str) -> Option<(u32, &str)> {
+    let (count, gpu) = words.split_once('x')?;
+    Some((count.trim().parse().ok()?, gpu.trim()))
 }
 
 /// Ranks: said, or as GPUs of a node times nodes ("8x2").
@@ -193,6 +202,9 @@ fn ranks(row: &Map<String, Value>, setup: &Value) -> Option<u32> {
     }
     if let Some(nodes) = number(row, setup, &["nodes"]) {
         return Some(8 * nodes as u32);
+    }
+    if let Some((nodes, _)) = row.get("hw").and_then(Value::as_str).and_then(several) {
+        return Some(8 * nodes);
     }
     let topology = row.get("topo")?.as_str()?.rsplit(' ').next()?.to_lowercase();
     let mut parts = topology.trim_start_matches("ep").split('x').map(|n| n.parse::<u32>().ok());

@@ -29,9 +29,12 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
     // Straight to every rank that has a slot of a token's, once.
     let direct = ExchangeAlgo::DeepepV2Direct { sms: sms(cluster.gpu.sms.value as u16) };
     Ok(match () {
-        _ if has("ncclep") || has("zerocopy") || has("liteep") => {
+        _ if has("ncclep") || (has("zerocopy") && !has("deepep")) || has("liteep") => {
             return Err(format!("{}: a library that is not modelled", row.library));
         }
+        // A pull request of October 2025. Rows then go by TMA and pass no queues, as Hybrid-EP's.
+        _ if has("deepep") && has("zerocopy") && row.before => (normal, Some(library("deepep-v1-normal-2025-11"))),
+        _ if has("deepep") && has("zerocopy") => (normal, Some(library("hybrid-ep"))),
         _ if has("onesided") => (direct, Some(library("trtllm-one-sided"))),
         _ if has("twosided") && has("lowprecision") => (direct, Some(library("trtllm-two-sided-fp4"))),
         _ if has("twosided") => (direct, Some(library("trtllm-two-sided"))),
