@@ -89,6 +89,13 @@ impl Roofline {
         Ok(Roofline { gpu: gpu.clone(), attention: Some(curve.clone()), stack: stack.name.clone() })
     }
 
+    /// The same for a kernel alone on one GPU, for a moment: no power limit has lowered the clock yet.
+    pub fn alone(mut self) -> Roofline {
+        self.gpu.gemm.sustained.clear();
+        self.attention.iter_mut().flat_map(|a| [&mut a.forward, &mut a.backward]).for_each(|p| p.sustained = None);
+        self
+    }
+
     /// Dense peak of matrix products. Check every dtype of a plan with it before asking for times.
     pub fn peak(&self, dtype: Dtype) -> Result<FlopsPerSec> {
         let name = dtype_name(dtype);
@@ -161,6 +168,7 @@ impl Roofline {
         let slots = tiles.next_multiple_of(u64::from(self.gpu.sms.value)) * kernel.tile_rows;
         let walked = walk * slots as f64 / batch_heads as f64;
         let (ceiling, dim_known) = ceiling_at(curve, head_dim);
+        let ceiling = ceiling * curve.sustained.as_ref().map_or(1.0, |part| part.value);
         let known = dim_known && CALIBRATED_ROWS.contains(&q_rows) && CALIBRATED_ROWS.contains(&kv_rows);
         let fitted = worst([&curve.ceiling.provenance, &curve.half.provenance, &curve.diagonal.provenance]);
         let beyond = if known { Provenance::Interpolated } else { Provenance::Extrapolated };

@@ -10,6 +10,7 @@ pub mod case;
 pub mod collectives;
 pub mod convention;
 pub mod exchange;
+mod documents;
 mod fields;
 mod known;
 pub mod machine;

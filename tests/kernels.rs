@@ -57,7 +57,7 @@ fn hold(gpu: &str, kernel: &str, bound: (f64, f64, f64)) {
     let text = std::fs::read_to_string("traces/published/attention.json").unwrap();
     let cases = serde_json::from_str::<Table>(&text).unwrap().cases;
     let stack = StackSpec::find(&format!("nccl-{kernel}")).unwrap();
-    let roofline = Roofline::new(&GpuSpec::find(gpu).unwrap(), &stack).unwrap();
+    let roofline = Roofline::new(&GpuSpec::find(gpu).unwrap(), &stack).unwrap().alone();
     let mut all = Vec::new();
     for case in cases.iter().filter(|c| c.gpu == gpu && c.kernel == kernel) {
         let error =
@@ -128,7 +128,7 @@ fn product(gpu: &GpuSpec, dtype: &str, (m, n, k): (u64, u64, u64)) -> f64 {
     if dtype == "bf16" {
         let stack = StackSpec::find("nccl-fa2").unwrap();
         let work = Work { flops: 2 * m * n * k, bytes, class: WorkClass::Gemm { m, n, k, cast: 0, result: 2 } };
-        return Roofline::new(gpu, &stack).unwrap().time(&work, Dtype::Bf16).seconds.value();
+        return Roofline::new(gpu, &stack).unwrap().alone().time(&work, Dtype::Bf16).seconds.value();
     }
     let rate = gpu.peak[dtype].value * gpu.gemm.ceiling_of(dtype).value;
     let tiled = gemm::time(gpu, gemm::Product { m, n, k, element, result: 2 }, rate).value();

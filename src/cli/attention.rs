@@ -137,7 +137,7 @@ impl Bench {
     }
 
     fn plan(&self, spec: &AttentionSpec, par: &Parallelism) -> Result<Plan> {
-        attention_pass::build(spec, self.pass, par, Engines::of(&self.stack))
+        attention_pass::build(spec, self.pass, par, Engines::of(&self.stack, &self.cluster))
     }
 
     /// Time of one GPU on `tokens` of every sequence.

@@ -2,6 +2,7 @@
 
 use super::case::{Attention, Training};
 use super::machine::{Chosen, Stated};
+use super::documents;
 use super::options::with_words;
 use super::training::said;
 use super::verdict::Prediction;
@@ -10,7 +11,6 @@ use super::words::squeezed;
 use super::{Shipped, training};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
-use crate::plan::Engine;
 use crate::spec::{AttentionSpec, Dtype, Mask, Options, Parallelism, Pass, StackSpec};
 use crate::strategy::{Engines, attention_pass};
 
@@ -103,10 +103,8 @@ fn specs(row: &Attention, gpus: u32) -> Result<Vec<AttentionSpec>, String> {
         return Ok(row.documents.iter().map(lengths).map(|l| of(l.iter().sum(), l)).collect());
     }
     let seq_len = row.seq.ok_or("seq: not stated")?;
-    // Packed documents whose lengths nobody states are as long as what one rank holds.
-    let share = seq_len / u64::from(gpus);
-    let packed = row.mask.contains("varlen") && share * u64::from(gpus) == seq_len;
-    Ok(vec![of(seq_len, if packed { vec![share; gpus as usize] } else { vec![] })])
+    let packed = row.mask.contains("varlen") && gpus > 1;
+    Ok(vec![of(seq_len, if packed { documents::usual(seq_len) } else { vec![] })])
 }
 
 /// Everything but the operation itself.
@@ -119,11 +117,10 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn seconds(&self, spec: &AttentionSpec) -> Result<f64, String> {
-        let ctas = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
-        let engines =
-            Engines { p2p: ctas(self.stack.p2p_ctas.value), collective: ctas(self.stack.collective_ctas.value) };
+        let engines = Engines::of(self.stack, &self.machine.cluster.spec);
         let plan = attention_pass::build(spec, self.pass, &self.par, engines).map_err(said)?;
         let kernels = Roofline::new(&self.machine.cluster.gpu, self.stack).map_err(said)?;
+        let kernels = if plan.ranks() == 1 { kernels.alone() } else { kernels };
         let machine = Machine { cluster: &self.machine.cluster, stack: self.stack, kernels: &kernels, devices: None };
         Ok(cost(&plan, machine, Effort::SUMS).map_err(said)?.step.value())
     }

@@ -47,7 +47,7 @@ fn predicted(row: &Product, shipped: &Shipped, found: &mut Prediction) -> Result
     let stack = shipped.stacks.with_kernel(&["fa3", "fa2", "cudnn", "fa4"], &machine.cluster.gpu)?;
     (found.cluster, found.stack) = (machine.said.clone(), stack.name.clone());
     found.split = format!("{} x {} x {} x {}", row.groups, row.m, row.n, row.k);
-    let kernels = Roofline::new(&machine.cluster.gpu, stack).map_err(|e| e.to_string())?;
+    let kernels = Roofline::new(&machine.cluster.gpu, stack).map_err(|e| e.to_string())?.alone();
     kernels
         .peak(Dtype::Bf16)
         .and(if row.fp8 { kernels.fp8(Dtype::Bf16) } else { Ok(1.0) })

@@ -10,14 +10,15 @@ use super::software::Habits;
 use super::split::{Split, gpus, recompute, split, wider};
 use super::standin::stand_in;
 use super::verdict::Prediction;
+use super::words::squeezed;
 use super::{Shipped, sizes};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::error::Error;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
-use crate::plan::{Engine, Plan};
-use crate::spec::{Dtype, LlmSpec, Recompute, StackSpec, Workload};
+use crate::plan::Plan;
+use crate::spec::{Dtype, GpuSpec, LlmSpec, Recompute, StackSpec, Workload};
 use crate::strategy::expert::Routing;
 use crate::strategy::{Engines, build_routed};
 
@@ -107,28 +108,58 @@ fn fitting<'s>(
     setup: Setup<'s>,
     found: &mut Prediction,
 ) -> Result<(Setup<'s>, Made), String> {
+    for sequences in at_a_time(&setup.split, stated) {
+        let run = Training { micro_batch: Some(sequences), ..stated.clone() };
+        if let Some(fits) = attempt(&run, stated, shipped, found) {
+            return Ok(fits);
+        }
+    }
     let first = setup.plan(recompute(stated), found);
     if first.is_ok() && found.memory.is_none() {
         return first.map(|made| (setup, made));
     }
     let (node, mut run) = (setup.machine.cluster.spec.gpus_per_node, stated.clone());
+    if stated.zero.is_empty() && stated.system.is_empty() {
+        // Whoever has too little memory shares the state of the optimizer among the replicas first: it costs nothing.
+        run.zero = "ZeRO-1".into();
+        if let Some(fits) = attempt(&run, stated, shipped, found) {
+            return Ok(fits);
+        }
+    }
     while let Some(next) = wider(&run, stated, node) {
         run = next;
-        let mut tried = Prediction::default();
-        let Ok(setup) = Setup::of(&run, shipped, &mut tried) else { continue };
-        if let Ok(made) = setup.plan(recompute(stated), &mut tried)
-            && tried.memory.is_none()
-        {
+        if let Some((setup, made)) = attempt(&run, stated, shipped, found) {
             let par = &setup.split.par;
             let [tp, pp, ulysses, ring] = [par.tp, par.pp, par.ulysses, par.ring];
             let taken =
                 format!("degrees: not all stated; tp {tp}, pp {pp}, ulysses {ulysses}, ring {ring} taken, which fit");
-            tried.why.push(taken);
-            (found.memory, found.why, found.cluster) = (None, tried.why, tried.cluster);
+            found.why.push(taken);
             return Ok((setup, made));
         }
     }
     first.map(|made| (setup, made))
+}
+
+/// Sequences at a time where nobody says and the weights are gathered anew for each microbatch (ZeRO 3): all that a rank
+/// has, or half as many until they fit. Whoever gathers for one at a time waits for the network.
+fn at_a_time(split: &Split, stated: &Training) -> Vec<u64> {
+    let open = split.par.zero == 3 && split.par.pp == 1 && stated.micro_batch.is_none();
+    let share = stated.global_batch.map_or(1, |batch| batch / u64::from(split.par.dp));
+    std::iter::successors(Some(share).filter(|_| open), |n| Some(n / 2)).take_while(|n| *n > 1).collect()
+}
+
+/// The plan of `run`, if it fits; then what was chosen is noted in place of what was noted before.
+fn attempt<'s>(
+    run: &Training,
+    stated: &Training,
+    shipped: &'s Shipped,
+    found: &mut Prediction,
+) -> Option<(Setup<'s>, Made)> {
+    let mut tried = Prediction::default();
+    let setup = Setup::of(run, shipped, &mut tried).ok()?;
+    let made = setup.plan(recompute(stated), &mut tried).ok().filter(|_| tried.memory.is_none())?;
+    (found.memory, found.why, found.cluster) = (None, tried.why, tried.cluster);
+    Some((setup, made))
 }
 
 impl<'s> Setup<'s> {
@@ -142,6 +173,7 @@ impl<'s> Setup<'s> {
         if let Some(out) = machine.cluster.spec.scale_out.as_mut().filter(|_| habits.tuned_sends) {
             out.p2p.value = out.p2p.value.max(out.raw.value * TUNED_SENDS);
         }
+        narrowest(run, &mut machine.cluster.gpu, found);
         let stack = shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu)?;
         found.stack = stack.name.clone();
         let (mut model, _) = sizes::model(run, habits)?;
@@ -221,9 +253,7 @@ impl<'s> Setup<'s> {
             dtype: Dtype::Bf16,
             documents: Default::default(),
         };
-        let ctas = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
-        let engines =
-            Engines { p2p: ctas(self.stack.p2p_ctas.value), collective: ctas(self.stack.collective_ctas.value) };
+        let engines = Engines::of(self.stack, &self.machine.cluster.spec);
         // Published runs of mixtures are routed evenly, or near to it: their sources force it.
         let node = self.machine.cluster.spec.gpus_per_node;
         let route = Routing::Balanced.route(model, &work, &split.par, node).map_err(said)?;
@@ -272,6 +302,21 @@ impl<'s> Setup<'s> {
             split.micro_batch
         )
     }
+}
+
+/// Products that a source has in FP4 run at the rate of FP4, where the GPU has one; else, in its place, at that of FP8.
+fn narrowest(run: &Training, gpu: &mut GpuSpec, found: &mut Prediction) {
+    if !squeezed(&run.precision).contains("fp4") {
+        return;
+    }
+    let taken = match gpu.peak.get("fp4").cloned() {
+        Some(peak) => {
+            gpu.peak.insert("fp8".into(), peak);
+            "products in FP4: those of FP8, at the rate of FP4"
+        }
+        None => "products in FP4: those of FP8, as the GPU has none",
+    };
+    found.why.push(taken.into());
 }
 
 /// Bytes of the fullest rank: the first stage has the most micro-batches under way, the last has the logits.

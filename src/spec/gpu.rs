@@ -26,7 +26,7 @@ pub enum Architecture {
 }
 
 /// Names of the dtypes a peak can be given for.
-const DTYPES: &[&str] = &["f64", "f32", "bf16", "fp8"];
+const DTYPES: &[&str] = &["f64", "f32", "bf16", "fp8", "fp4"];
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -126,6 +126,10 @@ pub struct PassCurve {
     pub ceiling: Sourced<Vec<(u64, f64)>>,
     pub half: Sourced<f64>,
     pub diagonal: Sourced<f64>,
+    /// Part of that rate which is kept for as long as a step takes and while all GPUs of a node work, where the power
+    /// limit lowers the clock below that of one kernel alone; absent where nothing is known of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sustained: Option<Sourced<f64>>,
 }
 
 /// Kernels that only move data: bytes / (bandwidth * fraction).
@@ -186,6 +190,9 @@ impl PassCurve {
         }
         for (_, ratio) in points {
             check_ratio(file, &format!("{field}.ceiling"), *ratio)?;
+        }
+        if let Some(part) = &self.sustained {
+            check_ratio(file, &format!("{field}.sustained"), part.value)?;
         }
         check_length(file, &format!("{field}.half"), self.half.value)?;
         check_length(file, &format!("{field}.diagonal"), self.diagonal.value)

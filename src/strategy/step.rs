@@ -23,7 +23,7 @@ use crate::error::Result;
 use crate::plan::program::VERSION;
 use crate::plan::structure::Print;
 use crate::plan::*;
-use crate::spec::{LlmSpec, Parallelism, Recompute, StackSpec, Workload};
+use crate::spec::{ClusterSpec, LlmSpec, Parallelism, Recompute, StackSpec, Workload};
 
 /// Who moves the bytes of point-to-point transfers and of collectives.
 #[derive(Debug, Clone, Copy)]
@@ -33,10 +33,14 @@ pub struct Engines {
 }
 
 impl Engines {
-    /// As the stack has it: communication kernels on so many thread blocks.
-    pub fn of(stack: &StackSpec) -> Engines {
+    /// As the stack has it: communication kernels on so many thread blocks, of which the links inside a node feed two
+    /// each. NCCL's rule (github:NVIDIA/nccl@5067397c, src/graph/paths.cc): a bus has two channels, where the switch of
+    /// an A100 has 24; sends round up to a power of two.
+    pub fn of(stack: &StackSpec, cluster: &ClusterSpec) -> Engines {
         let sm = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
-        Engines { p2p: sm(stack.p2p_ctas.value), collective: sm(stack.collective_ctas.value) }
+        let channels = 2 * cluster.scale_up.links.max(1);
+        let sends = stack.p2p_ctas.value.min(channels.next_power_of_two());
+        Engines { p2p: sm(sends), collective: sm(stack.collective_ctas.value.min(channels)) }
     }
 }
 

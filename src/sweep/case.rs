@@ -139,7 +139,7 @@ impl Case {
     pub fn plan(&self, point: &Point) -> Result<Plan> {
         let work = self.workload(point)?;
         let route = self.route(&work, &point.par)?;
-        let plan = build_routed(&self.model, &work, &point.par, Engines::of(&self.stack), route)?;
+        let plan = build_routed(&self.model, &work, &point.par, Engines::of(&self.stack, &self.cluster.spec), route)?;
         guard::after(&plan)?;
         Ok(plan)
     }
@@ -147,7 +147,7 @@ impl Case {
     /// The plan of a point whose rows go ways of their own in every layer, see [`build_by_layer`].
     pub fn plan_by_layer(&self, point: &Point, routes: Vec<Route>) -> Result<Plan> {
         let work = self.workload(point)?;
-        let plan = build_by_layer(&self.model, &work, &point.par, Engines::of(&self.stack), routes)?;
+        let plan = build_by_layer(&self.model, &work, &point.par, Engines::of(&self.stack, &self.cluster.spec), routes)?;
         guard::after(&plan)?;
         Ok(plan)
     }

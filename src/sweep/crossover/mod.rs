@@ -12,7 +12,6 @@ use crate::cluster::Cluster;
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::error::{Error, Result};
-use crate::plan::Engine;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
 use crate::report::human;
@@ -216,10 +215,8 @@ impl<'a> Rig<'a> {
             mask: Mask::new(true),
             dtype: q.dtype,
         };
-        let ctas = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
         self.roofline.runs(par.options, q.dtype)?;
-        let engines =
-            Engines { p2p: ctas(self.stack.p2p_ctas.value), collective: ctas(self.stack.collective_ctas.value) };
+        let engines = Engines::of(&self.stack, &cluster.spec);
         let plan = attention_pass::build(&spec, Pass::ForwardBackward, par, engines)?;
         let peak_mem_bytes = Layout::new(&plan, &AtomTable::new(&plan)?, 0)?.bytes;
         self.fits(peak_mem_bytes)?;
