@@ -1,8 +1,8 @@
 //! Predicts one attention operation over its ranks; rows about whole models are read as training runs.
 
 use super::case::{Attention, Training};
-use super::machine::{Chosen, Stated};
 use super::documents;
+use super::machine::{Chosen, Stated};
 use super::options::with_words;
 use super::training::said;
 use super::verdict::Prediction;

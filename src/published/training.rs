@@ -15,9 +15,9 @@ use super::{Shipped, sizes};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::error::Error;
+use crate::plan::Plan;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
-use crate::plan::Plan;
 use crate::spec::{Dtype, GpuSpec, LlmSpec, Recompute, StackSpec, Workload};
 use crate::strategy::expert::Routing;
 use crate::strategy::{Engines, build_routed};
@@ -119,13 +119,6 @@ fn fitting<'s>(
         return first.map(|made| (setup, made));
     }
     let (node, mut run) = (setup.machine.cluster.spec.gpus_per_node, stated.clone());
-    if stated.zero.is_empty() && stated.system.is_empty() {
-        // Whoever has too little memory shares the state of the optimizer among the replicas first: it costs nothing.
-        run.zero = "ZeRO-1".into();
-        if let Some(fits) = attempt(&run, stated, shipped, found) {
-            return Ok(fits);
-        }
-    }
     while let Some(next) = wider(&run, stated, node) {
         run = next;
         if let Some((setup, made)) = attempt(&run, stated, shipped, found) {

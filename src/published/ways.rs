@@ -154,14 +154,13 @@ const KERNELS: &[(&str, &[&str])] = &[
     ("flashattention2", &["fa2"]),
     ("fa2", &["fa2"]),
     ("cudnn", &["cudnn"]),
-    // PyTorch dispatches to cuDNN where it is there.
-    ("sdpa", &["cudnn"]),
-    // MagiAttention's kernel is built on FlashAttention 3.
-    ("ffa", &["fa3"]),
+    // Where its own curve is not there: PyTorch dispatches to cuDNN, and MagiAttention's kernel is built on FlashAttention 3.
+    ("sdpa", &["sdpa", "cudnn"]),
+    ("ffa", &["ffa", "fa3"]),
     // Without the asynchronous products of Hopper and later.
     ("triton", &["fa2"]),
-    ("flex", &["fa2"]),
-    ("flashmask", &["fa2"]),
+    ("flex", &["flex", "fa2"]),
+    ("flashmask", &["flashmask", "fa2"]),
 ];
 
 /// The attention kernels that a row ran, the likeliest first.
@@ -215,7 +214,7 @@ mod tests {
     fn kernels_by_name() {
         let of =
             |implementation: &str| kernels(&Attention { implementation: implementation.into(), ..row("x", "") })[0];
-        assert_eq!([of("FlashAttention-2"), of("fa3"), of("ffa_fa4"), of("sdpa")], ["fa2", "fa3", "fa4", "cudnn"]);
+        assert_eq!([of("FlashAttention-2"), of("fa3"), of("ffa_fa4"), of("sdpa")], ["fa2", "fa3", "fa4", "sdpa"]);
         let magi = Attention { kernel: "FA3 (baselines) / FFA (magi)".into(), ..row("ulysses", "") };
         assert_eq!(kernels(&magi)[0], "fa3");
     }

@@ -147,7 +147,8 @@ impl Case {
     /// The plan of a point whose rows go ways of their own in every layer, see [`build_by_layer`].
     pub fn plan_by_layer(&self, point: &Point, routes: Vec<Route>) -> Result<Plan> {
         let work = self.workload(point)?;
-        let plan = build_by_layer(&self.model, &work, &point.par, Engines::of(&self.stack, &self.cluster.spec), routes)?;
+        let plan =
+            build_by_layer(&self.model, &work, &point.par, Engines::of(&self.stack, &self.cluster.spec), routes)?;
         guard::after(&plan)?;
         Ok(plan)
     }

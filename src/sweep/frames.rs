@@ -53,7 +53,8 @@ impl<'c> Frames<'c> {
         if point.par.pp > 1 || case.model.moe.is_some() {
             return case.row_of(&case.plan(point)?);
         }
-        let Sizes { plan, structure } = sizes(&case.model, &work, &point.par, Engines::of(&case.stack, &case.cluster.spec))?;
+        let Sizes { plan, structure } =
+            sizes(&case.model, &work, &point.par, Engines::of(&case.stack, &case.cluster.spec))?;
         if guard::after(&plan).is_err() {
             // The whole plan has the words for it.
             return case.row_of(&case.plan(point)?);
