@@ -61,6 +61,8 @@ pub struct Roofline {
     /// `None`: attention is not fused, and its kernels are products and passes over memory like others.
     attention: Option<AttentionCurve>,
     stack: String,
+    /// What kernels of a scan reach of the rate of those that memory bounds.
+    scan: f64,
 }
 
 /// A part of the time: seconds, and what they rest on.
@@ -72,9 +74,10 @@ struct Part {
 
 impl Roofline {
     pub fn new(gpu: &GpuSpec, stack: &StackSpec) -> Result<Roofline> {
+        let scan = stack.scan.as_ref().map_or(1.0, |scan| scan.value);
         let kernel = &stack.attention_kernel.value;
         if !stack.fuses_attention() {
-            return Ok(Roofline { gpu: gpu.clone(), attention: None, stack: stack.name.clone() });
+            return Ok(Roofline { gpu: gpu.clone(), attention: None, stack: stack.name.clone(), scan });
         }
         let Some(curve) = gpu.attention.get(kernel) else {
             let known: Vec<_> = gpu.attention.keys().map(String::as_str).collect();
@@ -86,7 +89,7 @@ impl Roofline {
             );
             return Err(Error::spec(&gpu.name, "attention", why));
         };
-        Ok(Roofline { gpu: gpu.clone(), attention: Some(curve.clone()), stack: stack.name.clone() })
+        Ok(Roofline { gpu: gpu.clone(), attention: Some(curve.clone()), stack: stack.name.clone(), scan })
     }
 
     /// The same for a kernel alone on one GPU, for a moment: no power limit has lowered the clock yet.
@@ -212,7 +215,9 @@ impl KernelTime for Roofline {
                 if compute.seconds > memory.seconds { (compute, true) } else { (memory, false) }
             }
             WorkClass::Scan => {
-                let (memory, products) = (self.memory(work.bytes), self.products(work.flops, dtype));
+                let moved = self.memory(work.bytes);
+                let memory = Part { seconds: moved.seconds * (1.0 / self.scan), ..moved };
+                let products = self.products(work.flops, dtype);
                 if products.seconds > memory.seconds { (products, true) } else { (memory, false) }
             }
             WorkClass::Memory => (self.memory(work.bytes), false),
@@ -360,6 +365,24 @@ mod tests {
         let w = gemm(16384, 16384, 8192);
         let rate = Flops::new(w.flops as f64) / r.time(&w, Dtype::Bf16).seconds / r.peak(Dtype::Bf16).unwrap();
         assert!(rate > 0.8 * 0.65 && rate < 0.8 * 0.811, "{rate}");
+    }
+
+    /// 12.6 million tokens a second at 8192 of them, 10.8 at 262144 (github pull request vllm-project/vllm#27299).
+    #[test]
+    fn a_scan_takes_what_was_measured() {
+        let mamba = crate::spec::MambaSpec { heads: 128, head_dim: 64, groups: 1, state: 128, conv: 4, chunk: 256 };
+        let r = roofline("h100-sxm5", "nccl-fa3");
+        let rate = |seq: u64| {
+            let op = crate::plan::kernel::SsmOp::Scan;
+            let kernel = Kernel::Ssm(crate::plan::kernel::SsmKernel { batch: 1, seq, mamba, op });
+            let [cols, proj, inner] = [mamba.conv_cols(), mamba.proj_cols(), mamba.inner()].map(|n| 2 * n * seq);
+            let work = kernel.work(&[], 0, &[cols, proj, 6 * 128], &[inner]).unwrap();
+            seq as f64 / r.time(&work, Dtype::Bf16).seconds.value()
+        };
+        for (seq, measured) in [(8192, 12.62e6), (16384, 12.92e6), (65536, 11.07e6), (262144, 10.82e6)] {
+            let ratio = rate(seq) / measured;
+            assert!((ratio - 1.0).abs() < 0.15, "{seq}: {ratio}");
+        }
     }
 
     #[test]

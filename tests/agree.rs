@@ -104,6 +104,21 @@ fn shortcuts_are_exact_for_other_layers() {
     }
 }
 
+/// Layers of several kinds in turns, each a block of its own.
+#[test]
+fn shortcuts_are_exact_for_hybrids() {
+    let hybrid = LlmSpec::find("tiny-hybrid").unwrap();
+    let one = Parallelism { zero: 1, ..Parallelism::default() };
+    for par in [
+        Parallelism { dp: 4, ep: 4, ..one },
+        Parallelism { tp: 2, dp: 2, ep: 4, recompute: Recompute::Full, ..one },
+        Parallelism { pp: 2, dp: 2, ep: 2, ..one },
+    ] {
+        let plan = plans::plan(&hybrid, &par, &work(&par, 480, 1, 4), SM);
+        agree(&plan, &Host::of(&plan, 1.0));
+    }
+}
+
 /// What takes turns takes more time, and what sends less takes less.
 #[test]
 fn the_ring_that_overlaps_more_is_faster() {

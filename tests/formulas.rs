@@ -523,6 +523,35 @@ fn model_flops_are_six_a_weight_and_attention() {
     }
 }
 
+/// Six a weight of a product, attention, and the scan by chunks of Q tokens (arXiv:2405.21060, listing 1): C Bᵀ of every
+/// group, that times X of every head, what goes into the states and what is read of them. What runs has S of attention,
+/// and of the scan C Bᵀ, dY Xᵀ and the states, once more in the backward pass.
+#[test]
+fn a_hybrids_flops_are_those_of_its_layers() {
+    let (h, f, v, s, q) = (4096.0, 21504.0, 131072.0, 8192.0, 128.0);
+    let (heads, p, groups, n) = (128.0, 64.0, 8.0, 128.0);
+    // Nemotron-H 8B (arXiv:2504.03624, table 2): 24 Mamba-2 layers, 24 networks, 4 of attention.
+    let inner = heads * p;
+    let mamba = h * (2.0 * inner + 2.0 * groups * n + heads) + inner * h;
+    let weights = 24.0 * mamba + 24.0 * 2.0 * h * f + 4.0 * (2.0 * h * 4096.0 + 2.0 * h * 1024.0) + h * v;
+    let attention = 4.0 * 4.0 * 4096.0 * s * (s + 1.0) / 2.0;
+    let half = (q + 1.0) / 2.0;
+    let [scores, values, states] = [2.0 * groups * n * half, 2.0 * inner * half, 2.0 * inner * n].map(|x| 24.0 * s * x);
+    let scan = scores + values + 2.0 * states;
+    let again = 0.5 * attention + scores + values + states;
+    let m = LlmSpec::find("nemotron-h-8b").unwrap();
+    for par in [Parallelism { dp: 2, ..way(1, 1, 1) }, Parallelism { tp: 2, ..way(1, 1, 1) }] {
+        let work = work(&par, s as u64, 1, 2);
+        let plan = plans::plan(&m, &par, &work, SM);
+        let sequences = work.global_batch as f64;
+        let model = sequences * (6.0 * weights * s + 3.0 * (attention + scan));
+        assert!(close(plan.about.model_flops, model), "{} {model}", plan.about.model_flops);
+        let host = Host::of(&plan, 1.0);
+        let flops = 2.0 * cost(&plan, host.machine(), Effort::SUMS).unwrap().mean().flops;
+        assert!(close(flops, model + sequences * again), "{flops} {}", model + sequences * again);
+    }
+}
+
 fn kind_bytes(plan: &Plan, kind: TensorKind) -> u64 {
     plan.tensors.iter().filter(|t| t.kind == kind).map(|t| t.bytes() * u64::from(t.slots)).sum()
 }

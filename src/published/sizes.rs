@@ -144,3 +144,22 @@ fn billions(name: &str) -> Option<f64> {
     };
     lower.split_whitespace().find_map(sized)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_without_its_sizes_is_the_one_model_that_has_it() {
+        for (name, found) in [
+            ("Nemotron_3_Nano", Some("nemotron-3-nano-30b-a3b")),
+            ("Nemotron 3.5 Lightning", Some("nemotron-3.5-lightning-30b-a3b")),
+            // Two of the one name, none of the other, and one that has more than sizes behind.
+            ("Qwen3", None),
+            ("Nemotron_4", None),
+            ("DeepSeek", None),
+        ] {
+            assert_eq!(only_of_its_name(name), found, "{name}");
+        }
+    }
+}

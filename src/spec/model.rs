@@ -442,12 +442,20 @@ mod tests {
             ("yuan2-2b", 2.1, 1),
             ("yuan2-51b", 51.9, 1),
             ("yuan2-102b", 102.6, 1),
+            ("nemotron-h-8b", 8.1, 1),
+            ("nemotron-h-47b", 46.8, 1),
+            ("nemotron-h-56b", 56.3, 1),
+            ("nemotron-3-nano-30b-a3b", 31.6, 1),
+            ("nemotron-3-super-120b-a12b", 120.6, 1),
         ] {
             let params = LlmSpec::find(name).unwrap().params() as f64 / 1e9;
             assert!((params - billions).abs() <= 0.6 * 0.1f64.powi(digits), "{name}: {params} of {billions}");
         }
         let active = |name: &str| LlmSpec::find(name).unwrap().active_params() as f64 / 1e9;
         assert!((active("qwen3-235b-a22b") - 22.0).abs() < 0.5 && (active("mixtral-8x22b") - 39.0).abs() < 0.5);
+        // 3.6 of Nano's (3.2 without the embedding), 12.7 of Super's.
+        assert!((active("nemotron-3-nano-30b-a3b") - 3.6).abs() < 0.05);
+        assert!((active("nemotron-3-super-120b-a12b") - 12.7).abs() < 0.1);
     }
 
     /// What a published model is made of, without its config.

@@ -26,6 +26,9 @@ pub struct StackSpec {
     pub p2p_latency: Sourced<Seconds>,
     /// What the latencies of NCCL's tuner are multiplied by to become those of a collective between nodes.
     pub collective_latency: Sourced<f64>,
+    /// What the kernels of a state-space scan reach of the rate of those that memory bounds; none: all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scan: Option<Sourced<f64>>,
 }
 
 impl StackSpec {
@@ -55,6 +58,11 @@ impl StackSpec {
                     format!("{ctas} is not a number of thread blocks (1 to 1024)"),
                 ));
             }
+        }
+        if let Some(scan) = spec.scan.as_ref().filter(|scan| !(scan.value > 0.0 && scan.value <= 1.0)) {
+            let why =
+                format!("{} is no share of the rate of kernels that memory bounds (above 0, at most 1)", scan.value);
+            return Err(Error::spec(&found.file, "scan", why));
         }
         Ok(spec)
     }
