@@ -121,14 +121,13 @@ fn unstated(run: &Training, habits: Habits) -> Result<LlmSpec, String> {
 
 /// The one shipped model of whose name `model` is all but the sizes at the end: of nemotron-3-nano-30b-a3b say.
 fn only_of_its_name(model: &str) -> Option<&'static str> {
-    let words = |text: &str| -> Vec<String> { tokens(text) };
-    let wanted = words(model);
+    let wanted = tokens(model);
     let sized = |word: &String| {
         let digits = word.trim_start_matches('a').strip_suffix('b');
         digits.is_some_and(|d| !d.is_empty() && d.chars().all(|c| c.is_ascii_digit()))
     };
     let fits = |known: &&'static str| {
-        let rest = words(known).strip_prefix(&wanted[..]).map(<[String]>::to_vec);
+        let rest = tokens(known).strip_prefix(&wanted[..]).map(<[String]>::to_vec);
         rest.is_some_and(|rest| rest.len() == 2 && rest.iter().all(sized))
     };
     let mut all = shipped("llm").filter(fits);

@@ -33,8 +33,8 @@ struct Saved {
 
 /// The same of a layer of either make.
 enum Kept {
-    Both(Saved),
-    Alone(alone::Saved),
+    Both(Box<Saved>),
+    Alone(Box<alone::Saved>),
 }
 
 /// How the first norm's output became q, k and v.
@@ -133,10 +133,10 @@ impl Model<'_> {
     fn any_forward(&self, i: usize, sequence: usize, x: Mat) -> (Mat, Kept) {
         if let Some(&mixer) = self.cfg.pattern.get(i) {
             let (y, kept) = self.alone_forward(i, mixer, sequence, x);
-            return (y, Kept::Alone(kept));
+            return (y, Kept::Alone(Box::new(kept)));
         }
         let (y, kept) = self.layer_forward(i, sequence, x);
-        (y, Kept::Both(kept))
+        (y, Kept::Both(Box::new(kept)))
     }
 
     fn layer_forward(&self, i: usize, sequence: usize, x: Mat) -> (Mat, Saved) {

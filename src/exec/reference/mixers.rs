@@ -16,8 +16,8 @@ pub struct Saved {
 }
 
 enum Of {
-    Mamba(States),
-    Attention(Attention),
+    Mamba(Box<States>),
+    Attention(Box<Attention>),
     Mlp {
         up: Mat,
         act: Mat,
@@ -32,13 +32,13 @@ impl Model<'_> {
         let (out, of) = match mixer {
             Mixer::Mamba => {
                 let (out, states) = self.mamba(i, &normed);
-                (out, Of::Mamba(states))
+                (out, Of::Mamba(Box::new(states)))
             }
             Mixer::Attention => {
                 let mut qkv = self.linear(&layer(i, QKV), &normed);
                 rotate(self.cfg, &mut qkv, 1.0);
                 let attn = Attention::new(self.cfg, self.apart(&qkv));
-                (self.linear(&layer(i, OUT), &attn.o), Of::Attention(attn))
+                (self.linear(&layer(i, OUT), &attn.o), Of::Attention(Box::new(attn)))
             }
             Mixer::Mlp => {
                 let up = self.linear(&layer(i, UP), &normed);
