@@ -88,7 +88,7 @@ fn configurations(c: &mut Criterion) {
     }
 }
 
-/// A step of a mixture of experts, whose rows go evenly to all of them.
+/// A step of a mixture of experts, whose rows go evenly to all of them. `flat` is the baseline: every op of every rank.
 fn experts(c: &mut Criterion) {
     let gpu = GpuSpec::find("h100-sxm5").unwrap();
     let cluster = Cluster::new(&ClusterSpec::find("dgx-h100").unwrap(), &gpu, 64).unwrap();
@@ -97,8 +97,13 @@ fn experts(c: &mut Criterion) {
     let machine = Machine { cluster: &cluster, stack: &stack, kernels: &kernels, devices: None };
     let mut group = c.benchmark_group("experts");
     group.sample_size(10).warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
-    for (name, ep) in [("mixtral-8x7b", 8), ("qwen3-30b-a3b", 64)] {
-        let par = Parallelism { dp: 64, ep, zero: 1, recompute: Recompute::Full, ..Parallelism::default() };
+    for (name, model, ep, words) in [
+        ("mixtral-8x7b", "mixtral-8x7b", 8, "default"),
+        ("qwen3-30b-a3b", "qwen3-30b-a3b", 64, "default"),
+        ("qwen3-30b-a3b, 64 copies", "qwen3-30b-a3b", 64, "replicas-64"),
+    ] {
+        let options = words.parse().unwrap();
+        let par = Parallelism { dp: 64, ep, zero: 1, recompute: Recompute::Full, options, ..Parallelism::default() };
         let work = Workload {
             seq_len: 4096,
             global_batch: 64,
@@ -106,7 +111,7 @@ fn experts(c: &mut Criterion) {
             dtype: Dtype::Bf16,
             documents: Default::default(),
         };
-        let model = LlmSpec::find(name).unwrap();
+        let model = LlmSpec::find(model).unwrap();
         let plan = build(&model, &work, &par, ENGINES).unwrap();
         group.bench_function(BenchmarkId::new("build", name), |b| {
             b.iter(|| drop(build(&model, &work, &par, ENGINES).unwrap()));
@@ -114,6 +119,11 @@ fn experts(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("cost", name), |b| {
             b.iter(|| drop(cost(&plan, machine, Effort::SUMS).unwrap()));
         });
+        if words == "default" {
+            group.bench_function(BenchmarkId::new("flat", name), |b| {
+                b.iter(|| drop(cost(&plan, machine, FLAT).unwrap()));
+            });
+        }
     }
 }
 
