@@ -10,7 +10,7 @@ pub mod speed;
 use crate::error::{Error, Result};
 use crate::plan::{Dtype, Work, WorkClass};
 use crate::spec::gpu::PassCurve;
-use crate::spec::{AttentionCurve, GpuSpec, Options, Origin, StackSpec};
+use crate::spec::{AttentionCurve, GpuSpec, Options, Origin, Sourced, StackSpec};
 use crate::units::{Bytes, Flops, FlopsPerSec, Seconds};
 
 pub use crate::spec::Provenance;
@@ -60,6 +60,8 @@ pub struct Roofline {
     gpu: GpuSpec,
     /// `None`: attention is not fused, and its kernels are products and passes over memory like others.
     attention: Option<AttentionCurve>,
+    /// Of each further matrix of a grouped product.
+    group_start: Option<Sourced<Seconds>>,
     stack: String,
     /// What kernels of a scan reach of the rate of those that memory bounds.
     scan: f64,
@@ -76,8 +78,10 @@ impl Roofline {
     pub fn new(gpu: &GpuSpec, stack: &StackSpec) -> Result<Roofline> {
         let scan = stack.scan.as_ref().map_or(1.0, |scan| scan.value);
         let kernel = &stack.attention_kernel.value;
+        let (gpu_copy, group_start) = (gpu.clone(), stack.group_start.clone());
+        let roofline = Roofline { gpu: gpu_copy, attention: None, group_start, stack: stack.name.clone(), scan };
         if !stack.fuses_attention() {
-            return Ok(Roofline { gpu: gpu.clone(), attention: None, stack: stack.name.clone(), scan });
+            return Ok(Roofline { attention: None, ..roofline });
         }
         let Some(curve) = gpu.attention.get(kernel) else {
             let known: Vec<_> = gpu.attention.keys().map(String::as_str).collect();
@@ -89,7 +93,7 @@ impl Roofline {
             );
             return Err(Error::spec(&gpu.name, "attention", why));
         };
-        Ok(Roofline { gpu: gpu.clone(), attention: Some(curve.clone()), stack: stack.name.clone(), scan })
+        Ok(Roofline { attention: Some(curve.clone()), ..roofline })
     }
 
     /// The same for a kernel alone on one GPU, for a moment: no power limit has lowered the clock yet.
@@ -156,6 +160,16 @@ impl Roofline {
         (part, tiled > streamed)
     }
 
+    /// A product of so many groups of rows, where each has kernels of its own.
+    fn one_by_one(&self, whole: Part, groups: u64) -> Part {
+        let Some(start) = self.group_start.as_ref().filter(|_| groups > 1) else { return whole };
+        Part {
+            seconds: whole.seconds + start.value * (groups - 1) as f64,
+            provenance: whole.provenance.max(worst([&start.provenance])),
+            rel_sd: whole.rel_sd,
+        }
+    }
+
     fn attention(&self, work: &Work, dtype: Dtype) -> Part {
         let WorkClass::Attention { q_rows, kv_rows, area, batch_heads, head_dim, backward } = work.class else {
             unreachable!("asked for attention only")
@@ -207,8 +221,9 @@ impl KernelTime for Roofline {
         // Operands are rounded by a kernel of its own, before the product.
         let cast = if let WorkClass::Gemm { cast, .. } = work.class { cast } else { 0 };
         let (part, sm_bound) = match work.class {
-            WorkClass::Gemm { m, n, k, result, .. } => {
-                self.gemm([m, n, k], [work.bytes - cast, result], dtype, cast > 0)
+            WorkClass::Gemm { m, n, k, result, groups, .. } => {
+                let (part, sm_bound) = self.gemm([m, n, k], [work.bytes - cast, result], dtype, cast > 0);
+                (self.one_by_one(part, groups), sm_bound)
             }
             WorkClass::Attention { .. } => {
                 let (memory, compute) = (self.memory(work.bytes), self.attention(work, dtype));
@@ -280,7 +295,7 @@ mod tests {
         Work {
             flops: 2 * m * n * k,
             bytes: 2 * (m * k + k * n + m * n),
-            class: WorkClass::Gemm { m, n, k, cast: 0, result: 2 },
+            class: WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 1 },
         }
     }
 
@@ -338,6 +353,19 @@ mod tests {
         let (added, written) = (product(true, 4), product(false, 2));
         let kernel = time(Work { flops: 0, bytes: 10 * m * n, class: WorkClass::Memory });
         assert!(added > written && added < written + kernel, "{added} {written} {kernel}");
+    }
+
+    #[test]
+    fn experts_one_by_one_take_longer_than_all_in_one_kernel() {
+        let time = |stack: &str, groups: u64| {
+            let class = WorkClass::Gemm { m: 32768, n: 1536, k: 2048, cast: 0, result: 2, groups };
+            let work = Work { class, ..gemm(32768, 1536, 2048) };
+            roofline("b200-sxm", stack).time(&work, Dtype::Bf16).seconds
+        };
+        let start = StackSpec::find("nccl-cudnn").unwrap().group_start.unwrap().value;
+        let more = time("nccl-cudnn", 16) - time("nccl-cudnn", 1);
+        assert!((more / (start * 15.0) - 1.0).abs() < 1e-9, "{more}");
+        assert_eq!(time("nccl-fa4", 16), time("nccl-fa4", 1));
     }
 
     #[test]

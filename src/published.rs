@@ -21,6 +21,7 @@ mod options;
 mod pair;
 pub mod products;
 pub mod read;
+mod recipe;
 mod runs;
 pub mod sizes;
 pub mod software;

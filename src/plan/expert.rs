@@ -200,6 +200,7 @@ impl Groups {
             return Work { flops: 0, bytes: 0, class: WorkClass::Memory };
         }
         let result = (rest / (m * cols).max(1)).clamp(2, 8);
-        Work { flops, bytes: cast + fed + rest, class: WorkClass::Gemm { m, n: cols, k: depth, cast, result } }
+        let class = WorkClass::Gemm { m, n: cols, k: depth, cast, result, groups: self.active };
+        Work { flops, bytes: cast + fed + rest, class }
     }
 }

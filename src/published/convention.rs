@@ -31,12 +31,14 @@ impl Convention {
         }
     }
 
-    /// The same of a run. Megatron Core's mixtures, which came after it, count as Megatron-LM does since 2025
+    /// The same of a run. Mixtures of Megatron Core, and of Primus on top of it, count as Megatron-LM does since 2025
     /// (`num_floating_point_operations`, megatron/training/training.py): half. One that prints tokens/s, too, bears it
     /// out: 974 TFLOP/s at 6583 tokens/s are 1.48e11 of a token of Qwen3-235B, 1.51e11 with half and 1.70e11 with whole.
     pub fn of_run(run: &Training, recomputes: bool) -> Convention {
         let stated = Convention::of(&run.flops_convention, recomputes);
-        let unsaid = run.flops_convention.is_empty() && squeezed(&run.system).contains("megatroncoremoe");
+        let system = squeezed(&run.system);
+        let new = system.contains("megatroncoremoe") || system.contains("primus") && run.experts.is_some();
+        let unsaid = run.flops_convention.is_empty() && new;
         Convention { causal: stated.causal || unsaid, ..stated }
     }
 

@@ -1,6 +1,7 @@
 //! Runs of mixtures of experts: their layers, the ranks that their experts are spread over, and who carries the rows.
 
 use super::case::{Experts, Training};
+use super::recipe::{self, BESIDE};
 use super::words::squeezed;
 use crate::spec::{Gate, Groups, LlmSpec, MlaSpec, MoeSpec, Score};
 
@@ -56,34 +57,6 @@ pub fn ep(run: &Training, model: &LlmSpec, stage: u32, node: u32) -> u32 {
     run.ep.unwrap_or_else(|| (1..=node.min(stage)).rev().find(|n| fits(*n)).unwrap_or(1))
 }
 
-/// What the recipes of Megatron-Bridge do with rows of experts, by model and GPU from a release on
-/// (github:NVIDIA-NeMo/Megatron-Bridge scripts/performance/configs, 2025-11 to 2026-08): who carries them, and whether
-/// they travel beside another microbatch (`moe_a2a_overlap`).
-struct Recipe {
-    model: &'static str,
-    gpu: &'static str,
-    since: f64,
-    words: &'static [&'static str],
-}
-
-const fn recipe(model: &'static str, gpu: &'static str, since: f64, words: &'static [&'static str]) -> Recipe {
-    Recipe { model, gpu, since, words }
-}
-
-/// The first line that fits.
-const RECIPES: &[Recipe] = &[
-    // In one domain of NVLink GPT-OSS has Megatron's own all-to-all, too, except in the newest recipes.
-    recipe("gptoss", "gb", 26.06, &["dispatch-hybrid-ep", BESIDE]),
-    recipe("gptoss", "", 0.0, &[]),
-    recipe("qwen3235b", "h100", 0.0, &[BESIDE]),
-    recipe("qwen3235b", "b200", 0.0, &[]),
-    recipe("qwen3235b", "b300", 0.0, &[]),
-    recipe("deepseekv3", "gb", 26.06, &["dispatch-hybrid-ep", BESIDE]),
-    recipe("", "", 0.0, &["dispatch-hybrid-ep"]),
-];
-
-const BESIDE: &str = "overlap-exchange";
-
 /// DeepSeek's own training, whose kernels came to be DeepEP: rows travel there in FP8 (arXiv:2412.19437, section 3.3.3), beside
 /// the other half of a pair of microbatches (section 3.2.1).
 const DEEPSEEK: &[&str] = &["dispatch-deepep-v1-normal", "dispatch-fp8", BESIDE];
@@ -103,12 +76,6 @@ pub fn dispatch(run: &Training) -> Vec<&'static str> {
 }
 
 fn carried(run: &Training, system: &str) -> &'static [&'static str] {
-    if let Some(name) = ["megatronbridge", "nemo"].iter().find(|word| system.contains(*word)) {
-        let (model, gpu) = (squeezed(&run.model), squeezed(&run.gpu));
-        let release = release(system, name);
-        let fits = |line: &&Recipe| model.contains(line.model) && gpu.starts_with(line.gpu) && release >= line.since;
-        return RECIPES.iter().find(fits).map_or(&[], |line| line.words);
-    }
     let names: &[(&str, &[&str])] = &[
         ("hybridep", &["dispatch-hybrid-ep"]),
         ("deepep", &["dispatch-deepep-v1-normal"]),
@@ -117,14 +84,12 @@ fn carried(run: &Training, system: &str) -> &'static [&'static str] {
         ("deepseekv3pretraining", DEEPSEEK),
         ("allgather", &["dispatch-allgather"]),
     ];
-    names.iter().find(|(name, _)| system.contains(name)).map_or(&[], |(_, words)| words)
-}
-
-/// Year and month behind a name, as in 26.06.01.
-fn release(system: &str, name: &str) -> f64 {
-    let tail = system.find(name).map_or("", |at| &system[at + name.len()..]);
-    let mut parts = tail.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse::<f64>().ok());
-    parts.next().unwrap_or(0.0) + parts.next().unwrap_or(0.0) / 100.0
+    let named = || names.iter().find(|(name, _)| system.contains(name)).map_or(&[][..], |(_, words)| *words);
+    // Runs of Megatron Core are named by who carries rows; where none is, they are those of the recipes.
+    let bridge = ["megatronbridge", "nemo"].iter().any(|word| system.contains(word));
+    recipe::of(run)
+        .filter(|_| bridge || named().is_empty() && !system.contains("dispatcher"))
+        .map_or_else(named, |r| r.words)
 }
 
 #[cfg(test)]

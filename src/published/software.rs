@@ -110,6 +110,12 @@ const MEGASCALE: Habits =
     fused(Habits { parallel_block: true, window: Some(1024), tp_overlap: true, ..habits(FLASH, 0.0) });
 
 const RULES: &[Rule] = &[
+    // On Megatron Core, and first: a "usp" is in "primuspipeline". Its own pipeline wants gradients summed at the end
+    // (github:AMD-AGI/Primus@0768bf7 docs/tech_blogs/primus_pipeline/primus_pipeline.md).
+    Rule {
+        words: &["primus"],
+        habits: Habits { fused_loss: true, overlap: Overlap { grad: false, ..CORE }, ..RECIPES },
+    },
     Rule { words: &["usp", "yunchang"], habits: fused(with(NOTHING, habits(FLASH, 0.0))) },
     // The ablation adds one thing after the other (table 3), FlashAttention 2 near the end; that it gains no more
     // than 3 % with all its fused operators says that the baseline's attention was fused already.
@@ -209,6 +215,7 @@ mod tests {
         assert_eq!(kernel("a system of next year", "h100-sxm5"), "fa3");
         assert_eq!(Habits::of("Megatron-LM PTD-P").kernels, UNFUSED);
         assert_eq!(Habits::of("Megatron-LM + USP (YunChang)").kernels, FLASH);
+        assert_eq!(Habits::of("Primus-pipeline zbb").zero, 1);
         assert_eq!(Habits::of("NeMo/Megatron-Bridge 26.04").kernels, TRANSFORMER_ENGINE);
     }
 }

@@ -107,7 +107,7 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
 /// Tokens of a sequence that make the stated FLOP/s of the stated tokens/s, as a power of two.
 fn by_rate(run: &Training, model: &LlmSpec) -> Option<u64> {
     let per_token = run.tflops_per_gpu? * 1e12 / run.tokens_per_s_per_gpu?;
-    let convention = Convention::of(&run.flops_convention, false);
+    let convention = Convention::of_run(run, false);
     let far = |seq: u64| (convention.flops_per_token(model, seq) / per_token).ln().abs();
     let best = (9..=20).map(|n| 1u64 << n).min_by(|a, b| far(*a).total_cmp(&far(*b)))?;
     (far(best) < 0.03).then_some(best)

@@ -6,6 +6,7 @@ use super::known::filled_in;
 use super::machine::{Chosen, Stated};
 use super::measured::{Measured, Quantity, Step};
 use super::pair::pair;
+use super::recipe;
 use super::software::Habits;
 use super::split::{Split, gpus, recompute, split, wider};
 use super::standin::stand_in;
@@ -35,11 +36,11 @@ const TUNED_SENDS: f64 = 0.716;
 const EFFECTIVE: f64 = 0.9;
 
 /// A run with everything chosen.
-struct Setup<'a> {
+struct Setup {
     model: LlmSpec,
     split: Split,
     machine: Chosen,
-    stack: &'a StackSpec,
+    stack: StackSpec,
 }
 
 /// What the run would report, or why that cannot be said. What was chosen is said in both cases.
@@ -56,7 +57,7 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
     if let Some(measured) = measured {
         (found.measured, found.unit) = (Some(measured.value), measured.quantity.unit().into());
     }
-    let stated = filled_in(run);
+    let stated = recipe::filled_in(filled_in(run));
     let setup = Setup::of(&stated, shipped, found)?;
     let measured = measured.ok_or("measured: no time, rate or utilization is stated")?;
     let (setup, made) = fitting(&stated, shipped, setup, found)?;
@@ -102,12 +103,12 @@ struct Made {
 
 /// The plan of a run, with more ranks to share what they have where its source leaves that open and the plan cannot
 /// be, or does not fit, otherwise: a run that really happened did fit.
-fn fitting<'s>(
+fn fitting(
     stated: &Training,
-    shipped: &'s Shipped,
-    setup: Setup<'s>,
+    shipped: &Shipped,
+    setup: Setup,
     found: &mut Prediction,
-) -> Result<(Setup<'s>, Made), String> {
+) -> Result<(Setup, Made), String> {
     for sequences in at_a_time(&setup.split, stated) {
         let run = Training { micro_batch: Some(sequences), ..stated.clone() };
         if let Some(fits) = attempt(&run, stated, shipped, found) {
@@ -142,12 +143,7 @@ fn at_a_time(split: &Split, stated: &Training) -> Vec<u64> {
 }
 
 /// The plan of `run`, if it fits; then what was chosen is noted in place of what was noted before.
-fn attempt<'s>(
-    run: &Training,
-    stated: &Training,
-    shipped: &'s Shipped,
-    found: &mut Prediction,
-) -> Option<(Setup<'s>, Made)> {
+fn attempt(run: &Training, stated: &Training, shipped: &Shipped, found: &mut Prediction) -> Option<(Setup, Made)> {
     let mut tried = Prediction::default();
     let setup = Setup::of(run, shipped, &mut tried).ok()?;
     let made = setup.plan(recompute(stated), &mut tried).ok().filter(|_| tried.memory.is_none())?;
@@ -155,9 +151,9 @@ fn attempt<'s>(
     Some((setup, made))
 }
 
-impl<'s> Setup<'s> {
+impl Setup {
     /// What is stated, and what follows from it by rule; noted in `found`, even where it does not come to the end.
-    fn of(run: &Training, shipped: &'s Shipped, found: &mut Prediction) -> Result<Setup<'s>, String> {
+    fn of(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Result<Setup, String> {
         let interconnect = &run.interconnect;
         let stated = Stated { gpu: &run.gpu, gpus: gpus(run)?, gpus_per_node: run.gpus_per_node, interconnect };
         let mut machine = shipped.fleet.choose(&stated)?;
@@ -176,6 +172,7 @@ impl<'s> Setup<'s> {
         }
         found.why.extend(model.left_out().map(|what| format!("left out: {what}")));
         let split = split(run, &model, habits, machine.cluster.spec.gpus_per_node)?;
+        let stack = recipe::stack(run, stack, split.par.options.tp_overlap);
         let without = |word: &&str| format!("taken without {word}, which this version has not");
         found.why.extend(split.unknown.iter().map(without));
         found.why.extend(run.gpus.is_none().then(|| format!("gpus: not stated; {} taken", stated.gpus)));
@@ -246,7 +243,7 @@ impl<'s> Setup<'s> {
             dtype: Dtype::Bf16,
             documents: Default::default(),
         };
-        let engines = Engines::of(self.stack, &self.machine.cluster.spec);
+        let engines = Engines::of(&self.stack, &self.machine.cluster.spec);
         // Published runs of mixtures are routed evenly, or near to it: their sources force it.
         let node = self.machine.cluster.spec.gpus_per_node;
         let route = Routing::Balanced.route(model, &work, &split.par, node).map_err(said)?;
@@ -260,11 +257,11 @@ impl<'s> Setup<'s> {
     }
 
     fn kernels(&self) -> Result<Roofline, String> {
-        Roofline::new(&self.machine.cluster.gpu, self.stack).map_err(said)
+        Roofline::new(&self.machine.cluster.gpu, &self.stack).map_err(said)
     }
 
     fn machine<'m>(&'m self, kernels: &'m Roofline) -> Machine<'m> {
-        Machine { cluster: &self.machine.cluster, stack: self.stack, kernels, devices: None }
+        Machine { cluster: &self.machine.cluster, stack: &self.stack, kernels, devices: None }
     }
 
     /// Of a step; layers that recompute take as long as in a plan where all do.

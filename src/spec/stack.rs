@@ -6,7 +6,7 @@ use crate::units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// At most eight constants, each one that a microbenchmark could measure.
+/// At most nine constants, each one that a microbenchmark could measure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StackSpec {
@@ -29,6 +29,10 @@ pub struct StackSpec {
     /// What the kernels of a state-space scan reach of the rate of those that memory bounds; none: all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scan: Option<Sourced<f64>>,
+    /// What each further expert of a rank adds to a product of experts, where a library has kernels of its own for each
+    /// of them; none where one kernel takes all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_start: Option<Sourced<Seconds>>,
 }
 
 impl StackSpec {

@@ -256,6 +256,8 @@ pub enum WorkClass {
         cast: u64,
         /// Bytes read and written for an element of the result: more than its own where it is added to something.
         result: u64,
+        /// Matrices that rows are multiplied with, each with its own: 1 but for the products of experts.
+        groups: u64,
     },
     /// `q_rows` x `kv_rows` is the trimmed rectangle; `area` of it is visible.
     Attention {
@@ -403,7 +405,7 @@ impl Kernel {
                 };
                 let bytes = cast + fed + all - given;
                 let result = (all - given) / (m * n).max(1);
-                Some(Work { flops: 2 * m * n * k, bytes, class: WorkClass::Gemm { m, n, k, cast, result } })
+                Some(Work { flops: 2 * m * n * k, bytes, class: WorkClass::Gemm { m, n, k, cast, result, groups: 1 } })
             }
             Kernel::Wait { .. } => memory(0),
             // The table is far larger than the rows taken from it.

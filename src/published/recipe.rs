@@ -1,0 +1,225 @@
+//! Public recipes of training systems, by system, model and GPU: what a run does where its source says nothing.
+//!
+//! Those of Megatron-Bridge are github:NVIDIA-NeMo/Megatron-Bridge scripts/performance/configs, 2025-11 to 2026-08; those of
+//! Primus are github:AMD-AGI/Primus@05b350b examples/megatron/configs.
+
+use super::case::Training;
+use super::words::squeezed;
+use crate::spec::{Origin, Sourced, StackSpec};
+use crate::units::Seconds;
+
+/// What a recipe does with rows of experts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Recipe {
+    model: &'static str,
+    gpu: &'static str,
+    /// Release, as year and month.
+    since: f64,
+    /// Who carries rows, and whether they travel beside another microbatch (`moe_a2a_overlap`).
+    pub words: &'static [&'static str],
+    pub issue: Issue,
+}
+
+/// How the CPU issues a layer of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Issue {
+    /// Module by module.
+    Eager,
+    /// Attention, router and what precedes a dispatch are CUDA graphs (`cuda_graph_scope`).
+    Graphs,
+    /// So is the whole iteration (`full_iteration`), and a kernel takes all experts (`cutedsl_fused_grouped_mlp`).
+    Whole,
+}
+
+use Issue::{Eager, Graphs, Whole};
+
+pub const BESIDE: &str = "overlap-exchange";
+const HYBRID: &[&str] = &["dispatch-hybrid-ep"];
+const HYBRID_BESIDE: &[&str] = &["dispatch-hybrid-ep", BESIDE];
+
+const fn recipe(
+    model: &'static str,
+    gpu: &'static str,
+    since: f64,
+    words: &'static [&'static str],
+    issue: Issue,
+) -> Recipe {
+    Recipe { model, gpu, since, words, issue }
+}
+
+/// The first line that fits.
+const BRIDGE: &[Recipe] = &[
+    // In one domain of NVLink GPT-OSS has Megatron's own all-to-all, too, except in the newest recipes.
+    recipe("gptoss", "gb", 26.06, HYBRID_BESIDE, Whole),
+    recipe("gptoss", "b300", 26.06, &[], Whole),
+    recipe("gptoss", "gb300", 0.0, &[], Graphs),
+    recipe("gptoss", "b300", 0.0, &[], Graphs),
+    recipe("gptoss", "", 0.0, &[], Eager),
+    recipe("qwen3", "gb", 26.06, HYBRID_BESIDE, Whole),
+    recipe("qwen3", "b300", 26.06, HYBRID_BESIDE, Whole),
+    recipe("qwen3235b", "h100", 0.0, &[BESIDE], Eager),
+    recipe("qwen3235b", "b200", 0.0, &[], Eager),
+    recipe("qwen3235b", "b300", 0.0, &[], Eager),
+    recipe("qwen330b", "b200", 26.04, HYBRID, Graphs),
+    recipe("deepseekv3", "gb", 26.06, HYBRID_BESIDE, Whole),
+    recipe("deepseekv3", "b300", 26.06, HYBRID, Whole),
+    // What a layer of one mixer takes the CPU is not known: the stack's own time stands.
+    recipe("nemotron", "", 0.0, HYBRID, Graphs),
+    recipe("", "gb", 0.0, HYBRID, Graphs),
+    recipe("", "b300", 0.0, HYBRID, Graphs),
+    recipe("", "", 0.0, HYBRID, Eager),
+];
+
+/// Megatron Core on H100 has DeepEP, which its recipes of H100 are tuned with (github:yanring/Megatron-MoE-ModelZoo@e865051
+/// best_practice/Qwen3/readme.md).
+const CORE_H100: Recipe = recipe("", "h100", 0.0, &["dispatch-deepep-v1-normal", BESIDE], Eager);
+
+/// The release that stands for Megatron Core where none is named: that of its report on mixtures (arXiv:2603.07685).
+const REPORT: f64 = 26.03;
+
+/// The recipe of a run of Megatron-Bridge, NeMo or Megatron Core.
+pub fn of(run: &Training) -> Option<&'static Recipe> {
+    let system = squeezed(&run.system);
+    let release = match ["megatronbridge", "nemo"].iter().find(|word| system.contains(*word)) {
+        Some(name) => release(&system, name),
+        None if is_core(&system) => REPORT,
+        None => return None,
+    };
+    let (model, gpu) = (squeezed(&run.model), squeezed(&run.gpu));
+    if is_core(&system) && gpu.starts_with(CORE_H100.gpu) {
+        return Some(&CORE_H100);
+    }
+    let fits = |line: &&Recipe| model.contains(line.model) && gpu.starts_with(line.gpu) && release >= line.since;
+    BRIDGE.iter().find(fits)
+}
+
+/// Megatron Core's own figures of mixtures.
+fn is_core(system: &str) -> bool {
+    system.contains("megatroncoremoe")
+}
+
+/// Year and month behind a name, as in 26.06.01.
+fn release(system: &str, name: &str) -> f64 {
+    let tail = system.find(name).map_or("", |at| &system[at + name.len()..]);
+    let mut parts = tail.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse::<f64>().ok());
+    parts.next().unwrap_or(0.0) + parts.next().unwrap_or(0.0) / 100.0
+}
+
+/// CPU time of an op of a plan in eager Megatron, FP8 and bf16. In FP8: what one sequence at a time of Qwen3-30B takes on
+/// B200, 28.19 s for 64 microbatches of 48 layers and 42 ops (Megatron-Bridge 25.11), where no GPU limits it; a linear
+/// layer in FP8 takes more than twice the CPU time of one in bf16 (github issue NVIDIA/TransformerEngine#761).
+const EAGER_FP8: f64 = 217e-6;
+const EAGER_BF16: f64 = 100e-6;
+
+/// Part of that an op takes where chunks of rows travel beside products: a call of Transformer Engine issues all chunks
+/// of a product, and the 47 ops of a layer of Qwen3-235B become 72.
+const CHUNKED: f64 = 47.0 / 72.0;
+
+/// The stack as a run's recipe has it. `chunked`: tensor parallelism sends chunks beside products.
+pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
+    let mut stack = stack.clone();
+    let Some(recipe) = of(run).filter(|_| run.experts.is_some()) else { return stack };
+    match recipe.issue {
+        Issue::Eager => {
+            let precision = squeezed(&run.precision);
+            let narrow = precision.contains("fp8") || precision.contains("fp4");
+            let call = if narrow { EAGER_FP8 } else { EAGER_BF16 };
+            let value = Seconds::new(call * if chunked { CHUNKED } else { 1.0 });
+            let source = "modules of Megatron and Transformer Engine without CUDA graphs".into();
+            stack.host_launch = Sourced { value, source, provenance: Origin::Derived };
+        }
+        Issue::Graphs => {}
+        Issue::Whole => stack.group_start = None,
+    }
+    stack
+}
+
+/// How a recipe cuts a model over GPUs, and what it gives them.
+struct Layout {
+    model: &'static str,
+    gpu: &'static str,
+    /// tp, pp, vp, ep.
+    degrees: [u32; 4],
+    /// Sequences at a time, and of a step.
+    batch: [u64; 2],
+}
+
+const fn layout(model: &'static str, gpu: &'static str, degrees: [u32; 4], batch: [u64; 2]) -> Layout {
+    Layout { model, gpu, degrees, batch }
+}
+
+/// Megatron-Bridge's, of 2026-02 to 2026-03.
+const LAYOUTS: &[Layout] = &[
+    layout("deepseekv3", "h100", [2, 8, 4, 64], [1, 8192]),
+    layout("deepseekv3", "gb200", [1, 4, 4, 64], [1, 4096]),
+    layout("deepseekv3", "gb300", [1, 2, 8, 32], [2, 4096]),
+    layout("qwen3235b", "h100", [2, 8, 4, 32], [1, 8192]),
+    layout("qwen3235b", "gb200", [1, 8, 3, 32], [1, 8192]),
+    layout("qwen3235b", "gb300", [1, 4, 12, 32], [2, 8192]),
+];
+
+/// Primus's of Qwen3-235B: sequences at a time, and of a step for each GPU.
+const PRIMUS: [u64; 2] = [4, 32];
+
+/// The run with what its system's recipe has where its source leaves it out: all degrees and the batch where it states
+/// none of them, the batch alone where it states degrees.
+pub fn filled_in(mut run: Training) -> Training {
+    let (system, model, gpu) = (squeezed(&run.system), squeezed(&run.model), squeezed(&run.gpu));
+    let unstated = [run.tp, run.pp, run.vp, run.ep, run.cp].iter().all(Option::is_none);
+    let no_batch = run.micro_batch.is_none() && run.global_batch.is_none();
+    let fits = |line: &&Layout| model.contains(line.model) && gpu.starts_with(line.gpu);
+    if let Some(line) = LAYOUTS.iter().find(fits).filter(|_| is_core(&system) && unstated && no_batch) {
+        let [tp, pp, vp, ep] = line.degrees;
+        (run.tp, run.pp, run.vp, run.ep) = (Some(tp), Some(pp), Some(vp), Some(ep));
+        (run.micro_batch, run.global_batch) = (Some(line.batch[0]), Some(line.batch[1]));
+    }
+    if system.contains("primus") && model.contains("qwen3235b") && no_batch {
+        run.micro_batch = Some(PRIMUS[0]);
+        run.global_batch = run.gpus.map(|gpus| PRIMUS[1] * u64::from(gpus));
+    }
+    run
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::published::case::Experts;
+
+    fn run(system: &str, model: &str, gpu: &str, precision: &str) -> Training {
+        let experts = Some(Experts::default());
+        let [system, model, gpu, precision] = [system, model, gpu, precision].map(String::from);
+        Training { system, model, gpu, precision, experts, ..Training::default() }
+    }
+
+    #[test]
+    fn stacks_by_recipe() {
+        let given = StackSpec::find("nccl-cudnn").unwrap();
+        let launch = |run: &Training| stack(run, &given, false).host_launch.value.value() * 1e6;
+        let bridge = |release: &str| format!("NeMo/Megatron-Bridge {release}");
+        let eager = run(&bridge("25.11"), "Qwen3-30B-A3B", "B200", "FP8-MX");
+        assert!((launch(&eager) - 217.0).abs() < 1e-9);
+        assert!((launch(&run(&bridge("25.11"), "GPT-OSS-120B", "H100-SXM-80GB", "BF16")) - 100.0).abs() < 1e-9);
+        let chunked = stack(&eager, &given, true).host_launch.value.value() * 1e6;
+        assert!((chunked - 217.0 * 47.0 / 72.0).abs() < 1e-9);
+        let graphs = stack(&run(&bridge("26.02"), "Qwen3-235B-A22B", "GB300", "MXFP8"), &given, false);
+        assert_eq!(graphs, given);
+        let whole = stack(&run(&bridge("26.06.01"), "Qwen3-235B-A22B", "GB300", "MXFP8"), &given, false);
+        assert_eq!((whole.host_launch, whole.group_start), (given.host_launch.clone(), None));
+        assert_eq!(stack(&run("DeepSeek HAI-LLM (DualPipe)", "DeepSeek-V3", "H800", "FP8"), &given, false), given);
+        let dense = Training { experts: None, ..run(&bridge("25.11"), "Llama3-8B", "H100", "FP8") };
+        assert_eq!(stack(&dense, &given, false), given);
+    }
+
+    #[test]
+    fn layouts_only_where_nothing_is_stated() {
+        let core = run("Megatron-Core MoE", "DeepSeek-V3", "GB300", "MXFP8");
+        let filled = filled_in(core.clone());
+        assert_eq!((filled.tp, filled.pp, filled.vp, filled.ep), (Some(1), Some(2), Some(8), Some(32)));
+        assert_eq!((filled.micro_batch, filled.global_batch), (Some(2), Some(4096)));
+        let stated = Training { pp: Some(4), ..core };
+        assert_eq!(filled_in(stated.clone()), stated);
+        let primus =
+            Training { pp: Some(4), gpus: Some(32), ..run("Primus-pipeline", "Qwen3-235B-A22B", "MI355X", "bf16") };
+        assert_eq!(filled_in(primus).global_batch, Some(1024));
+    }
+}
