@@ -153,7 +153,7 @@ impl FromStr for Capacity {
             return Ok(Capacity::Unlimited);
         }
         let number: f64 = number.parse().map_err(|_| bad("has no number"))?;
-        if !(number.abs() <= 1000.0) {
+        if number.is_nan() || number.abs() > 1000.0 {
             return Err(bad("is beyond 1000"));
         }
         let hundredths = (number.abs() * 100.0).round() as u32;
