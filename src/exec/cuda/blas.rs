@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::device::Operands;
+use super::libraries::{self, Wanted};
 use super::lower::Gemm;
 use crate::error::{Error, Result};
 use crate::plan::Dtype;
@@ -58,6 +59,7 @@ fn of(dtype: Dtype) -> Result<sys::cudaDataType> {
 impl Blas {
     /// In the context of this thread. Errors: cuBLASLt is not on this machine.
     pub fn new(workspace: u64) -> Result<Blas> {
+        libraries::find(Wanted::CublasLt);
         // SAFETY: looks the library up by its names and does nothing else.
         if !unsafe { sys::is_culib_present() } {
             let why =

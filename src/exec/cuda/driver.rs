@@ -8,6 +8,7 @@
 use super::blas::Blas;
 use super::calls::{Call, Communicator};
 use super::device::{Device, EventId, FunctionId, GraphId, Operands, Size, StreamId};
+use super::libraries::{self, Wanted};
 use super::lower::{Gemm, Launch};
 use super::meeting::Meeting;
 use super::nccl::Nccl;
@@ -27,13 +28,17 @@ pub struct Cuda {
     current: u32,
     streams: Vec<(u32, sys::CUstream)>,
     events: Vec<(u32, sys::CUevent)>,
-    functions: Vec<sys::CUfunction>,
+    /// With the bytes of dynamic shared memory that each may have.
+    functions: Vec<(sys::CUfunction, u32)>,
     graphs: Vec<sys::CUgraphExec>,
     memories: Vec<(u32, sys::CUdeviceptr)>,
     nvml: Option<Nvml>,
     /// Other processes, and how they are.
     joined: Option<(Nccl, Arc<Meeting>)>,
 }
+
+/// Bytes of dynamic shared memory that every kernel may have (CUDA C++ Programming Guide, "Shared Memory").
+const PLAIN_SHARED: u32 = 48 << 10;
 
 struct Gpu {
     device: sys::CUdevice,
@@ -52,12 +57,15 @@ struct Gpu {
     blas: Option<Blas>,
 }
 
+type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+
 fn fail(what: &str) -> impl Fn(result::DriverError) -> Error + '_ {
     move |e| Error::device(what, format!("CUDA: {e}"))
 }
 
 /// How many GPUs there are; an error, with the remedy, where the driver is not on this machine.
 pub fn count() -> Result<u32> {
+    libraries::find(Wanted::Driver);
     // SAFETY: looks the library up by its names and does nothing else.
     if !unsafe { sys::is_culib_present() } {
         let why = "no NVIDIA driver (libcuda.so) on this machine; use --on cpu, or run this where a GPU is";
@@ -178,6 +186,25 @@ impl Cuda {
         let (gpu, handle) = self.streams[stream as usize];
         self.enter(gpu)?;
         Ok(handle)
+    }
+
+    /// Lets a function have the dynamic shared memory of a launch.
+    fn allow(&mut self, gpu: u32, function: FunctionId, launch: &Launch) -> Result<()> {
+        let Gpu { shared, name, .. } = &self.gpus[gpu as usize];
+        let (function, allowed) = &mut self.functions[function as usize];
+        if launch.shared <= *allowed {
+            return Ok(());
+        }
+        if u64::from(launch.shared) > *shared {
+            let why = format!("takes {} bytes of shared memory of the {shared} that {name} has", launch.shared);
+            return Err(Error::device(launch.kernel, why));
+        }
+        let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is of a loaded module, whose context is this thread's.
+        unsafe { result::function::set_function_attribute(*function, most, launch.shared as i32) }
+            .map_err(fail(launch.kernel))?;
+        *allowed = launch.shared;
+        Ok(())
     }
 
     /// `"90a"`: what kernels are compiled for.
@@ -341,7 +368,7 @@ impl Device for Cuda {
         let key = format!("{} {:?}", source.name, launch.defines);
         let at = (key.clone(), launch.kernel);
         if let Some(&known) = here.loaded.get(&at) {
-            return Ok(known);
+            return self.allow(gpu, known, launch).map(|()| known);
         }
         if !here.modules.contains_key(&key) {
             // SAFETY: the code is a whole cubin for this architecture.
@@ -358,29 +385,16 @@ impl Device for Cuda {
         // SAFETY: the module stays loaded as long as its GPU.
         let function =
             unsafe { result::module::get_function(here.modules[&key], name) }.map_err(fail(launch.kernel))?;
-        if launch.shared > 48 * 1024 {
-            if u64::from(launch.shared) > here.shared {
-                let why = format!(
-                    "takes {} bytes of shared memory of the {} that {} has",
-                    launch.shared, here.shared, here.name
-                );
-                return Err(Error::device(launch.kernel, why));
-            }
-            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function was just loaded.
-            unsafe { result::function::set_function_attribute(function, most, launch.shared as i32) }
-                .map_err(fail(launch.kernel))?;
-        }
-        self.functions.push(function);
+        self.functions.push((function, PLAIN_SHARED));
         self.gpus[gpu as usize].loaded.insert(at, next);
-        Ok(next)
+        self.allow(gpu, next, launch).map(|()| next)
     }
 
     fn launch(&mut self, stream: StreamId, function: FunctionId, size: Size, words: &[u64]) -> Result<()> {
         let stream = self.on_stream(stream)?;
         let mut params = [words.as_ptr() as *mut c_void];
         let Size { grid: [x, y, z], threads, shared } = size;
-        let function = self.functions[function as usize];
+        let (function, _) = self.functions[function as usize];
         // SAFETY: the words are as many as the kernel's struct has, and CUDA copies them before the call returns.
         unsafe { result::launch_kernel(function, (x, y, z), (threads, 1, 1), shared, stream, &mut params) }
             .map_err(fail("launch a kernel"))
@@ -451,8 +465,14 @@ impl Device for Cuda {
     fn seconds(&mut self, from: EventId, to: EventId) -> Result<f64> {
         let [(gpu, from), (_, to)] = [from, to].map(|event| self.events[event as usize]);
         self.enter(gpu)?;
-        // SAFETY: both handles are live.
-        let ms = unsafe { result::event::elapsed(from, to) }.map_err(fail("time between events"))?;
+        let mut ms = 0f32;
+        // SAFETY: the signature is that of cuda.h, both handles are live, and the time is written before the call returns.
+        // Drivers before 570 have no second version of it, which cudarc would call.
+        unsafe {
+            let named = sys::culib().get::<Elapsed>(b"cuEventElapsedTime\0");
+            let elapsed = named.map_err(|e| Error::device("time between events", e))?;
+            elapsed(&mut ms, from, to).result().map_err(fail("time between events"))?;
+        }
         Ok(f64::from(ms) * 1e-3)
     }
 }

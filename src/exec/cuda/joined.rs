@@ -60,14 +60,8 @@ pub fn train(
     done
 }
 
-/// Errors: another number of processes than ranks, pipelines (whose stages wait for each other for ever in what stands
-/// for NCCL in the tests, for a reason not yet known).
+/// Errors: another number of processes than ranks.
 pub fn ranks_are_processes(plan: &Plan, process: &Process) -> Result<()> {
-    let pp = plan.about.par.pp;
-    if pp > 1 {
-        let why = format!("pp is {pp}, and pipelines do not run with a process for each rank yet; leave --pp out");
-        return Err(Error::spec("plan", "pp", why));
-    }
     if process.world != plan.ranks() {
         let why = format!(
             "{} has started {} processes, and the plan has {} ranks; a process is a rank: start {} of them, or change the \

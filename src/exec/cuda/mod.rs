@@ -8,7 +8,8 @@
 //! * [`selftest`]: every kernel against the CPU's, where it runs;
 //! * [`process`], [`meeting`], [`wire`]: processes that find each other, and notice when one fails;
 //! * [`joined`], [`calls`], [`nccl`]: a rank a process, over nodes;
-//! * [`driver`], [`blas`]: the GPU itself, and matrix products.
+//! * [`driver`], [`blas`]: the GPU itself, and matrix products;
+//! * [`libraries`]: where NVIDIA's libraries are.
 //!
 //! Without a GPU the kernels are run by an emulator of CUDA's execution model and held against the CPU's
 //! (`tests/cuda_kernels.rs`), compiled for every architecture (`tests/cuda.rs`), and whole steps are run by a double of
@@ -21,6 +22,7 @@ pub mod device;
 pub mod driver;
 pub mod exchange;
 pub mod joined;
+pub mod libraries;
 pub mod lower;
 pub mod meeting;
 pub mod nccl;

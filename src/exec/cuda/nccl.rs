@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::calls::{Call, Communicator};
+use super::libraries::{self, Wanted};
 use crate::error::{Error, Result};
 use crate::plan::Dtype;
 use libloading::{Library, Symbol};
@@ -92,6 +93,7 @@ pub struct Nccl {
 impl Nccl {
     /// Errors: NCCL is not on this machine, or is older than 2.18.
     pub fn load() -> Result<Nccl> {
+        libraries::find(Wanted::Nccl);
         let mut why = String::new();
         for name in ["libnccl.so.2", "libnccl.so"] {
             // SAFETY: NCCL's constructors have no conditions.
@@ -176,7 +178,7 @@ impl Nccl {
         // SAFETY: the caller's promise.
         unsafe {
             self.done("begin a group", (f.group_start)())?;
-            for call in calls {
+            let one = |call: &Call| {
                 let status = match *call {
                     Call::Send { to, at: from, bytes } => {
                         (f.send)(at(from), bytes as usize, BYTES, to as c_int, comm, stream)
@@ -194,9 +196,12 @@ impl Nccl {
                         (f.reduce_scatter)(at(from), at(to), elems as usize, kind(dtype), SUM, comm, stream)
                     }
                 };
-                self.done("call", status)?;
-            }
-            self.done("end a group", (f.group_end)())
+                self.done("call", status)
+            };
+            let all = calls.iter().try_for_each(one);
+            // In any case: what comes after would else be of this group.
+            let ended = self.done("end a group", (f.group_end)());
+            all.and(ended)
         }
     }
 

@@ -4,6 +4,7 @@
 
 #![allow(unsafe_code)]
 
+use super::libraries::{self, Wanted};
 use libloading::{Library, Symbol};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 
@@ -38,6 +39,7 @@ pub struct Nvml(Library);
 impl Nvml {
     /// None where it is not on this machine, or does not start.
     pub fn load() -> Option<Nvml> {
+        libraries::find(Wanted::Nvml);
         // SAFETY: NVML's constructors have no conditions.
         let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
         // SAFETY: the signature is that of nvml.h.

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use super::libraries::{self, Wanted};
 use super::source::{HEADERS, Source};
 use crate::error::{Error, Result};
 use cudarc::nvrtc::{result as nvrtc, sys};
@@ -29,6 +30,7 @@ pub struct Resources {
 
 /// Whether NVRTC is on this machine. Every other call here would panic without it.
 pub fn is_present() -> bool {
+    libraries::find(Wanted::Nvrtc);
     // SAFETY: looks the library up by its names and does nothing else.
     unsafe { sys::is_culib_present() }
 }

@@ -3,7 +3,9 @@
 //! Ranks that share a GPU have their kernels take turns and their messages copied inside its memory: what is measured
 //! of such a transfer is that copy, never a link.
 
-use super::calls::{Call, Communicator, calls};
+mod notes;
+
+use super::calls::{Call, Communicator, calls, communicators};
 use super::device::{Device, EventId, Size, StreamId};
 use super::lower::{Where, beside, lower};
 use super::prepare::{OpAt, Prepared, Ready, Spans, Tables, changes, lower_op, named, resolve};
@@ -14,7 +16,8 @@ use crate::exec::outputs;
 use crate::exec::rank::Done;
 use crate::plan::link::Place;
 use crate::plan::memory::{Life, SlotId, lives};
-use crate::plan::{Kernel, Lane, OpKind, TensorKind};
+use crate::plan::{Kernel, OpKind, TensorKind, order};
+use notes::Notes;
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 
@@ -49,9 +52,9 @@ pub struct Session<'a, 'p, D: Device> {
     /// Whether to wait after each command, so that a failure is that command's.
     one_by_one: bool,
     keep: Keep,
-    /// What watched slots held, by rank, slot and life.
-    seen: FxHashMap<(u32, SlotId), Vec<(u32, Data)>>,
-    logits: Vec<Vec<Data>>,
+    /// Whether every command may be waited for: not where a rank in another process waits for a later one.
+    may_wait: bool,
+    notes: Notes,
     sent: Vec<u64>,
 }
 
@@ -98,12 +101,18 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             adds: FxHashMap::default(),
             calls: FxHashMap::default(),
             lives: linked.lines.iter().map(|line| lives(linked.plan, line)).collect(),
-            one_by_one: std::env::var_os(ONE_BY_ONE).is_some(),
+            one_by_one: false,
+            may_wait: !linked.joined || order::in_step(linked.plan, linked.lines, linked.matching),
             keep: Keep::default(),
-            seen: FxHashMap::default(),
-            logits: vec![],
+            notes: Notes::default(),
             sent: vec![],
         };
+        if std::env::var_os(ONE_BY_ONE).is_some() && !session.may_wait {
+            let why = "ranks of a pipeline wait for later commands of each other, which are not handed over meanwhile; \
+                       leave it out, or run all ranks in one process by --devices";
+            return Err(Error::spec("environment", ONE_BY_ONE, why));
+        }
+        session.one_by_one(false);
         for (op, lowered) in &prepared.ops {
             let ready = session.resolved(*op, lowered).map_err(|e| Error::device(named(linked, op.0, op.1), e))?;
             session.ready.insert(*op, ready);
@@ -111,23 +120,19 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         Ok(session)
     }
 
-    /// What goes to other processes is worked out, and everyone of a communicator hears of everyone: connections that are
-    /// made only when they are first used could wait for each other.
+    /// What goes to other processes is worked out, and everyone of a communicator hears of everyone, whether it has use
+    /// for that communicator or not: connections that are made only when they are first used could wait for each other.
     pub fn acquaint(&mut self) -> Result<()> {
-        let mut lanes: Vec<(Communicator, StreamId)> = vec![];
         for command in &self.script.commands {
-            let Command::Call { stream, rank, node } = command else { continue };
+            let Command::Call { rank, node, .. } = command else { continue };
             let calls = calls(self.linked, *rank, *node, self.bases[*rank as usize])?;
-            if !lanes.iter().any(|(lane, _)| *lane == calls.0) {
-                lanes.push((calls.0, *stream));
-            }
             self.calls.insert(*node, calls);
         }
-        lanes.sort_unstable();
-        for (lane, stream) in lanes {
-            let Lane::Comm(group, _) = &self.linked.plan.lanes[usize::from(lane)] else { continue };
-            let rank = self.linked.solo.expect("a process has one rank");
-            let members = group.members(&self.linked.plan.views, rank).len() as u32;
+        let rank = self.linked.solo.expect("a process has one rank");
+        let stream = self.device.stream(0)?;
+        // In the order of lanes, which is that of all ranks.
+        for (lane, members) in (0..).zip(communicators(self.linked, rank)).filter(|(_, all)| all.len() > 1) {
+            let members = members.len() as u32;
             let room = self.device.allocate(0, u64::from(2 * members * WORD))?;
             let both = |i: u32| {
                 let [at, to] = [i, members + i].map(|i| room + u64::from(i * WORD));
@@ -137,7 +142,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
                 ]
             };
             let all: Vec<Call> = (0..members).flat_map(both).collect();
-            self.device.call(self.streams[stream as usize], lane, &all)?;
+            self.device.call(stream, lane, &all)?;
             self.device.synchronize()?;
         }
         Ok(())
@@ -218,14 +223,14 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
 
     /// Whether to wait after each command from now on: what fails is named then, and times are longer.
     pub fn one_by_one(&mut self, yes: bool) {
-        self.one_by_one = yes || std::env::var_os(ONE_BY_ONE).is_some();
+        self.one_by_one = self.may_wait && (yes || std::env::var_os(ONE_BY_ONE).is_some());
     }
 
     /// Hands over one step, counted from 1, and waits for its end.
     pub fn step(&mut self, step: u64, keep: Keep) -> Result<()> {
         let ranks = self.linked.plan.ranks() as usize;
-        (self.keep, self.sent, self.logits) = (keep, vec![0; ranks], vec![vec![]; ranks]);
-        self.seen.clear();
+        (self.keep, self.sent) = (keep, vec![0; ranks]);
+        self.make_room()?;
         for op in self.changing.clone() {
             let lowered = lower_op(self.linked, op, step)?.unwrap_or_default();
             let ready = self.resolved(op, &lowered)?;
@@ -328,9 +333,9 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
                 let size = Size { grid: wait.grid, threads: wait.threads, shared: wait.shared };
                 self.device.launch(stream, function, size, &[(seconds * 1e9).round() as u64])
             }
-            Command::Keep { rank, node, slot, .. } => self.note(*rank, *node, *slot),
+            Command::Keep { rank, node, slot, .. } => self.note(stream, (*rank, *node), *slot),
             Command::Kernel { rank, node, .. } => {
-                self.note_logits(*rank, *node)?;
+                self.note_logits(stream, (*rank, *node))?;
                 let ready = self.ready.remove(&(*rank, *node)).unwrap_or_default();
                 let done = self.hand_over(stream, &ready);
                 self.ready.insert((*rank, *node), ready);
@@ -383,35 +388,10 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         Ok(ready)
     }
 
-    /// Stops everything to look: only asked for where outputs are kept, and timings do not matter.
-    fn note(&mut self, rank: u32, node: u32, slot: SlotId) -> Result<()> {
-        if !self.keep.all {
-            return Ok(());
-        }
-        self.device.synchronize()?;
-        let lives = &self.lives[self.linked.plan.program_of(rank) as usize];
-        let life = lives[slot.tensor as usize][slot.slot as usize].partition_point(|l| l.first <= node) as u32;
-        let data = self.contents(rank, slot)?;
-        let seen = self.seen.entry((rank, slot)).or_default();
-        match seen.last_mut() {
-            Some(last) if last.0 == life => last.1 = data,
-            _ => seen.push((life, data)),
-        }
-        Ok(())
-    }
-
-    /// Logits become their own gradient: they are read before.
-    fn note_logits(&mut self, rank: u32, node: u32) -> Result<()> {
-        let line = self.linked.line(rank);
-        let OpKind::Compute { kernel, .. } = &line.nodes[node as usize].op.kind else { return Ok(()) };
-        if !self.keep.logits || !matches!(kernel, Kernel::CrossEntropy { .. } | Kernel::VocabCrossEntropy { .. }) {
-            return Ok(());
-        }
-        self.device.synchronize()?;
-        let region = self.linked.region(rank, &line.reads(node as usize)[0]);
-        let data = self.held(&region)?;
-        self.logits[rank as usize].push(data);
-        Ok(())
+    fn offset(&self, rank: u32, at: SlotId) -> Result<u64> {
+        let layout = &self.linked.layouts[self.linked.plan.program_of(rank) as usize];
+        let name = &self.linked.plan.tensors[at.tensor as usize].name;
+        layout.offset(at).ok_or_else(|| Error::device("cuda", format!("{name:?} has no place")))
     }
 
     fn held(&mut self, region: &Region) -> Result<Data> {
@@ -422,9 +402,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
 
     fn contents(&mut self, rank: u32, at: SlotId) -> Result<Data> {
         let tensor = &self.linked.plan.tensors[at.tensor as usize];
-        let layout = &self.linked.layouts[self.linked.plan.program_of(rank) as usize];
-        let offset =
-            layout.offset(at).ok_or_else(|| Error::device("cuda", format!("{:?} has no place", tensor.name)))?;
+        let offset = self.offset(rank, at)?;
         self.held(&Region { rank, bytes: offset..offset + tensor.bytes(), dtype: tensor.dtype })
     }
 
@@ -458,10 +436,8 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         for slot in outputs::kept(plan, self.keep.all).into_iter().filter(|slot| layout.offset(*slot).is_some()) {
             kept.insert(slot, self.contents(rank, slot)?);
         }
-        let of_rank = self.seen.iter().filter(|((r, _), _)| *r == rank);
-        let seen =
-            of_rank.map(|((_, slot), all)| (*slot, all.iter().map(|(_, data)| data.clone()).collect())).collect();
-        let logits = std::mem::take(&mut self.logits[rank as usize]);
+        let seen = self.noted(rank)?.into_iter().collect();
+        let logits = self.noted_logits(rank)?;
         Ok(Done { times, peak: Peak { device: layout.bytes, host: 0 }, seen, kept, logits, on_core })
     }
 

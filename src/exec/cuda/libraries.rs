@@ -1,0 +1,170 @@
+//! Where NVIDIA's libraries are, when the dynamic linker does not know: in the toolkit's folder, in Python's wheels, in the
+//! folder of a container's driver. What is loaded here by its path is found by its name afterwards, whoever asks for it.
+
+#![allow(unsafe_code)]
+
+use libloading::Library;
+use std::path::{Path, PathBuf};
+
+/// A library by the beginning of its file's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    Driver,
+    Nvml,
+    Nvrtc,
+    CublasLt,
+    Nccl,
+}
+
+impl Wanted {
+    /// The names that are looked for, the newest first.
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            Wanted::Driver => &["libcuda.so.1"],
+            Wanted::Nvml => &["libnvidia-ml.so.1"],
+            Wanted::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12"],
+            Wanted::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12"],
+            Wanted::Nccl => &["libnccl.so.2"],
+        }
+    }
+
+    /// Whether it comes with the driver, and not with the toolkit.
+    fn of_driver(self) -> bool {
+        matches!(self, Wanted::Driver | Wanted::Nvml)
+    }
+}
+
+/// Loads a library from where it is installed, unless the linker finds it by its name. Whoever wants it asks for it by
+/// name after that, and says so if it is nowhere.
+pub fn find(wanted: Wanted) {
+    // SAFETY: constructors of these libraries have no conditions.
+    let load = |name: &Path| unsafe { Library::new(name) }.ok();
+    let plain = wanted.names().iter().any(|name| load(Path::new(name)).is_some());
+    if plain {
+        return;
+    }
+    let folders = if wanted.of_driver() { of_driver() } else { of_toolkit(&variable) };
+    for name in wanted.names() {
+        for folder in folders.iter().filter(|folder| folder.join(name).exists()) {
+            // NVRTC looks its other half up by name.
+            if wanted == Wanted::Nvrtc {
+                starting(folder, "libnvrtc-builtins.so").iter().filter_map(|f| load(f)).for_each(std::mem::forget);
+            }
+            if let Some(found) = load(&folder.join(name)) {
+                // It stays for as long as the program runs.
+                return std::mem::forget(found);
+            }
+        }
+    }
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Files or folders of a folder whose names start so, in order.
+fn starting(folder: &Path, with: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut all: Vec<PathBuf> = entries
+        .map(|e| e.path())
+        .filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with(with)))
+        .collect();
+    all.sort();
+    all
+}
+
+/// Where containers and distributions put the driver's libraries.
+fn of_driver() -> Vec<PathBuf> {
+    let known = [
+        "/usr/local/nvidia/lib64",
+        "/usr/local/nvidia/lib",
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib/wsl/lib",
+        "/run/opengl-driver/lib",
+    ];
+    known.map(PathBuf::from).into()
+}
+
+/// Beside the program, in toolkits, in the wheels of every Python that is on the PATH.
+fn of_toolkit(get: &dyn Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
+    let program = std::env::current_exe().ok().and_then(|p| p.parent().map(Path::to_path_buf));
+    let mut all: Vec<PathBuf> = program.into_iter().collect();
+    let on_path = |name: &str| -> Vec<PathBuf> {
+        let folders = get("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
+        folders.into_iter().filter(|folder| folder.join(name).exists()).collect()
+    };
+    // A program's folder is bin/; a link to it may lead to where the rest is.
+    let prefixes = |name: &str| -> Vec<PathBuf> {
+        let up = |file: PathBuf| Some(file.parent()?.parent()?.to_path_buf());
+        let of = |folder: PathBuf| {
+            let file = folder.join(name);
+            [up(file.clone()), file.canonicalize().ok().and_then(up)]
+        };
+        on_path(name).into_iter().flat_map(of).flatten().collect()
+    };
+    let mut toolkits: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(get).collect();
+    toolkits.extend(prefixes("nvcc"));
+    toolkits.push("/usr/local/cuda".into());
+    toolkits.extend(starting(Path::new("/usr/local"), "cuda-").into_iter().rev());
+    toolkits.push("/opt/cuda".into());
+    for toolkit in toolkits {
+        all.extend(["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"].map(|lib| toolkit.join(lib)));
+    }
+    let mut pythons: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(get).collect();
+    pythons.extend(["python3", "python"].into_iter().flat_map(prefixes));
+    pythons.extend(get("HOME").map(|home| home.join(".local")));
+    pythons.extend(["/usr/local", "/usr"].map(PathBuf::from));
+    for python in pythons {
+        all.push(python.join("lib"));
+        for version in starting(&python.join("lib"), "python3") {
+            for packages in ["site-packages", "dist-packages"] {
+                let wheels = starting(&version.join(packages).join("nvidia"), "");
+                all.extend(wheels.into_iter().map(|wheel| wheel.join("lib")));
+            }
+        }
+    }
+    let mut seen = vec![];
+    all.retain(|folder| {
+        folder.is_dir() && !seen.contains(folder) && {
+            seen.push(folder.clone());
+            true
+        }
+    });
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wheels_and_toolkits_are_found_from_what_is_on_the_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |path: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, "").unwrap();
+        };
+        make("venv/bin/python3");
+        make("venv/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13");
+        make("venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2");
+        make("toolkit/bin/nvcc");
+        make("toolkit/lib64/libcublasLt.so.13");
+        let get = |name: &str| match name {
+            "PATH" => Some(
+                std::env::join_paths([dir.path().join("venv/bin"), dir.path().join("toolkit/bin")]).unwrap().into(),
+            ),
+            _ => None,
+        };
+        let found = of_toolkit(&get);
+        for wanted in [
+            "toolkit/lib64",
+            "venv/lib/python3.12/site-packages/nvidia/cu13/lib",
+            "venv/lib/python3.12/site-packages/nvidia/nccl/lib",
+        ] {
+            assert!(found.contains(&dir.path().join(wanted)), "{wanted} is not among {found:?}");
+        }
+    }
+}
