@@ -145,7 +145,8 @@ impl Blas {
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        // SAFETY: made here and destroyed once.
+        self.chosen.clear();
+        // SAFETY: made here and destroyed once, after everything that was made with it.
         let _ = unsafe { result::destroy_handle(self.handle) };
     }
 }

@@ -77,6 +77,11 @@ pub trait Device {
     /// A kernel whose one parameter is a struct of these words.
     fn launch(&mut self, stream: StreamId, function: FunctionId, size: Size, words: &[u64]) -> Result<()>;
 
+    /// Gets ready for products, before the first command that something may wait for: it takes memory.
+    fn multiplies(&mut self, _gpu: u32) -> Result<()> {
+        Ok(())
+    }
+
     /// Products of one GPU must not run at once: they share a workspace.
     fn gemm(&mut self, stream: StreamId, gemm: &Gemm, at: Operands) -> Result<()>;
 

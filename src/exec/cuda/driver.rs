@@ -400,12 +400,17 @@ impl Device for Cuda {
             .map_err(fail("launch a kernel"))
     }
 
-    fn gemm(&mut self, stream: StreamId, gemm: &Gemm, at: Operands) -> Result<()> {
-        let (gpu, handle) = self.streams[stream as usize];
+    fn multiplies(&mut self, gpu: u32) -> Result<()> {
         if self.gpus[gpu as usize].blas.is_none() {
             let workspace = self.allocate(gpu, super::blas::WORKSPACE)?;
             self.gpus[gpu as usize].blas = Some(Blas::new(workspace)?);
         }
+        Ok(())
+    }
+
+    fn gemm(&mut self, stream: StreamId, gemm: &Gemm, at: Operands) -> Result<()> {
+        let (gpu, handle) = self.streams[stream as usize];
+        self.multiplies(gpu)?;
         self.enter(gpu)?;
         let blas = self.gpus[gpu as usize].blas.as_mut().expect("made above");
         blas.run(gemm, at, handle.cast())

@@ -39,9 +39,10 @@ impl Wanted {
 pub fn find(wanted: Wanted) {
     // SAFETY: constructors of these libraries have no conditions.
     let load = |name: &Path| unsafe { Library::new(name) }.ok();
-    let plain = wanted.names().iter().any(|name| load(Path::new(name)).is_some());
-    if plain {
-        return;
+    // What is found stays for as long as the program runs: to load and unload it with every question takes longer than to
+    // ask.
+    if let Some(found) = wanted.names().iter().find_map(|name| load(Path::new(name))) {
+        return std::mem::forget(found);
     }
     let folders = if wanted.of_driver() { of_driver() } else { of_toolkit(&variable) };
     for name in wanted.names() {
@@ -51,7 +52,6 @@ pub fn find(wanted: Wanted) {
                 starting(folder, "libnvrtc-builtins.so").iter().filter_map(|f| load(f)).for_each(std::mem::forget);
             }
             if let Some(found) = load(&folder.join(name)) {
-                // It stays for as long as the program runs.
                 return std::mem::forget(found);
             }
         }

@@ -196,6 +196,7 @@ pub fn resolve<D: Device>(
             Action::Gemm { gemm, a, b, c, bias, scales } => {
                 let [a, b, c] = [a, b, c].map(|part: &Part| address(&part.of) + part.skip);
                 let scales = scales.as_ref().map(|both| [address(&both[0]), address(&both[1])]);
+                device.multiplies(gpu)?;
                 let at = Operands { a, b, c, bias: bias.as_ref().map(address), scales };
                 ready.push(Ready::Gemm { gemm: gemm.clone(), at });
             }

@@ -208,6 +208,7 @@ pub fn gemm_seconds<D: Device>(device: &mut D, side: u64, times: usize) -> Resul
     for (seed, operand) in [(1, a), (2, b)] {
         device.write(0, operand, &random_bf16(side * side, seed))?;
     }
+    device.multiplies(0)?;
     let stream = device.stream(0)?;
     let gemm =
         Gemm { shape: [side; 3], transposed: [false, true], accumulate: false, bias: false, dtypes: [Dtype::Bf16; 3] };

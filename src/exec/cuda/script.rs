@@ -493,6 +493,10 @@ impl<'p> Writer<'p> {
         // Its own first: source and sum may be one buffer.
         for j in std::iter::once(i).chain((0..n).filter(|j| *j != i)) {
             let (from, to) = (self.linked.side(members[j], false, i, n), to.clone());
+            // Where the sum goes is where its own part is.
+            if from == to {
+                continue;
+            }
             self.commands.push(if j == i {
                 Command::Copy { stream, from, to }
             } else {
