@@ -1,6 +1,7 @@
 //! Matrix products by cuBLASLt.
 //!
-//! **Unverified: nothing here has run on a GPU yet.** Plans are row-major and cuBLAS is column-major, where a row-major
+//! **Unverified: nothing here has run on a GPU yet**, but against a library that stands for cuBLASLt by its documentation
+//! (`tests/cuda_ffi.rs`). Plans are row-major and cuBLAS is column-major, where a row-major
 //! matrix is its own transpose: C = A B becomes Cᵀ = Bᵀ Aᵀ.
 
 #![allow(unsafe_code)]

@@ -1,6 +1,7 @@
 //! CUDA's driver, as far as plans need it: memory, streams, events, modules, launches.
 //!
-//! **Unverified: nothing here has run on a GPU yet.** It decides nothing: it hands over what it is told, and errors name
+//! **Unverified: nothing here has run on a GPU yet**, but against a library that stands for the driver
+//! (`tests/cuda_ffi.rs`). It decides nothing: it hands over what it is told, and errors name
 //! the call. What was made is freed when it is dropped.
 
 #![allow(unsafe_code)]

@@ -13,8 +13,9 @@
 //!
 //! Without a GPU the kernels are run by an emulator of CUDA's execution model and held against the CPU's
 //! (`tests/cuda_kernels.rs`), compiled for every architecture (`tests/cuda.rs`), and whole steps are run by a double of
-//! the device, which obeys commands in whatever order streams and events allow (`tests/cuda_run.rs`). **What has not run
-//! on a GPU yet: [`driver`], [`blas`], [`nccl`] and [`nvml`], and with them everything's speed.**
+//! the device, which obeys commands in whatever order streams and events allow (`tests/cuda_run.rs`). [`driver`], [`blas`]
+//! and [`nvrtc`] run in `tests/cuda_ffi.rs` against libraries that stand for NVIDIA's. **Nothing has run on a GPU yet**, and
+//! of [`nccl`] and [`nvml`] no more is known than that NVIDIA's libraries have what they call.
 
 pub mod blas;
 pub mod calls;

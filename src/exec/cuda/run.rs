@@ -1,7 +1,7 @@
 //! Training on GPUs: the CPU executor's job, done by a [`Device`].
 //!
 //! **Unverified on hardware.** Against a double that obeys the same commands on the CPU, steps are held to the dense f64
-//! reference (`tests/cuda_run.rs`); the driver below it has not run on a GPU yet.
+//! reference (`tests/cuda_run.rs`); the driver below it has run against a library that stands for NVIDIA's alone.
 
 use super::device::{Device, Operands};
 use super::driver::{self, Cuda};

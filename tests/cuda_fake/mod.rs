@@ -1,0 +1,65 @@
+//! Libraries that stand for NVIDIA's by their names, and the program run with them: the calls themselves, which a double of
+//! the device is above.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+/// The compiler and the folder of the libraries, made once; none where there is no compiler.
+static MADE: LazyLock<Option<(&str, PathBuf)>> = LazyLock::new(|| {
+    let works = |name: &&str| Command::new(name).arg("--version").output().is_ok_and(|done| done.status.success());
+    let compiler = ["c++", "g++", "clang++"].into_iter().find(works)?;
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda_fake");
+    std::fs::create_dir_all(&folder).unwrap();
+    for (source, name) in
+        [("cuda.cpp", "libcuda.so.1"), ("nvrtc.cpp", "libnvrtc.so.13"), ("cublaslt.cpp", "libcublasLt.so.13")]
+    {
+        let mut command = Command::new(compiler);
+        command.args(["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique"]);
+        command.arg(here().join(source)).arg(format!("-Wl,-soname,{name}"));
+        if name.starts_with("libcublas") {
+            command.arg(folder.join("libcuda.so.1"));
+        }
+        let part = folder.join(format!("{name}.part{}", std::process::id()));
+        let done = command.arg("-ldl").arg("-o").arg(&part).output().unwrap();
+        assert!(done.status.success(), "{source}: {}", String::from_utf8_lossy(&done.stderr));
+        std::fs::rename(part, folder.join(name)).unwrap();
+    }
+    Some((compiler, folder))
+});
+
+fn here() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda_fake")
+}
+
+/// How a run of the program ended.
+pub struct Ended {
+    pub code: Option<i32>,
+    pub said: String,
+    /// What the libraries saw that CUDA leaves undefined, or that was not given back.
+    pub faults: Vec<String>,
+}
+
+/// Runs the program where the fake libraries are NVIDIA's; none where they cannot be made.
+pub fn foretrain(words: &str, variables: &[(&str, &str)]) -> Option<Ended> {
+    let Some((compiler, folder)) = &*MADE else {
+        eprintln!("skipped: no C++ compiler here, so NVIDIA's libraries cannot be stood for");
+        return None;
+    };
+    let own = tempfile::tempdir().unwrap();
+    let faults = own.path().join("faults");
+    let done = Command::new(env!("CARGO_BIN_EXE_foretrain"))
+        .args(words.split_whitespace())
+        .env("LD_LIBRARY_PATH", folder)
+        .env("FAKE_CUDA_HERE", here())
+        .env("FAKE_CUDA_CACHE", folder)
+        .env("FAKE_CUDA_CXX", compiler)
+        .env("FAKE_CUDA_FAULTS", &faults)
+        .env("FORETRAIN_CACHE", own.path().join("kernels"))
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let said = [done.stdout, done.stderr].map(|out| String::from_utf8_lossy(&out).into_owned()).concat();
+    let faults = std::fs::read_to_string(faults).unwrap_or_default().lines().map(String::from).collect();
+    Some(Ended { code: done.status.code(), said, faults })
+}

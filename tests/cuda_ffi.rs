@@ -1,0 +1,59 @@
+//! The calls of NVIDIA's libraries themselves, without a GPU: the program as users start it, with libraries in place of
+//! libcuda, libnvrtc and libcublasLt that do on the host what NVIDIA's documentation says and note whatever it leaves
+//! undefined (tests/cuda_fake/). What is not tested here is NVIDIA's code, and time.
+
+mod cuda_fake;
+
+use cuda_fake::{Ended, foretrain};
+
+#[track_caller]
+fn well(words: &str, variables: &[(&str, &str)]) -> Option<Ended> {
+    let ended = foretrain(words, variables)?;
+    assert_eq!(ended.code, Some(0), "{words}: {}", ended.said);
+    assert!(ended.faults.is_empty(), "{words}: {:?}", ended.faults);
+    Some(ended)
+}
+
+/// Rows and columns, transposes, sums onto what is there, biases, FP8 with its scales: as cuBLASLt's column-major
+/// documentation has them.
+#[test]
+fn products_in_every_layout() {
+    let Some(ended) = well("selftest --on cuda --group products --json", &[]) else { return };
+    let found: serde_json::Value = serde_json::from_str(&ended.said).unwrap();
+    assert_eq!(found["wrong"], 0, "{found:#}");
+    assert!(found["verdicts"].as_array().unwrap().len() > 10, "{found:#}");
+}
+
+const MODEL: &str = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 96, "vocab_size": 64, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "max_position_embeddings": 4096, "tie_word_embeddings": false}"#;
+
+/// Two steps of a ring on two GPUs: contexts, peers, modules, streams, events and memory, in any order that they leave
+/// open; the numbers are the dense reference's, and everything is given back.
+#[test]
+fn steps_of_a_ring_on_two_gpus() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("config.json");
+    std::fs::write(&model, MODEL).unwrap();
+    let model = model.display();
+    let words = format!("run --on cuda --model {model} --devices 0,1 --ring 2 --seq-len 128 --steps 2 --check --json");
+    for seed in ["1", "2"] {
+        well(&words, &[("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_SEED", seed)]);
+    }
+}
+
+/// A GPU that is too small, too old or not there is a sentence and exit code 2, and leaves nothing behind.
+#[test]
+fn what_a_gpu_cannot_do_is_said() {
+    let run = "run --on cuda --devices 0 --ring 2";
+    for (words, variables, wanted) in [
+        (run, ("FAKE_CUDA_BYTES", "600000000"), "GiB are free there"),
+        (run, ("FAKE_CUDA_MAJOR", "7"), "compute capability 7.0"),
+        ("selftest --on cuda --device 3", ("FAKE_CUDA_DEVICES", "2"), "GPU 3 is not one of the 2 here"),
+    ] {
+        let Some(ended) = foretrain(words, &[variables]) else { return };
+        assert_eq!(ended.code, Some(2), "{words}: {}", ended.said);
+        assert!(ended.said.contains(wanted), "{words}: {}", ended.said);
+        assert!(ended.faults.is_empty(), "{words}: {:?}", ended.faults);
+    }
+}
