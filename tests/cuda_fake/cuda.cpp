@@ -26,6 +26,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <sys/mman.h>
 #include <vector>
 
 #define API extern "C" __attribute__((visibility("default"))) CUresult
@@ -110,6 +111,9 @@ std::map<CUstream, std::vector<std::function<void()>>> notes;
 std::mt19937 any(number("FAKE_CUDA_SEED", 1));
 double microseconds = 0;
 const int OPTIN = 227 << 10;
+
+// FAKE_CUDA_IDLE: commands are looked at and not done, and memory is none: for plans of any size.
+const bool idle = std::getenv("FAKE_CUDA_IDLE") != nullptr;
 
 int devices() { return int(number("FAKE_CUDA_DEVICES", 1)); }
 size_t room() { return number("FAKE_CUDA_BYTES", size_t(8) << 30); }
@@ -331,7 +335,8 @@ API cuMemAlloc(CUdeviceptr* at, size_t bytes) {
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     if (current->used + bytes > room()) return CUDA_ERROR_OUT_OF_MEMORY;
     void* memory = nullptr;
-    if (posix_memalign(&memory, 256, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (idle) memory = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    else if (posix_memalign(&memory, 256, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     current->used += bytes;
     *at = reinterpret_cast<CUdeviceptr>(memory);
     memories[*at] = {bytes, current};
@@ -346,7 +351,8 @@ API cuMemFree(CUdeviceptr at) {
     if (noting()) return fault("memory is freed while a graph is noted"), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     drain();
     found->second.second->used -= found->second.first;
-    std::free(reinterpret_cast<void*>(at));
+    if (idle) munmap(reinterpret_cast<void*>(at), found->second.first);
+    else std::free(reinterpret_cast<void*>(at));
     memories.erase(found);
     return CUDA_SUCCESS;
 }
@@ -365,21 +371,22 @@ CUresult from_host(const char* what, CUdeviceptr at, size_t bytes) {
 API cuMemsetD8(CUdeviceptr at, unsigned char byte, size_t bytes) {
     LOCK;
     if (CUresult wrong = from_host("the host fills", at, bytes)) return wrong;
-    std::memset(reinterpret_cast<void*>(at), byte, bytes);
+    if (!idle) std::memset(reinterpret_cast<void*>(at), byte, bytes);
     return CUDA_SUCCESS;
 }
 
 API cuMemcpyHtoD(CUdeviceptr to, const void* from, size_t bytes) {
     LOCK;
     if (CUresult wrong = from_host("the host writes", to, bytes)) return wrong;
-    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+    if (!idle) std::memcpy(reinterpret_cast<void*>(to), from, bytes);
     return CUDA_SUCCESS;
 }
 
 API cuMemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
     LOCK;
     if (CUresult wrong = from_host("the host reads", from, bytes)) return wrong;
-    std::memcpy(to, reinterpret_cast<void*>(from), bytes);
+    if (idle) std::memset(to, 0, bytes);
+    else std::memcpy(to, reinterpret_cast<void*>(from), bytes);
     return CUDA_SUCCESS;
 }
 
@@ -388,7 +395,7 @@ API cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream strea
     if (CUresult wrong = good(stream)) return wrong;
     if (!lies(to, bytes) || !lies(from, bytes)) return fault("a copy outside of memory"), CUDA_ERROR_INVALID_VALUE;
     if (bytes && to < from + bytes && from < to + bytes) fault("a copy onto itself");
-    return put(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes); });
+    return put(stream, [=] { idle ? nullptr : std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes); });
 }
 
 API cuStreamCreate(CUstream* stream, unsigned flags) {
@@ -596,7 +603,7 @@ API cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z, unsi
     if (int(shared) > function->shared) return fault(name + ": more shared memory than it may have"), CUDA_ERROR_INVALID_VALUE;
     std::vector<uint64_t> words(function->bytes / 8);
     std::memcpy(words.data(), params[0], function->bytes);
-    if (!function->module->program) return put(stream, [] {});
+    if (!function->module->program || idle) return put(stream, [] {});
     auto run = reinterpret_cast<void (*)(const char*, unsigned, unsigned, unsigned, size_t, const uint64_t*)>(dlsym(function->module->program, "kernel_run"));
     return put(stream, [=] { run(name.c_str(), x, y, z, shared, words.data()); });
 }

@@ -63,8 +63,8 @@ part 175 profile  calibrate --on cuda --quick --out "$profile"
 part  30 validate1 validate --on cuda --profile "$profile" --seed 1
 part  30 ring4    run --on cuda --devices 0 --ring 4 --check
 part  40 validate4 validate --on cuda --profile "$profile" --ranks 4 --devices 0 --seed 11
-part  15 planned  plan --model llama-3-8b --gpus 64 --dp 4 --ring 4 --ulysses 4 --seq-len 131072 --recompute full --out "$work/plan.json"
-part  45 solo     validate --on cuda --profile "$profile" --plan "$work/plan.json" --solo 5
+part  15 planned  plan --model llama-3-8b --gpus 64 --dp 4 --ring 4 --ulysses 4 --seq-len 65536 --recompute full --out "$work/plan.json"
+part  60 solo     validate --on cuda --profile "$profile" --plan "$work/plan.json" --solo 5 --repeat 2
 part  50 speed    selftest --on cuda --group norms --speed --repeat 20
 part  30 nccl     selftest --on cuda --group nccl
 part  30 usp4     run --on cuda --devices 0 --ulysses 2 --ring 2 --check
