@@ -88,9 +88,12 @@ fn assemble(plan: &Plan, param: &Param, flat: impl Fn(u32) -> Option<Vec<f64>>) 
             (0..mesh.degree(shard.axis)).map(|c| mesh.shift(first, shard.axis, c as i32)).collect()
         }
     };
+    // First the parts: most runs keep none, and a whole one of a large model takes gigabytes.
+    let rows = param.rows[0] as usize..param.rows[1] as usize;
+    let part = |rank: u32| Some((rank, flat(rank)?[rows.clone()].to_vec()));
+    let parts = owners.into_iter().map(part).collect::<Option<Vec<_>>>()?;
     let mut whole = vec![f64::NAN; param.shape.iter().product::<u64>() as usize];
-    for rank in owners {
-        let part = flat(rank)?[param.rows[0] as usize..param.rows[1] as usize].to_vec();
+    for (rank, part) in parts {
         for (at, value) in super::inputs::places(plan, param, rank).into_iter().zip(part) {
             at.into_iter().for_each(|at| whole[at as usize] = value);
         }
