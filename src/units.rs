@@ -89,17 +89,34 @@ fn is_exponent(text: &str, i: usize) -> bool {
     matches!(bytes[i], b'e' | b'E') && digit_before && (after.is_ascii_digit() || matches!(after, b'-' | b'+'))
 }
 
-/// The largest decimal unit of which there is at least one, if its text reads back to the same value.
+/// The largest decimal unit of which there is at least one, or the next larger one where that is much shorter (0.85 us is
+/// no whole number of ns), if its text reads back to the same value.
 fn print(value: f64, table: Table, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let decimal = table.iter().filter(|(u, _)| !u.contains('i') && !u.contains("b/") && !matches!(*u, "h" | "d"));
-    let (unit, scale) = decimal.copied().find(|(_, s)| value.abs() >= *s).unwrap_or(table[table.len() - 1]);
     let base = table.iter().find(|(_, s)| *s == 1.0).expect("every table has its SI unit");
-    let (unit, scale) = if value == 0.0 { *base } else { (unit, scale) };
-    match (f.precision(), value / scale * scale == value) {
-        (Some(p), _) => write!(f, "{:.*} {unit}", p, value / scale),
-        (None, true) => write!(f, "{} {unit}", value / scale),
-        (None, false) => write!(f, "{value} {}", base.0),
+    let decimal: Vec<_> = table
+        .iter()
+        .filter(|(u, _)| !u.contains('i') && !u.contains("b/") && !matches!(*u, "min" | "h" | "d"))
+        .collect();
+    let found = decimal.iter().position(|(_, s)| value.abs() >= *s).unwrap_or(decimal.len() - 1);
+    let (unit, scale) = if value == 0.0 { base } else { decimal[found] };
+    if let Some(p) = f.precision() {
+        return write!(f, "{:.*} {unit}", p, value / scale);
     }
+    let larger = found.checked_sub(1).filter(|_| value != 0.0).map(|at| decimal[at]);
+    match (exact(value, *scale), larger.and_then(|&(unit, scale)| Some((exact(value, scale)?, unit)))) {
+        (own, Some((text, unit))) if own.as_ref().is_none_or(|own| text.len() + 8 < own.len()) => {
+            write!(f, "{text} {unit}")
+        }
+        (Some(text), _) => write!(f, "{text} {unit}"),
+        (None, _) => write!(f, "{value} {}", base.0),
+    }
+}
+
+/// The shortest number of so large a unit that is read as the same value, if there is one.
+fn exact(value: f64, scale: f64) -> Option<String> {
+    let number = value / scale;
+    let rounded = format!("{number:.14e}").parse().unwrap_or(number);
+    [rounded, number].into_iter().find(|number| number * scale == value).map(|number| number.to_string())
 }
 
 struct Text {
@@ -296,6 +313,13 @@ mod tests {
         assert_eq!(BytesPerSec::new(450e9).to_string(), "450 GB/s");
         assert_eq!(format!("{:.2}", Seconds::new(0.0123456)), "12.35 ms");
         assert_eq!(Bytes::ZERO.to_string(), "0 B");
+        for text in
+            ["0.85 us", "850 ns", "1.3 us", "48.5 GB/s", "355 GB/s", "4.9 us", "0.35 us", "36.6 us", "91.6 GB/s"]
+        {
+            let (time, rate) = (text.parse::<Seconds>(), text.parse::<BytesPerSec>());
+            let printed = time.map(|t| t.to_string()).or(rate.map(|r| r.to_string())).unwrap();
+            assert!(printed.len() <= text.len(), "{text} is printed as {printed}");
+        }
     }
 
     #[test]

@@ -193,3 +193,125 @@ fn a_second_decoder_reads_the_same() {
     // COMP_NODE 4, COMM_SEND_NODE 5, COMM_RECV_NODE 6, COMM_COLL_NODE 7.
     assert!(kinds.keys().eq(&[4, 5, 6, 7]) && kinds[&5] == kinds[&6], "{kinds:?}");
 }
+
+/// The nodes of all ranks played by the rules of ASTRA-sim's feeder and nothing else: a node may be issued once all its
+/// `data_deps` have finished, the lowest number first; one kernel at a time on a rank, and with `one_message` one send or
+/// collective besides (receives are not counted). A collective begins when all members have issued it, a message when both
+/// ends have; how long it takes is what its last member or end took. Gives the end in ps, or who is left.
+fn played(traces: &[Vec<chakra::Node>], groups: &BTreeMap<String, Vec<u32>>, one_message: bool) -> Result<u64, String> {
+    use std::cmp::Reverse;
+    use std::collections::{BTreeSet, BinaryHeap};
+    let text = |node: &chakra::Node, name: &str| match node.value(name) {
+        Some(Value::Text(text)) => text.clone(),
+        Some(Value::Int32(n)) => n.to_string(),
+        other => panic!("{name} of {} is {other:?}", node.name),
+    };
+    let takes = |node: &chakra::Node| match node.value("duration_ps") {
+        Some(Value::Uint64(ps)) => *ps,
+        other => panic!("{other:?}"),
+    };
+    let kind = |node: &chakra::Node| NodeType::try_from(node.kind).unwrap();
+    // The k-th collective of a group meets the k-th of its other members.
+    let mut meets: BTreeMap<(usize, u64), String> = BTreeMap::new();
+    let mut ends: BTreeMap<String, (usize, u64)> = BTreeMap::new();
+    for (rank, nodes) in traces.iter().enumerate() {
+        let mut turns: BTreeMap<String, u32> = BTreeMap::new();
+        for node in nodes {
+            let (name, all) = match kind(node) {
+                NodeType::Comp => continue,
+                NodeType::CommColl => {
+                    let group = text(node, "pg_name");
+                    let turn = turns.entry(group.clone()).or_default();
+                    *turn += 1;
+                    (format!("group {group}, {turn}"), groups[&group].len())
+                }
+                _ => (["comm_src", "comm_dst", "comm_tag"].map(|name| text(node, name)).join(" "), 2),
+            };
+            let end = ends.entry(name.clone()).or_insert((all, u64::MAX));
+            end.1 = end.1.min(takes(node));
+            meets.insert((rank, node.id), name);
+        }
+    }
+    let mut waits: Vec<Vec<usize>> = traces.iter().map(|t| t.iter().map(|n| n.data_deps.len()).collect()).collect();
+    let mut next: Vec<Vec<Vec<u64>>> = traces.iter().map(|t| vec![vec![]; t.len()]).collect();
+    for (rank, nodes) in traces.iter().enumerate() {
+        nodes.iter().for_each(|n| n.data_deps.iter().for_each(|&dep| next[rank][dep as usize].push(n.id)));
+    }
+    let mut free: Vec<BTreeSet<u64>> =
+        waits.iter().map(|w| (0..w.len() as u64).filter(|&id| w[id as usize] == 0).collect()).collect();
+    let (mut busy, mut there) = (vec![[false; 2]; traces.len()], BTreeMap::<String, Vec<(usize, u64)>>::new());
+    let (mut now, mut queue) = (0, BinaryHeap::new());
+    loop {
+        for rank in 0..traces.len() {
+            for id in free[rank].clone() {
+                let node = &traces[rank][id as usize];
+                let unit = match kind(node) {
+                    NodeType::Comp => Some(0),
+                    NodeType::CommRecv => None,
+                    _ => one_message.then_some(1),
+                };
+                if unit.is_some_and(|unit| busy[rank][unit]) {
+                    continue;
+                }
+                unit.into_iter().for_each(|unit| busy[rank][unit] = true);
+                free[rank].remove(&id);
+                match meets.get(&(rank, id)) {
+                    None => queue.push(Reverse((now + takes(node), rank, id))),
+                    Some(name) => {
+                        let (present, (all, long)) = (there.entry(name.clone()).or_default(), ends[name]);
+                        present.push((rank, id));
+                        if present.len() == all {
+                            present.iter().for_each(|&(rank, id)| queue.push(Reverse((now + long, rank, id))));
+                            there.remove(name);
+                        }
+                    }
+                }
+            }
+        }
+        let Some(Reverse((at, rank, id))) = queue.pop() else { break };
+        now = at;
+        let unit = usize::from(kind(&traces[rank][id as usize]) != NodeType::Comp);
+        if kind(&traces[rank][id as usize]) != NodeType::CommRecv {
+            busy[rank][unit] = false;
+        }
+        for &child in &next[rank][id as usize] {
+            waits[rank][child as usize] -= 1;
+            if waits[rank][child as usize] == 0 {
+                free[rank].insert(child);
+            }
+        }
+    }
+    let left: Vec<String> = there.into_iter().map(|(name, present)| format!("{name}: {present:?}")).collect();
+    let stuck = free.iter().any(|free| !free.is_empty()) || !left.is_empty();
+    if stuck { Err(left.join("; ")) } else { Ok(now) }
+}
+
+/// What the files say is enough to find the step again: by their dependencies alone it takes as long as here, to the
+/// picosecond; with one message of a rank at a time, which is ASTRA-sim's rule, it takes longer, and ends.
+#[test]
+fn the_feeders_rules_find_the_same_step() {
+    let one = Parallelism { zero: 1, ..Parallelism::default() };
+    for (par, batches) in [
+        (Parallelism { dp: 4, ..one }, 3),
+        (Parallelism { pp: 4, zero: 0, ..one }, 6),
+        (Parallelism { pp: 2, dp: 2, tp: 2, ..one }, 4),
+        (Parallelism { pp: 2, vp: 2, dp: 2, ..one }, 4),
+        (Parallelism { ring: 4, ulysses: 2, ..one }, 2),
+        (Parallelism { dp: 2, zero: 3, ring: 2, ..one }, 2),
+    ] {
+        let plan = plans::plan(&model(8, 4, false), &par, &work(&par, 2048, 1, batches), plans::COPY);
+        // Nothing shares a port, and the CPU has issued all ops: what is left are dependencies.
+        let host = Host::of(&plan, 1e-9).issuing(0.0);
+        let found = simulate(&plan, host.machine(), &[], Effort::SPANS).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        chakra::write(dir.path(), &plan, &found.timeline, &found.class_of).unwrap();
+        let groups = serde_json::from_slice(&std::fs::read(dir.path().join("comm_group.json")).unwrap()).unwrap();
+        let file = |rank: u32| dir.path().join(format!("foretrain.{rank}.et"));
+        let traces: Vec<Vec<chakra::Node>> =
+            (0..plan.ranks()).map(|rank| chakra::read(&file(rank)).unwrap().1).collect();
+        let step = (found.timeline.step.value() * 1e12).round() as u64;
+        assert_eq!(played(&traces, &groups, false), Ok(step), "{par:?}");
+        let one_message = played(&traces, &groups, true);
+        assert!(one_message.as_ref().is_ok_and(|&ps| ps >= step), "{par:?}: {one_message:?} for {step}");
+    }
+}

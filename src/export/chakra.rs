@@ -6,6 +6,21 @@
 //! receives by (source, destination, tag), and the k-th on a lane between two ranks has the same tag on both. Groups are
 //! numbers, whose members stand in `comm_group.json` (ASTRA-sim: `--comm-group-configuration`). Durations are whole
 //! microseconds in the format; the attribute `duration_ps` loses nothing.
+//!
+//! Held field by field against et_def.proto of mlcommons/chakra@6dc63e1 (newer fields of storage are not written), its
+//! feeder (src/feeder/et_feeder{,_node}.cpp @02da5d0) and ASTRA-sim's own (astra-sim/astra-sim@2aa2bbd feeder_v3,
+//! @0383c20 workload/Workload.cc). What they make of it:
+//!
+//! * Only `data_deps` hold a node back in Chakra's feeder, so the order of lanes is in them, too; `ctrl_deps` stay empty.
+//! * A node of either feeder that is not told to be none is an op of the CPU's: `is_cpu_op` is written always. The types
+//!   of values are those that Chakra's feeder asks for: int32 of `comm_src`, `comm_dst` and `comm_tag`, int64 of
+//!   `comm_type`, `comm_size` and `num_ops`, uint64 of `tensor_size`.
+//! * Of what may be issued ASTRA-sim takes the lowest number first, one kernel at a time and one send or collective at a
+//!   time, receives not counted: transfers that overlap here take turns there.
+//! * Group 0 and no name are all ranks there, so that groups count from 1. It replays `duration_micros` (none counts as
+//!   1 ns) or, with its roofline, works out kernels of `num_ops` and `tensor_size`; how long communication takes is its own.
+//!
+//! tests/chakra.rs plays the files by these rules; ASTRA-sim itself has not been run.
 
 use crate::act::{bytes_of, picoseconds, work_of};
 use crate::error::{Error, Result};
