@@ -3,8 +3,9 @@
 
 mod plans;
 
-use foretrain::cost::{Effort, cost};
+use foretrain::cost::{Effort, Frame, cost, series_on};
 use foretrain::plan::builder::Via;
+use foretrain::plan::link::AtomTable;
 use foretrain::plan::*;
 use foretrain::spec::*;
 use foretrain::strategy::Engines;
@@ -28,6 +29,49 @@ fn agree(plan: &Plan, host: &Host) {
     for (fold, stride) in [(true, true), (false, true), (true, false)] {
         same(&cost(plan, host.machine(), Effort { fold, stride, spans: false }).unwrap(), &all);
     }
+}
+
+/// Costs steps with more microbatches by the one of `few`, op by op as well. Whether the one knew of the others.
+fn goes_on(few: &Plan, host: &Host, more: impl Fn(u64) -> Plan) -> bool {
+    let machine = host.machine();
+    assert!(Frame::fits(few, machine));
+    let fold = foretrain::fold::refine(few, &host.cluster);
+    let frame = Frame::new(few, &AtomTable::new(few).unwrap(), machine, fold).unwrap();
+    let series = series_on(&frame, few, machine).unwrap().expect("names of one plan meet as they do");
+    let known: &[u64] = if series.goes_on() { &[0, 1, 2, 7] } else { &[0] };
+    for &n in known {
+        same(&series.timeline(&frame, few, n), &cost(&more(n), machine, FLAT).unwrap());
+    }
+    series.goes_on()
+}
+
+#[test]
+fn more_microbatches_are_exact_on_a_grid() {
+    let mut known = 0;
+    for (dp, ring, ulysses, words) in [
+        (8, 1, 1, "default"),
+        (1, 6, 1, "default"),
+        (2, 4, 1, "merge-at-end"),
+        (2, 2, 2, "no-overlap-grad"),
+        (2, 1, 4, "wait-passes"),
+        (4, 1, 1, "wait-passes+no-overlap-grad"),
+        (2, 4, 1, "gather-kv-prefetch"),
+    ] {
+        for (zero, slower, launch) in
+            [(0, 1.0, 0.0), (1, 30.0, 1e-6), (2, 300.0, 20e-6), (3, 30.0, 60e-6), (1, 1.0, 1e-3), (1, 1.0, 5e-6)]
+        {
+            // Who waits, or overlaps no sums, shares out no gradients.
+            if zero > 1 && (words.contains("wait-passes") || words.contains("no-overlap-grad")) {
+                continue;
+            }
+            let par = Parallelism { zero, options: words.parse().unwrap(), ..way(dp, ring, ulysses) };
+            let plan = |n| plans::plan(&model(5, 4, false), &par, &work(&par, 480, 1, n), SM);
+            let host = Host::of(&plan(1), slower).issuing(launch);
+            let later = [4, 7].iter().filter(|&&few| goes_on(&plan(few), &host, |more| plan(few + more))).count();
+            known += later;
+        }
+    }
+    assert!(known > 36, "{known} of 72");
 }
 
 #[test]
@@ -253,7 +297,13 @@ proptest! {
     #[test]
     fn shortcuts_are_exact_on_any_mesh(case in cases()) {
         let plan = plans::plan(&case.model, &case.par, &case.work, case.engines);
-        agree(&plan, &Host::new(plan.ranks(), case.per_node, case.slower).issuing(case.launch));
+        let host = Host::new(plan.ranks(), case.per_node, case.slower).issuing(case.launch);
+        agree(&plan, &host);
+        if Frame::fits(&plan, host.machine()) {
+            let batches = case.work.global_batch / (u64::from(case.par.dp) * case.work.micro_batch);
+            let with = |more| work(&case.par, case.work.seq_len, case.work.micro_batch, batches + more);
+            goes_on(&plan, &host, |more| plans::plan(&case.model, &case.par, &with(more), case.engines));
+        }
     }
 }
 

@@ -12,14 +12,16 @@
 //! Time is integer picoseconds and every duration is rounded once, so that equal things are equal.
 //! Ranks that are threads of one machine share more than that: see `threads`.
 //!
-//! The iterations of a call that only repeat the one before are taken in one stride, exactly (`repeat`); a
-//! walk over every op is the oracle it is tested against.
+//! The iterations of a call that only repeat the one before are taken in one stride, exactly (`repeat`); so is a
+//! step with more microbatches than one that is known (`series`). A walk over every op is the oracle they are tested
+//! against.
 
 mod across;
 mod frame;
 mod ports;
 mod ranks;
 mod repeat;
+mod series;
 mod sized;
 mod threads;
 mod walk;
@@ -33,6 +35,7 @@ use crate::plan::link::AtomTable;
 use crate::plan::{Plan, order};
 use crate::timeline::{Class, Timeline, lane_labels};
 pub use frame::Frame;
+pub use series::Series;
 use std::rc::Rc;
 use walk::Walker;
 
@@ -87,8 +90,12 @@ pub fn cost(plan: &Plan, machine: Machine, effort: Effort) -> Result<Timeline> {
 /// Costs a plan on the frame of its structure. Of the plan only sizes are looked at: neither names nor the buffers of
 /// kernels need be there. None where the frame does not fit after all, and the plan has to be walked.
 pub fn cost_on(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Timeline>> {
-    let found = sized::run(frame, plan, machine)?;
-    Ok(found.map(|found| timeline(plan, &frame.fold, found)))
+    Ok(series_on(frame, plan, machine)?.map(|series| series.timeline(frame, plan, 0)))
+}
+
+/// As [`cost_on`], for steps with more microbatches too.
+pub fn series_on(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Series>> {
+    sized::run(frame, plan, machine)
 }
 
 /// What a walk found, by class.

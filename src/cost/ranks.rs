@@ -101,6 +101,8 @@ pub struct Ranks {
     lanes: usize,
     /// Earliest start since it was last reset.
     pub floor: u64,
+    /// Whether ranks in step had to wait for the CPU to issue an op since it was last reset.
+    pub host_led: bool,
     // Of the line being walked: nodes, then classes.
     pub starts: Vec<Stamp>,
     pub ends: Vec<Stamp>,
@@ -131,6 +133,7 @@ impl Ranks {
             sms: machine.cluster.gpu.sms.value,
             lanes,
             floor: u64::MAX,
+            host_led: false,
             starts: vec![],
             ends: vec![],
             arrivals: vec![],
@@ -196,17 +199,18 @@ impl Ranks {
             raise(at, &stamps.read[atom..][..classes]);
         }
         let host_lane = self.lanes as u16;
-        let mut floor = self.floor;
+        let (mut floor, mut host_led) = (self.floor, self.host_led);
         for (class, (at, &ops)) in at.iter_mut().zip(sheet.all_issued(node)).enumerate() {
             let waited = if track.any_wait { began(&self.waits[class], node) } else { None };
             let host = waited.unwrap_or(self.host[class]) + u64::from(ops) * self.host_launch;
             // At the same moment it is the device that was waited for.
             if host > at.ps() {
                 *at = Stamp::new(host, host_lane);
+                host_led = true;
             }
             floor = floor.min(at.ps());
         }
-        self.floor = floor;
+        (self.floor, self.host_led) = (floor, host_led);
     }
 
     /// Ends a kernel of every class.
@@ -410,25 +414,35 @@ impl Ranks {
         (0..self.lanes).map(last).max().unwrap_or_default()
     }
 
-    /// Splits the time of a class in a step that is over at `end` into compute and what it waited for.
-    pub fn settle(&self, class: usize, end: u64, lanes: &[Lane], usage: &mut Usage) {
+    /// What a class waited for in a step that is over at `end`: by lane, and then for the CPU.
+    pub fn waits(&self, class: usize, end: u64) -> Vec<u64> {
         let (state, last) = (&self.state[class], self.last(class));
         let mut waited = state.waited.clone();
         // After its last kernel a rank waits for its own last transfer, and then for the others.
         let own = last.ps().max(state.compute_end);
         waited[last.lane() as usize] += own - state.compute_end;
         waited[0] += end - own;
-        let idle: u64 = waited.iter().sum();
-        usage.compute = (end - idle) as f64 * 1e-12;
-        usage.host = waited[lanes.len()] as f64 * 1e-12;
-        for (lane, &ps) in lanes.iter().zip(&waited) {
-            usage.waited(lane, ps as f64 * 1e-12);
-        }
+        waited
+    }
+
+    /// Splits the time of a class in a step that is over at `end` into compute and what it waited for.
+    pub fn settle(&self, class: usize, end: u64, lanes: &[Lane], usage: &mut Usage) {
+        settle(&self.waits(class, end), end, lanes, usage);
     }
 
     /// When all classes are done.
     pub fn end(&self) -> u64 {
         (0..self.classes).map(|class| self.last(class).ps()).max().unwrap_or(0)
+    }
+}
+
+/// Splits the time of a step that is over at `end` into compute and what was waited for.
+pub fn settle(waited: &[u64], end: u64, lanes: &[Lane], usage: &mut Usage) {
+    let idle: u64 = waited.iter().sum();
+    usage.compute = (end - idle) as f64 * 1e-12;
+    usage.host = waited[lanes.len()] as f64 * 1e-12;
+    for (lane, &ps) in lanes.iter().zip(waited) {
+        usage.waited(lane, ps as f64 * 1e-12);
     }
 }
 
@@ -443,9 +457,11 @@ fn raise(at: &mut [Stamp], to: &[Stamp]) {
 
 /// How long `duration` of work takes from `start`, at a speed that depends on how much is held.
 fn stretched(held: &mut Vec<Held>, start: u64, duration: u64, speed: impl Fn(u32) -> f64) -> u64 {
-    held.retain(|h| h.to > start);
-    if held.is_empty() {
+    // Mostly all of it is over, and to see that takes less than to sort out what is not.
+    if held.iter().all(|h| h.to <= start) {
+        held.clear();
         return duration;
     }
+    held.retain(|h| h.to > start);
     lasting(held.iter().copied(), start, duration, speed)
 }

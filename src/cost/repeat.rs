@@ -56,6 +56,18 @@ pub struct Finds {
     runs: Vec<u64>,
 }
 
+/// What each iteration adds once it repeats the one before.
+pub struct Pace {
+    pub d: u64,
+    /// What is from before stays where it is, and decides nothing in the iterations.
+    pub floor: u64,
+    /// By class, and of each by lane.
+    pub waited: Vec<u64>,
+    pub runs: Vec<u64>,
+    /// The CPU of every class falls behind as the device does, rather than being ahead of it.
+    pub host_keeps_pace: bool,
+}
+
 /// A stamp that an iteration left: on which cell of which name.
 pub struct Trace {
     name: usize,
@@ -127,6 +139,10 @@ pub trait Course {
     /// Finds of calls that are over, to be filled again.
     fn spare(&mut self) -> &mut Vec<Finds>;
 
+    /// Hears that the rest of a call is about to be taken in one stride: `before` is what the iteration before the
+    /// last found, and each of those left is `d` later.
+    fn strides(&mut self, _before: &Finds, _d: u64) {}
+
     /// How the iterations of a call are alike; none where slots meet in a way that changes.
     fn alike(&self, names: &[Name], args: &[Arg], repeat: u32, env: &Env) -> Option<Rc<Alike>> {
         Alike::of_course(self, names, args, repeat, env)
@@ -153,6 +169,7 @@ pub trait Course {
                 if let Some(last) = last {
                     let stride = agreed.1 >= alike.lag && self.rest_is_early(alike, i);
                     if stride {
+                        self.strides(&last, agreed.0);
                         self.take(alike, i, &last, agreed.0);
                     }
                     self.spare().push(last);
@@ -447,6 +464,19 @@ impl Finds {
         self.held.clear();
         self.held_ends.clear();
         self.marks.clear();
+    }
+
+    /// What an iteration adds, where `ranks` and `runs` are what the one after it finds, `d` later.
+    pub fn pace(&self, ranks: &Ranks, runs: &[u64], d: u64) -> Pace {
+        let waited = ranks.state.iter().flat_map(|state| &state.waited).zip(&self.waited);
+        let runs = runs.iter().enumerate().map(|(s, now)| now - self.runs.get(s).copied().unwrap_or(0));
+        Pace {
+            d,
+            floor: ranks.floor,
+            waited: waited.map(|(now, was)| now - was).collect(),
+            runs: runs.collect(),
+            host_keeps_pace: ranks.host.iter().zip(&self.host).all(|(now, was)| now - was == d),
+        }
     }
 
     /// What was held of one thing.

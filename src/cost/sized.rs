@@ -1,9 +1,9 @@
 //! Goes through a plan of some sizes on the frame of its structure.
 
-use super::Found;
 use super::frame::{AlikeAt, Frame, Step};
 use super::ranks::Ranks;
-use super::repeat::{Alike, Course, Finds, Name};
+use super::repeat::{Alike, Course, Finds, Name, Pace};
+use super::series::{Series, Standing};
 use crate::act::{Acts, Machine, Sheet, Tallies};
 use crate::error::Result;
 use crate::plan::link::{Atoms, Env, resolve};
@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 /// Costs `plan`, of which only sizes are looked at, on a frame of the same structure. None where names meet in
 /// another way than in the plan that the frame is of.
-pub fn run(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Found>> {
+pub fn run(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Series>> {
     let mut acts = Acts::resume(plan, machine, &frame.fold, frame.known.take());
     let classes = frame.fold.representatives.len();
     let (mut sheets, mut tallies) = (Vec::with_capacity(frame.segments.len()), vec![]);
@@ -34,12 +34,15 @@ pub fn run(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Found>
         firsts: vec![],
         spare: vec![],
         unlike: false,
+        inputs: plan.feed.given(),
+        pace: None,
+        last: false,
     };
     sized.scene(frame.scenes.len() - 1, &vec![])?;
     if sized.unlike {
         return Ok(None);
     }
-    Ok(Some(sized.found(&tallies)))
+    Ok(Some(sized.series(tallies)))
 }
 
 /// No more ways to bind the arguments of a call are kept.
@@ -78,6 +81,11 @@ struct Sized<'f> {
     spare: Vec<Finds>,
     /// Names have met in another way than at linking.
     unlike: bool,
+    inputs: Vec<TensorId>,
+    /// What every microbatch of the program's call of them adds, once they are alike.
+    pace: Option<Pace>,
+    /// Behind that call: the ranks' earliest start, and whether the CPU led, are of what follows it.
+    last: bool,
 }
 
 impl Sized<'_> {
@@ -93,6 +101,9 @@ impl Sized<'_> {
                     };
                     let names = Some(frame.scenes[inner].names.clone());
                     Calls { at: (scene, op), scene: inner, sized: self }.repeat(names, args, *repeat, env)?;
+                    if self.pace.is_some() && !std::mem::replace(&mut self.last, true) {
+                        (self.ranks.floor, self.ranks.host_led) = (u64::MAX, false);
+                    }
                 }
             }
         }
@@ -114,17 +125,36 @@ impl Sized<'_> {
         }
     }
 
-    fn found(self, tallies: &[Tallies]) -> Found {
-        let (frame, lanes, classes) = (self.frame, &self.plan.lanes, self.ranks.classes);
-        let mut sum = Tallies::new(frame.kernels.len(), lanes.len(), classes);
-        tallies.iter().zip(&self.runs).for_each(|(tally, &runs)| sum.add(tally, runs as f64));
-        let end = self.ranks.end();
-        let usage = |class: usize| {
-            let mut usage = sum.usage(class, &frame.kernels, lanes);
-            self.ranks.settle(class, end, lanes, &mut usage);
-            usage
-        };
-        Found { end, usages: (0..classes).map(usage).collect(), spans: vec![vec![]; classes] }
+    /// Whether call number `op` of a scene is the program's, of the microbatches that are all alike.
+    fn is_of_microbatches(&self, (scene, op): (usize, u32)) -> bool {
+        if scene + 1 != self.frame.scenes.len() {
+            return false;
+        }
+        match &Frame::ops(self.plan, None)[op as usize].kind {
+            OpKind::Call { args, .. } => {
+                args.iter().any(|arg| matches!(arg.of(), TensorRef::Tensor(t) if self.inputs.contains(&t)))
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a step with more microbatches would only be so much later behind them. What the stride left where it
+    /// was must not be found there; and the CPU must lead nowhere if it does not fall behind with the device.
+    fn goes_on(&self, pace: &Pace) -> bool {
+        let waits = || self.frame.segments.iter().any(|segment| segment.track.any_wait);
+        self.ranks.floor >= pace.floor && (pace.host_keeps_pace || !self.ranks.host_led && !waits())
+    }
+
+    fn series(mut self, tallies: Vec<Tallies>) -> Series {
+        let (classes, end) = (self.ranks.classes, self.ranks.end());
+        let pace = self.pace.take().filter(|pace| self.goes_on(pace));
+        let each = pace.map(|pace| Standing {
+            end: pace.d,
+            waited: pace.waited.chunks(pace.waited.len() / classes).map(<[u64]>::to_vec).collect(),
+            runs: pace.runs,
+        });
+        let waited = (0..classes).map(|class| self.ranks.waits(class, end)).collect();
+        Series { tallies, whole: Standing { end, waited, runs: self.runs }, each }
     }
 }
 
@@ -134,6 +164,16 @@ struct Calls<'s, 'f> {
     at: (usize, u32),
     scene: usize,
     sized: &'s mut Sized<'f>,
+}
+
+impl Calls<'_, '_> {
+    /// Where the atoms of what arguments bind begin.
+    fn begins(&self, args: &[Arg], env: &Env) -> impl Iterator<Item = u32> {
+        args.iter().map(|arg| {
+            let (tensor, base) = resolve(arg.of(), env);
+            self.sized.slots.base[tensor as usize] + base * self.sized.frame.per_slot[tensor as usize]
+        })
+    }
 }
 
 impl Course for Calls<'_, '_> {
@@ -150,13 +190,8 @@ impl Course for Calls<'_, '_> {
     }
 
     fn alike(&self, names: &[Name], args: &[Arg], repeat: u32, env: &Env) -> Option<Rc<Alike>> {
-        let slots = &self.sized.slots;
-        let begin = |arg: &Arg| {
-            let (tensor, base) = resolve(arg.of(), env);
-            slots.base[tensor as usize] + base * self.sized.frame.per_slot[tensor as usize]
-        };
         // Only how many slots inputs have is not the same in all plans of a structure.
-        let begins: Vec<u32> = [slots.count, repeat].into_iter().chain(args.iter().map(begin)).collect();
+        let begins: Vec<u32> = [self.sized.slots.count, repeat].into_iter().chain(self.begins(args, env)).collect();
         let mut known = self.sized.frame.alike.borrow_mut();
         let known = known.entry(self.at).or_default();
         if let Some(found) = known.iter().rev().find(|found| found.begins == begins) {
@@ -168,6 +203,12 @@ impl Course for Calls<'_, '_> {
         let alike = Alike::of_course(self, names, args, repeat, env);
         known.push(AlikeAt { begins, alike: alike.clone() });
         alike
+    }
+
+    fn strides(&mut self, before: &Finds, d: u64) {
+        if self.sized.is_of_microbatches(self.at) {
+            self.sized.pace = Some(before.pace(&self.sized.ranks, &self.sized.runs, d));
+        }
     }
 
     fn spare(&mut self) -> &mut Vec<Finds> {

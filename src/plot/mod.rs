@@ -25,6 +25,7 @@ mod ways;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use rayon::prelude::*;
 use sheet::Sheet;
 
 pub use mfu_vs_seqlen::mfu_vs_seqlen;
@@ -75,22 +76,31 @@ pub fn find(name: &str) -> Result<&'static Plot> {
     })
 }
 
+/// Every plot has all rows in memory: of a larger file they are drawn in turn.
+const SIDE_BY_SIDE: u64 = 4 << 20;
+
 /// Every plot of the kind of study that `rows_csv` is.
 pub fn draw(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
-    let sheet = Sheet::read(rows_csv)?;
+    let of = study_of(&Sheet::read(rows_csv)?);
+    std::fs::create_dir_all(out_dir).map_err(Error::io(out_dir))?;
+    let bytes = std::fs::metadata(rows_csv).map_err(Error::io(rows_csv))?.len();
+    let plots: Vec<&Plot> = PLOTS.iter().filter(|plot| plot.of == of).collect();
+    let draw = |plot: &&Plot| (plot.draw)(rows_csv, out_dir);
+    let files: Vec<Vec<PathBuf>> = match bytes <= SIDE_BY_SIDE {
+        true => plots.par_iter().map(draw).collect::<Result<_>>()?,
+        false => plots.iter().map(draw).collect::<Result<_>>()?,
+    };
+    Ok(files.concat())
+}
+
+fn study_of(sheet: &Sheet) -> Study {
     let told_by = [
         ("ulysses_over_ring", Study::Crossover),
         ("rel_error", Study::Published),
         ("dispatch_s", Study::Exchange),
         ("ettr", Study::Goodput),
     ];
-    let of = told_by.into_iter().find(|(column, _)| sheet.has(column)).map_or(Study::Sweep, |(_, study)| study);
-    std::fs::create_dir_all(out_dir).map_err(Error::io(out_dir))?;
-    let mut files = Vec::new();
-    for plot in PLOTS.iter().filter(|plot| plot.of == of) {
-        files.extend((plot.draw)(rows_csv, out_dir)?);
-    }
-    Ok(files)
+    told_by.into_iter().find(|(column, _)| sheet.has(column)).map_or(Study::Sweep, |(_, study)| study)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! A CSV file by the names of its columns, with errors that name file, column, line and remedy.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -16,8 +17,7 @@ pub struct Sheet {
 impl Sheet {
     /// Reads a file that has at least one row.
     pub fn read(path: &Path) -> Result<Sheet> {
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-        let mut csv = csv::Reader::from_reader(text.as_bytes());
+        let mut csv = csv::Reader::from_reader(File::open(path).map_err(Error::io(path))?);
         let broken =
             |e: csv::Error| Error::spec(path.display(), "rows", format!("not a CSV file: {e}; run the sweep again"));
         let columns = csv.headers().map_err(broken)?.iter().map(str::to_string).zip(0..).collect();

@@ -121,15 +121,19 @@ pub fn to_pixels(marks: &[Mark]) -> std::result::Result<Vec<u8>, String> {
 
 /// Mean of each `by` x `by` square of pixels.
 fn average_down(large: &[u8], by: usize) -> Vec<u8> {
-    let (width, height) = (WIDTH as usize, HEIGHT as usize);
-    let stride = width * by * 3;
-    let mut small = Vec::with_capacity(width * height * 3);
-    for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
-        for channel in 0..3 {
-            let at = |dy, dx| u32::from(large[(y * by + dy) * stride + (x * by + dx) * 3 + channel]);
-            let sum: u32 = (0..by * by).map(|i| at(i / by, i % by)).sum();
-            small.push((sum / (by * by) as u32) as u8);
+    let (width, square) = (WIDTH as usize, (by * by) as u32);
+    let mut small = Vec::with_capacity(width * HEIGHT as usize * 3);
+    let mut sums = vec![0u32; width * 3];
+    for rows in large.chunks_exact(width * by * 3 * by) {
+        sums.fill(0);
+        for row in rows.chunks_exact(width * by * 3) {
+            for (sums, pixels) in sums.chunks_exact_mut(3).zip(row.chunks_exact(by * 3)) {
+                for pixel in pixels.chunks_exact(3) {
+                    sums.iter_mut().zip(pixel).for_each(|(sum, &channel)| *sum += u32::from(channel));
+                }
+            }
         }
+        small.extend(sums.iter().map(|sum| (sum / square) as u8));
     }
     small
 }

@@ -21,6 +21,7 @@ pub mod ring_follow;
 pub mod ring_merge;
 pub mod ring_reverse;
 mod sharded;
+mod sizes;
 mod stages;
 pub mod step;
 pub mod tensor;
@@ -29,4 +30,5 @@ pub mod ulysses;
 pub mod unfused;
 pub mod weights;
 
-pub use step::{Engines, Sizes, build, build_by_layer, build_routed, sizes};
+pub use sizes::Sizes;
+pub use step::{Engines, build, build_by_layer, build_routed, sizes};

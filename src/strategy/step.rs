@@ -16,6 +16,7 @@ use super::kind::{Kind, kinds_of};
 use super::layers::Stretch;
 use super::pipeline::Pipeline;
 use super::residual::Residual;
+use super::sizes::Sizes;
 use super::stages::Staged;
 use super::transformer::{Flats, Layer};
 use super::weights::Weight;
@@ -84,13 +85,6 @@ enum Routes {
     /// In every layer the same ways.
     Alike(Option<Route>),
     ByLayer(Vec<Route>),
-}
-
-/// A plan of which only sizes were kept, and a number for all the rest of it.
-pub struct Sizes {
-    /// Every tensor and every op, but no names, no weights by name, and kernels without their buffers.
-    pub plan: Plan,
-    pub structure: (u64, u64),
 }
 
 /// Sizes of the plan of one training step. Whoever has [`build`] a plan of the same model, degrees and structure
@@ -170,6 +164,12 @@ pub(super) struct Step<'a> {
     /// One for all but the last, or one for each of them.
     pub(super) microbatch: Vec<BlockId>,
     pub(super) last_microbatch: BlockId,
+}
+
+/// FLOPs that a step asks of all ranks together, whatever is computed again.
+pub(super) fn flops_of(model: &LlmSpec, work: &Workload) -> f64 {
+    let tokens = (work.global_batch * work.seq_len) as f64;
+    model.packed_flops_per_token(work.seq_len, &work.documents) * tokens
 }
 
 /// All ranks of a step, the axes that need the best links last.
@@ -554,7 +554,6 @@ impl<'a> Step<'a> {
 
     fn about(&self) -> About {
         let (work, par) = (self.work, self.par);
-        let tokens = (work.global_batch * work.seq_len) as f64;
         About {
             model: self.model.name.clone(),
             strategy: par.strategy().into(),
@@ -564,7 +563,7 @@ impl<'a> Step<'a> {
             documents: work.documents.clone(),
             par: *par,
             dtype: format!("{:?}", work.dtype).to_lowercase(),
-            model_flops: self.model.packed_flops_per_token(work.seq_len, &work.documents) * tokens,
+            model_flops: flops_of(self.model, work),
             model_spec: self.b.keeps_names().then(|| self.model.clone()),
         }
     }

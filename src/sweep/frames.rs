@@ -1,16 +1,17 @@
 //! Points of one way, one after the other: what hangs on the structure of their plans alone is worked out once.
 //!
-//! Of every other point only the sizes are built. Its row is the one that its whole plan would have.
+//! Of every other point only the sizes are built, and not even those where it differs from one before it in having more
+//! microbatches. Its row is the one that its whole plan would have.
 
 use super::case::{Case, Point};
 use super::guard;
-use crate::cost::{Frame, cost_on};
+use crate::cost::{Frame, Series, series_on};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::{Conflicts, Footprint};
 use crate::report::Row;
-use crate::spec::Parallelism;
+use crate::spec::{Parallelism, Workload};
 use crate::strategy::{Engines, Sizes, sizes};
 use crate::timeline::Timeline;
 use std::sync::Arc;
@@ -22,6 +23,21 @@ struct Kept {
     conflicts: Arc<Conflicts>,
     /// None until one of them is costed, or if all of them have to be walked.
     frame: Option<Frame>,
+    /// The point costed last that others with more microbatches can follow.
+    fewer: Option<Fewer>,
+}
+
+/// A point that is followed by those that differ from it in having more microbatches, and nothing else.
+struct Fewer {
+    seq_len: u64,
+    micro_batch: u64,
+    /// Microbatches that are alike: of the point itself, and of the sizes by now.
+    alike: u32,
+    now: u32,
+    sizes: Sizes,
+    footprint: Footprint,
+    /// None if it does not fit into memory.
+    series: Option<Series>,
 }
 
 /// The structures met last.
@@ -53,22 +69,64 @@ impl<'c> Frames<'c> {
         if point.par.pp > 1 || case.model.moe.is_some() {
             return case.row_of(&case.plan(point)?);
         }
-        let Sizes { plan, structure } =
-            sizes(&case.model, &work, &point.par, Engines::of(&case.stack, &case.cluster.spec))?;
-        if guard::after(&plan).is_err() {
+        if let Some(row) = self.follow(point, &work) {
+            return Ok(row);
+        }
+        let sizes = sizes(&case.model, &work, &point.par, Engines::of(&case.stack, &case.cluster.spec))?;
+        if guard::after(&sizes.plan).is_err() {
             // The whole plan has the words for it.
             return case.row_of(&case.plan(point)?);
         }
-        let (at, built) = self.find(point, structure)?;
-        let Ok(layout) = Footprint::of(&plan, &self.kept[at].conflicts) else {
+        let (at, built) = self.find(point, sizes.structure)?;
+        let Ok(footprint) = Footprint::of(&sizes.plan, &self.kept[at].conflicts) else {
             return case.row_of(&case.plan(point)?);
         };
-        let mut row = Row::asked(&plan.about, &case.cluster, &case.stack);
-        row.set_layout(&layout, &case.cluster, &case.stack);
+        let mut row = Row::asked(&sizes.plan.about, &case.cluster, &case.stack);
+        row.set_layout(&footprint, &case.cluster, &case.stack);
+        let mut series = None;
         if row.feasible {
-            row.set_time(&self.cost(at, point, &plan, built)?, plan.about.model_flops, case.peak().value());
+            let timeline = match self.series(at, point, &sizes.plan, built)? {
+                Costed::Series(found) => self.kept[at].timeline(series.insert(found), &sizes.plan, 0),
+                Costed::Walked(timeline) => timeline,
+            };
+            row.set_time(&timeline, sizes.plan.about.model_flops, case.peak().value());
         }
+        self.kept[at].lead(point, sizes, footprint, series, row.feasible);
         Ok(row)
+    }
+
+    /// The row of a point that only has more microbatches than one before it.
+    fn follow(&mut self, point: &Point, work: &Workload) -> Option<Row> {
+        let case = self.case;
+        let microbatches = u32::try_from(work.global_batch / (u64::from(point.par.dp) * work.micro_batch)).ok()?;
+        let leads = |kept: &Kept| {
+            let same = |fewer: &Fewer| (fewer.seq_len, fewer.micro_batch) == (point.seq_len, point.micro_batch);
+            kept.par == point.par && kept.fewer.as_ref().is_some_and(|f| same(f) && f.now < microbatches)
+        };
+        let at = self.kept.iter().position(leads)?;
+        let kept = &mut self.kept[at];
+        let fewer = kept.fewer.as_mut().expect("one that leads");
+        // The last is not one of those that are alike.
+        let (before, more) = (fewer.now, microbatches - 1 - fewer.now);
+        fewer.sizes.lengthen(&case.model, work, more);
+        fewer.now = before + more;
+        let plan = &fewer.sizes.plan;
+        if !guard::has_room_for_more(plan) {
+            kept.fewer = None;
+            return None;
+        }
+        let more = fewer.now - fewer.alike;
+        let Some(footprint) = fewer.footprint.with_inputs(plan, &kept.conflicts, u64::from(more)) else {
+            kept.fewer = None;
+            return None;
+        };
+        let mut row = Row::asked(&plan.about, &case.cluster, &case.stack);
+        row.set_layout(&footprint, &case.cluster, &case.stack);
+        if row.feasible {
+            let (frame, series) = (kept.frame.as_ref()?, fewer.series.as_ref()?);
+            row.set_time(&series.timeline(frame, plan, u64::from(more)), plan.about.model_flops, case.peak().value());
+        }
+        Some(row)
     }
 
     /// What is kept of a structure; the last one met stands last. With the whole plan, where it had to be built.
@@ -82,31 +140,52 @@ impl<'c> Frames<'c> {
         if self.kept.len() == MOST {
             self.kept.remove(0);
         }
-        self.kept.push(Kept { par: point.par, structure, conflicts, frame: None });
+        self.kept.push(Kept { par: point.par, structure, conflicts, frame: None, fewer: None });
         Ok((self.kept.len() - 1, Some(plan)))
     }
 
     /// `built`: the whole plan of the point, where there is one by now.
-    fn cost(&mut self, at: usize, point: &Point, sizes: &Plan, built: Option<Plan>) -> Result<Timeline> {
+    fn series(&mut self, at: usize, point: &Point, sizes: &Plan, built: Option<Plan>) -> Result<Costed> {
         let (case, machine) = (self.case, self.case.machine());
         let kept = &mut self.kept[at];
+        let walked = |plan: &Plan| Ok(Costed::Walked(case.cost(plan)?));
         if let Some(frame) = &kept.frame {
-            return match cost_on(frame, sizes, machine)? {
-                Some(timeline) => Ok(timeline),
-                None => case.cost(&case.plan(point)?),
+            return match series_on(frame, sizes, machine)? {
+                Some(series) => Ok(Costed::Series(series)),
+                None => walked(&case.plan(point)?),
             };
         }
         let plan = built.map_or_else(|| case.plan(point), Ok)?;
         if !Frame::fits(&plan, machine) {
-            return case.cost(&plan);
+            return walked(&plan);
         }
         let fold = crate::fold::refine(&plan, &case.cluster);
         let frame = Frame::new(&plan, &AtomTable::new(&plan)?, machine, fold)?;
-        let frame = kept.frame.insert(frame);
-        match cost_on(frame, sizes, machine)? {
-            Some(timeline) => Ok(timeline),
-            None => case.cost(&plan),
+        match series_on(kept.frame.insert(frame), sizes, machine)? {
+            Some(series) => Ok(Costed::Series(series)),
+            None => walked(&plan),
         }
+    }
+}
+
+/// A plan costed on a frame, or op by op.
+enum Costed {
+    Series(Series),
+    Walked(Timeline),
+}
+
+impl Kept {
+    fn timeline(&self, series: &Series, plan: &Plan, more: u64) -> Timeline {
+        series.timeline(self.frame.as_ref().expect("it was costed on one"), plan, more)
+    }
+
+    /// Lets points with more microbatches follow one that has been costed, if they can.
+    fn lead(&mut self, point: &Point, mut sizes: Sizes, footprint: Footprint, series: Option<Series>, feasible: bool) {
+        let alike = sizes.alike().filter(|alike| *alike > 2 && footprint.host_bytes == 0);
+        let series = series.filter(Series::goes_on);
+        let Some(alike) = alike.filter(|_| series.is_some() || !feasible) else { return };
+        let Point { seq_len, micro_batch, .. } = *point;
+        self.fewer = Some(Fewer { seq_len, micro_batch, alike, now: alike, sizes, footprint, series });
     }
 }
 
@@ -134,6 +213,32 @@ mod tests {
             }
         }
         all
+    }
+
+    #[test]
+    fn rows_with_more_microbatches_are_those_of_whole_plans() {
+        let model = LlmSpec { layers: 3, vocab: 32_000, ..LlmSpec::find("llama-3-8b").unwrap() };
+        let case = Case::new(model, "dgx-h100", "nccl-fa3", 16, None).unwrap();
+        let (mut frames, mut followed, mut feasible) = (Frames::new(&case), 0, 0);
+        let mut all: Vec<Point> = points().into_iter().filter(|p| p.global_batch == u64::from(p.par.dp)).collect();
+        // What waits for the CPU, and what hardly ends before it has issued the next.
+        all.extend(all.clone().into_iter().map(|point| Point { seq_len: 1024, ..point }));
+        for point in all {
+            // Fewer again too; and so many that inputs alone take room.
+            for batches in [4, 5, 9, 12, 7, 64, 1000] {
+                let point = Point { global_batch: u64::from(point.par.dp) * batches, ..point };
+                let work = case.workload(&point);
+                followed += usize::from(work.is_ok_and(|work| frames.follow(&point, &work).is_some()));
+                let row = frames.row(&point).unwrap();
+                let whole = match case.plan(&point).and_then(|plan| case.row_of(&plan)) {
+                    Err(Error::Infeasible(why)) => case.infeasible(&point, why),
+                    other => other.unwrap(),
+                };
+                assert_eq!(row, whole, "{point:?}");
+                feasible += usize::from(row.feasible);
+            }
+        }
+        assert!(followed > feasible / 2 && feasible > 200, "{followed} of {feasible}");
     }
 
     #[test]

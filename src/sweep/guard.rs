@@ -72,9 +72,19 @@ pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
     }
 }
 
+/// Slots of all tensors.
+fn slots(plan: &Plan) -> u64 {
+    plan.tensors.iter().map(|t| u64::from(t.slots)).sum()
+}
+
+/// Whether a plan with more microbatches than one that passed [`after`] passes too.
+pub fn has_room_for_more(plan: &Plan) -> bool {
+    slots(plan) <= MOST_SLOTS
+}
+
 /// What the plan itself tells.
 pub fn after(plan: &Plan) -> Result<()> {
-    let slots: u64 = plan.tensors.iter().map(|t| u64::from(t.slots)).sum();
+    let slots = slots(plan);
     if slots > MOST_SLOTS {
         let (layers, microbatches) = (plan.model()?.layers, plan.inputs()?.microbatches);
         return too_much(format!(

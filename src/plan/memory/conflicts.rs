@@ -39,30 +39,20 @@ impl Conflicts {
         let others: Vec<&SlotLives> = sometimes.iter().map(of).collect();
         let given = plan.feed.given();
         let inputs = (0..).zip(&lives).filter(|(t, lives)| given.contains(t) && is_used(lives));
+        let width = others.len().div_ceil(64);
+        let [begins, ends] = events(&others);
+        let peaks = peaks(&begins, &ends, width);
         let mut found = Conflicts {
             inputs: inputs.map(|(t, _)| t).collect(),
             always: always.len(),
-            bits: vec![],
-            width: others.len().div_ceil(64),
-            changes: changes(always.len(), &others),
+            bits: together(&others, [&begins, &ends], &before, width),
+            width,
+            changes: from_peak_to_peak(&peaks, width, always.len()),
             slots: [always, sometimes].concat(),
             counts: Counts::default(),
         };
-        found.bits = vec![0; found.width * others.len()];
-        for (i, a) in others.iter().enumerate() {
-            for (j, b) in others.iter().enumerate().take(i) {
-                if conflict(a, b, &before) {
-                    found.set(i, j);
-                    found.set(j, i);
-                }
-            }
-        }
-        found.counts = Counts::of(&found);
+        found.counts = Counts::of(&found, &peaks);
         Ok(found)
-    }
-
-    fn set(&mut self, i: usize, j: usize) {
-        self.bits[i * self.width + j / 64] |= 1 << (j % 64);
     }
 
     /// Whether two slots, numbered as in `slots`, ever need their bytes at the same time.
@@ -122,81 +112,197 @@ fn is_used(lives: &[SlotLives]) -> bool {
     lives.iter().any(|slot| !slot.lives.is_empty())
 }
 
-/// Whether two slots ever need their bytes at the same time, as far as edges can tell.
-fn conflict(a: &SlotLives, b: &SlotLives, before: &Before) -> bool {
-    // Lives of one slot are ordered among themselves, so of those that begin before a life of the other slot
-    // only the last can still be going on.
-    let (mut i, mut j) = (0, 0);
-    while let (Some(life_a), Some(life_b)) = (a.lives.get(i), b.lives.get(j)) {
-        let ordered = if life_a.first <= life_b.first {
-            i = a.lives.partition_point(|life| life.first <= life_b.first);
-            before.ended(a, i - 1, life_b.first)
-        } else {
-            j = b.lives.partition_point(|life| life.first < life_a.first);
-            before.ended(b, j - 1, life_a.first)
-        };
-        if !ordered {
-            return true;
+/// A bit for every pair of slots that need their bytes at the same time, as far as edges can tell: when a life of the
+/// one begins, the last that has begun of the other has not surely ended.
+///
+/// What has ended before an op has ended before every later one of its lane. So each lane has a list of what is over in
+/// program order and had not surely ended when a life last began there; such lists are short.
+fn together(others: &[&SlotLives], [begins, ends]: [&[Event]; 2], before: &Before, width: usize) -> Vec<u64> {
+    let mut bits = vec![0; width * others.len()];
+    let mut lanes: Vec<u16> = begins.iter().map(|&(op, ..)| before.lane(op)).collect();
+    lanes.sort_unstable();
+    lanes.dedup();
+    let mut over: Vec<Vec<(u32, u32)>> = vec![vec![]; lanes.len()];
+    let (mut alive, mut ended) = (vec![0u64; width], 0);
+    for born in begins.chunk_by(|a, b| a.0 == b.0) {
+        let op = born[0].0;
+        while let Some(&(last, slot, life)) = ends.get(ended).filter(|end| end.0 < op) {
+            debug_assert!(last < op);
+            alive[slot as usize / 64] &= !(1 << (slot % 64));
+            over.iter_mut().for_each(|list| list.push((slot, life)));
+            ended += 1;
+        }
+        for &(_, slot, _) in born {
+            alive[slot as usize / 64] |= 1 << (slot % 64);
+        }
+        let list = &mut over[lanes.partition_point(|&lane| lane < before.lane(op))];
+        list.retain(|&(slot, life)| !before.ended(others[slot as usize], life as usize, op));
+        for &(_, slot, _) in born {
+            let row = &mut bits[slot as usize * width..][..width];
+            row.iter_mut().zip(&alive).for_each(|(row, alive)| *row |= alive);
+            list.iter().for_each(|&(other, _)| row[other as usize / 64] |= 1 << (other % 64));
         }
     }
-    false
+    mirror(&mut bits, width);
+    bits
 }
 
-/// What begins and ends to live, in program order.
-fn changes(first: usize, others: &[&SlotLives]) -> Vec<(u32, bool)> {
-    let mut all = Vec::new();
-    for (slot, own) in (first as u32..).zip(others) {
-        for life in &own.lives {
-            all.push((life.first, true, slot));
-            all.push((life.last + 1, false, slot));
+/// An op with which a life begins or ends, its slot and its number.
+type Event = (u32, u32, u32);
+
+/// When lives begin, and when they end, in program order.
+fn events(others: &[&SlotLives]) -> [Vec<Event>; 2] {
+    let (mut begins, mut ends) = (vec![], vec![]);
+    for (slot, own) in (0..).zip(others) {
+        for (number, life) in (0..).zip(&own.lives) {
+            begins.push((life.first, slot, number));
+            ends.push((life.last, slot, number));
         }
     }
-    all.sort_unstable();
-    let all: Vec<(u32, bool)> = all.into_iter().map(|(_, begins, slot)| (slot, begins)).collect();
-    shortened(&all, first, others.len())
+    begins.sort_unstable();
+    ends.sort_unstable();
+    [begins, ends]
 }
 
-/// Leaves out of `all` the moments at which no more is alive than at another not far back: a layer is like the one
-/// before it.
-fn shortened(all: &[(u32, bool)], first: usize, slots: usize) -> Vec<(u32, bool)> {
+/// Makes what one slot has of another the other's too; and no slot has itself.
+fn mirror(bits: &mut [u64], width: usize) {
+    for slot in 0..bits.len().checked_div(width).unwrap_or(0) {
+        bits[slot * width + slot / 64] &= !(1 << (slot % 64));
+        for word in 0..width {
+            let mut left = bits[slot * width + word];
+            while left != 0 {
+                let other = word * 64 + left.trailing_zeros() as usize;
+                bits[other * width + slot / 64] |= 1 << (slot % 64);
+                left &= left - 1;
+            }
+        }
+    }
+}
+
+/// What is alive whenever something ends and nothing has since something else began, as sets of slots. Moments at
+/// which no more is alive than at another not far back are left out: a layer is like the one before it.
+fn peaks(begins: &[Event], ends: &[Event], width: usize) -> Vec<Vec<u64>> {
     const BACK: usize = 64;
     let mut peaks: Vec<Vec<u64>> = vec![];
-    let mut alive = vec![0u64; slots.div_ceil(64)];
+    let mut alive = vec![0u64; width];
     let within = |a: &[u64], b: &[u64]| a.iter().zip(b).all(|(a, b)| a & !b == 0);
     let mut grew = false;
-    for &(slot, begins) in all {
-        let (word, bit) = ((slot as usize - first) / 64, 1 << ((slot as usize - first) % 64));
-        if begins {
-            alive[word] |= bit;
+    let mut begun = begins.iter().peekable();
+    for &(last, slot, _) in ends {
+        // What ends with an op is alive with all that begins until then.
+        while let Some(&(_, slot, _)) = begun.next_if(|begin| begin.0 <= last) {
+            alive[slot as usize / 64] |= 1 << (slot % 64);
             grew = true;
-            continue;
         }
         let back = peaks.len().saturating_sub(BACK);
         if std::mem::take(&mut grew) && !peaks[back..].iter().any(|peak| within(&alive, peak)) {
-            let mut at = 0;
-            peaks.retain(|peak| {
-                at += 1;
-                at <= back || !within(peak, &alive)
-            });
+            let mut kept = back;
+            for at in back..peaks.len() {
+                if !within(&peaks[at], &alive) {
+                    peaks.swap(kept, at);
+                    kept += 1;
+                }
+            }
+            peaks.truncate(kept);
             peaks.push(alive.clone());
         }
-        alive[word] &= !bit;
+        alive[slot as usize / 64] &= !(1 << (slot % 64));
     }
-    from_peak_to_peak(&peaks, first)
+    peaks
 }
 
 /// The changes that lead from each of `peaks` to the next, and from the last to nothing.
-fn from_peak_to_peak(peaks: &[Vec<u64>], first: usize) -> Vec<(u32, bool)> {
+fn from_peak_to_peak(peaks: &[Vec<u64>], width: usize, first: usize) -> Vec<(u32, bool)> {
     let mut all = vec![];
-    let nothing = vec![0; peaks.first().map_or(0, Vec::len)];
+    let nothing = vec![0; width];
     for (before, after) in std::iter::once(&nothing).chain(peaks).zip(peaks.iter().chain([&nothing])) {
         for begins in [false, true] {
             for (word, (before, after)) in before.iter().zip(after).enumerate() {
-                let changed = if begins { after & !before } else { before & !after };
-                let slots = (0..64).filter(|bit| changed & (1 << bit) != 0);
-                all.extend(slots.map(|bit| ((first + word * 64 + bit) as u32, begins)));
+                let mut changed = if begins { after & !before } else { before & !after };
+                while changed != 0 {
+                    all.push(((first + word * 64) as u32 + changed.trailing_zeros(), begins));
+                    changed &= changed - 1;
+                }
             }
         }
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::op::Engine;
+    use crate::spec::{Dtype, LlmSpec, Parallelism, Recompute, Workload};
+    use crate::strategy::{Engines, build};
+
+    /// Whether two slots ever need their bytes at the same time, looked at pair by pair.
+    fn conflict(a: &SlotLives, b: &SlotLives, before: &Before) -> bool {
+        // Lives of one slot are ordered among themselves, so of those that begin before a life of the other slot
+        // only the last can still be going on.
+        let (mut i, mut j) = (0, 0);
+        while let (Some(life_a), Some(life_b)) = (a.lives.get(i), b.lives.get(j)) {
+            let ordered = if life_a.first <= life_b.first {
+                i = a.lives.partition_point(|life| life.first <= life_b.first);
+                before.ended(a, i - 1, life_b.first)
+            } else {
+                j = b.lives.partition_point(|life| life.first < life_a.first);
+                before.ended(b, j - 1, life_a.first)
+            };
+            if !ordered {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Pairs of a plan that conflict, and all.
+    fn pairs_are_those_looked_at_one_by_one(plan: &Plan, program: u32) -> [usize; 2] {
+        let atoms = AtomTable::new(plan).unwrap();
+        let found = Conflicts::of(plan, &atoms, program).unwrap();
+        let mut walk = Walk::new(plan, &atoms);
+        walk.body(None, &plan.programs[program as usize].ops, &[]).unwrap();
+        let (lives, before) = walk.finish();
+        let of = |slot: usize| {
+            let at = found.slots[slot];
+            &lives[at.tensor as usize][at.slot as usize]
+        };
+        let (mut conflicts, mut all) = (0, 0);
+        for a in found.always..found.slots.len() {
+            for b in (found.always..found.slots.len()).filter(|&b| b != a) {
+                let (expected, slots) = (conflict(of(a), of(b), &before), (found.slots[a], found.slots[b]));
+                assert_eq!(found.between(a, b), expected, "{:?} {slots:?}", plan.about);
+                (conflicts, all) = (conflicts + usize::from(expected), all + 1);
+            }
+        }
+        [conflicts, all]
+    }
+
+    #[test]
+    fn conflicts_are_those_of_every_pair() {
+        let engine = Engine::Sm { ctas: 16 };
+        let engines = Engines { p2p: engine, collective: engine };
+        let model = LlmSpec { layers: 4, ..LlmSpec::find("tiny").unwrap() };
+        let mut sums = [0, 0];
+        let ways = [(1, 4, 1, 1), (4, 1, 1, 1), (2, 2, 1, 1), (2, 1, 2, 1), (1, 2, 1, 2), (1, 1, 1, 4)];
+        let words = ["default", "burst", "kv-in-two", "merge-in-kernel+one-comm", "offload-activations", "contiguous"];
+        let cases = ways.iter().flat_map(|way| words.iter().map(move |words| (way, words)));
+        for (i, (&(ulysses, ring, tp, pp), words)) in cases.enumerate() {
+            for (batches, zero) in [(1, 1), (4, 3), (8, 2)] {
+                let recompute = [Recompute::None, Recompute::Full][i % 2];
+                let (dp, options) = (2, words.parse().unwrap());
+                let par = Parallelism { dp, ring, ulysses, tp, pp, zero, recompute, options, ..Parallelism::default() };
+                let (seq_len, global_batch) = (256, u64::from(dp) * batches);
+                let documents = Default::default();
+                let work = Workload { seq_len, global_batch, micro_batch: 1, dtype: Dtype::Bf16, documents };
+                let Ok(plan) = build(&model, &work, &par, engines) else { continue };
+                for program in 0..plan.programs.len() as u32 {
+                    let found = pairs_are_those_looked_at_one_by_one(&plan, program);
+                    sums = [sums[0] + found[0], sums[1] + found[1]];
+                }
+            }
+        }
+        let [conflicts, all] = sums;
+        assert!(all > 100_000 && conflicts > all / 20 && conflicts < all / 20 * 19, "{conflicts} of {all}");
+    }
 }

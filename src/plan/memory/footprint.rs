@@ -33,10 +33,14 @@ pub struct Counts {
 }
 
 impl Counts {
-    pub fn of(conflicts: &Conflicts) -> Counts {
+    /// `peaks`: sets of the slots that do not live throughout, each alive at a moment that may be the fullest.
+    pub fn of(conflicts: &Conflicts, peaks: &[Vec<u64>]) -> Counts {
         let (always, others) = conflicts.slots.split_at(conflicts.always);
         let tensors = |slots: &[SlotId]| counted(slots.iter().map(|at| at.tensor));
-        Counts { always: tensors(always), others: tensors(others), moments: moments(conflicts) }
+        let (always, others) = (tensors(always), tensors(others));
+        let mut moments: Vec<Vec<(TensorId, u64)>> = vec![];
+        peaks.iter().for_each(|peak| add_moment(&mut moments, alive(peak, &others)));
+        Counts { always, others, moments }
     }
 }
 
@@ -52,18 +56,48 @@ fn counted(tensors: impl Iterator<Item = TensorId>) -> Vec<(TensorId, u64)> {
     all
 }
 
-/// What is alive whenever something ends and nothing has since something else began.
-fn moments(conflicts: &Conflicts) -> Vec<Vec<(TensorId, u64)>> {
-    let (mut alive, mut grew, mut all) = (vec![false; conflicts.slots.len()], false, vec![]);
-    for &(slot, begins) in &conflicts.changes {
-        if !begins && grew {
-            let slots = conflicts.slots.iter().zip(&alive).filter(|(_, alive)| **alive);
-            all.push(counted(slots.map(|(at, _)| at.tensor)));
+/// How many slots of each tensor are in a set; `tensors`: in order, with how many slots each has.
+fn alive(set: &[u64], tensors: &[(TensorId, u64)]) -> Vec<(TensorId, u64)> {
+    let (mut first, mut all) = (0, vec![]);
+    for &(tensor, slots) in tensors {
+        let end = first + slots as usize;
+        let mut count = 0;
+        while first < end {
+            let (word, bit) = (first / 64, first % 64);
+            let here = (64 - bit).min(end - first);
+            count += (set[word] >> bit & (u64::MAX >> (64 - here))).count_ones();
+            first += here;
         }
-        alive[slot as usize] = begins;
-        grew = begins;
+        if count > 0 {
+            all.push((tensor, u64::from(count)));
+        }
     }
     all
+}
+
+/// Adds a moment unless no more slots of any tensor are alive than at another not far back; and takes those away of
+/// which it has as many: every layer adds to the one before.
+fn add_moment(moments: &mut Vec<Vec<(TensorId, u64)>>, now: Vec<(TensorId, u64)>) {
+    const BACK: usize = 64;
+    let back = moments.len().saturating_sub(BACK);
+    if moments[back..].iter().any(|other| within(&now, other)) {
+        return;
+    }
+    let mut kept = back;
+    for at in back..moments.len() {
+        if !within(&moments[at], &now) {
+            moments.swap(kept, at);
+            kept += 1;
+        }
+    }
+    moments.truncate(kept);
+    moments.push(now);
+}
+
+/// Whether `b` has as many of everything as `a`; both in the same order.
+fn within(a: &[(TensorId, u64)], b: &[(TensorId, u64)]) -> bool {
+    let mut rest = b.iter();
+    a.len() <= b.len() && a.iter().all(|of| rest.find(|other| other.0 == of.0).is_some_and(|other| other.1 >= of.1))
 }
 
 impl Footprint {
@@ -76,12 +110,8 @@ impl Footprint {
         let counts = &conflicts.counts;
         let of_slot: Vec<u64> = plan.tensors.iter().map(|t| t.bytes().next_multiple_of(ALIGN)).collect();
         let size = |tensor: TensorId| of_slot[tensor as usize];
-        let inputs = conflicts.inputs.iter().map(|&t| (t, u64::from(plan.tensors[t as usize].slots)));
-        let throughout = || inputs.clone().chain(counts.always.iter().copied());
-        let total = throughout().chain(counts.others.iter().copied()).try_fold(0u64, |sum, (tensor, slots)| {
-            sum.checked_add(size(tensor).checked_mul(slots)?).filter(|total| *total < 1 << 60)
-        });
-        if total.is_none() {
+        let throughout = || inputs(plan, conflicts).chain(counts.always.iter().copied());
+        if !fits_numbers(plan, conflicts) {
             // Has the words for it.
             sizes(plan, conflicts)?;
         }
@@ -104,10 +134,41 @@ impl Footprint {
         Ok(Footprint { bytes, host_bytes: 0, live_by_kind: by_kind.to_vec(), gaps: bytes - live })
     }
 
+    /// The memory of `plan` where this is that of a plan with `more` slots fewer of each input, and else the same:
+    /// inputs lie below all that is placed. None where that is not so, or is too much for numbers.
+    pub fn with_inputs(&self, plan: &Plan, conflicts: &Conflicts, more: u64) -> Option<Footprint> {
+        if plan.tensors.iter().any(|t| t.host) || !fits_numbers(plan, conflicts) {
+            return None;
+        }
+        let mut footprint = self.clone();
+        for (tensor, _) in inputs(plan, conflicts) {
+            let tensor = &plan.tensors[tensor as usize];
+            let bytes = tensor.bytes().next_multiple_of(ALIGN) * more;
+            footprint.bytes += bytes;
+            footprint.live_by_kind.iter_mut().filter(|(kind, _)| *kind == tensor.kind).for_each(|(_, b)| *b += bytes);
+        }
+        Some(footprint)
+    }
+
     /// Bytes of weights, gradients and optimizer state, which no split of the sequence makes fewer.
     pub fn persisting(&self) -> u64 {
         self.live_by_kind.iter().filter(|(kind, _)| kind.persists()).map(|(_, bytes)| bytes).sum()
     }
+}
+
+/// The inputs, and how many slots each has.
+fn inputs(plan: &Plan, conflicts: &Conflicts) -> impl Iterator<Item = (TensorId, u64)> {
+    conflicts.inputs.iter().map(|&t| (t, u64::from(plan.tensors[t as usize].slots)))
+}
+
+/// Whether all slots together are fewer bytes than are counted with.
+fn fits_numbers(plan: &Plan, conflicts: &Conflicts) -> bool {
+    let counts = [&conflicts.counts.always, &conflicts.counts.others].into_iter().flatten().copied();
+    let total = inputs(plan, conflicts).chain(counts).try_fold(0u64, |sum, (tensor, slots)| {
+        let bytes = plan.tensors[tensor as usize].bytes().next_multiple_of(ALIGN);
+        sum.checked_add(bytes.checked_mul(slots)?).filter(|total| *total < 1 << 60)
+    });
+    total.is_some()
 }
 
 /// Slots of a tensor that lie one behind the other, no more of them than a word has bits.
@@ -140,7 +201,7 @@ fn peak(conflicts: &Conflicts, bytes: &[u64], bottom: u64) -> u64 {
     tensors.sort_by_key(|&(size, first, _)| (std::cmp::Reverse(size), first));
     // Always in order of offset.
     let mut runs: Vec<Run> = Vec::with_capacity(2 * tensors.len());
-    let (mut peak, mut earlier) = (bottom, vec![0; conflicts.words()]);
+    let (mut top, mut earlier) = (bottom, vec![0; conflicts.words()]);
     for (size, first, slots) in tensors {
         // The run that the slot before is the last of, and where that slot lies.
         let (mut run, mut last) = (usize::MAX, bottom);
@@ -153,8 +214,11 @@ fn peak(conflicts: &Conflicts, bytes: &[u64], bottom: u64) -> u64 {
                 }
                 conflicts.add_to(&mut earlier, slot - 1);
             }
-            offset = lowest(conflicts, &runs, slot, size, offset);
-            peak = peak.max(offset + size);
+            // Above all that is placed there is nothing in the way.
+            if offset < top {
+                offset = lowest(conflicts, &runs, slot, size, offset);
+            }
+            top = top.max(offset + size);
             last = offset;
             if let Some(run) = runs.get_mut(run).filter(|run| run.end() == offset && run.count < Run::MOST && size > 0)
             {
@@ -166,7 +230,7 @@ fn peak(conflicts: &Conflicts, bytes: &[u64], bottom: u64) -> u64 {
         }
         conflicts.add_to(&mut earlier, first + slots - 1);
     }
-    peak
+    top
 }
 
 /// The lowest place from `offset` on where a slot touches none that it conflicts with.

@@ -83,6 +83,10 @@ impl Before {
         row[lane] = row[lane].max(node + 1);
     }
 
+    pub fn lane(&self, node: u32) -> u16 {
+        self.lane_of[node as usize]
+    }
+
     /// Every use of a life has ended before op `node` starts.
     pub fn ended(&self, of: &SlotLives, life: usize, node: u32) -> bool {
         let clock = &self.clock[node as usize * self.lanes..][..self.lanes];

@@ -1,0 +1,56 @@
+//! Plans of which only sizes are kept, and how more microbatches change them.
+
+use super::step::flops_of;
+use crate::plan::*;
+use crate::spec::{LlmSpec, Workload};
+
+/// A plan of which only sizes were kept, and a number for all the rest of it.
+pub struct Sizes {
+    /// Every tensor and every op, but no names, no weights by name, and kernels without their buffers.
+    pub plan: Plan,
+    pub structure: (u64, u64),
+}
+
+impl Sizes {
+    /// How many of its microbatches are alike: all but the last, where one block stands for them and has no others
+    /// beside it. None where the plan has it another way.
+    pub fn alike(&mut self) -> Option<u32> {
+        self.microbatches().map(|(_, repeat)| *repeat)
+    }
+
+    /// Makes them those of a plan with `more` microbatches, the workload now being `work`: there are slots for more
+    /// inputs, and one call has more iterations. Nothing else of a plan hangs on how many there are once three are alike.
+    ///
+    /// Panics if fewer are alike.
+    pub fn lengthen(&mut self, model: &LlmSpec, work: &Workload, more: u32) {
+        let (args, repeat) = self.microbatches().filter(|(_, repeat)| **repeat > 2).expect("three alike");
+        *repeat += more;
+        for arg in args {
+            if let Arg::Each { of, .. } = arg {
+                *of += more;
+            }
+        }
+        if let Feed::Tokens(inputs) = &mut self.plan.feed {
+            inputs.microbatches += more;
+            for tensor in [inputs.tokens, inputs.targets] {
+                self.plan.tensors[tensor as usize].slots += more;
+            }
+        }
+        self.plan.about.global_batch = work.global_batch;
+        self.plan.about.model_flops = flops_of(model, work);
+    }
+
+    /// The program's call of the microbatches that are all alike: its arguments, and how often it repeats.
+    fn microbatches(&mut self) -> Option<(&mut [Arg], &mut u32)> {
+        let given = self.plan.feed.given();
+        let [program] = &mut self.plan.programs[..] else { return None };
+        let is_input = |arg: &Arg| matches!(arg.of(), TensorRef::Tensor(t) if given.contains(&t));
+        let mut calls = program.ops.iter_mut().filter_map(|op| match &mut op.kind {
+            OpKind::Call { args, repeat, .. } if args.iter().any(|arg| arg.period() > 1 && is_input(arg)) => {
+                Some((&mut args[..], repeat))
+            }
+            _ => None,
+        });
+        calls.next().filter(|_| calls.next().is_none())
+    }
+}
