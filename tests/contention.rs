@@ -61,19 +61,7 @@ fn cases() -> impl Strategy<Value = Case> {
         let (ep, zero) = (if dp.is_multiple_of(ep.max(1)) { ep } else { 0 }, if pp > 1 { zero.min(1) } else { zero });
         let zero = if ep > 0 { zero.min(1) } else { zero };
         let options = words.parse().unwrap();
-        let par = Parallelism {
-            pp,
-            vp,
-            dp,
-            tp,
-            ring,
-            ulysses,
-            zero,
-            recompute,
-            options,
-            ep: ep.max(1),
-            ..Default::default()
-        };
+        let par = Parallelism { pp, vp, dp, tp, ring, ulysses, zero, recompute, options, ep: ep.max(1) };
         let batches = if vp > 1 { batches.next_multiple_of(u64::from(pp)) } else { batches };
         let moe = (ep > 0).then(|| MoeSpec { experts: 4, top_k: 2, ffn: 64, ..MoeSpec::default() });
         let widths: Vec<u32> = (1..=par.ranks()).filter(|w| par.ranks().is_multiple_of(*w)).collect();

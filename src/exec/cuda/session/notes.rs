@@ -32,13 +32,11 @@ impl<D: Device> Session<'_, '_, D> {
                         self.notes.slots.insert(key, at);
                     }
                 }
-                Command::Kernel { rank, node, .. } if self.keep.logits && self.has_logits(rank, node) => {
-                    if !self.notes.logits.contains_key(&(rank, node)) {
-                        let region = self.linked.region(rank, &self.linked.line(rank).reads(node as usize)[0]);
-                        let bytes = region.bytes.end - region.bytes.start;
-                        let at = self.device.allocate(self.gpus[rank as usize], bytes)?;
-                        self.notes.logits.insert((rank, node), at);
-                    }
+                Command::Kernel { rank, node, .. } if self.keeps_logits(rank, node) => {
+                    let region = self.linked.region(rank, &self.linked.line(rank).reads(node as usize)[0]);
+                    let bytes = region.bytes.end - region.bytes.start;
+                    let at = self.device.allocate(self.gpus[rank as usize], bytes)?;
+                    self.notes.logits.insert((rank, node), at);
                 }
                 _ => {}
             }
@@ -50,6 +48,11 @@ impl<D: Device> Session<'_, '_, D> {
     fn life(&self, rank: u32, node: u32, slot: SlotId) -> u32 {
         let lives = &self.lives[self.linked.plan.program_of(rank) as usize];
         lives[slot.tensor as usize][slot.slot as usize].partition_point(|l| l.first <= node) as u32
+    }
+
+    /// Whether a kernel's logits are wanted and have no memory yet.
+    fn keeps_logits(&self, rank: u32, node: u32) -> bool {
+        self.keep.logits && !self.notes.logits.contains_key(&(rank, node)) && self.has_logits(rank, node)
     }
 
     fn has_logits(&self, rank: u32, node: u32) -> bool {
