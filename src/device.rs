@@ -35,6 +35,11 @@ pub trait KernelTime {
         self.time(work, dtype)
     }
 
+    /// How many times longer a kernel takes while every core of the machine runs the same.
+    fn beside(&self, _curve: &str, _work: &Work, _dtype: Dtype) -> f64 {
+        1.0
+    }
+
     /// What ranks share that are threads of one machine; none where each has a device of its own.
     fn threads(&self) -> Option<&Threads> {
         None

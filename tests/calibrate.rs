@@ -63,7 +63,7 @@ fn a_quick_calibration_has_every_part_and_survives_a_file() {
     }
     let (post, add) = {
         let threads = profile.threads.as_ref().unwrap();
-        (&threads.post, &threads.add)
+        (&threads.alone.post, &threads.alone.add)
     };
     assert!(post.at(&[16384.0]).0 > 0.0 && add.points.len() == post.points.len());
     assert!(profile.threads.as_ref().unwrap().exchanges.keys().any(|k| k == "dispatch/f32"));
@@ -203,9 +203,9 @@ fn validate_says_all_of_it_on_a_fresh_shape_and_on_a_given_one() {
 fn an_hour_of_another_speed_is_told_from_an_error() {
     let dir = folder();
     let mut fast = profile().clone();
-    for (name, curve) in
-        fast.kernels.iter_mut().filter(|(name, _)| name.contains("matmul") || name.contains("attention"))
-    {
+    let beside = &mut fast.threads.as_mut().unwrap().beside.kernels;
+    let curves = fast.kernels.iter_mut().chain(beside);
+    for (name, curve) in curves.filter(|(name, _)| name.contains("matmul") || name.contains("attention")) {
         if name.contains("delta") {
             continue;
         }

@@ -1,7 +1,7 @@
 //! The machine's speed, sampled beside whatever else is measured: often, and a little each time, so that what drifts
 //! drifts through both.
 
-use crate::compare::stats::{quiet, spread};
+use crate::compare::stats::{quantile, spread};
 use crate::device::speed::{Anchor, Speed};
 use crate::exec::probe;
 use crate::exec::rate::Yardstick;
@@ -33,10 +33,10 @@ impl Anchors {
         self.all[4].extend(probe::messages(WAITED.0, WAITED.1).0.iter().map(|m| m.wake_s));
     }
 
-    /// As everything else is told: the lower quartile. None before a sample.
+    /// As everything else is told: the median. None before a sample.
     pub fn speed(&self) -> Option<Speed> {
         let samples = self.all[0].len() as u32;
-        let anchor = |all: &Vec<f64>| Anchor { seconds: quiet(all).max(1e-8), spread: spread(all) };
+        let anchor = |all: &Vec<f64>| Anchor { seconds: quantile(all, 0.5).max(1e-8), spread: spread(all) };
         let [product, pass, stream, copy, wake] = self.all.each_ref().map(anchor);
         (samples > 0).then_some(Speed { product, pass, stream, copy, wake, samples })
     }

@@ -2,7 +2,7 @@
 //!
 //! Generic over the device, so that all of it is tested without a GPU; **it has not measured one yet.**
 
-use super::rows::{keep, kept};
+use super::rows::{keep, kept_of_gpu};
 use super::samples::Samples;
 use super::shapes;
 use super::{Effort, Progress, machine};
@@ -30,7 +30,7 @@ pub struct Job {
 }
 
 const PROVENANCE: &str = "measured by foretrain: kernels inside of training steps on one GPU, between CUDA events, \
-                          memory filled with random numbers; the lower quartile of the steps after the first";
+                          memory filled with random numbers; the median of the steps after the first";
 
 /// Measures the first GPU of a device.
 pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Result<Profile> {
@@ -69,7 +69,7 @@ pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Resu
 /// Every plan in turn; what an earlier run has left is not measured again.
 fn steps<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Result<(Samples, f64)> {
     let shapes = if job.effort.tiny { vec![shapes::gpu_tiny()] } else { shapes::gpu_ladder(job.effort) };
-    let (mut samples, done) = kept(&job.rows, Samples::of_gpu())?;
+    let (mut samples, done) = kept_of_gpu(&job.rows)?;
     let (begun, mut host) = (Instant::now(), vec![]);
     for (i, shape) in shapes.iter().enumerate() {
         let plan = shape.plan()?;
@@ -83,7 +83,7 @@ fn steps<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Result<(Sa
         }
         progress(0.1 + 0.9 * i as f64 / shapes.len() as f64, "kernels");
         let of = one(device, &plan, job.effort, &mut host)?;
-        keep(&job.rows, &name, &of)?;
+        keep(&job.rows, &name, std::slice::from_ref(&of))?;
         of.rows(&name).for_each(|row| samples.take(row));
     }
     if samples.is_empty() {

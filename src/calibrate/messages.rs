@@ -1,42 +1,57 @@
-//! Copies and wake-ups by size of message.
+//! Copies and wake-ups by size of message, of one thread at a time and of two at once.
 
 use super::Effort;
-use crate::compare::stats::{quiet, spread};
+use crate::compare::stats::{quantile, spread};
 use crate::device::curve::{Curve, Point};
+use crate::device::measured::Copies;
 use crate::exec::probe::{self, Message};
 
 pub struct Messages {
+    pub notice_s: f64,
     pub wake_s: f64,
-    pub post: Curve,
-    pub take: Curve,
-    pub add: Curve,
+    pub alone: Copies,
+    pub beside: Copies,
 }
+
+/// Wake-ups of a thread that sleeps.
+const ASLEEP: u32 = 40;
 
 /// Every power of four from 64 bytes on, each as often as some megabytes make.
 pub fn measure(effort: Effort) -> Messages {
     let sizes: Vec<u64> = (3..).map(|i| 4u64.pow(i)).take_while(|bytes| *bytes <= effort.longest_message).collect();
     // Once to warm up.
     probe::messages(sizes[sizes.len() / 2], 20);
-    let runs: Vec<(u64, Runs)> = sizes.iter().map(|&bytes| (bytes, probe::messages(bytes, rounds(bytes)))).collect();
+    let all = |of: fn(u64, u32) -> Runs| -> Vec<(u64, Runs)> {
+        sizes.iter().map(|&bytes| (bytes, of(bytes, rounds(bytes)))).collect()
+    };
+    let (alone, beside) = (all(probe::messages), all(probe::crossing));
+    let small: Vec<f64> = alone.iter().take(3).flat_map(|(_, (copied, _))| copied.iter().map(|m| m.wake_s)).collect();
+    Messages {
+        notice_s: quantile(&small, 0.5).max(1e-8),
+        wake_s: quantile(&probe::asleep(ASLEEP), 0.5).max(1e-8),
+        alone: copies(&alone),
+        beside: copies(&beside),
+    }
+}
+
+type Runs = (Vec<Message>, Vec<Message>);
+
+fn copies(runs: &[(u64, Runs)]) -> Copies {
     let curve = |of: &dyn Fn(&Runs) -> Vec<f64>| {
         let point = |(bytes, runs): &(u64, Runs)| {
             let all = of(runs);
             let size = vec![*bytes as f64];
-            Point { size, seconds: quiet(&all).max(1e-9), spread: spread(&all), runs: all.len() as u32 }
+            Point { size, seconds: quantile(&all, 0.5).max(1e-9), spread: spread(&all), runs: all.len() as u32 }
         };
         Curve::new(runs.iter().map(point).collect())
     };
-    let small = runs.iter().take(3).flat_map(|(_, (copied, _))| copied.iter().map(|m| m.wake_s));
-    Messages {
-        wake_s: quiet(&small.collect::<Vec<f64>>()).max(1e-8),
+    Copies {
         post: curve(&|(copied, _)| copied.iter().map(|m| m.post_s).collect()),
         take: curve(&|(copied, _)| copied.iter().map(|m| m.take_s).collect()),
         add: curve(&|(_, added)| added.iter().map(|m| m.take_s).collect()),
     }
 }
 
-type Runs = (Vec<Message>, Vec<Message>);
-
 fn rounds(bytes: u64) -> u32 {
-    ((64 << 20) / bytes).clamp(8, 200) as u32
+    ((64 << 20) / bytes).clamp(16, 200) as u32
 }

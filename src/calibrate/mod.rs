@@ -5,7 +5,9 @@
 //!
 //! Kernels are timed inside of real training steps, one at a time, because that is where they are predicted: with
 //! the caches as the op before left them. Steps of all shapes take turns, so that a disturbance hits all alike, and
-//! of the times of one shape the lower quartile counts: a run that others disturbed says nothing about the machine.
+//! of the times of one shape the median counts: a step is the sum of its ops, and its median about that of theirs.
+//! Each shape runs on one core, and then on all of them at once: what cores that share memory do to each other is
+//! in the difference, kernel by kernel and size by size.
 //! Between them the machine's own speed is sampled ([`anchors`]): what it was is in the profile.
 
 pub mod anchors;
@@ -17,14 +19,17 @@ mod rows;
 mod samples;
 pub mod shapes;
 
-use crate::device::measured::{Crowded, FORMAT};
+use crate::device::measured::{Beside, FORMAT};
 use crate::device::{Profile, Threads};
 use crate::error::{Error, Result};
-use crate::exec::{Options, execute};
+use crate::exec::source::Source;
+use crate::exec::transport::AWAKE;
+use crate::exec::{Job, Options, Run, train};
 use crate::plan::Plan;
 use anchors::Anchors;
 use samples::Samples;
 use std::path::Path;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 /// How much to measure.
@@ -32,8 +37,9 @@ use std::time::{Duration, Instant};
 pub struct Effort {
     /// Shapes drawn at random besides the fixed ones.
     pub drawn: usize,
-    /// Rounds over all shapes, while there is time.
+    /// Rounds over all shapes, while there is time, and steps of each that count.
     pub rounds: usize,
+    pub steps: u64,
     pub budget: Duration,
     /// The longest message, in bytes.
     pub longest_message: u64,
@@ -42,12 +48,24 @@ pub struct Effort {
 }
 
 impl Effort {
-    pub const FULL: Effort =
-        Effort { drawn: 36, rounds: 6, budget: Duration::from_secs(140), longest_message: 32 << 20, tiny: false };
-    pub const QUICK: Effort =
-        Effort { drawn: 4, rounds: 3, budget: Duration::from_secs(12), longest_message: 4 << 20, tiny: false };
+    pub const FULL: Effort = Effort {
+        drawn: 36,
+        rounds: 6,
+        steps: 2,
+        budget: Duration::from_secs(140),
+        longest_message: 32 << 20,
+        tiny: false,
+    };
+    pub const QUICK: Effort = Effort {
+        drawn: 4,
+        rounds: 3,
+        steps: 1,
+        budget: Duration::from_secs(12),
+        longest_message: 4 << 20,
+        tiny: false,
+    };
     pub const TINY: Effort =
-        Effort { drawn: 0, rounds: 2, budget: Duration::from_secs(5), longest_message: 1 << 14, tiny: true };
+        Effort { drawn: 0, rounds: 2, steps: 1, budget: Duration::from_secs(5), longest_message: 1 << 14, tiny: true };
 }
 
 /// Asked whether to stop.
@@ -77,9 +95,7 @@ pub fn cpu_until(
     let plans = shapes::ladder(effort).iter().map(shapes::Shape::plan).collect::<Result<Vec<Plan>>>()?;
     let mut anchors = Anchors::default();
     anchors.sample();
-    let samples = steps(&plans, effort, &mut anchors, (progress, stop), rows)?;
-    progress(0.95, "shared cores");
-    let crowded = crowded(effort, cores, stop)?;
+    let [samples, beside] = steps(&plans, (effort, cores), &mut anchors, (progress, stop), rows)?;
     let stopped = stop();
     if samples.is_empty() {
         return Err(Error::device("calibrate", "not one kernel was timed"));
@@ -93,12 +109,12 @@ pub fn cpu_until(
         threads: Some(Threads {
             cores,
             op_s: samples.gap(),
+            notice_s: messages.notice_s,
             wake_s: messages.wake_s,
-            post: messages.post,
-            take: messages.take,
-            add: messages.add,
+            awake_s: AWAKE.as_secs_f64(),
+            alone: messages.alone,
             exchanges: samples.exchanges(),
-            crowded,
+            beside: Beside { copies: messages.beside, exchanges: beside.exchanges(), kernels: beside.curves() },
             speed: anchors.speed(),
             throttle: None,
         }),
@@ -110,21 +126,21 @@ pub fn cpu_until(
 
 const INTERRUPTED: &str = "; interrupted, so of fewer runs than the command makes";
 
-const PROVENANCE: &str = "measured by foretrain: kernels inside of training steps, one at a time; the lower quartile \
-                          of interleaved runs";
+const PROVENANCE: &str = "measured by foretrain: kernels inside of training steps, one at a time and on all cores at \
+                          once; the median of interleaved runs";
 
 /// Plans between two looks at the machine's speed.
 const ANCHORED: usize = 6;
 
-/// Runs every plan in turn, again and again while there is time, one kernel at a time.
+/// Runs every plan in turn, again and again while there is time, one kernel at a time and then one on each core.
 fn steps(
     plans: &[Plan],
-    effort: Effort,
+    (effort, cores): (Effort, u32),
     anchors: &mut Anchors,
     (progress, stop): (Progress, Stop),
     file: Option<&Path>,
-) -> Result<Samples> {
-    let (mut samples, done) = file.map_or(Ok(Default::default()), |path| rows::kept(path, Samples::default()))?;
+) -> Result<[Samples; 2]> {
+    let (mut samples, done) = file.map_or(Ok(Default::default()), rows::kept)?;
     let begun = Instant::now();
     let total = (plans.len() * effort.rounds) as f64;
     for round in 0..effort.rounds {
@@ -149,12 +165,11 @@ fn steps(
             if i % ANCHORED == 0 {
                 anchors.sample();
             }
-            let run = execute(plan, &options(plan, 1))?;
-            // The first round warms up: it counts only where no other follows.
-            let mut of = Samples::default();
-            of.add(plan, &run, round == 0)?;
-            file.map_or(Ok(()), |path| rows::keep(path, &name, &of))?;
-            of.rows(&name).for_each(|row| samples.take(row));
+            let found = [once(plan, 1, effort)?, once(plan, cores, effort)?];
+            file.map_or(Ok(()), |path| rows::keep(path, &name, &found))?;
+            for (all, of) in samples.iter_mut().zip(&found) {
+                of.rows(&name).for_each(|row| all.take(row));
+            }
             let done = (round * plans.len() + i) as f64 / total;
             progress(0.05 + 0.9 * done.max(begun.elapsed().div_duration_f64(effort.budget).min(1.0) * 0.99), "kernels");
         }
@@ -162,36 +177,34 @@ fn steps(
     Ok(samples)
 }
 
-/// All ranks on so many devices.
-fn options(plan: &Plan, devices: u32) -> Options {
-    Options::new(1, (0..plan.ranks()).map(|rank| rank % devices).collect(), false)
-}
-
-/// The same steps with one thread busy and with a thread a core, kernel by kernel.
-fn crowded(effort: Effort, cores: u32, stop: Stop) -> Result<Crowded> {
-    let one = Crowded { gemm: 1.0, attention: 1.0, memory: 1.0 };
-    if cores < 2 {
-        return Ok(one);
-    }
-    let plans = shapes::replicas(effort, cores).iter().map(shapes::Shape::plan).collect::<Result<Vec<Plan>>>()?;
-    let (mut alone, mut together) = (Samples::default(), Samples::default());
-    for _ in 0..effort.rounds.max(3) {
-        for plan in &plans {
-            if stop() {
-                break;
-            }
-            let run = |devices, into: &mut Samples| -> Result<()> {
-                let run = execute(plan, &options(plan, devices))?;
-                into.add(plan, &run, false)
-            };
-            run(1, &mut alone)?;
-            run(cores, &mut together)?;
+/// Some steps of a plan, all its ranks on one core, and the same on so many cores at once. The first step warms up:
+/// it counts only where no other follows.
+fn once(plan: &Plan, cores: u32, effort: Effort) -> Result<Samples> {
+    let together = Arc::new(Barrier::new(cores as usize));
+    let run = || -> Result<Vec<Run>> {
+        let options =
+            Options { beside: Some(together.clone()), ..Options::new(1, vec![0; plan.ranks() as usize], false) };
+        let (mut runs, source) = (vec![], Source::seeded(1));
+        let job = Job { source: &source, steps: effort.steps + 1, keep_last: false, watch: None };
+        train(plan, &options, &job, &mut |_, run| {
+            runs.push(run);
+            Ok(())
+        })?;
+        Ok(runs)
+    };
+    let all: Vec<Result<Vec<Run>>> = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..cores).map(|_| scope.spawn(run)).collect();
+        let own = run();
+        let ended = |other: std::thread::ScopedJoinHandle<Result<Vec<Run>>>| {
+            other.join().unwrap_or_else(|_| Err(Error::device("calibrate", "a thread panicked")))
+        };
+        std::iter::once(own).chain(others.into_iter().map(ended)).collect()
+    });
+    let mut samples = Samples::default();
+    for runs in all {
+        for (step, run) in runs?.iter().enumerate() {
+            samples.add(plan, run, step == 0)?;
         }
     }
-    let ratio = |class: samples::Class| together.ratio(&alone, class).max(1.0);
-    Ok(Crowded {
-        gemm: ratio(samples::Class::Gemm),
-        attention: ratio(samples::Class::Attention),
-        memory: ratio(samples::Class::Memory),
-    })
+    Ok(samples)
 }

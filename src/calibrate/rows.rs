@@ -19,10 +19,27 @@ pub struct Row {
     /// Of a run that warmed up: counts only where there is no other.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub warm: bool,
+    /// All cores ran the same at the same time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub beside: bool,
 }
 
-/// What an earlier run has left, and the names of what it ran. Nothing, if there is no file.
-pub fn kept(path: &Path, mut samples: Samples) -> Result<(Samples, BTreeSet<String>)> {
+/// What an earlier run has left, of one core at a time and of all at once, and the names of what it ran. Nothing, if there
+/// is no file.
+pub fn kept(path: &Path) -> Result<([Samples; 2], BTreeSet<String>)> {
+    let mut samples = <[Samples; 2]>::default();
+    let done = read(path, |row| samples[usize::from(row.beside)].take(row))?;
+    Ok((samples, done))
+}
+
+/// The same of a GPU, which runs one kernel at a time.
+pub fn kept_of_gpu(path: &Path) -> Result<(Samples, BTreeSet<String>)> {
+    let mut samples = Samples::of_gpu();
+    let done = read(path, |row| samples.take(row))?;
+    Ok((samples, done))
+}
+
+fn read(path: &Path, mut take: impl FnMut(Row)) -> Result<BTreeSet<String>> {
     let mut done = BTreeSet::new();
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let mut lines: Vec<&str> = text.lines().collect();
@@ -34,14 +51,18 @@ pub fn kept(path: &Path, mut samples: Samples) -> Result<(Samples, BTreeSet<Stri
     for line in lines {
         let row: Row = serde_json::from_str(line).map_err(Error::json(path.display()))?;
         done.insert(row.plan.clone());
-        samples.take(row);
+        take(row);
     }
-    Ok((samples, done))
+    Ok(done)
 }
 
-pub fn keep(path: &Path, plan: &str, samples: &Samples) -> Result<()> {
+/// Appends what was run alone and, if there is any, beside itself.
+pub fn keep(path: &Path, plan: &str, samples: &[Samples]) -> Result<()> {
     let line = |row: Row| serde_json::to_string(&row).expect("JSON from plain data") + "\n";
-    let text: String = samples.rows(plan).map(line).collect();
+    let of = |(i, samples): (usize, &Samples)| -> String {
+        samples.rows(plan).map(|row| line(Row { beside: i > 0, ..row })).collect()
+    };
+    let text: String = samples.iter().enumerate().map(of).collect();
     let file = std::fs::File::options().create(true).append(true).open(path);
     file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(Error::io(path))
 }

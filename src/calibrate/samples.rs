@@ -4,33 +4,16 @@
 use super::rows::Row;
 use crate::act::work_of;
 use crate::collective::forward::{self, Round};
-use crate::compare::stats::{quantile, quiet, spread};
+use crate::compare::stats::{quantile, spread};
 use crate::device::curve::{Curve, Point, size};
 use crate::device::measured::{exchange_key, key};
 use crate::error::Result;
 use crate::exec::Run;
 use crate::plan::link::{AtomTable, Line};
-use crate::plan::{ExchangeAlgo, OpKind, Phase, Plan, WorkClass};
+use crate::plan::{ExchangeAlgo, OpKind, Phase, Plan};
 use crate::timeline::Span;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
-    Gemm,
-    Attention,
-    Memory,
-}
-
-impl Class {
-    fn of(class: &WorkClass) -> Class {
-        match class {
-            WorkClass::Gemm { .. } => Class::Gemm,
-            WorkClass::Attention { .. } => Class::Attention,
-            WorkClass::Memory | WorkClass::Scan => Class::Memory,
-        }
-    }
-}
 
 /// In place of a kernel's name: from op to op.
 const GAP: &str = "gap";
@@ -49,8 +32,8 @@ pub struct Samples {
     gaps: Vec<f64>,
 }
 
+#[derive(Default)]
 struct Times {
-    class: Class,
     /// Of runs that warmed up, and of those that count.
     warm: Vec<f64>,
     counted: Vec<f64>,
@@ -99,8 +82,7 @@ impl Samples {
         if size.contains(&0) {
             return;
         }
-        let empty = || Times { class: Class::of(&work.class), warm: vec![], counted: vec![] };
-        let times = self.times.entry((key(kernel.curve(), dtype), size)).or_insert_with(empty);
+        let times = self.times.entry((key(kernel.curve(), dtype), size)).or_default();
         if warm_up { times.warm.push(seconds) } else { times.counted.push(seconds) }
     }
 
@@ -122,8 +104,7 @@ impl Samples {
             return;
         }
         let at = (exchange_key(load.phase, load.dtype), load.size().map(|x| x as u64).to_vec());
-        let empty = || Times { class: Class::Memory, warm: vec![], counted: vec![] };
-        let times = self.exchanges.entry(at).or_insert_with(empty);
+        let times = self.exchanges.entry(at).or_default();
         if warm_up { times.warm.push(seconds) } else { times.counted.push(seconds) }
     }
 
@@ -135,6 +116,7 @@ impl Samples {
             size: size.into(),
             seconds: seconds.into(),
             warm,
+            beside: false,
         };
         let timed = self.times.iter().chain(&self.exchanges).flat_map(move |((name, size), times)| {
             let parts = [(&times.warm, true), (&times.counted, false)].into_iter();
@@ -145,15 +127,11 @@ impl Samples {
 
     /// Notes times of another run.
     pub fn take(&mut self, row: Row) {
-        let class = match row.size.len() {
-            0 => return self.gaps.extend(row.seconds),
-            3 => Class::Gemm,
-            5 => Class::Attention,
-            _ => Class::Memory,
-        };
+        if row.size.is_empty() {
+            return self.gaps.extend(row.seconds);
+        }
         let all = if row.size.len() == 2 { &mut self.exchanges } else { &mut self.times };
-        let empty = Times { class, warm: vec![], counted: vec![] };
-        let times = all.entry((row.curve, row.size)).or_insert(empty);
+        let times = all.entry((row.curve, row.size)).or_default();
         if row.warm { times.warm.extend(row.seconds) } else { times.counted.extend(row.seconds) }
     }
 
@@ -169,14 +147,6 @@ impl Samples {
     pub fn exchanges(&self) -> BTreeMap<String, Curve> {
         curves(&self.exchanges)
     }
-
-    /// How many times longer the kernels of a class took here than in `other`, all together.
-    pub fn ratio(&self, other: &Samples, class: Class) -> f64 {
-        let of_class = self.times.iter().filter(|(_, t)| t.class == class);
-        let both = of_class.filter_map(|(at, t)| Some((quiet(t.all()), quiet(other.times.get(at)?.all()))));
-        let (here, there) = both.fold((0.0, 0.0), |(a, b), (x, y)| (a + x, b + y));
-        if there > 0.0 { here / there } else { 1.0 }
-    }
 }
 
 /// The messages of a plan's exchanges, by the number of their route.
@@ -187,7 +157,8 @@ fn curves(all: &BTreeMap<(String, Size), Times>) -> BTreeMap<String, Curve> {
     for ((name, size), times) in all {
         let all = times.all();
         let size = size.iter().map(|x| *x as f64).collect();
-        let point = Point { size, seconds: quiet(all).max(1e-9), spread: spread(all), runs: all.len() as u32 };
+        let seconds = quantile(all, 0.5).max(1e-9);
+        let point = Point { size, seconds, spread: spread(all), runs: all.len() as u32 };
         points.entry(name.clone()).or_default().push(point);
     }
     points.into_iter().map(|(name, points)| (name, Curve::new(points))).collect()

@@ -234,15 +234,6 @@ fn gpu_draw(rng: &mut ChaCha8Rng, ranks: u32) -> Shape {
 /// Seeds what calibration draws: no validation may have it.
 pub const CALIBRATION: u64 = u64::MAX;
 
-/// The same step on every core: what neighbours do to each other.
-pub fn replicas(effort: Effort, cores: u32) -> Vec<Shape> {
-    let par = Parallelism { dp: cores, zero: 0, ..alone() };
-    let sizes: [(Sizes, u64); 3] =
-        [([128, 4, 2, 32, 256, 512], 64), ([512, 8, 4, 64, 1408, 1024], 512), ([256, 8, 8, 64, 1024, 2048], 1024)];
-    let chosen = if effort.tiny { &sizes[..1] } else { &sizes[1..] };
-    chosen.iter().map(|&(sizes, seq_len)| Shape::new(llama(sizes, 1), seq_len, par)).collect()
-}
-
 /// A step that some tenths of a second take.
 pub fn fresh(seed: u64, ranks: u32) -> Shape {
     draw(&mut ChaCha8Rng::seed_from_u64(seed), ranks)

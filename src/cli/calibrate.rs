@@ -6,8 +6,9 @@ use super::interrupt::Interrupt;
 use super::run::On;
 use super::{Answer, Output, pretty, write_file};
 use crate::calibrate::{self, Effort, gpu};
+use crate::compare::stats::quantile;
 use crate::device::curve::Curve;
-use crate::device::measured::GpuSide;
+use crate::device::measured::{GpuSide, slower};
 use crate::device::{Profile, Threads};
 use crate::error::{Error, Result};
 use crate::exec::cuda::driver::{self, Cuda};
@@ -188,21 +189,25 @@ fn of_gpu(gpu: &GpuSide, table: &mut Table) {
 fn of_threads(threads: &Threads, table: &mut Table) {
     let message = 1 << 20;
     let copied = |curve: &Curve| decimal(message as f64 / curve.at(&[f64::from(message)]).0, "B/s");
-    table.row(["a message of 1 MiB: copied out", &copied(&threads.post)]);
-    table.row(["copied in", &copied(&threads.take)]);
-    table.row(["added to what is there", &copied(&threads.add)]);
-    table.row(["a thread that waits wakes up in", &seconds(threads.wake_s)]);
+    table.row(["a message of 1 MiB: copied out", &copied(&threads.alone.post)]);
+    table.row(["copied in", &copied(&threads.alone.take)]);
+    table.row(["added to what is there", &copied(&threads.alone.add)]);
+    table.row(["a thread that waits sees a message in", &seconds(threads.notice_s)]);
+    table.row(["one that sleeps wakes up in", &seconds(threads.wake_s)]);
     table.row(["from an op to the next", &seconds(threads.op_s)]);
-    let crowded = [threads.crowded.gemm, threads.crowded.attention, threads.crowded.memory];
-    for (what, factor) in ["products", "attention", "memory-bound"].iter().zip(crowded) {
-        table.row([&format!("{what} while all cores are busy"), &format!("{factor:.2} x")]);
-    }
+}
+
+/// How many times longer a kernel takes while all cores run the same: the median of its sizes.
+fn beside(profile: &Profile, name: &str) -> Option<f64> {
+    let (alone, beside) = (profile.kernels.get(name)?, profile.threads.as_ref()?.beside.kernels.get(name)?);
+    let all: Vec<f64> = alone.points.iter().map(|p| slower(beside, alone, &p.size)).collect();
+    Some(quantile(&all, 0.5))
 }
 
 /// What was timed, and how far off each time is when it is predicted from the others.
 fn curves(profile: &Profile) -> Table {
-    let mut table = Table::new("<>>>>");
-    table.row(["kernel", "sizes", "runs spread by", "residual", "95 % within"]);
+    let mut table = Table::new("<>>>>>");
+    table.row(["kernel", "sizes", "runs spread by", "residual", "95 % within", "all cores at it"]);
     for (name, curve) in &profile.kernels {
         let spread = curve.points.iter().map(|p| p.spread).sum::<f64>() / curve.points.len() as f64;
         table.row([
@@ -211,6 +216,7 @@ fn curves(profile: &Profile) -> Table {
             format!("{:.1} %", 100.0 * spread),
             format!("{:.1} %", 100.0 * curve.residual_sd),
             format!("x {:.2}", curve.interval_95),
+            beside(profile, name).map_or(String::new(), |times| format!("x {times:.2}")),
         ]);
     }
     table

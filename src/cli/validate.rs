@@ -15,7 +15,8 @@ use crate::cost::{Effort, cost};
 use crate::device::speed::{Slower, Speed};
 use crate::device::{KernelTime, Profile};
 use crate::error::{Error, Result};
-use crate::exec::execute;
+use crate::exec::source::Source;
+use crate::exec::{Job, train};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::{OpKind, Plan};
 use crate::plot;
@@ -36,7 +37,7 @@ use std::path::PathBuf;
     Without a plan, or flags that say one, it draws a model, a length and a way to split them by --seed: shapes that no\n\
     calibration has run.\n\n\
     A machine that others share is not as fast in every hour. So calibrate notes how fast it was, by a product, passes\n\
-    over cache and memory, a copy and a wake-up, and validate looks again between its runs. predicted, the errors of\n\
+    over cache and memory, a copy and a wake-up, and validate looks again before and after its runs. predicted, the errors of\n\
     ops, end_to_end_error and median_op_error are those of the profile at the speed of now: what the prediction has\n\
     wrong. end_to_end_error_raw and median_op_error_raw are those of the profile as it is; speed says how many times\n\
     longer things take now, 1 where the samples spread by more than that. noise is how far the runs spread: an error\n\
@@ -116,16 +117,24 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let raw = predict(&chosen)?;
     let interrupt = Interrupt::watch()?;
     let (mut runs, mut anchors, others): (Vec<Trial>, _, _) = (vec![], Anchors::default(), Others::watch());
-    for run in 0..=flags.repeat {
+    (0..LOOKS).for_each(|_| anchors.sample());
+    let job = Job {
+        source: &Source::seeded(options.seed),
+        steps: u64::from(flags.repeat) + 1,
+        keep_last: false,
+        watch: None,
+    };
+    let ran = train(&plan, &options, &job, &mut |_, run| {
         if interrupt.asked() {
-            break;
+            return Err(Error::device("validate", "interrupted"));
         }
-        if run % (flags.repeat / MOST_SAMPLES + 1) == 0 {
-            anchors.sample();
-        }
-        let run = execute(&plan, &options)?;
         runs.push(Trial { timeline: run.timeline, on_core: run.on_core });
+        Ok(())
+    });
+    if !interrupt.asked() {
+        ran?;
     }
+    (0..LOOKS).for_each(|_| anchors.sample());
     let (others, now) = (others.shares(profile.machine.cores), anchors.speed());
     let slower = profile.speed().zip(now.as_ref()).map(|(then, now)| Slower::between(then, now));
     if let Some(slower) = &slower {
@@ -265,8 +274,9 @@ fn hours(slower: Option<&Slower>, raw: &Validation) -> String {
     )
 }
 
-/// So often at most the machine's speed is looked at.
-const MOST_SAMPLES: u32 = 32;
+/// How often the machine's speed is looked at before the runs, and after them. Not between them: that would leave their
+/// caches to others' data.
+const LOOKS: u32 = 4;
 
 const WORST: usize = 10;
 

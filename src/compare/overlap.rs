@@ -1,6 +1,6 @@
 //! How much of the communication of a timeline is hidden behind kernels.
 
-use super::stats::quiet;
+use super::stats::quantile;
 use crate::timeline::{Class, Timeline};
 use serde::Serialize;
 
@@ -23,9 +23,9 @@ impl Overlap {
         })
     }
 
-    /// As it is when nobody disturbs.
-    pub fn quiet(runs: &[Overlap]) -> Overlap {
-        let of = |f: &dyn Fn(&Overlap) -> f64| quiet(&runs.iter().map(f).collect::<Vec<f64>>());
+    /// The median of some runs.
+    pub fn median(runs: &[Overlap]) -> Overlap {
+        let of = |f: &dyn Fn(&Overlap) -> f64| quantile(&runs.iter().map(f).collect::<Vec<f64>>(), 0.5);
         Overlap { under_way_s: of(&|o| o.under_way_s), exposed_s: of(&|o| o.exposed_s) }
     }
 

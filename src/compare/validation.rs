@@ -1,7 +1,7 @@
 //! A prediction held against several runs of the same plan, op by op, with the reason where an op is far off.
 
 use super::overlap::Overlap;
-use super::stats::{quantile, quiet, spread};
+use super::stats::{quantile, spread};
 use crate::spec::Provenance;
 use crate::timeline::{Span, Timeline};
 use serde::Serialize;
@@ -37,7 +37,8 @@ impl Reason {
     }
 }
 
-/// An op of a rank: predicted, and measured as the lower quartile of the runs.
+/// An op of a rank: predicted, and measured as the median of the runs: a step is the sum of
+/// its ops, and its median about that of theirs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct OpCheck {
     pub rank: u32,
@@ -51,6 +52,8 @@ pub struct OpCheck {
     pub on_core_s: Option<f64>,
     /// Of the runs, relative.
     pub spread: f64,
+    /// Every run's time.
+    pub runs_s: Vec<f64>,
     /// How its kernel's time is known; none for communication.
     pub provenance: Option<Provenance>,
     pub reason: Reason,
@@ -131,7 +134,7 @@ pub fn validate(
         }
     }
     let steps: Vec<f64> = runs.iter().map(|r| r.timeline.step.value()).collect();
-    let (step, noise) = (quiet(&steps), spread(&steps));
+    let (step, noise) = (quantile(&steps, 0.5), spread(&steps));
     let errors: Vec<f64> = ops.iter().map(|op| op.error).collect();
     let on_core: Vec<f64> = ops.iter().filter_map(|op| Some(error(op.predicted_s, op.on_core_s?))).collect();
     let lost_to_others = lost(&ops);
@@ -151,7 +154,7 @@ pub fn validate(
         lost_to_others,
         within_noise: end_to_end_error <= noise + if own_cores { lost_to_others } else { 0.0 },
         predicted_overlap: Overlap::of(predicted, &is_kernel),
-        measured_overlap: Overlap::quiet(&overlaps),
+        measured_overlap: Overlap::median(&overlaps),
         by_kind: by_kind(&ops),
         only_predicted,
         only_measured: measured.len(),
@@ -193,12 +196,12 @@ fn spans(timeline: &Timeline) -> impl Iterator<Item = (u32, usize, &Span)> {
 
 fn check(rank: u32, span: &Span, there: &[Seen], provenance: Option<Provenance>, runs: &[Trial]) -> Option<OpCheck> {
     let times: Vec<f64> = there.iter().map(|s| s.span.duration().value()).collect();
-    let (predicted_s, measured_s) = (span.duration().value(), quiet(&times));
+    let (predicted_s, measured_s) = (span.duration().value(), quantile(&times, 0.5));
     if predicted_s.max(measured_s) < TRIFLE_S {
         return None;
     }
     let (error, spread) = (error(predicted_s, measured_s), spread(&times));
-    let on_core_s = provenance.map(|_| quiet(&there.iter().map(|s| s.on_core).collect::<Vec<f64>>()));
+    let on_core_s = provenance.map(|_| quantile(&there.iter().map(|s| s.on_core).collect::<Vec<f64>>(), 0.5));
     let reason = match provenance {
         _ if spread >= error => Reason::Jitter,
         None => Reason::Waiting,
@@ -216,6 +219,7 @@ fn check(rank: u32, span: &Span, there: &[Seen], provenance: Option<Provenance>,
         error,
         on_core_s,
         spread,
+        runs_s: times,
         provenance,
         reason,
     })

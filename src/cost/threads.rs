@@ -1,19 +1,20 @@
-//! Ranks that are threads of one machine, as the CPU executor runs them: each thread posts what it can send, takes
-//! what has arrived, runs a kernel, and sleeps when there is nothing to do. So a copy keeps its thread, a message is
+//! Ranks on the threads of one machine, as the CPU executor runs them: each thread has the ranks of a device, posts what
+//! they can send, takes what has arrived for them, runs a kernel, and waits when there is nothing to do. So a copy keeps its thread, a message is
 //! taken between two kernels and not before, and nothing but a throttled link moves bytes on its own.
 //!
 //! The cores are shared: with k threads busy on c cores everyone is slowed down by what measured neighbours do to
-//! each other, and beyond c each has c/k of a core. Ranks that share a device take turns at it besides.
+//! each other, and beyond c each has c/k of a core.
 
 mod exchange;
 mod flight;
 mod hub;
 mod job;
 mod rank;
+mod worker;
 
 use crate::act::{Acts, Machine, Sheet};
 use crate::collective::forward::Round;
-use crate::device::Threads;
+use crate::device::{KernelTime, Threads};
 use crate::error::{Error, Result};
 use crate::fold;
 use crate::plan::link::{AtomTable, Line};
@@ -24,10 +25,11 @@ use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
 use crate::units::Seconds;
 use hub::Hub;
 use job::slowdown;
-use rank::{Rank, State};
+use rank::Rank;
 use rustc_hash::FxHashMap;
 use std::cell::RefCell;
 use std::rc::Rc;
+use worker::{State, Worker};
 
 type Rounds = FxHashMap<(u32, ExchangeAlgo, Phase), Rc<Vec<Round>>>;
 
@@ -39,7 +41,9 @@ struct Shared<'a> {
     sheet: &'a Sheet,
     turns: &'a Turns,
     threads: &'a Threads,
-    devices: usize,
+    kernels: &'a dyn KernelTime,
+    /// Of each rank: its thread.
+    devices: Vec<u32>,
     /// The messages of exchanges, by the number of their route.
     rounds: RefCell<Rounds>,
 }
@@ -63,8 +67,8 @@ pub fn run(plan: &Plan, machine: Machine, threads: &Threads) -> Result<Timeline>
     let fold = fold::trivial(plan.ranks());
     let sheet = Acts::new(plan, machine, &fold).sheet(&lines, &matching)?;
     let own: Vec<u32> = (0..plan.ranks()).map(|rank| rank % threads.cores.clamp(1, plan.ranks())).collect();
-    let turns = Turns::new(plan, &lines, &matching, machine.devices.unwrap_or(&own))?;
-    let devices = machine.devices.unwrap_or(&own).iter().max().map_or(0, |d| *d as usize + 1);
+    let devices = machine.devices.map_or(own, |devices| devices.to_vec());
+    let turns = Turns::new(plan, &lines, &matching, &devices)?;
     let shared = Shared {
         plan,
         lines: &lines,
@@ -72,6 +76,7 @@ pub fn run(plan: &Plan, machine: Machine, threads: &Threads) -> Result<Timeline>
         sheet: &sheet,
         turns: &turns,
         threads,
+        kernels: machine.kernels,
         devices,
         rounds: RefCell::default(),
     };
@@ -79,50 +84,59 @@ pub fn run(plan: &Plan, machine: Machine, threads: &Threads) -> Result<Timeline>
     Ok(timeline(&shared, &ranks))
 }
 
-/// Lets the ranks go on until all are done.
+/// Lets the threads go on until all are done.
 fn play(shared: &Shared) -> Result<Vec<Rank>> {
     let mut ranks: Vec<Rank> = (0..shared.plan.ranks()).map(|rank| Rank::new(shared, rank)).collect();
-    let mut hub = Hub::new(ranks.len(), shared.devices, shared.threads);
+    let mut workers = Worker::all(&shared.devices);
+    let devices = shared.devices.iter().max().map_or(0, |d| *d as usize + 1);
+    let mut hub = Hub::new(ranks.len(), devices, shared.threads);
     let mut now = 0.0;
     loop {
-        for rank in &mut ranks {
-            while rank.is_free(now) {
-                rank.step(shared, &mut hub, now)?;
+        for worker in &mut workers {
+            while worker.is_free(now) {
+                worker.step(shared, &mut ranks, &mut hub, now)?;
             }
         }
-        hub.wake(&mut ranks, now);
-        if ranks.iter().all(|r| matches!(r.state, State::Done)) {
+        hub.wake(&mut workers, now);
+        if workers.iter().all(|w| matches!(w.state, State::Done)) {
             return Ok(ranks);
         }
-        now = advance(shared, &mut ranks, &hub, now)?;
-        for rank in &mut ranks {
-            rank.complete(shared, &mut hub, now);
+        now = advance(shared, &mut workers, &hub, now)?;
+        for worker in &mut workers {
+            worker.complete(shared, &mut ranks, &mut hub, now);
         }
     }
 }
 
 /// Moves time on to whatever happens next, and every busy thread with it.
-fn advance(shared: &Shared, ranks: &mut [Rank], hub: &Hub, now: f64) -> Result<f64> {
-    let busy = ranks.iter().filter(|r| matches!(r.state, State::Busy(_))).count();
-    let slow = |crowded: f64| slowdown(busy, shared.threads.cores, crowded);
-    let next = ranks.iter().filter_map(|r| match &r.state {
-        State::Busy(job) => Some(now + job.left * slow(job.crowded)),
+fn advance(shared: &Shared, workers: &mut [Worker], hub: &Hub, now: f64) -> Result<f64> {
+    let slow: Vec<f64> = (0..workers.len()).map(|own| slow(shared, workers, own)).collect();
+    let next = workers.iter().zip(&slow).filter_map(|(w, slow)| match &w.state {
+        State::Busy(_, job) => Some(now + job.left * slow),
         State::Free(at) => Some(at.max(now)),
         _ => None,
     });
     let next = next.chain(hub.next_arrival(now)).fold(f64::INFINITY, f64::min);
     if next == f64::INFINITY {
-        let waiting = ranks.iter().find(|r| matches!(r.state, State::Waiting)).map_or(0, |r| r.rank);
+        let waits = |w: &&Worker| matches!(w.state, State::Waiting(_));
+        let waiting = workers.iter().find(waits).map_or(0, |w| w.ranks[0]);
         return Err(Error::plan(format!("deadlock: rank {waiting} waits and nobody is left to bring it anything")));
     }
-    for rank in ranks {
-        if let State::Busy(job) = &mut rank.state {
+    for (worker, slow) in workers.iter_mut().zip(slow) {
+        if let State::Busy(_, job) = &mut worker.state {
             // What is left of a rounding error is nothing.
-            let left = job.left - (next - now) / slow(job.crowded);
+            let left = job.left - (next - now) / slow;
             job.left = if left < 1e-12 { 0.0 } else { left };
         }
     }
     Ok(next)
+}
+
+/// How many times longer a thread's job takes now.
+fn slow(shared: &Shared, workers: &[Worker], own: usize) -> f64 {
+    let others: Vec<f64> =
+        workers.iter().enumerate().filter(|(i, _)| *i != own).filter_map(|(_, w)| w.crowded()).collect();
+    slowdown(workers[own].crowded().unwrap_or(1.0), &others, shared.threads.cores)
 }
 
 fn timeline(shared: &Shared, ranks: &[Rank]) -> Timeline {

@@ -13,7 +13,7 @@ use statrs::distribution::{ContinuousCDF, StudentsT};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
-    /// m, n, k of a product; q_rows, kv_rows, area, heads of all sequences, head_dim of attention; rows and bytes of
+    /// m, n, k of a product, and of how many experts; q_rows, kv_rows, area, heads of all sequences, head_dim of attention; rows and bytes of
     /// an exchange; else bytes.
     pub size: Vec<f64>,
     /// Median of the runs.
@@ -39,7 +39,10 @@ pub struct Curve {
 /// too: what fills blocks of a GPU takes its time, and a CPU computes no such rows.
 pub fn size(work: &Work, filled: bool) -> Vec<f64> {
     let all = match work.class {
-        WorkClass::Gemm { n, k, .. } if !filled => return real(work.flops, [n, k]),
+        WorkClass::Gemm { n, k, groups: 1, .. } if !filled => return real(work.flops, [n, k]),
+        WorkClass::Gemm { n, k, groups, .. } if !filled => {
+            return real(work.flops, [n, k]).into_iter().chain([groups as f64]).collect();
+        }
         WorkClass::Gemm { m, n, k, .. } => vec![m, n, k],
         WorkClass::Attention { q_rows, kv_rows, area, batch_heads, head_dim, .. } => {
             vec![q_rows, kv_rows, area, batch_heads, head_dim]
@@ -59,6 +62,8 @@ fn real(flops: u64, [n, k]: [u64; 2]) -> Vec<f64> {
 fn terms(size: &[f64]) -> Vec<f64> {
     match *size {
         [m, n, k] => vec![1.0, m * n * k, m * k, k * n, m * n],
+        // Each expert has a B of its own.
+        [m, n, k, groups] => vec![1.0, m * n * k, m * k, groups * k * n, m * n],
         [q, kv, area, heads, d] => vec![1.0, area * heads * d, area * heads, q * heads * d, kv * heads * d],
         // Of an exchange rows and bytes, else bytes.
         _ => [1.0].into_iter().chain(size.iter().copied()).collect(),
@@ -130,8 +135,8 @@ impl Curve {
     /// What is wrong with a curve that was read from a file.
     pub fn flaw(&self) -> Option<(String, String)> {
         let sizes = self.points.first().map_or(0, |p| p.size.len());
-        if !matches!(sizes, 1 | 2 | 3 | 5) {
-            return Some(("points".into(), "no point has a size of 1, 2, 3 or 5 numbers".into()));
+        if !matches!(sizes, 1..=5) {
+            return Some(("points".into(), "no point has a size of 1 to 5 numbers".into()));
         }
         if self.fit.len() != terms(&vec![1.0; sizes]).len() {
             return Some((

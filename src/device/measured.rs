@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The layout of the file; another number is another program's.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// Numbers that a measurement can be.
 pub trait Known {
@@ -98,20 +98,20 @@ pub struct Threads {
     pub cores: u32,
     /// From the end of an op of a rank to the start of the next.
     pub op_s: f64,
-    /// From the moment a message is there to that when the thread that waits for it has woken up.
+    /// From the moment a message is there to that when a thread that looks for it has seen it.
+    pub notice_s: f64,
+    /// The same of a thread that has given up looking, and sleeps.
     pub wake_s: f64,
-    /// Copying a message out of memory and handing it over, by bytes.
-    pub post: Curve,
-    /// Taking a message and copying it into memory, by bytes.
-    pub take: Curve,
-    /// Taking a message and adding it to what is there, by bytes.
-    pub add: Curve,
+    /// How long a thread looks before it sleeps.
+    pub awake_s: f64,
+    /// Messages while no other thread does anything.
+    pub alone: Copies,
     /// What a rank's part of an exchange of rows takes, by [`exchange_key`], and by the rows and bytes that the rank
     /// handles; empty in a profile that has timed none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub exchanges: BTreeMap<String, Curve>,
-    /// How much longer each takes while all cores are busy.
-    pub crowded: Crowded,
+    /// The same things while all cores do them at once.
+    pub beside: Beside,
     /// How fast the machine was meanwhile: what tells a later, slower hour from an error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed: Option<Speed>,
@@ -120,6 +120,30 @@ pub struct Threads {
     pub throttle: Option<Throttle>,
 }
 
+/// What becomes of a message, by its bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Copies {
+    /// Copying it out of memory and handing it over.
+    pub post: Curve,
+    /// Taking it and copying it into memory.
+    pub take: Curve,
+    /// Taking it and adding it to what is there.
+    pub add: Curve,
+}
+
+/// Times while every core of the machine does the same: they share its memory and the caches in front of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Beside {
+    pub copies: Copies,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub exchanges: BTreeMap<String, Curve>,
+    /// By curve and dtype, as [`Profile::kernels`].
+    pub kernels: BTreeMap<String, Curve>,
+}
+
+/// How much longer each takes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Crowded {
@@ -165,14 +189,23 @@ impl Profile {
                 numbers.extend([
                     ("threads.cores".into(), f64::from(t.cores)),
                     ("threads.op_s".into(), t.op_s),
+                    ("threads.notice_s".into(), t.notice_s),
                     ("threads.wake_s".into(), t.wake_s),
+                    ("threads.awake_s".into(), t.awake_s),
                 ]);
-                numbers.extend(crowds("threads.crowded", &t.crowded));
                 let speed = t.speed.iter().flat_map(Speed::parts);
                 numbers.extend(speed.map(|(name, x)| (format!("threads.speed.{name}.seconds"), x.seconds)));
-                let named = [("post", &t.post), ("take", &t.take), ("add", &t.add)];
-                own.extend(named.map(|(name, curve)| (format!("threads.{name}"), curve)));
-                own.extend(t.exchanges.iter().map(|(name, curve)| (format!("threads.exchanges.{name}"), curve)));
+                for (at, copies) in [("threads.alone", &t.alone), ("threads.beside.copies", &t.beside.copies)] {
+                    let named = [("post", &copies.post), ("take", &copies.take), ("add", &copies.add)];
+                    own.extend(named.map(|(name, curve)| (format!("{at}.{name}"), curve)));
+                }
+                for (at, curves) in [
+                    ("exchanges", &t.exchanges),
+                    ("beside.exchanges", &t.beside.exchanges),
+                    ("beside.kernels", &t.beside.kernels),
+                ] {
+                    own.extend(curves.iter().map(|(name, curve)| (format!("threads.{at}.{name}"), curve)));
+                }
             }
             (None, Some(g)) => {
                 numbers.extend([("gpu.launch_s".into(), g.launch_s), ("gpu.host_launch_s".into(), g.host_launch_s)]);
@@ -191,6 +224,13 @@ impl Profile {
             }
         }
         Ok(())
+    }
+
+    /// How many times longer a kernel takes while all cores run the same; 1 for one that was never timed.
+    pub fn crowded(&self, curve: &str, work: &Work, dtype: Dtype) -> f64 {
+        let (name, size) = (key(curve, dtype), self.size(work));
+        let both = self.threads.as_ref().and_then(|t| Some((t.beside.kernels.get(&name)?, self.kernels.get(&name)?)));
+        both.map_or(1.0, |(beside, alone)| slower(beside, alone, &size))
     }
 
     fn curve(&self, curve: &str, dtype: Dtype) -> Option<&Curve> {
@@ -222,8 +262,17 @@ impl Profile {
     }
 }
 
+/// How many times longer something takes beside others; noise alone makes nothing faster.
+pub fn slower(beside: &Curve, alone: &Curve, size: &[f64]) -> f64 {
+    (beside.at(size).0 / alone.at(size).0).max(1.0)
+}
+
 fn terms_of(size: &[f64]) -> usize {
-    if size.len() == 1 { 2 } else { 5 }
+    match size.len() {
+        1 => 2,
+        2 => 3,
+        _ => 5,
+    }
 }
 
 const AGAIN: &str = "write a new profile with `foretrain calibrate --on cpu --out profile.json`";
@@ -252,5 +301,9 @@ impl KernelTime for Profile {
 
     fn threads(&self) -> Option<&Threads> {
         self.threads.as_ref()
+    }
+
+    fn beside(&self, curve: &str, work: &Work, dtype: Dtype) -> f64 {
+        self.crowded(curve, work, dtype)
     }
 }

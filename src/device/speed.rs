@@ -105,11 +105,15 @@ impl Profile {
         let mut new = self.clone();
         new.kernels.values_mut().for_each(|c| slower.curve(c, &|size| slower.of_size(size)));
         if let Some(t) = &mut new.threads {
-            for curve in [&mut t.post, &mut t.take, &mut t.add] {
-                slower.curve(curve, &|_| slower.copy);
+            for copies in [&mut t.alone, &mut t.beside.copies] {
+                for curve in [&mut copies.post, &mut copies.take, &mut copies.add] {
+                    slower.curve(curve, &|_| slower.copy);
+                }
             }
-            t.exchanges.values_mut().for_each(|c| slower.curve(c, &|size| slower.of_size(size)));
-            t.wake_s *= slower.wake;
+            for curves in [&mut t.exchanges, &mut t.beside.exchanges, &mut t.beside.kernels] {
+                curves.values_mut().for_each(|c| slower.curve(c, &|size| slower.of_size(size)));
+            }
+            t.notice_s *= slower.wake;
             t.op_s *= slower.pass;
         }
         new

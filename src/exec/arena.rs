@@ -21,6 +21,14 @@ pub enum Data {
     U8(Vec<u8>),
 }
 
+pub fn sum<T: Copy + std::ops::Add<Output = T>>(a: &mut [T], b: &[T]) {
+    a.iter_mut().zip(b).for_each(|(a, b)| *a = *a + *b);
+}
+
+fn sum_bf16(a: &mut [u16], b: &[u16]) {
+    a.iter_mut().zip(b).for_each(|(a, b)| *a = to_bf16(from_bf16(*a) + from_bf16(*b)));
+}
+
 impl Data {
     pub fn len(&self) -> u64 {
         let len = match self {
@@ -46,15 +54,10 @@ impl Data {
 
     /// Adds elementwise what has the same dtype and length.
     pub fn add(&mut self, other: &Data) {
-        fn sum<T: Copy + std::ops::Add<Output = T>>(a: &mut [T], b: &[T]) {
-            a.iter_mut().zip(b).for_each(|(a, b)| *a = *a + *b);
-        }
         match (self, other) {
             (Data::F64(a), Data::F64(b)) => sum(a, b),
             (Data::F32(a), Data::F32(b)) => sum(a, b),
-            (Data::Bf16(a), Data::Bf16(b)) => {
-                a.iter_mut().zip(b).for_each(|(a, b)| *a = to_bf16(from_bf16(*a) + from_bf16(*b)));
-            }
+            (Data::Bf16(a), Data::Bf16(b)) => sum_bf16(a, b),
             (a, b) => panic!("cannot add {} and {} bytes of unlike data", a.bytes(), b.bytes()),
         }
     }
@@ -276,6 +279,51 @@ impl<'p> Arena<'p> {
             Dtype::U32 => Data::U32(self.view(part).to_vec()),
             Dtype::U8 => Data::U8(self.view(part).to_vec()),
         }
+    }
+
+    /// The same, into memory that was used before: of the part's dtype and length.
+    pub fn read_into(&self, part: &Part, spare: Option<Data>) -> Data {
+        let Some(mut data) = spare else { return self.read(part) };
+        match &mut data {
+            Data::F64(v) => v.copy_from_slice(self.view(part)),
+            Data::F32(v) => v.copy_from_slice(self.view(part)),
+            Data::Bf16(v) => v.copy_from_slice(self.view(part)),
+            Data::U32(v) => v.copy_from_slice(self.view(part)),
+            Data::U8(v) => v.copy_from_slice(self.view(part)),
+        }
+        data
+    }
+
+    /// Adds what lies in a part to data of its dtype and length.
+    pub fn add_to(&self, data: &mut Data, part: &Part) {
+        match data {
+            Data::F64(v) => sum(v, self.view(part)),
+            Data::F32(v) => sum(v, self.view(part)),
+            Data::Bf16(v) => sum_bf16(v, self.view(part)),
+            other => panic!("cannot add {} bytes of {}", other.bytes(), other.dtype().name()),
+        }
+    }
+
+    /// Adds data of a part's dtype and length to what lies there.
+    pub fn add(&mut self, part: &Part, data: &Data) {
+        match data {
+            Data::F64(v) => sum(self.view_mut(part), v),
+            Data::F32(v) => sum(self.view_mut(part), v),
+            Data::Bf16(v) => sum_bf16(self.view_mut(part), v),
+            other => panic!("cannot add {} bytes of {}", other.bytes(), other.dtype().name()),
+        }
+    }
+
+    /// Copies a part to another one of the same memory, dtype and length.
+    pub fn copy(&mut self, from: &Part, to: &Part) -> Result<(), String> {
+        if (from.bytes.len(), from.dtype, from.host) != (to.bytes.len(), to.dtype, to.host) {
+            return Err(format!("{} bytes are copied to {}", from.bytes.len(), to.bytes.len()));
+        }
+        let memory: &mut [u8] = bytemuck::cast_slice_mut(self.memory_mut(from.host));
+        if from.bytes != to.bytes {
+            memory.copy_within(from.bytes.clone(), to.bytes.start);
+        }
+        Ok(())
     }
 
     /// Stores data of the part's dtype and length.

@@ -124,7 +124,7 @@ impl Gather {
             (self.round, self.sent, moved) = (self.round + 1, false, true);
         }
         if self.round == self.rounds.len() && self.kind == CollectiveKind::ReduceScatter {
-            self.land_sum(arena)?;
+            self.land_sum(shared, arena)?;
         }
         Ok(moved)
     }
@@ -140,12 +140,22 @@ impl Gather {
     }
 
     fn copy(&self, arena: &mut Arena, from: usize, to: usize) -> Result<()> {
-        let data = arena.read(&self.src[from]);
-        self.write(arena, &self.dst[to], &data)
+        let (from, to) = (&self.src[from], &self.dst[to]);
+        arena.copy(from, to).map_err(|why| Error::device(format!("rank {}, {}", self.rank, self.path), why))
     }
 
     fn write(&self, arena: &mut Arena, part: &Part, data: &Data) -> Result<()> {
         arena.write(part, data).map_err(|why| Error::device(format!("rank {}, {}", self.rank, self.path), why))
+    }
+
+    /// Adds what arrived to what is there.
+    fn add(&self, arena: &mut Arena, part: &Part, data: &Data) -> Result<()> {
+        if (data.bytes(), data.dtype()) != (part.bytes.len() as u64, part.dtype) {
+            let why = format!("{} bytes arrive to be added to {}", data.bytes(), part.bytes.len());
+            return Err(Error::device(format!("rank {}, {}", self.rank, self.path), why));
+        }
+        arena.add(part, data);
+        Ok(())
     }
 
     fn hop(&self, ours: impl Fn(&Hop) -> bool) -> Option<Hop> {
@@ -155,10 +165,10 @@ impl Gather {
     fn send(&mut self, shared: &Shared, arena: &Arena) {
         let Some(hop) = self.hop(|h| h.from == self.here) else { return };
         let data = match self.kind {
-            CollectiveKind::AllReduce | CollectiveKind::AllGather => arena.read(&self.dst[hop.part]),
-            CollectiveKind::AllToAll => arena.read(&self.src[hop.part]),
+            CollectiveKind::AllReduce | CollectiveKind::AllGather => shared.message(arena, &self.dst[hop.part]),
+            CollectiveKind::AllToAll => shared.message(arena, &self.src[hop.part]),
             CollectiveKind::ReduceScatter => {
-                self.sums.remove(&hop.part).unwrap_or_else(|| arena.read(&self.src[hop.part]))
+                self.sums.remove(&hop.part).unwrap_or_else(|| shared.message(arena, &self.src[hop.part]))
             }
         };
         shared.hub.send(self.key(self.here, hop.to), data, hop.part as u32);
@@ -174,22 +184,23 @@ impl Gather {
         let Some((mut data, _)) = shared.hub.receive(self.key(hop.from, self.here), false) else { return Ok(false) };
         match (self.kind, hop.reduce) {
             (CollectiveKind::ReduceScatter, _) => {
-                data.add(&arena.read(&self.src[hop.part]));
+                arena.add_to(&mut data, &self.src[hop.part]);
                 self.sums.insert(hop.part, data);
+                return Ok(true);
             }
-            (_, true) => {
-                data.add(&arena.read(&self.dst[hop.part]));
-                self.write(arena, &self.dst[hop.part], &data)?;
-            }
+            (_, true) => self.add(arena, &self.dst[hop.part], &data)?,
             (CollectiveKind::AllToAll, _) => self.write(arena, &self.dst[hop.from], &data)?,
             _ => self.write(arena, &self.dst[hop.part], &data)?,
         }
+        shared.spares.put(data);
         Ok(true)
     }
 
     /// The finished sum of the own part, or the source itself where there is only one member.
-    fn land_sum(&mut self, arena: &mut Arena) -> Result<()> {
-        let sum = self.sums.remove(&self.here).unwrap_or_else(|| arena.read(&self.src[self.here]));
-        self.write(arena, &self.dst[0], &sum)
+    fn land_sum(&mut self, shared: &Shared, arena: &mut Arena) -> Result<()> {
+        let Some(sum) = self.sums.remove(&self.here) else { return self.copy(arena, self.here, 0) };
+        self.write(arena, &self.dst[0], &sum)?;
+        shared.spares.put(sum);
+        Ok(())
     }
 }

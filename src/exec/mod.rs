@@ -1,4 +1,5 @@
-//! Runs a plan for real, on CPU threads: one thread a rank, each with private memory, lanes and slots.
+//! Runs a plan for real, on CPU threads: one thread a device, which looks after the ranks of that device; each rank has
+//! private memory, lanes and slots.
 //!
 //! A rank starts an op when the plan's edges hold, the same edges that the predictors walk. Messages are
 //! handed over, never shared; bytes are counted where they are delivered and the peak where memory is
@@ -25,11 +26,13 @@ pub mod reference;
 pub mod routing;
 mod shared;
 pub mod source;
+mod spares;
 pub mod state;
 mod train;
-mod transport;
+pub mod transport;
 mod turns;
 pub mod weights;
+mod worker;
 
 use crate::error::{Error, Result};
 use crate::plan::{Dtype, Plan, check};
@@ -40,6 +43,7 @@ use inject::Injection;
 use source::Source;
 use state::Watch;
 use std::collections::BTreeMap;
+use std::sync::{Arc, Barrier};
 
 /// How to run a plan on CPU threads.
 #[derive(Debug, Clone)]
@@ -55,12 +59,14 @@ pub struct Options {
     pub throttle: Option<Throttle>,
     /// What goes wrong, in the last step.
     pub inject: Option<Injection>,
+    /// Other runs that begin each step at the same moment, to see what they do to each other; each has one device.
+    pub beside: Option<Arc<Barrier>>,
 }
 
 impl Options {
     /// Links as fast as they are, and nothing goes wrong.
     pub fn new(seed: u64, devices: Vec<u32>, keep: bool) -> Options {
-        Options { seed, devices, keep, throttle: None, inject: None }
+        Options { seed, devices, keep, throttle: None, inject: None, beside: None }
     }
 }
 
@@ -114,7 +120,7 @@ pub struct Run {
     pub tensors: BTreeMap<String, Vec<f64>>,
 }
 
-/// Runs one training step of `plan` on seeded weights and tokens, a thread a rank. Errors name the rank and the op.
+/// Runs one training step of `plan` on seeded weights and tokens, a thread a device. Errors name the rank and the op.
 pub fn execute(plan: &Plan, options: &Options) -> Result<Run> {
     one_step(options.seed, |job, each| train(plan, options, job, &mut |_, done| each(done)))
 }

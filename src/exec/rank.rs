@@ -1,4 +1,4 @@
-//! One rank: a thread that runs its program's ops as their edges allow, lane by lane.
+//! One rank: runs its program's ops as their edges allow, lane by lane, when its worker looks after it.
 
 use super::arena::{Arena, Data, Peak};
 use super::exchange::Exchange;
@@ -92,23 +92,30 @@ impl<'a, 'p> Rank<'a, 'p> {
         }
     }
 
-    /// Runs the whole program.
-    pub fn run<T: Scalar>(&mut self) -> Result<()> {
-        self.shared.hub.agree(self.rank, &self.own_hash())?;
-        while self.left > 0 {
-            if self.left <= self.times.len() / 2 {
-                self.strike()?;
-            }
-            let seen = self.shared.hub.news(self.rank);
-            // Transfers first: what they bring may be needed, and they do not keep the thread.
-            let mut moved = self.post_all()?;
-            moved |= self.poll_all()?;
-            moved |= self.compute_one::<T>();
-            if !moved && self.left > 0 {
-                self.shared.hub.wait(self.rank, seen, self.blocked())?;
-            }
+    /// Comes with its plan, which has to be that of all others.
+    pub fn agree(&self) -> Result<()> {
+        self.shared.hub.agree(self.rank, &self.own_hash())
+    }
+
+    pub fn number(&self) -> u32 {
+        self.rank
+    }
+
+    /// Whether its program has ended.
+    pub fn is_over(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Starts and moves on whatever communicates; says whether anything moved.
+    pub fn communicate(&mut self) -> Result<bool> {
+        if self.left <= self.times.len() / 2 {
+            self.strike();
         }
-        Ok(())
+        if self.dead {
+            return Ok(false);
+        }
+        let posted = self.post_all()?;
+        Ok(self.poll_all()? || posted)
     }
 
     fn is_hit(&self, fault: Fault) -> bool {
@@ -116,15 +123,11 @@ impl<'a, 'p> Rank<'a, 'p> {
     }
 
     /// Half way through the program.
-    fn strike(&mut self) -> Result<()> {
+    fn strike(&mut self) {
         if self.is_hit(Fault::Panic) {
             panic!("as it was asked to by --inject");
         }
-        if self.is_hit(Fault::DeadRank) {
-            self.dead = true;
-            return self.shared.hub.fall_silent(self.rank);
-        }
-        Ok(())
+        self.dead |= self.is_hit(Fault::DeadRank);
     }
 
     pub fn is_dead(&self) -> bool {
@@ -164,7 +167,7 @@ impl<'a, 'p> Rank<'a, 'p> {
     }
 
     fn now(&self) -> f64 {
-        self.shared.zero.elapsed().as_secs_f64()
+        self.shared.zero.get().expect("the step has begun").elapsed().as_secs_f64()
     }
 
     /// What the rank is waiting for, for whoever has to be told.
@@ -245,7 +248,7 @@ impl<'a, 'p> Rank<'a, 'p> {
                     let key = self.key(n.lane, leg, at, peer)?;
                     let place = self.leg_place(node, leg);
                     if leg.dir == Direction::Send {
-                        shared.hub.send(key, self.arena.read(&self.arena.whole(&place)), leg.tag);
+                        shared.hub.send(key, shared.message(&self.arena, &self.arena.whole(&place)), leg.tag);
                     }
                     open.push((at, *leg, place, key));
                 }
@@ -332,6 +335,7 @@ impl<'a, 'p> Rank<'a, 'p> {
                 Direction::Recv => match self.shared.hub.receive(key, true) {
                     Some((data, tag)) => {
                         self.store(node, &leg, &place, &data, tag)?;
+                        self.shared.spares.put(data);
                         true
                     }
                     None => false,
@@ -356,7 +360,7 @@ impl<'a, 'p> Rank<'a, 'p> {
     }
 
     /// Runs a kernel, if one can start.
-    fn compute_one<T: Scalar>(&mut self) -> bool {
+    pub fn compute_one<T: Scalar>(&mut self) -> bool {
         for lane in 0..self.ready.len() {
             let Some(node) = self.ready[lane].filter(|&n| self.is_compute(n)) else { continue };
             if !turns::is_mine(self.shared.turns, &self.shared.hub, self.rank, node) {

@@ -1,6 +1,8 @@
 //! What all ranks of a run share and nobody changes.
 
+use super::arena::{Arena, Data, Part};
 use super::inject::Injection;
+use super::spares::Spares;
 use super::transport::Hub;
 use super::turns::Turns;
 use crate::collective::forward::{self, Round};
@@ -9,7 +11,7 @@ use crate::plan::matching::Matching;
 use crate::plan::memory::{Life, SlotId};
 use crate::plan::{ExchangeAlgo, OpKind, Phase, Plan};
 use rustc_hash::FxHashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier, OnceLock};
 use std::time::Instant;
 
 /// The messages of every exchange, by the plan's number of its route.
@@ -40,9 +42,11 @@ pub struct Shared<'p> {
     pub lives: &'p [Vec<Vec<Vec<Life>>>],
     pub turns: &'p Turns,
     pub hub: Hub,
-    /// The step, counted from 1, and when it began.
+    /// Memory of messages that were delivered.
+    pub spares: &'p Spares,
+    /// The step, counted from 1, and when it began: when every worker was there.
     pub step: u64,
-    pub zero: Instant,
+    pub zero: OnceLock<Instant>,
     /// Slots whose contents are kept at the end of each of their lives.
     pub watched: Vec<SlotId>,
     /// Slots whose contents are kept at the end of the step.
@@ -55,11 +59,19 @@ pub struct Shared<'p> {
     pub rounds: &'p Rounds,
     /// What goes wrong in this step.
     pub inject: Option<Injection>,
+    /// Other runs that begin at the same moment.
+    pub beside: Option<Arc<Barrier>>,
     /// Of the plan.
     pub hash: &'p str,
 }
 
 impl Shared<'_> {
+    /// What lies in a part of a rank's memory, to be handed over.
+    pub fn message(&self, arena: &Arena, part: &Part) -> Data {
+        let elems = part.bytes.len() as u64 / part.dtype.size();
+        arena.read_into(part, self.spares.take(part.dtype, elems))
+    }
+
     /// The messages of an exchange of `rank`, whose op names route `route`; none of a route that lists no rows.
     pub fn rounds_of(&self, route: u32, rank: u32, algo: ExchangeAlgo, phase: Phase) -> Arc<Vec<Round>> {
         self.rounds.get(&(self.plan.route_number(route, rank), algo, phase)).cloned().unwrap_or_default()

@@ -4,23 +4,23 @@ use super::arena::Arena;
 use super::attention_io::Tensors;
 use super::inject::{Fault, Injection};
 use super::kernels::Scalar;
-use super::rank::{Done, Rank};
+use super::rank::Done;
 use super::shared::{Rounds, Shared, rounds};
 use super::source::Source;
+use super::spares::Spares;
 use super::state::Memory;
 use super::transport::{Hub, few};
 use super::turns::Turns;
+use super::worker::{self, End, Ended};
 use super::{Job, Options, Run, inputs, memory, outputs};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::matching::Matching;
 use crate::plan::memory::{Layout, Life, lives};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
-use std::time::Instant;
+use std::sync::{Barrier, Mutex, OnceLock};
 
-/// More threads than this are refused.
+/// More ranks than this are refused.
 const MOST_RANKS: u32 = 512;
 
 /// What follows from the plan alone, by program.
@@ -34,6 +34,8 @@ pub(super) struct Fixed<'p> {
     turns: Turns,
     rounds: Rounds,
     hash: String,
+    /// Memory of messages goes from step to step, too.
+    spares: Spares,
 }
 
 impl<'p> Fixed<'p> {
@@ -53,7 +55,7 @@ impl<'p> Fixed<'p> {
         let next = lines.iter().map(successors).collect();
         let lives = lines.iter().map(|l| lives(plan, l)).collect();
         let (hash, rounds) = (plan.hash(), rounds(plan, &lines));
-        Ok(Fixed { hash, rounds, lines, layouts, matching, next, lives, turns })
+        Ok(Fixed { hash, rounds, lines, layouts, matching, next, lives, turns, spares: Spares::default() })
     }
 }
 
@@ -128,7 +130,7 @@ pub(super) fn one_step<'p, T: Scalar>(
     for (rank, arena) in (0..).zip(&mut arenas) {
         inputs::feed(plan, atoms, rank, (source, step), given, arena);
     }
-    let hub = Hub::new(plan.ranks(), options.devices.iter().max().map_or(0, |d| d + 1), options.throttle);
+    let hub = Hub::new(&options.devices, options.throttle);
     if let Some(Injection { fault: Fault::LostMessage, rank }) = options.inject {
         hub.lose_one(rank);
     }
@@ -141,17 +143,20 @@ pub(super) fn one_step<'p, T: Scalar>(
         turns: &fixed.turns,
         hub,
         step,
-        zero: Instant::now(),
+        spares: &fixed.spares,
+        zero: OnceLock::new(),
         watched: if keep.all { outputs::watched(plan) } else { vec![] },
         kept: outputs::kept(plan, keep.all || keep.weights),
         poison: keep.all,
         logits: keep.logits,
         inject: options.inject,
+        beside: options.beside.clone(),
         hash: &fixed.hash,
         rounds: &fixed.rounds,
         atoms,
     };
-    let (done, arenas): (Vec<Done>, Vec<Arena>) = all_ranks::<T>(&shared, arenas)?.into_iter().unzip();
+    let (done, arenas): (Vec<Done>, Vec<Arena>) =
+        all_ranks::<T>(&shared, &options.devices, arenas)?.into_iter().unzip();
     let mut run = outputs::gather(plan, &fixed.lines, &shared.hub, done)?;
     if !keep.all {
         // Their sums over the ranks were not looked at.
@@ -160,51 +165,27 @@ pub(super) fn one_step<'p, T: Scalar>(
     Ok((run, arenas))
 }
 
-type Ended<'p> = (Done, Arena<'p>);
-
-/// A thread a rank, until all have ended.
-fn all_ranks<'p, T: Scalar>(shared: &Shared<'p>, arenas: Vec<Arena<'p>>) -> Result<Vec<Ended<'p>>> {
-    let ends: Vec<Mutex<Option<End>>> = arenas.iter().map(|_| Mutex::new(None)).collect();
+/// A thread a device, until all have ended.
+fn all_ranks<'p, T: Scalar>(shared: &Shared<'p>, devices: &[u32], arenas: Vec<Arena<'p>>) -> Result<Vec<Ended<'p>>> {
+    let mut crews: Vec<Vec<(u32, Arena)>> = vec![];
+    crews.resize_with(devices.iter().max().map_or(0, |d| *d as usize + 1), Vec::new);
+    for ((rank, arena), device) in (0..).zip(arenas).zip(devices) {
+        crews[*device as usize].push((rank, arena));
+    }
+    let crews: Vec<(u32, Vec<(u32, Arena)>)> = (0..).zip(crews).filter(|(_, crew)| !crew.is_empty()).collect();
+    let (all_here, ends) = (Barrier::new(crews.len()), Mutex::new(vec![]));
     std::thread::scope(|scope| {
-        for ((rank, arena), end) in (0..).zip(arenas).zip(&ends) {
+        for (number, crew) in crews {
+            let (all_here, ends) = (&all_here, &ends);
             scope.spawn(move || {
-                let outcome = thread::<T>(shared, rank, arena);
-                *end.lock().unwrap_or_else(|p| p.into_inner()) = Some(outcome);
+                let done = worker::run::<T>(shared, number, crew, all_here);
+                ends.lock().unwrap_or_else(|p| p.into_inner()).extend(done);
             });
         }
     });
-    let ends = ends.into_iter().filter_map(|e| e.into_inner().unwrap_or_else(|p| p.into_inner())).collect();
-    all_done(&shared.hub, ends)
-}
-
-/// How a rank's thread ended: with what it did, or waiting for something when everybody was stopped.
-enum End<'p> {
-    Done(Box<Ended<'p>>),
-    Stopped(Option<String>),
-}
-
-/// A rank from start to end; whatever goes wrong in it stops all the others.
-fn thread<'p, T: Scalar>(shared: &Shared<'p>, rank: u32, arena: Arena<'p>) -> End<'p> {
-    let mut here = Rank::new(shared, rank, arena);
-    let outcome = catch_unwind(AssertUnwindSafe(|| here.run::<T>()));
-    match outcome {
-        Ok(Ok(())) => {
-            shared.hub.finish(rank);
-            End::Done(Box::new(here.done()))
-        }
-        Ok(Err(error)) => {
-            shared.hub.stop(error.to_string());
-            // Of a rank that is dead nobody hears what it waits for.
-            let waits = || format!("rank {rank} waits in {}", here.blocked());
-            End::Stopped((!here.is_dead()).then(waits))
-        }
-        Err(panic) => {
-            let said = panic.downcast_ref::<String>().cloned();
-            let said = said.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default();
-            shared.hub.stop(format!("rank {rank} panicked in {}: {said}", here.running()));
-            End::Stopped(None)
-        }
-    }
+    let mut ends = ends.into_inner().unwrap_or_else(|p| p.into_inner());
+    ends.sort_by_key(|(rank, _)| *rank);
+    all_done(&shared.hub, ends.into_iter().map(|(_, end)| end).collect())
 }
 
 /// What every rank brought, or why they stopped and who was waiting for what.

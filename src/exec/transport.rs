@@ -41,8 +41,6 @@ struct Inner {
     /// Turn that each shared device is at.
     turns: Vec<u32>,
     sent: Vec<u64>,
-    /// Counts, by rank, everything that could let it go on.
-    news: Vec<u64>,
     /// What each rank waits for, while it does.
     waiting: Vec<Option<String>>,
     finished: u32,
@@ -57,16 +55,31 @@ struct Inner {
 pub struct Hub {
     inner: Mutex<Inner>,
     zero: Instant,
-    /// One a rank: only those are woken whom the news concerns.
+    /// The worker of each rank: the thread that runs it.
+    workers: Vec<u32>,
+    /// Counts, by worker, everything that could let a rank of it go on.
+    news: Vec<AtomicU64>,
+    /// One a worker: only those are woken whom the news concerns.
     changed: Vec<Condvar>,
-    /// When each rank was last heard of, see [`sign`](Hub::sign).
+    /// When each worker was last heard of, see [`sign`](Hub::sign).
     signs: Vec<AtomicU64>,
+    /// How long a worker that has nothing to do stays awake.
+    awake: Duration,
+    /// Whether links are slow.
+    throttled: bool,
 }
 
-/// Signs of a rank that need no hearing: it runs a kernel, or has ended.
+/// Signs of a worker that need no hearing: it runs a kernel, or has ended.
 const BUSY: u64 = u64::MAX;
 
-/// A rank that neither waits nor computes and is not heard of for so long is dead.
+/// How long a worker looks for news before it sleeps, where each has a core: to wake a sleeping thread takes the system
+/// some ten microseconds or more, and most waits are shorter than this. It yields its core to whoever else wants it.
+pub const AWAKE: Duration = Duration::from_millis(2);
+
+/// The first of that time it spends without a call of the system.
+const KEEN: u32 = 200;
+
+/// A worker that neither waits nor computes and is not heard of for so long is dead.
 const SILENT: Duration = Duration::from_secs(4);
 
 /// How often those that wait look for the dead.
@@ -81,31 +94,42 @@ impl Inner {
         self.ports.as_mut().map_or(now, |ports| ports.send(key.from, key.to, bytes, now))
     }
 
-    /// The first message that is under way to a rank.
-    fn next_due(&self, rank: u32) -> Option<f64> {
+    /// The first message that is under way to a rank of those.
+    fn next_due(&self, of: impl Fn(u32) -> bool) -> Option<f64> {
         self.ports.as_ref()?;
-        self.mail.iter().filter(|(key, _)| key.to == rank).filter_map(|(_, m)| m.due).reduce(f64::min)
+        self.mail.iter().filter(|(key, _)| of(key.to)).filter_map(|(_, m)| m.due).reduce(f64::min)
     }
 }
 
 impl Hub {
-    /// `throttle`: how slow links are; none: as fast as threads hand over.
-    pub fn new(ranks: u32, devices: u32, throttle: Option<Throttle>) -> Hub {
-        let n = ranks as usize;
+    /// `workers`: the device of each rank, whose thread runs it. `throttle`: how slow links are; none: as fast as
+    /// threads hand over.
+    pub fn new(workers: &[u32], throttle: Option<Throttle>) -> Hub {
+        let n = workers.len();
+        let threads = workers.iter().max().map_or(0, |w| *w as usize + 1);
         let inner = Inner {
             ports: throttle.map(|throttle| Ports::new(n, throttle)),
-            turns: vec![0; devices as usize],
+            turns: vec![0; threads],
             sent: vec![0; n],
-            news: vec![0; n],
             waiting: vec![None; n],
             ..Inner::default()
         };
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let counts = || (0..threads).map(|_| AtomicU64::new(0)).collect();
         Hub {
             inner: Mutex::new(inner),
             zero: Instant::now(),
-            changed: (0..n).map(|_| Condvar::new()).collect(),
-            signs: (0..n).map(|_| AtomicU64::new(0)).collect(),
+            workers: workers.to_vec(),
+            news: counts(),
+            changed: (0..threads).map(|_| Condvar::new()).collect(),
+            signs: counts(),
+            awake: if threads <= cores { AWAKE } else { Duration::ZERO },
+            throttled: throttle.is_some(),
         }
+    }
+
+    fn worker(&self, rank: u32) -> usize {
+        self.workers[rank as usize] as usize
     }
 
     fn now(&self) -> f64 {
@@ -117,17 +141,23 @@ impl Hub {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A rank that waits may be able to go on, and does not count as waiting until it has looked again.
+    /// A rank that waits may be able to go on: its worker looks again, and none of its ranks counts as waiting until it
+    /// has.
     fn tell(&self, inner: &mut Inner, rank: u32) {
-        inner.news[rank as usize] += 1;
-        if inner.waiting[rank as usize].take().is_some() {
-            self.sign(rank, false);
+        self.tell_worker(inner, self.worker(rank));
+    }
+
+    fn tell_worker(&self, inner: &mut Inner, worker: usize) {
+        self.news[worker].fetch_add(1, Ordering::Release);
+        let own = inner.waiting.iter_mut().zip(&self.workers).filter(|(_, w)| **w as usize == worker);
+        if own.fold(false, |any, (waiting, _)| waiting.take().is_some() || any) {
+            self.sign_worker(worker, false);
         }
-        self.changed[rank as usize].notify_all();
+        self.changed[worker].notify_all();
     }
 
     fn tell_all(&self, inner: &mut Inner) {
-        (0..self.changed.len() as u32).for_each(|rank| self.tell(inner, rank));
+        (0..self.changed.len()).for_each(|worker| self.tell_worker(inner, worker));
     }
 
     pub fn send(&self, key: Key, data: Data, tag: u32) {
@@ -213,40 +243,59 @@ impl Hub {
         }
     }
 
-    pub fn news(&self, rank: u32) -> u64 {
-        self.lock().news[rank as usize]
+    /// Counts what concerns a worker's ranks.
+    pub fn news(&self, worker: u32) -> u64 {
+        self.news[worker as usize].load(Ordering::Acquire)
     }
 
     pub fn sent_bytes(&self) -> Vec<u64> {
         self.lock().sent.clone()
     }
 
-    /// Waits until there is news for `rank` since `seen`, or a slow link brings something. If no rank is left that
-    /// could bring any, stops everybody and says who waits for what.
-    pub fn wait(&self, rank: u32, seen: u64, what: String) -> Result<(), Error> {
-        self.sign(rank, false);
-        let mut inner = self.lock();
-        let r = rank as usize;
-        if let Some(due) = inner.next_due(rank) {
-            return self.wait_until(due, (rank, seen), inner);
+    /// Waits until there is news for a worker since `seen`, or a slow link brings something to a rank of it. If no rank
+    /// is left that could bring any, stops everybody and says who waits for what: `what` names those of this worker.
+    pub fn wait(&self, worker: u32, seen: u64, what: impl FnOnce() -> Vec<(u32, String)>) -> Result<(), Error> {
+        let w = worker as usize;
+        self.sign_worker(w, false);
+        let due = self.throttled.then(|| self.lock().next_due(|rank| self.worker(rank) == w)).flatten();
+        if self.news_soon(worker, seen, due) {
+            return self.check(&self.lock());
         }
-        if inner.stop.is_none() && inner.news[r] == seen {
-            inner.waiting[r] = Some(what);
+        // Whoever says what he waits for looks here.
+        let waiting = what();
+        let mut inner = self.lock();
+        if let Some(due) = due {
+            return self.wait_until(due, (worker, seen), inner);
+        }
+        if inner.stop.is_none() && self.news(worker) == seen {
+            waiting.into_iter().for_each(|(rank, what)| inner.waiting[rank as usize] = Some(what));
             let all = inner.waiting.iter().filter(|w| w.is_some()).count() + inner.finished as usize;
             if all == inner.waiting.len() {
                 inner.stop = Some(deadlock(&inner.waiting));
                 self.tell_all(&mut inner);
             }
         }
-        while inner.stop.is_none() && inner.news[r] == seen {
-            let woken = self.changed[r].wait_timeout(inner, ROUND).unwrap_or_else(|poisoned| poisoned.into_inner());
+        while inner.stop.is_none() && self.news(worker) == seen {
+            let woken = self.changed[w].wait_timeout(inner, ROUND).unwrap_or_else(|poisoned| poisoned.into_inner());
             inner = woken.0;
             if woken.1.timed_out() {
                 self.find_the_dead(&mut inner);
             }
         }
-        inner.waiting[r] = None;
         self.check(&inner)
+    }
+
+    /// Stays awake for a while to see whether there is news, or a slow link brings what is due.
+    fn news_soon(&self, worker: u32, seen: u64, due: Option<f64>) -> bool {
+        let (begun, mut looks) = (Instant::now(), 0);
+        while begun.elapsed() < self.awake {
+            if self.news(worker) != seen || due.is_some_and(|due| due <= self.now()) {
+                return true;
+            }
+            looks += 1;
+            if looks < KEEN { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        false
     }
 
     /// Waits for a message that is under way: the system wakes a thread up to some ten microseconds late, so the last
@@ -254,18 +303,19 @@ impl Hub {
     fn wait_until<'a>(
         &'a self,
         due: f64,
-        (rank, seen): (u32, u64),
+        (worker, seen): (u32, u64),
         mut inner: MutexGuard<'a, Inner>,
     ) -> Result<(), Error> {
-        self.sign(rank, true);
-        while inner.stop.is_none() && inner.news[rank as usize] == seen {
+        let w = worker as usize;
+        self.sign_worker(w, true);
+        while inner.stop.is_none() && self.news(worker) == seen {
             let left = due - self.now();
             if left <= 0.0 {
                 break;
             }
             if left > AWAKE_S {
                 let sleep = Duration::from_secs_f64(left - AWAKE_S);
-                let woken = self.changed[rank as usize].wait_timeout(inner, sleep);
+                let woken = self.changed[w].wait_timeout(inner, sleep);
                 inner = woken.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
             } else {
                 drop(inner);
@@ -273,7 +323,7 @@ impl Hub {
                 inner = self.lock();
             }
         }
-        self.sign(rank, false);
+        self.sign_worker(w, false);
         self.check(&inner)
     }
 
@@ -284,6 +334,7 @@ impl Hub {
         }
     }
 
+    /// A rank has ended; its worker may have others.
     pub fn finish(&self, rank: u32) {
         let mut inner = self.lock();
         self.sign(rank, true);
@@ -292,31 +343,37 @@ impl Hub {
         self.tell_all(&mut inner);
     }
 
-    /// A rank is alive. While it is `busy`, in a kernel or waiting for a slow link, and when it has ended, nobody
-    /// expects to hear of it.
+    /// A rank's worker is alive. While it is `busy`, in a kernel or waiting for a slow link, and when its last rank has
+    /// ended, nobody expects to hear of it.
     pub fn sign(&self, rank: u32, busy: bool) {
+        self.sign_worker(self.worker(rank), busy);
+    }
+
+    fn sign_worker(&self, worker: usize, busy: bool) {
         let now = if busy { BUSY } else { self.zero.elapsed().as_millis() as u64 };
-        self.signs[rank as usize].store(now, Ordering::Relaxed);
+        self.signs[worker].store(now, Ordering::Relaxed);
     }
 
     /// Stops everybody if a rank has fallen silent.
     fn find_the_dead(&self, inner: &mut Inner) {
         let now = self.zero.elapsed().as_millis() as u64;
         let silent = |r: &usize| {
-            let last = self.signs[*r].load(Ordering::Relaxed);
+            let last = self.signs[self.worker(*r as u32)].load(Ordering::Relaxed);
             last != BUSY && now.saturating_sub(last) > SILENT.as_millis() as u64
         };
-        let Some(dead) = (0..self.signs.len()).filter(|&r| inner.waiting[r].is_none()).find(silent) else { return };
+        let Some(dead) = (0..self.workers.len()).filter(|&r| inner.waiting[r].is_none()).find(silent) else { return };
         let why = format!("rank {dead} is dead: it was not heard of for {} s", SILENT.as_secs());
         inner.stop.get_or_insert(why);
         self.tell_all(inner);
     }
 
-    /// A rank that says nothing any more; for those that look for the dead. Returns when everybody is stopped.
-    pub fn fall_silent(&self, rank: u32) -> Result<(), Error> {
+    /// A worker none of whose ranks says anything any more; for those that look for the dead. Returns when everybody is
+    /// stopped.
+    pub fn fall_silent(&self, worker: u32) -> Result<(), Error> {
+        self.sign_worker(worker as usize, false);
         let mut inner = self.lock();
         while inner.stop.is_none() {
-            let woken = self.changed[rank as usize].wait(inner);
+            let woken = self.changed[worker as usize].wait(inner);
             inner = woken.unwrap_or_else(|poisoned| poisoned.into_inner());
         }
         self.check(&inner)
@@ -344,6 +401,11 @@ impl Hub {
         let mut inner = self.lock();
         inner.stop.get_or_insert(why);
         self.tell_all(&mut inner);
+    }
+
+    /// Errors: everybody was stopped.
+    pub fn halted(&self) -> Result<(), Error> {
+        self.check(&self.lock())
     }
 
     /// Why everybody stopped, if they did.

@@ -137,7 +137,7 @@ impl Scale {
         let corner = (LEFT + SIDE - 8.0, TOP + SIDE - 14.0);
         marks.push(Mark::text(corner, "dashed: 10 % off", 14.0, FAINT, Align::Right));
         let middle = (LEFT + SIDE / 2.0, TOP + SIDE + 48.0);
-        marks.push(Mark::text(middle, "measured, lower quartile of the runs", 16.5, INK, Align::Middle));
+        marks.push(Mark::text(middle, "measured, median of the runs", 16.5, INK, Align::Middle));
         marks.push(Mark::Text {
             at: (30.0, TOP + SIDE / 2.0),
             text: "predicted".into(),
@@ -190,6 +190,7 @@ mod tests {
             measured_s: 1e-3,
             error: 0.0,
             on_core_s: None,
+            runs_s: vec![],
             spread: 0.0,
             provenance: None,
             reason: Reason::Unknown,

@@ -3,12 +3,12 @@
 //! the rows.
 
 use super::Shared;
-use super::flight::{Flight, Next, job};
+use super::flight::{Flight, Next, Work, job};
 use super::hub::{Hub, Key};
 use super::job::What;
 use crate::collective::forward::{self, Load, Message, Round};
 use crate::device::Threads;
-use crate::device::measured::exchange_key;
+use crate::device::measured::{exchange_key, slower};
 use crate::error::{Error, Result};
 use crate::plan::rows::place_of;
 use crate::plan::{Lane, OpKind};
@@ -22,6 +22,8 @@ pub struct Exchange {
     load: Load,
     /// Of a row, when this rank handles all that it handles.
     row_s: f64,
+    /// How many times longer it takes while all cores do the same.
+    crowded: f64,
     stage: Stage,
     round: usize,
     sent: bool,
@@ -64,7 +66,9 @@ impl Exchange {
             let why = format!("the profile has timed no `{name}`; write a new one with `foretrain calibrate --on cpu`");
             return Err(Error::infeasible(format!("{}: {why}", path())));
         };
-        let row_s = curve.at(&load.size().map(|x| x.max(1.0))).0 / load.rows().max(1) as f64;
+        let size = load.size().map(|x| x.max(1.0));
+        let row_s = curve.at(&size).0 / load.rows().max(1) as f64;
+        let crowded = shared.threads.beside.exchanges.get(&name).map_or(1.0, |beside| slower(beside, curve, &size));
         Ok(Flight::Exchange(Exchange {
             node,
             members: group.members(&plan.views, rank),
@@ -72,6 +76,7 @@ impl Exchange {
             rounds,
             load,
             row_s,
+            crowded,
             stage: Stage::New,
             round: 0,
             sent: false,
@@ -83,8 +88,8 @@ impl Exchange {
         (self.members[0], self.node)
     }
 
-    fn rows(&self, count: u64, threads: &Threads) -> f64 {
-        (count as f64 * self.row_s).max(threads.op_s)
+    fn rows(&self, count: u64, threads: &Threads) -> Work {
+        Work { alone: (count as f64 * self.row_s).max(threads.op_s), crowded: self.crowded }
     }
 
     /// The messages of the round that `ours` wants, each with its key and rows.
@@ -98,17 +103,17 @@ impl Exchange {
 
     pub fn next(&mut self, at: usize, threads: &Threads, hub: &mut Hub, now: f64) -> Next {
         match self.stage {
-            Stage::New => return job(at, What::Begun, self.rows(self.load.held, threads), threads),
+            Stage::New => return job(at, What::Begun, self.rows(self.load.held, threads)),
             Stage::Meeting if hub.started(self.meeting()) < self.members.len() as u32 => return Next::Nothing,
             Stage::Meeting => self.stage = Stage::Rounds,
             Stage::Rounds => {}
             Stage::Landed => return Next::Over,
         }
         if self.round == self.rounds.len() {
-            return job(at, What::Landed, self.rows(self.load.landed, threads), threads);
+            return job(at, What::Landed, self.rows(self.load.landed, threads));
         }
         if !self.sent {
-            return job(at, What::Sent(self.round), self.rows(self.load.sent[self.round], threads), threads);
+            return job(at, What::Sent(self.round), self.rows(self.load.sent[self.round], threads));
         }
         let expected = self.messages(|m| m.to == self.here);
         // All are asked for, the ones behind a late one too.
@@ -117,7 +122,7 @@ impl Exchange {
             return Next::Nothing;
         }
         expected.iter().for_each(|(key, _)| hub.take(*key, false));
-        job(at, What::Taken(self.round), self.rows(self.load.taken[self.round], threads), threads)
+        job(at, What::Taken(self.round), self.rows(self.load.taken[self.round], threads))
     }
 
     pub fn done(&mut self, what: What, hub: &mut Hub, now: f64) {

@@ -8,6 +8,7 @@ use crate::act::bytes_of;
 use crate::collective::{self, Hop};
 use crate::device::Threads;
 use crate::device::curve::Curve;
+use crate::device::measured::{Copies, slower};
 use crate::error::{Error, Result};
 use crate::plan::{CollectiveKind, Direction, Lane, OpKind};
 
@@ -39,12 +40,41 @@ enum Phase {
     Over,
 }
 
-fn seconds(curve: &Curve, bytes: u64) -> f64 {
-    curve.at(&[bytes.max(1) as f64]).0
+/// What a thread is busy with for a while: seconds alone, and how many times longer while all cores do it.
+#[derive(Debug, Clone, Copy)]
+pub struct Work {
+    pub alone: f64,
+    pub crowded: f64,
 }
 
-pub fn job(flight: usize, what: What, left: f64, threads: &Threads) -> Next {
-    Next::Job(Job { left, crowded: threads.crowded.memory, then: Then::Flight { flight, what } })
+impl Work {
+    /// Copies of so many bytes.
+    fn copies(threads: &Threads, bytes: u64, curve: fn(&Copies) -> &Curve) -> Work {
+        let size = [bytes.max(1) as f64];
+        let (alone, beside) = (curve(&threads.alone), curve(&threads.beside.copies));
+        Work { alone: alone.at(&size).0, crowded: slower(beside, alone, &size) }
+    }
+
+    fn post(threads: &Threads, bytes: u64) -> Work {
+        Work::copies(threads, bytes, |c| &c.post)
+    }
+
+    fn take(threads: &Threads, bytes: u64) -> Work {
+        Work::copies(threads, bytes, |c| &c.take)
+    }
+
+    fn add(threads: &Threads, bytes: u64) -> Work {
+        Work::copies(threads, bytes, |c| &c.add)
+    }
+
+    /// As long as an op takes that does nothing.
+    fn nothing(threads: &Threads) -> Work {
+        Work { alone: threads.op_s, crowded: 1.0 }
+    }
+}
+
+pub fn job(flight: usize, what: What, work: Work) -> Next {
+    Next::Job(Job { left: work.alone, crowded: work.crowded, then: Then::Flight { flight, what } })
 }
 
 impl Flight {
@@ -73,12 +103,12 @@ impl Flight {
         };
         let threads = shared.threads;
         if let Some((l, leg)) = legs.iter().enumerate().find(|(_, leg)| leg.phase == Phase::Unsent) {
-            return job(at, What::Sent(l), seconds(&threads.post, leg.bytes), threads);
+            return job(at, What::Sent(l), Work::post(threads, leg.bytes));
         }
         for (l, leg) in legs.iter_mut().enumerate().filter(|(_, leg)| leg.phase == Phase::UnderWay) {
             if leg.dir == Direction::Recv && hub.has(leg.key, now) {
                 hub.take(leg.key, true);
-                return job(at, What::Taken(l), seconds(&threads.take, leg.bytes), threads);
+                return job(at, What::Taken(l), Work::take(threads, leg.bytes));
             }
             if leg.dir == Direction::Send && hub.was_taken(leg.key) {
                 leg.phase = Phase::Over;
@@ -114,6 +144,7 @@ pub struct Collective {
     sent: bool,
     stage: Stage,
     bytes: u64,
+    in_place: bool,
 }
 
 #[derive(PartialEq)]
@@ -141,6 +172,7 @@ impl Flight {
         let nodes = nodes.ok_or_else(|| {
             Error::plan(format!("rank {rank}, {}: a member does not take part", line.path(node as usize)))
         })?;
+        let (from, to) = (line.reads(node as usize)[0], line.writes(node as usize)[0]);
         let whole =
             if *kind == CollectiveKind::AllGather { line.writes(node as usize) } else { line.reads(node as usize) };
         Ok(Flight::Collective(Collective {
@@ -152,6 +184,7 @@ impl Flight {
             sent: false,
             stage: Stage::Meeting,
             bytes: bytes_of(plan, &whole[0]),
+            in_place: (from.tensor, from.slot, from.rows) == (to.tensor, to.slot, to.rows),
             members,
             nodes,
         }))
@@ -181,11 +214,11 @@ impl Collective {
             if hub.started(self.meeting()) < self.members.len() as u32 {
                 return Next::Nothing;
             }
-            return job(at, What::Begun, self.own_part(threads), threads);
+            return job(at, What::Begun, self.own_part(threads));
         }
         while self.round < self.rounds.len() {
             if !self.sent && self.hop(|h| h.from == self.here).is_some() {
-                return job(at, What::Sent(self.round), self.send_s(threads), threads);
+                return job(at, What::Sent(self.round), self.send(threads));
             }
             let Some(hop) = self.hop(|h| h.to == self.here) else {
                 (self.round, self.sent) = (self.round + 1, false);
@@ -197,30 +230,30 @@ impl Collective {
             }
             hub.take(key, false);
             let adds = hop.reduce || self.kind == CollectiveKind::ReduceScatter;
-            let curve = if adds { &threads.add } else { &threads.take };
-            return job(at, What::Taken(self.round), seconds(curve, self.part()), threads);
+            let work = if adds { Work::add(threads, self.part()) } else { Work::take(threads, self.part()) };
+            return job(at, What::Taken(self.round), work);
         }
         if self.kind == CollectiveKind::ReduceScatter && self.stage != Stage::Landed {
-            return job(at, What::Landed, seconds(&threads.take, self.part()), threads);
+            return job(at, What::Landed, Work::take(threads, self.part()));
         }
         Next::Over
     }
 
-    /// What a member copies of its own before anything arrives.
-    fn own_part(&self, threads: &Threads) -> f64 {
-        let bytes = match self.kind {
-            CollectiveKind::AllReduce => self.bytes,
-            CollectiveKind::AllGather | CollectiveKind::AllToAll => self.part(),
-            CollectiveKind::ReduceScatter => return threads.op_s,
-        };
-        seconds(&threads.post, bytes) + seconds(&threads.take, bytes)
+    /// What a member copies of its own before anything arrives, if it is not in place.
+    fn own_part(&self, threads: &Threads) -> Work {
+        match self.kind {
+            _ if self.in_place => Work::nothing(threads),
+            CollectiveKind::AllReduce => Work::take(threads, self.bytes),
+            CollectiveKind::AllGather | CollectiveKind::AllToAll => Work::take(threads, self.part()),
+            CollectiveKind::ReduceScatter => Work::nothing(threads),
+        }
     }
 
     /// A sum on its way is handed on as it is, whatever else is copied out first.
-    fn send_s(&self, threads: &Threads) -> f64 {
+    fn send(&self, threads: &Threads) -> Work {
         match self.kind {
-            CollectiveKind::ReduceScatter if self.round > 0 => threads.op_s,
-            _ => seconds(&threads.post, self.part()),
+            CollectiveKind::ReduceScatter if self.round > 0 => Work::nothing(threads),
+            _ => Work::post(threads, self.part()),
         }
     }
 

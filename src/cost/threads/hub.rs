@@ -1,6 +1,6 @@
 //! What lies between the threads: messages, collectives that have begun, turns, and who has to look again.
 
-use super::rank::{Rank, State};
+use super::worker::{State, Worker};
 use crate::cluster::Ports;
 use crate::device::Threads;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -30,7 +30,10 @@ pub struct Hub {
     turns: Vec<u32>,
     /// Ranks that may be able to go on.
     told: Vec<bool>,
+    notice_s: f64,
     wake_s: f64,
+    /// How long a thread looks before it sleeps: not at all where there are more than cores.
+    awake_s: f64,
 }
 
 impl Hub {
@@ -43,7 +46,9 @@ impl Hub {
             started: FxHashMap::default(),
             turns: vec![0; devices],
             told: vec![false; ranks],
+            notice_s: threads.notice_s,
             wake_s: threads.wake_s,
+            awake_s: if devices <= threads.cores as usize { threads.awake_s } else { 0.0 },
         }
     }
 
@@ -51,15 +56,20 @@ impl Hub {
         self.told[rank as usize] = true;
     }
 
-    /// Ranks that wait and were told something wake up.
-    pub fn wake(&mut self, ranks: &mut [Rank], now: f64) {
-        for rank in ranks {
-            let arrived = || self.mail.iter().any(|(key, m)| key.to == rank.rank && m.due == Some(now));
-            if matches!(rank.state, State::Waiting) && (self.told[rank.rank as usize] || arrived()) {
-                rank.state = State::Free(now + self.wake_s);
+    /// Threads that wait and one of whose ranks was told something see it, or wake up. That a slow link brings something
+    /// they know beforehand.
+    pub fn wake(&mut self, workers: &mut [Worker], now: f64) {
+        for worker in workers {
+            let State::Waiting(since) = worker.state else { continue };
+            let own = |rank: &u32| worker.ranks.contains(&(*rank as usize));
+            if self.mail.iter().any(|(key, m)| own(&key.to) && m.due == Some(now)) {
+                worker.state = State::Free(now + self.notice_s);
+            } else if worker.ranks.iter().any(|&rank| self.told[rank]) {
+                let awake = now - since <= self.awake_s;
+                worker.state = State::Free(now + if awake { self.notice_s } else { self.wake_s });
             }
-            self.told[rank.rank as usize] = false;
         }
+        self.told.fill(false);
     }
 
     /// A slow link takes a message when both its ends are there.

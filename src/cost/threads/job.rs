@@ -1,9 +1,5 @@
 //! What a thread does at a time, and how much slower it is in company.
 
-use crate::device::Threads;
-use crate::plan::expert::ExpertOp;
-use crate::plan::{Kernel, OpKind};
-
 /// Something a thread is busy with.
 #[derive(Debug, Clone)]
 pub struct Job {
@@ -36,27 +32,18 @@ pub enum What {
     Landed,
 }
 
-/// How many times longer a job takes while `busy` threads run on `cores`. Up to all cores in proportion, beyond
-/// them each thread has its share of a core.
-pub fn slowdown(busy: usize, cores: u32, crowded: f64) -> f64 {
-    let (busy, cores) = (busy as f64, f64::from(cores));
-    if busy > cores {
-        return crowded * busy / cores;
+/// How many times longer a job takes beside others, `crowded` of which each takes while all cores do the same, on so many
+/// cores. A neighbour that needs less of the memory leaves more of it: of what two of a kind lose to each other, half is
+/// the doing of either. Beyond all cores each thread has its share of one.
+pub fn slowdown(own: f64, others: &[f64], cores: u32) -> f64 {
+    let (busy, cores) = (others.len() as f64 + 1.0, f64::from(cores));
+    if others.is_empty() || cores < 2.0 {
+        return (busy / cores).max(1.0);
     }
-    if cores > 1.0 { 1.0 + (crowded - 1.0) * (busy - 1.0).max(0.0) / (cores - 1.0) } else { 1.0 }
-}
-
-/// How much company hurts a kernel.
-pub fn crowded(kind: &OpKind, threads: &Threads) -> f64 {
-    let OpKind::Compute { kernel, .. } = kind else { return threads.crowded.memory };
-    match kernel {
-        Kernel::MatMul { .. } => threads.crowded.gemm,
-        Kernel::Expert(expert) if matches!(expert.op, ExpertOp::MatMul { .. }) => threads.crowded.gemm,
-        Kernel::Attention(_) | Kernel::AttentionBwd(_) | Kernel::AttentionOnto(_) | Kernel::AttentionBwdOnto(..) => {
-            threads.crowded.attention
-        }
-        _ => threads.crowded.memory,
-    }
+    let mean = others.iter().sum::<f64>() / others.len() as f64;
+    let full = ((own + mean) / 2.0).clamp(1.0, own.max(1.0));
+    let share = ((busy - 1.0) / (cores - 1.0)).min(1.0);
+    (1.0 + (full - 1.0) * share) * (busy / cores).max(1.0)
 }
 
 #[cfg(test)]
@@ -65,10 +52,16 @@ mod tests {
 
     #[test]
     fn threads_share_the_cores_there_are() {
-        assert_eq!(slowdown(1, 2, 1.2), 1.0);
-        assert_eq!(slowdown(2, 2, 1.2), 1.2);
-        assert_eq!(slowdown(4, 2, 1.2), 2.4);
-        assert_eq!(slowdown(3, 1, 1.0), 3.0);
-        assert!((slowdown(2, 3, 1.2) - 1.1).abs() < 1e-12);
+        assert_eq!(slowdown(1.2, &[], 2), 1.0);
+        assert_eq!(slowdown(1.2, &[1.2], 2), 1.2);
+        assert_eq!(slowdown(1.2, &[1.2; 3], 2), 2.4);
+        assert_eq!(slowdown(1.0, &[1.0; 2], 1), 3.0);
+        assert!((slowdown(1.2, &[1.2], 3) - 1.1).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_neighbour_that_leaves_the_memory_alone_costs_half() {
+        assert!((slowdown(1.4, &[1.0], 2) - 1.2).abs() < 1e-12);
+        assert_eq!(slowdown(1.0, &[1.4], 2), 1.0);
     }
 }

@@ -1,28 +1,17 @@
-//! One thread: its program's ops as their edges allow, in the executor's order.
+//! One rank: its program's ops as their edges allow, in the executor's order.
 
 use super::Shared;
 use super::exchange::Exchange;
 use super::flight::{Flight, Next};
 use super::hub::{Hub, Key};
-use super::job::{Job, Then, crowded};
-use crate::act::{Act, seconds};
+use super::job::{Job, Then};
+use crate::act::{Act, seconds, work_of};
 use crate::error::{Error, Result};
 use crate::plan::matching::LegAt;
 use crate::plan::{Direction, Leg, OpKind};
 
-#[derive(Debug, Clone)]
-pub enum State {
-    /// Looks for something to do, from a time on.
-    Free(f64),
-    Busy(Job),
-    /// Until somebody tells it something.
-    Waiting,
-    Done,
-}
-
 pub struct Rank {
     pub rank: u32,
-    pub state: State,
     /// Start and end of every op.
     pub times: Vec<(f64, f64)>,
     /// Edges each op still waits for.
@@ -45,29 +34,11 @@ impl Rank {
         for (i, node) in line.nodes.iter().enumerate().filter(|(i, _)| open[*i] == 0) {
             ready[node.lane as usize] = Some(i as u32);
         }
-        let (state, times) = (State::Free(0.0), vec![(0.0, 0.0); n]);
-        Rank { rank, state, times, open, next, ready, flights: vec![], left: n }
+        Rank { rank, times: vec![(0.0, 0.0); n], open, next, ready, flights: vec![], left: n }
     }
 
-    pub fn is_free(&self, now: f64) -> bool {
-        matches!(self.state, State::Free(at) if at <= now)
-    }
-
-    /// Finds the next thing to do, in the order in which the executor looks.
-    pub fn step(&mut self, shared: &Shared, hub: &mut Hub, now: f64) -> Result<()> {
-        if self.left == 0 {
-            self.state = State::Done;
-            return Ok(());
-        }
-        self.post_all(shared, hub, now)?;
-        let job = self.fly(shared, hub, now).or_else(|| self.compute(shared, hub, now));
-        // Ops that end at once may have let others start.
-        match job {
-            Some(job) => self.state = State::Busy(job),
-            None if self.could_go_on(shared, hub) || self.left == 0 => {}
-            None => self.state = State::Waiting,
-        }
-        Ok(())
+    pub fn is_over(&self) -> bool {
+        self.left == 0
     }
 
     fn is_compute(&self, shared: &Shared, node: u32) -> bool {
@@ -75,7 +46,7 @@ impl Rank {
     }
 
     /// Whether an op could be started now: one that became ready while the others were looked at.
-    fn could_go_on(&self, shared: &Shared, hub: &Hub) -> bool {
+    pub fn could_go_on(&self, shared: &Shared, hub: &Hub) -> bool {
         let can = |&node: &u32| !self.is_compute(shared, node) || self.is_mine(shared, hub, node);
         self.ready.iter().flatten().any(can)
     }
@@ -84,7 +55,7 @@ impl Rank {
         shared.turns.of(self.rank, node).is_none_or(|(device, turn)| hub.turn(device) == turn)
     }
 
-    fn post_all(&mut self, shared: &Shared, hub: &mut Hub, now: f64) -> Result<()> {
+    pub fn post_all(&mut self, shared: &Shared, hub: &mut Hub, now: f64) -> Result<()> {
         for lane in 0..self.ready.len() {
             let Some(node) = self.ready[lane].filter(|&n| !self.is_compute(shared, n)) else { continue };
             self.ready[lane] = None;
@@ -136,7 +107,7 @@ impl Rank {
     }
 
     /// The first thing to do for a communicating op; those that are over end.
-    fn fly(&mut self, shared: &Shared, hub: &mut Hub, now: f64) -> Option<Job> {
+    pub fn fly(&mut self, shared: &Shared, hub: &mut Hub, now: f64) -> Option<Job> {
         let mut at = 0;
         while at < self.flights.len() {
             match self.flights[at].next(at, shared, hub, now) {
@@ -152,7 +123,7 @@ impl Rank {
     }
 
     /// The next kernel, if one can start. What a mask leaves nothing of ends at once.
-    fn compute(&mut self, shared: &Shared, hub: &mut Hub, now: f64) -> Option<Job> {
+    pub fn compute(&mut self, shared: &Shared, hub: &mut Hub, now: f64) -> Option<Job> {
         for lane in 0..self.ready.len() {
             let Some(node) = self.ready[lane].filter(|&n| self.is_compute(shared, n)) else { continue };
             if !self.is_mine(shared, hub, node) {
@@ -165,21 +136,22 @@ impl Rank {
                 Act::Compute { duration, .. } => seconds(duration).value(),
                 _ => 0.0,
             };
-            let kind = &shared.line(self.rank).nodes[node as usize].op.kind;
-            let crowded = crowded(kind, shared.threads);
-            return Some(Job { left: work + shared.threads.op_s, crowded, then: Then::Kernel(node) });
+            let left = work + shared.threads.op_s;
+            return Some(Job { left, crowded: self.crowded(shared, node), then: Then::Kernel(node) });
         }
         None
     }
 
-    /// Ends the job at hand, if it is done.
-    pub fn complete(&mut self, shared: &Shared, hub: &mut Hub, now: f64) {
-        let State::Busy(job) = &self.state else { return };
-        if job.left > 0.0 {
-            return;
-        }
-        let then = job.then;
-        self.state = State::Free(now);
+    /// How many times longer a kernel takes while all cores run the same.
+    fn crowded(&self, shared: &Shared, node: u32) -> f64 {
+        let line = shared.line(self.rank);
+        let OpKind::Compute { kernel, .. } = &line.nodes[node as usize].op.kind else { return 1.0 };
+        let work = work_of(shared.plan, line, node as usize, self.rank);
+        work.map_or(1.0, |(work, dtype)| shared.kernels.beside(kernel.curve(), &work, dtype))
+    }
+
+    /// A job of it is done.
+    pub fn done(&mut self, shared: &Shared, hub: &mut Hub, then: Then, now: f64) {
         match then {
             Then::Kernel(node) => {
                 self.end(shared, node, now);

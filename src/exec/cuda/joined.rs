@@ -132,7 +132,7 @@ pub fn train_on<D: Device>(
         let unpacked = all.iter().map(|bytes| wire::unpack(bytes)).collect::<Option<Vec<_>>>();
         let cut = || Error::device("join", "what a rank has sent of its step cannot be read");
         let (done, sent): (Vec<_>, Vec<_>) = unpacked.ok_or_else(cut)?.into_iter().unzip();
-        let mut run = outputs::gather(plan, &lines, &Hub::new(plan.ranks(), 1, None), done)?;
+        let mut run = outputs::gather(plan, &lines, &Hub::new(&vec![0; plan.ranks() as usize], None), done)?;
         run.sent_bytes = sent;
         each(step, run)?;
     }

@@ -98,7 +98,7 @@ pub fn train_on<D: Device>(
         let logits = job.keep_last && step == job.steps;
         session.step(step, Keep { all: options.keep || logits, logits })?;
         let done = session.done()?;
-        let mut run = outputs::gather(plan, &lines, &Hub::new(plan.ranks(), 1, None), done)?;
+        let mut run = outputs::gather(plan, &lines, &Hub::new(&vec![0; plan.ranks() as usize], None), done)?;
         run.sent_bytes = session.sent().to_vec();
         each(step, run)?;
     }
@@ -154,7 +154,7 @@ pub fn time_steps<D: Device>(
         session.step(step, Keep::default())?;
         let host = begun.elapsed().as_secs_f64();
         let done = session.done()?;
-        each(outputs::gather(plan, &lines, &Hub::new(plan.ranks(), 1, None), done)?, host)?;
+        each(outputs::gather(plan, &lines, &Hub::new(&vec![0; plan.ranks() as usize], None), done)?, host)?;
     }
     if graphs > 0 && ordinals.len() == 1 { session.as_graph(graphs) } else { Ok(vec![]) }
 }
