@@ -262,7 +262,7 @@ fn an_interrupted_validation_has_the_figures_of_the_runs_it_made() {
     let dir = tempfile::tempdir().unwrap();
     let line = "calibrate --tiny --out profile.json";
     assert!(ended(command(dir.path(), line).spawn().unwrap(), line).status.success());
-    let line = "validate --profile profile.json --model tiny --seq-len 64 --ring 2 --repeat 1000 --out found.json";
+    let line = "validate --profile profile.json --model tiny --seq-len 1024 --ring 2 --repeat 1000 --out found.json";
     let child = command(dir.path(), line).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(3000));
     interrupt(&child);

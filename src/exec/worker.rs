@@ -38,7 +38,9 @@ pub fn run<'p, T: Scalar>(
     let mut crew: Vec<Member> = crew.into_iter().map(member).collect();
     let agreed = crew.iter().try_for_each(|m| m.rank.agree());
     all_here.wait();
-    shared.beside.iter().for_each(|others| drop(others.wait()));
+    if let Some(others) = &shared.beside {
+        others.wait();
+    }
     shared.zero.get_or_init(Instant::now);
     if let Err(error) = agreed.and_then(|()| work::<T>(shared, number, &mut crew)) {
         shared.hub.stop(error.to_string());
