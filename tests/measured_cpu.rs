@@ -99,16 +99,12 @@ fn median(all: &[Errors], of: fn(&Errors) -> f64) -> f64 {
     quantile(&all.iter().map(of).collect::<Vec<f64>>(), 0.5)
 }
 
-/// With a core for each rank the goals are 8 % of the step and 10 % of an op, in the median of the plans.
+/// With a core for each rank a step is to be within 8 %, and an op in the median of the plans within 10 %.
 const STEP: f64 = 0.08;
 const OPS: f64 = 0.10;
-/// No step was further off than this when the committed timelines were measured. The machine's host was not idle: cores
-/// of one and the same run were a tenth apart in speed, and the slower one keeps the other waiting.
-const WORST_STEP: f64 = 0.18;
-/// With more ranks than cores the goal is 15 %: reached in the median of the plans, and not by every one of them.
+/// With more ranks than cores a step is to be within 15 %.
 const CROWDED_STEP: f64 = 0.15;
-const WORST_CROWDED_STEP: f64 = 0.20;
-/// Kernels of four ranks: in the median plan 11 % off.
+/// Kernels of four ranks: in the median plan 11 % off when the committed timelines were measured.
 const WORST_KERNEL: f64 = 0.12;
 
 /// Others that had more of the cores than this kept threads waiting: what a step then takes is theirs to say. Ops, whose
@@ -126,8 +122,7 @@ fn steps_are_right(all: &[Errors], worst: f64) {
 fn a_rank_a_core() {
     let all = all(2);
     assert!(all.len() >= 4, "{} timelines", all.len());
-    steps_are_right(&all, WORST_STEP);
-    assert!(all.iter().any(|e| e.others > IDLE) || median(&all, |e| e.step) <= STEP);
+    steps_are_right(&all, STEP);
     assert!(median(&all, |e| e.median_op) <= OPS);
     assert!(median(&all, |e| e.median_kernel) <= OPS);
 }
@@ -136,7 +131,6 @@ fn a_rank_a_core() {
 fn more_ranks_than_cores() {
     let all = all(4);
     assert!(all.len() >= 2, "{} timelines", all.len());
-    steps_are_right(&all, WORST_CROWDED_STEP);
-    assert!(median(&all, |e| e.step) <= CROWDED_STEP);
+    steps_are_right(&all, CROWDED_STEP);
     assert!(median(&all, |e| e.median_kernel) <= WORST_KERNEL);
 }
