@@ -39,8 +39,6 @@ pub fn timeout(said: Option<String>) -> Result<Duration> {
 /// Between two signs of life; after the second without any a process is given up.
 const PING: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(30);
-/// How long a reason may be on its way after the end that it explains.
-const GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 struct State {
@@ -183,8 +181,6 @@ impl Meeting {
     fn hear(&self, from: u32) -> Result<Vec<u8>> {
         let until = Instant::now() + self.timeout;
         let mut state = self.board.state();
-        // Who ends because of a third rank may be heard before that rank's own reason.
-        let mut patience = None;
         loop {
             if let Some(data) = state.inbox.get_mut(&from).and_then(VecDeque::pop_front) {
                 return Ok(data);
@@ -193,12 +189,6 @@ impl Meeting {
             let why = match &state.failed {
                 Some(why) => why.clone(),
                 None if state.ended.contains(&from) => {
-                    let left = patience.get_or_insert(Instant::now() + GRACE).saturating_duration_since(Instant::now());
-                    if !left.is_zero() {
-                        let waited = self.board.changed.wait_timeout(state, left);
-                        state = waited.map_or_else(|p| p.into_inner().0, |w| w.0);
-                        continue;
-                    }
                     format!("rank {from} has ended before it said what is waited for")
                 }
                 None if left.is_zero() => {
@@ -265,13 +255,13 @@ fn hear(mut stream: TcpStream, peer: u32, board: &Board, links: &[Link]) {
             }
             Err(_) => format!("rank {peer} has ended without a word: see what it printed"),
         };
-        let first = state.failed.is_none();
-        state.failed.get_or_insert(why.clone());
+        if state.failed.is_none() {
+            // Before this process knows: it ends then, and its end would come first.
+            tell(links, Some(peer), &why);
+            state.failed = Some(why);
+        }
         drop(state);
         board.changed.notify_all();
-        if first {
-            tell(links, Some(peer), &why);
-        }
         return;
     }
 }
