@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub const FILE: &str = "index.json";
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 
 /// A checkpoint as its index describes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Index {
-    foretrain_checkpoint: u32,
+    pub(super) foretrain_checkpoint: u32,
     /// Steps that were done.
     pub step: u64,
     /// Sequences that were seen: where the data goes on.
@@ -132,39 +132,7 @@ impl Param {
     }
 }
 
-/// What is said of the run that saves.
-pub struct About {
-    pub step: u64,
-    pub sequences: u64,
-    pub seed: u64,
-    pub model: String,
-    pub strategy: String,
-    pub ranks: u32,
-    pub plan: String,
-    pub optimizer: Adam,
-    pub dtype: Dtype,
-}
-
 impl Index {
-    pub fn new(about: About, files: Vec<File>, params: BTreeMap<String, Param>) -> Index {
-        let About { step, sequences, seed, model, strategy, ranks, plan, optimizer, dtype } = about;
-        let foretrain_checkpoint = VERSION;
-        Index {
-            foretrain_checkpoint,
-            step,
-            sequences,
-            seed,
-            model,
-            strategy,
-            ranks,
-            plan,
-            optimizer,
-            dtype,
-            files,
-            params,
-        }
-    }
-
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }

@@ -2,7 +2,7 @@
 //! that follow. A folder gets its name once all of it is on the disk, so that what was cut off is never loaded.
 
 use super::extent::{Extents, Held, State};
-use super::index::{self, About, File, Index, Param, Piece, boxes, folder, tensor_name};
+use super::index::{self, File, Index, Param, Piece, boxes, folder, tensor_name};
 use super::share::{missing, share};
 use crate::error::{Error, Result};
 use crate::exec::Data;
@@ -72,17 +72,20 @@ impl Saver {
         let plan = memory.plan();
         let extents = Extents::new(plan, memory.atoms())?;
         let held: Vec<Vec<Held>> = (0..plan.ranks()).map(|rank| extents.of(rank)).collect::<Result<_>>()?;
-        let (files, params) = copied(plan, memory, &held)?;
-        let about = self.about(plan, step, memory);
+        let (tensors, params) = copied(plan, memory, &held)?;
+        let index = self.index(memory, step, params);
         let (dir, stall_s) = (self.dir.join(folder(step)), began.elapsed().as_secs_f64());
-        let write = move || write(dir, about, files, params, stall_s);
+        let write = move || write(dir, index, tensors, stall_s);
         self.state.borrow_mut().under_way = Some(std::thread::spawn(write));
         Ok(())
     }
 
-    fn about(&self, plan: &Plan, step: u64, memory: &Memory) -> About {
+    /// The index of files that are yet to be written.
+    fn index(&self, memory: &Memory, step: u64, params: BTreeMap<String, Param>) -> Index {
+        let plan = memory.plan();
         let master = plan.masters.first().map_or(plan.params[0].weight, |m| m.master);
-        About {
+        Index {
+            foretrain_checkpoint: index::VERSION,
             step,
             sequences: self.before.sequences + (step - self.before.steps) * plan.about.global_batch,
             seed: self.seed,
@@ -92,6 +95,8 @@ impl Saver {
             plan: memory.hash().to_string(),
             optimizer: plan.optimizer().unwrap_or_default(),
             dtype: plan.tensors[master as usize].dtype,
+            files: vec![],
+            params,
         }
     }
 
@@ -147,32 +152,24 @@ fn copied(plan: &Plan, memory: &Memory, held: &[Vec<Held>]) -> Result<(Vec<Tenso
     Ok((files, params))
 }
 
-fn write(
-    dir: PathBuf,
-    about: About,
-    tensors: Vec<Tensors>,
-    params: BTreeMap<String, Param>,
-    stall_s: f64,
-) -> Result<Saved> {
-    let (began, step) = (Instant::now(), about.step);
+fn write(dir: PathBuf, mut index: Index, tensors: Vec<Tensors>, stall_s: f64) -> Result<Saved> {
+    let began = Instant::now();
     let unfinished = dir.with_extension("unfinished");
     if unfinished.exists() {
         std::fs::remove_dir_all(&unfinished).map_err(Error::io(&unfinished))?;
     }
     std::fs::create_dir(&unfinished).map_err(Error::io(&unfinished))?;
-    let mut files = vec![];
     for (i, tensors) in tensors.into_iter().enumerate() {
         let name = format!("part-{i:05}.safetensors");
         let bytes = contents(&tensors).map_err(|e| Error::spec(unfinished.join(&name).display(), "contents", e))?;
         put(&unfinished.join(&name), &bytes)?;
-        files.push(File { name, bytes: bytes.len() as u64, crc32: crc32fast::hash(&bytes) });
+        index.files.push(File { name, bytes: bytes.len() as u64, crc32: crc32fast::hash(&bytes) });
     }
-    let index = Index::new(about, files, params);
     let text = serde_json::to_vec(&index).expect("an index is plain data");
     put(&unfinished.join(index::FILE), &text)?;
     std::fs::rename(&unfinished, &dir).map_err(Error::io(&dir))?;
     Ok(Saved {
-        step,
+        step: index.step,
         bytes: index.bytes() + text.len() as u64,
         most_bytes: index.files.iter().map(|file| file.bytes).max().unwrap_or(0),
         files: index.files.len() as u32,
