@@ -104,17 +104,9 @@ const STEP: f64 = 0.08;
 const OPS: f64 = 0.10;
 /// With more ranks than cores a step is to be within 15 %.
 const CROWDED_STEP: f64 = 0.15;
-/// Kernels of four ranks: in the median plan 11 % off when the committed timelines were measured.
-const WORST_KERNEL: f64 = 0.12;
-
-/// Others that had more of the cores than this kept threads waiting: what a step then takes is theirs to say. Ops, whose
-/// times are the median of many runs, still have to be right.
-const IDLE: f64 = 0.03;
-
 fn steps_are_right(all: &[Errors], worst: f64) {
-    for e in all.iter().filter(|e| e.others <= IDLE) {
-        let bound = worst.max(e.noise);
-        assert!(e.step <= bound, "{}: the step is off by {:.3}, the runs spread by {:.3}", e.name, e.step, e.noise);
+    for e in all {
+        assert!(e.step <= worst, "{}: the step is off by {:.3}, the runs spread by {:.3}", e.name, e.step, e.noise);
     }
 }
 
@@ -132,5 +124,5 @@ fn more_ranks_than_cores() {
     let all = all(4);
     assert!(all.len() >= 2, "{} timelines", all.len());
     steps_are_right(&all, CROWDED_STEP);
-    assert!(median(&all, |e| e.median_kernel) <= WORST_KERNEL);
+    assert!(median(&all, |e| e.median_kernel) <= OPS);
 }
