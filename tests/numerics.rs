@@ -487,6 +487,10 @@ fn a_pipeline_with_every_other_degree() {
         (2, 2, 8, 2, ""),
         (2, 1, 4, 2, "short-ends"),
         (2, 2, 10, 2, "short-ends"),
+        // Embedding and head in chunks of their own, beside layers on the same stage and without any.
+        (2, 2, 2, 4, "short-ends"),
+        (3, 1, 1, 4, "short-ends+no-overlap-grad"),
+        (4, 1, 2, 3, "short-ends+no-overlap-p2p"),
     ] {
         let options: foretrain::spec::Options = words.parse().unwrap();
         let par = Parallelism { pp, vp, dp: 2, ring: 2, ulysses: 2, zero: 1, options, ..case().par };

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 /// Slots whose contents are gone by the end of the step, and are wanted.
 pub fn watched(plan: &Plan) -> Vec<SlotId> {
-    let mut slots: Vec<SlotId> = plan.feed.tokens().map(hidden_slot).into_iter().collect();
+    let mut slots: Vec<SlotId> = plan.feed.tokens().into_iter().flat_map(hidden_slots).collect();
     for master in plan.masters.iter().filter(|m| m.group.is_some()) {
         slots.extend(slots_of(plan, master.grad_share));
     }
@@ -36,8 +36,10 @@ pub fn kept(plan: &Plan, all: bool) -> Vec<SlotId> {
     tensors.into_iter().flat_map(|t| slots_of(plan, t)).collect()
 }
 
-fn hidden_slot(inputs: &Inputs) -> SlotId {
-    SlotId { tensor: inputs.hidden, slot: inputs.hidden_slot }
+/// Those that microbatches leave their hidden states in, by turns.
+fn hidden_slots(inputs: &Inputs) -> impl Iterator<Item = SlotId> {
+    let (tensor, first) = (inputs.hidden, inputs.hidden_slot);
+    (first..first + inputs.hidden_turns).map(move |slot| SlotId { tensor, slot })
 }
 
 fn slots_of(plan: &Plan, tensor: TensorId) -> impl Iterator<Item = SlotId> {
@@ -121,8 +123,7 @@ fn shares(plan: &Plan, done: &[Done], rank: u32, weight: TensorId, slot: u32) ->
 
 /// Final hidden states, by sequence of the global batch; empty where they were not watched.
 fn hidden(plan: &Plan, inputs: &Inputs, done: &[Done]) -> Vec<Vec<f64>> {
-    let at = hidden_slot(inputs);
-    let tensor = &plan.tensors[at.tensor as usize];
+    let tensor = &plan.tensors[inputs.hidden as usize];
     let (rows, row) = (tensor.rows() as usize, tensor.row_len() as usize);
     let mut all: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for (rank, done) in done.iter().enumerate() {
@@ -131,7 +132,11 @@ fn hidden(plan: &Plan, inputs: &Inputs, done: &[Done]) -> Vec<Vec<f64>> {
             let share = |share: Share| share.row(&plan.views, rank as u32, rows as u64, i as u64) as usize;
             inputs.share.map_or(i, share)
         };
-        for (m, data) in done.seen.get(&at).into_iter().flatten().enumerate() {
+        let turns = hidden_slots(inputs).enumerate().flat_map(|(turn, at)| {
+            let seen = done.seen.get(&at).into_iter().flatten().enumerate();
+            seen.map(move |(i, data)| (i * inputs.hidden_turns as usize + turn, data))
+        });
+        for (m, data) in turns {
             let sequences = super::inputs::sequences_of(plan, inputs, rank as u32, m as u32);
             for (i, values) in data.to_f64().chunks(row).enumerate() {
                 let (sequence, token) = (row_of(i) / positions.len(), row_of(i) % positions.len());

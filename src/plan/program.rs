@@ -143,9 +143,19 @@ pub struct Inputs {
     pub microbatches: u32,
     /// Scalar, summed over all ranks at the end of the step.
     pub loss: TensorId,
-    /// The final hidden states of the last microbatch.
+    /// The final hidden states: microbatch m has them in slot `hidden_slot + m % hidden_turns`.
     pub hidden: TensorId,
     pub hidden_slot: u32,
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub hidden_turns: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(n: &u32) -> bool {
+    *n == 1
 }
 
 /// A tensor of an attention operation, over all its ranks: `[batch, seq, lanes * heads * width]`.

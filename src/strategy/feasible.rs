@@ -455,7 +455,7 @@ fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
 pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> {
     let (l, parts) = (model.layers, u64::from(par.pp) * u64::from(par.vp));
     let short = if par.options.short_ends { 2 } else { 0 };
-    if par.pp > 1 && par.vp <= 64 && (l + short).is_multiple_of(parts) && (l + short) / parts > short.min(1) {
+    if par.pp > 1 && par.vp <= 64 && (l + short).is_multiple_of(parts) && l >= 1 {
         let mut all = vec![((l + short) / parts) as u32; parts as usize];
         if par.options.short_ends {
             all[0] -= 1;
@@ -473,7 +473,7 @@ pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> 
     if kinds_of(model, false).len() > 1 && short == 0 && l >= parts {
         return Ok(uneven(l, parts));
     }
-    let good = list((2..=l.min(4096)).filter(|n| (l + short).is_multiple_of(*n) && (l + short) / n > short.min(1)));
+    let good = list((2..=(l + short).min(4096)).filter(|n| (l + short).is_multiple_of(*n)));
     Err(Error::infeasible(format!(
         "pp: {l} layers{} do not split evenly over pp {} x vp {} = {parts} parts; use {good} parts, or option {}",
         if short > 0 { " and 2 for the short ends" } else { "" },

@@ -68,11 +68,12 @@ impl<'s, 'a> Staged<'s, 'a> {
         let shape = [step.layer().residual_rows(), step.model.hidden];
         let (dtype, longest) = (step.work.dtype, step.pipe.longest(&(0..step.layer_count()).collect()));
         let inner_slots = (most(|f| f.kept) * (longest - 1)).max(1);
+        let turns = step.hidden_turns();
         let mut tensor = |name, kind, slots| step.b.tensor(name, &shape, dtype, kind, slots);
         let input = tensor("x_in", TensorKind::Activation, most(|f| f.inputs));
         let inner = tensor("x", TensorKind::Activation, inner_slots);
         let output = tensor("x_out", TensorKind::CommBuffer, 2);
-        let hidden = tensor("hidden", TensorKind::Activation, 1);
+        let hidden = tensor("hidden", TensorKind::Activation, turns);
         let dx = tensor("dx", TensorKind::Workspace, 2 * most(|f| f.gradients));
         step.x = Residual::of_last_stage(hidden);
         step.dx = dx;
@@ -97,6 +98,9 @@ impl<'s, 'a> Staged<'s, 'a> {
         let (stages, chunks) = (staged.step.pipe.stages, staged.step.pipe.chunks);
         for (chunk, stage) in (0..chunks).flat_map(|chunk| (0..stages).map(move |stage| (chunk, stage))) {
             let chain = staged.chain(stage, chunk);
+            if chain.is_empty() {
+                continue;
+            }
             for microbatch in 0..staged.step.variants() {
                 let key = (chain.clone(), microbatch);
                 if !staged.chunks.contains_key(&key) {
@@ -144,7 +148,11 @@ impl<'s, 'a> Staged<'s, 'a> {
                 Act::Forward(pass) => self.forward(stage, pass),
                 Act::Backward(pass) => self.backward(stage, pass),
                 // Sums of gradients are for a backward pass alone, and no schedule has one of these in a pair.
-                Act::Pair { forward, backward } if self.sums(backward.unit) => {
+                Act::Pair { forward, backward }
+                    if self.sums(backward.unit)
+                        || self.is_empty(stage, forward.unit)
+                        || self.is_empty(stage, backward.unit) =>
+                {
                     self.forward(stage, forward);
                     self.backward(stage, backward);
                 }
@@ -189,7 +197,7 @@ impl<'s, 'a> Staged<'s, 'a> {
     fn receive(&mut self, stage: u32, unit: Unit, slot: u32) {
         let before = (stage + self.step.pipe.stages - 1) % self.step.pipe.stages;
         let (what, index, link, by, dst) = match unit.forward {
-            true => ("x", 0, before, -1, self.input.slot(slot)),
+            true => ("x", 0, before, -1, self.input_of(stage, unit, slot)),
             false => ("dx", 1, stage, 1, self.dx.slot(2 * slot)),
         };
         let (tag, group) = (self.tag(stage, unit), self.step.pipe.link(link));
@@ -228,11 +236,13 @@ impl<'s, 'a> Staged<'s, 'a> {
     }
 
     fn forward(&mut self, stage: u32, pass: Pass) {
-        self.passed(stage, pass.unit, self.input.slot(pass.input));
+        self.passed(stage, pass.unit, self.input_of(stage, pass.unit, pass.input));
         self.begin_forward(stage, pass);
-        let (block, args) = (self.chunks[&self.key(stage, pass.unit)].forward, self.forward_args(stage, pass));
-        let Unit { chunk, microbatch, .. } = pass.unit;
-        self.step.b.call(&format!("fwd.{chunk}.{microbatch}"), block, 1, &args);
+        if !self.is_empty(stage, pass.unit) {
+            let (block, args) = (self.chunks[&self.key(stage, pass.unit)].forward, self.forward_args(stage, pass));
+            let Unit { chunk, microbatch, .. } = pass.unit;
+            self.step.b.call(&format!("fwd.{chunk}.{microbatch}"), block, 1, &args);
+        }
         self.end_forward(stage, pass);
     }
 
@@ -251,9 +261,27 @@ impl<'s, 'a> Staged<'s, 'a> {
         args
     }
 
-    /// Where the last layer of a forward unit writes.
-    fn out_of(&self, stage: u32, Pass { unit, to, .. }: Pass) -> Buf {
-        if self.step.pipe.is_last(stage, unit.chunk) { self.step.x.last() } else { self.output.slot(to) }
+    /// Whether a chunk has no layers: an embedding or a head of its own, as those of Llama 3 405B
+    /// (arXiv:2407.21783, section 3.3.2).
+    fn is_empty(&self, stage: u32, unit: Unit) -> bool {
+        self.step.pipe.range(stage, unit.chunk).is_empty()
+    }
+
+    /// What a forward unit is given; where nothing but the head is left, the hidden states by turns.
+    fn input_of(&self, stage: u32, unit: Unit, slot: u32) -> Buf {
+        match self.is_empty(stage, unit) && self.step.pipe.is_last(stage, unit.chunk) {
+            true => self.step.x.last().slot(unit.microbatch % self.step.hidden_turns()),
+            false => self.input.slot(slot),
+        }
+    }
+
+    /// Where the last layer of a forward unit writes; without any, what the unit was given.
+    fn out_of(&self, stage: u32, Pass { unit, input, to, .. }: Pass) -> Buf {
+        match (self.is_empty(stage, unit), self.step.pipe.is_last(stage, unit.chunk)) {
+            (true, _) => self.input_of(stage, unit, input),
+            (_, true) => self.step.x.last(),
+            _ => self.output.slot(to),
+        }
     }
 
     fn end_forward(&mut self, stage: u32, pass: Pass) {
@@ -271,19 +299,22 @@ impl<'s, 'a> Staged<'s, 'a> {
         let (unit, sums) = (pass.unit, self.sums(pass.unit));
         self.passed(stage, unit, self.dx.slot(2 * pass.to));
         self.begin_backward(stage, pass);
-        let (chunk, mut args) = (self.chunks[&self.key(stage, unit)], self.backward_args(stage, pass));
-        if sums {
-            args.extend(self.args(stage, unit.chunk, |kind| self.step.shares(kind)));
+        if !self.is_empty(stage, unit) {
+            let (chunk, mut args) = (self.chunks[&self.key(stage, unit)], self.backward_args(stage, pass));
+            if sums {
+                args.extend(self.args(stage, unit.chunk, |kind| self.step.shares(kind)));
+            }
+            let block = if sums { chunk.last } else { chunk.backward };
+            self.step.b.call(&format!("bwd.{}.{}", unit.chunk, unit.microbatch), block, 1, &args);
         }
-        let block = if sums { chunk.last } else { chunk.backward };
-        self.step.b.call(&format!("bwd.{}.{}", unit.chunk, unit.microbatch), block, 1, &args);
         self.end_backward(stage, pass);
     }
 
-    fn begin_backward(&mut self, stage: u32, Pass { unit, to, .. }: Pass) {
+    fn begin_backward(&mut self, stage: u32, pass: Pass) {
+        let unit = pass.unit;
         if self.step.pipe.is_last(stage, unit.chunk) {
             let targets = self.step.targets.slot(unit.microbatch);
-            let args = [targets, self.step.x.last(), self.dx.slot(2 * to)].map(Arg::from);
+            let args = [targets, self.out_of(stage, pass), self.dx.slot(2 * pass.to)].map(Arg::from);
             self.step.b.call(&format!("head.{}.{}", unit.chunk, unit.microbatch), self.head, 1, &args);
             if self.sums(unit) {
                 self.step.sync_head();

@@ -523,6 +523,13 @@ impl<'a> Step<'a> {
         }
     }
 
+    /// Slots of the final hidden states: one, since the head follows the layers at once; but two where they come from
+    /// another stage, so that the next can come meanwhile.
+    pub(super) fn hidden_turns(&self) -> u32 {
+        let last = self.pipe.range(self.pipe.stages - 1, self.pipe.chunks - 1);
+        if last.is_empty() { 2 } else { 1 }
+    }
+
     fn params(&self) -> Vec<Param> {
         let staged = self.pipe.stages > 1;
         let on = |stages: &[u32]| if staged { stages.to_vec() } else { vec![] };
@@ -590,6 +597,7 @@ impl<'a> Step<'a> {
             loss: self.loss.tensor(),
             hidden: self.x.last().tensor(),
             hidden_slot: self.x.last().slot,
+            hidden_turns: self.hidden_turns(),
         };
         let table = (0..self.pipe.stages).collect();
         let print = self.b.take_print();
