@@ -462,6 +462,27 @@ fn gradients_and_weights_in_shares() {
     }
 }
 
+/// The same in stages, of which each gathers and scatters what passes it, and where gradients wait whole.
+#[test]
+fn gradients_and_weights_in_shares_of_stages() {
+    for (zero, words) in [(2, ""), (2, "no-prefetch"), (3, ""), (3, "no-prefetch"), (3, "no-sync"), (3, "no-sync+no-prefetch")]
+    {
+        for (pp, vp, layers, microbatches, dp, tp, recompute, tie) in [
+            (1, 1, 3, 2, 3, 1, Recompute::None, true),
+            (2, 1, 2, 1, 2, 1, Recompute::None, false),
+            (2, 1, 6, 4, 2, 2, Recompute::None, true),
+            (3, 1, 9, 2, 2, 1, Recompute::Full, true),
+            (2, 2, 12, 4, 2, 1, Recompute::None, false),
+        ] {
+            let par = Parallelism { pp, vp, dp, tp, zero, recompute, options: words.parse().unwrap(), ..case().par };
+            holds(&Case { layers, microbatches, tie, par, ..case() }, 1e-10);
+        }
+    }
+    let options = "no-overlap-p2p+short-ends".parse().unwrap();
+    let par = Parallelism { pp: 2, dp: 2, ring: 2, ulysses: 2, zero: 3, options, ..case().par };
+    holds(&Case { layers: 4, microbatches: 3, batch: 2, par, tie: true, ..case() }, 1e-10);
+}
+
 #[test]
 fn a_pipeline_of_stages() {
     for (pp, vp, layers, microbatches, zero, recompute, tie) in [
@@ -551,7 +572,7 @@ fn cases() -> impl Strategy<Value = Case> {
         .prop_map(|(case, (pp, vp))| Case {
             layers: case.layers * u64::from(pp * vp),
             microbatches: case.microbatches * if vp > 1 { u64::from(pp) } else { 1 },
-            par: Parallelism { pp, vp, zero: if pp > 1 { case.par.zero % 2 } else { case.par.zero }, ..case.par },
+            par: Parallelism { pp, vp, ..case.par },
             ..case
         })
         .prop_filter("feasible", feasible)

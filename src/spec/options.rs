@@ -207,6 +207,8 @@ pub struct Options {
     pub unfused: bool,
     /// ZeRO 2 and 3 have room for one layer's whole weights and gradient, not for the next one's beside it.
     pub no_prefetch: bool,
+    /// ZeRO 3: gradients add up whole, and are scattered behind the last microbatch.
+    pub no_sync: bool,
     /// Gradients are summed over the replicas when all of the backward pass is over, and not layer by layer behind it.
     pub no_overlap_grad: bool,
     /// CPU and GPU wait for what passes between stages of a pipeline.
@@ -385,6 +387,12 @@ pub const WORDS: &[Word] = &[
         about: "ZeRO 2 and 3: one layer's gathered weights and gradient at a time, none ahead or behind",
         set: |o| o.no_prefetch = true,
         is_set: |o| o.no_prefetch,
+    },
+    Word {
+        name: "no-sync",
+        about: "ZeRO 3: gradients add up whole over microbatches and are scattered behind the last (PyTorch FSDP's no_sync, as its pipeline schedules use it)",
+        set: |o| o.no_sync = true,
+        is_set: |o| o.no_sync,
     },
     Word {
         name: "no-overlap-grad",

@@ -7,6 +7,11 @@
 //! 3. the weights too: a layer's are gathered before its forward and again before its backward pass, one layer
 //!    ahead of compute, as PyTorch's FSDP does (arXiv:2304.11277). A bucket is a layer.
 //!
+//! In a pipeline 2 and 3 do so for every microbatch that passes a stage, as FSDP does where it is told to reshard
+//! always. Megatron-LM and DeepSpeed have stage 1 alone there (DeepSpeed's engine refuses the others). With `no-sync`
+//! gradients add up whole until the last microbatch, as under PyTorch's `no_sync` and its pipeline schedules.
+//! Experts are shared out in the same way among the ranks that hold the same ones.
+//!
 //! With any of them the optimizer state may be in the host's memory (ZeRO-Offload, Ren et al., arXiv:2101.06840): summed
 //! gradients are copied there, the CPU runs Adam once it has all of them, as it would where it clips them, and every new
 //! weight is copied back as it is there.
@@ -36,6 +41,7 @@ pub struct FlatWeights {
     /// Elements of a slot, padded to the ranks that share it.
     pub elems: u64,
     share: u64,
+    slots: u32,
 }
 
 /// The ranks that hold the same weights, and what they do about it.
@@ -45,6 +51,8 @@ pub struct DataParallel {
     pub zero: u32,
     /// A step has several microbatches.
     pub accumulate: bool,
+    /// Gradients add up whole, and are shared out behind the last microbatch.
+    pub no_sync: bool,
     /// The optimizer is the CPU's.
     pub offload: bool,
     pub dtype: Dtype,
@@ -70,12 +78,17 @@ impl DataParallel {
 
     /// Gradients are whole only while a layer's backward pass adds to them.
     pub fn shares_gradients(&self) -> bool {
-        self.sharded() && self.zero >= 2
+        self.sharded() && self.zero >= 2 && !self.no_sync
     }
 
     /// Weights are whole only while they are used.
     pub fn shares_weights(&self) -> bool {
         self.sharded() && self.zero >= 3
+    }
+
+    /// Weights or gradients come and go by layers.
+    pub fn by_layers(&self) -> bool {
+        self.shares_gradients() || self.shares_weights()
     }
 
     /// Whether sums of several microbatches are added up in the shares.
@@ -121,7 +134,7 @@ impl DataParallel {
             (kept(self.shares_gradients(), TensorKind::Grad), kept(self.shares_weights(), TensorKind::Param));
         let grad_share = if self.sharded() { flat("g_share", share, self.acc, grad_kind) } else { grad };
         let weight_share = self.sharded().then(|| flat("w_share", share, self.dtype, weight_kind));
-        FlatWeights { weight, grad, grad_share, master, m, v, weight_share, partial, away, elems, share }
+        FlatWeights { weight, grad, grad_share, master, m, v, weight_share, partial, away, elems, share, slots }
     }
 
     /// Where a rank keeps the weights: whole, or its share of them.
@@ -139,9 +152,18 @@ impl DataParallel {
         b.compute(label, Kernel::Fill { elems: w.elems }, &[], &[grad]);
     }
 
-    /// The sums of all microbatches begin at zero.
-    pub fn clear_share(&self, b: &mut Builder, label: &str, w: &FlatWeights, share: Buf) {
-        b.compute(label, Kernel::Fill { elems: w.share }, &[], &[share]);
+    /// What a rank keeps of a gradient from one microbatch to the next.
+    pub fn kept_gradient(&self, w: &FlatWeights) -> Buf {
+        if self.shares_gradients() { w.grad_share } else { w.grad }
+    }
+
+    /// Elements of a slot of that, where sums begin at zero; a sum that is written once needs no beginning.
+    pub fn begins_at_zero(&self, w: &FlatWeights) -> Option<u64> {
+        match (self.shares_gradients(), self.accumulate) {
+            (false, _) => Some(w.elems),
+            (true, true) => Some(w.share),
+            (true, false) => None,
+        }
     }
 
     /// Adds the sum of a microbatch to the share.
@@ -152,6 +174,11 @@ impl DataParallel {
     /// The buffer that receives the sum of one microbatch: the share itself where there is only one.
     pub fn partial_of(&self, w: &FlatWeights) -> Buf {
         w.partial.unwrap_or(w.grad_share)
+    }
+
+    /// The same of a layer, in a slot that it takes in turns with others; `None`: each has one of its own.
+    pub fn partials(&self, w: &FlatWeights) -> Option<(Buf, u32)> {
+        w.partial.map(|partial| (partial, w.slots.min(2)))
     }
 
     /// What the executor needs to fill the master copies.

@@ -76,7 +76,6 @@ fn hybrid(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     let has = |mixer| model.count(mixer) > 0;
     let states = has(Mixer::Mamba);
     let refused = [
-        (par.zero > 1, "zero above 1, whose weights come and go by layers that are all alike; use zero 1"),
         (par.options.chunks > 0, "fpdt; more ranks go to dp, tp or pp"),
         (model.parallel_block || model.mla.is_some() || model.bias || model.biased_qkv(), "parts of other families"),
         (
@@ -147,7 +146,8 @@ fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         (model.parallel_block, "a parallel block"),
         (model.bias, "biases"),
         (model.mlp == Mlp::Gelu, "GELU"),
-        (par.zero > 1, "zero above 1; use zero 1"),
+        (par.zero > 1 && o.replicas > 0, "zero above 1 and replicas, whose gradients are summed once a step; use zero 1"),
+        (par.zero > 1 && o.overlap_exchange, "zero above 1 and overlap-exchange, whose pairs keep weights whole; use zero 1"),
         (par.tp > 1 && o.whole_activations, "no-sp, where every rank would send the same tokens; leave it out"),
         (
             o.overlap_shared && moe.shared_ffn == 0,
@@ -300,13 +300,6 @@ fn degrees(par: &Parallelism) -> Result<()> {
     if par.zero > 3 {
         return Err(Error::infeasible(format!("zero: there is no stage {}; use 0, 1, 2 or 3", par.zero)));
     }
-    if par.zero > 1 && par.pp > 1 {
-        let why = format!(
-            "zero: stage {} in a pipeline would scatter every gradient again for each microbatch in flight; use zero 1",
-            par.zero
-        );
-        return Err(Error::infeasible(why));
-    }
     Ok(())
 }
 
@@ -387,6 +380,13 @@ fn options(par: &Parallelism) -> Result<()> {
             "pp 1, and no overlap-exchange",
         ),
     ];
+    if o.no_sync && par.zero < 3 {
+        let why = format!(
+            "options: no-sync needs zero 3, not {}: with gradients that stay whole, 2 is what 1 is; leave it out",
+            par.zero
+        );
+        return Err(Error::infeasible(why));
+    }
     if o.no_prefetch && par.zero < 2 {
         let why = format!("options: no-prefetch needs zero 2 or 3, not {}; leave it out", par.zero);
         return Err(Error::infeasible(why));

@@ -124,7 +124,7 @@ impl Kind {
     }
 
     /// What a call on some of them is called: apart from others where there are others.
-    fn label(&self, what: &str, stretch: &Stretch) -> String {
+    pub fn label(&self, what: &str, stretch: &Stretch) -> String {
         let more = stretch.count() < self.count();
         let at = if more { format!(".{}", stretch.start) } else { String::new() };
         format!("{}{what}{at}", self.prefix)
@@ -141,6 +141,13 @@ impl Kind {
     /// Where a rank's shares of summed gradients land.
     pub fn shares(&self, [dp, edp]: [&DataParallel; 2]) -> Flats {
         Flats { dense: dp.share_of(&self.flat), experts: self.experts.map(|e| edp.share_of(&e)) }
+    }
+
+    /// What a rank keeps of its weights between uses, and of its gradients between microbatches.
+    pub fn kept(&self, [dp, edp]: [&DataParallel; 2]) -> [Flats; 2] {
+        let weights = Flats { dense: dp.stored(&self.flat), experts: self.experts.map(|e| edp.stored(&e)) };
+        let gradients = Flats { dense: dp.kept_gradient(&self.flat), experts: self.experts.map(|e| edp.kept_gradient(&e)) };
+        [weights, gradients]
     }
 
     /// Weights and gradients of a layer as formals, in this order.
@@ -168,8 +175,10 @@ impl Kind {
         }
         let fwd = self.forward(b);
         let bwd = self.backward(b, par.recompute, fwd);
+        // Those that come and go by layers have blocks of their own, with their sums.
+        let [beside, alone] = [beside, !beside].map(|sums| sums && !ranks[0].by_layers());
         let bwd_last = if beside { self.backward_and_sums(b, ranks, bwd) } else { bwd };
-        if !beside && self.blocks.is_empty() {
+        if alone && self.blocks.is_empty() {
             self.sums = self.sums_alone(b, ranks);
         }
         let away = par.options.offload_activations.then(|| self.away(b, [fwd, bwd, bwd_last], ranks, beside));
@@ -266,15 +275,33 @@ impl Kind {
         b.call(&format!("{}grad_sum", self.prefix), self.sums, layers, &args);
     }
 
-    /// Writes the block that sets the gradient of one layer to zero.
-    pub fn write_fill(&mut self, b: &mut Builder) {
+    /// Writes the block that sets to zero what adds up the gradient of one layer.
+    pub fn write_fill(&mut self, b: &mut Builder, ranks: [&DataParallel; 2]) {
         b.open(&format!("{}zero_grad", self.prefix));
-        let g = self.gradients().formals(b, "g");
-        b.compute("fill", Kernel::Fill { elems: self.flat.elems }, &[], &[g.dense]);
-        if let (Some(g), Some(experts)) = (g.experts, self.experts) {
-            b.compute("fill_experts", Kernel::Fill { elems: experts.elems }, &[], &[g]);
+        for (label, elems, _) in self.begins_at_zero(ranks) {
+            let g = b.formal(if label == "fill" { "g" } else { "g_experts" });
+            b.compute(label, Kernel::Fill { elems }, &[], &[g]);
         }
         self.fill = b.close();
+    }
+
+    /// Sets to zero what adds up the gradients of so many layers.
+    pub fn call_fill(&self, b: &mut Builder, ranks: [&DataParallel; 2], layers: u32) {
+        let args: Vec<Arg> = self.begins_at_zero(ranks).map(|(_, _, buf)| each(buf, 0, 1, layers)).collect();
+        if layers > 0 && !args.is_empty() {
+            b.call(&format!("{}zero_grad", self.prefix), self.fill, layers, &args);
+        }
+    }
+
+    fn begins_at_zero<'k>(
+        &'k self,
+        [dp, edp]: [&'k DataParallel; 2],
+    ) -> impl Iterator<Item = (&'static str, u64, Buf)> + 'k {
+        let parts = [("fill", dp, Some(&self.flat)), ("fill_experts", edp, self.experts.as_ref())];
+        parts.into_iter().filter_map(|(label, ranks, flat)| {
+            let elems = ranks.begins_at_zero(flat?)?;
+            Some((label, elems, ranks.kept_gradient(flat?)))
+        })
     }
 
     /// Arguments of a walk over layers of this kind, forward, from the layer `at` on, which is its `first`.

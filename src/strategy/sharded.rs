@@ -1,201 +1,394 @@
-//! A microbatch where gradients (ZeRO 2) or weights too (ZeRO 3) are whole only while they are used.
+//! Layers whose gradients (ZeRO 2) or weights too (ZeRO 3) are whole only while they are used.
 //!
 //! ```text
 //! forward   gather layer i+1   | layer i
 //! backward  gather layer i-1   | layer i, its gradient scattered behind it | the sum of layer i+1 added
 //! ```
-//! Models with two kinds of layers have experts, which have no such plans.
+//! What a body knows of its layers comes as [`Run`]s: a whole model's in a [`microbatch`](self::microbatch), a chunk's
+//! in a stage of a pipeline. The sum of a layer is added one layer later, when it has come; that of the last layer of
+//! a pass is left to who called for the pass.
 
+mod microbatch;
+
+use super::data::{DataParallel, FlatWeights};
+use super::kind::Kind;
 use super::residual::{come_back, leave};
-use super::step::Step;
-use crate::plan::*;
+use super::transformer::Flats;
+use crate::plan::{Arg, BlockId, Buf, Builder, each};
+use std::collections::BTreeMap;
 
-impl Step<'_> {
-    /// Sums of several microbatches begin at zero; that of one is written.
-    pub(super) fn zero_shares(&mut self, layers: u32) {
-        if self.dp.accumulates() {
-            self.b.open("zero_share");
-            let share = self.b.formal("g_share");
-            self.dp.clear_share(&mut self.b, "fill", &self.kinds[0].flat, share);
-            let fill = self.b.close();
-            let share = self.dp.share_of(&self.kinds[0].flat);
-            self.b.call("zero_grad", fill, layers, &[each(share, 0, 1, layers)]);
-            for (label, w) in [("embed", self.embed), ("head", self.head)] {
-                let share = self.dp.share_of(&w);
-                self.dp.clear_share(&mut self.b, &format!("zero_grad.{label}"), &w, share);
+/// Layers of one kind, one behind the other in the order of a pass.
+pub struct Run {
+    pub kind: usize,
+    pub label: String,
+    /// The first of the pass among those of its kind that the body knows, how many follow it, itself included, and
+    /// how many the body knows.
+    pub at: u32,
+    pub count: u32,
+    pub of: u32,
+    /// What their blocks take besides weights and gradients.
+    pub rest: Vec<Arg>,
+    /// Where inputs travel between the device and the host: what the copies take.
+    pub hosts: Vec<Arg>,
+}
+
+/// What a rank keeps of the layers of a kind, as tensors or as formals of a body.
+#[derive(Clone, Copy)]
+pub struct Sites {
+    pub weights: Flats,
+    pub gradients: Flats,
+    /// Where sums behind the last microbatch land.
+    pub sums: Option<Flats>,
+}
+
+/// What a block of a layer does besides the layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Variant {
+    kind: usize,
+    microbatch: u32,
+    forward: bool,
+    /// The weights of the layer that comes next in the pass are gathered.
+    gathers: bool,
+    /// The sum of the layer before is added to the share.
+    adds: bool,
+    /// An input leaves for the host's memory, or comes back.
+    travels: bool,
+    /// Gradients are whole behind it, and shared out.
+    sums: bool,
+}
+
+/// Every block that was written, by what it does.
+pub type Blocks = BTreeMap<Variant, BlockId>;
+
+/// A pass through layers, being written.
+pub struct Passing<'s> {
+    pub b: &'s mut Builder,
+    pub kinds: &'s [Kind],
+    pub ranks: [&'s DataParallel; 2],
+    pub blocks: &'s mut Blocks,
+    /// By kind.
+    pub sites: Vec<Option<Sites>>,
+    /// Layers that there is room for while they are whole.
+    pub room: u32,
+    pub microbatch: u32,
+    /// Gradients that have added up whole are shared out in this pass.
+    pub sums: bool,
+}
+
+/// One of a layer's flat tensors, and where its parts are.
+struct Part<'s> {
+    ranks: &'s DataParallel,
+    flat: &'s FlatWeights,
+    prefix: &'static str,
+    weight: Buf,
+    gradient: Buf,
+    sum: Option<Buf>,
+}
+
+impl Part<'_> {
+    fn scatters(&self, sums: bool) -> bool {
+        scatters(self.ranks, sums)
+    }
+
+    /// Its weights where kernels read them, from a layer on.
+    fn whole(&self, room: u32, at: i32, step: i32, of: u32) -> Arg {
+        match self.ranks.shares_weights() {
+            true => each(self.flat.weight, at, step, room),
+            false => each(self.weight, at, step, of),
+        }
+    }
+
+    /// Its gradient where kernels add to it.
+    fn adds_up(&self, room: u32, at: i32, step: i32, of: u32) -> Arg {
+        match self.ranks.shares_gradients() {
+            true => each(self.flat.grad, at, step, room),
+            false => each(self.gradient, at, step, of),
+        }
+    }
+
+    /// Where the sum over the ranks lands.
+    fn lands(&self, at: i32, step: i32, of: u32) -> Arg {
+        match (self.ranks.shares_gradients(), self.ranks.partials(self.flat)) {
+            (true, Some((partial, slots))) => each(partial, at, step, slots),
+            (true, None) => each(self.gradient, at, step, of),
+            (false, _) => each(self.sum.unwrap_or(self.gradient), at, step, of),
+        }
+    }
+}
+
+impl Run {
+    /// What its blocks take from the layer `skip` behind its first on.
+    fn rest(&self, skip: u32) -> impl Iterator<Item = Arg> + '_ {
+        self.rest.iter().map(move |arg| shifted(arg, skip))
+    }
+
+    fn hosts(&self, skip: u32) -> impl Iterator<Item = Arg> + '_ {
+        self.hosts.iter().map(move |arg| shifted(arg, skip))
+    }
+}
+
+/// What the iteration `by` later binds first.
+fn shifted(arg: &Arg, by: u32) -> Arg {
+    match *arg {
+        Arg::Each { tensor, first, step, of } => Arg::Each { tensor, first: first + by as i32 * step, step, of },
+        ref other => other.clone(),
+    }
+}
+
+/// Some layers of a run that one call is for.
+#[derive(Clone, Copy)]
+struct Piece {
+    /// Behind the first of the run.
+    skip: u32,
+    count: u32,
+    gathers: bool,
+    adds: bool,
+}
+
+impl<'s> Passing<'s> {
+    fn parts(&self, kind: usize) -> Vec<Part<'s>> {
+        let sites = self.sites[kind].as_ref().expect("a body knows the layers that it has");
+        let (of, ranks) = (&self.kinds[kind], self.ranks);
+        let flats = [Some(&of.flat), of.experts.as_ref()];
+        let kept = |flats: Flats| [Some(flats.dense), flats.experts];
+        let (weights, gradients) = (kept(sites.weights), kept(sites.gradients));
+        let sums = sites.sums.map_or([None, None], kept);
+        let part = |i: usize| {
+            let (weight, gradient) = (weights[i]?, gradients[i]?);
+            let prefix = ["", "expert_"][i];
+            Some(Part { ranks: ranks[i], flat: flats[i]?, prefix, weight, gradient, sum: sums[i] })
+        };
+        (0..2).filter_map(part).collect()
+    }
+
+    /// Whether the next layer's weights come while one is computed.
+    fn ahead(&self) -> u32 {
+        u32::from(self.room > 1)
+    }
+
+    /// Makes the weights of one layer of a run whole.
+    fn gather(&mut self, run: &Run, skip: u32, forward: bool) {
+        let at = if forward { run.at + skip } else { run.at - skip };
+        let (what, kind) = (if forward { "gather" } else { "regather" }, &self.kinds[run.kind].prefix);
+        for p in self.parts(run.kind).iter().filter(|p| p.ranks.shares_weights()) {
+            let whole = p.flat.weight.slot(at % self.room);
+            p.ranks.gather(self.b, &format!("{kind}{}{what}.{at}", p.prefix), shift(p.weight, at), whole);
+        }
+    }
+
+    /// Through layers whose weights come and go; what `last` writes stands before the last of them.
+    pub fn forward(&mut self, runs: &[Run], mut last: impl FnMut(&mut Builder)) {
+        let ahead = self.ahead();
+        if ahead > 0 {
+            self.gather(&runs[0], 0, true);
+        }
+        for (i, run) in runs.iter().enumerate() {
+            let inner = run.count - 1;
+            if inner > 0 {
+                self.call(run, true, Piece { skip: 0, count: inner, gathers: true, adds: false });
+            }
+            match runs.get(i + 1) {
+                Some(next) if ahead > 0 => self.gather(next, 0, true),
+                Some(_) => {}
+                None => last(self.b),
+            }
+            if ahead == 0 {
+                self.gather(run, inner, true);
+            }
+            self.call(run, true, Piece { skip: inner, count: 1, gathers: false, adds: false });
+        }
+    }
+
+    /// And back. What is left to be added is the sum of the last layer.
+    pub fn backward(&mut self, runs: &[Run]) {
+        let (gathers, ahead) = (self.ranks[0].shares_weights(), self.ahead());
+        if gathers && ahead > 0 {
+            self.gather(&runs[0], 0, false);
+        }
+        for (i, run) in runs.iter().enumerate() {
+            for piece in self.pieces(run) {
+                if gathers && !piece.gathers {
+                    match runs.get(i + 1) {
+                        _ if ahead == 0 => self.gather(run, piece.skip, false),
+                        Some(next) => self.gather(next, 0, false),
+                        None => {}
+                    }
+                }
+                self.call(run, false, piece);
+                if piece.skip == 0 && i > 0 {
+                    self.add_last(&runs[i - 1]);
+                }
             }
         }
-        self.b.compute("zero_loss", Kernel::Fill { elems: 1 }, &[], &[self.loss]);
     }
 
-    pub(super) fn sharded_microbatch_block(&mut self, name: &str) -> BlockId {
-        let (l, gathers) = (self.layer_count(), self.dp.shares_weights());
-        let forward = gathers.then(|| self.next_fwd_block(name));
-        let [first, next] = [true, false].map(|first| self.sharded_bwd_block(name, first, first || l > 1));
-        let end = self.sharded_bwd_block(name, l == 1, false);
-        self.b.open(name);
-        let [tokens, targets] = ["tokens", "targets"].map(|name| self.b.formal(name));
+    /// The first layer of a run adds nothing, and its last one gathers nothing.
+    fn pieces(&self, run: &Run) -> Vec<Piece> {
+        let (gathers, adds) = (self.ranks[0].shares_weights(), self.ranks[0].accumulates());
+        let mut pieces: Vec<Piece> = vec![];
+        for skip in 0..run.count {
+            let gathers = gathers && skip + 1 < run.count;
+            let adds = adds && skip > 0;
+            match pieces.last_mut() {
+                Some(piece) if (piece.gathers, piece.adds) == (gathers, adds) => piece.count += 1,
+                _ => pieces.push(Piece { skip, count: 1, gathers, adds }),
+            }
+        }
+        pieces
+    }
+
+    /// Adds the sum of the last layer of a run to its share.
+    pub fn add_last(&mut self, run: &Run) {
+        let at = run.at + 1 - run.count;
+        let kind = &self.kinds[run.kind].prefix;
+        for p in self.parts(run.kind) {
+            if let Some((partial, slots)) = p.ranks.partials(p.flat) {
+                let label = format!("{kind}{}add.{at}", p.prefix);
+                p.ranks.add(self.b, &label, p.flat, partial.slot(at % slots), shift(p.gradient, at));
+            }
+        }
+    }
+
+    fn call(&mut self, run: &Run, forward: bool, piece: Piece) {
+        let Piece { skip, count, gathers, adds } = piece;
+        let travels = !run.hosts.is_empty();
+        let (kind, microbatch, sums) = (run.kind, self.microbatch, self.sums && !forward);
+        let variant = Variant { kind, microbatch, forward, gathers, adds, travels, sums };
+        let block = self.block(variant);
+        let (step, of, room, ahead) = (if forward { 1 } else { -1 }, run.of, self.room, self.ahead() as i32);
+        let at = run.at as i32 + step * skip as i32;
+        let parts = self.parts(run.kind);
+        let mut args: Vec<Arg> = parts.iter().map(|p| p.whole(room, at, step, of)).collect();
+        if !forward {
+            args.extend(parts.iter().map(|p| p.adds_up(room, at, step, of)));
+        }
+        args.extend(run.rest(skip));
+        if !forward {
+            args.extend(parts.iter().filter(|p| p.scatters(sums)).map(|p| p.lands(at, step, of)));
+        }
         if gathers {
-            self.dp.gather(&mut self.b, "gather.embed", self.dp.stored(&self.embed), self.embed.weight);
+            let next = at + step * ahead;
+            let shared = parts.iter().filter(|p| p.ranks.shares_weights());
+            args.extend(shared.flat_map(|p| [each(p.weight, next, step, of), p.whole(room, next, step, of)]));
         }
-        self.embed_forward(tokens, self.x.first());
-        match forward {
-            Some(block) => self.gathered_forward(block),
-            None => self.call_forward(0),
+        args.extend(run.hosts(skip));
+        if adds {
+            let behind = at - step;
+            let adding = parts.iter().filter(|p| p.ranks.partials(p.flat).is_some());
+            args.extend(adding.flat_map(|p| [p.lands(behind, step, of), each(p.gradient, behind, step, of)]));
         }
-        for (label, w) in [("clear.embed", self.embed), ("clear.head", self.head)] {
-            self.dp.clear(&mut self.b, label, &w, w.grad);
-        }
-        self.head(targets, self.x.last(), self.dx);
-        self.scatter_head();
-        self.sharded_backward(first, next, end);
-        self.embed_backward(tokens, self.dx.slot(l % 2));
-        self.embedding.sum_shared(&mut self.b, self.embed.grad);
-        self.dp.sync(&mut self.b, "grad_sum.embed", self.embed.grad, self.dp.partial_of(&self.embed));
-        self.add_rest();
-        self.b.close()
+        let label = match (forward, gathers, adds) {
+            (true, false, _) | (false, false, true) => format!("{}.last", run.label),
+            (false, _, false) => format!("{}.first", run.label),
+            _ => run.label.clone(),
+        };
+        self.b.call(&label, block, count, &args);
     }
 
-    /// How many layers ahead of compute weights are gathered.
-    fn ahead(&self) -> i32 {
-        i32::from(self.whole > 1)
+    fn block(&mut self, variant: Variant) -> BlockId {
+        if let Some(&block) = self.blocks.get(&variant) {
+            return block;
+        }
+        let Variant { kind, microbatch, forward, gathers, travels, .. } = variant;
+        let own = self.kinds[kind].of(microbatch);
+        let block = match (forward, gathers, travels) {
+            (true, false, false) => own.fwd,
+            (true, false, true) => own.away.expect("inputs leave").fwd,
+            (true, true, _) => self.forward_block(variant, own.fwd),
+            (false, ..) => self.backward_block(variant, own.bwd),
+        };
+        self.blocks.insert(variant, block);
+        block
     }
 
-    fn scatter_head(&mut self) {
-        self.end.sum_shared(&mut self.b, self.head.grad);
-        self.dp.sync(&mut self.b, "grad_sum.head", self.head.grad, self.dp.partial_of(&self.head));
-    }
-
-    /// A layer's forward pass while the next one's weights are gathered.
-    fn next_fwd_block(&mut self, name: &str) -> BlockId {
-        self.b.open(&format!("layer_fwd_next.{name}"));
-        let [w, x, x_out] = ["w", "x", "x_out"].map(|name| self.b.formal(name));
-        let keep = self.kinds[0].saved.formals(&mut self.b).bufs();
-        let [share, next] = ["next_share", "next_w"].map(|name| self.b.formal(name));
-        self.dp.gather(&mut self.b, "gather_next", share, next);
-        if self.x.leaves() {
-            leave(&mut self.b, x);
+    /// A layer's forward pass while another's weights are gathered.
+    fn forward_block(&mut self, of: Variant, layer: BlockId) -> BlockId {
+        let kind = &self.kinds[of.kind];
+        let shared = shared_parts(self.ranks, kind);
+        let b = &mut *self.b;
+        b.open(&format!("{}layer_fwd_next", kind.prefix));
+        let w = kind.weights().formals(b, "w");
+        let [x, x_out] = ["x", "x_out"].map(|name| b.formal(name));
+        let keep = kind.saved.formals(b).bufs();
+        gather_next(b, &shared);
+        if of.travels {
+            leave(b, x);
         }
-        let args: Vec<Arg> = [w, x, x_out].into_iter().chain(keep).map(Arg::from).collect();
-        self.b.call("fwd", self.kinds[0].of(0).fwd, 1, &args);
-        self.b.close()
-    }
-
-    fn gathered_forward(&mut self, block: BlockId) {
-        let (l, whole) = (self.layer_count(), self.whole);
-        let (share, w, x) = (self.dp.stored(&self.kinds[0].flat), self.kinds[0].flat.weight, self.x);
-        let (top, ahead) = (l - 1, self.ahead());
-        if ahead > 0 {
-            self.dp.gather(&mut self.b, "gather.first", share, w);
-        }
-        if top > 0 {
-            let mut args = vec![each(w, 0, 1, whole), x.walk(0, 1), x.walk(1, 1)];
-            args.extend(self.kinds[0].saved_each(0, 1));
-            args.extend([each(share, ahead, 1, l), each(w, ahead, 1, whole)]);
-            args.extend(x.hosts(0, 1));
-            self.b.call("fwd", block, top, &args);
-        }
-        self.dp.gather(&mut self.b, "gather.head", self.dp.stored(&self.head), self.head.weight);
-        if self.model.tie_embeddings {
-            self.dp.gather(&mut self.b, "gather.table", self.dp.stored(&self.embed), self.embed.weight);
-        }
-        if ahead == 0 {
-            self.dp.gather(&mut self.b, "gather.last", share.slot(top), w);
-        }
-        let at = top as i32;
-        let mut args =
-            vec![each(w, at, 1, whole), x.walk(at, 1), if x.leaves() { x.last().into() } else { x.walk(at + 1, 1) }];
-        args.extend(self.kinds[0].saved_each(at, 1));
-        self.b.call("fwd_last", self.kinds[0].of(0).fwd, 1, &args);
+        let args: Vec<Arg> = w.bufs().chain([x, x_out]).chain(keep).map(Arg::from).collect();
+        b.call("fwd", layer, 1, &args);
+        b.close()
     }
 
     /// A layer's backward pass: first the weights of the layer before it are asked for, last its gradient is
     /// scattered and what came of the layer behind it is added.
-    fn sharded_bwd_block(&mut self, name: &str, first: bool, gathers_next: bool) -> BlockId {
-        let kind = if first { "first" } else { "next" };
-        let end = if gathers_next { "" } else { "_end" };
-        self.b.open(&format!("layer_bwd_{kind}{end}.{name}"));
-        let [w, g, x, dy, dx] = ["w", "g", "x", "dy", "dx"].map(|name| self.b.formal(name));
-        let keep = self.kinds[0].saved.formals(&mut self.b).bufs();
-        let partial = self.b.formal("g_part");
-        if self.dp.shares_weights() && gathers_next {
-            let [share, next] = ["next_share", "next_w"].map(|name| self.b.formal(name));
-            self.dp.gather(&mut self.b, "gather_next", share, next);
+    fn backward_block(&mut self, of: Variant, layer: BlockId) -> BlockId {
+        let kind = &self.kinds[of.kind];
+        let shared = shared_parts(self.ranks, kind);
+        let b = &mut *self.b;
+        let words = [(of.gathers, "_next"), (of.travels, "_away"), (of.adds, "_add"), (of.sums, "_last")];
+        let words: String = words.iter().filter(|(has, _)| *has).map(|(_, word)| *word).collect();
+        b.open(&format!("{}layer_bwd_shared{words}", kind.prefix));
+        let (w, g) = kind.formal_weights(b);
+        let xs = ["x", "dy", "dx"].map(|name| b.formal(name));
+        let keep = kind.saved.formals(b).bufs();
+        let all: Vec<(&str, &DataParallel, &FlatWeights, Buf)> = [("", Some(&kind.flat)), ("expert_", kind.experts.as_ref())]
+            .into_iter()
+            .zip(self.ranks)
+            .zip([Some(g.dense), g.experts])
+            .filter_map(|(((prefix, flat), ranks), g)| Some((prefix, ranks, flat?, g?)))
+            .collect();
+        let scattered: Vec<_> = all.into_iter().filter(|(_, ranks, ..)| scatters(ranks, of.sums)).collect();
+        let lands: Vec<Buf> = scattered.iter().map(|(prefix, ..)| b.formal(&format!("{prefix}g_part"))).collect();
+        if of.gathers {
+            gather_next(b, &shared);
         }
-        if self.x.leaves() && gathers_next {
-            come_back(&mut self.b);
+        if of.travels {
+            come_back(b);
         }
-        self.dp.clear(&mut self.b, "clear", &self.kinds[0].flat, g);
-        let args: Vec<Arg> = [w, g, x, dy, dx].into_iter().chain(keep).map(Arg::from).collect();
-        self.b.call("bwd", self.kinds[0].of(0).bwd, 1, &args);
-        self.kinds[0].layer.sum_shared(&mut self.b, g);
-        self.dp.sync(&mut self.b, "grad_sum", g, partial);
-        if self.dp.accumulates() && !first {
-            let [behind, share] = ["behind_part", "behind_share"].map(|name| self.b.formal(name));
-            self.dp.add(&mut self.b, "add_behind", &self.kinds[0].flat, behind, share);
+        for (prefix, ranks, flat, g) in scattered.iter().filter(|(_, ranks, ..)| ranks.shares_gradients()) {
+            ranks.clear(b, &format!("{prefix}clear"), flat, *g);
         }
-        self.b.close()
+        let args: Vec<Arg> = w.bufs().chain(g.bufs()).chain(xs).chain(keep).map(Arg::from).collect();
+        b.call("bwd", layer, 1, &args);
+        for ((prefix, ranks, _, g), &land) in scattered.iter().zip(&lands) {
+            match prefix.is_empty() {
+                true => kind.layer.sum_shared(b, *g),
+                false => kind.layer.sum_copies(b, &kind.scratch, *g),
+            }
+            ranks.sync(b, &format!("{prefix}grad_sum"), *g, land);
+        }
+        if of.adds {
+            for (prefix, ranks, flat, _) in scattered.iter().filter(|(_, ranks, flat, _)| ranks.partials(flat).is_some()) {
+                let [behind, share] =
+                    ["behind_part", "behind_share"].map(|name| b.formal(&format!("{prefix}{name}")));
+                ranks.add(b, &format!("{prefix}add_behind"), flat, behind, share);
+            }
+        }
+        b.close()
     }
+}
 
-    /// Backward through all layers: `first` the top one, `end` the lowest, which asks for none before it.
-    fn sharded_backward(&mut self, first: BlockId, next: BlockId, end: BlockId) {
-        let l = self.layer_count();
-        let gathers = self.dp.shares_weights();
-        let (share, w) = (self.dp.stored(&self.kinds[0].flat), self.kinds[0].flat.weight);
-        if gathers && self.ahead() > 0 {
-            let top = l - 1;
-            self.dp.gather(&mut self.b, "gather.top", share.slot(top), w.slot(top % self.whole));
-        }
-        if l > 1 {
-            self.sharded_bwd("bwd_first", first, 0, 1, true, true);
-        }
-        if l > 2 {
-            self.sharded_bwd("bwd", next, 1, l - 2, false, true);
-        }
-        if gathers && self.ahead() == 0 {
-            self.dp.gather(&mut self.b, "gather.lowest", share, w);
-        }
-        self.sharded_bwd("bwd_last", end, l - 1, 1, l == 1, false);
-    }
+/// Whether a gradient is shared out behind a layer.
+fn scatters(ranks: &DataParallel, sums: bool) -> bool {
+    ranks.shares_gradients() || (sums && ranks.ranks > 1)
+}
 
-    /// `count` layers backward, the first of them `from` below the top.
-    fn sharded_bwd(&mut self, label: &str, block: BlockId, from: u32, count: u32, first: bool, gathers_next: bool) {
-        let (l, whole) = (self.layer_count(), self.whole);
-        let (at, turn) = ((l - 1 - from) as i32, from as i32);
-        let (w, share, partial) =
-            (self.kinds[0].flat.weight, self.dp.share_of(&self.kinds[0].flat), self.dp.partial_of(&self.kinds[0].flat));
-        let (one, ahead) = (self.dp.accumulates(), self.ahead());
-        let part = |at: i32| if one { each(partial, at, -1, l.min(2)) } else { each(partial, at, -1, l) };
-        let weight = |at: i32| if self.dp.shares_weights() { each(w, at, -1, whole) } else { each(w, at, -1, l) };
-        let mut args = vec![
-            weight(at),
-            each(self.kinds[0].flat.grad, at, -1, whole),
-            self.x.walk(at, -1),
-            each(self.dx, turn, 1, 2),
-            each(self.dx, turn + 1, 1, 2),
-        ];
-        args.extend(self.kinds[0].saved_each(at, -1));
-        args.push(part(at));
-        if self.dp.shares_weights() && gathers_next {
-            args.extend([each(self.dp.stored(&self.kinds[0].flat), at - ahead, -1, l), weight(at - ahead)]);
-        }
-        if let Some(hosts) = self.x.hosts(at - 1, -1).filter(|_| gathers_next) {
-            args.extend([hosts, self.x.walk(at - 1, -1)]);
-        }
-        if self.dp.accumulates() && !first {
-            args.extend([part(at + 1), each(share, at + 1, -1, l)]);
-        }
-        self.b.call(label, block, count, &args);
-    }
+/// A slot of a tensor or of a formal, counted from the one that is named.
+fn shift(buf: Buf, by: u32) -> Buf {
+    buf.slot(buf.slot + by)
+}
 
-    /// Adds the sums that nothing came behind.
-    fn add_rest(&mut self) {
-        if !self.dp.accumulates() {
-            return;
-        }
-        for (label, w) in [("add.head", self.head), ("add.layer", self.kinds[0].flat), ("add.embed", self.embed)] {
-            let (partial, share) = (self.dp.partial_of(&w), self.dp.share_of(&w));
-            self.dp.add(&mut self.b, label, &w, partial, share);
-        }
+/// Of a kind's flat tensors those of which nobody keeps all weights.
+fn shared_parts<'k>(ranks: [&'k DataParallel; 2], kind: &Kind) -> Vec<(&'static str, &'k DataParallel)> {
+    let [dp, edp] = ranks;
+    let all = [("", dp, true), ("expert_", edp, kind.experts.is_some())];
+    all.into_iter().filter(|(_, ranks, has)| *has && ranks.shares_weights()).map(|(name, ranks, _)| (name, ranks)).collect()
+}
+
+/// Gathers the weights of a layer, between formals of the block being written.
+fn gather_next(b: &mut Builder, parts: &[(&str, &DataParallel)]) {
+    for (prefix, ranks) in parts {
+        let [share, next] = ["next_share", "next_w"].map(|name| b.formal(&format!("{prefix}{name}")));
+        ranks.gather(b, &format!("{prefix}gather_next"), share, next);
     }
 }

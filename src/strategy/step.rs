@@ -7,24 +7,27 @@
 //! Adam, weights gathered
 //! ```
 
+mod declare;
+mod finish;
+mod update;
+
 use super::data::{DataParallel, FlatWeights};
 use super::embedding::Embedding;
 use super::expert;
 use super::feasible;
 use super::head::{Head, HeadWeights};
-use super::kind::{Kind, kinds_of};
+use super::kind::Kind;
 use super::layers::Stretch;
 use super::pipeline::Pipeline;
 use super::residual::Residual;
+use super::sharded;
 use super::sizes::Sizes;
 use super::stages::Staged;
 use super::transformer::{Flats, Layer};
-use super::weights::Weight;
 use crate::error::Result;
-use crate::plan::program::VERSION;
 use crate::plan::structure::Print;
 use crate::plan::*;
-use crate::spec::{ClusterSpec, LlmSpec, Parallelism, Recompute, StackSpec, Workload};
+use crate::spec::{ClusterSpec, LlmSpec, Parallelism, StackSpec, Workload};
 
 /// Who moves the bytes of point-to-point transfers and of collectives.
 #[derive(Debug, Clone, Copy)]
@@ -159,8 +162,9 @@ pub(super) struct Step<'a> {
     /// One stage where there is no pipeline.
     pub(super) pipe: Pipeline,
     pub(super) microbatches: u32,
-    /// With ZeRO 2 and 3: slots for what is whole only for a while.
+    /// With ZeRO 2 and 3: slots for what is whole only for a while, and the blocks of layers of which it is.
     pub(super) whole: u32,
+    pub(super) shared_blocks: sharded::Blocks,
     /// One for all but the last, or one for each of them.
     pub(super) microbatch: Vec<BlockId>,
     pub(super) last_microbatch: BlockId,
@@ -186,127 +190,6 @@ fn expert_mesh(par: &Parallelism) -> Mesh {
 }
 
 impl<'a> Step<'a> {
-    fn new(
-        mut b: Builder,
-        model: &'a LlmSpec,
-        work: &'a Workload,
-        par: &'a Parallelism,
-        engines: Engines,
-        (routes, apart): (Vec<Route>, bool),
-    ) -> Result<Step<'a>> {
-        let mesh = mesh(par);
-        let kinds = kinds_of(model, apart);
-        let layers: Vec<Layer> =
-            kinds.iter().map(|(_, model, _)| Layer::new(model, work, par, engines, &routes)).collect();
-        let layer = layers.last().expect("a model has layers");
-        let acc = layer.core.shape().acc;
-        // Tensor-parallel ranks and stages hold different weights.
-        let ranks = u64::from(par.ranks() / (par.tp * par.pp));
-        let microbatches = (work.global_batch / (u64::from(par.dp) * work.micro_batch)) as u32;
-        let edp = DataParallel {
-            group: DataParallel::expert_replicas(),
-            ranks: u64::from(par.ranks() / (par.ep * par.pp)),
-            zero: par.zero,
-            accumulate: microbatches > 1,
-            offload: par.options.offload_optimizer,
-            dtype: work.dtype,
-            acc,
-            engine: engines.collective,
-        };
-        let dp = DataParallel {
-            group: DataParallel::replicas(),
-            ranks,
-            zero: par.zero,
-            accumulate: microbatches > 1,
-            offload: par.options.offload_optimizer,
-            dtype: work.dtype,
-            acc,
-            engine: engines.collective,
-        };
-        let (n, rows, h, l) = (layer.tokens(), layer.residual_rows(), model.hidden, model.layers as u32);
-
-        let embedding = Embedding::new(&mut b, model, layer);
-        let end = Head::new(&mut b, model, layer, work.global_batch * work.seq_len);
-        let pipe = Pipeline {
-            stages: par.pp,
-            chunks: par.vp,
-            microbatches,
-            layers: feasible::layers_of_stages(model, par)?,
-            // Interleaved, nobody could send before the next receives: there the CPU alone waits.
-            ahead: !par.options.no_overlap_p2p || par.vp > 1,
-            pairs: par.options.overlap_exchange,
-        };
-        // One in use, one on its way.
-        let whole = if par.options.no_prefetch { 1 } else { 2 };
-        let weights: Vec<_> = (kinds.iter().zip(&layers))
-            .map(|((prefix, _, of), layer)| {
-                let held = (0..pipe.stages).map(|stage| pipe.held(stage, of)).max().unwrap_or(l);
-                Kind::weights_of(&mut b, prefix, layer, [&dp, &edp], held, whole)
-            })
-            .collect();
-        let embed = dp.weights(&mut b, "embed", embedding.elems(), 1, 1);
-        let head = dp.weights(&mut b, "head", end.elems(), 1, 1);
-        let mut act = |name, shape: &[u64], dtype, slots| b.tensor(name, shape, dtype, TensorKind::Activation, slots);
-        let tokens = act("tokens", &[n], Dtype::U32, microbatches);
-        let targets = act("targets", &[n], Dtype::U32, microbatches);
-        // Stages keep theirs by microbatch in flight: `stages` declares them.
-        let staged = pipe.is_staged();
-        let x = match staged {
-            true => Residual::of_last_stage(tokens),
-            false => Residual::new(&mut b, &[rows, h], work.dtype, l, par.options.offload_activations),
-        };
-        let loss = b.tensor("loss", &[1], acc, TensorKind::Grad, 1);
-        let dx = if staged { tokens } else { b.tensor("dx", &[rows, h], work.dtype, TensorKind::Workspace, 2) };
-        let kinds = (kinds.into_iter().zip(layers).zip(weights))
-            .map(|(((prefix, _, layers), layer), (flat, experts))| {
-                let slots = pipe.saved_slots(&layers);
-                let (saved, scratch) = Kind::buffers_of(&mut b, &layer, par.recompute, slots);
-                let scratch_ahead = pipe.pairs.then(|| layer.scratch(&mut b));
-                Kind {
-                    prefix,
-                    layers,
-                    layer,
-                    flat,
-                    experts,
-                    saved,
-                    keeps: par.recompute != Recompute::Full,
-                    scratch,
-                    scratch_ahead,
-                    blocks: vec![],
-                    sums: 0,
-                    fill: 0,
-                }
-            })
-            .collect();
-        Ok(Step {
-            model,
-            work,
-            par,
-            b,
-            mesh,
-            kinds,
-            embedding,
-            end,
-            dp,
-            edp,
-            acc,
-            routes,
-            apart,
-            embed,
-            head,
-            tokens,
-            targets,
-            loss,
-            x,
-            dx,
-            pipe,
-            microbatches,
-            whole,
-            microbatch: vec![],
-            last_microbatch: 0,
-        })
-    }
-
     pub(super) fn layer_count(&self) -> u32 {
         self.model.layers as u32
     }
@@ -349,8 +232,8 @@ impl<'a> Step<'a> {
     }
 
     pub(super) fn microbatch_block(&mut self, name: &str, last: bool, m: u32) -> BlockId {
-        if self.dp.shares_gradients() {
-            return self.sharded_microbatch_block(name);
+        if self.dp.by_layers() {
+            return self.sharded_microbatch_block(name, last, m);
         }
         self.b.open(name);
         let [tokens, targets] = ["tokens", "targets"].map(|name| self.b.formal(name));
@@ -426,7 +309,7 @@ impl<'a> Step<'a> {
     }
 
     /// All layers, those alike together.
-    fn stretches(&self) -> Vec<Stretch> {
+    pub(super) fn stretches(&self) -> Vec<Stretch> {
         Stretch::all(self.kinds.iter().map(|kind| &kind.layers), &(0..self.layer_count()))
     }
 
@@ -474,148 +357,7 @@ impl<'a> Step<'a> {
 
     /// The blocks that set the gradient of one layer to zero.
     pub(super) fn write_fills(&mut self) {
-        self.kinds.iter_mut().for_each(|kind| kind.write_fill(&mut self.b));
-    }
-
-    /// Gradients of a rank that has so many layers of each kind, and maybe the embedding and the head, begin at zero.
-    pub(super) fn zero_grad(&mut self, counts: &[u32], embed: bool, head: bool) {
-        if self.dp.shares_gradients() {
-            return self.zero_shares(counts[0]);
-        }
-        for (kind, &layers) in self.kinds.iter().zip(counts).filter(|(_, count)| **count > 0) {
-            let args = kind.gradients().args(|buf| each(buf, 0, 1, layers));
-            self.b.call(&format!("{}zero_grad", kind.prefix), kind.fill, layers, &args);
-        }
-        for (label, w, has) in [("embed", self.embed, embed), ("head", self.head, head)] {
-            if has {
-                self.b.compute(&format!("zero_grad.{label}"), Kernel::Fill { elems: w.elems }, &[], &[w.grad]);
-            }
-        }
-        if head {
-            self.b.compute("zero_loss", Kernel::Fill { elems: 1 }, &[], &[self.loss]);
-        }
-    }
-
-    /// Adam on the weights of a rank that has so many layers of each kind, and maybe the embedding and the head.
-    pub(super) fn optimizer(&mut self, counts: &[u32], embed: bool, head: bool) {
-        let (adam, names) = (Adam::default(), self.b.keeps_names());
-        // In the order in which their gradients are there.
-        let mut all: Vec<(&DataParallel, String, &FlatWeights, u32)> = vec![];
-        if head {
-            all.push((&self.dp, "head".into(), &self.head, 0));
-        }
-        for (kind, &layers) in self.kinds.iter().zip(counts).rev() {
-            for l in (0..layers).rev() {
-                let name = if names { format!("{}layer.{l}", kind.prefix) } else { String::new() };
-                all.push((&self.dp, name, &kind.flat, l));
-                if let Some(experts) = &kind.experts {
-                    all.push((&self.edp, format!("experts.{l}"), experts, l));
-                }
-            }
-        }
-        if embed {
-            all.push((&self.dp, "embed".into(), &self.embed, 0));
-        }
-        let b = &mut self.b;
-        let sent = all.iter().map(|(dp, name, w, slot)| dp.send(b, name, w, *slot)).last().flatten();
-        for (at, (dp, name, w, slot)) in all.into_iter().enumerate() {
-            dp.update(b, &name, w, slot, adam, sent.filter(|_| at == 0));
-        }
-    }
-
-    /// Slots of the final hidden states: one, since the head follows the layers at once; but two where they come from
-    /// another stage, so that the next can come meanwhile.
-    pub(super) fn hidden_turns(&self) -> u32 {
-        let last = self.pipe.range(self.pipe.stages - 1, self.pipe.chunks - 1);
-        if last.is_empty() { 2 } else { 1 }
-    }
-
-    fn params(&self) -> Vec<Param> {
-        let staged = self.pipe.stages > 1;
-        let on = |stages: &[u32]| if staged { stages.to_vec() } else { vec![] };
-        let last = self.pipe.stages - 1;
-        let ends: &[u32] = if self.model.tie_embeddings { &[0, last] } else { &[0] };
-        let param = |prefix: &str, weight: &Weight, flat: &FlatWeights, slot, stages: &[u32]| Param {
-            name: format!("{prefix}{}", weight.name),
-            weight: self.dp.stored(flat).tensor(),
-            grad: flat.grad.tensor(),
-            slot,
-            rows: weight.rows,
-            shape: weight.shape.clone(),
-            shard: weight.shard.clone(),
-            stages: on(stages),
-        };
-        let embed = self.embedding.weights().iter().map(|w| param("", w, &self.embed, 0, ends));
-        let mut all: Vec<Param> =
-            embed.chain(self.end.weights().iter().map(|w| param("", w, &self.head, 0, &[last]))).collect();
-        for (kind, l) in self.kinds.iter().flat_map(|kind| kind.layers.iter().map(move |l| (kind, l))) {
-            let prefix = format!("model.layers.{l}.");
-            let (stage, slot) = self.pipe.home(l, &kind.layers);
-            all.extend(kind.layer.weights().iter().map(|w| param(&prefix, w, &kind.flat, slot, &[stage])));
-            if let (Some(experts), Some(flat)) = (&kind.layer.experts, &kind.experts) {
-                all.extend(experts.weights().iter().map(|w| param(&prefix, w, flat, slot, &[stage])));
-            }
-        }
-        all
-    }
-
-    fn about(&self) -> About {
-        let (work, par) = (self.work, self.par);
-        About {
-            model: self.model.name.clone(),
-            strategy: par.strategy().into(),
-            seq_len: work.seq_len,
-            global_batch: work.global_batch,
-            micro_batch: work.micro_batch,
-            documents: work.documents.clone(),
-            par: *par,
-            dtype: format!("{:?}", work.dtype).to_lowercase(),
-            model_flops: flops_of(self.model, work),
-            model_spec: self.b.keeps_names().then(|| self.model.clone()),
-        }
-    }
-
-    fn finish(mut self, programs: Vec<Program>) -> (Plan, Option<Print>) {
-        let params = if self.b.keeps_names() { self.params() } else { vec![] };
-        let flats: Vec<FlatWeights> = self.kinds.iter().map(|kind| kind.flat).chain([self.embed, self.head]).collect();
-        let mut masters = self.dp.masters(&flats);
-        let experts = self.kinds.iter().filter_map(|kind| kind.experts);
-        masters.extend(experts.flat_map(|experts| self.edp.masters(&[experts])));
-        let mut views = vec![self.mesh.clone()];
-        if !self.routes.is_empty() {
-            views.push(expert_mesh(self.par));
-        }
-        let about = self.about();
-        let inputs = Inputs {
-            tokens: self.tokens.tensor(),
-            targets: self.targets.tensor(),
-            segs: self.layer().segs.clone(),
-            share: self.layer().tp.rows(),
-            batch: self.work.micro_batch,
-            vocab: self.model.vocab,
-            microbatches: self.microbatches,
-            loss: self.loss.tensor(),
-            hidden: self.x.last().tensor(),
-            hidden_slot: self.x.last().slot,
-            hidden_turns: self.hidden_turns(),
-        };
-        let table = (0..self.pipe.stages).collect();
-        let print = self.b.take_print();
-        let plan = Plan {
-            version: VERSION,
-            about,
-            views,
-            lanes: self.b.lanes,
-            tensors: self.b.tensors,
-            blocks: self.b.blocks,
-            programs,
-            role_of: RoleMap { view: 0, axes: vec![Axis::Pp], table },
-            params,
-            masters,
-            feed: Feed::Tokens(inputs),
-            routes: self.routes,
-            routes_by_replica: self.apart,
-        };
-        (plan, print)
+        let Step { b, kinds, dp, edp, .. } = self;
+        kinds.iter_mut().for_each(|kind| kind.write_fill(b, [dp, edp]));
     }
 }

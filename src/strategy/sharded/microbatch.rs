@@ -1,0 +1,161 @@
+//! A microbatch through a whole model whose weights or gradients come and go.
+
+use super::{Passing, Run, Sites};
+use crate::plan::*;
+use crate::strategy::data::FlatWeights;
+use crate::strategy::layers::Stretch;
+use crate::strategy::step::Step;
+
+impl<'a> Step<'a> {
+    /// The layers of a body, of which a rank keeps what `sites` name.
+    pub(in crate::strategy) fn passing(&mut self, sites: Vec<Option<Sites>>, microbatch: u32, sums: bool) -> Passing<'_> {
+        let Step { b, kinds, dp, edp, shared_blocks, whole, .. } = self;
+        let (room, ranks) = (*whole, [&*dp, &*edp]);
+        Passing { b, kinds, ranks, blocks: shared_blocks, sites, room, microbatch, sums }
+    }
+
+    fn sites(&self) -> Vec<Option<Sites>> {
+        let ranks = [&self.dp, &self.edp];
+        let of = |kind: &super::Kind| {
+            let [weights, gradients] = kind.kept(ranks);
+            Some(Sites { weights, gradients, sums: Some(kind.shares(ranks)) })
+        };
+        self.kinds.iter().map(of).collect()
+    }
+
+    pub(in crate::strategy) fn sharded_microbatch_block(&mut self, name: &str, last: bool, m: u32) -> BlockId {
+        // Gradients that add up whole are shared out behind the last microbatch.
+        let sums = last && !self.dp.shares_gradients();
+        self.b.open(name);
+        let [tokens, targets] = ["tokens", "targets"].map(|name| self.b.formal(name));
+        let l = self.layer_count();
+        self.gather_embed("gather.embed");
+        self.embed_forward(tokens, self.x.first());
+        if self.dp.shares_weights() {
+            self.gathered_forward(m);
+        } else {
+            self.call_forward(m);
+        }
+        for (label, w) in [("clear.embed", self.embed), ("clear.head", self.head)] {
+            self.clear(label, &w);
+        }
+        self.head(targets, self.x.last(), self.dx);
+        if sums { self.sync_head() } else { self.scatter_head() }
+        let runs = self.runs_backward();
+        let sites = self.sites();
+        self.passing(sites, m, sums).backward(&runs);
+        self.embed_backward(tokens, self.dx.slot(l % 2));
+        if sums { self.sync_embed() } else { self.scatter_embed() }
+        if self.dp.accumulates() {
+            self.add("add.head", self.head);
+            let sites = self.sites();
+            self.passing(sites, m, sums).add_last(runs.last().expect("a model has layers"));
+            self.add("add.embed", self.embed);
+        }
+        self.b.close()
+    }
+
+    /// Weights of embedding and head are whole while they are used, too.
+    pub(in crate::strategy) fn gather_embed(&mut self, label: &str) {
+        if self.dp.shares_weights() {
+            self.dp.gather(&mut self.b, label, self.dp.stored(&self.embed), self.embed.weight);
+        }
+    }
+
+    pub(in crate::strategy) fn gather_head(&mut self) {
+        if self.dp.shares_weights() {
+            self.dp.gather(&mut self.b, "gather.head", self.dp.stored(&self.head), self.head.weight);
+            if self.model.tie_embeddings {
+                self.gather_embed("gather.table");
+            }
+        }
+    }
+
+    /// Begins a gradient that is whole only for a while.
+    pub(in crate::strategy) fn clear(&mut self, label: &str, w: &FlatWeights) {
+        if self.dp.shares_gradients() {
+            self.dp.clear(&mut self.b, label, w, w.grad);
+        }
+    }
+
+    /// Shares out the gradient of the head of one microbatch, where it is whole only for a while.
+    pub(in crate::strategy) fn scatter_head(&mut self) {
+        if self.dp.shares_gradients() {
+            self.end.sum_shared(&mut self.b, self.head.grad);
+            self.dp.sync(&mut self.b, "grad_sum.head", self.head.grad, self.dp.partial_of(&self.head));
+        }
+    }
+
+    /// The same of the embedding.
+    pub(in crate::strategy) fn scatter_embed(&mut self) {
+        if self.dp.shares_gradients() {
+            self.embedding.sum_shared(&mut self.b, self.embed.grad);
+            self.dp.sync(&mut self.b, "grad_sum.embed", self.embed.grad, self.dp.partial_of(&self.embed));
+        }
+    }
+
+    /// Adds what has come of embedding or head to the share.
+    pub(in crate::strategy) fn add(&mut self, label: &str, w: FlatWeights) {
+        self.dp.add(&mut self.b, label, &w, self.dp.partial_of(&w), self.dp.share_of(&w));
+    }
+
+    fn gathered_forward(&mut self, m: u32) {
+        let (runs, sites) = (self.runs_forward(), self.sites());
+        let (dp, head, embed) = (&self.dp, self.head, self.embed);
+        let tied = self.model.tie_embeddings;
+        let gathers = [("gather.head", Some(head)), ("gather.table", tied.then_some(embed))];
+        let gathers: Vec<(&str, Buf, Buf)> =
+            gathers.into_iter().filter_map(|(label, w)| Some((label, dp.stored(&w?), w?.weight))).collect();
+        let mut passing = self.passing(sites, m, false);
+        let ranks = passing.ranks[0];
+        passing.forward(&runs, |b| gathers.iter().for_each(|&(label, share, whole)| ranks.gather(b, label, share, whole)));
+    }
+
+    /// The stretches of the model; the layer at `end`, whose input stays on the device where others leave, by itself.
+    fn stretches_but(&self, end: impl Fn(&Stretch) -> Option<u32>) -> Vec<Stretch> {
+        let all = self.stretches();
+        let cut = |of: Stretch| match end(&of).filter(|at| self.x.leaves() && of.count() > 1 && of.start <= *at) {
+            Some(at) if at == of.start => vec![
+                Stretch { end: of.start + 1, ..of.clone() },
+                Stretch { start: of.start + 1, first: of.first + 1, ..of },
+            ],
+            Some(at) => vec![
+                Stretch { end: at, ..of.clone() },
+                Stretch { start: at, first: of.first + at - of.start, ..of },
+            ],
+            None => vec![of],
+        };
+        all.into_iter().flat_map(cut).collect()
+    }
+
+    fn runs_forward(&self) -> Vec<Run> {
+        let top = self.layer_count() - 1;
+        let run = |of: Stretch| {
+            let (kind, x) = (&self.kinds[of.kind], self.x);
+            let (at, leaves) = (of.start as i32, x.leaves() && of.start < top);
+            let out = if x.leaves() && !leaves { x.last().into() } else { x.walk(at + 1, 1) };
+            let mut rest = vec![x.walk(at, 1), out];
+            rest.extend(kind.saved_each(of.first as i32, 1));
+            let hosts = x.hosts(at, 1).filter(|_| leaves).into_iter().collect();
+            let label = kind.label("fwd", &of);
+            Run { kind: of.kind, label, at: of.first, count: of.count(), of: kind.count(), rest, hosts }
+        };
+        self.stretches_but(|of| (of.end > top).then_some(top)).into_iter().map(run).collect()
+    }
+
+    fn runs_backward(&self) -> Vec<Run> {
+        let l = self.layer_count();
+        let run = |of: Stretch| {
+            let (kind, x) = (&self.kinds[of.kind], self.x);
+            let (at, last) = (of.end as i32 - 1, of.first + of.count() - 1);
+            let turn = ((l - of.end) % 2) as i32;
+            let mut rest = vec![x.walk(at, -1), each(self.dx, turn, 1, 2), each(self.dx, turn + 1, 1, 2)];
+            rest.extend(kind.saved_each(last as i32, -1));
+            let below = x.hosts(at - 1, -1).filter(|_| of.end > 1 && x.leaves());
+            let hosts = below.into_iter().flat_map(|hosts| [hosts, x.walk(at - 1, -1)]).collect();
+            let label = kind.label("bwd", &of);
+            Run { kind: of.kind, label, at: last, count: of.count(), of: kind.count(), rest, hosts }
+        };
+        self.stretches_but(|of| (of.start == 0).then_some(0)).into_iter().rev().map(run).collect()
+    }
+}

@@ -1,0 +1,135 @@
+//! What a step declares before its first op: weights with what the optimizer keeps of them, activations, and how the
+//! layers of each kind share them.
+
+use super::super::data::DataParallel;
+use super::super::embedding::Embedding;
+use super::super::feasible;
+use super::super::head::Head;
+use super::super::kind::{Kind, kinds_of};
+use super::super::pipeline::Pipeline;
+use super::super::residual::Residual;
+use super::super::sharded;
+use super::super::transformer::Layer;
+use super::{Engines, Step, mesh};
+use crate::error::Result;
+use crate::plan::*;
+use crate::spec::{LlmSpec, Parallelism, Recompute, Workload};
+
+impl<'a> Step<'a> {
+    pub(super) fn new(
+        mut b: Builder,
+        model: &'a LlmSpec,
+        work: &'a Workload,
+        par: &'a Parallelism,
+        engines: Engines,
+        (routes, apart): (Vec<Route>, bool),
+    ) -> Result<Step<'a>> {
+        let mesh = mesh(par);
+        let kinds = kinds_of(model, apart);
+        let layers: Vec<Layer> =
+            kinds.iter().map(|(_, model, _)| Layer::new(model, work, par, engines, &routes)).collect();
+        let layer = layers.last().expect("a model has layers");
+        let acc = layer.core.shape().acc;
+        // Tensor-parallel ranks and stages hold different weights.
+        let ranks = u64::from(par.ranks() / (par.tp * par.pp));
+        let microbatches = (work.global_batch / (u64::from(par.dp) * work.micro_batch)) as u32;
+        let replicas = |group, ranks, zero| DataParallel {
+            group,
+            ranks,
+            zero,
+            accumulate: microbatches > 1,
+            no_sync: par.options.no_sync,
+            offload: par.options.offload_optimizer,
+            dtype: work.dtype,
+            acc,
+            engine: engines.collective,
+        };
+        let dp = replicas(DataParallel::replicas(), ranks, par.zero);
+        // Where all else is whole everywhere, nothing of a layer comes and goes.
+        let zero = if ranks == 1 { par.zero.min(1) } else { par.zero };
+        let edp = replicas(DataParallel::expert_replicas(), u64::from(par.ranks() / (par.ep * par.pp)), zero);
+        let (n, rows, h, l) = (layer.tokens(), layer.residual_rows(), model.hidden, model.layers as u32);
+
+        let embedding = Embedding::new(&mut b, model, layer);
+        let end = Head::new(&mut b, model, layer, work.global_batch * work.seq_len);
+        let pipe = Pipeline {
+            stages: par.pp,
+            chunks: par.vp,
+            microbatches,
+            layers: feasible::layers_of_stages(model, par)?,
+            // Interleaved, nobody could send before the next receives: there the CPU alone waits.
+            ahead: !par.options.no_overlap_p2p || par.vp > 1,
+            pairs: par.options.overlap_exchange,
+        };
+        // One in use, one on its way.
+        let whole = if par.options.no_prefetch { 1 } else { 2 };
+        let weights: Vec<_> = (kinds.iter().zip(&layers))
+            .map(|((prefix, _, of), layer)| {
+                let held = (0..pipe.stages).map(|stage| pipe.held(stage, of)).max().unwrap_or(l);
+                Kind::weights_of(&mut b, prefix, layer, [&dp, &edp], held, whole)
+            })
+            .collect();
+        let embed = dp.weights(&mut b, "embed", embedding.elems(), 1, 1);
+        let head = dp.weights(&mut b, "head", end.elems(), 1, 1);
+        let mut act = |name, shape: &[u64], dtype, slots| b.tensor(name, shape, dtype, TensorKind::Activation, slots);
+        let tokens = act("tokens", &[n], Dtype::U32, microbatches);
+        let targets = act("targets", &[n], Dtype::U32, microbatches);
+        // Stages keep theirs by microbatch in flight: `stages` declares them.
+        let staged = pipe.is_staged();
+        let x = match staged {
+            true => Residual::of_last_stage(tokens),
+            false => Residual::new(&mut b, &[rows, h], work.dtype, l, par.options.offload_activations),
+        };
+        let loss = b.tensor("loss", &[1], acc, TensorKind::Grad, 1);
+        let dx = if staged { tokens } else { b.tensor("dx", &[rows, h], work.dtype, TensorKind::Workspace, 2) };
+        let kinds = (kinds.into_iter().zip(layers).zip(weights))
+            .map(|(((prefix, _, layers), layer), (flat, experts))| {
+                let slots = pipe.saved_slots(&layers);
+                let (saved, scratch) = Kind::buffers_of(&mut b, &layer, par.recompute, slots);
+                let scratch_ahead = pipe.pairs.then(|| layer.scratch(&mut b));
+                Kind {
+                    prefix,
+                    layers,
+                    layer,
+                    flat,
+                    experts,
+                    saved,
+                    keeps: par.recompute != Recompute::Full,
+                    scratch,
+                    scratch_ahead,
+                    blocks: vec![],
+                    sums: 0,
+                    fill: 0,
+                }
+            })
+            .collect();
+        Ok(Step {
+            model,
+            work,
+            par,
+            b,
+            mesh,
+            kinds,
+            embedding,
+            end,
+            dp,
+            edp,
+            acc,
+            routes,
+            apart,
+            embed,
+            head,
+            tokens,
+            targets,
+            loss,
+            x,
+            dx,
+            pipe,
+            microbatches,
+            whole,
+            shared_blocks: sharded::Blocks::new(),
+            microbatch: vec![],
+            last_microbatch: 0,
+        })
+    }
+}
