@@ -56,12 +56,17 @@ fn more_microbatches_are_exact_on_a_grid() {
         (2, 1, 4, "wait-passes"),
         (4, 1, 1, "wait-passes+no-overlap-grad"),
         (2, 4, 1, "gather-kv-prefetch"),
+        (4, 2, 1, "shard-4"),
     ] {
         for (zero, slower, launch) in
             [(0, 1.0, 0.0), (1, 30.0, 1e-6), (2, 300.0, 20e-6), (3, 30.0, 60e-6), (1, 1.0, 1e-3), (1, 1.0, 5e-6)]
         {
             // Who waits, or overlaps no sums, shares out no gradients.
             if zero > 1 && (words.contains("wait-passes") || words.contains("no-overlap-grad")) {
+                continue;
+            }
+            // And who shares nothing out, nothing in groups.
+            if zero == 0 && words.contains("shard") {
                 continue;
             }
             let par = Parallelism { zero, options: words.parse().unwrap(), ..way(dp, ring, ulysses) };
@@ -142,6 +147,10 @@ fn shortcuts_are_exact_for_other_layers() {
         (&norms, Parallelism { pp: 3, dp: 2, ..one }),
         (&mixed, Parallelism { dp: 4, ep: 4, ..one }),
         (&mixed, Parallelism { dp: 2, ep: 2, pp: 2, ..one }),
+        (&norms, Parallelism { pp: 3, dp: 2, zero: 3, ..one }),
+        (&norms, Parallelism { tp: 8, dp: 2, zero: 2, ..one }),
+        (&mixed, Parallelism { dp: 4, ep: 2, pp: 2, zero: 3, ..one }),
+        (&mixed, Parallelism { dp: 8, ep: 2, zero: 2, options: "shard-4".parse().unwrap(), ..one }),
     ] {
         let plan = plans::plan(llm, &par, &work(&par, 480, 1, 4), SM);
         agree(&plan, &Host::of(&plan, 1.0));
@@ -157,6 +166,7 @@ fn shortcuts_are_exact_for_hybrids() {
         Parallelism { dp: 4, ep: 4, ..one },
         Parallelism { tp: 2, dp: 2, ep: 4, recompute: Recompute::Full, ..one },
         Parallelism { pp: 2, dp: 2, ep: 2, ..one },
+        Parallelism { pp: 2, dp: 4, ep: 2, zero: 3, ..one },
     ] {
         let plan = plans::plan(&hybrid, &par, &work(&par, 480, 1, 4), SM);
         agree(&plan, &Host::of(&plan, 1.0));

@@ -145,7 +145,8 @@ fn masks(seq: u64) -> impl Strategy<Value = Mask> {
         ends.push(seq);
         let starts = std::iter::once(&0).chain(&ends);
         let lengths: Vec<u64> = ends.iter().zip(starts).map(|(end, start)| end - start).collect();
-        Mask { causal, window: window.filter(|_| causal), documents: if one { vec![] } else { lengths }.into() }
+        let documents = if one { vec![] } else { lengths }.into();
+        Mask { window: window.filter(|_| causal), documents, ..Mask::new(causal) }
     })
 }
 

@@ -19,7 +19,7 @@ use std::path::Path;
 fn dense() -> LlmSpec {
     let json = serde_json::json!({
         "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 4,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4,
         "intermediate_size": 12, "vocab_size": 29, "rms_norm_eps": 1e-5, "rope_theta": 100.0,
         "torch_dtype": "float32", "hidden_act": "silu",
     });
@@ -48,6 +48,8 @@ fn layouts() -> Vec<Parallelism> {
         Parallelism { pp: 2, vp: 2, ..one },
         Parallelism { pp: 2, tp: 2, dp: 2, zero: 1, ..one },
         Parallelism { dp: 2, ulysses: 2, tp: 2, zero: 3, ..one },
+        Parallelism { pp: 2, dp: 4, zero: 3, options: words("shard-2"), ..one },
+        Parallelism { tp: 4, zero: 1, ..one },
     ]
 }
 

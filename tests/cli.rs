@@ -122,7 +122,9 @@ const REFUSED: &[&str] = &[
     "estimate --pp 4 --vp 2 --global-batch 96 --gpus 128",
     "estimate --vp 2",
     "estimate --ep 8",
-    "estimate --zero 3 --pp 2",
+    "estimate --zero 2 --options no-sync",
+    "estimate --zero 1 --options shard-3",
+    "estimate --zero 0 --options shard-2",
     "estimate --zero 4",
     // Attention alone.
     "attention --ring 3",

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 /// What a rank's options can be; none of them more often than each of the others.
-const WORDS: [&str; 9] = [
+const WORDS: [&str; 12] = [
     "default",
     "default",
     "default",
@@ -27,6 +27,9 @@ const WORDS: [&str; 9] = [
     "one-comm",
     "merge-at-end",
     "no-overlap-p2p+no-overlap-grad",
+    "no-prefetch",
+    "no-sync",
+    "shard-2",
 ];
 
 #[derive(Debug, Clone)]
@@ -58,8 +61,7 @@ fn cases() -> impl Strategy<Value = Case> {
         let (sm, again, slower, launch) = machine;
         let recompute = if again { Recompute::Full } else { Recompute::None };
         let vp = if pp > 1 { vp } else { 1 };
-        let (ep, zero) = (if dp.is_multiple_of(ep.max(1)) { ep } else { 0 }, if pp > 1 { zero.min(1) } else { zero });
-        let zero = if ep > 0 { zero.min(1) } else { zero };
+        let ep = if dp.is_multiple_of(ep.max(1)) { ep } else { 0 };
         let options = words.parse().unwrap();
         let par = Parallelism { pp, vp, dp, tp, ring, ulysses, zero, recompute, options, ep: ep.max(1) };
         let batches = if vp > 1 { batches.next_multiple_of(u64::from(pp)) } else { batches };

@@ -245,6 +245,36 @@ fn experts_beside_every_other_degree() {
     }
 }
 
+/// Shares of experts among the ranks that hold the same ones, in stages and in groups; with one rank for each expert
+/// their gradients add up whole while all others are scattered.
+#[test]
+fn experts_in_shares() {
+    let moe = MoeSpec { shared_ffn: 4, dense_layers: 1, ..case(1, "").moe };
+    for (words, par) in [
+        ("default", Parallelism { dp: 4, ep: 2, ..Parallelism::default() }),
+        ("overlap-shared", Parallelism { dp: 2, ep: 2, ..Parallelism::default() }),
+        ("dispatch-allgather+no-prefetch", Parallelism { dp: 2, ep: 2, tp: 2, ..Parallelism::default() }),
+        (
+            "dispatch-deepep-v2",
+            Parallelism { dp: 2, ring: 2, ep: 2, pp: 2, recompute: Recompute::Full, ..Parallelism::default() },
+        ),
+        ("default", Parallelism { dp: 4, ep: 2, pp: 2, vp: 2, ..Parallelism::default() }),
+        ("shard-4", Parallelism { dp: 8, ep: 2, ..Parallelism::default() }),
+        ("shard-2", Parallelism { dp: 4, ep: 2, pp: 2, ..Parallelism::default() }),
+        ("no-sync+shard-2", Parallelism { dp: 4, ep: 2, ..Parallelism::default() }),
+    ] {
+        for zero in if words.contains("no-sync") { 3..=3 } else { 1..=3 } {
+            if zero == 1 && words.contains("no-prefetch") {
+                continue;
+            }
+            let par = Parallelism { zero, options: words.parse().unwrap(), ..par };
+            let one = Case { par, moe, layers: 1 + 2 * u64::from(par.pp * par.vp), ..case(1, words) };
+            holds(&Case { microbatches: u64::from(par.pp) * 2, ..one.clone() }, 1e-10);
+            holds(&Case { microbatches: u64::from(par.pp), mla: true, ..one }, 1e-10);
+        }
+    }
+}
+
 /// Dense layers before those with experts, alone, in stages that have one kind, both or the other, in shares and
 /// computed again; with DeepSeek's attention and gates.
 #[test]

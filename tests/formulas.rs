@@ -6,6 +6,7 @@
 
 mod plans;
 
+use foretrain::collective::count::sent_by;
 use foretrain::cost::{Effort, cost};
 use foretrain::plan::link::{AtomTable, Line, Place};
 use foretrain::plan::memory::Layout;
@@ -670,6 +671,87 @@ fn zero_two_and_three_share_gradients_and_weights() {
         // Weights of 2 bytes: once a step, or in every microbatch twice a layer, once embedding and head.
         let weights = if zero == 3 { batches * (2 * 2 * layers + 2 * ends) } else { 2 * all };
         assert!(close(usage.bytes_scale_up, once * (batches * 4 * all + weights + 2 * 4) as f64), "W {w} ZeRO {zero}");
+    }
+}
+
+/// The same in a pipeline, of what a rank's stage has: every microbatch scatters each gradient and, with stage 3, gathers
+/// each layer's weights twice. Gradients that wait whole are scattered once a step.
+#[test]
+fn stages_scatter_and_gather_for_every_microbatch() {
+    let (w, p, batches) = (4u64, 2u64, 6u64);
+    let m = model(2 * p, 4, false);
+    let layer = H * (2 * A * D + 2 * 4 * D) + 3 * H * F + 2 * H;
+    for (zero, words, scattered, gathered) in [
+        (1, "default", 1, 1),
+        (2, "default", batches, 1),
+        (3, "default", batches, 2 * batches),
+        (3, "no-sync", 1, 2 * batches),
+    ] {
+        let options = words.parse().unwrap();
+        let par = Parallelism { pp: p as u32, zero, options, ..way(w as u32, 1, 1) };
+        let plan = plans::plan(&m, &par, &work(&par, 64, 1, batches), SM);
+        // One microbatch of one stage, forward and backward: what a boundary carries.
+        let boundary = 2 * 64 * H;
+        for rank in [0, w as u32] {
+            let line = Line::program(&plan, &AtomTable::new(&plan).unwrap(), plan.program_of(rank)).unwrap();
+            let sent = sent_by(&plan, &line, rank);
+            let ends = if rank == 0 { V * H } else { H + V * H };
+            // Embedding and head are gathered once a microbatch.
+            let weights = 2 * (gathered * 2 * layer + (gathered / 2).max(1) * ends);
+            let once = (4 * scattered * (2 * layer + ends) + weights) * (w - 1) / w;
+            let loss = if rank == 0 { 0 } else { sent - once - batches * boundary };
+            assert_eq!(sent, once + batches * boundary + loss, "ZeRO {zero} {words}, rank {rank}");
+            assert!(loss <= 2 * 4, "{loss} bytes of the loss");
+        }
+    }
+}
+
+/// arXiv:2205.00119, section 3.3: in groups of N of W ranks weights and gradients travel within a group, and a share of
+/// each gradient once a step over the W/N groups.
+#[test]
+fn groups_that_share_sum_over_each_other_once_a_step() {
+    let m = model(3, 4, false);
+    let layers = 3 * (H * (2 * A * D + 2 * 4 * D) + 3 * H * F + 2 * H);
+    let (all, ends) = (layers + H + 2 * V * H, H + 2 * V * H);
+    for (w, n, zero, batches) in [(8u64, 4u64, 1, 3), (8, 2, 2, 3), (8, 4, 3, 1), (4, 2, 3, 3)] {
+        let options = format!("shard-{n}").parse().unwrap();
+        let par = Parallelism { zero, options, ..way(w as u32, 1, 1) };
+        let plan = plans::plan(&m, &par, &work(&par, 64, 1, batches), SM);
+        assert_eq!(kind_bytes(&plan, TensorKind::OptState), 12 * all / n, "W {w} N {n} ZeRO {zero}");
+        let line = Line::program(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap();
+        let scattered = if zero == 1 { 1 } else { batches };
+        let gathered = if zero == 3 { batches * (2 * 2 * layers + 2 * ends) } else { 2 * all };
+        let within = (4 * scattered * all + gathered) * (n - 1) / n;
+        let groups = w / n;
+        let across = 2 * 4 * (all / n) * (groups - 1) / groups;
+        let loss = sent_by(&plan, &line, 0) - within - across;
+        assert!(loss <= 2 * 4, "W {w} N {n} ZeRO {zero}: {loss} bytes besides, of which the loss takes 8 at most");
+    }
+}
+
+/// With k KV heads on T > k tensor-parallel ranks each has the weights of one, and T/k neighbours sum what they found for
+/// it: 2 d h elements a layer.
+#[test]
+fn kv_heads_on_several_ranks_sum_their_gradients() {
+    for (t, k) in [(8u64, 2u64), (4, 1), (8, 4)] {
+        let m = model(3, k, false);
+        let par = Parallelism { tp: t as u32, ..way(1, 1, 1) };
+        let plan = plans::plan(&m, &par, &work(&par, 64, 1, 2), SM);
+        let layer = H * (A / t * D + 2 * D) + A / t * D * H + 3 * H * F / t + 2 * H;
+        assert_eq!(kind_bytes(&plan, TensorKind::Param), 2 * (3 * layer + H + 2 * V / t * H), "T {t} k {k}");
+        let steps = Steps::of(&plan);
+        let sums = (0..steps.line.nodes.len()).filter(|&i| steps.line.nodes[i].op.label == "kv_grad_sum");
+        let bytes: Vec<u64> = sums.map(|i| steps.bytes(&steps.line.reads(i)[0])).collect();
+        assert_eq!(bytes, [4 * 2 * D * H; 3], "once a step, T {t} k {k}");
+        let groups: Vec<&Group> = plan
+            .lanes
+            .iter()
+            .filter_map(|lane| match lane {
+                Lane::Comm(group @ Group::Subset { axis: Axis::Tp, .. }, _) => Some(group),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(groups.iter().map(|group| u64::from(group.size(&plan.views))).collect::<Vec<_>>(), [t / k]);
     }
 }
 

@@ -144,7 +144,7 @@ fn heads_and_groups_are_cut_over_tensor_parallel_ranks() {
 
 #[test]
 fn replicas_share_their_gradients_and_their_experts() {
-    for (zero, ep) in [(0, 1), (1, 2)] {
+    for (zero, ep) in [(0, 1), (1, 2), (2, 1), (3, 1), (3, 2)] {
         let par = Parallelism { dp: 2, ep, zero, ..Parallelism::default() };
         holds(&Case { microbatches: 2, ..case(ALL, par) }, 1e-10);
     }
@@ -160,8 +160,10 @@ fn stages_have_layers_of_several_kinds_in_turns() {
             holds(&Case { microbatches: 4, ..case(pattern, par) }, 1e-10);
         }
     }
-    let all = Parallelism { pp: 2, tp: 2, dp: 2, ep: 2, zero: 1, ..Parallelism::default() };
-    holds(&Case { microbatches: 2, ..case("ME*ME-", all) }, 1e-10);
+    for zero in 1..=3 {
+        let all = Parallelism { pp: 2, tp: 2, dp: 2, ep: 2, zero, ..Parallelism::default() };
+        holds(&Case { microbatches: 2, ..case("ME*ME-", all) }, 1e-10);
+    }
 }
 
 /// A forward and a backward unit side by side, whose layers are of other kinds.
@@ -184,11 +186,9 @@ fn single_precision_is_close() {
 #[test]
 fn refusals_name_a_remedy() {
     let one = Parallelism::default();
-    let zero = Parallelism { dp: 2, zero: 2, ..one };
     for (par, part) in [
         (Parallelism { ring: 2, ..one }, "use ring 1, and tp"),
         (Parallelism { ulysses: 2, ..one }, "use ulysses 1, and tp"),
-        (zero, "use zero 1"),
         (Parallelism { tp: 4, ..one }, "tp"),
     ] {
         let why = feasible::check(&model("M*"), &case("M*", par).work(), &par).unwrap_err().to_string();

@@ -79,7 +79,7 @@ fn shared_bytes_are_safe(plan: &Plan) -> (u64, u64) {
 fn shared_bytes_are_never_alive_at_once() {
     for (dp, ring, ulysses, layers, batches) in [(2, 1, 1, 3, 5), (1, 3, 1, 4, 4), (1, 1, 4, 5, 2), (1, 2, 2, 3, 6)] {
         for recompute in [Recompute::None, Recompute::Full] {
-            for zero in [0, 1] {
+            for zero in [0, 1, 2, 3] {
                 let par = Parallelism { recompute, zero, ..way(dp, ring, ulysses) };
                 let plan = plans::plan(&model(layers, 4, zero == 0), &par, &work(&par, 96, 2, batches), SM);
                 let (bytes, whole) = shared_bytes_are_safe(&plan);

@@ -176,6 +176,16 @@ fn neox(m: &mut LlmSpec) {
         (Norm::Layer, Mlp::Gelu, true, true, true, Some(2));
 }
 
+/// BLOOM's block.
+fn bloom(m: &mut LlmSpec) {
+    (m.norm, m.mlp, m.bias, m.positions) = (Norm::Layer, Mlp::Gelu, true, Positions::Alibi);
+}
+
+/// MPT's.
+fn mpt(m: &mut LlmSpec) {
+    (m.norm, m.mlp, m.positions) = (Norm::Layer, Mlp::Gelu, Positions::Alibi);
+}
+
 fn megascale(m: &mut LlmSpec) {
     (m.norm, m.mlp, m.bias, m.parallel_block, m.positions) = (Norm::Layer, Mlp::Gelu, true, true, Positions::None);
 }
@@ -465,7 +475,8 @@ fn gradients_and_weights_in_shares() {
 /// The same in stages, of which each gathers and scatters what passes it, and where gradients wait whole.
 #[test]
 fn gradients_and_weights_in_shares_of_stages() {
-    for (zero, words) in [(2, ""), (2, "no-prefetch"), (3, ""), (3, "no-prefetch"), (3, "no-sync"), (3, "no-sync+no-prefetch")]
+    for (zero, words) in
+        [(2, ""), (2, "no-prefetch"), (3, ""), (3, "no-prefetch"), (3, "no-sync"), (3, "no-sync+no-prefetch")]
     {
         for (pp, vp, layers, microbatches, dp, tp, recompute, tie) in [
             (1, 1, 3, 2, 3, 1, Recompute::None, true),
@@ -481,6 +492,74 @@ fn gradients_and_weights_in_shares_of_stages() {
     let options = "no-overlap-p2p+short-ends".parse().unwrap();
     let par = Parallelism { pp: 2, dp: 2, ring: 2, ulysses: 2, zero: 3, options, ..case().par };
     holds(&Case { layers: 4, microbatches: 3, batch: 2, par, tie: true, ..case() }, 1e-10);
+}
+
+/// Shares in groups of neighbours, sums over the groups.
+#[test]
+fn shares_in_groups_of_ranks() {
+    for (zero, shard, dp, ring, pp, microbatches, words) in [
+        (1, 2, 4, 1, 1, 2, ""),
+        (2, 2, 6, 1, 1, 1, ""),
+        (3, 3, 2, 3, 1, 3, ""),
+        (3, 2, 2, 2, 2, 3, ""),
+        (2, 2, 4, 1, 2, 2, "no-prefetch"),
+        (3, 2, 4, 1, 2, 2, "no-sync"),
+        (3, 2, 4, 1, 1, 2, "offload-optimizer"),
+    ] {
+        let options = format!("{words}+shard-{shard}").parse().unwrap();
+        let par = Parallelism { dp, ring, pp, zero, options, ..case().par };
+        holds(&Case { layers: 4, microbatches, tie: true, par, ..case() }, 1e-10);
+        let par = Parallelism { tp: 2, ..par };
+        holds(&Case { layers: 4, microbatches, par, ..case() }, 1e-10);
+    }
+}
+
+/// A slope of its own for every head, wherever the head and its keys are; heads that are no power of two.
+#[test]
+fn slopes_on_distances() {
+    let one = case().par;
+    for (family, words, kv_heads, group, par) in [
+        (bloom, "default", 3, 1, one),
+        (mpt, "default", 2, 2, Parallelism { ring: 3, ulysses: 2, ..one }),
+        (bloom, "stripe+merge-in-kernel", 6, 1, Parallelism { ring: 2, tp: 2, ..one }),
+        (mpt, "dkv-model", 2, 3, Parallelism { ring: 3, dp: 2, zero: 1, ..one }),
+        (bloom, "gather-kv", 4, 1, Parallelism { ring: 2, ulysses: 2, zero: 3, ..one }),
+        (mpt, "a2a-separate+replicate-after", 1, 4, Parallelism { ulysses: 4, ..one }),
+        (bloom, "burst", 4, 1, Parallelism { ring: 4, ..one }),
+        (bloom, "unfused", 6, 1, Parallelism { tp: 2, ulysses: 3, pp: 2, recompute: Recompute::Selective, ..one }),
+        (mpt, "no-sp", 2, 2, Parallelism { tp: 4, pp: 2, recompute: Recompute::Full, ..one }),
+        (bloom, "fpdt-2", 4, 1, Parallelism { ulysses: 2, recompute: Recompute::Full, ..one }),
+    ] as [(Family, _, _, _, _); 10]
+    {
+        let options: foretrain::spec::Options = words.parse().unwrap();
+        let (par, batch) = (Parallelism { options, ..par }, if options.chunks > 0 { 1 } else { 2 });
+        let case = Case { family, kv_heads, group, ffn: 12, batch, microbatches: 2, par, ..case() };
+        holds(&case, 1e-10);
+        holds(&Case { window: Some(5), cuts: vec![0.4], ..case.clone() }, 1e-10);
+        holds(&Case { dtype: Dtype::F32, ..case }, 2e-4);
+    }
+}
+
+/// Fewer KV heads than tensor-parallel ranks: neighbours have the same one, and sum what they found for it.
+#[test]
+fn kv_heads_on_several_tensor_parallel_ranks() {
+    let one = case().par;
+    for (family, words, tp, kv_heads, group, par) in [
+        (llama, "default", 2, 1, 2, one),
+        (qwen2, "no-sp", 4, 2, 2, Parallelism { dp: 2, ..one }),
+        (qwen3, "tp-overlap", 4, 1, 8, Parallelism { dp: 2, zero: 1, ..one }),
+        (gpt2_dropping, "default", 4, 2, 4, Parallelism { zero: 2, dp: 2, ..one }),
+        (neox, "default", 6, 2, 3, Parallelism { pp: 2, recompute: Recompute::Full, ..one }),
+        (qwen2, "default", 4, 2, 4, Parallelism { zero: 3, dp: 2, pp: 2, ..one }),
+        (llama, "a2a-separate", 4, 2, 4, Parallelism { ulysses: 2, ring: 2, zero: 1, ..one }),
+        (megascale, "add-grads+no-overlap-grad", 4, 2, 2, Parallelism { dp: 2, zero: 1, ..one }),
+    ] as [(Family, _, _, _, _, _); 8]
+    {
+        let par = Parallelism { tp, options: words.parse().unwrap(), ..par };
+        let case = Case { family, kv_heads, group, ffn: 12, microbatches: 2, par, ..case() };
+        holds(&case, 1e-10);
+        holds(&Case { batch: 2, dtype: Dtype::F32, ..case }, 2e-4);
+    }
 }
 
 #[test]

@@ -71,7 +71,7 @@ pub struct Config {
     /// What an expert takes of a rank's tokens: none (all), 1.25 times the even share, pad:1.25, tutel:1.25 or tutel:0 [default: none]
     #[arg(long, value_name = "HOW", value_parser = capacity)]
     capacity: Option<Capacity>,
-    /// ZeRO stage, 0 to 3 [default: 1]
+    /// ZeRO stage, 0 to 3; among N neighbours only with --options shard-N [default: 1]
     #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u32).range(0..=3))]
     zero: Option<u32>,
     /// What the backward pass computes again: none, selective or full [default: none]

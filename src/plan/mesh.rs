@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 /// A mesh axis (a tensor has dims, a mesh has axes). `Cp` is the ring of context parallelism, `Up` the
-/// Ulysses axis.
+/// Ulysses axis. `Shard` stands in views of their own, for groups of data-parallel ranks that share what other groups
+/// have copies of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Axis {
@@ -15,10 +16,12 @@ pub enum Axis {
     Ep,
     Etp,
     Edp,
+    Shard,
 }
 
 impl Axis {
-    pub const ALL: [Axis; 8] = [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Up, Axis::Tp, Axis::Ep, Axis::Etp, Axis::Edp];
+    pub const ALL: [Axis; 9] =
+        [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Up, Axis::Tp, Axis::Ep, Axis::Etp, Axis::Edp, Axis::Shard];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -30,6 +33,7 @@ impl Axis {
             Axis::Ep => "ep",
             Axis::Etp => "etp",
             Axis::Edp => "edp",
+            Axis::Shard => "shard",
         }
     }
 }

@@ -53,6 +53,10 @@ pub struct Shard {
     pub dim: u8,
     /// Sizes along `dim`; they add up to the whole.
     pub blocks: Vec<u64>,
+    /// How many neighbouring ranks have the same part of each block, where some have (a KV head that several
+    /// tensor-parallel ranks need); empty: each part is on one rank.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<u64>,
     /// In place of blocks cut over the ranks: the whole, cut into equal pieces, and which of them stands in each of
     /// the places of all ranks, rank after rank. A piece may stand in several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -65,7 +69,13 @@ impl Shard {
         if !self.holds.is_empty() {
             return self.piece() * (self.holds.len() as u64 / ranks);
         }
-        self.blocks.iter().map(|block| block.div_ceil(ranks)).sum()
+        self.parts(ranks).map(|(block, parts, _)| block.div_ceil(parts)).sum()
+    }
+
+    /// Of each block its size, the parts that it is cut into, and the ranks that have the same part.
+    fn parts(&self, ranks: u64) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
+        let copies = self.copies.iter().copied().chain(std::iter::repeat(1));
+        self.blocks.iter().zip(copies).map(move |(&block, copies)| (block, ranks / copies, copies))
     }
 
     /// Where the places along `dim` of the rank at `at` stand in the whole; `None`: beyond the end.
@@ -77,8 +87,8 @@ impl Shard {
         }
         let mut places = vec![];
         let mut first = 0;
-        for &block in &self.blocks {
-            let part = block.div_ceil(ranks);
+        for (block, parts, copies) in self.parts(ranks) {
+            let (part, at) = (block.div_ceil(parts), at / copies);
             places.extend((at * part..(at + 1) * part).map(|i| (i < block).then_some(first + i)));
             first += block;
         }

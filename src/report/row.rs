@@ -227,7 +227,7 @@ impl Row {
         self.compute_s = number(usage.compute);
         self.exposed_comm_s = number(all - bubble);
         self.exposed_pp_s = number(0.0);
-        self.exposed_dp_s = number(exposed(&[Axis::Dp]));
+        self.exposed_dp_s = number(exposed(&[Axis::Dp, Axis::Shard]));
         self.exposed_cp_s = number(exposed(&[Axis::Cp]));
         self.exposed_up_s = number(exposed(&[Axis::Up]));
         self.exposed_tp_s = number(exposed(&[Axis::Tp]));

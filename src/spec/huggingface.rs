@@ -1,5 +1,6 @@
 //! Reads the config.json of a Hugging Face model, in its old spellings and its new ones.
 
+mod alibi;
 mod nemotron_h;
 
 use super::model::{Gate, Groups, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
@@ -20,6 +21,8 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("deepseek_v3", deepseek_v3),
     ("gpt2", gpt2),
     ("gpt_neox", gpt_neox),
+    ("bloom", alibi::bloom),
+    ("mpt", alibi::mpt),
     ("yuan", yuan),
     ("nemotron_h", nemotron_h::read),
 ];

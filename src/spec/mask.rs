@@ -1,4 +1,4 @@
-//! Which keys a query of attention may see.
+//! Which keys a query of attention may see, and how its scores lean on the distance to them.
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -15,12 +15,29 @@ pub struct Mask {
     pub window: Option<u64>,
     #[serde(default, skip_serializing_if = "Documents::is_empty")]
     pub documents: Documents,
+    /// Scores lean on the distance of query and key, by a slope for each of so many heads of the model (ALiBi, Press et
+    /// al., arXiv:2108.12409).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alibi: Option<u64>,
 }
 
 impl Mask {
     /// One document a sequence, no window.
     pub fn new(causal: bool) -> Mask {
-        Mask { causal, window: None, documents: Documents::default() }
+        Mask { causal, window: None, documents: Documents::default(), alibi: None }
+    }
+
+    /// How much a score loses for each position that its key is further away, in a head of the model: 2^(-8 (i+1) / n)
+    /// for n heads, if n is a power of two; else the slopes of the next smaller one, and then every second of those of the
+    /// next larger one (section 3 of the paper, and its code).
+    pub fn slope(&self, head: u64) -> Option<f64> {
+        let heads = self.alibi?;
+        let below = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
+        let exponent = match head < below {
+            true => (head + 1) as f64 / below as f64,
+            false => (2 * (head - below) + 1) as f64 / (2 * below) as f64,
+        };
+        Some((-8.0 * exponent).exp2())
     }
 
     /// Visible pairs of a sequence without the diagonal's half: s^2 / 2 under a causal mask, and in a window of w

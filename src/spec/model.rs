@@ -366,7 +366,8 @@ impl LlmSpec {
 
     /// What hides keys from the queries of this model.
     pub fn mask(&self, documents: &Documents) -> Mask {
-        Mask { causal: true, window: self.window, documents: documents.clone() }
+        let alibi = (self.positions == Positions::Alibi).then_some(self.heads);
+        Mask { causal: true, window: self.window, documents: documents.clone(), alibi }
     }
 
     /// Model FLOPs of one token of packed sequences, as [`flops_per_token`](LlmSpec::flops_per_token) has them of

@@ -207,6 +207,8 @@ pub struct Options {
     pub unfused: bool,
     /// ZeRO 2 and 3 have room for one layer's whole weights and gradient, not for the next one's beside it.
     pub no_prefetch: bool,
+    /// ZeRO shares out among so many neighbouring ranks, and other groups of as many have copies; 0: among all.
+    pub shard: u32,
     /// ZeRO 3: gradients add up whole, and are scattered behind the last microbatch.
     pub no_sync: bool,
     /// Gradients are summed over the replicas when all of the backward pass is over, and not layer by layer behind it.
@@ -512,11 +514,15 @@ pub const WORDS: &[Word] = &[
 /// Words that end in a number of the user's, for help texts.
 pub const NUMBERED: &[(&str, &str)] = &[
     ("replicas-N", "N slots of experts beyond one for each, which EPLB gives to those with most rows; as --replicas"),
+    (
+        "shard-N",
+        "ZeRO among N neighbouring ranks that hold the same weights, sums going on to the other groups of N (hybrid sharding: FSDP's HYBRID_SHARD, MiCS, Megatron-LM's num-distributed-optimizer-instances)",
+    ),
     ("capacity-HOW", "what an expert takes of a rank's tokens: 1.25, pad:1.25, tutel:1.25 or tutel:0; as --capacity"),
 ];
 
 fn is_numbered(name: &str) -> bool {
-    ["replicas-", "capacity-"].iter().any(|start| name.starts_with(start))
+    ["replicas-", "shard-", "capacity-"].iter().any(|start| name.starts_with(start))
 }
 
 impl Options {
@@ -525,6 +531,11 @@ impl Options {
         if let Some(n) = name.strip_prefix("replicas-") {
             let wrong = || format!("{name:?}: {n:?} is no number of slots above 0; write replicas-32");
             self.replicas = n.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?;
+            return Ok(true);
+        }
+        if let Some(n) = name.strip_prefix("shard-") {
+            let wrong = || format!("{name:?}: {n:?} is no number of ranks above 1; write shard-8");
+            self.shard = n.parse().ok().filter(|n| *n > 1).ok_or_else(wrong)?;
             return Ok(true);
         }
         let Some(how) = name.strip_prefix("capacity-") else { return Ok(false) };
@@ -547,6 +558,7 @@ impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let mut words: Vec<String> = self.words().into_iter().map(String::from).collect();
         words.extend((self.replicas > 0).then(|| format!("replicas-{}", self.replicas)));
+        words.extend((self.shard > 0).then(|| format!("shard-{}", self.shard)));
         words.extend((self.capacity != Capacity::Unlimited).then(|| format!("capacity-{}", self.capacity)));
         f.write_str(&if words.is_empty() { "default".into() } else { words.join("+") })
     }
@@ -601,12 +613,14 @@ mod tests {
             assert_eq!(options.to_string(), word.name);
         }
         assert!("zigzga".parse::<Options>().unwrap_err().contains("known are default"));
-        for words in ["replicas-32", "stripe+replicas-8+capacity-1.25", "capacity-pad:2", "capacity-tutel:-1.5"] {
+        for words in ["replicas-32", "stripe+replicas-8+shard-4+capacity-1.25", "capacity-pad:2", "capacity-tutel:-1.5"]
+        {
             assert_eq!(words.parse::<Options>().unwrap().to_string(), words);
         }
         for (words, why) in [
             ("replicas-0", "above 0"),
             ("replicas-x", "replicas-32"),
+            ("shard-1", "above 1"),
             ("capacity-1.255", "two decimals"),
             ("capacity--1", "not above 0"),
             ("capacity-half:1", "no rule"),

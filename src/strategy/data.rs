@@ -12,6 +12,10 @@
 //! gradients add up whole until the last microbatch, as under PyTorch's `no_sync` and its pipeline schedules.
 //! Experts are shared out in the same way among the ranks that hold the same ones.
 //!
+//! Each of them may be among `shard-N` neighbouring ranks only (hybrid sharding: FSDP's HYBRID_SHARD; MiCS, Zhang et al.,
+//! arXiv:2205.00119, whose two-hop sums these are): weights are gathered and gradients scattered in a group of N in every
+//! microbatch, and a share's sum goes on over the groups once a step, as soon as it is whole.
+//!
 //! With any of them the optimizer state may be in the host's memory (ZeRO-Offload, Ren et al., arXiv:2101.06840): summed
 //! gradients are copied there, the CPU runs Adam once it has all of them, as it would where it clips them, and every new
 //! weight is copied back as it is there.
@@ -48,6 +52,8 @@ pub struct FlatWeights {
 pub struct DataParallel {
     pub group: Group,
     pub ranks: u64,
+    /// Those of them that share out, where the others are groups of as many that have copies.
+    pub hybrid: Option<Hybrid>,
     pub zero: u32,
     /// A step has several microbatches.
     pub accumulate: bool,
@@ -59,6 +65,22 @@ pub struct DataParallel {
     /// Of gradients and optimizer state.
     pub acc: Dtype,
     pub engine: Engine,
+}
+
+/// Groups of ranks that share out among themselves.
+pub struct Hybrid {
+    pub within: Group,
+    pub ranks: u64,
+    /// The ranks of all groups that have the same share.
+    pub across: Group,
+}
+
+impl Hybrid {
+    /// In a view where the axes are stages, groups, ranks of a group and what else there is.
+    pub fn of_view(view: u8, ranks: u32) -> Hybrid {
+        let axes = |axis| Group::Axes { view, axes: vec![axis] };
+        Hybrid { within: axes(Axis::Shard), ranks: ranks.into(), across: axes(Axis::Dp) }
+    }
 }
 
 impl DataParallel {
@@ -73,7 +95,16 @@ impl DataParallel {
     }
 
     fn sharded(&self) -> bool {
-        self.zero >= 1 && self.ranks > 1
+        self.zero >= 1 && self.sharing() > 1
+    }
+
+    /// Ranks that share something out.
+    fn sharing(&self) -> u64 {
+        self.hybrid.as_ref().map_or(self.ranks, |hybrid| hybrid.ranks)
+    }
+
+    fn within(&self) -> &Group {
+        self.hybrid.as_ref().map_or(&self.group, |hybrid| &hybrid.within)
     }
 
     /// Gradients are whole only while a layer's backward pass adds to them.
@@ -99,8 +130,8 @@ impl DataParallel {
     /// Declares `slots` flat weights of `elems` elements, their gradients and their optimizer state. What is
     /// whole only for a while has room for `whole` of them.
     pub fn weights(&self, b: &mut Builder, name: &str, elems: u64, slots: u32, whole: u32) -> FlatWeights {
-        let elems = elems.next_multiple_of(self.ranks);
-        let share = if self.sharded() { elems / self.ranks } else { elems };
+        let elems = elems.next_multiple_of(self.sharing());
+        let share = if self.sharded() { elems / self.sharing() } else { elems };
         let mut some = |what: &str, elems, dtype, kind, slots| {
             let name = if b.keeps_names() { format!("{what}.{name}") } else { String::new() };
             b.tensor(&name, &[elems], dtype, kind, slots)
@@ -144,7 +175,7 @@ impl DataParallel {
 
     /// Makes a slot of weights whole.
     pub fn gather(&self, b: &mut Builder, label: &str, share: Buf, whole: Buf) {
-        self.collective(b, label, CollectiveKind::AllGather, share, whole, self.dtype);
+        self.collective(b, label, self.within(), CollectiveKind::AllGather, share, whole, self.dtype);
     }
 
     /// Begins a gradient that is whole only for a while.
@@ -183,7 +214,7 @@ impl DataParallel {
 
     /// What the executor needs to fill the master copies.
     pub fn masters(&self, all: &[FlatWeights]) -> Vec<Master> {
-        let group = self.sharded().then(|| self.group.clone());
+        let group = self.sharded().then(|| self.within().clone());
         all.iter()
             .filter_map(|w| Some((w, w.master?)))
             .map(|(w, m)| Master {
@@ -201,11 +232,20 @@ impl DataParallel {
         if self.ranks == 1 {
             return;
         }
-        let (kind, dst) = match self.sharded() {
-            true => (CollectiveKind::ReduceScatter, share),
-            false => (CollectiveKind::AllReduce, grad),
+        let (group, kind, dst) = match self.sharded() {
+            true => (self.within(), CollectiveKind::ReduceScatter, share),
+            false => (&self.group, CollectiveKind::AllReduce, grad),
         };
-        self.collective(b, label, kind, grad, dst, self.acc);
+        self.collective(b, label, group, kind, grad, dst, self.acc);
+    }
+
+    /// Sums a share of a gradient over the groups that have it, when it is the sum of a group.
+    pub fn sum_across(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32) {
+        if let Some(hybrid) = self.hybrid.as_ref().filter(|_| self.sharded()) {
+            let share = w.grad_share.slot(slot);
+            let name = if b.keeps_names() { format!("grad_sum_across.{label}") } else { String::new() };
+            self.collective(b, &name, &hybrid.across, CollectiveKind::AllReduce, share, share, self.acc);
+        }
     }
 
     /// The buffer that receives this rank's share of a gradient sum.
@@ -247,18 +287,28 @@ impl DataParallel {
         if let Some(share) = w.weight_share.filter(|_| !self.shares_weights()) {
             let (src, dst) = (at(share), at(w.weight));
             let name = named(b, "all_gather");
-            self.collective(b, &name, CollectiveKind::AllGather, src, dst, self.dtype);
+            self.collective(b, &name, self.within(), CollectiveKind::AllGather, src, dst, self.dtype);
         }
     }
 
-    fn collective(&self, b: &mut Builder, label: &str, kind: CollectiveKind, src: Buf, dst: Buf, wire: Dtype) {
-        b.collective(label, Via { group: &self.group, index: 0, engine: self.engine }, kind, src, dst, wire);
+    #[allow(clippy::too_many_arguments)]
+    fn collective(
+        &self,
+        b: &mut Builder,
+        label: &str,
+        group: &Group,
+        kind: CollectiveKind,
+        src: Buf,
+        dst: Buf,
+        wire: Dtype,
+    ) {
+        b.collective(label, Via { group, index: 0, engine: self.engine }, kind, src, dst, wire);
     }
 
     /// Adds a scalar over all ranks.
     pub fn sum_scalar(&self, b: &mut Builder, label: &str, scalar: Buf, dtype: Dtype) {
         if self.ranks > 1 {
-            self.collective(b, label, CollectiveKind::AllReduce, scalar, scalar, dtype);
+            self.collective(b, label, &self.group, CollectiveKind::AllReduce, scalar, scalar, dtype);
         }
     }
 }

@@ -19,10 +19,11 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     options(par)?;
     offload(model, work, par)?;
     latent(model, par)?;
+    slopes(model, par)?;
     hybrid(model, work, par)?;
     tensor(model, work, par)?;
     let t = u64::from(par.tp);
-    heads(model.heads / t, model.attended_kv_heads() / t, model.qk_dim(), par)?;
+    heads(model.heads / t, (model.attended_kv_heads() / t).max(1), model.qk_dim(), par)?;
     sequence(work.seq_len, par)?;
     masked(&model.mask(&work.documents), work.seq_len)?;
     if !work.documents.is_empty() && matches!(model.positions, Positions::Learned { .. }) {
@@ -35,12 +36,21 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
 
 /// What a layer may be made of, until plans have the rest.
 fn blocks(model: &LlmSpec) -> Result<()> {
-    let later =
-        [(model.lfa, "localized filtering"), (model.positions == Positions::Alibi, "slopes on distances (ALiBi)")];
-    match later.iter().find(|(has, _)| *has) {
-        Some((_, what)) => {
+    if model.lfa {
+        let why = "which no plan of this version has; use a model without";
+        return Err(Error::infeasible(format!("model: {} has localized filtering, {why}", model.name)));
+    }
+    Ok(())
+}
+
+/// Where heads are known by their numbers, a rank's stand one behind the other, as they are.
+fn slopes(model: &LlmSpec, par: &Parallelism) -> Result<()> {
+    let o = par.options;
+    let refused = [(o.pad_heads, "pad-heads"), (o.kv == KvPath::GatherByHead, "gather-kv-prefetch")];
+    match refused.iter().find(|(has, _)| *has && model.positions == Positions::Alibi) {
+        Some((_, word)) => {
             let why =
-                format!("model: {} has {what}, which no plan of this version has; use a model without", model.name);
+                format!("options: {word} moves heads, and {} has a slope for each (ALiBi); leave it out", model.name);
             Err(Error::infeasible(why))
         }
         None => Ok(()),
@@ -146,8 +156,14 @@ fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         (model.parallel_block, "a parallel block"),
         (model.bias, "biases"),
         (model.mlp == Mlp::Gelu, "GELU"),
-        (par.zero > 1 && o.replicas > 0, "zero above 1 and replicas, whose gradients are summed once a step; use zero 1"),
-        (par.zero > 1 && o.overlap_exchange, "zero above 1 and overlap-exchange, whose pairs keep weights whole; use zero 1"),
+        (
+            par.zero > 1 && o.replicas > 0,
+            "zero above 1 and replicas, whose gradients are summed once a step; use zero 1",
+        ),
+        (
+            par.zero > 1 && o.overlap_exchange,
+            "zero above 1 and overlap-exchange, whose pairs keep weights whole; use zero 1",
+        ),
         (par.tp > 1 && o.whole_activations, "no-sp, where every rank would send the same tokens; leave it out"),
         (
             o.overlap_shared && moe.shared_ffn == 0,
@@ -380,6 +396,7 @@ fn options(par: &Parallelism) -> Result<()> {
             "pp 1, and no overlap-exchange",
         ),
     ];
+    hybrid_sharding(par)?;
     if o.no_sync && par.zero < 3 {
         let why = format!(
             "options: no-sync needs zero 3, not {}: with gradients that stay whole, 2 is what 1 is; leave it out",
@@ -399,6 +416,34 @@ fn options(par: &Parallelism) -> Result<()> {
             Err(Error::infeasible(why))
         }
     }
+}
+
+/// Groups of ranks that share out among themselves are equal parts of those that hold the same weights.
+fn hybrid_sharding(par: &Parallelism) -> Result<()> {
+    let (n, same) = (par.options.shard, par.dp * par.ring * par.ulysses);
+    if n == 0 {
+        return Ok(());
+    }
+    if par.zero == 0 {
+        return Err(Error::infeasible(format!(
+            "options: shard-{n} shares nothing out with zero 0; use zero 1, 2 or 3"
+        )));
+    }
+    let good = list((2..same.min(4096)).filter(|n| same.is_multiple_of(*n)).map(u64::from));
+    if n >= same || !same.is_multiple_of(n) {
+        let why = format!(
+            "options: shard-{n} is no part of the dp x ring x ulysses = {same} ranks that hold the same weights"
+        );
+        return Err(Error::infeasible(format!("{why}; use shard-{good}, or leave it out")));
+    }
+    let (groups, experts) = (same / n, par.ranks() / (par.pp.max(1) * par.ep.max(1)));
+    if !experts.is_multiple_of(groups) {
+        let why = format!(
+            "options: shard-{n} makes {groups} groups, in which {experts} ranks with the same experts do not divide"
+        );
+        return Err(Error::infeasible(format!("{why}; use a shard that makes fewer, or another ep")));
+    }
+    Ok(())
 }
 
 /// Choices of a ring that exclude each other.
@@ -431,8 +476,12 @@ fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
         ("ffn", super::transformer::width(model)),
         ("ffn of dense layers", dense),
     ];
-    if let Some((name, size)) = sizes.iter().find(|(_, size)| !size.is_multiple_of(t)) {
-        let good = list((2..=512).filter(|t| sizes.iter().all(|(_, size)| size.is_multiple_of(*t))));
+    // A KV head may be on several ranks.
+    let fits = |name: &str, size: u64, t: u64| {
+        size.is_multiple_of(t) || (name == "kv_heads" && model.mla.is_none() && t.is_multiple_of(size))
+    };
+    if let Some((name, size)) = sizes.iter().find(|(name, size)| !fits(name, *size, t)) {
+        let good = list((2..=512).filter(|t| sizes.iter().all(|(name, size)| fits(name, *size, *t))));
         return Err(Error::infeasible(format!("tp: {name} {size} is not divisible by tp {t}; use {good}")));
     }
     let tokens = (work.micro_batch.saturating_mul(work.seq_len)) / (u64::from(par.ring) * u64::from(par.ulysses));

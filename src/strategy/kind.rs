@@ -146,7 +146,8 @@ impl Kind {
     /// What a rank keeps of its weights between uses, and of its gradients between microbatches.
     pub fn kept(&self, [dp, edp]: [&DataParallel; 2]) -> [Flats; 2] {
         let weights = Flats { dense: dp.stored(&self.flat), experts: self.experts.map(|e| edp.stored(&e)) };
-        let gradients = Flats { dense: dp.kept_gradient(&self.flat), experts: self.experts.map(|e| edp.kept_gradient(&e)) };
+        let gradients =
+            Flats { dense: dp.kept_gradient(&self.flat), experts: self.experts.map(|e| edp.kept_gradient(&e)) };
         [weights, gradients]
     }
 

@@ -331,12 +331,13 @@ impl<'s> Passing<'s> {
         let (w, g) = kind.formal_weights(b);
         let xs = ["x", "dy", "dx"].map(|name| b.formal(name));
         let keep = kind.saved.formals(b).bufs();
-        let all: Vec<(&str, &DataParallel, &FlatWeights, Buf)> = [("", Some(&kind.flat)), ("expert_", kind.experts.as_ref())]
-            .into_iter()
-            .zip(self.ranks)
-            .zip([Some(g.dense), g.experts])
-            .filter_map(|(((prefix, flat), ranks), g)| Some((prefix, ranks, flat?, g?)))
-            .collect();
+        let all: Vec<(&str, &DataParallel, &FlatWeights, Buf)> =
+            [("", Some(&kind.flat)), ("expert_", kind.experts.as_ref())]
+                .into_iter()
+                .zip(self.ranks)
+                .zip([Some(g.dense), g.experts])
+                .filter_map(|(((prefix, flat), ranks), g)| Some((prefix, ranks, flat?, g?)))
+                .collect();
         let scattered: Vec<_> = all.into_iter().filter(|(_, ranks, ..)| scatters(ranks, of.sums)).collect();
         let lands: Vec<Buf> = scattered.iter().map(|(prefix, ..)| b.formal(&format!("{prefix}g_part"))).collect();
         if of.gathers {
@@ -358,9 +359,10 @@ impl<'s> Passing<'s> {
             ranks.sync(b, &format!("{prefix}grad_sum"), *g, land);
         }
         if of.adds {
-            for (prefix, ranks, flat, _) in scattered.iter().filter(|(_, ranks, flat, _)| ranks.partials(flat).is_some()) {
-                let [behind, share] =
-                    ["behind_part", "behind_share"].map(|name| b.formal(&format!("{prefix}{name}")));
+            for (prefix, ranks, flat, _) in
+                scattered.iter().filter(|(_, ranks, flat, _)| ranks.partials(flat).is_some())
+            {
+                let [behind, share] = ["behind_part", "behind_share"].map(|name| b.formal(&format!("{prefix}{name}")));
                 ranks.add(b, &format!("{prefix}add_behind"), flat, behind, share);
             }
         }
@@ -382,7 +384,10 @@ fn shift(buf: Buf, by: u32) -> Buf {
 fn shared_parts<'k>(ranks: [&'k DataParallel; 2], kind: &Kind) -> Vec<(&'static str, &'k DataParallel)> {
     let [dp, edp] = ranks;
     let all = [("", dp, true), ("expert_", edp, kind.experts.is_some())];
-    all.into_iter().filter(|(_, ranks, has)| *has && ranks.shares_weights()).map(|(name, ranks, _)| (name, ranks)).collect()
+    all.into_iter()
+        .filter(|(_, ranks, has)| *has && ranks.shares_weights())
+        .map(|(name, ranks, _)| (name, ranks))
+        .collect()
 }
 
 /// Gathers the weights of a layer, between formals of the block being written.

@@ -301,7 +301,7 @@ impl<'s, 'a> Staged<'s, 'a> {
 
     /// Whether gradients are whole behind a backward unit, and summed there.
     fn sums(&self, unit: Unit) -> bool {
-        let beside = !self.step.par.options.no_overlap_grad && !self.step.dp.shares_gradients();
+        let beside = !self.step.par.options.no_overlap_grad && self.step.sums_last();
         beside && unit.microbatch + 1 == self.step.pipe.microbatches
     }
 
@@ -355,7 +355,7 @@ impl<'s, 'a> Staged<'s, 'a> {
             let targets = self.step.targets.slot(unit.microbatch);
             let args = [targets, self.out_of(stage, pass), self.dx.slot(2 * pass.to)].map(Arg::from);
             self.step.b.call(&format!("head.{}.{}", unit.chunk, unit.microbatch), self.head, 1, &args);
-            if self.sums(unit) {
+            if self.sums(unit) && !self.step.dp.shares_gradients() {
                 self.step.sync_head();
             }
         }
@@ -428,7 +428,15 @@ impl<'s, 'a> Staged<'s, 'a> {
                 let keep = |buf: Buf| up(buf, at, count, h.count);
                 let mut rest = Vec::from(xs);
                 rest.extend(saved[i].iter().map(|&buf| if h.kind.keeps { keep(buf) } else { buf.into() }));
-                runs.push(Run { kind: of.kind, label: h.label(label, of), at, count, of: h.count, rest, hosts: vec![] });
+                runs.push(Run {
+                    kind: of.kind,
+                    label: h.label(label, of),
+                    at,
+                    count,
+                    of: h.count,
+                    rest,
+                    hosts: vec![],
+                });
             };
             // Layer j of the chunk reads x.slot(j - 1) and writes x.slot(j), but for the two ends.
             let (mut from, mut to) = (of.start, of.end);
@@ -482,7 +490,15 @@ impl<'s, 'a> Staged<'s, 'a> {
                 let keep = |buf: Buf| down(buf, at, h.count);
                 let mut rest = Vec::from(xs);
                 rest.extend(saved[i].iter().map(|&buf| if h.kind.keeps { keep(buf) } else { buf.into() }));
-                runs.push(Run { kind: of.kind, label: h.label(label, of), at, count, of: h.count, rest, hosts: vec![] });
+                runs.push(Run {
+                    kind: of.kind,
+                    label: h.label(label, of),
+                    at,
+                    count,
+                    of: h.count,
+                    rest,
+                    hosts: vec![],
+                });
             };
             // The first layer of the chunk has its input elsewhere than the others.
             let (from, to) = (of.start.max(1), of.end);
@@ -500,7 +516,8 @@ impl<'s, 'a> Staged<'s, 'a> {
         } else {
             let Step { b, kinds, .. } = &mut *self.step;
             for run in runs {
-                let (sites, blocks) = (sites[run.kind].expect("of a kind that is here"), kinds[run.kind].of(*microbatch));
+                let (sites, blocks) =
+                    (sites[run.kind].expect("of a kind that is here"), kinds[run.kind].of(*microbatch));
                 let keep = |buf: Buf| down(buf, run.at, run.of);
                 let mut args: Vec<Arg> = sites.weights.args(keep);
                 args.extend(sites.gradients.args(keep).into_iter().chain(run.rest));

@@ -189,6 +189,23 @@ fn expert_mesh(par: &Parallelism) -> Mesh {
     Mesh::new(&[(Axis::Pp, par.pp), (Axis::Edp, stage / par.ep), (Axis::Ep, par.ep)])
 }
 
+/// Groups of ranks that share out among themselves what each has of the same weights, where they are several.
+fn groups_of(par: &Parallelism) -> Option<u32> {
+    let same = par.ranks() / (par.pp * par.tp);
+    (par.options.shard > 0).then(|| same / par.options.shard)
+}
+
+/// The same ranks by these groups, and by those of the ranks that hold the same experts.
+fn shard_meshes(par: &Parallelism) -> Vec<Mesh> {
+    let Some(groups) = groups_of(par) else { return vec![] };
+    let stage = par.ranks() / par.pp;
+    let of = |inner: (Axis, u32)| {
+        let ranks = stage / (groups * inner.1);
+        Mesh::new(&[(Axis::Pp, par.pp), (Axis::Dp, groups), (Axis::Shard, ranks), inner])
+    };
+    vec![of((Axis::Tp, par.tp)), of((Axis::Ep, par.ep))]
+}
+
 impl<'a> Step<'a> {
     pub(super) fn layer_count(&self) -> u32 {
         self.model.layers as u32

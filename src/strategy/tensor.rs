@@ -4,6 +4,8 @@
 //! between them is cut over tokens: an all-gather before the one product and a reduce-scatter after the other
 //! take the place of an all-reduce, and norms and residuals are no longer done by every rank.
 //!
+//! Where there are fewer KV heads than ranks, neighbours have the same one, and their gradients of it are summed.
+//!
 //! A rank's share of a microbatch's rows (b*s of them) are those of its coordinate, in rank order. With overlap the
 //! rows are cut into chunks, and each chunk into shares: while one chunk is gathered, or its partial sums are
 //! scattered, the product of another runs (userbuffers of NVIDIA's Transformer Engine).
@@ -180,6 +182,23 @@ impl TensorParallel {
     pub fn sum_by_heads(&self, b: &mut Builder, label: &str, grad: Buf, acc: Dtype) {
         if self.ranks > 1 && !self.cuts_rows() {
             TensorParallel { dtype: acc, ..*self }.collective(b, label, CollectiveKind::AllReduce, grad, grad);
+        }
+    }
+
+    /// KV heads on a rank, and the neighbouring ranks that have the same: where there are fewer than ranks, each is
+    /// on several, which project it and attend to it with query heads of their own, as vLLM has it. (Megatron-LM cuts its
+    /// projection evenly all the same and gathers what it gives: activations travel, and no gradient has copies.)
+    pub fn kv_heads(&self, all: u64) -> (u64, u64) {
+        if all < self.ranks { (1, self.ranks / all) } else { (all / self.ranks, 1) }
+    }
+
+    /// Sums the gradient of weights that `copies` neighbouring ranks have, each from its own query heads.
+    pub fn sum_copies(&self, b: &mut Builder, label: &str, grad: Buf, acc: Dtype, copies: u64) {
+        if copies > 1 {
+            let (ranks, copies) = (self.ranks as u32, copies as u32);
+            let sets = (0..ranks / copies).map(|set| (set * copies..(set + 1) * copies).collect()).collect();
+            let via = Via { group: &Group::subset(Axis::Tp, sets), index: 0, engine: self.engine };
+            b.collective(label, via, CollectiveKind::AllReduce, grad, grad, acc);
         }
     }
 

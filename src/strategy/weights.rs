@@ -75,18 +75,31 @@ impl Weights {
 
     /// A weight cut along `dim` over the ranks, each of `blocks` by itself.
     pub fn cut(&mut self, name: &'static str, shape: &[u64], dim: u8, blocks: &[u64]) -> Rows {
+        self.cut_in_copies(name, shape, dim, blocks, &[])
+    }
+
+    /// The same where neighbouring ranks have the same part of some blocks: as many as `copies` says of each.
+    pub fn cut_in_copies(
+        &mut self,
+        name: &'static str,
+        shape: &[u64],
+        dim: u8,
+        blocks: &[u64],
+        copies: &[u64],
+    ) -> Rows {
         let elems: u64 = shape.iter().product();
         if self.ranks == 1 {
             return self.add(name, shape, None, elems);
         }
-        let shard = Shard { axis: self.axis, dim, blocks: blocks.to_vec(), holds: vec![] };
+        let copies = if copies.iter().all(|&n| n == 1) { vec![] } else { copies.to_vec() };
+        let shard = Shard { axis: self.axis, dim, blocks: blocks.to_vec(), copies, holds: vec![] };
         let local = elems / shape[dim as usize] * shard.local(self.ranks);
         self.add(name, shape, Some(shard), local)
     }
 
     /// A weight of equal pieces along its first dimension, and which of them each place of all ranks holds.
     pub fn held(&mut self, name: &'static str, shape: &[u64], holds: &[u32]) -> Rows {
-        let shard = Shard { axis: self.axis, dim: 0, blocks: vec![shape[0]], holds: holds.to_vec() };
+        let shard = Shard { axis: self.axis, dim: 0, blocks: vec![shape[0]], copies: vec![], holds: holds.to_vec() };
         let local = shape.iter().product::<u64>() / shape[0] * shard.local(self.ranks);
         self.add(name, shape, Some(shard), local)
     }

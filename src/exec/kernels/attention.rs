@@ -5,7 +5,7 @@
 
 use super::Scalar;
 use super::gemm::{window, window_mut};
-use super::mask::{Run, clipped, keys_seen, live_rows, runs};
+use super::mask::{Run, clipped, keys_seen, lean, live_rows, runs};
 use super::scalar::{exp_all, largest, wide};
 use crate::plan::{AttnBlock, Mesh, Side};
 use crate::spec::Mask;
@@ -28,6 +28,8 @@ pub struct Tiling {
     q_len: usize,
     kv_len: usize,
     batch: usize,
+    /// Of the heads, where scores lean on distance.
+    slopes: Vec<f64>,
     pub q: Vec<Run>,
     pub kv: Vec<Run>,
 }
@@ -44,6 +46,7 @@ impl Tiling {
             q_len: block.q.len(views) as usize,
             kv_len: block.kv.len(views) as usize,
             batch: block.batch as usize,
+            slopes: block.slopes(views, rank),
             q: runs(&block.q.spans(views, rank), Q_TILE),
             kv: runs(&block.kv.spans(views, rank), KV_TILE),
         }
@@ -77,6 +80,10 @@ impl Head<'_> {
         let (first, dim) = [(0, t.head_dim), (t.kv_heads * t.head_dim, t.v_dim)][lane];
         let head = self.head / (t.heads / t.kv_heads);
         ((self.seq * t.kv_len + run.row) * stride + first + head * dim, (run.len, dim), stride)
+    }
+
+    pub fn slope(&self) -> Option<f64> {
+        self.tiling.slopes.get(self.head).copied()
     }
 
     pub fn q<'x, T>(&self, q: &'x [T], run: Run) -> ArrayView2<'x, T> {
@@ -146,7 +153,7 @@ pub fn forward<T: Scalar>(
             for &kv_tile in &tiling.kv {
                 for (q_run, kv_run) in clipped(q_tile, kv_tile, &tiling.mask) {
                     online.scores(tiling.scale, head.q(q, q_run), head.k(kv, kv_run));
-                    online.soften(q_run.row - q_tile.row, q_run, kv_run, &tiling.mask);
+                    online.soften(&head, q_run.row - q_tile.row, q_run, kv_run, &tiling.mask);
                     online.gather(q_run.row - q_tile.row, q_run.len, head.v(kv, kv_run));
                 }
             }
@@ -199,13 +206,14 @@ impl<T: Scalar> Online<T> {
 
     /// Scores to exp(score - top), what was summed under the old top rescaled. `first` is the place of the
     /// run in the tile.
-    fn soften(&mut self, first: usize, q: Run, kv: Run, mask: &Mask) {
+    fn soften(&mut self, head: &Head, first: usize, q: Run, kv: Run, mask: &Mask) {
         for i in 0..q.len {
             let (row, seen) = (first + i, keys_seen(q, kv, mask, i));
             let p = &mut self.p[i * kv.len..][..kv.len];
             p[..seen.start].fill(T::zero());
             p[seen.end..].fill(T::zero());
             if !seen.is_empty() {
+                lean(&mut p[seen.clone()], head.slope(), q, kv, i, seen.clone());
                 let acc = &mut self.acc[row * self.v_dim..][..self.v_dim];
                 (self.top[row], self.sum[row]) = soften_row(&mut p[seen], self.top[row], self.sum[row], acc);
             }

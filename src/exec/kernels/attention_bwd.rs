@@ -8,7 +8,7 @@
 use super::Scalar;
 use super::attention::{Head, KV_TILE, Q_TILE, Tiling};
 use super::gemm::{window, window_mut};
-use super::mask::{Run, clipped, keys_seen, live_rows};
+use super::mask::{Run, clipped, keys_seen, lean, live_rows};
 use super::scalar::{sum_with, wide};
 use crate::plan::{AttnBlock, Mesh, Side};
 use crate::spec::Mask;
@@ -87,6 +87,7 @@ impl<T: Scalar> Scratch<T> {
                 p[hidden.clone()].fill(T::zero());
                 ds[hidden].fill(T::zero());
             }
+            lean(&mut p[seen.clone()], head.slope(), q, kv, i, seen.clone());
             let (lse, delta) = (lse[head.lane(q.row + i)], delta[head.lane(q.row + i)]);
             soften_row(&mut p[seen.clone()], &mut ds[seen], lse, delta);
         }

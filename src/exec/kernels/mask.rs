@@ -2,6 +2,7 @@
 //!
 //! Within a run the keys a query sees lie together, so nothing ever compares positions element by element.
 
+use super::Scalar;
 use crate::plan::{AttnBlock, Mesh, Side, Span};
 use crate::spec::Mask;
 use std::ops::Range;
@@ -16,7 +17,7 @@ pub struct Run {
 }
 
 impl Run {
-    fn at(&self, i: usize) -> usize {
+    pub fn at(&self, i: usize) -> usize {
         self.pos + i * self.step
     }
 
@@ -62,6 +63,15 @@ pub fn keys_seen(q: Run, kv: Run, mask: &Mask, i: usize) -> Range<usize> {
     let span = Span { start: kv.pos as u64, len: kv.len as u64, step: kv.step as u64 };
     let seen = mask.seen(q.at(i) as u64, &span);
     seen.start as usize..seen.end as usize
+}
+
+/// Scores of query `i` of `q` with the keys `seen` of `kv`, less what distance takes off them.
+pub fn lean<T: Scalar>(scores: &mut [T], slope: Option<f64>, q: Run, kv: Run, i: usize, seen: Range<usize>) {
+    let Some(slope) = slope else { return };
+    let at = q.at(i) as f64;
+    for (score, j) in scores.iter_mut().zip(seen) {
+        *score -= T::from_f64(slope * (at - kv.at(j) as f64).abs());
+    }
 }
 
 /// The rows of one side that take part in the block, over the whole batch.

@@ -37,7 +37,10 @@ impl<'a> Matrices<'a> {
     /// `reads` without those that may be results.
     pub fn run<T: Scalar>(&self, step: &ScoreStep, reads: &[&[T]], writes: &mut [&mut [T]]) {
         match step {
-            ScoreStep::Scores => self.outer(reads[0], reads[1], 0, self.tiling.scale, writes[0]),
+            ScoreStep::Scores => {
+                self.outer(reads[0], reads[1], 0, self.tiling.scale, writes[0]);
+                self.lean(writes[0]);
+            }
             ScoreStep::Softmax => self.softmax(reads[0], writes[0]),
             ScoreStep::Drop(dropout) => {
                 let (left, stays) = writes.split_at_mut(1);
@@ -61,6 +64,18 @@ impl<'a> Matrices<'a> {
             let (x, y) = (head.q(x, self.q), if lane == 0 { head.k(kv, self.kv) } else { head.v(kv, self.kv) });
             let mut to = window_mut(to, map * self.area(), (self.q.len, self.kv.len), self.kv.len);
             general_mat_mul(T::from_f64(scale), &x, &y.t(), T::zero(), &mut to);
+        }
+    }
+
+    /// Takes off all scores what distance takes off them.
+    fn lean<T: Scalar>(&self, scores: &mut [T]) {
+        let [q, kv] = [&self.block.q, &self.block.kv].map(|segs| segs.positions(self.views, self.rank));
+        for (map, head) in self.tiling.heads().enumerate() {
+            let Some(slope) = head.slope() else { return };
+            let rows = scores[map * self.area()..][..self.area()].chunks_exact_mut(self.kv.len);
+            for (row, &i) in rows.zip(&q) {
+                row.iter_mut().zip(&kv).for_each(|(score, &j)| *score -= T::from_f64(slope * i.abs_diff(j) as f64));
+            }
         }
     }
 

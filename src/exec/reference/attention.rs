@@ -25,7 +25,12 @@ impl Attention {
         let mut this = Attention { o: Mat::zeros((len, cfg.heads * cfg.v_dim())), p: vec![], left: vec![], q, k, v };
         for head in 0..cfg.heads {
             let (q, k, v) = this.parts(cfg, head);
-            let probs = masked_softmax(cfg, q.dot(&k.t()) / (cfg.head_dim as f64).sqrt());
+            let mut scores = q.dot(&k.t()) / (cfg.head_dim as f64).sqrt();
+            if cfg.blocks.alibi {
+                let slope = slopes(cfg.heads)[head];
+                scores.columns_mut().into_iter().enumerate().for_each(|(j, mut key)| key += slope * j as f64);
+            }
+            let probs = masked_softmax(cfg, scores);
             let drop = attention_dropout(cfg, head, len);
             let o = (&probs * &drop).dot(&v);
             head_of(&mut this.o, head * cfg.v_dim(), &o);
@@ -59,6 +64,18 @@ impl Attention {
         }
         [dq, dk, dv]
     }
+}
+
+/// Slopes of ALiBi as their authors list them: powers of the first for a power of two of heads, then every second
+/// slope of twice as many. A query's own position is the same in all its scores, and the softmax does not see it.
+fn slopes(heads: usize) -> Vec<f64> {
+    if heads.is_power_of_two() {
+        let first = 0.5f64.powf(8.0 / heads as f64);
+        return (1..=heads as i32).map(|i| first.powi(i)).collect();
+    }
+    let below = heads.next_power_of_two() / 2;
+    let more = slopes(2 * below).into_iter().step_by(2).take(heads - below);
+    slopes(below).into_iter().chain(more).collect()
 }
 
 fn kv_head(cfg: &DenseConfig, head: usize) -> usize {

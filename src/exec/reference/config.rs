@@ -84,6 +84,8 @@ pub struct Blocks {
     pub qk_norm: bool,
     /// Rows of a table of learned positions; 0: there is none.
     pub positions: usize,
+    /// Scores lean on the distance of query and key.
+    pub alibi: bool,
     pub dropout: f64,
     /// Of probabilities, where attention is not fused.
     pub attention_dropout: f64,
@@ -101,6 +103,7 @@ impl Blocks {
         rotary: usize::MAX,
         qk_norm: false,
         positions: 0,
+        alibi: false,
         dropout: 0.0,
         attention_dropout: 0.0,
     };
@@ -122,6 +125,7 @@ impl From<&LlmSpec> for Blocks {
             },
             qk_norm: m.qk_norm,
             positions: if let Positions::Learned { max } = m.positions { max as usize } else { 0 },
+            alibi: m.positions == Positions::Alibi,
             dropout: m.dropout,
             attention_dropout: 0.0,
         }

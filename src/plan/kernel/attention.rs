@@ -1,7 +1,7 @@
 //! Blocks of attention: their sizes, their work and their operands.
 
 use super::{Kernel, Operands, Work, WorkClass};
-use crate::plan::mesh::Mesh;
+use crate::plan::mesh::{Axis, Mesh};
 use crate::plan::segs::Segs;
 use crate::plan::visible::{self, BlockShape, LiveRows, block_shape};
 use crate::spec::Mask;
@@ -43,6 +43,14 @@ impl AttnBlock {
     /// Elements of a token's outputs.
     pub fn o_row(&self) -> u64 {
         self.heads * self.v_dim()
+    }
+
+    /// How much the scores of each head on `rank` lose with distance; empty where they do not. Heads are those of
+    /// tensor-parallel ranks, and of their Ulysses ranks, one behind the other.
+    pub fn slopes(&self, views: &[Mesh], rank: u32) -> Vec<f64> {
+        let at = |axis| u64::from(views[0].coord(rank, axis));
+        let first = (at(Axis::Tp) * u64::from(views[0].degree(Axis::Up)) + at(Axis::Up)) * self.heads;
+        (first..first + self.heads).filter_map(|head| self.mask.slope(head)).collect()
     }
 
     /// What the mask leaves of the block on `rank`, for one sequence.

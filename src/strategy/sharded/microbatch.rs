@@ -8,7 +8,12 @@ use crate::strategy::step::Step;
 
 impl<'a> Step<'a> {
     /// The layers of a body, of which a rank keeps what `sites` name.
-    pub(in crate::strategy) fn passing(&mut self, sites: Vec<Option<Sites>>, microbatch: u32, sums: bool) -> Passing<'_> {
+    pub(in crate::strategy) fn passing(
+        &mut self,
+        sites: Vec<Option<Sites>>,
+        microbatch: u32,
+        sums: bool,
+    ) -> Passing<'_> {
         let Step { b, kinds, dp, edp, shared_blocks, whole, .. } = self;
         let (room, ranks) = (*whole, [&*dp, &*edp]);
         Passing { b, kinds, ranks, blocks: shared_blocks, sites, room, microbatch, sums }
@@ -24,8 +29,7 @@ impl<'a> Step<'a> {
     }
 
     pub(in crate::strategy) fn sharded_microbatch_block(&mut self, name: &str, last: bool, m: u32) -> BlockId {
-        // Gradients that add up whole are shared out behind the last microbatch.
-        let sums = last && !self.dp.shares_gradients();
+        let sums = last && self.sums_last();
         self.b.open(name);
         let [tokens, targets] = ["tokens", "targets"].map(|name| self.b.formal(name));
         let l = self.layer_count();
@@ -40,12 +44,18 @@ impl<'a> Step<'a> {
             self.clear(label, &w);
         }
         self.head(targets, self.x.last(), self.dx);
-        if sums { self.sync_head() } else { self.scatter_head() }
+        self.scatter_head();
+        if sums && !self.dp.shares_gradients() {
+            self.sync_head();
+        }
         let runs = self.runs_backward();
         let sites = self.sites();
         self.passing(sites, m, sums).backward(&runs);
         self.embed_backward(tokens, self.dx.slot(l % 2));
-        if sums { self.sync_embed() } else { self.scatter_embed() }
+        self.scatter_embed();
+        if sums && !self.dp.shares_gradients() {
+            self.sync_embed();
+        }
         if self.dp.accumulates() {
             self.add("add.head", self.head);
             let sites = self.sites();
@@ -53,6 +63,12 @@ impl<'a> Step<'a> {
             self.add("add.embed", self.embed);
         }
         self.b.close()
+    }
+
+    /// Whether some gradients of layers add up whole, and are summed behind the last microbatch.
+    pub(in crate::strategy) fn sums_last(&self) -> bool {
+        let has_experts = self.kinds.iter().any(|kind| kind.experts.is_some());
+        !self.dp.shares_gradients() || (has_experts && !self.edp.shares_gradients())
     }
 
     /// Weights of embedding and head are whole while they are used, too.
@@ -108,7 +124,8 @@ impl<'a> Step<'a> {
             gathers.into_iter().filter_map(|(label, w)| Some((label, dp.stored(&w?), w?.weight))).collect();
         let mut passing = self.passing(sites, m, false);
         let ranks = passing.ranks[0];
-        passing.forward(&runs, |b| gathers.iter().for_each(|&(label, share, whole)| ranks.gather(b, label, share, whole)));
+        passing
+            .forward(&runs, |b| gathers.iter().for_each(|&(label, share, whole)| ranks.gather(b, label, share, whole)));
     }
 
     /// The stretches of the model; the layer at `end`, whose input stays on the device where others leave, by itself.
@@ -119,10 +136,9 @@ impl<'a> Step<'a> {
                 Stretch { end: of.start + 1, ..of.clone() },
                 Stretch { start: of.start + 1, first: of.first + 1, ..of },
             ],
-            Some(at) => vec![
-                Stretch { end: at, ..of.clone() },
-                Stretch { start: at, first: of.first + at - of.start, ..of },
-            ],
+            Some(at) => {
+                vec![Stretch { end: at, ..of.clone() }, Stretch { start: at, first: of.first + at - of.start, ..of }]
+            }
             None => vec![of],
         };
         all.into_iter().flat_map(cut).collect()

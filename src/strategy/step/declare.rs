@@ -1,7 +1,7 @@
 //! What a step declares before its first op: weights with what the optimizer keeps of them, activations, and how the
 //! layers of each kind share them.
 
-use super::super::data::DataParallel;
+use super::super::data::{DataParallel, Hybrid};
 use super::super::embedding::Embedding;
 use super::super::feasible;
 use super::super::head::Head;
@@ -10,7 +10,7 @@ use super::super::pipeline::Pipeline;
 use super::super::residual::Residual;
 use super::super::sharded;
 use super::super::transformer::Layer;
-use super::{Engines, Step, mesh};
+use super::{Engines, Step, groups_of, mesh};
 use crate::error::Result;
 use crate::plan::*;
 use crate::spec::{LlmSpec, Parallelism, Recompute, Workload};
@@ -33,9 +33,10 @@ impl<'a> Step<'a> {
         // Tensor-parallel ranks and stages hold different weights.
         let ranks = u64::from(par.ranks() / (par.tp * par.pp));
         let microbatches = (work.global_batch / (u64::from(par.dp) * work.micro_batch)) as u32;
-        let replicas = |group, ranks, zero| DataParallel {
+        let replicas = |group, ranks, zero, hybrid| DataParallel {
             group,
             ranks,
+            hybrid,
             zero,
             accumulate: microbatches > 1,
             no_sync: par.options.no_sync,
@@ -44,10 +45,16 @@ impl<'a> Step<'a> {
             acc,
             engine: engines.collective,
         };
-        let dp = replicas(DataParallel::replicas(), ranks, par.zero);
+        // Behind the view of all ranks, and that of experts.
+        let hybrid = |ranks: u64, views: u8| {
+            let groups = groups_of(par)?;
+            Some(Hybrid::of_view(views + u8::from(!routes.is_empty()), (ranks / u64::from(groups)) as u32))
+        };
+        let dp = replicas(DataParallel::replicas(), ranks, par.zero, hybrid(ranks, 1));
         // Where all else is whole everywhere, nothing of a layer comes and goes.
         let zero = if ranks == 1 { par.zero.min(1) } else { par.zero };
-        let edp = replicas(DataParallel::expert_replicas(), u64::from(par.ranks() / (par.ep * par.pp)), zero);
+        let same_experts = u64::from(par.ranks() / (par.ep * par.pp));
+        let edp = replicas(DataParallel::expert_replicas(), same_experts, zero, hybrid(same_experts, 2));
         let (n, rows, h, l) = (layer.tokens(), layer.residual_rows(), model.hidden, model.layers as u32);
 
         let embedding = Embedding::new(&mut b, model, layer);

@@ -2,7 +2,7 @@
 
 use super::super::data::{DataParallel, FlatWeights};
 use super::super::weights::Weight;
-use super::{Step, expert_mesh, flops_of};
+use super::{Step, expert_mesh, flops_of, shard_meshes};
 use crate::plan::program::VERSION;
 use crate::plan::structure::Print;
 use crate::plan::*;
@@ -73,6 +73,8 @@ impl Step<'_> {
         if !self.routes.is_empty() {
             views.push(expert_mesh(self.par));
         }
+        let with_experts = views.len();
+        views.extend(shard_meshes(self.par).into_iter().take(with_experts));
         let about = self.about();
         let inputs = Inputs {
             tokens: self.tokens.tensor(),

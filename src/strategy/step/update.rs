@@ -42,6 +42,7 @@ impl Step<'_> {
             all.push((&self.dp, "embed".into(), &self.embed, 0));
         }
         let b = &mut self.b;
+        all.iter().for_each(|(dp, name, w, slot)| dp.sum_across(b, name, w, *slot));
         let sent = all.iter().map(|(dp, name, w, slot)| dp.send(b, name, w, *slot)).last().flatten();
         for (at, (dp, name, w, slot)) in all.into_iter().enumerate() {
             dp.update(b, &name, w, slot, adam, sent.filter(|_| at == 0));

@@ -83,6 +83,15 @@ impl Layer {
         if to > from {
             self.tp.sum_by_heads(b, "head_grad_sum", g.rows(from, to), acc);
         }
+        // K and V stand behind the rank's own queries.
+        let own = self.q_row();
+        let kv =
+            [(Some(self.rows.qkv), "kv_grad_sum", own * self.hidden), (self.rows.qkv_bias, "kv_bias_grad_sum", own)];
+        for (rows, label, queries) in kv {
+            if let Some([from, to]) = rows.filter(|_| self.attends() && self.latent.is_none()) {
+                self.tp.sum_copies(b, label, g.rows(from + queries, to), acc, self.kv_copies);
+            }
+        }
     }
 
     /// Makes the gradients of copies of experts one, before they are summed over the ranks that hold the same slots.

@@ -38,6 +38,8 @@ pub struct Layer {
     pub hidden: u64,
     heads: u64,
     kv_heads: u64,
+    /// Tensor-parallel ranks that have the same ones.
+    kv_copies: u64,
     head_dim: u64,
     /// Elements of a head's value.
     v_dim: u64,
@@ -134,7 +136,7 @@ impl Layer {
         let parts = if chunk.is_some() { u64::from(par.options.chunks) } else { 1 };
         let tokens = work.micro_batch * work.seq_len / (u64::from(par.ring) * u64::from(par.ulysses)) / parts;
         let tp = TensorParallel::new(par, tokens, work.dtype, engines.collective);
-        let (heads, kv_heads) = (model.heads / tp.ranks, model.attended_kv_heads() / tp.ranks);
+        let (heads, (kv_heads, kv_copies)) = (model.heads / tp.ranks, tp.kv_heads(model.attended_kv_heads()));
         let attention = AttentionSpec {
             batch: work.micro_batch,
             seq_len: work.seq_len,
@@ -181,6 +183,7 @@ impl Layer {
             hidden: model.hidden,
             heads,
             kv_heads,
+            kv_copies,
             head_dim: model.qk_dim(),
             v_dim: core.shape().block.v_dim(),
             ffn,

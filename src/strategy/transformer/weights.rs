@@ -39,7 +39,8 @@ fn alone(model: &LlmSpec, tp: &TensorParallel, norms: &Norms, mixer: Mixer) -> (
     match (mixer, &model.mamba) {
         (Mixer::Mamba, Some(mamba)) => rows.mamba = Some(mamba::WeightRows::new(&mut w, mamba, h)),
         (Mixer::Attention, _) => {
-            rows.qkv = w.cut("self_attn.qkv_proj.weight", &[q + 2 * kv, h], 0, &[q, kv, kv]);
+            rows.qkv =
+                w.cut_in_copies("self_attn.qkv_proj.weight", &[q + 2 * kv, h], 0, &[q, kv, kv], &copies(model, tp));
             rows.o = w.cut("self_attn.o_proj.weight", &[h, q], 1, &[q]);
         }
         _ => {
@@ -59,6 +60,12 @@ fn alone(model: &LlmSpec, tp: &TensorParallel, norms: &Norms, mixer: Mixer) -> (
         }
     }
     (rows, w)
+}
+
+/// Ranks that have the same part of q, of k and of v.
+fn copies(model: &LlmSpec, tp: &TensorParallel) -> [u64; 3] {
+    let (_, copies) = tp.kv_heads(model.attended_kv_heads());
+    [1, copies, copies]
 }
 
 /// Names of the network that every token visits.
@@ -106,9 +113,10 @@ pub(super) fn weights(model: &LlmSpec, tp: &TensorParallel, norms: &Norms) -> (W
             rows.latent = Some(whole.and_cut(&mut w, model, mla));
         }
         None => {
-            rows.qkv = w.cut("self_attn.qkv_proj.weight", &[q + 2 * kv, h], 0, &[q, kv, kv]);
-            rows.qkv_bias =
-                model.biased_qkv().then(|| w.cut("self_attn.qkv_proj.bias", &[q + 2 * kv], 0, &[q, kv, kv]));
+            let (blocks, copies) = ([q, kv, kv], copies(model, tp));
+            rows.qkv = w.cut_in_copies("self_attn.qkv_proj.weight", &[q + 2 * kv, h], 0, &blocks, &copies);
+            rows.qkv_bias = (model.biased_qkv())
+                .then(|| w.cut_in_copies("self_attn.qkv_proj.bias", &[q + 2 * kv], 0, &blocks, &copies));
         }
     }
     rows.o = w.cut("self_attn.o_proj.weight", &[h, o], 1, &[o]);

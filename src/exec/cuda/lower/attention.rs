@@ -119,6 +119,9 @@ impl Lowering<'_> {
     }
 
     fn takes(&self, block: &AttnBlock) -> Result<()> {
+        if block.mask.alibi.is_some() {
+            return Err(self.refuse("scores that lean on distance (ALiBi) run on CPUs alone; run with --on cpu"));
+        }
         for (what, d) in [("head_dim", block.head_dim), ("v_head_dim", block.v_dim())] {
             if !d.is_multiple_of(32) || d > 256 {
                 return Err(self.refuse(&format!("{what} {d} is not a multiple of 32 up to 256")));
