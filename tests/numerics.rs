@@ -489,6 +489,9 @@ fn gradients_and_weights_in_shares_of_stages() {
             holds(&Case { layers, microbatches, tie, par, ..case() }, 1e-10);
         }
     }
+    // Embedding and head in stages of their own, without layers.
+    let par = Parallelism { pp: 3, dp: 2, zero: 3, options: "short-ends".parse().unwrap(), ..case().par };
+    holds(&Case { layers: 1, microbatches: 4, par, tie: true, ..case() }, 1e-10);
     let options = "no-overlap-p2p+short-ends".parse().unwrap();
     let par = Parallelism { pp: 2, dp: 2, ring: 2, ulysses: 2, zero: 3, options, ..case().par };
     holds(&Case { layers: 4, microbatches: 3, batch: 2, par, tie: true, ..case() }, 1e-10);

@@ -1,0 +1,128 @@
+//! Mixtures: how experts are spread over ranks, what carries their rows, and what neither goes with.
+
+use super::list;
+use crate::error::{Error, Result};
+use crate::plan::Route;
+use crate::spec::{Capacity, Dispatch, LlmSpec, Mlp, Parallelism, Recompute, Workload};
+use crate::strategy::expert;
+
+/// Experts are spread over consecutive ranks of a stage, each rank having some whole.
+pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
+    let (ep, o) = (par.ep, par.options);
+    let Some(moe) = model.moe else {
+        if o.replicas > 0 || o.capacity != Capacity::Unlimited {
+            let what = if o.replicas > 0 { "replicas" } else { "capacity" };
+            return Err(Error::infeasible(format!("{what}: of experts; {} has none, leave it out", model.name)));
+        }
+        return match (ep, o.words().into_iter().find(|word| of_experts(word))) {
+            (1, None) => Ok(()),
+            (1, Some(word)) => {
+                Err(Error::infeasible(format!("options: {word} needs experts; {} has none", model.name)))
+            }
+            _ => Err(Error::infeasible(format!("ep: {ep}, but {} has no experts; use ep 1", model.name))),
+        };
+    };
+    let stage = par.ranks() / par.pp.max(1);
+    if o.replicas > 0 && ep > 0 && stage.is_multiple_of(ep) {
+        let slots = moe.experts + u64::from(o.replicas);
+        let most = moe.experts * u64::from(ep - 1);
+        if ep == 1 {
+            return Err(Error::infeasible("replicas: on one rank, where nothing is to be evened out; use ep above 1"));
+        }
+        if !slots.is_multiple_of(u64::from(ep)) || u64::from(o.replicas) > most {
+            let good = (slots.next_multiple_of(u64::from(ep)) - moe.experts).min(most / u64::from(ep) * u64::from(ep));
+            let why = format!("replicas: {} slots of experts and copies do not divide over ep {ep}", slots);
+            return Err(Error::infeasible(format!("{why}, or are too many; use {good}")));
+        }
+    } else if ep == 0 || !stage.is_multiple_of(ep) || !moe.experts.is_multiple_of(u64::from(ep)) {
+        let fits = |n: &u32| stage.is_multiple_of(*n) && moe.experts.is_multiple_of(u64::from(*n));
+        let good = list((1..=stage.min(4096)).filter(fits).map(u64::from));
+        let why =
+            format!("ep: {ep} does not divide both {} experts and dp x ring x ulysses x tp = {stage}", moe.experts);
+        return Err(Error::infeasible(format!("{why}; use {good}")));
+    }
+    let refused = [
+        (model.parallel_block, "a parallel block"),
+        (model.bias, "biases"),
+        (model.mlp == Mlp::Gelu, "GELU"),
+        (
+            par.zero > 1 && o.replicas > 0,
+            "zero above 1 and replicas, whose gradients are summed once a step; use zero 1",
+        ),
+        (
+            par.zero > 1 && o.overlap_exchange,
+            "zero above 1 and overlap-exchange, whose pairs keep weights whole; use zero 1",
+        ),
+        (par.tp > 1 && o.whole_activations, "no-sp, where every rank would send the same tokens; leave it out"),
+        (
+            o.overlap_shared && moe.shared_ffn == 0,
+            "overlap-shared, but no expert that every token visits; leave it out",
+        ),
+        (
+            o.capacity.pads() && ep > 1 && !matches!(o.dispatch, Dispatch::Nccl | Dispatch::Hierarchical),
+            "a capacity that is filled up where a token goes to a rank once, or all go everywhere; use dispatch nccl or \
+             hierarchical, or a capacity without pad",
+        ),
+        (
+            o.capacity.pads() && o.replicas > 0,
+            "replicas and a capacity that is filled up; leave one out, or drop without pad",
+        ),
+        (o.dispatch_fp8 && ep == 1, "dispatch-fp8, but nothing travels with ep 1; leave it out"),
+        (
+            o.overlap_exchange && o.no_overlap_p2p && par.vp == 1,
+            "overlap-exchange and no-overlap-p2p without interleaving, which would wait between the two of a pair; use vp \
+             above 1, or leave no-overlap-p2p out",
+        ),
+        (
+            o.deepep_hook && o.dispatch != Dispatch::DeepepLowLatency,
+            "deepep-hook, which only the low-latency kernels have; use dispatch-deepep-v1-ll",
+        ),
+        (
+            o.deepep_hook && !o.overlap_exchange && !o.overlap_shared,
+            "deepep-hook where nothing computes while rows travel; add overlap-shared or overlap-exchange",
+        ),
+        (o.overlap_exchange && ep == 1, "overlap-exchange, but nothing travels with ep 1; leave it out"),
+        (
+            o.overlap_exchange && par.recompute == Recompute::Full,
+            "overlap-exchange where layers are computed again, their exchanges within the backward pass; use recompute none",
+        ),
+    ];
+    match refused.iter().find(|(has, _)| *has) {
+        Some((_, what)) => Err(Error::infeasible(format!("experts: not together with {what}"))),
+        None => Ok(()),
+    }
+}
+
+fn of_experts(word: &str) -> bool {
+    word.starts_with("dispatch-") || ["overlap-shared", "overlap-exchange", "deepep-hook"].contains(&word)
+}
+
+/// What needs the choices before a plan is built does not go with those that routers make step by step.
+pub fn chosen_by_layer(par: &Parallelism) -> Result<()> {
+    let what = match (par.options.replicas, par.options.capacity) {
+        (0, Capacity::Unlimited) => return Ok(()),
+        (0, _) => "capacity",
+        _ => "replicas",
+    };
+    let why = format!("{what}: where every layer's router chooses for itself, as with weights of a file; leave it out");
+    Err(Error::infeasible(why))
+}
+
+/// A route is for the experts and the ranks of the step, and for no more tokens than a rank has.
+pub fn route(model: &LlmSpec, work: &Workload, par: &Parallelism, route: &Route) -> Result<()> {
+    let (moe, tokens) = (model.moe.unwrap_or_default(), expert::tokens(work, par));
+    let pairs = [
+        ("ranks, ep", u64::from(route.ranks), u64::from(par.ep)),
+        ("experts and replicas, the model's", u64::from(route.experts), moe.experts + u64::from(par.options.replicas)),
+        ("experts, the model's", u64::from(route.distinct_experts()), moe.experts),
+        ("choices of a token, the model's", u64::from(route.topk), moe.top_k),
+    ];
+    if let Some((what, has, wants)) = pairs.iter().find(|(_, has, wants)| has != wants) {
+        return Err(Error::infeasible(format!("routing: it is for {has} {what} are {wants}; route again")));
+    }
+    let most = route.most_tokens();
+    if most > tokens {
+        return Err(Error::infeasible(format!("routing: a source has {most} tokens, a rank {tokens}; route again")));
+    }
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! Sizes that ranks have to share evenly: heads, networks, the sequence, the batch.
+
+use super::{lcm, list};
+use crate::error::{Error, Result};
+use crate::spec::{KvPath, LlmSpec, Parallelism, RingLayout, Workload};
+use crate::strategy::tensor::CHUNKS;
+use crate::strategy::transformer;
+use crate::strategy::ulysses::padded;
+
+/// Tensor-parallel ranks have whole heads, equal parts of the feed-forward network, and equal shares of the
+/// tokens. The vocabulary is filled up where it does not come out even.
+pub(super) fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
+    let t = u64::from(par.tp);
+    let dense = if model.dense_layers() > 0 { model.ffn } else { 0 };
+    let sizes = [
+        ("heads", model.heads),
+        ("kv_heads", model.attended_kv_heads()),
+        ("ffn", transformer::width(model)),
+        ("ffn of dense layers", dense),
+    ];
+    // A KV head may be on several ranks.
+    let fits = |name: &str, size: u64, t: u64| {
+        size.is_multiple_of(t) || (name == "kv_heads" && model.mla.is_none() && t.is_multiple_of(size))
+    };
+    if let Some((name, size)) = sizes.iter().find(|(name, size)| !fits(name, *size, t)) {
+        let good = list((2..=512).filter(|t| sizes.iter().all(|(name, size)| fits(name, *size, *t))));
+        return Err(Error::infeasible(format!("tp: {name} {size} is not divisible by tp {t}; use {good}")));
+    }
+    let tokens = (work.micro_batch.saturating_mul(work.seq_len)) / (u64::from(par.ring) * u64::from(par.ulysses));
+    if !par.options.whole_activations && !tokens.is_multiple_of(t) {
+        return Err(Error::infeasible(format!(
+            "tp: {tokens} tokens of a microbatch are no multiple of tp {t}; change seq_len, or use the option no-sp"
+        )));
+    }
+    let unit = t * CHUNKS;
+    if par.options.tp_overlap && !tokens.is_multiple_of(unit) {
+        return Err(Error::infeasible(format!(
+            "tp: {tokens} tokens of a microbatch are no multiple of {unit}, tp {t} shares of {CHUNKS} chunks that tp-overlap \
+             makes; change seq_len, or leave tp-overlap out"
+        )));
+    }
+    Ok(())
+}
+
+/// Ulysses deals out `a` heads, `k` KV heads, of `head_dim` elements.
+pub(super) fn heads(a: u64, k: u64, head_dim: u64, par: &Parallelism) -> Result<()> {
+    let u = u64::from(par.ulysses);
+    let fits = |u: u64| a.is_multiple_of(u) && (k.is_multiple_of(u) || u.is_multiple_of(k));
+    match (fits(u), par.options.pad_heads) {
+        (true, false) => kv_copies(k, head_dim, par),
+        (false, true) => kv_copies(padded(a, k, u)[1], head_dim, par),
+        (true, true) => {
+            let why = format!("options: pad-heads adds nothing to heads {a} and kv_heads {k} on ulysses {u}");
+            Err(Error::infeasible(why + "; leave it out"))
+        }
+        (false, false) => {
+            let good = list((2..=a).filter(|&u| fits(u)));
+            let why = match a.is_multiple_of(u) {
+                true => format!("kv_heads {k} neither divides nor is divided by"),
+                false => format!("heads {a} is not divisible by"),
+            };
+            Err(Error::infeasible(format!("heads: {why} ulysses {u}; use {good}, or --options pad-heads")))
+        }
+    }
+}
+
+/// What words ask of the KV heads that a rank has after the exchange.
+fn kv_copies(k: u64, head_dim: u64, par: &Parallelism) -> Result<()> {
+    let (u, o) = (u64::from(par.ulysses), par.options);
+    if o.kv == KvPath::GatherByHead && k / u < 2 {
+        let why = format!("heads: gather-kv-prefetch needs 2 KV heads a rank, not {k} over ulysses {u}; use gather-kv");
+        return Err(Error::infeasible(why));
+    }
+    if o.replicate_after && u <= k {
+        let why = format!("options: replicate-after needs ulysses above kv_heads {k}, not {u}; leave it out");
+        return Err(Error::infeasible(why));
+    }
+    if o.replicate_after && !head_dim.is_multiple_of(u / k) {
+        let why = format!("heads: replicate-after cuts head_dim {head_dim} in ulysses {u} / kv_heads {k} slices");
+        return Err(Error::infeasible(why + ", which do not come out even; leave it out"));
+    }
+    Ok(())
+}
+
+pub(super) fn sequence(s: u64, par: &Parallelism) -> Result<()> {
+    let (r, u) = (u64::from(par.ring), u64::from(par.ulysses));
+    if s == 0 || s > 1 << 32 {
+        return Err(Error::infeasible(format!("sequence: seq_len {s} is outside 1..=4294967296")));
+    }
+    if par.options.kv_in_two && s == r {
+        let why = format!("sequence: kv-in-two halves the tokens of a rank, of which seq_len {s} over ring {r} is one");
+        return Err(Error::infeasible(why));
+    }
+    // A zigzag ring cuts the sequence in 2R chunks, and Ulysses each rank's share in U.
+    let zigzag = par.options.layout == RingLayout::Zigzag;
+    let ring_parts = if r > 1 && zigzag { 2 * r } else { r };
+    if !s.is_multiple_of(ring_parts) || !s.is_multiple_of(r * u) {
+        let unit = lcm(ring_parts, r * u);
+        let near = s.div_ceil(unit) * unit;
+        return Err(Error::infeasible(format!(
+            "sequence: seq_len {s} does not split over ring {r} x ulysses {u}; use a multiple of {unit}, e.g. {near}"
+        )));
+    }
+    Ok(())
+}
+
+pub(super) fn batch(work: &Workload, par: &Parallelism) -> Result<()> {
+    let (g, m, dp) = (work.global_batch, work.micro_batch, u64::from(par.dp));
+    if g == 0 || m == 0 {
+        return Err(Error::infeasible(format!("batch: global_batch {g} and micro_batch {m} must be at least 1")));
+    }
+    if g > 1 << 32 || m > 1 << 20 {
+        return Err(Error::infeasible(format!("batch: global_batch {g} or micro_batch {m} is absurdly large")));
+    }
+    if g < dp * m {
+        return Err(Error::infeasible(format!(
+            "batch: global_batch {g} is less than dp {dp} x micro_batch {m}; raise ring or ulysses, or use dp {} or less",
+            (g / m).max(1)
+        )));
+    }
+    if g % (dp * m) != 0 {
+        let near = g.div_ceil(dp * m) * dp * m;
+        return Err(Error::infeasible(format!(
+            "batch: global_batch {g} is not a multiple of dp {dp} x micro_batch {m}; e.g. {near} is"
+        )));
+    }
+    if g / (dp * m) > 1 << 16 {
+        return Err(Error::infeasible(format!(
+            "batch: {} microbatches a step are more than 65536; raise micro_batch or dp",
+            g / (dp * m)
+        )));
+    }
+    Ok(())
+}

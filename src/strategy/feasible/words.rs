@@ -1,0 +1,165 @@
+//! Options that say nothing where they stand, or contradict each other.
+
+use super::list;
+use crate::error::{Error, Result};
+use crate::spec::{KvPath, LlmSpec, Parallelism, Positions, Recompute, RingBackward, RingLayout, RingMerge, Workload};
+
+/// What is kept in the host's memory has to be there.
+pub(super) fn offload(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
+    if par.options.offload_activations && model.layers < 2 {
+        let why = "options: offload-activations keeps the top layer's input on the device, and there is one layer; leave it out";
+        return Err(Error::infeasible(why));
+    }
+    if par.options.chunks == 0 {
+        return Ok(());
+    }
+    chunks(model, work, par)
+        .map_or(Ok(()), |why| Err(Error::infeasible(format!("options: fpdt-{} {why}", par.options.chunks))))
+}
+
+/// Why layers do not go through the sequence chunk by chunk.
+fn chunks(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Option<String> {
+    let needs = [
+        (par.recompute == Recompute::Full, "recompute full"),
+        (par.ring == 1, "ring 1; more ranks go to ulysses"),
+        (par.tp == 1, "tp 1; more ranks go to ulysses"),
+        (par.pp == 1, "pp 1"),
+        (work.micro_batch == 1, "micro_batch 1"),
+        (!par.options.unfused, "a fused attention; leave unfused out"),
+        (model.moe.is_none(), "a dense model"),
+        (model.mla.is_none(), "a model without latent attention"),
+        (!model.parallel_block, "a model without parallel blocks"),
+        (!model.qk_norm, "a model without norms of its heads"),
+    ];
+    if let Some((_, what)) = needs.iter().find(|(has, _)| !has) {
+        return Some(format!("needs {what}"));
+    }
+    let unit = u64::from(par.options.chunks) * u64::from(par.ulysses);
+    (!work.seq_len.is_multiple_of(unit)).then(|| {
+        let near = work.seq_len.div_ceil(unit) * unit;
+        format!("cuts the sequence in {unit} parts, chunks x ulysses; use a multiple, e.g. seq_len {near}")
+    })
+}
+
+/// A word that says nothing here would make two names of one plan.
+pub(super) fn options(par: &Parallelism) -> Result<()> {
+    let (o, ring, up) = (par.options, par.ring, par.ulysses);
+    let laid = |layout| o.layout == layout;
+    let circulates = ring > 1 && o.kv == KvPath::Ring;
+    let needs = [
+        ("no-sp", o.whole_activations, par.tp > 1, "tp above 1"),
+        ("tp-overlap", o.tp_overlap, par.tp > 1 && !o.whole_activations, "tp above 1 with sequence parallelism"),
+        ("contiguous", laid(RingLayout::Contiguous), ring > 1, "a ring above 1"),
+        ("stripe", laid(RingLayout::Stripe), ring > 1, "a ring above 1"),
+        ("gather-kv", o.kv == KvPath::Gather, ring > 1, "a ring above 1"),
+        ("gather-kv-prefetch", o.kv == KvPath::GatherByHead, ring > 1, "a ring above 1"),
+        ("dkv-model", o.ring_backward == RingBackward::Reverse, circulates, "a ring above 1 whose KV circulate"),
+        ("burst", o.ring_backward == RingBackward::Burst, circulates, "a ring above 1 whose KV circulate"),
+        ("kv-in-two", o.kv_in_two, circulates, "a ring above 1 whose KV circulate"),
+        ("one-comm", o.one_comm, circulates, "a ring above 1 whose KV circulate"),
+        ("merge-at-end", o.merge == RingMerge::AtEnd, circulates, "a ring above 1 whose KV circulate"),
+        ("merge-in-kernel", o.merge == RingMerge::InKernel, circulates, "a ring above 1 whose KV circulate"),
+        ("double-ring", o.window().is_some(), circulates, "a ring above 1 whose KV circulate"),
+        ("unfused", o.unfused, ring == 1, "a ring of 1"),
+        ("a2a-separate", o.a2a_separate, up > 1, "ulysses above 1"),
+        ("replicate-after", o.replicate_after, up > 1, "ulysses above 1"),
+        ("pad-heads", o.pad_heads, up > 1, "ulysses above 1"),
+        ("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1"),
+        ("no-overlap-grad", o.no_overlap_grad, par.zero < 2, "zero 0 or 1"),
+        ("no-overlap-p2p", o.no_overlap_p2p, par.pp > 1, "pp above 1"),
+        (
+            "wait-passes",
+            o.wait_passes,
+            par.pp == 1 && par.zero < 2 && !o.overlap_exchange,
+            "pp 1, zero 0 or 1, and no overlap-exchange",
+        ),
+        ("offload-activations", o.offload_activations, par.recompute == Recompute::Full, "recompute full"),
+        (
+            "offload-activations",
+            o.offload_activations,
+            par.pp == 1 && !o.overlap_exchange,
+            "pp 1, and no overlap-exchange",
+        ),
+    ];
+    hybrid_sharding(par)?;
+    if o.no_sync && par.zero < 3 {
+        let why = format!(
+            "options: no-sync needs zero 3, not {}: with gradients that stay whole, 2 is what 1 is; leave it out",
+            par.zero
+        );
+        return Err(Error::infeasible(why));
+    }
+    if o.no_prefetch && par.zero < 2 {
+        let why = format!("options: no-prefetch needs zero 2 or 3, not {}; leave it out", par.zero);
+        return Err(Error::infeasible(why));
+    }
+    match needs.iter().find(|(_, said, fits, _)| *said && !fits) {
+        None => ring_options(par),
+        Some((word, _, _, what)) => {
+            let why =
+                format!("options: {word} needs {what}; ring {ring} x ulysses {up} with {o} has not; leave it out");
+            Err(Error::infeasible(why))
+        }
+    }
+}
+
+/// Groups of ranks that share out among themselves are equal parts of those that hold the same weights.
+fn hybrid_sharding(par: &Parallelism) -> Result<()> {
+    let (n, same) = (par.options.shard, par.dp * par.ring * par.ulysses);
+    if n == 0 {
+        return Ok(());
+    }
+    if par.zero == 0 {
+        return Err(Error::infeasible(format!(
+            "options: shard-{n} shares nothing out with zero 0; use zero 1, 2 or 3"
+        )));
+    }
+    let good = list((2..same.min(4096)).filter(|n| same.is_multiple_of(*n)).map(u64::from));
+    if n >= same || !same.is_multiple_of(n) {
+        let why = format!(
+            "options: shard-{n} is no part of the dp x ring x ulysses = {same} ranks that hold the same weights"
+        );
+        return Err(Error::infeasible(format!("{why}; use shard-{good}, or leave it out")));
+    }
+    let (groups, experts) = (same / n, par.ranks() / (par.pp.max(1) * par.ep.max(1)));
+    if !experts.is_multiple_of(groups) {
+        let why = format!(
+            "options: shard-{n} makes {groups} groups, in which {experts} ranks with the same experts do not divide"
+        );
+        return Err(Error::infeasible(format!("{why}; use a shard that makes fewer, or another ep")));
+    }
+    Ok(())
+}
+
+/// Choices of a ring that exclude each other.
+fn ring_options(par: &Parallelism) -> Result<()> {
+    let (o, ring) = (par.options, par.ring);
+    let reverse = o.ring_backward == RingBackward::Reverse;
+    let uneven = |w: u32| !ring.is_multiple_of(w) || ring < 2 * w;
+    let why = match o.window() {
+        Some(w) if uneven(w) => format!("double-ring-{w} needs two windows of {w} ranks or more; ring {ring} has not"),
+        Some(_) if o.ring_backward != RingBackward::Follow => {
+            format!("a double ring has a backward pass of its own, which {o} contradicts; leave one of them out")
+        }
+        _ if o.kv_in_two && reverse => {
+            "dkv-model sends KV and dKV as one message, kv-in-two as two; leave one of them out".into()
+        }
+        _ if o.one_comm && reverse => "dkv-model needs one communicator as it is; leave one-comm out".into(),
+        _ => return Ok(()),
+    };
+    Err(Error::infeasible(format!("options: {why}")))
+}
+
+/// Where heads are known by their numbers, a rank's stand one behind the other, as they are.
+pub(super) fn slopes(model: &LlmSpec, par: &Parallelism) -> Result<()> {
+    let o = par.options;
+    let refused = [(o.pad_heads, "pad-heads"), (o.kv == KvPath::GatherByHead, "gather-kv-prefetch")];
+    match refused.iter().find(|(has, _)| *has && model.positions == Positions::Alibi) {
+        Some((_, word)) => {
+            let why =
+                format!("options: {word} moves heads, and {} has a slope for each (ALiBi); leave it out", model.name);
+            Err(Error::infeasible(why))
+        }
+        None => Ok(()),
+    }
+}
