@@ -1,6 +1,6 @@
 //! The topology of a node as NCCL sees it: the XML that `NCCL_TOPO_DUMP_FILE` names.
 
-use super::node::{Nic, Node};
+use super::node::{Nic, Node, islands};
 use crate::error::{Error, Result};
 use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
@@ -14,8 +14,16 @@ pub fn parse(file: &str, text: &str) -> Result<Node> {
         let at = line_at(text, reader.buffer_position());
         let wrong = |why: String| Error::spec(file, format!("line {at}"), why);
         match reader.read_event() {
-            Ok(Event::Start(tag)) | Ok(Event::Empty(tag)) => seen.tag(&tag).map_err(wrong)?,
-            Ok(Event::Eof) => break,
+            Ok(Event::Start(tag)) => {
+                seen.tag(&tag).map_err(wrong)?;
+                seen.open.push((tag.name().as_ref() as &str).to_string());
+            }
+            Ok(Event::Empty(tag)) => seen.tag(&tag).map_err(wrong)?,
+            Ok(Event::End(_)) => drop(seen.open.pop()),
+            Ok(Event::Eof) => match seen.open.last() {
+                Some(tag) => return Err(wrong(format!("the file ends inside <{tag}>: it is cut off"))),
+                None => break,
+            },
             Ok(_) => {}
             Err(e) => {
                 let at = line_at(text, reader.error_position());
@@ -36,6 +44,14 @@ fn line_at(text: &str, byte: u64) -> usize {
 #[derive(Default)]
 struct Seen {
     node: Node,
+    /// Tags that are not closed yet.
+    open: Vec<String>,
+    /// The <cpu> read last has a GPU.
+    counted: bool,
+    /// Where the <pci> read last sits, that of each GPU, and where its links lead to.
+    busid: String,
+    gpus: Vec<String>,
+    targets: Vec<(usize, String)>,
     /// Links that the GPU read last has, and of all the fewest.
     links: u32,
     fewest: Option<u32>,
@@ -45,11 +61,16 @@ struct Seen {
 impl Seen {
     fn tag(&mut self, tag: &BytesStart) -> std::result::Result<(), String> {
         match tag.name().as_ref() as &str {
-            "cpu" => self.node.sockets += 1,
+            "cpu" => self.counted = false,
+            "pci" => self.busid = attribute(tag, "busid")?.unwrap_or_default(),
             "gpu" => self.gpu(tag)?,
             "nvlink" | "xgmi" => {
                 let links: u32 = number(tag, "count")?.unwrap_or(1);
+                // To HIP gfx90a is 9.0, too, and no Hopper.
+                self.node.sm = self.node.sm.filter(|sm| (*sm, tag.name().as_ref() as &str) != (90, "xgmi"));
                 self.links = self.links.saturating_add(links);
+                self.targets
+                    .extend(attribute(tag, "target")?.map(|target| (self.gpus.len().saturating_sub(1), target)));
                 // 0x0680.. is the class of a bridge: NVSwitch.
                 self.node.switched |= attribute(tag, "tclass")?.is_some_and(|class| class.starts_with("0x0680"));
             }
@@ -69,6 +90,10 @@ impl Seen {
     fn gpu(&mut self, tag: &BytesStart) -> std::result::Result<(), String> {
         self.close_gpu();
         self.node.gpus += 1;
+        self.gpus.push(self.busid.clone());
+        if !std::mem::replace(&mut self.counted, true) {
+            self.node.sockets += 1;
+        }
         self.node.sm = number(tag, "sm")?.or(self.node.sm);
         Ok(())
     }
@@ -83,6 +108,11 @@ impl Seen {
     fn node(mut self) -> Node {
         self.close_gpu();
         self.node.links = self.fewest.unwrap_or(0);
+        if !self.node.switched && self.node.links > 0 {
+            let at = |busid: &String| self.gpus.iter().position(|gpu| gpu == busid);
+            let pairs = self.targets.iter().filter_map(|(gpu, target)| Some((*gpu, at(target)?)));
+            self.node.islands = islands(self.gpus.len(), pairs);
+        }
         self.node.nics = self.nets.into_iter().map(|(name, rate)| Nic { name, rate: Some(rate) }).collect();
         self.node
     }
@@ -134,6 +164,33 @@ mod tests {
         let broken = parse("x.xml", "<system>\n<gpu dev=0></cpu>").unwrap_err().to_string();
         assert!(broken.contains("line 2"), "{broken}");
         assert!(parse("x.xml", "<system/>").unwrap_err().to_string().contains("no <gpu>"));
+        let cut = parse("x.xml", &XML[..XML.len() - 40]).unwrap_err().to_string();
+        assert!(cut.contains("line 15") && cut.contains("cut off"), "{cut}");
+    }
+
+    #[test]
+    fn pairs_with_bridges_are_islands_and_sockets_have_gpus() {
+        let gpu = |at: u32, to: u32| {
+            format!(
+                "<pci busid=\"0000:{at}:00.0\"><gpu dev=\"{at}\" sm=\"80\"><nvlink target=\"0000:{to}:00.0\" \
+                 count=\"12\" tclass=\"0x030200\"/></gpu></pci>"
+            )
+        };
+        let of = |pairs: [(u32, u32); 4]| {
+            let gpus: String = pairs.iter().map(|&(at, to)| gpu(at, to)).collect();
+            parse("x.xml", &format!("<system><cpu numaid=\"0\"></cpu><cpu numaid=\"1\">{gpus}</cpu></system>")).unwrap()
+        };
+        let pairs = of([(0, 1), (1, 0), (2, 3), (3, 2)]);
+        assert_eq!((pairs.islands, pairs.sockets, pairs.links), (2, 1, 12));
+        assert_eq!(of([(0, 1), (1, 2), (2, 3), (3, 0)]).islands, 1);
+    }
+
+    #[test]
+    fn a_machine_of_amd_is_known() {
+        let xml = "<system><cpu><pci busid=\"a\"><gpu dev=\"0\" sm=\"94\" gcn=\"gfx942\"><xgmi target=\"b\" count=\"1\"/>\
+                   </gpu></pci><pci busid=\"b\"><gpu dev=\"1\" sm=\"94\"><xgmi target=\"a\" count=\"1\"/></gpu></pci></cpu></system>";
+        let node = parse("x.xml", xml).unwrap();
+        assert_eq!((node.like("x.xml").unwrap(), node.islands), ("mi300x-8x400", 1));
     }
 
     proptest! {

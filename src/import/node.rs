@@ -22,20 +22,29 @@ pub struct Node {
     pub links: u32,
     /// They lead to a switch.
     pub switched: bool,
+    /// Bridges join some GPUs and not others: so many groups have no such link between them. 0 or 1 otherwise.
+    pub islands: u32,
     pub nics: Vec<Nic>,
     /// CPUs that the GPUs hang on.
     pub sockets: u32,
 }
 
+/// What a note says of bridges between some GPUs only.
+const ISLANDS: &str = "groups of GPUs with NVLink bridges inside and none between them; a ring over all of them goes \
+                       over PCIe, and so is everything taken to go";
+
 impl Node {
     /// The shipped cluster whose nodes are most alike: what a machine does not say of itself is taken from there.
     pub fn like(&self, file: &str) -> Result<&'static str> {
-        match (self.sm, self.links) {
+        match (self.sm, self.joined()) {
             (Some(80..=85), 1..) => Ok("dgx-a100"),
             (Some(80..=85), 0) => Ok("a100-pcie"),
             (Some(89), _) => Ok("l40s-pcie"),
             (Some(90), 1..) => Ok("dgx-h100"),
             (Some(90), 0) => Ok("h100-pcie"),
+            // As HIP numbers gfx942 and gfx950.
+            (Some(94), _) => Ok("mi300x-8x400"),
+            (Some(95), _) => Ok("mi355x-8x400"),
             (Some(100..=109), _) if self.gpus > 8 => Ok("gb200-nvl72"),
             (Some(100..=109), _) => Ok("dgx-b200"),
             (sm, _) => {
@@ -48,12 +57,44 @@ impl Node {
         }
     }
 
+    /// Links of a GPU that lead to all others; none where bridges join only some.
+    fn joined(&self) -> u32 {
+        if self.islands > 1 { 0 } else { self.links }
+    }
+
+    /// What the cluster made of it leaves out.
+    pub fn note(&self) -> Option<String> {
+        (self.islands > 1).then(|| format!("{} {ISLANDS}", self.islands))
+    }
+
+    /// Errors: links of another kind than those whose rates are taken over.
+    fn check_links(&self, base: &ClusterSpec, file: &str) -> Result<()> {
+        let (own, theirs) = (self.joined(), base.scale_up.links);
+        let why = match (own, theirs) {
+            (0, 2..) => format!(
+                "no NVLink that joins all GPUs, and the rates of {} are those of {theirs} links; name a box of PCIe \
+                 with --like, as h100-pcie (`nvidia-smi topo -mp` leaves links out: take `topo -m`)",
+                base.name
+            ),
+            (2.., 0..=1) => format!(
+                "{own} links a GPU, and the rates of {} are those of PCIe; name a cluster with such links with --like",
+                base.name
+            ),
+            _ => return Ok(()),
+        };
+        Err(Error::spec(file, "links", why))
+    }
+
     /// A cluster of such nodes: counts and rates as read, what is not said as `base` has it.
     pub fn cluster(&self, name: &str, base: &ClusterSpec, file: &str) -> Result<ClusterSpec> {
+        self.check_links(base, file)?;
         let mut spec = ClusterSpec { name: name.into(), gpus_per_node: self.gpus, tray: None, ..base.clone() };
         spec.pods.clear();
+        // Where links go by way of the CPUs, those of this machine count.
+        spec.scale_up.sockets = spec.scale_up.sockets.filter(|_| self.sockets > 1);
+        spec.scale_up.sockets.iter_mut().for_each(|sockets| sockets.gpus = self.gpus.div_ceil(self.sockets));
         let read = |why: &str| format!("{why}: read from {file}");
-        if self.links > 0 && self.links != base.scale_up.links {
+        if self.joined() > 0 && self.links != base.scale_up.links {
             let ratio = f64::from(self.links) / f64::from(base.scale_up.links);
             let scaled = |rate: &mut Sourced<BytesPerSec>| {
                 *rate = derived(
@@ -95,7 +136,21 @@ impl Node {
     }
 }
 
+/// How many groups of `n` are joined by no pair.
+pub fn islands(n: usize, pairs: impl Iterator<Item = (usize, usize)>) -> u32 {
+    let mut group: Vec<usize> = (0..n).collect();
+    for (a, b) in pairs {
+        let (from, to) = (group[a], group[b]);
+        group.iter_mut().filter(|g| **g == from).for_each(|g| *g = to);
+    }
+    group.sort_unstable();
+    group.dedup();
+    group.len() as u32
+}
+
+/// To a MB/s: more digits than that no machine has.
 fn derived(value: BytesPerSec, source: String) -> Sourced<BytesPerSec> {
+    let value = BytesPerSec::new((value.value() / 1e6).round().max(1.0) * 1e6);
     Sourced { value, source, provenance: Origin::Derived }
 }
 
@@ -107,7 +162,7 @@ mod tests {
     fn a_node_becomes_a_cluster() {
         let nic = |rate| Nic { name: String::new(), rate: Some(rate) };
         let nics = vec![nic(25e9), nic(25e9), nic(25e9), nic(25e9), nic(1.25e9)];
-        let node = Node { gpus: 4, sm: Some(90), links: 18, switched: true, nics, sockets: 2 };
+        let node = Node { gpus: 4, sm: Some(90), links: 18, switched: true, nics, sockets: 2, islands: 1 };
         let base = ClusterSpec::find(node.like("x").unwrap()).unwrap();
         let spec = node.cluster("mine", &base, "x").unwrap();
         let out = spec.scale_out.as_ref().unwrap();
@@ -121,5 +176,22 @@ mod tests {
         );
         let why = Node { sm: None, ..alone }.like("t.txt").unwrap_err().to_string();
         assert!(why.contains("--like"), "{why}");
+    }
+
+    #[test]
+    fn rates_of_other_links_are_not_taken_over() {
+        let find = |name| ClusterSpec::find(name).unwrap();
+        let node = Node { gpus: 4, sm: Some(90), sockets: 2, ..Node::default() };
+        let why = node.cluster("mine", &find("dgx-h100"), "t.txt").unwrap_err().to_string();
+        assert!(why.contains("no NVLink") && why.contains("--like"), "{why}");
+        let bridged = Node { links: 12, islands: 2, ..node.clone() };
+        assert_eq!(bridged.like("t.txt").unwrap(), "h100-pcie");
+        assert!(bridged.note().unwrap().contains("2 groups") && node.note().is_none());
+        let base = find("rtx4090-pcie");
+        let spec = bridged.cluster("mine", &base, "t.txt").unwrap();
+        assert_eq!((spec.scale_up.links, spec.scale_up.sockets.unwrap().gpus), (base.scale_up.links, 2));
+        let linked = Node { islands: 1, ..bridged };
+        let why = linked.cluster("mine", &base, "t.txt").unwrap_err().to_string();
+        assert!(why.contains("12 links") && why.contains("PCIe"), "{why}");
     }
 }

@@ -1,6 +1,6 @@
 //! The matrix that `nvidia-smi topo -m` prints: what lies between every two GPUs and NICs of a node.
 
-use super::node::{Nic, Node};
+use super::node::{Nic, Node, islands};
 use crate::error::{Error, Result};
 
 /// Reads the matrix; `file` is what errors call it.
@@ -46,25 +46,20 @@ fn node_of(matrix: &[Vec<String>], gpus: usize, columns: &[&str]) -> Node {
     } else {
         (0..gpus).map(|a| (0..gpus).filter(|b| *b != a).map(|b| links((a, b))).sum()).min().unwrap_or(0)
     };
-    // GPUs that only SYS or NODE lies between are on different sockets, links or not: a NIC's column tells, too.
-    let nics = columns[gpus..].iter().map(|name| Nic { name: name.to_string(), rate: None }).collect();
-    Node { gpus: gpus as u32, sm: None, links: of_one, switched, nics, sockets: sockets(matrix, gpus) }
+    let linked = pairs().filter(|&p| links(p) > 0);
+    let islands = if most > 0 { islands(gpus, linked) } else { 0 };
+    // GPUs that only SYS lies between are on different sockets.
+    let sockets = self::islands(gpus, pairs().filter(|&(a, b)| matrix[a][b] != "SYS"));
+    Node { gpus: gpus as u32, sm: None, links: of_one, switched, islands, nics: nics(matrix, gpus, columns), sockets }
 }
 
-/// Groups of GPUs with no SYS between them.
-fn sockets(matrix: &[Vec<String>], gpus: usize) -> u32 {
-    let mut group: Vec<usize> = (0..gpus).collect();
-    for a in 0..gpus {
-        for b in 0..a {
-            if matrix[a][b] != "SYS" {
-                let (from, to) = (group[a], group[b]);
-                group.iter_mut().filter(|g| **g == from).for_each(|g| *g = to);
-            }
-        }
-    }
-    group.sort_unstable();
-    group.dedup();
-    group.len() as u32
+/// NICs of jobs: those behind a PCIe switch that a GPU is behind, too, if there are such; others are for storage and
+/// logins.
+fn nics(matrix: &[Vec<String>], gpus: usize, columns: &[&str]) -> Vec<Nic> {
+    let near = |nic: usize| matrix.iter().any(|row| ["PIX", "PXB"].contains(&row[nic].as_str()));
+    let any = (gpus..columns.len()).any(near);
+    let kept = (gpus..columns.len()).filter(|&nic| near(nic) || !any);
+    kept.map(|nic| Nic { name: columns[nic].to_string(), rate: None }).collect()
 }
 
 fn is_device(word: &str) -> bool {
@@ -101,6 +96,23 @@ mod tests {
     fn a_switched_node() {
         let node = parse("t.txt", FOUR).unwrap();
         assert_eq!((node.gpus, node.links, node.switched, node.nics.len()), (4, 18, true, 2));
+    }
+
+    #[test]
+    fn nics_far_from_every_gpu_are_not_for_jobs() {
+        let text = "GPU0 GPU1 NIC0 NIC1 NIC2\nGPU0 X NV18 PIX SYS NODE\nGPU1 NV18 X SYS PXB SYS\n";
+        let names = |text| parse("t.txt", text).unwrap().nics.into_iter().map(|n| n.name).collect::<Vec<_>>();
+        assert_eq!(names(text), ["NIC0", "NIC1"]);
+        assert_eq!(names("GPU0 GPU1 NIC0\nGPU0 X NV18 NODE\nGPU1 NV18 X SYS\n"), ["NIC0"]);
+    }
+
+    #[test]
+    fn pairs_with_bridges_are_islands() {
+        let text =
+            "GPU0 GPU1 GPU2 GPU3\nGPU0 X NV12 SYS SYS\nGPU1 NV12 X SYS SYS\nGPU2 SYS SYS X NV12\nGPU3 SYS SYS NV12 X\n";
+        let node = parse("t.txt", text).unwrap();
+        assert_eq!((node.islands, node.sockets, node.switched), (2, 2, false));
+        assert_eq!(parse("t.txt", FOUR).unwrap().islands, 1);
     }
 
     #[test]
