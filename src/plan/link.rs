@@ -4,7 +4,8 @@
 //!   by its path, `call[iteration]/../op`, and timelines are joined on `(rank, path)`.
 //! * **Edges.** An op waits for the last op of its lane, for the last writer of what it reads, and for the
 //!   last writer and all readers since of what it writes. Edges come from the *actual* buffers after
-//!   splicing, since aliasing shows only there.
+//!   splicing, since aliasing shows only there. Ops of one lane end in their order, so that of those an op
+//!   waits for only the last of each lane is kept: the others are implied.
 //! * **Rows.** Every tensor's rows are cut at every boundary that any op names. An uncut piece of a slot is
 //!   an *atom*: two ranges overlap when they share an atom.
 //! * **Legs.** Per lane and ordered pair of ranks the k-th send meets the k-th receive
@@ -112,8 +113,11 @@ impl AtomTable {
     pub fn place(&self, plan: &Plan, buf: Buf, env: &[(TensorId, u32)]) -> Place {
         let (tensor, base) = resolve(buf.of, env);
         let slot = base + buf.slot;
-        let rows = buf.rows.unwrap_or([0, plan.tensors[tensor as usize].rows()]);
-        Place { tensor, slot, rows, atoms: self.range(tensor, slot, rows), named: buf }
+        let (rows, atoms) = match buf.rows {
+            Some(rows) => (rows, self.range(tensor, slot, rows)),
+            None => ([0, plan.tensors[tensor as usize].rows()], self.slot(tensor, slot)),
+        };
+        Place { tensor, slot, rows, atoms, named: buf }
     }
 }
 
@@ -238,7 +242,7 @@ pub struct Outer {
     pub last_on_lane: Vec<(u16, u32)>,
     /// (atom, last writer).
     pub last_write: Vec<(u32, u32)>,
-    /// (atom, reader since the last write).
+    /// (atom, the last reader of a lane since the last write).
     pub last_reads: Vec<(u32, u32)>,
 }
 
@@ -330,25 +334,21 @@ impl<'p> Line<'p> {
         Ok(())
     }
 
-    fn push(&mut self, plan: &'p Plan, atoms: &AtomTable, op: &'p Op, env: &[(TensorId, u32)], frame: u32) {
+    fn push(&mut self, plan: &Plan, atoms: &AtomTable, op: &'p Op, env: &[(TensorId, u32)], frame: u32) {
         let start = self.places.len() as u32;
-        let mut add = |bufs: &mut dyn Iterator<Item = Buf>| {
-            self.places.extend(bufs.map(|b| atoms.place(plan, b, env)));
-            self.places.len() as u32
-        };
-        let (mid, end) = match &op.kind {
-            OpKind::Compute { reads, writes, .. } | OpKind::Exchange { src: reads, dst: writes, .. } => {
-                (add(&mut reads.iter().copied()), add(&mut writes.iter().copied()))
-            }
-            OpKind::Transfer { legs, .. } => {
-                let of = |dir| legs.iter().filter(move |l| l.dir == dir).map(|l| l.buf);
-                (add(&mut of(Direction::Send)), add(&mut of(Direction::Recv)))
-            }
+        let (reads, writes): (&[Buf], &[Buf]) = match &op.kind {
+            OpKind::Compute { reads, writes, .. } | OpKind::Exchange { src: reads, dst: writes, .. } => (reads, writes),
             OpKind::Collective { src, dst, .. } | OpKind::Copy { src, dst } => {
-                (add(&mut [*src].into_iter()), add(&mut [*dst].into_iter()))
+                (std::slice::from_ref(src), std::slice::from_ref(dst))
             }
-            OpKind::Call { .. } => (start, start),
+            OpKind::Transfer { .. } | OpKind::Call { .. } => (&[], &[]),
         };
+        let legs: &[Leg] = if let OpKind::Transfer { legs, .. } = &op.kind { legs } else { &[] };
+        let of = |dir| legs.iter().filter(move |leg| leg.dir == dir).map(|leg| leg.buf);
+        self.places.extend(reads.iter().copied().chain(of(Direction::Send)).map(|buf| atoms.place(plan, buf, env)));
+        let mid = self.places.len() as u32;
+        self.places.extend(writes.iter().copied().chain(of(Direction::Recv)).map(|buf| atoms.place(plan, buf, env)));
+        let end = self.places.len() as u32;
         let lane = op.lane.unwrap_or(0);
         self.nodes.push(Node { op, lane, frame, reads: (start, mid), writes: (mid, end) });
     }
@@ -400,41 +400,42 @@ impl<'p> Line<'p> {
 
     /// Derives every edge from lanes, atoms and `after`.
     fn link(&mut self, atoms: &AtomTable) {
-        let mut tracker = Tracker::new(self.lanes, atoms.count as usize);
+        let lane_of: Vec<u16> = self.nodes.iter().map(|node| node.lane).collect();
+        let mut tracker = Tracker::new(&lane_of, self.lanes, atoms.count as usize);
         let mut waits = Waits::default();
         for i in 0..self.nodes.len() {
             waits.clear();
-            let lane = self.nodes[i].lane as usize;
-            match tracker.lane[lane] {
-                NONE => self.outer.first_on_lane.push(true),
-                last => {
-                    self.outer.first_on_lane.push(false);
-                    waits.preds.push(last);
-                }
+            let lane = lane_of[i] as usize;
+            let last = tracker.lane[lane];
+            self.outer.first_on_lane.push(last == NONE);
+            if last != NONE {
+                waits.preds.push(last);
             }
-            self.add_after(i, &mut waits.preds);
-            waits.preds.extend(Some(tracker.waited[lane]).filter(|&wait| wait != NONE));
-            tracker.waited[lane] = NONE;
-            for atom in self.reads(i).iter().flat_map(|p| p.atoms.iter()) {
+            self.add_after(i, &tracker, &mut waits.preds);
+            let waited = std::mem::replace(&mut tracker.waited[lane], NONE);
+            if waited != NONE {
+                tracker.latest(&mut waits.preds, waited);
+            }
+            let (reads, writes) = (self.reads(i), self.writes(i));
+            for atom in reads.iter().flat_map(|p| p.atoms.iter()) {
                 tracker.before_read(atom, &mut waits);
             }
-            for atom in self.writes(i).iter().flat_map(|p| p.atoms.iter()) {
+            for atom in writes.iter().flat_map(|p| p.atoms.iter()) {
                 tracker.before_write(atom, &mut waits);
             }
+            for atom in reads.iter().flat_map(|p| p.atoms.iter()) {
+                tracker.read(atom, i as u32);
+            }
+            for atom in writes.iter().flat_map(|p| p.atoms.iter()) {
+                tracker.write(atom, i as u32);
+            }
             waits.preds.sort_unstable();
-            waits.preds.dedup();
             self.preds.push(&waits.preds);
             self.outer.reads.push(&waits.outer_reads);
             self.outer.writes.push(&waits.outer_writes);
             tracker.lane[lane] = i as u32;
             if self.is_wait(i) {
                 tracker.waited.fill(i as u32);
-            }
-            for atom in self.reads(i).iter().flat_map(|p| p.atoms.iter()) {
-                tracker.read(atom, i as u32);
-            }
-            for atom in self.writes(i).iter().flat_map(|p| p.atoms.iter()) {
-                tracker.write(atom, i as u32);
             }
         }
         tracker.finish(&mut self.outer);
@@ -446,11 +447,11 @@ impl<'p> Line<'p> {
     }
 
     /// Edges that `after` names: the op with that id in the same body and iteration.
-    fn add_after(&self, node: usize, preds: &mut Vec<u32>) {
+    fn add_after(&self, node: usize, tracker: &Tracker, preds: &mut Vec<u32>) {
         let n = &self.nodes[node];
         for &id in &n.op.after {
             let same = |&j: &usize| self.nodes[j].frame == n.frame && self.nodes[j].op.id == id;
-            preds.extend((0..node).rev().find(same).map(|j| j as u32));
+            (0..node).rev().find(same).into_iter().for_each(|j| tracker.latest(preds, j as u32));
         }
     }
 }
@@ -458,18 +459,28 @@ impl<'p> Line<'p> {
 const NONE: u32 = u32::MAX;
 
 /// Who touched what last, while a line is walked in program order.
-struct Tracker {
+struct Tracker<'a> {
+    lane_of: &'a [u16],
     lane: Vec<u32>,
     /// By lane, the op that the CPU waited for since the last one there.
     waited: Vec<u32>,
     writer: Vec<u32>,
-    readers: Vec<Vec<u32>>,
+    /// By atom, the first link of a chain: the last reader of each lane since the atom was written.
+    readers: Vec<u32>,
+    chain: Vec<Reader>,
     touched: Vec<u32>,
     is_touched: Vec<bool>,
 }
 
+#[derive(Clone, Copy)]
+struct Reader {
+    node: u32,
+    next: u32,
+}
+
 #[derive(Default)]
 struct Waits {
+    /// At most one a lane.
     preds: Vec<u32>,
     outer_reads: Vec<u32>,
     outer_writes: Vec<u32>,
@@ -483,32 +494,47 @@ impl Waits {
     }
 }
 
-impl Tracker {
-    fn new(lanes: usize, atoms: usize) -> Tracker {
+impl<'a> Tracker<'a> {
+    fn new(lane_of: &'a [u16], lanes: usize, atoms: usize) -> Tracker<'a> {
         Tracker {
+            lane_of,
             lane: vec![NONE; lanes],
             waited: vec![NONE; lanes],
             writer: vec![NONE; atoms],
-            readers: vec![vec![]; atoms],
+            readers: vec![NONE; atoms],
+            chain: vec![],
             touched: vec![],
             is_touched: vec![false; atoms],
+        }
+    }
+
+    /// Adds an op to wait for, unless a later one of its lane is there.
+    fn latest(&self, preds: &mut Vec<u32>, node: u32) {
+        let lane = self.lane_of[node as usize];
+        match preds.iter_mut().find(|pred| self.lane_of[**pred as usize] == lane) {
+            Some(pred) => *pred = (*pred).max(node),
+            None => preds.push(node),
         }
     }
 
     fn before_read(&self, atom: u32, waits: &mut Waits) {
         match self.writer[atom as usize] {
             NONE => waits.outer_reads.push(atom),
-            writer => waits.preds.push(writer),
+            writer => self.latest(&mut waits.preds, writer),
         }
     }
 
     fn before_write(&self, atom: u32, waits: &mut Waits) {
-        let a = atom as usize;
-        waits.preds.extend_from_slice(&self.readers[a]);
-        match self.writer[a] {
+        self.readers_of(atom).for_each(|reader| self.latest(&mut waits.preds, reader));
+        match self.writer[atom as usize] {
             NONE => waits.outer_writes.push(atom),
-            writer => waits.preds.push(writer),
+            writer => self.latest(&mut waits.preds, writer),
         }
+    }
+
+    fn readers_of(&self, atom: u32) -> impl Iterator<Item = u32> {
+        let first = self.chain.get(self.readers[atom as usize] as usize);
+        std::iter::successors(first, |reader| self.chain.get(reader.next as usize)).map(|reader| reader.node)
     }
 
     fn touch(&mut self, atom: u32) {
@@ -519,12 +545,27 @@ impl Tracker {
 
     fn read(&mut self, atom: u32, node: u32) {
         self.touch(atom);
-        self.readers[atom as usize].push(node);
+        let (lane, mut last) = (self.lane_of[node as usize], NONE);
+        let mut at = self.readers[atom as usize];
+        while at != NONE {
+            let reader = &mut self.chain[at as usize];
+            if self.lane_of[reader.node as usize] == lane {
+                reader.node = node;
+                return;
+            }
+            (last, at) = (at, reader.next);
+        }
+        let new = self.chain.len() as u32;
+        self.chain.push(Reader { node, next: NONE });
+        match last {
+            NONE => self.readers[atom as usize] = new,
+            last => self.chain[last as usize].next = new,
+        }
     }
 
     fn write(&mut self, atom: u32, node: u32) {
         self.touch(atom);
-        self.readers[atom as usize].clear();
+        self.readers[atom as usize] = NONE;
         self.writer[atom as usize] = node;
     }
 
@@ -536,7 +577,7 @@ impl Tracker {
             if writer != NONE {
                 outer.last_write.push((atom, writer));
             }
-            outer.last_reads.extend(self.readers[atom as usize].iter().map(|&n| (atom, n)));
+            outer.last_reads.extend(self.readers_of(atom).map(|n| (atom, n)));
         }
     }
 }
