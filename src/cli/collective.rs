@@ -117,7 +117,14 @@ struct Table<'a> {
     rows: Vec<Row>,
 }
 
+/// More take memory and time out of all proportion, and no such machine is there.
+const MOST_GPUS: u32 = 1 << 17;
+
 pub fn run(flags: &Flags) -> Result<Answer> {
+    if flags.gpus > MOST_GPUS {
+        let why = format!("{} GPUs are more than the {MOST_GPUS} that this version predicts; use fewer", flags.gpus);
+        return Err(Error::spec("--gpus", "gpus", why));
+    }
     let spec = ClusterSpec::find(&flags.cluster)?;
     let gpu = GpuSpec::find(&spec.gpu)?;
     let cluster = Cluster::new(&spec, &gpu, flags.gpus)?;

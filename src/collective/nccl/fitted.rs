@@ -1,0 +1,54 @@
+//! What the formulas take from tables of measurements rather than from NCCL's own tables.
+
+/// Constants of the library that were fitted, the same on all clusters. tests/left_out.rs fits them anew without each
+/// cluster in turn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fitted {
+    /// What it takes to announce a message that is not sent at once: sends of 8 to 512 KiB between two, four and eight
+    /// H100, A100 and B200 (traces/published/nccl.json). Seconds, as all that follow.
+    pub announcement: f64,
+    /// What it takes to post one more send to another node, behind the first: small all-to-alls of 16 B200 on two nodes
+    /// take 37 us, a send alone 14.5 (traces/published/collectives.json).
+    pub posting: f64,
+    /// Until the pipeline between nodes is full, beyond the latency of its steps: slots of 512 KiB on every channel
+    /// where flags mark chunks. Of LL128, of Simple, and where switches add up. Fitted, with the rate of LL128 and the
+    /// stack's `collective_latency`, on ten tables of two to sixteen nodes of A100 and B200 with InfiniBand and RoCE
+    /// (traces/published/collectives.json).
+    pub fill_ll128: f64,
+    pub fill_simple: f64,
+    pub fill_switch: f64,
+    /// Part of a ring's bandwidth that LL128 reaches between nodes; the tuner has 0.92.
+    pub rate_ll128: f64,
+    /// A ring inside a node: flags beside the data, and flags of whole chunks, which is less to wait for, or more to
+    /// send. Fitted on the tables of traces/published/nccl.json (H100, H200, A100, B200, GB200, 2 to 8 GPUs) with a
+    /// start, a latency and a bandwidth of each system.
+    pub inside: [Inside; 2],
+    /// Rings of two reach less, one pass and two: each GPU uses one direction of half its links at a time.
+    pub pair: [f64; 2],
+    /// Until the switch of a node adds up.
+    pub setup_switch: f64,
+}
+
+/// A regime of a ring inside a node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Inside {
+    /// Beyond the start of the links.
+    pub setup: f64,
+    /// A step in latencies of the links.
+    pub steps: f64,
+    /// Part of the bandwidth of the ring.
+    pub rate: f64,
+}
+
+/// As fitted.
+pub const FITTED: Fitted = Fitted {
+    announcement: 5e-6,
+    posting: 3.2e-6,
+    fill_ll128: 30e-6,
+    fill_simple: 250e-6,
+    fill_switch: 150e-6,
+    rate_ll128: 0.64,
+    inside: [Inside { setup: 0.0, steps: 1.0, rate: 0.4 }, Inside { setup: 13.8e-6, steps: 1.94, rate: 1.0 }],
+    pair: [0.75, 0.88],
+    setup_switch: 70e-6,
+};

@@ -1,0 +1,270 @@
+//! How long NCCL takes: point to point by its channel rule, collectives as the best of its algorithms and
+//! protocols. Constants and rules are those of NCCL 2.30.7 (src/graph/tuning.cc, src/graph/topo.h,
+//! src/enqueue.cc, src/graph/paths.cc); bandwidths are those that clusters were measured to reach.
+//!
+//! * `sends`: the channel rule, a send alone and one to every peer.
+//! * `shape`: where the members of a group are.
+//! * `tuner`: rings, trees and switches by the tuner's formulas.
+//! * `fitted`: what was fitted on tables of measurements.
+
+mod fitted;
+mod sends;
+mod shape;
+mod tuner;
+
+use super::{Algorithm, Mark, Operation, rounds};
+use crate::cluster::Cluster;
+use crate::plan::CollectiveKind;
+use crate::spec::{Architecture, CollectiveOp, Origin, Provenance, StackSpec};
+use crate::units::{Bytes, Seconds};
+pub use fitted::{FITTED, Fitted, Inside};
+use shape::Shape;
+pub use shape::tree_uplinks;
+use tuner::{Course, Tuner};
+
+/// A duration, split into what does not depend on the bytes and what does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinkTime {
+    pub latency: Seconds,
+    pub transfer: Seconds,
+    pub provenance: Provenance,
+    /// Relative standard deviation of the whole.
+    pub rel_sd: f64,
+}
+
+impl LinkTime {
+    pub fn total(&self) -> Seconds {
+        self.latency + self.transfer
+    }
+
+    fn nothing() -> LinkTime {
+        LinkTime { latency: Seconds::ZERO, transfer: Seconds::ZERO, provenance: Provenance::Measured, rel_sd: 0.0 }
+    }
+}
+
+/// Relative standard deviations: root mean squares of the errors that tests/links.rs finds.
+const SPREAD_INSIDE: f64 = 0.12;
+const SPREAD_BETWEEN: f64 = 0.25;
+const SPREAD_SENDS: f64 = 0.2;
+
+fn provenance(origin: Origin) -> Provenance {
+    match origin {
+        Origin::Measured | Origin::Published => Provenance::Interpolated,
+        Origin::Derived => Provenance::Extrapolated,
+        Origin::Assumed => Provenance::Assumed,
+    }
+}
+
+/// A send and the receive that meets it, between two ranks of a communicator of `comm_size`. `sharing` is
+/// how many such flows leave the node at once, or share the port of a rank inside it, at least 1.
+pub fn p2p(
+    cluster: &Cluster,
+    stack: &StackSpec,
+    bytes: Bytes,
+    from: u32,
+    to: u32,
+    comm_size: u32,
+    sharing: f64,
+) -> LinkTime {
+    Nccl::new(cluster, stack).p2p(bytes, [from, to], comm_size, sharing)
+}
+
+/// One way to do an operation, and what it takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Choice {
+    pub algorithm: Algorithm,
+    pub mark: Mark,
+    pub time: LinkTime,
+}
+
+/// Every way that NCCL has, and the hierarchical one that it has not, which stands last; `bytes` are those of the full
+/// buffer. Empty for a member alone.
+pub fn choices(cluster: &Cluster, stack: &StackSpec, op: Operation, members: &[u32], bytes: Bytes) -> Vec<Choice> {
+    Nccl::new(cluster, stack).choices(op, members, bytes)
+}
+
+/// A collective of `members`; `bytes` are those of the full buffer, as for [`super::sent_bytes`].
+pub fn collective(
+    cluster: &Cluster,
+    stack: &StackSpec,
+    kind: CollectiveKind,
+    members: &[u32],
+    bytes: Bytes,
+) -> LinkTime {
+    Nccl::new(cluster, stack).collective(kind, members, bytes)
+}
+
+/// The way that NCCL would choose; none for a member alone.
+pub fn chosen(
+    cluster: &Cluster,
+    stack: &StackSpec,
+    kind: CollectiveKind,
+    members: &[u32],
+    bytes: Bytes,
+) -> Option<Choice> {
+    Nccl::new(cluster, stack).chosen(kind, members, bytes)
+}
+
+/// The library on a cluster.
+#[derive(Clone, Copy)]
+pub struct Nccl<'a> {
+    pub cluster: &'a Cluster,
+    pub stack: &'a StackSpec,
+    pub fitted: &'a Fitted,
+}
+
+impl<'a> Nccl<'a> {
+    pub fn new(cluster: &'a Cluster, stack: &'a StackSpec) -> Nccl<'a> {
+        Nccl { cluster, stack, fitted: &FITTED }
+    }
+
+    /// As [`p2p`].
+    pub fn p2p(&self, bytes: Bytes, pair: [u32; 2], comm_size: u32, sharing: f64) -> LinkTime {
+        sends::p2p(self, bytes, pair, comm_size, sharing)
+    }
+
+    /// As [`choices`].
+    pub fn choices(&self, op: Operation, members: &[u32], bytes: Bytes) -> Vec<Choice> {
+        let Nccl { cluster, stack, fitted } = *self;
+        let shape = Shape::of(cluster, members);
+        if shape.n <= 1 {
+            return vec![];
+        }
+        let tuner = Tuner::new(cluster, stack, fitted, &shape);
+        let one = |algorithm, mark| move |time| Choice { algorithm, mark, time };
+        if let (Operation::Whole(kind), Architecture::Cpu) = (op, cluster.gpu.architecture) {
+            let algorithm = if kind == CollectiveKind::AllToAll { Algorithm::Pairwise } else { Algorithm::Ring };
+            return vec![one(algorithm, Mark::Simple)(in_rounds(cluster, stack, kind, shape.n, bytes))];
+        }
+        match op {
+            Operation::SendRecv => {
+                let n = members.len();
+                let pair = |i: usize| self.p2p(bytes, [members[i], members[(i + 1) % n]], shape.n, 1.0);
+                let slowest = (0..n).map(pair).max_by(|a, b| a.total().value().total_cmp(&b.total().value()));
+                slowest.map(one(Algorithm::Pairwise, Mark::Simple)).into_iter().collect()
+            }
+            Operation::Whole(CollectiveKind::AllToAll) => {
+                vec![one(Algorithm::Pairwise, Mark::Simple)(sends::all_to_all(self, &shape, bytes))]
+            }
+            Operation::Broadcast => tuner.ring(&Course::broadcast(&shape), bytes),
+            Operation::Whole(kind) => {
+                let mut all = tuner.ring(&Course::of(kind, &shape), bytes);
+                if kind == CollectiveKind::AllReduce {
+                    all.extend(tuner.tree(bytes));
+                    let switch = if shape.nodes > 1 { Algorithm::NvlsTree } else { Algorithm::Nvls };
+                    all.extend(tuner.switch(bytes).map(one(switch, Mark::Simple)));
+                    all.extend(tuner.hierarchical(bytes).map(one(Algorithm::Hierarchical, Mark::Simple)));
+                }
+                all
+            }
+        }
+    }
+
+    /// As [`collective`].
+    pub fn collective(&self, kind: CollectiveKind, members: &[u32], bytes: Bytes) -> LinkTime {
+        let Nccl { cluster, stack, .. } = *self;
+        let shape = Shape::of(cluster, members);
+        if shape.n <= 1 {
+            return LinkTime::nothing();
+        }
+        if cluster.gpu.architecture == Architecture::Cpu {
+            return in_rounds(cluster, stack, kind, shape.n, bytes);
+        }
+        let best = self.chosen(kind, members, bytes).expect("a ring is always possible");
+        measured(cluster, kind, &shape, bytes).unwrap_or(best.time)
+    }
+
+    /// As [`chosen`].
+    pub fn chosen(&self, kind: CollectiveKind, members: &[u32], bytes: Bytes) -> Option<Choice> {
+        let ways = self.choices(Operation::Whole(kind), members, bytes);
+        let ours = ways.into_iter().filter(|way| way.algorithm != Algorithm::Hierarchical);
+        ours.min_by(|a, b| a.time.total().value().total_cmp(&b.time.total().value()))
+    }
+}
+
+/// What was measured on this cluster of this collective among as many members on as many nodes, if it was.
+fn measured(cluster: &Cluster, kind: CollectiveKind, shape: &Shape, bytes: Bytes) -> Option<LinkTime> {
+    let op = match kind {
+        CollectiveKind::AllReduce => CollectiveOp::AllReduce,
+        CollectiveKind::AllGather => CollectiveOp::AllGather,
+        CollectiveKind::ReduceScatter => CollectiveOp::ReduceScatter,
+        CollectiveKind::AllToAll => CollectiveOp::AllToAll,
+    };
+    let mut known = cluster.spec.measured.iter();
+    let found = known.find(|m| (m.op, m.gpus, m.nodes) == (op, shape.n, shape.nodes))?;
+    let total = Seconds::new(found.at(bytes.value()));
+    let latency = found.lines.iter().map(|l| l.latency).fold(total, Seconds::min);
+    let provenance = Provenance::Measured;
+    Some(LinkTime { latency, transfer: total - latency, provenance, rel_sd: found.rel_sd })
+}
+
+/// Threads play the rounds one by one.
+fn in_rounds(cluster: &Cluster, stack: &StackSpec, kind: CollectiveKind, n: u32, bytes: Bytes) -> LinkTime {
+    let up = &cluster.spec.scale_up;
+    let rounds = rounds(kind, n as usize).len() as f64;
+    LinkTime {
+        latency: (stack.p2p_latency.value + up.latency.value) * rounds,
+        transfer: bytes * (rounds / f64::from(n)) / up.bandwidth.value,
+        provenance: provenance(up.bandwidth.provenance),
+        rel_sd: SPREAD_INSIDE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{ClusterSpec, GpuSpec};
+
+    pub fn at(name: &str, gpus: u32) -> (Cluster, StackSpec) {
+        let spec = ClusterSpec::find(name).unwrap();
+        let gpu = GpuSpec::find(&spec.gpu).unwrap();
+        let stack = if name == "local-cpu" { "cpu" } else { "nccl-fa2" };
+        (Cluster::new(&spec, &gpu, gpus).unwrap(), StackSpec::find(stack).unwrap())
+    }
+
+    pub const MIB: f64 = 1024.0 * 1024.0;
+
+    #[test]
+    fn alone_costs_nothing_and_groups_cost_more_with_distance() {
+        let (c, s) = at("dgx-h200", 16);
+        let t = |members: &[u32]| {
+            let t = collective(&c, &s, CollectiveKind::AllGather, members, Bytes::new(4096.0 * MIB));
+            t.total().value()
+        };
+        assert_eq!(t(&[5]), 0.0);
+        let all: Vec<u32> = (0..16).collect();
+        assert!(t(&[0, 1]) < t(&[0, 8]));
+        // Eight NICs carry what NVLink does, once a pipeline between nodes is full; one carries an eighth.
+        assert!(t(&all[..8]) * 1.3 > t(&all) && t(&[0, 8]) > 4.0 * t(&[0, 1]));
+    }
+
+    #[test]
+    fn a_block_of_keys_and_values_hops_slowly() {
+        // 16 MiB among 8 ranks go over 4 channels, far below what the links carry.
+        let (c, s) = at("dgx-h100", 8);
+        let t = p2p(&c, &s, Bytes::new(16.0 * MIB), 0, 1, 8, 1.0);
+        let rate = Bytes::new(16.0 * MIB) / t.transfer;
+        assert_eq!((rate.value() / 1e9).round(), 68.0);
+        assert_eq!(t.provenance, Provenance::Extrapolated);
+        let shared = |flows| p2p(&c, &s, Bytes::new(4096.0 * MIB), 0, 1, 8, flows).transfer;
+        assert!((shared(2.0) / shared(1.0) - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn time_grows_with_bytes() {
+        for (name, gpus) in [("dgx-a100", 32), ("dgx-h100", 32), ("local-cpu", 4)] {
+            let (c, s) = at(name, gpus);
+            let members: Vec<u32> = (0..gpus).collect();
+            for kind in [CollectiveKind::AllReduce, CollectiveKind::ReduceScatter, CollectiveKind::AllToAll] {
+                let mut last = 0.0;
+                for log in 0..34 {
+                    let bytes = Bytes::new(2f64.powi(log));
+                    let t = collective(&c, &s, kind, &members, bytes).total().value();
+                    // Equal where more channels make up for more bytes.
+                    assert!(t >= last, "{name} {kind:?} {bytes}");
+                    last = t;
+                }
+            }
+        }
+    }
+}

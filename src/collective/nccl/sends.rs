@@ -1,0 +1,137 @@
+//! Sends by NCCL's channel rule (src/enqueue.cc, src/graph/paths.cc), one alone and one to every peer.
+
+use super::shape::Shape;
+use super::{LinkTime, Nccl, SPREAD_BETWEEN, SPREAD_SENDS, provenance};
+use crate::cluster::{Cluster, Tier};
+use crate::spec::{Architecture, StackSpec};
+use crate::units::{Bytes, BytesPerSec, Seconds};
+
+/// A message above so much a channel is announced before it is sent (NCCL: Simple in place of LL).
+const ANNOUNCED: f64 = 16.0 * KIB;
+const KIB: f64 = 1024.0;
+/// A channel gets at least this much of a message ..
+const MIN_PART: f64 = 64.0 * KIB;
+/// .. and, as long as there are more channels, at most this much.
+const MAX_PART: f64 = 16.0 * KIB * KIB;
+
+/// Thread blocks that one send inside a node gets. Few for all but huge messages, and the fewer the more
+/// ranks the communicator has: a channel is kept for each of them.
+fn channels(cluster: &Cluster, stack: &StackSpec, bytes: f64, comm_size: u32) -> u32 {
+    let all = (2 * cluster.spec.scale_up.links).next_power_of_two().min(stack.p2p_ctas.value);
+    let mut few = all;
+    while few > 1 && few * comm_size > all {
+        few /= 2;
+    }
+    let wanted = (bytes / MIN_PART).ceil().max(1.0);
+    let mut n = if wanted < f64::from(few) { wanted as u32 } else { few };
+    while bytes / f64::from(n) > MAX_PART && n <= all / 2 {
+        n *= 2;
+    }
+    n
+}
+
+/// From the start of both ends to the first byte, of `bytes` on `channels`.
+fn send_latency(nccl: &Nccl, bytes: f64, channels: u32) -> Seconds {
+    let (cluster, stack) = (nccl.cluster, nccl.stack);
+    let announced = cluster.gpu.architecture != Architecture::Cpu && bytes > f64::from(channels) * ANNOUNCED;
+    let start = cluster.spec.scale_up.start.value + stack.p2p_latency.value;
+    if announced { start + Seconds::new(nccl.fitted.announcement) } else { start }
+}
+
+/// A send and the receive that meets it, between two ranks of a communicator of `comm_size`. `sharing` is
+/// how many such flows leave the node at once, or share the port of a rank inside it, at least 1.
+pub fn p2p(nccl: &Nccl, bytes: Bytes, [from, to]: [u32; 2], comm_size: u32, sharing: f64) -> LinkTime {
+    let (cluster, stack) = (nccl.cluster, nccl.stack);
+    let up = &cluster.spec.scale_up;
+    let gpu = &cluster.gpu;
+    match cluster.tier(from, to) {
+        Tier::Local => LinkTime {
+            latency: gpu.launch.value,
+            // Read and written.
+            transfer: bytes * 2.0 / (gpu.memory_bandwidth.value * gpu.memory_bound.fraction.value),
+            provenance: provenance(gpu.memory_bound.fraction.provenance),
+            rel_sd: gpu.memory_bound.rel_sd.value,
+        },
+        Tier::ScaleUp => {
+            let channels = channels(cluster, stack, bytes.value(), comm_size);
+            let ctas = f64::from(channels);
+            let port = [Some(up.p2p.value), up.per_peer.as_ref().map(|p| p.value), cluster.bridge(&[from, to])];
+            let port = port.into_iter().flatten().fold(up.p2p.value, BytesPerSec::min);
+            let rate = (up.p2p_per_cta.value * ctas).min(port * (1.0 / sharing));
+            LinkTime {
+                latency: send_latency(nccl, bytes.value(), channels) + up.latency.value,
+                transfer: bytes / rate,
+                provenance: provenance(up.p2p_per_cta.provenance),
+                rel_sd: SPREAD_SENDS,
+            }
+        }
+        Tier::ScaleOut => {
+            let out = cluster.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
+            let share = cluster.nic_share(sharing) * cluster.uplink_share(&[from, to]);
+            let rate = out.p2p.value.min(out.achieved.value * share);
+            LinkTime {
+                latency: send_latency(nccl, bytes.value(), 2) + out.latency.value,
+                transfer: bytes / rate,
+                provenance: provenance(out.p2p.provenance),
+                rel_sd: SPREAD_BETWEEN,
+            }
+        }
+    }
+}
+
+/// All peers at once, each by the rule of a send: what goes over the switch beside what goes over the NIC.
+pub fn all_to_all(nccl: &Nccl, shape: &Shape, bytes: Bytes) -> LinkTime {
+    let (cluster, stack) = (nccl.cluster, nccl.stack);
+    let up = &cluster.spec.scale_up;
+    let one = bytes * (1.0 / f64::from(shape.n));
+    let near = f64::from(shape.most - 1);
+    let each = channels(cluster, stack, one.value(), shape.n);
+    let ctas = near * f64::from(each);
+    // Where each peer has a link of its own, all of them are busy.
+    let port = up.per_peer.as_ref().map_or(up.p2p.value, |peer| up.p2p.value.min(peer.value * near.max(1.0)));
+    let rate = (up.p2p_per_cta.value * ctas.clamp(1.0, f64::from(stack.p2p_ctas.value))).min(port);
+    let mut inside = one * near / rate;
+    if let (Some(bridge), Some(sockets)) = (shape.bridge, &up.sockets) {
+        // From every GPU of one socket to every one of the other.
+        let across = f64::from(shape.most.min(2 * sockets.gpus)) / 2.0;
+        inside = inside.max(one * (across * across) / bridge);
+    }
+    let start = send_latency(nccl, one.value(), each);
+    let mut time = LinkTime {
+        latency: start + up.latency.value,
+        transfer: inside,
+        provenance: provenance(up.p2p_per_cta.provenance),
+        rel_sd: SPREAD_SENDS,
+    };
+    if shape.nodes > 1 {
+        let out = cluster.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
+        let nic = out.achieved.value * cluster.nics_per_rank().unwrap_or(1.0);
+        // Sends to many peers fill a NIC no better than sends to one: see the source of `p2p`.
+        let outside = one * f64::from(shape.n - shape.fewest) / out.p2p.value.min(nic);
+        let outside = outside.max(one * shape.beyond / nic);
+        let others = f64::from(shape.n - shape.fewest - 1);
+        time.latency = start + out.latency.value + Seconds::new(nccl.fitted.posting * others);
+        time.rel_sd = SPREAD_BETWEEN;
+        if outside > inside {
+            time.transfer = outside;
+            time.provenance = provenance(out.p2p.provenance);
+        }
+    }
+    time
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{MIB, at};
+    use super::*;
+
+    #[test]
+    fn channels_of_eight_ranks_climb_as_on_b200() {
+        let (c, s) = at("dgx-h100", 8);
+        let of = |mib: f64| channels(&c, &s, mib * MIB, 8);
+        assert_eq!([of(0.01), of(0.125), of(1.0), of(64.0)], [1, 2, 4, 4]);
+        assert_eq!([of(128.0), of(256.0), of(512.0), of(4096.0)], [8, 16, 32, 32]);
+        let (c, s) = at("dgx-h100", 64);
+        assert_eq!(channels(&c, &s, 8.0 * MIB, 64), 1);
+    }
+}

@@ -1,0 +1,64 @@
+//! Where the members of a group are, and what is narrow between them.
+
+use crate::cluster::Cluster;
+use crate::collective::tree;
+use crate::spec::Pod;
+use crate::units::BytesPerSec;
+use std::collections::BTreeMap;
+
+/// Where the members of a group are: how many nodes, and the fewest and most of them on one.
+pub struct Shape {
+    pub n: u32,
+    pub nodes: u32,
+    pub fewest: u32,
+    pub most: u32,
+    /// What pods leave of a NIC to a ring.
+    pub uplink: f64,
+    /// What pods leave to two trees, bytes of the full buffer a second.
+    pub tree: f64,
+    /// Peers in other pods, each counted as often as the uplinks are narrower than the NICs.
+    pub beyond: f64,
+    /// What a ring has between sockets.
+    pub bridge: Option<BytesPerSec>,
+}
+
+impl Shape {
+    pub fn of(cluster: &Cluster, members: &[u32]) -> Shape {
+        let mut on = BTreeMap::new();
+        for &rank in members {
+            *on.entry(cluster.node_of(rank)).or_insert(0u32) += 1;
+        }
+        Shape {
+            n: members.len() as u32,
+            nodes: on.len() as u32,
+            fewest: on.values().copied().min().unwrap_or(0),
+            most: on.values().copied().max().unwrap_or(0),
+            uplink: cluster.uplink_share(members),
+            tree: tree_uplinks(cluster, members),
+            beyond: cluster.beyond_pods(members),
+            bridge: cluster.bridge(members),
+        }
+    }
+}
+
+/// Bytes of the full buffer a second that the uplinks of pods leave to two trees between the nodes of a group, each of
+/// which has half of them; infinite where no edge leaves a pod.
+pub fn tree_uplinks(cluster: &Cluster, members: &[u32]) -> f64 {
+    if cluster.spec.pods.is_empty() {
+        return f64::INFINITY;
+    }
+    let first_of: BTreeMap<u32, u32> = members.iter().rev().map(|&m| (cluster.node_of(m), m)).collect();
+    let nodes: Vec<u32> = first_of.into_values().collect();
+    let limit = |pod: &Pod| {
+        let Some(uplinks) = cluster.uplinks_of(members, pod) else { return f64::INFINITY };
+        let mut leave: BTreeMap<u32, u32> = BTreeMap::new();
+        for parents in [tree::first(nodes.len()), tree::second(nodes.len())] {
+            let edges = parents.into_iter().enumerate().filter_map(|(child, parent)| Some([child, parent?]));
+            let pods = edges.map(|edge| edge.map(|node| nodes[node] / pod.gpus)).filter(|[a, b]| a != b);
+            pods.flatten().for_each(|pod| *leave.entry(pod).or_default() += 1);
+        }
+        // Half of the bytes over every edge, each way.
+        leave.into_values().max().map_or(f64::INFINITY, |edges| uplinks.value() * 2.0 / f64::from(edges))
+    };
+    cluster.spec.pods.iter().map(limit).fold(f64::INFINITY, f64::min)
+}
