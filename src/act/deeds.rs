@@ -1,7 +1,16 @@
 //! What the distinct ops of a program do on each class, without looking at whom they meet: that is for whoever
 //! goes through events to find out.
 
-use super::*;
+use super::exchange::Exchanged;
+use super::kernels::{Timed, operands};
+use super::{Acts, Gang, Hop, PROVENANCES, RECV, SEND, bytes_of, ctas, picoseconds, port, sent};
+use crate::cluster::Tier;
+use crate::collective::LinkTime;
+use crate::error::Result;
+use crate::plan::link::{Line, Place};
+use crate::plan::*;
+use crate::timeline::Usage;
+use std::rc::Rc;
 
 /// One op on one class.
 #[derive(Debug, Clone, Copy)]

@@ -1,9 +1,16 @@
 //! Exchanges of mixture-of-experts layers: every member takes as long as its own rows.
 
-use super::*;
+use super::draft::Draft;
+use super::{Act, Acts, Gang, RECV, SEND, ctas, port};
+use crate::cluster::Tier;
+use crate::collective::LinkTime;
 use crate::collective::count::carried;
 use crate::collective::exchange::{self, Estimate, Traffic};
+use crate::error::Result;
+use crate::plan::link::Line;
 use crate::plan::rows::place_of;
+use crate::plan::*;
+use std::rc::Rc;
 
 /// One member's part of an exchange.
 pub struct Exchanged {

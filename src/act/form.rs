@@ -2,7 +2,9 @@
 //! long kernels and messages take, and what they add up to, is another.
 
 use super::host::Aside;
-use super::{Act, Acts, PROVENANCES, Sheet, Timed, issued, picoseconds, sent};
+use super::kernels::Timed;
+use super::sheet::issued;
+use super::{Act, Acts, PROVENANCES, Sheet, picoseconds, sent};
 use crate::cluster::Tier;
 use crate::collective::LinkTime;
 use crate::error::Result;

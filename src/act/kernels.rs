@@ -1,0 +1,140 @@
+//! How long kernels take, and what stands beside them: copies and the CPU's own.
+
+use super::draft::Draft;
+use super::sheet::Act;
+use super::{Acts, picoseconds};
+use crate::error::Result;
+use crate::plan::link::{Line, Place};
+use crate::plan::*;
+use crate::spec::Provenance;
+
+/// A kernel's time as it is remembered.
+#[derive(Clone, Copy)]
+pub(super) struct Timed {
+    pub(super) duration: u64,
+    pub(super) sm_bound: bool,
+    pub(super) provenance: Provenance,
+    pub(super) rel_sd: f64,
+}
+
+impl Timed {
+    pub(super) fn act(self) -> Act {
+        Act::Compute { duration: self.duration, sm_bound: self.sm_bound }
+    }
+}
+
+pub fn bytes_of(plan: &Plan, place: &Place) -> u64 {
+    let tensor = &plan.tensors[place.tensor as usize];
+    (place.rows[1] - place.rows[0]) * tensor.row_len() * tensor.dtype.size()
+}
+
+/// Bytes of an op's operands, without a place on the heap: there are millions of ops.
+pub(super) struct Sizes {
+    all: [u64; 12],
+    reads: usize,
+    count: usize,
+}
+
+impl Sizes {
+    /// Those that are read, and those that are written.
+    pub(super) fn split(&self) -> (&[u64], &[u64]) {
+        self.all[..self.count].split_at(self.reads)
+    }
+}
+
+/// The operands' sizes, and the dtype that the kernel computes in: that of the narrowest operand, which is what
+/// the tensor cores are fed.
+pub(super) fn operands(plan: &Plan, line: &Line, node: usize) -> (Sizes, Dtype) {
+    let (reads, writes) = (line.reads(node), line.writes(node));
+    let (mut all, mut dtype) = ([0u64; 12], Dtype::F64);
+    for (size, place) in all.iter_mut().zip(reads.iter().chain(writes)) {
+        *size = bytes_of(plan, place);
+        let own = plan.tensors[place.tensor as usize].dtype;
+        if own.size() < dtype.size() && !matches!(own, Dtype::U32 | Dtype::U8) {
+            dtype = own;
+        }
+    }
+    (Sizes { all, reads: reads.len(), count: reads.len() + writes.len() }, dtype)
+}
+
+/// What a kernel has to do on `rank`, and in which dtype; none for an op that is no kernel or that the mask leaves
+/// nothing of.
+pub fn work_of(plan: &Plan, line: &Line, node: usize, rank: u32) -> Option<(Work, Dtype)> {
+    let OpKind::Compute { kernel, .. } = &line.nodes[node].op.kind else { return None };
+    let (sizes, dtype) = operands(plan, line, node);
+    let (reads, writes) = sizes.split();
+    if let Some(routed) = kernel.routed() {
+        let route = plan.route_of(routed.route, rank);
+        return Some((routed.work(route, &plan.views, rank, reads, writes), dtype));
+    }
+    Some((kernel.work(&plan.views, rank, reads, writes)?, dtype))
+}
+
+impl Acts<'_> {
+    pub(super) fn compute(&mut self, draft: &mut Draft, line: &Line, node: usize, kernel: &Kernel, classes: &[usize]) {
+        let name = draft.kernel(kernel.name());
+        self.kernel(line, node, kernel, classes, |class, flops, timed| draft.compute(node, class, name, flops, timed));
+    }
+
+    /// A copy, or a kernel of the CPU's.
+    pub(super) fn beside(&mut self, draft: &mut Draft, line: &Line, node: usize, classes: &[usize]) -> Result<()> {
+        let lane = line.nodes[node].lane;
+        let (sizes, _) = operands(self.plan, line, node);
+        let (reads, writes) = sizes.split();
+        let aside = self.aside(&self.plan.lanes[lane as usize], reads, writes)?;
+        for &class in classes {
+            draft.act(node, class, Act::Aside { duration: aside.duration });
+            let (tally, s) = (&mut draft.tallies[class], aside.duration as f64 * 1e-12);
+            tally.comm[lane as usize] += s;
+            tally.provenance[aside.provenance as usize] += s;
+            tally.bytes_host += aside.bytes as f64;
+        }
+        Ok(())
+    }
+
+    /// Tells `each` class its FLOPs and time of a kernel, but for those whose mask leaves nothing.
+    pub(super) fn kernel(
+        &mut self,
+        line: &Line,
+        node: usize,
+        kernel: &Kernel,
+        classes: &[usize],
+        mut each: impl FnMut(usize, u64, Timed),
+    ) {
+        let (sizes, dtype) = operands(self.plan, line, node);
+        let (reads, writes) = sizes.split();
+        let views = &self.plan.views;
+        if let Some(routed) = kernel.routed() {
+            // Rows are others on every class.
+            for &class in classes {
+                let rank = self.fold.representatives[class];
+                let work = routed.work(self.plan.route_of(routed.route, rank), views, rank, reads, writes);
+                let timed = self.timed(kernel.curve(), work, dtype);
+                each(class, work.flops, timed);
+            }
+            return;
+        }
+        let Some(block) = kernel.mask() else {
+            let Some(&first) = classes.first() else { return };
+            let work = kernel.work(views, self.fold.representatives[first], reads, writes);
+            let timed = self.timed(kernel.curve(), work.expect("only a mask leaves nothing"), dtype);
+            classes.iter().for_each(|&class| each(class, work.map_or(0, |w| w.flops), timed));
+            return;
+        };
+        let shapes = self.positions.shapes(block, views, &self.fold.representatives);
+        for &class in classes.iter().filter(|&&c| shapes[c].area > 0) {
+            let work = kernel.masked_work(block, shapes[class], views, reads, writes);
+            let timed = self.timed(kernel.curve(), work, dtype);
+            each(class, work.flops, timed);
+        }
+    }
+
+    pub(super) fn timed(&mut self, curve: &'static str, work: Work, dtype: Dtype) -> Timed {
+        let kernels = self.machine.kernels;
+        *self.known.kernels.entry((curve, work, dtype)).or_insert_with(|| {
+            let t = kernels.time_as(curve, &work, dtype);
+            let duration = picoseconds(t.seconds);
+            Timed { duration, sm_bound: t.sm_bound, provenance: t.provenance, rel_sd: t.rel_sd }
+        })
+    }
+}

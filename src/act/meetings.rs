@@ -1,0 +1,226 @@
+//! Who meets whom, and how long the bytes of a meeting are under way.
+
+use super::draft::Draft;
+use super::kernels::bytes_of;
+use super::ports::{RECV, SEND, port};
+use super::sheet::{Act, End};
+use super::{Acts, ctas};
+use crate::cluster::Tier;
+use crate::collective::{self, LinkTime};
+use crate::error::{Error, Result};
+use crate::fold::crossing;
+use crate::plan::link::{Line, Place};
+use crate::plan::matching::LegAt;
+use crate::plan::*;
+use crate::units::Bytes;
+use rustc_hash::FxHashMap;
+use std::rc::Rc;
+
+/// Bytes on their way, as the class that sends them sees it.
+#[derive(Clone, Copy)]
+pub struct Hop {
+    pub time: LinkTime,
+    pub tier: Tier,
+    pub peer: u32,
+}
+
+/// The members of a communicator around one rank.
+pub struct Gang {
+    pub members: Vec<u32>,
+    /// The classes they are in.
+    pub classes: Vec<u32>,
+    /// Of hops between members in rank order around a ring, and of ordered pairs: shares inside nodes and
+    /// between them. What a member sends is counted as the mean over the group: which of its members sits
+    /// at the edge of a node is an accident of numbering.
+    pub(super) ring: [f64; 2],
+    pub(super) pairs: [f64; 2],
+}
+
+/// Where a class sends to, and with how many others it shares the way.
+pub(super) struct Route {
+    pub(super) peer: u32,
+    pub(super) tier: Tier,
+    pub(super) sharing: f64,
+}
+
+impl<'a> Acts<'a> {
+    pub(super) fn group(&self, lane: u16) -> &'a Group {
+        self.plan.lanes[lane as usize].group().expect("check: communication runs on communicators")
+    }
+
+    /// The sends of a transfer, each a meeting with whoever receives it.
+    pub(super) fn send(&mut self, draft: &mut Draft, line: &Line, node: usize, legs: &[Leg], classes: &[usize]) {
+        let lane = line.nodes[node].lane;
+        for (l, leg) in legs.iter().enumerate().filter(|(_, leg)| leg.dir == Direction::Send) {
+            let place = line.reads(node).iter().find(|p| p.named == leg.buf).expect("a sent buffer is read");
+            let bytes = bytes_of(self.plan, place);
+            let hops = self.hops(lane, leg.by, bytes);
+            let at = LegAt { node: node as u32, leg: l as u16 };
+            for &class in classes {
+                let Hop { time, tier, peer } = hops[class];
+                let (own, peer) = (self.program[class], (peer, self.fold.class_of[peer as usize]));
+                // Without a partner there is no one to receive; `meet` says so for either end.
+                let met = draft.matching.partner(own, self.program[peer.1 as usize], lane, leg, at);
+                let from = End { class: class as u32, node: node as u32, ports: port(tier, SEND) };
+                let to = met.map(|m| End { class: peer.1, node: m.node, ports: port(tier, RECV) });
+                let meeting = draft.meeting(&time, [from].into_iter().chain(to));
+                draft.sent[draft.matching.leg(own, at) * draft.classes + class] = meeting;
+                draft.count(class, lane, &time);
+                draft.tallies[class].sent(tier, bytes as f64);
+            }
+        }
+    }
+
+    pub fn hops(&mut self, lane: u16, by: i32, bytes: u64) -> Rc<[Hop]> {
+        if let Some(known) = self.hops.get(&(lane, by, bytes)) {
+            return known.clone();
+        }
+        let (size, cluster) = (self.group(lane).size(&self.plan.views), self.machine.cluster);
+        let (routes, moved) = (self.routes(lane, by), Bytes::new(bytes as f64));
+        let hop = |(&rank, route): (&u32, &Route)| {
+            let time = collective::p2p(cluster, self.machine.stack, moved, rank, route.peer, size, route.sharing);
+            Hop { time, tier: route.tier, peer: route.peer }
+        };
+        let hops: Rc<[Hop]> = self.fold.representatives.iter().zip(routes.iter()).map(hop).collect();
+        self.hops.insert((lane, by, bytes), hops.clone());
+        hops
+    }
+
+    pub(super) fn routes(&mut self, lane: u16, by: i32) -> Rc<[Route]> {
+        if let Some(known) = self.known.routes.get(&(lane, by)) {
+            return known.clone();
+        }
+        let (group, cluster, plan) = (self.group(lane), self.machine.cluster, self.plan);
+        let route = |&rank: &u32| {
+            let peer = group.neighbour(&plan.views, rank, by);
+            let tier = cluster.tier(rank, peer);
+            let sharing = if tier == Tier::ScaleOut { crossing(plan, cluster, group, by, rank).max(1) } else { 1 };
+            Route { peer, tier, sharing: f64::from(sharing) }
+        };
+        let routes: Rc<[Route]> = self.fold.representatives.iter().map(route).collect();
+        self.known.routes.insert((lane, by), routes.clone());
+        routes
+    }
+
+    /// Joins the legs of a transfer of one class to the meetings that their senders made.
+    pub(super) fn meet(
+        &self,
+        draft: &mut Draft,
+        line: &Line,
+        node: usize,
+        legs: &[Leg],
+        ctas: u16,
+        class: usize,
+    ) -> Result<()> {
+        let (rank, own, lane) = (self.fold.representatives[class], self.program[class], line.nodes[node].lane);
+        let first = draft.met.len() as u32;
+        for (l, leg) in legs.iter().enumerate() {
+            let at = LegAt { node: node as u32, leg: l as u16 };
+            let peer = self.group(lane).neighbour(&self.plan.views, rank, leg.by);
+            let there = self.fold.class_of[peer as usize] as usize;
+            let met = draft.matching.partner(own, self.program[there], lane, leg, at);
+            let met = met.ok_or_else(|| {
+                Error::plan(format!("rank {rank}, {}: no op of rank {peer} meets it", line.path(node)))
+            })?;
+            let (sender, from) = match leg.dir {
+                Direction::Send => (class, at),
+                Direction::Recv => (there, met),
+            };
+            let leg = draft.matching.leg(self.program[sender], from);
+            draft.met.push(draft.sent[leg * draft.classes + sender]);
+        }
+        draft.act(node, class, Act::Meet { first, count: legs.len() as u16, ctas });
+        Ok(())
+    }
+
+    /// The communicators of a lane, by class.
+    pub fn gangs(&mut self, lane: u16) -> Rc<[Rc<Gang>]> {
+        if let Some(known) = self.known.gangs.get(&lane) {
+            return known.clone();
+        }
+        let (group, mut by_first) = (self.group(lane), FxHashMap::<u32, Rc<Gang>>::default());
+        let gang = |&rank: &u32| {
+            let members = group.members(&self.plan.views, rank);
+            by_first.entry(members[0]).or_insert_with(|| Rc::new(self.gang(members))).clone()
+        };
+        let gangs: Rc<[Rc<Gang>]> = self.fold.representatives.iter().map(gang).collect();
+        self.known.gangs.insert(lane, gangs.clone());
+        gangs
+    }
+
+    pub(super) fn gang(&self, members: Vec<u32>) -> Gang {
+        let mut classes: Vec<u32> = members.iter().map(|&m| self.fold.class_of[m as usize]).collect();
+        classes.sort_unstable();
+        classes.dedup();
+        let cluster = self.machine.cluster;
+        let mut on_node: FxHashMap<u32, f64> = FxHashMap::default();
+        members.iter().for_each(|&m| *on_node.entry(cluster.node_of(m)).or_default() += 1.0);
+        let n = members.len() as f64;
+        // Members are in rank order and nodes are filled in rank order: a ring leaves each node once.
+        let leaves = if on_node.len() > 1 { on_node.len() as f64 / n } else { 0.0 };
+        let inside = if n > 1.0 { on_node.values().map(|k| k * (k - 1.0)).sum::<f64>() / (n * (n - 1.0)) } else { 1.0 };
+        Gang { members, classes, ring: [1.0 - leaves, leaves], pairs: [inside, 1.0 - inside] }
+    }
+
+    /// A collective: one meeting of each gang.
+    pub(super) fn gather(&mut self, draft: &mut Draft, line: &Line, node: usize, classes: &[usize]) -> Result<()> {
+        let spliced = &line.nodes[node];
+        let OpKind::Collective { kind, wire, engine, .. } = &spliced.op.kind else { unreachable!("a collective") };
+        let elems = |p: &Place| bytes_of(self.plan, p) / self.plan.tensors[p.tensor as usize].dtype.size();
+        let bytes = elems(&line.reads(node)[0]).max(elems(&line.writes(node)[0])) * wire.size();
+        let gangs = self.gangs(spliced.lane);
+        for &class in classes {
+            let gang = &*gangs[class];
+            let time = self.link(*kind, spliced.lane, gang, bytes);
+            draft.count(class, spliced.lane, &time);
+            let [up, out] = sent(*kind, gang, bytes as f64);
+            draft.tallies[class].sent(Tier::ScaleUp, up);
+            draft.tallies[class].sent(Tier::ScaleOut, out);
+            // The gang's first class makes the meeting for all.
+            if gang.classes[0] as usize == class {
+                let ends = self.ends(draft, line, node, class, &gangs)?;
+                draft.gather(&time, ends, ctas(*engine));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn link(&mut self, kind: CollectiveKind, lane: u16, gang: &Gang, bytes: u64) -> LinkTime {
+        let (cluster, stack) = (self.machine.cluster, self.machine.stack);
+        let time = || collective::collective(cluster, stack, kind, &gang.members, Bytes::new(bytes as f64));
+        *self.known.links.entry((kind, lane, gang.members[0], bytes)).or_insert_with(time)
+    }
+
+    /// Everyone in the collective that `node` is of `class`.
+    pub(super) fn ends(
+        &self,
+        draft: &Draft,
+        line: &Line,
+        node: usize,
+        class: usize,
+        gangs: &[Rc<Gang>],
+    ) -> Result<Vec<End>> {
+        let (own, lane) = (self.program[class], line.nodes[node].lane);
+        let end = |&there: &u32| {
+            let same = draft.matching.same_collective(own, self.program[there as usize], lane, node as u32);
+            let (rank, other) = (self.fold.representatives[class], self.fold.representatives[there as usize]);
+            let node = same.ok_or_else(|| {
+                Error::plan(format!("rank {rank}, {}: rank {other} does not take part", line.path(node)))
+            })?;
+            let tiers = gangs[there as usize].members.iter().map(|&m| self.machine.cluster.tier(other, m));
+            Ok(End { class: there, node, ports: tiers.fold(0, |bits, tier| bits | port(tier, SEND | RECV)) })
+        };
+        gangs[class].classes.iter().map(end).collect()
+    }
+}
+
+/// Bytes that a member sends inside nodes and between them, on average over the group.
+pub fn sent(kind: CollectiveKind, gang: &Gang, bytes: f64) -> [f64; 2] {
+    let n = gang.members.len() as f64;
+    let (passes, shares) = match kind {
+        CollectiveKind::AllReduce => (2.0, gang.ring),
+        CollectiveKind::ReduceScatter | CollectiveKind::AllGather => (1.0, gang.ring),
+        CollectiveKind::AllToAll => (1.0, gang.pairs),
+    };
+    shares.map(|share| share * passes * bytes * (n - 1.0) / n)
+}

@@ -1,0 +1,144 @@
+//! What every op of a line does on every class, and who meets whom: written once, read by whoever walks the line.
+
+use super::ports::numbers;
+use crate::plan::link::Csr;
+use crate::timeline::Usage;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// One op on one class.
+#[derive(Debug, Clone, Copy)]
+pub enum Act {
+    /// The mask leaves nothing, or the class has no such op: no time passes.
+    Skip,
+    Compute {
+        duration: u64,
+        sm_bound: bool,
+    },
+    /// Beside the compute lane, taking no SM from it: a copy to or from the host's memory, or the CPU's own kernel.
+    Aside {
+        duration: u64,
+    },
+    /// Ends when all its meetings have: `count` entries of [`Sheet::met`].
+    Meet {
+        first: u32,
+        count: u16,
+        ctas: u16,
+    },
+}
+
+/// A leg with its other half, or a whole collective: begins when all ends have started.
+#[derive(Debug, Clone)]
+pub struct Meeting {
+    pub latency: u64,
+    /// How long ports are busy if nothing else uses them.
+    pub transfer: u64,
+    /// Entries of [`Sheet::ends`].
+    pub(super) ends: Range<u32>,
+}
+
+/// A class that takes part in a meeting, with which op and through which ports.
+#[derive(Debug, Clone, Copy)]
+pub struct End {
+    pub class: u32,
+    pub node: u32,
+    /// A bit a port, see [`port`].
+    pub(super) ports: u8,
+}
+
+impl End {
+    /// The ports used, by number.
+    pub fn ports(self) -> impl Iterator<Item = usize> {
+        numbers(self.ports)
+    }
+}
+
+/// The acts of all classes, and what they add up to when each runs once.
+#[derive(Clone)]
+pub struct Sheet {
+    pub(super) classes: usize,
+    /// Node after node, class after class.
+    pub(super) acts: Vec<Act>,
+    pub meetings: Vec<Meeting>,
+    pub(super) ends: Rc<[End]>,
+    pub(super) met: Rc<[u32]>,
+    /// Meetings of each node: leg by leg and not class by class, so that ports are as busy for the last class as for
+    /// the first. Of two nodes that have one in common, the first.
+    pub(super) order: Rc<Csr>,
+    /// Ops that the host has issued once it has issued a node, from the first of the line on; then those of
+    /// the whole line.
+    pub(super) issued: Vec<u32>,
+    /// By class.
+    pub usages: Vec<Usage>,
+}
+
+impl Sheet {
+    pub fn act(&self, node: usize, class: usize) -> Act {
+        self.acts[node * self.classes + class]
+    }
+
+    /// Ops that a class has issued when it has issued `node`.
+    pub fn issued(&self, node: usize, class: usize) -> u64 {
+        u64::from(self.issued[node * self.classes + class])
+    }
+
+    /// Ops of a class on the whole line.
+    pub fn issues(&self, class: usize) -> u64 {
+        u64::from(self.issued[self.issued.len() - self.classes + class])
+    }
+
+    pub fn met(&self, first: u32, count: u16) -> &[u32] {
+        &self.met[first as usize..][..count as usize]
+    }
+
+    /// What every class does.
+    pub fn acts(&self, node: usize) -> &[Act] {
+        &self.acts[node * self.classes..][..self.classes]
+    }
+
+    /// Ops that every class has issued when it has issued `node`.
+    pub fn all_issued(&self, node: usize) -> &[u32] {
+        &self.issued[node * self.classes..][..self.classes]
+    }
+
+    /// The meetings that come about at a node.
+    pub fn meetings_of(&self, node: usize) -> &[u32] {
+        self.order.of(node)
+    }
+
+    pub fn ends(&self, meeting: &Meeting) -> &[End] {
+        &self.ends[meeting.ends.start as usize..meeting.ends.end as usize]
+    }
+}
+
+/// How many ops each class has issued by each node, and in all. What a mask leaves nothing of is not issued.
+pub(super) fn issued(acts: &[Act], classes: usize) -> Vec<u32> {
+    let mut all = Vec::with_capacity(acts.len() + classes);
+    let mut count = vec![0; classes];
+    for acts in acts.chunks(classes) {
+        count.iter_mut().zip(acts).for_each(|(count, act)| *count += u32::from(!matches!(act, Act::Skip)));
+        all.extend_from_slice(&count);
+    }
+    all.extend_from_slice(&count);
+    all
+}
+
+/// The meetings of every node, see [`Sheet::order`].
+pub(super) fn order(acts: &[Act], classes: usize, met: &[u32], meetings: usize) -> Csr {
+    let (mut all, mut own, mut seen) = (Csr::default(), vec![], vec![false; meetings]);
+    for acts in acts.chunks(classes) {
+        let of = |act: &Act| match *act {
+            Act::Meet { first, count, .. } => &met[first as usize..][..count as usize],
+            _ => &[],
+        };
+        let legs = acts.iter().map(|act| of(act).len()).max().unwrap_or(0);
+        for meeting in (0..legs).flat_map(|leg| acts.iter().filter_map(move |act| of(act).get(leg))) {
+            if !std::mem::replace(&mut seen[*meeting as usize], true) {
+                own.push(*meeting);
+            }
+        }
+        all.push(&own);
+        own.clear();
+    }
+    all
+}
