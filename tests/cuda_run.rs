@@ -309,3 +309,17 @@ fn heads_of_other_models() {
 fn nobody_has_the_weights_whole() {
     hold(&plan(Parallelism { dp: 4, zero: 3, ..none() }, 1), &[0, 0, 1, 1]);
 }
+
+#[test]
+fn nobody_of_a_group_has_the_weights_whole() {
+    let options = "shard-2".parse().unwrap();
+    hold(&plan(Parallelism { dp: 4, zero: 3, options, ..none() }, 1), &[0, 0, 1, 1]);
+    hold(&plan(Parallelism { pp: 2, dp: 2, zero: 3, ..none() }, 2), &[0, 1]);
+}
+
+#[test]
+fn two_ranks_have_the_same_kv_head() {
+    let work =
+        Workload { seq_len: 128, global_batch: 1, micro_batch: 1, dtype: Dtype::Bf16, documents: Default::default() };
+    hold(&build(&model(1, 1), &work, &Parallelism { tp: 2, ..none() }, ENGINES).unwrap(), &[0, 1]);
+}

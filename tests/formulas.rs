@@ -706,7 +706,7 @@ fn stages_scatter_and_gather_for_every_microbatch() {
     }
 }
 
-/// arXiv:2205.00119, section 3.3: in groups of N of W ranks weights and gradients travel within a group, and a share of
+/// MiCS, arXiv:2205.00119: in groups of N of W ranks weights and gradients travel within a group, and a share of
 /// each gradient once a step over the W/N groups.
 #[test]
 fn groups_that_share_sum_over_each_other_once_a_step() {

@@ -8,8 +8,10 @@
 //!    ahead of compute, as PyTorch's FSDP does (arXiv:2304.11277). A bucket is a layer.
 //!
 //! In a pipeline 2 and 3 do so for every microbatch that passes a stage, as FSDP does where it is told to reshard
-//! always. Megatron-LM and DeepSpeed have stage 1 alone there (DeepSpeed's engine refuses the others). With `no-sync`
-//! gradients add up whole until the last microbatch, as under PyTorch's `no_sync` and its pipeline schedules.
+//! always. Megatron-LM's distributed optimizer and DeepSpeed's pipelines are stage 1 there (DeepSpeed's engine refuses
+//! the others). PyTorch's pipeline schedules, and TorchTitan by default, keep weights gathered and gradients whole from
+//! the first microbatch to the last: they send and hold what stage 1 does. With `no-sync` gradients alone add up whole
+//! until the last microbatch, as under FSDP's `no_sync`.
 //! Experts are shared out in the same way among the ranks that hold the same ones.
 //!
 //! Each of them may be among `shard-N` neighbouring ranks only (hybrid sharding: FSDP's HYBRID_SHARD; MiCS, Zhang et al.,

@@ -6,16 +6,18 @@
 //! backward, when it has come. An embedding that serves as output matrix too is on the first and the last stage, which
 //! add up its gradients.
 
+mod chunk;
 mod pair;
+mod sums;
 
 use super::kind::Kind;
 use super::layers::{Layers, Stretch};
 use super::pipeline::{Act, Flow, Pass, Pipeline, Unit};
 use super::residual::Residual;
-use super::sharded::{Run, Sites};
 use super::step::Step;
 use super::transformer::Flats;
 use crate::plan::*;
+use chunk::{embed_block, head_block};
 use pair::{Key, Pairs};
 use std::collections::BTreeMap;
 
@@ -188,15 +190,6 @@ impl<'s, 'a> Staged<'s, 'a> {
         Program { name: format!("stage.{stage}"), ops: self.step.b.finish() }
     }
 
-    /// The first and the last stage add up what each has of the gradient of the one embedding.
-    fn sum_tied(&mut self) {
-        let step = &mut *self.step;
-        let group = Group::subset(Axis::Pp, vec![vec![0, step.pipe.stages - 1]]);
-        let via = Via { group: &group, index: 2, engine: step.dp.engine };
-        let grad = step.dp.kept_gradient(&step.embed);
-        step.b.collective("tied_grad_sum", via, CollectiveKind::AllReduce, grad, grad, step.acc);
-    }
-
     /// Names what passes between virtual stages: a microbatch and the virtual stage that it comes to.
     fn tag(&self, stage: u32, unit: Unit) -> u32 {
         let pipe = &self.step.pipe;
@@ -299,12 +292,6 @@ impl<'s, 'a> Staged<'s, 'a> {
         }
     }
 
-    /// Whether gradients are whole behind a backward unit, and summed there.
-    fn sums(&self, unit: Unit) -> bool {
-        let beside = !self.step.par.options.no_overlap_grad && self.step.sums_last();
-        beside && unit.microbatch + 1 == self.step.pipe.microbatches
-    }
-
     fn backward(&mut self, stage: u32, pass: Pass) {
         let (unit, sums) = (pass.unit, self.sums(pass.unit));
         self.add_sums(stage);
@@ -320,33 +307,6 @@ impl<'s, 'a> Staged<'s, 'a> {
         }
         self.end_backward(stage, pass);
         self.to_add = Some(unit).filter(|_| self.step.dp.accumulates());
-    }
-
-    /// Adds to their shares what has come of the last backward unit: of its lowest layer, and of embedding and head.
-    fn add_sums(&mut self, stage: u32) {
-        let Some(unit) = self.to_add.take() else { return };
-        let pipe = &self.step.pipe;
-        let (first, last) = (pipe.is_first(stage, unit.chunk), pipe.is_last(stage, unit.chunk));
-        if last {
-            self.step.add("add.head", self.step.head);
-        }
-        self.add_lowest(stage, unit);
-        if first || (last && self.step.model.tie_embeddings) {
-            self.step.add("add.embed", self.step.embed);
-        }
-    }
-
-    fn add_lowest(&mut self, stage: u32, unit: Unit) {
-        let Some(lowest) = self.chain(stage, unit.chunk).into_iter().next() else { return };
-        let (ranks, kind) = ([&self.step.dp, &self.step.edp], &self.step.kinds[lowest.kind]);
-        let at = self.step.pipe.offset(stage, unit.chunk, &kind.layers) + lowest.first;
-        let experts = kind.experts.as_ref();
-        for ((what, flat), ranks) in [("", Some(&kind.flat)), ("expert_", experts)].into_iter().zip(ranks) {
-            if let Some((flat, (partial, slots))) = flat.and_then(|flat| Some((flat, ranks.partials(flat)?))) {
-                let (label, share) = (format!("{}{what}add", kind.prefix), ranks.kept_gradient(flat).slot(at));
-                ranks.add(&mut self.step.b, &label, flat, partial.slot(lowest.first % slots), share);
-            }
-        }
     }
 
     fn begin_backward(&mut self, stage: u32, pass: Pass) {
@@ -393,150 +353,6 @@ impl<'s, 'a> Staged<'s, 'a> {
         };
         Here::of(&self.step.kinds, chain).iter().flat_map(|h| of(h.kind)).collect()
     }
-
-    /// The formals of a chunk for what a rank keeps of its layers.
-    fn formals(&mut self, (chain, _): &Key, backward: bool) -> Vec<Option<Sites>> {
-        let Step { b, kinds, dp, edp, .. } = &mut *self.step;
-        let ranks = [&*dp, &*edp];
-        let here: Vec<Here> = Here::of(kinds, chain);
-        let weights: Vec<Flats> = here.iter().map(|h| h.kind.kept(ranks)[0].formals(b, "w")).collect();
-        let gradients: Vec<Flats> = match backward {
-            true => here.iter().map(|h| h.kind.kept(ranks)[1].formals(b, "g")).collect(),
-            false => weights.clone(),
-        };
-        let mut sites: Vec<Option<Sites>> = kinds.iter().map(|_| None).collect();
-        for (i, h) in here.iter().enumerate() {
-            sites[h.number] = Some(Sites { weights: weights[i], gradients: gradients[i], sums: None });
-        }
-        sites
-    }
-
-    /// The layers of a chunk: the first reads the chunk's input, the last writes its output.
-    fn chunk_fwd(&mut self, key: &Key) -> BlockId {
-        let (chain, microbatch) = key;
-        self.step.b.open(&format!("fwd_{}", name_of(self.step.kinds.len(), chain)));
-        let sites = self.formals(key, false);
-        let Step { b, kinds, .. } = &mut *self.step;
-        let [x_in, x, x_out] = ["x_in", "x", "x_out"].map(|name| b.formal(name));
-        let here: Vec<Here> = Here::of(kinds, chain);
-        let saved: Vec<Vec<Buf>> = here.iter().map(|h| h.kind.saved.formals(b).bufs()).collect();
-        let (l, mut runs) = (length(chain), vec![]);
-        for of in chain {
-            let (i, h) = Here::at(&here, of);
-            let mut run = |label: &str, layer: u32, count: u32, xs: [Arg; 2]| {
-                let at = of.first + layer - of.start;
-                let keep = |buf: Buf| up(buf, at, count, h.count);
-                let mut rest = Vec::from(xs);
-                rest.extend(saved[i].iter().map(|&buf| if h.kind.keeps { keep(buf) } else { buf.into() }));
-                runs.push(Run {
-                    kind: of.kind,
-                    label: h.label(label, of),
-                    at,
-                    count,
-                    of: h.count,
-                    rest,
-                    hosts: vec![],
-                });
-            };
-            // Layer j of the chunk reads x.slot(j - 1) and writes x.slot(j), but for the two ends.
-            let (mut from, mut to) = (of.start, of.end);
-            if from == 0 {
-                let out = if l == 1 { x_out } else { x };
-                run(if l == 1 { "layer" } else { "first" }, 0, 1, [x_in, out].map(Arg::from));
-                from += 1;
-            }
-            let ends = to == l && to > from;
-            to -= u32::from(ends);
-            if to > from {
-                let at = from as i32;
-                run("layers", from, to - from, [each(x, at - 1, 1, l - 1), each(x, at, 1, l - 1)]);
-            }
-            if ends {
-                run("last", l - 1, 1, [x.slot(l - 2), x_out].map(Arg::from));
-            }
-        }
-        if self.step.dp.shares_weights() {
-            self.step.passing(sites, *microbatch, false).forward(&runs, |_| ());
-        } else {
-            let Step { b, kinds, .. } = &mut *self.step;
-            for run in runs {
-                let sites = sites[run.kind].expect("of a kind that is here");
-                let keep = |buf: Buf| up(buf, run.at, run.count, run.of);
-                let args: Vec<Arg> = sites.weights.args(keep).into_iter().chain(run.rest).collect();
-                b.call(&run.label, kinds[run.kind].of(*microbatch).fwd, run.count, &args);
-            }
-        }
-        self.step.b.close()
-    }
-
-    fn chunk_bwd(&mut self, key: &Key, sums: bool) -> BlockId {
-        let (chain, microbatch) = key;
-        let name = name_of(self.step.kinds.len(), chain);
-        self.step.b.open(&format!("bwd_{name}{}", if sums { "_last" } else { "" }));
-        let mut sites = self.formals(key, true);
-        let Step { b, kinds, dp, edp, .. } = &mut *self.step;
-        let here: Vec<Here> = Here::of(kinds, chain);
-        let [x_in, x, dx] = ["x_in", "x", "dx"].map(|name| b.formal(name));
-        let saved: Vec<Vec<Buf>> = here.iter().map(|h| h.kind.saved.formals(b).bufs()).collect();
-        for h in here.iter().filter(|_| sums) {
-            let shares = h.kind.shares([dp, edp]).formals(b, "g_share");
-            sites[h.number].as_mut().expect("it is here").sums = Some(shares);
-        }
-        let (l, mut runs) = (length(chain), vec![]);
-        for of in chain.iter().rev() {
-            let (i, h) = Here::at(&here, of);
-            let mut run = |label: &str, layer: u32, count: u32, xs: [Arg; 3]| {
-                let at = of.first + layer - of.start;
-                let keep = |buf: Buf| down(buf, at, h.count);
-                let mut rest = Vec::from(xs);
-                rest.extend(saved[i].iter().map(|&buf| if h.kind.keeps { keep(buf) } else { buf.into() }));
-                runs.push(Run {
-                    kind: of.kind,
-                    label: h.label(label, of),
-                    at,
-                    count,
-                    of: h.count,
-                    rest,
-                    hosts: vec![],
-                });
-            };
-            // The first layer of the chunk has its input elsewhere than the others.
-            let (from, to) = (of.start.max(1), of.end);
-            if to > from {
-                let turn = ((l - to) % 2) as i32;
-                let walks = [each(x, to as i32 - 2, -1, l - 1), each(dx, turn, 1, 2), each(dx, turn + 1, 1, 2)];
-                run("layers", to - 1, to - from, walks);
-            }
-            if of.start == 0 {
-                run("first", 0, 1, [x_in, dx.slot((l - 1) % 2), dx.slot(l % 2)].map(Arg::from));
-            }
-        }
-        if self.step.dp.by_layers() {
-            self.step.passing(sites, *microbatch, sums).backward(&runs);
-        } else {
-            let Step { b, kinds, .. } = &mut *self.step;
-            for run in runs {
-                let (sites, blocks) =
-                    (sites[run.kind].expect("of a kind that is here"), kinds[run.kind].of(*microbatch));
-                let keep = |buf: Buf| down(buf, run.at, run.of);
-                let mut args: Vec<Arg> = sites.weights.args(keep);
-                args.extend(sites.gradients.args(keep).into_iter().chain(run.rest));
-                args.extend(sites.sums.into_iter().flat_map(|sums| sums.args(keep)));
-                b.call(&run.label, if sums { blocks.bwd_last } else { blocks.bwd }, run.count, &args);
-            }
-        }
-        self.step.b.close()
-    }
-}
-
-/// The slots of `count` layers from `at` on, of `of` that there are.
-fn up(buf: Buf, at: u32, count: u32, of: u32) -> Arg {
-    if count == 1 { buf.slot(at).into() } else { each(buf, at as i32, 1, of) }
-}
-
-/// Those from `at` down.
-fn down(buf: Buf, at: u32, of: u32) -> Arg {
-    if at == 0 { Arg::from(buf) } else { each(buf, at as i32, -1, of) }
 }
 
 /// The layers of one kind in a chunk: how many.
@@ -580,35 +396,4 @@ fn name_of(kinds: usize, chain: &Chain) -> String {
         false => chain.iter().map(|of| format!("{}x{}", of.count(), of.kind)).collect(),
     };
     words.join("_")
-}
-
-fn embed_block(step: &mut Step, forward: bool) -> BlockId {
-    step.b.open(if forward { "embed" } else { "embed_bwd" });
-    let [tokens, x] = ["tokens", "x"].map(|name| step.b.formal(name));
-    if forward {
-        step.gather_embed("gather.embed");
-        step.embed_forward(tokens, x);
-    } else {
-        let embed = step.embed;
-        step.clear("clear.embed", &embed);
-        step.embed_backward(tokens, x);
-        step.scatter_embed();
-    }
-    step.b.close()
-}
-
-fn head_block(step: &mut Step) -> BlockId {
-    step.b.open("head");
-    let [targets, x, dx] = ["targets", "x", "dx"].map(|name| step.b.formal(name));
-    step.gather_head();
-    let tied = step.model.tie_embeddings;
-    for (label, w) in [("clear.head", Some(step.head)), ("clear.table", tied.then_some(step.embed))] {
-        w.iter().for_each(|w| step.clear(label, w));
-    }
-    step.head(targets, x, dx);
-    step.scatter_head();
-    if tied {
-        step.scatter_embed();
-    }
-    step.b.close()
 }

@@ -153,7 +153,7 @@ pub const WORDS: &[Word] = &[
     },
     Word {
         name: "no-sync",
-        about: "ZeRO 3: gradients add up whole over microbatches and are scattered behind the last (PyTorch FSDP's no_sync, as its pipeline schedules use it)",
+        about: "ZeRO 3: gradients add up whole over microbatches and are scattered behind the last (PyTorch FSDP's no_sync)",
         set: |o| o.no_sync = true,
         is_set: |o| o.no_sync,
     },
