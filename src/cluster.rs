@@ -147,6 +147,14 @@ impl Cluster {
         (used.len() > nodes.len()).then(|| sockets.bridge.value * share)
     }
 
+    /// What a send between neighbours of a communicator of `size` gets of the bridge, all groups of the node being rings
+    /// like it: the fewer there are, the fewer cross at a time.
+    pub fn bridge_of_ring(&self, pair: &[u32; 2], size: u32) -> Option<BytesPerSec> {
+        let sockets = self.spec.scale_up.sockets.as_ref()?;
+        let rings = (f64::from(self.per_node) / f64::from(size.max(1))).clamp(1.0, f64::from(sockets.gpus));
+        self.bridge(pair).map(|_| sockets.bridge.value * (1.0 / rings))
+    }
+
     /// NICs that one of `flows` out of a node has: those of the node shared out, but no more than are a rank's own, or
     /// one where ranks share. 1 without a network.
     pub fn nic_share(&self, flows: f64) -> f64 {

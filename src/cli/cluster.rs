@@ -151,6 +151,9 @@ fn scale_up(spec: &ClusterSpec) -> String {
     if let Some(peer) = &up.per_peer {
         text.push_str(&format!("; {} to each peer", peer.value));
     }
+    if let Some(several) = &up.several {
+        text.push_str(&format!("; to several peers at once {} over their number", several.value));
+    }
     if let Some(sockets) = &up.sockets {
         text.push_str(&format!("; {} a socket, {} between sockets", sockets.gpus, sockets.bridge.value));
     }

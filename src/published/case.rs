@@ -106,6 +106,8 @@ pub struct Attention {
     pub mask: String,
     /// The name of a whole model, where the row is no bare operation.
     pub model: String,
+    /// A remark on the sizes, which may name the script that has them.
+    pub note: String,
     pub family: String,
     pub variant: String,
     /// Whose implementation.

@@ -71,6 +71,10 @@ impl Fleet {
         // A chip without a name may come with its peak.
         let peak = words.find("TFLOP").and_then(|at| number_before(words, at));
         let by_peak: Vec<_> = self.all.iter().filter(|(_, gpu)| peak.is_some_and(|p| has_peak(gpu, p))).collect();
+        let family = generation(words).filter(|_| by_peak.is_empty());
+        if let Some(family) = family {
+            return Ok(self.all.iter().filter(|(_, gpu)| gpu.architecture == family).collect());
+        }
         if by_peak.is_empty() {
             let known: std::collections::BTreeSet<_> = self.all.iter().map(|(_, gpu)| gpu.name.as_str()).collect();
             let known: Vec<_> = known.into_iter().collect();
@@ -78,6 +82,18 @@ impl Fleet {
         }
         Ok(by_peak)
     }
+}
+
+/// The generation of which a source says that the GPU is one, and no more; of several the one named first.
+fn generation(words: &str) -> Option<Architecture> {
+    let named = |word: &String| match word.as_str() {
+        "ampere" => Some(Architecture::Ampere),
+        "ada" => Some(Architecture::Ada),
+        "hopper" => Some(Architecture::Hopper),
+        "blackwell" => Some(Architecture::Blackwell),
+        _ => None,
+    };
+    tokens(words).iter().find_map(named)
 }
 
 fn has_peak(gpu: &GpuSpec, tflops: f64) -> bool {
@@ -133,15 +149,16 @@ fn distance(spec: &ClusterSpec, stated: &Stated, network: Option<Network>) -> f6
     let holds = spec.nodes.saturating_mul(spec.gpus_per_node) >= stated.gpus;
     let room = f64::from(own) * 1e-3 + if holds { 0.0 } else { 1e-3 } + f64::from(spec.nodes) * 1e-8;
     let narrow = if text.contains("oversubscri") == spec.pods.is_empty() { 0.25 } else { 0.0 };
-    let named = if named_alike(&text, &spec.name) { -0.5 } else { 0.0 };
+    let named = -0.5 * named_alike(&text, &spec.name) as f64;
     let of_rack = if racks { 0.0 } else { 10.0 };
     let of_bus = if pcie { 0.0 } else { 5.0 };
     of_rack + of_bus + if racks && spec.gpus_per_node > 8 { 0.0 } else { size } + rate + room + narrow + named
 }
 
-/// The words name the cluster: by a part of its name that is no GPU and no number of bits.
-fn named_alike(text: &str, name: &str) -> bool {
-    tokens(name).iter().any(|part| part.len() > 3 && part.chars().all(char::is_alphabetic) && text.contains(part))
+/// How often the words name the cluster: by parts of its name that are no GPU and no number of bits.
+fn named_alike(text: &str, name: &str) -> usize {
+    let named = |part: &&String| part.len() > 3 && part.chars().all(char::is_alphabetic) && text.contains(*part);
+    tokens(name).iter().filter(named).count()
 }
 
 /// A job that does not fill its nodes uses an equal part of each.
@@ -217,6 +234,13 @@ mod tests {
     }
 
     #[test]
+    fn of_two_machines_the_one_whose_parts_are_named() {
+        let name = |words: &str| choose("L20", 8, 8, words).unwrap().cluster.spec.name;
+        assert_eq!(name("PCIe"), "l20-pcie");
+        assert_eq!(name("PCIe (two sockets, PCIe switch + QPI)"), "l20-sockets-pcie");
+    }
+
+    #[test]
     fn stated_links_are_taken() {
         let reach = |words: &str| choose("A100", 8, 8, words).unwrap().cluster.spec.scale_up.bandwidth.value.value();
         assert!((reach("P2P 100 GB/s intra") / reach("") - 1.0 / 6.0).abs() < 1e-9);
@@ -226,6 +250,8 @@ mod tests {
     #[test]
     fn a_chip_without_a_name_is_known_by_its_peak() {
         assert!(choose("some chip of 312 TFLOP/s", 8, 8, "").unwrap().cluster.gpu.name.starts_with("a100"));
+        let newest = choose("not stated (FA4 => Blackwell/Hopper)", 4, 8, "").unwrap();
+        assert_eq!(newest.cluster.gpu.architecture, Architecture::Blackwell);
         let why = choose("Gaudi3", 8, 8, "").unwrap_err();
         assert!(why.contains("Gaudi3") && why.contains("h100-sxm5"), "{why}");
     }

@@ -196,6 +196,7 @@ fn attention(f: &Fields) -> Result<(String, Facts)> {
         dtype: text(f, "dtype")?,
         mask: text(&model, "mask")?,
         model: text(&model, "model")?,
+        note: text(&model, "note")?,
         family: text(&algorithm, "family")?,
         variant: text(&algorithm, "variant")?,
         implementation: text(&algorithm, "impl")?,

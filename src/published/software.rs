@@ -145,6 +145,12 @@ const RULES: &[Rule] = &[
     // A fork of Megatron-LM; its model of the time of a step adds up compute and communication.
     Rule { words: &["yuan2"], habits: with(NOTHING, habits(FLASH, 0.0)) },
     Rule { words: &["nemo", "megatronbridge", "megatroncore", "megatron/te", "mlperf"], habits: OVERLAPPED },
+    // Megatron of 2022 and 2023 with sequence parallelism (arXiv:2205.05198), the baseline of DeepSpeed-Ulysses: every
+    // replica holds its optimizer (`--use-distributed-optimizer` is no default), and its collectives wait.
+    Rule {
+        words: &["megatronlmsp"],
+        habits: fused(Habits { sequence_parallel: true, ..with(NOTHING, habits(FLASH_1, 0.0)) }),
+    },
     Rule { words: &["megatronlm", "transformerengine"], habits: RECIPES },
     Rule { words: &["llmfoundry", "internevo"], habits: habits(FLASH_1, 0.0) },
     Rule { words: &["alst"], habits: Habits { zero: 3, ..habits(NEWEST, 0.0) } },
@@ -153,6 +159,8 @@ const RULES: &[Rule] = &[
     // `activation_checkpoint`).
     Rule { words: &["ulysses"], habits: Habits { zero: 3, recompute: Some(Recompute::Full), ..habits(FLASH_1, 0.0) } },
     Rule { words: &["nanotron"], habits: with(NOTHING, habits(FLASH, 0.0)) },
+    // Its ring of sequence parallelism (arXiv:2105.13120) shares no weights, so that they must be sharded (its ZeRO).
+    Rule { words: &["colossalaisp", "colaisp"], habits: Habits { zero: 3, ..habits(FLASH_1, 0.0) } },
     Rule { words: &["colossalai", "colai"], habits: habits(FLASH, 0.0) },
 ];
 

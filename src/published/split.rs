@@ -183,6 +183,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (zero < 2 && !habits.fused_grads && model.mla.is_none(), "add-grads"),
         (!habits.fused_loss && !squeezed(&run.system).contains("liger"), "wide-loss"),
         (optimizer_is_away(run), "offload-optimizer"),
+        (squeezed(&run.system).contains("ckptoffload"), "offload-activations"),
     ];
     let carried = model.moe.map(|_| mixture::dispatch(run)).unwrap_or_default();
     let given = all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word);

@@ -80,8 +80,9 @@ pub fn way(row: &Attention, gpus: u32, node: u32) -> Result<Way, String> {
     let alone = matches!(line.shape, Shape::Alone) || gpus == 1;
     let (ulysses, ring) = if alone { (1, 1) } else { degrees(row, line.shape, gpus, node) };
     let mut words = line.words.to_vec();
-    let layout =
+    let said =
         LAYOUTS.iter().find(|(said, _)| variant.contains(said) || family.contains(said)).map(|(_, word)| *word);
+    let layout = if one_layout(row, line.shape) { Some("contiguous") } else { said };
     // Nothing but the words naive, basic or stripe says that a ring is not zigzag, except the bare word.
     let bare = (variant == "ring").then_some("contiguous");
     if let Some(word) = layout.or(bare).filter(|w| ring > 1 && !words.contains(w)) {
@@ -105,6 +106,16 @@ pub fn way(row: &Attention, gpus: u32, node: u32) -> Result<Way, String> {
         words.push("a2a-separate");
     }
     Ok(Way { ulysses, ring, words, instead: line.instead.filter(|_| ring > 1) })
+}
+
+/// YunChang's layer until April of 2024 had ring-flash-attention's basic ring only, and its benchmark then a flag for the layout
+/// that it did not hand on (github:feifeibear/long-context-attention benchmark/benchmark_longctx_qkvpacked.py and
+/// long_context_attn/attn_layer.py of March 2024): the rows of its tables differ by their noise. Rings without the
+/// layer were the functions that they are named after.
+fn one_layout(row: &Attention, shape: Shape) -> bool {
+    let who = squeezed(&row.implementation);
+    let early = who.contains("firstversion") || who.contains("mar2024");
+    matches!(shape, Shape::Hybrid) && who.contains("yunchang") && early
 }
 
 fn line_of(text: &str) -> Option<&'static Line> {
@@ -169,7 +180,8 @@ pub fn kernels(row: &Attention) -> &'static [&'static str] {
     let inside = squeezed(row.kernel.split('/').next().unwrap_or_default());
     let of_magi =
         squeezed(&row.family).contains("magi").then(|| squeezed(row.kernel.split('/').nth(1).unwrap_or_default()));
-    let texts = [of_magi.unwrap_or_default(), own, inside];
+    // A source that does not name its GPU may say what follows from the kernel.
+    let texts = [of_magi.unwrap_or_default(), own, inside, squeezed(&row.gpu)];
     let said = texts.iter().find_map(|text| KERNELS.iter().find(|(name, _)| text.contains(name)));
     said.map_or(&["fa2", "fa3", "cudnn"], |(_, kernels)| kernels)
 }
@@ -208,6 +220,18 @@ mod tests {
             assert_eq!((found.ulysses, found.ring, found.words), (ulysses, ring, words), "{family} {variant}");
         }
         assert!(way(&row("Tree attention", ""), 8, 8).unwrap_err().contains("Tree"));
+    }
+
+    #[test]
+    fn the_first_layer_of_yunchang_knew_one_ring() {
+        let words = |variant: &str, who: &str| {
+            let row = Attention { implementation: who.into(), ulysses: None, ..row("USP/ring", variant) };
+            let found = way(&row, 8, 8).unwrap();
+            found.words.iter().any(|w| *w == "contiguous")
+        };
+        assert!(words("longctx strip 2x4", "yunchang / zhuzilin (Mar 2024)"));
+        assert!(!words("zigzag_ring", "yunchang / zhuzilin (Mar 2024)"));
+        assert!(!words("longctx strip 2x4", "yunchang"));
     }
 
     #[test]

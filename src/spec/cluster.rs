@@ -160,6 +160,10 @@ pub struct ScaleUp {
     /// What goes to one peer at most, where each peer has a link of its own; absent behind a switch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_peer: Option<Sourced<BytesPerSec>>,
+    /// What the sends of a GPU to several peers at once reach together, times the number of peers: root complexes of
+    /// CPUs, which every such send crosses, switch one stream well and many badly. Absent where switches link GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub several: Option<Sourced<BytesPerSec>>,
     /// Absent where the links do not go by way of the CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sockets: Option<Sockets>,
@@ -262,6 +266,9 @@ impl ClusterSpec {
         check_latency(file, "scale_up.latency", self.scale_up.latency.value.value())?;
         if let Some(peer) = &self.scale_up.per_peer {
             check_rate(file, "scale_up.per_peer", peer.value.value())?;
+        }
+        if let Some(several) = &self.scale_up.several {
+            check_rate(file, "scale_up.several", several.value.value())?;
         }
         if let Some(sockets) = &self.scale_up.sockets {
             check_positive(file, "scale_up.sockets.gpus", f64::from(sockets.gpus))?;

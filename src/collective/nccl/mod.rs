@@ -250,6 +250,36 @@ mod tests {
         assert!((shared(2.0) / shared(1.0) - 2.0).abs() < 1e-9);
     }
 
+    /// CPUs switch between two GPUs as well as a switch does, and worse the more peers there are; a ring has two.
+    #[test]
+    fn several_peers_by_way_of_cpus_share_less_than_a_port() {
+        let (cpus, s) = at("l20-sockets-pcie", 8);
+        let (ports, _) = at("l20-pcie", 8);
+        let bytes = Bytes::new(64.0 * MIB);
+        let time = |c: &Cluster, n: u32, kind| {
+            let members: Vec<u32> = (0..n).collect();
+            collective(c, &s, kind, &members, bytes).transfer.value()
+        };
+        let longer = |n, kind| time(&cpus, n, kind) / time(&ports, n, kind);
+        assert_eq!(longer(2, CollectiveKind::AllToAll), 1.0);
+        // 10 GB/s over three peers, where the port has 25.6 and three blocks 36.
+        assert!((longer(4, CollectiveKind::AllToAll) / (25.6 / (10.0 / 3.0)) - 1.0).abs() < 1e-9);
+        assert!(longer(8, CollectiveKind::AllToAll) > longer(4, CollectiveKind::AllToAll) * 0.5);
+        assert_eq!(longer(8, CollectiveKind::AllGather), 1.0);
+    }
+
+    /// Of a ring of all eight GPUs one send crosses the bridge at a time; of four rings of two all do.
+    #[test]
+    fn rings_share_the_bridge_by_their_number() {
+        let (c, s) = at("l20-pcie", 8);
+        let rate = |a, b, size| {
+            let bytes = Bytes::new(4096.0 * MIB);
+            (bytes / p2p(&c, &s, bytes, a, b, size, 1.0).transfer).value() / 1e9
+        };
+        assert!((rate(0, 4, 2) - 5.5).abs() < 1e-9 && (rate(2, 4, 4) - 11.0).abs() < 1e-9);
+        assert!((rate(3, 4, 8) - 22.0).abs() < 1e-9 && rate(2, 3, 8) > 22.0);
+    }
+
     #[test]
     fn time_grows_with_bytes() {
         for (name, gpus) in [("dgx-a100", 32), ("dgx-h100", 32), ("local-cpu", 4)] {
