@@ -9,6 +9,7 @@ use super::verdict::Prediction;
 use super::ways::{Way, kernels, way};
 use super::words::squeezed;
 use super::{Shipped, training};
+use crate::cluster::Cluster;
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::spec::{AttentionSpec, Dtype, LlmSpec, Mask, Options, Parallelism, Pass, StackSpec};
@@ -44,8 +45,9 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
         gpus_per_node: Some(gpus / row.nodes.unwrap_or(1).max(1)).filter(|n| *n >= 4),
         interconnect: &row.link,
     };
-    let machine = shipped.fleet.choose(&stated)?;
+    let mut machine = shipped.fleet.choose(&stated)?;
     found.cluster = machine.said.clone();
+    found.why.extend(one_by_one(row, &mut machine.cluster));
     let stack = shipped.stacks.with_kernel(kernels(row), &machine.cluster.gpu)?;
     found.stack = stack.name.clone();
     let way = way(row, gpus, machine.cluster.spec.gpus_per_node)?;
@@ -64,6 +66,17 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
     }
     found.predicted = Some(in_unit(&row.unit, seconds, flops / f64::from(gpus))?);
     Ok(())
+}
+
+/// An exchange of KV by `all_to_all_v` (MagiAttention's without its own kernels) sends a row to every rank that needs it,
+/// where a ring or a hierarchical kernel brings it to a node once: that many times as much leaves a node.
+fn one_by_one(row: &Attention, cluster: &mut Cluster) -> Option<String> {
+    let ranks = cluster.per_node();
+    // Rows of short documents have few ranks to go to.
+    let whole = row.documents.is_empty() && !row.mask.contains("varlen");
+    let out = cluster.spec.scale_out.as_mut().filter(|_| whole && squeezed(&row.family).contains("a2av"))?;
+    out.achieved.value = out.achieved.value * (1.0 / f64::from(ranks));
+    Some(format!("taken: KV leaves a node {ranks} times, once for each rank of another"))
 }
 
 /// The row with the sizes of the script, or of the model, that it names in place of its own.
@@ -205,4 +218,55 @@ fn whole_model(row: &Attention, shipped: &Shipped) -> Prediction {
         };
     }
     training::predict(&run, shipped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn predicted(row: Attention) -> Prediction {
+        predict(&row, &Shipped::new().unwrap())
+    }
+
+    #[test]
+    fn a_script_or_a_model_that_is_named_has_the_sizes() {
+        let row = |note: &str, model: &str| Attention {
+            gpu: "A800".into(),
+            gpus: Some(8),
+            seq: (!model.is_empty()).then_some(65536),
+            pass: "fwd".into(),
+            causal: Some(true),
+            note: note.into(),
+            model: model.into(),
+            family: "ring zigzag".into(),
+            unit: "ms".into(),
+            ..Attention::default()
+        };
+        let script = predicted(row("benchmark_qkvpacked_func default of Feb 2024", "")).predicted.unwrap();
+        let model = predicted(row("", "Qwen3-30B-A3B one layer")).predicted.unwrap();
+        // 32 heads in place of 5.
+        assert!(model > 3.0 * script && model < 6.5 * script, "{model} {script}");
+        assert!(predicted(row("a script", "")).why.iter().any(|why| why.starts_with("head_dim")));
+    }
+
+    #[test]
+    fn what_goes_to_every_rank_by_itself_takes_longer_between_nodes() {
+        let row = |family: &str, gpus: u32| Attention {
+            gpu: "H100".into(),
+            gpus: Some(gpus),
+            nodes: Some(gpus / 8),
+            seq: Some(8192 * u64::from(gpus)),
+            heads: Some(64),
+            kv_heads: Some(8),
+            head_dim: Some(128),
+            causal: Some(false),
+            pass: "fwd".into(),
+            family: family.into(),
+            unit: "ms".into(),
+            ..Attention::default()
+        };
+        let of = |family: &str, gpus| predicted(row(family, gpus)).predicted.unwrap();
+        assert!(of("magi_attn-a2av", 64) > 1.01 * of("magi_attn-native", 64));
+        assert_eq!(of("magi_attn-a2av", 8), of("magi_attn-native", 8));
+    }
 }

@@ -118,7 +118,13 @@ fn setup_and_way(case: &Case, unit: &str) -> (String, Way) {
             );
             let name = format!(
                 "{:?}",
-                (without_release(&t.system), (t.tp, t.pp, t.vp, t.cp), (t.ulysses, t.ring), (&t.zero, &t.recompute), t.micro_batch)
+                (
+                    without_release(&t.system),
+                    (t.tp, t.pp, t.vp, t.cp),
+                    (t.ulysses, t.ring),
+                    (&t.zero, &t.recompute),
+                    t.micro_batch
+                )
             );
             let scale = if unit == "s" { t.global_batch.unwrap_or(1) as f64 } else { 1.0 };
             (setup, Way { name, scale })

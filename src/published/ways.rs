@@ -80,8 +80,7 @@ pub fn way(row: &Attention, gpus: u32, node: u32) -> Result<Way, String> {
     let alone = matches!(line.shape, Shape::Alone) || gpus == 1;
     let (ulysses, ring) = if alone { (1, 1) } else { degrees(row, line.shape, gpus, node) };
     let mut words = line.words.to_vec();
-    let said =
-        LAYOUTS.iter().find(|(said, _)| variant.contains(said) || family.contains(said)).map(|(_, word)| *word);
+    let said = LAYOUTS.iter().find(|(said, _)| variant.contains(said) || family.contains(said)).map(|(_, word)| *word);
     let layout = if one_layout(row, line.shape) { Some("contiguous") } else { said };
     // Nothing but the words naive, basic or stripe says that a ring is not zigzag, except the bare word.
     let bare = (variant == "ring").then_some("contiguous");
