@@ -1,8 +1,11 @@
-//! How long the rows of a sweep take, one by one on one core: the default study, by strategy; then 100,000 rows.
+//! How long the rows of a sweep take, one by one on one core: the default study, by strategy; then 100,000 rows, and
+//! the default study once more with 150 batches each.
 //!
-//! `cargo bench --bench sweep`, or `-- rows` and `-- many` for one of the two. A row is timed as the sweep computes it:
-//! with what is known of the structure of its plan from the rows before it, if any had the same.
+//! `cargo bench --bench sweep`, or `-- rows`, `-- many` and `-- long` for one of the three. A row is timed as the sweep
+//! computes it: with what is known of the structure of its plan from the rows before it, if any had the same. The
+//! baseline, *alone*, is the same row where nothing is known before: its plan is built whole.
 
+use cpu_time::{ProcessTime, ThreadTime};
 use foretrain::report::Row;
 use foretrain::spec::{Dtype, Options, Recompute};
 use foretrain::sweep::frames::Frames;
@@ -47,7 +50,12 @@ fn many() -> Grid {
     }
 }
 
-/// Rows of a grid with the time that each took, those of a way together: the least of a few rounds.
+/// 100,800 rows: the default study with batches of 64 to 9,600 sequences. Not all of these steps settle.
+fn long() -> Grid {
+    Grid { batch: Batch::GlobalBatch((1..=150).map(|n| 64 * n).collect()), ..study() }
+}
+
+/// Rows of a grid with the CPU time that each took, those of a way together: the least of a few rounds.
 fn timed(grid: &Grid, rounds: usize) -> Vec<(Row, Duration)> {
     let (case, mut points) = (grid.case().expect("a case"), grid.points().expect("points"));
     points.sort_by_key(|point: &Point| (point.par, point.micro_batch));
@@ -55,7 +63,7 @@ fn timed(grid: &Grid, rounds: usize) -> Vec<(Row, Duration)> {
         let ways = points.chunk_by(|a, b| a.par == b.par).map(|way| {
             let mut frames = Frames::new(&case);
             let row = |point: &Point| {
-                let started = Instant::now();
+                let started = ThreadTime::now();
                 let row = grid.row_among(&mut frames, &case, point).expect("a row");
                 (row, started.elapsed())
             };
@@ -100,18 +108,36 @@ fn most_memory() -> Option<f64> {
     Some(line.split_whitespace().nth(1)?.parse::<f64>().ok()? * 1024.0 / 1e6)
 }
 
-fn many_rows() {
+fn many_rows(name: &str, grid: &Grid) {
     let dir = tempfile::tempdir().expect("a folder");
     let threads = rayon::current_num_threads();
-    let started = Instant::now();
-    let study = sweep(&many(), dir.path(), true, &|_, _| {}).expect("a study");
-    let (took, count) = (started.elapsed().as_secs_f64(), study.rows.len());
+    let (started, used) = (Instant::now(), ProcessTime::now());
+    let study = sweep(grid, dir.path(), true, &|_, _| {}).expect("a study");
+    let (took, used, count) = (started.elapsed().as_secs_f64(), used.elapsed().as_secs_f64(), study.rows.len());
     let feasible = study.rows.iter().filter(|row| row.feasible).count();
-    println!("{count} rows, {feasible} of which run: {took:.2} s on {threads} threads");
-    println!("{:.1} us a row and core", took * 1e6 * threads as f64 / count as f64);
+    println!("{name}: {count} rows, {feasible} of which run: {took:.2} s on {threads} threads");
+    let each = used * 1e6 / count as f64;
+    println!("{:.0} rows a second, {each:.1} us of a core for each", count as f64 / took);
     if let Some(mb) = most_memory() {
         println!("{mb:.0} MB at the most");
     }
+    let alone = alone(grid);
+    println!("{alone:.0} us a row alone: {:.1} times as long", alone / each);
+}
+
+/// Mean CPU time of a row of which nothing is known before, in microseconds: of some rows all over a grid.
+fn alone(grid: &Grid) -> f64 {
+    const ROWS: usize = 200;
+    let points = grid.points().expect("points");
+    let some = points.iter().step_by(points.len().div_ceil(ROWS));
+    let took = some.map(|point| {
+        let case = grid.case().expect("a case");
+        let started = ThreadTime::now();
+        grid.row(&case, point).expect("a row");
+        started.elapsed().as_secs_f64()
+    });
+    let took: Vec<f64> = took.collect();
+    took.iter().sum::<f64>() * 1e6 / took.len() as f64
 }
 
 fn main() {
@@ -121,6 +147,9 @@ fn main() {
         rows();
     }
     if wants("many") {
-        many_rows();
+        many_rows("many", &many());
+    }
+    if wants("long") {
+        many_rows("long", &long());
     }
 }

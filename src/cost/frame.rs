@@ -5,7 +5,7 @@
 //! does not matter, as long as the same names mean the same atoms as at linking: that is looked at every time, and
 //! where it does not hold the plan is walked instead.
 
-use super::ranks::Track;
+use super::ranks::{Mover, Track};
 use super::repeat::{Alike, Name, Names};
 use crate::act::{Acts, Form, Known, Machine};
 use crate::error::Result;
@@ -28,6 +28,8 @@ pub struct Frame {
     pub kernels: Vec<&'static str>,
     /// Atoms of each slot of every tensor.
     pub per_slot: Vec<u32>,
+    /// What uses a communicator, each only once.
+    movers: Vec<MoverAt>,
     pub known: RefCell<Known>,
     /// By scene and op of a call: how its iterations are alike, where its arguments begin so.
     pub alike: RefCell<FxHashMap<(usize, u32), Vec<AlikeAt>>>,
@@ -37,6 +39,14 @@ pub struct Frame {
 pub struct AlikeAt {
     pub begins: Vec<u32>,
     pub alike: Option<Rc<Alike>>,
+}
+
+/// A [`Mover`] of any sizes: what it touches are atoms of some slot or other of these tensors.
+#[derive(PartialEq)]
+struct MoverAt {
+    lane: u16,
+    led: bool,
+    touches: Vec<(TensorId, u32)>,
 }
 
 /// A body under bindings.
@@ -120,13 +130,25 @@ impl Frame {
     pub fn new(plan: &Plan, atoms: &AtomTable, machine: Machine, fold: Fold) -> Result<Frame> {
         let per_slot = (0..plan.tensors.len() as u32).map(|t| atoms.per_slot(t)).collect();
         let (known, alike) = Default::default();
-        let mut frame = Frame { fold, scenes: vec![], segments: vec![], kernels: vec![], per_slot, known, alike };
+        let (scenes, segments, kernels, movers) = (vec![], vec![], vec![], vec![]);
+        let mut frame = Frame { fold, scenes, segments, kernels, per_slot, movers, known, alike };
         let fold = frame.fold.clone();
         let acts = Acts::resume(plan, machine, &fold, Known::default());
         let mut making = Making { plan, atoms, acts, names: Names::default(), made: FxHashMap::default() };
         making.scene(&mut frame, None, &plan.programs[0].ops, &vec![])?;
         frame.known = RefCell::new(making.acts.into_known());
         Ok(frame)
+    }
+
+    /// What uses a communicator, where the slots of each tensor begin at `base` among all atoms.
+    pub fn movers(&self, plan: &Plan, base: &[u32]) -> Vec<Mover> {
+        let slots = |&(tensor, behind): &(TensorId, u32)| {
+            let (first, per_slot) = (base[tensor as usize], self.per_slot[tensor as usize]);
+            (first + behind..first + plan.tensors[tensor as usize].slots * per_slot, per_slot as usize)
+        };
+        let mover =
+            |at: &MoverAt| Mover { lane: at.lane, led: at.led, touches: at.touches.iter().map(slots).collect() };
+        self.movers.iter().map(mover).collect()
     }
 
     /// The ops that a body of these scenes has in a plan.
@@ -187,8 +209,28 @@ impl<'p> Making<'p> {
         }
         let mut track = Track::of(self.plan, &line);
         track.renumber(&|atom| numbers[&atom]);
+        self.movers(frame, &track, &names, &atoms, env);
         let apart = self.apart(&names, named.iter().map(|(_, at)| *at), env);
         Ok(Segment { body, form: Form::new(&line, sheet, &mut frame.kernels), track, names, atoms, apart })
+    }
+
+    /// Notes who uses communicators.
+    fn movers(&self, frame: &mut Frame, track: &Track, names: &[TensorRef], atoms: &[AtomAt], env: &Env) {
+        let touch = |&number: &u32| {
+            let at = atoms[number as usize];
+            let tensor = resolve(names[at.of as usize], env).0;
+            (tensor, at.behind % frame.per_slot[tensor as usize])
+        };
+        for (lane, node, led) in track.movers(self.plan) {
+            let mut touches: Vec<(TensorId, u32)> =
+                track.reads.of(node).iter().chain(track.writes.of(node)).map(touch).collect();
+            touches.sort_unstable();
+            touches.dedup();
+            let mover = MoverAt { lane, led, touches };
+            if !frame.movers.contains(&mover) {
+                frame.movers.push(mover);
+            }
+        }
     }
 
     /// The atoms of a place as its op names them.

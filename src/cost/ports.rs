@@ -2,7 +2,10 @@
 //!
 //! The walk comes to ops in the order in which they are posted, not in that of time: the send of a pipeline that had to
 //! wait for its receive sets off while sums that were posted before it hold the port, whatever else the walk has come to
-//! since. So nothing is forgotten, and what repeats is kept as a repetition.
+//! since. So only what is over before anything that is still to come can begin is forgotten ([`Ranks::soonest`]), and
+//! what repeats is kept as a repetition.
+//!
+//! [`Ranks::soonest`]: super::ranks::Ranks::soonest
 
 use crate::act::stretch::Held;
 use std::rc::Rc;
@@ -11,6 +14,10 @@ use std::rc::Rc;
 #[derive(Debug, Clone, Default)]
 pub struct Port {
     spells: Vec<Spell>,
+    /// How many there were before these.
+    forgotten: usize,
+    /// How many have room before it is worth while to look for what can be forgotten.
+    room: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -34,6 +41,9 @@ enum What {
     },
 }
 
+/// A port with fewer spells has room for more.
+const LEAST: usize = 16;
+
 impl Port {
     pub fn hold(&mut self, from: u64, to: u64) {
         self.push(What::Once { from, to }, to);
@@ -44,15 +54,29 @@ impl Port {
         self.spells.push(Spell { what, latest });
     }
 
-    /// How many spells there are, for [`again`](Port::again).
-    pub fn mark(&self) -> usize {
-        self.spells.len()
+    /// Whether it is worth while to [`forget`](Port::forget).
+    pub fn is_full(&self) -> bool {
+        self.spells.len() >= self.room
     }
 
-    /// All spells since `mark` come `times` more, each a `period` later than the one before.
+    /// Forgets the first spells as long as they are over at `soonest`: nobody asks for an earlier time any more.
+    pub fn forget(&mut self, soonest: u64) {
+        let over = self.spells.partition_point(|spell| spell.latest <= soonest);
+        self.spells.drain(..over);
+        self.forgotten += over;
+        self.room = LEAST.max(2 * self.spells.len());
+    }
+
+    /// How many spells there were so far, for [`again`](Port::again).
+    pub fn mark(&self) -> usize {
+        self.forgotten + self.spells.len()
+    }
+
+    /// All spells since `mark` come `times` more, each a `period` later than the one before. Those that are forgotten
+    /// do not: what repeats will have forgotten them by then, too.
     pub fn again(&mut self, mark: usize, period: u64, times: u64) {
         let mut latest = 0;
-        let mut spells = self.spells[mark..].to_vec();
+        let mut spells = self.spells[mark.saturating_sub(self.forgotten)..].to_vec();
         // What was before them is no part of what repeats.
         for spell in &mut spells {
             latest = latest.max(spell.what.end());
@@ -170,6 +194,35 @@ mod tests {
             prop_assert_eq!(&told, &flat);
             let wanted = lasting(flat.iter().copied().map(held), start, transfer, |k| 1.0 / f64::from(k + 1));
             prop_assert_eq!(port.lasting(start, transfer, &mut vec![]), wanted);
+        }
+
+        /// What is forgotten is missed by nobody who comes later, nor by what repeats.
+        #[test]
+        fn what_is_over_is_not_missed(
+            spells in prop::collection::vec((0..30u64, 1..40u64), 1..40), mark in 0..40usize,
+            (late, period, times) in (0..200u64, 60..90u64, 0..4u64), (start, transfer) in (0..400u64, 1..300u64),
+        ) {
+            let (mut port, mut whole) = (Port::default(), Port::default());
+            let mut marks = vec![(0, 0)];
+            for (n, &(from, long)) in (0..).zip(&spells) {
+                [&mut port, &mut whole].into_iter().for_each(|port| port.hold(5 * n + from, 5 * n + from + long));
+                marks.push((port.mark(), whole.mark()));
+                if port.is_full() {
+                    // Nobody asks for what is before the one posted last.
+                    port.forget((5 * n).min(late));
+                }
+            }
+            let soonest = (5 * (spells.len() as u64 - 1)).min(late);
+            let (here, there) = marks[mark.min(spells.len())];
+            port.again(here, period, times);
+            whole.again(there, period, times);
+            let start = soonest + period * times + start;
+            let (mut known, mut all) = (vec![], vec![]);
+            port.since(start, &mut |from, to| known.push((from, to)));
+            whole.since(start, &mut |from, to| all.push((from, to)));
+            prop_assert_eq!(known, all);
+            prop_assert_eq!(port.lasting(start, transfer, &mut vec![]), whole.lasting(start, transfer, &mut vec![]));
+            prop_assert_eq!(port.mark(), whole.mark());
         }
     }
 }

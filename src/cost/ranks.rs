@@ -71,11 +71,34 @@ impl Track {
         self.lane.len()
     }
 
+    /// Of each communicator the first op that uses it, and whether that waits for a kernel of the compute lane.
+    pub fn movers(&self, plan: &Plan) -> Vec<(u16, usize, bool)> {
+        let (mut led, mut all): (Vec<bool>, Vec<(u16, usize, bool)>) = (vec![], vec![]);
+        for (node, &lane) in self.lane.iter().enumerate() {
+            let kernel = lane == 0 && self.is_kernel[node];
+            led.push(kernel || self.preds.of(node).iter().any(|&before| led[before as usize]));
+            if matches!(plan.lanes[lane as usize], Lane::Comm(..)) && all.iter().all(|known| known.0 != lane) {
+                all.push((lane, node, led[node]));
+            }
+        }
+        all
+    }
+
     /// Gives the atoms from before and after other numbers.
     pub fn renumber(&mut self, number: &dyn Fn(u32) -> u32) {
         self.reads.items.iter_mut().chain(&mut self.writes.items).for_each(|atom| *atom = number(*atom));
         self.last_write.iter_mut().chain(&mut self.last_reads).for_each(|(atom, _)| *atom = number(*atom));
     }
+}
+
+/// An op that uses a communicator, the first of its line to do so.
+#[derive(Debug, Clone)]
+pub struct Mover {
+    pub lane: u16,
+    /// It waits for a kernel of its line on the compute lane.
+    pub led: bool,
+    /// Atoms that it waits for from before its line: of each, those of all slots, and one is meant.
+    pub touches: Vec<(Range<u32>, usize)>,
 }
 
 /// Not arrived yet.
@@ -99,6 +122,8 @@ pub struct Ranks {
     device_of: Option<Vec<u32>>,
     sms: u32,
     lanes: usize,
+    /// Whatever uses a communicator first in a line; empty if that is not known.
+    movers: Vec<Mover>,
     /// Earliest start since it was last reset.
     pub floor: u64,
     /// Whether ranks in step had to wait for the CPU to issue an op since it was last reset.
@@ -132,6 +157,7 @@ impl Ranks {
             device_of: machine.devices.map(device),
             sms: machine.cluster.gpu.sms.value,
             lanes,
+            movers: vec![],
             floor: u64::MAX,
             host_led: false,
             starts: vec![],
@@ -139,6 +165,37 @@ impl Ranks {
             arrivals: vec![],
             edges: vec![],
         }
+    }
+
+    /// The same ranks, of which it is known what they go on to use.
+    pub fn knowing(self, movers: Vec<Mover>) -> Ranks {
+        Ranks { movers, ..self }
+    }
+
+    /// A time before which no bytes that a class is yet to move set off: an op waits for the last one of its lane, for
+    /// whoever wrote what it touches, for the CPU. None of these times ever becomes an earlier one.
+    pub fn soonest(&self, class: usize) -> u64 {
+        // Programs side by side take up what they posted when the others have come to it, and the CPU is far ahead.
+        if self.movers.is_empty() {
+            return 0;
+        }
+        let mut least = u64::MAX;
+        let last = |lane: u16| self.stamps.lanes[lane as usize * self.classes + class].ps();
+        for mover in &self.movers {
+            let mut next = last(mover.lane);
+            if mover.led {
+                next = next.max(last(0));
+            }
+            for (slots, per_slot) in &mover.touches {
+                // Which of the slots it will be is not known yet.
+                if next < least {
+                    let when = |atom: u32| self.stamps.written[atom as usize * self.classes + class].ps();
+                    next = next.max(slots.clone().step_by(*per_slot).map(when).min().unwrap_or(0));
+                }
+            }
+            least = least.min(next);
+        }
+        least.max(self.host[class])
     }
 
     /// Comes to a line of so many ops.
@@ -386,8 +443,13 @@ impl Ranks {
             }
         }
         for end in ends {
+            let class = end.class as usize;
             for port in end.ports() {
-                self.state[end.class as usize].ports[port].hold(ready, ready + longest);
+                if self.state[class].ports[port].is_full() {
+                    let soonest = self.soonest(class);
+                    self.state[class].ports[port].forget(soonest);
+                }
+                self.state[class].ports[port].hold(ready, ready + longest);
             }
         }
         ready + meeting.latency + longest

@@ -44,8 +44,9 @@ pub struct Finds {
     /// One list behind the other, and where each ends.
     held: Vec<Held>,
     held_ends: Vec<usize>,
-    /// Of ports, only what is over after this is in the list.
+    /// Of ports, only what is over after this is in the list, and after the time before which the class moves nothing.
     held_since: u64,
+    soonest: Vec<u64>,
     /// How often each port was held so far.
     marks: Vec<usize>,
     compute_end: Vec<u64>,
@@ -55,6 +56,9 @@ pub struct Finds {
     waited: Vec<u64>,
     runs: Vec<u64>,
 }
+
+/// What is held of one class: by port, and of its SMs.
+const LISTS: usize = PORTS + 1;
 
 /// What each iteration adds once it repeats the one before.
 pub struct Pace {
@@ -197,9 +201,11 @@ pub trait Course {
             finds.written.extend_from_slice(&ranks.stamps.written[cells.clone()]);
             finds.read.extend_from_slice(&ranks.stamps.read[cells]);
         }
-        for state in &ranks.state {
+        for (class, state) in ranks.state.iter().enumerate() {
+            let soonest = ranks.soonest(class);
+            finds.soonest.push(soonest);
             for port in &state.ports {
-                port.since(finds.held_since, &mut |from, to| finds.held.push(held((from, to))));
+                port.since(finds.held_since.max(soonest), &mut |from, to| finds.held.push(held((from, to))));
                 finds.held_ends.push(finds.held.len());
                 finds.marks.push(port.mark());
             }
@@ -458,7 +464,7 @@ fn outer_names(name: Name, args: &[Arg], repeat: u32) -> impl Iterator<Item = Na
 impl Finds {
     fn clear(&mut self) {
         [&mut self.lanes, &mut self.written, &mut self.read].into_iter().for_each(Vec::clear);
-        [&mut self.compute_end, &mut self.devices, &mut self.host, &mut self.waited, &mut self.runs]
+        [&mut self.soonest, &mut self.compute_end, &mut self.devices, &mut self.host, &mut self.waited, &mut self.runs]
             .into_iter()
             .for_each(Vec::clear);
         self.held.clear();
@@ -495,15 +501,23 @@ impl Finds {
         let stamps = |now: &[Stamp], then: &[Stamp]| {
             now.iter().zip(then).all(|(n, t)| *n == t.later(d) || (n.ps() < floor + d && t.ps() < floor))
         };
-        let held = |now: &[Held], then: &[Held]| {
-            let now = now.iter().filter(|h| h.to > floor + d).map(|h| (h.from, h.to, h.amount));
-            now.eq(then.iter().filter(|h| h.to > floor).map(|h| (h.from + d, h.to + d, h.amount)))
+        let held = |now: &[Held], then: &[Held], since: u64| {
+            let now = now.iter().filter(|h| h.to > since + d).map(|h| (h.from, h.to, h.amount));
+            now.eq(then.iter().filter(|h| h.to > since).map(|h| (h.from + d, h.to + d, h.amount)))
+        };
+        // Of each class a list by port, and then that of its SMs.
+        let all_held = |class: usize| {
+            let since = floor.max(before.soonest[class]);
+            let list = |i: usize| (self.held(class * LISTS + i), before.held(class * LISTS + i));
+            let ports = (0..PORTS).map(list).all(|(now, then)| held(now, then, since));
+            let sms = list(PORTS);
+            self.soonest[class] <= since + d && ports && held(sms.0, sms.1, floor)
         };
         let all = self.compute_end.iter().zip(&before.compute_end).all(|(n, t)| *n == t + d)
             && stamps(&self.lanes, &before.lanes)
             && stamps(&self.written, &before.written)
             && stamps(&self.read, &before.read)
-            && (0..self.held_ends.len()).all(|list| held(self.held(list), before.held(list)))
+            && (0..self.soonest.len()).all(all_held)
             && self.devices.iter().zip(&before.devices).all(|(n, t)| same(*n, *t))
             && self.host.iter().zip(&before.host).all(|(n, t)| *n == t + d || (n - t <= d && *n < floor));
         all.then_some(d)

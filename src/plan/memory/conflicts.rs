@@ -183,32 +183,37 @@ fn mirror(bits: &mut [u64], width: usize) {
 /// which no more is alive than at another not far back are left out: a layer is like the one before it.
 fn peaks(begins: &[Event], ends: &[Event], width: usize) -> Vec<Vec<u64>> {
     const BACK: usize = 64;
-    let mut peaks: Vec<Vec<u64>> = vec![];
+    // With each the slot whose end came next: until that is alive again, no later moment has all that this one has.
+    let mut peaks: Vec<(Vec<u64>, u32)> = vec![];
     let mut alive = vec![0u64; width];
     let within = |a: &[u64], b: &[u64]| a.iter().zip(b).all(|(a, b)| a & !b == 0);
-    let mut grew = false;
+    let has = |set: &[u64], slot: u32| set[slot as usize / 64] & (1 << (slot % 64)) != 0;
+    let mut newest = None;
     let mut begun = begins.iter().peekable();
-    for &(last, slot, _) in ends {
+    for &(last, ending, _) in ends {
         // What ends with an op is alive with all that begins until then.
         while let Some(&(_, slot, _)) = begun.next_if(|begin| begin.0 <= last) {
             alive[slot as usize / 64] |= 1 << (slot % 64);
-            grew = true;
+            newest = Some(slot);
         }
-        let back = peaks.len().saturating_sub(BACK);
-        if std::mem::take(&mut grew) && !peaks[back..].iter().any(|peak| within(&alive, peak)) {
-            let mut kept = back;
-            for at in back..peaks.len() {
-                if !within(&peaks[at], &alive) {
-                    peaks.swap(kept, at);
-                    kept += 1;
+        if let Some(newest) = newest.take() {
+            let back = peaks.len().saturating_sub(BACK);
+            let covers = |peak: &(Vec<u64>, u32)| has(&peak.0, newest) && within(&alive, &peak.0);
+            if !peaks[back..].iter().rev().any(covers) {
+                let mut kept = back;
+                for at in back..peaks.len() {
+                    if !has(&alive, peaks[at].1) || !within(&peaks[at].0, &alive) {
+                        peaks.swap(kept, at);
+                        kept += 1;
+                    }
                 }
+                peaks.truncate(kept);
+                peaks.push((alive.clone(), ending));
             }
-            peaks.truncate(kept);
-            peaks.push(alive.clone());
         }
-        alive[slot as usize / 64] &= !(1 << (slot % 64));
+        alive[ending as usize / 64] &= !(1 << (ending % 64));
     }
-    peaks
+    peaks.into_iter().map(|(peak, _)| peak).collect()
 }
 
 /// The changes that lead from each of `peaks` to the next, and from the last to nothing.

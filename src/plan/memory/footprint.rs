@@ -29,7 +29,7 @@ pub struct Counts {
     always: Vec<(TensorId, u64)>,
     others: Vec<(TensorId, u64)>,
     /// How many are alive beside those that live throughout at each moment that may be the fullest.
-    moments: Vec<Vec<(TensorId, u64)>>,
+    moments: Vec<Moment>,
 }
 
 impl Counts {
@@ -38,7 +38,7 @@ impl Counts {
         let (always, others) = conflicts.slots.split_at(conflicts.always);
         let tensors = |slots: &[SlotId]| counted(slots.iter().map(|at| at.tensor));
         let (always, others) = (tensors(always), tensors(others));
-        let mut moments: Vec<Vec<(TensorId, u64)>> = vec![];
+        let mut moments = vec![];
         peaks.iter().for_each(|peak| add_moment(&mut moments, alive(peak, &others)));
         Counts { always, others, moments }
     }
@@ -57,8 +57,8 @@ fn counted(tensors: impl Iterator<Item = TensorId>) -> Vec<(TensorId, u64)> {
 }
 
 /// How many slots of each tensor are in a set; `tensors`: in order, with how many slots each has.
-fn alive(set: &[u64], tensors: &[(TensorId, u64)]) -> Vec<(TensorId, u64)> {
-    let (mut first, mut all) = (0, vec![]);
+fn alive(set: &[u64], tensors: &[(TensorId, u64)]) -> Moment {
+    let (mut first, mut sum, mut all) = (0, 0, vec![]);
     for &(tensor, slots) in tensors {
         let end = first + slots as usize;
         let mut count = 0;
@@ -70,22 +70,23 @@ fn alive(set: &[u64], tensors: &[(TensorId, u64)]) -> Vec<(TensorId, u64)> {
         }
         if count > 0 {
             all.push((tensor, u64::from(count)));
+            sum += u64::from(count);
         }
     }
-    all
+    Moment { slots: all, sum }
 }
 
 /// Adds a moment unless no more slots of any tensor are alive than at another not far back; and takes those away of
 /// which it has as many: every layer adds to the one before.
-fn add_moment(moments: &mut Vec<Vec<(TensorId, u64)>>, now: Vec<(TensorId, u64)>) {
+fn add_moment(moments: &mut Vec<Moment>, now: Moment) {
     const BACK: usize = 64;
     let back = moments.len().saturating_sub(BACK);
-    if moments[back..].iter().any(|other| within(&now, other)) {
+    if moments[back..].iter().rev().any(|other| now.within(other)) {
         return;
     }
     let mut kept = back;
     for at in back..moments.len() {
-        if !within(&moments[at], &now) {
+        if !moments[at].within(&now) {
             moments.swap(kept, at);
             kept += 1;
         }
@@ -94,10 +95,20 @@ fn add_moment(moments: &mut Vec<Vec<(TensorId, u64)>>, now: Vec<(TensorId, u64)>
     moments.push(now);
 }
 
-/// Whether `b` has as many of everything as `a`; both in the same order.
-fn within(a: &[(TensorId, u64)], b: &[(TensorId, u64)]) -> bool {
-    let mut rest = b.iter();
-    a.len() <= b.len() && a.iter().all(|of| rest.find(|other| other.0 == of.0).is_some_and(|other| other.1 >= of.1))
+/// How many slots of each tensor are alive at a moment, and of all.
+#[derive(Debug, Clone)]
+struct Moment {
+    slots: Vec<(TensorId, u64)>,
+    sum: u64,
+}
+
+impl Moment {
+    /// Whether another has as many of everything; both in the same order.
+    fn within(&self, other: &Moment) -> bool {
+        let mut rest = other.slots.iter();
+        let mut has = |of: &(TensorId, u64)| rest.find(|there| there.0 == of.0).is_some_and(|there| there.1 >= of.1);
+        self.sum <= other.sum && self.slots.len() <= other.slots.len() && self.slots.iter().all(&mut has)
+    }
 }
 
 impl Footprint {
@@ -121,9 +132,9 @@ impl Footprint {
         // The first one of the fullest.
         let mut fullest: (u64, &[(TensorId, u64)]) = (0, &[]);
         for moment in &counts.moments {
-            let now = bytes_of(moment);
+            let now = bytes_of(&moment.slots);
             if now > fullest.0 {
-                fullest = (now, moment);
+                fullest = (now, &moment.slots);
             }
         }
         let mut by_kind = TensorKind::ALL.map(|kind| (kind, 0));
