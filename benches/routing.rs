@@ -25,10 +25,7 @@ fn request(words: &str) -> Request {
 
 /// Every row list of an exchange of DeepEP's kind: by node, and by rank.
 fn row_lists(route: &Route) -> usize {
-    let of = |src| {
-        let nodes = (0..route.nodes()).map(move |n| route.row_list(src, route.node_slots(n)).len());
-        nodes.sum::<usize>()
-    };
+    let of = |src| [route.lists_by_node(src), route.lists_by_rank(src)].iter().flatten().map(Vec::len).sum::<usize>();
     (0..route.ranks).map(of).sum()
 }
 
@@ -60,9 +57,15 @@ fn routing(c: &mut Criterion) {
     group.bench_function("trace to route", |b| b.iter(|| black_box(trace.route(&placement, 8))));
     let route = request.route().expect("a route");
     group.bench_function("maps", |b| b.iter(|| black_box(by_maps(&route))));
-    let copied = Request { replicas: 64, ..request };
+    let copied = Request { replicas: 64, ..request.clone() };
     group.bench_function("uniform to route, 64 copies", |b| b.iter(|| black_box(copied.route())));
-    group.bench_function("row lists by node", |b| b.iter(|| black_box(row_lists(&route))));
+    group.bench_function("uniform to route and row lists", |b| {
+        b.iter(|| {
+            let route = request.route().expect("a route");
+            black_box(row_lists(&route))
+        });
+    });
+    group.bench_function("row lists", |b| b.iter(|| black_box(row_lists(&route))));
     group.bench_function("hops", |b| {
         use foretrain::collective::exchange::hops;
         use foretrain::plan::route::ExchangeAlgo;

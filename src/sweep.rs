@@ -10,6 +10,7 @@ pub mod exchange;
 pub mod frames;
 pub mod grid;
 pub mod guard;
+mod shadow;
 mod store;
 pub mod summary;
 

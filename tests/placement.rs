@@ -216,6 +216,80 @@ fn copies_that_are_not_summed_are_caught() {
     assert!(caught, "gradients of one copy alone went unnoticed");
 }
 
+/// Every rank computes the hottest experts for itself: the step is that of the dense reference, whatever else it shares.
+#[test]
+fn shadowed_experts_take_the_step_of_one() {
+    for words in WAYS {
+        for (ep, n) in [(2, 1), (4, 3), (4, 8)] {
+            let plan = of(ep, &format!("{words}+shadow-{n}"), "zipf:1.5").plan();
+            assert_eq!(plan.routes[0].shadows, n);
+            holds(&format!("{words} ep {ep} shadow {n}"), &plan);
+        }
+    }
+    let zero = |zero| Parallelism { zero, ..Parallelism::default() };
+    for (words, microbatches, par) in [
+        ("shadow-2", 2, Parallelism { dp: 4, ep: 2, ..zero(0) }),
+        ("shadow-3+no-overlap-grad", 3, Parallelism { dp: 8, ep: 4, recompute: Recompute::Full, ..zero(1) }),
+        ("shadow-1+overlap-shared", 1, Parallelism { dp: 2, ep: 4, tp: 2, ..zero(1) }),
+        ("shadow-2+capacity-0.75", 2, Parallelism { dp: 2, ep: 2, ring: 2, ..zero(1) }),
+        ("shadow-2", 4, Parallelism { dp: 4, ep: 4, pp: 2, vp: 2, ..zero(1) }),
+        ("shadow-2", 2, Parallelism { dp: 4, ep: 2, ..zero(2) }),
+        ("shadow-1", 2, Parallelism { dp: 8, ep: 4, recompute: Recompute::Full, ..zero(3) }),
+    ] {
+        let par = Parallelism { options: words.parse().unwrap(), ..par };
+        let moe = MoeSpec { shared_ffn: 4, ..eight() };
+        let step = Step { moe, par, microbatches, layers: 2 * u64::from(par.pp * par.vp), ..of(1, "", "zipf:1.2") };
+        holds(words, &step.plan());
+    }
+}
+
+/// Rows of shadowed experts stay where they are; memory of weights that are kept grows by nothing.
+#[test]
+fn shadows_take_rows_off_the_way_and_weights_onto_it() {
+    let [alone, shadowed] = ["default", "shadow-2"].map(|words| of(4, words, "hot-rank:0.9").plan());
+    let hot: Vec<u32> = shadowed.routes[0].shadowed().to_vec();
+    let [plain, route] = [&alone, &shadowed].map(|plan| &plan.routes[0]);
+    for src in 0..4 {
+        let experts =
+            |route: &Route| route.choices(src).unwrap().iter().map(|s| route.expert_in(*s)).collect::<Vec<_>>();
+        assert_eq!(experts(plain), experts(route), "the same choices");
+        for &slot in route.choices(src).unwrap() {
+            let expert = route.expert_in(slot);
+            let home = if hot.contains(&expert) { src } else { expert / 2 };
+            assert_eq!(route.rank_of(slot), home, "expert {expert} of source {src}");
+        }
+    }
+    let loads = hot.iter().map(|e| plain.rows_of_expert(*e)).fold(f64::MAX, f64::min);
+    assert!((0..8).filter(|e| !hot.contains(e)).all(|e| plain.rows_of_expert(e) <= loads), "the hottest are shadowed");
+    let kept = |plan: &Plan, name: &str| plan.tensors.iter().find(|t| t.name == name).unwrap().elems();
+    for name in ["w.experts", "g.experts", "adam_m.experts"] {
+        assert_eq!(kept(&shadowed, name), kept(&alone, name), "{name}");
+    }
+    // Both shadows of every layer, to three others: up and down, out in two bytes less than home.
+    let labels: Vec<&str> = shadowed.ops().map(|(_, op)| op.label.as_str()).collect();
+    for label in ["shadow_out_up", "shadow_out_down", "shadow_home_up", "shadow_home_down"] {
+        assert!(labels.contains(&label), "{label}");
+    }
+}
+
+/// Gradients of shadows that stay away from home are missed.
+#[test]
+fn shadows_that_do_not_come_home_are_caught() {
+    let mut plan = of(4, "shadow-2", "zipf:1.5").plan();
+    let want = reference(&plan);
+    let before = plan.ops().count();
+    for block in &mut plan.blocks {
+        for op in &mut block.ops {
+            if let (true, OpKind::Compute { reads, .. }) = (op.label == "add_shadow_down", &mut op.kind) {
+                reads[1] = reads[0];
+            }
+        }
+    }
+    assert_eq!(plan.ops().count(), before);
+    let name = "model.layers.0.mlp.experts.down_proj.weight";
+    assert!(error(&run(&plan).grads[name], &want.grads[name]) > 1e-3, "gradients of shadows went unnoticed");
+}
+
 /// ceil(T k / E factor) of each source's tokens, earlier ones first (Megatron Core), by hand.
 #[test]
 fn what_is_beyond_the_capacity_is_dropped() {
@@ -300,6 +374,8 @@ fn predictions_agree() {
         ("capacity-pad:1.5", "balanced"),
         ("capacity-pad:1.5", "zipf:1.0"),
         ("replicas-8+capacity-1", "zipf:1.0"),
+        ("shadow-2", "zipf:1.0"),
+        ("shadow-3+dispatch-deepep-v1-normal", "zipf:1.0"),
     ] {
         let plan = Step { moe, layers: 3, microbatches: 2, ..of(8, words, routing) }.plan();
         let host = Host::new(8, 8, 1.0);
@@ -341,12 +417,17 @@ fn what_cannot_be_is_refused_with_a_remedy() {
         (4, "capacity-pad:1+replicas-4", "uniform", "drop without pad"),
         (4, "capacity-pad:1+dispatch-deepep-v1-normal", "uniform", "use dispatch nccl"),
         (4, "capacity-0.5", "balanced", "use --routing uniform"),
+        (1, "shadow-2", "uniform", "leave it out"),
+        (4, "shadow-2", "balanced", "use --routing zipf:1.0"),
+        (4, "shadow-9", "uniform", "use fewer"),
+        (4, "shadow-2+replicas-4", "uniform", "leave one out"),
+        (4, "shadow-2+capacity-pad:1", "uniform", "drop without pad"),
     ] {
         let said = why(of(ep, words, routing));
         assert!(said.contains(wants), "{words}: {said}");
     }
     let dense = LlmSpec { moe: None, ..model(eight(), 1) };
-    for (words, wants) in [("replicas-4", "has none"), ("capacity-2", "has none")] {
+    for (words, wants) in [("replicas-4", "has none"), ("capacity-2", "has none"), ("shadow-1", "has none")] {
         let step = of(1, words, "uniform");
         let said = build_routed(&dense, &step.work(), &step.par, SM, None).unwrap_err().to_string();
         assert!(said.contains(wants), "{words}: {said}");

@@ -71,6 +71,9 @@ pub struct Config {
     /// What an expert takes of a rank's tokens: none (all), 1.25 times the even share, pad:1.25, tutel:1.25 or tutel:0 [default: none]
     #[arg(long, value_name = "HOW", value_parser = capacity)]
     capacity: Option<Capacity>,
+    /// Hot experts that every rank computes for itself, their weights being broadcast: so many, or auto by FasterMoE's rule [default: 0]
+    #[arg(long, value_name = "N|auto", value_parser = shadow)]
+    shadow: Option<Shadow>,
     /// ZeRO stage, 0 to 3; among N neighbours only with --options shard-N [default: 1]
     #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u32).range(0..=3))]
     zero: Option<u32>,
@@ -224,6 +227,10 @@ impl Config {
         case.documents = self.documents.clone().unwrap_or_default();
         self.measured(&mut case)?;
         case.routing = self.routing.clone().unwrap_or_else(|| (defaults.routing)());
+        let mut point = point;
+        if self.shadow == Some(Shadow::Auto) {
+            point.par.options.shadow = case.shadows(&point)?;
+        }
         Ok(Chosen { case, point, loaded: None })
     }
 
@@ -236,6 +243,10 @@ impl Config {
             dispatch_fp8: fp8.unwrap_or(said.dispatch_fp8),
             replicas: self.replicas.unwrap_or(said.replicas),
             capacity: self.capacity.unwrap_or(said.capacity),
+            shadow: match self.shadow {
+                Some(Shadow::Experts(n)) => n,
+                _ => said.shadow,
+            },
             ..said
         }
     }
@@ -328,6 +339,14 @@ impl Config {
                 if a.par.options.dispatch_fp8 { "fp8" } else { "bf16" }.into(),
             ),
             ("replicas", number(self.replicas), a.par.options.replicas.to_string()),
+            (
+                "shadow",
+                match self.shadow {
+                    Some(Shadow::Experts(n)) => Some(n.to_string()),
+                    _ => None,
+                },
+                a.par.options.shadow.to_string(),
+            ),
             ("capacity", self.capacity.map(|c| c.to_string()), a.par.options.capacity.to_string()),
             ("documents", self.documents.as_ref().map(listed), listed(&a.documents)),
             ("dtype", self.dtype.map(|d| d.name().into()), a.dtype.clone()),
@@ -412,6 +431,21 @@ pub fn dispatch(text: &str) -> std::result::Result<Dispatch, String> {
 
 pub fn capacity(text: &str) -> std::result::Result<Capacity, String> {
     text.parse()
+}
+
+/// How many hot experts every rank computes for itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shadow {
+    /// As many as the rule finds worth it.
+    Auto,
+    Experts(u32),
+}
+
+fn shadow(text: &str) -> std::result::Result<Shadow, String> {
+    match text {
+        "auto" => Ok(Shadow::Auto),
+        _ => text.parse().map(Shadow::Experts).map_err(|_| format!("{text:?} is no number; write 2, or auto")),
+    }
 }
 
 pub fn routing(text: &str) -> std::result::Result<Routing, String> {

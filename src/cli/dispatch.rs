@@ -161,6 +161,12 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let algo = flags.algorithm(&route, &gpu)?;
     let row = flags.dispatch_dtype.row_bytes(flags.hidden);
     let buffers = exchange::buffers(&route, algo, flags.hidden, row)?;
+    let (needed, room) = (buffers.total() as f64, gpu.memory.value.value());
+    if needed > room {
+        let why =
+            format!("buffers: {} on a GPU of {}; use fewer tokens, or another --dispatch", bytes(needed), bytes(room));
+        return Err(Error::infeasible(why));
+    }
     let members: Vec<u32> = (0..flags.ep).collect();
     let pass = |phase, row: u64| {
         let estimate = exchange::time(&route, algo, phase, row, &members, &cluster, &stack)?;

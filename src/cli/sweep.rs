@@ -89,6 +89,9 @@ pub struct Flags {
     /// What an expert takes of a rank's tokens, see `foretrain help estimate`; crossed with --options
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = capacity)]
     capacity: Vec<Capacity>,
+    /// Hot experts that every rank computes for itself, see `foretrain help estimate`; crossed with --options
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    shadow: Vec<u32>,
     /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
@@ -151,8 +154,12 @@ impl Flags {
             let or_said = |list: &[u32], said: u32| if list.is_empty() { vec![said] } else { list.to_vec() };
             let copies = or_said(&self.replicas, options.replicas);
             let room = if self.capacity.is_empty() { vec![options.capacity] } else { self.capacity.clone() };
-            for (&dispatch, &dispatch_fp8) in cross(&carriers, &narrow) {
-                let with = |(&replicas, &capacity)| Options { dispatch, dispatch_fp8, replicas, capacity, ..*options };
+            let shadows = or_said(&self.shadow, options.shadow);
+            for ((&dispatch, &dispatch_fp8), &shadow) in
+                cross(&carriers, &narrow).flat_map(|way| shadows.iter().map(move |n| (way, n)))
+            {
+                let options = Options { dispatch, dispatch_fp8, shadow, ..*options };
+                let with = |(&replicas, &capacity)| Options { replicas, capacity, ..options };
                 all.extend(cross(&copies, &room).map(with));
             }
         }

@@ -23,7 +23,9 @@ pub type Round = Vec<Message>;
 /// The rounds of an exchange; none of their messages is empty, and none is to its own sender.
 pub fn rounds(route: &Route, algo: ExchangeAlgo, phase: Phase) -> Vec<Round> {
     let mut rounds = match algo {
-        ExchangeAlgo::AllGather => forwarded(route, |src, _| own(route, src), |src, _| own(route, src)),
+        ExchangeAlgo::AllGather | ExchangeAlgo::Broadcast => {
+            forwarded(route, |src, _| own(route, src), |src, _| own(route, src))
+        }
         ExchangeAlgo::Nccl => vec![pairwise(route, |src, dst| copies(route, src, dst))],
         ExchangeAlgo::DeepepV2Direct { .. } => vec![pairwise(route, |src, dst| unique(route, src, dst))],
         ExchangeAlgo::DeepepLowLatency { .. } => vec![one_by_one(route)],
@@ -164,9 +166,10 @@ mod tests {
         Route::new([4, 2], 8, 3, Counts::Listed { tokens: vec![2, 0, 1, 1], choices }).unwrap()
     }
 
-    const ALGOS: [ExchangeAlgo; 8] = [
+    const ALGOS: [ExchangeAlgo; 9] = [
         ExchangeAlgo::Nccl,
         ExchangeAlgo::AllGather,
+        ExchangeAlgo::Broadcast,
         ExchangeAlgo::DeepepNormal { sms: 20 },
         ExchangeAlgo::DeepepLowLatency { hook: true, slots: 2 },
         ExchangeAlgo::DeepepV2Hybrid { sms: 12 },

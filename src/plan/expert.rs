@@ -55,8 +55,18 @@ pub enum ExpertOp {
     Rows { from: Layout, to: Layout, rows: [u64; 2], values: Values },
     /// Rounds rows to E4M3: reads x `[rows, cols]`; writes codes, and scales `[rows, cols / 128]`.
     Quantise { layout: Layout, rows: u64, cols: u64 },
-    /// One product a slot, W being `[slots, n, k]`.
-    MatMul { pass: Pass, rows: u64, slots: u64, n: u64, k: u64, fp8: bool },
+    /// One product a slot, W being `[slots, n, k]`: those of the rank from `first` on. Where that is not its first slot,
+    /// y and dx are operands too, whose rows of other slots stay as they are.
+    MatMul {
+        pass: Pass,
+        rows: u64,
+        slots: u64,
+        #[serde(default, skip_serializing_if = "is_zero")]
+        first: u64,
+        n: u64,
+        k: u64,
+        fp8: bool,
+    },
     /// Reads [gate | up] `[p, 2 f]` and what each row weighs `[p]`; writes weight * silu(gate) * up.
     SwiGlu { rows: u64, cols: u64 },
     /// Reads [gate | up], the weights, d_out; writes [d_gate | d_up] and the gradient of the weights.
@@ -65,6 +75,10 @@ pub enum ExpertOp {
     Relu2 { rows: u64, cols: u64 },
     /// Reads up, the weights, d_out; writes d_up and the gradient of the weights.
     Relu2Bwd { rows: u64, cols: u64 },
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// A kernel that a route tells how many rows there are.
@@ -120,7 +134,9 @@ impl ExpertKernel {
             ExpertOp::Quantise { rows, cols, .. } => {
                 of(&[rows * cols], &[rows * cols, rows * cols.div_ceil(FP8_BLOCK)])
             }
-            ExpertOp::MatMul { pass, rows, slots, n, k, .. } => match pass {
+            ExpertOp::MatMul { pass, rows, slots, first, n, k, .. } => match pass {
+                Pass::Forward if first > 0 => of(&[rows * k, slots * n * k, rows * n], &[rows * n]),
+                Pass::Dx if first > 0 => of(&[rows * n, slots * n * k, rows * k], &[rows * k]),
                 Pass::Forward => of(&[rows * k, slots * n * k], &[rows * n]),
                 Pass::Dx => of(&[rows * n, slots * n * k], &[rows * k]),
                 Pass::Dw => of(&[rows * n, rows * k, slots * n * k], &[slots * n * k]),
@@ -148,8 +164,8 @@ impl ExpertKernel {
             | ExpertOp::SwiGluBwd { rows, .. }
             | ExpertOp::Relu2 { rows, .. }
             | ExpertOp::Relu2Bwd { rows, .. } => memory(share(all(reads) + all(writes), count(Layout::Experts), rows)),
-            ExpertOp::MatMul { pass, rows, slots, n, k, fp8 } => {
-                let groups = Groups::of(route, place);
+            ExpertOp::MatMul { pass, rows, slots, first, n, k, fp8 } => {
+                let groups = Groups::of(route, place, first..first + slots);
                 groups.work(pass, [rows, slots, n, k], fp8, reads, writes)
             }
         }
@@ -166,8 +182,9 @@ struct Groups {
 }
 
 impl Groups {
-    fn of(route: &Route, place: u32) -> Groups {
-        let each = route.rows_by_local_expert(place);
+    fn of(route: &Route, place: u32, slots: std::ops::Range<u64>) -> Groups {
+        let all = route.rows_by_local_expert(place);
+        let each = all.get(slots.start as usize..slots.end as usize).unwrap_or_default();
         let filled = |rows: &f64| (rows.ceil() as u64).next_multiple_of(ROW_BLOCK);
         Groups {
             rows: each.iter().sum(),

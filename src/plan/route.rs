@@ -8,6 +8,7 @@
 mod counts;
 mod expected;
 mod replicas;
+mod shadow;
 
 pub use counts::Tables;
 pub use expected::{expected_unique, expected_unique_in_groups};
@@ -44,6 +45,9 @@ pub struct Route {
     /// Rows that every source sends to every slot, filled up with zeros; none where it sends what chose the slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad: Option<u32>,
+    /// The last slots of every rank that only borrow the weights of their experts, see [`Route::shadowing`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub shadows: u32,
     #[serde(skip_serializing)]
     tables: Option<Tables>,
 }
@@ -86,6 +90,12 @@ struct Unchecked {
     holds: Vec<u32>,
     #[serde(default)]
     pad: Option<u32>,
+    #[serde(default)]
+    shadows: u32,
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
 }
 
 impl TryFrom<Unchecked> for Route {
@@ -95,6 +105,7 @@ impl TryFrom<Unchecked> for Route {
         let route = Route::new([raw.ranks, raw.node], raw.experts, raw.topk, raw.counts)?;
         let route = raw.groups.map_or(Ok(route.clone()), |groups| route.limited(groups))?;
         let route = if raw.holds.is_empty() { route } else { route.holding(raw.holds)? };
+        let route = if raw.shadows > 0 { route.shadowing(raw.shadows)? } else { route };
         raw.pad.map_or(Ok(route.clone()), |pad| route.padded(pad))
     }
 }
@@ -103,8 +114,18 @@ impl Route {
     /// `shape` is ranks and ranks of a node.
     pub fn new(shape: [u32; 2], experts: u32, topk: u32, counts: Counts) -> Result<Route> {
         let [ranks, node] = shape;
-        let mut route =
-            Route { ranks, node, experts, topk, counts, groups: None, holds: vec![], pad: None, tables: None };
+        let mut route = Route {
+            ranks,
+            node,
+            experts,
+            topk,
+            counts,
+            groups: None,
+            holds: vec![],
+            pad: None,
+            shadows: 0,
+            tables: None,
+        };
         route.check_shape()?;
         if let Counts::Listed { tokens, choices } = &route.counts {
             route.tables = Some(Tables::new(&route, tokens, choices)?);
@@ -275,6 +296,22 @@ impl Route {
         rows.filter(|(_, row)| row.iter().any(|e| experts.contains(e))).map(|(t, _)| t as u32).collect()
     }
 
+    /// The row lists of `src` for every rank, in one pass; none where the route is balanced.
+    pub fn lists_by_rank(&self, src: u32) -> Vec<Vec<u32>> {
+        self.lists(src, self.local_experts(), |tables| (&tables.to_rank, self.ranks))
+    }
+
+    /// The same for every node.
+    pub fn lists_by_node(&self, src: u32) -> Vec<Vec<u32>> {
+        self.lists(src, self.local_experts() * self.node, |tables| (&tables.to_node, self.nodes()))
+    }
+
+    fn lists<'a>(&'a self, src: u32, size: u32, of: impl Fn(&'a Tables) -> (&'a Vec<u32>, u32)) -> Vec<Vec<u32>> {
+        let (Some(choices), Some(tables)) = (self.choices(src), &self.tables) else { return vec![] };
+        let (rows, parts) = of(tables);
+        counts::lists(choices, self.topk, size, &rows[(src * parts) as usize..((src + 1) * parts) as usize])
+    }
+
     pub fn rank_slots(&self, rank: u32) -> std::ops::Range<u32> {
         rank * self.local_experts()..(rank + 1) * self.local_experts()
     }
@@ -293,6 +330,9 @@ pub enum ExchangeAlgo {
     Nccl,
     /// All rows to everyone, each takes what it needs; on combine a reduce-scatter of full-length sums.
     AllGather,
+    /// The same of few rows that are large: each goes round from its source, chunk by chunk, and back its sum does
+    /// (NCCL's broadcast and reduce).
+    Broadcast,
     /// DeepEP V1, normal kernels: once to a node over the network, once to a rank over the scale-up links, summed
     /// within the node on the way back. Half of the `sms` send, half receive.
     DeepepNormal { sms: u16 },
@@ -425,7 +465,10 @@ mod tests {
         assert_eq!(r.row_list(0, r.node_slots(1)), [0, 1]);
         assert_eq!(r.choices(2).unwrap(), [7, 6, 5]);
         for (src, dst) in (0..4).flat_map(|s| (0..4).map(move |d| (s, d))) {
-            assert_eq!(r.row_list(src, r.rank_slots(dst)).len() as f64, r.unique_to_rank(src, dst));
+            let list = r.row_list(src, r.rank_slots(dst));
+            assert_eq!(list.len() as f64, r.unique_to_rank(src, dst));
+            assert_eq!(r.lists_by_rank(src)[dst as usize], list);
+            assert_eq!(r.lists_by_node(src)[(dst / 2) as usize], r.row_list(src, r.node_slots(dst / 2)));
         }
     }
 

@@ -155,7 +155,7 @@ impl ExchangeAlgo {
     pub fn landed(self) -> Layout {
         match self {
             ExchangeAlgo::Nccl | ExchangeAlgo::Hierarchical => Layout::Landed(Landing::Pairs),
-            ExchangeAlgo::AllGather => Layout::Landed(Landing::Everyone),
+            ExchangeAlgo::AllGather | ExchangeAlgo::Broadcast => Layout::Landed(Landing::Everyone),
             // Every slot of every rank has places of its own.
             ExchangeAlgo::DeepepLowLatency { .. } => Layout::Experts,
             _ => Layout::Landed(Landing::Unique),

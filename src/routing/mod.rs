@@ -58,14 +58,21 @@ impl Trace {
             return Err(Error::spec("routing", "tokens", why));
         }
         let slots = placement.slots_of(self.experts)?;
-        let mut turn = vec![0u32; self.experts as usize];
-        let slot = |e: &u32| {
-            let Some(own) = slots.get(*e as usize) else { return DROPPED };
-            let at = &mut turn[*e as usize];
-            *at = at.wrapping_add(1);
-            own[(*at - 1) as usize % own.len()]
+        let choices = if slots.iter().all(|own| own.len() == 1) {
+            let only: Vec<u32> = slots.iter().map(|own| own[0]).collect();
+            self.choices.iter().map(|e| only.get(*e as usize).copied().unwrap_or(DROPPED)).collect()
+        } else {
+            // Replicas take turns.
+            let mut turn = vec![0usize; self.experts as usize];
+            let mut slot = |e: &u32| {
+                let Some(own) = slots.get(*e as usize) else { return DROPPED };
+                let at = &mut turn[*e as usize];
+                let slot = own[*at];
+                *at = if *at + 1 == own.len() { 0 } else { *at + 1 };
+                slot
+            };
+            self.choices.iter().map(&mut slot).collect()
         };
-        let choices = self.choices.iter().map(slot).collect();
         let counts = Counts::Listed { tokens: self.tokens.clone(), choices };
         Route::new([placement.ranks, node], placement.experts(), self.topk, counts)
     }

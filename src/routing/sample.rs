@@ -10,11 +10,14 @@ use rand_chacha::ChaCha8Rng;
 /// Draws in proportion to weights in constant time (Walker's alias method).
 pub struct Sampler {
     weights: Vec<f64>,
-    /// Of each expert: the part of its cell that is its own, of 2^32, and whose the rest is.
-    cells: Vec<(u32, u32)>,
+    /// Of each expert: below which of 2^32 numbers its cell is its own, and whose the rest is.
+    cells: Vec<(u64, u32)>,
     possible: usize,
     alike: bool,
 }
+
+/// A cell that is all its own.
+const OWN: u64 = 1 << 32;
 
 /// So many draws of what was there already, then the noise itself.
 const PATIENCE: u32 = 64;
@@ -25,17 +28,19 @@ impl Sampler {
         let sum: f64 = weights.iter().sum();
         let n = weights.len();
         let mut part: Vec<f64> = weights.iter().map(|w| w / sum * n as f64).collect();
-        let mut cells = vec![(u32::MAX, 0); n];
+        let mut cells = vec![(OWN, 0); n];
         let (mut small, mut large): (Vec<usize>, Vec<usize>) = (0..n).partition(|i| part[*i] < 1.0);
         while let (Some(s), Some(&l)) = (small.pop(), large.last()) {
-            cells[s] = ((part[s] * 4_294_967_295.0) as u32, l as u32);
+            cells[s] = ((part[s] * 4_294_967_295.0) as u64 + 1, l as u32);
             part[l] -= 1.0 - part[s];
             if part[l] < 1.0 {
                 small.extend(large.pop());
             }
         }
         // What rounding left over is whole.
-        small.into_iter().chain(large).for_each(|i| cells[i] = (u32::MAX, i as u32));
+        small.into_iter().chain(large).for_each(|i| cells[i] = (OWN, i as u32));
+        // Never drawn, not even by the one number that rounding leaves.
+        cells.iter_mut().zip(&weights).filter(|(_, w)| **w <= 0.0).for_each(|(cell, _)| cell.0 = 0);
         let possible = weights.iter().filter(|w| **w > 0.0).count();
         let alike = weights.iter().all(|w| *w == weights[0] && *w > 0.0);
         Sampler { weights, cells, possible, alike }
@@ -45,7 +50,7 @@ impl Sampler {
         let bits: u64 = rng.random();
         let cell = (((bits >> 32) * self.cells.len() as u64) >> 32) as u32;
         let (own, other) = self.cells[cell as usize];
-        if bits as u32 <= own && self.weights[cell as usize] > 0.0 { cell } else { other }
+        if bits & (OWN - 1) < own { cell } else { other }
     }
 
     /// Fills `row` with different experts; where fewer are possible, the rest is dropped.

@@ -1,6 +1,8 @@
 //! FasterMoE's shadowing: a hot expert's weights go to everyone, and its tokens stay at home (shadow_policy.py).
 
-use crate::plan::route::Route;
+use super::Trace;
+use crate::error::{Error, Result};
+use crate::plan::route::{Counts, DROPPED, Route};
 
 /// What the rule weighs: widths and rates of the machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,4 +39,54 @@ pub fn shadowed(route: &Route, costs: &Costs) -> Vec<u32> {
         chosen.push(slot);
     }
     chosen
+}
+
+/// The `n` experts that most tokens choose, hottest first.
+pub fn hottest(trace: &Trace, n: u32) -> Vec<u32> {
+    let loads = trace.loads();
+    let mut all: Vec<u32> = (0..trace.experts).collect();
+    all.sort_by_key(|expert| std::cmp::Reverse(loads[*expert as usize]));
+    all.truncate(n as usize);
+    all
+}
+
+/// The route of a trace over `ranks`, `node` to a node, where every rank computes `experts` for itself: slots of its own,
+/// shadowed ones first, and behind them one for each shadowed expert, owner after owner.
+pub fn route(trace: &Trace, experts: &[u32], [ranks, node]: [u32; 2]) -> Result<Route> {
+    let bad = |why: String| Err(Error::spec("routing", "shadow", why));
+    if ranks == 0 || !trace.experts.is_multiple_of(ranks) {
+        return bad(format!("{} experts do not divide over {ranks} ranks; use a divisor", trace.experts));
+    }
+    if trace.tokens.len() != ranks as usize {
+        return bad(format!("{} sources for {ranks} ranks; spread the trace", trace.tokens.len()));
+    }
+    let own = trace.experts / ranks;
+    let mut holds = vec![];
+    let mut shadowed = experts.to_vec();
+    shadowed.sort_unstable();
+    shadowed.dedup();
+    for rank in 0..ranks {
+        let mut mine: Vec<u32> = (rank * own..(rank + 1) * own).collect();
+        mine.sort_by_key(|expert| shadowed.binary_search(expert).is_err());
+        holds.extend(mine.into_iter().chain(shadowed.iter().copied()));
+    }
+    let local = own + shadowed.len() as u32;
+    let mut home = vec![0; trace.experts as usize];
+    for (slot, &expert) in (0..).zip(&holds).filter(|(slot, _)| slot % local < own) {
+        home[expert as usize] = slot;
+    }
+    let mut choices = Vec::with_capacity(trace.choices.len());
+    let mut rest = trace.choices.as_slice();
+    for (src, &tokens) in (0..).zip(&trace.tokens) {
+        let (mine, after) = rest.split_at(tokens as usize * trace.topk as usize);
+        rest = after;
+        choices.extend(mine.iter().map(|&expert| match shadowed.binary_search(&expert) {
+            _ if expert == DROPPED => DROPPED,
+            Ok(at) => src * local + own + at as u32,
+            Err(_) => home[expert as usize],
+        }));
+    }
+    let counts = Counts::Listed { tokens: trace.tokens.clone(), choices };
+    let route = Route::new([ranks, node], ranks * local, trace.topk, counts)?;
+    if shadowed.is_empty() { Ok(route) } else { route.holding(holds)?.shadowing(shadowed.len() as u32) }
 }

@@ -80,10 +80,13 @@ pub struct Options {
     /// Slots of experts beyond one for each, placed and given out by EPLB.
     pub replicas: u32,
     pub capacity: Capacity,
+    /// The hottest so many experts are computed by every rank for its own tokens, weights being broadcast and gradients
+    /// reduced in every layer and microbatch (FasterMoE's shadowing).
+    pub shadow: u32,
 }
 
 fn is_numbered(name: &str) -> bool {
-    ["replicas-", "shard-", "capacity-"].iter().any(|start| name.starts_with(start))
+    ["replicas-", "shard-", "shadow-", "capacity-"].iter().any(|start| name.starts_with(start))
 }
 
 impl Options {
@@ -92,6 +95,11 @@ impl Options {
         if let Some(n) = name.strip_prefix("replicas-") {
             let wrong = || format!("{name:?}: {n:?} is no number of slots above 0; write replicas-32");
             self.replicas = n.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?;
+            return Ok(true);
+        }
+        if let Some(n) = name.strip_prefix("shadow-") {
+            let wrong = || format!("{name:?}: {n:?} is no number of experts above 0; write shadow-2");
+            self.shadow = n.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?;
             return Ok(true);
         }
         if let Some(n) = name.strip_prefix("shard-") {
@@ -121,6 +129,7 @@ impl fmt::Display for Options {
         words.extend((self.replicas > 0).then(|| format!("replicas-{}", self.replicas)));
         words.extend((self.shard > 0).then(|| format!("shard-{}", self.shard)));
         words.extend((self.capacity != Capacity::Unlimited).then(|| format!("capacity-{}", self.capacity)));
+        words.extend((self.shadow > 0).then(|| format!("shadow-{}", self.shadow)));
         f.write_str(&if words.is_empty() { "default".into() } else { words.join("+") })
     }
 }
@@ -174,13 +183,14 @@ mod tests {
             assert_eq!(options.to_string(), word.name);
         }
         assert!("zigzga".parse::<Options>().unwrap_err().contains("known are default"));
-        for words in ["replicas-32", "stripe+replicas-8+shard-4+capacity-1.25", "capacity-pad:2", "capacity-tutel:-1.5"]
+        for words in ["replicas-32", "shadow-2", "stripe+replicas-8+shard-4+capacity-1.25", "capacity-pad:2", "capacity-tutel:-1.5"]
         {
             assert_eq!(words.parse::<Options>().unwrap().to_string(), words);
         }
         for (words, why) in [
             ("replicas-0", "above 0"),
             ("replicas-x", "replicas-32"),
+            ("shadow-0", "above 0"),
             ("shard-1", "above 1"),
             ("capacity-1.255", "two decimals"),
             ("capacity--1", "not above 0"),

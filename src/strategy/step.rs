@@ -110,9 +110,11 @@ fn write(
 ) -> Result<(Plan, Option<Print>)> {
     let (routes, apart) = match routes {
         Routes::Alike(route) => {
-            // The way of gradients of experts that several slots hold, behind that of tokens.
-            let sums = route.as_ref().map_or(Ok(None), Route::sums)?;
-            (route.into_iter().chain(sums).collect::<Vec<Route>>(), false)
+            // Behind that of tokens the way of what belongs to experts that several slots compute: gradients of copies, or
+            // weights of shadowed ones.
+            let way = |route: &Route| if route.shadows > 0 { route.broadcast() } else { route.sums() };
+            let others = route.as_ref().map_or(Ok(None), way)?;
+            (route.into_iter().chain(others).collect::<Vec<Route>>(), false)
         }
         Routes::ByLayer(routes) => (routes, true),
     };

@@ -24,7 +24,9 @@ impl Buffers {
 pub fn buffers(route: &Route, algo: ExchangeAlgo, hidden: u64, row_bytes: u64) -> Result<Buffers> {
     match algo {
         // A copy of what comes in and of what goes out, which the framework allocates.
-        ExchangeAlgo::Nccl | ExchangeAlgo::AllGather | ExchangeAlgo::Hierarchical => Ok(Buffers::default()),
+        ExchangeAlgo::Nccl | ExchangeAlgo::AllGather | ExchangeAlgo::Broadcast | ExchangeAlgo::Hierarchical => {
+            Ok(Buffers::default())
+        }
         ExchangeAlgo::DeepepNormal { sms } => normal(route, hidden, sms),
         ExchangeAlgo::DeepepLowLatency { slots, .. } => low_latency(route, hidden, slots),
         ExchangeAlgo::DeepepV2Hybrid { .. } => v2(route, hidden, row_bytes, true),

@@ -7,6 +7,7 @@
 //! or node as well. *Real*: those that cross. *Wire*: real ones with the headers that a library sends along.
 
 pub mod allgather;
+pub mod broadcast;
 pub mod buffers;
 pub mod deepep_ll;
 pub mod deepep_normal;
@@ -75,7 +76,7 @@ pub fn same_place(route: &Route, rank: u32, node: u32) -> u32 {
 pub fn sent_by(route: &Route, algo: ExchangeAlgo, rank: u32) -> Vec<Hop> {
     match algo {
         ExchangeAlgo::Nccl => nccl_all_to_all::hops(route, rank),
-        ExchangeAlgo::AllGather => allgather::hops(route, rank),
+        ExchangeAlgo::AllGather | ExchangeAlgo::Broadcast => allgather::hops(route, rank),
         ExchangeAlgo::DeepepNormal { .. } => deepep_normal::hops(route, rank),
         ExchangeAlgo::DeepepLowLatency { .. } => deepep_ll::hops(route, rank),
         ExchangeAlgo::DeepepV2Hybrid { .. } => deepep_v2::hybrid(route, rank),
@@ -231,6 +232,7 @@ fn timed(at: &Place, algo: ExchangeAlgo) -> Result<Estimate> {
     Ok(match algo {
         ExchangeAlgo::Nccl => nccl_all_to_all::time(at, &all),
         ExchangeAlgo::AllGather => allgather::time(at),
+        ExchangeAlgo::Broadcast => broadcast::time(at),
         ExchangeAlgo::Hierarchical => hierarchical::time(at, &all),
         ExchangeAlgo::DeepepNormal { sms } => deepep_normal::time(at, &all, sms),
         ExchangeAlgo::DeepepLowLatency { hook, .. } => deepep_ll::time(at, &all, hook),

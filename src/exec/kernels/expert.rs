@@ -42,7 +42,9 @@ pub fn run<T: Scalar>(
             let [codes, scales] = writes else { panic!("quantise: codes and scales are written") };
             fp8::encode(&read(0)[..rows * cols as usize], cols as usize, codes, scales);
         }
-        ExpertOp::MatMul { pass, n, k, fp8, .. } => here.matmul(pass, [n, k], fp8, reads, writes[0]),
+        ExpertOp::MatMul { pass, slots, first, n, k, fp8, .. } => {
+            here.matmul(pass, [first, slots], [n, k], fp8, reads, writes[0]);
+        }
         ExpertOp::SwiGlu { cols, .. } => here.swiglu(cols as usize, [read(0), read(1)], writes[0]),
         ExpertOp::SwiGluBwd { cols, .. } => {
             let [d_gate_up, d_gates] = writes else { panic!("expert_swiglu_bwd has two results") };
@@ -148,12 +150,22 @@ impl Here<'_> {
         y[..rows].fill(T::zero());
     }
 
-    fn matmul<T: Scalar>(&self, pass: Pass, [n, k]: [u64; 2], fp8: bool, reads: &[Option<&[T]>], out: &mut [T]) {
+    /// Of `count` slots of the rank from the one at `from` on.
+    fn matmul<T: Scalar>(
+        &self,
+        pass: Pass,
+        [from, count]: [u64; 2],
+        [n, k]: [u64; 2],
+        fp8: bool,
+        reads: &[Option<&[T]>],
+        out: &mut [T],
+    ) {
         let product = if fp8 { gemm::matmul_fp8 } else { gemm::matmul };
-        let (n, k) = (n as usize, k as usize);
-        let mut first = 0;
-        for (slot, rows) in self.route.rows_by_local_expert(self.place).into_iter().enumerate() {
-            let (m, weight) = (rows as usize, slot * n * k..(slot + 1) * n * k);
+        let (n, k, from) = (n as usize, k as usize, from as usize);
+        let all = self.route.rows_by_local_expert(self.place);
+        let mut first = all[..from].iter().sum::<f64>() as usize;
+        for (slot, rows) in all[from..from + count as usize].iter().enumerate() {
+            let (m, weight) = (*rows as usize, slot * n * k..(slot + 1) * n * k);
             let part =
                 |i: usize, cols: usize| &reads[i].expect("rows are read alone")[first * cols..(first + m) * cols];
             let whole = |i: usize| &reads[i].expect("weights are read alone")[weight.clone()];

@@ -301,6 +301,7 @@ pub(in crate::exec) fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
     match kernel {
         Kernel::MatMul { accumulate: true, .. } => &[(2, 0)],
         Kernel::Expert(ExpertKernel { op: ExpertOp::MatMul { pass: Pass::Dw, .. }, .. }) => &[(2, 0)],
+        Kernel::Expert(ExpertKernel { op: ExpertOp::MatMul { first: 1.., .. }, .. }) => &[(2, 0)],
         Kernel::MergeLse(_) => &[(0, 0), (1, 1)],
         Kernel::Unfused { step: ScoreStep::SoftmaxBwd, .. } => &[(1, 0)],
         Kernel::AttentionOnto(_) => &[(2, 0), (3, 1)],

@@ -29,6 +29,12 @@ pub fn check(plan: &Plan) -> Result<()> {
             {
                 return fail(format!("{rows} rows, of which the fullest rank has {need}"));
             }
+            if let OpKind::Compute { kernel: Kernel::Expert(k), .. } = &op.kind
+                && let ExpertOp::MatMul { first, slots, .. } = k.op
+                && first.saturating_add(slots) > u64::from(route.local_experts())
+            {
+                return fail(format!("slots {first} to {} of {}", first.saturating_add(slots), route.local_experts()));
+            }
         }
     }
     Ok(())

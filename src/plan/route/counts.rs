@@ -69,15 +69,60 @@ struct Of<'a> {
     node: &'a mut [u32],
 }
 
-/// Marks by the number of the token that came last, so that nothing is cleared between tokens.
+/// Which parts of a group the token at hand has reached.
+trait Marks {
+    /// Before the next token.
+    fn clear(&mut self);
+    /// Marks a part; whether it was not yet.
+    fn first(&mut self, part: u32) -> bool;
+}
+
+/// A bit each.
+struct Few(u64);
+
+impl Marks for Few {
+    fn clear(&mut self) {
+        self.0 = 0;
+    }
+
+    fn first(&mut self, part: u32) -> bool {
+        let before = self.0;
+        self.0 |= 1 << part;
+        before != self.0
+    }
+}
+
+/// The number of the token that came last to each, so that nothing is cleared.
+struct Many {
+    seen: Vec<u64>,
+    stamp: u64,
+}
+
+impl Many {
+    fn new(parts: u32) -> Many {
+        Many { seen: vec![0; parts as usize], stamp: 0 }
+    }
+}
+
+impl Marks for Many {
+    fn clear(&mut self) {
+        self.stamp += 1;
+    }
+
+    fn first(&mut self, part: u32) -> bool {
+        std::mem::replace(&mut self.seen[part as usize], self.stamp) != self.stamp
+    }
+}
+
+/// Parts that have a bit in [`Few`].
+const FEW: u32 = u64::BITS;
+
 struct Counter {
     topk: usize,
     /// The rank and node of each slot.
     place: Vec<[u32; 2]>,
-    seen_expert: Vec<u64>,
-    seen_rank: Vec<u64>,
-    seen_node: Vec<u64>,
-    stamp: u64,
+    slots: Many,
+    ranks: u32,
 }
 
 impl Counter {
@@ -86,35 +131,57 @@ impl Counter {
         Counter {
             topk: route.topk as usize,
             place: (0..route.experts).map(place).collect(),
-            seen_expert: vec![0; route.experts as usize],
-            seen_rank: vec![0; route.ranks as usize],
-            seen_node: vec![0; route.nodes() as usize],
-            stamp: 0,
+            slots: Many::new(route.experts),
+            ranks: route.ranks,
         }
     }
 
     /// Counts the choices of one source; where they are no choices, the token and why.
     fn count(&mut self, to: Of, choices: &[u32]) -> std::result::Result<(), (usize, String)> {
+        match self.ranks {
+            0..=FEW => self.marked(to, choices, [Few(0), Few(0)]),
+            n => self.marked(to, choices, [Many::new(n), Many::new(n)]),
+        }
+    }
+
+    fn marked(&mut self, to: Of, choices: &[u32], marks: [impl Marks; 2]) -> std::result::Result<(), (usize, String)> {
+        let Counter { place, slots, .. } = self;
+        let [mut ranks, mut nodes] = marks;
         for (token, row) in choices.chunks_exact(self.topk).enumerate() {
-            self.stamp += 1;
+            slots.clear();
+            ranks.clear();
+            nodes.clear();
             for &slot in row.iter().filter(|s| **s != DROPPED) {
-                let Some(&[rank, node]) = self.place.get(slot as usize) else {
-                    let why = format!("slot {slot} of {}; write {DROPPED} for one dropped", self.place.len());
+                let Some(&[rank, node]) = place.get(slot as usize) else {
+                    let why = format!("slot {slot} of {}; write {DROPPED} for one dropped", place.len());
                     return Err((token, why));
                 };
-                if !first(&mut self.seen_expert[slot as usize], self.stamp) {
+                if !slots.first(slot) {
                     return Err((token, format!("slot {slot} twice; a token goes to different slots")));
                 }
                 to.expert[slot as usize] += 1;
-                to.rank[rank as usize] += u32::from(first(&mut self.seen_rank[rank as usize], self.stamp));
-                to.node[node as usize] += u32::from(first(&mut self.seen_node[node as usize], self.stamp));
+                to.rank[rank as usize] += u32::from(ranks.first(rank));
+                to.node[node as usize] += u32::from(nodes.first(node));
             }
         }
         Ok(())
     }
 }
 
-/// Whether it is the first mark with this stamp.
-fn first(mark: &mut u64, stamp: u64) -> bool {
-    std::mem::replace(mark, stamp) != stamp
+/// The row lists of one source: for each part of `size` slots the tokens that have a slot there, ascending, each once.
+/// `rows` says how many there are of each.
+pub(super) fn lists(choices: &[u32], topk: u32, size: u32, rows: &[u32]) -> Vec<Vec<u32>> {
+    let parts = rows.len() as u32;
+    let part: Vec<u32> = (0..parts * size).map(|slot| slot / size).collect();
+    let mut lists: Vec<Vec<u32>> = rows.iter().map(|n| Vec::with_capacity(*n as usize)).collect();
+    for (token, row) in (0..).zip(choices.chunks_exact(topk as usize)) {
+        for &slot in row.iter().filter(|slot| **slot != DROPPED) {
+            // Tokens ascend: whoever was listed for this one already stands last.
+            let list = &mut lists[part[slot as usize] as usize];
+            if list.last() != Some(&token) {
+                list.push(token);
+            }
+        }
+    }
+    lists
 }

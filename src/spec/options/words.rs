@@ -279,5 +279,6 @@ pub const NUMBERED: &[(&str, &str)] = &[
         "shard-N",
         "ZeRO among N neighbouring ranks that hold the same weights, sums going on to the other groups of N (hybrid sharding: FSDP's HYBRID_SHARD, MiCS, Megatron-LM's num-distributed-optimizer-instances)",
     ),
+    ("shadow-N", "every rank computes the N hottest experts for itself, their weights being broadcast; as --shadow"),
     ("capacity-HOW", "what an expert takes of a rank's tokens: 1.25, pad:1.25, tutel:1.25 or tutel:0; as --capacity"),
 ];

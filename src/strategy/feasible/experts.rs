@@ -10,8 +10,12 @@ use crate::strategy::expert;
 pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let (ep, o) = (par.ep, par.options);
     let Some(moe) = model.moe else {
-        if o.replicas > 0 || o.capacity != Capacity::Unlimited {
-            let what = if o.replicas > 0 { "replicas" } else { "capacity" };
+        if o.replicas > 0 || o.shadow > 0 || o.capacity != Capacity::Unlimited {
+            let what = match (o.replicas, o.shadow) {
+                (0, 0) => "capacity",
+                (0, _) => "shadow",
+                _ => "replicas",
+            };
             return Err(Error::infeasible(format!("{what}: of experts; {} has none, leave it out", model.name)));
         }
         return match (ep, o.words().into_iter().find(|word| of_experts(word))) {
@@ -67,6 +71,11 @@ pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
             o.capacity.pads() && o.replicas > 0,
             "replicas and a capacity that is filled up; leave one out, or drop without pad",
         ),
+        (o.capacity.pads() && o.shadow > 0, "shadow and a capacity that is filled up; leave one out, or drop without pad"),
+        (o.replicas > 0 && o.shadow > 0, "replicas and shadow, which both give hot experts more slots; leave one out"),
+        (o.shadow > 0 && ep == 1, "shadow, but every rank has all experts with ep 1; leave it out"),
+        (o.overlap_exchange && o.shadow > 0, "overlap-exchange and shadow; leave one out"),
+        (u64::from(o.shadow) > moe.experts, "shadow of more experts than the model has; use fewer"),
         (o.dispatch_fp8 && ep == 1, "dispatch-fp8, but nothing travels with ep 1; leave it out"),
         (
             o.overlap_exchange && o.no_overlap_p2p && par.vp == 1,
@@ -99,9 +108,10 @@ fn of_experts(word: &str) -> bool {
 
 /// What needs the choices before a plan is built does not go with those that routers make step by step.
 pub fn chosen_by_layer(par: &Parallelism) -> Result<()> {
-    let what = match (par.options.replicas, par.options.capacity) {
-        (0, Capacity::Unlimited) => return Ok(()),
-        (0, _) => "capacity",
+    let what = match (par.options.replicas, par.options.shadow, par.options.capacity) {
+        (0, 0, Capacity::Unlimited) => return Ok(()),
+        (0, 0, _) => "capacity",
+        (0, ..) => "shadow",
         _ => "replicas",
     };
     let why = format!("{what}: where every layer's router chooses for itself, as with weights of a file; leave it out");
@@ -111,9 +121,11 @@ pub fn chosen_by_layer(par: &Parallelism) -> Result<()> {
 /// A route is for the experts and the ranks of the step, and for no more tokens than a rank has.
 pub fn route(model: &LlmSpec, work: &Workload, par: &Parallelism, route: &Route) -> Result<()> {
     let (moe, tokens) = (model.moe.unwrap_or_default(), expert::tokens(work, par));
+    let slots = moe.experts + u64::from(par.options.replicas) + u64::from(par.options.shadow) * u64::from(par.ep);
     let pairs = [
         ("ranks, ep", u64::from(route.ranks), u64::from(par.ep)),
-        ("experts and replicas, the model's", u64::from(route.experts), moe.experts + u64::from(par.options.replicas)),
+        ("experts and replicas, the model's", u64::from(route.experts), slots),
+        ("shadowed experts, those asked for", u64::from(route.shadows), u64::from(par.options.shadow)),
         ("experts, the model's", u64::from(route.distinct_experts()), moe.experts),
         ("choices of a token, the model's", u64::from(route.topk), moe.top_k),
     ];

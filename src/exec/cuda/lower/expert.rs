@@ -114,7 +114,9 @@ impl Lowering<'_> {
             ExpertOp::RouterBwd { rows, experts, topk, gate } => self.router(&here, [rows, experts, topk], gate, true),
             ExpertOp::Rows { from, to, rows, values } => self.rows(&here, [from, to], rows[1], values),
             ExpertOp::Quantise { layout, cols, .. } => self.quantise(here.count(layout), cols),
-            ExpertOp::MatMul { pass, n, k, fp8, .. } => self.grouped(&here, pass, [n, k], fp8),
+            ExpertOp::MatMul { pass, slots, first, n, k, fp8, .. } => {
+                self.grouped(&here, pass, [first, slots], [n, k], fp8)
+            }
             ExpertOp::SwiGlu { cols, .. } => {
                 let rows = here.count(Layout::Experts);
                 let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Write(0)];
@@ -209,17 +211,19 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// A product for each expert that has rows.
-    fn grouped(&mut self, here: &Here, pass: Pass, [n, k]: [u64; 2], fp8: bool) -> Result<()> {
+    /// A product for each expert that has rows, of `count` slots of the rank from the one at `from` on.
+    fn grouped(&mut self, here: &Here, pass: Pass, [from, count]: [u64; 2], [n, k]: [u64; 2], fp8: bool) -> Result<()> {
         if fp8 {
             let why =
                 "products of experts do not run in FP8 on CUDA: rows of an expert are no multiple of 16; leave fp8 out";
             return Err(self.refuse(why));
         }
-        let (size, mut first) = (|dtype: Dtype| dtype.size(), 0);
+        let size = |dtype: Dtype| dtype.size();
         let [x, w] = [self.reads[0], self.reads[1]];
-        for (slot, rows) in here.route.rows_by_local_expert(here.place).into_iter().enumerate() {
-            let (m, weight) = (rows as u64, slot as u64 * n * k);
+        let all = here.route.rows_by_local_expert(here.place);
+        let mut first = all[..from as usize].iter().sum::<f64>() as u64;
+        for (slot, rows) in all[from as usize..(from + count) as usize].iter().enumerate() {
+            let (m, weight) = (*rows as u64, slot as u64 * n * k);
             let part = |of: Arg, skip: u64| Part { of, skip };
             let y = self.writes[0];
             let (shape, transposed, a, b, c) = match pass {

@@ -422,7 +422,7 @@ fn experts(all: &mut Cases) {
     add(quantise, &[BF16], &[Dtype::U8, Dtype::F32], 1.0 / 250.0);
     let (rows, slots, n, k) = (both[1], 2, 24, 40);
     for pass in [Pass::Forward, Pass::Dx, Pass::Dw] {
-        let product = ExpertOp::MatMul { pass, rows, slots, n, k, fp8: false };
+        let product = ExpertOp::MatMul { pass, rows, slots, first: 0, n, k, fp8: false };
         match pass {
             Pass::Dw => add(product, &[BF16, BF16, F32], &[Dtype::F32], 10.0 * SINGLE),
             _ => add(product, &[BF16, BF16], &[Dtype::Bf16], ROUNDED),

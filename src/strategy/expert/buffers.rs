@@ -1,0 +1,134 @@
+//! What a layer of experts keeps for its backward pass, and what it works in.
+
+use super::Experts;
+use super::copies::{SumRows, Sums};
+use super::shadow;
+use crate::plan::kernel::FP8_BLOCK;
+use crate::plan::{Buf, Builder, Dtype, Layout, TensorKind};
+
+/// Kept for the backward pass.
+#[derive(Clone, Copy)]
+pub struct Saved {
+    pub(super) logits: Buf,
+    /// Rows of the experts, what each weighs, and what became of them.
+    pub(super) x: Buf,
+    pub(super) weighs: Buf,
+    pub(super) gate_up: Buf,
+    pub(super) act: Buf,
+    /// The sum of a token's experts, where it is projected back.
+    pub(super) sum: Option<Buf>,
+    /// Weights of shadowed experts.
+    pub(super) shadow: Option<[Buf; 2]>,
+}
+
+impl Saved {
+    pub fn bufs_mut(&mut self) -> Vec<(&'static str, &mut Buf)> {
+        let mut all = vec![
+            ("router_logits", &mut self.logits),
+            ("expert_x", &mut self.x),
+            ("expert_weighs", &mut self.weighs),
+            ("expert_gate_up", &mut self.gate_up),
+            ("expert_act", &mut self.act),
+        ];
+        all.extend(self.sum.as_mut().map(|sum| ("expert_sum", sum)));
+        all.extend(self.shadow.iter_mut().flat_map(|both| ["shadow_up", "shadow_down"].into_iter().zip(both)));
+        all
+    }
+}
+
+/// Values on their way: rows, and numbers of choices.
+#[derive(Clone, Copy)]
+pub(super) struct Station {
+    pub(super) rows: Buf,
+    pub(super) choices: Buf,
+}
+
+pub struct Scratch {
+    pub(super) gates: Buf,
+    pub(super) d_gates: Buf,
+    pub(super) d_logits: Buf,
+    /// Before a dispatch; none where tokens leave as they are.
+    pub(super) leaving: Option<Station>,
+    pub(super) codes: Option<[Buf; 2]>,
+    /// Behind a dispatch, and before a combine; none without other ranks or where rows land at their experts.
+    pub(super) landed: Option<Station>,
+    pub(super) landed_codes: Option<[Buf; 2]>,
+    pub(super) y: Buf,
+    pub(super) d_act: Buf,
+    pub(super) d_gate_up: Buf,
+    pub(super) d_weighs: Buf,
+    /// Rows before they travel, or their gradients, where they are projected; and the gradients behind.
+    pub(super) squeezed: Option<[Buf; 2]>,
+    /// Of gate and up, and of down.
+    pub(super) sums: Option<[SumRows; 2]>,
+    pub(super) shadow: Option<shadow::Room>,
+}
+
+impl Experts {
+    pub fn saved(&self, keep: &mut dyn FnMut(&'static str, u64, u64, Dtype) -> Buf) -> Saved {
+        Saved {
+            logits: keep("router_logits", self.tokens, self.experts, self.acc),
+            x: keep("expert_x", self.rows, self.hidden, self.dtype),
+            weighs: keep("expert_weighs", self.rows, 1, self.acc),
+            gate_up: keep("expert_gate_up", self.rows, self.wide(), self.dtype),
+            act: keep("expert_act", self.rows, self.ffn, self.dtype),
+            sum: self.squeezes().then(|| keep("expert_sum", self.tokens, self.hidden, self.dtype)),
+            shadow: self.saved_shadows(keep),
+        }
+    }
+
+    pub fn scratch(&self, b: &mut Builder) -> Scratch {
+        let shadow = self.shadow_room(b);
+        let (h, away) = (self.hidden, self.ranks > 1);
+        let mut some = |name: &str, rows, row, dtype, kind| b.tensor(name, &[rows, row], dtype, kind, 1);
+        let (work, comm) = (TensorKind::Workspace, TensorKind::CommBuffer);
+        let mut codes = |name: &str, rows: u64, there: bool| {
+            there.then(|| {
+                let scales = h.div_ceil(FP8_BLOCK);
+                let codes = some(&format!("{name}_codes"), rows, h, Dtype::U8, comm);
+                [codes, some(&format!("{name}_scales"), rows, scales, Dtype::F32, comm)]
+            })
+        };
+        let leaving_codes = codes("leaving", self.leaving(), self.fp8_rows);
+        let landed_codes = codes("landed", self.landed, self.fp8_rows);
+        let station =
+            |some: &mut dyn FnMut(&str, u64, u64, Dtype, TensorKind) -> Buf, name: &str, rows, layout: Layout| {
+                let width = if layout.by_choice() { 1 } else { self.topk };
+                Station {
+                    rows: some(&format!("{name}_rows"), rows, h, self.dtype, comm),
+                    choices: some(&format!("{name}_choices"), rows, width, self.acc, comm),
+                }
+            };
+        let copied = away && self.algo.source() == Layout::Copies;
+        let leaving = copied.then(|| station(&mut some, "leaving", self.copies, Layout::Copies));
+        let landed =
+            (away && !self.lands_at_experts()).then(|| station(&mut some, "landed", self.landed, self.algo.landed()));
+        let (acc, widths) = (self.acc, [self.gate_up, self.down].map(|rows| self.of_slot(rows)));
+        let sums = self.sums.map(|Sums { slots, copies, .. }| {
+            [("up", widths[0]), ("down", widths[1])].map(|(name, width)| SumRows {
+                landed: some(&format!("grad_slots_{name}"), slots, width, acc, comm),
+                copies: some(&format!("grad_copies_{name}"), copies, width, acc, comm),
+                total: some(&format!("grad_total_{name}"), slots, width, acc, work),
+            })
+        });
+        Scratch {
+            sums,
+            shadow,
+            gates: some("gates", self.tokens, self.topk, self.acc, work),
+            d_gates: some("d_gates", self.tokens, self.topk, self.acc, work),
+            d_logits: some("d_logits", self.tokens, self.experts, self.acc, work),
+            leaving,
+            codes: leaving_codes,
+            landed,
+            landed_codes,
+            y: some("expert_y", self.rows, h, self.dtype, work),
+            d_act: some("expert_d_act", self.rows, self.ffn, self.dtype, work),
+            d_gate_up: some("expert_d_gate_up", self.rows, self.wide(), self.dtype, work),
+            d_weighs: some("expert_d_weighs", self.rows, 1, self.acc, work),
+            squeezed: self.squeezes().then(|| {
+                let mut room = |name: &str| some(name, self.tokens, h, self.dtype, work);
+                [room("squeezed"), room("d_squeezed")]
+            }),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Where the tokens of a step go: what a user asks for becomes the route of its layers.
+
+use super::super::feasible;
+use crate::error::{Error, Result};
+use crate::plan::{Counts, Route};
+use crate::routing;
+use crate::routing::{Placement, Trace, capacity, shadow};
+use crate::spec::{Capacity, Groups, LlmSpec, MoeSpec, Options, Parallelism, Workload};
+use rand::SeedableRng;
+use rand::seq::index::sample;
+use rand_chacha::ChaCha8Rng;
+
+/// Tokens of one rank: those between the products of a layer.
+pub fn tokens(work: &Workload, par: &Parallelism) -> u64 {
+    work.micro_batch * work.seq_len / (u64::from(par.ring) * u64::from(par.ulysses) * u64::from(par.tp))
+}
+
+/// How tokens choose their experts.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub enum Routing {
+    /// Every expert equally popular, in closed form.
+    #[default]
+    Balanced,
+    /// The same by lot, token by token.
+    Uniform { seed: u64 },
+    /// As a router's log has it, or a generator of [`routing`].
+    Traced { routing: routing::Routing, seed: u64 },
+}
+
+impl std::str::FromStr for Routing {
+    type Err = Error;
+
+    /// The words of `--routing`; what is drawn is drawn from seed 1.
+    fn from_str(text: &str) -> Result<Routing> {
+        Ok(match text.parse()? {
+            routing::Routing::Balanced => Routing::Balanced,
+            routing::Routing::Uniform => Routing::Uniform { seed: 1 },
+            routing => Routing::Traced { routing, seed: 1 },
+        })
+    }
+}
+
+impl Routing {
+    /// The route of a step's layers; none without experts. `node` is how many ranks share the fast links.
+    pub fn route(&self, model: &LlmSpec, work: &Workload, par: &Parallelism, node: u32) -> Result<Option<Route>> {
+        let Some(moe) = model.moe else { return Ok(None) };
+        feasible::check(model, work, par)?;
+        let (tokens, ranks) = (tokens(work, par), par.ep);
+        let node = node_of(ranks, node);
+        let groups = moe.groups.map(|groups| [groups.count as u32, groups.kept as u32]);
+        let o = par.options;
+        if let Routing::Traced { routing: routing::Routing::Spread, .. } = self
+            && (o.replicas, o.shadow, o.capacity, groups) == (0, 0, Capacity::Unlimited, None)
+        {
+            let counts = Counts::Spread { tokens };
+            return Route::new([ranks, node], moe.experts as u32, moe.top_k as u32, counts).map(Some);
+        }
+        let Some(mut trace) = self.trace([tokens, u64::from(ranks), u64::from(node)], &moe, &model.name)? else {
+            if o.shadow > 0 {
+                let why = "shadow: where rows are expected values no expert is hotter than another; use --routing zipf:1.0, \
+                           or another that is drawn or read";
+                return Err(Error::infeasible(why));
+            }
+            return even(tokens, [ranks, node], &moe, par).map(Some);
+        };
+        let room = capacity::limit(&mut trace, o.capacity);
+        if o.shadow > 0 {
+            return shadow::route(&trace, &shadow::hottest(&trace, o.shadow), [ranks, node]).map(Some);
+        }
+        let placement = match o.replicas {
+            0 => Placement::contiguous(moe.experts as u32, ranks)?,
+            n => Placement::balanced(&trace.loads(), n, 1, 1, ranks)?.shared_first(),
+        };
+        let route = trace.route(&placement, node)?;
+        let route = match (o.replicas, groups) {
+            (0, None) => route,
+            (0, Some(groups)) => route.limited(groups)?,
+            _ => route.holding(placement.of_slot)?,
+        };
+        padded(route, room).map(Some)
+    }
+
+    /// What the router chose, by experts; none where rows are expected values.
+    fn trace(&self, [tokens, ranks, node]: [u64; 3], moe: &MoeSpec, model: &str) -> Result<Option<Trace>> {
+        let (ranks, experts, topk) = (ranks as u32, moe.experts as u32, moe.top_k as u32);
+        match self {
+            Routing::Balanced => Ok(None),
+            Routing::Traced { routing, .. }
+                if moe.groups.is_some() && !matches!(routing, routing::Routing::File(_)) =>
+            {
+                let why = format!(
+                    "routing: tokens of {model} choose among groups of experts, which {routing:?} knows nothing of; use \
+                     balanced, uniform or a file of what its router chose"
+                );
+                Err(Error::infeasible(why))
+            }
+            Routing::Traced { routing, seed } => {
+                let request = routing::Request {
+                    routing: routing.clone(),
+                    ranks,
+                    node: node as u32,
+                    experts,
+                    topk,
+                    tokens,
+                    replicas: 0,
+                    node_limit: None,
+                    seed: *seed,
+                    step: 0,
+                };
+                request.trace().map(Some)
+            }
+            Routing::Uniform { seed } => {
+                let mut rng = ChaCha8Rng::seed_from_u64(*seed);
+                let mut choose = || one_by_lot(&mut rng, moe);
+                let choices = (0..tokens * u64::from(ranks)).flat_map(|_| choose()).map(|e| e as u32).collect();
+                Ok(Some(Trace { experts, topk, tokens: vec![tokens; ranks as usize], choices, weights: vec![] }))
+            }
+        }
+    }
+}
+
+/// Expected values, of slots that are all chosen alike.
+fn even(tokens: u64, [ranks, node]: [u32; 2], moe: &MoeSpec, par: &Parallelism) -> Result<Route> {
+    let Options { replicas, capacity: most, .. } = par.options;
+    let (experts, topk) = (moe.experts as u32, moe.top_k as u32);
+    let share = tokens as f64 * f64::from(topk) / f64::from(experts);
+    let hundredths = |n: u32| f64::from(n) / 100.0;
+    let room = match most {
+        Capacity::Unlimited => None,
+        Capacity::Drop(n) => Some((capacity::capacity(tokens, topk, experts, hundredths(n)), false)),
+        Capacity::Pad(n) => Some((capacity::capacity(tokens, topk, experts, hundredths(n)), true)),
+        Capacity::Tutel(n) => Some((capacity::tutel(tokens, topk, experts, hundredths(n), 0), true)),
+        Capacity::Dynamic(n) => {
+            let fullest = share.ceil() as u64;
+            Some((capacity::tutel(tokens, topk, experts, -n.map_or(0.0, hundredths), fullest), true))
+        }
+    };
+    if let Some((room, _)) = room.filter(|(room, _)| (*room as f64) < share) {
+        let why =
+            format!("capacity: {room} tokens of {share:.1} for an expert of a rank, and balanced rows are no tokens");
+        return Err(Error::infeasible(format!("{why} that could be dropped; use --routing uniform, or more room")));
+    }
+    let route = Route::new([ranks, node], experts + replicas, topk, Counts::Balanced { tokens })?;
+    let route = match (replicas, moe.groups) {
+        (0, None) => route,
+        (0, Some(groups)) => route.limited([groups.count as u32, groups.kept as u32])?,
+        (n, None) => {
+            let placement = Placement::balanced(&vec![1; experts as usize], n, 1, 1, ranks)?;
+            route.holding(placement.shared_first().of_slot)?
+        }
+        (_, Some(_)) => {
+            let why = "replicas: of experts in groups, where rows are expected values; use --routing uniform";
+            return Err(Error::infeasible(why));
+        }
+    };
+    padded(route, room.filter(|(_, pads)| *pads).map(|(room, _)| room))
+}
+
+/// As much room for every slot, where what is left is filled up.
+fn padded(route: Route, room: Option<u64>) -> Result<Route> {
+    let Some(room) = room else { return Ok(route) };
+    let rows = u32::try_from(room).map_err(|_| Error::infeasible(format!("capacity: {room} rows; use less")))?;
+    route.padded(rows)
+}
+
+/// The experts of a token: any, in any of the groups that it may choose from.
+fn one_by_lot(rng: &mut ChaCha8Rng, moe: &MoeSpec) -> Vec<usize> {
+    let (experts, top_k) = (moe.experts as usize, moe.top_k as usize);
+    let Some(Groups { count, kept }) = moe.groups else { return sample(rng, experts, top_k).into_vec() };
+    let (group, kept) = (experts / count as usize, kept as usize);
+    let groups = sample(rng, count as usize, kept).into_vec();
+    let chosen = sample(rng, kept * group, top_k).into_vec();
+    chosen.into_iter().map(|i| groups[i / group] * group + i % group).collect()
+}
+
+/// Ranks of a node among `ranks` consecutive ones: all, where they fit.
+pub fn node_of(ranks: u32, node: u32) -> u32 {
+    (1..=node.min(ranks).max(1)).rev().find(|n| ranks.is_multiple_of(*n)).unwrap_or(1)
+}

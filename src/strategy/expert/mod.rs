@@ -1,0 +1,346 @@
+//! A feed-forward network of experts, cut over ranks (GShard, arXiv:2006.16668): every rank has some experts whole, and
+//! the rows of its tokens travel to whoever has the experts that a token chose, and back.
+//!
+//! ```text
+//! forward    router | dispatch | gate_up, swiglu x weight, down of the rank's experts | combine
+//! backward   cached dispatch | down, swiglu, gate_up backward | combine | router backward
+//! ```
+//! What a choice weighs is multiplied in behind the activation, as Megatron-LM does, so that what travels back only
+//! has to be added up; its gradient travels back beside the rows'. Experts may work on fewer columns than the hidden
+//! states have: then tokens are projected to them before they travel, and back behind their sum (LatentMoE, Nemotron 3);
+//! routers and the experts that every token visits see hidden states.
+//!
+//! Experts that several slots hold (`replicas`) have their gradients made one before they are summed over the ranks that
+//! hold the same slots: `grad_home` brings every copy's to one, `grad_out` the total back to all.
+//!
+//! Experts that are hot (`shadow`) are computed by every rank for its own tokens, see [`shadow`].
+//!
+//! Legend: r tokens of this rank, k choices of each, E experts, h columns of a row, f width of an expert; C copies that leave, U
+//! rows that land, P rows that the rank's experts compute.
+
+mod buffers;
+mod choose;
+mod copies;
+mod shadow;
+mod way;
+
+pub use buffers::{Saved, Scratch};
+pub use choose::{Routing, node_of, tokens};
+
+use super::step::Engines;
+use super::transformer::{linear, linear_dw, linear_dx};
+use super::weights::{Rows, Weight, Weights};
+use crate::plan::expert::{ExpertKernel, ExpertOp, Pass, Values};
+use crate::plan::{Axis, Buf, Builder, Dtype, Engine, ExchangeAlgo, Kernel, Layout, Phase, Route};
+use crate::spec::{Dispatch, Gate, LlmSpec, Mlp, Options, Parallelism};
+use copies::Sums;
+use shadow::Shadow;
+
+/// What a rank has of the experts of a layer, and how its rows reach the others.
+pub struct Experts {
+    /// The first route that ops name.
+    pub route: u32,
+    ranks: u32,
+    algo: ExchangeAlgo,
+    engine: Engine,
+    /// Of NCCL's kernels.
+    sums_engine: Engine,
+    fp8_rows: bool,
+    fp8: bool,
+    tokens: u64,
+    /// Rows of each order that buffers have room for.
+    copies: u64,
+    landed: u64,
+    rows: u64,
+    /// Columns of a row on its way, and of the hidden states.
+    hidden: u64,
+    whole: u64,
+    ffn: u64,
+    mlp: Mlp,
+    experts: u64,
+    slots: u64,
+    topk: u64,
+    gate: Gate,
+    dtype: Dtype,
+    acc: Dtype,
+    weights: Weights,
+    gate_up: Rows,
+    down: Rows,
+    sums: Option<Sums>,
+    shadow: Option<Shadow>,
+}
+/// The router's weight, which every rank has, and the experts'; or their gradients.
+#[derive(Clone, Copy)]
+pub struct Parts {
+    pub router: Buf,
+    /// To the columns that experts work on, and back.
+    pub squeezed: Option<[Buf; 2]>,
+    pub experts: Buf,
+}
+
+/// Compute that may stand beside a dispatch, and beside a combine.
+pub type Beside<'a> = [&'a mut dyn FnMut(&mut Builder); 2];
+
+/// SMs of DeepEP's kernels: the default of its V1 buffers, and what its V2 settles on between nodes of eight.
+const DEEPEP_SMS: u16 = 20;
+const DEEPEP_V2_SMS: u16 = 12;
+/// Of the performance recipes of Megatron-Bridge.
+const HYBRID_EP_SMS: u16 = 32;
+
+/// The algorithm that a word means.
+fn algo(options: &Options, tokens: u64) -> ExchangeAlgo {
+    match options.dispatch {
+        Dispatch::Nccl => ExchangeAlgo::Nccl,
+        Dispatch::AllGather => ExchangeAlgo::AllGather,
+        Dispatch::DeepepNormal => ExchangeAlgo::DeepepNormal { sms: DEEPEP_SMS },
+        Dispatch::DeepepLowLatency => {
+            ExchangeAlgo::DeepepLowLatency { hook: options.deepep_hook, slots: tokens as u32 }
+        }
+        Dispatch::DeepepV2 => ExchangeAlgo::DeepepV2Hybrid { sms: DEEPEP_V2_SMS },
+        Dispatch::HybridEp => ExchangeAlgo::HybridEp { sms: HYBRID_EP_SMS },
+        Dispatch::Hierarchical => ExchangeAlgo::Hierarchical,
+    }
+}
+
+impl Experts {
+    /// None for a model without experts.
+    pub fn new(
+        model: &LlmSpec,
+        par: &Parallelism,
+        engines: Engines,
+        routes: &[Route],
+        [dtype, acc]: [Dtype; 2],
+        tokens: u64,
+    ) -> Option<Experts> {
+        let (moe, route) = (model.moe?, routes.first()?);
+        // With copies of experts, the route of their gradients stands behind that of all tokens.
+        let (routes, sums, shadow) = match &routes[1..] {
+            [way] if route.shadows > 0 => (
+                &routes[..1],
+                None,
+                Some(Shadow { route: 1, slots: u64::from(route.shadows), owned: way.most_tokens() }),
+            ),
+            [sums] if !route.holds.is_empty() => {
+                let capacity = |layout: Layout| layout.capacity(sums);
+                let [slots, copies] = [Layout::Tokens, Layout::Copies].map(capacity);
+                (&routes[..1], Some(Sums { route: 1, slots, copies }), None)
+            }
+            _ => (routes, None, None),
+        };
+        let most = |layout: Layout| routes.iter().map(|route| layout.capacity(route)).max().unwrap_or(0);
+        let (h, f, slots) = (moe.width(model.hidden), moe.ffn, u64::from(route.own_slots()));
+        let (up, wide) = match model.mlp {
+            Mlp::SwiGlu => ("mlp.experts.gate_up_proj.weight", 2 * f),
+            Mlp::Gelu | Mlp::Relu2 => ("mlp.experts.up_proj.weight", f),
+        };
+        let mut weights = Weights::over(Axis::Ep, u64::from(route.ranks));
+        let wide = moe.experts * wide;
+        let mut part = |name, shape: [u64; 2]| match route.holds.is_empty() {
+            true => weights.cut(name, &shape, 0, &[shape[0]]),
+            false => weights.held(name, &shape, &route.owned()),
+        };
+        let gate_up = part(up, [wide, h]);
+        let down = part("mlp.experts.down_proj.weight", [moe.experts * h, f]);
+        let algo = algo(&par.options, tokens);
+        let engine = match algo {
+            ExchangeAlgo::DeepepNormal { sms }
+            | ExchangeAlgo::DeepepV2Hybrid { sms }
+            | ExchangeAlgo::HybridEp { sms }
+            | ExchangeAlgo::DeepepV2Direct { sms } => Engine::Sm { ctas: sms },
+            _ => engines.collective,
+        };
+        Some(Experts {
+            route: 0,
+            ranks: route.ranks,
+            algo,
+            engine,
+            sums_engine: engines.collective,
+            fp8_rows: par.options.dispatch_fp8 && route.ranks > 1,
+            fp8: par.options.fp8,
+            tokens,
+            copies: most(algo.source()),
+            landed: most(algo.landed()),
+            rows: most(Layout::Experts),
+            hidden: h,
+            whole: model.hidden,
+            ffn: f,
+            mlp: model.mlp,
+            experts: moe.experts,
+            slots,
+            topk: moe.top_k,
+            gate: moe.gate,
+            dtype,
+            acc,
+            weights,
+            gate_up,
+            down,
+            sums,
+            shadow,
+        })
+    }
+
+    /// Elements of a layer's experts on one rank.
+    pub fn elems(&self) -> u64 {
+        self.weights.elems()
+    }
+
+    pub fn weights(&self) -> &[Weight] {
+        &self.weights.all
+    }
+
+    /// The rows of the order in which they leave.
+    fn leaving(&self) -> u64 {
+        if self.algo.source() == Layout::Tokens { self.tokens } else { self.copies }
+    }
+
+    fn lands_at_experts(&self) -> bool {
+        self.algo.landed() == Layout::Experts
+    }
+
+    /// Columns before the activation.
+    fn wide(&self) -> u64 {
+        if self.mlp == Mlp::SwiGlu { 2 * self.ffn } else { self.ffn }
+    }
+
+    /// Rows are projected before they travel.
+    fn squeezes(&self) -> bool {
+        self.hidden != self.whole
+    }
+
+    fn kernel(&self, b: &mut Builder, label: &str, op: ExpertOp, reads: &[Buf], writes: &[Buf]) {
+        b.compute(label, Kernel::Expert(ExpertKernel { route: self.route, op }), reads, writes);
+    }
+
+    fn capacity(&self, layout: Layout) -> u64 {
+        match layout {
+            Layout::Tokens => self.tokens,
+            Layout::Copies => self.copies,
+            Layout::Landed(_) => self.landed,
+            Layout::Experts => self.rows,
+        }
+    }
+
+    fn put(&self, b: &mut Builder, label: &str, [from, to]: [Layout; 2], values: Values, reads: &[Buf], y: Buf) {
+        let rows = [self.capacity(from), self.capacity(to)];
+        self.kernel(b, label, ExpertOp::Rows { from, to, rows, values }, reads, &[y]);
+    }
+
+    fn matmul(&self, b: &mut Builder, label: &str, pass: Pass, [n, k]: [u64; 2], reads: &[Buf], y: Buf) {
+        let (rows, slots, fp8) = (self.rows, self.slots, self.fp8);
+        self.kernel(b, label, ExpertOp::MatMul { pass, rows, slots, first: 0, n, k, fp8 }, reads, &[y]);
+    }
+
+    fn at(flat: Buf, rows: Rows) -> Buf {
+        flat.rows(rows[0], rows[1])
+    }
+
+    fn router(&self) -> [ExpertOp; 2] {
+        let (rows, experts, topk, gate) = (self.tokens, self.experts, self.topk, self.gate);
+        [ExpertOp::Router { rows, experts, topk, gate }, ExpertOp::RouterBwd { rows, experts, topk, gate }]
+    }
+
+    fn activation(&self) -> [ExpertOp; 2] {
+        let (rows, cols) = (self.rows, self.ffn);
+        match self.mlp {
+            Mlp::Relu2 => [ExpertOp::Relu2 { rows, cols }, ExpertOp::Relu2Bwd { rows, cols }],
+            Mlp::SwiGlu | Mlp::Gelu => [ExpertOp::SwiGlu { rows, cols }, ExpertOp::SwiGluBwd { rows, cols }],
+        }
+    }
+
+    /// What the activation is called.
+    fn act(&self) -> &'static str {
+        if self.mlp == Mlp::Relu2 { "experts_relu2" } else { "experts_swiglu" }
+    }
+
+    /// Elements of one slot of a weight.
+    fn of_slot(&self, rows: Rows) -> u64 {
+        (rows[1] - rows[0]) / self.slots
+    }
+
+    /// out = the weighted sum of what each token's experts make of it.
+    #[allow(clippy::too_many_arguments)]
+    pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Parts, x: Buf, out: Buf, keep: &Saved, beside: Beside) {
+        let (h, f, wide) = (self.hidden, self.ffn, self.wide());
+        let [beside_dispatch, beside_combine] = beside;
+        self.lend(b, s, w.experts, keep);
+        b.compute("router", linear(self.tokens, self.experts, self.whole, false), &[x, w.router], &[keep.logits]);
+        self.kernel(b, "router_gates", self.router()[0], &[keep.logits], &[s.gates]);
+        let (mut rows, mut sum) = (x, out);
+        if let (Some([down, _]), Some([squeezed, _]), Some(kept)) = (w.squeezed, s.squeezed, keep.sum) {
+            b.compute("squeeze", linear(self.tokens, h, self.whole, self.fp8), &[x, down], &[squeezed]);
+            (rows, sum) = (squeezed, kept);
+        }
+        let to = (keep.x, keep.weighs);
+        self.to_experts(b, s, ["", "dispatch"], Phase::Dispatch, (rows, Some(s.gates)), to, beside_dispatch);
+        let [gate_up, down] = [self.gate_up, self.down].map(|rows| Self::at(w.experts, rows));
+        self.matmul(b, "experts_gate_up", Pass::Forward, [wide, h], &[keep.x, gate_up], keep.gate_up);
+        let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
+        self.shadow_matmul(b, "shadow_gate_up", Pass::Forward, [wide, h], keep.x, lent_up, keep.gate_up);
+        self.kernel(b, self.act(), self.activation()[0], &[keep.gate_up, keep.weighs], &[keep.act]);
+        self.matmul(b, "experts_down", Pass::Forward, [h, f], &[keep.act, down], s.y);
+        self.shadow_matmul(b, "shadow_down", Pass::Forward, [h, f], keep.act, lent_down, s.y);
+        self.to_tokens(b, s, ["", "combine"], (s.y, None), (sum, s.d_gates), beside_combine);
+        if let Some([_, up]) = w.squeezed {
+            b.compute("unsqueeze", linear(self.tokens, self.whole, h, self.fp8), &[sum, up], &[out]);
+        }
+    }
+
+    /// dx from the gradient of the output, and the gradients of the weights added to `g`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn backward(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        [w, g]: [Parts; 2],
+        [x, d_out, dx]: [Buf; 3],
+        keep: &Saved,
+        beside: Beside,
+    ) {
+        let (h, f, wide) = (self.hidden, self.ffn, self.wide());
+        let [beside_dispatch, beside_combine] = beside;
+        let (mut d_rows, mut d_sum) = (d_out, dx);
+        if let (Some([_, up]), Some([_, d_up]), Some([before, behind]), Some(sum)) =
+            (w.squeezed, g.squeezed, s.squeezed, keep.sum)
+        {
+            b.compute("unsqueeze_dx", linear_dx(self.tokens, h, self.whole, self.fp8), &[d_out, up], &[before]);
+            let product = linear_dw(self.whole, h, self.tokens, self.fp8);
+            b.compute("unsqueeze_dw", product, &[d_out, sum, d_up], &[d_up]);
+            (d_rows, d_sum) = (before, behind);
+        }
+        // The rows of y are not needed again: its gradient takes their place.
+        let to = (s.y, s.d_weighs);
+        self.to_experts(b, s, ["bwd_", "dispatch_bwd"], Phase::CachedDispatch, (d_rows, None), to, beside_dispatch);
+        let [w_gate_up, w_down] = [self.gate_up, self.down].map(|rows| Self::at(w.experts, rows));
+        let [g_gate_up, g_down] = [self.gate_up, self.down].map(|rows| Self::at(g.experts, rows));
+        let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
+        self.matmul(b, "experts_down_dx", Pass::Dx, [h, f], &[s.y, w_down], s.d_act);
+        self.shadow_matmul(b, "shadow_down_dx", Pass::Dx, [h, f], s.y, lent_down, s.d_act);
+        self.shadow_dw(b, s, 1, [h, f], [s.y, keep.act]);
+        self.matmul(b, "experts_down_dw", Pass::Dw, [h, f], &[s.y, keep.act, g_down], g_down);
+        let act = format!("{}_bwd", self.act());
+        let reads = [keep.gate_up, keep.weighs, s.d_act];
+        self.kernel(b, &act, self.activation()[1], &reads, &[s.d_gate_up, s.d_weighs]);
+        self.shadow_dw(b, s, 0, [wide, h], [s.d_gate_up, keep.x]);
+        self.matmul(b, "experts_gate_up_dx", Pass::Dx, [wide, h], &[s.d_gate_up, w_gate_up], s.y);
+        self.shadow_matmul(b, "shadow_gate_up_dx", Pass::Dx, [wide, h], s.d_gate_up, lent_up, s.y);
+        self.matmul(b, "experts_gate_up_dw", Pass::Dw, [wide, h], &[s.d_gate_up, keep.x, g_gate_up], g_gate_up);
+        let from = (s.y, Some(s.d_weighs));
+        self.to_tokens(b, s, ["bwd_", "combine_bwd"], from, (d_sum, s.d_gates), beside_combine);
+        self.take_home(b, s, g.experts);
+        if let (Some([down, _]), Some([d_down, _])) = (w.squeezed, g.squeezed) {
+            b.compute("squeeze_dx", linear_dx(self.tokens, self.whole, h, self.fp8), &[d_sum, down], &[dx]);
+            let product = linear_dw(h, self.whole, self.tokens, self.fp8);
+            b.compute("squeeze_dw", product, &[d_sum, x, d_down], &[d_down]);
+        }
+        self.kernel(b, "router_bwd", self.router()[1], &[keep.logits, s.d_gates], &[s.d_logits]);
+        let product = linear_dw(self.experts, self.whole, self.tokens, false);
+        b.compute("router_dw", product, &[s.d_logits, x, g.router], &[g.router]);
+        let adds = match linear_dx(self.tokens, self.whole, self.experts, false) {
+            Kernel::MatMul { m, n, k, a_t, b_t, fp8, bias, .. } => {
+                Kernel::MatMul { m, n, k, a_t, b_t, accumulate: true, fp8, bias }
+            }
+            other => other,
+        };
+        b.compute("router_dx", adds, &[s.d_logits, w.router, dx], &[dx]);
+    }
+}

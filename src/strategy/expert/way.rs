@@ -1,0 +1,118 @@
+//! The way of rows to their experts and back: put in order, exchanged, put in order again.
+
+use super::Experts;
+use super::buffers::Scratch;
+use crate::plan::expert::{ExpertOp, Values};
+use crate::plan::rows::EXPERT_VIEW;
+use crate::plan::{Axis, Buf, Builder, Group, Layout, OpKind, Phase, Wire};
+
+impl Experts {
+    pub(super) fn exchange(&self, b: &mut Builder, label: &str, phase: Phase, src: &[Buf], dst: &[Buf]) {
+        let wire = if self.fp8_rows && phase != Phase::Combine { Wire::Fp8 } else { Wire::Plain(self.dtype) };
+        let (src, dst) = (src.to_vec(), dst.to_vec());
+        let (algo, acc, engine) = (self.algo, self.acc, self.engine);
+        let group = Group::Axes { view: EXPERT_VIEW, axes: vec![Axis::Ep] };
+        b.exchange(label, &group, 0, OpKind::Exchange { route: self.route, src, dst, algo, phase, wire, acc, engine });
+    }
+
+    /// Rows of tokens, and with `choices` a number for each of their choices, to the experts that they chose.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn to_experts(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        [name, label]: [&str; 2],
+        phase: Phase,
+        from: (Buf, Option<Buf>),
+        to: (Buf, Buf),
+        beside: &mut dyn FnMut(&mut Builder),
+    ) {
+        let (row, number) = (Values::Row { cols: self.hidden }, Values::Choice { topk: self.topk });
+        if self.ranks == 1 {
+            let ends = [Layout::Tokens, Layout::Experts];
+            self.put(b, &format!("{name}expand"), ends, row, &[from.0], to.0);
+            if let Some(choices) = from.1 {
+                self.put(b, &format!("{name}expand_weighs"), ends, number, &[choices], to.1);
+            }
+            return beside(b);
+        }
+        let (mut rows, mut choices) = from;
+        if let Some(leaving) = s.leaving {
+            let ends = [Layout::Tokens, Layout::Copies];
+            self.put(b, &format!("{name}copies"), ends, row, &[rows], leaving.rows);
+            if let Some(given) = choices {
+                self.put(b, &format!("{name}copies_weighs"), ends, number, &[given], leaving.choices);
+                choices = Some(leaving.choices);
+            }
+            rows = leaving.rows;
+        }
+        let (mut src, mut dst) = (vec![rows], vec![s.landed.map_or(to.0, |landed| landed.rows)]);
+        if let (Some(codes), Some(landed)) = (s.codes, s.landed_codes) {
+            let op = ExpertOp::Quantise { layout: self.algo.source(), rows: self.leaving(), cols: self.hidden };
+            self.kernel(b, &format!("{name}quantise"), op, &[rows], &codes);
+            (src, dst) = (codes.to_vec(), landed.to_vec());
+        }
+        if let Some(choices) = choices {
+            src.push(choices);
+            dst.push(s.landed.map_or(to.1, |landed| landed.choices));
+        }
+        self.exchange(b, label, phase, &src, &dst);
+        beside(b);
+        let ends = [self.algo.landed(), Layout::Experts];
+        match (s.landed_codes, s.landed) {
+            (Some(codes), _) => {
+                let values = Values::Scaled { cols: self.hidden };
+                self.put(b, &format!("{name}expand"), ends, values, &codes, to.0);
+            }
+            (None, Some(landed)) => self.put(b, &format!("{name}expand"), ends, row, &[landed.rows], to.0),
+            (None, None) => {}
+        }
+        if let (Some(_), Some(landed)) = (choices, s.landed) {
+            self.put(b, &format!("{name}expand_weighs"), ends, number, &[landed.choices], to.1);
+        }
+    }
+
+    /// Rows of experts back to their tokens, added up, and numbers of choices beside them.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn to_tokens(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        [name, label]: [&str; 2],
+        from: (Buf, Option<Buf>),
+        to: (Buf, Buf),
+        beside: &mut dyn FnMut(&mut Builder),
+    ) {
+        let (row, number) = (Values::Row { cols: self.hidden }, Values::Choice { topk: self.topk });
+        if self.ranks == 1 {
+            let ends = [Layout::Experts, Layout::Tokens];
+            self.put(b, &format!("{name}sum"), ends, row, &[from.0], to.0);
+            if let Some(choices) = from.1 {
+                self.put(b, &format!("{name}sum_weighs"), ends, number, &[choices], to.1);
+            }
+            return beside(b);
+        }
+        let (mut rows, mut choices) = from;
+        if let Some(landed) = s.landed {
+            let ends = [Layout::Experts, self.algo.landed()];
+            self.put(b, &format!("{name}gather"), ends, row, &[rows], landed.rows);
+            if let Some(given) = choices {
+                self.put(b, &format!("{name}gather_weighs"), ends, number, &[given], landed.choices);
+                choices = Some(landed.choices);
+            }
+            rows = landed.rows;
+        }
+        let (src, mut dst) = ([Some(rows), choices], vec![s.leaving.map_or(to.0, |leaving| leaving.rows)]);
+        let src: Vec<Buf> = src.into_iter().flatten().collect();
+        dst.extend(choices.map(|_| s.leaving.map_or(to.1, |leaving| leaving.choices)));
+        self.exchange(b, label, Phase::Combine, &src, &dst);
+        beside(b);
+        if let Some(leaving) = s.leaving {
+            let ends = [Layout::Copies, Layout::Tokens];
+            self.put(b, &format!("{name}sum"), ends, row, &[leaving.rows], to.0);
+            if choices.is_some() {
+                self.put(b, &format!("{name}sum_weighs"), ends, number, &[leaving.choices], to.1);
+            }
+        }
+    }
+}
