@@ -233,8 +233,6 @@ fn shadowed_experts_take_the_step_of_one() {
         ("shadow-1+overlap-shared", 1, Parallelism { dp: 2, ep: 4, tp: 2, ..zero(1) }),
         ("shadow-2+capacity-0.75", 2, Parallelism { dp: 2, ep: 2, ring: 2, ..zero(1) }),
         ("shadow-2", 4, Parallelism { dp: 4, ep: 4, pp: 2, vp: 2, ..zero(1) }),
-        ("shadow-2", 2, Parallelism { dp: 4, ep: 2, ..zero(2) }),
-        ("shadow-1", 2, Parallelism { dp: 8, ep: 4, recompute: Recompute::Full, ..zero(3) }),
     ] {
         let par = Parallelism { options: words.parse().unwrap(), ..par };
         let moe = MoeSpec { shared_ffn: 4, ..eight() };

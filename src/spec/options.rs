@@ -183,8 +183,13 @@ mod tests {
             assert_eq!(options.to_string(), word.name);
         }
         assert!("zigzga".parse::<Options>().unwrap_err().contains("known are default"));
-        for words in ["replicas-32", "shadow-2", "stripe+replicas-8+shard-4+capacity-1.25", "capacity-pad:2", "capacity-tutel:-1.5"]
-        {
+        for words in [
+            "replicas-32",
+            "shadow-2",
+            "stripe+replicas-8+shard-4+capacity-1.25",
+            "capacity-pad:2",
+            "capacity-tutel:-1.5",
+        ] {
             assert_eq!(words.parse::<Options>().unwrap().to_string(), words);
         }
         for (words, why) in [

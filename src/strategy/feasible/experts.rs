@@ -71,10 +71,14 @@ pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
             o.capacity.pads() && o.replicas > 0,
             "replicas and a capacity that is filled up; leave one out, or drop without pad",
         ),
-        (o.capacity.pads() && o.shadow > 0, "shadow and a capacity that is filled up; leave one out, or drop without pad"),
+        (
+            o.capacity.pads() && o.shadow > 0,
+            "shadow and a capacity that is filled up; leave one out, or drop without pad",
+        ),
         (o.replicas > 0 && o.shadow > 0, "replicas and shadow, which both give hot experts more slots; leave one out"),
         (o.shadow > 0 && ep == 1, "shadow, but every rank has all experts with ep 1; leave it out"),
         (o.overlap_exchange && o.shadow > 0, "overlap-exchange and shadow; leave one out"),
+        (par.zero > 1 && o.shadow > 0, "zero above 1 and shadow, whose weights come from whole ones; use zero 1"),
         (u64::from(o.shadow) > moe.experts, "shadow of more experts than the model has; use fewer"),
         (o.dispatch_fp8 && ep == 1, "dispatch-fp8, but nothing travels with ep 1; leave it out"),
         (
