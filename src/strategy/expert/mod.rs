@@ -13,7 +13,7 @@
 //! Experts that several slots hold (`replicas`) have their gradients made one before they are summed over the ranks that
 //! hold the same slots: `grad_home` brings every copy's to one, `grad_out` the total back to all.
 //!
-//! Experts that are hot (`shadow`) are computed by every rank for its own tokens, see [`shadow`].
+//! Experts that are hot (`shadow`) are computed by every rank for its own tokens.
 //!
 //! Legend: r tokens of this rank, k choices of each, E experts, h columns of a row, f width of an expert; C copies that leave, U
 //! rows that land, P rows that the rank's experts compute.
