@@ -131,7 +131,7 @@ impl Run {
 fn shifted(arg: &Arg, by: u32) -> Arg {
     match *arg {
         Arg::Each { tensor, first, step, of } => Arg::Each { tensor, first: first + by as i32 * step, step, of },
-        ref other => other.clone(),
+        other => other,
     }
 }
 
