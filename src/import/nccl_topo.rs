@@ -164,8 +164,8 @@ mod tests {
         let broken = parse("x.xml", "<system>\n<gpu dev=0></cpu>").unwrap_err().to_string();
         assert!(broken.contains("line 2"), "{broken}");
         assert!(parse("x.xml", "<system/>").unwrap_err().to_string().contains("no <gpu>"));
-        let cut = parse("x.xml", &XML[..XML.len() - 40]).unwrap_err().to_string();
-        assert!(cut.contains("line 15") && cut.contains("cut off"), "{cut}");
+        let cut = parse("x.xml", &XML[..XML.rfind("</gpu>").unwrap()]).unwrap_err().to_string();
+        assert!(cut.contains("line 14") && cut.contains("<gpu>") && cut.contains("cut off"), "{cut}");
     }
 
     #[test]
