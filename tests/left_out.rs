@@ -6,9 +6,10 @@
 //! library. The fit begins at what NCCL's tuner and data sheets have, never at the shipped constants. What it is told of the
 //! cluster left out is how many links and NICs a node has, and the rate of each.
 //!
-//! It fits some twenty constants anew for each of a dozen owners, which takes a while, and is run by hand:
-//! `cargo test --release --test left_out -- --ignored --nocapture` prints the fits, the errors of every table and their
-//! medians.
+//! The bound is the median error of today, 0.235, which is above the goal of 0.15. What the rates of links do not tell is
+//! what is far off: Amazon's transport where no other cluster has it (`aws` and `efa` do not know of each other, 0.73),
+//! sockets in place of Slingshot (`cscs_.._tcp`, 0.84), a cluster reported as slow (`h100`, 0.68), AMD's links, of which no
+//! other cluster tells what they reach (`mi355x_8_a2a`, 0.66).
 
 use foretrain::cluster::Cluster;
 use foretrain::collective::Operation;
@@ -293,7 +294,6 @@ fn median(mut all: Vec<f64>) -> f64 {
 }
 
 #[test]
-#[ignore = "fits everything anew a dozen times: a study, run by hand"]
 fn tables_of_a_cluster_left_out_are_predicted() {
     let (mut all, unknown) = tables();
     let mut owners: Vec<String> = all.iter().filter(|t| t.given).map(|t| owner(&t.name).to_string()).collect();
@@ -315,5 +315,5 @@ fn tables_of_a_cluster_left_out_are_predicted() {
     of_tables.iter().for_each(|(name, error)| println!("{name:28} {error:.3}"));
     let (rows, of_rows, of_tables) = (errors.len(), median(errors), median(of_tables.into_values().collect()));
     println!("{rows} rows: {of_rows:.4}; median of the tables' {of_tables:.4}");
-    assert!(of_rows <= 0.30, "{of_rows}");
+    assert!(of_rows <= 0.24, "{of_rows}");
 }
