@@ -7,7 +7,7 @@
 //! cluster left out is how many links and NICs a node has, and the rate of each.
 //!
 //! The bound is the median error of today, 0.235, which is above the goal of 0.15. What the rates of links do not tell is
-//! what is far off: Amazon's transport where no other cluster has it (`aws` and `efa` do not know of each other, 0.73),
+//! what is far off: Amazon's transport, whose wire is longer than the one that is fitted for all (`aws`, `efa`, 0.73),
 //! sockets in place of Slingshot (`cscs_.._tcp`, 0.84), a cluster reported as slow (`h100`, 0.68), AMD's links, of which no
 //! other cluster tells what they reach (`mi355x_8_a2a`, 0.66).
 
