@@ -12,6 +12,7 @@ use crate::plan::{Dtype, Work, WorkClass};
 use crate::spec::gpu::PassCurve;
 use crate::spec::{AttentionCurve, GpuSpec, Options, Origin, Sourced, StackSpec};
 use crate::units::{Bytes, Flops, FlopsPerSec, Seconds};
+use std::collections::BTreeMap;
 
 pub use crate::spec::Provenance;
 pub use measured::{Profile, Threads};
@@ -60,6 +61,12 @@ fn dtype_name(dtype: Dtype) -> &'static str {
 /// The lengths that the attention curves were fitted on; beyond them they are extrapolated.
 const CALIBRATED_ROWS: std::ops::RangeInclusive<u64> = 512..=131072;
 
+/// Products of queries, keys and values where attention is not fused.
+const OF_HEADS: [&str; 5] = ["scores", "values", "probs_bwd", "q_bwd", "kv_bwd"];
+
+/// Operands of tensor cores are read so many bytes at a time (NVIDIA, Matrix Multiplication Background User's Guide).
+const TENSOR_CORE_BYTES: u64 = 16;
+
 #[derive(Debug, Clone)]
 pub struct Roofline {
     gpu: GpuSpec,
@@ -70,6 +77,8 @@ pub struct Roofline {
     stack: String,
     /// What kernels of a scan reach of the rate of those that memory bounds.
     scan: f64,
+    /// What kernels that a framework does not fuse move, over what one fused kernel moves.
+    unfused: BTreeMap<String, f64>,
 }
 
 /// A part of the time: seconds, and what they rest on.
@@ -84,7 +93,9 @@ impl Roofline {
         let scan = stack.scan.as_ref().map_or(1.0, |scan| scan.value);
         let kernel = &stack.attention_kernel.value;
         let (gpu_copy, group_start) = (gpu.clone(), stack.group_start.clone());
-        let roofline = Roofline { gpu: gpu_copy, attention: None, group_start, stack: stack.name.clone(), scan };
+        let unfused = stack.unfused.as_ref().map(|unfused| unfused.value.clone()).unwrap_or_default();
+        let roofline =
+            Roofline { gpu: gpu_copy, attention: None, group_start, stack: stack.name.clone(), scan, unfused };
         if !stack.fuses_attention() {
             return Ok(Roofline { attention: None, ..roofline });
         }
@@ -222,6 +233,18 @@ impl Roofline {
 }
 
 impl KernelTime for Roofline {
+    fn time_as(&self, curve: &str, work: &Work, dtype: Dtype) -> Estimate {
+        let passes = self.unfused.get(curve).copied().unwrap_or(1.0);
+        // Tensor cores take the matrices of heads by 16 bytes at a time; of heads that do not come out even, a library
+        // has kernels without them (cuBLAS; the rows of BigScience's heads of 108 and 150 say so).
+        let odd = |width: u64| !(width * dtype.size()).is_multiple_of(TENSOR_CORE_BYTES);
+        let without = OF_HEADS.contains(&curve)
+            && matches!(work.class, WorkClass::Gemm { n, k, .. } if odd(n) || odd(k))
+            && self.gpu.peak.contains_key("f32");
+        let dtype = if without { Dtype::F32 } else { dtype };
+        self.time(&Work { bytes: (work.bytes as f64 * passes) as u64, ..*work }, dtype)
+    }
+
     fn time(&self, work: &Work, dtype: Dtype) -> Estimate {
         // Operands are rounded by a kernel of its own, before the product.
         let cast = if let WorkClass::Gemm { cast, .. } = work.class { cast } else { 0 };
@@ -308,6 +331,28 @@ mod tests {
         let products = if backward { 5 } else { 2 };
         let class = WorkClass::Attention { q_rows, kv_rows, area, batch_heads: 32, head_dim: 128, backward };
         Work { flops: 2 * products * area * 32 * 128, bytes: 2 * 128 * 32 * (2 * q_rows + 2 * kv_rows), class }
+    }
+
+    #[test]
+    fn heads_that_do_not_come_out_even_go_without_tensor_cores() {
+        let a100 = roofline("a100-sxm4-80gb", "nccl-unfused");
+        let rate = |curve: &str, width: u64| {
+            let work = gemm(1 << 15, 2048, width);
+            work.flops as f64 / a100.time_as(curve, &work, Dtype::Bf16).seconds.value()
+        };
+        assert!(rate("scores", 108) < 19.5e12 && rate("scores", 104) > 60e12);
+        assert!(rate("matmul_nn", 108) > 60e12, "a weight's product is padded");
+    }
+
+    #[test]
+    fn what_is_not_fused_moves_more() {
+        let [fused, eager] = ["nccl-fa2", "torch-eager"].map(|stack| roofline("h100-sxm5", stack));
+        let work = Work { flops: 0, bytes: 1 << 30, class: WorkClass::Memory };
+        let ratio = |curve: &str| {
+            let time = |r: &Roofline| r.time_as(curve, &work, Dtype::Bf16).seconds.value();
+            time(&eager) / time(&fused)
+        };
+        assert!((ratio("norm") - 9.0).abs() < 0.1 && (ratio("add") - 1.0).abs() < 1e-9, "{}", ratio("norm"));
     }
 
     #[test]

@@ -49,6 +49,53 @@ const KNOWN: &[Known] = &[
     known(&["mistral7b"], [32, 4096, 32, 8, 14336], true, [32000, 8192]),
     known(&["qwen27b"], [28, 3584, 28, 4, 18944], true, [152064, 4096]),
     known(&["qwen272b"], [80, 8192, 64, 8, 29568], true, [152064, 4096]),
+    known(&["llama323b"], [28, 3072, 24, 8, 8192], true, [128256, 8192]),
+    known(&["codellama7b"], [32, 4096, 32, 32, 11008], true, [32016, 16384]),
+    known(&["codellama13b"], [40, 5120, 40, 40, 13824], true, [32016, 16384]),
+    known(&["codellama34b"], [48, 8192, 64, 8, 22016], true, [32000, 16384]),
+    known(&["tinyllama11b"], [22, 2048, 32, 4, 5632], true, [32000, 2048]),
+    known(&["opt67b"], [32, 4096, 32, 32, 16384], false, [50272, 2048]),
+    known(&["opt13b"], [40, 5120, 40, 40, 20480], false, [50272, 2048]),
+    known(&["opt30b"], [48, 7168, 56, 56, 28672], false, [50272, 2048]),
+    known(&["opt66b"], [64, 9216, 72, 72, 36864], false, [50272, 2048]),
+    known(&["mpt30b"], [48, 7168, 64, 64, 28672], false, [50432, 2048]),
+    known(&["starcoder23b"], [30, 3072, 24, 2, 12288], false, [49152, 4096]),
+    known(&["starcoder27b"], [32, 4608, 36, 4, 18432], false, [49152, 4096]),
+    known(&["starcoder215b"], [40, 6144, 48, 4, 24576], false, [49152, 4096]),
+    known(&["pythia1b"], [16, 2048, 8, 8, 8192], false, [50304, 2048]),
+    known(&["pythia14b"], [24, 2048, 16, 16, 8192], false, [50304, 2048]),
+    known(&["pythia28b"], [32, 2560, 32, 32, 10240], false, [50304, 2048]),
+    known(&["gptj6b"], [28, 4096, 16, 16, 16384], false, [50400, 2048]),
+    known(&["falcon180b"], [80, 14848, 232, 8, 59392], false, [65024, 2048]),
+    known(&["glm130b"], [70, 12288, 96, 96, 32768], true, [150528, 2048]),
+    known(&["nemotron415b"], [32, 6144, 48, 8, 24576], false, [256000, 4096]),
+    known(&["nemotron4340b"], [96, 18432, 96, 8, 73728], false, [256000, 4096]),
+    known(&["olmo7b"], [32, 4096, 32, 32, 11008], true, [50304, 2048]),
+    known(&["olmo27b"], [32, 4096, 32, 32, 11008], true, [100352, 4096]),
+    known(&["olmo37b"], [32, 4096, 32, 32, 11008], true, [100352, 8192]),
+    known(&["olmo213b"], [40, 5120, 40, 40, 13824], true, [100352, 4096]),
+    known(&["olmo232b"], [64, 5120, 40, 8, 27648], true, [100352, 4096]),
+    known(&["olmo332b"], [64, 5120, 40, 8, 27648], true, [100352, 8192]),
+    known(&["stablelm3b", "stablelm3b4e1t"], [32, 2560, 32, 32, 6912], true, [50304, 4096]),
+    known(&["smollm217b"], [24, 2048, 32, 32, 8192], true, [49152, 2048]),
+    known(&["yi6b"], [32, 4096, 32, 4, 11008], true, [64000, 4096]),
+    known(&["yi34b"], [60, 7168, 56, 8, 20480], true, [64000, 4096]),
+    known(&["deepseekllm7b", "deepseek7b"], [30, 4096, 32, 32, 11008], true, [102400, 4096]),
+    known(&["deepseekllm67b", "deepseek67b"], [95, 8192, 64, 8, 22016], true, [102400, 4096]),
+    known(&["internlm27b"], [32, 4096, 32, 8, 14336], true, [92544, 4096]),
+    known(&["internlm220b"], [48, 6144, 48, 8, 16384], true, [92544, 4096]),
+    known(&["baichuan7b"], [32, 4096, 32, 32, 11008], true, [64000, 4096]),
+    known(&["baichuan13b"], [40, 5120, 40, 40, 13696], true, [64000, 4096]),
+    known(&["baichuan27b"], [32, 4096, 32, 32, 11008], true, [125696, 4096]),
+    known(&["baichuan213b"], [40, 5120, 40, 40, 13696], true, [125696, 4096]),
+    known(&["apertus8b"], [32, 4096, 32, 8, 21504], false, [131072, 4096]),
+    known(&["apertus70b"], [80, 8192, 64, 8, 43008], false, [131072, 4096]),
+    known(&["qwen215b"], [28, 1536, 12, 2, 8960], true, [151936, 4096]),
+    known(&["qwen23b"], [36, 2048, 16, 2, 11008], true, [151936, 4096]),
+    known(&["qwen214b"], [48, 5120, 40, 8, 13824], true, [152064, 4096]),
+    known(&["qwen232b"], [64, 5120, 40, 8, 27648], true, [152064, 4096]),
+    known(&["qwen38b"], [36, 4096, 32, 8, 12288], true, [151936, 4096]),
+    known(&["qwen314b"], [40, 5120, 40, 8, 17408], true, [151936, 4096]),
 ];
 
 /// Lengths of mixtures, whose sizes are among the shipped models.
@@ -57,7 +104,7 @@ const MIXTURES: &[(&str, u64)] = &[("deepseekv3", 4096), ("mixtral8x7b", 32768),
 /// The name as the table has it: one word, without what is said of a version, a shape or a maker.
 fn plain(name: &str) -> String {
     let outside = name.split('(').next().unwrap_or_default();
-    let word = squeezed(outside).replace("3.1", "3").replace("3.2", "3").replace("3.3", "3").replace("2.5", "2");
+    let word = squeezed(outside).replace("3.1", "3").replace("3.2", "32").replace("3.3", "3").replace("2.5", "2");
     let word = word.replace('.', "").replace("like", "").replace("base", "");
     word.strip_prefix("meta").map_or(word.clone(), String::from)
 }
@@ -100,6 +147,9 @@ mod tests {
             ("SmolLM3-3B", 36),
             ("StarCoderBase-15.5B", 40),
             ("Pythia-6.9B", 32),
+            ("Llama-3.2-3B", 28),
+            ("OLMo-2 13B", 40),
+            ("Nemotron-4 340B", 96),
         ] {
             let run = Training { model: name.into(), ..Training::default() };
             assert_eq!(filled_in(&run).layers, Some(layers), "{name}");

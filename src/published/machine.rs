@@ -110,13 +110,15 @@ fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
     if !said.iter().any(|word| *word == name[0] || Some(word) == joined.as_ref()) {
         return None;
     }
-    let sized = |tokens: &[String]| tokens.iter().find(|t| t.ends_with("gb")).cloned();
+    let sized = |tokens: &[String]| tokens.iter().find_map(|t| t.strip_suffix("gb")?.parse::<f64>().ok());
     let pcie = |tokens: &[String]| tokens.iter().any(|t| t == "pcie");
     let mut score = 0;
     score += match (sized(&said), sized(&name)) {
-        (Some(a), Some(b)) if a != b => -1,
-        // "A100" alone is the larger one, which came to stay.
-        (None, Some(b)) if b == "40gb" => -1,
+        // What is free of a memory is told as often as all of it.
+        (Some(a), Some(b)) if (a / b - 1.0).abs() < 0.05 => 1,
+        (Some(_), Some(_)) => -1,
+        // "A100" alone is the larger one, which came to stay, and "H100" the one that everybody has.
+        (None, Some(b)) if b == 40.0 || name[0] == "h100" => -1,
         _ => 0,
     };
     score += if pcie(&said) == pcie(&name) { 2 } else { 0 };

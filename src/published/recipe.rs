@@ -173,6 +173,13 @@ pub fn filled_in(mut run: Training) -> Training {
         (run.tp, run.pp, run.vp, run.ep) = (Some(tp), Some(pp), Some(vp), Some(ep));
         (run.micro_batch, run.global_batch) = (Some(line.batch[0]), Some(line.batch[1]));
     }
+    // As many microbatches as stages (torchtitan's `pipeline_parallel_microbatches`); interleaved, a rank has two.
+    if system.contains("torchtitan") && run.micro_batch.is_none() {
+        run.vp = run.vp.or(system.contains("interleaved").then_some(2));
+        let stages = run.pp.filter(|pp| *pp > 1).map(|pp| u64::from(pp * run.vp.unwrap_or(1)));
+        let local = run.global_batch.zip(run.dp).map(|(batch, dp)| batch / u64::from(dp));
+        run.micro_batch = local.zip(stages).map(|(local, stages)| (local / stages).max(1));
+    }
     if system.contains("primus") && model.contains("qwen3235b") && no_batch {
         run.micro_batch = Some(PRIMUS[0]);
         run.global_batch = run.gpus.map(|gpus| PRIMUS[1] * u64::from(gpus));

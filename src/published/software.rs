@@ -36,6 +36,9 @@ pub struct Habits {
     pub fused_loss: bool,
     /// What is recomputed where nothing is said.
     pub recompute: Option<Recompute>,
+    /// Selective recomputation is that of every second product (torchtitan's `selective` of operators), which is half
+    /// of a layer's; else of attention alone (Megatron-LM's).
+    pub halves: bool,
     pub overlap: Overlap,
 }
 
@@ -73,6 +76,7 @@ const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
         fused_grads: false,
         fused_loss: false,
         recompute: None,
+        halves: false,
         overlap: ALL,
     }
 }
@@ -109,7 +113,15 @@ const OVERLAPPED: Habits = Habits { tp_overlap: true, tuned_sends: true, fused_l
 const MEGASCALE: Habits =
     fused(Habits { parallel_block: true, window: Some(1024), tp_overlap: true, ..habits(FLASH, 0.0) });
 
+/// PyTorch's own sharding, with the attention that `scaled_dot_product_attention` chooses.
+const TITAN: Habits = Habits { zero: 3, sequence_parallel: true, halves: true, ..habits(FLASH, 0.0) };
+
 const RULES: &[Rule] = &[
+    // Tensor parallelism of torchtitan is in chunks where it is asked for (`enable_async_tensor_parallel`).
+    Rule { words: &["asynctp", "asynctensor"], habits: Habits { tp_overlap: true, ..TITAN } },
+    Rule { words: &["torchtitan"], habits: TITAN },
+    // Who tells of PyTorch's FSDP alone has its attention, too.
+    Rule { words: &["fsdp,sdpa", "fmsfsdp", "pytorchfsdp", "tinyllama"], habits: habits(FLASH, 0.0) },
     // On Megatron Core, and first: a "usp" is in "primuspipeline". Its own pipeline wants gradients summed at the end
     // (github:AMD-AGI/Primus@0768bf7 docs/tech_blogs/primus_pipeline/primus_pipeline.md).
     Rule {
@@ -162,6 +174,8 @@ const RULES: &[Rule] = &[
     // Its ring of sequence parallelism (arXiv:2105.13120) shares no weights, so that they must be sharded (its ZeRO).
     Rule { words: &["colossalaisp", "colaisp"], habits: Habits { zero: 3, ..habits(FLASH_1, 0.0) } },
     Rule { words: &["colossalai", "colai"], habits: habits(FLASH, 0.0) },
+    // XLA makes its own kernels of attention where Transformer Engine's are not asked for.
+    Rule { words: &["paxml", "pax("], habits: habits(UNFUSED, 0.0) },
 ];
 
 /// A system that the table does not name.
@@ -171,8 +185,21 @@ impl Habits {
     pub fn of(system: &str) -> Habits {
         let text = squeezed(system);
         let rule = RULES.iter().find(|rule| rule.words.iter().any(|word| text.contains(word)));
-        rule.map_or(OTHERWISE, |rule| rule.habits)
+        let found = rule.map_or(OTHERWISE, |rule| rule.habits);
+        // A compiled loss does not write logits in fp32.
+        Habits { fused_loss: found.fused_loss || text.contains("torch.compile"), ..found }
     }
+}
+
+/// Systems whose blocks are written in PyTorch's own operators: each is a kernel, unless something fuses them.
+const OWN_OPERATORS: &[&str] = &["torchtitan", "pytorch", "fmsfsdp", "huggingface", "transformers", "hf+", "hftrainer"];
+const FUSERS: &[&str] = &["compile", "liger", "fused", "transformerengine", "llmfoundry", "unsloth"];
+
+/// Whether norms, rotations and gates are several kernels each.
+pub fn is_eager(system: &str) -> bool {
+    let text = squeezed(system);
+    let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    says(OWN_OPERATORS) && !says(FUSERS)
 }
 
 /// Shipped stacks, read once for all cases.
@@ -181,6 +208,12 @@ pub struct Stacks {
 }
 
 impl Stacks {
+    /// The stack as it is where nothing fuses the operators of a block.
+    pub fn eager(&self, stack: StackSpec) -> StackSpec {
+        let unfused = self.all.iter().find_map(|of| of.unfused.clone());
+        StackSpec { unfused, ..stack }
+    }
+
     pub fn shipped() -> Result<Stacks> {
         Ok(Stacks { all: shipped("stack").map(StackSpec::find).collect::<Result<_>>()? })
     }
@@ -211,6 +244,20 @@ fn of_maker(stack: &str, gpu: &GpuSpec) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn operators_of_pytorch_are_kernels_unless_something_fuses_them() {
+        assert!(is_eager("torchtitan (FSDP)") && is_eager("fms-fsdp (PyTorch FSDP, SDPA flash v2)"));
+        assert!(!is_eager("torchtitan (FSDP + torch.compile)") && !is_eager("HF+DeepSpeed ZeRO-3 + Liger"));
+        assert!(!is_eager("Megatron-LM") && !is_eager("MosaicML llm-foundry (FSDP, FlashAttention)"));
+        assert!(
+            Habits::of("torchtitan (FSDP + torch.compile)").fused_loss && !Habits::of("torchtitan (FSDP)").fused_loss
+        );
+        assert!(Habits::of("torchtitan (FSDP + TP + AsyncTP)").tp_overlap && !Habits::of("torchtitan").tp_overlap);
+        let stacks = Stacks::shipped().unwrap();
+        let stack = stacks.eager(StackSpec::find("nccl-fa2").unwrap());
+        assert!(stack.unfused.unwrap().value["norm"] > 1.0);
+    }
 
     #[test]
     fn kernels_by_system_and_gpu() {

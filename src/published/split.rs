@@ -31,6 +31,9 @@ pub struct Split {
 /// Tokens that a rank has at a time where nobody says.
 const ROWS: u64 = 4096;
 
+/// Tokens of a sequence where neither the source nor the name of the model says: those of most models since 2023.
+const USUAL: u64 = 4096;
+
 /// GPUs of the run: stated, or the product of the degrees, and a node's at least where dp is not among them.
 pub fn gpus(run: &Training) -> Result<u32, String> {
     let (ulysses, ring) = sequence_ways(run);
@@ -74,7 +77,7 @@ fn degree(of: Option<u32>) -> u64 {
 /// `node` ranks share the fast links.
 pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Result<Split, String> {
     let gpus = gpus(run)?;
-    let seq = run.seq.or_else(|| by_rate(run, model)).or_else(|| length(&run.model)).ok_or("seq: not stated")?;
+    let seq = run.seq.or_else(|| by_rate(run, model)).or_else(|| length(&run.model)).unwrap_or(USUAL);
     let (ulysses, ring) = sequence_ways(run);
     let (tp, pp) = (run.tp.unwrap_or(1), run.pp.unwrap_or(1));
     let replica = [tp, pp, ulysses, ring].iter().try_fold(1u32, |n, &d| n.checked_mul(d)).unwrap_or(u32::MAX);
@@ -161,6 +164,14 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
     };
     let in_system = ["fullactivation", "actckpt", "fpdt"].iter().any(|w| system.contains(w)).then_some(Recompute::Full);
     of(&text).or(in_system).or(Habits::of(&run.system).recompute)
+}
+
+/// Whether selective recomputation is that of every second product or layer, by its words or the system's habit.
+pub fn recomputes_half(run: &Training) -> bool {
+    let text = squeezed(&run.recompute);
+    let said = ["selectiveop", "selectivelayer", "perop", "everyother", "everysecond", "half"];
+    let selective = text.starts_with("selective") && Habits::of(&run.system).halves;
+    selective || said.iter().any(|word| text.contains(word))
 }
 
 /// Words of options. Sequence parallelism is as stated, or the system's habit; products are in FP8 where the precision
@@ -268,6 +279,18 @@ mod tests {
         );
         let ulysses = Training { system: "DeepSpeed-Ulysses".into(), ..cp };
         assert_eq!(split(&ulysses, &LlmSpec::default(), habits(), 8).unwrap().par.ulysses, 4);
+    }
+
+    #[test]
+    fn every_second_product_is_half_of_a_layer() {
+        let run = |system: &str, recompute: &str| Training {
+            system: system.into(),
+            recompute: recompute.into(),
+            ..Training::default()
+        };
+        assert!(recomputes_half(&run("torchtitan (FSDP)", "selective")));
+        assert!(recomputes_half(&run("", "selective (per op)")) && recomputes_half(&run("", "selective layer")));
+        assert!(!recomputes_half(&run("Megatron-LM", "selective")) && !recomputes_half(&run("torchtitan", "full")));
     }
 
     #[test]

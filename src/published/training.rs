@@ -7,8 +7,8 @@ use super::machine::{Chosen, Stated};
 use super::measured::{Measured, Quantity, Step};
 use super::pair::pair;
 use super::recipe;
-use super::software::Habits;
-use super::split::{Split, gpus, recompute, split, wider};
+use super::software::{Habits, is_eager};
+use super::split::{Split, gpus, recompute, recomputes_half, split, wider};
 use super::standin::stand_in;
 use super::verdict::Prediction;
 use super::words::squeezed;
@@ -35,12 +35,17 @@ const TUNED_SENDS: f64 = 0.716;
 /// and what is done twice after them take the rest. Llama 3 reports more than 0.9 (arXiv:2407.21783, section 3.3.4).
 const EFFECTIVE: f64 = 0.9;
 
+/// Of a layer's forward pass, where every second product, or every second layer, is computed again.
+const HALF: f64 = 0.5;
+
 /// A run with everything chosen.
 struct Setup {
     model: LlmSpec,
     split: Split,
     machine: Chosen,
     stack: StackSpec,
+    /// Half of what full recomputation computes again is computed again.
+    half: bool,
 }
 
 /// What the run would report, or why that cannot be said. What was chosen is said in both cases.
@@ -173,6 +178,7 @@ impl Setup {
         found.why.extend(model.left_out().map(|what| format!("left out: {what}")));
         let split = split(run, &model, habits, machine.cluster.spec.gpus_per_node)?;
         let stack = recipe::stack(run, stack, split.par.options.tp_overlap);
+        let stack = if is_eager(&run.system) { shipped.stacks.eager(stack) } else { stack };
         let without = |word: &&str| format!("taken without {word}, which this version has not");
         found.why.extend(split.unknown.iter().map(without));
         found.why.extend(run.gpus.is_none().then(|| format!("gpus: not stated; {} taken", stated.gpus)));
@@ -180,7 +186,7 @@ impl Setup {
         let batch =
             run.global_batch.is_none().then(|| format!("global_batch: not stated; {} taken", split.global_batch));
         found.why.extend(batch);
-        Ok(Setup { model, split, machine, stack })
+        Ok(Setup { model, split, machine, stack, half: recomputes_half(run) })
     }
 
     /// The plan, with the least recomputation that fits where none is stated: of no layer, else of attention alone,
@@ -188,6 +194,13 @@ impl Setup {
     /// all recomputed, its weights were kept by means that the source does not state (offload, sharding), which tells
     /// nothing of its activations; it is predicted without, and that is noted.
     fn plan(&self, stated: Option<Recompute>, found: &mut Prediction) -> Result<Made, String> {
+        if self.half {
+            let whole = self.with(Recompute::None, found)?;
+            found.memory = None;
+            let again = self.with(Recompute::Full, found)?;
+            found.why.push("recomputed: half of every layer".into());
+            return Ok(Made { beside: Some((whole.plan, HALF)), ..again });
+        }
         if let Some(recompute) = stated {
             return self.with(recompute, found);
         }

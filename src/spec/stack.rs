@@ -4,9 +4,10 @@ use super::{Found, Sourced, find, read};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::Path;
 
-/// At most nine constants, each one that a microbenchmark could measure.
+/// At most ten constants, each one that a microbenchmark could measure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StackSpec {
@@ -33,6 +34,10 @@ pub struct StackSpec {
     /// of them; none where one kernel takes all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_start: Option<Sourced<Seconds>>,
+    /// What kernels of a framework without fusion move through memory, over what one fused kernel moves: by the name of
+    /// a kernel's curve; none: all are fused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unfused: Option<Sourced<BTreeMap<String, f64>>>,
 }
 
 impl StackSpec {
@@ -67,6 +72,11 @@ impl StackSpec {
             let why =
                 format!("{} is no share of the rate of kernels that memory bounds (above 0, at most 1)", scan.value);
             return Err(Error::spec(&found.file, "scan", why));
+        }
+        let passes = spec.unfused.iter().flat_map(|unfused| &unfused.value);
+        for (kernel, passes) in passes.filter(|(_, passes)| !(**passes >= 1.0 && **passes <= 100.0)) {
+            let why = format!("{kernel}: {passes} is no multiple of what one fused kernel moves (1 to 100)");
+            return Err(Error::spec(&found.file, "unfused", why));
         }
         Ok(spec)
     }
