@@ -594,6 +594,10 @@ fn a_pipeline_with_every_other_degree() {
         (2, 2, 2, 4, "short-ends"),
         (3, 1, 1, 4, "short-ends+no-overlap-grad"),
         (4, 1, 2, 3, "short-ends+no-overlap-p2p"),
+        (3, 1, 4, 2, "uneven"),
+        (2, 2, 7, 2, "uneven+short-ends"),
+        (3, 1, 5, 4, "first-stage-1+last-stage-1"),
+        (2, 2, 6, 2, "last-stage-2"),
     ] {
         let options: foretrain::spec::Options = words.parse().unwrap();
         let par = Parallelism { pp, vp, dp: 2, ring: 2, ulysses: 2, zero: 1, options, ..case().par };

@@ -59,7 +59,7 @@ const LINES: &[Line] = &[
         said: "rotary positions for slopes on distances",
         change: |m, _| m.positions = Positions::Rope,
     },
-    Line { refusal: "do not split evenly", said: "stages that come out even", change: even_stages },
+    Line { refusal: "do not split evenly", said: "stages as even as they can be", change: even_stages },
     Line { refusal: "vp: ", said: "no interleaving", change: |_, s| s.par.vp = 1 },
     Line {
         refusal: "tp-overlap",
@@ -89,23 +89,20 @@ fn grouped(m: &mut LlmSpec, s: &mut Split) {
     *m = with(heads.unwrap_or(unit));
 }
 
-/// The most interleaving with which layers come out even, embedding and head counted as a layer each if need be;
-/// else as many layers as the fullest stage sets the pace for.
+/// Embedding and head counted as a layer each if need be; else stages of as many layers as any other, or one fewer, with
+/// the most interleaving for which there are layers.
 fn even_stages(m: &mut LlmSpec, s: &mut Split) {
     let (layers, pp) = (m.layers, u64::from(s.par.pp));
     let (short, _) = with_words(s.par.options, &["short-ends"]);
-    for vp in (1..=s.par.vp).rev() {
-        let parts = pp * u64::from(vp);
-        if layers.is_multiple_of(parts) {
-            s.par.vp = vp;
-            return;
-        }
-        if (layers + 2).is_multiple_of(parts) && (layers + 2) / parts > 1 && short != s.par.options {
-            (s.par.vp, s.par.options) = (vp, short);
-            return;
-        }
+    if (layers + 2).is_multiple_of(pp * u64::from(s.par.vp)) && short != s.par.options {
+        s.par.options = short;
+        return;
     }
-    (s.par.vp, m.layers) = (1, layers.next_multiple_of(pp));
+    s.par.vp = s.par.vp.min((layers / pp).max(1) as u32);
+    match layers < pp {
+        true => m.layers = pp,
+        false => s.par.options.uneven = true,
+    }
 }
 
 /// The nearest batch of whole micro-batches on every replica.

@@ -42,6 +42,11 @@ pub struct Options {
     pub pad_heads: bool,
     /// The first and the last stage of a pipeline have one layer less, beside embedding and head, as Llama-3 has.
     pub short_ends: bool,
+    /// Stages have as many layers as any other, or one fewer, where layers do not come out even.
+    pub uneven: bool,
+    /// Layers of the first and of the last stage, where not as many as the others have.
+    pub first_stage: Option<u16>,
+    pub last_stage: Option<u16>,
     /// Tensor-parallel ranks gather and sum the residual stream in chunks of rows, beside the products.
     pub tp_overlap: bool,
     /// Attention writes its scores to memory, as before FlashAttention.
@@ -86,7 +91,9 @@ pub struct Options {
 }
 
 fn is_numbered(name: &str) -> bool {
-    ["replicas-", "shard-", "shadow-", "capacity-"].iter().any(|start| name.starts_with(start))
+    ["replicas-", "shard-", "first-stage-", "last-stage-", "shadow-", "capacity-"]
+        .iter()
+        .any(|start| name.starts_with(start))
 }
 
 impl Options {
@@ -106,6 +113,13 @@ impl Options {
             let wrong = || format!("{name:?}: {n:?} is no number of ranks above 1; write shard-8");
             self.shard = n.parse().ok().filter(|n| *n > 1).ok_or_else(wrong)?;
             return Ok(true);
+        }
+        for (start, layers) in [("first-stage-", &mut self.first_stage), ("last-stage-", &mut self.last_stage)] {
+            if let Some(n) = name.strip_prefix(start) {
+                *layers =
+                    Some(n.parse().map_err(|_| format!("{name:?}: {n:?} is no number of layers; write {start}5"))?);
+                return Ok(true);
+            }
         }
         let Some(how) = name.strip_prefix("capacity-") else { return Ok(false) };
         self.capacity = how.parse()?;
@@ -128,6 +142,8 @@ impl fmt::Display for Options {
         let mut words: Vec<String> = self.words().into_iter().map(String::from).collect();
         words.extend((self.replicas > 0).then(|| format!("replicas-{}", self.replicas)));
         words.extend((self.shard > 0).then(|| format!("shard-{}", self.shard)));
+        words.extend(self.first_stage.map(|n| format!("first-stage-{n}")));
+        words.extend(self.last_stage.map(|n| format!("last-stage-{n}")));
         words.extend((self.capacity != Capacity::Unlimited).then(|| format!("capacity-{}", self.capacity)));
         words.extend((self.shadow > 0).then(|| format!("shadow-{}", self.shadow)));
         f.write_str(&if words.is_empty() { "default".into() } else { words.join("+") })
@@ -184,6 +200,7 @@ mod tests {
         }
         assert!("zigzga".parse::<Options>().unwrap_err().contains("known are default"));
         for words in [
+            "first-stage-3+last-stage-0",
             "replicas-32",
             "shadow-2",
             "stripe+replicas-8+shard-4+capacity-1.25",

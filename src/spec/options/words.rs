@@ -140,6 +140,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.short_ends,
     },
     Word {
+        name: "uneven",
+        about: "pipeline: layers that do not come out even: the last stage and then the first ones have one fewer",
+        set: |o| o.uneven = true,
+        is_set: |o| o.uneven,
+    },
+    Word {
         name: "unfused",
         about: "attention as products and a softmax on matrices of scores in memory, as before FlashAttention",
         set: |o| o.unfused = true,
@@ -280,5 +286,10 @@ pub const NUMBERED: &[(&str, &str)] = &[
         "ZeRO among N neighbouring ranks that hold the same weights, sums going on to the other groups of N (hybrid sharding: FSDP's HYBRID_SHARD, MiCS, Megatron-LM's num-distributed-optimizer-instances)",
     ),
     ("shadow-N", "every rank computes the N hottest experts for itself, their weights being broadcast; as --shadow"),
+    (
+        "first-stage-N",
+        "pipeline: N layers on the first stage, the others sharing the rest (Megatron-LM's decoder-first-pipeline-num-layers)",
+    ),
+    ("last-stage-N", "the same of the last stage"),
     ("capacity-HOW", "what an expert takes of a rank's tokens: 1.25, pad:1.25, tutel:1.25 or tutel:0; as --capacity"),
 ];

@@ -8,41 +8,92 @@ use crate::strategy::kind::kinds_of;
 /// Layers of each virtual stage, the first of every stage before the second of any.
 pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> {
     let (l, parts) = (model.layers, u64::from(par.pp) * u64::from(par.vp));
-    let short = if par.options.short_ends { 2 } else { 0 };
-    if par.pp > 1 && par.vp <= 64 && (l + short).is_multiple_of(parts) && l >= 1 {
-        let mut all = vec![((l + short) / parts) as u32; parts as usize];
-        if par.options.short_ends {
-            all[0] -= 1;
-            *all.last_mut().expect("a stage at least") -= 1;
-        }
-        return Ok(all);
-    }
-    if par.pp == 1 && par.vp == 1 && short == 0 {
-        return Ok(vec![l as u32]);
-    }
-    if par.pp == 1 {
-        let what = if short > 0 { "short-ends".into() } else { format!("vp {}", par.vp) };
+    let o = &par.options;
+    let words = [(o.short_ends, "short-ends"), (o.uneven, "uneven")];
+    let mut words: Vec<String> = words.iter().filter(|(set, _)| *set).map(|(_, word)| word.to_string()).collect();
+    words.extend(o.first_stage.map(|n| format!("first-stage-{n}")));
+    words.extend(o.last_stage.map(|n| format!("last-stage-{n}")));
+    if par.pp == 1 && (par.vp > 1 || !words.is_empty()) {
+        let what = words.first().cloned().unwrap_or_else(|| format!("vp {}", par.vp));
         return Err(Error::infeasible(format!("pp: {what} needs a pipeline; use vp 1 or pp above 1")));
     }
-    if kinds_of(model, false).len() > 1 && short == 0 && l >= parts {
-        return Ok(uneven(l, parts));
+    if o.first_stage.or(o.last_stage).is_some() {
+        return layers_by_ends(l, par);
     }
+    let short = if o.short_ends { 2 } else { 0 };
+    let mut all = match par.vp <= 64 && l > 0 {
+        true if (l + short).is_multiple_of(parts) => vec![((l + short) / parts) as u32; parts as usize],
+        // Layers of two kinds are no equal work, however they are dealt out.
+        true if (o.uneven || short == 0 && kinds_of(model, false).len() > 1) && l >= parts => uneven(l + short, parts),
+        _ => return Err(refused(l, short, par)),
+    };
+    if o.short_ends {
+        all[0] -= 1;
+        *all.last_mut().expect("a stage at least") -= 1;
+    }
+    Ok(all)
+}
+
+fn refused(l: u64, short: u64, par: &Parallelism) -> Error {
     let good = list((2..=(l + short).min(4096)).filter(|n| (l + short).is_multiple_of(*n)));
-    Err(Error::infeasible(format!(
-        "pp: {l} layers{} do not split evenly over pp {} x vp {} = {parts} parts; use {good} parts, or option {}",
+    Error::infeasible(format!(
+        "pp: {l} layers{} do not split evenly over pp {} x vp {} = {} parts; use {good} parts, or option {}",
         if short > 0 { " and 2 for the short ends" } else { "" },
         par.pp,
         par.vp,
-        if short > 0 { "default" } else { "short-ends" },
-    )))
+        u64::from(par.pp) * u64::from(par.vp),
+        if short > 0 { "uneven" } else { "short-ends or uneven" },
+    ))
 }
 
-/// Layers of two kinds are no equal work, however they are dealt out: stages have as many as any other, or one fewer,
-/// the last and then the first ones, where head and embedding are.
+/// Stages have as many as any other, or one fewer, the last and then the first ones, where head and embedding are.
 fn uneven(layers: u64, parts: u64) -> Vec<u32> {
     let fewer = (parts - layers % parts) % parts;
     let least = (layers / parts) as u32;
     (0..parts).map(|part| if fewer == 0 || part + 1 < fewer || part + 1 == parts { least } else { least + 1 }).collect()
+}
+
+/// As many layers as the options say on the first or the last stage, each of its chunks having as many; the stages
+/// between share the rest.
+fn layers_by_ends(l: u64, par: &Parallelism) -> Result<Vec<u32>> {
+    let (pp, vp, o) = (u64::from(par.pp), u64::from(par.vp), &par.options);
+    let fault = |why: String| Err(Error::infeasible(format!("pp: {why}")));
+    if o.short_ends {
+        return fault(
+            "short-ends says how many layers the ends have, and so does first-stage or last-stage; use one".into(),
+        );
+    }
+    let ends = [("first-stage", o.first_stage), ("last-stage", o.last_stage)];
+    for (name, n) in ends.iter().filter_map(|(name, n)| n.map(|n| (name, u64::from(n)))) {
+        if !n.is_multiple_of(vp) {
+            return fault(format!("{name}-{n} is no multiple of vp {vp}, the chunks of a stage"));
+        }
+    }
+    let [first, last] = ends.map(|(_, n)| n.map(u64::from));
+    let given = first.unwrap_or(0) + last.unwrap_or(0);
+    let between = (pp - first.iter().chain(&last).count() as u64) * vp;
+    let rest = l.saturating_sub(given);
+    if given > l || (between == 0 && rest > 0) {
+        return fault(format!(
+            "first-stage and last-stage have {given} layers of {l}, and pp {pp} leaves no stage for others"
+        ));
+    }
+    let of_rest = match rest {
+        0 => vec![0; between as usize],
+        _ if rest.is_multiple_of(between) => vec![(rest / between) as u32; between as usize],
+        _ if o.uneven && rest > between => uneven(rest, between),
+        _ => {
+            let why = format!("{rest} layers between the ends do not split evenly over {between} parts; add uneven");
+            return fault(why);
+        }
+    };
+    let mut of_rest = of_rest.into_iter();
+    let part = |stage: u64| match (stage, first, last) {
+        (0, Some(n), _) => (n / vp) as u32,
+        (s, _, Some(n)) if s + 1 == pp => (n / vp) as u32,
+        _ => of_rest.next().expect("a part for each stage between"),
+    };
+    Ok((0..vp).flat_map(|_| 0..pp).map(part).collect())
 }
 
 /// Interleaved microbatches go through a stage's chunks in groups of as many as there are stages.
@@ -66,4 +117,52 @@ pub(super) fn pipeline(model: &LlmSpec, work: &Workload, par: &Parallelism) -> R
         return Err(Error::infeasible(why));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layers(layers: u64, pp: u32, vp: u32, options: &str) -> std::result::Result<Vec<u32>, String> {
+        let model = LlmSpec { layers, ..LlmSpec::find("llama-3-8b").unwrap() };
+        let par = Parallelism { pp, vp, options: options.parse().unwrap(), ..Parallelism::default() };
+        layers_of_stages(&model, &par).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn layers_come_as_they_are_asked_for() {
+        for (all, pp, vp, options, want) in [
+            (8, 2, 2, "default", vec![2, 2, 2, 2]),
+            (6, 4, 1, "short-ends", vec![1, 2, 2, 1]),
+            (2, 2, 2, "short-ends", vec![0, 1, 1, 0]),
+            (6, 4, 1, "uneven", vec![1, 2, 2, 1]),
+            (7, 4, 1, "uneven", vec![2, 2, 2, 1]),
+            (7, 2, 2, "short-ends+uneven", vec![1, 2, 3, 1]),
+            (61, 16, 1, "uneven", [vec![3; 2], vec![4; 13], vec![3]].concat()),
+            (10, 4, 1, "first-stage-1+last-stage-3", vec![1, 3, 3, 3]),
+            (10, 4, 1, "first-stage-2+uneven", vec![2, 3, 3, 2]),
+            (10, 2, 2, "last-stage-4", vec![3, 2, 3, 2]),
+            (4, 3, 1, "first-stage-0+last-stage-0", vec![0, 4, 0]),
+            (4, 2, 1, "first-stage-3+last-stage-1", vec![3, 1]),
+        ] {
+            assert_eq!(layers(all, pp, vp, options), Ok(want), "{all} layers, pp {pp}, vp {vp}, {options}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_come_out_is_said() {
+        for (all, pp, vp, options, want) in [
+            (7, 4, 1, "default", "option short-ends or uneven"),
+            (3, 4, 1, "uneven", "do not split evenly"),
+            (8, 1, 1, "first-stage-3", "first-stage-3 needs a pipeline"),
+            (8, 4, 1, "short-ends+first-stage-1", "use one"),
+            (8, 4, 2, "first-stage-3", "no multiple of vp 2"),
+            (8, 4, 1, "first-stage-9", "have 9 layers of 8"),
+            (8, 2, 1, "first-stage-3+last-stage-3", "no stage for others"),
+            (8, 4, 1, "first-stage-3", "add uneven"),
+        ] {
+            let found = layers(all, pp, vp, options);
+            assert!(found.as_ref().is_err_and(|why| why.contains(want)), "{all} layers, pp {pp}, {options}: {found:?}");
+        }
+    }
 }
