@@ -160,12 +160,9 @@ fn reach(cluster: &mut Cluster, links: &Links, theta: &[f64]) {
 fn seconds(table: &Table, stack: &StackSpec, fitted: &Fitted, bytes: f64) -> f64 {
     let nccl = Nccl { cluster: &table.cluster, stack, fitted };
     let members: Vec<u32> = (0..table.cluster.gpus()).collect();
-    let time = |op| {
-        let ways = nccl.choices(op, &members, Bytes::new(bytes));
-        let ours = ways.into_iter().filter(|way| way.algorithm.name() != "hierarchical");
-        ours.map(|way| way.time.total().value()).fold(f64::INFINITY, f64::min)
-    };
-    time(table.op)
+    let ways = nccl.choices(table.op, &members, Bytes::new(bytes));
+    let ours = ways.into_iter().filter(|way| way.algorithm.name() != "hierarchical");
+    ours.map(|way| way.time.total().value()).fold(f64::INFINITY, f64::min)
 }
 
 struct Model {

@@ -403,9 +403,9 @@ impl<'p> Line<'p> {
         let lane_of: Vec<u16> = self.nodes.iter().map(|node| node.lane).collect();
         let mut tracker = Tracker::new(&lane_of, self.lanes, atoms.count as usize);
         let mut waits = Waits::default();
-        for i in 0..self.nodes.len() {
+        for (i, &lane) in lane_of.iter().enumerate() {
             waits.clear();
-            let lane = lane_of[i] as usize;
+            let lane = lane as usize;
             let last = tracker.lane[lane];
             self.outer.first_on_lane.push(last == NONE);
             if last != NONE {
