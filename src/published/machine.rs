@@ -121,7 +121,7 @@ fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
         (None, Some(b)) if b == 40.0 || name[0] == "h100" => -1,
         _ => 0,
     };
-    score += if pcie(&said) == pcie(&name) { 2 } else { 0 };
+    score += if pcie(&said) == pcie(&name) { 3 } else { 0 };
     Some(score)
 }
 
