@@ -20,6 +20,7 @@ mod positions;
 mod sheet;
 pub mod stamp;
 pub mod stretch;
+pub mod threads;
 
 pub use deeds::{Deed, Deeds, Way, Whole};
 pub use draft::PROVENANCES;

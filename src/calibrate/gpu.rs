@@ -2,7 +2,7 @@
 //!
 //! Generic over the device, so that all of it is tested without a GPU; **it has not measured one yet.**
 
-use super::rows::{keep, kept_of_gpu};
+use super::rows::{Company, keep, kept_of_gpu};
 use super::samples::Samples;
 use super::shapes;
 use super::{Effort, Progress, machine};
@@ -83,8 +83,9 @@ fn steps<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Result<(Sa
         }
         progress(0.1 + 0.9 * i as f64 / shapes.len() as f64, "kernels");
         let of = one(device, &plan, job.effort, &mut host)?;
-        keep(&job.rows, &name, std::slice::from_ref(&of))?;
-        of.rows(&name).for_each(|row| samples.take(row));
+        let of = [(Company::Alone, of)];
+        keep(&job.rows, &name, &of)?;
+        of[0].1.rows(&name).for_each(|row| samples.take(row));
     }
     if samples.is_empty() {
         return Err(Error::device("calibrate", "not one kernel was timed"));

@@ -1,9 +1,11 @@
 //! Copies and wake-ups by size of message, of one thread at a time and of two at once.
 
 use super::Effort;
+use super::samples::Samples;
 use crate::compare::stats::{quantile, spread};
 use crate::device::curve::{Curve, Point};
 use crate::device::measured::Copies;
+use crate::exec::copied::How;
 use crate::exec::probe::{self, Message};
 
 pub struct Messages {
@@ -32,6 +34,32 @@ pub fn measure(effort: Effort) -> Messages {
         alone: copies(&alone),
         beside: copies(&beside),
     }
+}
+
+impl Messages {
+    /// The copies as steps have timed them, each beside whatever the other ranks did; of longer and shorter messages than
+    /// theirs, as they were timed by themselves.
+    pub fn in_steps(self, samples: &Samples) -> Messages {
+        let merged = |all: &Copies| Copies {
+            post: merge(samples.copies(How::Post), &all.post),
+            take: merge(samples.copies(How::Take), &all.take),
+            add: merge(samples.copies(How::Add), &all.add),
+        };
+        Messages { alone: merged(&self.alone), beside: merged(&self.beside), ..self }
+    }
+}
+
+/// Sizes closer than this are no others.
+const OTHER: f64 = 2.0;
+
+fn merge(mut points: Vec<Point>, apart: &Curve) -> Curve {
+    let sizes = || points.iter().map(|p| p.size[0]);
+    let (least, most) = (sizes().fold(f64::INFINITY, f64::min), sizes().fold(0.0, f64::max));
+    let beyond = |p: &&Point| p.size[0] * OTHER < least || p.size[0] > most * OTHER;
+    let others: Vec<Point> = apart.points.iter().filter(beyond).cloned().collect();
+    points.extend(others);
+    points.sort_by(|a, b| a.size[0].total_cmp(&b.size[0]));
+    Curve::new(points)
 }
 
 type Runs = (Vec<Message>, Vec<Message>);

@@ -6,8 +6,10 @@
 //! Kernels are timed inside of real training steps, one at a time, because that is where they are predicted: with
 //! the caches as the op before left them. Steps of all shapes take turns, so that a disturbance hits all alike, and
 //! of the times of one shape the median counts: a step is the sum of its ops, and its median about that of theirs.
-//! Each shape runs on one core, and then on all of them at once: what cores that share memory do to each other is
-//! in the difference, kernel by kernel and size by size.
+//! Steps of one rank run on one core, and then on all of them at once: what cores that share memory do to each other is
+//! in the difference, kernel by kernel and size by size. Steps of several ranks run with a core for each, as they will
+//! run later: there a kernel finds in its caches what it will find, and copies of messages are timed in the same steps. And
+//! they run with their ranks in turns on each core, where one finds the others' data in its caches.
 //! Between them the machine's own speed is sampled ([`anchors`]): what it was is in the profile.
 
 pub mod anchors;
@@ -19,6 +21,7 @@ mod rows;
 mod samples;
 pub mod shapes;
 
+use crate::device::curve::Curve;
 use crate::device::measured::{Beside, FORMAT};
 use crate::device::{Profile, Threads};
 use crate::error::{Error, Result};
@@ -27,7 +30,9 @@ use crate::exec::transport::AWAKE;
 use crate::exec::{Job, Options, Run, train};
 use crate::plan::Plan;
 use anchors::Anchors;
+use rows::{All, Company};
 use samples::Samples;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -40,6 +45,8 @@ pub struct Effort {
     /// Rounds over all shapes, while there is time, and steps of each that count.
     pub rounds: usize,
     pub steps: u64,
+    /// Whether ranks that take turns on a core are timed, too.
+    pub turns: bool,
     pub budget: Duration,
     /// The longest message, in bytes.
     pub longest_message: u64,
@@ -50,8 +57,9 @@ pub struct Effort {
 impl Effort {
     pub const FULL: Effort = Effort {
         drawn: 36,
-        rounds: 6,
+        rounds: 8,
         steps: 2,
+        turns: true,
         budget: Duration::from_secs(140),
         longest_message: 32 << 20,
         tiny: false,
@@ -59,13 +67,21 @@ impl Effort {
     pub const QUICK: Effort = Effort {
         drawn: 4,
         rounds: 3,
-        steps: 1,
-        budget: Duration::from_secs(12),
+        steps: 2,
+        turns: false,
+        budget: Duration::from_secs(11),
         longest_message: 4 << 20,
         tiny: false,
     };
-    pub const TINY: Effort =
-        Effort { drawn: 0, rounds: 2, steps: 1, budget: Duration::from_secs(5), longest_message: 1 << 14, tiny: true };
+    pub const TINY: Effort = Effort {
+        drawn: 0,
+        rounds: 2,
+        steps: 1,
+        turns: true,
+        budget: Duration::from_secs(5),
+        longest_message: 1 << 14,
+        tiny: true,
+    };
 }
 
 /// Asked whether to stop.
@@ -95,8 +111,12 @@ pub fn cpu_until(
     let plans = shapes::ladder(effort).iter().map(shapes::Shape::plan).collect::<Result<Vec<Plan>>>()?;
     let mut anchors = Anchors::default();
     anchors.sample();
-    let [samples, beside] = steps(&plans, (effort, cores), &mut anchors, (progress, stop), rows)?;
+    let [samples, beside, turns] = steps(&plans, (effort, cores), &mut anchors, (progress, stop), rows)?;
     let stopped = stop();
+    let messages = messages.in_steps(&beside);
+    let [kernels, turns_of] = [samples.curves(), turns.curves()];
+    // What only several ranks do is never done alone.
+    let (crowd, rows) = (or(beside.curves(), &turns_of), or(beside.exchanges(), &turns.exchanges()));
     if samples.is_empty() {
         return Err(Error::device("calibrate", "not one kernel was timed"));
     }
@@ -113,33 +133,33 @@ pub fn cpu_until(
             wake_s: messages.wake_s,
             awake_s: AWAKE.as_secs_f64(),
             alone: messages.alone,
-            exchanges: samples.exchanges(),
-            beside: Beside { copies: messages.beside, exchanges: beside.exchanges(), kernels: beside.curves() },
+            exchanges: or(samples.exchanges(), &rows),
+            beside: Beside { copies: messages.beside, exchanges: rows, kernels: beside.curves(), turns: turns_of },
             speed: anchors.speed(),
             throttle: None,
         }),
         gpu: None,
-        kernels: samples.curves(),
+        kernels: or(kernels, &crowd),
     };
     Ok((profile, stopped))
 }
 
 const INTERRUPTED: &str = "; interrupted, so of fewer runs than the command makes";
 
-const PROVENANCE: &str = "measured by foretrain: kernels inside of training steps, one at a time and on all cores at \
-                          once; the median of interleaved runs";
+const PROVENANCE: &str = "measured by foretrain: kernels and copies inside of training steps, of one rank, of a rank on \
+                          each core, and of several that take turns on each; the median of interleaved runs";
 
 /// Plans between two looks at the machine's speed.
 const ANCHORED: usize = 6;
 
-/// Runs every plan in turn, again and again while there is time, one kernel at a time and then one on each core.
+/// Runs every plan in turn, again and again while there is time, in every seating.
 fn steps(
     plans: &[Plan],
     (effort, cores): (Effort, u32),
     anchors: &mut Anchors,
     (progress, stop): (Progress, Stop),
     file: Option<&Path>,
-) -> Result<[Samples; 2]> {
+) -> Result<All> {
     let (mut samples, done) = file.map_or(Ok(Default::default()), rows::kept)?;
     let begun = Instant::now();
     let total = (plans.len() * effort.rounds) as f64;
@@ -165,10 +185,12 @@ fn steps(
             if i % ANCHORED == 0 {
                 anchors.sample();
             }
-            let found = [once(plan, 1, effort)?, once(plan, cores, effort)?];
+            let seated = seatings(plan.ranks(), cores, effort).into_iter();
+            let found: Vec<(Company, Samples)> =
+                seated.map(|seating| Ok((seating.company, once(plan, seating, effort)?))).collect::<Result<_>>()?;
             file.map_or(Ok(()), |path| rows::keep(path, &name, &found))?;
-            for (all, of) in samples.iter_mut().zip(&found) {
-                of.rows(&name).for_each(|row| all.take(row));
+            for (company, of) in &found {
+                of.rows(&name).for_each(|row| samples[*company as usize].take(row));
             }
             let done = (round * plans.len() + i) as f64 / total;
             progress(0.05 + 0.9 * done.max(begun.elapsed().div_duration_f64(effort.budget).min(1.0) * 0.99), "kernels");
@@ -177,13 +199,39 @@ fn steps(
     Ok(samples)
 }
 
-/// Some steps of a plan, all its ranks on one core, and the same on so many cores at once. The first step warms up:
-/// it counts only where no other follows.
-fn once(plan: &Plan, cores: u32, effort: Effort) -> Result<Samples> {
-    let together = Arc::new(Barrier::new(cores as usize));
+/// How the ranks of a plan are put on cores.
+#[derive(Debug, Clone, Copy)]
+struct Seating {
+    company: Company,
+    /// Cores that a run of the plan has.
+    devices: u32,
+    /// Runs of it at once.
+    runs: u32,
+}
+
+/// Each way that says something about a plan: a rank by itself, and on each core; several with a core each, as they run
+/// where there are cores for them; and in turns.
+fn seatings(ranks: u32, cores: u32, effort: Effort) -> Vec<Seating> {
+    let (own, apart) = (ranks.min(cores), Seating { company: Company::Alone, devices: 1, runs: 1 });
+    let beside = Seating { company: Company::Beside, devices: own, runs: cores / own };
+    let turns = Seating { company: Company::Turns, devices: 1, runs: cores };
+    match ranks {
+        1 if cores == 1 => vec![apart],
+        1 => vec![apart, beside],
+        // More ranks than cores: each has several.
+        _ if ranks > cores => vec![Seating { company: Company::Turns, devices: cores, runs: 1 }],
+        _ if effort.turns => vec![beside, turns],
+        _ => vec![beside],
+    }
+}
+
+/// Some steps of a plan, as often at once as its seating says. The first step warms up: it counts only where no other
+/// follows.
+fn once(plan: &Plan, seating: Seating, effort: Effort) -> Result<Samples> {
+    let devices: Vec<u32> = (0..plan.ranks()).map(|rank| rank % seating.devices).collect();
+    let together = Arc::new(Barrier::new((seating.runs * seating.devices) as usize));
     let run = || -> Result<Vec<Run>> {
-        let options =
-            Options { beside: Some(together.clone()), ..Options::new(1, vec![0; plan.ranks() as usize], false) };
+        let options = Options { beside: Some(together.clone()), ..Options::new(1, devices.clone(), false) };
         let (mut runs, source) = (vec![], Source::seeded(1));
         let job = Job { source: &source, steps: effort.steps + 1, keep_last: false, watch: None };
         train(plan, &options, &job, &mut |_, run| {
@@ -193,7 +241,7 @@ fn once(plan: &Plan, cores: u32, effort: Effort) -> Result<Samples> {
         Ok(runs)
     };
     let all: Vec<Result<Vec<Run>>> = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..cores).map(|_| scope.spawn(run)).collect();
+        let others: Vec<_> = (1..seating.runs).map(|_| scope.spawn(run)).collect();
         let own = run();
         let ended = |other: std::thread::ScopedJoinHandle<Result<Vec<Run>>>| {
             other.join().unwrap_or_else(|_| Err(Error::device("calibrate", "a thread panicked")))
@@ -207,4 +255,12 @@ fn once(plan: &Plan, cores: u32, effort: Effort) -> Result<Samples> {
         }
     }
     Ok(samples)
+}
+
+/// What `first` has, and of `next` what it has not.
+fn or(mut first: BTreeMap<String, Curve>, next: &BTreeMap<String, Curve>) -> BTreeMap<String, Curve> {
+    for (name, curve) in next {
+        first.entry(name.clone()).or_insert_with(|| curve.clone());
+    }
+    first
 }

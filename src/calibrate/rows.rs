@@ -19,16 +19,31 @@ pub struct Row {
     /// Of a run that warmed up: counts only where there is no other.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub warm: bool,
-    /// All cores ran the same at the same time.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub beside: bool,
+    /// In what company it was timed.
+    #[serde(default)]
+    pub company: Company,
 }
 
-/// What an earlier run has left, of one core at a time and of all at once, and the names of what it ran. Nothing, if there
-/// is no file.
-pub fn kept(path: &Path) -> Result<([Samples; 2], BTreeSet<String>)> {
-    let mut samples = <[Samples; 2]>::default();
-    let done = read(path, |row| samples[usize::from(row.beside)].take(row))?;
+/// What was busy meanwhile.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Company {
+    /// One core, with one rank.
+    #[default]
+    Alone,
+    /// All cores, each with one rank.
+    Beside,
+    /// All cores, on each of which ranks take turns.
+    Turns,
+}
+
+/// Times by their company.
+pub type All = [Samples; 3];
+
+/// What an earlier run has left, and the names of what it ran. Nothing, if there is no file.
+pub fn kept(path: &Path) -> Result<(All, BTreeSet<String>)> {
+    let mut samples = All::default();
+    let done = read(path, |row| samples[row.company as usize].take(row))?;
     Ok((samples, done))
 }
 
@@ -56,13 +71,13 @@ fn read(path: &Path, mut take: impl FnMut(Row)) -> Result<BTreeSet<String>> {
     Ok(done)
 }
 
-/// Appends what was run alone and, if there is any, beside itself.
-pub fn keep(path: &Path, plan: &str, samples: &[Samples]) -> Result<()> {
+/// Appends what was run.
+pub fn keep(path: &Path, plan: &str, samples: &[(Company, Samples)]) -> Result<()> {
     let line = |row: Row| serde_json::to_string(&row).expect("JSON from plain data") + "\n";
-    let of = |(i, samples): (usize, &Samples)| -> String {
-        samples.rows(plan).map(|row| line(Row { beside: i > 0, ..row })).collect()
+    let of = |(company, samples): &(Company, Samples)| -> String {
+        samples.rows(plan).map(|row| line(Row { company: *company, ..row })).collect()
     };
-    let text: String = samples.iter().enumerate().map(of).collect();
+    let text: String = samples.iter().map(of).collect();
     let file = std::fs::File::options().create(true).append(true).open(path);
     file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(Error::io(path))
 }

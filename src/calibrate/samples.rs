@@ -1,7 +1,7 @@
-//! Times of kernels, by curve and size. The time that counts is that on a core: what the machine did meanwhile for
-//! others is not the kernel's.
+//! Times of kernels, by curve and size, and of copies of messages. The time that counts is that from start to end, as
+//! in a timeline, but where the machine had the core for others meanwhile.
 
-use super::rows::Row;
+use super::rows::{Company, Row};
 use crate::act::work_of;
 use crate::collective::forward::{self, Round};
 use crate::compare::stats::{quantile, spread};
@@ -9,6 +9,7 @@ use crate::device::curve::{Curve, Point, size};
 use crate::device::measured::{exchange_key, key};
 use crate::error::Result;
 use crate::exec::Run;
+use crate::exec::copied::How;
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::{ExchangeAlgo, OpKind, Phase, Plan};
 use crate::timeline::Span;
@@ -17,6 +18,20 @@ use std::collections::BTreeMap;
 
 /// In place of a kernel's name: from op to op.
 const GAP: &str = "gap";
+
+/// A kernel's span is that much longer than its time on a core, at most, where nobody else had the core: the clocks are
+/// read, and the timer's interrupts are served.
+const LONGER: f64 = 1.03;
+const LATER: f64 = 3e-6;
+
+/// In place of a kernel's name: copies of messages.
+fn message(how: How) -> &'static str {
+    match how {
+        How::Post => "message_post",
+        How::Take => "message_take",
+        How::Add => "message_add",
+    }
+}
 
 /// Sizes are whole numbers: as keys they are exact.
 type Size = Vec<u64>;
@@ -64,12 +79,17 @@ impl Samples {
             let line = &lines[plan.program_of(class.rank) as usize];
             for node in 0..class.spans.len() {
                 let (at, seconds) = ((node, class.rank), run.on_core[class.rank as usize][node]);
-                self.note(plan, line, at, seconds, warm_up);
+                let span = class.spans[node].duration().value();
+                self.note(plan, line, at, span.min(seconds * LONGER + LATER), warm_up);
                 self.note_exchange(plan, line, at, &mut rounds, seconds, warm_up);
             }
             if plan.ranks() == 1 {
                 self.gaps.extend(gaps(&class.spans));
             }
+        }
+        for copied in run.copied.iter().flatten().filter(|copied| copied.bytes > 0) {
+            let times = self.times.entry((message(copied.how).into(), vec![copied.bytes])).or_default();
+            if warm_up { times.warm.push(copied.seconds) } else { times.counted.push(copied.seconds) }
         }
         Ok(())
     }
@@ -116,7 +136,7 @@ impl Samples {
             size: size.into(),
             seconds: seconds.into(),
             warm,
-            beside: false,
+            company: Company::default(),
         };
         let timed = self.times.iter().chain(&self.exchanges).flat_map(move |((name, size), times)| {
             let parts = [(&times.warm, true), (&times.counted, false)].into_iter();
@@ -141,7 +161,15 @@ impl Samples {
     }
 
     pub fn curves(&self) -> BTreeMap<String, Curve> {
-        curves(&self.times)
+        let mut all = curves(&self.times);
+        all.retain(|name, _| !name.starts_with("message_"));
+        all
+    }
+
+    /// What copies took, by bytes; empty where there was none.
+    pub fn copies(&self, how: How) -> Vec<Point> {
+        let times = self.times.iter().filter(|((name, _), _)| name == message(how));
+        times.map(|((_, size), times)| point(size, times)).collect()
     }
 
     pub fn exchanges(&self) -> BTreeMap<String, Curve> {
@@ -155,13 +183,15 @@ type Rounds = FxHashMap<(u32, ExchangeAlgo, Phase), Vec<Round>>;
 fn curves(all: &BTreeMap<(String, Size), Times>) -> BTreeMap<String, Curve> {
     let mut points: BTreeMap<String, Vec<Point>> = BTreeMap::new();
     for ((name, size), times) in all {
-        let all = times.all();
-        let size = size.iter().map(|x| *x as f64).collect();
-        let seconds = quantile(all, 0.5).max(1e-9);
-        let point = Point { size, seconds, spread: spread(all), runs: all.len() as u32 };
-        points.entry(name.clone()).or_default().push(point);
+        points.entry(name.clone()).or_default().push(point(size, times));
     }
     points.into_iter().map(|(name, points)| (name, Curve::new(points))).collect()
+}
+
+fn point(size: &Size, times: &Times) -> Point {
+    let all = times.all();
+    let size = size.iter().map(|x| *x as f64).collect();
+    Point { size, seconds: quantile(all, 0.5).max(1e-9), spread: spread(all), runs: all.len() as u32 }
 }
 
 /// From the end of each op to the start of the next.

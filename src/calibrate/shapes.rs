@@ -142,7 +142,8 @@ pub fn ladder(effort: Effort) -> Vec<Shape> {
         all.extend(mixtures([384, 6, 6, 64, 512, 1024], [16, 192], &[384]));
     }
     let mut rng = ChaCha8Rng::seed_from_u64(CALIBRATION);
-    all.extend((0..effort.drawn).map(|_| draw(&mut rng, 2)));
+    // Every third has one rank.
+    all.extend((0..effort.drawn).map(|i| draw(&mut rng, if i % 3 == 2 { 1 } else { 2 })));
     all
 }
 
@@ -263,7 +264,7 @@ fn candidate(rng: &mut ChaCha8Rng, ranks: u32) -> Shape {
         Parallelism { ring: ranks, ..alone() },
         Parallelism { ulysses: ranks, ..alone() },
         Parallelism { tp: ranks, ..alone() },
-        Parallelism { dp: ranks, zero: 1, ..alone() },
+        Parallelism { dp: ranks, zero: u32::from(ranks > 1), ..alone() },
     ][rng.random_range(0..4)];
     Shape::new(llama([hidden, heads, kv_heads, head_dim, ffn, vocab], 1), seq_len, way)
 }

@@ -10,7 +10,7 @@
 //! * the CPU issues the ops of a rank one by one, in program order, on whichever lane: none starts before.
 //!
 //! Time is integer picoseconds and every duration is rounded once, so that equal things are equal.
-//! Ranks that are threads of one machine share more than that: see `threads`.
+//! Ranks that are threads of one machine share more than that: see [`threads`](crate::act::threads).
 //!
 //! The iterations of a call that only repeat the one before are taken in one stride, exactly (`repeat`); so is a
 //! step with more microbatches than one that is known (`series`). A walk over every op is the oracle they are tested
@@ -23,7 +23,6 @@ mod ranks;
 mod repeat;
 mod series;
 mod sized;
-mod threads;
 mod walk;
 
 pub use crate::act::Machine;
@@ -60,7 +59,7 @@ impl Effort {
 /// Costs a plan. Errors: a dtype the device has no peak for, a plan that deadlocks.
 pub fn cost(plan: &Plan, machine: Machine, effort: Effort) -> Result<Timeline> {
     if let Some(threads) = machine.kernels.threads() {
-        return threads::run(plan, machine, threads);
+        return Ok(crate::act::threads::play(plan, machine, threads, &mut |_, s| s)?.timeline);
     }
     let (shared, in_step) = (machine.devices.is_some(), order::meets_itself(plan));
     let side_by_side = plan.programs.len() > 1 && !shared && !effort.spans;

@@ -141,6 +141,9 @@ pub struct Beside {
     pub exchanges: BTreeMap<String, Curve>,
     /// By curve and dtype, as [`Profile::kernels`].
     pub kernels: BTreeMap<String, Curve>,
+    /// The same where several ranks take turns on each core.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub turns: BTreeMap<String, Curve>,
 }
 
 /// How much longer each takes.
@@ -203,6 +206,7 @@ impl Profile {
                     ("exchanges", &t.exchanges),
                     ("beside.exchanges", &t.beside.exchanges),
                     ("beside.kernels", &t.beside.kernels),
+                    ("beside.turns", &t.beside.turns),
                 ] {
                     own.extend(curves.iter().map(|(name, curve)| (format!("threads.{at}.{name}"), curve)));
                 }
@@ -226,11 +230,15 @@ impl Profile {
         Ok(())
     }
 
-    /// How many times longer a kernel takes while all cores run the same; 1 for one that was never timed.
-    pub fn crowded(&self, curve: &str, work: &Work, dtype: Dtype) -> f64 {
+    /// How many times longer a kernel takes while all cores run the same, in turns with other ranks of its core or not; 1
+    /// for one that was never timed so.
+    pub fn crowded(&self, curve: &str, work: &Work, dtype: Dtype, in_turns: bool) -> f64 {
         let (name, size) = (key(curve, dtype), self.size(work));
-        let both = self.threads.as_ref().and_then(|t| Some((t.beside.kernels.get(&name)?, self.kernels.get(&name)?)));
-        both.map_or(1.0, |(beside, alone)| slower(beside, alone, &size))
+        let beside = |t: &Threads| {
+            let turns = t.beside.turns.get(&name).filter(|_| in_turns);
+            Some(slower(turns.or(t.beside.kernels.get(&name))?, self.kernels.get(&name)?, &size))
+        };
+        self.threads.as_ref().and_then(beside).unwrap_or(1.0)
     }
 
     fn curve(&self, curve: &str, dtype: Dtype) -> Option<&Curve> {
@@ -262,9 +270,10 @@ impl Profile {
     }
 }
 
-/// How many times longer something takes beside others; noise alone makes nothing faster.
+/// How many times longer something takes beside others. It may be less than once: the two are of different plans, which
+/// leave other things in the caches.
 pub fn slower(beside: &Curve, alone: &Curve, size: &[f64]) -> f64 {
-    (beside.at(size).0 / alone.at(size).0).max(1.0)
+    (beside.at(size).0 / alone.at(size).0).clamp(0.5, 8.0)
 }
 
 fn terms_of(size: &[f64]) -> usize {
@@ -303,7 +312,7 @@ impl KernelTime for Profile {
         self.threads.as_ref()
     }
 
-    fn beside(&self, curve: &str, work: &Work, dtype: Dtype) -> f64 {
-        self.crowded(curve, work, dtype)
+    fn beside(&self, curve: &str, work: &Work, dtype: Dtype, in_turns: bool) -> f64 {
+        self.crowded(curve, work, dtype, in_turns)
     }
 }

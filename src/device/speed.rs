@@ -19,9 +19,9 @@ pub struct Speed {
     pub pass: Anchor,
     /// Adding two vectors that fit into no core's own cache.
     pub stream: Anchor,
-    /// A message of 1 MiB, copied out and in.
+    /// A message of 1 MiB, copied out and in: for whoever reads it.
     pub copy: Anchor,
-    /// From a message of some bytes to the thread that has waited for it.
+    /// From a message of some bytes to the thread that has waited for it, likewise.
     pub wake: Anchor,
     pub samples: u32,
 }
@@ -47,14 +47,13 @@ impl Speed {
 const CACHED: f64 = 1e6;
 const IN_MEMORY: f64 = 16e6;
 
-/// How many times longer things take than at another moment.
+/// How many times longer things take than at another moment. A copy takes longer as a pass over as many bytes does: its
+/// own anchor, and that of waking up, fall into one of two ways by chance, and tell a moment less well than it is.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Slower {
     pub product: f64,
     pub pass: f64,
     pub stream: f64,
-    pub copy: f64,
-    pub wake: f64,
 }
 
 impl Slower {
@@ -68,8 +67,6 @@ impl Slower {
             product: of(then.product, now.product),
             pass: of(then.pass, now.pass),
             stream: of(then.stream, now.stream),
-            copy: of(then.copy, now.copy),
-            wake: of(then.wake, now.wake),
         }
     }
 
@@ -107,13 +104,12 @@ impl Profile {
         if let Some(t) = &mut new.threads {
             for copies in [&mut t.alone, &mut t.beside.copies] {
                 for curve in [&mut copies.post, &mut copies.take, &mut copies.add] {
-                    slower.curve(curve, &|_| slower.copy);
+                    slower.curve(curve, &|size| slower.of_size(size));
                 }
             }
-            for curves in [&mut t.exchanges, &mut t.beside.exchanges, &mut t.beside.kernels] {
+            for curves in [&mut t.exchanges, &mut t.beside.exchanges, &mut t.beside.kernels, &mut t.beside.turns] {
                 curves.values_mut().for_each(|c| slower.curve(c, &|size| slower.of_size(size)));
             }
-            t.notice_s *= slower.wake;
             t.op_s *= slower.pass;
         }
         new
@@ -135,7 +131,7 @@ mod tests {
         Curve::new(sizes.iter().map(point).collect())
     }
 
-    const SLOWER: Slower = Slower { product: 1.25, pass: 1.1, stream: 1.5, copy: 2.0, wake: 3.0 };
+    const SLOWER: Slower = Slower { product: 1.25, pass: 1.1, stream: 1.5 };
 
     /// Between the points that were timed, too.
     #[test]
@@ -168,7 +164,7 @@ mod tests {
         let [product, pass, stream, copy, wake] =
             [2e-3, 1e-4, 3e-3, 2e-4, 3e-6].map(|seconds| Anchor { seconds, spread: 0.05 });
         let now = Speed { product, pass, stream, copy, wake, samples: 9 };
-        let same = Slower { product: 1.0, pass: 1.0, stream: 1.0, copy: 1.0, wake: 1.0 };
+        let same = Slower { product: 1.0, pass: 1.0, stream: 1.0 };
         assert_eq!(Slower::between(&now, &now), same);
         let slower = |seconds: f64, spread: f64| Speed { stream: Anchor { seconds, spread }, ..now };
         assert_eq!(Slower::between(&now, &slower(6e-3, 0.0)), Slower { stream: 2.0, ..same });

@@ -1,6 +1,7 @@
 //! A collective under way on one rank: the rounds of [`collective::rounds`], hop by hop.
 
 use super::arena::{Arena, Data, Part};
+use super::copied::{How, Log};
 use super::shared::Shared;
 use super::transport::Key;
 use crate::collective::{self, Hop};
@@ -8,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::plan::link::Line;
 use crate::plan::{CollectiveKind, Group, OpKind};
 use rustc_hash::FxHashMap;
+use std::time::Instant;
 
 pub struct Gather {
     pub node: u32,
@@ -102,46 +104,52 @@ impl Gather {
     }
 
     /// Moves on as far as messages allow; says whether it moved.
-    pub fn poll(&mut self, shared: &Shared, arena: &mut Arena) -> Result<bool> {
+    pub fn poll(&mut self, shared: &Shared, arena: &mut Arena, log: &mut Log) -> Result<bool> {
         let mut moved = false;
         if !self.running {
             if shared.hub.started(self.meeting()) < self.members.len() as u32 {
                 return Ok(false);
             }
             self.running = true;
-            self.own_part(arena)?;
+            let begun = Instant::now();
+            let bytes = self.own_part(arena)?;
+            if bytes > 0 {
+                log.note(How::Take, bytes, begun);
+            }
             moved = true;
         }
         while self.round < self.rounds.len() {
             if !self.sent {
-                self.send(shared, arena);
+                self.send(shared, arena, log);
                 self.sent = true;
                 moved = true;
             }
-            if !self.receive(shared, arena)? {
+            if !self.receive(shared, arena, log)? {
                 break;
             }
             (self.round, self.sent, moved) = (self.round + 1, false, true);
         }
         if self.round == self.rounds.len() && self.kind == CollectiveKind::ReduceScatter {
-            self.land_sum(shared, arena)?;
+            self.land_sum(shared, arena, log)?;
         }
         Ok(moved)
     }
 
-    /// What a member has of the result before anything arrives.
-    fn own_part(&mut self, arena: &mut Arena) -> Result<()> {
+    /// What a member has of the result before anything arrives. Returns the bytes that were copied: none in place.
+    fn own_part(&mut self, arena: &mut Arena) -> Result<u64> {
         match self.kind {
-            CollectiveKind::AllReduce => (0..self.src.len()).try_for_each(|i| self.copy(arena, i, i)),
+            CollectiveKind::AllReduce => (0..self.src.len()).map(|i| self.copy(arena, i, i)).sum(),
             CollectiveKind::AllGather => self.copy(arena, 0, self.here),
             CollectiveKind::AllToAll => self.copy(arena, self.here, self.here),
-            CollectiveKind::ReduceScatter => Ok(()),
+            CollectiveKind::ReduceScatter => Ok(0),
         }
     }
 
-    fn copy(&self, arena: &mut Arena, from: usize, to: usize) -> Result<()> {
+    fn copy(&self, arena: &mut Arena, from: usize, to: usize) -> Result<u64> {
         let (from, to) = (&self.src[from], &self.dst[to]);
-        arena.copy(from, to).map_err(|why| Error::device(format!("rank {}, {}", self.rank, self.path), why))
+        let copied = arena.copy(from, to);
+        copied.map_err(|why| Error::device(format!("rank {}, {}", self.rank, self.path), why))?;
+        Ok(if from.bytes == to.bytes { 0 } else { from.bytes.len() as u64 })
     }
 
     fn write(&self, arena: &mut Arena, part: &Part, data: &Data) -> Result<()> {
@@ -162,8 +170,9 @@ impl Gather {
         self.rounds[self.round].iter().copied().find(ours)
     }
 
-    fn send(&mut self, shared: &Shared, arena: &Arena) {
+    fn send(&mut self, shared: &Shared, arena: &Arena, log: &mut Log) {
         let Some(hop) = self.hop(|h| h.from == self.here) else { return };
+        let (begun, handed_on) = (Instant::now(), self.sums.contains_key(&hop.part));
         let data = match self.kind {
             CollectiveKind::AllReduce | CollectiveKind::AllGather => shared.message(arena, &self.dst[hop.part]),
             CollectiveKind::AllToAll => shared.message(arena, &self.src[hop.part]),
@@ -171,7 +180,11 @@ impl Gather {
                 self.sums.remove(&hop.part).unwrap_or_else(|| shared.message(arena, &self.src[hop.part]))
             }
         };
+        let bytes = data.bytes();
         shared.hub.send(self.key(self.here, hop.to), data, hop.part as u32);
+        if !handed_on {
+            log.note(How::Post, bytes, begun);
+        }
     }
 
     fn key(&self, from: usize, to: usize) -> Key {
@@ -179,12 +192,14 @@ impl Gather {
         Key { from: self.members[from], to: self.members[to], node: self.nodes[from], part: self.round as u32 }
     }
 
-    fn receive(&mut self, shared: &Shared, arena: &mut Arena) -> Result<bool> {
+    fn receive(&mut self, shared: &Shared, arena: &mut Arena, log: &mut Log) -> Result<bool> {
         let Some(hop) = self.hop(|h| h.to == self.here) else { return Ok(true) };
+        let begun = Instant::now();
         let Some((mut data, _)) = shared.hub.receive(self.key(hop.from, self.here), false) else { return Ok(false) };
         match (self.kind, hop.reduce) {
             (CollectiveKind::ReduceScatter, _) => {
                 arena.add_to(&mut data, &self.src[hop.part]);
+                log.note(How::Add, data.bytes(), begun);
                 self.sums.insert(hop.part, data);
                 return Ok(true);
             }
@@ -192,14 +207,17 @@ impl Gather {
             (CollectiveKind::AllToAll, _) => self.write(arena, &self.dst[hop.from], &data)?,
             _ => self.write(arena, &self.dst[hop.part], &data)?,
         }
+        log.note(if hop.reduce { How::Add } else { How::Take }, data.bytes(), begun);
         shared.spares.put(data);
         Ok(true)
     }
 
     /// The finished sum of the own part, or the source itself where there is only one member.
-    fn land_sum(&mut self, shared: &Shared, arena: &mut Arena) -> Result<()> {
-        let Some(sum) = self.sums.remove(&self.here) else { return self.copy(arena, self.here, 0) };
+    fn land_sum(&mut self, shared: &Shared, arena: &mut Arena, log: &mut Log) -> Result<()> {
+        let begun = Instant::now();
+        let Some(sum) = self.sums.remove(&self.here) else { return self.copy(arena, self.here, 0).map(|_| ()) };
         self.write(arena, &self.dst[0], &sum)?;
+        log.note(How::Take, sum.bytes(), begun);
         shared.spares.put(sum);
         Ok(())
     }

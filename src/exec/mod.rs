@@ -10,6 +10,7 @@
 mod anew;
 mod arena;
 pub mod attention_io;
+pub mod copied;
 pub mod cuda;
 mod exchange;
 mod gather;
@@ -39,6 +40,7 @@ use crate::plan::{Dtype, Plan, check};
 use crate::spec::Throttle;
 use crate::timeline::Timeline;
 pub(crate) use arena::Data;
+use copied::Copied;
 use inject::Injection;
 use source::Source;
 use state::Watch;
@@ -100,6 +102,8 @@ pub struct Run {
     /// Seconds that each op of each rank, if it is a kernel, had a core: less than its span where somebody else had it.
     /// Of an exchange of rows, what the rank did for it and not what it waited.
     pub on_core: Vec<Vec<f64>>,
+    /// What each rank copied for messages, transfers and collectives alike; nothing on GPUs.
+    pub copied: Vec<Vec<Copied>>,
     /// Mean over the tokens of the global batch; NaN for a plan that has none.
     pub loss: f64,
     /// Bytes that each rank sent, counted in the transport.

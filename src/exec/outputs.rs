@@ -69,6 +69,7 @@ pub fn gather(plan: &Plan, lines: &[Line], hub: &Hub, done: Vec<Done>) -> Result
         peak_bytes: done.iter().map(|d| d.peak.device).collect(),
         host_peak_bytes: done.iter().map(|d| d.peak.host).collect(),
         on_core: done.iter().map(|d| d.on_core.clone()).collect(),
+        copied: done.iter().map(|d| d.copied.clone()).collect(),
         grads,
         weights,
         hidden: plan.feed.tokens().map_or(vec![], |inputs| hidden(plan, inputs, &done)),

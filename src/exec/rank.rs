@@ -1,6 +1,7 @@
 //! One rank: runs its program's ops as their edges allow, lane by lane, when its worker looks after it.
 
 use super::arena::{Arena, Data, Peak};
+use super::copied::{Copied, How, Log};
 use super::exchange::Exchange;
 use super::gather::Gather;
 use super::inject::Fault;
@@ -16,6 +17,7 @@ use crate::plan::memory::{Life, SlotId};
 use crate::plan::*;
 use cpu_time::ThreadTime;
 use rustc_hash::FxHashMap;
+use std::time::Instant;
 
 /// An op's start and end, in seconds since the step began.
 pub type Times = Vec<(f64, f64)>;
@@ -25,6 +27,7 @@ pub struct Done {
     pub times: Times,
     /// Time that each kernel, or exchange of rows, had a core, in s.
     pub on_core: Vec<f64>,
+    pub copied: Vec<Copied>,
     pub peak: Peak,
     /// Contents of watched slots at the end of each of their lives, in order.
     pub seen: FxHashMap<SlotId, Vec<Data>>,
@@ -53,6 +56,7 @@ pub struct Rank<'a, 'p> {
     flights: Vec<Flight>,
     times: Times,
     on_core: Vec<f64>,
+    copied: Log,
     left: usize,
     /// The op begun last.
     last: u32,
@@ -83,6 +87,7 @@ impl<'a, 'p> Rank<'a, 'p> {
             flights: vec![],
             times: vec![(0.0, 0.0); n],
             on_core: vec![0.0; n],
+            copied: Log::default(),
             left: n,
             last: 0,
             uses: FxHashMap::default(),
@@ -158,7 +163,8 @@ impl<'a, 'p> Rank<'a, 'p> {
         };
         let kept = shared.kept.iter().filter(|at| self.arena.holds(**at)).map(contents).collect();
         let (peak, times, on_core, seen) = (self.arena.peak(), self.times, self.on_core, self.seen);
-        (Done { kept, peak, times, on_core, seen, logits: self.logits }, self.arena)
+        let copied = self.copied.0;
+        (Done { kept, peak, times, on_core, copied, seen, logits: self.logits }, self.arena)
     }
 
     /// The op that was running when the rank stopped for good.
@@ -248,7 +254,9 @@ impl<'a, 'p> Rank<'a, 'p> {
                     let key = self.key(n.lane, leg, at, peer)?;
                     let place = self.leg_place(node, leg);
                     if leg.dir == Direction::Send {
-                        shared.hub.send(key, shared.message(&self.arena, &self.arena.whole(&place)), leg.tag);
+                        let (begun, part) = (Instant::now(), self.arena.whole(&place));
+                        shared.hub.send(key, shared.message(&self.arena, &part), leg.tag);
+                        self.copied.note(How::Post, part.bytes.len() as u64, begun);
                     }
                     open.push((at, *leg, place, key));
                 }
@@ -298,7 +306,7 @@ impl<'a, 'p> Rank<'a, 'p> {
                     (*node, open.is_empty(), open.len() < before)
                 }
                 Flight::Collective(gather) => {
-                    let progress = gather.poll(self.shared, &mut self.arena)?;
+                    let progress = gather.poll(self.shared, &mut self.arena, &mut self.copied)?;
                     (gather.node, gather.done(), progress)
                 }
                 Flight::Exchange(exchange) => {
@@ -332,14 +340,18 @@ impl<'a, 'p> Rank<'a, 'p> {
         for (at, leg, place, key) in open.drain(..) {
             let done = match leg.dir {
                 Direction::Send => self.shared.hub.delivered(key),
-                Direction::Recv => match self.shared.hub.receive(key, true) {
-                    Some((data, tag)) => {
-                        self.store(node, &leg, &place, &data, tag)?;
-                        self.shared.spares.put(data);
-                        true
+                Direction::Recv => {
+                    let begun = Instant::now();
+                    match self.shared.hub.receive(key, true) {
+                        Some((data, tag)) => {
+                            self.store(node, &leg, &place, &data, tag)?;
+                            self.copied.note(How::Take, data.bytes(), begun);
+                            self.shared.spares.put(data);
+                            true
+                        }
+                        None => false,
                     }
-                    None => false,
-                },
+                }
             };
             if !done {
                 left.push((at, leg, place, key));

@@ -13,6 +13,7 @@
 //! * `blocks`, `block_times`: kernels that nothing can happen between, as one, and what was measured of such.
 //! * [`fault`], `hang`: what is wrong with the machine, and who waits for ever because of it.
 //! * `jitter`: kernels that take a little more or less each time, of ranks that are folded all the same.
+//! * `threads`: ranks that are threads of one machine and share its cores, by a profile.
 //! * [`why`]: the chain of ops and waits that makes the step as long as it is.
 
 mod account;
@@ -32,6 +33,7 @@ mod posting;
 mod run;
 mod script;
 pub mod share;
+mod threads;
 pub mod why;
 
 pub use crate::act::Machine;
@@ -122,6 +124,9 @@ pub fn simulate_measured(
     }
     for fault in faults {
         fault.check(Some(plan.ranks())).map_err(|why| Error::spec("faults", "rank", why))?;
+    }
+    if let Some(threads) = machine.kernels.threads() {
+        return threads::run(plan, machine, threads, faults, effort);
     }
     check_planes(machine.cluster, faults)?;
     if effort.blocks && faults.iter().any(|fault| matches!(fault, Fault::Jitter { .. })) {

@@ -191,7 +191,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         }
         Err(other) => return Err(other),
     };
-    cores_for_all(&chosen, &plan)?;
+    if flags.explain && chosen.case.machine().kernels.threads().is_some() {
+        let why = "what other hardware would save is not in the profile of this machine's threads; leave --explain out";
+        return Err(Error::spec("the command line", "--profile", why));
+    }
     let begun = Instant::now();
     let files = [&flags.trace, &flags.slack, &flags.timeline, &flags.chakra];
     let spans = files.iter().any(|file| file.is_some());
@@ -225,20 +228,6 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         None => over(flags, &chosen, &plan, &faults, found, wall_s)?,
     };
     Answer { text: answer.text + &tail, ..answer }.also_to(flags.out.as_deref())
-}
-
-/// Errors: a profile of threads, more of which run than there are cores. They would be simulated as if each had one.
-fn cores_for_all(chosen: &Chosen, plan: &Plan) -> Result<()> {
-    let Some(threads) = chosen.case.machine().kernels.threads().filter(|t| plan.ranks() > t.cores) else {
-        return Ok(());
-    };
-    let why = format!(
-        "was measured on {} cores, which the plan's {} ranks would share, and simulate gives each rank a core of its own; \
-         `estimate` with the same flags has threads that share cores, or use fewer ranks, or leave --profile out",
-        threads.cores,
-        plan.ranks()
-    );
-    Err(Error::spec("the command line", "--profile", why))
 }
 
 fn over(
@@ -307,8 +296,8 @@ fn draw(path: &Path, chosen: &Chosen, found: &Simulated) -> Result<Vec<PathBuf>>
 /// A line for every op of a rank of each class. Errors: a step that is never over or has too many ops to keep has no
 /// slack.
 fn write_slack(path: &Path, found: &Simulated) -> Result<()> {
-    let Some(why) = &found.why else {
-        let why = "the step is never over or has too many ops to keep; leave --slack out";
+    let Some(why) = found.why.as_ref().filter(|why| !why.slack.is_empty()) else {
+        let why = "the step is never over, has too many ops to keep, or is one of threads that share cores; leave --slack out";
         return Err(Error::spec("--slack", "file", why));
     };
     let mut rows = csv::Writer::from_writer(vec![]);

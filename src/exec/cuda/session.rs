@@ -411,6 +411,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         let nothing = || Done {
             times: vec![],
             on_core: vec![],
+            copied: vec![],
             peak: Peak::default(),
             seen: Default::default(),
             kept: Default::default(),
@@ -438,7 +439,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         }
         let seen = self.noted(rank)?.into_iter().collect();
         let logits = self.noted_logits(rank)?;
-        Ok(Done { times, peak: Peak { device: layout.bytes, host: 0 }, seen, kept, logits, on_core })
+        Ok(Done { times, peak: Peak { device: layout.bytes, host: 0 }, seen, kept, logits, on_core, copied: vec![] })
     }
 
     pub fn sent(&self) -> &[u64] {

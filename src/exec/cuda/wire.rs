@@ -77,7 +77,7 @@ pub fn unpack(bytes: &[u8]) -> Option<(Done, u64)> {
     let seen = (0..of.number()?).map(|_| Some((of.slot()?, of.all()?))).collect::<Option<_>>()?;
     let kept = (0..of.number()?).map(|_| Some((of.slot()?, of.all()?.pop()?))).collect::<Option<_>>()?;
     let logits = of.all()?;
-    Some((Done { times, on_core, peak: Peak { device: peak, host: 0 }, seen, kept, logits }, sent))
+    Some((Done { times, on_core, copied: vec![], peak: Peak { device: peak, host: 0 }, seen, kept, logits }, sent))
 }
 
 struct Out(Vec<u8>);
@@ -166,6 +166,7 @@ mod tests {
         let done = Done {
             times: vec![(0.5, 1.0), (1.0, 2.5)],
             on_core: vec![0.5, 0.0],
+            copied: vec![],
             peak: Peak { device: 77, host: 0 },
             seen: [(at(1), vec![Data::Bf16(vec![1, 2]), Data::F32(vec![0.5])])].into_iter().collect(),
             kept: [(at(3), Data::U32(vec![9]))].into_iter().collect(),

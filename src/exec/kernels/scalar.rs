@@ -48,6 +48,7 @@ macro_rules! scalar {
             const NEG_INFINITY: $t = <$t>::NEG_INFINITY;
             const DTYPE: Dtype = $dtype;
 
+            #[inline(always)]
             fn from_f64(x: f64) -> $t {
                 x as $t
             }

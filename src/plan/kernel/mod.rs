@@ -349,6 +349,9 @@ impl Kernel {
             Kernel::MatMul { a_t: true, b_t: false, .. } => "matmul_tn_onto",
             Kernel::MatMul { .. } => "matmul_tt_onto",
             Kernel::Rope { backward: true, .. } => "rope_bwd",
+            // Rows that stand in other parts are not looked for.
+            Kernel::Embed { shard: Some(_), .. } => "embed_part",
+            Kernel::EmbedBwd { shard: Some(_), .. } => "embed_bwd_part",
             Kernel::LatentRope { backward: true, .. } => "latent_rope_bwd",
             Kernel::Positions { backward: true, .. } => "positions_bwd",
             Kernel::Permute { exchange: Exchange::PackHeads, .. } => "permute_pack_heads",

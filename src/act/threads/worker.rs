@@ -17,9 +17,28 @@ pub enum State {
     Done,
 }
 
+/// Something that a thread did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Piece {
+    pub rank: u32,
+    pub node: u32,
+    /// Seconds.
+    pub from: f64,
+    pub to: f64,
+    /// Where the thread had waited before: the thread and the piece that it had waited for; none: the one before it.
+    pub after: Option<Cause>,
+}
+
+/// A thread, and a piece of it, by number.
+pub type Cause = (u32, u32);
+
 pub struct Worker {
+    number: u32,
     pub ranks: Vec<usize>,
     pub state: State,
+    pub pieces: Vec<Piece>,
+    /// What has woken it since its last piece.
+    pub woken_by: Option<Cause>,
 }
 
 impl Worker {
@@ -27,8 +46,10 @@ impl Worker {
     pub fn all(devices: &[u32]) -> Vec<Worker> {
         let most = devices.iter().max().map_or(0, |d| *d + 1);
         let of = |device: u32| (0..devices.len()).filter(|&rank| devices[rank] == device).collect::<Vec<usize>>();
-        let worker = |ranks| Worker { ranks, state: State::Free(0.0) };
-        (0..most).map(of).filter(|ranks| !ranks.is_empty()).map(worker).collect()
+        let crews = (0..most).map(of).filter(|ranks| !ranks.is_empty());
+        let worker =
+            |(number, ranks)| Worker { number, ranks, state: State::Free(0.0), pieces: vec![], woken_by: None };
+        (0..).zip(crews).map(worker).collect()
     }
 
     pub fn is_free(&self, now: f64) -> bool {
@@ -51,7 +72,12 @@ impl Worker {
         let fly = self.ranks.iter().find_map(|&rank| Some((rank, ranks[rank].fly(shared, hub, now)?)));
         let mut compute = || self.ranks.iter().find_map(|&rank| Some((rank, ranks[rank].compute(shared, hub, now)?)));
         self.state = match fly.or_else(&mut compute) {
-            Some((rank, job)) => State::Busy(rank, job),
+            Some((rank, job)) => {
+                let node = ranks[rank].node_of(job.then);
+                let after = self.woken_by.take();
+                self.pieces.push(Piece { rank: rank as u32, node, from: now, to: now, after });
+                State::Busy(rank, job)
+            }
             None if self.ranks.iter().all(|&rank| ranks[rank].is_over()) => State::Done,
             // Ops that ended at once may have let others start.
             None if self.ranks.iter().any(|&rank| ranks[rank].could_go_on(shared, hub)) => State::Free(now),
@@ -64,6 +90,10 @@ impl Worker {
     pub fn complete(&mut self, shared: &Shared, ranks: &mut [Rank], hub: &mut Hub, now: f64) {
         let State::Busy(rank, Job { left: 0.0, then, .. }) = self.state else { return };
         self.state = State::Free(now);
+        if let Some(piece) = self.pieces.last_mut() {
+            piece.to = now;
+        }
+        hub.acts = Some((self.number, self.pieces.len() as u32 - 1));
         ranks[rank].done(shared, hub, then, now);
     }
 }

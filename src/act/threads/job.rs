@@ -41,7 +41,7 @@ pub fn slowdown(own: f64, others: &[f64], cores: u32) -> f64 {
         return (busy / cores).max(1.0);
     }
     let mean = others.iter().sum::<f64>() / others.len() as f64;
-    let full = ((own + mean) / 2.0).clamp(1.0, own.max(1.0));
+    let full = ((own + mean) / 2.0).clamp(own.min(1.0), own.max(1.0));
     let share = ((busy - 1.0) / (cores - 1.0)).min(1.0);
     (1.0 + (full - 1.0) * share) * (busy / cores).max(1.0)
 }

@@ -136,7 +136,7 @@ impl Rank {
                 Act::Compute { duration, .. } => seconds(duration).value(),
                 _ => 0.0,
             };
-            let left = work + shared.threads.op_s;
+            let left = (shared.takes.borrow_mut())(self.rank, work) + shared.threads.op_s;
             return Some(Job { left, crowded: self.crowded(shared, node), then: Then::Kernel(node) });
         }
         None
@@ -147,7 +147,16 @@ impl Rank {
         let line = shared.line(self.rank);
         let OpKind::Compute { kernel, .. } = &line.nodes[node as usize].op.kind else { return 1.0 };
         let work = work_of(shared.plan, line, node as usize, self.rank);
-        work.map_or(1.0, |(work, dtype)| shared.kernels.beside(kernel.curve(), &work, dtype))
+        let in_turns = shared.in_turns[self.rank as usize];
+        work.map_or(1.0, |(work, dtype)| shared.kernels.beside(kernel.curve(), &work, dtype, in_turns))
+    }
+
+    /// The op that a job is of.
+    pub fn node_of(&self, then: Then) -> u32 {
+        match then {
+            Then::Kernel(node) => node,
+            Then::Flight { flight, .. } => self.flights[flight].node(),
+        }
     }
 
     /// A job of it is done.

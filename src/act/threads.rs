@@ -4,6 +4,8 @@
 //!
 //! The cores are shared: with k threads busy on c cores everyone is slowed down by what measured neighbours do to
 //! each other, and beyond c each has c/k of a core.
+//!
+//! It is event by event as it is, so `cost` and `sim` both take it from here.
 
 mod exchange;
 mod flight;
@@ -29,6 +31,7 @@ use rank::Rank;
 use rustc_hash::FxHashMap;
 use std::cell::RefCell;
 use std::rc::Rc;
+pub use worker::Piece;
 use worker::{State, Worker};
 
 type Rounds = FxHashMap<(u32, ExchangeAlgo, Phase), Rc<Vec<Round>>>;
@@ -44,8 +47,23 @@ struct Shared<'a> {
     kernels: &'a dyn KernelTime,
     /// Of each rank: its thread.
     devices: Vec<u32>,
+    /// Of each rank: whether its thread has others.
+    in_turns: Vec<bool>,
     /// The messages of exchanges, by the number of their route.
     rounds: RefCell<Rounds>,
+    /// Seconds of a kernel of a rank alone on its core, given those of the profile.
+    takes: RefCell<Takes<'a>>,
+}
+
+/// What a kernel of a rank takes, of what the profile says it does: a rank that is not well makes more of it.
+pub type Takes<'a> = &'a mut dyn FnMut(u32, f64) -> f64;
+
+/// A step that was played.
+pub struct Played {
+    /// A class a rank, every op in it.
+    pub timeline: Timeline,
+    /// What each thread did, piece by piece.
+    pub pieces: Vec<Vec<Piece>>,
 }
 
 impl<'a> Shared<'a> {
@@ -54,8 +72,9 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// Costs a plan on the threads of one machine.
-pub fn run(plan: &Plan, machine: Machine, threads: &Threads) -> Result<Timeline> {
+/// Plays a plan on the threads of one machine. Errors: copies to the host's memory, a plan that deadlocks, an exchange
+/// that the profile has not timed.
+pub fn play(plan: &Plan, machine: Machine, threads: &Threads, takes: Takes) -> Result<Played> {
     if plan.tensors.iter().any(|t| t.host) {
         let why = "copies to the host's memory are not predicted by the profile of a machine; leave --profile out";
         return Err(Error::infeasible(why));
@@ -77,15 +96,18 @@ pub fn run(plan: &Plan, machine: Machine, threads: &Threads) -> Result<Timeline>
         turns: &turns,
         threads,
         kernels: machine.kernels,
+        in_turns: devices.iter().map(|own| devices.iter().filter(|d| *d == own).count() > 1).collect(),
         devices,
         rounds: RefCell::default(),
+        takes: RefCell::new(takes),
     };
-    let ranks = play(&shared)?;
-    Ok(timeline(&shared, &ranks))
+    let (ranks, workers) = go(&shared)?;
+    let pieces = workers.into_iter().map(|w| w.pieces).collect();
+    Ok(Played { timeline: timeline(&shared, &ranks), pieces })
 }
 
 /// Lets the threads go on until all are done.
-fn play(shared: &Shared) -> Result<Vec<Rank>> {
+fn go(shared: &Shared) -> Result<(Vec<Rank>, Vec<Worker>)> {
     let mut ranks: Vec<Rank> = (0..shared.plan.ranks()).map(|rank| Rank::new(shared, rank)).collect();
     let mut workers = Worker::all(&shared.devices);
     let devices = shared.devices.iter().max().map_or(0, |d| *d as usize + 1);
@@ -99,7 +121,7 @@ fn play(shared: &Shared) -> Result<Vec<Rank>> {
         }
         hub.wake(&mut workers, now);
         if workers.iter().all(|w| matches!(w.state, State::Done)) {
-            return Ok(ranks);
+            return Ok((ranks, workers));
         }
         now = advance(shared, &mut workers, &hub, now)?;
         for worker in &mut workers {

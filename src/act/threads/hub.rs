@@ -1,6 +1,6 @@
 //! What lies between the threads: messages, collectives that have begun, turns, and who has to look again.
 
-use super::worker::{State, Worker};
+use super::worker::{Cause, State, Worker};
 use crate::cluster::Ports;
 use crate::device::Threads;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -18,7 +18,11 @@ struct Message {
     bytes: u64,
     /// When it is there; none while its receiver has not asked for it.
     due: Option<f64>,
+    sent_by: Option<Cause>,
 }
+
+/// By what piece; none at the beginning.
+type Told = Option<Cause>;
 
 pub struct Hub {
     mail: FxHashMap<Key, Message>,
@@ -28,8 +32,10 @@ pub struct Hub {
     taken: FxHashSet<Key>,
     started: FxHashMap<(u32, u32), u32>,
     turns: Vec<u32>,
-    /// Ranks that may be able to go on.
-    told: Vec<bool>,
+    /// Ranks that may be able to go on, and who told them last.
+    told: Vec<Option<Told>>,
+    /// The piece that ended last: whatever is sent, taken or told is its doing.
+    pub acts: Option<Cause>,
     notice_s: f64,
     wake_s: f64,
     /// How long a thread looks before it sleeps: not at all where there are more than cores.
@@ -45,7 +51,8 @@ impl Hub {
             taken: FxHashSet::default(),
             started: FxHashMap::default(),
             turns: vec![0; devices],
-            told: vec![false; ranks],
+            told: vec![None; ranks],
+            acts: None,
             notice_s: threads.notice_s,
             wake_s: threads.wake_s,
             awake_s: if devices <= threads.cores as usize { threads.awake_s } else { 0.0 },
@@ -53,7 +60,7 @@ impl Hub {
     }
 
     pub fn tell(&mut self, rank: u32) {
-        self.told[rank as usize] = true;
+        self.told[rank as usize] = Some(self.acts);
     }
 
     /// Threads that wait and one of whose ranks was told something see it, or wake up. That a slow link brings something
@@ -62,21 +69,24 @@ impl Hub {
         for worker in workers {
             let State::Waiting(since) = worker.state else { continue };
             let own = |rank: &u32| worker.ranks.contains(&(*rank as usize));
-            if self.mail.iter().any(|(key, m)| own(&key.to) && m.due == Some(now)) {
+            let arrived = self.mail.iter().find(|(key, m)| own(&key.to) && m.due == Some(now));
+            if let Some((_, message)) = arrived {
+                worker.woken_by = message.sent_by;
                 worker.state = State::Free(now + self.notice_s);
-            } else if worker.ranks.iter().any(|&rank| self.told[rank]) {
+            } else if let Some(by) = worker.ranks.iter().find_map(|&rank| self.told[rank]) {
+                worker.woken_by = by;
                 let awake = now - since <= self.awake_s;
                 worker.state = State::Free(now + if awake { self.notice_s } else { self.wake_s });
             }
         }
-        self.told.fill(false);
+        self.told.fill(None);
     }
 
     /// A slow link takes a message when both its ends are there.
     pub fn send(&mut self, key: Key, bytes: u64, now: f64) {
         let both = self.ports.is_none() || self.asked.remove(&key);
         let due = both.then(|| self.arrival(key, bytes, now));
-        self.mail.insert(key, Message { bytes, due });
+        self.mail.insert(key, Message { bytes, due, sent_by: self.acts });
         self.tell(key.to);
     }
 
@@ -86,12 +96,12 @@ impl Hub {
 
     /// Whether a message is there; if not, it is asked for.
     pub fn has(&mut self, key: Key, now: f64) -> bool {
-        let Some(&Message { bytes, due }) = self.mail.get(&key) else {
+        let Some(&Message { bytes, due, sent_by }) = self.mail.get(&key) else {
             self.asked.insert(key);
             return false;
         };
         let due = due.unwrap_or_else(|| self.arrival(key, bytes, now));
-        self.mail.insert(key, Message { bytes, due: Some(due) });
+        self.mail.insert(key, Message { bytes, due: Some(due), sent_by });
         due <= now
     }
 
