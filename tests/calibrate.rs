@@ -65,7 +65,9 @@ fn a_quick_calibration_has_every_part_and_survives_a_file() {
         let threads = profile.threads.as_ref().unwrap();
         (&threads.alone.post, &threads.alone.add)
     };
-    assert!(post.at(&[16384.0]).0 > 0.0 && add.points.len() == post.points.len());
+    assert!(post.at(&[16384.0]).0 > 0.0 && add.at(&[16384.0]).0 > 0.0);
+    // Of steps, and of messages by themselves.
+    assert!(post.points.len() > 4 && add.points.len() > 4, "{post:?} {add:?}");
     assert!(profile.threads.as_ref().unwrap().exchanges.keys().any(|k| k == "dispatch/f32"));
     let speed = profile.speed().expect("calibrate looks at the machine's speed");
     assert!(speed.parts().iter().all(|(_, a)| a.seconds > 0.0) && speed.samples > 3, "{speed:?}");
@@ -121,13 +123,15 @@ fn one_thread_takes_as_long_as_its_ops() {
 #[test]
 fn cores_are_shared_by_whoever_is_busy() {
     let mut profile = profile().clone();
-    profile.threads.as_mut().unwrap().cores = 2;
+    // Kernels that leave each other alone: what is left is the cores themselves.
+    let kernels = profile.kernels.clone();
+    let threads = profile.threads.as_mut().unwrap();
+    (threads.cores, threads.beside.kernels, threads.beside.turns) = (2, kernels, Default::default());
     let step =
         |dp: u32, devices: &[u32]| predict(&profile, &tiny(Parallelism { dp, ..Parallelism::default() }), devices);
     let alone = step(1, &[0]).step.value();
     let (two, four) = (step(2, &[0, 1]).step.value(), step(4, &[0, 1, 2, 3]).step.value());
-    // Their kernels are those of other plans than the one of one rank, and a hasty profile is noisy.
-    assert!(two >= alone * 0.6, "two ranks do as much each, and talk besides: {two} for {alone}");
+    assert!(two >= alone * 0.99, "two ranks do as much each, and talk besides: {two} for {alone}");
     assert!(four >= 1.9 * alone, "four ranks have half a core each: {four} for {alone}");
     // In turns on one core the ranks wait for each other instead.
     let turns = step(2, &[0, 0]);
@@ -191,7 +195,7 @@ fn validate_says_all_of_it_on_a_fresh_shape_and_on_a_given_one() {
         |predicted: &str| (found[predicted].as_f64().unwrap() / found["measured_step_s"].as_f64().unwrap() - 1.0).abs();
     assert!((error("predicted_step_s") - found["end_to_end_error"].as_f64().unwrap()).abs() < 1e-9);
     assert!((error("predicted_step_raw_s") - found["end_to_end_error_raw"].as_f64().unwrap()).abs() < 1e-9);
-    for part in ["product", "pass", "stream", "copy", "wake"] {
+    for part in ["product", "pass", "stream"] {
         assert!(found["speed"][part].as_f64().is_some_and(|x| x > 0.0), "{part}: {}", found["speed"]);
     }
     assert_eq!((found["only_predicted"].as_u64(), found["only_measured"].as_u64()), (Some(0), Some(0)));
