@@ -36,9 +36,8 @@ pub trait KernelTime {
         self.time(work, dtype)
     }
 
-    /// How many times longer a kernel takes while every core of the machine runs the same; `in_turns` with other ranks on
-    /// the same core, whose data lie in its caches meanwhile.
-    fn beside(&self, _curve: &str, _work: &Work, _dtype: Dtype, _in_turns: bool) -> f64 {
+    /// How many times longer a kernel takes while every core of the machine runs the same.
+    fn beside(&self, _curve: &str, _work: &Work, _dtype: Dtype) -> f64 {
         1.0
     }
 

@@ -126,7 +126,7 @@ fn cores_are_shared_by_whoever_is_busy() {
     // Kernels that leave each other alone: what is left is the cores themselves.
     let kernels = profile.kernels.clone();
     let threads = profile.threads.as_mut().unwrap();
-    (threads.cores, threads.beside.kernels, threads.beside.turns) = (2, kernels, Default::default());
+    (threads.cores, threads.beside.kernels) = (2, kernels);
     let step =
         |dp: u32, devices: &[u32]| predict(&profile, &tiny(Parallelism { dp, ..Parallelism::default() }), devices);
     let alone = step(1, &[0]).step.value();

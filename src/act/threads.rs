@@ -47,8 +47,6 @@ struct Shared<'a> {
     kernels: &'a dyn KernelTime,
     /// Of each rank: its thread.
     devices: Vec<u32>,
-    /// Of each rank: whether its thread has others.
-    in_turns: Vec<bool>,
     /// The messages of exchanges, by the number of their route.
     rounds: RefCell<Rounds>,
     /// Seconds of a kernel of a rank alone on its core, given those of the profile.
@@ -96,7 +94,6 @@ pub fn play(plan: &Plan, machine: Machine, threads: &Threads, takes: Takes) -> R
         turns: &turns,
         threads,
         kernels: machine.kernels,
-        in_turns: devices.iter().map(|own| devices.iter().filter(|d| *d == own).count() > 1).collect(),
         devices,
         rounds: RefCell::default(),
         takes: RefCell::new(takes),

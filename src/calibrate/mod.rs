@@ -8,8 +8,7 @@
 //! of the times of one shape the median counts: a step is the sum of its ops, and its median about that of theirs.
 //! Steps of one rank run on one core, and then on all of them at once: what cores that share memory do to each other is
 //! in the difference, kernel by kernel and size by size. Steps of several ranks run with a core for each, as they will
-//! run later: there a kernel finds in its caches what it will find, and copies of messages are timed in the same steps. And
-//! they run with their ranks in turns on each core, where one finds the others' data in its caches.
+//! run later: there a kernel finds in its caches what it will find, and copies of messages are timed in the same steps.
 //! Between them the machine's own speed is sampled ([`anchors`]): what it was is in the profile.
 
 pub mod anchors;
@@ -45,8 +44,6 @@ pub struct Effort {
     /// Rounds over all shapes, while there is time, and steps of each that count.
     pub rounds: usize,
     pub steps: u64,
-    /// Whether ranks that take turns on a core are timed, too.
-    pub turns: bool,
     pub budget: Duration,
     /// The longest message, in bytes.
     pub longest_message: u64,
@@ -59,7 +56,6 @@ impl Effort {
         drawn: 36,
         rounds: 8,
         steps: 2,
-        turns: true,
         budget: Duration::from_secs(140),
         longest_message: 32 << 20,
         tiny: false,
@@ -68,7 +64,6 @@ impl Effort {
         drawn: 4,
         rounds: 3,
         steps: 2,
-        turns: false,
         budget: Duration::from_secs(11),
         longest_message: 4 << 20,
         tiny: false,
@@ -77,7 +72,6 @@ impl Effort {
         drawn: 0,
         rounds: 2,
         steps: 1,
-        turns: true,
         budget: Duration::from_secs(5),
         longest_message: 1 << 14,
         tiny: true,
@@ -111,12 +105,10 @@ pub fn cpu_until(
     let plans = shapes::ladder(effort).iter().map(shapes::Shape::plan).collect::<Result<Vec<Plan>>>()?;
     let mut anchors = Anchors::default();
     anchors.sample();
-    let [samples, beside, turns] = steps(&plans, (effort, cores), &mut anchors, (progress, stop), rows)?;
+    let [samples, beside] = steps(&plans, (effort, cores), &mut anchors, (progress, stop), rows)?;
     let stopped = stop();
-    let messages = messages.in_steps(&beside);
-    let [kernels, turns_of] = [samples.curves(), turns.curves()];
-    // What only several ranks do is never done alone.
-    let (crowd, rows) = (or(beside.curves(), &turns_of), or(beside.exchanges(), &turns.exchanges()));
+    let messages = messages.in_steps(if beside.is_empty() { &samples } else { &beside });
+    let (crowd, rows) = (beside.curves(), beside.exchanges());
     if samples.is_empty() {
         return Err(Error::device("calibrate", "not one kernel was timed"));
     }
@@ -134,20 +126,21 @@ pub fn cpu_until(
             awake_s: AWAKE.as_secs_f64(),
             alone: messages.alone,
             exchanges: or(samples.exchanges(), &rows),
-            beside: Beside { copies: messages.beside, exchanges: rows, kernels: beside.curves(), turns: turns_of },
+            beside: Beside { copies: messages.beside, exchanges: rows, kernels: crowd.clone() },
             speed: anchors.speed(),
             throttle: None,
         }),
         gpu: None,
-        kernels: or(kernels, &crowd),
+        // What only several ranks do is never done alone.
+        kernels: or(samples.curves(), &crowd),
     };
     Ok((profile, stopped))
 }
 
 const INTERRUPTED: &str = "; interrupted, so of fewer runs than the command makes";
 
-const PROVENANCE: &str = "measured by foretrain: kernels and copies inside of training steps, of one rank, of a rank on \
-                          each core, and of several that take turns on each; the median of interleaved runs";
+const PROVENANCE: &str = "measured by foretrain: kernels and copies inside of training steps, of one rank, and of \
+                          ranks on all cores; the median of interleaved runs";
 
 /// Plans between two looks at the machine's speed.
 const ANCHORED: usize = 6;
@@ -185,7 +178,7 @@ fn steps(
             if i % ANCHORED == 0 {
                 anchors.sample();
             }
-            let seated = seatings(plan.ranks(), cores, effort).into_iter();
+            let seated = seatings(plan.ranks(), cores).into_iter();
             let found: Vec<(Company, Samples)> =
                 seated.map(|seating| Ok((seating.company, once(plan, seating, effort)?))).collect::<Result<_>>()?;
             file.map_or(Ok(()), |path| rows::keep(path, &name, &found))?;
@@ -209,18 +202,16 @@ struct Seating {
     runs: u32,
 }
 
-/// Each way that says something about a plan: a rank by itself, and on each core; several with a core each, as they run
-/// where there are cores for them; and in turns.
-fn seatings(ranks: u32, cores: u32, effort: Effort) -> Vec<Seating> {
-    let (own, apart) = (ranks.min(cores), Seating { company: Company::Alone, devices: 1, runs: 1 });
+/// Each way that says something about a plan: a rank by itself, and on each core; several as they run on the cores there
+/// are. (In turns on one core, the other way to run several, each finds the others' data in its caches, which says little
+/// of how they run with a core each.)
+fn seatings(ranks: u32, cores: u32) -> Vec<Seating> {
+    let own = ranks.min(cores);
+    let apart = Seating { company: Company::Alone, devices: 1, runs: 1 };
     let beside = Seating { company: Company::Beside, devices: own, runs: cores / own };
-    let turns = Seating { company: Company::Turns, devices: 1, runs: cores };
     match ranks {
-        1 if cores == 1 => vec![apart],
+        _ if cores == 1 => vec![apart],
         1 => vec![apart, beside],
-        // More ranks than cores: each has several.
-        _ if ranks > cores => vec![Seating { company: Company::Turns, devices: cores, runs: 1 }],
-        _ if effort.turns => vec![beside, turns],
         _ => vec![beside],
     }
 }

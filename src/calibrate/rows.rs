@@ -31,14 +31,12 @@ pub enum Company {
     /// One core, with one rank.
     #[default]
     Alone,
-    /// All cores, each with one rank.
+    /// All cores.
     Beside,
-    /// All cores, on each of which ranks take turns.
-    Turns,
 }
 
 /// Times by their company.
-pub type All = [Samples; 3];
+pub type All = [Samples; 2];
 
 /// What an earlier run has left, and the names of what it ran. Nothing, if there is no file.
 pub fn kept(path: &Path) -> Result<(All, BTreeSet<String>)> {

@@ -141,9 +141,6 @@ pub struct Beside {
     pub exchanges: BTreeMap<String, Curve>,
     /// By curve and dtype, as [`Profile::kernels`].
     pub kernels: BTreeMap<String, Curve>,
-    /// The same where several ranks take turns on each core.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub turns: BTreeMap<String, Curve>,
 }
 
 /// How much longer each takes.
@@ -206,7 +203,6 @@ impl Profile {
                     ("exchanges", &t.exchanges),
                     ("beside.exchanges", &t.beside.exchanges),
                     ("beside.kernels", &t.beside.kernels),
-                    ("beside.turns", &t.beside.turns),
                 ] {
                     own.extend(curves.iter().map(|(name, curve)| (format!("threads.{at}.{name}"), curve)));
                 }
@@ -230,19 +226,17 @@ impl Profile {
         Ok(())
     }
 
-    /// How many times longer a kernel takes while all cores run the same, in turns with other ranks of its core or not; 1
-    /// for one that was never timed so.
-    pub fn crowded(&self, curve: &str, work: &Work, dtype: Dtype, in_turns: bool) -> f64 {
+    /// How many times longer a kernel takes while all cores run the same; 1 for one that was never timed.
+    pub fn crowded(&self, curve: &str, work: &Work, dtype: Dtype) -> f64 {
         let (name, size) = (key(curve, dtype), self.size(work));
-        let beside = |t: &Threads| {
-            let turns = t.beside.turns.get(&name).filter(|_| in_turns);
-            Some(slower(turns.or(t.beside.kernels.get(&name))?, self.kernels.get(&name)?, &size))
-        };
-        self.threads.as_ref().and_then(beside).unwrap_or(1.0)
+        let both = self.threads.as_ref().and_then(|t| Some((t.beside.kernels.get(&name)?, self.kernels.get(&name)?)));
+        both.map_or(1.0, |(beside, alone)| slower(beside, alone, &size))
     }
 
+    /// A part of a table is timed as the whole where a profile does not tell them apart.
     fn curve(&self, curve: &str, dtype: Dtype) -> Option<&Curve> {
-        self.kernels.get(&key(curve, dtype))
+        let whole = || self.kernels.get(&key(curve.strip_suffix("_part")?, dtype));
+        self.kernels.get(&key(curve, dtype)).or_else(whole)
     }
 
     fn size(&self, work: &Work) -> Vec<f64> {
@@ -312,7 +306,7 @@ impl KernelTime for Profile {
         self.threads.as_ref()
     }
 
-    fn beside(&self, curve: &str, work: &Work, dtype: Dtype, in_turns: bool) -> f64 {
-        self.crowded(curve, work, dtype, in_turns)
+    fn beside(&self, curve: &str, work: &Work, dtype: Dtype) -> f64 {
+        self.crowded(curve, work, dtype)
     }
 }

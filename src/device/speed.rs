@@ -107,7 +107,7 @@ impl Profile {
                     slower.curve(curve, &|size| slower.of_size(size));
                 }
             }
-            for curves in [&mut t.exchanges, &mut t.beside.exchanges, &mut t.beside.kernels, &mut t.beside.turns] {
+            for curves in [&mut t.exchanges, &mut t.beside.exchanges, &mut t.beside.kernels] {
                 curves.values_mut().for_each(|c| slower.curve(c, &|size| slower.of_size(size)));
             }
             t.op_s *= slower.pass;

@@ -147,8 +147,7 @@ impl Rank {
         let line = shared.line(self.rank);
         let OpKind::Compute { kernel, .. } = &line.nodes[node as usize].op.kind else { return 1.0 };
         let work = work_of(shared.plan, line, node as usize, self.rank);
-        let in_turns = shared.in_turns[self.rank as usize];
-        work.map_or(1.0, |(work, dtype)| shared.kernels.beside(kernel.curve(), &work, dtype, in_turns))
+        work.map_or(1.0, |(work, dtype)| shared.kernels.beside(kernel.curve(), &work, dtype))
     }
 
     /// The op that a job is of.
