@@ -68,14 +68,8 @@ impl Effort {
         longest_message: 4 << 20,
         tiny: false,
     };
-    pub const TINY: Effort = Effort {
-        drawn: 0,
-        rounds: 2,
-        steps: 1,
-        budget: Duration::from_secs(5),
-        longest_message: 1 << 14,
-        tiny: true,
-    };
+    pub const TINY: Effort =
+        Effort { drawn: 0, rounds: 2, steps: 1, budget: Duration::from_secs(5), longest_message: 1 << 14, tiny: true };
 }
 
 /// Asked whether to stop.
