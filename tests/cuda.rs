@@ -121,7 +121,7 @@ fn plans() -> Vec<Plan> {
 
 /// A mixture of experts, its tokens routed by a seed: two layers, since lists of rows are long.
 fn experts(model: &str, options: &str, ep: u32) -> Plan {
-    let model = LlmSpec { layers: 2, mtp: 0, ..LlmSpec::find(model).unwrap() };
+    let model = LlmSpec { layers: 2, mtp: None, ..LlmSpec::find(model).unwrap() };
     let documents = Default::default();
     let work = Workload { seq_len: 512, global_batch: 2, micro_batch: 1, dtype: Dtype::Bf16, documents };
     let par = Parallelism { dp: 2, ep, options: options.parse().unwrap(), ..Parallelism::default() };

@@ -798,6 +798,6 @@ fn plans_have_all_weights_of_a_model() {
         let par = Parallelism { dp: ep, ep, zero: 1, ..Parallelism::default() };
         let plan = plans::plan(&llm, &par, &work(&par, 4096, 1, 1), SM);
         let all: u64 = plan.params.iter().map(|p| p.shape.iter().product::<u64>()).sum();
-        assert_eq!(all, llm.params(), "{name}");
+        assert_eq!(all, llm.params() + llm.mtp_params(), "{name}");
     }
 }

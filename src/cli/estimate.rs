@@ -3,9 +3,7 @@
 use super::config::{CLUSTER, Config, PlanFile};
 use super::{Answer, Output};
 use crate::error::{Error, Result};
-use crate::report::Report;
 use clap::Args;
-use serde::Serialize;
 use std::path::PathBuf;
 
 #[derive(Args)]
@@ -40,17 +38,5 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let timeline = chosen.case.cost(&plan)?;
     let report = chosen.case.costed(&plan, &layout, &timeline).report();
     let error = (!report.row.feasible).then(|| Error::infeasible(&report.row.why));
-    let left_out = chosen.case.model.left_out();
-    let note = left_out.as_ref().map_or(String::new(), |what| format!("\nleft out of the plan: {what}\n"));
-    Answer::with_error(report.render() + &note, &Noted { report: &report, left_out }, error)
-        .also_to(flags.out.as_deref())
-}
-
-/// A report, and what the model has and the plan has not.
-#[derive(Serialize)]
-struct Noted<'a> {
-    #[serde(flatten)]
-    report: &'a Report,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    left_out: Option<String>,
+    Answer::with_error(report.render(), &report, error).also_to(flags.out.as_deref())
 }

@@ -49,10 +49,6 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     if layout.host_bytes > 0 {
         table.row(["host memory", &format!("{} a rank", bytes(layout.host_bytes as f64))]);
     }
-    let left_out = chosen.case.model.left_out();
-    if let Some(what) = &left_out {
-        table.row(["left out", what]);
-    }
     if !row.feasible {
         table.row(["does not fit", &row.why]);
     }
@@ -72,7 +68,6 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         "host_mem_bytes": layout.host_bytes,
         "fits": row.feasible,
         "why": row.why,
-        "left_out": left_out,
         "out": flags.out,
     });
     Ok(Answer::new(table.render(""), &json))

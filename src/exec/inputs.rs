@@ -2,7 +2,7 @@
 
 use super::arena::{Arena, Data};
 use super::attention_io;
-use super::source::Source;
+use super::source::{Source, further};
 use crate::plan::link::{AtomTable, Place};
 use crate::plan::memory::SlotId;
 use crate::plan::{Axis, Buf, Dtype, Feed, Held, Inputs, Master, Param, Plan, Shard, TensorId, TensorRef};
@@ -109,16 +109,17 @@ pub fn fed(
 fn fed_tokens(plan: &Plan, inputs: &Inputs, rank: u32, (source, step): (&Source, u64)) -> Vec<(SlotId, Vec<f64>)> {
     let mut fed = vec![];
     for m in 0..inputs.microbatches {
-        let (mut tokens, mut targets) = (vec![], vec![]);
+        let mut all = vec![vec![]; 2 + inputs.ahead.len()];
         for index in sequences_of(plan, inputs, rank, m) {
             let (ids, next) = source.sequence(plan, step, index);
+            let ahead = (1..=inputs.ahead.len()).map(|k| further(&next, k));
+            let each: Vec<Vec<u32>> = [ids, next.clone()].into_iter().chain(ahead).collect();
             for at in inputs.segs.positions(&plan.views, rank) {
-                tokens.push(f64::from(ids[at as usize]));
-                targets.push(f64::from(next[at as usize]));
+                all.iter_mut().zip(&each).for_each(|(values, ids)| values.push(f64::from(ids[at as usize])));
             }
         }
-        let at = |tensor| SlotId { tensor, slot: m };
-        fed.extend([(at(inputs.tokens), tokens), (at(inputs.targets), targets)]);
+        let tensors = [inputs.tokens, inputs.targets].into_iter().chain(inputs.ahead.iter().copied());
+        fed.extend(tensors.map(|tensor| SlotId { tensor, slot: m }).zip(all));
     }
     fed
 }

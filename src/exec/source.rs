@@ -81,6 +81,11 @@ impl Source {
     }
 }
 
+/// What stands `by` tokens further than each of these; at the end the last of them again, as there is nothing further.
+pub fn further(ids: &[u32], by: usize) -> Vec<u32> {
+    (0..ids.len()).map(|i| ids[(i + by).min(ids.len() - 1)]).collect()
+}
+
 /// Norms are near one; matrices are uniform with the variance 1 / columns that keeps activations of order one.
 fn seeded_weight(param: &Param, seed: u64) -> Vec<f64> {
     let mut rng = stream(seed, &param.name);

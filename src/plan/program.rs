@@ -144,6 +144,9 @@ pub struct Master {
 pub struct Inputs {
     pub tokens: TensorId,
     pub targets: TensorId,
+    /// The tokens that stand one further than the targets, two further, and so on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ahead: Vec<TensorId>,
     pub segs: Segs,
     /// Where ranks share the rows of the residual stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -267,7 +270,7 @@ impl Feed {
     /// Tensors that are there before the program begins.
     pub fn given(&self) -> Vec<TensorId> {
         match self {
-            Feed::Tokens(inputs) => vec![inputs.tokens, inputs.targets],
+            Feed::Tokens(inputs) => [inputs.tokens, inputs.targets].iter().chain(&inputs.ahead).copied().collect(),
             Feed::Attention(feed) => feed.given.iter().map(|held| held.tensor).collect(),
         }
     }

@@ -1,9 +1,10 @@
 //! Runs of mixtures of experts: their layers, the ranks that their experts are spread over, and who carries the rows.
 
 use super::case::{Experts, Training};
+use super::convention::Convention;
 use super::recipe::{self, BESIDE};
 use super::words::squeezed;
-use crate::spec::{Gate, Groups, LlmSpec, MlaSpec, MoeSpec, Score};
+use crate::spec::{Gate, Groups, LlmSpec, MlaSpec, MoeSpec, MtpSpec, Score};
 
 /// DeepSeek-V2 and -V3 alike (arXiv:2405.04434, section 2.1; arXiv:2412.19437, section 4.2).
 const LATENT: MlaSpec = MlaSpec { q_lora: None, kv_lora: 512, rope_dim: 64, nope_dim: 128, v_dim: 128 };
@@ -27,13 +28,43 @@ pub fn mixed(model: LlmSpec, run: &Training) -> Result<LlmSpec, String> {
     if let (Some(window), Some(seq)) = (stated.window, run.seq) {
         mixed.window = Some(between(window, seq));
     }
+    // Recipes of pipelines take layers off the stage that has the module, and do not say how many.
+    if is_deepseek_v3(run, stated) && run.pp.unwrap_or(1) == 1 {
+        let ahead = Some(MtpSpec { depth: 1, weight: MtpSpec::WEIGHT, pattern: vec![] });
+        let with = LlmSpec { mtp: ahead, ..mixed.clone() };
+        if predicts_ahead(run, &mixed, &with) {
+            return Ok(with);
+        }
+    }
     Ok(mixed)
+}
+
+fn is_deepseek_v3(run: &Training, stated: &Experts) -> bool {
+    squeezed(&run.model).contains("deepseekv3") && stated.n == Some(256)
+}
+
+/// Whether a run trains the module of multi-token prediction that the model has: where its source prints FLOPs and tokens, the
+/// FLOPs of a token say so. DeepSeek's own training does, though its figures do not count it.
+fn predicts_ahead(run: &Training, without: &LlmSpec, with: &LlmSpec) -> bool {
+    let (Some(tflops), Some(seq)) = (run.tflops_per_gpu, run.seq) else { return true };
+    let tokens = run
+        .tokens_per_s_per_gpu
+        .or_else(|| Some(run.global_batch? as f64 * seq as f64 / run.iteration_s? / f64::from(run.gpus?)));
+    let system = squeezed(&run.system);
+    let Some(tokens) = tokens.filter(|_| !DEEPSEEKS.iter().any(|name| system.contains(name))) else { return true };
+    let far = |model: &LlmSpec| {
+        let of = |causal| Convention { causal, recompute: false }.flops_per_token(model, seq);
+        [true, false]
+            .map(|causal| (of(causal) * tokens / tflops / 1e12).ln().abs())
+            .into_iter()
+            .fold(f64::MAX, f64::min)
+    };
+    far(with) <= far(without)
 }
 
 /// DeepSeek-V3's tokens keep to four of eight groups, which nodes hold (arXiv:2412.19437, section 4.2).
 fn groups(run: &Training, stated: &Experts) -> Option<Groups> {
-    let limited = squeezed(&run.model).contains("deepseekv3") && stated.n == Some(256);
-    limited.then_some(Groups { count: 8, kept: 4 })
+    is_deepseek_v3(run, stated).then_some(Groups { count: 8, kept: 4 })
 }
 
 fn gate(stated: &Experts) -> Gate {
@@ -61,6 +92,9 @@ pub fn ep(run: &Training, model: &LlmSpec, stage: u32, node: u32) -> u32 {
 /// the other half of a pair of microbatches (section 3.2.1).
 const DEEPSEEK: &[&str] = &["dispatch-deepep-v1-normal", "dispatch-fp8", BESIDE];
 
+/// Names of DeepSeek's own software.
+const DEEPSEEKS: [&str; 3] = ["haillm", "dualpipe", "deepseekv3pretraining"];
+
 /// The words of who carries the rows, by what a source calls it; Megatron-LM's own all-to-all where it says nothing.
 pub fn dispatch(run: &Training) -> Vec<&'static str> {
     let (system, notes) = (squeezed(&run.system), squeezed(&run.notes));
@@ -79,17 +113,14 @@ fn carried(run: &Training, system: &str) -> &'static [&'static str] {
     let names: &[(&str, &[&str])] = &[
         ("hybridep", &["dispatch-hybrid-ep"]),
         ("deepep", &["dispatch-deepep-v1-normal"]),
-        ("haillm", DEEPSEEK),
-        ("dualpipe", DEEPSEEK),
-        ("deepseekv3pretraining", DEEPSEEK),
+        (DEEPSEEKS[0], DEEPSEEK),
+        (DEEPSEEKS[1], DEEPSEEK),
+        (DEEPSEEKS[2], DEEPSEEK),
         ("allgather", &["dispatch-allgather"]),
     ];
     let named = || names.iter().find(|(name, _)| system.contains(name)).map_or(&[][..], |(_, words)| *words);
-    // Runs of Megatron Core are named by who carries rows; where none is, they are those of the recipes.
-    let bridge = ["megatronbridge", "nemo"].iter().any(|word| system.contains(word));
-    recipe::of(run)
-        .filter(|_| bridge || named().is_empty() && !system.contains("dispatcher"))
-        .map_or_else(named, |r| r.words)
+    // Where nobody who carries rows is named, they are those of the recipes.
+    recipe::of(run).filter(|_| named().is_empty() && !system.contains("dispatcher")).map_or_else(named, |r| r.words)
 }
 
 #[cfg(test)]

@@ -65,23 +65,32 @@ const BRIDGE: &[Recipe] = &[
     recipe("deepseekv3", "b300", 26.06, HYBRID, Whole),
     // What a layer of one mixer takes the CPU is not known: the stack's own time stands.
     recipe("nemotron", "", 0.0, HYBRID, Graphs),
-    recipe("", "gb", 0.0, HYBRID, Graphs),
-    recipe("", "b300", 0.0, HYBRID, Graphs),
-    recipe("", "", 0.0, HYBRID, Eager),
+    recipe("", "gb", HYBRID_SINCE, HYBRID, Graphs),
+    recipe("", "b300", HYBRID_SINCE, HYBRID, Graphs),
+    recipe("", "", HYBRID_SINCE, HYBRID, Eager),
+    // Before it, DeepEP, which needs InfiniBand's own kernels, for DeepSeek on Hopper alone (NeMo's scripts/performance/llm of
+    // 2025, as remembered, not looked up), and Megatron's all-to-all.
+    recipe("deepseekv3", "h100", 0.0, &["dispatch-deepep-v1-normal"], Eager),
+    recipe("", "gb", 0.0, &[], Graphs),
+    recipe("", "", 0.0, &[], Eager),
 ];
+
+/// Megatron Core has Hybrid-EP since its release 0.15, of November 2025.
+const HYBRID_SINCE: f64 = 25.11;
 
 /// Megatron Core on H100 has DeepEP, which its recipes of H100 are tuned with (github:yanring/Megatron-MoE-ModelZoo@e865051
 /// best_practice/Qwen3/readme.md).
 const CORE_H100: Recipe = recipe("", "h100", 0.0, &["dispatch-deepep-v1-normal", BESIDE], Eager);
 
-/// The release that stands for Megatron Core where none is named: that of its report on mixtures (arXiv:2603.07685).
+/// The release that stands for Megatron Core, and Megatron-Bridge, where none is named: that of its report on mixtures (arXiv:2603.07685).
 const REPORT: f64 = 26.03;
 
 /// The recipe of a run of Megatron-Bridge, NeMo or Megatron Core.
 pub fn of(run: &Training) -> Option<&'static Recipe> {
     let system = squeezed(&run.system);
     let release = match ["megatronbridge", "nemo"].iter().find(|word| system.contains(*word)) {
-        Some(name) => release(&system, name),
+        // NeMo's own recipes are older than those of Megatron-Bridge.
+        Some(name) => Some(release(&system, name)).filter(|r| *r > 0.0 || *name == "nemo").unwrap_or(REPORT),
         None if is_core(&system) => REPORT,
         None => return None,
     };
@@ -119,7 +128,9 @@ const CHUNKED: f64 = 47.0 / 72.0;
 pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
     let mut stack = stack.clone();
     let Some(recipe) = of(run).filter(|_| run.experts.is_some()) else { return stack };
+    let graphs = ["cudagraphs", "withcudagraph"].iter().any(|word| squeezed(&run.notes).contains(word));
     match recipe.issue {
+        Issue::Eager if graphs => {}
         Issue::Eager => {
             let precision = squeezed(&run.precision);
             let narrow = precision.contains("fp8") || precision.contains("fp4");

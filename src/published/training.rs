@@ -172,10 +172,9 @@ impl Setup {
         found.stack = stack.name.clone();
         let (mut model, _) = sizes::model(run, habits)?;
         if let (Some(_), Some(layers)) = (run.pair_s, run.layers) {
-            model.layers = layers;
+            (model.layers, model.mtp) = (layers, None);
             model.moe.iter_mut().for_each(|moe| moe.dense_layers = 0);
         }
-        found.why.extend(model.left_out().map(|what| format!("left out: {what}")));
         let split = split(run, &model, habits, machine.cluster.spec.gpus_per_node)?;
         let stack = recipe::stack(run, stack, split.par.options.tp_overlap);
         let stack = if is_eager(&run.system) { shipped.stacks.eager(stack) } else { stack };

@@ -3,6 +3,8 @@
 mod alibi;
 mod nemotron_h;
 
+use super::MtpSpec;
+use super::hybrid::Mixer;
 use super::model::{Gate, Groups, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
 use crate::error::{Error, Result};
 use serde_json::Value;
@@ -119,7 +121,6 @@ fn qwen3_moe(config: &Config) -> Result<LlmSpec> {
     Ok(LlmSpec { moe: Some(moe), ..qwen3(config)? })
 }
 
-/// The layers of multi-token prediction, `num_nextn_predict_layers`, are left out of all counts, and of plans.
 fn deepseek_v3(config: &Config) -> Result<LlmSpec> {
     config.is_one("moe_layer_freq")?;
     if !config.flag_or("rope_interleave", true)? {
@@ -152,7 +153,7 @@ fn deepseek_v3(config: &Config) -> Result<LlmSpec> {
     // Of a head's query and key; a value is v_dim wide.
     let head_dim = mla.nope_dim + mla.rope_dim;
     let like = llama_like(config)?;
-    let mtp = config.whole("num_nextn_predict_layers")?.unwrap_or(0);
+    let mtp = config.mtp(vec![])?;
     Ok(LlmSpec { head_dim, kv_heads: like.heads, moe: Some(moe), mla: Some(mla), mtp, ..like })
 }
 
@@ -280,6 +281,17 @@ impl Config<'_> {
             Some(Some(0)) => Ok(Some(0)),
             _ => self.optional_count(field),
         }
+    }
+
+    /// Modules of multi-token prediction, by any of the names that configs have for their number.
+    fn mtp(&self, pattern: Vec<Mixer>) -> Result<Option<MtpSpec>> {
+        for field in ["num_nextn_predict_layers", "mtp_num_layers", "mtp_num_hidden_layers", "num_mtp_modules"] {
+            if let Some(depth) = self.whole(field)? {
+                let weight = self.number("mtp_loss_scaling_factor")?.unwrap_or(MtpSpec::WEIGHT);
+                return Ok((depth > 0).then_some(MtpSpec { depth, weight, pattern }));
+            }
+        }
+        Ok(None)
     }
 
     fn count(&self, field: &str) -> Result<u64> {

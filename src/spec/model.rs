@@ -1,6 +1,6 @@
 //! A language model: its sizes, what its blocks are made of, its weights and its FLOPs.
 
-use super::{Documents, MambaSpec, Mask, Mixer, find, huggingface};
+use super::{Documents, MambaSpec, Mask, Mixer, MtpSpec, find, huggingface};
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -90,7 +90,7 @@ pub struct MoeSpec {
     pub groups: Option<Groups>,
     /// Columns that tokens are projected to before they travel, and back from behind their experts, which work on so
     /// many (LatentMoE, Nemotron 3); 0: experts work on hidden states.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "no_latent")]
     pub latent: u64,
 }
 
@@ -196,13 +196,13 @@ pub struct LlmSpec {
     pub pattern: Vec<Mixer>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mamba: Option<MambaSpec>,
-    /// Layers of multi-token prediction, which neither counts nor plans have.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub mtp: u64,
+    /// Counts of weights leave it out; FLOPs and plans have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtp: Option<MtpSpec>,
 }
 
-fn is_zero(n: &u64) -> bool {
-    *n == 0
+fn no_latent(columns: &u64) -> bool {
+    *columns == 0
 }
 
 impl LlmSpec {
@@ -227,13 +227,6 @@ impl LlmSpec {
     /// Reads the text of a config.json; `file` is what errors call it.
     pub fn parse(file: &str, name: &str, text: &str) -> Result<LlmSpec> {
         huggingface::read(file, name, text)
-    }
-
-    /// What the config has and no plan.
-    pub fn left_out(&self) -> Option<String> {
-        let layers = if self.mtp == 1 { "layer" } else { "layers" };
-        let what = format!("{} {layers} of multi-token prediction (num_nextn_predict_layers)", self.mtp);
-        (self.mtp > 0).then_some(what)
     }
 
     /// Elements of a head's query and key.
@@ -304,7 +297,7 @@ impl LlmSpec {
     }
 
     /// Weights of all layers that take part in products of a token that visits `visited` experts of a layer.
-    fn layers_matmul(&self, visited: impl Fn(&MoeSpec) -> u64) -> u64 {
+    pub(super) fn layers_matmul(&self, visited: impl Fn(&MoeSpec) -> u64) -> u64 {
         let dense = self.dense_layers() * self.mlp_matmul(self.ffn);
         let moe = self.moe.map_or(0, |moe| {
             let experts = self.mlp_matrices() * moe.width(self.hidden) * visited(&moe) * moe.ffn;
@@ -316,7 +309,7 @@ impl LlmSpec {
     }
 
     /// Weights of all layers beside those of products: norms and biases. Experts have no bias.
-    fn layers_vectors(&self) -> u64 {
+    pub(super) fn layers_vectors(&self) -> u64 {
         if !self.pattern.is_empty() {
             let mamba = self.mamba.map_or(0, |mamba| mamba.vectors());
             return self.layers * self.norm_params() + self.count(Mixer::Mamba) * mamba;
@@ -386,12 +379,13 @@ impl LlmSpec {
 
     /// Model FLOPs of one token, forward and backward, nothing computed twice: six for each weight of a
     /// matrix product that it meets (the lookup in the embedding table is none), causal attention, of which a
-    /// token sees (s + 1) / 2 keys on average, and three times the [scan](MambaSpec::scan_flops) of its states.
+    /// token sees (s + 1) / 2 keys on average, and three times the [scan](MambaSpec::scan_flops) of its states. With
+    /// the modules of multi-token prediction, as Megatron counts; DeepSeek's own figures leave them out.
     pub fn flops_per_token(&self, seq_len: u64) -> f64 {
         let matmul = self.layers_matmul(|moe| moe.top_k) + self.vocab * self.hidden;
         let attention = 6.0 * self.count(Mixer::Attention) as f64 * self.attention_cols() * self.twice_seen(seq_len);
         let scan = 3 * self.count(Mixer::Mamba) * self.mamba.map_or(0, |mamba| mamba.scan_flops());
-        6.0 * matmul as f64 + attention + scan as f64
+        6.0 * matmul as f64 + attention + scan as f64 + self.mtp_flops_per_token(seq_len)
     }
 }
 

@@ -26,6 +26,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     latent(model, par)?;
     slopes(model, par)?;
     hybrid(model, work, par)?;
+    mtp(model, par)?;
     tensor(model, work, par)?;
     let t = u64::from(par.tp);
     heads(model.heads / t, (model.attended_kv_heads() / t).max(1), model.qk_dim(), par)?;
@@ -65,6 +66,25 @@ fn latent(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     ];
     match refused.iter().find(|(has, _)| *has) {
         Some((_, what)) => Err(Error::infeasible(format!("mla: latent attention does not go with {what}"))),
+        None => Ok(()),
+    }
+}
+
+/// What modules of multi-token prediction do not go with.
+fn mtp(model: &LlmSpec, par: &Parallelism) -> Result<()> {
+    if model.mtp.is_none() {
+        return Ok(());
+    }
+    let refused = [
+        (par.zero > 1, "not together with zero above 1; use zero 1"),
+        (par.options.chunks > 0, "not together with fpdt; more ranks go to dp, tp or pp"),
+        (
+            matches!(model.positions, Positions::Learned { .. }),
+            "not with learned positions; use a model with rotary ones",
+        ),
+    ];
+    match refused.iter().find(|(has, _)| *has) {
+        Some((_, what)) => Err(Error::infeasible(format!("mtp: modules of multi-token prediction are {what}"))),
         None => Ok(()),
     }
 }

@@ -52,6 +52,8 @@ struct Parallel {
 pub struct HeadWeights {
     pub own: [Buf; 2],
     pub table: [Buf; 2],
+    /// What this loss counts among those of a model that has several.
+    pub part: f64,
 }
 
 impl Head {
@@ -137,10 +139,10 @@ impl Head {
             Some(wide) => {
                 let cast = Kernel::Cast { elems: n * v };
                 b.compute("logits_widen", cast.clone(), &[self.logits], &[wide]);
-                self.loss(b, wide, targets, loss);
+                self.loss(b, wide, targets, loss, at.part);
                 b.compute("logits_narrow", cast, &[wide], &[self.logits]);
             }
-            None => self.loss(b, self.logits, targets, loss),
+            None => self.loss(b, self.logits, targets, loss, at.part),
         }
         b.compute("lm_head_dx", linear_dx(n, h, v, false), &[self.logits, w], &[sums]);
         tp.reduce(b, "lm_head_bwd_reduce", sums, self.d_normed);
@@ -153,8 +155,8 @@ impl Head {
     }
 
     /// The logits become their own gradient.
-    fn loss(&self, b: &mut Builder, logits: Buf, targets: Buf, loss: Buf) {
-        let (rows, cols, vocab, scale) = (self.tokens, self.cols, self.vocab, self.scale);
+    fn loss(&self, b: &mut Builder, logits: Buf, targets: Buf, loss: Buf, part: f64) {
+        let (rows, cols, vocab, scale) = (self.tokens, self.cols, self.vocab, self.scale * part);
         let Some(p) = &self.parallel else {
             let kernel = Kernel::CrossEntropy { rows, vocab, scale };
             b.compute("cross_entropy", kernel, &[logits, targets, loss], &[logits, loss]);

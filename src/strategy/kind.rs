@@ -259,13 +259,25 @@ impl Kind {
         b.close()
     }
 
-    fn sum(&self, b: &mut Builder, [dp, edp]: [&DataParallel; 2], g: Flats, share: Flats) {
+    pub fn sum(&self, b: &mut Builder, [dp, edp]: [&DataParallel; 2], g: Flats, share: Flats) {
         self.layer.sum_shared(b, g.dense);
         dp.sync(b, "grad_sum", g.dense, share.dense);
         if let (Some(g), Some(share)) = (g.experts, share.experts) {
             self.layer.sum_copies(b, &self.scratch, g);
             edp.sync(b, "expert_grad_sum", g, share);
         }
+    }
+
+    /// One more layer of this kind, with weights of its own, forward.
+    pub fn call_one_forward(&self, b: &mut Builder, microbatch: u32, w: Flats, xs: [Buf; 2], saved: &Saved) {
+        let args: Vec<Arg> = w.bufs().chain(xs).chain(saved.bufs()).map(Arg::from).collect();
+        b.call(&format!("{}fwd", self.prefix), self.of(microbatch).fwd, 1, &args);
+    }
+
+    /// And backward: from the gradient of its output in `xs[1]` to that of its input `xs[0]` in `xs[2]`.
+    pub fn call_one_backward(&self, b: &mut Builder, m: u32, [w, g]: [Flats; 2], xs: [Buf; 3], saved: &Saved) {
+        let args: Vec<Arg> = w.bufs().chain(g.bufs()).chain(xs).chain(saved.bufs()).map(Arg::from).collect();
+        b.call(&format!("{}bwd", self.prefix), self.of(m).bwd, 1, &args);
     }
 
     /// Sums the gradients of so many layers, those of the last first.

@@ -12,6 +12,7 @@ pub mod fpdt;
 pub mod head;
 pub mod kind;
 pub mod layers;
+mod mtp;
 pub mod norm;
 pub mod pipeline;
 pub mod residual;

@@ -146,7 +146,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         let pipe = &self.step.pipe;
         let (first, last) = (stage == 0, stage + 1 == pipe.stages);
         let layers: Vec<u32> = self.step.kinds.iter().map(|kind| pipe.held(stage, &kind.layers)).collect();
-        let tied = self.step.model.tie_embeddings;
+        let tied = self.step.has_table_at_both_ends();
         let embed = first || (last && tied);
         self.step.zero_grad(&layers, embed, last);
         self.sent.clear();
@@ -312,8 +312,8 @@ impl<'s, 'a> Staged<'s, 'a> {
     fn begin_backward(&mut self, stage: u32, pass: Pass) {
         let unit = pass.unit;
         if self.step.pipe.is_last(stage, unit.chunk) {
-            let targets = self.step.targets.slot(unit.microbatch);
-            let args = [targets, self.out_of(stage, pass), self.dx.slot(2 * pass.to)].map(Arg::from);
+            let mut args = self.step.target_args(unit.microbatch);
+            args.extend([self.out_of(stage, pass), self.dx.slot(2 * pass.to)].map(Arg::from));
             self.step.b.call(&format!("head.{}.{}", unit.chunk, unit.microbatch), self.head, 1, &args);
             if self.sums(unit) && !self.step.dp.shares_gradients() {
                 self.step.sync_head();

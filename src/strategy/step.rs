@@ -18,6 +18,7 @@ use super::feasible;
 use super::head::{Head, HeadWeights};
 use super::kind::Kind;
 use super::layers::Stretch;
+use super::mtp::Modules;
 use super::pipeline::Pipeline;
 use super::residual::Residual;
 use super::sharded;
@@ -78,6 +79,8 @@ pub fn build_by_layer(
     engines: Engines,
     routes: Vec<Route>,
 ) -> Result<Plan> {
+    // Nobody knows what routers of modules would choose: those of all layers are found before the plan.
+    let model = &LlmSpec { mtp: None, ..model.clone() };
     feasible::check(model, work, par)?;
     feasible::chosen_by_layer(par)?;
     Ok(write(Builder::new(), model, work, par, engines, Routes::ByLayer(routes))?.0)
@@ -144,6 +147,8 @@ pub(super) struct Step<'a> {
     pub(super) kinds: Vec<Kind>,
     pub(super) embedding: Embedding,
     pub(super) end: Head,
+    /// Of multi-token prediction.
+    pub(super) modules: Option<Modules>,
     pub(super) dp: DataParallel,
     /// Of experts.
     pub(super) edp: DataParallel,
@@ -255,12 +260,13 @@ impl<'a> Step<'a> {
             return self.sharded_microbatch_block(name, last, m);
         }
         self.b.open(name);
-        let [tokens, targets] = ["tokens", "targets"].map(|name| self.b.formal(name));
+        let tokens = self.b.formal("tokens");
+        let targets = self.formal_targets();
         let l = self.layer_count();
         let beside = last && !self.par.options.no_overlap_grad;
         self.embed_forward(tokens, self.x.first());
         self.call_forward(m);
-        self.head(targets, self.x.last(), self.dx);
+        self.ends(&targets, self.x.last(), self.dx, m);
         self.pass_is_over();
         if beside {
             self.sync_head();
@@ -319,6 +325,9 @@ impl<'a> Step<'a> {
     pub(super) fn sync_head(&mut self) {
         self.end.sum_shared(&mut self.b, self.head.grad);
         self.dp.sync(&mut self.b, "grad_sum.head", self.head.grad, self.dp.share_of(&self.head));
+        if let Some(modules) = &self.modules {
+            modules.sync(&mut self.b, &self.kinds, [&self.dp, &self.edp]);
+        }
     }
 
     pub(super) fn call_forward(&mut self, m: u32) {
@@ -342,12 +351,43 @@ impl<'a> Step<'a> {
 
     /// Final norm, logits, loss, and the gradient of the last layer's output in the first of the pair `dx`.
     pub(super) fn head(&mut self, targets: Buf, x: Buf, dx: Buf) {
-        let own = [self.head.weight, self.head.grad];
+        self.head_to(targets, x, [dx, dx.slot(dx.slot + 1)]);
+    }
+
+    /// The same with the pair in the order that is wanted.
+    pub(super) fn head_to(&mut self, targets: Buf, x: Buf, dx: [Buf; 2]) {
+        let (own, table) = ([self.head.weight, self.head.grad], self.head_table());
+        self.end.run(&mut self.b, HeadWeights { own, table, part: 1.0 }, targets, x, self.loss, dx);
+    }
+
+    /// The output matrix and its gradient: the head's, or the embedding.
+    pub(super) fn head_table(&self) -> [Buf; 2] {
         let tied = [self.embed.weight, self.embed.grad].map(|flat| self.embedding.table(flat));
-        let table = own.map(|flat| self.end.table(flat));
-        let table = if let [Some(w), Some(g)] = table { [w, g] } else { tied };
-        let dx = [dx, dx.slot(dx.slot + 1)];
-        self.end.run(&mut self.b, HeadWeights { own, table }, targets, x, self.loss, dx);
+        match [self.head.weight, self.head.grad].map(|flat| self.end.table(flat)) {
+            [Some(w), Some(g)] => [w, g],
+            _ => tied,
+        }
+    }
+
+    /// Whether the last stage looks tokens up too, or has the table as its output matrix.
+    pub(super) fn has_table_at_both_ends(&self) -> bool {
+        self.model.tie_embeddings || self.modules.is_some()
+    }
+
+    /// Targets of the head, and of the modules behind it, a slot a microbatch.
+    pub(in crate::strategy) fn all_targets(&self) -> impl Iterator<Item = Buf> + '_ {
+        std::iter::once(self.targets).chain(self.modules.iter().flat_map(|modules| modules.targets.iter().copied()))
+    }
+
+    /// The same as formals of the block being written.
+    pub(super) fn formal_targets(&mut self) -> Vec<Buf> {
+        let name = |k: usize| if k > 0 { format!("targets.{k}") } else { "targets".into() };
+        (0..self.all_targets().count()).map(|k| self.b.formal(&name(k))).collect()
+    }
+
+    /// And as the arguments of a microbatch.
+    pub(super) fn target_args(&self, microbatch: u32) -> Vec<Arg> {
+        self.all_targets().map(|targets| targets.slot(microbatch).into()).collect()
     }
 
     fn program(&mut self) {
@@ -358,20 +398,27 @@ impl<'a> Step<'a> {
         match self.microbatch[..] {
             [] => {}
             [block] => {
-                let args = [each(self.tokens, 0, 1, m), each(self.targets, 0, 1, m)];
+                let all = std::iter::once(self.tokens).chain(self.all_targets());
+                let args: Vec<Arg> = all.map(|ids| each(ids, 0, 1, m)).collect();
                 self.b.call("mb", block, m - 1, &args);
             }
             _ => {
-                for (i, &block) in (0..).zip(&self.microbatch) {
-                    let args = [self.tokens.slot(i).into(), self.targets.slot(i).into()];
+                for (i, block) in (0..).zip(self.microbatch.clone()) {
+                    let args = self.microbatch_args(i);
                     self.b.call(&format!("mb.{i}"), block, 1, &args);
                 }
             }
         }
-        let last = [self.tokens.slot(m - 1).into(), self.targets.slot(m - 1).into()];
+        let last = self.microbatch_args(m - 1);
         self.b.call("last", self.last_microbatch, 1, &last);
         self.dp.sum_scalar(&mut self.b, "loss_sum", self.loss, self.acc);
         self.optimizer(&counts, true, true);
+    }
+
+    fn microbatch_args(&self, m: u32) -> Vec<Arg> {
+        let mut args = vec![self.tokens.slot(m).into()];
+        args.extend(self.target_args(m));
+        args
     }
 
     /// The blocks that set the gradient of one layer to zero.

@@ -2,7 +2,7 @@
 
 use super::testing::*;
 use super::{Scalar, run};
-use crate::exec::reference::{Blocks, DenseConfig, StepResult, step};
+use crate::exec::reference::{Blocks, DenseConfig, Mtp, StepResult, step};
 use crate::plan::{Adam, AttnBlock, Kernel, Segs};
 use crate::spec::{Documents, Mask};
 use std::collections::BTreeMap;
@@ -29,6 +29,7 @@ const CFG: &DenseConfig = &DenseConfig {
     dense_layers: 0,
     pattern: vec![],
     mamba: None,
+    mtp: Mtp { depth: 0, layers: 0, part: 0.0 },
 };
 const ADAM: Adam = Adam { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 const H: u64 = CFG.hidden as u64;

@@ -28,6 +28,17 @@ pub struct DenseConfig {
     /// Layers that are one mixer each; none: attention and a network in every one.
     pub pattern: Vec<Mixer>,
     pub mamba: Option<MambaSpec>,
+    pub mtp: Mtp,
+}
+
+/// Modules of multi-token prediction; their layers go on counting, and stand behind the others in a pattern.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Mtp {
+    pub depth: usize,
+    /// Layers of a module.
+    pub layers: usize,
+    /// What the loss of one counts.
+    pub part: f64,
 }
 
 /// Multi-head latent attention: the compressed widths, and elements of a head that turn, that do not, and of its value.
@@ -134,6 +145,7 @@ impl From<&LlmSpec> for Blocks {
 
 impl From<&LlmSpec> for DenseConfig {
     fn from(m: &LlmSpec) -> DenseConfig {
+        let ahead = m.mtp.as_ref().map_or(vec![], |mtp| vec![mtp.pattern.clone(); mtp.depth as usize]);
         DenseConfig {
             layers: m.layers as usize,
             hidden: m.hidden as usize,
@@ -149,8 +161,13 @@ impl From<&LlmSpec> for DenseConfig {
             window: m.window.map(|w| w as usize),
             documents: vec![],
             mla: m.mla.map(Mla::from),
-            pattern: m.pattern.clone(),
+            pattern: m.pattern.iter().chain(ahead.iter().flatten()).copied().collect(),
             mamba: m.mamba,
+            mtp: m.mtp.as_ref().map_or(Mtp::default(), |mtp| Mtp {
+                depth: mtp.depth as usize,
+                layers: mtp.layers() as usize,
+                part: mtp.part(),
+            }),
             dense_layers: m.moe.map_or(0, |moe| moe.dense_layers.min(m.layers) as usize),
             experts: m.moe.map(|moe| Experts {
                 count: moe.experts as usize,
@@ -191,7 +208,15 @@ impl DenseConfig {
             let weights = self.alone_shapes(mixer).into_iter();
             shapes.extend(weights.map(|(name, rows, cols)| (layer(i, name), (rows, cols))));
         }
-        for i in if self.pattern.is_empty() { 0..self.layers } else { 0..0 } {
+        for k in 0..self.mtp.depth {
+            let own = |name| layer(self.layers + k * self.mtp.layers, name);
+            for name in [TOKEN_NORM, HIDDEN_NORM, AHEAD_NORM] {
+                norm(&mut shapes, &own(name));
+            }
+            shapes.extend([TOKEN_PROJ, HIDDEN_PROJ].map(|name| (own(name), (h, h))));
+        }
+        let all = self.layers + self.mtp.depth * self.mtp.layers;
+        for i in if self.pattern.is_empty() { 0..all } else { 0..0 } {
             norm(&mut shapes, &layer(i, IN_NORM));
             if !self.blocks.parallel || self.blocks.own_norms {
                 norm(&mut shapes, &layer(i, POST_NORM));
@@ -357,6 +382,13 @@ pub const EXPERTS_UP: &str = "mlp.experts.gate_up_proj.weight";
 pub const EXPERTS_DOWN: &str = "mlp.experts.down_proj.weight";
 pub const SHARED_UP: &str = "mlp.shared_experts.gate_up_proj.weight";
 pub const SHARED_DOWN: &str = "mlp.shared_experts.down_proj.weight";
+
+pub const TOKEN_NORM: &str = "enorm.weight";
+pub const HIDDEN_NORM: &str = "hnorm.weight";
+pub const AHEAD_NORM: &str = "shared_head.norm.weight";
+/// Both halves of `eh_proj`.
+pub const TOKEN_PROJ: &str = "eh_proj_e.weight";
+pub const HIDDEN_PROJ: &str = "eh_proj_h.weight";
 
 pub const NORM: &str = "norm.weight";
 pub const IN_PROJ: &str = "mixer.in_proj.weight";

@@ -19,7 +19,7 @@ pub struct Model<'w> {
 }
 
 /// What the backward pass of one layer needs of the forward pass.
-struct Saved {
+pub struct Saved {
     /// Input of the layer, and of its second half.
     x: Mat,
     x_mid: Mat,
@@ -32,7 +32,7 @@ struct Saved {
 }
 
 /// The same of a layer of either make.
-enum Kept {
+pub enum Kept {
     Both(Box<Saved>),
     Alone(Box<alone::Saved>),
 }
@@ -75,21 +75,32 @@ impl Model<'_> {
             saved.push(kept);
             x = y;
         }
-        let mut dx = self.head(&x, targets);
+        let mut dx = self.head(&x, targets, FINAL_NORM, 1.0);
+        if self.cfg.mtp.depth > 0 {
+            dx += &self.module(0, number, &x, targets);
+        }
         for (i, kept) in saved.iter().enumerate().rev() {
-            dx = match kept {
-                Kept::Both(kept) => self.layer_backward(i, kept, dx),
-                Kept::Alone(kept) => self.alone_backward(i, kept, dx),
-            };
+            dx = self.any_backward(i, kept, dx);
         }
         if self.cfg.blocks.positions > 0 {
             let d_positions = self.grads.get_mut(POSITIONS).expect("every weight has a gradient");
             let mut used = d_positions.slice_mut(s![..rows.len(), ..]);
             used += &dx;
         }
+        self.add_embedded_grad(&rows, &dx);
+        x
+    }
+
+    pub fn add_embedded_grad(&mut self, rows: &[usize], dx: &Mat) {
         let d_embed = self.grads.get_mut(EMBED).expect("every weight has a gradient");
         rows.iter().zip(dx.rows()).for_each(|(&row, dx)| d_embed.row_mut(row).zip_mut_with(&dx, |e, d| *e += d));
-        x
+    }
+
+    pub fn any_backward(&mut self, i: usize, kept: &Kept, dy: Mat) -> Mat {
+        match kept {
+            Kept::Both(kept) => self.layer_backward(i, kept, dy),
+            Kept::Alone(kept) => self.alone_backward(i, kept, dy),
+        }
     }
 
     fn embedded(&self, rows: &[usize]) -> Mat {
@@ -130,7 +141,7 @@ impl Model<'_> {
         if self.cfg.blocks.parallel && !self.cfg.blocks.own_norms { IN_NORM } else { POST_NORM }
     }
 
-    fn any_forward(&self, i: usize, sequence: usize, x: Mat) -> (Mat, Kept) {
+    pub fn any_forward(&self, i: usize, sequence: usize, x: Mat) -> (Mat, Kept) {
         if let Some(&mixer) = self.cfg.pattern.get(i) {
             let (y, kept) = self.alone_forward(i, mixer, sequence, x);
             return (y, Kept::Alone(Box::new(kept)));
@@ -205,18 +216,18 @@ impl Model<'_> {
         dx_mid + self.norm_backward(&layer(i, IN_NORM), &saved.x, &dn1)
     }
 
-    /// Final norm, lm head and loss; returns the gradient of `x`.
-    fn head(&mut self, x: &Mat, targets: &[u32]) -> Mat {
-        let n = self.norm(FINAL_NORM, x);
+    /// A norm, lm head and loss, which counts `part`; returns the gradient of `x`.
+    pub fn head(&mut self, x: &Mat, targets: &[u32], norm: &str, part: f64) -> Mat {
+        let n = self.norm(norm, x);
         let mut logits = self.linear(self.cfg.head_weight(), &n);
         for (mut row, &target) in logits.rows_mut().into_iter().zip(targets) {
             softmax(row.as_slice_mut().expect("rows are contiguous"));
-            self.loss -= row[target as usize].ln() / self.count;
+            self.loss -= part * row[target as usize].ln() / self.count;
             row[target as usize] -= 1.0;
         }
-        let d_logits = logits / self.count;
+        let d_logits = logits * (part / self.count);
         let dn = self.linear_backward(self.cfg.head_weight(), &n, &d_logits);
-        self.norm_backward(FINAL_NORM, x, &dn)
+        self.norm_backward(norm, x, &dn)
     }
 
     /// y = x Wᵀ, and a bias where there is one.

@@ -13,11 +13,12 @@ mod layer;
 mod mamba;
 mod math;
 mod mixers;
+mod mtp;
 #[cfg(test)]
 mod tests;
 
 pub use alone::attention;
-pub use config::{Blocks, DenseConfig, Experts, Mla};
+pub use config::{Blocks, DenseConfig, Experts, Mla, Mtp};
 
 use crate::plan::Adam;
 use layer::Model;

@@ -29,6 +29,7 @@ fn tiny(kv_heads: usize, tie: bool) -> DenseConfig {
         dense_layers: 0,
         pattern: vec![],
         mamba: None,
+        mtp: Mtp::default(),
     }
 }
 

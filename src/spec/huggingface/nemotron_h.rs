@@ -2,7 +2,7 @@
 
 use super::Config;
 use crate::error::Result;
-use crate::spec::{Gate, LlmSpec, MambaSpec, Mixer, Mlp, MoeSpec, Positions, Score};
+use crate::spec::{Gate, LlmSpec, MambaSpec, Mixer, Mlp, MoeSpec, MtpSpec, Positions, Score};
 use serde_json::Value;
 
 pub fn read(config: &Config) -> Result<LlmSpec> {
@@ -45,7 +45,7 @@ pub fn read(config: &Config) -> Result<LlmSpec> {
         positions: Positions::None,
         moe,
         mamba: if has(Mixer::Mamba) { Some(mamba(config)?) } else { None },
-        mtp: config.whole("num_nextn_predict_layers")?.unwrap_or(0),
+        mtp: mtp(config, &pattern)?,
         pattern,
         ..LlmSpec::default()
     })
@@ -58,6 +58,23 @@ fn eps(config: &Config) -> Result<f64> {
         }
     }
     Ok(1e-5)
+}
+
+/// Modules of multi-token prediction have a pattern of their own, of mixers that the model has too.
+fn mtp(config: &Config, pattern: &[Mixer]) -> Result<Option<MtpSpec>> {
+    let field = "mtp_hybrid_override_pattern";
+    let letters = config.value(field).and_then(Value::as_str).unwrap_or("*E");
+    let of = |letter| Mixer::ALL.into_iter().find(|m| m.letter() == letter && pattern.contains(m)).ok_or(letter);
+    let own = letters.chars().map(of).collect::<std::result::Result<Vec<_>, _>>();
+    let found = config.mtp(own.clone().unwrap_or_default())?;
+    match (own, &found) {
+        (Err(letter), Some(_)) => {
+            let why = format!("{letter} is no layer of hybrid_override_pattern; use letters that it has");
+            Err(config.wrong(field, why))
+        }
+        (Ok(own), Some(_)) if own.is_empty() => Err(config.wrong(field, "no layer; at least one is needed")),
+        _ => Ok(found),
+    }
 }
 
 /// A string of letters, or a list of words.

@@ -169,13 +169,14 @@ pub(super) fn embed_block(step: &mut Step, forward: bool) -> BlockId {
 
 pub(super) fn head_block(step: &mut Step) -> BlockId {
     step.b.open("head");
-    let [targets, x, dx] = ["targets", "x", "dx"].map(|name| step.b.formal(name));
+    let targets = step.formal_targets();
+    let [x, dx] = ["x", "dx"].map(|name| step.b.formal(name));
     step.gather_head();
     let tied = step.model.tie_embeddings;
     for (label, w) in [("clear.head", Some(step.head)), ("clear.table", tied.then_some(step.embed))] {
         w.iter().for_each(|w| step.clear(label, w));
     }
-    step.head(targets, x, dx);
+    step.ends(&targets, x, dx, 0);
     step.scatter_head();
     if tied {
         step.scatter_embed();

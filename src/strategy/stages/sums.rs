@@ -29,7 +29,7 @@ impl Staged<'_, '_> {
             self.step.add("add.head", self.step.head);
         }
         self.add_lowest(stage, unit);
-        if first || (last && self.step.model.tie_embeddings) {
+        if first || (last && self.step.has_table_at_both_ends()) {
             self.step.add("add.embed", self.step.embed);
         }
     }

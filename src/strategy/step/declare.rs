@@ -6,6 +6,7 @@ use super::super::embedding::Embedding;
 use super::super::feasible;
 use super::super::head::Head;
 use super::super::kind::{Kind, kinds_of};
+use super::super::mtp::Modules;
 use super::super::pipeline::Pipeline;
 use super::super::residual::Residual;
 use super::super::sharded;
@@ -89,7 +90,7 @@ impl<'a> Step<'a> {
         };
         let loss = b.tensor("loss", &[1], acc, TensorKind::Grad, 1);
         let dx = if staged { tokens } else { b.tensor("dx", &[rows, h], work.dtype, TensorKind::Workspace, 2) };
-        let kinds = (kinds.into_iter().zip(layers).zip(weights))
+        let kinds: Vec<Kind> = (kinds.into_iter().zip(layers).zip(weights))
             .map(|(((prefix, _, layers), layer), (flat, experts))| {
                 let slots = pipe.saved_slots(&layers);
                 let (saved, scratch) = Kind::buffers_of(&mut b, &layer, par.recompute, slots);
@@ -110,6 +111,7 @@ impl<'a> Step<'a> {
                 }
             })
             .collect();
+        let modules = Modules::new(&mut b, model, (work, par), &kinds, [&dp, &edp], microbatches);
         Ok(Step {
             model,
             work,
@@ -119,6 +121,7 @@ impl<'a> Step<'a> {
             kinds,
             embedding,
             end,
+            modules,
             dp,
             edp,
             acc,

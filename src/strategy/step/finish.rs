@@ -19,7 +19,7 @@ impl Step<'_> {
         let staged = self.pipe.stages > 1;
         let on = |stages: &[u32]| if staged { stages.to_vec() } else { vec![] };
         let last = self.pipe.stages - 1;
-        let ends: &[u32] = if self.model.tie_embeddings { &[0, last] } else { &[0] };
+        let ends: &[u32] = if self.has_table_at_both_ends() { &[0, last] } else { &[0] };
         let held = |by: &DataParallel, prefix: &str, weight: &Weight, flat: &FlatWeights, slot, stages: &[u32]| Param {
             name: format!("{prefix}{}", weight.name),
             weight: by.stored(flat).tensor(),
@@ -44,6 +44,9 @@ impl Step<'_> {
                 all.extend(experts.weights().iter().map(|w| held(&self.edp, &prefix, w, flat, slot, &[stage])));
             }
         }
+        let on_last = |prefix: &str, w: &Weight, flat: &FlatWeights| param(prefix, w, flat, 0, &[last]);
+        let modules = self.modules.iter().flat_map(|m| m.params(self.model.layers, &self.kinds, on_last));
+        all.extend(modules);
         all
     }
 
@@ -69,6 +72,8 @@ impl Step<'_> {
         let mut masters = self.dp.masters(&flats);
         let experts = self.kinds.iter().filter_map(|kind| kind.experts);
         masters.extend(experts.flat_map(|experts| self.edp.masters(&[experts])));
+        let modules = self.modules.iter().flat_map(|m| m.flats([&self.dp, &self.edp]));
+        masters.extend(modules.flat_map(|(dp, _, w)| dp.masters(&[*w])));
         let mut views = vec![self.mesh.clone()];
         if !self.routes.is_empty() {
             views.push(expert_mesh(self.par));
@@ -79,6 +84,7 @@ impl Step<'_> {
         let inputs = Inputs {
             tokens: self.tokens.tensor(),
             targets: self.targets.tensor(),
+            ahead: self.all_targets().skip(1).map(|targets| targets.tensor()).collect(),
             segs: self.layer().segs.clone(),
             share: self.layer().tp.rows(),
             batch: self.work.micro_batch,

@@ -16,6 +16,12 @@ impl Step<'_> {
                 self.b.compute(&format!("zero_grad.{label}"), Kernel::Fill { elems }, &[], &[gradient]);
             }
         }
+        for (dp, name, w) in self.modules.iter().filter(|_| head).flat_map(|m| m.flats([&self.dp, &self.edp])) {
+            if let Some(elems) = dp.begins_at_zero(w) {
+                let gradient = dp.kept_gradient(w);
+                self.b.compute(&format!("zero_grad.{name}"), Kernel::Fill { elems }, &[], &[gradient]);
+            }
+        }
         if head {
             self.b.compute("zero_loss", Kernel::Fill { elems: 1 }, &[], &[self.loss]);
         }
@@ -28,6 +34,8 @@ impl Step<'_> {
         let mut all: Vec<(&DataParallel, String, &FlatWeights, u32)> = vec![];
         if head {
             all.push((&self.dp, "head".into(), &self.head, 0));
+            let modules = self.modules.iter().flat_map(|m| m.flats([&self.dp, &self.edp]));
+            all.extend(modules.map(|(dp, name, w)| (dp, name, w, 0)));
         }
         for (kind, &layers) in self.kinds.iter().zip(counts).rev() {
             for l in (0..layers).rev() {
