@@ -90,7 +90,10 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
     let micro_batch = run.micro_batch.unwrap_or(ample);
     let filled = u64::from(dp) * micro_batch * if pp > 1 { 4 * u64::from(pp) } else { 1 };
     let vp = run.vp.or(interleaving(run, pp)).unwrap_or(1);
-    let zero = zero(&run.zero, habits);
+    let stage = zero(&run.zero, habits);
+    // Beside a pipeline weights stay whole and gradients are scattered once a step: FSDP under PyTorch's schedules,
+    // Llama 3's stack; Megatron-LM and DeepSpeed have no more than stage 1 there.
+    let zero = if pp > 1 { stage.min(1) } else { stage };
     let (options, unknown) = with_words(Options::default(), &words(run, model, [tp, pp, vp, zero], habits, seq));
     let par = Parallelism {
         dp,
@@ -123,7 +126,8 @@ fn interleaving(run: &Training, pp: u32) -> Option<u32> {
     let system = squeezed(&run.system);
     let interleaves = ["interleaved", "llama3stack", "megatroncore"].iter().any(|word| system.contains(word));
     let layers = run.layers.filter(|_| interleaves && pp > 1)?;
-    Some((layers / u64::from(pp)).clamp(1, 64) as u32)
+    let even = |vp: &u64| [layers, layers + 2].iter().any(|l| l.is_multiple_of(u64::from(pp) * vp));
+    (1..=((layers + 2) / u64::from(pp)).clamp(1, 64)).rev().find(even).map(|vp| vp as u32)
 }
 
 /// Ulysses and ring degrees. Where only their product is stated, the name of the system says which it is; most

@@ -226,7 +226,7 @@ mod tests {
         let words = |variant: &str, who: &str| {
             let row = Attention { implementation: who.into(), ulysses: None, ..row("USP/ring", variant) };
             let found = way(&row, 8, 8).unwrap();
-            found.words.iter().any(|w| *w == "contiguous")
+            found.words.contains(&"contiguous")
         };
         assert!(words("longctx strip 2x4", "yunchang / zhuzilin (Mar 2024)"));
         assert!(!words("zigzag_ring", "yunchang / zhuzilin (Mar 2024)"));

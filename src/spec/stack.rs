@@ -73,8 +73,8 @@ impl StackSpec {
                 format!("{} is no share of the rate of kernels that memory bounds (above 0, at most 1)", scan.value);
             return Err(Error::spec(&found.file, "scan", why));
         }
-        let passes = spec.unfused.iter().flat_map(|unfused| &unfused.value);
-        for (kernel, passes) in passes.filter(|(_, passes)| !(**passes >= 1.0 && **passes <= 100.0)) {
+        let mut passes = spec.unfused.iter().flat_map(|unfused| &unfused.value);
+        if let Some((kernel, passes)) = passes.find(|(_, passes)| !(**passes >= 1.0 && **passes <= 100.0)) {
             let why = format!("{kernel}: {passes} is no multiple of what one fused kernel moves (1 to 100)");
             return Err(Error::spec(&found.file, "unfused", why));
         }
