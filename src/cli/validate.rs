@@ -40,7 +40,7 @@ use std::path::PathBuf;
     over cache and memory, a copy and a wake-up, and validate looks again before and after its runs. predicted, the errors of\n\
     ops, end_to_end_error and median_op_error are those of the profile at the speed of now: what the prediction has\n\
     wrong. end_to_end_error_raw and median_op_error_raw are those of the profile as it is; speed says how many times\n\
-    longer things take now, 1 where the samples spread by more than that. noise is how far the runs spread: an error\n\
+    longer things take now, where products and passes agree on it, else 1; what the looks say is in speed_now. noise is how far the runs spread: an error\n\
     inside of it is said to be so. others has the shares of the cores' time that other programs had meanwhile."
 )]
 pub struct Flags {
