@@ -5,6 +5,7 @@ use foretrain::calibrate::{self, Effort};
 use foretrain::cluster::Cluster;
 use foretrain::cost::{self, Machine, cost};
 use foretrain::device::Profile;
+use foretrain::device::speed::{Anchor, Slower};
 use foretrain::plan::{Dtype, Engine, Plan};
 use foretrain::spec::{ClusterSpec, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
 use foretrain::strategy::{Engines, build};
@@ -202,38 +203,39 @@ fn validate_says_all_of_it_on_a_fresh_shape_and_on_a_given_one() {
     assert!(found["ops"].as_array().unwrap().len() > 20);
 }
 
-/// A profile of a machine that was eight times as fast at products as it is now: the prediction at the speed of now has what
-/// the profile as it is has not. Products' times are an eighth there, and so is the anchor's.
+/// A profile of a machine that was eight times as fast as it is now: the prediction at the speed of now is the one of the
+/// profile slowed down by what both looks say together, and the one of the profile as it is stands beside it.
 #[test]
 fn an_hour_of_another_speed_is_told_from_an_error() {
+    const EIGHTH: Slower = Slower { product: 0.125, pass: 0.125, stream: 0.125 };
     let dir = folder();
-    let mut fast = profile().clone();
-    let beside = &mut fast.threads.as_mut().unwrap().beside.kernels;
-    let curves = fast.kernels.iter_mut().chain(beside);
-    for (name, curve) in curves.filter(|(name, _)| name.contains("matmul") || name.contains("attention")) {
-        if name.contains("delta") {
-            continue;
-        }
-        curve.points.iter_mut().for_each(|p| p.seconds /= 8.0);
-        curve.fit.iter_mut().for_each(|c| *c /= 8.0);
+    let mut fast = profile().at(&EIGHTH);
+    let then = fast.threads.as_mut().unwrap().speed.as_mut().unwrap();
+    for anchor in [&mut then.product, &mut then.pass, &mut then.stream] {
+        *anchor = Anchor { seconds: anchor.seconds / 8.0, spread: 0.01 };
     }
-    fast.threads.as_mut().unwrap().speed.as_mut().unwrap().product.seconds /= 8.0;
     std::fs::write(dir.path().join("fast.json"), serde_json::to_string(&fast).unwrap()).unwrap();
-    let predicted = |file: &str| {
-        let line = format!("validate --profile {file} --model tiny --seq-len 256 --ring 2 --repeat 1 --json");
-        let (code, text) = foretrain(dir.path(), &line);
+    let line = "validate --profile fast.json --model tiny --seq-len 64 --ring 2 --repeat 1 --json";
+    let (code, text) = foretrain(dir.path(), line);
+    assert_eq!(code, 0, "{text}");
+    let found: Value = serde_json::from_str(&text).unwrap();
+
+    let [then, now] = ["speed_then", "speed_now"].map(|at| serde_json::from_value(found[at].clone()).unwrap());
+    let slower = Slower::between(&then, &now);
+    for (part, want) in [("product", slower.product), ("pass", slower.pass), ("stream", slower.stream)] {
+        let said = found["speed"][part].as_f64().unwrap();
+        assert!((said / want - 1.0).abs() < 1e-9, "{part}: {said}, not {want}");
+    }
+    assert!(slower.product > 1.0 && slower.pass > 1.0, "{slower:?}: no machine is eight times as fast a test later");
+    std::fs::write(dir.path().join("slowed.json"), serde_json::to_string(&fast.at(&slower)).unwrap()).unwrap();
+    for (key, file) in [("predicted_step_s", "slowed.json"), ("predicted_step_raw_s", "fast.json")] {
+        let flags = "--cluster local-cpu --model tiny --seq-len 64 --gpus 2 --ring 2 --json";
+        let (code, text) = foretrain(dir.path(), &format!("estimate {flags} --profile {file}"));
         assert_eq!(code, 0, "{text}");
-        let found: Value = serde_json::from_str(&text).unwrap();
-        let number = |of: &Value| of.as_f64().unwrap();
-        let products = |kinds: &Value| -> f64 {
-            kinds.as_array().unwrap().iter().filter(|k| k["what"] == "matmul").map(|k| number(&k["predicted_s"])).sum()
-        };
-        (products(&found["by_kind"]) / number(&found["speed"]["product"]), number(&found["speed"]["product"]))
-    };
-    let ((true_s, _), (fast_s, slower)) = (predicted("profile.json"), predicted("fast.json"));
-    // Per unit of slowness products are those of the profile: an eighth in the fast one.
-    assert!((8.0 * fast_s / true_s - 1.0).abs() < 0.02, "{fast_s} for {true_s}");
-    assert!(slower > 1.0, "{slower}: no machine is eight times as fast a test later");
+        let estimate: Value = serde_json::from_str(&text).unwrap();
+        let (said, want) = (found[key].as_f64().unwrap(), estimate["step_time_s"].as_f64().unwrap());
+        assert!((said / want - 1.0).abs() < 1e-6, "{key}: {said}, not {want}");
+    }
 }
 
 /// Mixtures are joined and judged as any plan is: rows that a route lists, exchanged by threads.
