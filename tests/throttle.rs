@@ -1,8 +1,8 @@
 //! A link made slow: messages take the time that it says, in a run and in its prediction, and a ring hides them behind
 //! its attention where the plan says that it does. How long anything else takes is the machine's affair, so only
-//! what must hold on a busy one is asserted.
+//! what must hold on a busy one is asserted: predictions are those of a profile measured before, and of a run, which others
+//! on the machine may hold up, that it does so in one of many tries.
 
-use foretrain::calibrate::{self, Effort};
 use foretrain::cluster::Cluster;
 use foretrain::compare::overlap::Overlap;
 use foretrain::cost::{self, Machine, cost};
@@ -14,13 +14,28 @@ use foretrain::spec::*;
 use foretrain::strategy::{Engines, attention_pass, build};
 use foretrain::timeline::{Span, Timeline};
 use foretrain::units::{BytesPerSec, Seconds};
+use std::path::Path;
 use std::sync::OnceLock;
 
 const SM: Engines = Engines { p2p: Engine::Sm { ctas: 1 }, collective: Engine::Sm { ctas: 1 } };
 
 fn profile() -> &'static Profile {
     static PROFILE: OnceLock<Profile> = OnceLock::new();
-    PROFILE.get_or_init(|| calibrate::cpu(Effort::TINY, "a test", &|_, _| ()).expect("this machine has a CPU"))
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/measured/cpu/profile.json");
+    PROFILE.get_or_init(|| Profile::load(&path).unwrap())
+}
+
+/// What is found when it is looked for again and again, until it is good enough.
+fn tries<T>(find: impl Fn() -> T, good: impl Fn(&T) -> bool) -> Result<T, Vec<T>> {
+    let mut found = vec![];
+    for _ in 0..100 {
+        let it = find();
+        if good(&it) {
+            return Ok(it);
+        }
+        found.push(it);
+    }
+    Err(found)
 }
 
 fn ring(ring: u32, seq_len: u64) -> Plan {
@@ -134,15 +149,13 @@ fn a_ring_hides_the_hops_that_its_plan_says_it_hides() {
     };
     let (in_plan, in_run) = (throttle(&predict(&plan, None)), throttle(&run(&plan, None).timeline));
     let says = overlap(&plan, &predict(&plan, Some(in_plan)));
-    // The profile is a hasty one, of a machine that runs the other tests, too: a slow wake-up counts in it.
     assert!(says.hidden() > 0.4, "the plan hides the hop: {says:?}");
-    // Others on this machine may hold one rank up and make the other wait; they do not always.
-    let found: Vec<Overlap> = (0..8).map(|_| overlap(&plan, &run(&plan, Some(in_run)).timeline)).collect();
-    let best = found.iter().map(Overlap::hidden).fold(0.0, f64::max);
-    assert!(best > 0.5, "{best} of the hop was hidden: {found:?}");
-    for overlap in &found {
+    let looked = || {
+        let overlap = overlap(&plan, &run(&plan, Some(in_run)).timeline);
         assert!(overlap.exposed_s <= overlap.under_way_s && overlap.exposed_s >= 0.0);
-    }
+        overlap
+    };
+    tries(looked, |overlap| overlap.hidden() > 0.5).expect("half of the hop is hidden");
 }
 
 /// What a hop and the attention that is started beside it take, on every rank.
@@ -165,8 +178,7 @@ fn overlapped(plan: &Plan, timeline: &Timeline) -> f64 {
 }
 
 /// Short hops, hops as long as the attention beside them, and long ones: the prediction says that both go on at once, and
-/// so they do. Ratios are of times of one and the same run. Others on this machine may hold a thread up when it should
-/// start its kernel; of some runs they leave one alone.
+/// so they do. Ratios are of times of one and the same run.
 #[test]
 fn hops_and_attention_go_on_at_once_in_the_run_as_in_the_prediction() {
     let plan = ring(2, 1024);
@@ -177,8 +189,8 @@ fn hops_and_attention_go_on_at_once_in_the_run_as_in_the_prediction() {
         let throttle = Throttle { bandwidth, latency: Seconds::ZERO };
         let says = overlapped(&plan, &predict(&plan, Some(throttle)));
         assert!(says > 0.9, "{factor}: {says} of what could be hidden is predicted to be");
-        let found = (0..12).map(|_| overlapped(&plan, &run(&plan, Some(throttle)).timeline)).fold(0.0, f64::max);
-        assert!(found > 0.8, "{factor}: {found} of what could be hidden was");
+        let found = || overlapped(&plan, &run(&plan, Some(throttle)).timeline);
+        tries(found, |share| *share > 0.8).expect("what can be hidden is");
     }
 }
 
@@ -192,9 +204,8 @@ fn the_exposed_time_is_the_predicted_one() {
     let throttle = Throttle { bandwidth: BytesPerSec::new(bytes as f64 / (10.0 * attention)), latency: Seconds::ZERO };
     let predicted = overlap(&plan, &predict(&plan, Some(throttle)));
     let off = |found: Overlap| (found.exposed_s / predicted.exposed_s - 1.0).abs();
-    let found: Vec<f64> = (0..8).map(|_| off(overlap(&plan, &run(&plan, Some(throttle)).timeline))).collect();
-    let best = found.iter().copied().fold(f64::INFINITY, f64::min);
-    assert!(best < 0.15, "exposed times are off by {found:?} of {predicted:?}");
+    let found = || off(overlap(&plan, &run(&plan, Some(throttle)).timeline));
+    tries(found, |off| *off < 0.15).expect("the exposed time is the predicted one");
 }
 
 /// A hop of ten times the whole step's attention cannot be hidden, and nobody says so.
