@@ -213,6 +213,21 @@ fn shortcuts_are_exact_on_pipelines() {
     }
 }
 
+/// Backward passes in two halves, the second of which waits.
+#[test]
+fn shortcuts_are_exact_where_gradients_of_weights_wait() {
+    for (pp, batches, dp, ring, words) in [
+        (2, 1, 1, 1, "zb-h1"),
+        (4, 7, 2, 1, "zb-h1"),
+        (3, 5, 1, 3, "zb-h1+no-overlap-grad"),
+        (4, 6, 2, 1, "zb-h1+no-overlap-p2p"),
+    ] {
+        for slower in [1.0, 300.0, 10_000.0] {
+            staged(pp, 1, batches, Parallelism { options: words.parse().unwrap(), ..way(dp, ring, 1) }, slower);
+        }
+    }
+}
+
 /// Nor do they lose sight of a CPU that waits, or of sums that nobody overlaps.
 #[test]
 fn shortcuts_are_exact_where_the_cpu_waits() {

@@ -333,6 +333,29 @@ fn beside_another_microbatch() {
     }
 }
 
+/// Gradients of weights made apart from those of inputs, and later: to the bit those of 1F1B.
+#[test]
+fn gradients_of_weights_come_later() {
+    let moe = MoeSpec { shared_ffn: 4, ..case(1, "").moe };
+    let one = Parallelism { dp: 2, ep: 2, zero: 1, ..Parallelism::default() };
+    for (words, layers, dense_layers, microbatches, mla, par) in [
+        ("default", 4, 0, 3, false, Parallelism { pp: 2, ..one }),
+        ("overlap-shared+dispatch-deepep-v1-normal", 5, 2, 4, false, Parallelism { pp: 2, dp: 4, ep: 4, ..one }),
+        ("dispatch-deepep-v1-ll+no-overlap-grad", 4, 1, 5, true, Parallelism { pp: 4, ..one }),
+        ("dispatch-allgather", 6, 3, 4, true, Parallelism { pp: 3, tp: 2, ring: 2, ep: 4, ..one }),
+    ] {
+        let of = |words: &str| {
+            let moe = MoeSpec { dense_layers, ..moe };
+            let par = Parallelism { options: words.parse().unwrap(), ..par };
+            Case { moe, par, layers, microbatches, mla, ..case(1, "") }
+        };
+        let split = of(&format!("{words}+zb-h1"));
+        holds(&split, 1e-10);
+        let [split, whole] = [split, of(words)].map(|case| run(&Case { dtype: Dtype::F32, ..case }.plan()));
+        assert!(split.loss == whole.loss && split.grads == whole.grads && split.weights == whole.weights, "{words}");
+    }
+}
+
 /// Every op works on the same numbers, whatever stands between it and the next.
 #[test]
 fn pairs_are_bit_identical_to_one_after_the_other() {

@@ -634,6 +634,67 @@ fn bubbles_are_those_of_the_papers() {
     }
 }
 
+/// Forward, backward and its part that makes gradients of weights, of one microbatch of one stage, the bubble of a step,
+/// and its time, all in s, of stages that are alike but for embedding and head.
+fn split(p: u32, m: u64, words: &str) -> ([f64; 3], f64, f64) {
+    let wide = LlmSpec { vocab: 16, ..model(24 * u64::from(p), 4, false) };
+    let par = Parallelism { pp: p, options: words.parse().unwrap(), ..Parallelism::default() };
+    let plan = plans::plan(&wide, &par, &work(&par, 4096, 4, m), plans::COPY);
+    let mut host = Host::of(&plan, 1e-6);
+    host.stack.p2p_latency.value = foretrain::units::Seconds::new(0.0);
+    host.cluster.spec.scale_up.latency.value = foretrain::units::Seconds::new(0.0);
+    let host = host.issuing(0.0);
+    let found = cost(&plan, host.machine(), Effort { fold: true, stride: false, spans: true }).unwrap();
+    let usage = found.mean();
+    let of = |part: &str| {
+        let inside = |span: &&foretrain::timeline::Span| span.path.starts_with(part) && span.what != "transfer";
+        let spans = found.classes[1].spans.iter().filter(inside);
+        spans.map(|span| span.duration().value()).sum::<f64>()
+    };
+    let parts = [of("fwd.0.0["), of("bwd.0.0[") + of("weights.0.0["), of("weights.0.0[")];
+    (parts, usage.exposed_total() + usage.turns, found.step.value())
+}
+
+/// Zero Bubble Pipeline Parallelism, arXiv:2401.10241, table 1: the bubble of ZB-H1 is (p-1)(F + B - W), where B makes
+/// gradients of inputs and W those of weights, and that of 1F1B (p-1)(F + B + W).
+#[test]
+fn gradients_of_weights_fill_the_bubble() {
+    for (p, m) in [(2, 4), (4, 4), (4, 12), (8, 16)] {
+        let ([f, both, w], bubble, step) = split(p, m, "zb-h1");
+        assert!(w > 0.0 && w < both, "{w} of {both}");
+        let times = f64::from(p - 1);
+        // Embedding and head, which are whole and on one stage alone, are left out of the forms.
+        let near = |bubble: f64, want: f64, step: f64| (bubble - want).abs() < 0.02 * step;
+        let want = times * (f + both - 2.0 * w);
+        assert!(near(bubble, want, step), "p {p} m {m}: {bubble} of {step}, {want} expected");
+        let ([f, both, none], whole, step) = split(p, m, "default");
+        assert!(none == 0.0 && near(whole, times * (f + both), step), "p {p} m {m}: {whole} of {step} in 1F1B");
+    }
+}
+
+/// The same paper, section 2.1: ZB-H1 has no more microbatches in flight than 1F1B has on its first stage, and every stage
+/// as many. Where it goes backward, stage s has p - s of them as they were, and s keep what products read and the
+/// gradients of what they wrote (M_W, which is less than M_B): all other activations are over by then.
+#[test]
+fn split_stages_keep_as_many_as_the_first() {
+    let k = 4;
+    let read = 2 * S * (2 * H + A * D + F);
+    let written = 2 * S * (H + (A + 2 * k) * D + 2 * F);
+    for (p, m) in [(2, 6), (4, 9)] {
+        let par = Parallelism { pp: p, options: "zb-h1".parse().unwrap(), ..Parallelism::default() };
+        let alive = |layers: u64, stage: u32| {
+            let plan = plans::plan(&model(layers * u64::from(p), k, false), &par, &work(&par, S, 1, m), SM);
+            let layout = Layout::new(&plan, &AtomTable::new(&plan).unwrap(), stage).unwrap();
+            layout.live_by_kind.iter().find(|(kind, _)| *kind == TensorKind::Activation).unwrap().1
+        };
+        for stage in 0..p {
+            let (whole, halved) = (u64::from(p - stage), u64::from(stage));
+            let want = whole * activations(S, k, 1) + halved * (read + written);
+            assert_eq!(alive(6, stage) - alive(5, stage), want, "p {p} m {m} stage {stage}");
+        }
+    }
+}
+
 /// Activations of the microbatches in flight: p - s of 1F1B on stage s, never more than m, and the input that
 /// comes in ahead.
 #[test]

@@ -36,6 +36,12 @@ fn others() -> Vec<Plan> {
     vec![said("gather-kv+a2a-separate+replicate-after", 2, 4), said("gather-kv-prefetch", 3, 1)]
 }
 
+/// Two stages whose gradients of weights come later.
+fn halved() -> Plan {
+    let par = Parallelism { pp: 2, options: "zb-h1".parse().unwrap(), ..way(2, 1, 1) };
+    plans::plan(&model(4, 2, false), &par, &work(&par, 32, 1, 3), SM)
+}
+
 fn times(plan: &Plan) -> Result<Timeline> {
     cost(plan, Host::new(plan.ranks(), plan.ranks(), 100.0).machine(), FLAT)
 }
@@ -108,7 +114,7 @@ fn every_op_of(base: &Plan, what: &str, mutate: impl Fn(&mut Vec<Op>, usize, usi
 
 #[test]
 fn no_op_is_idle() {
-    for plan in others().iter().chain([&plan()]) {
+    for plan in others().iter().chain([&plan(), &halved()]) {
         every_op_of(plan, "deleted", |ops, at, _| {
             delete(ops, at);
             1

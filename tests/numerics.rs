@@ -565,6 +565,34 @@ fn kv_heads_on_several_tensor_parallel_ranks() {
     }
 }
 
+/// Gradients of weights made apart from those of inputs, and later (ZB-H1), of every block and beside every degree.
+#[test]
+fn gradients_of_weights_come_later() {
+    let one = case().par;
+    for (family, words, tie, layers, microbatches, par) in [
+        (llama, "default", false, 2, 1, Parallelism { pp: 2, ..one }),
+        (llama, "default", true, 6, 5, Parallelism { pp: 3, dp: 2, zero: 1, ..one }),
+        (llama, "no-overlap-grad+no-overlap-p2p", true, 4, 3, Parallelism { pp: 4, ..one }),
+        (gpt2_dropping, "unfused", false, 4, 3, Parallelism { pp: 2, recompute: Recompute::Selective, ..one }),
+        (qwen3, "default", false, 4, 4, Parallelism { pp: 2, tp: 2, dp: 2, ..one }),
+        (palm, "tp-overlap", false, 4, 3, Parallelism { pp: 2, tp: 2, ..one }),
+        (neox, "no-sp+add-grads", true, 4, 3, Parallelism { pp: 2, tp: 2, ..one }),
+        (megascale, "add-grads", false, 4, 3, Parallelism { pp: 4, zero: 1, dp: 2, ..one }),
+        (bloom, "default", false, 3, 4, Parallelism { pp: 3, ulysses: 2, ring: 2, ..one }),
+        (latent, "default", false, 4, 4, Parallelism { pp: 2, ring: 2, dp: 2, zero: 1, ..one }),
+        (latent_keys, "default", true, 6, 3, Parallelism { pp: 3, ulysses: 2, tp: 2, ..one }),
+        (qwen2, "short-ends", false, 4, 5, Parallelism { pp: 3, tp: 2, ..one }),
+        (mpt, "first-stage-0+last-stage-0", true, 4, 4, Parallelism { pp: 3, ..one }),
+    ] as [(Family, _, _, _, _, _); 13]
+    {
+        let options = format!("{words}+zb-h1").parse().unwrap();
+        let par = Parallelism { options, ..par };
+        let case = Case { family, tie, layers, microbatches, kv_heads: 4, ffn: 12, par, ..case() };
+        holds(&case, 1e-10);
+        holds(&Case { batch: 2, dtype: Dtype::F32, ..case }, 2e-4);
+    }
+}
+
 #[test]
 fn a_pipeline_of_stages() {
     for (pp, vp, layers, microbatches, zero, recompute, tie) in [

@@ -64,7 +64,13 @@ impl Builder {
         Buf { of: TensorRef::Tensor(self.tensors.len() as u32 - 1), slot: 0, rows: None }
     }
 
-    /// The same in the host's memory.
+    /// Activations of the shape of another tensor.
+    pub fn tensor_like(&mut self, prefix: &str, other: Buf, slots: u32) -> Buf {
+        let Tensor { name, shape, dtype, .. } = self.tensors[other.tensor() as usize].clone();
+        self.tensor(&format!("{prefix}.{name}"), &shape, dtype, TensorKind::Activation, slots)
+    }
+
+    /// A tensor in the host's memory.
     pub fn host_tensor(&mut self, name: &str, shape: &[u64], dtype: Dtype, kind: TensorKind, slots: u32) -> Buf {
         let buf = self.tensor(name, shape, dtype, kind, slots);
         self.tensors.last_mut().expect("just declared").host = true;

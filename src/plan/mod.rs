@@ -5,6 +5,7 @@ pub mod check;
 pub mod crew;
 pub mod dropout;
 pub mod expert;
+pub mod halves;
 pub mod kernel;
 pub mod link;
 pub mod matching;
@@ -26,6 +27,7 @@ pub mod visible;
 
 pub use builder::{Builder, Via, each};
 pub use dropout::Dropout;
+pub use halves::Halves;
 pub use kernel::{AttnBlock, Exchange, HeadPad, HeadPart, Kernel, Packing, Side, VocabPart, Work, WorkClass};
 pub use mesh::{Axis, Group, Mesh};
 pub use op::*;

@@ -329,6 +329,23 @@ impl TensorRef {
 }
 
 impl OpKind {
+    /// The buffers that an op reads and writes, in the order of [`Op::bufs`]; those of a call are its arguments.
+    pub fn bufs_mut(&mut self) -> (Vec<&mut Buf>, Vec<&mut Buf>) {
+        match self {
+            OpKind::Compute { reads, writes, .. } => (reads.iter_mut().collect(), writes.iter_mut().collect()),
+            OpKind::Transfer { legs, .. } => {
+                let (mut sends, mut receives) = (vec![], vec![]);
+                for Leg { dir, buf, .. } in legs {
+                    if *dir == Direction::Send { sends.push(buf) } else { receives.push(buf) }
+                }
+                (sends, receives)
+            }
+            OpKind::Collective { src, dst, .. } | OpKind::Copy { src, dst } => (vec![src], vec![dst]),
+            OpKind::Exchange { src, dst, .. } => (src.iter_mut().collect(), dst.iter_mut().collect()),
+            OpKind::Call { .. } => (vec![], vec![]),
+        }
+    }
+
     /// The same in a block that has `by` other formals before these.
     pub fn formals_moved(mut self, by: u32) -> OpKind {
         match &mut self {

@@ -74,6 +74,8 @@ pub struct Options {
     pub overlap_shared: bool,
     /// Rows of one microbatch travel beside the compute of another.
     pub overlap_exchange: bool,
+    /// Stages of a pipeline make gradients of weights apart from those of inputs, and later (ZB-H1).
+    pub zb_h1: bool,
     /// Low-latency kernels send, return, and receive when asked.
     pub deepep_hook: bool,
     /// Inputs of layers that are kept to compute them again are kept in the host's memory.

@@ -79,6 +79,10 @@ fn mtp(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         (par.zero > 1, "not together with zero above 1; use zero 1"),
         (par.options.chunks > 0, "not together with fpdt; more ranks go to dp, tp or pp"),
         (
+            par.options.zb_h1,
+            "not together with zb-h1, which would leave their gradients of weights undone; leave it out",
+        ),
+        (
             matches!(model.positions, Positions::Learned { .. }),
             "not with learned positions; use a model with rotary ones",
         ),

@@ -7,7 +7,7 @@ use super::data::{DataParallel, FlatWeights};
 use super::layers::{Layers, Stretch};
 use super::residual::{Residual, come_back, leave};
 use super::transformer::{Flats, Layer, Saved, Scratch};
-use crate::plan::{Arg, BlockId, Buf, Builder, Kernel, TensorKind, each};
+use crate::plan::{self, Arg, BlockId, Buf, Builder, Kernel, TensorKind, each};
 use crate::spec::{LlmSpec, Mixer, Parallelism, Recompute};
 
 pub struct Kind {
@@ -27,6 +27,9 @@ pub struct Kind {
     pub scratch_ahead: Option<Scratch>,
     /// One of each for all microbatches, or one for every one where their rows go other ways.
     pub blocks: Vec<Blocks>,
+    /// What the first half of a backward pass leaves for the second, so many slots of each, where passes are cut in two.
+    pub left: Vec<Buf>,
+    pub left_slots: u32,
     /// The block that sums the gradient of one layer, where that is not beside the backward pass.
     pub sums: BlockId,
     /// The block that sets a layer's gradient to zero.
@@ -42,6 +45,17 @@ pub struct Blocks {
     pub bwd_last: BlockId,
     /// Where inputs of layers leave for the host's memory.
     pub away: Option<Away>,
+    /// Where backward passes are cut in two, and `bwd` is the first half.
+    pub halves: Option<Halves>,
+}
+
+/// The second half of a backward pass.
+#[derive(Clone, Copy)]
+pub struct Halves {
+    /// The gradients of weights.
+    pub weights: BlockId,
+    /// With their sums.
+    pub weights_last: BlockId,
 }
 
 /// The same while the input of a layer leaves, or that of the layer below comes back.
@@ -178,12 +192,48 @@ impl Kind {
         let bwd = self.backward(b, par.recompute, fwd);
         // Those that come and go by layers have blocks of their own, with their sums.
         let [beside, alone] = [beside, !beside].map(|sums| sums && !ranks[0].by_layers());
-        let bwd_last = if beside { self.backward_and_sums(b, ranks, bwd) } else { bwd };
+        let halves = par.options.zb_h1.then(|| self.halves(b, ranks, bwd, beside));
+        let whole = beside && halves.is_none();
+        let bwd_last = if whole { self.backward_and_sums(b, ranks, bwd) } else { bwd };
         if alone && self.blocks.is_empty() {
             self.sums = self.sums_alone(b, ranks);
         }
         let away = par.options.offload_activations.then(|| self.away(b, [fwd, bwd, bwd_last], ranks, beside));
-        self.blocks.push(Blocks { fwd, bwd, bwd_last, away });
+        self.blocks.push(Blocks { fwd, bwd, bwd_last, away, halves });
+    }
+
+    /// Cuts the backward pass `bwd` in two; what one half leaves for the other is behind the formals of both.
+    fn halves(&mut self, b: &mut Builder, ranks: [&DataParallel; 2], bwd: BlockId, sums: bool) -> Halves {
+        let (first, of) = (self.weights().bufs().count() as u32, self.gradients().bufs().count() as u32);
+        let plan::Halves { weights, kept } = b.halve(bwd, &Vec::from_iter(first..first + of));
+        if self.left.is_empty() {
+            let slots = self.left_slots;
+            let left = kept.iter().map(|work| b.tensor_like(&format!("{}left", self.prefix), *work, slots));
+            self.left = left.collect();
+        }
+        assert_eq!(self.left.len(), kept.len(), "the layers of one kind leave the same");
+        let weights_last = if sums { self.weights_and_sums(b, ranks, weights) } else { weights };
+        Halves { weights, weights_last }
+    }
+
+    /// The second half and, behind it, the sum of the layer's gradient over the ranks.
+    fn weights_and_sums(&self, b: &mut Builder, ranks: [&DataParallel; 2], weights: BlockId) -> BlockId {
+        b.open(&format!("{}layer_weights_last", self.prefix));
+        let (w, g) = self.formal_weights(b);
+        let xs = ["x", "dy", "dx"].map(|name| b.formal(name));
+        let keep = self.saved.formals(b).bufs();
+        let left = self.formal_left(b);
+        let share = self.shares(ranks).formals(b, "g_share");
+        let bufs = w.bufs().chain(g.bufs()).chain(xs).chain(keep).chain(left);
+        let args: Vec<Arg> = bufs.map(Arg::from).collect();
+        b.call("weights", weights, 1, &args);
+        self.sum(b, ranks, g, share);
+        b.close()
+    }
+
+    /// What one half leaves for the other, as formals.
+    pub fn formal_left(&self, b: &mut Builder) -> Vec<Buf> {
+        self.left.iter().map(|_| b.formal("left")).collect()
     }
 
     fn forward(&self, b: &mut Builder) -> BlockId {

@@ -5,7 +5,12 @@
 //! stage s   warm-up: w forwards | steady: 1 forward, 1 backward, .. | cool-down: w backwards
 //! w = p-1-s, or 2(p-1-s) + (v-1)p interleaved, and never more than there are forwards
 //! in pairs  w = 2(p-1-s) + (v-1)p + 1, steady: a forward beside a backward of an earlier microbatch
+//! split     1F1B, and behind the k-th backward unit the gradients of weights of the (k-s)-th
 //! ```
+//! Split (ZB-H1 of Zero Bubble Pipeline Parallelism, arXiv:2401.10241, section 2.1), a backward unit makes the gradients
+//! of inputs alone, and the stage before has them the earlier: the bubble is (p-1)(F+B-W) in place of (p-1)(F+B+W).
+//! Stage s puts those of weights off by s microbatches, so that each stage has as many in flight as the first.
+//!
 //! Virtual stage c*p + s is chunk c of stage s. What a stage receives next is asked for one unit ahead, and
 //! what it has computed is sent while the next unit runs: sending and receiving are decoupled from compute
 //! (MegaScale, arXiv:2402.15627, section 3.2), for lanes give that by themselves. Transfers are the work of
@@ -36,6 +41,8 @@ pub enum Act {
     Backward(Pass),
     /// A forward and a backward unit of different microbatches, layer by layer by turns.
     Pair { forward: Pass, backward: Pass },
+    /// The gradients of weights of a backward unit that was cut in two.
+    Weights(Pass),
 }
 
 /// A unit with its slots of inputs and of kept activations, and that of its output or its pair of gradients.
@@ -45,6 +52,8 @@ pub struct Pass {
     pub input: u32,
     pub kept: u32,
     pub to: u32,
+    /// Of what the first half of a backward unit leaves for the second.
+    pub left: u32,
 }
 
 /// How a model is cut into stages, and how many microbatches pass through.
@@ -60,6 +69,8 @@ pub struct Pipeline {
     /// Forward and backward units go in pairs. Then no unit of a pair needs the other, nor another stage's of the same
     /// moment: each stage is one pair further ahead of the next, as DualPipe's are, and interleaved ones one unit.
     pub pairs: bool,
+    /// Backward units are cut in two.
+    pub split: bool,
 }
 
 /// Slots that are taken and given back, those longest free first.
@@ -87,8 +98,10 @@ pub struct Flow {
     pub acts: Vec<Act>,
     pub inputs: u32,
     pub kept: u32,
-    /// Pairs.
+    /// Those of a unit's layers.
     pub gradients: u32,
+    /// Backward units between their halves, at most.
+    pub left: u32,
 }
 
 impl Pipeline {
@@ -184,7 +197,8 @@ impl Pipeline {
     pub fn flow(&self, stage: u32) -> Flow {
         let units = self.schedule(stage);
         let mut acts = vec![];
-        let (mut inputs, mut kept, mut gradients) = (Slots::default(), Slots::default(), Slots::default());
+        let [mut inputs, mut kept, mut gradients, mut left] = [(); 4].map(|()| Slots::default());
+        let mut put_off: VecDeque<Pass> = VecDeque::new();
         let mut held: BTreeMap<(u32, u32), (u32, u32)> = BTreeMap::new();
         let mut asked: BTreeMap<Unit, u32> = BTreeMap::new();
         let (mut turn, mut forward) = (0, None);
@@ -204,7 +218,7 @@ impl Pipeline {
             if unit.forward {
                 let (input, slot) = (slot.unwrap_or_else(|| inputs.take()), kept.take());
                 held.insert(key, (input, slot));
-                let pass = Pass { unit, input, kept: slot, to: turn };
+                let pass = Pass { unit, input, kept: slot, to: turn, left: 0 };
                 turn = 1 - turn;
                 if self.pairs && u as u32 >= self.warm_up(stage) {
                     forward = Some(pass);
@@ -213,17 +227,29 @@ impl Pipeline {
                 }
             } else {
                 let ((input, kept_in), gradient) = (held[&key], slot.unwrap_or_else(|| gradients.take()));
-                let backward = Pass { unit, input, kept: kept_in, to: gradient };
+                let slot = if self.split { left.take() } else { 0 };
+                let backward = Pass { unit, input, kept: kept_in, to: gradient, left: slot };
                 acts.push(match forward.take() {
                     Some(forward) => Act::Pair { forward, backward },
                     None => Act::Backward(backward),
                 });
-                inputs.give_back(input);
-                kept.give_back(kept_in);
-                gradients.give_back(gradient);
+                put_off.push_back(backward);
+                // Behind the last backward unit there is nothing left to put them off for.
+                let most = if !self.split || u + 1 == units.len() { 0 } else { stage as usize };
+                while put_off.len() > most {
+                    let over = put_off.pop_front().expect("there are more than none");
+                    if self.split {
+                        acts.push(Act::Weights(over));
+                        left.give_back(over.left);
+                    }
+                    inputs.give_back(over.input);
+                    kept.give_back(over.kept);
+                    gradients.give_back(over.to);
+                }
             }
         }
-        Flow { acts, inputs: inputs.count, kept: kept.count, gradients: gradients.count }
+        let [inputs, kept, gradients, left] = [inputs, kept, gradients, left].map(|slots| slots.count);
+        Flow { acts, inputs, kept, gradients, left }
     }
 
     /// The ranks at both ends of the link from `stage` to the next, among other links that share no rank with
@@ -243,7 +269,7 @@ mod tests {
 
     fn pipeline(stages: u32, chunks: u32, microbatches: u32) -> Pipeline {
         let layers = vec![1; (stages * chunks) as usize];
-        Pipeline { stages, chunks, microbatches, layers, ahead: true, pairs: false }
+        Pipeline { stages, chunks, microbatches, layers, ahead: true, pairs: false, split: false }
     }
 
     #[test]
@@ -274,6 +300,28 @@ mod tests {
         }
         for (p, v, m) in [(4, 2, 16), (8, 3, 32)] {
             assert_eq!(pipeline(p, v, m).flow(0).kept, p * v + p - 1);
+        }
+    }
+
+    /// ZB-H1, arXiv:2401.10241, section 2.1: as many microbatches in flight on every stage as 1F1B has on the first.
+    #[test]
+    fn gradients_of_weights_are_put_off_by_the_stage() {
+        for (p, m) in [(2, 1), (4, 2), (4, 16), (8, 32)] {
+            let pipe = Pipeline { split: true, ..pipeline(p, 1, m) };
+            for stage in 0..p {
+                let flow = pipe.flow(stage);
+                assert_eq!((flow.kept, flow.left), (m.min(p), m.min(stage + 1)), "p {p} m {m} stage {stage}");
+                let at = |want: &dyn Fn(&Act) -> bool| flow.acts.iter().position(want).unwrap();
+                for k in 0..m {
+                    let unit = Unit { forward: false, chunk: 0, microbatch: k };
+                    let weights = at(&|act| matches!(act, Act::Weights(pass) if pass.unit == unit));
+                    let last = Unit { microbatch: (k + stage).min(m - 1), ..unit };
+                    let behind = at(&|act| matches!(act, Act::Backward(pass) if pass.unit == last));
+                    assert!(weights > behind, "p {p} m {m} stage {stage} microbatch {k}");
+                }
+                let weights = flow.acts.iter().filter(|act| matches!(act, Act::Weights(_)));
+                assert_eq!(weights.count() as u32, m);
+            }
         }
     }
 

@@ -10,7 +10,7 @@ mod chunk;
 mod pair;
 mod sums;
 
-use super::kind::Kind;
+use super::kind::{Halves, Kind};
 use super::layers::{Layers, Stretch};
 use super::pipeline::{Act, Flow, Pass, Pipeline, Unit};
 use super::residual::Residual;
@@ -31,6 +31,7 @@ struct Chunk {
     backward: BlockId,
     /// With the sums of the gradients.
     last: BlockId,
+    halves: Option<Halves>,
 }
 
 /// A step being written stage by stage.
@@ -47,8 +48,10 @@ pub struct Staged<'s, 'a> {
     inner: Buf,
     /// Outputs of chunks on their way to the next stage.
     output: Buf,
-    /// Pairs of gradients.
+    /// Gradients of the inputs and of the outputs of a unit's layers: as many slots as `passes`.
     dx: Buf,
+    /// Two that layers take in turns, or one for each, where they are wanted again.
+    passes: u32,
     /// Layers of the longest chunk.
     longest: u32,
     /// What was sent since the unit before.
@@ -66,6 +69,12 @@ impl Pipeline {
         let holds = |stage: &u32| self.held(*stage, of) > 0;
         (0..self.stages).filter(holds).map(|s| self.flow(s).kept).max().unwrap_or(1) * self.longest(of)
     }
+
+    /// Slots for what the layers `of` leave between the halves of a backward pass.
+    pub fn left_slots(&self, of: &Layers) -> u32 {
+        let holds = |stage: &u32| self.split && self.held(*stage, of) > 0;
+        (0..self.stages).filter(holds).map(|s| self.flow(s).left).max().unwrap_or(0) * self.longest(of)
+    }
 }
 
 impl<'s, 'a> Staged<'s, 'a> {
@@ -81,7 +90,8 @@ impl<'s, 'a> Staged<'s, 'a> {
         let inner = tensor("x", TensorKind::Activation, inner_slots);
         let output = tensor("x_out", TensorKind::CommBuffer, 2);
         let hidden = tensor("hidden", TensorKind::Activation, turns);
-        let dx = tensor("dx", TensorKind::Workspace, 2 * most(|f| f.gradients));
+        let passes = if step.pipe.split { longest + 1 } else { 2 };
+        let dx = tensor("dx", TensorKind::Workspace, passes * most(|f| f.gradients));
         step.x = Residual::of_last_stage(hidden);
         step.dx = dx;
         step.write_kinds();
@@ -99,6 +109,7 @@ impl<'s, 'a> Staged<'s, 'a> {
             inner,
             output,
             dx,
+            passes,
             longest,
             sent: vec![],
             to_add: None,
@@ -112,15 +123,26 @@ impl<'s, 'a> Staged<'s, 'a> {
             for microbatch in 0..staged.step.variants() {
                 let key = (chain.clone(), microbatch);
                 if !staged.chunks.contains_key(&key) {
-                    let (forward, backward) = (staged.chunk_fwd(&key), staged.chunk_bwd(&key, false));
-                    let beside = !staged.step.par.options.no_overlap_grad;
-                    let last = if beside { staged.chunk_bwd(&key, true) } else { backward };
-                    let chunk = Chunk { forward, backward, last };
+                    let chunk = staged.chunk(&key);
                     staged.chunks.insert(key, chunk);
                 }
             }
         }
         staged
+    }
+
+    fn chunk(&mut self, key: &Key) -> Chunk {
+        let beside = !self.step.par.options.no_overlap_grad;
+        let forward = self.chunk_fwd(key);
+        if self.step.pipe.split {
+            let [backward, weights] = [Part::Inputs, Part::Weights].map(|part| self.chunk_bwd(key, part, false));
+            let weights_last = if beside { self.chunk_bwd(key, Part::Weights, true) } else { weights };
+            let halves = Some(Halves { weights, weights_last });
+            return Chunk { forward, backward, last: backward, halves };
+        }
+        let backward = self.chunk_bwd(key, Part::Whole, false);
+        let last = if beside { self.chunk_bwd(key, Part::Whole, true) } else { backward };
+        Chunk { forward, backward, last, halves: None }
     }
 
     fn chain(&self, stage: u32, chunk: u32) -> Chain {
@@ -165,6 +187,7 @@ impl<'s, 'a> Staged<'s, 'a> {
                     self.backward(stage, backward);
                 }
                 Act::Pair { forward, backward } => self.pair(stage, forward, backward),
+                Act::Weights(pass) => self.weights(stage, pass),
             }
         }
         if self.step.par.options.no_overlap_grad {
@@ -200,7 +223,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         let before = (stage + self.step.pipe.stages - 1) % self.step.pipe.stages;
         let (what, index, link, by, dst) = match unit.forward {
             true => ("x", 0, before, -1, self.input_of(stage, unit, slot)),
-            false => ("dx", 1, stage, 1, self.dx.slot(2 * slot)),
+            false => ("dx", 1, stage, 1, self.dx_of(slot, 0)),
         };
         let (tag, group) = (self.tag(stage, unit), self.step.pipe.link(link));
         let via = Via { group: &group, index, engine: Engine::CopyEngine };
@@ -295,11 +318,11 @@ impl<'s, 'a> Staged<'s, 'a> {
     fn backward(&mut self, stage: u32, pass: Pass) {
         let (unit, sums) = (pass.unit, self.sums(pass.unit));
         self.add_sums(stage);
-        self.passed(stage, unit, self.dx.slot(2 * pass.to));
+        self.passed(stage, unit, self.dx_of(pass.to, 0));
         self.begin_backward(stage, pass);
         if !self.is_empty(stage, unit) {
             let (chunk, mut args) = (self.chunks[&self.key(stage, unit)], self.backward_args(stage, pass));
-            if sums {
+            if sums && chunk.halves.is_none() {
                 args.extend(self.args(stage, unit.chunk, |kind| self.step.shares(kind)));
             }
             let block = if sums { chunk.last } else { chunk.backward };
@@ -309,11 +332,26 @@ impl<'s, 'a> Staged<'s, 'a> {
         self.to_add = Some(unit).filter(|_| self.step.dp.accumulates());
     }
 
+    /// The second half of a backward unit.
+    fn weights(&mut self, stage: u32, pass: Pass) {
+        let (unit, sums) = (pass.unit, self.sums(pass.unit));
+        if self.is_empty(stage, unit) {
+            return;
+        }
+        let halves = self.chunks[&self.key(stage, unit)].halves.expect("backward units are cut in two");
+        let mut args = self.backward_args(stage, pass);
+        if sums {
+            args.extend(self.args(stage, unit.chunk, |kind| self.step.shares(kind)));
+        }
+        let block = if sums { halves.weights_last } else { halves.weights };
+        self.step.b.call(&format!("weights.{}.{}", unit.chunk, unit.microbatch), block, 1, &args);
+    }
+
     fn begin_backward(&mut self, stage: u32, pass: Pass) {
         let unit = pass.unit;
         if self.step.pipe.is_last(stage, unit.chunk) {
             let mut args = self.step.target_args(unit.microbatch);
-            args.extend([self.out_of(stage, pass), self.dx.slot(2 * pass.to)].map(Arg::from));
+            args.extend([self.out_of(stage, pass), self.dx_of(pass.to, 0)].map(Arg::from));
             self.step.b.call(&format!("head.{}.{}", unit.chunk, unit.microbatch), self.head, 1, &args);
             if self.sums(unit) && !self.step.dp.shares_gradients() {
                 self.step.sync_head();
@@ -321,18 +359,25 @@ impl<'s, 'a> Staged<'s, 'a> {
         }
     }
 
-    fn backward_args(&self, stage: u32, Pass { unit, input, kept, to }: Pass) -> Vec<Arg> {
+    /// The gradient that the layers of a unit have after so many of them.
+    fn dx_of(&self, to: u32, done: u32) -> Buf {
+        self.dx.slot(self.passes * to + done % self.passes)
+    }
+
+    fn backward_args(&self, stage: u32, Pass { unit, input, kept, to, left }: Pass) -> Vec<Arg> {
         let ranks = [&self.step.dp, &self.step.edp];
         let mut args = self.args(stage, unit.chunk, |kind| kind.kept(ranks)[0]);
         args.extend(self.args(stage, unit.chunk, |kind| kind.kept(ranks)[1]));
-        args.extend([self.input.slot(input), self.inner_of(kept), self.dx.slot(2 * to)].map(Arg::from));
-        args.extend(self.saved_of(&self.chain(stage, unit.chunk), kept));
+        args.extend([self.input.slot(input), self.inner_of(kept), self.dx_of(to, 0)].map(Arg::from));
+        let chain = self.chain(stage, unit.chunk);
+        args.extend(self.saved_of(&chain, kept));
+        args.extend(self.left_of(&chain, left));
         args
     }
 
     fn end_backward(&mut self, stage: u32, Pass { unit, to, .. }: Pass) {
         let layers = length(&self.chain(stage, unit.chunk));
-        let out = self.dx.slot(2 * to + layers % 2);
+        let out = self.dx_of(to, layers);
         if self.step.pipe.is_first(stage, unit.chunk) {
             let args = [self.step.tokens.slot(unit.microbatch).into(), out.into()];
             self.step.b.call(&format!("embed_bwd.{}.{}", unit.chunk, unit.microbatch), self.embed[1], 1, &args);
@@ -345,6 +390,15 @@ impl<'s, 'a> Staged<'s, 'a> {
         self.inner.slot(kept * (self.longest - 1))
     }
 
+    /// What they leave between the halves of a backward pass.
+    fn left_of(&self, chain: &Chain, left: u32) -> Vec<Arg> {
+        let of = |kind: &Kind| {
+            let slot = left * self.step.pipe.longest(&kind.layers);
+            kind.left.iter().map(move |buf| buf.slot(slot).into()).collect::<Vec<Arg>>()
+        };
+        Here::of(&self.step.kinds, chain).iter().flat_map(|h| of(h.kind)).collect()
+    }
+
     /// What the layers of a chunk keep, kind by kind, of a microbatch in flight.
     fn saved_of(&self, chain: &Chain, kept: u32) -> Vec<Arg> {
         let of = |kind: &Kind| {
@@ -353,6 +407,16 @@ impl<'s, 'a> Staged<'s, 'a> {
         };
         Here::of(&self.step.kinds, chain).iter().flat_map(|h| of(h.kind)).collect()
     }
+}
+
+/// What of a backward pass.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Whole,
+    /// The gradients of inputs.
+    Inputs,
+    /// Those of weights.
+    Weights,
 }
 
 /// The layers of one kind in a chunk: how many.

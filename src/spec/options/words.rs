@@ -176,6 +176,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.no_overlap_p2p,
     },
     Word {
+        name: "zb-h1",
+        about: "a pipeline makes gradients of weights apart from those of inputs, and fills its bubble with them (ZB-H1)",
+        set: |o| o.zb_h1 = true,
+        is_set: |o| o.zb_h1,
+    },
+    Word {
         name: "wait-passes",
         about: "the CPU waits for the GPU behind every pass of a microbatch (Megatron-LM's timers until 2022)",
         set: |o| o.wait_passes = true,

@@ -68,6 +68,13 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
         ("no-overlap-grad", o.no_overlap_grad, par.zero < 2, "zero 0 or 1"),
         ("no-overlap-p2p", o.no_overlap_p2p, par.pp > 1, "pp above 1"),
         (
+            "zb-h1",
+            o.zb_h1,
+            par.pp > 1 && par.vp == 1 && par.zero < 2 && par.recompute != Recompute::Full,
+            "pp above 1, vp 1, zero 0 or 1, and recompute none or selective",
+        ),
+        ("zb-h1", o.zb_h1, !o.overlap_exchange, "no overlap-exchange"),
+        (
             "wait-passes",
             o.wait_passes,
             par.pp == 1 && par.zero < 2 && !o.overlap_exchange,

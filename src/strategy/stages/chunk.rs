@@ -1,6 +1,6 @@
 //! The blocks of a chunk of a stage: its layers forward and backward, and embedding and head beside them.
 
-use super::{Here, Key, Staged, length, name_of};
+use super::{Here, Key, Part, Staged, length, name_of};
 use crate::plan::*;
 use crate::strategy::sharded::{Run, Sites};
 use crate::strategy::step::Step;
@@ -82,20 +82,25 @@ impl Staged<'_, '_> {
         self.step.b.close()
     }
 
-    pub(super) fn chunk_bwd(&mut self, key: &Key, sums: bool) -> BlockId {
+    /// The layers backward, or half of what they do then: the top one reads `dx` at 0, and the lowest one writes it
+    /// last.
+    pub(super) fn chunk_bwd(&mut self, key: &Key, part: Part, sums: bool) -> BlockId {
         let (chain, microbatch) = key;
         let name = name_of(self.step.kinds.len(), chain);
-        self.step.b.open(&format!("bwd_{name}{}", if sums { "_last" } else { "" }));
+        let what = if part == Part::Weights { "weights" } else { "bwd" };
+        self.step.b.open(&format!("{what}_{name}{}", if sums { "_last" } else { "" }));
         let mut sites = self.formals(key, true);
         let Step { b, kinds, dp, edp, .. } = &mut *self.step;
         let here: Vec<Here> = Here::of(kinds, chain);
         let [x_in, x, dx] = ["x_in", "x", "dx"].map(|name| b.formal(name));
         let saved: Vec<Vec<Buf>> = here.iter().map(|h| h.kind.saved.formals(b).bufs()).collect();
+        let left: Vec<Vec<Buf>> = here.iter().map(|h| h.kind.formal_left(b)).collect();
         for h in here.iter().filter(|_| sums) {
             let shares = h.kind.shares([dp, edp]).formals(b, "g_share");
             sites[h.number].as_mut().expect("it is here").sums = Some(shares);
         }
         let (l, mut runs) = (length(chain), vec![]);
+        let turns = if part == Part::Whole { 2 } else { l + 1 };
         for of in chain.iter().rev() {
             let (i, h) = Here::at(&here, of);
             let mut run = |label: &str, layer: u32, count: u32, xs: [Arg; 3]| {
@@ -103,6 +108,7 @@ impl Staged<'_, '_> {
                 let keep = |buf: Buf| down(buf, at, h.count);
                 let mut rest = Vec::from(xs);
                 rest.extend(saved[i].iter().map(|&buf| if h.kind.keeps { keep(buf) } else { buf.into() }));
+                rest.extend(left[i].iter().map(|&buf| keep(buf)));
                 runs.push(Run {
                     kind: of.kind,
                     label: h.label(label, of),
@@ -116,12 +122,12 @@ impl Staged<'_, '_> {
             // The first layer of the chunk has its input elsewhere than the others.
             let (from, to) = (of.start.max(1), of.end);
             if to > from {
-                let turn = ((l - to) % 2) as i32;
-                let walks = [each(x, to as i32 - 2, -1, l - 1), each(dx, turn, 1, 2), each(dx, turn + 1, 1, 2)];
+                let turn = ((l - to) % turns) as i32;
+                let walks = [each(x, to as i32 - 2, -1, l - 1), each(dx, turn, 1, turns), each(dx, turn + 1, 1, turns)];
                 run("layers", to - 1, to - from, walks);
             }
             if of.start == 0 {
-                run("first", 0, 1, [x_in, dx.slot((l - 1) % 2), dx.slot(l % 2)].map(Arg::from));
+                run("first", 0, 1, [x_in, dx.slot((l - 1) % turns), dx.slot(l % turns)].map(Arg::from));
             }
         }
         if self.step.dp.by_layers() {
@@ -135,7 +141,14 @@ impl Staged<'_, '_> {
                 let mut args: Vec<Arg> = sites.weights.args(keep);
                 args.extend(sites.gradients.args(keep).into_iter().chain(run.rest));
                 args.extend(sites.sums.into_iter().flat_map(|sums| sums.args(keep)));
-                b.call(&run.label, if sums { blocks.bwd_last } else { blocks.bwd }, run.count, &args);
+                let block = match (part, blocks.halves) {
+                    (Part::Weights, Some(halves)) if sums => halves.weights_last,
+                    (Part::Weights, Some(halves)) => halves.weights,
+                    _ if sums => blocks.bwd_last,
+                    // In two, this is the first.
+                    _ => blocks.bwd,
+                };
+                b.call(&run.label, block, run.count, &args);
             }
         }
         self.step.b.close()

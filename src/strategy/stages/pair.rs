@@ -8,7 +8,7 @@
 //! The top layer that is left to go backward goes with the next to go forward; `'` marks the backward pass. Each side
 //! goes on while the rows of the other travel, on the one communicator that both have.
 
-use super::{Chain, Chunk, Here, Staged, each};
+use super::{Chain, Here, Staged, each};
 use crate::plan::*;
 use crate::strategy::kind::Kind;
 use crate::strategy::layers::Stretch;
@@ -160,12 +160,12 @@ impl Staged<'_, '_> {
     fn braid_layers(&mut self, backward: &Key, forward: &Key) {
         let Staged { step, pairs, .. } = self;
         let (kinds, b) = (&step.kinds, &mut step.b);
-        let of = |key: &Key| -> Vec<Chunk> {
+        let of = |key: &Key| -> Vec<[BlockId; 2]> {
             let layers = key.0.iter().flat_map(|of| vec![kinds[of.kind].of(key.1); of.count() as usize]);
-            layers.map(|blocks| Chunk { forward: blocks.fwd, backward: blocks.bwd, last: blocks.bwd_last }).collect()
+            layers.map(|blocks| [blocks.fwd, blocks.bwd]).collect()
         };
         for (down, up) in of(backward).iter().rev().zip(&of(forward)) {
-            let blocks = [down.backward, up.forward];
+            let blocks = [down[1], up[0]];
             pairs.layers.entry(blocks).or_insert_with(|| b.braid("layer_bwd_fwd", blocks));
         }
     }

@@ -68,6 +68,7 @@ impl<'a> Step<'a> {
             // Interleaved, nobody could send before the next receives: there the CPU alone waits.
             ahead: !par.options.no_overlap_p2p || par.vp > 1,
             pairs: par.options.overlap_exchange,
+            split: par.options.zb_h1,
         };
         // One in use, one on its way.
         let whole = if par.options.no_prefetch { 1 } else { 2 };
@@ -92,7 +93,7 @@ impl<'a> Step<'a> {
         let dx = if staged { tokens } else { b.tensor("dx", &[rows, h], work.dtype, TensorKind::Workspace, 2) };
         let kinds: Vec<Kind> = (kinds.into_iter().zip(layers).zip(weights))
             .map(|(((prefix, _, layers), layer), (flat, experts))| {
-                let slots = pipe.saved_slots(&layers);
+                let (slots, left_slots) = (pipe.saved_slots(&layers), pipe.left_slots(&layers));
                 let (saved, scratch) = Kind::buffers_of(&mut b, &layer, par.recompute, slots);
                 let scratch_ahead = pipe.pairs.then(|| layer.scratch(&mut b));
                 Kind {
@@ -106,6 +107,8 @@ impl<'a> Step<'a> {
                     scratch,
                     scratch_ahead,
                     blocks: vec![],
+                    left: vec![],
+                    left_slots,
                     sums: 0,
                     fill: 0,
                 }
