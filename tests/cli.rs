@@ -447,6 +447,33 @@ fn a_model_of_experts_is_estimated_in_whatever_way_its_rows_travel() {
     assert!(rows.contains("that run") && !rows.contains(", 0 that run"), "{rows}");
 }
 
+/// What one flag says and another, or a file, leaves nothing of is refused, and so are rows that are none.
+#[test]
+fn an_exchange_that_makes_no_sense_is_refused() {
+    let dir = folder();
+    fs::write(dir.path().join("two.csv"), "source,experts\n0,1 2\n0,3 -1\n1,0 7\n").unwrap();
+    fs::write(dir.path().join("twice.csv"), "source,experts\n0,3 3\n").unwrap();
+    for (flags, why) in [
+        ("--hidden 0", "rows without columns"),
+        ("--hook", "use --dispatch deepep-v1-ll"),
+        ("--dispatch nccl --sms 24", "takes no number of SMs"),
+        ("--dispatch deepep-v1-ll --sms 24 --tokens 128", "takes no number of SMs"),
+        ("--routing khot:0", "no number of experts"),
+        ("--routing khot:300:0.5", "300 hot experts of 256"),
+        ("--ep 2 --experts 8 --routing two.csv --tokens 8", "tokens of its own"),
+        ("--ep 2 --experts 8 --routing two.csv --topk 8", "the tokens of the file have 2"),
+        ("--ep 2 --experts 8 --routing twice.csv", "line 2: expert 3 twice"),
+        ("--ep 8 --experts 8 --topk 9", "9 of 8"),
+        ("--ep 16 --replicas 3", "259 slots do not divide"),
+        ("--ep 32 --experts 64 --node-limit 0", "choose 1 to 4"),
+    ] {
+        let (code, _, err) = said(dir.path(), &format!("dispatch {flags}"));
+        assert!(code == 2 && err.contains(why), "{flags}: {code}, {err}");
+    }
+    let found = json(dir.path(), "dispatch --ep 2 --experts 8 --routing two.csv --json");
+    assert_eq!((found["topk"].as_u64(), found["tokens"].as_u64()), (Some(2), Some(2)));
+}
+
 #[test]
 fn no_link_of_a_simulated_step_is_more_than_busy() {
     let dir = folder();

@@ -32,15 +32,15 @@ pub struct Flags {
     /// Expert parallelism: ranks that share the experts
     #[arg(long, value_name = "N", default_value_t = 32)]
     ep: u32,
-    /// Tokens of a rank, e.g. 4096 or 4K
-    #[arg(long, value_name = "N", value_parser = count, default_value = "4096")]
-    tokens: u64,
+    /// Tokens of a rank, e.g. 4096 or 4K [default: 4096, or what the file has]
+    #[arg(long, value_name = "N", value_parser = count)]
+    tokens: Option<u64>,
     /// Width of a token
     #[arg(long, value_name = "N", value_parser = count, default_value = "7168")]
     hidden: u64,
-    /// Experts that a token goes to
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    topk: u32,
+    /// Experts that a token goes to [default: 8, or what the file has]
+    #[arg(long, value_name = "N")]
+    topk: Option<u32>,
     /// Experts of the layer
     #[arg(long, value_name = "N", default_value_t = 256)]
     experts: u32,
@@ -106,7 +106,32 @@ const V1_SMS: u16 = 24;
 /// And of Hybrid-EP.
 const HYBRID_EP_SMS: u16 = 16;
 
+/// Tokens of a rank and choices of a token where nobody says.
+const TOKENS: u64 = 4096;
+const TOPK: u32 = 8;
+
 impl Flags {
+    /// What one flag says and another leaves nothing of.
+    fn check(&self) -> Result<()> {
+        let wrong = |flag: &str, why: String| Err(Error::spec("dispatch", flag, why));
+        let low_latency = self.dispatch == "deepep-v1-ll";
+        if self.hidden == 0 {
+            return wrong("--hidden", "0: rows without columns; use 1 or more".into());
+        }
+        if self.hook && !low_latency {
+            let why = format!("{} has no hook; use --dispatch deepep-v1-ll, or leave it out", self.dispatch);
+            return wrong("--hook", why);
+        }
+        if self.sms.is_some() && (low_latency || ["nccl", "allgather", "hierarchical"].contains(&&*self.dispatch)) {
+            let why = format!("{} takes no number of SMs; leave it out, or use another --dispatch", self.dispatch);
+            return wrong("--sms", why);
+        }
+        if matches!(self.routing, Routing::File(_)) && self.tokens.is_some() {
+            return wrong("--tokens", "a file of --routing has tokens of its own; leave it out".into());
+        }
+        Ok(())
+    }
+
     fn algorithm(&self, route: &Route, gpu: &GpuSpec) -> Result<ExchangeAlgo> {
         let v2 = || match self.sms {
             Some(sms) => Ok(sms),
@@ -139,8 +164,8 @@ impl Flags {
             ranks: self.ep,
             node: self.ep.min(cluster.per_node()),
             experts: self.experts,
-            topk: self.topk,
-            tokens: self.tokens,
+            topk: self.topk.unwrap_or(TOPK),
+            tokens: self.tokens.unwrap_or(TOKENS),
             replicas: self.replicas,
             node_limit: self.node_limit,
             seed: self.seed,
@@ -150,6 +175,7 @@ impl Flags {
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
+    flags.check()?;
     let spec = ClusterSpec::find(&flags.cluster)?;
     let gpu = GpuSpec::find(&spec.gpu)?;
     let stack = StackSpec::find(flags.stack.as_deref().unwrap_or(stack_of(&gpu)))?;
@@ -158,6 +184,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     }
     let cluster = Cluster::new(&spec, &gpu, flags.ep)?;
     let route = flags.request(&cluster).route()?;
+    if let Some(said) = flags.topk.filter(|said| *said != route.topk) {
+        let why = format!("{said}, where the tokens of the file have {}; leave it out", route.topk);
+        return Err(Error::spec("dispatch", "--topk", why));
+    }
     let algo = flags.algorithm(&route, &gpu)?;
     let row = flags.dispatch_dtype.row_bytes(flags.hidden);
     let buffers = exchange::buffers(&route, algo, flags.hidden, row)?;
@@ -179,7 +209,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         stack: stack.name.clone(),
         ranks: route.ranks,
         nodes: route.nodes(),
-        tokens: flags.tokens,
+        tokens: flags.tokens.unwrap_or_else(|| route.most_tokens()),
         experts: route.experts,
         topk: route.topk,
         hidden: flags.hidden,
@@ -195,7 +225,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
 
 /// Writes rows.csv and draws it.
 fn study(flags: &Flags, dir: &Path, cluster: ClusterSpec, gpu: GpuSpec, stack: StackSpec) -> Result<Answer> {
-    let Flags { tokens, hidden, topk, experts, dispatch_dtype: dispatch, seed, .. } = *flags;
+    let Flags { hidden, experts, dispatch_dtype: dispatch, seed, .. } = *flags;
+    let (tokens, topk) = (flags.tokens.unwrap_or(TOKENS), flags.topk.unwrap_or(TOPK));
     let rows = exchanges::study(
         &exchanges::Question { cluster, gpu, stack, tokens, hidden, topk, experts, dispatch, seed },
         dir,

@@ -191,10 +191,15 @@ impl Row {
     /// What would help and is not done already.
     fn memory_remedy(&self, persisting: u64, room: f64) -> String {
         if persisting as f64 > room && (self.zero > 0 || self.gpus == 1) {
+            let parts = match (self.gpus, self.zero) {
+                (1, _) => "more GPUs",
+                (_, 3) => "more GPUs, tp or pp",
+                _ => "zero 3, tp or pp",
+            };
+            let size = human::bytes(persisting as f64);
             return format!(
-                "weights, gradients and optimizer state alone are {}, and this version shards only the last: \
-                 use a smaller model or a GPU with more memory",
-                human::bytes(persisting as f64)
+                "weights, gradients and optimizer state alone are {size}: use {parts}, a smaller model or a GPU with more \
+                 memory"
             );
         }
         let remedies = [

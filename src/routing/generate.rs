@@ -63,8 +63,12 @@ fn weights(request: &Request, rng: &mut ChaCha8Rng) -> Result<Vec<f64>> {
     let n = experts as usize;
     let of_rank = |rank: u32| (rank * local..(rank + 1) * local).collect::<Vec<u32>>();
     Ok(match request.routing {
+        Routing::Khot { hot, .. } if hot > experts => {
+            let why = format!("{hot} hot experts of {experts}; use {experts} or fewer");
+            return Err(Error::spec("--routing", "khot", why));
+        }
         Routing::Khot { hot, share } => {
-            let hot = rand::seq::index::sample(rng, n, (hot as usize).min(n)).iter().map(|e| e as u32).collect();
+            let hot = rand::seq::index::sample(rng, n, hot as usize).iter().map(|e| e as u32).collect();
             hot_weights(experts, hot, share)
         }
         Routing::Zipf(s) => shuffled((1..=n).map(|rank| (rank as f64).powf(-s)).collect(), rng),

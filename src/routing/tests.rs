@@ -164,7 +164,8 @@ fn a_log_is_read_and_a_bad_line_is_named() {
 
 #[test]
 fn words_are_refused_with_the_known_ones() {
-    for bad in ["zipf", "zipf:x", "khot", "lognormal:0.5", "hot-rank:2", "dirichlet:0", "unifrom"] {
+    for bad in ["zipf", "zipf:x", "khot", "khot:0", "khot:2.5", "lognormal:0.5", "hot-rank:2", "dirichlet:0", "unifrom"]
+    {
         let why = bad.parse::<Routing>().unwrap_err().to_string();
         assert!(why.contains("--routing") && why.contains(bad), "{why}");
     }

@@ -76,11 +76,16 @@ impl FromStr for Routing {
             let x = number(at, None)?;
             if x > 0.0 { Ok(x) } else { Err(bad("0 has no such distribution; use more".into())) }
         };
+        let whole = |at: usize| {
+            let x = number(at, None)?;
+            let fits = x >= 1.0 && x.fract() == 0.0 && x <= f64::from(u32::MAX);
+            if fits { Ok(x as u32) } else { Err(bad(format!("{x} is no number of experts; use 1 or more"))) }
+        };
         Ok(match word {
             "balanced" => Routing::Balanced,
             "spread" => Routing::Spread,
             "uniform" | "w0" => Routing::Uniform,
-            "khot" => Routing::Khot { hot: (number(0, None)? as u32).max(1), share: share(1, 0.9)? },
+            "khot" => Routing::Khot { hot: whole(0)?, share: share(1, 0.9)? },
             "w1" => Routing::Khot { hot: 8, share: share(0, 0.5)? },
             "zipf" => Routing::Zipf(number(0, None)?),
             "dirichlet" => Routing::Dirichlet(positive(0)?),
