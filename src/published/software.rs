@@ -1,7 +1,8 @@
 //! Which software: attention kernel and habits by the name of the system. One table, read from above; what a
 //! source leaves unsaid is what its system did by default at its time.
 
-use super::words::squeezed;
+use super::case::Training;
+use super::words::{squeezed, tokens};
 use crate::error::Result;
 use crate::spec::{Architecture, GpuSpec, Recompute, StackSpec, shipped};
 
@@ -85,6 +86,10 @@ const fn with(overlap: Overlap, habits: Habits) -> Habits {
     Habits { overlap, ..habits }
 }
 
+/// Megatron of 2019 to 2022 and what was built on it: whoever does not say so recomputes whole layers, as selective
+/// recomputation came in May of 2022 (arXiv:2205.05198).
+const EARLY: Habits = Habits { recompute: Some(Recompute::Full), ..with(TIMED, habits(UNFUSED, 0.1)) };
+
 /// Scores are written to memory: Megatron's fused softmax, before FlashAttention (arXiv:2205.14135).
 const UNFUSED: &[&str] = &["unfused", "fa2"];
 /// FlashAttention as it was until July 2023.
@@ -149,11 +154,15 @@ const RULES: &[Rule] = &[
     Rule { words: &["megascaleablation"], habits: Habits { kernels: FLASH_1, ..MEGASCALE } },
     Rule { words: &["megascale"], habits: MEGASCALE },
     // Megatron of 2019 to 2023, and what was built on it then; its dropout is 0.1 unless turned off.
-    Rule {
-        words: &["megatrondeepspeed", "megatron+deepspeed", "bigscience", "megatron3d"],
-        habits: with(TIMED, habits(UNFUSED, 0.1)),
-    },
-    Rule { words: &["ptdp", "yuan1", "glm130b", "metaseq"], habits: with(TIMED, habits(UNFUSED, 0.1)) },
+    Rule { words: &["megatrondeepspeed", "megatron+deepspeed", "bigscience", "megatron3d"], habits: EARLY },
+    Rule { words: &["ptdp", "yuan1", "glm130b", "metaseq"], habits: EARLY },
+    // On DeepSpeed's engine of pipelines and its optimizer (github:EleutherAI/gpt-neox configs/20B.yml: ZeRO 1, activations
+    // checkpointed, no dropout).
+    Rule { words: &["gptneox"], habits: Habits { zero: 1, dropout: 0.0, ..EARLY } },
+    // Of 2023: FlashAttention, and Megatron-LM's optimizer, whose collectives wait, or its own, whose do not
+    // (github:alibaba/Megatron-LLaMA README.md).
+    Rule { words: &["megatronllama(over"], habits: fused(Habits { zero: 1, ..habits(FLASH_1, 0.0) }) },
+    Rule { words: &["megatronllama"], habits: fused(Habits { zero: 1, ..with(NOTHING, habits(FLASH_1, 0.0)) }) },
     // A fork of Megatron-LM; its model of the time of a step adds up compute and communication.
     Rule { words: &["yuan2"], habits: with(NOTHING, habits(FLASH, 0.0)) },
     Rule { words: &["nemo", "megatronbridge", "megatroncore", "megatron/te", "mlperf"], habits: OVERLAPPED },
@@ -164,7 +173,7 @@ const RULES: &[Rule] = &[
         habits: fused(Habits { sequence_parallel: true, ..with(NOTHING, habits(FLASH_1, 0.0)) }),
     },
     Rule { words: &["megatronlm", "transformerengine"], habits: RECIPES },
-    Rule { words: &["llmfoundry", "internevo"], habits: habits(FLASH_1, 0.0) },
+    Rule { words: &["llmfoundry", "mosaic", "internevo"], habits: habits(FLASH_1, 0.0) },
     Rule { words: &["alst"], habits: Habits { zero: 3, ..habits(NEWEST, 0.0) } },
     // DeepSpeed's, of 2023, which comes with its ZeRO 3 (arXiv:2309.14509).
     // Its examples recompute (github:microsoft/Megatron-DeepSpeed@79b8e22 examples_deepspeed/sequence_parallel,
@@ -181,18 +190,45 @@ const RULES: &[Rule] = &[
 /// A system that the table does not name.
 const OTHERWISE: Habits = habits(NEWEST, 0.0);
 
+/// Kernels of attention that the name of a system gives with it.
+const NAMED: &[(&[&str], &[&str])] = &[
+    (&["withoutflash", "noflash", "unfusedattention"], UNFUSED),
+    (&["flashattention4", "flashattn4", "fa4"], &["fa4", "cudnn", "fa3", "fa2"]),
+    (&["flashattention3", "flashattn3", "fa3"], &["fa3", "cudnn", "fa4", "fa2"]),
+    (&["flashattention2", "flashattn2", "fa2", "flashv2"], &["fa2", "fa3", "cudnn", "fa4"]),
+];
+
+fn named(text: &str) -> Option<&'static [&'static str]> {
+    let says = |(words, _): &&(&[&str], _)| words.iter().any(|word| text.contains(word));
+    NAMED.iter().find(says).map(|(_, kernels)| *kernels)
+}
+
 impl Habits {
     pub fn of(system: &str) -> Habits {
         let text = squeezed(system);
         let rule = RULES.iter().find(|rule| rule.words.iter().any(|word| text.contains(word)));
         let found = rule.map_or(OTHERWISE, |rule| rule.habits);
         // A compiled loss does not write logits in fp32.
-        Habits { fused_loss: found.fused_loss || text.contains("torch.compile"), ..found }
+        let fused_loss = found.fused_loss || text.contains("torch.compile");
+        Habits { kernels: named(&text).unwrap_or(found.kernels), fused_loss, ..found }
+    }
+
+    /// Those of a run: Megatron-LM in fp16 on A100 is from before FlashAttention came to it with bf16's default, early in
+    /// 2023 (github:NVIDIA/Megatron-LM, `--use-flash-attn` of January 2023): scores are in memory and collectives wait.
+    pub fn of_run(run: &Training) -> Habits {
+        let (found, system) = (Habits::of(&run.system), squeezed(&run.system));
+        let half = squeezed(&run.precision).starts_with("fp16") && tokens(&run.gpu).iter().any(|word| word == "a100");
+        let plain = system.contains("megatronlm") && found.kernels == TRANSFORMER_ENGINE;
+        if !(half && plain) || run.gated_ffn == Some(true) {
+            return found;
+        }
+        Habits { kernels: UNFUSED, dropout: EARLY.dropout, overlap: NOTHING, ..found }
     }
 }
 
 /// Systems whose blocks are written in PyTorch's own operators: each is a kernel, unless something fuses them.
-const OWN_OPERATORS: &[&str] = &["torchtitan", "pytorch", "fmsfsdp", "huggingface", "transformers", "hf+", "hftrainer"];
+const OWN_OPERATORS: &[&str] =
+    &["torchtitan", "pytorch", "fmsfsdp", "huggingface", "transformers", "hf+", "hftrainer", "hfaccelerate"];
 const FUSERS: &[&str] = &["compile", "liger", "fused", "transformerengine", "llmfoundry", "unsloth"];
 
 /// Whether norms, rotations and gates are several kernels each.

@@ -167,14 +167,14 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
         words.into_iter().find(|(word, _)| text.starts_with(word)).map(|(_, r)| r)
     };
     let in_system = ["fullactivation", "actckpt", "fpdt"].iter().any(|w| system.contains(w)).then_some(Recompute::Full);
-    of(&text).or(in_system).or(Habits::of(&run.system).recompute)
+    of(&text).or(in_system).or(Habits::of_run(run).recompute)
 }
 
 /// Whether selective recomputation is that of every second product or layer, by its words or the system's habit.
 pub fn recomputes_half(run: &Training) -> bool {
     let text = squeezed(&run.recompute);
     let said = ["selectiveop", "selectivelayer", "perop", "everyother", "everysecond", "half"];
-    let selective = text.starts_with("selective") && Habits::of(&run.system).halves;
+    let selective = text.starts_with("selective") && Habits::of_run(run).halves;
     selective || said.iter().any(|word| text.contains(word))
 }
 

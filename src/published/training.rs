@@ -163,7 +163,7 @@ impl Setup {
         let stated = Stated { gpu: &run.gpu, gpus: gpus(run)?, gpus_per_node: run.gpus_per_node, interconnect };
         let mut machine = shipped.fleet.choose(&stated)?;
         found.cluster = machine.said.clone();
-        let habits = Habits::of(&run.system);
+        let habits = Habits::of_run(run);
         if let Some(out) = machine.cluster.spec.scale_out.as_mut().filter(|_| habits.tuned_sends) {
             out.p2p.value = out.p2p.value.max(out.raw.value * TUNED_SENDS);
         }
