@@ -90,7 +90,7 @@ struct Part {
 
 impl Roofline {
     pub fn new(gpu: &GpuSpec, stack: &StackSpec) -> Result<Roofline> {
-        let scan = stack.scan.as_ref().map_or(1.0, |scan| scan.value);
+        let scan = gpu.memory_bound.scan.as_ref().or(stack.scan.as_ref()).map_or(1.0, |scan| scan.value);
         let kernel = &stack.attention_kernel.value;
         let (gpu_copy, group_start) = (gpu.clone(), stack.group_start.clone());
         let unfused = stack.unfused.as_ref().map(|unfused| unfused.value.clone()).unwrap_or_default();

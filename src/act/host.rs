@@ -28,7 +28,7 @@ impl Acts<'_> {
         let memory = host.bandwidth.value.value() / ranks;
         let (rate, bytes, latency) = match lane {
             Lane::Copy(_) => (copied_by_one(host, ranks).min(memory), reads[0], host.latency.value),
-            _ => (memory, 0, Seconds::new(0.0)),
+            _ => (computed(host, memory), 0, Seconds::new(0.0)),
         };
         let moved = if bytes > 0 { bytes } else { reads.iter().chain(writes).sum() };
         let seconds = Seconds::new(moved as f64 / BytesPerSec::new(rate).value()) + latency;
@@ -39,6 +39,11 @@ impl Acts<'_> {
 /// What one of so many GPUs of a node copies while all others do.
 fn copied_by_one(host: &Host, ranks: f64) -> f64 {
     host.copy.value.value() / f64::from(host.gpus_per_link.value).min(ranks)
+}
+
+/// What the CPU's kernels of one rank move, of its share of the memory.
+fn computed(host: &Host, share: f64) -> f64 {
+    host.kernels.as_ref().map_or(share, |rate| share.min(rate.value.value()))
 }
 
 /// No figure of a node's memory is a measurement of this op.

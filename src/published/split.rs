@@ -29,7 +29,7 @@ pub struct Split {
 }
 
 /// Tokens that a rank has at a time where nobody says.
-const ROWS: u64 = 4096;
+pub const ROWS: u64 = 4096;
 
 /// Tokens of a sequence where neither the source nor the name of the model says: those of most models since 2023.
 const USUAL: u64 = 4096;

@@ -8,7 +8,7 @@ use super::measured::{Measured, Quantity, Step};
 use super::pair::pair;
 use super::recipe;
 use super::software::{Habits, is_eager};
-use super::split::{Split, gpus, recompute, recomputes_half, split, wider};
+use super::split::{ROWS, Split, gpus, recompute, recomputes_half, split, wider};
 use super::standin::stand_in;
 use super::verdict::Prediction;
 use super::words::squeezed;
@@ -116,7 +116,13 @@ fn fitting(
 ) -> Result<(Setup, Made), String> {
     for sequences in at_a_time(&setup.split, stated) {
         let run = Training { micro_batch: Some(sequences), ..stated.clone() };
-        if let Some(fits) = attempt(&run, stated, shipped, found) {
+        let mut tried = found.clone();
+        let fits = attempt(&run, stated, shipped, &mut tried);
+        // Nobody computes again for more sequences at a time, unless fewer cost the network.
+        let whole = |made: &Made| recompute(stated).is_some() || made.split.par.recompute == Recompute::None;
+        let plain = |made: &Made| made.beside.is_none() && whole(made);
+        if let Some(fits) = fits.filter(|(setup, made)| setup.split.par.zero == 3 || plain(made)) {
+            *found = tried;
             return Ok(fits);
         }
     }
@@ -139,12 +145,21 @@ fn fitting(
     first.map(|made| (setup, made))
 }
 
-/// Sequences at a time where nobody says and the weights are gathered anew for each microbatch (ZeRO 3): all that a rank
-/// has, or half as many until they fit. Whoever gathers for one at a time waits for the network.
+/// Sequences at a time where nobody says, the most first.
+///
+/// Where weights are gathered anew for each microbatch (ZeRO 3), whoever gathers for one at a time waits for the network:
+/// all that a rank has, or half as many until they fit. Where tensors are cut and no pipeline asks for many microbatches, a
+/// rank's part of a product needs as many times the rows to be as large as it was.
 fn at_a_time(split: &Split, stated: &Training) -> Vec<u64> {
-    let open = split.par.zero == 3 && split.par.pp == 1 && stated.micro_batch.is_none();
-    let share = stated.global_batch.map_or(1, |batch| batch / u64::from(split.par.dp));
-    std::iter::successors(Some(share).filter(|_| open), |n| Some(n / 2)).take_while(|n| *n > 1).collect()
+    let par = &split.par;
+    let share = stated.global_batch.map_or(1, |batch| batch / u64::from(par.dp));
+    let most = match par.zero {
+        _ if stated.micro_batch.is_some() || par.pp > 1 => 1,
+        3 => share,
+        _ => share.min(u64::from(par.tp) * (ROWS * u64::from(par.ulysses * par.ring) / split.seq).max(1)),
+    };
+    let halved = std::iter::successors(Some(most), |n| Some(n / 2)).take_while(|n| *n > 1);
+    halved.filter(|n| share.is_multiple_of(*n)).collect()
 }
 
 /// The plan of `run`, if it fits; then what was chosen is noted in place of what was noted before.

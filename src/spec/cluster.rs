@@ -188,6 +188,10 @@ pub struct Host {
     pub gpus_per_link: Sourced<u32>,
     /// Of a copy, however small.
     pub latency: Sourced<Seconds>,
+    /// What the kernels of the CPU move for one rank, where it has fewer threads than its share of the memory's bandwidth
+    /// would keep busy; none: that share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernels: Option<Sourced<BytesPerSec>>,
 }
 
 /// GPUs on PCIe under several CPUs: what one socket's send to the other's shares a bridge.
@@ -277,6 +281,7 @@ impl ClusterSpec {
         if let Some(host) = &self.host {
             check_positive(file, "host.bandwidth", host.bandwidth.value.value())?;
             check_positive(file, "host.copy", host.copy.value.value())?;
+            check_positive(file, "host.kernels", host.kernels.as_ref().map_or(1.0, |rate| rate.value.value()))?;
             check_positive(file, "host.gpus_per_link", f64::from(host.gpus_per_link.value))?;
         }
         self.check_shape(file)?;

@@ -137,6 +137,10 @@ pub struct PassCurve {
 #[serde(deny_unknown_fields)]
 pub struct MemoryCurve {
     pub fraction: Sourced<f64>,
+    /// What kernels of a state-space scan reach of that rate here, in place of what a stack says of the GPU that it was
+    /// measured on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scan: Option<Sourced<f64>>,
     /// Relative standard deviation of prediction over measurement.
     pub rel_sd: Sourced<f64>,
 }
@@ -172,6 +176,9 @@ impl GpuSpec {
         check_positive(file, "sms", f64::from(self.sms.value))?;
         self.gemm.check(file)?;
         check_ratio(file, "memory_bound.fraction", self.memory_bound.fraction.value)?;
+        if let Some(scan) = &self.memory_bound.scan {
+            check_ratio(file, "memory_bound.scan", scan.value)?;
+        }
         for (name, curve) in &self.attention {
             check_positive(file, &format!("attention.{name}.tile_rows"), curve.tile_rows as f64)?;
             curve.forward.check(file, &format!("attention.{name}.forward"))?;
