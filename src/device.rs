@@ -464,6 +464,16 @@ mod tests {
     }
 
     #[test]
+    fn a_scan_on_blackwell_gains_as_little_as_its_instructions_are_old() {
+        let scan = |gpu: &str| {
+            let work = Work { flops: 0, bytes: 1 << 30, class: WorkClass::Scan };
+            roofline(gpu, "nccl-cudnn").time(&work, Dtype::Bf16).seconds.value()
+        };
+        let ratio = scan("h100-sxm5") / scan("b200-sxm");
+        assert!((1.05..1.25).contains(&ratio), "{ratio}");
+    }
+
+    #[test]
     fn a_diagonal_block_is_less_efficient_than_a_full_one() {
         let r = roofline("h100-sxm5", "nccl-fa3");
         let rate = |w: &Work| w.flops as f64 / r.time(w, Dtype::Bf16).seconds.value();

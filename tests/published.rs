@@ -91,3 +91,18 @@ fn what_is_not_known_is_said() {
     assert!(found.predicted.is_none() && found.why.contains("Q900") && found.why.contains("h100-sxm5"), "{found:?}");
     assert_eq!(found.error(), 1.0);
 }
+
+/// Where tensors are cut and nobody says how many sequences a rank has at a time, products keep their size.
+#[test]
+fn cut_tensors_get_more_sequences_at_a_time() {
+    let mut cases = load(home().join("traces/published/training_single_node_a100.json")).unwrap();
+    cases.truncate(1);
+    let mut at_a_time = |tp: u32| {
+        let Facts::Training(run) = &mut cases[0].facts else { panic!("a training run") };
+        (run.gpus, run.tp, run.pp, run.dp) = (Some(8), Some(tp), Some(1), Some(8 / tp));
+        (run.seq, run.global_batch, run.micro_batch) = (Some(4096), Some(u64::from(8 / tp) * 4), None);
+        let found = &predict(&cases, &|_| {}).unwrap()[0];
+        found.split.rsplit(", ").next().unwrap().to_string()
+    };
+    assert_eq!([at_a_time(1), at_a_time(2), at_a_time(8)], ["1 at a time", "2 at a time", "4 at a time"]);
+}

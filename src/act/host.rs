@@ -57,3 +57,17 @@ fn missing(cluster: &str) -> Error {
                models/cluster/dgx-h100.json does, or leave out the options that offload";
     Error::spec(cluster, "host", why)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::ClusterSpec;
+
+    #[test]
+    fn a_rank_computes_on_its_own_thread() {
+        let host = ClusterSpec::find("dgx-h100").unwrap().host.unwrap();
+        let thread = host.kernels.as_ref().unwrap().value.value();
+        assert_eq!((computed(&host, 4.0 * thread), computed(&host, thread / 4.0)), (thread, thread / 4.0));
+        assert_eq!(computed(&Host { kernels: None, ..host }, 4.0 * thread), 4.0 * thread);
+    }
+}

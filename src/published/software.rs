@@ -296,6 +296,20 @@ mod tests {
     }
 
     #[test]
+    fn kernels_that_a_name_gives_and_software_of_its_time() {
+        assert_eq!(Habits::of("a script, without FlashAttention (Megatron-LM)").kernels, UNFUSED);
+        assert_eq!(Habits::of("torchtitan (torch.compile, FA4)").kernels[0], "fa4");
+        assert_eq!(Habits::of("a script, FlashAttention-2").kernels[0], "fa2");
+        assert_eq!(Habits::of("MosaicML examples (FSDP)").kernels, FLASH_1);
+        let run = |precision: &str, gpu: &str| {
+            let [system, precision, gpu] = ["Megatron-LM", precision, gpu].map(String::from);
+            Habits::of_run(&Training { system, precision, gpu, ..Training::default() }).kernels
+        };
+        assert_eq!([run("fp16", "A100-SXM-80GB"), run("bf16", "A100-SXM-80GB")], [UNFUSED, TRANSFORMER_ENGINE]);
+        assert_eq!(run("fp16", "H100-SXM-80GB"), TRANSFORMER_ENGINE);
+    }
+
+    #[test]
     fn kernels_by_system_and_gpu() {
         let stacks = Stacks::shipped().unwrap();
         let kernel = |system: &str, gpu: &str| {
