@@ -290,6 +290,8 @@ fn tensor_parallel_with_recomputation() {
 #[test]
 fn a_pipeline() {
     hold(&plan(Parallelism { pp: 2, dp: 2, ..none() }, 2), &[0]);
+    let options = "zb-h1".parse().unwrap();
+    hold(&plan(Parallelism { pp: 2, dp: 2, options, ..none() }, 2), &[0]);
 }
 
 /// Norms of heads (Qwen3), and latent attention (DeepSeek-V2) with queries compressed and not, heads 32 + 32 wide.

@@ -171,17 +171,20 @@ impl Counter {
 /// The row lists of one source: for each part of `size` slots the tokens that have a slot there, ascending, each once.
 /// `rows` says how many there are of each.
 pub(super) fn lists(choices: &[u32], topk: u32, size: u32, rows: &[u32]) -> Vec<Vec<u32>> {
-    let parts = rows.len() as u32;
-    let part: Vec<u32> = (0..parts * size).map(|slot| slot / size).collect();
-    let mut lists: Vec<Vec<u32>> = rows.iter().map(|n| Vec::with_capacity(*n as usize)).collect();
+    let place: Vec<u32> = (0..rows.len() as u32 * size).map(|slot| slot / size).collect();
+    // Behind each list is a place more: a token is written before it is known whether the list has it already, which
+    // no processor could guess.
+    let starts = rows.iter().scan(0, |at, n| Some(std::mem::replace(at, *at + *n as usize + 1)));
+    let starts: Vec<usize> = starts.collect();
+    let mut ends = starts.clone();
+    let mut all = vec![0; rows.iter().map(|n| *n as usize + 1).sum()];
+    let mut last = vec![DROPPED; rows.len()];
     for (token, row) in (0..).zip(choices.chunks_exact(topk as usize)) {
         for &slot in row.iter().filter(|slot| **slot != DROPPED) {
-            // Tokens ascend: whoever was listed for this one already stands last.
-            let list = &mut lists[part[slot as usize] as usize];
-            if list.last() != Some(&token) {
-                list.push(token);
-            }
+            let part = place[slot as usize] as usize;
+            all[ends[part]] = token;
+            ends[part] += usize::from(std::mem::replace(&mut last[part], token) != token);
         }
     }
-    lists
+    starts.into_iter().zip(ends).map(|(from, to)| all[from..to].to_vec()).collect()
 }
