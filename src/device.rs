@@ -36,8 +36,13 @@ pub trait KernelTime {
         self.time(work, dtype)
     }
 
-    /// How many times longer a kernel takes while every core of the machine runs the same.
-    fn beside(&self, _curve: &str, _work: &Work, _dtype: Dtype) -> f64 {
+    /// The same, when so many bytes of its operands are not in a core's caches ([`cold_bytes`](crate::act::cold_bytes)).
+    fn time_cold(&self, curve: &str, work: &Work, dtype: Dtype, _cold: u64) -> Estimate {
+        self.time_as(curve, work, dtype)
+    }
+
+    /// How many times longer such a kernel takes while every core of the machine runs the same.
+    fn beside(&self, _curve: &str, _work: &Work, _dtype: Dtype, _cold: u64) -> f64 {
         1.0
     }
 

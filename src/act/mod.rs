@@ -2,11 +2,13 @@
 //! the bytes of a meeting are under way, and what all of it counts.
 //!
 //! * `sheet`, `draft`: the acts of all classes on a line, read and written.
-//! * `kernels`, `positions`: how long kernels take, and what masks leave of attention on each rank.
+//! * `kernels`, `positions`: how long kernels take, and what masks leave of attention on each rank. `cold`: what of their
+//!   operands a core's caches no longer have.
 //! * `meetings`, `ports`: who meets whom, how long bytes are under way, and through which ports.
 //! * `exchange`, `host`: rows of experts; what goes to and from the host.
 //! * `deeds`: the same of distinct ops, for whoever goes through events. `form`: of a structure, for other sizes.
 
+mod cold;
 mod deeds;
 mod draft;
 mod exchange;
@@ -22,6 +24,7 @@ pub mod stamp;
 pub mod stretch;
 pub mod threads;
 
+pub use cold::cold_bytes;
 pub use deeds::{Deed, Deeds, Way, Whole};
 pub use draft::PROVENANCES;
 pub use form::{Form, Tallies};

@@ -14,7 +14,7 @@ mod job;
 mod rank;
 mod worker;
 
-use crate::act::{Acts, Machine, Sheet};
+use crate::act::{Acts, Machine, Sheet, cold_bytes};
 use crate::collective::forward::Round;
 use crate::device::{KernelTime, Threads};
 use crate::error::{Error, Result};
@@ -45,6 +45,8 @@ struct Shared<'a> {
     turns: &'a Turns,
     threads: &'a Threads,
     kernels: &'a dyn KernelTime,
+    /// Of each op of each program: bytes that its core's caches no longer have.
+    cold: Vec<Vec<u64>>,
     /// Of each rank: its thread.
     devices: Vec<u32>,
     /// The messages of exchanges, by the number of their route.
@@ -85,6 +87,9 @@ pub fn play(plan: &Plan, machine: Machine, threads: &Threads, takes: Takes) -> R
     let sheet = Acts::new(plan, machine, &fold).sheet(&lines, &matching)?;
     let own: Vec<u32> = (0..plan.ranks()).map(|rank| rank % threads.cores.clamp(1, plan.ranks())).collect();
     let devices = machine.devices.map_or(own, |devices| devices.to_vec());
+    let sharing = devices.iter().map(|d| devices.iter().filter(|e| *e == d).count()).max().unwrap_or(1);
+    let cold = (0..).zip(&lines).map(|(program, line)| cold_bytes(plan, &atoms, line, program, sharing as u32));
+    let cold = cold.collect::<Result<Vec<Vec<u64>>>>()?;
     let turns = Turns::new(plan, &lines, &matching, &devices)?;
     let shared = Shared {
         plan,
@@ -94,6 +99,7 @@ pub fn play(plan: &Plan, machine: Machine, threads: &Threads, takes: Takes) -> R
         turns: &turns,
         threads,
         kernels: machine.kernels,
+        cold,
         devices,
         rounds: RefCell::default(),
         takes: RefCell::new(takes),

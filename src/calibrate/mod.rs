@@ -9,7 +9,8 @@
 //! Steps of one rank run on one core, and then on all of them at once: what cores that share memory do to each other is
 //! in the difference, kernel by kernel and size by size. Steps of several ranks run with a core for each, as they will
 //! run later: there a kernel finds in its caches what it will find, and copies of messages are timed in the same steps.
-//! Between them the machine's own speed is sampled ([`anchors`]): what it was is in the profile.
+//! Between them the machine's own speed is sampled ([`anchors`]): what it was is in the profile. Passes over memory are
+//! told apart by what of their bytes the caches no longer have ([`crate::act::cold_bytes`]).
 
 pub mod anchors;
 pub mod gpu;

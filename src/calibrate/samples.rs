@@ -2,11 +2,11 @@
 //! in a timeline, but where the machine had the core for others meanwhile.
 
 use super::rows::{Company, Row};
-use crate::act::work_of;
+use crate::act::{cold_bytes, work_of};
 use crate::collective::forward::{self, Round};
 use crate::compare::stats::{quantile, spread};
 use crate::device::curve::{Curve, Point, size};
-use crate::device::measured::{exchange_key, key};
+use crate::device::measured::{exchange_key, is_exchange, key};
 use crate::error::Result;
 use crate::exec::Run;
 use crate::exec::copied::How;
@@ -74,13 +74,18 @@ impl Samples {
         let atoms = AtomTable::new(plan)?;
         let programs = 0..plan.programs.len() as u32;
         let lines = programs.map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<Line>>>()?;
+        let cold = |(program, line): (u32, &Line)| cold_bytes(plan, &atoms, line, program, 1);
+        let cold: Vec<Vec<u64>> =
+            if self.filled { vec![] } else { (0..).zip(&lines).map(cold).collect::<Result<Vec<Vec<u64>>>>()? };
         let mut rounds = Rounds::default();
         for class in &run.timeline.classes {
-            let line = &lines[plan.program_of(class.rank) as usize];
+            let program = plan.program_of(class.rank) as usize;
+            let line = &lines[program];
             for node in 0..class.spans.len() {
                 let (at, seconds) = ((node, class.rank), run.on_core[class.rank as usize][node]);
                 let span = class.spans[node].duration().value();
-                self.note(plan, line, at, span.min(seconds * LONGER + LATER), warm_up);
+                let cold = cold.get(program).map(|cold| cold[node]);
+                self.note((plan, line, cold), at, span.min(seconds * LONGER + LATER), warm_up);
                 self.note_exchange(plan, line, at, &mut rounds, seconds, warm_up);
             }
             if plan.ranks() == 1 {
@@ -94,10 +99,16 @@ impl Samples {
         Ok(())
     }
 
-    fn note(&mut self, plan: &Plan, line: &Line, (node, rank): (usize, u32), seconds: f64, warm_up: bool) {
+    fn note(
+        &mut self,
+        (plan, line, cold): (&Plan, &Line, Option<u64>),
+        (node, rank): (usize, u32),
+        seconds: f64,
+        warm_up: bool,
+    ) {
         let OpKind::Compute { kernel, .. } = &line.nodes[node].op.kind else { return };
         let Some((work, dtype)) = work_of(plan, line, node, rank) else { return };
-        let size: Size = size(&work, self.filled).iter().map(|x| x.round() as u64).collect();
+        let size: Size = size(&work, self.filled, cold).iter().map(|x| x.round() as u64).collect();
         // An expert that nobody chose says nothing about rows.
         if size.contains(&0) {
             return;
@@ -150,7 +161,7 @@ impl Samples {
         if row.size.is_empty() {
             return self.gaps.extend(row.seconds);
         }
-        let all = if row.size.len() == 2 { &mut self.exchanges } else { &mut self.times };
+        let all = if is_exchange(&row.curve) { &mut self.exchanges } else { &mut self.times };
         let times = all.entry((row.curve, row.size)).or_default();
         if row.warm { times.warm.extend(row.seconds) } else { times.counted.extend(row.seconds) }
     }

@@ -6,7 +6,7 @@ use super::config::{Chosen, Config, LOCAL, PlanFile};
 use super::interrupt::Interrupt;
 use super::run::{Machine, On};
 use super::{Answer, Output, trace};
-use crate::act::work_of;
+use crate::act::{cold_bytes, work_of};
 use crate::calibrate::anchors::Anchors;
 use crate::calibrate::machine::{Others, Shares};
 use crate::calibrate::shapes;
@@ -230,11 +230,14 @@ fn known(plan: &Plan, profile: &Profile) -> Result<Vec<Vec<Option<Provenance>>>>
     let atoms = AtomTable::new(plan)?;
     let programs = 0..plan.programs.len() as u32;
     let lines = programs.map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<Line>>>()?;
+    let cold = (0..).zip(&lines).map(|(program, line)| cold_bytes(plan, &atoms, line, program, 1));
+    let cold = cold.collect::<Result<Vec<Vec<u64>>>>()?;
     let of_op = |rank: u32, line: &Line, node: usize| {
         let OpKind::Compute { kernel, .. } = &line.nodes[node].op.kind else { return None };
         // What the mask leaves nothing of takes no time, and that is known.
         let Some((work, dtype)) = work_of(plan, line, node, rank) else { return Some(Provenance::Measured) };
-        Some(profile.time_as(kernel.curve(), &work, dtype).provenance)
+        let cold = cold[plan.program_of(rank) as usize][node];
+        Some(profile.time_cold(kernel.curve(), &work, dtype, cold).provenance)
     };
     let of_rank = |rank: u32| {
         let line = &lines[plan.program_of(rank) as usize];

@@ -14,7 +14,7 @@ use statrs::distribution::{ContinuousCDF, StudentsT};
 #[serde(deny_unknown_fields)]
 pub struct Point {
     /// m, n, k of a product, and of how many experts; q_rows, kv_rows, area, heads of all sequences, head_dim of attention; rows and bytes of
-    /// an exchange; else bytes.
+    /// an exchange; bytes of a message; of a pass over memory bytes, on a CPU once more with those that are cold counted twice.
     pub size: Vec<f64>,
     /// Median of the runs.
     pub seconds: f64,
@@ -36,8 +36,9 @@ pub struct Curve {
 }
 
 /// Sizes as a curve counts them; of a product `filled` up with rows that count for nothing, those that were filled in
-/// too: what fills blocks of a GPU takes its time, and a CPU computes no such rows.
-pub fn size(work: &Work, filled: bool) -> Vec<f64> {
+/// too: what fills blocks of a GPU takes its time, and a CPU computes no such rows. `cold`: of the bytes of a pass over memory,
+/// those that are not in a core's caches, where somebody looks.
+pub fn size(work: &Work, filled: bool, cold: Option<u64>) -> Vec<f64> {
     let all = match work.class {
         WorkClass::Gemm { n, k, groups: 1, .. } if !filled => return real(work.flops, [n, k]),
         WorkClass::Gemm { n, k, groups, .. } if !filled => {
@@ -47,7 +48,9 @@ pub fn size(work: &Work, filled: bool) -> Vec<f64> {
         WorkClass::Attention { q_rows, kv_rows, area, batch_heads, head_dim, .. } => {
             vec![q_rows, kv_rows, area, batch_heads, head_dim]
         }
-        WorkClass::Memory | WorkClass::Scan => vec![work.bytes],
+        WorkClass::Memory | WorkClass::Scan => {
+            [work.bytes].into_iter().chain(cold.map(|cold| work.bytes + cold)).collect()
+        }
     };
     all.into_iter().map(|x| x as f64).collect()
 }
@@ -58,14 +61,15 @@ fn real(flops: u64, [n, k]: [u64; 2]) -> Vec<f64> {
 }
 
 /// What takes time: a start; then for a product FLOPs and the elements of A, B and C; for attention visible
-/// scores times head_dim, visible scores, and the rows of either side; rows and bytes of an exchange; else bytes.
+/// scores times head_dim, visible scores, and the rows of either side; rows and bytes of an exchange; else bytes, and
+/// bytes with the cold ones twice.
 fn terms(size: &[f64]) -> Vec<f64> {
     match *size {
         [m, n, k] => vec![1.0, m * n * k, m * k, k * n, m * n],
         // Each expert has a B of its own.
         [m, n, k, groups] => vec![1.0, m * n * k, m * k, groups * k * n, m * n],
         [q, kv, area, heads, d] => vec![1.0, area * heads * d, area * heads, q * heads * d, kv * heads * d],
-        // Of an exchange rows and bytes, else bytes.
+        // Of an exchange rows and bytes, else bytes, of either kind.
         _ => [1.0].into_iter().chain(size.iter().copied()).collect(),
     }
 }

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The layout of the file; another number is another program's.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// Numbers that a measurement can be.
 pub trait Known {
@@ -227,8 +227,8 @@ impl Profile {
     }
 
     /// How many times longer a kernel takes while all cores run the same; 1 for one that was never timed.
-    pub fn crowded(&self, curve: &str, work: &Work, dtype: Dtype) -> f64 {
-        let (name, size) = (key(curve, dtype), self.size(work));
+    pub fn crowded(&self, curve: &str, work: &Work, dtype: Dtype, cold: u64) -> f64 {
+        let (name, size) = (key(curve, dtype), self.size(work, cold));
         let both = self.threads.as_ref().and_then(|t| Some((t.beside.kernels.get(&name)?, self.kernels.get(&name)?)));
         both.map_or(1.0, |(beside, alone)| slower(beside, alone, &size))
     }
@@ -239,13 +239,14 @@ impl Profile {
         self.kernels.get(&key(curve, dtype)).or_else(whole)
     }
 
-    fn size(&self, work: &Work) -> Vec<f64> {
-        size(work, self.gpu.is_some())
+    fn size(&self, work: &Work, cold: u64) -> Vec<f64> {
+        let on_gpu = self.gpu.is_some();
+        size(work, on_gpu, (!on_gpu).then_some(cold))
     }
 
     /// The worst kernel of its class stands in for one that was never timed.
     fn stand_in(&self, work: &Work, dtype: Dtype) -> Option<f64> {
-        let (like, suffix) = (self.size(work), format!("/{}", dtype_name(dtype)));
+        let (like, suffix) = (self.size(work, 0), format!("/{}", dtype_name(dtype)));
         let backward = matches!(work.class, WorkClass::Attention { backward: true, .. });
         let fits = |(name, curve): &(&String, &Curve)| {
             name.ends_with(&suffix)
@@ -285,6 +286,12 @@ pub fn exchange_key(phase: Phase, dtype: Dtype) -> String {
     key(phase.name(), dtype)
 }
 
+/// Whether a curve has such a name.
+pub fn is_exchange(curve: &str) -> bool {
+    let all = [Phase::Dispatch, Phase::CachedDispatch, Phase::Combine];
+    curve.split_once('/').is_some_and(|(name, _)| all.iter().any(|phase| phase.name() == name))
+}
+
 /// The name of a curve in a profile.
 pub fn key(curve: &str, dtype: Dtype) -> String {
     format!("{curve}/{}", dtype_name(dtype))
@@ -297,8 +304,12 @@ impl KernelTime for Profile {
     }
 
     fn time_as(&self, curve: &str, work: &Work, dtype: Dtype) -> Estimate {
+        self.time_cold(curve, work, dtype, 0)
+    }
+
+    fn time_cold(&self, curve: &str, work: &Work, dtype: Dtype, cold: u64) -> Estimate {
         let Some(curve) = self.curve(curve, dtype) else { return self.time(work, dtype) };
-        let (seconds, provenance) = curve.at(&self.size(work));
+        let (seconds, provenance) = curve.at(&self.size(work, cold));
         Estimate { seconds: Seconds::new(seconds), sm_bound: false, provenance, rel_sd: curve.residual_sd }
     }
 
@@ -306,7 +317,7 @@ impl KernelTime for Profile {
         self.threads.as_ref()
     }
 
-    fn beside(&self, curve: &str, work: &Work, dtype: Dtype) -> f64 {
-        self.crowded(curve, work, dtype)
+    fn beside(&self, curve: &str, work: &Work, dtype: Dtype, cold: u64) -> f64 {
+        self.crowded(curve, work, dtype, cold)
     }
 }

@@ -5,10 +5,10 @@ use super::exchange::Exchange;
 use super::flight::{Flight, Next};
 use super::hub::{Hub, Key};
 use super::job::{Job, Then};
-use crate::act::{Act, seconds, work_of};
+use crate::act::{Act, work_of};
 use crate::error::{Error, Result};
 use crate::plan::matching::LegAt;
-use crate::plan::{Direction, Leg, OpKind};
+use crate::plan::{Direction, Dtype, Leg, OpKind, Work};
 
 pub struct Rank {
     pub rank: u32,
@@ -133,7 +133,7 @@ impl Rank {
             let begun = now + shared.threads.op_s;
             self.times[node as usize].0 = begun;
             let work = match shared.sheet.act(node as usize, self.rank as usize) {
-                Act::Compute { duration, .. } => seconds(duration).value(),
+                Act::Compute { .. } => self.kernel_s(shared, node),
                 _ => 0.0,
             };
             let left = (shared.takes.borrow_mut())(self.rank, work) + shared.threads.op_s;
@@ -142,12 +142,30 @@ impl Rank {
         None
     }
 
+    /// What a kernel takes with its caches as the ops before it leave them.
+    fn kernel_s(&self, shared: &Shared, node: u32) -> f64 {
+        let time = |curve: &'static str, work: &Work, dtype, cold| {
+            shared.kernels.time_cold(curve, work, dtype, cold).seconds.value()
+        };
+        self.of_kernel(shared, node, time).unwrap_or(0.0)
+    }
+
     /// How many times longer a kernel takes while all cores run the same.
     fn crowded(&self, shared: &Shared, node: u32) -> f64 {
-        let line = shared.line(self.rank);
-        let OpKind::Compute { kernel, .. } = &line.nodes[node as usize].op.kind else { return 1.0 };
-        let work = work_of(shared.plan, line, node as usize, self.rank);
-        work.map_or(1.0, |(work, dtype)| shared.kernels.beside(kernel.curve(), &work, dtype))
+        let slower = |curve: &'static str, work: &Work, dtype, cold| shared.kernels.beside(curve, work, dtype, cold);
+        self.of_kernel(shared, node, slower).unwrap_or(1.0)
+    }
+
+    fn of_kernel(
+        &self,
+        shared: &Shared,
+        node: u32,
+        of: impl FnOnce(&'static str, &Work, Dtype, u64) -> f64,
+    ) -> Option<f64> {
+        let (line, cold) = (shared.line(self.rank), &shared.cold[shared.plan.program_of(self.rank) as usize]);
+        let OpKind::Compute { kernel, .. } = &line.nodes[node as usize].op.kind else { return None };
+        let (work, dtype) = work_of(shared.plan, line, node as usize, self.rank)?;
+        Some(of(kernel.curve(), &work, dtype, cold[node as usize]))
     }
 
     /// The op that a job is of.

@@ -24,7 +24,8 @@ impl<T: Scalar> Rope<T> {
         let speeds: Vec<f64> = (0..half).map(|i| theta.powf(-2.0 * i as f64 / rotary as f64)).collect();
         let [mut cos, mut sin] = [0, 1].map(|_| vec![T::zero(); positions.len() * half]);
         let rows = cos.chunks_exact_mut(half.max(1)).zip(sin.chunks_exact_mut(half.max(1)));
-        positions.iter().zip(rows).for_each(|(&p, (cos, sin))| turns(p as f64, &speeds, cos, sin));
+        let mut known = Known::new(&speeds);
+        positions.iter().zip(rows).for_each(|(&p, (cos, sin))| known.turns(p, cos, sin));
         Rope { cos, sin, q_row: heads * head_dim, k_row: kv_heads * head_dim, head_dim, rotary }
     }
 
@@ -80,6 +81,51 @@ wide! {
                 let sin = sin * direction;
                 (*x, *y) = (*x * cos - *y * sin, *y * cos + *x * sin);
             }
+        }
+    }
+}
+
+/// Positions between two whose turns are computed from their angles.
+const FINE: u64 = 64;
+
+/// Turns of positions: of a multiple of `FINE` and of less, one after the other. So most cost a complex product in place of
+/// a cosine and a sine; and the same ones are multiplied for a position whatever others a rank has.
+struct Known<'a> {
+    speeds: &'a [f64],
+    /// Which multiple, and its cosines and sines.
+    coarse: Option<(u64, Vec<f64>, Vec<f64>)>,
+    /// Of 0 to FINE, those that were asked for.
+    fine: Vec<Option<(Vec<f64>, Vec<f64>)>>,
+}
+
+impl Known<'_> {
+    fn new(speeds: &[f64]) -> Known<'_> {
+        Known { speeds, coarse: None, fine: vec![None; FINE as usize] }
+    }
+
+    fn turns<T: Scalar>(&mut self, position: u64, cos: &mut [T], sin: &mut [T]) {
+        let (multiple, rest) = (position / FINE, position % FINE);
+        let speeds = self.speeds;
+        let of = |position: u64| {
+            let [mut cos, mut sin] = [0, 1].map(|_| vec![0.0; speeds.len()]);
+            turns(position as f64, speeds, &mut cos, &mut sin);
+            (cos, sin)
+        };
+        if self.coarse.as_ref().is_none_or(|(at, ..)| *at != multiple) {
+            let (cos, sin) = of(multiple * FINE);
+            self.coarse = Some((multiple, cos, sin));
+        }
+        let (_, coarse_cos, coarse_sin) = self.coarse.as_ref().expect("it was just made");
+        let fine = self.fine[rest as usize].get_or_insert_with(|| of(rest));
+        one_after_the_other((coarse_cos, coarse_sin), (&fine.0, &fine.1), cos, sin);
+    }
+}
+
+wide! {
+    /// Products of complex numbers of length one, in f64.
+    fn one_after_the_other<'a, T>(a: Turns<'a, f64>, b: Turns<'a, f64>, cos: &'a mut [T], sin: &'a mut [T]) -> () {
+        for (((ac, as_), (bc, bs)), (cos, sin)) in a.0.iter().zip(a.1).zip(b.0.iter().zip(b.1)).zip(cos.iter_mut().zip(sin)) {
+            (*cos, *sin) = (T::from_f64(ac * bc - as_ * bs), T::from_f64(as_ * bc + ac * bs));
         }
     }
 }
@@ -168,6 +214,21 @@ mod tests {
             }
         }
         assert_eq!(super::cos_sin(0.0), (1.0, 0.0));
+    }
+
+    #[test]
+    fn turns_one_after_the_other_are_those_of_the_angle() {
+        let speeds: Vec<f64> = (0..16).map(|i| 1e4f64.powf(-f64::from(i) / 16.0)).collect();
+        let mut known = super::Known::new(&speeds);
+        for position in (0..300).chain(65_530..65_540).chain([3, 1_000_003, 5]) {
+            let (mut cos, mut sin) = ([0.0f64; 16], [0.0f64; 16]);
+            known.turns(position, &mut cos, &mut sin);
+            for (i, speed) in speeds.iter().enumerate() {
+                let angle = position as f64 * speed;
+                let near = 1e-15 * (2.0 + angle);
+                assert!((cos[i] - angle.cos()).abs() < near && (sin[i] - angle.sin()).abs() < near, "{position}, {i}");
+            }
+        }
     }
 
     #[test]
