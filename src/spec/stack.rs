@@ -25,7 +25,7 @@ pub struct StackSpec {
     pub p2p_ctas: Sourced<u32>,
     /// What a send and receive take beyond the start and the latency of the links, both ends counted.
     pub p2p_latency: Sourced<Seconds>,
-    /// What the latencies of NCCL's tuner are multiplied by to become those of a collective between nodes.
+    /// What the steps of a collective between nodes take of those that were fitted for NCCL: 1 where they are its own.
     pub collective_latency: Sourced<f64>,
     /// What the kernels of a state-space scan reach of the rate of those that memory bounds; none: all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -17,7 +17,7 @@ use crate::cluster::Cluster;
 use crate::plan::CollectiveKind;
 use crate::spec::{Architecture, CollectiveOp, Origin, Provenance, StackSpec};
 use crate::units::{Bytes, Seconds};
-pub use fitted::{FITTED, Fitted, Inside};
+pub use fitted::{FITTED, Fitted, Inside, Protocol};
 use shape::Shape;
 pub use shape::tree_uplinks;
 use tuner::{Course, Tuner};

@@ -30,12 +30,16 @@ fn channels(cluster: &Cluster, stack: &StackSpec, bytes: f64, comm_size: u32) ->
     n
 }
 
-/// From the start of both ends to the first byte, of `bytes` on `channels`.
-fn send_latency(nccl: &Nccl, bytes: f64, channels: u32) -> Seconds {
+/// Channels of a send to another node, unless told otherwise.
+const BETWEEN: u32 = 2;
+
+/// From the start of both ends to the first byte, of `bytes` on `channels`, where it takes `announcement` seconds to
+/// announce them.
+fn send_latency(nccl: &Nccl, bytes: f64, channels: u32, announcement: f64) -> Seconds {
     let (cluster, stack) = (nccl.cluster, nccl.stack);
     let announced = cluster.gpu.architecture != Architecture::Cpu && bytes > f64::from(channels) * ANNOUNCED;
     let start = cluster.spec.scale_up.start.value + stack.p2p_latency.value;
-    if announced { start + Seconds::new(nccl.fitted.announcement) } else { start }
+    if announced { start + Seconds::new(announcement) } else { start }
 }
 
 /// A send and the receive that meets it, between two ranks of a communicator of `comm_size`. `sharing` is
@@ -60,7 +64,7 @@ pub fn p2p(nccl: &Nccl, bytes: Bytes, [from, to]: [u32; 2], comm_size: u32, shar
             let port = port.into_iter().flatten().fold(up.p2p.value, BytesPerSec::min);
             let rate = (up.p2p_per_cta.value * ctas).min(port * (1.0 / sharing));
             LinkTime {
-                latency: send_latency(nccl, bytes.value(), channels) + up.latency.value,
+                latency: send_latency(nccl, bytes.value(), channels, nccl.fitted.announcement) + up.latency.value,
                 transfer: bytes / rate,
                 provenance: provenance(up.p2p_per_cta.provenance),
                 rel_sd: SPREAD_SENDS,
@@ -71,7 +75,8 @@ pub fn p2p(nccl: &Nccl, bytes: Bytes, [from, to]: [u32; 2], comm_size: u32, shar
             let share = cluster.nic_share(sharing) * cluster.uplink_share(&[from, to]);
             let rate = out.p2p.value.min(out.achieved.value * share);
             LinkTime {
-                latency: send_latency(nccl, bytes.value(), 2) + out.latency.value,
+                latency: send_latency(nccl, bytes.value(), BETWEEN, nccl.fitted.announcement_between)
+                    + out.latency.value,
                 transfer: bytes / rate,
                 provenance: provenance(out.p2p.provenance),
                 rel_sd: SPREAD_BETWEEN,
@@ -98,9 +103,8 @@ pub fn all_to_all(nccl: &Nccl, shape: &Shape, bytes: Bytes) -> LinkTime {
         let across = f64::from(shape.most.min(2 * sockets.gpus)) / 2.0;
         inside = inside.max(one * (across * across) / bridge);
     }
-    let start = send_latency(nccl, one.value(), each);
     let mut time = LinkTime {
-        latency: start + up.latency.value,
+        latency: send_latency(nccl, one.value(), each, nccl.fitted.announcement) + up.latency.value,
         transfer: inside,
         provenance: provenance(up.p2p_per_cta.provenance),
         rel_sd: SPREAD_SENDS,
@@ -112,6 +116,7 @@ pub fn all_to_all(nccl: &Nccl, shape: &Shape, bytes: Bytes) -> LinkTime {
         let outside = one * f64::from(shape.n - shape.fewest) / out.p2p.value.min(nic);
         let outside = outside.max(one * shape.beyond / nic);
         let others = f64::from(shape.n - shape.fewest - 1);
+        let start = send_latency(nccl, one.value(), BETWEEN, nccl.fitted.announcement_between);
         time.latency = start + out.latency.value + Seconds::new(nccl.fitted.posting * others);
         time.rel_sd = SPREAD_BETWEEN;
         if outside > inside {

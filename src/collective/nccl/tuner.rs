@@ -1,6 +1,8 @@
-//! Rings, trees and switches by the formulas of NCCL's tuner (src/graph/tuning.cc, src/graph/topo.h).
+//! Rings, trees and switches by the formulas of NCCL's tuner (src/graph/tuning.cc, src/graph/topo.h): what steps there are,
+//! and what each protocol leaves of the bandwidth. What a step takes is not the tuner's, whose figures are the same for all
+//! GPUs and NICs: a step inside a node is so many latencies of its links, one between nodes so many of the wire.
 
-use super::fitted::{Fitted, Inside};
+use super::fitted::{Fitted, Inside, Protocol};
 use super::shape::Shape;
 use super::{Choice, LinkTime, SPREAD_BETWEEN, SPREAD_INSIDE, provenance};
 use crate::cluster::Cluster;
@@ -8,30 +10,6 @@ use crate::collective::{Algorithm, Mark};
 use crate::plan::CollectiveKind;
 use crate::spec::{Architecture, Provenance, StackSpec};
 use crate::units::{Bytes, BytesPerSec, Seconds};
-
-/// One of NCCL's protocols: us, as in its tables.
-struct Protocol {
-    ring_base: f64,
-    tree_base: f64,
-    ring_intra: f64,
-    tree_intra: f64,
-    ring_inter: f64,
-    tree_inter: f64,
-}
-
-/// LL: a flag with every 8 bytes. LL128: a flag with every 128. Simple: a flag with every chunk.
-const LL: Protocol =
-    Protocol { ring_base: 6.6, tree_base: 6.8, ring_intra: 0.6, tree_intra: 0.6, ring_inter: 2.7, tree_inter: 5.0 };
-const LL128: Protocol =
-    Protocol { ring_base: 14.0, tree_base: 14.0, ring_intra: 1.9, tree_intra: 1.25, ring_inter: 4.0, tree_inter: 8.5 };
-const SIMPLE: Protocol =
-    Protocol { ring_base: 8.4, tree_base: 8.4, ring_intra: 3.4, tree_intra: 4.0, ring_inter: 14.0, tree_inter: 14.0 };
-
-/// What the tuner's latencies between nodes count for the wire, InfiniBand's; slower transports add to every step.
-const WIRE: f64 = 5e-6;
-
-const SWITCH_INTRA: f64 = 25.0;
-const SWITCH_TREE_INTER: f64 = 20.9;
 
 /// The way around a ring.
 pub struct Course {
@@ -73,12 +51,11 @@ pub struct Tuner<'a> {
     /// Algorithm bandwidth where the switch adds up, GB/s.
     switch: Option<f64>,
     ll_max: f64,
-    /// Until all members are there; a step inside a node; what each us of the tuner's counts for.
+    /// Until all members are there.
     start: Seconds,
-    /// From NIC to NIC.
-    wire: Seconds,
+    /// A step inside a node, and from NIC to NIC, before the protocol makes more of them.
     step: Seconds,
-    latency_scale: f64,
+    wire: Seconds,
     provenance: Provenance,
     fitted: &'a Fitted,
 }
@@ -113,41 +90,40 @@ impl<'a> Tuner<'a> {
             tree_nics,
             switch: reduce.map(|r| giga(r.value) * full / (2.0 * (full - 1.0))),
             ll_max: ll_max(cluster.gpu.architecture, shape.nodes),
-            start: out.map_or(up.start.value, |out| up.start.value + out.latency.value.min(Seconds::new(WIRE))),
-            wire: out.map_or(Seconds::ZERO, |out| out.latency.value),
-            step: up.latency.value,
-            latency_scale: stack.collective_latency.value,
+            start: up.start.value,
+            step: up.latency.value * stack.collective_latency.value,
+            wire: out.map_or(Seconds::ZERO, |out| out.latency.value * stack.collective_latency.value),
             provenance: provenance(bound),
             fitted,
         }
     }
 
-    fn regime(&self, latency_us: f64, bytes: Bytes, algbw: f64) -> LinkTime {
+    fn regime(&self, latency: Seconds, bytes: Bytes, algbw: f64) -> LinkTime {
         LinkTime {
-            latency: self.start + Seconds::new(latency_us * self.latency_scale * 1e-6),
+            latency: self.start + latency,
             transfer: bytes / BytesPerSec::new(algbw * 1e9),
             provenance: self.provenance,
             rel_sd: if self.nodes > 1.0 { SPREAD_BETWEEN } else { SPREAD_INSIDE },
         }
     }
 
-    /// Between nodes: the pipeline has to fill, and every step takes as much longer as the wire is slower than usual.
-    fn filled(&self, fill: f64, steps: f64, time: LinkTime) -> LinkTime {
-        let slow = (self.wire.value() - WIRE).max(0.0) * steps;
-        LinkTime { latency: time.latency + Seconds::new(fill + slow), ..time }
+    /// LL: a flag with every 8 bytes. LL128: a flag with every 128. Simple: a flag with every chunk.
+    fn protocols(&self) -> [(Mark, Protocol); 3] {
+        let [ll, ll128, simple] = self.fitted.between;
+        [(Mark::Ll, ll), (Mark::Ll128, ll128), (Mark::Simple, simple)]
     }
 
-    /// Each with what it takes until its pipeline between nodes is full.
-    fn protocols(&self) -> [(&'static Protocol, Mark, f64); 3] {
-        let Fitted { fill_ll128, fill_simple, .. } = *self.fitted;
-        [(&LL, Mark::Ll, 0.0), (&LL128, Mark::Ll128, fill_ll128), (&SIMPLE, Mark::Simple, fill_simple)]
+    /// So many steps inside nodes and between them, one after the other.
+    fn steps(&self, protocol: &Protocol, inside: f64, between: f64) -> Seconds {
+        let steps = self.step * (protocol.inside * inside) + self.wire * (protocol.between * between);
+        steps + Seconds::new(protocol.fill)
     }
 
     fn ring_inside(&self, course: &Course, bytes: Bytes) -> Vec<Choice> {
         let bus = if self.n == 2.0 { self.bus * self.fitted.pair[usize::from(course.twice)] } else { self.bus };
         let regime = |r: &Inside| LinkTime {
             latency: self.start + Seconds::new(r.setup) + self.step * (course.steps * r.steps),
-            ..self.regime(0.0, bytes, r.rate * bus / course.volume)
+            ..self.regime(Seconds::ZERO, bytes, r.rate * bus / course.volume)
         };
         let marked = |(r, mark)| Choice { algorithm: Algorithm::Ring, mark, time: regime(r) };
         self.fitted.inside.iter().zip([Mark::Ll, Mark::Simple]).map(marked).collect()
@@ -158,13 +134,9 @@ impl<'a> Tuner<'a> {
             return self.ring_inside(course, bytes);
         }
         let rates = [self.ll_max.min(0.5 * self.bus), self.fitted.rate_ll128 * self.bus, self.bus];
-        let regime = |((p, mark, fill), rate): ((&Protocol, Mark, f64), f64)| {
-            let latency = p.ring_base + (course.steps - course.between) * p.ring_intra + course.between * p.ring_inter;
-            Choice {
-                algorithm: Algorithm::Ring,
-                mark,
-                time: self.filled(fill, course.between, self.regime(latency, bytes, rate / course.volume)),
-            }
+        let regime = |((mark, protocol), rate): ((Mark, Protocol), f64)| {
+            let latency = self.steps(&protocol, course.steps - course.between, course.between);
+            Choice { algorithm: Algorithm::Ring, mark, time: self.regime(latency, bytes, rate / course.volume) }
         };
         self.protocols().into_iter().zip(rates).map(regime).collect()
     }
@@ -176,25 +148,29 @@ impl<'a> Tuner<'a> {
         // Half of it is algorithm bandwidth: what comes down the tree went up before.
         let bus = self.intra.min(2.0 * self.tree_nics);
         let rates = [self.ll_max.min(bus / 3.8), self.fitted.rate_ll128 * bus * 120.0 / 128.0, 0.92 * bus];
-        let regime = |((p, mark, fill), rate): ((&Protocol, Mark, f64), f64)| {
-            let hops = (self.per_node - 1.0) * p.tree_intra + self.nodes.log2() * p.tree_inter;
-            let time = self.regime(p.tree_base + 2.0 * hops, bytes, 0.5 * rate);
-            let time = self.filled(fill, 2.0 * self.nodes.log2(), time);
-            Choice { algorithm: Algorithm::Tree, mark, time }
+        let inside = 2.0 * (self.per_node - 1.0) * self.fitted.tree_step;
+        let regime = |((mark, protocol), rate): ((Mark, Protocol), f64)| {
+            let latency = self.steps(&protocol, inside, self.up_and_down());
+            Choice { algorithm: Algorithm::Tree, mark, time: self.regime(latency, bytes, 0.5 * rate) }
         };
         self.protocols().into_iter().zip(rates).map(regime).collect()
+    }
+
+    /// Steps between nodes of a tree.
+    fn up_and_down(&self) -> f64 {
+        2.0 * self.nodes.log2()
     }
 
     /// The switch adds up inside a node, a tree between nodes.
     pub fn switch(&self, bytes: Bytes) -> Option<LinkTime> {
         let switch = self.switch?;
         if self.nodes < 2.0 {
-            let latency = self.start + Seconds::new(self.fitted.setup_switch);
-            return Some(LinkTime { latency, ..self.regime(0.0, bytes, switch) });
+            return Some(self.regime(Seconds::new(self.fitted.setup_switch), bytes, switch));
         }
-        let latency = SWITCH_INTRA + 2.0 * self.nodes.log2() * SWITCH_TREE_INTER;
-        let time = self.regime(latency, bytes, switch.min(self.tree_nics));
-        Some(self.filled(self.fitted.fill_switch, 2.0 * self.nodes.log2(), time))
+        let [.., simple] = self.fitted.between;
+        let tree = Protocol { fill: self.fitted.fill_switch, ..simple };
+        let latency = self.steps(&tree, 0.0, self.up_and_down());
+        Some(self.regime(latency, bytes, switch.min(self.tree_nics)))
     }
 
     /// Reduce-scatter inside nodes, all-reduce of the parts between them, all-gather inside, one after the other.
@@ -202,10 +178,11 @@ impl<'a> Tuner<'a> {
         if self.nodes < 2.0 || self.per_node < 2.0 {
             return None;
         }
-        let (g, k, p) = (self.per_node, self.nodes, &SIMPLE);
-        let latency = 3.0 * p.ring_base + 2.0 * (g - 1.0) * p.ring_intra + 2.0 * (k - 1.0) * p.ring_inter;
+        let (g, k) = (self.per_node, self.nodes);
+        let [.., simple] = self.fitted.between;
+        let latency = self.start * 2.0 + self.steps(&simple, 2.0 * (g - 1.0), 2.0 * (k - 1.0));
         let inverse = 2.0 * (g - 1.0) / g / self.intra + 2.0 * (k - 1.0) / k / self.nics;
-        Some(self.filled(self.fitted.fill_simple, 2.0 * (k - 1.0), self.regime(latency, bytes, 1.0 / inverse)))
+        Some(self.regime(latency, bytes, 1.0 / inverse))
     }
 }
 
