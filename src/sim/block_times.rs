@@ -68,6 +68,13 @@ impl BlockTimes {
         Ok(BlockTimes { source: "what the kernels are predicted to take together; not measured".into(), blocks })
     }
 
+    /// The blocks of a plan as they are predicted, those that are here as they are here.
+    pub fn beside(&self, predicted: BlockTimes) -> Vec<BlockTime> {
+        let known: FxHashMap<&str, f64> = self.blocks.iter().map(|b| (b.block.as_str(), b.time_s)).collect();
+        let taken = |b: BlockTime| BlockTime { time_s: *known.get(b.block.as_str()).unwrap_or(&b.time_s), ..b };
+        predicted.blocks.into_iter().map(taken).collect()
+    }
+
     /// To be looked up by name.
     pub fn lookup(&self) -> Lookup {
         let ps = |time: &BlockTime| (time.block.clone(), picoseconds(Seconds::new(time.time_s)));

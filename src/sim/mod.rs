@@ -67,13 +67,17 @@ pub struct Effort {
     /// Block by block: kernels that nothing can happen between are one. It is exact but where communication takes SMs
     /// from kernels, or the CPU is late.
     pub blocks: bool,
+    /// Ranks that are threads of one machine: each alone on a core, its messages on links, so that ops have slack. See
+    /// [`plays_threads`].
+    pub apart: bool,
     /// For what is random.
     pub seed: u64,
 }
 
 impl Effort {
-    pub const SUMS: Effort = Effort { fold: true, spans: false, why: false, shared: true, blocks: false, seed: 0 };
-    pub const SPANS: Effort = Effort { fold: true, spans: true, why: true, shared: true, blocks: false, seed: 0 };
+    pub const SUMS: Effort =
+        Effort { fold: true, spans: false, why: false, shared: true, blocks: false, apart: false, seed: 0 };
+    pub const SPANS: Effort = Effort { spans: true, why: true, ..Effort::SUMS };
 }
 
 /// More ops are not kept only to say why.
@@ -125,7 +129,7 @@ pub fn simulate_measured(
     for fault in faults {
         fault.check(Some(plan.ranks())).map_err(|why| Error::spec("faults", "rank", why))?;
     }
-    if let Some(threads) = machine.kernels.threads() {
+    if let Some(threads) = machine.kernels.threads().filter(|_| plays_threads(plan, machine, faults, effort)) {
         return threads::run(plan, machine, threads, faults, effort);
     }
     check_planes(machine.cluster, faults)?;
@@ -148,6 +152,15 @@ pub fn simulate_measured(
         return play(plan, machine, &fold, &script::write(plan, machine, &fold, blocks)?, &census, faults, effort);
     }
     play(plan, machine, &fold, &scripts, &census, faults, effort)
+}
+
+/// Whether ranks are played as threads that share cores: by a profile of such, unless there is a core for each and
+/// something is asked for that threads do not have, which are blocks, slack, and faults of links and dead ranks. Then each
+/// rank is played as a device of its own, as any other machine's are.
+pub fn plays_threads(plan: &Plan, machine: Machine, faults: &[Fault], effort: Effort) -> bool {
+    let Some(threads) = machine.kernels.threads() else { return false };
+    let beyond = effort.apart || effort.blocks || threads::beyond(faults).is_some();
+    !beyond || plan.ranks() > threads.cores
 }
 
 /// Networks beside each other; 1 where they are not told apart.

@@ -19,14 +19,17 @@ use std::collections::BTreeMap;
 
 /// Plays a plan on threads. Errors: what threads have not, and what [`play`] refuses.
 pub fn run(plan: &Plan, machine: Machine, threads: &Threads, faults: &[Fault], effort: Effort) -> Result<Simulated> {
+    let crowd = format!("{} ranks on {} cores", plan.ranks(), threads.cores);
     if effort.blocks {
-        let why = "threads of one machine are played op by op; leave --fidelity block out";
+        let why = format!("{crowd} are played op by op; use as many cores as ranks, or leave --fidelity block out");
         return Err(Error::spec("--fidelity", "fidelity", why));
     }
-    if let Some(fault) = faults.iter().find(|f| !matches!(f, Fault::SlowGpu { .. } | Fault::Jitter { .. })) {
-        let why = format!(
-            "{fault:?}; of threads of one machine ranks may be slow or jitter, and no more: leave --profile out"
-        );
+    if effort.apart {
+        let why = format!("{crowd} have none: who has a core decides what waits; use as many cores as ranks");
+        return Err(Error::spec("--slack", "slack", why));
+    }
+    if let Some(fault) = beyond(faults) {
+        let why = format!("{fault:?}; {crowd} may be slow or jitter, and no more: use as many cores as ranks");
         return Err(Error::spec("faults", "kind", why));
     }
     let ranks: Vec<u32> = (0..plan.ranks()).collect();
@@ -54,6 +57,11 @@ pub fn run(plan: &Plan, machine: Machine, threads: &Threads, faults: &[Fault], e
         hang: None,
         why,
     })
+}
+
+/// A fault that threads cannot have.
+pub fn beyond(faults: &[Fault]) -> Option<&Fault> {
+    faults.iter().find(|fault| !matches!(fault, Fault::SlowGpu { .. } | Fault::Jitter { .. }))
 }
 
 fn slow(faults: &[Fault], rank: u32) -> f64 {

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::plan::Plan;
 use crate::report::human::{Table, percent, seconds};
 use crate::sim::why::Why;
-use crate::sim::{Effort, Fault, Machine, SharedLink, simulate};
+use crate::sim::{Effort, Fault, Machine, SharedLink, plays_threads, simulate};
 use crate::spec::{ClusterSpec, GpuSpec, StackSpec};
 use crate::sweep::Case;
 use crate::units::Seconds;
@@ -53,7 +53,9 @@ pub fn explain(why: &Why, step_s: f64, shared: &[SharedLink], what_if: Option<&[
         text.push_str(&format!("\n{}", narrow(shared, what_if.is_some())));
     }
     if let Some(what_if) = what_if {
-        text.push_str(&format!("\n{}", over_time(why)));
+        if !why.utilisation.is_empty() {
+            text.push_str(&format!("\n{}", over_time(why)));
+        }
         text.push_str(&format!("\n{}\n{}", chain(why), in_words(why, step_s, what_if)));
     }
     text
@@ -136,9 +138,8 @@ fn in_words(why: &Why, step_s: f64, what_if: &[WhatIf]) -> String {
         }
     }
     let mut said = said.join("; ");
-    if let Some(first) = said.get_mut(..1) {
-        first.make_ascii_uppercase();
-    }
+    let Some(first) = said.get_mut(..1) else { return format!("{}\n", text.trim_end()) };
+    first.make_ascii_uppercase();
     format!("{text}{said}.\n")
 }
 
@@ -163,8 +164,16 @@ struct Changed {
 /// What is better, and how a machine becomes so.
 type Change = (&'static str, fn(&mut Changed));
 
-/// The step on machines that are better in one thing each.
+/// The step on machines that are better in one thing each. A profile of a machine's threads tells of no other machine:
+/// there it is only that machine without its faults.
 pub fn what_if(case: &Case, plan: &Plan, faults: &[Fault], effort: Effort) -> Result<Vec<WhatIf>> {
+    if case.machine().kernels.threads().is_some() {
+        // As the step that it is held against was played.
+        let effort = Effort { apart: !plays_threads(plan, case.machine(), faults, effort), ..effort };
+        let repaired = (!faults.is_empty()).then(|| simulate(plan, case.machine(), &[], effort));
+        let step = repaired.transpose()?.map(|found| found.timeline.step.value());
+        return Ok(step.map(|step_s| WhatIf { change: "repairing all faults".into(), step_s }).into_iter().collect());
+    }
     let mut changes: Vec<Change> = vec![];
     if case.cluster.nodes() > 1 {
         changes.push(("doubling NIC bandwidth", |m| {

@@ -12,7 +12,8 @@ use crate::report::Report;
 use crate::report::human::{Table, seconds};
 use crate::sim::fault::WATCHDOG_S;
 use crate::sim::why::{Part, Slack, Stretch, Utilisation};
-use crate::sim::{BlockTimes, Effort, Fault, Faults, Hang, SharedLink, Simulated, simulate_measured};
+use crate::sim::{BlockTime, BlockTimes, Effort, Fault, Faults, Hang, SharedLink, Simulated};
+use crate::sim::{plays_threads, simulate_measured};
 use clap::{Args, ValueEnum};
 use explain::{WhatIf, explain};
 use serde::Serialize;
@@ -87,6 +88,11 @@ impl Flags {
         Ok(blocks)
     }
 
+    /// Threads of one machine have slack only where each has a core of its own.
+    fn apart(&self, chosen: &Chosen) -> bool {
+        self.slack.is_some() && chosen.case.machine().kernels.threads().is_some()
+    }
+
     /// Errors: a file that cannot be; what was measured on this machine, and a question about others.
     fn times(&self) -> Result<BlockTimes> {
         let Some(path) = &self.block_times else { return Ok(BlockTimes::default()) };
@@ -97,6 +103,10 @@ impl Flags {
         BlockTimes::load(path)
     }
 }
+
+/// What is said where a profile of threads is not played thread by thread.
+const ALONE: &str = "\neach rank alone on a core, and its messages on links: threads that see to their own messages, as without \
+    --slack, --fidelity block, dead ranks and faults of links, may take longer\n";
 
 /// What is wrong with the machine.
 #[derive(Args)]
@@ -152,6 +162,10 @@ struct Found {
     wall_s: f64,
     /// Of ranks that do the same at the same time.
     classes: usize,
+    fidelity: String,
+    /// With --fidelity block: the plan's blocks and what they take, as measured or as their kernels are predicted to
+    /// together; none op by op.
+    blocks: Vec<BlockTime>,
     critical_path: Vec<Stretch>,
     critical_parts: Vec<Part>,
     utilisation: Vec<Utilisation>,
@@ -191,17 +205,18 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         }
         Err(other) => return Err(other),
     };
-    if flags.explain && chosen.case.machine().kernels.threads().is_some() {
-        let why = "what other hardware would save is not in the profile of this machine's threads; leave --explain out";
-        return Err(Error::spec("the command line", "--profile", why));
-    }
     let begun = Instant::now();
     let files = [&flags.trace, &flags.slack, &flags.timeline, &flags.chakra];
     let spans = files.iter().any(|file| file.is_some());
-    let effort = Effort { fold: true, spans, why: true, shared: true, blocks: flags.blocks()?, seed: flags.seed };
+    let (blocks, apart) = (flags.blocks()?, flags.apart(&chosen));
+    let effort = Effort { spans, why: true, blocks, apart, seed: flags.seed, ..Effort::SUMS };
     let mut found = simulate_measured(&plan, chosen.case.machine(), &faults, effort, &flags.times()?)?;
     let wall_s = begun.elapsed().as_secs_f64();
     let mut tail = String::new();
+    let machine = chosen.case.machine();
+    if machine.kernels.threads().is_some() && !plays_threads(&plan, machine, &faults, effort) {
+        tail.push_str(ALONE);
+    }
     if let Some(path) = &flags.write_blocks {
         let text = serde_json::to_string_pretty(&BlockTimes::predicted(&plan, chosen.case.machine())?);
         write_file(path, text.map_err(Error::json("blocks"))?.as_bytes())?;
@@ -243,8 +258,12 @@ fn over(
     let report = chosen.case.costed(plan, &layout, &timeline).report();
     let mut text = report.render();
     let classes = timeline.classes.len();
-    let effort = Effort { seed: flags.seed, blocks: flags.blocks()?, ..Effort::SUMS };
+    let effort = Effort { seed: flags.seed, blocks: flags.blocks()?, apart: flags.apart(chosen), ..Effort::SUMS };
     let what_if = flags.explain.then(|| explain::what_if(&chosen.case, plan, faults, effort)).transpose()?;
+    let blocks = match effort.blocks {
+        true => flags.times()?.beside(BlockTimes::predicted(plan, chosen.case.machine())?),
+        false => vec![],
+    };
     match &why {
         Some(why) => text.push_str(&format!("\n{}", explain(why, timeline.step.value(), &shared, what_if.as_deref()))),
         None => text.push_str("\ntoo many ops to keep them all: no critical path\n"),
@@ -262,6 +281,8 @@ fn over(
         slowed,
         wall_s,
         classes,
+        fidelity: if effort.blocks { "block" } else { "op" }.into(),
+        blocks,
         critical_path,
         critical_parts,
         utilisation,
@@ -297,7 +318,7 @@ fn draw(path: &Path, chosen: &Chosen, found: &Simulated) -> Result<Vec<PathBuf>>
 /// slack.
 fn write_slack(path: &Path, found: &Simulated) -> Result<()> {
     let Some(why) = found.why.as_ref().filter(|why| !why.slack.is_empty()) else {
-        let why = "the step is never over, has too many ops to keep, or is one of threads that share cores; leave --slack out";
+        let why = "the step is never over or has too many ops to keep; leave --slack out";
         return Err(Error::spec("--slack", "file", why));
     };
     let mut rows = csv::Writer::from_writer(vec![]);
