@@ -447,6 +447,29 @@ fn a_model_of_experts_is_estimated_in_whatever_way_its_rows_travel() {
     assert!(rows.contains("that run") && !rows.contains(", 0 that run"), "{rows}");
 }
 
+/// Rows in FP8 are off by their rounding, which `--check` allows, and gradients of weights that come later by nothing.
+#[test]
+fn a_mixture_is_run_and_checked() {
+    let dir = folder();
+    let model = r#"{"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "intermediate_size": 64, "vocab_size": 256, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "num_local_experts": 8, "num_experts_per_tok": 2, "hidden_act": "silu", "tie_word_embeddings": false,
+        "torch_dtype": "float32", "max_position_embeddings": 4096, "sliding_window": null}"#;
+    fs::write(dir.path().join("mixture.json"), model).unwrap();
+    let error = |flags: &str| {
+        let line = format!(
+            "run --model ./mixture.json --cluster local-cpu --on cpu --check --seq-len 64 --micro-batch 1 --gpus 4 --pp 2 \
+             --ep 2 --global-batch 8 --routing zipf:1.0 --json {flags}"
+        );
+        let check = &json(dir.path(), &line)["check"];
+        (check["gradient_error"].as_f64().unwrap(), check["allowed"].as_f64().unwrap())
+    };
+    let (plain, allowed) = error("--options zb-h1 --replicas 2");
+    assert!(plain < 1e-4 && allowed == 1e-3, "{plain}");
+    let (rounded, allowed) = error("--options zb-h1 --dispatch deepep-v1-normal --dispatch-dtype fp8");
+    assert!(rounded > 1e-3 && rounded < allowed, "{rounded}");
+}
+
 /// What one flag says and another, or a file, leaves nothing of is refused, and so are rows that are none.
 #[test]
 fn an_exchange_that_makes_no_sense_is_refused() {
