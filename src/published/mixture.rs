@@ -81,11 +81,12 @@ fn between(window: u64, seq: u64) -> u64 {
     (s - (s * s - 2.0 * s * seen).max(0.0).sqrt()).round() as u64
 }
 
-/// Ranks that the experts are spread over. Where nobody says: as many as a node has, or what of that divides them.
+/// Ranks that the experts are spread over, of those of a pipeline stage: as many as are stated, or what of them divides
+/// both. Where nobody says: as many as a node has.
 pub fn ep(run: &Training, model: &LlmSpec, stage: u32, node: u32) -> u32 {
     let Some(moe) = model.moe else { return 1 };
-    let fits = |n: u32| stage.is_multiple_of(n) && moe.experts.is_multiple_of(u64::from(n));
-    run.ep.unwrap_or_else(|| (1..=node.min(stage)).rev().find(|n| fits(*n)).unwrap_or(1))
+    let fits = |n: &u32| stage.is_multiple_of(*n) && moe.experts.is_multiple_of(u64::from(*n));
+    (1..=run.ep.unwrap_or(node).min(stage)).rev().find(fits).unwrap_or(1)
 }
 
 /// DeepSeek's own training, whose kernels came to be DeepEP: rows travel there in FP8 (arXiv:2412.19437, section 3.3.3), beside

@@ -198,9 +198,17 @@ const NAMED: &[(&[&str], &[&str])] = &[
     (&["flashattention2", "flashattn2", "fa2", "flashv2"], &["fa2", "fa3", "cudnn", "fa4"]),
 ];
 
-fn named(text: &str) -> Option<&'static [&'static str]> {
+fn named(system: &str) -> Option<&'static [&'static str]> {
+    let text = squeezed(system);
     let says = |(words, _): &&(&[&str], _)| words.iter().any(|word| text.contains(word));
-    NAMED.iter().find(says).map(|(_, kernels)| *kernels)
+    let own = ["sdpa", "flexattn", "flexattention"].iter().any(|word| text.contains(word));
+    let engine = (is_on_engine(system) && !own).then_some(TRANSFORMER_ENGINE);
+    NAMED.iter().find(says).map(|(_, kernels)| *kernels).or(engine)
+}
+
+/// Whether a system is said to have the layers of Transformer Engine, or TE for short.
+fn is_on_engine(system: &str) -> bool {
+    squeezed(system).contains("transformerengine") || tokens(system).iter().any(|word| word == "te")
 }
 
 impl Habits {
@@ -210,7 +218,7 @@ impl Habits {
         let found = rule.map_or(OTHERWISE, |rule| rule.habits);
         // A compiled loss does not write logits in fp32.
         let fused_loss = found.fused_loss || text.contains("torch.compile");
-        Habits { kernels: named(&text).unwrap_or(found.kernels), fused_loss, ..found }
+        Habits { kernels: named(system).unwrap_or(found.kernels), fused_loss, ..found }
     }
 
     /// Those of a run: Megatron-LM in fp16 on A100 is from before FlashAttention came to it with bf16's default, early in
@@ -235,7 +243,7 @@ const FUSERS: &[&str] = &["compile", "liger", "fused", "transformerengine", "llm
 pub fn is_eager(system: &str) -> bool {
     let text = squeezed(system);
     let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
-    says(OWN_OPERATORS) && !says(FUSERS)
+    says(OWN_OPERATORS) && !says(FUSERS) && !is_on_engine(system)
 }
 
 /// Shipped stacks, read once for all cases.
@@ -285,6 +293,7 @@ mod tests {
     fn operators_of_pytorch_are_kernels_unless_something_fuses_them() {
         assert!(is_eager("torchtitan (FSDP)") && is_eager("fms-fsdp (PyTorch FSDP, SDPA flash v2)"));
         assert!(!is_eager("torchtitan (FSDP + torch.compile)") && !is_eager("HF+DeepSpeed ZeRO-3 + Liger"));
+        assert!(!is_eager("NeMo AutoModel (PyTorch FSDP2, TE + DeepEP)") && is_eager("PyTorch, tested"));
         assert!(!is_eager("Megatron-LM") && !is_eager("MosaicML llm-foundry (FSDP, FlashAttention)"));
         assert!(
             Habits::of("torchtitan (FSDP + torch.compile)").fused_loss && !Habits::of("torchtitan (FSDP)").fused_loss
