@@ -259,7 +259,7 @@ fn hours(slower: Option<&Slower>, raw: &Validation) -> String {
                 errors; calibrate anew\n"
             .into();
     };
-    let parts = [("products", slower.product), ("passes in cache", slower.pass), ("over memory", slower.stream)];
+    let parts = [("products and passes in cache", slower.clock), ("passes over memory", slower.memory)];
     let parts: Vec<String> = parts.iter().map(|(what, times)| format!("{what} {times:.2}")).collect();
     format!(
         "time that things take now for one when the profile was measured, where samples tell: {}\n\
