@@ -1,9 +1,10 @@
 //! How long the rows of a sweep take, one by one on one core: the default study, by strategy; then 100,000 rows, and
 //! the default study once more with 150 batches each.
 //!
-//! `cargo bench --bench sweep`, or `-- rows`, `-- many` and `-- long` for one of the three. A row is timed as the sweep
-//! computes it: with what is known of the structure of its plan from the rows before it, if any had the same. The
-//! baseline, *alone*, is the same row where nothing is known before: its plan is built whole.
+//! `cargo bench --bench sweep`, or `-- rows`, `-- many` and `-- long` for one of the three; `-- each` prints every row of
+//! the default study. A row is timed as the sweep computes it: with what is known of the structure of its plan from the
+//! rows before it, if any had the same. The baseline, *alone*, is the same row where nothing is known before: its plan
+//! is built whole.
 
 use cpu_time::{ProcessTime, ThreadTime};
 use foretrain::report::Row;
@@ -101,6 +102,21 @@ fn rows() {
     }
 }
 
+/// Every row of the default study, the slowest last, as CSV.
+fn each() {
+    let mut rows = timed(&study(), 3);
+    rows.sort_by_key(|(_, took)| *took);
+    println!("us,strategy,recompute,options,ulysses,ring,tp,dp,seq_len,global_batch,feasible");
+    for (row, took) in &rows {
+        let (us, way) = (took.as_secs_f64() * 1e6, [row.ulysses, row.ring, row.tp, row.dp]);
+        let [ulysses, ring, tp, dp] = way;
+        println!(
+            "{us:.1},{},{},{},{ulysses},{ring},{tp},{dp},{},{},{}",
+            row.strategy, row.recompute, row.options, row.seq_len, row.global_batch, row.feasible
+        );
+    }
+}
+
 /// The most memory that the process has had so far, in MB; none where the system does not say.
 fn most_memory() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -145,6 +161,9 @@ fn main() {
     let wants = |name: &str| asked.is_empty() || asked.iter().any(|arg| arg == name);
     if wants("rows") {
         rows();
+    }
+    if asked.iter().any(|arg| arg == "each") {
+        each();
     }
     if wants("many") {
         many_rows("many", &many());

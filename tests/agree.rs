@@ -45,6 +45,26 @@ fn goes_on(few: &Plan, host: &Host, more: impl Fn(u64) -> Plan) -> bool {
     series.goes_on()
 }
 
+/// Rings over several nodes, whose classes of ranks are held up by different links and drift apart for many layers.
+#[test]
+fn classes_that_drift_apart_are_exact() {
+    for (dp, ring, ulysses, words, batches) in [
+        (1, 16, 1, "default", 5),
+        (1, 16, 1, "stripe", 2),
+        (1, 16, 1, "dkv-model+merge-at-end", 1),
+        (2, 4, 2, "default", 6),
+    ] {
+        for (slower, launch, seq_len) in [(1.0, 0.0, 16384), (2.0, 1e-6, 8192), (4.0, 0.0, 65536)] {
+            let par = Parallelism { options: words.parse().unwrap(), ..way(dp, ring, ulysses) };
+            let model = LlmSpec { head_dim: 128, ..model(24, 4, false) };
+            let plan = plans::plan(&model, &par, &work(&par, seq_len, 1, batches), SM);
+            let host = Host::of(&plan, slower).issuing(launch);
+            let all = cost(&plan, host.machine(), FLAT).unwrap();
+            same(&cost(&plan, host.machine(), Effort::SUMS).unwrap(), &all);
+        }
+    }
+}
+
 #[test]
 fn more_microbatches_are_exact_on_a_grid() {
     let mut known = 0;
