@@ -87,7 +87,11 @@ fn missing(engine: &Engine, class: usize, run: &Run, script: &Script, op: u32) -
                 let by = if way.dir == Direction::Send { way.by as i32 } else { -(way.by as i32) };
                 Some(group.neighbour(&engine.plan.views, rank, by))
             };
-            script.deeds.legs(first, count).iter().enumerate().filter_map(peer).collect()
+            // Several legs may wait for one.
+            let mut whom: Vec<u32> = script.deeds.legs(first, count).iter().enumerate().filter_map(peer).collect();
+            whom.sort_unstable();
+            whom.dedup();
+            whom
         }
         Deed::Whole { at, .. } => {
             let classes = &script.deeds.wholes[at as usize].gang.classes;
