@@ -201,9 +201,12 @@ impl Roofline {
         let (area, rectangle) = (area as f64, q_rows as f64 * kv_rows as f64);
         let masked = if area < rectangle { curve.diagonal.value * q_rows.min(kv_rows) as f64 } else { 0.0 };
         let walk = (area + masked).min(rectangle) / rows as f64 + curve.half.value;
-        // As for a product: tiles are whole, and so are waves.
+        // As for a product: tiles are whole, and so are waves; of unequal tiles the last wave is half empty.
         let tiles = batch_heads * rows.div_ceil(kernel.tile_rows);
-        let slots = tiles.next_multiple_of(u64::from(self.gpu.sms.value)) * kernel.tile_rows;
+        let held = curve.resident.iter().flat_map(|r| &r.value).find(|(widest, _)| head_dim <= *widest);
+        let at_once = u64::from(self.gpu.sms.value) * held.map_or(1, |(_, blocks)| *blocks);
+        let unequal = held.is_some() && area < rectangle;
+        let slots = if unequal { tiles + at_once } else { tiles.next_multiple_of(at_once) } * kernel.tile_rows;
         let walked = walk * slots as f64 / batch_heads as f64;
         let (ceiling, dim_known) = ceiling_at(curve, head_dim);
         let ceiling = ceiling * curve.sustained.as_ref().map_or(1.0, |part| part.value);

@@ -4,6 +4,7 @@ use super::case::{Attention, Training};
 use super::documents;
 use super::machine::{Chosen, Stated};
 use super::options::with_words;
+use super::recipe::EAGER_BF16;
 use super::training::said;
 use super::verdict::Prediction;
 use super::ways::{Way, kernels, way};
@@ -12,8 +13,9 @@ use super::{Shipped, training};
 use crate::cluster::Cluster;
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
-use crate::spec::{AttentionSpec, Dtype, LlmSpec, Mask, Options, Parallelism, Pass, StackSpec};
+use crate::spec::{AttentionSpec, Dtype, LlmSpec, Mask, Options, Origin, Parallelism, Pass, Sourced, StackSpec};
 use crate::strategy::{Engines, attention_pass};
+use crate::units::Seconds;
 
 /// Tokens and width of a benchmark that states only length and head dim: the setting of FlashAttention's papers
 /// (arXiv:2307.08691, section 4.1).
@@ -50,12 +52,13 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
     found.why.extend(one_by_one(row, &mut machine.cluster));
     let stack = shipped.stacks.with_kernel(kernels(row), &machine.cluster.gpu)?;
     found.stack = stack.name.clone();
+    let stack = &if in_python(row) { called_one_by_one(shipped.stacks.eager(stack.clone())) } else { stack.clone() };
     let way = way(row, gpus, machine.cluster.spec.gpus_per_node)?;
     found.why.extend(way.instead.map(|w| format!("taken: {w}")));
     let pass = pass(row, found)?;
     let par = parallelism(&way, found);
     let bench = Bench { machine, stack, pass, par };
-    let specs = specs(row, gpus)?;
+    let specs = specs(row, gpus, &bench.par)?;
     found.split = format!("ulysses {} x ring {}, {}, {}", par.ulysses, par.ring, par.options, pass.name());
     // Benchmarks over several sets of documents take them in turn.
     let mut seconds = 0.0;
@@ -68,15 +71,31 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
     Ok(())
 }
 
-/// An exchange of KV by `all_to_all_v` (MagiAttention's without its own kernels) sends a row to every rank that needs it,
-/// where a ring or a hierarchical kernel brings it to a node once: that many times as much leaves a node.
+/// Tokens that MagiAttention's solver deals out at a time (`chunk_size` of exps/dist_attn/benchmark_conf.py there).
+const DEALT: f64 = 2048.0;
+
+/// What goes over the links of MagiAttention is not all of KV to every rank. An exchange by `all_to_all_v` (without its
+/// own kernels) sends a row to every rank that needs it, where a ring or a hierarchical kernel brings it to a node once:
+/// that many times as much leaves a node. Of packed documents a rank needs those that its parts of the sequence are in.
 fn one_by_one(row: &Attention, cluster: &mut Cluster) -> Option<String> {
     let ranks = cluster.per_node();
-    // Rows of short documents have few ranks to go to.
-    let whole = row.documents.is_empty() && !row.mask.contains("varlen");
-    let out = cluster.spec.scale_out.as_mut().filter(|_| whole && squeezed(&row.family).contains("a2av"))?;
-    out.achieved.value = out.achieved.value * (1.0 / f64::from(ranks));
-    Some(format!("taken: KV leaves a node {ranks} times, once for each rank of another"))
+    let magi = squeezed(&row.family).contains("magi");
+    if row.documents.is_empty() && !row.mask.contains("varlen") {
+        let out = cluster.spec.scale_out.as_mut().filter(|_| squeezed(&row.family).contains("a2av"))?;
+        out.achieved.value = out.achieved.value * (1.0 / f64::from(ranks));
+        return Some(format!("taken: KV leaves a node {ranks} times, once for each rank of another"));
+    }
+    let (seq, gpus) = (row.seq.filter(|_| magi)?, row.gpus.filter(|gpus| *gpus > 1)?);
+    // From every part of a rank, its document; under a causal mask half of it.
+    let whole = if row.causal == Some(false) { 1.0 } else { 0.5 };
+    let needed = whole * documents::seen(seq) / DEALT;
+    let less = (f64::from(gpus - 1) / needed).max(1.0);
+    let up = &mut cluster.spec.scale_up;
+    up.bandwidth.value = up.bandwidth.value * less;
+    if let Some(out) = &mut cluster.spec.scale_out {
+        out.achieved.value = out.achieved.value * less;
+    }
+    Some(format!("taken: a rank gets the KV of {:.1} others", f64::from(gpus - 1) / less))
 }
 
 /// The row with the sizes of the script, or of the model, that it names in place of its own.
@@ -122,7 +141,7 @@ fn parallelism(way: &Way, found: &mut Prediction) -> Parallelism {
 }
 
 /// The operation, once for each set of documents.
-fn specs(row: &Attention, gpus: u32) -> Result<Vec<AttentionSpec>, String> {
+fn specs(row: &Attention, gpus: u32, par: &Parallelism) -> Result<Vec<AttentionSpec>, String> {
     let head_dim = row.head_dim.ok_or("head_dim: not stated")?;
     let heads = row.heads.unwrap_or((WIDTH / head_dim).max(1));
     // A benchmark that does not say trains a language model.
@@ -144,8 +163,28 @@ fn specs(row: &Attention, gpus: u32) -> Result<Vec<AttentionSpec>, String> {
         return Ok(row.documents.iter().map(lengths).map(|l| of(l.iter().sum(), l)).collect());
     }
     let seq_len = row.seq.ok_or("seq: not stated")?;
-    let packed = row.mask.contains("varlen") && gpus > 1;
-    Ok(vec![of(seq_len, if packed { documents::usual(seq_len) } else { vec![] })])
+    if !row.mask.contains("varlen") || gpus == 1 {
+        return Ok(vec![of(seq_len, vec![])]);
+    }
+    // Documents as long as the one that a token is in, side by side: rings and gathers cut every document over all of
+    // their ranks, so that ranks have as much of each to do (TransformerEngine's `thd`; MagiAttention's solver evens out).
+    let batch = (seq_len as f64 / documents::seen(seq_len)).round().max(1.0) as u64;
+    let unit = 2 * u64::from(par.ring * par.ulysses);
+    let alike = AttentionSpec { batch, ..of((seq_len / batch / unit).max(1) * unit, vec![]) };
+    Ok(vec![alike])
+}
+
+/// Whether the loop over blocks is in Python, and its merges are PyTorch's own operators.
+fn in_python(row: &Attention) -> bool {
+    ["zhuzilin", "yunchang"].iter().any(|who| row.implementation.contains(who))
+}
+
+/// The stack where each op of a plan is a call from Python, which is several of PyTorch: a ring of eight L20 on
+/// 8192 tokens takes 2.8 ms in any layout, 115 us for each hop, kernel and merge.
+fn called_one_by_one(stack: StackSpec) -> StackSpec {
+    let source = "as modules of Megatron and Transformer Engine without CUDA graphs".into();
+    let value = Seconds::new(EAGER_BF16);
+    StackSpec { host_launch: Sourced { value, source, provenance: Origin::Derived }, ..stack }
 }
 
 /// Everything but the operation itself.

@@ -122,7 +122,7 @@ fn release(system: &str, name: &str) -> f64 {
 /// B200, 28.19 s for 64 microbatches of 48 layers and 42 ops (Megatron-Bridge 25.11), where no GPU limits it; a linear
 /// layer in FP8 takes more than twice the CPU time of one in bf16 (github issue NVIDIA/TransformerEngine#761).
 const EAGER_FP8: f64 = 217e-6;
-const EAGER_BF16: f64 = 100e-6;
+pub const EAGER_BF16: f64 = 100e-6;
 
 /// Part of that an op takes where chunks of rows travel beside products: a call of Transformer Engine issues all chunks
 /// of a product, and the 47 ops of a layer of Qwen3-235B become 72.

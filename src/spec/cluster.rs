@@ -214,6 +214,9 @@ pub struct ScaleOut {
     pub achieved: Sourced<BytesPerSec>,
     /// What sends to one peer reach with the library's default number of channels.
     pub p2p: Sourced<BytesPerSec>,
+    /// What sends to many peers at once reach together, each on channels of its own; absent: no more than sends to one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub several: Option<Sourced<BytesPerSec>>,
     /// Of the wire and the switches, without the library's own.
     pub latency: Sourced<Seconds>,
     /// NICs of one place in their nodes share a leaf switch, so that equal ranks of nodes are one switch apart.
@@ -372,6 +375,9 @@ impl ScaleOut {
         check_latency(file, "scale_out.latency", self.latency.value.value())?;
         check_rate(file, "scale_out.achieved", self.achieved.value.value())?;
         check_rate(file, "scale_out.p2p", self.p2p.value.value())?;
+        if let Some(several) = &self.several {
+            check_rate(file, "scale_out.several", several.value.value())?;
+        }
         let (achieved, raw) = (self.achieved.value, self.raw.value);
         if achieved > raw {
             let why = format!("{achieved} is more than the {raw} of the wire; one of the two is wrong");

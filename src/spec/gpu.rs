@@ -126,6 +126,11 @@ pub struct PassCurve {
     pub ceiling: Sourced<Vec<(u64, f64)>>,
     pub half: Sourced<f64>,
     pub diagonal: Sourced<f64>,
+    /// Thread blocks that an SM holds at a time, by the widest heads for which it does. Where they are given, tiles are
+    /// handed out in the order of rows: those that start last have the most to do where a mask is causal, and on average
+    /// SMs wait for half of the longest. Absent where a scheduler evens tiles out, or nothing is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resident: Option<Sourced<Vec<(u64, u64)>>>,
     /// Part of that rate which is kept for as long as a step takes and while all GPUs of a node work, where the power
     /// limit lowers the clock below that of one kernel alone; absent where nothing is known of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -200,6 +205,9 @@ impl PassCurve {
         }
         if let Some(part) = &self.sustained {
             check_ratio(file, &format!("{field}.sustained"), part.value)?;
+        }
+        for (_, blocks) in self.resident.iter().flat_map(|r| &r.value) {
+            check_positive(file, &format!("{field}.resident"), *blocks as f64)?;
         }
         check_length(file, &format!("{field}.half"), self.half.value)?;
         check_length(file, &format!("{field}.diagonal"), self.diagonal.value)

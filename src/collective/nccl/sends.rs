@@ -112,10 +112,15 @@ pub fn all_to_all(nccl: &Nccl, shape: &Shape, bytes: Bytes) -> LinkTime {
     if shape.nodes > 1 {
         let out = cluster.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
         let nic = out.achieved.value * cluster.nics_per_rank().unwrap_or(1.0);
-        // Sends to many peers fill a NIC no better than sends to one: see the source of `p2p`.
-        let outside = one * f64::from(shape.n - shape.fewest) / out.p2p.value.min(nic);
-        let outside = outside.max(one * shape.beyond / nic);
         let others = f64::from(shape.n - shape.fewest - 1);
+        // A send is held up by its one channel, many beside each other by the NIC.
+        let together = out
+            .several
+            .as_ref()
+            .filter(|_| others > 0.0)
+            .map_or(out.p2p.value, |s| s.value.min(out.p2p.value * (others + 1.0)));
+        let outside = one * f64::from(shape.n - shape.fewest) / together.max(out.p2p.value).min(nic);
+        let outside = outside.max(one * shape.beyond / nic);
         let start = send_latency(nccl, one.value(), BETWEEN, nccl.fitted.announcement_between);
         time.latency = start + out.latency.value + Seconds::new(nccl.fitted.posting * others);
         time.rel_sd = SPREAD_BETWEEN;
