@@ -13,7 +13,9 @@ use super::{Shipped, training};
 use crate::cluster::Cluster;
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
-use crate::spec::{AttentionSpec, Dtype, LlmSpec, Mask, Options, Origin, Parallelism, Pass, Sourced, StackSpec};
+use crate::spec::{
+    AttentionSpec, Dtype, KvPath, LlmSpec, Mask, Options, Origin, Parallelism, Pass, Sourced, StackSpec,
+};
 use crate::strategy::{Engines, attention_pass};
 use crate::units::Seconds;
 
@@ -52,11 +54,11 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
     found.why.extend(one_by_one(row, &mut machine.cluster));
     let stack = shipped.stacks.with_kernel(kernels(row), &machine.cluster.gpu)?;
     found.stack = stack.name.clone();
-    let stack = &if in_python(row) { called_one_by_one(shipped.stacks.eager(stack.clone())) } else { stack.clone() };
     let way = way(row, gpus, machine.cluster.spec.gpus_per_node)?;
     found.why.extend(way.instead.map(|w| format!("taken: {w}")));
     let pass = pass(row, found)?;
     let par = parallelism(&way, found);
+    let stack = &in_python(row, &par, shipped, stack);
     let bench = Bench { machine, stack, pass, par };
     let specs = specs(row, gpus, &bench.par)?;
     found.split = format!("ulysses {} x ring {}, {}, {}", par.ulysses, par.ring, par.options, pass.name());
@@ -174,13 +176,18 @@ fn specs(row: &Attention, gpus: u32, par: &Parallelism) -> Result<Vec<AttentionS
     Ok(vec![alike])
 }
 
-/// Whether the loop over blocks is in Python, and its merges are PyTorch's own operators.
-fn in_python(row: &Attention) -> bool {
-    ["zhuzilin", "yunchang"].iter().any(|who| row.implementation.contains(who))
+/// The stack as it is where the loop over blocks is in Python and its merges are PyTorch's own operators.
+fn in_python(row: &Attention, par: &Parallelism, shipped: &Shipped, stack: &StackSpec) -> StackSpec {
+    let is = ["zhuzilin", "yunchang"].iter().any(|who| row.implementation.contains(who));
+    match par.options.kv {
+        _ if !is => stack.clone(),
+        KvPath::Ring => called_one_by_one(shipped.stacks.eager(stack.clone())),
+        _ => shipped.stacks.eager(stack.clone()),
+    }
 }
 
-/// The stack where each op of a plan is a call from Python, which is several of PyTorch: a ring of eight L20 on
-/// 8192 tokens takes 2.8 ms in any layout, 115 us for each hop, kernel and merge.
+/// The stack where each op of a plan is a call from Python, which is several of PyTorch's: a ring of eight L20 on 8192
+/// tokens takes 2.8 ms in any layout, 115 us for each hop, kernel and merge.
 fn called_one_by_one(stack: StackSpec) -> StackSpec {
     let source = "as modules of Megatron and Transformer Engine without CUDA graphs".into();
     let value = Seconds::new(EAGER_BF16);

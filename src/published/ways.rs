@@ -35,7 +35,7 @@ const LINES: &[Line] = &[
             "all-gather of KV, the next part beside the kernel, in place of a group-cast of the rows that a rank needs",
         ),
     },
-    Line { names: &["loongtrain"], shape: Shape::Hybrid, words: &["dkv-model"], instead: None },
+    Line { names: &[LOONGTRAIN], shape: Shape::Hybrid, words: &[], instead: None },
     Line {
         names: &["hybriddcp", "hybridcp"],
         shape: Shape::Ring,
@@ -49,6 +49,16 @@ const LINES: &[Line] = &[
     Line { names: &["ring"], shape: Shape::Ring, words: &[], instead: None },
     Line { names: &["flash"], shape: Shape::Alone, words: &[], instead: None },
 ];
+
+const LOONGTRAIN: &str = "loongtrain";
+
+/// LoongTrain's ring of so many ranks is rings of rings, the inner ones at least as long as the outer
+/// (github:SandAI-org/MagiAttention exps/dist_attn/run_benchmark.py, `window_num`); dKV goes behind KV, and home.
+fn two_rings(ring: u32) -> Option<&'static str> {
+    let outer = (1..=ring).rev().find(|n| ring.is_multiple_of(*n) && n * n <= ring)?;
+    let words = [(2, "double-ring-2"), (4, "double-ring-4"), (8, "double-ring-8")];
+    words.into_iter().find(|(inner, _)| outer > 1 && *inner == ring / outer).map(|(_, word)| word)
+}
 
 struct Line {
     names: &'static [&'static str],
@@ -87,7 +97,10 @@ pub fn way(row: &Attention, gpus: u32, node: u32) -> Result<Way, String> {
     if let Some(word) = layout.or(bare).filter(|w| ring > 1 && !words.contains(w)) {
         words.push(word);
     }
+    let loongtrain = line.names.contains(&LOONGTRAIN);
+    words.extend(two_rings(ring).filter(|_| loongtrain));
     if squeezed(&row.implementation).contains("sandai")
+        && !loongtrain
         && !words.iter().any(|w| w.contains("gather") || *w == "dkv-model")
     {
         // MagiAttention's baselines are TransformerEngine's algorithms.
@@ -205,6 +218,7 @@ mod tests {
             ("ring_allgather", "", 1, 16, vec!["gather-kv"]),
             ("ulysses", "", 16, 1, vec![]),
             ("usp", "", 8, 2, vec![]),
+            ("loongtrain", "", 8, 2, vec![]),
             ("ring/all-gather varlen", "flash_attn varlen single GPU", 1, 1, vec![]),
             (
                 "ring/all-gather varlen",
@@ -219,6 +233,15 @@ mod tests {
             assert_eq!((found.ulysses, found.ring, found.words), (ulysses, ring, words), "{family} {variant}");
         }
         assert!(way(&row("Tree attention", ""), 8, 8).unwrap_err().contains("Tree"));
+    }
+
+    #[test]
+    fn inner_rings_are_as_long_as_outer_ones_or_longer() {
+        let words = [2, 4, 8, 16, 64].map(two_rings);
+        assert_eq!(
+            words,
+            [None, Some("double-ring-2"), Some("double-ring-4"), Some("double-ring-4"), Some("double-ring-8")]
+        );
     }
 
     #[test]
