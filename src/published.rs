@@ -14,6 +14,7 @@ pub mod exchange;
 mod fields;
 mod known;
 pub mod machine;
+mod magi;
 pub mod measured;
 mod mixture;
 mod network;

@@ -3,6 +3,7 @@
 use super::case::{Attention, Training};
 use super::documents;
 use super::machine::{Chosen, Stated};
+use super::magi;
 use super::options::with_words;
 use super::recipe::EAGER_BF16;
 use super::training::said;
@@ -10,7 +11,6 @@ use super::verdict::Prediction;
 use super::ways::{Way, kernels, way};
 use super::words::squeezed;
 use super::{Shipped, training};
-use crate::cluster::Cluster;
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::spec::{
@@ -41,7 +41,9 @@ pub fn predict(row: &Attention, shipped: &Shipped) -> Prediction {
 }
 
 fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Result<(), String> {
-    let row = &filled_in(row, found);
+    let whole = &filled_in(row, found);
+    let fewer = magi::dealt(whole);
+    let row = fewer.as_ref().unwrap_or(whole);
     let gpus = row.gpus.ok_or("gpus: not stated")?;
     let stated = Stated {
         gpu: &row.gpu,
@@ -51,7 +53,11 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
     };
     let mut machine = shipped.fleet.choose(&stated)?;
     found.cluster = machine.said.clone();
-    found.why.extend(one_by_one(row, &mut machine.cluster));
+    if fewer.is_some() {
+        machine.cluster = magi::spread(&machine.cluster, row.nodes.unwrap_or(1))?;
+        found.why.push(format!("taken: a document is on {gpus} ranks, and what they hold of others does not matter"));
+    }
+    found.why.extend(magi::one_by_one(row, &mut machine.cluster));
     let stack = shipped.stacks.with_kernel(kernels(row), &machine.cluster.gpu)?;
     found.stack = stack.name.clone();
     let way = way(row, gpus, machine.cluster.spec.gpus_per_node)?;
@@ -71,33 +77,6 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
     }
     found.predicted = Some(in_unit(&row.unit, seconds, flops / f64::from(gpus))?);
     Ok(())
-}
-
-/// Tokens that MagiAttention's solver deals out at a time (`chunk_size` of exps/dist_attn/benchmark_conf.py there).
-const DEALT: f64 = 2048.0;
-
-/// What goes over the links of MagiAttention is not all of KV to every rank. An exchange by `all_to_all_v` (without its
-/// own kernels) sends a row to every rank that needs it, where a ring or a hierarchical kernel brings it to a node once:
-/// that many times as much leaves a node. Of packed documents a rank needs those that its parts of the sequence are in.
-fn one_by_one(row: &Attention, cluster: &mut Cluster) -> Option<String> {
-    let ranks = cluster.per_node();
-    let magi = squeezed(&row.family).contains("magi");
-    if row.documents.is_empty() && !row.mask.contains("varlen") {
-        let out = cluster.spec.scale_out.as_mut().filter(|_| squeezed(&row.family).contains("a2av"))?;
-        out.achieved.value = out.achieved.value * (1.0 / f64::from(ranks));
-        return Some(format!("taken: KV leaves a node {ranks} times, once for each rank of another"));
-    }
-    let (seq, gpus) = (row.seq.filter(|_| magi)?, row.gpus.filter(|gpus| *gpus > 1)?);
-    // From every part of a rank, its document; under a causal mask half of it.
-    let whole = if row.causal == Some(false) { 1.0 } else { 0.5 };
-    let needed = whole * documents::seen(seq) / DEALT;
-    let less = (f64::from(gpus - 1) / needed).max(1.0);
-    let up = &mut cluster.spec.scale_up;
-    up.bandwidth.value = up.bandwidth.value * less;
-    if let Some(out) = &mut cluster.spec.scale_out {
-        out.achieved.value = out.achieved.value * less;
-    }
-    Some(format!("taken: a rank gets the KV of {:.1} others", f64::from(gpus - 1) / less))
 }
 
 /// The row with the sizes of the script, or of the model, that it names in place of its own.
