@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn sockets_share_a_bridge() {
-        let c = of("l20-pcie", 8);
+        let c = of("l40s-pcie", 8);
         let rate = |members: &[u32]| c.bridge(members).map(|b| b.value() / 1e9);
         assert_eq!([rate(&[0, 3]), rate(&[0, 4])], [None, Some(5.5)]);
         assert_eq!(rate(&[0, 1, 2, 3, 4, 5, 6, 7]), Some(22.0));

@@ -271,7 +271,7 @@ mod tests {
     /// Of a ring of all eight GPUs one send crosses the bridge at a time; of four rings of two all do.
     #[test]
     fn rings_share_the_bridge_by_their_number() {
-        let (c, s) = at("l20-pcie", 8);
+        let (c, s) = at("l40s-pcie", 8);
         let rate = |a, b, size| {
             let bytes = Bytes::new(4096.0 * MIB);
             (bytes / p2p(&c, &s, bytes, a, b, size, 1.0).transfer).value() / 1e9
