@@ -86,12 +86,12 @@ fn solved(mut a: Vec<Vec<f64>>, mut b: Vec<f64>) -> Vec<f64> {
     let n = b.len();
     for i in 0..n {
         let pivot = (i..n).max_by(|p, q| a[*p][i].abs().total_cmp(&a[*q][i].abs())).expect("a row");
-        (a.swap(i, pivot), b.swap(i, pivot));
+        a.swap(i, pivot);
+        b.swap(i, pivot);
         for row in i + 1..n {
             let factor = a[row][i] / a[i][i];
-            for col in i..n {
-                a[row][col] -= factor * a[i][col];
-            }
+            let of_pivot = a[i].clone();
+            a[row].iter_mut().zip(of_pivot).skip(i).for_each(|(here, there)| *here -= factor * there);
             b[row] -= factor * b[i];
         }
     }
