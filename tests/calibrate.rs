@@ -305,11 +305,14 @@ fn simulate_and_estimate_share_the_cores_alike() {
         |more: &str| found(format!("simulate {flags} --gpus 4 --ring 4 {more}"))["step_time_s"].as_f64().unwrap();
     assert!(step("--slow-gpu 1:3") > 1.2 * step(""), "a slow rank holds up the others");
     assert!(step("--jitter exponential:0.3 --seed 1") > step(""));
-    for (more, word) in [("--dead 1@0.1", "Dead"), ("--explain", "--explain"), ("--fidelity block", "--fidelity block")]
+    for (more, word) in [("--dead 1@0.1", "Dead"), ("--slack slack.csv", "--slack"), ("--fidelity block", "--fidelity")]
     {
         let (code, text) = foretrain(dir.path(), &format!("simulate {flags} --gpus 4 --ring 4 {more}"));
-        assert!(code == 2 && text.contains(word) && text.contains("leave"), "{more}: {text}");
+        assert!(code == 2 && text.contains(word) && text.contains("use as many cores as ranks"), "{more}: {text}");
     }
+    let words = format!("simulate {} --gpus 4 --ring 4 --explain", flags.replace(" --json", ""));
+    let (code, text) = foretrain(dir.path(), &words);
+    assert!(code == 0 && text.contains("% of the step is "), "{text}");
 }
 
 #[test]

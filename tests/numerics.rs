@@ -125,6 +125,24 @@ fn assert_all_close(got: &BTreeMap<String, Vec<f64>>, want: &BTreeMap<String, Ve
     }
 }
 
+/// How far one rank by itself is from the reference, at worst: what rounding does to this model, whoever computes it.
+fn rounding(case: &Case) -> f64 {
+    let mut par = Parallelism::default();
+    par.options.unfused = case.par.options.unfused;
+    let microbatches = case.microbatches * u64::from(case.par.dp);
+    let seq_units = case.work().seq_len / 2;
+    let plan = Case { par, microbatches, seq_units, ..case.clone() }.plan();
+    let (got, want) = (run(&plan), reference(&plan));
+    let least = least(&want);
+    want.grads.iter().map(|(name, want)| error(&got.grads[name], want, least)).fold(0.0, f64::max)
+}
+
+/// What passes a norm over two or four numbers all but cancels: rounding in f32 is of the size of the terms, and those of
+/// the largest gradients show it.
+fn least(want: &StepResult) -> f64 {
+    0.02 * want.grads.values().map(|grad| largest(grad)).fold(0.0, f64::max)
+}
+
 fn holds(case: &Case, tolerance: f64) {
     let plan = case.plan();
     let (got, want) = (run(&plan), reference(&plan));
@@ -133,10 +151,7 @@ fn holds(case: &Case, tolerance: f64) {
         assert_close(&format!("hidden states of sequence {i}"), got, want, tolerance);
     }
     assert_eq!(got.hidden.len(), want.hidden.len());
-    // What passes a norm over two or four numbers all but cancels: rounding in f32 is of the size of the terms, and
-    // those of the largest gradients show it.
-    let largest = want.grads.values().map(|grad| largest(grad)).fold(0.0, f64::max);
-    let least = if case.dtype == Dtype::F32 { 0.02 * largest } else { 0.0 };
+    let least = if case.dtype == Dtype::F32 { least(&want) } else { 0.0 };
     assert_eq!(got.grads.keys().collect::<Vec<_>>(), want.grads.keys().collect::<Vec<_>>());
     for (name, want) in &want.grads {
         assert_closer(name, &got.grads[name], want, least, tolerance);
@@ -702,10 +717,12 @@ proptest! {
     }
 
     /// The real kernels in f32: rounding alone separates them from the reference. The bound grows with the
-    /// depth of sums, at most some hundred terms here.
+    /// depth of sums, at most some hundred terms here; some models, of a dozen layers with heads of two numbers, make more of
+    /// rounding, and of those any layout stays within a few times what one rank is off.
     #[test]
     fn any_layout_is_close_in_f32(case in cases()) {
-        holds(&Case { dtype: Dtype::F32, ..case }, 2e-4);
+        let case = Case { dtype: Dtype::F32, ..case };
+        holds(&case, f64::max(2e-4, 4.0 * rounding(&case)));
     }
 }
 

@@ -265,7 +265,8 @@ mod tests {
         // 10 GB/s over three peers, where the port has 25.6 and three blocks 36.
         assert!((longer(4, CollectiveKind::AllToAll) / (25.6 / (10.0 / 3.0)) - 1.0).abs() < 1e-9);
         assert!(longer(8, CollectiveKind::AllToAll) > longer(4, CollectiveKind::AllToAll) * 0.5);
-        assert_eq!(longer(8, CollectiveKind::AllGather), 1.0);
+        // A ring of all has two peers, and waits for the bridge alone: 22 GB/s there, 40 here, where the port's 25.6 are less.
+        assert!((longer(8, CollectiveKind::AllGather) / (25.6 / 22.0) - 1.0).abs() < 1e-9);
     }
 
     /// Of a ring of all eight GPUs one send crosses the bridge at a time; of four rings of two all do.
