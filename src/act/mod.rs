@@ -24,7 +24,7 @@ pub mod stamp;
 pub mod stretch;
 pub mod threads;
 
-pub use cold::cold_bytes;
+pub use cold::{cold_bytes, sharing};
 pub use deeds::{Deed, Deeds, Way, Whole};
 pub use draft::PROVENANCES;
 pub use form::{Form, Tallies};

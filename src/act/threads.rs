@@ -14,7 +14,7 @@ mod job;
 mod rank;
 mod worker;
 
-use crate::act::{Acts, Machine, Sheet, cold_bytes};
+use crate::act::{Acts, Machine, Sheet, cold_bytes, sharing};
 use crate::collective::forward::Round;
 use crate::device::{KernelTime, Threads};
 use crate::error::{Error, Result};
@@ -87,9 +87,7 @@ pub fn play(plan: &Plan, machine: Machine, threads: &Threads, takes: Takes) -> R
     let sheet = Acts::new(plan, machine, &fold).sheet(&lines, &matching)?;
     let own: Vec<u32> = (0..plan.ranks()).map(|rank| rank % threads.cores.clamp(1, plan.ranks())).collect();
     let devices = machine.devices.map_or(own, |devices| devices.to_vec());
-    let sharing = devices.iter().map(|d| devices.iter().filter(|e| *e == d).count()).max().unwrap_or(1);
-    let cold = (0..).zip(&lines).map(|(program, line)| cold_bytes(plan, &atoms, line, program, sharing as u32));
-    let cold = cold.collect::<Result<Vec<Vec<u64>>>>()?;
+    let cold = cold_bytes(plan, &atoms, &lines, sharing(&devices))?;
     let turns = Turns::new(plan, &lines, &matching, &devices)?;
     let shared = Shared {
         plan,

@@ -74,9 +74,7 @@ impl Samples {
         let atoms = AtomTable::new(plan)?;
         let programs = 0..plan.programs.len() as u32;
         let lines = programs.map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<Line>>>()?;
-        let cold = |(program, line): (u32, &Line)| cold_bytes(plan, &atoms, line, program, 1);
-        let cold: Vec<Vec<u64>> =
-            if self.filled { vec![] } else { (0..).zip(&lines).map(cold).collect::<Result<Vec<Vec<u64>>>>()? };
+        let cold = if self.filled { vec![] } else { cold_bytes(plan, &atoms, &lines, 1)? };
         let mut rounds = Rounds::default();
         for class in &run.timeline.classes {
             let program = plan.program_of(class.rank) as usize;

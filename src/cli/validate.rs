@@ -6,7 +6,7 @@ use super::config::{Chosen, Config, LOCAL, PlanFile};
 use super::interrupt::Interrupt;
 use super::run::{Machine, On};
 use super::{Answer, Output, trace};
-use crate::act::{cold_bytes, work_of};
+use crate::act::{cold_bytes, sharing, work_of};
 use crate::calibrate::anchors::Anchors;
 use crate::calibrate::machine::{Others, Shares};
 use crate::calibrate::shapes;
@@ -147,7 +147,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     };
     let cut = (runs.len() < flags.repeat as usize)
         .then(|| interrupted(format!("interrupted: the figures are those of {} of {} runs", runs.len(), flags.repeat)));
-    let known = known(&plan, &profile)?;
+    let known = known(&plan, &profile, &options.devices)?;
     let devices = options.devices.iter().max().map_or(0, |d| d + 1);
     let own_cores = devices <= profile.machine.cores;
     let known = |rank: u32, node: usize| known[rank as usize][node];
@@ -226,17 +226,17 @@ fn what(plan: &Plan) -> String {
 }
 
 /// How the time of every op of every rank is known; none for what is no kernel.
-fn known(plan: &Plan, profile: &Profile) -> Result<Vec<Vec<Option<Provenance>>>> {
+fn known(plan: &Plan, profile: &Profile, devices: &[u32]) -> Result<Vec<Vec<Option<Provenance>>>> {
     let atoms = AtomTable::new(plan)?;
     let programs = 0..plan.programs.len() as u32;
     let lines = programs.map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<Line>>>()?;
-    let cold = (0..).zip(&lines).map(|(program, line)| cold_bytes(plan, &atoms, line, program, 1));
-    let cold = cold.collect::<Result<Vec<Vec<u64>>>>()?;
+    // Curves of GPUs do not ask.
+    let cold = if profile.gpu.is_some() { vec![] } else { cold_bytes(plan, &atoms, &lines, sharing(devices))? };
     let of_op = |rank: u32, line: &Line, node: usize| {
         let OpKind::Compute { kernel, .. } = &line.nodes[node].op.kind else { return None };
         // What the mask leaves nothing of takes no time, and that is known.
         let Some((work, dtype)) = work_of(plan, line, node, rank) else { return Some(Provenance::Measured) };
-        let cold = cold[plan.program_of(rank) as usize][node];
+        let cold = cold.get(plan.program_of(rank) as usize).map_or(0, |cold| cold[node]);
         Some(profile.time_cold(kernel.curve(), &work, dtype, cold).provenance)
     };
     let of_rank = |rank: u32| {

@@ -74,7 +74,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     as_graph.sort_by(f64::total_cmp);
     let graph_step_s = as_graph.get(as_graph.len() / 2).copied();
     let runs = &runs[1..];
-    let known = known(&plan, &profile)?;
+    let known = known(&plan, &profile, &devices)?;
     let mut validation = validate(&predicted, runs, &|rank, node| known[rank as usize][node], true);
     let emulated = match flags.solo {
         Some(_) => Some("all ranks but one: its messages are waits of the predicted length, and not counted"),

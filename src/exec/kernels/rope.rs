@@ -124,8 +124,10 @@ impl Known<'_> {
 wide! {
     /// Products of complex numbers of length one, in f64.
     fn one_after_the_other<'a, T>(a: Turns<'a, f64>, b: Turns<'a, f64>, cos: &'a mut [T], sin: &'a mut [T]) -> () {
-        for (((ac, as_), (bc, bs)), (cos, sin)) in a.0.iter().zip(a.1).zip(b.0.iter().zip(b.1)).zip(cos.iter_mut().zip(sin)) {
-            (*cos, *sin) = (T::from_f64(ac * bc - as_ * bs), T::from_f64(as_ * bc + ac * bs));
+        let both = a.0.iter().zip(a.1).zip(b.0.iter().zip(b.1));
+        for (((cos_a, sin_a), (cos_b, sin_b)), (cos, sin)) in both.zip(cos.iter_mut().zip(sin)) {
+            *cos = T::from_f64(cos_a * cos_b - sin_a * sin_b);
+            *sin = T::from_f64(sin_a * cos_b + cos_a * sin_b);
         }
     }
 }
