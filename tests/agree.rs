@@ -248,6 +248,22 @@ fn shortcuts_are_exact_where_gradients_of_weights_wait() {
     }
 }
 
+/// The same where stages are folded, and some wait.
+#[test]
+fn shortcuts_are_exact_where_stages_are_folded() {
+    for (pp, batches, dp, ring, recompute, words) in [
+        (2, 4, 1, 1, Recompute::None, "dualpipe-v"),
+        (3, 8, 2, 1, Recompute::None, "dualpipe-v"),
+        (4, 13, 1, 2, Recompute::None, "dualpipe-v+no-overlap-grad"),
+        (3, 7, 2, 1, Recompute::Full, "dualpipe-v"),
+    ] {
+        for slower in [1.0, 300.0, 10_000.0] {
+            let par = Parallelism { recompute, options: words.parse().unwrap(), ..way(dp, ring, 1) };
+            staged(pp, 2, batches, par, slower);
+        }
+    }
+}
+
 /// Nor do they lose sight of a CPU that waits, or of sums that nobody overlaps.
 #[test]
 fn shortcuts_are_exact_where_the_cpu_waits() {

@@ -318,6 +318,8 @@ fn pairs() -> Vec<Case> {
         of("dispatch-deepep-v2", 5, 1, 8, Parallelism { pp: 4, ..one }),
         of("dispatch-hierarchical", 12, 0, 4, Parallelism { pp: 2, vp: 2, ..one }),
         of("no-overlap-p2p", 11, 3, 8, Parallelism { pp: 4, vp: 2, ..one }),
+        of("dualpipe-v", 8, 2, 5, Parallelism { pp: 2, vp: 2, ..one }),
+        of("dualpipe-v+dispatch-deepep-v1-normal", 12, 0, 7, Parallelism { pp: 3, vp: 2, ..one }),
         Case {
             mla: true,
             ..of("dispatch-allgather+overlap-shared", 5, 2, 2, Parallelism { tp: 2, ring: 2, ep: 4, ..one })
@@ -351,6 +353,8 @@ fn gradients_of_weights_come_later() {
         };
         let split = of(&format!("{words}+zb-h1"));
         holds(&split, 1e-10);
+        let folded = Case { layers: 12, microbatches: 9, ..of(&format!("{words}+dualpipe-v")) };
+        holds(&Case { par: Parallelism { vp: 2, ..folded.par }, ..folded }, 1e-10);
         let [split, whole] = [split, of(words)].map(|case| run(&Case { dtype: Dtype::F32, ..case }.plan()));
         assert!(split.loss == whole.loss && split.grads == whole.grads && split.weights == whole.weights, "{words}");
     }

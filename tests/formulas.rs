@@ -672,6 +672,47 @@ fn gradients_of_weights_fill_the_bubble() {
     }
 }
 
+/// The table of DualPipe's README (github:deepseek-ai/DualPipe@3da1bbe), with PP chunks on PP/2 devices: DualPipeV's bubble is
+/// (PP/2 - 1)(F&B + B - 3W), where B is whole, and F&B ends as one. It is smaller than 1F1B's of as many stages.
+#[test]
+fn the_bubble_of_a_folded_pipeline() {
+    for (p, m) in [(4, 8), (4, 16), (6, 20)] {
+        let moe = MoeSpec { experts: 2, top_k: 1, ffn: 4096, ..MoeSpec::default() };
+        let wide = LlmSpec { vocab: 16, moe: Some(moe), ..model(8 * u64::from(2 * p), 4, false) };
+        let of = |words: &str, vp: u32| {
+            let options = words.parse().unwrap();
+            let par = Parallelism { pp: p, vp, dp: 2, ep: 2, options, ..Parallelism::default() };
+            let found = alike(&plans::plan(&wide, &par, &work(&par, 4096, 4, m), plans::COPY));
+            (found.mean().exposed_total() + found.mean().turns, found)
+        };
+        let (bubble, found) = of("dualpipe-v+overlap-exchange", 2);
+        // Of the second stage, whose class stands behind the first's.
+        let spans = &found.classes[1].spans;
+        let busy = |part: &str| {
+            let inside = spans.iter().filter(|span| span.path.starts_with(part) && span.what != "transfer");
+            inside.map(|span| span.duration().value()).sum::<f64>()
+        };
+        let pair = spans.iter().find(|span| span.path.contains("+bwd.")).expect("a pair");
+        let pair = busy(pair.path.split_inclusive('[').next().unwrap());
+        let [inputs, weights] = ["bwd.1.0[", "weights.1.0["].map(busy);
+        assert!(pair > inputs && inputs > weights && weights > 0.0, "{pair} {inputs} {weights}");
+        let want = f64::from(p - 1) * (pair + (inputs + weights) - 3.0 * weights);
+        let step = found.step.value();
+        assert!((bubble - want).abs() < 0.02 * step, "p {p} m {m}: {bubble} of {step}, {want} expected");
+        let (plain, _) = of("default", 1);
+        assert!(bubble < 0.7 * plain, "p {p} m {m}: {bubble}, and 1F1B's {plain}");
+    }
+}
+
+/// A step of stages that are alike but for embedding and head, on links that count for nothing.
+fn alike(plan: &Plan) -> foretrain::timeline::Timeline {
+    let mut host = Host::of(plan, 1e-6);
+    host.stack.p2p_latency.value = foretrain::units::Seconds::new(0.0);
+    host.cluster.spec.scale_up.latency.value = foretrain::units::Seconds::new(0.0);
+    let host = host.issuing(0.0);
+    cost(plan, host.machine(), Effort { fold: true, stride: false, spans: true }).unwrap()
+}
+
 /// The same paper, section 2.1: ZB-H1 has no more microbatches in flight than 1F1B has on its first stage, and every stage
 /// as many. Where it goes backward, stage s has p - s of them as they were, and s keep what products read and the
 /// gradients of what they wrote (M_W, which is less than M_B): all other activations are over by then.

@@ -160,6 +160,9 @@ fn stages_have_layers_of_several_kinds_in_turns() {
             holds(&Case { microbatches: 4, ..case(pattern, par) }, 1e-10);
         }
     }
+    let options = "dualpipe-v".parse().unwrap();
+    let folded = Parallelism { pp: 2, vp: 2, options, ..Parallelism::default() };
+    holds(&Case { microbatches: 5, ..case("MEM*-EME", folded) }, 1e-10);
     for zero in 1..=3 {
         let all = Parallelism { pp: 2, tp: 2, dp: 2, ep: 2, zero, ..Parallelism::default() };
         holds(&Case { microbatches: 2, ..case("ME*ME-", all) }, 1e-10);

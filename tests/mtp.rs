@@ -170,7 +170,12 @@ fn modules_stand_on_the_last_stage() {
     holds(&Case { model: more.clone(), ..case(interleaved) }, 1e-9);
     let words = "overlap-exchange".parse().unwrap();
     let beside = Parallelism { dp: 2, ep: 2, zero: 1, options: words, ..interleaved };
-    holds(&Case { model: more, microbatches: 4, ..case(beside) }, 1e-9);
+    holds(&Case { model: more.clone(), microbatches: 4, ..case(beside) }, 1e-9);
+    // Folded, the first stage is the last one, too.
+    for words in ["dualpipe-v", "dualpipe-v+overlap-exchange"] {
+        let folded = Parallelism { options: words.parse().unwrap(), ..beside };
+        holds(&Case { model: more.clone(), microbatches: 5, ..case(folded) }, 1e-9);
+    }
     let full = Parallelism { pp: 3, recompute: Recompute::Full, ..Parallelism::default() };
     holds(&case(full), 1e-9);
 }

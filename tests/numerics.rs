@@ -608,6 +608,28 @@ fn gradients_of_weights_come_later() {
     }
 }
 
+/// Two chunks a stage, folded in the middle: some gradients of weights come later, and the last stage hands over to itself.
+#[test]
+fn a_pipeline_that_is_folded() {
+    let one = Parallelism { vp: 2, ..case().par };
+    for (family, words, tie, layers, microbatches, par) in [
+        (llama, "default", true, 4, 4, Parallelism { pp: 2, ..one }),
+        (qwen3, "default", false, 8, 5, Parallelism { pp: 2, tp: 2, dp: 2, zero: 1, ..one }),
+        (llama, "no-overlap-grad+uneven", true, 8, 7, Parallelism { pp: 3, ..one }),
+        (latent, "uneven", false, 9, 6, Parallelism { pp: 3, ring: 2, ..one }),
+        (gpt2_dropping, "unfused", false, 4, 4, Parallelism { pp: 2, recompute: Recompute::Selective, ..one }),
+        (bloom, "short-ends", false, 10, 6, Parallelism { pp: 3, ulysses: 2, dp: 2, ..one }),
+        (llama, "default", false, 8, 9, Parallelism { pp: 4, recompute: Recompute::Full, ..one }),
+    ] as [(Family, _, _, _, _, _); 7]
+    {
+        let options = format!("{words}+dualpipe-v").parse().unwrap();
+        let par = Parallelism { options, ..par };
+        let case = Case { family, tie, layers, microbatches, kv_heads: 4, ffn: 12, par, ..case() };
+        holds(&case, 1e-10);
+        holds(&Case { batch: 2, dtype: Dtype::F32, ..case }, 2e-4);
+    }
+}
+
 #[test]
 fn a_pipeline_of_stages() {
     for (pp, vp, layers, microbatches, zero, recompute, tie) in [

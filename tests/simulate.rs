@@ -42,9 +42,14 @@ fn agrees_on_a_grid() {
 
 #[test]
 fn agrees_on_pipelines_whose_ports_are_never_shared() {
-    for (pp, vp, batches, words) in
-        [(2, 1, 3, "default"), (4, 1, 9, "default"), (4, 2, 8, "default"), (3, 3, 6, "default"), (4, 1, 9, "zb-h1")]
-    {
+    for (pp, vp, batches, words) in [
+        (2, 1, 3, "default"),
+        (4, 1, 9, "default"),
+        (4, 2, 8, "default"),
+        (3, 3, 6, "default"),
+        (4, 1, 9, "zb-h1"),
+        (4, 2, 9, "dualpipe-v"),
+    ] {
         let par = Parallelism { pp, vp, zero: 0, options: words.parse().unwrap(), ..Parallelism::default() };
         let plan = plans::plan(&model(2 * u64::from(pp * vp), 4, false), &par, &work(&par, 240, 1, batches), COPY);
         for slower in [1e-9, 1.0] {

@@ -76,6 +76,8 @@ pub struct Options {
     pub overlap_exchange: bool,
     /// Stages of a pipeline make gradients of weights apart from those of inputs, and later (ZB-H1).
     pub zb_h1: bool,
+    /// Each stage of a pipeline has two chunks, of a row of them that is folded in the middle (DualPipeV).
+    pub dualpipe_v: bool,
     /// Low-latency kernels send, return, and receive when asked.
     pub deepep_hook: bool,
     /// Inputs of layers that are kept to compute them again are kept in the host's memory.

@@ -126,6 +126,12 @@ impl Parallelism {
         self.dp * self.model_ranks()
     }
 
+    /// Some backward units of a pipeline make gradients of weights apart from those of inputs, and later: those that
+    /// have nothing to compute again.
+    pub fn cuts_some(&self) -> bool {
+        self.options.dualpipe_v && self.recompute != Recompute::Full
+    }
+
     /// Ranks that work on one sequence.
     pub fn model_ranks(&self) -> u32 {
         self.pp * self.ring * self.ulysses * self.tp

@@ -45,13 +45,15 @@ pub struct Blocks {
     pub bwd_last: BlockId,
     /// Where inputs of layers leave for the host's memory.
     pub away: Option<Away>,
-    /// Where backward passes are cut in two, and `bwd` is the first half.
+    /// Where backward passes are cut in two, and `bwd` is the first half; or some of them, and `bwd` is whole.
     pub halves: Option<Halves>,
 }
 
-/// The second half of a backward pass.
+/// A backward pass in two.
 #[derive(Clone, Copy)]
 pub struct Halves {
+    /// The gradients of inputs.
+    pub inputs: BlockId,
     /// The gradients of weights.
     pub weights: BlockId,
     /// With their sums.
@@ -192,8 +194,15 @@ impl Kind {
         let bwd = self.backward(b, par.recompute, fwd);
         // Those that come and go by layers have blocks of their own, with their sums.
         let [beside, alone] = [beside, !beside].map(|sums| sums && !ranks[0].by_layers());
-        let halves = par.options.zb_h1.then(|| self.halves(b, ranks, bwd, beside));
-        let whole = beside && halves.is_none();
+        let halves = match (par.options.zb_h1, par.cuts_some()) {
+            (true, _) => Some(self.halves(b, ranks, bwd, beside)),
+            (_, true) => {
+                let again = self.backward(b, par.recompute, fwd);
+                Some(self.halves(b, ranks, again, beside))
+            }
+            _ => None,
+        };
+        let whole = beside && !par.options.zb_h1;
         let bwd_last = if whole { self.backward_and_sums(b, ranks, bwd) } else { bwd };
         if alone && self.blocks.is_empty() {
             self.sums = self.sums_alone(b, ranks);
@@ -213,7 +222,7 @@ impl Kind {
         }
         assert_eq!(self.left.len(), kept.len(), "the layers of one kind leave the same");
         let weights_last = if sums { self.weights_and_sums(b, ranks, weights) } else { weights };
-        Halves { weights, weights_last }
+        Halves { inputs: bwd, weights, weights_last }
     }
 
     /// The second half and, behind it, the sum of the layer's gradient over the ranks.

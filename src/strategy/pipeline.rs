@@ -11,10 +11,12 @@
 //! of inputs alone, and the stage before has them the earlier: the bubble is (p-1)(F+B-W) in place of (p-1)(F+B+W).
 //! Stage s puts those of weights off by s microbatches, so that each stage has as many in flight as the first.
 //!
-//! Virtual stage c*p + s is chunk c of stage s. What a stage receives next is asked for one unit ahead, and
+//! DualPipeV is [`folded`]. Else virtual stage c*p + s is chunk c of stage s. What a stage receives next is asked for one unit ahead, and
 //! what it has computed is sent while the next unit runs: sending and receiving are decoupled from compute
 //! (MegaScale, arXiv:2402.15627, section 3.2), for lanes give that by themselves. Transfers are the work of
 //! NICs and copy engines here: the one or two SMs that a waiting NCCL kernel sits on are not counted.
+
+mod folded;
 
 use super::layers::Layers;
 use crate::plan::{Axis, Group};
@@ -35,9 +37,9 @@ pub enum Act {
     /// Asks for the input of a forward unit into a slot of inputs, or for the gradient of a backward unit's
     /// output into a pair of gradients.
     Receive { unit: Unit, slot: u32 },
-    /// Into one of two outputs.
+    /// Into one of two outputs, or into the input of the unit behind it, on the same stage.
     Forward(Pass),
-    /// From and to a pair of gradients, which layers write by turns.
+    /// From and to a pair of gradients, which layers write by turns; or the first half of it.
     Backward(Pass),
     /// A forward and a backward unit of different microbatches, layer by layer by turns.
     Pair { forward: Pass, backward: Pass },
@@ -45,15 +47,24 @@ pub enum Act {
     Weights(Pass),
 }
 
-/// A unit with its slots of inputs and of kept activations, and that of its output or its pair of gradients.
+/// A unit with its slots of inputs and of kept activations, and that of its output or the first of its gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
     pub unit: Unit,
     pub input: u32,
     pub kept: u32,
     pub to: u32,
+    /// A backward unit that is cut in two: every layer's gradient has a slot of its own, for they are wanted again.
+    pub halved: bool,
     /// Of what the first half of a backward unit leaves for the second.
     pub left: u32,
+}
+
+impl Pass {
+    /// The slot behind the first that has the gradient when so many layers are done.
+    pub fn done(&self, layers: u32) -> u32 {
+        if self.halved { layers } else { layers % 2 }
+    }
 }
 
 /// How a model is cut into stages, and how many microbatches pass through.
@@ -69,8 +80,10 @@ pub struct Pipeline {
     /// Forward and backward units go in pairs. Then no unit of a pair needs the other, nor another stage's of the same
     /// moment: each stage is one pair further ahead of the next, as DualPipe's are, and interleaved ones one unit.
     pub pairs: bool,
-    /// Backward units are cut in two.
+    /// Backward units are cut in two; folded, some of them.
     pub split: bool,
+    /// Each stage has the two chunks that lie on one another where the row of chunks is folded in the middle.
+    pub folded: bool,
 }
 
 /// Slots that are taken and given back, those longest free first.
@@ -98,7 +111,7 @@ pub struct Flow {
     pub acts: Vec<Act>,
     pub inputs: u32,
     pub kept: u32,
-    /// Those of a unit's layers.
+    /// Of gradients of what layers pass on.
     pub gradients: u32,
     /// Backward units between their halves, at most.
     pub left: u32,
@@ -115,14 +128,29 @@ impl Pipeline {
     }
 
     pub fn is_last(&self, stage: u32, chunk: u32) -> bool {
-        stage + 1 == self.stages && chunk + 1 == self.chunks
+        stage == self.last_stage() && chunk + 1 == self.chunks
+    }
+
+    /// The stage that has the last layers, and the head.
+    pub fn last_stage(&self) -> u32 {
+        if self.folded { 0 } else { self.stages - 1 }
+    }
+
+    /// Slots for the gradients of a backward unit's layers: two that layers take in turns, or one for each, where they
+    /// are wanted again.
+    fn passes(&self) -> u32 {
+        if self.split { self.layers.iter().max().map_or(0, |l| l + 1) } else { 2 }
     }
 
     /// Which layers of the model a chunk of a stage has.
     pub fn range(&self, stage: u32, chunk: u32) -> Range<u32> {
-        let at = (chunk * self.stages + stage) as usize;
+        let at = self.virtual_stage(stage, chunk) as usize;
         let first = self.layers[..at].iter().sum();
         first..first + self.layers[at]
+    }
+
+    fn virtual_stage(&self, stage: u32, chunk: u32) -> u32 {
+        if self.folded && chunk > 0 { 2 * self.stages - 1 - stage } else { chunk * self.stages + stage }
     }
 
     /// Of the layers `of` of the model, those of a chunk of a stage.
@@ -190,12 +218,16 @@ impl Pipeline {
 
     /// Whether a unit's input comes from another stage.
     pub fn receives(&self, stage: u32, unit: Unit) -> bool {
-        if unit.forward { !self.is_first(stage, unit.chunk) } else { !self.is_last(stage, unit.chunk) }
+        let ends = if unit.forward { self.is_first(stage, unit.chunk) } else { self.is_last(stage, unit.chunk) };
+        !ends && !self.is_handed(stage, unit)
     }
 
     /// The acts of a stage: the schedule with what it asks for, one unit of each direction ahead.
     pub fn flow(&self, stage: u32) -> Flow {
-        let units = self.schedule(stage);
+        if self.folded {
+            return self.folded_flow(stage);
+        }
+        let (units, passes) = (self.schedule(stage), self.passes());
         let mut acts = vec![];
         let [mut inputs, mut kept, mut gradients, mut left] = [(); 4].map(|()| Slots::default());
         let mut put_off: VecDeque<Pass> = VecDeque::new();
@@ -209,7 +241,7 @@ impl Pipeline {
             for ahead in [Some(u)].into_iter().chain(early).flatten() {
                 let unit = units[ahead];
                 if !asked.contains_key(&unit) && self.receives(stage, unit) {
-                    let slot = if unit.forward { inputs.take() } else { gradients.take() };
+                    let slot = if unit.forward { inputs.take() } else { passes * gradients.take() };
                     asked.insert(unit, slot);
                     acts.push(Act::Receive { unit, slot });
                 }
@@ -218,7 +250,7 @@ impl Pipeline {
             if unit.forward {
                 let (input, slot) = (slot.unwrap_or_else(|| inputs.take()), kept.take());
                 held.insert(key, (input, slot));
-                let pass = Pass { unit, input, kept: slot, to: turn, left: 0 };
+                let pass = Pass { unit, input, kept: slot, to: turn, halved: false, left: 0 };
                 turn = 1 - turn;
                 if self.pairs && u as u32 >= self.warm_up(stage) {
                     forward = Some(pass);
@@ -226,9 +258,9 @@ impl Pipeline {
                     acts.push(Act::Forward(pass));
                 }
             } else {
-                let ((input, kept_in), gradient) = (held[&key], slot.unwrap_or_else(|| gradients.take()));
+                let ((input, kept_in), gradient) = (held[&key], slot.unwrap_or_else(|| passes * gradients.take()));
                 let slot = if self.split { left.take() } else { 0 };
-                let backward = Pass { unit, input, kept: kept_in, to: gradient, left: slot };
+                let backward = Pass { unit, input, kept: kept_in, to: gradient, halved: self.split, left: slot };
                 acts.push(match forward.take() {
                     Some(forward) => Act::Pair { forward, backward },
                     None => Act::Backward(backward),
@@ -244,19 +276,19 @@ impl Pipeline {
                     }
                     inputs.give_back(over.input);
                     kept.give_back(over.kept);
-                    gradients.give_back(over.to);
+                    gradients.give_back(over.to / passes);
                 }
             }
         }
         let [inputs, kept, gradients, left] = [inputs, kept, gradients, left].map(|slots| slots.count);
-        Flow { acts, inputs, kept, gradients, left }
+        Flow { acts, inputs, kept, gradients: passes * gradients, left }
     }
 
     /// The ranks at both ends of the link from `stage` to the next, among other links that share no rank with
     /// it: every pair is a communicator of its own.
     pub fn link(&self, stage: u32) -> Group {
         let p = self.stages;
-        let links = if self.chunks > 1 { p } else { p - 1 };
+        let links = if self.chunks > 1 && !self.folded { p } else { p - 1 };
         let colour = |s: u32| if s + 1 == p && p % 2 == 1 { 2 } else { s % 2 };
         let sets = (0..links).filter(|&s| colour(s) == colour(stage)).map(|s| vec![s, (s + 1) % p]).collect();
         Group::subset(Axis::Pp, sets)
@@ -269,7 +301,7 @@ mod tests {
 
     fn pipeline(stages: u32, chunks: u32, microbatches: u32) -> Pipeline {
         let layers = vec![1; (stages * chunks) as usize];
-        Pipeline { stages, chunks, microbatches, layers, ahead: true, pairs: false, split: false }
+        Pipeline { stages, chunks, microbatches, layers, ahead: true, pairs: false, split: false, folded: false }
     }
 
     #[test]

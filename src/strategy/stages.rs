@@ -48,10 +48,8 @@ pub struct Staged<'s, 'a> {
     inner: Buf,
     /// Outputs of chunks on their way to the next stage.
     output: Buf,
-    /// Gradients of the inputs and of the outputs of a unit's layers: as many slots as `passes`.
+    /// Gradients of the inputs and of the outputs of layers, by the unit.
     dx: Buf,
-    /// Two that layers take in turns, or one for each, where they are wanted again.
-    passes: u32,
     /// Layers of the longest chunk.
     longest: u32,
     /// What was sent since the unit before.
@@ -90,8 +88,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         let inner = tensor("x", TensorKind::Activation, inner_slots);
         let output = tensor("x_out", TensorKind::CommBuffer, 2);
         let hidden = tensor("hidden", TensorKind::Activation, turns);
-        let passes = if step.pipe.split { longest + 1 } else { 2 };
-        let dx = tensor("dx", TensorKind::Workspace, passes * most(|f| f.gradients));
+        let dx = tensor("dx", TensorKind::Workspace, most(|f| f.gradients));
         step.x = Residual::of_last_stage(hidden);
         step.dx = dx;
         step.write_kinds();
@@ -109,7 +106,6 @@ impl<'s, 'a> Staged<'s, 'a> {
             inner,
             output,
             dx,
-            passes,
             longest,
             sent: vec![],
             to_add: None,
@@ -134,15 +130,17 @@ impl<'s, 'a> Staged<'s, 'a> {
     fn chunk(&mut self, key: &Key) -> Chunk {
         let beside = !self.step.par.options.no_overlap_grad;
         let forward = self.chunk_fwd(key);
-        if self.step.pipe.split {
-            let [backward, weights] = [Part::Inputs, Part::Weights].map(|part| self.chunk_bwd(key, part, false));
+        let halves = self.step.pipe.split.then(|| {
+            let [inputs, weights] = [Part::Inputs, Part::Weights].map(|part| self.chunk_bwd(key, part, false));
             let weights_last = if beside { self.chunk_bwd(key, Part::Weights, true) } else { weights };
-            let halves = Some(Halves { weights, weights_last });
+            Halves { inputs, weights, weights_last }
+        });
+        if let Some(Halves { inputs: backward, .. }) = halves.filter(|_| !self.step.pipe.folded) {
             return Chunk { forward, backward, last: backward, halves };
         }
         let backward = self.chunk_bwd(key, Part::Whole, false);
         let last = if beside { self.chunk_bwd(key, Part::Whole, true) } else { backward };
-        Chunk { forward, backward, last, halves: None }
+        Chunk { forward, backward, last, halves }
     }
 
     fn chain(&self, stage: u32, chunk: u32) -> Chain {
@@ -166,7 +164,7 @@ impl<'s, 'a> Staged<'s, 'a> {
 
     fn stage(&mut self, stage: u32) -> Program {
         let pipe = &self.step.pipe;
-        let (first, last) = (stage == 0, stage + 1 == pipe.stages);
+        let (first, last) = (stage == 0, stage == pipe.last_stage());
         let layers: Vec<u32> = self.step.kinds.iter().map(|kind| pipe.held(stage, &kind.layers)).collect();
         let tied = self.step.has_table_at_both_ends();
         let embed = first || (last && tied);
@@ -219,12 +217,17 @@ impl<'s, 'a> Staged<'s, 'a> {
         (unit.microbatch * pipe.chunks + unit.chunk) * pipe.stages + stage
     }
 
+    /// The communicator of what a unit passes on, on its link: one for each chunk and direction, where stages are folded.
+    fn lane_of(&self, unit: Unit) -> (&'static str, u8) {
+        let chunk = if self.step.pipe.folded { unit.chunk as u8 } else { 0 };
+        if unit.forward { ("x", 3 * chunk) } else { ("dx", 3 * chunk + 1) }
+    }
+
     fn receive(&mut self, stage: u32, unit: Unit, slot: u32) {
         let before = (stage + self.step.pipe.stages - 1) % self.step.pipe.stages;
-        let (what, index, link, by, dst) = match unit.forward {
-            true => ("x", 0, before, -1, self.input_of(stage, unit, slot)),
-            false => ("dx", 1, stage, 1, self.dx_of(slot, 0)),
-        };
+        let (what, index) = self.lane_of(unit);
+        let (link, by) = if self.step.pipe.rises(unit) { (before, -1) } else { (stage, 1) };
+        let dst = if unit.forward { self.input_of(stage, unit, slot) } else { self.dx.slot(slot) };
         let (tag, group) = (self.tag(stage, unit), self.step.pipe.link(link));
         let via = Via { group: &group, index, engine: Engine::CopyEngine };
         self.step.b.recv(&format!("recv_{what}.{}.{}", unit.chunk, unit.microbatch), via, by, dst, tag);
@@ -232,12 +235,13 @@ impl<'s, 'a> Staged<'s, 'a> {
 
     /// Sends the result of a unit to the stage that runs the next one of its microbatch.
     fn send(&mut self, stage: u32, unit: Unit, src: Buf) {
-        let p = self.step.pipe.stages;
-        let (what, index, link, by, to) = match unit.forward {
-            true => ("x", 0, stage, 1, (stage + 1) % p),
-            false => ("dx", 1, (stage + p - 1) % p, -1, (stage + p - 1) % p),
-        };
+        let (p, folded) = (self.step.pipe.stages, self.step.pipe.folded);
+        let (what, index) = self.lane_of(unit);
+        let before = (stage + p - 1) % p;
+        let (link, by, to) =
+            if self.step.pipe.rises(unit) { (stage, 1, (stage + 1) % p) } else { (before, -1, before) };
         let chunk = match (unit.forward, to) {
+            _ if folded => unit.chunk,
             (true, 0) => unit.chunk + 1,
             (false, to) if to + 1 == p => unit.chunk - 1,
             _ => unit.chunk,
@@ -302,6 +306,9 @@ impl<'s, 'a> Staged<'s, 'a> {
 
     /// Where the last layer of a forward unit writes; without any, what the unit was given.
     fn out_of(&self, stage: u32, Pass { unit, input, to, .. }: Pass) -> Buf {
+        if self.step.pipe.stays(stage, unit) {
+            return self.input.slot(to);
+        }
         match (self.is_empty(stage, unit), self.step.pipe.is_last(stage, unit.chunk)) {
             (true, _) => self.input_of(stage, unit, input),
             (_, true) => self.step.x.last(),
@@ -310,7 +317,8 @@ impl<'s, 'a> Staged<'s, 'a> {
     }
 
     fn end_forward(&mut self, stage: u32, pass: Pass) {
-        if !self.step.pipe.is_last(stage, pass.unit.chunk) {
+        let ends = self.step.pipe.is_last(stage, pass.unit.chunk) || self.step.pipe.stays(stage, pass.unit);
+        if !ends {
             self.send(stage, pass.unit, self.out_of(stage, pass));
         }
     }
@@ -318,14 +326,18 @@ impl<'s, 'a> Staged<'s, 'a> {
     fn backward(&mut self, stage: u32, pass: Pass) {
         let (unit, sums) = (pass.unit, self.sums(pass.unit));
         self.add_sums(stage);
-        self.passed(stage, unit, self.dx_of(pass.to, 0));
+        self.passed(stage, unit, self.dx.slot(pass.to));
         self.begin_backward(stage, pass);
         if !self.is_empty(stage, unit) {
             let (chunk, mut args) = (self.chunks[&self.key(stage, unit)], self.backward_args(stage, pass));
-            if sums && chunk.halves.is_none() {
+            if sums && !pass.halved {
                 args.extend(self.args(stage, unit.chunk, |kind| self.step.shares(kind)));
             }
-            let block = if sums { chunk.last } else { chunk.backward };
+            let block = match chunk.halves {
+                Some(halves) if pass.halved => halves.inputs,
+                _ if sums => chunk.last,
+                _ => chunk.backward,
+            };
             self.step.b.call(&format!("bwd.{}.{}", unit.chunk, unit.microbatch), block, 1, &args);
         }
         self.end_backward(stage, pass);
@@ -351,7 +363,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         let unit = pass.unit;
         if self.step.pipe.is_last(stage, unit.chunk) {
             let mut args = self.step.target_args(unit.microbatch);
-            args.extend([self.out_of(stage, pass), self.dx_of(pass.to, 0)].map(Arg::from));
+            args.extend([self.out_of(stage, pass), self.dx.slot(pass.to)].map(Arg::from));
             self.step.b.call(&format!("head.{}.{}", unit.chunk, unit.microbatch), self.head, 1, &args);
             if self.sums(unit) && !self.step.dp.shares_gradients() {
                 self.step.sync_head();
@@ -359,25 +371,25 @@ impl<'s, 'a> Staged<'s, 'a> {
         }
     }
 
-    /// The gradient that the layers of a unit have after so many of them.
-    fn dx_of(&self, to: u32, done: u32) -> Buf {
-        self.dx.slot(self.passes * to + done % self.passes)
-    }
-
-    fn backward_args(&self, stage: u32, Pass { unit, input, kept, to, left }: Pass) -> Vec<Arg> {
+    fn backward_args(&self, stage: u32, Pass { unit, input, kept, to, left, halved }: Pass) -> Vec<Arg> {
         let ranks = [&self.step.dp, &self.step.edp];
         let mut args = self.args(stage, unit.chunk, |kind| kind.kept(ranks)[0]);
         args.extend(self.args(stage, unit.chunk, |kind| kind.kept(ranks)[1]));
-        args.extend([self.input.slot(input), self.inner_of(kept), self.dx_of(to, 0)].map(Arg::from));
+        args.extend([self.input.slot(input), self.inner_of(kept), self.dx.slot(to)].map(Arg::from));
         let chain = self.chain(stage, unit.chunk);
         args.extend(self.saved_of(&chain, kept));
-        args.extend(self.left_of(&chain, left));
+        if halved {
+            args.extend(self.left_of(&chain, left));
+        }
         args
     }
 
-    fn end_backward(&mut self, stage: u32, Pass { unit, to, .. }: Pass) {
-        let layers = length(&self.chain(stage, unit.chunk));
-        let out = self.dx_of(to, layers);
+    fn end_backward(&mut self, stage: u32, pass: Pass) {
+        let unit = pass.unit;
+        let out = self.dx.slot(pass.to + pass.done(length(&self.chain(stage, unit.chunk))));
+        if self.step.pipe.stays(stage, unit) {
+            return;
+        }
         if self.step.pipe.is_first(stage, unit.chunk) {
             let args = [self.step.tokens.slot(unit.microbatch).into(), out.into()];
             self.step.b.call(&format!("embed_bwd.{}.{}", unit.chunk, unit.microbatch), self.embed[1], 1, &args);

@@ -182,6 +182,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.zb_h1,
     },
     Word {
+        name: "dualpipe-v",
+        about: "a pipeline of two chunks a stage (vp 2), the first stage having the first and the last: forward and backward units of both by turns, some gradients of weights put off (DualPipeV)",
+        set: |o| o.dualpipe_v = true,
+        is_set: |o| o.dualpipe_v,
+    },
+    Word {
         name: "wait-passes",
         about: "the CPU waits for the GPU behind every pass of a microbatch (Megatron-LM's timers until 2022)",
         set: |o| o.wait_passes = true,

@@ -80,6 +80,10 @@ pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         (o.overlap_exchange && o.shadow > 0, "overlap-exchange and shadow; leave one out"),
         (par.zero > 1 && o.shadow > 0, "zero above 1 and shadow, whose weights come from whole ones; use zero 1"),
         (o.zb_h1 && o.shadow > 0, "zb-h1 and shadow, whose gradients go home with those of inputs; leave one out"),
+        (
+            o.dualpipe_v && o.shadow > 0,
+            "dualpipe-v and shadow, whose gradients go home with those of inputs; leave one out",
+        ),
         (u64::from(o.shadow) > moe.experts, "shadow of more experts than the model has; use fewer"),
         (o.dispatch_fp8 && ep == 1, "dispatch-fp8, but nothing travels with ep 1; leave it out"),
         (

@@ -108,6 +108,9 @@ pub(super) fn pipeline(model: &LlmSpec, work: &Workload, par: &Parallelism) -> R
         );
         return Err(Error::infeasible(why));
     }
+    if par.options.dualpipe_v {
+        return folded(model, par, m, u64::from(par.dp) * work.micro_batch);
+    }
     if par.vp > 1 && !m.is_multiple_of(pp) {
         let why = format!(
             "vp: {m} microbatches are not a multiple of pp {pp}, which vp {} needs; use global_batch {} or vp 1",
@@ -117,6 +120,23 @@ pub(super) fn pipeline(model: &LlmSpec, work: &Workload, par: &Parallelism) -> R
         return Err(Error::infeasible(why));
     }
     Ok(())
+}
+
+/// DualPipeV fills a row of chunks before it goes back through it (dualpipev.py: `num_chunks >= num_ranks * 2`).
+fn folded(model: &LlmSpec, par: &Parallelism, microbatches: u64, at_once: u64) -> Result<()> {
+    let least = 2 * u64::from(par.pp);
+    let why = if microbatches < least {
+        format!(
+            "options: dualpipe-v needs 2 x pp = {least} microbatches or more, and there are {microbatches}; use \
+             global_batch {} or leave it out",
+            least * at_once
+        )
+    } else if layers_of_stages(model, par)?.contains(&0) {
+        "options: dualpipe-v needs a layer in every chunk; use a smaller pp, or leave short-ends out".into()
+    } else {
+        return Ok(());
+    };
+    Err(Error::infeasible(why))
 }
 
 #[cfg(test)]
@@ -147,6 +167,24 @@ mod tests {
         ] {
             assert_eq!(layers(all, pp, vp, options), Ok(want), "{all} layers, pp {pp}, vp {vp}, {options}");
         }
+    }
+
+    #[test]
+    fn a_folded_pipeline_needs_microbatches_and_layers() {
+        let refused = |layers: u64, global_batch: u64, options: &str| {
+            let model = LlmSpec { layers, ..LlmSpec::find("llama-3-8b").unwrap() };
+            let par = Parallelism { pp: 4, vp: 2, options: options.parse().unwrap(), ..Parallelism::default() };
+            let dtype = crate::spec::Dtype::Bf16;
+            let work = Workload { seq_len: 64, global_batch, micro_batch: 1, dtype, documents: Default::default() };
+            pipeline(&model, &work, &par).err().map(|why| why.to_string()).unwrap_or_default()
+        };
+        assert_eq!(refused(8, 9, "dualpipe-v"), "");
+        assert!(
+            refused(8, 6, "dualpipe-v")
+                .contains("needs 2 x pp = 8 microbatches or more, and there are 6; use global_batch 8")
+        );
+        assert!(refused(6, 8, "dualpipe-v+short-ends").contains("a layer in every chunk"));
+        assert!(refused(8, 9, "default").contains("are not a multiple of pp 4"));
     }
 
     #[test]

@@ -75,6 +75,18 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
         ),
         ("zb-h1", o.zb_h1, !o.overlap_exchange, "no overlap-exchange"),
         (
+            "dualpipe-v",
+            o.dualpipe_v,
+            par.pp > 1 && par.vp == 2 && par.zero < 2,
+            "pp above 1, vp 2 for the two chunks of a stage, and zero 0 or 1",
+        ),
+        (
+            "dualpipe-v",
+            o.dualpipe_v,
+            !o.zb_h1 && !o.no_overlap_p2p && o.first_stage.or(o.last_stage).is_none(),
+            "no zb-h1, no-overlap-p2p, first-stage or last-stage",
+        ),
+        (
             "wait-passes",
             o.wait_passes,
             par.pp == 1 && par.zero < 2 && !o.overlap_exchange,

@@ -87,14 +87,19 @@ impl Staged<'_, '_> {
     pub(super) fn chunk_bwd(&mut self, key: &Key, part: Part, sums: bool) -> BlockId {
         let (chain, microbatch) = key;
         let name = name_of(self.step.kinds.len(), chain);
-        let what = if part == Part::Weights { "weights" } else { "bwd" };
+        let what = match part {
+            Part::Weights => "weights",
+            Part::Inputs if self.step.pipe.folded => "inputs",
+            _ => "bwd",
+        };
         self.step.b.open(&format!("{what}_{name}{}", if sums { "_last" } else { "" }));
         let mut sites = self.formals(key, true);
         let Step { b, kinds, dp, edp, .. } = &mut *self.step;
         let here: Vec<Here> = Here::of(kinds, chain);
         let [x_in, x, dx] = ["x_in", "x", "dx"].map(|name| b.formal(name));
         let saved: Vec<Vec<Buf>> = here.iter().map(|h| h.kind.saved.formals(b).bufs()).collect();
-        let left: Vec<Vec<Buf>> = here.iter().map(|h| h.kind.formal_left(b)).collect();
+        let left: Vec<Vec<Buf>> =
+            here.iter().map(|h| if part == Part::Whole { vec![] } else { h.kind.formal_left(b) }).collect();
         for h in here.iter().filter(|_| sums) {
             let shares = h.kind.shares([dp, edp]).formals(b, "g_share");
             sites[h.number].as_mut().expect("it is here").sums = Some(shares);
@@ -144,8 +149,8 @@ impl Staged<'_, '_> {
                 let block = match (part, blocks.halves) {
                     (Part::Weights, Some(halves)) if sums => halves.weights_last,
                     (Part::Weights, Some(halves)) => halves.weights,
+                    (Part::Inputs, Some(halves)) => halves.inputs,
                     _ if sums => blocks.bwd_last,
-                    // In two, this is the first.
                     _ => blocks.bwd,
                 };
                 b.call(&run.label, block, run.count, &args);

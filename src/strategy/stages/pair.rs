@@ -102,7 +102,7 @@ impl Staged<'_, '_> {
     pub(super) fn pair(&mut self, stage: u32, forward: Pass, backward: Pass) {
         self.passed(stage, forward.unit, self.input.slot(forward.input));
         self.begin_forward(stage, forward);
-        self.passed(stage, backward.unit, self.dx.slot(2 * backward.to));
+        self.passed(stage, backward.unit, self.dx.slot(backward.to));
         self.begin_backward(stage, backward);
         let keys = [backward, forward].map(|pass| self.key(stage, pass.unit));
         let block = match self.pairs.chunks.get(&keys) {

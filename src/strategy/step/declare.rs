@@ -68,7 +68,8 @@ impl<'a> Step<'a> {
             // Interleaved, nobody could send before the next receives: there the CPU alone waits.
             ahead: !par.options.no_overlap_p2p || par.vp > 1,
             pairs: par.options.overlap_exchange,
-            split: par.options.zb_h1,
+            split: par.options.zb_h1 || par.cuts_some(),
+            folded: par.options.dualpipe_v,
         };
         // One in use, one on its way.
         let whole = if par.options.no_prefetch { 1 } else { 2 };

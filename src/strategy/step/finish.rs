@@ -11,15 +11,15 @@ impl Step<'_> {
     /// Slots of the final hidden states: one, since the head follows the layers at once; but two where they come from
     /// another stage, so that the next can come meanwhile.
     pub(in crate::strategy) fn hidden_turns(&self) -> u32 {
-        let last = self.pipe.range(self.pipe.stages - 1, self.pipe.chunks - 1);
+        let last = self.pipe.range(self.pipe.last_stage(), self.pipe.chunks - 1);
         if last.is_empty() { 2 } else { 1 }
     }
 
     fn params(&self) -> Vec<Param> {
         let staged = self.pipe.stages > 1;
         let on = |stages: &[u32]| if staged { stages.to_vec() } else { vec![] };
-        let last = self.pipe.stages - 1;
-        let ends: &[u32] = if self.has_table_at_both_ends() { &[0, last] } else { &[0] };
+        let last = self.pipe.last_stage();
+        let ends: &[u32] = if self.has_table_at_both_ends() && last > 0 { &[0, last] } else { &[0] };
         let held = |by: &DataParallel, prefix: &str, weight: &Weight, flat: &FlatWeights, slot, stages: &[u32]| Param {
             name: format!("{prefix}{}", weight.name),
             weight: by.stored(flat).tensor(),
