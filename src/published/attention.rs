@@ -43,7 +43,8 @@ pub fn predict(row: &Attention, shipped: &Shipped) -> Prediction {
 fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Result<(), String> {
     let whole = &filled_in(row, found);
     let fewer = magi::dealt(whole);
-    let row = fewer.as_ref().unwrap_or(whole);
+    let longest = documents::longest(whole);
+    let row = fewer.as_ref().or(longest.as_ref()).unwrap_or(whole);
     let gpus = row.gpus.ok_or("gpus: not stated")?;
     let stated = Stated {
         gpu: &row.gpu,
@@ -74,6 +75,11 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
     for spec in &specs {
         seconds += bench.seconds(spec)? / specs.len() as f64;
         flops += spec.flops(pass) / specs.len() as f64;
+    }
+    if longest.is_some() {
+        // Rates are of all documents, times of the ranks that take longest.
+        flops /= documents::LONGEST;
+        found.why.push(format!("taken: the ranks of the longest document, {gpus}, for which all others wait"));
     }
     found.predicted = Some(in_unit(&row.unit, seconds, flops / f64::from(gpus))?);
     Ok(())
@@ -188,7 +194,10 @@ impl Bench<'_> {
         let kernels = Roofline::new(&self.machine.cluster.gpu, self.stack).map_err(said)?;
         let kernels = if plan.ranks() == 1 { kernels.alone() } else { kernels };
         let machine = Machine { cluster: &self.machine.cluster, stack: self.stack, kernels: &kernels, devices: None };
-        Ok(cost(&plan, machine, Effort::SUMS).map_err(said)?.step.value())
+        let seconds = cost(&plan, machine, Effort::SUMS).map_err(said)?.step.value();
+        let call = self.stack.attention_call.as_ref().map_or(0.0, |call| call.value.value());
+        let by_itself = plan.ranks() == 1 && self.pass == Pass::Forward;
+        Ok(if by_itself { seconds.max(call) } else { seconds })
     }
 }
 

@@ -32,6 +32,8 @@ pub struct Training {
     pub hidden: Option<u64>,
     pub heads: Option<u64>,
     pub kv_heads: Option<u64>,
+    /// Width of a head, where it is no equal part of the width of the model.
+    pub head_dim: Option<u64>,
     pub ffn: Option<u64>,
     pub gated_ffn: Option<bool>,
     pub vocab: Option<u64>,

@@ -108,6 +108,44 @@ const KNOWN: &[Known] = &[
     known(&["qwen232b"], [64, 5120, 40, 8, 27648], true, [152064, 4096]),
     known(&["qwen38b"], [36, 4096, 32, 8, 12288], true, [151936, 4096]),
     known(&["qwen314b"], [40, 5120, 40, 8, 17408], true, [151936, 4096]),
+    known(&["llama321b"], [16, 2048, 32, 8, 8192], true, [128256, 8192]),
+    known(&["qwen34b"], [36, 2560, 32, 8, 9728], true, [151936, 4096]),
+    known(&["qwen317b"], [28, 2048, 16, 8, 6144], true, [151936, 4096]),
+    known(&["qwen306b"], [28, 1024, 16, 8, 3072], true, [151936, 4096]),
+    known(&["qwen332b"], [64, 5120, 64, 8, 25600], true, [151936, 4096]),
+    known(&["qwen205b"], [24, 896, 14, 2, 4864], true, [151936, 4096]),
+    known(&["mistralnemo12b", "mistral12b"], [40, 5120, 32, 8, 14336], true, [131072, 8192]),
+    known(&["mistralsmall24b", "mistral24b"], [40, 5120, 32, 8, 32768], true, [131072, 8192]),
+    known(&["mistrallarge123b", "mistral123b"], [88, 12288, 96, 8, 28672], true, [32768, 8192]),
+    known(&["codestral22b"], [56, 6144, 48, 8, 16384], true, [32768, 8192]),
+    known(&["phi414b", "phi4"], [40, 5120, 40, 10, 17920], true, [100352, 4096]),
+    known(&["phi3medium14b", "phi314b"], [40, 5120, 40, 10, 17920], true, [32064, 4096]),
+    known(&["gemma2b"], [18, 2048, 8, 1, 16384], true, [256000, 8192]),
+    known(&["gemma7b"], [28, 3072, 16, 16, 24576], true, [256000, 8192]),
+    known(&["gemma29b"], [42, 3584, 16, 8, 14336], true, [256000, 8192]),
+    known(&["gemma227b"], [46, 4608, 32, 16, 36864], true, [256000, 8192]),
+    known(&["granite7b"], [32, 4096, 32, 32, 11008], true, [32008, 4096]),
+    known(&["granite38b", "granite8b"], [40, 4096, 32, 8, 12800], true, [49155, 4096]),
+    known(&["opt1.3b"], [24, 2048, 32, 32, 8192], false, [50272, 2048]),
+    known(&["opt27b"], [32, 2560, 32, 32, 10240], false, [50272, 2048]),
+    known(&["gptneo13b"], [24, 2048, 16, 16, 8192], false, [50257, 2048]),
+    known(&["bloom3b"], [30, 2560, 32, 32, 10240], false, [250880, 2048]),
+    known(&["commandr35b"], [40, 8192, 64, 64, 22528], true, [256000, 8192]),
+    known(&["falcon11b"], [60, 4096, 32, 8, 16384], false, [65024, 8192]),
+];
+
+/// Widths of heads that are no equal parts of the width of the model.
+const HEAD_DIMS: &[(&str, u64)] = &[
+    ("qwen34b", 128),
+    ("qwen306b", 128),
+    ("qwen332b", 128),
+    ("mistralnemo12b", 128),
+    ("mistral12b", 128),
+    ("mistralsmall24b", 128),
+    ("mistral24b", 128),
+    ("gemma7b", 256),
+    ("gemma29b", 256),
+    ("gemma227b", 128),
 ];
 
 /// Lengths of mixtures, whose sizes are among the shipped models.
@@ -121,9 +159,15 @@ fn plain(name: &str) -> String {
     word.strip_prefix("meta").map_or(word.clone(), String::from)
 }
 
+/// The line of a name; that of a name with its point first, without which 1.3 billion would be 13.
 fn of(name: &str) -> Option<&'static Known> {
+    let find = |name: &str| KNOWN.iter().find(|known| known.names.contains(&name));
+    find(&squeezed(name.split('(').next().unwrap_or_default())).or_else(|| find(&plain(name)))
+}
+
+fn head_dim(name: &str) -> Option<u64> {
     let name = plain(name);
-    KNOWN.iter().find(|known| known.names.contains(&name.as_str()))
+    HEAD_DIMS.iter().find(|(known, _)| *known == name).map(|(_, width)| *width)
 }
 
 /// Tokens of the sequences that a model was trained on.
@@ -140,6 +184,7 @@ pub fn filled_in(run: &Training) -> Training {
         (run.layers, run.hidden, run.heads) = (Some(known.layers), Some(known.hidden), Some(known.heads));
         (run.kv_heads, run.ffn, run.vocab) = (Some(known.kv_heads), Some(known.ffn), Some(known.vocab));
         run.gated_ffn = Some(known.gated);
+        run.head_dim = run.head_dim.or_else(|| head_dim(&run.model));
     }
     run
 }
@@ -162,6 +207,9 @@ mod tests {
             ("Llama-3.2-3B", 28),
             ("OLMo-2 13B", 40),
             ("Nemotron-4 340B", 96),
+            ("Llama-3.2 1B", 16),
+            ("OPT-1.3B", 24),
+            ("OPT-13B", 40),
         ] {
             let run = Training { model: name.into(), ..Training::default() };
             assert_eq!(filled_in(&run).layers, Some(layers), "{name}");
@@ -172,20 +220,22 @@ mod tests {
         assert_eq!(filled_in(&unknown), unknown);
     }
 
-    /// Weights of a shape are those of the name, to a tenth.
+    /// Weights of a shape are those of the name, to a tenth; Google and Meta round some of theirs down.
     #[test]
     fn sizes_are_those_of_the_name() {
         for known in KNOWN {
-            let digits: String = known.names[0].chars().rev().skip(1).take_while(|c| c.is_ascii_digit()).collect();
+            let number = |c: &char| c.is_ascii_digit() || *c == '.';
+            let digits: String = known.names[0].chars().rev().skip(1).take_while(number).collect();
             let said: f64 = digits.chars().rev().collect::<String>().parse().unwrap_or(176.0);
-            let kv = known.kv_heads * known.hidden / known.heads;
-            let layer =
-                2 * known.hidden * (known.hidden + kv) + known.hidden * known.ffn * if known.gated { 3 } else { 2 };
+            let wide = head_dim(known.names[0]).unwrap_or(known.hidden / known.heads);
+            let layer = 2 * known.hidden * (known.heads + known.kv_heads) * wide
+                + known.hidden * known.ffn * if known.gated { 3 } else { 2 };
             let billions = (known.layers * layer + known.vocab * known.hidden) as f64 * 1e-9;
             // The version's figure stands before the size's: any tail of the digits may be meant, or tenths.
             let tails = (0..digits.len()).map(|n| said % 10f64.powi(n as i32 + 1)).flat_map(|t| [t, t / 10.0]);
+            let rounds = ["llama321b", "gemma2b", "gemma7b"].contains(&known.names[0]);
             assert!(
-                tails.chain([said]).any(|size| (billions / size - 1.0).abs() < 0.12),
+                tails.chain([said]).any(|size| (billions / size - 1.0).abs() < if rounds { 0.26 } else { 0.12 }),
                 "{:?}: {billions}",
                 known.names
             );

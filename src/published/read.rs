@@ -115,6 +115,7 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
         hidden: f.count("hidden")?,
         heads: f.count("heads")?,
         kv_heads: f.count("kv_heads")?,
+        head_dim: f.count("head_dim")?,
         ffn: f.count("ffn")?,
         gated_ffn: f.flag("gated_ffn")?,
         vocab: f.count("vocab")?,

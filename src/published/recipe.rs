@@ -4,7 +4,7 @@
 //! Primus are github:AMD-AGI/Primus@05b350b examples/megatron/configs.
 
 use super::case::Training;
-use super::words::squeezed;
+use super::words::{is_narrow, squeezed};
 use crate::spec::{Origin, Sourced, StackSpec};
 use crate::units::Seconds;
 
@@ -136,9 +136,7 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
     match recipe.issue {
         Issue::Eager if graphs => {}
         Issue::Eager => {
-            let precision = squeezed(&run.precision);
-            let narrow = precision.contains("fp8") || precision.contains("fp4");
-            let call = if narrow { EAGER_FP8 } else { EAGER_BF16 };
+            let call = if is_narrow(&run.precision) { EAGER_FP8 } else { EAGER_BF16 };
             let value = Seconds::new(call * if chunked { CHUNKED } else { 1.0 });
             let source = "modules of Megatron and Transformer Engine without CUDA graphs".into();
             stack.host_launch = Sourced { value, source, provenance: Origin::Derived };

@@ -54,7 +54,7 @@ fn usual_heads(run: &Training, hidden: u64) -> u64 {
 }
 
 fn stated(run: &Training, habits: Habits, layers: u64, hidden: u64, heads: u64) -> Result<LlmSpec, String> {
-    let head_dim = run.experts.as_ref().and_then(|experts| experts.head_dim);
+    let head_dim = run.head_dim.or(run.experts.as_ref().and_then(|experts| experts.head_dim));
     if head_dim.is_none() && !hidden.is_multiple_of(heads) {
         return Err(format!("heads: {heads} does not divide hidden {hidden}, and no head_dim is stated"));
     }
@@ -104,10 +104,10 @@ fn unstated(run: &Training, habits: Habits) -> Result<LlmSpec, String> {
     }
     let missing =
         || format!("layers, hidden, heads: not stated, and {:?} is no model that is known by name", run.model);
+    let billions = run.params_b.or_else(|| billions(&run.model)).filter(|n| *n > 0.0).ok_or_else(missing)?;
     if !squeezed(&run.model).starts_with("gpt") {
-        return Err(missing());
+        return as_large(run, habits, billions).ok_or_else(missing);
     }
-    let billions = run.params_b.or_else(|| billions(&run.model)).ok_or_else(missing)?;
     let far = |shape: &Shape| (shape.0 / billions).ln().abs();
     let nearest = GPT.iter().min_by(|a, b| far(a).total_cmp(&far(b))).expect("the table has lines");
     if far(nearest) > 0.15 {
@@ -119,19 +119,59 @@ fn unstated(run: &Training, habits: Habits) -> Result<LlmSpec, String> {
     stated(run, habits, nearest.1, nearest.2, heads)
 }
 
+/// Shapes of Llama (arXiv:2302.13971, table 2; arXiv:2307.09288; arXiv:2407.21783, table 3) and of its smaller kin: billions
+/// of weights, layers, hidden, heads, KV heads, width of the network, words.
+const LLAMA: &[(f64, [u64; 6])] = &[
+    (1.1, [22, 2048, 32, 4, 5632, 32000]),
+    (3.2, [28, 3072, 24, 8, 8192, 128256]),
+    (6.7, [32, 4096, 32, 32, 11008, 32000]),
+    (8.0, [32, 4096, 32, 8, 14336, 128256]),
+    (13.0, [40, 5120, 40, 40, 13824, 32000]),
+    (32.5, [60, 6656, 52, 52, 17920, 32000]),
+    (65.2, [80, 8192, 64, 64, 22016, 32000]),
+    (70.6, [80, 8192, 64, 8, 28672, 128256]),
+    (405.0, [126, 16384, 128, 8, 53248, 128256]),
+];
+
+/// Of a dense model of which no more is known than the number of its weights: the Llama nearest to it, with as many layers
+/// as make that number.
+fn as_large(run: &Training, habits: Habits, billions: f64) -> Option<LlmSpec> {
+    let far = |shape: &&(f64, [u64; 6])| (shape.0 / billions).ln().abs();
+    let nearest = LLAMA.iter().min_by(|a, b| far(a).total_cmp(&far(b))).filter(|shape| far(shape) < 0.8)?;
+    let [layers, hidden, heads, kv_heads, ffn, vocab] = nearest.1;
+    // Stages are alike.
+    let unit = u64::from(run.pp.unwrap_or(1).max(1));
+    let layers = ((layers as f64 * billions / nearest.0 / unit as f64).round() as u64).max(1) * unit;
+    let sized = Training {
+        kv_heads: Some(kv_heads),
+        ffn: Some(ffn),
+        vocab: run.vocab.or(Some(vocab)),
+        gated_ffn: Some(true),
+        head_dim: None,
+        ..run.clone()
+    };
+    let mixture = |word: &String| {
+        word == "moe" || word == "active" || word.contains('x') || word.strip_prefix('a').is_some_and(is_size)
+    };
+    let dense = run.experts.is_none() && !tokens(&run.model).iter().any(mixture);
+    dense.then(|| stated(&sized, habits, layers, hidden, heads).ok()).flatten()
+}
+
 /// The one shipped model of whose name `model` is all but the sizes at the end: of nemotron-3-nano-30b-a3b say.
 fn only_of_its_name(model: &str) -> Option<&'static str> {
     let wanted = tokens(model);
-    let sized = |word: &String| {
-        let digits = word.trim_start_matches('a').strip_suffix('b');
-        digits.is_some_and(|d| !d.is_empty() && d.chars().all(|c| c.is_ascii_digit()))
-    };
+    let sized = |word: &String| is_size(word.trim_start_matches('a'));
     let fits = |known: &&'static str| {
         let rest = tokens(known).strip_prefix(&wanted[..]).map(<[String]>::to_vec);
         rest.is_some_and(|rest| rest.len() == 2 && rest.iter().all(sized))
     };
     let mut all = shipped("llm").filter(fits);
     all.next().filter(|_| all.next().is_none())
+}
+
+/// Whether a word is a number of billions.
+fn is_size(word: &str) -> bool {
+    word.strip_suffix('b').is_some_and(|digits| !digits.is_empty() && digits.chars().all(|c| c.is_ascii_digit()))
 }
 
 /// The 7 of "GPT 7B", the 1000 of "GPT 1T".
@@ -141,7 +181,7 @@ fn billions(name: &str) -> Option<f64> {
         let thousands = word.strip_suffix('t').and_then(|n| n.parse::<f64>().ok()).map(|n| 1000.0 * n);
         thousands.or_else(|| word.strip_suffix('b')?.parse().ok())
     };
-    lower.split_whitespace().find_map(sized)
+    lower.split(|c: char| !c.is_ascii_alphanumeric() && c != '.').find_map(sized)
 }
 
 #[cfg(test)]

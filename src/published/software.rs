@@ -175,6 +175,11 @@ const RULES: &[Rule] = &[
     Rule { words: &["megatronlm", "transformerengine"], habits: RECIPES },
     Rule { words: &["llmfoundry", "mosaic", "internevo"], habits: habits(FLASH_1, 0.0) },
     Rule { words: &["alst"], habits: Habits { zero: 3, ..habits(NEWEST, 0.0) } },
+    // Hugging Face's blocks with FlashAttention 2 under DeepSpeed; XTuner puts its own operators into them.
+    Rule {
+        words: &["xtuner", "llamafactory", "easycontext", "axolotl", "openrlhf"],
+        habits: Habits { zero: 3, ..habits(FLASH, 0.0) },
+    },
     // DeepSpeed's, of 2023, which comes with its ZeRO 3 (arXiv:2309.14509).
     // Its examples recompute (github:microsoft/Megatron-DeepSpeed@79b8e22 examples_deepspeed/sequence_parallel,
     // `activation_checkpoint`).
@@ -235,8 +240,23 @@ impl Habits {
 }
 
 /// Systems whose blocks are written in PyTorch's own operators: each is a kernel, unless something fuses them.
-const OWN_OPERATORS: &[&str] =
-    &["torchtitan", "pytorch", "fmsfsdp", "huggingface", "transformers", "hf+", "hftrainer", "hfaccelerate"];
+const OWN_OPERATORS: &[&str] = &[
+    "torchtitan",
+    "pytorch",
+    "fmsfsdp",
+    "huggingface",
+    "transformers",
+    "hf+",
+    "hftrainer",
+    "hfaccelerate",
+    // Hugging Face's blocks, too.
+    "llamafactory",
+    "easycontext",
+    "axolotl",
+    "openrlhf",
+    "trlsft",
+    "torchtune",
+];
 const FUSERS: &[&str] = &["compile", "liger", "fused", "transformerengine", "llmfoundry", "unsloth"];
 
 /// Whether norms, rotations and gates are several kernels each.

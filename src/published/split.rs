@@ -14,7 +14,7 @@ use super::known::length;
 use super::mixture;
 use super::options::with_words;
 use super::software::Habits;
-use super::words::{number_behind, squeezed, tokens};
+use super::words::{is_narrow, number_behind, squeezed, tokens};
 use crate::spec::{LlmSpec, Options, Parallelism, Recompute};
 
 /// A run's degrees and batch.
@@ -89,12 +89,15 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
     let ample = if run.global_batch.is_some() { 1 } else { ROWS.div_ceil(rows) };
     let micro_batch = run.micro_batch.unwrap_or(ample);
     let filled = u64::from(dp) * micro_batch * if pp > 1 { 4 * u64::from(pp) } else { 1 };
-    let vp = run.vp.or(interleaving(run, pp)).unwrap_or(1);
+    let vp = run.vp.or(interleaving(run, pp)).filter(|_| in_v(run).is_none()).unwrap_or(1);
     let stage = zero(&run.zero, habits);
     // Beside a pipeline weights stay whole and gradients are scattered once a step: FSDP under PyTorch's schedules,
     // Llama 3's stack; Megatron-LM and DeepSpeed have no more than stage 1 there.
     let zero = if pp > 1 { stage.min(1) } else { stage };
-    let (options, unknown) = with_words(Options::default(), &words(run, model, [tp, pp, vp, zero], habits, seq));
+    let (mut options, unknown) = with_words(Options::default(), &words(run, model, [tp, pp, vp, zero], habits, seq));
+    // Sums of gradients that stay whole go over all replicas, whoever has the optimizer's states (InternEvo).
+    let same = dp * ulysses * ring;
+    options.shard = sharers(&run.zero, node).filter(|n| zero > 1 && *n < same && same.is_multiple_of(*n)).unwrap_or(0);
     let par = Parallelism {
         dp,
         pp,
@@ -130,6 +133,16 @@ fn interleaving(run: &Training, pp: u32) -> Option<u32> {
     (1..=((layers + 2) / u64::from(pp)).clamp(1, 64)).rev().find(even).map(|vp| vp as u32)
 }
 
+/// Pipelines whose backward passes are in two halves, by the names of their schedules (arXiv:2401.10241: ZB-H1, ZB-H2 or 1p
+/// and 2p, ZB-V; arXiv:2405.15362: V-Half), and that of which nothing but the V is left, which keeps least and idles most.
+/// `Some(true)`: the halves fill the bubble.
+fn in_v(run: &Training) -> Option<bool> {
+    let system = squeezed(&run.system);
+    let halved = ["zerobubble", "zbh1", "zbh2", "zb1p", "zb2p", "zbv", "zbb", "vhalf"];
+    let is = |words: &[&str]| run.pp.is_some_and(|pp| pp > 1) && words.iter().any(|word| system.contains(word));
+    is(&halved).then_some(true).or(is(&["vmin"]).then_some(false))
+}
+
 /// Ulysses and ring degrees. Where only their product is stated, the name of the system says which it is; most
 /// have a ring.
 fn sequence_ways(run: &Training) -> (u32, u32) {
@@ -152,8 +165,25 @@ fn zero(words: &str, habits: Habits) -> u32 {
     if let Some(stage) = number_behind(&text, "zero").filter(|stage| *stage <= 3.0) {
         return stage as u32;
     }
-    let by_name = [("distributedoptimizer", 1), ("optimizerparallel", 1), ("shardgradop", 2), ("fsdp", 3)];
+    let by_name = [
+        ("distributedoptimizer", 1),
+        ("optimizerparallel", 1),
+        ("shardgradop", 2),
+        ("fsdp", 3),
+        ("hsdp", 3),
+        ("hybridshard", 3),
+        ("fullshard", 3),
+    ];
     by_name.iter().find(|(name, _)| text.contains(name)).map_or(0, |(_, stage)| *stage)
+}
+
+/// Ranks that share out among themselves where not all that hold the same weights do: those that are stated, else those
+/// of a node (FSDP's HYBRID_SHARD).
+fn sharers(words: &str, node: u32) -> Option<u32> {
+    let text = squeezed(words);
+    let counted = ["groupsof", "withinnode("].iter().find_map(|word| number_behind(&text, word)).map(|n| n as u32);
+    let hybrid = ["hsdp", "hybridshard", "withinnode", "mics", "hpz"].iter().any(|word| text.contains(word));
+    counted.or(hybrid.then_some(node)).filter(|n| *n > 1)
 }
 
 /// What is recomputed, if the source says so: in its own field, or in the name of the system.
@@ -183,16 +213,15 @@ pub fn recomputes_half(run: &Training) -> bool {
 fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: Habits, seq: u64) -> Vec<&'static str> {
     let beside = habits.overlap;
     let p2p = if vp > 1 { beside.interleaved_p2p } else { beside.p2p };
-    let precision = squeezed(&run.precision);
-    let narrow = precision.contains("fp8") || precision.contains("fp4");
     let cut = run.seq_parallel.unwrap_or(habits.sequence_parallel);
     let all = [
         (tp > 1 && !cut, "no-sp"),
         (tp > 1 && cut && habits.tp_overlap, "tp-overlap"),
-        (narrow, "fp8"),
+        (is_narrow(&run.precision), "fp8"),
         (habits.kernels[0] == "unfused", "unfused"),
         (zero < 2 && !beside.grad, "no-overlap-grad"),
         (pp > 1 && !p2p, "no-overlap-p2p"),
+        (in_v(run) == Some(true), "zb-h1"),
         (pp == 1 && zero < 2 && !beside.passes, "wait-passes"),
         // Where gradients are cut, each microbatch's is sent away whole, and it is the shares that are added up.
         (zero < 2 && !habits.fused_grads && model.mla.is_none(), "add-grads"),
@@ -223,7 +252,9 @@ fn chunked(run: &Training, seq: u64) -> Vec<&'static str> {
 fn optimizer_is_away(run: &Training) -> bool {
     let said = [squeezed(&run.zero), squeezed(&run.system)];
     let is = |text: &String| text.contains("offload") && (text.contains("optimizer") || text.contains("adam"));
-    said.iter().any(is)
+    // ZeRO's offload is that of the optimizer first of all (arXiv:2101.06840), of activations only where it says so.
+    let zeros = ["zerooffload", "zero3offload", "zero2offload", "zero3+offload", "zero2+offload", "zero1+offload"];
+    said.iter().any(is) || said.iter().any(|text| zeros.iter().any(|word| text.contains(word)))
 }
 
 #[cfg(test)]
@@ -241,6 +272,8 @@ mod tests {
         assert!(optimizer_is_away(&run("HF+DeepSpeed ZeRO-3 + act ckpt + CPU AdamW offload", "")));
         assert!(optimizer_is_away(&run("", "ZeRO-3 + CPU optimizer offload")));
         assert!(!optimizer_is_away(&run("Ulysses-Offload/FPDT", "ZeRO-3")));
+        assert!(optimizer_is_away(&run("Hugging Face", "ZeRO-3 + offload")));
+        assert!(!optimizer_is_away(&run("activation ckpt offload", "ZeRO-3")));
         let words = |seq| chunked(&run("Ulysses-Offload/FPDT", ""), seq);
         assert_eq!(words(2_000_000), ["fpdt-32", "offload-activations"]);
         assert_eq!((words(64 << 10)[0], words(1 << 30)[0]), ("fpdt-2", "fpdt-64"));
@@ -257,10 +290,25 @@ mod tests {
             ("ZeRO-1/2 (all-gather params / reduce-scatter grads per chunk)", 1),
             ("none/DDP (not stated)", 0),
             ("FSDP", 3),
+            ("HSDP", 3),
             ("DP", 0),
             ("", 0),
         ] {
             assert_eq!(zero(words, habits()), stage, "{words}");
+        }
+    }
+
+    #[test]
+    fn who_shares_out_by_the_words_of_systems() {
+        for (words, ranks) in [
+            ("ZeRO-1 within node (8), replicated across nodes", Some(8)),
+            ("ZeRO-1 sharded within groups of 4 (hierarchical), replicated across", Some(4)),
+            ("HSDP", Some(16)),
+            ("FSDP (HYBRID_SHARD)", Some(16)),
+            ("ZeRO-3 (FSDP FULL_SHARD)", None),
+            ("", None),
+        ] {
+            assert_eq!(sharers(words, 16), ranks, "{words}");
         }
     }
 

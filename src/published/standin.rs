@@ -14,6 +14,11 @@ struct Line {
 }
 
 const LINES: &[Line] = &[
+    Line {
+        refusal: "zb-h1",
+        said: "a pipeline that does not halve its backward passes",
+        change: |_, s| s.par.options.zb_h1 = false,
+    },
     Line { refusal: "LayerNorm", said: "RMSNorm for LayerNorm", change: |m, _| m.norm = Norm::Rms },
     // Three matrices of two thirds the width have the weights and FLOPs of two; 64 lets tensor parallelism cut it.
     Line {

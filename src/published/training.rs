@@ -11,7 +11,7 @@ use super::software::{Habits, is_eager};
 use super::split::{ROWS, Split, gpus, recompute, recomputes_half, split, wider};
 use super::standin::stand_in;
 use super::verdict::Prediction;
-use super::words::squeezed;
+use super::words::is_fp4;
 use super::{Shipped, sizes};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
@@ -323,7 +323,7 @@ impl Setup {
 
 /// Products that a source has in FP4 run at the rate of FP4, where the GPU has one; else, in its place, at that of FP8.
 fn narrowest(run: &Training, gpu: &mut GpuSpec, found: &mut Prediction) {
-    if !squeezed(&run.precision).contains("fp4") {
+    if !is_fp4(&run.precision) {
         return;
     }
     let taken = match gpu.peak.get("fp4").cloned() {

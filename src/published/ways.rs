@@ -36,12 +36,7 @@ const LINES: &[Line] = &[
         ),
     },
     Line { names: &[LOONGTRAIN], shape: Shape::Hybrid, words: &[], instead: None },
-    Line {
-        names: &["hybriddcp", "hybridcp"],
-        shape: Shape::Ring,
-        words: &["dkv-model"],
-        instead: Some("one ring of TransformerEngine in place of rings by the length of documents"),
-    },
+    Line { names: &["hybriddcp", "hybridcp"], shape: Shape::Ring, words: &["dkv-model"], instead: None },
     Line { names: &["ringp2p", "te", "megatroncp"], shape: Shape::Ring, words: &["dkv-model"], instead: None },
     Line { names: &["burst"], shape: Shape::Ring, words: &["burst"], instead: None },
     Line { names: &["usp", "longctx"], shape: Shape::Hybrid, words: &[], instead: None },

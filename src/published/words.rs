@@ -11,6 +11,18 @@ pub fn tokens(text: &str) -> Vec<String> {
     lower.split(|c: char| !c.is_ascii_alphanumeric()).filter(|t| !t.is_empty()).map(String::from).collect()
 }
 
+/// Whether a precision is one of eight bits or fewer, as sources spell them.
+pub fn is_narrow(precision: &str) -> bool {
+    let text = squeezed(precision);
+    ["fp8", "float8", "e4m3", "8bit"].iter().any(|word| text.contains(word)) || is_fp4(precision)
+}
+
+/// Whether it is one of four bits.
+pub fn is_fp4(precision: &str) -> bool {
+    let text = squeezed(precision);
+    ["fp4", "float4", "e2m1"].iter().any(|word| text.contains(word))
+}
+
 /// The number that ends right before byte `end`, spaces between them allowed.
 pub fn number_before(text: &str, end: usize) -> Option<f64> {
     let head = text[..end].trim_end();
@@ -36,6 +48,8 @@ mod tests {
         assert_eq!(number_before("2x195 Gb/s", 6), Some(195.0));
         assert_eq!(number_before("with F=0.554*312 TFLOP", 17), Some(312.0));
         assert_eq!(number_before("Gb/s", 0), None);
+        assert!(["FP8-MX", "amp_fp8", "float8 tensorwise", "NVFP4"].iter().all(|p| is_narrow(p)));
+        assert!(!is_narrow("bf16") && is_fp4("NVFP4") && !is_fp4("MXFP8"));
         assert_eq!(number_behind("ffn=4h, vocab 50257", "vocab"), Some(50257.0));
     }
 }

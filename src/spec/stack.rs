@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// At most ten constants, each one that a microbenchmark could measure.
+/// At most a dozen constants, each one that a microbenchmark could measure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StackSpec {
@@ -27,6 +27,10 @@ pub struct StackSpec {
     pub p2p_latency: Sourced<Seconds>,
     /// What the steps of a collective between nodes take of those that were fitted for NCCL: 1 where they are its own.
     pub collective_latency: Sourced<f64>,
+    /// CPU time of one forward call of the attention kernel by its library's own function: called over and over by itself, it
+    /// takes no less. None: not known to be longer than any kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention_call: Option<Sourced<Seconds>>,
     /// What the kernels of a state-space scan reach of the rate of those that memory bounds; none: all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scan: Option<Sourced<f64>>,
