@@ -53,10 +53,12 @@ pub struct Overlap {
     pub interleaved_p2p: bool,
     /// The CPU issues on while the GPU computes, and does not wait for every pass of a microbatch.
     pub passes: bool,
+    /// Nor for every kernel (`CUDA_LAUNCH_BLOCKING`).
+    pub kernels: bool,
 }
 
 /// Everything that depends on nothing.
-const ALL: Overlap = Overlap { grad: true, p2p: true, interleaved_p2p: true, passes: true };
+const ALL: Overlap = Overlap { grad: true, p2p: true, interleaved_p2p: true, passes: true, kernels: true };
 /// Megatron Core: 1F1B waits for every send and receive (`batch_p2p_sync`), its interleaved form need not.
 const CORE: Overlap = Overlap { p2p: false, ..ALL };
 /// Megatron-LM by default, until flags for overlap came in 2023 and as long as nobody sets them.
@@ -153,8 +155,11 @@ const RULES: &[Rule] = &[
     },
     Rule { words: &["megascaleablation"], habits: Habits { kernels: FLASH_1, ..MEGASCALE } },
     Rule { words: &["megascale"], habits: MEGASCALE },
+    // BigScience kept the GPUs from hanging by waiting for every kernel (github:bigscience-workshop/bigscience@053adaf
+    // train/tr11-176B-ml/chronicles-prequel.md, "dealing with JZ hanging on the large model").
+    Rule { words: &["bigscience"], habits: with(Overlap { kernels: false, ..TIMED }, EARLY) },
     // Megatron of 2019 to 2023, and what was built on it then; its dropout is 0.1 unless turned off.
-    Rule { words: &["megatrondeepspeed", "megatron+deepspeed", "bigscience", "megatron3d"], habits: EARLY },
+    Rule { words: &["megatrondeepspeed", "megatron+deepspeed", "megatron3d"], habits: EARLY },
     Rule { words: &["ptdp", "yuan1", "glm130b", "metaseq"], habits: EARLY },
     // On DeepSpeed's engine of pipelines and its optimizer (github:EleutherAI/gpt-neox configs/20B.yml: ZeRO 1, activations
     // checkpointed, no dropout).
@@ -185,8 +190,9 @@ const RULES: &[Rule] = &[
     // `activation_checkpoint`).
     Rule { words: &["ulysses"], habits: Habits { zero: 3, recompute: Some(Recompute::Full), ..habits(FLASH_1, 0.0) } },
     Rule { words: &["nanotron"], habits: with(NOTHING, habits(FLASH, 0.0)) },
-    // Its ring of sequence parallelism (arXiv:2105.13120) shares no weights, so that they must be sharded (its ZeRO).
-    Rule { words: &["colossalaisp", "colaisp"], habits: Habits { zero: 3, ..habits(FLASH_1, 0.0) } },
+    // Its ring of sequence parallelism (arXiv:2105.13120) has scores in memory, as it sums over all of K before it takes
+    // V, and shares no weights, so that they must be sharded (its ZeRO).
+    Rule { words: &["colossalaisp", "colaisp"], habits: Habits { zero: 3, ..habits(UNFUSED, 0.0) } },
     Rule { words: &["colossalai", "colai"], habits: habits(FLASH, 0.0) },
     // XLA makes its own kernels of attention where Transformer Engine's are not asked for.
     Rule { words: &["paxml", "pax("], habits: habits(UNFUSED, 0.0) },

@@ -22,6 +22,7 @@ use crate::plan::memory::Layout;
 use crate::spec::{Dtype, GpuSpec, LlmSpec, Recompute, StackSpec, Workload};
 use crate::strategy::expert::Routing;
 use crate::strategy::{Engines, build_routed};
+use crate::units::Seconds;
 
 /// A plan keeps in bf16 what FP8 systems keep in eight bits, its logits whole and its gradients in fp32: what it is
 /// over by as much may still have fitted.
@@ -183,6 +184,11 @@ impl Setup {
             out.p2p.value = out.p2p.value.max(out.raw.value * TUNED_SENDS);
         }
         narrowest(run, &mut machine.cluster.gpu, found);
+        if !habits.overlap.kernels {
+            // What the CPU takes for an op comes before its kernels, not beside those of others.
+            let launch = &mut machine.cluster.gpu.launch.value;
+            *launch += Seconds::new(recipe::EAGER_BF16);
+        }
         let stack = shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu)?;
         found.stack = stack.name.clone();
         let (mut model, _) = sizes::model(run, habits)?;
