@@ -13,6 +13,7 @@ pub enum Wanted {
     Nvml,
     Nvrtc,
     CublasLt,
+    Cudnn,
     Nccl,
 }
 
@@ -24,6 +25,7 @@ impl Wanted {
             Wanted::Nvml => &["libnvidia-ml.so.1"],
             Wanted::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12"],
             Wanted::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12"],
+            Wanted::Cudnn => &["libcudnn.so.9"],
             Wanted::Nccl => &["libnccl.so.2"],
         }
     }

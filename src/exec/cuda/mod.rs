@@ -9,6 +9,7 @@
 //! * [`process`], [`meeting`], [`wire`]: processes that find each other, and notice when one fails;
 //! * [`joined`], [`calls`], [`nccl`]: a rank a process, over nodes;
 //! * [`driver`], [`blas`]: the GPU itself, and matrix products;
+//! * [`fused`], [`cudnn`]: attention by a library, where there is one that takes it;
 //! * [`libraries`]: where NVIDIA's libraries are.
 //!
 //! Without a GPU the kernels are run by an emulator of CUDA's execution model and held against the CPU's
@@ -19,9 +20,11 @@
 
 pub mod blas;
 pub mod calls;
+pub mod cudnn;
 pub mod device;
 pub mod driver;
 pub mod exchange;
+pub mod fused;
 pub mod joined;
 pub mod libraries;
 pub mod lower;

@@ -1,0 +1,62 @@
+//! Attention that a library has fused, behind the same kernel of a plan: what is asked of it, and by whom it is done.
+
+use crate::error::Result;
+use std::fmt::Debug;
+
+/// Whose kernels do attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Attention {
+    /// The project's, everywhere
+    Own,
+    /// cuDNN's wherever it has a form of the mask, the project's elsewhere; an error where there is no cuDNN
+    Cudnn,
+    /// cuDNN's where it is on this machine and takes the shape, unless the profile in use was measured with others
+    #[default]
+    Best,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// Reads q, k, v; writes o and the natural log-sum-exp.
+    Forward,
+    /// Reads q, k, v, o, dO and the log-sum-exp; writes dq, dk, dv. Uses a float for every (query, head), which are the sums of
+    /// dO o, and one for every element of dq.
+    Backward,
+}
+
+/// One pass over one block. Rows stand as plans have them: of queries [sequences, rows, heads * head_dim], of keys and
+/// values side by side [sequences, rows, (kv_heads * head_dim | kv_heads * v_dim)], of the log-sum-exp [sequences, rows,
+/// heads]. All of bf16 but the log-sum-exp and what else is said to be of floats.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Sdpa {
+    pub pass: Pass,
+    /// Sequences.
+    pub batch: u64,
+    /// Of queries, and of keys and values.
+    pub heads: [u64; 2],
+    /// Rows of a sequence that take part: queries, keys. All of them see something, or are seen.
+    pub rows: [u64; 2],
+    /// Rows from one sequence to the next.
+    pub pitch: [u64; 2],
+    pub head_dim: u64,
+    pub v_dim: u64,
+    /// Query i sees keys 0 to i + this; none: every query sees every key.
+    pub diagonal: Option<u64>,
+}
+
+impl Sdpa {
+    /// Elements of a row of keys and values.
+    pub fn kv_row(&self) -> u64 {
+        self.heads[1] * (self.head_dim + self.v_dim)
+    }
+}
+
+/// Who has fused attention.
+pub trait Fused: Debug {
+    /// `"cuDNN 9.19.0"`.
+    fn name(&self) -> String;
+
+    /// Bytes of memory that a pass works in; none where the library does not take its shape. Errors: the library fails, or
+    /// does not take the shape and [`Attention::Cudnn`] asks for it.
+    fn workspace(&self, sdpa: &Sdpa) -> Result<Option<u64>>;
+}
