@@ -3,7 +3,9 @@
 //! Skipped with a word where NVRTC is not on the machine; with FORETRAIN_NVRTC set it has to be there. Registers and
 //! spills are golden (tests/golden/cuda_resources.json, of NVRTC 13.0; UPDATE_GOLDEN=1 writes them).
 
+use foretrain::error::Result;
 use foretrain::exec::cuda::driver;
+use foretrain::exec::cuda::fused::{Fused, Sdpa};
 use foretrain::exec::cuda::lower::{Action, LEAST_SHARED, Launch, MOST_SHARED, Where, lower};
 use foretrain::exec::cuda::nccl::Nccl;
 use foretrain::exec::cuda::nvrtc::{self, Resources};
@@ -130,20 +132,39 @@ fn experts(model: &str, options: &str, ep: u32) -> Plan {
     build_routed(&model, &work, &par, Engines { p2p: engine, collective: engine }, route).unwrap()
 }
 
+/// A library that takes every pass of attention it is asked for.
+#[derive(Debug)]
+struct TakesAll;
+
+impl Fused for TakesAll {
+    fn name(&self) -> String {
+        "a library".into()
+    }
+
+    fn workspace(&self, _: &Sdpa) -> Result<Option<u64>> {
+        Ok(Some(256))
+    }
+}
+
+type Gpu = (u64, Option<&'static dyn Fused>);
+
+/// Those that have the least shared memory and the most, and one with a library.
+const GPUS: [Gpu; 3] = [(LEAST_SHARED, None), (MOST_SHARED, None), (MOST_SHARED, Some(&TakesAll))];
+
 /// Every launch of rank 0, by source and macros.
-fn launches((plan, shared): (&Plan, u64)) -> Vec<Launch> {
+fn launches((plan, gpu): (&Plan, Gpu)) -> Vec<Launch> {
     let atoms = AtomTable::new(plan).unwrap();
     let line = Line::program(plan, &atoms, plan.program_of(0)).unwrap();
-    let actions = (0..line.nodes.len()).flat_map(|i| actions(plan, &line, i, shared));
+    let actions = (0..line.nodes.len()).flat_map(|i| actions(plan, &line, i, gpu));
     actions.filter_map(|a| if let Action::Launch(launch) = a { Some(launch) } else { None }).collect()
 }
 
 /// What rank 0 launches for an op.
-fn actions(plan: &Plan, line: &Line, i: usize, shared: u64) -> Vec<Action> {
+fn actions(plan: &Plan, line: &Line, i: usize, (shared, fused): Gpu) -> Vec<Action> {
     let OpKind::Compute { kernel, .. } = &line.nodes[i].op.kind else { return vec![] };
     let dtypes = |places: &[Place]| places.iter().map(|p| plan.tensors[p.tensor as usize].dtype).collect::<Vec<_>>();
     let route = kernel.routed().map(|routed| plan.route_of(routed.route, 0));
-    let on = Where { views: &plan.views, route, rank: 0, shared };
+    let on = Where { views: &plan.views, route, rank: 0, shared, fused };
     let lowered = lower(kernel, on, &dtypes(line.reads(i)), &dtypes(line.writes(i)), 1);
     lowered.unwrap_or_else(|e| panic!("{}: {e}", line.path(i))).actions
 }
@@ -161,7 +182,7 @@ fn every_product_of_a_plan_is_one_that_cublas_has() {
         let dtype = |p: &Place| plan.tensors[p.tensor as usize].dtype;
         for (i, node) in line.nodes.iter().enumerate() {
             let OpKind::Compute { kernel, .. } = &node.op.kind else { continue };
-            for action in actions(&plan, &line, i, MOST_SHARED) {
+            for action in actions(&plan, &line, i, GPUS[1]) {
                 let Action::Gemm { gemm, bias, .. } = action else { continue };
                 assert!(known.contains(&gemm.dtypes), "{}: {gemm:?}", line.path(i));
                 let biased = bias.map(|_| dtype(line.reads(i).last().unwrap()));
@@ -175,6 +196,25 @@ fn every_product_of_a_plan_is_one_that_cublas_has() {
     assert!(seen > 100, "{seen} products");
 }
 
+/// A library is left all attention of these plans: whole sequences, blocks of rings, both of latent attention's passes.
+#[test]
+fn attention_of_plans_without_windows_and_documents_is_a_librarys() {
+    let mut seen = 0;
+    for plan in plans() {
+        let atoms = AtomTable::new(&plan).unwrap();
+        let line = Line::program(&plan, &atoms, plan.program_of(0)).unwrap();
+        for (i, node) in line.nodes.iter().enumerate() {
+            let OpKind::Compute { kernel, .. } = &node.op.kind else { continue };
+            let all = actions(&plan, &line, i, GPUS[2]);
+            let own =
+                |a: &Action| matches!(a, Action::Launch(l) if ["attention_fwd", "attention_bwd"].contains(&l.kernel));
+            assert!(!all.iter().any(own), "{}: {kernel:?}", line.path(i));
+            seen += all.iter().filter(|a| matches!(a, Action::Fused { .. })).count();
+        }
+    }
+    assert!(seen > 50, "{seen} passes");
+}
+
 #[test]
 fn every_kernel_of_a_plan_compiles_for_every_architecture() {
     if !nvrtc::is_present() {
@@ -182,10 +222,8 @@ fn every_kernel_of_a_plan_compiles_for_every_architecture() {
         return eprintln!("skipped: NVRTC is not on this machine");
     }
     let mut wanted = BTreeMap::new();
-    // For the GPUs that have the least shared memory and the most.
     let plans = plans();
-    let both = plans.iter().flat_map(|plan| [LEAST_SHARED, MOST_SHARED].map(|shared| (plan, shared)));
-    for launch in both.flat_map(launches) {
+    for launch in plans.iter().flat_map(|plan| GPUS.map(|gpu| (plan, gpu))).flat_map(launches) {
         let macros: Vec<String> = launch.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let (source, defines) = (launch.source, launch.defines);
         let kernels =

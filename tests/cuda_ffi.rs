@@ -24,6 +24,21 @@ fn products_in_every_layout() {
     assert!(found["verdicts"].as_array().unwrap().len() > 10, "{found:#}");
 }
 
+/// Attention by a library that does what graphs of operations say, one operation after the other: that our graphs mean
+/// attention, whatever stands between a plan's operands and the library's.
+#[test]
+fn attention_by_graphs_of_operations() {
+    let groups = ["forward", "onto", "head_dims", "narrow_values", "backward", "backward_onto"]
+        .map(|of| format!("attention_{of}"));
+    for group in groups {
+        let Some(ended) = well(&format!("selftest --on cuda --attention cudnn --group {group} --json"), &[]) else {
+            return;
+        };
+        let found: serde_json::Value = serde_json::from_str(&ended.said).unwrap();
+        assert_eq!((&found["wrong"], &found["attention"]), (&0.into(), &"cuDNN 9.19.0".into()), "{found:#}");
+    }
+}
+
 const MODEL: &str = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 96, "vocab_size": 64, "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0, "max_position_embeddings": 4096, "tie_word_embeddings": false}"#;
@@ -39,6 +54,39 @@ fn steps_of_a_ring_on_two_gpus() {
     let words = format!("run --on cuda --model {model} --devices 0,1 --ring 2 --seq-len 128 --steps 2 --check --json");
     for seed in ["1", "2"] {
         well(&words, &[("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_SEED", seed)]);
+    }
+}
+
+/// Whole steps whose attention is a library's: one rank, a ring in every split, Ulysses, several sequences.
+#[test]
+fn steps_with_attention_by_a_library() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("config.json");
+    std::fs::write(&model, MODEL).unwrap();
+    let model = model.display();
+    for how in
+        ["", "--ring 2", "--ring 2 --options contiguous", "--ring 2 --options stripe", "--ulysses 2 --micro-batch 2"]
+    {
+        let words = format!(
+            "run --on cuda --model {model} --devices 0 {how} --seq-len 96 --steps 2 --check --json --attention cudnn"
+        );
+        let Some(ended) = well(&words, &[]) else { return };
+        assert!(ended.said.contains("\"attention\": \"cuDNN 9.19.0\""), "{}", ended.said);
+    }
+}
+
+/// Where cuDNN is too old or does not take a shape, it is an error if it was asked for, and else the project's kernels do it.
+#[test]
+fn without_a_library_that_takes_it() {
+    let group = "selftest --on cuda --group attention_head_dims --json --attention";
+    for (variable, wanted) in [
+        (("FAKE_CUDNN_VERSION", "90500"), "9.8 is wanted"),
+        (("FAKE_CUDNN_WIDEST", "64"), "--attention own does without"),
+    ] {
+        let Some(ended) = foretrain(&format!("{group} cudnn"), &[variable]) else { return };
+        assert_eq!(ended.code, Some(2), "{}", ended.said);
+        assert!(ended.said.contains(wanted) && ended.faults.is_empty(), "{}: {:?}", ended.said, ended.faults);
+        well(&format!("{group} best"), &[variable]);
     }
 }
 

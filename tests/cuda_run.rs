@@ -10,6 +10,7 @@ use foretrain::calibrate::{Effort, gpu};
 use foretrain::collective::count::sent_by;
 use foretrain::device::Profile;
 use foretrain::device::curve::Curve;
+use foretrain::exec::cuda::fused::Attention;
 use foretrain::exec::cuda::run::{Timing, time_steps, train_on};
 use foretrain::exec::reference::{DenseConfig, Experts, step};
 use foretrain::exec::source::Source;
@@ -195,7 +196,13 @@ fn a_calibration_is_a_profile_and_goes_on_where_it_stopped() {
     }
     let dir = tempfile::tempdir().unwrap();
     let rows = dir.path().join("rows.jsonl");
-    let job = gpu::Job { effort: Effort::TINY, command: "a test".into(), arch: "sm_90a".into(), rows: rows.clone() };
+    let job = gpu::Job {
+        effort: Effort::TINY,
+        command: "a test".into(),
+        arch: "sm_90a".into(),
+        rows: rows.clone(),
+        attention: Attention::Best,
+    };
     let measure = |seed| gpu::measure(&mut Double::new(1, 8 << 30, seed), &job, &|_, _| {}).unwrap();
     let profile = measure(1);
     for name in ["matmul_nt/bf16", "attention/bf16", "attention_bwd/bf16", "norm/bf16", "adam/bf16"] {

@@ -5,12 +5,13 @@
 use super::rows::{Company, keep, kept_of_gpu};
 use super::samples::Samples;
 use super::shapes;
-use super::{Effort, Progress, machine};
+use super::{Effort, Progress, attention, machine};
 use crate::device::Profile;
 use crate::device::curve::{Curve, Point};
 use crate::device::measured::{BesideBlocks, Condition, Crowded, FORMAT, GpuSide, MachineName};
 use crate::error::{Error, Result};
 use crate::exec::cuda::device::Device;
+use crate::exec::cuda::fused::Attention;
 use crate::exec::cuda::run::{Timing, gemm_seconds, time_steps};
 use crate::exec::cuda::selftest::speed::{self, Copier, Timed};
 use crate::plan::{Dtype, Kernel, Plan};
@@ -27,6 +28,8 @@ pub struct Job {
     pub arch: String,
     /// A line a curve and size of each plan, as plans end.
     pub rows: PathBuf,
+    /// Whose kernels do attention.
+    pub attention: Attention,
 }
 
 const PROVENANCE: &str = "measured by foretrain: kernels inside of training steps on one GPU, between CUDA events, \
@@ -35,6 +38,8 @@ const PROVENANCE: &str = "measured by foretrain: kernels inside of training step
 /// Measures the first GPU of a device.
 pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Result<Profile> {
     let mut conditions = vec![condition(device, "before")];
+    progress(0.0, "attention");
+    let attention = attention::choose(device, job)?;
     progress(0.0, "copies and launches");
     let copy = copies(device, job.effort)?;
     let launch_s = launches(device)?;
@@ -55,6 +60,7 @@ pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Resu
         gpu: Some(GpuSide {
             name,
             arch: job.arch.clone(),
+            attention: Some(attention),
             copy,
             launch_s,
             host_launch_s,

@@ -13,6 +13,7 @@
 //! told apart by what of their bytes the caches no longer have ([`crate::act::cold_bytes`]).
 
 pub mod anchors;
+mod attention;
 pub mod gpu;
 pub mod links;
 pub mod machine;

@@ -12,6 +12,7 @@ use crate::device::measured::{GpuSide, slower};
 use crate::device::{Profile, Threads};
 use crate::error::{Error, Result};
 use crate::exec::cuda::driver::{self, Cuda};
+use crate::exec::cuda::fused::Attention;
 use crate::report::human::{Table, decimal, seconds};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -38,6 +39,9 @@ pub struct Flags {
     /// Which of the machine's GPUs, on cuda
     #[arg(long, value_name = "N", default_value_t = 0)]
     device: u32,
+    /// Whose kernels do attention, on cuda: own, the project's; cudnn; best, cuDNN's if it is there, right and faster
+    #[arg(long, value_name = "own|cudnn|best")]
+    attention: Option<Attention>,
     /// Fewer shapes and runs, in less than 20 s instead of 3 min; on cuda 2 min instead of 8
     #[arg(long)]
     quick: bool,
@@ -86,6 +90,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     };
     let interrupt = Interrupt::watch()?;
     let found = match flags.on {
+        On::Cpu if flags.attention.is_some() => {
+            let why = "is for GPUs; give --on cuda, or leave it out";
+            return Err(Error::spec("the command line", "--attention", why));
+        }
         On::Cpu => {
             let rows = out.with_extension("rows.jsonl");
             let stop = || interrupt.asked();
@@ -98,10 +106,11 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         }
         On::Cuda => {
             driver::count()?;
-            let mut cuda = Cuda::open(&[flags.device])?;
+            let mut cuda = Cuda::open(&[flags.device], Attention::Own)?;
             let arch = format!("sm_{}", cuda.arch(0));
             let rows = out.with_extension("rows.jsonl");
-            let job = gpu::Job { effort: flags.effort(), command: flags.command(), arch, rows };
+            let attention = flags.attention.unwrap_or_default();
+            let job = gpu::Job { effort: flags.effort(), command: flags.command(), arch, rows, attention };
             let profile = gpu::measure(&mut cuda, &job, &progress)?;
             // What was kept to go on from has gone into the profile.
             let _ = std::fs::remove_file(job.rows);
@@ -177,6 +186,15 @@ fn of_gpu(gpu: &GpuSide, table: &mut Table) {
     for bytes in [1u64 << 20, 1 << 28] {
         let rate = bytes as f64 / gpu.copy.at(&[bytes as f64]).0;
         table.row([&format!("a copy of {} MiB inside its memory", bytes >> 20), &decimal(rate, "B/s")]);
+    }
+    if let Some(attention) = &gpu.attention {
+        table.row(["attention by", &attention.by]);
+        let rates =
+            [(crate::exec::cuda::fused::OWN, attention.own_flops_per_s), ("a library", attention.library_flops_per_s)];
+        for (who, [forward, backward]) in rates.into_iter().filter_map(|(who, rates)| Some((who, rates?))) {
+            let both = [forward, backward].map(|rate| decimal(rate, "FLOP/s"));
+            table.row([&format!("attention by {who}, forward and backward"), &both.join(", ")]);
+        }
     }
     table.row(["from an empty kernel to the next", &seconds(gpu.launch_s)]);
     table.row(["the host hands one over in", &seconds(gpu.host_launch_s)]);

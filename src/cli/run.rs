@@ -272,6 +272,7 @@ impl<'a> Training<'a> {
     fn answer(self, source: &Source, rows: Option<&Path>) -> Result<Answer> {
         self.live.end();
         let mut found = Found::new(&self.plan, self.options, self.planned, self.steps, self.gemm_flops_per_s);
+        found.attention = self.first.as_ref().and_then(|run| run.attention.clone());
         if let Some(first) = self.first.filter(|_| self.flags.check) {
             let losses: Vec<f64> = found.steps.iter().map(|s| s.loss).collect();
             found.check = Some(Check::new(&self.plan, source, &first, &losses, self.chosen)?);

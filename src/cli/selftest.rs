@@ -5,6 +5,7 @@ use super::{Answer, Output};
 use crate::error::{Error, Result};
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::driver::{self, Cuda};
+use crate::exec::cuda::fused::{Attention, said};
 use crate::exec::cuda::joined;
 use crate::exec::cuda::process::{self, Process, environment};
 use crate::exec::cuda::selftest::nccl::{self, Joined};
@@ -17,7 +18,7 @@ use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(after_help = "Example: foretrain selftest --on cuda --json --out selftest.json\n         \
-                        foretrain selftest --on cuda --group attention_forward --seed 5\n         \
+                        foretrain selftest --on cuda --group attention_forward --seed 5 --attention cudnn\n         \
                         foretrain selftest --on cuda --speed --repeat 50\n         \
                         foretrain selftest --on cuda --group nccl\n\n\
     Every kernel runs on random numbers, what it writes being NaN before, and is held to the CPU's in f64: an error is the\n\
@@ -31,6 +32,9 @@ pub struct Flags {
     /// Which of the machine's GPUs
     #[arg(long, value_name = "N", default_value_t = 0)]
     device: u32,
+    /// Whose kernels do attention: own, cudnn wherever it has a form of the mask, or best, cuDNN's where it is there
+    #[arg(long, value_name = "own|cudnn|best", default_value = "own")]
+    attention: Attention,
     /// Only this group of kernels
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
@@ -54,6 +58,8 @@ pub struct Flags {
 struct Found {
     gpu: String,
     arch: String,
+    /// Whose kernels did attention.
+    attention: String,
     seed: u64,
     wrong: usize,
     verdicts: Vec<Verdict>,
@@ -77,10 +83,11 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         None => cases::groups().collect(),
     };
     driver::count()?;
-    let mut cuda = Cuda::open(&[flags.device])?;
+    let mut cuda = Cuda::open(&[flags.device], flags.attention)?;
     let mut found = Found {
         gpu: cuda.name(0),
         arch: format!("sm_{}", cuda.arch(0)),
+        attention: said(cuda.fused().as_deref()),
         seed: flags.seed,
         wrong: 0,
         verdicts: vec![],
@@ -95,7 +102,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
             // After an illegal access a context is good for nothing more.
             if broken {
                 drop(cuda);
-                cuda = Cuda::open(&[flags.device])?;
+                cuda = Cuda::open(&[flags.device], flags.attention)?;
             }
         }
         cuda.clear()?;

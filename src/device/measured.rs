@@ -57,6 +57,9 @@ pub struct GpuSide {
     pub launch_s: f64,
     /// What the host takes to hand over a kernel with its events.
     pub host_launch_s: f64,
+    /// Whose kernels did attention; profiles of before there was a choice do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention: Option<AttentionBy>,
     /// How much longer each takes while memory is copied beside it.
     pub beside_copies: Crowded,
     /// The same beside a copy by as many blocks of threads as NCCL takes for a message; no prediction reads it yet.
@@ -64,6 +67,24 @@ pub struct GpuSide {
     pub beside_blocks: Option<BesideBlocks>,
     /// What NVML said meanwhile; empty where it is not there.
     pub conditions: Vec<Condition>,
+}
+
+/// Whose kernels did attention, and how fast each was that could have: [forward, backward] FLOP/s of a causal layer of 16,384
+/// tokens, 32 heads and 8 of keys, 128 wide.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionBy {
+    /// `"cuDNN 9.19.0"` or `"own kernels"`.
+    pub by: String,
+    /// None where it was not timed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_flops_per_s: Option<[f64; 2]>,
+    /// None where there is no library, or where it was not tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub library_flops_per_s: Option<[f64; 2]>,
+    /// Why it is not the library's, where it could have been.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 /// How much longer kernels take beside one that has some of the multiprocessors.

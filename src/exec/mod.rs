@@ -41,6 +41,7 @@ use crate::spec::Throttle;
 use crate::timeline::Timeline;
 pub(crate) use arena::Data;
 use copied::Copied;
+use cuda::fused::Attention;
 use inject::Injection;
 use source::Source;
 use state::Watch;
@@ -63,12 +64,14 @@ pub struct Options {
     pub inject: Option<Injection>,
     /// Other runs that begin each step at the same moment, to see what they do to each other; each has one device.
     pub beside: Option<Arc<Barrier>>,
+    /// Whose kernels do attention on GPUs.
+    pub attention: Attention,
 }
 
 impl Options {
     /// Links as fast as they are, and nothing goes wrong.
     pub fn new(seed: u64, devices: Vec<u32>, keep: bool) -> Options {
-        Options { seed, devices, keep, throttle: None, inject: None, beside: None }
+        Options { seed, devices, keep, throttle: None, inject: None, beside: None, attention: Attention::Best }
     }
 }
 
@@ -122,6 +125,8 @@ pub struct Run {
     pub logits: Vec<Vec<f64>>,
     /// Of an attention-only plan: what it was run for, by operand, in the order of the sequence.
     pub tensors: BTreeMap<String, Vec<f64>>,
+    /// Whose kernels did attention, on GPUs.
+    pub attention: Option<String>,
 }
 
 /// Runs one training step of `plan` on seeded weights and tokens, a thread a device. Errors name the rank and the op.

@@ -63,6 +63,7 @@ pub fn gather(plan: &Plan, lines: &[Line], hub: &Hub, done: Vec<Done>) -> Result
         }
     }
     Ok(Run {
+        attention: None,
         timeline: timeline(plan, lines, &done),
         loss,
         sent_bytes: hub.sent_bytes(),

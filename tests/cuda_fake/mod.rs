@@ -11,13 +11,16 @@ static MADE: LazyLock<Option<(&str, PathBuf)>> = LazyLock::new(|| {
     let compiler = ["c++", "g++", "clang++"].into_iter().find(works)?;
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda_fake");
     std::fs::create_dir_all(&folder).unwrap();
-    for (source, name) in
-        [("cuda.cpp", "libcuda.so.1"), ("nvrtc.cpp", "libnvrtc.so.13"), ("cublaslt.cpp", "libcublasLt.so.13")]
-    {
+    for (source, name) in [
+        ("cuda.cpp", "libcuda.so.1"),
+        ("nvrtc.cpp", "libnvrtc.so.13"),
+        ("cublaslt.cpp", "libcublasLt.so.13"),
+        ("cudnn.cpp", "libcudnn.so.9"),
+    ] {
         let mut command = Command::new(compiler);
         command.args(["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique"]);
         command.arg(here().join(source)).arg(format!("-Wl,-soname,{name}"));
-        if name.starts_with("libcublas") {
+        if name.starts_with("libcublas") || name.starts_with("libcudnn") {
             command.arg(folder.join("libcuda.so.1"));
         }
         let part = folder.join(format!("{name}.part{}", std::process::id()));

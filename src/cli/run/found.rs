@@ -105,6 +105,9 @@ pub struct Found {
     /// Whether ranks share a GPU: their messages are then copies inside its memory, and no link was there.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub emulated_links: bool,
+    /// Whose kernels did attention, on GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention: Option<String>,
     pub ranks: u32,
     pub devices: u32,
     pub seed: u64,
@@ -144,6 +147,7 @@ impl Found {
         Found {
             on: if planned.on == On::Cuda { "cuda" } else { "cpu" },
             emulated_links: planned.on == On::Cuda && devices < plan.ranks(),
+            attention: None,
             plan: plan.hash(),
             ranks: plan.ranks(),
             devices,
@@ -181,7 +185,10 @@ impl Found {
 
     pub fn where_to(&self) -> String {
         match self.on {
-            "cuda" => format!("{} ranks over {} GPUs", self.ranks, self.devices),
+            "cuda" => {
+                let attention = self.attention.as_ref().map_or(String::new(), |by| format!(", attention by {by}"));
+                format!("{} ranks over {} GPUs{attention}", self.ranks, self.devices)
+            }
             _ => format!("{} threads over {} cores", self.ranks, self.devices),
         }
     }

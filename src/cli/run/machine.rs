@@ -1,7 +1,9 @@
 //! What a plan is run on: threads of this machine, or its GPUs.
 
 use crate::cli::config::{Chosen, Defaults, GPUS, LOCAL};
+use crate::device::measured::GpuSide;
 use crate::error::{Error, Result};
+use crate::exec::cuda::fused::{Attention, OWN};
 use crate::exec::cuda::process::{self, Process, environment};
 use crate::exec::cuda::{driver, joined, run as cuda};
 use crate::exec::inject::Injection;
@@ -31,6 +33,10 @@ pub struct Machine {
     /// Seeds weights and tokens
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// Whose kernels do attention on cuda: own, the project's everywhere; cudnn, cuDNN's wherever it has a form of the mask;
+    /// best, cuDNN's where it is there and takes the shape, but own if the profile was measured so [default: best]
+    #[arg(long, value_name = "own|cudnn|best")]
+    attention: Option<Attention>,
     /// Make every rank's link slow: bandwidth and latency, as 1,50 (GB/s and us) or 25 MB/s,2 ms
     #[arg(long, value_name = "GB/s,us")]
     throttle: Option<Throttle>,
@@ -124,7 +130,23 @@ impl Machine {
                 "is for ranks that are threads; give --on cpu, or leave it out",
             ));
         }
-        Ok(Options { throttle: self.throttle, inject: self.inject, ..Options::new(self.seed, devices, keep) })
+        if self.on == On::Cpu && self.attention.is_some() {
+            let why = "is for GPUs; give --on cuda, or leave it out";
+            return Err(Error::spec("the command line", "--attention", why));
+        }
+        let attention = self.attention(None);
+        let (throttle, inject) = (self.throttle, self.inject);
+        Ok(Options { throttle, inject, attention, ..Options::new(self.seed, devices, keep) })
+    }
+
+    /// Whose kernels do attention: as it is asked for, or as a profile was measured.
+    pub fn attention(&self, measured: Option<&GpuSide>) -> Attention {
+        let by = measured.and_then(|gpu| gpu.attention.as_ref()).map(|attention| attention.by.as_str());
+        match self.attention {
+            Some(asked) => asked,
+            None if by == Some(OWN) => Attention::Own,
+            None => Attention::Best,
+        }
     }
 
     /// Slow links are slow in the prediction, too.

@@ -11,7 +11,9 @@ use crate::cost::{Effort, Machine, cost};
 use crate::device::Profile;
 use crate::device::measured::GpuSide;
 use crate::error::{Error, Result};
+use crate::exec::cuda::device::Device;
 use crate::exec::cuda::driver::Cuda;
+use crate::exec::cuda::fused::said;
 use crate::exec::cuda::run::{Placement, Timing, time_steps};
 use crate::plan::Plan;
 use crate::plan::link::{AtomTable, Line};
@@ -34,6 +36,8 @@ struct Found<'a> {
     solo: Option<u32>,
     /// What was not real.
     emulated: Option<&'static str>,
+    /// Whose kernels did attention.
+    attention: String,
     /// The step as one CUDA graph, the median; none for ranks on several GPUs.
     graph_step_s: Option<f64>,
     #[serde(flatten)]
@@ -63,7 +67,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let shared = placement.ordinals.len() < plan.ranks() as usize;
     let predicted = predicted(&plan, &chosen, &profile, flags.solo, (gpu, shared, &placement.of_rank))?;
     let mut runs: Vec<Trial> = vec![];
-    let mut cuda = Cuda::open(&placement.ordinals)?;
+    let mut cuda = Cuda::open(&placement.ordinals, flags.machine.attention(Some(gpu)))?;
+    let attention = said(cuda.fused().as_deref());
     let waits = flags.solo.map(|rank| lasting(&plan, rank, &predicted)).transpose()?;
     let (steps, graphs) = (u64::from(flags.repeat) + 1, u64::from(flags.repeat));
     let timing = Timing { steps, solo: flags.solo, waits: waits.as_deref(), graphs };
@@ -105,6 +110,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         seed: flags.machine.seed(),
         solo: flags.solo,
         emulated,
+        attention,
         graph_step_s,
         validation: &validation,
     };

@@ -2,8 +2,10 @@
 //! that obeys commands on the CPU, in any order that streams and events allow.
 
 use super::calls::{Call, Communicator};
+use super::fused::{Attention, Fused, Sdpa};
 use super::lower::{Gemm, Launch};
 use crate::error::{Error, Result};
+use std::rc::Rc;
 
 pub type StreamId = u32;
 pub type EventId = u32;
@@ -84,6 +86,25 @@ pub trait Device {
 
     /// Products of one GPU must not run at once: they share a workspace.
     fn gemm(&mut self, stream: StreamId, gemm: &Gemm, at: Operands) -> Result<()>;
+
+    /// From now on attention is done by these. Errors: a library is asked for, and there is none.
+    fn leave_attention(&mut self, to: Attention) -> Result<()> {
+        match to {
+            Attention::Own | Attention::Best => Ok(()),
+            Attention::Cudnn => Err(Error::device("attention", "this device has no library for it")),
+        }
+    }
+
+    /// Who does attention on these GPUs, if it is not to be the project's own kernels.
+    fn fused(&self) -> Option<Rc<dyn Fused>> {
+        None
+    }
+
+    /// A pass of attention that [`fused`](Device::fused) takes: its operands in the order of [`Pass`](super::fused::Pass),
+    /// and where it works.
+    fn attend(&mut self, _stream: StreamId, _sdpa: &Sdpa, _at: &[u64], _workspace: u64) -> Result<()> {
+        Err(Error::device("attention", "this device has no library for it"))
+    }
 
     /// Makes the communicator of a lane, on GPU 0, with the same ranks of other processes: all of them make theirs in the
     /// same order.

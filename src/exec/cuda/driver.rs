@@ -8,7 +8,9 @@
 
 use super::blas::Blas;
 use super::calls::{Call, Communicator};
+use super::cudnn::{Cudnn, Seat};
 use super::device::{Device, EventId, FunctionId, GraphId, Operands, Size, StreamId};
+use super::fused::{Attention, Fused, Sdpa};
 use super::libraries::{self, Wanted};
 use super::lower::{Gemm, Launch};
 use super::meeting::Meeting;
@@ -19,6 +21,7 @@ use crate::error::{Error, Result};
 use cudarc::driver::{result, sys};
 use rustc_hash::FxHashMap;
 use std::ffi::{CStr, CString, c_void};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +37,8 @@ pub struct Cuda {
     graphs: Vec<sys::CUgraphExec>,
     memories: Vec<(u32, sys::CUdeviceptr)>,
     nvml: Option<Nvml>,
+    /// Who does attention where it is not the project's own kernels.
+    cudnn: Option<Rc<Cudnn>>,
     /// Other processes, and how they are.
     joined: Option<(Nccl, Arc<Meeting>)>,
 }
@@ -56,6 +61,7 @@ struct Gpu {
     modules: FxHashMap<String, sys::CUmodule>,
     loaded: FxHashMap<(String, &'static str), FunctionId>,
     blas: Option<Blas>,
+    seat: Option<Seat>,
 }
 
 type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
@@ -77,8 +83,9 @@ pub fn count() -> Result<u32> {
 }
 
 impl Cuda {
-    /// The GPUs of these numbers; what is called GPU i here is the i-th of them.
-    pub fn open(ordinals: &[u32]) -> Result<Cuda> {
+    /// The GPUs of these numbers; what is called GPU i here is the i-th of them. Errors: there is none of that number, or no
+    /// cuDNN where it is to do attention.
+    pub fn open(ordinals: &[u32], attention: Attention) -> Result<Cuda> {
         let there = count()?;
         if let Some(wrong) = ordinals.iter().find(|o| **o >= there) {
             let why = format!("GPU {wrong} is not one of the {there} here; give --devices numbers below {there}");
@@ -92,6 +99,7 @@ impl Cuda {
             functions: vec![],
             graphs: vec![],
             nvml: Nvml::load(),
+            cudnn: None,
             memories: vec![],
             joined: None,
         };
@@ -100,7 +108,23 @@ impl Cuda {
             cuda.gpus.push(gpu);
         }
         cuda.reach_peers()?;
+        cuda.leave_attention(attention)?;
         Ok(cuda)
+    }
+
+    /// cuDNN for the GPUs, and a place in it for each. Plans are for one kind.
+    fn seated(&mut self, strict: bool) -> Result<Cudnn> {
+        if let Some(other) = self.gpus.iter().find(|gpu| gpu.name != self.gpus[0].name) {
+            let why = format!("GPUs are of two kinds, {} and {}; give --attention own", self.gpus[0].name, other.name);
+            return Err(Error::device("cudnn", why));
+        }
+        self.enter(0)?;
+        let cudnn = Cudnn::new(strict)?;
+        for gpu in 0..self.gpus.len() as u32 {
+            self.enter(gpu)?;
+            self.gpus[gpu as usize].seat = Some(cudnn.seat()?);
+        }
+        Ok(cudnn)
     }
 
     /// Lets every GPU read the memory of every other: kernels that add what peers have do so.
@@ -243,7 +267,7 @@ impl Gpu {
             .result()
             .map_err(fail("address on the bus"))?;
         let bus = CStr::from_bytes_until_nul(&bus).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
-        Ok(Gpu { device, context, name, arch, shared, cache, bus, modules, loaded, blas: None })
+        Ok(Gpu { device, context, name, arch, shared, cache, bus, modules, loaded, blas: None, seat: None })
     }
 }
 
@@ -417,6 +441,33 @@ impl Device for Cuda {
         blas.run(gemm, at, handle.cast())
     }
 
+    fn leave_attention(&mut self, to: Attention) -> Result<()> {
+        self.cudnn = None;
+        if to == Attention::Own || !Cudnn::is_here(to)? {
+            return Ok(());
+        }
+        match self.seated(to == Attention::Cudnn) {
+            Ok(cudnn) => self.cudnn = Some(Rc::new(cudnn)),
+            Err(e) if to == Attention::Best => eprintln!("attention by the project's own kernels: {e}"),
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    fn fused(&self) -> Option<Rc<dyn Fused>> {
+        self.cudnn.clone().map(|cudnn| cudnn as Rc<dyn Fused>)
+    }
+
+    fn attend(&mut self, stream: StreamId, sdpa: &Sdpa, at: &[u64], workspace: u64) -> Result<()> {
+        let handle = self.on_stream(stream)?;
+        let (gpu, _) = self.streams[stream as usize];
+        let nobody = || Error::device("attention", "cuDNN has no place on this GPU");
+        let seat = self.gpus[gpu as usize].seat.as_ref().ok_or_else(nobody)?;
+        let cudnn = self.cudnn.as_ref().ok_or_else(nobody)?;
+        // SAFETY: the stream is live; operands and workspace lie in live allocations, of the sizes that the plan was held to.
+        unsafe { seat.run(cudnn, sdpa, at, workspace, handle.cast()) }
+    }
+
     fn capture(&mut self, stream: StreamId) -> Result<()> {
         let stream = self.on_stream(stream)?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -508,6 +559,11 @@ impl Drop for Cuda {
                 let (gpu, at) = self.memories[i];
                 let _ = self.enter(gpu).map(|()| result::free_sync(at));
             }
+            for i in 0..self.gpus.len() as u32 {
+                let _ = self.enter(i);
+                self.gpus[i as usize].seat = None;
+            }
+            self.cudnn = None;
             for gpu in &mut self.gpus {
                 gpu.blas = None;
                 for &module in gpu.modules.values() {

@@ -2,17 +2,40 @@
 
 use crate::error::Result;
 use std::fmt::Debug;
+use std::str::FromStr;
 
 /// Whose kernels do attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Attention {
-    /// The project's, everywhere
+    /// The project's, everywhere.
     Own,
-    /// cuDNN's wherever it has a form of the mask, the project's elsewhere; an error where there is no cuDNN
+    /// cuDNN's wherever it has a form of the mask, the project's elsewhere. It is an error if there is no cuDNN, or if it does
+    /// not take a shape.
     Cudnn,
-    /// cuDNN's where it is on this machine and takes the shape, unless the profile in use was measured with others
+    /// cuDNN's where it is on this machine and takes the shape.
     #[default]
     Best,
+}
+
+impl FromStr for Attention {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Attention, String> {
+        match text {
+            "own" => Ok(Attention::Own),
+            "cudnn" => Ok(Attention::Cudnn),
+            "best" => Ok(Attention::Best),
+            _ => Err("give own, cudnn or best".into()),
+        }
+    }
+}
+
+/// What is said of attention that no library does.
+pub const OWN: &str = "own kernels";
+
+/// Who does attention, in words.
+pub fn said(fused: Option<&dyn Fused>) -> String {
+    fused.map_or_else(|| OWN.into(), Fused::name)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -6,6 +6,7 @@
 use super::calls::communicators;
 use super::device::Device;
 use super::driver::Cuda;
+use super::fused::{Attention, said};
 use super::meeting::{Hello, Meeting, TIMEOUT, timeout};
 use super::nccl::Nccl;
 use super::process::{Process, environment};
@@ -27,7 +28,7 @@ use std::sync::Arc;
 pub fn open(process: &Process, plan: &str) -> Result<(Cuda, Arc<Meeting>)> {
     let (address, wait) = (process.address(&environment)?, timeout(environment(TIMEOUT))?);
     let mut nccl = Nccl::load()?;
-    let mut cuda = Cuda::open(&[process.local])?;
+    let mut cuda = Cuda::open(&[process.local], Attention::Own)?;
     let hello = Hello::new(process, plan, nccl.version()?, &cuda.name(0));
     let (meeting, id) = Meeting::join(&hello, &address, wait, &|| nccl.id())?;
     let meeting = Arc::new(meeting);
@@ -51,7 +52,8 @@ pub fn train(
     check::check(plan)?;
     takes(plan)?;
     let (mut cuda, meeting) = open(process, &plan.hash())?;
-    let done = train_on(&mut cuda, plan, &meeting, options, job, each);
+    let ready = cuda.leave_attention(options.attention);
+    let done = ready.and_then(|()| train_on(&mut cuda, plan, &meeting, options, job, each));
     if let Err(error) = &done {
         // First the others, since what waits for them here may never end.
         meeting.fail(&error.to_string());
@@ -91,7 +93,7 @@ pub fn train_on<D: Device>(
     let lines = programs.clone().map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let matching = Matching::new(plan, &lines);
-    let shared = least_shared(device, 1);
+    let (shared, fused) = (least_shared(device, 1), device.fused());
     let linked = Linked {
         plan,
         lines: &lines,
@@ -101,6 +103,7 @@ pub fn train_on<D: Device>(
         joined: true,
         waits: None,
         shared,
+        fused: fused.as_deref(),
     };
     // Every process has GPU 0, its own.
     let gpus = vec![0; plan.ranks() as usize];
@@ -134,6 +137,7 @@ pub fn train_on<D: Device>(
         let (done, sent): (Vec<_>, Vec<_>) = unpacked.ok_or_else(cut)?.into_iter().unzip();
         let mut run = outputs::gather(plan, &lines, &Hub::new(&vec![0; plan.ranks() as usize], None), done)?;
         run.sent_bytes = sent;
+        run.attention = Some(said(linked.fused));
         each(step, run)?;
     }
     // Nobody leaves while others may still want something of them.

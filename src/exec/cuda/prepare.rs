@@ -3,6 +3,7 @@
 
 use super::device::{Device, FunctionId, Operands, Size};
 use super::exchange;
+use super::fused::Sdpa;
 use super::lower::{Action, Arg, Gemm, Launch, Lowered, Part, Where, lower};
 use super::script::Linked;
 use crate::error::{Error, Result};
@@ -21,6 +22,7 @@ pub enum Ready {
     Launch { function: FunctionId, size: Size, words: Vec<u64> },
     Gemm { gemm: Gemm, at: Operands },
     Copy { to: u64, from: u64, bytes: u64 },
+    Fused { sdpa: Rc<Sdpa>, at: Vec<u64>, workspace: u64 },
 }
 
 /// Everything that is launched in a step.
@@ -43,7 +45,7 @@ pub fn lower_op(linked: Linked, (rank, node): OpAt, step: u64) -> Result<Option<
     let lowered = match &line.nodes[node as usize].op.kind {
         OpKind::Compute { kernel, .. } => {
             let route = kernel.routed().map(|routed| linked.plan.route_of(routed.route, rank));
-            let on = Where { views: &linked.plan.views, route, rank, shared: linked.shared };
+            let on = Where { views: &linked.plan.views, route, rank, shared: linked.shared, fused: linked.fused };
             lower(kernel, on, &dtypes(linked, reads), &dtypes(linked, writes), step)
         }
         OpKind::Exchange { .. } => exchange::lower(linked, rank, node),
@@ -199,6 +201,11 @@ pub fn resolve<D: Device>(
                 device.multiplies(gpu)?;
                 let at = Operands { a, b, c, bias: bias.as_ref().map(address), scales };
                 ready.push(Ready::Gemm { gemm: gemm.clone(), at });
+            }
+            Action::Fused { sdpa, at, workspace } => {
+                let at = at.iter().map(|part| address(&part.of) + part.skip).collect();
+                let (sdpa, workspace) = (Rc::new(sdpa.clone()), address(workspace));
+                ready.push(Ready::Fused { sdpa, at, workspace });
             }
             Action::Launch(launch) => {
                 let mut words = vec![];

@@ -5,6 +5,7 @@
 
 use super::device::{Device, Operands};
 use super::driver::{self, Cuda};
+use super::fused::{Attention, said};
 use super::lower::{Gemm, LEAST_SHARED};
 use super::script::{Linked, script};
 use super::session::{Keep, Session};
@@ -43,7 +44,7 @@ pub fn train(plan: &Plan, options: &Options, job: &Job, each: &mut dyn FnMut(u64
     driver::count()?;
     check::check(plan)?;
     let placement = Placement::new(&options.devices);
-    let mut cuda = Cuda::open(&placement.ordinals)?;
+    let mut cuda = Cuda::open(&placement.ordinals, options.attention)?;
     train_on(&mut cuda, plan, options, job, each)
 }
 
@@ -66,7 +67,7 @@ pub fn train_on<D: Device>(
     let lines = programs.clone().map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let matching = Matching::new(plan, &lines);
-    let shared = least_shared(device, ordinals.len());
+    let (shared, fused) = (least_shared(device, ordinals.len()), device.fused());
     let linked = Linked {
         plan,
         lines: &lines,
@@ -76,6 +77,7 @@ pub fn train_on<D: Device>(
         joined: false,
         waits: None,
         shared,
+        fused: fused.as_deref(),
     };
     let watched = if options.keep || job.keep_last { outputs::watched(plan) } else { vec![] };
     let script = script(linked, &of_rank, &watched)?;
@@ -100,6 +102,7 @@ pub fn train_on<D: Device>(
         let done = session.done()?;
         let mut run = outputs::gather(plan, &lines, &Hub::new(&vec![0; plan.ranks() as usize], None), done)?;
         run.sent_bytes = session.sent().to_vec();
+        run.attention = Some(said(linked.fused));
         each(step, run)?;
     }
     Ok(())
@@ -134,9 +137,19 @@ pub fn time_steps<D: Device>(
     let lines = programs.clone().map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let matching = Matching::new(plan, &lines);
-    let shared = least_shared(device, ordinals.len());
-    let linked =
-        Linked { plan, lines: &lines, matching: &matching, layouts: &layouts, solo, joined: false, waits, shared };
+    let (shared, fused) = (least_shared(device, ordinals.len()), device.fused());
+    let fused = fused.as_deref();
+    let linked = Linked {
+        plan,
+        lines: &lines,
+        matching: &matching,
+        layouts: &layouts,
+        solo,
+        joined: false,
+        waits,
+        shared,
+        fused,
+    };
     let script = script(linked, &of_rank, &[])?;
     let mut session = Session::new(device, linked, &script, &of_rank, ordinals.len() as u32)?;
     let source = Source::seeded(1);
@@ -195,7 +208,7 @@ const TIMES: usize = 10;
 /// FLOP/s of a bf16 product of GPU `ordinal`, the median of ten: the yardstick of an MFU here.
 pub fn best_gemm(ordinal: u32) -> Result<f64> {
     driver::count()?;
-    let mut cuda = Cuda::open(&[ordinal])?;
+    let mut cuda = Cuda::open(&[ordinal], Attention::Own)?;
     Ok(2.0 * (SIDE as f64).powi(3) / gemm_seconds(&mut cuda, SIDE, TIMES)?)
 }
 

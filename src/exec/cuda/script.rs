@@ -12,6 +12,7 @@
 mod tests;
 
 use super::device::{EventId, StreamId};
+use super::fused::Fused;
 use crate::collective;
 use crate::error::{Error, Result};
 use crate::plan::link::{Line, Place};
@@ -146,6 +147,8 @@ pub struct Linked<'p> {
     pub waits: Option<&'p [f64]>,
     /// Bytes of shared memory that a block of threads may have on every GPU here.
     pub shared: u64,
+    /// Who has fused attention there, if anyone is to do it.
+    pub fused: Option<&'p dyn Fused>,
 }
 
 impl<'p> Linked<'p> {

@@ -354,6 +354,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             Ready::Launch { function, size, words } => self.device.launch(stream, *function, *size, words),
             Ready::Gemm { gemm, at } => self.device.gemm(stream, gemm, *at),
             Ready::Copy { to, from, bytes } => self.device.copy(stream, *to, *from, *bytes),
+            Ready::Fused { sdpa, at, workspace } => self.device.attend(stream, sdpa, at, *workspace),
         })
     }
 
@@ -378,7 +379,13 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             return Ok(known.clone());
         }
         let elems = (to.bytes.end - to.bytes.start) / to.dtype.size();
-        let on = Where { views: &self.linked.plan.views, route: None, rank: to.rank, shared: self.linked.shared };
+        let on = Where {
+            views: &self.linked.plan.views,
+            route: None,
+            rank: to.rank,
+            shared: self.linked.shared,
+            fused: None,
+        };
         let lowered = lower(&Kernel::Add { elems, trim: None }, on, &[from.dtype, to.dtype], &[to.dtype], 1)?;
         let reads = vec![self.address(from), self.address(to)];
         let spans = Spans { reads, writes: vec![self.address(to)], scratch: 0 };

@@ -220,8 +220,7 @@ impl Descriptor {
     pub fn int(&self, attribute: i32) -> Called<i64> {
         let (mut count, mut value) = (0i64, 0i64);
         // SAFETY: one number is asked for, and there is room for one.
-        let status =
-            unsafe { (self.api.get)(self.raw, attribute, of::INT64, 1, &mut count, (&raw mut value).cast()) };
+        let status = unsafe { (self.api.get)(self.raw, attribute, of::INT64, 1, &mut count, (&raw mut value).cast()) };
         self.api.done(&format!("get attribute {attribute}"), status)?;
         Ok(value)
     }
@@ -233,8 +232,7 @@ impl Descriptor {
         let mut count = 0i64;
         let room = raws.as_mut_ptr().cast();
         // SAFETY: descriptors of that kind are filled in, as many as there are here.
-        let status =
-            unsafe { (self.api.get)(self.raw, attribute, of::DESCRIPTOR, most as i64, &mut count, room) };
+        let status = unsafe { (self.api.get)(self.raw, attribute, of::DESCRIPTOR, most as i64, &mut count, room) };
         self.api.done(&format!("get attribute {attribute}"), status)?;
         all.truncate(count.max(0) as usize);
         Ok(all)

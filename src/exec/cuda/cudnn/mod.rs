@@ -11,7 +11,7 @@ mod attention;
 mod graph;
 mod names;
 
-use super::fused::{Fused, Pass, Sdpa};
+use super::fused::{Attention, Fused, Pass, Sdpa};
 use crate::error::{Error, Result};
 use api::{Api, Descriptor, Failed, Handle, Value};
 use graph::{Bound, Whole};
@@ -39,6 +39,15 @@ const OLDEST: usize = 90_800;
 const WRONG_BACKWARD: [usize; 2] = [91_000, 91_001];
 
 impl Cudnn {
+    /// Whether attention is to be done by cuDNN on this machine. Errors: it is asked for and is not here, or is too old.
+    pub fn is_here(attention: Attention) -> Result<bool> {
+        match attention {
+            Attention::Own => Ok(false),
+            Attention::Cudnn => recent().map(|_| true),
+            Attention::Best => Ok(recent().is_ok()),
+        }
+    }
+
     /// For the GPU of this thread's context. Errors: cuDNN is not on this machine, is too old, or cannot begin.
     pub fn new(strict: bool) -> Result<Cudnn> {
         let api = recent()?;
@@ -174,7 +183,8 @@ impl Seat {
 fn recent() -> Result<Rc<Api>> {
     let api = Api::load()?;
     if api.version() < OLDEST {
-        let why = format!("{api:?} is on this machine, and 9.8 is wanted; install a newer one, or give --attention own");
+        let why =
+            format!("{api:?} is on this machine, and 9.8 is wanted; install a newer one, or give --attention own");
         return Err(Error::device("cudnn", why));
     }
     Ok(api)

@@ -44,15 +44,16 @@ impl Tiles {
 }
 
 /// The mask as the kernels are told it.
-struct Limits {
+pub(super) struct Limits {
     /// First and last position that each query sees; first above last where it sees none.
-    lo: Vec<i32>,
-    hi: Vec<i32>,
-    positions: Vec<i32>,
+    pub lo: Vec<i32>,
+    pub hi: Vec<i32>,
+    /// Of the keys.
+    pub positions: Vec<i32>,
 }
 
 impl Limits {
-    fn new(block: &AttnBlock, on: Where) -> Limits {
+    pub fn new(block: &AttnBlock, on: Where) -> Limits {
         let q = block.q.positions(on.views, on.rank);
         let kv = block.kv.positions(on.views, on.rank);
         let (lo, hi) = q.iter().map(|&at| limits(&block.mask, at)).unzip();
@@ -135,6 +136,9 @@ impl Lowering<'_> {
         self.takes(block)?;
         self.must_be("lse", self.writes[1], Dtype::F32)?;
         let (limits, d) = (Limits::new(block, on), block.head_dim);
+        if self.fused_attention(block, &limits, on, onto)? {
+            return Ok(());
+        }
         let (tiles, shared) = self.fitting(FWD, |tiles| tiles.forward([d, block.v_dim()]), on)?;
         let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Write(0), Arg::Write(1)];
         args.extend([table(&limits.lo), table(&limits.hi), table(&limits.positions)]);
@@ -171,6 +175,9 @@ impl Lowering<'_> {
         self.must_be("lse", self.reads[3], Dtype::F32)?;
         self.must_be("delta", self.reads[4], Dtype::F32)?;
         let (limits, d) = (Limits::new(block, on), block.head_dim);
+        if self.fused_attention_bwd(block, &limits, on, onto)? {
+            return Ok(());
+        }
         let (tiles, shared) = self.fitting(BWD, |tiles| tiles.backward([d, block.v_dim()]), on)?;
         let (sq, sk, width) = (limits.lo.len() as u64, limits.positions.len() as u64, block.heads * d);
         let queries = live(block, Side::Q, on);
@@ -196,7 +203,7 @@ impl Lowering<'_> {
         let grid = [sk.div_ceil(tiles.keys as u64) as u32, block.kv_heads as u32, block.batch as u32];
         self.tiled((source::attention_bwd, "attention_bwd"), defines, grid, (tiles, shared), args);
         if aside {
-            self.put_aside(dq, &queries, width, onto == Some(Side::Q))?;
+            self.put_aside((dq, Dtype::F32), 0, &queries, width, onto == Some(Side::Q))?;
         }
         Ok(())
     }
@@ -209,16 +216,23 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The rows of dq that were made in scratch memory, to where they belong or onto what is there.
-    fn put_aside(&mut self, dq: Arg, rows: &[i32], cols: u64, onto: bool) -> Result<()> {
-        let (count, to) = (rows.len() as u64, self.writes[0]);
-        let (kernel, mut types) = (if onto { "add" } else { "cast_rows" }, vec![("R", 0, Dtype::F32), ("W", 0, to)]);
-        let mut args = vec![dq];
+    /// Rows that were made in scratch memory, to where operand `write` has them or onto what is there.
+    pub(super) fn put_aside(
+        &mut self,
+        (x, of): (Arg, Dtype),
+        write: usize,
+        rows: &[i32],
+        cols: u64,
+        onto: bool,
+    ) -> Result<()> {
+        let (count, to) = (rows.len() as u64, self.writes[write]);
+        let (kernel, mut types) = (if onto { "add" } else { "cast_rows" }, vec![("R", 0, of), ("W", 0, to)]);
+        let mut args = vec![x];
         if onto {
             types.push(("R", 1, to));
-            args.push(Arg::Write(0));
+            args.push(Arg::Write(write));
         }
-        args.extend([Arg::Write(0), table(rows)]);
+        args.extend([Arg::Write(write), table(rows)]);
         args.extend(ints(&[count, cols]));
         let defines = self.types(&types)?;
         self.spread((source::pointwise, kernel), defines, count * cols / 8, args);

@@ -8,12 +8,14 @@ mod attention;
 pub mod beside;
 mod ends;
 mod expert;
+mod fused;
 mod heads;
 mod moves;
 mod rows;
 
 pub use expert::{Sum, Term, sums};
 
+use super::fused::{Fused, Sdpa};
 use super::source::{self, Source};
 use crate::error::{Error, Result};
 use crate::plan::kernel::FP8_BLOCK;
@@ -87,6 +89,12 @@ pub enum Action {
         /// Of A and B, in FP8.
         scales: Option<[Arg; 2]>,
     },
+    /// Attention by a library: where its operands begin, and what it works in.
+    Fused {
+        sdpa: Sdpa,
+        at: Vec<Part>,
+        workspace: Arg,
+    },
     /// Operand `read` into operand `write`, unless they are one buffer: what an accumulating kernel starts from.
     Copy {
         read: usize,
@@ -125,6 +133,8 @@ pub struct Where<'a> {
     pub rank: u32,
     /// Bytes of shared memory that a block of threads may have there.
     pub shared: u64,
+    /// Who has fused attention there, if anyone is to do it.
+    pub fused: Option<&'a dyn Fused>,
 }
 
 /// What a block may have of shared memory on the least of the GPUs that kernels are compiled for (sm_86, 89, 120: 99 KB),
@@ -263,6 +273,10 @@ impl Lowering<'_> {
 
     fn refuse(&self, why: &str) -> Error {
         Error::device(self.name, format!("{why}; no CUDA kernel takes that"))
+    }
+
+    fn refuse_with(&self, why: Error) -> Error {
+        Error::device(self.name, why)
     }
 
     /// What a macro calls a dtype.

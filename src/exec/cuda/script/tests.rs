@@ -89,6 +89,7 @@ fn weights(plan: &Plan, seed: u64, spoil: impl Fn(&mut Script)) -> Vec<Vec<Vec<f
         joined: false,
         waits: None,
         shared: crate::exec::cuda::lower::LEAST_SHARED,
+        fused: None,
     };
     let devices = vec![0; plan.ranks() as usize];
     let mut script = script(linked, &devices, &[]).unwrap();

@@ -114,7 +114,9 @@ const STEP: u64 = 3;
 /// What a device makes of the operands, and in which time.
 fn launched<D: Device>(device: &mut D, case: &Case, rank: u32, numbers: &Numbers) -> Result<(Vec<Vec<f64>>, f64)> {
     let dtypes: Vec<Dtype> = case.reads.iter().map(|r| r.0).collect();
-    let on = Where { views: &case.views, route: case.route.as_ref(), rank, shared: device.shared(0) };
+    let fused = device.fused();
+    let (route, shared) = (case.route.as_ref(), device.shared(0));
+    let on = Where { views: &case.views, route, rank, shared, fused: fused.as_deref() };
     let lowered = lower(&case.kernel, on, &dtypes, &case.writes, STEP)?;
     let mut reads = vec![];
     for data in &numbers.reads {
@@ -151,6 +153,7 @@ pub fn hand_over<D: Device>(device: &mut D, stream: u32, one: &Ready) -> Result<
         Ready::Launch { function, size, words } => device.launch(stream, *function, *size, words),
         Ready::Gemm { gemm, at } => device.gemm(stream, gemm, *at),
         Ready::Copy { to, from, bytes } => device.copy(stream, *to, *from, *bytes),
+        Ready::Fused { sdpa, at, workspace } => device.attend(stream, sdpa, at, *workspace),
     }
 }
 

@@ -105,7 +105,8 @@ fn load<D: Device>(device: &mut D, timed: &Timed) -> Result<Loaded> {
     let views = [Mesh::new(&[(Axis::Cp, 1)])];
     let Operands { reads, mut writes } = timed.kernel.operands(&views);
     writes.resize(timed.writes.len(), writes[0]);
-    let on = Where { views: &views, route: None, rank: 0, shared: device.shared(0) };
+    let fused = device.fused();
+    let on = Where { views: &views, route: None, rank: 0, shared: device.shared(0), fused: fused.as_deref() };
     let lowered = lower(&timed.kernel, on, &timed.reads, &timed.writes, 1)?;
     let mut place = |n: u64, dtype: Dtype| -> Result<(u64, u64)> {
         let at = device.allocate(0, n * dtype.size())?;

@@ -97,3 +97,46 @@ KERNEL(add_weighted, AddWeighted, THREADS) {
         }
     });
 }
+
+struct OutputsOfDelta {
+    const bf16* d_o;
+    const float* delta;
+    bf16* o;
+    const int* live;
+    i64 count, heads, d;
+};
+
+// Outputs whose products with dO add up to delta, for a library that takes outputs in place of delta: three numbers, at the
+// largest of dO, each with what is left of delta by then, so that all bits of a float are told in bf16. Other outputs are
+// zero. Where dO is zero so is delta.
+KERNEL(outputs_of_delta, OutputsOfDelta, THREADS) {
+    each_head(p.live, p.count, p.heads, [&](i64 line) {
+        int lane = threadIdx.x % 32;
+        float left = p.delta[line];
+        i64 taken[3] = {-1, -1, -1};
+        float told[3] = {0, 0, 0};
+        UNROLL for (int turn = 0; turn < 3; turn++) {
+            float most = 0;
+            i64 at = -1;
+            for (i64 c = lane; c < p.d; c += 32) {
+                float size = fabsf(to_float(p.d_o[line * p.d + c]));
+                if (size > most && c != taken[0] && c != taken[1]) most = size, at = c;
+            }
+            // The first of the largest, whichever lane has it.
+            UNROLL for (int step = 16; step > 0; step /= 2) {
+                float other = __shfl_xor_sync(0xffffffffu, most, step);
+                i64 there = i64(__shfl_xor_sync(0xffffffffu, int(at), step));
+                if (other > most || (other == most && there >= 0 && (at < 0 || there < at))) most = other, at = there;
+            }
+            if (at < 0) break;
+            float by = to_float(p.d_o[line * p.d + at]);
+            taken[turn] = at;
+            told[turn] = to_float(from_float<bf16>(left / by));
+            left -= by * told[turn];
+        }
+        for (i64 c = lane; c < p.d; c += 32) {
+            float o = c == taken[0] ? told[0] : c == taken[1] ? told[1] : c == taken[2] ? told[2] : 0;
+            p.o[line * p.d + c] = from_float<bf16>(o);
+        }
+    });
+}
