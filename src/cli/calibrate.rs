@@ -40,7 +40,7 @@ pub struct Flags {
     #[arg(long, value_name = "N", default_value_t = 0)]
     device: u32,
     /// Whose kernels do attention, on cuda: own, the project's; cudnn; best, cuDNN's if it is there, right and faster
-    #[arg(long, value_name = "own|cudnn|best")]
+    #[arg(long, value_name = "WHOSE")]
     attention: Option<Attention>,
     /// Fewer shapes and runs, in less than 20 s instead of 3 min; on cuda 2 min instead of 8
     #[arg(long)]

@@ -46,7 +46,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let mut chosen = flags.config.choose(flags.plan.plan.as_deref(), flags.machine.defaults())?;
     flags.machine.slow_down(&mut chosen)?;
     let plan = chosen.plan()?;
-    let options = flags.machine.options(&plan, false)?;
+    let options = flags.machine.options_by(&plan, false, flags.config.profile())?;
     let machine = crate::cost::Machine { devices: Some(&options.devices), ..chosen.case.machine() };
     let predicted = cost(&plan, machine, Effort::ALL_SPANS)?;
     let run = flags.machine.execute(&plan, &options)?;

@@ -156,7 +156,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         Some(router) => flags.optimizer.of(router.plan(&plan, 1, &source.weights(&plan))?),
         None => plan,
     };
-    let options = flags.machine.options(&plan, flags.check)?;
+    let options = flags.machine.options_by(&plan, flags.check, config.profile())?;
     if let Some(process) = process.filter(|process| process.rank > 0) {
         let job = Job { keep_last: flags.dump.is_some(), ..Job::new(&source, flags.steps) };
         flags.machine.train(&plan, &options, &job, &mut |_, _| Ok(()))?;

@@ -33,7 +33,7 @@ pub struct Flags {
     #[arg(long, value_name = "N", default_value_t = 0)]
     device: u32,
     /// Whose kernels do attention: own, cudnn wherever it has a form of the mask, or best, cuDNN's where it is there
-    #[arg(long, value_name = "own|cudnn|best", default_value = "own")]
+    #[arg(long, value_name = "WHOSE", default_value = "own")]
     attention: Attention,
     /// Only this group of kernels
     #[arg(long, value_name = "NAME")]

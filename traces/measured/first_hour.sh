@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that a GPU is wanted for, in one call of at most ten minutes: does a step run, is every kernel right, its
-# profile, how well steps are predicted, one rank of a large plan, how fast the kernels are, NCCL with a world of one. In
+# Everything that a GPU is wanted for, in one call of at most ten minutes: does a step run, is every kernel right, is cuDNN's
+# attention, its profile, how well steps are predicted, one rank of a large plan, how fast the kernels are, NCCL with a world of one. In
 # the order of their worth; every part has a share of the time and goes on whatever became of the others.
 #
 #   first_hour.sh [PATH OF foretrain] [FOLDER FOR RESULTS] [PARTS..]
@@ -26,7 +26,7 @@ export FORETRAIN_CACHE=${FORETRAIN_CACHE:-$work/kernels} FORETRAIN_TIMEOUT=${FOR
 profile=$out/gpu.json
 
 failed=0
-say() { printf '%-12s exit %3s  %4s s  %s\n' "$@" | tee -a "$out/summary.txt"; }
+say() { printf '%-19s exit %3s  %4s s  %s\n' "$@" | tee -a "$out/summary.txt"; }
 # part SECONDS NAME WORDS..: `foretrain WORDS`, its JSON in NAME.json.
 part() {
   local limit=$1 name=$2 begun=$SECONDS code why=""
@@ -57,17 +57,24 @@ part() {
 nvidia-smi > "$work/parts/nvidia-smi.txt" 2>&1 || true
 "$program" --version > "$work/parts/version.txt" 2>&1 || { echo "no program at $program" | tee -a "$out/summary.txt"; exit 2; }
 
-part  30 run1     run --on cuda --check
+part  30 run1     run --on cuda --check --attention own
 part 150 selftest selftest --on cuda
-part 175 profile  calibrate --on cuda --quick --out "$profile"
+# cuDNN's attention, and from here on our own where that did not go well. A part's exit code is what the summary says of it.
+for group in forward backward onto backward_onto head_dims narrow_values; do
+  part 20 "cudnn_$group" selftest --on cuda --attention cudnn --group "attention_$group"
+done
+part  30 run4c    run --on cuda --devices 0 --ring 4 --check --attention cudnn
+if grep -qE '^(cudnn_[a-z_]+|run4c) +exit +[1-9-]' "$out/summary.txt"; then attention=own; else attention=best; fi
+part 175 profile  calibrate --on cuda --quick --out "$profile" --attention $attention
 part  30 validate1 validate --on cuda --profile "$profile" --seed 1
-part  30 ring4    run --on cuda --devices 0 --ring 4 --check
+part  30 ring4    run --on cuda --devices 0 --ring 4 --check --attention own
 part  40 validate4 validate --on cuda --profile "$profile" --ranks 4 --devices 0 --seed 11
 part  15 planned  plan --model llama-3-8b --gpus 64 --dp 4 --ring 4 --ulysses 4 --seq-len 65536 --recompute full --out "$work/plan.json"
 part  60 solo     validate --on cuda --profile "$profile" --plan "$work/plan.json" --solo 5 --repeat 2
 part  50 speed    selftest --on cuda --group norms --speed --repeat 20
+part  40 speedc   selftest --on cuda --group norms --speed --repeat 20 --attention cudnn
 part  30 nccl     selftest --on cuda --group nccl
-part  30 usp4     run --on cuda --devices 0 --ulysses 2 --ring 2 --check
+part  30 usp4     run --on cuda --devices 0 --ulysses 2 --ring 2 --check --attention own
 part  30 validate2 validate --on cuda --profile "$profile" --seed 2
 
 echo "$failed parts failed; summary.txt, gpu.json and parts.tar.gz are in $out" | tee -a "$out/summary.txt"

@@ -1,6 +1,7 @@
 //! What a plan is run on: threads of this machine, or its GPUs.
 
 use crate::cli::config::{Chosen, Defaults, GPUS, LOCAL};
+use crate::device::Profile;
 use crate::device::measured::GpuSide;
 use crate::error::{Error, Result};
 use crate::exec::cuda::fused::{Attention, OWN};
@@ -12,7 +13,7 @@ use crate::plan::Plan;
 use crate::spec::Throttle;
 use crate::sweep::guard;
 use clap::{Args, ValueEnum};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum On {
@@ -35,7 +36,7 @@ pub struct Machine {
     seed: u64,
     /// Whose kernels do attention on cuda: own, the project's everywhere; cudnn, cuDNN's wherever it has a form of the mask;
     /// best, cuDNN's where it is there and takes the shape, but own if the profile was measured so [default: best]
-    #[arg(long, value_name = "own|cudnn|best")]
+    #[arg(long, value_name = "WHOSE")]
     attention: Option<Attention>,
     /// Make every rank's link slow: bandwidth and latency, as 1,50 (GB/s and us) or 25 MB/s,2 ms
     #[arg(long, value_name = "GB/s,us")]
@@ -147,6 +148,14 @@ impl Machine {
             None if by == Some(OWN) => Attention::Own,
             None => Attention::Best,
         }
+    }
+
+    /// The same, attention as the profile that is given was measured, unless something else is asked for.
+    pub fn options_by(&self, plan: &Plan, keep: bool, profile: Option<&Path>) -> Result<Options> {
+        let options = self.options(plan, keep)?;
+        let Some(file) = profile.filter(|_| self.on == On::Cuda) else { return Ok(options) };
+        let attention = self.attention(Profile::load(file)?.gpu.as_ref());
+        Ok(Options { attention, ..options })
     }
 
     /// Slow links are slow in the prediction, too.

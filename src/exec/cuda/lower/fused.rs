@@ -2,7 +2,8 @@
 //!
 //! A library knows a block by rows, not by positions: query i sees all keys, or keys 0 to i + d. So do whole sequences,
 //! their shards under Ulysses, and the blocks of a ring in every split, zigzag's diagonal too, once rows that see nothing
-//! are left out. Windows, packed documents and ALiBi are the project's own kernels'.
+//! are left out; what is in a few such parts is done part by part. Windows, many documents and ALiBi are the project's own
+//! kernels'.
 //!
 //! A library writes bf16 and adds to nothing. What a plan keeps in floats or adds up comes by way of scratch memory, each
 //! block rounded to bf16 once, as it is where blocks are brought together by cuDNN's or FlashAttention's kernels elsewhere.
@@ -15,7 +16,7 @@ use crate::error::Result;
 use crate::plan::{AttnBlock, Dtype, Side};
 use std::ops::Range;
 
-/// Rows of a sequence that take part, and how the queries among them see the keys.
+/// Rows of a sequence, and how the queries among them see the keys: query i of them the first i + 1 + `diagonal`, or all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Form {
     q: Range<usize>,
@@ -23,32 +24,73 @@ pub(super) struct Form {
     diagonal: Option<u64>,
 }
 
+/// A block in more parts than these is left to the project's own kernels, which take it at once.
+const MOST_FORMS: usize = 4;
+
 impl Limits {
-    /// None where the block has no such form.
-    pub(super) fn form(&self) -> Option<Form> {
+    /// The parts of a block, each of queries that follow each other; none where there are too many. Zigzag's two chunks before
+    /// all keys are two, and so are two documents.
+    pub(super) fn forms(&self) -> Vec<Form> {
         let at = &self.positions;
         if at.windows(2).any(|two| two[0] >= two[1]) {
-            return None;
+            return vec![];
         }
         // The keys of each query are neighbours, since positions rise.
         let keys = |(lo, hi): (&i32, &i32)| at.partition_point(|p| p < lo)..at.partition_point(|p| p <= hi);
         let seen: Vec<Range<usize>> = self.lo.iter().zip(&self.hi).map(keys).collect();
-        let first = seen.iter().position(|keys| !keys.is_empty())?;
-        let last = seen.iter().rposition(|keys| !keys.is_empty())?;
-        let rows = &seen[first..=last];
-        let (begin, end) = (rows[0].start, rows.iter().map(|keys| keys.end).max()?);
-        let form = |diagonal| Some(Form { q: first..last + 1, kv: begin..end, diagonal });
-        if rows.iter().any(|keys| keys.is_empty() || keys.start != begin) {
+        let mut forms = vec![];
+        let mut row = 0;
+        while row < seen.len() {
+            if seen[row].is_empty() {
+                row += 1;
+                continue;
+            }
+            let form = part(&seen, row);
+            row = form.q.end;
+            forms.push(form);
+            if forms.len() > MOST_FORMS {
+                return vec![];
+            }
+        }
+        // The longest first: gradients of keys that others see too are added to its.
+        forms.sort_by_key(|form| (form.kv.start, std::cmp::Reverse(form.kv.end)));
+        forms
+    }
+}
+
+/// The part that begins with a row: each sees one key more than the one before, until that is all of them; or all see the
+/// same.
+fn part(seen: &[Range<usize>], first: usize) -> Form {
+    let rises = |row: usize| seen[row].end == seen[row - 1].end + 1;
+    let mut last = first;
+    let follows = |row: usize| row < seen.len() && seen[row].start == seen[first].start && !seen[row].is_empty();
+    while follows(last + 1) && rises(last + 1) {
+        last += 1;
+    }
+    let rising = last > first;
+    while follows(last + 1) && seen[last + 1].end == seen[last].end {
+        last += 1;
+    }
+    let (begin, end) = (seen[first].start, seen[last].end);
+    let diagonal = rising.then(|| (seen[first].end - begin - 1) as u64);
+    Form { q: first..last + 1, kv: begin..end, diagonal }
+}
+
+/// Which of the parts see keys that an earlier one has seen; nothing where one sees some of them.
+fn again(forms: &[Form]) -> Option<Vec<bool>> {
+    let mut covered = 0..0;
+    let mut all = vec![];
+    for form in forms {
+        let inside = form.kv.start >= covered.start && form.kv.end <= covered.end;
+        if !inside && form.kv.start < covered.end {
             return None;
         }
-        if rows.iter().all(|keys| keys.end == end) {
-            return form(None);
+        if !inside {
+            covered = form.kv.clone();
         }
-        let ahead = rows[0].end - begin - 1;
-        let on_diagonal = |(i, keys): (usize, &Range<usize>)| keys.end == end.min(begin + i + ahead + 1);
-        rows.iter().enumerate().all(on_diagonal).then_some(())?;
-        form(Some(ahead as u64))
+        all.push(inside);
     }
+    Some(all)
 }
 
 /// An operand from its first row that takes part.
@@ -60,27 +102,28 @@ const BF16: u64 = 2;
 const FLOAT: u64 = 4;
 
 impl Lowering<'_> {
-    /// The pass by a library, if it has a form of the block and room to work in.
-    fn fusible(
-        &mut self,
-        pass: Pass,
-        block: &AttnBlock,
-        limits: &Limits,
-        on: Where,
-    ) -> Result<Option<(Sdpa, Form, Arg)>> {
-        let (Some(fused), Some(form)) = (on.fused, limits.form()) else { return Ok(None) };
-        let sdpa = Sdpa {
-            pass,
-            batch: block.batch,
-            heads: [block.heads, block.kv_heads],
-            rows: [form.q.len() as u64, form.kv.len() as u64],
-            pitch: [limits.lo.len() as u64, limits.positions.len() as u64],
-            head_dim: block.head_dim,
-            v_dim: block.v_dim(),
-            diagonal: form.diagonal,
-        };
-        let workspace = fused.workspace(&sdpa).map_err(|e| self.refuse_with(e))?;
-        Ok(workspace.map(|bytes| (sdpa, form, self.scratch(bytes))))
+    /// The passes of a library that are this one, with the memory that each works in; none if it does not take them all.
+    fn fusible(&mut self, pass: Pass, block: &AttnBlock, limits: &Limits, on: Where) -> Result<Vec<(Sdpa, Form, Arg)>> {
+        let Some(fused) = on.fused else { return Ok(vec![]) };
+        let mut all = vec![];
+        for form in limits.forms() {
+            let sdpa = Sdpa {
+                pass,
+                batch: block.batch,
+                heads: [block.heads, block.kv_heads],
+                rows: [form.q.len() as u64, form.kv.len() as u64],
+                pitch: [limits.lo.len() as u64, limits.positions.len() as u64],
+                head_dim: block.head_dim,
+                v_dim: block.v_dim(),
+                diagonal: form.diagonal,
+            };
+            let Some(workspace) = fused.workspace(&sdpa).map_err(|e| self.refuse_with(e))? else { return Ok(vec![]) };
+            all.push((sdpa, form, workspace));
+        }
+        // They work one after the other.
+        let Some(room) = all.iter().map(|(_, _, bytes)| *bytes).max() else { return Ok(vec![]) };
+        let room = self.scratch(room);
+        Ok(all.into_iter().map(|(sdpa, form, _)| (sdpa, form, room.clone())).collect())
     }
 
     /// Whether the forward pass was left to a library.
@@ -91,21 +134,27 @@ impl Lowering<'_> {
         on: Where,
         onto: bool,
     ) -> Result<bool> {
-        let Some((sdpa, form, workspace)) = self.fusible(Pass::Forward, block, limits, on)? else { return Ok(false) };
+        let passes = self.fusible(Pass::Forward, block, limits, on)?;
+        if passes.is_empty() {
+            return Ok(false);
+        }
         let lines = block.batch * limits.lo.len() as u64;
         let aside = onto || self.writes[0] != Dtype::Bf16;
         let o = if aside { self.scratch(lines * block.o_row() * BF16) } else { Arg::Write(0) };
         let lse = if onto { self.scratch(lines * block.heads * FLOAT) } else { Arg::Write(1) };
-        let (first, key) = (form.q.start, form.kv.start);
-        let at = vec![
-            from(Arg::Read(0), first, block.q_row(), BF16),
-            from(Arg::Read(1), key, block.kv_row(), BF16),
-            values(block, Arg::Read(1), key),
-            from(o.clone(), first, block.o_row(), BF16),
-            from(lse.clone(), first, block.heads, FLOAT),
-        ];
-        self.lowered.actions.push(Action::Fused { sdpa, at, workspace });
-        let rows = over(block.batch, limits.lo.len(), form.q);
+        let mut rows = vec![];
+        for (sdpa, form, workspace) in passes {
+            let (first, key) = (form.q.start, form.kv.start);
+            let at = vec![
+                from(Arg::Read(0), first, block.q_row(), BF16),
+                from(Arg::Read(1), key, block.kv_row(), BF16),
+                values(block, Arg::Read(1), key),
+                from(o.clone(), first, block.o_row(), BF16),
+                from(lse.clone(), first, block.heads, FLOAT),
+            ];
+            self.lowered.actions.push(Action::Fused { sdpa, at, workspace });
+            rows.extend(over(block.batch, limits.lo.len(), form.q));
+        }
         if onto {
             let defines = self.types(&[("R", 2, Dtype::Bf16), ("W", 0, self.writes[0])])?;
             let mut args = vec![Arg::Write(0), Arg::Write(1), o, lse, table(&rows)];
@@ -127,45 +176,60 @@ impl Lowering<'_> {
         on: Where,
         onto: Option<Side>,
     ) -> Result<bool> {
-        let Some((sdpa, form, workspace)) = self.fusible(Pass::Backward, block, limits, on)? else { return Ok(false) };
+        let Some(again) = again(&limits.forms()) else { return Ok(false) };
+        let passes = self.fusible(Pass::Backward, block, limits, on)?;
+        if passes.is_empty() {
+            return Ok(false);
+        }
         let [queries, keys] = [limits.lo.len(), limits.positions.len()].map(|rows| block.batch * rows as u64);
-        let q_rows = over(block.batch, limits.lo.len(), form.q.clone());
-        let kv_rows = over(block.batch, limits.positions.len(), form.kv.clone());
-
-        let o = self.scratch(queries * block.o_row() * BF16);
-        let mut args = vec![Arg::Read(2), Arg::Read(4), o.clone(), table(&q_rows)];
-        args.extend(ints(&[q_rows.len() as u64, block.heads, block.v_dim()]));
-        let threads = q_rows.len() as u64 * block.heads * 32;
-        self.spread((source::merge, "outputs_of_delta"), vec![], threads, args);
-
-        let aside = |write: usize, side| self.writes[write] != Dtype::Bf16 || onto == Some(side);
-        let [dq_aside, dkv_aside] = [aside(0, Side::Q), aside(1, Side::Kv)];
+        let q_rows: Vec<i32> =
+            passes.iter().flat_map(|(_, form, _)| over(block.batch, limits.lo.len(), form.q.clone())).collect();
+        let o = self.outputs_of_delta(block, queries, &q_rows);
+        let dq_aside = self.writes[0] != Dtype::Bf16 || onto == Some(Side::Q);
+        let dkv_aside = self.writes[1] != Dtype::Bf16 || onto == Some(Side::Kv);
         let dq = if dq_aside { self.scratch(queries * block.q_row() * BF16) } else { Arg::Write(0) };
-        let dkv = if dkv_aside { self.scratch(keys * block.kv_row() * BF16) } else { Arg::Write(1) };
-        let sums = sdpa.batch * sdpa.heads[0] * sdpa.rows[0] * FLOAT;
+        let aside = (dkv_aside || again.contains(&true)).then(|| self.scratch(keys * block.kv_row() * BF16));
+        let most = passes.iter().map(|(sdpa, ..)| sdpa.rows[0]).max().unwrap_or(0);
+        let sums = block.batch * block.heads * most * FLOAT;
         let (delta, dq_sum) = (self.scratch(sums), self.scratch(sums * block.head_dim));
-        let (first, key) = (form.q.start, form.kv.start);
-        let at = vec![
-            from(Arg::Read(0), first, block.q_row(), BF16),
-            from(Arg::Read(1), key, block.kv_row(), BF16),
-            values(block, Arg::Read(1), key),
-            from(o, first, block.o_row(), BF16),
-            from(Arg::Read(2), first, block.o_row(), BF16),
-            from(Arg::Read(3), first, block.heads, FLOAT),
-            from(dq.clone(), first, block.q_row(), BF16),
-            from(dkv.clone(), key, block.kv_row(), BF16),
-            values(block, dkv.clone(), key),
-            delta.into(),
-            dq_sum.into(),
-        ];
-        self.lowered.actions.push(Action::Fused { sdpa, at, workspace });
+        for ((sdpa, form, workspace), again) in passes.into_iter().zip(again) {
+            let dkv = match &aside {
+                Some(aside) if dkv_aside || again => aside.clone(),
+                _ => Arg::Write(1),
+            };
+            let (first, key) = (form.q.start, form.kv.start);
+            let at = vec![
+                from(Arg::Read(0), first, block.q_row(), BF16),
+                from(Arg::Read(1), key, block.kv_row(), BF16),
+                values(block, Arg::Read(1), key),
+                from(o.clone(), first, block.o_row(), BF16),
+                from(Arg::Read(2), first, block.o_row(), BF16),
+                from(Arg::Read(3), first, block.heads, FLOAT),
+                from(dq.clone(), first, block.q_row(), BF16),
+                from(dkv.clone(), key, block.kv_row(), BF16),
+                values(block, dkv.clone(), key),
+                delta.clone().into(),
+                dq_sum.clone().into(),
+            ];
+            self.lowered.actions.push(Action::Fused { sdpa, at, workspace });
+            if dkv != Arg::Write(1) {
+                let rows = over(block.batch, limits.positions.len(), form.kv);
+                let add = again || onto == Some(Side::Kv);
+                self.put_aside((dkv, Dtype::Bf16), 1, &rows, block.kv_row(), add)?;
+            }
+        }
         if dq_aside {
             self.put_aside((dq, Dtype::Bf16), 0, &q_rows, block.q_row(), onto == Some(Side::Q))?;
         }
-        if dkv_aside {
-            self.put_aside((dkv, Dtype::Bf16), 1, &kv_rows, block.kv_row(), onto == Some(Side::Kv))?;
-        }
         Ok(true)
+    }
+
+    fn outputs_of_delta(&mut self, block: &AttnBlock, queries: u64, rows: &[i32]) -> Arg {
+        let o = self.scratch(queries * block.o_row() * BF16);
+        let mut args = vec![Arg::Read(2), Arg::Read(4), o.clone(), table(rows)];
+        args.extend(ints(&[rows.len() as u64, block.heads, block.v_dim()]));
+        self.spread((source::merge, "outputs_of_delta"), vec![], rows.len() as u64 * block.heads * 32, args);
+        o
     }
 }
 
@@ -187,18 +251,24 @@ mod tests {
     use crate::plan::{Axis, Mesh, Segs, Split};
     use crate::spec::Mask;
 
-    /// The forms of a block on each of two ranks, `shift` ranks from where its keys began.
-    fn forms(split: Split, shift: i32, mask: &Mask) -> [Option<Form>; 2] {
-        let q = Segs::new(16, &[(Axis::Cp, split)]);
-        let kv = q.shifted(Axis::Cp, shift);
-        let block = AttnBlock { q, kv, batch: 1, heads: 1, kv_heads: 1, head_dim: 64, v_dim: None, mask: mask.clone() };
-        let views = [Mesh::new(&[(Axis::Cp, 2)])];
-        let on = |rank| Where { views: &views, route: None, rank, shared: LEAST_SHARED, fused: None };
-        [0, 1].map(|rank| Limits::new(&block, on(rank)).form())
+    fn on(views: &[Mesh], rank: u32) -> Where<'_> {
+        Where { views, route: None, rank, shared: LEAST_SHARED, fused: None }
     }
 
-    fn form(q: Range<usize>, kv: Range<usize>, diagonal: Option<u64>) -> Option<Form> {
-        Some(Form { q, kv, diagonal })
+    fn block(q: Segs, kv: Segs, mask: &Mask) -> AttnBlock {
+        AttnBlock { q, kv, batch: 1, heads: 1, kv_heads: 1, head_dim: 64, v_dim: None, mask: mask.clone() }
+    }
+
+    /// The forms of a block on each of two ranks, `shift` ranks from where its keys began.
+    fn forms(split: Split, shift: i32, mask: &Mask) -> [Vec<Form>; 2] {
+        let q = Segs::new(16, &[(Axis::Cp, split)]);
+        let block = block(q.clone(), q.shifted(Axis::Cp, shift), mask);
+        let views = [Mesh::new(&[(Axis::Cp, 2)])];
+        [0, 1].map(|rank| Limits::new(&block, on(&views, rank)).forms())
+    }
+
+    fn form(q: Range<usize>, kv: Range<usize>, diagonal: Option<u64>) -> Vec<Form> {
+        vec![Form { q, kv, diagonal }]
     }
 
     /// Ranks have positions 0..8 and 8..16; 0..4 with 12..16 and 4..12; the even and the odd ones.
@@ -208,7 +278,7 @@ mod tests {
         for split in [Split::Contiguous, Split::Zigzag] {
             assert_eq!(forms(split, 0, &causal), [(); 2].map(|()| form(0..8, 0..8, Some(0))), "{split:?}");
         }
-        assert_eq!(forms(Split::Contiguous, 1, &causal), [None, form(0..8, 0..8, None)]);
+        assert_eq!(forms(Split::Contiguous, 1, &causal), [vec![], form(0..8, 0..8, None)]);
         // Of the other's two chunks the first is seen by the second own one, and both are; or the first by all.
         assert_eq!(forms(Split::Zigzag, 1, &causal), [form(4..8, 0..8, None), form(0..8, 0..4, None)]);
         // Even queries see odd keys before them, the first none; odd ones the even ones up to themselves.
@@ -216,55 +286,61 @@ mod tests {
         assert_eq!(forms(Split::Stripe, 1, &Mask::new(false)), [(); 2].map(|()| form(0..8, 0..8, None)));
     }
 
+    /// Two chunks of zigzag before all keys, which have been gathered, and documents: a part each.
     #[test]
-    fn windows_and_documents_have_none() {
+    fn some_blocks_have_two() {
+        let all = block(Segs::new(16, &[(Axis::Cp, Split::Zigzag)]), Segs::new(16, &[]), &Mask::new(true));
+        let views = [Mesh::new(&[(Axis::Cp, 2)])];
+        let found = Limits::new(&all, on(&views, 0)).forms();
+        let late = Form { q: 4..8, kv: 0..16, diagonal: Some(12) };
+        assert_eq!(found, [late, form(0..4, 0..4, Some(0)).remove(0)]);
+        assert_eq!(again(&found), Some(vec![false, true]));
+        let documents = Mask { documents: vec![3, 13].into(), ..Mask::new(true) };
+        let [first, _] = forms(Split::Contiguous, 0, &documents);
+        assert_eq!(first, [form(0..3, 0..3, Some(0)), form(3..8, 3..8, Some(0))].concat());
+        assert_eq!(again(&first), Some(vec![false, false]));
+    }
+
+    #[test]
+    fn windows_have_none() {
         let window = Mask { window: Some(3), ..Mask::new(true) };
-        let documents = Mask { documents: vec![5, 11].into(), ..Mask::new(true) };
-        for mask in [window, documents] {
-            assert_eq!(forms(Split::Zigzag, 0, &mask)[0], None, "{mask:?}");
-        }
+        assert_eq!(forms(Split::Contiguous, 0, &window)[1], []);
         // A window that reaches over everything hides nothing.
         let wide = Mask { window: Some(16), ..Mask::new(true) };
         assert_eq!(forms(Split::Contiguous, 0, &wide)[1], form(0..8, 0..8, Some(0)));
     }
 
-    /// As many rows as there are, by comparing every query with every key.
+    /// By comparing every query with every key.
     #[test]
-    fn a_form_says_who_sees_whom() {
-        for (split, shift) in
-            [Split::Contiguous, Split::Zigzag, Split::Stripe].into_iter().flat_map(|s| [(s, 0), (s, 1)])
-        {
-            for causal in [false, true] {
-                let q = Segs::new(24, &[(Axis::Cp, split)]);
-                let kv = q.shifted(Axis::Cp, shift);
-                let views = [Mesh::new(&[(Axis::Cp, 3)])];
-                for rank in 0..3 {
-                    let mask = Mask::new(causal);
-                    let block = AttnBlock {
-                        q: q.clone(),
-                        kv: kv.clone(),
-                        batch: 1,
-                        heads: 1,
-                        kv_heads: 1,
-                        head_dim: 64,
-                        v_dim: None,
-                        mask,
-                    };
-                    let on = Where { views: &views, route: None, rank, shared: LEAST_SHARED, fused: None };
-                    let form = Limits::new(&block, on).form();
-                    let (own, others) = (block.q.positions(&views, rank), block.kv.positions(&views, rank));
-                    for (i, at) in own.iter().enumerate() {
-                        for (j, key) in others.iter().enumerate() {
-                            let told = form.as_ref().is_some_and(|f| {
-                                f.q.contains(&i)
-                                    && f.kv.contains(&j)
-                                    && f.diagonal.is_none_or(|d| j - f.kv.start <= i - f.q.start + d as usize)
-                            });
-                            assert_eq!(told, !causal || key <= at, "{split:?} {shift} rank {rank}: {at} and {key}");
+    fn forms_say_who_sees_whom() {
+        let masks = [Mask::new(false), Mask::new(true), Mask { documents: vec![7, 9, 8].into(), ..Mask::new(true) }];
+        let views = [Mesh::new(&[(Axis::Cp, 3)])];
+        let mut told = 0;
+        for split in [Split::Contiguous, Split::Zigzag, Split::Stripe] {
+            let q = Segs::new(24, &[(Axis::Cp, split)]);
+            for kv in [q.clone(), q.shifted(Axis::Cp, 1), Segs::new(24, &[])] {
+                for (mask, rank) in masks.iter().flat_map(|mask| (0..3).map(move |rank| (mask, rank))) {
+                    let block = block(q.clone(), kv.clone(), mask);
+                    let limits = Limits::new(&block, on(&views, rank));
+                    let forms = limits.forms();
+                    told += usize::from(!forms.is_empty());
+                    for i in 0..if forms.is_empty() { 0 } else { limits.lo.len() } {
+                        for (j, key) in limits.positions.iter().enumerate() {
+                            let inside = |f: &Form| f.q.contains(&i) && f.kv.contains(&j);
+                            let below =
+                                |f: &Form| f.diagonal.is_none_or(|d| j - f.kv.start <= i - f.q.start + d as usize);
+                            let sees = limits.lo[i] <= *key && *key <= limits.hi[i];
+                            let by_forms = forms.iter().filter(|f| inside(f) && below(f)).count();
+                            assert_eq!(
+                                by_forms,
+                                usize::from(sees),
+                                "{split:?} {mask:?} rank {rank}: {i} and {j} of {forms:?}"
+                            );
                         }
                     }
                 }
             }
         }
+        assert!(told > 50, "{told} blocks have forms");
     }
 }
