@@ -12,7 +12,7 @@ pub use ports::Ports;
 use crate::error::{Error, Result};
 use crate::spec::{ClusterSpec, GpuSpec, Pod};
 use crate::units::BytesPerSec;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// What the bytes between two ranks cross.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -120,9 +120,14 @@ impl Cluster {
     }
 
     fn fewest_on_a_node(&self, members: &[u32]) -> f64 {
-        let mut on: BTreeMap<u32, u32> = BTreeMap::new();
-        members.iter().for_each(|&m| *on.entry(self.node_of(m)).or_default() += 1);
-        f64::from(on.into_values().min().unwrap_or(1))
+        f64::from(self.on_nodes(members).into_iter().map(|(_, on)| on).min().unwrap_or(1))
+    }
+
+    /// The nodes that some ranks are on, the first one first, and how many of them each has.
+    pub fn on_nodes(&self, members: &[u32]) -> Vec<(u32, u32)> {
+        let mut nodes: Vec<u32> = members.iter().map(|&m| self.node_of(m)).collect();
+        nodes.sort_unstable();
+        nodes.chunk_by(|a, b| a == b).map(|on| (on[0], on.len() as u32)).collect()
     }
 
     /// Peers of a member that are in other pods, times what their uplinks are too narrow by.

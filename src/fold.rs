@@ -4,7 +4,7 @@
 //! much it computes. Then ranks of one colour are told apart by the colours of whom they talk to and by
 //! the links in between, until nothing changes. [`trivial`] puts every rank alone and is the oracle.
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Tier};
 use crate::collective::nccl::tree_uplinks;
 use crate::plan::rows::{place_of, replica_of};
 use crate::plan::{Axis, Group, Lane, OpKind, Plan};
@@ -51,8 +51,9 @@ pub fn refine_marked(plan: &Plan, cluster: &Cluster, marks: &[u64]) -> Fold {
     };
     let mut colours: Vec<u64> = (0..n).map(first).collect();
     let mut count = distinct(&colours);
+    let around = Around::of(&talks, plan, cluster);
     loop {
-        let seen = talks.seen(plan, cluster, &colours);
+        let seen = around.seen(&colours);
         let next: Vec<u64> = colours.iter().zip(&seen).map(|(c, s)| colour(&(c, s))).collect();
         let now = distinct(&next);
         colours = next;
@@ -70,7 +71,10 @@ fn colour(of: &impl Hash) -> u64 {
 }
 
 fn distinct(colours: &[u64]) -> usize {
-    colours.iter().collect::<BTreeSet<_>>().len()
+    let mut known = colours.to_vec();
+    known.sort_unstable();
+    known.dedup();
+    known.len()
 }
 
 fn classes(colours: &[u64]) -> Fold {
@@ -139,32 +143,58 @@ impl Talks {
         }
         all.iter().map(FxHasher::finish).collect()
     }
+}
+
+/// Whom every rank sees around it, and over what: all but their colours, which change from round to round.
+struct Around {
+    /// Of each hop, by rank: the peer, the tier in between, and with how many the rank shares the way.
+    hops: Vec<Vec<(u32, Tier, u32)>>,
+    /// Of each group, by rank: the number of its communicator, and of the part of that on its node.
+    groups: Vec<Vec<[u32; 2]>>,
+}
+
+impl Around {
+    fn of(talks: &Talks, plan: &Plan, cluster: &Cluster) -> Around {
+        let ranks = plan.ranks();
+        let hop = |(group, by): &(Group, i32)| {
+            let seen = |rank: u32| {
+                let peer = group.neighbour(&plan.views, rank, *by);
+                (peer, cluster.tier(rank, peer), crossing(plan, cluster, group, *by, rank))
+            };
+            (0..ranks).map(seen).collect()
+        };
+        let group = |group: &Group| {
+            let mut parts: FxHashMap<(u32, u32), u32> = FxHashMap::default();
+            let place = |rank: u32| {
+                let whole = group.first(&plan.views, rank);
+                let next = parts.len() as u32;
+                [whole, *parts.entry((whole, cluster.node_of(rank))).or_insert(next)]
+            };
+            (0..ranks).map(place).collect()
+        };
+        Around { hops: talks.hops.iter().map(hop).collect(), groups: talks.groups.iter().map(group).collect() }
+    }
 
     /// What every rank sees around it. Who is in a group with it is summed up once a group, so that a round
     /// is linear in the ranks.
-    fn seen(&self, plan: &Plan, cluster: &Cluster, colours: &[u64]) -> Vec<u64> {
+    fn seen(&self, colours: &[u64]) -> Vec<u64> {
         let mut all: Vec<FxHasher> = vec![FxHasher::default(); colours.len()];
-        for (group, by) in &self.hops {
-            for (rank, h) in (0..).zip(&mut all) {
-                let peer = group.neighbour(&plan.views, rank, *by);
-                (cluster.tier(rank, peer) as u8, crossing(plan, cluster, group, *by, rank), colours[peer as usize])
-                    .hash(h);
+        for hop in &self.hops {
+            for (&(peer, tier, sharing), h) in hop.iter().zip(&mut all) {
+                (tier, sharing, colours[peer as usize]).hash(h);
             }
         }
         for group in &self.groups {
             // Sums of mixed colours: equal for equal multisets, whatever the order.
-            let mut whole: FxHashMap<u32, u64> = FxHashMap::default();
-            let mut near: FxHashMap<(u32, u32), u64> = FxHashMap::default();
-            let place = |rank: u32| (group.first(&plan.views, rank), cluster.node_of(rank));
-            for (rank, &c) in (0..).zip(colours) {
-                let at = place(rank);
-                for sum in [whole.entry(at.0).or_default(), near.entry(at).or_default()] {
-                    *sum = sum.wrapping_add(colour(&c));
+            let mut sums = [vec![0u64; colours.len()], vec![0u64; colours.len()]];
+            for (place, c) in group.iter().zip(colours) {
+                for (sums, &at) in sums.iter_mut().zip(place) {
+                    sums[at as usize] = sums[at as usize].wrapping_add(colour(c));
                 }
             }
-            for (rank, h) in (0..).zip(&mut all) {
-                let at = place(rank);
-                (whole[&at.0], near[&at]).hash(h);
+            let [whole, near] = sums;
+            for (&[at, part], h) in group.iter().zip(&mut all) {
+                (whole[at as usize], near[part as usize]).hash(h);
             }
         }
         all.iter().map(FxHasher::finish).collect()

@@ -2,7 +2,6 @@
 
 use super::draft::Draft;
 use super::{Act, Acts, Gang, RECV, SEND, ctas, port};
-use crate::cluster::Tier;
 use crate::collective::LinkTime;
 use crate::collective::count::carried;
 use crate::collective::exchange::{self, Estimate, Traffic};
@@ -43,9 +42,8 @@ impl Acts<'_> {
         for &class in classes {
             let gang = &*gangs[class];
             let Exchanged { time, sent, ctas } = self.exchanged(line, node, class, gang)?;
-            draft.count(class, lane, &time);
-            draft.tallies[class].sent(Tier::ScaleUp, sent[0]);
-            draft.tallies[class].sent(Tier::ScaleOut, sent[1]);
+            draft.tallies.link(class, lane, &time);
+            draft.tallies.sent(class, sent);
             let mut ends = self.ends(draft, line, node, class, &gangs)?;
             ends.iter_mut().filter(|end| end.class as usize != class).for_each(|end| end.ports = 0);
             let first = draft.met.len() as u32;

@@ -1,16 +1,15 @@
 //! A sheet made once for a structure, to be filled in anew for other sizes: who meets whom stays, and only how
 //! long kernels and messages take, and what they add up to, is another.
 
-use super::host::Aside;
 use super::kernels::Timed;
+use super::meetings::over;
 use super::sheet::issued;
-use super::{Act, Acts, PROVENANCES, Sheet, picoseconds, sent};
-use crate::cluster::Tier;
+use super::tallies::{Tallies, number_of};
+use super::{Act, Acts, Sheet, picoseconds, sent};
 use crate::collective::LinkTime;
 use crate::error::Result;
 use crate::plan::link::Line;
 use crate::plan::*;
-use crate::timeline::Usage;
 
 /// Some rows of a slot of a tensor, or all of them.
 #[derive(Debug, Clone, Copy)]
@@ -45,9 +44,8 @@ pub struct Form {
 }
 
 impl Form {
-    /// `kernels`: names that were met so far, to be counted by number.
-    pub fn new(line: &Line, mut sheet: Sheet, kernels: &mut Vec<&'static str>) -> Form {
-        sheet.usages.clear();
+    /// `kernels`: names by which the sheet's are counted.
+    pub fn new(line: &Line, sheet: Sheet, kernels: &[&'static str]) -> Form {
         let mut operands = vec![];
         let mut add = |places: &[crate::plan::link::Place]| {
             operands.extend(places.iter().map(|p| Operand { tensor: p.tensor, rows: p.named.rows }));
@@ -56,7 +54,7 @@ impl Form {
         let mut entry = |node: usize| {
             let (n, reads) = (&line.nodes[node], add(line.reads(node)));
             let kernel = match &n.op.kind {
-                OpKind::Compute { kernel, .. } => number_of(kernels, kernel.name()),
+                OpKind::Compute { kernel, .. } => number_of(kernels, kernel.name()) as u16,
                 _ => 0,
             };
             Entry { op: n.op.id, lane: n.lane, kernel, reads, writes: add(line.writes(node)) }
@@ -99,14 +97,6 @@ impl Form {
         sheet.issued = issued(&sheet.acts, sheet.classes);
         Ok(sheet)
     }
-}
-
-fn number_of(kernels: &mut Vec<&'static str>, name: &'static str) -> u16 {
-    let found = kernels.iter().position(|known| *known == name).unwrap_or_else(|| {
-        kernels.push(name);
-        kernels.len() - 1
-    });
-    found as u16
 }
 
 struct Filling<'t> {
@@ -181,10 +171,7 @@ impl Filling<'_> {
         for (class, hop) in acts.hops(lane, leg.by, bytes).iter().enumerate() {
             self.meet(&hop.time);
             self.tallies.link(class, lane, &hop.time);
-            match hop.tier {
-                Tier::ScaleOut => self.tallies.sent(class, [0.0, bytes as f64]),
-                Tier::ScaleUp | Tier::Local => self.tallies.sent(class, [bytes as f64, 0.0]),
-            }
+            self.tallies.sent(class, over(hop.tier, bytes));
         }
     }
 
@@ -203,90 +190,5 @@ impl Filling<'_> {
         let meeting = &mut self.sheet.meetings[self.meeting];
         (meeting.latency, meeting.transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
         self.meeting += 1;
-    }
-}
-
-/// What all classes count, by number rather than by name: numbers of kernels, then of lanes, then the rest.
-pub struct Tallies {
-    kernels: usize,
-    width: usize,
-    all: Vec<f64>,
-}
-
-/// Behind kernels and lanes: seconds by provenance, then these.
-const PLAIN: usize = PROVENANCES.len();
-const FLOPS: usize = PLAIN;
-const BYTES: usize = PLAIN + 1;
-const SD: usize = PLAIN + 3;
-const COMM_SD: usize = PLAIN + 4;
-const HOST_BYTES: usize = PLAIN + 5;
-const REST: usize = PLAIN + 6;
-
-impl Tallies {
-    pub fn new(kernels: usize, lanes: usize, classes: usize) -> Tallies {
-        let width = kernels + lanes + REST;
-        Tallies { kernels, width, all: vec![0.0; width * classes] }
-    }
-
-    /// Adds another's, so many times.
-    pub fn add(&mut self, other: &Tallies, times: f64) {
-        self.all.iter_mut().zip(&other.all).for_each(|(sum, one)| *sum += one * times);
-    }
-
-    fn rest(&mut self, class: usize) -> &mut [f64] {
-        let end = (class + 1) * self.width;
-        &mut self.all[end - REST..end]
-    }
-
-    fn kernel(&mut self, class: usize, kernel: u16, flops: u64, timed: Timed) {
-        let s = timed.duration as f64 * 1e-12;
-        self.all[class * self.width + kernel as usize] += s;
-        let rest = self.rest(class);
-        rest[timed.provenance as usize] += s;
-        rest[SD] += timed.rel_sd * s;
-        rest[FLOPS] += flops as f64;
-    }
-
-    fn link(&mut self, class: usize, lane: u16, time: &LinkTime) {
-        let s = time.total().value();
-        self.all[class * self.width + self.kernels + lane as usize] += s;
-        let rest = self.rest(class);
-        rest[time.provenance as usize] += s;
-        rest[COMM_SD] += time.rel_sd * s;
-    }
-
-    fn aside(&mut self, class: usize, lane: u16, aside: Aside) {
-        let s = aside.duration as f64 * 1e-12;
-        self.all[class * self.width + self.kernels + lane as usize] += s;
-        let rest = self.rest(class);
-        rest[aside.provenance as usize] += s;
-        rest[HOST_BYTES] += aside.bytes as f64;
-    }
-
-    fn sent(&mut self, class: usize, bytes: [f64; 2]) {
-        let rest = self.rest(class);
-        rest[BYTES] += bytes[0];
-        rest[BYTES + 1] += bytes[1];
-    }
-
-    /// The tally of a class, by name.
-    pub fn usage(&self, class: usize, kernels: &[&'static str], lanes: &[Lane]) -> Usage {
-        let (named, rest) = self.all[class * self.width..][..self.width].split_at(self.width - REST);
-        let (kernel, comm) = named.split_at(self.kernels);
-        let mut usage = Usage {
-            flops: rest[FLOPS],
-            bytes_scale_up: rest[BYTES],
-            bytes_scale_out: rest[BYTES + 1],
-            bytes_host: rest[HOST_BYTES],
-            sd: rest[SD],
-            comm_sd: rest[COMM_SD],
-            ..Usage::default()
-        };
-        usage.by_kernel.extend(kernels.iter().zip(kernel).filter(|(_, s)| **s > 0.0));
-        usage.by_provenance.extend(PROVENANCES.iter().zip(rest).filter(|(_, s)| **s > 0.0));
-        for (lane, s) in lanes.iter().zip(comm).filter(|(_, s)| **s > 0.0) {
-            usage.busy(lane, *s);
-        }
-        usage
     }
 }

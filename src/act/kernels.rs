@@ -2,6 +2,7 @@
 
 use super::draft::Draft;
 use super::sheet::Act;
+use super::tallies::number_of;
 use super::{Acts, picoseconds};
 use crate::error::Result;
 use crate::plan::link::{Line, Place};
@@ -72,8 +73,10 @@ pub fn work_of(plan: &Plan, line: &Line, node: usize, rank: u32) -> Option<(Work
 
 impl Acts<'_> {
     pub(super) fn compute(&mut self, draft: &mut Draft, line: &Line, node: usize, kernel: &Kernel, classes: &[usize]) {
-        let name = draft.kernel(kernel.name());
-        self.kernel(line, node, kernel, classes, |class, flops, timed| draft.compute(node, class, name, flops, timed));
+        let number = number_of(&self.names, kernel.name()) as u16;
+        self.kernel(line, node, kernel, classes, |class, flops, timed| {
+            draft.compute(node, class, number, flops, timed)
+        });
     }
 
     /// A copy, or a kernel of the CPU's.
@@ -84,10 +87,7 @@ impl Acts<'_> {
         let aside = self.aside(&self.plan.lanes[lane as usize], reads, writes)?;
         for &class in classes {
             draft.act(node, class, Act::Aside { duration: aside.duration });
-            let (tally, s) = (&mut draft.tallies[class], aside.duration as f64 * 1e-12);
-            tally.comm[lane as usize] += s;
-            tally.provenance[aside.provenance as usize] += s;
-            tally.bytes_host += aside.bytes as f64;
+            draft.tallies.aside(class, lane, aside);
         }
         Ok(())
     }

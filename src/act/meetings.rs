@@ -29,11 +29,23 @@ pub struct Gang {
     pub members: Vec<u32>,
     /// The classes they are in.
     pub classes: Vec<u32>,
+    /// The nodes they are on, and how many on each.
+    nodes: Vec<(u32, u32)>,
     /// Of hops between members in rank order around a ring, and of ordered pairs: shares inside nodes and
     /// between them. What a member sends is counted as the mean over the group: which of its members sits
     /// at the edge of a node is an accident of numbering.
     pub(super) ring: [f64; 2],
     pub(super) pairs: [f64; 2],
+}
+
+impl Gang {
+    /// The ports through which a member on `node` reaches the others.
+    fn ports(&self, node: u32) -> u8 {
+        let beside = self.nodes.iter().any(|&(at, on)| at == node && on > 1);
+        let beyond = self.nodes.iter().any(|&(at, _)| at != node);
+        let ways = |reached: bool, tier| if reached { port(tier, SEND | RECV) } else { 0 };
+        ways(beside, Tier::ScaleUp) | ways(beyond, Tier::ScaleOut)
+    }
 }
 
 /// Where a class sends to, and with how many others it shares the way.
@@ -65,8 +77,8 @@ impl<'a> Acts<'a> {
                 let to = met.map(|m| End { class: peer.1, node: m.node, ports: port(tier, RECV) });
                 let meeting = draft.meeting(&time, [from].into_iter().chain(to));
                 draft.sent[draft.matching.leg(own, at) * draft.classes + class] = meeting;
-                draft.count(class, lane, &time);
-                draft.tallies[class].sent(tier, bytes as f64);
+                draft.tallies.link(class, lane, &time);
+                draft.tallies.sent(class, over(tier, bytes));
             }
         }
     }
@@ -152,14 +164,13 @@ impl<'a> Acts<'a> {
         let mut classes: Vec<u32> = members.iter().map(|&m| self.fold.class_of[m as usize]).collect();
         classes.sort_unstable();
         classes.dedup();
-        let cluster = self.machine.cluster;
-        let mut on_node: FxHashMap<u32, f64> = FxHashMap::default();
-        members.iter().for_each(|&m| *on_node.entry(cluster.node_of(m)).or_default() += 1.0);
+        let nodes = self.machine.cluster.on_nodes(&members);
         let n = members.len() as f64;
         // Members are in rank order and nodes are filled in rank order: a ring leaves each node once.
-        let leaves = if on_node.len() > 1 { on_node.len() as f64 / n } else { 0.0 };
-        let inside = if n > 1.0 { on_node.values().map(|k| k * (k - 1.0)).sum::<f64>() / (n * (n - 1.0)) } else { 1.0 };
-        Gang { members, classes, ring: [1.0 - leaves, leaves], pairs: [inside, 1.0 - inside] }
+        let leaves = if nodes.len() > 1 { nodes.len() as f64 / n } else { 0.0 };
+        let pairs = nodes.iter().map(|&(_, on)| f64::from(on) * (f64::from(on) - 1.0)).sum::<f64>();
+        let inside = if n > 1.0 { pairs / (n * (n - 1.0)) } else { 1.0 };
+        Gang { members, classes, nodes, ring: [1.0 - leaves, leaves], pairs: [inside, 1.0 - inside] }
     }
 
     /// A collective: one meeting of each gang.
@@ -172,10 +183,8 @@ impl<'a> Acts<'a> {
         for &class in classes {
             let gang = &*gangs[class];
             let time = self.link(*kind, spliced.lane, gang, bytes);
-            draft.count(class, spliced.lane, &time);
-            let [up, out] = sent(*kind, gang, bytes as f64);
-            draft.tallies[class].sent(Tier::ScaleUp, up);
-            draft.tallies[class].sent(Tier::ScaleOut, out);
+            draft.tallies.link(class, spliced.lane, &time);
+            draft.tallies.sent(class, sent(*kind, gang, bytes as f64));
             // The gang's first class makes the meeting for all.
             if gang.classes[0] as usize == class {
                 let ends = self.ends(draft, line, node, class, &gangs)?;
@@ -207,10 +216,18 @@ impl<'a> Acts<'a> {
             let node = same.ok_or_else(|| {
                 Error::plan(format!("rank {rank}, {}: rank {other} does not take part", line.path(node)))
             })?;
-            let tiers = gangs[there as usize].members.iter().map(|&m| self.machine.cluster.tier(other, m));
-            Ok(End { class: there, node, ports: tiers.fold(0, |bits, tier| bits | port(tier, SEND | RECV)) })
+            let ports = gangs[there as usize].ports(self.machine.cluster.node_of(other));
+            Ok(End { class: there, node, ports })
         };
         gangs[class].classes.iter().map(end).collect()
+    }
+}
+
+/// Bytes of a send, inside a node and between nodes.
+pub(super) fn over(tier: Tier, bytes: u64) -> [f64; 2] {
+    match tier {
+        Tier::ScaleOut => [0.0, bytes as f64],
+        Tier::ScaleUp | Tier::Local => [bytes as f64, 0.0],
     }
 }
 

@@ -1,7 +1,7 @@
 //! What each op of a line does on each class of ranks: how long kernels take, who meets whom and how long
 //! the bytes of a meeting are under way, and what all of it counts.
 //!
-//! * `sheet`, `draft`: the acts of all classes on a line, read and written.
+//! * `sheet`, `draft`: the acts of all classes on a line, read and written. `tallies`: what they count.
 //! * `kernels`, `positions`: how long kernels take, and what masks leave of attention on each rank. `cold`: what of their
 //!   operands a core's caches no longer have.
 //! * `meetings`, `ports`: who meets whom, how long bytes are under way, and through which ports.
@@ -22,17 +22,18 @@ mod positions;
 mod sheet;
 pub mod stamp;
 pub mod stretch;
+mod tallies;
 pub mod threads;
 
 pub use cold::{cold_bytes, sharing};
 pub use deeds::{Deed, Deeds, Way, Whole};
-pub use draft::PROVENANCES;
-pub use form::{Form, Tallies};
+pub use form::Form;
 pub use kernels::{bytes_of, work_of};
 pub use machine::{Machine, picoseconds, seconds};
 pub use meetings::{Gang, Hop, sent};
 pub use ports::{PORTS, RECV, SCALE_OUT, SEND, numbers, port};
 pub use sheet::{Act, End, Meeting, Sheet};
+pub use tallies::{PROVENANCES, Tallies};
 
 use crate::collective::LinkTime;
 use crate::error::Result;
@@ -54,6 +55,8 @@ pub struct Acts<'a> {
     fold: &'a Fold,
     /// Program of each class.
     program: Vec<u32>,
+    /// Of the kernels met so far, by the numbers that tallies have for them.
+    names: Vec<&'static str>,
     known: Known,
     positions: Positions,
     hops: FxHashMap<(u16, i32, u64), Rc<[Hop]>>,
@@ -103,16 +106,16 @@ pub fn ctas(engine: Engine) -> u16 {
 impl<'a> Acts<'a> {
     pub fn new(plan: &'a Plan, machine: Machine<'a>, fold: &'a Fold) -> Acts<'a> {
         let program = fold.representatives.iter().map(|&r| plan.program_of(r)).collect();
-        let (known, positions, hops, exchanges) = Default::default();
-        Acts { plan, machine, fold, program, known, positions, hops, exchanges }
+        let (names, known, positions, hops, exchanges) = Default::default();
+        Acts { plan, machine, fold, program, names, known, positions, hops, exchanges }
     }
 
     /// For other sizes of a plan that `known` is true of, its ranks all running one program.
     pub fn resume(plan: &'a Plan, machine: Machine<'a>, fold: &'a Fold, mut known: Known) -> Acts<'a> {
         known.bound();
-        let (positions, hops, exchanges) = Default::default();
+        let (names, positions, hops, exchanges) = Default::default();
         let program = vec![0; fold.representatives.len()];
-        Acts { plan, machine, fold, program, known, positions, hops, exchanges }
+        Acts { plan, machine, fold, program, names, known, positions, hops, exchanges }
     }
 
     pub fn into_known(self) -> Known {
@@ -126,6 +129,11 @@ impl<'a> Acts<'a> {
         acts
     }
 
+    /// The names of kernels, by their numbers in the tallies of all sheets so far.
+    pub fn kernel_names(&self) -> &[&'static str] {
+        &self.names
+    }
+
     pub fn class_of(&self, rank: u32) -> u32 {
         self.fold.class_of[rank as usize]
     }
@@ -136,7 +144,15 @@ impl<'a> Acts<'a> {
 
     /// The acts of every class on its program's line.
     pub fn sheet(&mut self, lines: &[Line], matching: &Matching) -> Result<Sheet> {
-        let mut draft = Draft::new(self.plan, lines, matching, self.fold.representatives.len());
+        for node in lines.iter().flat_map(|line| &line.nodes) {
+            if let OpKind::Compute { kernel, .. } = &node.op.kind
+                && !self.names.contains(&kernel.name())
+            {
+                self.names.push(kernel.name());
+            }
+        }
+        let mut draft =
+            Draft::new(self.plan.lanes.len(), lines, matching, self.fold.representatives.len(), self.names.len());
         for (p, line) in lines.iter().enumerate() {
             let classes: Vec<usize> = (0..self.program.len()).filter(|&c| self.program[c] as usize == p).collect();
             for node in 0..line.nodes.len() {

@@ -1,8 +1,8 @@
 //! What every op of a line does on every class, and who meets whom: written once, read by whoever walks the line.
 
 use super::ports::numbers;
+use super::tallies::Tallies;
 use crate::plan::link::Csr;
-use crate::timeline::Usage;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -68,8 +68,7 @@ pub struct Sheet {
     /// Ops that the host has issued once it has issued a node, from the first of the line on; then those of
     /// the whole line.
     pub(super) issued: Vec<u32>,
-    /// By class.
-    pub usages: Vec<Usage>,
+    pub tallies: Rc<Tallies>,
 }
 
 impl Sheet {

@@ -42,6 +42,8 @@ struct Shared<'a> {
     lines: &'a [Line<'a>],
     matching: &'a Matching,
     sheet: &'a Sheet,
+    /// Of the kernels that the sheet counts.
+    names: &'a [&'static str],
     turns: &'a Turns,
     threads: &'a Threads,
     kernels: &'a dyn KernelTime,
@@ -84,7 +86,8 @@ pub fn play(plan: &Plan, machine: Machine, threads: &Threads, takes: Takes) -> R
     let lines = programs.map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<Line>>>()?;
     let matching = Matching::new(plan, &lines);
     let fold = fold::trivial(plan.ranks());
-    let sheet = Acts::new(plan, machine, &fold).sheet(&lines, &matching)?;
+    let mut acts = Acts::new(plan, machine, &fold);
+    let sheet = acts.sheet(&lines, &matching)?;
     let own: Vec<u32> = (0..plan.ranks()).map(|rank| rank % threads.cores.clamp(1, plan.ranks())).collect();
     let devices = machine.devices.map_or(own, |devices| devices.to_vec());
     let cold = cold_bytes(plan, &atoms, &lines, sharing(&devices))?;
@@ -94,6 +97,7 @@ pub fn play(plan: &Plan, machine: Machine, threads: &Threads, takes: Takes) -> R
         lines: &lines,
         matching: &matching,
         sheet: &sheet,
+        names: acts.kernel_names(),
         turns: &turns,
         threads,
         kernels: machine.kernels,
@@ -193,7 +197,7 @@ fn spans(line: &Line, times: &[(f64, f64)]) -> Vec<Span> {
 /// What a rank did, and where its kernels stood still: a gap is charged to what ended last before it.
 fn usage(shared: &Shared, rank: &Rank, step: f64) -> Usage {
     let (line, times) = (shared.line(rank.rank), &rank.times);
-    let mut usage = shared.sheet.usages[rank.rank as usize].clone();
+    let mut usage = shared.sheet.tallies.usage(rank.rank as usize, shared.names, &shared.plan.lanes);
     let mut wait = |lane: u16, time: f64| usage.waited(&shared.plan.lanes[lane as usize], time);
     let last = |nodes: &mut dyn Iterator<Item = u32>| {
         let last = nodes.max_by(|a, b| times[*a as usize].1.total_cmp(&times[*b as usize].1));

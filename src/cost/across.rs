@@ -121,10 +121,9 @@ impl<'p> Watch<'p> for Across<'p> {
     }
 
     fn post(&mut self, _: PostId, crew: usize, op: &'p Op) -> Result<()> {
-        let (reads, writes) = op.bufs();
-        let atoms = |bufs: &[Buf]| bufs.iter().map(|b| self.atoms.place(self.plan, *b, &[]).atoms).collect();
+        let atoms = |buf: Buf| self.atoms.place(self.plan, buf, &[]).atoms;
         let (reads, writes, lane): (Vec<Atoms>, Vec<Atoms>, u16) =
-            (atoms(&reads), atoms(&writes), op.lane.unwrap_or(0));
+            (op.reads().map(atoms).collect(), op.writes().map(atoms).collect(), op.lane.unwrap_or(0));
         let host_lane = self.plan.lanes.len() as u16;
         let walker = &mut self.walkers[crew];
         let n = walker.ranks.classes;

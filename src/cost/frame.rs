@@ -6,11 +6,11 @@
 //! where it does not hold the plan is walked instead.
 
 use super::ranks::{Mover, Track};
-use super::repeat::{Alike, Name, Names};
+use super::repeat::{Alike, Name, Names, can_stride};
 use crate::act::{Acts, Form, Known, Machine};
 use crate::error::Result;
 use crate::fold::Fold;
-use crate::plan::link::{AtomTable, Env, Line, Place, bind, resolve};
+use crate::plan::link::{AtomTable, Env, Line, Place, Touches, bind, resolve};
 use crate::plan::matching::Matching;
 use crate::plan::segment::{self, Part};
 use crate::plan::*;
@@ -53,8 +53,8 @@ struct MoverAt {
 pub struct Scene {
     pub body: Option<BlockId>,
     pub parts: Vec<Step>,
-    /// What it touches.
-    pub names: Rc<[Name]>,
+    /// What it touches, where a call repeats it.
+    pub names: Option<Rc<[Name]>>,
 }
 
 pub enum Step {
@@ -134,8 +134,16 @@ impl Frame {
         let mut frame = Frame { fold, scenes, segments, kernels, per_slot, movers, known, alike };
         let fold = frame.fold.clone();
         let acts = Acts::resume(plan, machine, &fold, Known::default());
-        let mut making = Making { plan, atoms, acts, names: Names::default(), made: FxHashMap::default() };
+        let mut making = Making {
+            plan,
+            atoms,
+            touches: Touches::new(atoms),
+            acts,
+            names: Names::default(),
+            made: FxHashMap::default(),
+        };
         making.scene(&mut frame, None, &plan.programs[0].ops, &vec![])?;
+        frame.kernels = making.acts.kernel_names().to_vec();
         frame.known = RefCell::new(making.acts.into_known());
         Ok(frame)
     }
@@ -160,6 +168,7 @@ impl Frame {
 struct Making<'p> {
     plan: &'p Plan,
     atoms: &'p AtomTable,
+    touches: Touches,
     acts: Acts<'p>,
     names: Names,
     /// By block and tensors bound.
@@ -180,21 +189,24 @@ impl<'p> Making<'p> {
                     frame.segments.push(segment);
                     Step::Segment(frame.segments.len() - 1)
                 }
-                Part::Call { block, args, op, .. } => {
+                Part::Call { block, args, repeat, op } => {
                     let inner = &self.plan.blocks[block as usize].ops;
-                    Step::Call { op: op.id, scene: self.scene(frame, Some(block), inner, &bind(args, env, 0))? }
+                    let scene = self.scene(frame, Some(block), inner, &bind(args, env, 0))?;
+                    if can_stride(repeat) && frame.scenes[scene].names.is_none() {
+                        frame.scenes[scene].names = Some(self.names.of(self.plan, block));
+                    }
+                    Step::Call { op: op.id, scene }
                 }
             });
         }
-        let names = body.map_or_else(|| [].into(), |block| self.names.of(self.plan, block));
-        frame.scenes.push(Scene { body, parts, names });
+        frame.scenes.push(Scene { body, parts, names: None });
         let number = frame.scenes.len() - 1;
         self.made.extend(key.map(|key| (key, number)));
         Ok(number)
     }
 
     fn segment(&mut self, frame: &mut Frame, body: Option<BlockId>, ops: &'p [Op], env: &Env) -> Result<Segment> {
-        let line = Line::segment(self.plan, self.atoms, ops, env);
+        let line = Line::segment(self.plan, self.atoms, ops, env, &mut self.touches);
         let lines = std::slice::from_ref(&line);
         let sheet = self.acts.sheet(lines, &Matching::new(self.plan, lines))?;
         let mut names = vec![];
@@ -211,7 +223,7 @@ impl<'p> Making<'p> {
         track.renumber(&|atom| numbers[&atom]);
         self.movers(frame, &track, &names, &atoms, env);
         let apart = self.apart(&names, named.iter().map(|(_, at)| *at), env);
-        Ok(Segment { body, form: Form::new(&line, sheet, &mut frame.kernels), track, names, atoms, apart })
+        Ok(Segment { body, form: Form::new(&line, sheet, self.acts.kernel_names()), track, names, atoms, apart })
     }
 
     /// Notes who uses communicators.

@@ -23,7 +23,6 @@ use crate::error::Result;
 use crate::plan::link::{Atoms, Env, bind, resolve};
 use crate::plan::*;
 use rustc_hash::FxHashMap;
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -59,6 +58,11 @@ pub struct Finds {
 
 /// What is held of one class: by port, and of its SMs.
 const LISTS: usize = PORTS + 1;
+
+/// Whether a call has iterations left once two have been compared.
+pub fn can_stride(repeat: u32) -> bool {
+    repeat > 2
+}
 
 /// What each iteration adds once it repeats the one before.
 pub struct Pace {
@@ -154,7 +158,7 @@ pub trait Course {
 
     /// Goes through it `repeat` times. `names`: what it touches, where strides may be taken.
     fn repeat(&mut self, names: Option<Rc<[Name]>>, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
-        let alike = names.filter(|_| repeat > 2).and_then(|names| self.alike(&names, args, repeat, env));
+        let alike = names.filter(|_| can_stride(repeat)).and_then(|names| self.alike(&names, args, repeat, env));
         let outside = std::mem::replace(&mut self.ranks_mut().floor, u64::MAX);
         let mut earliest = outside;
         // What the iteration before found, by how much later than the one before it, and so how often.
@@ -435,7 +439,7 @@ impl Names {
         if let Some(known) = self.known.get(&block) {
             return known.clone();
         }
-        let mut names = BTreeSet::new();
+        let mut names = vec![];
         for op in &plan.blocks[block as usize].ops {
             if let OpKind::Call { block, args, repeat } = &op.kind {
                 for name in self.of(plan, *block).iter() {
@@ -443,10 +447,11 @@ impl Names {
                 }
                 continue;
             }
-            let (reads, writes) = op.bufs();
-            names.extend(reads.iter().chain(&writes).map(|b| Name { of: b.of, slot: b.slot }));
+            names.extend(op.reads().chain(op.writes()).map(|b| Name { of: b.of, slot: b.slot }));
         }
-        let names: Rc<[Name]> = names.into_iter().collect();
+        names.sort_unstable();
+        names.dedup();
+        let names: Rc<[Name]> = names.into();
         self.known.insert(block, names.clone());
         names
     }

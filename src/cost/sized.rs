@@ -100,7 +100,7 @@ impl Sized<'_> {
                     let OpKind::Call { args, repeat, .. } = &body[op as usize].kind else {
                         unreachable!("plans of one structure have their calls in the same places")
                     };
-                    let names = Some(frame.scenes[inner].names.clone());
+                    let names = frame.scenes[inner].names.clone();
                     Calls { at: (scene, op), scene: inner, sized: self }.repeat(names, args, *repeat, env)?;
                     if self.pace.is_some() && !std::mem::replace(&mut self.last, true) {
                         (self.ranks.floor, self.ranks.host_led) = (u64::MAX, false);

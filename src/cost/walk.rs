@@ -1,9 +1,9 @@
 //! Walks a plan, segment by segment: a segment is a run of ops between calls; or all of it, spliced flat.
 
 use super::ranks::{Ranks, Track};
-use super::repeat::{Course, Finds, Names};
+use super::repeat::{Course, Finds, Names, can_stride};
 use super::{Effort, Found};
-use crate::act::{Acts, Machine, Sheet, seconds};
+use crate::act::{Acts, Machine, Sheet, Tallies, seconds};
 use crate::error::{Error, Result};
 use crate::fold::Fold;
 use crate::plan::link::{AtomTable, Atoms, Env, Line};
@@ -11,7 +11,7 @@ use crate::plan::matching::Matching;
 use crate::plan::order::{self, Moment};
 use crate::plan::segment::{self, Part, Segments};
 use crate::plan::*;
-use crate::timeline::{Span, Usage};
+use crate::timeline::Span;
 use std::rc::Rc;
 
 /// What every class does on a line, and in which order.
@@ -117,7 +117,7 @@ impl<'p> Walker<'p> {
 
     /// Runs a block `repeat` times.
     pub fn call(&mut self, block: BlockId, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
-        let names = self.effort.stride.then(|| self.names.of(self.plan, block));
+        let names = (self.effort.stride && can_stride(repeat)).then(|| self.names.of(self.plan, block));
         Calls { block, walker: self }.repeat(names, args, repeat, env)
     }
 
@@ -188,12 +188,14 @@ impl<'p> Walker<'p> {
 
     /// What was found of a step that is over at `end`.
     pub fn found(self, end: u64) -> Found {
+        let (lanes, kernels) = (&self.plan.lanes, self.acts.kernel_names());
+        let mut sum = Tallies::new(kernels.len(), lanes.len(), self.ranks.classes);
+        for (compiled, &runs) in self.compiled.iter().zip(&self.runs) {
+            sum.add(&compiled.sheet.tallies, runs as f64);
+        }
         let usage = |class: usize| {
-            let mut usage = Usage::default();
-            for (compiled, &runs) in self.compiled.iter().zip(&self.runs) {
-                usage.add(&compiled.sheet.usages[class], runs as f64);
-            }
-            self.ranks.settle(class, end, &self.plan.lanes, &mut usage);
+            let mut usage = sum.usage(class, kernels, lanes);
+            self.ranks.settle(class, end, lanes, &mut usage);
             usage
         };
         Found { end, usages: (0..self.ranks.classes).map(usage).collect(), spans: self.spans }

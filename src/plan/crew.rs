@@ -154,8 +154,7 @@ impl<'p> Crews<'p> {
     /// Whether a call or an op touches a slot.
     fn touched(&self, op: &Op, tensor: TensorId, slot: u32) -> bool {
         let OpKind::Call { block, args, repeat } = &op.kind else {
-            let (reads, writes) = op.bufs();
-            return reads.iter().chain(&writes).any(|b| (b.tensor(), b.slot) == (tensor, slot));
+            return op.reads().chain(op.writes()).any(|b| (b.tensor(), b.slot) == (tensor, slot));
         };
         let touches = &self.touches[*block as usize];
         touches.tensors.contains(&(tensor, slot))
@@ -187,8 +186,7 @@ fn touches(plan: &Plan) -> Vec<Touches> {
         };
         for op in &block.ops {
             let OpKind::Call { block, args, repeat } = &op.kind else {
-                let (reads, writes) = op.bufs();
-                reads.iter().chain(&writes).for_each(|b| add(b.of, b.slot));
+                op.reads().chain(op.writes()).for_each(|b| add(b.of, b.slot));
                 continue;
             };
             let inner = &all[*block as usize];
@@ -289,8 +287,7 @@ impl<'c, 'p> Run<'c, 'p> {
 
     fn post(&mut self, crew: usize, op: &'p Op, watch: &mut impl Watch<'p>) -> Result<()> {
         let (id, lane) = (self.posts.len(), op.lane.expect("a crossing is on a lane"));
-        let (reads, writes) = op.bufs();
-        let own = reads.iter().map(|b| (b, false)).chain(writes.iter().map(|b| (b, true)));
+        let own = op.reads().map(|b| (b, false)).chain(op.writes().map(|b| (b, true)));
         let own: Vec<(TensorId, u32, bool)> = own.map(|(b, writes)| (b.tensor(), b.slot, writes)).collect();
         let here = &mut self.all[crew];
         let meets = |&(tensor, slot, writes, _): &(TensorId, u32, bool, PostId)| {

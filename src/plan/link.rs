@@ -59,7 +59,7 @@ pub struct AtomTable {
 
 impl AtomTable {
     pub fn new(plan: &Plan) -> Result<AtomTable> {
-        let mut cuts: Vec<BTreeSet<u64>> = plan.tensors.iter().map(|t| BTreeSet::from([0, t.rows()])).collect();
+        let mut cuts: Vec<Vec<u64>> = plan.tensors.iter().map(|t| vec![0, t.rows()]).collect();
         let mut seen = BTreeSet::new();
         for program in &plan.programs {
             collect_cuts(plan, &program.ops, &[], &mut cuts, &mut seen)?;
@@ -70,6 +70,10 @@ impl AtomTable {
             if plan.tensors.get(tensor).is_some_and(|t| param.rows[1] <= t.rows()) {
                 cuts[tensor].extend(param.rows);
             }
+        }
+        for cuts in cuts.iter_mut().filter(|cuts| cuts.len() > 2 || cuts[1] == 0) {
+            cuts.sort_unstable();
+            cuts.dedup();
         }
         let mut base = Vec::with_capacity(cuts.len());
         let mut count: u64 = 0;
@@ -83,7 +87,6 @@ impl AtomTable {
                 )));
             }
         }
-        let cuts = cuts.into_iter().map(|c| c.into_iter().collect()).collect();
         Ok(AtomTable { base, cuts, count: count as u32 })
     }
 
@@ -134,7 +137,7 @@ fn collect_cuts(
     plan: &Plan,
     ops: &[Op],
     env: &[(TensorId, u32)],
-    cuts: &mut [BTreeSet<u64>],
+    cuts: &mut [Vec<u64>],
     seen: &mut BTreeSet<(BlockId, Vec<TensorId>)>,
 ) -> Result<()> {
     for op in ops {
@@ -145,8 +148,7 @@ fn collect_cuts(
             }
             continue;
         }
-        let (reads, writes) = op.bufs();
-        for buf in reads.iter().chain(&writes) {
+        for buf in op.reads().chain(op.writes()) {
             let Some(rows) = buf.rows else { continue };
             let tensor = resolve(buf.of, env).0 as usize;
             if rows[0] >= rows[1] || rows[1] > plan.tensors[tensor].rows() {
@@ -190,7 +192,7 @@ fn writes_formal(plan: &Plan, block: BlockId, formal: u32) -> bool {
             .iter()
             .enumerate()
             .any(|(i, arg)| arg.of() == TensorRef::Formal(formal) && writes_formal(plan, *block, i as u32)),
-        _ => op.bufs().1.iter().any(|b| b.of == TensorRef::Formal(formal)),
+        _ => op.writes().any(|b| b.of == TensorRef::Formal(formal)),
     })
 }
 
@@ -254,6 +256,11 @@ pub struct Csr {
 }
 
 impl Csr {
+    pub fn reserve(&mut self, lists: usize, items: usize) {
+        self.at.reserve(lists + 1);
+        self.items.reserve(items);
+    }
+
     pub fn push(&mut self, list: &[u32]) {
         if self.at.is_empty() {
             self.at.push(0);
@@ -287,17 +294,25 @@ impl<'p> Line<'p> {
     pub fn unrolled(plan: &'p Plan, atoms: &AtomTable, program: u32, keep: Unroll) -> Result<Line<'p>> {
         let mut line = Line::empty(plan);
         line.splice(plan, atoms, &plan.programs[program as usize].ops, &[], 0, keep)?;
-        line.link(atoms);
+        line.link(&mut Touches::new(atoms));
         Ok(line)
     }
 
-    /// Consecutive ops of one body, none of them a call.
-    pub fn segment(plan: &'p Plan, atoms: &AtomTable, ops: &'p [Op], env: &[(TensorId, u32)]) -> Line<'p> {
+    /// Consecutive ops of one body, none of them a call. `touches`: of the same atoms.
+    pub fn segment(
+        plan: &'p Plan,
+        atoms: &AtomTable,
+        ops: &'p [Op],
+        env: &[(TensorId, u32)],
+        touches: &mut Touches,
+    ) -> Line<'p> {
         let mut line = Line::empty(plan);
+        line.nodes.reserve(ops.len());
+        line.places.reserve(ops.iter().map(|op| op.reads().count() + op.writes().count()).sum());
         for op in ops {
             line.push(plan, atoms, op, env, 0);
         }
-        line.link(atoms);
+        line.link(touches);
         line
     }
 
@@ -336,18 +351,9 @@ impl<'p> Line<'p> {
 
     fn push(&mut self, plan: &Plan, atoms: &AtomTable, op: &'p Op, env: &[(TensorId, u32)], frame: u32) {
         let start = self.places.len() as u32;
-        let (reads, writes): (&[Buf], &[Buf]) = match &op.kind {
-            OpKind::Compute { reads, writes, .. } | OpKind::Exchange { src: reads, dst: writes, .. } => (reads, writes),
-            OpKind::Collective { src, dst, .. } | OpKind::Copy { src, dst } => {
-                (std::slice::from_ref(src), std::slice::from_ref(dst))
-            }
-            OpKind::Transfer { .. } | OpKind::Call { .. } => (&[], &[]),
-        };
-        let legs: &[Leg] = if let OpKind::Transfer { legs, .. } = &op.kind { legs } else { &[] };
-        let of = |dir| legs.iter().filter(move |leg| leg.dir == dir).map(|leg| leg.buf);
-        self.places.extend(reads.iter().copied().chain(of(Direction::Send)).map(|buf| atoms.place(plan, buf, env)));
+        self.places.extend(op.reads().map(|buf| atoms.place(plan, buf, env)));
         let mid = self.places.len() as u32;
-        self.places.extend(writes.iter().copied().chain(of(Direction::Recv)).map(|buf| atoms.place(plan, buf, env)));
+        self.places.extend(op.writes().map(|buf| atoms.place(plan, buf, env)));
         let end = self.places.len() as u32;
         let lane = op.lane.unwrap_or(0);
         self.nodes.push(Node { op, lane, frame, reads: (start, mid), writes: (mid, end) });
@@ -399,10 +405,15 @@ impl<'p> Line<'p> {
     }
 
     /// Derives every edge from lanes, atoms and `after`.
-    fn link(&mut self, atoms: &AtomTable) {
+    fn link(&mut self, touches: &mut Touches) {
         let lane_of: Vec<u16> = self.nodes.iter().map(|node| node.lane).collect();
-        let mut tracker = Tracker::new(&lane_of, self.lanes, atoms.count as usize);
+        let mut tracker = Tracker::new(&lane_of, self.lanes, touches);
         let mut waits = Waits::default();
+        let (nodes, places) = (self.nodes.len(), self.places.len());
+        self.outer.first_on_lane.reserve(nodes);
+        [&mut self.preds, &mut self.outer.reads, &mut self.outer.writes]
+            .into_iter()
+            .for_each(|lists| lists.reserve(nodes, places));
         for (i, &lane) in lane_of.iter().enumerate() {
             waits.clear();
             let lane = lane as usize;
@@ -458,18 +469,39 @@ impl<'p> Line<'p> {
 
 const NONE: u32 = u32::MAX;
 
+/// Who touched each atom of a plan last: nobody, between two lines.
+#[derive(Debug, Default)]
+pub struct Touches {
+    writer: Vec<u32>,
+    /// The first link of a chain: the last reader of each lane since the atom was written.
+    readers: Vec<u32>,
+    is_touched: Vec<bool>,
+    /// The atoms that are.
+    all: Vec<u32>,
+}
+
+impl Touches {
+    pub fn new(atoms: &AtomTable) -> Touches {
+        let count = atoms.count as usize;
+        Touches { writer: vec![NONE; count], readers: vec![NONE; count], is_touched: vec![false; count], all: vec![] }
+    }
+
+    fn clear(&mut self) {
+        for atom in self.all.drain(..) {
+            (self.writer[atom as usize], self.readers[atom as usize]) = (NONE, NONE);
+            self.is_touched[atom as usize] = false;
+        }
+    }
+}
+
 /// Who touched what last, while a line is walked in program order.
 struct Tracker<'a> {
     lane_of: &'a [u16],
     lane: Vec<u32>,
     /// By lane, the op that the CPU waited for since the last one there.
     waited: Vec<u32>,
-    writer: Vec<u32>,
-    /// By atom, the first link of a chain: the last reader of each lane since the atom was written.
-    readers: Vec<u32>,
+    atoms: &'a mut Touches,
     chain: Vec<Reader>,
-    touched: Vec<u32>,
-    is_touched: Vec<bool>,
 }
 
 #[derive(Clone, Copy)]
@@ -495,17 +527,8 @@ impl Waits {
 }
 
 impl<'a> Tracker<'a> {
-    fn new(lane_of: &'a [u16], lanes: usize, atoms: usize) -> Tracker<'a> {
-        Tracker {
-            lane_of,
-            lane: vec![NONE; lanes],
-            waited: vec![NONE; lanes],
-            writer: vec![NONE; atoms],
-            readers: vec![NONE; atoms],
-            chain: vec![],
-            touched: vec![],
-            is_touched: vec![false; atoms],
-        }
+    fn new(lane_of: &'a [u16], lanes: usize, atoms: &'a mut Touches) -> Tracker<'a> {
+        Tracker { lane_of, lane: vec![NONE; lanes], waited: vec![NONE; lanes], atoms, chain: vec![] }
     }
 
     /// Adds an op to wait for, unless a later one of its lane is there.
@@ -518,7 +541,7 @@ impl<'a> Tracker<'a> {
     }
 
     fn before_read(&self, atom: u32, waits: &mut Waits) {
-        match self.writer[atom as usize] {
+        match self.atoms.writer[atom as usize] {
             NONE => waits.outer_reads.push(atom),
             writer => self.latest(&mut waits.preds, writer),
         }
@@ -526,27 +549,27 @@ impl<'a> Tracker<'a> {
 
     fn before_write(&self, atom: u32, waits: &mut Waits) {
         self.readers_of(atom).for_each(|reader| self.latest(&mut waits.preds, reader));
-        match self.writer[atom as usize] {
+        match self.atoms.writer[atom as usize] {
             NONE => waits.outer_writes.push(atom),
             writer => self.latest(&mut waits.preds, writer),
         }
     }
 
     fn readers_of(&self, atom: u32) -> impl Iterator<Item = u32> {
-        let first = self.chain.get(self.readers[atom as usize] as usize);
+        let first = self.chain.get(self.atoms.readers[atom as usize] as usize);
         std::iter::successors(first, |reader| self.chain.get(reader.next as usize)).map(|reader| reader.node)
     }
 
     fn touch(&mut self, atom: u32) {
-        if !std::mem::replace(&mut self.is_touched[atom as usize], true) {
-            self.touched.push(atom);
+        if !std::mem::replace(&mut self.atoms.is_touched[atom as usize], true) {
+            self.atoms.all.push(atom);
         }
     }
 
     fn read(&mut self, atom: u32, node: u32) {
         self.touch(atom);
         let (lane, mut last) = (self.lane_of[node as usize], NONE);
-        let mut at = self.readers[atom as usize];
+        let mut at = self.atoms.readers[atom as usize];
         while at != NONE {
             let reader = &mut self.chain[at as usize];
             if self.lane_of[reader.node as usize] == lane {
@@ -558,26 +581,27 @@ impl<'a> Tracker<'a> {
         let new = self.chain.len() as u32;
         self.chain.push(Reader { node, next: NONE });
         match last {
-            NONE => self.readers[atom as usize] = new,
+            NONE => self.atoms.readers[atom as usize] = new,
             last => self.chain[last as usize].next = new,
         }
     }
 
     fn write(&mut self, atom: u32, node: u32) {
         self.touch(atom);
-        self.readers[atom as usize] = NONE;
-        self.writer[atom as usize] = node;
+        self.atoms.readers[atom as usize] = NONE;
+        self.atoms.writer[atom as usize] = node;
     }
 
     fn finish(self, outer: &mut Outer) {
         let lanes = self.lane.iter().enumerate().filter(|(_, n)| **n != NONE);
         outer.last_on_lane = lanes.map(|(l, n)| (l as u16, *n)).collect();
-        for &atom in &self.touched {
-            let writer = self.writer[atom as usize];
+        for &atom in &self.atoms.all {
+            let writer = self.atoms.writer[atom as usize];
             if writer != NONE {
                 outer.last_write.push((atom, writer));
             }
             outer.last_reads.extend(self.readers_of(atom).map(|n| (atom, n)));
         }
+        self.atoms.clear();
     }
 }

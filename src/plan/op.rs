@@ -329,6 +329,20 @@ impl TensorRef {
 }
 
 impl OpKind {
+    /// What goes out of buffers, or comes into them.
+    fn operands(&self, dir: Direction) -> impl Iterator<Item = Buf> {
+        use std::slice::from_ref;
+        let (sent, received, legs): (&[Buf], &[Buf], &[Leg]) = match self {
+            OpKind::Compute { reads, writes, .. } => (reads, writes, &[]),
+            OpKind::Exchange { src, dst, .. } => (src, dst, &[]),
+            OpKind::Collective { src, dst, .. } | OpKind::Copy { src, dst } => (from_ref(src), from_ref(dst), &[]),
+            OpKind::Transfer { legs, .. } => (&[], &[], legs),
+            OpKind::Call { .. } => (&[], &[], &[]),
+        };
+        let whole = if dir == Direction::Send { sent } else { received };
+        whole.iter().copied().chain(legs.iter().filter(move |leg| leg.dir == dir).map(|leg| leg.buf))
+    }
+
     /// The buffers that an op reads and writes, in the order of [`Op::bufs`]; those of a call are its arguments.
     pub fn bufs_mut(&mut self) -> (Vec<&mut Buf>, Vec<&mut Buf>) {
         match self {
@@ -381,15 +395,16 @@ pub struct Op {
 impl Op {
     /// The buffers the op reads and writes: what dependencies are derived from.
     pub fn bufs(&self) -> (Vec<Buf>, Vec<Buf>) {
-        match &self.kind {
-            OpKind::Compute { reads, writes, .. } => (reads.clone(), writes.clone()),
-            OpKind::Transfer { legs, .. } => {
-                let of = |dir| legs.iter().filter(|l| l.dir == dir).map(|l| l.buf).collect();
-                (of(Direction::Send), of(Direction::Recv))
-            }
-            OpKind::Collective { src, dst, .. } | OpKind::Copy { src, dst } => (vec![*src], vec![*dst]),
-            OpKind::Exchange { src, dst, .. } => (src.clone(), dst.clone()),
-            OpKind::Call { .. } => (vec![], vec![]),
-        }
+        (self.reads().collect(), self.writes().collect())
+    }
+
+    /// The first half of [`Op::bufs`].
+    pub fn reads(&self) -> impl Iterator<Item = Buf> {
+        self.kind.operands(Direction::Send)
+    }
+
+    /// The second half of [`Op::bufs`].
+    pub fn writes(&self) -> impl Iterator<Item = Buf> {
+        self.kind.operands(Direction::Recv)
     }
 }

@@ -3,26 +3,30 @@
 //! Walking a plan segment by segment sees every op with its edges, as a spliced [`Line`] has them, without
 //! ever holding the spliced whole. Only an `after` that reaches over a call is not seen.
 
-use super::link::{AtomTable, Line, resolve};
+use super::link::{AtomTable, Atoms, Line, Place, Touches, resolve};
 use super::op::*;
 use super::program::Plan;
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
 
-/// An atom as ops name it: to be resolved under the bindings of the moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct AtomName {
+/// Atoms that follow one another as ops name them: to be resolved under the bindings of the moment.
+#[derive(Debug, Clone, Copy)]
+struct Named {
     of: TensorRef,
     slot: u32,
-    atom: u32,
+    /// Of the slot's atoms the first one named, and how many are.
+    behind: u32,
+    count: u32,
+    /// Which atom the first one is at linking.
+    then: u32,
 }
 
 /// A segment linked under some bindings.
 #[derive(Debug)]
 pub struct Segment<'p> {
     pub line: Line<'p>,
-    /// Atoms at linking, ascending, with every name that ops have for them.
-    names: Vec<(u32, AtomName)>,
+    /// How its ops name each of its places.
+    names: Vec<Named>,
 }
 
 /// The block a segment stands in (none: the program), its first op, the tensors bound to its formals.
@@ -31,11 +35,13 @@ type Key = (Option<BlockId>, u32, Vec<TensorId>);
 /// Every segment met so far.
 pub struct Segments<'p> {
     plan: &'p Plan,
+    touches: Touches,
     all: Vec<Rc<Segment<'p>>>,
     known: FxHashMap<Key, usize>,
     /// Atoms when the segment entered last was linked -> atoms now.
     pub now: Vec<u32>,
-    /// For each atom the last binding that took it.
+    /// For each atom at linking the last binding that gave it a meaning, and for each atom the last that took it as one.
+    bound: Vec<u32>,
     taken: Vec<u32>,
     binding: u32,
 }
@@ -72,8 +78,18 @@ pub fn show_all(plan: &Plan) -> bool {
 impl<'p> Segments<'p> {
     pub fn new(plan: &'p Plan, atoms: &AtomTable) -> Segments<'p> {
         let count = atoms.count;
-        let (now, taken) = ((0..count).collect(), vec![0; count as usize]);
-        Segments { plan, all: vec![], known: FxHashMap::default(), now, taken, binding: 0 }
+        let untouched = vec![0; count as usize];
+        let (bound, taken) = (untouched.clone(), untouched);
+        Segments {
+            plan,
+            touches: Touches::new(atoms),
+            all: vec![],
+            known: FxHashMap::default(),
+            now: (0..count).collect(),
+            bound,
+            taken,
+            binding: 0,
+        }
     }
 
     pub fn get(&self, segment: usize) -> Rc<Segment<'p>> {
@@ -95,7 +111,7 @@ impl<'p> Segments<'p> {
                 return known;
             }
         }
-        let line = Line::segment(self.plan, atoms, ops, env);
+        let line = Line::segment(self.plan, atoms, ops, env, &mut self.touches);
         let names = names(&line, atoms);
         let fits = self.rebind(atoms, &names, env);
         debug_assert!(fits, "a segment fits the bindings it was linked under");
@@ -105,35 +121,35 @@ impl<'p> Segments<'p> {
     }
 
     /// Finds what a segment's atoms are now; false if buffers alias in another way than at linking.
-    fn rebind(&mut self, atoms: &AtomTable, names: &[(u32, AtomName)], env: &[(TensorId, u32)]) -> bool {
+    fn rebind(&mut self, atoms: &AtomTable, names: &[Named], env: &[(TensorId, u32)]) -> bool {
         self.binding += 1;
-        let mut before = u32::MAX;
-        for &(then, name) in names {
+        let is_new = |bindings: &mut u32, now: u32| std::mem::replace(bindings, now) != now;
+        for name in names {
             let (tensor, base) = resolve(name.of, env);
-            let atom = atoms.slot(tensor, base + name.slot).first + name.atom;
-            let first_name = then != std::mem::replace(&mut before, then);
-            if first_name {
-                self.now[then as usize] = atom;
-                if std::mem::replace(&mut self.taken[atom as usize], self.binding) == self.binding {
+            let first = atoms.slot(tensor, base + name.slot).first + name.behind;
+            for (then, atom) in (name.then as usize..).zip(first..first + name.count) {
+                if !is_new(&mut self.bound[then], self.binding) {
+                    // Another name has it, too.
+                    if self.now[then] != atom {
+                        return false;
+                    }
+                    continue;
+                }
+                self.now[then] = atom;
+                if !is_new(&mut self.taken[atom as usize], self.binding) {
                     return false;
                 }
-            } else if self.now[then as usize] != atom {
-                return false;
             }
         }
         true
     }
 }
 
-/// Atoms of a line and every way in which its ops name them.
-fn names(line: &Line, atoms: &AtomTable) -> Vec<(u32, AtomName)> {
-    let mut all = Vec::new();
-    for place in line.places() {
-        let first = atoms.slot(place.tensor, place.slot).first;
-        let name = |atom| AtomName { of: place.named.of, slot: place.named.slot, atom: atom - first };
-        all.extend(place.atoms.iter().map(|atom| (atom, name(atom))));
-    }
-    all.sort_unstable();
-    all.dedup();
-    all
+/// How the ops of a line name each of its places.
+fn names(line: &Line, atoms: &AtomTable) -> Vec<Named> {
+    let name = |place: &Place| {
+        let (Buf { of, slot, .. }, Atoms { first: then, count }) = (place.named, place.atoms);
+        Named { of, slot, behind: then - atoms.slot(place.tensor, place.slot).first, count, then }
+    };
+    line.places().iter().map(name).collect()
 }

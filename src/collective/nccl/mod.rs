@@ -125,12 +125,15 @@ impl<'a> Nccl<'a> {
 
     /// As [`choices`].
     pub fn choices(&self, op: Operation, members: &[u32], bytes: Bytes) -> Vec<Choice> {
+        self.choices_of(op, members, &Shape::of(self.cluster, members), bytes)
+    }
+
+    fn choices_of(&self, op: Operation, members: &[u32], shape: &Shape, bytes: Bytes) -> Vec<Choice> {
         let Nccl { cluster, stack, fitted } = *self;
-        let shape = Shape::of(cluster, members);
         if shape.n <= 1 {
             return vec![];
         }
-        let tuner = Tuner::new(cluster, stack, fitted, &shape);
+        let tuner = Tuner::new(cluster, stack, fitted, shape);
         let one = |algorithm, mark| move |time| Choice { algorithm, mark, time };
         if let (Operation::Whole(kind), Architecture::Cpu) = (op, cluster.gpu.architecture) {
             let algorithm = if kind == CollectiveKind::AllToAll { Algorithm::Pairwise } else { Algorithm::Ring };
@@ -144,11 +147,11 @@ impl<'a> Nccl<'a> {
                 slowest.map(one(Algorithm::Pairwise, Mark::Simple)).into_iter().collect()
             }
             Operation::Whole(CollectiveKind::AllToAll) => {
-                vec![one(Algorithm::Pairwise, Mark::Simple)(sends::all_to_all(self, &shape, bytes))]
+                vec![one(Algorithm::Pairwise, Mark::Simple)(sends::all_to_all(self, shape, bytes))]
             }
-            Operation::Broadcast => tuner.ring(&Course::broadcast(&shape), bytes),
+            Operation::Broadcast => tuner.ring(&Course::broadcast(shape), bytes),
             Operation::Whole(kind) => {
-                let mut all = tuner.ring(&Course::of(kind, &shape), bytes);
+                let mut all = tuner.ring(&Course::of(kind, shape), bytes);
                 if kind == CollectiveKind::AllReduce {
                     all.extend(tuner.tree(bytes));
                     let switch = if shape.nodes > 1 { Algorithm::NvlsTree } else { Algorithm::Nvls };
@@ -170,16 +173,21 @@ impl<'a> Nccl<'a> {
         if cluster.gpu.architecture == Architecture::Cpu {
             return in_rounds(cluster, stack, kind, shape.n, bytes);
         }
-        let best = self.chosen(kind, members, bytes).expect("a ring is always possible");
+        let best = fastest(self.choices_of(Operation::Whole(kind), members, &shape, bytes));
+        let best = best.expect("a ring is always possible");
         measured(cluster, kind, &shape, bytes).unwrap_or(best.time)
     }
 
     /// As [`chosen`].
     pub fn chosen(&self, kind: CollectiveKind, members: &[u32], bytes: Bytes) -> Option<Choice> {
-        let ways = self.choices(Operation::Whole(kind), members, bytes);
-        let ours = ways.into_iter().filter(|way| way.algorithm != Algorithm::Hierarchical);
-        ours.min_by(|a, b| a.time.total().value().total_cmp(&b.time.total().value()))
+        fastest(self.choices(Operation::Whole(kind), members, bytes))
     }
+}
+
+/// The fastest of the ways that NCCL has itself.
+fn fastest(ways: Vec<Choice>) -> Option<Choice> {
+    let own = ways.into_iter().filter(|way| way.algorithm != Algorithm::Hierarchical);
+    own.min_by(|a, b| a.time.total().value().total_cmp(&b.time.total().value()))
 }
 
 /// What was measured on this cluster of this collective among as many members on as many nodes, if it was.

@@ -24,15 +24,12 @@ pub struct Shape {
 
 impl Shape {
     pub fn of(cluster: &Cluster, members: &[u32]) -> Shape {
-        let mut on = BTreeMap::new();
-        for &rank in members {
-            *on.entry(cluster.node_of(rank)).or_insert(0u32) += 1;
-        }
+        let on = cluster.on_nodes(members);
         Shape {
             n: members.len() as u32,
             nodes: on.len() as u32,
-            fewest: on.values().copied().min().unwrap_or(0),
-            most: on.values().copied().max().unwrap_or(0),
+            fewest: on.iter().map(|node| node.1).min().unwrap_or(0),
+            most: on.iter().map(|node| node.1).max().unwrap_or(0),
             uplink: cluster.uplink_share(members),
             tree: tree_uplinks(cluster, members),
             beyond: cluster.beyond_pods(members),

@@ -137,8 +137,7 @@ fn body(plan: &Plan, name: &str, ops: &[Op], blocks: usize, formals: usize) -> R
             TensorRef::Tensor(t) => (t as usize) < plan.tensors.len(),
             TensorRef::Formal(f) => (f as usize) < formals,
         };
-        let (reads, writes) = op.bufs();
-        if let Some(buf) = reads.iter().chain(&writes).find(|b| !known(b.of)) {
+        if let Some(buf) = op.reads().chain(op.writes()).find(|b| !known(b.of)) {
             return fail(format!("{:?} names no tensor", buf.of));
         }
         let lane = op.lane.map(|l| plan.lanes.get(l as usize));
@@ -189,8 +188,7 @@ fn slots(plan: &Plan, ops: &[Op], env: &[(TensorId, u32)]) -> Result<()> {
             slots(plan, &plan.blocks[*block as usize].ops, &inner)?;
             continue;
         }
-        let (reads, writes) = op.bufs();
-        for buf in reads.iter().chain(&writes) {
+        for buf in op.reads().chain(op.writes()) {
             resolve(buf.of, buf.slot, &op.label)?;
         }
     }

@@ -1,0 +1,106 @@
+//! What all classes count on a line, by number rather than by name: kernels, links, FLOPs, bytes.
+
+use super::host::Aside;
+use super::kernels::Timed;
+use crate::collective::LinkTime;
+use crate::plan::*;
+use crate::timeline::Usage;
+
+pub const PROVENANCES: [&str; 4] = ["measured", "interpolated", "extrapolated", "assumed"];
+
+/// The number of a kernel among those that are told apart.
+///
+/// Panics if it is none of them.
+pub(super) fn number_of(kernels: &[&'static str], name: &str) -> usize {
+    kernels.iter().position(|known| *known == name).expect("names are noted before they are counted")
+}
+
+/// Of each class the seconds of every kernel, then those of every lane that communicates, then the rest.
+#[derive(Debug, Clone)]
+pub struct Tallies {
+    kernels: usize,
+    width: usize,
+    all: Vec<f64>,
+}
+
+/// Behind kernels and lanes: seconds by provenance, then these.
+const PLAIN: usize = PROVENANCES.len();
+const FLOPS: usize = PLAIN;
+const BYTES: usize = PLAIN + 1;
+const SD: usize = PLAIN + 3;
+const COMM_SD: usize = PLAIN + 4;
+const HOST_BYTES: usize = PLAIN + 5;
+const REST: usize = PLAIN + 6;
+
+impl Tallies {
+    pub fn new(kernels: usize, lanes: usize, classes: usize) -> Tallies {
+        let width = kernels + lanes + REST;
+        Tallies { kernels, width, all: vec![0.0; width * classes] }
+    }
+
+    /// Adds another's, so many times. It may know no kernels but the first of these.
+    pub fn add(&mut self, other: &Tallies, times: f64) {
+        let add = |sums: &mut [f64], of: &[f64]| sums.iter_mut().zip(of).for_each(|(sum, one)| *sum += one * times);
+        for (sums, of) in self.all.chunks_mut(self.width).zip(other.all.chunks(other.width)) {
+            add(sums, &of[..other.kernels]);
+            add(&mut sums[self.kernels..], &of[other.kernels..]);
+        }
+    }
+
+    fn rest(&mut self, class: usize) -> &mut [f64] {
+        let end = (class + 1) * self.width;
+        &mut self.all[end - REST..end]
+    }
+
+    pub(super) fn kernel(&mut self, class: usize, kernel: u16, flops: u64, timed: Timed) {
+        let s = timed.duration as f64 * 1e-12;
+        self.all[class * self.width + kernel as usize] += s;
+        let rest = self.rest(class);
+        rest[timed.provenance as usize] += s;
+        rest[SD] += timed.rel_sd * s;
+        rest[FLOPS] += flops as f64;
+    }
+
+    pub(super) fn link(&mut self, class: usize, lane: u16, time: &LinkTime) {
+        let s = time.total().value();
+        self.all[class * self.width + self.kernels + lane as usize] += s;
+        let rest = self.rest(class);
+        rest[time.provenance as usize] += s;
+        rest[COMM_SD] += time.rel_sd * s;
+    }
+
+    pub(super) fn aside(&mut self, class: usize, lane: u16, aside: Aside) {
+        let s = aside.duration as f64 * 1e-12;
+        self.all[class * self.width + self.kernels + lane as usize] += s;
+        let rest = self.rest(class);
+        rest[aside.provenance as usize] += s;
+        rest[HOST_BYTES] += aside.bytes as f64;
+    }
+
+    pub(super) fn sent(&mut self, class: usize, bytes: [f64; 2]) {
+        let rest = self.rest(class);
+        rest[BYTES] += bytes[0];
+        rest[BYTES + 1] += bytes[1];
+    }
+
+    /// The tally of a class, by name.
+    pub fn usage(&self, class: usize, kernels: &[&'static str], lanes: &[Lane]) -> Usage {
+        let (named, rest) = self.all[class * self.width..][..self.width].split_at(self.width - REST);
+        let (kernel, comm) = named.split_at(self.kernels);
+        let mut usage = Usage {
+            flops: rest[FLOPS],
+            bytes_scale_up: rest[BYTES],
+            bytes_scale_out: rest[BYTES + 1],
+            bytes_host: rest[HOST_BYTES],
+            sd: rest[SD],
+            comm_sd: rest[COMM_SD],
+            ..Usage::default()
+        };
+        usage.by_kernel.extend(kernels.iter().zip(kernel).filter(|(_, s)| **s > 0.0));
+        usage.by_provenance.extend(PROVENANCES.iter().zip(rest).filter(|(_, s)| **s > 0.0));
+        for (lane, s) in lanes.iter().zip(comm).filter(|(_, s)| **s > 0.0) {
+            usage.busy(lane, *s);
+        }
+        usage
+    }
+}
