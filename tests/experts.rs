@@ -319,6 +319,8 @@ fn pairs() -> Vec<Case> {
         of("dispatch-hierarchical", 12, 0, 4, Parallelism { pp: 2, vp: 2, ..one }),
         of("no-overlap-p2p", 11, 3, 8, Parallelism { pp: 4, vp: 2, ..one }),
         of("dualpipe-v", 8, 2, 5, Parallelism { pp: 2, vp: 2, ..one }),
+        Case { mla: true, ..of("dualpipe-v+recompute-mla-up", 8, 2, 5, Parallelism { pp: 2, vp: 2, ..one }) },
+        Case { mla: true, ..of("recompute-mla-up", 3, 0, 4, Parallelism { tp: 2, ring: 2, ep: 4, ..one }) },
         of("dualpipe-v+dispatch-deepep-v1-normal", 12, 0, 7, Parallelism { pp: 3, vp: 2, ..one }),
         Case {
             mla: true,

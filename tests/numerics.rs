@@ -852,6 +852,11 @@ fn latent_attention() {
         ("no-sp", Parallelism { tp: 2, dp: 2, zero: 1, ..one }),
         ("tp-overlap", Parallelism { tp: 4, ..one }),
         ("default", Parallelism { tp: 2, pp: 2, vp: 2, zero: 1, recompute: Recompute::Full, ..one }),
+        ("recompute-mla-up", Parallelism { zero: 3, dp: 2, ..one }),
+        ("recompute-mla-up+tp-overlap", Parallelism { tp: 4, pp: 2, ..one }),
+        ("recompute-mla-up+burst", Parallelism { ring: 3, tp: 2, ..one }),
+        ("recompute-mla-up+gather-kv-prefetch+contiguous", Parallelism { ring: 2, ..one }),
+        ("recompute-mla-up+zb-h1", Parallelism { pp: 2, ring: 2, ..one }),
     ] {
         for family in [latent, latent_keys] {
             let par = Parallelism { options: words.parse().unwrap(), ..par };

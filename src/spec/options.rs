@@ -78,6 +78,9 @@ pub struct Options {
     pub zb_h1: bool,
     /// Each stage of a pipeline has two chunks, of a row of them that is folded in the middle (DualPipeV).
     pub dualpipe_v: bool,
+    /// What latent attention projects up is not kept: norms and products behind what is compressed run again in the
+    /// backward pass.
+    pub recompute_mla_up: bool,
     /// Low-latency kernels send, return, and receive when asked.
     pub deepep_hook: bool,
     /// Inputs of layers that are kept to compute them again are kept in the host's memory.

@@ -51,7 +51,10 @@ fn blocks(model: &LlmSpec) -> Result<()> {
 
 /// What multi-head latent attention does not go with.
 fn latent(model: &LlmSpec, par: &Parallelism) -> Result<()> {
-    let Some(mla) = model.mla else { return Ok(()) };
+    let Some(mla) = model.mla else {
+        let why = "options: recompute-mla-up needs latent attention, which the model has not; leave it out";
+        return if par.options.recompute_mla_up { Err(Error::infeasible(why)) } else { Ok(()) };
+    };
     if mla.rope_dim % 2 == 1 {
         let why = format!("mla: qk_rope_head_dim {} is odd, but rotary embedding turns pairs", mla.rope_dim);
         return Err(Error::infeasible(why + "; use an even one"));

@@ -188,6 +188,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.dualpipe_v,
     },
     Word {
+        name: "recompute-mla-up",
+        about: "latent attention: the backward pass makes queries, keys and values again of what is compressed (DeepSeek-V3; Megatron Core's recompute-modules mla_up_proj)",
+        set: |o| o.recompute_mla_up = true,
+        is_set: |o| o.recompute_mla_up,
+    },
+    Word {
         name: "wait-passes",
         about: "the CPU waits for the GPU behind every pass of a microbatch (Megatron-LM's timers until 2022)",
         set: |o| o.wait_passes = true,

@@ -75,6 +75,12 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
         ),
         ("zb-h1", o.zb_h1, !o.overlap_exchange, "no overlap-exchange"),
         (
+            "recompute-mla-up",
+            o.recompute_mla_up,
+            par.recompute != Recompute::Full && up == 1,
+            "recompute none, as full makes all again, and ulysses 1, whose heads are exchanged; more ranks go to a ring, tp or dp",
+        ),
+        (
             "dualpipe-v",
             o.dualpipe_v,
             par.pp > 1 && par.vp == 2 && par.zero < 2,

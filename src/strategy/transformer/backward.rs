@@ -42,8 +42,11 @@ impl Layer {
         back.bias(b, "o_bias_bwd", self.rows.o_bias, self.norms.rows, d_branch);
         if let (Some(latent), Some(ls), Some(saved)) = (&self.latent, &s.latent, &keep.latent) {
             back.dw(b, "o_proj_dw", self.hidden, self.o_row(), d_output, keep.output(), self.rows.o);
-            let (dq, dkv) = self.core_backward(b, s, keep);
             let input = (keep.normed1(), s.input);
+            if latent.again {
+                latent.forward_again(b, ls, w, input, saved, [keep.attn().q, keep.attn().kv]);
+            }
+            let (dq, dkv) = self.core_backward(b, s, keep);
             latent.backward(b, ls, [w, g], input, saved, [dq, dkv], (s.d_normed, back.sums));
             return back.norm(b, "norm1_bwd", x, self.rows.norm1, s.d_mid, dx);
         }

@@ -4,6 +4,7 @@ use super::super::attention;
 use super::super::expert;
 use super::super::ulysses;
 use super::super::unfused::Probs;
+use super::latent::MADE_AGAIN;
 use super::{Layer, latent, mamba};
 use crate::plan::{Buf, Builder, Dtype, TensorKind};
 
@@ -36,8 +37,12 @@ impl Saved {
     /// Every buffer with its name, always in the same order.
     fn bufs_mut(&mut self) -> Vec<(&'static str, &mut Buf)> {
         let mut all = vec![];
+        let again = self.latent.is_some_and(|latent| latent.again);
         if let Some(attn) = &mut self.attn {
-            all.extend([("q", &mut attn.q), ("kv", &mut attn.kv), ("attn_o", &mut attn.o)]);
+            if !again {
+                all.extend([("q", &mut attn.q), ("kv", &mut attn.kv)]);
+            }
+            all.push(("attn_o", &mut attn.o));
             all.extend(self.normed1.as_mut().map(|normed| ("normed1", normed)));
             all.extend(attn.lse.as_mut().map(|lse| ("lse", lse)));
             all.extend(attn.kv_last.as_mut().map(|kv| ("kv_last", kv)));
@@ -155,7 +160,11 @@ impl Layer {
             return saved;
         }
         let (n, r) = (self.tokens(), self.residual_rows());
-        let mut keep = |name: &str, rows, row, dtype| b.tensor(name, &[rows, row], dtype, kind, slots);
+        let again = self.latent.as_ref().is_some_and(|latent| latent.again);
+        let mut keep = |name: &str, rows, row, dtype| match again && MADE_AGAIN.contains(&name) {
+            true => b.tensor(name, &[rows, row], dtype, TensorKind::Workspace, 1),
+            false => b.tensor(name, &[rows, row], dtype, kind, slots),
+        };
         let (core, dtype) = (self.core.shape(), self.dtype);
         let attn = self.attends().then(|| {
             let (lse, probs) = self.core.keeps(&mut keep);

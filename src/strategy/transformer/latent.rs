@@ -74,6 +74,8 @@ pub struct Latent {
     pub dtype: Dtype,
     pub tp: TensorParallel,
     pub fp8: bool,
+    /// What is made of the compressed rows is made again for the backward pass.
+    pub again: bool,
 }
 
 /// Compressed rows, before their norm and behind it.
@@ -87,17 +89,24 @@ pub struct Squeezed {
 pub struct Saved {
     q: Option<Squeezed>,
     kv: Squeezed,
+    /// What is behind the norms is not kept; nor are queries, keys and values.
+    pub(super) again: bool,
 }
 
 impl Saved {
     pub fn bufs_mut(&mut self) -> Vec<(&'static str, &mut Buf)> {
+        let again = self.again;
         let mut all = vec![("kv_down", &mut self.kv.down), ("kv_latent", &mut self.kv.normed)];
         if let Some(q) = &mut self.q {
             all.extend([("q_down", &mut q.down), ("q_latent", &mut q.normed)]);
         }
+        all.retain(|(name, _)| !(again && MADE_AGAIN.contains(name)));
         all
     }
 }
+
+/// What is made of the compressed rows, by the names of its tensors.
+pub(super) const MADE_AGAIN: [&str; 4] = ["q", "kv", "q_latent", "kv_latent"];
 
 /// What goes up: the compressed queries, keys and values, and the turned part of the keys, or gradients of theirs.
 struct Three<T> {
@@ -146,6 +155,7 @@ impl Latent {
                 down: keep("kv_down", r, kl + self.mla.rope_dim, dtype),
                 normed: keep("kv_latent", r, kl, dtype),
             },
+            again: self.again,
         }
     }
 
@@ -187,11 +197,32 @@ impl Latent {
     }
 
     /// `to` are q and kv as attention takes them, for my heads; `x` is my share of the layer's normed input.
-    pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Flats, (x, room): (Buf, Room), keep: &Saved, to: [Buf; 2]) {
+    pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Flats, x: (Buf, Room), keep: &Saved, to: [Buf; 2]) {
+        self.make(b, s, w, x, keep, to, false);
+    }
+
+    /// The same from what is compressed, for the backward pass.
+    pub fn forward_again(&self, b: &mut Builder, s: &Scratch, w: Flats, x: (Buf, Room), keep: &Saved, to: [Buf; 2]) {
+        self.make(b, s, w, x, keep, to, true);
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn make(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        w: Flats,
+        (x, room): (Buf, Room),
+        keep: &Saved,
+        to: [Buf; 2],
+        again: bool,
+    ) {
         let at = |r: Rows| w.rows(r[0], r[1]);
         let (MlaSpec { kv_lora: kl, rope_dim: dr, .. }, [q_up, kv_up]) = (self.mla, self.ups());
         let down = |b: &mut Builder, label: &str, cols, weight, y| {
-            b.compute(label, linear(self.share, cols, self.hidden, self.fp8), &[x, weight], &[y]);
+            if !again {
+                b.compute(label, linear(self.share, cols, self.hidden, self.fp8), &[x, weight], &[y]);
+            }
         };
         let up =
             |b: &mut Builder, label: &str, [from, room]: [Option<Buf>; 2], [cols, width]: [u64; 2], weight, y: Buf| {

@@ -168,6 +168,7 @@ impl Layer {
             dtype: work.dtype,
             tp,
             fp8: par.options.fp8,
+            again: par.options.recompute_mla_up,
         });
         let alone = model.pattern.first().copied();
         let mamba = model.mamba.zip(rows.mamba.take()).map(|(mamba, rows)| Mamba {
