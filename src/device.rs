@@ -84,6 +84,11 @@ pub struct Roofline {
     scan: f64,
     /// What kernels that a framework does not fuse move, over what one fused kernel moves.
     unfused: BTreeMap<String, f64>,
+    /// All SMs, over those that products have.
+    kept: f64,
+    /// How many times longer than the GPU's curves say: rounding to FP8, and the products that gradients of weights are.
+    cast: f64,
+    weight_grad_fp8: f64,
 }
 
 /// A part of the time: seconds, and what they rest on.
@@ -99,8 +104,23 @@ impl Roofline {
         let kernel = &stack.attention_kernel.value;
         let (gpu_copy, group_start) = (gpu.clone(), stack.group_start.clone());
         let unfused = stack.unfused.as_ref().map(|unfused| unfused.value.clone()).unwrap_or_default();
-        let roofline =
-            Roofline { gpu: gpu_copy, attention: None, group_start, stack: stack.name.clone(), scan, unfused };
+        let (sms, kept) = (gpu.sms.value, stack.kept_sms.as_ref().map_or(0, |kept| kept.value));
+        if kept >= sms {
+            let why = format!("{kept} of the {sms} SMs of {}; leave products some", gpu.name);
+            return Err(Error::spec(&stack.name, "kept_sms", why));
+        }
+        let slower = |kernel: &str| *stack.slower.iter().find_map(|slower| slower.value.get(kernel)).unwrap_or(&1.0);
+        let roofline = Roofline {
+            gpu: gpu_copy,
+            attention: None,
+            group_start,
+            stack: stack.name.clone(),
+            scan,
+            unfused,
+            kept: f64::from(sms) / f64::from(sms - kept),
+            cast: slower("cast"),
+            weight_grad_fp8: slower("weight_grad_fp8"),
+        };
         if !stack.fuses_attention() {
             return Ok(Roofline { attention: None, ..roofline });
         }
@@ -175,10 +195,14 @@ impl Roofline {
             gemm::Product { m, n, k, element, result },
             peak * ceiling.value * curve.sustained_of(name),
         );
+        // What is added to in fp32 is the gradient of a weight.
+        let of_weights = if fp8 && result > 2 * dtype.size() { self.weight_grad_fp8 } else { 1.0 };
+        let tiled = tiled * (self.kept * of_weights);
         let streamed = Bytes::new(bytes as f64) / (self.gpu.memory_bandwidth.value * curve.stream.value);
         let provenance = worst([&ceiling.provenance, &curve.operands.provenance, &curve.stream.provenance]);
         let part = Part { seconds: tiled.max(streamed), provenance, rel_sd: curve.rel_sd.value };
-        (part, tiled > streamed)
+        // Nothing more is lost to those whose SMs products are kept off.
+        (part, tiled > streamed && self.kept == 1.0)
     }
 
     /// A product of so many groups of rows, where each has kernels of its own.
@@ -288,7 +312,7 @@ impl KernelTime for Roofline {
             }
             WorkClass::Memory => (self.memory(work.bytes), false),
         };
-        let seconds = part.seconds + self.memory(cast).seconds + self.gpu.launch.value;
+        let seconds = part.seconds + self.memory(cast).seconds * self.cast + self.gpu.launch.value;
         // The launch counts only where it is a good part of the whole.
         let launch = if self.gpu.launch.value / seconds > 0.1 {
             worst([&self.gpu.launch.provenance])
@@ -365,6 +389,31 @@ mod tests {
         };
         assert!(rate("scores", 108) < 19.5e12 && rate("scores", 104) > 60e12);
         assert!(rate("matmul_nn", 108) > 60e12, "a weight's product is padded");
+    }
+
+    /// DeepSeek's own software: products on 112 of 132 SMs, and slower kernels that round and that make gradients of weights.
+    #[test]
+    fn products_keep_off_sms() {
+        let [usual, own] = ["nccl-fa3", "hai-llm"].map(|stack| roofline("h800-sxm5", stack));
+        let ratio = |work: &Work| {
+            let [usual, own] = [&usual, &own].map(|r| r.time(work, Dtype::Bf16));
+            (own.seconds / usual.seconds, usual.sm_bound, own.sm_bound)
+        };
+        let product = |cast, result| {
+            let (m, n, k) = (32768, 4096, 7168);
+            let bytes = m * k + k * n + m * n * result + cast;
+            let class = WorkClass::Gemm { m, n, k, cast, result, groups: 4 };
+            Work { flops: 2 * m * n * k, bytes, class }
+        };
+        let (slower, before, behind) = ratio(&product(0, 2));
+        assert!((slower - 132.0 / 112.0).abs() < 1e-3 && before && !behind, "{slower}");
+        assert!((ratio(&product(1, 8)).0 - 132.0 / 112.0 * 1.27).abs() < 2e-3, "rounding takes no time to speak of");
+        assert!((ratio(&product(1, 4)).0 - 132.0 / 112.0).abs() < 1e-3);
+        assert_eq!(ratio(&attention(4096, 4096, 4096 * 2048, true)), (1.0, true, true));
+        let mut stack = StackSpec::find("hai-llm").unwrap();
+        stack.kept_sms.as_mut().unwrap().value = 132;
+        let why = Roofline::new(&GpuSpec::find("h800-sxm5").unwrap(), &stack).unwrap_err().to_string();
+        assert!(why.contains("kept_sms") && why.contains("132 of the 132 SMs"), "{why}");
     }
 
     #[test]

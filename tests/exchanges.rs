@@ -31,16 +31,15 @@ fn deepep_tables() {
     within(&all, "deepep-v2-sm-golden", "#", 0.0);
 }
 
-/// Four layers with experts forward beside four backward, as DeepSeek published the trace of it. A fifth of it is not
-/// in our plan, and not for the 112 SMs that kernels have there throughout: attention takes 22.7 ms here and 20.1 there,
-/// grouped products in FP8 (but for those of gradients of weights) 27.8 and 22.9, so that all else takes 55 ms of compute
-/// here and 81 there. Some of that are norms and projections of latent attention that are computed again (3 ms), the rest
-/// are kernels that the source does not number.
+/// Four layers with experts forward beside four backward, as DeepSeek published the trace of it: with kernels as its own
+/// software has them (models/stack/hai-llm.json) they compute for 123 ms, of 124 there, in which exchanges hide here and all
+/// but 4 % of them there. Attention takes 23 ms here and 20 there. Of the whole step, which goes by DualPipe's schedule, a
+/// tenth is missing: modules of multi-token prediction are not in the plan, and what is not side by side is not numbered.
 #[test]
 fn deepseeks_pair_of_chunks() {
     let all = verdicts("exchange.json");
-    within(&all, "dsv3-profile-train", "#", 0.20);
-    within(&all, "dsv3-training", "#", 0.10);
+    within(&all, "dsv3-profile-train", "#", 0.05);
+    within(&all, "dsv3-training", "#", 0.13);
 }
 
 /// The median error of a table whose ids contain `way`.

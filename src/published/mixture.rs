@@ -50,8 +50,7 @@ fn predicts_ahead(run: &Training, without: &LlmSpec, with: &LlmSpec) -> bool {
     let tokens = run
         .tokens_per_s_per_gpu
         .or_else(|| Some(run.global_batch? as f64 * seq as f64 / run.iteration_s? / f64::from(run.gpus?)));
-    let system = squeezed(&run.system);
-    let Some(tokens) = tokens.filter(|_| !DEEPSEEKS.iter().any(|name| system.contains(name))) else { return true };
+    let Some(tokens) = tokens.filter(|_| !is_deepseeks(run)) else { return true };
     let far = |model: &LlmSpec| {
         let of = |causal| Convention { causal, recompute: false }.flops_per_token(model, seq);
         [true, false]
@@ -90,8 +89,8 @@ pub fn ep(run: &Training, model: &LlmSpec, stage: u32, node: u32) -> u32 {
 }
 
 /// DeepSeek's own training, whose kernels came to be DeepEP: rows travel there in FP8 (arXiv:2412.19437, section 3.3.3), beside
-/// the other half of a pair of microbatches (section 3.2.1).
-const DEEPSEEK: &[&str] = &["dispatch-deepep-v1-normal", "dispatch-fp8", BESIDE];
+/// the other half of a pair of microbatches (section 3.2.1), and what latent attention projects up is made again (3.2.3).
+const DEEPSEEK: &[&str] = &["dispatch-deepep-v1-normal", "dispatch-fp8", BESIDE, "recompute-mla-up"];
 
 /// Names of DeepSeek's own software.
 const DEEPSEEKS: [&str; 3] = ["haillm", "dualpipe", "deepseekv3pretraining"];
@@ -104,10 +103,25 @@ pub fn dispatch(run: &Training) -> Vec<&'static str> {
     if said.iter().any(|word| notes.contains(word) || system.contains(word)) && !words.contains(&BESIDE) {
         words.push(BESIDE);
     }
+    if is_dualpipe(run) {
+        words.push("dualpipe-v");
+    }
     // Megatron Core asks for an interleaved pipeline, or none.
     let plain = run.pp.unwrap_or(1) > 1 && run.vp.unwrap_or(1) == 1 && system.contains("megatron");
     words.retain(|word| *word != BESIDE || !plain);
     words
+}
+
+/// DeepSeek's own software.
+pub fn is_deepseeks(run: &Training) -> bool {
+    let system = squeezed(&run.system);
+    DEEPSEEKS.iter().any(|name| system.contains(name))
+}
+
+/// Its pipelines: DualPipe's schedule, of which plans have the form with one copy of the weights and two chunks on each of
+/// as many GPUs.
+pub fn is_dualpipe(run: &Training) -> bool {
+    run.pp.unwrap_or(1) > 1 && run.vp.is_none() && is_deepseeks(run)
 }
 
 fn carried(run: &Training, system: &str) -> &'static [&'static str] {
@@ -142,6 +156,8 @@ mod tests {
         assert_eq!(words(bridge, "Qwen3-235B-A22B", "H100-SXM", [8, 4], ""), [BESIDE]);
         assert_eq!(words("DeepSeek HAI-LLM (DualPipe)", "DeepSeek-V3", "H800", [16, 1], ""), DEEPSEEK);
         assert_eq!(words("DeepSeek-V3 pretraining", "", "2048 H800", [16, 1], ""), DEEPSEEK);
+        let folded = Training { system: "DeepSeek-V3 pretraining".into(), pp: Some(16), ..Training::default() };
+        assert_eq!(dispatch(&folded).last(), Some(&"dualpipe-v"));
         let core = "Megatron-Core MoE, dispatcher DeepEP";
         assert_eq!(words(core, "", "H100", [8, 4], "+1f1b A2A overlap"), ["dispatch-deepep-v1-normal", BESIDE]);
         assert_eq!(words(core, "", "H100", [8, 4], "EP overlap off"), ["dispatch-deepep-v1-normal"]);

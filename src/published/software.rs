@@ -288,6 +288,11 @@ impl Stacks {
         Ok(Stacks { all: shipped("stack").map(StackSpec::find).collect::<Result<_>>()? })
     }
 
+    /// The stack that a company has of its own, where the GPU has its attention kernel.
+    pub fn own(&self, name: &str, gpu: &GpuSpec) -> Option<&StackSpec> {
+        self.all.iter().find(|s| s.name == name && gpu.attention.contains_key(&s.attention_kernel.value))
+    }
+
     /// The stack with the first of the kernels that the GPU has, or why there is none.
     pub fn with_kernel(&self, kernels: &[&str], gpu: &GpuSpec) -> std::result::Result<&StackSpec, String> {
         let there = |s: &&StackSpec| !s.fuses_attention() || gpu.attention.contains_key(&s.attention_kernel.value);

@@ -128,6 +128,9 @@ fn by_rate(run: &Training, model: &LlmSpec) -> Option<u64> {
 fn interleaving(run: &Training, pp: u32) -> Option<u32> {
     let system = squeezed(&run.system);
     let interleaves = ["interleaved", "llama3stack", "megatroncore"].iter().any(|word| system.contains(word));
+    if mixture::is_dualpipe(run) {
+        return Some(2);
+    }
     let layers = run.layers.filter(|_| interleaves && pp > 1)?;
     let even = |vp: &u64| [layers, layers + 2].iter().any(|l| l.is_multiple_of(u64::from(pp) * vp));
     (1..=((layers + 2) / u64::from(pp)).clamp(1, 64)).rev().find(even).map(|vp| vp as u32)
@@ -192,6 +195,10 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
     if text.contains("notstated") {
         return None;
     }
+    // A word of its own says so.
+    if text.contains("mlaup") {
+        return Some(Recompute::None);
+    }
     let of = |text: &str| {
         let words = [("full", Recompute::Full), ("selective", Recompute::Selective), ("none", Recompute::None)];
         words.into_iter().find(|(word, _)| text.starts_with(word)).map(|(_, r)| r)
@@ -226,6 +233,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         // Where gradients are cut, each microbatch's is sent away whole, and it is the shares that are added up.
         (zero < 2 && !habits.fused_grads && model.mla.is_none(), "add-grads"),
         (!habits.fused_loss && !squeezed(&run.system).contains("liger"), "wide-loss"),
+        (model.mla.is_some() && squeezed(&run.recompute).contains("mlaup"), "recompute-mla-up"),
         (optimizer_is_away(run), "offload-optimizer"),
         (squeezed(&run.system).contains("ckptoffload"), "offload-activations"),
     ];

@@ -71,6 +71,12 @@ const LINES: &[Line] = &[
         change: |m, _| m.positions = Positions::Rope,
     },
     Line { refusal: "do not split evenly", said: "stages as even as they can be", change: even_stages },
+    // Full recomputation makes all of it again.
+    Line {
+        refusal: "recompute-mla-up",
+        said: "all computed again, not what is projected up alone",
+        change: |_, s| s.par.options.recompute_mla_up = false,
+    },
     Line { refusal: "vp: ", said: "no interleaving", change: |_, s| s.par.vp = 1 },
     Line {
         refusal: "tp-overlap",

@@ -12,7 +12,7 @@ use super::split::{ROWS, Split, gpus, recompute, recomputes_half, split, wider};
 use super::standin::stand_in;
 use super::verdict::Prediction;
 use super::words::is_fp4;
-use super::{Shipped, sizes};
+use super::{Shipped, mixture, sizes};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::error::Error;
@@ -189,7 +189,8 @@ impl Setup {
             let launch = &mut machine.cluster.gpu.launch.value;
             *launch += Seconds::new(recipe::EAGER_BF16);
         }
-        let stack = shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu)?;
+        let own = if mixture::is_deepseeks(run) { shipped.stacks.own("hai-llm", &machine.cluster.gpu) } else { None };
+        let stack = own.map_or_else(|| shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu), Ok)?;
         found.stack = stack.name.clone();
         let (mut model, _) = sizes::model(run, habits)?;
         if let (Some(_), Some(layers)) = (run.pair_s, run.layers) {

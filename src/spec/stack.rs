@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// At most a dozen constants, each one that a microbenchmark could measure.
+/// At most fourteen constants, each one that a microbenchmark could measure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StackSpec {
@@ -42,7 +42,18 @@ pub struct StackSpec {
     /// a kernel's curve; none: all are fused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfused: Option<Sourced<BTreeMap<String, f64>>>,
+    /// SMs that products are kept off, whether a communication kernel is on them or not: those of persistent kernels
+    /// whose grid leaves room for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_sms: Option<Sourced<u32>>,
+    /// How many times longer kernels take than the GPU's curves say: `cast`, which rounds operands to FP8, and
+    /// `weight_grad_fp8`, products of two operands that both have scales along what is summed over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slower: Option<Sourced<BTreeMap<String, f64>>>,
 }
+
+/// Kernels that a stack may know to be slower.
+const SLOWER: [&str; 2] = ["cast", "weight_grad_fp8"];
 
 impl StackSpec {
     /// A shipped stack by name, or a file by path.
@@ -81,6 +92,12 @@ impl StackSpec {
         if let Some((kernel, passes)) = passes.find(|(_, passes)| !(**passes >= 1.0 && **passes <= 100.0)) {
             let why = format!("{kernel}: {passes} is no multiple of what one fused kernel moves (1 to 100)");
             return Err(Error::spec(&found.file, "unfused", why));
+        }
+        let right = |kernel: &String, times: f64| SLOWER.contains(&kernel.as_str()) && (1.0..=10.0).contains(&times);
+        let mut slower = spec.slower.iter().flat_map(|slower| &slower.value);
+        if let Some((kernel, times)) = slower.find(|(kernel, times)| !right(kernel, **times)) {
+            let why = format!("{kernel}: {times}; give how many times longer {} take (1 to 10)", SLOWER.join(" or "));
+            return Err(Error::spec(&found.file, "slower", why));
         }
         Ok(spec)
     }
