@@ -15,6 +15,11 @@ struct Line {
 
 const LINES: &[Line] = &[
     Line {
+        refusal: "options: dualpipe-v",
+        said: "a pipeline that is not folded",
+        change: |_, s| (s.par.options.dualpipe_v, s.par.vp) = (false, 1),
+    },
+    Line {
         refusal: "zb-h1",
         said: "a pipeline that does not halve its backward passes",
         change: |_, s| s.par.options.zb_h1 = false,
