@@ -71,7 +71,7 @@ impl Kind {
             return match () {
                 _ if parts().any(head) => Kind::Head,
                 _ if parts().any(|part| part == "bwd") && attends => Kind::BackwardAttention,
-                _ if parts().any(|part| part == "bwd" || part == "embed_bwd") => Kind::Backward,
+                _ if parts().any(|part| ["bwd", "weights", "embed_bwd"].contains(&part)) => Kind::Backward,
                 _ if parts().any(|part| part == "fwd") && attends => Kind::ForwardAttention,
                 _ if parts().any(|part| part == "fwd" || part == "embed") => Kind::Forward,
                 _ => Kind::Other,
