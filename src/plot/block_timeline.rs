@@ -111,6 +111,8 @@ const WAIT_EDGE: RGBColor = RGBColor(200, 30, 40);
 const LEFT: f64 = 176.0;
 const RIGHT: f64 = 1566.0;
 const TOP: f64 = 118.0;
+/// How far a half goes on for what runs behind the layer, if it does so long, in times of the longest layer.
+const BEHIND: f64 = 1.15;
 /// Between forward and backward.
 const GAP: f64 = 40.0;
 
@@ -177,7 +179,11 @@ struct Scale {
 
 impl Scale {
     fn new(tracks: &[Track]) -> Scale {
-        let longest = |forward| tracks.iter().map(|t| t.end(forward)).fold(1e-9, f64::max);
+        let longest = |forward| {
+            let kernels = tracks.iter().map(|t| t.end(forward)).fold(1e-9, f64::max);
+            let last = tracks.iter().flat_map(|t| t.pass(forward)).map(|s| s.end_s).fold(kernels, f64::max);
+            last.min(BEHIND * kernels)
+        };
         let ends = [longest(true), longest(false)];
         Scale { per_second: (RIGHT - LEFT - GAP) / (ends[0] + ends[1]), ends }
     }
