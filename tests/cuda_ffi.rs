@@ -28,8 +28,7 @@ fn products_in_every_layout() {
 /// attention, whatever stands between a plan's operands and the library's.
 #[test]
 fn attention_by_graphs_of_operations() {
-    let groups = ["forward", "onto", "head_dims", "narrow_values", "backward", "backward_onto"]
-        .map(|of| format!("attention_{of}"));
+    let groups = ["forward", "onto", "head_dims", "narrow_values", "backward_onto"].map(|of| format!("attention_{of}"));
     for group in groups {
         let Some(ended) = well(&format!("selftest --on cuda --attention cudnn --group {group} --json"), &[]) else {
             return;
@@ -67,9 +66,8 @@ fn steps_with_attention_by_a_library() {
     for how in
         ["", "--ring 2", "--ring 2 --options contiguous", "--ring 2 --options stripe", "--ulysses 2 --micro-batch 2"]
     {
-        let words = format!(
-            "run --on cuda --model {model} --devices 0 {how} --seq-len 96 --steps 2 --check --json --attention cudnn"
-        );
+        let words =
+            format!("run --on cuda --model {model} --devices 0 {how} --seq-len 96 --check --json --attention cudnn");
         let Some(ended) = well(&words, &[]) else { return };
         assert!(ended.said.contains("\"attention\": \"cuDNN 9.19.0\""), "{}", ended.said);
     }

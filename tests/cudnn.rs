@@ -6,6 +6,8 @@
 
 use foretrain::exec::cuda::cudnn::Cudnn;
 use foretrain::exec::cuda::fused::{Fused, Pass, Sdpa};
+use foretrain::exec::cuda::lower::{Action, MOST_SHARED, Where, lower};
+use foretrain::exec::cuda::selftest::cases;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -55,6 +57,23 @@ fn asked() -> Vec<Sdpa> {
     ]
 }
 
+/// What `selftest --on cuda --attention cudnn` asks for, the oddest shapes of all.
+fn lowers_every_case(cudnn: &Cudnn) {
+    let (mut fused, mut all) = (0, 0);
+    for case in cases::groups().filter(|group| group.starts_with("attention")).flat_map(cases::of_group) {
+        let reads: Vec<_> = case.reads.iter().map(|read| read.0).collect();
+        for rank in 0..case.views[0].size() {
+            let (views, route) = (&case.views[..], case.route.as_ref());
+            let on = Where { views, route, rank, shared: MOST_SHARED, fused: Some(cudnn) };
+            let lowered = lower(&case.kernel, on, &reads, &case.writes, 1).unwrap();
+            fused += usize::from(lowered.actions.iter().any(|action| matches!(action, Action::Fused { .. })));
+            all += 1;
+        }
+    }
+    println!("{}: {fused} of {all} cases", cudnn.name());
+    assert!(fused > 40, "{fused} of {all} cases");
+}
+
 #[test]
 #[ignore = "run by the other test, where the libraries that stand for the driver are"]
 fn there() {
@@ -76,7 +95,9 @@ fn there() {
         let strict = Cudnn::without_gpu(&gpu.to_string(), true).unwrap();
         let why = strict.workspace(&sdpa([4, 4], [64, 64], [20, 20], None)).unwrap_err().to_string();
         assert!(why.contains("head_dim: 20") && why.contains("--attention own"), "{why}");
-        println!("{}: done", strict.name());
+        if hopper {
+            lowers_every_case(&strict);
+        }
     }
 }
 
