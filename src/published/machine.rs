@@ -104,10 +104,13 @@ fn has_peak(gpu: &GpuSpec, tflops: f64) -> bool {
 /// the like count as they agree. Higher is better.
 fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
     let (mut said, name) = (tokens(words), tokens(&gpu.name));
-    said.iter_mut().for_each(|word| *word = without_count(word).into());
-    // "TPUv4" is one word where ours are two.
+    said.iter_mut().for_each(|word| *word = of_one(without_count(word)).into());
+    // "TPUv4" is one word where ours are two, "RTX 4090" are two where ours is one, and "MI300" leaves the X out.
     let joined = name.get(1).map(|second| format!("{}{second}", name[0]));
-    if !said.iter().any(|word| *word == name[0] || Some(word) == joined.as_ref()) {
+    let apart = said.windows(2).any(|pair| pair.concat() == name[0]);
+    let is = |word: &String| *word == name[0] || Some(word) == joined.as_ref();
+    let short = said.iter().any(|word| word.starts_with("mi3") && format!("{word}x") == name[0]);
+    if !(said.iter().any(is) || apart || short) {
         return None;
     }
     let sized = |tokens: &[String]| tokens.iter().find_map(|t| t.strip_suffix("gb")?.parse::<f64>().ok());
@@ -123,6 +126,11 @@ fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
     };
     score += if pcie(&said) == pcie(&name) { 3 } else { 0 };
     Some(score)
+}
+
+/// The "h100" of "h100s".
+fn of_one(word: &str) -> &str {
+    word.strip_suffix('s').filter(|one| one.ends_with("00")).unwrap_or(word)
 }
 
 /// The "b200" of "8xb200".
@@ -232,7 +240,11 @@ mod tests {
         assert!((f64::from(out.nics_per_node) * out.raw.value.value() / 50e9 - 1.0).abs() < 0.1, "{}", slow.said);
         assert!(out.achieved.value < out.raw.value && out.p2p.value <= out.achieved.value);
         assert_eq!(choose("H100 80GB SXM5", 8, 8, "").unwrap().cluster.gpu.name, "h100-sxm5");
-        assert_eq!(choose("8xB200", 8, 8, "").unwrap().cluster.gpu.name, "b200-sxm");
+        for (words, name) in
+            [("8xB200", "b200-sxm"), ("H100s", "h100-sxm5"), ("RTX 4090", "rtx4090"), ("MI300", "mi300x")]
+        {
+            assert_eq!(choose(words, 8, 8, "").unwrap().cluster.gpu.name, name, "{words}");
+        }
     }
 
     #[test]

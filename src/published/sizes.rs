@@ -34,15 +34,18 @@ const GPT: &[Shape] = &[
     (1008.0, 128, 25600, 160),
 ];
 
-/// The model of a run, and whether its sizes were stated; or what is missing.
-pub fn model(run: &Training, habits: Habits) -> Result<(LlmSpec, bool), String> {
-    let (model, known) = match (run.layers, run.hidden, run.heads) {
-        (Some(layers), Some(hidden), Some(heads)) => (stated(run, habits, layers, hidden, heads)?, true),
-        (Some(layers), Some(hidden), None) => (stated(run, habits, layers, hidden, usual_heads(run, hidden))?, true),
-        _ => (unstated(run, habits)?, false),
+/// A model, and what is to be said of it.
+type Said = (LlmSpec, Option<String>);
+
+/// The model of a run; or what is missing.
+pub fn model(run: &Training, habits: Habits) -> Result<Said, String> {
+    let (model, said) = match (run.layers, run.hidden, run.heads) {
+        (Some(layers), Some(hidden), Some(heads)) => (stated(run, habits, layers, hidden, heads)?, None),
+        (Some(layers), Some(hidden), None) => (stated(run, habits, layers, hidden, usual_heads(run, hidden))?, None),
+        _ => unstated(run, habits)?,
     };
     // A shipped mixture brings its experts along.
-    if model.moe.is_some() { Ok((model, known)) } else { Ok((mixed(model, run)?, known)) }
+    if model.moe.is_some() { Ok((model, said)) } else { Ok((mixed(model, run)?, said)) }
 }
 
 /// Heads of a width nearest to 128, of those that the ranks share evenly.
@@ -96,17 +99,25 @@ fn block(run: &Training, habits: Habits, gated: bool) -> LlmSpec {
 }
 
 /// A shipped model of that name, else the shape of a GPT with as many weights.
-fn unstated(run: &Training, habits: Habits) -> Result<LlmSpec, String> {
+fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
     let name = |text: &str| squeezed(text.split('(').next().unwrap_or_default()).replace("3.1", "3").replace('.', "");
-    let found = shipped("llm").find(|known| name(known) == name(&run.model));
+    let sized = |known: &str| {
+        let rest = name(&run.model).strip_prefix(&name(known)).map(String::from);
+        rest.is_some_and(|rest| rest.is_empty() || is_size(&rest))
+    };
+    let found =
+        shipped("llm").find(|known| name(known) == name(&run.model)).or_else(|| shipped("llm").find(|n| sized(n)));
     if let Some(found) = found.or_else(|| only_of_its_name(&run.model)) {
-        return LlmSpec::find(found).map_err(|e| e.to_string());
+        return LlmSpec::find(found).map(|model| (model, None)).map_err(|e| e.to_string());
     }
     let missing =
         || format!("layers, hidden, heads: not stated, and {:?} is no model that is known by name", run.model);
     let billions = run.params_b.or_else(|| billions(&run.model)).filter(|n| *n > 0.0).ok_or_else(missing)?;
-    if !squeezed(&run.model).starts_with("gpt") {
-        return as_large(run, habits, billions).ok_or_else(missing);
+    let gpt = squeezed(&run.model).starts_with("gpt") && !squeezed(&run.model).starts_with("gptoss");
+    if !gpt {
+        let model = as_large(run, habits, billions).ok_or_else(missing)?;
+        let said = format!("sizes: not stated; those of a Llama of {billions} billion weights taken");
+        return Ok((model, Some(said)));
     }
     let far = |shape: &Shape| (shape.0 / billions).ln().abs();
     let nearest = GPT.iter().min_by(|a, b| far(a).total_cmp(&far(b))).expect("the table has lines");
@@ -116,7 +127,7 @@ fn unstated(run: &Training, habits: Habits) -> Result<LlmSpec, String> {
     // Heads of such a model follow the degree that has to divide them.
     let ulysses = u64::from(run.ulysses.or(run.cp).unwrap_or(1));
     let heads = if nearest.2.is_multiple_of(ulysses) { nearest.3.max(ulysses) } else { nearest.3 };
-    stated(run, habits, nearest.1, nearest.2, heads)
+    Ok((stated(run, habits, nearest.1, nearest.2, heads)?, None))
 }
 
 /// Shapes of Llama (arXiv:2302.13971, table 2; arXiv:2307.09288; arXiv:2407.21783, table 3) and of its smaller kin: billions
@@ -131,6 +142,24 @@ const LLAMA: &[(f64, [u64; 6])] = &[
     (65.2, [80, 8192, 64, 64, 22016, 32000]),
     (70.6, [80, 8192, 64, 8, 28672, 128256]),
     (405.0, [126, 16384, 128, 8, 53248, 128256]),
+];
+
+/// Names of mixtures, of which the number of weights says too little.
+const MIXED: &[&str] = &[
+    "deepseekv",
+    "moe",
+    "mixtral",
+    "arctic",
+    "dbrx",
+    "grok",
+    "gptoss",
+    "kimi",
+    "llama4",
+    "minimax",
+    "jamba",
+    "glm4.5",
+    "switch",
+    "glam",
 ];
 
 /// Of a dense model of which no more is known than the number of its weights: the Llama nearest to it, with as many layers
@@ -153,7 +182,8 @@ fn as_large(run: &Training, habits: Habits, billions: f64) -> Option<LlmSpec> {
     let mixture = |word: &String| {
         word == "moe" || word == "active" || word.contains('x') || word.strip_prefix('a').is_some_and(is_size)
     };
-    let dense = run.experts.is_none() && !tokens(&run.model).iter().any(mixture);
+    let named = |name: &&str| squeezed(&run.model).contains(name);
+    let dense = run.experts.is_none() && !tokens(&run.model).iter().any(mixture) && !MIXED.iter().any(|n| named(&n));
     dense.then(|| stated(&sized, habits, layers, hidden, heads).ok()).flatten()
 }
 
@@ -199,6 +229,21 @@ mod tests {
             ("DeepSeek", None),
         ] {
             assert_eq!(only_of_its_name(name), found, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_only_its_size_is_known_of_is_a_llama_of_that_size_unless_it_is_a_mixture() {
+        let layers = |name: &str, params_b: Option<f64>| {
+            let run = Training { model: name.into(), params_b, ..Training::default() };
+            unstated(&run, Habits::of("")).map(|(model, _)| (model.layers, model.moe.is_some())).ok()
+        };
+        assert_eq!(layers("Someone's 8B", None), Some((32, false)));
+        assert_eq!(layers("a model", Some(35.0)), Some((65, false)));
+        assert_eq!(layers("GPT 22B", None), Some((48, false)));
+        assert_eq!(layers("DeepSeek-V3 671B", None), Some((61, true)));
+        for mixture in ["gpt-oss-20b", "DeepSeekMoE 16B", "Qwen2-57B-A14B", "a model", "Arctic 480B", "Mixtral 8x9B"] {
+            assert_eq!(layers(mixture, None), None, "{mixture}");
         }
     }
 }

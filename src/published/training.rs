@@ -192,7 +192,8 @@ impl Setup {
         let own = if mixture::is_deepseeks(run) { shipped.stacks.own("hai-llm", &machine.cluster.gpu) } else { None };
         let stack = own.map_or_else(|| shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu), Ok)?;
         found.stack = stack.name.clone();
-        let (mut model, _) = sizes::model(run, habits)?;
+        let (mut model, said) = sizes::model(run, habits)?;
+        found.why.extend(said);
         if let (Some(_), Some(layers)) = (run.pair_s, run.layers) {
             (model.layers, model.mtp) = (layers, None);
             model.moe.iter_mut().for_each(|moe| moe.dense_layers = 0);
