@@ -114,15 +114,12 @@ fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
         || format!("layers, hidden, heads: not stated, and {:?} is no model that is known by name", run.model);
     let billions = run.params_b.or_else(|| billions(&run.model)).filter(|n| *n > 0.0).ok_or_else(missing)?;
     let gpt = squeezed(&run.model).starts_with("gpt") && !squeezed(&run.model).starts_with("gptoss");
-    if !gpt {
+    let far = |shape: &Shape| (shape.0 / billions).ln().abs();
+    let nearest = GPT.iter().min_by(|a, b| far(a).total_cmp(&far(b))).expect("the table has lines");
+    if !gpt || far(nearest) > 0.15 {
         let model = as_large(run, habits, billions).ok_or_else(missing)?;
         let said = format!("sizes: not stated; those of a Llama of {billions} billion weights taken");
         return Ok((model, Some(said)));
-    }
-    let far = |shape: &Shape| (shape.0 / billions).ln().abs();
-    let nearest = GPT.iter().min_by(|a, b| far(a).total_cmp(&far(b))).expect("the table has lines");
-    if far(nearest) > 0.15 {
-        return Err(missing());
     }
     // Heads of such a model follow the degree that has to divide them.
     let ulysses = u64::from(run.ulysses.or(run.cp).unwrap_or(1));
