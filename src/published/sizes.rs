@@ -180,7 +180,7 @@ fn as_large(run: &Training, habits: Habits, billions: f64) -> Option<LlmSpec> {
         word == "moe" || word == "active" || word.contains('x') || word.strip_prefix('a').is_some_and(is_size)
     };
     let named = |name: &&str| squeezed(&run.model).contains(name);
-    let dense = run.experts.is_none() && !tokens(&run.model).iter().any(mixture) && !MIXED.iter().any(|n| named(&n));
+    let dense = run.experts.is_none() && !tokens(&run.model).iter().any(mixture) && !MIXED.iter().any(named);
     dense.then(|| stated(&sized, habits, layers, hidden, heads).ok()).flatten()
 }
 
