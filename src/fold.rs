@@ -7,7 +7,7 @@
 use crate::cluster::{Cluster, Tier};
 use crate::collective::nccl::tree_uplinks;
 use crate::plan::rows::{place_of, replica_of};
-use crate::plan::{Axis, Group, Lane, OpKind, Plan};
+use crate::plan::{Axis, Group, OpKind, Plan};
 use rustc_hash::{FxHashMap, FxHasher};
 use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
@@ -106,15 +106,19 @@ struct Talks {
 
 impl Talks {
     fn of(plan: &Plan) -> Talks {
-        let mut talks = Talks { hops: BTreeSet::new(), groups: BTreeSet::new() };
-        for (_, op) in plan.ops() {
-            let Some(Lane::Comm(group, _)) = op.lane.map(|l| &plan.lanes[l as usize]) else { continue };
+        // By lane first: there are many legs, and few communicators.
+        let (mut hops, mut whole) = (BTreeSet::new(), BTreeSet::new());
+        for (lane, op) in plan.ops().filter_map(|(_, op)| Some((op.lane?, op))) {
             match &op.kind {
-                OpKind::Transfer { legs, .. } => talks.hops.extend(legs.iter().map(|l| (group.clone(), l.by))),
-                _ => drop(talks.groups.insert(group.clone())),
+                OpKind::Transfer { legs, .. } => hops.extend(legs.iter().map(|leg| (lane, leg.by))),
+                _ => drop(whole.insert(lane)),
             }
         }
-        talks
+        let group = |lane: u16| plan.lanes[lane as usize].group().cloned();
+        Talks {
+            hops: hops.into_iter().filter_map(|(lane, by)| Some((group(lane)?, by))).collect(),
+            groups: whole.into_iter().filter_map(group).collect(),
+        }
     }
 
     /// Of every rank, what of its ways is narrower than NICs and ports: uplinks of pods, bridges between sockets. Empty
