@@ -2,7 +2,7 @@
 //! takes is asked of itself.
 //!
 //! **Unverified: nothing here has run on a GPU yet.** What cuDNN 9.19 says without one, told of the properties of an H100
-//! and others: every graph of [`attention`] has engines, their kernels compile, and so much memory they work in
+//! and others: every graph of `attention` has engines, their kernels compile, and so much memory they work in
 //! (`tests/cudnn.rs`). What the graphs mean is held to the CPU's kernels by a library that stands for cuDNN and does what a
 //! graph says, operation by operation (`tests/cuda_ffi.rs`).
 
