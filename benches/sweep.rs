@@ -58,9 +58,11 @@ fn long() -> Grid {
 
 /// Rows of a grid with the CPU time that each took, those of a way together: the least of a few rounds.
 fn timed(grid: &Grid, rounds: usize) -> Vec<(Row, Duration)> {
-    let (case, mut points) = (grid.case().expect("a case"), grid.points().expect("points"));
+    let mut points = grid.points().expect("points");
     points.sort_by_key(|point: &Point| (point.par, point.micro_batch));
     let round = |_| {
+        // What a round learns of structures, the next must not know.
+        let case = grid.case().expect("a case");
         let ways = points.chunk_by(|a, b| a.par == b.par).map(|way| {
             let mut frames = Frames::new(&case);
             let row = |point: &Point| {

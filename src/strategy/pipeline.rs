@@ -11,10 +11,10 @@
 //! of inputs alone, and the stage before has them the earlier: the bubble is (p-1)(F+B-W) in place of (p-1)(F+B+W).
 //! Stage s puts those of weights off by s microbatches, so that each stage has as many in flight as the first.
 //!
-//! DualPipeV is [`folded`]. Else virtual stage c*p + s is chunk c of stage s. What a stage receives next is asked for one unit ahead, and
-//! what it has computed is sent while the next unit runs: sending and receiving are decoupled from compute
-//! (MegaScale, arXiv:2402.15627, section 3.2), for lanes give that by themselves. Transfers are the work of
-//! NICs and copy engines here: the one or two SMs that a waiting NCCL kernel sits on are not counted.
+//! DualPipeV is in `folded`. Else virtual stage c*p + s is chunk c of stage s. What a stage receives next is asked for
+//! one unit ahead, and what it has computed is sent while the next unit runs: sending and receiving are decoupled from
+//! compute (MegaScale, arXiv:2402.15627, section 3.2), for lanes give that by themselves. Transfers are the work of NICs
+//! and copy engines here: the one or two SMs that a waiting NCCL kernel sits on are not counted.
 
 mod folded;
 
