@@ -186,8 +186,8 @@ fn memory_is_counted_before_it_is_taken() {
     assert!(said.contains("memory: 1 ranks need ") && said.contains("this machine has "), "{said}");
 }
 
-fn interrupt(child: &Child) {
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
 }
 
@@ -195,7 +195,8 @@ fn lines(path: &Path) -> usize {
     fs::read_to_string(path).map_or(0, |text| text.lines().count())
 }
 
-/// Starts a command, and interrupts it when a file has so many lines; whether it had more to do.
+/// Starts a command, and ends it from outside when a file has so many lines; whether it had more to do. Not by SIGINT,
+/// which a process that a shell put into the background does not hear.
 fn interrupted(dir: &Path, line: &str, file: &str, at_least: usize) -> bool {
     let child = command(dir, line).spawn().unwrap();
     let begun = Instant::now();
@@ -203,7 +204,7 @@ fn interrupted(dir: &Path, line: &str, file: &str, at_least: usize) -> bool {
         assert!(begun.elapsed() < PATIENCE, "{line} writes nothing");
         std::thread::sleep(Duration::from_millis(2));
     }
-    interrupt(&child);
+    signal(&child, "-TERM");
     !ended(child, line).status.success()
 }
 
@@ -248,7 +249,7 @@ fn an_interrupted_calibration_leaves_a_profile_or_says_that_it_does_not() {
     let line = "calibrate --quick --out profile.json";
     let child = command(dir.path(), line).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(1500));
-    interrupt(&child);
+    signal(&child, "-INT");
     let output = ended(child, line);
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{said}");
@@ -272,7 +273,7 @@ fn an_interrupted_validation_has_the_figures_of_the_runs_it_made() {
     let found = (1..6).find_map(|wait| {
         let child = command(dir.path(), line).spawn().unwrap();
         std::thread::sleep(Duration::from_secs(1 << wait));
-        interrupt(&child);
+        signal(&child, "-INT");
         let output = ended(child, line);
         assert_eq!(output.status.code(), Some(2));
         fs::read_to_string(dir.path().join("found.json")).ok()
