@@ -206,13 +206,16 @@ proptest! {
     /// Rounding to bf16 between the blocks of a ring costs little: its error is at most 2.5 times that of one device in
     /// the same dtype, and 2e-3 (the rule of pull request 2723 of Dao-AILab/flash-attention). That rule's device also
     /// rounds its scores, which ours does not, and blocks of a few keys bring outputs larger than the merged ones: a
-    /// unit of bf16 more.
+    /// unit of bf16 more. Gradients have another from delta, the sum of such outputs, where it nearly is what it is taken
+    /// from: of few keys one device may err by less than that, by chance.
     #[test]
     fn a_ring_in_bf16_errs_little_more_than_one_device((spec, par) in cases(), pass in prop::sample::select(Pass::ALL.to_vec())) {
         let spec = AttentionSpec { dtype: Dtype::Bf16, ..spec };
         let (alone, shared) = (errors(&spec, pass, &way(1, 1)), errors(&spec, pass, &par));
         for ((what, alone), (_, shared)) in alone.iter().zip(&shared) {
-            prop_assert!(*shared <= 2.5 * alone + 2e-3 + 2f64.powi(-8), "{what}: {shared:.1e} for {alone:.1e} of one device");
+            let units = if what.starts_with('d') { 2.0 } else { 1.0 };
+            let most = 2.5 * alone + 2e-3 + units * 2f64.powi(-8);
+            prop_assert!(*shared <= most, "{what}: {shared:.1e} for {alone:.1e} of one device");
         }
     }
 
