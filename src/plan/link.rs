@@ -12,11 +12,15 @@
 //!   ([`matching`](super::matching)). A slot that is written again waits for its local readers only,
 //!   which is enough across ranks too: a send ends on delivery.
 
+mod tracker;
+
 use super::kernel::Kernel;
 use super::op::*;
 use super::program::Plan;
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
+pub use tracker::Touches;
+use tracker::{NONE, Tracker, Waits};
 
 /// No more ops than this are ever spliced: a plan that asks for more is refused, not swallowed.
 pub const MOST_OPS: usize = 30_000_000;
@@ -464,144 +468,5 @@ impl<'p> Line<'p> {
             let same = |&j: &usize| self.nodes[j].frame == n.frame && self.nodes[j].op.id == id;
             (0..node).rev().find(same).into_iter().for_each(|j| tracker.latest(preds, j as u32));
         }
-    }
-}
-
-const NONE: u32 = u32::MAX;
-
-/// Who touched each atom of a plan last: nobody, between two lines.
-#[derive(Debug, Default)]
-pub struct Touches {
-    writer: Vec<u32>,
-    /// The first link of a chain: the last reader of each lane since the atom was written.
-    readers: Vec<u32>,
-    is_touched: Vec<bool>,
-    /// The atoms that are.
-    all: Vec<u32>,
-}
-
-impl Touches {
-    pub fn new(atoms: &AtomTable) -> Touches {
-        let count = atoms.count as usize;
-        Touches { writer: vec![NONE; count], readers: vec![NONE; count], is_touched: vec![false; count], all: vec![] }
-    }
-
-    fn clear(&mut self) {
-        for atom in self.all.drain(..) {
-            (self.writer[atom as usize], self.readers[atom as usize]) = (NONE, NONE);
-            self.is_touched[atom as usize] = false;
-        }
-    }
-}
-
-/// Who touched what last, while a line is walked in program order.
-struct Tracker<'a> {
-    lane_of: &'a [u16],
-    lane: Vec<u32>,
-    /// By lane, the op that the CPU waited for since the last one there.
-    waited: Vec<u32>,
-    atoms: &'a mut Touches,
-    chain: Vec<Reader>,
-}
-
-#[derive(Clone, Copy)]
-struct Reader {
-    node: u32,
-    next: u32,
-}
-
-#[derive(Default)]
-struct Waits {
-    /// At most one a lane.
-    preds: Vec<u32>,
-    outer_reads: Vec<u32>,
-    outer_writes: Vec<u32>,
-}
-
-impl Waits {
-    fn clear(&mut self) {
-        self.preds.clear();
-        self.outer_reads.clear();
-        self.outer_writes.clear();
-    }
-}
-
-impl<'a> Tracker<'a> {
-    fn new(lane_of: &'a [u16], lanes: usize, atoms: &'a mut Touches) -> Tracker<'a> {
-        Tracker { lane_of, lane: vec![NONE; lanes], waited: vec![NONE; lanes], atoms, chain: vec![] }
-    }
-
-    /// Adds an op to wait for, unless a later one of its lane is there.
-    fn latest(&self, preds: &mut Vec<u32>, node: u32) {
-        let lane = self.lane_of[node as usize];
-        match preds.iter_mut().find(|pred| self.lane_of[**pred as usize] == lane) {
-            Some(pred) => *pred = (*pred).max(node),
-            None => preds.push(node),
-        }
-    }
-
-    fn before_read(&self, atom: u32, waits: &mut Waits) {
-        match self.atoms.writer[atom as usize] {
-            NONE => waits.outer_reads.push(atom),
-            writer => self.latest(&mut waits.preds, writer),
-        }
-    }
-
-    fn before_write(&self, atom: u32, waits: &mut Waits) {
-        self.readers_of(atom).for_each(|reader| self.latest(&mut waits.preds, reader));
-        match self.atoms.writer[atom as usize] {
-            NONE => waits.outer_writes.push(atom),
-            writer => self.latest(&mut waits.preds, writer),
-        }
-    }
-
-    fn readers_of(&self, atom: u32) -> impl Iterator<Item = u32> {
-        let first = self.chain.get(self.atoms.readers[atom as usize] as usize);
-        std::iter::successors(first, |reader| self.chain.get(reader.next as usize)).map(|reader| reader.node)
-    }
-
-    fn touch(&mut self, atom: u32) {
-        if !std::mem::replace(&mut self.atoms.is_touched[atom as usize], true) {
-            self.atoms.all.push(atom);
-        }
-    }
-
-    fn read(&mut self, atom: u32, node: u32) {
-        self.touch(atom);
-        let (lane, mut last) = (self.lane_of[node as usize], NONE);
-        let mut at = self.atoms.readers[atom as usize];
-        while at != NONE {
-            let reader = &mut self.chain[at as usize];
-            if self.lane_of[reader.node as usize] == lane {
-                reader.node = node;
-                return;
-            }
-            (last, at) = (at, reader.next);
-        }
-        let new = self.chain.len() as u32;
-        self.chain.push(Reader { node, next: NONE });
-        match last {
-            NONE => self.atoms.readers[atom as usize] = new,
-            last => self.chain[last as usize].next = new,
-        }
-    }
-
-    fn write(&mut self, atom: u32, node: u32) {
-        self.touch(atom);
-        self.atoms.readers[atom as usize] = NONE;
-        self.atoms.writer[atom as usize] = node;
-    }
-
-    fn finish(self, outer: &mut Outer) {
-        let lanes = self.lane.iter().enumerate().filter(|(_, n)| **n != NONE);
-        outer.last_on_lane = lanes.map(|(l, n)| (l as u16, *n)).collect();
-        for &atom in &self.atoms.all {
-            let writer = self.atoms.writer[atom as usize];
-            if writer != NONE {
-                outer.last_write.push((atom, writer));
-            }
-            outer.last_reads.extend(self.readers_of(atom).map(|n| (atom, n)));
-        }
-        self.atoms.clear();
     }
 }
