@@ -11,7 +11,7 @@ use foretrain::exec::cuda::nccl::Nccl;
 use foretrain::exec::cuda::nvrtc::{self, Resources};
 use foretrain::plan::link::{AtomTable, Line, Place};
 use foretrain::plan::{Dtype, Engine, OpKind, Plan};
-use foretrain::spec::{LlmSpec, Parallelism, Workload};
+use foretrain::spec::{LlmSpec, Parallelism, Positions, Workload};
 use foretrain::strategy::expert::Routing;
 use foretrain::strategy::{Engines, build, build_routed};
 use std::collections::BTreeMap;
@@ -95,7 +95,10 @@ fn kernels_are_kept_on_disk() {
 const ARCHITECTURES: [&str; 3] = ["80", "89", "90a"];
 
 fn plan(model: &str, options: &str, par: Parallelism) -> Plan {
-    let model = LlmSpec::find(model).unwrap();
+    plan_of(LlmSpec::find(model).unwrap(), options, par)
+}
+
+fn plan_of(model: LlmSpec, options: &str, par: Parallelism) -> Plan {
     let work =
         Workload { seq_len: 2048, global_batch: 8, micro_batch: 1, dtype: Dtype::Bf16, documents: Default::default() };
     let par = Parallelism { options: options.parse().unwrap(), ..par };
@@ -118,12 +121,21 @@ fn plans() -> Vec<Plan> {
         experts("deepseek-v3", "", 2),
         experts("mixtral-8x7b", "", 2),
         experts("mixtral-8x7b", "dispatch-deepep-v1-normal+dispatch-fp8", 2),
+        plan("nemotron-h-8b", "", Parallelism { tp: 4, ..none() }),
+        experts("nemotron-3-nano-30b-a3b", "", 2),
     ]
+}
+
+/// Scores that lean on distance (ALiBi), which no library here has.
+fn leaning() -> Plan {
+    let model = LlmSpec { positions: Positions::Alibi, ..LlmSpec::find("llama-2-7b").unwrap() };
+    plan_of(model, "", Parallelism { ring: 2, ..Parallelism::default() })
 }
 
 /// A mixture of experts, its tokens routed by a seed: two layers, since lists of rows are long.
 fn experts(model: &str, options: &str, ep: u32) -> Plan {
-    let model = LlmSpec { layers: 2, mtp: None, ..LlmSpec::find(model).unwrap() };
+    let whole = LlmSpec::find(model).unwrap();
+    let model = if whole.mamba.is_some() { whole } else { LlmSpec { layers: 2, mtp: None, ..whole } };
     let documents = Default::default();
     let work = Workload { seq_len: 512, global_batch: 2, micro_batch: 1, dtype: Dtype::Bf16, documents };
     let par = Parallelism { dp: 2, ep, options: options.parse().unwrap(), ..Parallelism::default() };
@@ -222,7 +234,7 @@ fn every_kernel_of_a_plan_compiles_for_every_architecture() {
         return eprintln!("skipped: NVRTC is not on this machine");
     }
     let mut wanted = BTreeMap::new();
-    let plans = plans();
+    let plans = [plans(), vec![leaning()]].concat();
     for launch in plans.iter().flat_map(|plan| GPUS.map(|gpu| (plan, gpu))).flat_map(launches) {
         let macros: Vec<String> = launch.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let (source, defines) = (launch.source, launch.defines);

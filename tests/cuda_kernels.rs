@@ -44,6 +44,16 @@ fn attention_backward() {
 }
 
 #[test]
+fn attention_that_leans_on_distance() {
+    hold(&["attention_alibi"]);
+}
+
+#[test]
+fn state_spaces() {
+    hold(&["state_space"]);
+}
+
+#[test]
 fn attention_of_other_widths_and_what_brings_blocks_together() {
     hold(&["attention_head_dims", "attention_merge", "masked_sums"]);
 }

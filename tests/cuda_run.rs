@@ -17,7 +17,7 @@ use foretrain::exec::source::Source;
 use foretrain::exec::{Job, Options, Run, routing, train};
 use foretrain::plan::link::{AtomTable, Line};
 use foretrain::plan::{Dtype, Engine, Plan, memory::Layout};
-use foretrain::spec::{Documents, LlmSpec, MlaSpec, MoeSpec, Parallelism, Recompute, Workload};
+use foretrain::spec::{Documents, LlmSpec, MlaSpec, MoeSpec, Parallelism, Positions, Recompute, Workload};
 use foretrain::strategy::expert::Routing;
 use foretrain::strategy::{Engines, build, build_routed};
 use std::sync::LazyLock;
@@ -316,6 +316,43 @@ fn heads_of_other_models() {
     hold(&plan(&LlmSpec { qk_norm: true, ..model(1, 2) }, Parallelism { ring: 2, ..none() }), &[0]);
     hold(&plan(&latent(Some(40)), Parallelism { ring: 2, ..none() }), &[0]);
     hold(&plan(&latent(None), Parallelism { tp: 2, ..none() }), &[0, 1]);
+}
+
+/// Scores that lean on distance (ALiBi), by heads that are cut over ranks too.
+#[test]
+fn scores_that_lean_on_distance() {
+    let model = LlmSpec { positions: Positions::Alibi, ..model(1, 4) };
+    let work =
+        Workload { seq_len: 128, global_batch: 1, micro_batch: 1, dtype: Dtype::Bf16, documents: Default::default() };
+    for par in [Parallelism { ring: 2, ulysses: 2, ..none() }, Parallelism { tp: 2, ..none() }] {
+        hold(&build(&model, &work, &par, ENGINES).unwrap(), &[0]);
+    }
+}
+
+/// Few layers, each of one kind behind a norm (Nemotron-H): gradients of more of them are far off in bf16 on CPUs too.
+fn layers(pattern: &str) -> LlmSpec {
+    let json = serde_json::json!({
+        "model_type": "nemotron_h", "hidden_size": 64, "hybrid_override_pattern": pattern,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+        "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4,
+        "chunk_size": 48, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "n_shared_experts": 1, "moe_shared_expert_intermediate_size": 32, "vocab_size": 64,
+        "layer_norm_epsilon": 1e-5, "tie_word_embeddings": false,
+    });
+    LlmSpec::parse("test", pattern, &json.to_string()).unwrap()
+}
+
+/// State spaces, and networks and experts with squared ReLUs.
+#[test]
+fn layers_of_several_kinds() {
+    let documents = Documents::default();
+    let work = Workload { seq_len: 128, global_batch: 2, micro_batch: 1, dtype: Dtype::Bf16, documents };
+    let tp = Parallelism { tp: 2, ..none() };
+    let ep = Parallelism { dp: 2, ep: 2, zero: 0, ..none() };
+    for (pattern, par) in [("M", &tp), ("-", &tp), ("ME", &ep)] {
+        let route = Routing::Uniform { seed: 5 }.route(&layers(pattern), &work, par, 2).unwrap();
+        hold(&build_routed(&layers(pattern), &work, par, ENGINES, route).unwrap(), &[0]);
+    }
 }
 
 #[test]

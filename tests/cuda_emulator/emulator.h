@@ -235,6 +235,7 @@ using std::fmaxf;
 using std::fminf;
 using std::exp2f;
 using std::log2f;
+using std::log1pf;
 
 // A kernel by name, for the program that runs it.
 struct Entry { const char* name; int threads; size_t words; void (*run)(const void*); };

@@ -21,7 +21,22 @@ macro_rules! sources {
     };
 }
 
-sources!(attention_fwd, attention_bwd, beside, expert, head_norm, latent, layout, loss, merge, norm, pointwise, rope);
+sources!(
+    attention_fwd,
+    attention_bwd,
+    beside,
+    expert,
+    head_norm,
+    latent,
+    layout,
+    loss,
+    merge,
+    norm,
+    pointwise,
+    rope,
+    ssm,
+    ssm_scan
+);
 
 /// What the sources include, by name.
 pub const HEADERS: &[Source] = &[

@@ -36,10 +36,10 @@ impl Tiles {
         2 * ((q + kv) * (d + PAD) + kv * (dv + PAD))
     }
 
-    /// Bytes of K, V, dS, and of Q, dO and four words a query for each stage.
-    fn backward(self, [d, dv]: [u64; 2]) -> u64 {
+    /// Bytes of K, V, dS, and of Q, dO and some words a query for each stage.
+    fn backward(self, [d, dv]: [u64; 2], words: u64) -> u64 {
         let (q, kv) = (self.queries as u64, self.keys as u64);
-        2 * ((self.stages * q + kv) * (d + dv + 2 * PAD) + kv * (q + PAD)) + 16 * self.stages * q
+        2 * ((self.stages * q + kv) * (d + dv + 2 * PAD) + kv * (q + PAD)) + 4 * words * self.stages * q
     }
 }
 
@@ -98,9 +98,22 @@ fn limits(mask: &Mask, at: u64) -> (i32, i32) {
     (first as i32, last.min(i32::MAX as u64) as i32)
 }
 
+/// Where scores lean on distance: positions of the queries, slopes of the heads.
+fn leaning(block: &AttnBlock, on: Where) -> Vec<Arg> {
+    if block.mask.alibi.is_none() {
+        return vec![];
+    }
+    let at: Vec<i32> = block.q.positions(on.views, on.rank).into_iter().map(|at| at as i32).collect();
+    let slopes: Vec<f32> = block.slopes(on.views, on.rank).into_iter().map(|slope| slope as f32).collect();
+    vec![table(&at), table(&slopes)]
+}
+
 impl Lowering<'_> {
     fn heads(block: &AttnBlock) -> Vec<(String, String)> {
         let mut defines = vec![("HEAD_DIM".into(), block.head_dim.to_string())];
+        if block.mask.alibi.is_some() {
+            defines.push(("ALIBI".into(), "1".into()));
+        }
         if block.v_dim() != block.head_dim {
             defines.push(("VALUE_DIM".into(), block.v_dim().to_string()));
         }
@@ -120,9 +133,6 @@ impl Lowering<'_> {
     }
 
     fn takes(&self, block: &AttnBlock) -> Result<()> {
-        if block.mask.alibi.is_some() {
-            return Err(self.refuse("scores that lean on distance (ALiBi) run on CPUs alone; run with --on cpu"));
-        }
         for (what, d) in [("head_dim", block.head_dim), ("v_head_dim", block.v_dim())] {
             if !d.is_multiple_of(32) || d > 256 {
                 return Err(self.refuse(&format!("{what} {d} is not a multiple of 32 up to 256")));
@@ -143,6 +153,7 @@ impl Lowering<'_> {
         let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Write(0), Arg::Write(1)];
         args.extend([table(&limits.lo), table(&limits.hi), table(&limits.positions)]);
         args.extend([table(&limits.q_bounds(tiles.queries)), table(&limits.kv_bounds(tiles.keys))]);
+        args.extend(leaning(block, on));
         let (sq, sk) = (limits.lo.len() as u64, limits.positions.len() as u64);
         args.extend(ints(&[sq, sk, block.heads, block.kv_heads, u64::from(onto)]));
         args.push(Arg::Real(1.0 / (d as f64).sqrt()));
@@ -178,7 +189,8 @@ impl Lowering<'_> {
         if self.fused_attention_bwd(block, &limits, on, onto)? {
             return Ok(());
         }
-        let (tiles, shared) = self.fitting(BWD, |tiles| tiles.backward([d, block.v_dim()]), on)?;
+        let words = if block.mask.alibi.is_some() { 5 } else { 4 };
+        let (tiles, shared) = self.fitting(BWD, |tiles| tiles.backward([d, block.v_dim()], words), on)?;
         let (sq, sk, width) = (limits.lo.len() as u64, limits.positions.len() as u64, block.heads * d);
         let queries = live(block, Side::Q, on);
         let aside = self.writes[0] != Dtype::F32;
@@ -190,6 +202,7 @@ impl Lowering<'_> {
         args.extend([dq.clone(), Arg::Write(1), table(&limits.lo), table(&limits.hi), table(&limits.positions)]);
         args.extend([table(&limits.q_bounds(tiles.queries)), table(&limits.kv_bounds(tiles.keys))]);
         args.push(table(&limits.live_keys(&live(block, Side::Kv, on))));
+        args.extend(leaning(block, on));
         args.extend(ints(&[sq, sk, block.heads, block.kv_heads, u64::from(onto == Some(Side::Kv))]));
         args.push(Arg::Real(1.0 / (d as f64).sqrt()));
         let mut defines = Self::heads(block);

@@ -117,26 +117,30 @@ impl Lowering<'_> {
             ExpertOp::MatMul { pass, slots, first, n, k, fp8, .. } => {
                 self.grouped(&here, pass, [first, slots], [n, k], fp8)
             }
-            ExpertOp::SwiGlu { cols, .. } => {
-                let rows = here.count(Layout::Experts);
-                let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Write(0)];
-                args.extend(ints(&[rows, cols]));
-                let defines = self.typed(&[0, 1], &[0])?;
-                self.spread((source::expert, "expert_swiglu"), defines, (rows * cols).div_ceil(8), args);
-                Ok(())
-            }
-            ExpertOp::SwiGluBwd { cols, .. } => {
-                let rows = here.count(Layout::Experts);
-                let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Read(2), Arg::Write(0), Arg::Write(1)];
-                args.extend(ints(&[rows, cols]));
-                let defines = self.typed(&[0, 1, 2], &[0, 1])?;
-                self.spread((source::expert, "expert_swiglu_bwd"), defines, rows * 32, args);
-                Ok(())
-            }
-            ExpertOp::Relu2 { .. } | ExpertOp::Relu2Bwd { .. } => {
-                Err(self.refuse("a squared ReLU of experts runs on CPUs alone; run with --on cpu"))
-            }
+            ExpertOp::SwiGlu { cols, .. } => self.act(&here, "expert_swiglu", cols),
+            ExpertOp::SwiGluBwd { cols, .. } => self.act_bwd(&here, "expert_swiglu_bwd", cols),
+            ExpertOp::Relu2 { cols, .. } => self.act(&here, "expert_relu2", cols),
+            ExpertOp::Relu2Bwd { cols, .. } => self.act_bwd(&here, "expert_relu2_bwd", cols),
         }
+    }
+
+    fn act(&mut self, here: &Here, name: &'static str, cols: u64) -> Result<()> {
+        let rows = here.count(Layout::Experts);
+        let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Write(0)];
+        args.extend(ints(&[rows, cols]));
+        let defines = self.typed(&[0, 1], &[0])?;
+        self.spread((source::expert, name), defines, (rows * cols).div_ceil(8), args);
+        Ok(())
+    }
+
+    /// A warp a row.
+    fn act_bwd(&mut self, here: &Here, name: &'static str, cols: u64) -> Result<()> {
+        let rows = here.count(Layout::Experts);
+        let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Read(2), Arg::Write(0), Arg::Write(1)];
+        args.extend(ints(&[rows, cols]));
+        let defines = self.typed(&[0, 1, 2], &[0, 1])?;
+        self.spread((source::expert, name), defines, rows * 32, args);
+        Ok(())
     }
 
     /// A warp a token; what it chose stands in the route.

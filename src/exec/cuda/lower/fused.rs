@@ -104,7 +104,7 @@ const FLOAT: u64 = 4;
 impl Lowering<'_> {
     /// The passes of a library that are this one, with the memory that each works in; none if it does not take them all.
     fn fusible(&mut self, pass: Pass, block: &AttnBlock, limits: &Limits, on: Where) -> Result<Vec<(Sdpa, Form, Arg)>> {
-        let Some(fused) = on.fused else { return Ok(vec![]) };
+        let Some(fused) = on.fused.filter(|_| block.mask.alibi.is_none()) else { return Ok(vec![]) };
         let mut all = vec![];
         for form in limits.forms() {
             let sdpa = Sdpa {

@@ -12,6 +12,7 @@ mod fused;
 mod heads;
 mod moves;
 mod rows;
+mod ssm;
 
 pub use expert::{Sum, Term, sums};
 
@@ -178,6 +179,7 @@ impl Lowering<'_> {
             Kernel::BiasBwd { rows, cols } => self.bias_bwd(*rows, *cols),
             Kernel::Expert(expert) => self.expert(expert, on),
             Kernel::Rope { .. } => self.rope(kernel, on),
+            Kernel::Ssm(ssm) => self.ssm(ssm, on),
             Kernel::Permute { .. } | Kernel::Reorder { .. } => self.moved(kernel, on),
             Kernel::Embed { .. }
             | Kernel::EmbedBwd { .. }

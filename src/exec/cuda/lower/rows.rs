@@ -92,6 +92,8 @@ impl Lowering<'_> {
             Kernel::SwiGluBwd { rows, cols } => simple("swiglu_bwd", 2, &[*rows, *cols]),
             Kernel::Gelu { elems } => simple("gelu", 1, &[*elems]),
             Kernel::GeluBwd { elems } => simple("gelu_bwd", 2, &[*elems]),
+            Kernel::Relu2 { elems } => simple("relu2", 1, &[*elems]),
+            Kernel::Relu2Bwd { elems } => simple("relu2_bwd", 2, &[*elems]),
             Kernel::Cast { elems } => simple("cast", 1, &[*elems]),
             Kernel::Fill { elems } => simple("fill", 0, &[*elems]),
             Kernel::DropoutBwd { elems, probability } => {
@@ -104,10 +106,6 @@ impl Lowering<'_> {
             Kernel::Wait { .. } => return Ok(()),
             Kernel::Residual { rows, cols, .. } => return self.residual(kernel, on, *rows, *cols),
             Kernel::Adam { .. } => return self.adam(kernel, step),
-            Kernel::Ssm(_) | Kernel::Relu2 { .. } | Kernel::Relu2Bwd { .. } => {
-                let why = "layers of state-space models, and their squared ReLU, run on CPUs alone; run with --on cpu";
-                return Err(self.refuse(why));
-            }
             _ => return Err(self.refuse("it is not lowered yet")),
         };
         let defines = self.typed(&all_reads, &[0])?;

@@ -4,9 +4,10 @@
 
 use crate::plan::dropout::Dropout;
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass, Values};
+use crate::plan::kernel::{SsmKernel, SsmOp};
 use crate::plan::rows::{Landing, Layout};
 use crate::plan::*;
-use crate::spec::{Documents, Gate, Mask, Score};
+use crate::spec::{Documents, Gate, MambaSpec, Mask, Score};
 use std::ops::Range;
 
 /// A kernel with its operands.
@@ -59,11 +60,13 @@ const GROUPS: &[Group] = &[
     ("attention_narrow_values", attention_narrow_values),
     ("attention_backward", attention_backward),
     ("attention_backward_onto", attention_backward_onto),
+    ("attention_alibi", attention_alibi),
     ("attention_merge", attention_merge),
     ("norms", norms),
     ("head_norms", head_norms),
     ("latent", latent),
     ("pointwise", pointwise),
+    ("state_space", state_space),
     ("masked_sums", masked_sums),
     ("residuals", residuals),
     ("rotary", rotary),
@@ -189,6 +192,22 @@ fn attention_backward_onto(all: &mut Cases) {
     }
 }
 
+/// Six heads, so that slopes of two series are among them; the second rank's are the same ones.
+fn attention_alibi(all: &mut Cases) {
+    let leaning = |block: AttnBlock| {
+        let mask = Mask { alibi: Some(6), ..block.mask };
+        AttnBlock { heads: 6, kv_heads: 3, mask, ..block }
+    };
+    let reads = [BF16, BF16, BF16, (Dtype::F32, 3.0..4.0), F32];
+    for block in seen_everywhere(64).into_iter().step_by(2).map(leaning) {
+        all.hold(&Kernel::Attention(block.clone()), &ring(2), &[BF16, BF16], &[Dtype::Bf16, Dtype::F32], TWICE);
+        all.hold(&Kernel::AttentionBwd(block), &ring(2), &reads, &[Dtype::F32, Dtype::Bf16], TWICE);
+    }
+    let block = leaning(seen_everywhere(32).swap_remove(1));
+    let onto = Kernel::AttentionOnto(block);
+    all.hold(&onto, &ring(2), &[BF16, BF16, F32, F32], &[Dtype::F32, Dtype::F32], TWICE);
+}
+
 fn attention_merge(all: &mut Cases) {
     let block = || seen_everywhere(32).swap_remove(1);
     all.hold(&Kernel::MergeLse(block()), &ring(2), &[F32, F32, BF16, F32], &[Dtype::F32, Dtype::F32], SINGLE);
@@ -258,6 +277,8 @@ fn pointwise(all: &mut Cases) {
     }
     all.hold(&Kernel::Gelu { elems }, &one(), &[BF16], &[Dtype::F32], SINGLE);
     all.hold(&Kernel::GeluBwd { elems }, &one(), &[BF16, BF16], &[Dtype::F32], SINGLE);
+    all.hold(&Kernel::Relu2 { elems }, &one(), &[BF16], &[Dtype::F32], SINGLE);
+    all.hold(&Kernel::Relu2Bwd { elems }, &one(), &[BF16, BF16], &[Dtype::F32], SINGLE);
     all.hold(&Kernel::Cast { elems }, &one(), &[F32], &[Dtype::Bf16], ROUNDED);
     all.hold(&Kernel::Cast { elems: 7 }, &one(), &[BF16], &[Dtype::F32], 0.0);
     all.hold(&Kernel::Fill { elems }, &one(), &[], &[Dtype::Bf16], 0.0);
@@ -267,6 +288,28 @@ fn pointwise(all: &mut Cases) {
     let state = [BF16, F32, F32, (Dtype::F32, 0.0..1.0)];
     all.hold(&adam, &one(), &state, &[Dtype::F32, Dtype::F32, Dtype::F32, Dtype::Bf16], ROUNDED);
     all.hold(&adam, &one(), &state, &[Dtype::F32, Dtype::F32, Dtype::F32], SINGLE);
+}
+
+/// Chunks of several tiles and of less than one, the last one short; a group of one head, of some, of all.
+fn state_space(all: &mut Cases) {
+    let shapes = [
+        (2, 150, MambaSpec { heads: 4, head_dim: 16, groups: 2, state: 32, conv: 4, chunk: 64 }),
+        (1, 200, MambaSpec { heads: 10, head_dim: 32, groups: 1, state: 16, conv: 3, chunk: 150 }),
+        (1, 70, MambaSpec { heads: 2, head_dim: 64, groups: 2, state: 128, conv: 4, chunk: 40 }),
+    ];
+    for (batch, seq, mamba) in shapes {
+        let mut of = |op, reads: &[Shape], writes: &[Dtype], tolerance| {
+            all.hold(&Kernel::Ssm(SsmKernel { batch, seq, mamba, op }), &one(), reads, writes, tolerance);
+        };
+        of(SsmOp::Conv, &[BF16, BF16], &[Dtype::Bf16], ROUNDED);
+        of(SsmOp::ConvBwd, &[BF16, BF16, BF16, BF16, F32], &[Dtype::Bf16, Dtype::F32], ROUNDED);
+        of(SsmOp::Scan, &[BF16, BF16, F32], &[Dtype::Bf16], TWICE);
+        let reads = [BF16, BF16, BF16, F32, BF16, F32];
+        of(SsmOp::ScanBwd, &reads, &[Dtype::Bf16, Dtype::Bf16, Dtype::F32], TWICE);
+        of(SsmOp::Norm { eps: 1e-5 }, &[BF16, BF16, BF16], &[Dtype::Bf16], ROUNDED);
+        let reads = [BF16, BF16, BF16, BF16, F32];
+        of(SsmOp::NormBwd { eps: 1e-5 }, &reads, &[Dtype::Bf16, Dtype::Bf16, Dtype::F32], ROUNDED);
+    }
 }
 
 fn masked_sums(all: &mut Cases) {
@@ -433,4 +476,6 @@ fn experts(all: &mut Cases) {
         let backward = ExpertOp::SwiGluBwd { rows, cols };
         add(backward, &[BF16, F32, BF16], &[Dtype::F32, Dtype::F32], 4.0 * SINGLE);
     }
+    add(ExpertOp::Relu2 { rows, cols: 24 }, &[BF16, F32], &[Dtype::Bf16], ROUNDED);
+    add(ExpertOp::Relu2Bwd { rows, cols: 24 }, &[BF16, F32, BF16], &[Dtype::F32, Dtype::F32], 4.0 * SINGLE);
 }

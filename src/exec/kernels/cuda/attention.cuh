@@ -13,6 +13,15 @@
 #define VALUE_DIM HEAD_DIM
 #endif
 
+// Where scores lean on distance (ALiBi, arXiv:2108.12409): what a head's lose for each position between query and key.
+#ifdef ALIBI
+#define LEANING_FIELDS        \
+    const int* q_positions; /* [sq] */ \
+    const float* slopes;    /* [heads] */
+#else
+#define LEANING_FIELDS
+#endif
+
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 
@@ -25,16 +34,6 @@ DEVICE float power_of_2(float x) {
     return y;
 #else
     return exp2f(x);
-#endif
-}
-
-// Adds two neighbours, `to` aligned to both of them, in one request where there is such.
-DEVICE void add_two(float* to, float a, float b) {
-#if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 900
-    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(a), "f"(b) : "memory");
-#else
-    atomicAdd(to, a);
-    atomicAdd(to + 1, b);
 #endif
 }
 

@@ -41,6 +41,7 @@ struct AttentionBwd {
     const int* q_bounds;  // [query tiles, 4]
     const int* kv_bounds; // [key tiles, 2]
     const u8* kv_live;    // [sk], whether any query sees it
+    LEANING_FIELDS
     i64 sq, sk, heads, kv_heads, onto;
     f64 scale;
 };
@@ -49,6 +50,9 @@ struct AttentionBwd {
 struct Limits {
     float lse[QUERIES], delta[QUERIES];
     int lo[QUERIES], hi[QUERIES];
+#ifdef ALIBI
+    int at[QUERIES];
+#endif
 };
 
 // [16 keys of the warp, QUERIES] = left rows times the rows of the tile.
@@ -82,13 +86,17 @@ template <int DIM> DEVICE void gather(float (&sum)[DIM / 8][4], const float (&s)
 }
 
 // s becomes p and dp becomes dS, zero where the mask hides a key.
-DEVICE void soften(float (&s)[QUERIES / 8][4], float (&dp)[QUERIES / 8][4], const Limits& l, const int (&at)[2], bool all, float scale, int lane) {
+DEVICE void soften(float (&s)[QUERIES / 8][4], float (&dp)[QUERIES / 8][4], const Limits& l, const int (&at)[2], bool all, float scale, float slope, int lane) {
     UNROLL for (int n = 0; n < QUERIES / 8; n++)
         UNROLL for (int j = 0; j < 2; j++) {
             int query = 8 * n + 2 * (lane % 4) + j;
             UNROLL for (int h = 0; h < 2; h++) {
                 bool sees = all || (at[h] >= l.lo[query] && at[h] <= l.hi[query]);
-                float e = sees ? power_of_2(s[n][2 * h + j] * scale - l.lse[query] * LOG2_E) : 0.0f;
+                float x = s[n][2 * h + j] * scale - l.lse[query] * LOG2_E;
+#ifdef ALIBI
+                x -= slope * fabsf(float(l.at[query] - at[h]));
+#endif
+                float e = sees ? power_of_2(x) : 0.0f;
                 s[n][2 * h + j] = e;
                 dp[n][2 * h + j] = sees ? e * (dp[n][2 * h + j] - l.delta[query]) : 0.0f;
             }
@@ -200,6 +208,9 @@ KERNEL(attention_bwd, AttentionBwd, THREADS) {
             i64 line = (row0 + (i < left ? i : 0)) * p.heads + head;
             copy4(&limits.lo[i], p.lo + row, i < left);
             copy4(&limits.hi[i], p.hi + row, i < left);
+#ifdef ALIBI
+            copy4(&limits.at[i], p.q_positions + row, i < left);
+#endif
             copy4(&limits.lse[i], p.lse + line, i < left);
             copy4(&limits.delta[i], p.delta + line, i < left);
         }
@@ -226,7 +237,11 @@ KERNEL(attention_bwd, AttentionBwd, THREADS) {
         products<D>(s, k, q, first, lane);
         products<DV>(dp, v, d_o, first, lane);
         // A full tile may have queries and keys at its end that are not there.
-        soften(s, dp, limits, at, sees == ALL && left == QUERIES && left_keys == KEYS, scale * LOG2_E, lane);
+        float slope = 0;
+#ifdef ALIBI
+        slope = p.slopes[head] * LOG2_E;
+#endif
+        soften(s, dp, limits, at, sees == ALL && left == QUERIES && left_keys == KEYS, scale * LOG2_E, slope, lane);
         gather<DV>(dv, s, d_o, lane);
         gather<D>(dk, dp, q, lane);
         put(ds, dp, first, lane);

@@ -27,6 +27,7 @@ struct AttentionFwd {
     const int* positions; // [sk]
     const int* q_bounds;  // [query tiles, 4]
     const int* kv_bounds; // [key tiles, 2]
+    LEANING_FIELDS
     i64 sq, sk, heads, kv_heads, onto;
     f64 scale;
 };
@@ -70,6 +71,22 @@ DEVICE void hide(float (&s)[2][KEYS / 8][4], const int* positions, int left, con
                     if (at < lo[m][h] || at > hi[m][h]) s[m][n][2 * h + j] = -INFINITY_F;
         }
 }
+
+#ifdef ALIBI
+// Scores in units of log 2, less what distance takes off them.
+DEVICE void lean(float (&s)[2][KEYS / 8][4], const int* positions, int left, const int (&query)[2][2], float slope, float scale, int lane) {
+    UNROLL for (int n = 0; n < KEYS / 8; n++)
+        UNROLL for (int j = 0; j < 2; j++) {
+            int key = 8 * n + 2 * (lane % 4) + j;
+            int at = key < left ? positions[key] : 0;
+            UNROLL for (int m = 0; m < 2; m++)
+                UNROLL for (int h = 0; h < 2; h++) {
+                    float& x = s[m][n][2 * h + j];
+                    x = x * scale - slope * fabsf(float(query[m][h] - at));
+                }
+        }
+}
+#endif
 
 // Scores to probabilities, in units of log 2; what was gathered under the old maximum is scaled.
 DEVICE void soften(float (&s)[2][KEYS / 8][4], float (&o)[2][DV / 8][4], Rows& rows, float scale) {
@@ -148,11 +165,18 @@ KERNEL(attention_fwd, AttentionFwd, THREADS) {
     float s[2][KEYS / 8][4], o[2][DV / 8][4];
     Rows rows;
     int lo[2][2], hi[2][2];
+#ifdef ALIBI
+    int query[2][2];
+    float slope = p.slopes[head] * LOG2_E;
+#endif
     UNROLL for (int m = 0; m < 2; m++)
         UNROLL for (int h = 0; h < 2; h++) {
             int row = first + 16 * m + 8 * h + lane / 4;
             lo[m][h] = row < left ? p.lo[row0 + row] : 1;
             hi[m][h] = row < left ? p.hi[row0 + row] : 0;
+#ifdef ALIBI
+            query[m][h] = row < left ? p.q_positions[row0 + row] : 0;
+#endif
             rows.top[m][h] = -INFINITY_F;
             rows.sum[m][h] = 0;
             UNROLL for (int n = 0; n < DV / 8; n++) o[m][n][2 * h] = o[m][n][2 * h + 1] = 0;
@@ -180,7 +204,12 @@ KERNEL(attention_fwd, AttentionFwd, THREADS) {
         if (rest < KEYS || seen(q_bounds, p.kv_bounds + 2 * at) == SOME) {
             hide(s, p.positions + from, int(rest < KEYS ? rest : KEYS), lo, hi, lane);
         }
+#ifdef ALIBI
+        lean(s, p.positions + from, int(rest < KEYS ? rest : KEYS), query, slope, scale, lane);
+        soften(s, o, rows, 1.0f);
+#else
         soften(s, o, rows, scale);
+#endif
         if (then < tiles) copies_wait<1>();
         else copies_wait<0>();
         __syncthreads();

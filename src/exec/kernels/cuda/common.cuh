@@ -60,6 +60,16 @@ DEVICE void store2(float* x, float a, float b) {
 }
 DEVICE void store2(bf16* x, float a, float b) { *reinterpret_cast<u32*>(x) = pack_bf16(a, b); }
 
+// Adds two neighbours, `to` aligned to both of them, in one request where there is such.
+DEVICE void add_two(float* to, float a, float b) {
+#if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(a), "f"(b) : "memory");
+#else
+    atomicAdd(to, a);
+    atomicAdd(to + 1, b);
+#endif
+}
+
 // --- sums over a warp and a block ------------------------------------------------------------------------------
 
 DEVICE float warp_sum(float x) {

@@ -282,3 +282,41 @@ KERNEL(expert_swiglu_bwd, ExpertSwiGluBwd, THREADS) {
         if (lane == 0) p.d_weights[row] = from_float<W1>(sum);
     });
 }
+
+struct ExpertRelu2 {
+    const R0* x;
+    const R1* weights; // [rows]
+    W0* y;
+    i64 rows, cols;
+};
+
+KERNEL(expert_relu2, ExpertRelu2, THREADS) {
+    WIDE(p.cols, aligned(p.x, p.y), each<N>(p.rows * p.cols, [&](i64 i) {
+        float x[N], weight = to_float(p.weights[i / p.cols]);
+        load(x, p.x + i);
+        UNROLL for (int j = 0; j < N; j++) x[j] = fmaxf(x[j], 0.0f) * fmaxf(x[j], 0.0f) * weight;
+        store(p.y + i, x);
+    }));
+}
+
+struct ExpertRelu2Bwd {
+    const R0* x;
+    const R1* weights;
+    const R2* dy;
+    W0* dx;
+    W1* d_weights; // [rows]
+    i64 rows, cols;
+};
+
+KERNEL(expert_relu2_bwd, ExpertRelu2Bwd, THREADS) {
+    warps(p.rows, [&](i64 row, int lane) {
+        float weight = to_float(p.weights[row]), sum = 0;
+        for (i64 i = row * p.cols + lane; i < (row + 1) * p.cols; i += 32) {
+            float x = fmaxf(to_float(p.x[i]), 0.0f), dy = to_float(p.dy[i]);
+            sum += x * x * dy;
+            p.dx[i] = from_float<W0>(2 * dy * weight * x);
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) p.d_weights[row] = from_float<W1>(sum);
+    });
+}

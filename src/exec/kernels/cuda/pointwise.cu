@@ -89,6 +89,39 @@ KERNEL(gelu_bwd, GeluBwd, THREADS) {
     }));
 }
 
+struct Relu2 {
+    const R0* x;
+    W0* y;
+    i64 elems;
+};
+
+// The square of what is above zero.
+KERNEL(relu2, Relu2, THREADS) {
+    WIDE(p.elems, aligned(p.x, p.y), each<N>(p.elems, [&](i64 i) {
+        float x[N];
+        load(x, p.x + i);
+        UNROLL for (int j = 0; j < N; j++) x[j] = fmaxf(x[j], 0.0f) * fmaxf(x[j], 0.0f);
+        store(p.y + i, x);
+    }));
+}
+
+struct Relu2Bwd {
+    const R0* x;
+    const R1* dy;
+    W0* dx;
+    i64 elems;
+};
+
+KERNEL(relu2_bwd, Relu2Bwd, THREADS) {
+    WIDE(p.elems, aligned(p.x, p.dy, p.dx), each<N>(p.elems, [&](i64 i) {
+        float x[N], dy[N];
+        load(x, p.x + i);
+        load(dy, p.dy + i);
+        UNROLL for (int j = 0; j < N; j++) x[j] = 2 * dy[j] * fmaxf(x[j], 0.0f);
+        store(p.dx + i, x);
+    }));
+}
+
 struct Cast {
     const R0* x;
     W0* y;

@@ -66,14 +66,14 @@ template <class... Of> DEVICE bool aligned(const Of*... at) {
 }
 
 // The body of a kernel over rows of `cols`, for eight elements at a time or, where `fits` does not hold, one.
-#define WIDE(cols, fits, body)          \
+#define WIDE(cols, fits, ...)           \
     do {                                \
         if ((cols) % 8 == 0 && (fits)) { \
             constexpr int N = 8;        \
-            body;                       \
+            __VA_ARGS__;                \
         } else {                        \
             constexpr int N = 1;        \
-            body;                       \
+            __VA_ARGS__;                \
         }                               \
     } while (0)
 
