@@ -165,6 +165,8 @@ fn by_name(variant: &str) -> Option<(u32, u32)> {
 
 /// Kernels of a curve by what a source calls them: one of its own, or one made of the same instructions.
 const KERNELS: &[(&str, &[&str])] = &[
+    // MagiAttention's kernel on it; where that has no curve of its own, the one that it is built on.
+    ("ffafa4", &["ffa-fa4", "fa4"]),
     ("fa4", &["fa4"]),
     ("flashattention4", &["fa4"]),
     ("fa3", &["fa3"]),
@@ -176,7 +178,7 @@ const KERNELS: &[(&str, &[&str])] = &[
     ("sdpa", &["sdpa", "cudnn"]),
     ("ffa", &["ffa", "fa3"]),
     // Without the asynchronous products of Hopper and later.
-    ("triton", &["fa2"]),
+    ("triton", &["triton", "fa2"]),
     ("flex", &["flex", "fa2"]),
     ("flashmask", &["flashmask", "fa2"]),
 ];
@@ -255,7 +257,7 @@ mod tests {
     fn kernels_by_name() {
         let of =
             |implementation: &str| kernels(&Attention { implementation: implementation.into(), ..row("x", "") })[0];
-        assert_eq!([of("FlashAttention-2"), of("fa3"), of("ffa_fa4"), of("sdpa")], ["fa2", "fa3", "fa4", "sdpa"]);
+        assert_eq!([of("FlashAttention-2"), of("fa3"), of("ffa_fa4"), of("sdpa")], ["fa2", "fa3", "ffa-fa4", "sdpa"]);
         let magi = Attention { kernel: "FA3 (baselines) / FFA (magi)".into(), ..row("ulysses", "") };
         assert_eq!(kernels(&magi)[0], "fa3");
     }
