@@ -217,6 +217,12 @@ fn a_calibration_is_a_profile_and_goes_on_where_it_stopped() {
     let text = std::fs::read_to_string(&rows).unwrap();
     std::fs::write(&rows, format!("{text}{{\"plan\": \"x")).unwrap();
     assert!(same(&measure(2), &profile));
+    // Nor does anything of another's attention, or of another GPU, go among it.
+    for (field, was, is) in [("attention", "own kernels", "cuDNN 9.19"), ("gpu", "\"gpu\":\"", "\"gpu\":\"not ")] {
+        std::fs::write(&rows, text.replace(was, is)).unwrap();
+        let said = gpu::measure(&mut Double::new(1, 8 << 30, 3), &job, &|_, _| {}).unwrap_err().to_string();
+        assert!(said.contains("rows.jsonl") && said.contains(field) && said.contains("remove the file"), "{said}");
+    }
 }
 
 /// Kernels and sizes, and their times but for the last place of what has been through a file.

@@ -2,7 +2,7 @@
 //!
 //! Generic over the device, so that all of it is tested without a GPU; **it has not measured one yet.**
 
-use super::rows::{Company, keep, kept_of_gpu};
+use super::rows::{Company, On, keep, kept_of_gpu};
 use super::samples::Samples;
 use super::shapes;
 use super::{Effort, Progress, attention, machine};
@@ -15,6 +15,7 @@ use crate::exec::cuda::fused::Attention;
 use crate::exec::cuda::run::{Timing, gemm_seconds, time_steps};
 use crate::exec::cuda::selftest::speed::{self, Copier, Timed};
 use crate::plan::{Dtype, Kernel, Plan};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -40,12 +41,14 @@ pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Resu
     let mut conditions = vec![condition(device, "before")];
     progress(0.0, "attention");
     let attention = attention::choose(device, job)?;
+    let on = On { gpu: device.name(0), attention: attention.by.clone() };
+    let kept = kept_of_gpu(&job.rows, &on)?;
     progress(0.0, "copies and launches");
     let copy = copies(device, job.effort)?;
     let launch_s = launches(device)?;
     let beside_copies = beside(device, Copier::Driver, job.effort)?;
     let beside_blocks = BesideBlocks { blocks: BLOCKS, factors: beside(device, Copier::Blocks(BLOCKS), job.effort)? };
-    let (samples, host_launch_s) = steps(device, job, progress)?;
+    let (samples, host_launch_s) = steps(device, job, (&on, kept), progress)?;
     conditions.push(condition(device, "after"));
     progress(1.0, "the same product for a while");
     conditions.push(sustained(device, job.effort)?);
@@ -73,9 +76,13 @@ pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Resu
 }
 
 /// Every plan in turn; what an earlier run has left is not measured again.
-fn steps<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Result<(Samples, f64)> {
+fn steps<D: Device>(
+    device: &mut D,
+    job: &Job,
+    (on, (mut samples, done)): (&On, (Samples, BTreeSet<String>)),
+    progress: Progress,
+) -> Result<(Samples, f64)> {
     let shapes = if job.effort.tiny { vec![shapes::gpu_tiny()] } else { shapes::gpu_ladder(job.effort) };
-    let (mut samples, done) = kept_of_gpu(&job.rows)?;
     let (begun, mut host) = (Instant::now(), vec![]);
     for (i, shape) in shapes.iter().enumerate() {
         let plan = shape.plan()?;
@@ -90,7 +97,7 @@ fn steps<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Result<(Sa
         progress(0.1 + 0.9 * i as f64 / shapes.len() as f64, "kernels");
         let of = one(device, &plan, job.effort, &mut host)?;
         let of = [(Company::Alone, of)];
-        keep(&job.rows, &name, &of)?;
+        keep(&job.rows, &name, Some(on), &of)?;
         of[0].1.rows(&name).for_each(|row| samples.take(row));
     }
     if samples.is_empty() {

@@ -177,7 +177,7 @@ fn steps(
             let seated = seatings(plan.ranks(), cores).into_iter();
             let found: Vec<(Company, Samples)> =
                 seated.map(|seating| Ok((seating.company, once(plan, seating, effort)?))).collect::<Result<_>>()?;
-            file.map_or(Ok(()), |path| rows::keep(path, &name, &found))?;
+            file.map_or(Ok(()), |path| rows::keep(path, &name, None, &found))?;
             for (company, of) in &found {
                 of.rows(&name).for_each(|row| samples[*company as usize].take(row));
             }

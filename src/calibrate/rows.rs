@@ -22,6 +22,18 @@ pub struct Row {
     /// In what company it was timed.
     #[serde(default)]
     pub company: Company,
+    /// Of a GPU: which, and whose attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on: Option<On>,
+}
+
+/// What times of a GPU are of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct On {
+    pub gpu: String,
+    /// Whose kernels did attention.
+    pub attention: String,
 }
 
 /// What was busy meanwhile.
@@ -45,11 +57,37 @@ pub fn kept(path: &Path) -> Result<(All, BTreeSet<String>)> {
     Ok((samples, done))
 }
 
-/// The same of a GPU, which runs one kernel at a time.
-pub fn kept_of_gpu(path: &Path) -> Result<(Samples, BTreeSet<String>)> {
-    let mut samples = Samples::of_gpu();
-    let done = read(path, |row| samples.take(row))?;
-    Ok((samples, done))
+/// The same of a GPU, which runs one kernel at a time. Errors: what is there is of another GPU, or of another's attention.
+pub fn kept_of_gpu(path: &Path, on: &On) -> Result<(Samples, BTreeSet<String>)> {
+    let (mut samples, mut other) = (Samples::of_gpu(), None);
+    let done = read(path, |mut row| match row.on.take() {
+        Some(its) if its == *on => samples.take(row),
+        its => other = other.take().or(Some((row.plan, its))),
+    })?;
+    match other {
+        None => Ok((samples, done)),
+        Some((plan, its)) => Err(mixed(path, &plan, its.as_ref(), on)),
+    }
+}
+
+/// Rows that are not of what is measured now.
+fn mixed(path: &Path, plan: &str, its: Option<&On>, on: &On) -> Error {
+    let anew = "or remove the file to measure anew";
+    let (field, why) = match its {
+        None => ("on", format!("rows of {plan:?} do not say whose attention they are of; remove the file")),
+        Some(its) if its.gpu != on.gpu => (
+            "gpu",
+            format!("rows of {plan:?} are of {:?}, and this is {:?}; give another --out, {anew}", its.gpu, on.gpu),
+        ),
+        Some(its) => (
+            "attention",
+            format!(
+                "rows of {plan:?} are of attention by {:?}, and now it is by {:?}; give --attention as then, {anew}",
+                its.attention, on.attention
+            ),
+        ),
+    };
+    Error::spec(path.display().to_string(), field, why)
 }
 
 fn read(path: &Path, mut take: impl FnMut(Row)) -> Result<BTreeSet<String>> {
@@ -69,11 +107,11 @@ fn read(path: &Path, mut take: impl FnMut(Row)) -> Result<BTreeSet<String>> {
     Ok(done)
 }
 
-/// Appends what was run.
-pub fn keep(path: &Path, plan: &str, samples: &[(Company, Samples)]) -> Result<()> {
+/// Appends what was run, `on` a GPU.
+pub fn keep(path: &Path, plan: &str, on: Option<&On>, samples: &[(Company, Samples)]) -> Result<()> {
     let line = |row: Row| serde_json::to_string(&row).expect("JSON from plain data") + "\n";
     let of = |(company, samples): &(Company, Samples)| -> String {
-        samples.rows(plan).map(|row| line(Row { company: *company, ..row })).collect()
+        samples.rows(plan).map(|row| line(Row { company: *company, on: on.cloned(), ..row })).collect()
     };
     let text: String = samples.iter().map(of).collect();
     let file = std::fs::File::options().create(true).append(true).open(path);

@@ -146,6 +146,7 @@ impl Samples {
             seconds: seconds.into(),
             warm,
             company: Company::default(),
+            on: None,
         };
         let timed = self.times.iter().chain(&self.exchanges).flat_map(move |((name, size), times)| {
             let parts = [(&times.warm, true), (&times.counted, false)].into_iter();

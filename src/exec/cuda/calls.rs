@@ -3,6 +3,7 @@
 //! A communicator for each lane of a group, made in the order of the plan's lanes by all processes: so the order of
 //! calls on one of them is the lane's own, which `check` has proven to be the same everywhere.
 
+use super::exchange::{Between, Message};
 use super::script::Linked;
 use crate::error::{Error, Result};
 use crate::plan::matching::LegAt;
@@ -115,13 +116,15 @@ pub fn calls(linked: Linked, rank: u32, node: u32, address: u64) -> Result<(Comm
             let payload = if kind == CollectiveKind::AllGather { dst_bytes } else { src_bytes };
             sent = crate::collective::sent_bytes(kind, n, own, payload);
         }
-        OpKind::Exchange { .. } => {
-            return fail(
-                "exchanges of experts' rows do not run over processes yet; put all ranks in one process by --devices",
-            );
-        }
         _ => return fail("this kind of op is not turned into calls yet"),
     }
     calls.retain(|call| !matches!(call, Call::Send { bytes: 0, .. } | Call::Receive { bytes: 0, .. }));
     Ok((op.lane, calls, sent))
+}
+
+/// An exchange's messages as one group, what goes being packed at the first address, and what comes wanted at the second.
+pub fn of_exchange(between: &Between, [packed, wanted]: [u64; 2]) -> Vec<Call> {
+    let send = |m: &Message| Call::Send { to: m.place, at: packed + m.at, bytes: m.bytes };
+    let receive = |m: &Message| Call::Receive { from: m.place, at: wanted + m.at, bytes: m.bytes };
+    between.sends.iter().map(send).chain(between.receives.iter().map(receive)).collect()
 }

@@ -78,8 +78,26 @@ pub fn count() -> Result<u32> {
         let why = "no NVIDIA driver (libcuda.so) on this machine; use --on cpu, or run this where a GPU is";
         return Err(Error::device("cuda", why));
     }
+    queues();
     result::init().map_err(fail("init"))?;
     Ok(result::device::get_count().map_err(fail("count devices"))? as u32)
+}
+
+/// Streams that the GPU itself keeps apart (CUDA C++ Programming Guide, "CUDA Environment Variables"): of more than that
+/// some share a queue, in which one that waits holds up another. By itself the driver keeps eight apart, fewer than four
+/// ranks of a ring have, and 32 at most.
+const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
+/// Asks for as many queues as there are, unless the user has said how many.
+fn queues() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        if std::env::var_os(QUEUES).is_none() {
+            // SAFETY: once, before the driver begins, which is before this program has started any thread that reads the
+            // environment by other means than Rust's, whose lock this takes.
+            unsafe { std::env::set_var(QUEUES, "32") };
+        }
+    });
 }
 
 impl Cuda {

@@ -2,7 +2,7 @@
 //! it takes is known, and refused where it is too much.
 
 use super::device::{Device, FunctionId, Operands, Size};
-use super::exchange;
+use super::exchange::{self, Between};
 use super::fused::Sdpa;
 use super::lower::{Action, Arg, Gemm, Launch, Lowered, Part, Where, lower};
 use super::script::Linked;
@@ -31,6 +31,8 @@ pub struct Prepared {
     /// By device: the most that one op wants of scratch memory, and all constants together.
     pub scratch: Vec<u64>,
     pub tables: Vec<u64>,
+    /// Exchanges with other processes, of the rank that is here, by op.
+    pub between: Vec<(u32, Between)>,
 }
 
 /// Dtypes of an op's operands.
@@ -69,12 +71,20 @@ pub fn named(linked: Linked, rank: u32, node: u32) -> String {
 impl Prepared {
     /// For ranks on `devices`, of which there are `count`.
     pub fn new(linked: Linked, devices: &[u32], count: usize) -> Result<Prepared> {
-        let mut all = Prepared { ops: vec![], scratch: vec![0; count], tables: vec![0; count] };
+        let mut all = Prepared { ops: vec![], scratch: vec![0; count], tables: vec![0; count], between: vec![] };
         let mut alike: FxHashMap<(u32, String), Rc<Lowered>> = FxHashMap::default();
         let mut constants: FxHashMap<(u32, Rc<[u8]>), ()> = FxHashMap::default();
         for rank in linked.ranks() {
             let (line, device) = (linked.line(rank), devices[rank as usize]);
             for node in 0..line.nodes.len() as u32 {
+                if linked.joined && matches!(line.nodes[node as usize].op.kind, OpKind::Exchange { .. }) {
+                    let between = exchange::between(linked, rank, node);
+                    let between = between.map_err(|e| Error::device(named(linked, rank, node), e))?;
+                    let mut own = |lowered| interned(lowered, device, &mut constants, &mut all.tables);
+                    let (pack, unpack) = (own(between.pack), own(between.unpack));
+                    all.between.push((node, Between { pack, unpack, ..between }));
+                    continue;
+                }
                 let Some(name) = name(linked, rank, node) else { continue };
                 let lowered = match alike.get(&(rank, name.clone())) {
                     Some(known) => known.clone(),
@@ -91,6 +101,19 @@ impl Prepared {
             }
         }
         Ok(all)
+    }
+}
+
+impl Prepared {
+    /// Bytes of what goes and of what comes by the exchanges of each lane: they are one after the other.
+    pub fn rooms(&self, linked: Linked) -> FxHashMap<u16, [u64; 2]> {
+        let mut rooms: FxHashMap<u16, [u64; 2]> = FxHashMap::default();
+        for (node, between) in &self.between {
+            let rank = linked.solo.expect("a process has one rank");
+            let room = rooms.entry(linked.line(rank).nodes[*node as usize].lane).or_default();
+            *room = [0, 1].map(|side| room[side].max(between.room()[side]));
+        }
+        rooms
     }
 }
 

@@ -5,8 +5,9 @@
 
 mod notes;
 
-use super::calls::{Call, Communicator, calls, communicators};
+use super::calls::{Call, Communicator, calls, communicators, of_exchange};
 use super::device::{Device, EventId, Size, StreamId};
+use super::exchange::Between;
 use super::lower::{Where, beside, lower};
 use super::prepare::{OpAt, Prepared, Ready, Spans, Tables, changes, lower_op, named, resolve};
 use super::script::{Command, Linked, Region, Script};
@@ -29,6 +30,17 @@ pub struct Keep {
     pub logits: bool,
 }
 
+/// An op with other processes.
+struct Talk {
+    lane: Communicator,
+    /// What is packed before, and added up after, by an exchange.
+    pack: Vec<Ready>,
+    calls: Vec<Call>,
+    unpack: Vec<Ready>,
+    /// Bytes.
+    sent: u64,
+}
+
 pub struct Session<'a, 'p, D: Device> {
     device: &'a mut D,
     linked: Linked<'p>,
@@ -46,8 +58,11 @@ pub struct Session<'a, 'p, D: Device> {
     /// Ops that launch something else in each step.
     changing: Vec<OpAt>,
     adds: FxHashMap<[Region; 2], Vec<Ready>>,
-    /// What goes to other processes, by op of the rank that is here, with the bytes that it sends.
-    calls: FxHashMap<u32, (Communicator, Vec<Call>, u64)>,
+    /// What goes to other processes, by op of the rank that is here.
+    talks: FxHashMap<u32, Talk>,
+    between: Vec<(u32, Between)>,
+    /// By lane: where what goes by its exchanges is packed, and where what comes is wanted.
+    rooms: FxHashMap<Communicator, [u64; 2]>,
     lives: Vec<Vec<Vec<Vec<Life>>>>,
     /// Whether to wait after each command, so that a failure is that command's.
     one_by_one: bool,
@@ -82,6 +97,12 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             tables.push(Tables::new(device.allocate(gpu, constants)?, constants));
             zeros.push(device.event(gpu)?);
         }
+        let mut rooms = FxHashMap::default();
+        let mut wanted: Vec<_> = prepared.rooms(linked).into_iter().collect();
+        wanted.sort_unstable();
+        for (lane, [goes, comes]) in wanted {
+            rooms.insert(lane, [device.allocate(0, goes)?, device.allocate(0, comes)?]);
+        }
         let streams = script.streams.iter().map(|&gpu| device.stream(gpu)).collect::<Result<_>>()?;
         let events = script.events.iter().map(|&gpu| device.event(gpu)).collect::<Result<_>>()?;
         let changing = prepared.ops.iter().map(|op| op.0).filter(|&op| changes(linked, op)).collect();
@@ -99,7 +120,9 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             ready: FxHashMap::default(),
             changing,
             adds: FxHashMap::default(),
-            calls: FxHashMap::default(),
+            talks: FxHashMap::default(),
+            between: prepared.between,
+            rooms,
             lives: linked.lines.iter().map(|line| lives(linked.plan, line)).collect(),
             one_by_one: false,
             may_wait: !linked.joined || order::in_step(linked.plan, linked.lines, linked.matching),
@@ -125,8 +148,15 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
     pub fn acquaint(&mut self) -> Result<()> {
         for command in &self.script.commands {
             let Command::Call { rank, node, .. } = command else { continue };
-            let calls = calls(self.linked, *rank, *node, self.bases[*rank as usize])?;
-            self.calls.insert(*node, calls);
+            if let OpKind::Exchange { .. } = self.linked.line(*rank).nodes[*node as usize].op.kind {
+                continue;
+            }
+            let (lane, calls, sent) = calls(self.linked, *rank, *node, self.bases[*rank as usize])?;
+            self.talks.insert(*node, Talk { lane, pack: vec![], calls, unpack: vec![], sent });
+        }
+        for (node, between) in std::mem::take(&mut self.between) {
+            let talk = self.exchange(node, &between)?;
+            self.talks.insert(node, talk);
         }
         let rank = self.linked.solo.expect("a process has one rank");
         let stream = self.device.stream(0)?;
@@ -146,6 +176,28 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             self.device.synchronize()?;
         }
         Ok(())
+    }
+
+    /// An exchange with other processes: its own buffers, and those of its lane.
+    fn exchange(&mut self, node: u32, between: &Between) -> Result<Talk> {
+        let rank = self.linked.solo.expect("a process has one rank");
+        let line = self.linked.line(rank);
+        let lane = line.nodes[node as usize].lane;
+        let room = self.rooms[&lane];
+        let span = |place: &Place| self.address(&self.linked.region(rank, place));
+        let reads: Vec<_> = line.reads(node as usize).iter().map(span).collect();
+        let writes = line.writes(node as usize).iter().map(span).collect();
+        let [packed, come] = [0, 1].map(|side| -> Vec<(u64, u64)> {
+            let pieces = between.pieces[side].windows(2);
+            pieces.map(|at| (room[side] + at[0], at[1] - at[0])).collect()
+        });
+        let goes = Spans { reads: reads.clone(), writes: packed, scratch: 0 };
+        let comes = Spans { reads: [reads, come].concat(), writes, scratch: 0 };
+        let tables = &mut self.tables[0];
+        let named = |e| Error::device(named(self.linked, rank, node), e);
+        let pack = resolve(self.device, 0, tables, &between.pack, &goes).map_err(named)?;
+        let unpack = resolve(self.device, 0, tables, &between.unpack, &comes).map_err(named)?;
+        Ok(Talk { lane, pack, calls: of_exchange(between, room), unpack, sent: between.sent() })
     }
 
     fn resolved(&mut self, (rank, node): OpAt, lowered: &super::lower::Lowered) -> Result<Vec<Ready>> {
@@ -322,9 +374,11 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
                 self.hand_over(stream, &ready)
             }
             Command::Call { rank, node, .. } => {
-                let (lane, calls, sent) = self.calls.get(node).expect("made before the first step");
-                self.sent[*rank as usize] += sent;
-                self.device.call(stream, *lane, calls)
+                let talk = self.talks.remove(node).expect("made before the first step");
+                self.sent[*rank as usize] += talk.sent;
+                let done = self.talk(stream, &talk);
+                self.talks.insert(*node, talk);
+                done
             }
             Command::Idle { rank, node, .. } => {
                 let seconds = self.linked.waits.map_or(0.0, |waits| waits[*node as usize]);
@@ -347,6 +401,14 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
                 self.hand_over(stream, &ready)
             }
         }
+    }
+
+    fn talk(&mut self, stream: StreamId, talk: &Talk) -> Result<()> {
+        self.hand_over(stream, &talk.pack)?;
+        if !talk.calls.is_empty() {
+            self.device.call(stream, talk.lane, &talk.calls)?;
+        }
+        self.hand_over(stream, &talk.unpack)
     }
 
     fn hand_over(&mut self, stream: StreamId, ready: &[Ready]) -> Result<()> {
@@ -483,7 +545,8 @@ fn fits<D: Device>(device: &mut D, linked: Linked, gpus: &[u32], prepared: &Prep
         let ranks = linked.ranks();
         let here: Vec<usize> = (0..gpus.len()).filter(|&r| gpus[r] == gpu && ranks.contains(&(r as u32))).collect();
         let ranks: u64 = here.iter().map(|&rank| bytes(rank)).sum();
-        let more = prepared.scratch[gpu as usize] + prepared.tables[gpu as usize] + super::blas::WORKSPACE;
+        let rooms: u64 = prepared.rooms(linked).into_values().flatten().sum();
+        let more = prepared.scratch[gpu as usize] + prepared.tables[gpu as usize] + rooms + super::blas::WORKSPACE;
         let [free, _] = device.memory(gpu)?;
         if ranks + more + RESERVE > free {
             let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;

@@ -31,6 +31,33 @@ fn numbers(elems: u64, dtype: Dtype, of: impl Fn(u64) -> f64) -> Data {
     Data::from_f64(&(0..elems).map(of).collect::<Vec<_>>(), dtype)
 }
 
+/// What a rank sends to each other one, one behind the other, as exchanges of experts' rows do.
+fn parts(rank: u32, world: u32, elems: u64) -> Vec<u64> {
+    (0..world).map(|to| (1 + u64::from(rank + 2 * to) % 3) * (elems / 4)).collect()
+}
+
+/// What comes to a rank from all, one behind the other.
+fn arriving(rank: u32, world: u32, elems: u64) -> Vec<f64> {
+    let of = |source: u32| {
+        let parts = parts(source, world, elems);
+        let first: u64 = parts[..rank as usize].iter().sum();
+        (first..first + parts[rank as usize]).map(move |i| value(source, i))
+    };
+    (0..world).flat_map(of).collect()
+}
+
+fn messages(rank: u32, world: u32, elems: u64, [mut from, mut to]: [u64; 2]) -> Vec<Call> {
+    let mut calls = vec![];
+    for (other, elems_to) in (0..world).zip(parts(rank, world, elems)) {
+        let elems_from = parts(other, world, elems)[rank as usize];
+        let [sent, received] = [elems_to, elems_from].map(|elems| 4 * elems);
+        calls.push(Call::Send { to: other, at: from, bytes: sent });
+        calls.push(Call::Receive { from: other, at: to, bytes: received });
+        (from, to) = (from + sent, to + received);
+    }
+    calls
+}
+
 /// As `rank` of `world`, with `elems` numbers each; every process calls this at once.
 pub fn check<D: Device>(device: &mut D, rank: u32, world: u32, elems: u64) -> Result<Vec<Joined>> {
     device.communicator(0, rank, &(0..world).collect::<Vec<_>>())?;
@@ -69,6 +96,13 @@ pub fn check<D: Device>(device: &mut D, rank: u32, world: u32, elems: u64) -> Re
             elems,
             numbers(elems, f32, |i| value(before, i)),
             vec![Call::Send { to: next, at: from, bytes }, Call::Receive { from: before, at: to, bytes }],
+        ),
+        (
+            "all to all of several sizes",
+            f32,
+            parts(rank, world, elems).iter().sum(),
+            Data::from_f64(&arriving(rank, world, elems), f32),
+            messages(rank, world, elems, [from, to]),
         ),
     ];
     let mut found = vec![];
