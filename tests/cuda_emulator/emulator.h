@@ -14,6 +14,9 @@
 #include <random>
 #include <vector>
 #include <ucontext.h>
+#ifdef RACES
+#include <sanitizer/tsan_interface.h>
+#endif
 
 #define DEVICE inline
 struct Dim { unsigned x = 1, y = 1, z = 1; };
@@ -23,6 +26,32 @@ namespace emulator {
 constexpr size_t STACK = 256 * 1024;
 
 enum State { READY, AT_WARP, AT_BLOCK, DONE };
+
+// With RACES and ThreadSanitizer every thread of a block is one of its own: what two of them do to one address without a
+// barrier between them is an error, in whatever order they came. What the emulator itself does is not looked at.
+#ifdef RACES
+extern "C" {
+void AnnotateIgnoreReadsBegin(const char*, int);
+void AnnotateIgnoreReadsEnd(const char*, int);
+void AnnotateIgnoreWritesBegin(const char*, int);
+void AnnotateIgnoreWritesEnd(const char*, int);
+}
+inline void look_away() { AnnotateIgnoreReadsBegin("", 0), AnnotateIgnoreWritesBegin("", 0); }
+inline void look() { AnnotateIgnoreWritesEnd("", 0), AnnotateIgnoreReadsEnd("", 0); }
+inline void leave(void* at) { __tsan_release(at); }
+inline void come(void* at) { __tsan_acquire(at); }
+#else
+inline void look_away() {}
+inline void look() {}
+inline void leave(void*) {}
+inline void come(void*) {}
+#endif
+
+// Looks away for as long as it is there.
+struct Unseen {
+    Unseen() { look_away(); }
+    ~Unseen() { look(); }
+};
 
 struct Copy { void* to; const void* from; bool there; unsigned bytes; };
 
@@ -36,6 +65,7 @@ struct Fiber {
     void* out = nullptr;
     int what = 0, arg = 0;
     std::vector<Copy> open;
+    void* as_thread = nullptr;
     std::deque<std::vector<Copy>> groups;
 };
 
@@ -55,11 +85,24 @@ inline std::mt19937 shuffle_with(1);
     std::exit(3);
 }
 
+// What comes before a barrier is before what comes behind it: by its number, since one thread may have come to the next
+// before another has left.
+struct Gate {
+    unsigned passed = 0;
+    char at[4];
+};
+inline Gate block_gate, warp_gates[64];
+inline void* main_thread = nullptr;
+inline char ended;
+
 inline Fiber& me() { return fibers[current]; }
 
 inline void yield(State state) {
     int self = current;
     fibers[self].state = state;
+#ifdef RACES
+    __tsan_switch_to_fiber(main_thread, __tsan_switch_to_fiber_no_sync);
+#endif
     swapcontext(&fibers[self].context, &scheduler);
 }
 
@@ -119,10 +162,12 @@ inline void warp_operation(int first) {
                 static_cast<uint32_t*>(lane[i].out)[m] = uint32_t(pair[0]) | uint32_t(pair[1]) << 16;
             }
     }
+    if (what == SYNC) warp_gates[first / 32].passed++;
     for (int i = 0; i < 32; i++) lane[i].state = READY;
 }
 
 inline void meet(int what, const void* in, void* out, int arg = 0) {
+    Unseen unseen;
     Fiber& f = me();
     f.what = what, f.in = in, f.out = out, f.arg = arg;
     yield(AT_WARP);
@@ -133,11 +178,16 @@ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
     meet(MMA, &m, c);
 }
 
-inline void load_matrices(uint32_t (&r)[4], const void* row, bool transposed) { meet(transposed ? MATRICES_T : MATRICES, row, r); }
+inline void load_matrices(uint32_t (&r)[4], const void* row, bool transposed) {
+    // Every lane's row is read, whoever gets it.
+    for (int i = 0; i < 2; i++) (void)static_cast<const volatile uint64_t*>(row)[i];
+    meet(transposed ? MATRICES_T : MATRICES, row, r);
+}
 
 inline void copy(void* to, const void* from, bool there, unsigned bytes) {
     if (reinterpret_cast<uintptr_t>(to) % bytes || (there && reinterpret_cast<uintptr_t>(from) % bytes)) fail("an asynchronous copy is not aligned");
     std::memset(to, 0xff, bytes);
+    Unseen unseen;
     me().open.push_back({to, from, there, bytes});
 }
 
@@ -146,29 +196,50 @@ inline void aligned(const void* at, size_t bytes) {
 }
 
 inline void copies_commit() {
+    Unseen unseen;
     me().groups.push_back(std::move(me().open));
     me().open.clear();
 }
 
 inline void copies_wait(int left) {
+    Unseen unseen;
     auto& groups = me().groups;
     for (; int(groups.size()) > left; groups.pop_front())
-        for (Copy& c : groups.front())
+        for (Copy c : groups.front()) {
+            look();
             if (c.there) std::memcpy(c.to, c.from, c.bytes);
             else std::memset(c.to, 0, c.bytes);
+            look_away();
+        }
 }
 
 inline void entry() {
+    come(block_gate.at + block_gate.passed % 4);
     body();
-    if (!me().open.empty()) fail("a thread ends with copies that it never committed");
-    for (auto& group : me().groups)
-        if (!group.empty()) fail("a thread ends before its copies");
+    leave(&ended);
+    {
+        Unseen unseen;
+        if (!me().open.empty()) fail("a thread ends with copies that it never committed");
+        for (auto& group : me().groups)
+            if (!group.empty()) fail("a thread ends before its copies");
+    }
     yield(DONE);
 }
 
 // Runs one block to its end.
 inline void block(int threads) {
+    Unseen unseen;
+#ifdef RACES
+    // Each has a memory of its own.
+    std::vector<unsigned char>(shared.size()).swap(shared);
+#endif
     std::memset(shared.data(), 0xff, shared.size());
+    // What is before this launch is before this block.
+    block_gate.passed++;
+    leave(block_gate.at + block_gate.passed % 4);
+#ifdef RACES
+    if (!main_thread) main_thread = __tsan_get_current_fiber();
+#endif
     for (int i = 0; i < threads; i++) {
         Fiber& f = fibers[i];
         if (!f.stack) f.stack.reset(new char[STACK]);
@@ -190,6 +261,10 @@ inline void block(int threads) {
             if (fibers[i].state == READY) {
                 current = i;
                 moved = true;
+#ifdef RACES
+                if (!fibers[i].as_thread) fibers[i].as_thread = __tsan_create_fiber(0);
+                __tsan_switch_to_fiber(fibers[i].as_thread, __tsan_switch_to_fiber_no_sync);
+#endif
                 swapcontext(&scheduler, &fibers[i].context);
             }
         for (int w = 0; w < threads; w += 32) {
@@ -203,6 +278,7 @@ inline void block(int threads) {
         if (waiting > 0 && waiting + done == threads) {
             if (done > 0) fail("some threads have ended and others wait at a barrier");
             for (int i = 0; i < threads; i++) fibers[i].state = READY;
+            block_gate.passed++;
             moved = true;
         }
         if (!moved) fail("threads wait for each other at different places");
@@ -219,8 +295,22 @@ struct ThreadIdx {
 };
 inline ThreadIdx threadIdx;
 
-inline void __syncthreads() { emulator::yield(emulator::AT_BLOCK); }
-inline void __syncwarp(unsigned = 0xffffffffu) { emulator::meet(emulator::SYNC, nullptr, nullptr); }
+inline void __syncthreads() {
+    void* at = emulator::block_gate.at + (emulator::block_gate.passed + 1) % 4;
+    emulator::leave(at);
+    {
+        emulator::Unseen unseen;
+        emulator::yield(emulator::AT_BLOCK);
+    }
+    emulator::come(at);
+}
+inline void __syncwarp(unsigned = 0xffffffffu) {
+    emulator::Gate& gate = emulator::warp_gates[emulator::current / 32];
+    void* at = gate.at + (gate.passed + 1) % 4;
+    emulator::leave(at);
+    emulator::meet(emulator::SYNC, nullptr, nullptr);
+    emulator::come(at);
+}
 inline float __shfl_xor_sync(unsigned, float x, int lanes) {
     float out;
     emulator::meet(emulator::SHUFFLE, &x, &out, lanes);
@@ -229,8 +319,16 @@ inline float __shfl_xor_sync(unsigned, float x, int lanes) {
 inline float __uint_as_float(unsigned x) { float f; std::memcpy(&f, &x, 4); return f; }
 inline unsigned __float_as_uint(float f) { unsigned x; std::memcpy(&x, &f, 4); return x; }
 inline float __int_as_float(int x) { return __uint_as_float(unsigned(x)); }
-inline float atomicAdd(float* at, float x) { float old = *at; *at += x; return old; }
-inline double atomicAdd(double* at, double x) { double old = *at; *at += x; return old; }
+// One thread runs at a time: atomic for ThreadSanitizer alone.
+template <class T> inline T atomic_add(T* at, T x) {
+    T old, sum;
+    __atomic_load(at, &old, __ATOMIC_RELAXED);
+    sum = old + x;
+    __atomic_store(at, &sum, __ATOMIC_RELAXED);
+    return old;
+}
+inline float atomicAdd(float* at, float x) { return atomic_add(at, x); }
+inline double atomicAdd(double* at, double x) { return atomic_add(at, x); }
 using std::fmaxf;
 using std::fminf;
 using std::exp2f;

@@ -12,6 +12,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex};
 use tempfile::TempDir;
 
@@ -29,6 +30,31 @@ pub fn is_here() -> bool {
     COMPILER.is_some()
 }
 
+/// Whether programs look for races of a block's threads, by ThreadSanitizer.
+pub static RACES: AtomicBool = AtomicBool::new(false);
+
+/// What a program is built with besides.
+fn flags() -> &'static [&'static str] {
+    if RACES.load(Ordering::Relaxed) { &["-DRACES", "-fsanitize=thread", "-g"] } else { &[] }
+}
+
+/// Whether ThreadSanitizer is here and runs; says so if not.
+pub fn finds_races() -> bool {
+    if !is_here() {
+        return false;
+    }
+    let dir = TempDir::new().unwrap();
+    let (source, program) = (dir.path().join("none.cpp"), dir.path().join("none"));
+    std::fs::write(&source, "int main() {}").unwrap();
+    let mut command = Command::new(COMPILER.as_ref().unwrap());
+    let made = command.arg("-fsanitize=thread").arg(&source).arg("-o").arg(&program).output().unwrap().status.success();
+    let runs = made && Command::new(&program).output().is_ok_and(|done| done.status.success());
+    if !runs {
+        eprintln!("skipped: no ThreadSanitizer that runs here, so races cannot be looked for");
+    }
+    runs
+}
+
 /// One compiler at a time.
 static COMPILING: Mutex<()> = Mutex::new(());
 
@@ -36,9 +62,11 @@ static COMPILING: Mutex<()> = Mutex::new(());
 fn program(launch: &Launch) -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda_emulator");
     let own = ["emulator.h", "main.cpp"].map(|name| std::fs::read_to_string(here.join(name)).unwrap());
-    let texts: Vec<&str> = ALL.iter().chain(HEADERS).map(|source| source.text).collect();
+    // The launch's own may be a test's.
+    let files = || ALL.iter().chain(HEADERS).chain([&launch.source]);
+    let texts: Vec<&str> = files().map(|source| source.text).collect();
     let mut hasher = DefaultHasher::new();
-    (own, texts, launch.source.name, &launch.defines).hash(&mut hasher);
+    (own, texts, launch.source.name, &launch.defines, flags()).hash(&mut hasher);
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda_emulator").join(format!("{:016x}", hasher.finish()));
     let _one = COMPILING.lock().unwrap_or_else(|p| p.into_inner());
     let program = dir.join("program");
@@ -46,12 +74,13 @@ fn program(launch: &Launch) -> PathBuf {
         return program;
     }
     std::fs::create_dir_all(&dir).unwrap();
-    for file in ALL.iter().chain(HEADERS) {
+    for file in files() {
         std::fs::write(dir.join(file.name), file.text).unwrap();
     }
     let part = dir.join(format!("part{}", std::process::id()));
     let done = Command::new(COMPILER.as_ref().unwrap())
         .args(["-std=c++17", "-O1", "-w"])
+        .args(flags())
         .args(launch.defines.iter().map(|(name, value)| format!("-D{name}={value}")))
         .arg(format!("-DKERNEL_FILE=\"{}\"", launch.source.name))
         .args([format!("-I{}", here.display()), format!("-I{}", dir.display())])
@@ -76,6 +105,7 @@ struct Server {
 impl Server {
     fn new(program: &Path, memory: &Path) -> Server {
         let mut child = Command::new(program)
+            .env("TSAN_OPTIONS", "halt_on_error=1 history_size=4")
             .arg(memory)
             .args([BASE.to_string(), ROOM.to_string()])
             .stdin(Stdio::piped())
@@ -107,7 +137,8 @@ impl Drop for Server {
 }
 
 /// Where the memory is in every program.
-const BASE: u64 = 0x2000_0000_0000;
+/// Among the addresses that ThreadSanitizer looks at.
+const BASE: u64 = 0x10_0000_0000;
 const ROOM: u64 = 4 << 30;
 
 /// A memory, and the kernels that run in it.
