@@ -19,7 +19,7 @@ use crate::plan::link::Place;
 use crate::plan::memory::{Life, SlotId, lives};
 use crate::plan::{Kernel, OpKind, TensorKind, order};
 use notes::Notes;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 
 /// What a step keeps besides the loss.
@@ -145,7 +145,9 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
 
     /// What goes to other processes is worked out, and everyone of a communicator hears of everyone, whether it has use
     /// for that communicator or not: connections that are made only when they are first used could wait for each other.
+    /// Memory is filled after this.
     pub fn acquaint(&mut self) -> Result<()> {
+        self.warm_libraries()?;
         for command in &self.script.commands {
             let Command::Call { rank, node, .. } = command else { continue };
             if let OpKind::Exchange { .. } = self.linked.line(*rank).nodes[*node as usize].op.kind {
@@ -176,6 +178,27 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             self.device.synchronize()?;
         }
         Ok(())
+    }
+
+    /// One call of each kind of a library, whatever its operands hold. The driver loads a library's kernels when they are
+    /// first launched, and may wait for the whole GPU to do it (CUDA C++ Programming Guide, "Lazy Loading", "Concurrent
+    /// Execution"): later there could be messages under way, which wait for what this process has not handed over yet.
+    fn warm_libraries(&mut self) -> Result<()> {
+        let mut seen = FxHashSet::default();
+        let mut calls = vec![];
+        for one in self.ready.values().flatten() {
+            let kind = match one {
+                Ready::Gemm { gemm, .. } => format!("{gemm:?}"),
+                Ready::Fused { sdpa, .. } => format!("{sdpa:?}"),
+                Ready::Launch { .. } | Ready::Copy { .. } => continue,
+            };
+            if seen.insert(kind) {
+                calls.push(one.clone());
+            }
+        }
+        let stream = self.device.stream(0)?;
+        self.hand_over(stream, &calls)?;
+        self.device.synchronize()
     }
 
     /// An exchange with other processes: its own buffers, and those of its lane.
