@@ -32,6 +32,7 @@ pub mod store;
 pub mod summary;
 pub mod table;
 pub mod training;
+pub mod tuning;
 pub mod verdict;
 pub mod ways;
 mod words;

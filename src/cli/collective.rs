@@ -144,6 +144,7 @@ fn library(gpu: &GpuSpec) -> &'static str {
     match gpu.architecture {
         Architecture::Cpu => "cpu",
         Architecture::Tpu => "tpu",
+        Architecture::Npu => "hccl-fa2",
         Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 => "rccl-fa2",
         _ => "nccl-fa2",
     }

@@ -382,9 +382,12 @@ pub fn stack_of(gpu: &GpuSpec) -> &'static str {
     match gpu.architecture {
         Architecture::Hopper => "nccl-fa3",
         Architecture::Ampere | Architecture::Ada => "nccl-fa2",
+        // FlashAttention 2 needs Ampere.
+        Architecture::Volta | Architecture::Turing => "nccl-unfused",
         Architecture::Blackwell => "nccl-cudnn",
         Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 => "rccl-fa2",
         Architecture::Tpu => "tpu",
+        Architecture::Npu => "hccl-fa2",
         Architecture::Cpu => "cpu",
     }
 }

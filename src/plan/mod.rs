@@ -5,6 +5,7 @@ pub mod check;
 pub mod crew;
 pub mod dropout;
 pub mod expert;
+pub mod frozen;
 pub mod halves;
 pub mod kernel;
 pub mod link;

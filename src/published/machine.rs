@@ -87,6 +87,8 @@ impl Fleet {
 /// The generation of which a source says that the GPU is one, and no more; of several the one named first.
 fn generation(words: &str) -> Option<Architecture> {
     let named = |word: &String| match word.as_str() {
+        "volta" => Some(Architecture::Volta),
+        "turing" => Some(Architecture::Turing),
         "ampere" => Some(Architecture::Ampere),
         "ada" => Some(Architecture::Ada),
         "hopper" => Some(Architecture::Hopper),
@@ -100,6 +102,28 @@ fn has_peak(gpu: &GpuSpec, tflops: f64) -> bool {
     gpu.peak.get("bf16").is_some_and(|peak| (peak.value.value() / (tflops * 1e12) - 1.0).abs() < 0.01)
 }
 
+/// What GPUs are called for short.
+const SHORT: &[(&str, &str)] = &[
+    ("mi300", "mi300x"),
+    ("mi325", "mi325x"),
+    ("mi350", "mi350x"),
+    ("mi355", "mi355x"),
+    ("a6000", "rtxa6000"),
+    ("3090", "rtx3090"),
+    ("4090", "rtx4090"),
+    ("5090", "rtx5090"),
+    ("rtx4090d", "rtx4090"),
+    ("v5litepod", "v5e"),
+    ("trillium", "v6e"),
+    ("910b", "ascend910b"),
+    ("910b1", "ascend910b"),
+    ("910b2", "ascend910b"),
+    ("910b3", "ascend910b"),
+    ("ascend910b2", "ascend910b"),
+    ("ascend910b3", "ascend910b"),
+    ("hpu", "gaudi2"),
+];
+
 /// How well words fit the name of a GPU: its family must be there (a100, never a100x); memory, form factor and
 /// the like count as they agree. Higher is better.
 fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
@@ -107,10 +131,13 @@ fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
     said.iter_mut().for_each(|word| *word = of_one(without_count(word)).into());
     // "TPUv4" is one word where ours are two, "RTX 4090" are two where ours is one, and "MI300" leaves the X out.
     let joined = name.get(1).map(|second| format!("{}{second}", name[0]));
-    let apart = said.windows(2).any(|pair| pair.concat() == name[0]);
-    let is = |word: &String| *word == name[0] || Some(word) == joined.as_ref();
-    let short = said.iter().any(|word| word.starts_with("mi3") && format!("{word}x") == name[0]);
-    if !(said.iter().any(is) || apart || short) {
+    let apart = (2..4).any(|n| said.windows(n).any(|run| run.concat() == name[0]));
+    // Of chips that all have one name, that of the generation is the name.
+    let family = name[0] == "tpu";
+    let is = |word: &String| *word == name[0] && !family || Some(word) == joined.as_ref();
+    let short = said.iter().any(|word| SHORT.contains(&(word, &name[0])));
+    let both = family && said.contains(&name[0]) && name.get(1).is_some_and(|second| said.contains(second));
+    if !(said.iter().any(is) || apart || short || both) {
         return None;
     }
     let sized = |tokens: &[String]| tokens.iter().find_map(|t| t.strip_suffix("gb")?.parse::<f64>().ok());
@@ -121,9 +148,12 @@ fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
         (Some(a), Some(b)) if (a / b - 1.0).abs() < 0.05 => 1,
         (Some(_), Some(_)) => -1,
         // "A100" alone is the larger one, which came to stay, and "H100" the one that everybody has.
-        (None, Some(b)) if b == 40.0 || name[0] == "h100" => -1,
+        (None, Some(b)) if b == 40.0 || b == 16.0 || name[0] == "h100" => -1,
         _ => 0,
     };
+    // Of boards of one chip that are told apart so.
+    let third = |tokens: &[String]| tokens.iter().any(|t| t == "sxm3");
+    score -= i32::from(third(&said) != third(&name));
     score += if pcie(&said) == pcie(&name) { 3 } else { 0 };
     Some(score)
 }

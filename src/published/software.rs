@@ -179,6 +179,12 @@ const RULES: &[Rule] = &[
     },
     Rule { words: &["megatronlm", "transformerengine"], habits: RECIPES },
     Rule { words: &["llmfoundry", "mosaic", "internevo"], habits: habits(FLASH_1, 0.0) },
+    // Recipes of fine-tuning compute again unless told otherwise (github:pytorch/torchtune recipes/configs,
+    // `enable_activation_checkpointing`; github:QwenLM/Qwen finetune, `--gradient_checkpointing`).
+    Rule {
+        words: &["torchtune", "peft", "unsloth", "trlsft"],
+        habits: Habits { recompute: Some(Recompute::Full), ..habits(FLASH, 0.0) },
+    },
     Rule { words: &["alst"], habits: Habits { zero: 3, ..habits(NEWEST, 0.0) } },
     // Hugging Face's blocks with FlashAttention 2 under DeepSpeed; XTuner puts its own operators into them.
     Rule {
@@ -223,6 +229,11 @@ fn is_on_engine(system: &str) -> bool {
 }
 
 impl Habits {
+    /// The same with scores in memory.
+    pub fn unfused(self) -> Habits {
+        Habits { kernels: UNFUSED, ..self }
+    }
+
     pub fn of(system: &str) -> Habits {
         let text = squeezed(system);
         let rule = RULES.iter().find(|rule| rule.words.iter().any(|word| text.contains(word)));
@@ -298,7 +309,9 @@ impl Stacks {
         let there = |s: &&StackSpec| !s.fuses_attention() || gpu.attention.contains_key(&s.attention_kernel.value);
         let of_gpu = || self.all.iter().filter(there).filter(|s| of_maker(&s.name, gpu));
         let wanted = kernels.iter().find_map(|kernel| of_gpu().find(|s| s.attention_kernel.value == *kernel));
-        wanted.or_else(|| of_gpu().find(|s| s.fuses_attention())).ok_or_else(|| {
+        // What fuses nothing runs everywhere: on a GPU from before FlashAttention 2, too.
+        let any = || of_gpu().find(|s| s.fuses_attention()).or_else(|| of_gpu().next());
+        wanted.or_else(any).ok_or_else(|| {
             let known: Vec<_> = gpu.attention.keys().map(String::as_str).collect();
             format!("stack: none runs an attention kernel that {} has a curve for ({})", gpu.name, known.join(", "))
         })
@@ -309,6 +322,7 @@ impl Stacks {
 fn of_maker(stack: &str, gpu: &GpuSpec) -> bool {
     let library = match gpu.architecture {
         Architecture::Cpu => "cpu",
+        Architecture::Npu => "hccl",
         _ if gpu.name.starts_with("mi") => "rccl",
         _ if gpu.name.starts_with("tpu") => "tpu",
         _ => "nccl",

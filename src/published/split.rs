@@ -89,7 +89,7 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
     let ample = if run.global_batch.is_some() { 1 } else { ROWS.div_ceil(rows) };
     let micro_batch = run.micro_batch.unwrap_or(ample);
     let filled = u64::from(dp) * micro_batch * if pp > 1 { 4 * u64::from(pp) } else { 1 };
-    let vp = run.vp.or(interleaving(run, pp)).filter(|_| in_v(run).is_none()).unwrap_or(1);
+    let vp = run.vp.or(interleaving(run, model, pp)).filter(|_| in_v(run).is_none()).unwrap_or(1);
     let stage = zero(&run.zero, habits);
     // Beside a pipeline weights stay whole and gradients are scattered once a step: FSDP under PyTorch's schedules,
     // Llama 3's stack; Megatron-LM and DeepSpeed have no more than stage 1 there.
@@ -122,18 +122,24 @@ fn by_rate(run: &Training, model: &LlmSpec) -> Option<u64> {
     (far(best) < 0.03).then_some(best)
 }
 
-/// Virtual stages of a system that interleaves without saying how finely (Megatron Core's own figures lose a tenth where a
+/// Virtual stages of a system that interleaves without saying how finely (NeMo's tables have a pipeline of more than one stage interleaved wherever they
+/// state it; Megatron Core's own figures lose a tenth where a
 /// pipeline of six stages has twelve micro-batches, of which the plain schedule would idle a third): a layer each, or as close to it as the
 /// layers come out even.
-fn interleaving(run: &Training, pp: u32) -> Option<u32> {
+fn interleaving(run: &Training, model: &LlmSpec, pp: u32) -> Option<u32> {
     let system = squeezed(&run.system);
-    let interleaves = ["interleaved", "llama3stack", "megatroncore"].iter().any(|word| system.contains(word));
+    let interleaves = ["interleaved", "llama3stack", "megatroncore", "nemo", "megatronbridge", "mlperf"]
+        .iter()
+        .any(|word| system.contains(word));
     if mixture::is_dualpipe(run) {
         return Some(2);
     }
-    let layers = run.layers.filter(|_| interleaves && pp > 1)?;
-    let even = |vp: &u64| [layers, layers + 2].iter().any(|l| l.is_multiple_of(u64::from(pp) * vp));
-    (1..=((layers + 2) / u64::from(pp)).clamp(1, 64)).rev().find(even).map(|vp| vp as u32)
+    let layers = Some(model.layers).filter(|_| interleaves && pp > 1)?;
+    // Embedding and head take the place of a layer each where its makers say so (arXiv:2407.21783, section 3.3.2), in
+    // NVIDIA's recipes they do not.
+    let ends = if ["nemo", "megatronbridge", "mlperf"].iter().any(|word| system.contains(word)) { 0 } else { 2 };
+    let even = |vp: &u64| [layers, layers + ends].iter().any(|l| l.is_multiple_of(u64::from(pp) * vp));
+    (1..=((layers + ends) / u64::from(pp)).clamp(1, 64)).rev().find(even).map(|vp| vp as u32)
 }
 
 /// Pipelines whose backward passes are in two halves, by the names of their schedules (arXiv:2401.10241: ZB-H1, ZB-H2 or 1p
@@ -262,6 +268,10 @@ fn optimizer_is_away(run: &Training) -> bool {
     let is = |text: &String| text.contains("offload") && (text.contains("optimizer") || text.contains("adam"));
     // ZeRO's offload is that of the optimizer first of all (arXiv:2101.06840), of activations only where it says so.
     let zeros = ["zerooffload", "zero3offload", "zero2offload", "zero3+offload", "zero2+offload", "zero1+offload"];
+    let remarked = ["optimizeroffload", "offloadedoptimizer", "cpuoffload", "adamonthecpu"];
+    if remarked.iter().any(|word| squeezed(&run.notes).contains(word)) {
+        return true;
+    }
     said.iter().any(is) || said.iter().any(|text| zeros.iter().any(|word| text.contains(word)))
 }
 

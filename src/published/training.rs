@@ -10,6 +10,7 @@ use super::recipe;
 use super::software::{Habits, is_eager};
 use super::split::{ROWS, Split, gpus, recompute, recomputes_half, split, wider};
 use super::standin::stand_in;
+use super::tuning::Tuning;
 use super::verdict::Prediction;
 use super::words::is_fp4;
 use super::{Shipped, mixture, sizes};
@@ -47,6 +48,8 @@ struct Setup {
     stack: StackSpec,
     /// Half of what full recomputation computes again is computed again.
     half: bool,
+    /// Weights stay as they are.
+    tuning: Option<Tuning>,
 }
 
 /// What the run would report, or why that cannot be said. What was chosen is said in both cases.
@@ -192,6 +195,8 @@ impl Setup {
         let own = if mixture::is_deepseeks(run) { shipped.stacks.own("hai-llm", &machine.cluster.gpu) } else { None };
         let stack = own.map_or_else(|| shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu), Ok)?;
         found.stack = stack.name.clone();
+        // On a GPU from before fused attention, scores are in memory whatever the system does elsewhere.
+        let habits = if stack.fuses_attention() { habits } else { habits.unfused() };
         let (mut model, said) = sizes::model(run, habits)?;
         found.why.extend(said);
         if let (Some(_), Some(layers)) = (run.pair_s, run.layers) {
@@ -208,7 +213,9 @@ impl Setup {
         let batch =
             run.global_batch.is_none().then(|| format!("global_batch: not stated; {} taken", split.global_batch));
         found.why.extend(batch);
-        Ok(Setup { model, split, machine, stack, half: recomputes_half(run) })
+        let tuning = Tuning::of(run);
+        found.why.extend(tuning.map(|tuning| tuning.said().to_string()));
+        Ok(Setup { model, split, machine, stack, half: recomputes_half(run), tuning })
     }
 
     /// The plan, with the least recomputation that fits where none is stated: of no layer, else of attention alone,
@@ -257,7 +264,8 @@ impl Setup {
         loop {
             match self.build(&model, &split) {
                 Ok(plan) => {
-                    let (needs, room) = (needs(&plan)?, self.room());
+                    let spared = self.tuning.map_or(0.0, |tuning| tuning.spared(&plan));
+                    let (needs, room) = (needs(&plan)? - spared, self.room());
                     found.memory = (needs > room).then(|| {
                         let has = room / SPARE;
                         format!("memory: the plan needs {:.1} GB of the {:.1} GB left", needs * 1e-9, has * 1e-9)
@@ -282,7 +290,8 @@ impl Setup {
         // Published runs of mixtures are routed evenly, or near to it: their sources force it.
         let node = self.machine.cluster.spec.gpus_per_node;
         let route = Routing::Balanced.route(model, &work, &split.par, node).map_err(said)?;
-        build_routed(model, &work, &split.par, engines, route).map_err(said)
+        let plan = build_routed(model, &work, &split.par, engines, route).map_err(said)?;
+        Ok(if self.tuning.is_some() { plan.frozen() } else { plan })
     }
 
     /// Bytes that a plan may need.
@@ -302,10 +311,21 @@ impl Setup {
     /// Of a step; layers that recompute take as long as in a plan where all do.
     fn seconds(&self, made: &Made) -> Result<f64, String> {
         let kernels = self.kernels()?;
-        let of = |plan: &Plan| cost(plan, self.machine(&kernels), Effort::SUMS).map(|t| t.step.value()).map_err(said);
+        let more = self.unpacking(&made.split);
+        let step = |plan: &Plan| cost(plan, self.machine(&kernels), Effort::SUMS).map(|t| t.step.value());
+        let of = |plan: &Plan| step(plan).map(|seconds| seconds + more).map_err(said);
         let all = of(&made.plan)?;
         let Some((whole, share)) = &made.beside else { return Ok(all) };
         Ok(share * of(whole)? + (1.0 - share) * all)
+    }
+
+    /// Seconds of a step in which packed weights are made whole.
+    fn unpacking(&self, split: &Split) -> f64 {
+        let par = &split.par;
+        let weights = self.model.params() as f64 / f64::from(par.tp * par.pp);
+        let microbatches = split.global_batch as f64 / (f64::from(par.dp) * split.micro_batch as f64);
+        let gpu = &self.machine.cluster.gpu;
+        self.tuning.map_or(0.0, |tuning| tuning.unpacking(weights, microbatches, par.recompute, gpu).value())
     }
 
     fn words(&self, split: &Split) -> String {

@@ -11,6 +11,10 @@ use std::path::Path;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
+    /// V100, which has no bf16: what is said of bf16 is fp16's.
+    Volta,
+    /// T4 and its kin, of which the same holds.
+    Turing,
     Ampere,
     Ada,
     Hopper,
@@ -22,6 +26,8 @@ pub enum Architecture {
     /// AMD's MI350.
     Cdna4,
     Tpu,
+    /// Accelerators of other makers: Gaudi, Ascend.
+    Npu,
     Cpu,
 }
 

@@ -187,12 +187,15 @@ impl<'a> Tuner<'a> {
 }
 
 /// GB/s that LL can reach: by GPU inside a node, else by the CPU, Intel's beside Hopper, AMD's beside Ampere.
-/// NCCL's tables end there; Ada and AMD's own library are taken for Ampere, Grace for an Intel CPU.
+/// NCCL's tables end there; Ada and other makers' libraries are taken for Ampere, Grace for an Intel CPU.
 fn ll_max(architecture: Architecture, nodes: u32) -> f64 {
     let of_nodes = |row: [f64; 3]| row[nodes.clamp(1, 3) as usize - 1];
     match architecture {
+        Architecture::Volta | Architecture::Turing => of_nodes([39.0, 39.0, 20.4]),
         Architecture::Ampere | Architecture::Ada => of_nodes([87.7, 22.5, 19.0]),
-        Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 => of_nodes([87.7, 22.5, 19.0]),
+        Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 | Architecture::Npu => {
+            of_nodes([87.7, 22.5, 19.0])
+        }
         Architecture::Hopper => of_nodes([141.0, 39.0, 20.4]),
         Architecture::Blackwell => of_nodes([282.0, 39.0, 20.4]),
         Architecture::Tpu | Architecture::Cpu => f64::INFINITY,

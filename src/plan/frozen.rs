@@ -1,0 +1,159 @@
+//! A plan of fine-tuning that leaves the weights as they are, as LoRA does (arXiv:2106.09685): no gradient of a weight is
+//! made, summed or kept, and there is no optimizer. Gradients of inputs stay, which those of the layers below are made of.
+//! Adapters themselves are left out: with a rank of 8 to 64 they are a hundredth of the work.
+
+use super::kernel::Kernel;
+use super::op::*;
+use super::program::Plan;
+use std::collections::BTreeSet;
+
+impl Plan {
+    /// The plan with every weight frozen. What was a parameter's gradient has no place in it any more.
+    pub fn frozen(mut self) -> Plan {
+        let gradients = Gradients::of(&self);
+        let lines = self.blocks.len() + self.programs.len();
+        for line in 0..lines {
+            let ops = std::mem::take(self.line(line));
+            *self.line(line) = without(ops, |of| gradients.has(line, of), &self.tensors);
+        }
+        // Products that only a sum of gradients read, and what was gathered for them, are idle now.
+        while self.drop_idle() {}
+        self
+    }
+
+    fn line(&mut self, line: usize) -> &mut Vec<Op> {
+        let blocks = self.blocks.len();
+        if line < blocks { &mut self.blocks[line].ops } else { &mut self.programs[line - blocks].ops }
+    }
+
+    /// Drops ops all of whose results are workspace that nobody reads, and calls of blocks that have no ops left; whether there were any.
+    fn drop_idle(&mut self) -> bool {
+        let lines = self.blocks.len() + self.programs.len();
+        let mut read: BTreeSet<TensorId> = BTreeSet::new();
+        let mut empty = vec![];
+        for line in 0..lines {
+            let ops = self.line(line);
+            let reads = ops.iter().flat_map(Op::reads).map(|buf| buf.of);
+            let args = ops.iter().filter_map(|op| match &op.kind {
+                OpKind::Call { args, .. } => Some(args.iter().map(Arg::of)),
+                _ => None,
+            });
+            let tensors = reads.chain(args.flatten()).filter_map(|of| match of {
+                TensorRef::Tensor(id) => Some(id),
+                TensorRef::Formal(_) => None,
+            });
+            read.extend(tensors.collect::<Vec<_>>());
+            empty.push(self.line(line).is_empty());
+        }
+        let passing: Vec<bool> =
+            (self.tensors.iter()).map(|t| matches!(t.kind, TensorKind::Workspace | TensorKind::CommBuffer)).collect();
+        let idle = |op: &Op| match &op.kind {
+            OpKind::Call { block, .. } => empty[*block as usize],
+            OpKind::Compute { .. } | OpKind::Collective { .. } => op.writes().all(|buf| match buf.of {
+                TensorRef::Tensor(id) => passing[id as usize] && !read.contains(&id),
+                TensorRef::Formal(_) => false,
+            }),
+            _ => false,
+        };
+        let mut any = false;
+        for line in 0..lines {
+            let ops = std::mem::take(self.line(line));
+            let before = ops.len();
+            let kept = renumbered(ops, |op| !idle(op));
+            any |= kept.len() < before;
+            *self.line(line) = kept;
+        }
+        any
+    }
+}
+
+/// What stands for gradients of weights, or sums of them: tensors of the plan, and formals of its blocks that calls bind
+/// to these.
+struct Gradients {
+    tensors: BTreeSet<TensorId>,
+    /// By block.
+    formals: Vec<BTreeSet<u32>>,
+}
+
+impl Gradients {
+    fn of(plan: &Plan) -> Gradients {
+        let loss = plan.feed.tokens().map(|inputs| inputs.loss);
+        // Where they are whole for a while only, they are workspace, under the same names.
+        let is = |t: &Tensor| {
+            t.kind == TensorKind::Grad || ["g.", "g_part.", "g_share."].iter().any(|start| t.name.starts_with(start))
+        };
+        let kept = plan.tensors.iter().enumerate().filter(|(_, t)| is(t)).map(|(id, _)| id as u32);
+        let named = plan.params.iter().map(|param| param.grad);
+        let shares = plan.masters.iter().map(|master| master.grad_share);
+        let tensors = kept.chain(named).chain(shares).filter(|id| Some(*id) != loss).collect();
+        let mut all = Gradients { tensors, formals: vec![BTreeSet::new(); plan.blocks.len()] };
+        while all.spread(plan) {}
+        all
+    }
+
+    /// Marks formals that calls bind to what is marked; whether there were new ones.
+    fn spread(&mut self, plan: &Plan) -> bool {
+        let mut any = false;
+        let lines = plan.blocks.iter().map(|b| &b.ops).chain(plan.programs.iter().map(|p| &p.ops));
+        for (line, op) in lines.enumerate().flat_map(|(line, ops)| ops.iter().map(move |op| (line, op))) {
+            let OpKind::Call { block, args, .. } = &op.kind else { continue };
+            for (formal, arg) in args.iter().enumerate() {
+                if self.has(line, arg.of()) {
+                    any |= self.formals[*block as usize].insert(formal as u32);
+                }
+            }
+        }
+        any
+    }
+
+    /// Whether it is one, in a block, or in a program behind all blocks.
+    fn has(&self, line: usize, of: TensorRef) -> bool {
+        match of {
+            TensorRef::Tensor(id) => self.tensors.contains(&id),
+            TensorRef::Formal(formal) => self.formals.get(line).is_some_and(|formals| formals.contains(&formal)),
+        }
+    }
+}
+
+/// The ops without those of gradients and of the optimizer, and without gradients among the operands of the others.
+fn without(ops: Vec<Op>, gradient: impl Fn(TensorRef) -> bool, tensors: &[Tensor]) -> Vec<Op> {
+    let weight = |buf: &Buf| match buf.of {
+        TensorRef::Tensor(id) => tensors[id as usize].kind == TensorKind::Param,
+        TensorRef::Formal(_) => false,
+    };
+    let ops = ops.into_iter().map(|mut op| {
+        if let OpKind::Compute { reads, writes, .. } = &mut op.kind {
+            reads.retain(|buf| !gradient(buf.of));
+            writes.retain(|buf| !gradient(buf.of));
+        }
+        op
+    });
+    let stays = |op: &Op| match &op.kind {
+        OpKind::Compute { kernel: Kernel::Adam { .. }, .. } => false,
+        OpKind::Compute { writes, .. } => !writes.is_empty(),
+        // What the optimizer wrote would be made whole again.
+        OpKind::Collective { src, dst, .. } => !gradient(src.of) && !gradient(dst.of) && !weight(dst),
+        OpKind::Copy { src, dst } => !gradient(src.of) && !gradient(dst.of) && !weight(dst),
+        _ => true,
+    };
+    renumbered(ops.collect(), stays)
+}
+
+/// The ops that stay, with new numbers; who waited for one that is gone waits for what that waited for.
+fn renumbered(ops: Vec<Op>, stays: impl Fn(&Op) -> bool) -> Vec<Op> {
+    let mut now: Vec<Vec<u32>> = Vec::with_capacity(ops.len());
+    let mut kept: Vec<Op> = Vec::with_capacity(ops.len());
+    for op in ops {
+        let mut after: Vec<u32> = op.after.iter().flat_map(|earlier| now[*earlier as usize].clone()).collect();
+        after.sort_unstable();
+        after.dedup();
+        if stays(&op) {
+            let id = kept.len() as u32;
+            now.push(vec![id]);
+            kept.push(Op { id, after, ..op });
+        } else {
+            now.push(after);
+        }
+    }
+    kept
+}

@@ -1,0 +1,113 @@
+//! Fine-tuning that leaves the weights of a model as they are, by what its source says: LoRA (arXiv:2106.09685) and its
+//! kin, and QLoRA (arXiv:2305.14314), which keeps them in four bits.
+
+use super::case::Training;
+use super::words::{squeezed, tokens};
+use crate::plan::{Plan, TensorKind};
+use crate::spec::{GpuSpec, Recompute};
+use crate::units::Seconds;
+
+/// Bytes that a weight in four bits has to be moved for it to be whole again, by the kernels that unpack, look up and
+/// scale: what rates of LoRA and QLoRA differ by over three passes is 12 of an RTX 4090 (Llama-3.1 8B, 4096 tokens:
+/// github:pytorch/torchtune README.md) and 18 of an A100 (Qwen-7B, 2048 tokens: github:QwenLM/Qwen README.md).
+const UNPACKED: f64 = 15.0;
+
+/// Of a weight of two bytes, what four bits and their scales leave.
+const PACKED: f64 = 0.28;
+
+/// How a model is tuned without its weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tuning {
+    Adapters,
+    /// Of weights in four bits.
+    Packed,
+}
+
+impl Tuning {
+    pub fn of(run: &Training) -> Option<Tuning> {
+        let said = format!("{} {} {} {}", run.system, run.model, run.precision, run.notes);
+        let words = tokens(&said);
+        let is = |names: &[&str]| words.iter().any(|word| names.contains(&word.as_str()));
+        let packed = is(&["qlora", "qdora"]) || squeezed(&said).contains("qlora");
+        let none = ["nolora", "withoutlora", "notlora"].iter().any(|word| squeezed(&said).contains(word));
+        match packed || is(&["lora", "dora", "rslora", "lora+"]) {
+            true if !none => Some(if packed { Tuning::Packed } else { Tuning::Adapters }),
+            _ => None,
+        }
+    }
+
+    pub fn said(self) -> &'static str {
+        match self {
+            Tuning::Adapters => {
+                "weights frozen: no gradients, sums or optimizer of theirs; adapters themselves left out"
+            }
+            Tuning::Packed => "weights frozen and in four bits: unpacked in every pass; adapters themselves left out",
+        }
+    }
+
+    /// Bytes of the fullest rank that are not there, as its weights are packed.
+    pub fn spared(self, plan: &Plan) -> f64 {
+        let weights = |t: &&crate::plan::Tensor| t.kind == TensorKind::Param && !t.host;
+        let bytes: u64 = plan.tensors.iter().filter(weights).map(|t| t.bytes() * u64::from(t.slots)).sum();
+        if self == Tuning::Packed { (1.0 - PACKED) * bytes as f64 } else { 0.0 }
+    }
+
+    /// Of a step, to make weights whole: `weights` on each rank, in every pass of every microbatch.
+    pub fn unpacking(self, weights: f64, microbatches: f64, recompute: Recompute, gpu: &GpuSpec) -> Seconds {
+        let passes = if recompute == Recompute::Full { 3.0 } else { 2.0 };
+        let moved = if self == Tuning::Packed { UNPACKED * weights * passes * microbatches } else { 0.0 };
+        Seconds::new(moved / (gpu.memory_bandwidth.value.value() * gpu.memory_bound.fraction.value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Kernel, Op, OpKind};
+    use crate::spec::{ClusterSpec, Dtype, LlmSpec, Parallelism, StackSpec, Workload};
+    use crate::strategy::{Engines, build};
+
+    #[test]
+    fn what_is_frozen_by_the_words_of_sources() {
+        let of = |system: &str, notes: &str| {
+            Tuning::of(&Training { system: system.into(), notes: notes.into(), ..Training::default() })
+        };
+        assert_eq!(of("NeMo AutoModel, LoRA", ""), Some(Tuning::Adapters));
+        assert_eq!(of("NeMo 24.07", "LoRA; LoRA skips wgrad"), Some(Tuning::Adapters));
+        assert_eq!(of("transformers + PEFT, Q-LoRA", ""), Some(Tuning::Packed));
+        assert_eq!(of("torchtune, QLoRA (torch.compile)", ""), Some(Tuning::Packed));
+        assert_eq!((of("Megatron-LM", "full, no LoRA"), of("explorable", "SFT")), (None, None));
+    }
+
+    fn plan(par: Parallelism) -> Plan {
+        let (model, work) = (LlmSpec::find("small").unwrap(), Workload::default());
+        let work = Workload { seq_len: 512, global_batch: 8, micro_batch: 1, dtype: Dtype::Bf16, ..work };
+        let (stack, cluster) = (StackSpec::find("nccl-fa2").unwrap(), ClusterSpec::find("dgx-a100").unwrap());
+        build(&model, &work, &par, Engines::of(&stack, &cluster)).unwrap()
+    }
+
+    fn count(plan: &Plan, named: fn(&Kernel) -> bool) -> usize {
+        let lines = plan.blocks.iter().map(|b| &b.ops).chain(plan.programs.iter().map(|p| &p.ops));
+        let is = |op: &&Op| matches!(&op.kind, OpKind::Compute { kernel, .. } if named(kernel));
+        lines.flatten().filter(is).count()
+    }
+
+    /// Of products forward, backward and of weights the last third goes, with the optimizer; the others stay.
+    #[test]
+    fn nothing_of_a_frozen_weight_is_made() {
+        for par in [
+            Parallelism { dp: 2, tp: 2, zero: 1, ..Parallelism::default() },
+            Parallelism { dp: 4, zero: 3, ..Parallelism::default() },
+            Parallelism { dp: 1, pp: 2, ..Parallelism::default() },
+        ] {
+            let whole = plan(par);
+            let frozen = whole.clone().frozen();
+            let adam: fn(&Kernel) -> bool = |k| matches!(k, Kernel::Adam { .. });
+            let weights: fn(&Kernel) -> bool = |k| matches!(k, Kernel::MatMul { a_t: true, .. });
+            let others: fn(&Kernel) -> bool = |k| matches!(k, Kernel::MatMul { a_t: false, .. });
+            assert!(count(&whole, adam) > 0 && count(&whole, weights) > 0);
+            assert_eq!((count(&frozen, adam), count(&frozen, weights)), (0, 0), "{par:?}");
+            assert_eq!(count(&whole, others), count(&frozen, others), "{par:?}");
+        }
+    }
+}
