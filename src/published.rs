@@ -13,6 +13,7 @@ mod documents;
 pub mod exchange;
 mod fields;
 mod known;
+mod loose;
 pub mod machine;
 mod magi;
 pub mod measured;
@@ -46,6 +47,7 @@ use crate::error::Result;
 use machine::Fleet;
 use rayon::prelude::*;
 use software::Stacks;
+use verdict::Prediction;
 
 /// Every cluster and stack there is to choose from.
 pub struct Shipped {
@@ -59,17 +61,26 @@ impl Shipped {
     }
 }
 
+fn of(facts: &Facts, shipped: &Shipped) -> Prediction {
+    match facts {
+        Facts::Training(run) => training::predict(run, shipped),
+        Facts::Attention(row) => attention::predict(row, shipped),
+        Facts::Collective(row) => collectives::predict(row, shipped),
+        Facts::Exchange(row) => exchange::predict(row, shipped),
+        Facts::Product(row) => products::predict(row, shipped),
+        Facts::Unread(why) => Prediction { why: vec![why.clone()], ..Prediction::default() },
+    }
+}
+
 /// Predicts every case, in their order. `done` hears of each as it is there.
 pub fn predict(cases: &[Case], done: &(dyn Fn(&Verdict) + Sync)) -> Result<Vec<Verdict>> {
     let shipped = Shipped::new()?;
     let one = |case: &Case| {
-        let found = match &case.facts {
-            Facts::Training(run) => training::predict(run, &shipped),
-            Facts::Attention(row) => attention::predict(row, &shipped),
-            Facts::Collective(row) => collectives::predict(row, &shipped),
-            Facts::Exchange(row) => exchange::predict(row, &shipped),
-            Facts::Product(row) => products::predict(row, &shipped),
-        };
+        // A row that nobody has thought of is one row without a prediction, whatever becomes of it here.
+        let found = std::panic::catch_unwind(|| of(&case.facts, &shipped)).unwrap_or_else(|_| Prediction {
+            why: vec!["a defect of this program: no row should come to this; please report it".into()],
+            ..Prediction::default()
+        });
         let verdict = Verdict::of(case, found);
         done(&verdict);
         verdict

@@ -8,6 +8,13 @@ pub struct Case {
     pub facts: Facts,
 }
 
+impl Case {
+    /// A row that cannot be read, with what is wrong.
+    pub fn unread(id: String, why: crate::error::Error) -> Case {
+        Case { id, group: "not read".into(), facts: Facts::Unread(why.to_string()) }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub enum Facts {
     Training(Box<Training>),
@@ -15,6 +22,8 @@ pub enum Facts {
     Collective(Box<Collective>),
     Exchange(Box<super::exchange::Exchanged>),
     Product(Box<super::products::Product>),
+    /// Why a row could not be read.
+    Unread(String),
 }
 
 /// A training run.

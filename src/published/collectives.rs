@@ -30,24 +30,37 @@ pub fn is_table(entry: &Value) -> bool {
 pub fn nccl_tests(file: &str, tables: &[Value]) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     for (at, table) in tables.iter().enumerate() {
+        let place = format!("table-{}", at + 1);
         let Some(row) = table.as_object() else {
-            return Err(Error::spec(file, format!("table {}", at + 1), "no object; write the fields of a table"));
+            let why = Error::spec(file, format!("table {}", at + 1), "no object; write the fields of a table");
+            cases.push(Case::unread(place, why));
+            continue;
         };
         let mut f = Fields { file, id: format!("{}", at + 1), row, common: None };
-        let id = f.text("id")?.unwrap_or_else(|| format!("table-{}", at + 1));
-        f.id = id.clone();
-        let base = head(&f)?;
-        let rows = f.value("rows").and_then(Value::as_array);
-        let rows = rows.ok_or_else(|| f.wrong("rows", "no list; write the rows of the table"))?;
-        for (n, row) in rows.iter().enumerate() {
-            let id = format!("{id}#{n}");
-            let Some(row) = row.as_object() else {
-                return Err(Error::spec(file, format!("case {id}"), "no object; write bytes and time_us"));
-            };
-            cases.push(case(&base, &f.id, Fields { file, id, row, common: None })?);
+        f.id = f.text("id").ok().flatten().unwrap_or(place);
+        match rows_of(&f) {
+            Ok(rows) => cases.extend(rows),
+            Err(why) => cases.push(Case::unread(f.id.clone(), why)),
         }
     }
     Ok(cases)
+}
+
+fn rows_of(f: &Fields) -> Result<Vec<Case>> {
+    let base = head(f)?;
+    // A list of one row is a list here.
+    let rows = f.row.get("rows").and_then(Value::as_array);
+    let rows = rows.ok_or_else(|| f.wrong("rows", "no list; write the rows of the table"))?;
+    let one = |(n, row): (usize, &Value)| {
+        let id = format!("{}#{n}", f.id);
+        let Some(row) = row.as_object() else {
+            let why = Error::spec(f.file, format!("case {id}"), "no object; write bytes and time_us");
+            return Case::unread(id, why);
+        };
+        let fields = Fields { file: f.file, id: id.clone(), row, common: None };
+        case(&base, &f.id, fields).unwrap_or_else(|why| Case::unread(id, why))
+    };
+    Ok(rows.iter().enumerate().map(one).collect())
 }
 
 fn head(f: &Fields) -> Result<Collective> {

@@ -1,5 +1,6 @@
 //! The fields of one case, read with errors that name file, case, field, value and remedy.
 
+use super::loose;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 
@@ -19,6 +20,11 @@ fn most(field: &str) -> u64 {
         "gpus" | "gpus_per_node" | "nodes" => 1 << 17,
         "heads" | "kv_heads" | "heads_q" | "heads_kv" | "head_dim" => 1 << 16,
         "tp" | "pp" | "vp" | "cp" | "dp" | "ep" | "etp" | "ulysses" | "ring" => 1 << 17,
+        "seq" => 1 << 27,
+        "global_batch" => 1 << 24,
+        "micro_batch" => 1 << 16,
+        "hidden" => 1 << 18,
+        "ffn" | "vocab" | "moe_ffn" => 1 << 24,
         _ => 1 << 32,
     }
 }
@@ -28,24 +34,27 @@ impl<'a> Fields<'a> {
         Error::spec(self.file, format!("case {}: {field}", self.id), why)
     }
 
-    /// `null` is how a source says "not stated".
+    /// `null` is how a source says "not stated". Of several names of a field the first that is there counts.
     pub fn value(&self, field: &str) -> Option<&'a Value> {
-        let own = self.row.get(field).filter(|v| !v.is_null());
-        own.or_else(|| self.common?.get(field).filter(|v| !v.is_null()))
+        let of = |all: &'a Map<String, Value>| {
+            let mut named = std::iter::once(field).chain(loose::names(field).iter().copied());
+            named.find_map(|name| loose::stated(all.get(name)?))
+        };
+        of(self.row).or_else(|| of(self.common?))
     }
 
     pub fn text(&self, field: &str) -> Result<Option<String>> {
         let Some(value) = self.value(field) else { return Ok(None) };
-        let text = value.as_str().ok_or_else(|| {
+        let text = loose::text(value).ok_or_else(|| {
             self.wrong(field, format!("{value} is no text; write it in quotes, or null where it is not stated"))
         })?;
-        Ok(Some(text.to_string()))
+        Ok(Some(text))
     }
 
     /// A number above zero.
     pub fn number(&self, field: &str) -> Result<Option<f64>> {
         let Some(value) = self.value(field) else { return Ok(None) };
-        match value.as_f64() {
+        match loose::number(value) {
             Some(v) if v > 0.0 && v.is_finite() => Ok(Some(v)),
             _ => {
                 Err(self.wrong(field, format!("{value} is not a number above zero; write null where it is not stated")))
@@ -66,13 +75,26 @@ impl<'a> Fields<'a> {
         Ok(Some(number as u64))
     }
 
+    /// A degree; none of a way is as good as one rank of it.
     pub fn degree(&self, field: &str) -> Result<Option<u32>> {
+        if self.value(field).and_then(loose::number) == Some(0.0) {
+            return Ok(None);
+        }
         Ok(self.count(field)?.map(|n| n as u32))
+    }
+
+    /// A share of a peak, also in percent.
+    pub fn share(&self, field: &str) -> Result<Option<f64>> {
+        match self.number(field)? {
+            Some(share) if share > 100.0 => Err(self.wrong(field, format!("{share} is more than all of a peak"))),
+            Some(percent) if percent > 1.5 => Ok(Some(percent / 100.0)),
+            share => Ok(share),
+        }
     }
 
     pub fn flag(&self, field: &str) -> Result<Option<bool>> {
         let Some(value) = self.value(field) else { return Ok(None) };
-        let flag = value.as_bool();
+        let flag = loose::flag(value);
         flag.map(Some).ok_or_else(|| {
             self.wrong(field, format!("{value} is neither true nor false; write null where it is not stated"))
         })

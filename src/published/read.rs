@@ -5,6 +5,7 @@ use super::case::{Attention, Case, Experts, Facts, Training};
 use super::collectives;
 use super::exchange;
 use super::fields::Fields;
+use super::loose;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -18,16 +19,14 @@ pub fn load(path: impl AsRef<Path>) -> Result<Vec<Case>> {
 
 /// Reads the text of a file of cases; `file` is what errors call it.
 pub fn parse(file: &str, text: &str) -> Result<Vec<Case>> {
-    let json: Value = serde_json::from_str(text).map_err(Error::json(file))?;
-    let cases = match &json {
-        Value::Array(tables) if tables.first().is_some_and(collectives::is_table) => {
-            collectives::nccl_tests(file, tables)?
-        }
+    let json: Value = serde_json::from_str(&loose::without_nan(text)).map_err(Error::json(file))?;
+    let mut cases = match &json {
+        Value::Array(tables) if tables.iter().any(collectives::is_table) => collectives::nccl_tests(file, tables)?,
         Value::Array(rows) => each(file, rows, None, training)?,
         Value::Object(top) if top.contains_key("tables") => operators(file, &top["tables"])?,
         Value::Object(top) => match (top.get("rows"), top.get("cases")) {
             (Some(Value::Array(rows)), _) => each(file, rows, common(file, top)?, training)?,
-            (_, Some(Value::Array(cases))) if exchange::is_library(cases) => exchange::library(file, cases)?,
+            (_, Some(Value::Array(cases))) if exchange::is_library(cases) => exchange::library(file, cases),
             (_, Some(Value::Array(cases))) => each(file, cases, None, attention)?,
             _ => return Err(Error::spec(file, "contents", WANTED)),
         },
@@ -36,7 +35,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Case>> {
     if cases.is_empty() {
         return Err(Error::spec(file, "contents", "no case at all; write at least one"));
     }
-    unique(file, &cases)?;
+    make_unique(&mut cases);
     Ok(cases)
 }
 
@@ -74,30 +73,34 @@ fn each(
     common: Option<&Map<String, Value>>,
     read: fn(&Fields) -> Result<(String, Facts)>,
 ) -> Result<Vec<Case>> {
-    rows.iter()
-        .enumerate()
-        .map(|(at, row)| {
-            let Some(row) = row.as_object() else {
-                return Err(Error::spec(file, format!("case {}", at + 1), "no object; write the fields of a case"));
-            };
-            let mut fields = Fields { file, id: format!("{}", at + 1), row, common };
-            // Rows of a table have no name; their place in it is one.
-            let id = fields.text("id")?.unwrap_or_else(|| format!("row-{}", at + 1));
-            fields.id = id.clone();
-            let (group, facts) = read(&fields)?;
-            Ok(Case { id, group, facts })
-        })
-        .collect()
+    let one = |(at, row): (usize, &Value)| {
+        // Rows of a table have no name; their place in it is one.
+        let place = format!("row-{}", at + 1);
+        let Some(row) = row.as_object() else {
+            let why = Error::spec(file, format!("case {}", at + 1), "no object; write the fields of a case");
+            return Case::unread(place, why);
+        };
+        let mut fields = Fields { file, id: format!("{}", at + 1), row, common };
+        fields.id = fields.text("id").ok().flatten().unwrap_or(place);
+        match read(&fields) {
+            Ok((group, facts)) => Case { id: fields.id, group, facts },
+            // One wrong row is no reason to leave the others out.
+            Err(why) => Case::unread(fields.id.clone(), why),
+        }
+    };
+    Ok(rows.iter().enumerate().map(one).collect())
 }
 
-fn unique(file: &str, cases: &[Case]) -> Result<()> {
-    let mut seen = std::collections::BTreeSet::new();
-    match cases.iter().find(|c| !seen.insert(&c.id)) {
-        Some(twice) => {
-            let why = format!("{:?} stands twice; give each case an id of its own", twice.id);
-            Err(Error::spec(file, format!("case {}: id", twice.id), why))
+/// Gives the second of two cases of one name, and any after it, a number.
+fn make_unique(cases: &mut [Case]) {
+    let mut seen: std::collections::BTreeSet<String> = cases.iter().map(|case| case.id.clone()).collect();
+    let mut first = std::collections::BTreeSet::new();
+    for case in cases {
+        if !first.insert(case.id.clone()) {
+            let id = (2..).map(|n| format!("{} ({n})", case.id)).find(|id| !seen.contains(id)).expect("one is free");
+            seen.insert(id.clone());
+            case.id = id;
         }
-        None => Ok(()),
     }
 }
 
@@ -139,8 +142,8 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
         tokens_per_s_per_gpu: f.number("tokens_per_s_per_gpu")?,
         tflops_per_gpu: f.number("tflops_per_gpu")?,
         flops_convention: text("flops_convention")?,
-        mfu: f.number("mfu")?,
-        hfu: f.number("hfu")?,
+        mfu: f.share("mfu")?,
+        hfu: f.share("hfu")?,
         pair_s: f.number("pair_s")?,
         notes: text("notes")?,
     };
@@ -175,10 +178,12 @@ fn count_or_words(f: &Fields, field: &str) -> Result<Option<u64>> {
 }
 
 fn attention(f: &Fields) -> Result<(String, Facts)> {
-    let wanted = |field: &str| f.wrong(field, "missing; write an object, if an empty one");
-    let system = f.inner("system")?.ok_or_else(|| wanted("system"))?;
-    let model = f.inner("model")?.ok_or_else(|| wanted("model"))?;
-    let algorithm = f.inner("algorithm")?.ok_or_else(|| wanted("algorithm"))?;
+    let empty = Map::new();
+    let inner = |field: &str| -> Result<Fields> {
+        let none = Fields { file: f.file, id: format!("{}: {field}", f.id), row: &empty, common: None };
+        Ok(f.inner(field)?.unwrap_or(none))
+    };
+    let (system, model, algorithm) = (inner("system")?, inner("model")?, inner("algorithm")?);
     let gpus = count_or_words(&system, "gpus")?.map(|n| n as u32);
     let text = |of: &Fields, field| Ok::<_, Error>(of.text(field)?.unwrap_or_default());
     let row = Attention {
@@ -247,21 +252,28 @@ mod tests {
     use super::*;
 
     fn error(text: &str) -> String {
-        parse("c.json", text).unwrap_err().to_string()
+        match parse("c.json", text) {
+            Err(why) => why.to_string(),
+            Ok(cases) => match &cases[0].facts {
+                Facts::Unread(why) => why.clone(),
+                facts => panic!("{text}: {facts:?}"),
+            },
+        }
     }
 
     #[test]
     fn a_wrong_field_is_named_with_its_case_value_and_remedy() {
         for (text, parts) in [
-            (r#"[{"id": "a", "layers": "32"}]"#, ["c.json: case a: layers: \"32\"", "write null"]),
+            (r#"[{"id": "a", "layers": "thirty"}]"#, ["c.json: case a: layers: \"thirty\"", "write null"]),
             (r#"[{"id": "a", "layers": -1}]"#, ["case a: layers: -1", "above zero"]),
             (r#"[{"id": "a", "layers": 9999}]"#, ["case a: layers: 9999", "extra digits"]),
             (r#"[{"id": "a", "seq": 1.5}]"#, ["case a: seq: 1.5", "whole"]),
-            (r#"[{"id": "a", "gated_ffn": "yes"}]"#, ["case a: gated_ffn: \"yes\"", "neither"]),
-            (r#"[{"id": "a", "gpu": 7}]"#, ["case a: gpu: 7", "quotes"]),
-            (r#"[{"id": "a"}, {"id": "a"}]"#, ["case a: id", "twice"]),
+            (r#"[{"id": "a", "gated_ffn": "maybe"}]"#, ["case a: gated_ffn: \"maybe\"", "neither"]),
+            (r#"[{"id": "a", "gpu": {}}]"#, ["case a: gpu: {}", "quotes"]),
+            (r#"[{"id": "a", "gpus": [8, 16]}]"#, ["case a: gpus: [8,16]", "write null"]),
             (r#"[{"id": "a", "experts": 8}]"#, ["case a: experts: 8", "object"]),
-            (r#"{"cases": [{"id": "b"}]}"#, ["case b: system", "missing"]),
+            (r#"[{"id": "a", "mfu": 480}]"#, ["case a: mfu: 480", "peak"]),
+            (r#"{"cases": [{"id": "b", "system": 3}]}"#, ["case b: system", "object"]),
             (r#"{"rows": [7]}"#, ["case 1", "no object"]),
             (r#"{"rows": [], "common": 1}"#, ["common: 1", "no object"]),
             ("[]", ["contents", "at least one"]),
@@ -271,6 +283,19 @@ mod tests {
             let said = error(text);
             assert!(parts.iter().all(|p| said.contains(p)), "{text}: {said}");
         }
+    }
+
+    #[test]
+    fn one_wrong_row_leaves_the_others_and_names_are_made_unique() {
+        let text =
+            r#"[{"id": "a", "tp": "2", "mfu": 45, "cp": 0}, {"id": "a", "tp": [1, 2]}, null, {"num_gpus": NaN}]"#;
+        let cases = parse("c.json", text).unwrap();
+        let ids: Vec<_> = cases.iter().map(|c| c.id.as_str()).collect();
+        assert_eq!(ids, ["a", "a (2)", "row-3", "row-4"]);
+        let Facts::Training(run) = &cases[0].facts else { panic!("a run") };
+        assert_eq!((run.tp, run.mfu, run.cp), (Some(2), Some(0.45), None));
+        let unread: Vec<_> = cases.iter().map(|c| matches!(c.facts, Facts::Unread(_))).collect();
+        assert_eq!(unread, [false, true, true, false]);
     }
 
     #[test]

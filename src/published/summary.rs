@@ -142,6 +142,7 @@ fn setup_and_way(case: &Case, unit: &str) -> (String, Way) {
         }
         // Shapes differ; none is another way to do the same.
         Facts::Product(p) => (format!("{p:?}"), Way { name: String::new(), scale: 1.0 }),
+        Facts::Unread(_) => (case.id.clone(), Way { name: String::new(), scale: 1.0 }),
         // Two libraries are two ways to do the same.
         Facts::Exchange(x) => {
             let setup = format!(

@@ -12,7 +12,7 @@ use super::split::{ROWS, Split, gpus, recompute, recomputes_half, split, wider};
 use super::standin::stand_in;
 use super::tuning::Tuning;
 use super::verdict::Prediction;
-use super::words::is_fp4;
+use super::words::{is_fp4, is_narrow};
 use super::{Shipped, mixture, sizes};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
@@ -351,6 +351,12 @@ impl Setup {
 
 /// Products that a source has in FP4 run at the rate of FP4, where the GPU has one; else, in its place, at that of FP8.
 fn narrowest(run: &Training, gpu: &mut GpuSpec, found: &mut Prediction) {
+    if is_narrow(&run.precision) && !gpu.peak.contains_key("fp8") {
+        let half = gpu.peak.get("bf16").cloned();
+        half.into_iter().for_each(|peak| drop(gpu.peak.insert("fp8".into(), peak)));
+        found.why.push(format!("products in {}: at the rate of bf16, as the GPU has no such peak", run.precision));
+        return;
+    }
     if !is_fp4(&run.precision) {
         return;
     }

@@ -80,8 +80,9 @@ mod tests {
     }
 
     fn plan(par: Parallelism) -> Plan {
-        let (model, work) = (LlmSpec::find("small").unwrap(), Workload::default());
-        let work = Workload { seq_len: 512, global_batch: 8, micro_batch: 1, dtype: Dtype::Bf16, ..work };
+        let model = LlmSpec::find("small").unwrap();
+        let documents = Default::default();
+        let work = Workload { seq_len: 512, global_batch: 8, micro_batch: 1, dtype: Dtype::Bf16, documents };
         let (stack, cluster) = (StackSpec::find("nccl-fa2").unwrap(), ClusterSpec::find("dgx-a100").unwrap());
         build(&model, &work, &par, Engines::of(&stack, &cluster)).unwrap()
     }

@@ -1,7 +1,7 @@
 //! Tables of libraries, a case for each number of a row that is an exchange's.
 
 use super::{Element, Exchanged, Part, Unit};
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::published::case::{Case, Facts};
 use crate::published::words::squeezed;
 use crate::published::{products, runs};
@@ -13,26 +13,33 @@ pub fn is_library(cases: &[Value]) -> bool {
 }
 
 /// Tables of libraries: a case for each number of a row that is an exchange's.
-pub fn library(file: &str, tables: &[Value]) -> Result<Vec<Case>> {
+pub fn library(file: &str, tables: &[Value]) -> Vec<Case> {
     let mut cases = vec![];
     for (at, table) in tables.iter().enumerate() {
-        let wrong = |what: &str| Error::spec(file, format!("case {}", at + 1), what.to_string());
-        let id = table.get("id").and_then(Value::as_str).ok_or_else(|| wrong("has no id; name the table"))?;
-        let results = table.get("results").ok_or_else(|| wrong("has no results; write its rows"))?;
+        let place = format!("table-{}", at + 1);
+        let id = table.get("id").and_then(Value::as_str).unwrap_or(&place);
+        let wrong = |what: &str| Error::spec(file, format!("case {id}"), what.to_string());
+        let Some(results) = table.get("results") else {
+            cases.push(Case::unread(id.into(), wrong("has no results; write its rows")));
+            continue;
+        };
         // One row may stand alone.
         let rows = results.as_array().map_or(std::slice::from_ref(results), Vec::as_slice);
         for (n, row) in rows.iter().enumerate() {
-            let row = row.as_object().ok_or_else(|| wrong("has a result that is no object"))?;
+            let Some(row) = row.as_object() else {
+                cases.push(Case::unread(format!("{id}#{n}"), wrong("has a result that is no object")));
+                continue;
+            };
             let found = facts(table, row);
             let alone = found.len() == 1;
             for (name, facts) in found {
                 let id = if alone { format!("{id}#{n}") } else { format!("{id}#{n}:{name}") };
-                let group = table["id"].as_str().unwrap_or_default().to_string();
+                let group = table.get("id").and_then(Value::as_str).unwrap_or(&place).to_string();
                 cases.push(Case { id, group, facts });
             }
         }
     }
-    Ok(cases)
+    cases
 }
 
 /// The numbers of a row by their names, of whichever kind its table is.
