@@ -112,7 +112,7 @@ fn pass(row: &Attention, found: &mut Prediction) -> Result<Pass, String> {
             found.why.push("pass: not stated, taken as the forward pass of the test scripts".into());
             Ok(Pass::Forward)
         }
-        None if row.pass.starts_with("unstated") => {
+        None if row.pass.is_empty() || row.pass.starts_with("unstated") => {
             found.why.push("pass: not stated, taken as fwd+bwd".into());
             Ok(Pass::ForwardBackward)
         }

@@ -296,8 +296,8 @@ mod tests {
         assert!(choose("some chip of 312 TFLOP/s", 8, 8, "").unwrap().cluster.gpu.name.starts_with("a100"));
         let newest = choose("not stated (FA4 => Blackwell/Hopper)", 4, 8, "").unwrap();
         assert_eq!(newest.cluster.gpu.architecture, Architecture::Blackwell);
-        let why = choose("Gaudi3", 8, 8, "").unwrap_err();
-        assert!(why.contains("Gaudi3") && why.contains("h100-sxm5"), "{why}");
+        let why = choose("WSE-3", 8, 8, "").unwrap_err();
+        assert!(why.contains("WSE-3") && why.contains("h100-sxm5"), "{why}");
     }
 
     #[test]
