@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn a_small_step_is_warm_and_a_large_ones_moments_are_cold() {
         assert!(cold("tiny", "/swiglu", 1).1 < 0.25, "{:?}", cold("tiny", "/swiglu", 1));
-        let (least, most) = cold("small", "adam.layer", 1);
+        let (least, most) = cold("small", "/adam", 1);
         assert!(least > 0.7 && most <= 1.0, "{least} {most}");
         let (_, most) = cold("small", "/swiglu", 1);
         assert!(most < least, "gate and up come from the product before: {most}");
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn ranks_that_take_turns_leave_each_other_less() {
-        let (alone, shared) = (cold("tiny", "adam.layer", 1), cold("tiny", "adam.layer", 64));
+        let (alone, shared) = (cold("tiny", "/adam", 1), cold("tiny", "/adam", 64));
         assert!(alone.1 < 0.5 && shared.0 > 0.9, "{alone:?} {shared:?}");
     }
 }

@@ -262,14 +262,44 @@ impl DataParallel {
         Some(b.copy(&name, Toward::Host, w.grad_share.slot(slot), grad.slot(slot)))
     }
 
-    /// Adam on one slot, and the gathering of what it wrote. The CPU does it, if it does, `after` an op.
+    /// What an update touches of a slot of the weights, one after the other; on the CPU it is another matter.
+    pub fn updated(&self, w: &FlatWeights) -> Vec<(&'static str, Buf)> {
+        let mut all = vec![("g_share", w.grad_share), ("adam_m", w.m), ("adam_v", w.v)];
+        all.extend(w.master.map(|master| ("master", master)));
+        all.extend(w.weight_share.map(|share| ("w_share", share)));
+        if w.weight_share.is_none() || !self.shares_weights() {
+            all.push(("w", w.weight));
+        }
+        all
+    }
+
+    /// The same weights under other names: of what [`updated`](DataParallel::updated) lists, what `of` makes of each.
+    pub fn renamed(&self, w: &FlatWeights, of: impl Fn(Buf) -> Buf) -> FlatWeights {
+        let whole = w.weight_share.is_none() || !self.shares_weights();
+        FlatWeights {
+            weight: if whole { of(w.weight) } else { w.weight },
+            grad_share: of(w.grad_share),
+            m: of(w.m),
+            v: of(w.v),
+            master: w.master.map(&of),
+            weight_share: w.weight_share.map(&of),
+            ..*w
+        }
+    }
+
+    /// Adam on one slot, and the gathering of what it wrote: ops named after `label`, if it says anything. The CPU does
+    /// it, if it does, `after` an op.
     pub fn update(&self, b: &mut Builder, label: &str, w: &FlatWeights, slot: u32, adam: Adam, after: Option<u32>) {
         let Adam { lr, beta1, beta2, eps, weight_decay } = adam;
         let kernel = Kernel::Adam { elems: w.share, lr, beta1, beta2, eps, weight_decay };
         let at = |buf: Buf| buf.slot(slot);
         let mut writes = vec![at(w.master.unwrap_or(w.weight)), at(w.m), at(w.v)];
         let new = at(w.weight_share.unwrap_or(w.weight));
-        let named = |b: &Builder, what: &str| if b.keeps_names() { format!("{what}.{label}") } else { String::new() };
+        let named = |b: &Builder, what: &str| match (b.keeps_names(), label) {
+            (false, _) => String::new(),
+            (true, "") => what.into(),
+            (true, label) => format!("{what}.{label}"),
+        };
         let name = named(b, "adam");
         if let Some([grad, weight]) = w.away {
             let weight = weight.slot(slot % 2);

@@ -34,6 +34,8 @@ pub struct Kind {
     pub sums: BlockId,
     /// The block that sets a layer's gradient to zero.
     pub fill: BlockId,
+    /// Adam on the weights of one layer, where the device runs it.
+    pub update: BlockId,
 }
 
 /// The blocks of a layer.
@@ -363,6 +365,37 @@ impl Kind {
         if layers > 0 && !args.is_empty() {
             b.call(&format!("{}zero_grad", self.prefix), self.fill, layers, &args);
         }
+    }
+
+    /// Writes the block that runs Adam on the weights of one layer.
+    pub fn write_update(&mut self, b: &mut Builder, ranks: [&DataParallel; 2], adam: plan::Adam) {
+        b.open(&format!("{}update", self.prefix));
+        for (label, dp, w) in self.updates(ranks) {
+            let named = |name: &str| if label.is_empty() { name.into() } else { format!("{name}_{label}") };
+            let formals: Vec<(Buf, Buf)> =
+                dp.updated(w).into_iter().map(|(name, buf)| (buf, b.formal(&named(name)))).collect();
+            let of = |buf: Buf| formals.iter().find(|(whose, _)| *whose == buf).map_or(buf, |(_, formal)| *formal);
+            dp.update(b, label, &dp.renamed(w, of), 0, adam, None);
+        }
+        self.update = b.close();
+    }
+
+    /// Runs it on the weights of so many layers, those of the last first: their gradients are there first.
+    pub fn call_update(&self, b: &mut Builder, ranks: [&DataParallel; 2], layers: u32) {
+        let touched = self.updates(ranks).flat_map(|(_, dp, w)| dp.updated(w));
+        let args: Vec<Arg> = touched.map(|(_, buf)| each(buf, layers as i32 - 1, -1, layers)).collect();
+        if layers > 0 {
+            b.call(&format!("{}update", self.prefix), self.update, layers, &args);
+        }
+    }
+
+    fn updates<'k>(
+        &'k self,
+        [dp, edp]: [&'k DataParallel; 2],
+    ) -> impl Iterator<Item = (&'static str, &'k DataParallel, &'k FlatWeights)> {
+        [("", dp, Some(&self.flat)), ("experts", edp, self.experts.as_ref())]
+            .into_iter()
+            .filter_map(|(label, ranks, flat)| Some((label, ranks, flat?)))
     }
 
     fn begins_at_zero<'k>(

@@ -92,7 +92,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         step.x = Residual::of_last_stage(hidden);
         step.dx = dx;
         step.write_kinds();
-        step.write_fills();
+        step.write_updates();
         let embed = [embed_block(step, true), embed_block(step, false)];
         let head = head_block(step);
         let mut staged = Staged {

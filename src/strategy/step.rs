@@ -392,7 +392,7 @@ impl<'a> Step<'a> {
 
     fn program(&mut self) {
         let m = self.microbatches;
-        self.write_fills();
+        self.write_updates();
         let counts: Vec<u32> = self.kinds.iter().map(Kind::count).collect();
         self.zero_grad(&counts, true, true);
         match self.microbatch[..] {
@@ -421,9 +421,12 @@ impl<'a> Step<'a> {
         args
     }
 
-    /// The blocks that set the gradient of one layer to zero.
-    pub(super) fn write_fills(&mut self) {
+    /// The blocks that set the gradient of one layer to zero, and those that update its weights.
+    pub(super) fn write_updates(&mut self) {
         let Step { b, kinds, dp, edp, .. } = self;
         kinds.iter_mut().for_each(|kind| kind.write_fill(b, [dp, edp]));
+        if !dp.offload {
+            kinds.iter_mut().for_each(|kind| kind.write_update(b, [dp, edp], Adam::default()));
+        }
     }
 }

@@ -112,6 +112,7 @@ impl<'a> Step<'a> {
                     left_slots,
                     sums: 0,
                     fill: 0,
+                    update: 0,
                 }
             })
             .collect();

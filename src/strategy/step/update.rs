@@ -1,6 +1,7 @@
 //! Before and behind the passes of a step: gradients begin at zero, and the optimizer runs.
 
 use super::super::data::{DataParallel, FlatWeights};
+use super::super::kind::Kind;
 use super::Step;
 use crate::plan::*;
 
@@ -27,33 +28,48 @@ impl Step<'_> {
         }
     }
 
-    /// Adam on the weights of a rank that has so many layers of each kind, and maybe the embedding and the head.
+    /// Adam on the weights of a rank that has so many layers of each kind, and maybe the embedding and the head, in the
+    /// order in which their gradients are there.
     pub(in crate::strategy) fn optimizer(&mut self, counts: &[u32], embed: bool, head: bool) {
-        let (adam, names) = (Adam::default(), self.b.keeps_names());
-        // In the order in which their gradients are there.
-        let mut all: Vec<(&DataParallel, String, &FlatWeights, u32)> = vec![];
+        let adam = Adam::default();
+        let Step { b, dp, edp, kinds, modules, .. } = self;
+        let (dp, edp): (&DataParallel, &DataParallel) = (dp, edp);
+        let mut first: Vec<Flat> = vec![];
         if head {
-            all.push((&self.dp, "head".into(), &self.head, 0));
-            let modules = self.modules.iter().flat_map(|m| m.flats([&self.dp, &self.edp]));
-            all.extend(modules.map(|(dp, name, w)| (dp, name, w, 0)));
+            first.push((dp, "head".into(), &self.head, 0));
+            let modules = modules.iter().flat_map(|m| m.flats([dp, edp]));
+            first.extend(modules.map(|(dp, name, w)| (dp, name, w, 0)));
         }
-        for (kind, &layers) in self.kinds.iter().zip(counts).rev() {
-            for l in (0..layers).rev() {
-                let name = if names { format!("{}layer.{l}", kind.prefix) } else { String::new() };
-                all.push((&self.dp, name, &kind.flat, l));
-                if let Some(experts) = &kind.experts {
-                    all.push((&self.edp, format!("experts.{l}"), experts, l));
-                }
+        let kinds = || kinds.iter().zip(counts).rev();
+        let layers: Vec<Flat> = kinds().flat_map(|(kind, &layers)| flats_of(b, kind, [dp, edp], layers)).collect();
+        let last: Vec<Flat> = embed.then(|| (dp, "embed".into(), &self.embed, 0)).into_iter().collect();
+        let all = || first.iter().chain(&layers).chain(&last);
+        all().for_each(|(dp, name, w, slot)| dp.sum_across(b, name, w, *slot));
+        if dp.offload {
+            let sent = all().map(|(dp, name, w, slot)| dp.send(b, name, w, *slot)).last().flatten();
+            for (at, (dp, name, w, slot)) in all().enumerate() {
+                dp.update(b, name, w, *slot, adam, sent.filter(|_| at == 0));
             }
+            return;
         }
-        if embed {
-            all.push((&self.dp, "embed".into(), &self.embed, 0));
-        }
-        let b = &mut self.b;
-        all.iter().for_each(|(dp, name, w, slot)| dp.sum_across(b, name, w, *slot));
-        let sent = all.iter().map(|(dp, name, w, slot)| dp.send(b, name, w, *slot)).last().flatten();
-        for (at, (dp, name, w, slot)) in all.into_iter().enumerate() {
-            dp.update(b, &name, w, slot, adam, sent.filter(|_| at == 0));
+        first.iter().for_each(|(dp, name, w, slot)| dp.update(b, name, w, *slot, adam, None));
+        kinds().for_each(|(kind, &layers)| kind.call_update(b, [dp, edp], layers));
+        last.iter().for_each(|(dp, name, w, slot)| dp.update(b, name, w, *slot, adam, None));
+    }
+}
+
+/// Weights, the ranks that hold the same, what they are called, and a slot of them.
+type Flat<'s> = (&'s DataParallel, String, &'s FlatWeights, u32);
+
+/// The weights of the layers of one kind, those of the last first.
+fn flats_of<'s>(b: &Builder, kind: &'s Kind, [dp, edp]: [&'s DataParallel; 2], layers: u32) -> Vec<Flat<'s>> {
+    let mut all: Vec<Flat> = vec![];
+    for l in (0..layers).rev() {
+        let name = if b.keeps_names() { format!("{}layer.{l}", kind.prefix) } else { String::new() };
+        all.push((dp, name, &kind.flat, l));
+        if let Some(experts) = &kind.experts {
+            all.push((edp, format!("experts.{l}"), experts, l));
         }
     }
+    all
 }
