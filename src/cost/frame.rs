@@ -192,7 +192,7 @@ impl<'p> Making<'p> {
                 Part::Call { block, args, repeat, op } => {
                     let inner = &self.plan.blocks[block as usize].ops;
                     let scene = self.scene(frame, Some(block), inner, &bind(args, env, 0))?;
-                    if can_stride(repeat) && frame.scenes[scene].names.is_none() {
+                    if can_stride(repeat, inner) && frame.scenes[scene].names.is_none() {
                         frame.scenes[scene].names = Some(self.names.of(self.plan, block));
                     }
                     Step::Call { op: op.id, scene }

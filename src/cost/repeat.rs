@@ -59,9 +59,11 @@ pub struct Finds {
 /// What is held of one class: by port, and of its SMs.
 const LISTS: usize = PORTS + 1;
 
-/// Whether a call has iterations left once two have been compared.
-pub fn can_stride(repeat: u32) -> bool {
-    repeat > 2
+/// Whether strides may save something: a call has iterations left once two have been compared, and to go through its
+/// body takes longer than to look at all that it finds.
+pub fn can_stride(repeat: u32, body: &[Op]) -> bool {
+    const FEW: usize = 4;
+    repeat > 2 && (body.len() > FEW || body.iter().any(|op| matches!(op.kind, OpKind::Call { .. })))
 }
 
 /// What each iteration adds once it repeats the one before.
@@ -158,7 +160,7 @@ pub trait Course {
 
     /// Goes through it `repeat` times. `names`: what it touches, where strides may be taken.
     fn repeat(&mut self, names: Option<Rc<[Name]>>, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
-        let alike = names.filter(|_| can_stride(repeat)).and_then(|names| self.alike(&names, args, repeat, env));
+        let alike = names.filter(|_| repeat > 2).and_then(|names| self.alike(&names, args, repeat, env));
         let outside = std::mem::replace(&mut self.ranks_mut().floor, u64::MAX);
         let mut earliest = outside;
         // What the iteration before found, by how much later than the one before it, and so how often.

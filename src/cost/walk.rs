@@ -117,7 +117,8 @@ impl<'p> Walker<'p> {
 
     /// Runs a block `repeat` times.
     pub fn call(&mut self, block: BlockId, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
-        let names = (self.effort.stride && can_stride(repeat)).then(|| self.names.of(self.plan, block));
+        let names = (self.effort.stride && can_stride(repeat, &self.plan.blocks[block as usize].ops))
+            .then(|| self.names.of(self.plan, block));
         Calls { block, walker: self }.repeat(names, args, repeat, env)
     }
 

@@ -6,6 +6,7 @@
 
 mod conflicts;
 mod footprint;
+mod gaps;
 mod walk;
 
 pub use conflicts::Conflicts;

@@ -3,6 +3,7 @@
 
 use super::SlotId;
 use super::footprint::Counts;
+use super::gaps::{Gaps, Numbers, Rows};
 use super::walk::{Before, SlotLives, Walk};
 use crate::error::Result;
 use crate::plan::link::AtomTable;
@@ -19,9 +20,7 @@ pub struct Conflicts {
     /// How many live throughout.
     pub always: usize,
     /// A bit for every pair of those that do not.
-    bits: Vec<u64>,
-    /// Words of a row of bits.
-    width: usize,
+    rows: Rows,
     /// (slot, whether a life begins or has ended) in program order, and of one op what has ended first: what is
     /// alive before something ends is alive at the same time. Some moments at which no more is alive than at
     /// another are left out.
@@ -31,48 +30,61 @@ pub struct Conflicts {
 
 impl Conflicts {
     pub fn of(plan: &Plan, atoms: &AtomTable, program: u32) -> Result<Conflicts> {
+        let ops = &plan.programs[program as usize].ops;
+        let mut walk = Walk::new(plan, atoms).leaving_gaps();
+        walk.body(None, ops, &[])?;
+        if let Some(found) = Conflicts::of_walk(plan, walk) {
+            return Ok(found);
+        }
+        Conflicts::of_all(plan, atoms, program)
+    }
+
+    /// The same from a walk that leaves nothing out.
+    fn of_all(plan: &Plan, atoms: &AtomTable, program: u32) -> Result<Conflicts> {
         let mut walk = Walk::new(plan, atoms);
         walk.body(None, &plan.programs[program as usize].ops, &[])?;
-        let (lives, before) = walk.finish();
-        let (always, sometimes) = slots(plan, &lives);
+        Ok(Conflicts::of_walk(plan, walk).expect("there are no gaps"))
+    }
+
+    /// None where what was left out of a walk does not follow from what was not.
+    fn of_walk(plan: &Plan, walk: Walk) -> Option<Conflicts> {
+        let (lives, before, gaps) = walk.finish();
+        let (always, sometimes) = slots(plan, &lives, &gaps);
+        let numbers = Numbers::new(&gaps, &sometimes)?;
         let of = |at: &SlotId| &lives[at.tensor as usize][at.slot as usize];
         let others: Vec<&SlotLives> = sometimes.iter().map(of).collect();
         let given = plan.feed.given();
         let inputs = (0..).zip(&lives).filter(|(t, lives)| given.contains(t) && is_used(lives));
         let width = others.len().div_ceil(64);
         let [begins, ends] = events(&others);
-        let peaks = peaks(&begins, &ends, width);
+        let rows = Rows { bits: together(&others, [&begins, &ends], &before, width), width };
+        let rows = numbers.rows(rows)?;
+        let peaks: Vec<Vec<u64>> = peaks(&begins, &ends, width).iter().map(|peak| numbers.set(peak)).collect();
         let mut found = Conflicts {
             inputs: inputs.map(|(t, _)| t).collect(),
             always: always.len(),
-            bits: together(&others, [&begins, &ends], &before, width),
-            width,
-            changes: from_peak_to_peak(&peaks, width, always.len()),
-            slots: [always, sometimes].concat(),
+            changes: from_peak_to_peak(&peaks, rows.width, always.len()),
+            rows,
+            slots: [always, numbers.slots(&sometimes)].concat(),
             counts: Counts::default(),
         };
         found.counts = Counts::of(&found, &peaks);
-        Ok(found)
+        Some(found)
     }
 
     /// Whether two slots, numbered as in `slots`, ever need their bytes at the same time.
     pub fn between(&self, a: usize, b: usize) -> bool {
-        let (a, b) = (a - self.always, b - self.always);
-        self.bits[a * self.width + b / 64] & (1 << (b % 64)) != 0
+        self.rows.get(a - self.always, b - self.always, 1) != 0
     }
 
     /// Which of `count` slots from `first` on, at most 64, a slot conflicts with.
     pub fn with(&self, slot: usize, first: usize, count: usize) -> u64 {
-        let row = &self.bits[(slot - self.always) * self.width..][..self.width];
-        let (word, bit) = ((first - self.always) / 64, (first - self.always) % 64);
-        let low = row[word] >> bit;
-        let high = if bit > 0 { row.get(word + 1).map_or(0, |word| word << (64 - bit)) } else { 0 };
-        (low | high) & (u64::MAX >> (64 - count))
+        self.rows.get(slot - self.always, first - self.always, count)
     }
 
     /// Words of a set of slots that do not live throughout.
     pub fn words(&self) -> usize {
-        self.width
+        self.rows.width
     }
 
     pub fn add_to(&self, set: &mut [u64], slot: usize) {
@@ -82,13 +94,14 @@ impl Conflicts {
 
     /// Whether two slots conflict with the same slots of a set.
     pub fn same_among(&self, set: &[u64], a: usize, b: usize) -> bool {
-        let row = |slot: usize| &self.bits[(slot - self.always) * self.width..][..self.width];
+        let width = self.rows.width;
+        let row = |slot: usize| &self.rows.bits[(slot - self.always) * width..][..width];
         row(a).iter().zip(row(b)).zip(set).all(|((a, b), of)| (a ^ b) & of == 0)
     }
 }
 
-/// The slots that take memory but the inputs: those that live throughout, and the others.
-fn slots(plan: &Plan, lives: &[Vec<SlotLives>]) -> (Vec<SlotId>, Vec<SlotId>) {
+/// The slots that take memory but the inputs: those that live throughout, and of the others those with a life.
+fn slots(plan: &Plan, lives: &[Vec<SlotLives>], gaps: &Gaps) -> (Vec<SlotId>, Vec<SlotId>) {
     let (given, mut found) = (plan.feed.given(), (vec![], vec![]));
     // A stage with fewer layers than another has no use for the slots of the others.
     let staged = plan.programs.len() > 1;
@@ -98,7 +111,7 @@ fn slots(plan: &Plan, lives: &[Vec<SlotLives>]) -> (Vec<SlotId>, Vec<SlotId>) {
         }
         for (slot, own) in (0..).zip(lives) {
             match tensor.kind.persists() || plan.feed.stays(t) {
-                true if staged && own.lives.is_empty() => {}
+                true if staged && own.lives.is_empty() && !gaps.has(t, slot) => {}
                 true => found.0.push(SlotId { tensor: t, slot }),
                 false if own.lives.is_empty() => {}
                 false => found.1.push(SlotId { tensor: t, slot }),
@@ -237,6 +250,7 @@ fn from_peak_to_peak(peaks: &[Vec<u64>], width: usize, first: usize) -> Vec<(u32
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::memory::{Footprint, Layout};
     use crate::plan::op::Engine;
     use crate::spec::{Dtype, LlmSpec, Parallelism, Recompute, Workload};
     use crate::strategy::{Engines, build};
@@ -267,7 +281,7 @@ mod tests {
         let found = Conflicts::of(plan, &atoms, program).unwrap();
         let mut walk = Walk::new(plan, &atoms);
         walk.body(None, &plan.programs[program as usize].ops, &[]).unwrap();
-        let (lives, before) = walk.finish();
+        let (lives, before, _) = walk.finish();
         let of = |slot: usize| {
             let at = found.slots[slot];
             &lives[at.tensor as usize][at.slot as usize]
@@ -283,31 +297,76 @@ mod tests {
         [conflicts, all]
     }
 
-    #[test]
-    fn conflicts_are_those_of_every_pair() {
+    /// Whether layers of a plan were left out, and none of that shows.
+    fn gaps_show_nowhere(plan: &Plan, program: u32) -> bool {
+        let atoms = AtomTable::new(plan).unwrap();
+        let mut walk = Walk::new(plan, &atoms).leaving_gaps();
+        walk.body(None, &plan.programs[program as usize].ops, &[]).unwrap();
+        let has_gaps = !walk.gaps().is_empty();
+        let some = Conflicts::of_walk(plan, walk).expect("slots beside a gap are alike");
+        let all = Conflicts::of_all(plan, &atoms, program).unwrap();
+        assert_eq!((some.always, &some.inputs, &some.slots), (all.always, &all.inputs, &all.slots), "{:?}", plan.about);
+        assert!(some.rows.bits == all.rows.bits, "{:?}", plan.about);
+        let footprints =
+            |found: &Conflicts| (Footprint::of(plan, found).unwrap(), Layout::of(plan, found).unwrap().footprint);
+        assert_eq!(footprints(&some), footprints(&all), "{:?}", plan.about);
+        has_gaps
+    }
+
+    /// Plans of a model split in many ways.
+    fn plans(model: &LlmSpec, ep: u32) -> Vec<Plan> {
         let engine = Engine::Sm { ctas: 16 };
         let engines = Engines { p2p: engine, collective: engine };
-        let model = LlmSpec { layers: 4, ..LlmSpec::find("tiny").unwrap() };
-        let mut sums = [0, 0];
         let ways = [(1, 4, 1, 1), (4, 1, 1, 1), (2, 2, 1, 1), (2, 1, 2, 1), (1, 2, 1, 2), (1, 1, 1, 4)];
         let words = ["default", "burst", "kv-in-two", "merge-in-kernel+one-comm", "offload-activations", "contiguous"];
         let cases = ways.iter().flat_map(|way| words.iter().map(move |words| (way, words)));
+        let mut all = vec![];
         for (i, (&(ulysses, ring, tp, pp), words)) in cases.enumerate() {
             for (batches, zero) in [(1, 1), (4, 3), (8, 2)] {
                 let recompute = [Recompute::None, Recompute::Full][i % 2];
                 let (dp, options) = (2, words.parse().unwrap());
-                let par = Parallelism { dp, ring, ulysses, tp, pp, zero, recompute, options, ..Parallelism::default() };
+                let rest = Parallelism { ep, zero, recompute, options, ..Parallelism::default() };
+                let par = Parallelism { dp, ring, ulysses, tp, pp, ..rest };
                 let (seq_len, global_batch) = (256, u64::from(dp) * batches);
                 let documents = Default::default();
                 let work = Workload { seq_len, global_batch, micro_batch: 1, dtype: Dtype::Bf16, documents };
-                let Ok(plan) = build(&model, &work, &par, engines) else { continue };
-                for program in 0..plan.programs.len() as u32 {
-                    let found = pairs_are_those_looked_at_one_by_one(&plan, program);
-                    sums = [sums[0] + found[0], sums[1] + found[1]];
-                }
+                all.extend(build(model, &work, &par, engines));
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn conflicts_are_those_of_every_pair() {
+        let mut sums = [0, 0];
+        for plan in plans(&LlmSpec { layers: 4, ..LlmSpec::find("tiny").unwrap() }, 1) {
+            for program in 0..plan.programs.len() as u32 {
+                let found = pairs_are_those_looked_at_one_by_one(&plan, program);
+                sums = [sums[0] + found[0], sums[1] + found[1]];
             }
         }
         let [conflicts, all] = sums;
         assert!(all > 100_000 && conflicts > all / 20 && conflicts < all / 20 * 19, "{conflicts} of {all}");
+    }
+
+    #[test]
+    fn layers_left_out_are_not_missed() {
+        let (mut gaps, mut all) = (0, 0);
+        for (name, layers, ep) in [
+            ("tiny", 22, 1),
+            ("tiny", 17, 1),
+            ("tiny", 61, 1),
+            ("mixtral-8x7b", 16, 2),
+            ("deepseek-v3", 21, 2),
+            ("nemotron-h-8b", 52, 1),
+        ] {
+            for plan in plans(&LlmSpec { layers, ..LlmSpec::find(name).unwrap() }, ep) {
+                for program in 0..plan.programs.len() as u32 {
+                    let has = gaps_show_nowhere(&plan, program);
+                    (gaps, all) = (gaps + usize::from(has), all + 1);
+                }
+            }
+        }
+        assert!(gaps > all / 2 && gaps > 150, "{gaps} of {all}");
     }
 }

@@ -2,6 +2,7 @@
 //! has certainly ended before it starts.
 
 use super::Life;
+use super::gaps::Gaps;
 use crate::error::{Error, Result};
 use crate::plan::link::{AtomTable, Line, MOST_OPS, Place, bind, repeats_itself, resolve};
 use crate::plan::op::*;
@@ -98,6 +99,8 @@ impl Before {
 /// A walk over the ops of a program, segment by segment. A call that only repeats itself is walked twice: its
 /// first and its last iteration show every neighbourhood that more would.
 pub struct Walk<'p> {
+    /// What is left out of calls that go from layer to layer; none: every layer is walked.
+    gaps: Option<Gaps>,
     plan: &'p Plan,
     atoms: &'p AtomTable,
     segments: Segments<'p>,
@@ -113,6 +116,7 @@ impl<'p> Walk<'p> {
     pub fn new(plan: &'p Plan, atoms: &'p AtomTable) -> Walk<'p> {
         let (lanes, count) = (plan.lanes.len(), atoms.count as usize);
         Walk {
+            gaps: None,
             plan,
             atoms,
             segments: Segments::new(plan, atoms),
@@ -124,8 +128,18 @@ impl<'p> Walk<'p> {
         }
     }
 
-    pub fn finish(self) -> (Vec<Vec<SlotLives>>, Before) {
-        (self.slots, self.before)
+    /// The same walk with the layers in the middle left out, see [`Gaps`].
+    pub fn leaving_gaps(self) -> Walk<'p> {
+        Walk { gaps: Some(Gaps::default()), ..self }
+    }
+
+    #[cfg(test)]
+    pub fn gaps(&self) -> &Gaps {
+        self.gaps.as_ref().expect("a walk that leaves some")
+    }
+
+    pub fn finish(self) -> (Vec<Vec<SlotLives>>, Before, Gaps) {
+        (self.slots, self.before, self.gaps.unwrap_or_default())
     }
 
     pub fn body(&mut self, block: Option<BlockId>, ops: &'p [Op], env: &[(TensorId, u32)]) -> Result<()> {
@@ -134,9 +148,18 @@ impl<'p> Walk<'p> {
                 Part::Segment(ops) => self.segment(block, ops, env)?,
                 Part::Call { block, args, repeat, op } => {
                     let body = &self.plan.blocks[block as usize].ops;
-                    let short = repeat > 2 && repeats_itself(self.plan, op);
-                    for i in (0..repeat).filter(|i| !short || *i == 0 || i + 1 == repeat) {
-                        self.body(Some(block), body, &bind(args, env, i))?;
+                    if repeat > 2 && repeats_itself(self.plan, op) {
+                        self.body(Some(block), body, &bind(args, env, 0))?;
+                        self.body(Some(block), body, &bind(args, env, repeat - 1))?;
+                        continue;
+                    }
+                    let middle = self.gaps.as_mut().and_then(|gaps| gaps.middle(args, env, repeat));
+                    for i in (0..repeat).filter(|i| middle.as_ref().is_none_or(|middle| !middle.leaves_out(*i))) {
+                        let mut inner = bind(args, env, i);
+                        if let Some(middle) = &middle {
+                            middle.close(i, &mut inner);
+                        }
+                        self.body(Some(block), body, &inner)?;
                     }
                 }
             }
