@@ -79,6 +79,8 @@ pub struct Roofline {
     attention: Option<AttentionCurve>,
     /// Of each further matrix of a grouped product.
     group_start: Option<Sourced<Seconds>>,
+    /// How many kernels an op is, on average.
+    kernels: f64,
     stack: String,
     /// What kernels of a scan reach of the rate of those that memory bounds.
     scan: f64,
@@ -114,6 +116,7 @@ impl Roofline {
             gpu: gpu_copy,
             attention: None,
             group_start,
+            kernels: stack.kernels_of_op(),
             stack: stack.name.clone(),
             scan,
             unfused,
@@ -312,13 +315,10 @@ impl KernelTime for Roofline {
             }
             WorkClass::Memory => (self.memory(work.bytes), false),
         };
-        let seconds = part.seconds + self.memory(cast).seconds * self.cast + self.gpu.launch.value;
+        let gaps = self.gpu.launch.value * self.kernels;
+        let seconds = part.seconds + self.memory(cast).seconds * self.cast + gaps;
         // The launch counts only where it is a good part of the whole.
-        let launch = if self.gpu.launch.value / seconds > 0.1 {
-            worst([&self.gpu.launch.provenance])
-        } else {
-            Provenance::Measured
-        };
+        let launch = if gaps / seconds > 0.1 { worst([&self.gpu.launch.provenance]) } else { Provenance::Measured };
         Estimate { seconds, sm_bound, provenance: part.provenance.max(launch), rel_sd: part.rel_sd }
     }
 }

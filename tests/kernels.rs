@@ -191,3 +191,15 @@ fn products_in_fp8() {
     hold_products(&["h100-sxm5", "h800-sxm5"], "fp8", (0.11, 0.50, 0.20));
     hold_products(&["b200-sxm"], "fp8", (0.06, 0.10, 0.07));
 }
+
+#[test]
+fn an_op_of_several_kernels_waits_between_them() {
+    let gpu = GpuSpec::find("a100-sxm4-80gb").unwrap();
+    let with = |kernels: f64| {
+        let mut stack = StackSpec::find("nccl-unfused").unwrap();
+        stack.kernels_per_op.as_mut().unwrap().value = kernels;
+        let work = Work { flops: 0, bytes: 1 << 20, class: WorkClass::Memory };
+        Roofline::new(&gpu, &stack).unwrap().time(&work, Dtype::Bf16).seconds.value()
+    };
+    assert!((with(5.0) - with(1.0) - 4.0 * gpu.launch.value.value()).abs() < 1e-12);
+}

@@ -187,16 +187,16 @@ impl Setup {
             out.p2p.value = out.p2p.value.max(out.raw.value * TUNED_SENDS);
         }
         narrowest(run, &mut machine.cluster.gpu, found);
-        if !habits.overlap.kernels {
-            // What the CPU takes for an op comes before its kernels, not beside those of others.
-            let launch = &mut machine.cluster.gpu.launch.value;
-            *launch += Seconds::new(recipe::EAGER_BF16);
-        }
         let own = if mixture::is_deepseeks(run) { shipped.stacks.own("hai-llm", &machine.cluster.gpu) } else { None };
         let stack = own.map_or_else(|| shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu), Ok)?;
         found.stack = stack.name.clone();
         // On a GPU from before fused attention, scores are in memory whatever the system does elsewhere.
         let habits = if stack.fuses_attention() { habits } else { habits.unfused() };
+        if !habits.overlap.kernels {
+            // What the CPU takes for an op comes before its kernels, not beside those of others.
+            let launch = &mut machine.cluster.gpu.launch.value;
+            *launch += Seconds::new(recipe::EAGER_BF16 / stack.kernels_of_op());
+        }
         let (mut model, said) = sizes::model(run, habits)?;
         found.why.extend(said);
         if let (Some(_), Some(layers)) = (run.pair_s, run.layers) {

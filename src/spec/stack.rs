@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// At most fourteen constants, each one that a microbenchmark could measure.
+/// At most fifteen constants, each one that a microbenchmark could measure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StackSpec {
@@ -17,6 +17,9 @@ pub struct StackSpec {
     /// CPU time to issue one op of a plan, however many calls of the framework that takes: a device whose
     /// kernels are shorter runs dry.
     pub host_launch: Sourced<Seconds>,
+    /// Kernels that the framework runs for one op of a plan, on average, each behind the GPU's gap between two; none: one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernels_per_op: Option<Sourced<f64>>,
     /// Device memory that no tensor gets: context, communicator buffers, fragmentation.
     pub reserved_memory: Sourced<Bytes>,
     /// Thread blocks of one collective, at most.
@@ -67,6 +70,11 @@ impl StackSpec {
         StackSpec::from_found(&Found { file: path.display().to_string(), text })
     }
 
+    /// How many kernels an op is, on average.
+    pub fn kernels_of_op(&self) -> f64 {
+        self.kernels_per_op.as_ref().map_or(1.0, |kernels| kernels.value)
+    }
+
     /// Attention is one kernel.
     pub fn fuses_attention(&self) -> bool {
         self.attention_kernel.value != "unfused"
@@ -87,6 +95,10 @@ impl StackSpec {
             let why =
                 format!("{} is no share of the rate of kernels that memory bounds (above 0, at most 1)", scan.value);
             return Err(Error::spec(&found.file, "scan", why));
+        }
+        if !(1.0..=100.0).contains(&spec.kernels_of_op()) {
+            let why = format!("{} is no number of kernels that an op is (1 to 100)", spec.kernels_of_op());
+            return Err(Error::spec(&found.file, "kernels_per_op", why));
         }
         let mut passes = spec.unfused.iter().flat_map(|unfused| &unfused.value);
         if let Some((kernel, passes)) = passes.find(|(_, passes)| !(**passes >= 1.0 && **passes <= 100.0)) {
