@@ -231,10 +231,6 @@ impl Numbers {
                 if beside.into_iter().any(|slot| number(tensor, slot).is_err())
                     || number(tensor, first + count) != Ok(below + BESIDE)
                 {
-                    eprintln!(
-                        "WHY beside t{tensor} {first}+{count} {:?}",
-                        walked.iter().filter(|s| s.tensor == tensor).map(|s| s.slot).collect::<Vec<_>>()
-                    );
                     return None;
                 }
                 families.push(Family { walked: below, all: 0, count: count as usize });
