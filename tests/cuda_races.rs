@@ -1,6 +1,7 @@
 //! Races between the threads of a block: each kernel once, by an emulator whose threads ThreadSanitizer takes for threads.
 //! What two of them do to one address in shared or global memory without a barrier between is found in whatever order
-//! they came; what two blocks do is not. Skipped where there is no ThreadSanitizer.
+//! they came; what two blocks do is not. Skipped where there is no ThreadSanitizer; and all kernels, which take three
+//! minutes, only where `FORETRAIN_RACES` is set: after a kernel was changed.
 
 mod cuda_double;
 mod cuda_emulator;
@@ -49,6 +50,10 @@ fn a_planted_race_is_found_in_any_block() {
 /// One case of each kernel: the rest differ in numbers, not in what a kernel does when.
 #[test]
 fn no_kernel_has_a_race() {
+    if std::env::var_os("FORETRAIN_RACES").is_none() {
+        eprintln!("skipped: set FORETRAIN_RACES=1 to search all kernels for races");
+        return;
+    }
     if !cuda_emulator::finds_races() {
         return;
     }

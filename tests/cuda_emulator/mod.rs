@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use tempfile::TempDir;
 
 /// The compiler, if there is one.
@@ -55,8 +55,8 @@ pub fn finds_races() -> bool {
     runs
 }
 
-/// One compiler at a time.
-static COMPILING: Mutex<()> = Mutex::new(());
+/// One compiler at a time for each program.
+static COMPILING: LazyLock<Mutex<HashMap<PathBuf, Arc<Mutex<()>>>>> = LazyLock::new(Mutex::default);
 
 /// The program of a source with its macros, made if it is not there from an earlier run.
 fn program(launch: &Launch) -> PathBuf {
@@ -68,7 +68,8 @@ fn program(launch: &Launch) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     (own, texts, launch.source.name, &launch.defines, flags()).hash(&mut hasher);
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda_emulator").join(format!("{:016x}", hasher.finish()));
-    let _one = COMPILING.lock().unwrap_or_else(|p| p.into_inner());
+    let own = COMPILING.lock().unwrap_or_else(|p| p.into_inner()).entry(dir.clone()).or_default().clone();
+    let _one = own.lock().unwrap_or_else(|p| p.into_inner());
     let program = dir.join("program");
     if program.exists() {
         return program;
