@@ -5,6 +5,7 @@
 //! other, so that placing memory never changes timing. The executor allocates by this very placement.
 
 mod conflicts;
+mod families;
 mod footprint;
 mod gaps;
 mod walk;

@@ -273,11 +273,10 @@ impl DataParallel {
         all
     }
 
-    /// The same weights under other names: of what [`updated`](DataParallel::updated) lists, what `of` makes of each.
-    pub fn renamed(&self, w: &FlatWeights, of: impl Fn(Buf) -> Buf) -> FlatWeights {
-        let whole = w.weight_share.is_none() || !self.shares_weights();
+    /// The same weights under other names: what `of` makes of all that an update may touch.
+    pub fn renamed(w: &FlatWeights, of: impl Fn(Buf) -> Buf) -> FlatWeights {
         FlatWeights {
-            weight: if whole { of(w.weight) } else { w.weight },
+            weight: of(w.weight),
             grad_share: of(w.grad_share),
             m: of(w.m),
             v: of(w.v),

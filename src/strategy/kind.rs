@@ -375,7 +375,7 @@ impl Kind {
             let formals: Vec<(Buf, Buf)> =
                 dp.updated(w).into_iter().map(|(name, buf)| (buf, b.formal(&named(name)))).collect();
             let of = |buf: Buf| formals.iter().find(|(whose, _)| *whose == buf).map_or(buf, |(_, formal)| *formal);
-            dp.update(b, label, &dp.renamed(w, of), 0, adam, None);
+            dp.update(b, label, &DataParallel::renamed(w, of), 0, adam, None);
         }
         self.update = b.close();
     }

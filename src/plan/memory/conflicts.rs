@@ -2,8 +2,9 @@
 //! not on any size, so that plans that differ in lengths and widths only share it.
 
 use super::SlotId;
+use super::families::{Numbers, Rows};
 use super::footprint::Counts;
-use super::gaps::{Gaps, Numbers, Rows};
+use super::gaps::Gaps;
 use super::walk::{Before, SlotLives, Walk};
 use crate::error::Result;
 use crate::plan::link::AtomTable;
