@@ -243,7 +243,9 @@ fn shortcuts_are_exact_where_gradients_of_weights_wait() {
         (4, 6, 2, 1, "zb-h1+no-overlap-p2p"),
     ] {
         for slower in [1.0, 300.0, 10_000.0] {
-            staged(pp, 1, batches, Parallelism { options: words.parse().unwrap(), ..way(dp, ring, 1) }, slower);
+            let par = Parallelism { options: words.parse().unwrap(), ..way(dp, ring, 1) };
+            staged(pp, 1, batches, par, slower);
+            staged(pp, 1, batches, Parallelism { recompute: Recompute::Full, ..par }, slower);
         }
     }
 }
@@ -256,6 +258,11 @@ fn shortcuts_are_exact_where_stages_are_folded() {
         (3, 8, 2, 1, Recompute::None, "dualpipe-v"),
         (4, 13, 1, 2, Recompute::None, "dualpipe-v+no-overlap-grad"),
         (3, 7, 2, 1, Recompute::Full, "dualpipe-v"),
+        (2, 3, 1, 1, Recompute::None, "zb-v"),
+        (4, 9, 2, 1, Recompute::Full, "zb-v"),
+        (3, 8, 2, 1, Recompute::None, "v-half+no-overlap-grad"),
+        (4, 13, 1, 2, Recompute::None, "v-half"),
+        (4, 11, 2, 1, Recompute::None, "v-min"),
     ] {
         for slower in [1.0, 300.0, 10_000.0] {
             let par = Parallelism { recompute, options: words.parse().unwrap(), ..way(dp, ring, 1) };

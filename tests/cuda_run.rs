@@ -305,10 +305,12 @@ fn a_pipeline() {
     hold(&plan(Parallelism { pp: 2, dp: 2, ..none() }, 2), &[0]);
     let options = "zb-h1".parse().unwrap();
     hold(&plan(Parallelism { pp: 2, dp: 2, options, ..none() }, 2), &[0]);
-    let par = Parallelism { pp: 2, vp: 2, options: "dualpipe-v".parse().unwrap(), ..none() };
-    let documents = Default::default();
-    let work = Workload { seq_len: 128, global_batch: 4, micro_batch: 1, dtype: Dtype::Bf16, documents };
-    hold(&build(&model(4, 4), &work, &par, ENGINES).unwrap(), &[0]);
+    for (words, recompute) in [("dualpipe-v", Recompute::None), ("v-min", Recompute::Full)] {
+        let par = Parallelism { pp: 2, vp: 2, recompute, options: words.parse().unwrap(), ..none() };
+        let documents = Default::default();
+        let work = Workload { seq_len: 128, global_batch: 4, micro_batch: 1, dtype: Dtype::Bf16, documents };
+        hold(&build(&model(4, 4), &work, &par, ENGINES).unwrap(), &[0]);
+    }
 }
 
 /// Norms of heads (Qwen3), and latent attention (DeepSeek-V2) with queries compressed and not, heads 32 + 32 wide.

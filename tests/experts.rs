@@ -357,6 +357,8 @@ fn gradients_of_weights_come_later() {
         holds(&split, 1e-10);
         let folded = Case { layers: 12, microbatches: 9, ..of(&format!("{words}+dualpipe-v")) };
         holds(&Case { par: Parallelism { vp: 2, ..folded.par }, ..folded }, 1e-10);
+        let in_v = Case { layers: 12, ..of(&format!("{words}+v-half")) };
+        holds(&Case { par: Parallelism { vp: 2, ..in_v.par }, ..in_v }, 1e-10);
         let [split, whole] = [split, of(words)].map(|case| run(&Case { dtype: Dtype::F32, ..case }.plan()));
         assert!(split.loss == whole.loss && split.grads == whole.grads && split.weights == whole.weights, "{words}");
     }

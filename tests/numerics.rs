@@ -630,6 +630,49 @@ fn a_pipeline_that_is_folded() {
     }
 }
 
+/// Two chunks a stage in a V, every backward pass in two halves, with fewer microbatches than fill it, and with more.
+#[test]
+fn pipelines_in_a_v() {
+    let one = Parallelism { vp: 2, ..case().par };
+    for (family, words, tie, layers, microbatches, par) in [
+        (llama, "zb-v", true, 4, 1, Parallelism { pp: 2, ..one }),
+        (qwen3, "zb-v", false, 8, 5, Parallelism { pp: 2, tp: 2, dp: 2, zero: 1, ..one }),
+        (gpt2_dropping, "zb-v+unfused", false, 6, 4, Parallelism { pp: 3, recompute: Recompute::Selective, ..one }),
+        (llama, "v-half+no-overlap-grad+uneven", true, 9, 7, Parallelism { pp: 3, ..one }),
+        (latent, "v-half+uneven", false, 9, 6, Parallelism { pp: 4, ring: 2, ..one }),
+        (bloom, "v-half+short-ends", false, 10, 6, Parallelism { pp: 3, ulysses: 2, dp: 2, ..one }),
+        (neox, "v-min", false, 4, 3, Parallelism { pp: 2, ..one }),
+        (megascale, "v-min+add-grads", false, 8, 9, Parallelism { pp: 4, zero: 1, dp: 2, ..one }),
+        (llama, "v-min", true, 8, 5, Parallelism { pp: 4, recompute: Recompute::Full, ..one }),
+    ] as [(Family, _, _, _, _, _); 9]
+    {
+        let par = Parallelism { options: words.parse().unwrap(), ..par };
+        let case = Case { family, tie, layers, microbatches, kv_heads: 4, ffn: 12, par, ..case() };
+        holds(&case, 1e-10);
+        holds(&Case { batch: 2, dtype: Dtype::F32, ..case }, 2e-4);
+    }
+}
+
+/// Layers that are computed again before the first half of their backward pass, and kept for the second.
+#[test]
+fn gradients_of_weights_come_later_of_what_is_computed_again() {
+    let one = Parallelism { recompute: Recompute::Full, ..case().par };
+    for (family, words, tie, layers, microbatches, par) in [
+        (llama, "zb-h1", true, 6, 5, Parallelism { pp: 3, dp: 2, zero: 1, ..one }),
+        (gpt2_dropping, "zb-h1+unfused", false, 4, 3, Parallelism { pp: 2, ..one }),
+        (qwen3, "zb-h1", false, 4, 4, Parallelism { pp: 2, tp: 2, dp: 2, ..one }),
+        (latent, "zb-h1", false, 4, 4, Parallelism { pp: 2, ring: 2, ..one }),
+        (bloom, "zb-v", false, 6, 4, Parallelism { pp: 3, vp: 2, ulysses: 2, ..one }),
+        (palm, "v-half+tp-overlap", false, 4, 5, Parallelism { pp: 2, vp: 2, tp: 2, ..one }),
+    ] as [(Family, _, _, _, _, _); 6]
+    {
+        let par = Parallelism { options: words.parse().unwrap(), ..par };
+        let case = Case { family, tie, layers, microbatches, kv_heads: 4, ffn: 12, par, ..case() };
+        holds(&case, 1e-10);
+        holds(&Case { batch: 2, dtype: Dtype::F32, ..case }, 2e-4);
+    }
+}
+
 #[test]
 fn a_pipeline_of_stages() {
     for (pp, vp, layers, microbatches, zero, recompute, tie) in [

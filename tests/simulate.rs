@@ -49,6 +49,9 @@ fn agrees_on_pipelines_whose_ports_are_never_shared() {
         (3, 3, 6, "default"),
         (4, 1, 9, "zb-h1"),
         (4, 2, 9, "dualpipe-v"),
+        (4, 2, 9, "zb-v"),
+        (4, 2, 9, "v-half"),
+        (3, 2, 7, "v-min"),
     ] {
         let par = Parallelism { pp, vp, zero: 0, options: words.parse().unwrap(), ..Parallelism::default() };
         let plan = plans::plan(&model(2 * u64::from(pp * vp), 4, false), &par, &work(&par, 240, 1, batches), COPY);

@@ -72,6 +72,8 @@ fn layouts() -> Vec<Parallelism> {
         Parallelism { pp: 2, vp: 2, ..one },
         Parallelism { pp: 2, options: "zb-h1".parse().expect("a word"), ..one },
         Parallelism { pp: 2, vp: 2, options: "dualpipe-v".parse().expect("a word"), ..one },
+        Parallelism { pp: 2, vp: 2, options: "v-half".parse().expect("a word"), ..one },
+        Parallelism { pp: 2, recompute: full, options: "zb-h1".parse().expect("a word"), ..one },
         Parallelism { pp: 2, tp: 2, recompute: full, ..one },
         Parallelism { dp: 2, ring: 2, ulysses: 2, zero: 3, ..one },
         Parallelism { dp: 2, ring: 2, tp: 2, zero: 1, recompute: full, ..one },

@@ -89,7 +89,11 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
     let ample = if run.global_batch.is_some() { 1 } else { ROWS.div_ceil(rows) };
     let micro_batch = run.micro_batch.unwrap_or(ample);
     let filled = u64::from(dp) * micro_batch * if pp > 1 { 4 * u64::from(pp) } else { 1 };
-    let vp = run.vp.or(interleaving(run, model, pp)).filter(|_| in_v(run).is_none()).unwrap_or(1);
+    let vp = match halved(run) {
+        Some("zb-h1") => 1,
+        Some(_) => 2,
+        None => run.vp.or(interleaving(run, model, pp)).unwrap_or(1),
+    };
     let stage = zero(&run.zero, habits);
     // Beside a pipeline weights stay whole and gradients are scattered once a step: FSDP under PyTorch's schedules,
     // Llama 3's stack; Megatron-LM and DeepSpeed have no more than stage 1 there.
@@ -142,14 +146,23 @@ fn interleaving(run: &Training, model: &LlmSpec, pp: u32) -> Option<u32> {
     (1..=((layers + ends) / u64::from(pp)).clamp(1, 64)).rev().find(even).map(|vp| vp as u32)
 }
 
-/// Pipelines whose backward passes are in two halves, by the names of their schedules (arXiv:2401.10241: ZB-H1, ZB-H2 or 1p
-/// and 2p, ZB-V; arXiv:2405.15362: V-Half), and that of which nothing but the V is left, which keeps least and idles most.
-/// `Some(true)`: the halves fill the bubble.
-fn in_v(run: &Training) -> Option<bool> {
+/// The option of a pipeline whose backward passes are in two halves, by the name of its schedule (arXiv:2401.10241: ZB-H1,
+/// ZB-H2 or 1p and 2p, ZB-V; arXiv:2405.15362: V-Half, V-Min). Of those that are not in a V plans have ZB-H1.
+fn halved(run: &Training) -> Option<&'static str> {
     let system = squeezed(&run.system);
-    let halved = ["zerobubble", "zbh1", "zbh2", "zb1p", "zb2p", "zbv", "zbb", "vhalf"];
-    let is = |words: &[&str]| run.pp.is_some_and(|pp| pp > 1) && words.iter().any(|word| system.contains(word));
-    is(&halved).then_some(true).or(is(&["vmin"]).then_some(false))
+    let names = [
+        ("zbv", "zb-v"),
+        ("vhalf", "v-half"),
+        ("vmin", "v-min"),
+        ("zerobubble", "zb-h1"),
+        ("zbh1", "zb-h1"),
+        ("zbh2", "zb-h1"),
+        ("zb1p", "zb-h1"),
+        ("zb2p", "zb-h1"),
+        ("zbb", "zb-h1"),
+    ];
+    let named = names.iter().find(|(name, _)| system.contains(name)).map(|(_, word)| *word);
+    named.filter(|_| run.pp.is_some_and(|pp| pp > 1))
 }
 
 /// Ulysses and ring degrees. Where only their product is stated, the name of the system says which it is; most
@@ -226,6 +239,8 @@ pub fn recomputes_half(run: &Training) -> bool {
 fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: Habits, seq: u64) -> Vec<&'static str> {
     let beside = habits.overlap;
     let p2p = if vp > 1 { beside.interleaved_p2p } else { beside.p2p };
+    // What goes through a V both ways is sent and received beside compute.
+    let in_v = halved(run).is_some_and(|word| word != "zb-h1");
     let cut = run.seq_parallel.unwrap_or(habits.sequence_parallel);
     let all = [
         (tp > 1 && !cut, "no-sp"),
@@ -233,8 +248,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (is_narrow(&run.precision), "fp8"),
         (habits.kernels[0] == "unfused", "unfused"),
         (zero < 2 && !beside.grad, "no-overlap-grad"),
-        (pp > 1 && !p2p, "no-overlap-p2p"),
-        (in_v(run) == Some(true), "zb-h1"),
+        (pp > 1 && !p2p && !in_v, "no-overlap-p2p"),
         (pp == 1 && zero < 2 && !beside.passes, "wait-passes"),
         // Where gradients are cut, each microbatch's is sent away whole, and it is the shares that are added up.
         (zero < 2 && !habits.fused_grads && model.mla.is_none(), "add-grads"),
@@ -245,7 +259,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
     ];
     let carried = model.moe.map(|_| mixture::dispatch(run)).unwrap_or_default();
     let given = all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word);
-    given.chain(carried).chain(chunked(run, seq)).collect()
+    given.chain(halved(run)).chain(carried).chain(chunked(run, seq)).collect()
 }
 
 /// Tokens of a chunk of FPDT where nobody says (arXiv:2408.16978, as remembered, not looked up: its figure of throughput by

@@ -4,7 +4,7 @@
 
 use super::options::with_words;
 use super::split::Split;
-use crate::spec::{LlmSpec, Mlp, Norm, Positions, Recompute};
+use crate::spec::{Fold, LlmSpec, Mlp, Norm, Positions, Recompute};
 
 /// A substitution: the word of the refusal that asks for it, what is said of it, and the change.
 struct Line {
@@ -17,7 +17,12 @@ const LINES: &[Line] = &[
     Line {
         refusal: "options: dualpipe-v",
         said: "a pipeline that is not folded",
-        change: |_, s| (s.par.options.dualpipe_v, s.par.vp) = (false, 1),
+        change: |_, s| (s.par.options.fold, s.par.vp) = (Fold::None, 1),
+    },
+    Line {
+        refusal: "a pipeline in a V",
+        said: "a pipeline that is not in a V",
+        change: |_, s| (s.par.options.fold, s.par.vp) = (Fold::None, 1),
     },
     Line {
         refusal: "zb-h1",

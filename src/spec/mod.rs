@@ -30,7 +30,7 @@ pub use hybrid::{MambaSpec, Mixer};
 pub use mask::{Documents, Mask};
 pub use model::{Gate, Groups, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
 pub use mtp::MtpSpec;
-pub use options::{Capacity, Dispatch, KvPath, Options, RingBackward, RingLayout, RingMerge};
+pub use options::{Capacity, Dispatch, Fold, KvPath, Options, RingBackward, RingLayout, RingMerge};
 pub use stack::StackSpec;
 pub use storage::StorageSpec;
 pub use throttle::Throttle;

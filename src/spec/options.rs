@@ -6,7 +6,7 @@
 mod choices;
 mod words;
 
-pub use choices::{Capacity, Dispatch, KvPath, RingBackward, RingLayout, RingMerge};
+pub use choices::{Capacity, Dispatch, Fold, KvPath, RingBackward, RingLayout, RingMerge};
 pub use words::{NUMBERED, WORDS, Word};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -76,8 +76,8 @@ pub struct Options {
     pub overlap_exchange: bool,
     /// Stages of a pipeline make gradients of weights apart from those of inputs, and later (ZB-H1).
     pub zb_h1: bool,
-    /// Each stage of a pipeline has two chunks, of a row of them that is folded in the middle (DualPipeV).
-    pub dualpipe_v: bool,
+    /// Each stage of a pipeline has two chunks, of a row of them that is folded in the middle.
+    pub fold: Fold,
     /// What latent attention projects up is not kept: norms and products behind what is compressed run again in the
     /// backward pass.
     pub recompute_mla_up: bool,

@@ -1,6 +1,6 @@
 //! What is trained and how it is cut: the numbers a user types.
 
-use super::{Documents, KvPath, Options, RingLayout};
+use super::{Documents, Fold, KvPath, Options, RingLayout};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -129,7 +129,12 @@ impl Parallelism {
     /// Some backward units of a pipeline make gradients of weights apart from those of inputs, and later: those that
     /// have nothing to compute again.
     pub fn cuts_some(&self) -> bool {
-        self.options.dualpipe_v && self.recompute != Recompute::Full
+        self.options.fold == Fold::DualPipe && self.recompute != Recompute::Full
+    }
+
+    /// All of them do.
+    pub fn cuts_all(&self) -> bool {
+        self.options.zb_h1 || self.options.fold.halves()
     }
 
     /// Ranks that work on one sequence.

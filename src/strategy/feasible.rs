@@ -82,8 +82,8 @@ fn mtp(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         (par.zero > 1, "not together with zero above 1; use zero 1"),
         (par.options.chunks > 0, "not together with fpdt; more ranks go to dp, tp or pp"),
         (
-            par.options.zb_h1,
-            "not together with zb-h1, which would leave their gradients of weights undone; leave it out",
+            par.cuts_all(),
+            "not together with zb-h1, zb-v, v-half or v-min, which would leave their gradients of weights undone; leave it out",
         ),
         (
             matches!(model.positions, Positions::Learned { .. }),

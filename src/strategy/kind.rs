@@ -22,6 +22,8 @@ pub struct Kind {
     pub saved: Saved,
     /// Every layer has slots of its own for what it keeps; else one serves all, as they are computed again.
     pub keeps: bool,
+    /// What was computed again, between the halves of a backward pass: as many slots as `left` has.
+    pub again: Option<Saved>,
     pub scratch: Scratch,
     /// What the forward pass works in, where it runs beside a backward pass.
     pub scratch_ahead: Option<Scratch>,
@@ -193,18 +195,22 @@ impl Kind {
             experts.route = route;
         }
         let fwd = self.forward(b);
-        let bwd = self.backward(b, par.recompute, fwd);
+        let bwd = self.backward(b, if self.again.is_some() { Recompute::None } else { par.recompute }, fwd);
         // Those that come and go by layers have blocks of their own, with their sums.
         let [beside, alone] = [beside, !beside].map(|sums| sums && !ranks[0].by_layers());
-        let halves = match (par.options.zb_h1, par.cuts_some()) {
-            (true, _) => Some(self.halves(b, ranks, bwd, beside)),
+        let halves = match (par.cuts_all(), par.cuts_some()) {
+            (true, _) => {
+                let halves = self.halves(b, ranks, bwd, beside);
+                let inputs = if self.again.is_some() { self.again_and_inputs(b, [fwd, bwd]) } else { bwd };
+                Some(Halves { inputs, ..halves })
+            }
             (_, true) => {
                 let again = self.backward(b, par.recompute, fwd);
                 Some(self.halves(b, ranks, again, beside))
             }
             _ => None,
         };
-        let whole = beside && !par.options.zb_h1;
+        let whole = beside && !par.cuts_all();
         let bwd_last = if whole { self.backward_and_sums(b, ranks, bwd) } else { bwd };
         if alone && self.blocks.is_empty() {
             self.sums = self.sums_alone(b, ranks);
@@ -225,6 +231,22 @@ impl Kind {
         assert_eq!(self.left.len(), kept.len(), "the layers of one kind leave the same");
         let weights_last = if sums { self.weights_and_sums(b, ranks, weights) } else { weights };
         Halves { inputs: bwd, weights, weights_last }
+    }
+
+    /// The first half behind the layer's forward pass, run again.
+    fn again_and_inputs(&self, b: &mut Builder, [fwd, inputs]: [BlockId; 2]) -> BlockId {
+        b.open(&format!("{}layer_bwd_again", self.prefix));
+        let (w, g) = self.formal_weights(b);
+        let [x, dy, dx] = ["x", "dy", "dx"].map(|name| b.formal(name));
+        let keep = self.saved.formals(b).bufs();
+        let left = self.formal_left(b);
+        // The output is not needed again, and the gradient of the input is not there yet.
+        let again: Vec<Arg> = w.bufs().chain([x, dx]).chain(keep.iter().copied()).map(Arg::from).collect();
+        b.call("again", fwd, 1, &again);
+        let bufs = w.bufs().chain(g.bufs()).chain([x, dy, dx]).chain(keep).chain(left);
+        let args: Vec<Arg> = bufs.map(Arg::from).collect();
+        b.call("inputs", inputs, 1, &args);
+        b.close()
     }
 
     /// The second half and, behind it, the sum of the layer's gradient over the ranks.

@@ -11,17 +11,22 @@
 //! of inputs alone, and the stage before has them the earlier: the bubble is (p-1)(F+B-W) in place of (p-1)(F+B+W).
 //! Stage s puts those of weights off by s microbatches, so that each stage has as many in flight as the first.
 //!
-//! DualPipeV is in `folded`. Else virtual stage c*p + s is chunk c of stage s. What a stage receives next is asked for
+//! Folded pipelines are in `folded`, and the orders of those that halve every backward unit in `in_v`. Else virtual stage c*p + s is chunk c of stage s. What a stage receives next is asked for
 //! one unit ahead, and what it has computed is sent while the next unit runs: sending and receiving are decoupled from
 //! compute (MegaScale, arXiv:2402.15627, section 3.2), for lanes give that by themselves. Transfers are the work of NICs
 //! and copy engines here: the one or two SMs that a waiting NCCL kernel sits on are not counted.
 
 mod folded;
+mod in_v;
+
+pub use folded::Next;
 
 use super::layers::Layers;
 use crate::plan::{Axis, Group};
+use crate::spec::Fold;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::OnceLock;
 
 /// One microbatch through one chunk, forward or backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,7 +88,9 @@ pub struct Pipeline {
     /// Backward units are cut in two; folded, some of them.
     pub split: bool,
     /// Each stage has the two chunks that lie on one another where the row of chunks is folded in the middle.
-    pub folded: bool,
+    pub fold: Fold,
+    /// Of all stages, where one follows from the others; made when first asked for.
+    pub orders: OnceLock<Vec<Vec<Next>>>,
 }
 
 /// Slots that are taken and given back, those longest free first.
@@ -123,6 +130,10 @@ impl Pipeline {
         self.stages > 1 || self.pairs
     }
 
+    pub fn is_folded(&self) -> bool {
+        self.fold != Fold::None
+    }
+
     pub fn is_first(&self, stage: u32, chunk: u32) -> bool {
         stage == 0 && chunk == 0
     }
@@ -133,7 +144,7 @@ impl Pipeline {
 
     /// The stage that has the last layers, and the head.
     pub fn last_stage(&self) -> u32 {
-        if self.folded { 0 } else { self.stages - 1 }
+        if self.is_folded() { 0 } else { self.stages - 1 }
     }
 
     /// Slots for the gradients of a backward unit's layers: two that layers take in turns, or one for each, where they
@@ -150,7 +161,7 @@ impl Pipeline {
     }
 
     fn virtual_stage(&self, stage: u32, chunk: u32) -> u32 {
-        if self.folded && chunk > 0 { 2 * self.stages - 1 - stage } else { chunk * self.stages + stage }
+        if self.is_folded() && chunk > 0 { 2 * self.stages - 1 - stage } else { chunk * self.stages + stage }
     }
 
     /// Of the layers `of` of the model, those of a chunk of a stage.
@@ -224,7 +235,7 @@ impl Pipeline {
 
     /// The acts of a stage: the schedule with what it asks for, one unit of each direction ahead.
     pub fn flow(&self, stage: u32) -> Flow {
-        if self.folded {
+        if self.is_folded() {
             return self.folded_flow(stage);
         }
         let (units, passes) = (self.schedule(stage), self.passes());
@@ -288,7 +299,7 @@ impl Pipeline {
     /// it: every pair is a communicator of its own.
     pub fn link(&self, stage: u32) -> Group {
         let p = self.stages;
-        let links = if self.chunks > 1 && !self.folded { p } else { p - 1 };
+        let links = if self.chunks > 1 && !self.is_folded() { p } else { p - 1 };
         let colour = |s: u32| if s + 1 == p && p % 2 == 1 { 2 } else { s % 2 };
         let sets = (0..links).filter(|&s| colour(s) == colour(stage)).map(|s| vec![s, (s + 1) % p]).collect();
         Group::subset(Axis::Pp, sets)
@@ -301,7 +312,17 @@ mod tests {
 
     fn pipeline(stages: u32, chunks: u32, microbatches: u32) -> Pipeline {
         let layers = vec![1; (stages * chunks) as usize];
-        Pipeline { stages, chunks, microbatches, layers, ahead: true, pairs: false, split: false, folded: false }
+        Pipeline {
+            stages,
+            chunks,
+            microbatches,
+            layers,
+            ahead: true,
+            pairs: false,
+            split: false,
+            fold: Fold::None,
+            orders: OnceLock::new(),
+        }
     }
 
     #[test]

@@ -135,7 +135,7 @@ impl<'s, 'a> Staged<'s, 'a> {
             let weights_last = if beside { self.chunk_bwd(key, Part::Weights, true) } else { weights };
             Halves { inputs, weights, weights_last }
         });
-        if let Some(Halves { inputs: backward, .. }) = halves.filter(|_| !self.step.pipe.folded) {
+        if let Some(Halves { inputs: backward, .. }) = halves.filter(|_| self.step.par.cuts_all()) {
             return Chunk { forward, backward, last: backward, halves };
         }
         let backward = self.chunk_bwd(key, Part::Whole, false);
@@ -219,7 +219,7 @@ impl<'s, 'a> Staged<'s, 'a> {
 
     /// The communicator of what a unit passes on, on its link: one for each chunk and direction, where stages are folded.
     fn lane_of(&self, unit: Unit) -> (&'static str, u8) {
-        let chunk = if self.step.pipe.folded { unit.chunk as u8 } else { 0 };
+        let chunk = if self.step.pipe.is_folded() { unit.chunk as u8 } else { 0 };
         if unit.forward { ("x", 3 * chunk) } else { ("dx", 3 * chunk + 1) }
     }
 
@@ -235,7 +235,7 @@ impl<'s, 'a> Staged<'s, 'a> {
 
     /// Sends the result of a unit to the stage that runs the next one of its microbatch.
     fn send(&mut self, stage: u32, unit: Unit, src: Buf) {
-        let (p, folded) = (self.step.pipe.stages, self.step.pipe.folded);
+        let (p, folded) = (self.step.pipe.stages, self.step.pipe.is_folded());
         let (what, index) = self.lane_of(unit);
         let before = (stage + p - 1) % p;
         let (link, by, to) =
@@ -286,7 +286,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         let Pass { unit, input, kept, .. } = pass;
         let mut args = self.args(stage, unit.chunk, |kind| kind.kept([&self.step.dp, &self.step.edp])[0]);
         args.extend([self.input.slot(input), self.inner_of(kept), self.out_of(stage, pass)].map(Arg::from));
-        args.extend(self.saved_of(&self.chain(stage, unit.chunk), kept));
+        args.extend(self.saved_of(&self.chain(stage, unit.chunk), kept, None));
         args
     }
 
@@ -377,7 +377,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         args.extend(self.args(stage, unit.chunk, |kind| kind.kept(ranks)[1]));
         args.extend([self.input.slot(input), self.inner_of(kept), self.dx.slot(to)].map(Arg::from));
         let chain = self.chain(stage, unit.chunk);
-        args.extend(self.saved_of(&chain, kept));
+        args.extend(self.saved_of(&chain, kept, halved.then_some(left)));
         if halved {
             args.extend(self.left_of(&chain, left));
         }
@@ -411,11 +411,16 @@ impl<'s, 'a> Staged<'s, 'a> {
         Here::of(&self.step.kinds, chain).iter().flat_map(|h| of(h.kind)).collect()
     }
 
-    /// What the layers of a chunk keep, kind by kind, of a microbatch in flight.
-    fn saved_of(&self, chain: &Chain, kept: u32) -> Vec<Arg> {
+    /// What the layers of a chunk keep, kind by kind, of a microbatch in flight; or, of one that is computed again, what
+    /// they keep from one half of its backward unit to the other.
+    fn saved_of(&self, chain: &Chain, kept: u32, left: Option<u32>) -> Vec<Arg> {
         let of = |kind: &Kind| {
-            let slot = if kind.keeps { kept * self.step.pipe.longest(&kind.layers) } else { 0 };
-            kind.saved.bufs().into_iter().map(move |buf| buf.slot(slot).into()).collect::<Vec<Arg>>()
+            let longest = self.step.pipe.longest(&kind.layers);
+            let (saved, slot) = match (kind.again, left) {
+                (Some(again), Some(left)) => (again, left * longest),
+                _ => (kind.saved, if kind.keeps { kept * longest } else { 0 }),
+            };
+            saved.bufs().into_iter().map(move |buf| buf.slot(slot).into()).collect::<Vec<Arg>>()
         };
         Here::of(&self.step.kinds, chain).iter().flat_map(|h| of(h.kind)).collect()
     }

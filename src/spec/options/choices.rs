@@ -53,6 +53,29 @@ pub enum RingBackward {
     Burst,
 }
 
+/// How the row of a pipeline's chunks is folded, so that each stage has two of them that lie on one another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Fold {
+    /// It is not.
+    #[default]
+    None,
+    /// Forward and backward units of both chunks side by side, some gradients of weights put off (DualPipeV).
+    DualPipe,
+    /// Gradients of weights fill the bubble, with as many activations as 1F1B has on its first stage (ZB-V).
+    ZeroBubble,
+    /// Half as many activations, and half of 1F1B's bubble (V-Half).
+    Half,
+    /// A third of the activations, and two thirds of the bubble (V-Min).
+    Min,
+}
+
+impl Fold {
+    /// Whether every backward unit is cut in two.
+    pub fn halves(self) -> bool {
+        matches!(self, Fold::ZeroBubble | Fold::Half | Fold::Min)
+    }
+}
+
 /// Who carries the rows of a mixture-of-experts layer to their experts and back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Dispatch {

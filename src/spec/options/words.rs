@@ -1,6 +1,6 @@
 //! Every word of `--options`.
 
-use super::{Dispatch, KvPath, Options, RingBackward, RingLayout, RingMerge};
+use super::{Dispatch, Fold, KvPath, Options, RingBackward, RingLayout, RingMerge};
 
 /// A choice other than the default.
 pub struct Word {
@@ -184,8 +184,26 @@ pub const WORDS: &[Word] = &[
     Word {
         name: "dualpipe-v",
         about: "a pipeline of two chunks a stage (vp 2), the first stage having the first and the last: forward and backward units of both by turns, some gradients of weights put off (DualPipeV)",
-        set: |o| o.dualpipe_v = true,
-        is_set: |o| o.dualpipe_v,
+        set: |o| o.fold = Fold::DualPipe,
+        is_set: |o| o.fold == Fold::DualPipe,
+    },
+    Word {
+        name: "zb-v",
+        about: "a pipeline of two chunks a stage in a V (vp 2), every backward pass in two halves: 1F1B's activations, next to no bubble (ZB-V)",
+        set: |o| o.fold = Fold::ZeroBubble,
+        is_set: |o| o.fold == Fold::ZeroBubble,
+    },
+    Word {
+        name: "v-half",
+        about: "the same with half of 1F1B's activations and half of its bubble (V-Half)",
+        set: |o| o.fold = Fold::Half,
+        is_set: |o| o.fold == Fold::Half,
+    },
+    Word {
+        name: "v-min",
+        about: "the same with a third of 1F1B's activations and two thirds of its bubble, or more where halves take unequal time (V-Min)",
+        set: |o| o.fold = Fold::Min,
+        is_set: |o| o.fold == Fold::Min,
     },
     Word {
         name: "recompute-mla-up",

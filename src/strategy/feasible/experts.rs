@@ -3,7 +3,7 @@
 use super::list;
 use crate::error::{Error, Result};
 use crate::plan::Route;
-use crate::spec::{Capacity, Dispatch, LlmSpec, Mlp, Parallelism, Recompute, Workload};
+use crate::spec::{Capacity, Dispatch, Fold, LlmSpec, Mlp, Parallelism, Recompute, Workload};
 use crate::strategy::expert;
 
 /// Experts are spread over consecutive ranks of a stage, each rank having some whole.
@@ -81,8 +81,8 @@ pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         (par.zero > 1 && o.shadow > 0, "zero above 1 and shadow, whose weights come from whole ones; use zero 1"),
         (o.zb_h1 && o.shadow > 0, "zb-h1 and shadow, whose gradients go home with those of inputs; leave one out"),
         (
-            o.dualpipe_v && o.shadow > 0,
-            "dualpipe-v and shadow, whose gradients go home with those of inputs; leave one out",
+            o.fold != Fold::None && o.shadow > 0,
+            "a folded pipeline and shadow, whose gradients go home with those of inputs; leave one out",
         ),
         (u64::from(o.shadow) > moe.experts, "shadow of more experts than the model has; use fewer"),
         (o.dispatch_fp8 && ep == 1, "dispatch-fp8, but nothing travels with ep 1; leave it out"),

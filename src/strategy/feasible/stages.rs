@@ -2,7 +2,7 @@
 
 use super::list;
 use crate::error::{Error, Result};
-use crate::spec::{LlmSpec, Parallelism, Workload};
+use crate::spec::{Fold, LlmSpec, Parallelism, Workload};
 use crate::strategy::kind::kinds_of;
 
 /// Layers of each virtual stage, the first of every stage before the second of any.
@@ -108,7 +108,7 @@ pub(super) fn pipeline(model: &LlmSpec, work: &Workload, par: &Parallelism) -> R
         );
         return Err(Error::infeasible(why));
     }
-    if par.options.dualpipe_v {
+    if par.options.fold != Fold::None {
         return folded(model, par, m, u64::from(par.dp) * work.micro_batch);
     }
     if par.vp > 1 && !m.is_multiple_of(pp) {
@@ -124,15 +124,21 @@ pub(super) fn pipeline(model: &LlmSpec, work: &Workload, par: &Parallelism) -> R
 
 /// DualPipeV fills a row of chunks before it goes back through it (dualpipev.py: `num_chunks >= num_ranks * 2`).
 fn folded(model: &LlmSpec, par: &Parallelism, microbatches: u64, at_once: u64) -> Result<()> {
-    let least = 2 * u64::from(par.pp);
-    let why = if microbatches < least {
+    let (least, fold) = (2 * u64::from(par.pp), par.options.fold);
+    let why = if fold == Fold::DualPipe && microbatches < least {
         format!(
             "options: dualpipe-v needs 2 x pp = {least} microbatches or more, and there are {microbatches}; use \
              global_batch {} or leave it out",
             least * at_once
         )
     } else if layers_of_stages(model, par)?.contains(&0) {
-        "options: dualpipe-v needs a layer in every chunk; use a smaller pp, or leave short-ends out".into()
+        let word = match fold {
+            Fold::DualPipe => "dualpipe-v",
+            Fold::Half => "v-half",
+            Fold::Min => "v-min",
+            _ => "zb-v",
+        };
+        format!("options: {word} needs a layer in every chunk; use a smaller pp, or leave short-ends out")
     } else {
         return Ok(());
     };

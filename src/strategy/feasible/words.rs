@@ -2,7 +2,9 @@
 
 use super::list;
 use crate::error::{Error, Result};
-use crate::spec::{KvPath, LlmSpec, Parallelism, Positions, Recompute, RingBackward, RingLayout, RingMerge, Workload};
+use crate::spec::{
+    Fold, KvPath, LlmSpec, Parallelism, Positions, Recompute, RingBackward, RingLayout, RingMerge, Workload,
+};
 
 /// What is kept in the host's memory has to be there.
 pub(super) fn offload(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
@@ -46,6 +48,7 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
     let (o, ring, up) = (par.options, par.ring, par.ulysses);
     let laid = |layout| o.layout == layout;
     let circulates = ring > 1 && o.kv == KvPath::Ring;
+    let dualpipe = o.fold == Fold::DualPipe;
     let needs = [
         ("no-sp", o.whole_activations, par.tp > 1, "tp above 1"),
         ("tp-overlap", o.tp_overlap, par.tp > 1 && !o.whole_activations, "tp above 1 with sequence parallelism"),
@@ -67,12 +70,7 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
         ("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1"),
         ("no-overlap-grad", o.no_overlap_grad, par.zero < 2, "zero 0 or 1"),
         ("no-overlap-p2p", o.no_overlap_p2p, par.pp > 1, "pp above 1"),
-        (
-            "zb-h1",
-            o.zb_h1,
-            par.pp > 1 && par.vp == 1 && par.zero < 2 && par.recompute != Recompute::Full,
-            "pp above 1, vp 1, zero 0 or 1, and recompute none or selective",
-        ),
+        ("zb-h1", o.zb_h1, par.pp > 1 && par.vp == 1 && par.zero < 2, "pp above 1, vp 1, and zero 0 or 1"),
         ("zb-h1", o.zb_h1, !o.overlap_exchange, "no overlap-exchange"),
         (
             "recompute-mla-up",
@@ -82,15 +80,27 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
         ),
         (
             "dualpipe-v",
-            o.dualpipe_v,
+            dualpipe,
             par.pp > 1 && par.vp == 2 && par.zero < 2,
             "pp above 1, vp 2 for the two chunks of a stage, and zero 0 or 1",
         ),
         (
             "dualpipe-v",
-            o.dualpipe_v,
+            dualpipe,
             !o.zb_h1 && !o.no_overlap_p2p && o.first_stage.or(o.last_stage).is_none(),
             "no zb-h1, no-overlap-p2p, first-stage or last-stage",
+        ),
+        (
+            "a pipeline in a V (zb-v, v-half, v-min)",
+            o.fold.halves(),
+            par.pp > 1 && par.vp == 2 && par.zero < 2,
+            "pp above 1, vp 2 for the two chunks of a stage, and zero 0 or 1",
+        ),
+        (
+            "a pipeline in a V (zb-v, v-half, v-min)",
+            o.fold.halves(),
+            !o.zb_h1 && !o.no_overlap_p2p && !o.overlap_exchange && o.first_stage.or(o.last_stage).is_none(),
+            "no zb-h1, no-overlap-p2p, overlap-exchange, first-stage or last-stage",
         ),
         (
             "wait-passes",

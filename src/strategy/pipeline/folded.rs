@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// What a stage does next, by the chunk; microbatches go through each in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
+pub enum Next {
     Forward(u32),
     Backward(u32),
     /// The first half of a backward unit.
@@ -46,21 +46,24 @@ type Turns = Vec<Option<Turn>>;
 impl Pipeline {
     /// Whether a unit's result stays on its stage: where the row of chunks is folded.
     pub fn stays(&self, stage: u32, unit: Unit) -> bool {
-        self.folded && stage + 1 == self.stages && unit.forward == (unit.chunk == 0)
+        self.is_folded() && stage + 1 == self.stages && unit.forward == (unit.chunk == 0)
     }
 
     /// Whether a unit's input was made on its stage.
     pub(super) fn is_handed(&self, stage: u32, unit: Unit) -> bool {
-        self.folded && stage + 1 == self.stages && unit.forward != (unit.chunk == 0)
+        self.is_folded() && stage + 1 == self.stages && unit.forward != (unit.chunk == 0)
     }
 
     /// Whether what a unit reads and makes goes toward later stages.
     pub fn rises(&self, unit: Unit) -> bool {
-        !self.folded && unit.forward || self.folded && unit.forward == (unit.chunk == 0)
+        !self.is_folded() && unit.forward || self.is_folded() && unit.forward == (unit.chunk == 0)
     }
 
     fn folded_order(&self, stage: u32) -> Vec<Next> {
         use Next::*;
+        if self.fold.halves() {
+            return self.order_in_v(stage);
+        }
         let (p, m) = (self.stages, self.microbatches);
         let (after, here) = (p - 1 - stage, stage + 1);
         let steady = m - 2 * p + here;
@@ -256,10 +259,22 @@ impl<'p> Folded<'p> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::Fold;
+    use std::sync::OnceLock;
 
     fn pipeline(stages: u32, microbatches: u32, split: bool) -> Pipeline {
         let layers = vec![1; 2 * stages as usize];
-        Pipeline { stages, chunks: 2, microbatches, layers, ahead: true, pairs: false, split, folded: true }
+        Pipeline {
+            stages,
+            chunks: 2,
+            microbatches,
+            layers,
+            ahead: true,
+            pairs: false,
+            split,
+            fold: Fold::DualPipe,
+            orders: OnceLock::new(),
+        }
     }
 
     /// Each unit once, forward before backward, and weights' gradients behind inputs'; what comes from another stage is

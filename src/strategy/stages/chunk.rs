@@ -89,7 +89,7 @@ impl Staged<'_, '_> {
         let name = name_of(self.step.kinds.len(), chain);
         let what = match part {
             Part::Weights => "weights",
-            Part::Inputs if self.step.pipe.folded => "inputs",
+            Part::Inputs if self.step.pipe.is_folded() => "inputs",
             _ => "bwd",
         };
         self.step.b.open(&format!("{what}_{name}{}", if sums { "_last" } else { "" }));
@@ -112,7 +112,8 @@ impl Staged<'_, '_> {
                 let at = of.first + layer - of.start;
                 let keep = |buf: Buf| down(buf, at, h.count);
                 let mut rest = Vec::from(xs);
-                rest.extend(saved[i].iter().map(|&buf| if h.kind.keeps { keep(buf) } else { buf.into() }));
+                let keeps = h.kind.keeps || (part != Part::Whole && h.kind.again.is_some());
+                rest.extend(saved[i].iter().map(|&buf| if keeps { keep(buf) } else { buf.into() }));
                 rest.extend(left[i].iter().map(|&buf| keep(buf)));
                 runs.push(Run {
                     kind: of.kind,

@@ -15,6 +15,7 @@ use super::{Engines, Step, groups_of, mesh};
 use crate::error::Result;
 use crate::plan::*;
 use crate::spec::{LlmSpec, Parallelism, Recompute, Workload};
+use std::sync::OnceLock;
 
 impl<'a> Step<'a> {
     pub(super) fn new(
@@ -68,8 +69,9 @@ impl<'a> Step<'a> {
             // Interleaved, nobody could send before the next receives: there the CPU alone waits.
             ahead: !par.options.no_overlap_p2p || par.vp > 1,
             pairs: par.options.overlap_exchange,
-            split: par.options.zb_h1 || par.cuts_some(),
-            folded: par.options.dualpipe_v,
+            split: par.cuts_all() || par.cuts_some(),
+            fold: par.options.fold,
+            orders: OnceLock::new(),
         };
         // One in use, one on its way.
         let whole = if par.options.no_prefetch { 1 } else { 2 };
@@ -96,6 +98,8 @@ impl<'a> Step<'a> {
             .map(|(((prefix, _, layers), layer), (flat, experts))| {
                 let (slots, left_slots) = (pipe.saved_slots(&layers), pipe.left_slots(&layers));
                 let (saved, scratch) = Kind::buffers_of(&mut b, &layer, par.recompute, slots);
+                let again = par.cuts_all() && par.recompute == Recompute::Full;
+                let again = again.then(|| layer.saved(&mut b, TensorKind::Activation, left_slots));
                 let scratch_ahead = pipe.pairs.then(|| layer.scratch(&mut b));
                 Kind {
                     prefix,
@@ -105,6 +109,7 @@ impl<'a> Step<'a> {
                     experts,
                     saved,
                     keeps: par.recompute != Recompute::Full,
+                    again,
                     scratch,
                     scratch_ahead,
                     blocks: vec![],
