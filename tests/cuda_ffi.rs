@@ -103,3 +103,23 @@ fn what_a_gpu_cannot_do_is_said() {
         assert!(ended.faults.is_empty(), "{words}: {:?}", ended.faults);
     }
 }
+
+/// After a kernel that breaks the GPU's context a process is good for nothing more: others go on, and every case has its
+/// verdict.
+#[test]
+fn a_kernel_that_breaks_the_context_is_alone_in_it() {
+    let words = "selftest --on cuda --group norms --json";
+    let Some(whole) = well(words, &[]) else { return };
+    let count = |ended: &Ended, of: &dyn Fn(&serde_json::Value) -> bool| {
+        let found: serde_json::Value = serde_json::from_str(&ended.said).unwrap();
+        found["verdicts"].as_array().unwrap().iter().filter(|v| of(v)).count()
+    };
+    let broken = foretrain(words, &[("FAKE_CUDA_BREAKS", "column_parts")]).unwrap();
+    assert_eq!(broken.code, Some(2), "{}", broken.said);
+    assert!(broken.faults.is_empty(), "{:?}", broken.faults);
+    assert_eq!(count(&broken, &|_| true), count(&whole, &|_| true), "{}", broken.said);
+    let said = |v: &serde_json::Value| v["wrong"].as_str().map(String::from);
+    let wrong = count(&broken, &|v| said(v).is_some());
+    assert!(wrong > 0 && wrong < count(&whole, &|_| true), "{}", broken.said);
+    assert_eq!(wrong, count(&broken, &|v| said(v).is_some_and(|why| why.contains("CUDA"))), "{}", broken.said);
+}

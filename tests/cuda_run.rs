@@ -11,7 +11,7 @@ use foretrain::collective::count::sent_by;
 use foretrain::device::Profile;
 use foretrain::device::curve::Curve;
 use foretrain::exec::cuda::fused::Attention;
-use foretrain::exec::cuda::run::{Timing, time_steps, train_on};
+use foretrain::exec::cuda::run::{Square, Timing, time_steps, train_on};
 use foretrain::exec::reference::{DenseConfig, Experts, step};
 use foretrain::exec::source::Source;
 use foretrain::exec::{Job, Options, Run, routing, train};
@@ -380,4 +380,31 @@ fn two_ranks_have_the_same_kv_head() {
     let work =
         Workload { seq_len: 128, global_batch: 1, micro_batch: 1, dtype: Dtype::Bf16, documents: Default::default() };
     hold(&build(&model(1, 1), &work, &Parallelism { tp: 2, ..none() }, ENGINES).unwrap(), &[0, 1]);
+}
+
+/// A plan that cannot be run is left out of a profile, by name, and all of them are an error that says why.
+#[test]
+fn a_plan_that_is_too_large_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = gpu::Job {
+        effort: Effort::TINY,
+        command: "a test".into(),
+        arch: "sm_90a".into(),
+        rows: dir.path().join("rows.jsonl"),
+        attention: Attention::Own,
+    };
+    // Less than what stays free for the libraries.
+    let said = gpu::measure(&mut Double::new(1, 500 << 20, 1), &job, &|_, _| {}).unwrap_err().to_string();
+    assert!(said.contains("was left out") && said.contains("memory"), "{said}");
+}
+
+/// The product that keeps a GPU busy can be handed over again while nothing is made anew.
+#[test]
+fn a_product_is_done_again_and_again() {
+    let mut double = Double::new(1, 8 << 30, 1);
+    let mut square = Square::new(&mut double, 64, 3).unwrap();
+    for _ in 0..3 {
+        square.hand_over(&mut double).unwrap();
+        assert!(square.seconds(&mut double, 1).unwrap() > 0.0);
+    }
 }

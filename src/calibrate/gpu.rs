@@ -12,7 +12,7 @@ use crate::device::measured::{BesideBlocks, Condition, Crowded, FORMAT, GpuSide,
 use crate::error::{Error, Result};
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::fused::Attention;
-use crate::exec::cuda::run::{Timing, gemm_seconds, time_steps};
+use crate::exec::cuda::run::{Square, Timing, gemm_seconds, time_steps};
 use crate::exec::cuda::selftest::speed::{self, Copier, Timed};
 use crate::plan::{Dtype, Kernel, Plan};
 use std::collections::BTreeSet;
@@ -48,8 +48,9 @@ pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Resu
     let launch_s = launches(device)?;
     let beside_copies = beside(device, Copier::Driver, job.effort)?;
     let beside_blocks = BesideBlocks { blocks: BLOCKS, factors: beside(device, Copier::Blocks(BLOCKS), job.effort)? };
-    let (samples, host_launch_s) = steps(device, job, (&on, kept), progress)?;
+    let Steps { samples, host_launch_s, left_out } = steps(device, job, (&on, kept), progress)?;
     conditions.push(condition(device, "after"));
+    conditions.extend(left_out.into_iter().map(Some));
     progress(1.0, "the same product for a while");
     conditions.push(sustained(device, job.effort)?);
     let name = device.name(0);
@@ -75,15 +76,23 @@ pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Resu
     })
 }
 
-/// Every plan in turn; what an earlier run has left is not measured again.
+/// What the plans brought.
+struct Steps {
+    samples: Samples,
+    host_launch_s: f64,
+    /// Plans that could not be run, and why.
+    left_out: Vec<Condition>,
+}
+
+/// Every plan in turn; what an earlier run has left is not measured again, and one that cannot be run holds up no other.
 fn steps<D: Device>(
     device: &mut D,
     job: &Job,
     (on, (mut samples, done)): (&On, (Samples, BTreeSet<String>)),
     progress: Progress,
-) -> Result<(Samples, f64)> {
+) -> Result<Steps> {
     let shapes = if job.effort.tiny { vec![shapes::gpu_tiny()] } else { shapes::gpu_ladder(job.effort) };
-    let (begun, mut host) = (Instant::now(), vec![]);
+    let (begun, mut host, mut left_out) = (Instant::now(), vec![], vec![]);
     for (i, shape) in shapes.iter().enumerate() {
         let plan = shape.plan()?;
         let name = format!("{} seq {} {}", shape.model.name, shape.seq_len, plan.about.strategy);
@@ -95,16 +104,25 @@ fn steps<D: Device>(
             break;
         }
         progress(0.1 + 0.9 * i as f64 / shapes.len() as f64, "kernels");
-        let of = one(device, &plan, job.effort, &mut host)?;
-        let of = [(Company::Alone, of)];
+        let of = match one(device, &plan, job.effort, &mut host) {
+            Ok(of) => [(Company::Alone, of)],
+            Err(error) => {
+                // What no wait succeeds on is lost for all others, too.
+                device.clear().map_err(|_| Error::device(&name, &error))?;
+                left_out.push(Condition { when: format!("{name} was left out"), says: error.to_string() });
+                continue;
+            }
+        };
         keep(&job.rows, &name, Some(on), &of)?;
         of[0].1.rows(&name).for_each(|row| samples.take(row));
     }
     if samples.is_empty() {
-        return Err(Error::device("calibrate", "not one kernel was timed"));
+        let why =
+            left_out.first().map_or_else(String::new, |first: &Condition| format!("; {}: {}", first.when, first.says));
+        return Err(Error::device("calibrate", format!("not one kernel was timed{why}")));
     }
     host.sort_by(f64::total_cmp);
-    Ok((samples, host.first().copied().unwrap_or(HOST_LAUNCH)))
+    Ok(Steps { samples, host_launch_s: host.first().copied().unwrap_or(HOST_LAUNCH), left_out })
 }
 
 /// A GPU's kernels are compiled first, and its memory is filled for each plan.
@@ -185,24 +203,30 @@ fn condition<D: Device>(device: &mut D, when: &str) -> Option<Condition> {
 
 /// How long a GPU is kept busy until its clocks are those of a long run.
 const LOAD: Duration = Duration::from_secs(30);
-/// Side of the product that keeps it busy.
+/// Where there is less time: power holds clocks down at once, heat only later.
+const QUICK_LOAD: Duration = Duration::from_secs(10);
+/// Side of the product that keeps it busy, and how many of them are handed over at a time: half a second of an H100.
 const SIDE: u64 = 8192;
+const ROUND: usize = 300;
 
 /// What a product takes at first, and after [`LOAD`] of nothing else, with the clocks of the last moment.
 fn sustained<D: Device>(device: &mut D, effort: Effort) -> Result<Option<Condition>> {
     if effort.tiny {
         return Ok(None);
     }
+    let load = if effort.drawn > Effort::QUICK.drawn { LOAD } else { QUICK_LOAD };
     let cool = gemm_seconds(device, SIDE, TIMES)?;
     device.clear()?;
-    let begun = Instant::now();
+    let mut square = Square::new(device, SIDE, ROUND)?;
     let (mut warm, mut says) = (cool, None);
-    while begun.elapsed() < LOAD {
-        // Some hundred products take longer than NVML does to answer.
-        warm = gemm_seconds(device, SIDE, 300)?;
+    let begun = Instant::now();
+    while begun.elapsed() < load {
+        square.hand_over(device)?;
+        // While they are under way: a GPU that waits says other clocks.
         says = device.conditions(0);
-        device.clear()?;
+        warm = square.seconds(device, 0)?;
     }
+    device.clear()?;
     let rate = |seconds: f64| 2e-12 * (SIDE as f64).powi(3) / seconds;
     let says = format!(
         "{}; product of {SIDE} at {:.0} TFLOP/s, {:.0} at first",
@@ -210,5 +234,5 @@ fn sustained<D: Device>(device: &mut D, effort: Effort) -> Result<Option<Conditi
         rate(warm),
         rate(cool)
     );
-    Ok(Some(Condition { when: format!("after {} s of products", LOAD.as_secs()), says }))
+    Ok(Some(Condition { when: format!("after {} s of products", load.as_secs()), says }))
 }

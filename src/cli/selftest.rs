@@ -1,5 +1,7 @@
 //! `foretrain selftest`: are the kernels of this machine's GPU right, and how fast are they?
 
+mod apart;
+
 use super::run::On;
 use super::{Answer, Output};
 use crate::error::{Error, Result};
@@ -10,8 +12,10 @@ use crate::exec::cuda::joined;
 use crate::exec::cuda::process::{self, Process, environment};
 use crate::exec::cuda::selftest::nccl::{self, Joined};
 use crate::exec::cuda::selftest::speed::{self, Speed};
-use crate::exec::cuda::selftest::{NCCL, Verdict, cases, check, unknown};
+use crate::exec::cuda::selftest::{NCCL, Verdict, cases, check, compile, unknown};
 use crate::report::human::{Table, decimal, seconds};
+use apart::{Asked, Left};
+use cases::Case;
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -47,6 +51,9 @@ pub struct Flags {
     /// Launches of each that is timed
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(3..=1000))]
     repeat: u32,
+    /// Go on behind so many cases of the group: how a process goes on for one whose GPU is lost to it
+    #[arg(long, value_name = "N", hide = true, requires = "group")]
+    skip: Option<usize>,
     #[command(flatten)]
     output: Output,
     /// Write the JSON to this file, too
@@ -66,6 +73,9 @@ struct Found {
     speeds: Vec<Speed>,
     /// What could not be timed, and why.
     not_timed: Vec<String>,
+    /// Cases of the group that were done when one of them broke the GPU's context, which another process goes on behind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stopped_after: Option<usize>,
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
@@ -93,22 +103,15 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         verdicts: vec![],
         speeds: vec![],
         not_timed: vec![],
+        stopped_after: None,
     };
-    for group in groups {
-        for case in cases::of_group(group) {
-            let verdicts = check(&mut cuda, &case, flags.seed);
-            let broken = verdicts.iter().any(|v| v.error.is_none() && v.seconds == 0.0);
-            found.verdicts.extend(verdicts);
-            // After an illegal access a context is good for nothing more.
-            if broken {
-                drop(cuda);
-                cuda = Cuda::open(&[flags.device], flags.attention)?;
-            }
-        }
-        cuda.clear()?;
-    }
-    if flags.speed {
+    let left = all_cases(&mut cuda, &groups, flags, &mut found);
+    if flags.speed && left.is_none() {
         time(&mut cuda, flags.repeat as usize, &mut found)?;
+    }
+    drop(cuda);
+    if let Some(left) = left {
+        go_on(left, flags, &mut found);
     }
     found.wrong = found.verdicts.iter().filter(|v| v.wrong.is_some()).count();
     let error = (found.wrong > 0).then(|| {
@@ -116,6 +119,40 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         Error::device("selftest", why)
     });
     Answer::with_error(render(&found), &found, error).also_to(flags.out.as_deref())
+}
+
+/// Runs all groups; where a kernel leaves the GPU good for nothing more, what is left.
+fn all_cases(cuda: &mut Cuda, groups: &[&str], flags: &Flags, found: &mut Found) -> Option<Vec<Left>> {
+    let all: Vec<(&str, Vec<Case>)> = groups.iter().map(|&group| (group, cases::of_group(group))).collect();
+    compile(cuda, &all.iter().flat_map(|(_, cases)| cases.clone()).collect::<Vec<_>>());
+    for (i, (group, cases)) in all.iter().enumerate() {
+        for (c, case) in cases.iter().enumerate().skip(flags.skip.unwrap_or(0)) {
+            let verdicts = check(cuda, case, flags.seed);
+            let failed = verdicts.iter().any(|v| v.error.is_none() && v.seconds == 0.0);
+            found.verdicts.extend(verdicts);
+            // What failed may be one kernel's own; where nothing can be waited for any more, it is everyone's.
+            if (failed || c + 1 == cases.len()) && cuda.clear().is_err() {
+                let behind = (c + 1 < cases.len()).then(|| Left { group: group.to_string(), skip: c + 1 });
+                let others = all[i + 1..].iter().map(|(group, _)| Left { group: group.to_string(), skip: 0 });
+                return Some(behind.into_iter().chain(others).collect());
+            }
+        }
+    }
+    None
+}
+
+/// What is left goes to processes of their own; one of those leaves it to whoever has started it.
+fn go_on(left: Vec<Left>, flags: &Flags, found: &mut Found) {
+    if flags.skip.is_some() {
+        found.stopped_after = left.first().map(|left| left.skip);
+        return;
+    }
+    if flags.speed {
+        let why = "nothing: a kernel has broken the GPU's context; again with --speed and a --group that is well";
+        found.not_timed.push(why.into());
+    }
+    let Flags { device, attention, seed, .. } = *flags;
+    found.verdicts.extend(apart::go_on(left, &Asked { device, attention, seed }));
 }
 
 /// Numbers that each rank puts into a call.
@@ -175,8 +212,8 @@ fn render(found: &Found) -> String {
     table.row(["group", "kernel", "rank", "error", "allowed", ""]);
     for v in &found.verdicts {
         table.row([
-            v.group.to_string(),
-            v.kernel.into(),
+            v.group.clone(),
+            v.kernel.clone(),
             v.rank.to_string(),
             v.error.map_or("-".into(), |e| format!("{e:.1e}")),
             format!("{:.1e}", v.tolerance),

@@ -36,7 +36,11 @@ namespace {
 std::recursive_mutex mutex;
 #define LOCK std::lock_guard<std::recursive_mutex> lock(mutex)
 
+// FAKE_CUDA_BREAKS: the kernel of that name, whose launch is the end of everything for the process.
+bool broken = false;
+
 void fault(const std::string& what) {
+    if (broken) return;
     const char* path = std::getenv("FAKE_CUDA_FAULTS");
     FILE* file = path ? std::fopen(path, "a") : stderr;
     if (!file) file = stderr;
@@ -156,6 +160,7 @@ bool noting() {
 }
 
 CUresult here() {
+    if (broken) return CUDA_ERROR_ILLEGAL_ADDRESS;
     if (!begun) return CUDA_ERROR_NOT_INITIALIZED;
     return current ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
@@ -275,6 +280,7 @@ API cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
 API cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     LOCK;
     if (!begun) return CUDA_ERROR_NOT_INITIALIZED;
+    if (broken) return CUDA_ERROR_ILLEGAL_ADDRESS;
     CUctx_st& found = contexts[device];
     found.device = device;
     found.retained++;
@@ -285,7 +291,7 @@ API cuDevicePrimaryCtxRelease(CUdevice device) {
     LOCK;
     CUctx_st& context = contexts[device];
     if (context.retained == 0) return fault("a context is released that nobody has"), CUDA_ERROR_INVALID_CONTEXT;
-    if (--context.retained > 0) return CUDA_SUCCESS;
+    if (--context.retained > 0 || broken) return CUDA_SUCCESS;
     auto left = [&](const char* what, size_t count) {
         if (count) fault(std::to_string(count) + " " + what + " are left when the context ends");
     };
@@ -601,6 +607,7 @@ API cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z, unsi
     if (!x || !y || !z || x > 0x7fffffffu || y > 65535 || z > 65535 || ty != 1 || tz != 1 || tx == 0 || tx > 1024) return fault(name + ": its grid"), CUDA_ERROR_INVALID_VALUE;
     if (function->threads && unsigned(function->threads) != tx) return fault(name + ": its threads"), CUDA_ERROR_INVALID_VALUE;
     if (int(shared) > function->shared) return fault(name + ": more shared memory than it may have"), CUDA_ERROR_INVALID_VALUE;
+    if (const char* breaks = std::getenv("FAKE_CUDA_BREAKS"); breaks && name == breaks) return broken = true, CUDA_SUCCESS;
     std::vector<uint64_t> words(function->bytes / 8);
     std::memcpy(words.data(), params[0], function->bytes);
     if (!function->module->program || idle) return put(stream, [] {});

@@ -57,7 +57,7 @@ part() {
 nvidia-smi > "$work/parts/nvidia-smi.txt" 2>&1 || true
 "$program" --version > "$work/parts/version.txt" 2>&1 || { echo "no program at $program" | tee -a "$out/summary.txt"; exit 2; }
 
-part  30 run1     run --on cuda --check --attention own
+part  60 run1     run --on cuda --check --attention own
 part 150 selftest selftest --on cuda
 # cuDNN's attention, and from here on our own where that did not go well. A part's exit code is what the summary says of it.
 for group in forward backward onto backward_onto head_dims narrow_values; do

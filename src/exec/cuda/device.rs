@@ -73,6 +73,10 @@ pub trait Device {
 
     fn copy(&mut self, stream: StreamId, to: u64, from: u64, bytes: u64) -> Result<()>;
 
+    /// Compiles what these launches need, side by side, so that [`load`](Device::load) finds it done. What does not compile is
+    /// said there.
+    fn compile(&mut self, _gpu: u32, _launches: &[&Launch]) {}
+
     /// Compiles and loads the kernel of a launch, the first time.
     fn load(&mut self, gpu: u32, launch: &Launch) -> Result<FunctionId>;
 

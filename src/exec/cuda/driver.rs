@@ -6,9 +6,11 @@
 
 #![allow(unsafe_code)]
 
+mod gpu;
+
 use super::blas::Blas;
 use super::calls::{Call, Communicator};
-use super::cudnn::{Cudnn, Seat};
+use super::cudnn::Cudnn;
 use super::device::{Device, EventId, FunctionId, GraphId, Operands, Size, StreamId};
 use super::fused::{Attention, Fused, Sdpa};
 use super::libraries::{self, Wanted};
@@ -19,8 +21,10 @@ use super::nvml::Nvml;
 use super::nvrtc;
 use crate::error::{Error, Result};
 use cudarc::driver::{result, sys};
+use gpu::{Gpu, module_of};
+use rayon::prelude::*;
 use rustc_hash::FxHashMap;
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CString, c_void};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,24 +49,6 @@ pub struct Cuda {
 
 /// Bytes of dynamic shared memory that every kernel may have (CUDA C++ Programming Guide, "Shared Memory").
 const PLAIN_SHARED: u32 = 48 << 10;
-
-struct Gpu {
-    device: sys::CUdevice,
-    context: sys::CUcontext,
-    name: String,
-    /// `"90a"`.
-    arch: String,
-    /// Bytes of shared memory that a block may have, once a kernel asks for more than 48 KB.
-    shared: u64,
-    /// Bytes of the second cache.
-    cache: u64,
-    /// On the PCI bus.
-    bus: String,
-    modules: FxHashMap<String, sys::CUmodule>,
-    loaded: FxHashMap<(String, &'static str), FunctionId>,
-    blas: Option<Blas>,
-    seat: Option<Seat>,
-}
 
 type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
 
@@ -256,39 +242,6 @@ impl Cuda {
     }
 }
 
-impl Gpu {
-    fn open(ordinal: u32) -> Result<Gpu> {
-        let device = result::device::get(ordinal as i32).map_err(fail("get device"))?;
-        // SAFETY: the device exists; the context is released when the GPU is dropped.
-        let context = unsafe { result::primary_ctx::retain(device) }.map_err(fail("make a context"))?;
-        let name = result::device::get_name(device).map_err(fail("name of the device"))?;
-        // SAFETY: the device exists.
-        let attribute = |which| unsafe { result::device::get_attribute(device, which) }.map_err(fail("attribute"));
-        let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let shared = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u64;
-        let cache = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as u64;
-        if major < 8 {
-            // SAFETY: retained above, and nothing was made in it.
-            let _ = unsafe { result::primary_ctx::release(device) };
-            let why = format!(
-                "GPU {ordinal} ({name}) is of compute capability {major}.{minor}; kernels here want 8.0 or newer"
-            );
-            return Err(Error::device("cuda", why));
-        }
-        // What an `a` adds is there on that very generation alone.
-        let arch = format!("{major}{minor}{}", if major >= 9 { "a" } else { "" });
-        let (modules, loaded) = (FxHashMap::default(), FxHashMap::default());
-        let mut bus = [0u8; 32];
-        // SAFETY: the device exists, and the text is written within the length that is given.
-        unsafe { sys::cuDeviceGetPCIBusId(bus.as_mut_ptr().cast(), bus.len() as i32, device) }
-            .result()
-            .map_err(fail("address on the bus"))?;
-        let bus = CStr::from_bytes_until_nul(&bus).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
-        Ok(Gpu { device, context, name, arch, shared, cache, bus, modules, loaded, blas: None, seat: None })
-    }
-}
-
 impl Device for Cuda {
     fn name(&self, gpu: u32) -> String {
         self.gpus[gpu as usize].name.clone()
@@ -404,11 +357,27 @@ impl Device for Cuda {
         unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, stream) }.result().map_err(fail("copy on the device"))
     }
 
+    /// NVRTC compiles programs of different threads at once (NVRTC documentation, "Thread Safety").
+    fn compile(&mut self, gpu: u32, launches: &[&Launch]) {
+        let here = &mut self.gpus[gpu as usize];
+        let of = |launch: &&Launch| (module_of(launch), (launch.source, launch.defines.clone()));
+        let mut wanted: FxHashMap<_, _> = launches.iter().map(of).collect();
+        wanted.retain(|key, _| !here.modules.contains_key(key) && !here.compiled.contains_key(key));
+        let arch = &here.arch;
+        let done: Vec<_> = wanted
+            .into_iter()
+            .collect::<Vec<_>>()
+            .into_par_iter()
+            .filter_map(|(key, (source, defines))| Some((key, nvrtc::cached(source, &defines, arch).ok()?)))
+            .collect();
+        here.compiled.extend(done);
+    }
+
     fn load(&mut self, gpu: u32, launch: &Launch) -> Result<FunctionId> {
         self.enter(gpu)?;
         let (source, next) = (launch.source, self.functions.len() as FunctionId);
         let here = &mut self.gpus[gpu as usize];
-        let key = format!("{} {:?}", source.name, launch.defines);
+        let key = module_of(launch);
         let at = (key.clone(), launch.kernel);
         if let Some(&known) = here.loaded.get(&at) {
             return self.allow(gpu, known, launch).map(|()| known);
@@ -416,7 +385,10 @@ impl Device for Cuda {
         if !here.modules.contains_key(&key) {
             // SAFETY: the code is a whole cubin for this architecture.
             let module = |code: Vec<u8>| unsafe { result::module::load_data(code.as_ptr().cast()) };
-            let kept = module(nvrtc::cached(source, &launch.defines, &here.arch)?);
+            let kept = module(match here.compiled.remove(&key) {
+                Some(code) => code,
+                None => nvrtc::cached(source, &launch.defines, &here.arch)?,
+            });
             // What is kept may have been compiled by something that this driver does not know yet.
             let module = match kept {
                 Ok(module) => Ok(module),

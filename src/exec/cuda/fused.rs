@@ -17,6 +17,17 @@ pub enum Attention {
     Best,
 }
 
+impl Attention {
+    /// As the command line has it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Attention::Own => "own",
+            Attention::Cudnn => "cudnn",
+            Attention::Best => "best",
+        }
+    }
+}
+
 impl FromStr for Attention {
     type Err = String;
 

@@ -3,7 +3,7 @@
 //! **Unverified on hardware.** Against a double that obeys the same commands on the CPU, steps are held to the dense f64
 //! reference (`tests/cuda_run.rs`); the driver below it has run against a library that stands for NVIDIA's alone.
 
-use super::device::{Device, Operands};
+use super::device::{Device, EventId, Operands, StreamId};
 use super::driver::{self, Cuda};
 use super::fused::{Attention, said};
 use super::lower::{Gemm, LEAST_SHARED};
@@ -214,31 +214,56 @@ pub fn best_gemm(ordinal: u32) -> Result<f64> {
 
 /// Median seconds of a square bf16 product, of random numbers: zeros would be faster than work is.
 pub fn gemm_seconds<D: Device>(device: &mut D, side: u64, times: usize) -> Result<f64> {
-    let bytes = 2 * side * side;
-    let at = [0, 1, 2].map(|_| device.allocate(0, bytes));
-    let [a, b, c] = at;
-    let (a, b, c) = (a?, b?, c?);
-    for (seed, operand) in [(1, a), (2, b)] {
-        device.write(0, operand, &random_bf16(side * side, seed))?;
-    }
-    device.multiplies(0)?;
-    let stream = device.stream(0)?;
-    let gemm =
-        Gemm { shape: [side; 3], transposed: [false, true], accumulate: false, bias: false, dtypes: [Dtype::Bf16; 3] };
-    let operands = Operands { a, b, c, bias: None, scales: None };
-    let mut events = vec![];
     // Three more before: the first chooses an algorithm, and clocks rise.
-    for _ in 0..times + 3 {
-        let around = [device.event(0)?, device.event(0)?];
-        device.record(stream, around[0])?;
-        device.gemm(stream, &gemm, operands)?;
-        device.record(stream, around[1])?;
-        events.push(around);
+    let mut square = Square::new(device, side, times + 3)?;
+    square.hand_over(device)?;
+    square.seconds(device, 3)
+}
+
+/// A square bf16 product that is done again and again.
+pub struct Square {
+    gemm: Gemm,
+    operands: Operands,
+    stream: StreamId,
+    /// Around each product of a round.
+    events: Vec<[EventId; 2]>,
+}
+
+impl Square {
+    /// Of random numbers, `times` products a round.
+    pub fn new<D: Device>(device: &mut D, side: u64, times: usize) -> Result<Square> {
+        let bytes = 2 * side * side;
+        let [a, b, c] = [device.allocate(0, bytes)?, device.allocate(0, bytes)?, device.allocate(0, bytes)?];
+        for (seed, operand) in [(1, a), (2, b)] {
+            device.write(0, operand, &random_bf16(side * side, seed))?;
+        }
+        device.multiplies(0)?;
+        let dtypes = [Dtype::Bf16; 3];
+        let gemm = Gemm { shape: [side; 3], transposed: [false, true], accumulate: false, bias: false, dtypes };
+        let operands = Operands { a, b, c, bias: None, scales: None };
+        let stream = device.stream(0)?;
+        let events = (0..times).map(|_| Ok([device.event(0)?, device.event(0)?])).collect::<Result<_>>()?;
+        Ok(Square { gemm, operands, stream, events })
     }
-    device.synchronize()?;
-    let mut seconds = events[3..].iter().map(|&[from, to]| device.seconds(from, to)).collect::<Result<Vec<f64>>>()?;
-    seconds.sort_by(f64::total_cmp);
-    Ok(seconds[seconds.len() / 2])
+
+    /// One round. It is under way when this returns.
+    pub fn hand_over<D: Device>(&mut self, device: &mut D) -> Result<()> {
+        for [from, to] in &self.events {
+            device.record(self.stream, *from)?;
+            device.gemm(self.stream, &self.gemm, self.operands)?;
+            device.record(self.stream, *to)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the round; the median of its products without the first few.
+    pub fn seconds<D: Device>(&mut self, device: &mut D, skip: usize) -> Result<f64> {
+        device.synchronize()?;
+        let counted = self.events[skip..].iter();
+        let mut seconds = counted.map(|&[from, to]| device.seconds(from, to)).collect::<Result<Vec<f64>>>()?;
+        seconds.sort_by(f64::total_cmp);
+        Ok(seconds[seconds.len() / 2])
+    }
 }
 
 /// Numbers between -1 and 1 by a linear congruence (Knuth's MMIX): many, fast, and like data to a GPU's power.

@@ -8,7 +8,7 @@ mod notes;
 use super::calls::{Call, Communicator, calls, communicators, of_exchange};
 use super::device::{Device, EventId, Size, StreamId};
 use super::exchange::Between;
-use super::lower::{Where, beside, lower};
+use super::lower::{Launch, Where, beside, lower};
 use super::prepare::{OpAt, Prepared, Ready, Spans, Tables, changes, lower_op, named, resolve};
 use super::script::{Command, Linked, Region, Script};
 use crate::error::{Error, Result};
@@ -136,6 +136,11 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             return Err(Error::spec("environment", ONE_BY_ONE, why));
         }
         session.one_by_one(false);
+        for gpu in 0..count {
+            let here = prepared.ops.iter().filter(|(op, _)| gpus[op.0 as usize] == gpu);
+            let launches: Vec<&Launch> = here.flat_map(|(_, lowered)| lowered.launches()).collect();
+            session.device.compile(gpu, &launches);
+        }
         for (op, lowered) in &prepared.ops {
             let ready = session.resolved(*op, lowered).map_err(|e| Error::device(named(linked, op.0, op.1), e))?;
             session.ready.insert(*op, ready);

@@ -111,6 +111,12 @@ pub struct Lowered {
     pub scratch: Vec<u64>,
 }
 
+impl Lowered {
+    pub fn launches(&self) -> impl Iterator<Item = &Launch> {
+        self.actions.iter().filter_map(|action| if let Action::Launch(launch) = action { Some(launch) } else { None })
+    }
+}
+
 /// Lowers `kernel` as `rank` runs it in optimizer step `step`, counted from 1, its operands being stored so. Errors: a
 /// dtype that the kernels do not take.
 pub fn lower(kernel: &Kernel, on: Where, reads: &[Dtype], writes: &[Dtype], step: u64) -> Result<Lowered> {

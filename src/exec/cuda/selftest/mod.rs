@@ -6,7 +6,7 @@ pub mod nccl;
 pub mod speed;
 
 use super::device::Device;
-use super::lower::{Where, lower};
+use super::lower::{Launch, Lowered, Where, lower};
 use super::prepare::{Ready, Spans, Tables, resolve};
 use crate::error::{Error, Result};
 use crate::exec::arena::Data;
@@ -17,13 +17,13 @@ use crate::plan::{Dtype, Kernel};
 use cases::Case;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How a kernel did on one rank.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Verdict {
-    pub group: &'static str,
-    pub kernel: &'static str,
+    pub group: String,
+    pub kernel: String,
     pub rank: u32,
     /// The largest difference of its results, as a part of their largest number; none where something was not
     /// computed, or is no number.
@@ -32,8 +32,22 @@ pub struct Verdict {
     /// Of one launch, as it stands, without warm-up.
     pub seconds: f64,
     /// What is wrong, in words.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wrong: Option<String>,
+}
+
+/// Compiles what the kernels of some cases need, side by side. A kernel that is not lowered says so when it is checked.
+pub fn compile<D: Device>(device: &mut D, cases: &[Case]) {
+    let (fused, shared) = (device.fused(), device.shared(0));
+    let lowered = |case: &Case| -> Vec<Lowered> {
+        let dtypes: Vec<Dtype> = case.reads.iter().map(|r| r.0).collect();
+        let on = |rank| Where { views: &case.views, route: case.route.as_ref(), rank, shared, fused: fused.as_deref() };
+        let of = |rank| lower(&case.kernel, on(rank), &dtypes, &case.writes, STEP).ok();
+        (0..case.views[0].size()).filter_map(of).collect()
+    };
+    let all: Vec<Lowered> = cases.iter().flat_map(lowered).collect();
+    let launches: Vec<&Launch> = all.iter().flat_map(Lowered::launches).collect();
+    device.compile(0, &launches);
 }
 
 /// A kernel on every rank of its mesh. Errors of the device are verdicts too.
@@ -43,8 +57,8 @@ pub fn check<D: Device>(device: &mut D, case: &Case, seed: u64) -> Vec<Verdict> 
 
 fn check_rank<D: Device>(device: &mut D, case: &Case, rank: u32, seed: u64) -> Verdict {
     let mut verdict = Verdict {
-        group: case.group,
-        kernel: case.kernel.name(),
+        group: case.group.into(),
+        kernel: case.kernel.name().into(),
         rank,
         error: None,
         tolerance: case.tolerance,
