@@ -18,8 +18,22 @@ pub enum Error {
     /// An op that failed or hung while it ran.
     #[error("{op}: {why}")]
     Device { op: String, why: String },
-    #[error("{path}: {source}")]
+    #[error("{path}: {source}; {}", remedy(source))]
     Io { path: PathBuf, source: std::io::Error },
+}
+
+/// What to do about a file that cannot be read or written.
+fn remedy(source: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind;
+    match source.kind() {
+        ErrorKind::NotFound => "correct the path",
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "choose a place that you may read and write",
+        ErrorKind::IsADirectory => "that is a folder, give a file",
+        ErrorKind::NotADirectory | ErrorKind::AlreadyExists => "a part of the path is a file, give a folder",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "make room there",
+        ErrorKind::InvalidData => "write it as UTF-8 text",
+        _ => "choose another path",
+    }
 }
 
 impl Error {

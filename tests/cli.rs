@@ -108,7 +108,16 @@ const REFUSED: &[&str] = &[
     "goodput --gpus 8 --step-time 5s --state 1TB --fleet nowhere",
     "goodput --gpus 8192 --step-time 5s --state 1TB --fleet meta-rsc-1 --spares 2 --work 1d",
     "goodput --gpus 1048576 --step-time 5s --state 100TB --fleet opt-175b",
+    "goodput --gpus 8 --step-time 1e300s --state 1TB",
+    "goodput --gpus 8 --step-time -5s --state 1TB",
     // Degrees.
+    "estimate --tp 0",
+    "estimate --gpus -8",
+    "estimate --dispatch nccl",
+    "estimate --options zb-h1",
+    "run --devices 0",
+    "run --devices 0,1",
+    "simulate --slow-gpu 5:1e300",
     "estimate --ulysses 3 --gpus 6 --cluster local-cpu",
     "estimate --ulysses 3",
     "estimate --gpus 64 --ulysses 64 --seq-len 64K",
@@ -136,6 +145,10 @@ const REFUSED: &[&str] = &[
     "attention --seq-len 4294967296 --heads 4096",
     "attention --cluster local-cpu --dtype bf16",
     // Names and files.
+    "estimate --model llama-3-8B",
+    "estimate --options zb-h2",
+    "estimate --bogus -1",
+    "estimate --cluster nameless.json",
     "estimate --model llama-9",
     "estimate --cluster dgx-x",
     "estimate --stack vllm",
@@ -186,6 +199,8 @@ fn what_cannot_be_is_refused_with_value_and_remedy() {
     model(d, "deep.json", &[("num_hidden_layers", 1_000_000.into())]);
     model(d, "wide.json", &[("hidden_size", (1u64 << 32).into())]);
     model(d, "not-a-plan.json", &[]);
+    let nameless = r#"{"gpu": "h100-sxm5", "gpus_per_node": 8, "nodes": 1, "host": {"memory": {"value": "1 TB", "source": "", "provenance": "assumed"}}}"#;
+    fs::write(d.join("nameless.json"), nameless).unwrap();
     fs::write(d.join("torn.json"), "{\"model_type\": \"llama\", \"hidden_si").unwrap();
     succeeds(d, "plan --model tiny --cluster local-cpu --ulysses 2 --ring 2 --out plan.json");
     changed_plan(d, "old.json", |t| {
@@ -206,6 +221,18 @@ fn what_cannot_be_is_refused_with_value_and_remedy() {
     // The hash depends on every detail of the plan.
     let hash = plan_hash(d);
     golden("errors.txt", &without_hashes(&all.replace(&hash, "HASH")));
+}
+
+/// What was found is printed although the file that it should be in, too, cannot be written.
+#[test]
+fn a_file_that_cannot_be_written_costs_no_answer() {
+    let dir = folder();
+    let line = "estimate --gpus 8 --ulysses 8 --recompute full --out .";
+    let (code, out, err) = said(dir.path(), line);
+    assert!(code == 2 && out.contains("MFU") && err.contains("give a file"), "{out}{err}");
+    let found = json(dir.path(), &format!("{line} --json"));
+    assert!(found["error"].as_str().is_some_and(|e| e.contains("give a file")), "{found}");
+    assert!(found["step_time_s"].as_f64() > Some(0.0), "{found}");
 }
 
 fn plan_hash(dir: &Path) -> String {

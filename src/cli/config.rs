@@ -222,6 +222,7 @@ impl Config {
                 options: self.all_options(),
             },
         };
+        self.of_experts(&model)?;
         let stack = self.stack.as_deref().unwrap_or(stack_of(&gpu));
         let mut case = Case::new(model, cluster_name, stack, gpus, self.dtype)?;
         case.documents = self.documents.clone().unwrap_or_default();
@@ -232,6 +233,21 @@ impl Config {
             point.par.options.shadow = case.shadows(&point)?;
         }
         Ok(Chosen { case, point, loaded: None })
+    }
+
+    /// What is said of experts would else go by without a word where there are none.
+    fn of_experts(&self, model: &LlmSpec) -> Result<()> {
+        let said = [
+            ("--dispatch", self.dispatch.is_some()),
+            ("--dispatch-dtype", self.dispatch_dtype.is_some()),
+            ("--routing", self.routing.is_some()),
+        ];
+        match said.iter().find(|(_, said)| *said && model.moe.is_none()) {
+            Some((flag, _)) => {
+                Err(Error::spec("the command line", flag, format!("{} has no experts; leave it out", model.name)))
+            }
+            None => Ok(()),
+        }
     }
 
     /// The words, and those that flags of their own say.

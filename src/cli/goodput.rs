@@ -7,7 +7,7 @@ use crate::goodput::Run;
 use crate::goodput::checkpoint::{Checkpoint, state_bytes};
 use crate::goodput::expected::{ettr, young};
 use crate::goodput::play::{Played, play};
-use crate::goodput::study::{LEVERS, Question, pulled, study};
+use crate::goodput::study::{Change, LEVERS, Question, pulled, study};
 use crate::plot;
 use crate::report::human::{Table, decimal, percent, seconds};
 use crate::spec::{FleetSpec, StorageSpec};
@@ -84,17 +84,19 @@ impl Flags {
         }
         let chosen = self.config.choose(self.plan.plan.as_deref(), CLUSTER)?;
         let row = chosen.case.row_of(&chosen.plan()?)?;
-        let (true, Some(costed)) = (row.feasible, row.step_time_s) else {
-            return Err(Error::infeasible(&row.why));
+        let (time_s, costed) = match (self.step_time, row.feasible, row.step_time_s) {
+            (None, true, Some(costed)) => (costed, costed),
+            // Whoever has timed the step knows that it runs.
+            (Some(time), _, costed) => (time.value(), costed.unwrap_or(f64::NAN)),
+            _ => return Err(Error::infeasible(&row.why)),
         };
-        let time_s = self.step_time.map_or(costed, Seconds::value);
         let state = self.state.map_or_else(|| state_bytes(&chosen.case.model, chosen.case.dtype), Bytes::value);
         Ok(Step {
             what: format!("{} on {} GPUs of {}", row.model, row.gpus, row.cluster),
             gpus: row.gpus,
             time_s,
             // A step that takes longer than costed uses the GPUs less.
-            mfu: row.mfu.map(|mfu| mfu * costed / time_s),
+            mfu: row.mfu.map(|mfu| mfu * costed / time_s).filter(|mfu| mfu.is_finite()),
             state_bytes: state,
         })
     }
@@ -125,7 +127,7 @@ struct Found {
     spares_99: u32,
     /// By cause, in the time that a run takes.
     interruptions: Vec<Interruptions>,
-    /// The ratio with one thing better, at its best interval.
+    /// The ratio with one thing better, at its best interval or, where one was asked for, at that.
     levers: Vec<Lever>,
     /// Fields of the fleet and of the store that rest on no measurement.
     assumed: Vec<String>,
@@ -146,9 +148,9 @@ struct Lever {
 
 pub fn run(flags: &Flags) -> Result<Answer> {
     let (fleet, storage) = (FleetSpec::find(&flags.fleet)?, StorageSpec::find(&flags.storage)?);
-    positive("--step-time", flags.step_time.map(Seconds::value))?;
-    positive("--state", flags.state.map(Bytes::value))?;
-    positive("--work", Some(flags.work.value()))?;
+    sensible("--step-time", flags.step_time.map(Seconds::value), LONGEST)?;
+    sensible("--state", flags.state.map(Bytes::value), LARGEST)?;
+    sensible("--work", Some(flags.work.value()), LONGEST)?;
     let step = flags.step()?;
     let run = Run::new(&fleet, step.gpus, Checkpoint::new(step.state_bytes, step.gpus, &fleet, &storage))?;
     let mut run = Run { spares: flags.spares, ..run };
@@ -181,7 +183,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
             .collect(),
         in_repair: run.in_repair(),
         spares_99: run.spares_for(0.99),
-        levers: LEVERS.iter().map(|&(what, change)| Lever { what, ettr: ettr(&pulled(&run, change)) }).collect(),
+        levers: levers(&run, flags.every.is_some()),
         assumed: assumed(&fleet, &storage),
         run,
         played,
@@ -203,6 +205,14 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         found.files = list_of(&files);
     }
     Ok(Answer::new(text, &found))
+}
+
+/// What would help. Where the interval was asked for it stays, and another one is a way to help.
+fn levers(run: &Run, asked: bool) -> Vec<Lever> {
+    let at = |change: Change| if asked { change(run) } else { pulled(run, change) };
+    let of = |&(what, change): &(&'static str, Change)| Lever { what, ettr: ettr(&at(change)) };
+    let best = asked.then(|| Lever { what: "saved as often as wastes least", ettr: ettr(&pulled(run, Run::clone)) });
+    best.into_iter().chain(LEVERS.iter().map(of)).collect()
 }
 
 fn assumed(fleet: &FleetSpec, storage: &StorageSpec) -> Vec<String> {
@@ -230,9 +240,18 @@ fn hopeless(run: &Run) -> Error {
     })
 }
 
-fn positive(flag: &str, value: Option<f64>) -> Result<()> {
+/// Seconds and bytes beyond which somebody has mistaken a unit: three hundred years, a thousand exabytes.
+const LONGEST: f64 = 1e10;
+const LARGEST: f64 = 1e21;
+
+fn sensible(flag: &str, value: Option<f64>, most: f64) -> Result<()> {
     match value {
         Some(v) if v <= 0.0 => Err(Error::spec(flag, "value", format!("{v} is not above zero"))),
+        Some(v) if !(v <= most) => Err(Error::spec(
+            flag,
+            "value",
+            format!("{v:e} is more than {most:e} of its unit (s or B); correct the unit"),
+        )),
         _ => Ok(()),
     }
 }
@@ -262,7 +281,7 @@ fn render(step: &Step, found: &Found, work: &Seconds) -> String {
         fact(
             "between",
             long(mtbi),
-            format!("two interruptions; {:.0} failures, {:.0} planned stops", spent.failures, spent.stops),
+            format!("two interruptions; {} failures, {} planned stops", count(spent.failures), count(spent.stops)),
         );
     }
     let young = found.young_s.map_or(String::new(), |s| format!("; Young's rule says {}", long(s)));
@@ -308,6 +327,11 @@ fn render(step: &Step, found: &Found, work: &Seconds) -> String {
         text.push_str(&format!("\nassumed, not measured: {}\n", found.assumed.join(", ")));
     }
     text
+}
+
+/// A mean of whole numbers: of few, with a decimal.
+fn count(mean: f64) -> String {
+    if mean < 10.0 { format!("{mean:.1}") } else { format!("{mean:.0}") }
 }
 
 /// `3.1 h`, `54.0 d`: times of people.

@@ -126,11 +126,18 @@ impl Answer {
         Answer { text, json, error }
     }
 
-    /// Writes the JSON into a file, too.
+    /// Writes the JSON into a file, too. Where that fails the answer is printed all the same: it may have taken hours.
     fn also_to(mut self, file: Option<&Path>) -> Result<Answer> {
-        if let Some(path) = file {
-            write_file(path, self.json.as_bytes())?;
-            self.text.push_str(&format!("\nwrote {}\n", path.display()));
+        let Some(path) = file else { return Ok(self) };
+        match write_file(path, self.json.as_bytes()) {
+            Ok(()) => self.text.push_str(&format!("\nwrote {}\n", path.display())),
+            Err(error) => {
+                if self.error.is_none() {
+                    let said = json!(error.to_string());
+                    self.json = self.json.replacen("{\n", &format!("{{\n  \"error\": {said},\n"), 1);
+                }
+                self.error = Some(error);
+            }
         }
         Ok(self)
     }
@@ -142,7 +149,7 @@ pub fn main() -> ExitCode {
     let json = words.iter().any(|w| w == "--json");
     let cli = match Cli::try_parse_from(&words) {
         Ok(cli) => cli,
-        Err(e) => return usage(&e, json),
+        Err(e) => return usage(&e, &words, json),
     };
     let answer = command(cli.command);
     let answer = answer.unwrap_or_else(|error| Answer::with_error(String::new(), &json!({}), Some(error)));
@@ -183,7 +190,7 @@ fn command(command: Command) -> Result<Answer> {
 }
 
 /// Help and version are no errors; what clap refuses is said as any other error.
-fn usage(e: &clap::Error, json: bool) -> ExitCode {
+fn usage(e: &clap::Error, words: &[OsString], json: bool) -> ExitCode {
     if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         to_stdout(&e.to_string());
         return ExitCode::SUCCESS;
@@ -191,7 +198,8 @@ fn usage(e: &clap::Error, json: bool) -> ExitCode {
     let text = e.to_string();
     let text = match e.kind() {
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => format!("a command is missing\n\n{text}"),
-        _ => text.strip_prefix("error: ").unwrap_or(&text).to_string(),
+        ErrorKind::UnknownArgument => below_zero(&text, words).unwrap_or_else(|| refused(&text)),
+        _ => refused(&text),
     };
     if json {
         to_stdout(&pretty(&json!({"error": text.trim_end()})));
@@ -199,6 +207,24 @@ fn usage(e: &clap::Error, json: bool) -> ExitCode {
         eprint!("Error: {text}");
     }
     ExitCode::from(2)
+}
+
+fn refused(text: &str) -> String {
+    text.strip_prefix("error: ").unwrap_or(text).to_string()
+}
+
+/// What clap takes for an unknown flag is a number below zero, of which no flag has any.
+fn below_zero(text: &str, words: &[OsString]) -> Option<String> {
+    let is_number = |word: &str| {
+        word.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit() || c == '.'))
+    };
+    if !text.split('\'').nth(1).is_some_and(is_number) {
+        return None;
+    }
+    let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+    let at = words.iter().position(|word| is_number(word)).filter(|at| *at > 0)?;
+    let (flag, value) = (&words[at - 1], &words[at]);
+    Some(format!("invalid value '{value}' for '{flag}': it is below zero; leave out the minus\n"))
 }
 
 /// Whoever reads may stop early (`| head`): that is no failure of ours.

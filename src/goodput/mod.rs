@@ -104,9 +104,10 @@ impl Run {
         }
         if asked < shortest {
             let why = format!(
-                "{asked} s of training between checkpoints is too short: a save takes {:.0} s and must be over before \
-                 the next begins; give at least {shortest:.0} s, or a faster --storage",
-                self.checkpoint.save_s
+                "{asked} s of training between checkpoints is too short: a save takes {:.0} s, standing still included, and \
+                 must be over before the next begins; give at least {:.0} s, or a faster --storage",
+                self.checkpoint.save_s,
+                shortest.ceil()
             );
             return Err(Error::spec("--every", "interval", why));
         }

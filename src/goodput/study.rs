@@ -35,7 +35,7 @@ pub struct Point {
 }
 
 /// What is changed of a run to see what it is worth.
-type Change = fn(&Run) -> Run;
+pub type Change = fn(&Run) -> Run;
 
 /// The levers: what each of them would bring if it were pulled alone.
 pub const LEVERS: [(&str, Change); 4] = [

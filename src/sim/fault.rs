@@ -132,19 +132,21 @@ impl Fault {
         let (time, share) = (|s: f64| (0.0..1e5).contains(&s), |x: f64| (0.0..=1.0).contains(&x));
         let wrong = match *self {
             Fault::SlowGpu { factor, .. } => not((1.0..=1e6).contains(&factor), || {
-                format!("a factor of {factor}; kernels of a slow GPU take 1 to 1,000,000 times as long")
+                format!("a factor of {}; kernels of a slow GPU take 1 to 1,000,000 times as long", short(factor))
             }),
             Fault::SlowLink { factor, from_s, to_s, .. } => not(share(factor), || {
-                format!("a factor of {factor}; a slow link has a share of its speed, between 0 (down) and 1")
+                format!("a factor of {}; a slow link has a share of its speed, between 0 (down) and 1", short(factor))
             })
             .or(not(time(from_s) && to_s.is_none_or(|to| time(to) && to > from_s), || {
                 format!("from_s {from_s} to_s {to_s:?}; times are between 0 and 100,000 s, and to_s after from_s")
             })),
             // Below a microsecond a link that flaps is a link that is slow.
             Fault::Flapping { up_s, down_s, .. } => not([up_s, down_s].iter().all(|&s| time(s) && s >= 1e-6), || {
-                format!("up_s {up_s} down_s {down_s}; each is between 1 us and 100,000 s")
+                format!("up_s {} down_s {}; each is between 1 us and 100,000 s", short(up_s), short(down_s))
             }),
-            Fault::Dead { at_s, .. } => not(time(at_s), || format!("at_s {at_s}; it is between 0 and 100,000 s")),
+            Fault::Dead { at_s, .. } => {
+                not(time(at_s), || format!("at_s {}; it is between 0 and 100,000 s", short(at_s)))
+            }
             Fault::DeadPlane { from_s, to_s, .. } => {
                 not(time(from_s) && to_s.is_none_or(|to| time(to) && to > from_s), || {
                     format!("from_s {from_s} to_s {to_s:?}; times are between 0 and 100,000 s, and to_s after from_s")
@@ -301,6 +303,11 @@ pub fn of_planes(faults: &[Fault], planes: u32) -> Pace {
         }
     }
     pace
+}
+
+/// Not the three hundred digits of a number that was never meant.
+fn short(x: f64) -> String {
+    if x.is_finite() && x.abs() >= 1e9 { format!("{x:e}") } else { x.to_string() }
 }
 
 #[cfg(test)]

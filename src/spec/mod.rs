@@ -103,11 +103,38 @@ pub fn find(kind: &str, name: &str) -> Result<Found> {
     let path = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
     if path.is_file() || name.contains('/') || name.ends_with(".json") {
         let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
+        // Editors of Windows begin a file with a mark that JSON does not have.
+        let text = text.strip_prefix('\u{feff}').map_or(text.clone(), String::from);
         return Ok(Found { file: path.display().to_string(), text });
     }
     let known: Vec<_> = shipped(kind).collect();
-    let why = format!("there is no {kind} of this name; known: {}; or give the path of a JSON file", known.join(", "));
-    Err(Error::spec(name, kind, why))
+    let meant = meant(name, &known);
+    let why =
+        format!("there is no {kind} of this name{meant}; known: {}; or give the path of a JSON file", known.join(", "));
+    Err(Error::spec(if name.is_empty() { "\"\"" } else { name }, kind, why))
+}
+
+/// ` (did you mean x?)`, where one of the known names is nearly what was written.
+pub fn meant(name: &str, known: &[&str]) -> String {
+    let nearest = known.iter().map(|known| (edits(&name.to_lowercase(), known), known)).min();
+    match nearest {
+        Some((edits, known)) if edits <= (name.len() / 4).max(1) => format!(" (did you mean {known}?)"),
+        _ => String::new(),
+    }
+}
+
+/// Letters to be put in, left out or changed to get from one word to the other (Levenshtein's distance).
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut corner = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.iter().enumerate() {
+            let least = (row[j] + 1).min(row[j + 1] + 1).min(corner + usize::from(x != *y));
+            corner = std::mem::replace(&mut row[j + 1], least);
+        }
+    }
+    row[b.len()]
 }
 
 /// Reads one of our own files: unknown keys are refused, and the error names the field.
@@ -117,9 +144,17 @@ fn read<T: DeserializeOwned>(found: &Found) -> Result<T> {
             return Error::json(&found.file)(e);
         }
         let field = path_at(&found.text, e.line(), e.column());
+        // What is missing is noticed at the end of what it should be in, whose last field is not at fault.
+        let missing = e.to_string().starts_with("missing field");
+        let field = if missing { within(&field) } else { field };
         // The place is named by its path; line and column stay for an editor.
         Error::spec(&found.file, field, e)
     })
+}
+
+/// The path of what a field is in.
+fn within(path: &str) -> String {
+    path.rsplit_once('.').map_or("the file".into(), |(outer, _)| outer.into())
 }
 
 /// The dotted path of keys that leads to a place in a JSON text.
@@ -190,6 +225,27 @@ fn check_latency(file: &str, field: &str, value: f64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_nearly_right_is_recognized() {
+        let known = ["llama-3-8b", "llama-3-70b", "tiny"];
+        for (name, meant_is) in [("llama-3-8B", "llama-3-8b"), ("lama-3-70b", "llama-3-70b"), ("tinny", "tiny")] {
+            assert_eq!(meant(name, &known), format!(" (did you mean {meant_is}?)"));
+        }
+        assert!(meant("mixtral", &known).is_empty() && meant("", &known).is_empty() && meant("x", &[]).is_empty());
+    }
+
+    #[test]
+    fn a_file_may_begin_with_the_mark_of_an_editor() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gpu.json");
+        let text = SHIPPED.iter().find(|(kind, name, _)| (*kind, *name) == ("gpu", "h100-sxm5")).unwrap().2;
+        std::fs::write(&path, format!("\u{feff}{}", text.replace('\n', "\r\n"))).unwrap();
+        assert_eq!(
+            GpuSpec::find(&path.display().to_string()).unwrap().memory,
+            GpuSpec::find("h100-sxm5").unwrap().memory
+        );
+    }
 
     #[test]
     fn every_shipped_file_is_read() {

@@ -9,6 +9,7 @@ mod words;
 pub use choices::{Capacity, Dispatch, Fold, KvPath, RingBackward, RingLayout, RingMerge};
 pub use words::{NUMBERED, WORDS, Word};
 
+use super::meant;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
@@ -168,7 +169,8 @@ impl FromStr for Options {
             }
             let Some(word) = WORDS.iter().find(|w| w.name == name) else {
                 let known: Vec<_> = WORDS.iter().map(|w| w.name).collect();
-                return Err(format!("{name:?} is no option; known are default and {}", known.join(", ")));
+                let meant = meant(name, &known);
+                return Err(format!("{name:?} is no option{meant}; known are default and {}", known.join(", ")));
             };
             (word.set)(&mut options);
         }

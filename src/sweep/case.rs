@@ -56,7 +56,10 @@ impl Point {
         let split = degrees.iter().fold(1u64, |n, &d| n.saturating_mul(d));
         let [p, r, u, t] = degrees;
         let named = format!("ulysses {u} x ring {r} x tp {t} x pp {p}");
-        if split == 0 || !u64::from(gpus).is_multiple_of(split) {
+        if split == 0 {
+            return Err(Error::infeasible(format!("degrees: {named}: a degree of 0; the least is 1")));
+        }
+        if !u64::from(gpus).is_multiple_of(split) {
             let why = format!("degrees: gpus {gpus} is not a multiple of {named} = {split}; change one of them");
             return Err(Error::infeasible(why));
         }

@@ -88,6 +88,9 @@ fn by_lines(study: &StudyFile) -> String {
     format!("{{\n{}\n}}\n", lines.join(",\n"))
 }
 
+/// Characters of a value that are said of it.
+const LONGEST: usize = 60;
+
 /// An error unless the folder's study is the one asked for. Names every field that differs.
 fn same_study(path: &Path, asked: &Value) -> Result<()> {
     let text = fs::read_to_string(path).map_err(Error::io(path))?;
@@ -97,7 +100,10 @@ fn same_study(path: &Path, asked: &Value) -> Result<()> {
         return Err(Error::spec(name, "the file", "not a study; choose another --out, or start anew with --fresh"));
     };
     let keys: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-    let show = |v: Option<&Value>| v.map_or("nothing".into(), Value::to_string);
+    let show = |v: Option<&Value>| {
+        let text = v.map_or("nothing".into(), Value::to_string);
+        if text.chars().count() > LONGEST { text.chars().take(LONGEST).chain("..".chars()).collect() } else { text }
+    };
     let differ: Vec<String> = keys
         .into_iter()
         .filter(|k| old.get(*k) != new.get(*k))

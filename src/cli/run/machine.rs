@@ -180,9 +180,11 @@ impl Machine {
         let devices = match &self.devices {
             None => cores,
             Some(Devices::Number(n)) if *n > 0 => *n,
-            Some(other) => {
-                let why =
-                    format!("{other:?} is no number of cores; give one from 1 on, or --on cuda for a list of GPUs");
+            Some(Devices::Number(n)) => {
+                return Err(Error::spec("run", "--devices", format!("{n} is no number of cores; give 1 or more")));
+            }
+            Some(Devices::List(all)) => {
+                let why = format!("a list of {} is for GPUs, --on cuda; give the number of cores", all.len());
                 return Err(Error::spec("run", "--devices", why));
             }
         };

@@ -131,8 +131,9 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
     match needs.iter().find(|(_, said, fits, _)| *said && !fits) {
         None => ring_options(par),
         Some((word, _, _, what)) => {
-            let why =
-                format!("options: {word} needs {what}; ring {ring} x ulysses {up} with {o} has not; leave it out");
+            let why = format!(
+                "options: {word} needs {what}, which ring {ring} x ulysses {up} with {o} does not have; leave it out"
+            );
             Err(Error::infeasible(why))
         }
     }
@@ -172,7 +173,9 @@ fn ring_options(par: &Parallelism) -> Result<()> {
     let reverse = o.ring_backward == RingBackward::Reverse;
     let uneven = |w: u32| !ring.is_multiple_of(w) || ring < 2 * w;
     let why = match o.window() {
-        Some(w) if uneven(w) => format!("double-ring-{w} needs two windows of {w} ranks or more; ring {ring} has not"),
+        Some(w) if uneven(w) => {
+            format!("double-ring-{w} needs two windows of {w} ranks or more, which ring {ring} does not have")
+        }
         Some(_) if o.ring_backward != RingBackward::Follow => {
             format!("a double ring has a backward pass of its own, which {o} contradicts; leave one of them out")
         }
