@@ -247,7 +247,7 @@ const LARGEST: f64 = 1e21;
 fn sensible(flag: &str, value: Option<f64>, most: f64) -> Result<()> {
     match value {
         Some(v) if v <= 0.0 => Err(Error::spec(flag, "value", format!("{v} is not above zero"))),
-        Some(v) if !(v <= most) => Err(Error::spec(
+        Some(v) if v > most => Err(Error::spec(
             flag,
             "value",
             format!("{v:e} is more than {most:e} of its unit (s or B); correct the unit"),
