@@ -146,7 +146,6 @@ const REFUSED: &[&str] = &[
     "attention --cluster local-cpu --dtype bf16",
     // Names and files.
     "estimate --model llama-3-8B",
-    "estimate --options zb-h2",
     "estimate --bogus -1",
     "estimate --cluster nameless.json",
     "estimate --model llama-9",

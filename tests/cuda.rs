@@ -14,6 +14,7 @@ use foretrain::plan::{Dtype, Engine, OpKind, Plan};
 use foretrain::spec::{LlmSpec, Parallelism, Positions, Workload};
 use foretrain::strategy::expert::Routing;
 use foretrain::strategy::{Engines, build, build_routed};
+use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
@@ -242,16 +243,19 @@ fn every_kernel_of_a_plan_compiles_for_every_architecture() {
             wanted.entry(format!("{} {}", source.name, macros.join(" "))).or_insert((source, defines, vec![]));
         kernels.2.push(launch.kernel);
     }
+    // Side by side, as the program does it.
+    let all: Vec<_> = wanted.iter().flat_map(|one| ARCHITECTURES.map(|arch| (one, arch))).collect();
+    let compiled: Vec<_> = all
+        .par_iter()
+        .map(|((_, (source, defines, _)), arch)| nvrtc::compile(*source, defines, arch).unwrap())
+        .collect();
     let mut table: BTreeMap<String, String> = BTreeMap::new();
-    for (name, (source, defines, kernels)) in &wanted {
-        for arch in ARCHITECTURES {
-            let compiled = nvrtc::compile(*source, defines, arch).unwrap();
-            assert!(compiled.code.starts_with(b"\x7fELF"), "{name}: no machine code");
-            for Resources { kernel, registers, spilled } in compiled.kernels {
-                if kernels.contains(&kernel.as_str()) {
-                    let takes = format!("{registers} registers, {} + {} bytes spilled", spilled[0], spilled[1]);
-                    table.insert(format!("sm_{arch} {kernel} {}", name.split_once(' ').map_or("", |n| n.1)), takes);
-                }
+    for (((name, (_, _, kernels)), arch), compiled) in all.into_iter().zip(compiled) {
+        assert!(compiled.code.starts_with(b"\x7fELF"), "{name}: no machine code");
+        for Resources { kernel, registers, spilled } in compiled.kernels {
+            if kernels.contains(&kernel.as_str()) {
+                let takes = format!("{registers} registers, {} + {} bytes spilled", spilled[0], spilled[1]);
+                table.insert(format!("sm_{arch} {kernel} {}", name.split_once(' ').map_or("", |n| n.1)), takes);
             }
         }
     }

@@ -1,12 +1,11 @@
 //! Multi-token prediction, run for real: losses, hidden states, every gradient and the new weights are those of the dense f64
 //! reference on every layout; bytes and peaks are those of the plan.
 
-use foretrain::collective::count::sent_by;
-use foretrain::exec::reference::{DenseConfig, Experts, Mtp, StepResult, step};
-use foretrain::exec::source::Source;
-use foretrain::exec::{Options, Run, execute, routing};
-use foretrain::plan::link::{AtomTable, Line};
-use foretrain::plan::memory::Layout;
+mod dense;
+
+use dense::{assert_close, config, error, reference};
+use foretrain::exec::reference::{DenseConfig, Mtp};
+use foretrain::exec::{Options, Run, execute};
 use foretrain::plan::{Dtype, Engine, Plan};
 use foretrain::spec::{LlmSpec, Parallelism, Recompute, Workload};
 use foretrain::strategy::expert::Routing;
@@ -70,55 +69,8 @@ impl Case {
     }
 }
 
-fn config(plan: &Plan) -> DenseConfig {
-    let cfg = DenseConfig::from(plan.model().expect("a step has a model"));
-    let experts = cfg.experts.clone().map(|e| Experts { choices: routing::choices(plan), ..e });
-    DenseConfig { experts, ..cfg }
-}
-
-fn reference(plan: &Plan, cfg: &DenseConfig) -> StepResult {
-    let (tokens, targets) = Source::seeded(7).batch(plan, 1);
-    step(cfg, &Source::seeded(7).weights(plan), &tokens, &targets, &plan.optimizer().expect("a step ends with Adam"))
-}
-
-/// Largest difference, relative to the largest value; NaN where something unwritten was read.
-fn error(got: &[f64], want: &[f64]) -> f64 {
-    assert_eq!(got.len(), want.len());
-    let scale = want.iter().fold(1e-6, |m: f64, x| m.max(x.abs()));
-    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs());
-    worst.fold(0.0, |m: f64, e| if e.is_nan() || m.is_nan() { f64::NAN } else { m.max(e) }) / scale
-}
-
-fn assert_close(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
-    let e = error(got, want);
-    assert!(e <= tolerance, "{what}: error {e:.3e} exceeds {tolerance:.0e}");
-}
-
 fn holds(case: &Case, tolerance: f64) -> Run {
-    let plan = case.plan();
-    let devices = (0..plan.ranks()).map(|r| r % 2).collect();
-    let got = execute(&plan, &Options::new(7, devices, true)).expect("the plan runs");
-    let want = reference(&plan, &config(&plan));
-    assert_close("loss", &[got.loss], &[want.loss], tolerance);
-    assert_eq!(got.grads.keys().collect::<Vec<_>>(), want.grads.keys().collect::<Vec<_>>());
-    for (name, want) in &want.grads {
-        assert_close(name, &got.grads[name], want, tolerance);
-    }
-    if tolerance < 1e-6 {
-        for (name, want) in &want.new_params {
-            assert_close(name, &got.weights[name], want, 1e-7);
-        }
-    }
-    let atoms = AtomTable::new(&plan).unwrap();
-    let programs = 0..plan.programs.len() as u32;
-    let lines: Vec<Line> = programs.clone().map(|p| Line::program(&plan, &atoms, p).unwrap()).collect();
-    let of = |rank: u32| plan.program_of(rank) as usize;
-    let planned: Vec<u64> = (0..plan.ranks()).map(|rank| sent_by(&plan, &lines[of(rank)], rank)).collect();
-    assert_eq!(got.sent_bytes, planned, "bytes counted in the transport, and planned");
-    let layouts: Vec<Layout> = programs.map(|p| Layout::new(&plan, &atoms, p).unwrap()).collect();
-    let planned: Vec<u64> = (0..plan.ranks()).map(|rank| layouts[of(rank)].bytes).collect();
-    assert_eq!(got.peak_bytes, planned, "bytes counted at the allocator, and planned");
-    got
+    dense::holds(&case.plan(), tolerance)
 }
 
 #[test]

@@ -1,0 +1,81 @@
+//! What tests of whole steps share: the dense f64 reference of a plan, and a run held to it.
+#![allow(dead_code)]
+
+use foretrain::collective::count::sent_by;
+use foretrain::exec::reference::{DenseConfig, Experts, StepResult, step};
+use foretrain::exec::source::Source;
+use foretrain::exec::{Options, Run, execute, routing};
+use foretrain::plan::Plan;
+use foretrain::plan::link::{AtomTable, Line};
+use foretrain::plan::memory::Layout;
+
+/// Of weights and tokens.
+const SEED: u64 = 7;
+
+/// The plan's model, its tokens choosing the experts that the plan's routes say.
+pub fn config(plan: &Plan) -> DenseConfig {
+    let cfg = DenseConfig::from(plan.model().expect("a step has a model"));
+    let experts = cfg.experts.clone().map(|e| Experts { choices: routing::choices(plan), ..e });
+    DenseConfig { experts, ..cfg }
+}
+
+pub fn reference(plan: &Plan, cfg: &DenseConfig) -> StepResult {
+    let (tokens, targets) = Source::seeded(SEED).batch(plan, 1);
+    step(cfg, &Source::seeded(SEED).weights(plan), &tokens, &targets, &plan.optimizer().expect("a step ends with Adam"))
+}
+
+/// The plan on two cores, with everything that it computed.
+pub fn run(plan: &Plan) -> Run {
+    let devices = (0..plan.ranks()).map(|r| r % 2).collect();
+    execute(plan, &Options::new(SEED, devices, true)).expect("the plan runs")
+}
+
+/// Largest difference, relative to the largest value; NaN where something unwritten was read.
+pub fn error(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let scale = want.iter().fold(1e-6, |m: f64, x| m.max(x.abs()));
+    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs());
+    worst.fold(0.0, |m: f64, e| if e.is_nan() || m.is_nan() { f64::NAN } else { m.max(e) }) / scale
+}
+
+#[track_caller]
+pub fn assert_close(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
+    let e = error(got, want);
+    assert!(e <= tolerance, "{what}: error {e:.3e} exceeds {tolerance:.0e}");
+}
+
+/// Runs the plan: loss, hidden states and every gradient are the reference's, where the tolerance is one of f64 the new
+/// weights too; bytes sent and peaks of memory are the plan's.
+#[track_caller]
+pub fn holds(plan: &Plan, tolerance: f64) -> Run {
+    let (got, want) = (run(plan), reference(plan, &config(plan)));
+    assert_close("loss", &[got.loss], &[want.loss], tolerance);
+    for (got, want) in got.hidden.iter().zip(&want.hidden) {
+        assert_close("hidden states", got, want, tolerance);
+    }
+    assert_eq!(got.grads.keys().collect::<Vec<_>>(), want.grads.keys().collect::<Vec<_>>());
+    for (name, want) in &want.grads {
+        assert_close(name, &got.grads[name], want, tolerance);
+    }
+    if tolerance < 1e-6 {
+        for (name, want) in &want.new_params {
+            assert_close(name, &got.weights[name], want, 1e-7);
+        }
+    }
+    counted(plan, &got);
+    got
+}
+
+/// Bytes that the transport and the allocator counted are those that the plan says.
+#[track_caller]
+fn counted(plan: &Plan, got: &Run) {
+    let atoms = AtomTable::new(plan).unwrap();
+    let programs = 0..plan.programs.len() as u32;
+    let lines: Vec<Line> = programs.clone().map(|p| Line::program(plan, &atoms, p).unwrap()).collect();
+    let of = |rank: u32| plan.program_of(rank) as usize;
+    let planned: Vec<u64> = (0..plan.ranks()).map(|rank| sent_by(plan, &lines[of(rank)], rank)).collect();
+    assert_eq!(got.sent_bytes, planned, "bytes counted in the transport, and planned");
+    let layouts: Vec<Layout> = programs.map(|p| Layout::new(plan, &atoms, p).unwrap()).collect();
+    let planned: Vec<u64> = (0..plan.ranks()).map(|rank| layouts[of(rank)].bytes).collect();
+    assert_eq!(got.peak_bytes, planned, "bytes counted at the allocator, and planned");
+}
