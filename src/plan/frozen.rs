@@ -68,42 +68,68 @@ impl Plan {
 }
 
 /// What stands for gradients of weights, or sums of them: tensors of the plan, and formals of its blocks that calls bind
-/// to these.
+/// to these. The plan says which its parameters' are, and where their sums are kept; a sum over ranks of one of them is one,
+/// and so is what it is the sum of.
 struct Gradients {
     tensors: BTreeSet<TensorId>,
     /// By block.
     formals: Vec<BTreeSet<u32>>,
+    /// Those of them that sums say so of: whatever calls bind to these is one.
+    sums: Vec<BTreeSet<u32>>,
 }
 
 impl Gradients {
     fn of(plan: &Plan) -> Gradients {
         let loss = plan.feed.tokens().map(|inputs| inputs.loss);
-        // Where they are whole for a while only, they are workspace, under the same names.
-        let is = |t: &Tensor| {
-            t.kind == TensorKind::Grad || ["g.", "g_part.", "g_share."].iter().any(|start| t.name.starts_with(start))
-        };
-        let kept = plan.tensors.iter().enumerate().filter(|(_, t)| is(t)).map(|(id, _)| id as u32);
+        let all = plan.tensors.iter().enumerate();
+        let kept = all.filter(|(_, t)| t.kind == TensorKind::Grad).map(|(id, _)| id as u32);
         let named = plan.params.iter().map(|param| param.grad);
         let shares = plan.masters.iter().map(|master| master.grad_share);
         let tensors = kept.chain(named).chain(shares).filter(|id| Some(*id) != loss).collect();
-        let mut all = Gradients { tensors, formals: vec![BTreeSet::new(); plan.blocks.len()] };
+        let none = vec![BTreeSet::new(); plan.blocks.len()];
+        let mut all = Gradients { tensors, formals: none.clone(), sums: none };
         while all.spread(plan) {}
         all
     }
 
-    /// Marks formals that calls bind to what is marked; whether there were new ones.
+    /// Marks formals that calls bind to what is marked, both ends of sums, and what calls bind to these; whether there
+    /// were new ones.
     fn spread(&mut self, plan: &Plan) -> bool {
         let mut any = false;
         let lines = plan.blocks.iter().map(|b| &b.ops).chain(plan.programs.iter().map(|p| &p.ops));
         for (line, op) in lines.enumerate().flat_map(|(line, ops)| ops.iter().map(move |op| (line, op))) {
-            let OpKind::Call { block, args, .. } = &op.kind else { continue };
-            for (formal, arg) in args.iter().enumerate() {
-                if self.has(line, arg.of()) {
-                    any |= self.formals[*block as usize].insert(formal as u32);
+            match &op.kind {
+                OpKind::Call { block, args, .. } => {
+                    for (formal, arg) in (0..).zip(args) {
+                        if self.has(line, arg.of()) {
+                            any |= self.formals[*block as usize].insert(formal);
+                        }
+                        if self.sums[*block as usize].contains(&formal) {
+                            any |= self.mark(line, arg.of());
+                        }
+                    }
                 }
+                OpKind::Collective {
+                    kind: CollectiveKind::AllReduce | CollectiveKind::ReduceScatter,
+                    src,
+                    dst,
+                    ..
+                } if self.has(line, src.of) || self.has(line, dst.of) => {
+                    any |= self.mark(line, src.of);
+                    any |= self.mark(line, dst.of);
+                }
+                _ => {}
             }
         }
         any
+    }
+
+    /// Marks an end of a sum; whether it was not yet.
+    fn mark(&mut self, line: usize, of: TensorRef) -> bool {
+        match of {
+            TensorRef::Tensor(id) => self.tensors.insert(id),
+            TensorRef::Formal(formal) => self.formals[line].insert(formal) | self.sums[line].insert(formal),
+        }
     }
 
     /// Whether it is one, in a block, or in a program behind all blocks.

@@ -63,7 +63,8 @@ impl Tuning {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Kernel, Op, OpKind};
+    use crate::plan::link::{AtomTable, Line};
+    use crate::plan::{Kernel, Op, OpKind, Tensor};
     use crate::spec::{ClusterSpec, Dtype, LlmSpec, Parallelism, StackSpec, Workload};
     use crate::strategy::{Engines, build};
 
@@ -108,6 +109,47 @@ mod tests {
             let others: fn(&Kernel) -> bool = |k| matches!(k, Kernel::MatMul { a_t: false, .. });
             assert!(count(&whole, adam) > 0 && count(&whole, weights) > 0);
             assert_eq!((count(&frozen, adam), count(&frozen, weights)), (0, 0), "{par:?}");
+            assert_eq!(count(&whole, others), count(&frozen, others), "{par:?}");
+        }
+    }
+    /// Under every way to sum and to keep gradients, nothing touches what the builder calls one, whose names are not asked.
+    #[test]
+    fn gradients_are_found_by_what_is_done_with_them() {
+        let par = |words: &str, zero: u32| Parallelism {
+            dp: 4,
+            zero,
+            options: words.parse().unwrap(),
+            ..Parallelism::default()
+        };
+        for par in [
+            par("default", 0),
+            par("default", 1),
+            par("no-overlap-grad", 1),
+            par("add-grads", 1),
+            par("default", 2),
+            par("no-prefetch", 3),
+            par("no-sync", 3),
+            par("shard-2", 3),
+            par("offload-optimizer", 2),
+            Parallelism { tp: 4, ..par("tp-overlap", 3) },
+            Parallelism { pp: 2, ..par("zb-h1", 1) },
+            par("shard-2", 1),
+            Parallelism { dp: 2, pp: 2, ring: 2, ulysses: 2, ..par("default", 3) },
+        ] {
+            let (whole, frozen) = (plan(par), plan(par).frozen());
+            let named =
+                |t: &Tensor| ["g.", "g_part.", "g_share.", "g_host."].iter().any(|start| t.name.starts_with(start));
+            let touched = |plan: &Plan, program: usize| {
+                let line = Line::program(plan, &AtomTable::new(plan).unwrap(), program as u32).unwrap();
+                let places = |i: usize| line.reads(i).iter().chain(line.writes(i)).map(|place| place.tensor);
+                let all: Vec<u32> = (0..line.nodes.len()).flat_map(places).collect();
+                all.into_iter().filter(|id| named(&plan.tensors[*id as usize])).count()
+            };
+            for program in 0..whole.programs.len() {
+                assert!(touched(&whole, program) > 0, "{par:?}");
+                assert_eq!(touched(&frozen, program), 0, "{par:?}");
+            }
+            let others: fn(&Kernel) -> bool = |k| matches!(k, Kernel::MatMul { a_t: false, .. });
             assert_eq!(count(&whole, others), count(&frozen, others), "{par:?}");
         }
     }
