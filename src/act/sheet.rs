@@ -48,6 +48,7 @@ pub struct End {
 
 impl End {
     /// The ports used, by number.
+    #[inline]
     pub fn ports(self) -> impl Iterator<Item = usize> {
         numbers(self.ports)
     }
@@ -72,39 +73,47 @@ pub struct Sheet {
 }
 
 impl Sheet {
+    #[inline]
     pub fn act(&self, node: usize, class: usize) -> Act {
         self.acts[node * self.classes + class]
     }
 
     /// Ops that a class has issued when it has issued `node`.
+    #[inline]
     pub fn issued(&self, node: usize, class: usize) -> u64 {
         u64::from(self.issued[node * self.classes + class])
     }
 
     /// Ops of a class on the whole line.
+    #[inline]
     pub fn issues(&self, class: usize) -> u64 {
         u64::from(self.issued[self.issued.len() - self.classes + class])
     }
 
+    #[inline]
     pub fn met(&self, first: u32, count: u16) -> &[u32] {
         &self.met[first as usize..][..count as usize]
     }
 
     /// What every class does.
+    #[inline]
     pub fn acts(&self, node: usize) -> &[Act] {
         &self.acts[node * self.classes..][..self.classes]
     }
 
     /// Ops that every class has issued when it has issued `node`.
+    #[inline]
     pub fn all_issued(&self, node: usize) -> &[u32] {
         &self.issued[node * self.classes..][..self.classes]
     }
 
     /// The meetings that come about at a node.
+    #[inline]
     pub fn meetings_of(&self, node: usize) -> &[u32] {
         self.order.of(node)
     }
 
+    #[inline]
     pub fn ends(&self, meeting: &Meeting) -> &[End] {
         &self.ends[meeting.ends.start as usize..meeting.ends.end as usize]
     }

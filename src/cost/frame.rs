@@ -5,7 +5,8 @@
 //! does not matter, as long as the same names mean the same atoms as at linking: that is looked at every time, and
 //! where it does not hold the plan is walked instead.
 
-use super::ranks::{Mover, Track};
+use super::ahead::Mover;
+use super::ranks::Track;
 use super::repeat::{Alike, Name, Names, can_stride};
 use crate::act::{Acts, Form, Known, Machine};
 use crate::error::Result;

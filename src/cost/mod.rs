@@ -17,6 +17,7 @@
 //! against.
 
 mod across;
+mod ahead;
 mod frame;
 mod ports;
 mod ranks;

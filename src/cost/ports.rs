@@ -2,10 +2,10 @@
 //!
 //! The walk comes to ops in the order in which they are posted, not in that of time: the send of a pipeline that had to
 //! wait for its receive sets off while sums that were posted before it hold the port, whatever else the walk has come to
-//! since. So only what is over before anything that is still to come can begin is forgotten ([`Ranks::soonest`]), and
+//! since. So only what is over before anything that is still to come can begin is forgotten ([`Ahead`]), and
 //! what repeats is kept as a repetition.
 //!
-//! [`Ranks::soonest`]: super::ranks::Ranks::soonest
+//! [`Ahead`]: super::ahead::Ahead
 
 use crate::act::stretch::Held;
 use std::rc::Rc;
@@ -42,9 +42,10 @@ enum What {
 }
 
 /// A port with fewer spells has room for more.
-const LEAST: usize = 64;
+const LEAST: usize = 256;
 
 impl Port {
+    #[inline]
     pub fn hold(&mut self, from: u64, to: u64) {
         self.push(What::Once { from, to }, to);
     }
@@ -55,6 +56,7 @@ impl Port {
     }
 
     /// Whether it is worth while to [`forget`](Port::forget).
+    #[inline]
     pub fn is_full(&self) -> bool {
         self.spells.len() >= self.room
     }
@@ -68,6 +70,7 @@ impl Port {
     }
 
     /// How many spells there were so far, for [`again`](Port::again).
+    #[inline]
     pub fn mark(&self) -> usize {
         self.forgotten + self.spells.len()
     }
@@ -93,14 +96,21 @@ impl Port {
     }
 
     /// How long `transfer` takes from `start` on. `edges`: room to work in.
+    #[inline]
     pub fn lasting(&self, start: u64, transfer: u64, edges: &mut Vec<(u64, i32)>) -> u64 {
-        if self.spells.last().is_none_or(|last| last.latest <= start) {
-            return transfer;
+        let mut spells = self.spells.iter().rev().take_while(|spell| spell.latest > start);
+        let Some(last) = spells.next() else { return transfer };
+        // Mostly it is the other half of the same message alone.
+        if let What::Once { from, to } = last.what
+            && from <= start
+            && spells.next().is_none()
+        {
+            return shared(&[(to, -1)], 1, start, transfer);
         }
         edges.clear();
         self.since(start, &mut |from, to| edges.extend([(from, 1), (to, -1)]));
         edges.sort_unstable();
-        shared(edges, start, transfer)
+        shared(edges, 0, start, transfer)
     }
 }
 
@@ -127,9 +137,10 @@ fn since(spells: &[Spell], start: u64, later: u64, each: &mut impl FnMut(u64, u6
     }
 }
 
-/// As [`lasting`](crate::act::stretch::lasting), of edges in their order: one holder more, or one less.
-fn shared(edges: &[(u64, i32)], start: u64, transfer: u64) -> u64 {
-    let (mut at, mut left, mut holders) = (start, transfer as f64, 0i32);
+/// As [`lasting`](crate::act::stretch::lasting), of edges in their order, one holder more or one less, where so many
+/// `holders` came before all of them.
+fn shared(edges: &[(u64, i32)], mut holders: i32, start: u64, transfer: u64) -> u64 {
+    let (mut at, mut left) = (start, transfer as f64);
     for &(edge, change) in edges {
         if edge > at {
             let could = (edge - at) as f64 * part(holders);

@@ -1,6 +1,7 @@
 //! All classes of ranks side by side: what later ops can find of earlier ones, and what an op makes of it. State
 //! lies thing after thing and, of one thing, class after class.
 
+use super::ahead::{Ahead, Mover};
 use super::ports::Port;
 pub use crate::act::stamp::Stamp;
 pub use crate::act::stretch::Held;
@@ -91,16 +92,6 @@ impl Track {
     }
 }
 
-/// An op that uses a communicator, the first of its line to do so.
-#[derive(Debug, Clone)]
-pub struct Mover {
-    pub lane: u16,
-    /// It waits for a kernel of its line on the compute lane.
-    pub led: bool,
-    /// Atoms that it waits for from before its line: of each, those of all slots, and one is meant.
-    pub touches: Vec<(Range<u32>, usize)>,
-}
-
 /// Not arrived yet.
 const UNKNOWN: u64 = u64::MAX;
 
@@ -122,8 +113,7 @@ pub struct Ranks {
     device_of: Option<Vec<u32>>,
     sms: u32,
     lanes: usize,
-    /// Whatever uses a communicator first in a line; empty if that is not known.
-    movers: Vec<Mover>,
+    pub ahead: Ahead,
     /// Earliest start since it was last reset.
     pub floor: u64,
     /// Whether ranks in step had to wait for the CPU to issue an op since it was last reset.
@@ -157,7 +147,7 @@ impl Ranks {
             device_of: machine.devices.map(device),
             sms: machine.cluster.gpu.sms.value,
             lanes,
-            movers: vec![],
+            ahead: Ahead::new(classes, vec![]),
             floor: u64::MAX,
             host_led: false,
             starts: vec![],
@@ -169,33 +159,7 @@ impl Ranks {
 
     /// The same ranks, of which it is known what they go on to use.
     pub fn knowing(self, movers: Vec<Mover>) -> Ranks {
-        Ranks { movers, ..self }
-    }
-
-    /// A time before which no bytes that a class is yet to move set off: an op waits for the last one of its lane, for
-    /// whoever wrote what it touches, for the CPU. None of these times ever becomes an earlier one.
-    pub fn soonest(&self, class: usize) -> u64 {
-        // Programs side by side take up what they posted when the others have come to it, and the CPU is far ahead.
-        if self.movers.is_empty() {
-            return 0;
-        }
-        let mut least = u64::MAX;
-        let last = |lane: u16| self.stamps.lanes[lane as usize * self.classes + class].ps();
-        for mover in &self.movers {
-            let mut next = last(mover.lane);
-            if mover.led {
-                next = next.max(last(0));
-            }
-            for (slots, per_slot) in &mover.touches {
-                // Which of the slots it will be is not known yet.
-                if next < least {
-                    let when = |atom: u32| self.stamps.written[atom as usize * self.classes + class].ps();
-                    next = next.max(slots.clone().step_by(*per_slot).map(when).min().unwrap_or(0));
-                }
-            }
-            least = least.min(next);
-        }
-        least.max(self.host[class])
+        Ranks { ahead: Ahead::new(self.classes, movers), ..self }
     }
 
     /// Comes to a line of so many ops.
@@ -446,8 +410,8 @@ impl Ranks {
             let class = end.class as usize;
             for port in end.ports() {
                 if self.state[class].ports[port].is_full() {
-                    let soonest = self.soonest(class);
-                    self.state[class].ports[port].forget(soonest);
+                    self.ahead.look(&self.stamps, &self.host);
+                    self.state[class].ports[port].forget(self.ahead.soonest[class]);
                 }
                 self.state[class].ports[port].hold(ready, ready + longest);
             }
@@ -457,6 +421,7 @@ impl Ranks {
 
     /// What the segment leaves behind for what comes after it.
     pub fn leave(&mut self, track: &Track, now: &[u32], classes: Range<usize>) {
+        self.ahead.moved();
         let of =
             |thing: u32| thing as usize * self.classes + classes.start..thing as usize * self.classes + classes.end;
         for &(lane, node) in &track.last_on_lane {

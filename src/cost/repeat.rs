@@ -208,7 +208,7 @@ pub trait Course {
             finds.read.extend_from_slice(&ranks.stamps.read[cells]);
         }
         for (class, state) in ranks.state.iter().enumerate() {
-            let soonest = ranks.soonest(class);
+            let soonest = ranks.ahead.soonest[class];
             finds.soonest.push(soonest);
             for port in &state.ports {
                 port.since(finds.held_since.max(soonest), &mut |from, to| finds.held.push(held((from, to))));
@@ -301,6 +301,7 @@ pub trait Course {
         self.retrace(alike, alike.repeat - 1..alike.repeat, &shared, d * left);
         let by = d * left;
         let ranks = self.ranks_mut();
+        ranks.ahead.moved();
         ranks.stamps.lanes.iter_mut().filter(|l| l.ps() >= floor).for_each(|l| *l = l.later(by));
         ranks.devices.iter_mut().filter(|t| **t >= floor).for_each(|t| *t += by);
         // Its own pace, whether that is the device's or it is ahead of it.
