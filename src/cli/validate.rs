@@ -16,7 +16,7 @@ use crate::device::speed::{Slower, Speed};
 use crate::device::{KernelTime, Profile};
 use crate::error::{Error, Result};
 use crate::exec::source::Source;
-use crate::exec::{Job, train};
+use crate::exec::{Job, Options, train};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::{OpKind, Plan};
 use crate::plot;
@@ -115,27 +115,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         cost(&plan, machine, Effort::ALL_SPANS)
     };
     let raw = predict(&chosen)?;
-    let interrupt = Interrupt::watch()?;
-    let (mut runs, mut anchors, others): (Vec<Trial>, _, _) = (vec![], Anchors::default(), Others::watch());
-    (0..LOOKS).for_each(|_| anchors.sample());
-    let job = Job {
-        source: &Source::seeded(options.seed),
-        steps: u64::from(flags.repeat) + 1,
-        keep_last: false,
-        watch: None,
-    };
-    let ran = train(&plan, &options, &job, &mut |_, run| {
-        if interrupt.asked() {
-            return Err(Error::device("validate", "interrupted"));
-        }
-        runs.push(Trial { timeline: run.timeline, on_core: run.on_core });
-        Ok(())
-    });
-    if !interrupt.asked() {
-        ran?;
-    }
-    (0..LOOKS).for_each(|_| anchors.sample());
-    let (others, now) = (others.shares(profile.machine.cores), anchors.speed());
+    let Measured { runs, now, others } = measured(&plan, &options, flags.repeat, profile.machine.cores)?;
     let slower = profile.speed().zip(now.as_ref()).map(|(then, now)| Slower::between(then, now));
     if let Some(slower) = &slower {
         chosen.case.profile = chosen.case.profile.as_ref().map(|profile| profile.at(slower));
@@ -162,17 +142,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         render(&validation)
     );
     text.push_str(&hours(slower.as_ref(), &as_it_is));
-    if let Some(Shares { programs, stolen }) = others {
-        text.push_str(&format!(
-            "of the cores' time other programs had {}, other machines of the same host {}\n",
-            percent(programs),
-            percent(stolen)
-        ));
-    }
-    let busy = others.is_some_and(|o| o.programs + o.stolen > BUSY);
-    if busy || own_cores && validation.lost_to_others > BUSY {
-        text.push_str("other programs are busy on this machine: repeat it when they are not\n");
-    }
+    text.push_str(&company(others, own_cores && validation.lost_to_others > BUSY));
     text.push_str(&aside(flags, &what, &predicted, runs, &validation)?);
     let found = Found {
         plan: plan.hash(),
@@ -192,6 +162,50 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         others,
     };
     Answer::with_error(text, &found, cut).also_to(flags.out.as_deref())
+}
+
+/// Runs of a plan, the first of which warms up; how fast the machine was around them, and what others had of it.
+struct Measured {
+    runs: Vec<Trial>,
+    now: Option<Speed>,
+    others: Option<Shares>,
+}
+
+/// Interrupted, it brings the runs that there were.
+fn measured(plan: &Plan, options: &Options, repeat: u32, cores: u32) -> Result<Measured> {
+    let interrupt = Interrupt::watch()?;
+    let (mut runs, mut anchors, others) = (vec![], Anchors::default(), Others::watch());
+    (0..LOOKS).for_each(|_| anchors.sample());
+    let job =
+        Job { source: &Source::seeded(options.seed), steps: u64::from(repeat) + 1, keep_last: false, watch: None };
+    let ran = train(plan, options, &job, &mut |_, run| {
+        if interrupt.asked() {
+            return Err(Error::device("validate", "interrupted"));
+        }
+        runs.push(Trial { timeline: run.timeline, on_core: run.on_core });
+        Ok(())
+    });
+    if !interrupt.asked() {
+        ran?;
+    }
+    (0..LOOKS).for_each(|_| anchors.sample());
+    Ok(Measured { runs, now: anchors.speed(), others: others.shares(cores) })
+}
+
+/// Who else was on the machine, and whether that says to repeat it.
+fn company(others: Option<Shares>, lost: bool) -> String {
+    let mut text = String::new();
+    if let Some(Shares { programs, stolen }) = others {
+        text.push_str(&format!(
+            "of the cores' time other programs had {}, other machines of the same host {}\n",
+            percent(programs),
+            percent(stolen)
+        ));
+    }
+    if lost || others.is_some_and(|o| o.programs + o.stolen > BUSY) {
+        text.push_str("other programs are busy on this machine: repeat it when they are not\n");
+    }
+    text
 }
 
 /// Writes the trace and the picture that were asked for, and says where they are.

@@ -3,48 +3,14 @@
 use super::list;
 use crate::error::{Error, Result};
 use crate::plan::Route;
-use crate::spec::{Capacity, Dispatch, Fold, LlmSpec, Mlp, Parallelism, Recompute, Workload};
+use crate::spec::{Capacity, Dispatch, Fold, LlmSpec, Mlp, MoeSpec, Parallelism, Recompute, Workload};
 use crate::strategy::expert;
 
 /// Experts are spread over consecutive ranks of a stage, each rank having some whole.
 pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
     let (ep, o) = (par.ep, par.options);
-    let Some(moe) = model.moe else {
-        if o.replicas > 0 || o.shadow > 0 || o.capacity != Capacity::Unlimited {
-            let what = match (o.replicas, o.shadow) {
-                (0, 0) => "capacity",
-                (0, _) => "shadow",
-                _ => "replicas",
-            };
-            return Err(Error::infeasible(format!("{what}: of experts; {} has none, leave it out", model.name)));
-        }
-        return match (ep, o.words().into_iter().find(|word| of_experts(word))) {
-            (1, None) => Ok(()),
-            (1, Some(word)) => {
-                Err(Error::infeasible(format!("options: {word} needs experts; {} has none", model.name)))
-            }
-            _ => Err(Error::infeasible(format!("ep: {ep}, but {} has no experts; use ep 1", model.name))),
-        };
-    };
-    let stage = par.ranks() / par.pp.max(1);
-    if o.replicas > 0 && ep > 0 && stage.is_multiple_of(ep) {
-        let slots = moe.experts + u64::from(o.replicas);
-        let most = moe.experts * u64::from(ep - 1);
-        if ep == 1 {
-            return Err(Error::infeasible("replicas: on one rank, where nothing is to be evened out; use ep above 1"));
-        }
-        if !slots.is_multiple_of(u64::from(ep)) || u64::from(o.replicas) > most {
-            let good = (slots.next_multiple_of(u64::from(ep)) - moe.experts).min(most / u64::from(ep) * u64::from(ep));
-            let why = format!("replicas: {} slots of experts and copies do not divide over ep {ep}", slots);
-            return Err(Error::infeasible(format!("{why}, or are too many; use {good}")));
-        }
-    } else if ep == 0 || !stage.is_multiple_of(ep) || !moe.experts.is_multiple_of(u64::from(ep)) {
-        let fits = |n: &u32| stage.is_multiple_of(*n) && moe.experts.is_multiple_of(u64::from(*n));
-        let good = list((1..=stage.min(4096)).filter(fits).map(u64::from));
-        let why =
-            format!("ep: {ep} does not divide both {} experts and dp x ring x ulysses x tp = {stage}", moe.experts);
-        return Err(Error::infeasible(format!("{why}; use {good}")));
-    }
+    let Some(moe) = model.moe else { return dense(model, par) };
+    divided(&moe, par)?;
     let refused = [
         (model.parallel_block, "a parallel block"),
         (model.bias, "biases"),
@@ -109,6 +75,49 @@ pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         Some((_, what)) => Err(Error::infeasible(format!("experts: not together with {what}"))),
         None => Ok(()),
     }
+}
+
+/// What is said of experts where there are none.
+fn dense(model: &LlmSpec, par: &Parallelism) -> Result<()> {
+    let (ep, o) = (par.ep, par.options);
+    if o.replicas > 0 || o.shadow > 0 || o.capacity != Capacity::Unlimited {
+        let what = match (o.replicas, o.shadow) {
+            (0, 0) => "capacity",
+            (0, _) => "shadow",
+            _ => "replicas",
+        };
+        return Err(Error::infeasible(format!("{what}: of experts; {} has none, leave it out", model.name)));
+    }
+    match (ep, o.words().into_iter().find(|word| of_experts(word))) {
+        (1, None) => Ok(()),
+        (1, Some(word)) => Err(Error::infeasible(format!("options: {word} needs experts; {} has none", model.name))),
+        _ => Err(Error::infeasible(format!("ep: {ep}, but {} has no experts; use ep 1", model.name))),
+    }
+}
+
+/// Experts, and their copies, are the same number on every rank that shares them.
+fn divided(moe: &MoeSpec, par: &Parallelism) -> Result<()> {
+    let (ep, o) = (par.ep, par.options);
+    let stage = par.ranks() / par.pp.max(1);
+    if o.replicas > 0 && ep > 0 && stage.is_multiple_of(ep) {
+        let slots = moe.experts + u64::from(o.replicas);
+        let most = moe.experts * u64::from(ep - 1);
+        if ep == 1 {
+            return Err(Error::infeasible("replicas: on one rank, where nothing is to be evened out; use ep above 1"));
+        }
+        if !slots.is_multiple_of(u64::from(ep)) || u64::from(o.replicas) > most {
+            let good = (slots.next_multiple_of(u64::from(ep)) - moe.experts).min(most / u64::from(ep) * u64::from(ep));
+            let why = format!("replicas: {} slots of experts and copies do not divide over ep {ep}", slots);
+            return Err(Error::infeasible(format!("{why}, or are too many; use {good}")));
+        }
+    } else if ep == 0 || !stage.is_multiple_of(ep) || !moe.experts.is_multiple_of(u64::from(ep)) {
+        let fits = |n: &u32| stage.is_multiple_of(*n) && moe.experts.is_multiple_of(u64::from(*n));
+        let good = list((1..=stage.min(4096)).filter(fits).map(u64::from));
+        let why =
+            format!("ep: {ep} does not divide both {} experts and dp x ring x ulysses x tp = {stage}", moe.experts);
+        return Err(Error::infeasible(format!("{why}; use {good}")));
+    }
+    Ok(())
 }
 
 fn of_experts(word: &str) -> bool {
