@@ -9,7 +9,6 @@ pub mod crossover;
 pub mod exchange;
 pub mod frames;
 pub mod grid;
-pub mod guard;
 mod shadow;
 mod store;
 pub mod summary;

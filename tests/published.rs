@@ -92,6 +92,24 @@ fn what_is_not_known_is_said() {
     assert_eq!(found.error(), 1.0);
 }
 
+/// What would be walked for minutes is refused at once, by its size.
+#[test]
+fn sizes_that_no_machine_has_are_refused() {
+    let (mut cases, _) = verdicts("training.json");
+    cases.truncate(1);
+    let why = |change: &dyn Fn(&mut foretrain::published::case::Training)| {
+        let mut cases = cases.clone();
+        let Facts::Training(run) = &mut cases[0].facts else { panic!("a training run") };
+        change(run);
+        let found = predict(&cases, &|_| {}).unwrap().remove(0);
+        assert!(found.predicted.is_none(), "{found:?}");
+        found.why
+    };
+    assert!(why(&|run| run.seq = Some(10_000_000)).contains("at their peak"));
+    assert!(why(&|run| run.layers = Some(1_000_000)).contains("1000000 layers"));
+    assert!(why(&|run| run.vocab = Some(1 << 40)).contains("check for extra digits"));
+}
+
 /// Where tensors are cut and nobody says how many sequences a rank has at a time, products keep their size.
 #[test]
 fn cut_tensors_get_more_sequences_at_a_time() {

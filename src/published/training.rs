@@ -7,7 +7,7 @@ use super::machine::{Chosen, Stated};
 use super::measured::{Measured, Quantity, Step};
 use super::pair::pair;
 use super::recipe;
-use super::software::{Habits, is_eager};
+use super::software::{self, Habits, is_eager};
 use super::split::{ROWS, Split, gpus, recompute, recomputes_half, split, wider};
 use super::standin::stand_in;
 use super::tuning::Tuning;
@@ -22,7 +22,7 @@ use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
 use crate::spec::{Dtype, GpuSpec, LlmSpec, Recompute, StackSpec, Workload};
 use crate::strategy::expert::Routing;
-use crate::strategy::{Engines, build_routed};
+use crate::strategy::{Engines, build_routed, guard};
 use crate::units::Seconds;
 
 /// A plan keeps in bf16 what FP8 systems keep in eight bits, its logits whole and its gradients in fp32: what it is
@@ -39,6 +39,10 @@ const EFFECTIVE: f64 = 0.9;
 
 /// Of a layer's forward pass, where every second product, or every second layer, is computed again.
 const HALF: f64 = 0.5;
+
+/// No step takes as long at the GPU's own rate, and picoseconds of longer ones are no longer told apart: 2^53 of them are
+/// two and a half hours.
+const LONGEST_STEP: f64 = 1800.0;
 
 /// A run with everything chosen.
 struct Setup {
@@ -187,6 +191,7 @@ impl Setup {
             out.p2p.value = out.p2p.value.max(out.raw.value * TUNED_SENDS);
         }
         narrowest(run, &mut machine.cluster.gpu, found);
+        software::older_kernels(run, &mut machine.cluster.gpu);
         let own = if mixture::is_deepseeks(run) { shipped.stacks.own("hai-llm", &machine.cluster.gpu) } else { None };
         let stack = own.map_or_else(|| shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu), Ok)?;
         found.stack = stack.name.clone();
@@ -286,12 +291,30 @@ impl Setup {
             dtype: Dtype::Bf16,
             documents: Default::default(),
         };
+        guard::before(model, &work, &split.par).map_err(said)?;
+        self.ends(model, split)?;
         let engines = Engines::of(&self.stack, &self.machine.cluster.spec);
         // Published runs of mixtures are routed evenly, or near to it: their sources force it.
         let node = self.machine.cluster.spec.gpus_per_node;
         let route = Routing::Balanced.route(model, &work, &split.par, node).map_err(said)?;
         let plan = build_routed(model, &work, &split.par, engines, route).map_err(said)?;
+        guard::length(&plan).map_err(said)?;
         Ok(if self.tuning.is_some() { plan.frozen() } else { plan })
+    }
+
+    /// Refuses a step that no machine comes to the end of.
+    fn ends(&self, model: &LlmSpec, split: &Split) -> Result<(), String> {
+        let cluster = &self.machine.cluster;
+        let rate = cluster.gpu.peak.get("bf16").map_or(f64::INFINITY, |peak| peak.value.value());
+        let flops = model.flops_per_token(split.seq) * (split.global_batch * split.seq) as f64;
+        let least = flops / (rate * f64::from(cluster.gpus()));
+        if least <= LONGEST_STEP {
+            return Ok(());
+        }
+        let (batch, seq, gpus) = (split.global_batch, split.seq, cluster.gpus());
+        Err(format!(
+            "size: {batch} sequences of {seq} tokens take {gpus} GPUs {least:.0} s at their peak; check for extra digits"
+        ))
     }
 
     /// Bytes that a plan may need.

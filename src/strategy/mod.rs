@@ -9,6 +9,7 @@ pub mod embedding;
 pub mod expert;
 pub mod feasible;
 pub mod fpdt;
+pub mod guard;
 pub mod head;
 pub mod kind;
 pub mod layers;

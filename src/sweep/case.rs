@@ -1,7 +1,6 @@
 //! One machine, one model, and the points that are tried on them.
 
 use super::frames::Frames;
-use super::guard;
 use crate::cluster::Cluster;
 use crate::cost::{Effort, Machine, cost};
 use crate::device::{KernelTime, Profile, Roofline};
@@ -13,7 +12,7 @@ use crate::plan::{About, Plan, Route};
 use crate::report::{Costed, Row};
 use crate::spec::{ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
 use crate::strategy::expert::Routing;
-use crate::strategy::{Engines, build_by_layer, build_routed};
+use crate::strategy::{Engines, build_by_layer, build_routed, guard};
 use crate::timeline::Timeline;
 use crate::units::FlopsPerSec;
 use rustc_hash::FxHashMap;

@@ -4,7 +4,6 @@
 //! microbatches. Its row is the one that its whole plan would have.
 
 use super::case::{Case, Point};
-use super::guard;
 use crate::cost::{Frame, Series, series_on};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -12,7 +11,7 @@ use crate::plan::link::AtomTable;
 use crate::plan::memory::{Conflicts, Footprint};
 use crate::report::Row;
 use crate::spec::{Parallelism, Workload};
-use crate::strategy::{Engines, Sizes, sizes};
+use crate::strategy::{Engines, Sizes, guard, sizes};
 use crate::timeline::Timeline;
 use std::sync::Arc;
 

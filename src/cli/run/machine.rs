@@ -11,7 +11,7 @@ use crate::exec::inject::Injection;
 use crate::exec::{Anew, Job, Options, Run, rate, train, train_anew};
 use crate::plan::Plan;
 use crate::spec::Throttle;
-use crate::sweep::guard;
+use crate::strategy::guard;
 use clap::{Args, ValueEnum};
 use std::path::{Path, PathBuf};
 

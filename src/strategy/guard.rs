@@ -12,6 +12,8 @@ const MOST_LAYERS: u64 = 2048;
 const MOST_RANKS: u64 = 1 << 17;
 /// The ranks of a ring all do different work, and its hops are written out one by one.
 const MOST_RING: u32 = 1024;
+/// Experts of a layer: a route counts the rows of every one by every rank.
+const MOST_EXPERTS: u64 = 1 << 14;
 /// Every pair of slots may be looked at to place them in memory.
 const MOST_SLOTS: u64 = 40_000;
 /// Ops of one rank after splicing, the microbatches but three left out: what a plan is linked over.
@@ -33,6 +35,9 @@ pub fn before(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()>
     }
     if model.layers > MOST_LAYERS {
         return too_much(format!("{} layers are more than {MOST_LAYERS}; check for extra digits", model.layers));
+    }
+    if let Some(experts) = model.moe.as_ref().map(|moe| moe.experts).filter(|experts| *experts > MOST_EXPERTS) {
+        return too_much(format!("{experts} experts are more than {MOST_EXPERTS}; check for extra digits"));
     }
     let (h, f, v) = (model.hidden as f64, model.ffn as f64, model.vocab as f64);
     let q_and_kv = (model.heads as f64 + 2.0 * model.kv_heads as f64) * model.head_dim as f64;
@@ -92,6 +97,11 @@ pub fn after(plan: &Plan) -> Result<()> {
              raise micro_batch or dp"
         ));
     }
+    length(plan)
+}
+
+/// What a plan takes to link, whatever room it needs.
+pub fn length(plan: &Plan) -> Result<()> {
     let most = plan.programs.iter().map(|p| spliced(plan, &p.ops, 3)).fold(0.0, f64::max);
     if most > MOST_OPS {
         let (layers, ring) = (plan.model()?.layers, plan.about.par.ring);
@@ -148,6 +158,9 @@ mod tests {
             |model: &LlmSpec, work: &Workload, par: &Parallelism| before(model, work, par).unwrap_err().to_string();
         let deep = LlmSpec { layers: 1_000_000, ..model.clone() };
         assert!(said(&deep, &work, &par).contains("1000000 layers"));
+        let mut many = LlmSpec::find("mixtral-8x7b").unwrap();
+        many.moe.iter_mut().for_each(|moe| moe.experts = 1_000_000_000);
+        assert!(said(&many, &work, &par).contains("1000000000 experts"));
         assert!(said(&model, &work, &Parallelism { dp: 1 << 18, ..par }).contains("262144 GPUs"));
         assert!(said(&model, &work, &Parallelism { ring: 2048, ..par }).contains("ring 2048"));
         let wide = LlmSpec { vocab: 1 << 30, hidden: 1 << 20, ..model.clone() };
