@@ -5,7 +5,7 @@ use super::words::{number_before, squeezed, tokens};
 use crate::cluster::Cluster;
 use crate::error::Result;
 use crate::spec::{Architecture, ClusterSpec, GpuSpec, shipped};
-use crate::units::BytesPerSec;
+use crate::units::{BytesPerSec, Seconds};
 
 /// What a source says about the machine.
 #[derive(Debug, Clone, Default)]
@@ -54,6 +54,7 @@ impl Fleet {
         if let Some(network) = network.filter(|_| stated.gpus > spec.gpus_per_node) {
             said.push_str(&set_network(&mut spec, network, stated.gpus_per_node));
         }
+        set_transport(&mut spec, stated.interconnect);
         if let Some(total) = links(stated.interconnect) {
             said.push_str(&set_links(&mut spec, gpu, total));
         }
@@ -232,6 +233,25 @@ fn set_network(spec: &mut ClusterSpec, network: Network, stated_node: Option<u32
     format!(" with {} x {:.0} Gb/s a node", out.nics_per_node, network.raw * 8e-9)
 }
 
+/// What a step between nodes takes over Google's transports, GPUDirect-TCPX and TCPXO, which go by way of the host in place
+/// of verbs: between what an all-gather of 8 MiB and an all-reduce of 8 bytes over two A3 Mega say (20 and 47 us,
+/// traces/published/collectives.json and blind_network.json).
+const BY_HOST: f64 = 40e-6;
+
+/// What TCPX, which is TCP, reaches of the wire: 50 of 100 GB/s over two A3 High (traces/published/collectives.json).
+const OF_WIRE_TCPX: f64 = 0.5;
+
+/// Gives the network the transport that the words name.
+fn set_transport(spec: &mut ClusterSpec, words: &str) {
+    let text = squeezed(words);
+    let Some(out) = spec.scale_out.as_mut().filter(|_| text.contains("tcpx")) else { return };
+    let part = if text.contains("tcpxo") { 1.0 } else { OF_WIRE_TCPX };
+    out.latency.value = Seconds::new(BY_HOST);
+    let most = out.raw.value * part;
+    out.achieved.value = out.achieved.value.min(most);
+    out.p2p.value = out.p2p.value.min(most);
+}
+
 /// Both directions of an NVLink of the third and fourth generation, and of the fifth (makers' data sheets: 600 GB/s of
 /// twelve, 900 of eighteen, 1800 of eighteen).
 const LINK: f64 = 50e9;
@@ -275,6 +295,16 @@ mod tests {
         {
             assert_eq!(choose(words, 8, 8, "").unwrap().cluster.gpu.name, name, "{words}");
         }
+    }
+
+    #[test]
+    fn a_transport_by_way_of_the_host_is_slower() {
+        let out = |words: &str| {
+            let found = choose("H100-SXM-80GB", 16, 8, words).unwrap().cluster.spec.scale_out.unwrap();
+            (found.latency.value.value(), found.achieved.value.value() / found.raw.value.value())
+        };
+        let [verbs, tcpxo, tcpx] = ["8x200Gb", "8x200Gb TCPXO", "4x200Gb TCPX"].map(|w| out(&format!("NVLink4; {w}")));
+        assert!(tcpxo.0 > 5.0 * verbs.0 && tcpxo.1 > 0.7 && tcpx.0 == tcpxo.0 && tcpx.1 == OF_WIRE_TCPX);
     }
 
     #[test]

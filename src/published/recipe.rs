@@ -128,9 +128,26 @@ pub const EAGER_BF16: f64 = 100e-6;
 /// of a product, and the 47 ops of a layer of Qwen3-235B become 72.
 const CHUNKED: f64 = 47.0 / 72.0;
 
+/// CPU time of an op of a plan where tensors that are cut are PyTorch's DTensors and nothing compiles them: every operator
+/// is dispatched in Python. A layer of Llama-3.1 takes 18 ms a step where no GPU limits it, in the 8B as in the 70B, tensors
+/// cut over eight H200 and one sequence at a time (886 and 358 tokens/s a GPU, nebius-8b-tp8 and nebius-70b-tp8 in
+/// traces/published/blind_training_5.json): 57 ops.
+const DISPATCHED: f64 = 316e-6;
+
+/// Whether tensor parallelism is that of PyTorch, operator by operator.
+fn is_dispatched(run: &Training) -> bool {
+    let system = squeezed(&run.system);
+    let compiled = system.contains("compile") && !system.contains("notorch.compile");
+    run.tp.is_some_and(|tp| tp > 1) && system.contains("torchtitan") && !compiled
+}
+
 /// The stack as a run's recipe has it. `chunked`: tensor parallelism sends chunks beside products.
 pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
     let mut stack = stack.clone();
+    if is_dispatched(run) {
+        let source = "operators on DTensors, one by one".into();
+        stack.host_launch = Sourced { value: Seconds::new(DISPATCHED), source, provenance: Origin::Derived };
+    }
     let Some(recipe) = of(run).filter(|_| run.experts.is_some()) else { return stack };
     let graphs = ["cudagraphs", "withcudagraph"].iter().any(|word| squeezed(&run.notes).contains(word));
     match recipe.issue {

@@ -239,7 +239,7 @@ impl Habits {
         let rule = RULES.iter().find(|rule| rule.words.iter().any(|word| text.contains(word)));
         let found = rule.map_or(OTHERWISE, |rule| rule.habits);
         // A compiled loss does not write logits in fp32.
-        let fused_loss = found.fused_loss || text.contains("torch.compile");
+        let fused_loss = found.fused_loss || text.contains("torch.compile") && !text.contains("notorch.compile");
         Habits { kernels: named(system).unwrap_or(found.kernels), fused_loss, ..found }
     }
 
@@ -273,6 +273,7 @@ const OWN_OPERATORS: &[&str] = &[
     "openrlhf",
     "trlsft",
     "torchtune",
+    "paddle",
 ];
 const FUSERS: &[&str] = &["compile", "liger", "fused", "transformerengine", "llmfoundry", "unsloth"];
 
@@ -280,7 +281,8 @@ const FUSERS: &[&str] = &["compile", "liger", "fused", "transformerengine", "llm
 pub fn is_eager(system: &str) -> bool {
     let text = squeezed(system);
     let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
-    says(OWN_OPERATORS) && !says(FUSERS) && !is_on_engine(system)
+    let fused = says(FUSERS) && !text.contains("notorch.compile");
+    says(OWN_OPERATORS) && !fused && !is_on_engine(system)
 }
 
 /// The release of NeMo's containers, from 23.01 on, that a system's name ends on: its year and its month.

@@ -40,9 +40,13 @@ const EFFECTIVE: f64 = 0.9;
 /// Of a layer's forward pass, where every second product, or every second layer, is computed again.
 const HALF: f64 = 0.5;
 
-/// No step takes as long at the GPU's own rate, and picoseconds of longer ones are no longer told apart: 2^53 of them are
-/// two and a half hours.
+/// Picoseconds of longer steps are no longer told apart (2^53 of them are two and a half hours), so that microbatches repeat no
+/// more and each is walked: seconds at the GPUs' own rate, and microbatches, of which no run has both.
 const LONGEST_STEP: f64 = 1800.0;
+const MOST_OF_LONG: f64 = 64.0;
+
+/// Ops of a rank, beyond which a plan takes longer to link than a table of cases is waited for.
+const MOST_OPS: f64 = 4e6;
 
 /// A run with everything chosen.
 struct Setup {
@@ -298,7 +302,7 @@ impl Setup {
         let node = self.machine.cluster.spec.gpus_per_node;
         let route = Routing::Balanced.route(model, &work, &split.par, node).map_err(said)?;
         let plan = build_routed(model, &work, &split.par, engines, route).map_err(said)?;
-        guard::length(&plan).map_err(said)?;
+        guard::length(&plan, MOST_OPS).map_err(said)?;
         Ok(if self.tuning.is_some() { plan.frozen() } else { plan })
     }
 
@@ -308,7 +312,8 @@ impl Setup {
         let rate = cluster.gpu.peak.get("bf16").map_or(f64::INFINITY, |peak| peak.value.value());
         let flops = model.flops_per_token(split.seq) * (split.global_batch * split.seq) as f64;
         let least = flops / (rate * f64::from(cluster.gpus()));
-        if least <= LONGEST_STEP {
+        let microbatches = split.global_batch as f64 / (f64::from(split.par.dp) * split.micro_batch as f64);
+        if least <= LONGEST_STEP || microbatches <= MOST_OF_LONG {
             return Ok(());
         }
         let (batch, seq, gpus) = (split.global_batch, split.seq, cluster.gpus());
