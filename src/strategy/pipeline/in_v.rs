@@ -1,6 +1,6 @@
 //! Folded pipelines whose backward units are all cut in two: ZB-V (Zero Bubble Pipeline Parallelism, arXiv:2401.10241,
-//! section 5; in the order of PyTorch's `ScheduleZBVZeroBubble`), V-Half and V-Min (Pipeline Parallelism with Controllable
-//! Memory, arXiv:2405.15362, section 3).
+//! section 6; in the order of PyTorch's `ScheduleZBVZeroBubble`, but that gradients of weights keep the order of those of
+//! inputs to the end), V-Half and V-Min (Pipeline Parallelism with Controllable Memory, arXiv:2405.15362).
 //!
 //! Where F, B (gradients of inputs) and W (of weights) of a chunk take one unit of time each, 1F1B over p stages idles 6(p-1)
 //! units and keeps p microbatches on its first stage. These idle and keep, whichever the stage:
@@ -34,13 +34,14 @@ impl Pipeline {
         let steady = Steady::of(self.fold, self.stages);
         let mut all: Vec<Stage> = (0..self.stages).map(|_| Stage::default()).collect();
         let units = 2 * 3 * self.microbatches as usize;
-        for now in 0.. {
-            if all.iter().all(|stage| stage.order.len() == units) {
-                break;
-            }
+        let mut now = 0;
+        while all.iter().any(|stage| stage.order.len() < units) {
             let picks: Vec<Option<Next>> =
                 (0..self.stages).map(|stage| steady.pick(&all, stage, self.microbatches, now)).collect();
+            // What could go on a unit later could go on now: if nobody does, nobody ever will.
+            assert!(picks.iter().any(Option::is_some), "{:?} over {} stages: all wait", self.fold, self.stages);
             all.iter_mut().zip(picks).for_each(|(stage, pick)| stage.run(pick, now));
+            now += 1;
         }
         all.into_iter().map(|stage| stage.order).collect()
     }
@@ -97,8 +98,11 @@ struct Steady {
 }
 
 impl Steady {
-    /// The offsets of arXiv:2405.15362, section 3.2, from stage to stage: forward and back again, and the same backward.
-    /// Between the four legs there is as much time as keeps passes of different microbatches from falling on each other.
+    /// Offsets from stage to stage: forward and back again, and the same backward. Between the four legs there is as much
+    /// time as keeps passes of different microbatches from falling on each other. V-Min's are those of the paper's authors
+    /// (github:sail-sg/zero-bubble-pipeline-parallelism @064369d, zbv_greedy.py), but for the time between forward and
+    /// backward where 3 does not divide p, 3 here and 1 there; V-Half's, found by a search, are theirs the other way round
+    /// (2 a stage down and 1 up), with the same activations, and bubbles within two units of theirs.
     fn of(fold: Fold, p: u32) -> Steady {
         let (steps, gaps, most) = match (fold, p % 2) {
             (Fold::Min, _) => ([1, 1, 1, 1], [1, 3, 1], (p + 2).div_ceil(3)),
@@ -233,7 +237,7 @@ mod tests {
     #[test]
     fn every_unit_runs_once_and_no_stage_waits_for_ever() {
         for fold in [Fold::ZeroBubble, Fold::Half, Fold::Min] {
-            for (p, m) in [(2, 1), (2, 5), (3, 2), (4, 3), (4, 12), (5, 20), (6, 7), (8, 32), (13, 40)] {
+            for (p, m) in [(2, 1), (2, 5), (3, 2), (4, 3), (4, 12), (5, 20), (6, 7), (8, 32), (13, 40), (48, 9)] {
                 let pipe = pipeline(p, m, fold);
                 for stage in 0..p {
                     let acts = pipe.flow(stage).acts;
