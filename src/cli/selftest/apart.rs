@@ -1,5 +1,5 @@
-//! What is left of a selftest when a kernel has broken the GPU's context, done by processes of their own: this one "must be
-//! terminated and relaunched" (CUDA Driver API, CUDA_ERROR_ILLEGAL_ADDRESS) before it can do anything with a GPU again.
+//! What is left of a selftest when a kernel has broken the GPU's context, done by processes of their own: by the CUDA Driver
+//! API (CUDA_ERROR_ILLEGAL_ADDRESS) a process has to be started again before it can do anything with a GPU.
 
 use crate::exec::cuda::fused::Attention;
 use crate::exec::cuda::selftest::Verdict;
