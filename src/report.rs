@@ -64,6 +64,7 @@ impl Costed<'_> {
             model_flops_per_gpu: self.plan.about.model_flops / f64::from(self.cluster.gpus()),
             executed_flops_per_gpu: usage.flops,
             peak_flops_per_s: self.peak.value(),
+            notes: self.plan.about.model_spec.as_ref().map_or(vec![], |model| model.notes.clone()),
         }
     }
 }
@@ -150,7 +151,10 @@ pub struct Report {
     pub model_flops_per_gpu: f64,
     pub executed_flops_per_gpu: f64,
     pub peak_flops_per_s: f64,
+    /// What was chosen where nothing was said, and what the model's file states that no plan has: a line each.
+    pub notes: Vec<String>,
 }
+
 /// The 95 % interval of a normal distribution; times are not negative.
 fn interval(mean: f64, sd: f64) -> [f64; 2] {
     let half = Normal::standard().inverse_cdf(0.975) * sd;

@@ -127,6 +127,11 @@ pub struct Chosen {
 }
 
 impl Chosen {
+    /// What whoever reads a figure should know: what the model's file states that no plan has.
+    pub fn notes(&self) -> Vec<String> {
+        self.case.model.notes.clone()
+    }
+
     /// The plan of the file, or that of the flags.
     pub fn plan(&self) -> Result<Plan> {
         match &self.loaded {

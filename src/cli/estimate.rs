@@ -1,8 +1,9 @@
 //! `foretrain estimate`: one configuration, explained.
 
 use super::config::{CLUSTER, Config, PlanFile};
-use super::{Answer, Output};
+use super::{Answer, Output, WithNotes};
 use crate::error::{Error, Result};
+use crate::report::Report;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -30,13 +31,14 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         Err(Error::Infeasible(why)) => {
             let row = chosen.case.infeasible(&chosen.point, why.clone());
             let error = Some(Error::Infeasible(why));
+            let row = WithNotes { answer: &row, notes: &chosen.notes() };
             return Answer::with_error(String::new(), &row, error).also_to(flags.out.as_deref());
         }
         Err(other) => return Err(other),
     };
     let layout = chosen.case.layout(&plan)?;
     let timeline = chosen.case.cost(&plan)?;
-    let report = chosen.case.costed(&plan, &layout, &timeline).report();
+    let report = Report { notes: chosen.notes(), ..chosen.case.costed(&plan, &layout, &timeline).report() };
     let error = (!report.row.feasible).then(|| Error::infeasible(&report.row.why));
     Answer::with_error(report.render(), &report, error).also_to(flags.out.as_deref())
 }

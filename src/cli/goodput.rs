@@ -9,7 +9,7 @@ use crate::goodput::expected::{ettr, young};
 use crate::goodput::play::{Played, play};
 use crate::goodput::study::{Change, LEVERS, Question, pulled, study};
 use crate::plot;
-use crate::report::human::{Table, decimal, percent, seconds};
+use crate::report::human::{Table, decimal, notes, percent, seconds};
 use crate::spec::{FleetSpec, StorageSpec};
 use crate::units::{Bytes, Seconds};
 use clap::Args;
@@ -70,6 +70,8 @@ struct Step {
     /// Where it was costed.
     mfu: Option<f64>,
     state_bytes: f64,
+    /// Of the model, where it was costed.
+    notes: Vec<String>,
 }
 
 impl Flags {
@@ -80,7 +82,7 @@ impl Flags {
                 Error::spec("--gpus", "gpus", "is missing; with --step-time and --state, say how many GPUs there are")
             })?;
             let what = format!("{gpus} GPUs, {} of state", decimal(state.value(), "B"));
-            return Ok(Step { what, gpus, time_s: time.value(), mfu: None, state_bytes: state.value() });
+            return Ok(Step { what, gpus, time_s: time.value(), mfu: None, state_bytes: state.value(), notes: vec![] });
         }
         let chosen = self.config.choose(self.plan.plan.as_deref(), CLUSTER)?;
         let row = chosen.case.row_of(&chosen.plan()?)?;
@@ -98,6 +100,7 @@ impl Flags {
             // A step that takes longer than costed uses the GPUs less.
             mfu: row.mfu.map(|mfu| mfu * costed / time_s).filter(|mfu| mfu.is_finite()),
             state_bytes: state,
+            notes: chosen.notes(),
         })
     }
 }
@@ -131,6 +134,7 @@ struct Found {
     levers: Vec<Lever>,
     /// Fields of the fleet and of the store that rest on no measurement.
     assumed: Vec<String>,
+    notes: Vec<String>,
     files: Vec<String>,
 }
 
@@ -185,6 +189,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         spares_99: run.spares_for(0.99),
         levers: levers(&run, flags.every.is_some()),
         assumed: assumed(&fleet, &storage),
+        notes: step.notes.clone(),
         run,
         played,
         files: vec![],
@@ -267,6 +272,7 @@ fn render(step: &Step, found: &Found, work: &Seconds) -> String {
         long(work.value()),
         played.runs
     );
+    text.push_str(&notes(&step.notes));
     let mut facts = Table::new("<<<");
     let mut fact = |name: &str, value: String, more: String| facts.row([name.to_string(), value, more]);
     let luck = format!("5 to 95 % of runs: {} to {}", percent(played.ettr_p5), percent(played.ettr_p95));

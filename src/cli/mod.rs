@@ -107,6 +107,14 @@ struct Answer {
     error: Option<Error>,
 }
 
+/// Notes beside an answer that has none of its own.
+#[derive(Serialize)]
+struct WithNotes<'a, T> {
+    #[serde(flatten)]
+    answer: &'a T,
+    notes: &'a [String],
+}
+
 /// An error beside whatever else there is to say.
 #[derive(Serialize)]
 struct WithError<'a, T> {

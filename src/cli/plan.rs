@@ -52,6 +52,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     if !row.feasible {
         table.row(["does not fit", &row.why]);
     }
+    chosen.notes().iter().for_each(|note| table.row(["note", note]));
     match &flags.out {
         Some(path) => table.row(["written to", &path.display().to_string()]),
         None => table.row(["not written", "give --out FILE"]),
@@ -68,6 +69,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         "host_mem_bytes": layout.host_bytes,
         "fits": row.feasible,
         "why": row.why,
+        "notes": chosen.notes(),
         "out": flags.out,
     });
     Ok(Answer::new(table.render(""), &json))

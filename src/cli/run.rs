@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::exec::source::Source;
 use crate::exec::{Job, Options, Run, routing, weights};
 use crate::plan::{Adam, Plan};
+use crate::report::human::notes;
 use clap::Args;
 use found::{Check, Found, Planned, Step};
 use kept::{Checkpoints, Kept};
@@ -280,7 +281,7 @@ impl<'a> Training<'a> {
         found.checkpoints = self.kept.told()?;
         let about = &self.plan.about;
         let mut text = format!(
-            "{}{}, {} on {}: seq_len {}, global_batch {}, {}\n\n{}",
+            "{}{}, {} on {}: seq_len {}, global_batch {}, {}\n\n{}{}",
             if found.steps.len() > 1 { "\n" } else { "" },
             about.model,
             about.strategy,
@@ -288,6 +289,7 @@ impl<'a> Training<'a> {
             about.seq_len,
             about.global_batch,
             about.dtype,
+            notes(&found.notes),
             found.render()
         );
         let written = [self.flags.machine.trace.as_deref(), self.flags.dump.as_deref(), rows];

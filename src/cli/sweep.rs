@@ -5,8 +5,8 @@ use super::{Answer, Output, list_of};
 use crate::error::Result;
 use crate::plot;
 use crate::report::Row;
-use crate::report::human::{seconds, tokens};
-use crate::spec::{Architecture, Capacity, ClusterSpec, Dispatch, Dtype, GpuSpec, Options, Recompute};
+use crate::report::human::{self, seconds, tokens};
+use crate::spec::{Architecture, Capacity, ClusterSpec, Dispatch, Dtype, GpuSpec, LlmSpec, Options, Recompute};
 use crate::sweep::case::default_dtype;
 use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
 use clap::Args;
@@ -190,6 +190,8 @@ impl Flags {
 #[derive(Serialize)]
 struct Found<'a> {
     study: &'a Grid,
+    /// What the model's file states that no plan has.
+    notes: Vec<String>,
     best: Vec<summary::Best>,
     kept_rows: usize,
     files: Vec<String>,
@@ -213,9 +215,11 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let took = started.elapsed().as_secs_f64();
     let mut files = study.files.clone();
     files.extend(plot::draw(&flags.out.join("rows.csv"), &flags.out)?);
-    let text = render(&grid, &study, took, &files);
+    let notes = LlmSpec::find(&grid.model)?.notes;
+    let text = human::notes(&notes) + &render(&grid, &study, took, &files);
     let found = Found {
         study: &grid,
+        notes: notes.clone(),
         best: summary::best(&study.rows),
         kept_rows: study.kept,
         files: list_of(&files),

@@ -21,7 +21,7 @@ pub fn mixed(model: LlmSpec, run: &Training) -> Result<LlmSpec, String> {
         dense_layers: stated.dense_layers.unwrap_or(0),
         gate: gate(stated),
         groups: groups(run, stated),
-        latent: 0,
+        ..MoeSpec::default()
     };
     let mla = stated.kv_lora.map(|kv_lora| MlaSpec { q_lora: stated.q_lora, kv_lora, ..LATENT });
     let mut mixed = LlmSpec { moe: Some(moe), mla, ..model };

@@ -2,6 +2,12 @@
 
 use std::fmt::Write;
 
+/// A line for each note, and an empty one behind them; nothing where there are none.
+pub fn notes(notes: &[String]) -> String {
+    let lines: String = notes.iter().map(|note| format!("  note: {note}\n")).collect();
+    if lines.is_empty() { lines } else { lines + "\n" }
+}
+
 /// `12.8 s`, `3.41 ms`, `17.0 us`: three digits.
 pub fn seconds(s: f64) -> String {
     let (scale, unit) = match s.abs() {

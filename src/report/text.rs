@@ -1,6 +1,6 @@
 //! A report as text for a terminal.
 
-use super::human::{Table, bytes, decimal, percent, seconds, tokens};
+use super::human::{self, Table, bytes, decimal, percent, seconds, tokens};
 use super::{Report, Row};
 
 impl Report {
@@ -21,6 +21,7 @@ impl Report {
             self.dtype,
             row.what()
         );
+        text.push_str(&human::notes(&self.notes));
         if !row.feasible {
             text.push_str(&format!("  does not fit: {}\n\n", row.why));
         }

@@ -1,13 +1,24 @@
 //! Reads the config.json of a Hugging Face model, in its old spellings and its new ones.
 
 mod alibi;
+mod deepseek;
+mod falcon;
+mod gemma;
+mod glm;
+mod gpt_oss;
+mod llama4;
 mod nemotron_h;
+mod notes;
+mod qwen3_next;
+mod windows;
 
 use super::MtpSpec;
 use super::hybrid::Mixer;
-use super::model::{Gate, Groups, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
+use super::model::{Gate, Groups, LlmSpec, Mlp, MoeSpec, Norm, Positions, Score};
 use crate::error::{Error, Result};
 use serde_json::Value;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 /// What the configs of one model type state.
 type Reader = fn(&Config) -> Result<LlmSpec>;
@@ -20,7 +31,19 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("qwen2", qwen2),
     ("qwen3", qwen3),
     ("qwen3_moe", qwen3_moe),
-    ("deepseek_v3", deepseek_v3),
+    ("qwen3_next", qwen3_next::read),
+    ("phi3", phi3),
+    ("olmo2", olmo2),
+    ("gemma2", gemma::gemma2),
+    ("gemma3_text", gemma::gemma3),
+    ("llama4_text", llama4::read),
+    ("gpt_oss", gpt_oss::read),
+    ("glm4_moe", glm::read),
+    ("deepseek_v2", deepseek::v2),
+    ("deepseek_v3", deepseek::v3),
+    ("deepseek_v32", deepseek::v3),
+    ("kimi_k2", deepseek::v3),
+    ("falcon", falcon::read),
     ("gpt2", gpt2),
     ("gpt_neox", gpt_neox),
     ("bloom", alibi::bloom),
@@ -32,22 +55,31 @@ const FAMILIES: &[(&str, Reader)] = &[
 /// The model that `text` states; `file` is what errors call it.
 pub fn read(file: &str, name: &str, text: &str) -> Result<LlmSpec> {
     let json: Value = serde_json::from_str(text).map_err(Error::json(file))?;
-    let config = Config { file, json: &json };
+    let whole = Config::new(file, &json);
+    let text = whole.text_alone()?;
+    let config = text.as_ref().unwrap_or(&whole);
     let reader = config.family()?;
-    let spec = LlmSpec { name: name.into(), ..reader(&config)? };
+    let mut spec = LlmSpec { name: name.into(), ..reader(config)? };
     config.check_size(&spec)?;
+    windows::read(config, &mut spec)?;
+    notes::add(&whole, config, &mut spec);
     Ok(spec)
 }
 
 /// What Llama states, and with it most models since: RMSNorm, rotary embedding, grouped queries, SwiGLU.
 fn llama_like(config: &Config) -> Result<LlmSpec> {
+    config.is_act("hidden_act", "silu")?;
+    llama_sizes(config)
+}
+
+/// The same whatever the activation between the two products of its network.
+fn llama_sizes(config: &Config) -> Result<LlmSpec> {
     let (hidden, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
     let kv_heads = config.optional_count("num_key_value_heads")?.unwrap_or(heads);
     if !heads.is_multiple_of(kv_heads) {
         let why = format!("{kv_heads} does not divide the {heads} of num_attention_heads; use a divisor of {heads}");
         return Err(config.wrong("num_key_value_heads", why));
     }
-    config.is_act("hidden_act", "silu")?;
     Ok(LlmSpec {
         hidden,
         layers: config.count("num_hidden_layers")?,
@@ -78,6 +110,29 @@ fn mistral(config: &Config) -> Result<LlmSpec> {
     Ok(LlmSpec { window: config.optional_count("sliding_window")?, ..llama_like(config)? })
 }
 
+/// Phi-3 and Phi-4: Mistral's layers, of whose heads a part may turn.
+fn phi3(config: &Config) -> Result<LlmSpec> {
+    let like = mistral(config)?;
+    let share = config.number("partial_rotary_factor")?.unwrap_or(1.0);
+    Ok(LlmSpec { rotary_dim: turned(share, like.head_dim), ..like })
+}
+
+/// OLMo 2 (arXiv:2501.00656): norms stand behind attention and network instead of before them, and queries and keys have
+/// one norm each over all heads.
+fn olmo2(config: &Config) -> Result<LlmSpec> {
+    let notes = vec![
+        "olmo2: norms are costed before attention and network, not behind them, and those of queries and keys a head at a \
+         time: as many bytes"
+            .into(),
+    ];
+    Ok(LlmSpec { qk_norm: true, notes, ..llama_like(config)? })
+}
+
+/// Elements of a head that rotary embedding turns; `None`: all.
+fn turned(share: f64, head_dim: u64) -> Option<u64> {
+    Some((share * head_dim as f64) as u64).filter(|dim| *dim < head_dim)
+}
+
 fn mixtral(config: &Config) -> Result<LlmSpec> {
     let moe = MoeSpec {
         experts: config.count("num_local_experts")?,
@@ -90,71 +145,43 @@ fn mixtral(config: &Config) -> Result<LlmSpec> {
 }
 
 fn qwen2(config: &Config) -> Result<LlmSpec> {
-    config.no_window()?;
     Ok(LlmSpec { qkv_bias: true, ..llama_like(config)? })
 }
 
 fn qwen3(config: &Config) -> Result<LlmSpec> {
-    config.no_window()?;
     config.is_off("attention_bias")?;
     Ok(LlmSpec { qk_norm: true, ..llama_like(config)? })
 }
 
 fn qwen3_moe(config: &Config) -> Result<LlmSpec> {
-    config.is_one("decoder_sparse_step")?;
+    let moe = qwen_experts(config)?;
+    Ok(LlmSpec { moe: Some(moe), ..qwen3(config)? })
+}
+
+/// What the mixtures of Qwen3 state of their experts.
+fn qwen_experts(config: &Config) -> Result<MoeSpec> {
     match config.value("mlp_only_layers").and_then(Value::as_array) {
         Some(list) if !list.is_empty() => {
-            let why = "layers without experts among those that have them are not modelled; only [] is read";
+            let why =
+                "a list of layers without experts is not modelled; use [], and decoder_sparse_step for layers in turns";
             return Err(config.wrong("mlp_only_layers", why));
         }
         _ => {}
     }
+    // Qwen3's heads have norms whether a config says so or not.
+    config.flag("use_qk_norm")?;
     let moe = MoeSpec {
         experts: config.count("num_experts")?,
         top_k: config.count("num_experts_per_tok")?,
         ffn: config.count("moe_intermediate_size")?,
+        shared_ffn: config.whole("shared_expert_intermediate_size")?.unwrap_or(0),
+        every: config.optional_count("decoder_sparse_step")?.unwrap_or(1),
         // Transformers' default; the published checkpoints of Qwen3 say true.
         gate: Gate { normalise: config.flag("norm_topk_prob")?, ..Gate::default() },
         ..MoeSpec::default()
     };
     config.check_experts(&moe)?;
-    Ok(LlmSpec { moe: Some(moe), ..qwen3(config)? })
-}
-
-fn deepseek_v3(config: &Config) -> Result<LlmSpec> {
-    config.is_one("moe_layer_freq")?;
-    if !config.flag_or("rope_interleave", true)? {
-        let why = "false: only neighbours that turn together are modelled, as in DeepSeek's checkpoints; use true";
-        return Err(config.wrong("rope_interleave", why));
-    }
-    let mla = MlaSpec {
-        q_lora: config.optional_count("q_lora_rank")?,
-        kv_lora: config.count("kv_lora_rank")?,
-        rope_dim: config.count("qk_rope_head_dim")?,
-        nope_dim: config.count("qk_nope_head_dim")?,
-        v_dim: config.count("v_head_dim")?,
-    };
-    let width = config.count("moe_intermediate_size")?;
-    let moe = MoeSpec {
-        groups: config.groups()?,
-        experts: config.count("n_routed_experts")?,
-        top_k: config.count("num_experts_per_tok")?,
-        ffn: width,
-        shared_ffn: width * config.whole("n_shared_experts")?.unwrap_or(0),
-        dense_layers: config.whole("first_k_dense_replace")?.unwrap_or(0),
-        gate: Gate {
-            score: config.score()?,
-            normalise: config.flag_or("norm_topk_prob", true)?,
-            scale: config.number("routed_scaling_factor")?.unwrap_or(2.5),
-        },
-        latent: 0,
-    };
-    config.check_experts(&moe)?;
-    // Of a head's query and key; a value is v_dim wide.
-    let head_dim = mla.nope_dim + mla.rope_dim;
-    let like = llama_like(config)?;
-    let mtp = config.mtp(vec![])?;
-    Ok(LlmSpec { head_dim, kv_heads: like.heads, moe: Some(moe), mla: Some(mla), mtp, ..like })
+    Ok(moe)
 }
 
 /// GPT-2 and what was published in its shape. Beside its own keys, `parallel_block` and `sliding_window` are read:
@@ -188,7 +215,6 @@ fn gpt_neox(config: &Config) -> Result<LlmSpec> {
     let (hidden, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
     config.is_act("hidden_act", "gelu")?;
     let head_dim = config.head_dim(hidden, heads)?;
-    let turned = config.rotary_share()? * head_dim as f64;
     let parallel = config.flag_or("use_parallel_residual", true)?;
     Ok(LlmSpec {
         hidden,
@@ -204,7 +230,7 @@ fn gpt_neox(config: &Config) -> Result<LlmSpec> {
         tie_embeddings: config.flag("tie_word_embeddings")?,
         norm: Norm::Layer,
         mlp: Mlp::Gelu,
-        rotary_dim: Some(turned as u64).filter(|dim| *dim < head_dim),
+        rotary_dim: turned(config.rotary_share()?, head_dim),
         bias: config.flag_or("attention_bias", true)?,
         parallel_block: parallel,
         own_norms: parallel,
@@ -231,6 +257,27 @@ fn most(field: &str) -> u64 {
 struct Config<'a> {
     file: &'a str,
     json: &'a Value,
+    /// Fields that were asked for.
+    read: RefCell<BTreeSet<String>>,
+}
+
+impl<'a> Config<'a> {
+    fn new(file: &'a str, json: &'a Value) -> Config<'a> {
+        Config { file, json, read: RefCell::default() }
+    }
+
+    /// The language model of one that sees or hears, too; `None`: it is one alone. Its fields stand in `text_config`,
+    /// whose type may go without saying.
+    fn text_alone(&self) -> Result<Option<Config<'a>>> {
+        let Some(inner) = self.json.get("text_config").filter(|inner| inner.is_object()) else { return Ok(None) };
+        match inner.get("model_type").is_some_and(Value::is_string) {
+            true => Ok(Some(Config::new(self.file, inner))),
+            false => {
+                let why = "missing; state the type of the language model, e.g. \"gemma3_text\"";
+                Err(self.wrong("text_config.model_type", why))
+            }
+        }
+    }
 }
 
 impl Config<'_> {
@@ -240,6 +287,7 @@ impl Config<'_> {
 
     /// `null` is how a config says "not set".
     fn value(&self, field: &str) -> Option<&Value> {
+        self.read.borrow_mut().insert(field.into());
         self.json.get(field).filter(|v| !v.is_null())
     }
 
@@ -257,7 +305,10 @@ impl Config<'_> {
             return Err(self.wrong("model_type", format!("{value} is not a string; read are: {known}")));
         };
         let found = FAMILIES.iter().find(|f| f.0 == name).map(|f| f.1);
-        found.ok_or_else(|| self.wrong("model_type", format!("\"{name}\" is not understood; read are: {known}")))
+        found.ok_or_else(|| {
+            let remedy = "if its layers are those of one of these, write that name and the sizes by its spelling";
+            self.wrong("model_type", format!("\"{name}\" is not understood; read are: {known}; {remedy}"))
+        })
     }
 
     fn optional_count(&self, field: &str) -> Result<Option<u64>> {
@@ -353,7 +404,7 @@ impl Config<'_> {
             return Ok(share);
         }
         let Some(inner) = self.value("rope_parameters") else { return Ok(0.25) };
-        Ok(Config { file: self.file, json: inner }.number("partial_rotary_factor")?.unwrap_or(0.25))
+        Ok(Config::new(self.file, inner).number("partial_rotary_factor")?.unwrap_or(0.25))
     }
 
     /// Newer configs keep it in `rope_parameters`.
@@ -362,7 +413,7 @@ impl Config<'_> {
             return Ok(theta);
         }
         let Some(inner) = self.value("rope_parameters") else { return Ok(10000.0) };
-        let inner = Config { file: self.file, json: inner };
+        let inner = Config::new(self.file, inner);
         Ok(inner.number("rope_theta")?.unwrap_or(10000.0))
     }
 
@@ -412,19 +463,10 @@ impl Config<'_> {
         }
     }
 
-    /// Qwen's window holds for some layers only.
-    fn no_window(&self) -> Result<()> {
-        match self.flag("use_sliding_window")? {
-            true => {
-                Err(self.wrong("use_sliding_window", "true: windows of some layers are not modelled; set it to false"))
-            }
-            false => Ok(()),
-        }
-    }
-
-    fn score(&self) -> Result<Score> {
+    fn score(&self, default: Score) -> Result<Score> {
         match self.value("scoring_func").and_then(Value::as_str) {
-            None | Some("sigmoid") => Ok(Score::Sigmoid),
+            None => Ok(default),
+            Some("sigmoid") => Ok(Score::Sigmoid),
             Some("softmax") => Ok(Score::Softmax),
             Some(other) => Err(self.wrong("scoring_func", format!("\"{other}\" is neither sigmoid nor softmax"))),
         }
@@ -508,7 +550,6 @@ mod tests {
             (json!({"vocab_size": 1e300}), "vocab_size", "extra digits"),
             (json!({"hidden_size": 400000000, "intermediate_size": 400000000}), "hidden_size", "extra digits"),
             (json!({"head_dim": 7}), "head_dim", "odd"),
-            (json!({"model_type": "qwen2", "use_sliding_window": true}), "use_sliding_window", "set it to false"),
             (json!({"rope_theta": -1.0}), "rope_theta", "above zero"),
             (json!({"tie_word_embeddings": 1}), "tie_word_embeddings", "neither true nor false"),
             (json!({"hidden_act": "gelu"}), "hidden_act", "silu"),

@@ -83,6 +83,10 @@ pub struct MoeSpec {
     /// The first layers have a dense network, as wide as the model's `ffn`.
     #[serde(default)]
     pub dense_layers: u64,
+    /// Of the others only every so-manieth has experts, the last of each group, and the rest a dense network, too
+    /// (Llama 4 Maverick: 2); 0 and 1: all of them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub every: u64,
     #[serde(default)]
     pub gate: Gate,
     /// Where a token may not choose among all experts.
@@ -90,7 +94,7 @@ pub struct MoeSpec {
     pub groups: Option<Groups>,
     /// Columns that tokens are projected to before they travel, and back from behind their experts, which work on so
     /// many (LatentMoE, Nemotron 3); 0: experts work on hidden states.
-    #[serde(default, skip_serializing_if = "no_latent")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub latent: u64,
 }
 
@@ -179,6 +183,10 @@ pub struct LlmSpec {
     /// A token sees itself and the window - 1 tokens before it.
     #[serde(default)]
     pub window: Option<u64>,
+    /// Whether each layer has that window, where others see all that is before a token (Gemma 3: one layer in six); none:
+    /// all layers are alike.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub windowed: Vec<bool>,
     /// Probability to drop an element of a branch before it is added to the residual; 0: none is.
     #[serde(default)]
     pub dropout: f64,
@@ -199,10 +207,13 @@ pub struct LlmSpec {
     /// Counts of weights leave it out; FLOPs and plans have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtp: Option<MtpSpec>,
+    /// What its file states that no plan has, and what is costed in its place: a line each, for whoever reads a figure.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
-fn no_latent(columns: &u64) -> bool {
-    *columns == 0
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 impl LlmSpec {
@@ -287,13 +298,28 @@ impl LlmSpec {
         if !self.pattern.is_empty() {
             return self.pattern.iter().filter(|of| **of == mixer).count() as u64;
         }
-        let dense = self.moe.map_or(self.layers, |moe| moe.dense_layers.min(self.layers));
+        let experts = (0..self.layers).filter(|layer| self.has_experts(*layer)).count() as u64;
         match mixer {
             Mixer::Mamba => 0,
             Mixer::Attention => self.layers,
-            Mixer::Mlp => dense,
-            Mixer::Experts => self.layers - dense,
+            Mixer::Mlp => self.layers - experts,
+            Mixer::Experts => experts,
         }
+    }
+
+    /// Whether a layer has experts where others have a dense network.
+    pub fn has_experts(&self, layer: u64) -> bool {
+        match self.pattern.get(layer as usize) {
+            Some(mixer) => *mixer == Mixer::Experts,
+            None => self.moe.is_some_and(|moe| {
+                layer >= moe.dense_layers && (moe.every < 2 || (layer + 1).is_multiple_of(moe.every))
+            }),
+        }
+    }
+
+    /// Keys that a token of a layer sees at most; `None`: all that are before it.
+    pub fn window_of(&self, layer: u64) -> Option<u64> {
+        self.window.filter(|_| self.windowed.is_empty() || self.windowed.get(layer as usize) == Some(&true))
     }
 
     /// Weights of all layers that take part in products of a token that visits `visited` experts of a layer.
@@ -371,10 +397,17 @@ impl LlmSpec {
         if lengths.is_empty() { self.flops_per_token(seq_len) } else { lengths.iter().map(share).sum() }
     }
 
-    /// Twice the keys that a token sees on average: s + 1, or less in a window.
+    /// Twice the keys that a token sees on average, added up over the layers that have attention: s + 1 in each, or less
+    /// in a window.
     fn twice_seen(&self, seq_len: u64) -> f64 {
-        let (s, w) = (seq_len as f64, self.window.unwrap_or(seq_len).min(seq_len) as f64);
-        if w == s { s + 1.0 } else { (w * (w + 1.0) + 2.0 * (s - w) * w) / s }
+        let of = |window: Option<u64>| {
+            let (s, w) = (seq_len as f64, window.unwrap_or(seq_len).min(seq_len) as f64);
+            if w == s { s + 1.0 } else { (w * (w + 1.0) + 2.0 * (s - w) * w) / s }
+        };
+        match self.windowed.is_empty() {
+            true => self.count(Mixer::Attention) as f64 * of(self.window),
+            false => (0..self.layers).map(|layer| of(self.window_of(layer))).sum(),
+        }
     }
 
     /// Model FLOPs of one token, forward and backward, nothing computed twice: six for each weight of a
@@ -383,7 +416,7 @@ impl LlmSpec {
     /// the modules of multi-token prediction, as Megatron counts; DeepSeek's own figures leave them out.
     pub fn flops_per_token(&self, seq_len: u64) -> f64 {
         let matmul = self.layers_matmul(|moe| moe.top_k) + self.vocab * self.hidden;
-        let attention = 6.0 * self.count(Mixer::Attention) as f64 * self.attention_cols() * self.twice_seen(seq_len);
+        let attention = 6.0 * self.attention_cols() * self.twice_seen(seq_len);
         let scan = 3 * self.count(Mixer::Mamba) * self.mamba.map_or(0, |mamba| mamba.scan_flops());
         6.0 * matmul as f64 + attention + scan as f64 + self.mtp_flops_per_token(seq_len)
     }

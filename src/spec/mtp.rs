@@ -36,7 +36,7 @@ impl LlmSpec {
     pub fn mtp_module(&self) -> Option<LlmSpec> {
         let mtp = self.mtp.as_ref()?;
         // What stands behind dense layers are experts.
-        let moe = self.moe.map(|moe| MoeSpec { dense_layers: 0, ..moe });
+        let moe = self.moe.map(|moe| MoeSpec { dense_layers: 0, every: 0, ..moe });
         let has = |mixer| mtp.pattern.contains(&mixer);
         let whole = mtp.pattern.is_empty();
         Some(LlmSpec {
@@ -45,6 +45,9 @@ impl LlmSpec {
             moe: moe.filter(|_| whole || has(Mixer::Experts)),
             mamba: self.mamba.filter(|_| has(Mixer::Mamba)),
             mtp: None,
+            windowed: vec![],
+            // Where layers differ, a module has the last kind there is: it sees all.
+            window: self.window.filter(|_| self.windowed.is_empty()),
             ..self.clone()
         })
     }

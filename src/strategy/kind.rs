@@ -1,7 +1,8 @@
 //! Layers that are made alike: where their weights and gradients are, what they keep, and the blocks that run them.
 //!
 //! Most models have one kind. A model whose first layers have a dense network, and the others experts, has two
-//! (DeepSeek-V3), one behind the other; a hybrid has several in turns (Nemotron-H).
+//! (DeepSeek-V3), one behind the other; a model some of whose layers see a window has two in turns (Gemma), and a hybrid
+//! has several (Nemotron-H).
 
 use super::data::{DataParallel, FlatWeights};
 use super::layers::{Layers, Stretch};
@@ -78,18 +79,29 @@ pub fn kinds_of(model: &LlmSpec, apart: bool) -> Vec<(String, LlmSpec, Layers)> 
     if !model.pattern.is_empty() {
         return Mixer::ALL.into_iter().flat_map(|mixer| of_mixer(model, mixer, apart)).collect();
     }
-    let all = model.layers as u32;
-    let dense = if model.moe.is_some() { model.dense_layers() as u32 } else { all };
+    let kind = |experts: bool, window| LlmSpec {
+        moe: model.moe.filter(|_| experts),
+        window,
+        windowed: vec![],
+        ..model.clone()
+    };
+    let windows = if model.windowed.is_empty() { vec![model.window] } else { vec![model.window, None] };
+    let mixed = model.dense_layers() > 0 && model.dense_layers() < model.layers;
     let mut kinds = vec![];
-    if dense > 0 {
-        let prefix = if dense < all { "dense_" } else { "" };
-        kinds.push((prefix.into(), LlmSpec { moe: None, ..model.clone() }, (0..dense).collect()));
+    for (experts, window) in [false, true].into_iter().flat_map(|e| windows.iter().map(move |w| (e, *w))) {
+        let same = |l: &u64| model.has_experts(*l) == experts && model.window_of(*l) == window;
+        let layers: Vec<u32> = (0..model.layers).filter(same).map(|l| l as u32).collect();
+        let together = !(apart && experts);
+        if together && !layers.is_empty() {
+            let network = if mixed && !experts { "dense_" } else { "" };
+            let near = if windows.len() > 1 && window.is_some() { "local_" } else { "" };
+            kinds.push((format!("{network}{near}"), kind(experts, window), layers.into_iter().collect()));
+        }
     }
-    match apart {
-        true => kinds.extend((dense..all).map(|l| (format!("layer{l}_"), model.clone(), (l..l + 1).collect()))),
-        false if dense < all => kinds.push((String::new(), model.clone(), (dense..all).collect())),
-        false => {}
-    }
+    let alone = (0..model.layers).filter(|l| apart && model.has_experts(*l));
+    kinds.extend(
+        alone.map(|l| (format!("layer{l}_"), kind(true, model.window_of(l)), (l as u32..l as u32 + 1).collect())),
+    );
     kinds
 }
 

@@ -123,6 +123,8 @@ pub struct Found {
     pub gemm_flops_per_s: f64,
     pub best_flops_per_s: f64,
     pub steps: Vec<Step>,
+    /// What the model's file states that no plan has.
+    pub notes: Vec<String>,
     #[serde(flatten)]
     pub checkpoints: Told,
     pub check: Option<Check>,
@@ -163,6 +165,7 @@ impl Found {
             gemm_flops_per_s,
             best_flops_per_s: gemm_flops_per_s * f64::from(devices),
             steps,
+            notes: plan.about.model_spec.as_ref().map_or(vec![], |model| model.notes.clone()),
             checkpoints: Told { loaded: None, saved: vec![] },
             check: None,
         }

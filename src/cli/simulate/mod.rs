@@ -3,7 +3,7 @@
 mod explain;
 
 use super::config::{CLUSTER, Chosen, Config, PlanFile};
-use super::{Answer, Output, list_of, trace_with, write_file};
+use super::{Answer, Output, WithNotes, list_of, trace_with, write_file};
 use crate::error::{Error, Result};
 use crate::export::chakra;
 use crate::plan::Plan;
@@ -201,6 +201,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         Err(Error::Infeasible(why)) => {
             let row = chosen.case.infeasible(&chosen.point, why.clone());
             let error = Some(Error::Infeasible(why));
+            let row = WithNotes { answer: &row, notes: &chosen.notes() };
             return Answer::with_error(String::new(), &row, error).also_to(flags.out.as_deref());
         }
         Err(other) => return Err(other),
@@ -255,7 +256,7 @@ fn over(
 ) -> Result<Answer> {
     let Simulated { timeline, events, slowed, shared, why, .. } = found;
     let layout = chosen.case.layout(plan)?;
-    let report = chosen.case.costed(plan, &layout, &timeline).report();
+    let report = Report { notes: chosen.notes(), ..chosen.case.costed(plan, &layout, &timeline).report() };
     let mut text = report.render();
     let classes = timeline.classes.len();
     let effort = Effort { seed: flags.seed, blocks: flags.blocks()?, apart: flags.apart(chosen), ..Effort::SUMS };

@@ -27,6 +27,8 @@ const CFG: &DenseConfig = &DenseConfig {
     mla: None,
     experts: None,
     dense_layers: 0,
+    every: 0,
+    windowed: Vec::new(),
     pattern: vec![],
     mamba: None,
     mtp: Mtp { depth: 0, layers: 0, part: 0.0 },

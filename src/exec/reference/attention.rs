@@ -20,7 +20,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    pub fn new(cfg: &DenseConfig, [q, k, v]: [Mat; 3]) -> Attention {
+    pub fn new(cfg: &DenseConfig, layer: usize, [q, k, v]: [Mat; 3]) -> Attention {
         let len = q.nrows();
         let mut this = Attention { o: Mat::zeros((len, cfg.heads * cfg.v_dim())), p: vec![], left: vec![], q, k, v };
         for head in 0..cfg.heads {
@@ -30,7 +30,7 @@ impl Attention {
                 let slope = slopes(cfg.heads)[head];
                 scores.columns_mut().into_iter().enumerate().for_each(|(j, mut key)| key += slope * j as f64);
             }
-            let probs = masked_softmax(cfg, scores);
+            let probs = masked_softmax(cfg, layer, scores);
             let drop = attention_dropout(cfg, head, len);
             let o = (&probs * &drop).dot(&v);
             head_of(&mut this.o, head * cfg.v_dim(), &o);
@@ -96,10 +96,10 @@ pub fn head_of(whole: &mut Mat, at: usize, part: &Mat) {
 }
 
 /// Causal, within documents, and the last keys of a window.
-fn masked_softmax(cfg: &DenseConfig, mut scores: Mat) -> Mat {
+fn masked_softmax(cfg: &DenseConfig, layer: usize, mut scores: Mat) -> Mat {
     for (i, mut row) in scores.rows_mut().into_iter().enumerate() {
         row.slice_mut(s![i + 1..]).fill(f64::NEG_INFINITY);
-        let first = cfg.window.map_or(0, |w| (i + 1).saturating_sub(w)).max(cfg.document_start(i));
+        let first = cfg.window_of(layer).map_or(0, |w| (i + 1).saturating_sub(w)).max(cfg.document_start(i));
         row.slice_mut(s![..first]).fill(f64::NEG_INFINITY);
         softmax(row.as_slice_mut().expect("rows are contiguous"));
     }

@@ -19,12 +19,16 @@ pub struct DenseConfig {
     pub blocks: Blocks,
     /// A query sees so many keys at most, the last ones.
     pub window: Option<usize>,
+    /// In which layers; none: in all.
+    pub windowed: Vec<bool>,
     /// Lengths of the documents of a sequence; none: it is one.
     pub documents: Vec<usize>,
     pub mla: Option<Mla>,
     pub experts: Option<Experts>,
     /// The first so many layers have a dense network where the others have experts.
     pub dense_layers: usize,
+    /// And of the others all but every so-manieth; 0: none of them.
+    pub every: usize,
     /// Layers that are one mixer each; none: attention and a network in every one.
     pub pattern: Vec<Mixer>,
     pub mamba: Option<MambaSpec>,
@@ -159,6 +163,7 @@ impl From<&LlmSpec> for DenseConfig {
             tie: m.tie_embeddings,
             blocks: m.into(),
             window: m.window.map(|w| w as usize),
+            windowed: m.windowed.clone(),
             documents: vec![],
             mla: m.mla.map(Mla::from),
             pattern: m.pattern.iter().chain(ahead.iter().flatten()).copied().collect(),
@@ -169,6 +174,7 @@ impl From<&LlmSpec> for DenseConfig {
                 part: mtp.part(),
             }),
             dense_layers: m.moe.map_or(0, |moe| moe.dense_layers.min(m.layers) as usize),
+            every: m.moe.map_or(0, |moe| moe.every as usize),
             experts: m.moe.map(|moe| Experts {
                 count: moe.experts as usize,
                 top_k: moe.top_k as usize,
@@ -272,16 +278,19 @@ impl DenseConfig {
             (Mixer::Mlp, ..) => vec![(UP, self.ffn, h), (DOWN, h, self.ffn)],
             (Mixer::Experts, _, Some(e)) => {
                 let width = if e.latent > 0 { e.latent } else { h };
+                // With a gate beside what goes up, or without.
+                let (up, shared_up, wide) =
+                    if self.gated() { (EXPERTS_UP, SHARED_UP, 2) } else { (ONE_UP, SHARED_ONE_UP, 1) };
                 let mut all = vec![
                     (ROUTER, e.count, h),
-                    (ONE_UP, e.count * e.ffn, width),
+                    (up, e.count * wide * e.ffn, width),
                     (EXPERTS_DOWN, e.count * width, e.ffn),
                 ];
                 if e.latent > 0 {
                     all.extend([(SQUEEZE, e.latent, h), (UNSQUEEZE, h, e.latent)]);
                 }
                 if e.shared > 0 {
-                    all.extend([(SHARED_ONE_UP, e.shared, h), (SHARED_DOWN, h, e.shared)]);
+                    all.extend([(shared_up, wide * e.shared, h), (SHARED_DOWN, h, e.shared)]);
                 }
                 all
             }
@@ -299,6 +308,11 @@ impl DenseConfig {
         (0..layer).filter(|i| self.experts_of(*i).is_some()).count()
     }
 
+    /// Keys that a query of a layer sees at most.
+    pub fn window_of(&self, layer: usize) -> Option<usize> {
+        self.window.filter(|_| self.windowed.is_empty() || self.windowed.get(layer) == Some(&true))
+    }
+
     /// Elements of a head's value.
     pub fn v_dim(&self) -> usize {
         self.mla.map_or(self.head_dim, |mla| mla.v)
@@ -306,7 +320,9 @@ impl DenseConfig {
 
     /// The experts of a layer, if it has some.
     pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
-        let has = self.pattern.get(layer).map_or(layer >= self.dense_layers, |of| *of == Mixer::Experts);
+        // Modules of multi-token prediction stand behind the last layer, and have experts where the model has.
+        let skipped = self.every > 1 && layer < self.layers && !(layer + 1).is_multiple_of(self.every);
+        let has = self.pattern.get(layer).map_or(layer >= self.dense_layers && !skipped, |of| *of == Mixer::Experts);
         self.experts.as_ref().filter(|_| has)
     }
 

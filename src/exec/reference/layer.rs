@@ -164,7 +164,7 @@ impl Model<'_> {
                 (Projection::Fused(qkv), self.apart(&turned))
             }
         };
-        let attn = Attention::new(self.cfg, heads);
+        let attn = Attention::new(self.cfg, i, heads);
         let branch = self.linear(&layer(i, OUT), &attn.o);
         let x_mid = if self.cfg.blocks.parallel { x.clone() } else { &x + &self.dropped(0, &branch) };
         let n2 = self.norm(&layer(i, self.second_norm()), &x_mid);

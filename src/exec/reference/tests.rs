@@ -27,6 +27,8 @@ fn tiny(kv_heads: usize, tie: bool) -> DenseConfig {
         mla: None,
         experts: None,
         dense_layers: 0,
+        every: 0,
+        windowed: vec![],
         pattern: vec![],
         mamba: None,
         mtp: Mtp::default(),

@@ -56,7 +56,12 @@ impl Family {
         if model.lfa || (model.mla.is_some() && model.moe.is_none()) {
             return refused("filters, or latent attention without experts");
         }
-        if model.mla.is_none() && model.moe.is_some_and(|moe| moe.shared_ffn > 0 || moe.dense_layers > 0) {
+        if let Some(note) = model.notes.first() {
+            return refused(&format!("what is not computed ({note})"));
+        }
+        if model.mla.is_none()
+            && model.moe.is_some_and(|moe| moe.shared_ffn > 0 || moe.dense_layers > 0 || moe.every > 1)
+        {
             return refused("experts that every token visits, or dense layers, and no latent attention");
         }
         if model.rope_scaled {

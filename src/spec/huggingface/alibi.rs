@@ -34,7 +34,7 @@ pub fn bloom(config: &Config) -> Result<LlmSpec> {
 pub fn mpt(config: &Config) -> Result<LlmSpec> {
     let (hidden, heads) = (config.count("d_model")?, config.count("n_heads")?);
     let none = Value::Object(serde_json::Map::new());
-    let attention = Config { file: config.file, json: config.value("attn_config").unwrap_or(&none) };
+    let attention = Config::new(config.file, config.value("attn_config").unwrap_or(&none));
     for part in ["qk_ln", "prefix_lm"] {
         attention.is_off(part)?;
     }

@@ -129,7 +129,6 @@ fn experts(config: &Config) -> Result<MoeSpec> {
             0 => 0,
             _ => config.count("moe_shared_expert_intermediate_size")?,
         },
-        dense_layers: 0,
         gate: Gate {
             score: Score::Sigmoid,
             normalise: config.flag_or("norm_topk_prob", true)?,
@@ -137,6 +136,7 @@ fn experts(config: &Config) -> Result<MoeSpec> {
         },
         groups: config.groups()?,
         latent: config.whole("moe_latent_size")?.unwrap_or(0),
+        ..MoeSpec::default()
     };
     config.check_experts(&moe)?;
     Ok(moe)

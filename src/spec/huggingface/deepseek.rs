@@ -1,0 +1,53 @@
+//! DeepSeek-V2 and V3 (arXiv:2405.04434, arXiv:2412.19437) and what is of their make: latent attention, dense layers first,
+//! shared experts, groups of experts, modules of multi-token prediction. Kimi K2 has their fields.
+
+use super::{Config, llama_like};
+use crate::error::Result;
+use crate::spec::{Gate, LlmSpec, MlaSpec, MoeSpec, Score};
+
+/// V2 chooses by softmax, and keeps its scores as they are.
+pub fn v2(config: &Config) -> Result<LlmSpec> {
+    let default = Gate { score: Score::Softmax, normalise: false, scale: 1.0 };
+    read(config, default)
+}
+
+pub fn v3(config: &Config) -> Result<LlmSpec> {
+    read(config, Gate { score: Score::Sigmoid, normalise: true, scale: 2.5 })
+}
+
+/// `default` is what a router does where nothing is said.
+fn read(config: &Config, default: Gate) -> Result<LlmSpec> {
+    config.is_one("moe_layer_freq")?;
+    if !config.flag_or("rope_interleave", true)? {
+        let why = "false: only neighbours that turn together are modelled, as in DeepSeek's checkpoints; use true";
+        return Err(config.wrong("rope_interleave", why));
+    }
+    let mla = MlaSpec {
+        q_lora: config.optional_count("q_lora_rank")?,
+        kv_lora: config.count("kv_lora_rank")?,
+        rope_dim: config.count("qk_rope_head_dim")?,
+        nope_dim: config.count("qk_nope_head_dim")?,
+        v_dim: config.count("v_head_dim")?,
+    };
+    let width = config.count("moe_intermediate_size")?;
+    let moe = MoeSpec {
+        groups: config.groups()?,
+        experts: config.count("n_routed_experts")?,
+        top_k: config.count("num_experts_per_tok")?,
+        ffn: width,
+        shared_ffn: width * config.whole("n_shared_experts")?.unwrap_or(0),
+        dense_layers: config.whole("first_k_dense_replace")?.unwrap_or(0),
+        gate: Gate {
+            score: config.score(default.score)?,
+            normalise: config.flag_or("norm_topk_prob", default.normalise)?,
+            scale: config.number("routed_scaling_factor")?.unwrap_or(default.scale),
+        },
+        ..MoeSpec::default()
+    };
+    config.check_experts(&moe)?;
+    // Of a head's query and key; a value is v_dim wide.
+    let head_dim = mla.nope_dim + mla.rope_dim;
+    let like = llama_like(config)?;
+    let mtp = config.mtp(vec![])?;
+    Ok(LlmSpec { head_dim, kv_heads: like.heads, moe: Some(moe), mla: Some(mla), mtp, ..like })
+}
