@@ -7,6 +7,7 @@ use super::case::Training;
 use super::words::{is_narrow, squeezed};
 use crate::spec::{Origin, Sourced, StackSpec};
 use crate::units::Seconds;
+use std::collections::BTreeMap;
 
 /// What a recipe does with rows of experts.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -149,6 +150,8 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
         stack.host_launch = Sourced { value: Seconds::new(DISPATCHED), source, provenance: Origin::Derived };
     }
     let Some(recipe) = of(run).filter(|_| run.experts.is_some()) else { return stack };
+    // NeMo's AutoModel has layers of its own.
+    let is_auto = squeezed(&run.system).contains("automodel");
     let graphs = ["cudagraphs", "withcudagraph"].iter().any(|word| squeezed(&run.notes).contains(word));
     match recipe.issue {
         Issue::Eager if graphs => {}
@@ -161,7 +164,50 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
         Issue::Graphs => {}
         Issue::Whole => stack.group_start = None,
     }
+    if let Some(moved) = biased(run).filter(|_| recipe.issue != Issue::Whole && !is_auto) {
+        let source = "experts with biases and a clamp, around the fused kernel of Megatron Core's GroupedMLP".into();
+        stack.unfused = Some(Sourced { value: moved, source, provenance: Origin::Derived });
+    }
     stack
+}
+
+/// Whether chunks of rows travel beside products where tensors are cut: recipes ask for it (`comm_overlap`), but for those of
+/// Nemotron 3, which leave it as it is, off (github:NVIDIA-NeMo/Megatron-Bridge@1c92643
+/// src/megatron/bridge/recipes/nemotronh/nemotron_3_super.py, and @13d58bb scripts/performance/configs/nemotronh).
+pub fn sends_chunks(run: &Training) -> bool {
+    !is_bridge(run) || !squeezed(&run.model).contains("nemotron3")
+}
+
+fn is_bridge(run: &Training) -> bool {
+    squeezed(&run.system).contains("megatronbridge")
+}
+
+/// How often a run goes through a module of multi-token prediction of a hybrid: twice in Megatron-Bridge (`mtp_num_layers` 2
+/// with `mtp_use_repeated_layer`, the same recipe). Its figures say so: 84.3 to 84.7 GFLOP a token of Nemotron 3 Super, of
+/// which 75 are the model's and 4.9 each pass's.
+pub fn passes_ahead(run: &Training, depth: u64) -> u64 {
+    let twice = is_bridge(run) && squeezed(&run.model).contains("nemotron3");
+    if twice { depth.max(2) } else { depth }
+}
+
+/// What GPT-OSS's experts move through memory in Megatron Core, over one fused kernel: its clamp and the bias of the second
+/// product are operators of PyTorch around the fused gate (github:NVIDIA/Megatron-LM, megatron/core/fusions/
+/// fused_bias_geglu.py `weighted_bias_quick_geglu_impl`, and `_apply_bias` of TEGroupedMLP in
+/// megatron/core/transformer/moe/experts.py). Bytes of an element, in bf16; probabilities, and what they are multiplied
+/// with, are fp32:
+/// forward, the gate 6; both halves clamped 8, put together again 8; bias times probability 4, the sum of that and the rows
+/// 10, put together 8, rounded 6: 50 of 6.
+/// Backward, the gate 10; masks of both clamps and what they let through 21, put together 8; to fp32 6, and back 6; the
+/// gradients of bias and probability, each a product and a sum, 24; put together 4: 79 of 10. Recipes of GPUs of less
+/// memory make the gate again in it, 22, and the norms, 4 of 10 (`recompute_modules` layernorm and moe_act:
+/// github:NVIDIA-NeMo/Megatron-Bridge@07eea52 scripts/performance/configs/gpt_oss).
+fn biased(run: &Training) -> Option<BTreeMap<String, f64>> {
+    let (model, gpu) = (squeezed(&run.model), squeezed(&run.gpu));
+    let again = ["h100", "b200", "gb200"].iter().any(|less| gpu.starts_with(less));
+    let bwd = if again { 101.0 / 10.0 } else { 79.0 / 10.0 };
+    let mut moved = vec![("expert_swiglu", 50.0 / 6.0), ("expert_swiglu_bwd", bwd)];
+    moved.extend(again.then_some(("norm_bwd", 1.4)));
+    model.contains("gptoss").then(|| moved.into_iter().map(|(kernel, times)| (kernel.to_string(), times)).collect())
 }
 
 /// How a recipe cuts a model over GPUs, and what it gives them.
@@ -236,6 +282,12 @@ mod tests {
         let eager = run(&bridge("25.11"), "Qwen3-30B-A3B", "B200", "FP8-MX");
         assert!((launch(&eager) - 217.0).abs() < 1e-9);
         assert!((launch(&run(&bridge("25.11"), "GPT-OSS-120B", "H100-SXM-80GB", "BF16")) - 100.0).abs() < 1e-9);
+        let moved = |release: &str, gpu: &str| {
+            stack(&run(&bridge(release), "GPT-OSS-120B", gpu, "BF16"), &given, false).unfused
+        };
+        assert_eq!(moved("25.11", "GB300").map(|m| m.value["expert_swiglu_bwd"]), Some(7.9));
+        assert_eq!(moved("25.11", "H100-SXM-80GB").map(|m| m.value["expert_swiglu_bwd"]), Some(10.1));
+        assert_eq!(moved("26.06", "GB300"), None);
         let chunked = stack(&eager, &given, true).host_launch.value.value() * 1e6;
         assert!((chunked - 217.0 * 47.0 / 72.0).abs() < 1e-9);
         let graphs = stack(&run(&bridge("26.02"), "Qwen3-235B-A22B", "GB300", "MXFP8"), &given, false);
@@ -245,6 +297,17 @@ mod tests {
         assert_eq!(stack(&run("DeepSeek HAI-LLM (DualPipe)", "DeepSeek-V3", "H800", "FP8"), &given, false), given);
         let dense = Training { experts: None, ..run(&bridge("25.11"), "Llama3-8B", "H100", "FP8") };
         assert_eq!(stack(&dense, &given, false), given);
+    }
+
+    #[test]
+    fn nemotron_3_in_megatron_bridge() {
+        let of = |system: &str, model: &str| {
+            let run = run(system, model, "GB200", "MXFP8");
+            (sends_chunks(&run), passes_ahead(&run, 1))
+        };
+        assert_eq!(of("NeMo/Megatron-Bridge 26.04", "Nemotron_3_Super"), (false, 2));
+        assert_eq!(of("NeMo/Megatron-Bridge 26.04", "Nemotron-4 340B"), (true, 1));
+        assert_eq!(of("NeMo AutoModel (PyTorch FSDP2)", "Nemotron 3 Super"), (true, 1));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::case::Training;
 use super::known::length;
 use super::mixture::mixed;
+use super::recipe;
 use super::software::Habits;
 use super::words::{squeezed, tokens};
 use crate::spec::{LlmSpec, Mlp, Norm, Positions, shipped};
@@ -108,7 +109,9 @@ fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
     let found =
         shipped("llm").find(|known| name(known) == name(&run.model)).or_else(|| shipped("llm").find(|n| sized(n)));
     if let Some(found) = found.or_else(|| only_of_its_name(&run.model)) {
-        return LlmSpec::find(found).map(|model| (model, None)).map_err(|e| e.to_string());
+        let mut model = LlmSpec::find(found).map_err(|e| e.to_string())?;
+        model.mtp.iter_mut().for_each(|mtp| mtp.depth = recipe::passes_ahead(run, mtp.depth));
+        return Ok((model, None));
     }
     let missing =
         || format!("layers, hidden, heads: not stated, and {:?} is no model that is known by name", run.model);

@@ -13,6 +13,7 @@ use super::convention::Convention;
 use super::known::length;
 use super::mixture;
 use super::options::with_words;
+use super::recipe;
 use super::software::Habits;
 use super::words::{is_narrow, number_behind, squeezed, tokens};
 use crate::spec::{LlmSpec, Options, Parallelism, Recompute};
@@ -244,7 +245,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
     let cut = run.seq_parallel.unwrap_or(habits.sequence_parallel);
     let all = [
         (tp > 1 && !cut, "no-sp"),
-        (tp > 1 && cut && habits.tp_overlap, "tp-overlap"),
+        (tp > 1 && cut && habits.tp_overlap && recipe::sends_chunks(run), "tp-overlap"),
         (is_narrow(&run.precision), "fp8"),
         (habits.kernels[0] == "unfused", "unfused"),
         (zero < 2 && !beside.grad, "no-overlap-grad"),
