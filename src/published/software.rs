@@ -127,6 +127,8 @@ const RULES: &[Rule] = &[
     // Tensor parallelism of torchtitan is in chunks where it is asked for (`enable_async_tensor_parallel`).
     Rule { words: &["asynctp", "asynctensor"], habits: Habits { tp_overlap: true, ..TITAN } },
     Rule { words: &["torchtitan"], habits: TITAN },
+    // Trained before July 2024, when FlashAttention 3 came (arXiv:2407.08608).
+    Rule { words: &["llama3stack"], habits: habits(FLASH, 0.0) },
     // Who tells of PyTorch's FSDP alone has its attention, too.
     Rule { words: &["fsdp,sdpa", "fmsfsdp", "pytorchfsdp", "tinyllama"], habits: habits(FLASH, 0.0) },
     // On Megatron Core, and first: a "usp" is in "primuspipeline". Its own pipeline wants gradients summed at the end

@@ -99,7 +99,9 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
     // Beside a pipeline weights stay whole and gradients are scattered once a step: FSDP under PyTorch's schedules,
     // Llama 3's stack; Megatron-LM and DeepSpeed have no more than stage 1 there.
     let zero = if pp > 1 { stage.min(1) } else { stage };
-    let (mut options, unknown) = with_words(Options::default(), &words(run, model, [tp, pp, vp, zero], habits, seq));
+    let mut asked = words(run, model, [tp, pp, vp, zero], habits, seq);
+    asked.extend((ring > 1 && gathers_kv(run)).then_some("gather-kv"));
+    let (mut options, unknown) = with_words(Options::default(), &asked);
     // Sums of gradients that stay whole go over all replicas, whoever has the optimizer's states (InternEvo).
     let same = dp * ulysses * ring;
     options.shard = sharers(&run.zero, node).filter(|n| zero > 1 && *n < same && same.is_multiple_of(*n)).unwrap_or(0);
@@ -116,6 +118,14 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
         options,
     };
     Ok(Split { seq, global_batch: run.global_batch.unwrap_or(filled), micro_batch, par, unknown })
+}
+
+/// Whether ranks that share a sequence gather all keys and values before attention, in place of a ring: Llama 3's stack does
+/// (arXiv:2407.21783, section 3.3.2), as does whoever says so.
+fn gathers_kv(run: &Training) -> bool {
+    let [system, notes] = [&run.system, &run.notes].map(|text| squeezed(text));
+    let said = ["allgathercp", "allgatherbasedcp", "allgatherkv", "kvallgather"];
+    system.contains("llama3stack") || said.iter().any(|word| system.contains(word) || notes.contains(word))
 }
 
 /// Tokens of a sequence that make the stated FLOP/s of the stated tokens/s, as a power of two.
