@@ -83,6 +83,34 @@ fn every_help_has_an_example_and_is_as_it_was() {
     assert!(succeeds(dir.path(), "--version").starts_with("foretrain "));
 }
 
+/// A first command gives an answer; whoever says how to split the model gets that and nothing else.
+#[test]
+fn what_is_not_said_is_chosen_in_the_open() {
+    let dir = folder();
+    for command in ["estimate", "simulate", "plan", "run", "goodput", "collective --bytes 1m", "attention", "dispatch"]
+    {
+        succeeds(dir.path(), command);
+    }
+    let bare = json(dir.path(), "estimate --json");
+    assert_eq!((&bare["feasible"], &bare["model"], &bare["gpus"]), (&true.into(), &"llama-3-8b".into(), &64.into()));
+    let note = bare["notes"][0].as_str().expect("a note");
+    let split = format!("zero {}, recompute {}", bare["zero"], bare["recompute"].as_str().unwrap());
+    assert!(note.contains("needs 86.5 GiB") && note.contains(&split), "{note}");
+    assert!(succeeds(dir.path(), "estimate").contains(&format!("  note: {note}\n")));
+    // The same, said, needs no note, and is the same plan.
+    let line = format!("--zero {} --recompute {}", bare["zero"], bare["recompute"].as_str().unwrap());
+    let asked = json(dir.path(), &format!("estimate {line} --json"));
+    assert_eq!((&asked["plan"], &asked["notes"]), (&bare["plan"], &serde_json::json!([])));
+    // The default is no choice where it fits, and no other is made where something is said.
+    assert_eq!(json(dir.path(), "estimate --gpus 64 --seq-len 4096 --json")["notes"], serde_json::json!([]));
+    for said in ["--recompute none", "--zero 1", "--dp 64", "--options default"] {
+        let asked = json(dir.path(), &format!("estimate {said} --json"));
+        assert_eq!(asked["feasible"], false, "{said}");
+    }
+    let large = json(dir.path(), "estimate --model llama-3-70b --json");
+    assert_eq!(large["feasible"], true, "{}", large["why"]);
+}
+
 /// Writes a model config with some keys changed.
 fn model(dir: &Path, name: &str, changes: &[(&str, Value)]) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/llm/tiny.json");

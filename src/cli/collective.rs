@@ -12,20 +12,19 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 #[derive(Args)]
-#[command(
-    after_help = "Example: foretrain collective --op all_reduce --gpus 16 --cluster dgx-h100 --bytes 1k..8g\n         \
+#[command(after_help = "Example: foretrain collective\n         \
+    foretrain collective --op all_reduce --gpus 16 --cluster dgx-h100 --bytes 1k..8g\n         \
     foretrain collective --op all_to_all --gpus 64 --bytes 256m --json\n\n\
     Bytes are those of the full buffer, as nccl-tests counts them (k, m, g: powers of 1024). NCCL's own choice of\n\
     algorithm and protocol unless --algo says otherwise. Simulated: the same flows over the cluster's links, which\n\
-    they share; it differs where a link is too narrow for all of them."
-)]
+    they share; it differs where a link is too narrow for all of them.")]
 pub struct Flags {
     /// What moves
     #[arg(long, value_name = "OP", default_value = "all_reduce")]
     op: Op,
-    /// GPUs that take part, node after node
+    /// GPUs that take part, node after node [default: those of two nodes, or of all there are]
     #[arg(long, value_name = "N")]
-    gpus: u32,
+    gpus: Option<u32>,
     /// A shipped cluster or a file
     #[arg(long, value_name = "NAME", default_value = "dgx-h100")]
     cluster: String,
@@ -121,21 +120,22 @@ struct Table<'a> {
 const MOST_GPUS: u32 = 1 << 17;
 
 pub fn run(flags: &Flags) -> Result<Answer> {
-    if flags.gpus > MOST_GPUS {
-        let why = format!("{} GPUs are more than the {MOST_GPUS} that this version predicts; use fewer", flags.gpus);
+    let spec = ClusterSpec::find(&flags.cluster)?;
+    let gpus = flags.gpus.unwrap_or(spec.gpus_per_node.saturating_mul(spec.nodes.min(2)));
+    if gpus > MOST_GPUS {
+        let why = format!("{gpus} GPUs are more than the {MOST_GPUS} that this version predicts; use fewer");
         return Err(Error::spec("--gpus", "gpus", why));
     }
-    let spec = ClusterSpec::find(&flags.cluster)?;
     let gpu = GpuSpec::find(&spec.gpu)?;
-    let cluster = Cluster::new(&spec, &gpu, flags.gpus)?;
-    if flags.gpus < 2 {
+    let cluster = Cluster::new(&spec, &gpu, gpus)?;
+    if gpus < 2 {
         return Err(Error::spec("--gpus", "gpus", "1 sends nothing to anyone; use 2 or more"));
     }
     let stack = StackSpec::find(flags.stack.as_deref().unwrap_or_else(|| library(&gpu)))?;
     let bench = Bench { cluster: &cluster, stack: &stack, op: flags.op.operation(), algo: flags.algo };
     let rows = sizes(&flags.bytes)?.into_iter().map(|bytes| bench.row(bytes)).collect::<Result<_>>()?;
     let op = flags.op.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
-    let table = Table { op, gpus: flags.gpus, nodes: cluster.nodes(), cluster: &spec.name, stack: &stack.name, rows };
+    let table = Table { op, gpus, nodes: cluster.nodes(), cluster: &spec.name, stack: &stack.name, rows };
     Ok(Answer::new(table.render(), &table))
 }
 

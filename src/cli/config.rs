@@ -1,5 +1,6 @@
 //! Flags that say what to compute, named like the columns of rows.csv.
 
+use super::fitting::fitting;
 use crate::device::Profile;
 use crate::error::{Error, Result};
 use crate::plan::{About, Plan, Route, check};
@@ -124,12 +125,15 @@ pub struct Chosen {
     pub case: Case,
     pub point: Point,
     loaded: Option<Plan>,
+    /// What was taken where nothing was said.
+    taken: Option<String>,
 }
 
 impl Chosen {
-    /// What whoever reads a figure should know: what the model's file states that no plan has.
+    /// What whoever reads a figure should know: what was taken where nothing was said, and what the model's file states
+    /// that no plan has.
     pub fn notes(&self) -> Vec<String> {
-        self.case.model.notes.clone()
+        self.taken.iter().chain(&self.case.model.notes).cloned().collect()
     }
 
     /// The plan of the file, or that of the flags.
@@ -237,7 +241,28 @@ impl Config {
         if self.shadow == Some(Shadow::Auto) {
             point.par.options.shadow = case.shadows(&point)?;
         }
-        Ok(Chosen { case, point, loaded: None })
+        let fits = !defaults.at_hand && !self.says_split() && gpu.architecture != Architecture::Cpu;
+        let taken = if fits { fitting(&case, &point, self.global_batch)? } else { None };
+        let (point, taken) = taken.map_or((point, None), |taken| (taken.point, Some(taken.note)));
+        Ok(Chosen { case, point, loaded: None, taken })
+    }
+
+    /// Whether a flag says how ranks share the work, or what they keep of it.
+    fn says_split(&self) -> bool {
+        let nothing = Config {
+            model: self.model.clone(),
+            cluster: self.cluster.clone(),
+            stack: self.stack.clone(),
+            gpus: self.gpus,
+            seq_len: self.seq_len,
+            global_batch: self.global_batch,
+            micro_batch: self.micro_batch,
+            documents: self.documents.clone(),
+            no_dropout: self.no_dropout,
+            dtype: self.dtype,
+            ..Config::default()
+        };
+        *self != nothing
     }
 
     /// What is said of experts would else go by without a word where there are none.
@@ -303,7 +328,7 @@ impl Config {
         case.documents = plan.about.documents.clone();
         case.can_run(&plan.about.par)?;
         self.measured(&mut case)?;
-        Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan) })
+        Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan), taken: None })
     }
 
     /// Puts the profile's kernel times into a case, if they are those of its machine.

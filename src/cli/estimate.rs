@@ -8,10 +8,11 @@ use clap::Args;
 use std::path::PathBuf;
 
 #[derive(Args)]
-#[command(
-    after_help = "Example: foretrain estimate --model llama-3-8b --gpus 64 --seq-len 128K --ulysses 8 --recompute full\n         \
-                        foretrain estimate --plan plan.json --cluster local-cpu --json"
-)]
+#[command(after_help = "Example: foretrain estimate\n         \
+                        foretrain estimate --model llama-3-8b --gpus 64 --seq-len 128K --ulysses 8 --recompute full\n         \
+                        foretrain estimate --plan plan.json --cluster local-cpu --json\n\n\
+Where nothing is said of the split (no degree, --zero, --recompute or --options) and the default does not fit, the\n\
+fastest of a few simple ways that fit is taken, and a note says which. So it is in simulate, plan and goodput.")]
 pub struct Flags {
     #[command(flatten)]
     config: Config,

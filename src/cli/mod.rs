@@ -13,6 +13,7 @@ mod config;
 mod crossover;
 mod dispatch;
 mod estimate;
+mod fitting;
 mod goodput;
 mod interrupt;
 mod options;

@@ -1,0 +1,109 @@
+//! Where nothing is said of how a model is split, and the default does not fit: the fastest of a few simple ways that do.
+
+use crate::error::Result;
+use crate::report::Row;
+use crate::spec::{LlmSpec, Parallelism, Recompute};
+use crate::sweep::{Case, Point};
+
+/// A way that was taken, and what is said of it.
+pub struct Taken {
+    pub point: Point,
+    pub note: String,
+}
+
+/// The fastest way of the first group of which any fits, or the default where none does; `None` if the default fits, or has
+/// something else wrong with it than memory. Sequences of a step are as many as `batch` says; `None`: one a replica, or in a
+/// pipeline four a stage.
+pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<Taken>> {
+    let default = match case.row(point)? {
+        // What is wrong with what was said is not for another split to hide.
+        row if row.feasible || !row.why.starts_with("memory: ") => return Ok(None),
+        row => row,
+    };
+    let mut all = 0;
+    for group in groups(case) {
+        let points: Vec<Point> = group.into_iter().filter_map(|way| at(case, point, way, batch)).collect();
+        let tried = points.len();
+        let rows = points.iter().map(|point| Ok((*point, case.row(point)?))).collect::<Result<Vec<(Point, Row)>>>()?;
+        let fit: Vec<(Point, Row)> = rows.into_iter().filter(|(_, row)| row.feasible).collect();
+        let rate = |row: &Row| row.tokens_per_s_per_gpu.unwrap_or(0.0);
+        if let Some((point, _)) = fit.iter().max_by(|a, b| rate(&a.1).total_cmp(&rate(&b.1))) {
+            let note = format!(
+                "nothing is said of the split, and the default (zero 1, recompute none) does not fit ({}); taken is {}, the \
+                 fastest of {} simple ways that fit, of {tried} tried; say --zero, --recompute, --tp .. for another",
+                short(&default.why),
+                words(&point.par),
+                fit.len()
+            );
+            return Ok(Some(Taken { point: *point, note }));
+        }
+        all += tried;
+    }
+    let note = format!("nothing is said of the split, and of {all} simple ways tried none fits; this is the default");
+    Ok(Some(Taken { point: *point, note }))
+}
+
+/// What memory is needed, without the remedies behind it: the way that was taken is one.
+fn short(why: &str) -> &str {
+    let why = why.split(';').next().unwrap_or(why);
+    why.split(" (").next().unwrap_or(why)
+}
+
+/// Degrees above one, and what is always said.
+fn words(par: &Parallelism) -> String {
+    let degrees = [("pp", par.pp), ("tp", par.tp), ("ulysses", par.ulysses), ("ring", par.ring), ("ep", par.ep)];
+    let above = degrees.into_iter().filter(|(_, n)| *n > 1).map(|(name, n)| format!("{name} {n}, "));
+    format!("{}zero {}, recompute {}", above.collect::<String>(), par.zero, par.recompute.name())
+}
+
+/// Ways by how much they ask of whoever trains: state and activations first, then ranks of a node that share products, then
+/// ranks that share the sequence, then pipelines.
+fn groups(case: &Case) -> Vec<Vec<Parallelism>> {
+    let node = case.cluster.spec.gpus_per_node.min(case.cluster.gpus());
+    let with = |degrees: &[(u32, u32, u32)]| {
+        let all = degrees.iter().flat_map(|&(tp, ulysses, ring)| {
+            experts(&case.model, case.cluster.gpus()).into_iter().map(move |ep| (tp, ulysses, ring, ep))
+        });
+        all.flat_map(|(tp, ulysses, ring, ep)| {
+            let of = move |(zero, recompute)| Parallelism {
+                tp,
+                ulysses,
+                ring,
+                ep,
+                zero,
+                recompute,
+                ..Parallelism::default()
+            };
+            let (none, full) = (Recompute::None, Recompute::Full);
+            [(1, none), (3, none), (1, full), (3, full)].map(of)
+        })
+        .collect::<Vec<_>>()
+    };
+    let powers = |most: u32| (1..8).map(|log| 1 << log).filter(move |n| *n <= most);
+    let tensor: Vec<_> = powers(node).map(|tp| (tp, 1, 1)).collect();
+    let sequence: Vec<_> = powers(node).map(|u| (1, u, 1)).chain(powers(64).map(|ring| (1, 1, ring))).collect();
+    let both: Vec<_> = powers(64).map(|ring| (node, 1, ring)).chain(powers(64).map(|ring| (1, node, ring))).collect();
+    let staged = [1, node].into_iter().flat_map(|tp| with(&[(tp, 1, 1)])).filter(|way| way.zero == 1);
+    let staged = staged.flat_map(|way| powers(32).map(move |pp| Parallelism { pp, ..way })).collect();
+    vec![with(&[(1, 1, 1)]), with(&tensor), with(&sequence), with(&both), staged]
+}
+
+/// Degrees of expert parallelism to try.
+fn experts(model: &LlmSpec, gpus: u32) -> Vec<u32> {
+    let fits = |ep: &u32| model.moe.is_some_and(|moe| *ep <= gpus && moe.experts.is_multiple_of(u64::from(*ep)));
+    let mut all: Vec<u32> = [8, 64].into_iter().filter(fits).collect();
+    if all.is_empty() {
+        all.push(1);
+    }
+    all
+}
+
+/// The point split that way; `None` where the GPUs do not come out even.
+fn at(case: &Case, point: &Point, way: Parallelism, batch: Option<u64>) -> Option<Point> {
+    let split = way.pp * way.tp * way.ulysses * way.ring;
+    let gpus = case.cluster.gpus();
+    let dp = gpus.is_multiple_of(split).then_some(gpus / split)?;
+    let microbatches = if way.pp > 1 { 4 * u64::from(way.pp) } else { 1 };
+    let global_batch = batch.unwrap_or(u64::from(dp) * point.micro_batch * microbatches);
+    Some(Point { global_batch, par: Parallelism { dp, ..way }, ..*point })
+}
