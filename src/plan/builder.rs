@@ -187,7 +187,12 @@ impl Builder {
     }
 
     fn comm_lane(&mut self, via: Via) -> u16 {
-        self.lane(Lane::Comm(via.group.clone(), via.index))
+        let same =
+            |known: &Lane| matches!(known, Lane::Comm(group, index) if *index == via.index && group == via.group);
+        match self.lanes.iter().position(same) {
+            Some(at) => at as u16,
+            None => self.lane(Lane::Comm(via.group.clone(), via.index)),
+        }
     }
 
     fn lane(&mut self, lane: Lane) -> u16 {

@@ -4,12 +4,14 @@
 //! share bytes only where edges of the plan order every life of one before or after every life of the
 //! other, so that placing memory never changes timing. The executor allocates by this very placement.
 
+mod bound;
 mod conflicts;
 mod families;
 mod footprint;
 mod gaps;
 mod walk;
 
+pub use bound::Bounds;
 pub use conflicts::Conflicts;
 pub use footprint::Footprint;
 pub use walk::lives;

@@ -16,6 +16,8 @@ pub struct Kind {
     pub prefix: String,
     /// Which layers of the model.
     pub layers: Layers,
+    /// The most that a chunk of a stage has.
+    pub longest: u32,
     pub layer: Layer,
     pub flat: FlatWeights,
     /// Of the experts.

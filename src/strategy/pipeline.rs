@@ -91,6 +91,16 @@ pub struct Pipeline {
     pub fold: Fold,
     /// Of all stages, where one follows from the others; made when first asked for.
     pub orders: OnceLock<Vec<Vec<Next>>>,
+    pub tables: OnceLock<Tables>,
+}
+
+/// What hangs on the number of stages alone, and every unit of every stage asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tables {
+    /// The first layer of each virtual stage.
+    firsts: Vec<u32>,
+    /// Links between stages, by colour.
+    links: [Group; 3],
 }
 
 /// Slots that are taken and given back, those longest free first.
@@ -156,8 +166,21 @@ impl Pipeline {
     /// Which layers of the model a chunk of a stage has.
     pub fn range(&self, stage: u32, chunk: u32) -> Range<u32> {
         let at = self.virtual_stage(stage, chunk) as usize;
-        let first = self.layers[..at].iter().sum();
+        let first = self.tables().firsts[at];
         first..first + self.layers[at]
+    }
+
+    fn tables(&self) -> &Tables {
+        self.tables.get_or_init(|| {
+            let first = |sum: &mut u32, layers: &u32| {
+                *sum += layers;
+                Some(*sum - layers)
+            };
+            Tables {
+                firsts: self.layers.iter().scan(0, first).collect(),
+                links: [0, 1, 2].map(|colour| self.links_of(colour)),
+            }
+        })
     }
 
     fn virtual_stage(&self, stage: u32, chunk: u32) -> u32 {
@@ -297,11 +320,18 @@ impl Pipeline {
 
     /// The ranks at both ends of the link from `stage` to the next, among other links that share no rank with
     /// it: every pair is a communicator of its own.
-    pub fn link(&self, stage: u32) -> Group {
+    pub fn link(&self, stage: u32) -> &Group {
+        &self.tables().links[self.colour(stage) as usize]
+    }
+
+    fn colour(&self, stage: u32) -> u32 {
+        if stage + 1 == self.stages && self.stages % 2 == 1 { 2 } else { stage % 2 }
+    }
+
+    fn links_of(&self, colour: u32) -> Group {
         let p = self.stages;
         let links = if self.chunks > 1 && !self.is_folded() { p } else { p - 1 };
-        let colour = |s: u32| if s + 1 == p && p % 2 == 1 { 2 } else { s % 2 };
-        let sets = (0..links).filter(|&s| colour(s) == colour(stage)).map(|s| vec![s, (s + 1) % p]).collect();
+        let sets = (0..links).filter(|&s| self.colour(s) == colour).map(|s| vec![s, (s + 1) % p]).collect();
         Group::subset(Axis::Pp, sets)
     }
 }
@@ -322,6 +352,7 @@ mod tests {
             split: false,
             fold: Fold::None,
             orders: OnceLock::new(),
+            tables: OnceLock::new(),
         }
     }
 

@@ -229,7 +229,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         let (link, by) = if self.step.pipe.rises(unit) { (before, -1) } else { (stage, 1) };
         let dst = if unit.forward { self.input_of(stage, unit, slot) } else { self.dx.slot(slot) };
         let (tag, group) = (self.tag(stage, unit), self.step.pipe.link(link));
-        let via = Via { group: &group, index, engine: Engine::CopyEngine };
+        let via = Via { group, index, engine: Engine::CopyEngine };
         self.step.b.recv(&format!("recv_{what}.{}.{}", unit.chunk, unit.microbatch), via, by, dst, tag);
     }
 
@@ -247,7 +247,7 @@ impl<'s, 'a> Staged<'s, 'a> {
             _ => unit.chunk,
         };
         let (tag, group) = (self.tag(to, Unit { chunk, ..unit }), self.step.pipe.link(link));
-        let via = Via { group: &group, index, engine: Engine::CopyEngine };
+        let via = Via { group, index, engine: Engine::CopyEngine };
         self.step.b.send(&format!("send_{what}.{}.{}", unit.chunk, unit.microbatch), via, by, src, tag);
         self.sent.push(src);
     }
@@ -405,7 +405,7 @@ impl<'s, 'a> Staged<'s, 'a> {
     /// What they leave between the halves of a backward pass.
     fn left_of(&self, chain: &Chain, left: u32) -> Vec<Arg> {
         let of = |kind: &Kind| {
-            let slot = left * self.step.pipe.longest(&kind.layers);
+            let slot = left * kind.longest;
             kind.left.iter().map(move |buf| buf.slot(slot).into()).collect::<Vec<Arg>>()
         };
         Here::of(&self.step.kinds, chain).iter().flat_map(|h| of(h.kind)).collect()
@@ -415,10 +415,9 @@ impl<'s, 'a> Staged<'s, 'a> {
     /// they keep from one half of its backward unit to the other.
     fn saved_of(&self, chain: &Chain, kept: u32, left: Option<u32>) -> Vec<Arg> {
         let of = |kind: &Kind| {
-            let longest = self.step.pipe.longest(&kind.layers);
             let (saved, slot) = match (kind.again, left) {
-                (Some(again), Some(left)) => (again, left * longest),
-                _ => (kind.saved, if kind.keeps { kept * longest } else { 0 }),
+                (Some(again), Some(left)) => (again, left * kind.longest),
+                _ => (kind.saved, if kind.keeps { kept * kind.longest } else { 0 }),
             };
             saved.bufs().into_iter().map(move |buf| buf.slot(slot).into()).collect::<Vec<Arg>>()
         };

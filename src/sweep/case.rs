@@ -6,7 +6,7 @@ use crate::cost::{Effort, Machine, cost};
 use crate::device::{KernelTime, Profile, Roofline};
 use crate::error::{Error, Result};
 use crate::plan::link::AtomTable;
-use crate::plan::memory::{Conflicts, Footprint, Layout};
+use crate::plan::memory::{Bounds, Conflicts, Footprint, Layout};
 use crate::plan::structure::structure;
 use crate::plan::{About, Plan, Route};
 use crate::report::{Costed, Row};
@@ -195,7 +195,15 @@ impl Case {
         let structure = structure(plan, &atoms);
         let layout = |program| of(plan, &*self.conflicts(plan, &atoms, structure, program)?);
         let mut fullest = layout(0)?;
+        if plan.programs.len() == 1 {
+            return Ok(fullest);
+        }
+        let bounds = Bounds::new(plan);
         for program in 1..plan.programs.len() as u32 {
+            // Of a long pipeline few stages come near the fullest.
+            if bounds.of(program) <= fullest.bytes {
+                continue;
+            }
             let other = layout(program)?;
             if other.bytes > fullest.bytes {
                 fullest = other;

@@ -274,6 +274,7 @@ mod tests {
             split,
             fold: Fold::DualPipe,
             orders: OnceLock::new(),
+            tables: OnceLock::new(),
         }
     }
 

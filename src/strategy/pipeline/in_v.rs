@@ -197,7 +197,18 @@ mod tests {
     fn pipeline(stages: u32, microbatches: u32, fold: Fold) -> Pipeline {
         let layers = vec![1; 2 * stages as usize];
         let orders = OnceLock::new();
-        Pipeline { stages, chunks: 2, microbatches, layers, ahead: true, pairs: false, split: true, fold, orders }
+        Pipeline {
+            stages,
+            chunks: 2,
+            microbatches,
+            layers,
+            ahead: true,
+            pairs: false,
+            split: true,
+            fold,
+            orders,
+            tables: OnceLock::new(),
+        }
     }
 
     /// The idle time of a step whose passes take one unit of time each, found by following who waits for whom.

@@ -72,6 +72,7 @@ impl<'a> Step<'a> {
             split: par.cuts_all() || par.cuts_some(),
             fold: par.options.fold,
             orders: OnceLock::new(),
+            tables: OnceLock::new(),
         };
         // One in use, one on its way.
         let whole = if par.options.no_prefetch { 1 } else { 2 };
@@ -103,6 +104,7 @@ impl<'a> Step<'a> {
                 let scratch_ahead = pipe.pairs.then(|| layer.scratch(&mut b));
                 Kind {
                     prefix,
+                    longest: pipe.longest(&layers),
                     layers,
                     layer,
                     flat,
