@@ -91,6 +91,8 @@ pub struct Roofline {
     /// How many times longer than the GPU's curves say: rounding to FP8, and the products that gradients of weights are.
     cast: f64,
     weight_grad_fp8: f64,
+    /// Likewise products that are not in FP8, by the name of their curve.
+    slower: BTreeMap<String, f64>,
 }
 
 /// A part of the time: seconds, and what they rest on.
@@ -123,6 +125,7 @@ impl Roofline {
             kept: f64::from(sms) / f64::from(sms - kept),
             cast: slower("cast"),
             weight_grad_fp8: slower("weight_grad_fp8"),
+            slower: stack.slower.as_ref().map(|slower| slower.value.clone()).unwrap_or_default(),
         };
         if !stack.fuses_attention() {
             return Ok(Roofline { attention: None, ..roofline });
@@ -292,7 +295,10 @@ impl KernelTime for Roofline {
             && matches!(work.class, WorkClass::Gemm { n, k, .. } if odd(n) || odd(k))
             && self.gpu.peak.contains_key("f32");
         let dtype = if without { Dtype::F32 } else { dtype };
-        self.time(&Work { bytes: (work.bytes as f64 * passes) as u64, ..*work }, dtype)
+        let found = self.time(&Work { bytes: (work.bytes as f64 * passes) as u64, ..*work }, dtype);
+        let narrow = matches!(work.class, WorkClass::Gemm { cast, .. } if cast > 0);
+        let times = self.slower.get(curve).copied().filter(|_| !narrow).unwrap_or(1.0);
+        Estimate { seconds: found.seconds * times, ..found }
     }
 
     fn time(&self, work: &Work, dtype: Dtype) -> Estimate {
@@ -389,6 +395,20 @@ mod tests {
         };
         assert!(rate("scores", 108) < 19.5e12 && rate("scores", 104) > 60e12);
         assert!(rate("matmul_nn", 108) > 60e12, "a weight's product is padded");
+    }
+
+    /// Products of experts on AMD: forward 1165 TFLOP/s, backward less (github pull request AMD-AGI/Primus-Turbo#252).
+    #[test]
+    fn products_of_experts_on_amd() {
+        let mi355x = roofline("mi355x", "rccl-fa2");
+        let (m, n, k) = (16 * 4096, 4096, 7168);
+        let class = WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 16 };
+        let work = Work { flops: 2 * m * n * k, bytes: 2 * (m * k + 16 * k * n + m * n), class };
+        let rate = |curve| 1e-12 * work.flops as f64 / mi355x.time_as(curve, &work, Dtype::Bf16).seconds.value();
+        assert!((rate("grouped_matmul") / 1165.0 - 1.0).abs() < 0.05, "{}", rate("grouped_matmul"));
+        let backward = [rate("grouped_matmul_dx"), rate("grouped_matmul_dw")];
+        assert!(backward.iter().all(|rate| (626.0..860.0).contains(rate)), "{backward:?}");
+        assert!(rate("matmul_nn") > 1400.0, "other products are as they were");
     }
 
     /// DeepSeek's own software: products on 112 of 132 SMs, and slower kernels that round and that make gradients of weights.

@@ -49,14 +49,15 @@ pub struct StackSpec {
     /// whose grid leaves room for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_sms: Option<Sourced<u32>>,
-    /// How many times longer kernels take than the GPU's curves say: `cast`, which rounds operands to FP8, and
-    /// `weight_grad_fp8`, products of two operands that both have scales along what is summed over.
+    /// How many times longer kernels take than the GPU's curves say: `cast`, which rounds operands to FP8,
+    /// `weight_grad_fp8`, products of two operands that both have scales along what is summed over, and products of experts
+    /// that are not in FP8, by the names of their curves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slower: Option<Sourced<BTreeMap<String, f64>>>,
 }
 
 /// Kernels that a stack may know to be slower.
-const SLOWER: [&str; 2] = ["cast", "weight_grad_fp8"];
+const SLOWER: [&str; 5] = ["cast", "weight_grad_fp8", "grouped_matmul", "grouped_matmul_dx", "grouped_matmul_dw"];
 
 impl StackSpec {
     /// A shipped stack by name, or a file by path.
