@@ -288,6 +288,26 @@ fn unfused_attention() {
     }
 }
 
+/// A fused kernel of attention may run again as well, for nothing, however its keys are reached.
+#[test]
+fn fused_attention_again() {
+    let par = |words: &str, [tp, ring, ulysses, pp]: [u32; 4]| Parallelism {
+        recompute: Recompute::Selective,
+        options: words.parse().unwrap(),
+        ..Parallelism { tp, ring, ulysses, pp, ..Parallelism::default() }
+    };
+    for par in [
+        par("default", [2, 1, 2, 1]),
+        par("default", [1, 3, 1, 2]),
+        par("gather-kv", [1, 2, 1, 1]),
+        par("dkv-model", [1, 3, 1, 1]),
+        Parallelism { dp: 2, zero: 3, ..par("default", [1, 1, 1, 1]) },
+        par("zb-h1", [1, 1, 1, 2]),
+    ] {
+        holds(&Case { kv_heads: 4, microbatches: 2, batch: 2, par, ..case() }, 1e-10);
+    }
+}
+
 #[test]
 fn ring_of_three() {
     holds(&Case { par: Parallelism { ring: 3, ..case().par }, ..case() }, 1e-10);

@@ -135,7 +135,8 @@ fn carried(run: &Training, system: &str) -> &'static [&'static str] {
     ];
     let named = || names.iter().find(|(name, _)| system.contains(name)).map_or(&[][..], |(_, words)| *words);
     // Where nobody who carries rows is named, they are those of the recipes.
-    recipe::of(run).filter(|_| named().is_empty() && !system.contains("dispatcher")).map_or_else(named, |r| r.words)
+    let own = ["dispatcher", "alltoall"].iter().any(|word| system.contains(word));
+    recipe::of(run).filter(|_| named().is_empty() && !own).map_or_else(named, |r| r.words)
 }
 
 #[cfg(test)]
@@ -150,6 +151,8 @@ mod tests {
         };
         let bridge = "NeMo/Megatron-Bridge 26.08";
         assert_eq!(words(bridge, "DeepSeek-V3", "GB300", [2, 8], ""), ["dispatch-hybrid-ep", BESIDE]);
+        let own = "NeMo/Megatron-Bridge 26.08, NCCL all-to-all";
+        assert!(words(own, "DeepSeek-V3", "GB300", [2, 8], "").is_empty());
         assert_eq!(words(bridge, "DeepSeek-V3", "GB300", [2, 1], ""), ["dispatch-hybrid-ep"]);
         assert_eq!(words("NeMo/Megatron-Bridge 26.04.01", "DeepSeek-V3", "GB300", [2, 8], ""), ["dispatch-hybrid-ep"]);
         assert_eq!(words("NeMo/Megatron-Bridge 26.06.01", "DeepSeek-V3", "GB200", [4, 4], "")[1], BESIDE);

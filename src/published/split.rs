@@ -231,7 +231,10 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
     }
     let of = |text: &str| {
         let words = [("full", Recompute::Full), ("selective", Recompute::Selective), ("none", Recompute::None)];
-        words.into_iter().find(|(word, _)| text.starts_with(word)).map(|(_, r)| r)
+        let found = words.into_iter().find(|(word, _)| text.starts_with(word)).map(|(_, r)| r);
+        // Of other parts of a layer than attention plans make nothing again by themselves.
+        let elsewhere = ["norm", "moe", "mlp", "expert"].iter().any(|part| text.contains(part));
+        found.map(|r| if r == Recompute::Selective && elsewhere { Recompute::None } else { r })
     };
     let in_system = ["fullactivation", "actckpt", "fpdt"].iter().any(|w| system.contains(w)).then_some(Recompute::Full);
     of(&text).or(in_system).or(Habits::of_run(run).recompute)
@@ -396,7 +399,8 @@ mod tests {
         assert_eq!(run("full (block, 2 layers/stage in the script)", ""), Some(Recompute::Full));
         assert_eq!(run("none at 8K", ""), Some(Recompute::None));
         assert_eq!(run("none/selective (not stated)", ""), None);
-        assert_eq!(run("selective layernorm+moe", ""), Some(Recompute::Selective));
+        assert_eq!(run("selective layernorm+moe", ""), Some(Recompute::None));
+        assert_eq!(run("selective (core attention)", ""), Some(Recompute::Selective));
         assert_eq!(run("", "Megatron, full activation checkpointing, fp16"), Some(Recompute::Full));
     }
 }

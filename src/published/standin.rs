@@ -4,7 +4,7 @@
 
 use super::options::with_words;
 use super::split::Split;
-use crate::spec::{Fold, LlmSpec, Mlp, Norm, Positions, Recompute};
+use crate::spec::{Fold, LlmSpec, Mlp, Norm, Positions};
 
 /// A substitution: the word of the refusal that asks for it, what is said of it, and the change.
 struct Line {
@@ -67,12 +67,6 @@ const LINES: &[Line] = &[
         refusal: "zero: ",
         said: "one stage of ZeRO less",
         change: |_, s| s.par.zero = s.par.zero.saturating_sub(1),
-    },
-    // With a fused attention kernel there is little else that selective recomputation would drop.
-    Line {
-        refusal: "recompute: selective",
-        said: "no recomputation for selective",
-        change: |_, s| s.par.recompute = Recompute::None,
     },
     Line { refusal: "is not a multiple of dp", said: "a batch that the replicas share evenly", change: even_batch },
     Line {

@@ -247,7 +247,9 @@ impl Setup {
             return first;
         }
         let lacks = found.memory.take();
-        for recompute in [Recompute::Selective, Recompute::Full] {
+        // Of a fused kernel selective recomputation saves nothing.
+        let less = if self.stack.fuses_attention() { &LESS[1..] } else { &LESS };
+        for &recompute in less {
             let said = found.why.len();
             if let Ok(mut made) = self.with(recompute, found)
                 && found.memory.is_none()
@@ -397,6 +399,9 @@ fn narrowest(run: &Training, gpu: &mut GpuSpec, found: &mut Prediction) {
     };
     found.why.push(taken.into());
 }
+
+/// What is computed again where all does not fit, the least first.
+const LESS: [Recompute; 2] = [Recompute::Selective, Recompute::Full];
 
 /// Bytes of the fullest rank: the first stage has the most micro-batches under way, the last has the logits.
 fn needs(plan: &Plan) -> Result<f64, String> {

@@ -60,7 +60,9 @@ pub struct Workload {
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
     None,
-    /// Keeps what is dear to compute, not what is dear to keep (Korthikanti et al., arXiv:2205.05198).
+    /// Keeps what is dear to compute, not what is dear to keep (Korthikanti et al., arXiv:2205.05198): the scores of
+    /// attention are made again. A fused kernel keeps none, and yet runs again, as in Megatron-LM
+    /// (`--recompute-activations`), for nothing.
     Selective,
     /// Keeps the input of every layer and runs the layer's forward pass again.
     Full,

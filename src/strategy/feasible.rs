@@ -9,7 +9,7 @@ pub use experts::{chosen_by_layer, route};
 pub use stages::layers_of_stages;
 
 use crate::error::{Error, Result};
-use crate::spec::{AttentionSpec, LlmSpec, Mask, Mixer, Parallelism, Pass, Positions, Recompute, Workload};
+use crate::spec::{AttentionSpec, LlmSpec, Mask, Mixer, Parallelism, Pass, Positions, Workload};
 use experts::experts;
 use sizes::{batch, heads, sequence, tensor};
 use stages::pipeline;
@@ -203,11 +203,6 @@ fn degrees(par: &Parallelism) -> Result<()> {
     let ranks = [par.dp, par.pp, par.ring, par.ulysses, par.tp].iter().fold(1u64, |n, &d| n.saturating_mul(d.into()));
     if ranks > 1 << 20 {
         let why = format!("degrees: dp x pp x ring x ulysses x tp is {ranks} ranks; the most is 1048576");
-        return Err(Error::infeasible(why));
-    }
-    if par.recompute == Recompute::Selective && !par.options.unfused {
-        let why = "recompute: selective computes again what attention keeps of its scores, and a fused kernel keeps \
-                   none of them; use none or full, or the option unfused";
         return Err(Error::infeasible(why));
     }
     if par.zero > 3 {

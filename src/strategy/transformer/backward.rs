@@ -60,6 +60,10 @@ impl Layer {
 
     /// dq and dkv of my tokens from d_o.
     fn core_backward(&self, b: &mut Builder, s: &Scratch, keep: &Saved) -> (Buf, Buf) {
+        if self.attends_again {
+            // Into what is kept: a checkpoint around a fused kernel saves no memory but the output's, which others need.
+            self.core.forward(b, &s.heads().attn, keep.attn(), true);
+        }
         match (&self.ulysses, &s.heads().ulysses) {
             (Some(ulysses), Some(us)) => {
                 let d_o = ulysses.scatter_do(b, us, s.heads().d_o);

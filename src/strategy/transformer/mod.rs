@@ -26,7 +26,7 @@ use super::tensor::TensorParallel;
 use super::ulysses::Ulysses;
 use super::weights::{Weight, Weights};
 use crate::plan::{Buf, Builder, Dtype, Kernel, Route, Segs};
-use crate::spec::{AttentionSpec, LlmSpec, Mixer, Mlp, Parallelism, Positions, Workload};
+use crate::spec::{AttentionSpec, LlmSpec, Mixer, Mlp, Parallelism, Positions, Recompute, Workload};
 use latent::Latent;
 use mamba::Mamba;
 use weights::WeightRows;
@@ -60,6 +60,8 @@ pub struct Layer {
     /// Where those tokens stand in the sequence.
     pub segs: Segs,
     pub core: Core,
+    /// The backward pass begins with the kernel of attention run again (see [`Recompute::Selective`]).
+    attends_again: bool,
     /// `None` when the Ulysses degree is 1.
     ulysses: Option<Ulysses>,
     /// In place of one projection to q, k and v.
@@ -200,6 +202,7 @@ impl Layer {
             seq,
             segs,
             core,
+            attends_again: par.recompute == Recompute::Selective && !par.options.unfused,
             ulysses,
             latent,
             mamba,
