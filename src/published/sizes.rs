@@ -11,11 +11,13 @@ use crate::spec::{LlmSpec, Mlp, Norm, Positions, shipped};
 /// A known shape: billions of weights, layers, hidden, heads.
 type Shape = (f64, u64, u64, u64);
 
-/// Shapes of GPT by size: Brown et al., arXiv:2005.14165, table 2.1; Narayanan et al., arXiv:2104.04473, table 1.
+/// Shapes of GPT by size: Brown et al., arXiv:2005.14165, table 2.1; Narayanan et al., arXiv:2104.04473, table 1. That of 1.2
+/// billion is DeepSpeed-Ulysses' (arXiv:2309.14509): the same model is shared by 8 to 64 ranks, so that its heads are 64.
 const GPT: &[Shape] = &[
     (0.125, 12, 768, 12),
     (0.35, 24, 1024, 16),
     (0.76, 24, 1536, 16),
+    (1.2, 24, 2048, 64),
     (1.3, 24, 2048, 32),
     (1.7, 24, 2304, 24),
     (2.7, 32, 2560, 32),

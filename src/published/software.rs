@@ -40,6 +40,8 @@ pub struct Habits {
     /// Selective recomputation is that of every second product (torchtitan's `selective` of operators), which is half
     /// of a layer's; else of attention alone (Megatron-LM's).
     pub halves: bool,
+    /// Layers that do not come out even fill the stages of a pipeline from the first one on, and the last has what is left.
+    pub fills_stages: bool,
     pub overlap: Overlap,
 }
 
@@ -80,6 +82,7 @@ const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
         fused_loss: false,
         recompute: None,
         halves: false,
+        fills_stages: false,
         overlap: ALL,
     }
 }
@@ -91,6 +94,10 @@ const fn with(overlap: Overlap, habits: Habits) -> Habits {
 /// Megatron of 2019 to 2022 and what was built on it: whoever does not say so recomputes whole layers, as selective
 /// recomputation came in May of 2022 (arXiv:2205.05198).
 const EARLY: Habits = Habits { recompute: Some(Recompute::Full), ..with(TIMED, habits(UNFUSED, 0.1)) };
+
+/// The same on DeepSpeed's engine of pipelines (78 layers on 12 stages are eleven times 7 and 1:
+/// github:bigscience-workshop/bigscience@053adaf train/tr11-176B-ml/chronicles-prequel.md, "Re-do").
+const ON_DEEPSPEED: Habits = Habits { fills_stages: true, ..EARLY };
 
 /// Scores are written to memory: Megatron's fused softmax, before FlashAttention (arXiv:2205.14135).
 const UNFUSED: &[&str] = &["unfused", "fa2"];
@@ -159,13 +166,13 @@ const RULES: &[Rule] = &[
     Rule { words: &["megascale"], habits: MEGASCALE },
     // BigScience kept the GPUs from hanging by waiting for every kernel (github:bigscience-workshop/bigscience@053adaf
     // train/tr11-176B-ml/chronicles-prequel.md, "dealing with JZ hanging on the large model").
-    Rule { words: &["bigscience"], habits: with(Overlap { kernels: false, ..TIMED }, EARLY) },
+    Rule { words: &["bigscience"], habits: with(Overlap { kernels: false, ..TIMED }, ON_DEEPSPEED) },
     // Megatron of 2019 to 2023, and what was built on it then; its dropout is 0.1 unless turned off.
-    Rule { words: &["megatrondeepspeed", "megatron+deepspeed", "megatron3d"], habits: EARLY },
+    Rule { words: &["megatrondeepspeed", "megatron+deepspeed", "megatron3d"], habits: ON_DEEPSPEED },
     Rule { words: &["ptdp", "yuan1", "glm130b", "metaseq"], habits: EARLY },
     // On DeepSpeed's engine of pipelines and its optimizer (github:EleutherAI/gpt-neox configs/20B.yml: ZeRO 1, activations
     // checkpointed, no dropout).
-    Rule { words: &["gptneox"], habits: Habits { zero: 1, dropout: 0.0, ..EARLY } },
+    Rule { words: &["gptneox"], habits: Habits { zero: 1, dropout: 0.0, ..ON_DEEPSPEED } },
     // Of 2023: FlashAttention, and Megatron-LM's optimizer, whose collectives wait, or its own, whose do not
     // (github:alibaba/Megatron-LLaMA README.md).
     Rule { words: &["megatronllama(over"], habits: fused(Habits { zero: 1, ..habits(FLASH_1, 0.0) }) },

@@ -105,6 +105,7 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
     // Sums of gradients that stay whole go over all replicas, whoever has the optimizer's states (InternEvo).
     let same = dp * ulysses * ring;
     options.shard = sharers(&run.zero, node).filter(|n| zero > 1 && *n < same && same.is_multiple_of(*n)).unwrap_or(0);
+    options.last_stage = left_over(model.layers, pp, vp).filter(|_| habits.fills_stages);
     let par = Parallelism {
         dp,
         pp,
@@ -126,6 +127,15 @@ fn gathers_kv(run: &Training) -> bool {
     let [system, notes] = [&run.system, &run.notes].map(|text| squeezed(text));
     let said = ["allgathercp", "allgatherbasedcp", "allgatherkv", "kvallgather"];
     system.contains("llama3stack") || said.iter().any(|word| system.contains(word) || notes.contains(word))
+}
+
+/// Layers of the last stage where all others are filled first; `None` where they come out even, or do with embedding and
+/// head counted as a layer each.
+fn left_over(layers: u64, pp: u32, vp: u32) -> Option<u16> {
+    let pp = u64::from(pp);
+    let even = layers.is_multiple_of(pp) || (layers + 2).is_multiple_of(pp);
+    let left = layers.checked_sub(layers.div_ceil(pp) * (pp - 1)).filter(|left| *left > 0 && vp == 1 && !even)?;
+    u16::try_from(left).ok()
 }
 
 /// Tokens of a sequence that make the stated FLOP/s of the stated tokens/s, as a power of two.
@@ -377,6 +387,13 @@ mod tests {
         );
         let ulysses = Training { system: "DeepSpeed-Ulysses".into(), ..cp };
         assert_eq!(split(&ulysses, &LlmSpec::default(), habits(), 8).unwrap().par.ulysses, 4);
+    }
+
+    #[test]
+    fn stages_are_filled_from_the_first_one_on() {
+        assert_eq!([(78, 12), (79, 10), (77, 6)].map(|(l, pp)| left_over(l, pp, 1)), [Some(1), Some(7), Some(12)]);
+        // Even, even with embedding and head, more stages than can be filled, interleaved.
+        assert_eq!([(72, 12, 1), (70, 12, 1), (13, 6, 1), (77, 6, 2)].map(|(l, pp, vp)| left_over(l, pp, vp)), [None; 4]);
     }
 
     #[test]
