@@ -237,6 +237,7 @@ fn whole_model(row: &Attention, shipped: &Shipped) -> Prediction {
         cp: row.cp,
         dp: row.dp,
         precision: row.dtype.clone(),
+        notes: row.notes.clone(),
         tflops_per_gpu: rate("tflop"),
         mfu: rate("%mfu").map(|v| v / 100.0),
         ..Training::default()

@@ -119,6 +119,8 @@ pub struct Attention {
     pub model: String,
     /// A remark on the sizes, which may name the script that has them.
     pub note: String,
+    /// What is remarked of the row.
+    pub notes: String,
     pub family: String,
     pub variant: String,
     /// Whose implementation.

@@ -203,6 +203,7 @@ fn attention(f: &Fields) -> Result<(String, Facts)> {
         mask: text(&model, "mask")?,
         model: text(&model, "model")?,
         note: text(&model, "note")?,
+        notes: text(f, "notes")?,
         family: text(&algorithm, "family")?,
         variant: text(&algorithm, "variant")?,
         implementation: text(&algorithm, "impl")?,

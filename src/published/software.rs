@@ -326,12 +326,29 @@ fn before_flash(found: Habits) -> Habits {
 /// The first container whose cuDNN has the rates of 2026 on a Blackwell Ultra: DeepSeek-V3 went from 4.6 to 6.3
 /// thousand tokens/s on GB300 with it (github:NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md).
 const RATES_OF_2026: (u32, u32) = (26, 6);
+/// The release of the containers of a run, from the name of its system or from what is noted of its container.
+fn container(run: &Training) -> Option<(u32, u32)> {
+    let noted = || run.notes.find("container").and_then(|at| release(&run.notes[at..]));
+    release(&run.system).or_else(noted)
+}
 
-/// Attention as it was when a run was made, where the GPU has a curve for that: training that does not say that its
-/// containers are new is from before.
+/// Curves of attention in older containers of NeMo, and the first container that has the newer one:
+///
+/// * on a Blackwell Ultra: DeepSeek-V3 went from 4.6 to 6.3 thousand tokens/s on GB300 with it
+///   (github:NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md);
+/// * on Hopper: cuDNN 9.0 in 24.03, in the tables of long sequences; those of 24.07, no longer than 8192, do not tell.
+const RATES_OF_2026: (&str, (u32, u32)) = ("cudnn-2025", (26, 6));
+const RATES_OF_2024: (&str, (u32, u32)) = ("cudnn-9.0", (24, 5));
+
+/// Attention as it was when a run was made, where the GPU has a curve for that: training that does not say how new its
+/// containers are is from before 2026, and from after 2024.
 pub fn older_kernels(run: &Training, gpu: &mut GpuSpec) {
-    let new = release(&run.system).is_some_and(|release| release >= RATES_OF_2026);
-    if let Some(older) = gpu.attention.get("cudnn-2025").filter(|_| !new).cloned() {
+    let container = container(run);
+    let from = |(curve, first): (&'static str, _), unsaid| {
+        let older = container.map_or(unsaid, |release| release < first);
+        older.then(|| gpu.attention.get(curve)).flatten().cloned()
+    };
+    if let Some(older) = from(RATES_OF_2026, true).or_else(|| from(RATES_OF_2024, false)) {
         gpu.attention.insert("cudnn".into(), older);
     }
 }
@@ -434,6 +451,14 @@ mod tests {
             gpu.attention["cudnn"].backward.half.value
         };
         assert!(half("NeMo 26.08") < half("NeMo 26.04") && half("Megatron-Core MoE") == half("NeMo 26.04"));
+        let long = |system: &str, notes: &str| {
+            let mut gpu = GpuSpec::find("h100-sxm5").unwrap();
+            let [system, notes] = [system, notes].map(String::from);
+            older_kernels(&Training { system, notes, ..Training::default() }, &mut gpu);
+            gpu.attention["cudnn"].forward.ceiling.value[0].1
+        };
+        let (old, new) = (long("NeMo 24.03.01", ""), long("NeMo", "24.03 ms a layer"));
+        assert!(old < new && long("NeMo", "container NeMo24.03.01") == old && long("NeMo 24.07", "") == new);
     }
 
     #[test]

@@ -278,6 +278,8 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (zero < 2 && !habits.fused_grads && model.mla.is_none(), "add-grads"),
         (!habits.fused_loss && !squeezed(&run.system).contains("liger"), "wide-loss"),
         (model.mla.is_some() && squeezed(&run.recompute).contains("mlaup"), "recompute-mla-up"),
+        // Keys and values of all ranks are gathered before attention (arXiv:2407.21783, section 3.3.2).
+        (sequence_ways(run).1 > 1 && squeezed(&run.system).contains("metallama3"), "gather-kv"),
         (optimizer_is_away(run), "offload-optimizer"),
         (squeezed(&run.system).contains("ckptoffload"), "offload-activations"),
     ];
@@ -393,7 +395,10 @@ mod tests {
     fn stages_are_filled_from_the_first_one_on() {
         assert_eq!([(78, 12), (79, 10), (77, 6)].map(|(l, pp)| left_over(l, pp, 1)), [Some(1), Some(7), Some(12)]);
         // Even, even with embedding and head, more stages than can be filled, interleaved.
-        assert_eq!([(72, 12, 1), (70, 12, 1), (13, 6, 1), (77, 6, 2)].map(|(l, pp, vp)| left_over(l, pp, vp)), [None; 4]);
+        assert_eq!(
+            [(72, 12, 1), (70, 12, 1), (13, 6, 1), (77, 6, 2)].map(|(l, pp, vp)| left_over(l, pp, vp)),
+            [None; 4]
+        );
     }
 
     #[test]
