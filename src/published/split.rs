@@ -278,8 +278,6 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (zero < 2 && !habits.fused_grads && model.mla.is_none(), "add-grads"),
         (!habits.fused_loss && !squeezed(&run.system).contains("liger"), "wide-loss"),
         (model.mla.is_some() && squeezed(&run.recompute).contains("mlaup"), "recompute-mla-up"),
-        // Keys and values of all ranks are gathered before attention (arXiv:2407.21783, section 3.3.2).
-        (sequence_ways(run).1 > 1 && squeezed(&run.system).contains("metallama3"), "gather-kv"),
         (optimizer_is_away(run), "offload-optimizer"),
         (squeezed(&run.system).contains("ckptoffload"), "offload-activations"),
     ];
