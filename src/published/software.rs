@@ -323,9 +323,6 @@ fn before_flash(found: Habits) -> Habits {
     Habits { kernels: UNFUSED, dropout: EARLY.dropout, tp_overlap: false, tuned_sends: false, ..found }
 }
 
-/// The first container whose cuDNN has the rates of 2026 on a Blackwell Ultra: DeepSeek-V3 went from 4.6 to 6.3
-/// thousand tokens/s on GB300 with it (github:NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md).
-const RATES_OF_2026: (u32, u32) = (26, 6);
 /// The release of the containers of a run, from the name of its system or from what is noted of its container.
 fn container(run: &Training) -> Option<(u32, u32)> {
     let noted = || run.notes.find("container").and_then(|at| release(&run.notes[at..]));
