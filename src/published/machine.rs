@@ -76,6 +76,9 @@ impl Fleet {
         if let Some(family) = family {
             return Ok(self.all.iter().filter(|(_, gpu)| gpu.architecture == family).collect());
         }
+        if words.trim().is_empty() {
+            return Err("gpu: not stated; name one, as in \"H100\"".into());
+        }
         if by_peak.is_empty() {
             let known: std::collections::BTreeSet<_> = self.all.iter().map(|(_, gpu)| gpu.name.as_str()).collect();
             let known: Vec<_> = known.into_iter().collect();

@@ -105,6 +105,10 @@ fn make_unique(cases: &mut [Case]) {
 }
 
 fn training(f: &Fields) -> Result<(String, Facts)> {
+    if f.value("gpu").is_none() && f.value("category").is_some() {
+        let why = "a fact about failures or checkpoints is no training run; `goodput` works those out";
+        return Err(f.wrong("category", why));
+    }
     let text = |field| Ok::<_, Error>(f.text(field)?.unwrap_or_default());
     let run = Training {
         system: text("system")?,
@@ -267,6 +271,7 @@ mod tests {
         for (text, parts) in [
             (r#"[{"id": "a", "layers": "thirty"}]"#, ["c.json: case a: layers: \"thirty\"", "write null"]),
             (r#"[{"id": "a", "layers": -1}]"#, ["case a: layers: -1", "above zero"]),
+            (r#"[{"id": "a", "category": "failures", "data": {}}]"#, ["case a: category", "`goodput`"]),
             (r#"[{"id": "a", "layers": 9999}]"#, ["case a: layers: 9999", "extra digits"]),
             (r#"[{"id": "a", "seq": 1.5}]"#, ["case a: seq: 1.5", "whole"]),
             (r#"[{"id": "a", "gated_ffn": "maybe"}]"#, ["case a: gated_ffn: \"maybe\"", "neither"]),
