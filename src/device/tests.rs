@@ -1,0 +1,245 @@
+use super::*;
+use crate::plan::Kernel;
+
+fn roofline(gpu: &str, stack: &str) -> Roofline {
+    Roofline::new(&GpuSpec::find(gpu).unwrap(), &StackSpec::find(stack).unwrap()).unwrap()
+}
+
+fn gemm(m: u64, n: u64, k: u64) -> Work {
+    Work {
+        flops: 2 * m * n * k,
+        bytes: 2 * (m * k + k * n + m * n),
+        class: WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 1 },
+    }
+}
+
+fn attention(q_rows: u64, kv_rows: u64, area: u64, backward: bool) -> Work {
+    let products = if backward { 5 } else { 2 };
+    let class = WorkClass::Attention { q_rows, kv_rows, area, batch_heads: 32, head_dim: 128, backward };
+    Work { flops: 2 * products * area * 32 * 128, bytes: 2 * 128 * 32 * (2 * q_rows + 2 * kv_rows), class }
+}
+
+#[test]
+fn heads_that_do_not_come_out_even_go_without_tensor_cores() {
+    let a100 = roofline("a100-sxm4-80gb", "nccl-unfused");
+    let rate = |curve: &str, width: u64| {
+        let work = gemm(1 << 15, 2048, width);
+        work.flops as f64 / a100.time_as(curve, &work, Dtype::Bf16).seconds.value()
+    };
+    assert!(rate("scores", 108) < 19.5e12 && rate("scores", 104) > 60e12);
+    assert!(rate("matmul_nn", 108) > 60e12, "a weight's product is padded");
+}
+
+/// Products of experts on AMD: forward 1165 TFLOP/s, backward less (github pull request AMD-AGI/Primus-Turbo#252).
+#[test]
+fn products_of_experts_on_amd() {
+    let mi355x = roofline("mi355x", "rccl-fa2");
+    let (m, n, k) = (16 * 4096, 4096, 7168);
+    let class = WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 16 };
+    let work = Work { flops: 2 * m * n * k, bytes: 2 * (m * k + 16 * k * n + m * n), class };
+    let rate = |curve| 1e-12 * work.flops as f64 / mi355x.time_as(curve, &work, Dtype::Bf16).seconds.value();
+    assert!((rate("grouped_matmul") / 1165.0 - 1.0).abs() < 0.05, "{}", rate("grouped_matmul"));
+    let backward = [rate("grouped_matmul_dx"), rate("grouped_matmul_dw")];
+    assert!(backward.iter().all(|rate| (626.0..860.0).contains(rate)), "{backward:?}");
+    assert!(rate("matmul_nn") > 1400.0, "other products are as they were");
+}
+
+/// DeepSeek's own software: products on 112 of 132 SMs, and slower kernels that round and that make gradients of weights.
+#[test]
+fn products_keep_off_sms() {
+    let [usual, own] = ["nccl-fa3", "hai-llm"].map(|stack| roofline("h800-sxm5", stack));
+    let ratio = |work: &Work| {
+        let [usual, own] = [&usual, &own].map(|r| r.time(work, Dtype::Bf16));
+        (own.seconds / usual.seconds, usual.sm_bound, own.sm_bound)
+    };
+    let product = |cast, result| {
+        let (m, n, k) = (32768, 4096, 7168);
+        let bytes = m * k + k * n + m * n * result + cast;
+        let class = WorkClass::Gemm { m, n, k, cast, result, groups: 4 };
+        Work { flops: 2 * m * n * k, bytes, class }
+    };
+    let (slower, before, behind) = ratio(&product(0, 2));
+    assert!((slower - 132.0 / 112.0).abs() < 1e-3 && before && !behind, "{slower}");
+    assert!((ratio(&product(1, 8)).0 - 132.0 / 112.0 * 1.27).abs() < 2e-3, "rounding takes no time to speak of");
+    assert!((ratio(&product(1, 4)).0 - 132.0 / 112.0).abs() < 1e-3);
+    assert_eq!(ratio(&attention(4096, 4096, 4096 * 2048, true)), (1.0, true, true));
+    let mut stack = StackSpec::find("hai-llm").unwrap();
+    stack.kept_sms.as_mut().unwrap().value = 132;
+    let why = Roofline::new(&GpuSpec::find("h800-sxm5").unwrap(), &stack).unwrap_err().to_string();
+    assert!(why.contains("kept_sms") && why.contains("132 of the 132 SMs"), "{why}");
+}
+
+#[test]
+fn what_is_not_fused_moves_more() {
+    let [fused, eager] = ["nccl-fa2", "torch-eager"].map(|stack| roofline("h100-sxm5", stack));
+    let work = Work { flops: 0, bytes: 1 << 30, class: WorkClass::Memory };
+    let ratio = |curve: &str| {
+        let time = |r: &Roofline| r.time_as(curve, &work, Dtype::Bf16).seconds.value();
+        time(&eager) / time(&fused)
+    };
+    assert!((ratio("norm") - 9.0).abs() < 0.1 && (ratio("add") - 1.0).abs() < 1e-9, "{}", ratio("norm"));
+}
+
+#[test]
+fn one_tile_more_than_a_wave_takes_two_waves() {
+    let mut gpu = GpuSpec::find("h100-sxm5").unwrap();
+    gpu.gemm.tiles = vec![[128, 256]];
+    let time = |tiles: u64| time_of(&gpu, tiles);
+    assert!((time(132) / time(131) - 1.0).abs() < 1e-9);
+    assert!((time(133) / time(132) - 2.0).abs() < 1e-9);
+    assert!(time(33) < time(67) * 0.5, "where tiles are few, k is split");
+    // Smaller tiles fill the second wave better.
+    gpu.gemm.tiles.push([128, 128]);
+    assert!(time_of(&gpu, 133) < time_of(&gpu, 132) * 1.9);
+}
+
+fn time_of(gpu: &GpuSpec, tiles: u64) -> Seconds {
+    let product = gemm::Product { m: 128 * tiles, n: 256, k: 8192, element: 2, result: 2 };
+    gemm::time(gpu, product, FlopsPerSec::new(8e14))
+}
+
+#[test]
+fn fp8_pays_less_than_twofold_and_only_where_there_is_some() {
+    let r = roofline("h100-sxm5", "nccl-fa3");
+    let time = |m: u64, k: u64, fp8| {
+        let kernel = Kernel::MatMul { m, n: 8192, k, a_t: false, b_t: true, accumulate: false, fp8, bias: false };
+        let work = kernel.work(&[], 0, &[2 * m * k, 2 * 8192 * k], &[2 * m * 8192]).unwrap();
+        r.time(&work, Dtype::Bf16).seconds
+    };
+    let gain = time(16384, 8192, false) / time(16384, 8192, true);
+    assert!(gain > 1.25 && gain < 2.0, "the peak doubles, but operands have to be rounded first: {gain}");
+    let thin = time(64, 8192, false) / time(64, 8192, true);
+    assert!(thin > 1.0 && thin < 2.0, "weights that were rounded before are half the bytes: {thin}");
+    let a100 = roofline("a100-sxm4-80gb", "nccl-fa2").fp8(Dtype::Bf16).unwrap_err().to_string();
+    assert!(a100.contains("leave out the option fp8"), "{a100}");
+}
+
+#[test]
+fn adding_to_a_gradient_takes_longer_than_writing_it_and_less_than_a_kernel_of_its_own() {
+    let r = roofline("a100-sxm4-80gb", "nccl-fa2");
+    let time = |work: Work| r.time(&work, Dtype::Bf16).seconds;
+    let (m, n, k) = (8192, 8192, 2048);
+    let product = |accumulate, dtype: u64| {
+        let kernel = Kernel::MatMul { m, n, k, a_t: true, b_t: false, accumulate, fp8: false, bias: false };
+        let sums = dtype * m * n;
+        let reads = if accumulate { vec![2 * m * k, 2 * n * k, sums] } else { vec![2 * m * k, 2 * n * k] };
+        time(kernel.work(&[], 0, &reads, &[sums]).unwrap())
+    };
+    let (added, written) = (product(true, 4), product(false, 2));
+    let kernel = time(Work { flops: 0, bytes: 10 * m * n, class: WorkClass::Memory });
+    assert!(added > written && added < written + kernel, "{added} {written} {kernel}");
+}
+
+#[test]
+fn experts_one_by_one_take_longer_than_all_in_one_kernel() {
+    let time = |stack: &str, groups: u64| {
+        let class = WorkClass::Gemm { m: 32768, n: 1536, k: 2048, cast: 0, result: 2, groups };
+        let work = Work { class, ..gemm(32768, 1536, 2048) };
+        roofline("b200-sxm", stack).time(&work, Dtype::Bf16).seconds
+    };
+    let start = StackSpec::find("nccl-cudnn").unwrap().group_start.unwrap().value;
+    let more = time("nccl-cudnn", 16) - time("nccl-cudnn", 1);
+    assert!((more / (start * 15.0) - 1.0).abs() < 1e-9, "{more}");
+    assert_eq!(time("nccl-fa4", 16), time("nccl-fa4", 1));
+}
+
+#[test]
+fn more_work_never_takes_less_time() {
+    let r = roofline("h100-sxm5", "nccl-fa3");
+    let mut last = Seconds::ZERO;
+    for m in (64..20000).step_by(64) {
+        let t = r.time(&gemm(m, 4096, 4096), Dtype::Bf16).seconds;
+        assert!(t >= last, "{m}");
+        last = t;
+    }
+    for backward in [false, true] {
+        last = Seconds::ZERO;
+        for s in (128..20000).step_by(128) {
+            let t = r.time(&attention(s, s, s * (s + 1) / 2, backward), Dtype::Bf16).seconds;
+            assert!(t > last, "{s}");
+            last = t;
+        }
+    }
+}
+
+#[test]
+fn efficiency_stays_below_the_ceiling() {
+    let r = roofline("h100-sxm5", "nccl-fa3");
+    let w = gemm(16384, 16384, 8192);
+    let rate = Flops::new(w.flops as f64) / r.time(&w, Dtype::Bf16).seconds / r.peak(Dtype::Bf16).unwrap();
+    assert!(rate > 0.8 * 0.65 && rate < 0.8 * 0.811, "{rate}");
+}
+
+/// 12.6 million tokens a second at 8192 of them, 10.8 at 262144 (github pull request vllm-project/vllm#27299).
+#[test]
+fn a_scan_takes_what_was_measured() {
+    let mamba = crate::spec::MambaSpec { heads: 128, head_dim: 64, groups: 1, state: 128, conv: 4, chunk: 256 };
+    let r = roofline("h100-sxm5", "nccl-fa3");
+    let rate = |seq: u64| {
+        let op = crate::plan::kernel::SsmOp::Scan;
+        let kernel = Kernel::Ssm(crate::plan::kernel::SsmKernel { batch: 1, seq, mamba, op });
+        let [cols, proj, inner] = [mamba.conv_cols(), mamba.proj_cols(), mamba.inner()].map(|n| 2 * n * seq);
+        let work = kernel.work(&[], 0, &[cols, proj, 6 * 128], &[inner]).unwrap();
+        seq as f64 / r.time(&work, Dtype::Bf16).seconds.value()
+    };
+    for (seq, measured) in [(8192, 12.62e6), (16384, 12.92e6), (65536, 11.07e6), (262144, 10.82e6)] {
+        let ratio = rate(seq) / measured;
+        assert!((ratio - 1.0).abs() < 0.15, "{seq}: {ratio}");
+    }
+}
+
+/// 40 heads of 64 tiles fill the 216 places of an A100 eleven times and 184 of them once more; of five heads a
+/// second wave has 104 tiles, one an SM, and under a causal mask SMs wait for the longest.
+#[test]
+fn few_tiles_leave_places_empty() {
+    let r = roofline("a800-sxm4-80gb", "nccl-fa2");
+    let rate = |heads: u64, causal: bool| {
+        let n = 8192u64;
+        let area = if causal { n * (n + 1) / 2 } else { n * n };
+        let class =
+            WorkClass::Attention { q_rows: n, kv_rows: n, area, batch_heads: heads, head_dim: 128, backward: false };
+        let work = Work { flops: 4 * area * heads * 128, bytes: 0, class };
+        work.flops as f64 / r.time(&work, Dtype::Bf16).seconds.value()
+    };
+    let full = rate(5, false) / rate(40, false);
+    assert!((full / ((320.0 / 360.0) / (2560.0 / 2592.0)) - 1.0).abs() < 0.02, "{full}");
+    let causal = rate(5, true) / rate(40, true);
+    assert!((causal / ((1.0 + 216.0 / 2560.0) / (1.0 + 216.0 / 320.0)) - 1.0).abs() < 0.05, "{causal}");
+}
+
+#[test]
+fn a_scan_on_blackwell_gains_as_little_as_its_instructions_are_old() {
+    let scan = |gpu: &str| {
+        let work = Work { flops: 0, bytes: 1 << 30, class: WorkClass::Scan };
+        roofline(gpu, "nccl-cudnn").time(&work, Dtype::Bf16).seconds.value()
+    };
+    let ratio = scan("h100-sxm5") / scan("b200-sxm");
+    assert!((1.05..1.25).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn a_diagonal_block_is_less_efficient_than_a_full_one() {
+    let r = roofline("h100-sxm5", "nccl-fa3");
+    let rate = |w: &Work| w.flops as f64 / r.time(w, Dtype::Bf16).seconds.value();
+    let (full, masked) = (attention(4096, 4096, 4096 * 4096, false), attention(4096, 4096, 4096 * 4097 / 2, false));
+    assert!(rate(&full) > rate(&masked));
+}
+
+#[test]
+fn small_kernels_are_bound_by_memory_or_launch() {
+    let r = roofline("h200-sxm5", "nccl-fa3");
+    let e = r.time(&Work { flops: 0, bytes: 1 << 30, class: WorkClass::Memory }, Dtype::F32);
+    assert!(!e.sm_bound && e.seconds > Bytes::new((1u64 << 30) as f64) / r.gpu.memory_bandwidth.value);
+    let e = r.time(&gemm(1, 4096, 4096), Dtype::Bf16);
+    assert!(e.seconds >= r.gpu.launch.value && !e.sm_bound && e.provenance == Provenance::Interpolated);
+}
+
+#[test]
+fn what_a_device_cannot_do_is_an_error() {
+    let cpu = roofline("cpu-core", "cpu");
+    let err = cpu.peak(Dtype::Bf16).unwrap_err().to_string();
+    assert!(err.contains("no peak is given for bf16") && err.contains("f32, f64"), "{err}");
+    let (a100, fa3) = (GpuSpec::find("a100-sxm4-80gb").unwrap(), StackSpec::find("nccl-fa3").unwrap());
+    let err = Roofline::new(&a100, &fa3).unwrap_err().to_string();
+    assert!(err.contains("`fa3`") && err.contains("fa2"), "{err}");
+}
