@@ -12,7 +12,7 @@ use crate::spec::{LlmSpec, Mlp, Norm, Positions, shipped};
 type Shape = (f64, u64, u64, u64);
 
 /// Shapes of GPT by size: Brown et al., arXiv:2005.14165, table 2.1; Narayanan et al., arXiv:2104.04473, table 1. That of 1.2
-/// billion is DeepSpeed-Ulysses' (arXiv:2309.14509): the same model is shared by 8 to 64 ranks, so that its heads are 64.
+/// billion is DeepSpeed-Ulysses' (arXiv:2309.14509), on up to 64 GPUs for one sequence: its heads are taken to be 64.
 const GPT: &[Shape] = &[
     (0.125, 12, 768, 12),
     (0.35, 24, 1024, 16),

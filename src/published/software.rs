@@ -285,6 +285,13 @@ const OWN_OPERATORS: &[&str] = &[
     "trlsft",
     "torchtune",
     "paddle",
+    // Megatron-LM's own blocks until Transformer Engine's took their place in 2024: for Llama's, norms are in PyTorch's
+    // operators (github:NVIDIA/Megatron-LM megatron/legacy/model/rms_norm.py).
+    "yunchang",
+    "flagscale",
+    "skywork",
+    "megatronllama",
+    "megatronlm+flashattention",
 ];
 const FUSERS: &[&str] = &["compile", "liger", "fused", "transformerengine", "llmfoundry", "unsloth"];
 
@@ -406,6 +413,7 @@ mod tests {
         assert!(is_eager("torchtitan (FSDP)") && is_eager("fms-fsdp (PyTorch FSDP, SDPA flash v2)"));
         assert!(!is_eager("torchtitan (FSDP + torch.compile)") && !is_eager("HF+DeepSpeed ZeRO-3 + Liger"));
         assert!(!is_eager("NeMo AutoModel (PyTorch FSDP2, TE + DeepEP)") && is_eager("PyTorch, tested"));
+        assert!(is_eager("Megatron-LM + USP (YunChang)") && !is_eager("Megatron-LM core_v0.6.0 + Transformer Engine"));
         assert!(!is_eager("Megatron-LM") && !is_eager("MosaicML llm-foundry (FSDP, FlashAttention)"));
         assert!(
             Habits::of("torchtitan (FSDP + torch.compile)").fused_loss && !Habits::of("torchtitan (FSDP)").fused_loss

@@ -71,6 +71,15 @@ pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
     (open && next != *run && fits).then_some(next)
 }
 
+/// A run without the degrees that its notes call assumed: whoever wrote the row down took them, its source states none.
+pub fn without_assumed(run: Training) -> Training {
+    let notes = squeezed(&run.notes);
+    if !(notes.contains("degree") && notes.contains("assumed")) {
+        return run;
+    }
+    Training { cp: None, ulysses: None, ring: None, dp: None, ..run }
+}
+
 fn degree(of: Option<u32>) -> u64 {
     u64::from(of.unwrap_or(1))
 }
@@ -387,6 +396,16 @@ mod tests {
         );
         let ulysses = Training { system: "DeepSpeed-Ulysses".into(), ..cp };
         assert_eq!(split(&ulysses, &LlmSpec::default(), habits(), 8).unwrap().par.ulysses, 4);
+    }
+
+    #[test]
+    fn what_a_row_assumes_is_not_stated() {
+        let run =
+            |notes: &str| Training { notes: notes.into(), cp: Some(16), ulysses: Some(16), ..Training::default() };
+        let open = without_assumed(run("strong scaling; SP degree = #GPUs assumed"));
+        assert_eq!([open.cp, open.ulysses], [None; 2]);
+        assert_eq!(without_assumed(run("tp8/pp6 assumed = table row")).ulysses, Some(16));
+        assert_eq!(without_assumed(run("SP degree 16")).ulysses, Some(16));
     }
 
     #[test]
