@@ -201,6 +201,9 @@ impl Ranks {
 
     /// When every class starts `node`.
     fn begin(&mut self, sheet: &Sheet, track: &Track, now: &[u32], node: usize) {
+        if self.classes == 1 && !track.any_wait {
+            return self.begin_alone(sheet, track, now, node);
+        }
         let (classes, stamps) = (self.classes, &self.stamps);
         let of = |thing: u32| thing as usize * classes;
         let at = &mut self.starts[of(node as u32)..][..classes];
@@ -232,6 +235,33 @@ impl Ranks {
             floor = floor.min(at.ps());
         }
         (self.floor, self.host_led) = (floor, host_led);
+    }
+
+    /// The same for the one class that there is, whose CPU waits for nothing: of every thing there is one stamp.
+    fn begin_alone(&mut self, sheet: &Sheet, track: &Track, now: &[u32], node: usize) {
+        let Stamps { lanes, written, read } = &self.stamps;
+        let mut at = Stamp::default();
+        for &pred in track.preds.of(node) {
+            at = at.max(self.ends[pred as usize]);
+        }
+        if track.first_on_lane[node] {
+            at = at.max(lanes[track.lane[node] as usize]);
+        }
+        for &atom in track.reads.of(node) {
+            at = at.max(written[now[atom as usize] as usize]);
+        }
+        for &atom in track.writes.of(node) {
+            let atom = now[atom as usize] as usize;
+            at = at.max(written[atom]).max(read[atom]);
+        }
+        let host = self.host[0] + sheet.issued(node, 0) * self.host_launch;
+        // At the same moment it is the device that was waited for.
+        if host > at.ps() {
+            at = Stamp::new(host, self.lanes as u16);
+            self.host_led = true;
+        }
+        self.starts[node] = at;
+        self.floor = self.floor.min(at.ps());
     }
 
     /// Ends a kernel of every class.
@@ -422,6 +452,9 @@ impl Ranks {
     /// What the segment leaves behind for what comes after it.
     pub fn leave(&mut self, track: &Track, now: &[u32], classes: Range<usize>) {
         self.ahead.moved();
+        if self.classes == 1 {
+            return self.leave_alone(track, now);
+        }
         let of =
             |thing: u32| thing as usize * self.classes + classes.start..thing as usize * self.classes + classes.end;
         for &(lane, node) in &track.last_on_lane {
@@ -432,6 +465,21 @@ impl Ranks {
         }
         for &(atom, node) in &track.last_reads {
             raise(&mut self.stamps.read[of(now[atom as usize])], &self.ends[of(node)]);
+        }
+    }
+
+    /// The same of the one class that there is.
+    fn leave_alone(&mut self, track: &Track, now: &[u32]) {
+        let (ends, stamps) = (&self.ends, &mut self.stamps);
+        for &(lane, node) in &track.last_on_lane {
+            stamps.lanes[lane as usize] = ends[node as usize];
+        }
+        for &(atom, node) in &track.last_write {
+            stamps.written[now[atom as usize] as usize] = ends[node as usize];
+        }
+        for &(atom, node) in &track.last_reads {
+            let last = &mut stamps.read[now[atom as usize] as usize];
+            *last = (*last).max(ends[node as usize]);
         }
     }
 

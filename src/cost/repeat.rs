@@ -60,10 +60,14 @@ pub struct Finds {
 const LISTS: usize = PORTS + 1;
 
 /// Whether strides may save something: a call has iterations left once two have been compared, and to go through its
-/// body takes longer than to look at all that it finds.
+/// body takes longer than to look at all that it finds. Many iterations of a few kernels are soon alike; of a few
+/// messages, of which each waits longer for its port than the one before, they are not.
 pub fn can_stride(repeat: u32, body: &[Op]) -> bool {
     const FEW: usize = 4;
-    repeat > 2 && (body.len() > FEW || body.iter().any(|op| matches!(op.kind, OpKind::Call { .. })))
+    const MANY: u32 = 16;
+    let is_long = body.len() > FEW || body.iter().any(|op| matches!(op.kind, OpKind::Call { .. }));
+    let kernels_alone = || body.iter().all(|op| matches!(op.kind, OpKind::Compute { .. }));
+    repeat > 2 && (is_long || repeat >= MANY && kernels_alone())
 }
 
 /// What each iteration adds once it repeats the one before.
@@ -204,8 +208,8 @@ pub trait Course {
         finds.held_since = ranks.floor;
         let walked = alike.cells.iter().filter(|name| name.walks).map(|name| name.of(i));
         for cells in alike.fixed.iter().cloned().chain(walked) {
-            finds.written.extend_from_slice(&ranks.stamps.written[cells.clone()]);
-            finds.read.extend_from_slice(&ranks.stamps.read[cells]);
+            extend(&mut finds.written, &ranks.stamps.written[cells.clone()]);
+            extend(&mut finds.read, &ranks.stamps.read[cells]);
         }
         for (class, state) in ranks.state.iter().enumerate() {
             let soonest = ranks.ahead.soonest[class];
@@ -272,7 +276,7 @@ pub trait Course {
             let stamps = if trace.read { &mut stamps.read } else { &mut stamps.written };
             stamps[at + trace.cell] = trace.stamp.later(d * u64::from(n + 1));
         };
-        let mut met = vec![];
+        let mut met = Vec::with_capacity(traces.len());
         for trace in traces {
             let name = &alike.cells[trace.name];
             match name.pace(iterations.clone()).filter(|_| name.alone) {
@@ -415,6 +419,14 @@ impl Alike {
     /// Slots that walks bind in some iterations, in their order.
     fn touched(&self, iterations: Range<u32>) -> impl Iterator<Item = (TensorId, u32)> {
         iterations.flat_map(|i| self.walks.iter().map(move |w| (w.tensor, w.slot(i))))
+    }
+}
+
+/// Adds all of `from`, which mostly is one.
+fn extend(to: &mut Vec<Stamp>, from: &[Stamp]) {
+    match *from {
+        [one] => to.push(one),
+        _ => to.extend_from_slice(from),
     }
 }
 

@@ -3,51 +3,104 @@
 //! Who lives when, what waits for what and who meets whom hang on which buffers ops name and in what order, not
 //! on how long a sequence is. Plans of equal structure share what is computed from it.
 
-use super::link::{AtomTable, repeats_itself};
+use super::link::{AtomTable, bind, repeats_itself};
 use super::op::*;
 use super::program::Plan;
-use rustc_hash::FxHasher;
+use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 
-/// 128 bits that tell structures apart: everything of a plan but the sizes of uncut tensors, the shapes that
-/// kernels name, the degrees of the mesh, and how often a step goes through microbatches that are all alike.
+/// 128 bits that tell structures apart: everything of a plan but the sizes of tensors, where rows are cut as long as the
+/// cuts come in the same order, the shapes that kernels name, the degrees of the mesh, and how often a step goes through
+/// microbatches that are all alike.
 pub fn structure(plan: &Plan, atoms: &AtomTable) -> (u64, u64) {
-    let half = |seed: u64| {
-        let mut h = FxHasher::default();
-        seed.hash(&mut h);
-        hash_into(plan, atoms, &mut h);
-        h.finish()
-    };
-    (half(0x9e37_79b9_7f4a_7c15), half(0xc2b2_ae3d_27d4_eb4f))
-}
-
-fn hash_into(plan: &Plan, atoms: &AtomTable, h: &mut FxHasher) {
+    let mut h = Halves::default();
     let given = plan.feed.given();
-    (plan.tensors.len(), plan.lanes.len(), plan.blocks.len(), plan.programs.len()).hash(h);
+    (plan.tensors.len(), plan.lanes.len(), plan.blocks.len(), plan.programs.len()).hash(&mut h);
     for (t, tensor) in (0..).zip(&plan.tensors) {
         // There is a slot of the inputs for every microbatch.
         let is_input = given.contains(&t);
         let slots = if is_input { 0 } else { tensor.slots };
-        let cuts = Some(atoms.cuts(t)).filter(|cuts| cuts.len() > 2);
-        (slots, tensor.kind, tensor.host, cuts, is_input, plan.feed.stays(t)).hash(h);
+        (slots, tensor.kind, tensor.host, atoms.per_slot(t), is_input, plan.feed.stays(t)).hash(&mut h);
     }
-    plan.lanes.hash(h);
+    plan.lanes.hash(&mut h);
     let bodies = plan.programs.iter().map(|p| &p.ops).chain(plan.blocks.iter().map(|b| &b.ops));
     for ops in bodies {
-        ops.len().hash(h);
-        ops.iter().for_each(|op| hash_op(plan, &given, op, h));
+        ops.len().hash(&mut h);
+        ops.iter().for_each(|op| hash_op(plan, &given, op, &mut h));
+    }
+    let mut rows = Rows { plan, atoms, seen: BTreeSet::new() };
+    plan.programs.iter().for_each(|program| rows.hash(&program.ops, &[], &mut h));
+    h.both()
+}
+
+/// Where the rows that ops name lie among the cuts of what they are bound to.
+struct Rows<'p> {
+    plan: &'p Plan,
+    atoms: &'p AtomTable,
+    /// Bodies with the tensors that were bound.
+    seen: BTreeSet<(BlockId, Vec<TensorId>)>,
+}
+
+impl Rows<'_> {
+    fn hash(&mut self, ops: &[Op], env: &[(TensorId, u32)], h: &mut Halves) {
+        for op in ops {
+            if let OpKind::Call { block, args, .. } = &op.kind {
+                let inner = bind(args, env, 0);
+                let tensors: Vec<TensorId> = inner.iter().map(|bound| bound.0).collect();
+                (op.id, block, &tensors).hash(h);
+                if self.seen.insert((*block, tensors)) {
+                    self.hash(&self.plan.blocks[*block as usize].ops, &inner, h);
+                }
+                continue;
+            }
+            let place = |buf: Buf| self.atoms.place(self.plan, buf, env);
+            for at in op.reads().chain(op.writes()).filter(|buf| buf.rows.is_some()).map(place) {
+                (op.id, at.atoms.first - self.atoms.slot(at.tensor, at.slot).first, at.atoms.count).hash(h);
+            }
+            // Whether parts that it writes make up the whole.
+            for part in op.writes().filter(|buf| buf.rows.is_some()) {
+                let same = op.writes().filter(|other| (other.of, other.slot) == (part.of, part.slot)).map(place);
+                let written: u64 = same.map(|at| at.rows[1] - at.rows[0]).sum();
+                (written == self.plan.tensors[place(part).tensor as usize].rows()).hash(h);
+            }
+        }
     }
 }
 
-fn hash_op(plan: &Plan, given: &[TensorId], op: &Op, h: &mut FxHasher) {
+/// A buffer but for its rows.
+fn hash_buf(buf: &Buf, h: &mut Halves) {
+    (buf.of, buf.slot, buf.rows.is_some()).hash(h);
+}
+
+fn hash_bufs(bufs: &[Buf], h: &mut Halves) {
+    bufs.len().hash(h);
+    bufs.iter().for_each(|buf| hash_buf(buf, h));
+}
+
+fn hash_op(plan: &Plan, given: &[TensorId], op: &Op, h: &mut Halves) {
     (op.lane, &op.after).hash(h);
     std::mem::discriminant(&op.kind).hash(h);
     match &op.kind {
-        OpKind::Compute { reads, writes, kernel } => (reads, writes, std::mem::discriminant(kernel)).hash(h),
-        OpKind::Transfer { legs, engine } => (legs, engine).hash(h),
-        OpKind::Collective { kind, src, dst, wire, acc, engine } => (kind, src, dst, wire, acc, engine).hash(h),
-        OpKind::Exchange { src, dst, engine, .. } => (src, dst, engine).hash(h),
-        OpKind::Copy { src, dst } => (src, dst).hash(h),
+        OpKind::Compute { reads, writes, kernel } => {
+            std::mem::discriminant(kernel).hash(h);
+            [reads, writes].into_iter().for_each(|bufs| hash_bufs(bufs, h));
+        }
+        OpKind::Transfer { legs, engine } => {
+            (legs.len(), engine).hash(h);
+            for leg in legs {
+                (leg.dir, leg.by, leg.tag).hash(h);
+                hash_buf(&leg.buf, h);
+            }
+        }
+        OpKind::Collective { kind, src, dst, wire, acc, engine } => {
+            (kind, wire, acc, engine).hash(h);
+            [src, dst].into_iter().for_each(|buf| hash_buf(buf, h));
+        }
+        OpKind::Exchange { src, dst, engine, .. } => {
+            engine.hash(h);
+            [src, dst].into_iter().for_each(|bufs| hash_bufs(bufs, h));
+        }
+        OpKind::Copy { src, dst } => [src, dst].into_iter().for_each(|buf| hash_buf(buf, h)),
         OpKind::Call { block, args, repeat } => {
             // More iterations of the same show nothing that three do not.
             let repeat = if repeats_itself(plan, op) { *repeat.min(&3) } else { *repeat };
@@ -57,7 +110,7 @@ fn hash_op(plan: &Plan, given: &[TensorId], op: &Op, h: &mut FxHasher) {
     }
 }
 
-fn hash_arg(given: &[TensorId], arg: &Arg, h: &mut FxHasher) {
+fn hash_arg(given: &[TensorId], arg: &Arg, h: &mut Halves) {
     match arg.of() {
         TensorRef::Tensor(t) if given.contains(&t) => t.hash(h),
         _ => arg.hash(h),

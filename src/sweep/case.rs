@@ -346,6 +346,26 @@ mod tests {
     }
 
     #[test]
+    fn where_rows_are_cut_does_not_matter_to_conflicts() {
+        let case = case();
+        let plain = Parallelism { dp: 8, ..Parallelism::default() };
+        // Weights are cut elsewhere, and keys and values of as many steps.
+        for (tp, ring, options) in [(2, 1, "default"), (1, 4, "dkv-model")] {
+            let before = case.conflicts.lock().unwrap().len();
+            for n in [1, 2] {
+                let tp = if tp > 1 { tp * n } else { tp };
+                let par = Parallelism { dp: 8 / (tp * ring), tp, ring, options: options.parse().unwrap(), ..plain };
+                let (seq_len, global_batch) = (4096 * u64::from(n), 4 * u64::from(par.dp));
+                let plan = case.plan(&Point { seq_len, global_batch, par, ..point() }).unwrap();
+                let (fresh, shared) =
+                    (Layout::new(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap(), case.layout(&plan).unwrap());
+                assert_eq!(fresh.footprint, shared.footprint, "{par:?}");
+            }
+            assert_eq!(case.conflicts.lock().unwrap().len(), before + 1, "{options}");
+        }
+    }
+
+    #[test]
     fn what_this_version_has_not_is_a_row() {
         let par = point().par;
         let with = |par: Parallelism| Point { par, ..point() };

@@ -1,11 +1,11 @@
 //! Which slots of a program need their bytes at the same time. It hangs on the structure of a plan alone and
 //! not on any size, so that plans that differ in lengths and widths only share it.
 
-use super::SlotId;
 use super::families::{Numbers, Rows};
 use super::footprint::Counts;
 use super::gaps::Gaps;
 use super::walk::{Before, SlotLives, Walk};
+use super::{Life, SlotId};
 use crate::error::Result;
 use crate::plan::link::AtomTable;
 use crate::plan::op::TensorId;
@@ -22,6 +22,8 @@ pub struct Conflicts {
     pub always: usize,
     /// A bit for every pair of those that do not.
     rows: Rows,
+    /// Of every slot that does not: it conflicts with the same as the slot before it, but for these two.
+    alike: Vec<bool>,
     /// (slot, whether a life begins or has ended) in program order, and of one op what has ended first: what is
     /// alive before something ends is alive at the same time. Some moments at which no more is alive than at
     /// another are left out.
@@ -57,7 +59,7 @@ impl Conflicts {
         let given = plan.feed.given();
         let inputs = (0..).zip(&lives).filter(|(t, lives)| given.contains(t) && is_used(lives));
         let width = others.len().div_ceil(64);
-        let [begins, ends] = events(&others);
+        let [begins, ends] = events(&others, before.ops());
         let rows = Rows { bits: together(&others, [&begins, &ends], &before, width), width };
         let rows = numbers.rows(rows)?;
         let peaks: Vec<Vec<u64>> = peaks(&begins, &ends, width).iter().map(|peak| numbers.set(peak)).collect();
@@ -65,6 +67,7 @@ impl Conflicts {
             inputs: inputs.map(|(t, _)| t).collect(),
             always: always.len(),
             changes: from_peak_to_peak(&peaks, rows.width, always.len()),
+            alike: alike(&rows),
             rows,
             slots: [always, numbers.slots(&sometimes)].concat(),
             counts: Counts::default(),
@@ -91,6 +94,11 @@ impl Conflicts {
     pub fn add_to(&self, set: &mut [u64], slot: usize) {
         let at = slot - self.always;
         set[at / 64] |= 1 << (at % 64);
+    }
+
+    /// Whether a slot, not the first, conflicts with the same as the slot before it whatever others there are.
+    pub fn like_before(&self, slot: usize) -> bool {
+        self.alike[slot - self.always]
     }
 
     /// Whether two slots conflict with the same slots of a set.
@@ -164,18 +172,24 @@ fn together(others: &[&SlotLives], [begins, ends]: [&[Event]; 2], before: &Befor
 /// An op with which a life begins or ends, its slot and its number.
 type Event = (u32, u32, u32);
 
-/// When lives begin, and when they end, in program order.
-fn events(others: &[&SlotLives]) -> [Vec<Event>; 2] {
-    let (mut begins, mut ends) = (vec![], vec![]);
-    for (slot, own) in (0..).zip(others) {
-        for (number, life) in (0..).zip(&own.lives) {
-            begins.push((life.first, slot, number));
-            ends.push((life.last, slot, number));
+/// When lives begin, and when they end, in program order: of `ops` ops.
+fn events(others: &[&SlotLives], ops: usize) -> [Vec<Event>; 2] {
+    [|life: &Life| life.first, |life: &Life| life.last].map(|op| {
+        // How many events come before each op.
+        let mut next = vec![0u32; ops + 1];
+        let lives = || others.iter().flat_map(|own| &own.lives);
+        lives().for_each(|life| next[op(life) as usize + 1] += 1);
+        (1..next.len()).for_each(|at| next[at] += next[at - 1]);
+        let mut all = vec![(0, 0, 0); lives().count()];
+        for (slot, own) in (0..).zip(others) {
+            for (number, life) in (0..).zip(&own.lives) {
+                let at = &mut next[op(life) as usize];
+                all[*at as usize] = (op(life), slot, number);
+                *at += 1;
+            }
         }
-    }
-    begins.sort_unstable();
-    ends.sort_unstable();
-    [begins, ends]
+        all
+    })
 }
 
 /// Makes what one slot has of another the other's too; and no slot has itself.
@@ -228,6 +242,18 @@ fn peaks(begins: &[Event], ends: &[Event], width: usize) -> Vec<Vec<u64>> {
         alive[ending as usize / 64] &= !(1 << (ending % 64));
     }
     peaks.into_iter().map(|(peak, _)| peak).collect()
+}
+
+/// Of every row whether it is the one before it, but for the bits of the two.
+fn alike(rows: &Rows) -> Vec<bool> {
+    let width = rows.width;
+    let row = |slot: usize| &rows.bits[slot * width..][..width];
+    let like_before = |slot: usize| {
+        let of = |slot: usize, word: usize| if slot / 64 == word { 1u64 << (slot % 64) } else { 0 };
+        let differs = |(word, (a, b)): (usize, (&u64, &u64))| (a ^ b) & !of(slot, word) & !of(slot - 1, word) != 0;
+        slot > 0 && !row(slot - 1).iter().zip(row(slot)).enumerate().any(differs)
+    };
+    (0..rows.bits.len().checked_div(width).unwrap_or(0)).map(like_before).collect()
 }
 
 /// The changes that lead from each of `peaks` to the next, and from the last to nothing.

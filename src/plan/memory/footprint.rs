@@ -220,7 +220,7 @@ fn peak(conflicts: &Conflicts, bytes: &[u64], bottom: u64) -> u64 {
             // Where the slot before it touches the same, no place below that one's is free.
             let mut offset = bottom;
             if slot > first {
-                if conflicts.same_among(&earlier, slot - 1, slot) {
+                if conflicts.like_before(slot) || conflicts.same_among(&earlier, slot - 1, slot) {
                     offset = if conflicts.between(slot - 1, slot) { last + size } else { last };
                 }
                 conflicts.add_to(&mut earlier, slot - 1);

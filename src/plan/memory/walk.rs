@@ -84,6 +84,11 @@ impl Before {
         row[lane] = row[lane].max(node + 1);
     }
 
+    /// How many ops were walked.
+    pub fn ops(&self) -> usize {
+        self.lane_of.len()
+    }
+
     pub fn lane(&self, node: u32) -> u16 {
         self.lane_of[node as usize]
     }
