@@ -192,7 +192,8 @@ impl Roofline {
     }
 
     /// The best tiling, or the memory if that takes longer.
-    fn gemm(&self, [m, n, k]: [u64; 3], [bytes, result]: [u64; 2], dtype: Dtype, fp8: bool) -> (Part, bool) {
+    fn gemm(&self, [m, n, k]: [u64; 3], [bytes, result, cast]: [u64; 3], dtype: Dtype) -> (Part, bool) {
+        let fp8 = cast > 0;
         let curve = &self.gpu.gemm;
         let (name, element) = if fp8 { ("fp8", 1) } else { (dtype_name(dtype), dtype.size()) };
         let ceiling = curve.ceiling_of(name);
@@ -203,8 +204,10 @@ impl Roofline {
             gemm::Product { m, n, k, element, result },
             peak * ceiling.value * curve.sustained_of(name),
         );
-        // What is added to in fp32 is the gradient of a weight.
-        let of_weights = if fp8 && result > 2 * dtype.size() { self.weight_grad_fp8 } else { 1.0 };
+        // What is added to in fp32 is the gradient of a weight; in bf16, where both operands are rounded for it.
+        let both = cast > (dtype.size() + 1) * m * k + m * k / 8 + k * n;
+        let wide = result > 2 * dtype.size() || (both && result > dtype.size());
+        let of_weights = if fp8 && wide { self.weight_grad_fp8 } else { 1.0 };
         let tiled = tiled * (self.kept * of_weights);
         let streamed = Bytes::new(bytes as f64) / (self.gpu.memory_bandwidth.value * curve.stream.value);
         let provenance = worst([&ceiling.provenance, &curve.operands.provenance, &curve.stream.provenance]);
@@ -308,7 +311,7 @@ impl KernelTime for Roofline {
         let cast = if let WorkClass::Gemm { cast, .. } = work.class { cast } else { 0 };
         let (part, sm_bound) = match work.class {
             WorkClass::Gemm { m, n, k, result, groups, .. } => {
-                let (part, sm_bound) = self.gemm([m, n, k], [work.bytes - cast, result], dtype, cast > 0);
+                let (part, sm_bound) = self.gemm([m, n, k], [work.bytes - cast, result, cast], dtype);
                 (self.one_by_one(part, groups), sm_bound)
             }
             WorkClass::Attention { .. } => {

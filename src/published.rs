@@ -12,6 +12,7 @@ pub mod convention;
 mod documents;
 pub mod exchange;
 mod fields;
+mod gradients;
 mod known;
 mod loose;
 pub mod machine;

@@ -160,6 +160,8 @@ const REFUSED: &[&str] = &[
     "estimate --vp 2",
     "estimate --ep 8",
     "estimate --zero 2 --options no-sync",
+    "estimate --dtype f32 --options bf16-grads",
+    "estimate --options recompute-moe",
     "estimate --zero 1 --options shard-3",
     "estimate --zero 0 --options shard-2",
     "estimate --zero 4",

@@ -854,6 +854,8 @@ fn stages_scatter_and_gather_for_every_microbatch() {
     let layer = H * (2 * A * D + 2 * 4 * D) + 3 * H * F + 2 * H;
     for (zero, words, scattered, gathered) in [
         (1, "default", 1, 1),
+        (1, "bf16-grads", 1, 1),
+        (3, "bf16-grads", batches, 2 * batches),
         (2, "default", batches, 1),
         (3, "default", batches, 2 * batches),
         (3, "no-sync", 1, 2 * batches),
@@ -869,7 +871,8 @@ fn stages_scatter_and_gather_for_every_microbatch() {
             let ends = if rank == 0 { V * H } else { H + V * H };
             // Embedding and head are gathered once a microbatch.
             let weights = 2 * (gathered * 2 * layer + (gathered / 2).max(1) * ends);
-            let once = (4 * scattered * (2 * layer + ends) + weights) * (w - 1) / w;
+            let wire = if words == "bf16-grads" { 2 } else { 4 };
+            let once = (wire * scattered * (2 * layer + ends) + weights) * (w - 1) / w;
             let loss = if rank == 0 { 0 } else { sent - once - batches * boundary };
             assert_eq!(sent, once + batches * boundary + loss, "ZeRO {zero} {words}, rank {rank}");
             assert!(loss <= 2 * 4, "{loss} bytes of the loss");

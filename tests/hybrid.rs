@@ -102,6 +102,34 @@ fn replicas_share_their_gradients_and_their_experts() {
     holds(&case(ALL, Parallelism { dp: 4, ep: 4, options, ..Parallelism::default() }), 1e-10);
 }
 
+/// Layers of experts run again, those of other mixers do not; what is kept is less.
+#[test]
+fn experts_alone_run_again() {
+    let options = "recompute-moe".parse().unwrap();
+    for (pattern, dp, ep, pp, zero) in
+        [(ALL, 1, 1, 1, 0), (ALL, 2, 2, 1, 1), ("MEM*-EM", 2, 2, 3, 1), ("ME*ME-", 2, 1, 1, 3)]
+    {
+        let par = Parallelism { dp, ep, pp, zero, options, ..Parallelism::default() };
+        let again = holds(&Case { microbatches: 4, ..case(pattern, par) }, 1e-10);
+        let kept = Parallelism { options: Default::default(), ..par };
+        let kept = holds(&Case { microbatches: 4, ..case(pattern, kept) }, 1e-10);
+        assert!(again.peak_bytes.iter().sum::<u64>() <= kept.peak_bytes.iter().sum(), "{pattern}");
+        // Rows travel once more.
+        let sent = [&again, &kept].map(|run| run.sent_bytes.iter().sum::<u64>());
+        assert_eq!(sent[0] > sent[1], ep > 1, "{pattern}: {sent:?}");
+    }
+    for (words, pp) in [("recompute-moe+zb-h1", 2), ("recompute-moe+dispatch-allgather", 1)] {
+        let par = Parallelism { dp: 2, ep: 2, pp, options: words.parse().unwrap(), ..Parallelism::default() };
+        holds(&Case { microbatches: 4, ..case("ME*ME-", par) }, 1e-10);
+    }
+    let of = |pattern, par: Parallelism| {
+        feasible::check(&model(pattern), &case(pattern, par).work(), &par).unwrap_err().to_string()
+    };
+    let one = Parallelism { options, ..Parallelism::default() };
+    assert!(of("M*", one).contains("use recompute full"));
+    assert!(of(ALL, Parallelism { recompute: Recompute::Full, ..one }).contains("leave it out"));
+}
+
 #[test]
 fn stages_have_layers_of_several_kinds_in_turns() {
     for (pattern, pp, vp) in [("M-M*", 2, 1), ("MEM*-EM", 3, 1), ("MEM*-EME", 2, 2)] {

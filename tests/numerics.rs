@@ -811,6 +811,37 @@ proptest! {
     }
 }
 
+/// Gradients that are kept and sent in bf16 are near the reference's, under every way to share them out, and as many bytes
+/// as the plan says; sums of microbatches in bf16 lose more than those in fp32.
+#[test]
+fn gradients_in_bf16_are_near_the_reference() {
+    let worst = |words: &str, zero: u32, microbatches: u64| {
+        let par = Parallelism { dp: 2, ring: 2, tp: 2, zero, options: words.parse().unwrap(), ..case().par };
+        let plan = Case { dtype: Dtype::Bf16, batch: 2, microbatches, tie: true, par, ..case() }.plan();
+        let (got, want) = (run(&plan), reference(&plan));
+        let atoms = AtomTable::new(&plan).unwrap();
+        let line = Line::program(&plan, &atoms, 0).unwrap();
+        assert_eq!(got.sent_bytes[0], sent_by(&plan, &line, 0), "{words}, ZeRO {zero}");
+        assert_eq!(got.peak_bytes[0], Layout::new(&plan, &atoms, 0).unwrap().bytes, "{words}, ZeRO {zero}");
+        let least = least(&want);
+        let of = |(name, want): (&String, &Vec<f64>)| error(&got.grads[name], want, least);
+        (want.grads.iter().map(of).fold(0.0, f64::max), got.sent_bytes[0], got.peak_bytes[0])
+    };
+    for (zero, words) in
+        [(0, ""), (1, ""), (1, "add-grads"), (2, ""), (3, ""), (3, "no-sync"), (1, "offload-optimizer")]
+    {
+        for microbatches in [1, 4] {
+            let halved = if words.is_empty() { "bf16-grads".into() } else { format!("{words}+bf16-grads") };
+            let words = if words.is_empty() { "default" } else { words };
+            let (wide, narrow) = (worst(words, zero, microbatches), worst(&halved, zero, microbatches));
+            assert!(narrow.0 < 0.2, "{halved}, ZeRO {zero}: {}", narrow.0);
+            assert!(narrow.1 < wide.1 && narrow.2 < wide.2, "{halved}, ZeRO {zero}: {narrow:?}, {wide:?}");
+        }
+    }
+    let (wide, narrow) = (worst("default", 1, 16).0, worst("bf16-grads", 1, 16).0);
+    assert!(narrow > wide, "16 microbatches: {narrow} in bf16, {wide} in fp32");
+}
+
 /// bf16 keeps 8 bits: the errors of two layers, ring merges in fp32, stay within a few of its last places.
 #[test]
 fn bf16_is_near_the_reference() {

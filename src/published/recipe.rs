@@ -36,6 +36,7 @@ use Issue::{Eager, Graphs, Whole};
 
 pub const BESIDE: &str = "overlap-exchange";
 const HYBRID: &[&str] = &["dispatch-hybrid-ep"];
+const HYBRID_AGAIN: &[&str] = &["dispatch-hybrid-ep", "recompute-moe"];
 const HYBRID_BESIDE: &[&str] = &["dispatch-hybrid-ep", BESIDE];
 
 const fn recipe(
@@ -64,6 +65,8 @@ const BRIDGE: &[Recipe] = &[
     recipe("qwen330b", "b200", 26.04, HYBRID, Graphs),
     recipe("deepseekv3", "gb", 26.06, HYBRID_BESIDE, Whole),
     recipe("deepseekv3", "b300", 26.06, HYBRID, Whole),
+    // It runs layers of experts again (`recompute_modules` moe: @06e8da4 nemotronh/nemotron_3_workload_base_configs.py).
+    recipe("nemotron3nano", "h100", 0.0, HYBRID_AGAIN, Graphs),
     // What a layer of one mixer takes the CPU is not known: the stack's own time stands.
     recipe("nemotron", "", 0.0, HYBRID, Graphs),
     recipe("", "gb", HYBRID_SINCE, HYBRID, Graphs),

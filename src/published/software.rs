@@ -320,7 +320,7 @@ fn release(system: &str) -> Option<(u32, u32)> {
 const FLASH_IN_NEMO: (u32, u32) = (23, 8);
 
 /// Whether a system is NeMo before it had FlashAttention.
-fn precedes_flash(system: &str) -> bool {
+pub fn precedes_flash(system: &str) -> bool {
     let text = squeezed(system);
     let dated = ["of2022", "of2023"].iter().any(|year| text.contains(year));
     text.contains("nemo") && (dated || release(system).is_some_and(|release| release < FLASH_IN_NEMO))

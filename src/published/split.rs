@@ -10,13 +10,14 @@
 
 use super::case::Training;
 use super::convention::Convention;
+use super::gradients;
 use super::known::length;
 use super::mixture;
 use super::options::with_words;
 use super::recipe;
 use super::software::Habits;
 use super::words::{is_narrow, number_behind, squeezed, tokens};
-use crate::spec::{LlmSpec, Options, Parallelism, Recompute};
+use crate::spec::{LlmSpec, Mixer, Options, Parallelism, Recompute};
 
 /// A run's degrees and batch.
 #[derive(Debug, Clone, PartialEq)]
@@ -259,6 +260,13 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
     of(&text).or(in_system).or(Habits::of_run(run).recompute)
 }
 
+/// Whether selective recomputation is that of a hybrid's layers of experts, among others.
+fn recomputes_experts(run: &Training, model: &LlmSpec) -> bool {
+    let text = squeezed(&run.recompute);
+    let alone = model.pattern.contains(&Mixer::Experts);
+    alone && text.starts_with("selective") && tokens(&run.recompute).iter().any(|word| word == "moe")
+}
+
 /// Whether selective recomputation is that of every second product or layer, by its words or the system's habit.
 pub fn recomputes_half(run: &Training) -> bool {
     let text = squeezed(&run.recompute);
@@ -281,6 +289,8 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (is_narrow(&run.precision), "fp8"),
         (habits.kernels[0] == "unfused", "unfused"),
         (zero < 2 && !beside.grad, "no-overlap-grad"),
+        (gradients::are_halved(run, zero), "bf16-grads"),
+        (recomputes_experts(run, model), "recompute-moe"),
         (pp > 1 && !p2p && !in_v, "no-overlap-p2p"),
         (pp == 1 && zero < 2 && !beside.passes, "wait-passes"),
         // Where gradients are cut, each microbatch's is sent away whole, and it is the shares that are added up.

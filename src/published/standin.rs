@@ -81,6 +81,11 @@ const LINES: &[Line] = &[
         said: "all computed again, not what is projected up alone",
         change: |_, s| s.par.options.recompute_mla_up = false,
     },
+    Line {
+        refusal: "recompute-moe",
+        said: "all computed again, not experts alone",
+        change: |_, s| s.par.options.recompute_moe = false,
+    },
     Line { refusal: "vp: ", said: "no interleaving", change: |_, s| s.par.vp = 1 },
     Line {
         refusal: "tp-overlap",

@@ -58,6 +58,8 @@ pub struct Options {
     pub shard: u32,
     /// ZeRO 3: gradients add up whole, and are scattered behind the last microbatch.
     pub no_sync: bool,
+    /// Gradients are added up, kept and sent in the dtype of the weights, and not in that of the optimizer.
+    pub bf16_grads: bool,
     /// Gradients are summed over the replicas when all of the backward pass is over, and not layer by layer behind it.
     pub no_overlap_grad: bool,
     /// CPU and GPU wait for what passes between stages of a pipeline.
@@ -82,6 +84,8 @@ pub struct Options {
     /// What latent attention projects up is not kept: norms and products behind what is compressed run again in the
     /// backward pass.
     pub recompute_mla_up: bool,
+    /// Of a hybrid, layers of experts keep their inputs alone, and run again in the backward pass.
+    pub recompute_moe: bool,
     /// Low-latency kernels send, return, and receive when asked.
     pub deepep_hook: bool,
     /// Inputs of layers that are kept to compute them again are kept in the host's memory.

@@ -64,8 +64,10 @@ pub struct DataParallel {
     /// The optimizer is the CPU's.
     pub offload: bool,
     pub dtype: Dtype,
-    /// Of gradients and optimizer state.
+    /// Of optimizer state.
     pub acc: Dtype,
+    /// Of gradients, and of their sums over the ranks.
+    pub grads: Dtype,
     pub engine: Engine,
 }
 
@@ -129,6 +131,12 @@ impl DataParallel {
         self.shares_gradients() && self.accumulate
     }
 
+    /// Of a share of a gradient: sums of microbatches are added up in the optimizer's dtype, whatever they travel in (PyTorch's
+    /// FSDP2 casts what its reduce-scatter gives before it adds it).
+    pub fn of_share(&self) -> Dtype {
+        if self.accumulates() { self.acc } else { self.grads }
+    }
+
     /// Declares `slots` flat weights of `elems` elements, their gradients and their optimizer state. What is
     /// whole only for a while has room for `whole` of them.
     pub fn weights(&self, b: &mut Builder, name: &str, elems: u64, slots: u32, whole: u32) -> FlatWeights {
@@ -143,10 +151,11 @@ impl DataParallel {
             false => some("w", elems, self.dtype, TensorKind::Param, slots),
         };
         let grad = match self.shares_gradients() {
-            true => some("g", elems, self.acc, TensorKind::Workspace, whole),
-            false => some("g", elems, self.acc, TensorKind::Grad, slots),
+            true => some("g", elems, self.grads, TensorKind::Workspace, whole),
+            false => some("g", elems, self.grads, TensorKind::Grad, slots),
         };
-        let partial = self.accumulates().then(|| some("g_part", share, self.acc, TensorKind::CommBuffer, slots.min(2)));
+        let partial =
+            self.accumulates().then(|| some("g_part", share, self.grads, TensorKind::CommBuffer, slots.min(2)));
         let mut state = |what: &str| match self.offload {
             true => b.host_tensor(&format!("{what}.{name}"), &[share], self.acc, TensorKind::OptState, slots),
             false => b.tensor(&format!("{what}.{name}"), &[share], self.acc, TensorKind::OptState, slots),
@@ -155,7 +164,7 @@ impl DataParallel {
         let keeps_master = self.sharded() || self.dtype != self.acc || self.offload;
         let master = keeps_master.then(|| state("master"));
         let away = self.offload.then(|| {
-            let grad = b.host_tensor(&format!("g_host.{name}"), &[share], self.acc, TensorKind::Grad, slots);
+            let grad = b.host_tensor(&format!("g_host.{name}"), &[share], self.of_share(), TensorKind::Grad, slots);
             // One is copied back while the CPU writes the next.
             let kind = TensorKind::CommBuffer;
             [grad, b.host_tensor(&format!("w_host.{name}"), &[share], self.dtype, kind, slots.min(2))]
@@ -165,7 +174,7 @@ impl DataParallel {
         let kept = |keeps, kind| if keeps { kind } else { TensorKind::CommBuffer };
         let (grad_kind, weight_kind) =
             (kept(self.shares_gradients(), TensorKind::Grad), kept(self.shares_weights(), TensorKind::Param));
-        let grad_share = if self.sharded() { flat("g_share", share, self.acc, grad_kind) } else { grad };
+        let grad_share = if self.sharded() { flat("g_share", share, self.of_share(), grad_kind) } else { grad };
         let weight_share = self.sharded().then(|| flat("w_share", share, self.dtype, weight_kind));
         FlatWeights { weight, grad, grad_share, master, m, v, weight_share, partial, away, elems, share, slots }
     }
@@ -238,7 +247,7 @@ impl DataParallel {
             true => (self.within(), CollectiveKind::ReduceScatter, share),
             false => (&self.group, CollectiveKind::AllReduce, grad),
         };
-        self.collective(b, label, group, kind, grad, dst, self.acc);
+        self.collective(b, label, group, kind, grad, dst, self.grads);
     }
 
     /// Sums a share of a gradient over the groups that have it, when it is the sum of a group.
@@ -246,7 +255,7 @@ impl DataParallel {
         if let Some(hybrid) = self.hybrid.as_ref().filter(|_| self.sharded()) {
             let share = w.grad_share.slot(slot);
             let name = if b.keeps_names() { format!("grad_sum_across.{label}") } else { String::new() };
-            self.collective(b, &name, &hybrid.across, CollectiveKind::AllReduce, share, share, self.acc);
+            self.collective(b, &name, &hybrid.across, CollectiveKind::AllReduce, share, share, self.of_share());
         }
     }
 

@@ -22,6 +22,7 @@ pub struct Embedding {
     /// Rows of the table on one rank.
     vocab: u64,
     tp: TensorParallel,
+    /// Of gradients.
     acc: Dtype,
     weights: Weights,
     table: Rows,
@@ -48,7 +49,7 @@ impl Embedding {
             hidden,
             vocab: model.vocab.div_ceil(tp.ranks),
             tp,
-            acc: layer.core.shape().acc,
+            acc: layer.grads,
             weights,
             table,
             positions,

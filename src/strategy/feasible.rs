@@ -13,7 +13,7 @@ use crate::spec::{AttentionSpec, LlmSpec, Mask, Mixer, Parallelism, Pass, Positi
 use experts::experts;
 use sizes::{batch, heads, sequence, tensor};
 use stages::pipeline;
-use words::{offload, options, slopes};
+use words::{experts_again, gradients, offload, options, slopes};
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
 pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
@@ -23,6 +23,8 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     degrees(par)?;
     options(par)?;
     offload(model, work, par)?;
+    gradients(work, par)?;
+    experts_again(model, par)?;
     latent(model, par)?;
     slopes(model, par)?;
     hybrid(model, work, par)?;

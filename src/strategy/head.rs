@@ -22,6 +22,8 @@ pub struct Head {
     /// 1 / tokens of a step.
     scale: f64,
     acc: Dtype,
+    /// Of gradients.
+    grads: Dtype,
     tp: TensorParallel,
     weights: Weights,
     norms: Norms,
@@ -86,11 +88,11 @@ impl Head {
                 all_stats: stats(b, "all_loss_stats", tp.ranks),
             }
         });
-        let (hidden, vocab, acc) = (h, v, shape.acc);
+        let (hidden, vocab, acc, grads) = (h, v, shape.acc, layer.grads);
         let scale = 1.0 / tokens_of_step as f64;
         #[rustfmt::skip]
         let head = Head {
-            tokens, chunks, hidden, vocab, cols, scale, acc, tp, weights, norms, norm, table, normed, logits, wide,
+            tokens, chunks, hidden, vocab, cols, scale, acc, grads, tp, weights, norms, norm, table, normed, logits, wide,
             d_normed, dw, parallel,
         };
         head
@@ -174,6 +176,6 @@ impl Head {
     /// What tensor-parallel ranks have to add up of the head's gradient before it is whole.
     pub fn sum_shared(&self, b: &mut Builder, g: Buf) {
         let [from, to] = self.weights.shared();
-        self.tp.sum_shared(b, "shared_grad_sum.head", g.rows(from, to), self.acc);
+        self.tp.sum_shared(b, "shared_grad_sum.head", g.rows(from, to), self.grads);
     }
 }

@@ -19,6 +19,7 @@ pub struct Kind {
     /// The most that a chunk of a stage has.
     pub longest: u32,
     pub layer: Layer,
+    pub recompute: Recompute,
     pub flat: FlatWeights,
     /// Of the experts.
     pub experts: Option<FlatWeights>,
@@ -105,6 +106,12 @@ pub fn kinds_of(model: &LlmSpec, apart: bool) -> Vec<(String, LlmSpec, Layers)> 
         alone.map(|l| (format!("layer{l}_"), kind(true, model.window_of(l)), (l as u32..l as u32 + 1).collect())),
     );
     kinds
+}
+
+/// What is computed again of layers that are a model of their own.
+pub fn recompute_of(layers: &LlmSpec, par: &Parallelism) -> Recompute {
+    let alone = layers.pattern.first() == Some(&Mixer::Experts);
+    if par.options.recompute_moe && alone { Recompute::Full } else { par.recompute }
 }
 
 /// The layers of a hybrid that are of one mixer.
@@ -209,7 +216,7 @@ impl Kind {
             experts.route = route;
         }
         let fwd = self.forward(b);
-        let bwd = self.backward(b, if self.again.is_some() { Recompute::None } else { par.recompute }, fwd);
+        let bwd = self.backward(b, if self.again.is_some() { Recompute::None } else { self.recompute }, fwd);
         // Those that come and go by layers have blocks of their own, with their sums.
         let [beside, alone] = [beside, !beside].map(|sums| sums && !ranks[0].by_layers());
         let halves = match (par.cuts_all(), par.cuts_some()) {
@@ -219,7 +226,7 @@ impl Kind {
                 Some(Halves { inputs, ..halves })
             }
             (_, true) => {
-                let again = self.backward(b, par.recompute, fwd);
+                let again = self.backward(b, self.recompute, fwd);
                 Some(self.halves(b, ranks, again, beside))
             }
             _ => None,

@@ -117,7 +117,7 @@ impl Modules {
             let layers = inner.iter().enumerate().map(|(i, &number)| {
                 let kind = &kinds[number];
                 let (flat, experts) = Kind::weights_of(b, &format!("mtp{k}.{i}."), &kind.layer, [dp, edp], 1, 1);
-                let saved = match par.recompute {
+                let saved = match kind.recompute {
                     Recompute::Full => kind.saved,
                     _ => kind.layer.saved(b, TensorKind::Workspace, 1),
                 };
@@ -150,7 +150,7 @@ impl Modules {
             tp: layer.tp,
             hidden: h,
             fp8: par.options.fp8,
-            acc: layer.core.shape().acc,
+            acc: layer.grads,
             part: mtp.part(),
             dw,
         })

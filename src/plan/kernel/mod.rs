@@ -413,10 +413,10 @@ impl Kernel {
             Kernel::Wait { .. } => memory(0),
             // The table is far larger than the rows taken from it.
             Kernel::Embed { rows, .. } => memory(4 * rows + 2 * writes[0]),
-            Kernel::EmbedBwd { rows, cols, .. } => memory(4 * rows + reads[1] + 8 * rows * cols),
+            Kernel::EmbedBwd { rows, vocab, .. } => memory(4 * rows + reads[1] + 2 * rows * (reads[2] / vocab.max(1))),
             // Rows of the table are read, and added to, as often as they are met.
             Kernel::Positions { backward: false, .. } => memory(2 * reads[0] + writes[0]),
-            Kernel::Positions { rows, cols, .. } => memory(reads[0] + 8 * rows * cols),
+            Kernel::Positions { rows, max, .. } => memory(reads[0] + 2 * rows * (reads[1] / max.max(1))),
             Kernel::Ssm(kernel) => Some(kernel.work(reads, writes)),
             // V stays where it is, and so does what q and k were: only their new values are written.
             Kernel::HeadNorm { .. } => memory(reads[1] + 2 * writes[1]),

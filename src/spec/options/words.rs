@@ -164,6 +164,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.no_sync,
     },
     Word {
+        name: "bf16-grads",
+        about: "gradients of bf16 weights are added up, kept and summed over replicas in bf16 (Megatron's grad-reduce-in-bf16, PyTorch FSDP's reduce_dtype, DeepSpeed's communication_data_type)",
+        set: |o| o.bf16_grads = true,
+        is_set: |o| o.bf16_grads,
+    },
+    Word {
         name: "no-overlap-grad",
         about: "gradients are summed behind the whole backward pass (Megatron-LM without overlap-grad-reduce)",
         set: |o| o.no_overlap_grad = true,
@@ -210,6 +216,12 @@ pub const WORDS: &[Word] = &[
         about: "latent attention: the backward pass makes queries, keys and values again of what is compressed (DeepSeek-V3; Megatron Core's recompute-modules mla_up_proj)",
         set: |o| o.recompute_mla_up = true,
         is_set: |o| o.recompute_mla_up,
+    },
+    Word {
+        name: "recompute-moe",
+        about: "hybrids: layers of experts run again in the backward pass, with their exchanges (Megatron Core's recompute-modules moe)",
+        set: |o| o.recompute_moe = true,
+        is_set: |o| o.recompute_moe,
     },
     Word {
         name: "wait-passes",

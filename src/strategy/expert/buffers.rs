@@ -103,7 +103,7 @@ impl Experts {
         let leaving = copied.then(|| station(&mut some, "leaving", self.copies, Layout::Copies));
         let landed =
             (away && !self.lands_at_experts()).then(|| station(&mut some, "landed", self.landed, self.algo.landed()));
-        let (acc, widths) = (self.acc, [self.gate_up, self.down].map(|rows| self.of_slot(rows)));
+        let (acc, widths) = (self.grads, [self.gate_up, self.down].map(|rows| self.of_slot(rows)));
         let sums = self.sums.map(|Sums { slots, copies, .. }| {
             [("up", widths[0]), ("down", widths[1])].map(|(name, width)| SumRows {
                 landed: some(&format!("grad_slots_{name}"), slots, width, acc, comm),

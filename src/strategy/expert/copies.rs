@@ -41,7 +41,7 @@ impl Experts {
                 b.compute(&format!("{what}_{name}"), kernel, &[x], &[y]);
             };
             let exchange = |b: &mut Builder, what: &str, phase: Phase, src: Buf, dst: Buf| {
-                let (route, wire, acc, engine) = (sums.route, Wire::Plain(self.acc), self.acc, self.engine);
+                let (route, wire, acc, engine) = (sums.route, Wire::Plain(self.grads), self.grads, self.engine);
                 let (src, dst, algo) = (vec![src], vec![dst], ExchangeAlgo::Nccl);
                 let kind = OpKind::Exchange { route, src, dst, algo, phase, wire, acc, engine };
                 b.exchange(&format!("{what}_{name}"), &group, 1, kind);

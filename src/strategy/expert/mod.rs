@@ -63,6 +63,8 @@ pub struct Experts {
     gate: Gate,
     dtype: Dtype,
     acc: Dtype,
+    /// Of the gradients of weights.
+    grads: Dtype,
     weights: Weights,
     gate_up: Rows,
     down: Rows,
@@ -109,7 +111,7 @@ impl Experts {
         par: &Parallelism,
         engines: Engines,
         routes: &[Route],
-        [dtype, acc]: [Dtype; 2],
+        [dtype, acc, grads]: [Dtype; 3],
         tokens: u64,
     ) -> Option<Experts> {
         let (moe, route) = (model.moe?, routes.first()?);
@@ -171,6 +173,7 @@ impl Experts {
             gate: moe.gate,
             dtype,
             acc,
+            grads,
             weights,
             gate_up,
             down,

@@ -51,15 +51,15 @@ impl Experts {
         };
         Some(Room {
             leaving: both("leaving", owned, self.dtype, TensorKind::CommBuffer),
-            grads: both("grad", slots, self.acc, TensorKind::Workspace),
-            home: both("home", owned, self.acc, TensorKind::CommBuffer),
+            grads: both("grad", slots, self.grads, TensorKind::Workspace),
+            home: both("home", owned, self.grads, TensorKind::CommBuffer),
         })
     }
 
     fn exchange_shadows(&self, b: &mut Builder, label: String, phase: Phase, dtype: Dtype, [src, dst]: [Buf; 2]) {
         let Some(Shadow { route, .. }) = self.shadow else { return };
         let group = Group::Axes { view: EXPERT_VIEW, axes: vec![Axis::Ep] };
-        let (wire, acc, engine, algo) = (Wire::Plain(dtype), self.acc, self.sums_engine, ExchangeAlgo::Broadcast);
+        let (wire, acc, engine, algo) = (Wire::Plain(dtype), self.grads, self.sums_engine, ExchangeAlgo::Broadcast);
         let (src, dst) = (vec![src], vec![dst]);
         b.exchange(&label, &group, 1, OpKind::Exchange { route, src, dst, algo, phase, wire, acc, engine });
     }
@@ -103,7 +103,7 @@ impl Experts {
         let (rows, slots, first, fp8) = (self.rows, shadow.slots, self.slots, self.fp8);
         let op = ExpertOp::MatMul { pass: Pass::Dw, rows, slots, first, n, k, fp8 };
         self.kernel(b, &format!("shadow_{name}_dw"), op, &[dy, x, grad], &[grad]);
-        self.exchange_shadows(b, format!("shadow_home_{name}"), Phase::Combine, self.acc, [grad, room.home[i]]);
+        self.exchange_shadows(b, format!("shadow_home_{name}"), Phase::Combine, self.grads, [grad, room.home[i]]);
     }
 
     /// Adds what came home to the gradients of the owners' slots.

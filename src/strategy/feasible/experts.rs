@@ -67,7 +67,7 @@ pub(super) fn experts(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         ),
         (o.overlap_exchange && ep == 1, "overlap-exchange, but nothing travels with ep 1; leave it out"),
         (
-            o.overlap_exchange && par.recompute == Recompute::Full,
+            o.overlap_exchange && (par.recompute == Recompute::Full || o.recompute_moe),
             "overlap-exchange where layers are computed again, their exchanges within the backward pass; use recompute none",
         ),
     ];

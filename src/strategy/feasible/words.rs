@@ -3,7 +3,8 @@
 use super::list;
 use crate::error::{Error, Result};
 use crate::spec::{
-    Fold, KvPath, LlmSpec, Parallelism, Positions, Recompute, RingBackward, RingLayout, RingMerge, Workload,
+    Dtype, Fold, KvPath, LlmSpec, Mixer, Parallelism, Positions, Recompute, RingBackward, RingLayout, RingMerge,
+    Workload,
 };
 
 /// What is kept in the host's memory has to be there.
@@ -17,6 +18,32 @@ pub(super) fn offload(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Re
     }
     chunks(model, work, par)
         .map_or(Ok(()), |why| Err(Error::infeasible(format!("options: fpdt-{} {why}", par.options.chunks))))
+}
+
+/// What is kept and sent in fewer bits has to have more without.
+pub(super) fn gradients(work: &Workload, par: &Parallelism) -> Result<()> {
+    if par.options.bf16_grads && work.dtype != Dtype::Bf16 {
+        let name = work.dtype.name();
+        let why = format!("options: bf16-grads, of weights in {name}, whose gradients are no wider; leave it out");
+        return Err(Error::infeasible(why));
+    }
+    Ok(())
+}
+
+/// Layers of experts alone are computed again where there are some, and not with all others.
+pub(super) fn experts_again(model: &LlmSpec, par: &Parallelism) -> Result<()> {
+    let alone = model.pattern.contains(&Mixer::Experts);
+    if !par.options.recompute_moe || (alone && par.recompute != Recompute::Full) {
+        return Ok(());
+    }
+    let why = match alone {
+        true => "recompute full, which runs all layers again; leave it out".into(),
+        false => format!(
+            "{}, which has no layers of experts alone as hybrids have; use recompute full, or leave it out",
+            model.name
+        ),
+    };
+    Err(Error::infeasible(format!("options: recompute-moe does not go with {why}")))
 }
 
 /// Why layers do not go through the sequence chunk by chunk.

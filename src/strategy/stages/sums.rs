@@ -11,7 +11,7 @@ impl Staged<'_, '_> {
         let group = Group::subset(Axis::Pp, vec![vec![0, step.pipe.stages - 1]]);
         let via = Via { group: &group, index: 2, engine: step.dp.engine };
         let grad = step.dp.kept_gradient(&step.embed);
-        step.b.collective("tied_grad_sum", via, CollectiveKind::AllReduce, grad, grad, step.acc);
+        step.b.collective("tied_grad_sum", via, CollectiveKind::AllReduce, grad, grad, step.dp.of_share());
     }
 
     /// Whether gradients are whole behind a backward unit, and summed there.

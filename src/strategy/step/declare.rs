@@ -5,7 +5,7 @@ use super::super::data::{DataParallel, Hybrid};
 use super::super::embedding::Embedding;
 use super::super::feasible;
 use super::super::head::Head;
-use super::super::kind::{Kind, kinds_of};
+use super::super::kind::{Kind, kinds_of, recompute_of};
 use super::super::mtp::Modules;
 use super::super::pipeline::Pipeline;
 use super::super::residual::Residual;
@@ -45,6 +45,7 @@ impl<'a> Step<'a> {
             offload: par.options.offload_optimizer,
             dtype: work.dtype,
             acc,
+            grads: if par.options.bf16_grads { work.dtype } else { acc },
             engine: engines.collective,
         };
         // Behind the view of all ranks, and that of experts.
@@ -96,10 +97,11 @@ impl<'a> Step<'a> {
         let loss = b.tensor("loss", &[1], acc, TensorKind::Grad, 1);
         let dx = if staged { tokens } else { b.tensor("dx", &[rows, h], work.dtype, TensorKind::Workspace, 2) };
         let kinds: Vec<Kind> = (kinds.into_iter().zip(layers).zip(weights))
-            .map(|(((prefix, _, layers), layer), (flat, experts))| {
+            .map(|(((prefix, model, layers), layer), (flat, experts))| {
+                let recompute = recompute_of(&model, par);
                 let (slots, left_slots) = (pipe.saved_slots(&layers), pipe.left_slots(&layers));
-                let (saved, scratch) = Kind::buffers_of(&mut b, &layer, par.recompute, slots);
-                let again = par.cuts_all() && par.recompute == Recompute::Full;
+                let (saved, scratch) = Kind::buffers_of(&mut b, &layer, recompute, slots);
+                let again = par.cuts_all() && recompute == Recompute::Full;
                 let again = again.then(|| layer.saved(&mut b, TensorKind::Activation, left_slots));
                 let scratch_ahead = pipe.pairs.then(|| layer.scratch(&mut b));
                 Kind {
@@ -107,10 +109,11 @@ impl<'a> Step<'a> {
                     longest: pipe.longest(&layers),
                     layers,
                     layer,
+                    recompute,
                     flat,
                     experts,
                     saved,
-                    keeps: par.recompute != Recompute::Full,
+                    keeps: recompute != Recompute::Full,
                     again,
                     scratch,
                     scratch_ahead,

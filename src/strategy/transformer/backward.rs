@@ -83,7 +83,7 @@ impl Layer {
     /// What tensor-parallel ranks have to add up of a layer's gradient before it is whole.
     pub fn sum_shared(&self, b: &mut Builder, g: Buf) {
         let [from, to] = self.weights.shared();
-        let acc = self.core.shape().acc;
+        let acc = self.grads;
         self.tp.sum_shared(b, "shared_grad_sum", g.rows(from, to), acc);
         // Those of heads are among them; where all tokens are everywhere, these alone are left.
         let [from, to] = self.weights.by_heads();

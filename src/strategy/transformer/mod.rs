@@ -68,6 +68,8 @@ pub struct Layer {
     latent: Option<Latent>,
     mamba: Option<Mamba>,
     dtype: Dtype,
+    /// Of the gradients of weights.
+    pub grads: Dtype,
     pub tp: TensorParallel,
     fp8: bool,
     rows: WeightRows,
@@ -153,7 +155,9 @@ impl Layer {
         let norms = Norms::new(model, tp.share(work.micro_batch * seq));
         let (mut rows, weights) = weights::weights(model, &tp, &norms);
         let ffn = width(model) / tp.ranks;
-        let dtypes = [work.dtype, core.shape().acc];
+        let acc = core.shape().acc;
+        let grads = if par.options.bf16_grads { work.dtype } else { acc };
+        let dtypes = [work.dtype, acc, grads];
         let experts = Experts::new(model, par, engines, routes, dtypes, norms.rows);
         let latent = model.mla.zip(rows.latent.take()).map(|(mla, rows)| Latent {
             mla,
@@ -207,6 +211,7 @@ impl Layer {
             latent,
             mamba,
             dtype: work.dtype,
+            grads,
             tp,
             fp8: par.options.fp8,
             rows,
