@@ -4,7 +4,7 @@ pub mod human;
 mod row;
 mod text;
 
-pub use row::{Row, limit};
+pub use row::{Row, limit, made_of};
 
 use crate::cluster::Cluster;
 use crate::plan::Plan;

@@ -180,6 +180,8 @@ const RULES: &[Rule] = &[
     // A fork of Megatron-LM; its model of the time of a step adds up compute and communication.
     Rule { words: &["yuan2"], habits: with(NOTHING, habits(FLASH, 0.0)) },
     Rule { words: &["nemo", "megatronbridge", "megatroncore", "megatron/te", "mlperf"], habits: OVERLAPPED },
+    // They follow NeMo's recipes (github:NVIDIA/Megatron-LM examples/llama/README.md, section 4).
+    Rule { words: &["megatronlmexamples"], habits: OVERLAPPED },
     // Megatron of 2022 and 2023 with sequence parallelism (arXiv:2205.05198), the baseline of DeepSpeed-Ulysses: every
     // replica holds its optimizer (`--use-distributed-optimizer` is no default), and its collectives wait.
     Rule {

@@ -20,6 +20,7 @@ use crate::error::Error;
 use crate::plan::Plan;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
+use crate::report::made_of;
 use crate::spec::{Dtype, GpuSpec, LlmSpec, Recompute, StackSpec, Workload};
 use crate::strategy::expert::Routing;
 use crate::strategy::{Engines, build_routed, guard};
@@ -83,7 +84,7 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
     found.split = setup.words(fitted);
     let mut seconds = match measured.quantity {
         Quantity::Pair => pair(&made.plan, setup.machine(&setup.kernels()?))?,
-        _ => setup.seconds(&made)?,
+        _ => setup.seconds(&made, &mut found.parts)?,
     };
     if is_whole_run(run, measured) {
         seconds /= EFFECTIVE;
@@ -354,13 +355,16 @@ impl Setup {
         Machine { cluster: &self.machine.cluster, stack: &self.stack, kernels, devices: None }
     }
 
-    /// Of a step; layers that recompute take as long as in a plan where all do.
-    fn seconds(&self, made: &Made) -> Result<f64, String> {
+    /// Of a step; layers that recompute take as long as in a plan where all do. What that plan's step is made of goes
+    /// to `parts`.
+    fn seconds(&self, made: &Made, parts: &mut String) -> Result<f64, String> {
         let kernels = self.kernels()?;
         let more = self.unpacking(&made.split);
-        let step = |plan: &Plan| cost(plan, self.machine(&kernels), Effort::SUMS).map(|t| t.step.value());
-        let of = |plan: &Plan| step(plan).map(|seconds| seconds + more).map_err(said);
-        let all = of(&made.plan)?;
+        let step = |plan: &Plan| cost(plan, self.machine(&kernels), Effort::SUMS).map_err(said);
+        let of = |plan: &Plan| step(plan).map(|timeline| timeline.step.value() + more);
+        let timeline = step(&made.plan)?;
+        *parts = made_of(&timeline.mean(), timeline.step.value());
+        let all = timeline.step.value() + more;
         let Some((whole, share)) = &made.beside else { return Ok(all) };
         Ok(share * of(whole)? + (1.0 - share) * all)
     }

@@ -13,6 +13,8 @@ pub struct Prediction {
     pub stack: String,
     /// Degrees, batch and choices, in words.
     pub split: String,
+    /// What the predicted step is made of; of training runs.
+    pub parts: String,
     /// Why there is no prediction.
     pub why: Vec<String>,
     /// The memory that the plan lacks, if so.
@@ -34,6 +36,8 @@ pub struct Verdict {
     pub cluster: String,
     pub stack: String,
     pub split: String,
+    /// What the predicted step is made of, the largest part first; empty for cases that are no whole steps.
+    pub parts: String,
 }
 
 impl Verdict {
@@ -52,6 +56,7 @@ impl Verdict {
             cluster: found.cluster,
             stack: found.stack,
             split: found.split,
+            parts: found.parts,
         }
     }
 

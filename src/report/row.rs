@@ -260,8 +260,8 @@ fn measured_share(usage: &Usage) -> f64 {
     if all > 0.0 { known / all } else { 0.0 }
 }
 
-/// What takes the largest part of the step, e.g. `compute: attention 58 %` or `communication: cp exposed 31 %`.
-pub fn limit(usage: &Usage, step: f64) -> String {
+/// What a step is made of, in s: kernels by kind, what they lose and what they wait for.
+fn parts(usage: &Usage) -> Vec<(String, f64)> {
     let mut gemm = 0.0;
     let mut attention = 0.0;
     let mut rest = 0.0;
@@ -286,8 +286,22 @@ pub fn limit(usage: &Usage, step: f64) -> String {
         Axis::Pp => ("bubble: pipeline".into(), *s),
         _ => (format!("communication: {} exposed", axis.name()), *s),
     }));
-    let most = parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+    parts
+}
+
+/// What takes the largest part of the step, e.g. `compute: attention 58 %` or `communication: cp exposed 31 %`.
+pub fn limit(usage: &Usage, step: f64) -> String {
+    let most = parts(usage).into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
     most.map_or(String::new(), |(what, s)| format!("{what} {:.0} %", 100.0 * s / step))
+}
+
+/// All that takes at least half a percent of the step, the largest first, as [`limit`] says it.
+pub fn made_of(usage: &Usage, step: f64) -> String {
+    let mut parts = parts(usage);
+    parts.retain(|(_, s)| *s >= 0.005 * step);
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let words = parts.iter().map(|(what, s)| format!("{what} {:.0} %", 100.0 * s / step));
+    words.collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
@@ -366,6 +380,9 @@ mod tests {
         let mut usage = usage();
         usage.exposed.insert(Axis::Cp, 5.0);
         assert_eq!(limit(&usage, 13.0), "communication: cp exposed 38 %");
+        assert!(made_of(&usage, 13.0).starts_with("communication: cp exposed 38 %; "), "{}", made_of(&usage, 13.0));
+        // What is less than half a percent is left out.
+        assert_eq!(made_of(&usage, 1e6), "");
     }
 
     #[test]
