@@ -150,6 +150,48 @@ fn shortcuts_are_exact_for_every_ring() {
     }
 }
 
+/// Windows in some layers or all, dense layers where a list puts them: with shortcuts, op by op, and event by event.
+#[test]
+fn windows_are_the_same_for_every_interpreter() {
+    let turns = |n: u64| (0..n).map(|layer| layer % 3 != 2).collect::<Vec<bool>>();
+    let near = |window, windowed| LlmSpec { window: Some(window), windowed, ..model(6, 4, false) };
+    let moe = MoeSpec { experts: 8, top_k: 2, ffn: 64, ..MoeSpec::default() };
+    let oss = LlmSpec { moe: Some(moe), clamped_experts: true, dense_at: vec![0, 3], ..near(40, turns(6)) };
+    let par = |par: Parallelism, words: &str| Parallelism { zero: 1, options: words.parse().unwrap(), ..par };
+    let one = Parallelism::default();
+    for (llm, par) in [
+        (near(40, turns(6)), par(Parallelism { ring: 4, ulysses: 2, ..one }, "default")),
+        (near(200, turns(6)), par(Parallelism { ring: 8, ..one }, "stripe")),
+        (near(7, vec![]), par(Parallelism { ring: 4, dp: 2, recompute: Recompute::Full, ..one }, "contiguous")),
+        (near(40, turns(6)), par(Parallelism { ring: 4, ..one }, "gather-kv-prefetch")),
+        (near(40, turns(6)), par(Parallelism { ring: 4, ..one }, "burst")),
+        (near(40, turns(6)), par(Parallelism { tp: 2, pp: 2, vp: 1, ..one }, "default")),
+        (oss.clone(), par(Parallelism { dp: 2, ulysses: 2, ep: 4, ..one }, "default")),
+        (oss, par(Parallelism { dp: 4, ep: 2, recompute: Recompute::Full, ..one }, "default")),
+    ] {
+        let plan = plans::plan(&llm, &par, &work(&par, 480, 1, 3), SM);
+        let host = Host::of(&plan, 1.0);
+        agree(&plan, &host);
+        let all = cost(&plan, host.machine(), FLAT).unwrap();
+        for fold in [true, false] {
+            let effort = foretrain::sim::Effort { fold, ..foretrain::sim::Effort::SUMS };
+            same(&foretrain::sim::simulate(&plan, host.machine(), &[], effort).unwrap().timeline, &all);
+        }
+    }
+}
+
+/// KV gathered head by head: attention that reads a buffer for each of more heads than most ops have operands.
+#[test]
+fn shortcuts_are_exact_for_many_kv_heads() {
+    for kv_heads in [8, 16, 32] {
+        let par = Parallelism { options: "gather-kv-prefetch".parse().unwrap(), ..way(2, 4, 1) };
+        let llm = LlmSpec { heads: 32, window: Some(100), ..model(3, kv_heads, false) };
+        let plan = plans::plan(&llm, &par, &work(&par, 480, 1, 3), SM);
+        agree(&plan, &Host::of(&plan, 1.0));
+        goes_on(&plan, &Host::of(&plan, 1.0), |more| plans::plan(&llm, &par, &work(&par, 480, 1, 3 + more), SM));
+    }
+}
+
 /// Norms of heads and latent attention, and dense layers before those with experts.
 #[test]
 fn shortcuts_are_exact_for_other_layers() {

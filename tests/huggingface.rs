@@ -141,12 +141,17 @@ fn what_cannot_be_read_names_file_field_value_and_remedy() {
         ),
         (
             json!({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
-                "mlp_only_layers": [0]}),
-            &["mlp_only_layers", "use []"],
+                "mlp_only_layers": [0, 4]}),
+            &["mlp_only_layers: 4 is no layer of the 4", "0 to 3"],
         ),
         (
-            json!({"model_type": "llama4_text", "num_local_experts": 4, "moe_layers": [0, 3]}),
-            &["moe_layers", "leave the list out"],
+            json!({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+                "decoder_sparse_step": 2, "mlp_only_layers": [1, 3]}),
+            &["mlp_only_layers: no layer is left", "leave one of them out"],
+        ),
+        (
+            json!({"model_type": "llama4_text", "num_local_experts": 4, "moe_layers": "all"}),
+            &["moe_layers: \"all\" is no list of layers", "[0, 1]"],
         ),
     ] {
         let why = refused(changes.clone());
@@ -225,7 +230,20 @@ fn experts_in_every_second_layer_run_with_windows_and_without() {
         "gpt_oss",
         json!({"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": true, "sliding_window": 3}),
     );
-    for model in [llama4, qwen, oss] {
+    // Dense layers at the places of a list.
+    let placed = small(
+        "qwen3_moe",
+        json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "mlp_only_layers": [2, 0],
+            "norm_topk_prob": true}),
+    );
+    assert_eq!((0..4).map(|l| placed.has_experts(l)).collect::<Vec<_>>(), [false, true, false, true]);
+    let listed = small(
+        "llama4_text",
+        json!({"num_local_experts": 4, "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "moe_layers": [3, 2],
+            "intermediate_size": 8, "intermediate_size_mlp": 24, "use_qk_norm": false}),
+    );
+    assert_eq!(listed.dense_at, [0, 1]);
+    for model in [llama4, qwen, oss, placed, listed] {
         for (tp, dp, ep, pp, zero) in
             [(1, 1, 1, 1, 0), (2, 1, 1, 1, 0), (1, 2, 2, 1, 1), (1, 2, 1, 1, 3), (1, 1, 1, 2, 1)]
         {

@@ -1,7 +1,7 @@
 //! A sheet made once for a structure, to be filled in anew for other sizes: who meets whom stays, and only how
 //! long kernels and messages take, and what they add up to, is another.
 
-use super::kernels::Timed;
+use super::kernels::{Sizes, Timed, narrowest};
 use super::meetings::over;
 use super::sheet::issued;
 use super::tallies::{Tallies, number_of};
@@ -116,16 +116,10 @@ impl Filling<'_> {
         reads: &[Operand],
         writes: &[Operand],
     ) {
-        let (plan, mut sizes, mut dtype) = (acts.plan, [0u64; 12], Dtype::F64);
-        for (size, operand) in sizes.iter_mut().zip(reads.iter().chain(writes)) {
-            *size = operand.size(plan).1;
-            // As in a sheet: the narrowest operand is what the tensor cores are fed.
-            let own = plan.tensors[operand.tensor as usize].dtype;
-            if own.size() < dtype.size() && !matches!(own, Dtype::U32 | Dtype::U8) {
-                dtype = own;
-            }
-        }
-        let (reads, writes) = sizes[..reads.len() + writes.len()].split_at(reads.len());
+        let (plan, operands) = (acts.plan, || reads.iter().chain(writes));
+        let sizes = Sizes::new(reads.len(), reads.len() + writes.len(), operands().map(|o| o.size(plan).1));
+        let dtype = narrowest(plan, operands().map(|operand| operand.tensor));
+        let (reads, writes) = sizes.split();
         let (views, ranks) = (&plan.views, &acts.fold.representatives);
         let classes = node * self.sheet.classes..(node + 1) * self.sheet.classes;
         let Some(block) = kernel.mask() else {

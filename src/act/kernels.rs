@@ -29,17 +29,33 @@ pub fn bytes_of(plan: &Plan, place: &Place) -> u64 {
     (place.rows[1] - place.rows[0]) * tensor.row_len() * tensor.dtype.size()
 }
 
-/// Bytes of an op's operands, without a place on the heap: there are millions of ops.
+/// Bytes of an op's operands: without a place on the heap unless there are many, for there are millions of ops.
 pub(super) struct Sizes {
-    all: [u64; 12],
+    few: [u64; Self::FEW],
+    /// All of them, where they are more than that: KV gathered head by head is a buffer for each head.
+    many: Vec<u64>,
     reads: usize,
     count: usize,
 }
 
 impl Sizes {
+    const FEW: usize = 12;
+
+    /// Of `count` operands, the first `reads` of which are read.
+    pub(super) fn new(reads: usize, count: usize, each: impl Iterator<Item = u64>) -> Sizes {
+        let mut sizes = Sizes { few: [0; Self::FEW], many: vec![], reads, count };
+        if count > Self::FEW {
+            sizes.many.extend(each);
+        } else {
+            sizes.few.iter_mut().zip(each).for_each(|(size, bytes)| *size = bytes);
+        }
+        sizes
+    }
+
     /// Those that are read, and those that are written.
     pub(super) fn split(&self) -> (&[u64], &[u64]) {
-        self.all[..self.count].split_at(self.reads)
+        let all = if self.many.is_empty() { &self.few[..self.count] } else { &self.many };
+        all.split_at(self.reads)
     }
 }
 
@@ -47,15 +63,16 @@ impl Sizes {
 /// the tensor cores are fed.
 pub(super) fn operands(plan: &Plan, line: &Line, node: usize) -> (Sizes, Dtype) {
     let (reads, writes) = (line.reads(node), line.writes(node));
-    let (mut all, mut dtype) = ([0u64; 12], Dtype::F64);
-    for (size, place) in all.iter_mut().zip(reads.iter().chain(writes)) {
-        *size = bytes_of(plan, place);
-        let own = plan.tensors[place.tensor as usize].dtype;
-        if own.size() < dtype.size() && !matches!(own, Dtype::U32 | Dtype::U8) {
-            dtype = own;
-        }
-    }
-    (Sizes { all, reads: reads.len(), count: reads.len() + writes.len() }, dtype)
+    let places = || reads.iter().chain(writes);
+    let sizes = Sizes::new(reads.len(), reads.len() + writes.len(), places().map(|place| bytes_of(plan, place)));
+    (sizes, narrowest(plan, places().map(|place| place.tensor)))
+}
+
+/// The narrowest dtype of tensors that are computed with.
+pub(super) fn narrowest(plan: &Plan, tensors: impl Iterator<Item = TensorId>) -> Dtype {
+    let dtypes = tensors.map(|tensor| plan.tensors[tensor as usize].dtype);
+    let numbers = dtypes.filter(|dtype| !matches!(dtype, Dtype::U32 | Dtype::U8));
+    numbers.fold(Dtype::F64, |least, own| if own.size() < least.size() { own } else { least })
 }
 
 /// What a kernel has to do on `rank`, and in which dtype; none for an op that is no kernel or that the mask leaves

@@ -20,7 +20,7 @@ use std::time::Instant;
     Links: `cluster` as its file has them, `node:RATE` all ranks in one node, `net:RATE` every rank on a node of its\n\
     own, as where tensor parallelism fills the nodes; rates in GB/s per GPU and direction, what a transfer reaches.")]
 pub struct Flags {
-    /// The model whose heads and head dim are taken
+    /// The model whose heads, head dim and windows of attention are taken
     #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
     model: String,
     /// A shipped cluster, or the path of its JSON file
@@ -58,6 +58,7 @@ impl Flags {
     fn question(&self) -> Result<Question> {
         let model = LlmSpec::find(&self.model)?;
         let gpu = GpuSpec::find(&ClusterSpec::find(&self.cluster)?.gpu)?;
+        let (window, near_and_far) = Question::windows_of(&model);
         let or = |list: &Vec<u64>, default: Vec<u64>| if list.is_empty() { default } else { list.clone() };
         Ok(Question {
             cluster: self.cluster.clone(),
@@ -65,6 +66,8 @@ impl Flags {
             dtype: self.dtype.unwrap_or_else(|| default_dtype(&gpu)),
             heads: model.heads,
             head_dim: model.head_dim,
+            window,
+            near_and_far,
             model: model.name,
             kv_heads: or(&self.kv_heads, Question::default_kv_heads(model.heads)),
             links: self.links.clone(),
@@ -98,8 +101,15 @@ pub fn run(flags: &Flags) -> Result<Answer> {
 
 fn render(question: &Question, cells: &[Cell]) -> String {
     let Question { model, heads, head_dim, stack, cluster, dtype, .. } = question;
+    let seen = match (question.window, question.near_and_far) {
+        (Some(window), Some([_, 0])) => format!(", a window of {window} tokens"),
+        (Some(window), Some([near, far])) => {
+            format!(", a window of {window} tokens in {near} of {} layers: times are their mean", near + far)
+        }
+        _ => String::new(),
+    };
     format!(
-        "Causal attention of {model} ({heads} heads of {head_dim}), forward and backward, {}, on GPUs of {cluster}, \
+        "Causal attention of {model} ({heads} heads of {head_dim}{seen}), forward and backward, {}, on GPUs of {cluster}, \
          stack {stack}\n\nWho wins from which sequence length on (U Ulysses, R ring, = within 2 %, - neither runs), \
          by ranks:\n\n{}\nWhy:\n\n{}",
         dtype.name(),

@@ -182,7 +182,10 @@ fn titles(cells: &[Cell], notes: &Notes) -> Vec<Mark> {
     let heads = cells[0].heads;
     let of = notes.text("model").map_or(String::new(), |m| format!(", {m}"));
     let title = format!("Ulysses or ring attention: which is faster, and by how much{of}");
-    let mut parts = vec!["one causal attention, forward and backward".to_string(), "1 sequence".into()];
+    let window = notes.number("window");
+    let what =
+        window.map_or("one causal attention".into(), |w| format!("causal attention, mean of layers (window {w})"));
+    let mut parts = vec![what + ", forward and backward", "1 sequence".into()];
     parts.push(match notes.number("head_dim") {
         Some(dim) => format!("{heads} heads of {dim}"),
         None => format!("{heads} heads"),
@@ -191,7 +194,9 @@ fn titles(cells: &[Cell], notes: &Notes) -> Vec<Mark> {
     parts.extend(notes.text("cluster").map(|c| format!("GPUs of {c}")));
     parts.extend(notes.text("stack").map(|s| format!("stack {s}")));
     parts.push("zigzag ring".into());
-    parts.push("the rest of a layer is the same both ways".into());
+    if window.is_none() {
+        parts.push("the rest of a layer is the same both ways".into());
+    }
     vec![
         Mark::text((34.0, 40.0), title, 29.0, INK, Align::Left),
         Mark::text((34.0, 78.0), parts.join("  \u{b7}  "), 16.5, FAINT, Align::Left),

@@ -5,6 +5,7 @@
 
 use super::case::Training;
 use super::words::{is_narrow, squeezed};
+use crate::spec::stack::CLAMPED_EXPERTS;
 use crate::spec::{Origin, Sourced, StackSpec};
 use crate::units::Seconds;
 use std::collections::BTreeMap;
@@ -193,24 +194,18 @@ pub fn passes_ahead(run: &Training, depth: u64) -> u64 {
     if twice { depth.max(2) } else { depth }
 }
 
-/// What GPT-OSS's experts move through memory in Megatron Core, over one fused kernel: its clamp and the bias of the second
-/// product are operators of PyTorch around the fused gate (github:NVIDIA/Megatron-LM, megatron/core/fusions/
-/// fused_bias_geglu.py `weighted_bias_quick_geglu_impl`, and `_apply_bias` of TEGroupedMLP in
-/// megatron/core/transformer/moe/experts.py). Bytes of an element, in bf16; probabilities, and what they are multiplied
-/// with, are fp32:
-/// forward, the gate 6; both halves clamped 8, put together again 8; bias times probability 4, the sum of that and the rows
-/// 10, put together 8, rounded 6: 50 of 6.
-/// Backward, the gate 10; masks of both clamps and what they let through 21, put together 8; to fp32 6, and back 6; the
-/// gradients of bias and probability, each a product and a sum, 24; put together 4: 79 of 10. Recipes of GPUs of less
-/// memory make the gate again in it, 22, and the norms, 4 of 10 (`recompute_modules` layernorm and moe_act:
+/// What GPT-OSS's experts move through memory in Megatron Core, see [`CLAMPED_EXPERTS`]. Recipes of GPUs of less memory make
+/// the gate again in the backward pass, 22 of 10, and the norms, 4 of 10 (`recompute_modules` layernorm and moe_act:
 /// github:NVIDIA-NeMo/Megatron-Bridge@07eea52 scripts/performance/configs/gpt_oss).
 fn biased(run: &Training) -> Option<BTreeMap<String, f64>> {
     let (model, gpu) = (squeezed(&run.model), squeezed(&run.gpu));
     let again = ["h100", "b200", "gb200"].iter().any(|less| gpu.starts_with(less));
-    let bwd = if again { 101.0 / 10.0 } else { 79.0 / 10.0 };
-    let mut moved = vec![("expert_swiglu", 50.0 / 6.0), ("expert_swiglu_bwd", bwd)];
-    moved.extend(again.then_some(("norm_bwd", 1.4)));
-    model.contains("gptoss").then(|| moved.into_iter().map(|(kernel, times)| (kernel.to_string(), times)).collect())
+    let mut moved: BTreeMap<String, f64> = CLAMPED_EXPERTS.map(|(kernel, times)| (kernel.to_string(), times)).into();
+    if again {
+        moved.entry("expert_swiglu_bwd".into()).and_modify(|bwd| *bwd = (79.0 + 22.0) / 10.0);
+        moved.insert("norm_bwd".into(), 1.4);
+    }
+    model.contains("gptoss").then_some(moved)
 }
 
 /// How a recipe cuts a model over GPUs, and what it gives them.

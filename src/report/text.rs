@@ -121,22 +121,33 @@ impl Row {
             short if short.ends_with(char::is_numeric) => short,
             short => format!("{} ({short})", self.seq_len),
         };
+        let more = [("tp", self.tp), ("pp", self.pp), ("vp", self.vp), ("ep", self.ep)];
+        let more = more.into_iter().filter(|(_, n)| *n > 1).map(|(name, n)| format!(", {name} {n}"));
+        let options = if self.chooses() { format!(", options {}", self.options) } else { String::new() };
         format!(
-            "seq_len {length}, global_batch {}, micro_batch {}, dp {}, ulysses {}, ring {}, zero {}, recompute {} ({})",
+            "seq_len {length}, global_batch {}, micro_batch {}, dp {}, ulysses {}, ring {}{}, zero {}, recompute {}{options} \
+             ({})",
             self.global_batch,
             self.micro_batch,
             self.dp,
             self.ulysses,
             self.ring,
+            more.collect::<String>(),
             self.zero,
             self.recompute,
             self.strategy
         )
     }
 
-    /// How the sequence is split, as the plots call it.
+    fn chooses(&self) -> bool {
+        !["", "default"].contains(&self.options.as_str())
+    }
+
+    /// How the sequence is split, as the plots call it, and the experts are shared.
     pub fn way(&self) -> String {
-        let more = [("pp", self.pp), ("tp", self.tp)].into_iter().filter(|(_, degree)| *degree > 1);
+        let more = [("pp", self.pp), ("vp", self.vp), ("tp", self.tp), ("ep", self.ep)]
+            .into_iter()
+            .filter(|(_, degree)| *degree > 1);
         let mut parts: Vec<String> = more.map(|(name, degree)| format!("{name} {degree}")).collect();
         match (self.ulysses, self.ring) {
             (1, 1) if parts.is_empty() => parts.push("no split".into()),
@@ -145,7 +156,7 @@ impl Row {
             (1, r) => parts.push(format!("ring {r}")),
             (u, r) => parts.push(format!("usp {u} x {r}")),
         }
-        if !["", "default"].contains(&self.options.as_str()) {
+        if self.chooses() {
             parts.push(self.options.clone());
         }
         parts.join(", ")
@@ -159,6 +170,8 @@ fn axis(name: &str) -> &str {
         "cp" => "cp (ring)",
         "up" => "up (ulysses)",
         "tp" => "tp (tensor)",
+        "ep" => "ep (experts' rows)",
+        "edp" => "edp (experts' gradients)",
         other => other,
     }
 }

@@ -9,6 +9,7 @@ mod gpt_oss;
 mod llama4;
 mod nemotron_h;
 mod notes;
+mod placed;
 mod qwen3_next;
 mod windows;
 
@@ -154,20 +155,13 @@ fn qwen3(config: &Config) -> Result<LlmSpec> {
 }
 
 fn qwen3_moe(config: &Config) -> Result<LlmSpec> {
-    let moe = qwen_experts(config)?;
-    Ok(LlmSpec { moe: Some(moe), ..qwen3(config)? })
+    let like = qwen3(config)?;
+    let dense_at = placed::layers(config, "mlp_only_layers", like.layers)?;
+    placed::with_experts(config, LlmSpec { moe: Some(qwen_experts(config)?), dense_at, ..like })
 }
 
 /// What the mixtures of Qwen3 state of their experts.
 fn qwen_experts(config: &Config) -> Result<MoeSpec> {
-    match config.value("mlp_only_layers").and_then(Value::as_array) {
-        Some(list) if !list.is_empty() => {
-            let why =
-                "a list of layers without experts is not modelled; use [], and decoder_sparse_step for layers in turns";
-            return Err(config.wrong("mlp_only_layers", why));
-        }
-        _ => {}
-    }
     // Qwen3's heads have norms whether a config says so or not.
     config.flag("use_qk_norm")?;
     let moe = MoeSpec {

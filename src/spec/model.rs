@@ -196,6 +196,13 @@ pub struct LlmSpec {
     pub lfa: bool,
     #[serde(default)]
     pub moe: Option<MoeSpec>,
+    /// Layers, ascending, that have a dense network wherever `moe` puts experts (Qwen's `mlp_only_layers`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dense_at: Vec<u64>,
+    /// Experts have biases, and their gate a clamp before it (gpt-oss). Counts of weights leave the biases out; what both move
+    /// through memory is in costs, see [`StackSpec::for_model`](super::StackSpec::for_model).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub clamped_experts: bool,
     #[serde(default)]
     pub mla: Option<MlaSpec>,
     /// What each layer is, where a layer is one mixer alone behind one norm (Nemotron-H); none: attention and a
@@ -312,7 +319,8 @@ impl LlmSpec {
         match self.pattern.get(layer as usize) {
             Some(mixer) => *mixer == Mixer::Experts,
             None => self.moe.is_some_and(|moe| {
-                layer >= moe.dense_layers && (moe.every < 2 || (layer + 1).is_multiple_of(moe.every))
+                let in_turn = moe.every < 2 || (layer + 1).is_multiple_of(moe.every);
+                layer >= moe.dense_layers && in_turn && !self.dense_at.contains(&layer)
             }),
         }
     }

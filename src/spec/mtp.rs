@@ -46,6 +46,7 @@ impl LlmSpec {
             mamba: self.mamba.filter(|_| has(Mixer::Mamba)),
             mtp: None,
             windowed: vec![],
+            dense_at: vec![],
             // Where layers differ, a module has the last kind there is: it sees all.
             window: self.window.filter(|_| self.windowed.is_empty()),
             ..self.clone()

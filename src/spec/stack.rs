@@ -1,6 +1,6 @@
 //! What software brings: which attention kernel, and what the communication library takes for itself.
 
-use super::{Found, Sourced, find, read};
+use super::{Found, LlmSpec, Origin, Sourced, find, read};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
@@ -59,6 +59,17 @@ pub struct StackSpec {
 /// Kernels that a stack may know to be slower.
 const SLOWER: [&str; 5] = ["cast", "weight_grad_fp8", "grouped_matmul", "grouped_matmul_dx", "grouped_matmul_dw"];
 
+/// What GPT-OSS's experts move through memory in Megatron Core, over one fused kernel: its clamp and the bias of the second
+/// product are operators of PyTorch around the fused gate (github:NVIDIA/Megatron-LM, megatron/core/fusions/
+/// fused_bias_geglu.py `weighted_bias_quick_geglu_impl`, and `_apply_bias` of TEGroupedMLP in
+/// megatron/core/transformer/moe/experts.py). Bytes of an element, in bf16; probabilities, and what they are multiplied
+/// with, are fp32:
+/// forward, the gate 6; both halves clamped 8, put together again 8; bias times probability 4, the sum of that and the rows
+/// 10, put together 8, rounded 6: 50 of 6.
+/// Backward, the gate 10; masks of both clamps and what they let through 21, put together 8; to fp32 6, and back 6; the
+/// gradients of bias and probability, each a product and a sum, 24; put together 4: 79 of 10.
+pub const CLAMPED_EXPERTS: [(&str, f64); 2] = [("expert_swiglu", 50.0 / 6.0), ("expert_swiglu_bwd", 79.0 / 10.0)];
+
 impl StackSpec {
     /// A shipped stack by name, or a file by path.
     pub fn find(name: &str) -> Result<StackSpec> {
@@ -74,6 +85,20 @@ impl StackSpec {
     /// How many kernels an op is, on average.
     pub fn kernels_of_op(&self) -> f64 {
         self.kernels_per_op.as_ref().map_or(1.0, |kernels| kernels.value)
+    }
+
+    /// With what kernels of `model` move through memory beyond one fused kernel, whatever the stack fuses of others.
+    pub fn for_model(mut self, model: &LlmSpec) -> StackSpec {
+        if model.clamped_experts {
+            let source =
+                "experts with biases and a clamp, around the fused kernel of Megatron Core's GroupedMLP".into();
+            let mut all = self.unfused.take().map_or_else(BTreeMap::new, |unfused| unfused.value);
+            for (kernel, times) in CLAMPED_EXPERTS {
+                all.entry(kernel.into()).or_insert(times);
+            }
+            self.unfused = Some(Sourced { value: all, source, provenance: Origin::Derived });
+        }
+        self
     }
 
     /// Attention is one kernel.
@@ -96,6 +121,11 @@ impl StackSpec {
             let why =
                 format!("{} is no share of the rate of kernels that memory bounds (above 0, at most 1)", scan.value);
             return Err(Error::spec(&found.file, "scan", why));
+        }
+        let times = spec.collective_latency.value;
+        if !(0.01..=100.0).contains(&times) {
+            let why = format!("{times} is no multiple of what steps of NCCL's collectives take (0.01 to 100)");
+            return Err(Error::spec(&found.file, "collective_latency", why));
         }
         if !(1.0..=100.0).contains(&spec.kernels_of_op()) {
             let why = format!("{} is no number of kernels that an op is (1 to 100)", spec.kernels_of_op());

@@ -86,6 +86,7 @@ pub fn kinds_of(model: &LlmSpec, apart: bool) -> Vec<(String, LlmSpec, Layers)> 
         moe: model.moe.filter(|_| experts),
         window,
         windowed: vec![],
+        dense_at: vec![],
         ..model.clone()
     };
     let windows = if model.windowed.is_empty() { vec![model.window] } else { vec![model.window, None] };

@@ -146,13 +146,18 @@ mod tests {
 
     #[test]
     fn a_layer_has_both_passes_and_its_transfers() {
-        let case = Case::new(LlmSpec::find("llama-3-8b").unwrap(), "dgx-h100", "nccl-fa3", 8, None).unwrap();
-        let spans = of(&case, &row(65_536, (1, 8), 0.5)).unwrap();
-        let of_pass = |pass: &str, what: &str| spans.iter().filter(|s| s.pass == pass && s.what == what).count();
-        assert_eq!((of_pass("fwd", "attention"), of_pass("bwd", "attention_bwd")), (8, 8));
-        assert!(
-            spans.iter().any(|s| s.lane.contains("cp") && s.pass == "fwd")
-                && spans.iter().all(|s| s.end_s >= s.start_s)
-        );
+        let llama = LlmSpec::find("llama-3-8b").unwrap();
+        let windowed = (0..llama.layers).map(|layer| layer % 6 != 5).collect();
+        let gemma = LlmSpec { window: Some(1024), windowed, ..llama.clone() };
+        for model in [llama, gemma] {
+            let case = Case::new(model, "dgx-h100", "nccl-fa3", 8, None).unwrap();
+            let spans = of(&case, &row(65_536, (1, 8), 0.5)).unwrap();
+            let of_pass = |pass: &str, what: &str| spans.iter().filter(|s| s.pass == pass && s.what == what).count();
+            assert_eq!((of_pass("fwd", "attention"), of_pass("bwd", "attention_bwd")), (8, 8));
+            assert!(
+                spans.iter().any(|s| s.lane.contains("cp") && s.pass == "fwd")
+                    && spans.iter().all(|s| s.end_s >= s.start_s)
+            );
+        }
     }
 }

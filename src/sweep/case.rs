@@ -10,7 +10,7 @@ use crate::plan::memory::{Bounds, Conflicts, Footprint, Layout};
 use crate::plan::structure::structure;
 use crate::plan::{About, Plan, Route};
 use crate::report::{Costed, Row};
-use crate::spec::{ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
+use crate::spec::{Architecture, ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
 use crate::strategy::expert::Routing;
 use crate::strategy::{Engines, build_by_layer, build_routed, guard};
 use crate::timeline::Timeline;
@@ -104,13 +104,31 @@ pub fn default_dtype(gpu: &GpuSpec) -> Dtype {
     if gpu.peak.contains_key("bf16") { Dtype::Bf16 } else { Dtype::F32 }
 }
 
+/// The model without what no plan has, which a note says.
+fn planned(model: LlmSpec) -> LlmSpec {
+    if !model.lfa {
+        return model;
+    }
+    let mut left = LlmSpec { lfa: false, ..model.clone() };
+    let share = 1.0 - left.flops_per_token(1) / model.flops_per_token(1);
+    left.notes.push(format!(
+        "localized filtering before queries and keys is left out of times, memory and MFU ({:.0} % of the FLOPs of products)",
+        100.0 * share
+    ));
+    left
+}
+
 impl Case {
     /// `cluster`, `stack` are names or paths, as [`spec::find`](crate::spec::find) takes them.
     pub fn new(model: LlmSpec, cluster: &str, stack: &str, gpus: u32, dtype: Option<Dtype>) -> Result<Case> {
+        let model = planned(model);
         let spec = ClusterSpec::find(cluster)?;
         let gpu = GpuSpec::find(&spec.gpu)?;
         let cluster = Cluster::new(&spec, &gpu, gpus)?;
+        // The CPU's kernels are this program's own, and fused.
+        let own = gpu.architecture == Architecture::Cpu;
         let stack = StackSpec::find(stack)?;
+        let stack = if own { stack } else { stack.for_model(&model) };
         let roofline = Roofline::new(&gpu, &stack)?;
         let dtype = dtype.unwrap_or_else(|| default_dtype(&gpu));
         let peak = roofline.peak(dtype)?;
@@ -234,10 +252,13 @@ impl Case {
         cost(plan, self.machine(), Effort::SUMS)
     }
 
-    /// The same machine and a model of the same layers, but only so many of them.
+    /// The same machine and a model of the same layers, but only so many of them, all with the window or without it as
+    /// most of the model's are.
     pub fn with_layers(&self, layers: u64) -> Case {
+        let (all, near) = (&self.model.windowed, self.model.windowed.iter().filter(|near| **near).count());
+        let window = self.model.window.filter(|_| all.is_empty() || 2 * near > all.len());
         Case {
-            model: LlmSpec { layers, ..self.model.clone() },
+            model: LlmSpec { layers, window, windowed: vec![], ..self.model.clone() },
             cluster: self.cluster.clone(),
             stack: self.stack.clone(),
             dtype: self.dtype,

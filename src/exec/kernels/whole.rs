@@ -28,6 +28,7 @@ const CFG: &DenseConfig = &DenseConfig {
     experts: None,
     dense_layers: 0,
     every: 0,
+    dense_at: Vec::new(),
     windowed: Vec::new(),
     pattern: vec![],
     mamba: None,

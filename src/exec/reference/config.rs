@@ -29,6 +29,8 @@ pub struct DenseConfig {
     pub dense_layers: usize,
     /// And of the others all but every so-manieth; 0: none of them.
     pub every: usize,
+    /// And these, wherever they are.
+    pub dense_at: Vec<usize>,
     /// Layers that are one mixer each; none: attention and a network in every one.
     pub pattern: Vec<Mixer>,
     pub mamba: Option<MambaSpec>,
@@ -175,6 +177,7 @@ impl From<&LlmSpec> for DenseConfig {
             }),
             dense_layers: m.moe.map_or(0, |moe| moe.dense_layers.min(m.layers) as usize),
             every: m.moe.map_or(0, |moe| moe.every as usize),
+            dense_at: m.dense_at.iter().map(|layer| *layer as usize).collect(),
             experts: m.moe.map(|moe| Experts {
                 count: moe.experts as usize,
                 top_k: moe.top_k as usize,
@@ -321,7 +324,8 @@ impl DenseConfig {
     /// The experts of a layer, if it has some.
     pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
         // Modules of multi-token prediction stand behind the last layer, and have experts where the model has.
-        let skipped = self.every > 1 && layer < self.layers && !(layer + 1).is_multiple_of(self.every);
+        let out_of_turn = self.every > 1 && layer < self.layers && !(layer + 1).is_multiple_of(self.every);
+        let skipped = out_of_turn || self.dense_at.contains(&layer);
         let has = self.pattern.get(layer).map_or(layer >= self.dense_layers && !skipped, |of| *of == Mixer::Experts);
         self.experts.as_ref().filter(|_| has)
     }

@@ -28,6 +28,7 @@ fn tiny(kv_heads: usize, tie: bool) -> DenseConfig {
         experts: None,
         dense_layers: 0,
         every: 0,
+        dense_at: Vec::new(),
         windowed: vec![],
         pattern: vec![],
         mamba: None,

@@ -59,8 +59,9 @@ impl Family {
         if let Some(note) = model.notes.first() {
             return refused(&format!("what is not computed ({note})"));
         }
+        let placed = !model.dense_at.is_empty();
         if model.mla.is_none()
-            && model.moe.is_some_and(|moe| moe.shared_ffn > 0 || moe.dense_layers > 0 || moe.every > 1)
+            && model.moe.is_some_and(|moe| moe.shared_ffn > 0 || moe.dense_layers > 0 || moe.every > 1 || placed)
         {
             return refused("experts that every token visits, or dense layers, and no latent attention");
         }

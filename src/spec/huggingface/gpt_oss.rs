@@ -18,11 +18,12 @@ pub fn read(config: &Config) -> Result<LlmSpec> {
     config.check_experts(&moe)?;
     let notes = vec![
         "gpt_oss: sinks of attention (a number a head), biases of experts, router and output projection, and the clamp of \
-         SwiGLU are left out (less than 0.1 % of the weights)"
+         SwiGLU are left out (less than 0.1 % of the weights); on GPUs the time of the experts' biases and clamp is not"
             .into(),
     ];
     Ok(LlmSpec {
         moe: Some(moe),
+        clamped_experts: true,
         qkv_bias: config.flag_or("attention_bias", true)?,
         window: Some(config.optional_count("sliding_window")?.unwrap_or(128)),
         notes,

@@ -5,7 +5,7 @@
 //! the projections, the convolution and the states of a Mamba-2 mixer: queries and keys in place of C and B, values in place
 //! of x.
 
-use super::{Config, llama_like, qwen_experts, turned};
+use super::{Config, llama_like, placed, qwen_experts, turned};
 use crate::error::Result;
 use crate::spec::{LlmSpec, MambaSpec, Mixer, MoeSpec};
 use serde_json::Value;
@@ -27,8 +27,10 @@ pub fn read(config: &Config) -> Result<LlmSpec> {
         return Err(config.wrong("linear_num_key_heads", why));
     }
     let conv = config.optional_count("linear_conv_kernel_dim")?.unwrap_or(4);
-    let pattern: Vec<Mixer> =
-        layers(config, like.layers)?.into_iter().flat_map(|mixer| [mixer, Mixer::Experts]).collect();
+    let dense_at = placed::layers(config, "mlp_only_layers", like.layers)?;
+    let behind = |layer: u64| if dense_at.contains(&layer) { Mixer::Mlp } else { Mixer::Experts };
+    let mixers = (0..).zip(layers(config, like.layers)?);
+    let pattern: Vec<Mixer> = mixers.flat_map(|(layer, mixer)| [mixer, behind(layer)]).collect();
     let notes = vec![
         "linear_attention: the gated delta rule is costed as a Mamba-2 mixer of as many heads and states; what it multiplies \
          within chunks beyond that is left out"

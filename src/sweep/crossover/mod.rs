@@ -15,7 +15,9 @@ use crate::error::{Error, Result};
 use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
 use crate::report::human;
-use crate::spec::{AttentionSpec, ClusterSpec, Dtype, GpuSpec, Mask, Options, Parallelism, Pass, StackSpec};
+use crate::spec::{
+    AttentionSpec, ClusterSpec, Dtype, GpuSpec, LlmSpec, Mask, Mixer, Options, Parallelism, Pass, StackSpec,
+};
 use crate::strategy::{Engines, attention_pass};
 use crate::timeline::Timeline;
 use rayon::prelude::*;
@@ -33,6 +35,12 @@ pub struct Question {
     pub dtype: Dtype,
     pub heads: u64,
     pub head_dim: u64,
+    /// Keys that a token sees in layers that have a window; none: no layer has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u64>,
+    /// Layers that have it, and that have not: a time is the mean of theirs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub near_and_far: Option<[u64; 2]>,
     pub kv_heads: Vec<u64>,
     pub links: Vec<Links>,
     pub ranks: Vec<u32>,
@@ -113,6 +121,25 @@ impl Question {
     /// As many as heads, a fourth, an eighth and a sixteenth of them, as far as these are whole.
     pub fn default_kv_heads(heads: u64) -> Vec<u64> {
         [1, 4, 8, 16].into_iter().filter(|ratio| heads.is_multiple_of(*ratio)).map(|ratio| heads / ratio).collect()
+    }
+
+    /// The window of a model's layers, and how many have it and have not; none where none has.
+    pub fn windows_of(model: &LlmSpec) -> (Option<u64>, Option<[u64; 2]>) {
+        let attends = |l: &u64| model.pattern.get(*l as usize).is_none_or(|mixer| *mixer == Mixer::Attention);
+        let (near, far): (Vec<u64>, Vec<u64>) =
+            (0..model.layers).filter(attends).partition(|layer| model.window_of(*layer).is_some());
+        let some = !near.is_empty();
+        (model.window.filter(|_| some), some.then_some([near.len() as u64, far.len() as u64]))
+    }
+
+    /// What a token sees in layers of each kind, and the share of the layers that are of it.
+    fn masks(&self) -> Vec<(Mask, f64)> {
+        let causal = Mask::new(true);
+        let [near, far] = self.near_and_far.unwrap_or([u64::from(self.window.is_some()), 0]);
+        let Some(window) = self.window.filter(|_| near > 0) else { return vec![(causal, 1.0)] };
+        let share = |layers: u64| layers as f64 / (near + far) as f64;
+        let near = (Mask { window: Some(window), ..causal.clone() }, share(near));
+        [near, (causal, share(far))].into_iter().filter(|(_, share)| *share > 0.0).collect()
     }
 
     fn places(&self) -> Result<Vec<Place>> {
@@ -204,7 +231,17 @@ impl<'a> Rig<'a> {
         Ok(best.expect("at least one set of options"))
     }
 
+    /// The mean of the layers, by how many see what.
     fn side(&self, cluster: &Cluster, place: &Place, par: &Parallelism) -> Result<Side> {
+        self.roofline.runs(par.options, self.question.dtype)?;
+        let mut mean = Side { options: par.options.to_string(), ..Side::default() };
+        for (mask, share) in self.question.masks() {
+            mean.add(&self.attention(cluster, place, par, mask)?, share);
+        }
+        Ok(mean)
+    }
+
+    fn attention(&self, cluster: &Cluster, place: &Place, par: &Parallelism, mask: Mask) -> Result<Side> {
         let q = self.question;
         let spec = AttentionSpec {
             batch: 1,
@@ -212,17 +249,16 @@ impl<'a> Rig<'a> {
             heads: q.heads,
             kv_heads: place.kv_heads,
             head_dim: q.head_dim,
-            mask: Mask::new(true),
+            mask,
             dtype: q.dtype,
         };
-        self.roofline.runs(par.options, q.dtype)?;
         let engines = Engines::of(&self.stack, &cluster.spec);
         let plan = attention_pass::build(&spec, Pass::ForwardBackward, par, engines)?;
         let peak_mem_bytes = Layout::new(&plan, &AtomTable::new(&plan)?, 0)?.bytes;
         self.fits(peak_mem_bytes)?;
         let machine = Machine { cluster, stack: &self.stack, kernels: &self.roofline, devices: None };
         let timeline = cost(&plan, machine, Effort::SUMS)?;
-        Ok(Side { peak_mem_bytes, options: par.options.to_string(), ..parts(&timeline) })
+        Ok(Side { peak_mem_bytes, ..parts(&timeline) })
     }
 
     fn fits(&self, plan: u64) -> Result<()> {
@@ -233,6 +269,26 @@ impl<'a> Rig<'a> {
         }
         let [needed, capacity] = [needed, capacity].map(human::bytes);
         Err(Error::infeasible(format!("memory: this one attention needs {needed} of {capacity}; use more ranks")))
+    }
+}
+
+impl Side {
+    /// Adds `share` of what another one takes and sends; of the memory the larger counts.
+    fn add(&mut self, other: &Side, share: f64) {
+        self.time_s = other.time_s.map(|time| self.time_s.unwrap_or(0.0) + share * time);
+        let sums = [
+            (&mut self.attention_s, other.attention_s),
+            (&mut self.copies_s, other.copies_s),
+            (&mut self.slowed_s, other.slowed_s),
+            (&mut self.waits_s, other.waits_s),
+            (&mut self.imbalance_s, other.imbalance_s),
+            (&mut self.host_s, other.host_s),
+            (&mut self.sent_bytes, other.sent_bytes),
+        ];
+        for (sum, more) in sums {
+            *sum += share * more;
+        }
+        self.peak_mem_bytes = self.peak_mem_bytes.max(other.peak_mem_bytes);
     }
 }
 
@@ -269,6 +325,8 @@ mod tests {
             dtype: Dtype::Bf16,
             heads: 32,
             head_dim: 128,
+            window: None,
+            near_and_far: None,
             kv_heads: vec![32, 2],
             links: vec![Links::Node(365.0), Links::Network(20.0)],
             ranks: vec![2, 8, 64],
@@ -289,6 +347,28 @@ mod tests {
             let parts = [side.attention_s, side.copies_s, side.slowed_s, side.waits_s, side.imbalance_s, side.host_s];
             let (sum, time) = (parts.iter().sum::<f64>(), side.time_s.unwrap());
             assert!((sum / time - 1.0).abs() < 1e-9, "{side:?}");
+        }
+    }
+
+    #[test]
+    fn layers_with_and_without_a_window_are_costed_by_their_number() {
+        let few = Question { kv_heads: vec![8], ranks: vec![8], ..question() };
+        let of = |layers: [u64; 2]| {
+            let question = Question { window: Some(1024), near_and_far: Some(layers), ..few.clone() };
+            crossover(&question, tempfile::tempdir().unwrap().path()).unwrap().cells
+        };
+        let (near, far, mixed) = (of([3, 0]), of([0, 7]), of([5, 1]));
+        let without = crossover(&few, tempfile::tempdir().unwrap().path()).unwrap().cells;
+        assert_eq!(
+            far.iter().map(|c| &c.ring).collect::<Vec<_>>(),
+            without.iter().map(|c| &c.ring).collect::<Vec<_>>()
+        );
+        for ((near, far), mixed) in near.iter().zip(&far).zip(&mixed) {
+            for side in [|c: &Cell| c.ulysses.clone(), |c: &Cell| c.ring.clone()] {
+                let [near, far, mixed] = [near, far, mixed].map(|c| side(c).time_s.unwrap());
+                assert!(near < far, "a window is less work: {near} {far}");
+                assert!((mixed / (5.0 * near + far) * 6.0 - 1.0).abs() < 1e-12, "{mixed}");
+            }
         }
     }
 
