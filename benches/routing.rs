@@ -18,6 +18,7 @@ fn request(words: &str) -> Request {
         tokens: 4096,
         replicas: 0,
         node_limit: None,
+        groups: None,
         seed: 1,
         step: 0,
     }

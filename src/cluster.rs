@@ -10,7 +10,7 @@ pub use path::{Link, LinkClass, Path};
 pub use ports::Ports;
 
 use crate::error::{Error, Result};
-use crate::spec::{ClusterSpec, GpuSpec, Pod};
+use crate::spec::{ClusterSpec, GpuSpec, Pod, is_path};
 use crate::units::BytesPerSec;
 use std::collections::BTreeSet;
 
@@ -39,7 +39,8 @@ pub struct Cluster {
 impl Cluster {
     pub fn new(spec: &ClusterSpec, gpu: &GpuSpec, gpus: u32) -> Result<Cluster> {
         let per_node = spec.gpus_per_node;
-        if gpu.name != spec.gpu {
+        // A file is known by its path there, and has a name of its own.
+        if gpu.name != spec.gpu && !is_path(&spec.gpu) {
             let why = format!("the cluster has {}, not {}; choose one of the two again", spec.gpu, gpu.name);
             return Err(Error::spec(&spec.name, "gpu", why));
         }
@@ -191,6 +192,20 @@ mod tests {
 
     fn dgx(gpus: u32) -> Result<Cluster> {
         Cluster::new(&ClusterSpec::find("dgx-h100").unwrap(), &GpuSpec::find("h100-sxm5").unwrap(), gpus)
+    }
+
+    #[test]
+    fn a_gpu_of_ones_own_stands_beside_its_cluster() {
+        let dir = tempfile::tempdir().unwrap();
+        let [cluster, gpu] = [crate::spec::find("cluster", "dgx-h100"), crate::spec::find("gpu", "h100-sxm5")]
+            .map(|found| found.unwrap().text);
+        let own = cluster.replace("\"h100-sxm5\"", "\"own.json\"");
+        assert_ne!(own, cluster);
+        std::fs::write(dir.path().join("box.json"), own).unwrap();
+        std::fs::write(dir.path().join("own.json"), gpu).unwrap();
+        let spec = ClusterSpec::find(&dir.path().join("box.json").display().to_string()).unwrap();
+        let gpu = GpuSpec::find(&spec.gpu).unwrap();
+        assert_eq!(Cluster::new(&spec, &gpu, 8).unwrap().gpus(), 8);
     }
 
     #[test]

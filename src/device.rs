@@ -135,10 +135,10 @@ impl Roofline {
         let Some(curve) = gpu.attention.get(kernel) else {
             let known: Vec<_> = gpu.attention.keys().map(String::as_str).collect();
             let why = format!(
-                "stack {} runs `{kernel}`, which {} has no curve for (it has: {}); choose another stack, or add a curve",
+                "stack {} runs `{kernel}`, which {} has no curve for (it has {}); choose another stack, or add a curve",
                 stack.name,
                 gpu.name,
-                known.join(", ")
+                if known.is_empty() { "none".into() } else { known.join(", ") }
             );
             return Err(Error::spec(&gpu.name, "attention", why));
         };

@@ -25,7 +25,7 @@ pub struct Config {
     #[arg(long, value_name = "NAME")]
     stack: Option<String>,
     /// GPUs [default: the cluster's; on CPUs the product of all degrees]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = degree)]
     gpus: Option<u32>,
     /// Tokens of a sequence, e.g. 131072 or 128K [default: 8192; for tiny, 128, for small, 512]
     #[arg(long, value_name = "N", value_parser = count)]
@@ -37,25 +37,25 @@ pub struct Config {
     #[arg(long, value_name = "N", value_parser = count)]
     micro_batch: Option<u64>,
     /// Tensor parallelism [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = degree)]
     tp: Option<u32>,
     /// Pipeline stages [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = degree)]
     pp: Option<u32>,
     /// Virtual stages of each pipeline stage [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = degree)]
     vp: Option<u32>,
     /// Data parallelism [default: gpus / (ulysses x ring x tp x pp)]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = degree)]
     dp: Option<u32>,
     /// Ulysses: ranks that share the heads [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = degree)]
     ulysses: Option<u32>,
     /// Ring attention: ranks that share the sequence [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = degree)]
     ring: Option<u32>,
     /// Expert parallelism: ranks, of dp x ring x ulysses x tp, that share the experts [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = degree)]
     ep: Option<u32>,
     /// Who carries rows to experts: nccl, allgather, deepep-v1-normal, deepep-v1-ll, deepep-v2, hybrid-ep or hierarchical
     #[arg(long, value_name = "HOW", value_parser = dispatch)]
@@ -67,7 +67,7 @@ pub struct Config {
     #[arg(long, value_name = "HOW", value_parser = routing)]
     routing: Option<Routing>,
     /// Copies of experts: slots beyond one for each, which EPLB places by the rows of each expert [default: 0]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = degree)]
     replicas: Option<u32>,
     /// What an expert takes of a rank's tokens: none (all), 1.25 times the even share, pad:1.25, tutel:1.25 or tutel:0 [default: none]
     #[arg(long, value_name = "HOW", value_parser = capacity)]
@@ -84,7 +84,7 @@ pub struct Config {
     /// Choices of the implementation, words joined by +, see `foretrain options` [default: default]
     #[arg(long, value_name = "WORDS", value_parser = options)]
     options: Option<Options>,
-    /// Lengths of documents packed into each sequence, e.g. 2K,6K, or a file of them [default: one]
+    /// Lengths of documents packed into each sequence, e.g. 2K,6K or 8x1K, or a file of them [default: one]
     #[arg(long, value_name = "N,..", value_parser = documents)]
     documents: Option<Documents>,
     /// Nothing is dropped, whatever the model says.
@@ -438,6 +438,11 @@ pub fn stack_of(gpu: &GpuSpec) -> &'static str {
     }
 }
 
+/// How many ranks or stages; lists and powers of two are none.
+pub fn degree(text: &str) -> std::result::Result<u32, String> {
+    text.parse().map_err(|_| format!("write a whole number up to {}, as in 8", u32::MAX))
+}
+
 /// A whole number; K and M are powers of two, as for tokens.
 pub fn count(text: &str) -> std::result::Result<u64, String> {
     let (digits, scale) = match text.strip_suffix(['K', 'k']) {
@@ -448,16 +453,26 @@ pub fn count(text: &str) -> std::result::Result<u64, String> {
     number.and_then(|n| n.checked_mul(scale)).ok_or_else(|| "write a whole number, as in 131072 or 128K".to_string())
 }
 
-/// Lengths joined by commas, or a file with lengths between commas, blanks or lines.
+/// Lengths joined by commas, as `8x4K` eight of them, or a file with lengths between commas, blanks or lines.
 pub fn documents(text: &str) -> std::result::Result<Documents, String> {
-    let wrong = |why: String| format!("{why}; write lengths as in 4096,8K, or the path of a file of them");
+    let wrong = |why: String| format!("{why}; write lengths as in 4096,8K or 8x4K, or the path of a file of them");
     let is_list = text.starts_with(|c: char| c.is_ascii_digit());
     let read = || std::fs::read_to_string(text).map_err(|e| wrong(format!("{text}: {e}")));
     let text = if is_list { text.to_string() } else { read()? };
-    let lengths = text.split([',', ' ', '\n', '\t', '\r']).filter(|word| !word.is_empty());
-    let lengths = lengths.map(|word| count(word).map_err(|_| wrong(format!("{word:?} is no length"))));
-    Ok(lengths.collect::<std::result::Result<Vec<u64>, String>>()?.into())
+    let mut lengths: Vec<u64> = vec![];
+    for word in text.split([',', ' ', '\n', '\t', '\r']).filter(|word| !word.is_empty()) {
+        let (times, length) = word.split_once('x').unwrap_or(("1", word));
+        let times = times.parse().ok().filter(|times| *times <= MOST_DOCUMENTS);
+        let (Some(times), Ok(length)) = (times, count(length)) else {
+            return Err(wrong(format!("{word:?} is no length")));
+        };
+        lengths.extend(std::iter::repeat_n(length, times));
+    }
+    Ok(lengths.into())
 }
+
+/// More are not said to be alike.
+const MOST_DOCUMENTS: usize = 1 << 20;
 
 /// As flags have them.
 fn listed(documents: &Documents) -> String {

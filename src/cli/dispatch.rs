@@ -168,6 +168,7 @@ impl Flags {
             tokens: self.tokens.unwrap_or(TOKENS),
             replicas: self.replicas,
             node_limit: self.node_limit,
+            groups: None,
             seed: self.seed,
             step: self.step,
         }

@@ -4,6 +4,8 @@ use crate::error::Result;
 use crate::report::Row;
 use crate::spec::{LlmSpec, Parallelism, Recompute};
 use crate::sweep::{Case, Point};
+use indicatif::{ProgressBar, ProgressStyle};
+use rayon::prelude::*;
 
 /// A way that was taken, and what is said of it.
 pub struct Taken {
@@ -24,7 +26,11 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
     for group in groups(case) {
         let points: Vec<Point> = group.into_iter().filter_map(|way| at(case, point, way, batch)).collect();
         let tried = points.len();
-        let rows = points.iter().map(|point| Ok((*point, case.row(point)?))).collect::<Result<Vec<(Point, Row)>>>()?;
+        let bar = progress(tried);
+        let row = |point: &Point| Ok((*point, case.row(point)?));
+        let rows = points.par_iter().map(|point| row(point).inspect(|_| bar.inc(1)));
+        let rows = rows.collect::<Result<Vec<(Point, Row)>>>()?;
+        bar.finish_and_clear();
         let fit: Vec<(Point, Row)> = rows.into_iter().filter(|(_, row)| row.feasible).collect();
         let rate = |row: &Row| row.tokens_per_s_per_gpu.unwrap_or(0.0);
         if let Some((point, _)) = fit.iter().max_by(|a, b| rate(&a.1).total_cmp(&rate(&b.1))) {
@@ -43,6 +49,12 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
     Ok(Some(Taken { point: *point, note }))
 }
 
+/// Hidden where stderr is no terminal.
+fn progress(tried: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} simple ways tried");
+    ProgressBar::new(tried as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
 /// What memory is needed, without the remedies behind it: the way that was taken is one.
 fn short(why: &str) -> &str {
     let why = why.split(';').next().unwrap_or(why);
@@ -56,8 +68,8 @@ fn words(par: &Parallelism) -> String {
     format!("{}zero {}, recompute {}", above.collect::<String>(), par.zero, par.recompute.name())
 }
 
-/// Ways by how much they ask of whoever trains: state and activations first, then ranks of a node that share products, then
-/// ranks that share the sequence, then pipelines.
+/// Ways by how much they ask of whoever trains: state and activations first, then ranks of a node that share products, or
+/// ranks that share the sequence, then both, then pipelines.
 fn groups(case: &Case) -> Vec<Vec<Parallelism>> {
     let node = case.cluster.spec.gpus_per_node.min(case.cluster.gpus());
     let with = |degrees: &[(u32, u32, u32)]| {
@@ -80,12 +92,13 @@ fn groups(case: &Case) -> Vec<Vec<Parallelism>> {
         .collect::<Vec<_>>()
     };
     let powers = |most: u32| (1..8).map(|log| 1 << log).filter(move |n| *n <= most);
-    let tensor: Vec<_> = powers(node).map(|tp| (tp, 1, 1)).collect();
-    let sequence: Vec<_> = powers(node).map(|u| (1, u, 1)).chain(powers(64).map(|ring| (1, 1, ring))).collect();
+    let tensor = powers(node).map(|tp| (tp, 1, 1));
+    let sequence = powers(node).map(|u| (1, u, 1)).chain(powers(64).map(|ring| (1, 1, ring)));
+    let one: Vec<_> = tensor.chain(sequence).collect();
     let both: Vec<_> = powers(64).map(|ring| (node, 1, ring)).chain(powers(64).map(|ring| (1, node, ring))).collect();
     let staged = [1, node].into_iter().flat_map(|tp| with(&[(tp, 1, 1)])).filter(|way| way.zero == 1);
     let staged = staged.flat_map(|way| powers(32).map(move |pp| Parallelism { pp, ..way })).collect();
-    vec![with(&[(1, 1, 1)]), with(&tensor), with(&sequence), with(&both), staged]
+    vec![with(&[(1, 1, 1)]), with(&one), with(&both), staged]
 }
 
 /// Degrees of expert parallelism to try.

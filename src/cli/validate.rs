@@ -324,7 +324,11 @@ fn render(v: &Validation) -> String {
         comm.row([&format!("  {what}"), &times[0], &times[1], &percent(overlap.hidden())]);
     }
     let comm = if v.measured_overlap.under_way_s > 0.0 { comm.render("  ") + "\n" } else { String::new() };
-    let inside = if v.within_noise { ": the error is within the noise" } else { "" };
+    let inside = match v.within_noise {
+        true if v.end_to_end_error <= v.noise => ": the error is within the noise",
+        true => "; the error is no larger than that and what other programs took of the cores, together",
+        false => "",
+    };
     format!(
         "{}\n  the error of a step is that of its time, of a kind the median of its ops'\n\n{comm}{}\n\
          end-to-end error {}, ops: median {}, 90th percentile {}; the runs spread by {}{inside}\n\

@@ -91,6 +91,10 @@ impl Run {
         if mean <= 0.0 {
             return 0;
         }
+        // Hardly ever is one in repair: the search below begins above none.
+        if (-mean).exp() >= share {
+            return 1;
+        }
         let poisson = Poisson::new(mean).expect("the mean is above zero");
         poisson.inverse_cdf(share) as u32 + 1
     }

@@ -95,6 +95,9 @@ impl Kind {
 
 /// More ranks than this do not fit.
 const MOST: usize = 16;
+/// Nor do more lanes than this, in rows of which a rank's name takes a part of one: their names would cover each other.
+const ROWS: f64 = 62.0;
+const HEADING: f64 = 0.9;
 const LEFT: f64 = 176.0;
 const RIGHT: f64 = 1566.0;
 const TOP: f64 = 112.0;
@@ -108,24 +111,23 @@ fn figure(timeline: &Timeline, critical: &[Critical], words: &[String]) -> Vec<M
     let shown = shown(timeline, critical);
     let lanes: Vec<Vec<u16>> = shown.iter().map(|class| lanes(class, timeline)).collect();
     let rows: usize = lanes.iter().map(Vec::len).sum();
-    let heading = 0.9;
-    let height = ((BOTTOM - TOP) / (rows as f64 + heading * shown.len() as f64)).min(60.0);
+    let height = ((BOTTOM - TOP) / (rows as f64 + HEADING * shown.len() as f64)).min(60.0);
     let mut marks = titles(timeline, &shown, words);
     let (mut y, mut used) = (TOP, vec![]);
     for (class, lanes) in shown.iter().zip(&lanes) {
         let size = (0.7 * height).clamp(9.0, 15.0);
         let like = if class.multiplicity > 1 { format!(", {} ranks", class.multiplicity) } else { String::new() };
         let name = format!("rank {}{like}", class.rank);
-        marks.push(Mark::text((34.0, y + heading * height / 2.0), name, size, INK, Align::Left));
+        marks.push(Mark::text((34.0, y + HEADING * height / 2.0), name, size, INK, Align::Left));
         let mine = critical.iter().filter(|c| c.rank == class.rank);
         let x = |s: f64| LEFT + (s / step).clamp(0.0, 1.0) * (RIGHT - LEFT);
-        let (from, to) = (y + 0.55 * heading * height, y + 0.85 * heading * height);
+        let (from, to) = (y + 0.55 * HEADING * height, y + 0.85 * HEADING * height);
         marks.extend(mine.map(|c| Mark::Rect {
             from: (x(c.from), from),
             to: (x(c.from + c.seconds).max(x(c.from) + 0.5), to),
             color: CRITICAL,
         }));
-        y += heading * height;
+        y += HEADING * height;
         for &lane in lanes {
             let (from, to) = (y + 0.06 * height, y + 0.94 * height);
             let label = &timeline.lanes[lane as usize];
@@ -144,7 +146,13 @@ fn figure(timeline: &Timeline, critical: &[Critical], words: &[String]) -> Vec<M
 fn shown<'a>(timeline: &'a Timeline, critical: &[Critical]) -> Vec<&'a Class> {
     let mut all: Vec<&Class> = timeline.classes.iter().collect();
     all.sort_by_key(|class| (!critical.iter().any(|c| c.rank == class.rank), class.rank));
-    all.truncate(MOST);
+    let mut rows = 0.0;
+    let fits = |class: &&&Class| {
+        rows += lanes(class, timeline).len() as f64 + HEADING;
+        rows <= ROWS
+    };
+    let most = all.iter().take_while(fits).count().clamp(1, MOST);
+    all.truncate(most);
     all.sort_by_key(|class| class.rank);
     all
 }

@@ -63,7 +63,7 @@ fn figure(v: &Validation, title: &str) -> Vec<Mark> {
 
 fn titles(v: &Validation, title: &str) -> Vec<Mark> {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
-    let inside = if v.within_noise { ", within the noise of the runs" } else { "" };
+    let inside = if v.within_noise { ", within the noise of the runs and what others took of the cores" } else { "" };
     let says = format!(
         "step {} predicted, {} measured: {} off{inside}; ops: median {}, 90th percentile {}; {} runs spread by {}; \
          kernels' time on their cores: median {}",

@@ -157,6 +157,7 @@ fn predicted(row: &Exchanged, shipped: &Shipped) -> std::result::Result<Said, St
         tokens,
         replicas: (ranks - experts % ranks) % ranks,
         node_limit: row.node_limit,
+        groups: None,
         seed: 1,
         step: 0,
     };

@@ -11,6 +11,7 @@ fn request(routing: &str, ranks: u32) -> Request {
         tokens: 32768 / u64::from(ranks),
         replicas: 0,
         node_limit: None,
+        groups: None,
         seed: 1,
         step: 0,
     }
@@ -93,6 +94,23 @@ fn a_limit_on_nodes_binds_and_an_impossible_one_is_refused() {
     request.topk = 40;
     request.node_limit = Some(1);
     assert!(request.route().unwrap_err().to_string().contains("use 2 or more"));
+}
+
+#[test]
+fn drawn_choices_stand_in_the_groups_that_a_router_keeps() {
+    for routing in ["zipf:1.2", "dirichlet:0.3", "hot-rank:0.5", "uniform"] {
+        let request = Request { groups: Some([8, 4]), experts: 256, topk: 8, tokens: 64, ..request(routing, 8) };
+        let trace = request.trace().unwrap();
+        for token in trace.choices.chunks(8) {
+            let mut groups: Vec<u32> = token.iter().map(|expert| expert / 32).collect();
+            groups.sort_unstable();
+            groups.dedup();
+            let mut once = token.to_vec();
+            once.sort_unstable();
+            once.dedup();
+            assert!(groups.len() <= 4 && once.len() == 8, "{routing}: {token:?}");
+        }
+    }
 }
 
 #[test]

@@ -119,6 +119,9 @@ pub struct Request {
     pub replicas: u32,
     /// Nodes that a token reaches at most.
     pub node_limit: Option<u32>,
+    /// Equal groups of experts that the router has, and how many of them a token's choices stand in, those whose two best
+    /// experts it wants most (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+    pub groups: Option<[u32; 2]>,
     pub seed: u64,
     pub step: u64,
 }
@@ -128,8 +131,13 @@ impl Request {
         self.ranks.div_ceil(self.node.max(1))
     }
 
-    /// The limit as groups of a router, a group a node; none where it binds nothing.
+    /// The router's groups, or the limit on nodes as such, a group a node; none where it binds nothing.
     pub fn group_limit(&self) -> Result<Option<GroupLimit>> {
+        if let Some([groups, limit]) = self.groups.filter(|[groups, limit]| limit < groups) {
+            let limit = GroupLimit { groups, limit, score: GroupScore::TwoBest };
+            limit.check(self.experts, self.topk)?;
+            return Ok(Some(limit));
+        }
         let Some(limit) = self.node_limit.filter(|limit| *limit < self.nodes()) else { return Ok(None) };
         let limit = GroupLimit { groups: self.nodes(), limit, score: GroupScore::Best };
         limit.check(self.experts, self.topk)?;

@@ -1,6 +1,6 @@
 //! Nodes of GPUs, the links inside them and between them.
 
-use super::{Found, Sourced, check_latency, check_positive, check_rate, find, read};
+use super::{Found, Sourced, check_latency, check_positive, check_rate, find, is_path, read};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use serde::{Deserialize, Serialize};
@@ -257,8 +257,13 @@ impl ClusterSpec {
     }
 
     fn from_found(found: &Found) -> Result<ClusterSpec> {
-        let spec: ClusterSpec = read(found)?;
+        let mut spec: ClusterSpec = read(found)?;
         spec.check(&found.file)?;
+        // A GPU's file stands beside that of its cluster, or where the program was started.
+        let beside = Path::new(&found.file).with_file_name(&spec.gpu);
+        if is_path(&spec.gpu) && !Path::new(&spec.gpu).is_file() && beside.is_file() {
+            spec.gpu = beside.display().to_string();
+        }
         Ok(spec)
     }
 

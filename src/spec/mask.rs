@@ -64,8 +64,8 @@ impl Mask {
         if all.contains(&0) || (!all.is_empty() && total != Some(seq_len)) {
             let sum = total.map_or("more than any sequence".into(), |n| format!("{n} tokens"));
             return Some(format!(
-                "documents: {} of them have {sum}, none may be empty and together they fill seq_len {seq_len}; \
-                 change a length or seq_len",
+                "documents: {} with {sum} in all, but none may be empty and together they fill seq_len {seq_len}; \
+                 change a length or seq_len, or write as in 8x4K how many are alike",
                 all.len()
             ));
         }

@@ -13,6 +13,7 @@ pub mod mask;
 pub mod model;
 pub mod mtp;
 pub mod options;
+mod read;
 pub mod stack;
 pub mod storage;
 pub mod throttle;
@@ -37,7 +38,7 @@ pub use throttle::Throttle;
 pub use workload::{Dtype, Parallelism, Recompute, Workload};
 
 use crate::error::{Error, Result};
-use serde::de::DeserializeOwned;
+use read::read;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -101,7 +102,7 @@ pub fn find(kind: &str, name: &str) -> Result<Found> {
     }
     let path = Path::new(name);
     let path = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
-    if path.is_file() || name.contains('/') || name.ends_with(".json") {
+    if path.is_file() || is_path(name) {
         let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
         // Editors of Windows begin a file with a mark that JSON does not have.
         let text = text.strip_prefix('\u{feff}').map_or(text.clone(), String::from);
@@ -114,12 +115,25 @@ pub fn find(kind: &str, name: &str) -> Result<Found> {
     Err(Error::spec(if name.is_empty() { "\"\"" } else { name }, kind, why))
 }
 
-/// ` (did you mean x?)`, where one of the known names is nearly what was written.
+/// Whether a name can only be that of a file.
+pub fn is_path(name: &str) -> bool {
+    name.contains('/') || name.ends_with(".json")
+}
+
+/// ` (did you mean x?)`, where one of the known names is nearly what was written, or some begin so.
 pub fn meant(name: &str, known: &[&str]) -> String {
     let nearest = known.iter().map(|known| (edits(&name.to_lowercase(), known), known)).min();
     match nearest {
         Some((edits, known)) if edits <= (name.len() / 4).max(1) => format!(" (did you mean {known}?)"),
-        _ => String::new(),
+        _ => {
+            let begin: Vec<&str> = known.iter().copied().filter(|known| known.starts_with(name)).collect();
+            match &begin[..] {
+                [] => String::new(),
+                _ if name.len() < 2 || begin.len() > 6 => String::new(),
+                [one] => format!(" (did you mean {one}?)"),
+                [most @ .., last] => format!(" (did you mean {} or {last}?)", most.join(", ")),
+            }
+        }
     }
 }
 
@@ -135,58 +149,6 @@ fn edits(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
-}
-
-/// Reads one of our own files: unknown keys are refused, and the error names the field.
-fn read<T: DeserializeOwned>(found: &Found) -> Result<T> {
-    serde_json::from_str(&found.text).map_err(|e| {
-        if e.classify() != serde_json::error::Category::Data {
-            return Error::json(&found.file)(e);
-        }
-        let field = path_at(&found.text, e.line(), e.column());
-        // What is missing is noticed at the end of what it should be in, whose last field is not at fault.
-        let missing = e.to_string().starts_with("missing field");
-        let field = if missing { within(&field) } else { field };
-        // The place is named by its path; line and column stay for an editor.
-        Error::spec(&found.file, field, e)
-    })
-}
-
-/// The path of what a field is in.
-fn within(path: &str) -> String {
-    path.rsplit_once('.').map_or("the file".into(), |(outer, _)| outer.into())
-}
-
-/// The dotted path of keys that leads to a place in a JSON text.
-fn path_at(text: &str, line: usize, column: usize) -> String {
-    let before: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
-    let upto = &text.as_bytes()[..(before + column).min(text.len())];
-    let (mut path, mut i) = (vec![String::new()], 0);
-    let mut opened = b'{';
-    while i < upto.len() {
-        match upto[i] {
-            b'"' => {
-                let end = upto[i + 1..].iter().position(|&c| c == b'"').map_or(upto.len(), |at| i + 1 + at);
-                // A string after an opening brace or a comma is a key.
-                if opened != b':' {
-                    *path.last_mut().expect("the root stays") = String::from_utf8_lossy(&upto[i + 1..end]).into_owned();
-                }
-                i = end;
-            }
-            b':' | b',' => opened = upto[i],
-            b'{' => {
-                opened = b'{';
-                path.push(String::new());
-            }
-            b'}' if path.len() > 1 && i + 1 < upto.len() => {
-                path.pop();
-            }
-            _ => {}
-        }
-        i += 1;
-    }
-    let path: Vec<_> = path.into_iter().filter(|key| !key.is_empty()).collect();
-    if path.is_empty() { "the file".into() } else { path.join(".") }
 }
 
 /// Refuses a ratio that is not in 0..=1, 0 excluded.
@@ -232,6 +194,7 @@ mod tests {
         for (name, meant_is) in [("llama-3-8B", "llama-3-8b"), ("lama-3-70b", "llama-3-70b"), ("tinny", "tiny")] {
             assert_eq!(meant(name, &known), format!(" (did you mean {meant_is}?)"));
         }
+        assert_eq!(meant("llama-3", &known), " (did you mean llama-3-8b or llama-3-70b?)");
         assert!(meant("mixtral", &known).is_empty() && meant("", &known).is_empty() && meant("x", &[]).is_empty());
     }
 
@@ -280,17 +243,5 @@ mod tests {
         assert!(err.contains("h1000") && err.contains("h100-sxm5, h20-sxm5, h200-sxm5"), "{err}");
         let err = find("llm", "no/such/config.json").unwrap_err().to_string();
         assert!(err.contains("no/such/config.json"), "{err}");
-    }
-
-    #[test]
-    fn errors_name_file_and_field() {
-        let text = find("gpu", "h100-sxm5").unwrap().text;
-        let load = |text: String| read::<GpuSpec>(&Found { file: "x.json".into(), text }).unwrap_err().to_string();
-        let err = load(text.replace("\"3.35 TB/s\"", "3350"));
-        assert!(err.starts_with("x.json: memory_bandwidth.value: ") && err.contains("\"450 GB/s\""), "{err}");
-        let err = load(text.replace("\"sms\"", "\"smss\""));
-        assert!(err.starts_with("x.json: smss: ") && err.contains("unknown field `smss`"), "{err}");
-        let err = load(text[..text.len() / 2].to_string());
-        assert!(err.contains("ends early"), "{err}");
     }
 }

@@ -75,6 +75,7 @@ impl Question {
             tokens: self.tokens,
             replicas: (ranks - self.experts % ranks) % ranks,
             node_limit: None,
+            groups: None,
             seed: self.seed,
             step: 0,
         }

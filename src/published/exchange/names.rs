@@ -38,6 +38,8 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
         _ if has("onesided") => (direct, Some(library("trtllm-one-sided"))),
         _ if has("twosided") && has("lowprecision") => (direct, Some(library("trtllm-two-sided-fp4"))),
         _ if has("twosided") => (direct, Some(library("trtllm-two-sided"))),
+        // EFA keeps no order of messages, which its proxy on the CPU has to make.
+        _ if has("uccl") && !slow && squeezed(&row.network).contains("efa") => (normal, Some(library("uccl-ep-efa"))),
         _ if has("uccl") && !slow => (normal, Some(library("uccl-ep"))),
         _ if has("mori") && slow => (low_latency, Some(library("mori-ep-ll"))),
         _ if has("mori") => (normal, Some(library("mori-ep"))),

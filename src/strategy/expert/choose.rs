@@ -69,7 +69,11 @@ impl Routing {
         }
         let placement = match o.replicas {
             0 => Placement::contiguous(moe.experts as u32, ranks)?,
-            n => Placement::balanced(&trace.loads(), n, 1, 1, ranks)?.shared_first(),
+            // Groups stay whole on a node where they can, so that a token goes to no more nodes than before.
+            n => {
+                let count = groups.map_or(1, |[count, _]| count);
+                Placement::balanced(&trace.loads(), n, count, ranks.div_ceil(node), ranks)?.shared_first()
+            }
         };
         let route = trace.route(&placement, node)?;
         let route = match (o.replicas, groups) {
@@ -85,12 +89,13 @@ impl Routing {
         let (ranks, experts, topk) = (ranks as u32, moe.experts as u32, moe.top_k as u32);
         match self {
             Routing::Balanced => Ok(None),
-            Routing::Traced { routing, .. }
-                if moe.groups.is_some() && !matches!(routing, routing::Routing::File(_)) =>
+            // Loads to a number leave no room for a router's own way to choose.
+            Routing::Traced { routing: routing @ (routing::Routing::Spread | routing::Routing::Ratio(_)), .. }
+                if moe.groups.is_some() =>
             {
                 let why = format!(
                     "routing: tokens of {model} choose among groups of experts, which {routing:?} knows nothing of; use \
-                     balanced, uniform or a file of what its router chose"
+                     balanced, uniform, zipf:1.0 or another that is drawn, or a file of what its router chose"
                 );
                 Err(Error::infeasible(why))
             }
@@ -104,6 +109,7 @@ impl Routing {
                     tokens,
                     replicas: 0,
                     node_limit: None,
+                    groups: moe.groups.map(|groups| [groups.count as u32, groups.kept as u32]),
                     seed: *seed,
                     step: 0,
                 };
