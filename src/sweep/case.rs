@@ -93,11 +93,29 @@ pub struct Case {
     roofline: Roofline,
     peak: FlopsPerSec,
     /// By structure and program: plans that differ in sizes only share it.
-    conflicts: Mutex<FxHashMap<Structure, Arc<Conflicts>>>,
+    conflicts: Mutex<Kept>,
 }
 
-/// Conflicts of no more structures are kept: a grid may have any number of ways.
-const MOST_STRUCTURES: usize = 256;
+/// Conflicts that are kept take no more bytes: a grid may have any number of ways, and those of a pipeline's stage may
+/// take a hundred megabytes.
+const MOST_BYTES: usize = 128 << 20;
+
+#[derive(Default)]
+struct Kept {
+    of: FxHashMap<Structure, Arc<Conflicts>>,
+    bytes: usize,
+}
+
+impl Kept {
+    fn insert(&mut self, structure: Structure, found: &Arc<Conflicts>) {
+        if self.bytes + found.bytes() > MOST_BYTES {
+            *self = Kept::default();
+        }
+        if self.of.insert(structure, found.clone()).is_none() {
+            self.bytes += found.bytes();
+        }
+    }
+}
 
 /// The dtype a GPU trains in where nothing is asked for: bf16 if it can.
 pub fn default_dtype(gpu: &GpuSpec) -> Dtype {
@@ -237,14 +255,11 @@ impl Case {
 
     fn conflicts(&self, plan: &Plan, atoms: &AtomTable, structure: (u64, u64), program: u32) -> Result<Arc<Conflicts>> {
         let known = || self.conflicts.lock().unwrap_or_else(PoisonError::into_inner);
-        if known().len() > MOST_STRUCTURES {
-            known().clear();
-        }
-        if let Some(found) = known().get(&(structure, program)) {
+        if let Some(found) = known().of.get(&(structure, program)) {
             return Ok(found.clone());
         }
         let found = Arc::new(Conflicts::of(plan, atoms, program)?);
-        known().insert((structure, program), found.clone());
+        known().insert((structure, program), &found);
         Ok(found)
     }
 
@@ -363,7 +378,7 @@ mod tests {
             }
         }
         // Once each: with one microbatch or more, with recomputation or without.
-        assert_eq!(case.conflicts.lock().unwrap().len(), 4);
+        assert_eq!(case.conflicts.lock().unwrap().of.len(), 4);
     }
 
     #[test]
@@ -372,7 +387,7 @@ mod tests {
         let plain = Parallelism { dp: 8, ..Parallelism::default() };
         // Weights are cut elsewhere, and keys and values of as many steps.
         for (tp, ring, options) in [(2, 1, "default"), (1, 4, "dkv-model")] {
-            let before = case.conflicts.lock().unwrap().len();
+            let before = case.conflicts.lock().unwrap().of.len();
             for n in [1, 2] {
                 let tp = if tp > 1 { tp * n } else { tp };
                 let par = Parallelism { dp: 8 / (tp * ring), tp, ring, options: options.parse().unwrap(), ..plain };
@@ -382,8 +397,22 @@ mod tests {
                     (Layout::new(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap(), case.layout(&plan).unwrap());
                 assert_eq!(fresh.footprint, shared.footprint, "{par:?}");
             }
-            assert_eq!(case.conflicts.lock().unwrap().len(), before + 1, "{options}");
+            assert_eq!(case.conflicts.lock().unwrap().of.len(), before + 1, "{options}");
         }
+    }
+
+    #[test]
+    fn conflicts_that_are_kept_have_a_bound() {
+        let case = case();
+        let plan = case.plan(&point()).unwrap();
+        let found = case.conflicts_of(&plan, &AtomTable::new(&plan).unwrap()).unwrap();
+        let mut kept = Kept::default();
+        for n in 0..=(MOST_BYTES / found.bytes()) as u64 {
+            kept.insert(((n, n), 0), &found);
+            assert!(kept.bytes <= MOST_BYTES && kept.bytes == kept.of.len() * found.bytes());
+        }
+        // The last did not fit beside the others, which are forgotten.
+        assert_eq!(kept.of.len(), 1);
     }
 
     #[test]

@@ -32,6 +32,11 @@ pub struct Conflicts {
 }
 
 impl Conflicts {
+    /// Bytes that they take themselves, nearly all of them.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.rows.bits) + size_of_val(&*self.changes) + size_of_val(&*self.slots)
+    }
+
     pub fn of(plan: &Plan, atoms: &AtomTable, program: u32) -> Result<Conflicts> {
         let ops = &plan.programs[program as usize].ops;
         let mut walk = Walk::new(plan, atoms).leaving_gaps();
