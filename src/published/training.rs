@@ -439,3 +439,30 @@ pub fn said(error: Error) -> String {
         other => other.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A model's card: so many tokens in so many GPU-hours.
+    fn card() -> Training {
+        let (model, gpu) = ("LLaMA-13B".into(), "A100-SXM-80GB".into());
+        Training { model, gpu, tokens_per_s_per_gpu: Some(2000.0), ..Training::default() }
+    }
+
+    #[test]
+    fn replicas_share_what_they_hold_where_nothing_is_told() {
+        assert_eq!(sharded(&card()), ["ZeRO-1", "ZeRO-3"]);
+        for told in [
+            Training { system: "Megatron-LM".into(), ..card() },
+            Training { zero: "none".into(), ..card() },
+            Training { tp: Some(2), ..card() },
+        ] {
+            assert!(sharded(&told).is_empty(), "{told:?}");
+        }
+        let found = predict(&card(), &Shipped::new().unwrap());
+        assert!(found.split.starts_with("dp 8 x tp 1 x pp 1 ") && found.split.contains("zero 1"), "{}", found.split);
+        assert!(found.why.iter().any(|why| why.contains("0.8 of its time")), "{:?}", found.why);
+        assert!(found.predicted.is_some() && found.parts.contains("compute: gemm"), "{}", found.parts);
+    }
+}
