@@ -42,6 +42,8 @@ pub struct Habits {
     pub halves: bool,
     /// Layers that do not come out even fill the stages of a pipeline from the first one on, and the last has what is left.
     pub fills_stages: bool,
+    /// Without sequence parallelism, ranks of tensor parallelism pass on a part each between stages.
+    pub scattered_p2p: bool,
     pub overlap: Overlap,
 }
 
@@ -83,6 +85,7 @@ const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
         recompute: None,
         halves: false,
         fills_stages: false,
+        scattered_p2p: false,
         overlap: ALL,
     }
 }
@@ -93,7 +96,10 @@ const fn with(overlap: Overlap, habits: Habits) -> Habits {
 
 /// Megatron of 2019 to 2022 and what was built on it: whoever does not say so recomputes whole layers, as selective
 /// recomputation came in May of 2022 (arXiv:2205.05198).
-const EARLY: Habits = Habits { recompute: Some(Recompute::Full), ..with(TIMED, habits(UNFUSED, 0.1)) };
+/// What passes between stages is scattered (arXiv:2104.04473, section 4.1; DeepSpeed's engine of pipelines does it, too:
+/// `pipe_partitioned` and `grad_partitioned`, github:microsoft/DeepSpeed@0050fda deepspeed/runtime/pipe/engine.py).
+const EARLY: Habits =
+    Habits { recompute: Some(Recompute::Full), scattered_p2p: true, ..with(TIMED, habits(UNFUSED, 0.1)) };
 
 /// The same on DeepSpeed's engine of pipelines (78 layers on 12 stages are eleven times 7 and 1:
 /// github:bigscience-workshop/bigscience@053adaf train/tr11-176B-ml/chronicles-prequel.md, "Re-do").
@@ -265,7 +271,7 @@ impl Habits {
         if !(half && plain) || run.gated_ffn == Some(true) {
             return found;
         }
-        Habits { kernels: UNFUSED, dropout: EARLY.dropout, overlap: NOTHING, ..found }
+        Habits { kernels: UNFUSED, dropout: EARLY.dropout, overlap: NOTHING, scattered_p2p: true, ..found }
     }
 }
 

@@ -292,6 +292,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (gradients::are_halved(run, zero), "bf16-grads"),
         (recomputes_experts(run, model), "recompute-moe"),
         (pp > 1 && !p2p && !in_v, "no-overlap-p2p"),
+        (pp > 1 && tp > 1 && !cut && habits.scattered_p2p, "scatter-p2p"),
         (pp == 1 && zero < 2 && !beside.passes, "wait-passes"),
         // Where gradients are cut, each microbatch's is sent away whole, and it is the shares that are added up.
         (zero < 2 && !habits.fused_grads && model.mla.is_none(), "add-grads"),

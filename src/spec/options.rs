@@ -64,6 +64,9 @@ pub struct Options {
     pub no_overlap_grad: bool,
     /// CPU and GPU wait for what passes between stages of a pipeline.
     pub no_overlap_p2p: bool,
+    /// Without sequence parallelism, a tensor-parallel rank passes its own rows alone to the next stage of a pipeline,
+    /// whose ranks gather them.
+    pub scatter_p2p: bool,
     /// The CPU waits for the GPU behind every forward and every backward pass of a microbatch.
     pub wait_passes: bool,
     /// The gradient of a weight is a product of its own, which another kernel adds to the sum over microbatches.

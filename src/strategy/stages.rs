@@ -8,6 +8,7 @@
 
 mod chunk;
 mod pair;
+mod parts;
 mod sums;
 
 use super::kind::{Halves, Kind};
@@ -19,6 +20,7 @@ use super::transformer::Flats;
 use crate::plan::*;
 use chunk::{embed_block, head_block};
 use pair::{Key, Pairs};
+use parts::Parts;
 use std::collections::BTreeMap;
 
 /// The layers of a chunk, those alike together.
@@ -52,6 +54,8 @@ pub struct Staged<'s, 'a> {
     dx: Buf,
     /// Layers of the longest chunk.
     longest: u32,
+    /// Where a tensor-parallel rank passes on its own rows alone.
+    parts: Option<Parts>,
     /// What was sent since the unit before.
     sent: Vec<Buf>,
     /// The unit whose last sums are not added to their shares yet.
@@ -89,6 +93,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         let output = tensor("x_out", TensorKind::CommBuffer, 2);
         let hidden = tensor("hidden", TensorKind::Activation, turns);
         let dx = tensor("dx", TensorKind::Workspace, most(|f| f.gradients));
+        let parts = Parts::new(step, [most(|f| f.inputs), most(|f| f.gradients)]);
         step.x = Residual::of_last_stage(hidden);
         step.dx = dx;
         step.write_kinds();
@@ -107,6 +112,7 @@ impl<'s, 'a> Staged<'s, 'a> {
             output,
             dx,
             longest,
+            parts,
             sent: vec![],
             to_add: None,
         };
@@ -227,7 +233,11 @@ impl<'s, 'a> Staged<'s, 'a> {
         let before = (stage + self.step.pipe.stages - 1) % self.step.pipe.stages;
         let (what, index) = self.lane_of(unit);
         let (link, by) = if self.step.pipe.rises(unit) { (before, -1) } else { (stage, 1) };
-        let dst = if unit.forward { self.input_of(stage, unit, slot) } else { self.dx.slot(slot) };
+        let dst = match &self.parts {
+            Some(parts) => parts.coming(unit.forward, slot),
+            None if unit.forward => self.input_of(stage, unit, slot),
+            None => self.dx.slot(slot),
+        };
         let (tag, group) = (self.tag(stage, unit), self.step.pipe.link(link));
         let via = Via { group, index, engine: Engine::CopyEngine };
         self.step.b.recv(&format!("recv_{what}.{}.{}", unit.chunk, unit.microbatch), via, by, dst, tag);
@@ -237,6 +247,11 @@ impl<'s, 'a> Staged<'s, 'a> {
     fn send(&mut self, stage: u32, unit: Unit, src: Buf) {
         let (p, folded) = (self.step.pipe.stages, self.step.pipe.is_folded());
         let (what, index) = self.lane_of(unit);
+        let name = format!("{what}.{}.{}", unit.chunk, unit.microbatch);
+        let src = match &mut self.parts {
+            Some(parts) => parts.cut(self.step, &name, unit.forward, src),
+            None => src,
+        };
         let before = (stage + p - 1) % p;
         let (link, by, to) =
             if self.step.pipe.rises(unit) { (stage, 1, (stage + 1) % p) } else { (before, -1, before) };
@@ -248,24 +263,31 @@ impl<'s, 'a> Staged<'s, 'a> {
         };
         let (tag, group) = (self.tag(to, Unit { chunk, ..unit }), self.step.pipe.link(link));
         let via = Via { group, index, engine: Engine::CopyEngine };
-        self.step.b.send(&format!("send_{what}.{}.{}", unit.chunk, unit.microbatch), via, by, src, tag);
+        self.step.b.send(&format!("send_{name}"), via, by, src, tag);
         self.sent.push(src);
     }
 
     /// Before a unit begins: what it was sent has come, and what was sent before it has gone, where nobody
-    /// computes meanwhile.
-    fn passed(&mut self, stage: u32, unit: Unit, input: Buf) {
+    /// computes meanwhile; and all rows of it are in `input`, the unit's slot `slot`.
+    fn passed(&mut self, stage: u32, unit: Unit, slot: u32, input: Buf) {
         let sent = std::mem::take(&mut self.sent);
+        let receives = self.step.pipe.receives(stage, unit);
+        let coming = self.parts.as_ref().map_or(input, |parts| parts.coming(unit.forward, slot));
         if self.step.par.options.no_overlap_p2p {
             // Interleaved, who waited for a send would keep others from receiving.
             let sent = if self.step.pipe.chunks > 1 { vec![] } else { sent };
-            let come = if self.step.pipe.receives(stage, unit) { vec![input] } else { vec![] };
+            let come = if receives { vec![coming] } else { vec![] };
             self.step.wait("passed", come, sent);
+        }
+        if self.parts.is_some() && receives {
+            let tp = self.step.layer().tp;
+            let what = self.lane_of(unit).0;
+            tp.join(&mut self.step.b, &format!("join_{what}.{}.{}", unit.chunk, unit.microbatch), coming, input);
         }
     }
 
     fn forward(&mut self, stage: u32, pass: Pass) {
-        self.passed(stage, pass.unit, self.input_of(stage, pass.unit, pass.input));
+        self.passed(stage, pass.unit, pass.input, self.input_of(stage, pass.unit, pass.input));
         self.begin_forward(stage, pass);
         if !self.is_empty(stage, pass.unit) {
             let (block, args) = (self.chunks[&self.key(stage, pass.unit)].forward, self.forward_args(stage, pass));
@@ -326,7 +348,7 @@ impl<'s, 'a> Staged<'s, 'a> {
     fn backward(&mut self, stage: u32, pass: Pass) {
         let (unit, sums) = (pass.unit, self.sums(pass.unit));
         self.add_sums(stage);
-        self.passed(stage, unit, self.dx.slot(pass.to));
+        self.passed(stage, unit, pass.to, self.dx.slot(pass.to));
         self.begin_backward(stage, pass);
         if !self.is_empty(stage, unit) {
             let (chunk, mut args) = (self.chunks[&self.key(stage, unit)], self.backward_args(stage, pass));

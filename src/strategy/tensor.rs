@@ -10,7 +10,7 @@
 //! rows are cut into chunks, and each chunk into shares: while one chunk is gathered, or its partial sums are
 //! scattered, the product of another runs (userbuffers of NVIDIA's Transformer Engine).
 
-use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Share, TensorKind, Via};
+use crate::plan::{Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Group, Kernel, Share, TensorKind, Via};
 use crate::spec::Parallelism;
 
 /// `num_splits` of NeMo's configurations for scattering beside a product; gathering goes in as many chunks as there are
@@ -141,6 +141,17 @@ impl TensorParallel {
             b.after(op, last);
         }
         all
+    }
+
+    /// The rank's own part of rows that all have, into `part`: what it passes on where each passes on its own.
+    pub fn own(&self, b: &mut Builder, label: &str, all: Buf, part: Buf, cols: u64) {
+        let rows = self.tokens / self.ranks;
+        b.compute(label, Kernel::OwnRows { rows, cols, ranks: self.ranks, axis: Axis::Tp }, &[all], &[part]);
+    }
+
+    /// All rows, of the parts that the ranks were given.
+    pub fn join(&self, b: &mut Builder, label: &str, part: Buf, all: Buf) {
+        self.collective(b, label, CollectiveKind::AllGather, part, all);
     }
 
     /// Sums the ranks' partial sums: into `share`, where they are in a room of their own, or in place.

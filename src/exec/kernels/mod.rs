@@ -229,6 +229,11 @@ pub fn run<T: Scalar>(
             let pieces = reorder::Pieces::new(segs, views, rank, *batch as usize, *cols as usize);
             if *inverse { pieces.cut(read(0), y) } else { pieces.join(read(0), y) }
         }
+        &Kernel::OwnRows { rows, cols, axis, .. } => {
+            let [y] = outputs(writes);
+            let here = views[0].coord(rank, axis) as usize * (rows * cols) as usize;
+            y.copy_from_slice(&read(0)[here..][..(rows * cols) as usize]);
+        }
         Kernel::Cast { .. } => {
             let [y] = outputs(writes);
             y.copy_from_slice(read(0));

@@ -195,6 +195,9 @@ pub enum Kernel {
     /// Rows as an all-gather along the one axis of `segs` brings them, `[rank][batch][len]`, each of `cols`
     /// elements, into the order of the sequence, `[batch][position]`. `inverse`: back.
     Reorder { segs: Segs, batch: u64, cols: u64, inverse: bool },
+    /// The rank's own of the rows that all ranks of an axis have: its coordinate's share, in rank order. Reads
+    /// `[ranks * rows, cols]`; writes `[rows, cols]`.
+    OwnRows { rows: u64, cols: u64, ranks: u64, axis: Axis },
     /// Reads x, writes the same values in the other dtype.
     Cast { elems: u64 },
     /// Adds its two reads into its write; with `trim` only the rows that the block's mask leaves.
@@ -317,6 +320,7 @@ impl Kernel {
             Kernel::SwiGluBwd { .. } => "swiglu_bwd",
             Kernel::Permute { .. } => "permute",
             Kernel::Reorder { .. } => "reorder",
+            Kernel::OwnRows { .. } => "own_rows",
             Kernel::Cast { .. } => "cast",
             Kernel::Add { .. } => "add",
             Kernel::Fill { .. } => "fill",
@@ -414,6 +418,7 @@ impl Kernel {
             // The table is far larger than the rows taken from it.
             Kernel::Embed { rows, .. } => memory(4 * rows + 2 * writes[0]),
             Kernel::EmbedBwd { rows, vocab, .. } => memory(4 * rows + reads[1] + 2 * rows * (reads[2] / vocab.max(1))),
+            Kernel::OwnRows { .. } => memory(2 * writes[0]),
             // Rows of the table are read, and added to, as often as they are met.
             Kernel::Positions { backward: false, .. } => memory(2 * reads[0] + writes[0]),
             Kernel::Positions { rows, max, .. } => memory(reads[0] + 2 * rows * (reads[1] / max.max(1))),
@@ -528,6 +533,7 @@ impl Kernel {
                 exchange.operands(*packing, *ranks, batch * seq, parts)
             }
             Kernel::Reorder { segs, batch, cols, .. } => of(&[batch * segs.seq * cols], &[batch * segs.seq * cols]),
+            Kernel::OwnRows { rows, cols, ranks, .. } => of(&[ranks * rows * cols], &[rows * cols]),
             Kernel::Cast { elems } => of(&[*elems], &[*elems]),
             Kernel::Add { elems, .. } => of(&[*elems, *elems], &[*elems]),
             Kernel::Fill { elems } => of(&[], &[*elems]),

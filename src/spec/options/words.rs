@@ -182,6 +182,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.no_overlap_p2p,
     },
     Word {
+        name: "scatter-p2p",
+        about: "tensor parallelism without sequence parallelism: every rank sends its own rows alone to the next stage, whose ranks gather them (Megatron-LM's scatter and gather; DeepSpeed's pipe_partitioned)",
+        set: |o| o.scatter_p2p = true,
+        is_set: |o| o.scatter_p2p,
+    },
+    Word {
         name: "zb-h1",
         about: "a pipeline makes gradients of weights apart from those of inputs, and fills its bubble with them (ZB-H1)",
         set: |o| o.zb_h1 = true,

@@ -97,6 +97,12 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
         ("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1"),
         ("no-overlap-grad", o.no_overlap_grad, par.zero < 2, "zero 0 or 1"),
         ("no-overlap-p2p", o.no_overlap_p2p, par.pp > 1, "pp above 1"),
+        (
+            "scatter-p2p",
+            o.scatter_p2p,
+            par.pp > 1 && par.tp > 1 && o.whole_activations,
+            "pp and tp above 1 and no-sp: with sequence parallelism each rank has its own rows alone as it is",
+        ),
         ("zb-h1", o.zb_h1, par.pp > 1 && par.vp == 1 && par.zero < 2, "pp above 1, vp 1, and zero 0 or 1"),
         ("zb-h1", o.zb_h1, !o.overlap_exchange, "no overlap-exchange"),
         (

@@ -100,9 +100,9 @@ impl<'k> Side<'k> {
 impl Staged<'_, '_> {
     /// Both units of a pair, the backward one first where they take turns.
     pub(super) fn pair(&mut self, stage: u32, forward: Pass, backward: Pass) {
-        self.passed(stage, forward.unit, self.input.slot(forward.input));
+        self.passed(stage, forward.unit, forward.input, self.input.slot(forward.input));
         self.begin_forward(stage, forward);
-        self.passed(stage, backward.unit, self.dx.slot(backward.to));
+        self.passed(stage, backward.unit, backward.to, self.dx.slot(backward.to));
         self.begin_backward(stage, backward);
         let keys = [backward, forward].map(|pass| self.key(stage, pass.unit));
         let block = match self.pairs.chunks.get(&keys) {
