@@ -317,13 +317,16 @@ fn shortcuts_are_exact_where_stages_are_folded() {
 #[test]
 fn shortcuts_are_exact_where_the_cpu_waits() {
     for (pp, vp, dp, batches, words) in [
+        (4, 1, 2, 7, "no-sp+scatter-p2p+no-overlap-p2p"),
+        (4, 2, 1, 8, "no-sp+scatter-p2p"),
         (1, 1, 4, 5, "wait-passes"),
         (1, 1, 4, 4, "wait-passes+no-overlap-grad"),
         (4, 1, 2, 7, "no-overlap-p2p"),
         (3, 1, 2, 5, "no-overlap-p2p+no-overlap-grad"),
         (4, 2, 1, 8, "no-overlap-p2p+no-overlap-grad"),
     ] {
-        let par = Parallelism { pp, vp, options: words.parse().unwrap(), zero: 1, ..way(dp, 1, 1) };
+        let tp = if words.contains("scatter") { 2 } else { 1 };
+        let par = Parallelism { pp, vp, tp, options: words.parse().unwrap(), zero: 1, ..way(dp, 1, 1) };
         let plan = plans::plan(&model(4 * u64::from(pp * vp), 4, true), &par, &work(&par, 240, 1, batches), COPY);
         for launch in [0.0, 1e-6, 60e-6] {
             agree(&plan, &Host::of(&plan, 300.0).issuing(launch));

@@ -370,6 +370,23 @@ fn tensor_parallelism_moves_rows_eight_times_or_ten() {
     }
 }
 
+/// Section 4.1 of arXiv:2104.04473: without sequence parallelism every rank sends all rows to the next stage, or its own
+/// alone, which that stage's ranks gather; with it they have no others.
+#[test]
+fn scattered_between_stages_rows_leave_a_node_once() {
+    for (t, words, parts) in
+        [(4, "no-sp", 1), (4, "no-sp+scatter-p2p", 4), (2, "no-sp+scatter-p2p", 2), (2, "default", 2)]
+    {
+        let par = Parallelism { tp: t, pp: 2, options: words.parse().unwrap(), ..way(1, 1, 1) };
+        let plan = plans::plan(&model(2, 8, false), &par, &work(&par, S, 1, 3), SM);
+        let (steps, all) = (Steps::of(&plan), S * H * E);
+        assert_eq!(steps.sent("send_x."), 3 * all / parts, "{words}");
+        let last = Steps { plan: &plan, line: Line::program(&plan, &AtomTable::new(&plan).unwrap(), 1).unwrap() };
+        let joins = if words.contains("scatter") { 3 * all / u64::from(t) * u64::from(t - 1) } else { 0 };
+        assert_eq!([last.sent("send_dx."), last.sent("join_x.")], [3 * all / parts, joins], "{words}");
+    }
+}
+
 /// What a layer keeps: its input, two norms' outputs and the middle of the residual stream, h elements a token
 /// each; q, k, v and o; 3 f of the network; the log-sum-exps in fp32. With sequence parallelism all of it is
 /// divided by t, without it the first four are not (arXiv:2205.05198, table 2).

@@ -735,7 +735,16 @@ fn a_pipeline_with_every_other_degree() {
 
 #[test]
 fn a_pipeline_of_tensor_parallel_stages() {
-    for (pp, vp, words) in [(2, 1, "default"), (2, 2, "default"), (3, 1, "no-sp")] {
+    for (pp, vp, words) in [
+        (2, 1, "default"),
+        (2, 2, "default"),
+        (3, 1, "no-sp"),
+        (3, 1, "no-sp+scatter-p2p"),
+        (2, 2, "no-sp+scatter-p2p+no-overlap-p2p"),
+        (4, 1, "no-sp+scatter-p2p+no-overlap-p2p+short-ends+uneven"),
+        (2, 2, "no-sp+scatter-p2p+dualpipe-v"),
+        (2, 1, "no-sp+scatter-p2p+zb-h1"),
+    ] {
         let par = Parallelism { pp, vp, tp: 2, dp: 2, zero: 1, options: words.parse().unwrap(), ..case().par };
         let layers = 2 * u64::from(pp * vp);
         holds(&Case { layers, ffn: 6, microbatches: 4, batch: 2, tie: true, par, ..case() }, 1e-10);

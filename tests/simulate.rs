@@ -64,10 +64,14 @@ fn agrees_on_pipelines_whose_ports_are_never_shared() {
 /// A CPU that waits for passes, or for what passes between stages, and sums that nobody overlaps.
 #[test]
 fn agrees_where_the_cpu_waits() {
-    for (pp, vp, dp, batches, words) in
-        [(1, 1, 4, 3, "wait-passes+no-overlap-grad"), (4, 1, 1, 9, "no-overlap-p2p"), (4, 2, 1, 8, "no-overlap-p2p")]
-    {
-        let par = Parallelism { pp, vp, dp, zero: 0, options: words.parse().unwrap(), ..Parallelism::default() };
+    for (pp, vp, dp, tp, batches, words) in [
+        (1, 1, 4, 1, 3, "wait-passes+no-overlap-grad"),
+        (4, 1, 1, 1, 9, "no-overlap-p2p"),
+        (4, 2, 1, 1, 8, "no-overlap-p2p"),
+        (4, 1, 1, 2, 9, "no-sp+scatter-p2p+no-overlap-p2p"),
+        (2, 2, 2, 2, 8, "no-sp+scatter-p2p"),
+    ] {
+        let par = Parallelism { pp, vp, dp, tp, zero: 0, options: words.parse().unwrap(), ..Parallelism::default() };
         let plan = plans::plan(&model(2 * u64::from(pp * vp), 4, false), &par, &work(&par, 240, 1, batches), COPY);
         for launch in [0.0, 5e-6, 60e-6] {
             agree(&plan, &Host::of(&plan, 1.0).issuing(launch));

@@ -374,6 +374,22 @@ mod tests {
         }
     }
 
+    /// DeepSpeed's engine and Megatron-LM until 2022 scatter what passes between stages, unless rows are cut as it is.
+    #[test]
+    fn who_scatters_between_stages() {
+        let model = LlmSpec::find("gpt3-175b").unwrap();
+        let scatters = |system: &str, seq_parallel: Option<bool>, tp: u32| {
+            let run = Training { system: system.into(), seq_parallel, ..Training::default() };
+            words(&run, &model, [tp, 8, 1, 0], Habits::of(system), 2048).contains(&"scatter-p2p")
+        };
+        for system in ["Megatron-DeepSpeed (BigScience)", "Megatron-LM PTD-P", "GPT-NeoX"] {
+            assert!(scatters(system, None, 8) && !scatters(system, None, 1) && !scatters(system, Some(true), 8));
+        }
+        for system in ["torchtitan", "nanotron", "Megatron Core"] {
+            assert!(!scatters(system, Some(false), 8), "{system}");
+        }
+    }
+
     #[test]
     fn who_shares_out_by_the_words_of_systems() {
         for (words, ranks) in [

@@ -277,7 +277,8 @@ impl<'s, 'a> Staged<'s, 'a> {
             // Interleaved, who waited for a send would keep others from receiving.
             let sent = if self.step.pipe.chunks > 1 { vec![] } else { sent };
             let come = if receives { vec![coming] } else { vec![] };
-            self.step.wait("passed", come, sent);
+            let parts = if self.parts.is_some() { self.step.layer().tp.ranks } else { 1 };
+            self.step.wait("passed", come, sent, parts);
         }
         if self.parts.is_some() && receives {
             let tp = self.step.layer().tp;

@@ -288,20 +288,21 @@ impl<'a> Step<'a> {
     /// The CPU waits for all that it has issued, where it is one that does.
     fn pass_is_over(&mut self) {
         if self.par.options.wait_passes {
-            self.wait("wait", vec![], vec![]);
+            self.wait("wait", vec![], vec![], 1);
         }
     }
 
-    /// Waits for `reads` to come and for `writes` to be free, and for every kernel before.
-    pub(super) fn wait(&mut self, label: &str, reads: Vec<Buf>, writes: Vec<Buf>) {
-        let elems = self.layer().residual_rows() * self.model.hidden;
+    /// Waits for `reads` to come and for `writes` to be free, of a rank's hidden states or one of `parts` of them each,
+    /// and for every kernel before.
+    pub(super) fn wait(&mut self, label: &str, reads: Vec<Buf>, writes: Vec<Buf>, parts: u64) {
+        let elems = self.layer().residual_rows() * self.model.hidden / parts;
         let kernel = Kernel::Wait { reads: vec![elems; reads.len()], writes: vec![elems; writes.len()] };
         self.b.compute(label, kernel, &reads, &writes);
     }
 
     /// Sums the gradients of so many layers of each kind over the replicas, none before the whole backward pass is over.
     pub(super) fn sum_gradients(&mut self, counts: &[u32]) {
-        self.wait("backward_is_over", vec![], vec![]);
+        self.wait("backward_is_over", vec![], vec![], 1);
         for (kind, &layers) in self.kinds.iter().zip(counts).rev().filter(|(_, layers)| **layers > 0) {
             kind.call_sums(&mut self.b, layers, kind.shares([&self.dp, &self.edp]));
         }

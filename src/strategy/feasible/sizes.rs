@@ -27,6 +27,11 @@ pub(super) fn tensor(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Res
         return Err(Error::infeasible(format!("tp: {name} {size} is not divisible by tp {t}; use {good}")));
     }
     let tokens = (work.micro_batch.saturating_mul(work.seq_len)) / (u64::from(par.ring) * u64::from(par.ulysses));
+    if par.options.scatter_p2p && !tokens.is_multiple_of(t) {
+        return Err(Error::infeasible(format!(
+            "options: scatter-p2p, with {tokens} tokens of a microbatch, no multiple of tp {t}; change seq_len, or leave it out"
+        )));
+    }
     if !par.options.whole_activations && !tokens.is_multiple_of(t) {
         return Err(Error::infeasible(format!(
             "tp: {tokens} tokens of a microbatch are no multiple of tp {t}; change seq_len, or use the option no-sp"

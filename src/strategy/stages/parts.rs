@@ -22,7 +22,8 @@ impl Parts {
         if !step.par.options.scatter_p2p {
             return None;
         }
-        let (shape, dtype, cols) = ([step.layer().residual_rows() / tp.ranks, step.model.hidden], step.work.dtype, step.model.hidden);
+        let (shape, dtype, cols) =
+            ([step.layer().residual_rows() / tp.ranks, step.model.hidden], step.work.dtype, step.model.hidden);
         let mut tensor = |name, slots| step.b.tensor(name, &shape, dtype, TensorKind::CommBuffer, slots);
         let coming = [tensor("x_part", slots[0]), tensor("dx_part", slots[1])];
         let leaving = [tensor("x_part_out", 2), tensor("dx_part_out", 2)];

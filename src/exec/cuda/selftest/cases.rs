@@ -396,6 +396,13 @@ fn moves(all: &mut Cases) {
             }
         }
     }
+    all.hold(
+        &Kernel::OwnRows { rows: 5, cols: 8, ranks: 3, axis: Axis::Cp },
+        &ring(3),
+        &[BF16],
+        &[Dtype::Bf16],
+        ROUNDED,
+    );
     for inverse in [false, true] {
         let segs = Segs::new(24, &[(Axis::Cp, Split::Zigzag)]);
         all.hold(&Kernel::Reorder { segs, batch: 2, cols: 8, inverse }, &ring(3), &[F32], &[Dtype::F32], 0.0);
