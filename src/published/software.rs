@@ -262,16 +262,21 @@ impl Habits {
         Habits { kernels: named(system).unwrap_or(found.kernels), fused_loss, ..found }
     }
 
-    /// Those of a run: Megatron-LM in fp16 on A100 is from before FlashAttention came to it with bf16's default, early in
-    /// 2023 (github:NVIDIA/Megatron-LM, `--use-flash-attn` of January 2023): scores are in memory and collectives wait.
+    /// Those of a run: Megatron-LM's GPT on A100 is from before Transformer Engine's layers and flags for overlap, and
+    /// collectives wait. In fp16 it is from before FlashAttention, too, which came to it with bf16's default, early in 2023
+    /// (github:NVIDIA/Megatron-LM, `--use-flash-attn` of January 2023): scores are in memory.
     pub fn of_run(run: &Training) -> Habits {
         let (found, system) = (Habits::of(&run.system), squeezed(&run.system));
-        let half = squeezed(&run.precision).starts_with("fp16") && tokens(&run.gpu).iter().any(|word| word == "a100");
+        let a100 = tokens(&run.gpu).iter().any(|word| word == "a100");
         let plain = system.contains("megatronlm") && found.kernels == TRANSFORMER_ENGINE;
-        if !(half && plain) || run.gated_ffn == Some(true) {
+        if !(a100 && plain) || run.gated_ffn == Some(true) {
             return found;
         }
-        Habits { kernels: UNFUSED, dropout: EARLY.dropout, overlap: NOTHING, scattered_p2p: true, ..found }
+        let found = Habits { overlap: NOTHING, scattered_p2p: true, ..found };
+        match squeezed(&run.precision).starts_with("fp16") {
+            true => Habits { kernels: UNFUSED, dropout: EARLY.dropout, ..found },
+            false => Habits { kernels: FLASH_1, ..found },
+        }
     }
 }
 
@@ -442,7 +447,7 @@ mod tests {
             let [system, precision, gpu] = ["Megatron-LM", precision, gpu].map(String::from);
             Habits::of_run(&Training { system, precision, gpu, ..Training::default() }).kernels
         };
-        assert_eq!([run("fp16", "A100-SXM-80GB"), run("bf16", "A100-SXM-80GB")], [UNFUSED, TRANSFORMER_ENGINE]);
+        assert_eq!([run("fp16", "A100-SXM-80GB"), run("bf16", "A100-SXM-80GB")], [UNFUSED, FLASH_1]);
         assert_eq!(run("fp16", "H100-SXM-80GB"), TRANSFORMER_ENGINE);
     }
 
