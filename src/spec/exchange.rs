@@ -56,6 +56,12 @@ pub struct ExchangePass {
     pub peer_row: Option<Sourced<Seconds>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_rate: Option<Sourced<BytesPerSec>>,
+    /// Posting a row that leaves its node, where that is done one after another: by a thread of the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<Sourced<Seconds>>,
+    /// Posting a signal: a dispatch sends one to each slot elsewhere, of how many rows it gets, a combine one to each rank.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<Sourced<Seconds>>,
     /// Of each token, once its rows are there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finish: Option<Sourced<Seconds>>,

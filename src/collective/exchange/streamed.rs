@@ -2,7 +2,7 @@
 
 use super::{Estimate, Place, RankTime, Traffic};
 use crate::plan::route::Phase;
-use crate::spec::{ExchangePass, ExchangeSpec, Origin, Provenance, shipped};
+use crate::spec::{ExchangePass, ExchangeSpec, Origin, Provenance, Sourced, shipped};
 use crate::units::Seconds;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -92,7 +92,16 @@ impl On<'_> {
         let bytes = t.network.busier() * self.wire;
         let route = self.at.route;
         let one = bytes / f64::from(route.ranks - route.node).max(1.0);
-        Seconds::new((bytes / nic).max(one * cluster.beyond_pods(self.at.members) / nic))
+        Seconds::new((bytes / nic).max(one * cluster.beyond_pods(self.at.members) / nic)).max(self.posting(t))
+    }
+
+    /// Messages that one thread posts, one after another.
+    fn posting(&self, t: &Traffic) -> Seconds {
+        let (route, value) =
+            (self.at.route, |each: &Option<Sourced<Seconds>>| each.as_ref().map_or(0.0, |s| s.value.value()));
+        let told = if self.at.phase == Phase::Combine { route.ranks } else { route.experts };
+        let signals = f64::from(told) * f64::from(route.ranks - route.node) / f64::from(route.ranks);
+        Seconds::new(t.network.busier() * value(&self.pass.message) + signals * value(&self.pass.signal))
     }
 
     fn links(&self, t: &Traffic) -> Seconds {

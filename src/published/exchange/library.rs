@@ -117,7 +117,11 @@ fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> 
         let library = match whose {
             Some(&"deepep") if common.tokens.is_some_and(|tokens| tokens <= 512) => "DeepEP low latency".into(),
             Some(who) => (*who).into(),
-            None => common.library.clone(),
+            // Who posts the messages is said with the operation: "IBRC dispatch".
+            None => match row.get("op").and_then(Value::as_str).and_then(|op| op.split_once(' ')) {
+                Some((by @ ("IBGDA" | "IBRC"), _)) => format!("{} {by}", common.library),
+                _ => common.library.clone(),
+            },
         };
         let called = called || name.starts_with("torch");
         let before = name.starts_with("before");

@@ -43,6 +43,9 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
         _ if has("uccl") && !slow => (normal, Some(library("uccl-ep"))),
         _ if has("mori") && slow => (low_latency, Some(library("mori-ep-ll"))),
         _ if has("mori") => (normal, Some(library("mori-ep"))),
+        // One put for each choice, posted by the GPU or by a thread of the CPU.
+        _ if has("pplxkernels") && has("ibrc") => (low_latency, Some(library("pplx-kernels-ibrc"))),
+        _ if has("pplxkernels") => (low_latency, Some(library("pplx-kernels-ibgda"))),
         // A row for each choice, in bulk to every rank.
         _ if has("pplx") && has("efa") => (low_latency, Some(library("pplx-fabric-efa"))),
         _ if has("pplx") => (low_latency, Some(library("pplx-fabric"))),
