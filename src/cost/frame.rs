@@ -8,6 +8,7 @@
 use super::ahead::Mover;
 use super::ranks::Track;
 use super::repeat::{Alike, Name, Names, can_stride};
+use super::telling::Telling;
 use crate::act::{Acts, Form, Known, Machine};
 use crate::error::Result;
 use crate::fold::Fold;
@@ -15,7 +16,7 @@ use crate::plan::link::{AtomTable, Env, Line, Place, Touches, bind, resolve};
 use crate::plan::matching::Matching;
 use crate::plan::segment::{self, Part};
 use crate::plan::*;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -27,7 +28,7 @@ pub struct Frame {
     pub segments: Vec<Segment>,
     /// Names of kernels, by number.
     pub kernels: Vec<&'static str>,
-    /// Atoms of each slot of every tensor.
+    /// Atoms of each slot of every tensor that makes ops wait for another lane; none of the others.
     pub per_slot: Vec<u32>,
     /// What uses a communicator, each only once.
     movers: Vec<MoverAt>,
@@ -129,7 +130,9 @@ impl Frame {
 
     /// The frame of a plan that fits, its ranks folded in a given way.
     pub fn new(plan: &Plan, atoms: &AtomTable, machine: Machine, fold: Fold) -> Result<Frame> {
-        let per_slot = (0..plan.tensors.len() as u32).map(|t| atoms.per_slot(t)).collect();
+        let telling = Telling::new(plan);
+        let per_slot = |t: TensorId| if telling.tells(t) { atoms.per_slot(t) } else { 0 };
+        let per_slot = (0..plan.tensors.len() as u32).map(per_slot).collect();
         let (known, alike) = Default::default();
         let (scenes, segments, kernels, movers) = (vec![], vec![], vec![], vec![]);
         let mut frame = Frame { fold, scenes, segments, kernels, per_slot, movers, known, alike };
@@ -139,6 +142,7 @@ impl Frame {
             plan,
             atoms,
             touches: Touches::new(atoms),
+            telling,
             acts,
             names: Names::default(),
             made: FxHashMap::default(),
@@ -170,6 +174,7 @@ struct Making<'p> {
     plan: &'p Plan,
     atoms: &'p AtomTable,
     touches: Touches,
+    telling: Telling,
     acts: Acts<'p>,
     names: Names,
     /// By block and tensors bound.
@@ -192,9 +197,12 @@ impl<'p> Making<'p> {
                 }
                 Part::Call { block, args, repeat, op } => {
                     let inner = &self.plan.blocks[block as usize].ops;
-                    let scene = self.scene(frame, Some(block), inner, &bind(args, env, 0))?;
+                    let bound = bind(args, env, 0);
+                    let scene = self.scene(frame, Some(block), inner, &bound)?;
                     if can_stride(repeat, inner) && frame.scenes[scene].names.is_none() {
-                        frame.scenes[scene].names = Some(self.names.of(self.plan, block));
+                        let names = self.names.of(self.plan, block);
+                        let telling = names.iter().filter(|name| self.telling.tells(resolve(name.of, &bound).0));
+                        frame.scenes[scene].names = Some(telling.copied().collect());
                     }
                     Step::Call { op: op.id, scene }
                 }
@@ -210,17 +218,25 @@ impl<'p> Making<'p> {
         let line = Line::segment(self.plan, self.atoms, ops, env, &mut self.touches);
         let lines = std::slice::from_ref(&line);
         let sheet = self.acts.sheet(lines, &Matching::new(self.plan, lines))?;
-        let mut names = vec![];
-        let named: Vec<(u32, AtomAt)> = line.places().iter().flat_map(|place| self.named(place, &mut names)).collect();
+        let (mut names, mut tensors) = (vec![], FxHashMap::default());
+        let mut named: Vec<(u32, AtomAt)> = vec![];
+        for place in line.places() {
+            tensors.extend(place.atoms.iter().map(|atom| (atom, place.tensor)));
+            if self.telling.tells(place.tensor) {
+                named.extend(self.named(place, &mut names));
+            }
+        }
+        let mut track = Track::of(self.plan, &line);
+        self.telling.shorten(&mut track, &|atom| tensors[&atom]);
+        let used: FxHashSet<u32> = track.atoms().collect();
         // One name of each atom is enough, as long as the others go on to mean the same.
         let (mut atoms, mut numbers) = (vec![], FxHashMap::default());
-        for (atom, at) in &named {
+        for (atom, at) in named.iter().filter(|(atom, _)| used.contains(atom)) {
             numbers.entry(*atom).or_insert_with(|| {
                 atoms.push(*at);
                 atoms.len() as u32 - 1
             });
         }
-        let mut track = Track::of(self.plan, &line);
         track.renumber(&|atom| numbers[&atom]);
         self.movers(frame, &track, &names, &atoms, env);
         let apart = self.apart(&names, named.iter().map(|(_, at)| *at), env);
@@ -236,7 +252,7 @@ impl<'p> Making<'p> {
         };
         for (lane, node, led) in track.movers(self.plan) {
             let mut touches: Vec<(TensorId, u32)> =
-                track.reads.of(node).iter().chain(track.writes.of(node)).map(touch).collect();
+                track.after_write.of(node).iter().map(touch).collect();
             touches.sort_unstable();
             touches.dedup();
             let mover = MoverAt { lane, led, touches };

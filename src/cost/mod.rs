@@ -24,6 +24,7 @@ mod ranks;
 mod repeat;
 mod series;
 mod sized;
+mod telling;
 mod walk;
 
 pub use crate::act::Machine;

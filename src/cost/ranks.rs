@@ -43,8 +43,9 @@ pub struct Track {
     pub any_wait: bool,
     pub preds: Csr,
     pub first_on_lane: Vec<bool>,
-    pub reads: Csr,
-    pub writes: Csr,
+    /// Atoms whose last write an op waits for, and those whose last reads.
+    pub after_write: Csr,
+    pub after_reads: Csr,
     pub last_on_lane: Vec<(u16, u32)>,
     pub last_write: Vec<(u32, u32)>,
     pub last_reads: Vec<(u32, u32)>,
@@ -53,6 +54,13 @@ pub struct Track {
 impl Track {
     pub fn of(plan: &Plan, line: &Line) -> Track {
         let outer = &line.outer;
+        let (mut after_write, mut waits) = (Csr::default(), vec![]);
+        for node in 0..line.nodes.len() {
+            waits.clear();
+            waits.extend_from_slice(outer.reads.of(node));
+            waits.extend(outer.writes.of(node).iter().filter(|atom| !outer.reads.of(node).contains(atom)));
+            after_write.push(&waits);
+        }
         Track {
             lane: line.nodes.iter().map(|n| n.lane).collect(),
             is_kernel: line.nodes.iter().map(|n| plan.lanes[n.lane as usize].computes()).collect(),
@@ -60,8 +68,8 @@ impl Track {
             any_wait: (0..line.nodes.len()).any(|n| line.is_wait(n)),
             preds: line.all_preds().clone(),
             first_on_lane: outer.first_on_lane.clone(),
-            reads: outer.reads.clone(),
-            writes: outer.writes.clone(),
+            after_write,
+            after_reads: outer.writes.clone(),
             last_on_lane: outer.last_on_lane.clone(),
             last_write: outer.last_write.clone(),
             last_reads: outer.last_reads.clone(),
@@ -85,9 +93,16 @@ impl Track {
         all
     }
 
+    /// The atoms that it looks up or leaves stamps of, some of them more than once.
+    pub fn atoms(&self) -> impl Iterator<Item = u32> {
+        let waits = self.after_write.items.iter().chain(&self.after_reads.items);
+        let left = self.last_write.iter().chain(&self.last_reads);
+        waits.copied().chain(left.map(|&(atom, _)| atom))
+    }
+
     /// Gives the atoms from before and after other numbers.
     pub fn renumber(&mut self, number: &dyn Fn(u32) -> u32) {
-        self.reads.items.iter_mut().chain(&mut self.writes.items).for_each(|atom| *atom = number(*atom));
+        self.after_write.items.iter_mut().chain(&mut self.after_reads.items).for_each(|atom| *atom = number(*atom));
         self.last_write.iter_mut().chain(&mut self.last_reads).for_each(|(atom, _)| *atom = number(*atom));
     }
 }
@@ -214,13 +229,11 @@ impl Ranks {
         if track.first_on_lane[node] {
             raise(at, &stamps.lanes[of(u32::from(track.lane[node]))..][..classes]);
         }
-        for &atom in track.reads.of(node) {
+        for &atom in track.after_write.of(node) {
             raise(at, &stamps.written[of(now[atom as usize])..][..classes]);
         }
-        for &atom in track.writes.of(node) {
-            let atom = of(now[atom as usize]);
-            raise(at, &stamps.written[atom..][..classes]);
-            raise(at, &stamps.read[atom..][..classes]);
+        for &atom in track.after_reads.of(node) {
+            raise(at, &stamps.read[of(now[atom as usize])..][..classes]);
         }
         let host_lane = self.lanes as u16;
         let (mut floor, mut host_led) = (self.floor, self.host_led);
@@ -247,12 +260,11 @@ impl Ranks {
         if track.first_on_lane[node] {
             at = at.max(lanes[track.lane[node] as usize]);
         }
-        for &atom in track.reads.of(node) {
+        for &atom in track.after_write.of(node) {
             at = at.max(written[now[atom as usize] as usize]);
         }
-        for &atom in track.writes.of(node) {
-            let atom = now[atom as usize] as usize;
-            at = at.max(written[atom]).max(read[atom]);
+        for &atom in track.after_reads.of(node) {
+            at = at.max(read[now[atom as usize] as usize]);
         }
         let host = self.host[0] + sheet.issued(node, 0) * self.host_launch;
         // At the same moment it is the device that was waited for.
@@ -318,13 +330,11 @@ impl Ranks {
         if track.first_on_lane[node] {
             raise(at, &self.stamps.lanes[of(u32::from(track.lane[node]))]);
         }
-        for &atom in track.reads.of(node) {
+        for &atom in track.after_write.of(node) {
             raise(at, &self.stamps.written[of(now[atom as usize])]);
         }
-        for &atom in track.writes.of(node) {
-            let atom = of(now[atom as usize]);
-            raise(at, &self.stamps.written[atom.clone()]);
-            raise(at, &self.stamps.read[atom]);
+        for &atom in track.after_reads.of(node) {
+            raise(at, &self.stamps.read[of(now[atom as usize])]);
         }
         let host_lane = self.lanes as u16;
         for (at, class) in at.iter_mut().zip(classes) {

@@ -29,7 +29,7 @@ use std::rc::Rc;
 /// A slot as the ops of a block name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name {
-    of: TensorRef,
+    pub of: TensorRef,
     slot: u32,
 }
 
@@ -367,12 +367,13 @@ impl Alike {
         env: &Env,
         cells: &dyn Fn(TensorId) -> (usize, usize),
     ) -> Option<Alike> {
-        let walk = |arg: &Arg| {
+        let walk = |(f, arg): (usize, &Arg)| {
             let (tensor, base) = resolve(arg.of(), env);
             let (first, cells) = cells(tensor);
-            (arg.period() > 1).then_some(Walk { arg: *arg, tensor, base, first, cells })
+            let named = || names.iter().any(|name| name.of == TensorRef::Formal(f as u32));
+            (arg.period() > 1 && named()).then_some(Walk { arg: *arg, tensor, base, first, cells })
         };
-        let walks: Vec<Walk> = args.iter().filter_map(walk).collect();
+        let walks: Vec<Walk> = args.iter().enumerate().filter_map(walk).collect();
         let mut alike = Alike { repeat, cells: Vec::with_capacity(names.len()), fixed: vec![], walks, lag: 1 };
         let walked = |tensor: TensorId| alike.walks.iter().filter(|w| w.tensor == tensor).count();
         for &name in names {
