@@ -200,9 +200,7 @@ impl<'p> Making<'p> {
                     let bound = bind(args, env, 0);
                     let scene = self.scene(frame, Some(block), inner, &bound)?;
                     if can_stride(repeat, inner) && frame.scenes[scene].names.is_none() {
-                        let names = self.names.of(self.plan, block);
-                        let telling = names.iter().filter(|name| self.telling.tells(resolve(name.of, &bound).0));
-                        frame.scenes[scene].names = Some(telling.copied().collect());
+                        frame.scenes[scene].names = Some(self.names(block, inner, &bound));
                     }
                     Step::Call { op: op.id, scene }
                 }
@@ -212,6 +210,14 @@ impl<'p> Making<'p> {
         let number = frame.scenes.len() - 1;
         self.made.extend(key.map(|key| (key, number)));
         Ok(number)
+    }
+
+    /// What a body touches that tells lanes of each other.
+    fn names(&mut self, block: BlockId, ops: &[Op], env: &Env) -> Rc<[Name]> {
+        let (names, here) = (self.names.of(self.plan, block), Telling::of_body(self.plan, ops, env));
+        let tensor = |name: &Name| resolve(name.of, env).0;
+        let telling = names.iter().filter(|name| self.telling.tells(tensor(name)));
+        telling.map(|name| Name { lane: here.lane(tensor(name)), ..*name }).collect()
     }
 
     fn segment(&mut self, frame: &mut Frame, body: Option<BlockId>, ops: &'p [Op], env: &Env) -> Result<Segment> {
@@ -251,8 +257,7 @@ impl<'p> Making<'p> {
             (tensor, at.behind % frame.per_slot[tensor as usize])
         };
         for (lane, node, led) in track.movers(self.plan) {
-            let mut touches: Vec<(TensorId, u32)> =
-                track.after_write.of(node).iter().map(touch).collect();
+            let mut touches: Vec<(TensorId, u32)> = track.after_write.of(node).iter().map(touch).collect();
             touches.sort_unstable();
             touches.dedup();
             let mover = MoverAt { lane, led, touches };

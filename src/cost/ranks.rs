@@ -131,7 +131,7 @@ pub struct Ranks {
     pub ahead: Ahead,
     /// Earliest start since it was last reset.
     pub floor: u64,
-    /// Whether ranks in step had to wait for the CPU to issue an op since it was last reset.
+    /// Whether ranks in step had to wait for the CPU to issue an op since it was last reset, or the CPU for them.
     pub host_led: bool,
     // Of the line being walked: nodes, then classes.
     pub starts: Vec<Stamp>,
@@ -301,6 +301,7 @@ impl Ranks {
         let until_here = sheet.issued(node, class) * self.host_launch;
         let began = began(&self.waits[class], node).unwrap_or(self.host[class]);
         let end = self.ends[node * self.classes + class].ps();
+        self.host_led = true;
         self.waits[class].push((node as u32, began.max(end.saturating_sub(until_here))));
     }
 

@@ -11,8 +11,10 @@
 //! or upon one that no iteration has touched yet, which must be from before the floor. That is all if no
 //! other name means the walked tensor; where one does, nothing is skipped.
 //!
-//! The CPU that issues the ops either is what everything waits for, and is D later too; or it has issued all of
-//! this iteration before the iteration before began, at a pace of at most D an iteration, and stays ahead.
+//! What an op has left behind matters to ops of other lanes alone: where a body's ops are on its lane, it need not agree.
+//!
+//! The CPU that issues the ops either is what everything waits for, and is D later too; or it has made no op of the
+//! iteration before wait, and stays ahead at a pace of at most D an iteration.
 //!
 //! The stride adds D times the iterations left and is exact in picoseconds.
 
@@ -30,7 +32,9 @@ use std::rc::Rc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name {
     pub of: TensorRef,
-    slot: u32,
+    pub slot: u32,
+    /// The lane of all ops of the block that touch its tensor, if that is one and is known.
+    pub lane: Option<u16>,
 }
 
 /// What an iteration finds.
@@ -108,6 +112,7 @@ struct Cells {
     /// Of a slot.
     cells: usize,
     arg: Option<Arg>,
+    lane: Option<u16>,
     /// Another slot in every iteration.
     walks: bool,
     /// No other walk is over the same tensor.
@@ -131,7 +136,6 @@ impl Cells {
 
 /// A call whose iterations are alike but for the slots that walks bind.
 pub struct Alike {
-    repeat: u32,
     /// By name.
     cells: Vec<Cells>,
     /// The cells of those that always mean the same slot: each once, and as few runs of them as can be.
@@ -139,6 +143,8 @@ pub struct Alike {
     walks: Vec<Walk>,
     /// Iterations back to the last one that touched what a walk comes upon.
     lag: u32,
+    /// The lane of each cell, as that of its name; those of `fixed` first, and then of names that walk.
+    lanes: Vec<Option<u16>>,
 }
 
 /// Something that goes through calls.
@@ -166,14 +172,16 @@ pub trait Course {
     fn repeat(&mut self, names: Option<Rc<[Name]>>, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
         let alike = names.filter(|_| repeat > 2).and_then(|names| self.alike(&names, args, repeat, env));
         let outside = std::mem::replace(&mut self.ranks_mut().floor, u64::MAX);
-        let mut earliest = outside;
+        let (mut earliest, mut led) = (outside, true);
         // What the iteration before found, by how much later than the one before it, and so how often.
         let (mut before, mut agreed): (Option<Finds>, (u64, u32)) = (None, (0, 0));
         for i in 0..repeat {
-            if let Some(alike) = alike.as_deref().filter(|_| i > 0) {
+            // What the first finds may be what all others find. How early it will begin is not known yet.
+            let since = if i > 0 { self.ranks().floor } else { outside };
+            if let Some(alike) = alike.as_deref().filter(|_| since < u64::MAX) {
                 let mut finds = self.spare().pop().unwrap_or_default();
-                self.find(alike, i, &mut finds);
-                let step = before.as_ref().and_then(|b| finds.later_than(b, self.ranks().floor));
+                self.find(alike, i, since, &mut finds);
+                let step = before.as_ref().and_then(|b| finds.later_than(b, alike, self.ranks().floor, led));
                 agreed = match step {
                     Some(d) if d == agreed.0 => (d, agreed.1 + 1),
                     Some(d) => (d, 1),
@@ -181,10 +189,10 @@ pub trait Course {
                 };
                 let last = before.replace(finds);
                 if let Some(last) = last {
-                    let stride = agreed.1 >= alike.lag && self.rest_is_early(alike, i);
+                    let stride = agreed.1 >= alike.lag && self.rest_is_early(alike, i..repeat);
                     if stride {
                         self.strides(&last, agreed.0);
-                        self.take(alike, i, &last, agreed.0);
+                        self.take(alike, i..repeat, &last, agreed.0);
                     }
                     self.spare().push(last);
                     if stride {
@@ -192,20 +200,26 @@ pub trait Course {
                     }
                 }
             }
-            self.ranks_mut().floor = u64::MAX;
+            let ranks = self.ranks_mut();
+            ranks.floor = u64::MAX;
+            let led_before = std::mem::replace(&mut ranks.host_led, false);
             self.once(&bind(args, env, i))?;
-            earliest = earliest.min(self.ranks().floor);
+            let ranks = self.ranks_mut();
+            led = ranks.host_led;
+            ranks.host_led |= led_before;
+            earliest = earliest.min(ranks.floor);
         }
         self.spare().extend(before);
         self.ranks_mut().floor = earliest;
         Ok(())
     }
 
-    fn find(&mut self, alike: &Alike, i: u32, finds: &mut Finds) {
+    /// What iteration `i` finds; of what is held, what is over after `since`.
+    fn find(&mut self, alike: &Alike, i: u32, since: u64, finds: &mut Finds) {
         finds.clear();
         finds.runs.extend_from_slice(self.runs());
         let ranks = self.ranks();
-        finds.held_since = ranks.floor;
+        finds.held_since = since;
         let walked = alike.cells.iter().filter(|name| name.walks).map(|name| name.of(i));
         for cells in alike.fixed.iter().cloned().chain(walked) {
             extend(&mut finds.written, &ranks.stamps.written[cells.clone()]);
@@ -229,8 +243,8 @@ pub trait Course {
         finds.host.extend_from_slice(&ranks.host);
     }
 
-    /// Whether what iterations from `i` on are the first to touch is from before the floor.
-    fn rest_is_early(&self, alike: &Alike, i: u32) -> bool {
+    /// Whether what these last iterations are the first to touch is from before the floor.
+    fn rest_is_early(&self, alike: &Alike, rest: Range<u32>) -> bool {
         let ranks = self.ranks();
         let early = |cells: Range<usize>| {
             let early = |stamps: &[Stamp]| stamps.iter().all(|s| s.ps() < ranks.floor);
@@ -238,16 +252,17 @@ pub trait Course {
         };
         alike.walks.iter().all(|walk| {
             // Slots one behind the other are looked at in one go.
-            if let Some(slots) = walk.run(i..alike.repeat)
+            if let Some(slots) = walk.run(rest.clone())
                 && early(walk.first + slots.start * walk.cells..walk.first + slots.end * walk.cells)
             {
                 return true;
             }
-            (i..alike.repeat).all(|j| {
+            rest.clone().all(|j| {
                 let slot = walk.slot(j);
                 let first = walk.first + slot as usize * walk.cells;
                 // What nobody has touched is early: to look that up is cheaper than who has.
-                early(first..first + walk.cells) || alike.touched(0..i).any(|before| before == (walk.tensor, slot))
+                early(first..first + walk.cells)
+                    || alike.touched(0..rest.start).any(|before| before == (walk.tensor, slot))
             })
         })
     }
@@ -296,13 +311,13 @@ pub trait Course {
         }
     }
 
-    /// Adds what the iterations from `i` on do, each `d` later than the one before.
-    fn take(&mut self, alike: &Alike, i: u32, before: &Finds, d: u64) {
-        let (floor, left) = (self.ranks().floor, u64::from(alike.repeat - i));
-        let [shared, walked] = self.traces(alike, i - 1);
-        self.retrace(alike, i..alike.repeat, &walked, d);
+    /// Adds what these last iterations do, each `d` later than the one before.
+    fn take(&mut self, alike: &Alike, rest: Range<u32>, before: &Finds, d: u64) {
+        let (floor, left) = (self.ranks().floor, rest.len() as u64);
+        let [shared, walked] = self.traces(alike, rest.start - 1);
+        self.retrace(alike, rest.clone(), &walked, d);
         // A slot that all iterations share has the last one's stamps.
-        self.retrace(alike, alike.repeat - 1..alike.repeat, &shared, d * left);
+        self.retrace(alike, rest.end - 1..rest.end, &shared, d * left);
         let by = d * left;
         let ranks = self.ranks_mut();
         ranks.ahead.moved();
@@ -374,7 +389,8 @@ impl Alike {
             (arg.period() > 1 && named()).then_some(Walk { arg: *arg, tensor, base, first, cells })
         };
         let walks: Vec<Walk> = args.iter().enumerate().filter_map(walk).collect();
-        let mut alike = Alike { repeat, cells: Vec::with_capacity(names.len()), fixed: vec![], walks, lag: 1 };
+        let cells_of = Vec::with_capacity(names.len());
+        let mut alike = Alike { cells: cells_of, fixed: vec![], walks, lag: 1, lanes: vec![] };
         let walked = |tensor: TensorId| alike.walks.iter().filter(|w| w.tensor == tensor).count();
         for &name in names {
             let (tensor, base, arg) = match name.of {
@@ -390,18 +406,24 @@ impl Alike {
             }
             let (first, cells) = cells(tensor);
             let first = first + (base + name.slot) as usize * cells;
-            alike.cells.push(Cells { first, cells, arg, walks, alone: over == 1 });
+            alike.cells.push(Cells { first, cells, arg, lane: name.lane, walks, alone: over == 1 });
         }
-        alike.fixed = merged(alike.cells.iter().filter(|name| !name.walks).map(|name| name.of(0)).collect());
+        let (walking, fixed): (Vec<&Cells>, Vec<&Cells>) = alike.cells.iter().partition(|name| name.walks);
+        alike.fixed = merged(fixed.iter().map(|name| name.of(0)).collect());
+        // Names of one tensor have the same lane.
+        let lane_of: FxHashMap<usize, Option<u16>> =
+            fixed.iter().flat_map(|name| name.of(0).map(|cell| (cell, name.lane))).collect();
+        alike.lanes.extend(alike.fixed.iter().flat_map(|run| run.clone().map(|cell| lane_of[&cell])));
+        alike.lanes.extend(walking.iter().flat_map(|name| name.of(0).map(|_| name.lane)));
         for walk in &alike.walks {
-            alike.lag = alike.lag.max(alike.lag_of(walk)?);
+            alike.lag = alike.lag.max(alike.lag_of(walk, repeat)?);
         }
         Some(alike)
     }
 
     /// Iterations back to the last one that touched what `walk` comes upon; 0 if it is always untouched,
     /// none if that differs from iteration to iteration.
-    fn lag_of(&self, walk: &Walk) -> Option<u32> {
+    fn lag_of(&self, walk: &Walk, repeat: u32) -> Option<u32> {
         let Arg::Each { first, step, of, .. } = walk.arg else { return Some(0) };
         let mut least = None;
         for other in self.walks.iter().filter(|w| w.tensor == walk.tensor) {
@@ -411,7 +433,7 @@ impl Alike {
             }
             // slot(i) = first + i * step is other_first + (i - k) * step, modulo `of`.
             let apart = |k: u32| i64::from(first) - i64::from(other_first) + i64::from(k) * i64::from(step);
-            let lag = (1..self.repeat.min(of + 1)).find(|&k| apart(k).rem_euclid(i64::from(of)) == 0);
+            let lag = (1..repeat.min(of + 1)).find(|&k| apart(k).rem_euclid(i64::from(of)) == 0);
             least = least.into_iter().chain(lag).min();
         }
         Some(least.unwrap_or(0))
@@ -463,7 +485,7 @@ impl Names {
                 }
                 continue;
             }
-            names.extend(op.reads().chain(op.writes()).map(|b| Name { of: b.of, slot: b.slot }));
+            names.extend(op.reads().chain(op.writes()).map(|b| Name { of: b.of, slot: b.slot, lane: None }));
         }
         names.sort_unstable();
         names.dedup();
@@ -479,7 +501,7 @@ fn outer_names(name: Name, args: &[Arg], repeat: u32) -> impl Iterator<Item = Na
         TensorRef::Tensor(_) => Arg::Buf { of: name.of, slot: 0 },
         TensorRef::Formal(formal) => args[formal as usize],
     };
-    (0..repeat.min(arg.period())).map(move |i| Name { of: arg.of(), slot: arg.slot(i) + name.slot })
+    (0..repeat.min(arg.period())).map(move |i| Name { of: arg.of(), slot: arg.slot(i) + name.slot, lane: None })
 }
 
 impl Finds {
@@ -512,8 +534,8 @@ impl Finds {
     }
 
     /// By how much everything that matters is later than in `before`, what the iteration before found, whose
-    /// earliest start was `floor`; none if not all by the same.
-    fn later_than(&self, before: &Finds, floor: u64) -> Option<u64> {
+    /// earliest start was `floor`; none if not all by the same. `led`: whether an op of it waited for the CPU.
+    fn later_than(&self, before: &Finds, alike: &Alike, floor: u64, led: bool) -> Option<u64> {
         if floor < before.held_since {
             return None;
         }
@@ -521,6 +543,15 @@ impl Finds {
         let same = |now: u64, then: u64| now == then + d || (now < floor + d && then < floor);
         let stamps = |now: &[Stamp], then: &[Stamp]| {
             now.iter().zip(then).all(|(n, t)| *n == t.later(d) || (n.ps() < floor + d && t.ps() < floor))
+        };
+        // What an op of this iteration or one before it left, only ops of its lane ask for: those come behind it anyway.
+        let in_order = |cell: usize, n: &Stamp, t: &Stamp| {
+            n > t && alike.lanes[cell].is_some_and(|lane| n.lane() == lane && t.lane() == lane)
+        };
+        let atoms = |now: &[Stamp], then: &[Stamp]| {
+            now.iter().zip(then).enumerate().all(|(cell, (n, t))| {
+                *n == t.later(d) || (n.ps() < floor + d && t.ps() < floor) || in_order(cell, n, t)
+            })
         };
         let held = |now: &[Held], then: &[Held], since: u64| {
             let now = now.iter().filter(|h| h.to > since + d).map(|h| (h.from, h.to, h.amount));
@@ -536,11 +567,11 @@ impl Finds {
         };
         let all = self.compute_end.iter().zip(&before.compute_end).all(|(n, t)| *n == t + d)
             && stamps(&self.lanes, &before.lanes)
-            && stamps(&self.written, &before.written)
-            && stamps(&self.read, &before.read)
+            && atoms(&self.written, &before.written)
+            && atoms(&self.read, &before.read)
             && (0..self.soonest.len()).all(all_held)
             && self.devices.iter().zip(&before.devices).all(|(n, t)| same(*n, *t))
-            && self.host.iter().zip(&before.host).all(|(n, t)| *n == t + d || (n - t <= d && *n < floor));
+            && self.host.iter().zip(&before.host).all(|(n, t)| *n == t + d || (n - t <= d && (*n < floor || !led)));
         all.then_some(d)
     }
 }

@@ -191,8 +191,11 @@ impl Course for Calls<'_, '_> {
     }
 
     fn alike(&self, names: &[Name], args: &[Arg], repeat: u32, env: &Env) -> Option<Rc<Alike>> {
-        // Only how many slots inputs have is not the same in all plans of a structure.
-        let begins: Vec<u32> = [self.sized.slots.count, repeat].into_iter().chain(self.begins(args, env)).collect();
+        // Where nothing walks it does not matter how often.
+        let named = |f: usize| names.iter().any(|name| name.of == TensorRef::Formal(f as u32));
+        let walks = args.iter().enumerate().any(|(f, arg)| arg.period() > 1 && named(f));
+        let head = [self.sized.slots.count, if walks { repeat } else { 0 }];
+        let begins: Vec<u32> = head.into_iter().chain(self.begins(args, env)).collect();
         let mut known = self.sized.frame.alike.borrow_mut();
         let known = known.entry(self.at).or_default();
         if let Some(found) = known.iter().rev().find(|found| found.begins == begins) {

@@ -46,10 +46,24 @@ pub struct Telling {
 impl Telling {
     /// Of a plan of one program.
     pub fn new(plan: &Plan) -> Telling {
+        Telling::of_body(plan, &plan.programs[0].ops, &vec![])
+    }
+
+    /// Of ops alone, and what they call.
+    pub fn of_body(plan: &Plan, ops: &[Op], env: &Env) -> Telling {
         let none = || vec![Lanes::None; plan.tensors.len()];
         let mut telling = Telling { writers: none(), readers: none() };
-        telling.add(plan, &plan.programs[0].ops, &vec![], &mut FxHashSet::default());
+        telling.add(plan, ops, env, &mut FxHashSet::default());
         telling
+    }
+
+    /// The lane of all ops that touch a tensor, if that is one.
+    pub fn lane(&self, tensor: TensorId) -> Option<u16> {
+        match [self.writers[tensor as usize], self.readers[tensor as usize]] {
+            [Lanes::None, Lanes::One(lane)] | [Lanes::One(lane), Lanes::None] => Some(lane),
+            [Lanes::One(writer), Lanes::One(reader)] if writer == reader => Some(writer),
+            _ => None,
+        }
     }
 
     /// Notes ops, going into calls once for each combination of tensors bound.

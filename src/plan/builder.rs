@@ -3,8 +3,8 @@
 use super::kernel::Kernel;
 use super::mesh::Group;
 use super::op::*;
+use super::print::Print;
 use super::program::Block;
-use super::structure::Print;
 
 /// Which communicator an op runs on, and what moves its bytes.
 #[derive(Clone, Copy)]
@@ -174,7 +174,7 @@ impl Builder {
         let id = self.compute(label, kernel, reads, writes);
         let lane = self.lane(Lane::Host);
         if let Some(print) = &mut self.print {
-            print.after(lane.into(), id);
+            print.after(self.open.len(), lane.into(), id);
         }
         self.current().ops[id as usize].lane = Some(lane);
         id
@@ -252,7 +252,7 @@ impl Builder {
     /// Adds an edge that no buffer carries.
     pub fn after(&mut self, op: u32, earlier: u32) {
         if let Some(print) = &mut self.print {
-            print.after(op, earlier);
+            print.after(self.open.len(), op, earlier);
         }
         self.current().ops[op as usize].after.push(earlier);
     }

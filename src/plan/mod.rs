@@ -15,6 +15,7 @@ pub mod mesh;
 pub mod op;
 pub mod optimizer;
 pub mod order;
+pub mod print;
 pub mod program;
 pub mod route;
 pub mod rows;

@@ -117,11 +117,23 @@ fn hash_arg(given: &[TensorId], arg: &Arg, h: &mut Halves) {
     }
 }
 
+/// Whether a program's call with these arguments is that of the microbatches that are all alike: it goes through `given`.
+pub fn is_of_microbatches(given: &[TensorId], args: &[Arg]) -> bool {
+    let walks = |arg: &Arg| arg.period() > 1 && matches!(arg.of(), TensorRef::Tensor(t) if given.contains(&t));
+    args.iter().any(walks)
+}
+
 /// Two hashes in one pass: what is noted is gone through once.
 #[derive(Clone, Copy, Default)]
-struct Halves([u64; 2]);
+pub(super) struct Halves([u64; 2]);
 
 impl Halves {
+    /// Notes something, and where it ends and the next begins.
+    pub(super) fn note(&mut self, what: &impl Hash) {
+        what.hash(self);
+        self.mix(0x9e37_79b9);
+    }
+
     fn mix(&mut self, word: u64) {
         let [a, b] = self.0;
         self.0 = [
@@ -130,7 +142,7 @@ impl Halves {
         ];
     }
 
-    fn both(self) -> (u64, u64) {
+    pub(super) fn both(self) -> (u64, u64) {
         (self.0[0], self.0[1])
     }
 }
@@ -166,133 +178,5 @@ impl Hasher for Halves {
 
     fn finish(&self) -> u64 {
         self.0[0]
-    }
-}
-
-/// What a builder that keeps only sizes notes of all the rest, while it goes.
-///
-/// A plan of sizes has every tensor and every op, but no names, and kernels without their buffers. Equal prints
-/// of two such plans mean equal structure, if strategies, degrees and model are the same as well.
-#[derive(Clone, Default)]
-pub struct Print {
-    halves: Halves,
-    /// By block that is closed, then by depth of those still open: formals of which rows are named.
-    closed: Vec<u64>,
-    open: Vec<u64>,
-    /// Tensors of which rows are named.
-    cut: Vec<TensorId>,
-}
-
-impl Print {
-    fn note(&mut self, what: &impl Hash) {
-        what.hash(&mut self.halves);
-        // Where one thing ends and the next begins.
-        self.halves.mix(0x9e37_79b9);
-    }
-
-    fn rows(&mut self, depth: usize, buf: &Buf) {
-        match (buf.rows, buf.of) {
-            (None, _) => {}
-            (_, TensorRef::Tensor(id)) => self.cut.push(id),
-            (_, TensorRef::Formal(f)) => {
-                self.open.resize(self.open.len().max(depth), 0);
-                self.open[depth - 1] |= 1 << f.min(63);
-            }
-        }
-    }
-
-    /// The buffers of a kernel in a block `depth` deep.
-    pub fn bufs(&mut self, depth: usize, reads: &[Buf], writes: &[Buf]) {
-        self.note(&(reads, writes));
-        reads.iter().chain(writes).for_each(|buf| self.rows(depth, buf));
-    }
-
-    pub fn op(&mut self, depth: usize, lane: Option<u16>, kind: &OpKind) {
-        self.note(&(lane, depth, std::mem::discriminant(kind)));
-        match kind {
-            OpKind::Compute { kernel, .. } => self.note(&std::mem::discriminant(kernel)),
-            OpKind::Transfer { legs, engine } => {
-                self.note(&(legs, engine));
-                legs.iter().for_each(|leg| self.rows(depth, &leg.buf));
-            }
-            OpKind::Collective { kind, src, dst, wire, acc, engine } => {
-                self.note(&(kind, src, dst, wire, acc, engine));
-                [src, dst].into_iter().for_each(|buf| self.rows(depth, buf));
-            }
-            OpKind::Exchange { src, dst, engine, .. } => {
-                self.note(&(src, dst, engine));
-                src.iter().chain(dst).for_each(|buf| self.rows(depth, buf));
-            }
-            OpKind::Copy { src, dst } => {
-                self.note(&(src, dst));
-                [src, dst].into_iter().for_each(|buf| self.rows(depth, buf));
-            }
-            // When all is built: what it binds may be an input, of which there are more or fewer slots.
-            OpKind::Call { .. } => {}
-        }
-    }
-
-    pub fn after(&mut self, op: u32, earlier: u32) {
-        self.note(&(op, earlier));
-    }
-
-    /// A block of the ops of two others, the formals of the second behind the `formals` of the first.
-    pub fn braid(&mut self, [a, b]: [BlockId; 2], formals: usize) {
-        self.note(&("braid", a, b, formals));
-        let [first, second] = [a, b].map(|block| self.closed[block as usize]);
-        let moved = (0..64).filter(|f| second & (1 << f) != 0).map(|f: usize| 1 << (f + formals).min(63));
-        self.closed.push(moved.fold(first, |all, bit: u64| all | bit));
-    }
-
-    /// A block `depth` deep is closed.
-    pub fn close(&mut self, depth: usize) {
-        self.note(&("close", depth));
-        self.closed.push(self.open.get_mut(depth - 1).map_or(0, std::mem::take));
-    }
-
-    /// The structure of `plan`, the plan of sizes that was built.
-    pub fn of(mut self, plan: &Plan) -> (u64, u64) {
-        let given = plan.feed.given();
-        for (at, block) in plan.blocks.iter().enumerate() {
-            let named = self.calls(&block.ops, &given);
-            self.closed[at] |= named;
-        }
-        for program in &plan.programs {
-            self.calls(&program.ops, &given);
-        }
-        for (t, tensor) in (0..).zip(&plan.tensors) {
-            let is_input = given.contains(&t);
-            let rows = self.cut.contains(&t).then(|| tensor.rows());
-            let slots = if is_input { 0 } else { tensor.slots };
-            self.note(&(slots, tensor.kind, tensor.host, tensor.dtype, rows, is_input));
-        }
-        self.note(&(&plan.lanes, &plan.views.len()));
-        plan.views.iter().for_each(|view| view.axes.iter().for_each(|axis| self.note(axis)));
-        self.halves.both()
-    }
-
-    /// Notes the calls of a body. Returns the formals of the body of which rows are named inside calls.
-    fn calls(&mut self, ops: &[Op], given: &[TensorId]) -> u64 {
-        let mut formals = 0;
-        for op in ops {
-            let OpKind::Call { block, args, repeat } = &op.kind else { continue };
-            let is_input = |arg: &Arg| matches!(arg.of(), TensorRef::Tensor(t) if given.contains(&t));
-            // More microbatches of the same show nothing that three do not.
-            let inputs = args.iter().any(is_input);
-            self.note(&(op.id, block, if inputs { *repeat.min(&3) } else { *repeat }));
-            for (formal, arg) in args.iter().enumerate() {
-                match is_input(arg) {
-                    true => self.note(&arg.of()),
-                    false => self.note(arg),
-                }
-                if self.closed[*block as usize] & (1 << formal.min(63)) != 0 {
-                    match arg.of() {
-                        TensorRef::Tensor(id) => self.cut.push(id),
-                        TensorRef::Formal(f) => formals |= 1 << f.min(63),
-                    }
-                }
-            }
-        }
-        formals
     }
 }

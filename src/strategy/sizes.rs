@@ -1,14 +1,16 @@
 //! Plans of which only sizes are kept, and how more microbatches change them.
 
 use super::step::flops_of;
+use crate::plan::print::Prints;
+use crate::plan::structure::is_of_microbatches;
 use crate::plan::*;
 use crate::spec::{LlmSpec, Workload};
 
-/// A plan of which only sizes were kept, and a number for all the rest of it.
+/// A plan of which only sizes were kept, and numbers for all the rest of it.
 pub struct Sizes {
     /// Every tensor and every op, but no names, no weights by name, and kernels without their buffers.
     pub plan: Plan,
-    pub structure: (u64, u64),
+    pub prints: Prints,
 }
 
 impl Sizes {
@@ -44,11 +46,8 @@ impl Sizes {
     fn microbatches(&mut self) -> Option<(&mut [Arg], &mut u32)> {
         let given = self.plan.feed.given();
         let [program] = &mut self.plan.programs[..] else { return None };
-        let is_input = |arg: &Arg| matches!(arg.of(), TensorRef::Tensor(t) if given.contains(&t));
         let mut calls = program.ops.iter_mut().filter_map(|op| match &mut op.kind {
-            OpKind::Call { args, repeat, .. } if args.iter().any(|arg| arg.period() > 1 && is_input(arg)) => {
-                Some((&mut args[..], repeat))
-            }
+            OpKind::Call { args, repeat, .. } if is_of_microbatches(&given, args) => Some((&mut args[..], repeat)),
             _ => None,
         });
         calls.next().filter(|_| calls.next().is_none())

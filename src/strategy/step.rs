@@ -26,7 +26,7 @@ use super::sizes::Sizes;
 use super::stages::Staged;
 use super::transformer::{Flats, Layer};
 use crate::error::Result;
-use crate::plan::structure::Print;
+use crate::plan::print::Print;
 use crate::plan::*;
 use crate::spec::{ClusterSpec, LlmSpec, Parallelism, StackSpec, Workload};
 
@@ -99,8 +99,8 @@ pub fn sizes(model: &LlmSpec, work: &Workload, par: &Parallelism, engines: Engin
     let route = expert::Routing::Balanced.route(model, work, par, NODE)?;
     feasible::check(model, work, par)?;
     let (plan, print) = write(Builder::of_sizes(), model, work, par, engines, Routes::Alike(route))?;
-    let structure = print.expect("a builder of sizes makes a print").of(&plan);
-    Ok(Sizes { plan, structure })
+    let prints = print.expect("a builder of sizes makes a print").of(&plan);
+    Ok(Sizes { plan, prints })
 }
 
 fn write(

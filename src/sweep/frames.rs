@@ -9,19 +9,21 @@ use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::{Conflicts, Footprint};
+use crate::plan::print::Prints;
 use crate::report::Row;
 use crate::spec::{Parallelism, Workload};
 use crate::strategy::{Engines, Sizes, guard, sizes};
 use crate::timeline::Timeline;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// What plans of one structure share.
 struct Kept {
     par: Parallelism,
-    structure: (u64, u64),
+    prints: Prints,
     conflicts: Arc<Conflicts>,
     /// None until one of them is costed, or if all of them have to be walked.
-    frame: Option<Frame>,
+    frame: Option<Rc<Frame>>,
     /// The point costed last that others with more microbatches can follow.
     fewer: Option<Fewer>,
 }
@@ -76,7 +78,7 @@ impl<'c> Frames<'c> {
             // The whole plan has the words for it.
             return case.row_of(&case.plan(point)?);
         }
-        let (at, built) = self.find(point, sizes.structure)?;
+        let (at, built) = self.find(point, sizes.prints)?;
         let Ok(footprint) = Footprint::of(&sizes.plan, &self.kept[at].conflicts) else {
             return case.row_of(&case.plan(point)?);
         };
@@ -129,18 +131,29 @@ impl<'c> Frames<'c> {
     }
 
     /// What is kept of a structure; the last one met stands last. With the whole plan, where it had to be built.
-    fn find(&mut self, point: &Point, structure: (u64, u64)) -> Result<(usize, Option<Plan>)> {
-        let same = |kept: &Kept| kept.structure == structure && kept.par == point.par;
+    fn find(&mut self, point: &Point, prints: Prints) -> Result<(usize, Option<Plan>)> {
+        let of_way = |kept: &&Kept| kept.par == point.par;
+        let same = |kept: &Kept| kept.prints.whole == prints.whole && of_way(&kept);
         if let Some(at) = self.kept.iter().position(same) {
             return Ok((at, None));
         }
-        let plan = self.case.plan(point)?;
-        let conflicts = self.case.conflicts_of(&plan, &AtomTable::new(&plan)?)?;
+        let counted = |kept: &&Kept| kept.prints.rest == prints.rest && kept.conflicts.of_any_microbatches;
+        let known = self.kept.iter().filter(of_way).find(counted).map(|kept| kept.conflicts.clone());
+        let (conflicts, plan) = match known {
+            Some(known) => (known, None),
+            None => {
+                let plan = self.case.plan(point)?;
+                (self.case.conflicts_of(&plan, &AtomTable::new(&plan)?)?, Some(plan))
+            }
+        };
+        // How often it goes through microbatches is nothing to a frame.
+        let loops = |kept: &&Kept| kept.prints.uncounted == prints.uncounted;
+        let frame = self.kept.iter().filter(of_way).filter(loops).find_map(|kept| kept.frame.clone());
         if self.kept.len() == MOST {
             self.kept.remove(0);
         }
-        self.kept.push(Kept { par: point.par, structure, conflicts, frame: None, fewer: None });
-        Ok((self.kept.len() - 1, Some(plan)))
+        self.kept.push(Kept { par: point.par, prints, conflicts, frame, fewer: None });
+        Ok((self.kept.len() - 1, plan))
     }
 
     /// `built`: the whole plan of the point, where there is one by now.
@@ -160,7 +173,7 @@ impl<'c> Frames<'c> {
         }
         let fold = crate::fold::refine(&plan, &case.cluster);
         let frame = Frame::new(&plan, &AtomTable::new(&plan)?, machine, fold)?;
-        match series_on(kept.frame.insert(frame), sizes, machine)? {
+        match series_on(kept.frame.insert(Rc::new(frame)), sizes, machine)? {
             Some(series) => Ok(Costed::Series(series)),
             None => walked(&plan),
         }

@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::plan::link::AtomTable;
 use crate::plan::op::TensorId;
 use crate::plan::program::Plan;
+use std::ops::Range;
 
 /// The slots of a program that take memory, and which of them must not share it.
 #[derive(Debug, Clone)]
@@ -29,6 +30,8 @@ pub struct Conflicts {
     /// another are left out.
     pub changes: Vec<(u32, bool)>,
     pub counts: Counts,
+    /// They are those of a plan with any other number of microbatches, too, and else the same.
+    pub of_any_microbatches: bool,
 }
 
 impl Conflicts {
@@ -56,6 +59,7 @@ impl Conflicts {
 
     /// None where what was left out of a walk does not follow from what was not.
     fn of_walk(plan: &Plan, walk: Walk) -> Option<Conflicts> {
+        let microbatches = walk.microbatches();
         let (lives, before, gaps) = walk.finish();
         let (always, sometimes) = slots(plan, &lives, &gaps);
         let numbers = Numbers::new(&gaps, &sometimes)?;
@@ -65,9 +69,16 @@ impl Conflicts {
         let inputs = (0..).zip(&lives).filter(|(t, lives)| given.contains(t) && is_used(lives));
         let width = others.len().div_ceil(64);
         let [begins, ends] = events(&others, before.ops());
-        let rows = Rows { bits: together(&others, [&begins, &ends], &before, width), width };
-        let rows = numbers.rows(rows)?;
-        let peaks: Vec<Vec<u64>> = peaks(&begins, &ends, width).iter().map(|peak| numbers.set(peak)).collect();
+        let bits = together(&others, [&begins, &ends], &before, width);
+        let peaks = peaks(&begins, &ends, width);
+        let of_any_microbatches = microbatches.is_some_and(|all| {
+            let last = rest_alone(&others, [&begins, &ends], all);
+            last.is_some_and(|last| {
+                together(&others, last, &before, width) == bits && self::peaks(last[0], last[1], width) == peaks
+            })
+        });
+        let rows = numbers.rows(Rows { bits, width })?;
+        let peaks: Vec<Vec<u64>> = peaks.iter().map(|peak| numbers.set(peak)).collect();
         let mut found = Conflicts {
             inputs: inputs.map(|(t, _)| t).collect(),
             always: always.len(),
@@ -76,6 +87,7 @@ impl Conflicts {
             rows,
             slots: [always, numbers.slots(&sometimes)].concat(),
             counts: Counts::default(),
+            of_any_microbatches,
         };
         found.counts = Counts::of(&found, &peaks);
         Some(found)
@@ -172,6 +184,27 @@ fn together(others: &[&SlotLives], [begins, ends]: [&[Event]; 2], before: &Befor
     }
     mirror(&mut bits, width);
     bits
+}
+
+/// Where lives begin and end behind the microbatches that are all alike. None if that is not all that a step without
+/// these would have: something lives before them, or from them on into what is behind them, or not behind them at all.
+///
+/// What is behind them is the last microbatch and the optimizer. If slots conflict there as they do anywhere, and no
+/// more is alive anywhere, then it does not matter how many other microbatches there are: whoever waits for whom among
+/// the ops behind them is written there, and a first one is followed by the last as any other is.
+fn rest_alone<'e>(
+    others: &[&SlotLives],
+    [begins, ends]: [&'e [Event]; 2],
+    microbatches: Range<u32>,
+) -> Option<[&'e [Event]; 2]> {
+    let behind = |own: &SlotLives| own.lives.iter().filter(|life| life.first >= microbatches.end).count();
+    let is_apart = |life: &Life| {
+        life.first >= microbatches.end || life.first >= microbatches.start && life.last < microbatches.end
+    };
+    if !others.iter().all(|own| own.lives.iter().all(is_apart) && behind(own) > 0) {
+        return None;
+    }
+    Some([begins, ends].map(|events| &events[events.partition_point(|event| event.0 < microbatches.end)..]))
 }
 
 /// An op with which a life begins or ends, its slot and its number.
@@ -285,7 +318,7 @@ mod tests {
     use crate::plan::memory::{Footprint, Layout};
     use crate::plan::op::Engine;
     use crate::spec::{Dtype, LlmSpec, Parallelism, Recompute, Workload};
-    use crate::strategy::{Engines, build};
+    use crate::strategy::{Engines, build, sizes};
 
     /// Whether two slots ever need their bytes at the same time, looked at pair by pair.
     fn conflict(a: &SlotLives, b: &SlotLives, before: &Before) -> bool {
@@ -366,6 +399,51 @@ mod tests {
             }
         }
         all
+    }
+
+    #[test]
+    fn conflicts_of_any_microbatches_are_those_of_one_and_of_two() {
+        let engine = Engine::Sm { ctas: 16 };
+        let engines = Engines { p2p: engine, collective: engine };
+        let model = LlmSpec { layers: 16, ..LlmSpec::find("tiny").unwrap() };
+        let (mut shared, mut all) = (0, 0);
+        for (ulysses, ring, tp, words) in [
+            (1, 1, 1, "default"),
+            (4, 1, 1, "one-comm"),
+            (1, 4, 1, "default"),
+            (1, 4, 1, "gather-kv-prefetch"),
+            (2, 2, 2, "burst"),
+            (1, 2, 1, "no-overlap-grad"),
+        ] {
+            for (zero, recompute) in
+                [(0, Recompute::None), (1, Recompute::Full), (2, Recompute::None), (3, Recompute::None)]
+            {
+                let options = words.parse().unwrap();
+                let par = Parallelism { dp: 2, ulysses, ring, tp, zero, recompute, options, ..Parallelism::default() };
+                let conflicts = |batches: u64| {
+                    let (global_batch, documents) = (2 * batches, Default::default());
+                    let work = Workload { seq_len: 256, global_batch, micro_batch: 1, dtype: Dtype::Bf16, documents };
+                    let plan = build(&model, &work, &par, engines).ok()?;
+                    let found = Conflicts::of(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap();
+                    Some((plan, found, sizes(&model, &work, &par, engines).unwrap().prints.rest))
+                };
+                let Some((_, many, rest)) = conflicts(5) else { continue };
+                // Sharded gradients need tensors of their own where there are several microbatches.
+                let same = |own: &&(Plan, Conflicts, (u64, u64))| many.of_any_microbatches && own.2 == rest;
+                all += 3;
+                for (plan, own, _) in [1, 2, 3].map(conflicts).iter().flatten().filter(same) {
+                    shared += 1;
+                    assert_eq!(
+                        (own.always, &own.inputs, &own.slots),
+                        (many.always, &many.inputs, &many.slots),
+                        "{par:?}"
+                    );
+                    assert!(own.rows.bits == many.rows.bits, "{par:?}");
+                    assert_eq!(Footprint::of(plan, own).unwrap(), Footprint::of(plan, &many).unwrap(), "{par:?}");
+                }
+            }
+        }
+        assert!(shared > all / 2, "{shared} of {all}");
     }
 
     #[test]

@@ -73,7 +73,8 @@ fn alive(set: &[u64], tensors: &[(TensorId, u64)]) -> Moment {
             sum += u64::from(count);
         }
     }
-    Moment { slots: all, sum }
+    let mask = all.iter().fold(0, |mask, (tensor, _)| mask | 1 << (tensor % 64));
+    Moment { slots: all, sum, mask }
 }
 
 /// Adds a moment unless no more slots of any tensor are alive than at another not far back; and takes those away of
@@ -100,11 +101,16 @@ fn add_moment(moments: &mut Vec<Moment>, now: Moment) {
 struct Moment {
     slots: Vec<(TensorId, u64)>,
     sum: u64,
+    /// A bit for each of the tensors, or for several: most moments have one that another has not.
+    mask: u64,
 }
 
 impl Moment {
     /// Whether another has as many of everything; both in the same order.
     fn within(&self, other: &Moment) -> bool {
+        if self.mask & !other.mask != 0 {
+            return false;
+        }
         let mut rest = other.slots.iter();
         let mut has = |of: &(TensorId, u64)| rest.find(|there| there.0 == of.0).is_some_and(|there| there.1 >= of.1);
         self.sum <= other.sum && self.slots.len() <= other.slots.len() && self.slots.iter().all(&mut has)
@@ -185,6 +191,7 @@ fn fits_numbers(plan: &Plan, conflicts: &Conflicts) -> bool {
 /// Slots of a tensor that lie one behind the other, no more of them than a word has bits.
 struct Run {
     from: u64,
+    end: u64,
     size: u64,
     first: usize,
     count: usize,
@@ -192,10 +199,6 @@ struct Run {
 
 impl Run {
     const MOST: usize = 64;
-
-    fn end(&self) -> u64 {
-        self.from + self.size * self.count as u64
-    }
 }
 
 /// The end of the last slot: largest first, each at the lowest offset where it touches nothing it conflicts with, and
@@ -231,12 +234,11 @@ fn peak(conflicts: &Conflicts, bytes: &[u64], bottom: u64) -> u64 {
             }
             top = top.max(offset + size);
             last = offset;
-            if let Some(run) = runs.get_mut(run).filter(|run| run.end() == offset && run.count < Run::MOST && size > 0)
-            {
-                run.count += 1;
+            if let Some(run) = runs.get_mut(run).filter(|run| run.end == offset && run.count < Run::MOST && size > 0) {
+                (run.count, run.end) = (run.count + 1, offset + size);
             } else {
                 run = runs.partition_point(|run| run.from <= offset);
-                runs.insert(run, Run { from: offset, size, first: slot, count: 1 });
+                runs.insert(run, Run { from: offset, end: offset + size, size, first: slot, count: 1 });
             }
         }
         conflicts.add_to(&mut earlier, first + slots - 1);
@@ -252,7 +254,7 @@ fn lowest(conflicts: &Conflicts, runs: &[Run], slot: usize, size: u64, mut offse
             if run.from >= offset + size {
                 break;
             }
-            if run.end() <= offset {
+            if run.end <= offset {
                 continue;
             }
             // Those that conflict, one batch of neighbours after the other.

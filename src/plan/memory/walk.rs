@@ -8,6 +8,9 @@ use crate::plan::link::{AtomTable, Line, MOST_OPS, Place, bind, repeats_itself, 
 use crate::plan::op::*;
 use crate::plan::program::Plan;
 use crate::plan::segment::{self, Part, Segments};
+use crate::plan::structure::is_of_microbatches;
+use std::ops::Range;
+use std::rc::Rc;
 
 /// Lives of every slot, in program order.
 pub fn lives(plan: &Plan, line: &Line) -> Vec<Vec<Vec<Life>>> {
@@ -53,6 +56,28 @@ fn touch(lives: &mut Vec<Life>, at: u32, anew: bool) {
     let life = lives.last_mut().expect("not empty");
     life.uses += u32::from(life.last != at);
     life.last = at;
+}
+
+/// What an op touches, as it names it, and whether a new life begins.
+type Touch = (TensorRef, u32, bool);
+
+/// What the ops of a line touch. None if some name rows: what these add up to is then another matter whenever names mean
+/// other slots.
+fn touches(plan: &Plan, line: &Line) -> Option<Rc<[Vec<Touch>]>> {
+    if line.places().iter().any(|place| place.named.rows.is_some()) {
+        return None;
+    }
+    let of_node = |node: usize| {
+        let mut all = vec![];
+        let names = line.reads(node).iter().chain(line.writes(node));
+        let named: Vec<((TensorId, u32), Buf)> = names.map(|at| ((at.tensor, at.slot), at.named)).collect();
+        touched(plan, line, node, &|at| (at.tensor, at.slot), &mut |slot, anew| {
+            let (_, buf) = named.iter().find(|(known, _)| *known == slot).expect("it is one of its places");
+            all.push((buf.of, buf.slot, anew));
+        });
+        all
+    };
+    Some((0..line.nodes.len()).map(of_node).collect())
 }
 
 /// "No op."
@@ -108,9 +133,15 @@ pub struct Walk<'p> {
     gaps: Option<Gaps>,
     plan: &'p Plan,
     atoms: &'p AtomTable,
+    given: Vec<TensorId>,
+    /// The ops walked of the program's call of several microbatches that are alike.
+    microbatches: Option<Range<u32>>,
     segments: Segments<'p>,
     slots: Vec<Vec<SlotLives>>,
     before: Before,
+    /// By segment, and of each by node, what ops touch as they name it; none of a segment where that may differ from
+    /// time to time.
+    touches: Vec<Option<Rc<[Vec<Touch>]>>>,
     /// The last op on each lane, the last to write each atom, and by atom and lane the last since to read it.
     on_lane: Vec<u32>,
     writer: Vec<u32>,
@@ -124,6 +155,9 @@ impl<'p> Walk<'p> {
             gaps: None,
             plan,
             atoms,
+            given: plan.feed.given(),
+            microbatches: None,
+            touches: vec![],
             segments: Segments::new(plan, atoms),
             slots: plan.tensors.iter().map(|t| vec![SlotLives::default(); t.slots as usize]).collect(),
             before: Before { lanes, lane_of: vec![], clock: vec![] },
@@ -143,6 +177,11 @@ impl<'p> Walk<'p> {
         self.gaps.as_ref().expect("a walk that leaves some")
     }
 
+    /// The ops walked of the program's call of several microbatches that are alike, if it has one.
+    pub fn microbatches(&self) -> Option<Range<u32>> {
+        self.microbatches.clone()
+    }
+
     pub fn finish(self) -> (Vec<Vec<SlotLives>>, Before, Gaps) {
         (self.slots, self.before, self.gaps.unwrap_or_default())
     }
@@ -154,8 +193,12 @@ impl<'p> Walk<'p> {
                 Part::Call { block, args, repeat, op } => {
                     let body = &self.plan.blocks[block as usize].ops;
                     if repeat > 2 && repeats_itself(self.plan, op) {
+                        let first = self.before.ops() as u32;
                         self.body(Some(block), body, &bind(args, env, 0))?;
                         self.body(Some(block), body, &bind(args, env, repeat - 1))?;
+                        if is_of_microbatches(&self.given, args) {
+                            self.microbatches = Some(first..self.before.ops() as u32);
+                        }
                         continue;
                     }
                     let middle = self.gaps.as_mut().and_then(|gaps| gaps.middle(args, env, repeat));
@@ -179,9 +222,20 @@ impl<'p> Walk<'p> {
         if first as usize + line.nodes.len() > MOST_OPS {
             return Err(Error::plan(format!("op {:?} is one of more than {MOST_OPS}", ops[0].label)));
         }
+        if number == self.touches.len() {
+            self.touches.push(touches(self.plan, line));
+        }
+        let known = self.touches[number].clone();
         for node in 0..line.nodes.len() {
             self.wait(line, node, first);
-            self.live(line, node, first + node as u32, env);
+            let (at, lane) = (first + node as u32, line.nodes[node].lane as usize);
+            match &known {
+                Some(known) => known[node].iter().for_each(|&(of, slot, anew)| {
+                    let (tensor, base) = resolve(of, env);
+                    self.lives_on((tensor, base + slot), at, lane, anew);
+                }),
+                None => self.live(line, node, at, env),
+            }
         }
         self.leave(line, first);
         Ok(())
@@ -206,17 +260,20 @@ impl<'p> Walk<'p> {
 
     /// Notes what an op keeps alive.
     fn live(&mut self, line: &Line, node: usize, at: u32, env: &[(TensorId, u32)]) {
-        let (lanes, lane) = (self.before.lanes, line.nodes[node].lane as usize);
+        let lane = line.nodes[node].lane as usize;
         let slot = |place: &Place| {
             let (tensor, base) = resolve(place.named.of, env);
             (tensor, base + place.named.slot)
         };
-        touched(self.plan, line, node, &slot, &mut |(tensor, slot), anew| {
-            let slot = &mut self.slots[tensor as usize][slot as usize];
-            touch(&mut slot.lives, at, anew);
-            slot.last_on_lane.resize(slot.lives.len() * lanes, NEVER);
-            slot.last_on_lane[(slot.lives.len() - 1) * lanes + lane] = at;
-        });
+        touched(self.plan, line, node, &slot, &mut |slot, anew| self.lives_on(slot, at, lane, anew));
+    }
+
+    /// Notes that an op touches a slot.
+    fn lives_on(&mut self, (tensor, slot): (TensorId, u32), at: u32, lane: usize, anew: bool) {
+        let (slot, lanes) = (&mut self.slots[tensor as usize][slot as usize], self.before.lanes);
+        touch(&mut slot.lives, at, anew);
+        slot.last_on_lane.resize(slot.lives.len() * lanes, NEVER);
+        slot.last_on_lane[(slot.lives.len() - 1) * lanes + lane] = at;
     }
 
     /// What the segment leaves for ops after it to wait for.

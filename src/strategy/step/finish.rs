@@ -3,8 +3,8 @@
 use super::super::data::{DataParallel, FlatWeights};
 use super::super::weights::Weight;
 use super::{Step, expert_mesh, flops_of, shard_meshes};
+use crate::plan::print::Print;
 use crate::plan::program::VERSION;
-use crate::plan::structure::Print;
 use crate::plan::*;
 
 impl Step<'_> {
