@@ -1,5 +1,7 @@
 //! One error type. The message names the file, the field, the value and the remedy.
 
+pub mod json;
+
 use std::path::{Path, PathBuf};
 
 pub type Result<T> = std::result::Result<T, Error>;

@@ -6,7 +6,7 @@ mod plans;
 use foretrain::cost::{Effort, cost};
 use foretrain::exec::{Options, Run, attention_io, execute, reference};
 use foretrain::plan::{Dtype, Feed, Operand, Plan, check};
-use foretrain::spec::{AttentionSpec, Mask, Options as Words, Parallelism, Pass};
+use foretrain::spec::{AttentionSpec, Documents, Mask, Options as Words, Parallelism, Pass};
 use foretrain::strategy::attention_pass;
 use plans::{FLAT, Host, SM, same};
 use proptest::prelude::*;
@@ -78,6 +78,29 @@ fn every_word_of_a_ring_is_the_dense_one() {
         for (ring, ulysses, causal) in [(3, 1, true), (2, 2, true), (4, 1, false)] {
             let par = Parallelism { options: words.parse().unwrap(), ..way(ring, ulysses) };
             holds(&AttentionSpec { mask: Mask::new(causal), ..spec(48, 8, 4) }, pass, &par, 1e-12);
+        }
+    }
+}
+
+/// Rings that stop where a window or documents end: after one step, two, or in the middle, and those that are whole.
+#[test]
+fn a_ring_that_is_cut_is_the_dense_one() {
+    let words = ["", "+dkv-model", "+burst", "+merge-at-end", "+merge-in-kernel", "+burst+merge-in-kernel"];
+    let documents = |lengths: &[u64]| Documents::from(lengths.to_vec());
+    let masks = [
+        (Some(1), documents(&[])),
+        (Some(2), documents(&[])),
+        (Some(14), documents(&[])),
+        (Some(26), documents(&[])),
+        (None, documents(&[12, 12, 24])),
+        (None, documents(&[12, 12, 12, 12])),
+        (Some(20), documents(&[20, 28])),
+    ];
+    for (words, (window, documents)) in words.iter().flat_map(|words| masks.iter().map(move |mask| (words, mask))) {
+        let mask = Mask { window: *window, documents: documents.clone(), ..Mask::new(true) };
+        for (pass, (ring, ulysses)) in Pass::ALL.into_iter().zip([(4, 1), (4, 2), (4, 1)]) {
+            let par = Parallelism { options: format!("contiguous{words}").parse().unwrap(), ..way(ring, ulysses) };
+            holds(&AttentionSpec { mask: mask.clone(), ..spec(48, 8, 4) }, pass, &par, 1e-12);
         }
     }
 }

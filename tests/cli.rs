@@ -252,6 +252,30 @@ fn what_cannot_be_is_refused_with_value_and_remedy() {
     golden("errors.txt", &without_hashes(&all.replace(&hash, "HASH")));
 }
 
+/// Whoever states a field twice is told so, whichever file it is in.
+#[test]
+fn a_field_that_is_stated_twice_is_refused() {
+    let dir = folder();
+    let d = dir.path();
+    model(d, "model.json", &[]);
+    let text = fs::read_to_string(d.join("model.json")).unwrap();
+    fs::write(d.join("model.json"), text.replacen('{', "{\n\"vocab_size\": 7,\n", 1)).unwrap();
+    fs::write(d.join("faults.json"), r#"{"faults": [], "faults": []}"#).unwrap();
+    fs::write(d.join("rows.json"), "[{\"gpus\": 8,\n\"gpus\": 16}]").unwrap();
+    succeeds(d, "plan --model tiny --cluster local-cpu --out plan.json");
+    changed_plan(d, "plan2.json", |t| t.replacen("\"seq_len\":128", "\"seq_len\":128,\"seq_len\":128", 1));
+    for (line, field, lines) in [
+        ("estimate --model model.json --gpus 8", "model.json: vocab_size: ", "in line 2 and again in line "),
+        ("simulate --faults faults.json", "faults.json: faults: ", "twice in line 1"),
+        ("published --cases rows.json", "rows.json: [0].gpus: ", "in line 1 and again in line 2"),
+        ("estimate --plan plan2.json", "plan2.json: plan.about.seq_len: ", "twice in line 1"),
+    ] {
+        let (code, out, err) = said(d, line);
+        assert_eq!((code, out.as_str()), (2, ""), "{line}: {err}");
+        assert!(err.contains(field) && err.contains(lines) && err.contains("leave one of them"), "{line}: {err}");
+    }
+}
+
 /// What was found is printed although the file that it should be in, too, cannot be written.
 #[test]
 fn a_file_that_cannot_be_written_costs_no_answer() {

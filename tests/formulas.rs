@@ -128,6 +128,37 @@ fn a_reverse_walk_brings_dkv_home_in_the_models_dtype() {
     }
 }
 
+/// Ranks of consecutive parts see keys of ceil((w - 1) / (s / P)) ranks before theirs: so many hops, and one home.
+#[test]
+fn a_ring_goes_no_further_than_its_window() {
+    for (p, w, hops) in [(4, 960, 1), (4, 961, 1), (4, 962, 2), (8, 1, 0), (8, 480, 1), (8, 1000, 3), (8, S, 7)] {
+        assert_eq!(hops, (w - 1_u64).div_ceil(S / p).min(p - 1));
+        let plan = |words: &str| {
+            let par = Parallelism { options: words.parse().unwrap(), ..way(1, p as u32, 1) };
+            let windowed = LlmSpec { window: Some(w), ..model(2, 4, false) };
+            plans::plan(&windowed, &par, &work(&par, S, 1, 1), SM)
+        };
+        let (n, sum) = (S / p, 4);
+        let (qb, lseb) = (n * A * D * E, n * A * 4);
+        let (row, kvb) = (2 * n * 4 * D, 2 * n * 4 * D * E);
+        // What went out comes home in one hop, unless the last hop of a whole ring is that.
+        let home = hops.min(1);
+        for (words, backward) in [
+            ("contiguous", hops * kvb + (hops + home) * row * sum),
+            ("contiguous+dkv-model", 2 * hops * kvb),
+            ("contiguous+burst", hops * (2 * qb + 2 * lseb) + (hops + home) * qb),
+        ] {
+            let plan = plan(words);
+            let steps = Steps::of(&plan);
+            assert_eq!(steps.sent(FORWARD), hops * kvb, "P {p} w {w} {words}");
+            assert_eq!(steps.sent(BACKWARD), backward, "P {p} w {w} {words}");
+        }
+        // Both halves of a zigzag have neighbours on different sides.
+        let zigzag = plan("default");
+        assert_eq!(Steps::of(&zigzag).sent(FORWARD), (p - 1) * kvb);
+    }
+}
+
 #[test]
 fn burst_sends_what_belongs_to_queries() {
     for (k, p) in [(8, 2), (4, 3), (1, 8)] {

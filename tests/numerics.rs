@@ -321,6 +321,13 @@ fn a_window_of_packed_documents_on_a_ring_and_on_ulysses() {
         holds(&Case { par, cuts: vec![0.1, 0.35, 0.8], ..case() }, 1e-10);
         holds(&Case { par, window: Some(3), cuts: vec![0.4], batch: 2, ..case() }, 1e-10);
     }
+    // Rings that stop where nobody sees further back.
+    for words in ["contiguous", "contiguous+dkv-model", "contiguous+burst", "contiguous+merge-at-end"] {
+        let par = Parallelism { ring: 3, options: words.parse().unwrap(), ..case().par };
+        for (window, microbatches) in [(1, 1), (3, 2), (9, 1)] {
+            holds(&Case { par, window: Some(window), microbatches, ..case() }, 1e-10);
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `index.json`: what a checkpoint holds, and which elements of it lie where.
 
 use super::extent::{Run, State};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, json};
 use crate::plan::{Adam, Dtype};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -146,7 +146,7 @@ impl Index {
     pub fn read(dir: &Path) -> Result<Index> {
         let path = dir.join(FILE);
         let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
-        let index: Index = serde_json::from_str(&text).map_err(Error::json(path.display()))?;
+        let index: Index = json::parse(path.display(), &text)?;
         index.check(dir, &path)?;
         Ok(index)
     }

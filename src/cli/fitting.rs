@@ -25,13 +25,7 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
     let mut all = 0;
     for group in groups(case) {
         let points: Vec<Point> = group.into_iter().filter_map(|way| at(case, point, way, batch)).collect();
-        let tried = points.len();
-        let bar = progress(tried);
-        let row = |point: &Point| Ok((*point, case.row(point)?));
-        let rows = points.par_iter().map(|point| row(point).inspect(|_| bar.inc(1)));
-        let rows = rows.collect::<Result<Vec<(Point, Row)>>>()?;
-        bar.finish_and_clear();
-        let fit: Vec<(Point, Row)> = rows.into_iter().filter(|(_, row)| row.feasible).collect();
+        let (tried, fit) = fit_of(case, &points)?;
         let rate = |row: &Row| row.tokens_per_s_per_gpu.unwrap_or(0.0);
         if let Some((point, _)) = fit.iter().max_by(|a, b| rate(&a.1).total_cmp(&rate(&b.1))) {
             let note = format!(
@@ -47,6 +41,25 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
     }
     let note = format!("nothing is said of the split, and of {all} simple ways tried none fits; this is the default");
     Ok(Some(Taken { point: *point, note }))
+}
+
+/// How many of the points were tried, and those that fit. What fits without recomputation is faster than with it, so that
+/// only the others are tried with it.
+fn fit_of(case: &Case, points: &[Point]) -> Result<(usize, Vec<(Point, Row)>)> {
+    let plain = |par: Parallelism| Parallelism { recompute: Recompute::None, ..par };
+    let (first, second): (Vec<Point>, Vec<Point>) = points.iter().partition(|point| point.par == plain(point.par));
+    let bar = progress(points.len());
+    let rows = |points: &[Point]| -> Result<Vec<(Point, Row)>> {
+        let row = |point: &Point| Ok((*point, case.row(point).inspect(|_| bar.inc(1))?));
+        let rows = points.par_iter().map(row).collect::<Result<Vec<(Point, Row)>>>()?;
+        Ok(rows.into_iter().filter(|(_, row)| row.feasible).collect())
+    };
+    let mut fit = rows(&first)?;
+    let faster: Vec<Parallelism> = fit.iter().map(|(point, _)| point.par).collect();
+    let second: Vec<Point> = second.into_iter().filter(|point| !faster.contains(&plain(point.par))).collect();
+    fit.extend(rows(&second)?);
+    bar.finish_and_clear();
+    Ok((first.len() + second.len(), fit))
 }
 
 /// Hidden where stderr is no terminal.

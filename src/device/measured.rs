@@ -3,7 +3,7 @@
 use super::curve::{Curve, size};
 use super::speed::Speed;
 use super::{Estimate, KernelTime, dtype_name};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, json};
 use crate::plan::{Dtype, Phase, Work, WorkClass};
 use crate::spec::{Provenance, Throttle};
 use crate::units::Seconds;
@@ -186,9 +186,9 @@ impl Crowded {
 impl Profile {
     pub fn load(path: &Path) -> Result<Profile> {
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-        let profile: Profile = serde_json::from_str(&text).map_err(|e| {
-            let Error::Spec { file, field, why } = Error::json(path.display())(e) else { unreachable!("JSON") };
-            Error::spec(file, field, format!("{why}; {AGAIN}"))
+        let profile: Profile = json::parse(path.display(), &text).map_err(|e| match e {
+            Error::Spec { file, field, why } => Error::spec(file, field, format!("{why}; {AGAIN}")),
+            other => other,
         })?;
         profile.check(path)?;
         Ok(profile)

@@ -1,7 +1,7 @@
 //! Logs of nccl-tests (and rccl-tests): text in its several layouts, with or without the columns `redop` and `root`, with
 //! one or both of out of place and in place, behind whatever `mpirun` or `srun` writes before a line; and `-J` JSON.
 
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use crate::spec::CollectiveOp;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -147,7 +147,7 @@ fn time_of(rest: &[&str]) -> std::result::Result<f64, String> {
 
 /// `-J`: `results[]` of `size` and `out_of_place`, `in_place` with `time`.
 fn json(file: &str, text: &str) -> Result<Log> {
-    let top: Value = serde_json::from_str(text).map_err(Error::json(file))?;
+    let top: Value = error::json::parse(file, text)?;
     let rows = top.get("results").and_then(Value::as_array);
     let rows =
         rows.ok_or_else(|| Error::spec(file, "results", "missing, or no list; write what -J of nccl-tests does"))?;

@@ -7,7 +7,7 @@ use super::route::Route;
 use super::rows::{replica_of, replicas};
 use super::segs::Segs;
 use super::share::Share;
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use crate::spec::{AttentionSpec, Documents, LlmSpec, Parallelism, Pass};
 use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
@@ -400,7 +400,7 @@ impl Plan {
     pub fn load(path: &Path) -> Result<Plan> {
         let name = &path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-        let raw: serde_json::Value = serde_json::from_str(&text).map_err(Error::json(name))?;
+        let raw: serde_json::Value = error::json::parse(name, &text)?;
         match raw.get("foretrain_plan").and_then(|v| v.as_u64()) {
             Some(v) if v == u64::from(VERSION) => {}
             Some(v) => {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, json};
 
 /// Top-level fields; none where there is no file.
 pub struct Notes(serde_json::Value);
@@ -20,7 +20,7 @@ impl Notes {
             return Ok(Notes::none());
         }
         let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
-        serde_json::from_str(&text).map(Notes).map_err(Error::json(path.display()))
+        json::parse(path.display(), &text).map(Notes)
     }
 
     pub fn text(&self, field: &str) -> Option<String> {

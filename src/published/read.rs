@@ -6,7 +6,7 @@ use super::collectives;
 use super::exchange;
 use super::fields::Fields;
 use super::loose;
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -19,7 +19,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<Vec<Case>> {
 
 /// Reads the text of a file of cases; `file` is what errors call it.
 pub fn parse(file: &str, text: &str) -> Result<Vec<Case>> {
-    let json: Value = serde_json::from_str(&loose::without_nan(text)).map_err(Error::json(file))?;
+    let json: Value = error::json::parse(file, &loose::without_nan(text))?;
     let mut cases = match &json {
         Value::Array(tables) if tables.iter().any(collectives::is_table) => collectives::nccl_tests(file, tables)?,
         Value::Array(rows) => each(file, rows, None, training)?,

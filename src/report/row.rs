@@ -97,11 +97,11 @@ impl Row {
             micro_batch: about.micro_batch,
             ..Row::default()
         }
-        .with_parallelism(&about.par)
+        .with_parallelism(&about.par, &about.strategy)
     }
 
-    /// Notes how the step is cut.
-    pub fn with_parallelism(self, par: &Parallelism) -> Row {
+    /// Notes how the step is cut; `strategy` is [`Parallelism::strategy`].
+    pub fn with_parallelism(self, par: &Parallelism, strategy: &str) -> Row {
         Row {
             tp: par.tp,
             pp: par.pp,
@@ -113,7 +113,7 @@ impl Row {
             zero: par.zero,
             recompute: par.recompute.name().into(),
             options: par.options.to_string(),
-            strategy: par.strategy().into(),
+            strategy: strategy.into(),
             ..self
         }
     }

@@ -5,7 +5,7 @@
 
 use super::script;
 use crate::act::{Machine, picoseconds};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, json};
 use crate::fold;
 use crate::plan::Plan;
 use crate::units::Seconds;
@@ -36,7 +36,7 @@ impl BlockTimes {
     pub fn load(path: &Path) -> Result<BlockTimes> {
         let file = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-        let times: BlockTimes = serde_json::from_str(&text).map_err(Error::json(&file))?;
+        let times: BlockTimes = json::parse(&file, &text)?;
         let mut seen = FxHashSet::default();
         for (at, BlockTime { block, time_s }) in times.blocks.iter().enumerate() {
             let wrong = |field: &str, why: String| Err(Error::spec(&file, format!("blocks[{at}].{field}"), why));

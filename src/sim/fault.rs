@@ -4,7 +4,7 @@
 
 use super::pace::{Pace, Spell};
 use crate::act::picoseconds;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, json};
 use crate::units::Seconds;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -100,7 +100,7 @@ impl Faults {
     pub fn load(path: &Path) -> Result<Faults> {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-        let faults: Faults = serde_json::from_str(&text).map_err(Error::json(&name))?;
+        let faults: Faults = json::parse(&name, &text)?;
         if let Some(why) = faults.watchdog_s.and_then(|s| not(s > 0.0 && s.is_finite(), || format!("{s}"))) {
             return Err(Error::spec(&name, "watchdog_s", format!("{why} is not a time above 0 s")));
         }

@@ -16,7 +16,7 @@ mod windows;
 use super::MtpSpec;
 use super::hybrid::Mixer;
 use super::model::{Gate, Groups, LlmSpec, Mlp, MoeSpec, Norm, Positions, Score};
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use serde_json::Value;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -55,7 +55,7 @@ const FAMILIES: &[(&str, Reader)] = &[
 
 /// The model that `text` states; `file` is what errors call it.
 pub fn read(file: &str, name: &str, text: &str) -> Result<LlmSpec> {
-    let json: Value = serde_json::from_str(text).map_err(Error::json(file))?;
+    let json: Value = error::json::parse(file, text)?;
     let whole = Config::new(file, &json);
     let text = whole.text_alone()?;
     let config = text.as_ref().unwrap_or(&whole);

@@ -1,12 +1,13 @@
 //! Files of our own format, and what is wrong with them in the words of whoever writes one.
 
 use super::Found;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, json};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::error::Category;
 
 /// Reads one of our own files: unknown keys are refused, and the error names the field.
 pub fn read<T: DeserializeOwned>(found: &Found) -> Result<T> {
+    json::stated_once(&found.file, &found.text)?;
     serde_json::from_str(&found.text).map_err(|e| {
         // The reader of a word takes anything else for bad JSON.
         let is_json = || serde_json::from_str::<IgnoredAny>(&found.text).is_ok();

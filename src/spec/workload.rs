@@ -144,10 +144,11 @@ impl Parallelism {
         self.pp * self.ring * self.ulysses * self.tp
     }
 
-    /// The name of the way the sequence is split.
-    pub fn strategy(&self) -> &'static str {
+    /// The name of the way the sequence is split; where it is not, of the kind of model: a `mixture` of experts or none.
+    pub fn strategy(&self, mixture: bool) -> &'static str {
         let gathers = self.options.kv != KvPath::Ring;
         match (self.ring, self.ulysses) {
+            (1, 1) if mixture => "moe",
             (1, 1) => "dense",
             (1, _) => "ulysses",
             (_, 1) if gathers => "allgather-kv",

@@ -80,7 +80,7 @@ impl Way {
                 Core::Unfused(Unfused { shape, dropout, again: par.recompute == Recompute::Selective })
             }
             (1, _) => Core::Local(Local { shape }),
-            (ranks, KvPath::Ring) => Core::Ring(Ring { shape, ranks, engine: engines.p2p, options: par.options }),
+            (ranks, KvPath::Ring) => Core::Ring(Ring::new(shape, ranks, engines.p2p, par.options)),
             (_, KvPath::Gather) => gather(shape, false),
             (_, KvPath::GatherByHead) => gather(shape, true),
         };
@@ -178,7 +178,15 @@ impl Core {
 
     /// Whether the backward pass begins with the KV that the forward pass received last.
     pub fn keeps_last(&self) -> bool {
-        matches!(self, Core::Ring(ring) if ring.options.ring_backward == RingBackward::Reverse)
+        matches!(self, Core::Ring(ring) if ring.options.ring_backward == RingBackward::Reverse && ring.steps > 1)
+    }
+
+    /// How far along the ring the rank is whose KV the forward pass received last: the next one, where no ring is cut.
+    pub fn last_from(&self) -> i32 {
+        match self {
+            Core::Ring(ring) => (ring.ranks - (ring.steps - 1)) as i32,
+            _ => 0,
+        }
     }
 
     /// Room for what the backward pass knows the probabilities by; `declare` is told name, rows, elements of a row and

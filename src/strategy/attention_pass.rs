@@ -118,10 +118,9 @@ impl Io {
             given.extend(kept.map(|(what, buf)| inside(what, buf)));
             given.push(match kv_last {
                 None => inside(Operand::Kv, kv),
-                // What came last is the KV of the next rank.
                 Some(last) => {
-                    let next = inside(Operand::Kv, last);
-                    Held { segs: next.segs.shifted(Axis::Cp, 1), ..next }
+                    let (came, from) = (inside(Operand::Kv, last), way.core.last_from());
+                    Held { segs: came.segs.shifted(Axis::Cp, from), ..came }
                 }
             });
         }
@@ -137,7 +136,7 @@ fn about(spec: &AttentionSpec, pass: Pass, par: &Parallelism) -> About {
     let (a, k, d) = (spec.heads, spec.kv_heads, spec.head_dim);
     About {
         model: format!("attention {a}x{d}, {k} KV heads"),
-        strategy: par.strategy().into(),
+        strategy: par.strategy(false).into(),
         seq_len: spec.seq_len,
         global_batch: spec.batch,
         micro_batch: spec.batch,

@@ -6,12 +6,13 @@
 //! ```
 //! How the outputs of the blocks become one is [`ring_merge`], and which way the gradients travel is a file
 //! each: [`ring_follow`], [`ring_reverse`], [`ring_burst`]; [`double_ring`] is a ring of rings. All work for any layout of the sequence: blocks
-//! that the mask empties are skipped, and what only passes through a rank is still passed on.
+//! that the mask empties are skipped, and what only passes through a rank is still passed on. Where a window or short
+//! documents leave nobody anything to see so far back, the ring stops ([`Ring::is_cut`]).
 
 use super::attention::{Saved, Shape};
 use super::{double_ring, ring_burst, ring_follow, ring_merge, ring_reverse};
 use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Engine, Group, Kernel, Side, TensorKind, Via};
-use crate::spec::{Options, RingBackward, RingMerge};
+use crate::spec::{Options, RingBackward, RingLayout, RingMerge};
 
 /// Attention over everybody's KV.
 #[derive(Debug, Clone)]
@@ -19,8 +20,31 @@ pub struct Ring {
     pub shape: Shape,
     /// At least 2.
     pub ranks: u32,
+    /// Steps in which some rank sees keys, as [`steps`] has them.
+    pub steps: u32,
     pub engine: Engine,
     pub options: Options,
+}
+
+/// Steps of a ring in which some rank sees keys: as many as ranks, but fewer where each has one run of the sequence, and a
+/// window or documents end before it does: a query at the start of its run then sees keys of so many runs before it. Those
+/// of zigzag and stripe have their nearest on both sides of the ring, or everywhere, and a ring of rings is not cut.
+fn steps(shape: &Shape, ranks: u32, options: Options) -> u32 {
+    let (mask, run) = (&shape.block.mask, shape.seq.max(1));
+    if !mask.causal || options.layout != RingLayout::Contiguous || options.window().is_some() {
+        return ranks;
+    }
+    let all = u64::from(ranks) - 1;
+    // The nearest key of the run i runs back is (i - 1) run + 1 tokens back, the furthest that is seen w - 1.
+    let window = mask.window.map_or(all, |w| w.saturating_sub(1).div_ceil(run));
+    let mut start = 0;
+    let runs_back = |length: u64| {
+        let first = start / run;
+        start += length;
+        start.saturating_sub(1) / run - first
+    };
+    let documents = mask.documents.lengths().into_iter().map(runs_back).max().unwrap_or(all);
+    1 + all.min(window).min(documents) as u32
 }
 
 /// Buffers that every layer of a rank reuses.
@@ -40,11 +64,20 @@ enum Grads {
 }
 
 impl Ring {
+    pub fn new(shape: Shape, ranks: u32, engine: Engine, options: Options) -> Ring {
+        Ring { steps: steps(&shape, ranks, options), shape, ranks, engine, options }
+    }
+
+    /// Nobody sees keys of so far back, and what went there comes home in one hop.
+    pub fn is_cut(&self) -> bool {
+        self.steps < self.ranks
+    }
+
     pub fn scratch(&self, b: &mut Builder) -> Scratch {
         // Where every block output is kept until the end every KV block has a buffer of its own, so that no hop
         // waits for a kernel. (TransformerEngine holds all of them to the end; here outputs may take the place of
         // those that have been used.)
-        let slots = if self.options.merge == RingMerge::AtEnd { self.ranks } else { 2 };
+        let slots = if self.options.merge == RingMerge::AtEnd { self.steps } else { 2 };
         Scratch {
             merge: ring_merge::Scratch::new(self, b),
             grads: match self.options.ring_backward {
@@ -121,7 +154,7 @@ impl Ring {
 
     /// Passes the KV of step `i` on, unless it was the last.
     pub fn pass_kv(&self, b: &mut Builder, i: u32, held: impl Fn(u32) -> Buf) {
-        if i + 1 < self.ranks {
+        if i + 1 < self.steps {
             self.hop(b, &format!("kv_hop.{i}"), 0, 1, &self.messages(held(i), held(i + 1)), i);
         }
     }
@@ -131,7 +164,7 @@ impl Ring {
     fn held(&self, s: &Scratch, io: Saved, i: u32) -> Buf {
         match io.kv_last {
             _ if i == 0 => io.kv,
-            Some(last) if i + 1 == self.ranks => last,
+            Some(last) if i + 1 == self.steps => last,
             _ if self.options.merge == RingMerge::AtEnd => s.kv.slot(i),
             _ => s.kv.slot(i % 2),
         }
@@ -143,7 +176,7 @@ impl Ring {
             rings.forward(self, b, s.kv, &s.merge, io);
             return s.merge.finish(self, b, io);
         }
-        for i in 0..self.ranks {
+        for i in 0..self.steps {
             self.pass_kv(b, i, |i| self.held(s, io, i));
             s.merge.step(self, b, io, self.held(s, io, i), i);
         }
@@ -185,5 +218,55 @@ impl Ring {
         let (what, shape) = if side == Side::Q { ("dq", self.q_shape()) } else { ("dkv", self.kv_shape()) };
         let kernel = Kernel::Add { elems: shape[0] * shape[1], trim: Some((block.clone(), side)) };
         b.compute(&format!("{what}_add.{i}"), kernel, &[sum, part], &[sum]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::visible::block_shape;
+    use crate::plan::{Mesh, Segs, Split};
+    use crate::spec::{Documents, Mask};
+
+    /// The last step in which the mask leaves anything to any rank, and one more.
+    fn looked_at_one_by_one(ring: &Ring) -> u32 {
+        let views = [Mesh::new(&[(Axis::Cp, ring.ranks)])];
+        let sees = |rank: u32, i: u32| {
+            let block = ring.block_of_step(i);
+            block_shape(&block.q.spans(&views, rank), &block.kv.spans(&views, rank), &block.mask).area > 0
+        };
+        1 + (0..ring.ranks).rev().find(|i| (0..ring.ranks).any(|rank| sees(rank, *i))).unwrap()
+    }
+
+    #[test]
+    fn a_ring_stops_where_nobody_sees_further_back() {
+        let (seq_len, ranks) = (48, 6);
+        let lengths: [&[u64]; 6] = [&[], &[48], &[8; 6], &[4, 12, 32], &[7, 10, 31], &[1, 46, 1]];
+        let mut cut = 0;
+        for (documents, layout) in
+            lengths.into_iter().flat_map(|d| ["contiguous", "default", "stripe"].map(|layout| (d, layout)))
+        {
+            for window in (1..=seq_len).map(Some).chain([None]) {
+                let mask = Mask { window, documents: Documents::from(documents.to_vec()), ..Mask::new(true) };
+                let options: Options = layout.parse().unwrap();
+                let split = match options.layout {
+                    RingLayout::Zigzag => Split::Zigzag,
+                    RingLayout::Contiguous => Split::Contiguous,
+                    RingLayout::Stripe => Split::Stripe,
+                };
+                let own = Segs::new(seq_len, &[(Axis::Cp, split)]);
+                let (batch, heads, kv_heads, head_dim, v_dim) = (1, 1, 1, 4, None);
+                let block = AttnBlock { q: own.clone(), kv: own, batch, heads, kv_heads, head_dim, v_dim, mask };
+                let seq = seq_len / u64::from(ranks);
+                let shape = Shape { block, seq, dtype: Dtype::F64, acc: Dtype::F64 };
+                let ring = Ring::new(shape, ranks, Engine::CopyEngine, options);
+                match layout {
+                    "contiguous" => assert_eq!(ring.steps, looked_at_one_by_one(&ring), "{window:?} {documents:?}"),
+                    _ => assert_eq!(ring.steps, ranks),
+                }
+                cut += u32::from(ring.is_cut());
+            }
+        }
+        assert!(cut > 150, "{cut}");
     }
 }

@@ -2,11 +2,13 @@
 //! a query travels: q, the gradient of its output, log-sum-exp and delta. dQ follows one step behind in
 //! the model's dtype and comes home after P hops; dK and dV are summed where they are.
 //!
+//! A ring that is cut turns the other way: queries go to the keys before them, and dQ home in one hop.
+//!
 //! Fewer bytes than circulating KV with as many KV heads as heads, more with few.
 
 use super::attention::{Saved, delta};
 use super::ring::Ring;
-use super::ring_follow::first;
+use super::ring_follow::{first, onward};
 use crate::plan::{Buf, Builder, Side, TensorKind};
 
 pub struct Scratch {
@@ -47,23 +49,26 @@ impl Scratch {
         delta(b, &ring.shape, io.o, d_o, self.delta);
         let own = [io.q, d_o, io.lse(), self.delta];
         let held = |i: u32| if i == 0 { own } else { self.bundle.map(|buf| buf.slot(i % 2)) };
-        for i in 0..ring.ranks {
-            if i + 1 < ring.ranks {
+        let (steps, way) = (ring.steps, if ring.is_cut() { -1 } else { 1 });
+        for i in 0..steps {
+            if i + 1 < steps {
                 let pairs: Vec<(Buf, Buf)> = held(i).into_iter().zip(held(i + 1)).collect();
-                ring.hop(b, &format!("q_hop.{i}"), 0, 1, &pairs, i);
+                ring.hop(b, &format!("q_hop.{i}"), 0, way, &pairs, i);
             }
             let [q, d_o, lse, delta] = held(i);
-            self.step(ring, b, i, &[q, io.kv, d_o, lse, delta]);
+            self.step(ring, b, (i, way), &[q, io.kv, d_o, lse, delta]);
             let [here, next] = [i, i + 1].map(|i| self.dq.slot(i % 2));
-            ring.hop(b, &format!("dq_hop.{i}"), 1, 1, &[(here, next)], i);
+            if let Some(by) = onward(ring, i) {
+                ring.hop(b, &format!("dq_hop.{i}"), 1, way * by, &[(here, next)], i);
+            }
         }
-        (self.dq.slot(ring.ranks % 2), self.dkv)
+        (self.dq.slot(if steps == 1 { 0 } else { steps % 2 }), self.dkv)
     }
 
-    /// The gradients of the block of step `i`, added to the sums. The first, whole because it is the diagonal,
-    /// starts them.
-    fn step(&self, ring: &Ring, b: &mut Builder, i: u32, reads: &[Buf; 5]) {
-        let (block, dq) = (ring.block(i as i32, 0), self.dq.slot(i % 2));
+    /// The gradients of the block of step `i`, queries having come that `way`, added to the sums. The first, whole
+    /// because it is the diagonal, starts them.
+    fn step(&self, ring: &Ring, b: &mut Builder, (i, way): (u32, i32), reads: &[Buf; 5]) {
+        let (block, dq) = (ring.block(way * i as i32, 0), self.dq.slot(i % 2));
         let dkv_part = if ring.in_kernel() { self.dkv } else { self.dkv_block };
         let part = [if i == 0 { dq } else { self.dq_block }, dkv_part];
         ring.block_bwd(b, i, block.clone(), reads, part, (ring.in_kernel() && i > 0).then_some(Side::Kv));

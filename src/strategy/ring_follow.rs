@@ -1,5 +1,6 @@
 //! A ring's backward pass as in zhuzilin/ring-flash-attention: KV circulates as in the forward pass, while dK
-//! and dV travel one step behind it in fp32 on a second communicator and come home after P hops.
+//! and dV travel one step behind it in fp32 on a second communicator and come home after P hops. From where a ring is
+//! cut they go home in one.
 
 use super::attention::{Saved, delta};
 use super::ring::Ring;
@@ -38,14 +39,17 @@ impl Scratch {
     pub fn backward(&self, ring: &Ring, b: &mut Builder, kv: Buf, io: Saved, d_o: Buf) -> (Buf, Buf) {
         delta(b, &ring.shape, io.o, d_o, self.delta);
         let held = |i: u32| if i == 0 { io.kv } else { kv.slot(i % 2) };
-        for i in 0..ring.ranks {
+        let steps = ring.steps;
+        for i in 0..steps {
             ring.pass_kv(b, i, held);
             self.step(ring, b, i, self.dkv.slot(i % 2), &[io.q, held(i), d_o, io.lse(), self.delta]);
             // One step behind the KV it belongs to, and one hop more: dKV has to come home.
             let [here, next] = [i, i + 1].map(|i| self.dkv.slot(i % 2));
-            ring.hop(b, &format!("dkv_hop.{i}"), 1, 1, &ring.messages(here, next), i);
+            if let Some(by) = onward(ring, i) {
+                ring.hop(b, &format!("dkv_hop.{i}"), 1, by, &ring.messages(here, next), i);
+            }
         }
-        (self.dq, self.dkv.slot(ring.ranks % 2))
+        (self.dq, self.dkv.slot(if steps == 1 { 0 } else { steps % 2 }))
     }
 
     /// The gradients of the block of step `i`, added to the sums, `dkv` being that of its KV. The first, whole
@@ -67,6 +71,16 @@ impl Scratch {
                 _ => ring.add(b, i, &block, side, sum, part),
             }
         }
+    }
+}
+
+/// How far a sum goes on behind step `i`: to the next rank, and from the last step home. None where it never left.
+pub fn onward(ring: &Ring, i: u32) -> Option<i32> {
+    let last = ring.steps - 1;
+    match i == last {
+        true if last == 0 => None,
+        true if ring.is_cut() => Some(-(last as i32)),
+        _ => Some(1),
     }
 }
 

@@ -19,7 +19,7 @@ pub struct Scratch {
 impl Scratch {
     pub fn new(ring: &Ring, b: &mut Builder) -> Scratch {
         let (sh, at_end) = (&ring.shape, ring.options.merge == RingMerge::AtEnd);
-        let slots = if at_end { ring.ranks } else { 1 };
+        let slots = if at_end { ring.steps } else { 1 };
         Scratch {
             o_acc: b.tensor("o_acc", &ring.o_shape(), sh.acc, TensorKind::Workspace, 1),
             o_block: b.tensor("o_block", &ring.o_shape(), sh.dtype, TensorKind::Workspace, slots),
@@ -68,7 +68,7 @@ impl Scratch {
         }
         // In the model's dtype throughout, as TransformerEngine sums unless it computes in fp8.
         b.compute("o_zero", Kernel::Fill { elems: rows * row }, &[], &[io.o]);
-        for i in 0..ring.ranks {
+        for i in 0..ring.steps {
             let block: AttnBlock = ring.block_of_step(i);
             let reads = [io.o, self.o_block.slot(i), self.lse_block.slot(i), io.lse()];
             b.compute(&format!("merge.{i}"), Kernel::AddWeighted(block), &reads, &[io.o]);

@@ -1,5 +1,6 @@
 //! A ring's backward pass as in TransformerEngine: it begins with the KV that the forward pass received last
-//! and walks the ring backwards, so that the last dKV arrives where it belongs just before the diagonal.
+//! and walks the ring backwards, so that the last dKV arrives where it belongs just before the diagonal. It does so from
+//! wherever the ring is cut.
 //!
 //! ```text
 //! step i:  [KV of step i, dKV of step i-1] to the previous rank  |  gradients of the block with the KV of rank r+1+i
@@ -40,7 +41,8 @@ impl Scratch {
     /// The KV of step `i`.
     fn kv(&self, ring: &Ring, io: Saved, i: u32) -> Buf {
         match i {
-            0 => io.kv_last.expect("a reverse walk begins with the KV received last"),
+            // Its own, where a ring is cut behind the diagonal.
+            0 => io.kv_last.unwrap_or(io.kv),
             _ => self.wire.slot(i % 2).rows(0, ring.shape.rows()),
         }
     }
@@ -48,7 +50,7 @@ impl Scratch {
     /// Where dKV of the KV of step `i` is summed: where it is received, beside the KV of the next step.
     fn dkv(&self, ring: &Ring, i: u32) -> Buf {
         let n = ring.shape.rows();
-        if i + 1 == ring.ranks { self.dkv } else { self.wire.slot((i + 1) % 2).rows(n, 2 * n) }
+        if i + 1 == ring.steps { self.dkv } else { self.wire.slot((i + 1) % 2).rows(n, 2 * n) }
     }
 
     /// The message of step `i`: KV alone at first, and dKV alone at last.
@@ -56,7 +58,7 @@ impl Scratch {
         let whole = |i: u32| self.wire.slot(i % 2);
         let (what, pair) = match i {
             0 => ("kv_hop", (self.kv(ring, io, 0), self.kv(ring, io, 1))),
-            _ if i + 1 == ring.ranks => ("dkv_hop", (self.dkv(ring, i - 1), self.dkv(ring, i))),
+            _ if i + 1 == ring.steps => ("dkv_hop", (self.dkv(ring, i - 1), self.dkv(ring, i))),
             _ => ("kv_dkv_hop", (whole(i), whole(i + 1))),
         };
         ring.hop(b, &format!("{what}.{i}"), 0, -1, &[pair], i);
@@ -68,10 +70,16 @@ impl Scratch {
         let [q, kv] = [ring.q_shape(), ring.kv_shape()].map(|[rows, row]| rows * row);
         // The first block may leave rows out.
         b.compute("dq_zero", Kernel::Fill { elems: q }, &[], &[self.dq]);
-        b.compute("dkv_zero", Kernel::Fill { elems: 2 * kv }, &[], &[self.wire.slot(1)]);
-        for i in 0..ring.ranks {
-            self.hop(ring, b, io, i);
-            let block = ring.block(0, -1 - i as i32);
+        let steps = ring.steps;
+        match steps {
+            1 => b.compute("dkv_zero", Kernel::Fill { elems: kv }, &[], &[self.dkv]),
+            _ => b.compute("dkv_zero", Kernel::Fill { elems: 2 * kv }, &[], &[self.wire.slot(1)]),
+        };
+        for i in 0..steps {
+            if steps > 1 {
+                self.hop(ring, b, io, i);
+            }
+            let block = ring.block(0, (steps - 1 - i) as i32 - ring.ranks as i32);
             let reads = [io.q, self.kv(ring, io, i), d_o, io.lse(), self.delta];
             let in_kernel = ring.in_kernel();
             let part = [if in_kernel { self.dq } else { self.dq_block }, self.dkv_block];

@@ -320,7 +320,7 @@ impl Case {
             why: why.replace('\n', " "),
             ..Row::default()
         }
-        .with_parallelism(&point.par)
+        .with_parallelism(&point.par, point.par.strategy(self.model.moe.is_some()))
     }
 }
 

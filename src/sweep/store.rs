@@ -2,7 +2,7 @@
 
 use super::case::Point;
 use super::grid::Grid;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, json};
 use crate::report::Row;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -95,7 +95,7 @@ const LONGEST: usize = 60;
 fn same_study(path: &Path, asked: &Value) -> Result<()> {
     let text = fs::read_to_string(path).map_err(Error::io(path))?;
     let name = path.display();
-    let there: Value = serde_json::from_str(&text).map_err(Error::json(name.to_string()))?;
+    let there: Value = json::parse(&name, &text)?;
     let (Some(old), Some(new)) = (there.as_object(), asked.as_object()) else {
         return Err(Error::spec(name, "the file", "not a study; choose another --out, or start anew with --fresh"));
     };

@@ -1,7 +1,7 @@
 //! Reads the weights of a plan from safetensors: one file, or several that an index lists.
 
 use super::names::{Family, Piece, ROUTER_BIAS, bare, transpose};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, json};
 use crate::plan::{Param, Plan};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -61,7 +61,7 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>> {
 /// Those that an index names, each once.
 fn listed(dir: &Path, index: &Path) -> Result<Vec<PathBuf>> {
     let text = std::fs::read_to_string(index).map_err(Error::io(index))?;
-    let json: Value = serde_json::from_str(&text).map_err(Error::json(index.display()))?;
+    let json: Value = json::parse(index.display(), &text)?;
     let map = json.get("weight_map").and_then(Value::as_object);
     let wrong = |field: &str, why: &str| Error::spec(index.display(), field, why);
     let map = map.ok_or_else(|| wrong("weight_map", "missing; it says which file has which weight"))?;

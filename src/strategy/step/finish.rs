@@ -54,7 +54,7 @@ impl Step<'_> {
         let (work, par) = (self.work, self.par);
         About {
             model: self.model.name.clone(),
-            strategy: par.strategy().into(),
+            strategy: par.strategy(self.model.moe.is_some()).into(),
             seq_len: work.seq_len,
             global_batch: work.global_batch,
             micro_batch: work.micro_batch,
