@@ -20,7 +20,7 @@ pub struct Ring {
     pub shape: Shape,
     /// At least 2.
     pub ranks: u32,
-    /// Steps in which some rank sees keys, as [`steps`] has them.
+    /// Steps in which some rank sees keys: no more than `ranks`.
     pub steps: u32,
     pub engine: Engine,
     pub options: Options,
