@@ -1,6 +1,6 @@
 //! `foretrain crossover`: Ulysses or ring, over ranks, sequence lengths, KV heads and links.
 
-use super::config::{count, dtype, options, stack_of};
+use super::config::{count, degree, dtype, options, stack_of};
 use super::{Answer, Output, list_of};
 use crate::error::Result;
 use crate::plot;
@@ -36,7 +36,7 @@ pub struct Flags {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "node:365,node:200,cluster,net:50,net:20")]
     links: Vec<Links>,
     /// GPUs that share a sequence
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2,4,8,16,32,64")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2,4,8,16,32,64", value_parser = degree)]
     ranks: Vec<u32>,
     /// Tokens of a sequence [default: 8K,16K,..,1M]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]

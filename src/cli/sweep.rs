@@ -1,6 +1,6 @@
 //! `foretrain sweep`: a grid of configurations.
 
-use super::config::{capacity, count, dispatch, dtype, options, recompute, stack_of};
+use super::config::{capacity, count, degree, dispatch, dtype, options, recompute, stack_of};
 use super::{Answer, Output, list_of};
 use crate::error::Result;
 use crate::plot;
@@ -48,22 +48,22 @@ pub struct Flags {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count, default_value = "1")]
     micro_batch: Vec<u64>,
     /// Tensor parallelism
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree, default_value = "1")]
     tp: Vec<u32>,
     /// Pipeline stages
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree, default_value = "1")]
     pp: Vec<u32>,
     /// Virtual stages of each pipeline stage
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree, default_value = "1")]
     vp: Vec<u32>,
     /// Ulysses degrees [default: with --ring 1, else a choice of both]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ulysses: Vec<u32>,
     /// Ring degrees [default: with --ulysses 1, else a choice of both]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ring: Vec<u32>,
     /// Ranks that share the experts of a layer
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree, default_value = "1")]
     ep: Vec<u32>,
     /// ZeRO stages
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(0..=3))]
@@ -84,13 +84,13 @@ pub struct Flags {
     #[arg(long, value_name = "WORDS")]
     routing: Option<String>,
     /// Copies of experts, see `foretrain help estimate`; crossed with --options
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     replicas: Vec<u32>,
     /// What an expert takes of a rank's tokens, see `foretrain help estimate`; crossed with --options
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = capacity)]
     capacity: Vec<Capacity>,
     /// Hot experts that every rank computes for itself, see `foretrain help estimate`; crossed with --options
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     shadow: Vec<u32>,
     /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]

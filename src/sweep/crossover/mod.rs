@@ -160,6 +160,9 @@ impl Question {
         if let Some(bad) = self.ranks.iter().find(|r| **r < 2) {
             return wrong("ranks", format!("{bad} has nothing to share; the least is 2"));
         }
+        if self.seq_len.contains(&0) {
+            return wrong("seq_len", "0 is no sequence; the least is 1".into());
+        }
         let mut places = Vec::new();
         for &links in &self.links {
             for &kv_heads in &self.kv_heads {
