@@ -15,6 +15,7 @@ use crate::fold::Fold;
 use crate::plan::link::{AtomTable, Env, Line, Place, Touches, bind, resolve};
 use crate::plan::matching::Matching;
 use crate::plan::segment::{self, Part};
+use crate::plan::structure::is_of_microbatches;
 use crate::plan::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::cell::RefCell;
@@ -199,7 +200,9 @@ impl<'p> Making<'p> {
                     let inner = &self.plan.blocks[block as usize].ops;
                     let bound = bind(args, env, 0);
                     let scene = self.scene(frame, Some(block), inner, &bound)?;
-                    if can_stride(repeat, inner) && frame.scenes[scene].names.is_none() {
+                    // Plans with more microbatches share the frame.
+                    let most = if is_of_microbatches(&self.plan.feed.given(), args) { repeat.max(3) } else { repeat };
+                    if can_stride(most, inner) && frame.scenes[scene].names.is_none() {
                         frame.scenes[scene].names = Some(self.names(block, inner, &bound));
                     }
                     Step::Call { op: op.id, scene }
