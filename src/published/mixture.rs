@@ -81,12 +81,17 @@ fn between(window: u64, seq: u64) -> u64 {
 }
 
 /// Ranks that the experts are spread over, of those of a pipeline stage: as many as are stated, or what of them divides
-/// both. Where nobody says: as many as a node has.
+/// both. Where nobody says: as many as a node has, or as a recipe has.
 pub fn ep(run: &Training, model: &LlmSpec, stage: u32, node: u32) -> u32 {
     let Some(moe) = model.moe else { return 1 };
     let fits = |n: &u32| stage.is_multiple_of(*n) && moe.experts.is_multiple_of(u64::from(*n));
-    (1..=run.ep.unwrap_or(node).min(stage)).rev().find(fits).unwrap_or(1)
+    let usual = if squeezed(&run.system).contains("automodel") { AUTOMODEL_EP } else { node };
+    (1..=run.ep.unwrap_or(usual).min(stage)).rev().find(fits).unwrap_or(1)
 }
+
+/// Of NeMo AutoModel, and all ranks where they are fewer: `ep_size` of GPT-OSS 120B, DeepSeek-V3 and Nemotron 3 Super on H100,
+/// github:NVIDIA-NeMo/Automodel@037e04a examples/benchmark/configs and @e344133; those of one node have 8.
+const AUTOMODEL_EP: u32 = 64;
 
 /// DeepSeek's own training, whose kernels came to be DeepEP: rows travel there in FP8 (arXiv:2412.19437, section 3.3.3), beside
 /// the other half of a pair of microbatches (section 3.2.1), and what latent attention projects up is made again (3.2.3).
@@ -142,6 +147,14 @@ fn carried(run: &Training, system: &str) -> &'static [&'static str] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn experts_over_a_node_or_as_a_recipe_has_them() {
+        let model = LlmSpec { moe: Some(MoeSpec { experts: 128, ..MoeSpec::default() }), ..LlmSpec::default() };
+        let of = |system: &str, stage| ep(&Training { system: system.into(), ..Training::default() }, &model, stage, 8);
+        let automodel = "NeMo AutoModel (PyTorch FSDP2, TE + DeepEP)";
+        assert_eq!([of(automodel, 64), of(automodel, 8), of(automodel, 256), of("torchtitan", 64)], [64, 8, 64, 8]);
+    }
 
     #[test]
     fn recipes_by_model_gpu_and_release() {

@@ -244,6 +244,21 @@ fn is_default(routing: &Routing) -> bool {
     *routing == Routing::default()
 }
 
+impl ScaleUp {
+    /// What a ring of so many of the `gpus` of a node reaches. Where every peer has as many links as the next, a GPU's links to
+    /// those outside of the group are of no use to it.
+    pub fn ring(&self, gpus: u32, members: u32) -> BytesPerSec {
+        let all = self.bandwidth.value;
+        let peers = gpus.saturating_sub(1).max(1);
+        match &self.per_peer {
+            Some(one) if members < gpus && members > 1 && self.links.is_multiple_of(peers) => {
+                all.min(one.value * f64::from(members - 1))
+            }
+            _ => all,
+        }
+    }
+}
+
 impl ClusterSpec {
     /// A shipped cluster by name, or a file by path.
     pub fn find(name: &str) -> Result<ClusterSpec> {

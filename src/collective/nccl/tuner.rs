@@ -71,7 +71,9 @@ impl<'a> Tuner<'a> {
         let nics = all * shape.uplink;
         // Of two nodes each sends the other all data once; in a larger tree a node sends on average twice.
         let tree_nics = (if shape.nodes == 2 { all } else { 0.5 * all }).min(shape.tree / 1e9);
-        let links = shape.bridge.map_or(up.bandwidth.value, |bridge| up.bandwidth.value.min(bridge));
+        // Between nodes, rings go through a node both ways.
+        let ring = if shape.nodes > 1 { up.bandwidth.value } else { up.ring(cluster.spec.gpus_per_node, shape.most) };
+        let links = shape.bridge.map_or(ring, |bridge| ring.min(bridge));
         let intra = if shape.most > 1 { giga(links) } else { f64::INFINITY };
         let bound = match out {
             Some(out) if nics < intra => out.achieved.provenance,
