@@ -82,7 +82,7 @@ fn every_word_of_a_ring_is_the_dense_one() {
     }
 }
 
-/// Rings that stop where a window or documents end: after one step, two, or in the middle, and those that are whole.
+/// Rings that stop where a window ends: after one step, two, or in the middle, and those that are whole.
 #[test]
 fn a_ring_that_is_cut_is_the_dense_one() {
     let words = ["", "+dkv-model", "+burst", "+merge-at-end", "+merge-in-kernel", "+burst+merge-in-kernel"];
