@@ -232,8 +232,10 @@ const LAYOUTS: &[Layout] = &[
     layout("qwen3235b", "gb300", [1, 4, 12, 32], [2, 8192]),
 ];
 
-/// Primus's of Qwen3-235B: sequences at a time, and of a step for each GPU.
-const PRIMUS: [u64; 2] = [4, 32];
+/// Primus's of Qwen3-235B on a few nodes: sequences at a time, and of a step for each GPU
+/// (github:Xiaoming-AMD/Training-Benchmark@fa60ae7 scripts/MI355/perf_test_qwen3_235b_a22b.sh; with more at a time, schedules
+/// that put gradients of weights off would not fit: what these need, recomputation cannot free).
+const PRIMUS: [u64; 2] = [1, 32];
 
 /// The run with what its system's recipe has where its source leaves it out: all degrees and the batch where it states
 /// none of them, the batch alone where it states degrees.
