@@ -25,6 +25,7 @@ mod pair;
 pub mod products;
 pub mod read;
 mod recipe;
+mod reports;
 mod runs;
 pub mod sizes;
 pub mod software;

@@ -2,7 +2,7 @@
 
 use super::case::Training;
 use super::known::length;
-use super::mixture::mixed;
+use super::mixture::{is_dualpipe, mixed};
 use super::recipe;
 use super::software::Habits;
 use super::words::{squeezed, tokens};
@@ -113,6 +113,8 @@ fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
     if let Some(found) = found.or_else(|| only_of_its_name(&run.model)) {
         let mut model = LlmSpec::find(found).map_err(|e| e.to_string())?;
         model.mtp.iter_mut().for_each(|mtp| mtp.depth = recipe::passes_ahead(run, mtp.depth));
+        // The stage that has the module has fewer layers there, and nobody says how many.
+        model.mtp = model.mtp.filter(|_| !is_dualpipe(run));
         return Ok((model, None));
     }
     let missing =

@@ -7,6 +7,7 @@ use super::machine::{Chosen, Stated};
 use super::measured::{Measured, Quantity, Step};
 use super::pair::pair;
 use super::recipe;
+use super::reports;
 use super::software::{self, Habits, is_eager};
 use super::split::{ROWS, Split, gpus, recompute, recomputes_half, split, wider, without_assumed};
 use super::standin::stand_in;
@@ -76,8 +77,11 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
     if let Some(measured) = measured {
         (found.measured, found.unit) = (Some(measured.value), measured.quantity.unit().into());
     }
-    let stated = without_assumed(recipe::filled_in(filled_in(run)));
+    let reported = reports::filled_in(run);
+    let known = reported.as_ref().map_or(run, |(reported, _)| reported);
+    let stated = without_assumed(recipe::filled_in(filled_in(known)));
     let setup = Setup::of(&stated, shipped, found)?;
+    found.why.extend(reported.map(|(_, said)| said));
     let measured = measured.ok_or("measured: no time, rate or utilization is stated")?;
     let (setup, made) = fitting(&stated, shipped, setup, found)?;
     let fitted = &made.split;
