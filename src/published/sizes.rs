@@ -48,7 +48,19 @@ pub fn model(run: &Training, habits: Habits) -> Result<Said, String> {
         _ => unstated(run, habits)?,
     };
     // A shipped mixture brings its experts along.
-    if model.moe.is_some() { Ok((model, said)) } else { Ok((mixed(model, run)?, said)) }
+    let whole = if model.moe.is_some() { model } else { mixed(model, run)? };
+    let qk_norm = whole.qk_norm || (whole.mla.is_none() && norms_heads(&run.model));
+    Ok((LlmSpec { qk_norm, ..whole }, said))
+}
+
+/// Models whose attention norms queries and keys, by the start of their names: huggingface/transformers, `q_norm` in
+/// models/{qwen3,qwen3_moe,olmo2,olmo3,olmoe,gemma3,apertus,dots1,hunyuan_v1_dense,hunyuan_v1_moe}.
+const NORM_HEADS: &[&str] = &["qwen3", "olmo2", "olmo3", "olmoe", "gemma3", "apertus", "dots1", "hunyuan"];
+
+/// A model that is only "like" another has its sizes, and the blocks of whoever wrote it.
+fn norms_heads(name: &str) -> bool {
+    let name = squeezed(name.rsplit('/').next().unwrap_or(name));
+    NORM_HEADS.iter().any(|start| name.starts_with(start)) && !name.contains("like")
 }
 
 /// Heads of a width nearest to 128, of those that the ranks share evenly.
@@ -221,6 +233,21 @@ fn billions(name: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_model_norms_its_heads_if_it_is_one_of_those_that_do() {
+        for (name, norms) in [
+            ("Qwen3-30B-A3B", true),
+            ("Qwen/Qwen3-8B", true),
+            ("Qwen3 235B", true),
+            ("OLMo 2 32B", true),
+            ("Qwen3-32B-like", false),
+            ("Qwen2.5-32B", false),
+            ("Llama 3 8B", false),
+        ] {
+            assert_eq!(norms_heads(name), norms, "{name}");
+        }
+    }
 
     #[test]
     fn a_name_without_its_sizes_is_the_one_model_that_has_it() {

@@ -81,7 +81,10 @@ mod tests {
     }
 
     fn plan(par: Parallelism) -> Plan {
-        let model = LlmSpec::find("small").unwrap();
+        of(LlmSpec::find("small").unwrap(), par)
+    }
+
+    fn of(model: LlmSpec, par: Parallelism) -> Plan {
         let documents = Default::default();
         let work = Workload { seq_len: 512, global_batch: 8, micro_batch: 1, dtype: Dtype::Bf16, documents };
         let (stack, cluster) = (StackSpec::find("nccl-fa2").unwrap(), ClusterSpec::find("dgx-a100").unwrap());
@@ -112,6 +115,29 @@ mod tests {
             assert_eq!(count(&whole, others), count(&frozen, others), "{par:?}");
         }
     }
+
+    /// Norms of queries and keys are there for their inputs alone, and have work to do.
+    #[test]
+    fn frozen_norms_of_heads_pass_gradients_on() {
+        let frozen = of(
+            LlmSpec { qk_norm: true, ..LlmSpec::find("small").unwrap() },
+            Parallelism { dp: 2, ..Parallelism::default() },
+        )
+        .frozen();
+        let ops: Vec<&Op> =
+            frozen.blocks.iter().flat_map(|b| &b.ops).chain(frozen.programs.iter().flat_map(|p| &p.ops)).collect();
+        let mut found = 0;
+        for op in ops {
+            if let OpKind::Compute { kernel: kernel @ Kernel::HeadNormBwd { .. }, reads, writes, .. } = &op.kind {
+                assert_eq!((reads.len(), writes.len()), (3, 1));
+                let work = kernel.work(&[], 0, &[48, 32, 2], &[48]).unwrap();
+                assert_eq!(work.bytes, 2 + 3 * 32);
+                found += 1;
+            }
+        }
+        assert!(found > 0);
+    }
+
     /// Under every way to sum and to keep gradients, nothing touches what the builder calls one, whose names are not asked.
     #[test]
     fn gradients_are_found_by_what_is_done_with_them() {

@@ -425,7 +425,11 @@ impl Kernel {
             Kernel::Ssm(kernel) => Some(kernel.work(reads, writes)),
             // V stays where it is, and so does what q and k were: only their new values are written.
             Kernel::HeadNorm { .. } => memory(reads[1] + 2 * writes[1]),
-            Kernel::HeadNormBwd { .. } => memory(reads[2] + reads[3] + writes[1] + 3 * reads[1]),
+            // Of frozen weights there is no gradient, to read or to write.
+            Kernel::HeadNormBwd { .. } => {
+                let weights: u64 = reads[2..].iter().chain(&writes[1..]).sum();
+                memory(weights + 3 * reads[1])
+            }
             // One pass for the maximum and the sum, one that writes the gradient.
             Kernel::CrossEntropy { .. } => memory(all + reads[0]),
             _ => memory(all),
