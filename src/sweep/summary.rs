@@ -3,6 +3,7 @@
 use crate::report::Row;
 use crate::report::human::{Table, percent, seconds, tokens};
 use serde::Serialize;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// The best of one length.
@@ -71,7 +72,25 @@ pub fn render(rows: &[Row]) -> String {
         cells.push(if why.is_empty() { "-".into() } else { format!("{none} of {}: {}", best.points, why.join(", ")) });
         table.row(cells);
     }
-    table.render("")
+    table.render("") + &examples(rows)
+}
+
+/// One point of each kind that does not run, in full: of those that lack memory the one that lacks least, else the reason
+/// met most often.
+fn examples(rows: &[Row]) -> String {
+    let mut kinds: BTreeMap<String, BTreeMap<&str, Vec<&Row>>> = BTreeMap::new();
+    for row in rows.iter().filter(|row| !row.feasible) {
+        kinds.entry(kind(&row.why)).or_default().entry(&row.why).or_default().push(row);
+    }
+    let mut table = Table::new("<><");
+    for (kind, whys) in &kinds {
+        let example = whys.values().min_by_key(|rows| (rows[0].peak_mem_bytes, Reverse(rows.len())));
+        let (row, count) = (example.expect("a kind was met")[0], whys.values().map(Vec::len).sum::<usize>());
+        let why = row.why.strip_prefix(kind.as_str()).unwrap_or(&row.why).trim_start_matches([':', ' ']);
+        let said = format!("{}, {}, recompute {}: {why}", tokens(row.seq_len), row.way(), row.recompute);
+        table.row([kind.clone(), count.to_string(), said]);
+    }
+    if kinds.is_empty() { String::new() } else { format!("\ndo not run, for example\n{}", table.render("  ")) }
 }
 
 #[cfg(test)]
@@ -102,5 +121,7 @@ mod tests {
         assert!(all[1].row.is_none() && all[1].infeasible["memory"] == 2);
         let text = render(&rows);
         assert!(text.contains("16 K") && text.contains("nothing runs") && text.contains("2 of 2: 2 memory"), "{text}");
+        let example = text.lines().find(|line| line.starts_with("  memory")).unwrap();
+        assert!(example.contains(" 2 ") && example.ends_with("recompute : a"), "{text}");
     }
 }
