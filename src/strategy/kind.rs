@@ -6,6 +6,7 @@
 
 use super::data::{DataParallel, FlatWeights};
 use super::layers::{Layers, Stretch};
+use super::pipeline::Pipeline;
 use super::residual::{Residual, come_back, leave};
 use super::transformer::{Flats, Layer, Saved, Scratch};
 use crate::plan::{self, Arg, BlockId, Buf, Builder, Kernel, TensorKind, each};
@@ -151,13 +152,46 @@ impl Kind {
         (flat, experts.map(|elems| edp.weights(b, "experts", elems, held, whole)))
     }
 
-    /// What layers keep, `slots` of it, and what they work in.
-    pub fn buffers_of(b: &mut Builder, layer: &Layer, recompute: Recompute, slots: u32) -> (Saved, Scratch) {
+    /// Declares what its layers keep from forward to backward, and what one in use works in beside. Blocks, sums and
+    /// updates come once there are ops.
+    pub fn new(
+        b: &mut Builder,
+        pipe: &Pipeline,
+        par: &Parallelism,
+        (prefix, model, layers): (String, LlmSpec, Layers),
+        layer: Layer,
+        (flat, experts): (FlatWeights, Option<FlatWeights>),
+    ) -> Kind {
+        let recompute = recompute_of(&model, par);
+        let left_slots = pipe.left_slots(&layers);
         let saved = match recompute {
             Recompute::Full => layer.saved(b, TensorKind::Workspace, 1),
-            _ => layer.saved(b, TensorKind::Activation, slots),
+            _ => layer.saved(b, TensorKind::Activation, pipe.saved_slots(&layers)),
         };
-        (saved, layer.scratch(b))
+        let scratch = layer.scratch(b);
+        let again = par.cuts_all() && recompute == Recompute::Full;
+        let again = again.then(|| layer.saved(b, TensorKind::Activation, left_slots));
+        let scratch_ahead = pipe.pairs.then(|| layer.scratch(b));
+        Kind {
+            prefix,
+            longest: pipe.longest(&layers),
+            layers,
+            layer,
+            recompute,
+            flat,
+            experts,
+            saved,
+            keeps: recompute != Recompute::Full,
+            again,
+            scratch,
+            scratch_ahead,
+            blocks: vec![],
+            left: vec![],
+            left_slots,
+            sums: 0,
+            fill: 0,
+            update: 0,
+        }
     }
 
     /// Layers of this kind.

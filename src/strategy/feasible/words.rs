@@ -70,13 +70,16 @@ fn chunks(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Option<String>
     })
 }
 
-/// A word that says nothing here would make two names of one plan.
-pub(super) fn options(par: &Parallelism) -> Result<()> {
+/// A word; whether it is said; whether what it needs is there; what that is.
+type Need = (&'static str, bool, bool, &'static str);
+
+/// What words need of degrees and of one another.
+fn needs(par: &Parallelism) -> Vec<Need> {
     let (o, ring, up) = (par.options, par.ring, par.ulysses);
     let laid = |layout| o.layout == layout;
     let circulates = ring > 1 && o.kv == KvPath::Ring;
     let dualpipe = o.fold == Fold::DualPipe;
-    let needs = [
+    vec![
         ("no-sp", o.whole_activations, par.tp > 1, "tp above 1"),
         ("tp-overlap", o.tp_overlap, par.tp > 1 && !o.whole_activations, "tp above 1 with sequence parallelism"),
         ("contiguous", laid(RingLayout::Contiguous), ring > 1, "a ring above 1"),
@@ -148,7 +151,12 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
             par.pp == 1 && !o.overlap_exchange,
             "pp 1, and no overlap-exchange",
         ),
-    ];
+    ]
+}
+
+/// A word that says nothing here would make two names of one plan.
+pub(super) fn options(par: &Parallelism) -> Result<()> {
+    let (o, ring, up) = (par.options, par.ring, par.ulysses);
     hybrid_sharding(par)?;
     if o.no_sync && par.zero < 3 {
         let why = format!(
@@ -161,7 +169,7 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
         let why = format!("options: no-prefetch needs zero 2 or 3, not {}; leave it out", par.zero);
         return Err(Error::infeasible(why));
     }
-    match needs.iter().find(|(_, said, fits, _)| *said && !fits) {
+    match needs(par).into_iter().find(|(_, said, fits, _)| *said && !fits) {
         None => ring_options(par),
         Some((word, _, _, what)) => {
             let why = format!(

@@ -5,7 +5,7 @@ use super::super::data::{DataParallel, Hybrid};
 use super::super::embedding::Embedding;
 use super::super::feasible;
 use super::super::head::Head;
-use super::super::kind::{Kind, kinds_of, recompute_of};
+use super::super::kind::{Kind, kinds_of};
 use super::super::mtp::Modules;
 use super::super::pipeline::Pipeline;
 use super::super::residual::Residual;
@@ -14,7 +14,7 @@ use super::super::transformer::Layer;
 use super::{Engines, Step, groups_of, mesh};
 use crate::error::Result;
 use crate::plan::*;
-use crate::spec::{LlmSpec, Parallelism, Recompute, Workload};
+use crate::spec::{LlmSpec, Parallelism, Workload};
 use std::sync::OnceLock;
 
 impl<'a> Step<'a> {
@@ -62,19 +62,7 @@ impl<'a> Step<'a> {
 
         let embedding = Embedding::new(&mut b, model, layer);
         let end = Head::new(&mut b, model, layer, work.global_batch * work.seq_len);
-        let pipe = Pipeline {
-            stages: par.pp,
-            chunks: par.vp,
-            microbatches,
-            layers: feasible::layers_of_stages(model, par)?,
-            // Interleaved, nobody could send before the next receives: there the CPU alone waits.
-            ahead: !par.options.no_overlap_p2p || par.vp > 1,
-            pairs: par.options.overlap_exchange,
-            split: par.cuts_all() || par.cuts_some(),
-            fold: par.options.fold,
-            orders: OnceLock::new(),
-            tables: OnceLock::new(),
-        };
+        let pipe = pipeline(model, par, microbatches)?;
         // One in use, one on its way.
         let whole = if par.options.no_prefetch { 1 } else { 2 };
         let weights: Vec<_> = (kinds.iter().zip(&layers))
@@ -97,34 +85,7 @@ impl<'a> Step<'a> {
         let loss = b.tensor("loss", &[1], acc, TensorKind::Grad, 1);
         let dx = if staged { tokens } else { b.tensor("dx", &[rows, h], work.dtype, TensorKind::Workspace, 2) };
         let kinds: Vec<Kind> = (kinds.into_iter().zip(layers).zip(weights))
-            .map(|(((prefix, model, layers), layer), (flat, experts))| {
-                let recompute = recompute_of(&model, par);
-                let (slots, left_slots) = (pipe.saved_slots(&layers), pipe.left_slots(&layers));
-                let (saved, scratch) = Kind::buffers_of(&mut b, &layer, recompute, slots);
-                let again = par.cuts_all() && recompute == Recompute::Full;
-                let again = again.then(|| layer.saved(&mut b, TensorKind::Activation, left_slots));
-                let scratch_ahead = pipe.pairs.then(|| layer.scratch(&mut b));
-                Kind {
-                    prefix,
-                    longest: pipe.longest(&layers),
-                    layers,
-                    layer,
-                    recompute,
-                    flat,
-                    experts,
-                    saved,
-                    keeps: recompute != Recompute::Full,
-                    again,
-                    scratch,
-                    scratch_ahead,
-                    blocks: vec![],
-                    left: vec![],
-                    left_slots,
-                    sums: 0,
-                    fill: 0,
-                    update: 0,
-                }
-            })
+            .map(|((kind, layer), weights)| Kind::new(&mut b, &pipe, par, kind, layer, weights))
             .collect();
         let modules = Modules::new(&mut b, model, (work, par), &kinds, [&dp, &edp], microbatches);
         Ok(Step {
@@ -157,4 +118,20 @@ impl<'a> Step<'a> {
             last_microbatch: 0,
         })
     }
+}
+
+fn pipeline(model: &LlmSpec, par: &Parallelism, microbatches: u32) -> Result<Pipeline> {
+    Ok(Pipeline {
+        stages: par.pp,
+        chunks: par.vp,
+        microbatches,
+        layers: feasible::layers_of_stages(model, par)?,
+        // Interleaved, nobody could send before the next receives: there the CPU alone waits.
+        ahead: !par.options.no_overlap_p2p || par.vp > 1,
+        pairs: par.options.overlap_exchange,
+        split: par.cuts_all() || par.cuts_some(),
+        fold: par.options.fold,
+        orders: OnceLock::new(),
+        tables: OnceLock::new(),
+    })
 }
