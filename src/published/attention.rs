@@ -240,10 +240,17 @@ fn whole_model(row: &Attention, shipped: &Shipped) -> Prediction {
         notes: row.notes.clone(),
         tflops_per_gpu: rate("tflop"),
         mfu: rate("%mfu").map(|v| v / 100.0),
+        tokens_per_s_per_gpu: row.value.and_then(|value| match unit.as_str() {
+            "tokens/s/gpu" => Some(value),
+            "tokens/s" => Some(value / f64::from(row.gpus?)),
+            _ => None,
+        }),
+        iteration_s: row.value.filter(|_| unit == "s" && row.global_batch.is_some()),
         ..Training::default()
     };
     let training = row.pass.contains("train");
-    let known = run.tflops_per_gpu.is_some() || run.mfu.is_some();
+    let rates = [run.tflops_per_gpu, run.mfu, run.tokens_per_s_per_gpu, run.iteration_s];
+    let known = rates.iter().any(Option::is_some);
     if !training || !known {
         return Prediction {
             measured: row.value,
@@ -282,6 +289,29 @@ mod tests {
         // 32 heads in place of 5.
         assert!(model > 3.0 * script && model < 6.5 * script, "{model} {script}");
         assert!(predicted(row("a script", "")).why.iter().any(|why| why.starts_with("head_dim")));
+    }
+
+    #[test]
+    fn a_whole_model_may_be_measured_in_tokens_of_all_gpus_or_of_one() {
+        let row = |value: f64, unit: &str| Attention {
+            gpu: "H100".into(),
+            gpus: Some(8),
+            model: "Llama-3-8B".into(),
+            seq: Some(8192),
+            global_batch: Some(64),
+            pass: "e2e train".into(),
+            family: "FSDP".into(),
+            value: Some(value),
+            unit: unit.into(),
+            ..Attention::default()
+        };
+        let [all, one, step] = [(64_000.0, "tokens/s"), (8_000.0, "tokens/s/GPU"), (8.0, "s")]
+            .map(|(value, unit)| predicted(row(value, unit)));
+        assert_eq!((all.measured, all.unit.as_str()), (Some(8_000.0), "tokens/s/GPU"));
+        assert!(all.predicted.is_some() && all.predicted == one.predicted, "{:?}", all.why);
+        let tokens = 64.0 * 8192.0 / 8.0;
+        assert!((step.predicted.unwrap() * one.predicted.unwrap() / tokens - 1.0).abs() < 1e-9);
+        assert!(predicted(row(1.0, "max tokens")).predicted.is_none());
     }
 
     #[test]

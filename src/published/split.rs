@@ -81,6 +81,17 @@ pub fn without_assumed(run: Training) -> Training {
     Training { cp: None, ulysses: None, ring: None, dp: None, ..run }
 }
 
+/// A run on as many GPUs as its degrees make, all being stated, where a batch would not be enough for those that its source
+/// says (NeMo's tables of long sequences keep the GPUs of another line).
+pub fn without_spare(run: Training) -> Training {
+    let (ulysses, ring) = sequence_ways(&run);
+    let replica = degree(run.tp) * degree(run.pp) * u64::from(ulysses) * u64::from(ring);
+    let (Some(gpus), Some(dp), Some(batch)) = (run.gpus, run.dp, run.global_batch) else { return run };
+    let idle = u64::from(gpus) > batch * replica && batch.is_multiple_of(u64::from(dp).max(1));
+    let made = u32::try_from(u64::from(dp) * replica).ok().filter(|made| idle && *made > 0);
+    Training { gpus: Some(made.unwrap_or(gpus)), ..run }
+}
+
 fn degree(of: Option<u32>) -> u64 {
     u64::from(of.unwrap_or(1))
 }
@@ -339,6 +350,25 @@ mod tests {
 
     fn habits() -> Habits {
         Habits::of("Megatron-LM PTD-P")
+    }
+
+    #[test]
+    fn gpus_that_a_batch_leaves_idle_are_another_lines() {
+        let long = Training {
+            gpus: Some(1024),
+            dp: Some(4),
+            tp: Some(4),
+            cp: Some(16),
+            global_batch: Some(4),
+            ..Training::default()
+        };
+        assert_eq!(without_spare(long.clone()).gpus, Some(256));
+        // Where the batch is enough for all, nothing says that the GPUs are wrong, and not the degrees.
+        let enough = Training { global_batch: Some(16), ..long.clone() };
+        let open = Training { dp: None, ..long };
+        for run in [enough, open] {
+            assert_eq!(without_spare(run.clone()), run);
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::pair::pair;
 use super::recipe;
 use super::reports;
 use super::software::{self, Habits, is_eager};
-use super::split::{ROWS, Split, gpus, recompute, recomputes_half, split, wider, without_assumed};
+use super::split::{ROWS, Split, gpus, recompute, recomputes_half, split, wider, without_assumed, without_spare};
 use super::standin::stand_in;
 use super::tuning::Tuning;
 use super::verdict::Prediction;
@@ -79,7 +79,7 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
     }
     let reported = reports::filled_in(run);
     let known = reported.as_ref().map_or(run, |(reported, _)| reported);
-    let stated = without_assumed(recipe::filled_in(filled_in(known)));
+    let stated = without_spare(without_assumed(recipe::filled_in(filled_in(known))));
     let setup = Setup::of(&stated, shipped, found)?;
     found.why.extend(reported.map(|(_, said)| said));
     let measured = measured.ok_or("measured: no time, rate or utilization is stated")?;
