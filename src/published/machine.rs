@@ -48,6 +48,10 @@ impl Fleet {
             .expect("at least one cluster has the GPU");
         let mut spec = spec.clone();
         let mut said = spec.name.clone();
+        if stated.gpus > spec.gpus_per_node && spec.scale_out.is_none() && squeezed(&spec.name).contains("pcie") {
+            self.lend_network(&mut spec, stated.gpus);
+            said.push_str(" between whose nodes is what is usual");
+        }
         if Cluster::new(&spec, gpu, stated.gpus).is_err() {
             fill_nodes(&mut spec, stated.gpus);
         }
@@ -62,12 +66,22 @@ impl Fleet {
         Ok(Chosen { cluster, said })
     }
 
+    /// Boxes that ship as one alone are joined by what others of their kind have: a NIC of 100 Gb/s each.
+    fn lend_network(&self, spec: &mut ClusterSpec, gpus: u32) {
+        spec.scale_out =
+            self.all.iter().find(|(other, _)| other.name == "l40-pcie").and_then(|(l40, _)| l40.scale_out.clone());
+        spec.nodes = gpus;
+    }
+
     /// Clusters of the GPU that the words mean.
     fn with_gpu(&self, words: &str) -> std::result::Result<Vec<&(ClusterSpec, GpuSpec)>, String> {
         let best = self.all.iter().filter_map(|(_, gpu)| likeness(words, gpu)).max();
         let named: Vec<_> = self.all.iter().filter(|(_, gpu)| best.is_some() && likeness(words, gpu) == best).collect();
         if !named.is_empty() {
             return Ok(named);
+        }
+        if let Some(meant) = other_name(words) {
+            return self.with_gpu(meant);
         }
         // A chip without a name may come with its peak.
         let peak = words.find("TFLOP").and_then(|at| number_before(words, at));
@@ -127,6 +141,35 @@ const SHORT: &[(&str, &str)] = &[
     ("ascend910b3", "ascend910b"),
     ("hpu", "gaudi2"),
 ];
+
+/// GPUs by names that are none of theirs: of a generation's kinds, and of the machines that clouds let
+/// (docs.aws.amazon.com, instance types; cloud.google.com, accelerator-optimized machines).
+const OTHER_NAMES: &[(&[&str], &str)] = &[
+    (&["grace", "blackwell", "ultra"], "GB300"),
+    (&["blackwell", "ultra"], "B300"),
+    (&["grace", "blackwell"], "GB200"),
+    (&["grace", "hopper"], "GH200"),
+    (&["trillium"], "TPU v6e"),
+    (&["p4de"], "A100-SXM-80GB"),
+    (&["p4d"], "A100-SXM-40GB"),
+    (&["p5en"], "H200"),
+    (&["p5e"], "H200"),
+    (&["p5"], "H100-SXM-80GB"),
+    (&["p6"], "B200"),
+    (&["a4x"], "GB200"),
+    (&["a4"], "B200"),
+    (&["a3", "ultragpu"], "H200"),
+    (&["a3", "ultra"], "H200"),
+    (&["a3"], "H100-SXM-80GB"),
+    (&["a2", "ultragpu"], "A100-SXM-80GB"),
+    (&["a2"], "A100-SXM-40GB"),
+];
+
+fn other_name(words: &str) -> Option<&'static str> {
+    let said = tokens(words);
+    let all = |names: &[&str]| names.iter().all(|name| said.iter().any(|word| word == name));
+    OTHER_NAMES.iter().find(|(names, _)| all(names)).map(|(_, gpu)| *gpu)
+}
 
 /// How well words fit the name of a GPU: its family must be there (a100, never a100x); memory, form factor and
 /// the like count as they agree. Higher is better.
@@ -297,6 +340,32 @@ mod tests {
             [("8xB200", "b200-sxm"), ("H100s", "h100-sxm5"), ("RTX 4090", "rtx4090"), ("MI300", "mi300x")]
         {
             assert_eq!(choose(words, 8, 8, "").unwrap().cluster.gpu.name, name, "{words}");
+        }
+    }
+
+    #[test]
+    fn gpus_by_the_names_of_machines_that_have_them() {
+        for (words, name) in [
+            ("Grace Hopper superchip", "gh200-96gb"),
+            ("NVIDIA Blackwell Ultra", "b300-sxm"),
+            ("p5.48xlarge", "h100-sxm5"),
+            ("p4d.24xlarge", "a100-sxm4-40gb"),
+            ("a3-ultragpu-8g", "h200-sxm"),
+            ("Trillium", "tpu-v6e"),
+        ] {
+            let found = choose(words, 4, 4, "").unwrap().cluster.gpu.name;
+            assert!(found.starts_with(&name[..4]), "{words}: {found}");
+        }
+    }
+
+    /// Boxes with GPUs on PCIe ship alone; sources join them.
+    #[test]
+    fn boxes_without_a_network_get_one() {
+        for gpu in ["L40S", "RTX 4090", "H100 PCIe", "A100 PCIe 80GB", "L20"] {
+            let found = choose(gpu, 16, 8, "PCIe; 200Gb/s InfiniBand per node").unwrap().cluster;
+            let out = found.spec.scale_out.as_ref().unwrap();
+            let rate = f64::from(out.nics_per_node) * out.raw.value.value();
+            assert!(found.nodes() == 2 && (rate / 25e9 - 1.0).abs() < 0.1, "{gpu}: {rate}");
         }
     }
 

@@ -10,25 +10,76 @@ pub struct Network {
     pub raw: f64,
 }
 
-/// Ports of InfiniBand's generations, Gb/s.
-const GENERATIONS: &[(&str, f64)] = &[("edr", 100.0), ("hdr", 200.0), ("ndr", 400.0), ("xdr", 800.0)];
+/// Ports by what a network or its card is called, Gb/s; of several the one named first here. A number right behind the name is
+/// the rate itself: HDR100, NDR200.
+const NAMED: &[(&str, f64)] = &[
+    ("edr", 100.0),
+    ("hdr", 200.0),
+    ("ndr", 400.0),
+    ("xdr", 800.0),
+    ("fdr", 56.0),
+    ("slingshot-10", 100.0),
+    ("slingshot", 200.0),
+    ("omni-path", 100.0),
+    ("omnipath", 100.0),
+    ("quantum-x800", 800.0),
+    ("quantum-2", 400.0),
+    ("spectrum-x", 400.0),
+    ("connectx-8", 800.0),
+    ("connectx-7", 400.0),
+    ("connectx-6", 200.0),
+    ("connectx-5", 100.0),
+    ("cx-8", 800.0),
+    ("cx8", 800.0),
+    ("cx-7", 400.0),
+    ("cx7", 400.0),
+    ("cx-6", 200.0),
+    ("cx6", 200.0),
+];
+
+/// How sources spell a rate.
+const SPELLINGS: &[(&str, &str)] = &[
+    ("gbits/s", "gb/s "),
+    ("gbit/s", "gb/s "),
+    ("gbps", "gb/s "),
+    ("gbe", "gb/s ethernet"),
+    ("gb ethernet", "gb/s ethernet"),
+    ("tbits/s", "tb/s "),
+    ("tbit/s", "tb/s "),
+    ("tbps", "tb/s "),
+    ("gb/s", "gb/s "),
+];
+
+/// Rates of ports that are written with a G alone, as in "400G". 40 and 80 are memories.
+const PORTS: &[&str] = &["25", "50", "100", "200", "400", "800"];
+
+/// The fastest port there is, Gb/s: more is a node's total.
+const FASTEST: f64 = 800.0;
+
+/// What one port of a node has, Gb/s, if it is Ethernet, or of any kind: machines of less have one for all GPUs.
+const ONE_ETHERNET: f64 = 100.0;
+const ONE: f64 = 50.0;
 
 impl Network {
     /// `None` where the words name no rate.
     pub fn of(words: &str, gpus_per_node: u32) -> Option<Network> {
-        let text = words.to_lowercase().replace("gb/s", "gb/s ").replace("gbps", "gb/s ");
+        let text = spelled(words);
         let rated = (text.match_indices("gb/s").map(|(at, _)| (at, 1.0)))
             .chain(text.match_indices("tb/s").map(|(at, _)| (at, 1000.0)))
             // Bytes are of NVLink, bits of networks; sources write both with a small b.
             .filter(|(at, _)| !is_scale_up(&text[..*at]))
             .find_map(|(at, unit)| Some((at, number_before(&text, at)? * unit)));
-        let (at, gbits) = rated.or_else(|| generation(&text))?;
-        let nics = times(&text[..at]);
-        let per_node = text[at..].contains("per node") && nics.is_none();
+        let (at, gbits) = rated.or_else(|| named(&text))?;
+        let nics = times(&text[..at]).or_else(|| counted(&text));
+        let rest = &text[at..];
+        let each = rest.contains("per gpu") || rest.contains("/gpu") || rest.contains("per nic");
+        let of_node = ["per node", "/node", "a node", "per server", "per host"].iter().any(|of| rest.contains(of));
         let rate = gbits * 1e9 / 8.0;
+        let alone = gbits <= if text.contains("ethernet") && !text.contains("roce") { ONE_ETHERNET } else { ONE };
         Some(match nics {
             Some(nics) => Network { nics, raw: rate },
-            None if per_node => shared(gbits, gpus_per_node),
+            None if of_node || gbits > FASTEST => shared(gbits, gpus_per_node),
+            None if alone && !each => Network { nics: 1, raw: rate },
             // Of one GPU, said or not: a NIC each.
             None => Network { nics: gpus_per_node, raw: rate },
         })
@@ -54,8 +105,40 @@ fn is_scale_up(before: &str) -> bool {
     clause.contains("nvlink") || clause.contains("xgmi") || clause.contains("intra") || clause.contains("p2p")
 }
 
-fn generation(text: &str) -> Option<(usize, f64)> {
-    GENERATIONS.iter().find_map(|(name, gbits)| Some((text.find(name)?, *gbits)))
+/// The words in lower case, every rate in Gb/s or Tb/s.
+fn spelled(words: &str) -> String {
+    let mut text = words.to_lowercase();
+    for (from, to) in SPELLINGS {
+        text = text.replace(from, to);
+    }
+    let letter = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric() || c == '/' || c == '.');
+    let mut said = String::with_capacity(text.len());
+    for (at, c) in text.char_indices() {
+        said.push(c);
+        let digits = text[..at].chars().rev().take_while(char::is_ascii_digit).count();
+        let port = c == 'g' && PORTS.contains(&&text[at - digits..at]) && !letter(text[at + 1..].chars().next());
+        if port {
+            said.push_str("b/s ");
+        }
+    }
+    said
+}
+
+/// The rate of what is named, and where.
+fn named(text: &str) -> Option<(usize, f64)> {
+    NAMED.iter().find_map(|(name, gbits)| {
+        let at = text.find(name)?;
+        let digits: String = text[at + name.len()..].chars().take_while(char::is_ascii_digit).collect();
+        Some((at, digits.parse().ok().filter(|rate| *rate >= 100.0).unwrap_or(*gbits)))
+    })
+}
+
+/// The N of "N NICs of", and of what is dual or quad.
+fn counted(text: &str) -> Option<u32> {
+    let of = |what: &str| number_before(text, text.find(what)?).map(|n| n as u32);
+    let rails = [("dual-rail", 2), ("dual rail", 2), ("quad-rail", 4), ("quad rail", 4)];
+    let rails = rails.iter().find(|(rails, _)| text.contains(rails)).map(|(_, n)| *n);
+    [" nics", " hcas", " ports"].iter().find_map(|what| of(what)).filter(|n| (1..=16).contains(n)).or(rails)
 }
 
 /// The N of "N x rate", if it is right there or before the name of what has the rate: "4x Slingshot-11 200Gb/s".
@@ -95,6 +178,22 @@ mod tests {
             ("AWS p4d EFA 400Gb/s per node", 4, 100.0),
             ("NVLink4 150GB/s/pair dir; 4x Slingshot-11 200Gb/s per node, OFI plugin", 4, 200.0),
             ("HF cluster: NVLink4 + EFA (AWS p5, 3200Gb/s per node)", 8, 400.0),
+            ("AWS EFA 3200 Gbps", 8, 400.0),
+            ("3.2Tbps RDMA", 8, 400.0),
+            ("1.6 Tb/s IB", 8, 200.0),
+            ("RoCEv2 400G", 8, 400.0),
+            ("8x400G NDR", 8, 400.0),
+            ("A100 80G, 200G IB", 8, 200.0),
+            ("4 NICs of 100 Gb/s", 4, 100.0),
+            ("InfiniBand 4x HDR100", 4, 100.0),
+            ("dual-rail EDR", 2, 100.0),
+            ("10 GbE", 1, 10.0),
+            ("100Gb Ethernet", 1, 100.0),
+            ("25Gbit/s", 1, 25.0),
+            ("8x400GbE RoCE", 8, 400.0),
+            ("100 Gb/s RoCE per GPU", 8, 100.0),
+            ("Slingshot 11", 8, 200.0),
+            ("4x ConnectX-7", 4, 400.0),
         ] {
             let found = Network::of(words, 8).unwrap_or_else(|| panic!("{words}"));
             assert_eq!((found.nics, found.raw * 8e-9), (nics, gbits), "{words}");
@@ -102,6 +201,7 @@ mod tests {
         assert_eq!(links("P2P 100 GB/s intra (85% eff); 2x195 Gb/s inter per node"), Some(100e9));
         assert_eq!(links("NVLink4 900GB/s + 8x400Gb/s IB NDR"), None);
         assert_eq!(Network::of("NVLink node", 8), None);
+        assert_eq!(Network::of("A100 80G, A100 40G", 8), None);
         assert_eq!(Network::of("NVSwitch node + IB fat tree", 8), None);
     }
 }
