@@ -39,7 +39,7 @@ const KNOWN: &[Known] = &[
     known(&["bloom176b", "bloom"], [70, 14336, 112, 112, 57344], false, [250880, 2048]),
     known(&["opt175b"], [96, 12288, 96, 96, 49152], false, [50272, 2048]),
     known(&["mpt7b"], [32, 4096, 32, 32, 16384], false, [50432, 2048]),
-    known(&["smollm33b"], [36, 2048, 16, 4, 11008], true, [128256, 4096]),
+    known(&["smollm33b", "smollm3"], [36, 2048, 16, 4, 11008], true, [128256, 4096]),
     known(&["starcoder155b", "starcoder"], [40, 6144, 48, 1, 24576], false, [49152, 8192]),
     known(&["pythia69b"], [32, 4096, 32, 32, 16384], false, [50432, 2048]),
     known(&["pythia12b"], [36, 5120, 40, 40, 20480], false, [50688, 2048]),
@@ -117,6 +117,9 @@ const KNOWN: &[Known] = &[
     known(&["deepseekcoder67b"], [32, 4096, 32, 32, 11008], true, [32256, 4096]),
     known(&["deepseekcoder33b"], [62, 7168, 56, 8, 19200], true, [32256, 4096]),
     known(&["gpt215b", "gpt2xl", "gpt2xl15b"], [48, 1600, 25, 25, 6400], false, [50257, 1024]),
+    known(&["gpt2124m", "gpt2small", "gpt2"], [12, 768, 12, 12, 3072], false, [50257, 1024]),
+    known(&["gpt2355m", "gpt2350m", "gpt2medium"], [24, 1024, 16, 16, 4096], false, [50257, 1024]),
+    known(&["gpt2774m", "gpt2762m", "gpt2large"], [36, 1280, 20, 20, 5120], false, [50257, 1024]),
     known(&["gptneo27b"], [32, 2560, 20, 20, 10240], false, [50257, 2048]),
     known(&["codegen16b"], [34, 6144, 24, 24, 24576], false, [51200, 2048]),
     known(&["bloom71b", "bloom7b1"], [30, 4096, 32, 32, 16384], false, [250880, 2048]),
@@ -235,6 +238,9 @@ mod tests {
             ("Llama-3.2 1B", 16),
             ("OPT-1.3B", 24),
             ("OPT-13B", 40),
+            ("GPT-2", 12),
+            ("GPT-2 (124M)", 12),
+            ("gpt2-medium", 24),
         ] {
             let run = Training { model: name.into(), ..Training::default() };
             assert_eq!(filled_in(&run).layers, Some(layers), "{name}");
@@ -261,13 +267,14 @@ mod tests {
                 "qwen18b" | "qwen1518b" => 2,
                 _ => 1,
             };
-            let billions = (known.layers * layer + tables * known.vocab * known.hidden) as f64 * 1e-9;
+            let unit = if known.names[0].ends_with('m') { 1e-6 } else { 1e-9 };
+            let weights = (known.layers * layer + tables * known.vocab * known.hidden) as f64 * unit;
             // The version's figure stands before the size's: any tail of the digits may be meant, or tenths.
             let tails = (0..digits.len()).map(|n| said % 10f64.powi(n as i32 + 1)).flat_map(|t| [t, t / 10.0]);
             let rounds = ["llama321b", "gemma2b", "gemma7b", "minicpm2b"].contains(&known.names[0]);
             assert!(
-                tails.chain([said]).any(|size| (billions / size - 1.0).abs() < if rounds { 0.26 } else { 0.12 }),
-                "{:?}: {billions}",
+                tails.chain([said]).any(|size| (weights / size - 1.0).abs() < if rounds { 0.26 } else { 0.12 }),
+                "{:?}: {weights}",
                 known.names
             );
         }

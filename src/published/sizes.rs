@@ -115,10 +115,14 @@ fn block(run: &Training, habits: Habits, gated: bool) -> LlmSpec {
 
 /// A shipped model of that name, else the shape of a GPT with as many weights.
 fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
-    let name = |text: &str| squeezed(text.split('(').next().unwrap_or_default()).replace("3.1", "3").replace('.', "");
+    // R1 has V3's weights in the same places.
+    let name = |text: &str| {
+        let name = squeezed(text.split('(').next().unwrap_or_default()).replace("3.1", "3").replace('.', "");
+        name.replace("deepseekr1", "deepseekv3")
+    };
     let sized = |known: &str| {
         let rest = name(&run.model).strip_prefix(&name(known)).map(String::from);
-        rest.is_some_and(|rest| rest.is_empty() || is_size(&rest))
+        rest.is_some_and(|rest| only_sizes(&rest))
     };
     let found =
         shipped("llm").find(|known| name(known) == name(&run.model)).or_else(|| shipped("llm").find(|n| sized(n)));
@@ -215,6 +219,15 @@ fn only_of_its_name(model: &str) -> Option<&'static str> {
     all.next().filter(|_| all.next().is_none())
 }
 
+/// Whether what follows the name of a known model says no more than how large it is, in billions or trillions, active or of
+/// how many experts, or which release: "17b16e", "1t", "0324", "base".
+fn only_sizes(rest: &str) -> bool {
+    let rest = rest.trim_end_matches("base").trim_end_matches("instruct");
+    let release = rest.len() == 4 && rest.chars().all(|c| c.is_ascii_digit());
+    let mut groups = rest.split_inclusive(|c: char| !c.is_ascii_digit()).filter(|group| *group != "a");
+    release || groups.all(|group| group.len() > 1 && group.ends_with(['b', 't', 'e']))
+}
+
 /// Whether a word is a number of billions.
 fn is_size(word: &str) -> bool {
     word.strip_suffix('b').is_some_and(|digits| !digits.is_empty() && digits.chars().all(|c| c.is_ascii_digit()))
@@ -233,6 +246,16 @@ fn billions(name: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_follows_a_known_name_may_say_how_large_it_is() {
+        for rest in ["", "7b", "1t", "17b16e", "671ba37b", "0324", "base", "7binstruct"] {
+            assert!(only_sizes(rest), "{rest}");
+        }
+        for rest in ["air", "lite", "coder480ba35b", "05", "lite16b", "vl"] {
+            assert!(!only_sizes(rest), "{rest}");
+        }
+    }
 
     #[test]
     fn a_model_norms_its_heads_if_it_is_one_of_those_that_do() {
@@ -273,7 +296,16 @@ mod tests {
         assert_eq!(layers("a model", Some(35.0)), Some((65, false)));
         assert_eq!(layers("GPT 22B", None), Some((48, false)));
         assert_eq!(layers("DeepSeek-V3 671B", None), Some((61, true)));
-        for mixture in ["gpt-oss-20b", "DeepSeekMoE 16B", "Qwen2-57B-A14B", "a model", "Arctic 480B", "Mixtral 8x9B"] {
+        for (mixture, deep) in [
+            ("gpt-oss-20b", 24),
+            ("DeepSeek-R1", 61),
+            ("Kimi K2 1T", 61),
+            ("Llama-4-Scout-17B-16E", 48),
+            ("GLM-4.5", 92),
+        ] {
+            assert_eq!(layers(mixture, None), Some((deep, true)), "{mixture}");
+        }
+        for mixture in ["gpt-oss-7b", "DeepSeekMoE 16B", "Qwen2-57B-A14B", "a model", "Arctic 480B", "Mixtral 8x9B"] {
             assert_eq!(layers(mixture, None), None, "{mixture}");
         }
     }

@@ -482,6 +482,13 @@ mod tests {
             ("nemotron-h-47b", 46.8, 1),
             ("nemotron-h-56b", 56.3, 1),
             ("nemotron-3-nano-30b-a3b", 31.6, 1),
+            ("deepseek-v2", 236.0, 0),
+            ("deepseek-v2-lite", 15.7, 1),
+            ("gpt-oss-20b", 20.9, 1),
+            ("gpt-oss-120b", 116.8, 1),
+            ("kimi-k2", 1026.0, 0),
+            ("llama-4-scout", 107.8, 1),
+            ("llama-4-maverick", 400.7, 1),
         ] {
             let params = LlmSpec::find(name).unwrap().params() as f64 / 1e9;
             assert!((params - billions).abs() <= 0.6 * 0.1f64.powi(digits), "{name}: {params} of {billions}");
