@@ -195,3 +195,66 @@ fn what_nobody_measured_is_named() {
     assert!(StorageSpec::find("tectonic").unwrap().assumed().contains(&"write_per_node"));
     assert!(!StorageSpec::find("tectonic").unwrap().assumed().contains(&"write"));
 }
+
+/// The run that `foretrain goodput` prints as JSON.
+fn asked(flags: &str) -> Result<serde_json::Value, String> {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_foretrain"));
+    let out = command.args(["goodput", "--step-time", "5s", "--runs", "2", "--json"]).args(flags.split(' ')).output();
+    let out = out.unwrap();
+    if !out.status.success() {
+        return Err(String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned());
+    }
+    Ok(serde_json::from_slice(&out.stdout).unwrap())
+}
+
+#[test]
+fn what_the_user_knows_goes_before_the_files() {
+    // arXiv:2410.21680: jobs of 1,024 GPUs ran 7.9 h between failures of any kind; nodes alone would fail every 28.8 h.
+    let run =
+        asked("--gpus 1024 --state 1TB --fleet meta-rsc-1 --mtbf 7.9h --recover 10min --store-rate 20GB/s").unwrap();
+    let number = |path: &str| run.pointer(path).and_then(serde_json::Value::as_f64).unwrap();
+    assert!((number("/mtbi_s") / 3600.0 - 7.9).abs() < 1e-9);
+    assert_eq!(number("/run/detect_s") + number("/run/restart_s"), 600.0);
+    assert!((number("/run/checkpoint/save_s") - 16.5 - 50.0).abs() < 1e-9);
+    // Planned stops come as often as they did.
+    let stops = |flags| asked(flags).unwrap().pointer("/run/planned").and_then(serde_json::Value::as_f64).unwrap();
+    let [before, after] = ["--gpus 1024 --state 1TB", "--gpus 1024 --state 1TB --mtbf 1d"].map(stops);
+    assert!(before > 0.0 && (after / before - 1.0).abs() < 1e-9);
+    for flag in ["--mtbf 0s", "--recover 0s", "--store-rate 0GB/s"] {
+        let error = asked(&format!("--gpus 8 --state 1TB {flag}")).unwrap_err();
+        assert!(error.contains(flag.split(' ').next().unwrap()) && error.contains("not above zero"), "{error}");
+    }
+}
+
+/// Rows written down before they were predicted. What they found is held here, not mended: training stands still 2.5
+/// times as long as published in the median, since the shipped stores copy to the host as ByteCheckpoint's two rows do,
+/// and what a load takes besides its bytes is that of 8,960 GPUs.
+#[test]
+fn blind_checkpoints_are_held_at_what_they_came_out() {
+    let text = std::fs::read_to_string("traces/published/blind_reliability.json").unwrap();
+    let rows: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let (mut stalls, mut saves, mut loads) = (vec![], vec![], vec![]);
+    for row in rows["checkpoints"].as_array().unwrap() {
+        let of = |field: &str| row[field].as_f64();
+        let (gpus, bytes) = (of("gpus").unwrap(), of("state_bytes").unwrap());
+        if let Some(parameters) = of("parameters") {
+            assert!((14.0 * parameters / bytes - 1.0).abs() < 0.01, "{row}");
+        }
+        let rate = of("store_bytes_per_s").map_or(String::new(), |rate| format!(" --store-rate {rate}B/s"));
+        let run = asked(&format!("--gpus {gpus} --state {bytes}B{rate}")).unwrap();
+        let predicted = |field: &str| run["run"]["checkpoint"][field].as_f64().unwrap();
+        stalls.push(predicted("stall_s") / of("stall_s").unwrap());
+        if !rate.is_empty() {
+            saves.push(predicted("save_s") / of("synchronous_s").unwrap());
+            loads.push(predicted("load_s") / of("load_s").unwrap());
+        }
+    }
+    let median = |mut ratios: Vec<f64>| {
+        ratios.sort_by(f64::total_cmp);
+        (ratios[(ratios.len() - 1) / 2] + ratios[ratios.len() / 2]) / 2.0
+    };
+    let medians = [median(stalls), median(saves), median(loads)];
+    for (found, most) in medians.iter().zip([2.6, 1.25, 1.8]) {
+        assert!(*found > 1.0 / most && *found < most, "{medians:?}");
+    }
+}

@@ -10,8 +10,8 @@ use crate::goodput::play::{Played, play};
 use crate::goodput::study::{Change, LEVERS, Question, pulled, study};
 use crate::plot;
 use crate::report::human::{Table, decimal, notes, percent, seconds};
-use crate::spec::{FleetSpec, StorageSpec};
-use crate::units::{Bytes, Seconds};
+use crate::spec::{FleetSpec, Origin, Sourced, StorageSpec};
+use crate::units::{Bytes, BytesPerSec, Seconds};
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -20,6 +20,7 @@ use std::path::PathBuf;
 #[command(
     after_help = "Example: foretrain goodput --model llama-3.1-405b --cluster h100-24k-roce --gpus 16384 --tp 8 --pp 16 --options short-ends --recompute full --global-batch 2048\n         \
                         foretrain goodput --gpus 12288 --step-time 6.34s --state 2.45TB --fleet meta-rsc-1 --spares 8\n         \
+                        foretrain goodput --gpus 1024 --step-time 5s --state 1TB --mtbf 7.9h --recover 10min --store-rate 20GB/s\n         \
                         foretrain goodput --gpus 16384 --step-time 5s --state 5.67TB --out results/goodput"
 )]
 pub struct Flags {
@@ -39,6 +40,15 @@ pub struct Flags {
     /// A shipped store, or the path of its JSON file: how fast checkpoints are saved and loaded
     #[arg(long, value_name = "NAME", default_value = "tectonic")]
     storage: String,
+    /// Mean time between failures of this run, e.g. 7.9h [default: the fleet's rate a node, times the nodes]
+    #[arg(long, value_name = "TIME")]
+    mtbf: Option<Seconds>,
+    /// From a failure until processes stand again and load, e.g. 10min [default: the fleet's]
+    #[arg(long, value_name = "TIME")]
+    recover: Option<Seconds>,
+    /// What the store takes and gives to all nodes together, e.g. 100MB/s [default: the store's, and its limit of a node]
+    #[arg(long, value_name = "RATE")]
+    store_rate: Option<BytesPerSec>,
     /// Training between two checkpoints, e.g. 30min [default: what wastes least]
     #[arg(long, value_name = "TIME")]
     every: Option<Seconds>,
@@ -105,6 +115,44 @@ impl Flags {
     }
 }
 
+impl Flags {
+    /// What the user knows of failures, of recovery and of the store, in place of what the files say. Errors: a time
+    /// between failures for a fleet whose file counts none.
+    fn told(&self, gpus: u32, fleet: &mut FleetSpec, storage: &mut StorageSpec) -> Result<()> {
+        if let Some(mtbf) = self.mtbf {
+            let failures: f64 = fleet.causes.iter().filter(|c| !c.planned).map(|c| c.count).sum();
+            if failures <= 0.0 {
+                let why =
+                    format!("{} counts no failures that it could be shared among; give another --fleet", fleet.name);
+                return Err(Error::spec("--mtbf", "value", why));
+            }
+            let nodes = f64::from(gpus.div_ceil(fleet.gpus_per_node));
+            // Planned stops are as frequent as they were: those of the file, over the new days.
+            let node_days = failures * nodes * mtbf.value() / 86_400.0;
+            let share = node_days / fleet.node_days.value;
+            fleet.causes.iter_mut().filter(|c| c.planned).for_each(|c| c.count *= share);
+            fleet.node_days = told("--mtbf", node_days);
+        }
+        if let Some(recover) = self.recover {
+            fleet.detect = told("--recover", Seconds::new(0.0));
+            fleet.restart = told("--recover", recover);
+        }
+        if let Some(rate) = self.store_rate {
+            for field in
+                [&mut storage.write, &mut storage.read, &mut storage.write_per_node, &mut storage.read_per_node]
+            {
+                *field = told("--store-rate", rate);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A number of the command line.
+fn told<T>(flag: &str, value: T) -> Sourced<T> {
+    Sourced { value, source: flag.into(), provenance: Origin::Measured }
+}
+
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Found {
@@ -151,11 +199,15 @@ struct Lever {
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
-    let (fleet, storage) = (FleetSpec::find(&flags.fleet)?, StorageSpec::find(&flags.storage)?);
+    let (mut fleet, mut storage) = (FleetSpec::find(&flags.fleet)?, StorageSpec::find(&flags.storage)?);
+    sensible("--mtbf", flags.mtbf.map(Seconds::value), LONGEST)?;
+    sensible("--recover", flags.recover.map(Seconds::value), LONGEST)?;
+    sensible("--store-rate", flags.store_rate.map(BytesPerSec::value), LARGEST)?;
     sensible("--step-time", flags.step_time.map(Seconds::value), LONGEST)?;
     sensible("--state", flags.state.map(Bytes::value), LARGEST)?;
     sensible("--work", Some(flags.work.value()), LONGEST)?;
     let step = flags.step()?;
+    flags.told(step.gpus, &mut fleet, &mut storage)?;
     let run = Run::new(&fleet, step.gpus, Checkpoint::new(step.state_bytes, step.gpus, &fleet, &storage))?;
     let mut run = Run { spares: flags.spares, ..run };
     if let Some(every) = flags.every {
