@@ -85,10 +85,11 @@ pub fn without_assumed(run: Training) -> Training {
 /// says (NeMo's tables of long sequences keep the GPUs of another line).
 pub fn without_spare(run: Training) -> Training {
     let (ulysses, ring) = sequence_ways(&run);
-    let replica = degree(run.tp) * degree(run.pp) * u64::from(ulysses) * u64::from(ring);
+    let degrees = [degree(run.tp), degree(run.pp), ulysses.into(), ring.into()];
+    let replica = degrees.into_iter().fold(1, u64::saturating_mul);
     let (Some(gpus), Some(dp), Some(batch)) = (run.gpus, run.dp, run.global_batch) else { return run };
-    let idle = u64::from(gpus) > batch * replica && batch.is_multiple_of(u64::from(dp).max(1));
-    let made = u32::try_from(u64::from(dp) * replica).ok().filter(|made| idle && *made > 0);
+    let idle = u64::from(gpus) > batch.saturating_mul(replica) && batch.is_multiple_of(u64::from(dp).max(1));
+    let made = u32::try_from(replica.saturating_mul(dp.into())).ok().filter(|made| idle && *made > 0);
     Training { gpus: Some(made.unwrap_or(gpus)), ..run }
 }
 
