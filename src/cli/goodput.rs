@@ -113,9 +113,7 @@ impl Flags {
             notes: chosen.notes(),
         })
     }
-}
 
-impl Flags {
     /// What the user knows of failures, of recovery and of the store, in place of what the files say. Errors: a time
     /// between failures for a fleet whose file counts none.
     fn told(&self, gpus: u32, fleet: &mut FleetSpec, storage: &mut StorageSpec) -> Result<()> {
@@ -148,7 +146,7 @@ impl Flags {
     }
 }
 
-/// A number of the command line.
+/// A number of the command line: whoever typed it knows it of the run, so that nothing of it is assumed here.
 fn told<T>(flag: &str, value: T) -> Sourced<T> {
     Sourced { value, source: flag.into(), provenance: Origin::Measured }
 }
