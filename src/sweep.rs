@@ -53,6 +53,7 @@ pub fn sweep(grid: &Grid, dir: &Path, fresh: bool, progress: &(dyn Fn(usize, usi
     let kept = points.iter().filter(|p| known.contains(p)).count();
     let missing: Vec<&Point> = points.iter().filter(|p| !known.contains(p)).collect();
     progress(kept, points.len());
+    store.expect(missing.len());
     let shared = Mutex::new((store, vec![]));
     by_way(&missing).par_iter().try_for_each(|points_of_way| {
         let mut frames = Frames::new(&case);

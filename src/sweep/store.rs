@@ -6,9 +6,8 @@ use crate::error::{Error, Result, json};
 use crate::report::Row;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// Of the folder's format: a study of another version is not gone on with.
@@ -67,14 +66,23 @@ impl Store {
         Ok(())
     }
 
+    /// Makes room for so many rows at once: they are a large study's memory, and growing would hold them twice.
+    pub fn expect(&mut self, more: usize) {
+        self.rows.reserve_exact(more);
+    }
+
     /// Sorts the rows as `points` are and writes them anew.
     pub fn finish(self, points: &[Point]) -> Result<(Vec<Row>, Vec<PathBuf>)> {
-        let place: BTreeMap<Point, usize> = points.iter().enumerate().map(|(i, p)| (*p, i)).collect();
-        let placed = self.rows.into_iter().filter_map(|row| place.get(&Point::of_row(&row)).map(|at| (*at, row)));
-        let mut placed: Vec<(usize, Row)> = placed.collect();
-        placed.sort_by_key(|(at, _)| *at);
-        placed.dedup_by_key(|(at, _)| *at);
-        let rows: Vec<Row> = placed.into_iter().map(|(_, row)| row).collect();
+        let mut places: Vec<usize> = (0..points.len()).collect();
+        places.sort_unstable_by_key(|&at| &points[at]);
+        let place = |row: &Row| {
+            let point = Point::of_row(row);
+            places.binary_search_by(|&at| points[at].cmp(&point)).ok().map(|found| places[found])
+        };
+        let mut rows = self.rows;
+        rows.retain(|row| place(row).is_some());
+        rows.sort_by_cached_key(place);
+        rows.dedup_by_key(|row| Point::of_row(row));
         rewrite(&self.path, &rows)?;
         Ok((rows, vec![self.study, self.path]))
     }
@@ -132,11 +140,18 @@ fn read(path: &Path) -> Result<Vec<Row>> {
     csv.deserialize().map(|row| row.map_err(broken)).collect()
 }
 
-/// Writes all rows at once and returns the file, open at its end.
+/// Writes all rows and returns the file, open at its end.
 fn rewrite(path: &Path, rows: &[Row]) -> Result<File> {
-    let mut csv = csv::WriterBuilder::new().has_headers(false).from_writer(names());
-    rows.iter().for_each(|row| csv.serialize(row).expect("a row is plain data"));
-    replace(path, &csv.into_inner().expect("written to memory"))?;
+    let temporary = path.with_extension("tmp");
+    let mut file = BufWriter::new(File::create(&temporary).map_err(Error::io(&temporary))?);
+    file.write_all(&names()).map_err(Error::io(&temporary))?;
+    let mut csv = csv::WriterBuilder::new().has_headers(false).from_writer(file);
+    for row in rows {
+        csv.serialize(row).map_err(|e| Error::io(&temporary)(e.into()))?;
+    }
+    csv.flush().map_err(Error::io(&temporary))?;
+    drop(csv);
+    fs::rename(&temporary, path).map_err(Error::io(path))?;
     OpenOptions::new().append(true).open(path).map_err(Error::io(path))
 }
 
