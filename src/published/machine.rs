@@ -52,6 +52,10 @@ impl Fleet {
             self.lend_network(&mut spec, stated.gpus);
             said.push_str(" between whose nodes is what is usual");
         }
+        if stated.gpus > spec.gpus_per_node && spec.scale_out.is_none() && spec.gpu.starts_with("tpu") {
+            self.join_pods(&mut spec, stated.gpus);
+            said.push_str(" beside others, over the data centre's network");
+        }
         if Cluster::new(&spec, gpu, stated.gpus).is_err() {
             fill_nodes(&mut spec, stated.gpus);
         }
@@ -71,6 +75,22 @@ impl Fleet {
         spec.scale_out =
             self.all.iter().find(|(other, _)| other.name == "l40-pcie").and_then(|(l40, _)| l40.scale_out.clone());
         spec.nodes = gpus;
+    }
+
+    /// Pods of TPUs are joined by the NICs of their hosts (Multislice): 4 x 200 Gb/s to eight chips of v6e, 2 x 100 to
+    /// eight of v5e, which others are taken to have, too (cloud.google.com/tpu/docs/v6e, "Per-host NIC configuration").
+    /// Inside, each is taken as one switch then.
+    fn join_pods(&self, spec: &mut ClusterSpec, gpus: u32) {
+        self.lend_network(spec, gpus.div_ceil(spec.gpus_per_node));
+        let rate = if spec.gpu.contains("v6e") { 12.5e9 } else { 3.125e9 };
+        spec.graph = None;
+        let Some(out) = spec.scale_out.as_mut() else { return };
+        let of_wire = |part: BytesPerSec, raw: BytesPerSec| BytesPerSec::new(rate * (part.value() / raw.value()));
+        let raw = out.raw.value;
+        out.achieved.value = of_wire(out.achieved.value, raw);
+        out.p2p.value = of_wire(out.p2p.value, raw);
+        out.raw.value = BytesPerSec::new(rate);
+        out.nics_per_node = spec.gpus_per_node;
     }
 
     /// Clusters of the GPU that the words mean.
@@ -367,6 +387,13 @@ mod tests {
             let rate = f64::from(out.nics_per_node) * out.raw.value.value();
             assert!(found.nodes() == 2 && (rate / 25e9 - 1.0).abs() < 0.1, "{gpu}: {rate}");
         }
+    }
+
+    #[test]
+    fn pods_beside_pods() {
+        let found = choose("TPU v6e", 512, 256, "ICI").unwrap().cluster;
+        assert_eq!((found.nodes(), found.spec.scale_out.unwrap().raw.value.value()), (2, 12.5e9));
+        assert!(choose("TPU v6e", 256, 256, "ICI").unwrap().cluster.spec.graph.is_some());
     }
 
     #[test]

@@ -133,6 +133,33 @@ pub const EAGER_BF16: f64 = 100e-6;
 /// of a product, and the 47 ops of a layer of Qwen3-235B become 72.
 const CHUNKED: f64 = 47.0 / 72.0;
 
+/// Without experts all four products of a layer are cut into chunks, and a layer of Qwen3-8B takes 4.4 ms a microbatch over
+/// eight ranks of tensor parallelism on H100, where no GPU limits it (q16-8b-tp8-dp2 in
+/// traces/published/blind_training_9.json). Without chunks [`EAGER_BF16`] is that of layers without experts, too: one of
+/// Qwen3-4B takes 2.9 ms on H200, 3.3 where tensors are cut (h200c-mb1, -tp2 and -tp4 there), one of GPT in Megatron-LM of
+/// 2023 3.5 (models/stack/nccl-unfused.json).
+const CHUNKED_DENSE: f64 = 0.51;
+
+/// In FP8, times that: linear layers are half of a layer's ops, and take twice the CPU time (the same issue).
+const NARROW_DENSE: f64 = 1.5;
+
+/// Systems whose layers are modules of Megatron Core around Transformer Engine's.
+const MODULES: [&str; 4] = ["nemo", "megatronbridge", "megatroncore", "megatronlm"];
+
+/// CPU time of an op where layers without experts are issued module by module. Runs for MLPerf and, in Megatron-Bridge, those
+/// on Blackwell are CUDA graphs; NeMo's AutoModel has layers of its own.
+fn eager_dense(run: &Training, stack: &StackSpec, chunked: bool) -> Option<f64> {
+    let (system, gpu, notes) = (squeezed(&run.system), squeezed(&run.gpu), squeezed(&run.notes));
+    let modules = stack.name == "nccl-cudnn" && MODULES.iter().any(|word| system.contains(word));
+    let graphs = ["mlperf", "automodel", "cudagraph"].iter().any(|word| system.contains(word));
+    let blackwell = ["b200", "b300", "gb200", "gb300"].iter().any(|word| gpu.contains(word));
+    if run.experts.is_some() || !modules || graphs || blackwell || notes.contains("cudagraph") {
+        return None;
+    }
+    let narrow = if is_narrow(&run.precision) { NARROW_DENSE } else { 1.0 };
+    Some(EAGER_BF16 * narrow * if chunked { CHUNKED_DENSE } else { 1.0 })
+}
+
 /// CPU time of an op of a plan where tensors that are cut are PyTorch's DTensors and nothing compiles them: every operator
 /// is dispatched in Python. A layer of Llama-3.1 takes 18 ms a step where no GPU limits it, in the 8B as in the 70B, tensors
 /// cut over eight H200 and one sequence at a time (886 and 358 tokens/s a GPU, nebius-8b-tp8 and nebius-70b-tp8 in
@@ -152,6 +179,10 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
     if is_dispatched(run) {
         let source = "operators on DTensors, one by one".into();
         stack.host_launch = Sourced { value: Seconds::new(DISPATCHED), source, provenance: Origin::Derived };
+    }
+    if let Some(call) = eager_dense(run, &stack, chunked) {
+        let source = "modules of Megatron and Transformer Engine without CUDA graphs".into();
+        stack.host_launch = Sourced { value: Seconds::new(call), source, provenance: Origin::Derived };
     }
     let Some(recipe) = of(run).filter(|_| run.experts.is_some()) else { return stack };
     // NeMo's AutoModel has layers of its own.
@@ -295,8 +326,14 @@ mod tests {
         let whole = stack(&run(&bridge("26.06.01"), "Qwen3-235B-A22B", "GB300", "MXFP8"), &given, false);
         assert_eq!((whole.host_launch, whole.group_start), (given.host_launch.clone(), None));
         assert_eq!(stack(&run("DeepSeek HAI-LLM (DualPipe)", "DeepSeek-V3", "H800", "FP8"), &given, false), given);
-        let dense = Training { experts: None, ..run(&bridge("25.11"), "Llama3-8B", "H100", "FP8") };
-        assert_eq!(stack(&dense, &given, false), given);
+        let dense = |gpu: &str, precision: &str| Training {
+            experts: None,
+            ..run(&bridge("25.11"), "Llama3-8B", gpu, precision)
+        };
+        assert_eq!(stack(&dense("GB200", "FP8"), &given, false), given);
+        assert!((launch(&dense("H100", "FP8")) / launch(&dense("H100", "BF16")) - NARROW_DENSE).abs() < 1e-9);
+        let older = StackSpec::find("nccl-fa1").unwrap();
+        assert_eq!(stack(&dense("A100", "BF16"), &older, false), older);
     }
 
     #[test]

@@ -241,6 +241,11 @@ fn named(system: &str) -> Option<&'static [&'static str]> {
     NAMED.iter().find(says).map(|(_, kernels)| *kernels).or(engine)
 }
 
+/// Whether JAX compiles a whole step, its loss with it.
+fn is_jax(text: &str) -> bool {
+    ["maxtext", "jax", "levanter", "axlearn"].iter().any(|word| text.contains(word))
+}
+
 /// Whether a system is said to have the layers of Transformer Engine, or TE for short.
 fn is_on_engine(system: &str) -> bool {
     squeezed(system).contains("transformerengine") || tokens(system).iter().any(|word| word == "te")
@@ -258,7 +263,8 @@ impl Habits {
         let found = rule.map_or(OTHERWISE, |rule| rule.habits);
         let found = if precedes_flash(system) { before_flash(found) } else { found };
         // A compiled loss does not write logits in fp32.
-        let fused_loss = found.fused_loss || text.contains("torch.compile") && !text.contains("notorch.compile");
+        let compiled = text.contains("torch.compile") && !text.contains("notorch.compile") || is_jax(&text);
+        let fused_loss = found.fused_loss || compiled;
         Habits { kernels: named(system).unwrap_or(found.kernels), fused_loss, ..found }
     }
 
@@ -297,6 +303,7 @@ const OWN_OPERATORS: &[&str] = &[
     "openrlhf",
     "trlsft",
     "torchtune",
+    "atorch",
     "paddle",
     // Megatron-LM's own blocks until Transformer Engine's took their place in 2024: for Llama's, norms are in PyTorch's
     // operators (github:NVIDIA/Megatron-LM megatron/legacy/model/rms_norm.py).

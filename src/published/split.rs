@@ -147,7 +147,8 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
 /// (arXiv:2407.21783, section 3.3.2), as does whoever says so.
 fn gathers_kv(run: &Training) -> bool {
     let [system, notes] = [&run.system, &run.notes].map(|text| squeezed(text));
-    let said = ["allgathercp", "allgatherbasedcp", "allgatherkv", "kvallgather"];
+    let said =
+        ["allgathercp", "allgatherbasedcp", "allgatherk", "allgatherofk", "kvallgather", "parallelism:allgather"];
     system.contains("llama3stack") || said.iter().any(|word| system.contains(word) || notes.contains(word))
 }
 
@@ -238,6 +239,9 @@ fn zero(words: &str, habits: Habits) -> u32 {
         ("hsdp", 3),
         ("hybridshard", 3),
         ("fullshard", 3),
+        ("fullysharded", 3),
+        ("gemini", 3),
+        ("parameterssharded", 3),
     ];
     by_name.iter().find(|(name, _)| text.contains(name)).map_or(0, |(_, stage)| *stage)
 }
@@ -262,14 +266,30 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
         return Some(Recompute::None);
     }
     let of = |text: &str| {
+        // Of all but a few activations, and of what goes to the host and comes back, little but products is left to keep.
+        let all = ["allbut", "allexcept"].iter().any(|word| text.starts_with(word)) || text.contains("remat");
         let words = [("full", Recompute::Full), ("selective", Recompute::Selective), ("none", Recompute::None)];
         let found = words.into_iter().find(|(word, _)| text.starts_with(word)).map(|(_, r)| r);
+        let found = found.or_else(|| in_words(text)).or(all.then_some(Recompute::Full));
         // Of other parts of a layer than attention plans make nothing again by themselves.
         let elsewhere = ["norm", "moe", "mlp", "expert"].iter().any(|part| text.contains(part));
         found.map(|r| if r == Recompute::Selective && elsewhere { Recompute::None } else { r })
     };
     let in_system = ["fullactivation", "actckpt", "fpdt"].iter().any(|w| system.contains(w)).then_some(Recompute::Full);
     of(&text).or(in_system).or(Habits::of_run(run).recompute)
+}
+
+/// Recomputation by what else sources say of it, where they do not begin with its name.
+fn in_words(text: &str) -> Option<Recompute> {
+    let is = |words: &[&str]| words.contains(&text) || words.iter().any(|word| word.len() > 5 && text.contains(word));
+    let not =
+        ["no", "off", "false", "disabled", "without", "norecomput", "nogradientcheckpoint", "noactivationcheckpoint"];
+    let said = ["yes", "on", "true", "enabled", "gradientcheckpoint", "activationcheckpoint", "activationrecomput"];
+    match () {
+        () if is(&not) => Some(Recompute::None),
+        () if text.contains("selective") => Some(Recompute::Selective),
+        () => is(&said).then_some(Recompute::Full),
+    }
 }
 
 /// Whether selective recomputation is that of a hybrid's layers of experts, among others.
@@ -311,7 +331,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (!habits.fused_loss && !squeezed(&run.system).contains("liger"), "wide-loss"),
         (model.mla.is_some() && squeezed(&run.recompute).contains("mlaup"), "recompute-mla-up"),
         (optimizer_is_away(run), "offload-optimizer"),
-        (squeezed(&run.system).contains("ckptoffload"), "offload-activations"),
+        (activations_are_away(run), "offload-activations"),
     ];
     let carried = model.moe.map(|_| mixture::dispatch(run)).unwrap_or_default();
     let given = all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word);
@@ -330,6 +350,11 @@ fn chunked(run: &Training, seq: u64) -> Vec<&'static str> {
     let words = [(2, "fpdt-2"), (4, "fpdt-4"), (8, "fpdt-8"), (16, "fpdt-16"), (32, "fpdt-32"), (64, "fpdt-64")];
     let enough = words.iter().find(|(chunks, _)| chunks * CHUNK >= seq).unwrap_or(&words[5]);
     vec![enough.1, "offload-activations"]
+}
+
+/// Whether what a layer keeps is stated to be in the host's memory.
+fn activations_are_away(run: &Training) -> bool {
+    squeezed(&run.system).contains("ckptoffload") || squeezed(&run.recompute).contains("offload")
 }
 
 /// Whether the optimizer is stated to be the CPU's, where the sharding is named or the system.
@@ -398,6 +423,7 @@ mod tests {
             ("none/DDP (not stated)", 0),
             ("FSDP", 3),
             ("HSDP", 3),
+            ("Gemini, all parameters sharded", 3),
             ("DP", 0),
             ("", 0),
         ] {
@@ -499,5 +525,17 @@ mod tests {
         assert_eq!(run("selective layernorm+moe", ""), Some(Recompute::None));
         assert_eq!(run("selective (core attention)", ""), Some(Recompute::Selective));
         assert_eq!(run("", "Megatron, full activation checkpointing, fp16"), Some(Recompute::Full));
+        for (words, found) in [
+            ("all but inputs of layers, which are offloaded", Some(Recompute::Full)),
+            ("gradient checkpointing", Some(Recompute::Full)),
+            ("True", Some(Recompute::Full)),
+            ("activation checkpointing, selective", Some(Recompute::Selective)),
+            ("no activation checkpointing", Some(Recompute::None)),
+            ("off", Some(Recompute::None)),
+            ("norm, act", None),
+        ] {
+            assert_eq!(run(words, ""), found, "{words}");
+        }
+        assert!(activations_are_away(&Training { recompute: "full, offloaded".into(), ..Training::default() }));
     }
 }
