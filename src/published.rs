@@ -27,6 +27,7 @@ pub mod read;
 mod recipe;
 mod reports;
 mod runs;
+mod sharding;
 pub mod sizes;
 pub mod software;
 pub mod split;

@@ -1,5 +1,7 @@
 //! Models that everybody knows by name: their sizes, and the length of the sequences they were trained on.
 
+mod mixtures;
+
 use super::case::Training;
 use super::words::squeezed;
 
@@ -156,6 +158,7 @@ const KNOWN: &[Known] = &[
     known(&["gptneo13b"], [24, 2048, 16, 16, 8192], false, [50257, 2048]),
     known(&["bloom3b"], [30, 2560, 32, 32, 10240], false, [250880, 2048]),
     known(&["commandr35b"], [40, 8192, 64, 64, 22528], true, [256000, 8192]),
+    known(&["commandr104b", "commandr+", "commandrplus"], [64, 12288, 96, 8, 33792], true, [256000, 8192]),
     known(&["falcon11b"], [60, 4096, 32, 8, 16384], false, [65024, 8192]),
 ];
 
@@ -179,10 +182,23 @@ const HEAD_DIMS: &[(&str, u64)] = &[
 /// Lengths of mixtures, whose sizes are among the shipped models.
 const MIXTURES: &[(&str, u64)] = &[("deepseekv3", 4096), ("mixtral8x7b", 32768), ("mixtral8x22b", 65536)];
 
+/// What follows a size: what a model was made for, or which release it is.
+const BEHIND: &[&str] = &["instruct", "chat", "hf", "it", "v0.1", "v0.2", "v0.3", "v1.0"];
+
+/// A name without its maker's in front, what it was made for and what stands in brackets.
+pub fn bare(name: &str) -> String {
+    let outside = name.split('(').next().unwrap_or_default();
+    let mut word = squeezed(outside.rsplit('/').next().unwrap_or_default());
+    while let Some(short) = BEHIND.iter().find_map(|behind| word.strip_suffix(behind)).filter(|w| w.len() > 3) {
+        word = short.into();
+    }
+    word
+}
+
 /// The name as the table has it: one word, without what is said of a version, a shape or a maker.
 fn plain(name: &str) -> String {
-    let outside = name.split('(').next().unwrap_or_default();
-    let word = squeezed(outside).replace("3.1", "3").replace("3.2", "32").replace("3.3", "3").replace("2.5", "2");
+    let outside = bare(name);
+    let word = outside.replace("3.1", "3").replace("3.2", "32").replace("3.3", "3").replace("2.5", "2");
     let word = word.replace('.', "").replace("like", "").replace("base", "");
     word.strip_prefix("meta").map_or(word.clone(), String::from)
 }
@@ -190,7 +206,7 @@ fn plain(name: &str) -> String {
 /// The line of a name; that of a name with its point first, without which 1.3 billion would be 13.
 fn of(name: &str) -> Option<&'static Known> {
     let find = |name: &str| KNOWN.iter().find(|known| known.names.contains(&name));
-    find(&squeezed(name.split('(').next().unwrap_or_default())).or_else(|| find(&plain(name)))
+    find(&bare(name)).or_else(|| find(&plain(name)))
 }
 
 fn head_dim(name: &str) -> Option<u64> {
@@ -201,12 +217,12 @@ fn head_dim(name: &str) -> Option<u64> {
 /// Tokens of the sequences that a model was trained on.
 pub fn length(model: &str) -> Option<u64> {
     let shipped = || MIXTURES.iter().find(|(name, _)| *name == plain(model)).map(|(_, seq)| *seq);
-    of(model).map(|known| known.seq).or_else(shipped)
+    of(model).map(|known| known.seq).or_else(shipped).or_else(|| mixtures::length(model))
 }
 
 /// The run with the sizes of its model where none is stated.
 pub fn filled_in(run: &Training) -> Training {
-    let mut run = run.clone();
+    let mut run = mixtures::filled_in(run).unwrap_or_else(|| run.clone());
     let Some(known) = of(&run.model) else { return run };
     if run.layers.is_none() && run.hidden.is_none() {
         (run.layers, run.hidden, run.heads) = (Some(known.layers), Some(known.hidden), Some(known.heads));
@@ -241,6 +257,10 @@ mod tests {
             ("GPT-2", 12),
             ("GPT-2 (124M)", 12),
             ("gpt2-medium", 24),
+            ("mistralai/Mistral-7B-Instruct-v0.3", 32),
+            ("google/gemma-2-27b-it", 46),
+            ("Llama-2-13b-chat-hf", 40),
+            ("Command R+", 64),
         ] {
             let run = Training { model: name.into(), ..Training::default() };
             assert_eq!(filled_in(&run).layers, Some(layers), "{name}");

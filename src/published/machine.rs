@@ -56,6 +56,7 @@ impl Fleet {
             self.join_pods(&mut spec, stated.gpus);
             said.push_str(" beside others, over the data centre's network");
         }
+        self.lend_host(&mut spec);
         if Cluster::new(&spec, gpu, stated.gpus).is_err() {
             fill_nodes(&mut spec, stated.gpus);
         }
@@ -75,6 +76,17 @@ impl Fleet {
         spec.scale_out =
             self.all.iter().find(|(other, _)| other.name == "l40-pcie").and_then(|(l40, _)| l40.scale_out.clone());
         spec.nodes = gpus;
+    }
+
+    /// Where nothing is known of the CPUs, they are those of others: of a Grace Hopper beside each Grace Blackwell, else those of a DGX H100, as
+    /// old or new as the GPUs may be. Only what is kept there asks for it.
+    fn lend_host(&self, spec: &mut ClusterSpec) {
+        let lender = if spec.gpu.starts_with("gb") { "alps-gh200" } else { "dgx-h100" };
+        let Some((lender, _)) = self.all.iter().find(|(other, _)| other.name == lender) else { return };
+        let mut host = lender.host.clone();
+        let nodes = f64::from(spec.gpus_per_node) / f64::from(lender.gpus_per_node);
+        host.iter_mut().for_each(|host| host.bandwidth.value = host.bandwidth.value * nodes);
+        spec.host = spec.host.take().or(host);
     }
 
     /// Pods of TPUs are joined by the NICs of their hosts (Multislice): 4 x 200 Gb/s to eight chips of v6e, 2 x 100 to

@@ -1,7 +1,7 @@
 //! The model: from the sizes a source states, or from its name, or from the number of its weights.
 
 use super::case::Training;
-use super::known::length;
+use super::known::{bare, length};
 use super::mixture::{is_dualpipe, mixed};
 use super::recipe;
 use super::software::Habits;
@@ -117,7 +117,7 @@ fn block(run: &Training, habits: Habits, gated: bool) -> LlmSpec {
 fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
     // R1 has V3's weights in the same places.
     let name = |text: &str| {
-        let name = squeezed(text.split('(').next().unwrap_or_default()).replace("3.1", "3").replace('.', "");
+        let name = bare(text).replace("3.1", "3").replace('.', "");
         name.replace("deepseekr1", "deepseekv3")
     };
     let sized = |known: &str| {

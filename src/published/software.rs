@@ -217,6 +217,10 @@ const RULES: &[Rule] = &[
     // V, and shares no weights, so that they must be sharded (its ZeRO).
     Rule { words: &["colossalaisp", "colaisp"], habits: Habits { zero: 3, ..habits(UNFUSED, 0.0) } },
     Rule { words: &["colossalai", "colai"], habits: habits(FLASH, 0.0) },
+    // They shard weights over all chips where nothing else is asked for.
+    Rule { words: &["maxtext", "levanter", "axlearn"], habits: Habits { zero: 3, ..OTHERWISE } },
+    // Whatever else is built on Megatron: of today.
+    Rule { words: &["mindspeed", "megatronswift", "megatronpatch", "(megatron)"], habits: RECIPES },
     // XLA makes its own kernels of attention where Transformer Engine's are not asked for.
     Rule { words: &["paxml", "pax("], habits: habits(UNFUSED, 0.0) },
 ];

@@ -15,8 +15,9 @@ use super::known::length;
 use super::mixture;
 use super::options::with_words;
 use super::recipe;
+use super::sharding;
 use super::software::Habits;
-use super::words::{is_narrow, number_behind, squeezed, tokens};
+use super::words::{is_narrow, squeezed, tokens};
 use crate::spec::{LlmSpec, Mixer, Options, Parallelism, Recompute};
 
 /// A run's degrees and batch.
@@ -117,7 +118,7 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
         Some(_) => 2,
         None => run.vp.or(interleaving(run, model, pp)).unwrap_or(1),
     };
-    let stage = zero(&run.zero, habits);
+    let stage = sharding::stage(run, habits);
     // Beside a pipeline weights stay whole and gradients are scattered once a step: FSDP under PyTorch's schedules,
     // Llama 3's stack; Megatron-LM and DeepSpeed have no more than stage 1 there.
     let zero = if pp > 1 { stage.min(1) } else { stage };
@@ -126,7 +127,8 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
     let (mut options, unknown) = with_words(Options::default(), &asked);
     // Sums of gradients that stay whole go over all replicas, whoever has the optimizer's states (InternEvo).
     let same = dp * ulysses * ring;
-    options.shard = sharers(&run.zero, node).filter(|n| zero > 1 && *n < same && same.is_multiple_of(*n)).unwrap_or(0);
+    options.shard =
+        sharding::sharers(run, node).filter(|n| zero > 1 && *n < same && same.is_multiple_of(*n)).unwrap_or(0);
     options.last_stage = left_over(model.layers, pp, vp).filter(|_| habits.fills_stages);
     let par = Parallelism {
         dp,
@@ -220,39 +222,6 @@ fn sequence_ways(run: &Training) -> (u32, u32) {
         (None, None) if squeezed(&run.system).contains("ulysses") => (cp, 1),
         (None, None) => (1, cp),
     }
-}
-
-/// The stage of ZeRO (arXiv:1910.02054) by the names that systems give it; the system's habit where nothing is said.
-fn zero(words: &str, habits: Habits) -> u32 {
-    if words.is_empty() {
-        return habits.zero;
-    }
-    let text = squeezed(words);
-    if let Some(stage) = number_behind(&text, "zero").filter(|stage| *stage <= 3.0) {
-        return stage as u32;
-    }
-    let by_name = [
-        ("distributedoptimizer", 1),
-        ("optimizerparallel", 1),
-        ("shardgradop", 2),
-        ("fsdp", 3),
-        ("hsdp", 3),
-        ("hybridshard", 3),
-        ("fullshard", 3),
-        ("fullysharded", 3),
-        ("gemini", 3),
-        ("parameterssharded", 3),
-    ];
-    by_name.iter().find(|(name, _)| text.contains(name)).map_or(0, |(_, stage)| *stage)
-}
-
-/// Ranks that share out among themselves where not all that hold the same weights do: those that are stated, else those
-/// of a node (FSDP's HYBRID_SHARD).
-fn sharers(words: &str, node: u32) -> Option<u32> {
-    let text = squeezed(words);
-    let counted = ["groupsof", "withinnode("].iter().find_map(|word| number_behind(&text, word)).map(|n| n as u32);
-    let hybrid = ["hsdp", "hybridshard", "withinnode", "mics", "hpz"].iter().any(|word| text.contains(word));
-    counted.or(hybrid.then_some(node)).filter(|n| *n > 1)
 }
 
 /// What is recomputed, if the source says so: in its own field, or in the name of the system.
@@ -412,25 +381,6 @@ mod tests {
         assert!(chunked(&run("DeepSpeed-Ulysses", ""), 1 << 20).is_empty());
     }
 
-    #[test]
-    fn zero_by_the_names_of_systems() {
-        for (words, stage) in [
-            ("ZeRO-3 (FSDP FULL_SHARD)", 3),
-            ("distributed-optimizer (ZeRO-1)", 1),
-            ("distributed-optimizer, overlapped", 1),
-            ("FSDP ZeRO-2-like (params not resharded after forward)", 2),
-            ("ZeRO-1/2 (all-gather params / reduce-scatter grads per chunk)", 1),
-            ("none/DDP (not stated)", 0),
-            ("FSDP", 3),
-            ("HSDP", 3),
-            ("Gemini, all parameters sharded", 3),
-            ("DP", 0),
-            ("", 0),
-        ] {
-            assert_eq!(zero(words, habits()), stage, "{words}");
-        }
-    }
-
     /// DeepSpeed's engine and Megatron-LM until 2022 scatter what passes between stages, unless rows are cut as it is.
     #[test]
     fn who_scatters_between_stages() {
@@ -444,20 +394,6 @@ mod tests {
         }
         for system in ["torchtitan", "nanotron", "Megatron Core"] {
             assert!(!scatters(system, Some(false), 8), "{system}");
-        }
-    }
-
-    #[test]
-    fn who_shares_out_by_the_words_of_systems() {
-        for (words, ranks) in [
-            ("ZeRO-1 within node (8), replicated across nodes", Some(8)),
-            ("ZeRO-1 sharded within groups of 4 (hierarchical), replicated across", Some(4)),
-            ("HSDP", Some(16)),
-            ("FSDP (HYBRID_SHARD)", Some(16)),
-            ("ZeRO-3 (FSDP FULL_SHARD)", None),
-            ("", None),
-        ] {
-            assert_eq!(sharers(words, 16), ranks, "{words}");
         }
     }
 

@@ -14,7 +14,7 @@ use super::standin::stand_in;
 use super::tuning::Tuning;
 use super::verdict::Prediction;
 use super::words::{is_fp4, is_narrow};
-use super::{Shipped, mixture, sizes};
+use super::{Shipped, mixture, sharding, sizes};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::error::Error;
@@ -148,7 +148,7 @@ fn fitting(
     if first.is_ok() && found.memory.is_none() {
         return first.map(|made| (setup, made));
     }
-    for zero in sharded(stated) {
+    for zero in sharding::to_try(stated) {
         let run = Training { zero: (*zero).into(), ..stated.clone() };
         if let Some(fits) = attempt(&run, stated, shipped, found) {
             found.why.push(format!("zero: not stated; {zero} taken, which fits"));
@@ -168,14 +168,6 @@ fn fitting(
         }
     }
     first.map(|made| (setup, made))
-}
-
-/// How replicas share what they hold, the least first, where nothing is said of system or split and a GPU alone has no
-/// room: by what every framework has, before tensors or stages are cut.
-fn sharded(stated: &Training) -> &'static [&'static str] {
-    let degrees = [stated.tp, stated.pp, stated.cp, stated.ulysses, stated.ring, stated.ep];
-    let open = stated.system.is_empty() && stated.zero.is_empty() && degrees.iter().all(Option::is_none);
-    if open { &["ZeRO-1", "ZeRO-3"] } else { &[] }
 }
 
 /// Sequences at a time where nobody says, the most first.
@@ -456,13 +448,13 @@ mod tests {
 
     #[test]
     fn replicas_share_what_they_hold_where_nothing_is_told() {
-        assert_eq!(sharded(&card()), ["ZeRO-1", "ZeRO-3"]);
+        assert_eq!(sharding::to_try(&card()), ["ZeRO-1", "ZeRO-3"]);
         for told in [
             Training { system: "Megatron-LM".into(), ..card() },
             Training { zero: "none".into(), ..card() },
             Training { tp: Some(2), ..card() },
         ] {
-            assert!(sharded(&told).is_empty(), "{told:?}");
+            assert!(sharding::to_try(&told).is_empty(), "{told:?}");
         }
         let found = predict(&card(), &Shipped::new().unwrap());
         assert!(found.split.starts_with("dp 8 x tp 1 x pp 1 ") && found.split.contains("zero 1"), "{}", found.split);

@@ -1,0 +1,147 @@
+//! What replicas share out among themselves (ZeRO, arXiv:1910.02054), by the words of a source.
+
+use super::case::Training;
+use super::software::Habits;
+use super::words::{number_behind, squeezed};
+
+/// Names of what a system shards, and the stage of ZeRO that does.
+const BY_NAME: &[(&str, u32)] = &[
+    ("distributedoptimizer", 1),
+    ("optimizerparallel", 1),
+    ("shardgradop", 2),
+    ("fsdp", 3),
+    ("hsdp", 3),
+    ("hybridshard", 3),
+    ("fullshard", 3),
+    ("fullysharded", 3),
+    ("gemini", 3),
+    ("parameterssharded", 3),
+];
+
+/// The stage of ZeRO: as stated, else as the name of the system has it, else the system's habit.
+pub fn stage(run: &Training, habits: Habits) -> u32 {
+    match run.zero.trim() {
+        "" => named(&run.system).unwrap_or(habits.zero),
+        number @ ("0" | "1" | "2" | "3") => number.parse().unwrap_or(0),
+        words => named(words).unwrap_or(0),
+    }
+}
+
+/// The stage that words name.
+fn named(words: &str) -> Option<u32> {
+    let text = squeezed(words);
+    let counted = ["zero", "stage"].iter().filter_map(|word| number_behind(&text, word)).find(|stage| *stage <= 3.0);
+    let by_name = || BY_NAME.iter().find(|(name, _)| text.contains(name)).map(|(_, stage)| *stage);
+    counted.map(|stage| stage as u32).or_else(by_name)
+}
+
+/// Ranks that share out among themselves where not all that hold the same weights do: those that are stated, else those
+/// of a node (FSDP's HYBRID_SHARD).
+pub fn sharers(run: &Training, node: u32) -> Option<u32> {
+    let text = squeezed(if run.zero.is_empty() { &run.system } else { &run.zero });
+    let counted = ["groupsof", "withinnode("].iter().find_map(|word| number_behind(&text, word)).map(|n| n as u32);
+    let hybrid = ["hsdp", "hybridshard", "withinnode", "mics", "hpz"].iter().any(|word| text.contains(word));
+    counted.or(hybrid.then_some(node)).filter(|n| *n > 1)
+}
+
+/// Systems that shard weights over replicas before they cut tensors or stages, as far as they go at all.
+const SHARDERS: &[&str] = &[
+    "deepspeed",
+    "huggingface",
+    "transformers",
+    "hftrainer",
+    "hf+",
+    "accelerate",
+    "trl",
+    "lightning",
+    "litgpt",
+    "composer",
+    "mosaic",
+    "foundry",
+    "torchtune",
+    "unsloth",
+    "swift",
+    "verl",
+    "jax",
+    "maxtext",
+    "levanter",
+    "habana",
+    "colossal",
+    "pytorch",
+    "torch.compile",
+];
+
+/// Those of their names that cut models otherwise.
+const CUTTERS: &[&str] = &["megatron", "pipeline", "autotp", "3d", "tensorparallel"];
+
+/// Stages to try where nothing is said of sharding nor of the split and the plan does not fit, the least first: those that
+/// every framework has where the system is not named either, else the one of systems that shard.
+pub fn to_try(run: &Training) -> &'static [&'static str] {
+    let degrees = [run.tp, run.pp, run.cp, run.ulysses, run.ring, run.ep];
+    let open = run.zero.is_empty() && degrees.iter().all(|degree| degree.unwrap_or(1) == 1);
+    let system = squeezed(&run.system);
+    let says = |words: &[&str]| words.iter().any(|word| system.contains(word));
+    match () {
+        () if !open => &[],
+        () if system.is_empty() && degrees.iter().all(Option::is_none) => &["ZeRO-1", "ZeRO-3"],
+        () if says(SHARDERS) && !says(CUTTERS) => &["ZeRO-3"],
+        () => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(system: &str, zero: &str) -> Training {
+        Training { system: system.into(), zero: zero.into(), ..Training::default() }
+    }
+
+    #[test]
+    fn zero_by_the_names_of_systems() {
+        for (words, found) in [
+            ("ZeRO-3 (FSDP FULL_SHARD)", 3),
+            ("distributed-optimizer (ZeRO-1)", 1),
+            ("distributed-optimizer, overlapped", 1),
+            ("FSDP ZeRO-2-like (params not resharded after forward)", 2),
+            ("ZeRO-1/2 (all-gather params / reduce-scatter grads per chunk)", 1),
+            ("none/DDP (not stated)", 0),
+            ("FSDP", 3),
+            ("HSDP", 3),
+            ("3", 3),
+            ("stage 2", 2),
+            ("Gemini, all parameters sharded", 3),
+            ("DP", 0),
+            ("", 0),
+        ] {
+            assert_eq!(stage(&run("", words), Habits::of("Megatron-LM PTD-P")), found, "{words}");
+        }
+    }
+
+    #[test]
+    fn where_nothing_is_said_the_name_of_the_system_may() {
+        let of = |system: &str, zero: &str| stage(&run(system, zero), Habits::of(system));
+        assert_eq!(
+            [of("PyTorch FSDP", ""), of("DeepSpeed ZeRO-3", ""), of("DeepSpeed ZeRO-2 + offload", "")],
+            [3, 3, 2]
+        );
+        assert_eq!([of("PyTorch FSDP", "none"), of("Megatron-LM", ""), of("Megatron zero-bubble", "")], [0, 1, 0]);
+        assert_eq!(of("DeepSpeed ZeRO-100B + Megatron-LM", ""), 1);
+        assert_eq!(to_try(&run("LitGPT", "")), ["ZeRO-3"]);
+        assert!(to_try(&run("Megatron-DeepSpeed", "")).is_empty() && to_try(&run("LitGPT", "none")).is_empty());
+    }
+
+    #[test]
+    fn who_shares_out_by_the_words_of_systems() {
+        for (words, ranks) in [
+            ("ZeRO-1 within node (8), replicated across nodes", Some(8)),
+            ("ZeRO-1 sharded within groups of 4 (hierarchical), replicated across", Some(4)),
+            ("HSDP", Some(16)),
+            ("FSDP (HYBRID_SHARD)", Some(16)),
+            ("ZeRO-3 (FSDP FULL_SHARD)", None),
+            ("", None),
+        ] {
+            assert_eq!(sharers(&run("", words), 16), ranks, "{words}");
+        }
+    }
+}
