@@ -13,7 +13,7 @@
 //!
 //! Folded pipelines are in `folded`, and the orders of those that halve every backward unit in `in_v`. Else virtual stage c*p + s is chunk c of stage s. What a stage receives next is asked for
 //! one unit ahead, and what it has computed is sent while the next unit runs: sending and receiving are decoupled from
-//! compute (MegaScale, arXiv:2402.15627, section 3.2), for lanes give that by themselves. Transfers are the work of NICs
+//! compute (MegaScale, arXiv:2402.15627, section 3.2), for lanes give that by themselves; [`Passing`] has what older software does. Transfers are the work of NICs
 //! and copy engines here: the one or two SMs that a waiting NCCL kernel sits on are not counted.
 
 mod folded;
@@ -50,6 +50,22 @@ pub enum Act {
     Pair { forward: Pass, backward: Pass },
     /// The gradients of weights of a backward unit that was cut in two.
     Weights(Pass),
+    /// Sends what units since the last of these have made.
+    Send,
+    /// Waits for what was sent and asked for since the last of these.
+    Await,
+}
+
+/// When stages pass on what they have computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passing {
+    /// While others compute: what a stage receives is asked for one unit ahead.
+    Ahead,
+    /// Between two units.
+    Between,
+    /// Interleaved, without overlap: behind a forward and a backward unit, both ways at once
+    /// (`send_forward_backward_recv_forward_backward` of Megatron-LM's schedules).
+    Together,
 }
 
 /// A unit with its slots of inputs and of kept activations, and that of its output or the first of its gradients.
@@ -80,8 +96,7 @@ pub struct Pipeline {
     pub microbatches: u32,
     /// Layers of each virtual stage.
     pub layers: Vec<u32>,
-    /// What a stage receives is asked for one unit ahead.
-    pub ahead: bool,
+    pub passing: Passing,
     /// Forward and backward units go in pairs. Then no unit of a pair needs the other, nor another stage's of the same
     /// moment: each stage is one pair further ahead of the next, as DualPipe's are, and interleaved ones one unit.
     pub pairs: bool,
@@ -250,6 +265,14 @@ impl Pipeline {
         units
     }
 
+    /// Whether the u-th unit of a stage is the first behind a [`Passing::Together`]: of warm-up and cool-down every one is,
+    /// else every forward unit.
+    fn begins_turn(&self, stage: u32, u: usize) -> bool {
+        let (all, warm) = (self.microbatches * self.chunks, self.warm_up(stage));
+        let steady = (warm as usize)..(2 * all - warm) as usize;
+        !steady.contains(&u) || (u - steady.start).is_multiple_of(2)
+    }
+
     /// Whether a unit's input comes from another stage.
     pub fn receives(&self, stage: u32, unit: Unit) -> bool {
         let ends = if unit.forward { self.is_first(stage, unit.chunk) } else { self.is_last(stage, unit.chunk) };
@@ -268,10 +291,20 @@ impl Pipeline {
         let mut held: BTreeMap<(u32, u32), (u32, u32)> = BTreeMap::new();
         let mut asked: BTreeMap<Unit, u32> = BTreeMap::new();
         let (mut turn, mut forward) = (0, None);
+        // Gradients on their way to the stage before.
+        let mut leaving = vec![];
         for (u, &unit) in units.iter().enumerate() {
+            if self.passing == Passing::Together && self.begins_turn(stage, u) {
+                acts.push(Act::Send);
+            }
             // The unit itself, the one behind it, and the next of its direction.
             let next = units[u + 1..].iter().position(|other| other.forward == unit.forward).map(|at| u + 1 + at);
-            let early = [Some(u + 1).filter(|&a| a < units.len()), next].map(|a| a.filter(|_| self.ahead));
+            let after = Some(u + 1).filter(|&a| a < units.len());
+            let early = match self.passing {
+                Passing::Ahead => [after, next],
+                Passing::Between => [None, None],
+                Passing::Together => [after.filter(|&a| !self.begins_turn(stage, a)), None],
+            };
             for ahead in [Some(u)].into_iter().chain(early).flatten() {
                 let unit = units[ahead];
                 if !asked.contains_key(&unit) && self.receives(stage, unit) {
@@ -279,6 +312,10 @@ impl Pipeline {
                     asked.insert(unit, slot);
                     acts.push(Act::Receive { unit, slot });
                 }
+            }
+            if self.passing == Passing::Together && self.begins_turn(stage, u) {
+                acts.push(Act::Await);
+                leaving.drain(..).for_each(|pair| gradients.give_back(pair));
             }
             let (key, slot) = ((unit.chunk, unit.microbatch), asked.remove(&unit));
             if unit.forward {
@@ -310,9 +347,15 @@ impl Pipeline {
                     }
                     inputs.give_back(over.input);
                     kept.give_back(over.kept);
-                    gradients.give_back(over.to / passes);
+                    match self.passing {
+                        Passing::Together => leaving.push(over.to / passes),
+                        _ => gradients.give_back(over.to / passes),
+                    }
                 }
             }
+        }
+        if self.passing == Passing::Together {
+            acts.extend([Act::Send, Act::Await]);
         }
         let [inputs, kept, gradients, left] = [inputs, kept, gradients, left].map(|slots| slots.count);
         Flow { acts, inputs, kept, gradients: passes * gradients, left }
@@ -347,7 +390,7 @@ mod tests {
             chunks,
             microbatches,
             layers,
-            ahead: true,
+            passing: Passing::Ahead,
             pairs: false,
             split: false,
             fold: Fold::None,
@@ -405,6 +448,43 @@ mod tests {
                 }
                 let weights = flow.acts.iter().filter(|act| matches!(act, Act::Weights(_)));
                 assert_eq!(weights.count() as u32, m);
+            }
+        }
+    }
+
+    /// What Megatron-LM's interleaved schedule without overlap sends behind a turn of one stage, the next stage has asked
+    /// for behind its turn before: nobody waits for somebody who waits.
+    #[test]
+    fn together_each_turn_meets_the_next_stages_turn_before() {
+        for (p, v, m) in [(2, 2, 2), (4, 2, 8), (4, 3, 4), (8, 6, 64)] {
+            let pipe = Pipeline { passing: Passing::Together, ..pipeline(p, v, m) };
+            // Of each stage, in which of its waits a unit's input comes, and in which its result leaves.
+            let of = |stage: u32| {
+                let (mut come, mut gone, mut wait) = (BTreeMap::new(), BTreeMap::new(), 0);
+                let mut made = vec![];
+                for act in pipe.flow(stage).acts {
+                    match act {
+                        Act::Receive { unit, .. } => come.extend([(unit, wait)]),
+                        Act::Send => gone.extend(made.drain(..).map(|unit| (unit, wait))),
+                        Act::Await => wait += 1,
+                        Act::Forward(pass) | Act::Backward(pass) => {
+                            assert!(come.get(&pass.unit).is_none_or(|asked| *asked < wait));
+                            made.push(pass.unit);
+                        }
+                        _ => unreachable!("neither pairs nor halves"),
+                    }
+                }
+                assert!(made.is_empty(), "all is sent in the end");
+                (come, gone)
+            };
+            let steady = p * (v + 1) < m * v;
+            for stage in (0..p - 1).filter(|_| steady) {
+                let (here, there) = (of(stage), of(stage + 1));
+                there.0.iter().filter(|(unit, _)| unit.forward).for_each(|(unit, at)| assert_eq!(here.1[unit], at + 1));
+                here.0
+                    .iter()
+                    .filter(|(unit, _)| !unit.forward)
+                    .for_each(|(unit, at)| assert_eq!(there.1[unit], at - 1));
             }
         }
     }

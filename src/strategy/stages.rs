@@ -13,7 +13,7 @@ mod sums;
 
 use super::kind::{Halves, Kind};
 use super::layers::{Layers, Stretch};
-use super::pipeline::{Act, Flow, Pass, Pipeline, Unit};
+use super::pipeline::{Act, Flow, Pass, Passing, Pipeline, Unit};
 use super::residual::Residual;
 use super::step::Step;
 use super::transformer::Flats;
@@ -58,6 +58,9 @@ pub struct Staged<'s, 'a> {
     parts: Option<Parts>,
     /// What was sent since the unit before.
     sent: Vec<Buf>,
+    /// What is made and not sent, and what is asked for and not waited for, where stages pass on [`Passing::Together`].
+    made: Vec<(Unit, Buf)>,
+    coming: Vec<Buf>,
     /// The unit whose last sums are not added to their shares yet.
     to_add: Option<Unit>,
 }
@@ -114,6 +117,8 @@ impl<'s, 'a> Staged<'s, 'a> {
             longest,
             parts,
             sent: vec![],
+            made: vec![],
+            coming: vec![],
             to_add: None,
         };
         let (stages, chunks) = (staged.step.pipe.stages, staged.step.pipe.chunks);
@@ -192,6 +197,17 @@ impl<'s, 'a> Staged<'s, 'a> {
                 }
                 Act::Pair { forward, backward } => self.pair(stage, forward, backward),
                 Act::Weights(pass) => self.weights(stage, pass),
+                Act::Send => {
+                    for (unit, src) in std::mem::take(&mut self.made) {
+                        self.send(stage, unit, src);
+                    }
+                }
+                Act::Await => {
+                    let [come, gone] = [&mut self.coming, &mut self.sent].map(std::mem::take);
+                    if !come.is_empty() || !gone.is_empty() {
+                        self.wait_for(come, gone);
+                    }
+                }
             }
         }
         if self.step.par.options.no_overlap_grad {
@@ -241,6 +257,17 @@ impl<'s, 'a> Staged<'s, 'a> {
         let (tag, group) = (self.tag(stage, unit), self.step.pipe.link(link));
         let via = Via { group, index, engine: Engine::CopyEngine };
         self.step.b.recv(&format!("recv_{what}.{}.{}", unit.chunk, unit.microbatch), via, by, dst, tag);
+        if self.step.pipe.passing == Passing::Together {
+            self.coming.push(dst);
+        }
+    }
+
+    /// Passes on the result of a unit: now, or with what else there is to pass on.
+    fn pass_on(&mut self, stage: u32, unit: Unit, src: Buf) {
+        match self.step.pipe.passing {
+            Passing::Together => self.made.push((unit, src)),
+            _ => self.send(stage, unit, src),
+        }
     }
 
     /// Sends the result of a unit to the stage that runs the next one of its microbatch.
@@ -270,21 +297,33 @@ impl<'s, 'a> Staged<'s, 'a> {
     /// Before a unit begins: what it was sent has come, and what was sent before it has gone, where nobody
     /// computes meanwhile; and all rows of it are in `input`, the unit's slot `slot`.
     fn passed(&mut self, stage: u32, unit: Unit, slot: u32, input: Buf) {
-        let sent = std::mem::take(&mut self.sent);
         let receives = self.step.pipe.receives(stage, unit);
         let coming = self.parts.as_ref().map_or(input, |parts| parts.coming(unit.forward, slot));
-        if self.step.par.options.no_overlap_p2p {
-            // Interleaved, who waited for a send would keep others from receiving.
-            let sent = if self.step.pipe.chunks > 1 { vec![] } else { sent };
-            let come = if receives { vec![coming] } else { vec![] };
-            let parts = if self.parts.is_some() { self.step.layer().tp.ranks } else { 1 };
-            self.step.wait("passed", come, sent, parts);
+        let come = if receives { vec![coming] } else { vec![] };
+        match self.step.pipe.passing {
+            Passing::Between => {
+                let sent = std::mem::take(&mut self.sent);
+                self.wait_for(come, sent);
+            }
+            Passing::Ahead => {
+                self.sent.clear();
+                if self.step.par.options.no_overlap_p2p {
+                    self.wait_for(come, vec![]);
+                }
+            }
+            Passing::Together => {}
         }
         if self.parts.is_some() && receives {
             let tp = self.step.layer().tp;
             let what = self.lane_of(unit).0;
             tp.join(&mut self.step.b, &format!("join_{what}.{}.{}", unit.chunk, unit.microbatch), coming, input);
         }
+    }
+
+    /// GPU and CPU wait for what has come and for what has gone.
+    fn wait_for(&mut self, come: Vec<Buf>, gone: Vec<Buf>) {
+        let parts = if self.parts.is_some() { self.step.layer().tp.ranks } else { 1 };
+        self.step.wait("passed", come, gone, parts);
     }
 
     fn forward(&mut self, stage: u32, pass: Pass) {
@@ -342,7 +381,7 @@ impl<'s, 'a> Staged<'s, 'a> {
     fn end_forward(&mut self, stage: u32, pass: Pass) {
         let ends = self.step.pipe.is_last(stage, pass.unit.chunk) || self.step.pipe.stays(stage, pass.unit);
         if !ends {
-            self.send(stage, pass.unit, self.out_of(stage, pass));
+            self.pass_on(stage, pass.unit, self.out_of(stage, pass));
         }
     }
 
@@ -417,7 +456,7 @@ impl<'s, 'a> Staged<'s, 'a> {
             let args = [self.step.tokens.slot(unit.microbatch).into(), out.into()];
             self.step.b.call(&format!("embed_bwd.{}.{}", unit.chunk, unit.microbatch), self.embed[1], 1, &args);
         } else {
-            self.send(stage, unit, out);
+            self.pass_on(stage, unit, out);
         }
     }
 

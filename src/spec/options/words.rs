@@ -177,7 +177,7 @@ pub const WORDS: &[Word] = &[
     },
     Word {
         name: "no-overlap-p2p",
-        about: "pipeline: CPU and GPU wait for what a stage sends and receives, interleaved the CPU for what it receives (Megatron-LM without overlap-p2p)",
+        about: "pipeline: CPU and GPU wait for what a stage sends and receives, interleaved both ways at once behind a forward and a backward unit (Megatron-LM without overlap-p2p)",
         set: |o| o.no_overlap_p2p = true,
         is_set: |o| o.no_overlap_p2p,
     },

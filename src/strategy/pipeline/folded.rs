@@ -258,6 +258,7 @@ impl<'p> Folded<'p> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Passing;
     use super::*;
     use crate::spec::Fold;
     use std::sync::OnceLock;
@@ -269,7 +270,7 @@ mod tests {
             chunks: 2,
             microbatches,
             layers,
-            ahead: true,
+            passing: Passing::Ahead,
             pairs: false,
             split,
             fold: Fold::DualPipe,

@@ -189,7 +189,7 @@ impl Stage {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Act, Unit};
+    use super::super::{Act, Passing, Unit};
     use super::*;
     use std::collections::BTreeMap;
     use std::sync::OnceLock;
@@ -202,7 +202,7 @@ mod tests {
             chunks: 2,
             microbatches,
             layers,
-            ahead: true,
+            passing: Passing::Ahead,
             pairs: false,
             split: true,
             fold,
@@ -226,7 +226,7 @@ mod tests {
                             over.get(&(if pipe.rises(pass.unit) { s - 1 } else { s + 1 }, pass.unit)).copied()
                         }
                         Act::Forward(_) | Act::Backward(_) => Some(0),
-                        Act::Pair { .. } => panic!("no pairs in a V"),
+                        Act::Pair { .. } | Act::Send | Act::Await => panic!("not in a V"),
                     };
                     let Some(given) = given else { break };
                     at[s as usize] += 1;

@@ -7,7 +7,7 @@ use super::super::feasible;
 use super::super::head::Head;
 use super::super::kind::{Kind, kinds_of};
 use super::super::mtp::Modules;
-use super::super::pipeline::Pipeline;
+use super::super::pipeline::{Passing, Pipeline};
 use super::super::residual::Residual;
 use super::super::sharded;
 use super::super::transformer::Layer;
@@ -126,8 +126,12 @@ fn pipeline(model: &LlmSpec, par: &Parallelism, microbatches: u32) -> Result<Pip
         chunks: par.vp,
         microbatches,
         layers: feasible::layers_of_stages(model, par)?,
-        // Interleaved, nobody could send before the next receives: there the CPU alone waits.
-        ahead: !par.options.no_overlap_p2p || par.vp > 1,
+        passing: match par.options.no_overlap_p2p {
+            true if par.vp == 1 => Passing::Between,
+            // Where a forward unit goes beside a backward one, the CPU alone waits.
+            true if !par.options.overlap_exchange => Passing::Together,
+            _ => Passing::Ahead,
+        },
         pairs: par.options.overlap_exchange,
         split: par.cuts_all() || par.cuts_some(),
         fold: par.options.fold,
