@@ -1,6 +1,7 @@
 //! A checkpoint: every rank saves its share of weights and optimizer, each byte once.
 
-use crate::spec::{Dtype, FleetSpec, LlmSpec, StorageSpec};
+use crate::spec::{Dtype, FleetSpec, LlmSpec, Sourced, StorageSpec};
+use crate::units::Seconds;
 use serde::Serialize;
 
 /// What saving and loading takes, in seconds.
@@ -25,14 +26,16 @@ impl Checkpoint {
         let by = |per_node: f64, all: f64| (bytes / nodes / per_node).max(bytes / all);
         let written = by(storage.write_per_node.value.value(), storage.write.value.value()).max(to_host);
         let read = by(storage.read_per_node.value.value(), storage.read.value.value()).max(to_host);
-        let save_s = storage.save.value.value() + written;
+        let doublings = f64::from(gpus.max(1)).log2();
+        let more = |each: &Option<Sourced<Seconds>>| each.as_ref().map_or(0.0, |s| s.value.value() * doublings);
+        let save_s = storage.save.value.value() + more(&storage.save_doubling) + written;
         let stall_s = storage.stall.value.value() + to_host;
         Checkpoint {
             bytes,
             bytes_per_gpu,
             stall_s: if storage.in_background { stall_s.min(save_s) } else { save_s },
             save_s,
-            load_s: storage.load.value.value() + read,
+            load_s: storage.load.value.value() + more(&storage.load_doubling) + read,
         }
     }
 

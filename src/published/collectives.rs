@@ -188,10 +188,15 @@ const TUNED: f64 = 2.0;
 /// GPUs with fewer links to each other than behind a switch, which sources call NV4 and the like.
 fn without_switch(spec: &mut ClusterSpec, link: &str) -> String {
     let links = |word: &String| word.strip_prefix("nv")?.parse::<u32>().ok();
+    let peers = spec.gpus_per_node.saturating_sub(1).max(1);
     let up = &mut spec.scale_up;
     let Some(links) = tokens(link).iter().find_map(links).filter(|n| (1..up.links).contains(n)) else {
         return String::new();
     };
+    // Where each pair has links of its own, nvidia-smi counts those of a pair, and a GPU has them to every other.
+    if up.per_peer.is_some() && links * peers == up.links {
+        return String::new();
+    }
     let part = f64::from(links) / f64::from(up.links);
     (up.bandwidth.value, up.p2p.value) = (up.bandwidth.value * part, up.p2p.value * part);
     (up.links, up.switch_reduce) = (links, None);

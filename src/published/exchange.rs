@@ -16,7 +16,7 @@ use crate::plan::route::{ExchangeAlgo, Phase, Route, Rows, Wire};
 use crate::routing::{Request, Routing};
 use names::carrier;
 
-/// One exchange, one way.
+/// One exchange, one way or there and back.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Exchanged {
     /// The library, as the source words it.
@@ -55,6 +55,8 @@ pub enum Part {
     #[default]
     Dispatch,
     Combine,
+    /// There and back, timed as one; rows come back in 16 bits.
+    Both,
 }
 
 /// What an element of a row is on the wire.
@@ -172,20 +174,27 @@ fn predicted(row: &Exchanged, shipped: &Shipped) -> std::result::Result<Said, St
     // Libraries time the kernels with the layout known.
     let phase = match row.part {
         Part::Prepare => Phase::Dispatch,
-        Part::Dispatch => Phase::CachedDispatch,
+        Part::Dispatch | Part::Both => Phase::CachedDispatch,
         Part::Combine => Phase::Combine,
     };
     let bytes = row.element.row_bytes(hidden);
     let members: Vec<u32> = (0..ranks).collect();
-    let estimate = match library {
-        Some(library) => time_of(library, &route, algo, phase, bytes, &members, &cluster, stack),
-        None => time(&route, algo, phase, bytes, &members, &cluster, stack),
+    let seconds = |phase: Phase, bytes: u64| {
+        let estimate = match library {
+            Some(library) => time_of(library, &route, algo, phase, bytes, &members, &cluster, stack),
+            None => time(&route, algo, phase, bytes, &members, &cluster, stack),
+        };
+        let estimate = estimate.map_err(|e| e.to_string())?;
+        Ok::<_, String>(match row.part {
+            Part::Prepare => estimate.slowest().notify.value(),
+            _ => estimate.mean().value() + if row.called { call(algo, phase) } else { 0.0 },
+        })
     };
-    let estimate = estimate.map_err(|e| e.to_string())?;
-    let seconds = match row.part {
-        Part::Prepare => estimate.slowest().notify.value(),
-        _ => estimate.mean().value() + if row.called { call(algo, phase) } else { 0.0 },
+    let back = match row.part {
+        Part::Both => seconds(Phase::Combine, Element::Bf16.row_bytes(hidden))?,
+        _ => 0.0,
     };
+    let seconds = seconds(phase, bytes)? + back;
     let gigabytes = bytes as f64 / seconds / 1e9;
     let value = match row.unit {
         Unit::Logical => logical(&route, algo, phase, route.nodes() > 1) * gigabytes,

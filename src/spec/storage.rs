@@ -17,11 +17,17 @@ pub struct StorageSpec {
     pub to_host: Sourced<BytesPerSec>,
     /// Of a save, besides its bytes: planning, metadata, the last barrier.
     pub save: Sourced<Seconds>,
+    /// Added to it for each doubling of the ranks: plans are gathered, and barriers passed, in trees.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub save_doubling: Option<Sourced<Seconds>>,
     pub write_per_node: Sourced<BytesPerSec>,
     /// What the store takes from all nodes together.
     pub write: Sourced<BytesPerSec>,
     /// Of loading, besides its bytes.
     pub load: Sourced<Seconds>,
+    /// Added to it for each doubling of the ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_doubling: Option<Sourced<Seconds>>,
     pub read_per_node: Sourced<BytesPerSec>,
     /// What the store gives to all nodes together.
     pub read: Sourced<BytesPerSec>,

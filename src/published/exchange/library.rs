@@ -106,9 +106,14 @@ fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> 
     let called = row.get("measure").and_then(Value::as_str).is_some_and(|how| how.to_lowercase().contains("api"));
     let one = |(name, value, sms): &(String, f64, Option<u16>)| {
         let (ranks, unit) = (ranks_of(name), unit_of(name, row)?);
-        let combine = squeezed(name).contains("comb")
-            || row.get("op").and_then(Value::as_str).is_some_and(|op| op.contains("combine"));
-        let part = if combine { Part::Combine } else { Part::Dispatch };
+        let op = row.get("op").and_then(Value::as_str).unwrap_or_default();
+        let says = |what: &str| name.contains(what) || op.contains(what);
+        let part = match (says("disp"), says("comb")) {
+            (true, true) if unit == Unit::Microseconds => Part::Both,
+            (_, true) => Part::Combine,
+            _ => Part::Dispatch,
+        };
+        let combine = part == Part::Combine;
         let said = row.get("dtype").or(setup.get("dispatch")).and_then(Value::as_str).unwrap_or("fp8");
         let fp8 = !combine && !name.contains("bf16") && (name.contains("fp8") || !said.starts_with("bf16"));
         let element = if fp8 { Element::Fp8Blocks } else { Element::Bf16 };
@@ -179,7 +184,8 @@ fn unit_of(name: &str, row: &Map<String, Value>) -> Option<Unit> {
     }
     let op = row.get("op").and_then(Value::as_str).unwrap_or_default();
     // Times of an exchange by the ranks, and those of a row that is one as a whole.
-    let whole = ranks_of(name).is_some() && ["dispatch", "combine"].iter().any(|word| op.contains(word));
+    let timed = ranks_of(name).is_some() || ["us", "time_us", "latency_us", "total_us"].contains(&name);
+    let whole = timed && ["dispatch", "combine"].iter().any(|word| op.contains(word));
     if whole || ["before_us", "after_us"].contains(&name) {
         return Some(Unit::Microseconds);
     }

@@ -25,6 +25,11 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
     };
     let normal = ExchangeAlgo::DeepepNormal { sms: sms(V1_SMS) };
     let low_latency = ExchangeAlgo::DeepepLowLatency { hook: false, slots: route.most_tokens().max(1) as u32 };
+    // Where a table names several networks, DeepEP's columns are of the one it was made for.
+    let network = squeezed(&row.network);
+    let efa = network.contains("efa") && !network.contains("cx7");
+    // A table of one library alone may name it beside the GPU.
+    let uccl_efa = has("uccl") && (efa || squeezed(&row.gpu).contains("efa"));
     let slow = has("lowlatency") || has("epll");
     // Straight to every rank that has a slot of a token's, once.
     let direct = ExchangeAlgo::DeepepV2Direct { sms: sms(cluster.gpu.sms.value as u16) };
@@ -39,8 +44,9 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
         _ if has("twosided") && has("lowprecision") => (direct, Some(library("trtllm-two-sided-fp4"))),
         _ if has("twosided") => (direct, Some(library("trtllm-two-sided"))),
         // EFA keeps no order of messages, which its proxy on the CPU has to make.
-        _ if has("uccl") && !slow && squeezed(&row.network).contains("efa") => (normal, Some(library("uccl-ep-efa"))),
+        _ if uccl_efa && !slow => (normal, Some(library("uccl-ep-efa"))),
         _ if has("uccl") && !slow => (normal, Some(library("uccl-ep"))),
+        _ if uccl_efa => (low_latency, Some(library("uccl-ep-ll-efa"))),
         _ if has("mori") && slow => (low_latency, Some(library("mori-ep-ll"))),
         _ if has("mori") => (normal, Some(library("mori-ep"))),
         // One put for each choice, posted by the GPU or by a thread of the CPU.
@@ -50,6 +56,8 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
         _ if has("pplx") && has("efa") => (low_latency, Some(library("pplx-fabric-efa"))),
         _ if has("pplx") => (low_latency, Some(library("pplx-fabric"))),
         _ if has("hybrid") && !has("deepepv1") => (ExchangeAlgo::HybridEp { sms: sms(HYBRID_EP_SMS) }, None),
+        // Without IBGDA a thread of the CPU posts every message.
+        _ if has("lowlatency") && efa => (low_latency, Some(library("deepep-v1-ll-efa"))),
         _ if has("lowlatency") => (low_latency, None),
         _ if has("deepepv2") => (ExchangeAlgo::DeepepV2Hybrid { sms: v2()? }, None),
         // What SGLang brings is younger than the tables of DeepEP's own README.
