@@ -259,9 +259,9 @@ fn blind_checkpoints_are_held_at_what_they_came_out() {
     }
 }
 
-/// A second lot, held at what it came out, blind: bytes of six checkpoints 7 % above what is published in the median and 32 % at
-/// most; a run whose stall of 0.78 s came out at 0.69 of it, at half since the copy's rate is that of the first lot; a cluster of 1,600 H200 that fails twice as
-/// often as Llama 3's; OPT-175B, whose fleet is shipped.
+/// A second lot, held at what it came out, blind: bytes of six checkpoints 7 % above what is published in the median and 32 %
+/// at most; a run whose stall of 0.78 s came out at 0.69 of it, at half since the copy's rate is that of the first lot; a
+/// cluster of 1,600 H200 that fails twice as often as Llama 3's; OPT-175B, whose fleet is shipped.
 #[test]
 fn blind_checkpoints_and_failures_are_held_at_what_they_came_out() {
     let text = std::fs::read_to_string("traces/published/blind_reliability_2.json").unwrap();
