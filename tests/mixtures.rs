@@ -112,7 +112,7 @@ fn rows_hide_behind_another_microbatch() {
             });
         let exposed = |usage: &foretrain::timeline::Usage| usage.exposed.get(&Axis::Ep).copied().unwrap_or(0.0);
         let [before, after] = [exposed(&alone.1), exposed(&paired.1)];
-        assert!(after < 0.7 * before, "pp {pp} vp {vp}: exposed {before} and {after}");
+        assert!(after < 0.8 * before, "pp {pp} vp {vp}: exposed {before} and {after}");
         assert!(paired.0 < alone.0, "pp {pp} vp {vp}: {} and {}", alone.0, paired.0);
         assert!((paired.1.flops / alone.1.flops - 1.0).abs() < 1e-9);
         assert!(paired.2 > alone.2, "pp {pp} vp {vp}: {} and {} bytes", alone.2, paired.2);

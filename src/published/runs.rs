@@ -63,6 +63,10 @@ pub fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Training
         system,
         ..Training::default()
     };
+    if let Some(metric) = row.get("metric").and_then(Value::as_str) {
+        let columns = row.iter().filter_map(|(name, value)| Some((name, value.as_f64()?)));
+        return columns.filter_map(|(name, v)| Some((name.clone(), metered(metric, v, &run)?))).collect();
+    }
     let flat = row.iter().flat_map(|(name, value)| match value {
         Value::Object(inner) => inner.iter().map(|(n, v)| (n.clone(), v.clone())).collect(),
         other => vec![(name.clone(), other.clone())],
@@ -80,6 +84,43 @@ fn measured(name: &str, value: f64, run: &Training) -> Option<Training> {
         "tflops" => Training { tflops_per_gpu: Some(value), flops_convention: CAUSAL.into(), ..run },
         _ => return None,
     })
+}
+
+/// A row of a table that names what it measures, with a column for each way to run the same: "time/step (s)".
+fn metered(metric: &str, value: f64, run: &Training) -> Option<Training> {
+    let (run, text) = (run.clone(), squeezed(metric));
+    let flops_convention = metric.to_string();
+    let gpus = f64::from(run.gpus?);
+    Some(match () {
+        _ if text.starts_with("tokens/day(b)") => {
+            Training { tokens_per_s_per_gpu: Some(value * 1e9 / 86400.0 / gpus), ..run }
+        }
+        _ if text.starts_with("time/step(s)") => Training { iteration_s: Some(value), ..run },
+        _ if text.starts_with("tflops") => Training { tflops_per_gpu: Some(value), flops_convention, ..run },
+        _ if text.starts_with("mfu") => Training { mfu: Some(value), flops_convention, ..run },
+        _ => return None,
+    })
+}
+
+/// The set-up of a table of a run that states none: that of another table of the same model on as many of the same GPUs.
+pub fn with_setup(table: &Value, tables: &[Value]) -> Option<Value> {
+    let text = |table: &Value, field: &str| Some(table.get(field)?.as_str()?.to_string());
+    let gpu = |table: &Value| table.get("hardware")?.get("gpu")?.as_str().map(String::from);
+    let stated = |table: &Value| table.get("setup").and_then(Value::as_object).is_some_and(|setup| !setup.is_empty());
+    let model = |table: &Value| known(&text(table, "system")?);
+    let run = |table: &Value| text(table, "category").filter(|category| category == "training_e2e");
+    if stated(table) || run(table).is_none() {
+        return None;
+    }
+    let (model_of, gpu_of) = (model(table)?, gpu(table)?);
+    let other = tables.iter().find(|other| {
+        let alike = model(other) == Some(model_of) && gpu(other).as_ref() == Some(&gpu_of);
+        alike && run(other).is_some() && stated(other)
+    })?;
+    let mut whole = table.clone();
+    whole["setup"] = other.get("setup")?.clone();
+    whole["system"] = other.get("system")?.clone();
+    Some(whole)
 }
 
 /// Megatron-Core counts causal attention half, and nothing twice.

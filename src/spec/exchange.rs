@@ -39,12 +39,18 @@ pub struct ExchangePass {
     pub token_rate: Sourced<BytesPerSec>,
     /// Part of the bandwidth of a ring on the links inside a node.
     pub links: Sourced<f64>,
+    /// The same where rows come from other nodes as well; as within one where it is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub links_far: Option<Sourced<f64>>,
     /// Added to the start where rows leave the node.
     pub network_start: Sourced<Seconds>,
     /// Part of the raw bandwidth of a NIC.
     pub nic: Sourced<f64>,
     /// What one SM forwards between NIC and links, in rows that ranks of its node get.
     pub forward: Sourced<BytesPerSec>,
+    /// SM time of a forwarded row besides its bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forward_row: Option<Sourced<Seconds>>,
     /// Added to the start for each doubling of the ranks: flags of all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub doubling: Option<Sourced<Seconds>>,
@@ -137,6 +143,9 @@ impl ExchangePass {
             check_positive(file, &format!("{pass}.peer_rate"), rate.value.value())?;
         }
         check_ratio(file, &format!("{pass}.links"), self.links.value)?;
+        if let Some(far) = &self.links_far {
+            check_ratio(file, &format!("{pass}.links_far"), far.value)?;
+        }
         check_ratio(file, &format!("{pass}.nic"), self.nic.value)
     }
 }

@@ -105,7 +105,10 @@ impl On<'_> {
     }
 
     fn links(&self, t: &Traffic) -> Seconds {
-        let rate = self.at.cluster.spec.scale_up.bandwidth.value.value() * self.pass.links.value;
+        let (spec, route) = (&self.at.cluster.spec, self.at.route);
+        let near = self.pass.links.value;
+        let part = self.pass.links_far.as_ref().filter(|_| route.nodes() > 1).map_or(near, |far| far.value);
+        let rate = spec.scale_up.ring(spec.gpus_per_node, route.node).value() * part;
         let header = self.pass.header.as_ref().map_or(0.0, |bytes| bytes.value);
         Seconds::new(t.links.busier() * (self.at.row_bytes as f64 + header) / rate)
     }
@@ -130,7 +133,8 @@ impl On<'_> {
 
     /// Across nodes: all rows that the links bring to a rank have been forwarded.
     fn forwarding(&self, t: &Traffic) -> Seconds {
-        let bytes = (t.links.busier() + t.links.kept) * self.at.row_bytes as f64;
-        Seconds::new(bytes / (self.pass.forward.value.value() * self.sms))
+        let each = self.pass.forward_row.as_ref().map_or(0.0, |row| row.value.value());
+        let row = each + self.at.row_bytes as f64 / self.pass.forward.value.value();
+        Seconds::new((t.links.busier() + t.links.kept) * row / self.sms)
     }
 }

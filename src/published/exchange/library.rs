@@ -19,6 +19,8 @@ pub fn library(file: &str, tables: &[Value]) -> Vec<Case> {
         let place = format!("table-{}", at + 1);
         let id = table.get("id").and_then(Value::as_str).unwrap_or(&place);
         let wrong = |what: &str| Error::spec(file, format!("case {id}"), what.to_string());
+        let lent = runs::with_setup(table, tables);
+        let table = lent.as_ref().unwrap_or(table);
         let Some(results) = table.get("results") else {
             cases.push(Case::unread(id.into(), wrong("has no results; write its rows")));
             continue;
@@ -114,7 +116,8 @@ fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> 
             _ => Part::Dispatch,
         };
         let combine = part == Part::Combine;
-        let said = row.get("dtype").or(setup.get("dispatch")).and_then(Value::as_str).unwrap_or("fp8");
+        let said = row.get("dtype").or(setup.get("dispatch")).and_then(Value::as_str);
+        let said = said.unwrap_or(if beside_nccl(table) { "bf16" } else { "fp8" });
         let fp8 = !combine && !name.contains("bf16") && (name.contains("fp8") || !said.starts_with("bf16"));
         let element = if fp8 { Element::Fp8Blocks } else { Element::Bf16 };
         // A column for each of several libraries says whose it is: disp_pplx_efa.
@@ -150,6 +153,14 @@ fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> 
         true => vec![("row".into(), Exchanged { other: "no time and no rate that is an exchange's".into(), ..common })],
         false => kept,
     }
+}
+
+/// Whether one of a table's rows is NCCL's own all-to-all, which makes no rows smaller: others beside it are compared as they
+/// come, in 16 bits, unless it says more.
+fn beside_nccl(table: &Value) -> bool {
+    let rows = table.get("results").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let named = |row: &Value| row.get("impl").and_then(Value::as_str).map(squeezed);
+    rows.iter().filter_map(named).any(|name| name.starts_with("nccl") && !name.starts_with("ncclep"))
 }
 
 /// The numbers of a row, those inside of "before" and "after" and of pairs as well; a pair is of the network and of

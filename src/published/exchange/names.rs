@@ -47,7 +47,8 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
         _ if uccl_efa && !slow => (normal, Some(library("uccl-ep-efa"))),
         _ if has("uccl") && !slow => (normal, Some(library("uccl-ep"))),
         _ if uccl_efa => (low_latency, Some(library("uccl-ep-ll-efa"))),
-        _ if has("mori") && slow => (low_latency, Some(library("mori-ep-ll"))),
+        // Its low latency too sends a token once to a node, whose ranks pass it on.
+        _ if has("mori") && slow => (normal, Some(library("mori-ep-ll"))),
         _ if has("mori") => (normal, Some(library("mori-ep"))),
         // One put for each choice, posted by the GPU or by a thread of the CPU.
         _ if has("pplxkernels") && has("ibrc") => (low_latency, Some(library("pplx-kernels-ibrc"))),
