@@ -149,8 +149,8 @@ fn deepep_v1_normal_is_as_published() {
     let (fp8, bf16) = (Wire::Fp8.row_bytes(7168), Wire::BF16.row_bytes(7168));
     assert_eq!(within(logical(8, None, Phase::CachedDispatch, fp8), 153.0), Limiter::Links);
     assert_eq!(within(logical(8, None, Phase::Combine, bf16), 158.0), Limiter::Links);
-    // What two nodes reach is less than their NICs could: the SMs that forward are the limit.
-    assert_eq!(within(logical(16, None, Phase::CachedDispatch, fp8), 43.0), Limiter::Sms);
+    // What two nodes reach is less than their NICs could: the links of the H800 are the limit.
+    assert_eq!(within(logical(16, None, Phase::CachedDispatch, fp8), 43.0), Limiter::Links);
     assert_eq!(within(logical(32, None, Phase::CachedDispatch, fp8), 58.0), Limiter::Network);
     assert_eq!(within(logical(32, None, Phase::Combine, bf16), 57.0), Limiter::Network);
 }
