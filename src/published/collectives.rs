@@ -14,7 +14,7 @@ use crate::collective::{collective, p2p};
 use crate::error::{Error, Result};
 use crate::plan::CollectiveKind;
 use crate::spec::{ClusterSpec, StackSpec};
-use crate::units::Bytes;
+use crate::units::{Bytes, BytesPerSec};
 use serde_json::{Map, Value};
 
 /// Elements that the tables of operators count are of this size: their largest bandwidths would be half of what a link
@@ -218,6 +218,24 @@ fn without_switch(spec: &mut ClusterSpec, link: &str) -> String {
     format!(", {links} links a GPU")
 }
 
+/// What two GPUs with PCIe have that a bridge joins by twelve NVLinks of 25 GB/s: as much of them as two A100 of a switch,
+/// 206 GB/s (ndv4_a100_2gpu_ar of traces/published/collectives.json; 208 of two with a bridge, github issue
+/// NVIDIA/nccl-tests#178; two H100 PCIe are reported at 115, and as slow, in #194).
+const BRIDGE: f64 = 206e9;
+
+/// Two GPUs of a box with PCIe, where a source says that NVLink joins them.
+fn bridged(spec: &mut ClusterSpec, row: &Collective) -> &'static str {
+    let twelve = ["a100-pcie", "h100-pcie", "a800-pcie"].iter().any(|gpu| spec.gpu.starts_with(gpu));
+    let pair = row.gpus == Some(2) && row.nodes.unwrap_or(1) == 1;
+    if !(twelve && pair && squeezed(&row.link).contains("nvlink")) {
+        return "";
+    }
+    let up = &mut spec.scale_up;
+    (up.bandwidth.value, up.p2p.value) = (BytesPerSec::new(BRIDGE), BytesPerSec::new(BRIDGE));
+    (up.links, up.sockets) = (12, None);
+    ", a bridge of NVLink"
+}
+
 fn cluster_of(row: &Collective, shipped: &Shipped) -> std::result::Result<(Cluster, String), String> {
     let gpus = row.gpus.ok_or("gpus: not stated")?;
     let nodes = row.nodes.unwrap_or(1).max(1);
@@ -240,6 +258,7 @@ fn cluster_of(row: &Collective, shipped: &Shipped) -> std::result::Result<(Clust
     // A word of its own: "default" is no "efa".
     let said_word = |word: &str| tokens(&row.link).iter().chain(&tokens(&row.note)).any(|w| w == word);
     said.push_str(&without_switch(&mut spec, &row.link));
+    said.push_str(bridged(&mut spec, row));
     if let (true, Some(out)) = (said_word("tuned"), &mut spec.scale_out) {
         out.p2p.value = (out.p2p.value * TUNED).min(out.achieved.value);
         said.push_str(", more channels a peer");
@@ -275,6 +294,34 @@ mod tests {
         let cases = parse("c.json", &TABLE.replace("9.5", "-1")).unwrap();
         let Facts::Unread(why) = &cases[1].facts else { panic!("read") };
         assert!(why.contains("time_us: -1"), "{why}");
+    }
+
+    #[test]
+    fn a_second_run_has_the_link_of_the_first() {
+        let table = TABLE.strip_prefix('[').and_then(|table| table.strip_suffix(']')).unwrap();
+        let again = table.replace("\"t\"", "\"t_run2\"").replace("2 GPU/node over RoCE/IB", "as t; second run");
+        let both = format!("[{table},{again}]");
+        let cases = parse("c.json", &both).unwrap();
+        let link = |n: usize| match &cases[n].facts {
+            Facts::Collective(row) => row.link.clone(),
+            _ => panic!("no collective"),
+        };
+        assert_eq!((cases[2].group.as_str(), link(2)), ("t_run2", link(0)));
+        // Of no table that is there.
+        let alone = parse("c.json", &TABLE.replace("2 GPU/node over RoCE/IB", "as x; second run")).unwrap();
+        let Facts::Collective(row) = &alone[0].facts else { panic!("no collective") };
+        assert_eq!(row.link, "as x; second run");
+    }
+
+    #[test]
+    fn a_bridge_joins_two() {
+        let at = |gpus: u32, link: &str| {
+            let (gpu, link) = ("A100-PCIE-80GB".into(), link.into());
+            let row = Collective { op: "all_reduce".into(), gpu, gpus: Some(gpus), link, ..Collective::default() };
+            cluster_of(&row, &Shipped::new().unwrap()).unwrap().0.spec.scale_up.bandwidth.value.value()
+        };
+        assert_eq!(at(2, "NVLink3 NV12 bridge between the two"), BRIDGE);
+        assert!(at(2, "PCIe 4 x16") < 30e9 && at(4, "NVLink bridges between pairs") < 30e9);
     }
 
     #[test]

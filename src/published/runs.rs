@@ -138,3 +138,32 @@ fn known(words: &str) -> Option<&'static str> {
     ];
     names.iter().find(|(word, _)| text.contains(word)).map(|(_, name)| *name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_table_without_a_set_up_has_that_of_its_run() {
+        let table = |system: &str, gpu: &str, setup: Value| json!({"category": "training_e2e", "system": system, "hardware": {"gpu": gpu}, "setup": setup});
+        let run = table("DeepSeek-V3 pretraining", "2048 H800", json!({"pp": 16, "seq": 4096}));
+        let bare = |gpu: &str| table("DeepSeek-V3 metrics", gpu, json!({}));
+        let lent = with_setup(&bare("2048 H800"), std::slice::from_ref(&run)).unwrap();
+        assert_eq!((&lent["setup"], &lent["system"]), (&run["setup"], &run["system"]));
+        assert_eq!(with_setup(&bare("64 H800"), std::slice::from_ref(&run)), None);
+        assert_eq!(with_setup(&run, std::slice::from_ref(&run)), None);
+        let row = |metric: &str| {
+            let row = json!({"metric": metric, "mpft": 2.0, "mrft": 4.0});
+            numbers(&lent, row.as_object().unwrap())
+        };
+        assert_eq!(
+            row("time/step (s)").iter().map(|(_, run)| run.iteration_s).collect::<Vec<_>>(),
+            [Some(2.0), Some(4.0)]
+        );
+        let each = row("tokens/day (B)")[0].1.tokens_per_s_per_gpu.unwrap();
+        assert!((each - 2e9 / 86400.0 / 2048.0).abs() < 1e-9);
+        assert_eq!(row("MFU causal")[1].1.mfu, Some(4.0));
+        assert!(row("bubble (s)").is_empty());
+    }
+}

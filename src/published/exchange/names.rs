@@ -60,6 +60,7 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
         // Without IBGDA a thread of the CPU posts every message.
         _ if has("lowlatency") && efa => (low_latency, Some(library("deepep-v1-ll-efa"))),
         _ if has("lowlatency") => (low_latency, None),
+        _ if has("deepepv2") && efa => (ExchangeAlgo::DeepepV2Hybrid { sms: v2()? }, Some(library("deepep-v2-efa"))),
         _ if has("deepepv2") => (ExchangeAlgo::DeepepV2Hybrid { sms: v2()? }, None),
         // What SGLang brings is younger than the tables of DeepEP's own README.
         _ if has("deepep") && has("sglang") => (normal, Some(library("deepep-v1-normal-2025-11"))),
