@@ -90,7 +90,11 @@ fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> 
         gpu: gpu(row, &hardware),
         ranks: ranks(row, &setup).or_else(|| hardware.get("ranks").and_then(Value::as_u64).map(|n| n as u32)),
         node: node(&words(table, row), &hardware),
-        network: text(&hardware, "nic"),
+        // Where each row is of another machine, it says what joins its nodes.
+        network: match row.get("hw").and_then(Value::as_str) {
+            Some(words) if text(&hardware, "nic").is_empty() => words.into(),
+            _ => text(&hardware, "nic"),
+        },
         tokens: number(row, &setup, &["tokens_per_rank", "seq"]).map(|n| n as u64),
         hidden: number(row, &setup, &["hidden"]).map(|n| n as u64),
         topk: count(&["topk"]),

@@ -64,6 +64,7 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
         _ if has("deepepv2") => (ExchangeAlgo::DeepepV2Hybrid { sms: v2()? }, None),
         // What SGLang brings is younger than the tables of DeepEP's own README.
         _ if has("deepep") && has("sglang") => (normal, Some(library("deepep-v1-normal-2025-11"))),
+        _ if has("deepep") && network.contains("roce") => (normal, Some(library("deepep-v1-normal-roce"))),
         _ if has("deepep") => (normal, None),
         _ if has("nccl") => (ExchangeAlgo::Nccl, None),
         _ => return Err(format!("{}: a library that is not modelled", row.library)),
