@@ -324,6 +324,22 @@ mod tests {
         assert!(at(2, "PCIe 4 x16") < 30e9 && at(4, "NVLink bridges between pairs") < 30e9);
     }
 
+    /// 8 GiB among so many MI355X of one node: 381, 38.6 and 169 GB/s of bus bandwidth on eight, five and four are published.
+    #[test]
+    fn part_of_a_mesh_has_one_ring() {
+        let shipped = Shipped::new().unwrap();
+        let us = |gpus: u32, note: &str| {
+            let (op, gpu, note) = ("all_reduce".into(), "MI355X".into(), note.into());
+            let row = Collective { op, gpu, note, gpus: Some(gpus), bytes: Some(8 << 30), ..Collective::default() };
+            predict(&row, &shipped).predicted.unwrap()
+        };
+        let bus = |gpus: u32| 2.0 * f64::from(gpus - 1) / f64::from(gpus) * (8u64 << 30) as f64 / 1e3 / us(gpus, "");
+        let [four, five, seven, eight] = [4, 5, 7, 8].map(bus);
+        assert!((five / seven - 1.0).abs() < 0.01 && five < four / 2.5 && five < eight / 6.0, "{four} {five} {eight}");
+        // What times the calls of torch.distributed times them, too.
+        assert!((us(8, "timed by PyTorch") - us(8, "") - TORCH_CALL * 1e6).abs() < 1e-6);
+    }
+
     #[test]
     fn tables_of_operators_count_elements() {
         let text = r#"{"tables": {"h100_sxm/comm/x": {"columns": ["op", "num_gpus", "size", "ms"],
