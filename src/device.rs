@@ -10,7 +10,7 @@ pub mod speed;
 mod tests;
 
 use crate::error::{Error, Result};
-use crate::plan::{Dtype, Work, WorkClass};
+use crate::plan::{ALIGNMENT, Dtype, Work, WorkClass};
 use crate::spec::gpu::PassCurve;
 use crate::spec::{AttentionCurve, GpuSpec, Options, Origin, Sourced, StackSpec};
 use crate::units::{Bytes, Flops, FlopsPerSec, Seconds};
@@ -70,9 +70,6 @@ const CALIBRATED_ROWS: std::ops::RangeInclusive<u64> = 512..=131072;
 
 /// Products of queries, keys and values where attention is not fused.
 const OF_HEADS: [&str; 5] = ["scores", "values", "probs_bwd", "q_bwd", "kv_bwd"];
-
-/// Operands of tensor cores are read so many bytes at a time (NVIDIA, Matrix Multiplication Background User's Guide).
-const TENSOR_CORE_BYTES: u64 = 16;
 
 #[derive(Debug, Clone)]
 pub struct Roofline {
@@ -192,7 +189,7 @@ impl Roofline {
     }
 
     /// The best tiling, or the memory if that takes longer.
-    fn gemm(&self, [m, n, k]: [u64; 3], [bytes, result, cast]: [u64; 3], dtype: Dtype) -> (Part, bool) {
+    fn gemm(&self, [m, n, k]: [u64; 3], [bytes, result, cast]: [u64; 3], dtype: Dtype, odd: bool) -> (Part, bool) {
         let fp8 = cast > 0;
         let curve = &self.gpu.gemm;
         let (name, element) = if fp8 { ("fp8", 1) } else { (dtype_name(dtype), dtype.size()) };
@@ -204,6 +201,7 @@ impl Roofline {
             gemm::Product { m, n, k, element, result },
             peak * ceiling.value * curve.sustained_of(name),
         );
+        let tiled = tiled * curve.unaligned.as_ref().filter(|_| odd).map_or(1.0, |part| 1.0 / part.value);
         // What is added to in fp32 is the gradient of a weight; in bf16, where both operands are rounded for it.
         let both = cast > (dtype.size() + 1) * m * k + m * k / 8 + k * n;
         let wide = result > 2 * dtype.size() || (both && result > dtype.size());
@@ -295,7 +293,7 @@ impl KernelTime for Roofline {
         let passes = self.unfused.get(curve).copied().unwrap_or(1.0);
         // Tensor cores take the matrices of heads by 16 bytes at a time; of heads that do not come out even, a library
         // has kernels without them (cuBLAS; the rows of BigScience's heads of 108 and 150 say so).
-        let odd = |width: u64| !(width * dtype.size()).is_multiple_of(TENSOR_CORE_BYTES);
+        let odd = |width: u64| !(width * dtype.size()).is_multiple_of(ALIGNMENT);
         let without = OF_HEADS.contains(&curve)
             && matches!(work.class, WorkClass::Gemm { n, k, .. } if odd(n) || odd(k))
             && self.gpu.peak.contains_key("f32");
@@ -310,8 +308,8 @@ impl KernelTime for Roofline {
         // Operands are rounded by a kernel of its own, before the product.
         let cast = if let WorkClass::Gemm { cast, .. } = work.class { cast } else { 0 };
         let (part, sm_bound) = match work.class {
-            WorkClass::Gemm { m, n, k, result, groups, .. } => {
-                let (part, sm_bound) = self.gemm([m, n, k], [work.bytes - cast, result, cast], dtype);
+            WorkClass::Gemm { m, n, k, result, groups, unaligned, .. } => {
+                let (part, sm_bound) = self.gemm([m, n, k], [work.bytes - cast, result, cast], dtype, unaligned);
                 (self.one_by_one(part, groups), sm_bound)
             }
             WorkClass::Attention { .. } => {

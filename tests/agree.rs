@@ -410,7 +410,7 @@ proptest! {
     #[test]
     fn shortcuts_are_exact_on_any_mesh(case in cases()) {
         let plan = plans::plan(&case.model, &case.par, &case.work, case.engines);
-        let host = Host::new(plan.ranks(), case.per_node, case.slower).issuing(case.launch);
+        let host = Host::new(plan.ranks(), case.per_node, case.slower).issuing(case.launch).in_python(1 + case.par.dp % 4);
         agree(&plan, &host);
         if Frame::fits(&plan, host.machine()) {
             let batches = case.work.global_batch / (u64::from(case.par.dp) * case.work.micro_batch);

@@ -90,7 +90,8 @@ impl Case {
     }
 
     fn host(&self, plan: &Plan, narrow: bool) -> Host {
-        let host = Host::new(plan.ranks(), self.per_node, self.slower).issuing(self.launch);
+        let host =
+            Host::new(plan.ranks(), self.per_node, self.slower).issuing(self.launch).in_python(1 + self.per_node % 4);
         let mut spec = host.cluster.spec.clone();
         if narrow {
             spec.scale_out.as_mut().unwrap().nics_per_node = self.nics.min(self.per_node);

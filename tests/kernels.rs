@@ -127,8 +127,11 @@ fn product(gpu: &GpuSpec, dtype: &str, (m, n, k): (u64, u64, u64)) -> f64 {
     let bytes = element * (m * k + k * n) + 2 * m * n;
     if dtype == "bf16" {
         let stack = StackSpec::find("nccl-fa2").unwrap();
-        let work =
-            Work { flops: 2 * m * n * k, bytes, class: WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 1 } };
+        let work = Work {
+            flops: 2 * m * n * k,
+            bytes,
+            class: WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 1, unaligned: false },
+        };
         return Roofline::new(gpu, &stack).unwrap().alone().time(&work, Dtype::Bf16).seconds.value();
     }
     let rate = gpu.peak[dtype].value * gpu.gemm.ceiling_of(dtype).value;

@@ -75,6 +75,7 @@ fn agrees_where_the_cpu_waits() {
         let plan = plans::plan(&model(2 * u64::from(pp * vp), 4, false), &par, &work(&par, 240, 1, batches), COPY);
         for launch in [0.0, 5e-6, 60e-6] {
             agree(&plan, &Host::of(&plan, 1.0).issuing(launch));
+            agree(&plan, &Host::of(&plan, 1.0).issuing(launch).in_python(3));
         }
     }
 }

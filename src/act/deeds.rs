@@ -76,6 +76,8 @@ pub struct Deeds {
     pub classes: Vec<usize>,
     /// Op after op, class after class.
     deeds: Vec<Deed>,
+    /// What the CPU takes to issue each op, in `host_launch`es.
+    launches: Vec<u32>,
     pub ways: Vec<Way>,
     pub wholes: Vec<Whole>,
     /// What each class adds up to, if each op runs as often as it was said to.
@@ -87,23 +89,32 @@ impl Deeds {
         self.deeds[op as usize * self.classes.len() + class]
     }
 
+    /// What the CPU takes to issue an op, in `host_launch`es: nothing for what a mask leaves nothing of.
+    pub fn launches(&self, op: u32, class: usize) -> u32 {
+        if matches!(self.of(op, class), Deed::Skip) { 0 } else { self.launches[op as usize] }
+    }
+
     /// A kernel that stands for those of `ops`, one after the other: as bound by SMs as most of its time is. Its number,
-    /// and of each class how many kernels it is.
-    pub fn join(&mut self, ops: &[u32]) -> (u32, Vec<u32>) {
-        let (number, mut counts) = ((self.deeds.len() / self.classes.len().max(1)) as u32, vec![]);
+    /// and of each class what the CPU takes to issue the first of them, and all.
+    pub fn join(&mut self, ops: &[u32]) -> (u32, Vec<[u32; 2]>) {
+        let (number, mut issues) = (self.launches.len() as u32, vec![]);
         for class in 0..self.classes.len() {
-            let (mut sum, mut bound, mut count) = (0, 0, 0);
+            let (mut sum, mut bound, mut own) = (0, 0, [0, 0]);
             for &op in ops {
                 if let Deed::Kernel { duration, sm_bound } = self.of(op, class) {
-                    (sum, count) = (sum + duration, count + 1);
+                    sum += duration;
                     bound += if sm_bound { duration } else { 0 };
+                    let launches = self.launches(op, class);
+                    own = [if own[0] > 0 { own[0] } else { launches }, own[1] + launches];
                 }
             }
-            counts.push(count);
+            issues.push(own);
             let whole = Deed::Kernel { duration: sum, sm_bound: 2 * bound > sum };
-            self.deeds.push(if count > 0 { whole } else { Deed::Skip });
+            self.deeds.push(if own[1] > 0 { whole } else { Deed::Skip });
         }
-        (number, counts)
+        // Whoever issues it asks for what was returned.
+        self.launches.push(1);
+        (number, issues)
     }
 
     /// The longest that anything takes alone, ps.
@@ -148,9 +159,10 @@ impl Acts<'_> {
     pub fn deeds(&mut self, program: u32, line: &Line, nodes: &[(u32, u32)]) -> Result<Deeds> {
         let classes: Vec<usize> = (0..self.program.len()).filter(|&c| self.program[c] == program).collect();
         let (deeds, usages) = (Vec::with_capacity(nodes.len() * classes.len()), vec![Usage::default(); classes.len()]);
-        let mut all = Deeds { classes, deeds, ways: vec![], wholes: vec![], usages };
+        let mut all = Deeds { classes, deeds, launches: vec![], ways: vec![], wholes: vec![], usages };
         for &(node, times) in nodes {
             let (node, times) = (node as usize, f64::from(times));
+            all.launches.push(self.machine.stack.launches(line.nodes[node].op));
             match &line.nodes[node].op.kind {
                 OpKind::Copy { .. } => self.asides_of(&mut all, line, node, times)?,
                 OpKind::Compute { .. } if !self.plan.lanes[line.nodes[node].lane as usize].computes() => {

@@ -16,6 +16,7 @@ pub(super) struct Draft<'a> {
     pub(super) matching: &'a Matching,
     pub(super) classes: usize,
     pub(super) acts: Vec<Act>,
+    pub(super) launches: Vec<u32>,
     pub(super) meetings: Vec<Meeting>,
     pub(super) ends: Vec<End>,
     pub(super) met: Vec<u32>,
@@ -39,6 +40,7 @@ impl<'a> Draft<'a> {
             matching,
             classes,
             acts: vec![Act::Skip; width * classes],
+            launches: vec![1; width * classes],
             meetings: vec![],
             ends: vec![],
             met: vec![],
@@ -49,6 +51,11 @@ impl<'a> Draft<'a> {
 
     pub(super) fn act(&mut self, node: usize, class: usize, act: Act) {
         self.acts[node * self.classes + class] = act;
+    }
+
+    /// What the CPU takes to issue an op.
+    pub(super) fn launches(&mut self, node: usize, classes: &[usize], launches: u32) {
+        classes.iter().for_each(|class| self.launches[node * self.classes + class] = launches);
     }
 
     pub(super) fn compute(&mut self, node: usize, class: usize, kernel: u16, flops: u64, timed: Timed) {
@@ -75,8 +82,10 @@ impl<'a> Draft<'a> {
     }
 
     pub(super) fn finish(self) -> Sheet {
-        let Draft { classes, acts, meetings, ends, met, tallies, .. } = self;
-        let (issued, order) = (issued(&acts, classes), order(&acts, classes, &met, meetings.len()).into());
-        Sheet { classes, acts, meetings, ends: ends.into(), met: met.into(), order, issued, tallies: tallies.into() }
+        let Draft { classes, acts, launches, meetings, ends, met, tallies, .. } = self;
+        let issued = issued(&acts, &launches, classes);
+        let (order, launches) = (order(&acts, classes, &met, meetings.len()).into(), launches.into());
+        let (ends, met, tallies) = (ends.into(), met.into(), tallies.into());
+        Sheet { classes, acts, meetings, ends, met, order, launches, issued, tallies }
     }
 }

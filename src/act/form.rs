@@ -94,7 +94,7 @@ impl Form {
             }
         }
         let mut sheet = filling.sheet;
-        sheet.issued = issued(&sheet.acts, sheet.classes);
+        sheet.issued = issued(&sheet.acts, &sheet.launches, sheet.classes);
         Ok(sheet)
     }
 }

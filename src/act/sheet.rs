@@ -66,8 +66,9 @@ pub struct Sheet {
     /// Meetings of each node: leg by leg and not class by class, so that ports are as busy for the last class as for
     /// the first. Of two nodes that have one in common, the first.
     pub(super) order: Rc<Csr>,
-    /// Ops that the host has issued once it has issued a node, from the first of the line on; then those of
-    /// the whole line.
+    /// What the CPU takes to issue an op, in `host_launch`es: node after node, class after class.
+    pub(super) launches: Rc<[u32]>,
+    /// The same once it has issued a node, from the first of the line on; then that of the whole line.
     pub(super) issued: Vec<u32>,
     pub tallies: Rc<Tallies>,
 }
@@ -78,13 +79,13 @@ impl Sheet {
         self.acts[node * self.classes + class]
     }
 
-    /// Ops that a class has issued when it has issued `node`.
+    /// What a class takes until it has issued `node`, in `host_launch`es.
     #[inline]
     pub fn issued(&self, node: usize, class: usize) -> u64 {
         u64::from(self.issued[node * self.classes + class])
     }
 
-    /// Ops of a class on the whole line.
+    /// The same of the whole line.
     #[inline]
     pub fn issues(&self, class: usize) -> u64 {
         u64::from(self.issued[self.issued.len() - self.classes + class])
@@ -101,7 +102,7 @@ impl Sheet {
         &self.acts[node * self.classes..][..self.classes]
     }
 
-    /// Ops that every class has issued when it has issued `node`.
+    /// What every class takes until it has issued `node`, in `host_launch`es.
     #[inline]
     pub fn all_issued(&self, node: usize) -> &[u32] {
         &self.issued[node * self.classes..][..self.classes]
@@ -119,12 +120,16 @@ impl Sheet {
     }
 }
 
-/// How many ops each class has issued by each node, and in all. What a mask leaves nothing of is not issued.
-pub(super) fn issued(acts: &[Act], classes: usize) -> Vec<u32> {
+/// What each class has issued by each node, and in all, in `host_launch`es. What a mask leaves nothing of is not issued.
+pub(super) fn issued(acts: &[Act], launches: &[u32], classes: usize) -> Vec<u32> {
     let mut all = Vec::with_capacity(acts.len() + classes);
     let mut count = vec![0; classes];
-    for acts in acts.chunks(classes) {
-        count.iter_mut().zip(acts).for_each(|(count, act)| *count += u32::from(!matches!(act, Act::Skip)));
+    for (acts, launches) in acts.chunks(classes).zip(launches.chunks(classes)) {
+        let each = acts.iter().zip(launches);
+        count
+            .iter_mut()
+            .zip(each)
+            .for_each(|(count, (act, &own))| *count += if matches!(act, Act::Skip) { 0 } else { own });
         all.extend_from_slice(&count);
     }
     all.extend_from_slice(&count);

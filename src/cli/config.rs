@@ -3,7 +3,7 @@
 use super::fitting::fitting;
 use crate::device::Profile;
 use crate::error::{Error, Result};
-use crate::plan::{About, Plan, Route, check};
+use crate::plan::{ALIGNMENT, About, Plan, Route, check};
 use crate::spec::{
     Architecture, Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Parallelism, Recompute,
 };
@@ -130,10 +130,24 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// What whoever reads a figure should know: what was taken where nothing was said, and what the model's file states
-    /// that no plan has.
+    /// What whoever reads a figure should know: what was taken where nothing was said, what the model's file states
+    /// that no plan has, and what could be had for nothing.
     pub fn notes(&self) -> Vec<String> {
-        self.taken.iter().chain(&self.case.model.notes).cloned().collect()
+        self.taken.iter().chain(&self.case.model.notes).cloned().chain(self.odd_vocabulary()).collect()
+    }
+
+    /// That the output matrix is slow for the length of its vocabulary, and which one would do.
+    fn odd_vocabulary(&self) -> Option<String> {
+        let (model, tp) = (&self.case.model, u64::from(self.point.par.tp));
+        let (part, own) = (self.case.cluster.gpu.gemm.unaligned.as_ref()?.value, model.vocab.div_ceil(tp));
+        let per_row = ALIGNMENT / self.case.dtype.size();
+        let filled = (model.vocab).next_multiple_of(128 * tp);
+        let why = format!(
+            "vocab: a rank's {own} of {} are no multiple of {per_row}, for which products of the output matrix run at {part} of \
+             their rate; fill it up to {filled}",
+            model.vocab
+        );
+        (!own.is_multiple_of(per_row)).then_some(why)
     }
 
     /// The plan of the file, or that of the flags.

@@ -9,7 +9,7 @@ fn gemm(m: u64, n: u64, k: u64) -> Work {
     Work {
         flops: 2 * m * n * k,
         bytes: 2 * (m * k + k * n + m * n),
-        class: WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 1 },
+        class: WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 1, unaligned: false },
     }
 }
 
@@ -17,6 +17,38 @@ fn attention(q_rows: u64, kv_rows: u64, area: u64, backward: bool) -> Work {
     let products = if backward { 5 } else { 2 };
     let class = WorkClass::Attention { q_rows, kv_rows, area, batch_heads: 32, head_dim: 128, backward };
     Work { flops: 2 * products * area * 32 * 128, bytes: 2 * 128 * 32 * (2 * q_rows + 2 * kv_rows), class }
+}
+
+/// The three products of an output matrix have the vocabulary in a row of theirs; rows of odd number cost nothing.
+#[test]
+fn a_vocabulary_that_is_not_filled_up_is_slow() {
+    let (h100, tpu) = (roofline("h100-sxm5", "nccl-fa3"), roofline("tpu-v5p", "tpu"));
+    let of = |roofline: &Roofline, tokens: u64, vocab: u64| {
+        let (h, product) = (4096, |m, n, k, a_t, b_t| Kernel::MatMul {
+            m,
+            n,
+            k,
+            a_t,
+            b_t,
+            accumulate: false,
+            fp8: false,
+            bias: false,
+        });
+        [(tokens, vocab, h, false, true), (tokens, h, vocab, false, false), (vocab, h, tokens, true, false)].map(
+            |(m, n, k, a_t, b_t)| {
+                let work = product(m, n, k, a_t, b_t).work(&[], 0, &[2 * m * k, 2 * k * n], &[2 * m * n]).unwrap();
+                roofline.time_as("matmul", &work, Dtype::Bf16).seconds.value()
+            },
+        )
+    };
+    let [even, odd, odd_rows] = [(8192, 50304), (8192, 50257), (8191, 50304)].map(|(t, v)| of(&h100, t, v));
+    let part = GpuSpec::find("h100-sxm5").unwrap().gemm.unaligned.unwrap().value;
+    for ((even, odd), rows) in even.into_iter().zip(odd).zip(odd_rows) {
+        assert!((even / odd / part - 1.0).abs() < 0.01 && (even / rows - 1.0).abs() < 0.01, "{even} {odd} {rows}");
+    }
+    // A compiler fills matrices up.
+    let [even, odd] = [50304, 50257].map(|vocab| of(&tpu, 8192, vocab).iter().sum::<f64>());
+    assert!((odd / even - 1.0).abs() < 0.01);
 }
 
 #[test]
@@ -35,7 +67,7 @@ fn heads_that_do_not_come_out_even_go_without_tensor_cores() {
 fn products_of_experts_on_amd() {
     let mi355x = roofline("mi355x", "rccl-fa2");
     let (m, n, k) = (16 * 4096, 4096, 7168);
-    let class = WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 16 };
+    let class = WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 16, unaligned: false };
     let work = Work { flops: 2 * m * n * k, bytes: 2 * (m * k + 16 * k * n + m * n), class };
     let rate = |curve| 1e-12 * work.flops as f64 / mi355x.time_as(curve, &work, Dtype::Bf16).seconds.value();
     assert!((rate("grouped_matmul") / 1165.0 - 1.0).abs() < 0.05, "{}", rate("grouped_matmul"));
@@ -55,7 +87,7 @@ fn products_keep_off_sms() {
     let product = |cast, result| {
         let (m, n, k) = (32768, 4096, 7168);
         let bytes = m * k + k * n + m * n * result + cast;
-        let class = WorkClass::Gemm { m, n, k, cast, result, groups: 4 };
+        let class = WorkClass::Gemm { m, n, k, cast, result, groups: 4, unaligned: false };
         Work { flops: 2 * m * n * k, bytes, class }
     };
     let (slower, before, behind) = ratio(&product(0, 2));
@@ -133,7 +165,7 @@ fn adding_to_a_gradient_takes_longer_than_writing_it_and_less_than_a_kernel_of_i
 #[test]
 fn experts_one_by_one_take_longer_than_all_in_one_kernel() {
     let time = |stack: &str, groups: u64| {
-        let class = WorkClass::Gemm { m: 32768, n: 1536, k: 2048, cast: 0, result: 2, groups };
+        let class = WorkClass::Gemm { m: 32768, n: 1536, k: 2048, cast: 0, result: 2, groups, unaligned: false };
         let work = Work { class, ..gemm(32768, 1536, 2048) };
         roofline("b200-sxm", stack).time(&work, Dtype::Bf16).seconds
     };

@@ -217,7 +217,7 @@ impl Groups {
             return Work { flops: 0, bytes: 0, class: WorkClass::Memory };
         }
         let result = (rest / (m * cols).max(1)).clamp(2, 8);
-        let class = WorkClass::Gemm { m, n: cols, k: depth, cast, result, groups: self.active };
+        let class = WorkClass::Gemm { m, n: cols, k: depth, cast, result, groups: self.active, unaligned: false };
         Work { flops, bytes: cast + fed + rest, class }
     }
 }

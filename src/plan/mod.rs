@@ -30,7 +30,9 @@ pub mod visible;
 pub use builder::{Builder, Via, each};
 pub use dropout::Dropout;
 pub use halves::Halves;
-pub use kernel::{AttnBlock, Exchange, HeadPad, HeadPart, Kernel, Packing, Side, VocabPart, Work, WorkClass};
+pub use kernel::{
+    ALIGNMENT, AttnBlock, Exchange, HeadPad, HeadPart, Kernel, Packing, Side, VocabPart, Work, WorkClass,
+};
 pub use mesh::{Axis, Group, Mesh};
 pub use op::*;
 pub use optimizer::Adam;

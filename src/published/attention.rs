@@ -176,7 +176,7 @@ fn in_python(row: &Attention, par: &Parallelism, shipped: &Shipped, stack: &Stac
 fn called_one_by_one(stack: StackSpec) -> StackSpec {
     let source = "as modules of Megatron and Transformer Engine without CUDA graphs".into();
     let value = Seconds::new(EAGER_BF16);
-    StackSpec { host_launch: Sourced { value, source, provenance: Origin::Derived }, ..stack }
+    stack.issuing(Sourced { value, source, provenance: Origin::Derived })
 }
 
 /// Everything but the operation itself.

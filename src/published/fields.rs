@@ -51,6 +51,19 @@ impl<'a> Fields<'a> {
         Ok(Some(text))
     }
 
+    /// A text of which `none` is one that says something: that nothing is done, and not that nothing is known.
+    pub fn choice(&self, field: &str) -> Result<Option<String>> {
+        let of = |all: &Map<String, Value>| {
+            let mut named = std::iter::once(field).chain(loose::names(field).iter().copied());
+            named.any(|name| {
+                all.get(name).and_then(Value::as_str).is_some_and(|text| text.trim().eq_ignore_ascii_case("none"))
+            })
+        };
+        let found = self.text(field)?;
+        let none = of(self.row) || found.is_none() && self.common.is_some_and(of);
+        Ok(if none { Some("none".into()) } else { found })
+    }
+
     /// A number above zero.
     pub fn number(&self, field: &str) -> Result<Option<f64>> {
         let Some(value) = self.value(field) else { return Ok(None) };

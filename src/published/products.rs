@@ -57,6 +57,10 @@ fn predicted(row: &Product, shipped: &Shipped, found: &mut Prediction) -> Result
     // Operands are narrow already: one byte says so, and takes no time.
     let cast = u64::from(row.fp8);
     let bytes = (all * row.k + row.groups * row.n * row.k) * element + 2 * all * row.n + cast;
-    let work = Work { flops, bytes, class: WorkClass::Gemm { m: all, n: row.n, k: row.k, cast, result: 2, groups: 1 } };
+    let work = Work {
+        flops,
+        bytes,
+        class: WorkClass::Gemm { m: all, n: row.n, k: row.k, cast, result: 2, groups: 1, unaligned: false },
+    };
     Ok(flops as f64 / kernels.time(&work, Dtype::Bf16).seconds.value() / 1e12)
 }

@@ -140,7 +140,7 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
         dp: f.degree("dp")?,
         zero: text("zero")?,
         seq_parallel: f.flag("seq_parallel")?,
-        recompute: text("recompute")?,
+        recompute: f.choice("recompute")?.unwrap_or_default(),
         precision: text("precision")?,
         iteration_s: f.number("iteration_s")?,
         tokens_per_s_per_gpu: f.number("tokens_per_s_per_gpu")?,
@@ -318,6 +318,15 @@ mod tests {
             .collect();
         assert_eq!(gpus, [("row-1", "A100", Some(2)), ("row-2", "H100", Some(4))]);
         assert_eq!(cases[0].group, "Megatron, A100");
+    }
+
+    #[test]
+    fn nothing_is_recomputed_where_it_says_none() {
+        let text = r#"{"common": {"gpu": "A100", "system": "Megatron-LM", "activation_checkpointing": "None"},
+            "rows": [{"tp": 2}, {"tp": 4, "recompute": "full"}, {"tp": 8, "recompute": null}]}"#;
+        let cases = parse("c.json", text).unwrap();
+        let said = cases.iter().map(|c| if let Facts::Training(t) = &c.facts { t.recompute.as_str() } else { "?" });
+        assert_eq!(said.collect::<Vec<_>>(), ["none", "full", "none"]);
     }
 
     #[test]

@@ -178,11 +178,11 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
     let mut stack = stack.clone();
     if is_dispatched(run) {
         let source = "operators on DTensors, one by one".into();
-        stack.host_launch = Sourced { value: Seconds::new(DISPATCHED), source, provenance: Origin::Derived };
+        stack = stack.issuing(Sourced { value: Seconds::new(DISPATCHED), source, provenance: Origin::Derived });
     }
     if let Some(call) = eager_dense(run, &stack, chunked) {
         let source = "modules of Megatron and Transformer Engine without CUDA graphs".into();
-        stack.host_launch = Sourced { value: Seconds::new(call), source, provenance: Origin::Derived };
+        stack = stack.issuing(Sourced { value: Seconds::new(call), source, provenance: Origin::Derived });
     }
     let Some(recipe) = of(run).filter(|_| run.experts.is_some()) else { return stack };
     // NeMo's AutoModel has layers of its own.
@@ -194,7 +194,7 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
             let call = if is_narrow(&run.precision) { EAGER_FP8 } else { EAGER_BF16 };
             let value = Seconds::new(call * if chunked { CHUNKED } else { 1.0 });
             let source = "modules of Megatron and Transformer Engine without CUDA graphs".into();
-            stack.host_launch = Sourced { value, source, provenance: Origin::Derived };
+            stack = stack.issuing(Sourced { value, source, provenance: Origin::Derived });
         }
         Issue::Graphs => {}
         Issue::Whole => stack.group_start = None,

@@ -173,6 +173,10 @@ const RULES: &[Rule] = &[
     // BigScience kept the GPUs from hanging by waiting for every kernel (github:bigscience-workshop/bigscience@053adaf
     // train/tr11-176B-ml/chronicles-prequel.md, "dealing with JZ hanging on the large model").
     Rule { words: &["bigscience"], habits: with(Overlap { kernels: false, ..TIMED }, ON_DEEPSPEED) },
+    Rule {
+        words: &[ONE_NODE],
+        habits: Habits { recompute: Some(Recompute::None), overlap: Overlap { grad: true, ..TIMED }, ..EARLY },
+    },
     // Megatron of 2019 to 2023, and what was built on it then; its dropout is 0.1 unless turned off.
     Rule { words: &["megatrondeepspeed", "megatron+deepspeed", "megatron3d"], habits: ON_DEEPSPEED },
     Rule { words: &["ptdp", "yuan1", "glm130b", "metaseq"], habits: EARLY },
@@ -224,6 +228,29 @@ const RULES: &[Rule] = &[
     // XLA makes its own kernels of attention where Transformer Engine's are not asked for.
     Rule { words: &["paxml", "pax("], habits: habits(UNFUSED, 0.0) },
 ];
+
+/// How vTrain's runs of one node are worded (traces/published/training_single_node_a100.json). What their times rule out:
+///
+/// * that layers are recomputed: one of width 2,048 takes 16.3 ms for 8 sequences of 1,024 whose scores are in memory. Of
+///   that scores, elementwise kernels and norms are 6 ms by their bytes, and what is left would take 305 of the A100's 312
+///   TFLOP/s; without recomputation it is 205;
+/// * that the vocabulary is filled up where nobody shares it: its products run at 90 TFLOP/s there, and at 215 where two
+///   ranks do;
+/// * that gradients are summed behind the backward pass: 2 replicas of 1.3 billion weights take no less than 8.
+const ONE_NODE: &str = "1f1b,fullactivationcheckpointing,fp16";
+
+/// Whether what a system's name says of recomputation is not so: see [`ONE_NODE`].
+pub fn is_disproved(system: &str) -> bool {
+    squeezed(system).contains(ONE_NODE)
+}
+
+/// Whether a system fills a vocabulary up to a multiple of 128 rows for each rank of tensor parallelism, as Megatron-LM does
+/// (`make-vocab-size-divisible-by`): all but those that take a model as its makers publish it.
+pub fn fills_vocabulary(system: &str) -> bool {
+    let text = squeezed(system);
+    let as_published = ["huggingface", "transformers", "hf+", "hftrainer", "hfaccelerate", "peft", "trlsft", ONE_NODE];
+    !as_published.iter().any(|word| text.contains(word))
+}
 
 /// A system that the table does not name.
 const OTHERWISE: Habits = habits(NEWEST, 0.0);

@@ -16,7 +16,7 @@ use super::mixture;
 use super::options::with_words;
 use super::recipe;
 use super::sharding;
-use super::software::Habits;
+use super::software::{self, Habits};
 use super::words::{is_narrow, squeezed, tokens};
 use crate::spec::{LlmSpec, Mixer, Options, Parallelism, Recompute};
 
@@ -244,6 +244,9 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
         let elsewhere = ["norm", "moe", "mlp", "expert"].iter().any(|part| text.contains(part));
         found.map(|r| if r == Recompute::Selective && elsewhere { Recompute::None } else { r })
     };
+    if software::is_disproved(&run.system) {
+        return Habits::of_run(run).recompute;
+    }
     let in_system = ["fullactivation", "actckpt", "fpdt"].iter().any(|w| system.contains(w)).then_some(Recompute::Full);
     of(&text).or(in_system).or(Habits::of_run(run).recompute)
 }
@@ -448,6 +451,18 @@ mod tests {
         assert!(recomputes_half(&run("torchtitan (FSDP)", "selective")));
         assert!(recomputes_half(&run("", "selective (per op)")) && recomputes_half(&run("", "selective layer")));
         assert!(!recomputes_half(&run("Megatron-LM", "selective")) && !recomputes_half(&run("torchtitan", "full")));
+    }
+
+    #[test]
+    fn what_times_rule_out_is_not_taken() {
+        let of = |system: &str| {
+            let run = Training { system: system.into(), ..Training::default() };
+            (super::recompute(&run), software::fills_vocabulary(system))
+        };
+        let one_node = "Megatron-DeepSpeed, 1F1B, full activation checkpointing, fp16, ffn=4h, vocab 50257";
+        assert_eq!(of(one_node), (Some(Recompute::None), false));
+        assert_eq!(of("Megatron-DeepSpeed (Megatron 3D, 1F1B)"), (Some(Recompute::Full), true));
+        assert_eq!(of("Hugging Face transformers"), (None, false));
     }
 
     #[test]

@@ -226,6 +226,10 @@ impl Setup {
             model.moe.iter_mut().for_each(|moe| moe.dense_layers = 0);
         }
         let split = split(run, &model, habits, machine.cluster.spec.gpus_per_node)?;
+        let tp = u64::from(split.par.tp);
+        if software::fills_vocabulary(&run.system) && !model.vocab.is_multiple_of(8 * tp) || model.vocab % tp > 0 {
+            model.vocab = model.vocab.next_multiple_of(128 * tp);
+        }
         let stack = recipe::stack(run, stack, split.par.options.tp_overlap);
         let stack = if is_eager(&run.system) { shipped.stacks.eager(stack) } else { stack };
         let without = |word: &&str| format!("taken without {word}, which this version has not");

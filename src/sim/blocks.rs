@@ -12,8 +12,8 @@ pub struct Blocks {
     pub members: Csr,
     /// Blocks that a block waits for.
     pub preds: Csr,
-    /// Of distinct ops that are several: how many kernels of each class.
-    pub kernels: FxHashMap<u32, Vec<u32>>,
+    /// Of distinct ops that are several, and of each class, what the CPU takes to issue the first, and all.
+    pub kernels: FxHashMap<u32, Vec<[u32; 2]>>,
 }
 
 impl Blocks {

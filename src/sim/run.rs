@@ -17,7 +17,7 @@ pub struct Cell {
     pub start: Stamp,
     /// Ops, and once it has begun meetings, that it waits for; [`OVER`] when it is over.
     pub waits: u32,
-    /// Ops that the host has issued once it has issued this one.
+    /// What the CPU takes until it has issued this one, in `host_launch`es.
     pub issued: u32,
 }
 
@@ -121,10 +121,9 @@ impl Run {
     pub fn cell(&mut self, script: &Script, op: u32) -> &mut Cell {
         while self.base + (self.cells.len() as u32) <= op {
             let next = self.base + self.cells.len() as u32;
-            let (issues, waits) = (script.issues(next, self.local), script.preds(next).len() as u32);
-            // A block begins once its first kernel is issued.
-            let issued = self.issued + issues.min(1);
-            self.issued += issues;
+            let ([first, all], waits) = (script.issues(next, self.local), script.preds(next).len() as u32);
+            let issued = self.issued + first;
+            self.issued += all;
             self.cells.push_back(Cell { start: Stamp::default(), waits, issued });
         }
         &mut self.cells[(op - self.base) as usize]

@@ -119,12 +119,13 @@ impl<'p> Script<'p> {
         }
     }
 
-    /// How many kernels the host has to issue for an op.
-    pub fn issues(&self, op: u32, class: usize) -> u32 {
+    /// What the CPU takes until an op can begin, which a block does with its first kernel, and until all of it is issued,
+    /// in `host_launch`es.
+    pub fn issues(&self, op: u32, class: usize) -> [u32; 2] {
         let distinct = self.distinct[op as usize];
         match self.blocks.as_ref().and_then(|blocks| blocks.kernels.get(&distinct)) {
             Some(kernels) => kernels[class],
-            None => u32::from(!matches!(self.deeds.of(distinct, class), Deed::Skip)),
+            None => [self.deeds.launches(distinct, class); 2],
         }
     }
 

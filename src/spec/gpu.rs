@@ -65,6 +65,10 @@ pub struct GemmCurve {
     /// the clock below that of one product alone; by dtype, all of it where a dtype is not named.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sustained: BTreeMap<String, Sourced<f64>>,
+    /// Part of its rate that a product keeps where rows of its matrices do not begin at multiples of 16 bytes: of a vocabulary
+    /// of 50,257, say. All of it where none is given, as where a compiler fills matrices up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unaligned: Option<Sourced<f64>>,
     /// What the L2 cache, or what stands in its place, brings to all SMs together.
     pub operands: Sourced<BytesPerSec>,
     /// Fraction of the memory bandwidth at which a product reads its operands.
@@ -101,6 +105,9 @@ impl GemmCurve {
         }
         for (dtype, part) in &self.sustained {
             check_ratio(file, &format!("gemm.sustained.{dtype}"), part.value)?;
+        }
+        if let Some(part) = &self.unaligned {
+            check_ratio(file, "gemm.unaligned", part.value)?;
         }
         check_positive(file, "gemm.operands", self.operands.value.value())?;
         check_ratio(file, "gemm.stream", self.stream.value)?;

@@ -2,6 +2,7 @@
 
 use super::{Found, LlmSpec, Origin, Sourced, find, read};
 use crate::error::{Error, Result};
+use crate::plan::{Op, OpKind};
 use crate::units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -17,6 +18,10 @@ pub struct StackSpec {
     /// CPU time to issue one op of a plan, however many calls of the framework that takes: a device whose
     /// kernels are shorter runs dry.
     pub host_launch: Sourced<Seconds>,
+    /// How many times as long an op takes it whose calls are written in Python, forward kernels and communication; none: as
+    /// long as one of the backward pass, which frameworks go through in C++.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forward_launches: Option<Sourced<u32>>,
     /// Kernels that the framework runs for one op of a plan, on average, each behind the GPU's gap between two; none: one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernels_per_op: Option<Sourced<f64>>,
@@ -82,6 +87,21 @@ impl StackSpec {
         StackSpec::from_found(&Found { file: path.display().to_string(), text })
     }
 
+    /// The same stack with a CPU that takes so long for every op, forward or backward.
+    pub fn issuing(self, host_launch: Sourced<Seconds>) -> StackSpec {
+        StackSpec { host_launch, forward_launches: None, ..self }
+    }
+
+    /// How many times [`host_launch`](StackSpec::host_launch) the CPU takes to issue an op.
+    pub fn launches(&self, op: &Op) -> u32 {
+        let times = self.forward_launches.as_ref().map_or(1, |times| times.value);
+        match &op.kind {
+            OpKind::Compute { kernel, .. } if kernel.is_forward() => times,
+            OpKind::Transfer { .. } | OpKind::Collective { .. } | OpKind::Exchange { .. } => times,
+            _ => 1,
+        }
+    }
+
     /// How many kernels an op is, on average.
     pub fn kernels_of_op(&self) -> f64 {
         self.kernels_per_op.as_ref().map_or(1.0, |kernels| kernels.value)
@@ -126,6 +146,10 @@ impl StackSpec {
         if !(0.01..=100.0).contains(&times) {
             let why = format!("{times} is no multiple of what steps of NCCL's collectives take (0.01 to 100)");
             return Err(Error::spec(&found.file, "collective_latency", why));
+        }
+        if let Some(times) = spec.forward_launches.as_ref().filter(|times| !(1..=100).contains(&times.value)) {
+            let why = format!("{} is no number of times that an op takes longer (1 to 100)", times.value);
+            return Err(Error::spec(&found.file, "forward_launches", why));
         }
         if !(1.0..=100.0).contains(&spec.kernels_of_op()) {
             let why = format!("{} is no number of kernels that an op is (1 to 100)", spec.kernels_of_op());

@@ -72,6 +72,13 @@ impl Host {
         self
     }
 
+    /// With a CPU that takes so many times as long for ops that are written in Python.
+    pub fn in_python(mut self, times: u32) -> Host {
+        let source = "a test".to_string();
+        self.stack.forward_launches = Some(Sourced { value: times, source, provenance: Origin::Assumed });
+        self
+    }
+
     pub fn machine(&self) -> Machine<'_> {
         Machine { cluster: &self.cluster, stack: &self.stack, kernels: &self.kernels, devices: None }
     }

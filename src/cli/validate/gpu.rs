@@ -151,7 +151,7 @@ fn predicted(
     let mut stack: StackSpec = case.stack.clone();
     // One thread hands over the ops of all ranks.
     let issuing = if solo.is_some() { 1.0 } else { f64::from(plan.ranks()) };
-    stack.host_launch.value = Seconds::new(gpu.host_launch_s * issuing);
+    (stack.host_launch.value, stack.forward_launches) = (Seconds::new(gpu.host_launch_s * issuing), None);
     let devices = solo.is_none().then_some(of_rank);
     let machine = Machine { cluster: &cluster, stack: &stack, kernels: profile, devices };
     let mut timeline = cost(plan, machine, Effort::ALL_SPANS)?;

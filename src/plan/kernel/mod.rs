@@ -249,6 +249,10 @@ pub enum Kernel {
 }
 
 /// Which efficiency curve a kernel's time follows.
+/// Bytes that a library wants rows of matrices to begin at multiples of (NVIDIA, Matrix Multiplication Background User's
+/// Guide).
+pub const ALIGNMENT: u64 = 16;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WorkClass {
     Gemm {
@@ -261,6 +265,8 @@ pub enum WorkClass {
         result: u64,
         /// Matrices that rows are multiplied with, each with its own: 1 but for the products of experts.
         groups: u64,
+        /// Rows of an operand, or of the result, do not all begin at multiples of 16 bytes.
+        unaligned: bool,
     },
     /// `q_rows` x `kv_rows` is the trimmed rectangle; `area` of it is visible.
     Attention {
@@ -335,6 +341,17 @@ impl Kernel {
         }
     }
 
+    /// Whether a framework runs it in a forward pass, which is written in Python, or in one that is run again; of the others
+    /// its engine of gradients and its optimizer know without being told.
+    pub fn is_forward(&self) -> bool {
+        match self {
+            Kernel::MatMul { b_t, .. } => *b_t,
+            Kernel::Add { .. } | Kernel::Fill { .. } | Kernel::Cast { .. } | Kernel::Adam { .. } => false,
+            Kernel::AttentionDelta { .. } | Kernel::Wait { .. } => false,
+            other => !other.curve().contains("bwd"),
+        }
+    }
+
     /// Whether the CPU has it too, where its operands are in the host's memory.
     pub fn runs_on_host(&self) -> bool {
         matches!(self, Kernel::Adam { .. } | Kernel::Add { trim: None, .. } | Kernel::Cast { .. } | Kernel::Fill { .. })
@@ -400,7 +417,7 @@ impl Kernel {
             return Some(step.work(block, views, rank, reads, writes));
         }
         match *self {
-            Kernel::MatMul { m, n, k, a_t, fp8, .. } => {
+            Kernel::MatMul { m, n, k, a_t, b_t, fp8, .. } => {
                 let given = reads[0] + reads[1];
                 let fed = if fp8 { fp8_bytes(m * k) + fp8_bytes(k * n) } else { given };
                 let cast = match (fp8, a_t) {
@@ -412,7 +429,11 @@ impl Kernel {
                 };
                 let bytes = cast + fed + all - given;
                 let result = (all - given) / (m * n).max(1);
-                Some(Work { flops: 2 * m * n * k, bytes, class: WorkClass::Gemm { m, n, k, cast, result, groups: 1 } })
+                let [a, b] = [reads[0] / (m * k).max(1), reads[1] / (k * n).max(1)];
+                let rows = [a * if a_t { m } else { k }, b * if b_t { k } else { n }, a.min(b) * n];
+                let unaligned = !rows.iter().all(|bytes| bytes.is_multiple_of(ALIGNMENT));
+                let class = WorkClass::Gemm { m, n, k, cast, result, groups: 1, unaligned };
+                Some(Work { flops: 2 * m * n * k, bytes, class })
             }
             Kernel::Wait { .. } => memory(0),
             // The table is far larger than the rows taken from it.
