@@ -162,7 +162,7 @@ impl Acts<'_> {
         let mut all = Deeds { classes, deeds, launches: vec![], ways: vec![], wholes: vec![], usages };
         for &(node, times) in nodes {
             let (node, times) = (node as usize, f64::from(times));
-            all.launches.push(self.machine.stack.launches(line.nodes[node].op));
+            all.launches.push(self.machine.launches(line.nodes[node].op));
             match &line.nodes[node].op.kind {
                 OpKind::Copy { .. } => self.asides_of(&mut all, line, node, times)?,
                 OpKind::Compute { .. } if !self.plan.lanes[line.nodes[node].lane as usize].computes() => {

@@ -2,6 +2,7 @@
 
 use crate::cluster::Cluster;
 use crate::device::KernelTime;
+use crate::plan::{Op, OpKind};
 use crate::spec::StackSpec;
 use crate::units::Seconds;
 
@@ -13,6 +14,18 @@ pub struct Machine<'a> {
     pub kernels: &'a dyn KernelTime,
     /// Device of each rank where ranks share devices; none: a device each.
     pub devices: Option<&'a [u32]>,
+}
+
+impl Machine<'_> {
+    /// How many times the stack's `host_launch` the CPU takes to issue an op.
+    pub fn launches(&self, op: &Op) -> u32 {
+        let times = self.stack.forward_launches.as_ref().map_or(1, |times| times.value);
+        match &op.kind {
+            OpKind::Compute { kernel, .. } if kernel.is_forward() => times,
+            OpKind::Transfer { .. } | OpKind::Collective { .. } | OpKind::Exchange { .. } => times,
+            _ => 1,
+        }
+    }
 }
 
 /// Picoseconds to seconds.

@@ -157,7 +157,7 @@ impl<'a> Acts<'a> {
             let classes: Vec<usize> = (0..self.program.len()).filter(|&c| self.program[c] as usize == p).collect();
             for node in 0..line.nodes.len() {
                 let spliced = &line.nodes[node];
-                draft.launches(node, &classes, self.machine.stack.launches(spliced.op));
+                draft.launches(node, &classes, self.machine.launches(spliced.op));
                 match &spliced.op.kind {
                     OpKind::Copy { .. } => self.beside(&mut draft, line, node, &classes)?,
                     OpKind::Compute { .. } if !self.plan.lanes[spliced.lane as usize].computes() => {

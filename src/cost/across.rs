@@ -134,7 +134,7 @@ impl<'p> Watch<'p> for Across<'p> {
         for atom in writes.iter().flat_map(|a| a.iter()) {
             raise(&mut starts, &walker.ranks.stamps.read[atom as usize * n..][..n]);
         }
-        let launches = u64::from(self.machine.stack.launches(op));
+        let launches = u64::from(self.machine.launches(op));
         for (start, host) in starts.iter_mut().zip(&mut walker.ranks.host) {
             *host += self.host_launch * launches;
             if *host > start.ps() {

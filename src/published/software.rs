@@ -239,7 +239,7 @@ const RULES: &[Rule] = &[
 /// * that gradients are summed behind the backward pass: 2 replicas of 1.3 billion weights take no less than 8.
 const ONE_NODE: &str = "1f1b,fullactivationcheckpointing,fp16";
 
-/// Whether what a system's name says of recomputation is not so: see [`ONE_NODE`].
+/// Whether what a system's name says of recomputation is not so: see `ONE_NODE`.
 pub fn is_disproved(system: &str) -> bool {
     squeezed(system).contains(ONE_NODE)
 }

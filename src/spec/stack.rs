@@ -2,7 +2,6 @@
 
 use super::{Found, LlmSpec, Origin, Sourced, find, read};
 use crate::error::{Error, Result};
-use crate::plan::{Op, OpKind};
 use crate::units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -90,16 +89,6 @@ impl StackSpec {
     /// The same stack with a CPU that takes so long for every op, forward or backward.
     pub fn issuing(self, host_launch: Sourced<Seconds>) -> StackSpec {
         StackSpec { host_launch, forward_launches: None, ..self }
-    }
-
-    /// How many times [`host_launch`](StackSpec::host_launch) the CPU takes to issue an op.
-    pub fn launches(&self, op: &Op) -> u32 {
-        let times = self.forward_launches.as_ref().map_or(1, |times| times.value);
-        match &op.kind {
-            OpKind::Compute { kernel, .. } if kernel.is_forward() => times,
-            OpKind::Transfer { .. } | OpKind::Collective { .. } | OpKind::Exchange { .. } => times,
-            _ => 1,
-        }
     }
 
     /// How many kernels an op is, on average.
