@@ -246,13 +246,14 @@ fn is_default(routing: &Routing) -> bool {
 
 impl ScaleUp {
     /// What a ring of so many of the `gpus` of a node reaches. Where every peer has as many links as the next, a GPU's links to
-    /// those outside of the group are of no use to it.
+    /// those outside of the group are of no use to it: the ring has its part of what all have, or what sends reach if more.
     pub fn ring(&self, gpus: u32, members: u32) -> BytesPerSec {
         let all = self.bandwidth.value;
         let peers = gpus.saturating_sub(1).max(1);
         match &self.per_peer {
             Some(one) if members < gpus && members > 1 && self.links.is_multiple_of(peers) => {
-                all.min(one.value * f64::from(members - 1))
+                let each = one.value.max(all * (1.0 / f64::from(peers)));
+                all.min(each * f64::from(members - 1))
             }
             _ => all,
         }
