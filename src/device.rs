@@ -242,7 +242,8 @@ impl Roofline {
         let slots = if unequal { tiles + at_once } else { self.in_waves(tiles, at_once) } * kernel.tile_rows;
         let walked = walk * slots as f64 / batch_heads as f64;
         let (ceiling, dim_known) = ceiling_at(curve, head_dim);
-        let ceiling = ceiling * curve.sustained.as_ref().map_or(1.0, |part| part.value);
+        let left = |part: &Option<Sourced<f64>>| part.as_ref().map_or(1.0, |part| part.value);
+        let ceiling = ceiling * left(&curve.sustained) * if area < rectangle { left(&curve.masked) } else { 1.0 };
         let known = dim_known && CALIBRATED_ROWS.contains(&q_rows) && CALIBRATED_ROWS.contains(&kv_rows);
         let fitted = worst([&curve.ceiling.provenance, &curve.half.provenance, &curve.diagonal.provenance]);
         let beyond = if known { Provenance::Interpolated } else { Provenance::Extrapolated };

@@ -19,6 +19,18 @@ fn attention(q_rows: u64, kv_rows: u64, area: u64, backward: bool) -> Work {
     Work { flops: 2 * products * area * 32 * 128, bytes: 2 * 128 * 32 * (2 * q_rows + 2 * kv_rows), class }
 }
 
+#[test]
+fn blocks_without_a_mask_are_faster_where_a_gpu_says_so() {
+    let rate = |gpu: &str, area: u64, backward: bool| {
+        let work = attention(1 << 16, 1 << 16, area, backward);
+        work.flops as f64 / roofline(gpu, "nccl-cudnn").time(&work, Dtype::Bf16).seconds.value()
+    };
+    let (whole, causal) = (1 << 32, ((1 << 32) + (1 << 16)) / 2);
+    let gain = |gpu: &str, backward| rate(gpu, whole, backward) / rate(gpu, causal, backward);
+    assert!((1.1..1.2).contains(&gain("b200-sxm", true)) && gain("b200-sxm", false) < 1.05);
+    assert!(gain("h100-sxm5", true) < 1.05);
+}
+
 /// The three products of an output matrix have the vocabulary in a row of theirs; rows of odd number cost nothing.
 #[test]
 fn a_vocabulary_that_is_not_filled_up_is_slow() {

@@ -139,6 +139,9 @@ pub struct PassCurve {
     pub ceiling: Sourced<Vec<(u64, f64)>>,
     pub half: Sourced<f64>,
     pub diagonal: Sourced<f64>,
+    /// Part of that rate which is left where a mask cuts a block, however long it is; absent where it is all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masked: Option<Sourced<f64>>,
     /// Thread blocks that an SM holds at a time, by the widest heads for which it does. Where they are given, tiles are
     /// handed out in the order of rows: those that start last have the most to do where a mask is causal, and on average
     /// SMs wait for half of the longest. Absent where a scheduler evens tiles out, or nothing is known.
@@ -218,6 +221,9 @@ impl PassCurve {
         }
         if let Some(part) = &self.sustained {
             check_ratio(file, &format!("{field}.sustained"), part.value)?;
+        }
+        if let Some(part) = &self.masked {
+            check_ratio(file, &format!("{field}.masked"), part.value)?;
         }
         for (_, blocks) in self.resident.iter().flat_map(|r| &r.value) {
             check_positive(file, &format!("{field}.resident"), *blocks as f64)?;
