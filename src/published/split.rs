@@ -178,9 +178,11 @@ fn by_rate(run: &Training, model: &LlmSpec) -> Option<u64> {
 /// layers come out even.
 fn interleaving(run: &Training, model: &LlmSpec, pp: u32) -> Option<u32> {
     let system = squeezed(&run.system);
-    let interleaves = ["interleaved", "llama3stack", "megatroncore", "nemo", "megatronbridge", "mlperf"]
-        .iter()
-        .any(|word| system.contains(word));
+    let says = |words: &[&str]| words.iter().any(|word| system.contains(word));
+    // Megatron-Bridge's tables state it where there is any, and its models have none by themselves, nor do others' scripts
+    // around Megatron Core.
+    let plain = says(&["megatronbridge", "megatronswift", "megatronpatch"]) && !says(&["interleaved"]);
+    let interleaves = says(&["interleaved", "llama3stack", "megatroncore", "nemo", "mlperf"]) && !plain;
     if mixture::is_dualpipe(run) {
         return Some(2);
     }
@@ -419,6 +421,14 @@ mod tests {
         );
         let ulysses = Training { system: "DeepSpeed-Ulysses".into(), ..cp };
         assert_eq!(split(&ulysses, &LlmSpec::default(), habits(), 8).unwrap().par.ulysses, 4);
+    }
+
+    #[test]
+    fn who_interleaves_without_saying_so() {
+        let model = LlmSpec { layers: 32, ..LlmSpec::default() };
+        let of = |system: &str| interleaving(&Training { system: system.into(), ..Training::default() }, &model, 4);
+        assert_eq!([of("NeMo 24.07"), of("Megatron-Core w/ Folding"), of("Megatron-LM")], [Some(8), Some(8), None]);
+        assert_eq!([of("NeMo/Megatron-Bridge 26.04"), of("Megatron-SWIFT (Megatron-Core 0.12)")], [None, None]);
     }
 
     #[test]
