@@ -227,6 +227,7 @@ impl Setup {
         }
         let split = split(run, &model, habits, machine.cluster.spec.gpus_per_node)?;
         let tp = u64::from(split.par.tp);
+        // To where products of the output matrix are as fast as others; ranks that share it have as many rows each.
         if software::fills_vocabulary(&run.system) && !model.vocab.is_multiple_of(8 * tp) || model.vocab % tp > 0 {
             model.vocab = model.vocab.next_multiple_of(128 * tp);
         }
