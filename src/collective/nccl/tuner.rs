@@ -62,7 +62,7 @@ pub struct Tuner<'a> {
 
 /// Whether RCCL finds no more than one ring: on five to seven GPUs of a mesh of eight. All-reduces and all-gathers of them
 /// have 35 to 39 GB/s with RCCL 2.22.3 and 45 to 47 with ROCm 7.2 on MI355X, where a link has 52 and four GPUs reach 160 to
-/// 169 (stored text ids 60887535216 and 70916962236, two users' sweeps over 2 to 8 GPUs).
+/// 169 (two users' sweeps over 2 to 8 GPUs).
 fn lone_ring(cluster: &Cluster, members: u32) -> bool {
     let amd = matches!(cluster.gpu.architecture, Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4);
     amd && cluster.spec.gpus_per_node == 8 && (5..8).contains(&members)
