@@ -138,10 +138,10 @@ impl Chosen {
 
     /// That the output matrix is slow for the length of its vocabulary, and which one would do.
     fn odd_vocabulary(&self) -> Option<String> {
-        let (model, tp) = (&self.case.model, u64::from(self.point.par.tp));
+        let (model, tp) = (&self.case.model, u64::from(self.point.par.tp).max(1));
         let (part, own) = (self.case.cluster.gpu.gemm.unaligned.as_ref()?.value, model.vocab.div_ceil(tp));
         let per_row = ALIGNMENT / self.case.dtype.size();
-        let filled = (model.vocab).next_multiple_of(128 * tp);
+        let filled = model.vocab.checked_next_multiple_of(128 * tp)?;
         let why = format!(
             "vocab: a rank's {own} of {} are no multiple of {per_row}, for which products of the output matrix run at {part} of \
              their rate; fill it up to {filled}",
