@@ -133,8 +133,9 @@ impl Talks {
         };
         let mut all: Vec<FxHasher> = vec![FxHasher::default(); plan.ranks() as usize];
         for (group, by) in &self.hops {
+            let step = group.step(&plan.views, *by);
             for (rank, h) in (0..).zip(&mut all) {
-                way(&[rank, group.neighbour(&plan.views, rank, *by)]).hash(h);
+                way(&[rank, step.of(rank)]).hash(h);
             }
         }
         for group in &self.groups {
@@ -161,11 +162,16 @@ impl Around {
     fn of(talks: &Talks, plan: &Plan, cluster: &Cluster) -> Around {
         let ranks = plan.ranks();
         let hop = |(group, by): &(Group, i32)| {
-            let seen = |rank: u32| {
-                let peer = group.neighbour(&plan.views, rank, *by);
-                (peer, cluster.tier(rank, peer), crossing(plan, cluster, group, *by, rank))
-            };
-            (0..ranks).map(seen).collect()
+            let step = group.step(&plan.views, *by);
+            let peers: Vec<u32> = (0..ranks).map(|rank| step.of(rank)).collect();
+            let mut crossing: FxHashMap<u32, u32> = FxHashMap::default();
+            for (rank, &peer) in (0..).zip(&peers) {
+                if cluster.node_of(peer) != cluster.node_of(rank) {
+                    *crossing.entry(cluster.node_of(rank)).or_default() += 1;
+                }
+            }
+            let sharing = |rank| crossing.get(&cluster.node_of(rank)).copied().unwrap_or(0);
+            (0..).zip(peers).map(|(rank, peer)| (peer, cluster.tier(rank, peer), sharing(rank))).collect()
         };
         let group = |group: &Group| {
             let mut parts: FxHashMap<(u32, u32), u32> = FxHashMap::default();
@@ -208,8 +214,6 @@ impl Around {
 /// Ranks on `rank`'s node that send over the node's edge when all do the same hop: they share its NICs.
 pub fn crossing(plan: &Plan, cluster: &Cluster, group: &Group, by: i32, rank: u32) -> u32 {
     let node = cluster.node_of(rank);
-    cluster
-        .ranks_on(node)
-        .filter(|&r| r < plan.ranks() && cluster.node_of(group.neighbour(&plan.views, r, by)) != node)
-        .count() as u32
+    let step = group.step(&plan.views, by);
+    cluster.ranks_on(node).filter(|&r| r < plan.ranks() && cluster.node_of(step.of(r)) != node).count() as u32
 }

@@ -110,22 +110,29 @@ impl<'p> Crews<'p> {
     /// Finds the crews that were asked for; false if ranks of a crew find different ones.
     fn fits(&mut self) -> bool {
         let plan = self.plan;
-        for rank in 0..plan.ranks() {
-            let own = plan.program_of(rank) as usize;
-            let group = |lane: u16| match &plan.lanes[lane as usize] {
-                Lane::Comm(group, _) => group,
-                _ => unreachable!("only communicators cross"),
-            };
-            for ((crew, lane, by), peer) in self.peers.iter_mut().filter(|(key, _)| key.0 == own) {
-                let there = plan.program_of(group(*lane).neighbour(&plan.views, rank, *by as i32)) as usize;
-                if *peer != usize::MAX && *peer != there || there == *crew {
-                    return false;
-                }
-                *peer = there;
+        let group = |lane: u16| match &plan.lanes[lane as usize] {
+            Lane::Comm(group, _) => group,
+            _ => unreachable!("only communicators cross"),
+        };
+        let of_crew: Vec<usize> = (0..plan.ranks()).map(|rank| plan.program_of(rank) as usize).collect();
+        for ((crew, lane, by), peer) in &mut self.peers {
+            let step = group(*lane).step(&plan.views, *by as i32);
+            let own = (0..).zip(&of_crew).filter(|(_, own)| *own == crew);
+            let mut there = own.map(|(rank, _)| of_crew[step.of(rank) as usize]);
+            let Some(first) = there.next() else { continue };
+            if first == *crew || there.any(|other| other != first) {
+                return false;
             }
-            for ((_, lane), gang) in self.gangs.iter_mut().filter(|(key, _)| key.0 == own) {
+            *peer = first;
+        }
+        for ((crew, lane), gang) in &mut self.gangs {
+            let mut known: BTreeSet<u32> = BTreeSet::new();
+            for rank in (0..plan.ranks()).filter(|&rank| of_crew[rank as usize] == *crew) {
+                if !known.insert(group(*lane).first(&plan.views, rank)) {
+                    continue;
+                }
                 let members = group(*lane).members(&plan.views, rank);
-                let mut there: Vec<usize> = members.iter().map(|&m| plan.program_of(m) as usize).collect();
+                let mut there: Vec<usize> = members.iter().map(|&m| of_crew[m as usize]).collect();
                 there.sort_unstable();
                 there.dedup();
                 if !gang.is_empty() && *gang != there {

@@ -205,6 +205,21 @@ impl Group {
         }
     }
 
+    /// [`neighbour`](Group::neighbour) at one distance, made ready to be asked by many ranks.
+    pub fn step<'g>(&'g self, views: &'g [Mesh], by: i32) -> Step<'g> {
+        let mesh = &views[self.view() as usize];
+        let wide: Vec<Axis> = self.spans().iter().copied().filter(|&axis| mesh.degree(axis) > 1).collect();
+        let axis = match wide[..] {
+            [] => self.spans()[0],
+            [axis] => axis,
+            _ => return Step::Across { group: self, views, by },
+        };
+        let (stride, degree) = (mesh.stride(axis), mesh.degree(axis));
+        // Whatever a rank's other coordinates are, this one decides.
+        let there = |c: u32| mesh.coord(self.neighbour(views, c * stride, by), axis);
+        Step::Along { stride, there: (0..degree).map(there).collect() }
+    }
+
     /// The axis that time spent in this group is charged to: the outermost one.
     pub fn charged_axis(&self) -> Axis {
         self.spans()[0]
@@ -240,6 +255,32 @@ impl Group {
     }
 }
 
+/// From every rank to the one so far on in its group.
+pub enum Step<'g> {
+    /// Along one axis: from every coordinate to another.
+    Along {
+        stride: u32,
+        there: Vec<u32>,
+    },
+    Across {
+        group: &'g Group,
+        views: &'g [Mesh],
+        by: i32,
+    },
+}
+
+impl Step<'_> {
+    pub fn of(&self, rank: u32) -> u32 {
+        match self {
+            Step::Along { stride, there } => {
+                let here = rank / stride % there.len() as u32;
+                rank - here * stride + there[here as usize] * stride
+            }
+            Step::Across { group, views, by } => group.neighbour(views, rank, *by),
+        }
+    }
+}
+
 /// The set that a coordinate is in, and its place there.
 fn set_of(sets: &[Vec<u32>], coord: u32) -> Option<(&[u32], usize)> {
     sets.iter().find_map(|set| set.iter().position(|&c| c == coord).map(|at| (&set[..], at)))
@@ -248,6 +289,29 @@ fn set_of(sets: &[Vec<u32>], coord: u32) -> Option<(&[u32], usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_goes_where_the_neighbour_is() {
+        let views = [Mesh::new(&[(Axis::Pp, 4), (Axis::Dp, 3), (Axis::Cp, 2), (Axis::Tp, 1)])];
+        let groups = [
+            Group::axes(&[Axis::Dp]),
+            Group::axes(&[Axis::Dp, Axis::Cp]),
+            Group::axes(&[Axis::Dp, Axis::Tp]),
+            Group::axes(&[Axis::Tp]),
+            Group::axes(&[Axis::Up]),
+            Group::axes(&[Axis::Tp, Axis::Up]),
+            Group::subset(Axis::Pp, vec![vec![3, 1]]),
+            Group::subset(Axis::Pp, vec![vec![0, 2], vec![3, 1]]),
+        ];
+        for group in &groups {
+            for by in -4..=4 {
+                let step = group.step(&views, by);
+                for rank in 0..views[0].size() {
+                    assert_eq!(step.of(rank), group.neighbour(&views, rank, by), "{group:?} {by} {rank}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn the_last_axis_is_fastest_and_shifts_wrap() {
