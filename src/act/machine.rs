@@ -21,7 +21,10 @@ impl Machine<'_> {
     pub fn launches(&self, op: &Op) -> u32 {
         let times = self.stack.forward_launches.as_ref().map_or(1, |times| times.value);
         match &op.kind {
-            OpKind::Compute { kernel, .. } if kernel.is_forward() => times,
+            OpKind::Compute { kernel, .. } => {
+                let calls = if self.stack.is_unfused(kernel.curve()) { kernel.calls() } else { 1 };
+                calls * if kernel.is_forward() { times } else { 1 }
+            }
             OpKind::Transfer { .. } | OpKind::Collective { .. } | OpKind::Exchange { .. } => times,
             _ => 1,
         }

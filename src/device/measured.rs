@@ -254,9 +254,10 @@ impl Profile {
         both.map_or(1.0, |(beside, alone)| slower(beside, alone, &size))
     }
 
-    /// A part of a table is timed as the whole where a profile does not tell them apart.
+    /// A part of a table is timed as the whole where a profile does not tell them apart, and so is a softmax whatever
+    /// others fuse.
     fn curve(&self, curve: &str, dtype: Dtype) -> Option<&Curve> {
-        let whole = || self.kernels.get(&key(curve.strip_suffix("_part")?, dtype));
+        let whole = || self.kernels.get(&key(curve.strip_suffix("_part").or(curve.strip_suffix("_apart"))?, dtype));
         self.kernels.get(&key(curve, dtype)).or_else(whole)
     }
 

@@ -63,7 +63,7 @@ impl Print {
             halves.note(&(lane, std::mem::discriminant(kind)));
         }
         match kind {
-            OpKind::Compute { kernel, .. } => halves.note(&std::mem::discriminant(kernel)),
+            OpKind::Compute { kernel, .. } => halves.note(&(std::mem::discriminant(kernel), kernel.calls())),
             OpKind::Transfer { legs, engine } => {
                 halves.note(&(legs, engine));
                 legs.iter().for_each(|leg| self.rows(depth, &leg.buf));

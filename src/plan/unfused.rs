@@ -33,7 +33,33 @@ pub enum ScoreStep {
     KvBwd,
 }
 
+/// Matrices of scores that the fused softmax takes at a time (`FusedScaleMaskSoftmax.is_kernel_available` in
+/// github:NVIDIA/Megatron-LM: batch times heads of a rank, `attn_batches`, must come out even).
+pub const AT_A_TIME: u64 = 4;
+
+/// Calls of the framework for the others: to fp32, scale, mask, softmax, and back; and likewise backward.
+const APART: u32 = 5;
+
 impl ScoreStep {
+    /// Whether it is a softmax of scores that the fused kernel does not take.
+    pub fn is_apart(&self, b: &AttnBlock) -> bool {
+        matches!(self, ScoreStep::Softmax | ScoreStep::SoftmaxBwd) && !(b.batch * b.heads).is_multiple_of(AT_A_TIME)
+    }
+
+    /// The name of its times, see [`Kernel::curve`](super::Kernel::curve).
+    pub fn curve(&self, b: &AttnBlock) -> &'static str {
+        match self {
+            ScoreStep::Softmax if self.is_apart(b) => "softmax_apart",
+            ScoreStep::SoftmaxBwd if self.is_apart(b) => "softmax_bwd_apart",
+            _ => self.name(),
+        }
+    }
+
+    /// Calls of a framework whose softmax takes so many matrices at a time.
+    pub fn calls(&self, b: &AttnBlock) -> u32 {
+        if self.is_apart(b) { APART } else { 1 }
+    }
+
     pub fn name(&self) -> &'static str {
         match self {
             ScoreStep::Scores => "scores",

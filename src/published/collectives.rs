@@ -46,17 +46,18 @@ pub fn nccl_tests(file: &str, tables: &[Value]) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// The link of an earlier table where one says that it is the same as there ("as .., second run"): of the table whose id its
-/// own continues.
-fn meant<'a>(tables: &'a [Value], id: &str, row: &Map<String, Value>) -> Option<&'a str> {
+/// The earlier table of which one says that its link is the same as there ("as .., second run"): that whose id its own
+/// continues.
+fn meant<'a>(tables: &'a [Value], id: &str, row: &Map<String, Value>) -> Option<&'a Map<String, Value>> {
     row.get("link")?.as_str()?.strip_prefix("as ")?;
     let (first, _) = id.rsplit_once('_')?;
-    tables.iter().find(|table| table.get("id").is_some_and(|id| id == first))?.get("link")?.as_str()
+    tables.iter().find(|table| table.get("id").is_some_and(|id| id == first))?.as_object()
 }
 
-fn rows_of(f: &Fields, link: Option<&str>) -> Result<Vec<Case>> {
+fn rows_of(f: &Fields, earlier: Option<&Map<String, Value>>) -> Result<Vec<Case>> {
     let base = head(f)?;
-    let base = Collective { link: link.map_or(base.link, String::from), ..base };
+    let text = |field, own: String| earlier.and_then(|table| table.get(field)?.as_str()).map_or(own, String::from);
+    let base = Collective { link: text("link", base.link), note: text("note", base.note), ..base };
     // A list of one row is a list here.
     let rows = f.row.get("rows").and_then(Value::as_array);
     let rows = rows.ok_or_else(|| f.wrong("rows", "no list; write the rows of the table"))?;
@@ -154,9 +155,20 @@ fn predicted(row: &Collective, shipped: &Shipped) -> std::result::Result<(f64, S
     let bytes = row.bytes.ok_or("bytes: not stated")?;
     let (cluster, said) = cluster_of(row, shipped)?;
     let stack = shipped.stacks.with_kernel(&["fa2", "fa3", "cudnn", "fa4"], &cluster.gpu)?;
+    let older = is_before_trees_of_two(&row.note).then(|| shipped.stacks.before_trees_of_two(stack)).transpose()?;
+    let stack = older.as_ref().unwrap_or(stack);
     let torch = tokens(&row.note).iter().any(|word| word == "pytorch" || word.starts_with("torch"));
     let time = time(row, &cluster, stack, Bytes::new(bytes as f64))? + if torch { TORCH_CALL } else { 0.0 };
     Ok((time * 1e6, said, stack.name.clone()))
+}
+
+/// Whether a table is of NCCL 2.11 or before (models/stack/nccl-unfused.json, `trees_of_two`).
+fn is_before_trees_of_two(note: &str) -> bool {
+    let words = tokens(note);
+    words.windows(3).any(|at| {
+        let minor = || at[2].parse::<u32>();
+        at[0] == "nccl" && at[1] == "2" && minor().is_ok_and(|minor| minor < 12)
+    })
 }
 
 fn time(row: &Collective, cluster: &Cluster, stack: &StackSpec, bytes: Bytes) -> std::result::Result<f64, String> {

@@ -416,8 +416,14 @@ pub struct Stacks {
 impl Stacks {
     /// The stack as it is where nothing fuses the operators of a block.
     pub fn eager(&self, stack: StackSpec) -> StackSpec {
-        let unfused = self.all.iter().find_map(|of| of.unfused.clone());
+        let unfused = self.all.iter().find(|of| of.name == "torch-eager").and_then(|of| of.unfused.clone());
         StackSpec { unfused, ..stack }
+    }
+
+    /// The stack with a library from before it took trees over two nodes for what they are.
+    pub fn before_trees_of_two(&self, stack: &StackSpec) -> std::result::Result<StackSpec, String> {
+        let older = self.all.iter().find_map(|of| of.trees_of_two.clone().filter(|trees| !trees.value));
+        Ok(StackSpec { trees_of_two: Some(older.ok_or("no shipped stack has an older library")?), ..stack.clone() })
     }
 
     pub fn shipped() -> Result<Stacks> {

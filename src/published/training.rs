@@ -21,6 +21,7 @@ use crate::error::Error;
 use crate::plan::Plan;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
+use crate::plan::unfused::AT_A_TIME;
 use crate::report::made_of;
 use crate::spec::{Dtype, GpuSpec, LlmSpec, Recompute, StackSpec, Workload};
 use crate::strategy::expert::Routing;
@@ -132,7 +133,7 @@ fn fitting(
     setup: Setup,
     found: &mut Prediction,
 ) -> Result<(Setup, Made), String> {
-    for sequences in at_a_time(&setup.split, stated) {
+    for sequences in at_a_time(&setup, stated) {
         let run = Training { micro_batch: Some(sequences), ..stated.clone() };
         let mut tried = found.clone();
         let fits = attempt(&run, stated, shipped, &mut tried);
@@ -174,9 +175,10 @@ fn fitting(
 ///
 /// Where weights are gathered anew for each microbatch (ZeRO 3), whoever gathers for one at a time waits for the network:
 /// all that a rank has, or half as many until they fit. Where tensors are cut and no pipeline asks for many microbatches, a
-/// rank's part of a product needs as many times the rows to be as large as it was.
-fn at_a_time(split: &Split, stated: &Training) -> Vec<u64> {
-    let par = &split.par;
+/// rank's part of a product needs as many times the rows to be as large as it was. Where scores are in memory, whoever
+/// chose found out that some numbers of heads and sequences go around the fused softmax: as few as do not.
+fn at_a_time(setup: &Setup, stated: &Training) -> Vec<u64> {
+    let (split, par) = (&setup.split, &setup.split.par);
     let share = stated.global_batch.map_or(1, |batch| batch / u64::from(par.dp));
     let most = match par.zero {
         _ if stated.micro_batch.is_some() || par.pp > 1 => 1,
@@ -184,7 +186,10 @@ fn at_a_time(split: &Split, stated: &Training) -> Vec<u64> {
         _ => share.min(u64::from(par.tp) * (ROWS * u64::from(par.ulysses * par.ring) / split.seq).max(1)),
     };
     let halved = std::iter::successors(Some(most), |n| Some(n / 2)).take_while(|n| *n > 1);
-    halved.filter(|n| share.is_multiple_of(*n)).collect()
+    let heads = setup.model.heads / u64::from(par.tp * par.ulysses).max(1);
+    let scores = stated.micro_batch.is_none() && !setup.stack.fuses_attention();
+    let fused = (1..=AT_A_TIME).find(|n| (n * heads).is_multiple_of(AT_A_TIME)).filter(|n| scores && *n > 1);
+    halved.chain(fused).filter(|n| share.is_multiple_of(*n)).collect()
 }
 
 /// The plan of `run`, if it fits; then what was chosen is noted in place of what was noted before.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// At most fifteen constants, each one that a microbenchmark could measure.
+/// At most sixteen constants, each one that a microbenchmark could measure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StackSpec {
@@ -34,6 +34,10 @@ pub struct StackSpec {
     pub p2p_latency: Sourced<Seconds>,
     /// What the steps of a collective between nodes take of those that were fitted for NCCL: 1 where they are its own.
     pub collective_latency: Sourced<f64>,
+    /// Whether the library takes a tree over two nodes for what it is: each sends the other all data once, where nodes of
+    /// larger ones send it twice on average. None: it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trees_of_two: Option<Sourced<bool>>,
     /// CPU time of one forward call of the attention kernel by its library's own function: called over and over by itself, it
     /// takes no less. None: not known to be longer than any kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -91,9 +95,19 @@ impl StackSpec {
         StackSpec { host_launch, forward_launches: None, ..self }
     }
 
+    /// Whether trees over two nodes carry more than larger ones.
+    pub fn has_trees_of_two(&self) -> bool {
+        self.trees_of_two.as_ref().is_none_or(|trees| trees.value)
+    }
+
     /// How many kernels an op is, on average.
     pub fn kernels_of_op(&self) -> f64 {
         self.kernels_per_op.as_ref().map_or(1.0, |kernels| kernels.value)
+    }
+
+    /// Whether kernels of a curve are several here.
+    pub fn is_unfused(&self, curve: &str) -> bool {
+        self.unfused.as_ref().is_some_and(|unfused| unfused.value.contains_key(curve))
     }
 
     /// With what kernels of `model` move through memory beyond one fused kernel, whatever the stack fuses of others.

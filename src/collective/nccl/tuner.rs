@@ -78,7 +78,8 @@ impl<'a> Tuner<'a> {
         });
         let nics = all * shape.uplink;
         // Of two nodes each sends the other all data once; in a larger tree a node sends on average twice.
-        let tree_nics = (if shape.nodes == 2 { all } else { 0.5 * all }).min(shape.tree / 1e9);
+        let once = shape.nodes == 2 && stack.has_trees_of_two();
+        let tree_nics = (if once { all } else { 0.5 * all }).min(shape.tree / 1e9);
         // Between nodes, rings go through a node both ways.
         let ring = match &up.per_peer {
             _ if shape.nodes > 1 => up.bandwidth.value,

@@ -381,7 +381,16 @@ impl Kernel {
             Kernel::Permute { exchange: Exchange::UnpackHeads, .. } => "permute_unpack_heads",
             Kernel::Reorder { inverse: true, .. } => "reorder_back",
             Kernel::Expert(kernel) => kernel.curve(),
+            Kernel::Unfused { block, step } => step.curve(block),
             other => other.name(),
+        }
+    }
+
+    /// Calls of a framework that does not fuse it, see [`StackSpec::unfused`](crate::spec::StackSpec::unfused).
+    pub fn calls(&self) -> u32 {
+        match self {
+            Kernel::Unfused { block, step } => step.calls(block),
+            _ => 1,
         }
     }
 
