@@ -137,3 +137,32 @@ impl HeadDropout {
         self.heads_over.iter().fold(0, part) * heads
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Kernel, Segs};
+    use crate::spec::Mask;
+
+    #[test]
+    fn a_softmax_of_four_matrices_at_a_time_is_one_call() {
+        let segs = Segs::new(64, &[]);
+        let block = |batch, heads| AttnBlock {
+            q: segs.clone(),
+            kv: segs.clone(),
+            batch,
+            heads,
+            kv_heads: heads,
+            head_dim: 8,
+            v_dim: None,
+            mask: Mask::new(true),
+        };
+        let curve = |batch, heads, step| Kernel::Unfused { block: block(batch, heads), step }.curve();
+        assert_eq!(curve(1, 4, ScoreStep::Softmax), "softmax");
+        assert_eq!(curve(2, 6, ScoreStep::SoftmaxBwd), "softmax_bwd");
+        assert_eq!(curve(1, 6, ScoreStep::Softmax), "softmax_apart");
+        assert_eq!(curve(3, 2, ScoreStep::SoftmaxBwd), "softmax_bwd_apart");
+        assert_eq!(curve(1, 1, ScoreStep::Scores), "scores");
+        assert_eq!([ScoreStep::Softmax.calls(&block(1, 2)), ScoreStep::Values.calls(&block(1, 2))], [5, 1]);
+    }
+}

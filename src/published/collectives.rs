@@ -326,6 +326,24 @@ mod tests {
     }
 
     #[test]
+    fn libraries_before_trees_of_two_are_known_by_their_release() {
+        let older = ["NCCL 2.10.3; small sizes may be CPU-launch bound", "nccl 2.8"];
+        let newer = ["NCCL 2.12.7", "PyTorch over NCCL 2.22.3", "NCCL_ALGO=Tree", "4x NCCL", ""];
+        assert!(older.iter().all(|note| is_before_trees_of_two(note)));
+        assert!(!newer.iter().any(|note| is_before_trees_of_two(note)));
+        let table = TABLE.replace("\"nodes\": 8", "\"nodes\": 2").replace("2 GPU/node over", "4x 200Gb");
+        let table = table.replace("A800", "A100");
+        let shipped = Shipped::new().unwrap();
+        let time = |note: &str| {
+            let noted = table.replace("\"op\"", &format!("\"note\": \"{note}\", \"op\""));
+            let cases = parse("c.json", &noted).unwrap();
+            let Facts::Collective(row) = &cases[0].facts else { panic!("no collective") };
+            predict(row, &shipped).predicted.unwrap()
+        };
+        assert!(time(older[0]) > 1.1 * time(newer[0]));
+    }
+
+    #[test]
     fn a_bridge_joins_two() {
         let at = |gpus: u32, link: &str| {
             let (gpu, link) = ("A100-PCIE-80GB".into(), link.into());

@@ -253,6 +253,22 @@ mod tests {
         assert!(followed > feasible / 2 && feasible > 200, "{followed} of {feasible}");
     }
 
+    /// One structure but for the calls that scores take: six heads of one sequence go around the fused softmax.
+    #[test]
+    fn calls_of_the_framework_are_part_of_the_structure() {
+        let model = LlmSpec { layers: 3, heads: 6, kv_heads: 6, head_dim: 64, ..LlmSpec::find("gpt3-175b").unwrap() };
+        let case = Case::new(LlmSpec { hidden: 384, ..model }, "dgx-a100", "nccl-unfused", 1, None).unwrap();
+        let par = Parallelism { options: "unfused".parse().unwrap(), ..Parallelism::default() };
+        let mut frames = Frames::new(&case);
+        let rows = [2, 1, 2, 3].map(|micro_batch| {
+            let point = Point { seq_len: 512, global_batch: 6 * micro_batch, micro_batch, par };
+            let (row, whole) = (frames.row(&point).unwrap(), case.row_of(&case.plan(&point).unwrap()).unwrap());
+            assert!(row.feasible && row == whole, "{row:?} {whole:?}");
+            row.step_time_s.unwrap()
+        });
+        assert!(rows[1] > rows[0] && rows[3] > rows[0], "{rows:?}");
+    }
+
     #[test]
     fn rows_are_those_of_whole_plans() {
         let model = LlmSpec { layers: 5, vocab: 32_000, ..LlmSpec::find("llama-3-8b").unwrap() };

@@ -267,6 +267,22 @@ mod tests {
         assert!(rate("mi300x-8x400", 2) < 43.0 && rate("dgx-h100", 2) > 0.6 * rate("dgx-h100", 4));
     }
 
+    /// 16 GiB over two and four nodes of eight A100 with 8 NICs of 200 Gb/s: NCCL 2.29.3 has 189 GB/s over two, 2.10.3 127 as
+    /// over four (traces/published/network.json).
+    #[test]
+    fn trees_over_two_nodes_came_later() {
+        let (unfused, bytes) = (StackSpec::find("nccl-unfused").unwrap(), Bytes::new(16384.0 * MIB));
+        let rate = |s: &StackSpec, n: u32| {
+            let (c, _) = at("azure-ndv4-a100", n);
+            let members: Vec<u32> = (0..n).collect();
+            let time = collective(&c, s, CollectiveKind::AllReduce, &members, bytes).total();
+            bytes.value() * 2.0 * f64::from(n - 1) / f64::from(n) / time.value() / 1e9
+        };
+        let newer = StackSpec { trees_of_two: None, ..unfused.clone() };
+        assert!((rate(&newer, 16) / 189.0 - 1.0).abs() < 0.05 && (rate(&unfused, 16) / 127.0 - 1.0).abs() < 0.05);
+        assert_eq!((rate(&newer, 8), rate(&newer, 32)), (rate(&unfused, 8), rate(&unfused, 32)));
+    }
+
     #[test]
     fn a_block_of_keys_and_values_hops_slowly() {
         // 16 MiB among 8 ranks go over 4 channels, far below what the links carry.
