@@ -144,9 +144,10 @@ fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
         let said = format!("sizes: not stated; those of a Llama of {billions} billion weights taken");
         return Ok((model, Some(said)));
     }
-    // Heads of such a model follow the degree that has to divide them.
-    let ulysses = u64::from(run.ulysses.or(run.cp).unwrap_or(1));
-    let heads = if nearest.2.is_multiple_of(ulysses) { nearest.3.max(ulysses) } else { nearest.3 };
+    // Heads of such a model follow the degrees that have to divide them.
+    let shared = run.ulysses.or(run.cp).unwrap_or(1).max(1).saturating_mul(run.tp.unwrap_or(1).max(1));
+    let heads = nearest.3.checked_next_multiple_of(shared.into()).filter(|heads| nearest.2.is_multiple_of(*heads));
+    let heads = heads.unwrap_or(nearest.3);
     Ok((stated(run, habits, nearest.1, nearest.2, heads)?, None))
 }
 
@@ -255,6 +256,18 @@ mod tests {
         for rest in ["air", "lite", "coder480ba35b", "05", "lite16b", "vl"] {
             assert!(!only_sizes(rest), "{rest}");
         }
+    }
+
+    #[test]
+    fn heads_of_a_gpt_follow_the_degrees_that_divide_them() {
+        let heads = |ulysses, tp| {
+            let run = Training { model: "GPT 30B".into(), ulysses, tp, ..Training::default() };
+            model(&run, Habits::of("Megatron-LM")).unwrap().0.heads
+        };
+        assert_eq!([heads(None, None), heads(None, Some(8)), heads(Some(7), None)], [56; 3]);
+        assert_eq!([heads(Some(32), None), heads(None, Some(16)), heads(Some(8), Some(8))], [64; 3]);
+        // No width of 7168 is one of 66 heads.
+        assert_eq!(heads(Some(33), None), 56);
     }
 
     #[test]

@@ -48,7 +48,8 @@ pub fn gpus(run: &Training) -> Result<u32, String> {
 }
 
 /// A run with twice as many ranks sharing what one has now, by the first way that its source (`stated`) leaves open:
-/// the sequence where its system is known for that, then tensors within a node, then stages.
+/// the sequence where its system is known for that, then tensors within a node, then stages. Of a system that is said to
+/// split the sequence along with tensors ("TP-sp", the baseline of DeepSpeed-Ulysses), tensors alone, over nodes too.
 pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
     let mut next = run.clone();
     let whole = |n: u64, of: Option<u64>| of.is_none_or(|of| of.is_multiple_of(n));
@@ -56,7 +57,9 @@ pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
     let by_ulysses = squeezed(&run.system).contains("ulysses") && whole(2 * degree(run.ulysses), run.heads);
     let by_ring = tokens(&run.system).iter().any(|word| word == "ring");
     let (tensors, stages) = (2 * degree(run.tp), 2 * degree(run.pp));
-    let by_tensors = whole(tensors, run.heads) && whole(tensors, run.kv_heads) && tensors <= u64::from(node);
+    let with_tensors = tokens(&run.system).windows(2).any(|at| at == ["tp", "sp"]);
+    let by_tensors = whole(tensors, run.heads) && whole(tensors, run.kv_heads);
+    let by_tensors = by_tensors && (with_tensors || tensors <= u64::from(node));
     if sequence && by_ulysses {
         next.ulysses = Some(2 * run.ulysses.unwrap_or(1));
     } else if sequence && by_ring {
@@ -369,6 +372,20 @@ mod tests {
         for run in [enough, open] {
             assert_eq!(without_spare(run.clone()), run);
         }
+    }
+
+    #[test]
+    fn what_is_cut_where_it_does_not_fit_follows_the_system() {
+        let widest = |system: &str| {
+            let stated = Training { system: system.into(), gpus: Some(64), ..Training::default() };
+            let next = |run: &Training| wider(run, &stated, 8);
+            let last = std::iter::successors(Some(stated.clone()), next).last().unwrap();
+            [last.ulysses, last.ring, last.tp, last.pp].map(|degree| degree.unwrap_or(1))
+        };
+        assert_eq!(widest("DeepSpeed-Ulysses"), [64, 1, 1, 1]);
+        assert_eq!(widest("Ring attention"), [1, 64, 1, 1]);
+        assert_eq!(widest("Megatron-LM"), [1, 1, 8, 8]);
+        assert_eq!(widest("Megatron-LM SP (TP-sp)"), [1, 1, 64, 1]);
     }
 
     #[test]
