@@ -275,6 +275,19 @@ fn shortcuts_are_exact_on_pipelines() {
     }
 }
 
+/// More transfers than ports keep in mind.
+#[test]
+fn shortcuts_are_exact_on_long_pipelines_of_rings() {
+    for (pp, vp, batches, ring, ulysses, words) in
+        [(2, 1, 24, 4, 1, "default"), (3, 1, 18, 4, 1, "no-overlap-p2p"), (2, 2, 16, 3, 2, "default")]
+    {
+        for slower in [1.0, 300.0, 10_000.0] {
+            let par = Parallelism { options: words.parse().unwrap(), ..way(1, ring, ulysses) };
+            staged(pp, vp, batches, par, slower);
+        }
+    }
+}
+
 /// Backward passes in two halves, the second of which waits.
 #[test]
 fn shortcuts_are_exact_where_gradients_of_weights_wait() {

@@ -3,7 +3,7 @@
 //! A walker goes on until its crew needs something of another ([`Crews`]). A crossing sets off when its last
 //! member has started, by the same rules as within a program; its ends are stamped where later ops find them.
 
-use super::ranks::{Held, Stamp};
+use super::ranks::{Guess, Held, Stamp};
 use super::walk::Walker;
 use super::{Effort, Found};
 use crate::act::{Acts, PROVENANCES, RECV, SEND, ctas, numbers, port, sent};
@@ -28,23 +28,34 @@ pub fn run(
     atoms: &Rc<AtomTable>,
 ) -> Result<Found> {
     let parts = parts(plan, fold);
-    let mut walkers = Vec::with_capacity(parts.len());
-    for part in &parts {
-        walkers.push(Walker::new(plan, machine, part, effort, true, atoms.clone())?);
-    }
-    let mut across = Across {
-        plan,
-        atoms,
-        at: places(plan, fold),
-        acts: Acts::new(plan, machine, fold),
-        machine,
-        host_launch: picoseconds(machine.stack.host_launch.value),
-        walkers,
-        posts: vec![],
-        extra: vec![Usage::default(); fold.representatives.len()],
+    let walk = |guesses: bool| {
+        let mut walkers = Vec::with_capacity(parts.len());
+        for part in &parts {
+            let mut walker = Walker::new(plan, machine, part, effort, true, atoms.clone())?;
+            let posted = vec![u64::MAX; walker.ranks.classes];
+            walker.ranks.guess = guesses.then_some(Guess { posted, began: [0; 4] });
+            walkers.push(walker);
+        }
+        let mut across = Across {
+            plan,
+            atoms,
+            at: places(plan, fold),
+            acts: Acts::new(plan, machine, fold),
+            machine,
+            host_launch: picoseconds(machine.stack.host_launch.value),
+            open: vec![BTreeSet::new(); walkers.len()],
+            walkers,
+            posts: vec![],
+            extra: vec![Usage::default(); fold.representatives.len()],
+        };
+        crews.run(&mut across)?;
+        let missed = across.walkers.iter().any(|walker| walker.ranks.missed);
+        Ok((!missed).then(|| across.found()))
     };
-    crews.run(&mut across)?;
-    Ok(across.found())
+    match walk(true)? {
+        Some(found) => Ok(found),
+        None => Ok(walk(false)?.expect("what is not forgotten is not missed")),
+    }
 }
 
 /// The classes of each program, as folds of their own.
@@ -106,6 +117,8 @@ struct Across<'p> {
     host_launch: u64,
     walkers: Vec<Walker<'p>>,
     posts: Vec<Posted<'p>>,
+    /// Of each crew, the crossings that have not ended.
+    open: Vec<BTreeSet<PostId>>,
     /// What crossings count, by class of the whole fold.
     extra: Vec<Usage>,
 }
@@ -120,7 +133,7 @@ impl<'p> Watch<'p> for Across<'p> {
         self.walkers[crew].call(*block, args, *repeat, &vec![])
     }
 
-    fn post(&mut self, _: PostId, crew: usize, op: &'p Op) -> Result<()> {
+    fn post(&mut self, post: PostId, crew: usize, op: &'p Op) -> Result<()> {
         let atoms = |buf: Buf| self.atoms.place(self.plan, buf, &[]).atoms;
         let (reads, writes, lane): (Vec<Atoms>, Vec<Atoms>, u16) =
             (op.reads().map(atoms).collect(), op.writes().map(atoms).collect(), op.lane.unwrap_or(0));
@@ -143,6 +156,8 @@ impl<'p> Watch<'p> for Across<'p> {
         }
         let ends = vec![0; n];
         self.posts.push(Posted { crew, op, lane, reads, writes, starts, ends });
+        self.open[crew].insert(post);
+        self.look(crew);
         Ok(())
     }
 
@@ -205,8 +220,8 @@ impl<'p> Watch<'p> for Across<'p> {
         Ok(())
     }
 
-    fn end(&mut self, post: PostId) -> Result<()> {
-        let post = &self.posts[post];
+    fn end(&mut self, id: PostId) -> Result<()> {
+        let post = &self.posts[id];
         let (walker, lane) = (&mut self.walkers[post.crew], post.lane);
         let n = walker.ranks.classes;
         let ends: Vec<Stamp> = post.ends.iter().map(|&end| Stamp::new(end, lane)).collect();
@@ -226,11 +241,24 @@ impl<'p> Watch<'p> for Across<'p> {
                 state.sms.push(Held { from: start.ps(), to, amount });
             }
         }
+        let crew = post.crew;
+        self.open[crew].remove(&id);
+        self.look(crew);
         Ok(())
     }
 }
 
 impl Across<'_> {
+    /// Notes the earliest start of what a crew has posted and what has not ended.
+    fn look(&mut self, crew: usize) {
+        let Some(guess) = &mut self.walkers[crew].ranks.guess else { return };
+        guess.posted.fill(u64::MAX);
+        for &post in &self.open[crew] {
+            let starts = self.posts[post].starts.iter().map(|start| start.ps());
+            guess.posted.iter_mut().zip(starts).for_each(|(earliest, start)| *earliest = start.min(*earliest));
+        }
+    }
+
     /// Classes of a crew: their numbers in the whole fold and in the crew.
     fn classes_of(&self, crew: usize) -> Vec<(usize, usize)> {
         let own = self.at.iter().enumerate().filter(|(_, at)| at.crew == crew);
@@ -261,14 +289,13 @@ impl Across<'_> {
         for &(post, class, ports) in ends {
             let ranks = &mut self.walkers[self.posts[post].crew].ranks;
             for port in numbers(ports) {
+                ranks.missed |= !ranks.state[class].ports[port].knows(ready);
                 longest = longest.max(ranks.state[class].ports[port].lasting(ready, transfer, &mut ranks.edges));
             }
         }
         for &(post, class, ports) in ends {
-            let state = &mut self.walkers[self.posts[post].crew].ranks.state[class];
-            for port in numbers(ports) {
-                state.ports[port].hold(ready, ready + longest);
-            }
+            let ranks = &mut self.walkers[self.posts[post].crew].ranks;
+            numbers(ports).for_each(|port| ranks.hold(class, port, ready, ready + longest));
             let end = &mut self.posts[post].ends[class];
             *end = (*end).max(ready + latency + longest);
         }

@@ -14,8 +14,9 @@ use std::rc::Rc;
 #[derive(Debug, Clone, Default)]
 pub struct Port {
     spells: Vec<Spell>,
-    /// How many there were before these.
+    /// How many there were before these, and when the last of those was over.
     forgotten: usize,
+    lost: u64,
     /// How many have room before it is worth while to look for what can be forgotten.
     room: usize,
 }
@@ -64,9 +65,16 @@ impl Port {
     /// Forgets the first spells as long as they are over at `soonest`: nobody asks for an earlier time any more.
     pub fn forget(&mut self, soonest: u64) {
         let over = self.spells.partition_point(|spell| spell.latest <= soonest);
+        self.lost = over.checked_sub(1).map_or(self.lost, |last| self.lost.max(self.spells[last].latest));
         self.spells.drain(..over);
         self.forgotten += over;
         self.room = LEAST.max(2 * self.spells.len());
+    }
+
+    /// Whether all that was held at `start` or later is known.
+    #[inline]
+    pub fn knows(&self, start: u64) -> bool {
+        start >= self.lost
     }
 
     /// How many spells there were so far, for [`again`](Port::again).
@@ -78,6 +86,9 @@ impl Port {
     /// All spells since `mark` come `times` more, each a `period` later than the one before. Those that are forgotten
     /// do not: what repeats will have forgotten them by then, too.
     pub fn again(&mut self, mark: usize, period: u64, times: u64) {
+        if mark < self.forgotten {
+            self.lost += period * times;
+        }
         let mut latest = 0;
         let mut spells = self.spells[mark.saturating_sub(self.forgotten)..].to_vec();
         // What was before them is no part of what repeats.

@@ -107,6 +107,15 @@ impl Track {
     }
 }
 
+/// A guess of what nobody will ask for any more: before the last few lines began, and before what was posted and has not
+/// ended. Whoever goes on to ask for it sees `missed`, and goes back to forget nothing.
+pub struct Guess {
+    /// By class, the earliest start of what was posted.
+    pub posted: Vec<u64>,
+    /// The earliest start of each of the last lines, the last first.
+    pub began: [u64; 4],
+}
+
 /// Not arrived yet.
 const UNKNOWN: u64 = u64::MAX;
 
@@ -129,6 +138,10 @@ pub struct Ranks {
     sms: u32,
     lanes: usize,
     pub ahead: Ahead,
+    /// What to take for the times of `ahead`, where they are not known; none: nothing is forgotten.
+    pub guess: Option<Guess>,
+    /// Something was asked for that had been forgotten.
+    pub missed: bool,
     /// Earliest start since it was last reset.
     pub floor: u64,
     /// Whether ranks in step had to wait for the CPU to issue an op since it was last reset, or the CPU for them.
@@ -163,6 +176,8 @@ impl Ranks {
             sms: machine.cluster.gpu.sms.value,
             lanes,
             ahead: Ahead::new(classes, vec![]),
+            guess: None,
+            missed: false,
             floor: u64::MAX,
             host_led: false,
             starts: vec![],
@@ -199,8 +214,16 @@ impl Ranks {
         if track.any_wait {
             self.waits.iter_mut().for_each(Vec::clear);
         }
+        if let Some(guess) = &mut self.guess {
+            guess.began.rotate_right(1);
+            guess.began[0] = u64::MAX;
+        }
         for node in 0..track.width() {
             self.begin(sheet, track, now, node);
+            if let Some(guess) = &mut self.guess {
+                let starts = &self.starts[node * self.classes..][..self.classes];
+                guess.began[0] = starts.iter().fold(guess.began[0], |least, start| least.min(start.ps()));
+            }
             match track.is_kernel[node] {
                 true => self.kernels(sheet, track, node),
                 false => self.meetings(sheet, track.lane[node], node),
@@ -444,20 +467,32 @@ impl Ranks {
         for end in ends {
             for port in end.ports() {
                 let port = &self.state[end.class as usize].ports[port];
+                self.missed |= !port.knows(ready);
                 longest = longest.max(port.lasting(ready, meeting.transfer, &mut self.edges));
             }
         }
         for end in ends {
             let class = end.class as usize;
             for port in end.ports() {
-                if self.state[class].ports[port].is_full() {
-                    self.ahead.look(&self.stamps, &self.host);
-                    self.state[class].ports[port].forget(self.ahead.soonest[class]);
-                }
-                self.state[class].ports[port].hold(ready, ready + longest);
+                self.hold(class, port, ready, ready + longest);
             }
         }
         ready + meeting.latency + longest
+    }
+
+    /// Bytes of a class hold a port.
+    pub fn hold(&mut self, class: usize, port: usize, from: u64, to: u64) {
+        if self.state[class].ports[port].is_full() {
+            let soonest = match &self.guess {
+                Some(guess) => guess.began.iter().fold(guess.posted[class], |least, &began| least.min(began)),
+                None => {
+                    self.ahead.look(&self.stamps, &self.host);
+                    self.ahead.soonest[class]
+                }
+            };
+            self.state[class].ports[port].forget(soonest);
+        }
+        self.state[class].ports[port].hold(from, to);
     }
 
     /// What the segment leaves behind for what comes after it.
