@@ -155,15 +155,15 @@ fn predicted(row: &Collective, shipped: &Shipped) -> std::result::Result<(f64, S
     let bytes = row.bytes.ok_or("bytes: not stated")?;
     let (cluster, said) = cluster_of(row, shipped)?;
     let stack = shipped.stacks.with_kernel(&["fa2", "fa3", "cudnn", "fa4"], &cluster.gpu)?;
-    let older = is_before_trees_of_two(&row.note).then(|| shipped.stacks.before_trees_of_two(stack)).transpose()?;
+    let older = has_slow_trees(&row.note).then(|| shipped.stacks.with_slow_trees(stack)).transpose()?;
     let stack = older.as_ref().unwrap_or(stack);
     let torch = tokens(&row.note).iter().any(|word| word == "pytorch" || word.starts_with("torch"));
     let time = time(row, &cluster, stack, Bytes::new(bytes as f64))? + if torch { TORCH_CALL } else { 0.0 };
     Ok((time * 1e6, said, stack.name.clone()))
 }
 
-/// Whether a table is of NCCL 2.11 or before (models/stack/nccl-unfused.json, `trees_of_two`).
-fn is_before_trees_of_two(note: &str) -> bool {
+/// Whether a table is of NCCL 2.11 or before (models/stack/nccl-unfused.json, `tree_rate`).
+fn has_slow_trees(note: &str) -> bool {
     let words = tokens(note);
     words.windows(3).any(|at| {
         let minor = || at[2].parse::<u32>();
@@ -326,11 +326,11 @@ mod tests {
     }
 
     #[test]
-    fn libraries_before_trees_of_two_are_known_by_their_release() {
+    fn libraries_with_slow_trees_are_known_by_their_release() {
         let older = ["NCCL 2.10.3; small sizes may be CPU-launch bound", "nccl 2.8"];
         let newer = ["NCCL 2.12.7", "PyTorch over NCCL 2.22.3", "NCCL_ALGO=Tree", "4x NCCL", ""];
-        assert!(older.iter().all(|note| is_before_trees_of_two(note)));
-        assert!(!newer.iter().any(|note| is_before_trees_of_two(note)));
+        assert!(older.iter().all(|note| has_slow_trees(note)));
+        assert!(!newer.iter().any(|note| has_slow_trees(note)));
         let table = TABLE.replace("\"nodes\": 8", "\"nodes\": 2").replace("2 GPU/node over", "4x 200Gb");
         let table = table.replace("A800", "A100");
         let shipped = Shipped::new().unwrap();

@@ -420,10 +420,10 @@ impl Stacks {
         StackSpec { unfused, ..stack }
     }
 
-    /// The stack with a library from before it took trees over two nodes for what they are.
-    pub fn before_trees_of_two(&self, stack: &StackSpec) -> std::result::Result<StackSpec, String> {
-        let older = self.all.iter().find_map(|of| of.trees_of_two.clone().filter(|trees| !trees.value));
-        Ok(StackSpec { trees_of_two: Some(older.ok_or("no shipped stack has an older library")?), ..stack.clone() })
+    /// The stack with a library whose trees were slower.
+    pub fn with_slow_trees(&self, stack: &StackSpec) -> std::result::Result<StackSpec, String> {
+        let older = self.all.iter().find_map(|of| of.tree_rate.clone());
+        Ok(StackSpec { tree_rate: Some(older.ok_or("no shipped stack has an older library")?), ..stack.clone() })
     }
 
     pub fn shipped() -> Result<Stacks> {

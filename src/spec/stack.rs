@@ -2,7 +2,7 @@
 
 use super::{Found, LlmSpec, Origin, Sourced, find, read};
 use crate::error::{Error, Result};
-use crate::units::{Bytes, Seconds};
+use crate::units::{Bytes, BytesPerSec, Seconds};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,10 +34,10 @@ pub struct StackSpec {
     pub p2p_latency: Sourced<Seconds>,
     /// What the steps of a collective between nodes take of those that were fitted for NCCL: 1 where they are its own.
     pub collective_latency: Sourced<f64>,
-    /// Whether the library takes a tree over two nodes for what it is: each sends the other all data once, where nodes of
-    /// larger ones send it twice on average. None: it does.
+    /// Bus bandwidth that trees over several nodes have for large messages, at most (by the Simple protocol); none: what links
+    /// and NICs let through.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trees_of_two: Option<Sourced<bool>>,
+    pub tree_rate: Option<Sourced<BytesPerSec>>,
     /// CPU time of one forward call of the attention kernel by its library's own function: called over and over by itself, it
     /// takes no less. None: not known to be longer than any kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -95,11 +95,6 @@ impl StackSpec {
         StackSpec { host_launch, forward_launches: None, ..self }
     }
 
-    /// Whether trees over two nodes carry more than larger ones.
-    pub fn has_trees_of_two(&self) -> bool {
-        self.trees_of_two.as_ref().is_none_or(|trees| trees.value)
-    }
-
     /// How many kernels an op is, on average.
     pub fn kernels_of_op(&self) -> f64 {
         self.kernels_per_op.as_ref().map_or(1.0, |kernels| kernels.value)
@@ -153,6 +148,11 @@ impl StackSpec {
         if let Some(times) = spec.forward_launches.as_ref().filter(|times| !(1..=100).contains(&times.value)) {
             let why = format!("{} is no number of times that an op takes longer (1 to 100)", times.value);
             return Err(Error::spec(&found.file, "forward_launches", why));
+        }
+        if let Some(rate) = spec.tree_rate.as_ref().filter(|rate| !(1e8..=1e13).contains(&rate.value.value())) {
+            let why =
+                format!("{:.3e} bytes a second is no rate of trees over nodes (0.1 to 10000 GB/s)", rate.value.value());
+            return Err(Error::spec(&found.file, "tree_rate", why));
         }
         if !(1.0..=100.0).contains(&spec.kernels_of_op()) {
             let why = format!("{} is no number of kernels that an op is (1 to 100)", spec.kernels_of_op());

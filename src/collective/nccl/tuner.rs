@@ -48,6 +48,8 @@ pub struct Tuner<'a> {
     /// All NICs that the group may use on one node, GB/s: of a ring, and of trees.
     nics: f64,
     tree_nics: f64,
+    /// Bus bandwidth of a tree whose flags come with whole chunks, at most.
+    tree_most: f64,
     /// Algorithm bandwidth where the switch adds up, GB/s.
     switch: Option<f64>,
     ll_max: f64,
@@ -78,8 +80,7 @@ impl<'a> Tuner<'a> {
         });
         let nics = all * shape.uplink;
         // Of two nodes each sends the other all data once; in a larger tree a node sends on average twice.
-        let once = shape.nodes == 2 && stack.has_trees_of_two();
-        let tree_nics = (if once { all } else { 0.5 * all }).min(shape.tree / 1e9);
+        let tree_nics = (if shape.nodes == 2 { all } else { 0.5 * all }).min(shape.tree / 1e9);
         // Between nodes, rings go through a node both ways.
         let ring = match &up.per_peer {
             _ if shape.nodes > 1 => up.bandwidth.value,
@@ -103,6 +104,7 @@ impl<'a> Tuner<'a> {
             bus: intra.min(nics),
             nics,
             tree_nics,
+            tree_most: stack.tree_rate.as_ref().map_or(f64::INFINITY, |rate| giga(rate.value)),
             switch: reduce.map(|r| giga(r.value) * full / (2.0 * (full - 1.0))),
             ll_max: ll_max(cluster.gpu.architecture, shape.nodes),
             start: up.start.value,
@@ -162,7 +164,8 @@ impl<'a> Tuner<'a> {
         }
         // Half of it is algorithm bandwidth: what comes down the tree went up before.
         let bus = self.intra.min(2.0 * self.tree_nics);
-        let rates = [self.ll_max.min(bus / 3.8), self.fitted.rate_ll128 * bus * 120.0 / 128.0, 0.92 * bus];
+        let simple = 0.92 * bus.min(self.tree_most);
+        let rates = [self.ll_max.min(bus / 3.8), self.fitted.rate_ll128 * bus * 120.0 / 128.0, simple];
         let inside = 2.0 * (self.per_node - 1.0) * self.fitted.tree_step;
         let regime = |((mark, protocol), rate): ((Mark, Protocol), f64)| {
             let latency = self.steps(&protocol, inside, self.up_and_down());
