@@ -7,7 +7,8 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 /// The declared subset of the cases that came with the issue; facts and their sources.
-const FILES: [&str; 4] = ["training.json", "training_single_node_a100.json", "mixtures.json", "sequence_parallel.json"];
+const FILES: [&str; 5] =
+    ["training.json", "training_single_node_a100.json", "mixtures.json", "hybrids.json", "sequence_parallel.json"];
 
 /// Lots that were written down before anyone saw a prediction of them; what they came out at then is in their provenance.
 const BLIND: [&str; 23] = [

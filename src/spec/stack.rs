@@ -59,13 +59,14 @@ pub struct StackSpec {
     pub kept_sms: Option<Sourced<u32>>,
     /// How many times longer kernels take than the GPU's curves say: `cast`, which rounds operands to FP8,
     /// `weight_grad_fp8`, products of two operands that both have scales along what is summed over, and products of experts
-    /// that are not in FP8, by the names of their curves.
+    /// that are not in FP8 and the backward pass of a state-space scan, by the names of their curves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slower: Option<Sourced<BTreeMap<String, f64>>>,
 }
 
 /// Kernels that a stack may know to be slower.
-const SLOWER: [&str; 5] = ["cast", "weight_grad_fp8", "grouped_matmul", "grouped_matmul_dx", "grouped_matmul_dw"];
+const SLOWER: [&str; 6] =
+    ["cast", "weight_grad_fp8", "grouped_matmul", "grouped_matmul_dx", "grouped_matmul_dw", "ssm_scan_bwd"];
 
 /// What GPT-OSS's experts move through memory in Megatron Core, over one fused kernel: its clamp and the bias of the second
 /// product are operators of PyTorch around the fused gate (github:NVIDIA/Megatron-LM, megatron/core/fusions/
