@@ -217,6 +217,7 @@ const REFUSED: &[&str] = &[
     "sweep --seq-len 0 --out zero",
     "sweep --ring 0 --out zero",
     "sweep --tokens-per-step 1M --global-batch 4 --out both",
+    "run --model tiny-hybrid --gpus 4 --ep 4 --seq-len 64 --global-batch 4 --routing round-robin",
 ];
 
 #[test]

@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 #[derive(Args)]
 #[command(after_help = "Example: foretrain dispatch --ep 32 --cluster h800-8x400\n         \
                   foretrain dispatch --ep 64 --dispatch deepep-v1-ll --tokens 128 --routing zipf:1.0 --replicas 64 --json\n\n\
-                  Routings: balanced, spread, uniform, khot:N:SHARE, zipf:S, dirichlet:A, lognormal:RATIO, ratio:RATIO,\n\
-                  hot-rank:SHARE, spread-hot:SHARE, ragged, zero-rank, rotating:SHARE, burst:SHARE, w0 to w7, or a file\n\
-                  (traces/routing). Logical bytes are all rows, real ones those that cross, as tables of libraries\n\
+                  Routings: balanced, spread, round-robin, uniform, khot:N:SHARE, zipf:S, dirichlet:A, lognormal:RATIO,\n\
+                  ratio:RATIO, hot-rank:SHARE, spread-hot:SHARE, ragged, zero-rank, rotating:SHARE, burst:SHARE, w0 to w7,\n\
+                  or a file (traces/routing). Logical bytes are all rows, real ones those that cross, as tables of libraries\n\
                   mix them up.")]
 pub struct Flags {
     /// A shipped cluster, or the path of its JSON file

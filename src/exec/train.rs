@@ -45,6 +45,11 @@ impl<'p> Fixed<'p> {
             let why = format!("{ranks} ranks on {} devices; at most {MOST_RANKS} ranks run here", devices.len());
             return Err(Error::device("run", why));
         }
+        if plan.routes.iter().any(|route| !route.is_listed()) {
+            let why = "routing: it says how many rows go where and not which; to run it give --routing uniform, or another \
+                       that is drawn or read";
+            return Err(Error::infeasible(why));
+        }
         options.inject.map_or(Ok(()), |inject| inject.check(plan))?;
         let programs = 0..plan.programs.len() as u32;
         let lines = programs.clone().map(|p| Line::program(plan, atoms, p)).collect::<Result<Vec<_>>>()?;

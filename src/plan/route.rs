@@ -11,7 +11,7 @@ mod replicas;
 mod shadow;
 
 pub use counts::Tables;
-pub use expected::{expected_unique, expected_unique_in_groups};
+pub use expected::{expected_unique, expected_unique_in_groups, in_a_row};
 
 use crate::error::{Error, Result};
 use crate::spec::Dtype;
@@ -65,6 +65,12 @@ pub enum Counts {
     /// The same, but the slots of a token as far apart as they can be, so that it reaches as many ranks as it has
     /// choices, or all (the `balanced` of github:ai-dynamo/aiconfigurator's collectors).
     Spread {
+        /// Of one source.
+        tokens: u64,
+    },
+    /// The same, but token after token the next slots in a row, so that a token reaches as few ranks as hold that many slots (the
+    /// gate of NeMo AutoModel's benchmarks, `FakeBalancedGate`).
+    RoundRobin {
         /// Of one source.
         tokens: u64,
     },
@@ -201,7 +207,7 @@ impl Route {
     /// Tokens that a source holds.
     pub fn tokens(&self, src: u32) -> u64 {
         match &self.counts {
-            Counts::Balanced { tokens } | Counts::Spread { tokens } => *tokens,
+            Counts::Balanced { tokens } | Counts::Spread { tokens } | Counts::RoundRobin { tokens } => *tokens,
             Counts::Listed { tokens, .. } => tokens[src as usize],
         }
     }
@@ -259,6 +265,7 @@ impl Route {
     fn expected(&self, src: u32, parts: u32) -> Rows {
         let reached = match self.counts {
             Counts::Spread { .. } => f64::from(self.topk.min(parts)),
+            Counts::RoundRobin { .. } => in_a_row(self.experts / parts, self.topk).min(f64::from(parts)),
             _ => match self.groups {
                 None => expected_unique(self.experts, self.topk, parts),
                 Some(groups) => expected_unique_in_groups(self.experts, self.topk, parts, groups),
@@ -439,22 +446,32 @@ mod tests {
         assert_eq!(r.most_tokens(), 2);
     }
 
-    /// Choices an equal stride apart, listed one by one, reach what the closed form says.
-    #[test]
-    fn choices_that_are_spread_reach_as_many_ranks_as_there_are() {
-        let (experts, topk, tokens) = (64, 8, 64);
-        let of = |t: u32| (0..topk).map(move |j| (t + j * experts / topk) % experts);
+    /// Choices that follow a rule, listed one by one, reach what the closed form says.
+    fn reach_as_in_closed_form(topk: u32, of: impl Fn(u32, u32) -> u32, closed: impl Fn(u64) -> Counts) {
+        let (experts, tokens) = (64, 64);
         for (ranks, node) in [(2, 1), (4, 2), (8, 4), (16, 4), (32, 8)] {
-            let choices = (0..ranks).flat_map(|_| (0..tokens).flat_map(of)).collect();
+            let choices = (0..ranks).flat_map(|_| (0..tokens).flat_map(|t| (0..topk).map(move |j| (t, j))));
+            let choices = choices.map(|(t, j)| of(t, j) % experts).collect();
             let listed = Counts::Listed { tokens: vec![u64::from(tokens); ranks as usize], choices };
             let listed = Route::new([ranks, node], experts, topk, listed).unwrap();
-            let spread = Counts::Spread { tokens: u64::from(tokens) };
-            let spread = Route::new([ranks, node], experts, topk, spread).unwrap();
+            let closed = Route::new([ranks, node], experts, topk, closed(u64::from(tokens))).unwrap();
             for dst in 0..ranks {
-                assert_eq!(listed.unique_to_rank(1, dst), spread.unique_to_rank(1, dst), "{ranks} {dst}");
-                assert_eq!(listed.copies_to_rank(1, dst), spread.copies_to_rank(1, dst), "{ranks} {dst}");
-                assert_eq!(listed.unique_to_node(1, dst / node), spread.unique_to_node(1, dst / node), "{ranks} {dst}");
+                assert_eq!(listed.unique_to_rank(1, dst), closed.unique_to_rank(1, dst), "{ranks} {dst}");
+                assert_eq!(listed.copies_to_rank(1, dst), closed.copies_to_rank(1, dst), "{ranks} {dst}");
+                assert_eq!(listed.unique_to_node(1, dst / node), closed.unique_to_node(1, dst / node), "{ranks} {dst}");
             }
+        }
+    }
+
+    #[test]
+    fn choices_that_are_spread_reach_as_many_ranks_as_there_are() {
+        reach_as_in_closed_form(8, |t, j| t + j * 64 / 8, |tokens| Counts::Spread { tokens });
+    }
+
+    #[test]
+    fn choices_in_a_row_reach_as_few_ranks_as_hold_them() {
+        for topk in [1, 4, 6, 8, 22] {
+            reach_as_in_closed_form(topk, |t, j| t * topk + j, |tokens| Counts::RoundRobin { tokens });
         }
     }
 

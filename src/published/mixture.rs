@@ -4,7 +4,9 @@ use super::case::{Experts, Training};
 use super::convention::Convention;
 use super::recipe::{self, BESIDE};
 use super::words::squeezed;
+use crate::routing::Routing::RoundRobin;
 use crate::spec::{Gate, Groups, LlmSpec, MlaSpec, MoeSpec, MtpSpec, Score};
+use crate::strategy::expert::Routing;
 
 /// DeepSeek-V2 and -V3 alike (arXiv:2405.04434, section 2.1; arXiv:2412.19437, section 4.2).
 const LATENT: MlaSpec = MlaSpec { q_lora: None, kv_lora: 512, rope_dim: 64, nope_dim: 128, v_dim: 128 };
@@ -93,6 +95,18 @@ pub fn ep(run: &Training, model: &LlmSpec, stage: u32, node: u32) -> u32 {
 /// github:NVIDIA-NeMo/Automodel@037e04a examples/benchmark/configs and @e344133; those of one node have 8.
 const AUTOMODEL_EP: u32 = 64;
 
+/// How tokens choose experts. Sources force them to do it evenly, or near to it: Megatron Core by random numbers, torchtitan
+/// (`_debug_force_load_balance_routing` of torchtitan/models/moe.py) and the gate of NeMo AutoModel's benchmarks
+/// (`FakeBalancedGate`, docs/performance-summary.md@01926a5) in a row, so that hardly any row leaves its node.
+pub fn routing(run: &Training) -> Routing {
+    let (system, notes) = (squeezed(&run.system), squeezed(&run.notes));
+    let forced = ["forced", "forcebalanced", "forceloadbalance"].iter().any(|word| notes.contains(word));
+    if system.contains("automodel") || system.contains("torchtitan") && forced {
+        return Routing::Traced { routing: RoundRobin, seed: 1 };
+    }
+    Routing::Balanced
+}
+
 /// DeepSeek's own training, whose kernels came to be DeepEP: rows travel there in FP8 (arXiv:2412.19437, section 3.3.3), beside
 /// the other half of a pair of microbatches (section 3.2.1), and what latent attention projects up is made again (3.2.3).
 const DEEPSEEK: &[&str] = &["dispatch-deepep-v1-normal", "dispatch-fp8", BESIDE, "recompute-mla-up"];
@@ -154,6 +168,17 @@ mod tests {
         let of = |system: &str, stage| ep(&Training { system: system.into(), ..Training::default() }, &model, stage, 8);
         let automodel = "NeMo AutoModel (PyTorch FSDP2, TE + DeepEP)";
         assert_eq!([of(automodel, 64), of(automodel, 8), of(automodel, 256), of("torchtitan", 64)], [64, 8, 64, 8]);
+    }
+
+    #[test]
+    fn gates_of_benchmarks_give_experts_out_in_a_row() {
+        let of = |system: &str, notes: &str| {
+            routing(&Training { system: system.into(), notes: notes.into(), ..Training::default() })
+                != Routing::Balanced
+        };
+        assert!(of("NeMo AutoModel (PyTorch FSDP2, TE + DeepEP)", ""));
+        assert!(of("torchtitan (FSDP2 + EP)", "experts forced to be even") && !of("torchtitan (FSDP2 + EP)", ""));
+        assert!(!of("Megatron-Core MoE", "force-balanced"));
     }
 
     #[test]

@@ -199,6 +199,11 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
         Issue::Graphs => {}
         Issue::Whole => stack.group_start = None,
     }
+    // One call of grouped_gemm for all experts of a rank, in bf16 (`experts: gmm`, github:NVIDIA-NeMo/Automodel@e344133
+    // examples/benchmark/configs).
+    if is_auto {
+        stack.group_start = None;
+    }
     if let Some(moved) = biased(run).filter(|_| recipe.issue != Issue::Whole && !is_auto) {
         let source = "experts with biases and a clamp, around the fused kernel of Megatron Core's GroupedMLP".into();
         stack.unfused = Some(Sourced { value: moved, source, provenance: Origin::Derived });
@@ -325,6 +330,8 @@ mod tests {
         assert_eq!(graphs, given);
         let whole = stack(&run(&bridge("26.06.01"), "Qwen3-235B-A22B", "GB300", "MXFP8"), &given, false);
         assert_eq!((whole.host_launch, whole.group_start), (given.host_launch.clone(), None));
+        let auto = run("NeMo AutoModel (PyTorch FSDP2, TE + DeepEP)", "Qwen3-30B-A3B", "H100-SXM-80GB", "BF16");
+        assert_eq!(stack(&auto, &given, false).group_start, None);
         assert_eq!(stack(&run("DeepSeek HAI-LLM (DualPipe)", "DeepSeek-V3", "H800", "FP8"), &given, false), given);
         let dense = |gpu: &str, precision: &str| Training {
             experts: None,

@@ -62,6 +62,7 @@ struct Setup {
     half: bool,
     /// Weights stay as they are.
     tuning: Option<Tuning>,
+    routing: Routing,
 }
 
 /// What the run would report, or why that cannot be said. What was chosen is said in both cases.
@@ -247,7 +248,8 @@ impl Setup {
         found.why.extend(batch);
         let tuning = Tuning::of(run);
         found.why.extend(tuning.map(|tuning| tuning.said().to_string()));
-        Ok(Setup { model, split, machine, stack, half: recomputes_half(run), tuning })
+        let routing = mixture::routing(run);
+        Ok(Setup { model, split, machine, stack, half: recomputes_half(run), tuning, routing })
     }
 
     /// The plan, with the least recomputation that fits where none is stated: of no layer, else of attention alone,
@@ -323,9 +325,8 @@ impl Setup {
         guard::before(model, &work, &split.par).map_err(said)?;
         self.ends(model, split)?;
         let engines = Engines::of(&self.stack, &self.machine.cluster.spec);
-        // Published runs of mixtures are routed evenly, or near to it: their sources force it.
         let node = self.machine.cluster.spec.gpus_per_node;
-        let route = Routing::Balanced.route(model, &work, &split.par, node).map_err(said)?;
+        let route = self.routing.route(model, &work, &split.par, node).map_err(said)?;
         let plan = build_routed(model, &work, &split.par, engines, route).map_err(said)?;
         guard::length(&plan, MOST_OPS).map_err(said)?;
         Ok(if self.tuning.is_some() { plan.frozen() } else { plan })

@@ -22,11 +22,15 @@ pub fn trace(request: &Request) -> Result<Trace> {
         tokens,
         weights: vec![],
     };
-    if request.routing == Routing::Spread {
-        let of = |at: usize| (at / request.topk as usize, at % request.topk as usize);
-        let apart = |(token, choice): (usize, usize)| token + choice * request.experts as usize / request.topk as usize;
-        let choices = (0..all * request.topk as usize).map(|at| (apart(of(at)) % request.experts as usize) as u32);
-        return Ok(Trace { choices: choices.collect(), ..trace });
+    let (experts, topk) = (request.experts as usize, request.topk as usize);
+    let by_rule = |of: fn(usize, usize, [usize; 2]) -> usize| {
+        let choices = (0..all * topk).map(|at| (of(at / topk, at % topk, [experts, topk]) % experts) as u32);
+        Ok(Trace { choices: choices.collect(), ..trace.clone() })
+    };
+    match request.routing {
+        Routing::Spread => return by_rule(|token, choice, [experts, topk]| token + choice * experts / topk),
+        Routing::RoundRobin => return by_rule(|token, choice, [_, topk]| token * topk + choice),
+        _ => {}
     }
     if let Routing::Ratio(ratio) = request.routing {
         exact(request, ratio, &mut trace.choices, &mut rng)?;

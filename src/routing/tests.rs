@@ -25,7 +25,7 @@ fn spread_of(request: &Request) -> f64 {
 #[test]
 fn every_generator_gives_each_token_its_experts() {
     let words = "uniform khot:32:0.9 zipf:1.0 dirichlet:1 lognormal:1.5 ratio:1.5 hot-rank:0.5 spread-hot:0.5 ragged \
-                 zero-rank rotating:0.5 burst:0.9 w1";
+                 zero-rank spread round-robin rotating:0.5 burst:0.9 w1";
     for word in words.split_whitespace() {
         let mut request = request(word, 16);
         request.tokens = 200;

@@ -14,6 +14,9 @@ pub enum Routing {
     Balanced,
     /// As evenly, the choices of a token as far apart as they can be.
     Spread,
+    /// As evenly, token after token the next experts in a row, as the gates of benchmarks do it: a token reaches as few ranks
+    /// as it can.
+    RoundRobin,
     /// Drawn with equal chance.
     Uniform,
     /// `hot` experts get the share of all.
@@ -43,9 +46,20 @@ pub enum Routing {
 }
 
 /// The words, for help and error messages.
-pub const GRAMMAR: &str = "balanced, spread, uniform, khot:N:SHARE, zipf:S, dirichlet:A, lognormal:RATIO, ratio:RATIO, \
-     hot-rank:SHARE, spread-hot:SHARE, ragged, zero-rank, rotating:SHARE, burst:SHARE, w0 to w7, or a file of \
-     traces/routing (.csv, .jsonl)";
+pub const GRAMMAR: &str = "balanced, spread, round-robin, uniform, khot:N:SHARE, zipf:S, dirichlet:A, lognormal:RATIO, \
+     ratio:RATIO, hot-rank:SHARE, spread-hot:SHARE, ragged, zero-rank, rotating:SHARE, burst:SHARE, w0 to w7, or a \
+     file of traces/routing (.csv, .jsonl)";
+
+impl Routing {
+    /// Where every source has so many tokens, whose choices follow a rule: the closed form.
+    pub fn by_rule(&self, tokens: u64) -> Option<Counts> {
+        match self {
+            Routing::Spread => Some(Counts::Spread { tokens }),
+            Routing::RoundRobin => Some(Counts::RoundRobin { tokens }),
+            _ => None,
+        }
+    }
+}
 
 impl FromStr for Routing {
     type Err = Error;
@@ -84,6 +98,7 @@ impl FromStr for Routing {
         Ok(match word {
             "balanced" => Routing::Balanced,
             "spread" => Routing::Spread,
+            "round-robin" => Routing::RoundRobin,
             "uniform" | "w0" => Routing::Uniform,
             "khot" => Routing::Khot { hot: whole(0)?, share: share(1, 0.9)? },
             "w1" => Routing::Khot { hot: 8, share: share(0, 0.5)? },
@@ -169,8 +184,10 @@ impl Request {
         if self.routing == Routing::Balanced && self.group_limit()?.is_none() {
             return Route::new([self.ranks, self.node], slots, self.topk, Counts::Balanced { tokens: self.tokens });
         }
-        if self.routing == Routing::Spread && self.replicas == 0 && self.node_limit.is_none() {
-            return Route::new([self.ranks, self.node], slots, self.topk, Counts::Spread { tokens: self.tokens });
+        if let Some(counts) =
+            self.routing.by_rule(self.tokens).filter(|_| self.replicas == 0 && self.node_limit.is_none())
+        {
+            return Route::new([self.ranks, self.node], slots, self.topk, counts);
         }
         let trace = self.trace()?;
         let placement = match self.replicas {

@@ -44,6 +44,16 @@ pub fn expected_unique_in_groups(experts: u32, topk: u32, parts: u32, [count, ke
     (0..parts).map(reached).sum()
 }
 
+/// Parts of `local` slots that `topk` slots in a row reach on average, the first of which is any multiple of `topk`: it stands
+/// on any multiple of their greatest common divisor within a part.
+pub fn in_a_row(local: u32, topk: u32) -> f64 {
+    let (mut common, mut rest) = (topk, local);
+    while rest > 0 {
+        (common, rest) = (rest, common % rest);
+    }
+    f64::from(topk + local - common) / f64::from(local)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -49,10 +49,12 @@ impl Routing {
         let node = node_of(ranks, node);
         let groups = moe.groups.map(|groups| [groups.count as u32, groups.kept as u32]);
         let o = par.options;
-        if let Routing::Traced { routing: routing::Routing::Spread, .. } = self
-            && (o.replicas, o.shadow, o.capacity, groups) == (0, 0, Capacity::Unlimited, None)
+        // A gate of benchmarks knows nothing of groups.
+        if let Routing::Traced { routing, .. } = self
+            && let Some(counts) = routing.by_rule(tokens)
+            && (o.replicas, o.shadow, o.capacity) == (0, 0, Capacity::Unlimited)
+            && (groups.is_none() || *routing == routing::Routing::RoundRobin)
         {
-            let counts = Counts::Spread { tokens };
             return Route::new([ranks, node], moe.experts as u32, moe.top_k as u32, counts).map(Some);
         }
         let Some(mut trace) = self.trace([tokens, u64::from(ranks), u64::from(node)], &moe, &model.name)? else {
