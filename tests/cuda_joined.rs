@@ -20,11 +20,16 @@ use foretrain::strategy::expert::Routing;
 use foretrain::strategy::{Engines, build, build_routed};
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A port that nobody listens on.
+/// A port that nobody listens on, another one each time, below those that the system gives to whoever asks for any.
 fn port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Programs that run at once begin at different ones.
+    let first = (std::process::id() % 100) as u16 * 100;
+    let ports = || 20_000 + (first + NEXT.fetch_add(1, Relaxed)) % 10_000;
+    std::iter::repeat_with(ports).take(10_000).find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok()).unwrap()
 }
 
 fn hello(rank: u32, world: u32) -> Hello {
@@ -116,6 +121,24 @@ fn two_processes_of_one_rank_and_a_missing_one_are_named() {
     }
     let said = join(&hello(1, 2), port, 0.3).map(drop).unwrap_err().to_string();
     assert!(said.contains("rank 0 is not at 127.0.0.1") && said.contains("MASTER_ADDR"), "{said}");
+}
+
+#[test]
+fn a_port_that_is_taken_for_a_moment_is_waited_for() {
+    let port = port();
+    let taken = TcpListener::bind(("0.0.0.0", port)).unwrap();
+    let waiting =
+        std::thread::spawn(move || join(&hello(0, 2), port, 20.0).map(|(meeting, _)| meeting.gather(vec![0])));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!waiting.is_finished(), "rank 0 has given up");
+    drop(taken);
+    let (other, _) = join(&hello(1, 2), port, 20.0).unwrap();
+    other.gather(vec![1]).unwrap();
+    assert_eq!(waiting.join().unwrap().unwrap().unwrap(), Some(vec![vec![0], vec![1]]));
+
+    let _taken = TcpListener::bind(("0.0.0.0", port)).unwrap();
+    let said = join(&hello(0, 2), port, 0.2).map(drop).unwrap_err().to_string();
+    assert!(said.contains(&format!("port {port} cannot be listened on")) && said.contains("FORETRAIN_PORT"), "{said}");
 }
 
 /// Whoever waits for something hears why it will not come: of a rank that says so, and of one that is gone.

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
-use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,8 @@ pub fn timeout(said: Option<String>) -> Result<Duration> {
 /// Between two signs of life; after the second without any a process is given up.
 const PING: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(30);
+/// For how long rank 0 tries to listen on a port that is taken.
+const BUSY: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 struct State {
@@ -292,7 +294,7 @@ fn everyone(own: &Hello, port: u16, until: Instant, all: &mut BTreeMap<u32, (Tcp
         return Ok(());
     }
     let fail = |why: String| Err(Error::device("join", why));
-    let listener = match TcpListener::bind(("0.0.0.0", port)) {
+    let listener = match listen(port, until.min(Instant::now() + BUSY)) {
         Ok(listener) => listener,
         Err(e) => {
             return fail(format!(
@@ -334,6 +336,28 @@ fn everyone(own: &Hello, port: u16, until: Instant, all: &mut BTreeMap<u32, (Tcp
     Ok(())
 }
 
+/// A launcher's port may be one that connections leave from: one that is about to close holds it for a moment.
+fn listen(port: u16, until: Instant) -> std::io::Result<TcpListener> {
+    loop {
+        match TcpListener::bind(("0.0.0.0", port)) {
+            Err(e) if e.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            listener => return listener,
+        }
+    }
+}
+
+/// To `at`, unless the connection has met itself: a port that nobody listens on yet may be taken for the near end of
+/// the connection that looks for it, and TCP joins the two.
+fn reach(at: &SocketAddr) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(at, Duration::from_secs(5))?;
+    match stream.local_addr()? == stream.peer_addr()? {
+        true => Err(ErrorKind::ConnectionRefused.into()),
+        false => Ok(stream),
+    }
+}
+
 /// What a process has that rank 0 has not.
 fn disagrees(own: &Hello, other: &Hello) -> Option<String> {
     let who = format!("rank {} ({})", other.rank, other.place);
@@ -368,7 +392,7 @@ fn come(own: &Hello, (host, port): &(String, u16), until: Instant) -> Result<(Tc
         let found = (host.as_str(), *port).to_socket_addrs().map(|all| all.collect::<Vec<_>>());
         let tried = found.and_then(|all| {
             let at = all.first().ok_or(ErrorKind::AddrNotAvailable)?;
-            TcpStream::connect_timeout(at, Duration::from_secs(5))
+            reach(at)
         });
         let mut stream = match tried {
             Ok(stream) => stream,
@@ -406,6 +430,24 @@ impl Hello {
             nccl,
             plan: plan.into(),
             place: format!("{} GPU {} {gpu}", node.trim(), process.local).trim().into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of some 14,000 connections in a row to a port that connections leave from, and that nobody listens on, one meets
+    /// itself.
+    #[test]
+    fn a_connection_that_meets_itself_is_none() {
+        // Connections leave from even ports, and what asks for any port to listen on gets an odd one (Linux).
+        let odd = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let free = (odd & !1..u16::MAX).step_by(2).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+        let nobody = SocketAddr::from(([127, 0, 0, 1], free.unwrap()));
+        for _ in 0..40_000 {
+            assert!(reach(&nobody).is_err());
         }
     }
 }
