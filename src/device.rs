@@ -317,9 +317,9 @@ impl KernelTime for Roofline {
                 let (memory, compute) = (self.memory(work.bytes), self.attention(work, dtype));
                 if compute.seconds > memory.seconds { (compute, true) } else { (memory, false) }
             }
-            WorkClass::Scan => {
-                let moved = self.memory(work.bytes);
-                let memory = Part { seconds: moved.seconds * (1.0 / self.scan), ..moved };
+            WorkClass::Scan { states } => {
+                let (moved, states) = (self.memory(work.bytes.saturating_sub(states)), self.memory(states));
+                let memory = Part { seconds: moved.seconds * (1.0 / self.scan) + states.seconds, ..moved };
                 let products = self.products(work.flops, dtype);
                 if products.seconds > memory.seconds { (products, true) } else { (memory, false) }
             }

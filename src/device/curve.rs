@@ -48,7 +48,7 @@ pub fn size(work: &Work, filled: bool, cold: Option<u64>) -> Vec<f64> {
         WorkClass::Attention { q_rows, kv_rows, area, batch_heads, head_dim, .. } => {
             vec![q_rows, kv_rows, area, batch_heads, head_dim]
         }
-        WorkClass::Memory | WorkClass::Scan => {
+        WorkClass::Memory | WorkClass::Scan { .. } => {
             [work.bytes].into_iter().chain(cold.map(|cold| work.bytes + cold)).collect()
         }
     };

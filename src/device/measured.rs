@@ -178,7 +178,7 @@ impl Crowded {
         match class {
             WorkClass::Gemm { .. } => self.gemm,
             WorkClass::Attention { .. } => self.attention,
-            WorkClass::Memory | WorkClass::Scan => self.memory,
+            WorkClass::Memory | WorkClass::Scan { .. } => self.memory,
         }
     }
 }

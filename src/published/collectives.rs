@@ -7,6 +7,7 @@ use super::Shipped;
 use super::case::{Case, Collective, Facts};
 use super::fields::Fields;
 use super::machine::Stated;
+use super::software::Stacks;
 use super::verdict::Prediction;
 use super::words::{squeezed, tokens};
 use crate::cluster::Cluster;
@@ -156,10 +157,16 @@ fn predicted(row: &Collective, shipped: &Shipped) -> std::result::Result<(f64, S
     let (cluster, said) = cluster_of(row, shipped)?;
     let stack = shipped.stacks.with_kernel(&["fa2", "fa3", "cudnn", "fa4"], &cluster.gpu)?;
     let older = has_slow_trees(&row.note).then(|| shipped.stacks.with_slow_trees(stack)).transpose()?;
-    let stack = older.as_ref().unwrap_or(stack);
+    let rings = is_ring(&squeezed(&row.note)).then(|| Stacks::without_trees(stack));
+    let stack = rings.as_ref().or(older.as_ref()).unwrap_or(stack);
     let torch = tokens(&row.note).iter().any(|word| word == "pytorch" || word.starts_with("torch"));
     let time = time(row, &cluster, stack, Bytes::new(bytes as f64))? + if torch { TORCH_CALL } else { 0.0 };
     Ok((time * 1e6, said, stack.name.clone()))
+}
+
+/// Whether NCCL was told to take rings.
+fn is_ring(words: &str) -> bool {
+    words.contains("algo=ring")
 }
 
 /// Whether a table is of NCCL 2.11 or before (models/stack/nccl-unfused.json, `tree_rate`).
@@ -280,7 +287,7 @@ fn cluster_of(row: &Collective, shipped: &Shipped) -> std::result::Result<(Clust
         out.latency = shipped.scale_out.map_or(out.latency.clone(), |efa| efa.latency);
         said.push_str(", EFA");
     }
-    if ["nvlsoff", "algo=ring"].iter().any(|word| words.contains(word)) {
+    if words.contains("nvlsoff") || is_ring(&words) {
         spec.scale_up.switch_reduce = None;
         said.push_str(", the switch adds nothing up");
     }
@@ -341,6 +348,8 @@ mod tests {
             predict(row, &shipped).predicted.unwrap()
         };
         assert!(time(older[0]) > 1.1 * time(newer[0]));
+        // Between two nodes trees carry each byte once, and rings nearly twice.
+        assert!(time("NCCL 2.29.7, NCCL_ALGO=RING") > 1.2 * time("NCCL 2.29.7"));
     }
 
     #[test]

@@ -147,13 +147,14 @@ const NARROW_DENSE: f64 = 1.5;
 const MODULES: [&str; 4] = ["nemo", "megatronbridge", "megatroncore", "megatronlm"];
 
 /// CPU time of an op where layers without experts are issued module by module. Runs for MLPerf and, in Megatron-Bridge, those
-/// on Blackwell are CUDA graphs; NeMo's AutoModel has layers of its own.
+/// on Blackwell are CUDA graphs unless a source says otherwise; NeMo's AutoModel has layers of its own.
 fn eager_dense(run: &Training, stack: &StackSpec, chunked: bool) -> Option<f64> {
-    let (system, gpu, notes) = (squeezed(&run.system), squeezed(&run.gpu), squeezed(&run.notes));
+    let (system, gpu) = (squeezed(&run.system), squeezed(&run.gpu));
     let modules = stack.name == "nccl-cudnn" && MODULES.iter().any(|word| system.contains(word));
     let graphs = ["mlperf", "automodel", "cudagraph"].iter().any(|word| system.contains(word));
     let blackwell = ["b200", "b300", "gb200", "gb300"].iter().any(|word| gpu.contains(word));
-    if run.experts.is_some() || !modules || graphs || blackwell || notes.contains("cudagraph") {
+    let is_graph = issued(run).map_or(graphs || blackwell, |issue| issue != Eager);
+    if run.experts.is_some() || !modules || is_graph {
         return None;
     }
     let narrow = if is_narrow(&run.precision) { NARROW_DENSE } else { 1.0 };
@@ -187,9 +188,8 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
     let Some(recipe) = of(run).filter(|_| run.experts.is_some()) else { return stack };
     // NeMo's AutoModel has layers of its own.
     let is_auto = squeezed(&run.system).contains("automodel");
-    let graphs = ["cudagraphs", "withcudagraph"].iter().any(|word| squeezed(&run.notes).contains(word));
-    match recipe.issue {
-        Issue::Eager if graphs => {}
+    let issue = issued(run).unwrap_or(recipe.issue);
+    match issue {
         Issue::Eager => {
             let call = if is_narrow(&run.precision) { EAGER_FP8 } else { EAGER_BF16 };
             let value = Seconds::new(call * if chunked { CHUNKED } else { 1.0 });
@@ -204,11 +204,23 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
     if is_auto {
         stack.group_start = None;
     }
-    if let Some(moved) = biased(run).filter(|_| recipe.issue != Issue::Whole && !is_auto) {
+    if let Some(moved) = biased(run).filter(|_| issue != Issue::Whole && !is_auto) {
         let source = "experts with biases and a clamp, around the fused kernel of Megatron Core's GroupedMLP".into();
         stack.unfused = Some(Sourced { value: moved, source, provenance: Origin::Derived });
     }
     stack
+}
+
+/// How a source says that the CPU issues layers; none: it does not say.
+fn issued(run: &Training) -> Option<Issue> {
+    let notes = squeezed(&run.notes);
+    let says = |words: &[&str]| words.iter().any(|word| notes.contains(word));
+    match () {
+        () if says(&["nocudagraph", "withoutcudagraph"]) => Some(Eager),
+        () if says(&["cudagraphofthefulliteration", "fullcudagraph", "fulliterationcudagraph"]) => Some(Whole),
+        () if says(&["cudagraphs", "withcudagraph"]) => Some(Graphs),
+        () => None,
+    }
 }
 
 /// Whether chunks of rows travel beside products where tensors are cut: recipes ask for it (`comm_overlap`), but for those of
@@ -328,6 +340,15 @@ mod tests {
         assert!((chunked - 217.0 * 47.0 / 72.0).abs() < 1e-9);
         let graphs = stack(&run(&bridge("26.02"), "Qwen3-235B-A22B", "GB300", "MXFP8"), &given, false);
         assert_eq!(graphs, given);
+        // A source that says how layers are issued is believed.
+        let said = |notes: &str| {
+            let newest = run(&bridge("26.06"), "Qwen3-235B-A22B", "GB200", "MXFP8");
+            stack(&Training { notes: notes.into(), ..newest }, &given, false)
+        };
+        assert_eq!([said(""), said("CUDA graph of the full iteration")].map(|s| s.group_start), [None, None]);
+        assert_eq!(said("CUDA graphs of attention and router"), given);
+        let eager = said("no CUDA graphs");
+        assert!((eager.host_launch.value.value() * 1e6 - 217.0).abs() < 1e-9 && eager.group_start.is_some());
         let whole = stack(&run(&bridge("26.06.01"), "Qwen3-235B-A22B", "GB300", "MXFP8"), &given, false);
         assert_eq!((whole.host_launch, whole.group_start), (given.host_launch.clone(), None));
         let auto = run("NeMo AutoModel (PyTorch FSDP2, TE + DeepEP)", "Qwen3-30B-A3B", "H100-SXM-80GB", "BF16");

@@ -4,7 +4,8 @@
 use super::case::Training;
 use super::words::{squeezed, tokens};
 use crate::error::Result;
-use crate::spec::{Architecture, GpuSpec, Recompute, StackSpec, shipped};
+use crate::spec::{Architecture, GpuSpec, Origin, Recompute, Sourced, StackSpec, shipped};
+use crate::units::BytesPerSec;
 
 /// A line of the table: the first of whose words is in the name of the system.
 struct Rule {
@@ -424,6 +425,12 @@ impl Stacks {
     pub fn with_slow_trees(&self, stack: &StackSpec) -> std::result::Result<StackSpec, String> {
         let older = self.all.iter().find_map(|of| of.tree_rate.clone());
         Ok(StackSpec { tree_rate: Some(older.ok_or("no shipped stack has an older library")?), ..stack.clone() })
+    }
+
+    /// The stack with a library that was told to take no trees: they would never end.
+    pub fn without_trees(stack: &StackSpec) -> StackSpec {
+        let (value, source) = (BytesPerSec::new(1.0), "NCCL_ALGO=Ring".into());
+        StackSpec { tree_rate: Some(Sourced { value, source, provenance: Origin::Derived }), ..stack.clone() }
     }
 
     pub fn shipped() -> Result<Stacks> {

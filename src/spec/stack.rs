@@ -42,7 +42,8 @@ pub struct StackSpec {
     /// takes no less. None: not known to be longer than any kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention_call: Option<Sourced<Seconds>>,
-    /// What the kernels of a state-space scan reach of the rate of those that memory bounds; none: all of it.
+    /// What the kernels of a state-space scan reach of the rate of those that memory bounds, but for states, which reach all
+    /// of it; none: all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scan: Option<Sourced<f64>>,
     /// What each further expert of a rank adds to a product of experts, where a library has kernels of its own for each

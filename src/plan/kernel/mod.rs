@@ -278,7 +278,10 @@ pub enum WorkClass {
         backward: bool,
     },
     /// Small products on their way through memory: bytes, or FLOPs at the rate of a product if those take longer.
-    Scan,
+    Scan {
+        /// Of the bytes those of states, which pass by as in kernels that memory bounds.
+        states: u64,
+    },
     Memory,
 }
 

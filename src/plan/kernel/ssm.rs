@@ -123,7 +123,8 @@ impl SsmKernel {
     fn scan(&self, y: u64) -> Work {
         let p = self.passes(y);
         let scan = p.scores + p.x + p.b + 2 * p.heads + p.states + y;
-        Work { flops: self.tokens() * self.mamba.scan_flops(), bytes: p.up_to_scan() + scan, class: WorkClass::Scan }
+        let class = WorkClass::Scan { states: 2 * p.wide + 2 * p.states };
+        Work { flops: self.tokens() * self.mamba.scan_flops(), bytes: p.up_to_scan() + scan, class }
     }
 
     /// Likewise `_mamba_chunk_scan_combined_bwd`: the first four kernels again, then gradients of the states, of x, B
@@ -142,7 +143,8 @@ impl SsmKernel {
         let bytes = p.up_to_scan() + d_states + passing + d_x + d_b + d_c + d_scores + of_scores + d_a + d_dt;
         let (scores, values) = (m.groups * m.state * (m.chunk + 1), m.inner() * (m.chunk + 1));
         let flops = self.tokens() * (3 * scores + 3 * values + 10 * m.inner() * m.state);
-        Work { flops, bytes, class: WorkClass::Scan }
+        let class = WorkClass::Scan { states: 2 * p.wide + 5 * p.states + passing };
+        Work { flops, bytes, class }
     }
 }
 
