@@ -153,6 +153,11 @@ pub struct ScaleUp {
     /// switch cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switch_reduce: Option<Sourced<BytesPerSec>>,
+    /// Message of which filling the pipeline of such an all-reduce takes as long as moving it, with all GPUs of a node: of
+    /// other sizes it goes with the square root, as where pieces are cut as short as pays, of fewer GPUs with their number.
+    /// Absent: it takes nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub switch_ramp: Option<Sourced<Bytes>>,
     /// What a send and receive reaches with a huge message.
     pub p2p: Sourced<BytesPerSec>,
     /// What one thread block moves in a send and receive.
@@ -312,6 +317,9 @@ impl ClusterSpec {
         self.measured.iter().try_for_each(|m| m.check(file))?;
         if let Some(reduce) = &self.scale_up.switch_reduce {
             check_rate(file, "scale_up.switch_reduce", reduce.value.value())?;
+        }
+        if let Some(ramp) = &self.scale_up.switch_ramp {
+            check_positive(file, "scale_up.switch_ramp", ramp.value.value())?;
         }
         match &self.scale_out {
             None if self.nodes > 1 => {

@@ -286,6 +286,23 @@ mod tests {
         assert!(rate(&unfused, 16, 2) > 50.0 && rate(&unfused, 32, 2) < 50.0);
     }
 
+    /// 475, 737 and 919 GB/s of 128 MiB, 1 GiB and 32 GiB on 72 GB200 (traces/published/blind_network_6.json). Of eight in such a
+    /// domain, as of eight B200, whose switch reaches 816 of its 838 GB/s with 2 GiB, filling takes a ninth of the time.
+    #[test]
+    fn a_large_domain_fills_slowly() {
+        let rate = |n: u32, mib: f64| {
+            let (c, s) = at("gb200-nvl72", n);
+            let (members, bytes): (Vec<u32>, _) = ((0..n).collect(), Bytes::new(mib * MIB));
+            let time = collective(&c, &s, CollectiveKind::AllReduce, &members, bytes).total();
+            bytes.value() * 2.0 * f64::from(n - 1) / f64::from(n) / time.value() / 1e9
+        };
+        for (mib, measured) in [(128.0, 474.9), (1024.0, 737.2), (32768.0, 918.7)] {
+            assert!((rate(72, mib) / measured - 1.0).abs() < 0.06, "{mib}: {}", rate(72, mib));
+        }
+        let (small, large) = (rate(8, 2048.0) / rate(8, 32768.0), rate(72, 2048.0) / rate(72, 32768.0));
+        assert!(small > 0.95 && large < 0.9, "{small} {large}");
+    }
+
     #[test]
     fn a_block_of_keys_and_values_hops_slowly() {
         // 16 MiB among 8 ranks go over 4 channels, far below what the links carry.

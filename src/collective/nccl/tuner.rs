@@ -52,6 +52,8 @@ pub struct Tuner<'a> {
     tree_most: f64,
     /// Algorithm bandwidth where the switch adds up, GB/s.
     switch: Option<f64>,
+    /// Bytes of which filling the switch's pipeline takes as long as moving them.
+    ramp: f64,
     ll_max: f64,
     /// Until all members are there.
     start: Seconds,
@@ -96,6 +98,7 @@ impl<'a> Tuner<'a> {
         let full = f64::from(cluster.per_node());
         // NCCL leaves it to the ring up to four GPUs of a node.
         let reduce = up.switch_reduce.as_ref().filter(|_| shape.fewest > 4);
+        let part = f64::from(shape.most) / full;
         Tuner {
             n: f64::from(shape.n),
             nodes: f64::from(shape.nodes),
@@ -106,6 +109,7 @@ impl<'a> Tuner<'a> {
             tree_nics,
             tree_most: stack.tree_rate.as_ref().map_or(f64::INFINITY, |rate| giga(rate.value)),
             switch: reduce.map(|r| giga(r.value) * full / (2.0 * (full - 1.0))),
+            ramp: up.switch_ramp.as_ref().map_or(0.0, |ramp| ramp.value.value() * part * part),
             ll_max: ll_max(cluster.gpu.architecture, shape.nodes),
             start: up.start.value,
             step: up.latency.value * stack.collective_latency.value,
@@ -182,12 +186,13 @@ impl<'a> Tuner<'a> {
     /// The switch adds up inside a node, a tree between nodes.
     pub fn switch(&self, bytes: Bytes) -> Option<LinkTime> {
         let switch = self.switch?;
+        let ramp = Seconds::new((bytes.value() * self.ramp).sqrt() / (switch * 1e9));
         if self.nodes < 2.0 {
-            return Some(self.regime(Seconds::new(self.fitted.setup_switch), bytes, switch));
+            return Some(self.regime(Seconds::new(self.fitted.setup_switch) + ramp, bytes, switch));
         }
         let [.., simple] = self.fitted.between;
         let tree = Protocol { fill: self.fitted.fill_switch, ..simple };
-        let latency = self.steps(&tree, 0.0, self.up_and_down());
+        let latency = self.steps(&tree, 0.0, self.up_and_down()) + ramp;
         Some(self.regime(latency, bytes, switch.min(self.tree_nics)))
     }
 
