@@ -149,8 +149,8 @@ pub struct ScaleUp {
     pub links: u32,
     /// What a ring reaches with large messages.
     pub bandwidth: Sourced<BytesPerSec>,
-    /// Bus bandwidth of an all-reduce that the switch adds up, with all GPUs of a node; absent where the
-    /// switch cannot.
+    /// Bus bandwidth of an all-reduce that the switch adds up, with all GPUs of a node, beside what `switch_ramp` takes;
+    /// absent where the switch cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switch_reduce: Option<Sourced<BytesPerSec>>,
     /// Message of which filling the pipeline of such an all-reduce takes as long as moving it, with all GPUs of a node: of

@@ -287,7 +287,7 @@ mod tests {
     }
 
     /// 475, 737 and 919 GB/s of 128 MiB, 1 GiB and 32 GiB on 72 GB200 (traces/published/blind_network_6.json). Of eight in such a
-    /// domain, as of eight B200, whose switch reaches 816 of its 838 GB/s with 2 GiB, filling takes a ninth of the time.
+    /// domain, as of eight B200, whose switch reaches 816 of its 834 GB/s with 2 GiB, filling takes a ninth of the time.
     #[test]
     fn a_large_domain_fills_slowly() {
         let rate = |n: u32, mib: f64| {
