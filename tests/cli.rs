@@ -6,10 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "checkpoint",
     "goodput",
     "sweep",
+    "search",
     "crossover",
     "estimate",
     "simulate",
@@ -111,6 +112,27 @@ fn what_is_not_said_is_chosen_in_the_open() {
     assert_eq!(large["feasible"], true, "{}", large["why"]);
 }
 
+/// What a search calls the fastest is what estimate says of that way, and nothing fits is an answer.
+#[test]
+fn a_search_is_of_ways_that_estimate_costs() {
+    let dir = folder();
+    let found = json(
+        dir.path(),
+        "search --gpus 16 --global-batch 64 --tp 1,2 --pp 1,2 --ring 1 --ulysses 1,2 --json --out found",
+    );
+    let best = &found["found"][0]["best"][0];
+    let flag = |name: &str| format!("--{} {} ", name.replace('_', "-"), best[name].to_string().trim_matches('"'));
+    let names = ["gpus", "tp", "pp", "vp", "ulysses", "ring", "zero", "micro_batch", "recompute", "options", "seq_len"];
+    let line: String = names.map(flag).concat();
+    let again = json(dir.path(), &format!("estimate {line} --global-batch 64 --json"));
+    assert_eq!(again["step_time_s"], best["step_time_s"], "{line}");
+    for file in ["study.json", "rows.csv", "refined.csv", "choices.svg", "choices.png"] {
+        assert!(dir.path().join("found").join(file).metadata().unwrap().len() > 0, "{file}");
+    }
+    let text = succeeds(dir.path(), "search --gpus 1 --model llama-3-70b");
+    assert!(text.contains("nothing fits"), "{text}");
+}
+
 /// Writes a model config with some keys changed.
 fn model(dir: &Path, name: &str, changes: &[(&str, Value)]) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/llm/tiny.json");
@@ -129,6 +151,11 @@ fn changed_plan(dir: &Path, name: &str, change: impl Fn(String) -> String) {
 
 /// Command lines that are refused, each for one reason.
 const REFUSED: &[&str] = &[
+    // A search.
+    "search --tp 0",
+    "search --schedules 2f2b",
+    "search --gpus 8 --out there --model nowhere",
+    "search --global-batch 8 --tokens-per-step 4M",
     // Failures and checkpoints.
     "goodput --step-time 5s --state 1TB",
     "goodput --gpus 8 --step-time 0s --state 1TB",

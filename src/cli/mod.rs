@@ -21,6 +21,7 @@ mod plan;
 mod plot;
 mod published;
 mod run;
+mod search;
 mod selftest;
 mod simulate;
 mod sweep;
@@ -54,6 +55,8 @@ struct Cli {
 enum Command {
     /// Costs a grid of configurations into a folder: rows.csv and the picture drawn from it.
     Sweep(sweep::Flags),
+    /// Which parallelism is fastest? Searches all ways to split a model over a cluster, and says what other choices cost.
+    Search(search::Flags),
     /// Ulysses or ring? Costs attention both ways over ranks, lengths, KV heads and links, and draws the map.
     Crossover(crossover::Flags),
     /// Costs one configuration and shows where time and memory go.
@@ -177,6 +180,7 @@ pub fn main() -> ExitCode {
 fn command(command: Command) -> Result<Answer> {
     match command {
         Command::Sweep(flags) => sweep::run(&flags),
+        Command::Search(flags) => search::run(&flags),
         Command::Crossover(flags) => crossover::run(&flags),
         Command::Estimate(flags) => estimate::run(&flags),
         Command::Simulate(flags) => simulate::run(&flags),

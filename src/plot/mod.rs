@@ -5,6 +5,7 @@
 //! A new plot is one file here and one line of [`PLOTS`].
 
 pub mod block_timeline;
+pub mod choices;
 pub mod crossover;
 pub mod exchange;
 pub mod exposed_comm;
@@ -25,6 +26,7 @@ mod ways;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use notes::Notes;
 use rayon::prelude::*;
 use sheet::Sheet;
 
@@ -34,11 +36,13 @@ pub use validation::validation;
 /// Reads a rows.csv, writes pictures into a directory, returns their paths.
 pub type Draw = fn(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>>;
 
-/// What a study's rows are: told by a column that no other kind has.
+/// What a study's rows are: told by a column that no other kind has, or by what was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Study {
     /// Configurations of whole training steps.
     Sweep,
+    /// The ways that a search costed.
+    Search,
     /// Points at which Ulysses and the ring were both costed.
     Crossover,
     /// Exchanges of mixture-of-experts layers.
@@ -62,6 +66,7 @@ pub const PLOTS: &[Plot] = &[
     Plot { name: "exposed_comm", of: Study::Sweep, draw: exposed_comm::exposed_comm },
     Plot { name: "memory", of: Study::Sweep, draw: memory::memory },
     Plot { name: "block_timeline", of: Study::Sweep, draw: block_timeline::block_timeline },
+    Plot { name: "choices", of: Study::Search, draw: choices::choices },
     Plot { name: "crossover", of: Study::Crossover, draw: crossover::crossover },
     Plot { name: "exchange", of: Study::Exchange, draw: exchange::exchange },
     Plot { name: "goodput", of: Study::Goodput, draw: goodput::goodput },
@@ -81,7 +86,11 @@ const SIDE_BY_SIDE: u64 = 4 << 20;
 
 /// Every plot of the kind of study that `rows_csv` is.
 pub fn draw(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
-    let of = study_of(&Sheet::read(rows_csv)?);
+    let of = match study_of(&Sheet::read(rows_csv)?) {
+        // Rows are those of a sweep; what was asked tells the two apart.
+        Study::Sweep if Notes::beside(rows_csv)?.has("space") => Study::Search,
+        of => of,
+    };
     std::fs::create_dir_all(out_dir).map_err(Error::io(out_dir))?;
     let bytes = std::fs::metadata(rows_csv).map_err(Error::io(rows_csv))?.len();
     let plots: Vec<&Plot> = PLOTS.iter().filter(|plot| plot.of == of).collect();

@@ -23,6 +23,10 @@ impl Notes {
         json::parse(path.display(), &text).map(Notes)
     }
 
+    pub fn has(&self, field: &str) -> bool {
+        self.0.get(field).is_some()
+    }
+
     pub fn text(&self, field: &str) -> Option<String> {
         self.0.get(field).and_then(|v| v.as_str()).map(str::to_string)
     }

@@ -221,6 +221,11 @@ impl Case {
         self.fullest(plan, Layout::of)
     }
 
+    /// The same without saying where everything lies.
+    pub fn footprint(&self, plan: &Plan) -> Result<Footprint> {
+        self.fullest(plan, |plan, conflicts| Footprint::of(plan, conflicts).map(Box::new)).map(|found| *found)
+    }
+
     /// Of every program what `of` finds of its memory; the fullest of them.
     fn fullest<M: Deref<Target = Footprint>>(
         &self,
@@ -297,9 +302,8 @@ impl Case {
 
     /// The row of a plan; no times where memory does not suffice.
     pub fn row_of(&self, plan: &Plan) -> Result<Row> {
-        let layout = self.fullest(plan, |plan, conflicts| Footprint::of(plan, conflicts).map(Box::new))?;
         let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
-        row.set_layout(&layout, &self.cluster, &self.stack);
+        row.set_layout(&self.footprint(plan)?, &self.cluster, &self.stack);
         if row.feasible {
             row.set_time(&self.cost(plan)?, plan.about.model_flops, self.peak.value());
         }

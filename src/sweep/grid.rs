@@ -221,21 +221,21 @@ impl Also {
 impl Batch {
     /// Global batches at a length. Tokens that are no whole number of sequences are rounded down, and the
     /// row is infeasible: see [`Grid::row`].
-    fn of(&self, seq_len: u64) -> Vec<u64> {
+    pub(super) fn of(&self, seq_len: u64) -> Vec<u64> {
         match self {
             Batch::TokensPerStep(tokens) => vec![(tokens / seq_len).max(1)],
             Batch::GlobalBatch(list) => list.clone(),
         }
     }
 
-    fn smallest(&self) -> Option<u64> {
+    pub(super) fn smallest(&self) -> Option<u64> {
         match self {
             Batch::TokensPerStep(tokens) => Some(*tokens),
             Batch::GlobalBatch(list) => list.iter().min().copied(),
         }
     }
 
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         match self {
             Batch::TokensPerStep(_) => 1,
             Batch::GlobalBatch(list) => list.len(),

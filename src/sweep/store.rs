@@ -1,10 +1,9 @@
 //! The folder of a study: study.json says what was asked, rows.csv what was found.
 
 use super::case::Point;
-use super::grid::Grid;
 use crate::error::{Error, Result, json};
 use crate::report::Row;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write};
@@ -13,11 +12,11 @@ use std::path::{Path, PathBuf};
 /// Of the folder's format: a study of another version is not gone on with.
 const VERSION: u32 = 1;
 
-#[derive(Serialize, Deserialize)]
-struct StudyFile {
+#[derive(Serialize)]
+struct StudyFile<'q, Q> {
     foretrain_study: u32,
     #[serde(flatten)]
-    grid: Grid,
+    question: &'q Q,
 }
 
 /// Rows as they come, each flushed before the next.
@@ -29,14 +28,15 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the folder, making it if need be, and reads the rows it has; a torn last line is dropped.
-    pub fn open(grid: &Grid, dir: &Path, fresh: bool) -> Result<Store> {
+    /// Opens the folder of a question, making it if need be, and reads the rows it has; a torn last line is dropped.
+    pub fn open(question: &impl Serialize, dir: &Path, fresh: bool) -> Result<Store> {
         fs::create_dir_all(dir).map_err(Error::io(dir))?;
         let (study, path) = (dir.join("study.json"), dir.join("rows.csv"));
-        let asked = StudyFile { foretrain_study: VERSION, grid: grid.clone() };
+        let asked = StudyFile { foretrain_study: VERSION, question };
+        let asked = serde_json::to_value(&asked).expect("a question is plain data");
         let rows = match study.exists() && !fresh {
             true => {
-                same_study(&study, &serde_json::to_value(&asked).expect("a grid is plain data"))?;
+                same_study(&study, &asked)?;
                 read(&path)?
             }
             false => vec![],
@@ -89,9 +89,8 @@ impl Store {
 }
 
 /// JSON with a line for each field.
-fn by_lines(study: &StudyFile) -> String {
-    let value = serde_json::to_value(study).expect("a grid is plain data");
-    let fields = value.as_object().into_iter().flatten();
+fn by_lines(study: &Value) -> String {
+    let fields = study.as_object().into_iter().flatten();
     let lines: Vec<String> = fields.map(|(name, value)| format!("  \"{name}\": {value}")).collect();
     format!("{{\n{}\n}}\n", lines.join(",\n"))
 }
@@ -170,7 +169,7 @@ pub fn written(row: &Row) -> Vec<u8> {
 }
 
 /// The line of the column names.
-fn names() -> Vec<u8> {
+pub fn names() -> Vec<u8> {
     let mut csv = csv::Writer::from_writer(vec![]);
     csv.serialize(Row::default()).expect("a row is plain data");
     let mut bytes = csv.into_inner().expect("written to memory");

@@ -1,5 +1,6 @@
 //! Choices of several ways: of rings, of who carries rows of experts, of how many an expert takes.
 
+use serde::{Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
@@ -117,6 +118,12 @@ impl Dispatch {
             Dispatch::HybridEp => "hybrid-ep",
             Dispatch::Hierarchical => "hierarchical",
         }
+    }
+}
+
+impl Serialize for Dispatch {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(self.name())
     }
 }
 

@@ -1,0 +1,295 @@
+//! `foretrain search`: which parallelism is fastest.
+
+use super::config::{count, degree, dispatch, dtype, options, recompute, stack_of};
+use super::{Answer, Output, list_of};
+use crate::error::Result;
+use crate::plot;
+use crate::report::Row;
+use crate::report::human::{self, Table, bytes, percent, seconds, tokens};
+use crate::spec::{Architecture, ClusterSpec, Dispatch, Dtype, GpuSpec, LlmSpec, Options, Recompute};
+use crate::sweep::case::default_dtype;
+use crate::sweep::search::{CEILING, Counts, Found, Question, Schedule, Space, Value, search};
+use crate::sweep::{Batch, Case};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// As in `sweep`.
+const TOKENS_PER_STEP: u64 = 4 << 20;
+
+#[derive(Args)]
+#[command(after_help = "Example: foretrain search --model llama-3-70b --gpus 256 --seq-len 32K\n         \
+    foretrain search --model deepseek-v3 --cluster h800-2k-mpft --gpus 2048 --seq-len 4K --global-batch 15360 --out results/dsv3\n         \
+    foretrain search --model llama-3.1-405b --cluster h100-24k-roce --gpus 8192 --seq-len 8K --global-batch 2048 --schedules 1f1b,interleaved --tp 8\n\n\
+Lists are separated by commas: a choice is among their values, and what is not said is open. Every way has a bound of its step;\n\
+the most promising are costed first, until none that is left can be among the best. Then words of `foretrain options` that\n\
+leave degrees alone are tried on the best three. With --out rows are written as they are found, and a search that was\n\
+stopped goes on.")]
+pub struct Flags {
+    /// A shipped model, or the path of a Hugging Face config.json
+    #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
+    model: String,
+    /// A shipped cluster, or the path of its JSON file
+    #[arg(long, value_name = "NAME", default_value = "dgx-h100")]
+    cluster: String,
+    /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
+    #[arg(long, value_name = "NAME")]
+    stack: Option<String>,
+    /// GPUs; dp is what the other degrees leave of them [default: 64; on CPUs 8]
+    #[arg(long, value_name = "N", value_parser = degree)]
+    gpus: Option<u32>,
+    /// Tokens of a sequence; each length is searched by itself
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count, default_value = "8K")]
+    seq_len: Vec<u64>,
+    /// Tokens of a step, whatever the length of a sequence [default: 4M]
+    #[arg(long, value_name = "N", value_parser = count, conflicts_with = "global_batch")]
+    tokens_per_step: Option<u64>,
+    /// Sequences of a step, instead of --tokens-per-step
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
+    global_batch: Vec<u64>,
+    /// How many of the fastest are found for certain
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    best: u64,
+    /// Tensor parallelism [default: 1, 2, 4 and 8 within a node]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    tp: Vec<u32>,
+    /// Pipeline stages [default: up to 64, as GPUs and layers allow]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    pp: Vec<u32>,
+    /// Virtual stages where a pipeline is interleaved [default: those of 2 to 12 that divide its layers]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    vp: Vec<u32>,
+    /// Order of microbatches in a pipeline: 1f1b, interleaved, dualpipe-v, zb-h1, zb-v, v-half, v-min [default: the first three]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = schedule)]
+    schedules: Vec<Schedule>,
+    /// Ulysses degrees [default: powers of two that leave a rank 1K tokens]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    ulysses: Vec<u32>,
+    /// Ring degrees [default: powers of two that leave a rank 1K tokens]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    ring: Vec<u32>,
+    /// Ranks that share the experts of a layer [default: divisors of the experts up to 256]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    ep: Vec<u32>,
+    /// Who carries rows to experts [default: nccl, and on Hopper deepep-v1-normal, on Blackwell hybrid-ep]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = dispatch)]
+    dispatch: Vec<Dispatch>,
+    /// ZeRO stages [default: 1, and without a pipeline 3]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(0..=3))]
+    zero: Vec<u32>,
+    /// Sequences that a replica computes at a time [default: 1, and 2, 4, 8 up to 16K tokens a rank]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
+    micro_batch: Vec<u64>,
+    /// What the backward pass computes again [default: none, full]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = recompute)]
+    recompute: Vec<Recompute>,
+    /// Words that every way has, e.g. fp8; a list is a choice, too [default: default]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = options)]
+    options: Vec<Options>,
+    /// How tokens choose experts: words of `foretrain help dispatch`, or a file [default: balanced]
+    #[arg(long, value_name = "WORDS")]
+    routing: Option<String>,
+    /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
+    #[arg(long, value_name = "DTYPE", value_parser = dtype)]
+    dtype: Option<Dtype>,
+    /// Keep what was costed in this folder, and take from there what is known
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Forget the rows that the folder has
+    #[arg(long)]
+    fresh: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+fn schedule(text: &str) -> std::result::Result<Schedule, String> {
+    let known = || Schedule::ALL.map(Schedule::name).join(", ");
+    Schedule::ALL.into_iter().find(|s| s.name() == text).ok_or_else(|| format!("{text:?} is none of {}", known()))
+}
+
+impl Flags {
+    fn question(&self) -> Result<Question> {
+        let gpu = GpuSpec::find(&ClusterSpec::find(&self.cluster)?.gpu)?;
+        let gpus = self.gpus.unwrap_or(if gpu.architecture == Architecture::Cpu { 8 } else { 64 });
+        let batch = match self.global_batch.is_empty() {
+            true => Batch::TokensPerStep(self.tokens_per_step.unwrap_or(TOKENS_PER_STEP)),
+            false => Batch::GlobalBatch(self.global_batch.clone()),
+        };
+        let stack = self.stack.clone().unwrap_or_else(|| stack_of(&gpu).into());
+        let dtype = self.dtype.unwrap_or_else(|| default_dtype(&gpu));
+        let case = Case::new(LlmSpec::find(&self.model)?, &self.cluster, &stack, gpus, Some(dtype))?;
+        let question = Question {
+            model: self.model.clone(),
+            cluster: self.cluster.clone(),
+            stack,
+            gpus,
+            dtype,
+            seq_len: self.seq_len.clone(),
+            batch,
+            routing: self.routing.clone(),
+            best: self.best as usize,
+            space: self.space(&case),
+        };
+        question.check()?;
+        Ok(question)
+    }
+
+    /// What is usual, but for what is said.
+    fn space(&self, case: &Case) -> Space {
+        let usual = Space::usual(case, self.seq_len.iter().copied().max().unwrap_or(1));
+        fn or<T: Clone>(said: &[T], usual: Vec<T>) -> Vec<T> {
+            if said.is_empty() { usual } else { said.to_vec() }
+        }
+        let says_split = !self.ulysses.is_empty() || !self.ring.is_empty();
+        // Whoever says one of the two wants no other ways to share the sequence.
+        let one = |usual: Vec<u32>| if says_split { vec![1] } else { usual };
+        Space {
+            tp: or(&self.tp, usual.tp),
+            pp: or(&self.pp, usual.pp),
+            vp: or(&self.vp, usual.vp),
+            ulysses: or(&self.ulysses, one(usual.ulysses)),
+            ring: or(&self.ring, one(usual.ring)),
+            ep: or(&self.ep, usual.ep),
+            zero: or(&self.zero, usual.zero),
+            micro_batch: or(&self.micro_batch, usual.micro_batch),
+            recompute: or(&self.recompute, usual.recompute),
+            schedules: or(&self.schedules, usual.schedules),
+            dispatch: or(&self.dispatch, usual.dispatch),
+            options: or(&self.options, usual.options),
+            least_tokens: if says_split { 1 } else { usual.least_tokens },
+        }
+    }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Printed<'a> {
+    question: &'a Question,
+    /// What the model's file states that no plan has.
+    notes: &'a [String],
+    found: &'a [Found],
+    files: Vec<String>,
+}
+
+pub fn run(flags: &Flags) -> Result<Answer> {
+    let question = flags.question()?;
+    // Hidden where stderr is no terminal.
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}");
+    let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let (found, mut files) = search(&question, flags.out.as_deref(), flags.fresh, &|what, done, all| {
+        bar.set_message(what);
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
+    if let Some(dir) = flags.out.as_deref().filter(|_| found.iter().any(|found| !found.best.is_empty())) {
+        files.extend(plot::draw(&dir.join("rows.csv"), dir)?);
+    }
+    let notes = LlmSpec::find(&question.model)?.notes;
+    let mut text = human::notes(&notes);
+    text.push_str(&format!(
+        "{} on {} GPUs of {}, stack {}, {}\n",
+        question.model,
+        question.gpus,
+        question.cluster,
+        question.stack,
+        question.dtype.name()
+    ));
+    found.iter().for_each(|found| text.push_str(&render(found)));
+    files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
+    Ok(Answer::new(text, &Printed { question: &question, notes: &notes, found: &found, files: list_of(&files) }))
+}
+
+fn render(found: &Found) -> String {
+    let mut text = format!(
+        "\n{} tokens a sequence, {} sequences a step\n{}",
+        tokens(found.seq_len),
+        found.global_batch,
+        counted(&found.counts)
+    );
+    if found.best.is_empty() {
+        text.push_str("\nnothing fits: more GPUs, a shorter sequence, or --options offload-optimizer might\n");
+        return text;
+    }
+    text.push_str(&format!("\nthe fastest ways\n{}", ways(&found.best)));
+    if !found.refined.is_empty() {
+        text.push_str(&format!("\nthe best of these with words that make them faster\n{}", ways(&found.refined)));
+    }
+    text.push_str(&format!(
+        "\nwhat it costs to choose otherwise: the fastest way with each value\n{}",
+        choices(&found.values)
+    ));
+    text
+}
+
+/// What became of all ways.
+fn counted(counts: &Counts) -> String {
+    let mut text = format!(
+        "{} ways, bounded by {} plans: {} do not fit by their bound, {} are too slow by theirs, {} costed",
+        counts.ways, counts.probes, counts.too_large, counts.too_slow, counts.costed
+    );
+    if counts.do_not_fit > 0 {
+        text.push_str(&format!(", {} of which do not fit", counts.do_not_fit));
+    }
+    text.push('\n');
+    match counts.nearest_bound {
+        Some(least) if least < 1.0 => text.push_str(&format!(
+            "a way took {} of its bound: another that was not costed may be faster than the last of these by as much\n",
+            percent(least)
+        )),
+        _ => {}
+    }
+    text
+}
+
+fn ways(rows: &[Row]) -> String {
+    let mut table = Table::new(">>>><<<");
+    table.row(["", "step", "MFU", "memory", "way", "", "most time goes to"]);
+    for (at, row) in rows.iter().enumerate() {
+        table.row([
+            (at + 1).to_string(),
+            seconds(row.step_time_s.unwrap_or(f64::NAN)),
+            percent(row.mfu.unwrap_or(f64::NAN)),
+            row.peak_mem_bytes.map_or(String::new(), |b| bytes(b as f64)),
+            degrees(row),
+            if row.options == "default" { String::new() } else { row.options.clone() },
+            row.limit.clone(),
+        ]);
+    }
+    table.render("  ")
+}
+
+/// Degrees above one, and what is always said.
+fn degrees(row: &Row) -> String {
+    let all = [
+        ("dp", row.dp),
+        ("tp", row.tp),
+        ("pp", row.pp),
+        ("vp", row.vp),
+        ("ulysses", row.ulysses),
+        ("ring", row.ring),
+        ("ep", row.ep),
+    ];
+    let above = all.into_iter().filter(|(_, n)| *n > 1).map(|(name, n)| format!("{name} {n}, "));
+    let recompute = if row.recompute == "none" { String::new() } else { format!(", recompute {}", row.recompute) };
+    let micro_batch = if row.micro_batch > 1 { format!(", micro_batch {}", row.micro_batch) } else { String::new() };
+    format!("{}zero {}{micro_batch}{recompute}", above.collect::<String>(), row.zero)
+}
+
+/// A line for each choice.
+fn choices(values: &[Value]) -> String {
+    let mut table = Table::new("<<");
+    for of_choice in values.chunk_by(|a, b| a.choice == b.choice) {
+        let more = |over: f64| 100.0 * (over - 1.0);
+        let said = |value: &Value| match (value.over_best, value.at_least) {
+            (Some(over), _) if over < 1.0005 => format!("{} best", value.value),
+            (Some(over), _) => format!("{} +{:.1} %", value.value, more(over)),
+            (None, Some(least)) => format!("{} over +{:.0} %", value.value, more(least)),
+            (None, None) => format!("{} none found within +{:.0} %", value.value, more(CEILING)),
+        };
+        let line: Vec<String> = of_choice.iter().map(said).collect();
+        table.row([of_choice[0].choice.to_string(), line.join(" | ")]);
+    }
+    table.render("  ")
+}

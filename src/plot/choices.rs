@@ -1,0 +1,126 @@
+//! What a search found: for each choice the fastest way with each of its values, beside the fastest of all.
+
+use super::notes::Notes;
+use super::sheet::{Line, Sheet};
+use super::style::{Align, FAINT, GRID, INK, Mark, PAPER, ramp, save, short};
+use crate::error::Result;
+use plotters::style::RGBColor;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// A column whose values are a choice, and what the picture calls it.
+const CHOICES: [(&str, &str); 9] = [
+    ("tp", "tensor parallel"),
+    ("pp", "pipeline stages"),
+    ("vp", "virtual stages"),
+    ("ulysses", "Ulysses"),
+    ("ring", "ring"),
+    ("ep", "expert parallel"),
+    ("micro_batch", "microbatch"),
+    ("zero", "ZeRO stage"),
+    ("recompute", "recomputation"),
+];
+
+/// What is this much slower has the darkest cell.
+const DARKEST: f64 = 0.5;
+const RAMP: [RGBColor; 3] = [RGBColor(232, 244, 236), RGBColor(252, 226, 176), RGBColor(214, 90, 49)];
+const LEFT: f64 = 250.0;
+const TOP: f64 = 190.0;
+const CELL: (f64, f64) = (118.0, 72.0);
+/// More values of one choice than this do not fit beside each other.
+const MOST: usize = 11;
+
+/// The fastest way of each value of a column, in s.
+type Best = BTreeMap<(u64, String), f64>;
+
+/// Writes `choices.svg` and `.png`: of the first length that runs.
+pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
+    let sheet = Sheet::read(rows_csv)?;
+    let mut runs = vec![];
+    for line in sheet.lines() {
+        if line.value("feasible", "true or false", |_: &bool| true)? {
+            runs.push(line);
+        }
+    }
+    let seconds = |line: &Line| line.value("step_time_s", "a time above 0", |s: &f64| *s > 0.0 && s.is_finite());
+    let length = |line: &Line| line.value::<u64>("seq_len", "a count of tokens of at least 1", |n| *n > 0);
+    let Some(first) = runs.iter().map(length).collect::<Result<Vec<_>>>()?.into_iter().min() else {
+        return Ok(vec![]);
+    };
+    let mut fastest: Option<(f64, &Line)> = None;
+    let mut tables: Vec<Best> = vec![Best::new(); CHOICES.len()];
+    for line in &runs {
+        if length(line)? != first {
+            continue;
+        }
+        let step = seconds(line)?;
+        if fastest.is_none_or(|(least, _)| step < least) {
+            fastest = Some((step, line));
+        }
+        for ((column, _), best) in CHOICES.iter().zip(&mut tables) {
+            let value = line.text(column)?.to_string();
+            let least = best.entry((value.parse().unwrap_or(0), value)).or_insert(step);
+            *least = least.min(step);
+        }
+    }
+    let Some((step, line)) = fastest else { return Ok(vec![]) };
+    let mut marks = titles(line, step, first, &Notes::beside(rows_csv)?)?;
+    let open = CHOICES.iter().zip(&tables).filter(|(_, best)| best.len() > 1);
+    for (at, ((_, name), best)) in open.enumerate() {
+        marks.extend(row(at, name, best, step));
+    }
+    save(&marks, out_dir, "choices")
+}
+
+fn titles(best: &Line, step: f64, seq_len: u64, notes: &Notes) -> Result<Vec<Mark>> {
+    let title = notes.text("title").unwrap_or_else(|| "What it costs to choose otherwise".into());
+    let way = CHOICES.iter().map(|(column, _)| Ok((*column, best.text(column)?))).collect::<Result<Vec<_>>>()?;
+    let words = way.iter().filter(|(_, value)| *value != "1").map(|(column, value)| format!("{column} {value}"));
+    let words: Vec<String> = words.chain([best.text("options")?.to_string()]).collect();
+    let about = format!(
+        "{} on {} GPUs of {}, {} sequences of {} tokens a step",
+        best.text("model")?,
+        best.text("gpus")?,
+        best.text("cluster")?,
+        best.text("global_batch")?,
+        short(seq_len)
+    );
+    Ok(vec![
+        Mark::text((60.0, 42.0), title, 30.0, INK, Align::Left),
+        Mark::text((60.0, 84.0), about, 19.0, FAINT, Align::Left),
+        Mark::text((60.0, 120.0), format!("fastest: {:.3} s with {}", step, words.join(", ")), 19.0, INK, Align::Left),
+        Mark::text(
+            (60.0, 152.0),
+            "A cell: the fastest way found that has this value and fits, all else being free",
+            16.0,
+            FAINT,
+            Align::Left,
+        ),
+    ])
+}
+
+/// The values of one choice side by side, no more than fit: the fastest ones, in order of value.
+fn row(at: usize, name: &str, best: &Best, fastest: f64) -> Vec<Mark> {
+    let y = TOP + at as f64 * (CELL.1 + 14.0);
+    let mut slowest_kept: Vec<f64> = best.values().copied().collect();
+    slowest_kept.sort_by(f64::total_cmp);
+    let most = slowest_kept[slowest_kept.len().min(MOST) - 1];
+    let mut marks = vec![Mark::text((LEFT - 24.0, y + CELL.1 / 2.0), name, 19.0, INK, Align::Right)];
+    for (i, ((_, value), step)) in best.iter().filter(|(_, step)| **step <= most).enumerate() {
+        let over = step / fastest - 1.0;
+        let x = LEFT + i as f64 * (CELL.0 + 4.0);
+        let color = ramp(&RAMP, over / DARKEST);
+        let ink = if over > 0.8 * DARKEST { PAPER } else { INK };
+        marks.push(Mark::Rect { from: (x, y), to: (x + CELL.0, y + CELL.1), color });
+        let middle = x + CELL.0 / 2.0;
+        marks.push(Mark::text((middle, y + 24.0), value, 19.0, ink, Align::Middle));
+        let said = if over < 5e-4 { "fastest".into() } else { format!("+{:.1} %", 100.0 * over) };
+        marks.push(Mark::text((middle, y + 50.0), said, 15.0, ink, Align::Middle));
+        if over < 5e-4 {
+            let frame = [(x, y), (x + CELL.0, y), (x + CELL.0, y + CELL.1), (x, y + CELL.1), (x, y)];
+            marks.push(Mark::line(&frame, INK, 2.0));
+        }
+    }
+    marks.push(Mark::line(&[(60.0, y + CELL.1 + 7.0), (1560.0, y + CELL.1 + 7.0)], GRID, 1.0));
+    marks
+}

@@ -1,0 +1,435 @@
+//! Which parallelism is fastest? A search over all ways of a space, the most promising first.
+//!
+//! Every way has a bound of its step and of its memory from a [`Probe`] that many ways share. Ways are costed in the
+//! order of their bounds, each by its own plan, until no bound that is left is below the slowest of the best so far: what
+//! was not costed cannot be among them. Then words that leave degrees alone are tried on the best. Rows are written as
+//! they are found, and a search that was stopped goes on.
+
+mod probe;
+mod refine;
+mod space;
+mod values;
+
+pub use space::{Schedule, Space};
+pub use values::{CEILING, Value};
+
+use super::store::{self, Store};
+use super::{Batch, Case, Point};
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::report::Row;
+use crate::spec::{Dtype, LlmSpec};
+use probe::Probe;
+use rayon::prelude::*;
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+/// What is asked: the contents of study.json.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Question {
+    pub model: String,
+    pub cluster: String,
+    pub stack: String,
+    pub gpus: u32,
+    pub dtype: Dtype,
+    pub seq_len: Vec<u64>,
+    pub batch: Batch,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routing: Option<String>,
+    /// How many of the fastest are found for certain.
+    pub best: usize,
+    pub space: Space,
+}
+
+/// What came of one length.
+#[derive(Debug, Clone, Serialize)]
+pub struct Found {
+    pub seq_len: u64,
+    pub global_batch: u64,
+    pub counts: Counts,
+    /// The fastest that fit, of the plain ways, in order; as many as were asked for.
+    pub best: Vec<Row>,
+    /// The best of these with words that leave their degrees alone, where any helps.
+    pub refined: Vec<Row>,
+    /// What it costs to choose otherwise: the fastest way found with each value of each choice.
+    pub values: Vec<Value>,
+}
+
+/// Ways by what became of them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Counts {
+    /// Combinations that cannot be built, by the kind of reason.
+    pub refused: BTreeMap<String, usize>,
+    pub ways: usize,
+    /// Plans that their bounds rest on.
+    pub probes: usize,
+    /// Not costed, since weights and activations that are certain do not fit.
+    pub too_large: usize,
+    /// Not costed, since no way is faster than its bound.
+    pub too_slow: usize,
+    pub costed: usize,
+    /// Costed, but not to be had: memory.
+    pub do_not_fit: usize,
+    /// The least that a costed way took, as a multiple of its bound: below 1 a bound was wrong.
+    pub nearest_bound: Option<f64>,
+}
+
+/// Ways that are costed before it is looked again which are still worth it. The same whatever the number of cores, so
+/// that the same question gives the same rows.
+const ROUND: usize = 16;
+
+/// A way that may be worth a plan.
+#[derive(Clone, Copy)]
+struct Candidate {
+    point: Point,
+    /// Of its step, s.
+    bound: f64,
+}
+
+/// Hears (what is being done, how much of it is done, of how much).
+pub type Progress<'p> = &'p (dyn Fn(&'static str, usize, usize) + Sync);
+
+/// A search under way.
+struct Search<'s> {
+    case: &'s Case,
+    question: &'s Question,
+    store: Option<Store>,
+    rows: HashMap<String, Row>,
+    progress: Progress<'s>,
+}
+
+impl Question {
+    pub fn case(&self) -> Result<Case> {
+        let mut case = Case::new(LlmSpec::find(&self.model)?, &self.cluster, &self.stack, self.gpus, Some(self.dtype))?;
+        if let Some(words) = &self.routing {
+            case.routing = words.parse()?;
+        }
+        Ok(case)
+    }
+
+    /// What no search could be made of.
+    pub fn check(&self) -> Result<()> {
+        let wrong = |field: &str, why: &str| Err(Error::spec("search", field, why));
+        let space = &self.space;
+        let counts = [&space.tp, &space.pp, &space.vp, &space.ulysses, &space.ring, &space.ep];
+        let lists = [self.seq_len.len(), self.batch.len()];
+        if lists.contains(&0) || counts.iter().any(|list| list.is_empty()) {
+            return wrong("lists", "a list is empty; give at least one value");
+        }
+        let zero = counts.iter().any(|list| list.contains(&0)) || space.micro_batch.contains(&0);
+        if zero || self.seq_len.contains(&0) || self.batch.smallest() == Some(0) {
+            return wrong("lists", "0 is in a list; the least is 1");
+        }
+        Ok(())
+    }
+}
+
+/// Searches at every length. With a folder, rows are kept there and taken from there.
+pub fn search(
+    question: &Question,
+    dir: Option<&Path>,
+    fresh: bool,
+    progress: Progress,
+) -> Result<(Vec<Found>, Vec<PathBuf>)> {
+    let case = question.case()?;
+    let store = dir.map(|dir| Store::open(question, dir, fresh)).transpose()?;
+    let rows = store.iter().flat_map(Store::rows).map(|row| (key(&Point::of_row(row)), row.clone())).collect();
+    let mut search = Search { case: &case, question, store, rows, progress };
+    let mut all = vec![];
+    for &seq_len in &question.seq_len {
+        for global_batch in question.batch.of(seq_len) {
+            all.push(search.length(seq_len, global_batch)?);
+        }
+    }
+    let mut files = vec![];
+    if let Some(store) = search.store {
+        let mut points: Vec<Point> = store.rows().iter().map(Point::of_row).collect();
+        points.sort_unstable();
+        files = store.finish(&points)?.1;
+    }
+    if let Some(dir) = dir {
+        files.push(write_refined(dir, &all)?);
+    }
+    Ok((all, files))
+}
+
+/// Ways with words of their own stand apart: in rows.csv all ways are plain, and can be compared.
+fn write_refined(dir: &Path, found: &[Found]) -> Result<PathBuf> {
+    let path = dir.join("refined.csv");
+    let rows = found.iter().flat_map(|found| &found.refined).flat_map(store::written);
+    let bytes: Vec<u8> = store::names().into_iter().chain(rows).collect();
+    std::fs::write(&path, bytes).map_err(Error::io(&path))?;
+    Ok(path)
+}
+
+/// Points are compared as rows name them.
+fn key(point: &Point) -> String {
+    format!("{point:?}")
+}
+
+impl Search<'_> {
+    fn length(&mut self, seq_len: u64, global_batch: u64) -> Result<Found> {
+        let (points, refused) = self.question.space.points(self.case, seq_len, global_batch)?;
+        let mut counts = Counts { refused, ways: points.len(), ..Counts::default() };
+        let candidates = self.candidates(points, &mut counts)?;
+        let mut costed = vec![];
+        self.best_first(&candidates, (self.question.best, f64::INFINITY), &mut costed, &mut counts)?;
+        counts.too_slow = candidates.len() - costed.len();
+        let best: Vec<Row> = fastest(&costed).into_iter().take(self.question.best).cloned().collect();
+        let values = values::values(self, &candidates, &mut costed, &mut counts)?;
+        let refined = refine::refine(self, &best)?;
+        Ok(Found { seq_len, global_batch, counts, best, refined, values })
+    }
+
+    /// Ways that may fit, the most promising first.
+    fn candidates(&self, points: Vec<Point>, counts: &mut Counts) -> Result<Vec<Candidate>> {
+        let mut by_probe: BTreeMap<Point, Vec<Point>> = BTreeMap::new();
+        points.into_iter().for_each(|point| by_probe.entry(Probe::of(&point, 2)).or_default().push(point));
+        counts.probes = by_probe.len();
+        let done = std::sync::atomic::AtomicUsize::new(0);
+        let probed = by_probe.into_par_iter().map(|(_, points)| {
+            let probe = Probe::new(self.case, &points[0])?;
+            let done = done.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
+            (self.progress)("ways bounded", done, counts.probes);
+            Ok((probe, points))
+        });
+        let room = self.case.cluster.gpu.memory.value.value() - self.case.stack.reserved_memory.value.value();
+        let mut all = vec![];
+        for (probe, points) in probed.collect::<Result<Vec<(Option<Probe>, Vec<Point>)>>>()? {
+            for point in points {
+                match &probe {
+                    Some(probe) if probe.bytes(&point) > room => counts.too_large += 1,
+                    Some(probe) => all.push(Candidate { point, bound: probe.seconds(&self.case.model, &point) }),
+                    // Nothing is known of it: it goes first.
+                    None => all.push(Candidate { point, bound: 0.0 }),
+                }
+            }
+        }
+        all.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.point.cmp(&b.point)));
+        Ok(all)
+    }
+
+    /// Costs candidates until none that is left can be among the `wanted` fastest, or faster than `ceiling`.
+    fn best_first(
+        &mut self,
+        candidates: &[Candidate],
+        (wanted, ceiling): (usize, f64),
+        costed: &mut Vec<Row>,
+        counts: &mut Counts,
+    ) -> Result<()> {
+        for round in candidates.chunks(ROUND) {
+            let limit = fastest(costed).get(wanted - 1).map_or(ceiling, |row| step(row).min(ceiling));
+            let round: Vec<&Candidate> = round.iter().filter(|candidate| candidate.bound < limit).collect();
+            if round.is_empty() {
+                break;
+            }
+            let points: Vec<Point> = round.iter().map(|candidate| candidate.point).collect();
+            let rows = self.cost(&points, limit, true)?;
+            for (candidate, row) in round.iter().zip(&rows) {
+                counts.costed += 1;
+                counts.do_not_fit += usize::from(!row.feasible && !is_slow(row));
+                if let Some(step) = row.step_time_s.filter(|_| candidate.bound > 0.0) {
+                    let over = step / candidate.bound;
+                    counts.nearest_bound = Some(counts.nearest_bound.map_or(over, |least| least.min(over)));
+                }
+            }
+            costed.extend(rows);
+            (self.progress)("ways costed", costed.len(), candidates.len());
+        }
+        Ok(())
+    }
+
+    /// Rows of points, those that are known and those that are not, which the folder keeps where `keep` is set. Of a way
+    /// that takes `limit` or longer, memory is not looked at: it costs most of the time.
+    fn cost(&mut self, points: &[Point], limit: f64, keep: bool) -> Result<Vec<Row>> {
+        let (case, known) = (self.case, &self.rows);
+        // What was too slow for one limit may not be for another.
+        let usable = |row: &&Row| !is_slow(row) || step(row) >= limit;
+        let rows = points.par_iter().map(|point| match known.get(&key(point)).filter(usable) {
+            Some(row) => Ok((row.clone(), false)),
+            None => Ok((row(case, point, limit)?, true)),
+        });
+        let rows = rows.collect::<Result<Vec<(Row, bool)>>>()?;
+        for (row, _) in rows.iter().filter(|(_, new)| *new) {
+            if let Some(store) = self.store.as_mut().filter(|_| keep) {
+                store.append(row.clone(), &store::written(row))?;
+            }
+            self.rows.insert(key(&Point::of_row(row)), row.clone());
+        }
+        Ok(rows.into_iter().map(|(row, _)| row).collect())
+    }
+}
+
+/// The row of a point: the row that a sweep has, unless it takes `limit` or longer.
+fn row(case: &Case, point: &Point, limit: f64) -> Result<Row> {
+    let costed = || -> Result<Row> {
+        let plan: Plan = case.plan(point)?;
+        let timeline = case.cost(&plan)?;
+        let mut row = Row::asked(&plan.about, &case.cluster, &case.stack);
+        if timeline.step.value() < limit {
+            row.set_layout(&case.footprint(&plan)?, &case.cluster, &case.stack);
+        } else {
+            row.why = format!("{SLOW}slower than the best; its memory was not looked at");
+        }
+        row.set_time(&timeline, plan.about.model_flops, case.peak().value());
+        Ok(row)
+    };
+    match costed() {
+        Err(Error::Infeasible(why)) => Ok(case.infeasible(point, why)),
+        other => other,
+    }
+}
+
+/// The kind of reason of rows whose memory was not looked at.
+const SLOW: &str = "search: ";
+
+fn is_slow(row: &Row) -> bool {
+    row.why.starts_with(SLOW)
+}
+
+fn step(row: &Row) -> f64 {
+    row.step_time_s.unwrap_or(f64::INFINITY)
+}
+
+/// Those that fit, the fastest first.
+fn fastest(rows: &[Row]) -> Vec<&Row> {
+    let mut fit: Vec<&Row> = rows.iter().filter(|row| row.feasible).collect();
+    fit.sort_by(|a, b| step(a).total_cmp(&step(b)).then_with(|| Point::of_row(a).cmp(&Point::of_row(b))));
+    fit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{Dispatch, Options, Recompute};
+
+    fn dense() -> Question {
+        let space = Space {
+            tp: vec![1, 2],
+            pp: vec![1, 4],
+            vp: vec![2],
+            ulysses: vec![1, 2],
+            ring: vec![1, 2],
+            ep: vec![1],
+            zero: vec![1, 3],
+            micro_batch: vec![1],
+            recompute: vec![Recompute::None, Recompute::Full],
+            schedules: Schedule::ALL.to_vec(),
+            dispatch: vec![Dispatch::Nccl],
+            options: vec![Options::default()],
+            least_tokens: 1024,
+        };
+        Question {
+            model: "llama-3-8b".into(),
+            cluster: "dgx-h100".into(),
+            stack: "nccl-fa3".into(),
+            gpus: 16,
+            dtype: Dtype::Bf16,
+            seq_len: vec![8192],
+            batch: Batch::GlobalBatch(vec![64]),
+            routing: None,
+            best: 4,
+            space,
+        }
+    }
+
+    fn mixture() -> Question {
+        let dispatch = vec![Dispatch::Nccl, Dispatch::DeepepNormal];
+        let schedules = vec![Schedule::OneF1B, Schedule::Interleaved, Schedule::DualpipeV];
+        let one = || vec![1];
+        let space =
+            Space { tp: one(), ulysses: one(), ring: one(), ep: vec![1, 4], schedules, dispatch, ..dense().space };
+        Question { model: "deepseek-v2-lite".into(), space, ..dense() }
+    }
+
+    fn found(question: &Question, dir: Option<&Path>) -> Found {
+        search(question, dir, false, &|_, _, _| {}).unwrap().0.remove(0)
+    }
+
+    /// The slow way: every way of the space, whole.
+    fn all_rows(question: &Question) -> Vec<(Point, Row)> {
+        let case = question.case().unwrap();
+        let (points, _) = question.space.points(&case, question.seq_len[0], 64).unwrap();
+        points.into_par_iter().map(|point| (point, row(&case, &point, f64::INFINITY).unwrap())).collect()
+    }
+
+    #[test]
+    fn a_search_finds_what_costing_every_way_finds() {
+        for question in [dense(), mixture()] {
+            let rows: Vec<Row> = all_rows(&question).into_iter().map(|(_, row)| row).collect();
+            let want: Vec<Row> = fastest(&rows).into_iter().take(question.best).cloned().collect();
+            let got = found(&question, None);
+            assert_eq!(got.best, want);
+            let Counts { ways, too_large, too_slow, .. } = got.counts;
+            assert!(ways == rows.len() && too_large + too_slow > ways / 4, "{:?}", got.counts);
+            assert!(got.counts.nearest_bound.unwrap() >= 1.0);
+        }
+    }
+
+    #[test]
+    fn no_way_is_faster_or_smaller_than_its_bound() {
+        for question in [dense(), mixture()] {
+            let case = question.case().unwrap();
+            let (mut tight, mut all) = (0, 0);
+            for (point, row) in all_rows(&question) {
+                let Some(probe) = Probe::new(&case, &point).unwrap() else { panic!("{point:?} has no probe") };
+                let (seconds, bytes) = (probe.seconds(&case.model, &point), probe.bytes(&point));
+                let over = step(&row) / seconds;
+                assert!(over >= 1.0, "{over} {point:?}");
+                let needs = row.peak_mem_bytes.unwrap() as f64 / bytes;
+                assert!(needs >= 1.0, "{needs} {point:?}");
+                (tight, all) = (tight + usize::from(over < 1.3), all + 1);
+            }
+            // Else it would prune nothing.
+            assert!(2 * tight > all, "{tight} of {all}");
+        }
+    }
+
+    #[test]
+    fn values_are_the_fastest_ways_that_have_them() {
+        let question = dense();
+        let rows: Vec<Row> = all_rows(&question).into_iter().map(|(_, row)| row).collect();
+        let got = found(&question, None);
+        let of = |choice: &str, value: &str| {
+            got.values.iter().find(|v| v.choice == choice && v.value == value).expect("a value of the space")
+        };
+        for tp in [1, 2] {
+            let best = fastest(&rows).into_iter().find(|row| row.tp == tp).unwrap();
+            assert_eq!(of("tp", &tp.to_string()).row.as_ref().unwrap().step_time_s, best.step_time_s);
+        }
+        let best = got.values.iter().filter_map(|v| v.over_best).fold(f64::INFINITY, f64::min);
+        assert_eq!(best, 1.0);
+        // Where there is no choice there is no line.
+        assert!(got.values.iter().all(|v| v.choice != "ep"), "{:?}", got.values);
+    }
+
+    #[test]
+    fn words_make_ways_faster_or_are_left() {
+        let question = Question { space: Space { tp: vec![2], pp: vec![1], ..dense().space }, ..dense() };
+        let got = found(&question, None);
+        assert!(
+            !got.refined.is_empty() && got.refined.iter().all(|row| row.options.contains("tp-overlap")),
+            "{:?}",
+            got.refined
+        );
+        assert!(step(&got.refined[0]) < step(&got.best[0]));
+    }
+
+    #[test]
+    fn a_search_goes_on_where_it_was_stopped() {
+        let dir = tempfile::tempdir().unwrap();
+        let question = Question { space: Space { tp: vec![1], ..dense().space }, ..dense() };
+        let whole = serde_json::to_string(&found(&question, Some(dir.path()))).unwrap();
+        let path = dir.path().join("rows.csv");
+        let bytes = std::fs::read(&path).unwrap();
+        for cut in [bytes.len() / 3, bytes.len() - 5, bytes.len()] {
+            std::fs::write(&path, &bytes[..cut]).unwrap();
+            assert_eq!(serde_json::to_string(&found(&question, Some(dir.path()))).unwrap(), whole);
+            assert!(std::fs::read(&path).unwrap() == bytes, "cut at {cut}");
+        }
+        let other = Question { best: 2, ..question };
+        let refused = search(&other, Some(dir.path()), false, &|_, _, _| {}).err().unwrap().to_string();
+        assert!(refused.contains("best is 4 there, 2 was asked for"), "{refused}");
+    }
+}

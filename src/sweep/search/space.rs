@@ -1,0 +1,300 @@
+//! The ways among which a search looks: every combination of what its lists have that comes out even.
+
+use crate::error::{Error, Result};
+use crate::spec::{Architecture, Dispatch, Fold, LlmSpec, Options, Parallelism, Recompute};
+use crate::sweep::{Case, Point};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What may be chosen. A list with one value leaves no choice.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Space {
+    pub tp: Vec<u32>,
+    pub pp: Vec<u32>,
+    /// Chunks of a stage where a pipeline is interleaved; other schedules have a number of their own.
+    pub vp: Vec<u32>,
+    pub ulysses: Vec<u32>,
+    pub ring: Vec<u32>,
+    pub ep: Vec<u32>,
+    pub zero: Vec<u32>,
+    pub micro_batch: Vec<u64>,
+    pub recompute: Vec<Recompute>,
+    pub schedules: Vec<Schedule>,
+    pub dispatch: Vec<Dispatch>,
+    /// Words that every way has, besides those that the search chooses.
+    pub options: Vec<Options>,
+    /// The sequence is not split into fewer tokens a rank.
+    pub least_tokens: u64,
+}
+
+/// In which order a pipeline's stages take their microbatches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Schedule {
+    #[serde(rename = "1f1b")]
+    OneF1B,
+    Interleaved,
+    ZbH1,
+    ZbV,
+    VHalf,
+    VMin,
+    DualpipeV,
+}
+
+impl Schedule {
+    pub const ALL: [Schedule; 7] = [
+        Schedule::OneF1B,
+        Schedule::Interleaved,
+        Schedule::ZbH1,
+        Schedule::ZbV,
+        Schedule::VHalf,
+        Schedule::VMin,
+        Schedule::DualpipeV,
+    ];
+
+    /// As the flag has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Schedule::OneF1B => "1f1b",
+            Schedule::Interleaved => "interleaved",
+            Schedule::ZbH1 => "zb-h1",
+            Schedule::ZbV => "zb-v",
+            Schedule::VHalf => "v-half",
+            Schedule::VMin => "v-min",
+            Schedule::DualpipeV => "dualpipe-v",
+        }
+    }
+
+    /// The schedule of a way; none where there is no pipeline.
+    pub fn of(par: &Parallelism) -> Option<Schedule> {
+        match (par.pp, par.options.fold) {
+            (1, _) => None,
+            (_, Fold::DualPipe) => Some(Schedule::DualpipeV),
+            (_, Fold::ZeroBubble) => Some(Schedule::ZbV),
+            (_, Fold::Half) => Some(Schedule::VHalf),
+            (_, Fold::Min) => Some(Schedule::VMin),
+            _ if par.options.zb_h1 => Some(Schedule::ZbH1),
+            _ if par.vp > 1 => Some(Schedule::Interleaved),
+            _ => Some(Schedule::OneF1B),
+        }
+    }
+
+    /// The way with this schedule; `vp` is for interleaved ones.
+    fn on(self, par: Parallelism, vp: u32) -> Parallelism {
+        let fold = match self {
+            Schedule::DualpipeV => Fold::DualPipe,
+            Schedule::ZbV => Fold::ZeroBubble,
+            Schedule::VHalf => Fold::Half,
+            Schedule::VMin => Fold::Min,
+            _ => par.options.fold,
+        };
+        let vp = match self {
+            Schedule::Interleaved => vp,
+            _ if fold != Fold::None => 2,
+            _ => 1,
+        };
+        let zb_h1 = par.options.zb_h1 || self == Schedule::ZbH1;
+        Parallelism { vp, options: Options { fold, zb_h1, ..par.options }, ..par }
+    }
+}
+
+/// Fewer tokens of a sequence leave a rank's kernels too little to do.
+const LEAST_TOKENS: u64 = 1024;
+/// A microbatch of several sequences has no more tokens a rank.
+const MOST_TOKENS: u64 = 16 << 10;
+const MOST_STAGES: u32 = 64;
+
+fn powers_of_two(most: u64) -> Vec<u32> {
+    (0..31).map(|log| 1 << log).take_while(|n| u64::from(*n) <= most.max(1)).collect()
+}
+
+/// Divisors of `n` without prime factors above 3, and those of `also` among them: 3, 6, 12 stages for 96 layers.
+fn stages(gpus: u32, layers: u64) -> Vec<u32> {
+    let smooth = |mut n: u32| {
+        [2, 3].iter().for_each(|p| {
+            while n.is_multiple_of(*p) {
+                n /= p;
+            }
+        });
+        n == 1
+    };
+    let fits = |n: &u32| gpus.is_multiple_of(*n) && u64::from(*n) <= layers;
+    (1..=MOST_STAGES).filter(fits).filter(|n| smooth(*n) || layers.is_multiple_of(u64::from(*n))).collect()
+}
+
+impl Space {
+    /// All that is usual for a model on a cluster, at lengths up to `seq_len`.
+    pub fn usual(case: &Case, seq_len: u64) -> Space {
+        let (model, cluster) = (&case.model, &case.cluster);
+        let node = u64::from(cluster.spec.gpus_per_node.min(cluster.gpus()));
+        let split = powers_of_two((seq_len / LEAST_TOKENS).min(u64::from(cluster.gpus())).min(64));
+        let has_states = model.mamba.is_some();
+        Space {
+            tp: powers_of_two(node.min(8)),
+            pp: stages(cluster.gpus(), model.layers),
+            vp: vec![2, 3, 4, 5, 6, 8, 10, 12],
+            ulysses: if has_states { vec![1] } else { split.clone() },
+            ring: if has_states { vec![1] } else { split },
+            ep: experts(model),
+            zero: vec![1, 3],
+            micro_batch: vec![1, 2, 4, 8],
+            recompute: vec![Recompute::None, Recompute::Full],
+            schedules: vec![Schedule::OneF1B, Schedule::Interleaved, Schedule::DualpipeV],
+            dispatch: carriers(model, cluster.gpu.architecture),
+            options: vec![Options::default()],
+            least_tokens: LEAST_TOKENS,
+        }
+    }
+
+    /// Every way of a length and batch that can be built, once, and how many cannot, by the kind of reason.
+    pub fn points(
+        &self,
+        case: &Case,
+        seq_len: u64,
+        global_batch: u64,
+    ) -> Result<(Vec<Point>, BTreeMap<String, usize>)> {
+        let (mut points, mut refused) = (vec![], BTreeMap::new());
+        for par in self.degrees(case, seq_len) {
+            let tokens = seq_len / u64::from(par.ring) / u64::from(par.ulysses);
+            for &micro_batch in self.micro_batch.iter().filter(|n| **n == 1 || **n * tokens <= MOST_TOKENS) {
+                for par in self.choices(case, par) {
+                    let point = Point { seq_len, global_batch, micro_batch, par };
+                    match case.workload(&point) {
+                        Ok(_) => points.push(point),
+                        Err(Error::Infeasible(why)) => {
+                            let kind = why.split(':').next().unwrap_or_default();
+                            *refused.entry(kind.to_string()).or_insert(0) += 1;
+                        }
+                        Err(other) => return Err(other),
+                    }
+                }
+            }
+        }
+        points.sort_unstable();
+        points.dedup();
+        Ok((points, refused))
+    }
+
+    /// Degrees that come out even, with a schedule.
+    fn degrees(&self, case: &Case, seq_len: u64) -> Vec<Parallelism> {
+        let gpus = u64::from(case.cluster.gpus());
+        let mut all = vec![];
+        for (&ulysses, &ring) in cross(&self.ulysses, &self.ring) {
+            let shared = u64::from(ulysses) * u64::from(ring);
+            if shared > 1 && seq_len / shared < self.least_tokens {
+                continue;
+            }
+            for ((&tp, &pp), &ep) in cross(&self.tp, &self.pp).flat_map(|way| self.ep.iter().map(move |ep| (way, ep))) {
+                let split = shared * u64::from(tp) * u64::from(pp);
+                if split == 0 || !gpus.is_multiple_of(split) {
+                    continue;
+                }
+                let dp = (gpus / split) as u32;
+                let par = Parallelism { dp, pp, ring, ulysses, tp, ep, ..Parallelism::default() };
+                all.extend(self.scheduled(&case.model, par));
+            }
+        }
+        all
+    }
+
+    /// Ways to go through a pipeline.
+    fn scheduled(&self, model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
+        if par.pp == 1 {
+            return vec![par];
+        }
+        // Where layers do not come out even over stages, they need not over chunks.
+        let even = model.layers.is_multiple_of(u64::from(par.pp));
+        let fits = |vp: u32| {
+            let parts = u64::from(par.pp) * u64::from(vp);
+            parts <= model.layers && (!even || model.layers.is_multiple_of(parts))
+        };
+        let mut all = vec![];
+        for schedule in &self.schedules {
+            match schedule {
+                Schedule::Interleaved => {
+                    all.extend(self.vp.iter().filter(|vp| **vp > 1 && fits(**vp)).map(|vp| schedule.on(par, *vp)));
+                }
+                _ => all.push(schedule.on(par, 1)),
+            }
+        }
+        all
+    }
+
+    /// What degrees leave open.
+    fn choices(&self, case: &Case, par: Parallelism) -> Vec<Parallelism> {
+        let mut all = vec![];
+        // Gathering weights for every microbatch of every stage is nobody's way.
+        let zero = self.zero.iter().filter(|zero| self.zero.len() == 1 || par.pp == 1 || **zero < 2);
+        let carriers = if par.ep > 1 { &self.dispatch[..] } else { &[Dispatch::Nccl] };
+        for ((&zero, &recompute), &base) in zero
+            .flat_map(|zero| self.recompute.iter().map(move |how| (zero, how)))
+            .flat_map(|way| self.options.iter().map(move |o| (way, o)))
+        {
+            for &dispatch in carriers {
+                let options = Options { dispatch, fold: par.options.fold, zb_h1: par.options.zb_h1, ..base };
+                let par = Parallelism { zero, recompute, options, ..par };
+                all.extend(variants(&case.model, par));
+            }
+        }
+        all
+    }
+}
+
+/// Words that a plain way may need, or that change what else is best: stages that do not come out even, rows of experts
+/// beside another microbatch, latent attention that keeps less.
+fn variants(model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
+    let parts = u64::from(par.pp) * u64::from(par.vp);
+    let said = par.options.short_ends || par.options.first_stage.or(par.options.last_stage).is_some();
+    let uneven = par.options.uneven || (par.pp > 1 && !said && !model.layers.is_multiple_of(parts));
+    let options = Options { uneven, ..par.options };
+    let overlaps = par.ep > 1 && par.recompute != Recompute::Full && !par.options.zb_h1 && !par.options.fold.halves();
+    let latent = model.mla.is_some() && par.recompute != Recompute::Full && par.ulysses == 1;
+    let mut all = vec![options];
+    if overlaps {
+        all.push(Options { overlap_exchange: true, ..options });
+    }
+    if latent {
+        all.extend(all.clone().into_iter().map(|options| Options { recompute_mla_up: true, ..options }));
+    }
+    all.into_iter().map(|options| Parallelism { options, ..par }).collect()
+}
+
+/// Degrees of expert parallelism: divisors of the experts.
+fn experts(model: &LlmSpec) -> Vec<u32> {
+    const MOST: u64 = 256;
+    let Some(moe) = model.moe else { return vec![1] };
+    let even = |n: &u64| moe.experts.is_multiple_of(*n) && (n.is_power_of_two() || !moe.experts.is_power_of_two());
+    (1..=moe.experts.min(MOST)).filter(even).map(|n| n as u32).collect()
+}
+
+/// Who may carry rows of experts: NCCL, and what is made for the GPU.
+fn carriers(model: &LlmSpec, architecture: Architecture) -> Vec<Dispatch> {
+    match (model.moe.is_some(), architecture) {
+        (true, Architecture::Hopper) => vec![Dispatch::Nccl, Dispatch::DeepepNormal],
+        (true, Architecture::Blackwell) => vec![Dispatch::Nccl, Dispatch::HybridEp],
+        _ => vec![Dispatch::Nccl],
+    }
+}
+
+fn cross<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
+    a.iter().flat_map(move |x| b.iter().map(move |y| (x, y)))
+}
+
+/// Words that change a way without changing its degrees, each tried on the best ways once these are known.
+pub fn words(par: &Parallelism) -> Vec<&'static str> {
+    let o = par.options;
+    let ring = par.ring > 1;
+    let all = [
+        ("tp-overlap", par.tp > 1 && !o.whole_activations),
+        ("gather-kv", ring),
+        ("gather-kv-prefetch", ring),
+        ("dkv-model", ring),
+        ("merge-at-end", ring),
+        ("merge-in-kernel", ring),
+        ("double-ring-8", par.ring > 8),
+        ("ring-inside", ring && par.ulysses > 1),
+        ("overlap-shared", par.ep > 1),
+        ("short-ends", par.pp > 1 && o.fold == Fold::None),
+    ];
+    all.into_iter().filter(|(_, applies)| *applies).map(|(word, _)| word).collect()
+}

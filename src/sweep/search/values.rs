@@ -1,0 +1,97 @@
+//! What it costs to choose otherwise: the fastest way with each value of each choice.
+
+use super::{Candidate, Counts, Search, fastest, step};
+use crate::error::Result;
+use crate::report::Row;
+use crate::sweep::Point;
+use crate::sweep::search::Schedule;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The fastest way with one value of a choice.
+#[derive(Debug, Clone, Serialize)]
+pub struct Value {
+    pub choice: &'static str,
+    pub value: String,
+    /// None where none is found.
+    pub row: Option<Row>,
+    /// How many times as long as the best of all.
+    pub over_best: Option<f64>,
+    /// Where none is found: all take this many times as long as the best of all or longer, by their bounds. None where
+    /// some may take less, but the most promising do not, or do not fit.
+    pub at_least: Option<f64>,
+}
+
+/// A choice: its name, and the value that a way has.
+type Choice = (&'static str, fn(&Point) -> String);
+
+/// In the order of the table.
+const CHOICES: &[Choice] = &[
+    ("tp", |p| p.par.tp.to_string()),
+    ("pp", |p| p.par.pp.to_string()),
+    ("schedule", |p| Schedule::of(&p.par).map_or("no pipeline".into(), |schedule| schedule.name().into())),
+    ("ulysses", |p| p.par.ulysses.to_string()),
+    ("ring", |p| p.par.ring.to_string()),
+    ("ep", |p| p.par.ep.to_string()),
+    ("dispatch", |p| if p.par.ep > 1 { p.par.options.dispatch.name().into() } else { "nothing travels".into() }),
+    ("overlap-exchange", |p| if p.par.options.overlap_exchange { "yes".into() } else { "no".into() }),
+    ("micro_batch", |p| p.micro_batch.to_string()),
+    ("zero", |p| p.par.zero.to_string()),
+    ("recompute", |p| {
+        let mla = if p.par.options.recompute_mla_up { ", mla-up" } else { "" };
+        format!("{}{mla}", p.par.recompute.name())
+    }),
+];
+
+/// Ways that are costed to find one with a value that fits.
+const TRIES: usize = 32;
+/// Nobody asks how much slower than this.
+pub const CEILING: f64 = 1.5;
+
+/// Every choice that has more than one value, and of each value the fastest way that fits; more ways are costed where
+/// none of those that were has it.
+pub fn values(
+    search: &mut Search,
+    candidates: &[Candidate],
+    costed: &mut Vec<Row>,
+    counts: &mut Counts,
+) -> Result<Vec<Value>> {
+    let Some(best) = fastest(costed).first().map(|row| step(row)) else { return Ok(vec![]) };
+    let mut all = vec![];
+    for (name, value_of) in CHOICES {
+        let mut by_value: BTreeMap<(u64, String), Vec<Candidate>> = BTreeMap::new();
+        for candidate in candidates {
+            let value = value_of(&candidate.point);
+            by_value.entry((value.parse().unwrap_or(0), value)).or_default().push(*candidate);
+        }
+        if by_value.len() < 2 {
+            continue;
+        }
+        for ((_, value), with) in by_value {
+            let few = &with[..with.len().min(TRIES)];
+            let has = |row: &Row| value_of(&Point::of_row(row)) == value;
+            let row = best_with(search, few, best * CEILING, (&mut *costed, &mut *counts), has)?;
+            let over_best = row.as_ref().map(|row| step(row) / best);
+            let slow = few.is_empty() || few[0].bound >= best * CEILING;
+            let at_least = (row.is_none() && slow).then_some(CEILING);
+            all.push(Value { choice: name, value, row, over_best, at_least });
+        }
+    }
+    Ok(all)
+}
+
+/// The fastest way of a value: of those that were costed, or of the most promising that were not.
+fn best_with(
+    search: &mut Search,
+    few: &[Candidate],
+    ceiling: f64,
+    (costed, counts): (&mut Vec<Row>, &mut Counts),
+    has: impl Fn(&Row) -> bool,
+) -> Result<Option<Row>> {
+    let mut found: Vec<Row> = fastest(costed).into_iter().filter(|row| has(row)).take(1).cloned().collect();
+    let known = found.len();
+    search.best_first(few, (1, ceiling), &mut found, counts)?;
+    let best = fastest(&found).first().map(|row| (*row).clone());
+    costed.extend(found.drain(known..));
+    Ok(best)
+}
