@@ -590,3 +590,41 @@ fn no_link_of_a_simulated_step_is_more_than_busy() {
         assert!((0.0..=1.0).contains(&busy.as_f64().unwrap()), "{found}");
     }
 }
+
+/// Doubles what is written as so much a second, wherever it stands.
+fn double_rates(value: &mut Value) {
+    match value {
+        Value::Object(map) => map.values_mut().for_each(double_rates),
+        Value::String(text) => {
+            let Some((number, unit)) = text.split_once(' ').filter(|(_, unit)| unit.ends_with("/s")) else { return };
+            *text = format!("{} {unit}", 2.0 * number.parse::<f64>().unwrap());
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn what_faster_links_would_save_is_what_they_save() {
+    let dir = folder();
+    for (cluster, part, change, way) in [
+        ("dgx-h100", "scale_out", "doubling NIC bandwidth", "qwen3-30b-a3b --gpus 64 --ep 32 --seq-len 4K"),
+        (
+            "l20-sockets-pcie",
+            "scale_up",
+            "doubling the bandwidth inside nodes",
+            "llama-3-8b --gpus 8 --ulysses 8 --seq-len 32K --zero 3 --recompute full",
+        ),
+    ] {
+        let file = format!("{}/models/cluster/{cluster}.json", env!("CARGO_MANIFEST_DIR"));
+        let mut faster: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        double_rates(&mut faster[part]);
+        fs::write(dir.path().join("faster.json"), faster.to_string()).unwrap();
+        let line = |cluster: &str| format!("simulate --model {way} --cluster {cluster} --json");
+        let told = json(dir.path(), &format!("{} --explain", line(cluster)));
+        let found = told["what_if"].as_array().unwrap().iter().find(|other| other["change"] == change);
+        let really = json(dir.path(), &line("faster.json"))["step_time_s"].as_f64().unwrap();
+        let said = found.unwrap()["step_s"].as_f64().unwrap();
+        assert!((said / really - 1.0).abs() < 1e-9, "{cluster}: {said}, {really}");
+        assert!(really < 0.9 * told["step_time_s"].as_f64().unwrap(), "{cluster}");
+    }
+}
