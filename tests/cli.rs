@@ -334,6 +334,15 @@ fn estimates_have_the_columns_of_rows_csv() {
     assert_eq!(report["strategy"], "usp");
     let [low, high] = [0, 1].map(|i| report["interval_95_s"][i].as_f64().unwrap());
     assert!(low < number("step_time_s") && number("step_time_s") < high);
+    let rests_on = report["interval_rests_on"].as_str().unwrap();
+    assert!(rests_on.contains("kernels and of exposed communication"), "{rests_on}");
+    for line in [
+        "estimate --gpus 64 --seq-len 64K --ulysses 4 --ring 2 --recompute full",
+        "attention --seq-len 64K --ring 8 --causal",
+    ] {
+        let text = succeeds(dir.path(), line);
+        assert!(text.contains(rests_on), "{line}: {text}");
+    }
     // The same through a plan file.
     succeeds(dir.path(), "plan --gpus 64 --seq-len 64K --ulysses 4 --ring 2 --recompute full --out sub/plan.json");
     assert_eq!(json(dir.path(), "estimate --plan sub/plan.json --json"), report);
