@@ -637,3 +637,16 @@ fn what_faster_links_would_save_is_what_they_save() {
         assert!(really < 0.9 * told["step_time_s"].as_f64().unwrap(), "{cluster}");
     }
 }
+
+/// DeepEP's rows between nodes go over links inside nodes as well, which have room to spare.
+#[test]
+fn a_slow_link_inside_a_node_costs_less_than_a_slow_nic() {
+    let dir = folder();
+    let line =
+        "simulate --model qwen3-30b-a3b --gpus 16 --ep 16 --seq-len 4096 --dispatch deepep-v1-normal --zero 3 --json";
+    let step = |fault: &str| json(dir.path(), &format!("{line} {fault}"))["step_time_s"].as_f64().unwrap();
+    let [well, nic, inside, hardly] =
+        ["", "--slow-link 3:0.5", "--slow-link 3:nvlink:0.5", "--slow-link 3:nvlink:0.95"].map(step);
+    assert!(nic > 1.3 * well && inside - well < 0.75 * (nic - well), "{well}, {nic}, {inside}");
+    assert!(hardly < 1.02 * well, "{well}, {hardly}");
+}
