@@ -479,6 +479,18 @@ fn a_plan_runs_as_it_says() {
 }
 
 #[test]
+fn a_loss_that_is_no_number_is_an_error_behind_its_results() {
+    let dir = folder();
+    let line = "run --model tiny --seq-len 32 --global-batch 2 --steps 3 --lr 1e38";
+    let (code, out, err) = said(dir.path(), line);
+    assert!(code == 2 && out.contains("mean over the tokens"), "{code}, {out}");
+    assert!(err.starts_with("Error: step 2: the loss is NaN") && err.contains("lower --lr"), "{err}");
+    let found = json(dir.path(), &format!("{line} --json"));
+    assert!(found["error"].as_str().unwrap().starts_with("step 2: the loss is NaN"), "{found}");
+    assert_eq!(found["steps"].as_array().unwrap().len(), 3);
+}
+
+#[test]
 fn a_comparison_joins_every_op() {
     let dir = folder();
     let found = json(dir.path(), "compare --seq-len 64 --ring 2 --trace both.json --out found.json --json");
