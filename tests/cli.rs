@@ -590,6 +590,7 @@ fn an_exchange_that_makes_no_sense_is_refused() {
         ("--ep 2 --experts 8 --routing twice.csv", "line 2: expert 3 twice"),
         ("--ep 8 --experts 8 --topk 9", "9 of 8"),
         ("--ep 16 --replicas 3", "259 slots do not divide"),
+        ("--ep 32 --routing zipf:1.0 --replicas 16", "272 slots do not divide over 32 ranks; use 0 or 32 replicas"),
         ("--ep 32 --experts 64 --node-limit 0", "choose 1 to 4"),
     ] {
         let (code, _, err) = said(dir.path(), &format!("dispatch {flags}"));
