@@ -50,7 +50,7 @@ impl Costed<'_> {
             dtype: self.plan.about.dtype.clone(),
             plan: self.plan.hash(),
             interval_95_s: interval(step, usage.spread()),
-            interval_rests_on: "the spread of the calibration of kernels and of links, each erring together; of communication what is exposed",
+            interval_rests_on: INTERVAL_RESTS_ON,
             kernels: shares(usage.by_kernel.iter().map(|(k, s)| (*k, *s)), step),
             slowed_s: (usage.compute - kernels).max(0.0),
             others_s: usage.turns,
@@ -154,6 +154,10 @@ pub struct Report {
     /// What was chosen where nothing was said, and what the model's file states that no plan has: a line each.
     pub notes: Vec<String>,
 }
+
+/// As [`Usage::spread`](crate::timeline::Usage::spread) counts it.
+const INTERVAL_RESTS_ON: &str =
+    "the spread of the calibration, of kernels and of exposed communication, each erring together";
 
 /// The 95 % interval of a normal distribution; times are not negative.
 fn interval(mean: f64, sd: f64) -> [f64; 2] {

@@ -175,6 +175,34 @@ mod tests {
     }
 
     #[test]
+    fn a_degree_of_nothing_is_refused_before_anything_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let none = || vec![1, 0];
+        for (name, wrong) in [
+            ("tp", Grid { tp: none(), ..grid() }),
+            ("pp", Grid { pp: none(), ..grid() }),
+            ("vp", Grid { vp: none(), ..grid() }),
+            ("ep", Grid { ep: none(), ..grid() }),
+        ] {
+            let err = sweep(&wrong, dir.path(), false, &|_, _| {}).err().unwrap().to_string();
+            assert_eq!(err, format!("sweep: {name}: 0 is in the list; the least is 1"));
+        }
+        let also = Also { ulysses: 1, ring: 1, tp: 0, pp: 1, options: Options::default() };
+        let err = sweep(&Grid { also: vec![also], ..grid() }, dir.path(), false, &|_, _| {}).err().unwrap();
+        assert!(err.to_string().contains("also") && fs::read_dir(dir.path()).unwrap().next().is_none(), "{err}");
+    }
+
+    #[test]
+    fn a_folder_that_another_sweep_writes_into_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Store::open(&grid(), dir.path(), false).unwrap();
+        let why = sweep(&grid(), dir.path(), true, &|_, _| {}).err().unwrap().to_string();
+        assert!(why.contains("another sweep is writing") && why.contains("choose another --out"), "{why}");
+        drop(first);
+        assert_eq!(run(dir.path()).rows.len(), 16);
+    }
+
+    #[test]
     fn another_grid_in_the_same_folder_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         run(dir.path());

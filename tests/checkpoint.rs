@@ -278,6 +278,7 @@ fn what_is_damaged_or_of_another_model_is_refused() {
     *flipped.last_mut().expect("bytes") ^= 1;
     std::fs::write(&part, &flipped).expect("written");
     refused(&["checkpoint", at], &["part-00001.safetensors", "crc32", "damaged"]);
+    refused(&load, &["part-00001.safetensors", "crc32", "damaged", "earlier checkpoint"]);
     std::fs::write(&part, &whole[..whole.len() - 5]).expect("written");
     refused(&load, &["part-00001.safetensors", "bytes", "load another checkpoint"]);
     std::fs::remove_file(&part).expect("removed");

@@ -361,6 +361,15 @@ fn estimates_have_the_columns_of_rows_csv() {
     assert_eq!(report["strategy"], "usp");
     let [low, high] = [0, 1].map(|i| report["interval_95_s"][i].as_f64().unwrap());
     assert!(low < number("step_time_s") && number("step_time_s") < high);
+    let rests_on = report["interval_rests_on"].as_str().unwrap();
+    assert!(rests_on.contains("kernels and of exposed communication"), "{rests_on}");
+    for line in [
+        "estimate --gpus 64 --seq-len 64K --ulysses 4 --ring 2 --recompute full",
+        "attention --seq-len 64K --ring 8 --causal",
+    ] {
+        let text = succeeds(dir.path(), line);
+        assert!(text.contains(rests_on), "{line}: {text}");
+    }
     // The same through a plan file.
     succeeds(dir.path(), "plan --gpus 64 --seq-len 64K --ulysses 4 --ring 2 --recompute full --out sub/plan.json");
     assert_eq!(json(dir.path(), "estimate --plan sub/plan.json --json"), report);
@@ -497,6 +506,18 @@ fn a_plan_runs_as_it_says() {
 }
 
 #[test]
+fn a_loss_that_is_no_number_is_an_error_behind_its_results() {
+    let dir = folder();
+    let line = "run --model tiny --seq-len 32 --global-batch 2 --steps 3 --lr 1e38";
+    let (code, out, err) = said(dir.path(), line);
+    assert!(code == 2 && out.contains("mean over the tokens"), "{code}, {out}");
+    assert!(err.starts_with("Error: step 2: the loss is NaN") && err.contains("lower --lr"), "{err}");
+    let found = json(dir.path(), &format!("{line} --json"));
+    assert!(found["error"].as_str().unwrap().starts_with("step 2: the loss is NaN"), "{found}");
+    assert_eq!(found["steps"].as_array().unwrap().len(), 3);
+}
+
+#[test]
 fn a_comparison_joins_every_op() {
     let dir = folder();
     let found = json(dir.path(), "compare --seq-len 64 --ring 2 --trace both.json --out found.json --json");
@@ -596,6 +617,7 @@ fn an_exchange_that_makes_no_sense_is_refused() {
         ("--ep 2 --experts 8 --routing twice.csv", "line 2: expert 3 twice"),
         ("--ep 8 --experts 8 --topk 9", "9 of 8"),
         ("--ep 16 --replicas 3", "259 slots do not divide"),
+        ("--ep 32 --routing zipf:1.0 --replicas 16", "272 slots do not divide over 32 ranks; use 0 or 32 replicas"),
         ("--ep 32 --experts 64 --node-limit 0", "choose 1 to 4"),
     ] {
         let (code, _, err) = said(dir.path(), &format!("dispatch {flags}"));
@@ -616,4 +638,55 @@ fn no_link_of_a_simulated_step_is_more_than_busy() {
     for busy in links.iter().flat_map(|link| link["over_time"].as_array().unwrap()) {
         assert!((0.0..=1.0).contains(&busy.as_f64().unwrap()), "{found}");
     }
+}
+
+/// Doubles what is written as so much a second, wherever it stands.
+fn double_rates(value: &mut Value) {
+    match value {
+        Value::Object(map) => map.values_mut().for_each(double_rates),
+        Value::String(text) => {
+            let Some((number, unit)) = text.split_once(' ').filter(|(_, unit)| unit.ends_with("/s")) else { return };
+            *text = format!("{} {unit}", 2.0 * number.parse::<f64>().unwrap());
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn what_faster_links_would_save_is_what_they_save() {
+    let dir = folder();
+    for (cluster, part, change, way) in [
+        ("dgx-h100", "scale_out", "doubling NIC bandwidth", "qwen3-30b-a3b --gpus 64 --ep 32 --seq-len 4K"),
+        (
+            "l20-sockets-pcie",
+            "scale_up",
+            "doubling the bandwidth inside nodes",
+            "llama-3-8b --gpus 8 --ulysses 8 --seq-len 32K --zero 3 --recompute full",
+        ),
+    ] {
+        let file = format!("{}/models/cluster/{cluster}.json", env!("CARGO_MANIFEST_DIR"));
+        let mut faster: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        double_rates(&mut faster[part]);
+        fs::write(dir.path().join("faster.json"), faster.to_string()).unwrap();
+        let line = |cluster: &str| format!("simulate --model {way} --cluster {cluster} --json");
+        let told = json(dir.path(), &format!("{} --explain", line(cluster)));
+        let found = told["what_if"].as_array().unwrap().iter().find(|other| other["change"] == change);
+        let really = json(dir.path(), &line("faster.json"))["step_time_s"].as_f64().unwrap();
+        let said = found.unwrap()["step_s"].as_f64().unwrap();
+        assert!((said / really - 1.0).abs() < 1e-9, "{cluster}: {said}, {really}");
+        assert!(really < 0.9 * told["step_time_s"].as_f64().unwrap(), "{cluster}");
+    }
+}
+
+/// DeepEP's rows between nodes go over links inside nodes as well, which have room to spare.
+#[test]
+fn a_slow_link_inside_a_node_costs_less_than_a_slow_nic() {
+    let dir = folder();
+    let line =
+        "simulate --model qwen3-30b-a3b --gpus 16 --ep 16 --seq-len 4096 --dispatch deepep-v1-normal --zero 3 --json";
+    let step = |fault: &str| json(dir.path(), &format!("{line} {fault}"))["step_time_s"].as_f64().unwrap();
+    let [well, nic, inside, hardly] =
+        ["", "--slow-link 3:0.5", "--slow-link 3:nvlink:0.5", "--slow-link 3:nvlink:0.95"].map(step);
+    assert!(nic > 1.3 * well && inside - well < 0.75 * (nic - well), "{well}, {nic}, {inside}");
+    assert!(hardly < 1.02 * well, "{well}, {hardly}");
 }

@@ -227,6 +227,18 @@ fn what_the_user_knows_goes_before_the_files() {
     }
 }
 
+/// The formula knows nothing of nodes that stand by, and says so where there are few.
+#[test]
+fn what_the_long_run_leaves_out_is_said() {
+    let few = asked("--gpus 1024 --state 1TB --spares 0").unwrap();
+    assert!(few["ettr_expected_leaves_out"].as_str().unwrap().starts_with("waiting for a node"), "{few}");
+    assert!(asked("--gpus 1024 --state 1TB").unwrap().get("ettr_expected_leaves_out").is_none());
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_foretrain"));
+    let words = "goodput --gpus 1024 --state 1TB --step-time 5s --spares 0 --runs 2";
+    let text = String::from_utf8(command.args(words.split(' ')).output().unwrap().stdout).unwrap();
+    assert!(text.contains("in the long run, leaving out waiting for a node"), "{text}");
+}
+
 /// Rows written down before they were predicted: stalls came out 2.5 times too long, saves 18 % and loads 74 % too slow. Since
 /// then what a save and a load take besides their bytes grows with the ranks, and the copy to the host is fitted on these rows.
 #[test]

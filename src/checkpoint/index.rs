@@ -5,6 +5,7 @@ use crate::error::{Error, Result, json};
 use crate::plan::{Adam, Dtype};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 pub const FILE: &str = "index.json";
@@ -39,6 +40,33 @@ pub struct File {
     pub name: String,
     pub bytes: u64,
     pub crc32: u32,
+}
+
+/// A file is read in pieces of so many bytes to be held against its checksum.
+const PIECE: usize = 1 << 20;
+
+impl File {
+    /// Errors: the file is not what was written.
+    pub fn undamaged(&self, dir: &Path) -> Result<()> {
+        let path = dir.join(&self.name);
+        let mut file = std::fs::File::open(&path).map_err(Error::io(&path))?;
+        let (mut hasher, mut piece) = (crc32fast::Hasher::new(), vec![0; PIECE]);
+        loop {
+            match file.read(&mut piece).map_err(Error::io(&path))? {
+                0 => break,
+                read => hasher.update(&piece[..read]),
+            }
+        }
+        let there = hasher.finalize();
+        if there == self.crc32 {
+            return Ok(());
+        }
+        let why = format!(
+            "{there:08x}, {:08x} was written; the file is damaged: go on from an earlier checkpoint, or copy it again",
+            self.crc32
+        );
+        Err(Error::spec(path.display(), "crc32", why))
+    }
 }
 
 /// Where a parameter is: in each file that has some of it, a flat tensor `STATE.NAME` for every state.

@@ -27,13 +27,17 @@ pub struct Loader {
 }
 
 /// What loading took.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Loaded {
     pub step: u64,
     /// Over all ranks.
     pub read_bytes: u64,
     pub requests: u64,
+    /// Of all, checksums included.
     pub load_s: f64,
+    /// Files that were held against their checksums, whole, and how long that took.
+    pub checked_bytes: u64,
+    pub check_s: f64,
 }
 
 /// A file of a checkpoint, its header read.
@@ -43,6 +47,8 @@ struct Open {
     header: Metadata,
     /// First byte behind the header.
     data: u64,
+    /// Whether it was held against its checksum.
+    checked: Cell<bool>,
 }
 
 /// Elements that are wanted: where they are in a file's tensor, and where they go.
@@ -87,8 +93,7 @@ impl Loader {
 
     /// Puts the checkpoint into the ranks' memories.
     pub fn load(&self, memory: &mut Memory) -> Result<()> {
-        let (began, mut read) =
-            (Instant::now(), Loaded { step: self.index.step, read_bytes: 0, requests: 0, load_s: 0.0 });
+        let (began, mut read) = (Instant::now(), Loaded { step: self.index.step, ..Loaded::default() });
         let plan = memory.plan();
         let extents = Extents::new(plan, memory.atoms())?;
         for rank in 0..plan.ranks() {
@@ -114,6 +119,18 @@ impl Loader {
         self.loaded.get()
     }
 
+    /// Holds a file against its checksum before anything of it is read.
+    fn check(&self, file: u32, read: &mut Loaded) -> Result<()> {
+        if self.files[file as usize].checked.replace(true) {
+            return Ok(());
+        }
+        let (began, file) = (Instant::now(), &self.index.files[file as usize]);
+        file.undamaged(&self.dir)?;
+        read.checked_bytes += file.bytes;
+        read.check_s += began.elapsed().as_secs_f64();
+        Ok(())
+    }
+
     /// The elements of runs, one behind the other.
     fn values(
         &self,
@@ -135,6 +152,7 @@ impl Loader {
             let many = 1 + rest.windows(2).take_while(|pair| near(pair)).count();
             let (now, later) = rest.split_at(many);
             let end = now.last().map_or(0, |last| last.from + last.len);
+            self.check(first.file, read)?;
             let bytes = self.files[first.file as usize].read(&name, first.from * size..end * size)?;
             read.read_bytes += bytes.len() as u64;
             read.requests += 1;
@@ -194,7 +212,13 @@ impl Open {
             let json: std::result::Result<Metadata, _> = serde_json::from_slice(&text[8..]);
             json.map(|header| (0, header)).map_err(|e| wrong(e.to_string()))
         })?;
-        Ok(Open { path: path.to_path_buf(), file: RefCell::new(file), header, data: 8 + length })
+        Ok(Open {
+            path: path.to_path_buf(),
+            file: RefCell::new(file),
+            header,
+            data: 8 + length,
+            checked: Cell::new(false),
+        })
     }
 
     /// Bytes of a tensor.

@@ -262,9 +262,7 @@ impl Found {
             self.stack
         );
         let mut table = Table::new("<<<");
-        let [low, high] = self.report.interval_95_s.map(seconds);
-        let interval = format!("95 % between {low} and {high}: the spread of the kernels alone; links add none");
-        table.row(["time", &seconds(self.time_s), &interval]);
+        table.row(["time", &seconds(self.time_s), &self.report.interval()]);
         let flops = "on each GPU; visible pairs counted, a backward pass 2.5 times a forward pass";
         table.row(["rate", &decimal(self.flops_per_s_per_gpu, "FLOP/s"), flops]);
         let ideal =

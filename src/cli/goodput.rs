@@ -167,6 +167,9 @@ struct Found {
     mtbi_s: Option<f64>,
     /// In the long run, and with a node for every one that fails.
     ettr_expected: f64,
+    /// What of this run that leaves out, where it leaves out something.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ettr_expected_leaves_out: Option<&'static str>,
     played: Played,
     /// MFU times the effective training time ratio.
     goodput_mfu: Option<f64>,
@@ -228,6 +231,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         young_s: Some(young(&run)).filter(|s| s.is_finite()),
         mtbi_s: (all > 0.0).then(|| 1.0 / all),
         ettr_expected: ettr(&run),
+        ettr_expected_leaves_out: run.spares.map(|_| NO_WAITING),
         goodput_mfu: step.mfu.map(|mfu| mfu * played.ettr),
         wall_s,
         interruptions: fleet
@@ -261,6 +265,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     }
     Ok(Answer::new(text, &found))
 }
+
+/// The formula has no number of nodes that stand by.
+const NO_WAITING: &str = "waiting for a node where none stands by: that hangs on how many are in repair at the time, which \
+                          runs that are played count";
 
 /// What would help. Where the interval was asked for it stays, and another one is a way to help.
 fn levers(run: &Run, asked: bool) -> Vec<Lever> {
@@ -326,7 +334,14 @@ fn render(step: &Step, found: &Found, work: &Seconds) -> String {
     let mut facts = Table::new("<<<");
     let mut fact = |name: &str, value: String, more: String| facts.row([name.to_string(), value, more]);
     let luck = format!("5 to 95 % of runs: {} to {}", percent(played.ettr_p5), percent(played.ettr_p95));
-    fact("ETTR", percent(played.ettr), format!("{luck}; in the long run {}", percent(found.ettr_expected)));
+    let expected = percent(found.ettr_expected);
+    match found.ettr_expected_leaves_out {
+        None => fact("ETTR", percent(played.ettr), format!("{luck}; in the long run {expected}")),
+        Some(what) => {
+            fact("ETTR", percent(played.ettr), luck);
+            fact("", expected, format!("in the long run, leaving out {what}"));
+        }
+    }
     if let (Some(mfu), Some(goodput)) = (found.mfu, found.goodput_mfu) {
         fact("MFU", percent(goodput), format!("of the whole time; {} of a step", percent(mfu)));
     }

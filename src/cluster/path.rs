@@ -166,6 +166,13 @@ impl Cluster {
         }
     }
 
+    /// Bytes a second of all links of a rank inside its node, and of its part of the node's NICs; no bound without a network.
+    pub fn rates_of_a_rank(&self) -> [f64; 2] {
+        let network = self.spec.scale_out.as_ref().zip(self.nics_per_rank());
+        let outside = network.map_or(f64::INFINITY, |(out, nics)| out.achieved.value.value() * nics);
+        [self.capacity(Link::Out(0)).value(), outside]
+    }
+
     /// Links of the graph, each direction one; none where there is no graph.
     pub fn wires(&self) -> u64 {
         self.spec.graph.as_ref().map_or(0, graph::wires)

@@ -137,6 +137,13 @@ impl Frame {
         }
         columns
     }
+
+    /// Of a cell: neither into the next column nor over the names of the lines.
+    fn cell(&self, columns: &[u64]) -> f64 {
+        let between = columns.windows(2).map(|w| self.x(w[1]) - self.x(w[0]));
+        let beside = columns.iter().map(|&length| 2.0 * (self.x(length) - LEFT).min(RIGHT - self.x(length)));
+        between.chain(beside).fold(RIGHT - LEFT, f64::min)
+    }
 }
 
 fn mfu(point: &Best) -> Option<f64> {
@@ -260,7 +267,7 @@ fn markers(frame: &Frame, group: &Group, later: &[Group]) -> Vec<Mark> {
 fn table(frame: &Frame, groups: &[Group]) -> Vec<Mark> {
     let mut marks = Vec::new();
     let columns = frame.columns();
-    let width = columns.windows(2).map(|w| frame.x(w[1]) - frame.x(w[0])).fold(RIGHT - LEFT, f64::min);
+    let width = frame.cell(&columns);
     for (place, group) in groups.iter().enumerate() {
         let (top, middle) = (frame.line(place), frame.line(place) + LINE / 2.0);
         marks.push(Mark::line(&[(20.0, top), (RIGHT, top)], GRID, 1.0));
@@ -520,6 +527,20 @@ mod tests {
             };
             assert!(fits, "{mark:?}");
         }
+    }
+
+    #[test]
+    fn cells_stay_beside_the_names_of_their_lines() {
+        let far = |length: u64| [13, 15, 17, 19].map(|log| 1 << log).contains(&length);
+        let rows: Vec<Row> = study().into_iter().filter(|row| far(row.seq_len)).collect();
+        let groups = Group::all(&rows);
+        let frame = Frame::new(&groups);
+        let cells: Vec<(f64, f64)> = table(&frame, &groups)
+            .into_iter()
+            .filter_map(|mark| if let Mark::Rect { from, to, .. } = mark { Some((from.0, to.0)) } else { None })
+            .collect();
+        assert_eq!(cells.len(), 4);
+        assert!(cells.iter().all(|&(from, to)| LEFT <= from && to <= RIGHT && to - from > 60.0), "{cells:?}");
     }
 
     #[test]

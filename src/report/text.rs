@@ -27,9 +27,7 @@ impl Report {
         }
         let mut table = Table::new("<<<");
         let or = |v: Option<f64>| v.unwrap_or(f64::NAN);
-        let [low, high] = self.interval_95_s.map(seconds);
-        let interval = format!("95 % between {low} and {high}: the spread of the kernels alone; links add none");
-        table.row(["step", &seconds(or(row.step_time_s)), &interval]);
+        table.row(["step", &seconds(or(row.step_time_s)), &self.interval()]);
         let mfu = format!("of {}; HFU {}", decimal(self.peak_flops_per_s, "FLOP/s"), percent(or(row.hfu)));
         table.row(["MFU", &percent(or(row.mfu)), &mfu]);
         table.row(["tokens", &format!("{:.0} /s", or(row.tokens_per_s_per_gpu)), "on each GPU"]);
@@ -38,6 +36,12 @@ impl Report {
         table.row(["limit", row.limit.as_str()]);
         text.push_str(&table.render("  "));
         text
+    }
+
+    /// The interval of the step, and what it rests on.
+    pub fn interval(&self) -> String {
+        let [low, high] = self.interval_95_s.map(seconds);
+        format!("95 % between {low} and {high}: {}", self.interval_rests_on)
     }
 
     /// Where the time of the compute lane goes.

@@ -8,7 +8,7 @@ pub fn rebalance(loads: &[f64], slots: u32, groups: u32, nodes: u32, ranks: u32)
     let experts = loads.len() as u32;
     let bad = |field: &str, why: String| Err(Error::spec("placement", field, why));
     if ranks == 0 || !slots.is_multiple_of(ranks) {
-        return bad("replicas", format!("{slots} slots do not divide over {ranks} ranks"));
+        return bad("replicas", divides(experts, slots, ranks));
     }
     if slots < experts {
         return bad("replicas", format!("{slots} slots for {experts} experts; every expert needs one"));
@@ -17,6 +17,14 @@ pub fn rebalance(loads: &[f64], slots: u32, groups: u32, nodes: u32, ranks: u32)
     let whole = fits(nodes, groups) && fits(groups, experts) && fits(nodes, ranks) && fits(nodes, slots);
     let (groups, nodes) = if whole { (groups, nodes) } else { (1, 1) };
     Ok(hierarchical(loads, slots as usize, groups as usize, nodes as usize, ranks as usize))
+}
+
+/// What to do about slots that do not divide over the ranks: the numbers of replicas on both sides.
+fn divides(experts: u32, slots: u32, ranks: u32) -> String {
+    let why = format!("{slots} slots do not divide over {ranks} ranks");
+    let Some(above) = slots.checked_next_multiple_of(ranks) else { return format!("{why}; give fewer replicas") };
+    let below = (above - ranks).checked_sub(experts).map_or(String::new(), |fewer| format!("{fewer} or "));
+    format!("{why}; use {below}{} replicas", above - experts)
 }
 
 fn hierarchical(loads: &[f64], slots: usize, groups: usize, nodes: usize, ranks: usize) -> Vec<u32> {

@@ -75,7 +75,12 @@ fn eplb_gives_its_published_example() {
     for (loads, placed) in layers.iter().zip(placed) {
         assert_eq!(eplb::rebalance(loads, 16, 4, 2, 8).unwrap(), placed);
     }
-    assert!(eplb::rebalance(&layers[0], 15, 4, 2, 8).unwrap_err().to_string().contains("15 slots"));
+    for (slots, use_those) in
+        [(15, "15 slots do not divide over 8 ranks; use 4 replicas"), (20, "; use 4 or 12 replicas")]
+    {
+        let why = eplb::rebalance(&layers[0], slots, 4, 2, 8).unwrap_err().to_string();
+        assert!(why.ends_with(use_those), "{why}");
+    }
     // Three groups do not divide over two nodes: global, every expert still has a slot.
     let all = eplb::rebalance(&layers[0], 16, 3, 2, 8).unwrap();
     assert!((0..12).all(|e| all.contains(&e)));

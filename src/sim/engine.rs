@@ -66,6 +66,8 @@ pub struct Engine<'p> {
     pub moved: Vec<Moved>,
     pub arrows: Vec<Arrow>,
     pub(super) sms: u32,
+    /// Of a rank's links inside the node and out of it, bytes a second.
+    pub(super) rates: [f64; 2],
     pub(super) host_launch: u64,
     pub(super) keep: bool,
 }
@@ -104,6 +106,7 @@ impl<'p> Engine<'p> {
             moved: vec![],
             arrows: vec![],
             sms: machine.cluster.gpu.sms.value,
+            rates: machine.cluster.rates_of_a_rank(),
             host_launch: picoseconds(machine.stack.host_launch.value),
             keep,
         }

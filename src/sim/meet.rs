@@ -64,7 +64,7 @@ impl Engine<'_> {
             if way.dir == Direction::Send {
                 (meeting.latency, meeting.transfer) = (way.latency, way.transfer);
                 meeting.order = order(script.posted(op, leg), class);
-                meeting.sent = tiers(way.ports, way.bytes as f64);
+                (meeting.sent, meeting.parts) = (tiers(way.ports, way.bytes as f64), [1.0; 2]);
                 meeting.between_two = way.sender != way.receiver;
                 meeting.bytes = way.bytes;
                 meeting.what = What::Hop { lane, by: way.by, class };
@@ -99,6 +99,7 @@ impl Engine<'_> {
             meeting.order = order(script.posted(op, 0), class);
             meeting.between_two = false;
             meeting.sent = whole.sent.map(|bytes| bytes * whole.gang.members.len() as f64);
+            meeting.parts = parts(whole.sent, self.rates);
             meeting.bytes = whole.bytes;
             let program = self.runs[class as usize].program;
             meeting.what = What::Whole { program: program as u32, at };
@@ -127,7 +128,7 @@ impl Engine<'_> {
             meeting.order = order(script.posted(party.op, 0), party.class);
             meeting.bytes = whole.bytes;
             meeting.what = What::Whole { program: run.program as u32, at };
-            meeting.sent = whole.sent;
+            (meeting.sent, meeting.parts) = (whole.sent, parts(whole.sent, self.rates));
             meeting.kind = self.links.as_ref().and_then(|l| l.kind(run.program, key.0, at, party.class));
             self.set_off(key, own);
         }
@@ -178,7 +179,8 @@ impl Engine<'_> {
         let (order, now) = (meeting.order, self.now);
         let on = |(class, port): (usize, usize)| {
             let run = &self.runs[class];
-            run.ports[port].speed(order, now, &run.health.links[port / SCALE_OUT])
+            let tier = port / SCALE_OUT;
+            run.ports[port].speed(order, now, (&run.health.links[tier], meeting.parts[tier]))
         };
         let least = |(cap, edge): (f64, u64), (speed, next): (f64, u64)| (cap.min(speed), edge.min(next));
         let (cap, edge) = ports.map(on).fold((1.0, u64::MAX), least);
@@ -231,7 +233,8 @@ impl Engine<'_> {
         let ports = meeting.parties.iter().flat_map(|p| p.ports().map(|port| (p.class as usize, port)));
         let on = |(class, port): (usize, usize)| {
             let run = &self.runs[class];
-            let link = &run.health.links[port / SCALE_OUT];
+            let tier = port / SCALE_OUT;
+            let link = (&run.health.links[tier], meeting.parts[tier]);
             run.ports[port].lasting(meeting.order, meeting.ready, meeting.transfer, link)
         };
         ports.map(on).fold(meeting.transfer, u64::max)
@@ -308,6 +311,14 @@ impl Engine<'_> {
 /// Bytes by tier, of a message through these ports.
 fn tiers(ports: u8, bytes: f64) -> [f64; 2] {
     if numbers(ports).any(|port| port >= SCALE_OUT) { [0.0, bytes] } else { [bytes, 0.0] }
+}
+
+/// What bytes inside nodes and between them ask for of links of such `rates`: all of those that take longest for them, and
+/// of the others as much as keeps up.
+fn parts(sent: [f64; 2], rates: [f64; 2]) -> [f64; 2] {
+    let takes = [sent[0] / rates[0], sent[1] / rates[1]];
+    let longest = takes[0].max(takes[1]);
+    if longest > 0.0 { takes.map(|s| s / longest) } else { [1.0; 2] }
 }
 
 /// How many meetings one of classes stands for: a message for each rank of the class that sends it, a collective for

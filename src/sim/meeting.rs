@@ -70,6 +70,9 @@ pub struct Meeting {
     pub longest: u64,
     /// Bytes that all members send inside nodes and between them.
     pub sent: [f64; 2],
+    /// Of the links inside the node and out of it, what its bytes ask for while they take as long as `transfer`: 1 of those
+    /// that keep them longest.
+    pub parts: [f64; 2],
     pub noise: Noise,
     /// A message from one class to another.
     pub between_two: bool,

@@ -51,6 +51,13 @@ impl Pace {
         self.spells.iter().map(|s| s.speed(at)).product()
     }
 
+    /// What is left at `at` of the speed of work that asks for so large a `part` of the link when that is well: a link
+    /// with room to spare may be slower before anything takes longer.
+    pub fn leaves(&self, at: u64, part: f64) -> f64 {
+        let speed = self.speed(at);
+        if part > speed { speed / part } else { 1.0 }
+    }
+
     pub fn next(&self, at: u64) -> u64 {
         self.spells.iter().map(|s| s.next(at)).min().unwrap_or(u64::MAX)
     }
@@ -94,6 +101,15 @@ mod tests {
         );
         pace.add(Spell { from: 100, to: u64::MAX, factor: 0.0, turns: None });
         assert_eq!([took(&pace, 0, 75), took(&pace, 0, 76)], [100, u64::MAX]);
+    }
+
+    #[test]
+    fn a_link_with_room_to_spare_may_be_slower() {
+        let mut pace = Pace::default();
+        pace.add(Spell { from: 0, to: u64::MAX, factor: 0.5, turns: None });
+        assert_eq!([1.0, 0.8, 0.5, 0.1, 0.0].map(|part| pace.leaves(9, part)), [0.5, 0.625, 1.0, 1.0, 1.0]);
+        pace.add(Spell { from: 5, to: u64::MAX, factor: 0.0, turns: None });
+        assert_eq!([1.0, 0.1, 0.0].map(|part| pace.leaves(9, part)), [0.0, 0.0, 1.0]);
     }
 
     #[test]

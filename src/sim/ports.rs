@@ -39,23 +39,24 @@ impl Port {
         self.holders.iter_mut().filter(mine).for_each(|h| h.held.to = to);
     }
 
-    /// How long `transfer` takes from `ready` on beside all that were posted before `order`, on a link of such speed.
-    pub fn lasting(&self, order: u64, ready: u64, transfer: u64, link: &Pace) -> u64 {
+    /// How long `transfer` takes from `ready` on beside all that were posted before `order`, on a link of such speed of which
+    /// it asks for a `part`.
+    pub fn lasting(&self, order: u64, ready: u64, transfer: u64, (link, part): (&Pace, f64)) -> u64 {
         let before = || self.holders.iter().filter(move |h| h.order < order).map(|h| h.held);
         if link.is_well() {
             return if self.holders.is_empty() { transfer } else { lasting(before(), ready, transfer, share) };
         }
         let held = |at: u64| before().filter(|h| h.from <= at && at < h.to).map(|h| h.amount).sum();
         let edge = |at: u64| before().flat_map(|h| [h.from, h.to]).filter(|&e| e > at).min().unwrap_or(u64::MAX);
-        pace::lasting(ready, transfer, |at| share(held(at)) * link.speed(at), |at| edge(at).min(link.next(at)))
+        pace::lasting(ready, transfer, |at| share(held(at)) * link.leaves(at, part), |at| edge(at).min(link.next(at)))
     }
 
     /// The part of the port, and of its link's speed, that one posted at `order` has at `now`, and when that may change.
-    pub fn speed(&self, order: u64, now: u64, link: &Pace) -> (f64, u64) {
+    pub fn speed(&self, order: u64, now: u64, (link, part): (&Pace, f64)) -> (f64, u64) {
         let before = || self.holders.iter().filter(|h| h.order < order).map(|h| h.held);
         let held = before().filter(|h| h.from <= now && now < h.to).map(|h| h.amount).sum();
         let edge = before().flat_map(|h| [h.from, h.to]).filter(|&e| e > now).min().unwrap_or(u64::MAX);
-        (share(held) * link.speed(now), edge.min(link.next(now)))
+        (share(held) * link.leaves(now, part), edge.min(link.next(now)))
     }
 
     /// Holders that were posted after `order` and are still busy at `now`.

@@ -5,6 +5,7 @@
 pub mod attention;
 pub mod cluster;
 pub mod exchange;
+mod faster;
 pub mod fleet;
 pub mod gpu;
 mod huggingface;

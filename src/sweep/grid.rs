@@ -165,13 +165,25 @@ impl Grid {
         }
     }
 
+    /// Points of the lists, those that are the same more than once.
+    fn count(&self) -> f64 {
+        let work = [self.seq_len.len(), self.batch.len(), self.micro_batch.len(), self.ways.len()];
+        let degrees = [self.tp.len(), self.pp.len(), self.vp.len(), self.ep.len()];
+        let how = [self.zero.len(), self.recompute.len(), self.options.len()];
+        work.iter().chain(&degrees).chain(&how).map(|&n| n as f64).product()
+    }
+
     fn check(&self) -> Result<()> {
         let wrong = |field: &str, why: &str| Err(Error::spec("sweep", field, why));
         let smallest = [
             ("seq_len", self.seq_len.iter().min().copied()),
             ("micro_batch", self.micro_batch.iter().min().copied()),
-            ("ulysses and ring", self.ways.iter().flatten().min().map(|&n| u64::from(n))),
+            ("ulysses and ring", least(self.ways.as_flattened())),
             ("batch", self.batch.smallest()),
+            ("tp", least(&self.tp)),
+            ("pp", least(&self.pp)),
+            ("vp", least(&self.vp)),
+            ("ep", least(&self.ep)),
         ];
         for (field, least) in smallest {
             match least {
@@ -180,20 +192,13 @@ impl Grid {
                 _ => {}
             }
         }
-        let others = [
-            self.tp.len(),
-            self.pp.len(),
-            self.vp.len(),
-            self.ep.len(),
-            self.zero.len(),
-            self.recompute.len(),
-            self.options.len(),
-        ];
-        if others.contains(&0) {
-            return wrong("tp, pp, vp, ep, zero, recompute, options", "a list is empty; give at least one value");
+        if self.also.iter().any(|way| [way.ulysses, way.ring, way.tp, way.pp].contains(&0)) {
+            return wrong("also", "a degree is 0; the least is 1");
         }
-        let lists = [self.seq_len.len(), self.batch.len(), self.micro_batch.len(), self.ways.len()];
-        let count = lists.iter().chain(&others).map(|&n| n as f64).product::<f64>();
+        if [self.zero.len(), self.recompute.len(), self.options.len()].contains(&0) {
+            return wrong("zero, recompute, options", "a list is empty; give at least one value");
+        }
+        let count = self.count();
         if count > MOST_POINTS as f64 {
             return wrong("the grid", &format!("has {count:.1e} points, more than {MOST_POINTS}; shorten the lists"));
         }
@@ -241,6 +246,10 @@ impl Batch {
             Batch::GlobalBatch(list) => list.len(),
         }
     }
+}
+
+fn least(degrees: &[u32]) -> Option<u64> {
+    degrees.iter().min().map(|&n| u64::from(n))
 }
 
 fn cross<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {

@@ -5,7 +5,7 @@ use crate::error::{Error, Result, json};
 use crate::report::Row;
 use serde::Serialize;
 use serde_json::Value;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -25,12 +25,15 @@ pub struct Store {
     path: PathBuf,
     rows: Vec<Row>,
     file: File,
+    /// Held as long as the store: nobody else writes here.
+    _ours: Option<File>,
 }
 
 impl Store {
     /// Opens the folder of a question, making it if need be, and reads the rows it has; a torn last line is dropped.
     pub fn open(question: &impl Serialize, dir: &Path, fresh: bool) -> Result<Store> {
         fs::create_dir_all(dir).map_err(Error::io(dir))?;
+        let ours = lock(dir)?;
         let (study, path) = (dir.join("study.json"), dir.join("rows.csv"));
         let asked = StudyFile { foretrain_study: VERSION, question };
         let asked = serde_json::to_value(&asked).expect("a question is plain data");
@@ -44,7 +47,7 @@ impl Store {
         // The rows first: if this is interrupted, no study claims rows of another.
         let file = rewrite(&path, &rows)?;
         replace(&study, by_lines(&asked).as_bytes())?;
-        Ok(Store { study, path, rows, file })
+        Ok(Store { study, path, rows, file, _ours: ours })
     }
 
     pub fn rows(&self) -> &[Row] {
@@ -85,6 +88,20 @@ impl Store {
         rows.dedup_by_key(|row| Point::of_row(row));
         rewrite(&self.path, &rows)?;
         Ok((rows, vec![self.study, self.path]))
+    }
+}
+
+/// Takes the folder for this sweep; the system gives it free when the program ends, however it does. None where the file
+/// system knows no locks.
+fn lock(dir: &Path) -> Result<Option<File>> {
+    let Ok(folder) = File::open(dir) else { return Ok(None) };
+    match folder.try_lock() {
+        Ok(()) => Ok(Some(folder)),
+        Err(TryLockError::WouldBlock) => {
+            let why = "another sweep is writing into it; wait until it has ended, or choose another --out";
+            Err(Error::spec(dir.display(), "the folder", why))
+        }
+        Err(TryLockError::Error(_)) => Ok(None),
     }
 }
 

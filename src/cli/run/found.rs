@@ -171,8 +171,23 @@ impl Found {
         }
     }
 
-    /// What does not fit the reference.
+    /// What is wrong with what came out.
     pub fn wrong(&self) -> Option<Error> {
+        self.diverged().or_else(|| self.beside_the_reference())
+    }
+
+    /// The first step whose loss is no number.
+    fn diverged(&self) -> Option<Error> {
+        let step = self.steps.iter().find(|step| !step.loss.is_finite())?;
+        let why = format!(
+            "the loss is {}, and what follows from it says nothing; lower --lr, or begin with other weights",
+            step.loss
+        );
+        Some(Error::device(format!("step {}", step.step), why))
+    }
+
+    /// What does not fit the reference.
+    fn beside_the_reference(&self) -> Option<Error> {
         let check = self.check.as_ref()?;
         // A NaN is no small error.
         let fine = |error: f64| error <= check.allowed;

@@ -83,12 +83,14 @@ impl Told {
     pub fn rows(&self, table: &mut Table) {
         if let Some(from) = &self.loaded {
             let note = format!(
-                "step {} of {} on {} ranks, {} read in {} requests",
+                "step {} of {} on {} ranks, {} read in {} requests; checksums of {} took {} of it",
                 from.loaded.step,
                 from.strategy,
                 from.ranks,
                 bytes(from.loaded.read_bytes as f64),
-                from.loaded.requests
+                from.loaded.requests,
+                bytes(from.loaded.checked_bytes as f64),
+                seconds(from.loaded.check_s)
             );
             table.row(["loaded", &seconds(from.loaded.load_s), &note]);
         }

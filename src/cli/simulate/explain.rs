@@ -176,20 +176,10 @@ pub fn what_if(case: &Case, plan: &Plan, faults: &[Fault], effort: Effort) -> Re
     }
     let mut changes: Vec<Change> = vec![];
     if case.cluster.nodes() > 1 {
-        changes.push(("doubling NIC bandwidth", |m| {
-            if let Some(out) = &mut m.spec.scale_out {
-                let rates = [&mut out.raw, &mut out.achieved, &mut out.p2p];
-                rates.into_iter().for_each(|rate| rate.value = rate.value * 2.0);
-            }
-        }));
+        changes.push(("doubling NIC bandwidth", |m| m.spec.scale_nics(2.0)));
     }
     if plan.ranks() > 1 {
-        changes.push(("doubling the bandwidth inside nodes", |m| {
-            let up = &mut m.spec.scale_up;
-            let rates = [&mut up.bandwidth, &mut up.p2p, &mut up.p2p_per_cta];
-            rates.into_iter().for_each(|rate| rate.value = rate.value * 2.0);
-            up.switch_reduce.iter_mut().for_each(|rate| rate.value = rate.value * 2.0);
-        }));
+        changes.push(("doubling the bandwidth inside nodes", |m| m.spec.scale_inside(2.0)));
     }
     changes.push(("doubling peak FLOP/s", |m| m.gpu.peak.values_mut().for_each(|peak| peak.value = peak.value * 2.0)));
     changes.push(("doubling memory bandwidth", |m| {
