@@ -528,6 +528,35 @@ fn a_model_of_experts_is_estimated_in_whatever_way_its_rows_travel() {
     assert!(rows.contains("that run") && !rows.contains(", 0 that run"), "{rows}");
 }
 
+/// What a library of exchanges sets aside and refuses, it does of a configuration as of an exchange alone.
+#[test]
+fn libraries_ask_the_same_of_an_exchange_and_of_a_configuration() {
+    let dir = folder();
+    let alone = json(
+        dir.path(),
+        "dispatch --ep 32 --dispatch deepep-v1-ll --hidden 2048 --experts 128 --tokens 4K --dispatch-dtype bf16 --json",
+    );
+    let aside = &alone["buffers"];
+    let aside = aside["links_bytes"].as_u64().unwrap() + aside["network_bytes"].as_u64().unwrap();
+    let line = "estimate --model qwen3-30b-a3b --gpus 64 --ep 32 --recompute full --dispatch deepep-v1-ll --seq-len";
+    let found = json(dir.path(), &format!("{line} 4K --json"));
+    let of = |name: &str| found["memory"][name].as_u64().unwrap();
+    assert_eq!((of("buffers"), found["memory"]["buffers_of"].as_str()), (aside, Some("DeepEP low latency")));
+    assert_eq!(found["mem_room_bytes"].as_u64().unwrap() + aside + of("reserved"), of("capacity"));
+    let text = succeeds(dir.path(), &format!("{line} 4K"));
+    let of_library = text.lines().find(|line| line.starts_with("  buffers of DeepEP low latency "));
+    assert!(of_library.is_some_and(|line| line.ends_with(" 8.1 GiB")), "{text}");
+    let (code, _, err) = said(dir.path(), &format!("{line} 32K"));
+    assert!(code == 2 && err.contains("plan + 65.0 GiB buffers of DeepEP low latency + 4.0 GiB reserved)"), "{err}");
+    let many = "infeasible: DeepEP V1 has queues for up to 160 ranks, not 256; use deepep-v2";
+    let wide = "--model deepseek-v3 --cluster dgx-h200 --gpus 2048 --ep 256 --pp 2 --seq-len 4096 --global-batch 4096 \
+                --dispatch deepep-v1-normal --recompute full --options uneven";
+    for line in ["dispatch --ep 256", &format!("estimate {wide}")] {
+        let (_, _, err) = said(dir.path(), line);
+        assert!(err.contains(many), "{line}: {err}");
+    }
+}
+
 /// Rows in FP8 are off by their rounding, which `--check` allows, and gradients of weights that come later by nothing.
 #[test]
 fn a_mixture_is_run_and_checked() {

@@ -589,7 +589,7 @@ fn a_host_too_small_for_a_node_is_refused() {
         let memory = host.cluster.spec.host.as_mut().unwrap().memory.as_mut().unwrap();
         memory.value = foretrain::units::Bytes::new(bytes as f64);
         let mut row = foretrain::report::Row::asked(&plan.about, &host.cluster, &host.stack);
-        row.set_layout(&layout, &host.cluster, &host.stack);
+        row.set_layout(&layout, &Ok(Default::default()), &host.cluster, &host.stack);
         row
     };
     let fits = row(8 * layout.host_bytes);

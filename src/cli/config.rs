@@ -341,6 +341,7 @@ impl Config {
         let mut case = Case::new(plan.model()?.clone(), cluster, stack, plan.ranks(), Some(dtype))?;
         case.documents = plan.about.documents.clone();
         case.can_run(&plan.about.par)?;
+        case.aside(&plan)?;
         self.measured(&mut case)?;
         Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan), taken: None })
     }

@@ -2,6 +2,8 @@
 
 use super::human;
 use crate::cluster::Cluster;
+use crate::collective::exchange::Aside;
+use crate::error::{Error, Result};
 use crate::plan::memory::Footprint;
 use crate::plan::{About, Axis, TensorKind};
 use crate::spec::{Parallelism, Recompute, StackSpec};
@@ -53,7 +55,7 @@ pub struct Row {
     pub bubble_s: Option<f64>,
     /// Waiting for the CPU to issue the next op.
     pub host_s: Option<f64>,
-    /// What the plan needs on one rank, without what the stack reserves.
+    /// What the plan needs on one rank, without what the stack reserves and a library that carries rows sets aside.
     pub peak_mem_bytes: Option<u64>,
     /// The seven columns that follow add up to the peak: what is alive at its fullest moment, by kind, and
     /// gaps that placement leaves.
@@ -64,7 +66,7 @@ pub struct Row {
     pub mem_workspace_bytes: Option<u64>,
     pub mem_comm_bytes: Option<u64>,
     pub mem_gaps_bytes: Option<u64>,
-    /// What a plan may need: the GPU's memory less what the stack reserves.
+    /// What a plan may need: the GPU's memory less what the stack reserves and a library that carries rows sets aside.
     pub mem_room_bytes: Option<u64>,
     /// Sent by one rank in a step, a mean over the ranks.
     pub bytes_scale_up: Option<f64>,
@@ -134,10 +136,19 @@ impl Row {
         }
     }
 
-    /// Notes the memory of a rank, its parts, and with it whether the plan can run.
-    pub fn set_layout(&mut self, layout: &Footprint, cluster: &Cluster, stack: &StackSpec) {
-        self.set_memory(layout.bytes, layout.persisting(), cluster, stack);
+    /// Notes the memory of a rank, its parts, and with it whether the plan can run; `aside`: what a library that carries rows
+    /// sets aside, or why it does not.
+    pub fn set_layout(&mut self, layout: &Footprint, aside: &Result<Aside>, cluster: &Cluster, stack: &StackSpec) {
+        let known = aside.as_ref().copied().unwrap_or_default();
+        self.set_memory([layout.bytes, layout.persisting()], known, cluster, stack);
         self.set_host(layout.host_bytes, cluster);
+        if let Err(refused) = aside {
+            self.feasible = false;
+            self.why = match refused {
+                Error::Infeasible(why) => why.clone(),
+                other => other.to_string(),
+            };
+        }
         let of = |wanted: TensorKind| {
             Some(layout.live_by_kind.iter().filter(|(kind, _)| *kind == wanted).map(|(_, bytes)| bytes).sum())
         };
@@ -166,24 +177,29 @@ impl Row {
         }
     }
 
-    /// Notes the memory of a rank, `persisting` of it weights, gradients and optimizer state, and with it
+    /// Notes the memory that a plan needs of a rank, `persisting` of it weights, gradients and optimizer state, and with it
     /// whether the plan can run.
-    fn set_memory(&mut self, plan: u64, persisting: u64, cluster: &Cluster, stack: &StackSpec) {
+    fn set_memory(&mut self, [plan, persisting]: [u64; 2], aside: Aside, cluster: &Cluster, stack: &StackSpec) {
         let reserved = stack.reserved_memory.value.value();
+        let beside = reserved + aside.buffers.total() as f64;
         let capacity = cluster.gpu.memory.value.value();
-        let needed = plan as f64 + reserved;
+        let needed = plan as f64 + beside;
         self.peak_mem_bytes = Some(plan);
-        self.mem_room_bytes = Some((capacity - reserved).max(0.0) as u64);
+        self.mem_room_bytes = Some((capacity - beside).max(0.0) as u64);
         self.feasible = needed <= capacity;
+        let buffers = match aside.buffers.total() {
+            0 => String::new(),
+            some => format!(" + {} buffers of {}", human::bytes(some as f64), aside.library),
+        };
         self.why = match self.feasible {
             true => String::new(),
             false => format!(
-                "memory: needs {} ({} plan + {} reserved) of {}; {}",
+                "memory: needs {} ({} plan{buffers} + {} reserved) of {}; {}",
                 human::bytes(needed),
                 human::bytes(plan as f64),
                 human::bytes(reserved),
                 human::bytes(capacity),
-                self.memory_remedy(persisting, capacity - reserved)
+                self.memory_remedy(persisting, capacity - beside)
             ),
         };
     }
@@ -389,16 +405,16 @@ mod tests {
     fn too_much_memory_is_answered_with_what_is_still_open() {
         let (cluster, stack) = machine();
         let mut row = Row { recompute: "none".into(), dp: 2, micro_batch: 1, gpus: 64, ..Row::default() };
-        row.set_memory(90 << 30, 40 << 30, &cluster, &stack);
+        row.set_memory([90 << 30, 40 << 30], Aside::default(), &cluster, &stack);
         let all = "memory: needs 94.0 GiB (90.0 GiB plan + 4.0 GiB reserved) of 79.6 GiB; \
                    recompute full, a larger ring or ulysses or zero 1 would lower it";
         assert_eq!((row.why.as_str(), row.feasible), (all, false));
         row = Row { recompute: "full".into(), dp: 1, zero: 1, micro_batch: 2, ..row };
-        row.set_memory(90 << 30, 40 << 30, &cluster, &stack);
+        row.set_memory([90 << 30, 40 << 30], Aside::default(), &cluster, &stack);
         assert!(row.why.ends_with("GiB; a smaller micro_batch would lower it"), "{}", row.why);
-        row.set_memory(90 << 30, 80 << 30, &cluster, &stack);
+        row.set_memory([90 << 30, 80 << 30], Aside::default(), &cluster, &stack);
         assert!(row.why.ends_with("a smaller model or a GPU with more memory"), "{}", row.why);
-        row.set_memory(70 << 30, 40 << 30, &cluster, &stack);
+        row.set_memory([70 << 30, 40 << 30], Aside::default(), &cluster, &stack);
         assert!(row.feasible && row.why.is_empty());
     }
 }

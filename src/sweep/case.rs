@@ -2,6 +2,7 @@
 
 use super::frames::Frames;
 use crate::cluster::Cluster;
+use crate::collective::exchange::{Aside, aside_of_plan};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::{KernelTime, Profile, Roofline};
 use crate::error::{Error, Result};
@@ -179,6 +180,7 @@ impl Case {
         let route = self.route(&work, &point.par)?;
         let plan = build_routed(&self.model, &work, &point.par, Engines::of(&self.stack, &self.cluster.spec), route)?;
         guard::after(&plan)?;
+        self.aside(&plan)?;
         Ok(plan)
     }
 
@@ -188,6 +190,7 @@ impl Case {
         let plan =
             build_by_layer(&self.model, &work, &point.par, Engines::of(&self.stack, &self.cluster.spec), routes)?;
         guard::after(&plan)?;
+        self.aside(&plan)?;
         Ok(plan)
     }
 
@@ -286,8 +289,21 @@ impl Case {
         }
     }
 
+    /// What a library that carries rows sets aside on every rank, or why it would not.
+    pub fn aside(&self, plan: &Plan) -> Result<Aside> {
+        aside_of_plan(plan, &self.cluster.gpu)
+    }
+
     pub fn costed<'a>(&'a self, plan: &'a Plan, layout: &'a Layout, timeline: &'a Timeline) -> Costed<'a> {
-        Costed { plan, cluster: &self.cluster, stack: &self.stack, layout, timeline, peak: self.peak }
+        Costed {
+            plan,
+            cluster: &self.cluster,
+            stack: &self.stack,
+            layout,
+            aside: self.aside(plan),
+            timeline,
+            peak: self.peak,
+        }
     }
 
     /// The row of a point. Only what is wrong with the machine or the program is an error.
@@ -299,7 +315,7 @@ impl Case {
     pub fn row_of(&self, plan: &Plan) -> Result<Row> {
         let layout = self.fullest(plan, |plan, conflicts| Footprint::of(plan, conflicts).map(Box::new))?;
         let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
-        row.set_layout(&layout, &self.cluster, &self.stack);
+        row.set_layout(&layout, &self.aside(plan), &self.cluster, &self.stack);
         if row.feasible {
             row.set_time(&self.cost(plan)?, plan.about.model_flops, self.peak.value());
         }
@@ -327,7 +343,9 @@ impl Case {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::Recompute;
+    use crate::collective::exchange;
+    use crate::plan::{Counts, ExchangeAlgo};
+    use crate::spec::{Options, Recompute};
 
     fn point() -> Point {
         Point {
@@ -413,6 +431,51 @@ mod tests {
         }
         // The last did not fit beside the others, which are forgotten.
         assert_eq!(kept.of.len(), 1);
+    }
+
+    /// A mixture whose experts stand on `ep` of `gpus`, its rows carried by `words`.
+    fn mixture(model: &str, cluster: &str, gpus: u32, ep: u32, words: &str) -> (Case, Point) {
+        let stack = if cluster == "dgx-a100" { "nccl-fa2" } else { "nccl-fa3" };
+        let case = Case::new(LlmSpec::find(model).unwrap(), cluster, stack, gpus, None).unwrap();
+        let options = words.parse().unwrap();
+        let par = Parallelism { dp: gpus, ep, zero: 1, recompute: Recompute::Full, options, ..Parallelism::default() };
+        (case, Point { seq_len: 32768, global_batch: u64::from(gpus), micro_batch: 1, par })
+    }
+
+    /// The same buffers that `dispatch` has, beside the plan's tensors.
+    #[test]
+    fn what_a_library_sets_aside_is_memory_of_a_rank() {
+        let (case, point) = mixture("qwen3-30b-a3b", "dgx-h100", 64, 32, "dispatch-deepep-v1-ll");
+        let row = case.row(&point).unwrap();
+        let part = "plan + 65.0 GiB buffers of DeepEP low latency + 4.0 GiB reserved) of 79.6 GiB";
+        assert!(!row.feasible && row.why.contains(part), "{}", row.why);
+        let plan = case.plan(&point).unwrap();
+        let aside = case.aside(&plan).unwrap().buffers.total();
+        let route = Route::new([32, 8], 128, 8, Counts::Balanced { tokens: 32768 }).unwrap();
+        let algo = ExchangeAlgo::DeepepLowLatency { hook: false, slots: 32768 };
+        assert_eq!(aside, exchange::buffers(&route, algo, 2048, 4096).unwrap().total());
+        let reserved = case.stack.reserved_memory.value.value() as u64;
+        assert_eq!(row.mem_room_bytes.unwrap() + aside + reserved, case.cluster.gpu.memory.value.value() as u64);
+        let short = case.row(&Point { seq_len: 1024, ..point }).unwrap();
+        assert!(short.feasible && short.peak_mem_bytes < short.mem_room_bytes, "{}", short.why);
+        // Tensors of the plan are all that NCCL has.
+        let options = Options::default();
+        let plain = case.row(&Point { par: Parallelism { options, ..point.par }, ..point }).unwrap();
+        assert_eq!(plain.mem_room_bytes.unwrap() + reserved, case.cluster.gpu.memory.value.value() as u64);
+    }
+
+    #[test]
+    fn where_a_library_stops_nothing_runs() {
+        let why = |model, cluster, gpus, ep, words| {
+            let (case, point) = mixture(model, cluster, gpus, ep, words);
+            let row = case.row(&Point { seq_len: 4096, ..point }).unwrap();
+            assert!(!row.feasible);
+            row.why
+        };
+        let many = why("deepseek-v3", "dgx-h200", 256, 256, "dispatch-deepep-v1-normal");
+        assert_eq!(many, "DeepEP V1 has queues for up to 160 ranks, not 256; use deepep-v2");
+        let old = why("qwen3-30b-a3b", "dgx-a100", 64, 32, "dispatch-hybrid-ep");
+        assert!(old.contains("Hybrid-EP runs on NVIDIA's GPUs from Hopper on, which a100-sxm4-80gb is not"), "{old}");
     }
 
     #[test]
