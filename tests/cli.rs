@@ -528,6 +528,29 @@ fn a_model_of_experts_is_estimated_in_whatever_way_its_rows_travel() {
     assert!(rows.contains("that run") && !rows.contains(", 0 that run"), "{rows}");
 }
 
+/// DeepSeek's module of multi-token prediction is one layer more, and a head; without it weights may be sharded further.
+#[test]
+fn modules_of_multi_token_prediction_can_be_left_out() {
+    let dir = folder();
+    let line = "--model deepseek-v3 --gpus 512 --ep 64 --pp 8 --options uneven --seq-len 4096 --global-batch 512 --recompute full";
+    let [with, without] = ["", " --no-mtp"].map(|flag| json(dir.path(), &format!("estimate {line}{flag} --json")));
+    let flops = |found: &Value| found["model_flops_per_gpu"].as_f64().unwrap();
+    assert!(flops(&without) < 0.97 * flops(&with) && flops(&without) > 0.95 * flops(&with));
+    let note = without["notes"].to_string();
+    assert!(note.contains("multi-token prediction are left out") && note.contains("--no-mtp"), "{note}");
+    let sharded = format!("estimate {line} --zero 2");
+    let (_, _, err) = said(dir.path(), &sharded);
+    assert!(err.contains("use zero 1, or train without them (--no-mtp)"), "{err}");
+    let (_, _, err) = said(dir.path(), &format!("{sharded} --no-mtp"));
+    assert!(!err.contains("mtp: "), "{err}");
+    let (code, _, err) = said(dir.path(), "estimate --model llama-3-8b --no-mtp");
+    assert!(code == 2 && err.contains("llama-3-8b has no modules of multi-token prediction; leave it out"), "{err}");
+    // A plan has them or not.
+    succeeds(dir.path(), &format!("plan {line} --out with.json"));
+    let (code, _, err) = said(dir.path(), "estimate --plan with.json --no-mtp");
+    assert!(code == 2 && err.contains("has modules of multi-token prediction"), "{err}");
+}
+
 /// What a library of exchanges sets aside and refuses, it does of a configuration as of an exchange alone.
 #[test]
 fn libraries_ask_the_same_of_an_exchange_and_of_a_configuration() {

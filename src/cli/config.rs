@@ -87,6 +87,9 @@ pub struct Config {
     /// Lengths of documents packed into each sequence, e.g. 2K,6K or 8x1K, or a file of them [default: one]
     #[arg(long, value_name = "N,..", value_parser = documents)]
     documents: Option<Documents>,
+    /// Train without the modules of multi-token prediction that the model has
+    #[arg(long)]
+    no_mtp: bool,
     /// Nothing is dropped, whatever the model says.
     #[arg(skip)]
     no_dropout: bool,
@@ -212,7 +215,7 @@ impl Config {
 
     fn by_flags(&self, defaults: Defaults) -> Result<Chosen> {
         let model_name = self.model.as_deref().unwrap_or(defaults.model);
-        let mut model = LlmSpec::find(model_name)?;
+        let mut model = self.named(model_name)?;
         if self.no_dropout {
             model.dropout = 0.0;
         }
@@ -261,6 +264,26 @@ impl Config {
         Ok(Chosen { case, point, loaded: None, taken })
     }
 
+    /// The model of a name, without its modules of multi-token prediction where a flag leaves them out.
+    fn named(&self, name: &str) -> Result<LlmSpec> {
+        let model = LlmSpec::find(name)?;
+        if !self.no_mtp {
+            return Ok(model);
+        }
+        if model.mtp.is_none() {
+            let why = format!("{} has no modules of multi-token prediction; leave it out", model.name);
+            return Err(Error::spec("the command line", "--no-mtp", why));
+        }
+        let mut left = LlmSpec { mtp: None, ..model.clone() };
+        let share = 1.0 - left.flops_per_token(1) / model.flops_per_token(1);
+        left.notes.push(format!(
+            "modules of multi-token prediction are left out of times, memory and MFU, as --no-mtp says ({:.0} % of the FLOPs of \
+             products)",
+            100.0 * share
+        ));
+        Ok(left)
+    }
+
     /// Whether a flag says how ranks share the work, or what they keep of it.
     fn says_split(&self) -> bool {
         let nothing = Config {
@@ -272,6 +295,7 @@ impl Config {
             global_batch: self.global_batch,
             micro_batch: self.micro_batch,
             documents: self.documents.clone(),
+            no_mtp: self.no_mtp,
             no_dropout: self.no_dropout,
             dtype: self.dtype,
             ..Config::default()
@@ -423,8 +447,12 @@ impl Config {
                 return contradicts(flag, asked, has);
             }
         }
+        let modules = a.model_spec.as_ref().is_some_and(|model| model.mtp.is_some());
+        if self.no_mtp && modules {
+            return contradicts("no-mtp", "of the command line", "modules of multi-token prediction");
+        }
         match &self.model {
-            Some(name) if Some(LlmSpec::find(name)?) != a.model_spec => contradicts("model", name, &a.model),
+            Some(name) if Some(self.named(name)?) != a.model_spec => contradicts("model", name, &a.model),
             _ => Ok(()),
         }
     }
