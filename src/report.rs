@@ -11,6 +11,7 @@ use crate::collective::exchange::Aside;
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::plan::memory::Layout;
+use crate::plan::route::dropped;
 use crate::spec::StackSpec;
 use crate::timeline::Timeline;
 use crate::units::FlopsPerSec;
@@ -36,6 +37,7 @@ impl Costed<'_> {
         let mut row = Row::asked(&self.plan.about, self.cluster, self.stack);
         row.set_layout(self.layout, &self.aside, self.cluster, self.stack);
         row.set_time(self.timeline, self.plan.about.model_flops, self.peak.value());
+        row.set_dropped(dropped(&self.plan.routes));
         row
     }
 

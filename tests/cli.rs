@@ -551,6 +551,23 @@ fn modules_of_multi_token_prediction_can_be_left_out() {
     assert!(code == 2 && err.contains("has modules of multi-token prediction"), "{err}");
 }
 
+/// A way that drops rows is not credited with them, and says so wherever it is compared.
+#[test]
+fn rows_that_experts_drop_are_told_of() {
+    let dir = folder();
+    let line = "--model qwen3-30b-a3b --gpus 64 --ep 32 --seq-len 4096 --global-batch 256 --routing hot-rank:1";
+    let found = json(dir.path(), &format!("estimate {line} --capacity 0.1 --json"));
+    assert!(found["mfu"].as_f64().unwrap() < found["hfu"].as_f64().unwrap(), "{}, {}", found["mfu"], found["hfu"]);
+    let note = found["notes"][0].as_str().unwrap();
+    assert!(note.starts_with("rows: 99.7 % of the experts' are dropped"), "{note}");
+    assert!(succeeds(dir.path(), &format!("estimate {line} --capacity 0.1")).contains(&format!("  note: {note}\n")));
+    let table = succeeds(dir.path(), &format!("sweep {line} --zero 1 --recompute none --capacity 0.1 --out dropping"));
+    assert!(table.contains("of experts' rows dropped"), "{table}");
+    // All eight choices of a token cannot be among the four experts of a rank.
+    let half = json(dir.path(), &format!("estimate {line} --json"))["notes"][0].to_string();
+    assert!(half.contains("rows: 50.0 % of the experts' are dropped"), "{half}");
+}
+
 /// What a library of exchanges sets aside and refuses, it does of a configuration as of an exchange alone.
 #[test]
 fn libraries_ask_the_same_of_an_exchange_and_of_a_configuration() {

@@ -3,7 +3,9 @@
 use super::fitting::fitting;
 use crate::device::Profile;
 use crate::error::{Error, Result};
+use crate::plan::route::dropped;
 use crate::plan::{ALIGNMENT, About, Plan, Route, check};
+use crate::report::human::percent;
 use crate::spec::{
     Architecture, Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Parallelism, Recompute,
 };
@@ -136,7 +138,20 @@ impl Chosen {
     /// What whoever reads a figure should know: what was taken where nothing was said, what the model's file states
     /// that no plan has, and what could be had for nothing.
     pub fn notes(&self) -> Vec<String> {
-        self.taken.iter().chain(&self.case.model.notes).cloned().chain(self.odd_vocabulary()).collect()
+        let of_model = self.taken.iter().chain(&self.case.model.notes).cloned();
+        of_model.chain(self.odd_vocabulary()).chain(self.dropped()).collect()
+    }
+
+    /// That experts have no room for some of the rows, which are then none of the model's work.
+    fn dropped(&self) -> Option<String> {
+        let share = self.loaded.as_ref().map_or_else(|| self.case.dropped(&self.point), |plan| dropped(&plan.routes));
+        (share > 0.0).then(|| {
+            format!(
+                "rows: {} of the experts' are dropped, beyond a capacity or for want of an expert; neither time nor the model's FLOPs, \
+                 and so MFU, have them",
+                percent(share)
+            )
+        })
     }
 
     /// That the output matrix is slow for the length of its vocabulary, and which one would do.

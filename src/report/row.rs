@@ -73,7 +73,7 @@ pub struct Row {
     pub bytes_scale_out: Option<f64>,
     /// Share of kernel and link time that rests on measurements.
     pub measured_share: Option<f64>,
-    /// In words, what most of the step goes to.
+    /// In words, what most of the step goes to; and what share of the experts' rows is dropped, where any is.
     pub limit: String,
     /// Waiting for copies to or from the host's memory, or for the CPU's kernels; a part of `exposed_comm_s`.
     #[serde(default)]
@@ -262,6 +262,13 @@ impl Row {
         self.exposed_offload_s = number(usage.offload);
         self.bytes_host = number(usage.bytes_host);
     }
+
+    /// Says that rows are dropped, which a way without would not gain from.
+    pub fn set_dropped(&mut self, share: f64) {
+        if share > 0.0 {
+            self.limit.push_str(&format!("; {} of experts' rows dropped", human::percent(share)));
+        }
+    }
 }
 
 /// Twelve digits: enough for picoseconds, and free of the noise of the order in which things were added.
@@ -399,6 +406,15 @@ mod tests {
         assert!(made_of(&usage, 13.0).starts_with("communication: cp exposed 38 %; "), "{}", made_of(&usage, 13.0));
         // What is less than half a percent is left out.
         assert_eq!(made_of(&usage, 1e6), "");
+    }
+
+    #[test]
+    fn rows_that_are_dropped_are_said() {
+        let mut row = filled();
+        row.set_dropped(0.0);
+        assert_eq!(row, filled());
+        row.set_dropped(0.25);
+        assert_eq!(row.limit, "compute: attention 35 %; 25.0 % of experts' rows dropped");
     }
 
     #[test]

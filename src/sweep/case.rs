@@ -8,10 +8,13 @@ use crate::device::{KernelTime, Profile, Roofline};
 use crate::error::{Error, Result};
 use crate::plan::link::AtomTable;
 use crate::plan::memory::{Bounds, Conflicts, Footprint, Layout};
+use crate::plan::route::dropped;
 use crate::plan::structure::structure;
 use crate::plan::{About, Plan, Route};
 use crate::report::{Costed, Row};
-use crate::spec::{Architecture, ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
+use crate::spec::{
+    Architecture, Capacity, ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload,
+};
 use crate::strategy::expert::Routing;
 use crate::strategy::{Engines, build_by_layer, build_routed, guard};
 use crate::timeline::Timeline;
@@ -199,6 +202,17 @@ impl Case {
         self.routing.route(&self.model, work, par, self.cluster.spec.gpus_per_node)
     }
 
+    /// Share of the choices of experts that lead nowhere at a point.
+    pub fn dropped(&self, point: &Point) -> f64 {
+        let gaps = matches!(&self.routing, Routing::Traced { routing, .. } if routing.may_leave_gaps());
+        if point.par.options.capacity == Capacity::Unlimited && !gaps {
+            return 0.0;
+        }
+        let route = self.workload(point).and_then(|work| self.route(&work, &point.par));
+        // What has no plan says why elsewhere.
+        route.ok().flatten().map_or(0.0, |route| route.dropped())
+    }
+
     /// Whether GPU and stack have what the options ask for.
     pub fn can_run(&self, par: &Parallelism) -> Result<()> {
         self.roofline.runs(par.options, self.dtype)
@@ -318,6 +332,7 @@ impl Case {
         row.set_layout(&layout, &self.aside(plan), &self.cluster, &self.stack);
         if row.feasible {
             row.set_time(&self.cost(plan)?, plan.about.model_flops, self.peak.value());
+            row.set_dropped(dropped(&plan.routes));
         }
         Ok(row)
     }
@@ -462,6 +477,34 @@ mod tests {
         let options = Options::default();
         let plain = case.row(&Point { par: Parallelism { options, ..point.par }, ..point }).unwrap();
         assert_eq!(plain.mem_room_bytes.unwrap() + reserved, case.cluster.gpu.memory.value.value() as u64);
+    }
+
+    /// Experts that have no room for a row do not work on it, and a model is not credited with what they do not do.
+    #[test]
+    fn what_experts_drop_is_none_of_the_models_work() {
+        let (mut case, point) = mixture("qwen3-30b-a3b", "dgx-h100", 64, 32, "default");
+        case.routing = "zipf:1.0".parse().unwrap();
+        let of = |words: &str| {
+            let par = Parallelism { recompute: Recompute::None, options: words.parse().unwrap(), ..point.par };
+            let point = Point { seq_len: 512, par, ..point };
+            (case.row(&point).unwrap(), case.dropped(&point))
+        };
+        let (whole, none) = of("default");
+        let (cut, share) = of("capacity-0.1");
+        assert!(none == 0.0 && share > 0.5, "{none} {share}");
+        // Four experts of the hot rank are half as many as a token chooses.
+        let hot = Case { routing: "hot-rank:1".parse().unwrap(), ..case.with_layers(2) };
+        assert_eq!(hot.dropped(&Point { seq_len: 512, ..point }), 0.5);
+        // Nothing is computed again: what is executed is all that counts.
+        for row in [&whole, &cut] {
+            assert!(row.feasible && row.mfu.unwrap() <= 1.001 * row.hfu.unwrap(), "{row:?}");
+        }
+        let flops = |row: &Row| row.mfu.unwrap() * row.step_time_s.unwrap();
+        // A sequence of 512 tokens on each GPU.
+        let gone = 512.0 * share * case.model.chosen_flops_per_token() / case.peak().value();
+        assert!(((flops(&whole) - flops(&cut)) / gone - 1.0).abs() < 1e-9, "{} {}", flops(&whole), flops(&cut));
+        let said = format!("; {} of experts' rows dropped", crate::report::human::percent(share));
+        assert!(cut.limit.ends_with(&said) && !whole.limit.contains("dropped"), "{}", cut.limit);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use super::{Buffers, ExchangeAlgo, buffers};
 use crate::error::{Error, Result};
-use crate::plan::route::{Phase, Route, Wire};
+use crate::plan::route::{Phase, Route, Wire, of_tokens};
 use crate::plan::{OpKind, Plan};
 use crate::spec::{Architecture, GpuSpec};
 
@@ -32,7 +32,7 @@ pub fn aside_of_plan(plan: &Plan, gpu: &GpuSpec) -> Result<Aside> {
     for (algo, wire) in dispatches(plan) {
         let model = plan.model()?;
         let hidden = model.moe.map_or(model.hidden, |moe| moe.width(model.hidden));
-        for route in of_tokens(plan) {
+        for route in of_tokens(&plan.routes) {
             let one = aside(route, algo, hidden, wire.row_bytes(hidden), gpu)?;
             most = if one.buffers.total() > most.buffers.total() { one } else { most };
         }
@@ -51,15 +51,6 @@ fn dispatches(plan: &Plan) -> Vec<(ExchangeAlgo, Wire)> {
         }
     }
     all
-}
-
-/// The routes of tokens. Behind that of slots with copies, or with shadows, stands one of their gradients or weights, which no
-/// library carries.
-fn of_tokens(plan: &Plan) -> &[Route] {
-    match &plan.routes[..] {
-        [tokens, _] if tokens.shadows > 0 || !tokens.holds.is_empty() => &plan.routes[..1],
-        all => all,
-    }
 }
 
 /// The library that has buffers of its own; none where the framework's tensors are all.
