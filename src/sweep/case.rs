@@ -11,7 +11,7 @@ use crate::plan::memory::{Bounds, Conflicts, Footprint, Layout};
 use crate::plan::route::dropped;
 use crate::plan::structure::structure;
 use crate::plan::{About, Plan, Route};
-use crate::report::{Costed, Row};
+use crate::report::{Costed, Place, Row};
 use crate::spec::{
     Architecture, Capacity, ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload,
 };
@@ -308,6 +308,11 @@ impl Case {
         aside_of_plan(plan, &self.cluster.gpu)
     }
 
+    /// Where a plan of this case's model needs memory.
+    pub fn place<'a>(&'a self, about: &'a About, aside: &'a Result<Aside>) -> Place<'a> {
+        Place { about, model: Some(&self.model), aside, cluster: &self.cluster, stack: &self.stack }
+    }
+
     pub fn costed<'a>(&'a self, plan: &'a Plan, layout: &'a Layout, timeline: &'a Timeline) -> Costed<'a> {
         Costed {
             plan,
@@ -329,7 +334,7 @@ impl Case {
     pub fn row_of(&self, plan: &Plan) -> Result<Row> {
         let layout = self.fullest(plan, |plan, conflicts| Footprint::of(plan, conflicts).map(Box::new))?;
         let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
-        row.set_layout(&layout, &self.aside(plan), &self.cluster, &self.stack);
+        row.set_layout(&layout, &self.place(&plan.about, &self.aside(plan)));
         if row.feasible {
             row.set_time(&self.cost(plan)?, plan.about.model_flops, self.peak.value());
             row.set_dropped(dropped(&plan.routes));
@@ -505,6 +510,34 @@ mod tests {
         assert!(((flops(&whole) - flops(&cut)) / gone - 1.0).abs() < 1e-9, "{} {}", flops(&whole), flops(&cut));
         let said = format!("; {} of experts' rows dropped", crate::report::human::percent(share));
         assert!(cut.limit.ends_with(&said) && !whole.limit.contains("dropped"), "{}", cut.limit);
+    }
+
+    /// What `why` of a point that lacks memory names, it allows; and what should make it fit does.
+    #[test]
+    fn remedies_can_be_followed() {
+        let dense =
+            |model: &str, gpus| Case::new(LlmSpec::find(model).unwrap(), "dgx-h100", "nccl-fa3", gpus, None).unwrap();
+        let row = |case: &Case, point: &Point, par: Parallelism| case.row(&Point { par, ..*point }).unwrap();
+        let large = dense("llama-3-70b", 64);
+        let par = Parallelism { dp: 8, tp: 8, zero: 1, ..Parallelism::default() };
+        let point = Point { seq_len: 8192, global_batch: 8, micro_batch: 1, par };
+        let why = row(&large, &point, par).why;
+        assert!(why.contains("; zero 2, options bf16-grads, "), "{why}");
+        let options = "bf16-grads".parse().unwrap();
+        assert!(row(&large, &point, Parallelism { zero: 2, ..par }).feasible);
+        assert!(row(&large, &point, Parallelism { options, ..par }).feasible);
+        let long = dense("llama-3-8b", 8);
+        let par = Parallelism { ulysses: 8, zero: 3, recompute: Recompute::Full, ..Parallelism::default() };
+        let point = Point { seq_len: 1 << 20, global_batch: 1, micro_batch: 1, par };
+        let why = row(&long, &point, par).why;
+        assert!(why.ends_with("; options offload-activations should make it fit"), "{why}");
+        let options = "offload-activations".parse().unwrap();
+        assert!(row(&long, &point, Parallelism { options, ..par }).feasible);
+        // Pairs of microbatches cannot be computed again, and modules of multi-token prediction not be sharded.
+        let (case, point) = mixture("deepseek-v3", "dgx-h100", 64, 32, "overlap-exchange");
+        let par = Parallelism { dp: 64, recompute: Recompute::None, ..point.par };
+        let why = case.row(&Point { par, global_batch: 128, seq_len: 4096, ..point }).unwrap().why;
+        assert!(why.starts_with("memory: ") && !why.contains("recompute full") && !why.contains("zero"), "{why}");
     }
 
     #[test]
