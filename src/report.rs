@@ -1,14 +1,18 @@
 //! What a timeline and a layout of memory say about a plan: a [`Row`] of a study, and a [`Report`] for a reader.
 
 pub mod human;
+mod remedy;
 mod row;
 mod text;
 
-pub use row::{Row, limit, made_of};
+pub use row::{Place, Row, limit, made_of};
 
 use crate::cluster::Cluster;
+use crate::collective::exchange::Aside;
+use crate::error::Result;
 use crate::plan::Plan;
 use crate::plan::memory::Layout;
+use crate::plan::route::dropped;
 use crate::spec::StackSpec;
 use crate::timeline::Timeline;
 use crate::units::FlopsPerSec;
@@ -21,6 +25,8 @@ pub struct Costed<'a> {
     pub cluster: &'a Cluster,
     pub stack: &'a StackSpec,
     pub layout: &'a Layout,
+    /// What a library that carries rows sets aside beside it, or why it would not.
+    pub aside: Result<Aside>,
     pub timeline: &'a Timeline,
     /// What MFU and HFU are shares of: the dense bf16 peak, or that of the plan's dtype if it is wider.
     pub peak: FlopsPerSec,
@@ -30,9 +36,26 @@ impl Costed<'_> {
     /// The row of this plan; where memory does not suffice it says so and has its numbers all the same.
     pub fn row(&self) -> Row {
         let mut row = Row::asked(&self.plan.about, self.cluster, self.stack);
-        row.set_layout(self.layout, self.cluster, self.stack);
+        let (about, aside) = (&self.plan.about, &self.aside);
+        let model = about.model_spec.as_ref();
+        row.set_layout(self.layout, &Place { about, model, aside, cluster: self.cluster, stack: self.stack });
         row.set_time(self.timeline, self.plan.about.model_flops, self.peak.value());
+        row.set_dropped(dropped(&self.plan.routes));
         row
+    }
+
+    fn memory(&self) -> Memory {
+        let (layout, aside) = (self.layout, self.aside.as_ref().copied().unwrap_or_default());
+        Memory {
+            at_the_fullest: layout.live_by_kind.iter().map(|(kind, bytes)| (kind.name(), *bytes)).collect(),
+            gaps: layout.gaps,
+            plan: layout.bytes,
+            host: layout.host_bytes,
+            buffers: aside.buffers.total(),
+            buffers_of: aside.library,
+            reserved: self.stack.reserved_memory.value.value() as u64,
+            capacity: self.cluster.gpu.memory.value.value() as u64,
+        }
     }
 
     /// Everything `estimate` shows.
@@ -59,7 +82,7 @@ impl Costed<'_> {
             offload_busy_s: usage.aside,
             exposed: axes(&usage.exposed),
             communication_busy: axes(&usage.comm),
-            memory: Memory::of(self.layout, self.cluster, self.stack),
+            memory: self.memory(),
             provenance: shares(usage.by_provenance.iter().map(|(k, s)| (*k, *s)), provenance),
             model_flops_per_gpu: self.plan.about.model_flops / f64::from(self.cluster.gpus()),
             executed_flops_per_gpu: usage.flops,
@@ -97,24 +120,16 @@ pub struct Memory {
     pub plan: u64,
     /// Of the host's memory, for one rank.
     pub host: u64,
+    /// What a library that carries rows to experts sets aside, outside the plan, and which one that is.
+    pub buffers: u64,
+    pub buffers_of: &'static str,
     pub reserved: u64,
     pub capacity: u64,
 }
 
 impl Memory {
-    fn of(layout: &Layout, cluster: &Cluster, stack: &StackSpec) -> Memory {
-        Memory {
-            at_the_fullest: layout.live_by_kind.iter().map(|(kind, bytes)| (kind.name(), *bytes)).collect(),
-            gaps: layout.gaps,
-            plan: layout.bytes,
-            host: layout.host_bytes,
-            reserved: stack.reserved_memory.value.value() as u64,
-            capacity: cluster.gpu.memory.value.value() as u64,
-        }
-    }
-
     pub fn needed(&self) -> u64 {
-        self.plan + self.reserved
+        self.plan + self.buffers + self.reserved
     }
 }
 

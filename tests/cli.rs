@@ -576,6 +576,75 @@ fn a_model_of_experts_is_estimated_in_whatever_way_its_rows_travel() {
     assert!(rows.contains("that run") && !rows.contains(", 0 that run"), "{rows}");
 }
 
+/// DeepSeek's module of multi-token prediction is one layer more, and a head; without it weights may be sharded further.
+#[test]
+fn modules_of_multi_token_prediction_can_be_left_out() {
+    let dir = folder();
+    let line = "--model deepseek-v3 --gpus 512 --ep 64 --pp 8 --options uneven --seq-len 4096 --global-batch 512 --recompute full";
+    let [with, without] = ["", " --no-mtp"].map(|flag| json(dir.path(), &format!("estimate {line}{flag} --json")));
+    let flops = |found: &Value| found["model_flops_per_gpu"].as_f64().unwrap();
+    assert!(flops(&without) < 0.97 * flops(&with) && flops(&without) > 0.95 * flops(&with));
+    let note = without["notes"].to_string();
+    assert!(note.contains("multi-token prediction are left out") && note.contains("--no-mtp"), "{note}");
+    let sharded = format!("estimate {line} --zero 2");
+    let (_, _, err) = said(dir.path(), &sharded);
+    assert!(err.contains("use zero 1, or train without them (--no-mtp)"), "{err}");
+    let (_, _, err) = said(dir.path(), &format!("{sharded} --no-mtp"));
+    assert!(!err.contains("mtp: "), "{err}");
+    let (code, _, err) = said(dir.path(), "estimate --model llama-3-8b --no-mtp");
+    assert!(code == 2 && err.contains("llama-3-8b has no modules of multi-token prediction; leave it out"), "{err}");
+    // A plan has them or not.
+    succeeds(dir.path(), &format!("plan {line} --out with.json"));
+    let (code, _, err) = said(dir.path(), "estimate --plan with.json --no-mtp");
+    assert!(code == 2 && err.contains("has modules of multi-token prediction"), "{err}");
+}
+
+/// A way that drops rows is not credited with them, and says so wherever it is compared.
+#[test]
+fn rows_that_experts_drop_are_told_of() {
+    let dir = folder();
+    let line = "--model qwen3-30b-a3b --gpus 64 --ep 32 --seq-len 4096 --global-batch 256 --routing hot-rank:1";
+    let found = json(dir.path(), &format!("estimate {line} --capacity 0.1 --json"));
+    assert!(found["mfu"].as_f64().unwrap() < found["hfu"].as_f64().unwrap(), "{}, {}", found["mfu"], found["hfu"]);
+    let note = found["notes"][0].as_str().unwrap();
+    assert!(note.starts_with("rows: 99.7 % of the experts' are dropped"), "{note}");
+    assert!(succeeds(dir.path(), &format!("estimate {line} --capacity 0.1")).contains(&format!("  note: {note}\n")));
+    let table = succeeds(dir.path(), &format!("sweep {line} --zero 1 --recompute none --capacity 0.1 --out dropping"));
+    assert!(table.contains("of experts' rows dropped"), "{table}");
+    // All eight choices of a token cannot be among the four experts of a rank.
+    let half = json(dir.path(), &format!("estimate {line} --json"))["notes"][0].to_string();
+    assert!(half.contains("rows: 50.0 % of the experts' are dropped"), "{half}");
+}
+
+/// What a library of exchanges sets aside and refuses, it does of a configuration as of an exchange alone.
+#[test]
+fn libraries_ask_the_same_of_an_exchange_and_of_a_configuration() {
+    let dir = folder();
+    let alone = json(
+        dir.path(),
+        "dispatch --ep 32 --dispatch deepep-v1-ll --hidden 2048 --experts 128 --tokens 4K --dispatch-dtype bf16 --json",
+    );
+    let aside = &alone["buffers"];
+    let aside = aside["links_bytes"].as_u64().unwrap() + aside["network_bytes"].as_u64().unwrap();
+    let line = "estimate --model qwen3-30b-a3b --gpus 64 --ep 32 --recompute full --dispatch deepep-v1-ll --seq-len";
+    let found = json(dir.path(), &format!("{line} 4K --json"));
+    let of = |name: &str| found["memory"][name].as_u64().unwrap();
+    assert_eq!((of("buffers"), found["memory"]["buffers_of"].as_str()), (aside, Some("DeepEP low latency")));
+    assert_eq!(found["mem_room_bytes"].as_u64().unwrap() + aside + of("reserved"), of("capacity"));
+    let text = succeeds(dir.path(), &format!("{line} 4K"));
+    let of_library = text.lines().find(|line| line.starts_with("  buffers of DeepEP low latency "));
+    assert!(of_library.is_some_and(|line| line.ends_with(" 8.1 GiB")), "{text}");
+    let (code, _, err) = said(dir.path(), &format!("{line} 32K"));
+    assert!(code == 2 && err.contains("plan + 65.0 GiB buffers of DeepEP low latency + 4.0 GiB reserved)"), "{err}");
+    let many = "infeasible: DeepEP V1 has queues for up to 160 ranks, not 256; use deepep-v2";
+    let wide = "--model deepseek-v3 --cluster dgx-h200 --gpus 2048 --ep 256 --pp 2 --seq-len 4096 --global-batch 4096 \
+                --dispatch deepep-v1-normal --recompute full --options uneven";
+    for line in ["dispatch --ep 256", &format!("estimate {wide}")] {
+        let (_, _, err) = said(dir.path(), line);
+        assert!(err.contains(many), "{line}: {err}");
+    }
+}
+
 /// Rows in FP8 are off by their rounding, which `--check` allows, and gradients of weights that come later by nothing.
 #[test]
 fn a_mixture_is_run_and_checked() {

@@ -10,6 +10,7 @@ use foretrain::exec::{Options, Run, execute};
 use foretrain::plan::link::{AtomTable, Line};
 use foretrain::plan::memory::Layout;
 use foretrain::plan::*;
+use foretrain::report::{Place, Row};
 use foretrain::sim;
 use foretrain::spec::{LlmSpec, Parallelism, Recompute, Workload};
 use foretrain::strategy::build;
@@ -588,8 +589,9 @@ fn a_host_too_small_for_a_node_is_refused() {
     let mut row = |bytes: u64| {
         let memory = host.cluster.spec.host.as_mut().unwrap().memory.as_mut().unwrap();
         memory.value = foretrain::units::Bytes::new(bytes as f64);
-        let mut row = foretrain::report::Row::asked(&plan.about, &host.cluster, &host.stack);
-        row.set_layout(&layout, &host.cluster, &host.stack);
+        let mut row = Row::asked(&plan.about, &host.cluster, &host.stack);
+        let (about, aside) = (&plan.about, &Ok(Default::default()));
+        row.set_layout(&layout, &Place { about, model: None, aside, cluster: &host.cluster, stack: &host.stack });
         row
     };
     let fits = row(8 * layout.host_bytes);

@@ -161,6 +161,6 @@ fn what_modules_do_not_go_with_is_said() {
     ] {
         let dense = LlmSpec { moe: None, ..model.clone() };
         let why = build(&dense, &work, &par, engines()).unwrap_err().to_string();
-        assert!(why.contains("mtp") && why.contains("use zero 1"), "{why}");
+        assert!(why.contains("mtp") && why.contains("use zero 1, or train without them (--no-mtp)"), "{why}");
     }
 }

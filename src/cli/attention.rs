@@ -3,6 +3,7 @@
 use super::config::{count, documents, dtype, options, stack_of};
 use super::{Answer, Output};
 use crate::cluster::Cluster;
+use crate::collective::exchange::Aside;
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::error::{Error, Result};
@@ -154,8 +155,10 @@ impl Bench {
         let layout = Layout::new(&plan, &AtomTable::new(&plan)?, 0)?;
         let (cluster, timeline) = self.cost(&plan)?;
         let (stack, peak) = (&self.stack, self.peak);
+        let aside = Ok(Aside::default());
         let report =
-            Costed { plan: &plan, cluster: &cluster, stack, layout: &layout, timeline: &timeline, peak }.report();
+            Costed { plan: &plan, cluster: &cluster, stack, layout: &layout, aside, timeline: &timeline, peak }
+                .report();
         let ranks = f64::from(plan.ranks());
         let whole = self.alone(self.spec.seq_len)?.value();
         let time = timeline.step.value();

@@ -3,7 +3,9 @@
 use super::fitting::fitting;
 use crate::device::Profile;
 use crate::error::{Error, Result};
+use crate::plan::route::dropped;
 use crate::plan::{ALIGNMENT, About, Plan, Route, check};
+use crate::report::human::percent;
 use crate::spec::{
     Architecture, Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Parallelism, Recompute,
 };
@@ -87,6 +89,9 @@ pub struct Config {
     /// Lengths of documents packed into each sequence, e.g. 2K,6K or 8x1K, or a file of them [default: one]
     #[arg(long, value_name = "N,..", value_parser = documents)]
     documents: Option<Documents>,
+    /// Train without the modules of multi-token prediction that the model has
+    #[arg(long)]
+    no_mtp: bool,
     /// Nothing is dropped, whatever the model says.
     #[arg(skip)]
     no_dropout: bool,
@@ -133,7 +138,20 @@ impl Chosen {
     /// What whoever reads a figure should know: what was taken where nothing was said, what the model's file states
     /// that no plan has, and what could be had for nothing.
     pub fn notes(&self) -> Vec<String> {
-        self.taken.iter().chain(&self.case.model.notes).cloned().chain(self.odd_vocabulary()).collect()
+        let of_model = self.taken.iter().chain(&self.case.model.notes).cloned();
+        of_model.chain(self.odd_vocabulary()).chain(self.dropped()).collect()
+    }
+
+    /// That experts have no room for some of the rows, which are then none of the model's work.
+    fn dropped(&self) -> Option<String> {
+        let share = self.loaded.as_ref().map_or_else(|| self.case.dropped(&self.point), |plan| dropped(&plan.routes));
+        (share > 0.0).then(|| {
+            format!(
+                "rows: {} of the experts' are dropped, beyond a capacity or for want of an expert; neither time nor the model's FLOPs, \
+                 and so MFU, have them",
+                percent(share)
+            )
+        })
     }
 
     /// That the output matrix is slow for the length of its vocabulary, and which one would do.
@@ -212,7 +230,7 @@ impl Config {
 
     fn by_flags(&self, defaults: Defaults) -> Result<Chosen> {
         let model_name = self.model.as_deref().unwrap_or(defaults.model);
-        let mut model = LlmSpec::find(model_name)?;
+        let mut model = self.named(model_name)?;
         if self.no_dropout {
             model.dropout = 0.0;
         }
@@ -261,6 +279,26 @@ impl Config {
         Ok(Chosen { case, point, loaded: None, taken })
     }
 
+    /// The model of a name, without its modules of multi-token prediction where a flag leaves them out.
+    fn named(&self, name: &str) -> Result<LlmSpec> {
+        let model = LlmSpec::find(name)?;
+        if !self.no_mtp {
+            return Ok(model);
+        }
+        if model.mtp.is_none() {
+            let why = format!("{} has no modules of multi-token prediction; leave it out", model.name);
+            return Err(Error::spec("the command line", "--no-mtp", why));
+        }
+        let mut left = LlmSpec { mtp: None, ..model.clone() };
+        let share = 1.0 - left.flops_per_token(1) / model.flops_per_token(1);
+        left.notes.push(format!(
+            "modules of multi-token prediction are left out of times, memory and MFU, as --no-mtp says ({:.0} % of the FLOPs of \
+             products)",
+            100.0 * share
+        ));
+        Ok(left)
+    }
+
     /// Whether a flag says how ranks share the work, or what they keep of it.
     fn says_split(&self) -> bool {
         let nothing = Config {
@@ -272,6 +310,7 @@ impl Config {
             global_batch: self.global_batch,
             micro_batch: self.micro_batch,
             documents: self.documents.clone(),
+            no_mtp: self.no_mtp,
             no_dropout: self.no_dropout,
             dtype: self.dtype,
             ..Config::default()
@@ -341,6 +380,7 @@ impl Config {
         let mut case = Case::new(plan.model()?.clone(), cluster, stack, plan.ranks(), Some(dtype))?;
         case.documents = plan.about.documents.clone();
         case.can_run(&plan.about.par)?;
+        case.aside(&plan)?;
         self.measured(&mut case)?;
         Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan), taken: None })
     }
@@ -422,8 +462,12 @@ impl Config {
                 return contradicts(flag, asked, has);
             }
         }
+        let modules = a.model_spec.as_ref().is_some_and(|model| model.mtp.is_some());
+        if self.no_mtp && modules {
+            return contradicts("no-mtp", "of the command line", "modules of multi-token prediction");
+        }
         match &self.model {
-            Some(name) if Some(LlmSpec::find(name)?) != a.model_spec => contradicts("model", name, &a.model),
+            Some(name) if Some(self.named(name)?) != a.model_spec => contradicts("model", name, &a.model),
             _ => Ok(()),
         }
     }

@@ -191,7 +191,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     }
     let algo = flags.algorithm(&route, &gpu)?;
     let row = flags.dispatch_dtype.row_bytes(flags.hidden);
-    let buffers = exchange::buffers(&route, algo, flags.hidden, row)?;
+    let buffers = exchange::aside(&route, algo, flags.hidden, row, &gpu)?.buffers;
     let (needed, room) = (buffers.total() as f64, gpu.memory.value.value());
     if needed > room {
         let why =

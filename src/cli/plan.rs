@@ -32,7 +32,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     }
     let row = {
         let mut row = crate::report::Row::asked(&plan.about, &chosen.case.cluster, &chosen.case.stack);
-        row.set_layout(&layout, &chosen.case.cluster, &chosen.case.stack);
+        row.set_layout(&layout, &chosen.case.place(&plan.about, &chosen.case.aside(&plan)));
         row
     };
     let atoms = AtomTable::new(&plan)?;

@@ -63,13 +63,13 @@ pub struct Flags {
     /// Order of microbatches in a pipeline: 1f1b, interleaved, dualpipe-v, zb-h1, zb-v, v-half, v-min [default: the first three]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = schedule)]
     schedules: Vec<Schedule>,
-    /// Ulysses degrees [default: powers of two that leave a rank 1K tokens]
+    /// Ulysses degrees [default: powers of two that leave a rank 2K tokens]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ulysses: Vec<u32>,
-    /// Ring degrees [default: powers of two that leave a rank 1K tokens]
+    /// Ring degrees [default: powers of two that leave a rank 2K tokens]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ring: Vec<u32>,
-    /// Ranks that share the experts of a layer [default: divisors of the experts up to 256]
+    /// Ranks that share the experts of a layer [default: divisors of the experts up to 64]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ep: Vec<u32>,
     /// Who carries rows to experts [default: nccl, and on Hopper deepep-v1-normal, on Blackwell hybrid-ep]
@@ -78,7 +78,7 @@ pub struct Flags {
     /// ZeRO stages [default: 1, and without a pipeline 3]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(0..=3))]
     zero: Vec<u32>,
-    /// Sequences that a replica computes at a time [default: 1, and 2, 4, 8 up to 16K tokens a rank]
+    /// Sequences that a replica computes at a time [default: 1, and 2 and 4 up to 16K tokens a rank]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
     micro_batch: Vec<u64>,
     /// What the backward pass computes again [default: none, full]

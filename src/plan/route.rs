@@ -212,6 +212,13 @@ impl Route {
         }
     }
 
+    /// Share of the choices that lead nowhere: beyond what an expert takes, or masked.
+    pub fn dropped(&self) -> f64 {
+        let Counts::Listed { choices, .. } = &self.counts else { return 0.0 };
+        let dropped = choices.iter().filter(|slot| **slot == DROPPED).count();
+        if dropped == 0 { 0.0 } else { dropped as f64 / choices.len() as f64 }
+    }
+
     /// Most tokens of any source: what a buffer of fixed slots is made for.
     pub fn most_tokens(&self) -> u64 {
         (0..self.ranks).map(|src| self.tokens(src)).max().unwrap_or(0)
@@ -329,6 +336,21 @@ impl Route {
     }
 }
 
+/// Of a plan's routes those of tokens. Behind that of slots with copies, or with shadows, stands one of their gradients or
+/// weights.
+pub fn of_tokens(routes: &[Route]) -> &[Route] {
+    match routes {
+        [tokens, _] if tokens.shadows > 0 || !tokens.holds.is_empty() => &routes[..1],
+        all => all,
+    }
+}
+
+/// Share of the choices of all tokens that lead nowhere.
+pub fn dropped(routes: &[Route]) -> f64 {
+    let routes = of_tokens(routes);
+    routes.iter().map(Route::dropped).sum::<f64>() / routes.len().max(1) as f64
+}
+
 /// Who moves the rows, and by which steps. `collective::exchange` has a file for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -443,7 +465,10 @@ mod tests {
         assert_eq!([r.unique_to_node(2, 0), r.unique_to_node(2, 1)], [0.0, 1.0]);
         assert_eq!(r.rows_by_local_expert(3), [1.0, 2.0]);
         assert_eq!((r.expanded_rows(3), r.received_unique(3)), (3.0, 2.0));
-        assert_eq!(r.most_tokens(), 2);
+        assert_eq!((r.most_tokens(), r.dropped()), (2, 1.0 / 9.0));
+        // Expected values are of no token in particular.
+        assert_eq!(Route::new([4, 2], 8, 3, Counts::Balanced { tokens: 2 }).unwrap().dropped(), 0.0);
+        assert_eq!(listed(1, vec![0; 4], vec![]).unwrap().dropped(), 0.0);
     }
 
     /// Choices that follow a rule, listed one by one, reach what the closed form says.

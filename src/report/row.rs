@@ -1,12 +1,26 @@
 //! A line of rows.csv. Others script against the names and the order of the columns.
 
 use super::human;
+use super::remedy::{Asked, remedies};
 use crate::cluster::Cluster;
+use crate::collective::exchange::Aside;
+use crate::error::{Error, Result};
 use crate::plan::memory::Footprint;
 use crate::plan::{About, Axis, TensorKind};
-use crate::spec::{Parallelism, Recompute, StackSpec};
+use crate::spec::{LlmSpec, Parallelism, Recompute, StackSpec};
 use crate::timeline::{Timeline, Usage};
 use serde::{Deserialize, Serialize};
+
+/// What memory of a row is told by, beside its layout: what the plan is for, of which model, and where it runs.
+pub struct Place<'a> {
+    pub about: &'a About,
+    /// None for an attention alone.
+    pub model: Option<&'a LlmSpec>,
+    /// What a library that carries rows sets aside, or why it does not.
+    pub aside: &'a Result<Aside>,
+    pub cluster: &'a Cluster,
+    pub stack: &'a StackSpec,
+}
 
 /// One configuration. What is not known of an infeasible one is empty in CSV and null in JSON.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -53,7 +67,7 @@ pub struct Row {
     pub bubble_s: Option<f64>,
     /// Waiting for the CPU to issue the next op.
     pub host_s: Option<f64>,
-    /// What the plan needs on one rank, without what the stack reserves.
+    /// What the plan needs on one rank, without what the stack reserves and a library that carries rows sets aside.
     pub peak_mem_bytes: Option<u64>,
     /// The seven columns that follow add up to the peak: what is alive at its fullest moment, by kind, and
     /// gaps that placement leaves.
@@ -64,14 +78,14 @@ pub struct Row {
     pub mem_workspace_bytes: Option<u64>,
     pub mem_comm_bytes: Option<u64>,
     pub mem_gaps_bytes: Option<u64>,
-    /// What a plan may need: the GPU's memory less what the stack reserves.
+    /// What a plan may need: the GPU's memory less what the stack reserves and a library that carries rows sets aside.
     pub mem_room_bytes: Option<u64>,
     /// Sent by one rank in a step, a mean over the ranks.
     pub bytes_scale_up: Option<f64>,
     pub bytes_scale_out: Option<f64>,
     /// Share of kernel and link time that rests on measurements.
     pub measured_share: Option<f64>,
-    /// In words, what most of the step goes to.
+    /// In words, what most of the step goes to; and what share of the experts' rows is dropped, where any is.
     pub limit: String,
     /// Waiting for copies to or from the host's memory, or for the CPU's kernels; a part of `exposed_comm_s`.
     #[serde(default)]
@@ -135,9 +149,20 @@ impl Row {
     }
 
     /// Notes the memory of a rank, its parts, and with it whether the plan can run.
-    pub fn set_layout(&mut self, layout: &Footprint, cluster: &Cluster, stack: &StackSpec) {
-        self.set_memory(layout.bytes, layout.persisting(), cluster, stack);
-        self.set_host(layout.host_bytes, cluster);
+    pub fn set_layout(&mut self, layout: &Footprint, at: &Place) {
+        self.set_parts(layout);
+        self.set_memory([layout.bytes, layout.persisting()], at);
+        self.set_host(layout.host_bytes, at.cluster);
+        if let Err(refused) = at.aside {
+            self.feasible = false;
+            self.why = match refused {
+                Error::Infeasible(why) => why.clone(),
+                other => other.to_string(),
+            };
+        }
+    }
+
+    fn set_parts(&mut self, layout: &Footprint) {
         let of = |wanted: TensorKind| {
             Some(layout.live_by_kind.iter().filter(|(kind, _)| *kind == wanted).map(|(_, bytes)| bytes).sum())
         };
@@ -166,54 +191,51 @@ impl Row {
         }
     }
 
-    /// Notes the memory of a rank, `persisting` of it weights, gradients and optimizer state, and with it
+    /// Notes the memory that a plan needs of a rank, `persisting` of it weights, gradients and optimizer state, and with it
     /// whether the plan can run.
-    fn set_memory(&mut self, plan: u64, persisting: u64, cluster: &Cluster, stack: &StackSpec) {
-        let reserved = stack.reserved_memory.value.value();
-        let capacity = cluster.gpu.memory.value.value();
-        let needed = plan as f64 + reserved;
+    fn set_memory(&mut self, [plan, persisting]: [u64; 2], at: &Place) {
+        let aside = at.aside.as_ref().copied().unwrap_or_default();
+        let reserved = at.stack.reserved_memory.value.value();
+        let beside = reserved + aside.buffers.total() as f64;
+        let capacity = at.cluster.gpu.memory.value.value();
+        let needed = plan as f64 + beside;
         self.peak_mem_bytes = Some(plan);
-        self.mem_room_bytes = Some((capacity - reserved).max(0.0) as u64);
+        self.mem_room_bytes = Some((capacity - beside).max(0.0) as u64);
         self.feasible = needed <= capacity;
+        let buffers = match aside.buffers.total() {
+            0 => String::new(),
+            some => format!(" + {} buffers of {}", human::bytes(some as f64), aside.library),
+        };
         self.why = match self.feasible {
             true => String::new(),
             false => format!(
-                "memory: needs {} ({} plan + {} reserved) of {}; {}",
+                "memory: needs {} ({} plan{buffers} + {} reserved) of {}; {}",
                 human::bytes(needed),
                 human::bytes(plan as f64),
                 human::bytes(reserved),
                 human::bytes(capacity),
-                self.memory_remedy(persisting, capacity - reserved)
+                self.memory_remedy(persisting as f64, [needed, capacity, capacity - beside], at)
             ),
         };
     }
 
     /// What would help and is not done already.
-    fn memory_remedy(&self, persisting: u64, room: f64) -> String {
-        if persisting as f64 > room && (self.zero > 0 || self.gpus == 1) {
-            let parts = match (self.gpus, self.zero) {
-                (1, _) => "more GPUs",
-                (_, 3) => "more GPUs, tp or pp",
-                _ => "zero 3, tp or pp",
-            };
-            let size = human::bytes(persisting as f64);
-            return format!(
-                "weights, gradients and optimizer state alone are {size}: use {parts}, a smaller model or a GPU with more \
-                 memory"
-            );
+    fn memory_remedy(&self, persisting: f64, [needed, capacity, room]: [f64; 3], at: &Place) -> String {
+        let aside = at.aside.as_ref().map_or(0.0, |aside| aside.buffers.total() as f64);
+        let node = at.cluster.gpus().min(at.cluster.per_node());
+        let has_host = at.cluster.spec.host.is_some();
+        let asked = at.model.map(|model| Asked { row: self, about: at.about, model, node, aside, has_host });
+        let found = asked.and_then(|asked| remedies(&asked, needed - capacity));
+        let (words, enough) = found.unwrap_or_default();
+        let mut parts = vec![];
+        if persisting > room {
+            parts.push(format!("weights, gradients and optimizer state alone are {}", human::bytes(persisting)));
         }
-        let remedies = [
-            (self.recompute == "none", "recompute full"),
-            (self.dp > 1, "a larger ring or ulysses"),
-            (self.micro_batch > 1, "a smaller micro_batch"),
-            (self.zero == 0 && self.gpus > 1, "zero 1"),
-        ];
-        let open: Vec<&str> = remedies.iter().filter(|(open, _)| *open).map(|(_, what)| *what).collect();
-        match open.split_last() {
-            None => "more GPUs in the ring or ulysses, or a shorter sequence, would lower it".into(),
-            Some((last, [])) => format!("{last} would lower it"),
-            Some((last, rest)) => format!("{} or {last} would lower it", rest.join(", ")),
+        parts.extend((!words.is_empty()).then_some(words));
+        if !enough {
+            parts.push("use more GPUs, a shorter sequence, a smaller model or a GPU with more memory".into());
         }
+        parts.join("; ")
     }
 
     /// Notes where the time goes.
@@ -245,6 +267,13 @@ impl Row {
         self.limit = limit(&usage, step);
         self.exposed_offload_s = number(usage.offload);
         self.bytes_host = number(usage.bytes_host);
+    }
+
+    /// Says that rows are dropped, which a way without would not gain from.
+    pub fn set_dropped(&mut self, share: f64) {
+        if share > 0.0 {
+            self.limit.push_str(&format!("; {} of experts' rows dropped", human::percent(share)));
+        }
     }
 }
 
@@ -307,16 +336,9 @@ pub fn made_of(usage: &Usage, step: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{ClusterSpec, GpuSpec};
     use crate::timeline::Class;
     use crate::units::Seconds;
     use std::collections::BTreeMap;
-
-    fn machine() -> (Cluster, StackSpec) {
-        let gpu = GpuSpec::find("h100-sxm5").unwrap();
-        let cluster = Cluster::new(&ClusterSpec::find("dgx-h100").unwrap(), &gpu, 64).unwrap();
-        (cluster, StackSpec::find("nccl-fa3").unwrap())
-    }
 
     fn usage() -> Usage {
         Usage {
@@ -386,19 +408,11 @@ mod tests {
     }
 
     #[test]
-    fn too_much_memory_is_answered_with_what_is_still_open() {
-        let (cluster, stack) = machine();
-        let mut row = Row { recompute: "none".into(), dp: 2, micro_batch: 1, gpus: 64, ..Row::default() };
-        row.set_memory(90 << 30, 40 << 30, &cluster, &stack);
-        let all = "memory: needs 94.0 GiB (90.0 GiB plan + 4.0 GiB reserved) of 79.6 GiB; \
-                   recompute full, a larger ring or ulysses or zero 1 would lower it";
-        assert_eq!((row.why.as_str(), row.feasible), (all, false));
-        row = Row { recompute: "full".into(), dp: 1, zero: 1, micro_batch: 2, ..row };
-        row.set_memory(90 << 30, 40 << 30, &cluster, &stack);
-        assert!(row.why.ends_with("GiB; a smaller micro_batch would lower it"), "{}", row.why);
-        row.set_memory(90 << 30, 80 << 30, &cluster, &stack);
-        assert!(row.why.ends_with("a smaller model or a GPU with more memory"), "{}", row.why);
-        row.set_memory(70 << 30, 40 << 30, &cluster, &stack);
-        assert!(row.feasible && row.why.is_empty());
+    fn rows_that_are_dropped_are_said() {
+        let mut row = filled();
+        row.set_dropped(0.0);
+        assert_eq!(row, filled());
+        row.set_dropped(0.25);
+        assert_eq!(row.limit, "compute: attention 35 %; 25.0 % of experts' rows dropped");
     }
 }

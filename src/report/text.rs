@@ -100,6 +100,9 @@ impl Report {
             table.row([format!("  {kind}"), bytes(*size as f64)]);
         }
         table.row(["  gaps between them".into(), bytes(m.gaps as f64)]);
+        if m.buffers > 0 {
+            table.row([format!("  buffers of {}", m.buffers_of), bytes(m.buffers as f64)]);
+        }
         table.row(["  reserved by the stack".into(), bytes(m.reserved as f64)]);
         table.row([format!("  needed, of {}", bytes(m.capacity as f64)), bytes(m.needed() as f64)]);
         if m.host > 0 {

@@ -51,6 +51,20 @@ pub const GRAMMAR: &str = "balanced, spread, round-robin, uniform, khot:N:SHARE,
      file of traces/routing (.csv, .jsonl)";
 
 impl Routing {
+    /// Whether a token may find fewer experts than it chooses: a log has what it has, and where the hot ones get all, they may be
+    /// too few.
+    pub fn may_leave_gaps(&self) -> bool {
+        match self {
+            Routing::File(_) => true,
+            Routing::Khot { share, .. }
+            | Routing::HotRank(share)
+            | Routing::SpreadHot(share)
+            | Routing::Rotating(share)
+            | Routing::Burst(share) => *share >= 1.0,
+            _ => false,
+        }
+    }
+
     /// Where every source has so many tokens, whose choices follow a rule: the closed form.
     pub fn by_rule(&self, tokens: u64) -> Option<Counts> {
         match self {

@@ -428,6 +428,13 @@ impl LlmSpec {
         let scan = 3 * self.count(Mixer::Mamba) * self.mamba.map_or(0, |mamba| mamba.scan_flops());
         6.0 * matmul as f64 + attention + scan as f64 + self.mtp_flops_per_token(seq_len)
     }
+
+    /// Of these, those of the experts that a token chooses, in its layers and in modules of multi-token prediction.
+    pub fn chosen_flops_per_token(&self) -> f64 {
+        let of = |model: &LlmSpec| model.layers_matmul(|moe| moe.top_k) - model.layers_matmul(|_| 0);
+        let modules = self.mtp.as_ref().zip(self.mtp_module()).map_or(0, |(mtp, module)| mtp.depth * of(&module));
+        6.0 * (of(self) + modules) as f64
+    }
 }
 
 #[cfg(test)]
@@ -448,6 +455,16 @@ mod tests {
         let layer = 64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 128;
         let attention = 3 * (4 * 64 * 2) * (16 + 1) / 2;
         assert_eq!(m.flops_per_token(16), (6 * (2 * layer + 256 * 64) + attention) as f64);
+    }
+
+    #[test]
+    fn flops_of_chosen_experts_by_hand() {
+        assert_eq!(LlmSpec::find("tiny").unwrap().chosen_flops_per_token(), 0.0);
+        // Three matrices of 7168 x 2048, of 8 experts in each of 58 layers and one module.
+        let experts = |layers: u64| (6 * layers * 8 * 3 * 7168 * 2048) as f64;
+        let m = LlmSpec::find("deepseek-v3").unwrap();
+        assert_eq!(m.chosen_flops_per_token(), experts(58 + 1));
+        assert_eq!(LlmSpec { mtp: None, ..m }.chosen_flops_per_token(), experts(58));
     }
 
     #[test]

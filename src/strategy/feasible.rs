@@ -93,7 +93,10 @@ fn mtp(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         ),
     ];
     match refused.iter().find(|(has, _)| *has) {
-        Some((_, what)) => Err(Error::infeasible(format!("mtp: modules of multi-token prediction are {what}"))),
+        Some((_, what)) => {
+            let why = format!("mtp: modules of multi-token prediction are {what}, or train without them (--no-mtp)");
+            Err(Error::infeasible(why))
+        }
         None => Ok(()),
     }
 }

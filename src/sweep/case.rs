@@ -2,15 +2,19 @@
 
 use super::frames::Frames;
 use crate::cluster::Cluster;
+use crate::collective::exchange::{Aside, aside_of_plan};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::{KernelTime, Profile, Roofline};
 use crate::error::{Error, Result};
 use crate::plan::link::AtomTable;
 use crate::plan::memory::{Bounds, Conflicts, Footprint, Layout};
+use crate::plan::route::dropped;
 use crate::plan::structure::structure;
 use crate::plan::{About, Plan, Route};
-use crate::report::{Costed, Row};
-use crate::spec::{Architecture, ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
+use crate::report::{Costed, Place, Row};
+use crate::spec::{
+    Architecture, Capacity, ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload,
+};
 use crate::strategy::expert::Routing;
 use crate::strategy::{Engines, build_by_layer, build_routed, guard};
 use crate::timeline::Timeline;
@@ -179,6 +183,7 @@ impl Case {
         let route = self.route(&work, &point.par)?;
         let plan = build_routed(&self.model, &work, &point.par, Engines::of(&self.stack, &self.cluster.spec), route)?;
         guard::after(&plan)?;
+        self.aside(&plan)?;
         Ok(plan)
     }
 
@@ -188,12 +193,24 @@ impl Case {
         let plan =
             build_by_layer(&self.model, &work, &point.par, Engines::of(&self.stack, &self.cluster.spec), routes)?;
         guard::after(&plan)?;
+        self.aside(&plan)?;
         Ok(plan)
     }
 
     /// Where rows of experts go; none where there are no experts.
     fn route(&self, work: &Workload, par: &Parallelism) -> Result<Option<Route>> {
         self.routing.route(&self.model, work, par, self.cluster.spec.gpus_per_node)
+    }
+
+    /// Share of the choices of experts that lead nowhere at a point.
+    pub fn dropped(&self, point: &Point) -> f64 {
+        let gaps = matches!(&self.routing, Routing::Traced { routing, .. } if routing.may_leave_gaps());
+        if point.par.options.capacity == Capacity::Unlimited && !gaps {
+            return 0.0;
+        }
+        let route = self.workload(point).and_then(|work| self.route(&work, &point.par));
+        // What has no plan says why elsewhere.
+        route.ok().flatten().map_or(0.0, |route| route.dropped())
     }
 
     /// Whether GPU and stack have what the options ask for.
@@ -218,18 +235,25 @@ impl Case {
 
     /// The fullest rank's memory.
     pub fn layout(&self, plan: &Plan) -> Result<Layout> {
-        self.fullest(plan, Layout::of)
+        self.fullest(plan, u64::MAX, Layout::of)
     }
 
     /// The same without saying where everything lies.
     pub fn footprint(&self, plan: &Plan) -> Result<Footprint> {
-        self.fullest(plan, |plan, conflicts| Footprint::of(plan, conflicts).map(Box::new)).map(|found| *found)
+        self.footprint_within(plan, u64::MAX)
     }
 
-    /// Of every program what `of` finds of its memory; the fullest of them.
+    /// The same, but that of the first program that needs more than `room` bytes, if one does.
+    pub fn footprint_within(&self, plan: &Plan, room: u64) -> Result<Footprint> {
+        let of = |plan: &Plan, conflicts: &Conflicts| Footprint::of(plan, conflicts).map(Box::new);
+        self.fullest(plan, room, of).map(|found| *found)
+    }
+
+    /// Of every program what `of` finds of its memory; the fullest of them, or the first that needs more than `room`.
     fn fullest<M: Deref<Target = Footprint>>(
         &self,
         plan: &Plan,
+        room: u64,
         of: impl Fn(&Plan, &Conflicts) -> Result<M>,
     ) -> Result<M> {
         let atoms = AtomTable::new(plan)?;
@@ -241,6 +265,9 @@ impl Case {
         }
         let bounds = Bounds::new(plan);
         for program in 1..plan.programs.len() as u32 {
+            if fullest.bytes > room {
+                break;
+            }
             // Of a long pipeline few stages come near the fullest.
             if bounds.of(program) <= fullest.bytes {
                 continue;
@@ -291,8 +318,26 @@ impl Case {
         }
     }
 
+    /// What a library that carries rows sets aside on every rank, or why it would not.
+    pub fn aside(&self, plan: &Plan) -> Result<Aside> {
+        aside_of_plan(plan, &self.cluster.gpu)
+    }
+
+    /// Where a plan of this case's model needs memory.
+    pub fn place<'a>(&'a self, about: &'a About, aside: &'a Result<Aside>) -> Place<'a> {
+        Place { about, model: Some(&self.model), aside, cluster: &self.cluster, stack: &self.stack }
+    }
+
     pub fn costed<'a>(&'a self, plan: &'a Plan, layout: &'a Layout, timeline: &'a Timeline) -> Costed<'a> {
-        Costed { plan, cluster: &self.cluster, stack: &self.stack, layout, timeline, peak: self.peak }
+        Costed {
+            plan,
+            cluster: &self.cluster,
+            stack: &self.stack,
+            layout,
+            aside: self.aside(plan),
+            timeline,
+            peak: self.peak,
+        }
     }
 
     /// The row of a point. Only what is wrong with the machine or the program is an error.
@@ -303,9 +348,10 @@ impl Case {
     /// The row of a plan; no times where memory does not suffice.
     pub fn row_of(&self, plan: &Plan) -> Result<Row> {
         let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
-        row.set_layout(&self.footprint(plan)?, &self.cluster, &self.stack);
+        row.set_layout(&self.footprint(plan)?, &self.place(&plan.about, &self.aside(plan)));
         if row.feasible {
             row.set_time(&self.cost(plan)?, plan.about.model_flops, self.peak.value());
+            row.set_dropped(dropped(&plan.routes));
         }
         Ok(row)
     }
@@ -331,7 +377,9 @@ impl Case {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::Recompute;
+    use crate::collective::exchange;
+    use crate::plan::{Counts, ExchangeAlgo};
+    use crate::spec::{Options, Recompute};
 
     fn point() -> Point {
         Point {
@@ -417,6 +465,107 @@ mod tests {
         }
         // The last did not fit beside the others, which are forgotten.
         assert_eq!(kept.of.len(), 1);
+    }
+
+    /// A mixture whose experts stand on `ep` of `gpus`, its rows carried by `words`.
+    fn mixture(model: &str, cluster: &str, gpus: u32, ep: u32, words: &str) -> (Case, Point) {
+        let stack = if cluster == "dgx-a100" { "nccl-fa2" } else { "nccl-fa3" };
+        let case = Case::new(LlmSpec::find(model).unwrap(), cluster, stack, gpus, None).unwrap();
+        let options = words.parse().unwrap();
+        let par = Parallelism { dp: gpus, ep, zero: 1, recompute: Recompute::Full, options, ..Parallelism::default() };
+        (case, Point { seq_len: 32768, global_batch: u64::from(gpus), micro_batch: 1, par })
+    }
+
+    /// The same buffers that `dispatch` has, beside the plan's tensors.
+    #[test]
+    fn what_a_library_sets_aside_is_memory_of_a_rank() {
+        let (case, point) = mixture("qwen3-30b-a3b", "dgx-h100", 64, 32, "dispatch-deepep-v1-ll");
+        let row = case.row(&point).unwrap();
+        let part = "plan + 65.0 GiB buffers of DeepEP low latency + 4.0 GiB reserved) of 79.6 GiB";
+        assert!(!row.feasible && row.why.contains(part), "{}", row.why);
+        let plan = case.plan(&point).unwrap();
+        let aside = case.aside(&plan).unwrap().buffers.total();
+        let route = Route::new([32, 8], 128, 8, Counts::Balanced { tokens: 32768 }).unwrap();
+        let algo = ExchangeAlgo::DeepepLowLatency { hook: false, slots: 32768 };
+        assert_eq!(aside, exchange::buffers(&route, algo, 2048, 4096).unwrap().total());
+        let reserved = case.stack.reserved_memory.value.value() as u64;
+        assert_eq!(row.mem_room_bytes.unwrap() + aside + reserved, case.cluster.gpu.memory.value.value() as u64);
+        let short = case.row(&Point { seq_len: 1024, ..point }).unwrap();
+        assert!(short.feasible && short.peak_mem_bytes < short.mem_room_bytes, "{}", short.why);
+        // Tensors of the plan are all that NCCL has.
+        let options = Options::default();
+        let plain = case.row(&Point { par: Parallelism { options, ..point.par }, ..point }).unwrap();
+        assert_eq!(plain.mem_room_bytes.unwrap() + reserved, case.cluster.gpu.memory.value.value() as u64);
+    }
+
+    /// Experts that have no room for a row do not work on it, and a model is not credited with what they do not do.
+    #[test]
+    fn what_experts_drop_is_none_of_the_models_work() {
+        let (mut case, point) = mixture("qwen3-30b-a3b", "dgx-h100", 64, 32, "default");
+        case.routing = "zipf:1.0".parse().unwrap();
+        let of = |words: &str| {
+            let par = Parallelism { recompute: Recompute::None, options: words.parse().unwrap(), ..point.par };
+            let point = Point { seq_len: 512, par, ..point };
+            (case.row(&point).unwrap(), case.dropped(&point))
+        };
+        let (whole, none) = of("default");
+        let (cut, share) = of("capacity-0.1");
+        assert!(none == 0.0 && share > 0.5, "{none} {share}");
+        // Four experts of the hot rank are half as many as a token chooses.
+        let hot = Case { routing: "hot-rank:1".parse().unwrap(), ..case.with_layers(2) };
+        assert_eq!(hot.dropped(&Point { seq_len: 512, ..point }), 0.5);
+        // Nothing is computed again: what is executed is all that counts.
+        for row in [&whole, &cut] {
+            assert!(row.feasible && row.mfu.unwrap() <= 1.001 * row.hfu.unwrap(), "{row:?}");
+        }
+        let flops = |row: &Row| row.mfu.unwrap() * row.step_time_s.unwrap();
+        // A sequence of 512 tokens on each GPU.
+        let gone = 512.0 * share * case.model.chosen_flops_per_token() / case.peak().value();
+        assert!(((flops(&whole) - flops(&cut)) / gone - 1.0).abs() < 1e-9, "{} {}", flops(&whole), flops(&cut));
+        let said = format!("; {} of experts' rows dropped", crate::report::human::percent(share));
+        assert!(cut.limit.ends_with(&said) && !whole.limit.contains("dropped"), "{}", cut.limit);
+    }
+
+    /// What `why` of a point that lacks memory names, it allows; and what should make it fit does.
+    #[test]
+    fn remedies_can_be_followed() {
+        let dense =
+            |model: &str, gpus| Case::new(LlmSpec::find(model).unwrap(), "dgx-h100", "nccl-fa3", gpus, None).unwrap();
+        let row = |case: &Case, point: &Point, par: Parallelism| case.row(&Point { par, ..*point }).unwrap();
+        let large = dense("llama-3-70b", 64);
+        let par = Parallelism { dp: 8, tp: 8, zero: 1, ..Parallelism::default() };
+        let point = Point { seq_len: 8192, global_batch: 8, micro_batch: 1, par };
+        let why = row(&large, &point, par).why;
+        assert!(why.contains("; zero 2, options bf16-grads, "), "{why}");
+        let options = "bf16-grads".parse().unwrap();
+        assert!(row(&large, &point, Parallelism { zero: 2, ..par }).feasible);
+        assert!(row(&large, &point, Parallelism { options, ..par }).feasible);
+        let long = dense("llama-3-8b", 8);
+        let par = Parallelism { ulysses: 8, zero: 3, recompute: Recompute::Full, ..Parallelism::default() };
+        let point = Point { seq_len: 1 << 20, global_batch: 1, micro_batch: 1, par };
+        let why = row(&long, &point, par).why;
+        assert!(why.ends_with("; options offload-activations should make it fit"), "{why}");
+        let options = "offload-activations".parse().unwrap();
+        assert!(row(&long, &point, Parallelism { options, ..par }).feasible);
+        // Pairs of microbatches cannot be computed again, and modules of multi-token prediction not be sharded.
+        let (case, point) = mixture("deepseek-v3", "dgx-h100", 64, 32, "overlap-exchange");
+        let par = Parallelism { dp: 64, recompute: Recompute::None, ..point.par };
+        let why = case.row(&Point { par, global_batch: 128, seq_len: 4096, ..point }).unwrap().why;
+        assert!(why.starts_with("memory: ") && !why.contains("recompute full") && !why.contains("zero"), "{why}");
+    }
+
+    #[test]
+    fn where_a_library_stops_nothing_runs() {
+        let why = |model, cluster, gpus, ep, words| {
+            let (case, point) = mixture(model, cluster, gpus, ep, words);
+            let row = case.row(&Point { seq_len: 4096, ..point }).unwrap();
+            assert!(!row.feasible);
+            row.why
+        };
+        let many = why("deepseek-v3", "dgx-h200", 256, 256, "dispatch-deepep-v1-normal");
+        assert_eq!(many, "DeepEP V1 has queues for up to 160 ranks, not 256; use deepep-v2");
+        let old = why("qwen3-30b-a3b", "dgx-a100", 64, 32, "dispatch-hybrid-ep");
+        assert!(old.contains("Hybrid-EP runs on NVIDIA's GPUs from Hopper on, which a100-sxm4-80gb is not"), "{old}");
     }
 
     #[test]

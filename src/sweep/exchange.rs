@@ -1,7 +1,7 @@
 //! A study of exchanges: over ranks, over imbalance, over choices, and what replicas do to the load of ranks.
 
 use crate::cluster::Cluster;
-use crate::collective::exchange::{deepep_v2, time};
+use crate::collective::exchange::{deepep_v2, runs_on, time};
 use crate::error::{Error, Result};
 use crate::plan::route::{ExchangeAlgo, Phase, Route, Wire};
 use crate::routing::{Request, Routing, imbalance};
@@ -92,6 +92,7 @@ impl Question {
         if let Ok(sms) = deepep_v2::theoretical_sms(route, self.gpu.architecture) {
             ways.push(("DeepEP V2", ExchangeAlgo::DeepepV2Hybrid { sms }));
         }
+        ways.retain(|(_, algo)| runs_on(*algo, &self.gpu).is_ok());
         ways
     }
 

@@ -38,6 +38,14 @@ fn kind(why: &str) -> String {
     why.split(':').next().unwrap_or(why).to_string()
 }
 
+/// All of a way that has no column of its own: with it, and the columns, a point can be asked for again. What `estimate` takes
+/// where nothing is said is left out.
+fn way(row: &Row) -> String {
+    let named = [("zero", u64::from(row.zero)), ("micro_batch", row.micro_batch)];
+    let other = named.into_iter().filter(|(_, n)| *n != 1).map(|(name, n)| format!(", {name} {n}"));
+    row.way() + &other.collect::<String>()
+}
+
 /// A line for each length, and what the infeasible points add up to.
 pub fn render(rows: &[Row]) -> String {
     let all = best(rows);
@@ -58,7 +66,7 @@ pub fn render(rows: &[Row]) -> String {
         match &best.row {
             Some(row) => cells.extend([
                 row.global_batch.to_string(),
-                row.way(),
+                way(row),
                 row.recompute.clone(),
                 percent(row.mfu.unwrap_or(f64::NAN)),
                 seconds(row.step_time_s.unwrap_or(f64::NAN)),
@@ -87,7 +95,7 @@ fn examples(rows: &[Row]) -> String {
         let example = whys.values().min_by_key(|rows| (rows[0].peak_mem_bytes, Reverse(rows.len())));
         let (row, count) = (example.expect("a kind was met")[0], whys.values().map(Vec::len).sum::<usize>());
         let why = row.why.strip_prefix(kind.as_str()).unwrap_or(&row.why).trim_start_matches([':', ' ']);
-        let said = format!("{}, {}, recompute {}: {why}", tokens(row.seq_len), row.way(), row.recompute);
+        let said = format!("{}, {}, recompute {}: {why}", tokens(row.seq_len), way(row), row.recompute);
         table.row([kind.clone(), count.to_string(), said]);
     }
     if kinds.is_empty() { String::new() } else { format!("\ndo not run, for example\n{}", table.render("  ")) }
@@ -106,6 +114,8 @@ mod tests {
             feasible: why.is_empty(),
             ring: 1,
             ulysses: 1,
+            zero: 1,
+            micro_batch: 1,
             ..Row::default()
         };
         let rows = [
@@ -121,6 +131,12 @@ mod tests {
         assert!(all[1].row.is_none() && all[1].infeasible["memory"] == 2);
         let text = render(&rows);
         assert!(text.contains("16 K") && text.contains("nothing runs") && text.contains("2 of 2: 2 memory"), "{text}");
+        // What is not the default is said of the best way, and of those that do not run.
+        let other = rows.clone().map(|row| Row { zero: 3, micro_batch: 2, ..row });
+        let text_of_others = render(&other);
+        assert!(text_of_others.contains("no split, zero 3, micro_batch 2  "), "{text_of_others}");
+        assert!(text_of_others.contains("16 K, no split, zero 3, micro_batch 2, recompute "), "{text_of_others}");
+        assert!(!text.contains("zero") && !text.contains("micro_batch"), "{text}");
         let example = text.lines().find(|line| line.starts_with("  memory")).unwrap();
         assert!(example.contains(" 2 ") && example.ends_with("recompute : a"), "{text}");
     }

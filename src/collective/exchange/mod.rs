@@ -7,6 +7,7 @@
 //! or node as well. *Real*: those that cross. *Wire*: real ones with the headers that a library sends along.
 
 pub mod allgather;
+mod aside;
 pub mod broadcast;
 pub mod buffers;
 pub mod deepep_ll;
@@ -19,6 +20,7 @@ pub mod nccl_all_to_all;
 mod streamed;
 mod traffic;
 
+pub use aside::{Aside, aside, aside_of_plan, runs_on};
 pub use buffers::{Buffers, buffers};
 pub use message::message_row;
 pub use streamed::library;

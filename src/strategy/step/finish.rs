@@ -5,6 +5,7 @@ use super::super::weights::Weight;
 use super::{Step, expert_mesh, flops_of, shard_meshes};
 use crate::plan::print::Print;
 use crate::plan::program::VERSION;
+use crate::plan::route::dropped;
 use crate::plan::*;
 
 impl Step<'_> {
@@ -61,9 +62,15 @@ impl Step<'_> {
             documents: work.documents.clone(),
             par: *par,
             dtype: format!("{:?}", work.dtype).to_lowercase(),
-            model_flops: flops_of(self.model, work),
+            model_flops: flops_of(self.model, work) - self.dropped_flops(),
             model_spec: self.b.keeps_names().then(|| self.model.clone()),
         }
+    }
+
+    /// What experts do not compute, since they have no room for it, is none of the model's work.
+    fn dropped_flops(&self) -> f64 {
+        let tokens = (self.work.global_batch * self.work.seq_len) as f64;
+        dropped(&self.routes) * self.model.chosen_flops_per_token() * tokens
     }
 
     pub(super) fn finish(mut self, programs: Vec<Program>) -> (Plan, Option<Print>) {

@@ -17,6 +17,7 @@ use super::store::{self, Store};
 use super::{Batch, Case, Point};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
+use crate::plan::route::dropped;
 use crate::report::Row;
 use crate::spec::{Dtype, LlmSpec};
 use probe::Probe;
@@ -78,6 +79,8 @@ pub struct Counts {
 /// Ways that are costed before it is looked again which are still worth it. The same whatever the number of cores, so
 /// that the same question gives the same rows.
 const ROUND: usize = 16;
+/// The same where one way is looked for.
+const FEW: usize = 4;
 
 /// A way that may be worth a plan.
 #[derive(Clone, Copy)]
@@ -184,8 +187,14 @@ impl Search<'_> {
 
     /// Ways that may fit, the most promising first.
     fn candidates(&self, points: Vec<Point>, counts: &mut Counts) -> Result<Vec<Candidate>> {
+        let room = self.case.cluster.gpu.memory.value.value() - self.case.stack.reserved_memory.value.value();
         let mut by_probe: BTreeMap<Point, Vec<Point>> = BTreeMap::new();
-        points.into_iter().for_each(|point| by_probe.entry(Probe::of(&point, 2)).or_default().push(point));
+        for point in points {
+            match probe::held(self.case, &point) > room {
+                true => counts.too_large += 1,
+                false => by_probe.entry(Probe::of(&point, 2)).or_default().push(point),
+            }
+        }
         counts.probes = by_probe.len();
         let done = std::sync::atomic::AtomicUsize::new(0);
         let probed = by_probe.into_par_iter().map(|(_, points)| {
@@ -194,7 +203,6 @@ impl Search<'_> {
             (self.progress)("ways bounded", done, counts.probes);
             Ok((probe, points))
         });
-        let room = self.case.cluster.gpu.memory.value.value() - self.case.stack.reserved_memory.value.value();
         let mut all = vec![];
         for (probe, points) in probed.collect::<Result<Vec<(Option<Probe>, Vec<Point>)>>>()? {
             for point in points {
@@ -218,7 +226,7 @@ impl Search<'_> {
         costed: &mut Vec<Row>,
         counts: &mut Counts,
     ) -> Result<()> {
-        for round in candidates.chunks(ROUND) {
+        for round in candidates.chunks(if wanted > 1 { ROUND } else { FEW }) {
             let limit = fastest(costed).get(wanted - 1).map_or(ceiling, |row| step(row).min(ceiling));
             let round: Vec<&Candidate> = round.iter().filter(|candidate| candidate.bound < limit).collect();
             if round.is_empty() {
@@ -268,11 +276,16 @@ fn row(case: &Case, point: &Point, limit: f64) -> Result<Row> {
         let timeline = case.cost(&plan)?;
         let mut row = Row::asked(&plan.about, &case.cluster, &case.stack);
         if timeline.step.value() < limit {
-            row.set_layout(&case.footprint(&plan)?, &case.cluster, &case.stack);
+            let room = case.cluster.gpu.memory.value.value() - case.stack.reserved_memory.value.value();
+            let footprint = case.footprint_within(&plan, room as u64)?;
+            row.set_layout(&footprint, &case.place(&plan.about, &case.aside(&plan)));
+            // Other stages were not looked at.
+            row.why = row.why.replacen("memory: needs", "memory: needs at least", 1);
         } else {
             row.why = format!("{SLOW}slower than the best; its memory was not looked at");
         }
         row.set_time(&timeline, plan.about.model_flops, case.peak().value());
+        row.set_dropped(dropped(&plan.routes));
         Ok(row)
     };
     match costed() {

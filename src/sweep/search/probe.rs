@@ -35,8 +35,6 @@ pub struct Probe {
     grads: f64,
     state: f64,
     activations: f64,
-    /// The logits and their gradient, which one stage has and others have not.
-    loss: f64,
 }
 
 /// What of a microbatch's activations the fullest stage keeps for certain.
@@ -55,6 +53,21 @@ const NOT_AGAIN: f64 = 0.7;
 /// the gradients of weights, no more than half of B (DeepSeek-AI, github.com/deepseek-ai/DualPipe, README). 1 / 3, less
 /// what kernels differ.
 const DUALPIPE: f64 = 0.3;
+
+/// Bytes of weights and gradients that a rank holds at least, by their number: what needs no plan.
+pub fn held(case: &Case, point: &Point) -> f64 {
+    let (model, par) = (&case.model, &point.par);
+    if par.zero > 1 {
+        return 0.0;
+    }
+    let experts = model
+        .moe
+        .map_or(0.0, |moe| model.chosen_flops_per_token() / 6.0 * moe.experts as f64 / moe.top_k.max(1) as f64);
+    let rest = (model.params() as f64 - experts).max(0.0);
+    let size = case.dtype.size() as f64;
+    let each = size + if par.options.bf16_grads { size } else { size.max(4.0) };
+    (experts / f64::from(par.ep) + rest / f64::from(par.tp)) / f64::from(par.pp) * each
+}
 
 impl Probe {
     /// The way whose plan the probe of another looks at, with `batches` microbatches. Ways that share it share the probe.
@@ -116,7 +129,6 @@ impl Probe {
             grads,
             state,
             activations,
-            loss: 2.0 * tokens * case.model.vocab as f64 / f64::from(point.par.tp) * case.dtype.size() as f64,
         }))
     }
 
@@ -183,7 +195,6 @@ impl Probe {
         };
         // An optimizer in the host's memory takes none here.
         let state = if par.options.offload_optimizer { 0.0 } else { self.state };
-        let activations = (self.activations - self.loss).max(0.0);
-        (params + grads) / pp + state + KEPT * activations * under_way
+        (params + grads) / pp + state + KEPT * self.activations * under_way
     }
 }

@@ -99,7 +99,7 @@ impl Schedule {
 }
 
 /// Fewer tokens of a sequence leave a rank's kernels too little to do.
-const LEAST_TOKENS: u64 = 1024;
+const LEAST_TOKENS: u64 = 2048;
 /// A microbatch of several sequences has no more tokens a rank.
 const MOST_TOKENS: u64 = 16 << 10;
 const MOST_STAGES: u32 = 64;
@@ -137,7 +137,7 @@ impl Space {
             ring: if has_states { vec![1] } else { split },
             ep: experts(model),
             zero: vec![1, 3],
-            micro_batch: vec![1, 2, 4, 8],
+            micro_batch: vec![1, 2, 4],
             recompute: vec![Recompute::None, Recompute::Full],
             schedules: vec![Schedule::OneF1B, Schedule::Interleaved, Schedule::DualpipeV],
             dispatch: carriers(model, cluster.gpu.architecture),
@@ -261,7 +261,7 @@ fn variants(model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
 
 /// Degrees of expert parallelism: divisors of the experts.
 fn experts(model: &LlmSpec) -> Vec<u32> {
-    const MOST: u64 = 256;
+    const MOST: u64 = 64;
     let Some(moe) = model.moe else { return vec![1] };
     let even = |n: &u64| moe.experts.is_multiple_of(*n) && (n.is_power_of_two() || !moe.experts.is_power_of_two());
     (1..=moe.experts.min(MOST)).filter(even).map(|n| n as u32).collect()
