@@ -217,7 +217,7 @@ fn render(found: &Found) -> String {
         text.push_str(&format!("\nthe best of these with words that make them faster\n{}", ways(&found.refined)));
     }
     text.push_str(&format!(
-        "\nwhat it costs to choose otherwise: the fastest way with each value\n{}",
+        "\nwhat it costs to choose otherwise: the fastest way found with each value\n{}",
         choices(&found.values)
     ));
     text

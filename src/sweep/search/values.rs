@@ -44,7 +44,7 @@ const CHOICES: &[Choice] = &[
 ];
 
 /// Ways that are costed to find one with a value that fits.
-const TRIES: usize = 8;
+const TRIES: usize = 16;
 /// Nobody asks how much slower than this.
 pub const CEILING: f64 = 1.5;
 
