@@ -74,7 +74,7 @@ impl Store {
         self.rows.reserve_exact(more);
     }
 
-    /// Sorts the rows as `points` are and writes them anew.
+    /// Sorts the rows as `points` are and writes them anew. Of a point that was written twice the later row holds.
     pub fn finish(self, points: &[Point]) -> Result<(Vec<Row>, Vec<PathBuf>)> {
         let mut places: Vec<usize> = (0..points.len()).collect();
         places.sort_unstable_by_key(|&at| &points[at]);
@@ -84,6 +84,7 @@ impl Store {
         };
         let mut rows = self.rows;
         rows.retain(|row| place(row).is_some());
+        rows.reverse();
         rows.sort_by_cached_key(place);
         rows.dedup_by_key(|row| Point::of_row(row));
         rewrite(&self.path, &rows)?;

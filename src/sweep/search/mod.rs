@@ -252,11 +252,12 @@ impl Search<'_> {
     /// that takes `limit` or longer, memory is not looked at: it costs most of the time.
     fn cost(&mut self, points: &[Point], limit: f64, keep: bool) -> Result<Vec<Row>> {
         let (case, known) = (self.case, &self.rows);
-        // What was too slow for one limit may not be for another.
-        let usable = |row: &&Row| !is_slow(row) || step(row) >= limit;
-        let rows = points.par_iter().map(|point| match known.get(&key(point)).filter(usable) {
-            Some(row) => Ok((row.clone(), false)),
-            None => Ok((row(case, point, limit)?, true)),
+        // What was too slow for one limit may not be for another, and the other way round: what is found hangs on the
+        // limit alone, and not on what was looked at before.
+        let rows = points.par_iter().map(|point| match known.get(&key(point)) {
+            Some(row) if row.step_time_s.is_some() && step(row) >= limit => Ok((slow(row.clone()), false)),
+            Some(row) if !is_slow(row) => Ok((row.clone(), false)),
+            _ => Ok((row(case, point, limit)?, true)),
         });
         let rows = rows.collect::<Result<Vec<(Row, bool)>>>()?;
         for (row, _) in rows.iter().filter(|(_, new)| *new) {
@@ -275,18 +276,18 @@ fn row(case: &Case, point: &Point, limit: f64) -> Result<Row> {
         let plan: Plan = case.plan(point)?;
         let timeline = case.cost(&plan)?;
         let mut row = Row::asked(&plan.about, &case.cluster, &case.stack);
+        row.set_time(&timeline, plan.about.model_flops, case.peak().value());
+        row.set_dropped(dropped(&plan.routes));
         if timeline.step.value() < limit {
             let room = case.cluster.gpu.memory.value.value() - case.stack.reserved_memory.value.value();
             let footprint = case.footprint_within(&plan, room as u64)?;
             row.set_layout(&footprint, &case.place(&plan.about, &case.aside(&plan)));
             // Other stages were not looked at.
             row.why = row.why.replacen("memory: needs", "memory: needs at least", 1);
+            Ok(row)
         } else {
-            row.why = format!("{SLOW}slower than the best; its memory was not looked at");
+            Ok(slow(row))
         }
-        row.set_time(&timeline, plan.about.model_flops, case.peak().value());
-        row.set_dropped(dropped(&plan.routes));
-        Ok(row)
     };
     match costed() {
         Err(Error::Infeasible(why)) => Ok(case.infeasible(point, why)),
@@ -296,6 +297,25 @@ fn row(case: &Case, point: &Point, limit: f64) -> Result<Row> {
 
 /// The kind of reason of rows whose memory was not looked at.
 const SLOW: &str = "search: ";
+
+/// The row without what was not looked at.
+fn slow(row: Row) -> Row {
+    Row {
+        feasible: false,
+        why: format!("{SLOW}slower than the best; its memory was not looked at"),
+        peak_mem_bytes: None,
+        mem_params_bytes: None,
+        mem_grads_bytes: None,
+        mem_optimizer_bytes: None,
+        mem_activations_bytes: None,
+        mem_workspace_bytes: None,
+        mem_comm_bytes: None,
+        mem_gaps_bytes: None,
+        mem_room_bytes: None,
+        host_mem_bytes: None,
+        ..row
+    }
+}
 
 fn is_slow(row: &Row) -> bool {
     row.why.starts_with(SLOW)
@@ -433,8 +453,17 @@ mod tests {
     fn a_search_goes_on_where_it_was_stopped() {
         let dir = tempfile::tempdir().unwrap();
         let question = Question { space: Space { tp: vec![1], ..dense().space }, ..dense() };
-        let whole = serde_json::to_string(&found(&question, Some(dir.path()))).unwrap();
+        let first = found(&question, Some(dir.path()));
+        let whole = serde_json::to_string(&first).unwrap();
         let path = dir.path().join("rows.csv");
+        // What is said is there, also where it was too slow for a first look at its memory.
+        let kept: Vec<Row> = csv::Reader::from_path(&path).unwrap().deserialize().map(|row| row.unwrap()).collect();
+        let said: Vec<&Row> = first.values.iter().filter_map(|value| value.row.as_ref()).chain(&first.best).collect();
+        assert!(said.len() > 10);
+        for row in said {
+            let same = |other: &&Row| Point::of_row(other) == Point::of_row(row);
+            assert_eq!(kept.iter().find(same), Some(row));
+        }
         let bytes = std::fs::read(&path).unwrap();
         for cut in [bytes.len() / 3, bytes.len() - 5, bytes.len()] {
             std::fs::write(&path, &bytes[..cut]).unwrap();
