@@ -232,7 +232,7 @@ fn counted(counts: &Counts) -> String {
     if counts.do_not_fit > 0 {
         text.push_str(&format!(", {} of which do not fit", counts.do_not_fit));
     }
-    text.push('\n');
+    text.push_str(&format!("; {} more for what other choices cost\n", counts.beside));
     match counts.nearest_bound {
         Some(least) if least < 1.0 => text.push_str(&format!(
             "a way took {} of its bound: another that was not costed may be faster than the last of these by as much\n",

@@ -1,6 +1,6 @@
 //! Which parallelism is fastest? A search over all ways of a space, the most promising first.
 //!
-//! Every way has a bound of its step and of its memory from a [`Probe`] that many ways share. Ways are costed in the
+//! Every way has a bound of its step and of its memory from a probe, a plan that many ways share. Ways are costed in the
 //! order of their bounds, each by its own plan, until no bound that is left is below the slowest of the best so far: what
 //! was not costed cannot be among them. Then words that leave degrees alone are tried on the best. Rows are written as
 //! they are found, and a search that was stopped goes on.
@@ -25,6 +25,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What is asked: the contents of study.json.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -72,6 +73,8 @@ pub struct Counts {
     pub costed: usize,
     /// Costed, but not to be had: memory.
     pub do_not_fit: usize,
+    /// Costed besides, to say what each value of each choice costs; known ones among them.
+    pub beside: usize,
     /// The least that a costed way took, as a multiple of its bound: below 1 a bound was wrong.
     pub nearest_bound: Option<f64>,
 }
@@ -180,7 +183,9 @@ impl Search<'_> {
         self.best_first(&candidates, (self.question.best, f64::INFINITY), &mut costed, &mut counts)?;
         counts.too_slow = candidates.len() - costed.len();
         let best: Vec<Row> = fastest(&costed).into_iter().take(self.question.best).cloned().collect();
-        let values = values::values(self, &candidates, &mut costed, &mut counts)?;
+        let mut beside = Counts { nearest_bound: counts.nearest_bound, ..Counts::default() };
+        let values = values::values(self, &candidates, &mut costed, &mut beside)?;
+        (counts.beside, counts.nearest_bound) = (beside.costed, beside.nearest_bound);
         let refined = refine::refine(self, &best)?;
         Ok(Found { seq_len, global_batch, counts, best, refined, values })
     }
@@ -196,10 +201,10 @@ impl Search<'_> {
             }
         }
         counts.probes = by_probe.len();
-        let done = std::sync::atomic::AtomicUsize::new(0);
+        let done = AtomicUsize::new(0);
         let probed = by_probe.into_par_iter().map(|(_, points)| {
             let probe = Probe::new(self.case, &points[0])?;
-            let done = done.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
+            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
             (self.progress)("ways bounded", done, counts.probes);
             Ok((probe, points))
         });
@@ -394,8 +399,9 @@ mod tests {
             let want: Vec<Row> = fastest(&rows).into_iter().take(question.best).cloned().collect();
             let got = found(&question, None);
             assert_eq!(got.best, want);
-            let Counts { ways, too_large, too_slow, .. } = got.counts;
-            assert!(ways == rows.len() && too_large + too_slow > ways / 4, "{:?}", got.counts);
+            let Counts { ways, too_large, too_slow, costed, .. } = got.counts;
+            assert_eq!((ways, too_large + too_slow + costed), (rows.len(), rows.len()));
+            assert!(costed < 3 * ways / 4, "{:?}", got.counts);
             assert!(got.counts.nearest_bound.unwrap() >= 1.0);
         }
     }
