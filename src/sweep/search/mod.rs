@@ -139,7 +139,10 @@ pub fn search(
     progress: Progress,
 ) -> Result<(Vec<Found>, Vec<PathBuf>)> {
     let case = question.case()?;
-    let store = dir.map(|dir| Store::open(question, dir, fresh)).transpose()?;
+    let mut store = dir.map(|dir| Store::open(question, dir, fresh)).transpose()?;
+    if let Some(store) = store.as_mut().filter(|store| !still_right(&case, store.rows())) {
+        store.clear()?;
+    }
     let rows = store.iter().flat_map(Store::rows).map(|row| (key(&Point::of_row(row)), row.clone())).collect();
     let mut search = Search { case: &case, question, store, rows, progress };
     let mut all = vec![];
@@ -158,6 +161,13 @@ pub fn search(
         files.push(write_refined(dir, &all)?);
     }
     Ok((all, files))
+}
+
+/// Whether this program finds what the first row that has a time says: rows of another version must not be mixed with new
+/// ones.
+fn still_right(case: &Case, rows: &[Row]) -> bool {
+    let Some(known) = rows.iter().find(|row| row.step_time_s.is_some()) else { return true };
+    row(case, &Point::of_row(known), 0.0).is_ok_and(|again| again == slow(known.clone()))
 }
 
 /// Ways with words of their own stand apart: in rows.csv all ways are plain, and can be compared.
@@ -476,6 +486,14 @@ mod tests {
             assert_eq!(serde_json::to_string(&found(&question, Some(dir.path()))).unwrap(), whole);
             assert!(std::fs::read(&path).unwrap() == bytes, "cut at {cut}");
         }
+        // Rows of another version are not believed.
+        let (step, text) = (first.best[0].step_time_s.unwrap(), String::from_utf8(bytes.clone()).unwrap());
+        let times: Vec<f64> = kept.iter().filter_map(|row| row.step_time_s).collect();
+        let older =
+            times.iter().fold(text.clone(), |text, s| text.replace(&format!(",{s},"), &format!(",{},", s / 2.0)));
+        assert!(step > 0.0 && older != text);
+        std::fs::write(&path, older).unwrap();
+        assert_eq!(serde_json::to_string(&found(&question, Some(dir.path()))).unwrap(), whole);
         let other = Question { best: 2, ..question };
         let refused = search(&other, Some(dir.path()), false, &|_, _, _| {}).err().unwrap().to_string();
         assert!(refused.contains("best is 4 there, 2 was asked for"), "{refused}");
