@@ -24,6 +24,7 @@ pub mod stamp;
 pub mod stretch;
 mod tallies;
 pub mod threads;
+pub mod waits;
 
 pub use cold::{cold_bytes, sharing};
 pub use deeds::{Deed, Deeds, Way, Whole};

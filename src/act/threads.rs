@@ -23,7 +23,7 @@ use crate::plan::link::{AtomTable, Line};
 use crate::plan::matching::Matching;
 use crate::plan::turns::Turns;
 use crate::plan::{ExchangeAlgo, OpKind, Phase, Plan};
-use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
+use crate::timeline::{Class, Span, Timeline, Usage, gaps, lane_labels};
 use crate::units::Seconds;
 use hub::Hub;
 use job::slowdown;
@@ -168,10 +168,12 @@ fn slow(shared: &Shared, workers: &[Worker], own: usize) -> f64 {
 
 fn timeline(shared: &Shared, ranks: &[Rank]) -> Timeline {
     let step = ranks.iter().flat_map(|r| r.times.iter().map(|t| t.1)).fold(0.0, f64::max);
+    let times: Vec<&gaps::Times> = ranks.iter().map(|r| r.times.as_slice()).collect();
+    let ready = gaps::readiness(shared.plan, shared.lines, shared.matching, &times);
     let class = |r: &Rank| Class {
         rank: r.rank,
         multiplicity: 1,
-        usage: usage(shared, r, step),
+        usage: usage(shared, r, &ready[r.rank as usize], step),
         spans: spans(shared.line(r.rank), &r.times),
     };
     Timeline { step: Seconds::new(step), classes: ranks.iter().map(class).collect(), lanes: lane_labels(shared.plan) }
@@ -194,23 +196,9 @@ fn spans(line: &Line, times: &[(f64, f64)]) -> Vec<Span> {
     times.iter().enumerate().map(span).collect()
 }
 
-/// What a rank did, and where its kernels stood still: a gap is charged to what ended last before it.
-fn usage(shared: &Shared, rank: &Rank, step: f64) -> Usage {
-    let (line, times) = (shared.line(rank.rank), &rank.times);
+/// What a rank did, and where its kernels stood still.
+fn usage(shared: &Shared, rank: &Rank, ready: &[f64], step: f64) -> Usage {
     let mut usage = shared.sheet.tallies.usage(rank.rank as usize, shared.names, &shared.plan.lanes);
-    let mut wait = |lane: u16, time: f64| usage.waited(&shared.plan.lanes[lane as usize], time);
-    let last = |nodes: &mut dyn Iterator<Item = u32>| {
-        let last = nodes.max_by(|a, b| times[*a as usize].1.total_cmp(&times[*b as usize].1));
-        last.map_or(0, |n| line.nodes[n as usize].lane)
-    };
-    let (mut free, mut busy) = (0.0, 0.0);
-    let kernels = (0..line.nodes.len()).filter(|&i| matches!(line.nodes[i].op.kind, OpKind::Compute { .. }));
-    for i in kernels {
-        wait(last(&mut line.preds(i).iter().copied()), times[i].0 - free);
-        free = times[i].1;
-        busy += times[i].1 - times[i].0;
-    }
-    wait(last(&mut (0..times.len() as u32)), step - free);
-    usage.compute = busy;
+    usage.compute = gaps::charge(shared.plan, shared.line(rank.rank), &rank.times, ready, step, &mut usage);
     usage
 }

@@ -103,6 +103,8 @@ struct Posted<'p> {
     reads: Vec<Atoms>,
     writes: Vec<Atoms>,
     starts: Vec<Stamp>,
+    /// When the bytes that are the last to arrive set off.
+    readies: Vec<u64>,
     ends: Vec<u64>,
 }
 
@@ -154,8 +156,8 @@ impl<'p> Watch<'p> for Across<'p> {
                 *start = Stamp::new(*host, host_lane);
             }
         }
-        let ends = vec![0; n];
-        self.posts.push(Posted { crew, op, lane, reads, writes, starts, ends });
+        let (readies, ends) = (vec![0; n], vec![0; n]);
+        self.posts.push(Posted { crew, op, lane, reads, writes, starts, readies, ends });
         self.open[crew].insert(post);
         self.look(crew);
         Ok(())
@@ -170,6 +172,7 @@ impl<'p> Watch<'p> for Across<'p> {
             }
         }
         rest[0].ends = rest[0].starts.iter().map(|s| s.ps()).collect();
+        rest[0].readies = rest[0].ends.clone();
         Ok(())
     }
 
@@ -236,7 +239,9 @@ impl<'p> Watch<'p> for Across<'p> {
             OpKind::Transfer { engine, .. } | OpKind::Collective { engine, .. } => u32::from(ctas(*engine)),
             _ => 0,
         };
-        for (state, (start, &to)) in walker.ranks.state.iter_mut().zip(post.starts.iter().zip(&post.ends)) {
+        for (class, state) in walker.ranks.state.iter_mut().enumerate() {
+            let (start, to) = (post.starts[class], post.ends[class]);
+            state.recent.note(lane, start, post.readies[class], to);
             if amount > 0 && to > start.ps() {
                 state.sms.push(Held { from: start.ps(), to, amount });
             }
@@ -296,8 +301,10 @@ impl Across<'_> {
         for &(post, class, ports) in ends {
             let ranks = &mut self.walkers[self.posts[post].crew].ranks;
             numbers(ports).for_each(|port| ranks.hold(class, port, ready, ready + longest));
-            let end = &mut self.posts[post].ends[class];
-            *end = (*end).max(ready + latency + longest);
+            let (end, post) = (ready + latency + longest, &mut self.posts[post]);
+            if end > post.ends[class] {
+                (post.readies[class], post.ends[class]) = (ready, end);
+            }
         }
     }
 

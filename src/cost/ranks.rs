@@ -6,6 +6,7 @@ use super::ports::Port;
 pub use crate::act::stamp::Stamp;
 pub use crate::act::stretch::Held;
 use crate::act::stretch::lasting;
+use crate::act::waits::Recent;
 use crate::act::{Act, End, Machine, Meeting, PORTS, Sheet, picoseconds};
 use crate::fold::Fold;
 use crate::plan::link::{Csr, Line};
@@ -22,6 +23,7 @@ pub struct ClassState {
     pub compute_end: u64,
     /// Time the compute lane waited, by the lane it waited for.
     pub waited: Vec<u64>,
+    pub recent: Recent,
 }
 
 /// The last op on every lane, the last to write and to read every atom: thing after thing, class after class.
@@ -117,7 +119,14 @@ pub struct Guess {
 }
 
 /// Not arrived yet.
-const UNKNOWN: u64 = u64::MAX;
+/// When bytes set off, and when they have arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Arrival {
+    ready: u64,
+    end: u64,
+}
+
+const UNKNOWN: Arrival = Arrival { ready: u64::MAX, end: u64::MAX };
 
 /// Where all classes are.
 pub struct Ranks {
@@ -149,8 +158,8 @@ pub struct Ranks {
     // Of the line being walked: nodes, then classes.
     pub starts: Vec<Stamp>,
     pub ends: Vec<Stamp>,
-    /// When the bytes of each meeting have arrived.
-    arrivals: Vec<u64>,
+    /// When the bytes of each meeting have set off, and arrived.
+    arrivals: Vec<Arrival>,
     /// Room to work in.
     pub edges: Vec<(u64, i32)>,
 }
@@ -161,7 +170,7 @@ impl Ranks {
         let none = |things: usize| vec![Stamp::default(); things * classes];
         let stamps = Stamps { lanes: none(lanes), written: none(atoms), read: none(atoms) };
         // One more than there are lanes: the host.
-        let class = ClassState { waited: vec![0; lanes + 1], ..ClassState::default() };
+        let class = ClassState { waited: vec![0; lanes + 1], recent: Recent::new(lanes), ..ClassState::default() };
         let devices = machine.devices.map_or(0, |d| d.iter().max().map_or(0, |m| *m as usize + 1));
         let device = |d: &[u32]| fold.representatives.iter().map(|&r| d[r as usize]).collect();
         Ranks {
@@ -403,8 +412,8 @@ impl Ranks {
         let state = &mut self.state[class];
         if start > state.compute_end {
             // Time lost to a shared device is charged to the compute lane.
-            let lane = if start > ready.ps() { 0 } else { ready.lane() };
-            state.waited[lane as usize] += start - state.compute_end;
+            let by = if start > ready.ps() { Stamp::new(start, 0) } else { ready };
+            state.recent.charge(&mut state.waited, state.compute_end, by);
         }
         let all = self.sms;
         let speed = |held: u32| f64::from(all.saturating_sub(held).max(1)) / f64::from(all);
@@ -440,26 +449,28 @@ impl Ranks {
     fn arrive(&mut self, sheet: &Sheet, lane: u16, node: usize, classes: Range<usize>) {
         for class in classes {
             let cell = node * self.classes + class;
-            let start = self.starts[cell].ps();
+            let (launched, start) = (self.starts[cell], self.starts[cell].ps());
             let (meetings, ctas) = match sheet.act(node, class) {
                 Act::Meet { first, count, ctas } => (sheet.met(first, count), u32::from(ctas)),
                 _ => (&[][..], 0),
             };
-            let end = match sheet.act(node, class) {
-                Act::Aside { duration } => start + duration,
-                _ => meetings.iter().map(|&m| self.arrivals[m as usize]).max().unwrap_or(start),
+            let last = meetings.iter().map(|&m| self.arrivals[m as usize]).max_by_key(|arrival| arrival.end);
+            let Arrival { ready, end } = match sheet.act(node, class) {
+                Act::Aside { duration } => Arrival { ready: start, end: start + duration },
+                _ => last.unwrap_or(Arrival { ready: start, end: start }),
             };
             // A communication kernel holds its SMs from its launch to its end.
             if ctas > 0 && end > start {
                 self.state[class].sms.push(Held { from: start, to: end, amount: ctas });
             }
+            self.state[class].recent.note(lane, launched, ready, end);
             self.ends[cell] = Stamp::new(end, lane);
         }
     }
 
     /// When the bytes of a meeting have arrived, which set off when its last member has started. While k
     /// transfers that were posted before hold the busiest of its ports, it has 1 / (k + 1) of it.
-    fn arrival(&mut self, sheet: &Sheet, meeting: &Meeting) -> u64 {
+    fn arrival(&mut self, sheet: &Sheet, meeting: &Meeting) -> Arrival {
         let ends = sheet.ends(meeting);
         let start = |end: &End| self.starts[end.node as usize * self.classes + end.class as usize].ps();
         let ready = ends.iter().map(start).max().unwrap_or(0);
@@ -477,7 +488,7 @@ impl Ranks {
                 self.hold(class, port, ready, ready + longest);
             }
         }
-        ready + meeting.latency + longest
+        Arrival { ready, end: ready + meeting.latency + longest }
     }
 
     /// Bytes of a class hold a port.
@@ -540,9 +551,8 @@ impl Ranks {
         let (state, last) = (&self.state[class], self.last(class));
         let mut waited = state.waited.clone();
         // After its last kernel a rank waits for its own last transfer, and then for the others.
-        let own = last.ps().max(state.compute_end);
-        waited[last.lane() as usize] += own - state.compute_end;
-        waited[0] += end - own;
+        state.recent.charge(&mut waited, state.compute_end, last);
+        waited[Recent::OTHERS] += end - last.ps().max(state.compute_end);
         waited
     }
 

@@ -335,6 +335,7 @@ pub trait Course {
                 (held.from, held.to) = (held.from + by, held.to + by);
             }
             state.compute_end += by;
+            state.recent.later(floor, by);
             state.waited.iter_mut().zip(waited).for_each(|(now, was)| *now += (*now - was) * left);
         }
         for (segment, runs) in self.runs().iter_mut().enumerate() {

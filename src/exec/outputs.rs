@@ -6,9 +6,10 @@ use super::rank::{Done, Times};
 use super::transport::Hub;
 use crate::error::Result;
 use crate::plan::link::Line;
+use crate::plan::matching::Matching;
 use crate::plan::memory::SlotId;
 use crate::plan::{Axis, Feed, Inputs, OpKind, Param, Plan, Share, TensorId};
-use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
+use crate::timeline::{Class, Span, Timeline, Usage, gaps, lane_labels};
 use crate::units::Seconds;
 use std::collections::BTreeMap;
 
@@ -180,9 +181,11 @@ fn logits(plan: &Plan, inputs: &Inputs, done: &[Done]) -> Vec<Vec<f64>> {
 fn timeline(plan: &Plan, lines: &[Line], done: &[Done]) -> Timeline {
     let last = |times: &Times| times.iter().map(|t| t.1).fold(0.0, f64::max);
     let step = done.iter().map(|d| last(&d.times)).fold(0.0, f64::max);
+    let times: Vec<&gaps::Times> = done.iter().map(|d| d.times.as_slice()).collect();
+    let ready = gaps::readiness(plan, lines, &Matching::new(plan, lines), &times);
     let class = |(rank, done): (usize, &Done)| {
         let line = &lines[plan.program_of(rank as u32) as usize];
-        let usage = usage(plan, line, &done.times, step);
+        let usage = usage(plan, line, &done.times, &ready[rank], step);
         Class { rank: rank as u32, multiplicity: 1, usage, spans: spans(line, &done.times) }
     };
     let classes = done.iter().enumerate().map(class).collect();
@@ -210,26 +213,14 @@ fn spans(line: &Line, times: &Times) -> Vec<Span> {
     times.iter().enumerate().map(span).collect()
 }
 
-/// Busy and waiting time of a rank. A gap on the compute lane is charged to whatever ended last before it.
-fn usage(plan: &Plan, line: &Line, times: &Times, step: f64) -> Usage {
+/// Busy and waiting time of a rank.
+fn usage(plan: &Plan, line: &Line, times: &Times, ready: &[f64], step: f64) -> Usage {
     let mut usage = Usage::default();
-    let mut wait = |lane: u16, time: f64| usage.waited(&plan.lanes[lane as usize], time);
-    let ended_last = |nodes: &mut dyn Iterator<Item = u32>| {
-        nodes
-            .max_by(|a, b| times[*a as usize].1.total_cmp(&times[*b as usize].1))
-            .map_or(0, |n| line.nodes[n as usize].lane)
-    };
-    let mut free = 0.0;
-    let mut by_kernel: BTreeMap<&'static str, f64> = BTreeMap::new();
+    usage.compute = gaps::charge(plan, line, times, ready, step, &mut usage);
     for (i, &(start, end)) in times.iter().enumerate() {
         if plan.lanes[line.nodes[i].lane as usize].computes() {
-            wait(ended_last(&mut line.preds(i).iter().copied()), start - free);
-            free = end;
-            *by_kernel.entry(what(line, i)).or_default() += end - start;
+            *usage.by_kernel.entry(what(line, i)).or_default() += end - start;
         }
     }
-    wait(ended_last(&mut (0..times.len() as u32)), step - free);
-    usage.compute = by_kernel.values().sum();
-    usage.by_kernel = by_kernel;
     usage
 }

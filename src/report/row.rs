@@ -56,14 +56,14 @@ pub struct Row {
     pub compute_s: Option<f64>,
     /// The sum of the six columns that follow and `exposed_offload_s`.
     pub exposed_comm_s: Option<f64>,
-    /// Zero: to wait along the pipeline is `bubble_s`.
+    /// Of the pipeline, while bytes are under way; to wait for a stage that has not sent yet is `bubble_s`.
     pub exposed_pp_s: Option<f64>,
     pub exposed_dp_s: Option<f64>,
     pub exposed_cp_s: Option<f64>,
     pub exposed_up_s: Option<f64>,
     pub exposed_tp_s: Option<f64>,
     pub exposed_ep_s: Option<f64>,
-    /// Waiting for the kernels of other ranks: along the pipeline, or of those that end the step later.
+    /// Waiting for other ranks: along the pipeline, of those that have more to do, or that end the step later.
     pub bubble_s: Option<f64>,
     /// Waiting for the CPU to issue the next op.
     pub host_s: Option<f64>,
@@ -244,22 +244,19 @@ impl Row {
         let step = timeline.step.value();
         let gpus = f64::from(self.gpus);
         let exposed = |axes: &[Axis]| axes.iter().filter_map(|a| usage.exposed.get(a)).sum::<f64>();
-        let all: f64 = usage.exposed_total() + usage.offload;
-        // To wait for another rank's kernels is no communication.
-        let bubble = exposed(&[Axis::Pp]);
         self.step_time_s = number(step);
         self.tokens_per_s_per_gpu = number(self.global_batch as f64 * self.seq_len as f64 / step / gpus);
         self.mfu = number(model_flops / gpus / step / peak);
         self.hfu = number(usage.flops / step / peak);
         self.compute_s = number(usage.compute);
-        self.exposed_comm_s = number(all - bubble);
-        self.exposed_pp_s = number(0.0);
+        self.exposed_comm_s = number(usage.exposed_total() + usage.offload);
+        self.exposed_pp_s = number(exposed(&[Axis::Pp]));
         self.exposed_dp_s = number(exposed(&[Axis::Dp, Axis::Shard]));
         self.exposed_cp_s = number(exposed(&[Axis::Cp]));
         self.exposed_up_s = number(exposed(&[Axis::Up]));
         self.exposed_tp_s = number(exposed(&[Axis::Tp]));
         self.exposed_ep_s = number(exposed(&[Axis::Ep, Axis::Etp, Axis::Edp]));
-        self.bubble_s = number(bubble + usage.turns);
+        self.bubble_s = number(usage.turns);
         self.host_s = number(usage.host);
         self.bytes_scale_up = number(usage.bytes_scale_up);
         self.bytes_scale_out = number(usage.bytes_scale_out);

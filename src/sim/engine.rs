@@ -159,9 +159,8 @@ impl<'p> Engine<'p> {
             Event::KernelEnds { class, op } => self.kernel_ends(class, op),
             Event::AsideEnds { class, op } => {
                 let run = &self.runs[class as usize];
-                let lane = self.scripts[run.program].lane(op);
                 if run.health.dead >= self.now {
-                    self.end(class, op, Stamp::new(self.now, lane));
+                    self.end_beside(class, op, None);
                 }
             }
             Event::Arrives { meeting, version } => {
@@ -244,7 +243,7 @@ impl<'p> Engine<'p> {
         let start = run.cell(&self.scripts[run.program], op).start;
         let (now, mut noise) = (start.ps(), run.noise[start.lane() as usize]);
         if now > run.compute_end {
-            run.waited[start.lane() as usize] += now - run.compute_end;
+            run.recent.charge(&mut run.waited, run.compute_end, start);
         }
         if run.kernels.is_empty() {
             run.sms.retain(|taken| taken.held.to > now);
@@ -288,6 +287,15 @@ impl<'p> Engine<'p> {
         let lane = self.scripts[run.program].lane(op);
         run.noise[lane as usize] = noise;
         self.end(class, op, Stamp::new(now, lane));
+    }
+
+    /// An op beside the compute lane is over now; `ready`: when all who take part had come, where there are some.
+    pub(super) fn end_beside(&mut self, class: u32, op: u32, ready: Option<u64>) {
+        let run = &mut self.runs[class as usize];
+        let script = &self.scripts[run.program];
+        let (lane, start) = (script.lane(op), run.cell(script, op).start);
+        run.recent.note(lane, start, ready.unwrap_or(start.ps()), self.now);
+        self.end(class, op, Stamp::new(self.now, lane));
     }
 
     /// An op is over: those that wait for nothing else can begin.

@@ -289,7 +289,7 @@ impl Engine<'_> {
                     run.kept[party.op as usize].by = by;
                 }
                 self.give_sms(party.class, party.op);
-                self.end(party.class, party.op, Stamp::new(self.now, lane));
+                self.end_beside(party.class, party.op, Some(ready));
             }
         }
         self.meetings.get_mut(id).parties = parties;

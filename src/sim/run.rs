@@ -8,6 +8,7 @@ use super::script::Script;
 use crate::act::PORTS;
 use crate::act::stamp::Stamp;
 use crate::act::stretch::Held;
+use crate::act::waits::Recent;
 use std::collections::VecDeque;
 
 /// An op that is neither over nor out of sight.
@@ -89,6 +90,7 @@ pub struct Run {
     /// When the compute lane was last busy, and how long it waited, by the lane it waited for.
     pub compute_end: u64,
     pub waited: Vec<u64>,
+    pub recent: Recent,
     /// Every op, if they are kept.
     pub kept: Vec<Kept>,
 }
@@ -113,6 +115,7 @@ impl Run {
             compute_end: 0,
             // One more than there are lanes: the host.
             waited: vec![0; lanes + 1],
+            recent: Recent::new(lanes),
             kept: if keep { vec![Kept::default(); len as usize] } else { vec![] },
         }
     }
