@@ -270,6 +270,11 @@ fn pairs() -> Vec<Case> {
         Case { mla: true, ..of("dualpipe-v+recompute-mla-up", 8, 2, 5, Parallelism { pp: 2, vp: 2, ..one }) },
         Case { mla: true, ..of("recompute-mla-up", 3, 0, 4, Parallelism { tp: 2, ring: 2, ep: 4, ..one }) },
         of("dualpipe-v+dispatch-deepep-v1-normal", 12, 0, 7, Parallelism { pp: 3, vp: 2, ..one }),
+        of("recompute-act+recompute-norm+overlap-shared", 6, 2, 3, Parallelism { pp: 2, ..one }),
+        Case {
+            mla: true,
+            ..of("dualpipe-v+recompute-act+recompute-norm+recompute-mla-up", 8, 2, 5, Parallelism { pp: 2, vp: 2, ..one })
+        },
         Case {
             mla: true,
             ..of("dispatch-allgather+overlap-shared", 5, 2, 2, Parallelism { tp: 2, ring: 2, ep: 4, ..one })
@@ -295,6 +300,7 @@ fn gradients_of_weights_come_later() {
         ("overlap-shared+dispatch-deepep-v1-normal", 5, 2, 4, false, Parallelism { pp: 2, dp: 4, ep: 4, ..one }),
         ("dispatch-deepep-v1-ll+no-overlap-grad", 4, 1, 5, true, Parallelism { pp: 4, ..one }),
         ("dispatch-allgather", 6, 3, 4, true, Parallelism { pp: 3, tp: 2, ring: 2, ep: 4, ..one }),
+        ("recompute-act+recompute-norm", 4, 1, 3, true, Parallelism { pp: 2, ..one }),
     ] {
         let of = |words: &str| {
             let moe = MoeSpec { dense_layers, ..moe };

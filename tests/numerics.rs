@@ -485,6 +485,47 @@ fn sums_behind_the_backward_pass() {
     }
 }
 
+/// What norms and activations leave made again for the backward pass, and logits a few tokens at a time: to the bit what is
+/// kept, but for the order in which a table's gradient is summed.
+#[test]
+fn what_is_made_again_or_piece_by_piece() {
+    let (none, selective) = (Recompute::None, Recompute::Selective);
+    for (family, words, recompute, par) in [
+        (llama as Family, "recompute-act", none, Parallelism { dp: 2, zero: 3, ..Parallelism::default() }),
+        (llama, "recompute-norm", none, Parallelism { ring: 2, ulysses: 2, ..Parallelism::default() }),
+        (llama, "recompute-act+recompute-norm", none, Parallelism { tp: 2, pp: 2, ..Parallelism::default() }),
+        (llama, "recompute-act+recompute-norm+tp-overlap", selective, Parallelism { tp: 2, ..Parallelism::default() }),
+        (llama, "recompute-act+recompute-norm+zb-h1", none, Parallelism { pp: 2, dp: 2, ..Parallelism::default() }),
+        (llama, "recompute-act+recompute-norm+v-half", none, Parallelism { pp: 2, vp: 2, ..Parallelism::default() }),
+        (gpt2, "recompute-act+recompute-norm+no-sp", none, Parallelism { tp: 3, ..Parallelism::default() }),
+        (palm, "recompute-act+recompute-norm", none, Parallelism { tp: 2, zero: 1, ..Parallelism::default() }),
+        (neox, "recompute-norm+recompute-act", none, Parallelism { tp: 2, ..Parallelism::default() }),
+        (latent, "recompute-norm+recompute-mla-up", none, Parallelism { tp: 2, ring: 2, ..Parallelism::default() }),
+    ] {
+        let of = |words: &str| {
+            let par = Parallelism { options: words.parse().unwrap(), recompute, ..par };
+            let layers = 2 * u64::from(par.pp * par.vp);
+            Case { family, kv_heads: 6, group: 1, ffn: 12, layers, batch: 2, microbatches: 3, par, ..case() }
+        };
+        holds(&of(words), 1e-10);
+        let rest = words.split('+').filter(|word| !["recompute-act", "recompute-norm"].contains(word));
+        let rest: Vec<&str> = rest.collect();
+        let [kept, again] = [&rest.join("+"), words].map(|words| run(&Case { dtype: Dtype::F32, ..of(words) }.plan()));
+        assert_eq!((kept.loss, kept.grads), (again.loss, again.grads), "{words}");
+    }
+    for (words, tie, par) in [
+        ("loss-chunks-2", false, Parallelism { dp: 2, zero: 1, ..Parallelism::default() }),
+        ("loss-chunks-5", true, Parallelism { tp: 2, ring: 2, ..Parallelism::default() }),
+        ("loss-chunks-7+wide-loss+add-grads+no-sp", false, Parallelism { tp: 2, pp: 2, ..Parallelism::default() }),
+        ("loss-chunks-3+zb-h1", true, Parallelism { pp: 2, ..Parallelism::default() }),
+        ("loss-chunks-10000", false, Parallelism { ulysses: 2, zero: 3, ..Parallelism::default() }),
+    ] {
+        let par = Parallelism { options: words.parse().unwrap(), ..par };
+        let layers = 2 * u64::from(par.pp);
+        holds(&Case { layers, microbatches: 2, kv_heads: 2, tie, par, ..case() }, 1e-10);
+    }
+}
+
 /// What frameworks leave to kernels of their own: the sum of a weight's gradients, and the copy of logits for the loss.
 #[test]
 fn sums_and_losses_of_kernels_of_their_own() {

@@ -12,6 +12,8 @@ const MOST: usize = 4;
 /// host's memory.
 const RECOMPUTED: f64 = 0.8;
 const OFFLOADED: f64 = 0.9;
+/// And what norms and activations leave: two and the width of the network, of what a layer of Llama 3 keeps.
+const LITTLE_AGAIN: f64 = 0.3;
 
 /// How many times a degree is tried.
 const MULTIPLES: [u32; 6] = [2, 4, 8, 16, 32, 64];
@@ -67,12 +69,14 @@ impl Asked<'_> {
         let mut all: Vec<Remedy> = self.sharding(excess).into_iter().chain(self.narrower()).collect();
         all.extend(self.fewer_at_a_time());
         all.extend(self.carried_by_nccl());
+        all.extend(self.logits_in_pieces());
         all.extend(self.degree(excess, "ep", u32::MAX, |par, n| par.ep *= n));
         all.extend(
             self.degree(excess, "ulysses", node, |par, n| (par.ulysses, par.dp) = (par.ulysses * n, par.dp / n)),
         );
         all.extend(self.degree(excess, "tp", node, |par, n| (par.tp, par.dp) = (par.tp * n, par.dp / n)));
         all.extend(self.degree(excess, "ring", u32::MAX, |par, n| (par.ring, par.dp) = (par.ring * n, par.dp / n)));
+        all.extend(self.little_again());
         all.extend(self.again());
         all.extend(self.degree(excess, "pp", u32::MAX, |par, n| (par.pp, par.dp) = (par.pp * n, par.dp / n)));
         all.extend(self.away(excess));
@@ -199,6 +203,35 @@ impl Asked<'_> {
         let rest = (self.model.params() as f64 - all).max(0.0) / f64::from(self.about.par.tp.max(1));
         let own = all / f64::from(self.about.par.ep.max(1));
         own / (own + rest)
+    }
+
+    /// Logits of an eighth of a microbatch at a time, where there is a workspace of all of them.
+    fn logits_in_pieces(&self) -> Option<Remedy> {
+        const PIECES: u32 = 8;
+        let (about, par) = (self.about, &self.about.par);
+        let tokens = about.micro_batch * about.seq_len / u64::from(par.ring * par.ulysses);
+        let bytes = if about.dtype == Dtype::F32.name() { 4 } else { 2 };
+        let logits = (tokens * self.model.vocab / u64::from(par.tp) * bytes) as f64;
+        // Where they are the most of it, what else there is at another time takes their place.
+        let workspace = self.row.mem_workspace_bytes.unwrap_or(0) as f64;
+        let saves = (1.0 - 1.0 / f64::from(PIECES)) * logits.min(workspace) / 2.0;
+        let there = par.options.loss_chunks > 0 || logits > workspace;
+        (!there).then(|| {
+            self.remedy(format!("options loss-chunks-{PIECES}"), saves, |par| par.options.loss_chunks = PIECES)
+        })
+    }
+
+    /// Norms and activations, which take no products to make again.
+    fn little_again(&self) -> Option<Remedy> {
+        let kept = self.row.mem_activations_bytes.unwrap_or(0) as f64;
+        let options = self.about.par.options;
+        let there = options.recompute_act && options.recompute_norm;
+        let words = "options recompute-act+recompute-norm";
+        (!there).then(|| {
+            self.remedy(words.into(), LITTLE_AGAIN * kept, |par| {
+                (par.options.recompute_act, par.options.recompute_norm) = (true, true);
+            })
+        })
     }
 
     fn again(&self) -> Option<Remedy> {

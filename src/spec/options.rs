@@ -87,6 +87,12 @@ pub struct Options {
     /// What latent attention projects up is not kept: norms and products behind what is compressed run again in the
     /// backward pass.
     pub recompute_mla_up: bool,
+    /// The output of a feed-forward network's activation is not kept, but made again for the gradient of the product behind it.
+    pub recompute_act: bool,
+    /// The outputs of norms are not kept, but made again for the products behind them.
+    pub recompute_norm: bool,
+    /// The head and the loss go through a microbatch in so many pieces, logits being made of one at a time; 0: at once.
+    pub loss_chunks: u32,
     /// Of a hybrid, layers of experts keep their inputs alone, and run again in the backward pass.
     pub recompute_moe: bool,
     /// Low-latency kernels send, return, and receive when asked.
@@ -106,7 +112,7 @@ pub struct Options {
 }
 
 fn is_numbered(name: &str) -> bool {
-    ["replicas-", "shard-", "first-stage-", "last-stage-", "shadow-", "capacity-"]
+    ["replicas-", "shard-", "first-stage-", "last-stage-", "shadow-", "capacity-", "loss-chunks-"]
         .iter()
         .any(|start| name.starts_with(start))
 }
@@ -127,6 +133,11 @@ impl Options {
         if let Some(n) = name.strip_prefix("shard-") {
             let wrong = || format!("{name:?}: {n:?} is no number of ranks above 1; write shard-8");
             self.shard = n.parse().ok().filter(|n| *n > 1).ok_or_else(wrong)?;
+            return Ok(true);
+        }
+        if let Some(n) = name.strip_prefix("loss-chunks-") {
+            let wrong = || format!("{name:?}: {n:?} is no number of pieces above 1; write loss-chunks-8");
+            self.loss_chunks = n.parse().ok().filter(|n| *n > 1).ok_or_else(wrong)?;
             return Ok(true);
         }
         for (start, layers) in [("first-stage-", &mut self.first_stage), ("last-stage-", &mut self.last_stage)] {
@@ -161,6 +172,7 @@ impl fmt::Display for Options {
         words.extend(self.last_stage.map(|n| format!("last-stage-{n}")));
         words.extend((self.capacity != Capacity::Unlimited).then(|| format!("capacity-{}", self.capacity)));
         words.extend((self.shadow > 0).then(|| format!("shadow-{}", self.shadow)));
+        words.extend((self.loss_chunks > 0).then(|| format!("loss-chunks-{}", self.loss_chunks)));
         f.write_str(&if words.is_empty() { "default".into() } else { words.join("+") })
     }
 }
@@ -220,6 +232,7 @@ mod tests {
             "replicas-32",
             "shadow-2",
             "stripe+replicas-8+shard-4+capacity-1.25",
+            "loss-chunks-8",
             "capacity-pad:2",
             "capacity-tutel:-1.5",
         ] {
@@ -230,6 +243,7 @@ mod tests {
             ("replicas-x", "replicas-32"),
             ("shadow-0", "above 0"),
             ("shard-1", "above 1"),
+            ("loss-chunks-1", "loss-chunks-8"),
             ("capacity-1.255", "two decimals"),
             ("capacity--1", "not above 0"),
             ("capacity-half:1", "no rule"),

@@ -15,6 +15,8 @@ pub struct Head {
     /// Tokens of a microbatch, or of a chunk of it where it goes chunk by chunk.
     tokens: u64,
     chunks: u64,
+    /// Rows of logits that there are at a time.
+    rows: u64,
     hidden: u64,
     /// All of the vocabulary, and this rank's columns of it.
     vocab: u64,
@@ -63,23 +65,24 @@ impl Head {
     pub fn new(b: &mut Builder, model: &LlmSpec, layer: &Layer, tokens_of_step: u64) -> Head {
         let (tp, shape) = (layer.tp, layer.core.shape());
         let chunks = layer.chunk_count();
-        let (tokens, rows) = (layer.tokens() / chunks, layer.residual_rows() / chunks);
+        let (tokens, shared) = (layer.tokens() / chunks, layer.residual_rows() / chunks);
+        let rows = tokens.div_ceil(layer.loss_chunks.max(1));
         let (h, v) = (model.hidden, model.vocab);
         let cols = v.div_ceil(tp.ranks);
         let mut weights = Weights::new(&tp);
-        let norms = Norms::new(model, rows);
+        let norms = Norms::new(model, shared);
         let norm = norms.weights(&mut weights, "model.norm.weight", "model.norm.bias");
         let table = (!model.tie_embeddings).then(|| weights.cut("lm_head.weight", &[v, h], 0, &[v]));
         let mut temp = |name, rows, row| b.tensor(name, &[rows, row], shape.dtype, TensorKind::Workspace, 1);
         let (normed, logits, d_normed) =
-            (temp("normed", rows, h), temp("logits", tokens, cols), temp("d_head", rows, h));
+            (temp("normed", shared, h), temp("logits", rows, cols), temp("d_head", shared, h));
         let dw =
             layer.add_grads.then(|| b.tensor("lm_head_product", &[cols * h], shape.dtype, TensorKind::Workspace, 1));
         let wide =
-            layer.wide_loss.then(|| b.tensor("wide_logits", &[tokens, cols], shape.acc, TensorKind::Workspace, 1));
+            layer.wide_loss.then(|| b.tensor("wide_logits", &[rows, cols], shape.acc, TensorKind::Workspace, 1));
         let parallel = (tp.ranks > 1).then(|| {
             let stats = |b: &mut Builder, name, ranks| {
-                b.tensor(name, &[ranks * tokens, 2], shape.acc, TensorKind::CommBuffer, 1)
+                b.tensor(name, &[ranks * rows, 2], shape.acc, TensorKind::CommBuffer, 1)
             };
             Parallel {
                 input: tp.room(b, "tp_head_input", tokens, h),
@@ -92,7 +95,7 @@ impl Head {
         let scale = 1.0 / tokens_of_step as f64;
         #[rustfmt::skip]
         let head = Head {
-            tokens, chunks, hidden, vocab, cols, scale, acc, grads, tp, weights, norms, norm, table, normed, logits, wide,
+            tokens, chunks, rows, hidden, vocab, cols, scale, acc, grads, tp, weights, norms, norm, table, normed, logits, wide,
             d_normed, dw, parallel,
         };
         head
@@ -129,26 +132,21 @@ impl Head {
     }
 
     fn run_chunk(&self, b: &mut Builder, at: HeadWeights, targets: Buf, x: Buf, loss: Buf, dx: [Buf; 2]) {
-        let (n, h, v, tp) = (self.tokens, self.hidden, self.cols, &self.tp);
+        let (n, h, tp) = (self.tokens, self.hidden, &self.tp);
         let [norm_w, norm_g] = at.own.map(|flat| flat.rows(self.norm[0], self.norm[1]));
-        let [w, g] = at.table;
         let (input_room, partial) = self.parallel.as_ref().map_or((None, None), |p| (p.input, p.partial));
         let sums = partial.unwrap_or(self.d_normed);
         self.norms.forward(b, "final_norm", x, norm_w, self.normed);
         let input = tp.gather(b, "lm_head_gather", self.normed, input_room);
-        b.compute("lm_head", linear(n, v, h, false), &[input, w], &[self.logits]);
-        match self.wide {
-            Some(wide) => {
-                let cast = Kernel::Cast { elems: n * v };
-                b.compute("logits_widen", cast.clone(), &[self.logits], &[wide]);
-                self.loss(b, wide, targets, loss, at.part);
-                b.compute("logits_narrow", cast, &[wide], &[self.logits]);
+        match self.rows == n {
+            true => self.piece(b, at, [0, n], [input, targets, loss, sums]),
+            false => {
+                for piece in 0..n.div_ceil(self.rows) {
+                    let rows = [piece * self.rows, n.min((piece + 1) * self.rows)];
+                    b.labelled(format!(".{piece}"), |b| self.piece(b, at, rows, [input, targets, loss, sums]));
+                }
             }
-            None => self.loss(b, self.logits, targets, loss, at.part),
         }
-        b.compute("lm_head_dx", linear_dx(n, h, v, false), &[self.logits, w], &[sums]);
-        tp.reduce(b, "lm_head_bwd_reduce", sums, self.d_normed);
-        weight_grad(b, "lm_head_dw", linear_dw(v, h, n, false), [self.logits, input], g, self.dw);
         // The norm's gradient is added to a residual everywhere but here, where there is none.
         if self.chunks == 1 {
             b.compute("no_residual", Kernel::Fill { elems: self.norms.rows * h }, &[], &[dx[1]]);
@@ -156,21 +154,48 @@ impl Head {
         self.norms.backward(b, "final_norm_bwd", x, [norm_w, norm_g], self.d_normed, dx[1], dx[0]);
     }
 
-    /// The logits become their own gradient.
-    fn loss(&self, b: &mut Builder, logits: Buf, targets: Buf, loss: Buf, part: f64) {
-        let (rows, cols, vocab, scale) = (self.tokens, self.cols, self.vocab, self.scale * part);
+    /// Logits, the loss and their gradients of some rows of the head's input, these going to `sums`; behind the last rows
+    /// `sums` are summed over the ranks.
+    fn piece(&self, b: &mut Builder, at: HeadWeights, rows: [u64; 2], [input, targets, loss, sums]: [Buf; 4]) {
+        let (n, h, v) = (rows[1] - rows[0], self.hidden, self.cols);
+        let [w, g] = at.table;
+        let of = |all: Buf| if n == self.tokens { all } else { all.rows(rows[0], rows[1]) };
+        let first = |room: Buf| if n == self.rows { room } else { room.rows(0, n) };
+        let ([input, targets, d_input], logits) = ([input, targets, sums].map(of), first(self.logits));
+        b.compute("lm_head", linear(n, v, h, false), &[input, w], &[logits]);
+        match self.wide.map(first) {
+            Some(wide) => {
+                let cast = Kernel::Cast { elems: n * v };
+                b.compute("logits_widen", cast.clone(), &[logits], &[wide]);
+                self.loss(b, n, wide, targets, loss, at.part);
+                b.compute("logits_narrow", cast, &[wide], &[logits]);
+            }
+            None => self.loss(b, n, logits, targets, loss, at.part),
+        }
+        b.compute("lm_head_dx", linear_dx(n, h, v, false), &[logits, w], &[d_input]);
+        if rows[1] == self.tokens {
+            self.tp.reduce(b, "lm_head_bwd_reduce", sums, self.d_normed);
+        }
+        weight_grad(b, "lm_head_dw", linear_dw(v, h, n, false), [logits, input], g, self.dw);
+    }
+
+    /// The logits of `rows` tokens become their own gradient.
+    fn loss(&self, b: &mut Builder, rows: u64, logits: Buf, targets: Buf, loss: Buf, part: f64) {
+        let (cols, vocab, scale) = (self.cols, self.vocab, self.scale * part);
         let Some(p) = &self.parallel else {
             let kernel = Kernel::CrossEntropy { rows, vocab, scale };
             b.compute("cross_entropy", kernel, &[logits, targets, loss], &[logits, loss]);
             return;
         };
         let part = crate::plan::VocabPart { rows, cols, vocab, axis: Axis::Tp };
-        b.compute("loss_stats", Kernel::VocabStats(part), &[logits, targets], &[p.stats]);
+        let first = |room: Buf, ranks: u64| if rows == self.rows { room } else { room.rows(0, ranks * rows) };
+        let (stats, all_stats) = (first(p.stats, 1), first(p.all_stats, self.tp.ranks));
+        b.compute("loss_stats", Kernel::VocabStats(part), &[logits, targets], &[stats]);
         let group = Group::axes(&[Axis::Tp]);
         let via = Via { group: &group, index: 0, engine: self.tp.engine };
-        b.collective("loss_stats_gather", via, CollectiveKind::AllGather, p.stats, p.all_stats, self.acc);
+        b.collective("loss_stats_gather", via, CollectiveKind::AllGather, stats, all_stats, self.acc);
         let kernel = Kernel::VocabCrossEntropy { part, ranks: self.tp.ranks, scale };
-        b.compute("cross_entropy", kernel, &[logits, targets, p.all_stats, loss], &[logits, loss]);
+        b.compute("cross_entropy", kernel, &[logits, targets, all_stats, loss], &[logits, loss]);
     }
 
     /// What tensor-parallel ranks have to add up of the head's gradient before it is whole.

@@ -224,6 +224,18 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.recompute_mla_up,
     },
     Word {
+        name: "recompute-act",
+        about: "the backward pass makes the output of a network's activation again, experts' too, in place of keeping it (DeepSeek-V3; Megatron Core's recompute-modules moe_act; Liger's SwiGLU)",
+        set: |o| o.recompute_act = true,
+        is_set: |o| o.recompute_act,
+    },
+    Word {
+        name: "recompute-norm",
+        about: "the backward pass makes the outputs of norms again, in place of keeping them (DeepSeek-V3; Megatron Core's recompute-modules layernorm)",
+        set: |o| o.recompute_norm = true,
+        is_set: |o| o.recompute_norm,
+    },
+    Word {
         name: "recompute-moe",
         about: "hybrids: layers of experts run again in the backward pass, with their exchanges (Megatron Core's recompute-modules moe)",
         set: |o| o.recompute_moe = true,
@@ -345,5 +357,9 @@ pub const NUMBERED: &[(&str, &str)] = &[
         "pipeline: N layers on the first stage, the others sharing the rest (Megatron-LM's decoder-first-pipeline-num-layers)",
     ),
     ("last-stage-N", "the same of the last stage"),
+    (
+        "loss-chunks-N",
+        "head and loss in N pieces of a microbatch: logits and their gradient are those of one piece at a time (Liger's fused linear cross-entropy, torchtune's chunked loss)",
+    ),
     ("capacity-HOW", "what an expert takes of a rank's tokens: 1.25, pad:1.25, tutel:1.25 or tutel:0; as --capacity"),
 ];

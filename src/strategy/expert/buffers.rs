@@ -14,7 +14,8 @@ pub struct Saved {
     pub(super) x: Buf,
     pub(super) weighs: Buf,
     pub(super) gate_up: Buf,
-    pub(super) act: Buf,
+    /// None where it is made again.
+    pub(super) act: Option<Buf>,
     /// The sum of a token's experts, where it is projected back.
     pub(super) sum: Option<Buf>,
     /// Weights of shadowed experts.
@@ -22,14 +23,23 @@ pub struct Saved {
 }
 
 impl Saved {
+    /// With what is not kept but made again in `s`.
+    pub fn with_again(&self, s: &Scratch) -> Saved {
+        Saved { act: self.act.or(s.act), ..*self }
+    }
+
+    pub(super) fn act(&self) -> Buf {
+        self.act.expect("kept, or made again")
+    }
+
     pub fn bufs_mut(&mut self) -> Vec<(&'static str, &mut Buf)> {
         let mut all = vec![
             ("router_logits", &mut self.logits),
             ("expert_x", &mut self.x),
             ("expert_weighs", &mut self.weighs),
             ("expert_gate_up", &mut self.gate_up),
-            ("expert_act", &mut self.act),
         ];
+        all.extend(self.act.as_mut().map(|act| ("expert_act", act)));
         all.extend(self.sum.as_mut().map(|sum| ("expert_sum", sum)));
         all.extend(self.shadow.iter_mut().flat_map(|both| ["shadow_up", "shadow_down"].into_iter().zip(both)));
         all
@@ -53,6 +63,8 @@ pub struct Scratch {
     /// Behind a dispatch, and before a combine; none without other ranks or where rows land at their experts.
     pub(super) landed: Option<Station>,
     pub(super) landed_codes: Option<[Buf; 2]>,
+    /// What became of the rows, where that is made again.
+    pub(super) act: Option<Buf>,
     pub(super) y: Buf,
     pub(super) d_act: Buf,
     pub(super) d_gate_up: Buf,
@@ -71,7 +83,7 @@ impl Experts {
             x: keep("expert_x", self.rows, self.hidden, self.dtype),
             weighs: keep("expert_weighs", self.rows, 1, self.acc),
             gate_up: keep("expert_gate_up", self.rows, self.wide(), self.dtype),
-            act: keep("expert_act", self.rows, self.ffn, self.dtype),
+            act: (!self.act_again).then(|| keep("expert_act", self.rows, self.ffn, self.dtype)),
             sum: self.squeezes().then(|| keep("expert_sum", self.tokens, self.hidden, self.dtype)),
             shadow: self.saved_shadows(keep),
         }
@@ -121,6 +133,7 @@ impl Experts {
             codes: leaving_codes,
             landed,
             landed_codes,
+            act: self.act_again.then(|| some("expert_act", self.rows, self.ffn, self.dtype, work)),
             y: some("expert_y", self.rows, h, self.dtype, work),
             d_act: some("expert_d_act", self.rows, self.ffn, self.dtype, work),
             d_gate_up: some("expert_d_gate_up", self.rows, self.wide(), self.dtype, work),

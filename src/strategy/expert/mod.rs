@@ -70,6 +70,8 @@ pub struct Experts {
     down: Rows,
     sums: Option<Sums>,
     shadow: Option<Shadow>,
+    /// What became of the rows is made again for the backward pass.
+    act_again: bool,
 }
 /// The router's weight, which every rank has, and the experts'; or their gradients.
 #[derive(Clone, Copy)]
@@ -179,6 +181,7 @@ impl Experts {
             down,
             sums,
             shadow,
+            act_again: par.options.recompute_act,
         })
     }
 
@@ -279,9 +282,9 @@ impl Experts {
         self.matmul(b, "experts_gate_up", Pass::Forward, [wide, h], &[keep.x, gate_up], keep.gate_up);
         let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
         self.shadow_matmul(b, "shadow_gate_up", Pass::Forward, [wide, h], keep.x, lent_up, keep.gate_up);
-        self.kernel(b, self.act(), self.activation()[0], &[keep.gate_up, keep.weighs], &[keep.act]);
-        self.matmul(b, "experts_down", Pass::Forward, [h, f], &[keep.act, down], s.y);
-        self.shadow_matmul(b, "shadow_down", Pass::Forward, [h, f], keep.act, lent_down, s.y);
+        self.kernel(b, self.act(), self.activation()[0], &[keep.gate_up, keep.weighs], &[keep.act()]);
+        self.matmul(b, "experts_down", Pass::Forward, [h, f], &[keep.act(), down], s.y);
+        self.shadow_matmul(b, "shadow_down", Pass::Forward, [h, f], keep.act(), lent_down, s.y);
         self.to_tokens(b, s, ["", "combine"], (s.y, None), (sum, s.d_gates), beside_combine);
         if let Some([_, up]) = w.squeezed {
             b.compute("unsqueeze", linear(self.tokens, self.whole, h, self.fp8), &[sum, up], &[out]);
@@ -318,8 +321,12 @@ impl Experts {
         let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
         self.matmul(b, "experts_down_dx", Pass::Dx, [h, f], &[s.y, w_down], s.d_act);
         self.shadow_matmul(b, "shadow_down_dx", Pass::Dx, [h, f], s.y, lent_down, s.d_act);
-        self.shadow_dw(b, s, 1, [h, f], [s.y, keep.act]);
-        self.matmul(b, "experts_down_dw", Pass::Dw, [h, f], &[s.y, keep.act, g_down], g_down);
+        if self.act_again {
+            let again = format!("{}_again", self.act());
+            self.kernel(b, &again, self.activation()[0], &[keep.gate_up, keep.weighs], &[keep.act()]);
+        }
+        self.shadow_dw(b, s, 1, [h, f], [s.y, keep.act()]);
+        self.matmul(b, "experts_down_dw", Pass::Dw, [h, f], &[s.y, keep.act(), g_down], g_down);
         let act = format!("{}_bwd", self.act());
         let reads = [keep.gate_up, keep.weighs, s.d_act];
         self.kernel(b, &act, self.activation()[1], &reads, &[s.d_gate_up, s.d_weighs]);

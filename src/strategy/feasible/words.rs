@@ -109,6 +109,19 @@ fn needs(par: &Parallelism) -> Vec<Need> {
         ("zb-h1", o.zb_h1, par.pp > 1 && par.vp == 1 && par.zero < 2, "pp above 1, vp 1, and zero 0 or 1"),
         ("zb-h1", o.zb_h1, !o.overlap_exchange, "no overlap-exchange"),
         (
+            "recompute-act",
+            o.recompute_act,
+            par.recompute != Recompute::Full && o.chunks == 0,
+            "recompute none or selective, as full makes all again, and no fpdt, which does so too",
+        ),
+        (
+            "recompute-norm",
+            o.recompute_norm,
+            par.recompute != Recompute::Full && o.chunks == 0,
+            "recompute none or selective, as full makes all again, and no fpdt, which does so too",
+        ),
+        ("loss-chunks", o.loss_chunks > 0, o.chunks == 0, "no fpdt, which goes through the loss in chunks as it is"),
+        (
             "recompute-mla-up",
             o.recompute_mla_up,
             par.recompute != Recompute::Full && up == 1,

@@ -70,6 +70,8 @@ impl Layer {
         let (s, keep, tp) = (back.s, back.keep, &self.tp);
         let d_branch = back.dropout(b, "dropout1_bwd", keep.stays[0], dy);
         let norm2 = || self.rows.norm2.expect("a norm before the network");
+        back.norm1_again(b, x);
+        back.norm2_again(b, x);
         match mixer {
             Mixer::Attention => {
                 let (d_o, o) = (s.heads().d_o, back.at(self.rows.o));

@@ -15,11 +15,13 @@ impl Layer {
         if self.is_chunked() {
             return self.backward_chunks(b, s, [w, g], keep, [x, dy, dx]);
         }
+        let keep = &keep.with_again(s);
         let back = Backward { layer: self, s, w, g, keep, sums: s.partial.unwrap_or(s.d_normed) };
         if let Some(mixer) = self.alone {
             return self.backward_alone(b, &back, x, [dy, dx], mixer);
         }
         let d_branch = back.dropout(b, "dropout2_bwd", keep.stays[usize::from(!self.parallel)], dy);
+        back.norm2_again(b, keep.mid.unwrap_or(x));
         let mid = match (&self.experts, keep.mid) {
             (Some(experts), Some(mid)) => {
                 back.experts(b, experts, d_branch);
@@ -40,6 +42,7 @@ impl Layer {
             back.out_dx(b, "o_proj_dx", [d, back.at(self.rows.o), s.heads().d_o], self.o_row(), rows);
         });
         back.bias(b, "o_bias_bwd", self.rows.o_bias, self.norms.rows, d_branch);
+        back.norm1_again(b, x);
         if let (Some(latent), Some(ls), Some(saved)) = (&self.latent, &s.latent, &keep.latent) {
             back.dw(b, "o_proj_dw", self.hidden, self.o_row(), d_output, keep.output(), self.rows.o);
             let input = (keep.normed1(), s.input);
@@ -168,6 +171,9 @@ impl Backward<'_> {
         let (l, s, keep) = (self.layer, self.s, self.keep);
         let (n, h, f) = (l.tokens(), l.hidden, l.ffn);
         let ((gate_up, act), (d_act, d_gate_up)) = (keep.network(), s.network());
+        if l.act_again {
+            l.activation(b, keep, "_again");
+        }
         self.dw(b, "down_dw", h, f, d_output, act, l.rows.down);
         let (label, kernel) = match l.mlp {
             Mlp::SwiGlu => ("swiglu_bwd", Kernel::SwiGluBwd { rows: n, cols: f }),
@@ -247,10 +253,25 @@ impl Backward<'_> {
         b.compute("qkv_dx", kernel, &reads.collect::<Vec<_>>(), &[self.sums]);
     }
 
+    /// The output of the first norm, of `x`, where it is not kept.
+    pub(super) fn norm1_again(&self, b: &mut Builder, x: Buf) {
+        if let Some(normed) = self.s.again.normed1 {
+            self.layer.norms.forward(b, "norm1_again", x, self.at(self.layer.rows.norm1), normed);
+        }
+    }
+
+    /// The same of the second.
+    pub(super) fn norm2_again(&self, b: &mut Builder, x: Buf) {
+        if let (Some(normed), Some(norm)) = (self.s.again.normed2, self.layer.rows.norm2) {
+            self.layer.norms.forward(b, "norm2_again", x, self.at(norm), normed);
+        }
+    }
+
     /// The rest of a parallel block, where both halves have the gradient of its output.
     fn beside(&self, b: &mut Builder, x: Buf, [dy, d_branch, d_output]: [Buf; 3], dx: Buf) {
         let (l, s, keep, tp) = (self.layer, self.s, self.keep, &self.layer.tp);
         self.bias(b, "o_bias_bwd", l.rows.o_bias, l.norms.rows, d_branch);
+        self.norm1_again(b, x);
         self.out_dx(b, "o_proj_dx", [d_output, self.at(l.rows.o), s.heads().d_o], l.o_row(), tp.all());
         let last = self.attention(b, d_output);
         self.gate_up_dx(b);

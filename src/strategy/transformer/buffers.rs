@@ -13,7 +13,7 @@ use crate::plan::{Buf, Builder, Dtype, TensorKind};
 pub struct Saved {
     /// As attention sees them: after the Ulysses exchange where there is one.
     pub(super) attn: Option<attention::Saved>,
-    /// Where a mixer of tokens stands behind a norm.
+    /// Where a mixer of tokens stands behind a norm that is not made again.
     pub(super) normed1: Option<Buf>,
     /// Queries and keys before their norms, where they have some.
     pub(super) raw_qk: Option<Buf>,
@@ -21,9 +21,9 @@ pub struct Saved {
     pub(super) mid: Option<Buf>,
     pub(super) latent: Option<latent::Saved>,
     pub(super) mamba: Option<mamba::Saved>,
-    /// Where the second half has a norm of its own.
+    /// Where the second half has a norm of its own that is not made again.
     pub(super) normed2: Option<Buf>,
-    /// Where there is a network that every token visits.
+    /// Where there is a network that every token visits; `act` where its activation is not made again.
     pub(super) gate_up: Option<Buf>,
     pub(super) act: Option<Buf>,
     pub(super) experts: Option<expert::Saved>,
@@ -87,6 +87,18 @@ impl Saved {
         (self.gate_up.expect("there is a network"), self.act.expect("there is a network"))
     }
 
+    /// With what is not kept but made again in `s`.
+    pub(super) fn with_again(&self, s: &Scratch) -> Saved {
+        let experts = self.experts.zip(s.experts.as_ref()).map(|(saved, s)| saved.with_again(s));
+        Saved {
+            normed1: self.normed1.or(s.again.normed1),
+            normed2: self.normed2.or(s.again.normed2),
+            act: self.act.or(s.again.act),
+            experts,
+            ..*self
+        }
+    }
+
     pub(super) fn output(&self) -> Buf {
         self.o.unwrap_or(self.attn().o)
     }
@@ -133,6 +145,15 @@ pub struct Scratch {
     pub(super) partial: Option<Buf>,
     /// The largest gradient of a weight, where it is not added to the sum at once.
     pub(super) dw: Option<Buf>,
+    pub(super) again: Again,
+}
+
+/// What is made again for the backward pass, in place of what [`Saved`] has none of.
+#[derive(Clone, Copy)]
+pub struct Again {
+    pub(super) normed1: Option<Buf>,
+    pub(super) normed2: Option<Buf>,
+    pub(super) act: Option<Buf>,
 }
 
 impl Scratch {
@@ -147,6 +168,11 @@ impl Scratch {
 }
 
 impl Layer {
+    /// There where a mixer of tokens stands behind a norm.
+    fn has_norm1(&self) -> Option<()> {
+        (self.attends() || self.mamba.is_some()).then_some(())
+    }
+
     /// Declares what the backward pass keeps, `slots` of each: one a layer, or one in all when it is
     /// computed again.
     pub fn saved(&self, b: &mut Builder, kind: TensorKind, slots: u32) -> Saved {
@@ -178,7 +204,7 @@ impl Layer {
             }
         });
         Saved {
-            normed1: (self.attends() || self.mamba.is_some()).then(|| keep("normed1", r, self.hidden, dtype)),
+            normed1: self.has_norm1().filter(|_| !self.norms_again).map(|()| keep("normed1", r, self.hidden, dtype)),
             raw_qk: self.rows.head_norms.map(|_| keep("raw_qk", n, self.qk_row(), dtype)),
             attn,
             o: (self.attends() && self.ulysses.is_some()).then(|| keep("o", n, self.o_row(), dtype)),
@@ -187,9 +213,9 @@ impl Layer {
                 let there = self.dropout > 0.0 && (branch == 1 || !(self.parallel || self.alone.is_some()));
                 there.then(|| keep(name, r, self.hidden, Dtype::U8))
             }),
-            normed2: self.rows.norm2.map(|_| keep("normed2", r, self.hidden, dtype)),
+            normed2: self.rows.norm2.filter(|_| !self.norms_again).map(|_| keep("normed2", r, self.hidden, dtype)),
             gate_up: (self.ffn > 0).then(|| keep("gate_up", n, self.wide, dtype)),
-            act: (self.ffn > 0).then(|| keep("act", n, self.ffn, dtype)),
+            act: (self.ffn > 0 && !self.act_again).then(|| keep("act", n, self.ffn, dtype)),
             latent: self.latent.as_ref().map(|latent| latent.saved(&mut keep)),
             experts: self.experts.as_ref().map(|experts| experts.saved(&mut keep)),
             mamba: self.mamba.as_ref().map(|mamba| mamba.saved(&mut keep)),
@@ -215,6 +241,11 @@ impl Layer {
             let [q, kv] = [self.q_row(), self.kv_row()];
             [work("qkv", n, self.qkv_row()), work("q_local", n, q), work("kv_local", n, kv)]
         });
+        let again = Again {
+            normed1: self.has_norm1().filter(|_| self.norms_again).map(|()| work("normed1", r, h)),
+            normed2: self.rows.norm2.filter(|_| self.norms_again).map(|_| work("normed2", r, h)),
+            act: (self.ffn > 0 && self.act_again).then(|| work("act", n, self.ffn)),
+        };
         let branch = work("branch", r, h);
         let d_act = (self.ffn > 0).then(|| work("d_act", n, self.ffn));
         let d_gate_up = (self.ffn > 0).then(|| work("d_gate_up", n, self.wide));
@@ -241,6 +272,7 @@ impl Layer {
             d_output: self.tp.room(b, "tp_d_output", n, h),
             partial: self.tp.room(b, "tp_partial", n, h),
             dw,
+            again,
         }
     }
 }

@@ -27,6 +27,7 @@ impl Layer {
         keep: &Saved,
         again: bool,
     ) {
+        let keep = &keep.with_again(s);
         if let Some(mixer) = self.alone {
             return self.forward_alone(b, s, w, [x, x_out], keep, again, mixer);
         }
@@ -71,7 +72,7 @@ impl Layer {
             }
             _ => {
                 self.gate_up(b, w, keep, first, self.tp.all());
-                self.activation(b, keep);
+                self.activation(b, keep, "");
             }
         }
     }
@@ -80,7 +81,7 @@ impl Layer {
     fn gathered_mlp_in(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved, normed: Buf) {
         let up = |b: &mut Builder, input, chunk| self.gate_up(b, w, keep, input, chunk);
         self.tp.gathered(b, "gate_up_gather", normed, s.input, up);
-        self.activation(b, keep);
+        self.activation(b, keep, "");
     }
 
     fn gate_up(&self, b: &mut Builder, w: Flats, keep: &Saved, input: Buf, chunk: Chunk) {
@@ -89,14 +90,14 @@ impl Layer {
         self.linear_in(b, "gate_up", [input, weight], bias, self.wide, keep.network().0, chunk);
     }
 
-    fn activation(&self, b: &mut Builder, keep: &Saved) {
+    pub(super) fn activation(&self, b: &mut Builder, keep: &Saved, which: &str) {
         let (n, (gate_up, act)) = (self.tokens(), keep.network());
         let (label, kernel) = match self.mlp {
             Mlp::SwiGlu => ("swiglu", Kernel::SwiGlu { rows: n, cols: self.ffn }),
             Mlp::Gelu => ("gelu", Kernel::Gelu { elems: n * self.ffn }),
             Mlp::Relu2 => ("relu2", Kernel::Relu2 { elems: n * self.ffn }),
         };
-        b.compute(label, kernel, &[gate_up], &[act]);
+        b.compute(&format!("{label}{which}"), kernel, &[gate_up], &[act]);
     }
 
     /// The experts' half of a layer, in `s.branch`: those that every token visits before, or beside the others' rows

@@ -79,6 +79,11 @@ pub struct Layer {
     overlap_shared: bool,
     pub add_grads: bool,
     pub wide_loss: bool,
+    /// Pieces of a microbatch that the loss goes through; 0: all at once.
+    pub loss_chunks: u64,
+    /// The output of the activation is made again, and those of norms.
+    act_again: bool,
+    norms_again: bool,
 }
 
 /// y[n, out] = x[n, in] W^T, W stored [out, in] as checkpoints have it.
@@ -220,6 +225,9 @@ impl Layer {
             overlap_shared: par.options.overlap_shared,
             add_grads: par.options.add_grads,
             wide_loss: par.options.wide_loss,
+            loss_chunks: u64::from(par.options.loss_chunks),
+            act_again: par.options.recompute_act,
+            norms_again: par.options.recompute_norm,
         }
     }
 

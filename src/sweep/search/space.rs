@@ -241,7 +241,7 @@ impl Space {
 }
 
 /// Words that a plain way may need, or that change what else is best: stages that do not come out even, rows of experts
-/// beside another microbatch, latent attention that keeps less.
+/// beside another microbatch, latent attention that keeps less, norms and activations that are made again.
 fn variants(model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
     let parts = u64::from(par.pp) * u64::from(par.vp);
     let said = par.options.short_ends || par.options.first_stage.or(par.options.last_stage).is_some();
@@ -255,6 +255,10 @@ fn variants(model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
     }
     if latent {
         all.extend(all.clone().into_iter().map(|options| Options { recompute_mla_up: true, ..options }));
+    }
+    if par.recompute == Recompute::None {
+        let light = |options| Options { recompute_act: true, recompute_norm: true, ..options };
+        all.extend(all.clone().into_iter().map(light));
     }
     all.into_iter().map(|options| Parallelism { options, ..par }).collect()
 }

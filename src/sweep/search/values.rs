@@ -38,8 +38,10 @@ const CHOICES: &[Choice] = &[
     ("micro_batch", |p| p.micro_batch.to_string()),
     ("zero", |p| p.par.zero.to_string()),
     ("recompute", |p| {
-        let mla = if p.par.options.recompute_mla_up { ", mla-up" } else { "" };
-        format!("{}{mla}", p.par.recompute.name())
+        let (options, name) = (p.par.options, p.par.recompute.name());
+        let mla = if options.recompute_mla_up { ", mla-up" } else { "" };
+        let light = if options.recompute_act && options.recompute_norm { ", norm and act" } else { "" };
+        format!("{name}{mla}{light}")
     }),
 ];
 
