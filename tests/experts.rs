@@ -357,6 +357,24 @@ fn rows_travel_in_fp8() {
     }
 }
 
+/// Codes of rows are kept in place of the rows: to the bit what the rows are, in less room.
+#[test]
+fn codes_of_rows_are_kept() {
+    let pairs = ["default", "overlap-exchange+overlap-shared", "recompute-act+recompute-norm"];
+    for (way, with) in WAYS.iter().flat_map(|way| pairs.map(|with| (way, with))) {
+        let words = format!("{way}+{with}+dispatch-fp8");
+        let of = |words: &str| {
+            let moe = MoeSpec { shared_ffn: 4, ..case(4, words).moe };
+            Case { hidden: 136, layers: 2, microbatches: 2, moe, dtype: Dtype::F32, ..case(4, words) }.plan()
+        };
+        let [kept, codes] = [of(&words), of(&format!("{words}+keep-fp8-rows"))];
+        let [a, b] = [run(&kept), run(&codes)];
+        assert!(a.loss == b.loss && a.grads == b.grads, "{words}");
+        let [all, less] = [a, b].map(|run| run.peak_bytes.into_iter().max().unwrap_or(0));
+        assert!(less < all, "{words}: {less} of {all}");
+    }
+}
+
 /// Whoever carries the rows, the sums are made of the same numbers.
 #[test]
 fn rows_of_experts_are_bit_identical_however_they_travel() {

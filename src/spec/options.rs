@@ -76,6 +76,8 @@ pub struct Options {
     pub dispatch: Dispatch,
     /// Rows travel to their experts in FP8, with a scale every 128 elements; back they travel as they are.
     pub dispatch_fp8: bool,
+    /// Of rows that travelled in FP8 the codes are kept, and expanded again for the backward pass.
+    pub keep_fp8_rows: bool,
     /// Experts that every token visits compute while rows travel.
     pub overlap_shared: bool,
     /// Rows of one microbatch travel beside the compute of another.

@@ -308,6 +308,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.dispatch_fp8,
     },
     Word {
+        name: "keep-fp8-rows",
+        about: "experts: of rows that travelled in FP8 the codes are kept, and expanded again for the backward pass (DeepSeek-V3)",
+        set: |o| o.keep_fp8_rows = true,
+        is_set: |o| o.keep_fp8_rows,
+    },
+    Word {
         name: "overlap-shared",
         about: "experts that every token visits compute while rows travel to the others and back",
         set: |o| o.overlap_shared = true,

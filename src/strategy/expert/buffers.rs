@@ -10,8 +10,10 @@ use crate::plan::{Buf, Builder, Dtype, Layout, TensorKind};
 #[derive(Clone, Copy)]
 pub struct Saved {
     pub(super) logits: Buf,
-    /// Rows of the experts, what each weighs, and what became of them.
-    pub(super) x: Buf,
+    /// Rows of the experts; or the codes and scales that they came as, of which they are made again.
+    pub(super) x: Option<Buf>,
+    pub(super) codes: Option<[Buf; 2]>,
+    /// What each row weighs, and what became of it.
     pub(super) weighs: Buf,
     pub(super) gate_up: Buf,
     /// None where it is made again.
@@ -25,7 +27,11 @@ pub struct Saved {
 impl Saved {
     /// With what is not kept but made again in `s`.
     pub fn with_again(&self, s: &Scratch) -> Saved {
-        Saved { act: self.act.or(s.act), ..*self }
+        Saved { x: self.x.or(s.x), act: self.act.or(s.act), ..*self }
+    }
+
+    pub(super) fn x(&self) -> Buf {
+        self.x.expect("kept, or made again")
     }
 
     pub(super) fn act(&self) -> Buf {
@@ -35,10 +41,11 @@ impl Saved {
     pub fn bufs_mut(&mut self) -> Vec<(&'static str, &mut Buf)> {
         let mut all = vec![
             ("router_logits", &mut self.logits),
-            ("expert_x", &mut self.x),
             ("expert_weighs", &mut self.weighs),
             ("expert_gate_up", &mut self.gate_up),
         ];
+        all.extend(self.x.as_mut().map(|x| ("expert_x", x)));
+        all.extend(self.codes.iter_mut().flat_map(|both| ["expert_codes", "expert_scales"].into_iter().zip(both)));
         all.extend(self.act.as_mut().map(|act| ("expert_act", act)));
         all.extend(self.sum.as_mut().map(|sum| ("expert_sum", sum)));
         all.extend(self.shadow.iter_mut().flat_map(|both| ["shadow_up", "shadow_down"].into_iter().zip(both)));
@@ -63,7 +70,8 @@ pub struct Scratch {
     /// Behind a dispatch, and before a combine; none without other ranks or where rows land at their experts.
     pub(super) landed: Option<Station>,
     pub(super) landed_codes: Option<[Buf; 2]>,
-    /// What became of the rows, where that is made again.
+    /// Rows of the experts, and what became of them, where these are made again.
+    pub(super) x: Option<Buf>,
     pub(super) act: Option<Buf>,
     pub(super) y: Buf,
     pub(super) d_act: Buf,
@@ -80,7 +88,12 @@ impl Experts {
     pub fn saved(&self, keep: &mut dyn FnMut(&'static str, u64, u64, Dtype) -> Buf) -> Saved {
         Saved {
             logits: keep("router_logits", self.tokens, self.experts, self.acc),
-            x: keep("expert_x", self.rows, self.hidden, self.dtype),
+            x: (!self.keeps_codes).then(|| keep("expert_x", self.rows, self.hidden, self.dtype)),
+            codes: self.keeps_codes.then(|| {
+                let scales = self.hidden.div_ceil(FP8_BLOCK);
+                let codes = keep("expert_codes", self.landed, self.hidden, Dtype::U8);
+                [codes, keep("expert_scales", self.landed, scales, Dtype::F32)]
+            }),
             weighs: keep("expert_weighs", self.rows, 1, self.acc),
             gate_up: keep("expert_gate_up", self.rows, self.wide(), self.dtype),
             act: (!self.act_again).then(|| keep("expert_act", self.rows, self.ffn, self.dtype)),
@@ -133,6 +146,7 @@ impl Experts {
             codes: leaving_codes,
             landed,
             landed_codes,
+            x: self.keeps_codes.then(|| some("expert_x", self.rows, h, self.dtype, work)),
             act: self.act_again.then(|| some("expert_act", self.rows, self.ffn, self.dtype, work)),
             y: some("expert_y", self.rows, h, self.dtype, work),
             d_act: some("expert_d_act", self.rows, self.ffn, self.dtype, work),

@@ -72,6 +72,8 @@ pub struct Experts {
     shadow: Option<Shadow>,
     /// What became of the rows is made again for the backward pass.
     act_again: bool,
+    /// Of rows that travel in FP8 the codes are kept.
+    keeps_codes: bool,
 }
 /// The router's weight, which every rank has, and the experts'; or their gradients.
 #[derive(Clone, Copy)]
@@ -182,6 +184,7 @@ impl Experts {
             sums,
             shadow,
             act_again: par.options.recompute_act,
+            keeps_codes: par.options.keep_fp8_rows && route.ranks > 1,
         })
     }
 
@@ -276,12 +279,13 @@ impl Experts {
             b.compute("squeeze", linear(self.tokens, h, self.whole, self.fp8), &[x, down], &[squeezed]);
             (rows, sum) = (squeezed, kept);
         }
-        let to = (keep.x, keep.weighs);
-        self.to_experts(b, s, ["", "dispatch"], Phase::Dispatch, (rows, Some(s.gates)), to, beside_dispatch);
+        let (to, landed) = ((keep.x(), keep.weighs), keep.codes.or(s.landed_codes));
+        let from = (rows, Some(s.gates));
+        self.to_experts(b, s, ["", "dispatch"], Phase::Dispatch, from, (to, landed), beside_dispatch);
         let [gate_up, down] = [self.gate_up, self.down].map(|rows| Self::at(w.experts, rows));
-        self.matmul(b, "experts_gate_up", Pass::Forward, [wide, h], &[keep.x, gate_up], keep.gate_up);
+        self.matmul(b, "experts_gate_up", Pass::Forward, [wide, h], &[keep.x(), gate_up], keep.gate_up);
         let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
-        self.shadow_matmul(b, "shadow_gate_up", Pass::Forward, [wide, h], keep.x, lent_up, keep.gate_up);
+        self.shadow_matmul(b, "shadow_gate_up", Pass::Forward, [wide, h], keep.x(), lent_up, keep.gate_up);
         self.kernel(b, self.act(), self.activation()[0], &[keep.gate_up, keep.weighs], &[keep.act()]);
         self.matmul(b, "experts_down", Pass::Forward, [h, f], &[keep.act(), down], s.y);
         self.shadow_matmul(b, "shadow_down", Pass::Forward, [h, f], keep.act(), lent_down, s.y);
@@ -314,7 +318,7 @@ impl Experts {
             (d_rows, d_sum) = (before, behind);
         }
         // The rows of y are not needed again: its gradient takes their place.
-        let to = (s.y, s.d_weighs);
+        let to = ((s.y, s.d_weighs), s.landed_codes);
         self.to_experts(b, s, ["bwd_", "dispatch_bwd"], Phase::CachedDispatch, (d_rows, None), to, beside_dispatch);
         let [w_gate_up, w_down] = [self.gate_up, self.down].map(|rows| Self::at(w.experts, rows));
         let [g_gate_up, g_down] = [self.gate_up, self.down].map(|rows| Self::at(g.experts, rows));
@@ -330,10 +334,14 @@ impl Experts {
         let act = format!("{}_bwd", self.act());
         let reads = [keep.gate_up, keep.weighs, s.d_act];
         self.kernel(b, &act, self.activation()[1], &reads, &[s.d_gate_up, s.d_weighs]);
-        self.shadow_dw(b, s, 0, [wide, h], [s.d_gate_up, keep.x]);
+        if let Some(codes) = keep.codes {
+            let (ends, values) = ([self.algo.landed(), Layout::Experts], Values::Scaled { cols: h });
+            self.put(b, "expand_again", ends, values, &codes, keep.x());
+        }
+        self.shadow_dw(b, s, 0, [wide, h], [s.d_gate_up, keep.x()]);
         self.matmul(b, "experts_gate_up_dx", Pass::Dx, [wide, h], &[s.d_gate_up, w_gate_up], s.y);
         self.shadow_matmul(b, "shadow_gate_up_dx", Pass::Dx, [wide, h], s.d_gate_up, lent_up, s.y);
-        self.matmul(b, "experts_gate_up_dw", Pass::Dw, [wide, h], &[s.d_gate_up, keep.x, g_gate_up], g_gate_up);
+        self.matmul(b, "experts_gate_up_dw", Pass::Dw, [wide, h], &[s.d_gate_up, keep.x(), g_gate_up], g_gate_up);
         let from = (s.y, Some(s.d_weighs));
         self.to_tokens(b, s, ["bwd_", "combine_bwd"], from, (d_sum, s.d_gates), beside_combine);
         self.take_home(b, s, g.experts);

@@ -15,7 +15,8 @@ impl Experts {
         b.exchange(label, &group, 0, OpKind::Exchange { route: self.route, src, dst, algo, phase, wire, acc, engine });
     }
 
-    /// Rows of tokens, and with `choices` a number for each of their choices, to the experts that they chose.
+    /// Rows of tokens, and with `choices` a number for each of their choices, to the experts that they chose; `landed_codes`
+    /// are where rows that travel in FP8 arrive.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn to_experts(
         &self,
@@ -24,7 +25,7 @@ impl Experts {
         [name, label]: [&str; 2],
         phase: Phase,
         from: (Buf, Option<Buf>),
-        to: (Buf, Buf),
+        (to, landed_codes): ((Buf, Buf), Option<[Buf; 2]>),
         beside: &mut dyn FnMut(&mut Builder),
     ) {
         let (row, number) = (Values::Row { cols: self.hidden }, Values::Choice { topk: self.topk });
@@ -47,7 +48,7 @@ impl Experts {
             rows = leaving.rows;
         }
         let (mut src, mut dst) = (vec![rows], vec![s.landed.map_or(to.0, |landed| landed.rows)]);
-        if let (Some(codes), Some(landed)) = (s.codes, s.landed_codes) {
+        if let (Some(codes), Some(landed)) = (s.codes, landed_codes) {
             let op = ExpertOp::Quantise { layout: self.algo.source(), rows: self.leaving(), cols: self.hidden };
             self.kernel(b, &format!("{name}quantise"), op, &[rows], &codes);
             (src, dst) = (codes.to_vec(), landed.to_vec());
@@ -59,7 +60,7 @@ impl Experts {
         self.exchange(b, label, phase, &src, &dst);
         beside(b);
         let ends = [self.algo.landed(), Layout::Experts];
-        match (s.landed_codes, s.landed) {
+        match (landed_codes, s.landed) {
             (Some(codes), _) => {
                 let values = Values::Scaled { cols: self.hidden };
                 self.put(b, &format!("{name}expand"), ends, values, &codes, to.0);

@@ -120,6 +120,12 @@ fn needs(par: &Parallelism) -> Vec<Need> {
             par.recompute != Recompute::Full && o.chunks == 0,
             "recompute none or selective, as full makes all again, and no fpdt, which does so too",
         ),
+        (
+            "keep-fp8-rows",
+            o.keep_fp8_rows,
+            o.dispatch_fp8 && par.ep > 1 && par.recompute != Recompute::Full,
+            "dispatch-fp8, ep above 1, and recompute none or selective",
+        ),
         ("loss-chunks", o.loss_chunks > 0, o.chunks == 0, "no fpdt, which goes through the loss in chunks as it is"),
         (
             "recompute-mla-up",
