@@ -688,7 +688,8 @@ fn a_pipeline_that_is_folded() {
         (gpt2_dropping, "unfused", false, 4, 4, Parallelism { pp: 2, recompute: Recompute::Selective, ..one }),
         (bloom, "short-ends", false, 10, 6, Parallelism { pp: 3, ulysses: 2, dp: 2, ..one }),
         (llama, "default", false, 8, 9, Parallelism { pp: 4, recompute: Recompute::Full, ..one }),
-    ] as [(Family, _, _, _, _, _); 7]
+        (llama, "first-stage-1+last-stage-3", true, 8, 5, Parallelism { pp: 2, dp: 2, ..one }),
+    ] as [(Family, _, _, _, _, _); 8]
     {
         let options = format!("{words}+dualpipe-v").parse().unwrap();
         let par = Parallelism { options, ..par };
@@ -712,7 +713,8 @@ fn pipelines_in_a_v() {
         (neox, "v-min", false, 4, 3, Parallelism { pp: 2, ..one }),
         (megascale, "v-min+add-grads", false, 8, 9, Parallelism { pp: 4, zero: 1, dp: 2, ..one }),
         (llama, "v-min", true, 8, 5, Parallelism { pp: 4, recompute: Recompute::Full, ..one }),
-    ] as [(Family, _, _, _, _, _); 9]
+        (qwen3, "zb-v+first-stage-3+last-stage-1", false, 8, 5, Parallelism { pp: 2, tp: 2, ..one }),
+    ] as [(Family, _, _, _, _, _); 10]
     {
         let par = Parallelism { options: words.parse().unwrap(), ..par };
         let case = Case { family, tie, layers, microbatches, kv_heads: 4, ffn: 12, par, ..case() };

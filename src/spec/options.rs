@@ -78,6 +78,8 @@ pub struct Options {
     pub dispatch_fp8: bool,
     /// Of rows that travelled in FP8 the codes are kept, and expanded again for the backward pass.
     pub keep_fp8_rows: bool,
+    /// What goes into the activation of experts is kept rounded to FP8.
+    pub keep_fp8_gate_up: bool,
     /// Experts that every token visits compute while rows travel.
     pub overlap_shared: bool,
     /// Rows of one microbatch travel beside the compute of another.

@@ -314,6 +314,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.keep_fp8_rows,
     },
     Word {
+        name: "keep-fp8-gate-up",
+        about: "experts: what goes into their activation is kept rounded to FP8, a scale every 128, for the backward pass (DeepSeek-V3)",
+        set: |o| o.keep_fp8_gate_up = true,
+        is_set: |o| o.keep_fp8_gate_up,
+    },
+    Word {
         name: "overlap-shared",
         about: "experts that every token visits compute while rows travel to the others and back",
         set: |o| o.overlap_shared = true,
@@ -360,9 +366,9 @@ pub const NUMBERED: &[(&str, &str)] = &[
     ("shadow-N", "every rank computes the N hottest experts for itself, their weights being broadcast; as --shadow"),
     (
         "first-stage-N",
-        "pipeline: N layers on the first stage, the others sharing the rest (Megatron-LM's decoder-first-pipeline-num-layers)",
+        "pipeline: N layers on the first stage, the others sharing the rest (Megatron-LM's decoder-first-pipeline-num-layers); of a pipeline in a V those of its first chunk",
     ),
-    ("last-stage-N", "the same of the last stage"),
+    ("last-stage-N", "the same of the last stage; of a pipeline in a V of its last chunk, which the first stage has as well"),
     (
         "loss-chunks-N",
         "head and loss in N pieces of a microbatch: logits and their gradient are those of one piece at a time (Liger's fused linear cross-entropy, torchtune's chunked loss)",

@@ -15,7 +15,9 @@ pub struct Saved {
     pub(super) codes: Option<[Buf; 2]>,
     /// What each row weighs, and what became of it.
     pub(super) weighs: Buf,
-    pub(super) gate_up: Buf,
+    /// Before their activation; or codes and scales of that.
+    pub(super) gate_up: Option<Buf>,
+    pub(super) gate_up_codes: Option<[Buf; 2]>,
     /// None where it is made again.
     pub(super) act: Option<Buf>,
     /// The sum of a token's experts, where it is projected back.
@@ -27,11 +29,15 @@ pub struct Saved {
 impl Saved {
     /// With what is not kept but made again in `s`.
     pub fn with_again(&self, s: &Scratch) -> Saved {
-        Saved { x: self.x.or(s.x), act: self.act.or(s.act), ..*self }
+        Saved { x: self.x.or(s.x), gate_up: self.gate_up.or(s.gate_up), act: self.act.or(s.act), ..*self }
     }
 
     pub(super) fn x(&self) -> Buf {
         self.x.expect("kept, or made again")
+    }
+
+    pub(super) fn gate_up(&self) -> Buf {
+        self.gate_up.expect("kept, or made again")
     }
 
     pub(super) fn act(&self) -> Buf {
@@ -42,10 +48,12 @@ impl Saved {
         let mut all = vec![
             ("router_logits", &mut self.logits),
             ("expert_weighs", &mut self.weighs),
-            ("expert_gate_up", &mut self.gate_up),
         ];
         all.extend(self.x.as_mut().map(|x| ("expert_x", x)));
         all.extend(self.codes.iter_mut().flat_map(|both| ["expert_codes", "expert_scales"].into_iter().zip(both)));
+        all.extend(self.gate_up.as_mut().map(|gate_up| ("expert_gate_up", gate_up)));
+        let codes = self.gate_up_codes.iter_mut();
+        all.extend(codes.flat_map(|both| ["expert_gate_up_codes", "expert_gate_up_scales"].into_iter().zip(both)));
         all.extend(self.act.as_mut().map(|act| ("expert_act", act)));
         all.extend(self.sum.as_mut().map(|sum| ("expert_sum", sum)));
         all.extend(self.shadow.iter_mut().flat_map(|both| ["shadow_up", "shadow_down"].into_iter().zip(both)));
@@ -72,6 +80,7 @@ pub struct Scratch {
     pub(super) landed_codes: Option<[Buf; 2]>,
     /// Rows of the experts, and what became of them, where these are made again.
     pub(super) x: Option<Buf>,
+    pub(super) gate_up: Option<Buf>,
     pub(super) act: Option<Buf>,
     pub(super) y: Buf,
     pub(super) d_act: Buf,
@@ -95,7 +104,11 @@ impl Experts {
                 [codes, keep("expert_scales", self.landed, scales, Dtype::F32)]
             }),
             weighs: keep("expert_weighs", self.rows, 1, self.acc),
-            gate_up: keep("expert_gate_up", self.rows, self.wide(), self.dtype),
+            gate_up: (!self.rounds_gate_up).then(|| keep("expert_gate_up", self.rows, self.wide(), self.dtype)),
+            gate_up_codes: self.rounds_gate_up.then(|| {
+                let codes = keep("expert_gate_up_codes", self.rows, self.wide(), Dtype::U8);
+                [codes, keep("expert_gate_up_scales", self.rows, self.wide().div_ceil(FP8_BLOCK), Dtype::F32)]
+            }),
             act: (!self.act_again).then(|| keep("expert_act", self.rows, self.ffn, self.dtype)),
             sum: self.squeezes().then(|| keep("expert_sum", self.tokens, self.hidden, self.dtype)),
             shadow: self.saved_shadows(keep),
@@ -147,6 +160,7 @@ impl Experts {
             landed,
             landed_codes,
             x: self.keeps_codes.then(|| some("expert_x", self.rows, h, self.dtype, work)),
+            gate_up: self.rounds_gate_up.then(|| some("expert_gate_up", self.rows, self.wide(), self.dtype, work)),
             act: self.act_again.then(|| some("expert_act", self.rows, self.ffn, self.dtype, work)),
             y: some("expert_y", self.rows, h, self.dtype, work),
             d_act: some("expert_d_act", self.rows, self.ffn, self.dtype, work),

@@ -74,6 +74,8 @@ pub struct Experts {
     act_again: bool,
     /// Of rows that travel in FP8 the codes are kept.
     keeps_codes: bool,
+    /// What goes into the activation is kept in FP8.
+    rounds_gate_up: bool,
 }
 /// The router's weight, which every rank has, and the experts'; or their gradients.
 #[derive(Clone, Copy)]
@@ -185,6 +187,7 @@ impl Experts {
             shadow,
             act_again: par.options.recompute_act,
             keeps_codes: par.options.keep_fp8_rows && route.ranks > 1,
+            rounds_gate_up: par.options.keep_fp8_gate_up,
         })
     }
 
@@ -283,10 +286,14 @@ impl Experts {
         let from = (rows, Some(s.gates));
         self.to_experts(b, s, ["", "dispatch"], Phase::Dispatch, from, (to, landed), beside_dispatch);
         let [gate_up, down] = [self.gate_up, self.down].map(|rows| Self::at(w.experts, rows));
-        self.matmul(b, "experts_gate_up", Pass::Forward, [wide, h], &[keep.x(), gate_up], keep.gate_up);
+        self.matmul(b, "experts_gate_up", Pass::Forward, [wide, h], &[keep.x(), gate_up], keep.gate_up());
         let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
-        self.shadow_matmul(b, "shadow_gate_up", Pass::Forward, [wide, h], keep.x(), lent_up, keep.gate_up);
-        self.kernel(b, self.act(), self.activation()[0], &[keep.gate_up, keep.weighs], &[keep.act()]);
+        self.shadow_matmul(b, "shadow_gate_up", Pass::Forward, [wide, h], keep.x(), lent_up, keep.gate_up());
+        self.kernel(b, self.act(), self.activation()[0], &[keep.gate_up(), keep.weighs], &[keep.act()]);
+        if let Some(codes) = keep.gate_up_codes {
+            let op = ExpertOp::Quantise { layout: Layout::Experts, rows: self.rows, cols: wide };
+            self.kernel(b, "gate_up_quantise", op, &[keep.gate_up()], &codes);
+        }
         self.matmul(b, "experts_down", Pass::Forward, [h, f], &[keep.act(), down], s.y);
         self.shadow_matmul(b, "shadow_down", Pass::Forward, [h, f], keep.act(), lent_down, s.y);
         self.to_tokens(b, s, ["", "combine"], (s.y, None), (sum, s.d_gates), beside_combine);
@@ -325,14 +332,18 @@ impl Experts {
         let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
         self.matmul(b, "experts_down_dx", Pass::Dx, [h, f], &[s.y, w_down], s.d_act);
         self.shadow_matmul(b, "shadow_down_dx", Pass::Dx, [h, f], s.y, lent_down, s.d_act);
+        if let Some(codes) = keep.gate_up_codes {
+            let values = Values::Scaled { cols: wide };
+            self.put(b, "gate_up_again", [Layout::Experts; 2], values, &codes, keep.gate_up());
+        }
         if self.act_again {
             let again = format!("{}_again", self.act());
-            self.kernel(b, &again, self.activation()[0], &[keep.gate_up, keep.weighs], &[keep.act()]);
+            self.kernel(b, &again, self.activation()[0], &[keep.gate_up(), keep.weighs], &[keep.act()]);
         }
         self.shadow_dw(b, s, 1, [h, f], [s.y, keep.act()]);
         self.matmul(b, "experts_down_dw", Pass::Dw, [h, f], &[s.y, keep.act(), g_down], g_down);
         let act = format!("{}_bwd", self.act());
-        let reads = [keep.gate_up, keep.weighs, s.d_act];
+        let reads = [keep.gate_up(), keep.weighs, s.d_act];
         self.kernel(b, &act, self.activation()[1], &reads, &[s.d_gate_up, s.d_weighs]);
         if let Some(codes) = keep.codes {
             let (ends, values) = ([self.algo.landed(), Layout::Experts], Values::Scaled { cols: h });

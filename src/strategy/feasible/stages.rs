@@ -54,9 +54,13 @@ fn uneven(layers: u64, parts: u64) -> Vec<u32> {
 }
 
 /// As many layers as the options say on the first or the last stage, each of its chunks having as many; the stages
-/// between share the rest.
+/// between share the rest. In a row of chunks that is folded they are the first and the last chunk, both of the first stage.
 fn layers_by_ends(l: u64, par: &Parallelism) -> Result<Vec<u32>> {
-    let (pp, vp, o) = (u64::from(par.pp), u64::from(par.vp), &par.options);
+    let o = &par.options;
+    let [pp, vp] = match o.fold {
+        Fold::None => [u64::from(par.pp), u64::from(par.vp)],
+        _ => [u64::from(par.pp) * u64::from(par.vp), 1],
+    };
     let fault = |why: String| Err(Error::infeasible(format!("pp: {why}")));
     if o.short_ends {
         return fault(
@@ -75,7 +79,8 @@ fn layers_by_ends(l: u64, par: &Parallelism) -> Result<Vec<u32>> {
     let rest = l.saturating_sub(given);
     if given > l || (between == 0 && rest > 0) {
         return fault(format!(
-            "first-stage and last-stage have {given} layers of {l}, and pp {pp} leaves no stage for others"
+            "first-stage and last-stage have {given} layers of {l}, and pp {} leaves no stage for others",
+            par.pp
         ));
     }
     let of_rest = match rest {
@@ -138,7 +143,7 @@ fn folded(model: &LlmSpec, par: &Parallelism, microbatches: u64, at_once: u64) -
             Fold::Min => "v-min",
             _ => "zb-v",
         };
-        format!("options: {word} needs a layer in every chunk; use a smaller pp, or leave short-ends out")
+        format!("options: {word} needs a layer in every chunk; use a smaller pp, or leave out what takes the ends theirs")
     } else {
         return Ok(());
     };
@@ -172,6 +177,18 @@ mod tests {
             (4, 2, 1, "first-stage-3+last-stage-1", vec![3, 1]),
         ] {
             assert_eq!(layers(all, pp, vp, options), Ok(want), "{all} layers, pp {pp}, vp {vp}, {options}");
+        }
+    }
+
+    /// Both ends of a folded row are of the first stage.
+    #[test]
+    fn ends_of_a_folded_row_are_chunks() {
+        for (all, pp, options, want) in [
+            (10, 2, "dualpipe-v+first-stage-1", vec![1, 3, 3, 3]),
+            (9, 3, "v-half+first-stage-3+last-stage-2", vec![3, 1, 1, 1, 1, 2]),
+            (61, 16, "zb-v+first-stage-1+last-stage-1+uneven", [vec![1], vec![2; 29], vec![1, 1]].concat()),
+        ] {
+            assert_eq!(layers(all, pp, 2, options), Ok(want), "{all} layers, pp {pp}, {options}");
         }
     }
 

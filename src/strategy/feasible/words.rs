@@ -126,6 +126,12 @@ fn needs(par: &Parallelism) -> Vec<Need> {
             o.dispatch_fp8 && par.ep > 1 && par.recompute != Recompute::Full,
             "dispatch-fp8, ep above 1, and recompute none or selective",
         ),
+        (
+            "keep-fp8-gate-up",
+            o.keep_fp8_gate_up,
+            o.fp8 && par.recompute != Recompute::Full,
+            "fp8, and recompute none or selective",
+        ),
         ("loss-chunks", o.loss_chunks > 0, o.chunks == 0, "no fpdt, which goes through the loss in chunks as it is"),
         (
             "recompute-mla-up",
@@ -142,8 +148,8 @@ fn needs(par: &Parallelism) -> Vec<Need> {
         (
             "dualpipe-v",
             dualpipe,
-            !o.zb_h1 && !o.no_overlap_p2p && o.first_stage.or(o.last_stage).is_none(),
-            "no zb-h1, no-overlap-p2p, first-stage or last-stage",
+            !o.zb_h1 && !o.no_overlap_p2p,
+            "no zb-h1 or no-overlap-p2p",
         ),
         (
             "a pipeline in a V (zb-v, v-half, v-min)",
@@ -154,8 +160,8 @@ fn needs(par: &Parallelism) -> Vec<Need> {
         (
             "a pipeline in a V (zb-v, v-half, v-min)",
             o.fold.halves(),
-            !o.zb_h1 && !o.no_overlap_p2p && !o.overlap_exchange && o.first_stage.or(o.last_stage).is_none(),
-            "no zb-h1, no-overlap-p2p, overlap-exchange, first-stage or last-stage",
+            !o.zb_h1 && !o.no_overlap_p2p && !o.overlap_exchange,
+            "no zb-h1, no-overlap-p2p or overlap-exchange",
         ),
         (
             "wait-passes",
