@@ -32,7 +32,7 @@ use super::transformer::{linear, linear_dw, linear_dx};
 use super::weights::{Rows, Weight, Weights};
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass, Values};
 use crate::plan::{Axis, Buf, Builder, Dtype, Engine, ExchangeAlgo, Kernel, Layout, Phase, Route};
-use crate::spec::{Dispatch, Gate, LlmSpec, Mlp, Options, Parallelism};
+use crate::spec::{Dispatch, Fold, Gate, LlmSpec, Mlp, Options, Parallelism};
 use copies::Sums;
 use shadow::Shadow;
 
@@ -76,6 +76,8 @@ pub struct Experts {
     keeps_codes: bool,
     /// What goes into the activation is kept in FP8.
     rounds_gate_up: bool,
+    /// The pipeline makes gradients of weights apart from those of inputs.
+    is_halved: bool,
 }
 /// The router's weight, which every rank has, and the experts'; or their gradients.
 #[derive(Clone, Copy)]
@@ -188,6 +190,7 @@ impl Experts {
             act_again: par.options.recompute_act,
             keeps_codes: par.options.keep_fp8_rows && route.ranks > 1,
             rounds_gate_up: par.options.keep_fp8_gate_up,
+            is_halved: par.options.zb_h1 || par.options.fold != Fold::None,
         })
     }
 
@@ -302,6 +305,14 @@ impl Experts {
         }
     }
 
+    /// What goes into the activation, where codes of it are kept.
+    fn gate_up_again(&self, b: &mut Builder, label: &str, keep: &Saved) {
+        if let Some(codes) = keep.gate_up_codes {
+            let values = Values::Scaled { cols: self.wide() };
+            self.put(b, label, [Layout::Experts; 2], values, &codes, keep.gate_up());
+        }
+    }
+
     /// dx from the gradient of the output, and the gradients of the weights added to `g`.
     #[allow(clippy::too_many_arguments)]
     pub fn backward(
@@ -332,10 +343,7 @@ impl Experts {
         let [lent_up, lent_down] = [0, 1].map(|i| keep.shadow.map(|both| both[i]));
         self.matmul(b, "experts_down_dx", Pass::Dx, [h, f], &[s.y, w_down], s.d_act);
         self.shadow_matmul(b, "shadow_down_dx", Pass::Dx, [h, f], s.y, lent_down, s.d_act);
-        if let Some(codes) = keep.gate_up_codes {
-            let values = Values::Scaled { cols: wide };
-            self.put(b, "gate_up_again", [Layout::Experts; 2], values, &codes, keep.gate_up());
-        }
+        self.gate_up_again(b, "gate_up_again", keep);
         if self.act_again {
             let again = format!("{}_again", self.act());
             self.kernel(b, &again, self.activation()[0], &[keep.gate_up(), keep.weighs], &[keep.act()]);
@@ -344,6 +352,10 @@ impl Experts {
         self.matmul(b, "experts_down_dw", Pass::Dw, [h, f], &[s.y, keep.act(), g_down], g_down);
         let act = format!("{}_bwd", self.act());
         let reads = [keep.gate_up(), keep.weighs, s.d_act];
+        if self.act_again && self.is_halved {
+            // Of its own for each half of the pass, so that the codes wait for the second, and not the numbers.
+            self.gate_up_again(b, "gate_up_once_more", keep);
+        }
         self.kernel(b, &act, self.activation()[1], &reads, &[s.d_gate_up, s.d_weighs]);
         if let Some(codes) = keep.codes {
             let (ends, values) = ([self.algo.landed(), Layout::Experts], Values::Scaled { cols: h });
