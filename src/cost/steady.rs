@@ -75,7 +75,7 @@ impl Steady {
     /// After how many rounds everyone had computed later by the same.
     pub fn round(&mut self, walkers: &[Walker]) -> Option<usize> {
         let crews = walkers.len();
-        self.ends.extend(walkers.iter().map(|walker| walker.ranks.state[0].compute_end));
+        self.ends.extend(walkers.iter().map(computed));
         let mut rounds = self.ends.rchunks_exact(crews);
         let now = rounds.next()?;
         let later = |then: &[u64]| {
@@ -104,7 +104,7 @@ impl Steady {
     /// By how much later everything is than at the mark, if by the same; `posts`: crossings then, and as they are now.
     fn later(&self, at: &At, again: &Again, posts: &[Posted]) -> Option<u64> {
         let mark = self.mark.as_ref()?;
-        let d = at.walkers.first()?.ranks.state[0].compute_end - mark.crews.first()?.compute_end[0];
+        let d = computed(at.walkers.first()?) - mark.crews.first()?.compute_end.first()?;
         let crews = at.walkers.iter().zip(&mark.crews).zip(&again.moves);
         let mut alike = crews.map(|((walker, then), moves)| then.is_before(walker, d, &At { ..*at }, moves));
         let posts_alike = again.posts.iter().all(|(then, now, _)| {
@@ -146,6 +146,11 @@ impl Steady {
         }
         true
     }
+}
+
+/// Until when the first class of a crew has computed; a crew may have no ranks.
+fn computed(walker: &Walker) -> u64 {
+    walker.ranks.state.first().map_or(0, |state| state.compute_end)
 }
 
 /// Where everyone is.
