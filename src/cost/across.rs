@@ -4,14 +4,15 @@
 //! member has started, by the same rules as within a program; its ends are stamped where later ops find them.
 
 use super::ranks::{Guess, Held, Stamp};
+use super::steady::{Steady, Sum};
 use super::walk::Walker;
 use super::{Effort, Found};
-use crate::act::{Acts, PROVENANCES, RECV, SEND, ctas, numbers, port, sent};
+use crate::act::{Acts, RECV, SEND, ctas, numbers, port, sent};
 use crate::act::{Machine, picoseconds};
 use crate::collective::LinkTime;
 use crate::error::Result;
 use crate::fold::Fold;
-use crate::plan::crew::{Crews, PostId, Watch};
+use crate::plan::crew::{Again, Crews, PostId, Watch};
 use crate::plan::link::{AtomTable, Atoms};
 use crate::plan::*;
 use crate::timeline::Usage;
@@ -47,6 +48,7 @@ pub fn run(
             walkers,
             posts: vec![],
             extra: vec![Usage::default(); fold.representatives.len()],
+            steady: effort.stride.then(Steady::default),
         };
         crews.run(&mut across)?;
         let missed = across.walkers.iter().any(|walker| walker.ranks.missed);
@@ -96,16 +98,16 @@ fn places(plan: &Plan, fold: &Fold) -> Vec<PlaceOf> {
 }
 
 /// A crossing of a crew, class after class.
-struct Posted<'p> {
+pub(super) struct Posted<'p> {
     crew: usize,
     op: &'p Op,
     lane: u16,
     reads: Vec<Atoms>,
     writes: Vec<Atoms>,
-    starts: Vec<Stamp>,
+    pub starts: Vec<Stamp>,
     /// When the bytes that are the last to arrive set off.
-    readies: Vec<u64>,
-    ends: Vec<u64>,
+    pub readies: Vec<u64>,
+    pub ends: Vec<u64>,
 }
 
 struct Across<'p> {
@@ -123,6 +125,8 @@ struct Across<'p> {
     open: Vec<BTreeSet<PostId>>,
     /// What crossings count, by class of the whole fold.
     extra: Vec<Usage>,
+    /// Finds what can be taken in one stride; none where that is not asked for.
+    steady: Option<Steady>,
 }
 
 impl<'p> Watch<'p> for Across<'p> {
@@ -136,9 +140,7 @@ impl<'p> Watch<'p> for Across<'p> {
     }
 
     fn post(&mut self, post: PostId, crew: usize, op: &'p Op) -> Result<()> {
-        let atoms = |buf: Buf| self.atoms.place(self.plan, buf, &[]).atoms;
-        let (reads, writes, lane): (Vec<Atoms>, Vec<Atoms>, u16) =
-            (op.reads().map(atoms).collect(), op.writes().map(atoms).collect(), op.lane.unwrap_or(0));
+        let ([reads, writes], lane) = (self.atoms_of(op), op.lane.unwrap_or(0));
         let host_lane = self.plan.lanes.len() as u16;
         let walker = &mut self.walkers[crew];
         let n = walker.ranks.classes;
@@ -154,6 +156,7 @@ impl<'p> Watch<'p> for Across<'p> {
             *host += self.host_launch * launches;
             if *host > start.ps() {
                 *start = Stamp::new(*host, host_lane);
+                walker.ranks.host_led = true;
             }
         }
         let (readies, ends) = (vec![0; n], vec![0; n]);
@@ -173,6 +176,8 @@ impl<'p> Watch<'p> for Across<'p> {
         }
         rest[0].ends = rest[0].starts.iter().map(|s| s.ps()).collect();
         rest[0].readies = rest[0].ends.clone();
+        let floor = &mut self.walkers[rest[0].crew].ranks.floor;
+        *floor = rest[0].ends.iter().fold(*floor, |least, &start| least.min(start));
         Ok(())
     }
 
@@ -188,11 +193,10 @@ impl<'p> Watch<'p> for Across<'p> {
             let to = self.at[self.acts.class_of(hop.peer) as usize];
             let ends = [(send.0, from, port(hop.tier, SEND)), (recv.0, to.class, port(hop.tier, RECV))];
             self.arrive(&hop.time, &ends);
-            let (extra, s) = (&mut self.extra[global], hop.time.total().value());
-            count(extra, self.plan, lane, &hop.time, s);
+            self.count(global, lane, &hop.time);
             match hop.tier {
-                crate::cluster::Tier::ScaleOut => extra.bytes_scale_out += bytes as f64,
-                _ => extra.bytes_scale_up += bytes as f64,
+                crate::cluster::Tier::ScaleOut => self.add(global, Sum::ScaleOut, bytes as f64),
+                _ => self.add(global, Sum::ScaleUp, bytes as f64),
             }
         }
         Ok(())
@@ -208,11 +212,10 @@ impl<'p> Watch<'p> for Across<'p> {
             for (global, _) in self.classes_of(self.posts[post].crew) {
                 let gang = &*gangs[global];
                 let time = self.acts.link(*kind, lane, gang, bytes);
-                let (extra, s) = (&mut self.extra[global], time.total().value());
-                count(extra, self.plan, lane, &time, s);
+                self.count(global, lane, &time);
                 let [up, out] = sent(*kind, gang, bytes as f64);
-                extra.bytes_scale_up += up;
-                extra.bytes_scale_out += out;
+                self.add(global, Sum::ScaleUp, up);
+                self.add(global, Sum::ScaleOut, out);
                 if met.insert(&gang.classes) {
                     let ends: Vec<(PostId, usize, u8)> =
                         gang.classes.iter().map(|&c| self.part(posts, c, &gang.members)).collect();
@@ -251,9 +254,57 @@ impl<'p> Watch<'p> for Across<'p> {
         self.look(crew);
         Ok(())
     }
+
+    fn round(&mut self) -> Option<usize> {
+        self.steady.as_mut()?.round(&self.walkers)
+    }
+
+    fn mark(&mut self, posts: &[PostId]) {
+        let posts: Vec<(PostId, &Posted)> = posts.iter().map(|&id| (id, &self.posts[id])).collect();
+        if let Some(steady) = &mut self.steady {
+            steady.mark(&mut self.walkers, &posts);
+        }
+    }
+
+    fn again(&mut self, again: &Again<'p>) -> bool {
+        let (Some(steady), plan) = (&mut self.steady, (self.plan, self.atoms)) else { return false };
+        if !steady.again(plan, again, &mut self.walkers, &mut self.posts, &mut self.extra) {
+            return false;
+        }
+        for &(_, now, op) in &again.posts {
+            let [reads, writes] = self.atoms_of(op);
+            let post = &mut self.posts[now];
+            (post.op, post.reads, post.writes) = (op, reads, writes);
+        }
+        (0..self.walkers.len()).for_each(|crew| self.look(crew));
+        true
+    }
 }
 
 impl Across<'_> {
+    /// What an op reads and writes.
+    fn atoms_of(&self, op: &Op) -> [Vec<Atoms>; 2] {
+        let atoms = |buf: Buf| self.atoms.place(self.plan, buf, &[]).atoms;
+        [op.reads().map(atoms).collect(), op.writes().map(atoms).collect()]
+    }
+
+    /// Adds to what crossings count.
+    fn add(&mut self, class: usize, sum: Sum, by: f64) {
+        *sum.of(&mut self.extra[class]) += by;
+        if let Some(steady) = &mut self.steady {
+            steady.add(class, sum, by);
+        }
+    }
+
+    /// Notes that a class communicates on `lane`.
+    fn count(&mut self, class: usize, lane: u16, time: &LinkTime) {
+        let s = time.total().value();
+        if let Lane::Comm(group, _) = &self.plan.lanes[lane as usize] {
+            self.add(class, Sum::Comm(group.charged_axis()), s);
+        }
+        self.add(class, Sum::Provenance(time.provenance as usize), s);
+    }
+
     /// Notes the earliest start of what a crew has posted and what has not ended.
     fn look(&mut self, crew: usize) {
         let Some(guess) = &mut self.walkers[crew].ranks.guess else { return };
@@ -293,6 +344,7 @@ impl Across<'_> {
         let mut longest = transfer;
         for &(post, class, ports) in ends {
             let ranks = &mut self.walkers[self.posts[post].crew].ranks;
+            ranks.floor = ranks.floor.min(ready);
             for port in numbers(ports) {
                 ranks.missed |= !ranks.state[class].ports[port].knows(ready);
                 longest = longest.max(ranks.state[class].ports[port].lasting(ready, transfer, &mut ranks.edges));
@@ -318,14 +370,6 @@ impl Across<'_> {
         });
         Found { end, usages: usages.collect(), spans: vec![vec![]; self.at.len()] }
     }
-}
-
-/// Notes that a class communicates on `lane` for `s` seconds.
-fn count(usage: &mut Usage, plan: &Plan, lane: u16, time: &LinkTime, s: f64) {
-    if let Lane::Comm(group, _) = &plan.lanes[lane as usize] {
-        *usage.comm.entry(group.charged_axis()).or_default() += s;
-    }
-    *usage.by_provenance.entry(PROVENANCES[time.provenance as usize]).or_default() += s;
 }
 
 fn raise(at: &mut [Stamp], to: &[Stamp]) {

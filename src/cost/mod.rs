@@ -12,8 +12,8 @@
 //! Time is integer picoseconds and every duration is rounded once, so that equal things are equal.
 //! Ranks that are threads of one machine share more than that: see [`threads`](crate::act::threads).
 //!
-//! The iterations of a call that only repeat the one before are taken in one stride, exactly (`repeat`); so is a
-//! step with more microbatches than one that is known (`series`). A walk over every op is the oracle they are tested
+//! The iterations of a call that only repeat the one before are taken in one stride, exactly (`repeat`); so are the
+//! microbatches of a filled pipeline (`steady`), and a step with more microbatches than one that is known (`series`). A walk over every op is the oracle they are tested
 //! against.
 
 mod across;
@@ -24,6 +24,7 @@ mod ranks;
 mod repeat;
 mod series;
 mod sized;
+mod steady;
 mod telling;
 mod walk;
 

@@ -7,6 +7,8 @@
 //! needs what the crossing has not brought yet. So crews take turns, and a plan of 30 stages with thousands of
 //! microbatches is walked call by call: in time linear in its calls, with no graph of its ops.
 
+mod period;
+
 use super::link::resolve;
 use super::matching::group_sizes;
 use super::op::*;
@@ -14,6 +16,8 @@ use super::order::receives_what_it_sends;
 use super::program::Plan;
 use super::segment::{self, Part};
 use crate::error::{Error, Result};
+use period::Rounds;
+pub use period::{Again, Moves};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeSet, VecDeque};
 
@@ -34,6 +38,20 @@ pub trait Watch<'p> {
     /// All parts of one collective have started.
     fn gather(&mut self, posts: &[PostId]) -> Result<()>;
     fn end(&mut self, post: PostId) -> Result<()>;
+
+    /// Every crew has gone on as far as it can. After how many more rounds everyone may stand as now, but for time; none
+    /// where that is not looked for.
+    fn round(&mut self) -> Option<usize> {
+        None
+    }
+
+    /// Everyone may come to stand so again, with crossings like `posts` under way.
+    fn mark(&mut self, _posts: &[PostId]) {}
+
+    /// The crews do as since the mark, some times more: whether the watch has taken that in one stride.
+    fn again(&mut self, _again: &Again<'p>) -> bool {
+        false
+    }
 }
 
 /// The slots that a block touches, in the names of its tensors and formals.
@@ -146,7 +164,7 @@ impl<'p> Crews<'p> {
 
     /// Goes through all programs to their ends, or says who waits for whom for ever.
     pub fn run(&self, watch: &mut impl Watch<'p>) -> Result<()> {
-        let mut run = Run::new(self);
+        let (mut run, mut rounds) = (Run::new(self), Rounds::default());
         loop {
             let mut moved = false;
             for crew in 0..self.plan.programs.len() {
@@ -155,6 +173,7 @@ impl<'p> Crews<'p> {
             if !moved {
                 return run.finish();
             }
+            rounds.look(&mut run, watch);
         }
     }
 
@@ -214,6 +233,8 @@ type Queue = (u16, Option<(Direction, u32)>);
 
 struct Post<'p> {
     crew: usize,
+    /// Its op, and which of the program's that is.
+    index: usize,
     op: &'p Op,
     /// Crossings that were under way when it was posted, and how many of them still are.
     after: Vec<PostId>,
@@ -225,6 +246,12 @@ struct Post<'p> {
     /// By leg, or one for a collective: its place in its queue.
     turns: Vec<usize>,
     legs_left: usize,
+}
+
+/// Slots that a crossing reads and writes.
+fn touched(op: &Op) -> impl Iterator<Item = (TensorId, u32, bool)> {
+    let bufs = op.reads().map(|b| (b, false)).chain(op.writes().map(|b| (b, true)));
+    bufs.map(|(b, writes)| (b.tensor(), b.slot, writes))
 }
 
 struct Crew<'p> {
@@ -294,9 +321,9 @@ impl<'c, 'p> Run<'c, 'p> {
 
     fn post(&mut self, crew: usize, op: &'p Op, watch: &mut impl Watch<'p>) -> Result<()> {
         let (id, lane) = (self.posts.len(), op.lane.expect("a crossing is on a lane"));
-        let own = op.reads().map(|b| (b, false)).chain(op.writes().map(|b| (b, true)));
-        let own: Vec<(TensorId, u32, bool)> = own.map(|(b, writes)| (b.tensor(), b.slot, writes)).collect();
+        let own: Vec<(TensorId, u32, bool)> = touched(op).collect();
         let here = &mut self.all[crew];
+        let index = here.at - 1;
         let meets = |&(tensor, slot, writes, _): &(TensorId, u32, bool, PostId)| {
             own.iter().any(|o| (o.0, o.1) == (tensor, slot) && (o.2 || writes))
         };
@@ -321,7 +348,18 @@ impl<'c, 'p> Run<'c, 'p> {
         }
         after.iter().for_each(|&before| self.posts[before].next.push(id));
         let (open, legs_left) = (after.len(), turns.len());
-        self.posts.push(Post { crew, op, after, open, next: vec![], started: false, ended: false, turns, legs_left });
+        self.posts.push(Post {
+            crew,
+            index,
+            op,
+            after,
+            open,
+            next: vec![],
+            started: false,
+            ended: false,
+            turns,
+            legs_left,
+        });
         watch.post(id, crew, op)?;
         if open == 0 {
             self.ready.push_back(id);

@@ -50,6 +50,9 @@ pub struct Route {
     pub shadows: u32,
     #[serde(skip_serializing)]
     tables: Option<Tables>,
+    /// Where choices are not listed, the ranks and the nodes that a token is expected to reach.
+    #[serde(skip_serializing)]
+    reached: [Rows; 2],
 }
 
 /// The tokens and their choices.
@@ -131,12 +134,13 @@ impl Route {
             pad: None,
             shadows: 0,
             tables: None,
+            reached: [0.0; 2],
         };
         route.check_shape()?;
         if let Counts::Listed { tokens, choices } = &route.counts {
             route.tables = Some(Tables::new(&route, tokens, choices)?);
         }
-        Ok(route)
+        Ok(route.reaching())
     }
 
     /// The same where a token's slots stand in `kept` of `count` groups.
@@ -147,7 +151,28 @@ impl Route {
                 format!("{kept} of {count} groups of {experts} slots do not hold {topk} choices; keep more of them");
             return Err(Error::spec("route", "groups", why));
         }
-        Ok(Route { groups: (kept < count).then_some([count, kept]), ..self })
+        Ok(Route { groups: (kept < count).then_some([count, kept]), ..self }.reaching())
+    }
+
+    /// The same with what it takes long to ask for: every hop of an exchange does.
+    fn reaching(self) -> Route {
+        let reached = match self.tables {
+            Some(_) => [0.0; 2],
+            None => [self.ranks, self.nodes()].map(|parts| self.expected(parts)),
+        };
+        Route { reached, ..self }
+    }
+
+    /// How many of so many parts a token is expected to reach.
+    fn expected(&self, parts: u32) -> Rows {
+        match self.counts {
+            Counts::Spread { .. } => f64::from(self.topk.min(parts)),
+            Counts::RoundRobin { .. } => in_a_row(self.experts / parts, self.topk).min(f64::from(parts)),
+            _ => match self.groups {
+                None => expected_unique(self.experts, self.topk, parts),
+                Some(groups) => expected_unique_in_groups(self.experts, self.topk, parts, groups),
+            },
+        }
     }
 
     /// The same where every source sends `rows` to every slot, zeros where fewer chose it.
@@ -257,7 +282,7 @@ impl Route {
     pub fn unique_to_rank(&self, src: u32, dst: u32) -> Rows {
         match &self.tables {
             Some(t) => f64::from(t.to_rank[(src * self.ranks + dst) as usize]),
-            None => self.expected(src, self.ranks),
+            None => self.tokens(src) as f64 * self.reached[0] / f64::from(self.ranks),
         }
     }
 
@@ -265,20 +290,8 @@ impl Route {
     pub fn unique_to_node(&self, src: u32, node: u32) -> Rows {
         match &self.tables {
             Some(t) => f64::from(t.to_node[(src * self.nodes() + node) as usize]),
-            None => self.expected(src, self.nodes()),
+            None => self.tokens(src) as f64 * self.reached[1] / f64::from(self.nodes()),
         }
-    }
-
-    fn expected(&self, src: u32, parts: u32) -> Rows {
-        let reached = match self.counts {
-            Counts::Spread { .. } => f64::from(self.topk.min(parts)),
-            Counts::RoundRobin { .. } => in_a_row(self.experts / parts, self.topk).min(f64::from(parts)),
-            _ => match self.groups {
-                None => expected_unique(self.experts, self.topk, parts),
-                Some(groups) => expected_unique_in_groups(self.experts, self.topk, parts, groups),
-            },
-        };
-        self.tokens(src) as f64 * reached / f64::from(parts)
     }
 
     /// Rows that `dst` computes, of all sources: one for each token and slot.
