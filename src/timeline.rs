@@ -29,13 +29,13 @@ impl Span {
 pub struct Usage {
     /// Time the compute lane was busy.
     pub compute: f64,
-    /// Time the compute lane stood still while bytes that it waited for were under way, by the axis of their
-    /// communication.
+    /// Time the compute lane stood still while bytes were under way that it waited for, or another rank that takes part
+    /// in what it waited for, by the axis of their communication.
     pub exposed: BTreeMap<Axis, f64>,
     /// Time the compute lane stood still for copies to or from the host's memory, or for the CPU's own kernels.
     pub offload: f64,
-    /// Time the compute lane stood still for other ranks: because one that takes part in what it waited for had not come
-    /// yet (a pipeline's bubble, work unevenly shared out), on a shared device, or when others ended the step later.
+    /// Time the compute lane stood still for other ranks: because one that takes part in what it waited for was computing
+    /// (a pipeline's bubble, work unevenly shared out), on a shared device, or when others ended the step later.
     pub turns: f64,
     /// Time the compute lane stood still because the CPU had not issued the next op yet.
     pub host: f64,

@@ -197,7 +197,7 @@ fn spans(line: &Line, times: &[(f64, f64)]) -> Vec<Span> {
 }
 
 /// What a rank did, and where its kernels stood still.
-fn usage(shared: &Shared, rank: &Rank, ready: &[f64], step: f64) -> Usage {
+fn usage(shared: &Shared, rank: &Rank, ready: &[gaps::Ready], step: f64) -> Usage {
     let mut usage = shared.sheet.tallies.usage(rank.rank as usize, shared.names, &shared.plan.lanes);
     usage.compute = gaps::charge(shared.plan, shared.line(rank.rank), &rank.times, ready, step, &mut usage);
     usage

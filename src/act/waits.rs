@@ -1,7 +1,8 @@
 //! What a gap of the compute lane is charged to, where only stamps tell what was waited for.
 //!
 //! A kernel waits for an op of another lane, that one for others who take part, or for an op before it, and so on. Time in
-//! which bytes were under way is their lane's; time in which someone who takes part had not come yet is other ranks'.
+//! which bytes were under way is their lane's. Time in which someone who takes part had not come yet is charged to what he
+//! had waited for: kernels of other ranks, or communication of theirs, as when a slow link holds up all of a ring.
 
 use super::stamp::Stamp;
 
@@ -10,8 +11,8 @@ use super::stamp::Stamp;
 struct Over {
     /// When it was launched, and what that had waited for.
     start: Stamp,
-    /// When all who take part had come.
-    ready: u64,
+    /// When all who take part had come, and what the last of them had waited for.
+    ready: Stamp,
     end: u64,
 }
 
@@ -26,7 +27,7 @@ pub struct Recent {
 
 impl Recent {
     const FEW: usize = 8;
-    /// Waiting for other ranks is charged to the first lane, the compute lane.
+    /// Waiting for other ranks' kernels is charged to the first lane, the compute lane.
     pub const OTHERS: usize = 0;
 
     pub fn new(lanes: usize) -> Recent {
@@ -34,7 +35,7 @@ impl Recent {
     }
 
     /// An op of `lane` was launched at `start`, went on when all who take part were `ready`, and is over at `end`.
-    pub fn note(&mut self, lane: u16, start: Stamp, ready: u64, end: u64) {
+    pub fn note(&mut self, lane: u16, start: Stamp, ready: Stamp, end: u64) {
         let (lane, next) = (lane as usize, &mut self.next[lane as usize]);
         self.lanes[lane][*next as usize] = Over { start, ready, end };
         *next = (*next + 1) % Self::FEW as u8;
@@ -43,7 +44,7 @@ impl Recent {
     /// Everything that ended at `floor` or later did so `by` later.
     pub fn later(&mut self, floor: u64, by: u64) {
         for over in self.lanes.iter_mut().flatten().filter(|over| over.end >= floor) {
-            *over = Over { start: over.start.later(by), ready: over.ready + by, end: over.end + by };
+            *over = Over { start: over.start.later(by), ready: over.ready.later(by), end: over.end + by };
         }
     }
 
@@ -57,9 +58,10 @@ impl Recent {
                 waited[lane] += until - free;
                 return;
             };
-            let (start, ready) = (over.start.ps().max(free), over.ready.clamp(free, until));
-            waited[lane] += until - ready.max(start);
-            waited[Self::OTHERS] += ready.max(start) - start;
+            let start = over.start.ps().max(free);
+            let ready = over.ready.ps().clamp(start, until);
+            waited[lane] += until - ready;
+            waited[over.ready.lane() as usize] += ready - start;
             at = over.start;
         }
     }
@@ -76,8 +78,8 @@ mod tests {
         const GATHER: u16 = 1;
         const SENT: u16 = 2;
         let mut recent = Recent::new(3);
-        recent.note(SENT, Stamp::new(40, 0), 112, 115);
-        recent.note(GATHER, Stamp::new(115, SENT), 115, 120);
+        recent.note(SENT, Stamp::new(40, 0), Stamp::new(112, 0), 115);
+        recent.note(GATHER, Stamp::new(115, SENT), Stamp::new(115, SENT), 120);
         let mut waited = vec![0; 4];
         recent.charge(&mut waited, 100, Stamp::new(120, GATHER));
         assert_eq!(waited, [12, 5, 3, 0]);
@@ -90,6 +92,11 @@ mod tests {
         recent.charge(&mut later, 1150, Stamp::new(1160, SENT));
         recent.charge(&mut later, 1160, Stamp::new(1161, 3));
         assert_eq!(later, [12, 5, 13, 1]);
+        // The same message, late because of a gather where it comes from.
+        recent.note(SENT, Stamp::new(40, 0), Stamp::new(112, GATHER), 115);
+        let mut others = vec![0; 4];
+        recent.charge(&mut others, 100, Stamp::new(115, SENT));
+        assert_eq!(others, [0, 12, 3, 0]);
     }
 
     /// Whatever was waited for, all of the gap is charged.
@@ -100,7 +107,7 @@ mod tests {
         for n in 0..40u64 {
             let start = Stamp::new(end.max(n * 7 % 50), (n % 3) as u16);
             end = start.ps() + n * 13 % 11;
-            recent.note((n % 3) as u16, start, start.ps() + n % 4, end);
+            recent.note((n % 3) as u16, start, Stamp::new(start.ps() + n % 4, (n % 2) as u16), end);
         }
         for free in 0..end {
             for lane in 0..3 {

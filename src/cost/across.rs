@@ -105,8 +105,8 @@ pub(super) struct Posted<'p> {
     reads: Vec<Atoms>,
     writes: Vec<Atoms>,
     pub starts: Vec<Stamp>,
-    /// When the bytes that are the last to arrive set off.
-    pub readies: Vec<u64>,
+    /// When the bytes that are the last to arrive set off, and what whoever came last had waited for.
+    pub readies: Vec<Stamp>,
     pub ends: Vec<u64>,
 }
 
@@ -159,7 +159,7 @@ impl<'p> Watch<'p> for Across<'p> {
                 walker.ranks.host_led = true;
             }
         }
-        let (readies, ends) = (vec![0; n], vec![0; n]);
+        let (readies, ends) = (vec![Stamp::default(); n], vec![0; n]);
         self.posts.push(Posted { crew, op, lane, reads, writes, starts, readies, ends });
         self.open[crew].insert(post);
         self.look(crew);
@@ -175,7 +175,7 @@ impl<'p> Watch<'p> for Across<'p> {
             }
         }
         rest[0].ends = rest[0].starts.iter().map(|s| s.ps()).collect();
-        rest[0].readies = rest[0].ends.clone();
+        rest[0].readies = rest[0].starts.clone();
         let floor = &mut self.walkers[rest[0].crew].ranks.floor;
         *floor = rest[0].ends.iter().fold(*floor, |least, &start| least.min(start));
         Ok(())
@@ -340,7 +340,8 @@ impl Across<'_> {
     /// Bytes set off when the last of `ends` (crossing, class, ports) has started, as in a walk.
     fn arrive(&mut self, time: &LinkTime, ends: &[(PostId, usize, u8)]) {
         let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
-        let ready = ends.iter().map(|&(post, class, _)| self.posts[post].starts[class].ps()).max().unwrap_or(0);
+        let last = ends.iter().map(|&(post, class, _)| self.posts[post].starts[class]).max().unwrap_or_default();
+        let ready = last.ps();
         let mut longest = transfer;
         for &(post, class, ports) in ends {
             let ranks = &mut self.walkers[self.posts[post].crew].ranks;
@@ -355,7 +356,7 @@ impl Across<'_> {
             numbers(ports).for_each(|port| ranks.hold(class, port, ready, ready + longest));
             let (end, post) = (ready + latency + longest, &mut self.posts[post]);
             if end > post.ends[class] {
-                (post.readies[class], post.ends[class]) = (ready, end);
+                (post.readies[class], post.ends[class]) = (last, end);
             }
         }
     }

@@ -119,14 +119,14 @@ pub struct Guess {
 }
 
 /// Not arrived yet.
-/// When bytes set off, and when they have arrived.
+/// When bytes set off and what whoever came last had waited for, and when they have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Arrival {
-    ready: u64,
+    ready: Stamp,
     end: u64,
 }
 
-const UNKNOWN: Arrival = Arrival { ready: u64::MAX, end: u64::MAX };
+const UNKNOWN: Arrival = Arrival { ready: Stamp::LAST, end: u64::MAX };
 
 /// Where all classes are.
 pub struct Ranks {
@@ -456,8 +456,8 @@ impl Ranks {
             };
             let last = meetings.iter().map(|&m| self.arrivals[m as usize]).max_by_key(|arrival| arrival.end);
             let Arrival { ready, end } = match sheet.act(node, class) {
-                Act::Aside { duration } => Arrival { ready: start, end: start + duration },
-                _ => last.unwrap_or(Arrival { ready: start, end: start }),
+                Act::Aside { duration } => Arrival { ready: launched, end: start + duration },
+                _ => last.unwrap_or(Arrival { ready: launched, end: start }),
             };
             // A communication kernel holds its SMs from its launch to its end.
             if ctas > 0 && end > start {
@@ -472,8 +472,9 @@ impl Ranks {
     /// transfers that were posted before hold the busiest of its ports, it has 1 / (k + 1) of it.
     fn arrival(&mut self, sheet: &Sheet, meeting: &Meeting) -> Arrival {
         let ends = sheet.ends(meeting);
-        let start = |end: &End| self.starts[end.node as usize * self.classes + end.class as usize].ps();
-        let ready = ends.iter().map(start).max().unwrap_or(0);
+        let start = |end: &End| self.starts[end.node as usize * self.classes + end.class as usize];
+        let last = ends.iter().map(start).max().unwrap_or_default();
+        let ready = last.ps();
         let mut longest = meeting.transfer;
         for end in ends {
             for port in end.ports() {
@@ -488,7 +489,7 @@ impl Ranks {
                 self.hold(class, port, ready, ready + longest);
             }
         }
-        Arrival { ready, end: ready + meeting.latency + longest }
+        Arrival { ready: last, end: ready + meeting.latency + longest }
     }
 
     /// Bytes of a class hold a port.

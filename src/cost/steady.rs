@@ -135,8 +135,8 @@ impl Steady {
         let by = d * again.times;
         for &(_, now, _) in &again.posts {
             posts[now].starts.iter_mut().for_each(|start| *start = start.later(by));
-            let Posted { readies, ends, .. } = &mut posts[now];
-            readies.iter_mut().chain(ends).filter(|time| **time > 0).for_each(|time| *time += by);
+            posts[now].readies.iter_mut().for_each(|ready| *ready = ready.later(by));
+            posts[now].ends.iter_mut().filter(|end| **end > 0).for_each(|end| *end += by);
         }
         let mut sums = mark.sums;
         // Each sum by itself, in its order.

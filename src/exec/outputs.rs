@@ -214,7 +214,7 @@ fn spans(line: &Line, times: &Times) -> Vec<Span> {
 }
 
 /// Busy and waiting time of a rank.
-fn usage(plan: &Plan, line: &Line, times: &Times, ready: &[f64], step: f64) -> Usage {
+fn usage(plan: &Plan, line: &Line, times: &Times, ready: &[gaps::Ready], step: f64) -> Usage {
     let mut usage = Usage::default();
     usage.compute = gaps::charge(plan, line, times, ready, step, &mut usage);
     for (i, &(start, end)) in times.iter().enumerate() {

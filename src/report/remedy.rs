@@ -237,7 +237,21 @@ impl Asked<'_> {
     fn again(&self) -> Option<Remedy> {
         let kept = self.row.mem_activations_bytes.unwrap_or(0) as f64;
         let open = self.about.par.recompute != Recompute::Full;
-        open.then(|| self.remedy("recompute full".into(), RECOMPUTED * kept, |par| par.recompute = Recompute::Full))
+        let options = self.about.par.options;
+        let words = [
+            ("recompute-act", options.recompute_act),
+            ("recompute-norm", options.recompute_norm),
+            ("recompute-mla-up", options.recompute_mla_up),
+        ];
+        let said: Vec<&str> = words.into_iter().filter(|(_, said)| *said).map(|(word, _)| word).collect();
+        let instead = if said.is_empty() { String::new() } else { format!(" in place of {}", said.join("+")) };
+        open.then(|| {
+            self.remedy(format!("recompute full{instead}"), RECOMPUTED * kept, |par| {
+                par.recompute = Recompute::Full;
+                let o = &mut par.options;
+                (o.recompute_act, o.recompute_norm, o.recompute_mla_up) = (false, false, false);
+            })
+        })
     }
 
     /// Inputs of layers, and then what the optimizer keeps, in the host's memory.

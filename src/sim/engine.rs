@@ -289,12 +289,13 @@ impl<'p> Engine<'p> {
         self.end(class, op, Stamp::new(now, lane));
     }
 
-    /// An op beside the compute lane is over now; `ready`: when all who take part had come, where there are some.
-    pub(super) fn end_beside(&mut self, class: u32, op: u32, ready: Option<u64>) {
+    /// An op beside the compute lane is over now; `ready`: when all who take part had come, and what the last of them had
+    /// waited for, where there are some.
+    pub(super) fn end_beside(&mut self, class: u32, op: u32, ready: Option<Stamp>) {
         let run = &mut self.runs[class as usize];
         let script = &self.scripts[run.program];
         let (lane, start) = (script.lane(op), run.cell(script, op).start);
-        run.recent.note(lane, start, ready.unwrap_or(start.ps()), self.now);
+        run.recent.note(lane, start, ready.unwrap_or(start), self.now);
         self.end(class, op, Stamp::new(self.now, lane));
     }
 

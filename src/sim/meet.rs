@@ -275,6 +275,11 @@ impl Engine<'_> {
         if self.keep && meeting_of_two {
             self.arrow(&parties, ready);
         }
+        let came = |party: &Party| {
+            let run = &mut self.runs[party.class as usize];
+            run.cell(&self.scripts[run.program], party.op).start
+        };
+        let by = parties.iter().map(came).max().unwrap_or_default();
         // The one for whom all others waited came last.
         let last = parties.last().map(|p| (p.class, p.op));
         for party in &parties {
@@ -289,7 +294,7 @@ impl Engine<'_> {
                     run.kept[party.op as usize].by = by;
                 }
                 self.give_sms(party.class, party.op);
-                self.end_beside(party.class, party.op, Some(ready));
+                self.end_beside(party.class, party.op, Some(Stamp::new(ready, by.lane())));
             }
         }
         self.meetings.get_mut(id).parties = parties;
