@@ -274,7 +274,13 @@ fn pairs() -> Vec<Case> {
         of("recompute-act+recompute-norm+overlap-shared", 6, 2, 3, Parallelism { pp: 2, ..one }),
         Case {
             mla: true,
-            ..of("dualpipe-v+recompute-act+recompute-norm+recompute-mla-up", 8, 2, 5, Parallelism { pp: 2, vp: 2, ..one })
+            ..of(
+                "dualpipe-v+recompute-act+recompute-norm+recompute-mla-up",
+                8,
+                2,
+                5,
+                Parallelism { pp: 2, vp: 2, ..one },
+            )
         },
         Case {
             mla: true,
@@ -302,14 +308,7 @@ fn gradients_of_weights_come_later() {
         ("dispatch-deepep-v1-ll+no-overlap-grad", 4, 1, 5, true, Parallelism { pp: 4, ..one }),
         ("dispatch-allgather", 6, 3, 4, true, Parallelism { pp: 3, tp: 2, ring: 2, ep: 4, ..one }),
         ("recompute-act+recompute-norm", 4, 1, 3, true, Parallelism { pp: 2, ..one }),
-        (
-            "fp8+dispatch-fp8+keep-fp8-rows+keep-fp8-gate-up+recompute-act",
-            4,
-            1,
-            3,
-            false,
-            Parallelism { pp: 2, ..one },
-        ),
+        ("fp8+dispatch-fp8+keep-fp8-rows+keep-fp8-gate-up+recompute-act", 4, 1, 3, false, Parallelism { pp: 2, ..one }),
     ] {
         // Of so few layers rounding leaves too little to compare with the reference; to the bit it is what it was.
         let near = |case: &Case| if words.contains("fp8") { run(&case.plan()) } else { holds(case, 1e-10) };

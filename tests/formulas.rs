@@ -709,7 +709,10 @@ fn a_bubble_is_nobodys_communication() {
         if words != "zb-h1" {
             let ideal = f64::from(pp - 1) / (f64::from(vp) * m as f64);
             let (bubble, want) = (usage.turns / step, ideal / (1.0 + ideal));
-            assert!((bubble - want).abs() < 0.03, "pp {pp} vp {vp} m {m}: bubble {bubble} of the step, {want} expected");
+            assert!(
+                (bubble - want).abs() < 0.03,
+                "pp {pp} vp {vp} m {m}: bubble {bubble} of the step, {want} expected"
+            );
         }
     }
 }

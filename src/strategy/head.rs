@@ -78,12 +78,10 @@ impl Head {
             (temp("normed", shared, h), temp("logits", rows, cols), temp("d_head", shared, h));
         let dw =
             layer.add_grads.then(|| b.tensor("lm_head_product", &[cols * h], shape.dtype, TensorKind::Workspace, 1));
-        let wide =
-            layer.wide_loss.then(|| b.tensor("wide_logits", &[rows, cols], shape.acc, TensorKind::Workspace, 1));
+        let wide = layer.wide_loss.then(|| b.tensor("wide_logits", &[rows, cols], shape.acc, TensorKind::Workspace, 1));
         let parallel = (tp.ranks > 1).then(|| {
-            let stats = |b: &mut Builder, name, ranks| {
-                b.tensor(name, &[ranks * rows, 2], shape.acc, TensorKind::CommBuffer, 1)
-            };
+            let stats =
+                |b: &mut Builder, name, ranks| b.tensor(name, &[ranks * rows, 2], shape.acc, TensorKind::CommBuffer, 1);
             Parallel {
                 input: tp.room(b, "tp_head_input", tokens, h),
                 partial: tp.room(b, "tp_head_partial", tokens, h),

@@ -22,7 +22,7 @@ pub fn readiness(plan: &Plan, lines: &[Line], matching: &Matching, times: &[&Tim
                 false => (rank as u32, node),
             };
             let line = &lines[plan.program_of(rank) as usize];
-            let lane = last_of(line, times[rank as usize], line.preds(node)).map_or(0, |n| line.nodes[n].lane);
+            let lane = last_of(times[rank as usize], line.preds(node)).map_or(0, |n| line.nodes[n].lane);
             (times[rank as usize][node].0, lane)
         };
         (0..own.len()).map(ready).collect()
@@ -30,8 +30,8 @@ pub fn readiness(plan: &Plan, lines: &[Line], matching: &Matching, times: &[&Tim
     times.iter().enumerate().map(of).collect()
 }
 
-/// Of some ops of a line the one that ended last.
-fn last_of(line: &Line, times: &Times, nodes: &[u32]) -> Option<usize> {
+/// Of some ops of a rank the one that ended last.
+fn last_of(times: &Times, nodes: &[u32]) -> Option<usize> {
     nodes.iter().map(|&n| n as usize).max_by(|&a, &b| times[a].1.total_cmp(&times[b].1))
 }
 
@@ -80,18 +80,18 @@ pub fn charge(plan: &Plan, line: &Line, times: &Times, ready: &[Ready], step: f6
             let went = ready[node].0.clamp(start, until);
             usage.waited(&plan.lanes[line.nodes[node].lane as usize], until - went);
             usage.waited(&plan.lanes[ready[node].1 as usize], went - start);
-            (until, last) = (start, last_of(line, times, line.preds(node)));
+            (until, last) = (start, last_of(times, line.preds(node)));
         }
         usage.turns += (until - free).max(0.0);
     };
     let (mut free, mut busy) = (0.0, 0.0);
     for node in (0..times.len()).filter(|&node| computes(node)) {
         let (start, end) = times[node];
-        gap(free, start, last_of(line, times, line.preds(node)));
+        gap(free, start, last_of(times, line.preds(node)));
         free = end;
         busy += end - start;
     }
     let all: Vec<u32> = (0..times.len() as u32).collect();
-    gap(free, step, last_of(line, times, &all));
+    gap(free, step, last_of(times, &all));
     busy
 }

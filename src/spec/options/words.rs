@@ -368,7 +368,10 @@ pub const NUMBERED: &[(&str, &str)] = &[
         "first-stage-N",
         "pipeline: N layers on the first stage, the others sharing the rest (Megatron-LM's decoder-first-pipeline-num-layers); of a pipeline in a V those of its first chunk",
     ),
-    ("last-stage-N", "the same of the last stage; of a pipeline in a V of its last chunk, which the first stage has as well"),
+    (
+        "last-stage-N",
+        "the same of the last stage; of a pipeline in a V of its last chunk, which the first stage has as well",
+    ),
     (
         "loss-chunks-N",
         "head and loss in N pieces of a microbatch: logits and their gradient are those of one piece at a time (Liger's fused linear cross-entropy, torchtune's chunked loss)",

@@ -45,10 +45,7 @@ impl Saved {
     }
 
     pub fn bufs_mut(&mut self) -> Vec<(&'static str, &mut Buf)> {
-        let mut all = vec![
-            ("router_logits", &mut self.logits),
-            ("expert_weighs", &mut self.weighs),
-        ];
+        let mut all = vec![("router_logits", &mut self.logits), ("expert_weighs", &mut self.weighs)];
         all.extend(self.x.as_mut().map(|x| ("expert_x", x)));
         all.extend(self.codes.iter_mut().flat_map(|both| ["expert_codes", "expert_scales"].into_iter().zip(both)));
         all.extend(self.gate_up.as_mut().map(|gate_up| ("expert_gate_up", gate_up)));

@@ -143,7 +143,9 @@ fn folded(model: &LlmSpec, par: &Parallelism, microbatches: u64, at_once: u64) -
             Fold::Min => "v-min",
             _ => "zb-v",
         };
-        format!("options: {word} needs a layer in every chunk; use a smaller pp, or leave out what takes the ends theirs")
+        format!(
+            "options: {word} needs a layer in every chunk; use a smaller pp, or leave out what takes the ends theirs"
+        )
     } else {
         return Ok(());
     };

@@ -145,12 +145,7 @@ fn needs(par: &Parallelism) -> Vec<Need> {
             par.pp > 1 && par.vp == 2 && par.zero < 2,
             "pp above 1, vp 2 for the two chunks of a stage, and zero 0 or 1",
         ),
-        (
-            "dualpipe-v",
-            dualpipe,
-            !o.zb_h1 && !o.no_overlap_p2p,
-            "no zb-h1 or no-overlap-p2p",
-        ),
+        ("dualpipe-v", dualpipe, !o.zb_h1 && !o.no_overlap_p2p, "no zb-h1 or no-overlap-p2p"),
         (
             "a pipeline in a V (zb-v, v-half, v-min)",
             o.fold.halves(),
