@@ -12,6 +12,9 @@ const MOST: usize = 4;
 /// host's memory.
 const RECOMPUTED: f64 = 0.8;
 const OFFLOADED: f64 = 0.9;
+/// Widths of the network and of the residual stream that the workspace of a layer's backward pass has of a token: what is
+/// left as the most of it where logits are few (Llama 2 7B and 3 8B at 64K to a million tokens).
+const LAYER: [u64; 2] = [4, 8];
 /// And what norms and activations leave: two and the width of the network, of what a layer of Llama 3 keeps.
 const LITTLE_AGAIN: f64 = 0.3;
 
@@ -212,10 +215,11 @@ impl Asked<'_> {
         let tokens = about.micro_batch * about.seq_len / u64::from(par.ring * par.ulysses);
         let bytes = if about.dtype == Dtype::F32.name() { 4 } else { 2 };
         let logits = (tokens * self.model.vocab / u64::from(par.tp) * bytes) as f64;
-        // Where they are the most of it, what else there is at another time takes their place.
         let workspace = self.row.mem_workspace_bytes.unwrap_or(0) as f64;
-        let saves = (1.0 - 1.0 / f64::from(PIECES)) * logits.min(workspace) / 2.0;
-        let there = par.options.loss_chunks > 0 || logits > workspace;
+        let width = self.model.moe.map_or(self.model.ffn, |moe| moe.shared_ffn + moe.top_k * moe.ffn);
+        let layer = (LAYER[0] * width + LAYER[1] * self.model.hidden) as f64 / self.model.vocab as f64 * logits;
+        let saves = (1.0 - 1.0 / f64::from(PIECES)) * (logits - layer).max(0.0);
+        let there = par.options.loss_chunks > 0 || logits > workspace || saves == 0.0;
         (!there).then(|| {
             self.remedy(format!("options loss-chunks-{PIECES}"), saves, |par| par.options.loss_chunks = PIECES)
         })

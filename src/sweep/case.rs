@@ -547,6 +547,14 @@ mod tests {
         assert!(why.ends_with("; options offload-activations should make it fit"), "{why}");
         let options = "offload-activations".parse().unwrap();
         assert!(row(&long, &point, Parallelism { options, ..par }).feasible);
+        // Logits of all tokens are the most that there is where one rank has the sequence.
+        let whole = dense("llama-3-8b", 64);
+        let par = Parallelism { dp: 64, ulysses: 1, zero: 1, ..par };
+        let point = Point { seq_len: 64 << 10, global_batch: 64, ..point };
+        let why = row(&whole, &point, par).why;
+        assert!(why.contains("options loss-chunks-8"), "{why}");
+        let options = "loss-chunks-8".parse().unwrap();
+        assert!(row(&whole, &point, Parallelism { options, ..par }).feasible);
         // Pairs of microbatches cannot be computed again, and modules of multi-token prediction not be sharded.
         let (case, point) = mixture("deepseek-v3", "dgx-h100", 64, 32, "overlap-exchange");
         let par = Parallelism { dp: 64, recompute: Recompute::None, ..point.par };
