@@ -10,6 +10,7 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 #[derive(Args)]
+#[group(id = "links")]
 pub struct Flags {
     /// Logs of nccl-tests or rccl-tests, text or what -J writes
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["on", "quick"])]
