@@ -6,6 +6,7 @@
 //!   operands a core's caches no longer have.
 //! * `meetings`, `ports`: who meets whom, how long bytes are under way, and through which ports.
 //! * `exchange`, `host`: rows of experts; what goes to and from the host.
+//! * `waits`: what a gap between kernels is charged to.
 //! * `deeds`: the same of distinct ops, for whoever goes through events. `form`: of a structure, for other sizes.
 
 mod cold;

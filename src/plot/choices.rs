@@ -4,6 +4,7 @@ use super::notes::Notes;
 use super::sheet::{Line, Sheet};
 use super::style::{Align, FAINT, GRID, INK, Mark, PAPER, ramp, save, short};
 use crate::error::Result;
+use crate::spec::Options;
 use plotters::style::RGBColor;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -58,7 +59,7 @@ pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
             fastest = Some((step, line));
         }
         for ((column, _), best) in CHOICES.iter().zip(&mut tables) {
-            let value = line.text(column)?.to_string();
+            let value = value(line, column)?;
             let least = best.entry((value.parse().unwrap_or(0), value)).or_insert(step);
             *least = least.min(step);
         }
@@ -70,6 +71,16 @@ pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
         marks.extend(row(at, name, best, step));
     }
     save(&marks, out_dir, "choices")
+}
+
+/// What a line has of a choice: recomputation with what options make again besides.
+fn value(line: &Line, column: &str) -> Result<String> {
+    let value = line.text(column)?.to_string();
+    let besides = |options: Options| options.made_again();
+    match column {
+        "recompute" => Ok(value + &line.text("options")?.parse().map(besides).unwrap_or_default()),
+        _ => Ok(value),
+    }
 }
 
 fn titles(best: &Line, step: f64, seq_len: u64, notes: &Notes) -> Result<Vec<Mark>> {
@@ -113,7 +124,9 @@ fn row(at: usize, name: &str, best: &Best, fastest: f64) -> Vec<Mark> {
         let ink = if over > 0.8 * DARKEST { PAPER } else { INK };
         marks.push(Mark::Rect { from: (x, y), to: (x + CELL.0, y + CELL.1), color });
         let middle = x + CELL.0 / 2.0;
-        marks.push(Mark::text((middle, y + 24.0), value, 19.0, ink, Align::Middle));
+        // A cell has room for eleven letters of the usual size.
+        let size = (19.0 * 11.0 / value.len().max(1) as f64).clamp(9.0, 19.0);
+        marks.push(Mark::text((middle, y + 24.0), value, size, ink, Align::Middle));
         let said = if over < 5e-4 { "fastest".into() } else { format!("+{:.1} %", 100.0 * over) };
         marks.push(Mark::text((middle, y + 50.0), said, 15.0, ink, Align::Middle));
         if over < 5e-4 {

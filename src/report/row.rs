@@ -308,10 +308,7 @@ fn parts(usage: &Usage) -> Vec<(String, f64)> {
     parts.push(("bubble: other ranks' kernels".into(), usage.turns));
     parts.push(("offload: copies and the CPU's kernels".into(), usage.offload));
     parts.push(("host: CPU issues ops too slowly".into(), usage.host));
-    parts.extend(usage.exposed.iter().map(|(axis, s)| match axis {
-        Axis::Pp => ("bubble: pipeline".into(), *s),
-        _ => (format!("communication: {} exposed", axis.name()), *s),
-    }));
+    parts.extend(usage.exposed.iter().map(|(axis, s)| (format!("communication: {} exposed", axis.name()), *s)));
     parts
 }
 

@@ -161,6 +161,22 @@ impl Options {
         (self.double_ring > 0).then_some(self.double_ring)
     }
 
+    /// What is made again for the backward pass beside what recomputation has, to stand behind its name: `, norm and act`.
+    pub fn made_again(&self) -> String {
+        let parts = [
+            ("norm", self.recompute_norm),
+            ("act", self.recompute_act),
+            ("mla-up", self.recompute_mla_up),
+            ("moe", self.recompute_moe),
+        ];
+        let said: Vec<&str> = parts.into_iter().filter(|(_, said)| *said).map(|(part, _)| part).collect();
+        match said.split_last() {
+            None => String::new(),
+            Some((only, [])) => format!(", {only}"),
+            Some((last, before)) => format!(", {} and {last}", before.join(", ")),
+        }
+    }
+
     /// The words of what differs from the default, but for those with a number of the user's.
     pub fn words(&self) -> Vec<&'static str> {
         WORDS.iter().filter(|w| (w.is_set)(self)).map(|w| w.name).collect()

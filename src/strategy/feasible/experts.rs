@@ -121,7 +121,8 @@ fn divided(moe: &MoeSpec, par: &Parallelism) -> Result<()> {
 }
 
 fn of_experts(word: &str) -> bool {
-    word.starts_with("dispatch-") || ["overlap-shared", "overlap-exchange", "deepep-hook"].contains(&word)
+    let others = ["overlap-shared", "overlap-exchange", "deepep-hook", "keep-fp8-rows", "keep-fp8-gate-up"];
+    word.starts_with("dispatch-") || others.contains(&word)
 }
 
 /// What needs the choices before a plan is built does not go with those that routers make step by step.

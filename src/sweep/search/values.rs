@@ -37,12 +37,7 @@ const CHOICES: &[Choice] = &[
     ("overlap-exchange", |p| if p.par.options.overlap_exchange { "yes".into() } else { "no".into() }),
     ("micro_batch", |p| p.micro_batch.to_string()),
     ("zero", |p| p.par.zero.to_string()),
-    ("recompute", |p| {
-        let (options, name) = (p.par.options, p.par.recompute.name());
-        let mla = if options.recompute_mla_up { ", mla-up" } else { "" };
-        let light = if options.recompute_act && options.recompute_norm { ", norm and act" } else { "" };
-        format!("{name}{mla}{light}")
-    }),
+    ("recompute", |p| format!("{}{}", p.par.recompute.name(), p.par.options.made_again())),
 ];
 
 /// Ways that are costed to find one with a value that fits.
