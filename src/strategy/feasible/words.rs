@@ -74,11 +74,15 @@ fn chunks(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Option<String>
 type Need = (&'static str, bool, bool, &'static str);
 
 /// What words need of degrees and of one another.
-fn needs(par: &Parallelism) -> Vec<Need> {
+fn needs(par: &Parallelism) -> impl Iterator<Item = Need> {
+    of_sequences(par).into_iter().chain(of_steps(par))
+}
+
+/// Words of how ranks share sequences and rows.
+fn of_sequences(par: &Parallelism) -> Vec<Need> {
     let (o, ring, up) = (par.options, par.ring, par.ulysses);
     let laid = |layout| o.layout == layout;
     let circulates = ring > 1 && o.kv == KvPath::Ring;
-    let dualpipe = o.fold == Fold::DualPipe;
     vec![
         ("no-sp", o.whole_activations, par.tp > 1, "tp above 1"),
         ("tp-overlap", o.tp_overlap, par.tp > 1 && !o.whole_activations, "tp above 1 with sequence parallelism"),
@@ -98,6 +102,14 @@ fn needs(par: &Parallelism) -> Vec<Need> {
         ("replicate-after", o.replicate_after, up > 1, "ulysses above 1"),
         ("pad-heads", o.pad_heads, up > 1, "ulysses above 1"),
         ("ring-inside", o.ring_inside, ring > 1 && up > 1, "ring and ulysses above 1"),
+    ]
+}
+
+/// Words of what a step keeps, of its pipeline and its sums.
+fn of_steps(par: &Parallelism) -> Vec<Need> {
+    let (o, up) = (par.options, par.ulysses);
+    let dualpipe = o.fold == Fold::DualPipe;
+    vec![
         ("no-overlap-grad", o.no_overlap_grad, par.zero < 2, "zero 0 or 1"),
         ("no-overlap-p2p", o.no_overlap_p2p, par.pp > 1, "pp above 1"),
         (
@@ -189,7 +201,7 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
         let why = format!("options: no-prefetch needs zero 2 or 3, not {}; leave it out", par.zero);
         return Err(Error::infeasible(why));
     }
-    match needs(par).into_iter().find(|(_, said, fits, _)| *said && !fits) {
+    match needs(par).find(|(_, said, fits, _)| *said && !fits) {
         None => ring_options(par),
         Some((word, _, _, what)) => {
             let why = format!(
