@@ -235,8 +235,8 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
     if text.contains("notstated") {
         return None;
     }
-    // A word of its own says so.
-    if text.contains("mlaup") {
+    // Words of their own say so.
+    if text.contains("mlaup") || parts_made_again(run).contains(&true) {
         return Some(Recompute::None);
     }
     let of = |text: &str| {
@@ -245,8 +245,8 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
         let words = [("full", Recompute::Full), ("selective", Recompute::Selective), ("none", Recompute::None)];
         let found = words.into_iter().find(|(word, _)| text.starts_with(word)).map(|(_, r)| r);
         let found = found.or_else(|| in_words(text)).or(all.then_some(Recompute::Full));
-        // Of other parts of a layer than attention plans make nothing again by themselves.
-        let elsewhere = ["norm", "moe", "mlp", "expert"].iter().any(|part| text.contains(part));
+        // Whole networks plans do not make again by themselves.
+        let elsewhere = ["moe", "mlp", "expert"].iter().any(|part| text.contains(part));
         found.map(|r| if r == Recompute::Selective && elsewhere { Recompute::None } else { r })
     };
     if software::is_disproved(&run.system) {
@@ -276,6 +276,16 @@ fn recomputes_experts(run: &Training, model: &LlmSpec) -> bool {
     alone && text.starts_with("selective") && tokens(&run.recompute).iter().any(|word| word == "moe")
 }
 
+/// Parts of a layer that a source names as made again by themselves: norms, and outputs of activations.
+fn parts_made_again(run: &Training) -> [bool; 2] {
+    let text = squeezed(&run.recompute);
+    if text.starts_with("full") {
+        return [false; 2];
+    }
+    let acts = ["moeact", "mlpact", "experts'activation", "swiglu", "gelu"].iter().any(|part| text.contains(part));
+    [text.contains("norm"), acts || tokens(&run.recompute).iter().any(|word| word == "act")]
+}
+
 /// Whether selective recomputation is that of every second product or layer, by its words or the system's habit.
 pub fn recomputes_half(run: &Training) -> bool {
     let text = squeezed(&run.recompute);
@@ -292,6 +302,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
     // What goes through a V both ways is sent and received beside compute.
     let in_v = halved(run).is_some_and(|word| word != "zb-h1");
     let cut = run.seq_parallel.unwrap_or(habits.sequence_parallel);
+    let [norms, acts] = parts_made_again(run);
     let all = [
         (tp > 1 && !cut, "no-sp"),
         (tp > 1 && cut && habits.tp_overlap && recipe::sends_chunks(run), "tp-overlap"),
@@ -307,6 +318,8 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (zero < 2 && !habits.fused_grads && model.mla.is_none(), "add-grads"),
         (!habits.fused_loss && !squeezed(&run.system).contains("liger"), "wide-loss"),
         (model.mla.is_some() && squeezed(&run.recompute).contains("mlaup"), "recompute-mla-up"),
+        (norms, "recompute-norm"),
+        (acts, "recompute-act"),
         (optimizer_is_away(run), "offload-optimizer"),
         (activations_are_away(run), "offload-activations"),
     ];
@@ -441,6 +454,25 @@ mod tests {
     }
 
     #[test]
+    fn parts_that_are_made_again_by_themselves() {
+        let model = LlmSpec::find("qwen3-235b-a22b").unwrap();
+        let of = |text: &str| {
+            let run = Training { recompute: text.into(), ..Training::default() };
+            let found = words(&run, &model, [1, 8, 4, 1], habits(), 4096);
+            let word = |word| found.contains(&word);
+            (recompute(&run), word("recompute-norm"), word("recompute-act"), recomputes_half(&run))
+        };
+        let none = Some(Recompute::None);
+        assert_eq!(of("norm, act"), (none, true, true, false));
+        assert_eq!(of("selective (layernorm, moe_act)"), (none, true, true, false));
+        assert_eq!(of("selective (norms and the experts' activation)"), (none, true, true, false));
+        assert_eq!(of("selective"), (Some(Recompute::Selective), false, false, false));
+        // Activations, as most call them, are all that is kept.
+        assert_eq!(of("full (activation checkpointing)"), (Some(Recompute::Full), false, false, false));
+        assert_eq!(of("selective activation recomputation"), (Some(Recompute::Selective), false, false, false));
+    }
+
+    #[test]
     fn who_interleaves_without_saying_so() {
         let model = LlmSpec { layers: 32, ..LlmSpec::default() };
         let of = |system: &str| interleaving(&Training { system: system.into(), ..Training::default() }, &model, 4);
@@ -510,7 +542,7 @@ mod tests {
             ("activation checkpointing, selective", Some(Recompute::Selective)),
             ("no activation checkpointing", Some(Recompute::None)),
             ("off", Some(Recompute::None)),
-            ("norm, act", None),
+            ("norm, act", Some(Recompute::None)),
         ] {
             assert_eq!(run(words, ""), found, "{words}");
         }

@@ -82,6 +82,16 @@ const LINES: &[Line] = &[
         change: |_, s| s.par.options.recompute_mla_up = false,
     },
     Line {
+        refusal: "recompute-norm needs",
+        said: "all computed again, not norms alone",
+        change: |_, s| s.par.options.recompute_norm = false,
+    },
+    Line {
+        refusal: "recompute-act needs",
+        said: "all computed again, not activations alone",
+        change: |_, s| s.par.options.recompute_act = false,
+    },
+    Line {
         refusal: "recompute-moe",
         said: "all computed again, not experts alone",
         change: |_, s| s.par.options.recompute_moe = false,
