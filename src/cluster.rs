@@ -82,6 +82,18 @@ impl Cluster {
         self.per_node
     }
 
+    /// GPUs of which no group of `group` neighbouring ranks, where one fits into a node, would lie across two; none if none
+    /// does now.
+    pub fn unsplit(&self, group: u32) -> Option<u32> {
+        let splits = self.nodes() > 1 && group <= self.per_node && !self.per_node.is_multiple_of(group);
+        let fewer = |used: &u32| {
+            let gpus = used * self.nodes();
+            used_of_a_node(&self.spec, gpus) == Some(*used)
+        };
+        let multiples = (1..=self.per_node / group).rev().map(|n| n * group);
+        if splits { multiples.clone().find(fewer).map(|used| used * self.nodes()) } else { None }
+    }
+
     /// The ranks of a node.
     pub fn ranks_on(&self, node: u32) -> std::ops::Range<u32> {
         let first = node * self.per_node;
@@ -192,6 +204,18 @@ mod tests {
 
     fn dgx(gpus: u32) -> Result<Cluster> {
         Cluster::new(&ClusterSpec::find("dgx-h100").unwrap(), &GpuSpec::find("h100-sxm5").unwrap(), gpus)
+    }
+
+    #[test]
+    fn groups_that_nodes_split() {
+        let racks = |gpus: u32| {
+            Cluster::new(&ClusterSpec::find("gb200-nvl72").unwrap(), &GpuSpec::find("gb200").unwrap(), gpus).unwrap()
+        };
+        // 64 of each rack are used, and all 72.
+        assert_eq!([128, 144].map(|gpus| racks(gpus).unsplit(16)), [None, Some(128)]);
+        assert_eq!([8, 64, 72, 144].map(|group| racks(144).unsplit(group)), [None, Some(128), None, None]);
+        assert_eq!(racks(72).unsplit(16), None);
+        assert_eq!(dgx(64).unwrap().unsplit(3), None);
     }
 
     #[test]

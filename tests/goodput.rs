@@ -15,6 +15,7 @@ fn made_up(failures: f64, interval_s: f64, stall_s: f64, save_s: f64, recover: [
     Run {
         nodes: 100,
         interval_s,
+        step_s: 0.0,
         checkpoint: Checkpoint { bytes: 1e12, bytes_per_gpu: 1e9, stall_s, save_s, load_s: recover[2] },
         failures_with_node: 0.6 * failures,
         failures_without: 0.4 * failures,

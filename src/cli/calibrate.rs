@@ -3,6 +3,7 @@
 mod links;
 
 use super::interrupt::Interrupt;
+use super::progress::bar;
 use super::run::On;
 use super::{Answer, Output, pretty, write_file};
 use crate::calibrate::{self, Effort, gpu};
@@ -15,7 +16,6 @@ use crate::exec::cuda::driver::{self, Cuda};
 use crate::exec::cuda::fused::Attention;
 use crate::report::human::{Table, decimal, seconds};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -83,7 +83,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         return links::run(&flags.links, flags.out.as_deref());
     }
     let out = flags.out.clone().unwrap_or_else(|| "profile.json".into());
-    let bar = bar();
+    let bar = bar(1000, "{percent:>3} % {elapsed} {msg}");
     let progress = |done: f64, what: &'static str| {
         bar.set_position((done * 1000.0) as u64);
         bar.set_message(what);
@@ -125,12 +125,6 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         "interrupted: the profile is that of the runs that were made; start it again, and it goes on with the others";
     let error = stopped.then(|| Error::device("calibrate", why));
     Ok(Answer::with_error(text, &Found::new(&profile, out.display().to_string()), error))
-}
-
-/// Shown on a terminal only.
-fn bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:40} {percent:>3} % {elapsed} {msg}").expect("a fixed template");
-    ProgressBar::new(1000).with_style(style)
 }
 
 #[derive(Serialize)]

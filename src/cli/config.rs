@@ -139,7 +139,41 @@ impl Chosen {
     /// that no plan has, and what could be had for nothing.
     pub fn notes(&self) -> Vec<String> {
         let of_model = self.taken.iter().chain(&self.case.model.notes).cloned();
-        of_model.chain(self.odd_vocabulary()).chain(self.dropped()).collect()
+        of_model
+            .chain(self.odd_vocabulary())
+            .chain(self.part_of_nodes())
+            .chain(self.split_by_nodes())
+            .chain(self.dropped())
+            .collect()
+    }
+
+    /// That some GPUs of each node idle.
+    fn part_of_nodes(&self) -> Option<String> {
+        let cluster = &self.case.cluster;
+        let [used, all] = [cluster.per_node(), cluster.spec.gpus_per_node];
+        (cluster.nodes() > 1 && used < all).then(|| {
+            format!(
+                "gpus: {used} of the {all} of each node, on {} nodes, so that they share them evenly",
+                cluster.nodes()
+            )
+        })
+    }
+
+    /// That ranks which exchange most lie across two nodes, where others lie in one.
+    fn split_by_nodes(&self) -> Option<String> {
+        let (par, cluster) = (&self.point.par, &self.case.cluster);
+        let groups = [
+            ("tp", par.tp),
+            ("tp x ulysses x ring", par.tp.saturating_mul(par.ulysses).saturating_mul(par.ring)),
+            ("ep", par.ep),
+        ];
+        let (name, ranks, gpus) =
+            groups.into_iter().find_map(|(name, ranks)| cluster.unsplit(ranks).map(|gpus| (name, ranks, gpus)))?;
+        Some(format!(
+            "{name}: of {} GPUs used of each node some groups of {ranks} ranks lie across two, and all wait for the network between; \
+             with --gpus {gpus} none does",
+            cluster.per_node()
+        ))
     }
 
     /// That experts have no room for some of the rows, which are then none of the model's work.

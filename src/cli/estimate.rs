@@ -1,6 +1,7 @@
 //! `foretrain estimate`: one configuration, explained.
 
 use super::config::{CLUSTER, Config, PlanFile};
+use super::progress::Clock;
 use super::{Answer, Output, WithNotes};
 use crate::error::{Error, Result};
 use crate::report::Report;
@@ -27,6 +28,7 @@ pub struct Flags {
 
 pub fn run(flags: &Flags) -> Result<Answer> {
     let chosen = flags.config.choose(flags.plan.plan.as_deref(), CLUSTER)?;
+    let _clock = Clock::start(format!("costing {} ranks", chosen.case.cluster.gpus()));
     let plan = match chosen.plan() {
         Ok(plan) => plan,
         Err(Error::Infeasible(why)) => {

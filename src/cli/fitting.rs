@@ -1,10 +1,10 @@
 //! Where nothing is said of how a model is split, and the default does not fit: the fastest of a few simple ways that do.
 
+use super::progress::bar;
 use crate::error::Result;
 use crate::report::Row;
 use crate::spec::{LlmSpec, Parallelism, Recompute};
 use crate::sweep::{Case, Point};
-use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
 
 /// A way that was taken, and what is said of it.
@@ -19,8 +19,11 @@ pub struct Taken {
 pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<Taken>> {
     let default = match case.row(point)? {
         // What is wrong with what was said is not for another split to hide.
-        row if row.feasible || !row.why.starts_with("memory: ") => return Ok(None),
-        row => row,
+        row if row.feasible => return Ok(None),
+        row if row.why.starts_with("memory: ") => row,
+        // A batch that all GPUs as replicas do not share evenly, fewer may.
+        row if row.why.starts_with("batch: ") && batch.is_some() => row,
+        _ => return Ok(None),
     };
     let mut all = 0;
     for group in groups(case) {
@@ -29,8 +32,8 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
         let rate = |row: &Row| row.tokens_per_s_per_gpu.unwrap_or(0.0);
         if let Some((point, _)) = fit.iter().max_by(|a, b| rate(&a.1).total_cmp(&rate(&b.1))) {
             let note = format!(
-                "nothing is said of the split, and the default (zero 1, recompute none) does not fit ({}); taken is {}, the \
-                 fastest of {} simple ways that fit, of {tried} tried; say --zero, --recompute, --tp .. for another",
+                "nothing is said of the split, and the default (no degree, zero 1, recompute none) does not fit ({}); taken is \
+                 {}, the fastest of {} simple ways that fit, of {tried} tried; say --zero, --recompute, --tp .. for another",
                 short(&default.why),
                 words(&point.par),
                 fit.len()
@@ -38,6 +41,9 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
             return Ok(Some(Taken { point: *point, note }));
         }
         all += tried;
+    }
+    if default.why.starts_with("batch: ") {
+        return Ok(None);
     }
     let note = format!("nothing is said of the split, and of {all} simple ways tried none fits; this is the default");
     Ok(Some(Taken { point: *point, note }))
@@ -48,7 +54,7 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
 fn fit_of(case: &Case, points: &[Point]) -> Result<(usize, Vec<(Point, Row)>)> {
     let plain = |par: Parallelism| Parallelism { recompute: Recompute::None, ..par };
     let (first, second): (Vec<Point>, Vec<Point>) = points.iter().partition(|point| point.par == plain(point.par));
-    let bar = progress(points.len());
+    let bar = bar(points.len() as u64, "{pos}/{len} simple ways tried");
     let rows = |points: &[Point]| -> Result<Vec<(Point, Row)>> {
         let row = |point: &Point| Ok((*point, case.row(point).inspect(|_| bar.inc(1))?));
         let rows = points.par_iter().map(row).collect::<Result<Vec<(Point, Row)>>>()?;
@@ -60,12 +66,6 @@ fn fit_of(case: &Case, points: &[Point]) -> Result<(usize, Vec<(Point, Row)>)> {
     fit.extend(rows(&second)?);
     bar.finish_and_clear();
     Ok((first.len() + second.len(), fit))
-}
-
-/// Hidden where stderr is no terminal.
-fn progress(tried: usize) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} simple ways tried");
-    ProgressBar::new(tried as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 /// What memory is needed, without the remedies behind it: the way that was taken is one.

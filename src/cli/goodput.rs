@@ -1,6 +1,7 @@
 //! `foretrain goodput`: what failures and checkpoints leave of a run.
 
 use super::config::{CLUSTER, Config, PlanFile};
+use super::progress::Clock;
 use super::{Answer, Output, list_of};
 use crate::error::{Error, Result};
 use crate::goodput::Run;
@@ -10,7 +11,7 @@ use crate::goodput::play::{Played, play};
 use crate::goodput::study::{Change, LEVERS, Question, pulled, study};
 use crate::plot;
 use crate::report::human::{Table, decimal, notes, percent, seconds};
-use crate::spec::{FleetSpec, Origin, Sourced, StorageSpec};
+use crate::spec::{ClusterSpec, FleetSpec, Origin, Sourced, StorageSpec};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use clap::Args;
 use serde::Serialize;
@@ -18,8 +19,8 @@ use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(
-    after_help = "Example: foretrain goodput --model llama-3.1-405b --cluster h100-24k-roce --gpus 16384 --tp 8 --pp 16 --options short-ends --recompute full --global-batch 2048\n         \
-                        foretrain goodput --gpus 12288 --step-time 6.34s --state 2.45TB --fleet meta-rsc-1 --spares 8\n         \
+    after_help = "Example: foretrain goodput --model llama-3.1-405b --cluster h100-24k-roce --gpus 16384 --tp 8 --pp 16 --vp 8 --options short-ends+recompute-norm --global-batch 2048\n         \
+                        foretrain goodput --gpus 12288 --step-time 6.34s --state 2.45TB --fleet meta-rsc-1 --spares 32\n         \
                         foretrain goodput --gpus 1024 --step-time 5s --state 1TB --mtbf 7.9h --recover 10min --store-rate 20GB/s\n         \
                         foretrain goodput --gpus 16384 --step-time 5s --state 5.67TB --out results/goodput"
 )]
@@ -86,7 +87,7 @@ struct Step {
 
 impl Flags {
     /// As costed, or as told.
-    fn step(&self) -> Result<Step> {
+    fn step(&self, fleet: &FleetSpec) -> Result<Step> {
         if let (Some(time), Some(state)) = (self.step_time, self.state) {
             let gpus = self.config.gpus().ok_or_else(|| {
                 Error::spec("--gpus", "gpus", "is missing; with --step-time and --state, say how many GPUs there are")
@@ -110,7 +111,7 @@ impl Flags {
             // A step that takes longer than costed uses the GPUs less.
             mfu: row.mfu.map(|mfu| mfu * costed / time_s).filter(|mfu| mfu.is_finite()),
             state_bytes: state,
-            notes: chosen.notes(),
+            notes: chosen.notes().into_iter().chain(other_nodes(&chosen.case.cluster.spec, fleet)).collect(),
         })
     }
 
@@ -146,6 +147,18 @@ impl Flags {
     }
 }
 
+/// What fails with one, stands by and is repaired is what the fleet calls a node.
+fn other_nodes(cluster: &ClusterSpec, fleet: &FleetSpec) -> Option<String> {
+    let [own, of_fleet] = [cluster.gpus_per_node, fleet.gpus_per_node];
+    (own != of_fleet).then(|| {
+        format!(
+            "nodes: failures, spares and repairs are counted by {of_fleet} GPUs, as fleet {} has them, where {} has {own} to a \
+             node; if more go down with one, give a --fleet of its own",
+            fleet.name, cluster.name
+        )
+    })
+}
+
 /// A number of the command line: whoever typed it knows it of the run, so that nothing of it is assumed here.
 fn told<T>(flag: &str, value: T) -> Sourced<T> {
     Sourced { value, source: flag.into(), provenance: Origin::Measured }
@@ -179,6 +192,9 @@ struct Found {
     spares_99: u32,
     /// By cause, in the time that a run takes.
     interruptions: Vec<Interruptions>,
+    /// The ratio with more nodes that stand by, as played, where the run waits for nodes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    more_spares: Vec<Spares>,
     /// The ratio with one thing better, at its best interval or, where one was asked for, at that.
     levers: Vec<Lever>,
     /// Fields of the fleet and of the store that rest on no measurement.
@@ -191,6 +207,12 @@ struct Found {
 struct Interruptions {
     cause: String,
     count: f64,
+}
+
+#[derive(Serialize)]
+struct Spares {
+    spares: u32,
+    ettr: f64,
 }
 
 #[derive(Serialize)]
@@ -207,10 +229,12 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     sensible("--step-time", flags.step_time.map(Seconds::value), LONGEST)?;
     sensible("--state", flags.state.map(Bytes::value), LARGEST)?;
     sensible("--work", Some(flags.work.value()), LONGEST)?;
-    let step = flags.step()?;
+    let clock = Clock::start("costing a step");
+    let step = flags.step(&fleet)?;
+    drop(clock);
     flags.told(step.gpus, &mut fleet, &mut storage)?;
     let run = Run::new(&fleet, step.gpus, Checkpoint::new(step.state_bytes, step.gpus, &fleet, &storage))?;
-    let mut run = Run { spares: flags.spares, ..run };
+    let mut run = Run { spares: flags.spares, ..run.in_steps(Seconds::new(step.time_s)) };
     if let Some(every) = flags.every {
         run = run.every(every)?;
     }
@@ -227,7 +251,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         storage: storage.name.clone(),
         step_time_s: step.time_s,
         mfu: step.mfu,
-        interval_steps: run.interval_s / step.time_s,
+        interval_steps: (run.interval_s / step.time_s).round(),
         young_s: Some(young(&run)).filter(|s| s.is_finite()),
         mtbi_s: (all > 0.0).then(|| 1.0 / all),
         ettr_expected: ettr(&run),
@@ -241,6 +265,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
             .collect(),
         in_repair: run.in_repair(),
         spares_99: run.spares_for(0.99),
+        more_spares: more_spares(&run, &played, flags),
         levers: levers(&run, flags.every.is_some()),
         assumed: assumed(&fleet, &storage),
         notes: step.notes.clone(),
@@ -255,6 +280,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
             fleet: &fleet,
             storage: &storage,
             state_bytes: step.state_bytes,
+            step: Seconds::new(step.time_s),
             gpus: step.gpus,
         };
         let rows = study(&question, dir)?;
@@ -269,6 +295,21 @@ pub fn run(flags: &Flags) -> Result<Answer> {
 /// The formula has no number of nodes that stand by.
 const NO_WAITING: &str = "waiting for a node where none stands by: that hangs on how many are in repair at the time, which \
                           runs that are played count";
+
+/// A run that waits for this share of its time is asked what more nodes would do.
+const WAITS: f64 = 0.005;
+
+/// One more that stands by, and as many as are enough nearly always.
+fn more_spares(run: &Run, played: &Played, flags: &Flags) -> Vec<Spares> {
+    let waits = played.spent.waiting > WAITS * played.spent.wall();
+    let Some(now) = run.spares.filter(|_| waits) else { return vec![] };
+    let with = |spares: u32| {
+        let run = Run { spares: Some(spares), ..run.clone() };
+        Spares { spares, ettr: play(&run, flags.work.value(), flags.runs as usize, flags.seed).ettr }
+    };
+    let enough = run.spares_for(0.99);
+    std::iter::once(now + 1).chain((enough > now + 1).then_some(enough)).map(with).collect()
+}
 
 /// What would help. Where the interval was asked for it stays, and another one is a way to help.
 fn levers(run: &Run, asked: bool) -> Vec<Lever> {
@@ -356,7 +397,7 @@ fn render(step: &Step, found: &Found, work: &Seconds) -> String {
         );
     }
     let young = found.young_s.map_or(String::new(), |s| format!("; Young's rule says {}", long(s)));
-    fact("save every", long(run.interval_s), format!("{:.0} steps{young}", found.interval_steps));
+    fact("save every", long(run.interval_s), format!("{}{young}", steps(found.interval_steps)));
     let spares = run.spares.map_or("as many as it takes".into(), |n| format!("{n} nodes"));
     let ready =
         format!("{:.1} are in repair at a time; {} are enough 99 % of the time", found.in_repair, found.spares_99);
@@ -381,6 +422,11 @@ fn render(step: &Step, found: &Found, work: &Seconds) -> String {
         table.row([what.to_string(), long(s), percent(s / spent.wall())]);
     }
     text.push_str(&table.render("  "));
+    if !found.more_spares.is_empty() {
+        let with = |more: &Spares| format!("with {} ETTR is {}", more.spares, percent(more.ettr));
+        let all: Vec<String> = found.more_spares.iter().map(with).collect();
+        text.push_str(&format!("\nmore nodes that stand by: {}\n", all.join(", ")));
+    }
     text.push_str("\nwhat would help, in the long run and with a node for every one that fails\n");
     let mut table = Table::new("<>>");
     for lever in &found.levers {
@@ -398,6 +444,10 @@ fn render(step: &Step, found: &Found, work: &Seconds) -> String {
         text.push_str(&format!("\nassumed, not measured: {}\n", found.assumed.join(", ")));
     }
     text
+}
+
+fn steps(count: f64) -> String {
+    format!("{count:.0} step{}", if count < 1.5 { "" } else { "s" })
 }
 
 /// A mean of whole numbers: of few, with a decimal.

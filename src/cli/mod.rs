@@ -19,6 +19,7 @@ mod interrupt;
 mod options;
 mod plan;
 mod plot;
+mod progress;
 mod published;
 mod run;
 mod search;

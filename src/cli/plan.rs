@@ -1,6 +1,7 @@
 //! `foretrain plan`: a plan as a file.
 
 use super::config::{CLUSTER, Config};
+use super::progress::Clock;
 use super::{Answer, Output, write_file};
 use crate::error::Result;
 use crate::plan::link::{AtomTable, Line};
@@ -24,6 +25,7 @@ pub struct Flags {
 
 pub fn run(flags: &Flags) -> Result<Answer> {
     let chosen = flags.config.choose(None, CLUSTER)?;
+    let _clock = Clock::start("building a plan");
     let plan = chosen.plan()?;
     check::check(&plan)?;
     let layout = chosen.case.layout(&plan)?;

@@ -1,11 +1,11 @@
 //! `foretrain published`: measurements that others have published, predicted.
 
+use super::progress::bar;
 use super::{Answer, Output};
 use crate::error::{Error, Result};
 use crate::published::store::Store;
 use crate::published::{Summary, Verdict, load, predict, table};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -41,9 +41,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         cases.extend(load(file)?);
     }
     let store = flags.out.as_deref().map(Store::create).transpose()?;
-    // Hidden where stderr is no terminal.
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} cases, {eta} left");
-    let bar = ProgressBar::new(cases.len() as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let bar = bar(cases.len() as u64, "{pos}/{len} cases, {eta} left");
     let failed: Mutex<Option<Error>> = Mutex::new(None);
     let verdicts = predict(&cases, &|verdict| {
         bar.inc(1);

@@ -1,6 +1,7 @@
 //! `foretrain search`: which parallelism is fastest.
 
 use super::config::{count, degree, dispatch, dtype, options, recompute, stack_of};
+use super::progress::bar;
 use super::{Answer, Output, list_of};
 use crate::error::Result;
 use crate::plot;
@@ -11,7 +12,6 @@ use crate::sweep::case::default_dtype;
 use crate::sweep::search::{CEILING, Counts, Found, Question, Schedule, Space, Value, search};
 use crate::sweep::{Batch, Case};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -174,9 +174,7 @@ struct Printed<'a> {
 
 pub fn run(flags: &Flags) -> Result<Answer> {
     let question = flags.question()?;
-    // Hidden where stderr is no terminal.
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}");
-    let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let bar = bar(0, "{pos}/{len} {msg}");
     let (found, mut files) = search(&question, flags.out.as_deref(), flags.fresh, &|what, done, all| {
         bar.set_message(what);
         bar.set_length(all as u64);

@@ -1,6 +1,7 @@
 //! `foretrain sweep`: a grid of configurations.
 
 use super::config::{capacity, count, degree, dispatch, dtype, options, recompute, stack_of};
+use super::progress::bar;
 use super::{Answer, Output, list_of};
 use crate::error::Result;
 use crate::plot;
@@ -10,7 +11,6 @@ use crate::spec::{Architecture, Capacity, ClusterSpec, Dispatch, Dtype, GpuSpec,
 use crate::sweep::case::default_dtype;
 use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -204,9 +204,7 @@ struct Found<'a> {
 pub fn run(flags: &Flags) -> Result<Answer> {
     let grid = flags.grid()?;
     let started = Instant::now();
-    // Hidden where stderr is no terminal.
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} rows, {eta} left");
-    let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let bar = bar(0, "{pos}/{len} rows, {eta} left");
     let study = sweep(&grid, &flags.out, flags.fresh, &|there, all| {
         bar.set_length(all as u64);
         bar.set_position(there as u64);

@@ -7,6 +7,7 @@ use super::ranks::{Guess, Held, Stamp};
 use super::steady::{Steady, Sum};
 use super::walk::Walker;
 use super::{Effort, Found};
+use crate::act::waits::Path;
 use crate::act::{Acts, RECV, SEND, ctas, numbers, port, sent};
 use crate::act::{Machine, picoseconds};
 use crate::collective::LinkTime;
@@ -105,7 +106,9 @@ pub(super) struct Posted<'p> {
     reads: Vec<Atoms>,
     writes: Vec<Atoms>,
     pub starts: Vec<Stamp>,
-    /// When the bytes that are the last to arrive set off, and what whoever came last had waited for.
+    /// What led to them.
+    pub paths: Vec<Path>,
+    /// When the bytes that are the last to arrive set off, and what had made late whoever came last.
     pub readies: Vec<Stamp>,
     pub ends: Vec<u64>,
 }
@@ -160,7 +163,7 @@ impl<'p> Watch<'p> for Across<'p> {
             }
         }
         let (readies, ends) = (vec![Stamp::default(); n], vec![0; n]);
-        self.posts.push(Posted { crew, op, lane, reads, writes, starts, readies, ends });
+        self.posts.push(Posted { crew, op, lane, reads, writes, starts, paths: vec![], readies, ends });
         self.open[crew].insert(post);
         self.look(crew);
         Ok(())
@@ -176,6 +179,8 @@ impl<'p> Watch<'p> for Across<'p> {
         }
         rest[0].ends = rest[0].starts.iter().map(|s| s.ps()).collect();
         rest[0].readies = rest[0].starts.clone();
+        let state = self.walkers[rest[0].crew].ranks.state.iter();
+        rest[0].paths = state.zip(&rest[0].starts).map(|(state, &start)| state.recent.path(start, 0)).collect();
         let floor = &mut self.walkers[rest[0].crew].ranks.floor;
         *floor = rest[0].ends.iter().fold(*floor, |least, &start| least.min(start));
         Ok(())
@@ -340,8 +345,12 @@ impl Across<'_> {
     /// Bytes set off when the last of `ends` (crossing, class, ports) has started, as in a walk.
     fn arrive(&mut self, time: &LinkTime, ends: &[(PostId, usize, u8)]) {
         let (latency, transfer) = (picoseconds(time.latency), picoseconds(time.transfer));
-        let last = ends.iter().map(|&(post, class, _)| self.posts[post].starts[class]).max().unwrap_or_default();
-        let ready = last.ps();
+        let start = |post: PostId, class: usize| self.posts[post].starts[class];
+        let launched = ends.iter().map(|&(post, class, _)| start(post, class)).max().unwrap_or_default();
+        let last = ends.iter().filter(|&&(post, class, _)| start(post, class) == launched);
+        let first = ends.iter().map(|&(post, class, _)| start(post, class).ps()).min().unwrap_or_default();
+        let path = last.map(|&(post, class, _)| self.posts[post].paths[class].back_to(first)).max().unwrap_or_default();
+        let ready = launched.ps();
         let mut longest = transfer;
         for &(post, class, ports) in ends {
             let ranks = &mut self.walkers[self.posts[post].crew].ranks;
@@ -352,11 +361,14 @@ impl Across<'_> {
             }
         }
         for &(post, class, ports) in ends {
+            let made_late = path.made_late(self.posts[post].starts[class].ps());
             let ranks = &mut self.walkers[self.posts[post].crew].ranks;
             numbers(ports).for_each(|port| ranks.hold(class, port, ready, ready + longest));
             let (end, post) = (ready + latency + longest, &mut self.posts[post]);
-            if end > post.ends[class] {
-                (post.readies[class], post.ends[class]) = (last, end);
+            // Of messages that arrive at the same moment, the one that set off last.
+            let ready = Stamp::new(ready, made_late);
+            if (end, ready) > (post.ends[class], post.readies[class]) {
+                (post.readies[class], post.ends[class]) = (ready, end);
             }
         }
     }

@@ -8,6 +8,7 @@
 //! [`Ahead`]: super::ahead::Ahead
 
 use crate::act::stretch::Held;
+use std::ops::ControlFlow;
 use std::rc::Rc;
 
 /// Who holds a port, and who did.
@@ -103,7 +104,15 @@ impl Port {
 
     /// Who holds it at `start` or later, the last posted first.
     pub fn since(&self, start: u64, each: &mut impl FnMut(u64, u64)) {
-        since(&self.spells, start, 0, each);
+        let _ = self.try_since(start, &mut |from, to| {
+            each(from, to);
+            ControlFlow::Continue(())
+        });
+    }
+
+    /// The same until `each` breaks off.
+    pub fn try_since(&self, start: u64, each: &mut impl FnMut(u64, u64) -> ControlFlow<()>) -> ControlFlow<()> {
+        since(&self.spells, start, 0, each)
     }
 
     /// How long `transfer` takes from `start` on. `edges`: room to work in.
@@ -135,17 +144,25 @@ impl What {
     }
 }
 
-fn since(spells: &[Spell], start: u64, later: u64, each: &mut impl FnMut(u64, u64)) {
+fn since(
+    spells: &[Spell],
+    start: u64,
+    later: u64,
+    each: &mut impl FnMut(u64, u64) -> ControlFlow<()>,
+) -> ControlFlow<()> {
     for spell in spells.iter().rev().take_while(|spell| spell.latest + later > start) {
         match &spell.what {
-            What::Once { from, to } if to + later > start => each(from + later, to + later),
+            What::Once { from, to } if to + later > start => each(from + later, to + later)?,
             What::Once { .. } => {}
             What::Again { spells, period, times } => {
                 let over = |n: &u64| spells.last().is_some_and(|last| last.latest + later + period * n > start);
-                (1..=*times).rev().take_while(over).for_each(|n| self::since(spells, start, later + period * n, each));
+                for n in (1..=*times).rev().take_while(over) {
+                    self::since(spells, start, later + period * n, each)?;
+                }
             }
         }
     }
+    ControlFlow::Continue(())
 }
 
 /// As [`lasting`](crate::act::stretch::lasting), of edges in their order, one holder more or one less, where so many

@@ -6,7 +6,7 @@ use super::ports::Port;
 pub use crate::act::stamp::Stamp;
 pub use crate::act::stretch::Held;
 use crate::act::stretch::lasting;
-use crate::act::waits::Recent;
+use crate::act::waits::{Path, Recent};
 use crate::act::{Act, End, Machine, Meeting, PORTS, Sheet, picoseconds};
 use crate::fold::Fold;
 use crate::plan::link::{Csr, Line};
@@ -118,15 +118,19 @@ pub struct Guess {
     pub began: [u64; 4],
 }
 
-/// Not arrived yet.
-/// When bytes set off and what whoever came last had waited for, and when they have arrived.
+/// When bytes set off, and when they have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Arrival {
-    ready: Stamp,
+    ready: u64,
+    /// The path of whoever came last; none where all came at once.
+    path: u32,
     end: u64,
 }
 
-const UNKNOWN: Arrival = Arrival { ready: Stamp::LAST, end: u64::MAX };
+const NO_PATH: u32 = u32::MAX;
+
+/// Not arrived yet.
+const UNKNOWN: Arrival = Arrival { ready: u64::MAX, path: NO_PATH, end: u64::MAX };
 
 /// Where all classes are.
 pub struct Ranks {
@@ -158,8 +162,9 @@ pub struct Ranks {
     // Of the line being walked: nodes, then classes.
     pub starts: Vec<Stamp>,
     pub ends: Vec<Stamp>,
-    /// When the bytes of each meeting have set off, and arrived.
+    /// When the bytes of each meeting have set off, and arrived; and what led those there who came last.
     arrivals: Vec<Arrival>,
+    paths: Vec<Path>,
     /// Room to work in.
     pub edges: Vec<(u64, i32)>,
 }
@@ -192,6 +197,7 @@ impl Ranks {
             starts: vec![],
             ends: vec![],
             arrivals: vec![],
+            paths: vec![],
             edges: vec![],
         }
     }
@@ -210,6 +216,7 @@ impl Ranks {
         self.ends.resize(cells, Stamp::default());
         self.arrivals.clear();
         self.arrivals.resize(sheet.meetings.len(), UNKNOWN);
+        self.paths.clear();
         self.waits.iter_mut().for_each(Vec::clear);
     }
 
@@ -220,6 +227,7 @@ impl Ranks {
         self.starts.resize(self.starts.len().max(cells), Stamp::default());
         self.ends.resize(self.ends.len().max(cells), Stamp::default());
         self.arrivals.resize(self.arrivals.len().max(sheet.meetings.len()), UNKNOWN);
+        self.paths.clear();
         if track.any_wait {
             self.waits.iter_mut().for_each(Vec::clear);
         }
@@ -418,6 +426,7 @@ impl Ranks {
         let all = self.sms;
         let speed = |held: u32| f64::from(all.saturating_sub(held).max(1)) / f64::from(all);
         let end = start + if sm_bound { stretched(&mut state.sms, start, duration, speed) } else { duration };
+        state.recent.note_kernel(Stamp::new(start, ready.lane()), end);
         state.compute_end = state.compute_end.max(end);
         if let Some(d) = device {
             self.devices[d] = end;
@@ -454,10 +463,15 @@ impl Ranks {
                 Act::Meet { first, count, ctas } => (sheet.met(first, count), u32::from(ctas)),
                 _ => (&[][..], 0),
             };
-            let last = meetings.iter().map(|&m| self.arrivals[m as usize]).max_by_key(|arrival| arrival.end);
-            let Arrival { ready, end } = match sheet.act(node, class) {
-                Act::Aside { duration } => Arrival { ready: launched, end: start + duration },
-                _ => last.unwrap_or(Arrival { ready: launched, end: start }),
+            // Of those that arrive at the same moment, the one that set off last.
+            let came = |&m: &u32| {
+                let Arrival { ready, path, end } = self.arrivals[m as usize];
+                let path = self.paths.get(path as usize).filter(|_| ready > start);
+                (end, path.map_or(launched, |path| Stamp::new(ready, path.made_late(start))))
+            };
+            let (end, ready) = match sheet.act(node, class) {
+                Act::Aside { duration } => (start + duration, launched),
+                _ => meetings.iter().map(came).max().unwrap_or((start, launched)),
             };
             // A communication kernel holds its SMs from its launch to its end.
             if ctas > 0 && end > start {
@@ -473,8 +487,18 @@ impl Ranks {
     fn arrival(&mut self, sheet: &Sheet, meeting: &Meeting) -> Arrival {
         let ends = sheet.ends(meeting);
         let start = |end: &End| self.starts[end.node as usize * self.classes + end.class as usize];
-        let last = ends.iter().map(start).max().unwrap_or_default();
-        let ready = last.ps();
+        let (mut launched, mut first) = (Stamp::default(), Stamp::LAST);
+        for at in ends.iter().map(start) {
+            (launched, first) = (launched.max(at), first.min(at));
+        }
+        let (ready, first) = (launched.ps(), first.ps());
+        let mut path = NO_PATH;
+        if first < ready {
+            let last = ends.iter().filter(|end| start(end) == launched);
+            let paths = last.map(|end| self.state[end.class as usize].recent.path(launched, first));
+            path = self.paths.len() as u32;
+            self.paths.extend(paths.max());
+        }
         let mut longest = meeting.transfer;
         for end in ends {
             for port in end.ports() {
@@ -489,7 +513,7 @@ impl Ranks {
                 self.hold(class, port, ready, ready + longest);
             }
         }
-        Arrival { ready: last, end: ready + meeting.latency + longest }
+        Arrival { ready, path, end: ready + meeting.latency + longest }
     }
 
     /// Bytes of a class hold a port.

@@ -25,7 +25,7 @@ use crate::error::Result;
 use crate::plan::link::{Atoms, Env, bind, resolve};
 use crate::plan::*;
 use rustc_hash::FxHashMap;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::rc::Rc;
 
 /// A slot as the ops of a block name it.
@@ -47,6 +47,8 @@ pub struct Finds {
     /// One list behind the other, and where each ends.
     held: Vec<Held>,
     held_ends: Vec<usize>,
+    /// More is held than anybody compares.
+    too_many: bool,
     /// Of ports, only what is over after this is in the list, and after the time before which the class moves nothing.
     held_since: u64,
     soonest: Vec<u64>,
@@ -59,6 +61,10 @@ pub struct Finds {
     waited: Vec<u64>,
     runs: Vec<u64>,
 }
+
+/// Where so much is held at a time, as on a ring of many ranks whose sums are far behind, to compare it takes more memory
+/// than to go on one by one.
+const MOST_HELD: usize = 1 << 21;
 
 /// What is held of one class: by port, and of its SMs.
 const LISTS: usize = PORTS + 1;
@@ -170,9 +176,9 @@ pub trait Course {
 
     /// Goes through it `repeat` times. `names`: what it touches, where strides may be taken.
     fn repeat(&mut self, names: Option<Rc<[Name]>>, args: &[Arg], repeat: u32, env: &Env) -> Result<()> {
-        let alike = names.filter(|_| repeat > 2).and_then(|names| self.alike(&names, args, repeat, env));
+        let mut alike = names.filter(|_| repeat > 2).and_then(|names| self.alike(&names, args, repeat, env));
         let outside = std::mem::replace(&mut self.ranks_mut().floor, u64::MAX);
-        let (mut earliest, mut led) = (outside, true);
+        let (mut earliest, mut led, mut given_up) = (outside, true, false);
         // What the iteration before found, by how much later than the one before it, and so how often.
         let (mut before, mut agreed): (Option<Finds>, (u64, u32)) = (None, (0, 0));
         for i in 0..repeat {
@@ -181,6 +187,7 @@ pub trait Course {
             if let Some(alike) = alike.as_deref().filter(|_| since < u64::MAX) {
                 let mut finds = self.spare().pop().unwrap_or_default();
                 self.find(alike, i, since, &mut finds);
+                let too_many = finds.too_many;
                 let step = before.as_ref().and_then(|b| finds.later_than(b, alike, self.ranks().floor, led));
                 agreed = match step {
                     Some(d) if d == agreed.0 => (d, agreed.1 + 1),
@@ -199,6 +206,10 @@ pub trait Course {
                         break;
                     }
                 }
+                given_up = too_many;
+            }
+            if given_up {
+                alike = None;
             }
             let ranks = self.ranks_mut();
             ranks.floor = u64::MAX;
@@ -229,7 +240,12 @@ pub trait Course {
             let soonest = ranks.ahead.soonest[class];
             finds.soonest.push(soonest);
             for port in &state.ports {
-                port.since(finds.held_since.max(soonest), &mut |from, to| finds.held.push(held((from, to))));
+                let all = &mut finds.held;
+                let known = port.try_since(finds.held_since.max(soonest), &mut |from, to| {
+                    all.push(held((from, to)));
+                    if all.len() < MOST_HELD { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                });
+                finds.too_many |= known.is_break();
                 finds.held_ends.push(finds.held.len());
                 finds.marks.push(port.mark());
             }
@@ -514,6 +530,7 @@ impl Finds {
         self.held.clear();
         self.held_ends.clear();
         self.marks.clear();
+        self.too_many = false;
     }
 
     /// What an iteration adds, where `ranks` and `runs` are what the one after it finds, `d` later.
@@ -537,7 +554,7 @@ impl Finds {
     /// By how much everything that matters is later than in `before`, what the iteration before found, whose
     /// earliest start was `floor`; none if not all by the same. `led`: whether an op of it waited for the CPU.
     fn later_than(&self, before: &Finds, alike: &Alike, floor: u64, led: bool) -> Option<u64> {
-        if floor < before.held_since {
+        if floor < before.held_since || self.too_many || before.too_many {
             return None;
         }
         let d = self.compute_end[0].checked_sub(before.compute_end[0])?;

@@ -135,6 +135,7 @@ impl Steady {
         let by = d * again.times;
         for &(_, now, _) in &again.posts {
             posts[now].starts.iter_mut().for_each(|start| *start = start.later(by));
+            posts[now].paths.iter_mut().for_each(|path| path.later(by));
             posts[now].readies.iter_mut().for_each(|ready| *ready = ready.later(by));
             posts[now].ends.iter_mut().filter(|end| **end > 0).for_each(|end| *end += by);
         }

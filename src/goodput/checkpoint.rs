@@ -50,7 +50,7 @@ impl Checkpoint {
     }
 }
 
-/// Bytes of weights and of Adam's state: two moments in f32 (f64 where that is trained in), and a master copy where
+/// Bytes of weights, of modules of multi-token prediction too, and of Adam's state: two moments in f32 (f64 where that is trained in), and a master copy where
 /// the weights themselves are narrower. 14 bytes a parameter in bf16.
 pub fn state_bytes(model: &LlmSpec, dtype: Dtype) -> f64 {
     let per_param = match dtype {
@@ -59,5 +59,5 @@ pub fn state_bytes(model: &LlmSpec, dtype: Dtype) -> f64 {
         Dtype::F32 => 4 + 2 * 4,
         Dtype::F64 => 8 + 2 * 8,
     };
-    model.params() as f64 * f64::from(per_param)
+    (model.params() + model.mtp_params()) as f64 * f64::from(per_param)
 }

@@ -29,9 +29,21 @@ pub fn ettr(run: &Run) -> f64 {
     without_planned / (1.0 + run.planned * stop * (-l * run.recover_s()).exp())
 }
 
-/// Seconds of training between checkpoints at which [`ettr`] is largest, never less than a save needs. It is found by
-/// bisection of the derivative's sign on a grid of logarithms, since the ratio has one maximum.
+/// Seconds of training between checkpoints at which [`ettr`] is largest, never less than a save needs, and whole steps where
+/// those are known. The ratio has one maximum.
 pub fn best_interval(run: &Run) -> f64 {
+    let best = best_at_any_time(run);
+    if run.step_s <= 0.0 {
+        return best;
+    }
+    let least = (run.checkpoint.shortest_interval_s() / run.step_s).ceil().max(1.0);
+    let [below, above] =
+        [best / run.step_s, best / run.step_s + 1.0].map(|steps| steps.floor().max(least) * run.step_s);
+    let at = |interval_s: f64| ettr(&Run { interval_s, ..run.clone() });
+    if at(above) > at(below) { above } else { below }
+}
+
+fn best_at_any_time(run: &Run) -> f64 {
     let at = |log: f64| ettr(&Run { interval_s: log.exp(), ..run.clone() });
     let shortest = run.checkpoint.shortest_interval_s();
     let (mut low, mut high) = (shortest.ln(), (shortest.max(1.0) * 1e9).ln());

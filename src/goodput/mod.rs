@@ -29,6 +29,8 @@ pub struct Run {
     pub nodes: u32,
     /// Of training between two checkpoints.
     pub interval_s: f64,
+    /// Of a step: checkpoints are saved between steps. 0: at any time.
+    pub step_s: f64,
     pub checkpoint: Checkpoint,
     /// Failures that take a node, and those that do not.
     pub failures_with_node: f64,
@@ -57,6 +59,7 @@ impl Run {
         let run = Run {
             nodes,
             interval_s: 0.0,
+            step_s: 0.0,
             checkpoint,
             failures_with_node: per_s(&|c| !c.planned && c.takes_node),
             failures_without: per_s(&|c| !c.planned && !c.takes_node),
@@ -67,6 +70,12 @@ impl Run {
             spares: None,
         };
         Ok(Run { interval_s: expected::best_interval(&run), ..run })
+    }
+
+    /// The same, saved between steps that take so long, at the interval that wastes least.
+    pub fn in_steps(self, step: Seconds) -> Run {
+        let run = Run { step_s: step.value(), ..self };
+        Run { interval_s: expected::best_interval(&run), ..run }
     }
 
     /// Failures a second, planned stops not counted.
@@ -99,7 +108,7 @@ impl Run {
         poisson.inverse_cdf(share) as u32 + 1
     }
 
-    /// At another interval. Errors: one that is no time, or shorter than a save, which has to be over before the next.
+    /// At another interval, or the next that is a whole number of steps. Errors: one that is no time, or shorter than a save, which has to be over before the next.
     pub fn every(self, interval: Seconds) -> Result<Run> {
         let shortest = self.checkpoint.shortest_interval_s();
         let asked = interval.value();
@@ -115,6 +124,7 @@ impl Run {
             );
             return Err(Error::spec("--every", "interval", why));
         }
-        Ok(Run { interval_s: asked, ..self })
+        let whole = if self.step_s > 0.0 { (asked / self.step_s).ceil().max(1.0) * self.step_s } else { asked };
+        Ok(Run { interval_s: whole, ..self })
     }
 }

@@ -5,6 +5,7 @@ use super::checkpoint::Checkpoint;
 use super::expected::{best_interval, ettr};
 use crate::error::{Error, Result};
 use crate::spec::{FleetSpec, StorageSpec};
+use crate::units::Seconds;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -15,6 +16,7 @@ pub struct Question<'a> {
     pub fleet: &'a FleetSpec,
     pub storage: &'a StorageSpec,
     pub state_bytes: f64,
+    pub step: Seconds,
     pub gpus: u32,
 }
 
@@ -77,7 +79,8 @@ pub fn study(question: &Question, dir: &Path) -> Result<PathBuf> {
 
 impl Question<'_> {
     fn run(&self, gpus: u32) -> Result<Run> {
-        Run::new(self.fleet, gpus, Checkpoint::new(self.state_bytes, gpus, self.fleet, self.storage))
+        let run = Run::new(self.fleet, gpus, Checkpoint::new(self.state_bytes, gpus, self.fleet, self.storage))?;
+        Ok(run.in_steps(self.step))
     }
 
     fn point(&self, panel: &'static str, series: &'static str, x: f64, gpus: u32, run: &Run) -> Point {
@@ -97,12 +100,13 @@ impl Question<'_> {
     }
 }
 
-/// From the shortest interval that a save allows, at least half a minute, to a day.
+/// From the shortest interval that a save allows, at least half a minute and a step, to a day.
 fn over_interval(question: &Question) -> Result<Vec<Point>> {
     let run = question.run(question.gpus)?;
-    let shortest = (run.checkpoint.shortest_interval_s() / 60.0).max(0.5).log2().ceil() as i32;
+    let shortest = (run.checkpoint.shortest_interval_s().max(run.step_s) / 60.0).max(0.5).log2().ceil() as i32;
     // Of quarter doublings, so that the curve is smooth; the ticks are at whole ones.
-    let minutes = (4 * shortest..=4 * 10).map(|quarter| 2f64.powf(f64::from(quarter) / 4.0));
+    let longest = (shortest + 4).max(10);
+    let minutes = (4 * shortest..=4 * longest).map(|quarter| 2f64.powf(f64::from(quarter) / 4.0));
     let series: [(&str, Change); 3] = [("as it is", Run::clone), LEVERS[0], LEVERS[2]];
     let curve = |(name, change): (&'static str, Change)| {
         let run = change(&run);

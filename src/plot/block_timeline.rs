@@ -17,7 +17,8 @@ pub fn block_timeline(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
         return Ok(vec![]);
     }
     let spans = Sheet::read(&spans_csv)?.lines().map(|line| Span::of(&line)).collect::<Result<Vec<_>>>()?;
-    let mut words = rows::read(rows_csv)?[0].subtitle(&Notes::beside(rows_csv)?);
+    let rows = rows::read(rows_csv)?;
+    let mut words = rows[0].subtitle(rows.iter(), &Notes::beside(rows_csv)?);
     // A layer has one microbatch, whatever a step has.
     words.retain(|w| !w.contains("tokens a step"));
     save(&figure(&spans, &words), out_dir, "block_timeline")
@@ -64,19 +65,32 @@ enum Kind {
     Other,
     Ring,
     Ulysses,
+    Experts,
+    Tensor,
     Data,
 }
 
 impl Kind {
-    const ALL: [Kind; 6] = [Kind::Product, Kind::Attention, Kind::Other, Kind::Ring, Kind::Ulysses, Kind::Data];
+    const ALL: [Kind; 8] = [
+        Kind::Product,
+        Kind::Attention,
+        Kind::Other,
+        Kind::Ring,
+        Kind::Ulysses,
+        Kind::Experts,
+        Kind::Tensor,
+        Kind::Data,
+    ];
 
     fn of(span: &Span) -> Kind {
         match (span.computes(), span.what.as_str()) {
             (true, "attention" | "attention_bwd") => Kind::Attention,
-            (true, "matmul") => Kind::Product,
+            (true, "matmul" | "grouped_matmul") => Kind::Product,
             (true, _) => Kind::Other,
             _ if span.lane.contains("dp") => Kind::Data,
             _ if span.lane.contains("up") => Kind::Ulysses,
+            _ if span.lane.contains("ep") => Kind::Experts,
+            _ if span.lane.contains("tp") => Kind::Tensor,
             _ => Kind::Ring,
         }
     }
@@ -88,6 +102,8 @@ impl Kind {
             Kind::Other => RGBColor(246, 200, 110),
             Kind::Ring => RGBColor(232, 89, 12),
             Kind::Ulysses => RGBColor(30, 130, 220),
+            Kind::Experts => RGBColor(150, 60, 160),
+            Kind::Tensor => RGBColor(150, 104, 30),
             Kind::Data => RGBColor(0, 140, 120),
         }
     }
@@ -99,6 +115,8 @@ impl Kind {
             Kind::Other => "norms, packing, merging",
             Kind::Ring => "ring: KV and gradients",
             Kind::Ulysses => "Ulysses: all-to-all",
+            Kind::Experts => "rows of experts",
+            Kind::Tensor => "tensor parallelism",
             Kind::Data => "gradients and weights",
         }
     }

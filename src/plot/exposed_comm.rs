@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use plotters::style::RGBColor;
 
 use super::notes::Notes;
-use super::stacked::{Bar, Part, Picture, figure, read};
+use super::stacked::{Bar, Part, Picture, figure, read, shown};
 use super::style::save;
 use crate::error::Result;
 
@@ -39,7 +39,7 @@ fn picture(bars: &[Bar], notes: &Notes) -> Picture {
     let step = [1.0, 2.0, 5.0, 10.0, 20.0].into_iter().find(|s| highest / s < 9.0).unwrap_or(20.0);
     Picture {
         title: "Communication that nothing hides, by sequence length".into(),
-        subtitle: bars[0].row.subtitle(notes),
+        subtitle: bars[0].row.subtitle(shown(bars), notes),
         y_label: "Part of the step in which a GPU waits (%)",
         parts: PARTS,
         top: ((highest / step).floor() + 1.0) * step,

@@ -6,7 +6,7 @@ use plotters::style::RGBColor;
 
 use super::notes::Notes;
 use super::sheet::Sheet;
-use super::stacked::{Bar, Part, Picture, figure, read};
+use super::stacked::{Bar, Part, Picture, figure, read, shown};
 use super::style::save;
 use crate::error::Result;
 
@@ -46,7 +46,7 @@ fn picture(bars: &[Bar], room: Option<f64>, notes: &Notes) -> Picture {
     let step = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0].into_iter().find(|s| top / s < 12.0).unwrap_or(100.0);
     Picture {
         title: "Memory of a GPU, by sequence length".into(),
-        subtitle: bars[0].row.subtitle(notes),
+        subtitle: bars[0].row.subtitle(shown(bars), notes),
         y_label: "Memory at its fullest moment (GiB)",
         parts: PARTS,
         top: (top / step).ceil() * step,

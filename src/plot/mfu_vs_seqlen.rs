@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::notes::Notes;
-use super::rows::{self, Row};
+use super::rows::{self, Row, stages};
 use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, Point, Shape, ramp, save, short};
 use super::ways::{Best, Family, Way, best, meaning};
 use crate::error::Result;
@@ -173,11 +173,9 @@ fn titles(rows: &[Row], notes: &Notes) -> Vec<Mark> {
         Some(title) => title,
         None => format!("MFU against sequence length: {model} on {gpus} GPUs of {cluster}"),
     };
-    let stages: BTreeSet<String> = rows.iter().map(|r| format!("ZeRO {}", r.zero)).collect();
-    let stages: Vec<String> = stages.into_iter().collect();
     let mut parts = vec![format!("{gpus} GPUs"), tokens_per_step(rows)];
     parts.extend(notes.text("dtype"));
-    parts.push(stages.join(" or "));
+    parts.push(stages(rows.iter()).join(" or "));
     parts.push(format!("stack {stack}"));
     parts.push("the best microbatch and recomputation of each way".into());
     parts.push("model FLOPs, causal half, no recomputation".into());
@@ -388,6 +386,7 @@ mod tests {
             pp: 1,
             ulysses,
             ring,
+            ep: 1,
             zero: 1,
             options: word("default"),
             strategy,

@@ -1,5 +1,6 @@
 //! The rows of a study, as far as pictures need them.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::notes::Notes;
@@ -20,6 +21,7 @@ pub struct Row {
     pub pp: u32,
     pub ulysses: u32,
     pub ring: u32,
+    pub ep: u32,
     pub zero: u32,
     pub options: String,
     pub strategy: String,
@@ -39,12 +41,12 @@ impl Row {
         (&self.model, &self.cluster, &self.stack, self.gpus)
     }
 
-    /// What all rows of a study have in common, as far as a row tells.
-    pub(super) fn subtitle(&self, notes: &Notes) -> Vec<String> {
+    /// What all rows of a study have in common, as far as the first of them tells; `shown`: those that a picture has.
+    pub(super) fn subtitle<'a>(&self, shown: impl Iterator<Item = &'a Row>, notes: &Notes) -> Vec<String> {
         let mut parts = vec![self.model.clone(), format!("{} GPUs of {}", self.gpus, self.cluster)];
         parts.push(format!("{} tokens a step", short(self.seq_len * self.global_batch)));
         parts.extend(notes.text("dtype"));
-        parts.push(format!("ZeRO {}", self.zero));
+        parts.push(stages(shown).join(" or "));
         parts.push(format!("stack {}", self.stack));
         parts
     }
@@ -61,6 +63,7 @@ impl Row {
             pp: line.value("pp", "a count of stages of at least 1", |&n: &u32| n > 0)?,
             ulysses: line.value("ulysses", "a degree of at least 1", |&n: &u32| n > 0)?,
             ring: line.value("ring", "a degree of at least 1", |&n: &u32| n > 0)?,
+            ep: line.maybe("ep", "a degree of at least 1", |&n: &u32| n > 0).ok().flatten().unwrap_or(1),
             zero: line.value("zero", "a ZeRO stage of 0..=3", |&n: &u32| n <= 3)?,
             options: line.text("options")?.into(),
             strategy: line.text("strategy")?.into(),
@@ -68,6 +71,12 @@ impl Row {
             mfu: mfu(line)?,
         })
     }
+}
+
+/// The stages of ZeRO that rows have, in words.
+pub(super) fn stages<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<String> {
+    let stages: BTreeSet<u32> = rows.map(|row| row.zero).collect();
+    stages.into_iter().map(|stage| format!("ZeRO {stage}")).collect()
 }
 
 fn mfu(line: &Line) -> Result<std::result::Result<f64, String>> {

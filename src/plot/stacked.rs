@@ -5,7 +5,7 @@ use std::path::Path;
 
 use plotters::style::RGBColor;
 
-use super::rows::Row;
+use super::rows::{Row, stages};
 use super::sheet::{Line, Sheet};
 use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, short};
 use super::ways::{Family, Way, reason};
@@ -71,6 +71,11 @@ pub fn read(path: &Path, parts: &[Part], scale: impl Fn(&Line) -> Result<f64>) -
     }
 }
 
+/// The rows that have a bar.
+pub fn shown(bars: &[Bar]) -> impl Iterator<Item = &Row> {
+    chosen(bars).into_values().flat_map(|of| of.into_values().map(|bar| &bar.row))
+}
+
 /// For each family and length the fastest configuration; where none runs, the one of the smallest total, if any has one.
 pub fn chosen(bars: &[Bar]) -> BTreeMap<Family, BTreeMap<u64, &Bar>> {
     let mut all: BTreeMap<Family, BTreeMap<u64, &Bar>> = BTreeMap::new();
@@ -102,6 +107,8 @@ struct Frame<'a> {
     picture: &'a Picture,
     lengths: Vec<u64>,
     panels: usize,
+    /// How many stages of ZeRO the bars have.
+    stages: usize,
 }
 
 impl Frame<'_> {
@@ -131,7 +138,8 @@ impl Frame<'_> {
 pub fn figure(bars: &[Bar], picture: &Picture) -> Vec<Mark> {
     let chosen = chosen(bars);
     let lengths: BTreeSet<u64> = bars.iter().map(|b| b.row.seq_len).collect();
-    let frame = Frame { picture, lengths: lengths.into_iter().collect(), panels: chosen.len().max(1) };
+    let stages = stages(shown(bars)).len();
+    let frame = Frame { picture, lengths: lengths.into_iter().collect(), panels: chosen.len().max(1), stages };
     let mut marks = vec![
         Mark::text((34.0, 42.0), &picture.title, 29.0, INK, Align::Left),
         Mark::text((34.0, 82.0), picture.subtitle.join("  \u{b7}  "), 16.5, FAINT, Align::Left),
@@ -226,7 +234,7 @@ fn ticks(frame: &Frame, panel: usize, of_family: &BTreeMap<u64, &Bar>) -> Vec<Ma
         let x = frame.x(panel, length);
         marks.push(Mark::text((x, BOTTOM + 17.0), short(length), size, INK, Align::Middle));
         let Some(bar) = of_family.get(&length) else { continue };
-        let degrees = Way::of(&bar.row).degrees();
+        let degrees = label(&bar.row, frame.stages);
         // A letter is about 0.6 of its size wide.
         if 0.6 * size * degrees.len() as f64 > frame.width() / frame.lengths.len() as f64 {
             marks.push(standing(x, &degrees, &bar.row.recompute));
@@ -239,6 +247,14 @@ fn ticks(frame: &Frame, panel: usize, of_family: &BTreeMap<u64, &Bar>) -> Vec<Ma
         }
     }
     marks
+}
+
+/// How the work of a bar is split, with the stage of ZeRO where not all bars have one.
+fn label(row: &Row, stages: usize) -> String {
+    let mut words = vec![Way::of(row).degrees()];
+    words.extend((row.ep > 1).then(|| format!("ep {}", row.ep)));
+    words.extend((stages > 1).then(|| format!("ZeRO {}", row.zero)));
+    words.join(", ")
 }
 
 /// Degrees that have no room to lie.
@@ -304,6 +320,7 @@ mod tests {
             pp: 1,
             ulysses,
             ring,
+            ep: 1,
             zero: 1,
             options: "default".into(),
             strategy: "x".into(),

@@ -78,8 +78,13 @@ impl Report {
         }
         let mut table = Table::new("<>>");
         table.row(["communication", "busy", "exposed"]);
+        let mut others = "";
         for busy in &self.communication_busy {
             let exposed = self.exposed.iter().find(|e| e.name == busy.name).map_or(0.0, |e| e.seconds);
+            // Rounding and the last few microseconds apart.
+            if exposed > 1.02 * busy.seconds + 1e-6 {
+                others = "  exposed for longer than busy: some wait for their turn, or for ranks that such messages have held up\n";
+            }
             table.row([format!("  {}", axis(&busy.name)), seconds(busy.seconds), seconds(exposed)]);
         }
         let sent = |b: Option<f64>| decimal(b.unwrap_or(0.0), "B");
@@ -89,7 +94,7 @@ impl Report {
             copied = format!("  and copies {} to and from the host's memory\n", sent(self.row.bytes_host));
         }
         let (up, out) = (sent(self.row.bytes_scale_up), sent(self.row.bytes_scale_out));
-        format!("{}  each rank sends {up} inside its node and {out} out of it\n{copied}", table.render(""))
+        format!("{}  each rank sends {up} inside its node and {out} out of it\n{others}{copied}", table.render(""))
     }
 
     pub fn memory_table(&self) -> String {

@@ -284,7 +284,9 @@ impl<'p> Engine<'p> {
         }
         let noise = run.kernels.swap_remove(at).noise;
         run.compute_end = run.compute_end.max(now);
-        let lane = self.scripts[run.program].lane(op);
+        let script = &self.scripts[run.program];
+        let (lane, start) = (script.lane(op), run.cell(script, op).start);
+        run.recent.note_kernel(start, now);
         run.noise[lane as usize] = noise;
         self.end(class, op, Stamp::new(now, lane));
     }

@@ -24,7 +24,7 @@ pub struct Noise {
     own: Normally,
     common: Normally,
     /// Axes along which `common` is the same: a bit each.
-    scope: u8,
+    scope: u16,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -35,7 +35,7 @@ struct Normally {
 
 impl Noise {
     /// What tells apart those who meet along `axes`.
-    fn along(&self, axes: u8) -> Normally {
+    fn along(&self, axes: u16) -> Normally {
         match self.scope & axes == axes {
             true => self.own,
             false => Normally { drift: self.own.drift + self.common.drift, var: self.own.var + self.common.var },
@@ -43,13 +43,13 @@ impl Noise {
     }
 
     /// What those who meet along `axes` have in common.
-    fn beyond(&self, axes: u8) -> Normally {
+    fn beyond(&self, axes: u16) -> Normally {
         if self.scope & axes == axes { self.common } else { Normally::default() }
     }
 }
 
 /// The axes of a group, a bit each.
-pub fn axes_of(lane: &Lane) -> u8 {
+pub fn axes_of(lane: &Lane) -> u16 {
     match lane {
         Lane::Comm(group, _) => group.spans().iter().fold(0, |bits, &axis| bits | 1 << axis as u8),
         Lane::Compute(_) | Lane::Copy(_) | Lane::Host => 0,
@@ -132,7 +132,7 @@ impl Jitter {
 
     /// How much later than the last of those who are followed the last of all starts who meet along `axes`, and how
     /// that is spread.
-    pub fn gather(&mut self, parties: &[Party], axes: u8) -> (u64, Noise) {
+    pub fn gather(&mut self, parties: &[Party], axes: u16) -> (u64, Noise) {
         let (mut late, mut all): (f64, Option<(f64, f64)>) = (0.0, None);
         let (mut common, mut scope) = (Normally::default(), axes);
         for (at, party) in parties.iter().enumerate() {

@@ -114,6 +114,7 @@ impl Engine<'_> {
     fn set_off_apart(&mut self, key: &Key, id: MeetingId) {
         self.meetings.full(key);
         let mut parties = std::mem::take(&mut self.meetings.get_mut(id).parties);
+        self.say_what_made_late(&mut parties);
         self.meetings.over(id);
         parties.sort_by_key(|party| party.class);
         for party in parties {
@@ -138,7 +139,9 @@ impl Engine<'_> {
     fn set_off(&mut self, key: &Key, id: MeetingId) {
         self.meetings.full(key);
         let now = self.now;
-        let mut parties = self.meetings.get(id).parties.clone();
+        let mut parties = std::mem::take(&mut self.meetings.get_mut(id).parties);
+        self.say_what_made_late(&mut parties);
+        self.meetings.get_mut(id).parties = parties.clone();
         parties.iter_mut().for_each(|p| p.ago = now - p.ago);
         let axes = axes_of(&self.plan.lanes[key.0 as usize]);
         let (late, noise) = self.jitter.as_mut().map_or_else(Default::default, |jitter| jitter.gather(&parties, axes));
@@ -275,11 +278,6 @@ impl Engine<'_> {
         if self.keep && meeting_of_two {
             self.arrow(&parties, ready);
         }
-        let came = |party: &Party| {
-            let run = &mut self.runs[party.class as usize];
-            run.cell(&self.scripts[run.program], party.op).start
-        };
-        let by = parties.iter().map(came).max().unwrap_or_default();
         // The one for whom all others waited came last.
         let last = parties.last().map(|p| (p.class, p.op));
         for party in &parties {
@@ -287,6 +285,9 @@ impl Engine<'_> {
             let script = &self.scripts[run.program];
             let cell = run.cell(script, party.op);
             cell.waits -= 1;
+            let all_came = if ready > cell.start.ps() { Stamp::new(ready, party.made_late) } else { cell.start };
+            cell.came = cell.came.max((self.now, all_came));
+            let came = cell.came.1;
             if cell.waits == 0 {
                 let lane = script.lane(party.op);
                 run.noise[lane as usize] = noise;
@@ -294,11 +295,33 @@ impl Engine<'_> {
                     run.kept[party.op as usize].by = by;
                 }
                 self.give_sms(party.class, party.op);
-                self.end_beside(party.class, party.op, Some(Stamp::new(ready, by.lane())));
+                self.end_beside(party.class, party.op, Some(came));
             }
         }
         self.meetings.get_mut(id).parties = parties;
         self.meetings.over(id);
+    }
+
+    /// Notes of each party what has made the last of them later.
+    fn say_what_made_late(&mut self, parties: &mut [Party]) {
+        let launched: Vec<Stamp> = parties
+            .iter()
+            .map(|party| {
+                let run = &mut self.runs[party.class as usize];
+                run.cell(&self.scripts[run.program], party.op).start
+            })
+            .collect();
+        let at = launched.iter().copied().max().unwrap_or_default();
+        let last = parties.iter().zip(&launched).filter(|(_, launched)| **launched == at);
+        let first = launched.iter().map(|launched| launched.ps()).min().unwrap_or_default();
+        if first == at.ps() {
+            return;
+        }
+        let of = |party: &Party| self.runs[party.class as usize].recent.path(at, first);
+        let Some(path) = last.map(|(party, _)| of(party)).max() else { return };
+        for (party, since) in parties.iter_mut().zip(&launched).filter(|(_, since)| since.ps() < at.ps()) {
+            party.made_late = path.made_late(since.ps());
+        }
     }
 
     /// Notes a message from one class to another.

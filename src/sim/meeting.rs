@@ -42,13 +42,15 @@ pub struct Party {
     pub noise: Noise,
     /// How long before the last it started; known once all have.
     pub ago: u64,
+    /// What has made the last later than this one, a lane; known once all have started.
+    pub made_late: u16,
     pub sends: bool,
     ports: u8,
 }
 
 impl Party {
     pub fn new(class: u32, op: u32, ports: u8, noise: Noise, start: u64) -> Party {
-        Party { class, op, count: 1, noise, ago: start, sends: false, ports }
+        Party { class, op, count: 1, noise, ago: start, made_late: 0, sends: false, ports }
     }
 
     pub fn ports(self) -> impl Iterator<Item = usize> {

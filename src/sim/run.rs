@@ -18,6 +18,9 @@ pub struct Cell {
     pub start: Stamp,
     /// Ops, and once it has begun meetings, that it waits for; [`OVER`] when it is over.
     pub waits: u32,
+    /// When the last meeting so far was over, and when all had come there, and what had made the last of them late. Of
+    /// several that are over at the same moment, the one that set off last.
+    pub came: (u64, Stamp),
     /// What the CPU takes until it has issued this one, in `host_launch`es.
     pub issued: u32,
 }
@@ -127,7 +130,7 @@ impl Run {
             let ([first, all], waits) = (script.issues(next, self.local), script.preds(next).len() as u32);
             let issued = self.issued + first;
             self.issued += all;
-            self.cells.push_back(Cell { start: Stamp::default(), waits, issued });
+            self.cells.push_back(Cell { start: Stamp::default(), waits, came: Default::default(), issued });
         }
         &mut self.cells[(op - self.base) as usize]
     }

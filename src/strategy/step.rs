@@ -41,6 +41,10 @@ impl Engines {
     /// As the stack has it: communication kernels on so many thread blocks, of which the links inside a node feed two
     /// each. NCCL's rule (github:NVIDIA/nccl@5067397c, src/graph/paths.cc): a bus has two channels, where the switch of
     /// an A100 has 24; sends round up to a power of two.
+    ///
+    /// A single send has fewer channels, two to another node. With as many blocks rings over nodes of H100 come out 10 % too
+    /// fast (`ring_p2p` in the shared cases of sequence parallelism), and 3 % with those of here: what kernels lose beside
+    /// sends is more than the SMs of these.
     pub fn of(stack: &StackSpec, cluster: &ClusterSpec) -> Engines {
         let sm = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
         let channels = 2 * cluster.scale_up.links.max(1);

@@ -65,11 +65,13 @@ pub fn study(question: &Question, dir: &Path) -> Result<PathBuf> {
 }
 
 impl Question {
-    fn request(&self, ranks: u32, routing: Routing) -> Request {
-        Request {
+    fn request(&self, ranks: u32, routing: Routing) -> Result<Request> {
+        // Of a rack of 72 no more are used than share the ranks evenly.
+        let node = Cluster::new(&self.cluster, &self.gpu, ranks)?.per_node();
+        Ok(Request {
             routing,
             ranks,
-            node: ranks.min(self.cluster.gpus_per_node),
+            node: ranks.min(node),
             experts: self.experts,
             topk: self.topk,
             tokens: self.tokens,
@@ -78,7 +80,7 @@ impl Question {
             groups: None,
             seed: self.seed,
             step: 0,
-        }
+        })
     }
 
     /// The ways that the GPU has.
@@ -129,7 +131,7 @@ fn fits(question: &Question, ranks: u32) -> bool {
 fn over_ranks(question: &Question) -> Result<Vec<ExchangeRow>> {
     let mut rows = vec![];
     for ranks in RANKS.into_iter().filter(|n| fits(question, *n)) {
-        let route = question.request(ranks, Routing::Balanced).route()?;
+        let route = question.request(ranks, Routing::Balanced)?.route()?;
         for (name, algo) in question.ways(&route) {
             rows.push(question.point("ep", name, f64::from(ranks), algo, &route)?);
         }
@@ -142,7 +144,7 @@ fn over_imbalance(question: &Question) -> Result<Vec<ExchangeRow>> {
     let mut rows = vec![];
     for ratio in RATIOS {
         let routing = if ratio > 1.0 { Routing::Lognormal(ratio) } else { Routing::Uniform };
-        let route = question.request(ranks, routing).route()?;
+        let route = question.request(ranks, routing)?.route()?;
         for (name, algo) in question.ways(&route) {
             let mut row = question.point("imbalance", name, ratio, algo, &route)?;
             row.x = row.imbalance;
@@ -155,7 +157,7 @@ fn over_imbalance(question: &Question) -> Result<Vec<ExchangeRow>> {
 fn over_choices(question: &Question) -> Result<Vec<ExchangeRow>> {
     let mut rows = vec![];
     for topk in 1..=16.min(question.experts) {
-        let route = Request { topk, ..question.request(RANKS[0], Routing::Balanced) }.route()?;
+        let route = Request { topk, ..question.request(RANKS[0], Routing::Balanced)? }.route()?;
         for (name, algo) in question.ways(&route).into_iter().filter(|(_, a)| *a != ExchangeAlgo::Hierarchical) {
             rows.push(question.point("topk", name, f64::from(topk), algo, &route)?);
         }
@@ -168,7 +170,7 @@ fn loads(question: &Question) -> Result<Vec<ExchangeRow>> {
     let ranks = if fits(question, MIDDLE) { MIDDLE } else { RANKS[0] };
     let mut rows = vec![];
     for (name, replicas) in [("experts in order", 0), ("EPLB, a replica a rank", ranks)] {
-        let mut request = question.request(ranks, Routing::Zipf(0.6));
+        let mut request = question.request(ranks, Routing::Zipf(0.6))?;
         request.replicas += replicas;
         let route = request.route()?;
         let mut of: Vec<f64> = (0..ranks).map(|r| route.expanded_rows(r)).collect();

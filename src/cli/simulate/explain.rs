@@ -126,7 +126,12 @@ fn in_words(why: &Why, step_s: f64, what_if: &[WhatIf]) -> String {
     let mut text = String::new();
     if let Some(most) = why.parts.first() {
         let next = why.parts.get(1).map(|p| format!(", {} is {}", percent(p.share), told(&p.what)));
-        text = format!("{} of the step is {}{}. ", percent(most.share), told(&most.what), next.unwrap_or_default());
+        text = format!(
+            "{} of the critical path is {}{}. ",
+            percent(most.share),
+            told(&most.what),
+            next.unwrap_or_default()
+        );
     }
     let mut said: Vec<String> = vec![];
     for other in what_if {
@@ -181,7 +186,11 @@ pub fn what_if(case: &Case, plan: &Plan, faults: &[Fault], effort: Effort) -> Re
     if plan.ranks() > 1 {
         changes.push(("doubling the bandwidth inside nodes", |m| m.spec.scale_inside(2.0)));
     }
-    changes.push(("doubling peak FLOP/s", |m| m.gpu.peak.values_mut().for_each(|peak| peak.value = peak.value * 2.0)));
+    // Whoever doubles the tensor cores feeds them.
+    changes.push(("doubling peak FLOP/s, and what feeds them", |m| {
+        m.gpu.peak.values_mut().for_each(|peak| peak.value = peak.value * 2.0);
+        m.gpu.gemm.operands.value = m.gpu.gemm.operands.value * 2.0;
+    }));
     changes.push(("doubling memory bandwidth", |m| {
         m.gpu.memory_bandwidth.value = m.gpu.memory_bandwidth.value * 2.0;
     }));

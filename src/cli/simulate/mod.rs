@@ -3,6 +3,7 @@
 mod explain;
 
 use super::config::{CLUSTER, Chosen, Config, PlanFile};
+use super::progress::Clock;
 use super::{Answer, Output, WithNotes, list_of, trace_with, write_file};
 use crate::error::{Error, Result};
 use crate::export::chakra;
@@ -207,6 +208,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         Err(other) => return Err(other),
     };
     let begun = Instant::now();
+    let _clock = Clock::start(format!("simulating {} ranks", plan.ranks()));
     let files = [&flags.trace, &flags.slack, &flags.timeline, &flags.chakra];
     let spans = files.iter().any(|file| file.is_some());
     let (blocks, apart) = (flags.blocks()?, flags.apart(&chosen));

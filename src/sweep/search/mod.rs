@@ -91,6 +91,19 @@ struct Candidate {
     point: Point,
     /// Of its step, s.
     bound: f64,
+    /// Its step where it was costed, and found too slow for its memory to be looked at.
+    step: Option<f64>,
+}
+
+impl Candidate {
+    fn bounded(point: Point, bound: f64) -> Candidate {
+        Candidate { point, bound, step: None }
+    }
+
+    /// It takes no less.
+    fn least(&self) -> f64 {
+        self.step.unwrap_or(self.bound)
+    }
 }
 
 /// Hears (what is being done, how much of it is done, of how much).
@@ -223,9 +236,9 @@ impl Search<'_> {
             for point in points {
                 match &probe {
                     Some(probe) if probe.bytes(&point) > room => counts.too_large += 1,
-                    Some(probe) => all.push(Candidate { point, bound: probe.seconds(&self.case.model, &point) }),
+                    Some(probe) => all.push(Candidate::bounded(point, probe.seconds(&self.case.model, &point))),
                     // Nothing is known of it: it goes first.
-                    None => all.push(Candidate { point, bound: 0.0 }),
+                    None => all.push(Candidate::bounded(point, 0.0)),
                 }
             }
         }
@@ -243,7 +256,7 @@ impl Search<'_> {
     ) -> Result<()> {
         for round in candidates.chunks(if wanted > 1 { ROUND } else { FEW }) {
             let limit = fastest(costed).get(wanted - 1).map_or(ceiling, |row| step(row).min(ceiling));
-            let round: Vec<&Candidate> = round.iter().filter(|candidate| candidate.bound < limit).collect();
+            let round: Vec<&Candidate> = round.iter().filter(|candidate| candidate.least() < limit).collect();
             if round.is_empty() {
                 break;
             }

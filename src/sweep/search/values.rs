@@ -1,14 +1,14 @@
 //! What it costs to choose otherwise: the fastest way with each value of each choice.
 
-use super::{Candidate, Counts, Search, fastest, step};
+use super::{Candidate, Counts, Search, fastest, is_slow, key, step};
 use crate::error::Result;
 use crate::report::Row;
 use crate::sweep::Point;
 use crate::sweep::search::Schedule;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-/// The fastest way with one value of a choice.
+/// The fastest way found with one value of a choice.
 #[derive(Debug, Clone, Serialize)]
 pub struct Value {
     pub choice: &'static str,
@@ -29,6 +29,7 @@ type Choice = (&'static str, fn(&Point) -> String);
 const CHOICES: &[Choice] = &[
     ("tp", |p| p.par.tp.to_string()),
     ("pp", |p| p.par.pp.to_string()),
+    ("vp", |p| p.par.vp.to_string()),
     ("schedule", |p| Schedule::of(&p.par).map_or("no pipeline".into(), |schedule| schedule.name().into())),
     ("ulysses", |p| p.par.ulysses.to_string()),
     ("ring", |p| p.par.ring.to_string()),
@@ -41,12 +42,12 @@ const CHOICES: &[Choice] = &[
 ];
 
 /// Ways that are costed to find one with a value that fits.
-const TRIES: usize = 16;
+const TRIES: usize = 32;
 /// Nobody asks how much slower than this.
 pub const CEILING: f64 = 1.5;
 
-/// Every choice that has more than one value, and of each value the fastest way that fits; more ways are costed where
-/// none of those that were has it.
+/// Every choice that has more than one value, and of each value the fastest way found that fits; ways that were not costed
+/// are, the most promising of each value first.
 pub fn values(
     search: &mut Search,
     candidates: &[Candidate],
@@ -54,7 +55,7 @@ pub fn values(
     counts: &mut Counts,
 ) -> Result<Vec<Value>> {
     let Some(best) = fastest(costed).first().map(|row| step(row)) else { return Ok(vec![]) };
-    let mut all = vec![];
+    let mut open = vec![];
     for (name, value_of) in CHOICES {
         let mut by_value: BTreeMap<(u64, String), Vec<Candidate>> = BTreeMap::new();
         for candidate in candidates {
@@ -65,30 +66,46 @@ pub fn values(
             continue;
         }
         for ((_, value), with) in by_value {
-            let few = &with[..with.len().min(TRIES)];
+            let promising = promising(with, costed);
+            let slow = promising.first().is_none_or(|first| first.least() >= best * CEILING);
             let has = |row: &Row| value_of(&Point::of_row(row)) == value;
-            let row = best_with(search, few, best * CEILING, (&mut *costed, &mut *counts), has)?;
-            let over_best = row.as_ref().map(|row| step(row) / best);
-            let slow = few.is_empty() || few[0].bound >= best * CEILING;
-            let at_least = (row.is_none() && slow).then_some(CEILING);
-            all.push(Value { choice: name, value, row, over_best, at_least });
+            more_with(search, &promising, best * CEILING, (&mut *costed, &mut *counts), has)?;
+            open.push((*name, *value_of, value, slow));
         }
     }
-    Ok(all)
+    // What was costed for one choice may be the fastest way of another's value.
+    let fastest = fastest(costed);
+    let found = open.into_iter().map(|(choice, value_of, value, slow)| {
+        let row = fastest.iter().find(|row| value_of(&Point::of_row(row)) == value).map(|row| (*row).clone());
+        let over_best = row.as_ref().map(|row| step(row) / best);
+        let at_least = (row.is_none() && slow).then_some(CEILING);
+        Value { choice, value, row, over_best, at_least }
+    });
+    Ok(found.collect())
 }
 
-/// The fastest way of a value: of those that were costed, or of the most promising that were not.
-fn best_with(
+/// The first few of those with a value, by what is known of their steps: those that were costed, and found too slow for
+/// what was asked then, by that.
+fn promising(mut with: Vec<Candidate>, costed: &[Row]) -> Vec<Candidate> {
+    let slow = costed.iter().filter(|row| is_slow(row));
+    let known: HashMap<String, f64> = slow.map(|row| (key(&Point::of_row(row)), step(row))).collect();
+    with.iter_mut().for_each(|candidate| candidate.step = known.get(&key(&candidate.point)).copied());
+    with.sort_by(|a, b| a.least().total_cmp(&b.least()).then(a.point.cmp(&b.point)));
+    with.truncate(TRIES);
+    with
+}
+
+/// Costs those that may be faster than any known way with the value.
+fn more_with(
     search: &mut Search,
-    few: &[Candidate],
+    promising: &[Candidate],
     ceiling: f64,
     (costed, counts): (&mut Vec<Row>, &mut Counts),
     has: impl Fn(&Row) -> bool,
-) -> Result<Option<Row>> {
+) -> Result<()> {
     let mut found: Vec<Row> = fastest(costed).into_iter().filter(|row| has(row)).take(1).cloned().collect();
     let known = found.len();
-    search.best_first(few, (1, ceiling), &mut found, counts)?;
-    let best = fastest(&found).first().map(|row| (*row).clone());
+    search.best_first(promising, (1, ceiling), &mut found, counts)?;
     costed.extend(found.drain(known..));
-    Ok(best)
+    Ok(())
 }
