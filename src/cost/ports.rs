@@ -8,7 +8,6 @@
 //! [`Ahead`]: super::ahead::Ahead
 
 use crate::act::stretch::Held;
-use std::ops::ControlFlow;
 use std::rc::Rc;
 
 /// Who holds a port, and who did.
@@ -104,15 +103,12 @@ impl Port {
 
     /// Who holds it at `start` or later, the last posted first.
     pub fn since(&self, start: u64, each: &mut impl FnMut(u64, u64)) {
-        let _ = self.try_since(start, &mut |from, to| {
-            each(from, to);
-            ControlFlow::Continue(())
-        });
+        since(&self.spells, start, 0, each);
     }
 
-    /// The same until `each` breaks off.
-    pub fn try_since(&self, start: u64, each: &mut impl FnMut(u64, u64) -> ControlFlow<()>) -> ControlFlow<()> {
-        since(&self.spells, start, 0, each)
+    /// How many of these there are at most, without going through them.
+    pub fn at_most_since(&self, start: u64) -> u64 {
+        at_most(&self.spells, start)
     }
 
     /// How long `transfer` takes from `start` on. `edges`: room to work in.
@@ -144,25 +140,30 @@ impl What {
     }
 }
 
-fn since(
-    spells: &[Spell],
-    start: u64,
-    later: u64,
-    each: &mut impl FnMut(u64, u64) -> ControlFlow<()>,
-) -> ControlFlow<()> {
+fn at_most(spells: &[Spell], start: u64) -> u64 {
+    let of = |spell: &Spell| match &spell.what {
+        What::Once { .. } => 1,
+        What::Again { spells, period, times } => {
+            let latest = spells.last().map_or(0, |last| last.latest);
+            let over = start.saturating_sub(latest).checked_div(*period).unwrap_or(0).min(*times);
+            (times - over).saturating_mul(at_most(spells, 0))
+        }
+    };
+    let late = spells.iter().rev().take_while(|spell| spell.latest > start);
+    late.map(of).fold(0, u64::saturating_add)
+}
+
+fn since(spells: &[Spell], start: u64, later: u64, each: &mut impl FnMut(u64, u64)) {
     for spell in spells.iter().rev().take_while(|spell| spell.latest + later > start) {
         match &spell.what {
-            What::Once { from, to } if to + later > start => each(from + later, to + later)?,
+            What::Once { from, to } if to + later > start => each(from + later, to + later),
             What::Once { .. } => {}
             What::Again { spells, period, times } => {
                 let over = |n: &u64| spells.last().is_some_and(|last| last.latest + later + period * n > start);
-                for n in (1..=*times).rev().take_while(over) {
-                    self::since(spells, start, later + period * n, each)?;
-                }
+                (1..=*times).rev().take_while(over).for_each(|n| self::since(spells, start, later + period * n, each));
             }
         }
     }
-    ControlFlow::Continue(())
 }
 
 /// As [`lasting`](crate::act::stretch::lasting), of edges in their order, one holder more or one less, where so many
@@ -259,6 +260,7 @@ mod tests {
             let (mut known, mut all) = (vec![], vec![]);
             port.since(start, &mut |from, to| known.push((from, to)));
             whole.since(start, &mut |from, to| all.push((from, to)));
+            assert!([&port, &whole].iter().zip([&known, &all]).all(|(p, list)| p.at_most_since(start) >= list.len() as u64));
             prop_assert_eq!(known, all);
             prop_assert_eq!(port.lasting(start, transfer, &mut vec![]), whole.lasting(start, transfer, &mut vec![]));
             prop_assert_eq!(port.mark(), whole.mark());

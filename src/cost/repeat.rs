@@ -25,7 +25,7 @@ use crate::error::Result;
 use crate::plan::link::{Atoms, Env, bind, resolve};
 use crate::plan::*;
 use rustc_hash::FxHashMap;
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// A slot as the ops of a block name it.
@@ -64,7 +64,7 @@ pub struct Finds {
 
 /// Where so much is held at a time, as on a ring of many ranks whose sums are far behind, to compare it takes more memory
 /// than to go on one by one.
-const MOST_HELD: usize = 1 << 21;
+const MOST_HELD: u64 = 1 << 21;
 
 /// What is held of one class: by port, and of its SMs.
 const LISTS: usize = PORTS + 1;
@@ -240,12 +240,11 @@ pub trait Course {
             let soonest = ranks.ahead.soonest[class];
             finds.soonest.push(soonest);
             for port in &state.ports {
-                let all = &mut finds.held;
-                let known = port.try_since(finds.held_since.max(soonest), &mut |from, to| {
-                    all.push(held((from, to)));
-                    if all.len() < MOST_HELD { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-                });
-                finds.too_many |= known.is_break();
+                let since = finds.held_since.max(soonest);
+                finds.too_many |= finds.held.len() as u64 + port.at_most_since(since) > MOST_HELD;
+                if !finds.too_many {
+                    port.since(since, &mut |from, to| finds.held.push(held((from, to))));
+                }
                 finds.held_ends.push(finds.held.len());
                 finds.marks.push(port.mark());
             }
