@@ -422,11 +422,7 @@ fn render(step: &Step, found: &Found, work: &Seconds) -> String {
         table.row([what.to_string(), long(s), percent(s / spent.wall())]);
     }
     text.push_str(&table.render("  "));
-    if !found.more_spares.is_empty() {
-        let with = |more: &Spares| format!("with {} ETTR is {}", more.spares, percent(more.ettr));
-        let all: Vec<String> = found.more_spares.iter().map(with).collect();
-        text.push_str(&format!("\nmore nodes that stand by: {}\n", all.join(", ")));
-    }
+    text.push_str(&with_more_spares(&found.more_spares));
     text.push_str("\nwhat would help, in the long run and with a node for every one that fails\n");
     let mut table = Table::new("<>>");
     for lever in &found.levers {
@@ -448,6 +444,15 @@ fn render(step: &Step, found: &Found, work: &Seconds) -> String {
 
 fn steps(count: f64) -> String {
     format!("{count:.0} step{}", if count < 1.5 { "" } else { "s" })
+}
+
+fn with_more_spares(more: &[Spares]) -> String {
+    if more.is_empty() {
+        return String::new();
+    }
+    let with = |more: &Spares| format!("with {} ETTR is {}", more.spares, percent(more.ettr));
+    let all: Vec<String> = more.iter().map(with).collect();
+    format!("\nmore nodes that stand by: {}\n", all.join(", "))
 }
 
 /// A mean of whole numbers: of few, with a decimal.

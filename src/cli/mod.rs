@@ -6,6 +6,7 @@
 mod attention;
 mod calibrate;
 mod checkpoint;
+mod chosen;
 mod cluster;
 mod collective;
 mod compare;

@@ -2,7 +2,8 @@
 
 mod gpu;
 
-use super::config::{Chosen, Config, LOCAL, PlanFile};
+use super::chosen::Chosen;
+use super::config::{Config, LOCAL, PlanFile};
 use super::interrupt::Interrupt;
 use super::run::{Machine, On};
 use super::{Answer, Output, trace};
@@ -224,7 +225,7 @@ fn aside(flags: &Flags, what: &str, predicted: &Timeline, runs: &[Trial], valida
 }
 
 /// The plan that is asked for, or a drawn one; and what it is costed on.
-fn chosen(flags: &Flags) -> Result<(Plan, super::config::Chosen)> {
+fn chosen(flags: &Flags) -> Result<(Plan, Chosen)> {
     if flags.plan.plan.is_some() || !flags.config.says_nothing() {
         let chosen = flags.config.choose(flags.plan.plan.as_deref(), LOCAL)?;
         return Ok((chosen.plan()?, chosen));

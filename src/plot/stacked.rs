@@ -234,34 +234,38 @@ fn ticks(frame: &Frame, panel: usize, of_family: &BTreeMap<u64, &Bar>) -> Vec<Ma
         let x = frame.x(panel, length);
         marks.push(Mark::text((x, BOTTOM + 17.0), short(length), size, INK, Align::Middle));
         let Some(bar) = of_family.get(&length) else { continue };
-        let degrees = label(&bar.row, frame.stages);
+        let words = label(&bar.row, frame.stages);
         // A letter is about 0.6 of its size wide.
-        if 0.6 * size * degrees.len() as f64 > frame.width() / frame.lengths.len() as f64 {
-            marks.push(standing(x, &degrees, &bar.row.recompute));
+        let longest = words.iter().map(String::len).max().unwrap_or(0);
+        if 0.6 * size * longest as f64 > frame.width() / frame.lengths.len() as f64 {
+            marks.push(standing(x, &words.join(", ")));
             continue;
         }
-        marks.push(Mark::text((x, BOTTOM + 40.0), degrees, size, FAINT, Align::Middle));
-        if bar.row.recompute != "none" {
-            let short = if bar.row.recompute == "full" { "full" } else { "sel." };
-            marks.push(Mark::text((x, BOTTOM + 60.0), short, size, FAINT, Align::Middle));
+        let apart = if words.len() > 2 { 16.0 } else { 20.0 };
+        for (line, words) in words.into_iter().enumerate() {
+            marks.push(Mark::text((x, BOTTOM + 40.0 + apart * line as f64), words, size, FAINT, Align::Middle));
         }
     }
     marks
 }
 
-/// How the work of a bar is split, with the stage of ZeRO where not all bars have one.
-fn label(row: &Row, stages: usize) -> String {
+/// How the work of a bar is split, with the stage of ZeRO where not all bars have one, and what it computes again.
+fn label(row: &Row, stages: usize) -> Vec<String> {
     let mut words = vec![Way::of(row).degrees()];
     words.extend((row.ep > 1).then(|| format!("ep {}", row.ep)));
     words.extend((stages > 1).then(|| format!("ZeRO {}", row.zero)));
-    words.join(", ")
+    words.extend(match &row.recompute[..] {
+        "none" => None,
+        "full" => Some("full".into()),
+        _ => Some("sel.".into()),
+    });
+    words
 }
 
-/// Degrees that have no room to lie.
-fn standing(x: f64, degrees: &str, recompute: &str) -> Mark {
-    let text = if recompute == "none" { degrees.to_string() } else { format!("{degrees}, {recompute}") };
+/// Words that have no room to lie.
+fn standing(x: f64, text: &str) -> Mark {
     let at = (x, BOTTOM + 28.0 + 2.65 * text.len() as f64);
-    Mark::Text { at, text, size: 10.0, color: FAINT, align: Align::Middle, upright: true }
+    Mark::Text { at, text: text.into(), size: 10.0, color: FAINT, align: Align::Middle, upright: true }
 }
 
 fn limit(frame: &Frame) -> Vec<Mark> {

@@ -1,6 +1,7 @@
 //! What a plan is run on: threads of this machine, or its GPUs.
 
-use crate::cli::config::{Chosen, Defaults, GPUS, LOCAL};
+use crate::cli::chosen::Chosen;
+use crate::cli::config::{Defaults, GPUS, LOCAL};
 use crate::device::Profile;
 use crate::device::measured::GpuSide;
 use crate::error::{Error, Result};

@@ -2,7 +2,8 @@
 
 mod explain;
 
-use super::config::{CLUSTER, Chosen, Config, PlanFile};
+use super::chosen::Chosen;
+use super::config::{CLUSTER, Config, PlanFile};
 use super::progress::Clock;
 use super::{Answer, Output, WithNotes, list_of, trace_with, write_file};
 use crate::error::{Error, Result};

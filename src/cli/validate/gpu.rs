@@ -1,7 +1,7 @@
 //! `foretrain validate --on cuda`.
 
 use super::super::Answer;
-use super::super::config::Chosen;
+use super::super::chosen::Chosen;
 use super::{Flags, aside, known, render, what};
 use crate::calibrate::shapes;
 use crate::cli::config::GPUS;

@@ -1,0 +1,93 @@
+//! What flags have chosen, and what whoever reads a figure of it should know.
+
+use crate::error::Result;
+use crate::plan::route::dropped;
+use crate::plan::{ALIGNMENT, Plan};
+use crate::report::human::percent;
+use crate::sweep::{Case, Point};
+
+/// What to compute: a point, and its plan if that came from a file.
+pub struct Chosen {
+    pub case: Case,
+    pub point: Point,
+    pub(super) loaded: Option<Plan>,
+    /// What was taken where nothing was said.
+    pub(super) taken: Option<String>,
+}
+
+impl Chosen {
+    /// What whoever reads a figure should know: what was taken where nothing was said, what the model's file states
+    /// that no plan has, and what could be had for nothing.
+    pub fn notes(&self) -> Vec<String> {
+        let of_model = self.taken.iter().chain(&self.case.model.notes).cloned();
+        of_model
+            .chain(self.odd_vocabulary())
+            .chain(self.part_of_nodes())
+            .chain(self.split_by_nodes())
+            .chain(self.dropped())
+            .collect()
+    }
+
+    /// That some GPUs of each node idle.
+    fn part_of_nodes(&self) -> Option<String> {
+        let cluster = &self.case.cluster;
+        let [used, all] = [cluster.per_node(), cluster.spec.gpus_per_node];
+        (cluster.nodes() > 1 && used < all).then(|| {
+            format!(
+                "gpus: {used} of the {all} of each node, on {} nodes, so that they share them evenly",
+                cluster.nodes()
+            )
+        })
+    }
+
+    /// That ranks which exchange most lie across two nodes, where others lie in one.
+    fn split_by_nodes(&self) -> Option<String> {
+        let (par, cluster) = (&self.point.par, &self.case.cluster);
+        let groups = [
+            ("tp", par.tp),
+            ("tp x ulysses x ring", par.tp.saturating_mul(par.ulysses).saturating_mul(par.ring)),
+            ("ep", par.ep),
+        ];
+        let (name, ranks, gpus) =
+            groups.into_iter().find_map(|(name, ranks)| cluster.unsplit(ranks).map(|gpus| (name, ranks, gpus)))?;
+        Some(format!(
+            "{name}: of {} GPUs used of each node some groups of {ranks} ranks lie across two, and all wait for the network between; \
+             with --gpus {gpus} none does",
+            cluster.per_node()
+        ))
+    }
+
+    /// That experts have no room for some of the rows, which are then none of the model's work.
+    fn dropped(&self) -> Option<String> {
+        let share = self.loaded.as_ref().map_or_else(|| self.case.dropped(&self.point), |plan| dropped(&plan.routes));
+        (share > 0.0).then(|| {
+            format!(
+                "rows: {} of the experts' are dropped, beyond a capacity or for want of an expert; neither time nor the model's FLOPs, \
+                 and so MFU, have them",
+                percent(share)
+            )
+        })
+    }
+
+    /// That the output matrix is slow for the length of its vocabulary, and which one would do.
+    fn odd_vocabulary(&self) -> Option<String> {
+        let (model, tp) = (&self.case.model, u64::from(self.point.par.tp).max(1));
+        let (part, own) = (self.case.cluster.gpu.gemm.unaligned.as_ref()?.value, model.vocab.div_ceil(tp));
+        let per_row = ALIGNMENT / self.case.dtype.size();
+        let filled = model.vocab.checked_next_multiple_of(128 * tp)?;
+        let why = format!(
+            "vocab: a rank's {own} of {} are no multiple of {per_row}, for which products of the output matrix run at {part} of \
+             their rate; fill it up to {filled}",
+            model.vocab
+        );
+        (!own.is_multiple_of(per_row)).then_some(why)
+    }
+
+    /// The plan of the file, or that of the flags.
+    pub fn plan(&self) -> Result<Plan> {
+        match &self.loaded {
+            Some(plan) => Ok(plan.clone()),
+            None => self.case.plan(&self.point),
+        }
+    }
+}
