@@ -312,7 +312,7 @@ fn simulate_and_estimate_share_the_cores_alike() {
     }
     let words = format!("simulate {} --gpus 4 --ring 4 --explain", flags.replace(" --json", ""));
     let (code, text) = foretrain(dir.path(), &words);
-    assert!(code == 0 && text.contains("% of the step is "), "{text}");
+    assert!(code == 0 && text.contains("% of the critical path is "), "{text}");
 }
 
 #[test]
