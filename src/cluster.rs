@@ -85,13 +85,15 @@ impl Cluster {
     /// GPUs of which no group of `group` neighbouring ranks, where one fits into a node, would lie across two; none if none
     /// does now.
     pub fn unsplit(&self, group: u32) -> Option<u32> {
-        let splits = self.nodes() > 1 && group <= self.per_node && !self.per_node.is_multiple_of(group);
+        let splits = self.nodes() > 1 && (1..=self.per_node).contains(&group) && !self.per_node.is_multiple_of(group);
         let fewer = |used: &u32| {
             let gpus = used * self.nodes();
             used_of_a_node(&self.spec, gpus) == Some(*used)
         };
-        let multiples = (1..=self.per_node / group).rev().map(|n| n * group);
-        if splits { multiples.clone().find(fewer).map(|used| used * self.nodes()) } else { None }
+        if !splits {
+            return None;
+        }
+        (1..=self.per_node / group).rev().map(|n| n * group).find(fewer).map(|used| used * self.nodes())
     }
 
     /// The ranks of a node.
@@ -215,6 +217,8 @@ mod tests {
         assert_eq!([128, 144].map(|gpus| racks(gpus).unsplit(16)), [None, Some(128)]);
         assert_eq!([8, 64, 72, 144].map(|group| racks(144).unsplit(group)), [None, Some(128), None, None]);
         assert_eq!(racks(72).unsplit(16), None);
+        // What no degree is, is refused elsewhere.
+        assert_eq!([0, 1000].map(|group| racks(144).unsplit(group)), [None; 2]);
         assert_eq!(dgx(64).unwrap().unsplit(3), None);
     }
 
