@@ -179,7 +179,7 @@ const REFUSED: &[&str] = &[
     "estimate --gpus 8 --ring 8 --seq-len 1000",
     "estimate --gpus 8 --dp 3 --ring 2",
     "estimate --dp 4 --ring 2 --global-batch 6",
-    "estimate --global-batch 4 --gpus 8",
+    "estimate --global-batch 4 --gpus 8 --dp 8",
     "estimate --gpus 12",
     "estimate --tp 3",
     "estimate --pp 3 --gpus 24",
@@ -278,6 +278,17 @@ fn what_cannot_be_is_refused_with_value_and_remedy() {
     // The hash depends on every detail of the plan.
     let hash = plan_hash(d);
     golden("errors.txt", &without_hashes(&all.replace(&hash, "HASH")));
+}
+
+/// Fewer replicas share a batch that all GPUs do not, where nobody says how to split the rest.
+#[test]
+fn a_batch_for_few_replicas_is_no_refusal() {
+    let dir = folder();
+    let found = json(dir.path(), "estimate --global-batch 4 --gpus 8 --json");
+    let degree = |name: &str| found[name].as_u64().unwrap();
+    assert_eq!(degree("dp") * degree("tp") * degree("pp") * degree("ulysses") * degree("ring"), 8, "{found}");
+    assert!(degree("dp") <= 4 && found["feasible"] == true, "{found}");
+    assert!(found["notes"].to_string().contains("global_batch 4 is less than dp 8"), "{found}");
 }
 
 /// Whoever states a field twice is told so, whichever file it is in.
