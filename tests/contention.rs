@@ -105,6 +105,24 @@ fn run(plan: &Plan, host: &Host, fold: bool, shared: bool) -> Simulated {
     simulate(plan, host.machine(), &[], Effort { fold, shared, ..Effort::SUMS }).unwrap()
 }
 
+/// On a ring keys and values go one way and their gradients behind them, on communicators of their own and through the
+/// same NICs. Where these are all that takes time, a step is as long as both together: those that were there first lose
+/// what those that come later take. Not all of it, since what a lane owes is nothing to it while it waits for something
+/// else; of 1.17 to 1.31 that NICs would have to carry otherwise, this is left.
+#[test]
+fn a_port_carries_no_more_than_it_can() {
+    for (ring, most) in [(2, 1.05), (3, 1.06), (4, 1.06), (8, 1.11), (16, 1.13)] {
+        let par = Parallelism { ring, ..Parallelism::default() };
+        let work = work(&par, 512 * u64::from(ring), 1, 4);
+        let plan = build(&model(4, 8, false), &work, &par, COPY).unwrap();
+        let host = Host::new(ring, 1, 1e4);
+        let found = cost::cost(&plan, host.machine(), cost::Effort::SUMS).unwrap();
+        let usage = &found.classes[0].usage;
+        let busy = usage.comm.values().sum::<f64>() / found.step.value();
+        assert!((0.9..=most).contains(&busy), "{ring}: NICs are busy for {busy} of the step");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 250, failure_persistence: None, ..ProptestConfig::default() })]
 

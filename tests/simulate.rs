@@ -390,7 +390,9 @@ fn ranks_that_share_links_are_never_faster_and_fold_exactly() {
         let (alone, few, all) = (run(true, false), run(true, true), run(false, true));
         let cost = cost(&plan, host.machine(), FLAT).unwrap();
         assert!(alone.shared.is_empty());
-        assert!(step(&few) >= step(&alone) && step(&alone) >= 0.98 * cost.step.value(), "{name}");
+        let (shared, alone_s, costed) = (step(&few), step(&alone), cost.step.value());
+        // Alone they have NICs to themselves that groups alike share in the analytic times.
+        assert!(shared >= alone_s && alone_s >= 0.95 * costed, "{name}: {shared} s, {alone_s} alone, {costed} costed");
         assert!((step(&few) / step(&all) - 1.0).abs() < 1e-6, "{name}: {} folded, {} unfolded", step(&few), step(&all));
         assert_eq!(few.shared.is_empty(), few.slowed == alone.slowed && step(&few) == step(&alone), "{name}");
         if step(&few) > 1.0001 * step(&alone) {

@@ -6,9 +6,11 @@
 //!   operands a core's caches no longer have.
 //! * `meetings`, `ports`: who meets whom, how long bytes are under way, and through which ports.
 //! * `exchange`, `host`: rows of experts; what goes to and from the host.
+//! * `charges`: what bytes lose on a port to those posted later.
 //! * `waits`: what a gap between kernels is charged to.
 //! * `deeds`: the same of distinct ops, for whoever goes through events. `form`: of a structure, for other sizes.
 
+pub mod charges;
 mod cold;
 mod deeds;
 mod draft;

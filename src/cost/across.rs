@@ -7,6 +7,7 @@ use super::ranks::{Guess, Held, Stamp};
 use super::steady::{Steady, Sum};
 use super::walk::Walker;
 use super::{Effort, Found};
+use crate::act::charges::Spell;
 use crate::act::waits::Path;
 use crate::act::{Acts, RECV, SEND, ctas, numbers, port, sent};
 use crate::act::{Machine, picoseconds};
@@ -351,20 +352,29 @@ impl Across<'_> {
         let first = ends.iter().map(|&(post, class, _)| start(post, class).ps()).min().unwrap_or_default();
         let path = last.map(|&(post, class, _)| self.posts[post].paths[class].back_to(first)).max().unwrap_or_default();
         let ready = launched.ps();
+        let ports =
+            || ends.iter().flat_map(|&(post, class, ports)| numbers(ports).map(move |port| (post, class, port)));
+        let mut off = ready;
+        for (post, class, port) in ports() {
+            let post = &self.posts[post];
+            off = off.max(self.walkers[post.crew].ranks.owed(class, port, post.lane));
+        }
         let mut longest = transfer;
-        for &(post, class, ports) in ends {
-            let ranks = &mut self.walkers[self.posts[post].crew].ranks;
+        for (post, class, port) in ports() {
+            let (crew, lane) = (self.posts[post].crew, self.posts[post].lane);
+            let ranks = &mut self.walkers[crew].ranks;
             ranks.floor = ranks.floor.min(ready);
-            for port in numbers(ports) {
-                ranks.missed |= !ranks.state[class].ports[port].knows(ready);
-                longest = longest.max(ranks.state[class].ports[port].lasting(ready, transfer, &mut ranks.edges));
-            }
+            let port = &ranks.state[class].ports[port];
+            ranks.missed |= !port.knows(off);
+            longest = longest.max(port.lasting(lane, off, transfer, &mut ranks.edges));
         }
         for &(post, class, ports) in ends {
             let made_late = path.made_late(self.posts[post].starts[class].ps());
+            let lane = self.posts[post].lane;
             let ranks = &mut self.walkers[self.posts[post].crew].ranks;
-            numbers(ports).for_each(|port| ranks.hold(class, port, ready, ready + longest));
-            let (end, post) = (ready + latency + longest, &mut self.posts[post]);
+            let spell = Spell { from: off, to: off + longest, lane };
+            numbers(ports).for_each(|port| ranks.hold(class, port, spell, transfer));
+            let (end, post) = (off + latency + longest, &mut self.posts[post]);
             // Of messages that arrive at the same moment, the one that set off last.
             let ready = Stamp::new(ready, made_late);
             if (end, ready) > (post.ends[class], post.readies[class]) {

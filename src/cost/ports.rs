@@ -1,4 +1,5 @@
-//! The ports of a rank: while k transfers that were posted before hold a port, a transfer has 1 / (k + 1) of it.
+//! The ports of a rank: while k transfers that were posted before hold a port, a transfer has 1 / (k + 1) of it, and
+//! they lose what it takes ([`charges`](crate::act::charges)).
 //!
 //! The walk comes to ops in the order in which they are posted, not in that of time: the send of a pipeline that had to
 //! wait for its receive sets off while sums that were posted before it hold the port, whatever else the walk has come to
@@ -7,13 +8,14 @@
 //!
 //! [`Ahead`]: super::ahead::Ahead
 
+use crate::act::charges::{self, Spell, amount};
 use crate::act::stretch::Held;
 use std::rc::Rc;
 
 /// Who holds a port, and who did.
 #[derive(Debug, Clone, Default)]
 pub struct Port {
-    spells: Vec<Spell>,
+    spells: Vec<Time>,
     /// How many there were before these, and when the last of those was over.
     forgotten: usize,
     lost: u64,
@@ -22,7 +24,7 @@ pub struct Port {
 }
 
 #[derive(Debug, Clone)]
-struct Spell {
+struct Time {
     what: What,
     /// When the last of all up to here and with it is over.
     latest: u64,
@@ -30,13 +32,10 @@ struct Spell {
 
 #[derive(Debug, Clone)]
 enum What {
-    Once {
-        from: u64,
-        to: u64,
-    },
+    Once(Spell),
     /// The same spells, so many times more, each a period later.
     Again {
-        spells: Rc<[Spell]>,
+        spells: Rc<[Time]>,
         period: u64,
         times: u64,
     },
@@ -47,13 +46,13 @@ const LEAST: usize = 256;
 
 impl Port {
     #[inline]
-    pub fn hold(&mut self, from: u64, to: u64) {
-        self.push(What::Once { from, to }, to);
+    pub fn hold(&mut self, spell: Spell) {
+        self.push(What::Once(spell), spell.to);
     }
 
     fn push(&mut self, what: What, to: u64) {
         let latest = self.spells.last().map_or(to, |last| last.latest.max(to));
-        self.spells.push(Spell { what, latest });
+        self.spells.push(Time { what, latest });
     }
 
     /// Whether it is worth while to [`forget`](Port::forget).
@@ -102,7 +101,7 @@ impl Port {
     }
 
     /// Who holds it at `start` or later, the last posted first.
-    pub fn since(&self, start: u64, each: &mut impl FnMut(u64, u64)) {
+    pub fn since(&self, start: u64, each: &mut impl FnMut(Spell)) {
         since(&self.spells, start, 0, each);
     }
 
@@ -111,22 +110,45 @@ impl Port {
         at_most(&self.spells, start)
     }
 
-    /// How long `transfer` takes from `start` on. `edges`: room to work in.
+    /// Whether anyone holds it at `start` or later.
     #[inline]
-    pub fn lasting(&self, start: u64, transfer: u64, edges: &mut Vec<(u64, i32)>) -> u64 {
-        let mut spells = self.spells.iter().rev().take_while(|spell| spell.latest > start);
-        let Some(last) = spells.next() else { return transfer };
+    pub fn is_held(&self, start: u64) -> bool {
+        self.spells.last().is_some_and(|last| last.latest > start)
+    }
+
+    /// How long `transfer` takes from `start` on, of an op on lane `own`. `edges`: room to work in.
+    #[inline]
+    pub fn lasting(&self, own: u16, start: u64, transfer: u64, edges: &mut Vec<(u64, i32)>) -> u64 {
+        let mut late = self.spells.iter().rev().take_while(|time| time.latest > start);
+        let Some(last) = late.next() else { return transfer };
         // Mostly it is the other half of the same message alone.
-        if let What::Once { from, to } = last.what
-            && from <= start
-            && spells.next().is_none()
+        if let What::Once(spell) = last.what
+            && spell.from <= start
+            && late.next().is_none()
         {
-            return shared(&[(to, -1)], 1, start, transfer);
+            let by = amount(spell.lane, own);
+            return charges::lasting(&[(spell.to, -by)], by, start, transfer);
         }
         edges.clear();
-        self.since(start, &mut |from, to| edges.extend([(from, 1), (to, -1)]));
+        self.since(start, &mut |spell| {
+            let by = amount(spell.lane, own);
+            edges.extend([(spell.from, by), (spell.to, -by)]);
+        });
         edges.sort_unstable();
-        shared(edges, 0, start, transfer)
+        charges::lasting(edges, 0, start, transfer)
+    }
+
+    /// What each lane loses to bytes of lane `own` that set off at `start`. `spells`: room to work in.
+    pub fn charges(
+        &self,
+        own: u16,
+        (start, transfer): (u64, u64),
+        spells: &mut Vec<Spell>,
+        each: &mut impl FnMut(u16, u64),
+    ) {
+        spells.clear();
+        self.since(start, &mut |spell| spells.push(spell));
+        charges::charges(spells, own, start, transfer, each);
     }
 }
 
@@ -134,15 +156,15 @@ impl What {
     /// When the last of it is over.
     fn end(&self) -> u64 {
         match self {
-            What::Once { to, .. } => *to,
+            What::Once(spell) => spell.to,
             What::Again { spells, period, times } => spells.last().map_or(0, |last| last.latest) + period * times,
         }
     }
 }
 
-fn at_most(spells: &[Spell], start: u64) -> u64 {
-    let of = |spell: &Spell| match &spell.what {
-        What::Once { .. } => 1,
+fn at_most(spells: &[Time], start: u64) -> u64 {
+    let of = |time: &Time| match &time.what {
+        What::Once(_) => 1,
         What::Again { spells, period, times } => {
             let latest = spells.last().map_or(0, |last| last.latest);
             let over = start.saturating_sub(latest).checked_div(*period).unwrap_or(0).min(*times);
@@ -153,11 +175,13 @@ fn at_most(spells: &[Spell], start: u64) -> u64 {
     late.map(of).fold(0, u64::saturating_add)
 }
 
-fn since(spells: &[Spell], start: u64, later: u64, each: &mut impl FnMut(u64, u64)) {
+fn since(spells: &[Time], start: u64, later: u64, each: &mut impl FnMut(Spell)) {
     for spell in spells.iter().rev().take_while(|spell| spell.latest + later > start) {
         match &spell.what {
-            What::Once { from, to } if to + later > start => each(from + later, to + later),
-            What::Once { .. } => {}
+            What::Once(Spell { from, to, lane }) if to + later > start => {
+                each(Spell { from: from + later, to: to + later, lane: *lane });
+            }
+            What::Once(_) => {}
             What::Again { spells, period, times } => {
                 let over = |n: &u64| spells.last().is_some_and(|last| last.latest + later + period * n > start);
                 (1..=*times).rev().take_while(over).for_each(|n| self::since(spells, start, later + period * n, each));
@@ -166,44 +190,25 @@ fn since(spells: &[Spell], start: u64, later: u64, each: &mut impl FnMut(u64, u6
     }
 }
 
-/// As [`lasting`](crate::act::stretch::lasting), of edges in their order, one holder more or one less, where so many
-/// `holders` came before all of them.
-fn shared(edges: &[(u64, i32)], mut holders: i32, start: u64, transfer: u64) -> u64 {
-    let (mut at, mut left) = (start, transfer as f64);
-    for &(edge, change) in edges {
-        if edge > at {
-            let could = (edge - at) as f64 * part(holders);
-            if could >= left {
-                break;
-            }
-            (at, left) = (edge, left - could);
-        }
-        holders += change;
-    }
-    // To the nearest: neither is negative.
-    (at - start).saturating_add((left / part(holders) + 0.5) as u64)
-}
-
-/// What is left of a port that so many others hold.
-fn part(holders: i32) -> f64 {
-    1.0 / f64::from(holders + 1)
-}
-
-/// As holders that are told apart no more.
-pub fn held((from, to): (u64, u64)) -> Held {
-    Held { from, to, amount: 1 }
+/// As something held, to be compared: of a port it is the lane that tells holders apart.
+pub fn held(Spell { from, to, lane }: Spell) -> Held {
+    Held { from, to, amount: lane.into() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::act::stretch::lasting;
     use proptest::prelude::*;
 
-    fn listed(port: &Port) -> Vec<Held> {
+    fn listed(port: &Port) -> Vec<Spell> {
         let mut all = vec![];
-        port.since(0, &mut |from, to| all.push(held((from, to))));
+        port.since(0, &mut |spell| all.push(spell));
         all
+    }
+
+    /// Two lanes by turns; whose bytes come is a third, or the first.
+    fn spell(from: u64, long: u64) -> Spell {
+        Spell { from, to: from + long, lane: (long % 2) as u16 }
     }
 
     proptest! {
@@ -215,25 +220,29 @@ mod tests {
         ) {
             let (mut port, mut flat) = (Port::default(), vec![]);
             let (mark, inner) = (mark.min(spells.len()), inner.min(spells.len()));
-            let mut add = |port: &mut Port, from, to| {
-                port.hold(from, to);
-                flat.push((from, to));
-            };
-            spells.iter().for_each(|&(from, long)| add(&mut port, from, from + long));
-            let again = |flat: &mut Vec<(u64, u64)>, from: usize, period: u64, times: u64| {
-                let part = flat[from..].to_vec();
-                (1..=times).for_each(|n| flat.extend(part.iter().map(|s| (s.0 + n * period, s.1 + n * period))));
+            for spell in spells.iter().map(|&(from, long)| spell(from, long)) {
+                port.hold(spell);
+                flat.push(spell);
+            }
+            let again = |flat: &mut Vec<Spell>, first: usize, period: u64, times: u64| {
+                let part = flat[first..].to_vec();
+                let later = |s: &Spell, by: u64| Spell { from: s.from + by, to: s.to + by, ..*s };
+                (1..=times).for_each(|n| flat.extend(part.iter().map(|s| later(s, n * period))));
             };
             port.again(inner.max(mark), period, times);
             again(&mut flat, inner.max(mark), period, times);
             port.again(mark, 7 * period, outer);
             again(&mut flat, mark, 7 * period, outer);
-            let mut told = listed(&port).iter().map(|h| (h.from, h.to)).collect::<Vec<_>>();
+            let mut told = listed(&port);
             flat.sort_unstable();
             told.sort_unstable();
             prop_assert_eq!(&told, &flat);
-            let wanted = lasting(flat.iter().copied().map(held), start, transfer, |k| 1.0 / f64::from(k + 1));
-            prop_assert_eq!(port.lasting(start, transfer, &mut vec![]), wanted);
+            for own in [0, 2] {
+                let mut edges = vec![];
+                charges::edges(flat.iter().copied(), own, &mut edges);
+                let wanted = charges::lasting(&edges, 0, start, transfer);
+                prop_assert_eq!(port.lasting(own, start, transfer, &mut vec![]), wanted);
+            }
         }
 
         /// What is forgotten is missed by nobody who comes later, nor by what repeats.
@@ -245,7 +254,7 @@ mod tests {
             let (mut port, mut whole) = (Port::default(), Port::default());
             let mut marks = vec![(0, 0)];
             for (n, &(from, long)) in (0..).zip(&spells) {
-                [&mut port, &mut whole].into_iter().for_each(|port| port.hold(5 * n + from, 5 * n + from + long));
+                [&mut port, &mut whole].into_iter().for_each(|port| port.hold(spell(5 * n + from, long)));
                 marks.push((port.mark(), whole.mark()));
                 if port.is_full() {
                     // Nobody asks for what is before the one posted last.
@@ -258,11 +267,11 @@ mod tests {
             whole.again(there, period, times);
             let start = soonest + period * times + start;
             let (mut known, mut all) = (vec![], vec![]);
-            port.since(start, &mut |from, to| known.push((from, to)));
-            whole.since(start, &mut |from, to| all.push((from, to)));
+            port.since(start, &mut |spell| known.push(spell));
+            whole.since(start, &mut |spell| all.push(spell));
             assert!([&port, &whole].iter().zip([&known, &all]).all(|(p, list)| p.at_most_since(start) >= list.len() as u64));
             prop_assert_eq!(known, all);
-            prop_assert_eq!(port.lasting(start, transfer, &mut vec![]), whole.lasting(start, transfer, &mut vec![]));
+            prop_assert_eq!(port.lasting(2, start, transfer, &mut vec![]), whole.lasting(2, start, transfer, &mut vec![]));
             prop_assert_eq!(port.mark(), whole.mark());
         }
     }

@@ -3,6 +3,7 @@
 
 use super::ahead::{Ahead, Mover};
 use super::ports::Port;
+use crate::act::charges::{Owed, Spell};
 pub use crate::act::stamp::Stamp;
 pub use crate::act::stretch::Held;
 use crate::act::stretch::lasting;
@@ -18,6 +19,9 @@ use std::ops::Range;
 #[derive(Debug, Clone, Default)]
 pub struct ClassState {
     pub ports: [Port; PORTS],
+    /// What lanes owe on each port, lane after lane; and whether any does.
+    pub owed: [Vec<Owed>; PORTS],
+    pub owes: bool,
     pub sms: Vec<Held>,
     /// When the compute lane was last busy.
     pub compute_end: u64,
@@ -167,6 +171,7 @@ pub struct Ranks {
     paths: Vec<Path>,
     /// Room to work in.
     pub edges: Vec<(u64, i32)>,
+    pub spells: Vec<Spell>,
 }
 
 impl Ranks {
@@ -175,7 +180,9 @@ impl Ranks {
         let none = |things: usize| vec![Stamp::default(); things * classes];
         let stamps = Stamps { lanes: none(lanes), written: none(atoms), read: none(atoms) };
         // One more than there are lanes: the host.
-        let class = ClassState { waited: vec![0; lanes + 1], recent: Recent::new(lanes), ..ClassState::default() };
+        let owed = std::array::from_fn(|_| vec![Owed::default(); lanes]);
+        let (waited, recent) = (vec![0; lanes + 1], Recent::new(lanes));
+        let class = ClassState { owed, waited, recent, ..ClassState::default() };
         let devices = machine.devices.map_or(0, |d| d.iter().max().map_or(0, |m| *m as usize + 1));
         let device = |d: &[u32]| fold.representatives.iter().map(|&r| d[r as usize]).collect();
         Ranks {
@@ -199,6 +206,7 @@ impl Ranks {
             arrivals: vec![],
             paths: vec![],
             edges: vec![],
+            spells: vec![],
         }
     }
 
@@ -348,7 +356,7 @@ impl Ranks {
     /// Ends a transfer or collective of every class.
     fn meetings(&mut self, sheet: &Sheet, lane: u16, node: usize) {
         for &meeting in sheet.meetings_of(node) {
-            self.arrivals[meeting as usize] = self.arrival(sheet, &sheet.meetings[meeting as usize]);
+            self.arrivals[meeting as usize] = self.arrival(sheet, lane, &sheet.meetings[meeting as usize]);
         }
         self.arrive(sheet, lane, node, 0..self.classes);
     }
@@ -447,7 +455,7 @@ impl Ranks {
                 if let Some(&meeting) = met(class).get(leg)
                     && self.arrivals[meeting as usize] == UNKNOWN
                 {
-                    self.arrivals[meeting as usize] = self.arrival(sheet, &sheet.meetings[meeting as usize]);
+                    self.arrivals[meeting as usize] = self.arrival(sheet, lane, &sheet.meetings[meeting as usize]);
                 }
             }
         }
@@ -482,9 +490,9 @@ impl Ranks {
         }
     }
 
-    /// When the bytes of a meeting have arrived, which set off when its last member has started. While k
-    /// transfers that were posted before hold the busiest of its ports, it has 1 / (k + 1) of it.
-    fn arrival(&mut self, sheet: &Sheet, meeting: &Meeting) -> Arrival {
+    /// When the bytes of a meeting have arrived, which set off when its last member has started and what was owed on its
+    /// lane has left. While k transfers that were posted before hold the busiest of its ports, it has 1 / (k + 1) of it.
+    fn arrival(&mut self, sheet: &Sheet, lane: u16, meeting: &Meeting) -> Arrival {
         let ends = sheet.ends(meeting);
         let start = |end: &End| self.starts[end.node as usize * self.classes + end.class as usize];
         let (mut launched, mut first) = (Stamp::default(), Stamp::LAST);
@@ -499,25 +507,29 @@ impl Ranks {
             path = self.paths.len() as u32;
             self.paths.extend(paths.max());
         }
+        let ports = || ends.iter().flat_map(|end| end.ports().map(|port| (end.class as usize, port)));
+        let off = ports().fold(ready, |off, (class, port)| off.max(self.owed(class, port, lane)));
         let mut longest = meeting.transfer;
-        for end in ends {
-            for port in end.ports() {
-                let port = &self.state[end.class as usize].ports[port];
-                self.missed |= !port.knows(ready);
-                longest = longest.max(port.lasting(ready, meeting.transfer, &mut self.edges));
-            }
+        for (class, port) in ports() {
+            let port = &self.state[class].ports[port];
+            self.missed |= !port.knows(off);
+            longest = longest.max(port.lasting(lane, off, meeting.transfer, &mut self.edges));
         }
-        for end in ends {
-            let class = end.class as usize;
-            for port in end.ports() {
-                self.hold(class, port, ready, ready + longest);
-            }
+        for (class, port) in ports() {
+            self.hold(class, port, Spell { from: off, to: off + longest, lane }, meeting.transfer);
         }
-        Arrival { ready, path, end: ready + meeting.latency + longest }
+        Arrival { ready, path, end: off + meeting.latency + longest }
     }
 
-    /// Bytes of a class hold a port.
-    pub fn hold(&mut self, class: usize, port: usize, from: u64, to: u64) {
+    /// Before then no bytes of a lane set off on a port.
+    #[inline]
+    pub fn owed(&self, class: usize, port: usize, lane: u16) -> u64 {
+        let state = &self.state[class];
+        if state.owes { state.owed[port][lane as usize].until } else { 0 }
+    }
+
+    /// Bytes of a class hold a port, and those who were there before lose by it.
+    pub fn hold(&mut self, class: usize, port: usize, spell: Spell, transfer: u64) {
         if self.state[class].ports[port].is_full() {
             let soonest = match &self.guess {
                 Some(guess) => guess.began.iter().fold(guess.posted[class], |least, &began| least.min(began)),
@@ -528,7 +540,16 @@ impl Ranks {
             };
             self.state[class].ports[port].forget(soonest);
         }
-        self.state[class].ports[port].hold(from, to);
+        let state = &mut self.state[class];
+        state.owed[port][spell.lane as usize].hold(spell.to);
+        if state.ports[port].is_held(spell.from) {
+            let (owed, owes) = (&mut state.owed[port], &mut state.owes);
+            state.ports[port].charges(spell.lane, (spell.from, transfer), &mut self.spells, &mut |lane, loss| {
+                owed[lane as usize].charge(loss);
+                *owes = true;
+            });
+        }
+        state.ports[port].hold(spell);
     }
 
     /// What the segment leaves behind for what comes after it.

@@ -21,6 +21,7 @@
 use super::ports::held;
 use super::ranks::{Held, Ranks, Stamp};
 use crate::act::PORTS;
+use crate::act::charges::Owed;
 use crate::error::Result;
 use crate::plan::link::{Atoms, Env, bind, resolve};
 use crate::plan::*;
@@ -55,6 +56,8 @@ pub struct Finds {
     /// How often each port was held so far.
     marks: Vec<usize>,
     compute_end: Vec<u64>,
+    /// What lanes owe on ports, where any does.
+    owed: Vec<Owed>,
     devices: Vec<u64>,
     host: Vec<u64>,
     // Sums, which decide nothing.
@@ -243,7 +246,7 @@ pub trait Course {
                 let since = finds.held_since.max(soonest);
                 finds.too_many |= finds.held.len() as u64 + port.at_most_since(since) > MOST_HELD;
                 if !finds.too_many {
-                    port.since(since, &mut |from, to| finds.held.push(held((from, to))));
+                    port.since(since, &mut |spell| finds.held.push(held(spell)));
                 }
                 finds.held_ends.push(finds.held.len());
                 finds.marks.push(port.mark());
@@ -252,6 +255,7 @@ pub trait Course {
             finds.held_ends.push(finds.held.len());
             finds.waited.extend_from_slice(&state.waited);
             finds.compute_end.push(state.compute_end);
+            finds.owed.extend(state.owed.iter().flatten().filter(|_| state.owes));
         }
         finds.lanes.extend_from_slice(&ranks.stamps.lanes);
         finds.devices.extend_from_slice(&ranks.devices);
@@ -350,6 +354,7 @@ pub trait Course {
                 (held.from, held.to) = (held.from + by, held.to + by);
             }
             state.compute_end += by;
+            state.owed.iter_mut().flatten().for_each(|owed| owed.later(floor, by));
             state.recent.later(floor, by);
             state.waited.iter_mut().zip(waited).for_each(|(now, was)| *now += (*now - was) * left);
         }
@@ -528,6 +533,7 @@ impl Finds {
             .for_each(Vec::clear);
         self.held.clear();
         self.held_ends.clear();
+        self.owed.clear();
         self.marks.clear();
         self.too_many = false;
     }
@@ -587,6 +593,8 @@ impl Finds {
             && atoms(&self.written, &before.written)
             && atoms(&self.read, &before.read)
             && (0..self.soonest.len()).all(all_held)
+            && self.owed.len() == before.owed.len()
+            && self.owed.iter().zip(&before.owed).all(|(n, t)| same(n.last, t.last) && same(n.until, t.until))
             && self.devices.iter().zip(&before.devices).all(|(n, t)| same(*n, *t))
             && self.host.iter().zip(&before.host).all(|(n, t)| *n == t + d || (n - t <= d && (*n < floor || !led)));
         all.then_some(d)

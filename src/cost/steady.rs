@@ -10,6 +10,7 @@
 use super::across::Posted;
 use super::ranks::{Held, Ranks, Stamp, Stamps};
 use super::walk::Walker;
+use crate::act::charges::{Owed, Spell};
 use crate::act::{PORTS, PROVENANCES};
 use crate::plan::crew::{Again, Moves, PostId};
 use crate::plan::link::AtomTable;
@@ -41,7 +42,8 @@ impl Sum {
 struct Stood {
     stamps: Stamps,
     /// By class and port who held it, and how often it was held so far.
-    ports: Vec<(Vec<[u64; 2]>, usize)>,
+    ports: Vec<(Vec<Spell>, usize)>,
+    owed: Vec<Owed>,
     sms: Vec<Vec<Held>>,
     compute_end: Vec<u64>,
     waited: Vec<Vec<u64>>,
@@ -168,12 +170,13 @@ impl Stood {
         let all = || ranks.state.iter();
         let ports = all().flat_map(|state| &state.ports).map(|port| {
             let mut held = vec![];
-            port.since(0, &mut |from, to| held.push([from, to]));
+            port.since(0, &mut |spell| held.push(spell));
             (held, port.mark())
         });
         Stood {
             stamps: ranks.stamps.clone(),
             ports: ports.collect(),
+            owed: all().flat_map(|state| state.owed.iter().flatten().copied()).collect(),
             sms: all().map(|state| state.sms.clone()).collect(),
             compute_end: all().map(|state| state.compute_end).collect(),
             waited: all().map(|state| state.waited.clone()).collect(),
@@ -201,16 +204,20 @@ impl Stood {
     fn holds_alike(&self, ranks: &Ranks, floor: u64, d: u64) -> bool {
         let ports = ranks.state.iter().flat_map(|state| &state.ports).zip(&self.ports).all(|(port, (then, _))| {
             let mut held = vec![];
-            port.since(floor + d, &mut |from, to| held.push([from, to]));
-            held.into_iter().eq(then.iter().filter(|held| held[1] > floor).map(|held| held.map(|at| at + d)))
+            port.since(floor + d, &mut |spell| held.push(spell));
+            let later = |spell: &Spell| Spell { from: spell.from + d, to: spell.to + d, ..*spell };
+            held.into_iter().eq(then.iter().filter(|spell| spell.to > floor).map(later))
         });
+        let same = |now: u64, then: u64| now == then + d || (now < floor + d && then < floor);
+        let owed = ranks.state.iter().flat_map(|state| state.owed.iter().flatten()).zip(&self.owed);
+        let mut owed = owed.map(|(now, then)| same(now.last, then.last) && same(now.until, then.until));
         let sms = ranks.state.iter().zip(&self.sms).all(|(state, then)| {
             let now = state.sms.iter().filter(|held| held.to > floor + d).copied();
             let then = then.iter().filter(|held| held.to > floor);
             now.eq(then.map(|held| Held { from: held.from + d, to: held.to + d, ..*held }))
         });
         debug_assert_eq!(self.ports.len(), ranks.classes * PORTS);
-        ports && sms
+        ports && sms && owed.all(|alike| alike)
     }
 
     /// Whether every slot of a tensor has the times of the one in whose place it is, and those that nobody touches theirs.
@@ -264,6 +271,7 @@ impl Stood {
                 (held.from, held.to) = (held.from + by, held.to + by);
             }
             state.compute_end += by;
+            state.owed.iter_mut().flatten().for_each(|owed| owed.later(floor, by));
             state.recent.later(floor, by);
         }
         let more = |now: &mut u64, then: &u64| *now += (*now - then) * times;

@@ -4,7 +4,9 @@ use super::engine::{Engine, Event};
 use super::jitter::{Noise, axes_of};
 use super::links::footprint;
 use super::meeting::{Key, Meeting, MeetingId, Party, What, order};
-use super::run::{Kept, Moved, Taken};
+use super::ports::Through;
+use super::run::{Kept, Moved, Run, Taken};
+use crate::act::charges::Spell;
 use crate::act::stamp::Stamp;
 use crate::act::stretch::Held;
 use crate::act::{Deed, SCALE_OUT, numbers, seconds};
@@ -145,15 +147,18 @@ impl Engine<'_> {
         parties.iter_mut().for_each(|p| p.ago = now - p.ago);
         let axes = axes_of(&self.plan.lanes[key.0 as usize]);
         let (late, noise) = self.jitter.as_mut().map_or_else(Default::default, |jitter| jitter.gather(&parties, axes));
-        let meeting = self.meetings.get_mut(id);
-        (meeting.ready, meeting.noise) = (now + late, noise);
-        let (posted, ready) = (meeting.order, meeting.ready);
+        let (posted, lane) = (self.meetings.get(id).order, key.0);
+        let mut ready = now + late;
         for party in &parties {
             for port in party.ports() {
-                self.runs[party.class as usize].ports[port].forget(now);
+                let port = &mut self.runs[party.class as usize].ports[port];
+                port.forget(now);
+                ready = ready.max(port.owed(lane, posted, now));
             }
         }
-        let crosses = self.meetings.get(id).kind.is_some();
+        let meeting = self.meetings.get_mut(id);
+        (meeting.lane, meeting.all_here, meeting.ready, meeting.noise) = (lane, now + late, ready, noise);
+        let (crosses, transfer) = (self.meetings.get(id).kind.is_some(), self.meetings.get(id).transfer);
         // Until when those on shared links hold their ports is known when they are over.
         let longest = if crosses { u64::MAX } else { self.lasting(id) };
         let mut behind = BTreeSet::new();
@@ -161,7 +166,7 @@ impl Engine<'_> {
             for port in party.ports() {
                 let port = &mut self.runs[party.class as usize].ports[port];
                 behind.extend(port.behind(posted, self.now).map(|h| (h.order, h.meeting)));
-                port.hold(id, posted, ready, ready.saturating_add(longest));
+                port.hold(id, posted, Spell { from: ready, to: ready.saturating_add(longest), lane }, transfer);
             }
         }
         let meeting = self.meetings.get_mut(id);
@@ -179,11 +184,10 @@ impl Engine<'_> {
     pub(super) fn go(&mut self, id: MeetingId) {
         let meeting = self.meetings.get(id);
         let ports = meeting.parties.iter().flat_map(|p| p.ports().map(|port| (p.class as usize, port)));
-        let (order, now) = (meeting.order, self.now);
+        let now = self.now;
         let on = |(class, port): (usize, usize)| {
             let run = &self.runs[class];
-            let tier = port / SCALE_OUT;
-            run.ports[port].speed(order, now, (&run.health.links[tier], meeting.parts[tier]))
+            run.ports[port].speed(through(run, meeting, port), meeting.ready, now)
         };
         let least = |(cap, edge): (f64, u64), (speed, next): (f64, u64)| (cap.min(speed), edge.min(next));
         let (cap, edge) = ports.map(on).fold((1.0, u64::MAX), least);
@@ -236,9 +240,7 @@ impl Engine<'_> {
         let ports = meeting.parties.iter().flat_map(|p| p.ports().map(|port| (p.class as usize, port)));
         let on = |(class, port): (usize, usize)| {
             let run = &self.runs[class];
-            let tier = port / SCALE_OUT;
-            let link = (&run.health.links[tier], meeting.parts[tier]);
-            run.ports[port].lasting(meeting.order, meeting.ready, meeting.transfer, link)
+            run.ports[port].lasting(through(run, meeting, port), meeting.ready, meeting.transfer)
         };
         ports.map(on).fold(meeting.transfer, u64::max)
     }
@@ -269,6 +271,7 @@ impl Engine<'_> {
         let meeting = self.meetings.get_mut(id);
         let parties = std::mem::take(&mut meeting.parties);
         let (noise, ready, meeting_of_two) = (meeting.noise, meeting.ready, meeting.between_two);
+        let all_here = meeting.all_here;
         self.slowed += u64::from(meeting.longest > meeting.transfer);
         if self.keep {
             let times = times(&self.fold.multiplicity, &parties, meeting_of_two);
@@ -285,7 +288,7 @@ impl Engine<'_> {
             let script = &self.scripts[run.program];
             let cell = run.cell(script, party.op);
             cell.waits -= 1;
-            let all_came = if ready > cell.start.ps() { Stamp::new(ready, party.made_late) } else { cell.start };
+            let all_came = if all_here > cell.start.ps() { Stamp::new(all_here, party.made_late) } else { cell.start };
             cell.came = cell.came.max((self.now, all_came));
             let came = cell.came.1;
             if cell.waits == 0 {
@@ -334,6 +337,12 @@ impl Engine<'_> {
         let (from, to) = if a.sends { (a, b) } else { (b, a) };
         self.arrows.push(Arrow { from: end(from, ready), to: end(to, self.now) });
     }
+}
+
+/// The bytes of a meeting at a port of one of those who meet.
+fn through<'a>(run: &'a Run, meeting: &Meeting, port: usize) -> Through<'a> {
+    let tier = port / SCALE_OUT;
+    Through { lane: meeting.lane, order: meeting.order, link: &run.health.links[tier], part: meeting.parts[tier] }
 }
 
 /// Bytes by tier, of a message through these ports.

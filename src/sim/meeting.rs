@@ -66,7 +66,10 @@ pub struct Meeting {
     pub transfer: u64,
     /// Those posted before go first.
     pub order: u64,
+    pub lane: u16,
     /// When all had started.
+    pub all_here: u64,
+    /// When the bytes set off: then, if nothing was owed on the lane.
     pub ready: u64,
     /// How long the bytes take, as far as is known.
     pub longest: u64,

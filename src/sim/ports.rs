@@ -1,21 +1,75 @@
-//! The ports of a rank: while k transfers that were posted before hold a port, a transfer has 1 / (k + 1) of it.
+//! The ports of a rank: while k transfers that were posted before hold a port, a transfer has 1 / (k + 1) of it, and
+//! they lose what it takes ([`charges`](crate::act::charges)).
 
 use super::meeting::MeetingId;
 use super::pace::{self, Pace};
-use crate::act::stretch::{Held, lasting};
+use crate::act::charges::{Owed, Spell, charges, edges, held_at, lasting, part};
 
 /// A transfer on a port.
 #[derive(Debug, Clone, Copy)]
 pub struct Holder {
-    pub held: Held,
+    pub spell: Spell,
     pub order: u64,
     pub meeting: MeetingId,
+    /// How long its bytes would take alone.
+    transfer: u64,
+    /// It is over, and what others lost by it is noted.
+    noted: bool,
 }
 
-/// Who holds a port, or did while someone who still does was waiting for it.
+/// Bytes on their way through a port: those of which lane, since when, and what they ask for of a link of which speed.
+#[derive(Debug, Clone, Copy)]
+pub struct Through<'a> {
+    pub lane: u16,
+    pub order: u64,
+    pub link: &'a Pace,
+    pub part: f64,
+}
+
+/// Who holds a port, or did while someone who still does was waiting for it; and what lanes owe there.
 #[derive(Debug, Clone, Default)]
 pub struct Port {
     holders: Vec<Holder>,
+    lanes: Vec<Lane>,
+}
+
+/// What is known of a lane, in the order of posting: what later bytes owe follows from that.
+#[derive(Debug, Clone, Default)]
+struct Lane {
+    lane: u16,
+    /// By all that is in the list no more.
+    owed: Owed,
+    notes: Vec<(u64, Note)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Note {
+    /// Bytes of the lane held the port to then.
+    Held(u64),
+    /// They lost so much to others.
+    Lost(u64),
+}
+
+impl Note {
+    fn on(self, owed: &mut Owed) {
+        match self {
+            Note::Held(to) => owed.hold(to),
+            Note::Lost(loss) => owed.charge(loss),
+        }
+    }
+}
+
+/// With more notes the first of them, which nobody comes before any more, are taken together.
+const NOTES: usize = 64;
+
+impl Lane {
+    fn note(&mut self, order: u64, note: Note) {
+        let place = self.notes.partition_point(|known| known.0 <= order);
+        self.notes.insert(place, (order, note));
+        if self.notes.len() > NOTES {
+            self.notes.drain(..NOTES / 2).for_each(|(_, note)| note.on(&mut self.owed));
+        }
+    }
 }
 
 impl Port {
@@ -24,48 +78,99 @@ impl Port {
         if self.holders.is_empty() {
             return;
         }
-        let busy = self.holders.iter().filter(|h| h.held.to > now);
-        let since = busy.map(|h| h.held.from).min().unwrap_or(u64::MAX);
-        self.holders.retain(|h| h.held.to > since.min(now));
+        for at in 0..self.holders.len() {
+            let holder = self.holders[at];
+            if holder.spell.to <= now && !holder.noted {
+                self.holders[at].noted = true;
+                self.lane(holder.spell.lane).note(holder.order, Note::Held(holder.spell.to));
+                for (lane, loss) in self.losses(&holder) {
+                    self.lane(lane).note(holder.order, Note::Lost(loss));
+                }
+            }
+        }
+        let busy = self.holders.iter().filter(|h| h.spell.to > now);
+        let since = busy.map(|h| h.spell.from).min().unwrap_or(u64::MAX);
+        self.holders.retain(|h| h.spell.to > since.min(now));
     }
 
-    pub fn hold(&mut self, meeting: MeetingId, order: u64, from: u64, to: u64) {
-        self.holders.push(Holder { held: Held { from, to, amount: 1 }, order, meeting });
+    fn lane(&mut self, lane: u16) -> &mut Lane {
+        let place = self.lanes.iter().position(|known| known.lane == lane).unwrap_or_else(|| {
+            self.lanes.push(Lane { lane, ..Lane::default() });
+            self.lanes.len() - 1
+        });
+        &mut self.lanes[place]
+    }
+
+    /// What lanes lose to a holder; so far it is certain of those whose bytes are over.
+    fn losses(&self, holder: &Holder) -> Vec<(u16, u64)> {
+        let beside = |h: &&Holder| h.order < holder.order && h.spell.to > holder.spell.from;
+        let before: Vec<Spell> = self.holders.iter().filter(beside).map(|h| h.spell).collect();
+        let mut lost = vec![];
+        let each = &mut |lane, loss| lost.push((lane, loss));
+        charges(&before, holder.spell.lane, holder.spell.from, holder.transfer, each);
+        lost
+    }
+
+    /// Before then no bytes of `lane` posted at `order` set off, where none that were posted before it are still to.
+    pub fn owed(&self, lane: u16, order: u64, now: u64) -> u64 {
+        let known = self.lanes.iter().find(|known| known.lane == lane);
+        let under_way = |h: &&Holder| !h.noted && h.order < order && h.spell.lane != lane && h.spell.from < now;
+        let lost = |holder: &Holder| {
+            let lost = self.losses(holder).into_iter().find(|lost| lost.0 == lane);
+            lost.map(|(_, loss)| (holder.order, Note::Lost(loss)))
+        };
+        let mut notes: Vec<(u64, Note)> = self.holders.iter().filter(under_way).filter_map(lost).collect();
+        if let Some(known) = known {
+            notes.extend(known.notes.iter().filter(|note| note.0 < order));
+        }
+        notes.sort_by_key(|note| note.0);
+        let mut owed = known.map(|known| known.owed).unwrap_or_default();
+        notes.into_iter().for_each(|(_, note)| note.on(&mut owed));
+        owed.until
+    }
+
+    pub fn hold(&mut self, meeting: MeetingId, order: u64, spell: Spell, transfer: u64) {
+        self.holders.push(Holder { spell, order, meeting, transfer, noted: false });
     }
 
     /// A holder will be done at another time than it seemed.
     pub fn change(&mut self, meeting: MeetingId, from: u64, to: u64) {
-        let mine = |h: &&mut Holder| h.meeting == meeting && h.held.from == from;
-        self.holders.iter_mut().filter(mine).for_each(|h| h.held.to = to);
+        let mine = |h: &&mut Holder| h.meeting == meeting && h.spell.from == from;
+        self.holders.iter_mut().filter(mine).for_each(|h| h.spell.to = to);
     }
 
-    /// How long `transfer` takes from `ready` on beside all that were posted before `order`, on a link of such speed of which
-    /// it asks for a `part`.
-    pub fn lasting(&self, order: u64, ready: u64, transfer: u64, (link, part): (&Pace, f64)) -> u64 {
-        let before = || self.holders.iter().filter(move |h| h.order < order).map(|h| h.held);
-        if link.is_well() {
-            return if self.holders.is_empty() { transfer } else { lasting(before(), ready, transfer, share) };
+    /// How long `transfer` takes from `ready` on beside all that were posted before.
+    pub fn lasting(&self, through: Through, ready: u64, transfer: u64) -> u64 {
+        if through.link.is_well() && self.holders.is_empty() {
+            return transfer;
         }
-        let held = |at: u64| before().filter(|h| h.from <= at && at < h.to).map(|h| h.amount).sum();
-        let edge = |at: u64| before().flat_map(|h| [h.from, h.to]).filter(|&e| e > at).min().unwrap_or(u64::MAX);
-        pace::lasting(ready, transfer, |at| share(held(at)) * link.leaves(at, part), |at| edge(at).min(link.next(at)))
+        let edges = self.edges(through, ready);
+        if through.link.is_well() {
+            return lasting(&edges, 0, ready, transfer);
+        }
+        let Through { link, part: asked, .. } = through;
+        let held = |at: u64| held_at(&edges, ready, at);
+        let speed = |at: u64| part(held(at).0) * link.leaves(at, asked);
+        pace::lasting(ready, transfer, speed, |at| held(at).1.min(link.next(at)))
     }
 
-    /// The part of the port, and of its link's speed, that one posted at `order` has at `now`, and when that may change.
-    pub fn speed(&self, order: u64, now: u64, (link, part): (&Pace, f64)) -> (f64, u64) {
-        let before = || self.holders.iter().filter(|h| h.order < order).map(|h| h.held);
-        let held = before().filter(|h| h.from <= now && now < h.to).map(|h| h.amount).sum();
-        let edge = before().flat_map(|h| [h.from, h.to]).filter(|&e| e > now).min().unwrap_or(u64::MAX);
-        (share(held) * link.leaves(now, part), edge.min(link.next(now)))
+    /// The part of the port, and of its link's speed, that bytes that set off at `ready` have at `now`, and when that may
+    /// change.
+    pub fn speed(&self, through: Through, ready: u64, now: u64) -> (f64, u64) {
+        let (held, edge) = held_at(&self.edges(through, ready), ready, now);
+        (part(held) * through.link.leaves(now, through.part), edge.min(through.link.next(now)))
+    }
+
+    /// When those come and go who were posted before.
+    fn edges(&self, Through { lane, order, .. }: Through, ready: u64) -> Vec<(u64, i32)> {
+        let mut all = vec![];
+        let before = self.holders.iter().filter(|h| h.order < order && h.spell.to > ready);
+        edges(before.map(|h| h.spell), lane, &mut all);
+        all
     }
 
     /// Holders that were posted after `order` and are still busy at `now`.
     pub fn behind(&self, order: u64, now: u64) -> impl Iterator<Item = &Holder> {
-        self.holders.iter().filter(move |h| h.order > order && h.held.to > now)
+        self.holders.iter().filter(move |h| h.order > order && h.spell.to > now)
     }
-}
-
-/// What is left of a port that `k` others hold.
-fn share(k: u32) -> f64 {
-    1.0 / f64::from(k + 1)
 }
