@@ -1,18 +1,21 @@
 //! When something was over, and what brought it about.
 
+use crate::error::{Error, Result};
+
 /// A moment in picoseconds and the lane whose op brought it about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Stamp(u64);
 
 impl Stamp {
-    /// 2^56 ps are 20 hours: no step takes longer.
     const LANE_BITS: u32 = 8;
+    /// 2^56 ps are 20 hours: what is later is as late, and no step that takes so long is told ([`in_time`]).
+    pub const LIMIT: u64 = (1 << (64 - Self::LANE_BITS)) - 1;
     /// Later than all others.
     pub const LAST: Stamp = Stamp(u64::MAX);
 
     #[inline]
     pub fn new(ps: u64, lane: u16) -> Stamp {
-        Stamp(ps << Self::LANE_BITS | u64::from(lane))
+        Stamp(ps.min(Self::LIMIT) << Self::LANE_BITS | u64::from(lane))
     }
 
     #[inline]
@@ -27,6 +30,15 @@ impl Stamp {
 
     #[inline]
     pub fn later(self, by: u64) -> Stamp {
-        Stamp(self.0 + (by << Self::LANE_BITS))
+        Stamp::new(self.ps().saturating_add(by), self.lane())
     }
+}
+
+/// Refuses a step that is longer than can be told.
+pub fn in_time(ps: u64) -> Result<()> {
+    if ps < Stamp::LIMIT {
+        return Ok(());
+    }
+    let why = "time: a step of more than 20 hours; use a smaller global_batch, shorter sequences or more GPUs";
+    Err(Error::infeasible(why))
 }

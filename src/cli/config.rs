@@ -435,7 +435,9 @@ pub fn stack_of(gpu: &GpuSpec) -> &'static str {
         Architecture::Ampere | Architecture::Ada => "nccl-fa2",
         // FlashAttention 2 needs Ampere.
         Architecture::Volta | Architecture::Turing => "nccl-unfused",
-        Architecture::Blackwell => "nccl-cudnn",
+        // GeForce and DGX Spark have been measured with FlashAttention 2 alone.
+        Architecture::Blackwell if gpu.attention.contains_key("cudnn") => "nccl-cudnn",
+        Architecture::Blackwell => "nccl-fa2",
         Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 => "rccl-fa2",
         Architecture::Tpu => "tpu",
         Architecture::Npu => "hccl-fa2",

@@ -75,6 +75,7 @@ pub struct Flags {
     output: Output,
     /// Costs a study in place of one exchange, into this folder: by ranks, imbalance, choices, and the load of ranks
     #[arg(long, value_name = "DIR")]
+    #[arg(conflicts_with_all = ["ep", "routing", "dispatch", "sms", "hook", "replicas", "node_limit", "step"])]
     study: Option<PathBuf>,
     /// Write the JSON to this file, too
     #[arg(long, value_name = "FILE")]
@@ -191,7 +192,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     }
     let algo = flags.algorithm(&route, &gpu)?;
     let row = flags.dispatch_dtype.row_bytes(flags.hidden);
-    let buffers = exchange::aside(&route, algo, flags.hidden, row, &gpu)?.buffers;
+    let buffers = exchange::aside(&route, algo, flags.hidden, row, &cluster)?.buffers;
     let (needed, room) = (buffers.total() as f64, gpu.memory.value.value());
     if needed > room {
         let why =

@@ -3,7 +3,7 @@
 use super::config::{count, degree, dispatch, dtype, options, recompute, stack_of};
 use super::progress::bar;
 use super::{Answer, Output, list_of};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, Table, bytes, percent, seconds, tokens};
@@ -181,6 +181,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         bar.set_position(done as u64);
     })?;
     bar.finish_and_clear();
+    if found.iter().all(|found| found.counts.ways == 0) {
+        return Err(nothing_comes_out_even(&question, &found));
+    }
     if let Some(dir) = flags.out.as_deref().filter(|_| found.iter().any(|found| !found.best.is_empty())) {
         files.extend(plot::draw(&dir.join("rows.csv"), dir)?);
     }
@@ -197,6 +200,18 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     found.iter().for_each(|found| text.push_str(&render(found)));
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
     Ok(Answer::new(text, &Printed { question: &question, notes: &notes, found: &found, files: list_of(&files) }))
+}
+
+/// No way at all: not for want of memory.
+fn nothing_comes_out_even(question: &Question, found: &[Found]) -> Error {
+    let refused = found.iter().flat_map(|found| &found.counts.refused).map(|(kind, n)| format!("{n} for {kind}"));
+    let refused: Vec<String> = refused.collect();
+    let why = if refused.is_empty() { String::new() } else { format!(" (refused: {})", refused.join(", ")) };
+    Error::infeasible(format!(
+        "search: none of these degrees come out even on {} GPUs{why}; tp x pp x ulysses x ring has to divide the GPUs, and \
+         the replicas that leaves the global batch: give other degrees, or leave some to the search",
+        question.gpus
+    ))
 }
 
 fn render(found: &Found) -> String {

@@ -29,7 +29,7 @@ mod telling;
 mod walk;
 
 pub use crate::act::Machine;
-use crate::act::seconds;
+use crate::act::{seconds, stamp::in_time};
 use crate::error::Result;
 use crate::fold::{self, Fold};
 use crate::plan::crew::Crews;
@@ -78,14 +78,15 @@ pub fn cost(plan: &Plan, machine: Machine, effort: Effort) -> Result<Timeline> {
         if let Some(timeline) = cost_on(&frame, plan, machine)? {
             return Ok(timeline);
         }
-        return Walker::new(plan, machine, &frame.fold, effort, in_step, atoms)?
-            .run()
-            .map(|found| timeline(plan, &frame.fold, found));
+        let found = Walker::new(plan, machine, &frame.fold, effort, in_step, atoms)?.run()?;
+        in_time(found.end)?;
+        return Ok(timeline(plan, &frame.fold, found));
     }
     let found = match crews {
         Some(crews) => across::run(plan, machine, &fold, effort, &crews, &atoms)?,
         None => Walker::new(plan, machine, &fold, effort, in_step, atoms)?.run()?,
     };
+    in_time(found.end)?;
     Ok(timeline(plan, &fold, found))
 }
 

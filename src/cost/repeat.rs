@@ -22,6 +22,7 @@ use super::ports::held;
 use super::ranks::{Held, Ranks, Stamp};
 use crate::act::PORTS;
 use crate::act::charges::Owed;
+use crate::act::stamp::in_time;
 use crate::error::Result;
 use crate::plan::link::{Atoms, Env, bind, resolve};
 use crate::plan::*;
@@ -219,6 +220,7 @@ pub trait Course {
             let led_before = std::mem::replace(&mut ranks.host_led, false);
             self.once(&bind(args, env, i))?;
             let ranks = self.ranks_mut();
+            in_time(ranks.state.first().map_or(0, |state| state.compute_end))?;
             led = ranks.host_led;
             ranks.host_led |= led_before;
             earliest = earliest.min(ranks.floor);

@@ -4,6 +4,7 @@ use super::frame::{AlikeAt, Frame, Step};
 use super::ranks::Ranks;
 use super::repeat::{Alike, Course, Finds, Name, Pace};
 use super::series::{Series, Standing};
+use crate::act::stamp::in_time;
 use crate::act::{Acts, Machine, Sheet, Tallies};
 use crate::error::Result;
 use crate::plan::link::{Atoms, Env, resolve};
@@ -43,7 +44,9 @@ pub fn run(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Series
     if sized.unlike {
         return Ok(None);
     }
-    Ok(Some(sized.series(tallies)))
+    let series = sized.series(tallies);
+    in_time(series.whole.end)?;
+    Ok(Some(series))
 }
 
 /// No more ways to bind the arguments of a call are kept.

@@ -42,7 +42,7 @@ fn room(rows_csv: &Path) -> Result<Option<f64>> {
 
 fn picture(bars: &[Bar], room: Option<f64>, notes: &Notes) -> Picture {
     let highest = bars.iter().map(|b| b.parts.iter().sum()).fold(0.0, f64::max);
-    let top = room.map_or(highest, |room| highest.min(room * 1.3)).max(1.0);
+    let top = room.map_or(highest, |room| highest.min(room * 1.3).max(room * 1.05)).max(1.0);
     let step = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0].into_iter().find(|s| top / s < 12.0).unwrap_or(100.0);
     Picture {
         title: "Memory of a GPU, by sequence length".into(),

@@ -193,7 +193,8 @@ impl Asked<'_> {
         let held = if self.about.par.zero == 3 { 0.0 } else { held };
         match name {
             "ep" => held * self.experts(),
-            "tp" => held + tokens,
+            // Experts are whole on every rank of tensor parallelism.
+            "tp" => held * (1.0 - self.experts()) + tokens,
             "pp" => held,
             _ => tokens,
         }

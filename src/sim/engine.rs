@@ -58,6 +58,8 @@ pub struct Engine<'p> {
     pub(super) ready: VecDeque<(u32, u32)>,
     pub now: u64,
     pub(super) found: u64,
+    /// The latest event that was asked for.
+    pub latest: u64,
     pub events: u64,
     pub slowed: u64,
     pub(super) jitter: Option<Jitter>,
@@ -99,6 +101,7 @@ impl<'p> Engine<'p> {
             ready: VecDeque::new(),
             now: 0,
             found: 0,
+            latest: 0,
             events: 0,
             slowed: 0,
             jitter,
@@ -189,8 +192,9 @@ impl<'p> Engine<'p> {
     }
 
     pub(super) fn push(&mut self, time: u64, event: Event) {
-        // What never ends is no event: those who wait for it are found waiting.
-        if time < u64::MAX {
+        // What never ends is no event: those who wait for it are found waiting. What ends too late to be told is none either.
+        self.latest = self.latest.max(if time < u64::MAX { time } else { 0 });
+        if time < Stamp::LIMIT {
             self.found += 1;
             self.queue.push(Reverse((time, self.found, event)));
         }

@@ -37,6 +37,7 @@ mod threads;
 pub mod why;
 
 pub use crate::act::Machine;
+use crate::act::stamp::in_time;
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::fold::{self, Fold};
@@ -215,6 +216,7 @@ fn play<'p>(
     let mut engine = engine::Engine::new(plan, machine, fold, scripts, &health, jitter, keep);
     engine.links = (!census.is_empty()).then(|| Links::new(census, machine, fold, scripts, planes, keep));
     engine.run();
+    in_time(engine.latest)?;
     let hang = Hang::of(&engine);
     if let Some(hang) = hang.as_ref().filter(|_| faults.is_empty()) {
         return Err(hang.deadlock());

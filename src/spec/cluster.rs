@@ -107,6 +107,17 @@ pub enum GraphShape {
     Links(Vec<[u32; 2]>),
 }
 
+/// How a NIC is told to send.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// Verbs, of InfiniBand or RoCE: a GPU can post to its NIC itself.
+    #[default]
+    Verbs,
+    /// AWS's Elastic Fabric Adapter: the CPU posts, and messages keep no order.
+    Efa,
+}
+
 /// How flows are spread over the uplinks of a switch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
@@ -235,6 +246,8 @@ pub struct ScaleOut {
     pub planes: u32,
     #[serde(default, skip_serializing_if = "is_default")]
     pub routing: Routing,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub transport: Transport,
 }
 
 fn one() -> u32 {
@@ -245,8 +258,8 @@ fn is_one(n: &u32) -> bool {
     *n == 1
 }
 
-fn is_default(routing: &Routing) -> bool {
-    *routing == Routing::default()
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl ScaleUp {

@@ -54,6 +54,7 @@ impl ScaleOut {
     fn scale(&mut self, by: f64) {
         let ScaleOut {
             nics_per_node: _,
+            transport: _,
             raw,
             achieved,
             p2p,

@@ -23,7 +23,7 @@ pub mod workload;
 pub use attention::{AttentionSpec, Pass};
 pub use cluster::{
     ClusterSpec, CollectiveOp, Graph, GraphShape, Host, Line, MeasuredCollective, Pod, Routing, ScaleOut, ScaleUp,
-    Sockets,
+    Sockets, Transport,
 };
 pub use exchange::{ExchangePass, ExchangeSpec, Notify, SmRule};
 pub use fleet::{Cause, FleetSpec};

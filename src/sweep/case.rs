@@ -320,7 +320,7 @@ impl Case {
 
     /// What a library that carries rows sets aside on every rank, or why it would not.
     pub fn aside(&self, plan: &Plan) -> Result<Aside> {
-        aside_of_plan(plan, &self.cluster.gpu)
+        aside_of_plan(plan, &self.cluster)
     }
 
     /// Where a plan of this case's model needs memory.

@@ -94,7 +94,8 @@ impl Question {
         if let Ok(sms) = deepep_v2::theoretical_sms(route, self.gpu.architecture) {
             ways.push(("DeepEP V2", ExchangeAlgo::DeepepV2Hybrid { sms }));
         }
-        ways.retain(|(_, algo)| runs_on(*algo, &self.gpu).is_ok());
+        let cluster = Cluster::new(&self.cluster, &self.gpu, route.ranks);
+        ways.retain(|(_, algo)| cluster.as_ref().is_ok_and(|at| runs_on(*algo, at, route.nodes()).is_ok()));
         ways
     }
 

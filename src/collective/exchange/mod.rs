@@ -30,7 +30,7 @@ use super::nccl;
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::plan::route::{ExchangeAlgo, Phase, Route, Rows};
-use crate::spec::{ExchangeSpec, Provenance, StackSpec};
+use crate::spec::{ExchangeSpec, Provenance, StackSpec, Transport};
 use crate::units::Seconds;
 
 /// What a hop is meant to cross. One to the sender itself crosses nothing.
@@ -258,7 +258,20 @@ struct Place<'a> {
 impl Place<'_> {
     /// The constants to go by: `own` unless another library was asked for.
     fn library(&self, own: &str) -> &'static ExchangeSpec {
-        self.library.unwrap_or_else(|| library(own))
+        let out = self.cluster.spec.scale_out.as_ref().filter(|_| self.route.nodes() > 1);
+        let over = |transport| if transport == Transport::Efa { over_efa(own) } else { own };
+        self.library.unwrap_or_else(|| library(out.map_or(own, |out| over(out.transport))))
+    }
+}
+
+/// Whose constants hold for a library whose rows go over EFA, where a thread of the CPU posts them: of DeepEP V1's normal
+/// kernels those of UCCL-EP, which are the same with such a thread.
+fn over_efa(own: &str) -> &str {
+    match own {
+        "deepep-v1-normal" => "uccl-ep-efa",
+        "deepep-v1-ll" => "deepep-v1-ll-efa",
+        "deepep-v2" => "deepep-v2-efa",
+        own => own,
     }
 }
 
