@@ -2,6 +2,7 @@
 
 use super::engine::Engine;
 use super::meeting::Key;
+use super::pace::Pace;
 use super::run::Run;
 use super::script::Script;
 use crate::act::{Deed, Way, seconds};
@@ -28,8 +29,18 @@ pub struct Hang {
     pub at_s: f64,
     /// Ranks that died.
     pub dead: Vec<u32>,
+    /// Links that are down and stay so.
+    pub down: Vec<Down>,
     /// By time, the first to wait first.
     pub waiting: Vec<Waiting>,
+}
+
+/// A link of a rank.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Down {
+    pub rank: u32,
+    /// Inside its node or between nodes.
+    pub link: &'static str,
 }
 
 impl Hang {
@@ -42,8 +53,14 @@ impl Hang {
         let dead = runs().filter(|(_, run)| run.health.dead <= engine.now).map(|(class, _)| rank(class)).collect();
         let alive = runs().filter(|(_, run)| run.health.dead > engine.now);
         let mut waiting: Vec<Waiting> = alive.filter_map(|(class, run)| waiting(engine, class, run)).collect();
+        let never = |link: &Pace| link.speed(engine.now) == 0.0 && link.next(engine.now) == u64::MAX;
+        let of = |(class, run): (usize, &Run)| {
+            let names = run.health.links.clone().into_iter().zip(["inside nodes", "between nodes"]);
+            names.filter(|(link, _)| never(link)).map(|(_, link)| Down { rank: rank(class), link }).collect::<Vec<_>>()
+        };
+        let down = engine.runs.iter().enumerate().flat_map(of).collect();
         waiting.sort_by(|a, b| a.since_s.total_cmp(&b.since_s).then(a.rank.cmp(&b.rank)));
-        Some(Hang { at_s: seconds(engine.now).value(), dead, waiting })
+        Some(Hang { at_s: seconds(engine.now).value(), dead, down, waiting })
     }
 
     /// What is wrong with a plan that hangs on a machine that is well.

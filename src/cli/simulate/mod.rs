@@ -26,7 +26,7 @@ use std::time::Instant;
 #[derive(Args)]
 #[command(
     after_help = "Example: foretrain simulate --model llama-3-8b --gpus 64 --seq-len 128K --ulysses 8 --recompute full\n         \
-                        foretrain simulate --gpus 64 --pp 8 --slow-gpu 5:1.1 --explain\n         \
+                        foretrain simulate --gpus 64 --pp 8 --global-batch 128 --slow-gpu 5:1.1 --explain\n         \
                         foretrain simulate --plan plan.json --cluster dgx-h100 --dead 3@0.5 --trace trace.json\n         \
                         foretrain simulate --gpus 64 --pp 8 --timeline step.svg --slack slack.csv --chakra traces\n         \
                         foretrain simulate --gpus 64 --tp 8 --write-blocks blocks.json\n         \
@@ -349,7 +349,9 @@ fn hung(plan: &Plan, hang: Hang, watchdog_s: f64, events: u64, wall_s: f64) -> A
     let first = hang.waiting.first().map_or(hang.at_s, |w| w.since_s);
     let (ends_s, ranks) = (first + watchdog_s, plan.ranks());
     let list = |ranks: &[u32]| ranks.iter().take(6).map(u32::to_string).collect::<Vec<_>>().join(", ");
-    let cause = if hang.dead.is_empty() { String::new() } else { format!("rank {} is dead; ", list(&hang.dead)) };
+    let dead = (!hang.dead.is_empty()).then(|| format!("rank {} is dead; ", list(&hang.dead)));
+    let down = hang.down.iter().take(6).map(|down| format!("the link {} of rank {} is down; ", down.link, down.rank));
+    let cause: String = dead.into_iter().chain(down).collect();
     let mut table = Table::new(">>><<");
     table.row(["rank", "ranks like it", "waits since", "for rank", "in"]);
     for w in hang.waiting.iter().take(SHOWN) {

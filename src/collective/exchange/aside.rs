@@ -101,7 +101,8 @@ mod tests {
 
     /// Two nodes of DGX H100 with other GPUs.
     fn with(gpu: &str) -> Cluster {
-        Cluster::new(&ClusterSpec::find("dgx-h100").unwrap(), &GpuSpec::find(gpu).unwrap(), 16).unwrap()
+        let spec = ClusterSpec { gpu: gpu.into(), ..ClusterSpec::find("dgx-h100").unwrap() };
+        Cluster::new(&spec, &GpuSpec::find(gpu).unwrap(), 16).unwrap()
     }
 
     #[test]
