@@ -770,3 +770,31 @@ fn a_slow_link_inside_a_node_costs_less_than_a_slow_nic() {
     assert!(nic > 1.3 * well && inside - well < 0.75 * (nic - well), "{well}, {nic}, {inside}");
     assert!(hardly < 1.02 * well, "{well}, {hardly}");
 }
+
+/// Times are told to 20 hours: what is later is refused, and not wrapped around.
+#[test]
+fn a_step_of_more_than_twenty_hours_is_refused() {
+    let dir = folder();
+    let way = "--model llama-3-70b --cluster dgx-h200 --gpus 16 --seq-len 1M --ulysses 8 --ring 2 --zero 3 --recompute full \
+               --options offload-activations";
+    for command in ["estimate", "simulate"] {
+        let (code, _, err) = said(dir.path(), &format!("{command} {way} --global-batch 128"));
+        assert!(
+            code == 2 && err.contains("more than 20 hours; use a smaller global_batch"),
+            "{command}: {code}, {err}"
+        );
+    }
+    succeeds(dir.path(), &format!("estimate {way} --global-batch 64"));
+}
+
+/// Where the CPU posts to its NICs, rows go by what was measured over such; without NVLink they do not go at all.
+#[test]
+fn deepep_goes_by_the_network_that_there_is() {
+    let dir = folder();
+    let line = |cluster: &str| format!("dispatch --cluster {cluster} --ep 16 --dispatch deepep-v1-ll --tokens 128");
+    let took = |cluster: &str| json(dir.path(), &format!("{} --json", line(cluster)))["dispatch"]["total_s"].as_f64();
+    let [verbs, efa] = ["dgx-h100", "h100-8x400-efa"].map(|cluster| took(cluster).unwrap());
+    assert!(efa > 3.0 * verbs, "{efa} s over EFA, {verbs} s over InfiniBand");
+    let (code, _, err) = said(dir.path(), &line("h100-pcie").replace("--ep 16", "--ep 8"));
+    assert!(code == 2 && err.contains("by NVLink"), "{code}, {err}");
+}

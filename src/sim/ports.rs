@@ -17,7 +17,7 @@ pub struct Holder {
     noted: bool,
 }
 
-/// Bytes on their way through a port: those of which lane, since when, and what they ask for of a link of which speed.
+/// Bytes on their way through a port: of which lane, posted when, and what part they ask for of which link.
 #[derive(Debug, Clone, Copy)]
 pub struct Through<'a> {
     pub lane: u16,
