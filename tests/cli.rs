@@ -787,6 +787,23 @@ fn a_step_of_more_than_twenty_hours_is_refused() {
     succeeds(dir.path(), &format!("estimate {way} --global-batch 64"));
 }
 
+/// Nothing that is shipped lacks a figure that the default asks for: what does not fit, or has no fused kernel, says what
+/// to do.
+#[test]
+fn every_shipped_cluster_is_estimated_or_says_what_it_lacks() {
+    let dir = folder();
+    let clusters = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/cluster")).unwrap();
+    let names = clusters.map(|file| file.unwrap().path().file_stem().unwrap().display().to_string());
+    let mut costed = 0;
+    for name in names {
+        let (code, _, err) = said(dir.path(), &format!("estimate --cluster {name} --gpus 8"));
+        let refused = err.contains("infeasible: memory") || err.contains("add the option unfused");
+        assert!(code == 0 || code == 2 && refused, "{name}: {err}");
+        costed += usize::from(code == 0);
+    }
+    assert!(costed > 50, "{costed} clusters");
+}
+
 /// Where the CPU posts to its NICs, rows go by what was measured over such; without NVLink they do not go at all.
 #[test]
 fn deepep_goes_by_the_network_that_there_is() {

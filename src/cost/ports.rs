@@ -15,13 +15,25 @@ use std::rc::Rc;
 /// Who holds a port, and who did.
 #[derive(Debug, Clone, Default)]
 pub struct Port {
-    spells: Vec<Time>,
+    spells: List,
     /// How many there were before these, and when the last of those was over.
     forgotten: usize,
     lost: u64,
     /// How many have room before it is worth while to look for what can be forgotten.
     room: usize,
 }
+
+/// Spells as they were posted.
+#[derive(Debug, Clone, Default)]
+struct List {
+    times: Vec<Time>,
+    /// When all of each block of them is over: one that holds the port for long keeps those behind it in the list, and
+    /// to pass over these one by one would take most of a walk.
+    ends: Vec<u64>,
+}
+
+/// Spells of a block.
+const BLOCK: usize = 32;
 
 #[derive(Debug, Clone)]
 struct Time {
@@ -35,7 +47,7 @@ enum What {
     Once(Spell),
     /// The same spells, so many times more, each a period later.
     Again {
-        spells: Rc<[Time]>,
+        spells: Rc<List>,
         period: u64,
         times: u64,
     },
@@ -47,27 +59,26 @@ const LEAST: usize = 256;
 impl Port {
     #[inline]
     pub fn hold(&mut self, spell: Spell) {
-        self.push(What::Once(spell), spell.to);
-    }
-
-    fn push(&mut self, what: What, to: u64) {
-        let latest = self.spells.last().map_or(to, |last| last.latest.max(to));
-        self.spells.push(Time { what, latest });
+        self.spells.push(What::Once(spell), spell.to);
     }
 
     /// Whether it is worth while to [`forget`](Port::forget).
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.spells.len() >= self.room
+        self.spells.times.len() >= self.room
     }
 
     /// Forgets the first spells as long as they are over at `soonest`: nobody asks for an earlier time any more.
     pub fn forget(&mut self, soonest: u64) {
-        let over = self.spells.partition_point(|spell| spell.latest <= soonest);
-        self.lost = over.checked_sub(1).map_or(self.lost, |last| self.lost.max(self.spells[last].latest));
-        self.spells.drain(..over);
-        self.forgotten += over;
-        self.room = LEAST.max(2 * self.spells.len());
+        let times = &mut self.spells.times;
+        let over = times.partition_point(|spell| spell.latest <= soonest);
+        if let Some(last) = over.checked_sub(1) {
+            self.lost = self.lost.max(times[last].latest);
+            self.forgotten += over;
+            times.drain(..over);
+            self.spells.divide();
+        }
+        self.room = LEAST.max(2 * self.spells.times.len());
     }
 
     /// Whether all that was held at `start` or later is known.
@@ -79,7 +90,7 @@ impl Port {
     /// How many spells there were so far, for [`again`](Port::again).
     #[inline]
     pub fn mark(&self) -> usize {
-        self.forgotten + self.spells.len()
+        self.forgotten + self.spells.times.len()
     }
 
     /// All spells since `mark` come `times` more, each a `period` later than the one before. Those that are forgotten
@@ -88,38 +99,34 @@ impl Port {
         if mark < self.forgotten {
             self.lost += period * times;
         }
-        let mut latest = 0;
-        let mut spells = self.spells[mark.saturating_sub(self.forgotten)..].to_vec();
         // What was before them is no part of what repeats.
-        for spell in &mut spells {
-            latest = latest.max(spell.what.end());
-            spell.latest = latest;
-        }
-        if !spells.is_empty() && times > 0 {
-            self.push(What::Again { spells: spells.into(), period, times }, latest + period * times);
+        let spells = List::of(self.spells.times[mark.saturating_sub(self.forgotten)..].iter().cloned());
+        if !spells.times.is_empty() && times > 0 {
+            let to = spells.latest() + period * times;
+            self.spells.push(What::Again { spells: spells.into(), period, times }, to);
         }
     }
 
     /// Who holds it at `start` or later, the last posted first.
     pub fn since(&self, start: u64, each: &mut impl FnMut(Spell)) {
-        since(&self.spells, start, 0, each);
+        self.spells.since(start, 0, each);
     }
 
     /// How many of these there are at most, without going through them.
     pub fn at_most_since(&self, start: u64) -> u64 {
-        at_most(&self.spells, start)
+        self.spells.at_most(start)
     }
 
     /// Whether anyone holds it at `start` or later.
     #[inline]
     pub fn is_held(&self, start: u64) -> bool {
-        self.spells.last().is_some_and(|last| last.latest > start)
+        self.spells.latest() > start
     }
 
     /// How long `transfer` takes from `start` on, of an op on lane `own`. `edges`: room to work in.
     #[inline]
     pub fn lasting(&self, own: u16, start: u64, transfer: u64, edges: &mut Vec<(u64, i32)>) -> u64 {
-        let mut late = self.spells.iter().rev().take_while(|time| time.latest > start);
+        let mut late = self.spells.times.iter().rev().take_while(|time| time.latest > start);
         let Some(last) = late.next() else { return transfer };
         // Mostly it is the other half of the same message alone.
         if let What::Once(spell) = last.what
@@ -157,34 +164,77 @@ impl What {
     fn end(&self) -> u64 {
         match self {
             What::Once(spell) => spell.to,
-            What::Again { spells, period, times } => spells.last().map_or(0, |last| last.latest) + period * times,
+            What::Again { spells, period, times } => spells.latest() + period * times,
         }
     }
 }
 
-fn at_most(spells: &[Time], start: u64) -> u64 {
-    let of = |time: &Time| match &time.what {
-        What::Once(_) => 1,
-        What::Again { spells, period, times } => {
-            let latest = spells.last().map_or(0, |last| last.latest);
-            let over = start.saturating_sub(latest).checked_div(*period).unwrap_or(0).min(*times);
-            (times - over).saturating_mul(at_most(spells, 0))
+impl List {
+    /// The same spells with nothing before them.
+    fn of(times: impl IntoIterator<Item = Time>) -> List {
+        let mut list = List::default();
+        for Time { what, .. } in times {
+            let end = what.end();
+            list.push(what, end);
         }
-    };
-    let late = spells.iter().rev().take_while(|spell| spell.latest > start);
-    late.map(of).fold(0, u64::saturating_add)
-}
+        list
+    }
 
-fn since(spells: &[Time], start: u64, later: u64, each: &mut impl FnMut(Spell)) {
-    for spell in spells.iter().rev().take_while(|spell| spell.latest + later > start) {
-        match &spell.what {
-            What::Once(Spell { from, to, lane }) if to + later > start => {
-                each(Spell { from: from + later, to: to + later, lane: *lane });
-            }
-            What::Once(_) => {}
+    /// Into blocks, anew.
+    fn divide(&mut self) {
+        let end = |block: &[Time]| block.iter().map(|time| time.what.end()).max().unwrap_or(0);
+        self.ends.clear();
+        self.ends.extend(self.times.chunks(BLOCK).map(end));
+    }
+
+    /// `to`: when it is over.
+    #[inline]
+    fn push(&mut self, what: What, to: u64) {
+        match self.ends.last_mut().filter(|_| !self.times.len().is_multiple_of(BLOCK)) {
+            Some(end) => *end = (*end).max(to),
+            None => self.ends.push(to),
+        }
+        self.times.push(Time { what, latest: self.latest().max(to) });
+    }
+
+    /// When all of it is over.
+    #[inline]
+    fn latest(&self) -> u64 {
+        self.times.last().map_or(0, |last| last.latest)
+    }
+
+    fn at_most(&self, start: u64) -> u64 {
+        let of = |time: &Time| match &time.what {
+            What::Once(_) => 1,
             What::Again { spells, period, times } => {
-                let over = |n: &u64| spells.last().is_some_and(|last| last.latest + later + period * n > start);
-                (1..=*times).rev().take_while(over).for_each(|n| self::since(spells, start, later + period * n, each));
+                let over = start.saturating_sub(spells.latest()).checked_div(*period).unwrap_or(0).min(*times);
+                (times - over).saturating_mul(spells.at_most(0))
+            }
+        };
+        let late = self.times.iter().rev().take_while(|spell| spell.latest > start);
+        late.map(of).fold(0, u64::saturating_add)
+    }
+
+    /// Who of it holds the port at `start` or later, if all of it is so much `later`; the last posted first.
+    fn since(&self, start: u64, later: u64, each: &mut impl FnMut(Spell)) {
+        for (block, end) in self.times.chunks(BLOCK).zip(&self.ends).rev() {
+            if end + later <= start {
+                if block.first().is_some_and(|first| first.latest + later <= start) {
+                    return;
+                }
+                continue;
+            }
+            for time in block.iter().rev().take_while(|time| time.latest + later > start) {
+                match &time.what {
+                    What::Once(Spell { from, to, lane }) if to + later > start => {
+                        each(Spell { from: from + later, to: to + later, lane: *lane });
+                    }
+                    What::Once(_) => {}
+                    What::Again { spells, period, times } => {
+                        let over = |n: &u64| spells.latest() + later + period * n > start;
+                        (1..=*times).rev().take_while(over).for_each(|n| spells.since(start, later + period * n, each));
+                    }
+                }
             }
         }
     }
@@ -215,7 +265,7 @@ mod tests {
         /// What repeats is there as if each time had been told, and the bytes of one more take as long as beside a list.
         #[test]
         fn repetitions_are_what_they_stand_for(
-            spells in prop::collection::vec((0..60u64, 1..40u64), 1..8), mark in 0..8usize, inner in 0..8usize,
+            spells in prop::collection::vec((0..60u64, 1..40u64), 1..80), mark in 0..80usize, inner in 0..80usize,
             (period, times, outer) in (1..90u64, 0..5u64, 0..4u64), (start, transfer) in (0..400u64, 1..300u64),
         ) {
             let (mut port, mut flat) = (Port::default(), vec![]);
@@ -237,6 +287,10 @@ mod tests {
             flat.sort_unstable();
             told.sort_unstable();
             prop_assert_eq!(&told, &flat);
+            let mut late = vec![];
+            port.since(start, &mut |spell| late.push(spell));
+            late.sort_unstable();
+            prop_assert_eq!(late, flat.iter().copied().filter(|spell| spell.to > start).collect::<Vec<_>>());
             for own in [0, 2] {
                 let mut edges = vec![];
                 charges::edges(flat.iter().copied(), own, &mut edges);
@@ -248,7 +302,7 @@ mod tests {
         /// What is forgotten is missed by nobody who comes later, nor by what repeats.
         #[test]
         fn what_is_over_is_not_missed(
-            spells in prop::collection::vec((0..30u64, 1..40u64), 1..40), mark in 0..40usize,
+            spells in prop::collection::vec((0..30u64, 1..40u64), 1..120), mark in 0..120usize,
             (late, period, times) in (0..200u64, 60..90u64, 0..4u64), (start, transfer) in (0..400u64, 1..300u64),
         ) {
             let (mut port, mut whole) = (Port::default(), Port::default());

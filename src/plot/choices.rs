@@ -2,25 +2,31 @@
 
 use super::notes::Notes;
 use super::sheet::{Line, Sheet};
-use super::style::{Align, FAINT, GRID, INK, Mark, PAPER, ramp, save, short};
+use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, ramp, save, short};
 use crate::error::Result;
-use crate::spec::Options;
+use crate::spec::{Options, Parallelism, Schedule};
 use plotters::style::RGBColor;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// A column whose values are a choice, and what the picture calls it.
-const CHOICES: [(&str, &str); 9] = [
+/// A choice: what its value is read from, and what the picture calls it.
+const CHOICES: [(&str, &str); 12] = [
     ("tp", "tensor parallel"),
     ("pp", "pipeline stages"),
     ("vp", "virtual stages"),
+    ("schedule", "schedule"),
     ("ulysses", "Ulysses"),
     ("ring", "ring"),
     ("ep", "expert parallel"),
+    ("dispatch", "dispatch"),
+    ("overlap-exchange", "exchange overlaps"),
     ("micro_batch", "microbatch"),
     ("zero", "ZeRO stage"),
     ("recompute", "recomputation"),
 ];
+
+/// Those that are no columns of their own: `options` say them already.
+const WORDS: [&str; 3] = ["schedule", "dispatch", "overlap-exchange"];
 
 /// What is this much slower has the darkest cell.
 const DARKEST: f64 = 0.5;
@@ -28,6 +34,8 @@ const RAMP: [RGBColor; 3] = [RGBColor(232, 244, 236), RGBColor(252, 226, 176), R
 const LEFT: f64 = 250.0;
 const TOP: f64 = 190.0;
 const CELL: (f64, f64) = (118.0, 72.0);
+/// Between two choices.
+const GAP: f64 = 14.0;
 /// More values of one choice than this do not fit beside each other.
 const MOST: usize = 11;
 
@@ -58,34 +66,45 @@ pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
         if fastest.is_none_or(|(least, _)| step < least) {
             fastest = Some((step, line));
         }
-        for ((column, _), best) in CHOICES.iter().zip(&mut tables) {
-            let value = value(line, column)?;
+        for ((choice, _), best) in CHOICES.iter().zip(&mut tables) {
+            let value = value(line, choice)?;
             let least = best.entry((value.parse().unwrap_or(0), value)).or_insert(step);
             *least = least.min(step);
         }
     }
     let Some((step, line)) = fastest else { return Ok(vec![]) };
     let mut marks = titles(line, step, first, &Notes::beside(rows_csv)?)?;
-    let open = CHOICES.iter().zip(&tables).filter(|(_, best)| best.len() > 1);
-    for (at, ((_, name), best)) in open.enumerate() {
-        marks.extend(row(at, name, best, step));
+    let open: Vec<_> = CHOICES.iter().zip(&tables).filter(|(_, best)| best.len() > 1).collect();
+    // Of a mixture more choices may be open than have room in full height.
+    let all = (f64::from(HEIGHT) - TOP - GAP) / open.len().max(1) as f64;
+    let high = (all - GAP).min(CELL.1);
+    for (at, ((_, name), best)) in open.into_iter().enumerate() {
+        marks.extend(row((TOP + at as f64 * (high + GAP), high), name, best, step));
     }
     save(&marks, out_dir, "choices")
 }
 
-/// What a line has of a choice: recomputation with what options make again besides.
-fn value(line: &Line, column: &str) -> Result<String> {
-    let value = line.text(column)?.to_string();
-    let besides = |options: Options| options.made_again();
-    match column {
-        "recompute" => Ok(value + &line.text("options")?.parse().map(besides).unwrap_or_default()),
-        _ => Ok(value),
-    }
+/// What a line has of a choice, in the words of `search`: recomputation with what options make again besides.
+fn value(line: &Line, choice: &str) -> Result<String> {
+    let options: Options = line.text("options")?.parse().unwrap_or_default();
+    let degree = |column: &str| line.value::<u32>(column, "a degree", |n| *n > 0);
+    Ok(match choice {
+        "schedule" => {
+            let par = Parallelism { pp: degree("pp")?, vp: degree("vp")?, options, ..Parallelism::default() };
+            Schedule::of(&par).map_or("no pipeline", Schedule::name).to_string()
+        }
+        "dispatch" if degree("ep")? > 1 => options.dispatch.name().to_string(),
+        "dispatch" => "nothing travels".into(),
+        "overlap-exchange" => if options.overlap_exchange { "yes" } else { "no" }.into(),
+        "recompute" => line.text("recompute")?.to_string() + &options.made_again(),
+        column => line.text(column)?.to_string(),
+    })
 }
 
 fn titles(best: &Line, step: f64, seq_len: u64, notes: &Notes) -> Result<Vec<Mark>> {
     let title = notes.text("title").unwrap_or_else(|| "What it costs to choose otherwise".into());
-    let way = CHOICES.iter().map(|(column, _)| Ok((*column, best.text(column)?))).collect::<Result<Vec<_>>>()?;
+    let columns = CHOICES.iter().filter(|(choice, _)| !WORDS.contains(choice));
+    let way = columns.map(|(column, _)| Ok((*column, best.text(column)?))).collect::<Result<Vec<_>>>()?;
     let words = way.iter().filter(|(_, value)| *value != "1").map(|(column, value)| format!("{column} {value}"));
     let words: Vec<String> = words.chain([best.text("options")?.to_string()]).collect();
     let about = format!(
@@ -110,30 +129,30 @@ fn titles(best: &Line, step: f64, seq_len: u64, notes: &Notes) -> Result<Vec<Mar
     ])
 }
 
-/// The values of one choice side by side, no more than fit: the fastest ones, in order of value.
-fn row(at: usize, name: &str, best: &Best, fastest: f64) -> Vec<Mark> {
-    let y = TOP + at as f64 * (CELL.1 + 14.0);
+/// The values of one choice side by side, no more than fit: the fastest ones, in order of value; in cells that begin at
+/// `y` and are so `high`.
+fn row((y, high): (f64, f64), name: &str, best: &Best, fastest: f64) -> Vec<Mark> {
     let mut slowest_kept: Vec<f64> = best.values().copied().collect();
     slowest_kept.sort_by(f64::total_cmp);
     let most = slowest_kept[slowest_kept.len().min(MOST) - 1];
-    let mut marks = vec![Mark::text((LEFT - 24.0, y + CELL.1 / 2.0), name, 19.0, INK, Align::Right)];
+    let mut marks = vec![Mark::text((LEFT - 24.0, y + high / 2.0), name, 19.0, INK, Align::Right)];
     for (i, ((_, value), step)) in best.iter().filter(|(_, step)| **step <= most).enumerate() {
         let over = step / fastest - 1.0;
         let x = LEFT + i as f64 * (CELL.0 + 4.0);
         let color = ramp(&RAMP, over / DARKEST);
         let ink = if over > 0.8 * DARKEST { PAPER } else { INK };
-        marks.push(Mark::Rect { from: (x, y), to: (x + CELL.0, y + CELL.1), color });
+        marks.push(Mark::Rect { from: (x, y), to: (x + CELL.0, y + high), color });
         let middle = x + CELL.0 / 2.0;
         // A cell has room for eleven letters of the usual size.
         let size = (19.0 * 11.0 / value.len().max(1) as f64).clamp(9.0, 19.0);
-        marks.push(Mark::text((middle, y + 24.0), value, size, ink, Align::Middle));
+        marks.push(Mark::text((middle, y + high / 3.0), value, size, ink, Align::Middle));
         let said = if over < 5e-4 { "fastest".into() } else { format!("+{:.1} %", 100.0 * over) };
-        marks.push(Mark::text((middle, y + 50.0), said, 15.0, ink, Align::Middle));
+        marks.push(Mark::text((middle, y + high * 0.7), said, 15.0, ink, Align::Middle));
         if over < 5e-4 {
-            let frame = [(x, y), (x + CELL.0, y), (x + CELL.0, y + CELL.1), (x, y + CELL.1), (x, y)];
+            let frame = [(x, y), (x + CELL.0, y), (x + CELL.0, y + high), (x, y + high), (x, y)];
             marks.push(Mark::line(&frame, INK, 2.0));
         }
     }
-    marks.push(Mark::line(&[(60.0, y + CELL.1 + 7.0), (1560.0, y + CELL.1 + 7.0)], GRID, 1.0));
+    marks.push(Mark::line(&[(60.0, y + high + GAP / 2.0), (1560.0, y + high + GAP / 2.0)], GRID, 1.0));
     marks
 }

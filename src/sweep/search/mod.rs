@@ -10,7 +10,7 @@ mod refine;
 mod space;
 mod values;
 
-pub use space::{Schedule, Space};
+pub use space::Space;
 pub use values::{CEILING, Value};
 
 use super::store::{self, Store};
@@ -363,7 +363,7 @@ fn fastest(rows: &[Row]) -> Vec<&Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{Dispatch, Options, Recompute};
+    use crate::spec::{Dispatch, Options, Recompute, Schedule};
 
     fn dense() -> Question {
         let space = Space {

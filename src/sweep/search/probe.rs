@@ -9,10 +9,9 @@
 //! Of memory a stage has a p-th of weights and gradients, all of the sharded optimizer state that the probe has (a p-th,
 //! shared by a p-th of the ranks), and activations of the microbatches that are under way.
 
-use super::space::Schedule;
 use crate::error::{Error, Result};
 use crate::plan::{Axis, TensorKind};
-use crate::spec::{Fold, LlmSpec, Options, Parallelism, Recompute};
+use crate::spec::{Fold, LlmSpec, Options, Parallelism, Recompute, Schedule};
 use crate::sweep::{Case, Point};
 use crate::timeline::{Timeline, Usage};
 

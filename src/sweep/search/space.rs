@@ -1,7 +1,7 @@
 //! The ways among which a search looks: every combination of what its lists have that comes out even.
 
 use crate::error::{Error, Result};
-use crate::spec::{Architecture, Dispatch, Fold, LlmSpec, Options, Parallelism, Recompute};
+use crate::spec::{Architecture, Dispatch, Fold, LlmSpec, Options, Parallelism, Recompute, Schedule};
 use crate::sweep::{Case, Point};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -25,77 +25,6 @@ pub struct Space {
     pub options: Vec<Options>,
     /// The sequence is not split into fewer tokens a rank.
     pub least_tokens: u64,
-}
-
-/// In which order a pipeline's stages take their microbatches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Schedule {
-    #[serde(rename = "1f1b")]
-    OneF1B,
-    Interleaved,
-    ZbH1,
-    ZbV,
-    VHalf,
-    VMin,
-    DualpipeV,
-}
-
-impl Schedule {
-    pub const ALL: [Schedule; 7] = [
-        Schedule::OneF1B,
-        Schedule::Interleaved,
-        Schedule::ZbH1,
-        Schedule::ZbV,
-        Schedule::VHalf,
-        Schedule::VMin,
-        Schedule::DualpipeV,
-    ];
-
-    /// As the flag has it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Schedule::OneF1B => "1f1b",
-            Schedule::Interleaved => "interleaved",
-            Schedule::ZbH1 => "zb-h1",
-            Schedule::ZbV => "zb-v",
-            Schedule::VHalf => "v-half",
-            Schedule::VMin => "v-min",
-            Schedule::DualpipeV => "dualpipe-v",
-        }
-    }
-
-    /// The schedule of a way; none where there is no pipeline.
-    pub fn of(par: &Parallelism) -> Option<Schedule> {
-        match (par.pp, par.options.fold) {
-            (1, _) => None,
-            (_, Fold::DualPipe) => Some(Schedule::DualpipeV),
-            (_, Fold::ZeroBubble) => Some(Schedule::ZbV),
-            (_, Fold::Half) => Some(Schedule::VHalf),
-            (_, Fold::Min) => Some(Schedule::VMin),
-            _ if par.options.zb_h1 => Some(Schedule::ZbH1),
-            _ if par.vp > 1 => Some(Schedule::Interleaved),
-            _ => Some(Schedule::OneF1B),
-        }
-    }
-
-    /// The way with this schedule; `vp` is for interleaved ones.
-    fn on(self, par: Parallelism, vp: u32) -> Parallelism {
-        let fold = match self {
-            Schedule::DualpipeV => Fold::DualPipe,
-            Schedule::ZbV => Fold::ZeroBubble,
-            Schedule::VHalf => Fold::Half,
-            Schedule::VMin => Fold::Min,
-            _ => par.options.fold,
-        };
-        let vp = match self {
-            Schedule::Interleaved => vp,
-            _ if fold != Fold::None => 2,
-            _ => 1,
-        };
-        let zb_h1 = par.options.zb_h1 || self == Schedule::ZbH1;
-        Parallelism { vp, options: Options { fold, zb_h1, ..par.options }, ..par }
-    }
 }
 
 /// Fewer tokens of a sequence leave a rank's kernels too little to do.

@@ -3,8 +3,8 @@
 use super::{Candidate, Counts, Search, fastest, is_slow, key, step};
 use crate::error::Result;
 use crate::report::Row;
+use crate::spec::Schedule;
 use crate::sweep::Point;
-use crate::sweep::search::Schedule;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
