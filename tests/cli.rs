@@ -129,6 +129,17 @@ fn a_search_is_of_ways_that_estimate_costs() {
     for file in ["study.json", "rows.csv", "refined.csv", "choices.svg", "choices.png"] {
         assert!(dir.path().join("found").join(file).metadata().unwrap().len() > 0, "{file}");
     }
+    // The picture has the rows of the table.
+    let picture = fs::read_to_string(dir.path().join("found/choices.svg")).unwrap();
+    let values = found["found"][0]["values"].as_array().unwrap();
+    let costed = values.iter().filter(|value| value["choice"] == "schedule" && !value["row"].is_null());
+    let schedules: Vec<&str> = costed.map(|value| value["value"].as_str().unwrap()).collect();
+    assert!(schedules.contains(&"no pipeline") && schedules.len() > 1, "{schedules:?}");
+    schedules.iter().for_each(|name| assert!(picture.contains(name), "{name}"));
+    let rows = fs::read_to_string(dir.path().join("found/rows.csv")).unwrap();
+    fs::write(dir.path().join("found/rows.csv"), rows.replace(",default,", ",defalt,")).unwrap();
+    let (code, _, err) = said(dir.path(), "plot found");
+    assert!(code == 2 && err.contains("options: line") && err.contains("defalt"), "{code}, {err}");
     let text = succeeds(dir.path(), "search --gpus 1 --model llama-3-70b");
     assert!(text.contains("nothing fits"), "{text}");
 }

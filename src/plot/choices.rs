@@ -86,15 +86,13 @@ pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
 
 /// What a line has of a choice, in the words of `search`: recomputation with what options make again besides.
 fn value(line: &Line, choice: &str) -> Result<String> {
-    let options: Options = line.text("options")?.parse().unwrap_or_default();
+    let options: Options = line.value("options", "words of `foretrain options`", |_| true)?;
     let degree = |column: &str| line.value::<u32>(column, "a degree", |n| *n > 0);
+    let par =
+        Parallelism { pp: degree("pp")?, vp: degree("vp")?, ep: degree("ep")?, options, ..Parallelism::default() };
     Ok(match choice {
-        "schedule" => {
-            let par = Parallelism { pp: degree("pp")?, vp: degree("vp")?, options, ..Parallelism::default() };
-            Schedule::of(&par).map_or("no pipeline", Schedule::name).to_string()
-        }
-        "dispatch" if degree("ep")? > 1 => options.dispatch.name().to_string(),
-        "dispatch" => "nothing travels".into(),
+        "schedule" => Schedule::name_of(&par).into(),
+        "dispatch" => par.carrier().into(),
         "overlap-exchange" => if options.overlap_exchange { "yes" } else { "no" }.into(),
         "recompute" => line.text("recompute")?.to_string() + &options.made_again(),
         column => line.text(column)?.to_string(),

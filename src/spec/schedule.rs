@@ -55,6 +55,11 @@ impl Schedule {
         }
     }
 
+    /// What tables and pictures call that.
+    pub fn name_of(par: &Parallelism) -> &'static str {
+        Schedule::of(par).map_or("no pipeline", Schedule::name)
+    }
+
     /// The way with this schedule; `vp` is for interleaved ones.
     pub fn on(self, par: Parallelism, vp: u32) -> Parallelism {
         let fold = match self {

@@ -128,6 +128,11 @@ impl Parallelism {
         self.dp * self.model_ranks()
     }
 
+    /// What tables and pictures call who carries rows to experts.
+    pub fn carrier(&self) -> &'static str {
+        if self.ep > 1 { self.options.dispatch.name() } else { "nothing travels" }
+    }
+
     /// Some backward units of a pipeline make gradients of weights apart from those of inputs, and later: those that
     /// have nothing to compute again.
     pub fn cuts_some(&self) -> bool {
