@@ -4,6 +4,7 @@ mod ecmp;
 mod graph;
 mod path;
 mod ports;
+mod slice;
 
 pub use ecmp::fullest;
 pub use path::{Link, LinkClass, Path};
@@ -59,9 +60,15 @@ impl Cluster {
             );
             return Err(Error::spec(&spec.name, "gpus", why));
         };
+        let mut spec = spec.clone();
+        if let Some(block) =
+            spec.graph.as_ref().filter(|_| spec.scale_out.is_none()).and_then(|g| slice::slice(g, gpus))
+        {
+            spec.graph = Some(block);
+        }
         let listed = spec.graph.as_ref().map(|g| graph::neighbours(g, spec.hosts())).transpose();
         let neighbours = listed.map_err(|why| Error::spec(&spec.name, "graph.shape", why))?.unwrap_or_default();
-        Ok(Cluster { spec: spec.clone(), gpu: gpu.clone(), gpus, per_node: used, neighbours })
+        Ok(Cluster { spec, gpu: gpu.clone(), gpus, per_node: used, neighbours })
     }
 
     pub fn gpus(&self) -> u32 {

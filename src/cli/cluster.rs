@@ -161,10 +161,10 @@ fn scale_up(spec: &ClusterSpec) -> String {
 }
 
 fn shape(shape: &GraphShape) -> String {
+    let by = |dims: &[u32]| dims.iter().map(u32::to_string).collect::<Vec<_>>().join(" x ");
     match shape {
-        GraphShape::Torus(dims) => {
-            format!("torus of {}", dims.iter().map(u32::to_string).collect::<Vec<_>>().join(" x "))
-        }
+        GraphShape::Torus(dims) => format!("torus of {}", by(dims)),
+        GraphShape::Mesh(dims) => format!("mesh of {}", by(dims)),
         GraphShape::Dragonfly { groups, routers, hosts } => {
             format!("dragonfly of {groups} groups of {routers} routers of {hosts} hosts")
         }

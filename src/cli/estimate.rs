@@ -2,7 +2,7 @@
 
 use super::config::{CLUSTER, Config, PlanFile};
 use super::progress::Clock;
-use super::{Answer, Output, WithNotes};
+use super::{Answer, Output, WithNotes, issued};
 use crate::error::{Error, Result};
 use crate::report::Report;
 use clap::Args;
@@ -41,7 +41,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     };
     let layout = chosen.case.layout(&plan)?;
     let timeline = chosen.case.cost(&plan)?;
-    let report = Report { notes: chosen.notes(), ..chosen.case.costed(&plan, &layout, &timeline).report() };
+    let notes = chosen.notes().into_iter().chain(issued::note(&chosen, &plan, &timeline)?).collect();
+    let report = Report { notes, ..chosen.case.costed(&plan, &layout, &timeline).report() };
     let error = (!report.row.feasible).then(|| Error::infeasible(&report.row.why));
     Answer::with_error(report.render(), &report, error).also_to(flags.out.as_deref())
 }

@@ -17,6 +17,7 @@ mod estimate;
 mod fitting;
 mod goodput;
 mod interrupt;
+mod issued;
 mod options;
 mod plan;
 mod plot;

@@ -27,7 +27,8 @@ pub fn neighbours(graph: &Graph, hosts: u32) -> Result<Neighbours, String> {
 /// Appends the links from host `a` to host `b`.
 pub fn way(graph: &Graph, neighbours: &Neighbours, a: u32, b: u32, links: &mut Vec<Link>) {
     let stops = match &graph.shape {
-        GraphShape::Torus(dims) => torus(dims, a, b),
+        GraphShape::Torus(dims) => grid(dims, true, a, b),
+        GraphShape::Mesh(dims) => grid(dims, false, a, b),
         GraphShape::Dragonfly { groups, routers, hosts } => dragonfly(*groups, *routers, a / hosts, b / hosts),
         GraphShape::Links(_) => shortest(neighbours, a, b),
     };
@@ -42,6 +43,10 @@ pub fn wires(graph: &Graph) -> u64 {
             // A ring of two is one link.
             dims.iter().map(|&d| vertices * u64::from(d.min(3) - 1)).sum()
         }
+        GraphShape::Mesh(dims) => {
+            let vertices: u64 = dims.iter().map(|&d| u64::from(d)).product();
+            dims.iter().map(|&d| 2 * (vertices - vertices / u64::from(d))).sum()
+        }
         GraphShape::Dragonfly { groups, routers, .. } => {
             let (groups, routers) = (u64::from(*groups), u64::from(*routers));
             groups * routers * (routers - 1) + groups * (groups - 1)
@@ -50,13 +55,15 @@ pub fn wires(graph: &Graph) -> u64 {
     }
 }
 
-/// Dim by dim, each the shorter way around; upwards where both are as long.
-fn torus(dims: &[u32], a: u32, b: u32) -> Vec<u32> {
+/// Dim by dim; where rings close each the shorter way around, upwards where both are as long.
+fn grid(dims: &[u32], closed: bool, a: u32, b: u32) -> Vec<u32> {
     let (mut at, mut stops, mut stride) = (a, vec![a], 1);
     for &n in dims.iter().rev() {
         let to = b / stride % n;
-        let ahead = (to + n - at / stride % n) % n;
-        let (steps, by) = if ahead <= n - ahead { (ahead, 1) } else { (n - ahead, n - 1) };
+        let from = at / stride % n;
+        let ahead = (to + n - from) % n;
+        let upwards = if closed { ahead <= n - ahead } else { from <= to };
+        let (steps, by) = if upwards { (ahead, 1) } else { (n - ahead, n - 1) };
         for _ in 0..steps {
             let here = at / stride % n;
             at = at - here * stride + (here + by) % n * stride;
@@ -114,13 +121,17 @@ mod tests {
     #[test]
     fn a_torus_goes_the_shorter_way_around() {
         // 4 x 4, vertex 4 y + x.
-        assert_eq!(torus(&[4, 4], 0, 3), [0, 3]);
-        assert_eq!(torus(&[4, 4], 0, 6), [0, 1, 2, 6]);
-        assert_eq!(torus(&[4, 4], 5, 5), [5]);
+        assert_eq!(grid(&[4, 4], true, 0, 3), [0, 3]);
+        assert_eq!(grid(&[4, 4], true, 0, 6), [0, 1, 2, 6]);
+        assert_eq!(grid(&[4, 4], true, 5, 5), [5]);
+        // Without the links that close its rings.
+        assert_eq!(grid(&[4, 4], false, 3, 0), [3, 2, 1, 0]);
+        assert_eq!(grid(&[4, 4], false, 0, 13), [0, 1, 5, 9, 13]);
         for (a, b) in (0..24).flat_map(|a| (0..24).map(move |b| (a, b))) {
-            let stops = torus(&[2, 3, 4], a, b);
-            assert_eq!((stops[0], *stops.last().unwrap()), (a, b));
-            assert!(stops.len() <= 1 + 1 + 1 + 2);
+            let [ring, line] = [true, false].map(|closed| grid(&[2, 3, 4], closed, a, b));
+            assert_eq!((ring[0], *ring.last().unwrap()), (a, b));
+            assert_eq!((line[0], *line.last().unwrap()), (a, b));
+            assert!(ring.len() <= 1 + 1 + 1 + 2 && ring.len() <= line.len());
         }
     }
 

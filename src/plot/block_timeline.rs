@@ -290,7 +290,10 @@ fn lane_name(lane: &str) -> String {
         ["comm", "cp", "0"] => "ring".into(),
         ["comm", "cp", _] => "ring, gradients".into(),
         ["comm", "up", _] => "all-to-all".into(),
+        // Weights of experts have fewer copies, and a communicator of their own.
+        ["comm", group, _] if group.contains("edp") => "experts' gradients".into(),
         ["comm", group, _] if group.contains("dp") => "gradients".into(),
+        ["comm", "ep", _] => "rows of experts".into(),
         ["comm", group, _] => group.into(),
         _ => lane.into(),
     }

@@ -65,13 +65,15 @@ pub struct Way {
     pub tp: u32,
     pub ulysses: u32,
     pub ring: u32,
+    /// Ranks that share the experts of a layer, in a mixture.
+    pub ep: u32,
     /// Words of the options, without those that the family says already.
     pub words: String,
 }
 
 impl Way {
     pub fn of(row: &Row) -> Way {
-        let Row { pp, tp, ulysses, ring, .. } = *row;
+        let Row { pp, tp, ulysses, ring, ep, .. } = *row;
         let gathers = row.strategy.contains("allgather-kv");
         let family = match (ulysses > 1, ring > 1) {
             _ if pp > 1 => Family::Pipeline,
@@ -85,12 +87,12 @@ impl Way {
         let said = |word: &&str| !["", "default", "gather-kv"].contains(word);
         let words: Vec<&str> = row.options.split('+').filter(said).collect();
         let degree = [pp, tp, ulysses, ring].map(u64::from).iter().product();
-        Way { family, degree, pp, tp, ulysses, ring, words: words.join("+") }
+        Way { family, degree, pp, tp, ulysses, ring, ep, words: words.join("+") }
     }
 
-    /// `8`, `8x4` of a hybrid, `tp 8, ring 4` where more than the sequence is split.
+    /// `8`, `8x4` of a hybrid, `tp 8, ring 4` where more than the sequence is split; `8, ep 16` of a mixture.
     pub fn degrees(&self) -> String {
-        match self.family {
+        let split = match self.family {
             Family::Usp => format!("{}x{}", self.ulysses, self.ring),
             Family::Tensor | Family::Pipeline => {
                 let all = [("pp", self.pp), ("tp", self.tp), ("ul", self.ulysses), ("ring", self.ring)];
@@ -98,7 +100,8 @@ impl Way {
                 more.join(", ")
             }
             _ => self.degree.to_string(),
-        }
+        };
+        if self.ep > 1 { format!("{split}, ep {}", self.ep) } else { split }
     }
 
     /// Degrees and words: how tests name a way.

@@ -101,6 +101,8 @@ pub struct Graph {
 pub enum GraphShape {
     /// Rings along every dim, the last one fastest; dimension by dimension, the shorter way around.
     Torus(Vec<u32>),
+    /// The same without the links that close the rings.
+    Mesh(Vec<u32>),
     /// Groups of routers that are all linked, one link between every two groups; minimal paths (Kim et al., ISCA 2008).
     Dragonfly { groups: u32, routers: u32, hosts: u32 },
     /// Any: vertices 0.. of which the first are the hosts, links both ways; fewest links, then the lowest numbers.
@@ -388,7 +390,9 @@ impl Graph {
         check_latency(file, "graph.latency", self.latency.value.value())?;
         let wrong = |why: String| Err(Error::spec(file, "graph.shape", why));
         let room = match &self.shape {
-            GraphShape::Torus(dims) => dims.iter().fold(1, |all: u64, &d| all.saturating_mul(u64::from(d))),
+            GraphShape::Torus(dims) | GraphShape::Mesh(dims) => {
+                dims.iter().fold(1, |all: u64, &d| all.saturating_mul(u64::from(d)))
+            }
             GraphShape::Dragonfly { groups, routers, hosts } => {
                 u64::from(*groups).saturating_mul(u64::from(*routers)).saturating_mul(u64::from(*hosts))
             }

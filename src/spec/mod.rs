@@ -4,6 +4,7 @@
 
 pub mod attention;
 pub mod cluster;
+pub mod depth;
 pub mod exchange;
 mod faster;
 pub mod fleet;
@@ -26,6 +27,7 @@ pub use cluster::{
     ClusterSpec, CollectiveOp, Graph, GraphShape, Host, Line, MeasuredCollective, Pod, Routing, ScaleOut, ScaleUp,
     Sockets, Transport,
 };
+pub use depth::Depth;
 pub use exchange::{ExchangePass, ExchangeSpec, Notify, SmRule};
 pub use fleet::{Cause, FleetSpec};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};

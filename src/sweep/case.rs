@@ -304,8 +304,13 @@ impl Case {
     pub fn with_layers(&self, layers: u64) -> Case {
         let (all, near) = (&self.model.windowed, self.model.windowed.iter().filter(|near| **near).count());
         let window = self.model.window.filter(|_| all.is_empty() || 2 * near > all.len());
+        self.with_model(LlmSpec { layers, window, windowed: vec![], ..self.model.clone() })
+    }
+
+    /// The same machine, and another model.
+    pub fn with_model(&self, model: LlmSpec) -> Case {
         Case {
-            model: LlmSpec { layers, window, windowed: vec![], ..self.model.clone() },
+            model,
             cluster: self.cluster.clone(),
             stack: self.stack.clone(),
             dtype: self.dtype,

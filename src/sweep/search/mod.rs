@@ -20,7 +20,7 @@ use crate::plan::Plan;
 use crate::plan::route::dropped;
 use crate::report::Row;
 use crate::spec::{Dtype, LlmSpec};
-use probe::Probe;
+use probe::{Probe, Short};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
@@ -224,9 +224,10 @@ impl Search<'_> {
             }
         }
         counts.probes = by_probe.len();
+        let short = Short::of(self.case);
         let done = AtomicUsize::new(0);
         let probed = by_probe.into_par_iter().map(|(_, points)| {
-            let probe = Probe::new(self.case, &points[0])?;
+            let probe = Probe::new(self.case, short.as_ref(), &points[0])?;
             let done = done.fetch_add(1, Ordering::Relaxed) + 1;
             (self.progress)("ways bounded", done, counts.probes);
             Ok((probe, points))
@@ -433,9 +434,12 @@ mod tests {
     fn no_way_is_faster_or_smaller_than_its_bound() {
         for question in [dense(), mixture()] {
             let case = question.case().unwrap();
+            let short = Short::of(&case).expect("models of more than a few layers");
             let (mut tight, mut all) = (0, 0);
             for (point, row) in all_rows(&question) {
-                let Some(probe) = Probe::new(&case, &point).unwrap() else { panic!("{point:?} has no probe") };
+                let Some(probe) = Probe::new(&case, Some(&short), &point).unwrap() else {
+                    panic!("{point:?} has no probe")
+                };
                 let (seconds, bytes) = (probe.seconds(&case.model, &point), probe.bytes(&point));
                 let over = step(&row) / seconds;
                 assert!(over >= 1.0, "{over} {point:?}");

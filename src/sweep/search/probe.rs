@@ -11,23 +11,16 @@
 
 use crate::error::{Error, Result};
 use crate::plan::{Axis, TensorKind};
-use crate::spec::{Fold, LlmSpec, Options, Parallelism, Recompute, Schedule};
+use crate::spec::{Depth, Fold, LlmSpec, Options, Parallelism, Recompute, Schedule};
 use crate::sweep::{Case, Point};
-use crate::timeline::{Timeline, Usage};
+use crate::timeline::Usage;
 
 /// A microbatch of a whole model, and the memory of the rank that has it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Probe {
-    /// Steps with one microbatch and with two, s.
-    steps: [f64; 2],
+    times: Times,
     /// Products of the output matrix at the GPU's peak, s: they take no less.
     head: f64,
-    /// Busy time of kernels, by themselves, s.
-    kernels: f64,
-    /// Waiting for ranks that share layers or the sequence, s.
-    waits: f64,
-    /// Waiting for rows of experts, s.
-    rows: f64,
     /// Bytes: all that the probe needs, and what of that is of a kind.
     bytes: f64,
     params: f64,
@@ -36,22 +29,120 @@ pub struct Probe {
     activations: f64,
 }
 
+/// Times of the probe, in s; those below the first are of one microbatch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Times {
+    /// Step with one microbatch.
+    one: f64,
+    /// What the second adds.
+    more: f64,
+    /// Busy time of kernels, by themselves, and what of it attention has, forward and backward.
+    kernels: f64,
+    attention: [f64; 2],
+    /// What kernels take longer beside messages that occupy SMs.
+    lost: f64,
+    /// Waiting for ranks that share layers or the sequence.
+    waits: f64,
+    /// Waiting for rows of experts.
+    rows: f64,
+}
+
+/// A model of as few turns of its layers as tell what a turn takes, twice.
+pub struct Short {
+    few: Case,
+    more: Case,
+    /// Turns of the whole model beyond the few, by those that `more` has beyond them.
+    times: f64,
+}
+
+/// Layers that a short model has at least behind those that are none of a turn.
+const FEW_LAYERS: u64 = 1;
+
 /// What of a microbatch's activations the fullest stage keeps for certain.
 const KEPT: f64 = 0.9;
 /// What more microbatches may save of a plan's memory: nothing but gaps between buffers.
 const KEPT_WHOLE: f64 = 0.98;
 /// What is sure of a sum of times that another plan has: kernels of other plans may be cut differently.
 const SURE: f64 = 0.98;
+/// What is sure of the SMs that messages take from kernels: those of other plans meet others.
+const LOST: f64 = 0.9;
 /// Output matrix, loss and embedding take no longer than so many times the output matrix at the GPU's peak.
 const HEAD: f64 = 3.0;
 /// What of a microbatch's time a forward pass takes at least, with everything computed again.
 const FORWARD: f64 = 0.24;
 /// What of a bubble is left where a stage computes again while it waits: that is a quarter of its time.
 const NOT_AGAIN: f64 = 0.7;
-/// The bubble of DualPipeV in microbatches of a stage: (p - 1) (F + 2 B - 3 W) of a chunk, which is half a stage, and W,
-/// the gradients of weights, no more than half of B (DeepSeek-AI, github.com/deepseek-ai/DualPipe, README). 1 / 3, less
-/// what kernels differ.
-const DUALPIPE: f64 = 0.3;
+/// What of the bubble of DualPipeV is sure: kernels of other plans differ, and stages are not alike.
+const DUALPIPE: f64 = 0.9;
+
+impl Times {
+    fn of(case: &Case, point: &Point) -> Result<Times> {
+        let of = |batches| case.plan(&Probe::of(point, batches)).and_then(|plan| case.cost(&plan));
+        let both = [of(1)?, of(2)?];
+        let [one, two] = [0, 1].map(|i: usize| both[i].mean());
+        let kernels = |usage: &Usage| usage.by_kernel.values().sum::<f64>();
+        let waits = |usage: &Usage, axes: &[Axis]| axes.iter().filter_map(|axis| usage.exposed.get(axis)).sum::<f64>();
+        let more = |of: &dyn Fn(&Usage) -> f64| (of(&two) - of(&one)).max(0.0);
+        Ok(Times {
+            one: both[0].step.value(),
+            more: both[1].step.value() - both[0].step.value(),
+            kernels: more(&kernels),
+            attention: ["attention", "attention_bwd"]
+                .map(|name| more(&|usage| usage.by_kernel.get(name).copied().unwrap_or(0.0))),
+            lost: more(&|usage| usage.compute - kernels(usage)),
+            waits: more(&|usage| waits(usage, &[Axis::Tp, Axis::Up, Axis::Cp])),
+            rows: more(&|usage| waits(usage, &[Axis::Ep, Axis::Etp])),
+        })
+    }
+
+    /// The bubble of DualPipeV for each stage but one, in microbatches of a stage: F + 2 B - 3 W of a chunk, which is half a
+    /// stage (DeepSeek-AI, github.com/deepseek-ai/DualPipe, README: F&B + B - 3 W). Of what is not attention, W, the
+    /// gradients of weights, has a third at most, and so has F; attention has no weights.
+    fn dualpipe(&self) -> f64 {
+        let [forward, backward] = self.attention;
+        let rest = (self.kernels - forward - backward).max(0.0);
+        (forward + 2.0 * backward + rest * 2.0 / 3.0) / (2.0 * self.kernels.max(f64::MIN_POSITIVE))
+    }
+}
+
+impl Short {
+    /// None where the model is not much deeper.
+    pub fn of(case: &Case) -> Option<Short> {
+        let depth = Depth::of(&case.model);
+        let few = FEW_LAYERS.div_ceil(depth.turn);
+        if 3 * depth.layers(2 * few) > 2 * case.model.layers {
+            return None;
+        }
+        let of = |turns| case.with_model(case.model.shortened(depth.layers(turns)));
+        Some(Short { few: of(few), more: of(2 * few), times: (depth.turns - few) as f64 / few as f64 })
+    }
+
+    fn times(&self, point: &Point) -> Result<Times> {
+        let (few, more) = (Times::of(&self.few, point)?, Times::of(&self.more, point)?);
+        let of = |of: fn(&Times) -> f64| of(&few) + self.times * (of(&more) - of(&few)).max(0.0);
+        Ok(Times {
+            one: of(|t| t.one),
+            more: of(|t| t.more),
+            kernels: of(|t| t.kernels),
+            attention: [of(|t| t.attention[0]), of(|t| t.attention[1])],
+            lost: of(|t| t.lost),
+            waits: of(|t| t.waits),
+            rows: of(|t| t.rows),
+        })
+    }
+}
+
+/// Bytes of the probe with two microbatches: all, weights, gradients, optimizer state and activations.
+fn held_by_kind(case: &Case, point: &Point) -> Result<[f64; 5]> {
+    let layout = case.layout(&case.plan(&Probe::of(point, 2))?)?;
+    let of = |wanted: TensorKind| {
+        let found = layout.live_by_kind.iter().filter(|(kind, _)| *kind == wanted);
+        found.map(|(_, bytes)| *bytes as f64).sum()
+    };
+    let [params, grads, state, activations] =
+        [TensorKind::Param, TensorKind::Grad, TensorKind::OptState, TensorKind::Activation].map(of);
+    Ok([layout.bytes as f64, params, grads, state, activations])
+}
 
 /// Bytes of weights and gradients that a rank holds at least, by their number: what needs no plan.
 pub fn held(case: &Case, point: &Point) -> f64 {
@@ -89,60 +180,39 @@ impl Probe {
         Point { global_batch: u64::from(dp) * point.micro_batch * batches, par, ..*point }
     }
 
-    /// None where the probe has no plan.
-    pub fn new(case: &Case, point: &Point) -> Result<Option<Probe>> {
-        let usage = |batches| -> Result<(Timeline, [f64; 5])> {
-            let plan = case.plan(&Probe::of(point, batches))?;
-            let layout = if batches > 1 { Some(case.layout(&plan)?) } else { None };
-            let bytes = |wanted: TensorKind| {
-                let all = layout.iter().flat_map(|layout| &layout.live_by_kind);
-                all.filter(|(kind, _)| *kind == wanted).map(|(_, bytes)| *bytes as f64).sum()
+    /// None where the probe has no plan. `short`: the case's model with few layers, where it is deep.
+    pub fn new(case: &Case, short: Option<&Short>, point: &Point) -> Result<Option<Probe>> {
+        let both = || -> Result<(Times, [f64; 5])> {
+            let times = match short {
+                Some(short) => short.times(point)?,
+                None => Times::of(case, point)?,
             };
-            let [params, grads, state, activations] =
-                [TensorKind::Param, TensorKind::Grad, TensorKind::OptState, TensorKind::Activation].map(bytes);
-            let all = layout.as_ref().map_or(0.0, |layout| layout.bytes as f64);
-            Ok((case.cost(&plan)?, [all, params, grads, state, activations]))
+            Ok((times, held_by_kind(case, point)?))
         };
-        let both = || Ok((usage(1)?, usage(2)?));
-        let ((one, _), (two, [bytes, params, grads, state, activations])) = match both() {
+        let (times, [bytes, params, grads, state, activations]) = match both() {
             Ok(found) => found,
             Err(Error::Infeasible(_)) => return Ok(None),
             Err(other) => return Err(other),
         };
-        let steps = [&one, &two].map(|timeline| timeline.step.value());
-        let (one, two) = (one.mean(), two.mean());
         let tokens =
             (point.micro_batch * point.seq_len) as f64 / (f64::from(point.par.ring) * f64::from(point.par.ulysses));
         let head = 6.0 * tokens * (case.model.vocab * case.model.hidden) as f64 / f64::from(point.par.tp);
-        let kernels = |usage: &Usage| usage.by_kernel.values().sum::<f64>();
-        let waits = |usage: &Usage, axes: &[Axis]| axes.iter().filter_map(|axis| usage.exposed.get(axis)).sum::<f64>();
-        let more = |of: &dyn Fn(&Usage) -> f64| (of(&two) - of(&one)).max(0.0);
-        Ok(Some(Probe {
-            steps,
-            head: head / case.peak().value(),
-            kernels: more(&kernels),
-            waits: more(&|usage| waits(usage, &[Axis::Tp, Axis::Up, Axis::Cp])),
-            rows: more(&|usage| waits(usage, &[Axis::Ep, Axis::Etp])),
-            bytes,
-            params,
-            grads,
-            state,
-            activations,
-        }))
+        let head = head / case.peak().value();
+        Ok(Some(Probe { times, head, bytes, params, grads, state, activations }))
     }
 
     /// The step that the way takes at least, in s.
     pub fn seconds(&self, model: &LlmSpec, point: &Point) -> f64 {
         let par = &point.par;
         let microbatches = (point.global_batch / (u64::from(par.dp) * point.micro_batch).max(1)) as f64;
-        let [one, two] = self.steps;
+        let Times { one, more, kernels, lost, waits, rows, .. } = self.times;
         // The plan is the probe's, with more microbatches.
         if par.pp == 1 && par.zero < 2 && !par.options.overlap_exchange {
-            return SURE * (one + (microbatches - 1.0) * (two - one));
+            return SURE * (one + (microbatches - 1.0) * more);
         }
-        // Folded pipelines and pairs of microbatches have others' compute beside the rows.
-        let rows = if par.options.overlap_exchange || par.options.fold != Fold::None { 0.0 } else { self.rows };
-        let whole = self.kernels + self.waits + rows;
+        // Rows of one microbatch travel beside the compute of another.
+        let rows = if par.options.overlap_exchange { 0.0 } else { rows };
+        let whole = kernels + LOST * lost + waits + rows;
         if par.pp == 1 {
             return SURE * microbatches * whole;
         }
@@ -162,7 +232,7 @@ impl Probe {
                 Some(Schedule::OneF1B | Schedule::Interleaved) => (pp - 1.0) / vp,
                 // The stage where all others have been before begins behind their forward passes.
                 Some(Schedule::ZbH1) => FORWARD * (pp - 1.0),
-                Some(Schedule::DualpipeV) => DUALPIPE * (pp - 1.0),
+                Some(Schedule::DualpipeV) => DUALPIPE * (pp - 1.0) * self.times.dualpipe(),
                 _ => FORWARD * (pp - 1.0) / 2.0,
             };
         let fullest = match par.options.fold {
@@ -195,5 +265,40 @@ impl Probe {
         // An optimizer in the host's memory takes none here.
         let state = if par.options.offload_optimizer { 0.0 } else { self.state };
         (params + grads) / pp + state + KEPT * self.activations * under_way
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Dispatch;
+
+    /// Of a dense model, of a mixture whose first layer is dense, and of one with a window in every second layer.
+    #[test]
+    fn a_few_layers_tell_what_all_of_them_take() {
+        for (model, ep) in [("llama-3-8b", 1), ("deepseek-v2-lite", 4), ("gpt-oss-20b", 4)] {
+            let case = Case::new(LlmSpec::find(model).unwrap(), "dgx-h100", "nccl-fa3", 16, None).unwrap();
+            let short = Short::of(&case).expect("a deep model");
+            assert!(short.more.model.layers < case.model.layers / 3);
+            for (ulysses, ring) in [(1, 1), (2, 2), (1, 8)] {
+                let options = Options { dispatch: Dispatch::DeepepNormal, ..Options::default() };
+                let options = if ep > 1 { options } else { Options::default() };
+                let dp = 16 / (ulysses * ring);
+                let par = Parallelism { dp, ulysses, ring, ep, zero: 1, options, ..Parallelism::default() };
+                let point = Point { seq_len: 16_384, global_batch: u64::from(dp), micro_batch: 1, par };
+                let (few, all) = (short.times(&point).unwrap(), Times::of(&case, &point).unwrap());
+                // What a step waits for at its end, as gradients, is hidden less where there are more layers.
+                let of: [(&str, f64, fn(&Times) -> f64); 4] = [
+                    ("kernels", 0.99, |t| t.kernels),
+                    ("a microbatch more", 0.97, |t| t.more),
+                    ("kernels and what they wait for", 0.97, |t| t.kernels + t.lost + t.waits),
+                    ("a step", 0.85, |t| t.one),
+                ];
+                for (what, least, of) in of {
+                    let over = of(&few) / of(&all);
+                    assert!((least..SURE.recip()).contains(&over), "{model} {ulysses} x {ring}: {what}: {over}");
+                }
+            }
+        }
     }
 }

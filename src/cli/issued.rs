@@ -1,0 +1,49 @@
+//! What a step takes where a CPU issues it op by op: frameworks without CUDA graphs, at few tokens a microbatch.
+
+use super::chosen::Chosen;
+use crate::error::Result;
+use crate::plan::Plan;
+use crate::report::human::{percent, seconds};
+use crate::spec::{Architecture, StackSpec};
+use crate::timeline::Timeline;
+
+/// The shipped stack that issues op by op.
+const EAGER: &str = "megatron-eager";
+/// Ops of a layer and microbatch, forward, backward and again: none of this program's plans has more, but for chunks.
+const MOST_OPS: f64 = 150.0;
+/// A step that is longer by less is no news.
+const LONGER: f64 = 1.05;
+
+/// That the step would be longer, if it would be by much.
+pub fn note(chosen: &Chosen, plan: &Plan, timeline: &Timeline) -> Result<Option<String>> {
+    let (case, about) = (&chosen.case, &plan.about);
+    let gpu = &case.cluster.gpu;
+    let compiled = matches!(gpu.architecture, Architecture::Cpu | Architecture::Npu | Architecture::Tpu);
+    let launch = StackSpec::find(EAGER)?.host_launch;
+    let step = timeline.step.value();
+    let microbatches = about.global_batch as f64 / (f64::from(about.par.dp) * about.micro_batch as f64).max(1.0);
+    let ops = MOST_OPS * (case.model.layers as f64 / f64::from(about.par.pp)).max(1.0) * microbatches;
+    if compiled
+        || case.profile.is_some()
+        || case.stack.host_launch.value >= launch.value
+        || ops * launch.value.value() < step
+    {
+        return Ok(None);
+    }
+    let each = launch.value.value();
+    let mut issued = case.with_model(case.model.clone());
+    issued.stack = issued.stack.issuing(launch);
+    let eager = issued.cost(plan)?;
+    let longer = eager.step.value();
+    Ok((longer > LONGER * step).then(|| {
+        format!(
+            "host: a CPU that takes {} an op, as Megatron without CUDA graphs does, makes the step {}, {} of it waiting for \
+             that CPU; {} an op is what stack {} has, see stack {EAGER}",
+            seconds(each),
+            seconds(longer),
+            percent(eager.mean().host / longer),
+            seconds(case.stack.host_launch.value.value()),
+            case.stack.name,
+        )
+    }))
+}
