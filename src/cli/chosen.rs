@@ -25,6 +25,7 @@ impl Chosen {
             .chain(self.part_of_nodes())
             .chain(self.split_by_nodes())
             .chain(self.over_a_bridge())
+            .chain(self.over_wires())
             .chain(self.dropped())
             .collect()
     }
@@ -71,6 +72,18 @@ impl Chosen {
                 cluster.per_node(),
                 sockets.bridge.value.value() / 1e9
             )
+        })
+    }
+
+    /// That groups of ranks share the links of a torus.
+    fn over_wires(&self) -> Option<String> {
+        let (par, cluster) = (&self.point.par, &self.case.cluster);
+        let several = [par.tp, par.ep, par.ring, par.ulysses].into_iter().any(|ranks| ranks > 1);
+        (cluster.spec.graph.is_some() && several).then(|| {
+            "wires: groups of ranks share the links between their chips; what several send over one at once meets in `simulate` \
+             alone, whose steps come out up to twice as long as those of `estimate`, `sweep` and `search` with tp, and up to five \
+             times with ep"
+                .into()
         })
     }
 

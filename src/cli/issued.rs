@@ -9,8 +9,14 @@ use crate::timeline::Timeline;
 
 /// The shipped stack that issues op by op.
 const EAGER: &str = "megatron-eager";
-/// Ops of a layer and microbatch, forward, backward and again: none of this program's plans has more, but for chunks.
+/// What an op takes in FP8 over one in bf16, and one of whose product chunks travel beside it, which one call issues: as the
+/// stack's file has them.
+const NARROW: f64 = 2.17;
+const CHUNKED: f64 = 0.5;
+/// Ops of a layer and microbatch, forward, backward and again, and those of a step around a ring: none of this program's
+/// plans has more of a chunk.
 const MOST_OPS: f64 = 150.0;
+const OPS_OF_A_STEP: f64 = 12.0;
 /// A step that is longer by less is no news.
 const LONGER: f64 = 1.05;
 
@@ -19,10 +25,14 @@ pub fn note(chosen: &Chosen, plan: &Plan, timeline: &Timeline) -> Result<Option<
     let (case, about) = (&chosen.case, &plan.about);
     let gpu = &case.cluster.gpu;
     let compiled = matches!(gpu.architecture, Architecture::Cpu | Architecture::Npu | Architecture::Tpu);
-    let launch = StackSpec::find(EAGER)?.host_launch;
+    let options = &about.par.options;
+    let mut launch = StackSpec::find(EAGER)?.host_launch;
+    launch.value =
+        launch.value * if options.fp8 { NARROW } else { 1.0 } * if options.tp_overlap { CHUNKED } else { 1.0 };
     let step = timeline.step.value();
     let microbatches = about.global_batch as f64 / (f64::from(about.par.dp) * about.micro_batch as f64).max(1.0);
-    let ops = MOST_OPS * (case.model.layers as f64 / f64::from(about.par.pp)).max(1.0) * microbatches;
+    let of_layer = (MOST_OPS + OPS_OF_A_STEP * f64::from(about.par.ring)) * f64::from(options.chunks.max(1));
+    let ops = of_layer * (case.model.layers as f64 / f64::from(about.par.pp)).max(1.0) * microbatches;
     if compiled
         || case.profile.is_some()
         || case.stack.host_launch.value >= launch.value
@@ -31,6 +41,8 @@ pub fn note(chosen: &Chosen, plan: &Plan, timeline: &Timeline) -> Result<Option<
         return Ok(None);
     }
     let each = launch.value.value();
+    let runs = gpu.attention.contains_key(&StackSpec::find(EAGER)?.attention_kernel.value);
+    let see = if runs { format!(", see stack {EAGER}") } else { String::new() };
     let mut issued = case.with_model(case.model.clone());
     issued.stack = issued.stack.issuing(launch);
     let eager = issued.cost(plan)?;
@@ -38,7 +50,7 @@ pub fn note(chosen: &Chosen, plan: &Plan, timeline: &Timeline) -> Result<Option<
     Ok((longer > LONGER * step).then(|| {
         format!(
             "host: a CPU that takes {} an op, as Megatron without CUDA graphs does, makes the step {}, {} of it waiting for \
-             that CPU; {} an op is what stack {} has, see stack {EAGER}",
+             that CPU; {} an op is what stack {} has{see}",
             seconds(each),
             seconds(longer),
             percent(eager.mean().host / longer),

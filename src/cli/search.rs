@@ -208,8 +208,9 @@ fn nothing_comes_out_even(question: &Question, found: &[Found]) -> Error {
     let refused: Vec<String> = refused.collect();
     let why = if refused.is_empty() { String::new() } else { format!(" (refused: {})", refused.join(", ")) };
     Error::infeasible(format!(
-        "search: none of these degrees come out even on {} GPUs{why}; tp x pp x ulysses x ring has to divide the GPUs, and \
-         the replicas that leaves the global batch: give other degrees, or leave some to the search",
+        "search: none of these degrees come out even on {} GPUs{why}; tp x pp x ulysses x ring has to divide the GPUs, \
+         the replicas that leaves the global batch, and ep the experts and a stage's ranks (1 where there are none): give \
+         other degrees, or leave some to the search",
         question.gpus
     ))
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::notes::Notes;
-use super::rows::{self, Row, stages};
+use super::rows::{self, Row, stages, tokens_per_step};
 use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, Point, Shape, ramp, save, short};
 use super::ways::{Best, Family, Way, best, meaning};
 use crate::error::Result;
@@ -173,7 +173,7 @@ fn titles(rows: &[Row], notes: &Notes) -> Vec<Mark> {
         Some(title) => title,
         None => format!("MFU against sequence length: {model} on {gpus} GPUs of {cluster}"),
     };
-    let mut parts = vec![format!("{gpus} GPUs"), tokens_per_step(rows)];
+    let mut parts = vec![format!("{gpus} GPUs"), tokens_per_step(rows.iter())];
     parts.extend(notes.text("dtype"));
     parts.push(stages(rows.iter()).join(" or "));
     parts.push(format!("stack {stack}"));
@@ -183,15 +183,6 @@ fn titles(rows: &[Row], notes: &Notes) -> Vec<Mark> {
         Mark::text((LEFT, 42.0), title, 31.0, INK, Align::Left),
         Mark::text((LEFT, 82.0), parts.join("  \u{b7}  "), 17.0, FAINT, Align::Left),
     ]
-}
-
-fn tokens_per_step(rows: &[Row]) -> String {
-    let steps: BTreeSet<u64> = rows.iter().map(|r| r.seq_len * r.global_batch).collect();
-    match (steps.first(), steps.last()) {
-        (Some(a), Some(b)) if a != b => format!("{} to {} tokens a step", short(*a), short(*b)),
-        (Some(a), _) => format!("{} tokens a step", short(*a)),
-        _ => String::new(),
-    }
 }
 
 fn axes(frame: &Frame) -> Vec<Mark> {

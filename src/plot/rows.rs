@@ -35,6 +35,16 @@ pub fn read(path: &Path) -> Result<Vec<Row>> {
     Sheet::read(path)?.lines().map(|line| Row::of(&line)).collect()
 }
 
+/// Tokens of a step, from the fewest to the most.
+pub(super) fn tokens_per_step<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
+    let steps: BTreeSet<u64> = rows.map(|r| r.seq_len * r.global_batch).collect();
+    match (steps.first(), steps.last()) {
+        (Some(a), Some(b)) if a != b => format!("{} to {} tokens a step", short(*a), short(*b)),
+        (Some(a), _) => format!("{} tokens a step", short(*a)),
+        _ => String::new(),
+    }
+}
+
 impl Row {
     /// Pictures show rows of one machine.
     pub fn machine(&self) -> (&str, &str, &str, u64) {
@@ -43,10 +53,11 @@ impl Row {
 
     /// What all rows of a study have in common, as far as the first of them tells; `shown`: those that a picture has.
     pub(super) fn subtitle<'a>(&self, shown: impl Iterator<Item = &'a Row>, notes: &Notes) -> Vec<String> {
+        let shown: Vec<&Row> = shown.collect();
         let mut parts = vec![self.model.clone(), format!("{} GPUs of {}", self.gpus, self.cluster)];
-        parts.push(format!("{} tokens a step", short(self.seq_len * self.global_batch)));
+        parts.push(tokens_per_step(shown.iter().copied()));
         parts.extend(notes.text("dtype"));
-        parts.push(stages(shown).join(" or "));
+        parts.push(stages(shown.into_iter()).join(" or "));
         parts.push(format!("stack {}", self.stack));
         parts
     }

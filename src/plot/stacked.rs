@@ -251,7 +251,7 @@ fn ticks(frame: &Frame, panel: usize, of_family: &BTreeMap<u64, &Bar>) -> Vec<Ma
 
 /// How the work of a bar is split, with the stage of ZeRO where not all bars have one, and what it computes again.
 fn label(row: &Row, stages: usize) -> Vec<String> {
-    let mut words = vec![Way::of(row).degrees()];
+    let mut words = vec![Way::of(row).split()];
     words.extend((row.ep > 1).then(|| format!("ep {}", row.ep)));
     words.extend((stages > 1).then(|| format!("ZeRO {}", row.zero)));
     words.extend(match &row.recompute[..] {

@@ -90,9 +90,9 @@ impl Way {
         Way { family, degree, pp, tp, ulysses, ring, ep, words: words.join("+") }
     }
 
-    /// `8`, `8x4` of a hybrid, `tp 8, ring 4` where more than the sequence is split; `8, ep 16` of a mixture.
-    pub fn degrees(&self) -> String {
-        let split = match self.family {
+    /// `8`, `8x4` of a hybrid, `tp 8, ring 4` where more than the sequence is split.
+    pub fn split(&self) -> String {
+        match self.family {
             Family::Usp => format!("{}x{}", self.ulysses, self.ring),
             Family::Tensor | Family::Pipeline => {
                 let all = [("pp", self.pp), ("tp", self.tp), ("ul", self.ulysses), ("ring", self.ring)];
@@ -100,7 +100,12 @@ impl Way {
                 more.join(", ")
             }
             _ => self.degree.to_string(),
-        };
+        }
+    }
+
+    /// The same, and how many ranks share the experts of a mixture: `8, ep 16`.
+    pub fn degrees(&self) -> String {
+        let split = self.split();
         if self.ep > 1 { format!("{split}, ep {}", self.ep) } else { split }
     }
 

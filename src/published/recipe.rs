@@ -322,6 +322,12 @@ mod tests {
     }
 
     #[test]
+    fn the_shipped_stack_without_graphs_is_that_of_the_recipes() {
+        let shipped = StackSpec::find("megatron-eager").unwrap().host_launch.value.value();
+        assert!((shipped / EAGER_BF16 - 1.0).abs() < 1e-9, "{shipped}");
+    }
+
+    #[test]
     fn stacks_by_recipe() {
         let given = StackSpec::find("nccl-cudnn").unwrap();
         let launch = |run: &Training| stack(run, &given, false).host_launch.value.value() * 1e6;

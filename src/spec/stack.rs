@@ -26,7 +26,7 @@ pub struct StackSpec {
     pub kernels_per_op: Option<Sourced<f64>>,
     /// Device memory that no tensor gets: context, communicator buffers, fragmentation.
     pub reserved_memory: Sourced<Bytes>,
-    /// Thread blocks of one collective, at most.
+    /// Thread blocks of one collective, at most; 0: engines beside the SMs move the bytes, of sends, too, and kernels miss none.
     pub collective_ctas: Sourced<u32>,
     /// Thread blocks of one send and receive, at most.
     pub p2p_ctas: Sourced<u32>,
@@ -128,13 +128,11 @@ impl StackSpec {
 
     fn from_found(found: &Found) -> Result<StackSpec> {
         let spec: StackSpec = read(found)?;
-        for (field, ctas) in [("collective_ctas", spec.collective_ctas.value), ("p2p_ctas", spec.p2p_ctas.value)] {
-            if ctas == 0 || ctas > 1024 {
-                return Err(Error::spec(
-                    &found.file,
-                    field,
-                    format!("{ctas} is not a number of thread blocks (1 to 1024)"),
-                ));
+        let (collective, p2p) = (spec.collective_ctas.value, spec.p2p_ctas.value);
+        for (field, ctas, least) in [("collective_ctas", collective, 0), ("p2p_ctas", p2p, 1)] {
+            if !(least..=1024).contains(&ctas) {
+                let why = format!("{ctas} is not a number of thread blocks ({least} to 1024)");
+                return Err(Error::spec(&found.file, field, why));
             }
         }
         if let Some(scan) = spec.scan.as_ref().filter(|scan| !(scan.value > 0.0 && scan.value <= 1.0)) {

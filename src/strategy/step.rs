@@ -46,6 +46,10 @@ impl Engines {
     /// fast (`ring_p2p` in the shared cases of sequence parallelism), and 3 % with those of here: what kernels lose beside
     /// sends is more than the SMs of these.
     pub fn of(stack: &StackSpec, cluster: &ClusterSpec) -> Engines {
+        // A machine whose DMA engines move the bytes.
+        if stack.collective_ctas.value == 0 {
+            return Engines { p2p: Engine::CopyEngine, collective: Engine::CopyEngine };
+        }
         let sm = |n: u32| Engine::Sm { ctas: n.min(u32::from(u16::MAX)) as u16 };
         let channels = 2 * cluster.scale_up.links.max(1);
         let sends = stack.p2p_ctas.value.min(channels.next_power_of_two());

@@ -32,7 +32,7 @@ pub(super) fn orders(fold: Fold, stages: u32, microbatches: u32) -> Vec<Vec<Next
     let few = 3 * stages + 4;
     let repeated = if microbatches > few { Some(of(fold, stages, few)) } else { None };
     let longer = repeated.and_then(|all| lengthened(&all, microbatches - few));
-    longer.unwrap_or_else(|| of(fold, stages, microbatches).iter().map(|times| order(times)).collect())
+    longer.unwrap_or_else(|| of(fold, stages, microbatches).iter().map(order).collect())
 }
 
 fn of(fold: Fold, stages: u32, microbatches: u32) -> Vec<Times> {
@@ -204,7 +204,7 @@ fn early(all: &[Times]) -> Vec<Times> {
 }
 
 fn order(times: &Times) -> Vec<Next> {
-    line(times).into_iter().flatten().map(|pass| PASSES[usize::from(pass)].clone()).collect()
+    line(times).into_iter().flatten().map(|pass| PASSES[usize::from(pass)]).collect()
 }
 
 /// The orders with so many microbatches more in their steady state: six units of it, repeated. None where none is found that
@@ -224,7 +224,7 @@ fn lengthened(all: &[Times], more: u32) -> Option<Vec<Vec<Next>>> {
         let (head, rest) = line.split_at(at);
         let steady = rest[..interval].iter().cycle().take(interval * more as usize);
         let all = head.iter().chain(steady).chain(rest).flatten();
-        all.map(|&pass| PASSES[usize::from(pass)].clone()).collect()
+        all.map(|&pass| PASSES[usize::from(pass)]).collect()
     };
     Some(lines.iter().map(of).collect())
 }

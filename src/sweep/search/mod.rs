@@ -131,14 +131,27 @@ impl Question {
     pub fn check(&self) -> Result<()> {
         let wrong = |field: &str, why: &str| Err(Error::spec("search", field, why));
         let space = &self.space;
-        let counts = [&space.tp, &space.pp, &space.vp, &space.ulysses, &space.ring, &space.ep];
-        let lists = [self.seq_len.len(), self.batch.len()];
-        if lists.contains(&0) || counts.iter().any(|list| list.is_empty()) {
-            return wrong("lists", "a list is empty; give at least one value");
-        }
-        let zero = counts.iter().any(|list| list.contains(&0)) || space.micro_batch.contains(&0);
-        if zero || self.seq_len.contains(&0) || self.batch.smallest() == Some(0) {
-            return wrong("lists", "0 is in a list; the least is 1");
+        let lists = [
+            ("tp", &space.tp),
+            ("pp", &space.pp),
+            ("vp", &space.vp),
+            ("ulysses", &space.ulysses),
+            ("ring", &space.ring),
+            ("ep", &space.ep),
+        ];
+        let degrees = lists.map(|(name, list)| (name, list.len(), list.contains(&0)));
+        let others = [
+            ("seq_len", self.seq_len.len(), self.seq_len.contains(&0)),
+            ("batch", self.batch.len(), self.batch.smallest() == Some(0)),
+            ("micro_batch", space.micro_batch.len(), space.micro_batch.contains(&0)),
+        ];
+        for (name, values, has_zero) in degrees.into_iter().chain(others) {
+            if values == 0 {
+                return wrong(name, "the list is empty; give at least one value");
+            }
+            if has_zero {
+                return wrong(name, "0 is in the list; the least is 1");
+            }
         }
         Ok(())
     }

@@ -273,6 +273,8 @@ mod tests {
     use super::*;
     use crate::spec::Dispatch;
 
+    type Part = fn(&Times) -> f64;
+
     /// Of a dense model, of a mixture whose first layer is dense, and of one with a window in every second layer.
     #[test]
     fn a_few_layers_tell_what_all_of_them_take() {
@@ -288,7 +290,7 @@ mod tests {
                 let point = Point { seq_len: 16_384, global_batch: u64::from(dp), micro_batch: 1, par };
                 let (few, all) = (short.times(&point).unwrap(), Times::of(&case, &point).unwrap());
                 // What a step waits for at its end, as gradients, is hidden less where there are more layers.
-                let of: [(&str, f64, fn(&Times) -> f64); 4] = [
+                let of: [(&str, f64, Part); 4] = [
                     ("kernels", 0.99, |t| t.kernels),
                     ("a microbatch more", 0.97, |t| t.more),
                     ("kernels and what they wait for", 0.97, |t| t.kernels + t.lost + t.waits),
