@@ -821,7 +821,8 @@ fn split_stages_keep_as_many_as_the_first() {
 
 /// Pipeline Parallelism with Controllable Memory, arXiv:2405.15362, and ZB-V: where forward passes and both halves of backward
 /// ones take one time each, of 1F1B's bubble 6(p-1) of them, V-Half leaves a half, V-Min two thirds, and ZB-V the (p-1) that
-/// the last stage waits for its first input.
+/// the last stage waits for its first input. Squeezed as their authors' program does, the first two leave less: what it
+/// leaves is held in src/strategy/pipeline/in_v.rs.
 #[test]
 fn pipelines_in_a_v_idle_as_the_papers_say() {
     // Products alone, as good as: each has as many FLOPs forward, for its input and for its weights.
@@ -842,7 +843,7 @@ fn pipelines_in_a_v_idle_as_the_papers_say() {
     };
     for (p, m) in [(4, 8), (4, 12), (5, 15), (8, 16)] {
         let times = f64::from(p - 1);
-        for (words, units) in [("zb-v", 1.0), ("v-half", 3.0), ("v-min", 4.0)] {
+        for (words, units, least) in [("zb-v", 1.0, 0.95), ("v-half", 3.0, 0.5), ("v-min", 4.0, 0.6)] {
             let found = of(p, m, words, 2);
             let spans = &found.classes[1].spans;
             let busy = |part: &str| {
@@ -855,7 +856,7 @@ fn pipelines_in_a_v_idle_as_the_papers_say() {
             let bubble = found.mean().exposed_total() + found.mean().turns;
             let want = units * times * unit;
             // Halves are not quite equal, which V-Min has no slack for: a little more idles with every microbatch.
-            let near = bubble > 0.95 * want && bubble < 1.3 * want;
+            let near = bubble > least * want && bubble < 1.3 * want;
             assert!(near, "{words} p {p} m {m}: {bubble}, {want} expected");
         }
         let plain = of(p, m, "default", 1);
