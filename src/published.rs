@@ -24,7 +24,7 @@ mod options;
 mod pair;
 pub mod products;
 pub mod read;
-mod recipe;
+pub mod recipe;
 mod reports;
 mod runs;
 mod sharding;

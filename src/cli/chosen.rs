@@ -79,10 +79,12 @@ impl Chosen {
     fn over_wires(&self) -> Option<String> {
         let (par, cluster) = (&self.point.par, &self.case.cluster);
         let several = [par.tp, par.ep, par.ring, par.ulysses].into_iter().any(|ranks| ranks > 1);
-        (cluster.spec.graph.is_some() && several).then(|| {
+        // Where a graph joins nodes it is the networks of those that meet.
+        let chips = cluster.spec.graph.is_some() && cluster.spec.scale_out.is_none();
+        (chips && several).then(|| {
             "wires: groups of ranks share the links between their chips; what several send over one at once meets in `simulate` \
-             alone, whose steps come out up to twice as long as those of `estimate`, `sweep` and `search` with tp, and up to five \
-             times with ep"
+             alone, whose steps came out 1.3 to 2.2 times as long as those of `estimate` with tp 4 and 8, and 5 times with tp 2 \
+             and ep 8 (`sweep` and `search` say what `estimate` says)"
                 .into()
         })
     }

@@ -3,16 +3,14 @@
 use super::chosen::Chosen;
 use crate::error::Result;
 use crate::plan::Plan;
+use crate::published::recipe::eager_call;
 use crate::report::human::{percent, seconds};
 use crate::spec::{Architecture, StackSpec};
 use crate::timeline::Timeline;
+use crate::units::Seconds;
 
 /// The shipped stack that issues op by op.
 const EAGER: &str = "megatron-eager";
-/// What an op takes in FP8 over one in bf16, and one of whose product chunks travel beside it, which one call issues: as the
-/// stack's file has them.
-const NARROW: f64 = 2.17;
-const CHUNKED: f64 = 0.5;
 /// Ops of a layer and microbatch, forward, backward and again, and those of a step around a ring: none of this program's
 /// plans has more of a chunk.
 const MOST_OPS: f64 = 150.0;
@@ -27,8 +25,7 @@ pub fn note(chosen: &Chosen, plan: &Plan, timeline: &Timeline) -> Result<Option<
     let compiled = matches!(gpu.architecture, Architecture::Cpu | Architecture::Npu | Architecture::Tpu);
     let options = &about.par.options;
     let mut launch = StackSpec::find(EAGER)?.host_launch;
-    launch.value =
-        launch.value * if options.fp8 { NARROW } else { 1.0 } * if options.tp_overlap { CHUNKED } else { 1.0 };
+    launch.value = Seconds::new(eager_call(case.model.moe.is_some(), options.fp8, options.tp_overlap));
     let step = timeline.step.value();
     let microbatches = about.global_batch as f64 / (f64::from(about.par.dp) * about.micro_batch as f64).max(1.0);
     let of_layer = (MOST_OPS + OPS_OF_A_STEP * f64::from(about.par.ring)) * f64::from(options.chunks.max(1));

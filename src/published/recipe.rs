@@ -143,6 +143,13 @@ const CHUNKED_DENSE: f64 = 0.51;
 /// In FP8, times that: linear layers are half of a layer's ops, and take twice the CPU time (the same issue).
 const NARROW_DENSE: f64 = 1.5;
 
+/// CPU time of an op of a plan in eager Megatron, s: in a model of experts or another, in FP8 or bf16, with chunks beside
+/// products or without.
+pub fn eager_call(experts: bool, narrow: bool, chunked: bool) -> f64 {
+    let (in_fp8, in_chunks) = if experts { (EAGER_FP8, CHUNKED) } else { (EAGER_BF16 * NARROW_DENSE, CHUNKED_DENSE) };
+    (if narrow { in_fp8 } else { EAGER_BF16 }) * if chunked { in_chunks } else { 1.0 }
+}
+
 /// Systems whose layers are modules of Megatron Core around Transformer Engine's.
 const MODULES: [&str; 4] = ["nemo", "megatronbridge", "megatroncore", "megatronlm"];
 
@@ -157,8 +164,7 @@ fn eager_dense(run: &Training, stack: &StackSpec, chunked: bool) -> Option<f64> 
     if run.experts.is_some() || !modules || is_graph {
         return None;
     }
-    let narrow = if is_narrow(&run.precision) { NARROW_DENSE } else { 1.0 };
-    Some(EAGER_BF16 * narrow * if chunked { CHUNKED_DENSE } else { 1.0 })
+    Some(eager_call(false, is_narrow(&run.precision), chunked))
 }
 
 /// CPU time of an op of a plan where tensors that are cut are PyTorch's DTensors and nothing compiles them: every operator
@@ -191,8 +197,7 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
     let issue = issued(run).unwrap_or(recipe.issue);
     match issue {
         Issue::Eager => {
-            let call = if is_narrow(&run.precision) { EAGER_FP8 } else { EAGER_BF16 };
-            let value = Seconds::new(call * if chunked { CHUNKED } else { 1.0 });
+            let value = Seconds::new(eager_call(true, is_narrow(&run.precision), chunked));
             let source = "modules of Megatron and Transformer Engine without CUDA graphs".into();
             stack = stack.issuing(Sourced { value, source, provenance: Origin::Derived });
         }

@@ -11,15 +11,15 @@
 //! of inputs alone, and the stage before has them the earlier: the bubble is (p-1)(F+B-W) in place of (p-1)(F+B+W).
 //! Stage s puts those of weights off by s microbatches, so that each stage has as many in flight as the first.
 //!
-//! Folded pipelines are in `folded`, and the orders of those that halve every backward unit in `in_v` and `settled`. Else virtual
+//! Folded pipelines are in `folded`, and the orders of those that halve every backward unit in `in_v` and `controllable`. Else virtual
 //! stage c*p + s is chunk c of stage s. What a stage receives next is asked for
 //! one unit ahead, and what it has computed is sent while the next unit runs: sending and receiving are decoupled from
 //! compute (MegaScale, arXiv:2402.15627, section 3.2), for lanes give that by themselves; [`Passing`] has what older software does. Transfers are the work of NICs
 //! and copy engines here: the one or two SMs that a waiting NCCL kernel sits on are not counted.
 
+mod controllable;
 mod folded;
 mod in_v;
-mod settled;
 
 pub use folded::Next;
 

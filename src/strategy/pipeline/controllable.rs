@@ -6,8 +6,7 @@
 //! free, as long as no more activations live at a time than in the steady state; gradients of weights fill what is left. The
 //! offsets and what is squeezed when are those of the paper's authors (github:sail-sg/zero-bubble-pipeline-parallelism
 //! @064369d, zbv_greedy.py), since a stage's order, once fixed, decides what it waits for where passes do not take one unit
-//! each: at 1.2, 1.6 and 1 units forward, backward to inputs and to weights, 8 stages and 32 microbatches, V-Half takes 1.13
-//! times as long as without a bubble, where another order of the same bubble in units took 1.23.
+//! each.
 
 use super::Fold;
 use super::folded::Next;
