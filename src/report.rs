@@ -1,7 +1,6 @@
 //! What a timeline and a layout of memory say about a plan: a [`Row`] of a study, and a [`Report`] for a reader.
 
 pub mod human;
-mod remedy;
 mod row;
 mod text;
 
@@ -36,9 +35,7 @@ impl Costed<'_> {
     /// The row of this plan; where memory does not suffice it says so and has its numbers all the same.
     pub fn row(&self) -> Row {
         let mut row = Row::asked(&self.plan.about, self.cluster, self.stack);
-        let (about, aside) = (&self.plan.about, &self.aside);
-        let model = about.model_spec.as_ref();
-        row.set_layout(self.layout, &Place { about, model, aside, cluster: self.cluster, stack: self.stack });
+        row.set_layout(self.layout, &Place { aside: &self.aside, cluster: self.cluster, stack: self.stack });
         row.set_time(self.timeline, self.plan.about.model_flops, self.peak.value());
         row.set_dropped(dropped(&self.plan.routes));
         row

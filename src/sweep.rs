@@ -9,6 +9,7 @@ pub mod crossover;
 pub mod exchange;
 pub mod frames;
 pub mod grid;
+mod remedy;
 pub mod search;
 mod shadow;
 mod store;

@@ -590,8 +590,8 @@ fn a_host_too_small_for_a_node_is_refused() {
         let memory = host.cluster.spec.host.as_mut().unwrap().memory.as_mut().unwrap();
         memory.value = foretrain::units::Bytes::new(bytes as f64);
         let mut row = Row::asked(&plan.about, &host.cluster, &host.stack);
-        let (about, aside) = (&plan.about, &Ok(Default::default()));
-        row.set_layout(&layout, &Place { about, model: None, aside, cluster: &host.cluster, stack: &host.stack });
+        let aside = &Ok(Default::default());
+        row.set_layout(&layout, &Place { aside, cluster: &host.cluster, stack: &host.stack });
         row
     };
     let fits = row(8 * layout.host_bytes);

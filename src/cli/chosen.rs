@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::plan::route::dropped;
 use crate::plan::{ALIGNMENT, Plan};
+use crate::report::Row;
 use crate::report::human::percent;
 use crate::sweep::{Case, Point};
 
@@ -28,6 +29,11 @@ impl Chosen {
             .chain(self.over_wires())
             .chain(self.dropped())
             .collect()
+    }
+
+    /// The row of what was chosen with what would make it fit, where it does not.
+    pub fn remedied(&self, row: Row) -> Result<Row> {
+        self.case.with_remedies(&self.point, row)
     }
 
     /// That some GPUs of each node idle.

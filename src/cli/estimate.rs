@@ -42,7 +42,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let layout = chosen.case.layout(&plan)?;
     let timeline = chosen.case.cost(&plan)?;
     let notes = chosen.notes().into_iter().chain(issued::note(&chosen, &plan, &timeline)?).collect();
-    let report = Report { notes, ..chosen.case.costed(&plan, &layout, &timeline).report() };
+    let report = chosen.case.costed(&plan, &layout, &timeline).report();
+    let report = Report { notes, row: chosen.remedied(report.row)?, ..report };
     let error = (!report.row.feasible).then(|| Error::infeasible(&report.row.why));
     Answer::with_error(report.render(), &report, error).also_to(flags.out.as_deref())
 }

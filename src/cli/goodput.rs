@@ -101,7 +101,7 @@ impl Flags {
             (None, true, Some(costed)) => (costed, costed),
             // Whoever has timed the step knows that it runs.
             (Some(time), _, costed) => (time.value(), costed.unwrap_or(f64::NAN)),
-            _ => return Err(Error::infeasible(&row.why)),
+            _ => return Err(Error::infeasible(chosen.remedied(row)?.why)),
         };
         let state = self.state.map_or_else(|| state_bytes(&chosen.case.model, chosen.case.dtype), Bytes::value);
         Ok(Step {

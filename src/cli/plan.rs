@@ -34,8 +34,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     }
     let row = {
         let mut row = crate::report::Row::asked(&plan.about, &chosen.case.cluster, &chosen.case.stack);
-        row.set_layout(&layout, &chosen.case.place(&plan.about, &chosen.case.aside(&plan)));
-        row
+        row.set_layout(&layout, &chosen.case.place(&chosen.case.aside(&plan)));
+        chosen.remedied(row)?
     };
     let atoms = AtomTable::new(&plan)?;
     let written = plan.ops().count();

@@ -1,21 +1,17 @@
 //! A line of rows.csv. Others script against the names and the order of the columns.
 
 use super::human;
-use super::remedy::{Asked, remedies};
 use crate::cluster::Cluster;
 use crate::collective::exchange::Aside;
 use crate::error::{Error, Result};
 use crate::plan::memory::Footprint;
 use crate::plan::{About, Axis, TensorKind};
-use crate::spec::{LlmSpec, Parallelism, Recompute, StackSpec};
+use crate::spec::{Parallelism, Recompute, StackSpec};
 use crate::timeline::{Timeline, Usage};
 use serde::{Deserialize, Serialize};
 
-/// What memory of a row is told by, beside its layout: what the plan is for, of which model, and where it runs.
+/// What memory of a row is told by, beside its layout: where it runs.
 pub struct Place<'a> {
-    pub about: &'a About,
-    /// None for an attention alone.
-    pub model: Option<&'a LlmSpec>,
     /// What a library that carries rows sets aside, or why it does not.
     pub aside: &'a Result<Aside>,
     pub cluster: &'a Cluster,
@@ -209,33 +205,25 @@ impl Row {
         self.why = match self.feasible {
             true => String::new(),
             false => format!(
-                "memory: needs {} ({} plan{buffers} + {} reserved) of {}; {}",
+                "memory: needs {} ({} plan{buffers} + {} reserved) of {}{}",
                 human::bytes(needed),
                 human::bytes(plan as f64),
                 human::bytes(reserved),
                 human::bytes(capacity),
-                self.memory_remedy(persisting as f64, [needed, capacity, capacity - beside], at)
+                match persisting as f64 > capacity - beside {
+                    true => format!(
+                        "; weights, gradients and optimizer state alone are {}",
+                        human::bytes(persisting as f64)
+                    ),
+                    false => String::new(),
+                }
             ),
         };
     }
 
-    /// What would help and is not done already.
-    fn memory_remedy(&self, persisting: f64, [needed, capacity, room]: [f64; 3], at: &Place) -> String {
-        let aside = at.aside.as_ref().map_or(0.0, |aside| aside.buffers.total() as f64);
-        let node = at.cluster.gpus().min(at.cluster.per_node());
-        let has_host = at.cluster.spec.host.is_some();
-        let asked = at.model.map(|model| Asked { row: self, about: at.about, model, node, aside, has_host });
-        let found = asked.and_then(|asked| remedies(&asked, needed - capacity));
-        let (words, enough) = found.unwrap_or_default();
-        let mut parts = vec![];
-        if persisting > room {
-            parts.push(format!("weights, gradients and optimizer state alone are {}", human::bytes(persisting)));
-        }
-        parts.extend((!words.is_empty()).then_some(words));
-        if !enough {
-            parts.push("use more GPUs, a shorter sequence, a smaller model or a GPU with more memory".into());
-        }
-        parts.join("; ")
+    /// Bytes of a rank's memory that its plan has too many, below 0 where some are left; none where nothing was laid out.
+    pub fn over(&self) -> Option<f64> {
+        Some(self.peak_mem_bytes? as f64 - self.mem_room_bytes? as f64)
     }
 
     /// Notes where the time goes.

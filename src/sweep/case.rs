@@ -328,9 +328,9 @@ impl Case {
         aside_of_plan(plan, &self.cluster)
     }
 
-    /// Where a plan of this case's model needs memory.
-    pub fn place<'a>(&'a self, about: &'a About, aside: &'a Result<Aside>) -> Place<'a> {
-        Place { about, model: Some(&self.model), aside, cluster: &self.cluster, stack: &self.stack }
+    /// Where a plan needs memory.
+    pub fn place<'a>(&'a self, aside: &'a Result<Aside>) -> Place<'a> {
+        Place { aside, cluster: &self.cluster, stack: &self.stack }
     }
 
     pub fn costed<'a>(&'a self, plan: &'a Plan, layout: &'a Layout, timeline: &'a Timeline) -> Costed<'a> {
@@ -353,7 +353,7 @@ impl Case {
     /// The row of a plan; no times where memory does not suffice.
     pub fn row_of(&self, plan: &Plan) -> Result<Row> {
         let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
-        row.set_layout(&self.footprint(plan)?, &self.place(&plan.about, &self.aside(plan)));
+        row.set_layout(&self.footprint(plan)?, &self.place(&self.aside(plan)));
         if row.feasible {
             row.set_time(&self.cost(plan)?, plan.about.model_flops, self.peak.value());
             row.set_dropped(dropped(&plan.routes));
@@ -529,42 +529,6 @@ mod tests {
         assert!(((flops(&whole) - flops(&cut)) / gone - 1.0).abs() < 1e-9, "{} {}", flops(&whole), flops(&cut));
         let said = format!("; {} of experts' rows dropped", crate::report::human::percent(share));
         assert!(cut.limit.ends_with(&said) && !whole.limit.contains("dropped"), "{}", cut.limit);
-    }
-
-    /// What `why` of a point that lacks memory names, it allows; and what should make it fit does.
-    #[test]
-    fn remedies_can_be_followed() {
-        let dense =
-            |model: &str, gpus| Case::new(LlmSpec::find(model).unwrap(), "dgx-h100", "nccl-fa3", gpus, None).unwrap();
-        let row = |case: &Case, point: &Point, par: Parallelism| case.row(&Point { par, ..*point }).unwrap();
-        let large = dense("llama-3-70b", 64);
-        let par = Parallelism { dp: 8, tp: 8, zero: 1, ..Parallelism::default() };
-        let point = Point { seq_len: 8192, global_batch: 8, micro_batch: 1, par };
-        let why = row(&large, &point, par).why;
-        assert!(why.contains("; zero 2, options bf16-grads, "), "{why}");
-        let options = "bf16-grads".parse().unwrap();
-        assert!(row(&large, &point, Parallelism { zero: 2, ..par }).feasible);
-        assert!(row(&large, &point, Parallelism { options, ..par }).feasible);
-        let long = dense("llama-3-8b", 8);
-        let par = Parallelism { ulysses: 8, zero: 3, recompute: Recompute::Full, ..Parallelism::default() };
-        let point = Point { seq_len: 1 << 20, global_batch: 1, micro_batch: 1, par };
-        let why = row(&long, &point, par).why;
-        assert!(why.ends_with("; options offload-activations should make it fit"), "{why}");
-        let options = "offload-activations".parse().unwrap();
-        assert!(row(&long, &point, Parallelism { options, ..par }).feasible);
-        // Logits of all tokens are the most that there is where one rank has the sequence.
-        let whole = dense("llama-3-8b", 64);
-        let par = Parallelism { dp: 64, ulysses: 1, zero: 1, ..par };
-        let point = Point { seq_len: 64 << 10, global_batch: 64, ..point };
-        let why = row(&whole, &point, par).why;
-        assert!(why.contains("options loss-chunks-8"), "{why}");
-        let options = "loss-chunks-8".parse().unwrap();
-        assert!(row(&whole, &point, Parallelism { options, ..par }).feasible);
-        // Pairs of microbatches cannot be computed again, and modules of multi-token prediction not be sharded.
-        let (case, point) = mixture("deepseek-v3", "dgx-h100", 64, 32, "overlap-exchange");
-        let par = Parallelism { dp: 64, recompute: Recompute::None, ..point.par };
-        let why = case.row(&Point { par, global_batch: 128, seq_len: 4096, ..point }).unwrap().why;
-        assert!(why.starts_with("memory: ") && !why.contains("recompute full") && !why.contains("zero"), "{why}");
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl<'c> Frames<'c> {
             return case.row_of(&case.plan(point)?);
         };
         let mut row = Row::asked(&sizes.plan.about, &case.cluster, &case.stack);
-        row.set_layout(&footprint, &case.place(&sizes.plan.about, &Ok(Aside::default())));
+        row.set_layout(&footprint, &case.place(&Ok(Aside::default())));
         let mut series = None;
         if row.feasible {
             let timeline = match self.series(at, point, &sizes.plan, built)? {
@@ -123,7 +123,7 @@ impl<'c> Frames<'c> {
             return None;
         };
         let mut row = Row::asked(&plan.about, &case.cluster, &case.stack);
-        row.set_layout(&footprint, &case.place(&plan.about, &Ok(Aside::default())));
+        row.set_layout(&footprint, &case.place(&Ok(Aside::default())));
         if row.feasible {
             let (frame, series) = (kept.frame.as_ref()?, fewer.series.as_ref()?);
             row.set_time(&series.timeline(frame, plan, u64::from(more)), plan.about.model_flops, case.peak().value());

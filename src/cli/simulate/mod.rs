@@ -259,7 +259,8 @@ fn over(
 ) -> Result<Answer> {
     let Simulated { timeline, events, slowed, shared, why, .. } = found;
     let layout = chosen.case.layout(plan)?;
-    let report = Report { notes: chosen.notes(), ..chosen.case.costed(plan, &layout, &timeline).report() };
+    let report = chosen.case.costed(plan, &layout, &timeline).report();
+    let report = Report { notes: chosen.notes(), row: chosen.remedied(report.row)?, ..report };
     let mut text = report.render();
     let classes = timeline.classes.len();
     let effort = Effort { seed: flags.seed, blocks: flags.blocks()?, apart: flags.apart(chosen), ..Effort::SUMS };

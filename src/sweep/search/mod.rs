@@ -323,7 +323,7 @@ fn row(case: &Case, point: &Point, limit: f64) -> Result<Row> {
         if timeline.step.value() < limit {
             let room = case.cluster.gpu.memory.value.value() - case.stack.reserved_memory.value.value();
             let footprint = case.footprint_within(&plan, room as u64)?;
-            row.set_layout(&footprint, &case.place(&plan.about, &case.aside(&plan)));
+            row.set_layout(&footprint, &case.place(&case.aside(&plan)));
             // Other stages were not looked at.
             row.why = row.why.replacen("memory: needs", "memory: needs at least", 1);
             Ok(row)
