@@ -1,11 +1,13 @@
 //! Ranks on devices: which node each is in, and what lies between two of them.
 
+mod block;
 mod ecmp;
 mod graph;
 mod path;
 mod ports;
 mod slice;
 
+pub use block::Block;
 pub use ecmp::fullest;
 pub use path::{Link, LinkClass, Path};
 pub use ports::Ports;

@@ -4,7 +4,7 @@
 //! much it computes. Then ranks of one colour are told apart by the colours of whom they talk to and by
 //! the links in between, until nothing changes. [`trivial`] puts every rank alone and is the oracle.
 
-use crate::cluster::{Cluster, Tier};
+use crate::cluster::{Cluster, Link, Tier};
 use crate::collective::nccl::tree_uplinks;
 use crate::plan::rows::{place_of, replica_of};
 use crate::plan::{Axis, Group, OpKind, Plan};
@@ -209,6 +209,20 @@ impl Around {
         }
         all.iter().map(FxHasher::finish).collect()
     }
+}
+
+/// How many of all ranks send over the wire between chips that most of them send over when all do the same hop; 1 where
+/// there are no such wires. What is asked of one rank is so of all, as the last of them is waited for.
+pub fn over_a_wire(plan: &Plan, cluster: &Cluster, group: &Group, by: i32) -> u32 {
+    if cluster.spec.graph.is_none() || cluster.spec.scale_out.is_some() {
+        return 1;
+    }
+    let step = group.step(&plan.views, by);
+    let mut sends: FxHashMap<Link, u32> = FxHashMap::default();
+    for link in (0..plan.ranks()).flat_map(|rank| cluster.path(rank, step.of(rank)).links) {
+        *sends.entry(link).or_default() += 1;
+    }
+    sends.into_values().max().unwrap_or(1)
 }
 
 /// Ranks on `rank`'s node that send over the node's edge when all do the same hop: they share its NICs.

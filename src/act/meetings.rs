@@ -8,7 +8,7 @@ use super::{Acts, ctas};
 use crate::cluster::Tier;
 use crate::collective::{self, LinkTime};
 use crate::error::{Error, Result};
-use crate::fold::crossing;
+use crate::fold::{crossing, over_a_wire};
 use crate::plan::link::{Line, Place};
 use crate::plan::matching::LegAt;
 use crate::plan::*;
@@ -103,10 +103,11 @@ impl<'a> Acts<'a> {
             return known.clone();
         }
         let (group, cluster, plan) = (self.group(lane), self.machine.cluster, self.plan);
+        let wired = over_a_wire(plan, cluster, group, by);
         let route = |&rank: &u32| {
             let peer = group.neighbour(&plan.views, rank, by);
             let tier = cluster.tier(rank, peer);
-            let sharing = if tier == Tier::ScaleOut { crossing(plan, cluster, group, by, rank).max(1) } else { 1 };
+            let sharing = if tier == Tier::ScaleOut { crossing(plan, cluster, group, by, rank).max(1) } else { wired };
             Route { peer, tier, sharing: f64::from(sharing) }
         };
         let routes: Rc<[Route]> = self.fold.representatives.iter().map(route).collect();

@@ -81,18 +81,27 @@ impl Chosen {
         })
     }
 
-    /// That groups of ranks share the links of a torus.
+    /// That groups of ranks do not lie along the axes of a torus, whose collectives no other group stands in the way of.
     fn over_wires(&self) -> Option<String> {
         let (par, cluster) = (&self.point.par, &self.case.cluster);
-        let several = [par.tp, par.ep, par.ring, par.ulysses].into_iter().any(|ranks| ranks > 1);
         // Where a graph joins nodes it is the networks of those that meet.
-        let chips = cluster.spec.graph.is_some() && cluster.spec.scale_out.is_none();
-        (chips && several).then(|| {
-            "wires: groups of ranks share the links between their chips; what several send over one at once meets in `simulate` \
-             alone, whose steps came out 1.3 to 2.2 times as long as those of `estimate` with tp 4 and 8, and 5 times with tp 2 \
-             and ep 8 (`sweep` and `search` say what `estimate` says)"
-                .into()
-        })
+        cluster.spec.graph.as_ref().filter(|_| cluster.spec.scale_out.is_none())?;
+        let sequence = par.ring * par.ulysses;
+        let degrees = [("tp", par.tp), ("ulysses x ring", sequence), ("dp", par.dp)];
+        let mut inner = 1;
+        for (name, ranks) in degrees {
+            let outer = inner * ranks;
+            let firsts = (0..cluster.gpus()).filter(|rank| rank % outer < inner);
+            let group = |first: u32| (0..ranks).map(|i| first + i * inner).collect::<Vec<_>>();
+            if ranks > 1 && firsts.into_iter().any(|first| cluster.block(&group(first)).is_none()) {
+                return Some(format!(
+                    "wires: some groups of {name} {ranks} are no block of the torus or mesh of chips; they are taken for rings in the \
+                     order of ranks, and what they send over the links of others waits for those in `simulate` alone"
+                ));
+            }
+            inner = outer;
+        }
+        None
     }
 
     /// That experts have no room for some of the rows, which are then none of the model's work.

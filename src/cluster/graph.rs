@@ -55,14 +55,15 @@ pub fn wires(graph: &Graph) -> u64 {
     }
 }
 
-/// Dim by dim; where rings close each the shorter way around, upwards where both are as long.
+/// Dim by dim; where rings close each the shorter way around. Where both are as long, as many go either way.
 fn grid(dims: &[u32], closed: bool, a: u32, b: u32) -> Vec<u32> {
     let (mut at, mut stops, mut stride) = (a, vec![a], 1);
     for &n in dims.iter().rev() {
         let to = b / stride % n;
         let from = at / stride % n;
         let ahead = (to + n - from) % n;
-        let upwards = if closed { ahead <= n - ahead } else { from <= to };
+        let both = 2 * ahead == n && from % 2 == 0;
+        let upwards = if closed { 2 * ahead < n || both } else { from <= to };
         let (steps, by) = if upwards { (ahead, 1) } else { (n - ahead, n - 1) };
         for _ in 0..steps {
             let here = at / stride % n;

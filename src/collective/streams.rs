@@ -19,6 +19,11 @@ pub struct Stream {
 pub fn streams(cluster: &Cluster, algorithm: Algorithm, op: Operation, members: &[u32], bytes: f64) -> Vec<Stream> {
     let flows = Flows { cluster, members, sent: BTreeMap::new(), extra: vec![] };
     let n = members.len() as f64;
+    if let (Algorithm::Ring, Operation::Whole(kind), Some(block)) = (algorithm, op, cluster.block(members)) {
+        let passes = if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 };
+        let flows = block.streams(members, passes * bytes * (n - 1.0) / n);
+        return flows.into_iter().map(|(links, bytes)| Stream { links, bytes }).collect();
+    }
     match (algorithm, op) {
         (_, Operation::SendRecv) => flows.cyclic(bytes),
         (Algorithm::Pairwise, _) => flows.pairwise(bytes / n),

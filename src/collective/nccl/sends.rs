@@ -103,6 +103,9 @@ pub fn all_to_all(nccl: &Nccl, shape: &Shape, bytes: Bytes) -> LinkTime {
         let across = f64::from(shape.most.min(2 * sockets.gpus)) / 2.0;
         inside = inside.max(one * (across * across) / bridge);
     }
+    if let Some(block) = &shape.block {
+        inside = block.all_to_all(bytes);
+    }
     let mut time = LinkTime {
         latency: send_latency(nccl, one.value(), each, nccl.fitted.announcement) + up.latency.value,
         transfer: inside,

@@ -1,6 +1,6 @@
 //! Where the members of a group are, and what is narrow between them.
 
-use crate::cluster::Cluster;
+use crate::cluster::{Block, Cluster};
 use crate::collective::tree;
 use crate::spec::Pod;
 use crate::units::BytesPerSec;
@@ -20,6 +20,8 @@ pub struct Shape {
     pub beyond: f64,
     /// What a ring has between sockets.
     pub bridge: Option<BytesPerSec>,
+    /// Where they lie on a torus of chips.
+    pub block: Option<Block>,
 }
 
 impl Shape {
@@ -34,6 +36,7 @@ impl Shape {
             tree: tree_uplinks(cluster, members),
             beyond: cluster.beyond_pods(members),
             bridge: cluster.bridge(members),
+            block: cluster.block(members),
         }
     }
 }

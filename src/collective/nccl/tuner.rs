@@ -5,7 +5,7 @@
 use super::fitted::{Fitted, Inside, Protocol};
 use super::shape::Shape;
 use super::{Choice, LinkTime, SPREAD_BETWEEN, SPREAD_INSIDE, provenance};
-use crate::cluster::Cluster;
+use crate::cluster::{Block, Cluster};
 use crate::collective::{Algorithm, Mark};
 use crate::plan::CollectiveKind;
 use crate::spec::{Architecture, Provenance, StackSpec};
@@ -27,13 +27,15 @@ impl Course {
         let twice = kind == CollectiveKind::AllReduce;
         let passes = if twice { 2.0 } else { 1.0 };
         let (n, nodes) = (f64::from(shape.n), f64::from(shape.nodes));
-        let steps = passes * (n - 1.0);
-        Course { steps, between: passes * (nodes - 1.0), volume: steps / n, twice }
+        // On a torus all axes are gone along at once, both ways.
+        let steps = passes * shape.block.as_ref().map_or(n - 1.0, Block::hops);
+        Course { steps, between: passes * (nodes - 1.0), volume: passes * (n - 1.0) / n, twice }
     }
 
     pub fn broadcast(shape: &Shape) -> Course {
         let (n, nodes) = (f64::from(shape.n), f64::from(shape.nodes));
-        Course { steps: n - 1.0, between: nodes - 1.0, volume: 1.0, twice: false }
+        let steps = shape.block.as_ref().map_or(n - 1.0, Block::hops);
+        Course { steps, between: nodes - 1.0, volume: 1.0, twice: false }
     }
 }
 
@@ -61,6 +63,8 @@ pub struct Tuner<'a> {
     step: Seconds,
     wire: Seconds,
     provenance: Provenance,
+    /// The port of a chip is its links.
+    chips: bool,
     fitted: &'a Fitted,
 }
 
@@ -90,6 +94,7 @@ impl<'a> Tuner<'a> {
             _ => up.ring(cluster.spec.gpus_per_node, shape.most),
         };
         let links = shape.bridge.map_or(ring, |bridge| ring.min(bridge));
+        let links = shape.block.as_ref().map_or(links, Block::rate);
         let intra = if shape.most > 1 { giga(links) } else { f64::INFINITY };
         let bound = match out {
             Some(out) if nics < intra => out.achieved.provenance,
@@ -115,6 +120,7 @@ impl<'a> Tuner<'a> {
             step: up.latency.value * stack.collective_latency.value,
             wire: out.map_or(Seconds::ZERO, |out| out.latency.value * stack.collective_latency.value),
             provenance: provenance(bound),
+            chips: shape.block.is_some(),
             fitted,
         }
     }
@@ -141,7 +147,11 @@ impl<'a> Tuner<'a> {
     }
 
     fn ring_inside(&self, course: &Course, bytes: Bytes) -> Vec<Choice> {
-        let bus = if self.n == 2.0 { self.bus * self.fitted.pair[usize::from(course.twice)] } else { self.bus };
+        let bus = if self.n == 2.0 && !self.chips {
+            self.bus * self.fitted.pair[usize::from(course.twice)]
+        } else {
+            self.bus
+        };
         let regime = |r: &Inside| LinkTime {
             latency: self.start + Seconds::new(r.setup) + self.step * (course.steps * r.steps),
             ..self.regime(Seconds::ZERO, bytes, r.rate * bus / course.volume)

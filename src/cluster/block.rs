@@ -1,0 +1,213 @@
+//! Groups of ranks on a torus or mesh of chips: blocks of it, whose collectives go along all their axes at once, both ways.
+//!
+//! An axis of m members that closes gives every member two links, and an all-gather takes V (m - 1) / m over the rate of
+//! both; where it is open, what comes from one end leaves by the other, and the middle link has all of it: one link's rate.
+//! Of several axes each carries a part of the bytes of its own, in another order of the axes, so that their rates add up
+//! (Google, "How to Scale Your Model", section 3: the time of an all-gather over several axes of a TPU's torus).
+
+use super::Cluster;
+use super::path::Link;
+use crate::spec::GraphShape;
+use crate::units::{Bytes, BytesPerSec, Seconds};
+
+/// Members of a group that are every `stride`-th vertex of some axes of a graph, in all their combinations.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Block {
+    axes: Vec<Axis>,
+    /// Of a link in one direction.
+    wire: BytesPerSec,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Axis {
+    /// Vertices from one to its neighbour along the axis, and on all of it.
+    pace: u32,
+    vertices: u32,
+    members: u32,
+    /// From member to member; groups between them share the links.
+    stride: u32,
+    /// The last is the neighbour of the first.
+    closed: bool,
+}
+
+impl Cluster {
+    /// How members lie on a graph of chips; none where there is none, or they are no block.
+    pub fn block(&self, members: &[u32]) -> Option<Block> {
+        let graph = self.spec.graph.as_ref().filter(|_| self.spec.scale_out.is_none())?;
+        let (dims, closes) = match &graph.shape {
+            GraphShape::Torus(dims) => (dims, true),
+            GraphShape::Mesh(dims) => (dims, false),
+            _ => return None,
+        };
+        let (mut axes, mut pace, mut all) = (vec![], 1, 1);
+        for &vertices in dims.iter().rev() {
+            let mut at = vec![false; vertices as usize];
+            members.iter().for_each(|m| at[(m / pace % vertices) as usize] = true);
+            let at: Vec<u32> = (0..vertices).filter(|&v| at[v as usize]).collect();
+            let here = at.len() as u32;
+            if here > 1 {
+                let stride = at[1] - at[0];
+                if at.windows(2).any(|pair| pair[1] - pair[0] != stride) {
+                    return None;
+                }
+                let closed = closes && vertices > 2 && here * stride == vertices;
+                axes.push(Axis { pace, vertices, members: here, stride, closed });
+            }
+            (pace, all) = (pace * vertices, all * here);
+        }
+        (all as usize == members.len() && all > 1).then_some(Block { axes, wire: graph.bandwidth.value })
+    }
+}
+
+impl Axis {
+    /// Links of a member's own that carry a collective along the axis.
+    fn links(&self) -> f64 {
+        (if self.closed { 2.0 } else { 1.0 }) / f64::from(self.stride)
+    }
+}
+
+impl Block {
+    /// Bytes a second that a member sends in a collective of rings, while the groups beside it do the same.
+    pub fn rate(&self) -> BytesPerSec {
+        self.wire * self.axes.iter().map(Axis::links).sum::<f64>()
+    }
+
+    /// Links from the first member to the last that hears of it.
+    pub fn hops(&self) -> f64 {
+        let of = |axis: &Axis| {
+            let steps = if axis.closed { axis.members / 2 } else { axis.members - 1 };
+            f64::from(steps * axis.stride)
+        };
+        self.axes.iter().map(of).sum()
+    }
+
+    /// What every member takes to send its part of `bytes` to every other, while the groups beside it do the same. Rows go
+    /// dim by dim, the shorter way around: of the links of an axis the middle one, or any where it closes, is crossed by as
+    /// many bytes as the axis were alone.
+    pub fn all_to_all(&self, bytes: Bytes) -> Seconds {
+        let time = |axis: &Axis| {
+            let m = u64::from(axis.members);
+            // Pairs of members whose way crosses a link, of all m; both directions of a closed axis share the hops of all.
+            let crossing = if axis.closed { (m * m / 4) as f64 / 2.0 } else { ((m / 2) * m.div_ceil(2)) as f64 };
+            bytes * (crossing / m as f64 * f64::from(axis.stride)) / self.wire
+        };
+        self.axes.iter().map(time).fold(Seconds::ZERO, Seconds::max)
+    }
+
+    /// The flows of a collective of rings in which every member sends `bytes`.
+    pub fn streams(&self, members: &[u32], bytes: f64) -> Vec<(Vec<Link>, f64)> {
+        let all: f64 = self.axes.iter().map(Axis::links).sum();
+        let mut flows = vec![];
+        for axis in &self.axes {
+            let part = bytes * axis.links() / all;
+            let each = if axis.closed { part / 2.0 } else { part };
+            for &member in members {
+                // Of two vertices each is above the other.
+                let ways = if axis.vertices > 2 { vec![1, axis.vertices - 1] } else { vec![1] };
+                let ways = ways.into_iter().filter_map(|by| axis.way(member, by, members));
+                flows.extend(ways.map(|links| (links, each)));
+            }
+        }
+        flows
+    }
+}
+
+impl Axis {
+    /// The links from a member to the next, where there is one: up by steps of 1, or down by steps of all but one vertex.
+    fn way(&self, member: u32, by: u32, members: &[u32]) -> Option<Vec<Link>> {
+        let place = |rank: u32| rank / self.pace % self.vertices;
+        let onward = |rank: u32| rank - place(rank) * self.pace + (place(rank) + by) % self.vertices * self.pace;
+        let mut stops = vec![member];
+        for _ in 0..self.stride {
+            let last = stops[stops.len() - 1];
+            let next = onward(last);
+            // Beyond the end of an open axis.
+            if !self.closed && place(next).abs_diff(place(last)) != 1 {
+                return None;
+            }
+            stops.push(next);
+        }
+        let reached = members.contains(&stops[stops.len() - 1]);
+        reached.then(|| stops.windows(2).map(|w| Link::Wire { from: w[0], to: w[1] }).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{ClusterSpec, GpuSpec};
+
+    fn of(name: &str, gpus: u32) -> Cluster {
+        let spec = ClusterSpec::find(name).unwrap();
+        Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), gpus).unwrap()
+    }
+
+    fn links(cluster: &Cluster, members: impl IntoIterator<Item = u32>) -> Option<f64> {
+        let block = cluster.block(&members.into_iter().collect::<Vec<_>>())?;
+        let wire = cluster.spec.graph.as_ref().unwrap().bandwidth.value;
+        Some(block.rate().value() / wire.value())
+    }
+
+    #[test]
+    fn axes_of_a_block_add_up() {
+        // 4 x 4 x 4, all of whose rings close.
+        let cube = of("tpu-v5p-pod", 64);
+        assert_eq!(links(&cube, 0..64), Some(6.0));
+        assert_eq!(links(&cube, 4..8), Some(2.0));
+        assert_eq!(links(&cube, 16..32), Some(4.0));
+        // Two neighbours have one link; the two groups of every second one share theirs.
+        assert_eq!(links(&cube, 0..2), Some(1.0));
+        assert_eq!(links(&cube, [0, 2]), Some(1.0));
+        assert_eq!(links(&cube, (0..64).step_by(16)), Some(2.0));
+        assert_eq!(links(&cube, (0..64).step_by(2)), Some(5.0));
+        // No block.
+        assert_eq!(links(&cube, [0, 1, 4]), None);
+        assert_eq!(links(&cube, [0, 1, 3]), None);
+        assert_eq!(links(&cube, [7]), None);
+        assert_eq!(links(&of("dgx-h100", 8), 0..8), None);
+    }
+
+    #[test]
+    fn an_open_axis_has_half() {
+        // 8 x 8 of 16 x 16.
+        let square = of("tpu-v6e-pod", 64);
+        assert_eq!(links(&square, 0..8), Some(1.0));
+        assert_eq!(links(&square, 0..64), Some(2.0));
+        let block = square.block(&(0..8).collect::<Vec<_>>()).unwrap();
+        assert_eq!(block.hops(), 7.0);
+        assert_eq!(of("tpu-v6e-pod", 256).block(&(0..16).collect::<Vec<_>>()).unwrap().hops(), 8.0);
+        // From four to four over the link between them, of what each has an eighth for each of the others.
+        let bytes = Bytes::new(block.wire.value());
+        assert_eq!(block.all_to_all(bytes).value(), 2.0);
+        // Every second of a ring of 16, whose links the others use as well.
+        let ring = of("tpu-v6e-pod", 256);
+        let block = ring.block(&(0..16).step_by(2).collect::<Vec<_>>()).unwrap();
+        assert_eq!(block.all_to_all(bytes).value(), 2.0);
+        assert_eq!(block.rate(), block.wire);
+    }
+
+    /// Of all groups together no link carries more than it can in the time that a collective takes, and some carry that.
+    #[test]
+    fn streams_fill_the_links_and_no_more() {
+        for (name, gpus, group) in
+            [("tpu-v5p-pod", 64, 16), ("tpu-v6e-pod", 64, 8), ("tpu-v5e-pod", 128, 2), ("tpu-v5p-pod", 32, 4)]
+        {
+            let cluster = of(name, gpus);
+            for stride in [1, gpus / group] {
+                let mut loads = std::collections::BTreeMap::new();
+                let first = |g: u32| if stride == 1 { g * group } else { g };
+                for g in 0..gpus / group {
+                    let members: Vec<u32> = (0..group).map(|i| first(g) + i * stride).collect();
+                    let block = cluster.block(&members).unwrap();
+                    for (link, bytes) in
+                        block.streams(&members, 1.0).iter().flat_map(|(l, b)| l.iter().map(move |l| (*l, b)))
+                    {
+                        *loads.entry(link).or_insert(0.0) += bytes / block.wire.value() * block.rate().value();
+                    }
+                }
+                let most = loads.values().copied().fold(0.0, f64::max);
+                assert!((most - 1.0_f64).abs() < 1e-9, "{name} {gpus} {group} by {stride}: {most}");
+            }
+        }
+    }
+}
