@@ -85,11 +85,20 @@ impl Block {
     /// dim by dim, the shorter way around: of the links of an axis the middle one, or any where it closes, is crossed by as
     /// many bytes as the axis were alone.
     pub fn all_to_all(&self, bytes: Bytes) -> Seconds {
+        self.exchange(bytes, |axis| f64::from(axis.stride))
+    }
+
+    /// The same while the groups beside it are silent.
+    pub fn all_to_all_alone(&self, bytes: Bytes) -> Seconds {
+        self.exchange(bytes, |_| 1.0)
+    }
+
+    fn exchange(&self, bytes: Bytes, beside: impl Fn(&Axis) -> f64) -> Seconds {
         let time = |axis: &Axis| {
             let m = u64::from(axis.members);
             // Pairs of members whose way crosses a link, of all m; both directions of a closed axis share the hops of all.
             let crossing = if axis.closed { (m * m / 4) as f64 / 2.0 } else { ((m / 2) * m.div_ceil(2)) as f64 };
-            bytes * (crossing / m as f64 * f64::from(axis.stride)) / self.wire
+            bytes * (crossing / m as f64 * beside(axis)) / self.wire
         };
         self.axes.iter().map(time).fold(Seconds::ZERO, Seconds::max)
     }

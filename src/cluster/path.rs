@@ -158,7 +158,10 @@ impl Cluster {
         let up = &self.spec.scale_up;
         match link {
             Link::Out(_) | Link::In(_) => up.bandwidth.value.max(up.p2p.value),
-            Link::Peer(..) => up.per_peer.as_ref().map_or(up.p2p.value, |peer| peer.value),
+            // Rings over all peers reach more of a link than a send alone.
+            Link::Peer(..) => up.per_peer.as_ref().map_or(up.p2p.value, |peer| {
+                peer.value.max(up.bandwidth.value * (1.0 / f64::from(self.spec.gpus_per_node.saturating_sub(1).max(1))))
+            }),
             Link::Bridge { .. } => up.sockets.as_ref().map_or(up.bandwidth.value, |s| s.bridge.value),
             Link::NicOut { .. } | Link::NicIn { .. } => self.nic_rate(),
             Link::Up { tier, .. } | Link::Down { tier, .. } => self.uplinks(tier as usize),

@@ -19,9 +19,13 @@ pub struct Stream {
 pub fn streams(cluster: &Cluster, algorithm: Algorithm, op: Operation, members: &[u32], bytes: f64) -> Vec<Stream> {
     let flows = Flows { cluster, members, sent: BTreeMap::new(), extra: vec![] };
     let n = members.len() as f64;
-    if let (Algorithm::Ring, Operation::Whole(kind), Some(block)) = (algorithm, op, cluster.block(members)) {
-        let passes = if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 };
-        let flows = block.streams(members, passes * bytes * (n - 1.0) / n);
+    let sent = match op {
+        Operation::Whole(CollectiveKind::AllReduce) => 2.0 * bytes * (n - 1.0) / n,
+        Operation::Whole(_) => bytes * (n - 1.0) / n,
+        Operation::Broadcast | Operation::SendRecv => bytes,
+    };
+    if let (Algorithm::Ring, Some(block)) = (algorithm, cluster.block(members)) {
+        let flows = block.streams(members, sent);
         return flows.into_iter().map(|(links, bytes)| Stream { links, bytes }).collect();
     }
     match (algorithm, op) {
@@ -30,11 +34,7 @@ pub fn streams(cluster: &Cluster, algorithm: Algorithm, op: Operation, members: 
         (Algorithm::Tree, _) => flows.trees(bytes),
         (Algorithm::Nvls | Algorithm::NvlsTree, _) => flows.switch(bytes),
         (Algorithm::Hierarchical, _) => flows.hierarchical(bytes),
-        (Algorithm::Ring, Operation::Broadcast) => flows.rings(bytes, true),
-        (Algorithm::Ring, Operation::Whole(CollectiveKind::AllReduce)) => {
-            flows.rings(2.0 * bytes * (n - 1.0) / n, false)
-        }
-        (Algorithm::Ring, _) => flows.rings(bytes * (n - 1.0) / n, false),
+        (Algorithm::Ring, _) => flows.rings(sent, op == Operation::Broadcast),
     }
 }
 
@@ -49,6 +49,18 @@ impl Flows<'_> {
     fn send(&mut self, from: u32, to: u32, bytes: f64) {
         if from != to && bytes > 0.0 {
             *self.sent.entry((from, to)).or_insert(0.0) += bytes;
+        }
+    }
+
+    /// To the next member of a chain or ring on `node`. Where every peer has links of its own, other rings have other
+    /// neighbours, and together they go over all of them.
+    fn onward(&mut self, node: &[u32], [from, to]: [u32; 2], bytes: f64) {
+        match self.cluster.spec.scale_up.per_peer {
+            None => self.send(from, to, bytes),
+            Some(_) => {
+                let each = bytes / (node.len() as f64 - 1.0);
+                node.iter().for_each(|&peer| self.send(from, peer, each));
+            }
         }
     }
 
@@ -85,10 +97,17 @@ impl Flows<'_> {
     fn rings(mut self, bytes: f64, open: bool) -> Vec<Stream> {
         let nodes = self.nodes();
         let channels = Self::channels(&nodes);
+        let of_node: BTreeMap<u32, &Vec<u32>> = nodes.iter().map(|n| (self.cluster.node_of(n[0]), n)).collect();
         for channel in 0..channels {
             let order: Vec<u32> = nodes.iter().enumerate().flat_map(|(at, n)| Self::walk(n, at, channel)).collect();
             let hops = if open { order.len() - 1 } else { order.len() };
-            (0..hops).for_each(|i| self.send(order[i], order[(i + 1) % order.len()], bytes / channels as f64));
+            for pair in (0..hops).map(|i| [order[i], order[(i + 1) % order.len()]]) {
+                let [from, to] = pair.map(|rank| self.cluster.node_of(rank));
+                match of_node.get(&from).filter(|_| from == to) {
+                    Some(node) => self.onward(node, pair, bytes / channels as f64),
+                    None => self.send(pair[0], pair[1], bytes / channels as f64),
+                }
+            }
         }
         self.done()
     }
@@ -113,9 +132,9 @@ impl Flows<'_> {
         let share = bytes / channels as f64;
         for channel in 0..channels {
             let chains: Vec<Vec<u32>> = nodes.iter().map(|n| Self::walk(n, 0, channel)).collect();
-            for pair in chains.iter().flat_map(|chain| chain.windows(2)) {
-                self.send(pair[1], pair[0], share);
-                self.send(pair[0], pair[1], share);
+            for (chain, pair) in chains.iter().flat_map(|chain| chain.windows(2).map(move |pair| (chain, pair))) {
+                self.onward(chain, [pair[1], pair[0]], share);
+                self.onward(chain, [pair[0], pair[1]], share);
             }
             for parents in [tree::first(nodes.len()), tree::second(nodes.len())] {
                 for (child, parent) in parents.iter().enumerate().filter_map(|(c, p)| Some((c, (*p)?))) {
@@ -155,7 +174,7 @@ impl Flows<'_> {
         for node in &nodes {
             let g = node.len();
             let inside = 2.0 * bytes * (g as f64 - 1.0) / g as f64;
-            (0..g).for_each(|i| self.send(node[i], node[(i + 1) % g], inside));
+            (0..g).for_each(|i| self.onward(node, [node[i], node[(i + 1) % g]], inside));
         }
         let (k, rails) = (nodes.len(), nodes.iter().map(Vec::len).min().unwrap_or(1));
         let between = 2.0 * bytes / rails as f64 * (k as f64 - 1.0) / k as f64;

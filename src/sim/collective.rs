@@ -4,7 +4,7 @@ use super::share::{Demand, Resource, Share};
 use crate::cluster::{Cluster, Link};
 use crate::collective::streams::{Stream, streams};
 use crate::collective::{Algorithm, Operation, pairs};
-use crate::units::Seconds;
+use crate::units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 
 /// How long the bytes of a collective take over the links there are, which alone take `alone`.
@@ -26,6 +26,10 @@ pub fn simulated(
 /// the least to those of the link that is the fullest for its width: they keep their rate to the end, all others end
 /// before, and that link takes its bytes over its width.
 fn all_to_all(cluster: &Cluster, members: &[u32], bytes: f64, alone: Seconds) -> Seconds {
+    // Along the axes of a torus without a walk for every pair.
+    if let Some(block) = cluster.block(members) {
+        return alone.max(block.all_to_all_alone(Bytes::new(bytes)));
+    }
     let loads = pairs::loads(cluster, members, bytes / members.len() as f64);
     let takes = |(link, bytes): (&Link, &f64)| bytes / cluster.capacity(*link).value();
     let narrowest = loads.iter().map(takes).fold(0.0, f64::max);
@@ -82,7 +86,11 @@ mod tests {
     fn nothing_shared_takes_what_the_analytic_model_says() {
         let kinds = [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::AllToAll];
         let whole = kinds.map(Operation::Whole);
-        for (name, gpus) in [("dgx-h100", 8), ("dgx-h100", 32), ("dgx-a100", 16), ("gb200-nvl72", 72)] {
+        let switched = [("dgx-h100", 8), ("dgx-h100", 32), ("dgx-a100", 16), ("gb200-nvl72", 72)];
+        // Meshes, whose rings go over all peers, and tori, whose rings go along all axes.
+        let direct = [("mi300x-8x400", 8), ("mi300x-8x400", 32), ("gaudi2-8", 8), ("mi250-8x200", 16)];
+        let tori = [("tpu-v5p-pod", 64), ("tpu-v5p-pod", 32), ("tpu-v6e-pod", 256), ("tpu-v5e-pod", 8)];
+        for (name, gpus) in switched.into_iter().chain(direct).chain(tori) {
             let (cluster, stack) = of(&ClusterSpec::find(name).unwrap(), gpus);
             let members: Vec<u32> = (0..gpus).collect();
             for op in whole.into_iter().chain([Operation::Broadcast, Operation::SendRecv]) {
