@@ -23,11 +23,44 @@ pub use measured::{Profile, Threads};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
     pub seconds: Seconds,
-    /// Slows down when SMs are taken away.
-    pub sm_bound: bool,
+    pub on_sms: OnSms,
     pub provenance: Provenance,
     /// Relative standard deviation.
     pub rel_sd: f64,
+}
+
+/// What of a kernel's time hangs on the SMs that it has. It lasts until they have computed, and as long as memory takes at
+/// the least; launches, and kernels that round its operands, come on top.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct OnSms {
+    /// Shares of the time alone: in which SMs compute, and on top.
+    pub computes: f32,
+    pub on_top: f32,
+}
+
+impl OnSms {
+    /// Memory alone decides.
+    pub const NONE: OnSms = OnSms { computes: 0.0, on_top: 0.0 };
+
+    /// Whether the kernel would take longer with any SM less: memory does not take longer than they.
+    pub fn decide(self) -> bool {
+        self.computes > 0.0 && self.computes + self.on_top > 1.0 - 1e-6
+    }
+
+    /// How long a kernel lasts that takes `alone` with all SMs, where so much computing takes as long as `stretched` says.
+    #[inline]
+    pub fn lasts(self, alone: u64, stretched: impl FnOnce(u64) -> u64) -> u64 {
+        if self.computes == 0.0 {
+            return alone;
+        }
+        let part = |share: f32| (alone as f64 * f64::from(share)) as u64;
+        let work = part(self.computes);
+        match stretched(work) {
+            // Shares are rounded.
+            takes if takes <= work => alone,
+            takes => alone.max(takes + part(self.on_top)),
+        }
+    }
 }
 
 pub trait KernelTime {
@@ -188,8 +221,8 @@ impl Roofline {
         Flops::new(flops) / (peak * ceiling)
     }
 
-    /// The best tiling, or the memory if that takes longer.
-    fn gemm(&self, [m, n, k]: [u64; 3], [bytes, result, cast]: [u64; 3], dtype: Dtype, odd: bool) -> (Part, bool) {
+    /// The best tiling, or the memory if that takes longer; and what SMs compute of that.
+    fn gemm(&self, [m, n, k]: [u64; 3], [bytes, result, cast]: [u64; 3], dtype: Dtype, odd: bool) -> (Part, Seconds) {
         let fp8 = cast > 0;
         let curve = &self.gpu.gemm;
         let (name, element) = if fp8 { ("fp8", 1) } else { (dtype_name(dtype), dtype.size()) };
@@ -211,14 +244,19 @@ impl Roofline {
         let provenance = worst([&ceiling.provenance, &curve.operands.provenance, &curve.stream.provenance]);
         let part = Part { seconds: tiled.max(streamed), provenance, rel_sd: curve.rel_sd.value };
         // Nothing more is lost to those whose SMs products are kept off.
-        (part, tiled > streamed && self.kept == 1.0)
+        (part, if self.kept == 1.0 { tiled } else { Seconds::ZERO })
     }
 
-    /// A product of so many groups of rows, where each has kernels of its own.
+    /// What starting so many products takes beyond one, where each has kernels of its own.
+    fn starts_of(&self, groups: u64) -> Seconds {
+        self.group_start.as_ref().map_or(Seconds::ZERO, |start| start.value * groups.saturating_sub(1) as f64)
+    }
+
+    /// A product of so many groups of rows.
     fn one_by_one(&self, whole: Part, groups: u64) -> Part {
         let Some(start) = self.group_start.as_ref().filter(|_| groups > 1) else { return whole };
         Part {
-            seconds: whole.seconds + start.value * (groups - 1) as f64,
+            seconds: whole.seconds + self.starts_of(groups),
             provenance: whole.provenance.max(worst([&start.provenance])),
             rel_sd: whole.rel_sd,
         }
@@ -308,29 +346,44 @@ impl KernelTime for Roofline {
     fn time(&self, work: &Work, dtype: Dtype) -> Estimate {
         // Operands are rounded by a kernel of its own, before the product.
         let cast = if let WorkClass::Gemm { cast, .. } = work.class { cast } else { 0 };
-        let (part, sm_bound) = match work.class {
+        let (part, computes) = match work.class {
             WorkClass::Gemm { m, n, k, result, groups, unaligned, .. } => {
-                let (part, sm_bound) = self.gemm([m, n, k], [work.bytes - cast, result, cast], dtype, unaligned);
-                (self.one_by_one(part, groups), sm_bound)
+                let (part, computes) = self.gemm([m, n, k], [work.bytes - cast, result, cast], dtype, unaligned);
+                (self.one_by_one(part, groups), computes)
             }
             WorkClass::Attention { .. } => {
                 let (memory, compute) = (self.memory(work.bytes), self.attention(work, dtype));
-                if compute.seconds > memory.seconds { (compute, true) } else { (memory, false) }
+                slower(compute, memory)
             }
             WorkClass::Scan { states } => {
                 let (moved, states) = (self.memory(work.bytes.saturating_sub(states)), self.memory(states));
                 let memory = Part { seconds: moved.seconds * (1.0 / self.scan) + states.seconds, ..moved };
                 let products = self.products(work.flops, dtype);
-                if products.seconds > memory.seconds { (products, true) } else { (memory, false) }
+                slower(products, memory)
             }
-            WorkClass::Memory => (self.memory(work.bytes), false),
+            WorkClass::Memory => (self.memory(work.bytes), Seconds::ZERO),
+        };
+        let streams = match work.class {
+            WorkClass::Gemm { groups, .. } => part.seconds - self.starts_of(groups),
+            _ => part.seconds,
         };
         let gaps = self.gpu.launch.value * self.kernels;
         let seconds = part.seconds + self.memory(cast).seconds * self.cast + gaps;
         // The launch counts only where it is a good part of the whole.
         let launch = if gaps / seconds > 0.1 { worst([&self.gpu.launch.provenance]) } else { Provenance::Measured };
-        Estimate { seconds, sm_bound, provenance: part.provenance.max(launch), rel_sd: part.rel_sd }
+        let share = |part: Seconds| (part / seconds) as f32;
+        let on_sms = match computes > Seconds::ZERO {
+            true => OnSms { computes: share(computes), on_top: share(seconds - streams) },
+            false => OnSms::NONE,
+        };
+        Estimate { seconds, on_sms, provenance: part.provenance.max(launch), rel_sd: part.rel_sd }
     }
+}
+
+/// Whichever takes longer, and what SMs compute of it.
+fn slower(compute: Part, memory: Part) -> (Part, Seconds) {
+    let computes = compute.seconds;
+    (if computes > memory.seconds { compute } else { memory }, computes)
 }
 
 /// Efficiency of heads narrower than any measured. A score takes its products, in proportion to the head dim, and its

@@ -257,7 +257,7 @@ fn plans_that_mix_up_the_memories_are_refused() {
         *op = Op {
             lane: Some(0),
             kind: OpKind::Compute {
-                kernel: Kernel::Wait { reads: vec![16 * 12], writes: vec![] },
+                kernel: Kernel::Wait { reads: vec![16 * 12], writes: vec![], stream: false },
                 reads: vec![src],
                 writes: vec![],
             },

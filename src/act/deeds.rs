@@ -6,6 +6,7 @@ use super::kernels::{Timed, operands};
 use super::{Acts, Gang, Hop, PROVENANCES, RECV, SEND, bytes_of, ctas, picoseconds, port, sent};
 use crate::cluster::Tier;
 use crate::collective::LinkTime;
+use crate::device::OnSms;
 use crate::error::Result;
 use crate::plan::link::{Line, Place};
 use crate::plan::*;
@@ -19,7 +20,7 @@ pub enum Deed {
     Skip,
     Kernel {
         duration: u64,
-        sm_bound: bool,
+        on_sms: OnSms,
     },
     /// Beside the compute lane: a copy to or from the host's memory, or the CPU's own kernel.
     Aside {
@@ -94,22 +95,26 @@ impl Deeds {
         if matches!(self.of(op, class), Deed::Skip) { 0 } else { self.launches[op as usize] }
     }
 
-    /// A kernel that stands for those of `ops`, one after the other: as bound by SMs as most of its time is. Its number,
+    /// A kernel that stands for those of `ops`, one after the other: what of them SMs decide, they do. Its number,
     /// and of each class what the CPU takes to issue the first of them, and all.
     pub fn join(&mut self, ops: &[u32]) -> (u32, Vec<[u32; 2]>) {
         let (number, mut issues) = (self.launches.len() as u32, vec![]);
         for class in 0..self.classes.len() {
-            let (mut sum, mut bound, mut own) = (0, 0, [0, 0]);
+            let (mut sum, mut bound, mut own) = (0, 0.0, [0, 0]);
             for &op in ops {
-                if let Deed::Kernel { duration, sm_bound } = self.of(op, class) {
+                if let Deed::Kernel { duration, on_sms } = self.of(op, class) {
                     sum += duration;
-                    bound += if sm_bound { duration } else { 0 };
+                    bound += if on_sms.decide() { duration as f64 * f64::from(on_sms.computes) } else { 0.0 };
                     let launches = self.launches(op, class);
                     own = [if own[0] > 0 { own[0] } else { launches }, own[1] + launches];
                 }
             }
             issues.push(own);
-            let whole = Deed::Kernel { duration: sum, sm_bound: 2 * bound > sum };
+            let on_sms = match bound > 0.0 {
+                true => OnSms { computes: (bound / sum as f64) as f32, on_top: (1.0 - bound / sum as f64) as f32 },
+                false => OnSms::NONE,
+            };
+            let whole = Deed::Kernel { duration: sum, on_sms };
             self.deeds.push(if own[1] > 0 { whole } else { Deed::Skip });
         }
         // Whoever issues it asks for what was returned.
@@ -201,8 +206,8 @@ impl Acts<'_> {
             while all.classes[at] != class {
                 at += 1;
             }
-            let Timed { duration, sm_bound, provenance, rel_sd } = timed;
-            deeds[first + at] = Deed::Kernel { duration, sm_bound };
+            let Timed { duration, on_sms, provenance, rel_sd } = timed;
+            deeds[first + at] = Deed::Kernel { duration, on_sms };
             let (usage, s) = (&mut usages[at], duration as f64 * 1e-12 * times);
             *usage.by_kernel.entry(name).or_default() += s;
             *usage.by_provenance.entry(PROVENANCES[provenance as usize]).or_default() += s;

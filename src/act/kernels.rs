@@ -4,6 +4,7 @@ use super::draft::Draft;
 use super::sheet::Act;
 use super::tallies::number_of;
 use super::{Acts, picoseconds};
+use crate::device::OnSms;
 use crate::error::Result;
 use crate::plan::link::{Line, Place};
 use crate::plan::*;
@@ -13,14 +14,14 @@ use crate::spec::Provenance;
 #[derive(Clone, Copy)]
 pub(super) struct Timed {
     pub(super) duration: u64,
-    pub(super) sm_bound: bool,
+    pub(super) on_sms: OnSms,
     pub(super) provenance: Provenance,
     pub(super) rel_sd: f64,
 }
 
 impl Timed {
     pub(super) fn act(self) -> Act {
-        Act::Compute { duration: self.duration, sm_bound: self.sm_bound }
+        Act::Compute { duration: self.duration, on_sms: self.on_sms }
     }
 }
 
@@ -151,7 +152,7 @@ impl Acts<'_> {
         *self.known.kernels.entry((curve, work, dtype)).or_insert_with(|| {
             let t = kernels.time_as(curve, &work, dtype);
             let duration = picoseconds(t.seconds);
-            Timed { duration, sm_bound: t.sm_bound, provenance: t.provenance, rel_sd: t.rel_sd }
+            Timed { duration, on_sms: t.on_sms, provenance: t.provenance, rel_sd: t.rel_sd }
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::ports::numbers;
 use super::tallies::Tallies;
+use crate::device::OnSms;
 use crate::plan::link::Csr;
 use std::ops::Range;
 use std::rc::Rc;
@@ -13,7 +14,7 @@ pub enum Act {
     Skip,
     Compute {
         duration: u64,
-        sm_bound: bool,
+        on_sms: OnSms,
     },
     /// Beside the compute lane, taking no SM from it: a copy to or from the host's memory, or the CPU's own kernel.
     Aside {

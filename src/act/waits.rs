@@ -27,7 +27,7 @@ pub struct Recent {
 
 impl Recent {
     const FEW: usize = 16;
-    /// Waiting for other ranks' kernels is charged to the first lane, the compute lane.
+    /// Waiting for other ranks is charged to the first lane, the compute lane.
     pub const OTHERS: usize = 0;
 
     pub fn new(lanes: usize) -> Recent {
@@ -166,8 +166,8 @@ impl Path {
         std::iter::once(&mut self.launched).chain(from).for_each(|at| *at += by);
     }
 
-    /// What has made late whoever launched, when others have waited since `since`: the lane on which most of the time since
-    /// went, of what is known of it.
+    /// What has made late whoever launched, when others have waited since `since`: the lane on which more than half of the time
+    /// since went, of what is known of it; where there is none, other ranks' work as a whole, which is the first lane's.
     ///
     /// Not what it waited for last: whoever comes a second late has lost it a little at a time, as when the rows of its
     /// experts cross a network, and those of the others do not.
@@ -179,9 +179,12 @@ impl Path {
             end.saturating_sub(self.from[at].max(since))
         };
         let on = |lane: u16| (0..count).filter(|&at| self.lane[at] == lane).map(took).sum::<u64>();
-        // The last of those that are as much.
-        let most = (0..count).rev().max_by_key(|&at| on(self.lane[at]));
-        most.map_or(Recent::OTHERS as u16, |at| self.lane[at])
+        let all: u64 = (0..count).map(took).sum();
+        // Nothing was waited for any more, if the others waited at all: the last of what it did.
+        if all == 0 {
+            return if count > 0 { self.lane[0] } else { Recent::OTHERS as u16 };
+        }
+        (0..count).map(|at| self.lane[at]).find(|&lane| 2 * on(lane) > all).unwrap_or(Recent::OTHERS as u16)
     }
 }
 
@@ -239,7 +242,7 @@ mod tests {
     #[test]
     fn what_made_somebody_late() {
         let mut recent = Recent::new(3);
-        // From 100 on 30 ps of the second lane, 50 of a kernel, 45 of the second, 20 of a kernel, 5 of the third.
+        // From 100 on, and until then nothing has more than half, 30 ps of the second lane, 50 of a kernel, 45 of the second, 20 of a kernel, 5 of the third.
         recent.note(1, Stamp::new(100, 0), Stamp::new(100, 0), 130);
         recent.note_kernel(Stamp::new(130, 1), 150);
         recent.note_kernel(Stamp::new(150, 0), 180);
@@ -247,7 +250,7 @@ mod tests {
         recent.note_kernel(Stamp::new(225, 1), 245);
         recent.note(2, Stamp::new(245, 0), Stamp::new(245, 0), 250);
         let path = recent.path(Stamp::new(250, 2), 0);
-        assert_eq!([100, 170, 180, 215, 248].map(|since| path.made_late(since)), [1, 1, 1, 0, 2]);
+        assert_eq!([100, 170, 180, 215, 248].map(|since| path.made_late(since)), [0, 1, 1, 0, 2]);
         assert_eq!(path.made_late(250), 2);
         for since in [100, 170, 180, 215, 248] {
             let short = recent.path(Stamp::new(250, 2), since);

@@ -2,7 +2,7 @@
 
 use super::config::{CLUSTER, Config, PlanFile};
 use super::progress::Clock;
-use super::{Answer, Output, WithNotes, issued};
+use super::{Answer, Output, WithNotes, grouped, issued};
 use crate::error::{Error, Result};
 use crate::report::Report;
 use clap::Args;
@@ -41,7 +41,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     };
     let layout = chosen.case.layout(&plan)?;
     let timeline = chosen.case.cost(&plan)?;
-    let notes = chosen.notes().into_iter().chain(issued::note(&chosen, &plan, &timeline)?).collect();
+    let otherwise = [grouped::note(&chosen, &plan, &timeline)?, issued::note(&chosen, &plan, &timeline)?];
+    let notes = chosen.notes().into_iter().chain(otherwise.into_iter().flatten()).collect();
     let report = chosen.case.costed(&plan, &layout, &timeline).report();
     let report = Report { notes, row: chosen.remedied(report.row)?, ..report };
     let error = (!report.row.feasible).then(|| Error::infeasible(&report.row.why));

@@ -16,6 +16,7 @@ mod dispatch;
 mod estimate;
 mod fitting;
 mod goodput;
+mod grouped;
 mod interrupt;
 mod issued;
 mod options;

@@ -351,6 +351,8 @@ impl Across<'_> {
         let last = ends.iter().filter(|&&(post, class, _)| start(post, class) == launched);
         let first = ends.iter().map(|&(post, class, _)| start(post, class).ps()).min().unwrap_or_default();
         let path = last.map(|&(post, class, _)| self.posts[post].paths[class].back_to(first)).max().unwrap_or_default();
+        let lane = ends.first().map_or(0, |&(post, ..)| self.posts[post].lane);
+        let path = if self.plan.lanes[lane as usize].joins_stages() { Path::default() } else { path };
         let ready = launched.ps();
         let ports =
             || ends.iter().flat_map(|&(post, class, ports)| numbers(ports).map(move |port| (post, class, port)));

@@ -9,6 +9,7 @@ pub use crate::act::stretch::Held;
 use crate::act::stretch::lasting;
 use crate::act::waits::{Path, Recent};
 use crate::act::{Act, End, Machine, Meeting, PORTS, Sheet, picoseconds};
+use crate::device::OnSms;
 use crate::fold::Fold;
 use crate::plan::link::{Csr, Line};
 use crate::plan::*;
@@ -154,6 +155,8 @@ pub struct Ranks {
     device_of: Option<Vec<u32>>,
     sms: u32,
     lanes: usize,
+    /// Of each lane, see [`Lane::joins_stages`].
+    joins_stages: Vec<bool>,
     pub ahead: Ahead,
     /// What to take for the times of `ahead`, where they are not known; none: nothing is forgotten.
     pub guess: Option<Guess>,
@@ -175,8 +178,8 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    pub fn new(machine: Machine, fold: &Fold, lanes: usize, atoms: usize) -> Ranks {
-        let classes = fold.representatives.len();
+    pub fn new(machine: Machine, fold: &Fold, plan: &Plan, atoms: usize) -> Ranks {
+        let (lanes, classes) = (plan.lanes.len(), fold.representatives.len());
         let none = |things: usize| vec![Stamp::default(); things * classes];
         let stamps = Stamps { lanes: none(lanes), written: none(atoms), read: none(atoms) };
         // One more than there are lanes: the host.
@@ -196,6 +199,7 @@ impl Ranks {
             device_of: machine.devices.map(device),
             sms: machine.cluster.gpu.sms.value,
             lanes,
+            joins_stages: plan.lanes.iter().map(Lane::joins_stages).collect(),
             ahead: Ahead::new(classes, vec![]),
             guess: None,
             missed: false,
@@ -330,8 +334,8 @@ impl Ranks {
         for (class, act) in sheet.acts(node).iter().enumerate() {
             let start = self.starts[first + class];
             self.ends[first + class] = match *act {
-                Act::Compute { duration, sm_bound } => {
-                    let (begun, end) = self.compute(class, start, duration, sm_bound);
+                Act::Compute { duration, on_sms } => {
+                    let (begun, end) = self.compute(class, start, duration, on_sms);
                     // Nobody meets a kernel, so this is for spans: waiting for a shared device is not the op's.
                     self.starts[first + class] = Stamp::new(begun, start.lane());
                     Stamp::new(end, lane)
@@ -406,8 +410,8 @@ impl Ranks {
             let cell = node * self.classes + class;
             let start = self.starts[cell];
             self.ends[cell] = match sheet.act(node, class) {
-                Act::Compute { duration, sm_bound } => {
-                    let (begun, end) = self.compute(class, start, duration, sm_bound);
+                Act::Compute { duration, on_sms } => {
+                    let (begun, end) = self.compute(class, start, duration, on_sms);
                     // Nobody meets a kernel, so this is for spans: waiting for a shared device is not the op's.
                     self.starts[cell] = Stamp::new(begun, start.lane());
                     Stamp::new(end, lane)
@@ -422,7 +426,7 @@ impl Ranks {
 
     /// A kernel on the compute lane: waits for its device, and for the SMs that communication holds.
     /// Returns its start and end.
-    fn compute(&mut self, class: usize, ready: Stamp, duration: u64, sm_bound: bool) -> (u64, u64) {
+    fn compute(&mut self, class: usize, ready: Stamp, duration: u64, on_sms: OnSms) -> (u64, u64) {
         let device = self.device_of.as_ref().map(|d| d[class] as usize);
         let start = device.map_or(ready.ps(), |d| ready.ps().max(self.devices[d]));
         let state = &mut self.state[class];
@@ -433,7 +437,7 @@ impl Ranks {
         }
         let all = self.sms;
         let speed = |held: u32| f64::from(all.saturating_sub(held).max(1)) / f64::from(all);
-        let end = start + if sm_bound { stretched(&mut state.sms, start, duration, speed) } else { duration };
+        let end = start + on_sms.lasts(duration, |work| stretched(&mut state.sms, start, work, speed));
         state.recent.note_kernel(Stamp::new(start, ready.lane()), end);
         state.compute_end = state.compute_end.max(end);
         if let Some(d) = device {
@@ -503,9 +507,11 @@ impl Ranks {
         let mut path = NO_PATH;
         if first < ready {
             let last = ends.iter().filter(|end| start(end) == launched);
-            let paths = last.map(|end| self.state[end.class as usize].recent.path(launched, first));
             path = self.paths.len() as u32;
-            self.paths.extend(paths.max());
+            self.paths.extend(match self.joins_stages[lane as usize] {
+                true => Some(Path::default()),
+                false => last.map(|end| self.state[end.class as usize].recent.path(launched, first)).max(),
+            });
         }
         let ports = || ends.iter().flat_map(|end| end.ports().map(|port| (end.class as usize, port)));
         let off = ports().fold(ready, |off, (class, port)| off.max(self.owed(class, port, lane)));

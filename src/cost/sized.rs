@@ -28,8 +28,7 @@ pub fn run(frame: &Frame, plan: &Plan, machine: Machine) -> Result<Option<Series
         frame,
         plan,
         sheets,
-        ranks: Ranks::new(machine, &frame.fold, plan.lanes.len(), slots.count as usize)
-            .knowing(frame.movers(plan, &slots.base)),
+        ranks: Ranks::new(machine, &frame.fold, plan, slots.count as usize).knowing(frame.movers(plan, &slots.base)),
         slots,
         runs: vec![0; frame.segments.len()],
         now: vec![],

@@ -55,7 +55,7 @@ impl<'p> Walker<'p> {
             return Err(Error::plan(format!("{} lanes; at most 200 are costed", plan.lanes.len())));
         }
         let segments = Segments::new(plan, &atoms);
-        let ranks = Ranks::new(machine, fold, plan.lanes.len(), atoms.count as usize);
+        let ranks = Ranks::new(machine, fold, plan, atoms.count as usize);
         let classes = ranks.classes;
         Ok(Walker {
             plan,

@@ -2,7 +2,7 @@
 
 use super::curve::{Curve, size};
 use super::speed::Speed;
-use super::{Estimate, KernelTime, dtype_name};
+use super::{Estimate, KernelTime, OnSms, dtype_name};
 use crate::error::{Error, Result, json};
 use crate::plan::{Dtype, Phase, Work, WorkClass};
 use crate::spec::{Provenance, Throttle};
@@ -322,7 +322,7 @@ pub fn key(curve: &str, dtype: Dtype) -> String {
 impl KernelTime for Profile {
     fn time(&self, work: &Work, dtype: Dtype) -> Estimate {
         let seconds = self.stand_in(work, dtype).unwrap_or(f64::NAN);
-        Estimate { seconds: Seconds::new(seconds), sm_bound: false, provenance: Provenance::Assumed, rel_sd: 1.0 }
+        Estimate { seconds: Seconds::new(seconds), on_sms: OnSms::NONE, provenance: Provenance::Assumed, rel_sd: 1.0 }
     }
 
     fn time_as(&self, curve: &str, work: &Work, dtype: Dtype) -> Estimate {
@@ -332,7 +332,7 @@ impl KernelTime for Profile {
     fn time_cold(&self, curve: &str, work: &Work, dtype: Dtype, cold: u64) -> Estimate {
         let Some(curve) = self.curve(curve, dtype) else { return self.time(work, dtype) };
         let (seconds, provenance) = curve.at(&self.size(work, cold));
-        Estimate { seconds: Seconds::new(seconds), sm_bound: false, provenance, rel_sd: curve.residual_sd }
+        Estimate { seconds: Seconds::new(seconds), on_sms: OnSms::NONE, provenance, rel_sd: curve.residual_sd }
     }
 
     fn threads(&self) -> Option<&Threads> {

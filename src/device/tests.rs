@@ -95,7 +95,7 @@ fn products_keep_off_sms() {
     let [usual, own] = ["nccl-fa3", "hai-llm"].map(|stack| roofline("h800-sxm5", stack));
     let ratio = |work: &Work| {
         let [usual, own] = [&usual, &own].map(|r| r.time(work, Dtype::Bf16));
-        (own.seconds / usual.seconds, usual.sm_bound, own.sm_bound)
+        (own.seconds / usual.seconds, usual.on_sms.decide(), own.on_sms.decide())
     };
     let product = |cast, result| {
         let (m, n, k) = (32768, 4096, 7168);
@@ -293,9 +293,9 @@ fn a_diagonal_block_is_less_efficient_than_a_full_one() {
 fn small_kernels_are_bound_by_memory_or_launch() {
     let r = roofline("h200-sxm5", "nccl-fa3");
     let e = r.time(&Work { flops: 0, bytes: 1 << 30, class: WorkClass::Memory }, Dtype::F32);
-    assert!(!e.sm_bound && e.seconds > Bytes::new((1u64 << 30) as f64) / r.gpu.memory_bandwidth.value);
+    assert!(!e.on_sms.decide() && e.seconds > Bytes::new((1u64 << 30) as f64) / r.gpu.memory_bandwidth.value);
     let e = r.time(&gemm(1, 4096, 4096), Dtype::Bf16);
-    assert!(e.seconds >= r.gpu.launch.value && !e.sm_bound && e.provenance == Provenance::Interpolated);
+    assert!(e.seconds >= r.gpu.launch.value && !e.on_sms.decide() && e.provenance == Provenance::Interpolated);
 }
 
 #[test]
@@ -346,4 +346,25 @@ fn states_of_a_scan_pass_at_the_rate_of_memory() {
     let (one, two) = (scan(128), scan(256));
     assert!(two.0 / one.0 > 1.45, "bytes {}", two.0 / one.0);
     assert!((1.05..1.25).contains(&(two.1 / one.1)), "time {}", two.1 / one.1);
+}
+
+/// SMs that are taken away stretch what they compute: not launches, and of what memory takes longer for only the part beyond.
+#[test]
+fn a_kernel_lasts_as_long_as_memory_and_as_its_slowed_sms() {
+    let on_sms = OnSms { computes: 0.5, on_top: 0.25 };
+    assert_eq!(on_sms.lasts(1000, |work| work), 1000);
+    assert_eq!(on_sms.lasts(1000, |work| work * 5 / 4), 1000);
+    assert_eq!(on_sms.lasts(1000, |work| work * 2), 1250);
+    assert_eq!(OnSms::NONE.lasts(1000, |_| panic!("memory alone decides")), 1000);
+    // Of a kernel that SMs decide, all but what comes on top is stretched, and a little more memory changes that little.
+    let r = roofline("h100-sxm5", "nccl-fa3");
+    let time = |bytes: f64| {
+        let class = WorkClass::Gemm { m: 8192, n: 512, k: 8192, cast: 0, result: 2, groups: 1, unaligned: false };
+        let work = Work { flops: 2 * 8192 * 512 * 8192, bytes: (bytes * 1e6) as u64, class };
+        r.time(&work, Dtype::Bf16)
+    };
+    let slowed = |e: Estimate| e.on_sms.lasts((e.seconds.value() * 1e12) as u64, |work| work * 4 / 3) as f64;
+    let all: Vec<f64> = (0..400).map(|i| slowed(time(f64::from(i)))).collect();
+    assert!(time(1.0).on_sms.decide() && !time(399.0).on_sms.decide());
+    assert!(all.windows(2).all(|pair| pair[0] <= pair[1] * (1.0 + 1e-6) && pair[1] < pair[0] * 1.02), "{all:?}");
 }

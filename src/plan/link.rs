@@ -458,7 +458,7 @@ impl<'p> Line<'p> {
 
     /// Whether an op makes the CPU wait, so that nothing behind it begins before it is over.
     pub fn is_wait(&self, node: usize) -> bool {
-        matches!(&self.nodes[node].op.kind, OpKind::Compute { kernel: Kernel::Wait { .. }, .. })
+        matches!(&self.nodes[node].op.kind, OpKind::Compute { kernel: Kernel::Wait { stream: false, .. }, .. })
     }
 
     /// Edges that `after` names: the op with that id in the same body and iteration.

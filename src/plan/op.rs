@@ -4,7 +4,7 @@
 //! rank. [`Call`](OpKind::Call) is the only hierarchy and is spliced by [`link`](super::link).
 
 use super::kernel::Kernel;
-use super::mesh::Group;
+use super::mesh::{Axis, Group};
 use super::route::{ExchangeAlgo, Phase, Wire};
 pub use crate::spec::Dtype;
 use serde::{Deserialize, Serialize};
@@ -165,6 +165,11 @@ impl Lane {
             Lane::Comm(group, _) => Some(group),
             Lane::Compute(_) | Lane::Copy(_) | Lane::Host => None,
         }
+    }
+
+    /// Whether stages of a pipeline talk on it: they wait for each other's work, whatever that is made of, which is its bubble.
+    pub fn joins_stages(&self) -> bool {
+        self.group().is_some_and(|group| group.charged_axis() == Axis::Pp)
     }
 
     /// Whether kernels of the device run on it.

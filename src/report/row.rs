@@ -293,7 +293,7 @@ fn parts(usage: &Usage) -> Vec<(String, f64)> {
         ("compute: memory-bound kernels".into(), rest),
         ("communication: SMs taken from compute".into(), slowed),
     ];
-    parts.push(("bubble: other ranks' kernels".into(), usage.turns));
+    parts.push(("bubble: waiting for other ranks".into(), usage.turns));
     parts.push(("offload: copies and the CPU's kernels".into(), usage.offload));
     parts.push(("host: CPU issues ops too slowly".into(), usage.host));
     parts.extend(usage.exposed.iter().map(|(axis, s)| (format!("communication: {} exposed", axis.name()), *s)));

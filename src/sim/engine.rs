@@ -9,6 +9,7 @@ use super::script::Script;
 use crate::act::stamp::Stamp;
 use crate::act::stretch::lasting;
 use crate::act::{Deed, Machine, picoseconds};
+use crate::device::OnSms;
 use crate::fold::Fold;
 use crate::plan::Plan;
 use crate::timeline::Arrow;
@@ -230,7 +231,7 @@ impl<'p> Engine<'p> {
                 let start = run.cell(script, op).start;
                 self.end(class, op, start);
             }
-            Deed::Kernel { duration, sm_bound } => self.kernel(class, op, duration, sm_bound),
+            Deed::Kernel { duration, on_sms } => self.kernel(class, op, duration, on_sms),
             Deed::Aside { duration } => {
                 if self.keep {
                     run.kept[op as usize] = Kept { start: self.now, end: u64::MAX, by: (class, op) };
@@ -242,7 +243,7 @@ impl<'p> Engine<'p> {
         }
     }
 
-    fn kernel(&mut self, class: u32, op: u32, alone: u64, sm_bound: bool) {
+    fn kernel(&mut self, class: u32, op: u32, alone: u64, on_sms: OnSms) {
         let run = &mut self.runs[class as usize];
         let start = run.cell(&self.scripts[run.program], op).start;
         let (now, mut noise) = (start.ps(), run.noise[start.lane() as usize]);
@@ -254,7 +255,7 @@ impl<'p> Engine<'p> {
         }
         let slow = if run.health.slow > 1.0 { (alone as f64 * run.health.slow).round() as u64 } else { alone };
         let duration = self.jitter.as_mut().map_or(slow, |jitter| jitter.kernel(class, slow, &mut noise));
-        let mut kernel = Running { op, start: now, duration, end: 0, sm_bound, noise };
+        let mut kernel = Running { op, start: now, duration, end: 0, on_sms, noise };
         kernel.end = now.saturating_add(beside(run, self.sms, &kernel));
         run.kernels.push(kernel);
         if self.keep {
@@ -269,7 +270,7 @@ impl<'p> Engine<'p> {
         let mut changed = vec![];
         for at in 0..run.kernels.len() {
             let kernel = run.kernels[at];
-            if kernel.sm_bound && kernel.op > held_by {
+            if kernel.on_sms != OnSms::NONE && kernel.op > held_by {
                 let end = kernel.start.saturating_add(beside(run, self.sms, &kernel)).max(now);
                 if end != kernel.end {
                     run.kernels[at].end = end;
@@ -335,10 +336,10 @@ impl<'p> Engine<'p> {
 
 /// How long a kernel takes beside communication that was launched before it.
 fn beside(run: &Run, sms: u32, kernel: &Running) -> u64 {
-    if !kernel.sm_bound || run.sms.is_empty() {
+    if run.sms.is_empty() {
         return kernel.duration;
     }
     let before = run.sms.iter().filter(|taken| taken.op < kernel.op).map(|taken| taken.held);
     let speed = |held: u32| f64::from(sms.saturating_sub(held).max(1)) / f64::from(sms);
-    lasting(before, kernel.start, kernel.duration, speed)
+    kernel.on_sms.lasts(kernel.duration, |work| lasting(before, kernel.start, work, speed))
 }

@@ -9,6 +9,7 @@ use super::run::{Kept, Moved, Run, Taken};
 use crate::act::charges::Spell;
 use crate::act::stamp::Stamp;
 use crate::act::stretch::Held;
+use crate::act::waits::Path;
 use crate::act::{Deed, SCALE_OUT, numbers, seconds};
 use crate::plan::Direction;
 use crate::timeline::{Arrow, ArrowEnd};
@@ -321,7 +322,12 @@ impl Engine<'_> {
             return;
         }
         let of = |party: &Party| self.runs[party.class as usize].recent.path(at, first);
-        let Some(path) = last.map(|(party, _)| of(party)).max() else { return };
+        let joins_stages = parties.first().is_some_and(|party| {
+            let script = &self.scripts[self.runs[party.class as usize].program];
+            self.plan.lanes[script.lane(party.op) as usize].joins_stages()
+        });
+        let path = if joins_stages { Some(Path::default()) } else { last.map(|(party, _)| of(party)).max() };
+        let Some(path) = path else { return };
         for (party, since) in parties.iter_mut().zip(&launched).filter(|(_, since)| since.ps() < at.ps()) {
             party.made_late = path.made_late(since.ps());
         }

@@ -9,6 +9,7 @@ use crate::act::PORTS;
 use crate::act::stamp::Stamp;
 use crate::act::stretch::Held;
 use crate::act::waits::Recent;
+use crate::device::OnSms;
 use std::collections::VecDeque;
 
 /// An op that is neither over nor out of sight.
@@ -35,7 +36,7 @@ pub struct Running {
     /// Alone on the device.
     pub duration: u64,
     pub end: u64,
-    pub sm_bound: bool,
+    pub on_sms: OnSms,
     pub noise: Noise,
 }
 

@@ -18,7 +18,8 @@ use super::residual::Residual;
 use super::step::Step;
 use super::transformer::Flats;
 use crate::plan::*;
-use chunk::{embed_block, head_block};
+use crate::spec::Recompute;
+use chunk::{embed_block, has_come, head_block};
 use pair::{Key, Pairs};
 use parts::Parts;
 use std::collections::BTreeMap;
@@ -58,6 +59,9 @@ pub struct Staged<'s, 'a> {
     parts: Option<Parts>,
     /// What was sent since the unit before.
     sent: Vec<Buf>,
+    /// The GPU computes nothing more before the gradient that it is called with has come; where layers are
+    /// computed again.
+    has_come: Option<BlockId>,
     /// What is made and not sent, and what is asked for and not waited for, where stages pass on [`Passing::Together`].
     made: Vec<(Unit, Buf)>,
     coming: Vec<Buf>,
@@ -103,6 +107,12 @@ impl<'s, 'a> Staged<'s, 'a> {
         step.write_updates();
         let embed = [embed_block(step, true), embed_block(step, false)];
         let head = head_block(step);
+        // A framework has a unit's gradient before it begins the unit, and so before it computes its layers again
+        // (Megatron-LM's schedules wait for the receive, then call backward).
+        let again = step.par.recompute == Recompute::Full;
+        let ranks = if parts.is_some() { step.layer().tp.ranks } else { 1 };
+        let waits = again && step.pipe.passing == Passing::Ahead && !step.par.options.no_overlap_p2p;
+        let has_come = waits.then(|| has_come(step, ranks));
         let mut staged = Staged {
             step,
             flows,
@@ -110,6 +120,7 @@ impl<'s, 'a> Staged<'s, 'a> {
             pairs: Pairs::default(),
             embed,
             head,
+            has_come,
             input,
             inner,
             output,
@@ -309,6 +320,9 @@ impl<'s, 'a> Staged<'s, 'a> {
                 self.sent.clear();
                 if self.step.par.options.no_overlap_p2p {
                     self.wait_for(come, vec![]);
+                } else if let Some(block) = self.has_come.filter(|_| receives && !unit.forward) {
+                    let name = format!("has_come.{}.{}", unit.chunk, unit.microbatch);
+                    self.step.b.call(&name, block, 1, &[coming.into()]);
                 }
             }
             Passing::Together => {}
@@ -322,8 +336,12 @@ impl<'s, 'a> Staged<'s, 'a> {
 
     /// GPU and CPU wait for what has come and for what has gone.
     fn wait_for(&mut self, come: Vec<Buf>, gone: Vec<Buf>) {
-        let parts = if self.parts.is_some() { self.step.layer().tp.ranks } else { 1 };
-        self.step.wait("passed", come, gone, parts);
+        self.step.wait("passed", come, gone, self.parts_of_rows());
+    }
+
+    /// Ranks that each pass on a part of the rows.
+    fn parts_of_rows(&self) -> u64 {
+        if self.parts.is_some() { self.step.layer().tp.ranks } else { 1 }
     }
 
     fn forward(&mut self, stage: u32, pass: Pass) {

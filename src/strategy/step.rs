@@ -304,7 +304,7 @@ impl<'a> Step<'a> {
     /// and for every kernel before.
     pub(super) fn wait(&mut self, label: &str, reads: Vec<Buf>, writes: Vec<Buf>, parts: u64) {
         let elems = self.layer().residual_rows() * self.model.hidden / parts;
-        let kernel = Kernel::Wait { reads: vec![elems; reads.len()], writes: vec![elems; writes.len()] };
+        let kernel = Kernel::Wait { reads: vec![elems; reads.len()], writes: vec![elems; writes.len()], stream: false };
         self.b.compute(label, kernel, &reads, &writes);
     }
 

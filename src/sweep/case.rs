@@ -323,6 +323,12 @@ impl Case {
         }
     }
 
+    /// The same machine with another stack.
+    pub fn with_stack(&self, stack: StackSpec) -> Result<Case> {
+        let roofline = Roofline::new(&self.cluster.gpu, &stack)?;
+        Ok(Case { stack, roofline, ..self.with_model(self.model.clone()) })
+    }
+
     /// What a library that carries rows sets aside on every rank, or why it would not.
     pub fn aside(&self, plan: &Plan) -> Result<Aside> {
         aside_of_plan(plan, &self.cluster)

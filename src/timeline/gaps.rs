@@ -22,7 +22,10 @@ pub fn readiness(plan: &Plan, lines: &[Line], matching: &Matching, times: &[&Tim
                 false => (rank as u32, node),
             };
             let line = &lines[plan.program_of(rank) as usize];
-            let lane = last_of(times[rank as usize], line.preds(node)).map_or(0, |n| line.nodes[n].lane);
+            let lane = match plan.lanes[line.nodes[node].lane as usize].joins_stages() {
+                true => 0,
+                false => last_of(times[rank as usize], line.preds(node)).map_or(0, |n| line.nodes[n].lane),
+            };
             (times[rank as usize][node].0, lane)
         };
         (0..own.len()).map(ready).collect()

@@ -205,8 +205,14 @@ pub enum Kernel {
     /// Writes zeros.
     Fill { elems: u64 },
     /// Nothing but waiting: the CPU issues no op behind it before all that it reads has come and all that it writes
-    /// is free again (`torch.cuda.synchronize`). Elements of its operands.
-    Wait { reads: Vec<u64>, writes: Vec<u64> },
+    /// is free again (`torch.cuda.synchronize`). Elements of its operands. With `stream` the lane alone waits, and the CPU
+    /// goes on (`cudaStreamWaitEvent`).
+    Wait {
+        reads: Vec<u64>,
+        writes: Vec<u64>,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        stream: bool,
+    },
     /// Reads token ids `[rows]`, table `[vocab, cols]`; writes x. With `shard` the table is the part of the
     /// rank's coordinate on the axis, and an id that stands in another part gives zeros.
     Embed {
@@ -574,7 +580,7 @@ impl Kernel {
             Kernel::Cast { elems } => of(&[*elems], &[*elems]),
             Kernel::Add { elems, .. } => of(&[*elems, *elems], &[*elems]),
             Kernel::Fill { elems } => of(&[], &[*elems]),
-            Kernel::Wait { reads, writes } => of(reads, writes),
+            Kernel::Wait { reads, writes, .. } => of(reads, writes),
             Kernel::Embed { rows, cols, vocab, .. } => of(&[*rows, vocab * cols], &[rows * cols]),
             Kernel::EmbedBwd { rows, cols, vocab, .. } => of(&[*rows, rows * cols, vocab * cols], &[vocab * cols]),
             Kernel::CrossEntropy { rows, vocab, .. } => of(&[rows * vocab, *rows, 1], &[rows * vocab, 1]),

@@ -186,6 +186,15 @@ pub(super) fn embed_block(step: &mut Step, forward: bool) -> BlockId {
     step.b.close()
 }
 
+/// `parts`: ranks that each pass on a part of the rows.
+pub(super) fn has_come(step: &mut Step, parts: u64) -> BlockId {
+    step.b.open("has_come");
+    let dx = step.b.formal("dx");
+    let elems = step.layer().residual_rows() * step.model.hidden / parts;
+    step.b.compute("has_come", Kernel::Wait { reads: vec![elems], writes: vec![], stream: true }, &[dx], &[]);
+    step.b.close()
+}
+
 pub(super) fn head_block(step: &mut Step) -> BlockId {
     step.b.open("head");
     let targets = step.formal_targets();

@@ -61,7 +61,7 @@ pub struct Side {
     pub slowed_s: f64,
     /// Communication that nothing hides.
     pub waits_s: f64,
-    /// Waiting for other ranks' kernels.
+    /// Waiting for other ranks.
     pub imbalance_s: f64,
     /// Waiting for the CPU to issue the next kernel.
     pub host_s: f64,
