@@ -527,6 +527,23 @@ fn a_plan_runs_as_it_says() {
     assert_ne!(json(dir.path(), "run --ulysses 2 --ring 2 --seed 2 --json")["loss"], run["loss"]);
 }
 
+/// Numbers of a file are read to the last bit that was written: the FLOPs of these models in a step are such that a reader that
+/// is off by one would find another plan.
+#[test]
+fn a_saved_plan_is_what_its_flags_say() {
+    let dir = folder();
+    for flags in [
+        "--model llama-3-70b --gpus 64 --tp 4 --pp 4 --global-batch 256 --recompute full",
+        "--model llama-3-70b --gpus 64 --tp 8 --zero 3 --recompute full",
+        "--model qwen3-30b-a3b --gpus 64 --ep 8 --zero 1",
+        "--model llama-3-8b --gpus 16 --ulysses 4 --ring 2 --seq-len 24K",
+    ] {
+        succeeds(dir.path(), &format!("plan {flags} --out plan.json"));
+        let [saved, built] = ["--plan plan.json", flags].map(|of| json(dir.path(), &format!("estimate {of} --json")));
+        assert_eq!((&saved["plan"], &saved["step_time_s"]), (&built["plan"], &built["step_time_s"]), "{flags}");
+    }
+}
+
 #[test]
 fn a_loss_that_is_no_number_is_an_error_behind_its_results() {
     let dir = folder();

@@ -180,7 +180,7 @@ impl Path {
         };
         let on = |lane: u16| (0..count).filter(|&at| self.lane[at] == lane).map(took).sum::<u64>();
         let all: u64 = (0..count).map(took).sum();
-        // Nothing was waited for any more, if the others waited at all: the last of what it did.
+        // Nobody has waited: the last of what it did.
         if all == 0 {
             return if count > 0 { self.lane[0] } else { Recent::OTHERS as u16 };
         }

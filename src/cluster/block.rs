@@ -3,12 +3,14 @@
 //! An axis of m members that closes gives every member two links, and an all-gather takes V (m - 1) / m over the rate of
 //! both; where it is open, what comes from one end leaves by the other, and the middle link has all of it: one link's rate.
 //! Of several axes each carries a part of the bytes of its own, in another order of the axes, so that their rates add up
-//! (Google, "How to Scale Your Model", section 3: the time of an all-gather over several axes of a TPU's torus).
+//! (as Google's "How to Scale Your Model", section 3, has all-gathers over several axes of a TPU's torus; as remembered, not
+//! looked up).
 
 use super::Cluster;
 use super::path::Link;
 use crate::spec::GraphShape;
 use crate::units::{Bytes, BytesPerSec, Seconds};
+use rustc_hash::FxHashSet;
 
 /// Members of a group that are every `stride`-th vertex of some axes of a graph, in all their combinations.
 #[derive(Debug, Clone, PartialEq)]
@@ -83,7 +85,7 @@ impl Block {
 
     /// What every member takes to send its part of `bytes` to every other, while the groups beside it do the same. Rows go
     /// dim by dim, the shorter way around: of the links of an axis the middle one, or any where it closes, is crossed by as
-    /// many bytes as the axis were alone.
+    /// many bytes as if the axis were alone.
     pub fn all_to_all(&self, bytes: Bytes) -> Seconds {
         self.exchange(bytes, |axis| f64::from(axis.stride))
     }
@@ -107,13 +109,14 @@ impl Block {
     pub fn streams(&self, members: &[u32], bytes: f64) -> Vec<(Vec<Link>, f64)> {
         let all: f64 = self.axes.iter().map(Axis::links).sum();
         let mut flows = vec![];
+        let there: FxHashSet<u32> = members.iter().copied().collect();
         for axis in &self.axes {
             let part = bytes * axis.links() / all;
             let each = if axis.closed { part / 2.0 } else { part };
             for &member in members {
                 // Of two vertices each is above the other.
                 let ways = if axis.vertices > 2 { vec![1, axis.vertices - 1] } else { vec![1] };
-                let ways = ways.into_iter().filter_map(|by| axis.way(member, by, members));
+                let ways = ways.into_iter().filter_map(|by| axis.way(member, by, &there));
                 flows.extend(ways.map(|links| (links, each)));
             }
         }
@@ -123,7 +126,7 @@ impl Block {
 
 impl Axis {
     /// The links from a member to the next, where there is one: up by steps of 1, or down by steps of all but one vertex.
-    fn way(&self, member: u32, by: u32, members: &[u32]) -> Option<Vec<Link>> {
+    fn way(&self, member: u32, by: u32, members: &FxHashSet<u32>) -> Option<Vec<Link>> {
         let place = |rank: u32| rank / self.pace % self.vertices;
         let onward = |rank: u32| rank - place(rank) * self.pace + (place(rank) + by) % self.vertices * self.pace;
         let mut stops = vec![member];

@@ -70,7 +70,8 @@ const LOST: f64 = 0.9;
 const HEAD: f64 = 3.0;
 /// What of a microbatch's time a forward pass takes at least, with everything computed again.
 const FORWARD: f64 = 0.24;
-/// What of a bubble is left where a stage computes again while it waits: that is a quarter of its time.
+/// What of a bubble is sure where layers are computed again: a unit whose gradient comes from its own stage does so while others
+/// wait.
 const NOT_AGAIN: f64 = 0.7;
 /// What of the bubble of DualPipeV is sure: kernels of other plans differ, and stages are not alike.
 const DUALPIPE: f64 = 0.9;
