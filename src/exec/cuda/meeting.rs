@@ -384,9 +384,12 @@ pub fn version(nccl: i32) -> String {
     format!("{}.{}.{}", nccl / 10_000, nccl % 10_000 / 100, nccl % 100)
 }
 
+/// How often a connection that is reset before it is answered is tried again.
+const MOST_RESETS: u32 = 3;
+
 /// Everyone else: goes to rank 0 until it is there.
 fn come(own: &Hello, (host, port): &(String, u16), until: Instant) -> Result<(TcpStream, Vec<u8>)> {
-    let mut last = String::from("nobody answers");
+    let (mut last, mut resets) = (String::from("nobody answers"), 0);
     let fail = |why: String| Err(Error::device("join", why));
     while Instant::now() < until {
         let found = (host.as_str(), *port).to_socket_addrs().map(|all| all.collect::<Vec<_>>());
@@ -414,6 +417,12 @@ fn come(own: &Hello, (host, port): &(String, u16), until: Instant) -> Result<(Tc
             Ok((Frame::Welcome, shared)) => Ok((stream, shared)),
             Ok((Frame::Failed, why)) => fail(String::from_utf8_lossy(&why).into_owned()),
             Ok(_) => fail(format!("what listens at {host}:{port} is no rank 0")),
+            // Whoever had the port before rank 0 has left it with this connection in its queue.
+            Err(e) if e.kind() == ErrorKind::ConnectionReset && resets < MOST_RESETS => {
+                (last, resets) = (e.to_string(), resets + 1);
+                std::thread::sleep(Duration::from_millis(50));
+                continue;
+            }
             Err(e) => fail(format!("rank 0 at {host}:{port} has let rank {} go: {e}", own.rank)),
         };
     }
