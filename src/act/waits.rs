@@ -242,7 +242,8 @@ mod tests {
     #[test]
     fn what_made_somebody_late() {
         let mut recent = Recent::new(3);
-        // From 100 on, and until then nothing has more than half, 30 ps of the second lane, 50 of a kernel, 45 of the second, 20 of a kernel, 5 of the third.
+        // From 100 on 30 ps of the second lane, 50 of a kernel, 45 of the second, 20 of a kernel, 5 of the third: nothing has
+        // more than half of all that.
         recent.note(1, Stamp::new(100, 0), Stamp::new(100, 0), 130);
         recent.note_kernel(Stamp::new(130, 1), 150);
         recent.note_kernel(Stamp::new(150, 0), 180);

@@ -8,7 +8,8 @@ use crate::timeline::Usage;
 /// Start and end of every op of a rank, in s.
 pub type Times = [(f64, f64)];
 
-/// When all who take part in an op had come, s, and the lane of what the last of them had waited for.
+/// When all who take part in an op had come, s, and the lane of what the last of them had waited for; between stages of a
+/// pipeline the compute lane, as their wait is the bubble.
 pub type Ready = (f64, u16);
 
 /// Of every rank and op who came last. Of a kernel or a copy that is the rank itself, as it is of everything where the times
