@@ -15,13 +15,14 @@ use foretrain::units::Bytes;
 use plans::{COPY, FLAT, Host, SM, model, pods, same, work};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What a rank's options can be; none of them more often than each of the others.
-const WORDS: [&str; 12] = [
+const WORDS: [&str; 14] = [
     "default",
     "default",
     "default",
+    "kv-in-two",
+    "burst",
     "no-overlap-p2p",
     "no-overlap-grad",
     "wait-passes",
@@ -124,15 +125,11 @@ fn a_port_carries_no_more_than_it_can() {
     }
 }
 
-/// Plans of one test of which the walk found another step than the events.
-static APART: AtomicUsize = AtomicUsize::new(0);
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 250, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// The walk comes to ops in the order in which they are posted, the events in that of time, and both find the same:
-    /// also where a pipeline's sends, sums and rows share a port for a long time. All but of one plan in 3,000, an interleaved
-    /// pipeline whose messages and sums share a port so that who holds it when is seen too late: 0.1 to 2 % of a step.
+    /// also where a pipeline's sends, sums and rows share a port for a long time.
     #[test]
     fn cost_and_events_agree_where_ranks_share_no_link(case in cases(), narrow in any::<bool>()) {
         let Some(plan) = case.plan() else { return Ok(()) };
@@ -141,13 +138,7 @@ proptest! {
         same(&cost::cost(&plan, host.machine(), cost::Effort::SUMS).unwrap(), &all);
         let events = [false, true].map(|folded| run(&plan, &host, folded, false).timeline);
         same(&events[1], &events[0]);
-        let apart = (events[0].step.value() / all.step.value() - 1.0).abs();
-        if apart > 0.0 && case.par.vp > 1 {
-            let others = APART.fetch_add(1, Ordering::Relaxed) + 1;
-            prop_assert!(apart < 0.04 && others <= 2, "{others} of these plans, this one by {apart}");
-        } else {
-            same(&events[0], &all);
-        }
+        same(&events[0], &all);
     }
 
     /// With all starts maxima of ends, who is slowed by a link slows others and speeds up nobody. Two things are no maxima:

@@ -76,10 +76,12 @@ pub fn lasting(edges: &[(u64, i32)], mut held: i32, start: u64, transfer: u64) -
     (takes + left / part(held) + 0.5) as u64
 }
 
-/// What is held at `now` by those beside whom bytes set off at `start`, and until when.
+/// What is held at `now` by those beside whom bytes set off at `start`, and until when; `u64::MAX`: of nobody there is it
+/// known yet.
 pub fn held_at(edges: &[(u64, i32)], start: u64, now: u64) -> (i32, u64) {
     let (mut at, mut held, mut takes) = (start, 0, 0.0);
-    for &(edge, change) in edges {
+    // So far away an f64 would round it to some time or other.
+    for &(edge, change) in edges.iter().take_while(|edge| edge.0 < u64::MAX) {
         if edge > at {
             takes += beside(held, edge - at).1;
             let until = start.saturating_add(takes as u64);
@@ -219,6 +221,11 @@ mod tests {
         edges(before.iter().copied(), 3, &mut all);
         assert_eq!(lasting(&all, 0, 0, 100), 150);
         assert_eq!((held_at(&all, 0, 50), held_at(&all, 0, 100)), ((OWN, 100), (0, u64::MAX)));
+        // Nobody knows yet when the other is over, and no time is far enough away to stand for that.
+        for start in [1, 1_000_001, 123_456_789_012] {
+            edges([Spell { from: start, to: u64::MAX, lane: 3 }].into_iter(), 3, &mut all);
+            assert_eq!(held_at(&all, start, start + 5), (OWN, u64::MAX));
+        }
         charges(&before, 3, 0, 200, &mut |lane, loss| panic!("{lane} owes itself {loss}"));
         charges(&before, 4, 20, 50, &mut |lane, loss| assert_eq!((lane, loss), (3, 50)));
         charges(&before, 4, 20, 500, &mut |lane, loss| assert_eq!((lane, loss), (3, 80)));

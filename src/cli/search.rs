@@ -199,7 +199,20 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     ));
     found.iter().for_each(|found| text.push_str(&render(found)));
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
-    Ok(Answer::new(text, &Printed { question: &question, notes: &notes, found: &found, files: list_of(&files) }))
+    let printed = Printed { question: &question, notes: &notes, found: &found, files: list_of(&files) };
+    let error = found.iter().all(|found| found.best.is_empty()).then(|| {
+        let first = &found.first().expect("a search has a length").counts;
+        Error::infeasible(format!("search: {}", nothing(first)))
+    });
+    Ok(Answer::with_error(text, &printed, error))
+}
+
+/// Why there is no way, and what might make one.
+fn nothing(counts: &Counts) -> &'static str {
+    match counts.do_not_fit + counts.too_large > 0 {
+        true => "nothing fits: more GPUs, a shorter sequence, or --options offload-optimizer might",
+        false => "all have more ops than are laid out: a larger --micro-batch or a smaller --ring has fewer",
+    }
 }
 
 /// No way at all: not for want of memory.
@@ -223,7 +236,7 @@ fn render(found: &Found) -> String {
         counted(&found.counts)
     );
     if found.best.is_empty() {
-        text.push_str("\nnothing fits: more GPUs, a shorter sequence, or --options offload-optimizer might\n");
+        text.push_str(&format!("\n{}\n", nothing(&found.counts)));
         return text;
     }
     text.push_str(&format!("\nthe fastest ways\n{}", ways(&found.best)));
@@ -245,6 +258,9 @@ fn counted(counts: &Counts) -> String {
     );
     if counts.do_not_fit > 0 {
         text.push_str(&format!(", {} of which do not fit", counts.do_not_fit));
+    }
+    if counts.too_long > 0 {
+        text.push_str(&format!(", {} of which have more ops than are laid out", counts.too_long));
     }
     text.push_str(&format!("; {} more for what other choices cost\n", counts.beside));
     match counts.nearest_bound {

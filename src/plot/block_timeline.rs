@@ -84,7 +84,7 @@ impl Kind {
 
     fn of(span: &Span) -> Kind {
         match (span.computes(), span.what.as_str()) {
-            (true, "attention" | "attention_bwd") => Kind::Attention,
+            (true, "attention" | "attention_bwd" | "attention_onto" | "attention_bwd_onto") => Kind::Attention,
             (true, "matmul" | "grouped_matmul") => Kind::Product,
             (true, _) => Kind::Other,
             _ if span.lane.contains("dp") => Kind::Data,

@@ -412,7 +412,7 @@ impl Sign {
         match self {
             Sign::Border => &["the faster changes"],
             Sign::Even => &["even, within 2 %"],
-            Sign::OnlyRing => &["only the ring runs: Ulysses", "has fewer heads than ranks"],
+            Sign::OnlyRing => &["only the ring runs: Ulysses", "does not divide heads, or fit"],
             Sign::OnlyUlysses => &["only Ulysses runs: the ring", "does not fit into memory"],
             Sign::Neither => &["neither runs"],
         }

@@ -183,6 +183,10 @@ fn is_dispatched(run: &Training) -> bool {
 /// The stack as a run's recipe has it. `chunked`: tensor parallelism sends chunks beside products.
 pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
     let mut stack = stack.clone();
+    // With a capacity MaxText multiplies by masks of who goes where, and gathers no rows (`capacity_factor`).
+    if stack.name == "tpu" && squeezed(&run.notes).contains("tokensdropped") {
+        stack.unfused = None;
+    }
     if is_dispatched(run) {
         let source = "operators on DTensors, one by one".into();
         stack = stack.issuing(Sourced { value: Seconds::new(DISPATCHED), source, provenance: Origin::Derived });

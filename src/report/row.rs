@@ -4,6 +4,7 @@ use super::human;
 use crate::cluster::Cluster;
 use crate::collective::exchange::Aside;
 use crate::error::{Error, Result};
+use crate::plan::kernel::is_attention;
 use crate::plan::memory::Footprint;
 use crate::plan::{About, Axis, TensorKind};
 use crate::spec::{Parallelism, Recompute, StackSpec};
@@ -282,7 +283,7 @@ fn parts(usage: &Usage) -> Vec<(String, f64)> {
     for (kernel, s) in &usage.by_kernel {
         *match *kernel {
             "matmul" | "grouped_matmul" => &mut gemm,
-            "attention" | "attention_bwd" => &mut attention,
+            kernel if is_attention(kernel) => &mut attention,
             _ => &mut rest,
         } += s;
     }
@@ -326,7 +327,7 @@ mod tests {
         Usage {
             compute: 7.0,
             exposed: BTreeMap::from([(Axis::Cp, 2.0), (Axis::Dp, 0.5), (Axis::Pp, 0.5)]),
-            by_kernel: BTreeMap::from([("attention", 2.0), ("attention_bwd", 1.5), ("matmul", 3.0), ("norm", 0.3)]),
+            by_kernel: BTreeMap::from([("attention_onto", 2.0), ("attention_bwd", 1.5), ("matmul", 3.0), ("norm", 0.3)]),
             by_provenance: BTreeMap::from([("measured", 1.0), ("interpolated", 2.0), ("assumed", 1.0)]),
             flops: 40.0,
             ..Usage::default()

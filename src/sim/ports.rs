@@ -39,7 +39,15 @@ struct Lane {
     lane: u16,
     /// By all that is in the list no more.
     owed: Owed,
-    notes: Vec<(u64, Note)>,
+    notes: Vec<Noted>,
+}
+
+/// A note, and what is owed by it and all before it.
+#[derive(Debug, Clone, Copy)]
+struct Noted {
+    order: u64,
+    note: Note,
+    owed: Owed,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -59,16 +67,34 @@ impl Note {
     }
 }
 
-/// With more notes the first of them, which nobody comes before any more, are taken together.
-const NOTES: usize = 64;
+/// So many notes are kept whatever becomes of them, and it is looked for more that can go where there are twice as many.
+const NOTES: usize = 32;
 
 impl Lane {
     fn note(&mut self, order: u64, note: Note) {
-        let place = self.notes.partition_point(|known| known.0 <= order);
-        self.notes.insert(place, (order, note));
-        if self.notes.len() > NOTES {
-            self.notes.drain(..NOTES / 2).for_each(|(_, note)| note.on(&mut self.owed));
+        let place = self.notes.partition_point(|known| known.order <= order);
+        self.notes.insert(place, Noted { order, note, owed: Owed::default() });
+        let mut owed = self.before(place);
+        for noted in &mut self.notes[place..] {
+            noted.note.on(&mut owed);
+            noted.owed = owed;
         }
+    }
+
+    /// What is owed by the first so many notes.
+    fn before(&self, place: usize) -> Owed {
+        place.checked_sub(1).map_or(self.owed, |last| self.notes[last].owed)
+    }
+
+    /// Nothing posted before `order` is still to be noted, or to be asked for. Of sums that have come late there may be
+    /// thousands that were posted behind it.
+    fn settle(&mut self, order: u64) {
+        if self.notes.len() < 2 * NOTES {
+            return;
+        }
+        let settled = self.notes.partition_point(|known| known.order < order).min(self.notes.len() - NOTES);
+        self.owed = self.before(settled);
+        self.notes.drain(..settled);
     }
 }
 
@@ -113,23 +139,31 @@ impl Port {
 
     /// Before then no bytes of `lane` posted at `order` set off, where none that were posted before it are still to.
     pub fn owed(&self, lane: u16, order: u64, now: u64) -> u64 {
-        let known = self.lanes.iter().find(|known| known.lane == lane);
         let under_way = |h: &&Holder| !h.noted && h.order < order && h.spell.lane != lane && h.spell.from < now;
         let lost = |holder: &Holder| {
             let lost = self.losses(holder).into_iter().find(|lost| lost.0 == lane);
             lost.map(|(_, loss)| (holder.order, Note::Lost(loss)))
         };
         let mut notes: Vec<(u64, Note)> = self.holders.iter().filter(under_way).filter_map(lost).collect();
-        if let Some(known) = known {
-            notes.extend(known.notes.iter().filter(|note| note.0 < order));
+        let first = notes.iter().map(|note| note.0).min().unwrap_or(order);
+        let mut owed = Owed::default();
+        if let Some(known) = self.lanes.iter().find(|known| known.lane == lane) {
+            let certain = known.notes.partition_point(|known| known.order < first);
+            owed = known.before(certain);
+            let others = known.notes[certain..].iter().take_while(|known| known.order < order);
+            notes.extend(others.map(|known| (known.order, known.note)));
         }
         notes.sort_by_key(|note| note.0);
-        let mut owed = known.map(|known| known.owed).unwrap_or_default();
         notes.into_iter().for_each(|(_, note)| note.on(&mut owed));
         owed.until
     }
 
     pub fn hold(&mut self, meeting: MeetingId, order: u64, spell: Spell, transfer: u64) {
+        // A lane goes in the order of posting, and others lose to who is there.
+        let open = self.holders.iter().filter(|h| !h.noted).map(|h| h.order).fold(order, u64::min);
+        if let Some(known) = self.lanes.iter_mut().find(|known| known.lane == spell.lane) {
+            known.settle(open);
+        }
         self.holders.push(Holder { spell, order, meeting, transfer, noted: false });
     }
 

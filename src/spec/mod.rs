@@ -127,9 +127,12 @@ pub fn is_path(name: &str) -> bool {
 
 /// ` (did you mean x?)`, where one of the known names is nearly what was written, or some begin so.
 pub fn meant(name: &str, known: &[&str]) -> String {
-    let nearest = known.iter().map(|known| (edits(&name.to_lowercase(), known), known)).min();
+    let written = name.to_lowercase();
+    // Of those equally near, one that something was left out of: 405b is none of 70b.
+    let changed = |known: &str| known.chars().count() != written.chars().count() + edits(&written, known);
+    let nearest = known.iter().map(|known| (edits(&written, known), changed(known), known)).min();
     match nearest {
-        Some((edits, known)) if edits <= (name.len() / 4).max(1) => format!(" (did you mean {known}?)"),
+        Some((edits, _, known)) if edits <= (name.len() / 4).max(1) => format!(" (did you mean {known}?)"),
         _ => {
             let begin: Vec<&str> = known.iter().copied().filter(|known| known.starts_with(name)).collect();
             match &begin[..] {
@@ -195,11 +198,11 @@ mod tests {
 
     #[test]
     fn a_name_nearly_right_is_recognized() {
-        let known = ["llama-3-8b", "llama-3-70b", "tiny"];
-        for (name, meant_is) in [("llama-3-8B", "llama-3-8b"), ("lama-3-70b", "llama-3-70b"), ("tinny", "tiny")] {
+        let known = ["llama-3-8b", "llama-3-70b", "llama-3.1-405b", "tiny"];
+        for (name, meant_is) in [("llama-3-8B", "llama-3-8b"), ("lama-3-70b", "llama-3-70b"), ("tinny", "tiny"), ("llama-3-405b", "llama-3.1-405b")] {
             assert_eq!(meant(name, &known), format!(" (did you mean {meant_is}?)"));
         }
-        assert_eq!(meant("llama-3", &known), " (did you mean llama-3-8b or llama-3-70b?)");
+        assert_eq!(meant("llama-3", &known), " (did you mean llama-3-8b, llama-3-70b or llama-3.1-405b?)");
         assert!(meant("mixtral", &known).is_empty() && meant("", &known).is_empty() && meant("x", &[]).is_empty());
     }
 

@@ -167,10 +167,12 @@ pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
         ("head_dim", spec.head_dim, 1 << 16),
     ];
     if let Some((name, size, most)) = sizes.into_iter().find(|(_, size, most)| *size == 0 || size > most) {
-        return Err(Error::infeasible(format!("sizes: {name} {size} is outside 1..={most}")));
+        let nearest = size.clamp(1, most);
+        return Err(Error::infeasible(format!("sizes: {name} {size} is outside 1..={most}; the nearest is {nearest}")));
     }
     if !spec.heads.is_multiple_of(spec.kv_heads) {
-        let why = format!("heads: heads {} is not a multiple of kv_heads {}", spec.heads, spec.kv_heads);
+        let good = list((1..=spec.heads).filter(|kv| spec.heads.is_multiple_of(*kv)));
+        let why = format!("heads: heads {} is not a multiple of kv_heads {}; use {good}", spec.heads, spec.kv_heads);
         return Err(Error::infeasible(why));
     }
     heads(spec.heads, spec.kv_heads, spec.head_dim, par)?;

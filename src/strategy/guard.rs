@@ -19,8 +19,11 @@ const MOST_SLOTS: u64 = 40_000;
 /// Ops of one rank after splicing, the microbatches but three left out: what a plan is linked over.
 const MOST_OPS: f64 = 1e6;
 
+/// What reasons begin with that are of this program, and not of the machine.
+pub const SIZE: &str = "size: ";
+
 fn too_much(what: String) -> Result<()> {
-    Err(Error::infeasible(format!("size: {what}")))
+    Err(Error::infeasible(format!("{SIZE}{what}")))
 }
 
 /// What can be told before the plan is built.
@@ -105,9 +108,10 @@ pub fn after(plan: &Plan) -> Result<()> {
 pub fn length(plan: &Plan, at_most: f64) -> Result<()> {
     let most = plan.programs.iter().map(|p| spliced(plan, &p.ops, 3)).fold(0.0, f64::max);
     if most > at_most {
-        let (layers, ring) = (plan.model()?.layers, plan.about.par.ring);
+        let (layers, ring, microbatches) = (plan.model()?.layers, plan.about.par.ring, plan.inputs()?.microbatches);
         return too_much(format!(
-            "{layers} layers and ring {ring} make {most:.1e} ops a rank, more than {at_most:.0e}"
+            "{layers} layers, ring {ring} and {microbatches} microbatches make {most} ops of a rank that are laid out one by one, \
+             more than {at_most}; raise micro_batch or dp, or use a smaller ring"
         ));
     }
     Ok(())

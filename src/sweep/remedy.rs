@@ -188,7 +188,7 @@ impl Search<'_> {
                 _ => drop(taken.pop()),
             }
         }
-        const ELSE: &str = "use more GPUs, a shorter sequence, a smaller model or a GPU with more memory";
+        const ELSE: &str = "use another split, which `foretrain search` looks for, a shorter sequence, more GPUs or ones with more memory";
         if over > 0.0 {
             return Ok(match taken.is_empty() {
                 true => ELSE.into(),
@@ -392,7 +392,7 @@ mod tests {
         hold(&few, point(8192, 64, par));
         let one = case("llama-3.1-405b", 8);
         let why = why(&one, point(8192, 8, Parallelism { dp: 8, ..par }));
-        assert!(why.contains(" is not enough either; use more GPUs, "), "{why}");
+        assert!(why.contains(" is not enough either; use another split, "), "{why}");
     }
 
     /// Pairs of microbatches cannot be computed again, and modules of multi-token prediction not be sharded.

@@ -20,7 +20,7 @@ static void launch(std::istringstream line) {
     auto found = std::find_if(entries().begin(), entries().end(), [&](const Entry& e) { return name == e.name; });
     if (found == entries().end()) emulator::fail("no such kernel");
     if (found->words != words.size()) emulator::fail("another number of parameters");
-    if (int(emulator::fibers.size()) < found->threads) emulator::fibers.resize(found->threads);
+    if (int(emulator::fibers.size()) < found->threads) emulator::fail("more threads than a block can have");
     emulator::shared.resize(shared + 128);
     emulator::body = [&] { found->run(words.data()); };
     emulator::come(&emulator::ended);

@@ -146,7 +146,7 @@ impl Wrong {
         let faults = file.faults.into_iter().chain(words.into_iter().flatten().cloned()).collect();
         let watchdog = self.watchdog.or(file.watchdog_s).unwrap_or(WATCHDOG_S);
         if !(watchdog > 0.0 && watchdog.is_finite()) {
-            return Err(Error::spec("--watchdog", "seconds", format!("{watchdog} is not a time above 0 s")));
+            return Err(Error::spec("--watchdog", "seconds", format!("{watchdog} is not a time above 0 s; PyTorch's is {WATCHDOG_S}")));
         }
         Ok((faults, watchdog))
     }
@@ -249,6 +249,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     Answer { text: answer.text + &tail, ..answer }.also_to(flags.out.as_deref())
 }
 
+/// Said where nothing is told of the critical path.
+const NO_PATH: &str = "no critical path, slack or use of links: the step has too many ops to keep them all; fewer \
+                       layers or microbatches have them";
+
 fn over(
     flags: &Flags,
     chosen: &Chosen,
@@ -260,7 +264,9 @@ fn over(
     let Simulated { timeline, events, slowed, shared, why, .. } = found;
     let layout = chosen.case.layout(plan)?;
     let report = chosen.case.costed(plan, &layout, &timeline).report();
-    let report = Report { notes: chosen.notes(), row: chosen.remedied(report.row)?, ..report };
+    let mut notes = chosen.notes();
+    notes.extend(why.is_none().then(|| NO_PATH.to_string()));
+    let report = Report { notes, row: chosen.remedied(report.row)?, ..report };
     let mut text = report.render();
     let classes = timeline.classes.len();
     let effort = Effort { seed: flags.seed, blocks: flags.blocks()?, apart: flags.apart(chosen), ..Effort::SUMS };
@@ -269,9 +275,8 @@ fn over(
         true => flags.times()?.beside(BlockTimes::predicted(plan, chosen.case.machine())?),
         false => vec![],
     };
-    match &why {
-        Some(why) => text.push_str(&format!("\n{}", explain(why, timeline.step.value(), &shared, what_if.as_deref()))),
-        None => text.push_str("\ntoo many ops to keep them all: no critical path\n"),
+    if let Some(why) = &why {
+        text.push_str(&format!("\n{}", explain(why, timeline.step.value(), &shared, what_if.as_deref())));
     }
     let took = seconds(wall_s);
     text.push_str(&format!(

@@ -201,7 +201,7 @@ pub const WORDS: &[Word] = &[
     },
     Word {
         name: "zb-v",
-        about: "a pipeline of two chunks a stage in a V (vp 2), every backward pass in two halves: 1F1B's activations, next to no bubble (ZB-V)",
+        about: "a pipeline of two chunks a stage in a V (vp 2), every backward pass in two halves: 1F1B's activations (with tp and the gradients that wait, gathered, for their weight halves), next to no bubble (ZB-V)",
         set: |o| o.fold = Fold::ZeroBubble,
         is_set: |o| o.fold == Fold::ZeroBubble,
     },

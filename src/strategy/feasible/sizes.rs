@@ -90,7 +90,8 @@ fn kv_copies(k: u64, head_dim: u64, par: &Parallelism) -> Result<()> {
 pub(super) fn sequence(s: u64, par: &Parallelism) -> Result<()> {
     let (r, u) = (u64::from(par.ring), u64::from(par.ulysses));
     if s == 0 || s > 1 << 32 {
-        return Err(Error::infeasible(format!("sequence: seq_len {s} is outside 1..=4294967296")));
+        let nearest = s.clamp(1, 1 << 32);
+        return Err(Error::infeasible(format!("sequence: seq_len {s} is outside 1..=4294967296; the nearest is {nearest}")));
     }
     if par.options.kv_in_two && s == r {
         let why = format!("sequence: kv-in-two halves the tokens of a rank, of which seq_len {s} over ring {r} is one");
@@ -111,11 +112,12 @@ pub(super) fn sequence(s: u64, par: &Parallelism) -> Result<()> {
 
 pub(super) fn batch(work: &Workload, par: &Parallelism) -> Result<()> {
     let (g, m, dp) = (work.global_batch, work.micro_batch, u64::from(par.dp));
-    if g == 0 || m == 0 {
-        return Err(Error::infeasible(format!("batch: global_batch {g} and micro_batch {m} must be at least 1")));
-    }
-    if g > 1 << 32 || m > 1 << 20 {
-        return Err(Error::infeasible(format!("batch: global_batch {g} or micro_batch {m} is absurdly large")));
+    for (name, sequences, most) in [("micro_batch", m, 1 << 20), ("global_batch", g, 1 << 32)] {
+        if sequences == 0 || sequences > most {
+            let nearest = sequences.clamp(1, most);
+            let why = format!("batch: {name} {sequences} is outside 1..={most} sequences; the nearest is {nearest}");
+            return Err(Error::infeasible(why));
+        }
     }
     if g < dp * m {
         return Err(Error::infeasible(format!(

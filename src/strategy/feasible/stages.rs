@@ -14,8 +14,11 @@ pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> 
     words.extend(o.first_stage.map(|n| format!("first-stage-{n}")));
     words.extend(o.last_stage.map(|n| format!("last-stage-{n}")));
     if par.pp == 1 && (par.vp > 1 || !words.is_empty()) {
-        let what = words.first().cloned().unwrap_or_else(|| format!("vp {}", par.vp));
-        return Err(Error::infeasible(format!("pp: {what} needs a pipeline; use vp 1 or pp above 1")));
+        let (what, without) = match words.first() {
+            Some(word) => (word.clone(), "leave it out"),
+            None => (format!("vp {}", par.vp), "use vp 1"),
+        };
+        return Err(Error::infeasible(format!("pp: {what} needs a pipeline; {without}, or use pp above 1")));
     }
     if o.first_stage.or(o.last_stage).is_some() {
         return layers_by_ends(l, par);
@@ -36,13 +39,18 @@ pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> 
 
 fn refused(l: u64, short: u64, par: &Parallelism) -> Error {
     let good = list((2..=(l + short).min(4096)).filter(|n| (l + short).is_multiple_of(*n)));
+    let parts = u64::from(par.pp) * u64::from(par.vp);
+    // A part without a layer is none, however unevenly they are shared out.
+    let or = match (parts > l, short > 0) {
+        (true, _) => "",
+        (false, true) => ", or option uneven",
+        (false, false) => ", or option short-ends or uneven",
+    };
     Error::infeasible(format!(
-        "pp: {l} layers{} do not split evenly over pp {} x vp {} = {} parts; use {good} parts, or option {}",
+        "pp: {l} layers{} do not split evenly over pp {} x vp {} = {parts} parts; use {good} parts{or}",
         if short > 0 { " and 2 for the short ends" } else { "" },
         par.pp,
         par.vp,
-        u64::from(par.pp) * u64::from(par.vp),
-        if short > 0 { "uneven" } else { "short-ends or uneven" },
     ))
 }
 

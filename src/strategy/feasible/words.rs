@@ -204,8 +204,12 @@ pub(super) fn options(par: &Parallelism) -> Result<()> {
     match needs(par).find(|(_, said, fits, _)| *said && !fits) {
         None => ring_options(par),
         Some((word, _, _, what)) => {
+            // Mostly it is the two chunks alone that are lacking, and they are one flag.
+            let two = Parallelism { vp: 2, ..*par };
+            let chunks = o.fold != Fold::None && par.pp > 1 && needs(&two).all(|(_, said, fits, _)| !said || fits);
+            let remedy = if chunks { "use vp 2" } else { "leave it out" };
             let why = format!(
-                "options: {word} needs {what}, which ring {ring} x ulysses {up} with {o} does not have; leave it out"
+                "options: {word} needs {what}, which ring {ring} x ulysses {up} with {o} does not have; {remedy}"
             );
             Err(Error::infeasible(why))
         }

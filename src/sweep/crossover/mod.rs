@@ -12,6 +12,7 @@ use crate::cluster::Cluster;
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::error::{Error, Result};
+use crate::plan::kernel::is_attention;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
 use crate::report::human;
@@ -298,7 +299,6 @@ impl Side {
 /// Where the time went.
 fn parts(timeline: &Timeline) -> Side {
     let usage = timeline.mean();
-    let is_attention = |kernel: &str| ["attention", "attention_bwd"].contains(&kernel);
     let sum = |attention: bool| {
         usage.by_kernel.iter().filter(|(k, _)| is_attention(k) == attention).map(|(_, s)| s).sum::<f64>()
     };

@@ -20,6 +20,7 @@ use crate::plan::Plan;
 use crate::plan::route::dropped;
 use crate::report::Row;
 use crate::spec::{Dtype, LlmSpec};
+use crate::strategy::guard;
 use probe::{Probe, Short};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -73,6 +74,8 @@ pub struct Counts {
     pub costed: usize,
     /// Costed, but not to be had: memory.
     pub do_not_fit: usize,
+    /// Not costed after all: more ops than are laid out.
+    pub too_long: usize,
     /// Costed besides, to say what each value of each choice costs; known ones among them.
     pub beside: usize,
     /// The least that a costed way took, as a multiple of its bound: below 1 a bound was wrong.
@@ -278,7 +281,9 @@ impl Search<'_> {
             let rows = self.cost(&points, limit, true)?;
             for (candidate, row) in round.iter().zip(&rows) {
                 counts.costed += 1;
-                counts.do_not_fit += usize::from(!row.feasible && !is_slow(row));
+                let long = row.why.starts_with(guard::SIZE);
+                counts.too_long += usize::from(long);
+                counts.do_not_fit += usize::from(!row.feasible && !is_slow(row) && !long);
                 if let Some(step) = row.step_time_s.filter(|_| candidate.bound > 0.0) {
                     let over = step / candidate.bound;
                     counts.nearest_bound = Some(counts.nearest_bound.map_or(over, |least| least.min(over)));
