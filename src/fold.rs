@@ -164,13 +164,14 @@ impl Around {
         let hop = |(group, by): &(Group, i32)| {
             let step = group.step(&plan.views, *by);
             let peers: Vec<u32> = (0..ranks).map(|rank| step.of(rank)).collect();
-            let mut crossing: FxHashMap<u32, u32> = FxHashMap::default();
+            let nic = |rank| (cluster.node_of(rank), cluster.nic_of(rank));
+            let mut crossing: FxHashMap<(u32, u32), u32> = FxHashMap::default();
             for (rank, &peer) in (0..).zip(&peers) {
                 if cluster.node_of(peer) != cluster.node_of(rank) {
-                    *crossing.entry(cluster.node_of(rank)).or_default() += 1;
+                    *crossing.entry(nic(rank)).or_default() += 1;
                 }
             }
-            let sharing = |rank| crossing.get(&cluster.node_of(rank)).copied().unwrap_or(0);
+            let sharing = |rank| crossing.get(&nic(rank)).copied().unwrap_or(0);
             (0..).zip(peers).map(|(rank, peer)| (peer, cluster.tier(rank, peer), sharing(rank))).collect()
         };
         let group = |group: &Group| {
@@ -225,9 +226,11 @@ pub fn over_a_wire(plan: &Plan, cluster: &Cluster, group: &Group, by: i32) -> u3
     sends.into_values().max().unwrap_or(1)
 }
 
-/// Ranks on `rank`'s node that send over the node's edge when all do the same hop: they share its NICs.
+/// Flows out of a node, as [`Cluster::nic_share`] shares out its NICs, when all ranks do the same hop and every NIC had as
+/// many of them as that of `rank`: a GPU sends by the one that is near it, whoever uses the others.
 pub fn crossing(plan: &Plan, cluster: &Cluster, group: &Group, by: i32, rank: u32) -> u32 {
-    let node = cluster.node_of(rank);
+    let (node, nic) = (cluster.node_of(rank), cluster.nic_of(rank));
     let step = group.step(&plan.views, by);
-    cluster.ranks_on(node).filter(|&r| r < plan.ranks() && cluster.node_of(step.of(r)) != node).count() as u32
+    let near = cluster.ranks_on(node).filter(|&r| r < plan.ranks() && cluster.nic_of(r) == nic);
+    near.filter(|&r| cluster.node_of(step.of(r)) != node).count() as u32 * cluster.nics_apart()
 }

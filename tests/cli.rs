@@ -140,8 +140,8 @@ fn a_search_is_of_ways_that_estimate_costs() {
     fs::write(dir.path().join("found/rows.csv"), rows.replace(",default,", ",defalt,")).unwrap();
     let (code, _, err) = said(dir.path(), "plot found");
     assert!(code == 2 && err.contains("options: line") && err.contains("defalt"), "{code}, {err}");
-    let text = succeeds(dir.path(), "search --gpus 1 --model llama-3-70b");
-    assert!(text.contains("nothing fits"), "{text}");
+    let (code, text, why) = said(dir.path(), "search --gpus 1 --model llama-3-70b");
+    assert!(code == 2 && text.contains("nothing fits: more GPUs") && why.contains("nothing fits"), "{text}{why}");
 }
 
 /// Writes a model config with some keys changed.

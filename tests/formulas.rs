@@ -651,11 +651,30 @@ fn a_layer_more_keeps_its_activations() {
         let n = S / u64::from(ring * ulysses);
         assert_eq!(alive(7, Recompute::None) - alive(6, Recompute::None), activations(n, k, u64::from(ulysses)));
         assert_eq!(alive(7, Recompute::Full) - alive(6, Recompute::Full), n * H * E, "its input");
+        // What attention leaves has the size of the input, and a number for each head.
+        let [seven, six] = [7, 6].map(|layers| kept(layers, Recompute::Full, "keep-attention"));
+        assert_eq!(seven - six, n * H * E + n * A * D * E + n * A * 4);
         for (words, less) in [("recompute-norm", 2 * n * H * E), ("recompute-act", n * F * E)] {
             let all = activations(n, k, u64::from(ulysses));
             let [seven, six] = [7, 6].map(|layers| kept(layers, Recompute::None, words));
             assert_eq!(seven - six, all - less, "{words}");
         }
+    }
+}
+
+/// Full recomputation attends twice, and with its output kept once.
+#[test]
+fn attention_that_is_kept_runs_once() {
+    for (ring, ulysses) in [(1, 1), (1, 2), (4, 1)] {
+        let forward = |words: &str| {
+            let par =
+                Parallelism { recompute: Recompute::Full, options: words.parse().unwrap(), ..way(1, ring, ulysses) };
+            let plan = plans::plan(&model(4, 4, false), &par, &work(&par, S, 1, 1), SM);
+            let found = cost(&plan, Host::of(&plan, 1.0).machine(), Effort::SUMS).unwrap();
+            found.mean().by_kernel["attention"]
+        };
+        let (twice, once) = (forward("default"), forward("keep-attention"));
+        assert!((twice / once - 2.0).abs() < 1e-9, "{twice} s and {once} s");
     }
 }
 

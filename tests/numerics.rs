@@ -526,6 +526,35 @@ fn what_is_made_again_or_piece_by_piece() {
     }
 }
 
+/// Attention whose output is kept where layers are computed again: to the bit what it is where attention runs twice.
+#[test]
+fn attention_that_runs_once() {
+    let full = Recompute::Full;
+    for (family, words, par) in [
+        (llama as Family, "", Parallelism { dp: 2, zero: 3, ..Parallelism::default() }),
+        (llama, "", Parallelism { ring: 2, ulysses: 2, ..Parallelism::default() }),
+        (llama, "burst+merge-at-end", Parallelism { ring: 3, zero: 1, dp: 2, ..Parallelism::default() }),
+        (llama, "merge-in-kernel", Parallelism { ring: 4, ..Parallelism::default() }),
+        (llama, "gather-kv-prefetch", Parallelism { ring: 2, tp: 2, ..Parallelism::default() }),
+        (llama, "", Parallelism { tp: 2, pp: 2, ..Parallelism::default() }),
+        (llama, "dualpipe-v", Parallelism { pp: 2, vp: 2, ..Parallelism::default() }),
+        (llama, "", Parallelism { pp: 2, vp: 2, ..Parallelism::default() }),
+        (gpt2, "", Parallelism { ulysses: 2, ..Parallelism::default() }),
+        (palm, "", Parallelism { tp: 2, ..Parallelism::default() }),
+        (latent, "", Parallelism { tp: 2, ring: 2, ..Parallelism::default() }),
+    ] {
+        let of = |more: &str| {
+            let words = format!("{words}{}{more}", if words.is_empty() || more.is_empty() { "" } else { "+" });
+            let par = Parallelism { options: words.parse().unwrap(), recompute: full, ..par };
+            let layers = 2 * u64::from(par.pp * par.vp);
+            Case { family, kv_heads: 6, group: 1, ffn: 12, layers, batch: 2, microbatches: 4, par, ..case() }
+        };
+        holds(&of("keep-attention"), 1e-10);
+        let [twice, once] = ["", "keep-attention"].map(|more| run(&Case { dtype: Dtype::F32, ..of(more) }.plan()));
+        assert_eq!((twice.loss, twice.grads), (once.loss, once.grads), "{words} {par:?}");
+    }
+}
+
 /// What frameworks leave to kernels of their own: the sum of a weight's gradients, and the copy of logits for the loss.
 #[test]
 fn sums_and_losses_of_kernels_of_their_own() {

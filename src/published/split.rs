@@ -235,6 +235,9 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
     if text.contains("notstated") {
         return None;
     }
+    if keeps_attention(run) {
+        return Some(Recompute::Full);
+    }
     // Words of their own say so.
     if text.contains("mlaup") || parts_made_again(run).contains(&true) {
         return Some(Recompute::None);
@@ -267,6 +270,12 @@ fn in_words(text: &str) -> Option<Recompute> {
         () if text.contains("selective") => Some(Recompute::Selective),
         () => is(&said).then_some(Recompute::Full),
     }
+}
+
+/// Whether all is made again but attention, whose output is kept.
+fn keeps_attention(run: &Training) -> bool {
+    let text = squeezed(&run.recompute);
+    ["attention'soutput", "outputofattention"].iter().any(|word| text.contains(word))
 }
 
 /// Whether selective recomputation is that of a hybrid's layers of experts, among others.
@@ -320,6 +329,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (model.mla.is_some() && squeezed(&run.recompute).contains("mlaup"), "recompute-mla-up"),
         (norms, "recompute-norm"),
         (acts, "recompute-act"),
+        (keeps_attention(run), "keep-attention"),
         (optimizer_is_away(run), "offload-optimizer"),
         (activations_are_away(run), "offload-activations"),
     ];

@@ -92,6 +92,11 @@ const LINES: &[Line] = &[
         change: |_, s| s.par.options.recompute_act = false,
     },
     Line {
+        refusal: "keep-attention needs",
+        said: "attention computed again with all else",
+        change: |_, s| s.par.options.keep_attention = false,
+    },
+    Line {
         refusal: "recompute-moe",
         said: "all computed again, not experts alone",
         change: |_, s| s.par.options.recompute_moe = false,

@@ -327,7 +327,12 @@ mod tests {
         Usage {
             compute: 7.0,
             exposed: BTreeMap::from([(Axis::Cp, 2.0), (Axis::Dp, 0.5), (Axis::Pp, 0.5)]),
-            by_kernel: BTreeMap::from([("attention_onto", 2.0), ("attention_bwd", 1.5), ("matmul", 3.0), ("norm", 0.3)]),
+            by_kernel: BTreeMap::from([
+                ("attention_onto", 2.0),
+                ("attention_bwd", 1.5),
+                ("matmul", 3.0),
+                ("norm", 0.3),
+            ]),
             by_provenance: BTreeMap::from([("measured", 1.0), ("interpolated", 2.0), ("assumed", 1.0)]),
             flops: 40.0,
             ..Usage::default()

@@ -102,7 +102,11 @@ impl Faults {
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         let faults: Faults = json::parse(&name, &text)?;
         if let Some(why) = faults.watchdog_s.and_then(|s| not(s > 0.0 && s.is_finite(), || format!("{s}"))) {
-            return Err(Error::spec(&name, "watchdog_s", format!("{why} is not a time above 0 s; PyTorch's is {WATCHDOG_S}")));
+            return Err(Error::spec(
+                &name,
+                "watchdog_s",
+                format!("{why} is not a time above 0 s; PyTorch's is {WATCHDOG_S}"),
+            ));
         }
         for (at, fault) in faults.faults.iter().enumerate() {
             fault.check(None).map_err(|why| Error::spec(&name, format!("faults[{at}]"), why))?;

@@ -199,7 +199,12 @@ mod tests {
     #[test]
     fn a_name_nearly_right_is_recognized() {
         let known = ["llama-3-8b", "llama-3-70b", "llama-3.1-405b", "tiny"];
-        for (name, meant_is) in [("llama-3-8B", "llama-3-8b"), ("lama-3-70b", "llama-3-70b"), ("tinny", "tiny"), ("llama-3-405b", "llama-3.1-405b")] {
+        for (name, meant_is) in [
+            ("llama-3-8B", "llama-3-8b"),
+            ("lama-3-70b", "llama-3-70b"),
+            ("tinny", "tiny"),
+            ("llama-3-405b", "llama-3.1-405b"),
+        ] {
             assert_eq!(meant(name, &known), format!(" (did you mean {meant_is}?)"));
         }
         assert_eq!(meant("llama-3", &known), " (did you mean llama-3-8b, llama-3-70b or llama-3.1-405b?)");

@@ -95,6 +95,8 @@ pub struct Options {
     pub recompute_act: bool,
     /// The outputs of norms are not kept, but made again for the products behind them.
     pub recompute_norm: bool,
+    /// Where layers are computed again, attention is not: its output and log-sum-exps are kept.
+    pub keep_attention: bool,
     /// The head and the loss go through a microbatch in so many pieces, logits being made of one at a time; 0: at once.
     pub loss_chunks: u32,
     /// Of a hybrid, layers of experts keep their inputs alone, and run again in the backward pass.
@@ -161,8 +163,12 @@ impl Options {
         (self.double_ring > 0).then_some(self.double_ring)
     }
 
-    /// What is made again for the backward pass beside what recomputation has, to stand behind its name: `, norm and act`.
+    /// What is made again for the backward pass beside what recomputation has, to stand behind its name: `, norm and act`,
+    /// or ` but attention`.
     pub fn made_again(&self) -> String {
+        if self.keep_attention {
+            return " but attention".into();
+        }
         let parts = [
             ("norm", self.recompute_norm),
             ("act", self.recompute_act),

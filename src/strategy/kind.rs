@@ -165,12 +165,15 @@ impl Kind {
         let recompute = recompute_of(&model, par);
         let left_slots = pipe.left_slots(&layers);
         let saved = match recompute {
-            Recompute::Full => layer.saved(b, TensorKind::Workspace, 1),
-            _ => layer.saved(b, TensorKind::Activation, pipe.saved_slots(&layers)),
+            Recompute::Full => {
+                let attention = layer.keeps_attention.then(|| pipe.saved_slots(&layers));
+                layer.saved(b, TensorKind::Workspace, 1, attention)
+            }
+            _ => layer.saved(b, TensorKind::Activation, pipe.saved_slots(&layers), None),
         };
         let scratch = layer.scratch(b);
         let again = par.cuts_all() && recompute == Recompute::Full;
-        let again = again.then(|| layer.saved(b, TensorKind::Activation, left_slots));
+        let again = again.then(|| layer.saved(b, TensorKind::Activation, left_slots, None));
         let scratch_ahead = pipe.pairs.then(|| layer.scratch(b));
         Kind {
             prefix,
@@ -232,11 +235,16 @@ impl Kind {
         (self.weights().formals(b, "w"), self.gradients().formals(b, "g"))
     }
 
+    /// Whether every layer has slots of its own, of each of what they save.
+    pub fn keeps_each(&self) -> Vec<bool> {
+        self.saved.outlasts().into_iter().map(|outlasts| self.keeps || outlasts).collect()
+    }
+
     /// What iteration i of a walk over this kind's layers keeps: a slot a layer, or the one there is.
     pub fn saved_each(&self, first: i32, step: i32) -> Vec<Arg> {
         let of = self.count();
-        let arg = |buf| if self.keeps { each(buf, first, step, of) } else { Arg::from(buf) };
-        self.saved.bufs().into_iter().map(arg).collect()
+        let arg = |(buf, keeps)| if keeps { each(buf, first, step, of) } else { Arg::from(buf) };
+        self.saved.bufs().into_iter().zip(self.keeps_each()).map(arg).collect()
     }
 
     /// The blocks of a microbatch.
@@ -250,8 +258,9 @@ impl Kind {
         if let Some(experts) = &mut self.layer.experts {
             experts.route = route;
         }
-        let fwd = self.forward(b);
-        let bwd = self.backward(b, if self.again.is_some() { Recompute::None } else { self.recompute }, fwd);
+        let fwd = self.forward(b, false);
+        let again = if self.layer.keeps_attention { self.forward(b, true) } else { fwd };
+        let bwd = self.backward(b, if self.again.is_some() { Recompute::None } else { self.recompute }, again);
         // Those that come and go by layers have blocks of their own, with their sums.
         let [beside, alone] = [beside, !beside].map(|sums| sums && !ranks[0].by_layers());
         let halves = match (par.cuts_all(), par.cuts_some()) {
@@ -325,12 +334,12 @@ impl Kind {
         self.left.iter().map(|_| b.formal("left")).collect()
     }
 
-    fn forward(&self, b: &mut Builder) -> BlockId {
-        b.open(&format!("{}layer_fwd", self.prefix));
+    fn forward(&self, b: &mut Builder, again: bool) -> BlockId {
+        b.open(&format!("{}layer_fwd{}", self.prefix, if again { "_again" } else { "" }));
         let w = self.weights().formals(b, "w");
         let [x, x_out] = ["x", "x_out"].map(|name| b.formal(name));
         let keep = self.saved.formals(b);
-        self.layer.forward(b, self.scratch_ahead.as_ref().unwrap_or(&self.scratch), w, x, x_out, &keep);
+        self.layer.forward(b, self.scratch_ahead.as_ref().unwrap_or(&self.scratch), w, [x, x_out], &keep, again);
         b.close()
     }
 

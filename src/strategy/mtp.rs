@@ -118,8 +118,8 @@ impl Modules {
                 let kind = &kinds[number];
                 let (flat, experts) = Kind::weights_of(b, &format!("mtp{k}.{i}."), &kind.layer, [dp, edp], 1, 1);
                 let saved = match kind.recompute {
-                    Recompute::Full => kind.saved,
-                    _ => kind.layer.saved(b, TensorKind::Workspace, 1),
+                    Recompute::Full if !kind.layer.keeps_attention => kind.saved,
+                    _ => kind.layer.saved(b, TensorKind::Workspace, 1, None),
                 };
                 Inner { kind: number, flat, experts, saved }
             });

@@ -495,11 +495,16 @@ impl<'s, 'a> Staged<'s, 'a> {
     /// they keep from one half of its backward unit to the other.
     fn saved_of(&self, chain: &Chain, kept: u32, left: Option<u32>) -> Vec<Arg> {
         let of = |kind: &Kind| {
-            let (saved, slot) = match (kind.again, left) {
-                (Some(again), Some(left)) => (again, left * kind.longest),
-                _ => (kind.saved, if kind.keeps { kept * kind.longest } else { 0 }),
+            let args: Vec<Arg> = match (kind.again, left) {
+                (Some(again), Some(left)) => {
+                    again.bufs().into_iter().map(|buf| buf.slot(left * kind.longest).into()).collect()
+                }
+                _ => {
+                    let slot = |keeps| if keeps { kept * kind.longest } else { 0 };
+                    kind.saved.bufs().into_iter().zip(kind.keeps_each()).map(|(b, k)| b.slot(slot(k)).into()).collect()
+                }
             };
-            saved.bufs().into_iter().map(move |buf| buf.slot(slot).into()).collect::<Vec<Arg>>()
+            args
         };
         Here::of(&self.step.kinds, chain).iter().flat_map(|h| of(h.kind)).collect()
     }

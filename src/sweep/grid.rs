@@ -95,7 +95,13 @@ impl Grid {
         let rings = words.into_iter().flat_map(|word| [8, 16].map(|ring| of([1, ring, 1], word)));
         let hybrids = [[2, 8, 1], [4, 8, 1], [8, 8, 1]].map(|split| of(split, "ring-inside"));
         let tensor = [[1, 1, 2], [1, 1, 4], [1, 1, 8], [1, 2, 8], [1, 4, 8], [1, 8, 8], [2, 1, 4], [4, 1, 2]];
-        let all = rings.chain(hybrids).chain(tensor.map(|split| of(split, "default")));
+        // Every way with attention computed once, lest some families have that and others do not.
+        let gathered =
+            ["gather-kv", "gather-kv-prefetch"].into_iter().flat_map(|word| [8, 16].map(|ring| (word, ring)));
+        let gathered = gathered.map(|(word, ring)| of([1, ring, 1], &format!("{word}+keep-attention")));
+        let plain = Grid::default_ways(gpus).into_iter().map(|[ulysses, ring]| [ulysses, ring, 1]);
+        let kept = plain.chain(tensor).map(|split| of(split, "keep-attention")).chain(gathered);
+        let all = rings.chain(hybrids).chain(tensor.map(|split| of(split, "default"))).chain(kept);
         // A ring of rings needs more than one of them.
         all.filter(|a| a.ranks() <= gpus && !(a.options.double_ring >= a.ring && a.options.double_ring > 1)).collect()
     }
@@ -215,7 +221,9 @@ impl Also {
         let Also { ulysses, ring, tp, pp, options } = *self;
         let dp = (grid.gpus / self.ranks().max(1)).max(1);
         for &micro_batch in &grid.micro_batch {
-            points.extend(cross(&grid.zero, &grid.recompute).map(|(&zero, &recompute)| {
+            // What is kept where all else is computed again has no meaning elsewhere.
+            let means = |how: &(_, &Recompute)| !options.keep_attention || *how.1 == Recompute::Full;
+            points.extend(cross(&grid.zero, &grid.recompute).filter(means).map(|(&zero, &recompute)| {
                 let par = Parallelism { dp, pp, vp: 1, ring, ulysses, tp, ep: 1, zero, recompute, options };
                 Point { seq_len, global_batch, micro_batch, par }
             }));

@@ -146,7 +146,11 @@ impl Wrong {
         let faults = file.faults.into_iter().chain(words.into_iter().flatten().cloned()).collect();
         let watchdog = self.watchdog.or(file.watchdog_s).unwrap_or(WATCHDOG_S);
         if !(watchdog > 0.0 && watchdog.is_finite()) {
-            return Err(Error::spec("--watchdog", "seconds", format!("{watchdog} is not a time above 0 s; PyTorch's is {WATCHDOG_S}")));
+            return Err(Error::spec(
+                "--watchdog",
+                "seconds",
+                format!("{watchdog} is not a time above 0 s; PyTorch's is {WATCHDOG_S}"),
+            ));
         }
         Ok((faults, watchdog))
     }

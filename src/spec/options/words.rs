@@ -236,6 +236,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.recompute_norm,
     },
     Word {
+        name: "keep-attention",
+        about: "with recompute full, attention runs once: its output and log-sum-exps are kept beside the inputs of layers (DistFlashAttn's rematerialization-aware checkpoints; LoongTrain's selective checkpoint++)",
+        set: |o| o.keep_attention = true,
+        is_set: |o| o.keep_attention,
+    },
+    Word {
         name: "recompute-moe",
         about: "hybrids: layers of experts run again in the backward pass, with their exchanges (Megatron Core's recompute-modules moe)",
         set: |o| o.recompute_moe = true,

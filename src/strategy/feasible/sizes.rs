@@ -91,7 +91,9 @@ pub(super) fn sequence(s: u64, par: &Parallelism) -> Result<()> {
     let (r, u) = (u64::from(par.ring), u64::from(par.ulysses));
     if s == 0 || s > 1 << 32 {
         let nearest = s.clamp(1, 1 << 32);
-        return Err(Error::infeasible(format!("sequence: seq_len {s} is outside 1..=4294967296; the nearest is {nearest}")));
+        return Err(Error::infeasible(format!(
+            "sequence: seq_len {s} is outside 1..=4294967296; the nearest is {nearest}"
+        )));
     }
     if par.options.kv_in_two && s == r {
         let why = format!("sequence: kv-in-two halves the tokens of a rank, of which seq_len {s} over ring {r} is one");

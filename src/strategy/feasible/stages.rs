@@ -14,11 +14,11 @@ pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> 
     words.extend(o.first_stage.map(|n| format!("first-stage-{n}")));
     words.extend(o.last_stage.map(|n| format!("last-stage-{n}")));
     if par.pp == 1 && (par.vp > 1 || !words.is_empty()) {
-        let (what, without) = match words.first() {
-            Some(word) => (word.clone(), "leave it out"),
-            None => (format!("vp {}", par.vp), "use vp 1"),
+        let (what, remedy) = match words.first() {
+            Some(word) => (word.clone(), "leave it out, or use pp above 1"),
+            None => (format!("vp {}", par.vp), "use vp 1 or pp above 1"),
         };
-        return Err(Error::infeasible(format!("pp: {what} needs a pipeline; {without}, or use pp above 1")));
+        return Err(Error::infeasible(format!("pp: {what} needs a pipeline; {remedy}")));
     }
     if o.first_stage.or(o.last_stage).is_some() {
         return layers_by_ends(l, par);

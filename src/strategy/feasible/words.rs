@@ -133,6 +133,18 @@ fn of_steps(par: &Parallelism) -> Vec<Need> {
             "recompute none or selective, as full makes all again, and no fpdt, which does so too",
         ),
         (
+            "keep-attention",
+            o.keep_attention,
+            par.recompute == Recompute::Full && o.chunks == 0 && !o.unfused,
+            "recompute full, a fused kernel, and no fpdt, whose chunks attend by themselves",
+        ),
+        (
+            "keep-attention",
+            o.keep_attention,
+            !par.cuts_all() && o.ring_backward != RingBackward::Reverse,
+            "backward passes in one piece, not those of zb-h1, zb-v, v-half or v-min, and no dkv-model, whose ring begins where the forward one ended",
+        ),
+        (
             "keep-fp8-rows",
             o.keep_fp8_rows,
             o.dispatch_fp8 && par.ep > 1 && par.recompute != Recompute::Full,

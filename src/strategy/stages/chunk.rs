@@ -40,7 +40,8 @@ impl Staged<'_, '_> {
                 let at = of.first + layer - of.start;
                 let keep = |buf: Buf| up(buf, at, count, h.count);
                 let mut rest = Vec::from(xs);
-                rest.extend(saved[i].iter().map(|&buf| if h.kind.keeps { keep(buf) } else { buf.into() }));
+                let saved = saved[i].iter().zip(h.kind.keeps_each());
+                rest.extend(saved.map(|(&buf, keeps)| if keeps { keep(buf) } else { buf.into() }));
                 runs.push(Run {
                     kind: of.kind,
                     label: h.label(label, of),
@@ -112,8 +113,9 @@ impl Staged<'_, '_> {
                 let at = of.first + layer - of.start;
                 let keep = |buf: Buf| down(buf, at, h.count);
                 let mut rest = Vec::from(xs);
-                let keeps = h.kind.keeps || (part != Part::Whole && h.kind.again.is_some());
-                rest.extend(saved[i].iter().map(|&buf| if keeps { keep(buf) } else { buf.into() }));
+                let all = part != Part::Whole && h.kind.again.is_some();
+                let saved = saved[i].iter().zip(h.kind.keeps_each());
+                rest.extend(saved.map(|(&buf, keeps)| if keeps || all { keep(buf) } else { buf.into() }));
                 rest.extend(left[i].iter().map(|&buf| keep(buf)));
                 runs.push(Run {
                     kind: of.kind,

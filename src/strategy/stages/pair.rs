@@ -92,7 +92,8 @@ impl<'k> Side<'k> {
             let out = if layer + 1 == l { self.out.into() } else { walk(self.x, layer, l - 1) };
             args.extend([input, out]);
         }
-        args.extend(self.saved[i].iter().map(|&buf| if h.kind.keeps { keep(buf) } else { buf.into() }));
+        let saved = self.saved[i].iter().zip(h.kind.keeps_each());
+        args.extend(saved.map(|(&buf, keeps)| if keeps { keep(buf) } else { buf.into() }));
         args
     }
 }

@@ -31,7 +31,12 @@ pub struct Saved {
     pub(super) stays: [Option<Buf>; 2],
     /// The output of attention for my tokens, all heads; `None`: it is `attn.o`, without Ulysses.
     pub(super) o: Option<Buf>,
+    /// What attention leaves is kept where the rest is computed again.
+    pub(super) keeps_attention: bool,
 }
+
+/// What attention leaves.
+const OF_ATTENTION: [&str; 2] = ["attn_o", "lse"];
 
 impl Saved {
     /// Every buffer with its name, always in the same order.
@@ -74,6 +79,12 @@ impl Saved {
 
     pub fn bufs(mut self) -> Vec<Buf> {
         self.bufs_mut().into_iter().map(|(_, buf)| *buf).collect()
+    }
+
+    /// Which of [`bufs`](Saved::bufs) are kept where the others are computed again.
+    pub fn outlasts(mut self) -> Vec<bool> {
+        let some = self.keeps_attention;
+        self.bufs_mut().into_iter().map(|(name, _)| some && OF_ATTENTION.contains(&name)).collect()
     }
 
     /// The same as formals of the block being written, in the order of [`bufs`](Saved::bufs).
@@ -174,11 +185,11 @@ impl Layer {
     }
 
     /// Declares what the backward pass keeps, `slots` of each: one a layer, or one in all when it is
-    /// computed again.
-    pub fn saved(&self, b: &mut Builder, kind: TensorKind, slots: u32) -> Saved {
+    /// computed again. `attention`: the slots of what attention leaves, where that is kept all the same.
+    pub fn saved(&self, b: &mut Builder, kind: TensorKind, slots: u32, attention: Option<u32>) -> Saved {
         if let Some(chunk) = self.chunks.first() {
             // Queries and keys of a chunk are on their way to the host while those of the next are computed.
-            let mut saved = chunk.saved(b, kind, 1);
+            let mut saved = chunk.saved(b, kind, 1, None);
             let shape = chunk.core.shape();
             let mut two = |name, row| b.tensor(name, &[shape.rows(), row], shape.dtype, kind, 2);
             let (q, kv) = (two("q", shape.q_row()), two("kv", shape.kv_row()));
@@ -187,9 +198,13 @@ impl Layer {
         }
         let (n, r) = (self.tokens(), self.residual_rows());
         let again = self.latent.as_ref().is_some_and(|latent| latent.again);
-        let mut keep = |name: &str, rows, row, dtype| match again && MADE_AGAIN.contains(&name) {
-            true => b.tensor(name, &[rows, row], dtype, TensorKind::Workspace, 1),
-            false => b.tensor(name, &[rows, row], dtype, kind, slots),
+        let mut keep = |name: &str, rows, row, dtype| {
+            let (kind, slots) = match attention.filter(|_| OF_ATTENTION.contains(&name)) {
+                Some(slots) => (TensorKind::Activation, slots),
+                None if again && MADE_AGAIN.contains(&name) => (TensorKind::Workspace, 1),
+                None => (kind, slots),
+            };
+            b.tensor(name, &[rows, row], dtype, kind, slots)
         };
         let (core, dtype) = (self.core.shape(), self.dtype);
         let attn = self.attends().then(|| {
@@ -219,6 +234,7 @@ impl Layer {
             latent: self.latent.as_ref().map(|latent| latent.saved(&mut keep)),
             experts: self.experts.as_ref().map(|experts| experts.saved(&mut keep)),
             mamba: self.mamba.as_ref().map(|mamba| mamba.saved(&mut keep)),
+            keeps_attention: attention.is_some(),
         }
     }
 

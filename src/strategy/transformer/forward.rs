@@ -9,12 +9,12 @@ use crate::plan::{Buf, Builder, Dropout, Kernel};
 use crate::spec::Mlp;
 
 impl Layer {
-    /// x_out = layer(x), keeping what `keep` names.
-    pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Flats, x: Buf, x_out: Buf, keep: &Saved) {
+    /// x_out = layer(x), keeping what `keep` names; `again` for the backward pass.
+    pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Flats, xs: [Buf; 2], keep: &Saved, again: bool) {
         if self.is_chunked() {
-            return self.forward_chunks(b, s, w, [x, x_out], keep);
+            return self.forward_chunks(b, s, w, xs, keep);
         }
-        self.forward_at_once(b, s, w, [x, x_out], keep, false);
+        self.forward_at_once(b, s, w, xs, keep, again);
     }
 
     /// The same, not chunk by chunk; `again` for the backward pass.
@@ -218,14 +218,21 @@ impl Layer {
         let (attn, room) = (keep.attn(), s.heads());
         let (Some(ulysses), Some(us), Some(o)) = (&self.ulysses, &room.ulysses, keep.o) else {
             let input = self.qkv_forward(b, s, w, keep, [attn.q, attn.kv]);
-            self.core.forward(b, &room.attn, attn, again);
+            self.attend(b, s, keep, again);
             return input;
         };
         let input = self.qkv_forward(b, s, w, keep, [room.q_local, room.kv_local]);
         ulysses.scatter_qkv(b, us, [room.q_local, room.kv_local], [attn.q, attn.kv]);
-        self.core.forward(b, &room.attn, attn, again);
+        self.attend(b, s, keep, again);
         ulysses.gather_o(b, us, attn.o, o);
         input
+    }
+
+    /// o, lse from q and kv; what is kept is there by now.
+    fn attend(&self, b: &mut Builder, s: &Scratch, keep: &Saved, again: bool) {
+        if !(again && self.keeps_attention) {
+            self.core.forward(b, &s.heads().attn, keep.attn(), again);
+        }
     }
 
     /// Queries, keys and values of my tokens.

@@ -62,6 +62,8 @@ pub struct Layer {
     pub core: Core,
     /// The backward pass begins with the kernel of attention run again (see [`Recompute::Selective`]).
     attends_again: bool,
+    /// Where the layer is computed again, attention is not, whose output is kept.
+    pub keeps_attention: bool,
     /// `None` when the Ulysses degree is 1.
     ulysses: Option<Ulysses>,
     /// In place of one projection to q, k and v.
@@ -182,6 +184,7 @@ impl Layer {
             again: par.options.recompute_mla_up,
         });
         let alone = model.pattern.first().copied();
+        let attends = alone.is_none_or(|mixer| mixer == Mixer::Attention);
         let mamba = model.mamba.zip(rows.mamba.take()).map(|(mamba, rows)| Mamba {
             spec: mamba.part(tp.ranks),
             rows,
@@ -212,6 +215,7 @@ impl Layer {
             segs,
             core,
             attends_again: par.recompute == Recompute::Selective && !par.options.unfused,
+            keeps_attention: attends && par.options.keep_attention,
             ulysses,
             latent,
             mamba,

@@ -1,7 +1,7 @@
 //! The ways among which a search looks: every combination of what its lists have that comes out even.
 
 use crate::error::{Error, Result};
-use crate::spec::{Architecture, Dispatch, Fold, LlmSpec, Options, Parallelism, Recompute, Schedule};
+use crate::spec::{Architecture, Dispatch, Fold, LlmSpec, Options, Parallelism, Recompute, RingBackward, Schedule};
 use crate::sweep::{Case, Point};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -170,7 +170,8 @@ impl Space {
 }
 
 /// Words that a plain way may need, or that change what else is best: stages that do not come out even, rows of experts
-/// beside another microbatch, latent attention that keeps less, norms and activations that are made again.
+/// beside another microbatch, latent attention that keeps less, norms and activations that are made again, and attention
+/// that is not.
 fn variants(model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
     let parts = u64::from(par.pp) * u64::from(par.vp);
     let said = par.options.short_ends || par.options.first_stage.or(par.options.last_stage).is_some();
@@ -188,6 +189,10 @@ fn variants(model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
     if par.recompute == Recompute::None {
         let light = |options| Options { recompute_act: true, recompute_norm: true, ..options };
         all.extend(all.clone().into_iter().map(light));
+    }
+    let whole = !options.zb_h1 && !options.fold.halves() && options.ring_backward != RingBackward::Reverse;
+    if par.recompute == Recompute::Full && whole && options.chunks == 0 && !options.unfused {
+        all.push(Options { keep_attention: true, ..options });
     }
     all.into_iter().map(|options| Parallelism { options, ..par }).collect()
 }
