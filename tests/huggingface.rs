@@ -159,6 +159,21 @@ fn what_cannot_be_read_names_file_field_value_and_remedy() {
     }
 }
 
+/// What leaves no experts, or more choices than there are experts, is said of the field that has it.
+#[test]
+fn counts_of_experts_that_cannot_be_are_named() {
+    for name in ["DeepSeek-V3", "Kimi-K2", "GLM-4.5"] {
+        for (field, value, part) in
+            [("first_k_dense_replace", 100, "leaves none of the"), ("num_experts_per_tok", 500, "500 is more than the")]
+        {
+            let mut config = published().into_iter().find(|m| m.name == name).expect("a model of the list").config;
+            config[field] = value.into();
+            let why = LlmSpec::parse("config.json", name, &config.to_string()).unwrap_err().to_string();
+            assert!(why.starts_with(&format!("config.json: {field}: ")) && why.contains(part), "{name}: {why}");
+        }
+    }
+}
+
 fn tiny(changes: Value) -> foretrain::error::Result<LlmSpec> {
     let mut config = json!({
         "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 4,

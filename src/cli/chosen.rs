@@ -1,5 +1,6 @@
 //! What flags have chosen, and what whoever reads a figure of it should know.
 
+use super::progress::Clock;
 use crate::error::Result;
 use crate::plan::route::dropped;
 use crate::plan::{ALIGNMENT, Plan};
@@ -29,11 +30,14 @@ impl Chosen {
             .chain(self.over_a_nic())
             .chain(self.over_wires())
             .chain(self.dropped())
+            .chain(self.copies())
             .collect()
     }
 
     /// The row of what was chosen with what would make it fit, where it does not.
     pub fn remedied(&self, row: Row) -> Result<Row> {
+        // Of a large mixture in a long pipeline it takes half a minute.
+        let _clock = row.over().filter(|over| *over > 0.0).map(|_| Clock::start("looking for what makes it fit"));
         self.case.with_remedies(&self.point, row)
     }
 
@@ -127,6 +131,17 @@ impl Chosen {
                 "rows: {} of the experts' are dropped, beyond a capacity or for want of an expert; neither time nor the model's FLOPs, \
                  and so MFU, have them",
                 percent(share)
+            )
+        })
+    }
+
+    /// That one rank sums up the gradients of an expert's copies.
+    fn copies(&self) -> Option<String> {
+        let replicas = self.point.par.options.replicas;
+        (replicas > 0).then(|| {
+            format!(
+                "replicas: gradients of an expert's copies go to one rank, which sums them up and sends them back: of a hot expert with \
+                 many copies that takes longest, is waited for as `ep`, and may be more than {replicas} replicas save"
             )
         })
     }

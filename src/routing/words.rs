@@ -88,7 +88,7 @@ impl FromStr for Routing {
                 .parse::<f64>()
                 .ok()
                 .filter(|x| x.is_finite() && *x >= 0.0)
-                .ok_or_else(|| bad(format!("{n:?} is no number; known: {GRAMMAR}"))),
+                .ok_or_else(|| bad(format!("{n:?} is no number of 0 or more; known: {GRAMMAR}"))),
             (None, Some(default)) => Ok(default),
             (None, None) => Err(bad(format!("lacks a number; known: {GRAMMAR}"))),
         };

@@ -471,6 +471,7 @@ impl Config<'_> {
         let (count, kept) =
             (self.optional_count("n_group")?.unwrap_or(1), self.optional_count("topk_group")?.unwrap_or(1));
         let (experts, chosen) = (self.count("n_routed_experts")?, self.count("num_experts_per_tok")?);
+        self.check_choices(chosen, experts)?;
         if kept > count || !experts.is_multiple_of(count) || chosen > experts / count * kept {
             let why = format!(
                 "{kept} of {count} groups (n_group) of {experts} experts do not hold {chosen} choices; use a divisor of \
@@ -481,8 +482,21 @@ impl Config<'_> {
         Ok((kept < count).then_some(Groups { count, kept }))
     }
 
+    /// Layers at the beginning that have a dense network; some have to be left.
+    fn dense_layers(&self) -> Result<u64> {
+        let (dense, all) = (self.whole("first_k_dense_replace")?.unwrap_or(0), self.count("num_hidden_layers")?);
+        if dense >= all {
+            let why = format!("{dense} leaves none of the {all} layers (num_hidden_layers) with experts; use fewer");
+            return Err(self.wrong("first_k_dense_replace", why));
+        }
+        Ok(dense)
+    }
+
     fn check_experts(&self, moe: &MoeSpec) -> Result<()> {
-        let (experts, top_k) = (moe.experts, moe.top_k);
+        self.check_choices(moe.top_k, moe.experts)
+    }
+
+    fn check_choices(&self, top_k: u64, experts: u64) -> Result<()> {
         match top_k > experts {
             true => {
                 let why = format!("{top_k} is more than the {experts} experts there are; use {experts} or fewer");

@@ -106,8 +106,9 @@ pub fn find(kind: &str, name: &str) -> Result<Found> {
         return Ok(Found { file: format!("{kind}/{name}"), text: text.to_string() });
     }
     let path = Path::new(name);
-    let path = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
-    if path.is_file() || is_path(name) {
+    let folder = path.is_dir();
+    let path = if folder { path.join("config.json") } else { path.to_path_buf() };
+    if path.is_file() || folder || is_path(name) {
         let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
         // Editors of Windows begin a file with a mark that JSON does not have.
         let text = text.strip_prefix('\u{feff}').map_or(text.clone(), String::from);

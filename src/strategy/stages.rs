@@ -494,17 +494,12 @@ impl<'s, 'a> Staged<'s, 'a> {
     /// What the layers of a chunk keep, kind by kind, of a microbatch in flight; or, of one that is computed again, what
     /// they keep from one half of its backward unit to the other.
     fn saved_of(&self, chain: &Chain, kept: u32, left: Option<u32>) -> Vec<Arg> {
-        let of = |kind: &Kind| {
-            let args: Vec<Arg> = match (kind.again, left) {
-                (Some(again), Some(left)) => {
-                    again.bufs().into_iter().map(|buf| buf.slot(left * kind.longest).into()).collect()
-                }
-                _ => {
-                    let slot = |keeps| if keeps { kept * kind.longest } else { 0 };
-                    kind.saved.bufs().into_iter().zip(kind.keeps_each()).map(|(b, k)| b.slot(slot(k)).into()).collect()
-                }
-            };
-            args
+        let of = |kind: &Kind| -> Vec<Arg> {
+            if let (Some(again), Some(left)) = (kind.again, left) {
+                return again.bufs().into_iter().map(|buf| buf.slot(left * kind.longest).into()).collect();
+            }
+            let at = |(buf, keeps): (Buf, bool)| buf.slot(if keeps { kept * kind.longest } else { 0 }).into();
+            kind.saved.bufs().into_iter().zip(kind.keeps_each()).map(at).collect()
         };
         Here::of(&self.step.kinds, chain).iter().flat_map(|h| of(h.kind)).collect()
     }

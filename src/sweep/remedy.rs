@@ -249,6 +249,11 @@ impl Search<'_> {
     /// Whole layers, in place of what is made again of them.
     fn again(&self) -> Vec<Change> {
         let options = self.point.par.options;
+        if options.keep_attention {
+            return vec![Change::new("recompute", "full without keep-attention", |point| {
+                point.par.options.keep_attention = false;
+            })];
+        }
         let parts = [
             ("recompute-act", options.recompute_act),
             ("recompute-norm", options.recompute_norm),

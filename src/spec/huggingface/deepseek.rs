@@ -36,7 +36,7 @@ fn read(config: &Config, default: Gate) -> Result<LlmSpec> {
         top_k: config.count("num_experts_per_tok")?,
         ffn: width,
         shared_ffn: width * config.whole("n_shared_experts")?.unwrap_or(0),
-        dense_layers: config.whole("first_k_dense_replace")?.unwrap_or(0),
+        dense_layers: config.dense_layers()?,
         gate: Gate {
             score: config.score(default.score)?,
             normalise: config.flag_or("norm_topk_prob", default.normalise)?,

@@ -13,7 +13,7 @@ pub fn read(config: &Config) -> Result<LlmSpec> {
         top_k: config.count("num_experts_per_tok")?,
         ffn: width,
         shared_ffn: width * config.whole("n_shared_experts")?.unwrap_or(0),
-        dense_layers: config.whole("first_k_dense_replace")?.unwrap_or(0),
+        dense_layers: config.dense_layers()?,
         gate: Gate {
             score: Score::Sigmoid,
             normalise: config.flag_or("norm_topk_prob", true)?,

@@ -189,7 +189,12 @@ mod tests {
             (json!({"mlp_hidden_act": "silu"}), "mlp_hidden_act", "relu2"),
             (json!({"mlp_bias": true}), "mlp_bias", "only false"),
             (json!({"use_conv_bias": false}), "use_conv_bias", "use true"),
-            (json!({"num_experts_per_tok": 9}), "topk_group", "do not hold 9 choices"),
+            (json!({"num_experts_per_tok": 9}), "num_experts_per_tok", "9 is more than the 8 experts"),
+            (
+                json!({"n_group": 4, "topk_group": 1, "num_experts_per_tok": 3}),
+                "topk_group",
+                "1 of 4 groups (n_group) of 8 experts do not hold 3 choices",
+            ),
         ] {
             let err = with(changes.clone()).unwrap_err().to_string();
             assert!(err.starts_with(&format!("c.json: {field}: ")) && err.contains(part), "{changes}: {err}");
