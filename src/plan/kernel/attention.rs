@@ -135,3 +135,13 @@ impl Kernel {
         Operands { reads, writes }
     }
 }
+
+/// Whether kernels of a name are attention itself, beside sums of their own or onto those of others.
+pub fn is_attention(kernel: &str) -> bool {
+    is_attention_forward(kernel) || ["attention_bwd", "attention_bwd_onto"].contains(&kernel)
+}
+
+/// Of the forward pass.
+pub fn is_attention_forward(kernel: &str) -> bool {
+    ["attention", "attention_onto"].contains(&kernel)
+}

@@ -11,7 +11,7 @@ mod attention;
 mod heads;
 mod ssm;
 
-pub use attention::{AttnBlock, Side};
+pub use attention::{AttnBlock, Side, is_attention, is_attention_forward};
 pub use heads::{Exchange, HeadPad, HeadPart, Packing};
 pub use ssm::{SsmKernel, SsmOp};
 
@@ -297,16 +297,6 @@ pub struct Work {
     pub flops: u64,
     pub bytes: u64,
     pub class: WorkClass,
-}
-
-/// Whether kernels of a name are attention itself, beside sums of their own or onto those of others.
-pub fn is_attention(kernel: &str) -> bool {
-    is_attention_forward(kernel) || ["attention_bwd", "attention_bwd_onto"].contains(&kernel)
-}
-
-/// Of the forward pass.
-pub fn is_attention_forward(kernel: &str) -> bool {
-    ["attention", "attention_onto"].contains(&kernel)
 }
 
 impl Kernel {
