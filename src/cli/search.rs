@@ -201,17 +201,23 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
     let printed = Printed { question: &question, notes: &notes, found: &found, files: list_of(&files) };
     let error = found.iter().all(|found| found.best.is_empty()).then(|| {
-        let first = &found.first().expect("a search has a length").counts;
-        Error::infeasible(format!("search: {}", nothing(first)))
+        // Lengths that no way comes out even for say nothing of either.
+        let mut looked_at = found.iter().filter(|found| found.counts.ways > 0);
+        Error::infeasible(format!("search: {}", nothing(looked_at.all(|found| is_too_long(&found.counts)))))
     });
     Ok(Answer::with_error(text, &printed, error))
 }
 
+/// Whether nothing is known of memory: no way was laid out.
+fn is_too_long(counts: &Counts) -> bool {
+    counts.too_long > 0 && counts.do_not_fit + counts.too_large == 0
+}
+
 /// Why there is no way, and what might make one.
-fn nothing(counts: &Counts) -> &'static str {
-    match counts.do_not_fit + counts.too_large > 0 {
-        true => "nothing fits: more GPUs, a shorter sequence, or --options offload-optimizer might",
-        false => "all have more ops than are laid out: a larger --micro-batch or a smaller --ring has fewer",
+fn nothing(too_long: bool) -> &'static str {
+    match too_long {
+        true => "all have more ops than are laid out: a larger --micro-batch or a smaller --ring has fewer",
+        false => "nothing fits: more GPUs, a shorter sequence, or --options offload-optimizer might",
     }
 }
 
@@ -236,7 +242,7 @@ fn render(found: &Found) -> String {
         counted(&found.counts)
     );
     if found.best.is_empty() {
-        text.push_str(&format!("\n{}\n", nothing(&found.counts)));
+        text.push_str(&format!("\n{}\n", nothing(is_too_long(&found.counts))));
         return text;
     }
     text.push_str(&format!("\nthe fastest ways\n{}", ways(&found.best)));
