@@ -123,6 +123,7 @@ fn plans() -> Vec<Plan> {
         experts("mixtral-8x7b", "", 2),
         experts("mixtral-8x7b", "dispatch-deepep-v1-normal+dispatch-fp8", 2),
         plan("nemotron-h-8b", "", Parallelism { tp: 4, ..none() }),
+        plan("nemotron-h-8b", "", Parallelism { ulysses: 2, ..none() }),
         experts("nemotron-3-nano-30b-a3b", "", 2),
     ]
 }

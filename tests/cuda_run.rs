@@ -357,7 +357,9 @@ fn layers_of_several_kinds() {
     let work = Workload { seq_len: 128, global_batch: 2, micro_batch: 1, dtype: Dtype::Bf16, documents };
     let tp = Parallelism { tp: 2, ..none() };
     let ep = Parallelism { dp: 2, ep: 2, zero: 0, ..none() };
-    for (pattern, par) in [("M", &tp), ("-", &tp), ("ME", &ep)] {
+    // Two ranks to a group, in the order of a zigzag ring.
+    let spread = Parallelism { ring: 2, ulysses: 2, ..none() };
+    for (pattern, par) in [("M", &tp), ("-", &tp), ("ME", &ep), ("M", &spread)] {
         let route = Routing::Uniform { seed: 5 }.route(&layers(pattern), &work, par, 2).unwrap();
         hold(&build_routed(&layers(pattern), &work, par, ENGINES, route).unwrap(), &[0]);
     }

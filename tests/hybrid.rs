@@ -8,7 +8,7 @@ use foretrain::exec::Run;
 use foretrain::plan::{Dtype, Engine, Plan};
 use foretrain::spec::{LlmSpec, Parallelism, Recompute, Workload};
 use foretrain::strategy::expert::Routing;
-use foretrain::strategy::{Engines, build, build_routed, feasible};
+use foretrain::strategy::{Engines, build_routed, feasible};
 
 struct Case {
     pattern: &'static str,
@@ -168,19 +168,76 @@ fn single_precision_is_close() {
 fn refusals_name_a_remedy() {
     let one = Parallelism::default();
     for (par, part) in [
-        (Parallelism { ring: 2, ..one }, "use ring 1, and tp"),
-        (Parallelism { ulysses: 2, ..one }, "use ulysses 1, and tp"),
+        (Parallelism { ring: 3, ..one }, "not shared by ring 3 x ulysses 1; use a product of 2 or 4"),
+        (Parallelism { ring: 2, ulysses: 4, ..one }, "of 2 or 4"),
+        (Parallelism { ulysses: 4, tp: 2, ..one }, "the 2 state-space heads in 1 groups of a rank"),
         (Parallelism { tp: 4, ..one }, "tp"),
     ] {
-        let why = feasible::check(&model("M*"), &case("M*", par).work(), &par).unwrap_err().to_string();
+        let work = Workload { seq_len: 48, ..case("M*", par).work() };
+        let why = feasible::check(&model("M*"), &work, &par).unwrap_err().to_string();
         assert!(why.contains(part), "{why}");
     }
     let documents = Workload { documents: vec![4, 6].into(), ..case("M*", one).work() };
     let why = feasible::check(&model("M*"), &documents, &one).unwrap_err().to_string();
     assert!(why.contains("a state goes on"), "{why}");
-    // Without states, sequences may be split as ever.
-    let ring = Parallelism { ring: 2, ..one };
-    let work = Workload { seq_len: 16, ..case("*-", ring).work() };
-    let engines = Engines { p2p: Engine::CopyEngine, collective: Engine::CopyEngine };
-    build(&model("*-"), &work, &ring, engines).expect("attention and networks alone");
+}
+
+/// Ranks that share a sequence exchange tokens for heads around a scan: as many groups as ranks, more, and fewer, of which
+/// copies travel; tokens in the order in which Ulysses and each kind of ring cut them.
+#[test]
+fn scans_go_through_the_tokens_of_all_ranks_with_some_of_the_heads() {
+    for (ring, ulysses, words) in [
+        (1, 2, "default"),
+        (1, 4, "default"),
+        (1, 2, "a2a-separate"),
+        (1, 4, "a2a-separate"),
+        (2, 1, "default"),
+        (4, 1, "default"),
+        (2, 1, "stripe"),
+        (2, 1, "contiguous"),
+        (2, 2, "default"),
+        (2, 2, "stripe+a2a-separate"),
+        (2, 2, "gather-kv"),
+    ] {
+        let par = Parallelism { ring, ulysses, options: words.parse().unwrap(), ..Parallelism::default() };
+        holds(&Case { seq_len: 16, micro_batch: 2, ..case("M*-M", par) }, 1e-10);
+    }
+    let one = Parallelism::default();
+    for par in [
+        Parallelism { ulysses: 2, tp: 2, ..one },
+        Parallelism { ulysses: 2, recompute: Recompute::Full, ..one },
+        Parallelism { ulysses: 2, dp: 2, ep: 4, zero: 1, ..one },
+        Parallelism { ring: 2, dp: 2, zero: 3, ..one },
+        Parallelism { ring: 2, pp: 2, recompute: Recompute::Full, ..one },
+        Parallelism { ulysses: 2, options: "offload-activations".parse().unwrap(), recompute: Recompute::Full, ..one },
+    ] {
+        holds(&Case { seq_len: 16, microbatches: 4, ..case("ME*ME-", par) }, 1e-10);
+    }
+    let single = Case { dtype: Dtype::F32, seq_len: 16, ..case(ALL, Parallelism { ulysses: 2, ring: 2, ..one }) };
+    holds(&single, 2e-3);
+}
+
+/// What goes out of a rank for a scan, by hand: z, x, B, C and dt there, y back, and the same backward; of a group that two
+/// ranks share two copies.
+#[test]
+fn bytes_of_an_exchange_around_a_scan() {
+    let sent = |ulysses: u32| {
+        let par = Parallelism { ulysses, ..Parallelism::default() };
+        let run = |pattern| holds(&Case { seq_len: 16, ..case(pattern, par) }, 1e-10).sent_bytes[0];
+        // Another layer of the same kind, so that what ends and sums over replicas send is left out, but for its weights.
+        run("MM") - run("M")
+    };
+    let (inner, heads, state, hidden) = (12, 4, 5, 12);
+    let weights = |own: u64| 8 * 2 * own;
+    for (ranks, groups) in [(2u64, 2u64), (4, 4)] {
+        let (there, back) = (2 * inner + 2 * groups * state + heads, inner);
+        // Tokens here, elements of a token, to all others.
+        let exchanged = 2 * 8 * (16 / ranks) * (there + back) * (ranks - 1) / ranks;
+        let columns = 2 * inner + 2 * 2 * state + heads;
+        let convolved = inner + 2 * 2 * state;
+        let all = columns * hidden + convolved * 4 + 3 * heads + inner + hidden * inner + hidden;
+        let gathered = sent(ranks as u32) - exchanged;
+        let whole = weights(all) * (ranks - 1) / ranks;
+        assert!(gathered.abs_diff(whole) <= 64 * ranks, "{ranks}: {gathered} beyond the exchange, {whole} of weights");
+    }
 }

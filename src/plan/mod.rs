@@ -31,7 +31,7 @@ pub use builder::{Builder, Via, each};
 pub use dropout::Dropout;
 pub use halves::Halves;
 pub use kernel::{
-    ALIGNMENT, AttnBlock, Exchange, HeadPad, HeadPart, Kernel, Packing, Side, VocabPart, Work, WorkClass,
+    ALIGNMENT, AttnBlock, Exchange, HeadPad, HeadPart, HeadPermute, Kernel, Packing, Side, VocabPart, Work, WorkClass,
 };
 pub use mesh::{Axis, Group, Mesh};
 pub use op::*;

@@ -83,6 +83,18 @@ impl MambaSpec {
         MambaSpec { heads: self.heads / ranks, groups: self.groups / ranks, ..*self }
     }
 
+    /// What one of `ranks` has that exchange heads for tokens: equal parts of the heads, and of the groups, or where these
+    /// are fewer the one that its heads read.
+    pub fn share(&self, ranks: u64) -> MambaSpec {
+        MambaSpec { heads: self.heads / ranks, groups: (self.groups / ranks).max(1), ..*self }
+    }
+
+    /// Whether `ranks` can so share them: as many heads each, of whole groups or of one.
+    pub fn shares(&self, ranks: u64) -> bool {
+        let groups = self.groups.is_multiple_of(ranks) || ranks.is_multiple_of(self.groups);
+        self.heads.is_multiple_of(ranks) && groups
+    }
+
     /// Weights of the two projections.
     pub fn matmul(&self, hidden: u64) -> u64 {
         hidden * self.proj_cols() + self.inner() * hidden
@@ -113,6 +125,16 @@ mod tests {
         let m = MambaSpec { heads: 128, head_dim: 64, groups: 8, state: 128, conv: 4, chunk: 128 };
         assert_eq!([m.inner(), m.conv_cols(), m.proj_cols()], [8192, 10240, 18560]);
         assert_eq!(m.part(4).proj_cols() * 4, m.proj_cols());
+    }
+
+    /// Of 8 groups of 16 heads, 4 ranks have two each, 32 ranks a quarter of one.
+    #[test]
+    fn ranks_share_whole_groups_or_one() {
+        let m = MambaSpec { heads: 128, head_dim: 64, groups: 8, state: 128, conv: 4, chunk: 128 };
+        let of = |ranks| (m.share(ranks).heads, m.share(ranks).groups);
+        assert_eq!([of(1), of(4), of(8), of(32)], [(128, 8), (32, 2), (16, 1), (4, 1)]);
+        assert!([1, 2, 8, 16, 128].iter().all(|ranks| m.shares(*ranks)));
+        assert!([3, 6, 12, 256].iter().all(|ranks| !m.shares(*ranks)));
     }
 
     /// By the recurrence a token does 3 operations on every element of a state to renew it and 2 to read it; by chunks of

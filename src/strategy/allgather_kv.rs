@@ -138,7 +138,8 @@ impl GatherKv {
     /// Between a row of all heads and a slot of each group; `width` elements a head.
     fn regroup(&self, b: &mut Builder, what: &str, part: HeadPart, exchange: Exchange, whole: Buf, slots: Buf) {
         let (batch, seq, ranks) = (self.shape.block.batch, self.shape.seq, self.groups());
-        let kernel = Kernel::Permute { exchange, packing: Packing::ByRank, ranks, batch, seq, parts: vec![part] };
+        let permute = HeadPermute::new(exchange, Packing::ByRank, [ranks, batch, seq], vec![part]);
+        let kernel = Kernel::Permute(permute);
         let apart: Vec<Buf> = (0..ranks as u32).map(|g| slots.slot(g)).collect();
         match exchange {
             Exchange::PackHeads => b.compute(&format!("{what}_by_head"), kernel, &[whole], &apart),

@@ -9,7 +9,7 @@ pub use experts::{chosen_by_layer, route};
 pub use stages::layers_of_stages;
 
 use crate::error::{Error, Result};
-use crate::spec::{AttentionSpec, LlmSpec, Mask, Mixer, Parallelism, Pass, Positions, Workload};
+use crate::spec::{AttentionSpec, LlmSpec, MambaSpec, Mask, Mixer, Parallelism, Pass, Positions, Workload};
 use experts::experts;
 use sizes::{batch, heads, sequence, tensor};
 use stages::pipeline;
@@ -112,14 +112,6 @@ fn hybrid(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
         (par.options.chunks > 0, "fpdt; more ranks go to dp, tp or pp"),
         (model.parallel_block || model.mla.is_some() || model.bias || model.biased_qkv(), "parts of other families"),
         (
-            states && par.ring > 1,
-            "a ring: a scan goes through a sequence from its first token to its last; use ring 1, and tp, which cuts its heads",
-        ),
-        (
-            states && par.ulysses > 1,
-            "ulysses, which no scan of this version exchanges its heads for; use ulysses 1, and tp",
-        ),
-        (
             states && !work.documents.is_empty(),
             "documents: a state goes on through them in this version; leave them out",
         ),
@@ -129,13 +121,27 @@ fn hybrid(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
     if let Some((_, what)) = refused.iter().find(|(has, _)| *has) {
         return Err(Error::infeasible(format!("hybrid: layers of a pattern do not go with {what}")));
     }
-    let (t, Some(mamba)) = (u64::from(par.tp), model.mamba) else { return Ok(()) };
-    if !mamba.groups.is_multiple_of(t) || !mamba.heads.is_multiple_of(t) {
-        let good =
-            list((2..=mamba.groups).filter(|t| mamba.groups.is_multiple_of(*t) && mamba.heads.is_multiple_of(*t)));
-        let why =
-            format!("tp: {} groups of {} state-space heads are not divisible by tp {t}", mamba.groups, mamba.heads);
+    model.mamba.map_or(Ok(()), |mamba| states_shared(&mamba, par))
+}
+
+/// Whether ranks share the heads and groups of state-space layers: in tensor parallelism whole groups, and of those the
+/// ranks that share a sequence.
+fn states_shared(mamba: &MambaSpec, par: &Parallelism) -> Result<()> {
+    let (t, both) = (u64::from(par.tp), u64::from(par.ring) * u64::from(par.ulysses));
+    let MambaSpec { groups, heads, .. } = *mamba;
+    if !groups.is_multiple_of(t) || !heads.is_multiple_of(t) {
+        let good = list((2..=groups).filter(|t| groups.is_multiple_of(*t) && heads.is_multiple_of(*t)));
+        let why = format!("tp: {groups} groups of {heads} state-space heads are not divisible by tp {t}");
         return Err(Error::infeasible(format!("{why}; use {good}")));
+    }
+    let here = mamba.part(t);
+    if !here.shares(both) {
+        let good = list((2..=here.heads).filter(|ranks| here.shares(*ranks)));
+        let why = format!(
+            "heads: the {} state-space heads in {} groups of a rank are not shared by ring {} x ulysses {}",
+            here.heads, here.groups, par.ring, par.ulysses
+        );
+        return Err(Error::infeasible(format!("{why}; use a product of {good}")));
     }
     Ok(())
 }

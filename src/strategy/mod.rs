@@ -11,6 +11,7 @@ pub mod feasible;
 pub mod fpdt;
 pub mod guard;
 pub mod head;
+pub mod head_exchange;
 pub mod kind;
 pub mod layers;
 mod mtp;

@@ -21,9 +21,10 @@
 //! What runs between the exchanges is a [`Core`](super::attention::Core): plain attention, or a ring over
 //! another axis (the hybrid of Fang and Zhao, USP, arXiv:2405.07719).
 
+use super::head_exchange::{HeadExchange, Parcel, Way};
 use crate::plan::{
-    Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Exchange, Group, HeadPad, HeadPart, Kernel, Packing, TensorKind,
-    Via,
+    Axis, Buf, Builder, CollectiveKind, Dtype, Engine, Exchange, Group, HeadPad, HeadPart, HeadPermute, Kernel,
+    Packing, TensorKind, Via,
 };
 
 pub struct Ulysses {
@@ -55,23 +56,6 @@ pub fn padded(heads: u64, kv_heads: u64, ranks: u64) -> [u64; 2] {
     // More query heads in every group, until the ranks divide them.
     let to_heads = |k: u64| (group..group + ranks).map(|g| k * g).find(|a| a.is_multiple_of(ranks));
     all.filter_map(|k| Some([to_heads(k)?, k])).min().unwrap_or([heads, kv_heads])
-}
-
-/// Send and receive buffer of one all-to-all.
-#[derive(Clone, Copy)]
-struct Wire {
-    send: Buf,
-    recv: Buf,
-}
-
-/// Operands that are packed by one kernel, and what they travel in.
-struct Parcel {
-    /// Of the kernels: `qkv`, `q`, `kv` or `o`.
-    name: &'static str,
-    parts: Vec<HeadPart>,
-    packing: Packing,
-    /// A wire for each packed buffer, and its name.
-    wires: Vec<(&'static str, Wire)>,
 }
 
 /// What the copies of a KV head gather and scatter.
@@ -135,14 +119,14 @@ impl Ulysses {
 
     pub fn scratch(&self, b: &mut Builder) -> Scratch {
         let (ranks, n) = (u64::from(self.ranks), self.batch * self.seq);
+        let exchange = self.exchange();
         let qkv = match self.separate {
-            false => vec![self.parcel(b, "qkv", Packing::Together, &[self.q(), self.kv()], &["qkv"])],
-            true => vec![
-                self.parcel(b, "q", Packing::Together, &[self.q()], &["q"]),
-                self.parcel(b, "kv", Packing::ByLane, &[self.kv()], &["k", "v"]),
-            ],
+            false => vec![exchange.parcel(b, "qkv", &[self.q(), self.kv()], &["qkv"])],
+            true => {
+                vec![exchange.parcel(b, "q", &[self.q()], &["q"]), exchange.parcel(b, "kv", &[self.kv()], &["k", "v"])]
+            }
         };
-        let o = self.parcel(b, "o", Packing::Together, &[self.o()], &["o"]);
+        let o = exchange.parcel(b, "o", &[self.o()], &["o"]);
         let copies = self.gathers().then(|| self.copies_scratch(b));
         let mut work = |name, shape: [u64; 2]| b.tensor(name, &shape, self.dtype, TensorKind::Workspace, 1);
         Scratch {
@@ -155,29 +139,9 @@ impl Ulysses {
         }
     }
 
-    fn parcel(
-        &self,
-        b: &mut Builder,
-        name: &'static str,
-        packing: Packing,
-        parts: &[HeadPart],
-        wires: &[&'static str],
-    ) -> Parcel {
-        let (ranks, n) = (u64::from(self.ranks), self.batch * self.seq);
-        let all: u64 = parts.iter().map(|p| p.local_row(ranks)).sum();
-        let row = |wire: usize| match packing {
-            Packing::ByLane => parts[0].local_lane(ranks, wire as u64),
-            _ => all,
-        };
-        let mut end = |wire: &str, side, row: u64| {
-            let name = format!("a2a_{wire}_{side}");
-            b.tensor(&name, &[ranks, n * row], self.dtype, TensorKind::CommBuffer, 1)
-        };
-        let mut both = |(i, wire): (usize, &&'static str)| {
-            (*wire, Wire { send: end(wire, "send", row(i)), recv: end(wire, "recv", row(i)) })
-        };
-        let wires = wires.iter().enumerate().map(&mut both).collect();
-        Parcel { name, parts: parts.to_vec(), packing, wires }
+    fn exchange(&self) -> HeadExchange {
+        let Ulysses { ranks, batch, seq, dtype, engine, .. } = *self;
+        HeadExchange { ranks: u64::from(ranks), axes: vec![Axis::Up], batch, seq, order: None, dtype, engine }
     }
 
     fn copies_scratch(&self, b: &mut Builder) -> Copies {
@@ -189,8 +153,7 @@ impl Ulysses {
     /// q and kv of my tokens -> q and kv of all tokens, for my heads.
     pub fn scatter_qkv(&self, b: &mut Builder, s: &Scratch, from: [Buf; 2], to: [Buf; 2]) {
         let kv = s.copies.as_ref().map_or(to[1], |copies| copies.slice);
-        let there = (Exchange::PackHeads, Exchange::UnpackSeq);
-        self.exchange(b, "", &s.qkv, there, &from, &[to[0], kv]);
+        self.exchange().run(b, "", &s.qkv, Way::There, &from, &[to[0], kv]);
         if let Some(copies) = &s.copies {
             self.among_copies(b, "kv_gather", CollectiveKind::AllGather, copies.slice, copies.slices);
             let kernel = self.between_slices(Exchange::UnpackHeads);
@@ -200,14 +163,12 @@ impl Ulysses {
 
     /// The output for my heads -> the output of my tokens.
     pub fn gather_o(&self, b: &mut Builder, s: &Scratch, from: Buf, to: Buf) {
-        let back = (Exchange::PackSeq, Exchange::UnpackHeads);
-        self.exchange(b, "", std::slice::from_ref(&s.o), back, &[from], &[to]);
+        self.exchange().run(b, "", std::slice::from_ref(&s.o), Way::Back, &[from], &[to]);
     }
 
     /// The gradient of the output of my tokens -> that of all tokens, for my heads.
     pub fn scatter_do(&self, b: &mut Builder, s: &Scratch, from: Buf) -> Buf {
-        let there = (Exchange::PackHeads, Exchange::UnpackSeq);
-        self.exchange(b, "d", std::slice::from_ref(&s.o), there, &[from], &[s.do_full]);
+        self.exchange().run(b, "d", std::slice::from_ref(&s.o), Way::There, &[from], &[s.do_full]);
         s.do_full
     }
 
@@ -219,16 +180,14 @@ impl Ulysses {
             self.among_copies(b, "dkv_scatter", CollectiveKind::ReduceScatter, copies.slices, copies.slice);
             dkv = copies.slice;
         }
-        let back = (Exchange::PackSeq, Exchange::UnpackHeads);
-        self.exchange(b, "d", &s.qkv, back, &[dq, dkv], &[s.dq, s.dkv]);
+        self.exchange().run(b, "d", &s.qkv, Way::Back, &[dq, dkv], &[s.dq, s.dkv]);
         (s.dq, s.dkv)
     }
 
     /// Between a KV head of all tokens and its slices.
     fn between_slices(&self, exchange: Exchange) -> Kernel {
-        let (seq, parts) = (self.seq * u64::from(self.ranks), vec![self.slices()]);
-        let (packing, ranks, batch) = (Packing::Together, self.copies(), self.batch);
-        Kernel::Permute { exchange, packing, ranks, batch, seq, parts }
+        let shape = [self.copies(), self.batch, self.seq * u64::from(self.ranks)];
+        Kernel::Permute(HeadPermute::new(exchange, Packing::Together, shape, vec![self.slices()]))
     }
 
     fn among_copies(&self, b: &mut Builder, label: &str, kind: CollectiveKind, src: Buf, dst: Buf) {
@@ -236,39 +195,6 @@ impl Ulysses {
         let sets = (0..self.ranks / copies).map(|head| (head * copies..(head + 1) * copies).collect());
         let group = Group::subset(Axis::Up, sets.collect());
         b.collective(label, Via { group: &group, index: 0, engine: self.engine }, kind, src, dst, self.dtype);
-    }
-
-    /// Packs, exchanges and unpacks parcel by parcel: while one is under way the next is packed.
-    fn exchange(
-        &self,
-        b: &mut Builder,
-        d: &str,
-        parcels: &[Parcel],
-        (pack, unpack): (Exchange, Exchange),
-        mut from: &[Buf],
-        mut to: &[Buf],
-    ) {
-        let group = Group::axes(&[Axis::Up]);
-        let via = Via { group: &group, index: 0, engine: self.engine };
-        for parcel in parcels {
-            let sends: Vec<Buf> = parcel.wires.iter().map(|(_, w)| w.send).collect();
-            let reads = from.split_off(..parcel.parts.len()).expect("an operand a part");
-            b.compute(&format!("{d}{}_pack", parcel.name), self.permute(parcel, pack), reads, &sends);
-            for (name, wire) in &parcel.wires {
-                let (label, kind) = (format!("{d}{name}_a2a"), CollectiveKind::AllToAll);
-                b.collective(&label, via, kind, wire.send, wire.recv, self.dtype);
-            }
-        }
-        for parcel in parcels {
-            let recvs: Vec<Buf> = parcel.wires.iter().map(|(_, w)| w.recv).collect();
-            let writes = to.split_off(..parcel.parts.len()).expect("an operand a part");
-            b.compute(&format!("{d}{}_unpack", parcel.name), self.permute(parcel, unpack), &recvs, writes);
-        }
-    }
-
-    fn permute(&self, parcel: &Parcel, exchange: Exchange) -> Kernel {
-        let (packing, parts) = (parcel.packing, parcel.parts.clone());
-        Kernel::Permute { exchange, packing, ranks: u64::from(self.ranks), batch: self.batch, seq: self.seq, parts }
     }
 }
 

@@ -1,19 +1,25 @@
 //! The local halves of an all-to-all between heads and sequence (DeepSpeed-Ulysses, arXiv:2309.14509).
 //!
 //! A packed buffer is [ranks][batch][seq][concatenated parts of one token]; a part is [tokens, lanes*heads*d]
-//! with all heads of the tokens here, or with some heads of the tokens of every rank.
+//! with all heads of the tokens here, or with some heads of the tokens of every rank. Parts that are joined are columns
+//! of one operand.
 
 use super::Scalar;
-use crate::plan::{Exchange, HeadPart, Packing};
+use crate::plan::{Exchange, HeadPart, HeadPermute, Mesh, Packing};
 use rustc_hash::FxHashMap;
 
 /// The shape of one exchange.
 pub struct Layout<'p> {
+    exchange: Exchange,
     packing: Packing,
     ranks: usize,
     batch: usize,
     seq: usize,
     parts: &'p [HeadPart],
+    /// Of each part, where all heads are, and where all tokens are.
+    columns: [Vec<Columns>; 2],
+    /// Where in its sequence each token of every rank stands, rank after rank; none: one behind the other.
+    places: Option<Vec<u64>>,
 }
 
 /// One lane of one token that goes to one rank.
@@ -29,15 +35,40 @@ struct Row {
     packed: usize,
 }
 
-/// Elements that stay together: where they lie in a part, if they do, and in a packed buffer.
+/// Elements that stay together: where they lie in an operand, if they do, and in a packed buffer.
 struct Piece {
-    part: usize,
-    in_part: Option<usize>,
+    operand: usize,
+    at: Option<usize>,
     buffer: usize,
     packed: usize,
     len: usize,
-    /// These elements of the part are already in an earlier rank's piece.
+    /// These elements of the operand are already in an earlier rank's piece.
     again: bool,
+}
+
+/// A part as columns of an operand.
+#[derive(Clone, Copy)]
+struct Columns {
+    operand: usize,
+    first: usize,
+    /// Elements of a row.
+    stride: usize,
+}
+
+impl Columns {
+    /// Of parts that are so many elements wide.
+    fn of(wide: impl Iterator<Item = u64>, joined: bool) -> Vec<Columns> {
+        let wide: Vec<usize> = wide.map(|elems| elems as usize).collect();
+        let part = |i: usize| match joined {
+            true => Columns { operand: 0, first: wide[..i].iter().sum(), stride: wide.iter().sum() },
+            false => Columns { operand: i, first: 0, stride: wide[i] },
+        };
+        (0..wide.len()).map(part).collect()
+    }
+
+    fn at(&self, row: usize) -> usize {
+        row * self.stride + self.first
+    }
 }
 
 /// A run of elements on its way between operands.
@@ -53,13 +84,17 @@ pub struct Moved {
 }
 
 impl<'p> Layout<'p> {
-    pub fn new(packing: Packing, [ranks, batch, seq]: [u64; 3], parts: &'p [HeadPart]) -> Layout<'p> {
-        let [ranks, batch, seq] = [ranks, batch, seq].map(|x| x as usize);
-        Layout { packing, ranks, batch, seq, parts }
+    pub fn new(permute: &'p HeadPermute, views: &[Mesh], rank: u32) -> Layout<'p> {
+        let HeadPermute { exchange, packing, ranks, batch, seq, parts, joined, .. } = permute;
+        let outside = Columns::of(parts.iter().map(HeadPart::row), *joined);
+        let inside = Columns::of(parts.iter().map(|part| part.local_row(*ranks)), *joined);
+        let [ranks, batch, seq] = [ranks, batch, seq].map(|x| *x as usize);
+        let (exchange, packing, columns) = (*exchange, *packing, [outside, inside]);
+        Layout { exchange, packing, ranks, batch, seq, parts, columns, places: permute.places(views, rank) }
     }
 
-    pub fn permute<T: Scalar>(&self, exchange: Exchange, reads: &[&[T]], writes: &mut [&mut [T]]) {
-        match exchange {
+    pub fn permute<T: Scalar>(&self, reads: &[&[T]], writes: &mut [&mut [T]]) {
+        match self.exchange {
             Exchange::PackHeads => self.by_heads(|p| pack(&p, reads, writes)),
             Exchange::PackSeq => self.by_tokens(|p| pack(&p, reads, writes)),
             Exchange::UnpackSeq => self.by_tokens(|p| unpack(&p, reads, writes)),
@@ -67,18 +102,19 @@ impl<'p> Layout<'p> {
         }
     }
 
-    /// Where every run of elements goes, for whoever moves them by a list. `by_heads`: parts hold all heads of some
-    /// tokens; `packs`: from parts to packed buffers.
-    pub fn moves(&self, by_heads: bool, packs: bool) -> Vec<Moved> {
+    /// Where every run of elements goes, for whoever moves them by a list.
+    pub fn moves(&self) -> Vec<Moved> {
+        let by_heads = matches!(self.exchange, Exchange::PackHeads | Exchange::UnpackHeads);
+        let packs = matches!(self.exchange, Exchange::PackHeads | Exchange::PackSeq);
         let mut out: Vec<Moved> = vec![];
         let mut copies: FxHashMap<(usize, usize), usize> = FxHashMap::default();
         let mut take = |p: Piece| {
             if packs {
-                let (read, from, write, to) = (p.part, p.in_part, p.buffer, p.packed);
+                let (read, from, write, to) = (p.operand, p.at, p.buffer, p.packed);
                 out.push(Moved { read, from, write, to, len: p.len, turn: 0 });
-            } else if let Some(to) = p.in_part {
-                let turn = copies.entry((p.part, to)).or_default();
-                out.push(Moved { read: p.buffer, from: Some(p.packed), write: p.part, to, len: p.len, turn: *turn });
+            } else if let Some(to) = p.at {
+                let turn = copies.entry((p.operand, to)).or_default();
+                out.push(Moved { read: p.buffer, from: Some(p.packed), write: p.operand, to, len: p.len, turn: *turn });
                 *turn += 1;
             }
         };
@@ -116,28 +152,37 @@ impl<'p> Layout<'p> {
             let (head_dim, before) = (shape.dim_of(row.lane as u64) as usize, shape.dims_before(row.lane as u64));
             let local = shape.local_heads(self.ranks as u64) as usize;
             let (first, again) = self.first_head(row.rank, shape.all_heads() as usize);
-            let token = (row.batch * self.seq + row.token) * shape.row() as usize;
-            let start = token + (shape.heads * before) as usize;
+            let columns = self.columns[0][row.part];
+            let start = columns.at(row.batch * self.seq + row.token) + (shape.heads * before) as usize;
             // Heads stay together unless some of them are zeros.
             let run = if shape.pad.is_some() { 1 } else { local };
             for at in (0..local).step_by(run) {
-                let in_part = shape.held((first + at) as u64).map(|head| start + head as usize * head_dim);
+                let held = shape.held((first + at) as u64).map(|head| start + head as usize * head_dim);
                 let (packed, len) = (row.packed + at * head_dim, run * head_dim);
-                f(Piece { part: row.part, in_part, buffer: row.buffer, packed, len, again });
+                f(Piece { operand: columns.operand, at: held, buffer: row.buffer, packed, len, again });
             }
         });
     }
 
-    /// Parts that hold some heads of the tokens of every rank, in rank order within a sequence.
+    /// Parts that hold some heads of the tokens of every rank.
     fn by_tokens(&self, mut f: impl FnMut(Piece)) {
         self.rows(|row| {
             let shape = &self.parts[row.part];
             let (ranks, lane) = (self.ranks as u64, row.lane as u64);
             let len = shape.local_lane(ranks, lane) as usize;
-            let token = (row.batch * self.ranks + row.rank) * self.seq + row.token;
+            let among = row.rank * self.seq + row.token;
+            let place = self.places.as_ref().map_or(among, |places| places[among] as usize);
             let before = shape.local_heads(ranks) * shape.dims_before(lane);
-            let in_part = Some(token * shape.local_row(ranks) as usize + before as usize);
-            f(Piece { part: row.part, in_part, buffer: row.buffer, packed: row.packed, len, again: false });
+            let columns = self.columns[1][row.part];
+            let at = columns.at(row.batch * self.ranks * self.seq + place) + before as usize;
+            f(Piece {
+                operand: columns.operand,
+                at: Some(at),
+                buffer: row.buffer,
+                packed: row.packed,
+                len,
+                again: false,
+            });
         });
     }
 
@@ -151,17 +196,17 @@ impl<'p> Layout<'p> {
     }
 }
 
-fn pack<T: Scalar>(p: &Piece, parts: &[&[T]], packed: &mut [&mut [T]]) {
+fn pack<T: Scalar>(p: &Piece, operands: &[&[T]], packed: &mut [&mut [T]]) {
     let to = &mut packed[p.buffer][p.packed..][..p.len];
-    match p.in_part {
-        Some(at) => to.copy_from_slice(&parts[p.part][at..][..p.len]),
+    match p.at {
+        Some(at) => to.copy_from_slice(&operands[p.operand][at..][..p.len]),
         None => to.fill(T::zero()),
     }
 }
 
-fn unpack<T: Scalar>(p: &Piece, packed: &[&[T]], parts: &mut [&mut [T]]) {
-    let Some(at) = p.in_part else { return };
-    let (from, to) = (&packed[p.buffer][p.packed..][..p.len], &mut parts[p.part][at..][..p.len]);
+fn unpack<T: Scalar>(p: &Piece, packed: &[&[T]], operands: &mut [&mut [T]]) {
+    let Some(at) = p.at else { return };
+    let (from, to) = (&packed[p.buffer][p.packed..][..p.len], &mut operands[p.operand][at..][..p.len]);
     if p.again {
         to.iter_mut().zip(from).for_each(|(to, &from)| *to += from);
     } else {
@@ -181,8 +226,7 @@ mod tests {
     fn permute(exchange: Exchange, ranks: usize, parts: &[HeadPart], reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
         let (r, b, s) = (ranks as u64, BATCH as u64, SEQ as u64);
         let packing = Packing::Together;
-        let kernel = Kernel::Permute { exchange, packing, ranks: r, batch: b, seq: s, parts: parts.to_vec() };
-        into_nan(&kernel, reads)
+        into_nan(&Kernel::Permute(HeadPermute::new(exchange, packing, [r, b, s], parts.to_vec())), reads)
     }
 
     /// Runs a kernel into buffers of NaN.
@@ -300,13 +344,10 @@ mod tests {
     fn packed_apart_is_packed_together_cut() {
         let x = inputs(4).remove(0);
         let pack = |packing| {
-            let (exchange, parts) = (Exchange::PackHeads, PARTS.to_vec());
-            let (ranks, batch, seq) = (2, BATCH as u64, SEQ as u64);
-            let kernel = Kernel::Permute { exchange, packing, ranks, batch, seq, parts };
-            let unpack =
-                Kernel::Permute { exchange: Exchange::UnpackHeads, packing, ranks, batch, seq, parts: PARTS.to_vec() };
-            let packed = into_nan(&kernel, &x);
-            assert_eq!(into_nan(&unpack, &packed), x, "{packing:?}");
+            let shape = [2, BATCH as u64, SEQ as u64];
+            let of = |exchange| Kernel::Permute(HeadPermute::new(exchange, packing, shape, PARTS.to_vec()));
+            let packed = into_nan(&of(Exchange::PackHeads), &x);
+            assert_eq!(into_nan(&of(Exchange::UnpackHeads), &packed), x, "{packing:?}");
             packed
         };
         let whole = pack(Packing::Together).remove(0);
@@ -316,5 +357,52 @@ mod tests {
         let lane =
             |lane: &std::ops::Range<usize>| whole.chunks(18).flat_map(|row| row[lane.clone()].to_vec()).collect();
         assert_eq!(pack(Packing::ByLane), lanes.iter().map(lane).collect::<Vec<Vec<f64>>>());
+    }
+
+    /// Parts that are columns of one operand, and all tokens in the order of a zigzag sequence.
+    #[test]
+    fn columns_of_one_operand_travel_as_operands_do_and_tokens_find_their_places() {
+        use crate::plan::{Axis, Segs, Split};
+        let (views, ranks) = (ring(2), 2);
+        let segs = Segs::new(8, &[(Axis::Cp, Split::Zigzag)]);
+        let shape = [ranks, 1, 4];
+        let apart = |exchange| HeadPermute::new(exchange, Packing::Together, shape, PARTS.to_vec());
+        let join = |parts: &[Vec<f64>], wide: [usize; 2]| -> Vec<f64> {
+            let rows = parts[0].chunks(wide[0]).zip(parts[1].chunks(wide[1]));
+            rows.flat_map(|(a, b)| [a, b].concat()).collect()
+        };
+        let run = |permute: HeadPermute, rank: u32, reads: &[Vec<f64>]| {
+            let kernel = Kernel::Permute(permute);
+            let mut writes: Vec<_> =
+                kernel.operands(&views).writes.iter().map(|&n| vec![f64::NAN; n as usize]).collect();
+            let reads: Vec<Option<&[f64]>> = reads.iter().map(|x| Some(&x[..])).collect();
+            let mut to: Vec<&mut [f64]> = writes.iter_mut().map(|x| &mut x[..]).collect();
+            crate::exec::kernels::run(&kernel, &views, rank, 1, &reads, &mut to);
+            writes
+        };
+        // Rank 0 has positions 0, 1, 6 and 7, and says so.
+        let x: Vec<Vec<Vec<f64>>> = (0..2)
+            .map(|rank| {
+                let at = segs.positions(&views, rank);
+                let part = |p: &HeadPart| at.iter().flat_map(|&t| vec![t as f64; p.row() as usize]).collect();
+                PARTS.iter().map(part).collect()
+            })
+            .collect();
+        let wide = [24, 12];
+        let sends: Vec<Vec<f64>> =
+            (0..2).map(|r| run(apart(Exchange::PackHeads), r, &x[r as usize]).remove(0)).collect();
+        let joined = HeadPermute { joined: true, ..apart(Exchange::PackHeads) };
+        assert_eq!(run(joined, 1, &[join(&x[1], wide)])[0], sends[1]);
+        let received = all_to_all(&sends);
+        for rank in 0..2 {
+            let ordered = HeadPermute { order: Some(segs.clone()), ..apart(Exchange::UnpackSeq) };
+            let there = run(ordered.clone(), rank, &received[rank as usize..][..1]);
+            let rows: Vec<f64> = there[0].chunks(12).map(|row| row[0]).collect();
+            assert_eq!(rows, (0..8).map(f64::from).collect::<Vec<f64>>());
+            let one = HeadPermute { joined: true, ..ordered.clone() };
+            assert_eq!(run(one, rank, &received[rank as usize..][..1])[0], join(&there, [12, 6]));
+            let back = HeadPermute { exchange: Exchange::PackSeq, ..ordered };
+            assert_eq!(run(back, rank, &there)[0], received[rank as usize]);
+        }
     }
 }

@@ -20,7 +20,7 @@ pub(in crate::exec) mod reorder;
 mod rope;
 mod scalar;
 mod shapes;
-mod ssm;
+pub(in crate::exec) mod ssm;
 #[cfg(test)]
 mod testing;
 mod unfused;
@@ -115,7 +115,7 @@ pub fn run<T: Scalar>(
             let [dx] = outputs(writes);
             pointwise::relu2_bwd(read(0), read(1), dx);
         }
-        Kernel::Ssm(kernel) => ssm::run(kernel, reads, writes),
+        Kernel::Ssm(kernel) => ssm::run(kernel, views, rank, reads, writes),
         Kernel::Attention(block) => {
             let [o, lse] = outputs(writes);
             attention::forward(block, views, rank, [read(0), read(1)], o, lse, false);
@@ -219,10 +219,9 @@ pub fn run<T: Scalar>(
             let [dx] = outputs(writes);
             pointwise::swiglu_bwd(cols as usize, read(0), read(1), dx);
         }
-        Kernel::Permute { exchange, packing, ranks, batch, seq, parts } => {
+        Kernel::Permute(permute) => {
             let reads: Vec<&[T]> = (0..reads.len()).map(read).collect();
-            let layout = exchange::Layout::new(*packing, [*ranks, *batch, *seq], parts);
-            layout.permute(*exchange, &reads, writes);
+            exchange::Layout::new(permute, views, rank).permute(&reads, writes);
         }
         Kernel::Reorder { segs, batch, cols, inverse } => {
             let [y] = outputs(writes);
@@ -320,7 +319,10 @@ pub(in crate::exec) fn in_place(kernel: &Kernel) -> &'static [(usize, usize)] {
             SsmOp::ConvBwd => &[(0, 0), (4, 1)],
             SsmOp::ScanBwd => &[(0, 0), (5, 2)],
             SsmOp::NormBwd { .. } => &[(4, 2)],
-            SsmOp::Conv | SsmOp::Scan | SsmOp::Norm { .. } => &[],
+            SsmOp::GroupNormBwd { .. } => &[(3, 1)],
+            SsmOp::OwnBwd(_) => &[(2, 0), (3, 1)],
+            SsmOp::Conv | SsmOp::Scan | SsmOp::Norm { .. } | SsmOp::GroupNorm { .. } => &[],
+            SsmOp::Gate | SsmOp::GateBwd | SsmOp::Own(_) => &[],
         },
         Kernel::LatentNormBwd { .. } => &[(2, 1)],
         Kernel::HeadNormBwd { .. } => &[(0, 0), (3, 1)],

@@ -6,9 +6,12 @@
 //! rows are one behind the other, and know nothing of the next one's.
 
 use super::Scalar;
-use crate::plan::kernel::{SsmKernel, SsmOp};
+use super::exchange::Moved;
+use crate::plan::Mesh;
+use crate::plan::kernel::{HeadRanks, SsmKernel, SsmOp};
+use crate::spec::MambaSpec;
 
-pub fn run<T: Scalar>(kernel: &SsmKernel, reads: &[Option<&[T]>], writes: &mut [&mut [T]]) {
+pub fn run<T: Scalar>(kernel: &SsmKernel, views: &[Mesh], rank: u32, reads: &[Option<&[T]>], writes: &mut [&mut [T]]) {
     let read = |i: usize| reads[i].unwrap_or_else(|| panic!("{}: operand {i} is one of its results", kernel.name()));
     let m = Mamba::new(kernel);
     match (kernel.op, writes) {
@@ -18,8 +21,58 @@ pub fn run<T: Scalar>(kernel: &SsmKernel, reads: &[Option<&[T]>], writes: &mut [
         (SsmOp::ScanBwd, [d_proj, d_xbc, d_params]) => m.scan_bwd([1, 2, 3, 4].map(read), d_proj, d_xbc, d_params),
         (SsmOp::Norm { eps }, [out]) => m.norm(eps, [0, 1, 2].map(read), out),
         (SsmOp::NormBwd { eps }, [dy, d_proj, dw]) => m.norm_bwd(eps, [0, 1, 2, 3].map(read), dy, d_proj, dw),
+        (SsmOp::Gate, [gated]) => m.gate(read(0), read(1), gated),
+        (SsmOp::GateBwd, [dy, d_proj]) => m.gate_bwd([0, 1, 2].map(read), dy, d_proj),
+        (SsmOp::GroupNorm { eps }, [out]) => m.rows(out).for_each(|(row, out)| {
+            m.norm_row(eps, &read(0)[row * m.inner()..][..m.inner()], read(1), out);
+        }),
+        (SsmOp::GroupNormBwd { eps }, [d_gated, dw]) => m.rows(d_gated).for_each(|(row, d_gated)| {
+            let [gated, d_out] = [0, 2].map(|i| &read(i)[row * m.inner()..][..m.inner()]);
+            m.norm_row_bwd(eps, [gated, read(1), d_out], d_gated, dw);
+        }),
+        (SsmOp::Own(ranks), writes) => {
+            for Moved { read: of, from, write, to, len, .. } in own(kernel, ranks, views, rank) {
+                writes[write][to..][..len].copy_from_slice(&read(of)[from.expect("no zeros")..][..len]);
+            }
+        }
+        (SsmOp::OwnBwd(ranks), writes) => {
+            for Moved { read: of, from, write, to, len, .. } in own_bwd(kernel, ranks, views, rank) {
+                axpy(T::one(), &read(of)[from.expect("no zeros")..][..len], &mut writes[write][to..][..len]);
+            }
+        }
         _ => unreachable!("the number of writes is that of the kernel"),
     }
+}
+
+/// Runs of the convolution's weights (operand 0) and of the heads' parameters (1) that go with the heads of `rank`: from
+/// those of all heads here to a part of its own.
+pub fn own(kernel: &SsmKernel, ranks: HeadRanks, views: &[Mesh], rank: u32) -> Vec<Moved> {
+    let (all, here, place) = (&kernel.mamba, kernel.mamba.share(ranks.all()), ranks.place(views, rank));
+    let group = place * all.groups / ranks.all();
+    // Of both, where columns of x, B and C begin, how far in the part's do, and how many there are.
+    let columns = |m: &MambaSpec| [0, m.inner(), m.inner() + m.bc_cols()];
+    let [x, bc] = [place * here.inner(), group * all.state];
+    let cut: Vec<[u64; 3]> = (0..3)
+        .map(|k| {
+            let (first, count) = if k == 0 { (x, here.inner()) } else { (bc, here.bc_cols()) };
+            [columns(all)[k] + first, columns(&here)[k], count]
+        })
+        .collect();
+    let run = |operand: usize, [from, to, len]: [u64; 3]| {
+        let [from, to, len] = [from, to, len].map(|n| n as usize);
+        Moved { read: operand, from: Some(from), write: operand, to, len, turn: 0 }
+    };
+    let taps = cut.iter().map(|[from, to, len]| run(0, [from * all.conv, to * all.conv, len * all.conv]));
+    let bias = [all, &here].map(|m| m.conv_cols() * m.conv);
+    let biases = cut.iter().map(|[from, to, len]| run(0, [bias[0] + from, bias[1] + to, *len]));
+    let heads = (0..3).map(|k| run(1, [k * all.heads + place * here.heads, k * here.heads, here.heads]));
+    taps.chain(biases).chain(heads).collect()
+}
+
+/// The same runs back, to be added.
+pub fn own_bwd(kernel: &SsmKernel, ranks: HeadRanks, views: &[Mesh], rank: u32) -> Vec<Moved> {
+    let back = |moved: Moved| Moved { from: Some(moved.to), to: moved.from.unwrap_or(0), turn: 1, ..moved };
+    own(kernel, ranks, views, rank).into_iter().map(back).collect()
 }
 
 struct Mamba {
@@ -330,19 +383,34 @@ impl Mamba {
         }
     }
 
+    /// Rows of what the scan leaves, with their numbers.
+    fn rows<'a, T>(&self, x: &'a mut [T]) -> impl Iterator<Item = (usize, &'a mut [T])> {
+        x.chunks_exact_mut(self.inner()).enumerate()
+    }
+
     /// Rows of groups: y, and the gate beside it.
     fn norm<T: Scalar>(&self, eps: f64, [y, proj, w]: [&[T]; 3], out: &mut [T]) {
-        let (inner, width) = (self.inner(), self.inner() / self.groups);
-        let mut gated = vec![T::zero(); inner];
-        for (row, out) in out.chunks_exact_mut(inner).enumerate() {
-            self.gated(&y[row * inner..][..inner], &proj[row * self.proj_cols()..], &mut gated);
-            let groups = gated.chunks_exact(width).zip(w.chunks_exact(width)).zip(out.chunks_exact_mut(width));
-            groups.for_each(|((gated, w), out)| super::norm::forward(width, eps, gated, w, out));
+        let mut gated = vec![T::zero(); self.inner()];
+        for (row, out) in self.rows(out) {
+            self.gated(&y[row * self.inner()..][..self.inner()], &proj[row * self.proj_cols()..], &mut gated);
+            self.norm_row(eps, &gated, w, out);
         }
+    }
+
+    fn norm_row<T: Scalar>(&self, eps: f64, gated: &[T], w: &[T], out: &mut [T]) {
+        let width = self.inner() / self.groups;
+        let groups = gated.chunks_exact(width).zip(w.chunks_exact(width)).zip(out.chunks_exact_mut(width));
+        groups.for_each(|((gated, w), out)| super::norm::forward(width, eps, gated, w, out));
     }
 
     fn gated<T: Scalar>(&self, y: &[T], z: &[T], gated: &mut [T]) {
         gated.iter_mut().zip(y.iter().zip(z)).for_each(|(g, (&y, &z))| *g = y * silu(z)[0]);
+    }
+
+    fn gate<T: Scalar>(&self, y: &[T], proj: &[T], gated: &mut [T]) {
+        for (row, gated) in self.rows(gated) {
+            self.gated(&y[row * self.inner()..][..self.inner()], &proj[row * self.proj_cols()..], gated);
+        }
     }
 
     fn norm_bwd<T: Scalar>(
@@ -353,23 +421,40 @@ impl Mamba {
         d_proj: &mut [T],
         dw: &mut [T],
     ) {
-        let (inner, width) = (self.inner(), self.inner() / self.groups);
-        let [mut gated, mut d_gated] = [vec![T::zero(); inner], vec![T::zero(); inner]];
-        for (row, (dy, d_out)) in dy.chunks_exact_mut(inner).zip(d_out.chunks_exact(inner)).enumerate() {
-            let (y, z) = (&y[row * inner..][..inner], &proj[row * self.proj_cols()..][..inner]);
-            self.gated(y, z, &mut gated);
-            d_gated.fill(T::zero());
-            for group in 0..self.groups {
-                let at = group * width..(group + 1) * width;
-                let reads = [&gated[at.clone()], &w[at.clone()], &d_out[at.clone()]];
-                super::norm::backward(width, eps, reads, &mut d_gated[at.clone()], &mut dw[at]);
-            }
-            let dz = &mut d_proj[row * self.proj_cols()..][..inner];
-            for (i, (&d, &z)) in d_gated.iter().zip(z).enumerate() {
-                let [gate, slope] = silu(z);
-                (dy[i], dz[i]) = (d * gate, d * y[i] * slope);
-            }
+        let mut gated = vec![T::zero(); self.inner()];
+        let mut d_gated = gated.clone();
+        for (row, dy) in self.rows(dy) {
+            let at = row * self.inner()..(row + 1) * self.inner();
+            let z = row * self.proj_cols()..row * self.proj_cols() + self.inner();
+            self.gated(&y[at.clone()], &proj[z.clone()], &mut gated);
+            self.norm_row_bwd(eps, [&gated, w, &d_out[at.clone()]], &mut d_gated, dw);
+            gate_row_bwd([&y[at], &proj[z.clone()], &d_gated], dy, &mut d_proj[z]);
         }
+    }
+
+    fn norm_row_bwd<T: Scalar>(&self, eps: f64, [gated, w, d_out]: [&[T]; 3], d_gated: &mut [T], dw: &mut [T]) {
+        let width = self.inner() / self.groups;
+        d_gated.fill(T::zero());
+        for at in (0..self.groups).map(|group| group * width..(group + 1) * width) {
+            let reads = [gated, w, d_out].map(|x| &x[at.clone()]);
+            super::norm::backward(width, eps, reads, &mut d_gated[at.clone()], &mut dw[at]);
+        }
+    }
+
+    fn gate_bwd<T: Scalar>(&self, [y, proj, d_gated]: [&[T]; 3], dy: &mut [T], d_proj: &mut [T]) {
+        for (row, dy) in self.rows(dy) {
+            let at = row * self.inner()..(row + 1) * self.inner();
+            let z = row * self.proj_cols()..row * self.proj_cols() + self.inner();
+            gate_row_bwd([&y[at.clone()], &proj[z.clone()], &d_gated[at]], dy, &mut d_proj[z]);
+        }
+    }
+}
+
+/// Of one row, the gradients of y and of the gate before its activation.
+fn gate_row_bwd<T: Scalar>([y, z, d_gated]: [&[T]; 3], dy: &mut [T], dz: &mut [T]) {
+    for (i, (&d, &z)) in d_gated.iter().zip(z).enumerate() {
+        let [gate, slope] = silu(z);
+        (dy[i], dz[i]) = (d * gate, d * y[i] * slope);
     }
 }
 

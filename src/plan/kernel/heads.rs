@@ -1,6 +1,8 @@
 //! Heads that are exchanged for tokens, and how they are packed on the way.
 
-use super::Operands;
+use super::{Operands, is_false};
+use crate::plan::mesh::Mesh;
+use crate::plan::segs::Segs;
 use serde::{Deserialize, Serialize};
 
 /// One operand of a head exchange. A token's row is `lanes` x heads x `head_dim` (K and V are two lanes
@@ -113,12 +115,43 @@ pub enum Packing {
     ByLane,
 }
 
-impl Exchange {
-    pub(super) fn operands(self, packing: Packing, ranks: u64, tokens: u64, parts: &[HeadPart]) -> Operands {
+/// One of the halves, of `seq` tokens of each of `batch` sequences here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeadPermute {
+    pub exchange: Exchange,
+    pub packing: Packing,
+    pub ranks: u64,
+    pub batch: u64,
+    pub seq: u64,
+    pub parts: Vec<HeadPart>,
+    /// The parts are columns of one operand, one behind the other, and not an operand each.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub joined: bool,
+    /// Where all tokens are they stand in the order of the sequence, of which every rank has these positions; none: in
+    /// rank order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<Segs>,
+}
+
+impl HeadPermute {
+    /// Of an operand a part, tokens in rank order.
+    pub fn new(
+        exchange: Exchange,
+        packing: Packing,
+        [ranks, batch, seq]: [u64; 3],
+        parts: Vec<HeadPart>,
+    ) -> HeadPermute {
+        HeadPermute { exchange, packing, ranks, batch, seq, parts, joined: false, order: None }
+    }
+
+    pub(super) fn operands(&self) -> Operands {
+        let (ranks, tokens, parts) = (self.ranks, self.batch * self.seq, &self.parts);
         let outside: Vec<u64> = parts.iter().map(|p| tokens * p.row()).collect();
         let inside: Vec<u64> = parts.iter().map(|p| tokens * ranks * p.local_row(ranks)).collect();
         let all: u64 = inside.iter().sum();
-        let packed = match packing {
+        let [outside, inside] = [outside, inside].map(|rows| if self.joined { vec![rows.iter().sum()] } else { rows });
+        let packed = match self.packing {
             Packing::Together => vec![all],
             Packing::ByRank => vec![all / ranks; ranks as usize],
             Packing::ByLane => {
@@ -126,11 +159,20 @@ impl Exchange {
                 parts.iter().flat_map(|p| (0..p.lanes).map(move |at| lane(p, at))).collect()
             }
         };
-        match self {
+        match self.exchange {
             Exchange::PackHeads => Operands { reads: outside, writes: packed },
             Exchange::UnpackSeq => Operands { reads: packed, writes: inside },
             Exchange::PackSeq => Operands { reads: inside, writes: packed },
             Exchange::UnpackHeads => Operands { reads: packed, writes: outside },
         }
+    }
+
+    /// Where each of the tokens that all ranks have of a sequence stands in it, rank after rank, as `rank` and those it
+    /// exchanges with have them; none: one behind the other.
+    pub fn places(&self, views: &[Mesh], rank: u32) -> Option<Vec<u64>> {
+        let segs = self.order.as_ref()?;
+        let axes: Vec<_> = segs.order.iter().map(|(axis, _)| *axis).collect();
+        let members = views[segs.view as usize].group(rank, &axes);
+        Some(members.iter().flat_map(|&member| segs.positions(views, member)).collect())
     }
 }

@@ -12,8 +12,8 @@ mod heads;
 mod ssm;
 
 pub use attention::{AttnBlock, Side, is_attention, is_attention_forward};
-pub use heads::{Exchange, HeadPad, HeadPart, Packing};
-pub use ssm::{SsmKernel, SsmOp};
+pub use heads::{Exchange, HeadPad, HeadPart, HeadPermute, Packing};
+pub use ssm::{HeadRanks, SsmKernel, SsmOp};
 
 use super::dropout::Dropout;
 use super::expert::ExpertKernel;
@@ -191,7 +191,7 @@ pub enum Kernel {
     /// Reads [gate | up], d_out; writes [d_gate | d_up].
     SwiGluBwd { rows: u64, cols: u64 },
     /// Reads one buffer a part and writes the packed ones, or the reverse.
-    Permute { exchange: Exchange, packing: Packing, ranks: u64, batch: u64, seq: u64, parts: Vec<HeadPart> },
+    Permute(HeadPermute),
     /// Rows as an all-gather along the one axis of `segs` brings them, `[rank][batch][len]`, each of `cols`
     /// elements, into the order of the sequence, `[batch][position]`. `inverse`: back.
     Reorder { segs: Segs, batch: u64, cols: u64, inverse: bool },
@@ -333,7 +333,7 @@ impl Kernel {
             Kernel::Rope { .. } => "rope",
             Kernel::SwiGlu { .. } => "swiglu",
             Kernel::SwiGluBwd { .. } => "swiglu_bwd",
-            Kernel::Permute { .. } => "permute",
+            Kernel::Permute(_) => "permute",
             Kernel::Reorder { .. } => "reorder",
             Kernel::OwnRows { .. } => "own_rows",
             Kernel::Cast { .. } => "cast",
@@ -384,10 +384,12 @@ impl Kernel {
             Kernel::EmbedBwd { shard: Some(_), .. } => "embed_bwd_part",
             Kernel::LatentRope { backward: true, .. } => "latent_rope_bwd",
             Kernel::Positions { backward: true, .. } => "positions_bwd",
-            Kernel::Permute { exchange: Exchange::PackHeads, .. } => "permute_pack_heads",
-            Kernel::Permute { exchange: Exchange::UnpackSeq, .. } => "permute_unpack_seq",
-            Kernel::Permute { exchange: Exchange::PackSeq, .. } => "permute_pack_seq",
-            Kernel::Permute { exchange: Exchange::UnpackHeads, .. } => "permute_unpack_heads",
+            Kernel::Permute(permute) => match permute.exchange {
+                Exchange::PackHeads => "permute_pack_heads",
+                Exchange::UnpackSeq => "permute_unpack_seq",
+                Exchange::PackSeq => "permute_pack_seq",
+                Exchange::UnpackHeads => "permute_unpack_heads",
+            },
             Kernel::Reorder { inverse: true, .. } => "reorder_back",
             Kernel::Expert(kernel) => kernel.curve(),
             Kernel::Unfused { block, step } => step.curve(block),
@@ -572,9 +574,7 @@ impl Kernel {
             }
             Kernel::SwiGlu { rows, cols } => of(&[2 * rows * cols], &[rows * cols]),
             Kernel::SwiGluBwd { rows, cols } => of(&[2 * rows * cols, rows * cols], &[2 * rows * cols]),
-            Kernel::Permute { exchange, packing, ranks, batch, seq, parts } => {
-                exchange.operands(*packing, *ranks, batch * seq, parts)
-            }
+            Kernel::Permute(permute) => permute.operands(),
             Kernel::Reorder { segs, batch, cols, .. } => of(&[batch * segs.seq * cols], &[batch * segs.seq * cols]),
             Kernel::OwnRows { rows, cols, ranks, .. } => of(&[ranks * rows * cols], &[rows * cols]),
             Kernel::Cast { elems } => of(&[*elems], &[*elems]),

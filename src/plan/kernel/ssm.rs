@@ -11,8 +11,17 @@
 //! scan    dt = softplus(proj's dt + bias), a = exp(-exp(A) dt); h = a h + dt x B, y = C h + D x
 //! norm    out = w * rms norm by group (y * silu(proj's z))
 //! ```
+//! Where ranks have exchanged tokens for heads (`MambaContextParallel`), they take their heads' part of the weights, and the
+//! gate and the norm stand on either side of the way back, since a norm wants a whole group:
+//!
+//! ```text
+//! own     conv's and the heads' weights of the heads here
+//! gate    y * silu(proj's z)
+//! group_norm    out = w * rms norm by group (gated)
+//! ```
 
 use super::{Operands, Work, WorkClass};
+use crate::plan::mesh::{Axis, Mesh};
 use crate::spec::MambaSpec;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +45,39 @@ pub enum SsmOp {
     Norm { eps: f64 },
     /// Reads y, proj, w, d_out, dw; writes dy, d_proj, of which its z alone, and dw, accumulated.
     NormBwd { eps: f64 },
+    /// Reads y, proj; writes y * silu(z) `[n, H*p]`.
+    Gate,
+    /// Reads y, proj, d_gated; writes dy and d_proj, of which its z alone.
+    GateBwd,
+    /// Reads what the gate left, w; writes out.
+    GroupNorm { eps: f64 },
+    /// Reads what the gate left, w, d_out, dw; writes d_gated, and dw, accumulated.
+    GroupNormBwd { eps: f64 },
+    /// The part of the weights that goes with a rank's heads, of all heads here. Reads taps and bias, the heads'
+    /// parameters; writes both of [`share`](MambaSpec::share).
+    Own(HeadRanks),
+    /// Reads the gradients of the part, and of all; writes these, accumulated.
+    OwnBwd(HeadRanks),
+}
+
+/// Ranks that have a part of the heads each: ulysses' within a ring's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeadRanks {
+    pub ring: u32,
+    pub ulysses: u32,
+}
+
+impl HeadRanks {
+    pub fn all(self) -> u64 {
+        u64::from(self.ring) * u64::from(self.ulysses)
+    }
+
+    /// Which of them `rank` is.
+    pub fn place(self, views: &[Mesh], rank: u32) -> u64 {
+        let at = |axis| u64::from(views[0].coord(rank, axis));
+        at(Axis::Cp) * u64::from(self.ulysses) + at(Axis::Up)
+    }
 }
 
 /// A kernel for `seq` tokens of each of `batch` sequences, from their first on.
@@ -58,6 +100,12 @@ impl SsmKernel {
             SsmOp::ScanBwd => "ssm_scan_bwd",
             SsmOp::Norm { .. } => "gated_norm",
             SsmOp::NormBwd { .. } => "gated_norm_bwd",
+            SsmOp::Gate => "gate",
+            SsmOp::GateBwd => "gate_bwd",
+            SsmOp::GroupNorm { .. } => "group_norm",
+            SsmOp::GroupNormBwd { .. } => "group_norm_bwd",
+            SsmOp::Own(_) => "own_heads",
+            SsmOp::OwnBwd(_) => "own_heads_bwd",
         }
     }
 
@@ -76,8 +124,20 @@ impl SsmKernel {
             SsmOp::ScanBwd => (vec![proj, xbc, proj, heads, y, heads], vec![proj, xbc, heads]),
             SsmOp::Norm { .. } => (vec![y, proj, w], vec![y]),
             SsmOp::NormBwd { .. } => (vec![y, proj, w, y, w], vec![y, proj, w]),
+            SsmOp::Gate => (vec![y, proj], vec![y]),
+            SsmOp::GateBwd => (vec![y, proj, y], vec![y, proj]),
+            SsmOp::GroupNorm { .. } => (vec![y, w], vec![y]),
+            SsmOp::GroupNormBwd { .. } => (vec![y, w, y, w], vec![y, w]),
+            SsmOp::Own(ranks) => (vec![taps, heads], self.own(ranks).to_vec()),
+            SsmOp::OwnBwd(ranks) => ([&self.own(ranks)[..], &[taps, heads]].concat(), vec![taps, heads]),
         };
         Operands { reads, writes }
+    }
+
+    /// Elements of the convolution's and of the heads' weights that one of `ranks` has.
+    fn own(&self, ranks: HeadRanks) -> [u64; 2] {
+        let m = self.mamba.share(ranks.all());
+        [m.conv_cols() * (m.conv + 1), 3 * m.heads]
     }
 
     /// The work, given the bytes of each operand: of a row of `proj` the columns that are the kernel's.
@@ -96,6 +156,12 @@ impl SsmKernel {
                 let read = reads[0] + of(reads[1], inner) + reads[2] + reads[3] + reads[4];
                 memory(read + writes[0] + of(writes[1], inner) + writes[2])
             }
+            SsmOp::Gate => memory(reads[0] + of(reads[1], inner) + writes[0]),
+            SsmOp::GateBwd => memory(reads[0] + of(reads[1], inner) + reads[2] + writes[0] + of(writes[1], inner)),
+            SsmOp::GroupNorm { .. } | SsmOp::GroupNormBwd { .. } => memory(reads.iter().chain(writes).sum()),
+            SsmOp::Own(_) => memory(2 * writes.iter().sum::<u64>()),
+            // What is added to is read and written.
+            SsmOp::OwnBwd(_) => memory(3 * (reads[0] + reads[1])),
             SsmOp::Scan => self.scan(writes[0]),
             SsmOp::ScanBwd => self.scan_bwd(reads[4]),
         }
@@ -212,7 +278,11 @@ mod tests {
         assert!(
             work(SsmOp::Conv, 4096).bytes >= n * 2 * cols[1] && work(SsmOp::Conv, 4096).bytes < n * (cols[1] + cols[2])
         );
-        assert!(work(SsmOp::Norm { eps: 1e-5 }, 4096).bytes < n * 4 * cols[0]);
+        let [norm, gate, rest] =
+            [SsmOp::Norm { eps: 1e-5 }, SsmOp::Gate, SsmOp::GroupNorm { eps: 1e-5 }].map(|op| work(op, 4096).bytes);
+        assert!(norm < n * 4 * cols[0]);
+        // Apart, what the gate leaves is written and read again.
+        assert_eq!(gate + rest, norm + n * 2 * cols[0]);
         assert!(work(SsmOp::Scan, 4096).bytes > n * (cols[0] + cols[1]));
     }
 }

@@ -117,7 +117,7 @@ pub const WORDS: &[Word] = &[
     },
     Word {
         name: "a2a-separate",
-        about: "Ulysses exchanges q, k and v in an all-to-all each, the next being packed meanwhile",
+        about: "Ulysses exchanges q, k and v, and around a scan z, x, B, C and dt, in an all-to-all each, the next being packed meanwhile",
         set: |o| o.a2a_separate = true,
         is_set: |o| o.a2a_separate,
     },

@@ -33,10 +33,10 @@ impl Layer {
             Mixer::Mamba => {
                 self.norms.forward(b, "norm1", x, at(self.rows.norm1), keep.normed1());
                 let (mamba, ms, saved) = self.mamba(s, keep);
-                let weight = at(mamba.rows.in_proj);
+                let (weight, proj) = (at(mamba.rows.in_proj), mamba.proj(ms, saved));
                 self.tp.gathered(b, "in_proj_gather", keep.normed1(), s.input, |b, input, rows| {
                     let kernel = linear(rows.count(), mamba.spec.proj_cols(), self.hidden, self.fp8);
-                    b.compute(&rows.label("in_proj"), kernel, &[rows.of(input), weight], &[rows.of(saved.proj)]);
+                    b.compute(&rows.label("in_proj"), kernel, &[rows.of(input), weight], &[rows.of(proj)]);
                 });
                 mamba.forward(b, ms, w, saved);
                 let (out, cols) = (at(mamba.rows.out_proj), mamba.spec.inner());
@@ -94,11 +94,11 @@ impl Layer {
                 back.dw(b, "out_proj_dw", self.hidden, cols, d_output, saved.normed, out);
                 let last = mamba.backward(b, ms, [back.w, back.g], saved);
                 let input = tp.gather_beside(b, "in_proj_regather", keep.normed1(), s.input, last);
-                let cols = mamba.spec.proj_cols();
+                let (cols, d_proj) = (mamba.spec.proj_cols(), mamba.d_proj(ms));
                 let kernel = linear_dx(self.tokens(), self.hidden, cols, self.fp8);
-                b.compute("in_proj_dx", kernel, &[ms.d_proj, back.at(mamba.rows.in_proj)], &[back.sums]);
+                b.compute("in_proj_dx", kernel, &[d_proj, back.at(mamba.rows.in_proj)], &[back.sums]);
                 tp.reduce(b, "in_proj_bwd_reduce", back.sums, s.d_normed);
-                back.dw(b, "in_proj_dw", cols, self.hidden, ms.d_proj, input, mamba.rows.in_proj);
+                back.dw(b, "in_proj_dw", cols, self.hidden, d_proj, input, mamba.rows.in_proj);
                 back.norm(b, "norm1_bwd", x, self.rows.norm1, dy, dx);
             }
             Mixer::Mlp => {

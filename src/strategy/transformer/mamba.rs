@@ -7,6 +7,14 @@
 //! ```
 //! Kept for the backward pass are the first projection's output, the scan's and the norm's; the convolution is computed
 //! again (`mamba_split_conv1d_scan_combined`).
+//!
+//! Where ranks share a sequence, be it in a ring or as Ulysses does, a scan wants all of it: what the first projection makes
+//! of the tokens here is exchanged for that of all tokens and some of the heads, and the gated output of the scan goes back
+//! (`MambaContextParallel`, [`spread`]).
+
+mod spread;
+
+pub use spread::Spread;
 
 use super::super::weights::{Rows, Weights};
 use super::Flats;
@@ -41,26 +49,36 @@ impl WeightRows {
 }
 
 pub struct Mamba {
-    /// This rank's heads and groups.
+    /// This tensor-parallel rank's heads and groups.
     pub spec: MambaSpec,
     pub rows: WeightRows,
     pub batch: u64,
+    /// Tokens of one sequence on this rank.
     pub seq: u64,
     pub eps: f64,
     pub dtype: Dtype,
+    /// Of the gradients of weights.
+    pub grads: Dtype,
+    /// Where ranks share a sequence.
+    pub spread: Option<Spread>,
 }
 
 #[derive(Clone, Copy)]
 pub struct Saved {
-    pub proj: Buf,
+    /// As the scan sees them: after the exchange where there is one.
+    proj: Buf,
     y: Buf,
+    /// What the gate left, where the norm does not stand beside it.
+    gated: Option<Buf>,
     /// What the last projection is given.
     pub normed: Buf,
 }
 
 impl Saved {
-    pub fn bufs_mut(&mut self) -> [(&'static str, &mut Buf); 3] {
-        [("ssm_proj", &mut self.proj), ("ssm_y", &mut self.y), ("ssm_normed", &mut self.normed)]
+    pub fn bufs_mut(&mut self) -> Vec<(&'static str, &mut Buf)> {
+        let mut all = vec![("ssm_proj", &mut self.proj), ("ssm_y", &mut self.y), ("ssm_normed", &mut self.normed)];
+        all.extend(self.gated.as_mut().map(|gated| ("ssm_gated", gated)));
+        all
     }
 }
 
@@ -68,9 +86,10 @@ pub struct Scratch {
     xbc: Buf,
     d_xbc: Buf,
     d_y: Buf,
-    /// The gradient of what the last projection was given, and of the first one's output.
+    /// The gradient of what the last projection was given.
     pub d_normed: Buf,
-    pub d_proj: Buf,
+    d_proj: Buf,
+    spread: Option<spread::Scratch>,
 }
 
 impl Mamba {
@@ -78,33 +97,57 @@ impl Mamba {
         self.batch * self.seq
     }
 
+    /// Tokens that a scan goes through, and the heads and groups of which.
+    fn scanned(&self) -> (u64, MambaSpec) {
+        let ranks = self.spread.as_ref().map_or(1, Spread::ranks);
+        (self.seq * ranks, self.spec.share(ranks))
+    }
+
     pub fn saved(&self, keep: &mut dyn FnMut(&str, u64, u64, Dtype) -> Buf) -> Saved {
         let (n, inner, dtype) = (self.tokens(), self.spec.inner(), self.dtype);
+        let (seq, here) = self.scanned();
         Saved {
-            proj: keep("ssm_proj", n, self.spec.proj_cols(), dtype),
-            y: keep("ssm_y", n, inner, dtype),
+            proj: keep("ssm_proj", self.batch * seq, here.proj_cols(), dtype),
+            y: keep("ssm_y", self.batch * seq, here.inner(), dtype),
             normed: keep("ssm_normed", n, inner, dtype),
+            gated: self.spread.as_ref().map(|_| keep("ssm_gated", n, inner, dtype)),
         }
     }
 
     pub fn scratch(&self, b: &mut Builder) -> Scratch {
-        let n = self.tokens();
-        let mut work = |name, row| b.tensor(name, &[n, row], self.dtype, TensorKind::Workspace, 1);
+        let (n, (seq, here)) = (self.tokens(), self.scanned());
+        let mut work = |name, n, row| b.tensor(name, &[n, row], self.dtype, TensorKind::Workspace, 1);
+        let all = self.batch * seq;
         Scratch {
-            xbc: work("ssm_xbc", self.spec.conv_cols()),
-            d_xbc: work("d_ssm_xbc", self.spec.conv_cols()),
-            d_y: work("d_ssm_y", self.spec.inner()),
-            d_normed: work("d_ssm_normed", self.spec.inner()),
-            d_proj: work("d_ssm_proj", self.spec.proj_cols()),
+            xbc: work("ssm_xbc", all, here.conv_cols()),
+            d_xbc: work("d_ssm_xbc", all, here.conv_cols()),
+            d_y: work("d_ssm_y", all, here.inner()),
+            d_normed: work("d_ssm_normed", n, self.spec.inner()),
+            d_proj: work("d_ssm_proj", all, here.proj_cols()),
+            spread: self.spread.as_ref().map(|spread| self.spread_scratch(b, spread)),
         }
     }
 
     fn kernel(&self, op: SsmOp) -> Kernel {
-        Kernel::Ssm(SsmKernel { batch: self.batch, seq: self.seq, mamba: self.spec, op })
+        let (seq, mamba) = self.scanned();
+        Kernel::Ssm(SsmKernel { batch: self.batch, seq, mamba, op })
     }
 
-    /// From `keep.proj` to `keep.normed`.
+    /// What the first projection makes of the tokens here.
+    pub fn proj(&self, s: &Scratch, keep: &Saved) -> Buf {
+        s.spread.as_ref().map_or(keep.proj, |s| s.proj)
+    }
+
+    /// The gradient of that.
+    pub fn d_proj(&self, s: &Scratch) -> Buf {
+        s.spread.as_ref().map_or(s.d_proj, |s| s.d_proj)
+    }
+
+    /// From [`proj`](Mamba::proj) to `keep.normed`.
     pub fn forward(&self, b: &mut Builder, s: &Scratch, w: Flats, keep: &Saved) {
+        if let (Some(spread), Some(spread_s)) = (&self.spread, &s.spread) {
+            return self.forward_spread(b, s, w, keep, (spread, spread_s));
+        }
         let at = |r: Rows| w.rows(r[0], r[1]);
         b.compute("conv", self.kernel(SsmOp::Conv), &[keep.proj, at(self.rows.conv)], &[s.xbc]);
         b.compute("scan", self.kernel(SsmOp::Scan), &[s.xbc, keep.proj, at(self.rows.heads)], &[keep.y]);
@@ -112,8 +155,11 @@ impl Mamba {
         b.compute("gated_norm", norm, &[keep.y, keep.proj, at(self.rows.norm)], &[keep.normed]);
     }
 
-    /// From `s.d_normed` to `s.d_proj`, and the weights' gradients added to `g`; returns the last op.
+    /// From `s.d_normed` to [`d_proj`](Mamba::d_proj), and the weights' gradients added to `g`; returns the last op.
     pub fn backward(&self, b: &mut Builder, s: &Scratch, [w, g]: [Flats; 2], keep: &Saved) -> u32 {
+        if let (Some(spread), Some(spread_s)) = (&self.spread, &s.spread) {
+            return self.backward_spread(b, s, [w, g], keep, (spread, spread_s));
+        }
         let both = |r: Rows| [w, g].map(|flat| flat.rows(r[0], r[1]));
         let [conv, d_conv] = both(self.rows.conv);
         b.compute("conv_again", self.kernel(SsmOp::Conv), &[keep.proj, conv], &[s.xbc]);
@@ -121,7 +167,18 @@ impl Mamba {
         let kernel = self.kernel(SsmOp::NormBwd { eps: self.eps });
         let reads = [keep.y, keep.proj, norm, s.d_normed, d_norm];
         b.compute("gated_norm_bwd", kernel, &reads, &[s.d_y, s.d_proj, d_norm]);
-        let [heads, d_heads] = both(self.rows.heads);
+        self.scan_bwd(b, s, keep, [conv, d_conv], both(self.rows.heads))
+    }
+
+    /// From `s.d_y` to `s.d_proj`, but for its z, and the gradients of weights added to.
+    fn scan_bwd(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        keep: &Saved,
+        [conv, d_conv]: [Buf; 2],
+        [heads, d_heads]: [Buf; 2],
+    ) -> u32 {
         let reads = [s.d_proj, s.xbc, keep.proj, heads, s.d_y, d_heads];
         b.compute("scan_bwd", self.kernel(SsmOp::ScanBwd), &reads, &[s.d_proj, s.d_xbc, d_heads]);
         let reads = [s.d_proj, keep.proj, s.d_xbc, conv, d_conv];

@@ -28,7 +28,7 @@ use super::weights::{Weight, Weights};
 use crate::plan::{Buf, Builder, Dtype, Kernel, Route, Segs};
 use crate::spec::{AttentionSpec, LlmSpec, Mixer, Mlp, Parallelism, Positions, Recompute, Workload};
 use latent::Latent;
-use mamba::Mamba;
+use mamba::{Mamba, Spread};
 use weights::WeightRows;
 
 /// Everything a layer's ops need to know.
@@ -192,6 +192,8 @@ impl Layer {
             seq,
             eps: model.rms_eps,
             dtype: work.dtype,
+            grads,
+            spread: Spread::new(par, [work.micro_batch, seq], &segs, work.dtype, engines),
         });
         Layer {
             chunks: vec![],

@@ -57,13 +57,12 @@ impl Space {
         let (model, cluster) = (&case.model, &case.cluster);
         let node = u64::from(cluster.spec.gpus_per_node.min(cluster.gpus()));
         let split = powers_of_two((seq_len / LEAST_TOKENS).min(u64::from(cluster.gpus())).min(64));
-        let has_states = model.mamba.is_some();
         Space {
             tp: powers_of_two(node.min(8)),
             pp: stages(cluster.gpus(), model.layers),
             vp: vec![2, 3, 4, 5, 6, 8, 10, 12],
-            ulysses: if has_states { vec![1] } else { split.clone() },
-            ring: if has_states { vec![1] } else { split },
+            ulysses: split.clone(),
+            ring: split,
             ep: experts(model),
             zero: vec![1, 3],
             micro_batch: vec![1, 2, 4],

@@ -186,7 +186,7 @@ impl Lowering<'_> {
             Kernel::Expert(expert) => self.expert(expert, on),
             Kernel::Rope { .. } => self.rope(kernel, on),
             Kernel::Ssm(ssm) => self.ssm(ssm, on),
-            Kernel::Permute { .. } | Kernel::Reorder { .. } | Kernel::OwnRows { .. } => self.moved(kernel, on),
+            Kernel::Permute(_) | Kernel::Reorder { .. } | Kernel::OwnRows { .. } => self.moved(kernel, on),
             Kernel::Embed { .. }
             | Kernel::EmbedBwd { .. }
             | Kernel::Positions { .. }

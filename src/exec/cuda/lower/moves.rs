@@ -5,7 +5,7 @@ use super::{Arg, Lowering, Where, ints, table};
 use crate::error::Result;
 use crate::exec::kernels::exchange::{Layout, Moved};
 use crate::exec::kernels::reorder::Pieces;
-use crate::plan::{Exchange, Kernel};
+use crate::plan::Kernel;
 use std::collections::BTreeMap;
 
 /// From, to (elements; from -1: zeros), and whether it is added to what is there: `Move` of layout.cu.
@@ -23,8 +23,12 @@ struct Group {
 
 impl Lowering<'_> {
     pub(super) fn moved(&mut self, kernel: &Kernel, on: Where) -> Result<()> {
+        self.by_list(pieces(kernel, on))
+    }
+
+    pub(super) fn by_list(&mut self, all: Vec<Moved>) -> Result<()> {
         let mut groups: BTreeMap<Group, Vec<Move>> = BTreeMap::new();
-        for moved in pieces(kernel, on) {
+        for moved in all {
             let Moved { read, from, write, to, len, turn } = moved;
             let from = from.map_or(-1, |at| at as i64);
             let group = groups.entry(Group { turn, read, write, len }).or_default();
@@ -34,7 +38,9 @@ impl Lowering<'_> {
             let defines = self.types(&[("R", 0, self.reads[group.read]), ("W", 0, self.writes[group.write])])?;
             let flat: Vec<i64> = moves.iter().flatten().copied().collect();
             let mut args = vec![Arg::Read(group.read), Arg::Write(group.write), table(&flat)];
-            args.extend(ints(&[moves.len() as u64, group.len as u64]));
+            // Columns of one operand begin anywhere in its rows.
+            let places = moves.iter().fold(0, |bits, [from, to, _]| bits | from.max(&0) | to);
+            args.extend(ints(&[moves.len() as u64, group.len as u64, places as u64]));
             self.spread((source::layout, "moves"), defines, (moves.len() * group.len) as u64 / 8, args);
         }
         Ok(())
@@ -43,10 +49,7 @@ impl Lowering<'_> {
 
 fn pieces(kernel: &Kernel, on: Where) -> Vec<Moved> {
     match kernel {
-        Kernel::Permute { exchange, packing, ranks, batch, seq, parts } => {
-            let layout = Layout::new(*packing, [*ranks, *batch, *seq], parts);
-            layout.moves(*exchange == Exchange::PackHeads || *exchange == Exchange::UnpackHeads, packs(*exchange))
-        }
+        Kernel::Permute(permute) => Layout::new(permute, on.views, on.rank).moves(),
         Kernel::Reorder { segs, batch, cols, inverse } => {
             Pieces::new(segs, on.views, on.rank, *batch as usize, *cols as usize).moves(*inverse)
         }
@@ -57,8 +60,4 @@ fn pieces(kernel: &Kernel, on: Where) -> Vec<Moved> {
         }
         _ => vec![],
     }
-}
-
-fn packs(exchange: Exchange) -> bool {
-    matches!(exchange, Exchange::PackHeads | Exchange::PackSeq)
 }

@@ -4,6 +4,7 @@ use super::super::source::{self, Source};
 use super::rows::{PARTS, SCRATCH};
 use super::{Action, Arg, Launch, Lowering, MOST_BLOCKS, THREADS, Where, ints};
 use crate::error::Result;
+use crate::exec::kernels::ssm::{own, own_bwd};
 use crate::plan::kernel::{SsmKernel, SsmOp};
 use crate::plan::{Dtype, Side};
 
@@ -34,6 +35,12 @@ impl Lowering<'_> {
             SsmOp::ScanBwd => self.scan_bwd(kernel, on),
             SsmOp::Norm { eps } => self.gated_norm(kernel, eps),
             SsmOp::NormBwd { eps } => self.gated_norm_bwd(kernel, eps),
+            SsmOp::Gate => self.gate(kernel),
+            SsmOp::GateBwd => self.gate_bwd(kernel),
+            SsmOp::GroupNorm { eps } => self.group_norm(kernel, eps),
+            SsmOp::GroupNormBwd { eps } => self.group_norm_bwd(kernel, eps),
+            SsmOp::Own(ranks) => self.by_list(own(kernel, ranks, on.views, on.rank)),
+            SsmOp::OwnBwd(ranks) => self.by_list(own_bwd(kernel, ranks, on.views, on.rank)),
         }
     }
 
@@ -69,26 +76,79 @@ impl Lowering<'_> {
     }
 
     fn gated_norm(&mut self, kernel: &SsmKernel, eps: f64) -> Result<()> {
+        let defines = self.typed(&[0, 1, 2], &[0])?;
+        self.norm_of(kernel, eps, defines, [Arg::Read(0), Arg::Read(1), Arg::Read(2)])
+    }
+
+    /// The same kernel where there is no gate beside what it norms.
+    fn group_norm(&mut self, kernel: &SsmKernel, eps: f64) -> Result<()> {
+        let operands = [("R", 0, self.reads[0]), ("R", 1, self.reads[0]), ("R", 2, self.reads[1])];
+        let defines = self.types(&[&operands[..], &[("W", 0, self.writes[0])]].concat())?;
+        self.norm_of(kernel, eps, defines, [Arg::Read(0), Arg::Null, Arg::Read(1)])
+    }
+
+    fn norm_of(&mut self, kernel: &SsmKernel, eps: f64, defines: Vec<(String, String)>, reads: [Arg; 3]) -> Result<()> {
         let (m, rows) = (&kernel.mamba, kernel.batch * kernel.seq);
-        let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Read(2), Arg::Write(0)];
+        let mut args = reads.to_vec();
+        args.push(Arg::Write(0));
         args.extend(ints(&[rows, m.groups, m.inner() / m.groups, m.proj_cols()]));
         args.push(Arg::Real(eps));
-        let (defines, blocks) = (self.typed(&[0, 1, 2], &[0])?, (rows * m.groups).clamp(1, MOST_BLOCKS) as u32);
+        let blocks = (rows * m.groups).clamp(1, MOST_BLOCKS) as u32;
         self.launch((source::ssm, "gated_norm"), defines, [blocks, 1, 1], SCRATCH, args);
         Ok(())
     }
 
     fn gated_norm_bwd(&mut self, kernel: &SsmKernel, eps: f64) -> Result<()> {
+        let defines = self.typed(&[0, 1, 2, 3], &[0, 1])?;
+        let args = [(0..4).map(Arg::Read).collect::<Vec<Arg>>(), vec![Arg::Write(0), Arg::Write(1)]].concat();
+        self.norm_bwd_of(kernel, eps, defines, args, 2)
+    }
+
+    fn group_norm_bwd(&mut self, kernel: &SsmKernel, eps: f64) -> Result<()> {
+        let [gated, w, d_out] = [0, 1, 2].map(|i| self.reads[i]);
+        let operands = [("R", 0, gated), ("R", 1, gated), ("R", 2, w), ("R", 3, d_out)];
+        let results = [("W", 0, self.writes[0]), ("W", 1, self.writes[0])];
+        let defines = self.types(&[&operands[..], &results].concat())?;
+        let args = vec![Arg::Read(0), Arg::Null, Arg::Read(1), Arg::Read(2), Arg::Write(0), Arg::Null];
+        self.norm_bwd_of(kernel, eps, defines, args, 1)
+    }
+
+    /// `dw`: the operand that the gradient of the weight is added to.
+    fn norm_bwd_of(
+        &mut self,
+        kernel: &SsmKernel,
+        eps: f64,
+        defines: Vec<(String, String)>,
+        mut args: Vec<Arg>,
+        dw: usize,
+    ) -> Result<()> {
         let (m, rows) = (&kernel.mamba, kernel.batch * kernel.seq);
         let blocks = rows.clamp(1, PARTS);
         let parts = self.scratch(blocks * m.inner() * 4);
-        let mut args: Vec<Arg> = (0..4).map(Arg::Read).collect();
-        args.extend([Arg::Write(0), Arg::Write(1), parts.clone()]);
+        args.push(parts.clone());
         args.extend(ints(&[rows, m.groups, m.inner() / m.groups, m.proj_cols()]));
         args.push(Arg::Real(eps));
-        let defines = self.typed(&[0, 1, 2, 3], &[0, 1])?;
         self.launch((source::ssm, "gated_norm_bwd"), defines, [blocks as u32, 1, 1], SCRATCH, args);
-        self.add_columns(parts, Dtype::F32, Arg::Write(2), self.writes[2], [blocks, m.inner()])
+        self.add_columns(parts, Dtype::F32, Arg::Write(dw), self.writes[dw], [blocks, m.inner()])
+    }
+
+    fn gate(&mut self, kernel: &SsmKernel) -> Result<()> {
+        let (m, rows) = (&kernel.mamba, kernel.batch * kernel.seq);
+        let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Write(0)];
+        args.extend(ints(&[rows, m.inner(), m.proj_cols()]));
+        let defines = self.typed(&[0, 1], &[0])?;
+        self.spread((source::ssm, "gate"), defines, (rows * m.inner()).div_ceil(8), args);
+        Ok(())
+    }
+
+    fn gate_bwd(&mut self, kernel: &SsmKernel) -> Result<()> {
+        let (m, rows) = (&kernel.mamba, kernel.batch * kernel.seq);
+        let mut args: Vec<Arg> = (0..3).map(Arg::Read).collect();
+        args.extend([Arg::Write(0), Arg::Write(1)]);
+        args.extend(ints(&[rows, m.inner(), m.proj_cols()]));
+        let defines = self.typed(&[0, 1, 2], &[0, 1])?;
+        self.spread((source::ssm, "gate_bwd"), defines, (rows * m.inner()).div_ceil(8), args);
+        Ok(())
     }
 }
 

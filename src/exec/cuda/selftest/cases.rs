@@ -4,7 +4,7 @@
 
 use crate::plan::dropout::Dropout;
 use crate::plan::expert::{ExpertKernel, ExpertOp, Pass, Values};
-use crate::plan::kernel::{SsmKernel, SsmOp};
+use crate::plan::kernel::{HeadRanks, SsmKernel, SsmOp};
 use crate::plan::rows::{Landing, Layout};
 use crate::plan::*;
 use crate::spec::{Documents, Gate, MambaSpec, Mask, Score};
@@ -309,6 +309,17 @@ fn state_space(all: &mut Cases) {
         of(SsmOp::Norm { eps: 1e-5 }, &[BF16, BF16, BF16], &[Dtype::Bf16], ROUNDED);
         let reads = [BF16, BF16, BF16, BF16, F32];
         of(SsmOp::NormBwd { eps: 1e-5 }, &reads, &[Dtype::Bf16, Dtype::Bf16, Dtype::F32], ROUNDED);
+        of(SsmOp::Gate, &[BF16, BF16], &[Dtype::Bf16], ROUNDED);
+        of(SsmOp::GateBwd, &[BF16, BF16, BF16], &[Dtype::Bf16, Dtype::Bf16], ROUNDED);
+        of(SsmOp::GroupNorm { eps: 1e-5 }, &[BF16, BF16], &[Dtype::Bf16], ROUNDED);
+        let reads = [BF16, BF16, BF16, F32];
+        of(SsmOp::GroupNormBwd { eps: 1e-5 }, &reads, &[Dtype::Bf16, Dtype::F32], ROUNDED);
+        let ranks = HeadRanks { ring: 2, ulysses: 1 };
+        let mut own = |op, reads: &[Shape], writes: &[Dtype]| {
+            all.hold(&Kernel::Ssm(SsmKernel { batch, seq, mamba, op }), &ring(2), reads, writes, ROUNDED);
+        };
+        own(SsmOp::Own(ranks), &[BF16, BF16], &[Dtype::Bf16, Dtype::Bf16]);
+        own(SsmOp::OwnBwd(ranks), &[F32, F32, F32, F32], &[Dtype::F32, Dtype::F32]);
     }
 }
 
@@ -385,14 +396,18 @@ fn ends(all: &mut Cases) {
 fn moves(all: &mut Cases) {
     let parts = vec![HeadPart::new(1, 4, 16), HeadPart::new(2, 2, 16)];
     let few = vec![HeadPart::new(1, 8, 8), HeadPart::new(2, 2, 8)];
-    for (ranks, parts) in [(2, parts), (8, few)] {
+    // Columns of one operand, behind which rows begin at odd places.
+    let columns = vec![HeadPart::new(2, 8, 16), HeadPart::new(2, 2, 8), HeadPart::new(1, 8, 1)];
+    for (ranks, parts, joined) in [(2, parts, false), (8, few, false), (2, columns.clone(), true), (4, columns, true)] {
         for exchange in [Exchange::PackHeads, Exchange::UnpackSeq, Exchange::PackSeq, Exchange::UnpackHeads] {
             for packing in [Packing::Together, Packing::ByRank, Packing::ByLane] {
-                let parts = parts.clone();
-                let kernel = Kernel::Permute { exchange, packing, ranks, batch: 2, seq: 5, parts };
-                let operands = kernel.operands(&one());
+                let permute = HeadPermute::new(exchange, packing, [ranks, 2, 6], parts.clone());
+                let order = joined.then(|| Segs::new(6 * ranks, &[(Axis::Cp, Split::Zigzag)]));
+                let kernel = Kernel::Permute(HeadPermute { joined, order, ..permute });
+                let views = ring(ranks as u32);
+                let operands = kernel.operands(&views);
                 let writes = vec![Dtype::Bf16; operands.writes.len()];
-                all.hold(&kernel, &one(), &vec![BF16; operands.reads.len()], &writes, ROUNDED * ranks as f64 / 2.0);
+                all.hold(&kernel, &views, &vec![BF16; operands.reads.len()], &writes, ROUNDED * ranks as f64 / 2.0);
             }
         }
     }

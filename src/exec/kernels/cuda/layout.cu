@@ -14,10 +14,11 @@ struct Moves {
     W0* to;
     const Move* moves;
     i64 count, len;
+    i64 places; // the bits of all places, to see what all of them are multiples of
 };
 
 KERNEL(moves, Moves, THREADS) {
-    WIDE(p.len, aligned(p.from, p.to), each<N>(p.count * p.len, [&](i64 i) {
+    WIDE(p.len | p.places, aligned(p.from, p.to), each<N>(p.count * p.len, [&](i64 i) {
         Move m = p.moves[i / p.len];
         float x[N] = {};
         if (m.from >= 0) load(x, p.from + m.from + i % p.len);

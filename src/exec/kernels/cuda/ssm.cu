@@ -214,17 +214,18 @@ KERNEL(ssm_ends, Ends, THREADS) {
 
 struct GatedNorm {
     const R0* y;
-    const R1* proj; // its columns z
+    const R1* proj; // its columns z; null: there is no gate
     const R2* w;    // [groups * width]
     W0* out;
     i64 rows, groups, width, stride;
     f64 eps;
 };
 
-// N neighbours times their gates.
+// N neighbours times their gates, if they have any.
 template <int N, class Y, class Z> DEVICE void gated(float (&v)[N], const Y* y, const Z* z) {
     float gate[N];
     load(v, y);
+    if (!z) return;
     load(gate, z);
     UNROLL for (int j = 0; j < N; j++) v[j] *= silu(gate[j]).value;
 }
@@ -233,7 +234,7 @@ template <int N, class Y, class Z> DEVICE float inverse_of(const Y* y, const Z* 
     float squares = 0;
     for (i64 c = i64(threadIdx.x) * N; c < width; c += THREADS * N) {
         float v[N];
-        gated(v, y + c, z + c);
+        gated(v, y + c, z ? z + c : z);
         UNROLL for (int j = 0; j < N; j++) squares += v[j] * v[j];
     }
     return 1.0f / sqrtf(block_sum(squares, scratch) / float(width) + eps);
@@ -246,13 +247,13 @@ KERNEL(gated_norm, GatedNorm, THREADS) {
     for (i64 i = blockIdx.x; i < p.rows * p.groups; i += gridDim.x) {
         i64 row = i / p.groups, first = i % p.groups * p.width;
         const R0* y = p.y + row * p.groups * p.width + first;
-        const R1* z = p.proj + row * p.stride + first;
+        const R1* z = p.proj ? p.proj + row * p.stride + first : nullptr;
         WIDE(p.width | p.stride, aligned(p.y, p.proj, p.w, p.out), {
             float inverse = inverse_of<N>(y, z, p.width, float(p.eps), scratch);
             for (i64 c = i64(threadIdx.x) * N; c < p.width; c += THREADS * N) {
                 float v[N];
                 float w[N];
-                gated(v, y + c, z + c);
+                gated(v, y + c, z ? z + c : z);
                 load(w, p.w + first + c);
                 UNROLL for (int j = 0; j < N; j++) v[j] *= inverse * w[j];
                 store(p.out + row * p.groups * p.width + first + c, v);
@@ -286,13 +287,13 @@ KERNEL(gated_norm_bwd, GatedNormBwd, THREADS) {
                 UNROLL for (int j = 0; j < N; j++) part[group * p.width + c + j] = 0;
         for (i64 i = 0; i64(blockIdx.x) + i / p.groups * gridDim.x < p.rows; i++) {
             i64 row = blockIdx.x + i / p.groups * gridDim.x, first = i % p.groups * p.width, at = row * inner + first;
-            const R1* z = p.proj + row * p.stride + first;
+            const R1* z = p.proj ? p.proj + row * p.stride + first : nullptr;
             float inverse = inverse_of<N>(p.y + at, z, p.width, float(p.eps), scratch), along = 0;
             for (i64 c = i64(threadIdx.x) * N; c < p.width; c += THREADS * N) {
                 float v[N];
                 float w[N];
                 float d[N];
-                gated(v, p.y + at + c, z + c);
+                gated(v, p.y + at + c, z ? z + c : z);
                 load(w, p.w + first + c);
                 load(d, p.d_out + at + c);
                 UNROLL for (int j = 0; j < N; j++) along += v[j] * inverse * w[j] * d[j];
@@ -304,11 +305,11 @@ KERNEL(gated_norm_bwd, GatedNormBwd, THREADS) {
                 float w[N];
                 float d[N];
                 load(y, p.y + at + c);
-                load(gate, z + c);
+                if (z) load(gate, z + c);
                 load(w, p.w + first + c);
                 load(d, p.d_out + at + c);
                 UNROLL for (int j = 0; j < N; j++) {
-                    Silu g = silu(gate[j]);
+                    Silu g = z ? silu(gate[j]) : Silu{1.0f, 0.0f};
                     float n = y[j] * g.value * inverse;
                     part[first + c + j] += d[j] * n;
                     float of = inverse * (w[j] * d[j] - n * along);
@@ -316,8 +317,51 @@ KERNEL(gated_norm_bwd, GatedNormBwd, THREADS) {
                     y[j] = of * g.value;
                 }
                 store(p.dy + at + c, y);
-                store(p.d_proj + row * p.stride + first + c, gate);
+                if (z) store(p.d_proj + row * p.stride + first + c, gate);
             }
         }
     });
+}
+
+// --- a gate alone ----------------------------------------------------------------------------------------------
+
+struct Gate {
+    const R0* y;
+    const R1* proj; // its columns z
+    W0* out;
+    i64 rows, cols, stride;
+};
+
+KERNEL(gate, Gate, THREADS) {
+    WIDE(p.cols | p.stride, aligned(p.y, p.proj, p.out), each<N>(p.rows * p.cols, [&](i64 i) {
+        float v[N];
+        gated(v, p.y + i, p.proj + i / p.cols * p.stride + i % p.cols);
+        store(p.out + i, v);
+    }));
+}
+
+struct GateBwd {
+    const R0* y;
+    const R1* proj;
+    const R2* d_out;
+    W0* dy;
+    W1* d_proj; // its columns z
+    i64 rows, cols, stride;
+};
+
+KERNEL(gate_bwd, GateBwd, THREADS) {
+    WIDE(p.cols | p.stride, aligned(p.y, p.proj, p.d_out, p.dy, p.d_proj), each<N>(p.rows * p.cols, [&](i64 i) {
+        i64 at = i / p.cols * p.stride + i % p.cols;
+        float y[N], z[N], d[N];
+        load(y, p.y + i);
+        load(z, p.proj + at);
+        load(d, p.d_out + i);
+        UNROLL for (int j = 0; j < N; j++) {
+            Silu g = silu(z[j]);
+            z[j] = d[j] * y[j] * g.slope;
+            y[j] = d[j] * g.value;
+        }
+        store(p.dy + i, y);
+        store(p.d_proj + at, z);
+    }));
 }
