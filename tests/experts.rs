@@ -180,6 +180,8 @@ fn experts_beside_every_other_degree() {
         ("dispatch-deepep-v1-normal", Parallelism { dp: 4, ep: 2, recompute: Recompute::Full, ..zero(1) }, shared),
         ("dispatch-allgather+overlap-shared", Parallelism { dp: 2, ep: 4, tp: 2, ..zero(1) }, shared),
         ("dispatch-deepep-v2", Parallelism { ep: 4, tp: 2, ulysses: 2, ..zero(0) }, case(1, "").moe),
+        ("tp-overlap", Parallelism { dp: 2, ep: 4, tp: 2, ..zero(1) }, shared),
+        ("tp-overlap+overlap-shared", Parallelism { ring: 2, ep: 4, tp: 4, pp: 2, ..zero(0) }, shared),
         ("overlap-shared", Parallelism { dp: 2, ep: 2, pp: 2, ..zero(1) }, shared),
         (
             "dispatch-hierarchical",

@@ -90,6 +90,12 @@ fn heads_and_groups_are_cut_over_tensor_parallel_ranks() {
     let whole = Parallelism { tp: 2, options: "no-sp".parse().unwrap(), ..Parallelism::default() };
     holds(&case("M*-M", whole), 1e-10);
     holds(&case(ALL, Parallelism { tp: 2, ep: 2, ..Parallelism::default() }), 1e-10);
+    // Rows in turns: experts see others of them than whoever has a share in one piece.
+    let options = "tp-overlap".parse().unwrap();
+    for (ep, dp) in [(1, 1), (2, 1), (4, 2)] {
+        let par = Parallelism { tp: 2, ep, dp, options, ..Parallelism::default() };
+        holds(&Case { seq_len: 16, microbatches: 2, ..case(ALL, par) }, 1e-10);
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ pub mod pairwise;
 pub mod ring;
 pub mod streams;
 pub mod tree;
+pub mod wires;
 
 use crate::plan::CollectiveKind;
 use std::ops::Range;

@@ -67,10 +67,9 @@ fn rows(plan: &Plan, inputs: &Inputs, rank: u32, microbatch: u32) -> impl Iterat
     let positions = inputs.segs.positions(&plan.views, rank);
     let first = sequences_of(plan, inputs, rank, microbatch).start;
     let all = positions.len() as u64 * inputs.batch;
-    // Tensor-parallel ranks have a share of the rows each.
-    let share = all / u64::from(plan.views[0].degree(Axis::Tp));
-    let from = u64::from(plan.views[0].coord(rank, Axis::Tp)) * share;
-    (from..from + share).map(move |row| {
+    let own = inputs.share.map_or(all, |share| all / u64::from(plan.views[0].degree(share.axis)));
+    let row = move |i| inputs.share.map_or(i, |share| share.row(&plan.views, rank, own, i));
+    (0..own).map(row).map(move |row| {
         let (sequence, token) = (row / positions.len() as u64, row as usize % positions.len());
         ((first + sequence) as usize, positions[token] as usize)
     })

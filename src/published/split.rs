@@ -56,7 +56,8 @@ pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
     let sequence = [stated.cp, stated.ulysses, stated.ring].iter().all(Option::is_none);
     let by_ulysses = squeezed(&run.system).contains("ulysses") && whole(2 * degree(run.ulysses), run.heads);
     let by_ring = tokens(&run.system).iter().any(|word| word == "ring");
-    let (tensors, stages) = (2 * degree(run.tp), 2 * degree(run.pp));
+    let tensors = 2 * degree(run.tp);
+    let stages = more_stages(run);
     let with_tensors = tokens(&run.system).windows(2).any(|at| at == ["tp", "sp"]);
     let by_tensors = whole(tensors, run.heads) && whole(tensors, run.kv_heads);
     let by_tensors = by_tensors && (with_tensors || tensors <= u64::from(node));
@@ -66,14 +67,26 @@ pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
         next.ring = Some(2 * run.ring.unwrap_or(1));
     } else if stated.tp.is_none() && by_tensors {
         next.tp = Some(tensors as u32);
-    } else if stated.pp.is_none() && run.layers.is_none_or(|layers| layers >= stages) {
-        next.pp = Some(stages as u32);
+    } else if let Some(stages) = stages.filter(|_| stated.pp.is_none()) {
+        next.pp = Some(stages);
     }
     let replica = [next.tp, next.pp, next.ulysses, next.ring].iter().map(|d| degree(*d)).product::<u64>();
     let fits = gpus(&next).is_ok_and(|gpus| u64::from(gpus).is_multiple_of(replica));
     // Where all but one degree is stated, so is that one.
     let open = stated.dp.is_none() || stated.gpus.is_none();
     (open && next != *run && fits).then_some(next)
+}
+
+/// Twice as many stages or, where that many do not make the GPUs of the run, the least number above that does: of 252, 6
+/// and not 8.
+fn more_stages(run: &Training) -> Option<u32> {
+    let (twice, others) = (2 * degree(run.pp), degree(run.tp) * degree(run.ulysses) * degree(run.ring));
+    let most = run.layers.unwrap_or(u64::MAX);
+    let made = match run.gpus {
+        Some(gpus) => (twice..=most.min(u64::from(gpus) / others)).find(|n| u64::from(gpus).is_multiple_of(others * n)),
+        None => Some(twice).filter(|n| *n <= most),
+    };
+    u32::try_from(made?).ok()
 }
 
 /// A run without the degrees that its notes call assumed: whoever wrote the row down took them, its source states none.
@@ -461,6 +474,15 @@ mod tests {
         );
         let ulysses = Training { system: "DeepSpeed-Ulysses".into(), ..cp };
         assert_eq!(split(&ulysses, &LlmSpec::default(), habits(), 8).unwrap().par.ulysses, 4);
+    }
+
+    #[test]
+    fn stages_make_the_gpus_of_a_run() {
+        let run = Training { gpus: Some(2016), tp: Some(8), layers: Some(54), ..Training::default() };
+        let more = |pp| more_stages(&Training { pp: Some(pp), ..run.clone() });
+        assert_eq!([1, 2, 4, 6, 36, 42].map(more), [Some(2), Some(4), Some(9), Some(12), None, None]);
+        let open = Training { gpus: None, pp: Some(4), ..run };
+        assert_eq!(more_stages(&open), Some(8));
     }
 
     #[test]

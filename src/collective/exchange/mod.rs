@@ -26,7 +26,7 @@ pub use message::message_row;
 pub use streamed::library;
 pub use traffic::{Flow, Traffic, traffic};
 
-use super::nccl;
+use super::{nccl, wires};
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::plan::route::{ExchangeAlgo, Phase, Route, Rows};
@@ -231,7 +231,7 @@ fn timed(at: &Place, algo: ExchangeAlgo) -> Result<Estimate> {
         return Err(Error::spec("route", "node", why));
     }
     let all = traffic(route, algo, at.phase);
-    Ok(match algo {
+    let mut found = match algo {
         ExchangeAlgo::Nccl => nccl_all_to_all::time(at, &all),
         ExchangeAlgo::AllGather => allgather::time(at),
         ExchangeAlgo::Broadcast => broadcast::time(at),
@@ -240,7 +240,12 @@ fn timed(at: &Place, algo: ExchangeAlgo) -> Result<Estimate> {
         ExchangeAlgo::DeepepLowLatency { hook, .. } => deepep_ll::time(at, &all, hook),
         ExchangeAlgo::DeepepV2Hybrid { sms } | ExchangeAlgo::DeepepV2Direct { sms } => deepep_v2::time(at, &all, sms),
         ExchangeAlgo::HybridEp { sms } => hybrid_ep::time(at, &all, sms),
-    })
+    };
+    // Lists of rows load wires as rows that are spread evenly do, as many as there are on average.
+    let sent: f64 = all.iter().map(|rank| rank.network.sent).sum();
+    let busy = wires::busy_with_rows(cluster, at.members, sent / all.len() as f64 * at.row_bytes as f64);
+    found.ranks.iter_mut().for_each(|rank| rank.network = rank.network.max(busy));
+    Ok(found)
 }
 
 /// What all algorithms are told.

@@ -12,7 +12,7 @@ mod sends;
 mod shape;
 mod tuner;
 
-use super::{Algorithm, Mark, Operation, rounds};
+use super::{Algorithm, Mark, Operation, rounds, wires};
 use crate::cluster::Cluster;
 use crate::plan::CollectiveKind;
 use crate::spec::{Architecture, CollectiveOp, Origin, Provenance, StackSpec};
@@ -129,6 +129,15 @@ impl<'a> Nccl<'a> {
     }
 
     fn choices_of(&self, op: Operation, members: &[u32], shape: &Shape, bytes: Bytes) -> Vec<Choice> {
+        let mut all = self.choices_by_nics(op, members, shape, bytes);
+        for Choice { algorithm, time, .. } in all.iter_mut().filter(|_| shape.nodes > 1) {
+            time.transfer = time.transfer.max(wires::busy(self.cluster, op, *algorithm, members, bytes));
+        }
+        all
+    }
+
+    /// The same where nothing lies between the NICs of two nodes.
+    fn choices_by_nics(&self, op: Operation, members: &[u32], shape: &Shape, bytes: Bytes) -> Vec<Choice> {
         let Nccl { cluster, stack, fitted } = *self;
         if shape.n <= 1 {
             return vec![];
@@ -173,14 +182,25 @@ impl<'a> Nccl<'a> {
         if cluster.gpu.architecture == Architecture::Cpu {
             return in_rounds(cluster, stack, kind, shape.n, bytes);
         }
-        let best = fastest(self.choices_of(Operation::Whole(kind), members, &shape, bytes));
-        let best = best.expect("a ring is always possible");
-        measured(cluster, kind, &shape, bytes).unwrap_or(best.time)
+        measured(cluster, kind, &shape, bytes).unwrap_or_else(|| {
+            let best = self.chosen_of(kind, members, &shape, bytes).expect("a ring is always possible");
+            best.time
+        })
     }
 
     /// As [`chosen`].
     pub fn chosen(&self, kind: CollectiveKind, members: &[u32], bytes: Bytes) -> Option<Choice> {
-        fastest(self.choices(Operation::Whole(kind), members, bytes))
+        self.chosen_of(kind, members, &Shape::of(self.cluster, members), bytes)
+    }
+
+    fn chosen_of(&self, kind: CollectiveKind, members: &[u32], shape: &Shape, bytes: Bytes) -> Option<Choice> {
+        let op = Operation::Whole(kind);
+        let mut best = fastest(self.choices_by_nics(op, members, shape, bytes))?;
+        if shape.nodes > 1 {
+            let busy = wires::busy(self.cluster, op, best.algorithm, members, bytes);
+            best.time.transfer = best.time.transfer.max(busy);
+        }
+        Some(best)
     }
 }
 

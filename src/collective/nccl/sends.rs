@@ -74,6 +74,8 @@ pub fn p2p(nccl: &Nccl, bytes: Bytes, [from, to]: [u32; 2], comm_size: u32, shar
             let out = cluster.spec.scale_out.as_ref().expect("a cluster of several nodes has a network");
             let share = cluster.nic_share(sharing) * cluster.uplink_share(&[from, to]);
             let rate = out.p2p.value.min(out.achieved.value * share);
+            let wires = cluster.spec.graph.as_ref().map_or(rate, |graph| graph.bandwidth.value);
+            let rate = rate.min(wires);
             LinkTime {
                 latency: send_latency(nccl, bytes.value(), BETWEEN, nccl.fitted.announcement_between)
                     + out.latency.value,

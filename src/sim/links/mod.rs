@@ -201,9 +201,10 @@ impl Links {
         self.scratch.clear();
         for part in &parts.all {
             let known = &self.known[part.resource.0 as usize];
-            // Alone it takes what the model of the library says, but where hashed flows meet on uplinks.
+            // Alone it takes what the model of the library says, but where hashed flows meet on uplinks, or rows that are not
+            // spread evenly on wires.
             let fits = match known.link {
-                Link::Up { .. } | Link::Down { .. } => 1.0,
+                Link::Up { .. } | Link::Down { .. } | Link::Wire { .. } => 1.0,
                 _ => (known.capacity / (part.own * speed)).min(1.0),
             };
             self.scratch.push((part.resource, part.share * speed * fits));
