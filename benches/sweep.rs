@@ -39,6 +39,8 @@ fn study() -> Grid {
         recompute: vec![Recompute::None, Recompute::Full],
         options: vec![Options::default()],
         routing: None,
+        documents: Default::default(),
+        no_mtp: false,
         also: Grid::default_also(64),
     }
 }

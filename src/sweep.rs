@@ -124,6 +124,8 @@ mod tests {
             recompute: vec![Recompute::None, Recompute::Full],
             options: vec![Options::default()],
             routing: None,
+            documents: Default::default(),
+            no_mtp: false,
             also: vec![],
         }
     }

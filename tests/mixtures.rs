@@ -235,6 +235,8 @@ fn a_sweep_over_carriers() {
         recompute: vec![Recompute::Full],
         options: options.to_vec(),
         routing: Some("zipf:0.3".into()),
+        documents: Default::default(),
+        no_mtp: false,
         also: vec![],
     };
     let study = sweep(&grid, dir.path(), true, &|_, _| {}).unwrap();

@@ -3,7 +3,7 @@
 
 use super::exchange::Exchanged;
 use super::kernels::{Timed, operands};
-use super::{Acts, Gang, Hop, PROVENANCES, RECV, SEND, bytes_of, ctas, picoseconds, port, sent};
+use super::{Acts, Gang, Hop, PROVENANCES, RECV, SEND, bytes_of, ctas, picoseconds, port};
 use crate::cluster::Tier;
 use crate::collective::LinkTime;
 use crate::device::OnSms;
@@ -254,8 +254,7 @@ impl Acts<'_> {
         let gangs = self.gangs(spliced.lane);
         for (at, &class) in all.classes.iter().enumerate() {
             let gang = gangs[class].clone();
-            let time = self.link(*kind, spliced.lane, &gang, bytes);
-            let sent = sent(*kind, &gang, bytes as f64);
+            let (time, sent) = self.link(*kind, spliced.lane, &gang, bytes);
             let usage = &mut all.usages[at];
             count(usage, self.plan, spliced.lane, &time, times);
             carry(usage, Tier::ScaleUp, sent[0] * times);

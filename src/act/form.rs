@@ -5,7 +5,7 @@ use super::kernels::{Sizes, Timed, narrowest};
 use super::meetings::over;
 use super::sheet::issued;
 use super::tallies::{Tallies, number_of};
-use super::{Act, Acts, Sheet, picoseconds, sent};
+use super::{Act, Acts, Sheet, picoseconds};
 use crate::collective::LinkTime;
 use crate::error::Result;
 use crate::plan::link::Line;
@@ -171,9 +171,9 @@ impl Filling<'_> {
 
     fn gather(&mut self, acts: &mut Acts, lane: u16, kind: CollectiveKind, bytes: u64) {
         for (class, gang) in acts.gangs(lane).iter().enumerate() {
-            let time = acts.link(kind, lane, gang, bytes);
+            let (time, sent) = acts.link(kind, lane, gang, bytes);
             self.tallies.link(class, lane, &time);
-            self.tallies.sent(class, sent(kind, gang, bytes as f64));
+            self.tallies.sent(class, sent);
             if gang.classes[0] as usize == class {
                 self.meet(&time);
             }

@@ -5,10 +5,10 @@ use super::kernels::bytes_of;
 use super::ports::{RECV, SEND, port};
 use super::sheet::{Act, End};
 use super::{Acts, ctas};
-use crate::cluster::Tier;
-use crate::collective::{self, LinkTime};
+use crate::cluster::{Cluster, Tier};
+use crate::collective::{self, Algorithm, LinkTime};
 use crate::error::{Error, Result};
-use crate::fold::{crossing, over_a_wire};
+use crate::fold::{Fold, crossing, over_a_wire};
 use crate::plan::link::{Line, Place};
 use crate::plan::matching::LegAt;
 use crate::plan::*;
@@ -39,6 +39,19 @@ pub struct Gang {
 }
 
 impl Gang {
+    fn of(cluster: &Cluster, fold: &Fold, members: Vec<u32>) -> Gang {
+        let mut classes: Vec<u32> = members.iter().map(|&m| fold.class_of[m as usize]).collect();
+        classes.sort_unstable();
+        classes.dedup();
+        let nodes = cluster.on_nodes(&members);
+        let n = members.len() as f64;
+        // Members are in rank order and nodes are filled in rank order: a ring leaves each node once.
+        let leaves = if nodes.len() > 1 { nodes.len() as f64 / n } else { 0.0 };
+        let pairs = nodes.iter().map(|&(_, on)| f64::from(on) * (f64::from(on) - 1.0)).sum::<f64>();
+        let inside = if n > 1.0 { pairs / (n * (n - 1.0)) } else { 1.0 };
+        Gang { members, classes, nodes, ring: [1.0 - leaves, leaves], pairs: [inside, 1.0 - inside] }
+    }
+
     /// The ports through which a member on `node` reaches the others.
     fn ports(&self, node: u32) -> u8 {
         let beside = self.nodes.iter().any(|&(at, on)| at == node && on > 1);
@@ -154,24 +167,11 @@ impl<'a> Acts<'a> {
         let (group, mut by_first) = (self.group(lane), FxHashMap::<u32, Rc<Gang>>::default());
         let gang = |&rank: &u32| {
             let members = group.members(&self.plan.views, rank);
-            by_first.entry(members[0]).or_insert_with(|| Rc::new(self.gang(members))).clone()
+            by_first.entry(members[0]).or_insert_with(|| Rc::new(Gang::of(self.machine.cluster, self.fold, members))).clone()
         };
         let gangs: Rc<[Rc<Gang>]> = self.fold.representatives.iter().map(gang).collect();
         self.known.gangs.insert(lane, gangs.clone());
         gangs
-    }
-
-    pub(super) fn gang(&self, members: Vec<u32>) -> Gang {
-        let mut classes: Vec<u32> = members.iter().map(|&m| self.fold.class_of[m as usize]).collect();
-        classes.sort_unstable();
-        classes.dedup();
-        let nodes = self.machine.cluster.on_nodes(&members);
-        let n = members.len() as f64;
-        // Members are in rank order and nodes are filled in rank order: a ring leaves each node once.
-        let leaves = if nodes.len() > 1 { nodes.len() as f64 / n } else { 0.0 };
-        let pairs = nodes.iter().map(|&(_, on)| f64::from(on) * (f64::from(on) - 1.0)).sum::<f64>();
-        let inside = if n > 1.0 { pairs / (n * (n - 1.0)) } else { 1.0 };
-        Gang { members, classes, nodes, ring: [1.0 - leaves, leaves], pairs: [inside, 1.0 - inside] }
     }
 
     /// A collective: one meeting of each gang.
@@ -183,9 +183,9 @@ impl<'a> Acts<'a> {
         let gangs = self.gangs(spliced.lane);
         for &class in classes {
             let gang = &*gangs[class];
-            let time = self.link(*kind, spliced.lane, gang, bytes);
+            let (time, sent) = self.link(*kind, spliced.lane, gang, bytes);
             draft.tallies.link(class, spliced.lane, &time);
-            draft.tallies.sent(class, sent(*kind, gang, bytes as f64));
+            draft.tallies.sent(class, sent);
             // The gang's first class makes the meeting for all.
             if gang.classes[0] as usize == class {
                 let ends = self.ends(draft, line, node, class, &gangs)?;
@@ -195,10 +195,14 @@ impl<'a> Acts<'a> {
         Ok(())
     }
 
-    pub fn link(&mut self, kind: CollectiveKind, lane: u16, gang: &Gang, bytes: u64) -> LinkTime {
+    /// How long a collective takes, and the bytes that a member sends inside nodes and between them, on average over the
+    /// group.
+    pub fn link(&mut self, kind: CollectiveKind, lane: u16, gang: &Gang, bytes: u64) -> (LinkTime, [f64; 2]) {
         let (cluster, stack) = (self.machine.cluster, self.machine.stack);
-        let time = || collective::collective(cluster, stack, kind, &gang.members, Bytes::new(bytes as f64));
-        *self.known.links.entry((kind, lane, gang.members[0], bytes)).or_insert_with(time)
+        let found = || collective::collective_by(cluster, stack, kind, &gang.members, Bytes::new(bytes as f64));
+        let key = (kind, lane, gang.members[0], bytes);
+        let (time, algorithm) = *self.known.links.entry(key).or_insert_with(found);
+        (time, sent(kind, algorithm, gang, bytes as f64))
     }
 
     /// Everyone in the collective that `node` is of `class`.
@@ -232,13 +236,60 @@ pub(super) fn over(tier: Tier, bytes: u64) -> [f64; 2] {
     }
 }
 
-/// Bytes that a member sends inside nodes and between them, on average over the group.
-pub fn sent(kind: CollectiveKind, gang: &Gang, bytes: f64) -> [f64; 2] {
+/// Bytes that a member sends inside nodes and between them, on average over the group: what
+/// [`streams`](crate::collective::streams) puts on links, added up.
+fn sent(kind: CollectiveKind, algorithm: Algorithm, gang: &Gang, bytes: f64) -> [f64; 2] {
     let n = gang.members.len() as f64;
-    let (passes, shares) = match kind {
-        CollectiveKind::AllReduce => (2.0, gang.ring),
-        CollectiveKind::ReduceScatter | CollectiveKind::AllGather => (1.0, gang.ring),
-        CollectiveKind::AllToAll => (1.0, gang.pairs),
+    let nodes = gang.nodes.len() as f64;
+    // Up the chain of a node and down again, or into the switch and out of it; then two trees of the nodes.
+    let trees = 2.0 * (nodes - 1.0) / n;
+    let (passes, shares) = match (kind, algorithm) {
+        (CollectiveKind::AllReduce, Algorithm::Tree) => return [2.0 * (n - nodes) / n, trees].map(|part| part * bytes),
+        (CollectiveKind::AllReduce, Algorithm::Nvls | Algorithm::NvlsTree) => {
+            return [(n + nodes) / n, trees].map(|part| part * bytes);
+        }
+        (CollectiveKind::AllReduce, _) => (2.0, gang.ring),
+        (CollectiveKind::ReduceScatter | CollectiveKind::AllGather, _) => (1.0, gang.ring),
+        (CollectiveKind::AllToAll, _) => (1.0, gang.pairs),
     };
     shares.map(|share| share * passes * bytes * (n - 1.0) / n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::Link;
+    use crate::collective::Operation;
+    use crate::collective::streams::{loads, streams};
+    use crate::fold;
+    use crate::spec::{ClusterSpec, GpuSpec};
+
+    /// The bytes of the formulas are those that flows put on ports and NICs.
+    #[test]
+    fn bytes_are_those_of_the_flows() {
+        let gpu = GpuSpec::find("h100-sxm5").unwrap();
+        let cluster = Cluster::new(&ClusterSpec::find("dgx-h100").unwrap(), &gpu, 32).unwrap();
+        let groups: [Vec<u32>; 4] =
+            [(0..32).collect(), (0..8).collect(), (0..32).step_by(8).collect(), (0..32).step_by(2).collect()];
+        for members in groups {
+            let gang = Gang::of(&cluster, &fold::trivial(32), members.clone());
+            for (kind, algorithm) in [
+                (CollectiveKind::AllReduce, Algorithm::Ring),
+                (CollectiveKind::AllReduce, Algorithm::Tree),
+                (CollectiveKind::AllReduce, Algorithm::NvlsTree),
+                (CollectiveKind::AllGather, Algorithm::Ring),
+                (CollectiveKind::AllToAll, Algorithm::Pairwise),
+            ] {
+                let flows = loads(&streams(&cluster, algorithm, Operation::Whole(kind), &members, 1.0));
+                let of = |is: fn(&Link) -> bool| {
+                    flows.iter().filter(|(link, _)| is(link)).map(|(_, bytes)| bytes).sum::<f64>() / members.len() as f64
+                };
+                let on_links = [of(|link| matches!(link, Link::Out(_))), of(|link| matches!(link, Link::NicOut { .. }))];
+                let told = sent(kind, algorithm, &gang, 1.0);
+                for (told, counted) in told.iter().zip(on_links) {
+                    assert!((told - counted).abs() < 1e-9, "{kind:?} {algorithm:?} {members:?}: {told} {counted}");
+                }
+            }
+        }
+    }
 }

@@ -34,12 +34,12 @@ pub use deeds::{Deed, Deeds, Way, Whole};
 pub use form::Form;
 pub use kernels::{bytes_of, work_of};
 pub use machine::{Machine, picoseconds, seconds};
-pub use meetings::{Gang, Hop, sent};
+pub use meetings::{Gang, Hop};
 pub use ports::{PORTS, RECV, SCALE_OUT, SEND, numbers, port};
 pub use sheet::{Act, End, Meeting, Sheet};
 pub use tallies::{PROVENANCES, Tallies};
 
-use crate::collective::LinkTime;
+use crate::collective::{Algorithm, LinkTime};
 use crate::error::Result;
 use crate::fold::Fold;
 use crate::plan::link::Line;
@@ -73,7 +73,7 @@ pub struct Known {
     kernels: FxHashMap<(&'static str, Work, Dtype), Timed>,
     routes: FxHashMap<(u16, i32), Rc<[Route]>>,
     gangs: FxHashMap<u16, Rc<[Rc<Gang>]>>,
-    links: FxHashMap<(CollectiveKind, u16, u32, u64), LinkTime>,
+    links: FxHashMap<(CollectiveKind, u16, u32, u64), (LinkTime, Algorithm)>,
 }
 
 impl Known {

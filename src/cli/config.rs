@@ -5,6 +5,7 @@ use super::fitting::fitting;
 use crate::device::Profile;
 use crate::error::{Error, Result};
 use crate::plan::{About, Plan, Route, check};
+use crate::report::human::tokens;
 use crate::spec::{
     Architecture, Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Parallelism, Recompute,
 };
@@ -85,7 +86,7 @@ pub struct Config {
     /// Choices of the implementation, words joined by +, see `foretrain options` [default: default]
     #[arg(long, value_name = "WORDS", value_parser = options)]
     options: Option<Options>,
-    /// Lengths of documents packed into each sequence, e.g. 2K,6K or 8x1K, or a file of them [default: one]
+    /// Lengths of documents packed into each sequence until it is full, e.g. 2K,6K or 8x1K, or a file of them [default: one]
     #[arg(long, value_name = "N,..", value_parser = documents)]
     documents: Option<Documents>,
     /// Train without the modules of multi-token prediction that the model has
@@ -229,21 +230,7 @@ impl Config {
     /// The model of a name, without its modules of multi-token prediction where a flag leaves them out.
     fn named(&self, name: &str) -> Result<LlmSpec> {
         let model = LlmSpec::find(name)?;
-        if !self.no_mtp {
-            return Ok(model);
-        }
-        if model.mtp.is_none() {
-            let why = format!("{} has no modules of multi-token prediction; leave it out", model.name);
-            return Err(Error::spec("the command line", "--no-mtp", why));
-        }
-        let mut left = LlmSpec { mtp: None, ..model.clone() };
-        let share = 1.0 - left.flops_per_token(1) / model.flops_per_token(1);
-        left.notes.push(format!(
-            "modules of multi-token prediction are left out of times, memory and MFU, as --no-mtp says ({:.0} % of the FLOPs of \
-             products)",
-            100.0 * share
-        ));
-        Ok(left)
+        if self.no_mtp { model.without_mtp() } else { Ok(model) }
     }
 
     /// Whether a flag says how ranks share the work, or what they keep of it.
@@ -265,19 +252,13 @@ impl Config {
         *self != nothing
     }
 
-    /// What is said of experts would else go by without a word where there are none.
     fn of_experts(&self, model: &LlmSpec) -> Result<()> {
         let said = [
             ("--dispatch", self.dispatch.is_some()),
             ("--dispatch-dtype", self.dispatch_dtype.is_some()),
             ("--routing", self.routing.is_some()),
         ];
-        match said.iter().find(|(_, said)| *said && model.moe.is_none()) {
-            Some((flag, _)) => {
-                Err(Error::spec("the command line", flag, format!("{} has no experts; leave it out", model.name)))
-            }
-            None => Ok(()),
-        }
+        of_experts(model, &said)
     }
 
     /// The words, and those that flags of their own say.
@@ -461,6 +442,16 @@ pub fn count(text: &str) -> std::result::Result<u64, String> {
 }
 
 /// Lengths joined by commas, as `8x4K` eight of them, or a file with lengths between commas, blanks or lines.
+/// What is said of experts would else go by without a word where there are none. `said`: flags, and whether they were given.
+pub fn of_experts(model: &LlmSpec, said: &[(&str, bool)]) -> Result<()> {
+    match said.iter().find(|(_, said)| *said && model.moe.is_none()) {
+        Some((flag, _)) => {
+            Err(Error::spec("the command line", flag, format!("{} has no experts; leave it out", model.name)))
+        }
+        None => Ok(()),
+    }
+}
+
 pub fn documents(text: &str) -> std::result::Result<Documents, String> {
     let wrong = |why: String| format!("{why}; write lengths as in 4096,8K or 8x4K, or the path of a file of them");
     let is_list = text.starts_with(|c: char| c.is_ascii_digit());
@@ -480,6 +471,15 @@ pub fn documents(text: &str) -> std::result::Result<Documents, String> {
 
 /// More are not said to be alike.
 const MOST_DOCUMENTS: usize = 1 << 20;
+
+/// What a heading says of them.
+pub fn packed(documents: &Documents) -> String {
+    match documents.lengths()[..] {
+        [] => String::new(),
+        [one] => format!(", documents of {} tokens", tokens(one)),
+        ref all => format!(", {} documents of {} tokens in all, again and again", all.len(), tokens(all.iter().sum())),
+    }
+}
 
 /// As flags have them.
 fn listed(documents: &Documents) -> String {

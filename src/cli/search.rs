@@ -1,13 +1,13 @@
 //! `foretrain search`: which parallelism is fastest.
 
-use super::config::{count, degree, dispatch, dtype, options, recompute, stack_of};
+use super::config::{count, degree, dispatch, documents, dtype, of_experts, options, packed, recompute, stack_of};
 use super::progress::bar;
 use super::{Answer, Output, list_of};
 use crate::error::{Error, Result};
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, Table, bytes, percent, seconds, tokens};
-use crate::spec::{Architecture, ClusterSpec, Dispatch, Dtype, GpuSpec, LlmSpec, Options, Recompute, Schedule};
+use crate::spec::{Architecture, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute, Schedule};
 use crate::sweep::case::default_dtype;
 use crate::sweep::search::{CEILING, Counts, Found, Question, Space, Value, search};
 use crate::sweep::{Batch, Case};
@@ -90,6 +90,12 @@ pub struct Flags {
     /// How tokens choose experts: words of `foretrain help dispatch`, or a file [default: balanced]
     #[arg(long, value_name = "WORDS")]
     routing: Option<String>,
+    /// Lengths of documents packed into each sequence until it is full, e.g. 2K,6K or 8x1K, or a file of them [default: one]
+    #[arg(long, value_name = "N,..", value_parser = documents)]
+    documents: Option<Documents>,
+    /// Train without the modules of multi-token prediction that the model has
+    #[arg(long)]
+    no_mtp: bool,
     /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
@@ -118,7 +124,9 @@ impl Flags {
         };
         let stack = self.stack.clone().unwrap_or_else(|| stack_of(&gpu).into());
         let dtype = self.dtype.unwrap_or_else(|| default_dtype(&gpu));
-        let case = Case::new(LlmSpec::find(&self.model)?, &self.cluster, &stack, gpus, Some(dtype))?;
+        let model = LlmSpec::find(&self.model)?;
+        of_experts(&model, &[("--dispatch", !self.dispatch.is_empty()), ("--routing", self.routing.is_some())])?;
+        let case = Case::new(model, &self.cluster, &stack, gpus, Some(dtype))?;
         let question = Question {
             model: self.model.clone(),
             cluster: self.cluster.clone(),
@@ -128,6 +136,8 @@ impl Flags {
             seq_len: self.seq_len.clone(),
             batch,
             routing: self.routing.clone(),
+            documents: self.documents.clone().unwrap_or_default(),
+            no_mtp: self.no_mtp,
             best: self.best as usize,
             space: self.space(&case),
         };
@@ -187,15 +197,16 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     if let Some(dir) = flags.out.as_deref().filter(|_| found.iter().any(|found| !found.best.is_empty())) {
         files.extend(plot::draw(&dir.join("rows.csv"), dir)?);
     }
-    let notes = LlmSpec::find(&question.model)?.notes;
+    let notes = question.spec()?.notes;
     let mut text = human::notes(&notes);
     text.push_str(&format!(
-        "{} on {} GPUs of {}, stack {}, {}\n",
+        "{} on {} GPUs of {}, stack {}, {}{}\n",
         question.model,
         question.gpus,
         question.cluster,
         question.stack,
-        question.dtype.name()
+        question.dtype.name(),
+        packed(&question.documents)
     ));
     found.iter().for_each(|found| text.push_str(&render(found)));
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
@@ -225,11 +236,14 @@ fn nothing(too_long: bool) -> &'static str {
 fn nothing_comes_out_even(question: &Question, found: &[Found]) -> Error {
     let refused = found.iter().flat_map(|found| &found.counts.refused).map(|(kind, n)| format!("{n} for {kind}"));
     let refused: Vec<String> = refused.collect();
-    let why = if refused.is_empty() { String::new() } else { format!(" (refused: {})", refused.join(", ")) };
+    if let Some(why) = found.iter().find_map(|found| found.counts.refused_why.as_ref()) {
+        let all = refused.join(", ");
+        return Error::infeasible(format!("search: none of these ways can be built (refused: {all}), as in: {why}"));
+    }
     Error::infeasible(format!(
-        "search: none of these degrees come out even on {} GPUs{why}; tp x pp x ulysses x ring has to divide the GPUs, \
-         the replicas that leaves the global batch, and ep the experts and a stage's ranks (1 where there are none): give \
-         other degrees, or leave some to the search",
+        "search: none of these degrees come out even on {} GPUs; tp x pp x ulysses x ring has to divide the GPUs, \
+         the replicas that leaves the global batch, and ep the experts and a stage's ranks (1 where there are none), and \
+         a schedule that is asked for wants stages: give other degrees, or leave some to the search",
         question.gpus
     ))
 }
@@ -247,7 +261,7 @@ fn render(found: &Found) -> String {
     }
     text.push_str(&format!("\nthe fastest ways\n{}", ways(&found.best)));
     if !found.refined.is_empty() {
-        text.push_str(&format!("\nthe best of these with words that make them faster\n{}", ways(&found.refined)));
+        text.push_str(&format!("\nthe best of these with what makes them faster and leaves degrees alone\n{}", ways(&found.refined)));
     }
     text.push_str(&format!(
         "\nwhat it costs to choose otherwise: the fastest way found with each value\n{}",

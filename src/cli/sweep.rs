@@ -1,13 +1,13 @@
 //! `foretrain sweep`: a grid of configurations.
 
-use super::config::{capacity, count, degree, dispatch, dtype, options, recompute, stack_of};
+use super::config::{capacity, count, degree, dispatch, documents, dtype, of_experts, options, packed, recompute, stack_of};
 use super::progress::bar;
 use super::{Answer, Output, list_of};
 use crate::error::Result;
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, seconds, tokens};
-use crate::spec::{Architecture, Capacity, ClusterSpec, Dispatch, Dtype, GpuSpec, LlmSpec, Options, Recompute};
+use crate::spec::{Architecture, Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute};
 use crate::sweep::case::default_dtype;
 use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
 use clap::Args;
@@ -92,6 +92,12 @@ pub struct Flags {
     /// Hot experts that every rank computes for itself, see `foretrain help estimate`; crossed with --options
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     shadow: Vec<u32>,
+    /// Lengths of documents packed into each sequence until it is full, e.g. 2K,6K or 8x1K, or a file of them [default: one]
+    #[arg(long, value_name = "N,..", value_parser = documents)]
+    documents: Option<Documents>,
+    /// Train without the modules of multi-token prediction that the model has
+    #[arg(long)]
+    no_mtp: bool,
     /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
@@ -110,6 +116,12 @@ pub struct Flags {
 
 impl Flags {
     fn grid(&self) -> Result<Grid> {
+        let said = [
+            ("--dispatch", !self.dispatch.is_empty()),
+            ("--dispatch-dtype", !self.dispatch_dtype.is_empty()),
+            ("--routing", self.routing.is_some()),
+        ];
+        of_experts(&LlmSpec::find(&self.model)?, &said)?;
         let gpu = GpuSpec::find(&ClusterSpec::find(&self.cluster)?.gpu)?;
         let gpus = self.gpus.unwrap_or(if gpu.architecture == Architecture::Cpu { 8 } else { 64 });
         let batch = match self.global_batch.is_empty() {
@@ -135,6 +147,8 @@ impl Flags {
             recompute: self.recompute.clone(),
             options: self.all_options(),
             routing: self.routing.clone(),
+            documents: self.documents.clone().unwrap_or_default(),
+            no_mtp: self.no_mtp,
             also: self.also(gpus),
         })
     }
@@ -213,7 +227,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let took = started.elapsed().as_secs_f64();
     let mut files = study.files.clone();
     files.extend(plot::draw(&flags.out.join("rows.csv"), &flags.out)?);
-    let notes = LlmSpec::find(&grid.model)?.notes;
+    let notes = grid.spec()?.notes;
     let text = human::notes(&notes) + &render(&grid, &study, took, &files);
     let found = Found {
         study: &grid,
@@ -234,12 +248,13 @@ fn render(grid: &Grid, study: &Study, took: f64, files: &[PathBuf]) -> String {
         Batch::GlobalBatch(list) => format!("{list:?} sequences a step"),
     };
     let mut text = format!(
-        "{} on {} GPUs of {}, stack {}, {}, {batch}\n\n{}\n",
+        "{} on {} GPUs of {}, stack {}, {}, {batch}{}\n\n{}\n",
         grid.model,
         grid.gpus,
         grid.cluster,
         grid.stack,
         grid.dtype.name(),
+        packed(&grid.documents),
         summary::render(&study.rows)
     );
     if study.outdated {

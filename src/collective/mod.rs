@@ -17,7 +17,7 @@ pub mod wires;
 use crate::plan::CollectiveKind;
 use std::ops::Range;
 
-pub use nccl::{Choice, LinkTime, choices, chosen, collective, p2p};
+pub use nccl::{Choice, LinkTime, choices, chosen, collective, collective_by, p2p};
 
 /// What moves, as nccl-tests has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use super::walk::Walker;
 use super::{Effort, Found};
 use crate::act::charges::Spell;
 use crate::act::waits::Path;
-use crate::act::{Acts, RECV, SEND, ctas, numbers, port, sent};
+use crate::act::{Acts, RECV, SEND, ctas, numbers, port};
 use crate::act::{Machine, picoseconds};
 use crate::collective::LinkTime;
 use crate::error::Result;
@@ -217,9 +217,8 @@ impl<'p> Watch<'p> for Across<'p> {
         for &post in posts {
             for (global, _) in self.classes_of(self.posts[post].crew) {
                 let gang = &*gangs[global];
-                let time = self.acts.link(*kind, lane, gang, bytes);
+                let (time, [up, out]) = self.acts.link(*kind, lane, gang, bytes);
                 self.count(global, lane, &time);
-                let [up, out] = sent(*kind, gang, bytes as f64);
                 self.add(global, Sum::ScaleUp, up);
                 self.add(global, Sum::ScaleOut, out);
                 if met.insert(&gang.classes) {

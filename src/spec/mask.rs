@@ -64,7 +64,7 @@ impl Mask {
         if all.contains(&0) || (!all.is_empty() && total != Some(seq_len)) {
             let sum = total.map_or("more than any sequence".into(), |n| format!("{n} tokens"));
             return Some(format!(
-                "documents: {} with {sum} in all, but none may be empty and together they fill seq_len {seq_len}; \
+                "documents: {} with {sum} in all, but none may be empty and together, or again and again, they fill seq_len {seq_len}; \
                  change a length or seq_len, or write as in 8x4K how many are alike",
                 all.len()
             ));
@@ -105,6 +105,16 @@ impl Documents {
 
     pub fn lengths(&self) -> Vec<u64> {
         (0..self.ends.len()).map(|d| self.ends[d] - if d == 0 { 0 } else { self.ends[d - 1] }).collect()
+    }
+
+    /// The same again and again, where that fills a sequence of `seq_len` tokens; else as they are.
+    pub fn filling(&self, seq_len: u64) -> Documents {
+        match self.total() {
+            Some(total) if 0 < total && total < seq_len && seq_len.is_multiple_of(total) => {
+                self.lengths().repeat((seq_len / total) as usize).into()
+            }
+            _ => self.clone(),
+        }
     }
 
     /// Tokens in all; none where they are more than can be counted.

@@ -2,6 +2,7 @@
 //! arXiv:2412.19437, section 2.2).
 
 use super::{LlmSpec, Mixer, MoeSpec};
+use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,6 +33,22 @@ impl MtpSpec {
 }
 
 impl LlmSpec {
+    /// The model trained without its modules, which a note says.
+    pub fn without_mtp(&self) -> Result<LlmSpec> {
+        if self.mtp.is_none() {
+            let why = format!("{} has no modules of multi-token prediction; leave it out", self.name);
+            return Err(Error::spec("the command line", "--no-mtp", why));
+        }
+        let mut left = LlmSpec { mtp: None, ..self.clone() };
+        let share = 1.0 - left.flops_per_token(1) / self.flops_per_token(1);
+        left.notes.push(format!(
+            "modules of multi-token prediction are left out of times, memory and MFU, as --no-mtp says ({:.0} % of the FLOPs of \
+             products)",
+            100.0 * share
+        ));
+        Ok(left)
+    }
+
     /// The layers of one module as a model of their own.
     pub fn mtp_module(&self) -> Option<LlmSpec> {
         let mtp = self.mtp.as_ref()?;

@@ -55,6 +55,12 @@ impl Schedule {
         }
     }
 
+    /// The schedule that words of options name; none where they leave it open.
+    pub fn named(options: &Options) -> Option<Schedule> {
+        let par = Parallelism { pp: 2, vp: 1, options: *options, ..Parallelism::default() };
+        Schedule::of(&par).filter(|schedule| *schedule != Schedule::OneF1B)
+    }
+
     /// What tables and pictures call that.
     pub fn name_of(par: &Parallelism) -> &'static str {
         Schedule::of(par).map_or("no pipeline", Schedule::name)

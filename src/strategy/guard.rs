@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::plan::{Op, OpKind, Plan};
-use crate::spec::{AttentionSpec, LlmSpec, Parallelism, Workload};
+use crate::spec::{AttentionSpec, KvPath, LlmSpec, Parallelism, Workload};
 use crate::strategy::feasible;
 
 /// Elements of one tensor, and tokens of a step.
@@ -18,6 +18,9 @@ const MOST_EXPERTS: u64 = 1 << 14;
 const MOST_SLOTS: u64 = 40_000;
 /// Ops of one rank after splicing, the microbatches but three left out: what a plan is linked over.
 const MOST_OPS: f64 = 1e6;
+
+/// FLOPs of one kernel: they are counted in 64 bits.
+const MOST_FLOPS: f64 = (1u64 << 63) as f64;
 
 /// What reasons begin with that are of this program, and not of the machine.
 pub const SIZE: &str = "size: ";
@@ -56,9 +59,28 @@ pub fn before(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()>
         ),
         ("tokens of a step", work.global_batch as f64 * work.seq_len as f64),
     ];
-    match sizes.iter().find(|(_, size)| *size > MOST_ELEMS) {
-        Some((what, size)) => too_much(format!("{size:.1e} {what} are beyond any machine; check for extra digits")),
-        None => Ok(()),
+    if let Some((what, size)) = sizes.iter().find(|(_, size)| *size > MOST_ELEMS) {
+        return too_much(format!("{size:.1e} {what} are beyond any machine; check for extra digits"));
+    }
+    let heads = model.heads as f64 / f64::from(par.tp * par.ulysses);
+    let mask = model.mask(&work.documents);
+    // Of a block of a ring, which may be off the diagonal, or of all keys and values that are gathered.
+    let ring = f64::from(par.ring);
+    let part = if par.options.kv == KvPath::Ring { (2.0 / ring).min(1.0) / ring } else { 1.0 / ring };
+    let pairs = mask.pairs(work.seq_len) * part;
+    kernel_of(work.micro_batch as f64 * pairs * heads * model.qk_dim() as f64)
+}
+
+/// Refuses an attention kernel whose backward pass, five products over so many pairs and elements of heads, is more than can
+/// be counted.
+fn kernel_of(products: f64) -> Result<()> {
+    match 10.0 * products > MOST_FLOPS {
+        true => too_much(format!(
+            "an attention kernel of {:.0e} FLOPs is more than is counted; use shorter sequences, or more ranks to share them \
+             (ulysses, ring)",
+            10.0 * products
+        )),
+        false => Ok(()),
     }
 }
 
@@ -72,12 +94,13 @@ pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
     let row = spec.heads as f64 + 2.0 * spec.kv_heads as f64;
     let keys = if par.options.unfused { spec.seq_len.max(spec.head_dim) } else { spec.head_dim } as f64;
     let size = spec.batch as f64 * spec.seq_len as f64 * keys * row;
-    match size > MOST_ELEMS {
-        true => too_much(format!(
+    if size > MOST_ELEMS {
+        return too_much(format!(
             "{size:.1e} queries, keys, values or scores are beyond any machine; check for extra digits"
-        )),
-        false => Ok(()),
+        ));
     }
+    // Held against one GPU that has all of it.
+    kernel_of(spec.batch as f64 * spec.mask.pairs(spec.seq_len) * (spec.heads * spec.head_dim) as f64)
 }
 
 /// Slots of all tensors.

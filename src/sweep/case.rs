@@ -88,7 +88,7 @@ pub struct Case {
     pub cluster: Cluster,
     pub stack: StackSpec,
     pub dtype: Dtype,
-    /// Packed into every sequence.
+    /// Packed into every sequence, again and again until it is full.
     pub documents: Documents,
     /// Measured kernel times; none: those of the roofline.
     pub profile: Option<Profile>,
@@ -223,7 +223,7 @@ impl Case {
         point.check(self.cluster.gpus())?;
         let Point { seq_len, global_batch, micro_batch, par } = *point;
         let work =
-            Workload { seq_len, global_batch, micro_batch, dtype: self.dtype, documents: self.documents.clone() };
+            Workload { seq_len, global_batch, micro_batch, dtype: self.dtype, documents: self.documents.filling(seq_len) };
         self.can_run(&par)?;
         guard::before(&self.model, &work, &par)?;
         Ok(work)

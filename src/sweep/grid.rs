@@ -4,7 +4,7 @@ use super::case::{Case, Point};
 use super::frames::Frames;
 use crate::error::{Error, Result};
 use crate::report::Row;
-use crate::spec::{Dtype, LlmSpec, Options, Parallelism, Recompute};
+use crate::spec::{Documents, Dtype, LlmSpec, Options, Parallelism, Recompute};
 use serde::{Deserialize, Serialize};
 
 /// Lists are crossed with each other; `ways` are pairs [ulysses, ring], and dp is what is left of the GPUs.
@@ -33,6 +33,12 @@ pub struct Grid {
     /// How tokens choose experts, in the words of `--routing`; none: evenly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routing: Option<String>,
+    /// Packed into every sequence, again and again until it is full. None: a sequence is one document.
+    #[serde(default, skip_serializing_if = "Documents::is_empty")]
+    pub documents: Documents,
+    /// Trained without the model's modules of multi-token prediction.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_mtp: bool,
     /// Ways beside those of the lists.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<Also>,
@@ -111,8 +117,15 @@ impl Grid {
         (13..=20).map(|log| 1 << log).collect()
     }
 
+    /// The model that is trained.
+    pub fn spec(&self) -> Result<LlmSpec> {
+        let model = LlmSpec::find(&self.model)?;
+        if self.no_mtp { model.without_mtp() } else { Ok(model) }
+    }
+
     pub fn case(&self) -> Result<Case> {
-        let mut case = Case::new(LlmSpec::find(&self.model)?, &self.cluster, &self.stack, self.gpus, Some(self.dtype))?;
+        let mut case = Case::new(self.spec()?, &self.cluster, &self.stack, self.gpus, Some(self.dtype))?;
+        case.documents = self.documents.clone();
         if let Some(words) = &self.routing {
             case.routing = words.parse()?;
         }

@@ -94,6 +94,17 @@ pub fn collective(
     Nccl::new(cluster, stack).collective(kind, members, bytes)
 }
 
+/// As [`collective`], and by which algorithm.
+pub fn collective_by(
+    cluster: &Cluster,
+    stack: &StackSpec,
+    kind: CollectiveKind,
+    members: &[u32],
+    bytes: Bytes,
+) -> (LinkTime, Algorithm) {
+    Nccl::new(cluster, stack).collective_by(kind, members, bytes)
+}
+
 /// The way that NCCL would choose; none for a member alone.
 pub fn chosen(
     cluster: &Cluster,
@@ -174,18 +185,16 @@ impl<'a> Nccl<'a> {
 
     /// As [`collective`].
     pub fn collective(&self, kind: CollectiveKind, members: &[u32], bytes: Bytes) -> LinkTime {
-        let Nccl { cluster, stack, .. } = *self;
-        let shape = Shape::of(cluster, members);
-        if shape.n <= 1 {
-            return LinkTime::nothing();
-        }
-        if cluster.gpu.architecture == Architecture::Cpu {
-            return in_rounds(cluster, stack, kind, shape.n, bytes);
-        }
-        measured(cluster, kind, &shape, bytes).unwrap_or_else(|| {
-            let best = self.chosen_of(kind, members, &shape, bytes).expect("a ring is always possible");
-            best.time
-        })
+        self.collective_by(kind, members, bytes).0
+    }
+
+    /// As [`collective_by`].
+    pub fn collective_by(&self, kind: CollectiveKind, members: &[u32], bytes: Bytes) -> (LinkTime, Algorithm) {
+        let shape = Shape::of(self.cluster, members);
+        let Some(best) = self.chosen_of(kind, members, &shape, bytes) else {
+            return (LinkTime::nothing(), Algorithm::Ring);
+        };
+        (measured(self.cluster, kind, &shape, bytes).unwrap_or(best.time), best.algorithm)
     }
 
     /// As [`chosen`].

@@ -266,6 +266,8 @@ pub fn capacity_of(cluster: &Cluster, class: LinkClass) -> f64 {
     let out = spec.scale_out.as_ref();
     let nics = out.map_or(0.0, |out| gpus * f64::from(out.nics_per_node) / f64::from(spec.gpus_per_node));
     match class {
+        // Of chips on a graph all of its links are theirs.
+        LinkClass::ScaleUp if spec.graph.is_some() && out.is_none() => capacity_of(cluster, LinkClass::Wire),
         LinkClass::ScaleUp => spec.scale_up.bandwidth.value.value().max(spec.scale_up.p2p.value.value()) * gpus,
         LinkClass::Nic => out.map_or(0.0, |out| out.raw.value.value() * nics),
         LinkClass::Bridge => {

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::plan::route::dropped;
 use crate::report::Row;
-use crate::spec::{Dtype, LlmSpec};
+use crate::spec::{Documents, Dtype, LlmSpec};
 use crate::strategy::guard;
 use probe::{Probe, Short};
 use rayon::prelude::*;
@@ -40,6 +40,12 @@ pub struct Question {
     pub batch: Batch,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routing: Option<String>,
+    /// Packed into every sequence, again and again until it is full. None: a sequence is one document.
+    #[serde(default, skip_serializing_if = "Documents::is_empty")]
+    pub documents: Documents,
+    /// Trained without the model's modules of multi-token prediction.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_mtp: bool,
     /// How many of the fastest are found for certain.
     pub best: usize,
     pub space: Space,
@@ -64,6 +70,9 @@ pub struct Found {
 pub struct Counts {
     /// Combinations that cannot be built, by the kind of reason.
     pub refused: BTreeMap<String, usize>,
+    /// Why the first of the kind that most are of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused_why: Option<String>,
     pub ways: usize,
     /// Plans that their bounds rest on.
     pub probes: usize,
@@ -122,8 +131,15 @@ struct Search<'s> {
 }
 
 impl Question {
+    /// The model that is trained.
+    pub fn spec(&self) -> Result<LlmSpec> {
+        let model = LlmSpec::find(&self.model)?;
+        if self.no_mtp { model.without_mtp() } else { Ok(model) }
+    }
+
     pub fn case(&self) -> Result<Case> {
-        let mut case = Case::new(LlmSpec::find(&self.model)?, &self.cluster, &self.stack, self.gpus, Some(self.dtype))?;
+        let mut case = Case::new(self.spec()?, &self.cluster, &self.stack, self.gpus, Some(self.dtype))?;
+        case.documents = self.documents.clone();
         if let Some(words) = &self.routing {
             case.routing = words.parse()?;
         }
@@ -216,7 +232,9 @@ fn key(point: &Point) -> String {
 impl Search<'_> {
     fn length(&mut self, seq_len: u64, global_batch: u64) -> Result<Found> {
         let (points, refused) = self.question.space.points(self.case, seq_len, global_batch)?;
-        let mut counts = Counts { refused, ways: points.len(), ..Counts::default() };
+        let refused_why = refused.0.values().max_by_key(|(n, _)| *n).map(|(_, why)| why.clone());
+        let refused = refused.0.into_iter().map(|(kind, (n, _))| (kind, n)).collect();
+        let mut counts = Counts { refused, refused_why, ways: points.len(), ..Counts::default() };
         let candidates = self.candidates(points, &mut counts)?;
         let mut costed = vec![];
         self.best_first(&candidates, (self.question.best, f64::INFINITY), &mut costed, &mut counts)?;

@@ -51,6 +51,17 @@ fn stages(gpus: u32, layers: u64) -> Vec<u32> {
     (1..=MOST_STAGES).filter(fits).filter(|n| smooth(*n) || layers.is_multiple_of(u64::from(*n))).collect()
 }
 
+/// Combinations that cannot be built: how many, and why the first of them, by the kind of reason.
+#[derive(Debug, Default)]
+pub struct Refused(pub BTreeMap<String, (usize, String)>);
+
+impl Refused {
+    fn note(&mut self, why: String) {
+        let kind = why.split(':').next().unwrap_or_default().to_string();
+        self.0.entry(kind).or_insert((0, why)).0 += 1;
+    }
+}
+
 impl Space {
     /// All that is usual for a model on a cluster, at lengths up to `seq_len`.
     pub fn usual(case: &Case, seq_len: u64) -> Space {
@@ -80,19 +91,17 @@ impl Space {
         case: &Case,
         seq_len: u64,
         global_batch: u64,
-    ) -> Result<(Vec<Point>, BTreeMap<String, usize>)> {
-        let (mut points, mut refused) = (vec![], BTreeMap::new());
+    ) -> Result<(Vec<Point>, Refused)> {
+        let (mut points, mut refused) = (vec![], Refused::default());
+        let fewest = self.micro_batch.iter().copied().min().unwrap_or(1);
         for par in self.degrees(case, seq_len) {
             let tokens = seq_len / u64::from(par.ring) / u64::from(par.ulysses);
-            for &micro_batch in self.micro_batch.iter().filter(|n| **n == 1 || **n * tokens <= MOST_TOKENS) {
+            for &micro_batch in self.micro_batch.iter().filter(|n| **n == fewest || **n * tokens <= MOST_TOKENS) {
                 for par in self.choices(case, par) {
                     let point = Point { seq_len, global_batch, micro_batch, par };
                     match case.workload(&point) {
                         Ok(_) => points.push(point),
-                        Err(Error::Infeasible(why)) => {
-                            let kind = why.split(':').next().unwrap_or_default();
-                            *refused.entry(kind.to_string()).or_insert(0) += 1;
-                        }
+                        Err(Error::Infeasible(why)) => refused.note(why),
                         Err(other) => return Err(other),
                     }
                 }
@@ -137,7 +146,12 @@ impl Space {
             parts <= model.layers && (!even || model.layers.is_multiple_of(parts))
         };
         let mut all = vec![];
-        for schedule in &self.schedules {
+        // Whoever names a schedule among the words wants it, whatever the list has.
+        let named = self.options.iter().filter_map(Schedule::named);
+        let mut schedules: Vec<Schedule> = self.schedules.iter().copied().chain(named).collect();
+        schedules.sort_unstable();
+        schedules.dedup();
+        for schedule in schedules {
             match schedule {
                 Schedule::Interleaved => {
                     all.extend(self.vp.iter().filter(|vp| **vp > 1 && fits(**vp)).map(|vp| schedule.on(par, *vp)));
@@ -151,14 +165,24 @@ impl Space {
     /// What degrees leave open.
     fn choices(&self, case: &Case, par: Parallelism) -> Vec<Parallelism> {
         let mut all = vec![];
-        // Gathering weights for every microbatch of every stage is nobody's way.
-        let zero = self.zero.iter().filter(|zero| self.zero.len() == 1 || par.pp == 1 || **zero < 2);
-        let carriers = if par.ep > 1 { &self.dispatch[..] } else { &[Dispatch::Nccl] };
+        // Gathering weights for every microbatch of every stage is nobody's way, where there is another.
+        let whole = self.zero.iter().any(|zero| *zero < 2);
+        let zero = self.zero.iter().filter(|zero| !whole || par.pp == 1 || **zero < 2);
         for ((&zero, &recompute), &base) in zero
             .flat_map(|zero| self.recompute.iter().map(move |how| (zero, how)))
             .flat_map(|way| self.options.iter().map(move |o| (way, o)))
         {
-            for &dispatch in carriers {
+            let schedule = Schedule::of(&par);
+            let wanted = match Schedule::named(&base) {
+                Some(named) => schedule == Some(named),
+                None => schedule.is_none_or(|schedule| self.schedules.contains(&schedule)),
+            };
+            let carriers = match base.dispatch {
+                _ if par.ep == 1 => &[Dispatch::Nccl][..],
+                Dispatch::Nccl => &self.dispatch,
+                ref named => std::slice::from_ref(named),
+            };
+            for &dispatch in carriers.iter().filter(|_| wanted) {
                 let options = Options { dispatch, fold: par.options.fold, zb_h1: par.options.zb_h1, ..base };
                 let par = Parallelism { zero, recompute, options, ..par };
                 all.extend(variants(&case.model, par));
@@ -217,8 +241,33 @@ fn cross<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B
     a.iter().flat_map(move |x| b.iter().map(move |y| (x, y)))
 }
 
-/// Words that change a way without changing its degrees, each tried on the best ways once these are known.
-pub fn words(par: &Parallelism) -> Vec<&'static str> {
+/// Ways with the degrees of `point` that differ from it in one word or in what is sharded, each tried on the best ways once
+/// these are known; words that save memory also with less that is computed again.
+pub fn moves(point: &Point) -> Vec<Point> {
+    let par = point.par;
+    let with = |word: &str, par: Parallelism| -> Option<Point> {
+        let options: Options = format!("{}+{word}", par.options).parse().ok()?;
+        (options != par.options).then_some(Point { par: Parallelism { options, ..par }, ..*point })
+    };
+    let plain = words(&par).into_iter().filter_map(|word| with(word, par));
+    let kept = Options { keep_attention: false, ..par.options };
+    let light = Options { recompute_act: true, recompute_norm: true, ..kept };
+    let less = [(Recompute::None, kept), (Recompute::None, light)].map(|(recompute, options)| {
+        let recompute = if par.recompute == Recompute::Full { recompute } else { par.recompute };
+        Parallelism { recompute, options, ..par }
+    });
+    let spared = less.into_iter().chain([par]).filter_map(|par| with(LOSS_IN_PIECES, par));
+    let sharded = (par.zero != 2 && par.pp == 1 && par.dp > 1).then_some(Point { par: Parallelism { zero: 2, ..par }, ..*point });
+    let mut all: Vec<Point> = plain.chain(spared).chain(sharded).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+const LOSS_IN_PIECES: &str = "loss-chunks-8";
+
+/// Words that change a way without changing its degrees.
+fn words(par: &Parallelism) -> Vec<&'static str> {
     let o = par.options;
     let ring = par.ring > 1;
     let all = [
@@ -232,6 +281,9 @@ pub fn words(par: &Parallelism) -> Vec<&'static str> {
         ("ring-inside", ring && par.ulysses > 1),
         ("overlap-shared", par.ep > 1),
         ("short-ends", par.pp > 1 && o.fold == Fold::None),
+        // Where what the ends have less leaves layers that do not come out even.
+        ("short-ends+uneven", par.pp > 1 && o.fold == Fold::None && !o.uneven),
+        ("no-sync", par.zero == 3),
     ];
     all.into_iter().filter(|(_, applies)| *applies).map(|(word, _)| word).collect()
 }
