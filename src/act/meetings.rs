@@ -167,7 +167,10 @@ impl<'a> Acts<'a> {
         let (group, mut by_first) = (self.group(lane), FxHashMap::<u32, Rc<Gang>>::default());
         let gang = |&rank: &u32| {
             let members = group.members(&self.plan.views, rank);
-            by_first.entry(members[0]).or_insert_with(|| Rc::new(Gang::of(self.machine.cluster, self.fold, members))).clone()
+            by_first
+                .entry(members[0])
+                .or_insert_with(|| Rc::new(Gang::of(self.machine.cluster, self.fold, members)))
+                .clone()
         };
         let gangs: Rc<[Rc<Gang>]> = self.fold.representatives.iter().map(gang).collect();
         self.known.gangs.insert(lane, gangs.clone());
@@ -282,9 +285,11 @@ mod tests {
             ] {
                 let flows = loads(&streams(&cluster, algorithm, Operation::Whole(kind), &members, 1.0));
                 let of = |is: fn(&Link) -> bool| {
-                    flows.iter().filter(|(link, _)| is(link)).map(|(_, bytes)| bytes).sum::<f64>() / members.len() as f64
+                    flows.iter().filter(|(link, _)| is(link)).map(|(_, bytes)| bytes).sum::<f64>()
+                        / members.len() as f64
                 };
-                let on_links = [of(|link| matches!(link, Link::Out(_))), of(|link| matches!(link, Link::NicOut { .. }))];
+                let on_links =
+                    [of(|link| matches!(link, Link::Out(_))), of(|link| matches!(link, Link::NicOut { .. }))];
                 let told = sent(kind, algorithm, &gang, 1.0);
                 for (told, counted) in told.iter().zip(on_links) {
                     assert!((told - counted).abs() < 1e-9, "{kind:?} {algorithm:?} {members:?}: {told} {counted}");

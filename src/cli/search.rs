@@ -7,7 +7,9 @@ use crate::error::{Error, Result};
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, Table, bytes, percent, seconds, tokens};
-use crate::spec::{Architecture, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute, Schedule};
+use crate::spec::{
+    Architecture, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute, Schedule,
+};
 use crate::sweep::case::default_dtype;
 use crate::sweep::search::{CEILING, Counts, Found, Question, Space, Value, search};
 use crate::sweep::{Batch, Case};
@@ -261,7 +263,10 @@ fn render(found: &Found) -> String {
     }
     text.push_str(&format!("\nthe fastest ways\n{}", ways(&found.best)));
     if !found.refined.is_empty() {
-        text.push_str(&format!("\nthe best of these with what makes them faster and leaves degrees alone\n{}", ways(&found.refined)));
+        text.push_str(&format!(
+            "\nthe best of these with what makes them faster and leaves degrees alone\n{}",
+            ways(&found.refined)
+        ));
     }
     text.push_str(&format!(
         "\nwhat it costs to choose otherwise: the fastest way found with each value\n{}",

@@ -1,13 +1,17 @@
 //! `foretrain sweep`: a grid of configurations.
 
-use super::config::{capacity, count, degree, dispatch, documents, dtype, of_experts, options, packed, recompute, stack_of};
+use super::config::{
+    capacity, count, degree, dispatch, documents, dtype, of_experts, options, packed, recompute, stack_of,
+};
 use super::progress::bar;
 use super::{Answer, Output, list_of};
 use crate::error::Result;
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, seconds, tokens};
-use crate::spec::{Architecture, Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute};
+use crate::spec::{
+    Architecture, Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute,
+};
 use crate::sweep::case::default_dtype;
 use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
 use clap::Args;

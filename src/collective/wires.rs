@@ -72,9 +72,7 @@ mod tests {
     fn the_busiest_wire_by_hand() {
         let c = ring_of(8);
         let members: Vec<u32> = (0..64).collect();
-        let of = |kind, algorithm| {
-            busy(&c, Operation::Whole(kind), algorithm, &members, Bytes::new(64e9)).value()
-        };
+        let of = |kind, algorithm| busy(&c, Operation::Whole(kind), algorithm, &members, Bytes::new(64e9)).value();
         let ring = of(CollectiveKind::AllGather, Algorithm::Ring);
         assert!((ring - 63e9 / 5e9).abs() < 1e-6, "{ring}");
         let all = of(CollectiveKind::AllToAll, Algorithm::Pairwise);

@@ -15,70 +15,103 @@ use std::rc::Rc;
 /// Who holds a port, and who did.
 #[derive(Debug, Clone, Default)]
 pub struct Port {
-    spells: List,
-    /// How many there were before these, and when the last of those was over.
+    /// Lane by lane, in the order in which these first came: one lane may be far ahead of another, but what is on it comes
+    /// one behind the other.
+    lanes: Vec<(u16, List)>,
+    /// How many spells there were so far, and how many of them are still known.
+    posted: usize,
+    known: usize,
+    /// When all of them are over.
+    latest: u64,
+    /// All that is forgotten was posted before so many, and was over by then.
     forgotten: usize,
     lost: u64,
     /// How many have room before it is worth while to look for what can be forgotten.
     room: usize,
 }
 
-/// Spells as they were posted.
+/// Spells of one lane as they were posted.
 #[derive(Debug, Clone, Default)]
 struct List {
     times: Vec<Time>,
-    /// When all of each block of them is over: one that holds the port for long keeps those behind it in the list, and
-    /// to pass over these one by one would take most of a walk.
-    ends: Vec<u64>,
+    /// Of each block of them. One that holds the port for long keeps those behind it in the list, and to pass over these
+    /// one by one would take most of a walk.
+    blocks: Vec<Block>,
 }
 
-/// Spells of a block.
+/// Nobody of a block holds the port before it begins, nor when it is over.
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    begins: u64,
+    over: u64,
+    /// How many spells are in it.
+    many: u64,
+}
+
+/// Times of a block.
 const BLOCK: usize = 32;
 
+/// A spell, or spells that repeat: from when the first of them begins to when the last is over.
 #[derive(Debug, Clone)]
 struct Time {
-    what: What,
+    from: u64,
+    to: u64,
+    again: Option<Rc<Again>>,
+    /// How many were posted before, on any lane.
+    after: usize,
     /// When the last of all up to here and with it is over.
     latest: u64,
 }
 
-#[derive(Debug, Clone)]
-enum What {
-    Once(Spell),
-    /// The same spells, so many times more, each a period later.
-    Again {
-        spells: Rc<List>,
-        period: u64,
-        times: u64,
-    },
+/// The same spells, so many times more, each a period later.
+#[derive(Debug)]
+struct Again {
+    spells: List,
+    period: u64,
+    times: u64,
+    /// How many spells there are in each of these times.
+    many: u64,
 }
 
 /// A port with fewer spells has room for more.
 const LEAST: usize = 256;
 
+/// So few need not be counted.
+const FEW: u64 = 256;
+
 impl Port {
     #[inline]
     pub fn hold(&mut self, spell: Spell) {
-        self.spells.push(What::Once(spell), spell.to);
+        let (posted, list) = (self.posted, self.list(spell.lane));
+        list.push((spell.from, spell.to), None, posted);
+        (self.posted, self.known, self.latest) = (posted + 1, self.known + 1, self.latest.max(spell.to));
+    }
+
+    #[inline]
+    fn list(&mut self, lane: u16) -> &mut List {
+        let at = self.lanes.iter().position(|known| known.0 == lane).unwrap_or_else(|| {
+            self.lanes.push((lane, List::default()));
+            self.lanes.len() - 1
+        });
+        &mut self.lanes[at].1
     }
 
     /// Whether it is worth while to [`forget`](Port::forget).
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.spells.times.len() >= self.room
+        self.known >= self.room
     }
 
-    /// Forgets the first spells as long as they are over at `soonest`: nobody asks for an earlier time any more.
+    /// Forgets the first spells of each lane as long as they are over at `soonest`: nobody asks for an earlier time any more.
     pub fn forget(&mut self, soonest: u64) {
-        let times = &mut self.spells.times;
-        let over = times.partition_point(|spell| spell.latest <= soonest);
-        if let Some(last) = over.checked_sub(1) {
-            self.lost = self.lost.max(times[last].latest);
-            self.forgotten += over;
-            times.drain(..over);
-            self.spells.divide();
+        for (_, list) in &mut self.lanes {
+            if let Some((last, forgotten)) = list.forget(soonest) {
+                self.lost = self.lost.max(last.latest);
+                self.forgotten = self.forgotten.max(last.after + 1);
+                self.known -= forgotten;
+            }
         }
-        self.room = LEAST.max(2 * self.spells.times.len());
+        self.room = LEAST.max(2 * self.known);
     }
 
     /// Whether all that was held at `start` or later is known.
@@ -90,7 +123,7 @@ impl Port {
     /// How many spells there were so far, for [`again`](Port::again).
     #[inline]
     pub fn mark(&self) -> usize {
-        self.forgotten + self.spells.times.len()
+        self.posted
     }
 
     /// All spells since `mark` come `times` more, each a `period` later than the one before. Those that are forgotten
@@ -99,102 +132,135 @@ impl Port {
         if mark < self.forgotten {
             self.lost += period * times;
         }
-        // What was before them is no part of what repeats.
-        let spells = List::of(self.spells.times[mark.saturating_sub(self.forgotten)..].iter().cloned());
-        if !spells.times.is_empty() && times > 0 {
-            let to = spells.latest() + period * times;
-            self.spells.push(What::Again { spells: spells.into(), period, times }, to);
+        let mut posted = self.posted;
+        for (_, list) in &mut self.lanes {
+            // What was before them is no part of what repeats.
+            let spells = List::of(&list.times[list.times.partition_point(|time| time.after < mark)..]);
+            if !spells.times.is_empty() && times > 0 {
+                let (from, to) = (spells.begins() + period, spells.latest() + period * times);
+                let many = spells.at_most(0);
+                list.push((from, to), Some(Again { spells, period, times, many }.into()), posted);
+                self.latest = self.latest.max(to);
+                posted += 1;
+            }
         }
+        self.known += posted - self.posted;
+        self.posted = posted;
     }
 
-    /// Who holds it at `start` or later, the last posted first.
+    /// Who holds it at `start` or later: lane by lane, of each the last posted first.
     pub fn since(&self, start: u64, each: &mut impl FnMut(Spell)) {
-        self.spells.since(start, 0, each);
+        self.within((start, u64::MAX), &mut true, each);
+    }
+
+    /// Of these whoever begins before the second time; `all` is no longer so where others begin at it or later.
+    fn within(&self, span: (u64, u64), all: &mut bool, each: &mut impl FnMut(Spell)) {
+        self.lanes.iter().for_each(|(lane, list)| list.within(*lane, span, 0, all, each));
     }
 
     /// How many of these there are at most, without going through them.
     pub fn at_most_since(&self, start: u64) -> u64 {
-        self.spells.at_most(start)
+        self.lanes.iter().map(|(_, list)| list.at_most(start)).fold(0, u64::saturating_add)
     }
 
     /// Whether anyone holds it at `start` or later.
     #[inline]
     pub fn is_held(&self, start: u64) -> bool {
-        self.spells.latest() > start
+        self.latest > start
+    }
+
+    /// Who alone holds it at `start` or later, if there is one and holds it then.
+    #[inline]
+    fn alone(&self, start: u64) -> Option<Spell> {
+        let mut late = self.lanes.iter().filter(|(_, list)| list.latest() > start);
+        let (lane, list) = late.next()?;
+        match list.times[..] {
+            [.., Time { latest, .. }, _] if latest > start => None,
+            [.., Time { from, to, again: None, .. }] if from <= start && late.next().is_none() => {
+                Some(Spell { from, to, lane: *lane })
+            }
+            _ => None,
+        }
     }
 
     /// How long `transfer` takes from `start` on, of an op on lane `own`. `edges`: room to work in.
     #[inline]
     pub fn lasting(&self, own: u16, start: u64, transfer: u64, edges: &mut Vec<(u64, i32)>) -> u64 {
-        let mut late = self.spells.times.iter().rev().take_while(|time| time.latest > start);
-        let Some(last) = late.next() else { return transfer };
+        if !self.is_held(start) {
+            return transfer;
+        }
         // Mostly it is the other half of the same message alone.
-        if let What::Once(spell) = last.what
-            && spell.from <= start
-            && late.next().is_none()
-        {
+        if let Some(spell) = self.alone(start) {
             let by = amount(spell.lane, own);
             return charges::lasting(&[(spell.to, -by)], by, start, transfer);
         }
-        edges.clear();
-        self.since(start, &mut |spell| {
-            let by = amount(spell.lane, own);
-            edges.extend([(spell.from, by), (spell.to, -by)]);
-        });
-        edges.sort_unstable();
-        charges::lasting(edges, 0, start, transfer)
+        // Much may have been posted that begins far later, and those who begin when it is over do not matter to it.
+        let mut far = transfer.saturating_mul(4);
+        loop {
+            edges.clear();
+            let mut all = true;
+            self.within((start, start.saturating_add(far)), &mut all, &mut |spell| {
+                let by = amount(spell.lane, own);
+                edges.extend([(spell.from, by), (spell.to, -by)]);
+            });
+            edges.sort_unstable();
+            let lasts = charges::lasting(edges, 0, start, transfer);
+            if all || lasts < far {
+                return lasts;
+            }
+            far = lasts.saturating_mul(4);
+        }
     }
 
-    /// What each lane loses to bytes of lane `own` that set off at `start`. `spells`: room to work in.
+    /// What each lane loses to bytes of lane `own` that set off at `start` and have left at `end`. `spells`: room to work in.
     pub fn charges(
         &self,
         own: u16,
-        (start, transfer): (u64, u64),
+        (start, end, transfer): (u64, u64, u64),
         spells: &mut Vec<Spell>,
         each: &mut impl FnMut(u16, u64),
     ) {
         spells.clear();
-        self.since(start, &mut |spell| spells.push(spell));
+        // Times are rounded.
+        self.within((start, end.saturating_add(2)), &mut true, &mut |spell| spells.push(spell));
         charges::charges(spells, own, start, transfer, each);
-    }
-}
-
-impl What {
-    /// When the last of it is over.
-    fn end(&self) -> u64 {
-        match self {
-            What::Once(spell) => spell.to,
-            What::Again { spells, period, times } => spells.latest() + period * times,
-        }
     }
 }
 
 impl List {
     /// The same spells with nothing before them.
-    fn of(times: impl IntoIterator<Item = Time>) -> List {
+    fn of(times: &[Time]) -> List {
         let mut list = List::default();
-        for Time { what, .. } in times {
-            let end = what.end();
-            list.push(what, end);
-        }
+        times.iter().for_each(|time| list.push((time.from, time.to), time.again.clone(), time.after));
         list
     }
 
-    /// Into blocks, anew.
-    fn divide(&mut self) {
-        let end = |block: &[Time]| block.iter().map(|time| time.what.end()).max().unwrap_or(0);
-        self.ends.clear();
-        self.ends.extend(self.times.chunks(BLOCK).map(end));
+    /// Forgets the first that are over at `soonest`, by whole blocks: the last of them, and how many they are.
+    fn forget(&mut self, soonest: u64) -> Option<(Time, usize)> {
+        let blocks = self.times.partition_point(|time| time.latest <= soonest) / BLOCK;
+        let over = blocks * BLOCK;
+        let last = self.times[..over].last().cloned()?;
+        self.times.drain(..over);
+        self.blocks.drain(..blocks);
+        Some((last, over))
     }
 
-    /// `to`: when it is over.
     #[inline]
-    fn push(&mut self, what: What, to: u64) {
-        match self.ends.last_mut().filter(|_| !self.times.len().is_multiple_of(BLOCK)) {
-            Some(end) => *end = (*end).max(to),
-            None => self.ends.push(to),
+    fn push(&mut self, (from, to): (u64, u64), again: Option<Rc<Again>>, after: usize) {
+        if self.times.len().is_multiple_of(BLOCK) {
+            self.blocks.push(Block { begins: u64::MAX, over: 0, many: 0 });
         }
-        self.times.push(Time { what, latest: self.latest().max(to) });
+        if let Some(block) = self.blocks.last_mut() {
+            let many = again.as_ref().map_or(1, |again| again.times.saturating_mul(again.many));
+            (block.begins, block.over) = (block.begins.min(from), block.over.max(to));
+            block.many = block.many.saturating_add(many);
+        }
+        self.times.push(Time { from, to, again, after, latest: self.latest().max(to) });
+    }
+
+    /// When the first of it begins.
+    fn begins(&self) -> u64 {
+        self.blocks.iter().map(|block| block.begins).min().unwrap_or(0)
     }
 
     /// When all of it is over.
@@ -204,35 +270,55 @@ impl List {
     }
 
     fn at_most(&self, start: u64) -> u64 {
-        let of = |time: &Time| match &time.what {
-            What::Once(_) => 1,
-            What::Again { spells, period, times } => {
+        let over = self.times.partition_point(|time| time.latest <= start);
+        let blocks = self.blocks[over / BLOCK..].iter();
+        let (all, many) = (blocks.fold(0, |all: u64, block| all.saturating_add(block.many)), self.times.len() - over);
+        if all == (many + over % BLOCK) as u64 {
+            return many as u64;
+        }
+        if all <= FEW {
+            return all;
+        }
+        // Of repetitions many times may be over.
+        let of = |time: &Time| {
+            time.again.as_deref().map_or(1, |Again { spells, period, times, many }| {
                 let over = start.saturating_sub(spells.latest()).checked_div(*period).unwrap_or(0).min(*times);
-                (times - over).saturating_mul(spells.at_most(0))
-            }
+                (times - over).saturating_mul(*many)
+            })
         };
-        let late = self.times.iter().rev().take_while(|spell| spell.latest > start);
-        late.map(of).fold(0, u64::saturating_add)
+        self.times[over..].iter().map(of).fold(0, u64::saturating_add)
     }
 
-    /// Who of it holds the port at `start` or later, if all of it is so much `later`; the last posted first.
-    fn since(&self, start: u64, later: u64, each: &mut impl FnMut(Spell)) {
-        for (block, end) in self.times.chunks(BLOCK).zip(&self.ends).rev() {
-            if end + later <= start {
-                if block.first().is_some_and(|first| first.latest + later <= start) {
+    /// Who of it holds the port at `start` or later and begins before `until`, if all of it is so much `later`; the last
+    /// posted first. `all` is no longer so where others begin at `until` or later.
+    fn within(&self, lane: u16, (start, until): (u64, u64), later: u64, all: &mut bool, each: &mut impl FnMut(Spell)) {
+        for (times, block) in self.times.chunks(BLOCK).zip(&self.blocks).rev() {
+            if block.over + later <= start {
+                if times.first().is_some_and(|first| first.latest + later <= start) {
                     return;
                 }
                 continue;
             }
-            for time in block.iter().rev().take_while(|time| time.latest + later > start) {
-                match &time.what {
-                    What::Once(Spell { from, to, lane }) if to + later > start => {
-                        each(Spell { from: from + later, to: to + later, lane: *lane });
-                    }
-                    What::Once(_) => {}
-                    What::Again { spells, period, times } => {
+            if block.begins + later >= until {
+                *all = false;
+                continue;
+            }
+            for time in times.iter().rev().take_while(|time| time.latest + later > start) {
+                let (from, to) = (time.from + later, time.to + later);
+                if to <= start {
+                    continue;
+                }
+                if from >= until {
+                    *all = false;
+                    continue;
+                }
+                match time.again.as_deref() {
+                    None => each(Spell { from, to, lane }),
+                    Some(Again { spells, period, times, .. }) => {
                         let over = |n: &u64| spells.latest() + later + period * n > start;
-                        (1..=*times).rev().take_while(over).for_each(|n| spells.since(start, later + period * n, each));
+                        (1..=*times).rev().take_while(over).for_each(|n| {
+                            spells.within(lane, (start, until), later + period * n, all, each);
+                        });
                     }
                 }
             }

@@ -550,10 +550,15 @@ impl Ranks {
         state.owed[port][spell.lane as usize].hold(spell.to);
         if state.ports[port].is_held(spell.from) {
             let (owed, owes) = (&mut state.owed[port], &mut state.owes);
-            state.ports[port].charges(spell.lane, (spell.from, transfer), &mut self.spells, &mut |lane, loss| {
-                owed[lane as usize].charge(loss);
-                *owes = true;
-            });
+            state.ports[port].charges(
+                spell.lane,
+                (spell.from, spell.to, transfer),
+                &mut self.spells,
+                &mut |lane, loss| {
+                    owed[lane as usize].charge(loss);
+                    *owes = true;
+                },
+            );
         }
         state.ports[port].hold(spell);
     }

@@ -46,11 +46,11 @@ pub struct Finds {
     /// Last write and last read of every atom of every named slot.
     written: Vec<Stamp>,
     read: Vec<Stamp>,
-    /// One list behind the other, and where each ends.
+    /// One list behind the other, and where each ends; none where it is much and the rest was not alike.
     held: Vec<Held>,
     held_ends: Vec<usize>,
-    /// More is held than anybody compares.
-    too_many: bool,
+    /// How much is held at most: no more than [`MOST_HELD`] of it are compared.
+    most_held: u64,
     /// Of ports, only what is over after this is in the list, and after the time before which the class moves nothing.
     held_since: u64,
     soonest: Vec<u64>,
@@ -69,6 +69,11 @@ pub struct Finds {
 /// Where so much is held at a time, as on a ring of many ranks whose sums are far behind, to compare it takes more memory
 /// than to go on one by one.
 const MOST_HELD: u64 = 1 << 21;
+
+/// So much is soon listed, and most calls are alike after a few iterations; of more it is not listed before all else is as
+/// the iteration before found it, which takes one iteration more.
+const FEW_HELD: u64 = 1 << 14;
+const FIRST: u32 = 4;
 
 /// What is held of one class: by port, and of its SMs.
 const LISTS: usize = PORTS + 1;
@@ -191,8 +196,15 @@ pub trait Course {
             if let Some(alike) = alike.as_deref().filter(|_| since < u64::MAX) {
                 let mut finds = self.spare().pop().unwrap_or_default();
                 self.find(alike, i, since, &mut finds);
-                let too_many = finds.too_many;
-                let step = before.as_ref().and_then(|b| finds.later_than(b, alike, self.ranks().floor, led));
+                let floor = self.ranks().floor;
+                let mut step = before.as_ref().and_then(|b| finds.later_than(b, alike, floor, led));
+                let too_many = finds.most_held > MOST_HELD;
+                if finds.most_held <= FEW_HELD || (step.is_some() || i < FIRST) && !too_many {
+                    self.find_held(&mut finds);
+                    step = step.filter(|d| before.as_ref().is_some_and(|b| finds.held_later_than(b, *d, floor)));
+                } else {
+                    step = None;
+                }
                 agreed = match step {
                     Some(d) if d == agreed.0 => (d, agreed.1 + 1),
                     Some(d) => (d, 1),
@@ -230,7 +242,7 @@ pub trait Course {
         Ok(())
     }
 
-    /// What iteration `i` finds; of what is held, what is over after `since`.
+    /// What iteration `i` finds, but for what is held: of that it counts what is over after `since`.
     fn find(&mut self, alike: &Alike, i: u32, since: u64, finds: &mut Finds) {
         finds.clear();
         finds.runs.extend_from_slice(self.runs());
@@ -245,16 +257,10 @@ pub trait Course {
             let soonest = ranks.ahead.soonest[class];
             finds.soonest.push(soonest);
             for port in &state.ports {
-                let since = finds.held_since.max(soonest);
-                finds.too_many |= finds.held.len() as u64 + port.at_most_since(since) > MOST_HELD;
-                if !finds.too_many {
-                    port.since(since, &mut |spell| finds.held.push(held(spell)));
-                }
-                finds.held_ends.push(finds.held.len());
+                let many = port.at_most_since(since.max(soonest));
+                finds.most_held = finds.most_held.saturating_add(many);
                 finds.marks.push(port.mark());
             }
-            finds.held.extend_from_slice(&state.sms);
-            finds.held_ends.push(finds.held.len());
             finds.waited.extend_from_slice(&state.waited);
             finds.compute_end.push(state.compute_end);
             finds.owed.extend(state.owed.iter().flatten().filter(|_| state.owes));
@@ -262,6 +268,19 @@ pub trait Course {
         finds.lanes.extend_from_slice(&ranks.stamps.lanes);
         finds.devices.extend_from_slice(&ranks.devices);
         finds.host.extend_from_slice(&ranks.host);
+    }
+
+    /// What is held that is over after the time that it was counted from.
+    fn find_held(&self, finds: &mut Finds) {
+        for (state, &soonest) in self.ranks().state.iter().zip(&finds.soonest) {
+            let since = finds.held_since.max(soonest);
+            for port in &state.ports {
+                port.since(since, &mut |spell| finds.held.push(held(spell)));
+                finds.held_ends.push(finds.held.len());
+            }
+            finds.held.extend_from_slice(&state.sms);
+            finds.held_ends.push(finds.held.len());
+        }
     }
 
     /// Whether what these last iterations are the first to touch is from before the floor.
@@ -537,7 +556,7 @@ impl Finds {
         self.held_ends.clear();
         self.owed.clear();
         self.marks.clear();
-        self.too_many = false;
+        self.most_held = 0;
     }
 
     /// What an iteration adds, where `ranks` and `runs` are what the one after it finds, `d` later.
@@ -558,10 +577,10 @@ impl Finds {
         &self.held[list.checked_sub(1).map_or(0, |before| self.held_ends[before])..self.held_ends[list]]
     }
 
-    /// By how much everything that matters is later than in `before`, what the iteration before found, whose
-    /// earliest start was `floor`; none if not all by the same. `led`: whether an op of it waited for the CPU.
+    /// By how much everything that matters, but for what is held, is later than in `before`, what the iteration before
+    /// found, whose earliest start was `floor`; none if not all by the same. `led`: whether an op of it waited for the CPU.
     fn later_than(&self, before: &Finds, alike: &Alike, floor: u64, led: bool) -> Option<u64> {
-        if floor < before.held_since || self.too_many || before.too_many {
+        if floor < before.held_since {
             return None;
         }
         let d = self.compute_end[0].checked_sub(before.compute_end[0])?;
@@ -578,27 +597,32 @@ impl Finds {
                 *n == t.later(d) || (n.ps() < floor + d && t.ps() < floor) || in_order(cell, n, t)
             })
         };
+        let all = self.compute_end.iter().zip(&before.compute_end).all(|(n, t)| *n == t + d)
+            && stamps(&self.lanes, &before.lanes)
+            && atoms(&self.written, &before.written)
+            && atoms(&self.read, &before.read)
+            && self.owed.len() == before.owed.len()
+            && self.owed.iter().zip(&before.owed).all(|(n, t)| same(n.last, t.last) && same(n.until, t.until))
+            && self.devices.iter().zip(&before.devices).all(|(n, t)| same(*n, *t))
+            && self.host.iter().zip(&before.host).all(|(n, t)| *n == t + d || (n - t <= d && (*n < floor || !led)));
+        all.then_some(d)
+    }
+
+    /// Whether what is held is `d` later, too, and both have a list of it.
+    fn held_later_than(&self, before: &Finds, d: u64, floor: u64) -> bool {
         let held = |now: &[Held], then: &[Held], since: u64| {
             let now = now.iter().filter(|h| h.to > since + d).map(|h| (h.from, h.to, h.amount));
             now.eq(then.iter().filter(|h| h.to > since).map(|h| (h.from + d, h.to + d, h.amount)))
         };
         // Of each class a list by port, and then that of its SMs.
-        let all_held = |class: usize| {
+        let of_class = |class: usize| {
             let since = floor.max(before.soonest[class]);
             let list = |i: usize| (self.held(class * LISTS + i), before.held(class * LISTS + i));
             let ports = (0..PORTS).map(list).all(|(now, then)| held(now, then, since));
             let sms = list(PORTS);
             self.soonest[class] <= since + d && ports && held(sms.0, sms.1, floor)
         };
-        let all = self.compute_end.iter().zip(&before.compute_end).all(|(n, t)| *n == t + d)
-            && stamps(&self.lanes, &before.lanes)
-            && atoms(&self.written, &before.written)
-            && atoms(&self.read, &before.read)
-            && (0..self.soonest.len()).all(all_held)
-            && self.owed.len() == before.owed.len()
-            && self.owed.iter().zip(&before.owed).all(|(n, t)| same(n.last, t.last) && same(n.until, t.until))
-            && self.devices.iter().zip(&before.devices).all(|(n, t)| same(*n, *t))
-            && self.host.iter().zip(&before.host).all(|(n, t)| *n == t + d || (n - t <= d && (*n < floor || !led)));
-        all.then_some(d)
+        let listed = |finds: &Finds| finds.held_ends.len() == finds.soonest.len() * LISTS;
+        listed(self) && listed(before) && (0..self.soonest.len()).all(of_class)
     }
 }

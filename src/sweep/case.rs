@@ -222,8 +222,13 @@ impl Case {
     pub fn workload(&self, point: &Point) -> Result<Workload> {
         point.check(self.cluster.gpus())?;
         let Point { seq_len, global_batch, micro_batch, par } = *point;
-        let work =
-            Workload { seq_len, global_batch, micro_batch, dtype: self.dtype, documents: self.documents.filling(seq_len) };
+        let work = Workload {
+            seq_len,
+            global_batch,
+            micro_batch,
+            dtype: self.dtype,
+            documents: self.documents.filling(seq_len),
+        };
         self.can_run(&par)?;
         guard::before(&self.model, &work, &par)?;
         Ok(work)

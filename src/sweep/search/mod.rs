@@ -427,6 +427,8 @@ mod tests {
             seq_len: vec![8192],
             batch: Batch::GlobalBatch(vec![64]),
             routing: None,
+            documents: Documents::default(),
+            no_mtp: false,
             best: 4,
             space,
         }

@@ -86,12 +86,7 @@ impl Space {
     }
 
     /// Every way of a length and batch that can be built, once, and how many cannot, by the kind of reason.
-    pub fn points(
-        &self,
-        case: &Case,
-        seq_len: u64,
-        global_batch: u64,
-    ) -> Result<(Vec<Point>, Refused)> {
+    pub fn points(&self, case: &Case, seq_len: u64, global_batch: u64) -> Result<(Vec<Point>, Refused)> {
         let (mut points, mut refused) = (vec![], Refused::default());
         let fewest = self.micro_batch.iter().copied().min().unwrap_or(1);
         for par in self.degrees(case, seq_len) {
@@ -257,7 +252,8 @@ pub fn moves(point: &Point) -> Vec<Point> {
         Parallelism { recompute, options, ..par }
     });
     let spared = less.into_iter().chain([par]).filter_map(|par| with(LOSS_IN_PIECES, par));
-    let sharded = (par.zero != 2 && par.pp == 1 && par.dp > 1).then_some(Point { par: Parallelism { zero: 2, ..par }, ..*point });
+    let sharded =
+        (par.zero != 2 && par.pp == 1 && par.dp > 1).then_some(Point { par: Parallelism { zero: 2, ..par }, ..*point });
     let mut all: Vec<Point> = plain.chain(spared).chain(sharded).collect();
     all.sort_unstable();
     all.dedup();
