@@ -55,11 +55,11 @@ impl Cluster {
             return Err(Error::spec(&spec.name, "gpus", why));
         }
         let Some(used) = used_of_a_node(spec, gpus) else {
-            let below = gpus / per_node * per_node;
-            let why = format!(
-                "{gpus} does not fill nodes of {per_node}; use {below} or {}",
-                u64::from(below) + u64::from(per_node)
-            );
+            let fills = |gpus: &u32| used_of_a_node(spec, *gpus).is_some();
+            let below = (1..gpus).rev().find(fills);
+            let above = (gpus..=gpus.saturating_add(per_node)).find(fills);
+            let near: Vec<String> = below.into_iter().chain(above).map(|n| n.to_string()).collect();
+            let why = format!("{gpus} does not fill nodes of {per_node}; use {}", near.join(" or "));
             return Err(Error::spec(&spec.name, "gpus", why));
         };
         let mut spec = spec.clone();
@@ -205,8 +205,9 @@ fn used_of_a_node(spec: &ClusterSpec, gpus: u32) -> Option<u32> {
         return Some(spec.gpus_per_node);
     }
     let tray = spec.tray.unwrap_or(spec.gpus_per_node);
-    let even = |nodes: &u32| gpus.is_multiple_of(*nodes) && (gpus / nodes).is_multiple_of(tray);
-    (gpus.div_ceil(spec.gpus_per_node)..=gpus / tray).find(even).map(|nodes| gpus / nodes)
+    let trays = gpus / tray;
+    let of_each = (1..=spec.gpus_per_node / tray).rev().find(|n| trays.is_multiple_of(*n))?;
+    gpus.is_multiple_of(tray).then_some(of_each * tray)
 }
 
 #[cfg(test)]

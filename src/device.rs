@@ -114,6 +114,8 @@ pub struct Roofline {
     /// How many kernels an op is, on average.
     kernels: f64,
     stack: String,
+    /// The largest head dim of its attention.
+    widest_head: Option<u64>,
     /// What kernels of a scan reach of the rate of those that memory bounds.
     scan: f64,
     /// What kernels that a framework does not fuse move, over what one fused kernel moves.
@@ -136,6 +138,15 @@ struct Part {
 
 impl Roofline {
     pub fn new(gpu: &GpuSpec, stack: &StackSpec) -> Result<Roofline> {
+        if let Some(maker) = stack.maker.filter(|maker| *maker != gpu.architecture.maker()) {
+            let why = format!(
+                "{}: its libraries are not for {}, which is of maker {}; leave --stack out for what fits, or choose one",
+                maker.name(),
+                gpu.name,
+                gpu.architecture.maker().name()
+            );
+            return Err(Error::spec(&stack.name, "maker", why));
+        }
         let scan = gpu.memory_bound.scan.as_ref().or(stack.scan.as_ref()).map_or(1.0, |scan| scan.value);
         let kernel = &stack.attention_kernel.value;
         let (gpu_copy, group_start) = (gpu.clone(), stack.group_start.clone());
@@ -152,6 +163,7 @@ impl Roofline {
             group_start,
             kernels: stack.kernels_of_op(),
             stack: stack.name.clone(),
+            widest_head: stack.widest_head.as_ref().map(|widest| widest.value),
             scan,
             unfused,
             kept: f64::from(sms) / f64::from(sms - kept),
@@ -203,8 +215,16 @@ impl Roofline {
         Ok(peak.value / self.peak(dtype)?)
     }
 
-    /// Whether GPU and stack have kernels for what the options ask for. Check it before asking for times.
-    pub fn runs(&self, options: Options, dtype: Dtype) -> Result<()> {
+    /// Whether GPU and stack have kernels for what the options ask for, with such heads. Check it before asking for times.
+    pub fn runs(&self, options: Options, dtype: Dtype, head_dim: u64) -> Result<()> {
+        if let Some(widest) = self.widest_head.filter(|&widest| head_dim > widest && !options.unfused) {
+            let why = format!(
+                "head_dim: {head_dim} is more than the {widest} that attention of stack {} is written for; \
+                 add the option unfused, or use another stack",
+                self.stack
+            );
+            return Err(Error::infeasible(why));
+        }
         if self.attention.is_none() && !options.unfused {
             let why = format!(
                 "attention: stack {} has no fused kernel for it; add the option unfused, or use another stack",

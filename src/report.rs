@@ -74,7 +74,6 @@ impl Costed<'_> {
             kernels: shares(usage.by_kernel.iter().map(|(k, s)| (*k, *s)), step),
             slowed_s: (usage.compute - kernels).max(0.0),
             others_s: usage.turns,
-            host_s: usage.host,
             offload_s: usage.offload,
             offload_busy_s: usage.aside,
             exposed: axes(&usage.exposed),
@@ -147,8 +146,6 @@ pub struct Report {
     pub slowed_s: f64,
     /// Time the compute lane waited for kernels of other ranks.
     pub others_s: f64,
-    /// Time the compute lane waited for the CPU to issue the next op.
-    pub host_s: f64,
     /// Time the compute lane waited for copies to or from the host's memory, or for the CPU's kernels.
     pub offload_s: f64,
     /// Time these were busy, hidden or not.

@@ -123,7 +123,7 @@ impl Bench {
         let (ring, ulysses, options) = (flags.ring, flags.ulysses, flags.options.unwrap_or_default());
         let par = Parallelism { ring, ulysses, options, ..Parallelism::default() };
         guard::attention(&spec, &par)?;
-        kernels.runs(options, spec.dtype)?;
+        kernels.runs(options, spec.dtype, spec.head_dim)?;
         let peak = kernels.peak(spec.dtype)?;
         kernels.peak(spec.acc())?;
         Ok(Bench { spec, pass: flags.pass, par, cluster, gpu, stack, kernels, peak })
@@ -217,7 +217,7 @@ fn parts<S: serde::Serializer>(r: &Report, s: S) -> std::result::Result<S::Ok, S
         "kernels": r.kernels,
         "slowed_s": r.slowed_s,
         "others_s": r.others_s,
-        "host_s": r.host_s,
+        "host_s": r.row.host_s,
         "exposed": r.exposed,
         "communication_busy": r.communication_busy,
         "bytes_scale_up": r.row.bytes_scale_up,

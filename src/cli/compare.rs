@@ -34,7 +34,6 @@ const SHOWN: usize = 12;
 #[derive(Serialize)]
 struct Found<'a> {
     plan: String,
-    ranks: u32,
     devices: u32,
     loss: f64,
     #[serde(flatten)]
@@ -64,8 +63,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         trace(path, &[("predicted", &predicted), ("measured", &run.timeline)])?;
         text.push_str(&format!("\nwrote {}\n", path.display()));
     }
-    let found =
-        Found { plan: plan.hash(), ranks: plan.ranks(), devices: cores, loss: run.loss, comparison: &comparison };
+    let found = Found { plan: plan.hash(), devices: cores, loss: run.loss, comparison: &comparison };
     Answer::new(text, &found).also_to(flags.out.as_deref())
 }
 

@@ -2,6 +2,7 @@
 
 use super::chosen::Chosen;
 use super::fitting::fitting;
+use crate::cluster::Cluster;
 use crate::device::Profile;
 use crate::error::{Error, Result};
 use crate::plan::{About, Plan, Route, check};
@@ -424,6 +425,13 @@ pub fn stack_of(gpu: &GpuSpec) -> &'static str {
         Architecture::Npu => "hccl-fa2",
         Architecture::Cpu => "cpu",
     }
+}
+
+/// GPUs that a study takes of a cluster unless told: a few nodes, or what its only node has.
+pub fn gpus_of_a_study(cluster: &ClusterSpec, gpu: &GpuSpec) -> u32 {
+    let usual = if gpu.architecture == Architecture::Cpu { 8 } else { 64 };
+    let most = if cluster.scale_out.is_none() { usual.min(cluster.gpus_per_node) } else { usual };
+    (1..=most).rev().find(|&gpus| Cluster::new(cluster, gpu, gpus).is_ok()).unwrap_or(most)
 }
 
 /// How many ranks or stages; lists and powers of two are none.

@@ -32,16 +32,18 @@ pub struct Flags {
     /// KV heads [default: the model's heads, a fourth, an eighth and a sixteenth of them]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
     kv_heads: Vec<u64>,
-    /// What joins the ranks: cluster, node:GB/s or net:GB/s
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "node:365,node:200,cluster,net:50,net:20")]
+    /// What joins the ranks: cluster, node:GB/s or net:GB/s [default: node:365,node:200,cluster, and net:50,net:20 where there
+    /// is a network]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     links: Vec<Links>,
-    /// GPUs that share a sequence
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2,4,8,16,32,64", value_parser = degree)]
+    /// GPUs that share a sequence [default: 2,4,8,16,32,64, as many as the cluster can have]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
     ranks: Vec<u32>,
     /// Tokens of a sequence [default: 8K,16K,..,1M]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count)]
     seq_len: Vec<u64>,
-    /// Choices of the implementation, of which each way takes its fastest; see `foretrain options`
+    /// Choices of the implementation, of which each way takes its fastest, and of each the words that say something of it;
+    /// see `foretrain options`
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "default", value_parser = options)]
     options: Vec<Options>,
     /// Of queries, keys and values: bf16, f32 or f64 [default: bf16 where the GPU has it]
@@ -57,9 +59,15 @@ pub struct Flags {
 impl Flags {
     fn question(&self) -> Result<Question> {
         let model = LlmSpec::find(&self.model)?;
-        let gpu = GpuSpec::find(&ClusterSpec::find(&self.cluster)?.gpu)?;
+        let cluster = ClusterSpec::find(&self.cluster)?;
+        let gpu = GpuSpec::find(&cluster.gpu)?;
         let (window, near_and_far) = Question::windows_of(&model);
-        let or = |list: &Vec<u64>, default: Vec<u64>| if list.is_empty() { default } else { list.clone() };
+        fn or<T: Clone>(list: &[T], default: impl FnOnce() -> Vec<T>) -> Vec<T> {
+            if list.is_empty() { default() } else { list.to_vec() }
+        }
+        let fits = |ranks: &u32| cluster.scale_out.is_some() || *ranks <= cluster.gpus_per_node;
+        let node = [Links::Node(365.0), Links::Node(200.0), Links::AsTheyStand];
+        let network = [Links::Network(50.0), Links::Network(20.0)].into_iter().filter(|_| cluster.scale_out.is_some());
         Ok(Question {
             cluster: self.cluster.clone(),
             stack: self.stack.clone().unwrap_or_else(|| stack_of(&gpu).into()),
@@ -69,10 +77,10 @@ impl Flags {
             window,
             near_and_far,
             model: model.name,
-            kv_heads: or(&self.kv_heads, Question::default_kv_heads(model.heads)),
-            links: self.links.clone(),
-            ranks: self.ranks.clone(),
-            seq_len: or(&self.seq_len, (13..=20).map(|log| 1 << log).collect()),
+            kv_heads: or(&self.kv_heads, || Question::default_kv_heads(model.heads)),
+            links: or(&self.links, || node.into_iter().chain(network).collect()),
+            ranks: or(&self.ranks, || (1..=6).map(|log| 1 << log).filter(fits).collect()),
+            seq_len: or(&self.seq_len, || (13..=20).map(|log| 1 << log).collect()),
             options: self.options.clone(),
         })
     }

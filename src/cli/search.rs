@@ -1,15 +1,15 @@
 //! `foretrain search`: which parallelism is fastest.
 
-use super::config::{count, degree, dispatch, documents, dtype, of_experts, options, packed, recompute, stack_of};
+use super::config::{
+    count, degree, dispatch, documents, dtype, gpus_of_a_study, of_experts, options, packed, recompute, stack_of,
+};
 use super::progress::bar;
 use super::{Answer, Output, list_of};
 use crate::error::{Error, Result};
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, Table, bytes, percent, seconds, tokens};
-use crate::spec::{
-    Architecture, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute, Schedule,
-};
+use crate::spec::{ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute, Schedule};
 use crate::sweep::case::default_dtype;
 use crate::sweep::search::{CEILING, Counts, Found, Question, Space, Value, search};
 use crate::sweep::{Batch, Case};
@@ -38,7 +38,7 @@ pub struct Flags {
     /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
     #[arg(long, value_name = "NAME")]
     stack: Option<String>,
-    /// GPUs; dp is what the other degrees leave of them [default: 64; on CPUs 8]
+    /// GPUs; dp is what the other degrees leave of them [default: 64, or what the only node has; on CPUs 8]
     #[arg(long, value_name = "N", value_parser = degree)]
     gpus: Option<u32>,
     /// Tokens of a sequence; each length is searched by itself
@@ -118,8 +118,9 @@ fn schedule(text: &str) -> std::result::Result<Schedule, String> {
 
 impl Flags {
     fn question(&self) -> Result<Question> {
-        let gpu = GpuSpec::find(&ClusterSpec::find(&self.cluster)?.gpu)?;
-        let gpus = self.gpus.unwrap_or(if gpu.architecture == Architecture::Cpu { 8 } else { 64 });
+        let cluster = ClusterSpec::find(&self.cluster)?;
+        let gpu = GpuSpec::find(&cluster.gpu)?;
+        let gpus = self.gpus.unwrap_or_else(|| gpus_of_a_study(&cluster, &gpu));
         let batch = match self.global_batch.is_empty() {
             true => Batch::TokensPerStep(self.tokens_per_step.unwrap_or(TOKENS_PER_STEP)),
             false => Batch::GlobalBatch(self.global_batch.clone()),

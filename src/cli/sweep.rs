@@ -1,7 +1,8 @@
 //! `foretrain sweep`: a grid of configurations.
 
 use super::config::{
-    capacity, count, degree, dispatch, documents, dtype, of_experts, options, packed, recompute, stack_of,
+    capacity, count, degree, dispatch, documents, dtype, gpus_of_a_study, of_experts, options, packed, recompute,
+    stack_of,
 };
 use super::progress::bar;
 use super::{Answer, Output, list_of};
@@ -9,9 +10,7 @@ use crate::error::Result;
 use crate::plot;
 use crate::report::Row;
 use crate::report::human::{self, seconds, tokens};
-use crate::spec::{
-    Architecture, Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute,
-};
+use crate::spec::{Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute};
 use crate::sweep::case::default_dtype;
 use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
 use clap::Args;
@@ -36,7 +35,7 @@ pub struct Flags {
     /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
     #[arg(long, value_name = "NAME")]
     stack: Option<String>,
-    /// GPUs; dp is what the other degrees leave of them [default: 64; on CPUs 8]
+    /// GPUs; dp is what the other degrees leave of them [default: 64, or what the only node has; on CPUs 8]
     #[arg(long, value_name = "N")]
     gpus: Option<u32>,
     /// Tokens of a sequence [default: 8K,16K,..,1M]
@@ -126,8 +125,9 @@ impl Flags {
             ("--routing", self.routing.is_some()),
         ];
         of_experts(&LlmSpec::find(&self.model)?, &said)?;
-        let gpu = GpuSpec::find(&ClusterSpec::find(&self.cluster)?.gpu)?;
-        let gpus = self.gpus.unwrap_or(if gpu.architecture == Architecture::Cpu { 8 } else { 64 });
+        let cluster = ClusterSpec::find(&self.cluster)?;
+        let gpu = GpuSpec::find(&cluster.gpu)?;
+        let gpus = self.gpus.unwrap_or_else(|| gpus_of_a_study(&cluster, &gpu));
         let batch = match self.global_batch.is_empty() {
             true => Batch::TokensPerStep(self.tokens_per_step.unwrap_or(TOKENS_PER_STEP)),
             false => Batch::GlobalBatch(self.global_batch.clone()),

@@ -65,8 +65,9 @@ impl Report {
         if self.others_s > 1e-9 * step {
             table.row(["  waiting for other ranks".into(), seconds(self.others_s), percent(self.others_s / step)]);
         }
-        if self.host_s > 1e-9 * step {
-            table.row(["  waiting for the host".into(), seconds(self.host_s), percent(self.host_s / step)]);
+        let host = self.row.host_s.unwrap_or(0.0);
+        if host > 1e-9 * step {
+            table.row(["  waiting for the host".into(), seconds(host), percent(host / step)]);
         }
         table.row(["  step".into(), seconds(step), percent(1.0)]);
         table.render("")

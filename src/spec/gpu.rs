@@ -31,6 +31,47 @@ pub enum Architecture {
     Cpu,
 }
 
+/// Who makes devices, and the libraries that run on no others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Maker {
+    Nvidia,
+    Amd,
+    Google,
+    /// Of accelerators that are none of these: Gaudi, Ascend.
+    Npu,
+    Cpu,
+}
+
+impl Maker {
+    pub fn name(self) -> &'static str {
+        match self {
+            Maker::Nvidia => "nvidia",
+            Maker::Amd => "amd",
+            Maker::Google => "google",
+            Maker::Npu => "npu",
+            Maker::Cpu => "cpu",
+        }
+    }
+}
+
+impl Architecture {
+    pub fn maker(self) -> Maker {
+        match self {
+            Architecture::Volta
+            | Architecture::Turing
+            | Architecture::Ampere
+            | Architecture::Ada
+            | Architecture::Hopper
+            | Architecture::Blackwell => Maker::Nvidia,
+            Architecture::Cdna2 | Architecture::Cdna3 | Architecture::Cdna4 => Maker::Amd,
+            Architecture::Tpu => Maker::Google,
+            Architecture::Npu => Maker::Npu,
+            Architecture::Cpu => Maker::Cpu,
+        }
+    }
+}
+
 /// Names of the dtypes a peak can be given for.
 const DTYPES: &[&str] = &["f64", "f32", "bf16", "fp8", "fp4"];
 

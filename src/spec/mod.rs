@@ -30,7 +30,7 @@ pub use cluster::{
 pub use depth::Depth;
 pub use exchange::{ExchangePass, ExchangeSpec, Notify, SmRule};
 pub use fleet::{Cause, FleetSpec};
-pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, MemoryCurve};
+pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, Maker, MemoryCurve};
 pub use hybrid::{MambaSpec, Mixer};
 pub use mask::{Documents, Mask};
 pub use model::{Gate, Groups, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};

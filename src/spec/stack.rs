@@ -1,5 +1,6 @@
 //! What software brings: which attention kernel, and what the communication library takes for itself.
 
+use super::gpu::Maker;
 use super::{Found, LlmSpec, Origin, Sourced, find, read};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, BytesPerSec, Seconds};
@@ -12,8 +13,14 @@ use std::path::Path;
 #[serde(deny_unknown_fields)]
 pub struct StackSpec {
     pub name: String,
+    /// Whose devices it runs on; none: it is not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maker: Option<Maker>,
     /// The curve of the GPU's `attention` table, or `unfused`: products and a softmax, with scores in memory.
     pub attention_kernel: Sourced<String>,
+    /// The largest head dim that this kernel is written for, of queries and keys; none: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub widest_head: Option<Sourced<u64>>,
     /// CPU time to issue one op of a plan, however many calls of the framework that takes: a device whose
     /// kernels are shorter runs dry.
     pub host_launch: Sourced<Seconds>,

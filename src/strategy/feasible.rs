@@ -7,6 +7,7 @@ mod words;
 
 pub use experts::{chosen_by_layer, route};
 pub use stages::layers_of_stages;
+pub use words::that_apply;
 
 use crate::error::{Error, Result};
 use crate::spec::{AttentionSpec, LlmSpec, MambaSpec, Mask, Mixer, Parallelism, Pass, Positions, Workload};

@@ -215,7 +215,7 @@ impl Case {
 
     /// Whether GPU and stack have what the options ask for.
     pub fn can_run(&self, par: &Parallelism) -> Result<()> {
-        self.roofline.runs(par.options, self.dtype)
+        self.roofline.runs(par.options, self.dtype, self.model.qk_dim())
     }
 
     /// What a point is to train on, or why it has no plan as far as can be told before it is built.

@@ -3,8 +3,8 @@
 use super::list;
 use crate::error::{Error, Result};
 use crate::spec::{
-    Dtype, Fold, KvPath, LlmSpec, Mixer, Parallelism, Positions, Recompute, RingBackward, RingLayout, RingMerge,
-    Workload,
+    Dtype, Fold, KvPath, LlmSpec, Mixer, Options, Parallelism, Positions, Recompute, RingBackward, RingLayout,
+    RingMerge, Workload,
 };
 
 /// What is kept in the host's memory has to be there.
@@ -76,6 +76,22 @@ type Need = (&'static str, bool, bool, &'static str);
 /// What words need of degrees and of one another.
 fn needs(par: &Parallelism) -> impl Iterator<Item = Need> {
     of_sequences(par).into_iter().chain(of_steps(par))
+}
+
+/// The words that say something of how these ranks share the work; those that lack what they need are left out.
+pub fn that_apply(par: &Parallelism) -> Options {
+    let mut par = *par;
+    loop {
+        let lacking: Vec<_> =
+            needs(&par).filter(|(_, said, fits, _)| *said && !fits).map(|(word, ..)| format!("{word}-")).collect();
+        let all = par.options.to_string();
+        let is_left = |word: &&str| !lacking.iter().any(|lacking| format!("{word}-").starts_with(lacking));
+        let left: Vec<&str> = all.split('+').filter(is_left).collect();
+        match left.join("+").parse() {
+            Ok(options) if options != par.options => par.options = options,
+            _ => return par.options,
+        }
+    }
 }
 
 /// Words of how ranks share sequences and rows.

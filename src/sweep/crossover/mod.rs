@@ -19,6 +19,7 @@ use crate::report::human;
 use crate::spec::{
     AttentionSpec, ClusterSpec, Dtype, GpuSpec, LlmSpec, Mask, Mixer, Options, Parallelism, Pass, StackSpec,
 };
+use crate::strategy::feasible::that_apply;
 use crate::strategy::{Engines, attention_pass};
 use crate::timeline::Timeline;
 use rayon::prelude::*;
@@ -164,6 +165,15 @@ impl Question {
         if self.seq_len.contains(&0) {
             return wrong("seq_len", "0 is no sequence; the least is 1".into());
         }
+        for options in &self.options {
+            let all = options.to_string();
+            let of_either = both(2).map(|par| that_apply(&Parallelism { options: *options, ..par }).to_string());
+            let lost = |word: &&str| !of_either.iter().any(|options| options.split('+').any(|one| one == *word));
+            if let Some(word) = all.split('+').find(|word| *options != Options::default() && lost(word)) {
+                let why = format!("{word} says nothing of Ulysses or a ring alone; leave it out");
+                return wrong("options", why);
+            }
+        }
         let mut places = Vec::new();
         for &links in &self.links {
             for &kv_heads in &self.kv_heads {
@@ -174,6 +184,12 @@ impl Question {
         }
         Ok(places)
     }
+}
+
+/// The two ways.
+fn both(ranks: u32) -> [Parallelism; 2] {
+    let of = |ulysses, ring| Parallelism { ulysses, ring, ..Parallelism::default() };
+    [of(ranks, 1), of(1, ranks)]
 }
 
 /// What all cells share.
@@ -199,9 +215,8 @@ impl<'a> Rig<'a> {
     fn cell(&self, place: &Place) -> Result<Cell> {
         let spec = place.links.of(&self.cluster, place.ranks)?;
         let cluster = Cluster::new(&spec, &self.gpu, place.ranks)?;
-        let both = |ulysses, ring| Parallelism { ulysses, ring, ..Parallelism::default() };
-        let ulysses = self.fastest(&cluster, place, both(place.ranks, 1))?;
-        let ring = self.fastest(&cluster, place, both(1, place.ranks))?;
+        let [ulysses, ring] = both(place.ranks).map(|par| self.fastest(&cluster, place, par));
+        let (ulysses, ring) = (ulysses?, ring?);
         let (winner, cause, reason) = verdict::verdict(&ulysses, &ring);
         Ok(Cell {
             links: place.links,
@@ -219,10 +234,12 @@ impl<'a> Rig<'a> {
         })
     }
 
-    /// A way with the options that make it fastest; of those that cannot run the first says why.
+    /// A way with the options that make it fastest, of which words that say nothing of it are left out; of those that cannot
+    /// run the first says why.
     fn fastest(&self, cluster: &Cluster, place: &Place, par: Parallelism) -> Result<Side> {
         let mut best: Option<Side> = None;
         for &options in &self.question.options {
+            let options = that_apply(&Parallelism { options, ..par });
             let side = match self.side(cluster, place, &Parallelism { options, ..par }) {
                 Err(Error::Infeasible(why)) => Side { why_not: why.replace('\n', " "), ..Side::default() },
                 other => other?,
@@ -237,7 +254,7 @@ impl<'a> Rig<'a> {
 
     /// The mean of the layers, by how many see what.
     fn side(&self, cluster: &Cluster, place: &Place, par: &Parallelism) -> Result<Side> {
-        self.roofline.runs(par.options, self.question.dtype)?;
+        self.roofline.runs(par.options, self.question.dtype, self.question.head_dim)?;
         let mut mean = Side { options: par.options.to_string(), ..Side::default() };
         for (mask, share) in self.question.masks() {
             mean.add(&self.attention(cluster, place, par, mask)?, share);
@@ -390,6 +407,20 @@ mod tests {
     }
 
     #[test]
+    fn words_of_one_way_leave_the_other_as_it_is() {
+        let cells = |options: &str| {
+            let question = Question { options: vec![options.parse().unwrap()], seq_len: vec![131_072], ..question() };
+            crossover(&question, tempfile::tempdir().unwrap().path()).unwrap().cells
+        };
+        let (plain, burst) = (cells("default"), cells("burst+stripe"));
+        for (plain, burst) in plain.iter().zip(&burst).filter(|(plain, _)| plain.ring.time_s.is_some()) {
+            assert_eq!(plain.ulysses, burst.ulysses);
+            assert_eq!((&*plain.ring.options, &*burst.ring.options), ("default", "stripe+burst"));
+            assert_ne!(plain.ring.time_s, burst.ring.time_s);
+        }
+    }
+
+    #[test]
     fn a_row_has_a_field_for_each_column() {
         let dir = tempfile::tempdir().unwrap();
         let map = crossover(&question(), dir.path()).unwrap();
@@ -404,6 +435,8 @@ mod tests {
         assert!(said(Question { kv_heads: vec![5], ..question() }).contains("5 does not divide the 32 heads"));
         assert!(said(Question { ranks: vec![1], ..question() }).contains("the least is 2"));
         assert!(said(Question { links: vec![], ..question() }).contains("a list is empty"));
+        let overlap = vec!["burst+tp-overlap".parse().unwrap()];
+        assert!(said(Question { options: overlap, ..question() }).contains("tp-overlap says nothing"));
         let one_node = Question { cluster: "local-cpu".into(), stack: "cpu".into(), dtype: Dtype::F32, ..question() };
         assert!(said(one_node).contains("there is no network"));
     }
