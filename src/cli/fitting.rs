@@ -13,8 +13,8 @@ pub struct Taken {
     pub note: String,
 }
 
-/// The fastest way of the first group of which any fits, or the default where none does; `None` if the default fits, or has
-/// something else wrong with it than memory. Sequences of a step are as many as `batch` says; `None`: one a replica, or in a
+/// The fastest way of the first group of which any fits, or of all where it is a batch that the GPUs do not share evenly; the
+/// default where none does; `None` if the default fits, or has something else wrong with it. Sequences of a step are as many as `batch` says; `None`: one a replica, or in a
 /// pipeline four a stage.
 pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<Taken>> {
     let default = match case.row(point)? {
@@ -25,28 +25,39 @@ pub fn fitting(case: &Case, point: &Point, batch: Option<u64>) -> Result<Option<
         row if row.why.starts_with("batch: ") && batch.is_some() => row,
         _ => return Ok(None),
     };
+    let odd = default.why.starts_with("batch: ");
+    let groups = if odd { vec![groups(case).concat()] } else { groups(case) };
     let mut all = 0;
-    for group in groups(case) {
+    for group in groups {
         let points: Vec<Point> = group.into_iter().filter_map(|way| at(case, point, way, batch)).collect();
         let (tried, fit) = fit_of(case, &points)?;
         let rate = |row: &Row| row.tokens_per_s_per_gpu.unwrap_or(0.0);
         if let Some((point, _)) = fit.iter().max_by(|a, b| rate(&a.1).total_cmp(&rate(&b.1))) {
             let note = format!(
                 "nothing is said of the split, and the default (no degree, zero 1, recompute none) does not fit ({}); taken is \
-                 {}, the fastest of {} simple ways that fit, of {tried} tried; say --zero, --recompute, --tp .. for another",
+                 {}, the fastest of {} simple ways that fit, of {tried} tried; say --zero, --recompute, --tp .. for another{}",
                 short(&default.why),
                 words(&point.par),
-                fit.len()
+                fit.len(),
+                if odd { even_batches(case, point) } else { String::new() }
             );
             return Ok(Some(Taken { point: *point, note }));
         }
         all += tried;
     }
-    if default.why.starts_with("batch: ") {
+    if odd {
         return Ok(None);
     }
     let note = format!("nothing is said of the split, and of {all} simple ways tried none fits; this is the default");
     Ok(Some(Taken { point: *point, note }))
+}
+
+/// Which batches all GPUs would share as replicas: those next to this one.
+fn even_batches(case: &Case, point: &Point) -> String {
+    let unit = u64::from(case.cluster.gpus()).saturating_mul(point.micro_batch).max(1);
+    let (below, above) = (point.global_batch / unit * unit, point.global_batch.div_ceil(unit).saturating_mul(unit));
+    let below = if below > 0 { format!("{below} or ") } else { String::new() };
+    format!(", or --global-batch {below}{above} for one replica a GPU")
 }
 
 /// How many of the points were tried, and those that fit. What fits without recomputation is faster than with it, so that
@@ -108,7 +119,9 @@ fn groups(case: &Case) -> Vec<Vec<Parallelism>> {
     let tensor = powers(node).map(|tp| (tp, 1, 1));
     let sequence = powers(node).map(|u| (1, u, 1)).chain(powers(64).map(|ring| (1, 1, ring)));
     let one: Vec<_> = tensor.chain(sequence).collect();
-    let both: Vec<_> = powers(64).map(|ring| (node, 1, ring)).chain(powers(64).map(|ring| (1, node, ring))).collect();
+    let shared =
+        powers(node).map(|tp| (tp, node / tp, 1)).filter(|(tp, ulysses, _)| *ulysses > 1 && tp * ulysses == node);
+    let both = powers(64).flat_map(|ring| [(node, 1, ring), (1, node, ring)]).chain(shared).collect::<Vec<_>>();
     let staged = [1, node].into_iter().flat_map(|tp| with(&[(tp, 1, 1)])).filter(|way| way.zero == 1);
     let staged = staged.flat_map(|way| powers(32).map(move |pp| Parallelism { pp, ..way })).collect();
     vec![with(&[(1, 1, 1)]), with(&one), with(&both), staged]

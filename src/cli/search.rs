@@ -201,6 +201,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         files.extend(plot::draw(&dir.join("rows.csv"), dir)?);
     }
     let notes = question.spec()?.notes;
+    let has_host = ClusterSpec::find(&question.cluster)?.host.is_some();
     let mut text = human::notes(&notes);
     text.push_str(&format!(
         "{} on {} GPUs of {}, stack {}, {}{}\n",
@@ -211,13 +212,13 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         question.dtype.name(),
         packed(&question.documents)
     ));
-    found.iter().for_each(|found| text.push_str(&render(found)));
+    found.iter().for_each(|found| text.push_str(&render(found, has_host)));
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
     let printed = Printed { question: &question, notes: &notes, found: &found, files: list_of(&files) };
     let error = found.iter().all(|found| found.best.is_empty()).then(|| {
         // Lengths that no way comes out even for say nothing of either.
         let mut looked_at = found.iter().filter(|found| found.counts.ways > 0);
-        Error::infeasible(format!("search: {}", nothing(looked_at.all(|found| is_too_long(&found.counts)))))
+        Error::infeasible(format!("search: {}", nothing(looked_at.all(|found| is_too_long(&found.counts)), has_host)))
     });
     Ok(Answer::with_error(text, &printed, error))
 }
@@ -227,11 +228,12 @@ fn is_too_long(counts: &Counts) -> bool {
     counts.too_long > 0 && counts.do_not_fit + counts.too_large == 0
 }
 
-/// Why there is no way, and what might make one.
-fn nothing(too_long: bool) -> &'static str {
-    match too_long {
-        true => "all have more ops than are laid out: a larger --micro-batch or a smaller --ring has fewer",
-        false => "nothing fits: more GPUs, a shorter sequence, or --options offload-optimizer might",
+/// Why there is no way, and what might make one. `has_host`: what copies to the host's memory take is known.
+fn nothing(too_long: bool, has_host: bool) -> &'static str {
+    match (too_long, has_host) {
+        (true, _) => "all have more ops than are laid out: a larger --micro-batch or a smaller --ring has fewer",
+        (false, true) => "nothing fits: more GPUs, a shorter sequence, or --options offload-optimizer might",
+        (false, false) => "nothing fits: more GPUs or a shorter sequence might",
     }
 }
 
@@ -251,7 +253,7 @@ fn nothing_comes_out_even(question: &Question, found: &[Found]) -> Error {
     ))
 }
 
-fn render(found: &Found) -> String {
+fn render(found: &Found, has_host: bool) -> String {
     let mut text = format!(
         "\n{} tokens a sequence, {} sequences a step\n{}",
         tokens(found.seq_len),
@@ -259,7 +261,7 @@ fn render(found: &Found) -> String {
         counted(&found.counts)
     );
     if found.best.is_empty() {
-        text.push_str(&format!("\n{}\n", nothing(is_too_long(&found.counts))));
+        text.push_str(&format!("\n{}\n", nothing(is_too_long(&found.counts), has_host)));
         return text;
     }
     text.push_str(&format!("\nthe fastest ways\n{}", ways(&found.best)));

@@ -122,9 +122,12 @@ pub(super) fn batch(work: &Workload, par: &Parallelism) -> Result<()> {
         }
     }
     if g < dp * m {
+        // Ranks that are taken from dp go to another degree whole.
+        let fewer = (1..=(g / m).max(1)).rev().find(|n| dp.is_multiple_of(*n)).unwrap_or(1);
         return Err(Error::infeasible(format!(
-            "batch: global_batch {g} is less than dp {dp} x micro_batch {m}; raise ring or ulysses, or use dp {} or less",
-            (g / m).max(1)
+            "batch: global_batch {g} is less than dp {dp} x micro_batch {m}; raise ring, ulysses or tp until dp is {fewer}, \
+             or use global_batch {} or more",
+            dp * m
         )));
     }
     if g % (dp * m) != 0 {

@@ -41,10 +41,10 @@ fn refused(l: u64, short: u64, par: &Parallelism) -> Error {
     let good = list((2..=(l + short).min(4096)).filter(|n| (l + short).is_multiple_of(*n)));
     let parts = u64::from(par.pp) * u64::from(par.vp);
     // A part without a layer is none, however unevenly they are shared out.
-    let or = match (parts > l, short > 0) {
+    let or = match (parts > l, short == 0 && parts > 1 && (l + 2).is_multiple_of(parts)) {
         (true, _) => "",
-        (false, true) => ", or option uneven",
-        (false, false) => ", or option short-ends or uneven",
+        (false, true) => ", or option short-ends or uneven",
+        (false, false) => ", or option uneven",
     };
     Error::infeasible(format!(
         "pp: {l} layers{} do not split evenly over pp {} x vp {} = {parts} parts; use {good} parts{or}",
@@ -223,7 +223,8 @@ mod tests {
     #[test]
     fn what_does_not_come_out_is_said() {
         for (all, pp, vp, options, want) in [
-            (7, 4, 1, "default", "option short-ends or uneven"),
+            (6, 4, 1, "default", "parts, or option short-ends or uneven"),
+            (7, 4, 1, "default", "parts, or option uneven"),
             (3, 4, 1, "uneven", "do not split evenly"),
             (8, 1, 1, "first-stage-3", "first-stage-3 needs a pipeline"),
             (8, 4, 1, "short-ends+first-stage-1", "use one"),
