@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use super::notes::Notes;
 use super::rows::{self, Row, stages, tokens_per_step};
-use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, Point, Shape, ramp, save, short};
+use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, Point, Shape, fitting_size, ramp, save, short};
 use super::ways::{Best, Family, Way, best, meaning};
 use crate::error::Result;
+use plotters::style::RGBColor;
 
 /// Writes `mfu_vs_seqlen.svg` and `.png`, or one pair for each model, cluster, stack and size where the study has more.
 pub fn mfu_vs_seqlen(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
@@ -48,6 +49,7 @@ struct Top<'a> {
     way: &'a Way,
     mfu: f64,
     full_recompute: bool,
+    zero: u32,
 }
 
 impl Group {
@@ -63,13 +65,13 @@ impl Group {
     /// Of equals the first, which has the lower degree.
     fn top(&self, length: u64) -> Option<Top<'_>> {
         let reached = |points: &Points| match points.get(&length) {
-            Some(&Best::Mfu { mfu, full_recompute }) => Some((mfu, full_recompute)),
+            Some(&Best::Mfu { mfu, full_recompute, zero }) => Some((mfu, full_recompute, zero)),
             _ => None,
         };
         // max_by takes the last.
         let all = self.ways.iter().rev().filter_map(|(way, points)| Some((way, reached(points)?)));
-        let (way, (mfu, full_recompute)) = all.max_by(|a, b| a.1.0.total_cmp(&b.1.0))?;
-        Some(Top { way, mfu, full_recompute })
+        let (way, (mfu, full_recompute, zero)) = all.max_by(|a, b| a.1.0.total_cmp(&b.1.0))?;
+        Some(Top { way, mfu, full_recompute, zero })
     }
 
     /// Why nothing of the family runs: memory, if for one of its ways, since that passed every other check.
@@ -88,6 +90,8 @@ const RIGHT: f64 = 1296.0;
 const TOP: f64 = 122.0;
 const LEGEND: f64 = 1326.0;
 const RADIUS: f64 = 6.5;
+/// Letters of the table that can be read.
+const LEAST: f64 = 9.5;
 /// Of a line of the table.
 const LINE: f64 = 47.0;
 
@@ -162,7 +166,7 @@ fn figure(rows: &[Row], notes: &Notes) -> Vec<Mark> {
     marks.extend(groups.iter().flat_map(|g| thick(&frame, g)));
     // Markers stand above all lines.
     marks.extend(groups.iter().enumerate().flat_map(|(i, g)| markers(&frame, g, &groups[i + 1..])));
-    marks.extend(table(&frame, &groups));
+    marks.extend(table(&frame, &groups, stages(rows.iter()).len()));
     marks.extend(legend(&frame, &groups));
     marks
 }
@@ -180,8 +184,8 @@ fn titles(rows: &[Row], notes: &Notes) -> Vec<Mark> {
     parts.push("the best microbatch and recomputation of each way".into());
     parts.push("model FLOPs, causal half, no recomputation".into());
     vec![
-        Mark::text((LEFT, 42.0), title, 31.0, INK, Align::Left),
-        Mark::text((LEFT, 82.0), parts.join("  \u{b7}  "), 17.0, FAINT, Align::Left),
+        Mark::fitting((LEFT, 42.0), title, 31.0, INK),
+        Mark::fitting((LEFT, 82.0), parts.join("  \u{b7}  "), 17.0, FAINT),
     ]
 }
 
@@ -253,7 +257,8 @@ fn markers(frame: &Frame, group: &Group, later: &[Group]) -> Vec<Mark> {
 }
 
 /// A line for each family, a column for each length; the best of a column stands on a tint of its colour.
-fn table(frame: &Frame, groups: &[Group]) -> Vec<Mark> {
+/// `stages`: how many stages of ZeRO there are.
+fn table(frame: &Frame, groups: &[Group], stages: usize) -> Vec<Mark> {
     let mut marks = Vec::new();
     let columns = frame.columns();
     let width = frame.cell(&columns);
@@ -268,7 +273,7 @@ fn table(frame: &Frame, groups: &[Group]) -> Vec<Mark> {
                 let half = width / 2.0 - 3.0;
                 marks.push(Mark::Rect { from: (x - half, top + 2.0), to: (x + half, top + LINE - 2.0), color });
             }
-            marks.extend(entry(group, length, (x, top), width));
+            marks.extend(entry(group, length, (x, top), width, stages));
         }
     }
     marks
@@ -282,20 +287,36 @@ fn is_best(groups: &[Group], place: usize, length: u64) -> bool {
     !groups.iter().enumerate().any(beaten)
 }
 
-fn entry(group: &Group, length: u64, (x, top): Point, width: f64) -> Vec<Mark> {
+fn entry(group: &Group, length: u64, (x, top): Point, width: f64, stages: usize) -> Vec<Mark> {
     let Some(best) = group.top(length) else {
         let why = group.reason(length).unwrap_or("-");
         return vec![Mark::text((x, top + LINE / 2.0), why, 14.0, FAINT, Align::Middle)];
     };
-    let how = format!("{}{}", best.way.degrees(), if best.full_recompute { ", full" } else { "" });
-    // A letter is about 0.6 of its size wide.
-    let fitting = |words: &str| (width / (0.6 * words.chars().count().max(1) as f64)).min(12.0);
-    let (color, words) = (group.family.look().1, &best.way.words);
-    vec![
-        Mark::text((x, top + 11.0), format!("{:.1} %", best.mfu * 100.0), 16.0, color, Align::Middle),
-        Mark::text((x, top + 26.0), &how, fitting(&how), INK, Align::Middle),
-        Mark::text((x, top + 39.0), words, fitting(words), FAINT, Align::Middle),
-    ]
+    let zero = if stages > 1 { format!(", ZeRO {}", best.zero) } else { String::new() };
+    let how = format!("{}{zero}{}", best.way.degrees(), if best.full_recompute { ", full" } else { "" });
+    let fitting = |words: &str| fitting_size(words, width).min(13.0);
+    let color = group.family.look().1;
+    let mut lines = vec![(how, INK)];
+    if !best.way.words.is_empty() {
+        lines.push((legible(&best.way.words, width), FAINT));
+    } else if fitting(&lines[0].0) < LEAST {
+        // Degrees of more kinds than one line has room for.
+        let all: Vec<&str> = lines[0].0.split(", ").collect();
+        lines = all.chunks(all.len().div_ceil(2)).map(|part| (part.join(", "), INK)).collect();
+    }
+    let mark = |(y, (text, color)): (f64, (String, RGBColor))| {
+        Mark::text((x, top + y), &text, fitting(&text), color, Align::Middle)
+    };
+    let reached = Mark::text((x, top + 11.0), format!("{:.1} %", best.mfu * 100.0), 16.0, color, Align::Middle);
+    [reached].into_iter().chain([26.0, 39.0].into_iter().zip(lines).map(mark)).collect()
+}
+
+/// As many words of options as can be read there; that there are more, which the rows have, dots say.
+fn legible(words: &str, width: f64) -> String {
+    let parts: Vec<&str> = words.split('+').collect();
+    let first = |n: usize| if n == parts.len() { words.into() } else { format!("{}+\u{2026}", parts[..n].join("+")) };
+    let fits = |n: &usize| fitting_size(&first(*n), width) >= LEAST;
+    first((1..=parts.len()).rev().find(fits).unwrap_or(1))
 }
 
 /// Families, what lines and markers mean, what a word in the table means.
@@ -437,9 +458,9 @@ mod tests {
         let at = |recompute, mfu| row(8192, (8, 1), recompute, mfu);
         let no_room = Err("memory: 90 GiB at the peak, there are 80");
         let both = [at("none", Ok(0.5)), at("full", Ok(0.4)), at("none", Ok(0.3))];
-        assert_eq!(best_of(&both), Best::Mfu { mfu: 0.5, full_recompute: false });
+        assert_eq!(best_of(&both), Best::Mfu { mfu: 0.5, full_recompute: false, zero: 1 });
         let full = [at("none", no_room), at("full", Ok(0.4))];
-        assert_eq!(best_of(&full), Best::Mfu { mfu: 0.4, full_recompute: true });
+        assert_eq!(best_of(&full), Best::Mfu { mfu: 0.4, full_recompute: true, zero: 1 });
         let never = [at("none", Err("batch: 1 is less than 2")), at("full", no_room)];
         assert_eq!(best_of(&never), Best::Never("memory".into()));
     }

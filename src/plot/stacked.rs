@@ -141,8 +141,8 @@ pub fn figure(bars: &[Bar], picture: &Picture) -> Vec<Mark> {
     let stages = stages(shown(bars)).len();
     let frame = Frame { picture, lengths: lengths.into_iter().collect(), panels: chosen.len().max(1), stages };
     let mut marks = vec![
-        Mark::text((34.0, 42.0), &picture.title, 29.0, INK, Align::Left),
-        Mark::text((34.0, 82.0), picture.subtitle.join("  \u{b7}  "), 16.5, FAINT, Align::Left),
+        Mark::fitting((34.0, 42.0), &picture.title, 29.0, INK),
+        Mark::fitting((34.0, 82.0), picture.subtitle.join("  \u{b7}  "), 16.5, FAINT),
     ];
     marks.extend(grid(&frame));
     for (panel, (family, of_family)) in chosen.iter().enumerate() {
@@ -238,7 +238,7 @@ fn ticks(frame: &Frame, panel: usize, of_family: &BTreeMap<u64, &Bar>) -> Vec<Ma
         // A letter is about 0.6 of its size wide.
         let longest = words.iter().map(String::len).max().unwrap_or(0);
         if 0.6 * size * longest as f64 > frame.width() / frame.lengths.len() as f64 {
-            marks.push(standing(x, &words.join(", ")));
+            marks.extend(standing(x, &words, frame.width() / frame.lengths.len() as f64));
             continue;
         }
         let apart = if words.len() > 2 { 16.0 } else { 20.0 };
@@ -262,10 +262,23 @@ fn label(row: &Row, stages: usize) -> Vec<String> {
     words
 }
 
-/// Words that have no room to lie.
-fn standing(x: f64, text: &str) -> Mark {
-    let at = (x, BOTTOM + 28.0 + 2.65 * text.len() as f64);
-    Mark::Text { at, text: text.into(), size: 10.0, color: FAINT, align: Align::Middle, upright: true }
+/// Words that have no room to lie: upright, side by side where they would run into the words below them.
+fn standing(x: f64, words: &[String], room: f64) -> Vec<Mark> {
+    const MOST: usize = 13;
+    let mut columns: Vec<String> = vec![];
+    for word in words.iter().flat_map(|words| words.split(", ")) {
+        match columns.last_mut().filter(|column| column.len() + 2 + word.len() <= MOST) {
+            Some(column) => *column = format!("{column}, {word}"),
+            None => columns.push(word.into()),
+        }
+    }
+    let middle = (columns.len() as f64 - 1.0) / 2.0;
+    let apart = (room / columns.len() as f64).min(11.0);
+    let mark = |(i, text): (usize, String)| {
+        let at = (x + apart * (i as f64 - middle), BOTTOM + 28.0 + 2.65 * text.len() as f64);
+        Mark::Text { at, text, size: (0.95 * apart).min(10.0), color: FAINT, align: Align::Middle, upright: true }
+    };
+    columns.into_iter().enumerate().map(mark).collect()
 }
 
 fn limit(frame: &Frame) -> Vec<Mark> {

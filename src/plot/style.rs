@@ -65,9 +65,22 @@ impl Mark {
         Mark::Text { at, text: text.to_string(), size, color, align, upright: false }
     }
 
+    /// A line of text that begins there, as small as it has to be to end on the page.
+    pub fn fitting(at: Point, text: impl ToString, size: f64, color: RGBColor) -> Mark {
+        let text = text.to_string();
+        // In whole sentences there is much that is narrow.
+        let size = size.min(1.28 * fitting_size(&text, f64::from(WIDTH) - 20.0 - at.0));
+        Mark::Text { at, text, size, color, align: Align::Left, upright: false }
+    }
+
     pub fn line(points: &[Point], color: RGBColor, width: f64) -> Mark {
         Mark::Line { points: points.to_vec(), color, width, dash: None }
     }
+}
+
+/// The size at which a text is so wide: a letter is about 0.6 of its size.
+pub fn fitting_size(text: &str, width: f64) -> f64 {
+    width / (0.6 * text.chars().count().max(1) as f64)
 }
 
 /// The colour a fraction `at` (0..=1) of the way along a ramp of colours.

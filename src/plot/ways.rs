@@ -121,6 +121,7 @@ pub enum Best {
     Mfu {
         mfu: f64,
         full_recompute: bool,
+        zero: u32,
     },
     /// No configuration fits; the kind of reason.
     Never(String),
@@ -131,7 +132,7 @@ pub fn best(rows: &[Row]) -> BTreeMap<Way, BTreeMap<u64, Best>> {
     let mut all: BTreeMap<Way, BTreeMap<u64, Best>> = BTreeMap::new();
     for row in rows {
         let new = match &row.mfu {
-            Ok(mfu) => Best::Mfu { mfu: *mfu, full_recompute: row.recompute == "full" },
+            Ok(mfu) => Best::Mfu { mfu: *mfu, full_recompute: row.recompute == "full", zero: row.zero },
             Err(why) => Best::Never(reason(why)),
         };
         let points = all.entry(Way::of(row)).or_default();
