@@ -3,6 +3,7 @@
 use super::config::{
     count, degree, dispatch, documents, dtype, gpus_of_a_study, of_experts, options, packed, recompute, stack_of,
 };
+use super::interrupt::Interrupt;
 use super::progress::bar;
 use super::{Answer, Output, list_of};
 use crate::error::{Error, Result};
@@ -11,7 +12,7 @@ use crate::report::Row;
 use crate::report::human::{self, Table, bytes, percent, seconds, tokens};
 use crate::spec::{ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute, Schedule};
 use crate::sweep::case::default_dtype;
-use crate::sweep::search::{CEILING, Counts, Found, Question, Space, Value, search};
+use crate::sweep::search::{CEILING, Counts, Found, Progress, Question, Space, Stop, Value, search};
 use crate::sweep::{Batch, Case};
 use clap::Args;
 use serde::Serialize;
@@ -188,11 +189,14 @@ struct Printed<'a> {
 pub fn run(flags: &Flags) -> Result<Answer> {
     let question = flags.question()?;
     let bar = bar(0, "{pos}/{len} {msg}");
-    let (found, mut files) = search(&question, flags.out.as_deref(), flags.fresh, &|what, done, all| {
+    let interrupt = Interrupt::watch()?;
+    let progress = |what: &'static str, done: usize, all: usize| {
         bar.set_message(what);
         bar.set_length(all as u64);
         bar.set_position(done as u64);
-    })?;
+    };
+    let hears = (&progress as Progress, &(|| interrupt.asked()) as Stop);
+    let (found, mut files) = search(&question, flags.out.as_deref(), flags.fresh, hears)?;
     bar.finish_and_clear();
     if found.iter().all(|found| found.counts.ways == 0) {
         return Err(nothing_comes_out_even(&question, &found));
@@ -215,7 +219,15 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     found.iter().for_each(|found| text.push_str(&render(found, has_host)));
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
     let printed = Printed { question: &question, notes: &notes, found: &found, files: list_of(&files) };
-    let error = found.iter().all(|found| found.best.is_empty()).then(|| {
+    let nothing_fits = found.iter().all(|found| found.best.is_empty());
+    let error = (nothing_fits || interrupt.asked()).then(|| {
+        if interrupt.asked() {
+            let rest = match &flags.out {
+                Some(dir) => format!("what was costed is in {}, and the same command goes on", dir.display()),
+                None => "with --out what was costed is kept, and the same command goes on".into(),
+            };
+            return Error::device("search", format!("interrupted: {rest}"));
+        }
         // Lengths that no way comes out even for say nothing of either.
         let mut looked_at = found.iter().filter(|found| found.counts.ways > 0);
         Error::infeasible(format!("search: {}", nothing(looked_at.all(|found| is_too_long(&found.counts)), has_host)))
@@ -260,6 +272,9 @@ fn render(found: &Found, has_host: bool) -> String {
         found.global_batch,
         counted(&found.counts)
     );
+    if found.best.is_empty() && found.counts.left > 0 {
+        return text;
+    }
     if found.best.is_empty() {
         text.push_str(&format!("\n{}\n", nothing(is_too_long(&found.counts), has_host)));
         return text;
@@ -291,6 +306,12 @@ fn counted(counts: &Counts) -> String {
         text.push_str(&format!(", {} of which have more ops than are laid out", counts.too_long));
     }
     text.push_str(&format!("; {} more for what other choices cost\n", counts.beside));
+    if counts.left > 0 {
+        text.push_str(&format!(
+            "interrupted: {} ways were not looked at, and a faster one may be among them\n",
+            counts.left
+        ));
+    }
     match counts.nearest_bound {
         Some(least) if least < 1.0 => text.push_str(&format!(
             "a way took {} of its bound: another that was not costed may be faster than the last of these by as much\n",

@@ -546,7 +546,7 @@ mod tests {
         let rows: Vec<Row> = study().into_iter().filter(|row| far(row.seq_len)).collect();
         let groups = Group::all(&rows);
         let frame = Frame::new(&groups);
-        let cells: Vec<(f64, f64)> = table(&frame, &groups)
+        let cells: Vec<(f64, f64)> = table(&frame, &groups, 2)
             .into_iter()
             .filter_map(|mark| if let Mark::Rect { from, to, .. } = mark { Some((from.0, to.0)) } else { None })
             .collect();

@@ -85,10 +85,17 @@ pub struct Counts {
     pub do_not_fit: usize,
     /// Not costed after all: more ops than are laid out.
     pub too_long: usize,
+    /// Not looked at: it was told to stop.
+    #[serde(skip_serializing_if = "is_none")]
+    pub left: usize,
     /// Costed besides, to say what each value of each choice costs; known ones among them.
     pub beside: usize,
     /// The least that a costed way took, as a multiple of its bound: below 1 a bound was wrong.
     pub nearest_bound: Option<f64>,
+}
+
+fn is_none(n: &usize) -> bool {
+    *n == 0
 }
 
 /// Ways that are costed before it is looked again which are still worth it. The same whatever the number of cores, so
@@ -121,6 +128,9 @@ impl Candidate {
 /// Hears (what is being done, how much of it is done, of how much).
 pub type Progress<'p> = &'p (dyn Fn(&'static str, usize, usize) + Sync);
 
+/// Whether to stop at the next good place.
+pub type Stop<'p> = &'p (dyn Fn() -> bool + Sync);
+
 /// A search under way.
 struct Search<'s> {
     case: &'s Case,
@@ -128,6 +138,7 @@ struct Search<'s> {
     store: Option<Store>,
     rows: HashMap<String, Row>,
     progress: Progress<'s>,
+    stop: Stop<'s>,
 }
 
 impl Question {
@@ -176,12 +187,12 @@ impl Question {
     }
 }
 
-/// Searches at every length. With a folder, rows are kept there and taken from there.
+/// Searches at every length. With a folder, rows are kept there and taken from there. Told to stop, it brings what it has.
 pub fn search(
     question: &Question,
     dir: Option<&Path>,
     fresh: bool,
-    progress: Progress,
+    (progress, stop): (Progress, Stop),
 ) -> Result<(Vec<Found>, Vec<PathBuf>)> {
     let case = question.case()?;
     let mut store = dir.map(|dir| Store::open(question, dir, fresh)).transpose()?;
@@ -189,11 +200,13 @@ pub fn search(
         store.clear()?;
     }
     let rows = store.iter().flat_map(Store::rows).map(|row| (key(&Point::of_row(row)), row.clone())).collect();
-    let mut search = Search { case: &case, question, store, rows, progress };
+    let mut search = Search { case: &case, question, store, rows, progress, stop };
     let mut all = vec![];
     for &seq_len in &question.seq_len {
         for global_batch in question.batch.of(seq_len) {
-            all.push(search.length(seq_len, global_batch)?);
+            if all.is_empty() || !stop() {
+                all.push(search.length(seq_len, global_batch)?);
+            }
         }
     }
     let mut files = vec![];
@@ -236,9 +249,9 @@ impl Search<'_> {
         let refused = refused.0.into_iter().map(|(kind, (n, _))| (kind, n)).collect();
         let mut counts = Counts { refused, refused_why, ways: points.len(), ..Counts::default() };
         let candidates = self.candidates(points, &mut counts)?;
-        let mut costed = vec![];
+        let (mut costed, unbounded) = (vec![], counts.left);
         self.best_first(&candidates, (self.question.best, f64::INFINITY), &mut costed, &mut counts)?;
-        counts.too_slow = candidates.len() - costed.len();
+        counts.too_slow = candidates.len() - costed.len() - (counts.left - unbounded);
         let best: Vec<Row> = fastest(&costed).into_iter().take(self.question.best).cloned().collect();
         let mut beside = Counts { nearest_bound: counts.nearest_bound, ..Counts::default() };
         let values = values::values(self, &candidates, &mut costed, &mut beside)?;
@@ -261,13 +274,21 @@ impl Search<'_> {
         let short = Short::of(self.case);
         let done = AtomicUsize::new(0);
         let probed = by_probe.into_par_iter().map(|(_, points)| {
+            if (self.stop)() {
+                return Ok((Err(()), points));
+            }
             let probe = Probe::new(self.case, short.as_ref(), &points[0])?;
             let done = done.fetch_add(1, Ordering::Relaxed) + 1;
             (self.progress)("ways bounded", done, counts.probes);
-            Ok((probe, points))
+            Ok((Ok(probe), points))
         });
         let mut all = vec![];
-        for (probe, points) in probed.collect::<Result<Vec<(Option<Probe>, Vec<Point>)>>>()? {
+        for (probe, points) in probed.collect::<Result<Vec<(std::result::Result<Option<Probe>, ()>, Vec<Point>)>>>()? {
+            let Ok(probe) = probe else {
+                counts.left += points.len();
+                counts.probes -= 1;
+                continue;
+            };
             for point in points {
                 match &probe {
                     Some(probe) if probe.bytes(&point) > room => counts.too_large += 1,
@@ -289,8 +310,13 @@ impl Search<'_> {
         costed: &mut Vec<Row>,
         counts: &mut Counts,
     ) -> Result<()> {
-        for round in candidates.chunks(if wanted > 1 { ROUND } else { FEW }) {
+        let each = if wanted > 1 { ROUND } else { FEW };
+        for (n, round) in candidates.chunks(each).enumerate() {
             let limit = fastest(costed).get(wanted - 1).map_or(ceiling, |row| step(row).min(ceiling));
+            if (self.stop)() {
+                counts.left += candidates[n * each..].iter().filter(|candidate| candidate.least() < limit).count();
+                break;
+            }
             let round: Vec<&Candidate> = round.iter().filter(|candidate| candidate.least() < limit).collect();
             if round.is_empty() {
                 break;
@@ -298,6 +324,10 @@ impl Search<'_> {
             let points: Vec<Point> = round.iter().map(|candidate| candidate.point).collect();
             let rows = self.cost(&points, limit, true)?;
             for (candidate, row) in round.iter().zip(&rows) {
+                let Some(row) = row else {
+                    counts.left += 1;
+                    continue;
+                };
                 counts.costed += 1;
                 let long = row.why.starts_with(guard::SIZE);
                 counts.too_long += usize::from(long);
@@ -307,31 +337,33 @@ impl Search<'_> {
                     counts.nearest_bound = Some(counts.nearest_bound.map_or(over, |least| least.min(over)));
                 }
             }
-            costed.extend(rows);
+            costed.extend(rows.into_iter().flatten());
             (self.progress)("ways costed", costed.len(), candidates.len());
         }
         Ok(())
     }
 
     /// Rows of points, those that are known and those that are not, which the folder keeps where `keep` is set. Of a way
-    /// that takes `limit` or longer, memory is not looked at: it costs most of the time.
-    fn cost(&mut self, points: &[Point], limit: f64, keep: bool) -> Result<Vec<Row>> {
-        let (case, known) = (self.case, &self.rows);
+    /// that takes `limit` or longer, memory is not looked at: it costs most of the time. None of those that were not come to
+    /// before the search was told to stop.
+    fn cost(&mut self, points: &[Point], limit: f64, keep: bool) -> Result<Vec<Option<Row>>> {
+        let (case, known, stop) = (self.case, &self.rows, self.stop);
         // What was too slow for one limit may not be for another, and the other way round: what is found hangs on the
         // limit alone, and not on what was looked at before.
         let rows = points.par_iter().map(|point| match known.get(&key(point)) {
-            Some(row) if row.step_time_s.is_some() && step(row) >= limit => Ok((slow(row.clone()), false)),
-            Some(row) if !is_slow(row) => Ok((row.clone(), false)),
-            _ => Ok((row(case, point, limit)?, true)),
+            Some(row) if row.step_time_s.is_some() && step(row) >= limit => Ok(Some((slow(row.clone()), false))),
+            Some(row) if !is_slow(row) => Ok(Some((row.clone(), false))),
+            _ if stop() => Ok(None),
+            _ => Ok(Some((row(case, point, limit)?, true))),
         });
-        let rows = rows.collect::<Result<Vec<(Row, bool)>>>()?;
-        for (row, _) in rows.iter().filter(|(_, new)| *new) {
+        let rows = rows.collect::<Result<Vec<Option<(Row, bool)>>>>()?;
+        for (row, _) in rows.iter().flatten().filter(|(_, new)| *new) {
             if let Some(store) = self.store.as_mut().filter(|_| keep) {
                 store.append(row.clone(), &store::written(row))?;
             }
             self.rows.insert(key(&Point::of_row(row)), row.clone());
         }
-        Ok(rows.into_iter().map(|(row, _)| row).collect())
+        Ok(rows.into_iter().map(|row| row.map(|(row, _)| row)).collect())
     }
 }
 
@@ -444,7 +476,7 @@ mod tests {
     }
 
     fn found(question: &Question, dir: Option<&Path>) -> Found {
-        search(question, dir, false, &|_, _, _| {}).unwrap().0.remove(0)
+        search(question, dir, false, (&|_, _, _| {}, &|| false)).unwrap().0.remove(0)
     }
 
     /// The slow way: every way of the space, whole.
@@ -466,6 +498,27 @@ mod tests {
             assert!(costed < 3 * ways / 4, "{:?}", got.counts);
             assert!(got.counts.nearest_bound.unwrap() >= 1.0);
         }
+    }
+
+    #[test]
+    fn told_to_stop_it_brings_what_it_has_and_the_next_one_goes_on() {
+        let (question, dir) = (dense(), tempfile::tempdir().unwrap());
+        let whole = found(&question, None);
+        let rounds = AtomicUsize::new(0);
+        let progress = |what: &'static str, _, _| {
+            rounds.fetch_add(usize::from(what == "ways costed"), Ordering::Relaxed);
+        };
+        let stop = || rounds.load(Ordering::Relaxed) > 0;
+        let part = search(&question, Some(dir.path()), false, (&progress, &stop)).unwrap().0.remove(0);
+        let Counts { ways, too_large, too_slow, costed, left, .. } = part.counts;
+        assert_eq!(too_large + too_slow + costed + left, ways);
+        assert!(left > 0 && (1..=ROUND).contains(&costed) && !part.best.is_empty(), "{:?}", part.counts);
+        assert!(step(&part.best[0]) >= step(&whole.best[0]));
+        // From the first, before anything is bounded.
+        let none = search(&question, None, false, (&|_, _, _| {}, &|| true)).unwrap().0.remove(0);
+        assert_eq!(none.counts.left + none.counts.too_large, ways);
+        assert!(none.best.is_empty() && none.values.is_empty() && none.refined.is_empty());
+        assert_eq!(found(&question, Some(dir.path())).best, whole.best);
     }
 
     #[test]
@@ -550,7 +603,7 @@ mod tests {
         std::fs::write(&path, older).unwrap();
         assert_eq!(serde_json::to_string(&found(&question, Some(dir.path()))).unwrap(), whole);
         let other = Question { best: 2, ..question };
-        let refused = search(&other, Some(dir.path()), false, &|_, _, _| {}).err().unwrap().to_string();
+        let refused = search(&other, Some(dir.path()), false, (&|_, _, _| {}, &|| false)).err().unwrap().to_string();
         assert!(refused.contains("best is 4 there, 2 was asked for"), "{refused}");
     }
 }

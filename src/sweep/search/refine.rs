@@ -26,6 +26,6 @@ pub fn refine(search: &mut Search, best: &[Row]) -> Result<Vec<Row>> {
 
 /// The fastest way that differs in one of these.
 fn step_from(search: &mut Search, row: &Row) -> Result<Option<Row>> {
-    let rows = search.cost(&moves(&Point::of_row(row)), step(row), false)?;
+    let rows: Vec<Row> = search.cost(&moves(&Point::of_row(row)), step(row), false)?.into_iter().flatten().collect();
     Ok(fastest(&rows).first().filter(|other| step(other) < step(row)).map(|row| (*row).clone()))
 }

@@ -81,7 +81,9 @@ pub fn values(
         let at_least = (row.is_none() && slow).then_some(CEILING);
         Value { choice, value, row, over_best, at_least }
     });
-    Ok(found.collect())
+    // Of one that was not come to nothing is known.
+    let stopped = (search.stop)();
+    Ok(found.filter(|value| !stopped || value.row.is_some() || value.at_least.is_some()).collect())
 }
 
 /// The first few of those with a value, by what is known of their steps: those that were costed, and found too slow for
