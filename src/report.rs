@@ -84,6 +84,7 @@ impl Costed<'_> {
             executed_flops_per_gpu: usage.flops,
             peak_flops_per_s: self.peak.value(),
             notes: self.plan.about.model_spec.as_ref().map_or(vec![], |model| model.notes.clone()),
+            training: None,
         }
     }
 }
@@ -162,6 +163,28 @@ pub struct Report {
     pub peak_flops_per_s: f64,
     /// What was chosen where nothing was said, and what the model's file states that no plan has: a line each.
     pub notes: Vec<String>,
+    /// Of a run of so many tokens, where one was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub training: Option<Training>,
+}
+
+/// A whole training run of one step after the other, if nothing ever fails.
+#[derive(Debug, Clone, Serialize)]
+pub struct Training {
+    pub tokens: f64,
+    /// The last one may be cut short.
+    pub steps: f64,
+    pub time_s: f64,
+    pub gpu_hours: f64,
+}
+
+impl Training {
+    /// None where the step has no time.
+    pub fn of(tokens: f64, row: &Row) -> Option<Training> {
+        let steps = (tokens / (row.global_batch as f64 * row.seq_len as f64)).ceil();
+        let time_s = steps * row.step_time_s?;
+        Some(Training { tokens, steps, time_s, gpu_hours: time_s / 3600.0 * f64::from(row.gpus) })
+    }
 }
 
 /// As [`Usage::spread`](crate::timeline::Usage::spread) counts it.

@@ -449,7 +449,15 @@ pub fn count(text: &str) -> std::result::Result<u64, String> {
     number.and_then(|n| n.checked_mul(scale)).ok_or_else(|| "write a whole number, as in 131072 or 128K".to_string())
 }
 
-/// Lengths joined by commas, as `8x4K` eight of them, or a file with lengths between commas, blanks or lines.
+/// Tokens of a training run: K, M, B and T are powers of ten, as in what is said of data sets.
+pub fn trained_tokens(text: &str) -> std::result::Result<f64, String> {
+    let scales = [("K", 1e3), ("M", 1e6), ("B", 1e9), ("T", 1e12)];
+    let scaled = scales.into_iter().find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, scale)));
+    let (number, scale) = scaled.unwrap_or((text, 1.0));
+    let tokens = number.parse::<f64>().ok().map(|n| n * scale).filter(|n| (1.0..=1e18).contains(n));
+    tokens.ok_or_else(|| format!("{text:?} is no number of tokens from 1 to 1e18; write 300B or 15.6T"))
+}
+
 /// What is said of experts would else go by without a word where there are none. `said`: flags, and whether they were given.
 pub fn of_experts(model: &LlmSpec, said: &[(&str, bool)]) -> Result<()> {
     match said.iter().find(|(_, said)| *said && model.moe.is_none()) {
@@ -460,6 +468,7 @@ pub fn of_experts(model: &LlmSpec, said: &[(&str, bool)]) -> Result<()> {
     }
 }
 
+/// Lengths joined by commas, as `8x4K` eight of them, or a file with lengths between commas, blanks or lines.
 pub fn documents(text: &str) -> std::result::Result<Documents, String> {
     let wrong = |why: String| format!("{why}; write lengths as in 4096,8K or 8x4K, or the path of a file of them");
     let is_list = text.starts_with(|c: char| c.is_ascii_digit());

@@ -1,16 +1,17 @@
 //! `foretrain estimate`: one configuration, explained.
 
-use super::config::{CLUSTER, Config, PlanFile};
+use super::config::{CLUSTER, Config, PlanFile, trained_tokens};
 use super::progress::Clock;
 use super::{Answer, Output, WithNotes, grouped, issued};
 use crate::error::{Error, Result};
-use crate::report::Report;
+use crate::report::{Report, Training};
 use clap::Args;
 use std::path::PathBuf;
 
 #[derive(Args)]
 #[command(after_help = "Example: foretrain estimate\n         \
                         foretrain estimate --model llama-3-8b --gpus 64 --seq-len 128K --ulysses 8 --recompute full\n         \
+                        foretrain estimate --model llama-3-70b --cluster dgx-h100 --gpus 512 --tp 8 --pp 4 --global-batch 1024 --tokens 15T\n         \
                         foretrain estimate --plan plan.json --cluster local-cpu --json\n\n\
 Where nothing is said of the split (no degree, --zero, --recompute or --options) and the default does not fit, the\n\
 fastest of a few simple ways that fit is taken, and a note says which. So it is in simulate, plan and goodput.")]
@@ -19,6 +20,9 @@ pub struct Flags {
     config: Config,
     #[command(flatten)]
     plan: PlanFile,
+    /// Tokens of the whole training, e.g. 300B or 15.6T: how long that takes, and how many GPU-hours
+    #[arg(long, value_name = "N", value_parser = trained_tokens)]
+    tokens: Option<f64>,
     #[command(flatten)]
     output: Output,
     /// Write the JSON to this file, too
@@ -44,7 +48,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let otherwise = [grouped::note(&chosen, &plan, &timeline)?, issued::note(&chosen, &plan, &timeline)?];
     let notes = chosen.notes().into_iter().chain(otherwise.into_iter().flatten()).collect();
     let report = chosen.case.costed(&plan, &layout, &timeline).report();
-    let report = Report { notes, row: chosen.remedied(report.row)?, ..report };
+    let training = flags.tokens.and_then(|tokens| Training::of(tokens, &report.row));
+    let report = Report { notes, training, row: chosen.remedied(report.row)?, ..report };
     let error = (!report.row.feasible).then(|| Error::infeasible(&report.row.why));
     Answer::with_error(report.render(), &report, error).also_to(flags.out.as_deref())
 }

@@ -1,6 +1,6 @@
 //! `foretrain goodput`: what failures and checkpoints leave of a run.
 
-use super::config::{CLUSTER, Config, PlanFile};
+use super::config::{CLUSTER, Config, PlanFile, trained_tokens};
 use super::progress::Clock;
 use super::{Answer, Output, list_of};
 use crate::error::{Error, Result};
@@ -10,7 +10,7 @@ use crate::goodput::expected::{ettr, young};
 use crate::goodput::play::{Played, play};
 use crate::goodput::study::{Change, LEVERS, Question, pulled, study};
 use crate::plot;
-use crate::report::human::{Table, decimal, notes, percent, seconds};
+use crate::report::human::{Table, decimal, long, notes, percent, seconds};
 use crate::spec::{ClusterSpec, FleetSpec, Origin, Sourced, StorageSpec};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use clap::Args;
@@ -20,6 +20,7 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(
     after_help = "Example: foretrain goodput --model llama-3.1-405b --cluster h100-24k-roce --gpus 16384 --tp 8 --pp 16 --vp 8 --options short-ends+recompute-norm --global-batch 2048\n         \
+                        foretrain goodput --model llama-3-70b --gpus 512 --tp 8 --pp 4 --global-batch 1024 --tokens 15T\n         \
                         foretrain goodput --gpus 12288 --step-time 6.34s --state 2.45TB --fleet meta-rsc-1 --spares 32\n         \
                         foretrain goodput --gpus 1024 --step-time 5s --state 1TB --mtbf 7.9h --recover 10min --store-rate 20GB/s\n         \
                         foretrain goodput --gpus 16384 --step-time 5s --state 5.67TB --out results/goodput"
@@ -59,6 +60,9 @@ pub struct Flags {
     /// How long the training takes if nothing ever fails, e.g. 54d
     #[arg(long, value_name = "TIME", default_value = "30d")]
     work: Seconds,
+    /// Tokens of the whole training in place of --work, e.g. 300B or 15.6T
+    #[arg(long, value_name = "N", value_parser = trained_tokens, conflicts_with = "work")]
+    tokens: Option<f64>,
     /// Runs that are played, for what luck does
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     runs: u32,
@@ -83,6 +87,8 @@ struct Step {
     state_bytes: f64,
     /// Of the model, where it was costed.
     notes: Vec<String>,
+    /// Of one step, where that is known.
+    tokens: Option<f64>,
 }
 
 impl Flags {
@@ -93,7 +99,15 @@ impl Flags {
                 Error::spec("--gpus", "gpus", "is missing; with --step-time and --state, say how many GPUs there are")
             })?;
             let what = format!("{gpus} GPUs, {} of state", decimal(state.value(), "B"));
-            return Ok(Step { what, gpus, time_s: time.value(), mfu: None, state_bytes: state.value(), notes: vec![] });
+            return Ok(Step {
+                what,
+                gpus,
+                time_s: time.value(),
+                mfu: None,
+                state_bytes: state.value(),
+                notes: vec![],
+                tokens: None,
+            });
         }
         let chosen = self.config.choose(self.plan.plan.as_deref(), CLUSTER)?;
         let row = chosen.case.row_of(&chosen.plan()?)?;
@@ -112,7 +126,23 @@ impl Flags {
             mfu: row.mfu.map(|mfu| mfu * costed / time_s).filter(|mfu| mfu.is_finite()),
             state_bytes: state,
             notes: chosen.notes().into_iter().chain(other_nodes(&chosen.case.cluster.spec, fleet)).collect(),
+            tokens: Some(row.global_batch as f64 * row.seq_len as f64),
         })
+    }
+
+    /// How long the training takes if nothing fails, s.
+    fn work(&self, step: &Step) -> Result<f64> {
+        let work = match (self.tokens, step.tokens) {
+            (None, _) => self.work.value(),
+            (Some(tokens), Some(of_a_step)) => (tokens / of_a_step).ceil() * step.time_s,
+            (Some(_), None) => {
+                let why =
+                    "with --step-time and --state alone nothing is known of a step's tokens; say --work in its place";
+                return Err(Error::spec("the command line", "--tokens", why));
+            }
+        };
+        sensible(if self.tokens.is_some() { "--tokens" } else { "--work" }, Some(work), LONGEST)?;
+        Ok(work)
     }
 
     /// What the user knows of failures, of recovery and of the store, in place of what the files say. Errors: a time
@@ -171,6 +201,10 @@ struct Found {
     fleet: String,
     storage: String,
     step_time_s: f64,
+    /// Of training, if nothing fails.
+    work_s: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens: Option<f64>,
     mfu: Option<f64>,
     run: Run,
     interval_steps: f64,
@@ -228,17 +262,17 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     sensible("--store-rate", flags.store_rate.map(BytesPerSec::value), LARGEST)?;
     sensible("--step-time", flags.step_time.map(Seconds::value), LONGEST)?;
     sensible("--state", flags.state.map(Bytes::value), LARGEST)?;
-    sensible("--work", Some(flags.work.value()), LONGEST)?;
     let clock = Clock::start("costing a step");
     let step = flags.step(&fleet)?;
     drop(clock);
+    let work = flags.work(&step)?;
     flags.told(step.gpus, &mut fleet, &mut storage)?;
     let run = Run::new(&fleet, step.gpus, Checkpoint::new(step.state_bytes, step.gpus, &fleet, &storage))?;
     let mut run = Run { spares: flags.spares, ..run.in_steps(Seconds::new(step.time_s)) };
     if let Some(every) = flags.every {
         run = run.every(every)?;
     }
-    let played = play(&run, flags.work.value(), flags.runs as usize, flags.seed);
+    let played = play(&run, work, flags.runs as usize, flags.seed);
     if played.hopeless {
         return Err(hopeless(&run));
     }
@@ -250,6 +284,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         fleet: fleet.name.clone(),
         storage: storage.name.clone(),
         step_time_s: step.time_s,
+        work_s: work,
+        tokens: flags.tokens,
         mfu: step.mfu,
         interval_steps: (run.interval_s / step.time_s).round(),
         young_s: Some(young(&run)).filter(|s| s.is_finite()),
@@ -265,7 +301,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
             .collect(),
         in_repair: run.in_repair(),
         spares_99: run.spares_for(0.99),
-        more_spares: more_spares(&run, &played, flags),
+        more_spares: more_spares(&run, &played, work, flags),
         levers: levers(&run, flags.every.is_some()),
         assumed: assumed(&fleet, &storage),
         notes: step.notes.clone(),
@@ -273,7 +309,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         played,
         files: vec![],
     };
-    let mut text = render(&step, &found, &flags.work);
+    let mut text = render(&step, &found);
     if let Some(dir) = &flags.out {
         let question = Question {
             run: step.what,
@@ -300,12 +336,12 @@ const NO_WAITING: &str = "waiting for a node where none stands by: that hangs on
 const WAITS: f64 = 0.005;
 
 /// One more that stands by, and as many as are enough nearly always.
-fn more_spares(run: &Run, played: &Played, flags: &Flags) -> Vec<Spares> {
+fn more_spares(run: &Run, played: &Played, work: f64, flags: &Flags) -> Vec<Spares> {
     let waits = played.spent.waiting > WAITS * played.spent.wall();
     let Some(now) = run.spares.filter(|_| waits) else { return vec![] };
     let with = |spares: u32| {
         let run = Run { spares: Some(spares), ..run.clone() };
-        Spares { spares, ettr: play(&run, flags.work.value(), flags.runs as usize, flags.seed).ettr }
+        Spares { spares, ettr: play(&run, work, flags.runs as usize, flags.seed).ettr }
     };
     let enough = run.spares_for(0.99);
     std::iter::once(now + 1).chain((enough > now + 1).then_some(enough)).map(with).collect()
@@ -360,15 +396,16 @@ fn sensible(flag: &str, value: Option<f64>, most: f64) -> Result<()> {
     }
 }
 
-fn render(step: &Step, found: &Found, work: &Seconds) -> String {
+fn render(step: &Step, found: &Found) -> String {
     let Found { run, played, .. } = found;
     let mut text = format!(
-        "{}, fleet {}, storage {}\nstep {}; {} of training, played {} times\n\n",
+        "{}, fleet {}, storage {}\nstep {}; {} of training{}, played {} times\n\n",
         step.what,
         found.fleet,
         found.storage,
         seconds(step.time_s),
-        long(work.value()),
+        long(found.work_s),
+        found.tokens.map_or(String::new(), |tokens| format!(", {} tokens", decimal(tokens, "").trim_end())),
         played.runs
     );
     text.push_str(&notes(&step.notes));
@@ -458,14 +495,4 @@ fn with_more_spares(more: &[Spares]) -> String {
 /// A mean of whole numbers: of few, with a decimal.
 fn count(mean: f64) -> String {
     if mean < 10.0 { format!("{mean:.1}") } else { format!("{mean:.0}") }
-}
-
-/// `3.1 h`, `54.0 d`: times of people.
-fn long(s: f64) -> String {
-    match s {
-        s if s >= 2.0 * 86_400.0 => format!("{:.1} d", s / 86_400.0),
-        s if s >= 2.0 * 3600.0 => format!("{:.1} h", s / 3600.0),
-        s if s >= 120.0 => format!("{:.1} min", s / 60.0),
-        s => seconds(s),
-    }
 }

@@ -8,6 +8,16 @@ pub fn notes(notes: &[String]) -> String {
     if lines.is_empty() { lines } else { lines + "\n" }
 }
 
+/// `3.1 h`, `54.0 d`: times of people.
+pub fn long(s: f64) -> String {
+    match s {
+        s if s >= 2.0 * 86_400.0 => format!("{:.1} d", s / 86_400.0),
+        s if s >= 2.0 * 3600.0 => format!("{:.1} h", s / 3600.0),
+        s if s >= 120.0 => format!("{:.1} min", s / 60.0),
+        s => seconds(s),
+    }
+}
+
 /// `12.8 s`, `3.41 ms`, `17.0 us`: three digits.
 pub fn seconds(s: f64) -> String {
     let (scale, unit) = match s.abs() {

@@ -34,6 +34,15 @@ impl Report {
         let flops = format!("on each GPU; the model needs {}", decimal(self.model_flops_per_gpu, "FLOP"));
         table.row(["executed", &decimal(self.executed_flops_per_gpu, "FLOP"), &flops]);
         table.row(["limit", row.limit.as_str()]);
+        if let Some(training) = &self.training {
+            let more = format!(
+                "{} tokens, {:.0} steps; {} GPU-hours; if nothing fails, see foretrain goodput --tokens",
+                decimal(training.tokens, "").trim_end(),
+                training.steps,
+                decimal(training.gpu_hours, "").trim_end()
+            );
+            table.row(["training", &human::long(training.time_s), &more]);
+        }
         text.push_str(&table.render("  "));
         text
     }
