@@ -41,7 +41,7 @@ fn weights_are_those_that_were_published() {
             LlmSpec::parse("config.json", &model.name, &model.config.to_string()).expect("a config that is read");
         // The module of GLM-4.5 has an embedding and a head of its own in the checkpoint.
         let tables = (2 * spec.vocab * spec.hidden) as f64;
-        let counted = match model.name.starts_with("GLM") {
+        let counted = match model.name.starts_with("GLM-4.5") {
             true => (spec.params() + spec.mtp_params()) as f64 + tables,
             false => spec.params() as f64 + model.beside,
         };
@@ -290,5 +290,79 @@ fn grouped_queries_with_shared_experts_and_a_module_run() {
     );
     for (tp, dp, ep, pp) in [(1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 2, 1), (1, 1, 1, 2)] {
         holds(glm.clone(), Parallelism { tp, dp, ep, pp, ..Parallelism::default() });
+    }
+}
+
+/// Models of Llama's make with details of their own, and mixtures by their own words.
+#[test]
+fn kin_of_llama_run() {
+    let experts = |words: Value| {
+        let mut all = json!({"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 8});
+        words.as_object().expect("fields").iter().for_each(|(field, value)| all[field] = value.clone());
+        all
+    };
+    let types = json!(["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]);
+    for (kind, changes) in [
+        ("smollm3", json!({})),
+        ("seed_oss", json!({"residual_dropout": 0.0})),
+        ("ernie4_5", json!({"use_bias": true})),
+        ("granite", json!({"residual_multiplier": 0.2})),
+        ("olmo3", json!({"layer_types": types, "sliding_window": 3})),
+        ("glm4", json!({"attention_bias": true})),
+        ("cohere", json!({"layer_norm_eps": 1e-5})),
+        ("cohere2", json!({"sliding_window": 3, "sliding_window_pattern": 2})),
+        ("starcoder2", json!({"hidden_act": "gelu_pytorch_tanh", "sliding_window": 5})),
+        ("qwen2_moe", experts(json!({"shared_expert_intermediate_size": 8, "norm_topk_prob": true}))),
+        ("olmoe", experts(json!({}))),
+        ("granitemoeshared", experts(json!({"shared_intermediate_size": 8}))),
+        (
+            "ernie4_5_moe",
+            json!({"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8, "moe_layer_end_index": 2}),
+        ),
+        ("minimax_m2", experts(json!({"rotary_dim": 2, "num_mtp_modules": 1}))),
+        ("dots1", experts(json!({"n_shared_experts": 1, "first_k_dense_replace": 1}))),
+    ] {
+        let model = small(kind, changes);
+        for (tp, ulysses, dp, pp) in [(1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 2, 1), (1, 1, 1, 2)] {
+            holds(model.clone(), Parallelism { tp, ulysses, dp, pp, ..Parallelism::default() });
+        }
+    }
+}
+
+#[test]
+fn kin_of_llama_are_read_as_they_are() {
+    let windowed = |name: &str| {
+        let m = read(name);
+        (0..m.layers).filter(|l| m.window_of(*l) == Some(4096)).count()
+    };
+    assert_eq!(["Olmo-3-7B", "Command-R7B", "StarCoder2-15B", "SmolLM3-3B"].map(windowed), [24, 24, 40, 0]);
+    let (m2, dots) = (read("MiniMax-M2"), read("dots.llm1"));
+    assert_eq!((m2.rotary_dim, m2.qk_norm, m2.mtp.as_ref().map(|mtp| mtp.depth)), (Some(64), true, Some(3)));
+    assert_eq!((dots.rotary_dim, dots.qk_norm, dots.moe.map(|moe| moe.dense_layers)), (None, true, Some(1)));
+    let ernie = small(
+        "ernie4_5_moe",
+        json!({"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8, "moe_layer_start_index": 1,
+            "moe_layer_end_index": 2}),
+    );
+    assert_eq!((0..4).map(|l| ernie.has_experts(l)).collect::<Vec<_>>(), [false, true, true, false]);
+    for (kind, changes, want) in [
+        ("ernie4_5_moe", json!({"moe_num_experts": 4, "moe_k": 5, "moe_intermediate_size": 8}), "moe_k: 5 is more"),
+        (
+            "ernie4_5_moe",
+            json!({"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8, "moe_layer_start_index": 4}),
+            "moe_layer_start_index: 4 leaves none",
+        ),
+        (
+            "minimax_m2",
+            json!({"num_local_experts": 4, "attn_type_list": [0, 1, 1, 1]}),
+            "attn_type_list: a layer other",
+        ),
+        ("seed_oss", json!({"mlp_bias": true}), "mlp_bias: true"),
+    ] {
+        let mut changes = changes;
+        changes["model_type"] = kind.into();
+        let why = tiny(changes).unwrap_err().to_string();
+        assert!(why.contains(want), "{why}");
     }
 }

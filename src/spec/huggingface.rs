@@ -6,7 +6,9 @@ mod falcon;
 mod gemma;
 mod glm;
 mod gpt_oss;
+mod kin;
 mod llama4;
+mod mixtures;
 mod nemotron_h;
 mod notes;
 mod placed;
@@ -30,15 +32,37 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("mistral", mistral),
     ("mixtral", mixtral),
     ("qwen2", qwen2),
+    ("qwen2_vl", qwen2),
+    ("qwen2_vl_text", qwen2),
+    ("qwen2_5_vl", qwen2),
+    ("qwen2_5_vl_text", qwen2),
+    ("qwen2_moe", mixtures::qwen2_moe),
     ("qwen3", qwen3),
+    ("qwen3_vl_text", qwen3),
     ("qwen3_moe", qwen3_moe),
+    ("qwen3_vl_moe_text", qwen3_moe),
     ("qwen3_next", qwen3_next::read),
     ("phi3", phi3),
     ("olmo2", olmo2),
+    ("olmo3", kin::olmo3),
+    ("olmoe", mixtures::olmoe),
+    ("granite", llama),
+    ("granitemoe", mixtures::granite),
+    ("granitemoeshared", mixtures::granite),
+    ("smollm3", kin::smollm3),
+    ("seed_oss", kin::seed_oss),
+    ("ernie4_5", kin::ernie),
+    ("ernie4_5_moe", mixtures::ernie),
+    ("minimax_m2", mixtures::minimax_m2),
+    ("dots1", mixtures::dots1),
+    ("cohere", kin::cohere),
+    ("cohere2", kin::cohere2),
+    ("starcoder2", kin::starcoder2),
     ("gemma2", gemma::gemma2),
     ("gemma3_text", gemma::gemma3),
     ("llama4_text", llama4::read),
     ("gpt_oss", gpt_oss::read),
+    ("glm4", kin::glm4),
     ("glm4_moe", glm::read),
     ("deepseek_v2", deepseek::v2),
     ("deepseek_v3", deepseek::v3),

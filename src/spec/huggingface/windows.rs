@@ -62,6 +62,12 @@ fn by_rule(config: &Config, spec: &LlmSpec) -> Result<Option<Vec<bool>>> {
     let every = |n: u64| Some(layers.clone().map(|l| !(l + 1).is_multiple_of(n)).collect());
     Ok(match kind {
         "gemma2" | "gpt_oss" => every(2),
+        "olmo3" => every(4),
+        "cohere2" => every(config.optional_count("sliding_window_pattern")?.unwrap_or(4)),
+        "qwen2_moe" => {
+            let (last, near) = (config.whole("max_window_layers")?.unwrap_or(28), config.flag("use_sliding_window")?);
+            Some(layers.map(|l| near && l < last && (l + 1) % 2 == 1).collect())
+        }
         "gemma3_text" => {
             let old = config.optional_count("sliding_window_pattern")?;
             every(old.or(config.optional_count("_sliding_window_pattern")?).unwrap_or(6))
@@ -72,7 +78,8 @@ fn by_rule(config: &Config, spec: &LlmSpec) -> Result<Option<Vec<bool>>> {
             }
             _ => every(config.optional_count("no_rope_layer_interval")?.unwrap_or(4)),
         },
-        "qwen2" | "qwen3" | "qwen3_moe" => {
+        "smollm3" => Some(layers.map(|_| false).collect()),
+        kind if kind.starts_with("qwen") => {
             let first = config.whole("max_window_layers")?.unwrap_or(28);
             let near = config.flag("use_sliding_window")? && config.value("sliding_window").is_some();
             Some(layers.map(|l| near && l >= first).collect())
