@@ -152,7 +152,11 @@ mod tests {
         let llama = LlmSpec::find("llama-3-8b").unwrap();
         let windowed = (0..llama.layers).map(|layer| layer % 6 != 5).collect();
         let gemma = LlmSpec { window: Some(1024), windowed, ..llama.clone() };
-        for (model, zero) in [(&llama, 1), (&gemma, 1), (&llama, 2), (&llama, 3), (&gemma, 3)] {
+        // Of a hybrid a layer with attention.
+        let hybrid = LlmSpec::find("nemotron-h-8b").unwrap();
+        for (model, zero) in
+            [(&llama, 1), (&gemma, 1), (&llama, 2), (&llama, 3), (&gemma, 3), (&hybrid, 1), (&hybrid, 3)]
+        {
             let case = Case::new(model.clone(), "dgx-h100", "nccl-fa3", 8, None).unwrap();
             let spans = of(&case, &Row { zero, ..row(65_536, (1, 8), 0.5) }).unwrap();
             let of_pass = |pass: &str, what: &str| spans.iter().filter(|s| s.pass == pass && s.what == what).count();

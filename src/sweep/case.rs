@@ -13,7 +13,7 @@ use crate::plan::structure::structure;
 use crate::plan::{About, Plan, Route};
 use crate::report::{Costed, Place, Row};
 use crate::spec::{
-    Architecture, Capacity, ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload,
+    Architecture, Capacity, ClusterSpec, Documents, Dtype, GpuSpec, LlmSpec, Mixer, Parallelism, StackSpec, Workload,
 };
 use crate::strategy::expert::Routing;
 use crate::strategy::{Engines, build_by_layer, build_routed, guard};
@@ -305,11 +305,29 @@ impl Case {
     }
 
     /// The same machine and a model of the same layers, but only so many of them, all with the window or without it as
-    /// most of the model's are.
+    /// most of the model's are; of a hybrid those with attention, or others where it has none.
     pub fn with_layers(&self, layers: u64) -> Case {
         let (all, near) = (&self.model.windowed, self.model.windowed.iter().filter(|near| **near).count());
         let window = self.model.window.filter(|_| all.is_empty() || 2 * near > all.len());
-        self.with_model(LlmSpec { layers, window, windowed: vec![], ..self.model.clone() })
+        let pattern = &self.model.pattern;
+        let kind = pattern.iter().find(|mixer| **mixer == Mixer::Attention).or(pattern.first()).copied();
+        let pattern = kind.map_or(vec![], |kind| vec![kind; layers as usize]);
+        let has = |mixer| kind.is_none_or(|kind| kind == mixer);
+        let (mamba, moe) =
+            (self.model.mamba.filter(|_| has(Mixer::Mamba)), self.model.moe.filter(|_| has(Mixer::Experts)));
+        let dense_at = self.model.dense_at.iter().copied().filter(|layer| *layer < layers).collect();
+        let mtp = self.model.mtp.clone().filter(|_| kind.is_none());
+        self.with_model(LlmSpec {
+            layers,
+            window,
+            windowed: vec![],
+            pattern,
+            dense_at,
+            mamba,
+            moe,
+            mtp,
+            ..self.model.clone()
+        })
     }
 
     /// The same machine, and another model.

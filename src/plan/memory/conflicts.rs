@@ -368,7 +368,12 @@ mod tests {
         let mut walk = Walk::new(plan, &atoms).leaving_gaps();
         walk.body(None, &plan.programs[program as usize].ops, &[]).unwrap();
         let has_gaps = !walk.gaps().is_empty();
-        let some = Conflicts::of_walk(plan, walk).expect("slots beside a gap are alike");
+        // Where layers of a hybrid share sequences, slots beside a gap need not be alike: then nothing is left out.
+        let is_hybrid = plan.model().is_ok_and(|model| !model.pattern.is_empty());
+        let Some(some) = Conflicts::of_walk(plan, walk) else {
+            assert!(is_hybrid && plan.about.par.ring * plan.about.par.ulysses > 1, "{:?}", plan.about);
+            return false;
+        };
         let all = Conflicts::of_all(plan, &atoms, program).unwrap();
         assert_eq!((some.always, &some.inputs, &some.slots), (all.always, &all.inputs, &all.slots), "{:?}", plan.about);
         assert!(some.rows.bits == all.rows.bits, "{:?}", plan.about);
