@@ -195,7 +195,7 @@ impl Port {
             return charges::lasting(&[(spell.to, -by)], by, start, transfer);
         }
         // Much may have been posted that begins far later, and those who begin when it is over do not matter to it.
-        let mut far = transfer.saturating_mul(4);
+        let mut far = transfer.saturating_mul(4).max(1);
         loop {
             edges.clear();
             let mut all = true;
@@ -352,7 +352,7 @@ mod tests {
         #[test]
         fn repetitions_are_what_they_stand_for(
             spells in prop::collection::vec((0..60u64, 1..40u64), 1..80), mark in 0..80usize, inner in 0..80usize,
-            (period, times, outer) in (1..90u64, 0..5u64, 0..4u64), (start, transfer) in (0..400u64, 1..300u64),
+            (period, times, outer) in (1..90u64, 0..5u64, 0..4u64), (start, transfer) in (0..400u64, 0..300u64),
         ) {
             let (mut port, mut flat) = (Port::default(), vec![]);
             let (mark, inner) = (mark.min(spells.len()), inner.min(spells.len()));
