@@ -71,6 +71,29 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")
 }
 
+/// Days of a training follow from its tokens, in `estimate` and in `goodput` alike.
+#[test]
+fn tokens_of_a_training_make_its_days() {
+    let (dir, run) = (folder(), "--gpus 64 --tp 2 --global-batch 64 --seq-len 8K --tokens 1T --json");
+    let (costed, played) =
+        (json(dir.path(), &format!("estimate {run}")), json(dir.path(), &format!("goodput {run} --runs 2")));
+    let number = |found: &Value, path: &str| found.pointer(path).and_then(Value::as_f64).unwrap();
+    let (step, steps) = (number(&costed, "/step_time_s"), number(&costed, "/training/steps"));
+    assert_eq!(steps, (1e12f64 / (64.0 * 8192.0)).ceil());
+    assert_eq!(number(&costed, "/training/time_s"), steps * step);
+    assert_eq!(number(&costed, "/training/gpu_hours"), steps * step / 3600.0 * 64.0);
+    assert!((number(&played, "/work_s") / number(&costed, "/training/time_s") - 1.0).abs() < 1e-9);
+    assert!(number(&played, "/wall_s") > number(&played, "/work_s"));
+    for (words, part) in [
+        ("goodput --gpus 64 --step-time 5s --state 1TB --tokens 1T", "say --work in its place"),
+        ("goodput --tokens 1T --work 3d", "cannot be used with"),
+        ("estimate --tokens 15Q", "write 300B or 15.6T"),
+    ] {
+        let (code, _, err) = said(dir.path(), words);
+        assert!(code == 2 && err.contains(part), "{words}: {err}");
+    }
+}
+
 #[test]
 fn every_help_has_an_example_and_is_as_it_was() {
     let dir = folder();
