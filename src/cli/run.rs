@@ -43,7 +43,8 @@ pub use machine::{Machine, On};
     conventions and the optimizer's constants.\n\n\
     With --save a step's weights, as the optimizer has them, and its moments are copied while the run stands still and\n\
     written while it goes on; every rank writes a part. With --load any layout goes on from there, on the sequences that\n\
-    come next. `foretrain checkpoint DIR` says what a checkpoint holds and whether it is whole.\n\n\
+    come next; in another layout the tokens of a mixture visit other experts, which are drawn anew for it.\n\
+    `foretrain checkpoint DIR` says what a checkpoint holds and whether it is whole.\n\n\
     Started by torchrun, srun or mpirun on cuda, a process is a rank with the GPU of its local rank, and messages go by\n\
     NCCL; ranks meet at MASTER_ADDR, port MASTER_PORT + 1 or FORETRAIN_PORT, and whoever has not come or said anything\n\
     for FORETRAIN_TIMEOUT seconds [300] ends them all.\n\n\
@@ -278,7 +279,7 @@ impl<'a> Training<'a> {
             let losses: Vec<f64> = found.steps.iter().map(|s| s.loss).collect();
             found.check = Some(Check::new(&self.plan, source, &first, &losses, self.chosen)?);
         }
-        found.checkpoints = self.kept.told()?;
+        found.checkpoints = self.kept.told(&self.plan)?;
         let about = &self.plan.about;
         let mut text = format!(
             "{}{}, {} on {}: seq_len {}, global_batch {}, {}\n\n{}{}",

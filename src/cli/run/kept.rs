@@ -74,6 +74,9 @@ pub struct From {
     pub strategy: String,
     pub ranks: u32,
     pub seed: u64,
+    /// Tokens of a mixture visit other experts than they did there: routes are drawn for a layout.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub other_routes: bool,
     #[serde(flatten)]
     pub loaded: Loaded,
 }
@@ -93,6 +96,10 @@ impl Told {
                 seconds(from.loaded.check_s)
             );
             table.row(["loaded", &seconds(from.loaded.load_s), &note]);
+            if from.other_routes {
+                let note = "drawn for this layout: tokens visit other experts than in the run that saved, and losses go on otherwise";
+                table.row(["routes", "others", note]);
+            }
         }
         for saved in &self.saved {
             let note = format!(
@@ -114,11 +121,12 @@ impl Kept {
     }
 
     /// What was loaded and saved, once all of it is on the disk.
-    pub fn told(&self) -> Result<Told> {
+    pub fn told(&self, plan: &Plan) -> Result<Told> {
         let from = |loader: &Loader| {
             let index = &loader.index;
             let (strategy, ranks, seed) = (index.strategy.clone(), index.ranks, index.seed);
-            Some(From { dir: loader.dir.clone(), strategy, ranks, seed, loaded: loader.loaded()? })
+            let other_routes = !plan.routes.is_empty() && index.plan != plan.hash();
+            Some(From { dir: loader.dir.clone(), strategy, ranks, seed, other_routes, loaded: loader.loaded()? })
         };
         let saved = self.saver.as_ref().map_or(Ok(vec![]), Saver::finish)?;
         Ok(Told { loaded: self.loader.as_ref().and_then(from), saved })
