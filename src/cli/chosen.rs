@@ -3,9 +3,10 @@
 use super::progress::Clock;
 use crate::error::Result;
 use crate::plan::route::dropped;
-use crate::plan::{ALIGNMENT, Plan};
+use crate::plan::{ALIGNMENT, Counts, Plan};
 use crate::report::Row;
 use crate::report::human::percent;
+use crate::strategy::expert::Routing;
 use crate::sweep::{Case, Point};
 
 /// What to compute: a point, and its plan if that came from a file.
@@ -29,6 +30,8 @@ impl Chosen {
             .chain(self.over_a_bridge())
             .chain(self.over_a_nic())
             .chain(self.over_wires())
+            .chain(self.packed())
+            .chain(self.routed())
             .chain(self.dropped())
             .chain(self.copies())
             .collect()
@@ -121,6 +124,26 @@ impl Chosen {
             inner = outer;
         }
         None
+    }
+
+    /// That a sequence is not one document.
+    fn packed(&self) -> Option<String> {
+        let lengths = self.case.documents.lengths();
+        let [first, .., last] = &lengths[..] else { return None };
+        Some(format!(
+            "documents: {} are packed into a sequence, the first of {first} and the last of {last} tokens; attention is within each, in \
+             the model's FLOPs too",
+            lengths.len()
+        ))
+    }
+
+    /// That tokens do not choose experts evenly.
+    fn routed(&self) -> Option<String> {
+        let uneven = match &self.loaded {
+            Some(plan) => plan.routes.iter().any(|route| !matches!(route.counts, Counts::Balanced { .. })),
+            None => self.case.model.moe.is_some() && self.case.routing != Routing::Balanced,
+        };
+        uneven.then(|| "routing: tokens choose experts as --routing has it, and not evenly".to_string())
     }
 
     /// That experts have no room for some of the rows, which are then none of the model's work.

@@ -391,6 +391,9 @@ impl Config {
                 return contradicts(flag, asked, has);
             }
         }
+        if self.routing.is_some() {
+            return contradicts("routing", "of the command line", "routes of its own");
+        }
         let modules = a.model_spec.as_ref().is_some_and(|model| model.mtp.is_some());
         if self.no_mtp && modules {
             return contradicts("no-mtp", "of the command line", "modules of multi-token prediction");

@@ -137,6 +137,11 @@ impl Flags {
     }
 
     fn algorithm(&self, route: &Route, gpu: &GpuSpec) -> Result<ExchangeAlgo> {
+        let all = gpu.sms.value;
+        if let Some(sms) = self.sms.filter(|sms| *sms == 0 || u32::from(*sms) > all) {
+            let why = format!("{} has {all} SMs; use 1 to {all}", gpu.name);
+            return Err(Error::spec("the command line", "--sms", format!("{sms}: {why}")));
+        }
         let v2 = || match self.sms {
             Some(sms) => Ok(sms),
             None => deepep_v2::theoretical_sms(route, gpu.architecture),

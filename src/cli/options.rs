@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 
 #[derive(Args)]
-#[command(after_help = "Example: foretrain options\n         foretrain estimate --ring 8 --options no-sp")]
+#[command(after_help = "Example: foretrain options\n         foretrain estimate --tp 8 --options no-sp")]
 pub struct Flags {
     #[command(flatten)]
     output: Output,

@@ -23,7 +23,7 @@ const TOKENS_PER_STEP: u64 = 4 << 20;
 
 #[derive(Args)]
 #[command(after_help = "Example: foretrain sweep\n         \
-    foretrain sweep --model llama-3-70b --gpus 256 --seq-len 32K,128K,512K --ulysses 1,8 --ring 1,2,4,8 --out results/70b\n\n\
+    foretrain sweep --model llama-3-70b --gpus 256 --seq-len 32K,128K,512K --ulysses 1,8 --ring 1,2,4,8 --zero 3 --out results/70b\n\n\
     Lists are separated by commas and crossed with each other. A sweep that was stopped goes on when it is started again.")]
 pub struct Flags {
     /// A shipped model, or the path of a Hugging Face config.json

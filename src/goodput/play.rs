@@ -79,6 +79,9 @@ pub struct Played {
 /// A run is given up after so many times the time that it would take without failures.
 const HOPELESS: f64 = 50.0;
 
+/// Or after so many failures: of those that come within a recovery, milliseconds apart, it would be long until the time is.
+const MOST_FAILURES: f64 = 1e6;
+
 /// Plays `runs` runs of `work` seconds of training each, the seeds in a row.
 pub fn play(run: &Run, work: f64, runs: usize, seed: u64) -> Played {
     let mut each = vec![];
@@ -125,7 +128,7 @@ fn once(run: &Run, work: f64, seed: u64) -> (Spent, bool) {
             spent.lost += up.lost;
             recover(run, &mut luck, &mut spares, &mut spent, patience);
         }
-        if spent.wall() > patience {
+        if spent.wall() > patience || spent.failures > MOST_FAILURES {
             return (spent, true);
         }
     }
@@ -153,7 +156,7 @@ fn recover(run: &Run, luck: &mut Luck, spares: &mut Spares, spent: &mut Spent, p
                 break;
             }
         }
-        if through || spent.wall() > patience {
+        if through || spent.wall() > patience || spent.failures > MOST_FAILURES {
             return;
         }
     }

@@ -197,7 +197,8 @@ impl Route {
         }
         if experts == 0 || !experts.is_multiple_of(ranks) {
             let above = (experts / ranks + 1) * ranks;
-            let why = format!("{experts} slots do not divide over {ranks} ranks; add replicas up to {above}");
+            let why =
+                format!("{experts} slots do not divide over {ranks} ranks; make them {above} by copies of experts");
             return bad("experts", why);
         }
         if topk == 0 || topk > experts {
@@ -546,7 +547,7 @@ mod tests {
         assert!(why(listed(9, vec![0; 4], vec![])).contains("9 of 8 slots"));
         let balanced = |ranks, node, experts| Route::new([ranks, node], experts, 1, Counts::Balanced { tokens: 1 });
         assert!(why(balanced(4, 3, 8)).contains("do not divide 4 ranks"));
-        assert!(why(balanced(4, 2, 6)).contains("add replicas up to 8"));
+        assert!(why(balanced(4, 2, 6)).contains("make them 8 by copies"));
         assert!(why(balanced(0, 1, 6)).contains("divide"));
     }
 

@@ -2,6 +2,7 @@
 
 use super::case::{Attention, Training};
 use super::documents;
+use super::known;
 use super::machine::{Chosen, Stated};
 use super::magi;
 use super::options::with_words;
@@ -9,12 +10,12 @@ use super::recipe::EAGER_BF16;
 use super::training::said;
 use super::verdict::Prediction;
 use super::ways::{Way, kernels, way};
-use super::words::squeezed;
+use super::words::{squeezed, tokens};
 use super::{Shipped, training};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::spec::{
-    AttentionSpec, Dtype, KvPath, LlmSpec, Mask, Options, Origin, Parallelism, Pass, Sourced, StackSpec,
+    Architecture, AttentionSpec, Dtype, KvPath, LlmSpec, Mask, Options, Origin, Parallelism, Pass, Sourced, StackSpec,
 };
 use crate::strategy::{Engines, attention_pass};
 use crate::units::Seconds;
@@ -30,7 +31,7 @@ const SCRIPT: (&str, [u64; 3]) = ("benchmark_qkvpacked_func default", [5, 128, 8
 
 /// What the operation would report, or why that cannot be said.
 pub fn predict(row: &Attention, shipped: &Shipped) -> Prediction {
-    if !row.model.is_empty() && Pass::named(&row.pass).is_none() {
+    if !row.model.is_empty() && named(&row.pass).is_none() {
         return whole_model(row, shipped);
     }
     let mut found = Prediction { measured: row.value, unit: row.unit.clone(), ..Prediction::default() };
@@ -59,12 +60,23 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
         found.why.push(format!("taken: a document is on {gpus} ranks, and what they hold of others does not matter"));
     }
     found.why.extend(magi::one_by_one(row, &mut machine.cluster));
-    let stack = shipped.stacks.with_kernel(kernels(row), &machine.cluster.gpu)?;
+    let newest = machine.cluster.gpu.architecture == Architecture::Blackwell;
+    let stack = shipped.stacks.with_kernel(kernels(row, newest), &machine.cluster.gpu)?;
     found.stack = stack.name.clone();
     let way = way(row, gpus, machine.cluster.spec.gpus_per_node)?;
     found.why.extend(way.instead.map(|w| format!("taken: {w}")));
     let pass = pass(row, found)?;
-    let par = parallelism(&way, found);
+    let mut par = parallelism(&way, found);
+    if !stack.fuses_attention() {
+        if par.ring > 1 {
+            return Err(format!("gpu: {} has no fused attention, which a ring of this program needs", row.gpu));
+        }
+        par.options.unfused = true;
+        found.why.push("taken: scores in memory".into());
+    }
+    if ["fp8", "float8", "e4m3"].iter().any(|word| squeezed(&row.dtype).contains(word)) {
+        found.why.push("dtype: attention in FP8 is not costed; bf16 taken".into());
+    }
     let stack = &in_python(row, &par, shipped, stack);
     let bench = Bench { machine, stack, pass, par };
     let specs = specs(row, gpus, &bench.par)?;
@@ -81,7 +93,11 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
         flops /= documents::LONGEST;
         found.why.push(format!("taken: the ranks of the longest document, {gpus}, for which all others wait"));
     }
-    found.predicted = Some(in_unit(&row.unit, seconds, flops / f64::from(gpus))?);
+    // Of GPUs that each do the same by themselves, as in a benchmark of kernels on a node, the rate is that of one.
+    let sharers = par.ring * par.ulysses;
+    let rate = flops / f64::from(sharers);
+    let peak = machine_peak(&bench);
+    found.predicted = Some(in_unit(row, seconds, rate, peak)?);
     Ok(())
 }
 
@@ -94,17 +110,33 @@ fn filled_in(row: &Attention, found: &mut Prediction) -> Attention {
         row.seq = row.seq.or(row.gpus.map(|gpus| tokens * u64::from(gpus)));
     }
     let name = row.model.split_whitespace().next().unwrap_or_default().to_lowercase();
-    if let (None, Ok(model)) = (row.head_dim, LlmSpec::find(&name)) {
-        found.why.push(format!("taken: the heads of {name}, in one sequence"));
-        (row.batch, row.head_dim) = (row.batch.or(Some(1)), Some(model.head_dim));
-        (row.heads, row.kv_heads) = (row.heads.or(Some(model.heads)), row.kv_heads.or(Some(model.kv_heads)));
+    let shipped = || LlmSpec::find(&name).ok().map(|model| [model.heads, model.kv_heads, model.head_dim]);
+    let known = || {
+        let run = known::filled_in(&Training { model: row.model.clone(), ..Training::default() });
+        let (heads, hidden) = (run.heads?, run.hidden?);
+        Some([heads, run.kv_heads.unwrap_or(heads), run.head_dim.unwrap_or(hidden / heads)])
+    };
+    let sizes = row.head_dim.is_none().then(|| shipped().or_else(known)).flatten();
+    if let Some([heads, kv_heads, head_dim]) = sizes {
+        found.why.push(format!("taken: the heads of {}, in one sequence", row.model));
+        (row.batch, row.head_dim) = (row.batch.or(Some(1)), Some(head_dim));
+        (row.heads, row.kv_heads) = (row.heads.or(Some(heads)), row.kv_heads.or(Some(kv_heads)));
     }
     row
 }
 
+/// A pass by its name, or as sources spell it: "forward", "FWD", "fwd + bwd", "forward/backward".
+fn named(words: &str) -> Option<Pass> {
+    let text = squeezed(words).replace("forward", "fwd").replace("backward", "bwd").replace(['/', '&'], "+");
+    Pass::named(match text.as_str() {
+        "fwdbwd" | "fwdandbwd" | "fwd+bwd" => "fwd+bwd",
+        other => other,
+    })
+}
+
 /// The pass, read from words; where a benchmark does not say, it trains.
 fn pass(row: &Attention, found: &mut Prediction) -> Result<Pass, String> {
-    match Pass::named(&row.pass) {
+    match named(&row.pass) {
         Some(pass) => Ok(pass),
         // Their times leave no room for what a backward pass would exchange (github issue
         // feifeibear/long-context-attention#88: on H800 2.7 ms, of which forward alone takes 2.5).
@@ -132,14 +164,15 @@ fn specs(row: &Attention, gpus: u32, par: &Parallelism) -> Result<Vec<AttentionS
     let head_dim = row.head_dim.ok_or("head_dim: not stated")?;
     let heads = row.heads.unwrap_or((WIDTH / head_dim).max(1));
     // A benchmark that does not say trains a language model.
-    let causal = row.causal.unwrap_or(true);
+    let causal = row.causal.or_else(|| masked(row)).unwrap_or(true);
+    let window = windowed(row).filter(|_| causal);
     let of = |seq_len: u64, documents: Vec<u64>| AttentionSpec {
         batch: row.batch.unwrap_or((TOKENS / seq_len).max(1)),
         seq_len,
         heads,
         kv_heads: row.kv_heads.unwrap_or(heads),
         head_dim,
-        mask: Mask { documents: documents.into(), ..Mask::new(causal) },
+        mask: Mask { documents: documents.into(), window: window.filter(|w| *w < seq_len), ..Mask::new(causal) },
         dtype: Dtype::Bf16,
     };
     if !row.documents.is_empty() {
@@ -150,7 +183,7 @@ fn specs(row: &Attention, gpus: u32, par: &Parallelism) -> Result<Vec<AttentionS
         return Ok(row.documents.iter().map(lengths).map(|l| of(l.iter().sum(), l)).collect());
     }
     let seq_len = row.seq.ok_or("seq: not stated")?;
-    if !row.mask.contains("varlen") || gpus == 1 {
+    if !documents::are_packed(&row.mask) || gpus == 1 {
         return Ok(vec![of(seq_len, vec![])]);
     }
     // Documents as long as the one that a token is in, side by side: rings and gathers cut every document over all of
@@ -159,6 +192,23 @@ fn specs(row: &Attention, gpus: u32, par: &Parallelism) -> Result<Vec<AttentionS
     let unit = 2 * u64::from(par.ring * par.ulysses);
     let alike = AttentionSpec { batch, ..of((seq_len / batch / unit).max(1) * unit, vec![]) };
     Ok(vec![alike])
+}
+
+/// Whether the mask is causal, by its name.
+fn masked(row: &Attention) -> Option<bool> {
+    let text = squeezed(&row.mask);
+    match () {
+        () if text.contains("causal") => Some(!text.contains("noncausal") && !text.contains("nocausal")),
+        () => ["full", "bidirectional", "none"].iter().any(|word| text.contains(word)).then_some(false),
+    }
+}
+
+/// Keys that a query sees at most: stated, or behind the name of the mask, of which a window is.
+fn windowed(row: &Attention) -> Option<u64> {
+    let text = squeezed(&row.mask);
+    let is = ["sliding", "window", "swa"].iter().any(|word| text.contains(word));
+    let by_name = || tokens(&row.mask).iter().find_map(|word| word.parse().ok());
+    row.window.or_else(|| is.then(by_name).flatten())
 }
 
 /// The stack as it is where the loop over blocks is in Python and its merges are PyTorch's own operators.
@@ -201,15 +251,27 @@ impl Bench<'_> {
     }
 }
 
+/// FLOP/s of a GPU in bf16.
+fn machine_peak(bench: &Bench) -> f64 {
+    bench.machine.cluster.gpu.peak.get("bf16").map_or(f64::NAN, |peak| peak.value.value())
+}
+
 /// Seconds of one operation in the unit of the source. `flops`: of one GPU, as benchmarks count them.
-fn in_unit(unit: &str, seconds: f64, flops: f64) -> Result<f64, String> {
-    match squeezed(unit).as_str() {
-        "s" => Ok(seconds),
-        "ms" => Ok(seconds * 1e3),
-        "us" => Ok(seconds * 1e6),
-        "iter/s" => Ok(1.0 / seconds),
+fn in_unit(row: &Attention, seconds: f64, flops: f64, peak: f64) -> Result<f64, String> {
+    let unit = squeezed(&row.unit).replace(['\u{b5}', '\u{3bc}'], "u");
+    let tokens = row.seq.unwrap_or(0) as f64 * row.batch.unwrap_or(1) as f64;
+    match unit.as_str() {
+        "s" | "sec" | "seconds" | "s/iter" => Ok(seconds),
+        "ms" | "ms/iter" | "milliseconds" => Ok(seconds * 1e3),
+        "us" | "us/iter" | "microseconds" => Ok(seconds * 1e6),
+        "iter/s" | "it/s" | "iters/s" => Ok(1.0 / seconds),
+        "tokens/s" | "tokens/sec" if tokens > 0.0 => Ok(tokens / seconds),
+        "tokens/s/gpu" | "tokens/sec/gpu" if tokens > 0.0 => Ok(tokens / seconds / f64::from(row.gpus.unwrap_or(1))),
+        "%ofpeak" | "%mfu" | "mfu%" => Ok(100.0 * flops / seconds / peak),
+        "mfu" | "ofpeak" => Ok(flops / seconds / peak),
         u if u.starts_with("tflop") => Ok(flops / seconds / 1e12),
-        _ => Err(format!("unit: {unit:?} is no time and no rate of one attention")),
+        u if u.starts_with("pflop") => Ok(flops / seconds / 1e15),
+        _ => Err(format!("unit: {:?} is no time and no rate of one attention", row.unit)),
     }
 }
 
@@ -231,7 +293,10 @@ fn whole_model(row: &Attention, shipped: &Shipped) -> Prediction {
         model: row.model.replace('-', " "),
         params_b: billions,
         seq: row.seq,
-        global_batch: row.global_batch,
+        // A row that states no degree of data parallelism has one replica: its batch is that of the step.
+        global_batch: row.global_batch.or(row.batch),
+        ulysses: row.ulysses,
+        ring: row.ring,
         tp: row.tp,
         pp: row.pp,
         cp: row.cp,
@@ -239,16 +304,22 @@ fn whole_model(row: &Attention, shipped: &Shipped) -> Prediction {
         precision: row.dtype.clone(),
         notes: row.notes.clone(),
         tflops_per_gpu: rate("tflop"),
-        mfu: rate("%mfu").map(|v| v / 100.0),
+        mfu: rate("%mfu").or(rate("mfu")).or(rate("%ofpeak")).map(|v| if v > 1.5 { v / 100.0 } else { v }),
         tokens_per_s_per_gpu: row.value.and_then(|value| match unit.as_str() {
-            "tokens/s/gpu" => Some(value),
-            "tokens/s" => Some(value / f64::from(row.gpus?)),
+            "tokens/s/gpu" | "tokens/sec/gpu" => Some(value),
+            "tokens/s" | "tokens/sec" => Some(value / f64::from(row.gpus?)),
             _ => None,
         }),
-        iteration_s: row.value.filter(|_| unit == "s" && row.global_batch.is_some()),
+        iteration_s: row.value.filter(|_| row.global_batch.or(row.batch).is_some()).and_then(|value| {
+            match unit.as_str() {
+                "s" | "s/iter" | "s/step" | "sec" | "seconds" => Some(value),
+                "ms" | "ms/iter" | "ms/step" => Some(value * 1e-3),
+                _ => None,
+            }
+        }),
         ..Training::default()
     };
-    let training = row.pass.contains("train");
+    let training = ["train", "sft", "finetun", "e2estep"].iter().any(|word| squeezed(&row.pass).contains(word));
     let rates = [run.tflops_per_gpu, run.mfu, run.tokens_per_s_per_gpu, run.iteration_s];
     let known = rates.iter().any(Option::is_some);
     if !training || !known {

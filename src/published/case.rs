@@ -115,6 +115,8 @@ pub struct Attention {
     pub dtype: String,
     /// The name of the mask, where the source has one.
     pub mask: String,
+    /// Keys that a query sees at most.
+    pub window: Option<u64>,
     /// The name of a whole model, where the row is no bare operation.
     pub model: String,
     /// A remark on the sizes, which may name the script that has them.

@@ -6,7 +6,7 @@
 use super::Shipped;
 use super::case::{Case, Collective, Facts};
 use super::fields::Fields;
-use super::machine::Stated;
+use super::machine::{Stated, narrow};
 use super::software::Stacks;
 use super::verdict::Prediction;
 use super::words::{squeezed, tokens};
@@ -267,10 +267,7 @@ fn cluster_of(row: &Collective, shipped: &Shipped) -> std::result::Result<(Clust
     let per_node = gpus.div_ceil(nodes);
     // Trays of a rack are counted as nodes; they share its links all the same.
     if nodes > 1 && per_node < spec.gpus_per_node && spec.tray.is_none() && gpus.is_multiple_of(per_node) {
-        if let Some(out) = &mut spec.scale_out {
-            out.nics_per_node = (out.nics_per_node * per_node).div_ceil(spec.gpus_per_node);
-        }
-        spec.gpus_per_node = per_node;
+        narrow(&mut spec, per_node, gpus);
         said.push_str(&format!(", {per_node} GPUs a node"));
     }
     let words = squeezed(&format!("{} {}", row.link, row.note));

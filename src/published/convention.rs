@@ -31,15 +31,16 @@ impl Convention {
         }
     }
 
-    /// The same of a run. Mixtures of Megatron Core, and of Primus on top of it, count as Megatron-LM does since 2025
-    /// (`num_floating_point_operations`, megatron/training/training.py): half. One that prints tokens/s, too, bears it
+    /// The same of a run. Where the words do not say what of attention counts, Megatron-Bridge, and mixtures of Megatron Core
+    /// and of Primus on top of it, count as Megatron-LM does since 2025 (`num_floating_point_operations`,
+    /// megatron/training/training.py, "only half of the mask is non-zero"): half. A run that prints tokens/s, too, bears it
     /// out: 974 TFLOP/s at 6583 tokens/s are 1.48e11 of a token of Qwen3-235B, 1.51e11 with half and 1.70e11 with whole.
     pub fn of_run(run: &Training, recomputes: bool) -> Convention {
         let stated = Convention::of(&run.flops_convention, recomputes);
         let system = squeezed(&run.system);
-        let new = system.contains("megatroncoremoe") || system.contains("primus") && run.experts.is_some();
-        let unsaid = run.flops_convention.is_empty() && new;
-        Convention { causal: stated.causal || unsaid, ..stated }
+        let core = ["megatroncore", "primus"].iter().any(|word| system.contains(word)) && run.experts.is_some();
+        let halves = core || system.contains("megatronbridge");
+        Convention { causal: stated.causal || halves && !is_settled(&run.flops_convention), ..stated }
     }
 
     /// FLOPs of one token, forward and backward.
@@ -55,8 +56,17 @@ impl Convention {
     }
 }
 
+/// Whether words say what of attention counts, or name a formula that does, and not just whose number it is.
+fn is_settled(words: &str) -> bool {
+    let text = squeezed(words);
+    ["causal", "half", "halved", "whole", "formula", "factor", "hardware", "sc21", "6n", "12l"]
+        .iter()
+        .any(|word| text.contains(word))
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::case::Experts;
     use super::*;
     use crate::spec::Mlp;
 
@@ -79,10 +89,15 @@ mod tests {
     fn mixtures_of_megatron_core_count_half() {
         let run = |system: &str, flops_convention: &str| {
             let (system, flops_convention) = (system.into(), flops_convention.into());
-            Convention::of_run(&Training { system, flops_convention, ..Training::default() }, false).causal
+            let experts = Some(Experts::default());
+            Convention::of_run(&Training { system, flops_convention, experts, ..Training::default() }, false).causal
         };
-        assert!(run("Megatron-Core MoE, dispatcher DeepEP", ""));
+        assert!(
+            run("Megatron-Core MoE, dispatcher DeepEP", "") && run("Megatron-Core, DeepEP", "Megatron's model FLOPs")
+        );
+        assert!(run("Megatron-Bridge 26.04", "its own"));
         assert!(!run("Megatron-Core MoE", "NON-causal") && !run("Megatron-LM", ""));
+        assert!(!run("Megatron-Core v0.8", "Megatron-LM's formula of its time: NON-causal attention (12LhS)"));
     }
 
     /// The words of real sources.

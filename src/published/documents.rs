@@ -22,11 +22,17 @@ pub fn seen(seq: u64) -> f64 {
 /// the mean of n^2 over the mean of n is half of it.
 pub const LONGEST: f64 = 2.0;
 
+/// Whether the name of a mask says that a sequence is packed of documents.
+pub fn are_packed(mask: &str) -> bool {
+    let text = squeezed(mask);
+    ["varlen", "document", "packed", "thd"].iter().any(|word| text.contains(word))
+}
+
 /// The longest document as the ranks see it that share it, where each document is over as many as its length asks for, a power
 /// of two (Megatron Core's hybrid context parallelism): the others wait for them.
 pub fn longest(row: &Attention) -> Option<Attention> {
     let hybrid = ["hybriddcp", "hybridcp"].iter().any(|name| squeezed(&row.family).contains(name));
-    let is = hybrid && row.documents.is_empty() && row.mask.contains("varlen");
+    let is = hybrid && row.documents.is_empty() && are_packed(&row.mask);
     let (seq, gpus) = (row.seq.filter(|_| is)?, row.gpus.filter(|gpus| *gpus > 1)?);
     let each = seq / u64::from(gpus);
     let length = (LONGEST * seen(seq)).min(seq as f64);

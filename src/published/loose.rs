@@ -4,7 +4,8 @@
 use serde_json::Value;
 
 /// Words that state nothing.
-const NOTHING: &[&str] = &["", "-", "?", "n/a", "na", "none", "null", "nan", "unknown", "unstated", "notstated", "tbd"];
+const NOTHING: &[&str] =
+    &["", "-", "?", "n/a", "na", "none", "null", "nan", "unknown", "unstated", "notstated", "tbd", "auto"];
 
 /// Other names of a field.
 const NAMES: &[(&str, &[&str])] = &[
@@ -22,7 +23,11 @@ const NAMES: &[(&str, &[&str])] = &[
     ("precision", &["dtype"]),
     ("recompute", &["activation_checkpointing", "recomputation"]),
     ("iteration_s", &["step_time_s", "step_s", "iteration_time_s", "seconds_per_step"]),
-    ("tokens_per_s_per_gpu", &["tokens_per_sec_per_gpu", "tok_s_gpu", "tokens_per_gpu_per_s"]),
+    ("iteration_ms", &["step_time_ms", "step_ms", "iteration_time_ms", "ms_per_step"]),
+    ("samples_per_s", &["samples_per_sec", "sequences_per_s"]),
+    ("tokens_per_s_per_gpu", &["tokens_per_sec_per_gpu", "tok_s_gpu", "tokens_per_gpu_per_s", "tgs"]),
+    ("tokens_per_s", &["tokens_per_sec", "tokens_per_second"]),
+    ("mfu", &["mfu_pct", "mfu_percent"]),
     ("tflops_per_gpu", &["tflops", "model_tflops_per_gpu"]),
 ];
 
@@ -47,7 +52,11 @@ fn says_nothing(text: &str) -> bool {
     NOTHING.contains(&word.as_str())
 }
 
-/// A number, also one in quotes: with separators of thousands, a sign of about, a `K` of 1024, or a percent sign.
+/// What a number may count, behind it.
+const COUNTED: &[&str] = &["tokens", "gpus", "layers", "heads", "s", "sec", "seconds", "sequences", "samples"];
+
+/// A number, also one in quotes: with separators of thousands, a sign of about, a `K` of 1024 or an `M` of its square, a percent
+/// sign, or what it counts.
 pub fn number(value: &Value) -> Option<f64> {
     let Value::String(text) = value else { return value.as_f64() };
     let text = text.trim().trim_start_matches(['~', '\u{2248}']).trim().replace([',', '_'], "");
@@ -58,6 +67,8 @@ pub fn number(value: &Value) -> Option<f64> {
         "" => Some(of),
         "%" => Some(of / 100.0),
         "k" | "K" => Some(of * 1024.0),
+        "m" | "M" => Some(of * 1024.0 * 1024.0),
+        word if COUNTED.contains(&word.to_lowercase().as_str()) => Some(of),
         _ => None,
     }
 }
@@ -118,6 +129,9 @@ mod tests {
             (json!("~12.5"), Some(12.5)),
             (json!("4K"), Some(4096.0)),
             (json!("45%"), Some(0.45)),
+            (json!("1M"), Some(1048576.0)),
+            (json!("4096 tokens"), Some(4096.0)),
+            (json!("12.3 s"), Some(12.3)),
             (json!("eight"), None),
             (json!("8 or 16"), None),
             (json!({}), None),

@@ -59,6 +59,10 @@ impl Fleet {
             said.push_str(" beside others, over the data centre's network");
         }
         self.lend_host(&mut spec);
+        if let Some(node) = fewer_a_node(&spec, stated) {
+            narrow(&mut spec, node, stated.gpus);
+            said.push_str(&format!(", {node} GPUs a node"));
+        }
         if Cluster::new(&spec, gpu, stated.gpus).is_err() {
             fill_nodes(&mut spec, stated.gpus);
         }
@@ -125,7 +129,11 @@ impl Fleet {
         let by_peak: Vec<_> = self.all.iter().filter(|(_, gpu)| peak.is_some_and(|p| has_peak(gpu, p))).collect();
         let family = generation(words).filter(|_| by_peak.is_empty());
         if let Some(family) = family {
-            return Ok(self.all.iter().filter(|(_, gpu)| gpu.architecture == family).collect());
+            let all = || self.all.iter().filter(|(_, gpu)| gpu.architecture == family);
+            let size = sized(&tokens(words));
+            let as_large = |gpu: &GpuSpec| size.is_some() && size == sized(&tokens(&gpu.name));
+            let fitting: Vec<_> = all().filter(|(_, gpu)| as_large(gpu)).collect();
+            return Ok(if fitting.is_empty() { all().collect() } else { fitting });
         }
         if words.trim().is_empty() {
             return Err("gpu: not stated; name one, as in \"H100\"".into());
@@ -187,6 +195,12 @@ const OTHER_NAMES: &[(&[&str], &str)] = &[
     (&["grace", "blackwell"], "GB200"),
     (&["grace", "hopper"], "GH200"),
     (&["trillium"], "TPU v6e"),
+    (&["v5p"], "TPU v5p"),
+    (&["v5litepod"], "TPU v5e"),
+    (&["v5", "lite"], "TPU v5e"),
+    (&["ndm", "a100", "v4"], "A100-SXM-80GB"),
+    (&["ndv4"], "A100-SXM-40GB"),
+    (&["ndv5"], "H100-SXM-80GB"),
     (&["p4de"], "A100-SXM-80GB"),
     (&["p4d"], "A100-SXM-40GB"),
     (&["p5en"], "H200"),
@@ -224,13 +238,15 @@ fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
     if !(said.iter().any(is) || apart || short || both) {
         return None;
     }
-    let sized = |tokens: &[String]| tokens.iter().find_map(|t| t.strip_suffix("gb")?.parse::<f64>().ok());
-    let pcie = |tokens: &[String]| tokens.iter().any(|t| t == "pcie");
+    let pcie = |tokens: &[String]| {
+        tokens.iter().any(|t| t == "pcie") || tokens.windows(2).any(|two| two[0] == "pci" && two[1] == "e")
+    };
     let mut score = 0;
     score += match (sized(&said), sized(&name)) {
         // What is free of a memory is told as often as all of it.
         (Some(a), Some(b)) if (a / b - 1.0).abs() < 0.05 => 1,
-        (Some(_), Some(_)) => -1,
+        (Some(a), Some(b)) if (a / b - 1.0).abs() < 0.3 => -1,
+        (Some(_), Some(_)) => -2,
         // "A100" alone is the larger one, which came to stay, and "H100" the one that everybody has.
         (None, Some(b)) if b == 40.0 || b == 16.0 || name[0] == "h100" => -1,
         _ => 0,
@@ -242,9 +258,22 @@ fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
     Some(score)
 }
 
-/// The "h100" of "h100s".
+/// Gigabytes of a GPU's memory, where words say them, of eight where that many are more than any has.
+fn sized(tokens: &[String]) -> Option<f64> {
+    let number = |word: &String| word.parse::<f64>().ok();
+    let joined = |word: &String| word.strip_suffix("gb").or(word.strip_suffix('g'))?.parse::<f64>().ok();
+    let apart = || tokens.windows(2).filter(|two| two[1] == "gb" || two[1] == "g").find_map(|two| number(&two[0]));
+    let size = tokens.iter().find_map(joined).or_else(apart)?;
+    Some(if size >= 320.0 { size / 8.0 } else { size })
+}
+
+/// The "h100" of "h100s", of "h100x8" and of "dgxh100".
 fn of_one(word: &str) -> &str {
-    word.strip_suffix('s').filter(|one| one.ends_with("00")).unwrap_or(word)
+    let word = word.strip_suffix('s').filter(|one| one.ends_with("00")).unwrap_or(word);
+    let named = ["dgx", "hgx"].iter().find_map(|box_| word.strip_prefix(box_)).filter(|rest| !rest.is_empty());
+    let word = named.unwrap_or(word);
+    let several = word.rsplit_once('x').filter(|(one, n)| one.ends_with("00") && n.parse::<u32>().is_ok());
+    several.map_or(word, |(one, _)| one)
 }
 
 /// The "b200" of "8xb200".
@@ -285,15 +314,28 @@ fn named_alike(text: &str, name: &str) -> usize {
     tokens(name).iter().filter(named).count()
 }
 
+/// GPUs of a node, where a source says that they are fewer than the shipped ones' and the job has several such nodes. Trays of a
+/// rack are counted as nodes; they share its links all the same.
+fn fewer_a_node(spec: &ClusterSpec, stated: &Stated) -> Option<u32> {
+    let whole = spec.tray.is_none() && spec.graph.is_none() && !spec.gpu.starts_with("tpu");
+    let several = |node: &u32| *node < spec.gpus_per_node && stated.gpus > *node && stated.gpus.is_multiple_of(*node);
+    stated.gpus_per_node.filter(several).filter(|_| whole)
+}
+
+/// Nodes of `node` GPUs, with their part of the NICs.
+pub fn narrow(spec: &mut ClusterSpec, node: u32, gpus: u32) {
+    if let Some(out) = &mut spec.scale_out {
+        out.nics_per_node = (out.nics_per_node * node).div_ceil(spec.gpus_per_node);
+    }
+    spec.gpus_per_node = node;
+    spec.nodes = spec.nodes.max(gpus.div_ceil(node));
+}
+
 /// A job that does not fill its nodes uses an equal part of each.
 fn fill_nodes(spec: &mut ClusterSpec, gpus: u32) {
     let whole = spec.gpus_per_node;
     if gpus > whole {
-        let part = (1..=whole).rev().find(|n| gpus.is_multiple_of(*n)).unwrap_or(1);
-        if let Some(out) = &mut spec.scale_out {
-            out.nics_per_node = (out.nics_per_node * part).div_ceil(whole);
-        }
-        spec.gpus_per_node = part;
+        narrow(spec, (1..=whole).rev().find(|n| gpus.is_multiple_of(*n)).unwrap_or(1), gpus);
     }
 }
 
@@ -431,6 +473,9 @@ mod tests {
             ("Grace Hopper superchip", "gh200-96gb"),
             ("NVIDIA Blackwell Ultra", "b300-sxm"),
             ("p5.48xlarge", "h100-sxm5"),
+            ("H100x8", "h100-sxm5"),
+            ("DGXH100", "h100-sxm5"),
+            ("v5p-128", "tpu-v5p"),
             ("p4d.24xlarge", "a100-sxm4-40gb"),
             ("a3-ultragpu-8g", "h200-sxm"),
             ("Trillium", "tpu-v6e"),
@@ -438,6 +483,31 @@ mod tests {
             let found = choose(words, 4, 4, "").unwrap().cluster.gpu.name;
             assert!(found.starts_with(&name[..4]), "{words}: {found}");
         }
+    }
+
+    #[test]
+    fn memories_in_many_spellings() {
+        for (words, name) in [
+            ("A100 40G", "a100-sxm4-40gb"),
+            ("A100-SXM4 40 GB", "a100-sxm4-40gb"),
+            ("A100-SXM-64GB", "a100-sxm4-80gb"),
+            ("DGX A100 (640GB)", "a100-sxm4-80gb"),
+            ("A100 PCI-E 80GB", "a100-pcie-80gb"),
+            ("Ampere 80GB", "a100-sxm4-80gb"),
+        ] {
+            assert_eq!(choose(words, 8, 8, "").unwrap().cluster.gpu.name, name, "{words}");
+        }
+    }
+
+    #[test]
+    fn nodes_have_as_many_gpus_as_are_stated() {
+        let of = |per_node| choose("A100-SXM-80GB", 16, per_node, "10GbE").unwrap().cluster;
+        assert_eq!([8, 4, 1].map(|node| of(node).spec.gpus_per_node), [8, 4, 1]);
+        let rate = |per_node| {
+            let out = of(per_node).spec.scale_out.unwrap();
+            f64::from(out.nics_per_node) * out.raw.value.value() * 8e-9
+        };
+        assert_eq!([rate(8), rate(1)], [10.0; 2]);
     }
 
     /// Boxes with GPUs on PCIe ship alone; sources join them.

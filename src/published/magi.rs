@@ -9,7 +9,7 @@ use crate::cluster::Cluster;
 const DEALT: f64 = 2048.0;
 
 fn is_packed(row: &Attention) -> bool {
-    !row.documents.is_empty() || row.mask.contains("varlen")
+    !row.documents.is_empty() || documents::are_packed(&row.mask)
 }
 
 /// An exchange by `all_to_all_v`, without its own kernels, sends a row to every rank that needs it, where a ring or a
@@ -26,7 +26,7 @@ pub fn one_by_one(row: &Attention, cluster: &mut Cluster) -> Option<String> {
 /// The row as the ranks that share a document see it: parts of the sequence are dealt out evenly, so that a document is
 /// on as many ranks as it has parts, over the same nodes, and a rank gets the KV of the documents that its parts are in.
 pub fn dealt(row: &Attention) -> Option<Attention> {
-    let is = squeezed(&row.family).contains("magi") && row.documents.is_empty() && row.mask.contains("varlen");
+    let is = squeezed(&row.family).contains("magi") && row.documents.is_empty() && documents::are_packed(&row.mask);
     let (seq, gpus) = (row.seq.filter(|_| is)?, row.gpus.filter(|gpus| *gpus > 1)?);
     let nodes = row.nodes.unwrap_or(1).max(1);
     let seen = documents::seen(seq);

@@ -61,6 +61,25 @@ impl Quantity {
         }
     }
 
+    /// The same with half of attention, where what is counted of it decides.
+    pub fn halved(self) -> Option<Quantity> {
+        let half = |convention: Convention| Convention { causal: true, ..convention };
+        match self {
+            Quantity::Tflops(convention) => Some(Quantity::Tflops(half(convention))),
+            Quantity::Utilization(convention) => Some(Quantity::Utilization(half(convention))),
+            _ => None,
+        }
+    }
+
+    /// The share of the peak that a rate of FLOPs is.
+    pub fn share(self, step: &Step) -> Option<f64> {
+        match self {
+            Quantity::Tflops(_) => Some(self.of(step) * 1e12 / step.peak),
+            Quantity::Utilization(_) => Some(self.of(step)),
+            _ => None,
+        }
+    }
+
     /// The predicted step in this unit.
     pub fn of(self, step: &Step) -> f64 {
         let tokens = step.tokens / step.seconds / step.gpus;
@@ -95,5 +114,8 @@ mod tests {
         assert_eq!(Quantity::TokensPerGpu.of(&step), 1000.0);
         assert_eq!(Quantity::Tflops(plain).of(&step), 3.0);
         assert!((Quantity::Utilization(Convention { recompute: true, ..plain }).of(&step) - 0.04).abs() < 1e-15);
+        assert!((Quantity::Tflops(plain).share(&step).unwrap() - 0.03).abs() < 1e-15);
+        assert_eq!(Quantity::Tflops(plain).halved(), Some(Quantity::Tflops(Convention { causal: true, ..plain })));
+        assert_eq!((Quantity::Step.halved(), Quantity::Step.share(&step)), (None, None));
     }
 }

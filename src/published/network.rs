@@ -70,15 +70,20 @@ impl Network {
             .filter(|(at, _)| !is_scale_up(&text[..*at]))
             .find_map(|(at, unit)| Some((at, number_before(&text, at)? * unit)));
         let (at, gbits) = rated.or_else(|| named(&text))?;
-        let nics = times(&text[..at]).or_else(|| counted(&text));
+        let (each_of, counted) = (times(&text[..at]).filter(|_| gbits <= FASTEST), counted(&text));
         let rest = &text[at..];
         let each = rest.contains("per gpu") || rest.contains("/gpu") || rest.contains("per nic");
         let of_node = ["per node", "/node", "a node", "per server", "per host"].iter().any(|of| rest.contains(of));
         let rate = gbits * 1e9 / 8.0;
         let alone = gbits <= if text.contains("ethernet") && !text.contains("roce") { ONE_ETHERNET } else { ONE };
-        Some(match nics {
+        Some(match each_of {
             Some(nics) => Network { nics, raw: rate },
-            None if of_node || gbits > FASTEST => shared(gbits, gpus_per_node),
+            // A total, over as many NICs as are told.
+            None if of_node || gbits > FASTEST => match counted {
+                Some(nics) => Network { nics, raw: rate / f64::from(nics) },
+                None => shared(gbits, gpus_per_node),
+            },
+            None if counted.is_some() => Network { nics: counted.unwrap_or(1), raw: rate },
             None if alone && !each => Network { nics: 1, raw: rate },
             // Of one GPU, said or not: a NIC each.
             None => Network { nics: gpus_per_node, raw: rate },
@@ -105,9 +110,32 @@ fn is_scale_up(before: &str) -> bool {
     clause.contains("nvlink") || clause.contains("xgmi") || clause.contains("intra") || clause.contains("p2p")
 }
 
+/// Rates in GB/s, with a capital B, that are those of ports, or of a node's ports together, in bytes.
+const IN_BYTES: &[(&str, &str)] =
+    &[("12.5", "100"), ("25", "200"), ("50", "400"), ("100", "800"), ("200", "1600"), ("400", "3200")];
+
+/// The words with rates of networks in bits where they are in bytes. What is said of links inside a node stays.
+fn in_bits(words: &str) -> String {
+    let mut said = String::with_capacity(words.len());
+    let mut rest = words;
+    while let Some(at) = rest.find("GB/s") {
+        let (head, tail) = rest.split_at(at);
+        let before = head.trim_end();
+        let digits = before.chars().rev().take_while(|c| c.is_ascii_digit() || *c == '.').count();
+        let (front, number) = before.split_at(before.len() - digits);
+        let whole = format!("{said}{front}").to_lowercase();
+        match IN_BYTES.iter().find(|(bytes, _)| *bytes == number).filter(|_| !is_scale_up(&whole)) {
+            Some((_, bits)) => said.push_str(&format!("{front}{bits} Gb/s")),
+            None => said.push_str(&format!("{head}GB/s")),
+        }
+        rest = &tail[4..];
+    }
+    said + rest
+}
+
 /// The words in lower case, every rate in Gb/s or Tb/s.
 fn spelled(words: &str) -> String {
-    let mut text = words.to_lowercase();
+    let mut text = in_bits(words).to_lowercase();
     for (from, to) in SPELLINGS {
         text = text.replace(from, to);
     }
@@ -136,7 +164,15 @@ fn named(text: &str) -> Option<(usize, f64)> {
 /// The N of "N NICs of", and of what is dual or quad.
 fn counted(text: &str) -> Option<u32> {
     let of = |what: &str| number_before(text, text.find(what)?).map(|n| n as u32);
-    let rails = [("dual-rail", 2), ("dual rail", 2), ("quad-rail", 4), ("quad rail", 4)];
+    let rails = [
+        ("dual-rail", 2),
+        ("dual rail", 2),
+        ("dual ", 2),
+        ("quad-rail", 4),
+        ("quad rail", 4),
+        ("single ", 1),
+        ("one ", 1),
+    ];
     let rails = rails.iter().find(|(rails, _)| text.contains(rails)).map(|(_, n)| *n);
     [" nics", " hcas", " ports"].iter().find_map(|what| of(what)).filter(|n| (1..=16).contains(n)).or(rails)
 }
@@ -194,6 +230,13 @@ mod tests {
             ("100 Gb/s RoCE per GPU", 8, 100.0),
             ("Slingshot 11", 8, 200.0),
             ("4x ConnectX-7", 4, 400.0),
+            ("NVLink4; IB 50 GB/s per GPU", 8, 400.0),
+            ("NVLink5 + 6.4 Tb/s a node of EFA (p6-b300, 16 NICs)", 16, 400.0),
+            ("8x50GB/s", 8, 400.0),
+            ("NVSwitch + 25 GB/s inter-node", 8, 200.0),
+            ("single 200Gb/s", 1, 200.0),
+            ("dual 400G", 2, 400.0),
+            ("one 200 Gb/s NIC per node", 1, 200.0),
         ] {
             let found = Network::of(words, 8).unwrap_or_else(|| panic!("{words}"));
             assert_eq!((found.nics, found.raw * 8e-9), (nics, gbits), "{words}");

@@ -6,6 +6,7 @@ use super::collectives;
 use super::exchange;
 use super::fields::Fields;
 use super::loose;
+use super::words::{is_narrow, tokens};
 use crate::error::{self, Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -138,12 +139,12 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
         ring: f.degree("ring")?,
         ep: f.degree("ep")?,
         dp: f.degree("dp")?,
-        zero: text("zero")?,
+        zero: f.choice("zero")?.unwrap_or_default(),
         seq_parallel: f.flag("seq_parallel")?,
         recompute: f.choice("recompute")?.unwrap_or_default(),
-        precision: text("precision")?,
-        iteration_s: f.number("iteration_s")?,
-        tokens_per_s_per_gpu: f.number("tokens_per_s_per_gpu")?,
+        precision: precision(f)?,
+        iteration_s: seconds(f)?,
+        tokens_per_s_per_gpu: rate(f)?,
         tflops_per_gpu: f.number("tflops_per_gpu")?,
         flops_convention: text("flops_convention")?,
         mfu: f.share("mfu")?,
@@ -156,6 +157,29 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
         None => format!("{}, {}", run.system.split(',').next().unwrap_or_default(), run.gpu),
     };
     Ok((group, Facts::Training(Box::new(run))))
+}
+
+/// As stated, or one of eight bits that the system's name says.
+fn precision(f: &Fields) -> Result<String> {
+    let stated = f.text("precision")?;
+    let system = f.text("system")?.filter(|system| is_narrow(system));
+    Ok(stated.or(system).unwrap_or_default())
+}
+
+/// Seconds of a step, also by milliseconds or by the sequences of a second.
+fn seconds(f: &Fields) -> Result<Option<f64>> {
+    if let Some(stated) = f.number("iteration_s")? {
+        return Ok(Some(stated));
+    }
+    let milliseconds = f.number("iteration_ms")?.map(|ms| ms * 1e-3);
+    let samples = f.number("samples_per_s")?.zip(f.count("global_batch")?).map(|(rate, batch)| batch as f64 / rate);
+    Ok(milliseconds.or(samples))
+}
+
+/// Tokens that a GPU takes a second, also by those of all of them.
+fn rate(f: &Fields) -> Result<Option<f64>> {
+    let all = f.number("tokens_per_s")?.zip(f.degree("gpus")?).map(|(rate, gpus)| rate / f64::from(gpus));
+    Ok(f.number("tokens_per_s_per_gpu")?.or(all))
 }
 
 fn experts(f: &Fields) -> Result<Experts> {
@@ -172,8 +196,14 @@ fn experts(f: &Fields) -> Result<Experts> {
         attn: f.text("attn")?.unwrap_or_default(),
         q_lora: f.count("q_lora")?,
         kv_lora: f.count("kv_lora")?,
-        window: f.count("swa")?,
+        window: count_among_words(f, "swa")?,
     })
+}
+
+/// The first number of a field, be it a number or in words ("128 tokens, every second layer").
+fn count_among_words(f: &Fields, field: &str) -> Result<Option<u64>> {
+    let Some(Value::String(words)) = f.value(field) else { return f.count(field) };
+    Ok(tokens(words).iter().find_map(|word| word.parse().ok()))
 }
 
 /// A number that some sources write in words ("up to 64"): words are no statement.
@@ -201,10 +231,11 @@ fn attention(f: &Fields) -> Result<(String, Facts)> {
         kv_heads: model.count("heads_kv")?,
         head_dim: model.count("head_dim")?,
         documents: documents(&model)?,
-        causal: f.value("causal").and_then(Value::as_bool),
+        causal: f.value("causal").and_then(loose::flag),
         pass: text(f, "pass")?,
         dtype: text(f, "dtype")?,
         mask: text(&model, "mask")?,
+        window: count_among_words(&model, "window")?,
         model: text(&model, "model")?,
         note: text(&model, "note")?,
         notes: text(f, "notes")?,

@@ -222,13 +222,16 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
 
 /// How a source says that the CPU issues layers; none: it does not say.
 fn issued(run: &Training) -> Option<Issue> {
-    let notes = squeezed(&run.notes);
+    let text = squeezed(&format!("{}; {}", run.system, run.notes));
     let said: [(Issue, &[&str]); 3] = [
         (Eager, &["nocudagraph", "withoutcudagraph"]),
-        (Whole, &["cudagraphofthefulliteration", "fullcudagraph", "fulliterationcudagraph"]),
+        (
+            Whole,
+            &["cudagraphofthefulliteration", "cudagraphsofthefulliteration", "fullcudagraph", "fulliterationcudagraph"],
+        ),
         (Graphs, &["cudagraphs", "withcudagraph"]),
     ];
-    said.into_iter().find(|(_, words)| words.iter().any(|word| notes.contains(word))).map(|(issue, _)| issue)
+    said.into_iter().find(|(_, words)| words.iter().any(|word| text.contains(word))).map(|(issue, _)| issue)
 }
 
 /// Whether chunks of rows travel beside products where tensors are cut: recipes ask for it (`comm_overlap`), but for those of

@@ -15,6 +15,12 @@ const BY_NAME: &[(&str, u32)] = &[
     ("fullshard", 3),
     ("fullysharded", 3),
     ("gemini", 3),
+    ("zero++", 3),
+    ("mics", 3),
+    ("hpz", 3),
+    ("zeroinfinity", 3),
+    ("zerooffload", 2),
+    ("distopt", 1),
     ("parameterssharded", 3),
 ];
 
@@ -32,7 +38,8 @@ fn named(words: &str) -> Option<u32> {
     let text = squeezed(words);
     let counted = ["zero", "stage"].iter().filter_map(|word| number_behind(&text, word)).find(|stage| *stage <= 3.0);
     let by_name = || BY_NAME.iter().find(|(name, _)| text.contains(name)).map(|(_, stage)| *stage);
-    counted.map(|stage| stage as u32).or_else(by_name)
+    let bare = (text == "zero").then_some(1);
+    counted.map(|stage| stage as u32).or_else(by_name).or(bare)
 }
 
 /// Ranks that share out among themselves where not all that hold the same weights do: those that are stated, else those
@@ -40,7 +47,7 @@ fn named(words: &str) -> Option<u32> {
 pub fn sharers(run: &Training, node: u32) -> Option<u32> {
     let text = squeezed(if run.zero.is_empty() { &run.system } else { &run.zero });
     let counted = ["groupsof", "withinnode("].iter().find_map(|word| number_behind(&text, word)).map(|n| n as u32);
-    let hybrid = ["hsdp", "hybridshard", "withinnode", "mics", "hpz"].iter().any(|word| text.contains(word));
+    let hybrid = ["hsdp", "hybridshard", "withinnode", "mics", "hpz", "zero++"].iter().any(|word| text.contains(word));
     counted.or(hybrid.then_some(node)).filter(|n| *n > 1)
 }
 
@@ -69,6 +76,18 @@ const SHARDERS: &[&str] = &[
     "colossal",
     "pytorch",
     "torch.compile",
+    "fsdp",
+    // Rings, and heads for tokens, of the field's own repositories, whose examples shard by ZeRO or FSDP.
+    "ring",
+    "distflash",
+    "burst",
+    "striped",
+    "loongtrain",
+    "ulysses",
+    "fpdt",
+    "alst",
+    "t5x",
+    "pathways",
 ];
 
 /// Those of their names that cut models otherwise.
@@ -78,7 +97,8 @@ const CUTTERS: &[&str] = &["megatron", "pipeline", "autotp", "3d", "tensorparall
 /// every framework has where the system is not named either, else the one of systems that shard.
 pub fn to_try(run: &Training) -> &'static [&'static str] {
     let degrees = [run.tp, run.pp, run.cp, run.ulysses, run.ring, run.ep];
-    let open = run.zero.is_empty() && degrees.iter().all(|degree| degree.unwrap_or(1) == 1);
+    let cut = [run.tp, run.pp, run.ep];
+    let open = run.zero.is_empty() && cut.iter().all(|degree| degree.unwrap_or(1) == 1);
     let system = squeezed(&run.system);
     let says = |words: &[&str]| words.iter().any(|word| system.contains(word));
     match () {
@@ -113,6 +133,11 @@ mod tests {
             ("Gemini, all parameters sharded", 3),
             ("DP", 0),
             ("", 0),
+            ("ZeRO", 1),
+            ("ZeRO++", 3),
+            ("ZeRO-Infinity", 3),
+            ("ZeRO-Offload", 2),
+            ("dist-opt", 1),
         ] {
             assert_eq!(stage(&run("", words), Habits::of("Megatron-LM PTD-P")), found, "{words}");
         }

@@ -115,10 +115,11 @@ fn block(run: &Training, habits: Habits, gated: bool) -> LlmSpec {
 
 /// A shipped model of that name, else the shape of a GPT with as many weights.
 fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
-    // R1 has V3's weights in the same places.
     let name = |text: &str| {
         let name = bare(text).replace("3.1", "3").replace('.', "");
-        name.replace("deepseekr1", "deepseekv3")
+        ALSO.iter()
+            .find(|(also, _)| *also == name)
+            .map_or(name.replace("deepseekr1", "deepseekv3"), |(_, is)| is.to_string())
     };
     let sized = |known: &str| {
         let rest = name(&run.model).strip_prefix(&name(known)).map(String::from);
@@ -136,7 +137,11 @@ fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
     let missing =
         || format!("layers, hidden, heads: not stated, and {:?} is no model that is known by name", run.model);
     let billions = run.params_b.or_else(|| billions(&run.model)).filter(|n| *n > 0.0).ok_or_else(missing)?;
-    let gpt = squeezed(&run.model).starts_with("gpt") && !squeezed(&run.model).starts_with("gptoss");
+    let called = squeezed(&run.model);
+    let gpt =
+        called.starts_with("gpt") || called.contains("gpt") && called.len() < 12 || called.starts_with("megatron");
+    let gpt =
+        gpt && !names_experts(&run.model) && !MIXED.iter().any(|word| called.contains(word)) && !has_experts(&called);
     let far = |shape: &Shape| (shape.0 / billions).ln().abs();
     let nearest = GPT.iter().min_by(|a, b| far(a).total_cmp(&far(b))).expect("the table has lines");
     if !gpt || far(nearest) > 0.15 {
@@ -151,9 +156,34 @@ fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
     Ok((stated(run, habits, nearest.1, nearest.2, heads)?, None))
 }
 
+/// Other names of shipped models, R1's weights being V3's in the same places: for short, by their size without that of what is
+/// active, and of releases that are as large as others. V3.2's attention is taken to see all tokens.
+const ALSO: &[(&str, &str)] = &[
+    ("dsv3", "deepseekv3"),
+    ("deepseekv32", "deepseekv3"),
+    ("deepseekv25", "deepseekv2"),
+    ("glm46", "glm45"),
+    ("mixtral", "mixtral8x7b"),
+    ("qwen3235b", "qwen3235ba22b"),
+    ("qwen330b", "qwen330ba3b"),
+    ("qwen3coder30ba3b", "qwen330ba3b"),
+];
+
+/// Whether a name says a number of experts, as "1.3b64e" does.
+fn has_experts(name: &str) -> bool {
+    let digits = |text: &str| text.chars().rev().take_while(char::is_ascii_digit).count();
+    name.match_indices('e').any(|(at, _)| {
+        let count = digits(&name[..at]);
+        count > 0 && name[..at - count].ends_with(['b', 'm'])
+    })
+}
+
 /// Shapes of Llama (arXiv:2302.13971, table 2; arXiv:2307.09288; arXiv:2407.21783, table 3) and of its smaller kin: billions
 /// of weights, layers, hidden, heads, KV heads, width of the network, words.
 const LLAMA: &[(f64, [u64; 6])] = &[
+    // Of SmolLM.
+    (0.135, [30, 576, 9, 3, 1536, 49152]),
+    (0.36, [32, 960, 15, 5, 2560, 49152]),
     (1.1, [22, 2048, 32, 4, 5632, 32000]),
     (3.2, [28, 3072, 24, 8, 8192, 128256]),
     (6.7, [32, 4096, 32, 32, 11008, 32000]),
@@ -162,6 +192,9 @@ const LLAMA: &[(f64, [u64; 6])] = &[
     (32.5, [60, 6656, 52, 52, 17920, 32000]),
     (65.2, [80, 8192, 64, 64, 22016, 32000]),
     (70.6, [80, 8192, 64, 8, 28672, 128256]),
+    // No Llama: Mistral Large's depth and width with a network as wide as those of Llama 3, 3.5 times; without it 157 to 182
+    // billion weights would be too far from any line.
+    (175.0, [88, 12288, 96, 8, 43008, 128256]),
     (405.0, [126, 16384, 128, 8, 53248, 128256]),
 ];
 
@@ -200,12 +233,17 @@ fn as_large(run: &Training, habits: Habits, billions: f64) -> Option<LlmSpec> {
         head_dim: None,
         ..run.clone()
     };
+    let named = |name: &&str| squeezed(&run.model).contains(name);
+    let dense = run.experts.is_none() && !names_experts(&run.model) && !MIXED.iter().any(named);
+    dense.then(|| stated(&sized, habits, layers, hidden, heads).ok()).flatten()
+}
+
+/// Whether a word of a name is one of mixtures: "8x7b", "a3b".
+fn names_experts(model: &str) -> bool {
     let mixture = |word: &String| {
         word == "moe" || word == "active" || word.contains('x') || word.strip_prefix('a').is_some_and(is_size)
     };
-    let named = |name: &&str| squeezed(&run.model).contains(name);
-    let dense = run.experts.is_none() && !tokens(&run.model).iter().any(mixture) && !MIXED.iter().any(named);
-    dense.then(|| stated(&sized, habits, layers, hidden, heads).ok()).flatten()
+    tokens(model).iter().any(mixture)
 }
 
 /// The one shipped model of whose name `model` is all but the sizes at the end: of nemotron-3-nano-30b-a3b say.
@@ -234,12 +272,13 @@ fn is_size(word: &str) -> bool {
     word.strip_suffix('b').is_some_and(|digits| !digits.is_empty() && digits.chars().all(|c| c.is_ascii_digit()))
 }
 
-/// The 7 of "GPT 7B", the 1000 of "GPT 1T".
+/// The 7 of "GPT 7B", the 1000 of "GPT 1T", the 0.35 of "350M".
 fn billions(name: &str) -> Option<f64> {
     let lower = name.to_lowercase();
     let sized = |word: &str| {
         let thousands = word.strip_suffix('t').and_then(|n| n.parse::<f64>().ok()).map(|n| 1000.0 * n);
-        thousands.or_else(|| word.strip_suffix('b')?.parse().ok())
+        let thousandths = || word.strip_suffix('m')?.parse::<f64>().ok().map(|n| n / 1000.0);
+        thousands.or_else(|| word.strip_suffix('b')?.parse().ok()).or_else(thousandths)
     };
     lower.split(|c: char| !c.is_ascii_alphanumeric() && c != '.').find_map(sized)
 }
@@ -308,6 +347,9 @@ mod tests {
         assert_eq!(layers("Someone's 8B", None), Some((32, false)));
         assert_eq!(layers("a model", Some(35.0)), Some((65, false)));
         assert_eq!(layers("GPT 22B", None), Some((48, false)));
+        assert_eq!(layers("Megatron 1T", None), Some((128, false)));
+        assert_eq!(layers("dense 175B", None), Some((88, false)));
+        assert_eq!(layers("OPT-350M", None).map(|found| found.1), Some(false));
         assert_eq!(layers("DeepSeek-V3 671B", None), Some((61, true)));
         for (mixture, deep) in [
             ("gpt-oss-20b", 24),
@@ -315,10 +357,21 @@ mod tests {
             ("Kimi K2 1T", 61),
             ("Llama-4-Scout-17B-16E", 48),
             ("GLM-4.5", 92),
+            ("Qwen3-235B", 94),
+            ("DSV3", 61),
+            ("Mixtral", 32),
         ] {
             assert_eq!(layers(mixture, None), Some((deep, true)), "{mixture}");
         }
-        for mixture in ["gpt-oss-7b", "DeepSeekMoE 16B", "Qwen2-57B-A14B", "a model", "Arctic 480B", "Mixtral 8x9B"] {
+        for mixture in [
+            "gpt-oss-7b",
+            "GPT-MoE 1.3B-64E",
+            "DeepSeekMoE 16B",
+            "Qwen2-57B-A14B",
+            "a model",
+            "Arctic 480B",
+            "Mixtral 8x9B",
+        ] {
             assert_eq!(layers(mixture, None), None, "{mixture}");
         }
     }

@@ -144,7 +144,7 @@ const RULES: &[Rule] = &[
     // Trained before July 2024, when FlashAttention 3 came (arXiv:2407.08608).
     Rule { words: &["llama3stack"], habits: habits(FLASH, 0.0) },
     // Who tells of PyTorch's FSDP alone has its attention, too.
-    Rule { words: &["fsdp,sdpa", "fmsfsdp", "pytorchfsdp", "tinyllama"], habits: habits(FLASH, 0.0) },
+    Rule { words: &["fsdp,sdpa", "fmsfsdp", "pytorchfsdp", "torchfsdp", "tinyllama"], habits: habits(FLASH, 0.0) },
     // On Megatron Core, and first: a "usp" is in "primuspipeline". Its own pipeline wants gradients summed at the end
     // (github:AMD-AGI/Primus@0768bf7 docs/tech_blogs/primus_pipeline/primus_pipeline.md).
     Rule {
@@ -283,6 +283,12 @@ fn is_on_engine(system: &str) -> bool {
     squeezed(system).contains("transformerengine") || tokens(system).iter().any(|word| word == "te")
 }
 
+/// Megatron by its bare name is Megatron-LM.
+fn plainly(text: &str) -> String {
+    let bare = ["megatron", "nvidiamegatron"].contains(&text) || text.starts_with("megatronv");
+    if bare { "megatronlm".into() } else { text.into() }
+}
+
 impl Habits {
     /// The same with scores in memory.
     pub fn unfused(self) -> Habits {
@@ -290,7 +296,7 @@ impl Habits {
     }
 
     pub fn of(system: &str) -> Habits {
-        let text = squeezed(system);
+        let text = plainly(&squeezed(system));
         let rule = RULES.iter().find(|rule| rule.words.iter().any(|word| text.contains(word)));
         let found = rule.map_or(OTHERWISE, |rule| rule.habits);
         let found = if precedes_flash(system) { before_flash(found) } else { found };
@@ -305,6 +311,12 @@ impl Habits {
     /// (github:NVIDIA/Megatron-LM, `--use-flash-attn` of January 2023): scores are in memory.
     pub fn of_run(run: &Training) -> Habits {
         let (found, system) = (Habits::of(&run.system), squeezed(&run.system));
+        // DeepSpeed's Ulysses of 2023 ran on A100; whoever has it on what came later has the attention of later.
+        let later = ["h100", "h200", "h800", "h20", "b200", "b300"].iter().any(|gpu| squeezed(&run.gpu).contains(gpu));
+        let found = match later && found.kernels == FLASH_1 && system.contains("ulysses") {
+            true => Habits { kernels: FLASH, ..found },
+            false => found,
+        };
         let a100 = tokens(&run.gpu).iter().any(|word| word == "a100");
         let plain = system.contains("megatronlm") && found.kernels == TRANSFORMER_ENGINE;
         if !(a100 && plain) || run.gated_ffn == Some(true) {
@@ -322,7 +334,6 @@ impl Habits {
 const OWN_OPERATORS: &[&str] = &[
     "torchtitan",
     "pytorch",
-    "fmsfsdp",
     "huggingface",
     "transformers",
     "hf+",
@@ -345,6 +356,7 @@ const OWN_OPERATORS: &[&str] = &[
     "megatronllama",
     "megatronlm+flashattention",
 ];
+const OWN_OF_MEGATRON: &[&str] = &["yunchang", "flagscale", "skywork", "megatronllama", "megatronlm+flashattention"];
 const FUSERS: &[&str] = &["compile", "liger", "fused", "transformerengine", "llmfoundry", "unsloth"];
 
 /// Whether norms, rotations and gates are several kernels each.
@@ -352,7 +364,13 @@ pub fn is_eager(system: &str) -> bool {
     let text = squeezed(system);
     let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
     let fused = says(FUSERS) && !text.contains("notorch.compile");
-    says(OWN_OPERATORS) && !fused && !is_on_engine(system)
+    // Whose blocks are not PyTorch's says at times what it runs on; those of Megatron that are keep their names.
+    let other = says(&["megatron", "nemo", "maxtext"]) && !says(OWN_OF_MEGATRON);
+    // Who tells of what shards alone has PyTorch's blocks, or Hugging Face's.
+    let sharder = ["fsdp", "torchfsdp", "deepspeedzero", "deepspeed"]
+        .iter()
+        .any(|word| text.strip_prefix(word).is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit())));
+    (says(OWN_OPERATORS) || sharder) && !other && !fused && !is_on_engine(system)
 }
 
 /// The release of NeMo's containers, from 23.01 on, that a system's name ends on: its year and its month.

@@ -17,7 +17,7 @@ use super::options::with_words;
 use super::recipe;
 use super::sharding;
 use super::software::{self, Habits};
-use super::words::{is_narrow, squeezed, tokens};
+use super::words::{is_narrow, number_before, number_behind, squeezed, tokens};
 use crate::spec::{LlmSpec, Mixer, Options, Parallelism, Recompute};
 
 /// A run's degrees and batch.
@@ -54,12 +54,21 @@ pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
     let mut next = run.clone();
     let whole = |n: u64, of: Option<u64>| of.is_none_or(|of| of.is_multiple_of(n));
     let sequence = [stated.cp, stated.ulysses, stated.ring].iter().all(Option::is_none);
-    let by_ulysses = squeezed(&run.system).contains("ulysses") && whole(2 * degree(run.ulysses), run.heads);
-    let by_ring = tokens(&run.system).iter().any(|word| word == "ring");
-    let tensors = 2 * degree(run.tp);
+    let system = squeezed(&run.system);
+    let says = |words: &[&str]| words.iter().any(|word| system.contains(word));
+    // Of long sequences, what shards weights shares the sequence: by heads with DeepSpeed, in a ring with PyTorch and JAX.
+    let long = run.seq.is_some_and(|seq| seq >= LONG) && !says(&["megatron", "nemo"]);
+    let heads = 2 * degree(run.ulysses);
+    let hybrid = says(HYBRIDS) && heads <= u64::from(node);
+    let by_ulysses = says(BY_HEADS) || hybrid || long && says(&["deepspeed", "zero"]);
+    let by_ulysses = by_ulysses && whole(heads, run.heads);
+    let by_ring = tokens(&run.system).iter().any(|word| word == "ring") || says(RINGS) || says(HYBRIDS);
+    let by_ring = by_ring || long && says(&["fsdp", "pytorch", "torchtitan", "jax", "maxtext", "levanter"]);
+    let tensors = more_tensors(run);
     let stages = more_stages(run);
     let with_tensors = tokens(&run.system).windows(2).any(|at| at == ["tp", "sp"]);
-    let by_tensors = whole(tensors, run.heads) && whole(tensors, run.kv_heads);
+    let shared = |heads: Option<u64>| whole(tensors, heads) || heads.is_some_and(|heads| tensors.is_multiple_of(heads));
+    let by_tensors = whole(tensors, run.heads) && shared(run.kv_heads);
     let by_tensors = by_tensors && (with_tensors || tensors <= u64::from(node));
     if sequence && by_ulysses {
         next.ulysses = Some(2 * run.ulysses.unwrap_or(1));
@@ -75,6 +84,27 @@ pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
     // Where all but one degree is stated, so is that one.
     let open = stated.dp.is_none() || stated.gpus.is_none();
     (open && next != *run && fits).then_some(next)
+}
+
+/// Tokens from which on a sequence is shared by whoever can.
+const LONG: u64 = 64 << 10;
+
+/// Systems that exchange heads for tokens, that have rings, and that have both, heads within a node first.
+const BY_HEADS: &[&str] = &["ulysses", "alst", "fpdt"];
+const RINGS: &[&str] = &["ringattention", "ringflash", "distflash", "distattn", "burst", "striped"];
+const HYBRIDS: &[&str] = &["loongtrain", "yunchang", "xdit"];
+
+/// Twice as many ranks that share tensors or, where the batch is known and does not come out even over what is left, the least
+/// number above that with which it does: of 6,144 chips that have 2,048 sequences and 48 heads, 3.
+fn more_tensors(run: &Training) -> u64 {
+    let twice = 2 * degree(run.tp);
+    let others = degree(run.pp) * degree(run.ulysses) * degree(run.ring);
+    let (Some(gpus), Some(batch), Some(heads)) = (run.gpus, run.global_batch, run.heads) else { return twice };
+    let even = |tensors: &u64| {
+        let dp = u64::from(gpus) / (others * tensors);
+        u64::from(gpus).is_multiple_of(others * tensors) && heads.is_multiple_of(*tensors) && batch.is_multiple_of(dp)
+    };
+    (twice..2 * twice).find(even).unwrap_or(twice)
 }
 
 /// Twice as many stages or, where that many do not make the GPUs of the run, the least number above that does: of 252, 6
@@ -258,8 +288,22 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
     let of = |text: &str| {
         // Of all but a few activations, and of what goes to the host and comes back, little but products is left to keep.
         let all = ["allbut", "allexcept"].iter().any(|word| text.starts_with(word)) || text.contains("remat");
-        let words = [("full", Recompute::Full), ("selective", Recompute::Selective), ("none", Recompute::None)];
+        let words = [
+            ("full", Recompute::Full),
+            ("selective", Recompute::Selective),
+            ("none", Recompute::None),
+            // Of torchtitan's words: activation checkpointing, and the selective one.
+            ("sac", Recompute::Selective),
+            ("coreattn", Recompute::Selective),
+            // How Megatron-LM goes about the full one (`recompute-method`).
+            ("uniform", Recompute::Full),
+            ("block", Recompute::Full),
+            ("everylayer", Recompute::Full),
+            ("alllayers", Recompute::Full),
+            ("100%", Recompute::Full),
+        ];
         let found = words.into_iter().find(|(word, _)| text.starts_with(word)).map(|(_, r)| r);
+        let found = found.or((text == "ac").then_some(Recompute::Full));
         let found = found.or_else(|| in_words(text)).or(all.then_some(Recompute::Full));
         // Whole networks plans do not make again by themselves.
         let elsewhere = ["moe", "mlp", "expert"].iter().any(|part| text.contains(part));
@@ -268,7 +312,10 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
     if software::is_disproved(&run.system) {
         return Habits::of_run(run).recompute;
     }
-    let in_system = ["fullactivation", "actckpt", "fpdt"].iter().any(|w| system.contains(w)).then_some(Recompute::Full);
+    let named = ["fullactivation", "actckpt", "fpdt", "gradientcheckpoint", "activationcheckpoint", "fullrecompu"];
+    let denied = ["nogradient", "noactivation", "withoutgradient", "withoutactivation"];
+    let is = named.iter().any(|w| system.contains(w)) && !denied.iter().any(|w| system.contains(w));
+    let in_system = is.then_some(Recompute::Full);
     of(&text).or(in_system).or(Habits::of_run(run).recompute)
 }
 
@@ -308,12 +355,24 @@ fn parts_made_again(run: &Training) -> [bool; 2] {
     [text.contains("norm"), acts || tokens(&run.recompute).iter().any(|word| word == "act")]
 }
 
-/// Whether selective recomputation is that of every second product or layer, by its words or the system's habit.
-pub fn recomputes_half(run: &Training) -> bool {
+/// Of a layer's forward pass, where every second product, or every second layer, is computed again.
+const HALF: f64 = 0.5;
+
+/// The part of the layers that is computed again where it is not all of them: as many as are stated, or half of them where
+/// selective recomputation is that of every second product or layer, by its words or the system's habit.
+pub fn recomputed_part(run: &Training) -> Option<f64> {
     let text = squeezed(&run.recompute);
-    let said = ["selectiveop", "selectivelayer", "perop", "everyother", "everysecond", "half"];
+    let said = ["selectiveop", "selectivelayer", "perop", "everyother", "everysecond", "half", "sac"];
     let selective = text.starts_with("selective") && Habits::of_run(run).halves;
-    selective || said.iter().any(|word| text.contains(word))
+    let counted = || {
+        let at = text.find("of").filter(|_| text.contains("layers"))?;
+        let [some, all] = [number_before(&text, at)?, number_behind(&text[at..], "of")?];
+        Some(some / all).filter(|part| (0.0..1.0).contains(part))
+    };
+    let nth = [("everythird", 3.0), ("everyfourth", 4.0)];
+    let nth = || nth.iter().find(|(word, _)| text.contains(word)).map(|(_, n)| 1.0 / n);
+    let halves = selective || said.iter().any(|word| text.contains(word));
+    counted().or_else(nth).or(halves.then_some(HALF))
 }
 
 /// Words of options. Sequence parallelism is as stated, or the system's habit; products are in FP8 where the precision
@@ -492,7 +551,7 @@ mod tests {
             let run = Training { recompute: text.into(), ..Training::default() };
             let found = words(&run, &model, [1, 8, 4, 1], habits(), 4096);
             let word = |word| found.contains(&word);
-            (recompute(&run), word("recompute-norm"), word("recompute-act"), recomputes_half(&run))
+            (recompute(&run), word("recompute-norm"), word("recompute-act"), recomputed_part(&run).is_some())
         };
         let none = Some(Recompute::None);
         assert_eq!(of("norm, act"), (none, true, true, false));
@@ -539,9 +598,13 @@ mod tests {
             recompute: recompute.into(),
             ..Training::default()
         };
-        assert!(recomputes_half(&run("torchtitan (FSDP)", "selective")));
-        assert!(recomputes_half(&run("", "selective (per op)")) && recomputes_half(&run("", "selective layer")));
-        assert!(!recomputes_half(&run("Megatron-LM", "selective")) && !recomputes_half(&run("torchtitan", "full")));
+        let part = |system: &str, recompute: &str| recomputed_part(&run(system, recompute));
+        assert_eq!(part("torchtitan (FSDP)", "selective"), Some(HALF));
+        assert_eq!([part("", "selective (per op)"), part("", "selective layer"), part("", "SAC")], [Some(HALF); 3]);
+        assert_eq!([part("Megatron-LM", "selective"), part("torchtitan", "full")], [None; 2]);
+        assert_eq!(part("", "full, 8 of 32 layers"), Some(0.25));
+        assert_eq!(part("", "selective, every fourth layer"), Some(0.25));
+        assert_eq!(part("", "full, inputs of layers offloaded"), None);
     }
 
     #[test]

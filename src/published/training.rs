@@ -9,7 +9,7 @@ use super::pair::pair;
 use super::recipe;
 use super::reports;
 use super::software::{self, Habits, is_eager};
-use super::split::{ROWS, Split, gpus, recompute, recomputes_half, split, wider, without_assumed, without_spare};
+use super::split::{ROWS, Split, gpus, recompute, recomputed_part, split, wider, without_assumed, without_spare};
 use super::standin::stand_in;
 use super::tuning::Tuning;
 use super::verdict::Prediction;
@@ -42,8 +42,8 @@ const TUNED_SENDS: f64 = 0.716;
 /// Llama 3.1 and SmolLM3, which lie between 0.3 and 1.03; Llama 3 reports more than 0.9 (arXiv:2407.21783, section 3.3.4).
 const EFFECTIVE: f64 = 0.8;
 
-/// Of a layer's forward pass, where every second product, or every second layer, is computed again.
-const HALF: f64 = 0.5;
+/// Of a GPU's peak that no training has reported.
+const MOST_OF_PEAK: f64 = 0.9;
 
 /// Picoseconds of longer steps are no longer told apart (2^53 of them are two and a half hours), so that microbatches repeat no
 /// more and each is walked: seconds at the GPUs' own rate, and microbatches, of which no run has both.
@@ -59,8 +59,8 @@ struct Setup {
     split: Split,
     machine: Chosen,
     stack: StackSpec,
-    /// Half of what full recomputation computes again is computed again.
-    half: bool,
+    /// So much of what full recomputation computes again is computed again, where that is stated.
+    again: Option<f64>,
     /// Weights stay as they are.
     tuning: Option<Tuning>,
     routing: Routing,
@@ -107,6 +107,14 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
         flops_per_token: &|convention: Convention| convention.flops_per_token(model, fitted.seq),
     };
     found.predicted = Some(measured.quantity.of(&step)).filter(|v| v.is_finite());
+    // Nobody prints as much: whoever does not say how attention is counted has counted half of it.
+    let unsaid = run.flops_convention.is_empty() && fitted.seq >= 1 << 15;
+    if let (true, Some(halved)) = (unsaid, measured.quantity.halved())
+        && measured.quantity.share(&step).is_some_and(|share| share > MOST_OF_PEAK)
+    {
+        found.predicted = Some(halved.of(&step)).filter(|v| v.is_finite());
+        found.why.push("attention: counted half, as with all of it the GPUs would be above what they reach".into());
+    }
     Ok(())
 }
 
@@ -158,19 +166,52 @@ fn fitting(
             return Ok(fits);
         }
     }
+    // ZeRO 3 goes on being tried where more ranks share the sequence.
+    let zeros: Vec<&str> = std::iter::once("").chain(sharding::to_try(stated).iter().copied()).collect();
     let (node, mut run) = (setup.machine.cluster.spec.gpus_per_node, stated.clone());
+    let mut last = None;
     while let Some(next) = wider(&run, stated, node) {
         run = next;
-        if let Some((setup, made)) = attempt(&run, stated, shipped, found) {
+        for zero in &zeros {
+            let zero = if zero.is_empty() { stated.zero.clone() } else { (*zero).into() };
+            let run = Training { zero, ..run.clone() };
+            let mut tried = Prediction::default();
+            let Some((setup, made)) = built(&run, stated, shipped, &mut tried) else { continue };
             let par = &setup.split.par;
             let [tp, pp, ulysses, ring] = [par.tp, par.pp, par.ulysses, par.ring];
+            let fits = tried.memory.is_none();
+            let said = if fits { "which fit" } else { "none being known that fit" };
             let taken =
-                format!("degrees: not all stated; tp {tp}, pp {pp}, ulysses {ulysses}, ring {ring} taken, which fit");
-            found.why.push(taken);
-            return Ok((setup, made));
+                format!("degrees: not all stated; tp {tp}, pp {pp}, ulysses {ulysses}, ring {ring} taken, {said}");
+            tried.why.push(taken);
+            if fits {
+                note(found, tried);
+                return Ok((setup, made));
+            }
+            last = Some((setup, made, tried));
         }
     }
-    first.map(|made| (setup, made))
+    match (first, last) {
+        (Ok(made), _) => Ok((setup, made)),
+        // What can be built says more than why what was stated cannot.
+        (Err(_), Some((setup, made, tried))) => {
+            note(found, tried);
+            Ok((setup, made))
+        }
+        (Err(why), None) => Err(why),
+    }
+}
+
+/// What was chosen in place of what was noted before.
+fn note(found: &mut Prediction, tried: Prediction) {
+    (found.memory, found.why, found.cluster) = (tried.memory, tried.why, tried.cluster);
+}
+
+/// The plan of `run`, whether or not it fits.
+fn built(run: &Training, stated: &Training, shipped: &Shipped, tried: &mut Prediction) -> Option<(Setup, Made)> {
+    let setup = Setup::of(run, shipped, tried).ok()?;
+    let made = setup.plan(recompute(stated), tried).ok()?;
+    Some((setup, made))
 }
 
 /// Sequences at a time where nobody says, the most first.
@@ -197,10 +238,9 @@ fn at_a_time(setup: &Setup, stated: &Training) -> Vec<u64> {
 /// The plan of `run`, if it fits; then what was chosen is noted in place of what was noted before.
 fn attempt(run: &Training, stated: &Training, shipped: &Shipped, found: &mut Prediction) -> Option<(Setup, Made)> {
     let mut tried = Prediction::default();
-    let setup = Setup::of(run, shipped, &mut tried).ok()?;
-    let made = setup.plan(recompute(stated), &mut tried).ok().filter(|_| tried.memory.is_none())?;
-    (found.memory, found.why, found.cluster) = (None, tried.why, tried.cluster);
-    Some((setup, made))
+    let both = built(run, stated, shipped, &mut tried).filter(|_| tried.memory.is_none())?;
+    note(found, tried);
+    Some(both)
 }
 
 impl Setup {
@@ -250,7 +290,7 @@ impl Setup {
         let tuning = Tuning::of(run);
         found.why.extend(tuning.map(|tuning| tuning.said().to_string()));
         let routing = mixture::routing(run);
-        Ok(Setup { model, split, machine, stack, half: recomputes_half(run), tuning, routing })
+        Ok(Setup { model, split, machine, stack, again: recomputed_part(run), tuning, routing })
     }
 
     /// The plan, with the least recomputation that fits where none is stated: of no layer, else of attention alone,
@@ -258,12 +298,12 @@ impl Setup {
     /// all recomputed, its weights were kept by means that the source does not state (offload, sharding), which tells
     /// nothing of its activations; it is predicted without, and that is noted.
     fn plan(&self, stated: Option<Recompute>, found: &mut Prediction) -> Result<Made, String> {
-        if self.half {
+        if let Some(part) = self.again {
             let whole = self.with(Recompute::None, found)?;
             found.memory = None;
             let again = self.with(Recompute::Full, found)?;
-            found.why.push("recomputed: half of every layer".into());
-            return Ok(Made { beside: Some((whole.plan, HALF)), ..again });
+            found.why.push(format!("recomputed: {:.0} % of the layers, as stated", 100.0 * part));
+            return Ok(Made { beside: Some((whole.plan, 1.0 - part)), ..again });
         }
         if let Some(recompute) = stated {
             return self.with(recompute, found);

@@ -19,31 +19,61 @@ pub struct Way {
 /// Implementations differ in what they send (mechanisms in the sources of each): zhuzilin and USP return dKV in
 /// fp32 over P hops, TransformerEngine in the model's dtype over P - 1.
 const LINES: &[Line] = &[
-    Line { names: &["singlegpu", "flashattention", "none"], shape: Shape::Alone, words: &[], instead: None },
+    Line { names: &["singlegpu", "none"], shape: Shape::Alone, words: &[], instead: None },
     Line {
         names: &["llama3", "gatherkv"],
         shape: Shape::Ring,
         words: &["gather-kv-prefetch", "contiguous"],
         instead: None,
     },
-    Line { names: &["ringallgather"], shape: Shape::Ring, words: &["gather-kv"], instead: None },
     Line {
-        names: &["magiattn"],
+        names: &["magiattn", "magiattention"],
         shape: Shape::Ring,
         words: &["gather-kv-prefetch"],
         instead: Some(
             "all-gather of KV, the next part beside the kernel, in place of a group-cast of the rows that a rank needs",
         ),
     },
-    Line { names: &[LOONGTRAIN], shape: Shape::Hybrid, words: &[], instead: None },
+    Line { names: &[LOONGTRAIN, "2dattention"], shape: Shape::Hybrid, words: &[], instead: None },
     Line { names: &["hybriddcp", "hybridcp"], shape: Shape::Ring, words: &["dkv-model"], instead: None },
-    Line { names: &["ringp2p", "te", "megatroncp"], shape: Shape::Ring, words: &["dkv-model"], instead: None },
+    // Names of what Transformer Engine's `cp_comm_type` may be come before its own, whose default is p2p.
+    Line { names: &["a2a+p2p"], shape: Shape::Hybrid, words: &["dkv-model"], instead: None },
+    Line { names: &["a2a", "alltoall"], shape: Shape::Ulysses, words: &[], instead: None },
+    // PyTorch's context parallelism gathers unless it is told to rotate (`set_rotate_method`, all-gather by default).
+    Line {
+        names: &["ringallgather", "allgather", "pytorchcontextparallel", "torchcontextparallel"],
+        shape: Shape::Ring,
+        words: &["gather-kv"],
+        instead: None,
+    },
+    Line {
+        names: &["ringp2p", "te", "megatroncp", "megatronlmcp", "transformerengine", "contextparallel"],
+        shape: Shape::Ring,
+        words: &["dkv-model"],
+        instead: None,
+    },
     Line { names: &["burst"], shape: Shape::Ring, words: &["burst"], instead: None },
     Line { names: &["usp", "longctx"], shape: Shape::Hybrid, words: &[], instead: None },
-    Line { names: &["ulysses"], shape: Shape::Ulysses, words: &[], instead: None },
+    Line { names: &["ulysses", "fpdt", "alst"], shape: Shape::Ulysses, words: &[], instead: None },
     Line { names: &["ring"], shape: Shape::Ring, words: &[], instead: None },
+    Line {
+        names: &["distflash", "distattn", "lightseq"],
+        shape: Shape::Ring,
+        words: &[],
+        instead: Some("a zigzag ring, whose ranks have equal work, in place of ranks that help each other out"),
+    },
     Line { names: &["flash"], shape: Shape::Alone, words: &[], instead: None },
 ];
+
+/// A layout that only rings have; one GPU, whatever it is called; and degrees that are stated of a name that is not known.
+const RING: Line = Line { names: &[], shape: Shape::Ring, words: &[], instead: None };
+const ALONE: Line = Line { names: &[], shape: Shape::Alone, words: &[], instead: None };
+const HYBRID: Line = Line {
+    names: &[],
+    shape: Shape::Hybrid,
+    words: &[],
+    instead: Some("Ulysses and a zigzag ring of the stated degrees, the algorithm being none that is known"),
+};
 
 const LOONGTRAIN: &str = "loongtrain";
 
@@ -79,7 +109,14 @@ const LAYOUTS: &[(&str, &str)] =
 pub fn way(row: &Attention, gpus: u32, node: u32) -> Result<Way, String> {
     // A variant that names an algorithm of its own says more than the family it was benchmarked with.
     let (variant, family) = (squeezed(&row.variant), squeezed(&row.family));
-    let Some(line) = line_of(&variant).or_else(|| line_of(&family)) else {
+    // Of one GPU it does not matter, and where degrees are stated they say what it comes down to.
+    let other = match (gpus, row.ulysses.or(row.ring)) {
+        (1, _) => Some(&ALONE),
+        (_, Some(_)) => Some(&HYBRID),
+        _ => None,
+    };
+    let laid_out = ["zigzag", "stripe"].iter().any(|word| family.contains(word)).then_some(&RING);
+    let Some(line) = line_of(&variant).or_else(|| line_of(&family)).or(laid_out).or(other) else {
         return Err(format!("algorithm: {:?} is none that is known", row.family));
     };
     let alone = matches!(line.shape, Shape::Alone) || gpus == 1;
@@ -135,11 +172,19 @@ fn names(text: &str, name: &str) -> bool {
 }
 
 fn degrees(row: &Attention, shape: Shape, gpus: u32, node: u32) -> (u32, u32) {
-    if let (Some(u), Some(r)) = (row.ulysses, row.ring) {
-        return (u, r);
+    // Of two whose product is known one is enough.
+    let rest = |of: u32| Some(gpus / of.max(1)).filter(|rest| gpus.is_multiple_of(of.max(1)) && *rest > 0);
+    let stated = match (row.ulysses, row.ring) {
+        (Some(u), Some(r)) => Some((u, r)),
+        (Some(u), None) => rest(u).map(|r| (u, r)),
+        (None, Some(r)) => rest(r).map(|u| (u, r)),
+        (None, None) => None,
+    };
+    if let Some(stated) = stated {
+        return stated;
     }
     // "2x4" in a name: ring first, as its source heads its table.
-    if let Some((r, u)) = by_name(&row.variant) {
+    if let Some((r, u)) = by_name(&row.variant).or_else(|| by_name(&row.family)) {
         return (u, r);
     }
     match shape {
@@ -163,6 +208,12 @@ fn by_name(variant: &str) -> Option<(u32, u32)> {
     })
 }
 
+/// Scores in memory.
+const UNFUSED: &[&str] = &["unfused"];
+
+/// What a benchmark that names none has, by generation: the newest FlashAttention of its own, or cuDNN's.
+const UNNAMED: [&[&str]; 2] = [&["fa2", "fa3", "cudnn"], &["cudnn", "fa4"]];
+
 /// Kernels of a curve by what a source calls them: one of its own, or one made of the same instructions.
 const KERNELS: &[(&str, &[&str])] = &[
     // MagiAttention's kernel on it; where that has no curve of its own, the one that it is built on.
@@ -174,6 +225,16 @@ const KERNELS: &[(&str, &[&str])] = &[
     ("flashattention2", &["fa2"]),
     ("fa2", &["fa2"]),
     ("cudnn", &["cudnn"]),
+    ("transformerengine", &["cudnn", "fa3", "fa2"]),
+    ("flashattention1", &["fa1", "fa2"]),
+    ("flashattnv1", &["fa1", "fa2"]),
+    ("fa1", &["fa1", "fa2"]),
+    // Tiles as FlashAttention's first version has them (arXiv:2307.08691, figures 4 to 6, has both beside each other).
+    ("xformers", &["fa1", "fa2"]),
+    ("standardattention", UNFUSED),
+    ("unfused", UNFUSED),
+    ("eager", UNFUSED),
+    ("naiveattention", UNFUSED),
     // Where its own curve is not there: PyTorch dispatches to cuDNN, and MagiAttention's kernel is built on FlashAttention 3.
     ("sdpa", &["sdpa", "cudnn"]),
     ("ffa", &["ffa", "fa3"]),
@@ -183,8 +244,8 @@ const KERNELS: &[(&str, &[&str])] = &[
     ("flashmask", &["flashmask", "fa2"]),
 ];
 
-/// The attention kernels that a row ran, the likeliest first.
-pub fn kernels(row: &Attention) -> &'static [&'static str] {
+/// The attention kernels that a row ran, the likeliest first. `newest`: on Blackwell, where nobody runs those of Ampere.
+pub fn kernels(row: &Attention, newest: bool) -> &'static [&'static str] {
     let own = squeezed(&row.implementation);
     let inside = squeezed(row.kernel.split('/').next().unwrap_or_default());
     let of_magi =
@@ -192,7 +253,9 @@ pub fn kernels(row: &Attention) -> &'static [&'static str] {
     // A source that does not name its GPU may say what follows from the kernel.
     let texts = [of_magi.unwrap_or_default(), own, inside, squeezed(&row.gpu)];
     let said = texts.iter().find_map(|text| KERNELS.iter().find(|(name, _)| text.contains(name)));
-    said.map_or(&["fa2", "fa3", "cudnn"], |(_, kernels)| kernels)
+    // By itself PyTorch in a figure of kernels is what they are held against (arXiv:2205.14135, 2307.08691).
+    let plain = row.gpus == Some(1) && texts.iter().any(|text| text == "pytorch" || text == "torch");
+    said.map_or(if plain { UNFUSED } else { UNNAMED[usize::from(newest)] }, |(_, kernels)| kernels)
 }
 
 #[cfg(test)]
@@ -225,11 +288,25 @@ mod tests {
                 vec!["gather-kv-prefetch", "contiguous"],
             ),
             ("single-GPU kernel", "", 1, 1, vec![]),
+            ("ring-flash-attention", "", 1, 16, vec![]),
+            ("DistFlashAttn", "", 1, 16, vec![]),
+            ("Striped Attention", "", 1, 16, vec!["stripe"]),
+            ("Megatron/TE CP (a2a)", "", 16, 1, vec![]),
+            ("Megatron/TE CP (all-gather)", "", 1, 16, vec!["gather-kv"]),
+            ("Megatron/TE CP (p2p)", "", 1, 16, vec!["dkv-model"]),
+            ("TransformerEngine CP", "", 1, 16, vec!["dkv-model"]),
+            ("PyTorch context_parallel", "", 1, 16, vec!["gather-kv"]),
+            ("MagiAttention", "", 1, 16, vec!["gather-kv-prefetch"]),
+            ("USP 2x8", "", 8, 2, vec![]),
+            ("FPDT", "", 16, 1, vec![]),
         ] {
             let found = way(&row(family, variant), 16, 8).unwrap();
             assert_eq!((found.ulysses, found.ring, found.words), (ulysses, ring, words), "{family} {variant}");
         }
         assert!(way(&row("Tree attention", ""), 8, 8).unwrap_err().contains("Tree"));
+        assert_eq!(way(&row("xformers", ""), 1, 8).map(|way| way.ring), Ok(1));
+        let own = Attention { ulysses: Some(2), ..row("somebody's", "") };
+        assert_eq!(way(&own, 8, 8).map(|way| (way.ulysses, way.ring)), Ok((2, 4)));
     }
 
     #[test]
@@ -255,10 +332,15 @@ mod tests {
 
     #[test]
     fn kernels_by_name() {
-        let of =
-            |implementation: &str| kernels(&Attention { implementation: implementation.into(), ..row("x", "") })[0];
+        let of = |implementation: &str| {
+            kernels(&Attention { implementation: implementation.into(), ..row("x", "") }, false)[0]
+        };
         assert_eq!([of("FlashAttention-2"), of("fa3"), of("ffa_fa4"), of("sdpa")], ["fa2", "fa3", "ffa-fa4", "sdpa"]);
+        assert_eq!([of("FlashAttention-1"), of("xformers"), of("standard attention")], ["fa1", "fa1", "unfused"]);
+        let torch =
+            |gpus| kernels(&Attention { implementation: "PyTorch".into(), gpus: Some(gpus), ..row("x", "") }, false)[0];
+        assert_eq!([torch(1), torch(8)], ["unfused", "fa2"]);
         let magi = Attention { kernel: "FA3 (baselines) / FFA (magi)".into(), ..row("ulysses", "") };
-        assert_eq!(kernels(&magi)[0], "fa3");
+        assert_eq!(kernels(&magi, false)[0], "fa3");
     }
 }

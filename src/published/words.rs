@@ -13,8 +13,13 @@ pub fn tokens(text: &str) -> Vec<String> {
 
 /// Whether a precision is one of eight bits or fewer, as sources spell them.
 pub fn is_narrow(precision: &str) -> bool {
-    let text = squeezed(precision);
+    let text = without_denied(&squeezed(precision));
     ["fp8", "float8", "e4m3", "8bit"].iter().any(|word| text.contains(word)) || is_fp4(precision)
+}
+
+/// A precision without what it is said not to be: "BF16 (no FP8)".
+fn without_denied(text: &str) -> String {
+    ["nofp8", "notfp8", "withoutfp8", "nofloat8"].iter().fold(text.to_string(), |text, word| text.replace(word, ""))
 }
 
 /// Whether it is one of four bits.
@@ -49,7 +54,7 @@ mod tests {
         assert_eq!(number_before("with F=0.554*312 TFLOP", 17), Some(312.0));
         assert_eq!(number_before("Gb/s", 0), None);
         assert!(["FP8-MX", "amp_fp8", "float8 tensorwise", "NVFP4"].iter().all(|p| is_narrow(p)));
-        assert!(!is_narrow("bf16") && is_fp4("NVFP4") && !is_fp4("MXFP8"));
+        assert!(!is_narrow("bf16") && !is_narrow("BF16 (no FP8)") && is_fp4("NVFP4") && !is_fp4("MXFP8"));
         assert_eq!(number_behind("ffn=4h, vocab 50257", "vocab"), Some(50257.0));
     }
 }

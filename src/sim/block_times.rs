@@ -30,7 +30,14 @@ pub struct BlockTimes {
 pub struct BlockTime {
     pub block: String,
     pub time_s: f64,
+    /// What its kernels were predicted to take together where the file was written: blocks of one name may be of other sizes in
+    /// another plan. None: nobody says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted_s: Option<f64>,
 }
+
+/// Predictions of one block that are further apart are of other kernels.
+const ALIKE: f64 = 0.02;
 
 impl BlockTimes {
     pub fn load(path: &Path) -> Result<BlockTimes> {
@@ -38,7 +45,7 @@ impl BlockTimes {
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         let times: BlockTimes = json::parse(&file, &text)?;
         let mut seen = FxHashSet::default();
-        for (at, BlockTime { block, time_s }) in times.blocks.iter().enumerate() {
+        for (at, BlockTime { block, time_s, .. }) in times.blocks.iter().enumerate() {
             let wrong = |field: &str, why: String| Err(Error::spec(&file, format!("blocks[{at}].{field}"), why));
             if !(0.0..1e5).contains(time_s) {
                 return wrong("time_s", format!("{time_s} is not between 0 and 100,000 s"));
@@ -60,12 +67,29 @@ impl BlockTimes {
             let next = blocks.len();
             let place = *at.entry(block.clone()).or_insert(next);
             if place == next {
-                blocks.push(BlockTime { block, time_s: 0.0 });
+                blocks.push(BlockTime { block, time_s: 0.0, predicted_s: None });
             }
-            let known = &mut blocks[place].time_s;
-            *known = known.max(ps as f64 * 1e-12);
+            let known = &mut blocks[place];
+            known.time_s = known.time_s.max(ps as f64 * 1e-12);
+            known.predicted_s = Some(known.time_s);
         }
         Ok(BlockTimes { source: "what the kernels are predicted to take together; not measured".into(), blocks })
+    }
+
+    /// Errors: a block that was written for kernels of other sizes than the plan's, whose blocks are predicted.
+    pub fn check(&self, predicted: &BlockTimes) -> Result<()> {
+        let now: FxHashMap<&str, f64> = predicted.blocks.iter().map(|b| (b.block.as_str(), b.time_s)).collect();
+        for BlockTime { block, predicted_s, .. } in &self.blocks {
+            let (Some(then), Some(now)) = (predicted_s, now.get(block.as_str())) else { continue };
+            if (then - now).abs() > ALIKE * then.max(*now) {
+                let why = format!(
+                    "{block:?} was written for kernels that take {then:.3e} s by prediction, and here they take {now:.3e} s: those \
+                     of another plan; measure this plan's (--write-blocks), or leave predicted_s out where that is meant"
+                );
+                return Err(Error::spec("block times", "blocks.predicted_s", why));
+            }
+        }
+        Ok(())
     }
 
     /// The blocks of a plan as they are predicted, those that are here as they are here.

@@ -218,7 +218,11 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let spans = files.iter().any(|file| file.is_some());
     let (blocks, apart) = (flags.blocks()?, flags.apart(&chosen));
     let effort = Effort { spans, why: true, blocks, apart, seed: flags.seed, ..Effort::SUMS };
-    let mut found = simulate_measured(&plan, chosen.case.machine(), &faults, effort, &flags.times()?)?;
+    let times = flags.times()?;
+    if !times.blocks.is_empty() {
+        times.check(&BlockTimes::predicted(&plan, chosen.case.machine())?)?;
+    }
+    let mut found = simulate_measured(&plan, chosen.case.machine(), &faults, effort, &times)?;
     let wall_s = begun.elapsed().as_secs_f64();
     let mut tail = String::new();
     let machine = chosen.case.machine();

@@ -95,7 +95,7 @@ fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> 
             Some(words) if text(&hardware, "nic").is_empty() => words.into(),
             _ => text(&hardware, "nic"),
         },
-        tokens: number(row, &setup, &["tokens_per_rank", "seq"]).map(|n| n as u64),
+        tokens: number(row, &setup, &["tokens_per_rank", "tokens", "num_tokens", "seq"]).map(|n| n as u64),
         hidden: number(row, &setup, &["hidden"]).map(|n| n as u64),
         topk: count(&["topk"]),
         sms: count(&["sms"]).map(|n| n as u16),
@@ -135,11 +135,12 @@ fn numbers(table: &Value, row: &Map<String, Value>) -> Vec<(String, Exchanged)> 
                 _ => common.library.clone(),
             },
         };
+        let value = if name.ends_with("_ms") { 1e3 * value } else { *value };
         let called = called || name.starts_with("torch");
         let before = name.starts_with("before");
         let (ranks, sms) = (ranks.or(common.ranks), sms.or(common.sms));
         let facts =
-            Exchanged { library, part, element, unit, called, before, ranks, sms, measured: *value, ..common.clone() };
+            Exchanged { library, part, element, unit, called, before, ranks, sms, measured: value, ..common.clone() };
         Some((name.clone(), facts))
     };
     let category = text(table, "category");
@@ -199,14 +200,17 @@ fn unit_of(name: &str, row: &Map<String, Value>) -> Option<Unit> {
     }
     let op = row.get("op").and_then(Value::as_str).unwrap_or_default();
     // Times of an exchange by the ranks, and those of a row that is one as a whole.
-    let timed = ranks_of(name).is_some() || ["us", "time_us", "latency_us", "total_us"].contains(&name);
+    let timed = ranks_of(name).is_some()
+        || ["us", "time_us", "latency_us", "total_us", "avg_us", "ms", "time_ms", "latency_ms"].contains(&name);
+    let op = &op.to_lowercase();
     let whole = timed && ["dispatch", "combine"].iter().any(|word| op.contains(word));
     if whole || ["before_us", "after_us"].contains(&name) {
         return Some(Unit::Microseconds);
     }
     let exchange = ["disp", "comb"].iter().any(|word| name.contains(word));
     let bandwidth = name == "bw_gbs" && row.contains_key("op");
-    let times = name.ends_with("_us") || ["_pplx", "_deepep"].iter().any(|word| name.contains(word));
+    let times =
+        name.ends_with("_us") || name.ends_with("_ms") || ["_pplx", "_deepep"].iter().any(|word| name.contains(word));
     let links = name.contains("xgmi") || name.contains("nvlink");
     let rate = if links { Unit::LinksLogical } else { Unit::Logical };
     (exchange || bandwidth).then_some(if times { Unit::Microseconds } else { rate })
@@ -229,7 +233,7 @@ fn several(words: &str) -> Option<(u32, &str)> {
 
 /// Ranks: said, or as GPUs of a node times nodes ("8x2").
 fn ranks(row: &Map<String, Value>, setup: &Value) -> Option<u32> {
-    if let Some(ranks) = number(row, setup, &["ep", "ranks"]) {
+    if let Some(ranks) = number(row, setup, &["ep", "ranks", "gpus"]) {
         return Some(ranks as u32);
     }
     if let Some(nodes) = number(row, setup, &["nodes"]) {

@@ -30,7 +30,7 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
     let efa = network.contains("efa") && !network.contains("cx7");
     // A table of one library alone may name it beside the GPU.
     let uccl_efa = has("uccl") && (efa || squeezed(&row.gpu).contains("efa"));
-    let slow = has("lowlatency") || has("epll");
+    let slow = has("lowlatency") || has("epll") || row.library.split_whitespace().any(|word| word == "LL");
     // Straight to every rank that has a slot of a token's, once.
     let direct = ExchangeAlgo::DeepepV2Direct { sms: sms(cluster.gpu.sms.value as u16) };
     Ok(match () {
@@ -58,15 +58,20 @@ pub fn carrier(row: &Exchanged, route: &Route, cluster: &Cluster) -> Result<Carr
         _ if has("pplx") => (low_latency, Some(library("pplx-fabric"))),
         _ if has("hybrid") && !has("deepepv1") => (ExchangeAlgo::HybridEp { sms: sms(HYBRID_EP_SMS) }, None),
         // Without IBGDA a thread of the CPU posts every message.
-        _ if has("lowlatency") && efa => (low_latency, Some(library("deepep-v1-ll-efa"))),
-        _ if has("lowlatency") => (low_latency, None),
+        _ if slow && efa => (low_latency, Some(library("deepep-v1-ll-efa"))),
+        _ if slow || has("nvshmem") => (low_latency, None),
         _ if has("deepepv2") && efa => (ExchangeAlgo::DeepepV2Hybrid { sms: v2()? }, Some(library("deepep-v2-efa"))),
         _ if has("deepepv2") => (ExchangeAlgo::DeepepV2Hybrid { sms: v2()? }, None),
         // What SGLang brings is younger than the tables of DeepEP's own README.
         _ if has("deepep") && has("sglang") => (normal, Some(library("deepep-v1-normal-2025-11"))),
         _ if has("deepep") && network.contains("roce") => (normal, Some(library("deepep-v1-normal-roce"))),
         _ if has("deepep") => (normal, None),
-        _ if has("nccl") => (ExchangeAlgo::Nccl, None),
+        // Send and receive to every peer, whichever library's.
+        _ if ["nccl", "rccl", "hccl", "alltoall", "a2a", "fastermoe"].iter().any(|name| has(name)) => {
+            (ExchangeAlgo::Nccl, None)
+        }
+        // Two all-to-alls from two nodes on, within and between (arXiv:2206.03382, section 3.2).
+        _ if has("tutel") => (ExchangeAlgo::Hierarchical, None),
         _ => return Err(format!("{}: a library that is not modelled", row.library)),
     })
 }

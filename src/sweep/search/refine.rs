@@ -26,6 +26,10 @@ pub fn refine(search: &mut Search, best: &[Row]) -> Result<Vec<Row>> {
 
 /// The fastest way that differs in one of these.
 fn step_from(search: &mut Search, row: &Row) -> Result<Option<Row>> {
-    let rows: Vec<Row> = search.cost(&moves(&Point::of_row(row)), step(row), false)?.into_iter().flatten().collect();
+    // Who gives one stage of ZeRO wants that.
+    let zero = &search.question.space.zero;
+    let open = |point: &Point| zero.len() > 1 || zero.contains(&point.par.zero);
+    let points: Vec<Point> = moves(&Point::of_row(row)).into_iter().filter(open).collect();
+    let rows: Vec<Row> = search.cost(&points, step(row), false)?.into_iter().flatten().collect();
     Ok(fastest(&rows).first().filter(|other| step(other) < step(row)).map(|row| (*row).clone()))
 }
