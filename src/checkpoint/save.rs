@@ -65,6 +65,15 @@ impl Saver {
         there.map_or(Ok(()), |path| Err(Error::spec(path.display(), "--save", why)))
     }
 
+    /// Refuses a folder with a checkpoint of a later step than `last`: it would be taken for the newest of this run.
+    pub fn is_newest(&self, last: u64) -> Result<()> {
+        let Ok(newest) = index::newest(&self.dir) else { return Ok(()) };
+        let later = newest.file_name().is_some_and(|name| name.to_string_lossy().as_ref() > folder(last).as_str());
+        let why =
+            format!("is of a later step than {last}, and --load would go on from it; give another folder to --save");
+        if later && newest != self.dir { Err(Error::spec(newest.display(), "--save", why)) } else { Ok(()) }
+    }
+
     /// Copies what the ranks hold and begins to write it. Errors: those of the checkpoint before this one, too.
     pub fn save(&self, step: u64, memory: &Memory) -> Result<()> {
         let began = Instant::now();

@@ -142,10 +142,21 @@ impl Config {
     }
 
     /// For weights that were trained elsewhere: their model, unless another is asked for, as it is in evaluation.
-    pub fn of_checkpoint(mut self, dir: &Path) -> Config {
-        self.model.get_or_insert_with(|| dir.join("config.json").display().to_string());
+    /// Errors: a model whose weights these cannot be.
+    pub fn of_checkpoint(mut self, dir: &Path) -> Result<Config> {
+        let own = dir.join("config.json");
+        if let Some(asked) = self.model.as_ref().filter(|_| own.is_file()) {
+            let shape = |spec: LlmSpec| LlmSpec { name: String::new(), notes: vec![], dropout: 0.0, mtp: None, ..spec };
+            let [asked_for, its] =
+                [asked.clone(), own.display().to_string()].map(|name| LlmSpec::find(&name).map(shape));
+            if asked_for? != its? {
+                let why = format!("{asked} is another model than that of {}; leave it out", own.display());
+                return Err(Error::spec("the command line", "--model", why));
+            }
+        }
+        self.model.get_or_insert_with(|| own.display().to_string());
         self.no_dropout = true;
-        self
+        Ok(self)
     }
 
     /// From the flags, or from a plan file that no flag may contradict.
@@ -503,7 +514,8 @@ pub fn packed(documents: &Documents) -> String {
 
 /// As flags have them.
 fn listed(documents: &Documents) -> String {
-    documents.lengths().iter().map(u64::to_string).collect::<Vec<_>>().join(",")
+    let lengths = documents.lengths();
+    if lengths.is_empty() { "none".into() } else { lengths.iter().map(u64::to_string).collect::<Vec<_>>().join(",") }
 }
 
 pub fn recompute(text: &str) -> std::result::Result<Recompute, String> {

@@ -167,6 +167,10 @@ fn causes(cells: &[Cell]) -> String {
     won.for_each(|cell| groups.entry((cell.winner, cell.cause)).or_default().push(cell));
     let mut groups: Vec<Vec<&Cell>> = groups.into_values().collect();
     groups.sort_by_key(|group| std::cmp::Reverse(group.len()));
+    if groups.is_empty() {
+        let why = cells.first().map_or("", |cell| cell.reason.as_str());
+        return format!("- neither is ahead anywhere: {why}\n");
+    }
     let mut table = Table::new("<<");
     for group in groups {
         let clear = |c: &Cell| c.ulysses_over_ring.map_or(0.0, |ratio| ratio.ln().abs());

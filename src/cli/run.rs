@@ -133,7 +133,7 @@ fn share(text: &str) -> std::result::Result<f64, String> {
 
 pub fn run(flags: &Flags) -> Result<Answer> {
     let config = match &flags.weights {
-        Some(dir) => flags.config.clone().of_checkpoint(dir),
+        Some(dir) => flags.config.clone().of_checkpoint(dir)?,
         None => flags.config.clone(),
     };
     let plan = flags.optimizer.of(config.plan(flags.plan.plan.as_deref(), flags.machine.defaults())?);

@@ -193,7 +193,7 @@ fn axis(name: &str) -> &str {
         "up" => "up (ulysses)",
         "tp" => "tp (tensor)",
         "ep" => "ep (experts' rows)",
-        "edp" => "edp (experts' gradients)",
+        "edp" => "edp (experts' gradients, weights)",
         other => other,
     }
 }

@@ -120,6 +120,44 @@ fn not(holds: bool, say: impl FnOnce() -> String) -> Option<String> {
 }
 
 impl Fault {
+    /// In words.
+    pub fn said(&self) -> String {
+        let port = |port: &Port| match port {
+            Port::Nic => "network",
+            Port::Nvlink => "links inside its node",
+        };
+        let until = |to_s: &Option<f64>| to_s.map_or(String::new(), |to| format!(" to {to} s"));
+        let from = |from_s: f64| if from_s > 0.0 { format!(" from {from_s} s on") } else { String::new() };
+        match self {
+            Fault::SlowGpu { rank, factor } => format!("kernels of rank {rank} take {factor} times as long"),
+            Fault::SlowLink { rank, port: of, factor: 0.0, from_s, to_s } => {
+                format!("rank {rank}: {} down{}{}", port(of), from(*from_s), until(to_s))
+            }
+            Fault::SlowLink { rank, port: of, factor, from_s, to_s } => {
+                format!("rank {rank}: {} at {factor} of the speed{}{}", port(of), from(*from_s), until(to_s))
+            }
+            Fault::Flapping { rank, port: of, up_s, down_s } => {
+                format!("rank {rank}: {} up for {up_s} s and down for {down_s} s, by turns", port(of))
+            }
+            Fault::Dead { rank, at_s } => format!("rank {rank} does nothing any more from {at_s} s on"),
+            Fault::DeadPlane { plane, from_s, to_s } => format!("network {plane} down{}{}", from(*from_s), until(to_s)),
+            Fault::Jitter { rank, sd, .. } => {
+                let of = rank.map_or("every rank".into(), |rank| format!("rank {rank}"));
+                format!("times of kernels of {of} vary by {sd} of them")
+            }
+        }
+    }
+
+    /// When it is first felt, s.
+    pub fn begins_s(&self) -> f64 {
+        match *self {
+            Fault::SlowLink { from_s, .. } | Fault::DeadPlane { from_s, .. } => from_s,
+            Fault::Dead { at_s, .. } => at_s,
+            Fault::Flapping { up_s, .. } => up_s,
+            Fault::SlowGpu { .. } | Fault::Jitter { .. } => 0.0,
+        }
+    }
+
     pub fn rank(&self) -> Option<u32> {
         match *self {
             Fault::SlowGpu { rank, .. }

@@ -152,6 +152,10 @@ impl GemmCurve {
         }
         check_positive(file, "gemm.operands", self.operands.value.value())?;
         check_ratio(file, "gemm.stream", self.stream.value)?;
+        if self.store.value > 1.0 {
+            let why = format!("{} is more than all of the time to store a tile; write at most 1", self.store.value);
+            return Err(Error::spec(file, "gemm.store", why));
+        }
         check_length(file, "gemm.store", self.store.value)
     }
 }
@@ -238,6 +242,17 @@ impl GpuSpec {
         check_positive(file, "sms", f64::from(self.sms.value))?;
         self.gemm.check(file)?;
         check_ratio(file, "memory_bound.fraction", self.memory_bound.fraction.value)?;
+        let spreads =
+            [("gemm.rel_sd", self.gemm.rel_sd.value), ("memory_bound.rel_sd", self.memory_bound.rel_sd.value)];
+        let of_attention =
+            self.attention.iter().map(|(name, curve)| (format!("attention.{name}.rel_sd"), curve.rel_sd.value));
+        for (field, rel_sd) in spreads.map(|(field, sd)| (field.to_string(), sd)).into_iter().chain(of_attention) {
+            if !(0.0..1.0).contains(&rel_sd) {
+                let why =
+                    format!("{rel_sd} is no relative standard deviation; write one from 0 to below 1, as in 0.05");
+                return Err(Error::spec(file, field, why));
+            }
+        }
         if let Some(scan) = &self.memory_bound.scan {
             check_ratio(file, "memory_bound.scan", scan.value)?;
         }

@@ -340,7 +340,9 @@ impl Config<'_> {
                     .wrong(field, format!("{n} is beyond any model (at most {}); check for extra digits", most(field))))
             }
             Some(n) => Ok(Some(n)),
-            None => Err(self.wrong(field, format!("{value} is not a positive whole number; write it without quotes"))),
+            None => {
+                Err(self.wrong(field, format!("{value} is not a positive whole number; write one, without quotes")))
+            }
         }
     }
 

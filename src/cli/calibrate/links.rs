@@ -90,6 +90,14 @@ impl Flags {
                 format!("{op} is none that a plan has; use all_reduce, all_gather, reduce_scatter or alltoall"),
             )
         })?;
+        for (flag, given, logged) in [("--gpus", self.gpus, log.gpus), ("--nodes", self.nodes, log.nodes)] {
+            if let (Some(given), Some(logged)) = (given, logged)
+                && given != logged
+            {
+                let why = format!("{given}, but the log lists {logged}; leave it out");
+                return Err(Error::spec(name, flag, why));
+            }
+        }
         let gpus = self.gpus.or(log.gpus).ok_or_else(|| said("gpus", "--gpus"))?;
         let nodes = self.nodes.or(log.nodes).ok_or_else(|| said("nodes", "--nodes"))?;
         let rows: Vec<(f64, f64)> =

@@ -44,6 +44,7 @@ impl Checkpoints {
         let Some(dir) = &self.save else { return Ok(kept) };
         let saver = Saver::new(dir, seed, before)?;
         saver.free((before.steps + 1..=last).filter(|step| kept.is_saved(*step)))?;
+        saver.is_newest(last)?;
         Ok(Kept { saver: Some(saver), ..kept })
     }
 }

@@ -261,6 +261,12 @@ pub fn run(flags: &Flags) -> Result<Answer> {
 const NO_PATH: &str = "no critical path, slack or use of links: the step has too many ops to keep them all; fewer \
                        layers or microbatches have them";
 
+/// A fault that was played; and if the step was over before it began.
+fn told(fault: &Fault, step: f64) -> String {
+    let late = if fault.begins_s() > step { "; the step is over before, and feels nothing of it" } else { "" };
+    format!("fault: {}{late}", fault.said())
+}
+
 fn over(
     flags: &Flags,
     chosen: &Chosen,
@@ -273,6 +279,7 @@ fn over(
     let layout = chosen.case.layout(plan)?;
     let report = chosen.case.costed(plan, &layout, &timeline).report();
     let mut notes = chosen.notes();
+    notes.extend(faults.iter().map(|fault| told(fault, timeline.step.value())));
     notes.extend(why.is_none().then(|| NO_PATH.to_string()));
     let report = Report { notes, row: chosen.remedied(report.row)?, ..report };
     let mut text = report.render();
