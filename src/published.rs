@@ -39,6 +39,7 @@ pub mod training;
 pub mod tuning;
 pub mod verdict;
 pub mod ways;
+mod wider;
 mod words;
 
 pub use case::{Case, Facts};

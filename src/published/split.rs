@@ -1,7 +1,7 @@
 //! How a run was cut over its GPUs. What is stated is taken; what is not follows one rule for all runs:
 //!
 //! * tensor, pipeline, Ulysses, ring 1, and more of one of them where the plan would not fit or the batch not be
-//!   enough ([`wider`]); experts over the ranks of a node; data parallelism what they leave of the GPUs;
+//!   enough ([`wider`](super::wider)); experts over the ranks of a node; data parallelism what they leave of the GPUs;
 //! * without GPUs, a replica, and a whole node at least: what a GPU does hardly depends on how many there are;
 //! * micro-batch 1: the memory of a large model leaves no choice, and a small one gains little; where no batch is
 //!   stated either, what gives a rank `ROWS` tokens at a time, without which products starve;
@@ -47,78 +47,6 @@ pub fn gpus(run: &Training) -> Result<u32, String> {
     Ok(run.gpus.unwrap_or(if run.dp.is_some() { product } else { product.next_multiple_of(node) }))
 }
 
-/// A run with twice as many ranks sharing what one has now, by the first way that its source (`stated`) leaves open:
-/// the sequence where its system is known for that, then tensors within a node, then stages. Of a system that is said to
-/// split the sequence along with tensors ("TP-sp", the baseline of DeepSpeed-Ulysses), tensors alone, over nodes too.
-pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
-    let mut next = run.clone();
-    let whole = |n: u64, of: Option<u64>| of.is_none_or(|of| of.is_multiple_of(n));
-    let sequence = [stated.cp, stated.ulysses, stated.ring].iter().all(Option::is_none);
-    let system = squeezed(&run.system);
-    let says = |words: &[&str]| words.iter().any(|word| system.contains(word));
-    // Of long sequences, what shards weights shares the sequence: by heads with DeepSpeed, in a ring with PyTorch and JAX.
-    let long = run.seq.is_some_and(|seq| seq >= LONG) && !says(&["megatron", "nemo"]);
-    let heads = 2 * degree(run.ulysses);
-    let hybrid = says(HYBRIDS) && heads <= u64::from(node);
-    let by_ulysses = says(BY_HEADS) || hybrid || long && says(&["deepspeed", "zero"]);
-    let by_ulysses = by_ulysses && whole(heads, run.heads);
-    let by_ring = tokens(&run.system).iter().any(|word| word == "ring") || says(RINGS) || says(HYBRIDS);
-    let by_ring = by_ring || long && says(&["fsdp", "pytorch", "torchtitan", "jax", "maxtext", "levanter"]);
-    let tensors = more_tensors(run);
-    let stages = more_stages(run);
-    let with_tensors = tokens(&run.system).windows(2).any(|at| at == ["tp", "sp"]);
-    let shared = |heads: Option<u64>| whole(tensors, heads) || heads.is_some_and(|heads| tensors.is_multiple_of(heads));
-    let by_tensors = whole(tensors, run.heads) && shared(run.kv_heads);
-    let by_tensors = by_tensors && (with_tensors || tensors <= u64::from(node));
-    if sequence && by_ulysses {
-        next.ulysses = Some(2 * run.ulysses.unwrap_or(1));
-    } else if sequence && by_ring {
-        next.ring = Some(2 * run.ring.unwrap_or(1));
-    } else if stated.tp.is_none() && by_tensors {
-        next.tp = Some(tensors as u32);
-    } else if let Some(stages) = stages.filter(|_| stated.pp.is_none()) {
-        next.pp = Some(stages);
-    }
-    let replica = [next.tp, next.pp, next.ulysses, next.ring].iter().map(|d| degree(*d)).product::<u64>();
-    let fits = gpus(&next).is_ok_and(|gpus| u64::from(gpus).is_multiple_of(replica));
-    // Where all but one degree is stated, so is that one.
-    let open = stated.dp.is_none() || stated.gpus.is_none();
-    (open && next != *run && fits).then_some(next)
-}
-
-/// Tokens from which on a sequence is shared by whoever can.
-const LONG: u64 = 64 << 10;
-
-/// Systems that exchange heads for tokens, that have rings, and that have both, heads within a node first.
-const BY_HEADS: &[&str] = &["ulysses", "alst", "fpdt"];
-const RINGS: &[&str] = &["ringattention", "ringflash", "distflash", "distattn", "burst", "striped"];
-const HYBRIDS: &[&str] = &["loongtrain", "yunchang", "xdit"];
-
-/// Twice as many ranks that share tensors or, where the batch is known and does not come out even over what is left, the least
-/// number above that with which it does: of 6,144 chips that have 2,048 sequences and 48 heads, 3.
-fn more_tensors(run: &Training) -> u64 {
-    let twice = 2 * degree(run.tp);
-    let others = degree(run.pp) * degree(run.ulysses) * degree(run.ring);
-    let (Some(gpus), Some(batch), Some(heads)) = (run.gpus, run.global_batch, run.heads) else { return twice };
-    let even = |tensors: &u64| {
-        let dp = u64::from(gpus) / (others * tensors);
-        u64::from(gpus).is_multiple_of(others * tensors) && heads.is_multiple_of(*tensors) && batch.is_multiple_of(dp)
-    };
-    (twice..2 * twice).find(even).unwrap_or(twice)
-}
-
-/// Twice as many stages or, where that many do not make the GPUs of the run, the least number above that does: of 252, 6
-/// and not 8.
-fn more_stages(run: &Training) -> Option<u32> {
-    let (twice, others) = (2 * degree(run.pp), degree(run.tp) * degree(run.ulysses) * degree(run.ring));
-    let most = run.layers.unwrap_or(u64::MAX);
-    let made = match run.gpus {
-        Some(gpus) => (twice..=most.min(u64::from(gpus) / others)).find(|n| u64::from(gpus).is_multiple_of(others * n)),
-        None => Some(twice).filter(|n| *n <= most),
-    };
-    u32::try_from(made?).ok()
-}
-
 /// A run without the degrees that its notes call assumed: whoever wrote the row down took them, its source states none.
 pub fn without_assumed(run: Training) -> Training {
     let notes = squeezed(&run.notes);
@@ -140,7 +68,8 @@ pub fn without_spare(run: Training) -> Training {
     Training { gpus: Some(made.unwrap_or(gpus)), ..run }
 }
 
-fn degree(of: Option<u32>) -> u64 {
+/// Ranks of a way; one where it is not stated.
+pub fn degree(of: Option<u32>) -> u64 {
     u64::from(of.unwrap_or(1))
 }
 
@@ -470,20 +399,6 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_where_it_does_not_fit_follows_the_system() {
-        let widest = |system: &str| {
-            let stated = Training { system: system.into(), gpus: Some(64), ..Training::default() };
-            let next = |run: &Training| wider(run, &stated, 8);
-            let last = std::iter::successors(Some(stated.clone()), next).last().unwrap();
-            [last.ulysses, last.ring, last.tp, last.pp].map(|degree| degree.unwrap_or(1))
-        };
-        assert_eq!(widest("DeepSpeed-Ulysses"), [64, 1, 1, 1]);
-        assert_eq!(widest("Ring attention"), [1, 64, 1, 1]);
-        assert_eq!(widest("Megatron-LM"), [1, 1, 8, 8]);
-        assert_eq!(widest("Megatron-LM SP (TP-sp)"), [1, 1, 64, 1]);
-    }
-
-    #[test]
     fn what_is_in_the_host_by_the_names_of_systems() {
         let run =
             |system: &str, zero: &str| Training { system: system.into(), zero: zero.into(), ..Training::default() };
@@ -533,15 +448,6 @@ mod tests {
         );
         let ulysses = Training { system: "DeepSpeed-Ulysses".into(), ..cp };
         assert_eq!(split(&ulysses, &LlmSpec::default(), habits(), 8).unwrap().par.ulysses, 4);
-    }
-
-    #[test]
-    fn stages_make_the_gpus_of_a_run() {
-        let run = Training { gpus: Some(2016), tp: Some(8), layers: Some(54), ..Training::default() };
-        let more = |pp| more_stages(&Training { pp: Some(pp), ..run.clone() });
-        assert_eq!([1, 2, 4, 6, 36, 42].map(more), [Some(2), Some(4), Some(9), Some(12), None, None]);
-        let open = Training { gpus: None, pp: Some(4), ..run };
-        assert_eq!(more_stages(&open), Some(8));
     }
 
     #[test]
