@@ -888,3 +888,81 @@ fn a_cpu_that_issues_op_by_op_is_told_of() {
     assert!(!told && (eager / 3.37 - 1.0).abs() < 0.1, "{eager} s");
     assert!(!of("--seq-len 16K").1);
 }
+
+/// Blocks of another plan have the names of these, and other sizes.
+#[test]
+fn block_times_are_of_the_plan_that_they_were_written_for() {
+    let dir = folder();
+    let line = "simulate --gpus 64 --tp 8 --global-batch 64 --seq-len";
+    succeeds(dir.path(), &format!("{line} 8K --write-blocks blocks.json"));
+    let played = |line: &str| said(dir.path(), &format!("{line} --fidelity block --block-times blocks.json"));
+    assert_eq!(played(&format!("{line} 8K")).0, 0);
+    for other in [format!("{line} 32K"), format!("{line} 8K --cluster dgx-b200")] {
+        let (code, _, err) = played(&other);
+        assert!(code == 2 && err.contains("of another plan") && err.contains("--write-blocks"), "{other}: {err}");
+    }
+    // Who measured them says nothing of their size, and is believed.
+    let text = fs::read_to_string(dir.path().join("blocks.json")).unwrap();
+    let mut blocks: Value = serde_json::from_str(&text).unwrap();
+    for block in blocks["blocks"].as_array_mut().unwrap() {
+        block.as_object_mut().unwrap().remove("predicted_s").unwrap();
+    }
+    fs::write(dir.path().join("blocks.json"), blocks.to_string()).unwrap();
+    assert_eq!(played(&format!("{line} 32K")).0, 0);
+}
+
+/// What a plan settles no flag may say again, and what is not even is told of.
+#[test]
+fn a_plan_has_its_routes() {
+    let dir = folder();
+    let way = "--model qwen3-30b-a3b --gpus 16 --ep 8 --recompute full --global-batch 16";
+    succeeds(dir.path(), &format!("plan {way} --routing zipf:1.0 --out plan.json"));
+    let (code, _, err) = said(dir.path(), "estimate --plan plan.json --routing balanced");
+    assert!(code == 2 && err.contains("contradicts the plan, which has routes of its own"), "{err}");
+    let note = "routing: tokens choose experts as --routing has it";
+    assert!(succeeds(dir.path(), "estimate --plan plan.json").contains(note));
+    assert!(!succeeds(dir.path(), &format!("estimate {way}")).contains(note));
+    let packed = "--gpus 8 --tp 8 --seq-len 64K --documents 32K,32K";
+    assert!(succeeds(dir.path(), &format!("estimate {packed}")).contains("documents: 2 are packed into a sequence"));
+}
+
+#[test]
+fn faults_that_were_played_are_told_of() {
+    let dir = folder();
+    let told = |fault: &str| succeeds(dir.path(), &format!("simulate --gpus 8 --tp 8 {fault}"));
+    assert!(told("--slow-gpu 5:1.1").contains("fault: kernels of rank 5 take 1.1 times as long\n"));
+    let late = told("--dead 3@500");
+    assert!(late.contains("rank 3 does nothing any more from 500 s on; the step is over before"), "{late}");
+}
+
+#[test]
+fn what_flags_say_is_kept_to() {
+    let dir = folder();
+    // The words that are tried on the best way leave the stage of ZeRO as it is.
+    let line = "search --gpus 8 --seq-len 8K --global-batch 8 --zero 1 --tp 2 --micro-batch 2 --best 1 --json";
+    let found = json(dir.path(), line);
+    let rows = ["best", "refined"].map(|rows| found["found"][0][rows].as_array().unwrap());
+    let rows: Vec<&Value> = rows.into_iter().flatten().collect();
+    assert!(!rows.is_empty() && rows.iter().all(|row| row["zero"] == 1), "{found}");
+    for (line, parts) in [
+        ("search --gpus 8 --tokens-per-step 12K --seq-len 8K", ["12288", "e.g. 16384"]),
+        ("dispatch --ep 64 --dispatch deepep-v2 --sms 1000", ["--sms: 1000", "132"]),
+        ("dispatch --ep 64 --dispatch hybrid-ep --sms 0", ["--sms: 0", "132"]),
+    ] {
+        let (code, _, err) = said(dir.path(), line);
+        assert!(code == 2 && parts.iter().all(|part| err.contains(part)), "{line}: {err}");
+    }
+    // Failures a millisecond apart leave no end in sight, and are not waited for.
+    let out = said(dir.path(), "goodput --gpus 1024 --step-time 5s --state 1TB --mtbf 1ms");
+    assert!(format!("{}{}", out.1, out.2).contains("no end"), "{out:?}");
+}
+
+/// A newer checkpoint of another run would be taken for this one's.
+#[test]
+fn a_folder_of_a_later_step_is_not_saved_into() {
+    let dir = folder();
+    succeeds(dir.path(), "run --model tiny --seq-len 16 --steps 4 --save ckpt");
+    let (code, _, err) = said(dir.path(), "run --model tiny --seq-len 16 --steps 2 --save ckpt");
+    assert!(code == 2 && err.contains("step-00000004") && err.contains("another folder"), "{err}");
+    succeeds(dir.path(), "run --model tiny --seq-len 16 --steps 2 --load ckpt --save ckpt");
+}

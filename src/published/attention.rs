@@ -51,6 +51,7 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
         gpu: &row.gpu,
         gpus,
         gpus_per_node: Some(gpus / row.nodes.unwrap_or(1).max(1)).filter(|n| *n >= 4),
+        whole_nodes: false,
         interconnect: &row.link,
     };
     let mut machine = shipped.fleet.choose(&stated)?;

@@ -261,7 +261,8 @@ fn cluster_of(row: &Collective, shipped: &Shipped) -> std::result::Result<(Clust
     let link = rates(&row.link);
     // Of several GPUs that a source names, the first; what it remarks about one is not its name.
     let gpu = row.gpu.split(['/', '(']).next().unwrap_or_default();
-    let stated = Stated { gpu, gpus, gpus_per_node: Some(gpus.div_ceil(nodes)), interconnect: &link };
+    let stated =
+        Stated { gpu, gpus, gpus_per_node: Some(gpus.div_ceil(nodes)), whole_nodes: false, interconnect: &link };
     let chosen = shipped.fleet.choose(&stated)?;
     let (mut spec, mut said) = (chosen.cluster.spec.clone(), chosen.said);
     let per_node = gpus.div_ceil(nodes);

@@ -233,7 +233,7 @@ fn cluster(
 ) -> std::result::Result<(Cluster, String), String> {
     let gpu = if row.gpu.is_empty() { DEFAULT_GPU.into() } else { gpu_of(&row.gpu) };
     let node = if links == 72 || links == ranks { None } else { Some(8) };
-    let stated = Stated { gpu: &gpu, gpus: ranks, gpus_per_node: node, interconnect: &row.network };
+    let stated = Stated { gpu: &gpu, gpus: ranks, gpus_per_node: node, whole_nodes: false, interconnect: &row.network };
     let chosen = shipped.fleet.choose(&stated)?;
     Ok((chosen.cluster, chosen.said))
 }

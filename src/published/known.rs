@@ -180,7 +180,8 @@ const HEAD_DIMS: &[(&str, u64)] = &[
 ];
 
 /// Lengths of mixtures, whose sizes are among the shipped models.
-const MIXTURES: &[(&str, u64)] = &[("deepseekv3", 4096), ("mixtral8x7b", 32768), ("mixtral8x22b", 65536)];
+const MIXTURES: &[(&str, u64)] =
+    &[("qwen3next80ba3b", 4096), ("deepseekv3", 4096), ("mixtral8x7b", 32768), ("mixtral8x22b", 65536)];
 
 /// What follows a size: what a model was made for, or which release it is.
 const BEHIND: &[&str] = &["instruct", "chat", "hf", "it", "v0.1", "v0.2", "v0.3", "v1.0"];

@@ -13,6 +13,8 @@ pub struct Stated<'a> {
     pub gpu: &'a str,
     pub gpus: u32,
     pub gpus_per_node: Option<u32>,
+    /// They are all that a node has, and not those of it that a test took.
+    pub whole_nodes: bool,
     pub interconnect: &'a str,
 }
 
@@ -319,7 +321,7 @@ fn named_alike(text: &str, name: &str) -> usize {
 fn fewer_a_node(spec: &ClusterSpec, stated: &Stated) -> Option<u32> {
     let whole = spec.tray.is_none() && spec.graph.is_none() && !spec.gpu.starts_with("tpu");
     let several = |node: &u32| *node < spec.gpus_per_node && stated.gpus > *node && stated.gpus.is_multiple_of(*node);
-    stated.gpus_per_node.filter(several).filter(|_| whole)
+    stated.gpus_per_node.filter(several).filter(|_| whole && stated.whole_nodes)
 }
 
 /// Nodes of `node` GPUs, with their part of the NICs.
@@ -453,7 +455,7 @@ mod tests {
     use super::*;
 
     fn choose(gpu: &str, gpus: u32, per_node: u32, interconnect: &str) -> std::result::Result<Chosen, String> {
-        let stated = Stated { gpu, gpus, gpus_per_node: Some(per_node), interconnect };
+        let stated = Stated { gpu, gpus, gpus_per_node: Some(per_node), whole_nodes: true, interconnect };
         Fleet::shipped().unwrap().choose(&stated)
     }
 

@@ -43,7 +43,7 @@ pub fn predict(row: &Product, shipped: &Shipped) -> Prediction {
 }
 
 fn predicted(row: &Product, shipped: &Shipped, found: &mut Prediction) -> Result<f64, String> {
-    let machine = shipped.fleet.choose(&Stated { gpu: &row.gpu, gpus: 1, gpus_per_node: None, interconnect: "" })?;
+    let machine = shipped.fleet.choose(&Stated { gpu: &row.gpu, gpus: 1, ..Stated::default() })?;
     let stack = shipped.stacks.with_kernel(&["fa3", "fa2", "cudnn", "fa4"], &machine.cluster.gpu)?;
     (found.cluster, found.stack) = (machine.said.clone(), stack.name.clone());
     found.split = format!("{} x {} x {} x {}", row.groups, row.m, row.n, row.k);

@@ -133,6 +133,7 @@ fn known(words: &str) -> Option<&'static str> {
         ("deepseekv3", "deepseek-v3"),
         ("qwen3235b", "qwen3-235b-a22b"),
         ("qwen330b", "qwen3-30b-a3b"),
+        ("qwen3next80b", "qwen3-next-80b-a3b"),
         ("mixtral8x22b", "mixtral-8x22b"),
         ("mixtral8x7b", "mixtral-8x7b"),
     ];

@@ -1,6 +1,6 @@
 //! The model: from the sizes a source states, or from its name, or from the number of its weights.
 
-use super::case::Training;
+use super::case::{Experts, Training};
 use super::known::{bare, length};
 use super::mixture::{is_dualpipe, mixed};
 use super::recipe;
@@ -113,8 +113,8 @@ fn block(run: &Training, habits: Habits, gated: bool) -> LlmSpec {
     LlmSpec { norm: Norm::Layer, mlp: Mlp::Gelu, positions, bias: true, tie_embeddings: true, ..mine }
 }
 
-/// A shipped model of that name, else the shape of a GPT with as many weights.
-fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
+/// The shipped model that a name means.
+fn shipped_as(model: &str) -> Option<&'static str> {
     let name = |text: &str| {
         let name = bare(text).replace("3.1", "3").replace('.', "");
         ALSO.iter()
@@ -122,12 +122,25 @@ fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
             .map_or(name.replace("deepseekr1", "deepseekv3"), |(_, is)| is.to_string())
     };
     let sized = |known: &str| {
-        let rest = name(&run.model).strip_prefix(&name(known)).map(String::from);
+        let rest = name(model).strip_prefix(&name(known)).map(String::from);
         rest.is_some_and(|rest| only_sizes(&rest))
     };
-    let found =
-        shipped("llm").find(|known| name(known) == name(&run.model)).or_else(|| shipped("llm").find(|n| sized(n)));
-    if let Some(found) = found.or_else(|| only_of_its_name(&run.model)) {
+    let named = || shipped("llm").find(|known| name(known) == name(model));
+    named().or_else(|| shipped("llm").find(|n| sized(n))).or_else(|| only_of_its_name(model))
+}
+
+/// The run with the experts of a shipped mixture that it names, where it states no sizes: rules look at whether it has any.
+pub fn with_experts(run: Training) -> Training {
+    let unsaid = run.experts.is_none() && run.layers.is_none() && run.hidden.is_none();
+    let spec = shipped_as(&run.model).filter(|_| unsaid).and_then(|name| LlmSpec::find(name).ok());
+    let Some(moe) = spec.and_then(|spec| spec.moe) else { return run };
+    let experts = Experts { n: Some(moe.experts), top_k: Some(moe.top_k), ffn: Some(moe.ffn), ..Experts::default() };
+    Training { experts: Some(experts), ..run }
+}
+
+/// A shipped model of that name, else the shape of a GPT with as many weights.
+fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
+    if let Some(found) = shipped_as(&run.model) {
         let mut model = LlmSpec::find(found).map_err(|e| e.to_string())?;
         model.mtp.iter_mut().for_each(|mtp| mtp.depth = recipe::passes_ahead(run, mtp.depth));
         // The stage that has the module has fewer layers there, and nobody says how many.

@@ -83,7 +83,7 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
     }
     let reported = reports::filled_in(run);
     let known = reported.as_ref().map_or(run, |(reported, _)| reported);
-    let stated = without_spare(without_assumed(recipe::filled_in(filled_in(known))));
+    let stated = without_spare(without_assumed(recipe::filled_in(sizes::with_experts(filled_in(known)))));
     let setup = Setup::of(&stated, shipped, found)?;
     found.why.extend(reported.map(|(_, said)| said));
     let measured = measured.ok_or("measured: no time, rate or utilization is stated")?;
@@ -248,7 +248,8 @@ impl Setup {
     /// What is stated, and what follows from it by rule; noted in `found`, even where it does not come to the end.
     fn of(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Result<Setup, String> {
         let interconnect = &run.interconnect;
-        let stated = Stated { gpu: &run.gpu, gpus: gpus(run)?, gpus_per_node: run.gpus_per_node, interconnect };
+        let (gpu, gpus_per_node) = (&run.gpu[..], run.gpus_per_node);
+        let stated = Stated { gpu, gpus: gpus(run)?, gpus_per_node, whole_nodes: true, interconnect };
         let mut machine = shipped.fleet.choose(&stated)?;
         found.cluster = machine.said.clone();
         let habits = Habits::of_run(run);
