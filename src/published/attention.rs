@@ -386,6 +386,67 @@ mod tests {
         assert!(predicted(row(1.0, "max tokens")).predicted.is_none());
     }
 
+    /// A ring on a node of H100, as a row has it.
+    fn ring(change: &dyn Fn(&mut Attention)) -> Prediction {
+        let mut row = Attention {
+            gpu: "H100".into(),
+            gpus: Some(8),
+            nodes: Some(1),
+            batch: Some(1),
+            seq: Some(65_536),
+            heads: Some(32),
+            kv_heads: Some(8),
+            head_dim: Some(128),
+            causal: Some(true),
+            pass: "fwd".into(),
+            family: "ring".into(),
+            unit: "ms".into(),
+            ..Attention::default()
+        };
+        change(&mut row);
+        predicted(row)
+    }
+
+    #[test]
+    fn units_and_passes_in_the_spellings_of_sources() {
+        let of = |pass: &str, unit: &str| {
+            ring(&|row| (row.pass, row.unit) = (pass.into(), unit.into())).predicted.unwrap_or(f64::NAN)
+        };
+        let ms = of("fwd", "ms");
+        for (unit, ratio) in [("s", 1e-3), ("ms/iter", 1.0), ("\u{b5}s", 1e3), ("seconds", 1e-3)] {
+            assert!((of("fwd", unit) / ms / ratio - 1.0).abs() < 1e-12, "{unit}");
+        }
+        assert!((of("fwd", "tokens/s") * ms / 1e3 / 65_536.0 - 1.0).abs() < 1e-12);
+        assert!((of("fwd", "TFLOPs/s") / of("fwd", "PFLOP/s") / 1e3 - 1.0).abs() < 1e-12);
+        assert!((of("fwd", "% of peak") / of("fwd", "TFLOPs/s") - 100.0 / 989.0).abs() < 1e-6);
+        assert_eq!([of("forward", "ms"), of("FWD", "ms")], [ms; 2]);
+        assert_eq!(of("forward/backward", "ms"), of("fwd+bwd", "ms"));
+        assert!(of("fwd", "lightyears").is_nan());
+    }
+
+    #[test]
+    fn masks_by_their_names() {
+        let of = |mask: &str, causal: Option<bool>| {
+            ring(&|row| (row.mask, row.causal) = (mask.into(), causal)).predicted.unwrap()
+        };
+        let (causal, full) = (of("", Some(true)), of("", Some(false)));
+        assert_eq!([of("causal_mask", None), of("full_mask", None), of("non-causal", None)], [causal, full, full]);
+        let [window, packed] = ["sliding_window_causal 4096", "causal_document"].map(|mask| of(mask, None));
+        assert!(full > 1.5 * causal && window < 0.5 * causal && packed < 0.5 * causal, "{window} {packed} {causal}");
+    }
+
+    #[test]
+    fn what_has_no_fused_attention_keeps_scores_in_memory() {
+        let v100 = ring(&|row| (row.gpu, row.gpus) = ("V100".into(), Some(1)));
+        assert!(v100.predicted.is_some() && v100.why.iter().any(|why| why.contains("scores in memory")), "{v100:?}");
+        let over = ring(&|row| row.gpu = "V100".into());
+        assert!(over.predicted.is_none() && over.why.iter().any(|why| why.contains("no fused attention")), "{over:?}");
+        // A node of GPUs that each do the same has the rate of one.
+        let alone =
+            |gpus| ring(&|row| (row.family, row.gpus, row.unit) = ("flash".into(), Some(gpus), "TFLOPs/s".into()));
+        assert_eq!(alone(1).predicted, alone(8).predicted);
+    }
+
     #[test]
     fn what_goes_to_every_rank_by_itself_takes_longer_between_nodes() {
         let row = |family: &str, gpus: u32| Attention {

@@ -185,7 +185,8 @@ fn time(row: &Collective, cluster: &Cluster, stack: &StackSpec, bytes: Bytes) ->
         "allreduce" => CollectiveKind::AllReduce,
         "allgather" => CollectiveKind::AllGather,
         "reducescatter" => CollectiveKind::ReduceScatter,
-        "alltoall" => CollectiveKind::AllToAll,
+        // Of parts that are alike.
+        "alltoall" | "alltoallv" => CollectiveKind::AllToAll,
         // Every rank sends to the next; all wait for the slowest pair.
         "sendrecv" => {
             let pair = |&a: &u32| p2p(cluster, stack, bytes, a, (a + 1) % cluster.gpus(), cluster.gpus(), 1.0);
@@ -257,10 +258,12 @@ fn bridged(spec: &mut ClusterSpec, row: &Collective) -> &'static str {
 
 fn cluster_of(row: &Collective, shipped: &Shipped) -> std::result::Result<(Cluster, String), String> {
     let gpus = row.gpus.ok_or("gpus: not stated")?;
-    let nodes = row.nodes.unwrap_or(1).max(1);
     let link = rates(&row.link);
     // Of several GPUs that a source names, the first; what it remarks about one is not its name.
     let gpu = row.gpu.split(['/', '(']).next().unwrap_or_default();
+    // Nodes have eight GPUs where nobody says, but those of a rack or a torus, which are one.
+    let one = ["gb200", "gb300", "nvl72", "tpu"].iter().any(|word| squeezed(&format!("{gpu} {link}")).contains(word));
+    let nodes = row.nodes.unwrap_or(if one { 1 } else { gpus.div_ceil(8) }).max(1);
     let stated =
         Stated { gpu, gpus, gpus_per_node: Some(gpus.div_ceil(nodes)), whole_nodes: false, interconnect: &link };
     let chosen = shipped.fleet.choose(&stated)?;

@@ -6,7 +6,7 @@ use super::collectives;
 use super::exchange;
 use super::fields::Fields;
 use super::loose;
-use super::words::{is_narrow, tokens};
+use super::words::{is_fp4, is_narrow, tokens};
 use crate::error::{self, Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -161,9 +161,11 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
 
 /// As stated, or one of eight bits that the system's name says.
 fn precision(f: &Fields) -> Result<String> {
-    let stated = f.text("precision")?;
-    let system = f.text("system")?.filter(|system| is_narrow(system));
-    Ok(stated.or(system).unwrap_or_default())
+    let narrow = |system: String| match () {
+        () if is_fp4(&system) => Some("FP4".into()),
+        () => is_narrow(&system).then(|| "FP8".into()),
+    };
+    Ok(f.text("precision")?.or(f.text("system")?.and_then(narrow)).unwrap_or_default())
 }
 
 /// Seconds of a step, also by milliseconds or by the sequences of a second.

@@ -253,7 +253,8 @@ fn node(words: &str, hardware: &Value) -> Option<u32> {
     if words.contains("purerdma") || words.contains("nvlinkdisabled") {
         return Some(1);
     }
-    if words.contains("nvl72") {
+    // Racks, whose trays of four are no nodes of links.
+    if ["nvl72", "gb200", "gb300"].iter().any(|rack| words.contains(rack)) {
         return Some(72);
     }
     Some(hardware.get("gpus_per_node").and_then(Value::as_u64).unwrap_or(8) as u32)
