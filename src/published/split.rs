@@ -1,7 +1,7 @@
 //! How a run was cut over its GPUs. What is stated is taken; what is not follows one rule for all runs:
 //!
 //! * tensor, pipeline, Ulysses, ring 1, and more of one of them where the plan would not fit or the batch not be
-//!   enough ([`wider`](super::wider)); experts over the ranks of a node; data parallelism what they leave of the GPUs;
+//!   enough (`wider`); experts over the ranks of a node; data parallelism what they leave of the GPUs;
 //! * without GPUs, a replica, and a whole node at least: what a GPU does hardly depends on how many there are;
 //! * micro-batch 1: the memory of a large model leaves no choice, and a small one gains little; where no batch is
 //!   stated either, what gives a rank `ROWS` tokens at a time, without which products starve;
