@@ -919,11 +919,14 @@ fn a_plan_has_its_routes() {
     succeeds(dir.path(), &format!("plan {way} --routing zipf:1.0 --out plan.json"));
     let (code, _, err) = said(dir.path(), "estimate --plan plan.json --routing balanced");
     assert!(code == 2 && err.contains("contradicts the plan, which has routes of its own"), "{err}");
-    let note = "routing: tokens choose experts as --routing has it";
+    let note = "routing: as --routing or the plan has it";
     assert!(succeeds(dir.path(), "estimate --plan plan.json").contains(note));
     assert!(!succeeds(dir.path(), &format!("estimate {way}")).contains(note));
-    let packed = "--gpus 8 --tp 8 --seq-len 64K --documents 32K,32K";
-    assert!(succeeds(dir.path(), &format!("estimate {packed}")).contains("documents: 2 are packed into a sequence"));
+    // Of one length, too, which is packed again and again.
+    for (lengths, said) in [("4K", "documents of 4 K tokens"), ("32K,32K", "2 documents of 64 K tokens in all")] {
+        let found = succeeds(dir.path(), &format!("estimate --gpus 8 --tp 8 --seq-len 64K --documents {lengths}"));
+        assert!(found.contains(&format!("packed: a sequence is {said}")), "{found}");
+    }
 }
 
 #[test]

@@ -324,6 +324,10 @@ fn every_layout_dumps_the_reference(config: &str, theirs: fn(&BTreeMap<String, V
         }
         assert_eq!(got.len(), 2 + 2 * theirs(&want.grads).len(), "{:?}", got.keys());
     }
+    // Weights of one model are none of another's, whatever their shapes.
+    let json = run(dir.path(), "run --weights . --tokens ids.json --seq-len 16 --model tiny --json");
+    let why = json["error"].as_str().expect("it is refused");
+    assert!(why.contains("tiny is another model than that of") && why.contains("leave it out"), "{why}");
 }
 
 /// Mean cross-entropy of logits `[tokens, 29]`.

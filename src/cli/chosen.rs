@@ -1,5 +1,6 @@
 //! What flags have chosen, and what whoever reads a figure of it should know.
 
+use super::config::packed;
 use super::progress::Clock;
 use crate::error::Result;
 use crate::plan::route::dropped;
@@ -128,22 +129,18 @@ impl Chosen {
 
     /// That a sequence is not one document.
     fn packed(&self) -> Option<String> {
-        let lengths = self.case.documents.lengths();
-        let [first, .., last] = &lengths[..] else { return None };
-        Some(format!(
-            "documents: {} are packed into a sequence, the first of {first} and the last of {last} tokens; attention is within each, in \
-             the model's FLOPs too",
-            lengths.len()
-        ))
+        let said = packed(&self.case.documents);
+        let said = said.strip_prefix(", ")?;
+        Some(format!("packed: a sequence is {said}; attention is within each, in the model's FLOPs too"))
     }
 
-    /// That tokens do not choose experts evenly.
+    /// That tokens choose experts by another rule than each as often.
     fn routed(&self) -> Option<String> {
-        let uneven = match &self.loaded {
+        let ruled = match &self.loaded {
             Some(plan) => plan.routes.iter().any(|route| !matches!(route.counts, Counts::Balanced { .. })),
             None => self.case.model.moe.is_some() && self.case.routing != Routing::Balanced,
         };
-        uneven.then(|| "routing: tokens choose experts as --routing has it, and not evenly".to_string())
+        ruled.then(|| "routing: as --routing or the plan has it; without, every expert has as many rows".to_string())
     }
 
     /// That experts have no room for some of the rows, which are then none of the model's work.

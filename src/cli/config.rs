@@ -141,8 +141,8 @@ impl Config {
         *self == Config { profile: self.profile.clone(), ..Config::default() }
     }
 
-    /// For weights that were trained elsewhere: their model, unless another is asked for, as it is in evaluation.
-    /// Errors: a model whose weights these cannot be.
+    /// For weights that were trained elsewhere: their model, as it is in evaluation. Errors: another that is asked for, of the
+    /// same shapes of weights, say, but with other heads.
     pub fn of_checkpoint(mut self, dir: &Path) -> Result<Config> {
         let own = dir.join("config.json");
         if let Some(asked) = self.model.as_ref().filter(|_| own.is_file()) {

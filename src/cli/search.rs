@@ -118,17 +118,18 @@ fn schedule(text: &str) -> std::result::Result<Schedule, String> {
 }
 
 impl Flags {
-    /// A length that the tokens of a step are no multiple of.
-    fn odd_length(&self) -> Option<u64> {
+    /// The tokens of a step that are given, and a length that they are no multiple of.
+    fn odd_length(&self) -> Option<(u64, u64)> {
         let tokens = self.tokens_per_step?;
-        self.seq_len.iter().copied().find(|seq_len| *seq_len > 0 && !tokens.is_multiple_of(*seq_len))
+        let odd = self.seq_len.iter().find(|seq_len| **seq_len > 0 && !tokens.is_multiple_of(**seq_len))?;
+        Some((tokens, *odd))
     }
 
     fn question(&self) -> Result<Question> {
         let cluster = ClusterSpec::find(&self.cluster)?;
         let gpu = GpuSpec::find(&cluster.gpu)?;
         let gpus = self.gpus.unwrap_or_else(|| gpus_of_a_study(&cluster, &gpu));
-        if let Some((tokens, odd)) = self.tokens_per_step.zip(self.odd_length()) {
+        if let Some((tokens, odd)) = self.odd_length() {
             let near = tokens.div_ceil(odd) * odd;
             let why = format!("{tokens} are no whole number of sequences of {odd}; e.g. {near} are");
             return Err(Error::spec("the command line", "--tokens-per-step", why));

@@ -10,7 +10,7 @@ use super::recipe::EAGER_BF16;
 use super::training::said;
 use super::verdict::Prediction;
 use super::ways::{Way, kernels, way};
-use super::words::{squeezed, tokens};
+use super::words::{is_narrow, squeezed, tokens};
 use super::{Shipped, training};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
@@ -75,7 +75,7 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
         par.options.unfused = true;
         found.why.push("taken: scores in memory".into());
     }
-    if ["fp8", "float8", "e4m3"].iter().any(|word| squeezed(&row.dtype).contains(word)) {
+    if is_narrow(&row.dtype) {
         found.why.push("dtype: attention in FP8 is not costed; bf16 taken".into());
     }
     let stack = &in_python(row, &par, shipped, stack);
@@ -97,8 +97,7 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
     // Of GPUs that each do the same by themselves, as in a benchmark of kernels on a node, the rate is that of one.
     let sharers = par.ring * par.ulysses;
     let rate = flops / f64::from(sharers);
-    let peak = machine_peak(&bench);
-    found.predicted = Some(in_unit(row, seconds, rate, peak)?);
+    found.predicted = Some(in_unit(row, seconds, rate, bench.peak())?);
     Ok(())
 }
 
@@ -239,6 +238,11 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    /// FLOP/s of a GPU in bf16.
+    fn peak(&self) -> f64 {
+        self.machine.cluster.gpu.peak.get("bf16").map_or(f64::NAN, |peak| peak.value.value())
+    }
+
     fn seconds(&self, spec: &AttentionSpec) -> Result<f64, String> {
         let engines = Engines::of(self.stack, &self.machine.cluster.spec);
         let plan = attention_pass::build(spec, self.pass, &self.par, engines).map_err(said)?;
@@ -252,12 +256,7 @@ impl Bench<'_> {
     }
 }
 
-/// FLOP/s of a GPU in bf16.
-fn machine_peak(bench: &Bench) -> f64 {
-    bench.machine.cluster.gpu.peak.get("bf16").map_or(f64::NAN, |peak| peak.value.value())
-}
-
-/// Seconds of one operation in the unit of the source. `flops`: of one GPU, as benchmarks count them.
+/// Seconds of one operation in the unit of the source. `flops`: of one GPU, as benchmarks count them; `peak`: its FLOP/s.
 fn in_unit(row: &Attention, seconds: f64, flops: f64, peak: f64) -> Result<f64, String> {
     let unit = squeezed(&row.unit).replace(['\u{b5}', '\u{3bc}'], "u");
     let tokens = row.seq.unwrap_or(0) as f64 * row.batch.unwrap_or(1) as f64;

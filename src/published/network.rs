@@ -70,7 +70,8 @@ impl Network {
             .filter(|(at, _)| !is_scale_up(&text[..*at]))
             .find_map(|(at, unit)| Some((at, number_before(&text, at)? * unit)));
         let (at, gbits) = rated.or_else(|| named(&text))?;
-        let (each_of, counted) = (times(&text[..at]).filter(|_| gbits <= FASTEST), counted(&text));
+        let each_of = times(&text[..at]).filter(|_| gbits <= FASTEST);
+        let counted = counted(&text).or_else(|| in_words(&text[..at]));
         let rest = &text[at..];
         let each = rest.contains("per gpu") || rest.contains("/gpu") || rest.contains("per nic");
         let of_node = ["per node", "/node", "a node", "per server", "per host"].iter().any(|of| rest.contains(of));
@@ -107,7 +108,11 @@ pub fn links(words: &str) -> Option<f64> {
 /// The rate right after the word NVLink (with its generation) is not the network's.
 fn is_scale_up(before: &str) -> bool {
     let clause = before.rsplit([';', '+', ',']).next().unwrap_or(before);
-    clause.contains("nvlink") || clause.contains("xgmi") || clause.contains("intra") || clause.contains("p2p")
+    clause.contains("nvlink")
+        || clause.contains("nvswitch")
+        || clause.contains("xgmi")
+        || clause.contains("intra")
+        || clause.contains("p2p")
 }
 
 /// Rates in GB/s, with a capital B, that are those of ports, or of a node's ports together, in bytes.
@@ -164,15 +169,7 @@ fn named(text: &str) -> Option<(usize, f64)> {
 /// The N of "N NICs of", and of what is dual or quad.
 fn counted(text: &str) -> Option<u32> {
     let of = |what: &str| number_before(text, text.find(what)?).map(|n| n as u32);
-    let rails = [
-        ("dual-rail", 2),
-        ("dual rail", 2),
-        ("dual ", 2),
-        ("quad-rail", 4),
-        ("quad rail", 4),
-        ("single ", 1),
-        ("one ", 1),
-    ];
+    let rails = [("dual-rail", 2), ("dual rail", 2), ("quad-rail", 4), ("quad rail", 4)];
     let rails = rails.iter().find(|(rails, _)| text.contains(rails)).map(|(_, n)| *n);
     [" nics", " hcas", " ports"].iter().find_map(|what| of(what)).filter(|n| (1..=16).contains(n)).or(rails)
 }
@@ -186,6 +183,13 @@ fn times(before: &str) -> Option<u32> {
         number_before(head, head.len()).map(|n| n as u32).filter(|n| *n > 0)
     };
     count(head).or_else(|| count(&head[..named?]))
+}
+
+/// The count that stands in words right before a rate: "dual 400".
+fn in_words(before: &str) -> Option<u32> {
+    let head = before.trim_end().trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let last = head.split(|c: char| !c.is_alphanumeric()).rfind(|word| !word.is_empty())?;
+    [("one", 1), ("single", 1), ("dual", 2)].iter().find(|(word, _)| *word == last).map(|(_, n)| *n)
 }
 
 /// A node's total over as many NICs as leave each at least 100 Gb/s, at most one a GPU.
@@ -236,6 +240,8 @@ mod tests {
             ("NVSwitch + 25 GB/s inter-node", 8, 200.0),
             ("single 200Gb/s", 1, 200.0),
             ("dual 400G", 2, 400.0),
+            ("no network of one; 8x200Gb/s", 8, 200.0),
+            ("NVSwitch 300GB/s; 8x100Gb/s InfiniBand per node", 8, 100.0),
             ("one 200 Gb/s NIC per node", 1, 200.0),
         ] {
             let found = Network::of(words, 8).unwrap_or_else(|| panic!("{words}"));

@@ -2,6 +2,7 @@
 
 use super::case::Training;
 use super::software::Habits;
+use super::wider::shares_sequences;
 use super::words::{number_behind, squeezed};
 
 /// Names of what a system shards, and the stage of ZeRO that does.
@@ -77,15 +78,6 @@ const SHARDERS: &[&str] = &[
     "pytorch",
     "torch.compile",
     "fsdp",
-    // Rings, and heads for tokens, of the field's own repositories, whose examples shard by ZeRO or FSDP.
-    "ring",
-    "distflash",
-    "burst",
-    "striped",
-    "loongtrain",
-    "ulysses",
-    "fpdt",
-    "alst",
     "t5x",
     "pathways",
 ];
@@ -104,7 +96,8 @@ pub fn to_try(run: &Training) -> &'static [&'static str] {
     match () {
         () if !open => &[],
         () if system.is_empty() && degrees.iter().all(Option::is_none) => &["ZeRO-1", "ZeRO-3"],
-        () if says(SHARDERS) && !says(CUTTERS) => &["ZeRO-3"],
+        // The examples of who shares sequences shard by ZeRO or FSDP.
+        () if (says(SHARDERS) || shares_sequences(&run.system)) && !says(CUTTERS) => &["ZeRO-3"],
         () => &[],
     }
 }

@@ -151,10 +151,10 @@ fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
         || format!("layers, hidden, heads: not stated, and {:?} is no model that is known by name", run.model);
     let billions = run.params_b.or_else(|| billions(&run.model)).filter(|n| *n > 0.0).ok_or_else(missing)?;
     let called = squeezed(&run.model);
-    let gpt =
-        called.starts_with("gpt") || called.contains("gpt") && called.len() < 12 || called.starts_with("megatron");
-    let gpt =
-        gpt && !names_experts(&run.model) && !MIXED.iter().any(|word| called.contains(word)) && !has_experts(&called);
+    // "1T GPT", too, but none that is only like one.
+    let behind = called.strip_suffix("gpt").is_some_and(only_sizes);
+    let gpt = called.starts_with("gpt") || called.starts_with("megatron") || behind;
+    let gpt = gpt && !names_experts(&run.model);
     let far = |shape: &Shape| (shape.0 / billions).ln().abs();
     let nearest = GPT.iter().min_by(|a, b| far(a).total_cmp(&far(b))).expect("the table has lines");
     if !gpt || far(nearest) > 0.15 {
@@ -181,15 +181,6 @@ const ALSO: &[(&str, &str)] = &[
     ("qwen330b", "qwen330ba3b"),
     ("qwen3coder30ba3b", "qwen330ba3b"),
 ];
-
-/// Whether a name says a number of experts, as "1.3b64e" does.
-fn has_experts(name: &str) -> bool {
-    let digits = |text: &str| text.chars().rev().take_while(char::is_ascii_digit).count();
-    name.match_indices('e').any(|(at, _)| {
-        let count = digits(&name[..at]);
-        count > 0 && name[..at - count].ends_with(['b', 'm'])
-    })
-}
 
 /// Shapes of Llama (arXiv:2302.13971, table 2; arXiv:2307.09288; arXiv:2407.21783, table 3) and of its smaller kin: billions
 /// of weights, layers, hidden, heads, KV heads, width of the network, words.
@@ -246,17 +237,21 @@ fn as_large(run: &Training, habits: Habits, billions: f64) -> Option<LlmSpec> {
         head_dim: None,
         ..run.clone()
     };
-    let named = |name: &&str| squeezed(&run.model).contains(name);
-    let dense = run.experts.is_none() && !names_experts(&run.model) && !MIXED.iter().any(named);
+    let dense = run.experts.is_none() && !names_experts(&run.model);
     dense.then(|| stated(&sized, habits, layers, hidden, heads).ok()).flatten()
 }
 
-/// Whether a word of a name is one of mixtures: "8x7b", "a3b".
+/// Whether a name is that of a mixture, or a word of it is one of mixtures: "8x7b", "a3b", "64e".
 fn names_experts(model: &str) -> bool {
+    let counted = |word: &str| word.strip_suffix('e').is_some_and(|n| n.parse::<u32>().is_ok());
     let mixture = |word: &String| {
-        word == "moe" || word == "active" || word.contains('x') || word.strip_prefix('a').is_some_and(is_size)
+        word == "moe"
+            || word == "active"
+            || word.contains('x')
+            || word.strip_prefix('a').is_some_and(is_size)
+            || counted(word)
     };
-    tokens(model).iter().any(mixture)
+    tokens(model).iter().any(mixture) || MIXED.iter().any(|name| squeezed(model).contains(name))
 }
 
 /// The one shipped model of whose name `model` is all but the sizes at the end: of nemotron-3-nano-30b-a3b say.

@@ -43,9 +43,6 @@ const TUNED_SENDS: f64 = 0.716;
 /// Llama 3.1 and SmolLM3, which lie between 0.3 and 1.03; Llama 3 reports more than 0.9 (arXiv:2407.21783, section 3.3.4).
 const EFFECTIVE: f64 = 0.8;
 
-/// Of a GPU's peak that no training has reported.
-const MOST_OF_PEAK: f64 = 0.9;
-
 /// Picoseconds of longer steps are no longer told apart (2^53 of them are two and a half hours), so that microbatches repeat no
 /// more and each is walked: seconds at the GPUs' own rate, and microbatches, of which no run has both.
 const LONGEST_STEP: f64 = 1800.0;
@@ -60,7 +57,7 @@ struct Setup {
     split: Split,
     machine: Chosen,
     stack: StackSpec,
-    /// So much of what full recomputation computes again is computed again, where that is stated.
+    /// So much of what full recomputation computes again is computed again, where that is stated or the system's habit.
     again: Option<f64>,
     /// Weights stay as they are.
     tuning: Option<Tuning>,
@@ -108,13 +105,13 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
         flops_per_token: &|convention: Convention| convention.flops_per_token(model, fitted.seq),
     };
     found.predicted = Some(measured.quantity.of(&step)).filter(|v| v.is_finite());
-    // Nobody prints as much: whoever does not say how attention is counted has counted half of it.
+    // Nobody prints more than the peak: whoever does not say how attention is counted has counted half of it.
     let unsaid = run.flops_convention.is_empty() && fitted.seq >= 1 << 15;
     if let (true, Some(halved)) = (unsaid, measured.quantity.halved())
-        && measured.quantity.share(&step).is_some_and(|share| share > MOST_OF_PEAK)
+        && measured.quantity.share(&step).is_some_and(|share| share > 1.0)
     {
         found.predicted = Some(halved.of(&step)).filter(|v| v.is_finite());
-        found.why.push("attention: counted half, as with all of it the GPUs would be above what they reach".into());
+        found.why.push("attention: counted half, as with all of it the GPUs would be above their peak".into());
     }
     Ok(())
 }
@@ -304,7 +301,7 @@ impl Setup {
             let whole = self.with(Recompute::None, found)?;
             found.memory = None;
             let again = self.with(Recompute::Full, found)?;
-            found.why.push(format!("recomputed: {:.0} % of the layers, as stated", 100.0 * part));
+            found.why.push(format!("recomputed: {:.0} % of what is in the layers", 100.0 * part));
             return Ok(Made { beside: Some((whole.plan, 1.0 - part)), ..again });
         }
         if let Some(recompute) = stated {

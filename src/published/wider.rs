@@ -19,7 +19,7 @@ pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
     let hybrid = says(HYBRIDS) && heads <= u64::from(node);
     let by_ulysses = says(BY_HEADS) || hybrid || long && says(&["deepspeed", "zero"]);
     let by_ulysses = by_ulysses && whole(heads, run.heads);
-    let by_ring = tokens(&run.system).iter().any(|word| word == "ring") || says(RINGS) || says(HYBRIDS);
+    let by_ring = has_ring(&run.system) || says(RINGS) || says(HYBRIDS);
     let by_ring = by_ring || long && says(&["fsdp", "pytorch", "torchtitan", "jax", "maxtext", "levanter"]);
     let tensors = more_tensors(run);
     let stages = more_stages(run);
@@ -50,6 +50,17 @@ const LONG: u64 = 64 << 10;
 const BY_HEADS: &[&str] = &["ulysses", "alst", "fpdt"];
 const RINGS: &[&str] = &["ringattention", "ringflash", "distflash", "distattn", "burst", "striped"];
 const HYBRIDS: &[&str] = &["loongtrain", "yunchang", "xdit"];
+
+/// Whether a system is one that is known for sharing sequences.
+pub fn shares_sequences(system: &str) -> bool {
+    let text = squeezed(system);
+    let named = [BY_HEADS, RINGS, HYBRIDS].iter().flat_map(|names| names.iter()).any(|name| text.contains(name));
+    named || has_ring(system)
+}
+
+fn has_ring(system: &str) -> bool {
+    tokens(system).iter().any(|word| word == "ring")
+}
 
 /// Twice as many ranks that share tensors or, where the batch is known and does not come out even over what is left, the least
 /// number above that with which it does: of 6,144 chips that have 2,048 sequences and 48 heads, 3.
