@@ -168,7 +168,7 @@ fn one_rank_of_many_runs_alone() {
         let waits = vec![1e-6; 4 * ops];
         for waits in [None, Some(&waits[..])] {
             runs.clear();
-            let timing = Timing { steps: 2, solo: Some(2), waits, graphs: 2 };
+            let timing = Timing { steps: 2, solo: Some(2), waits, graphs: 2, ..Timing::default() };
             let graphs = time_steps(&mut double, &plan, &[0; 4], timing, &mut |run, _| {
                 runs.push(run);
                 Ok(())

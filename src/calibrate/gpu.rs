@@ -34,7 +34,8 @@ pub struct Job {
 }
 
 const PROVENANCE: &str = "measured by foretrain: kernels inside of training steps on one GPU, between CUDA events, \
-                          memory filled with random numbers; the median of the steps after the first";
+                          memory filled with random numbers, and the GPU at rest for as long after each step; the median of \
+                          the steps after the first";
 
 /// Measures the first GPU of a device.
 pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Result<Profile> {
@@ -68,6 +69,7 @@ pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Resu
             copy,
             launch_s,
             host_launch_s,
+            op_gap_s: Some(samples.gap()),
             beside_copies,
             beside_blocks: Some(beside_blocks),
             conditions: conditions.into_iter().flatten().collect(),
@@ -131,19 +133,26 @@ const LONGER: u32 = 3;
 /// Where every plan was measured before, and how fast the host is was not kept.
 const HOST_LAUNCH: f64 = 5e-6;
 
-/// The kernels of one plan. `host` is given what the host takes for an op where the GPU does not keep it waiting.
+/// The kernels of one plan, with the GPU to themselves: beside copies those of ranks that share it would take up to two and
+/// a half times as long, which is not the kernels' own time. `host` is given what the host takes for an op where the GPU does not keep it waiting.
 fn one<D: Device>(device: &mut D, plan: &Plan, effort: Effort, host: &mut Vec<f64>) -> Result<Samples> {
     let devices = vec![0; plan.ranks() as usize];
     let (mut samples, mut step) = (Samples::of_gpu(), 0);
     let steps = effort.rounds as u64 + 1;
-    time_steps(device, plan, &devices, Timing { steps, ..Timing::default() }, &mut |run, seconds| {
-        step += 1;
-        let ops: usize = run.timeline.classes.iter().map(|c| c.spans.len()).sum();
-        if step > 1 {
-            host.push(seconds / ops.max(1) as f64);
-        }
-        samples.add(plan, &run, step == 1)
-    })?;
+    time_steps(
+        device,
+        plan,
+        &devices,
+        Timing { steps, in_line: true, rest: true, ..Timing::default() },
+        &mut |run, seconds| {
+            step += 1;
+            let ops: usize = run.timeline.classes.iter().map(|c| c.spans.len()).sum();
+            if step > 1 {
+                host.push(seconds / ops.max(1) as f64);
+            }
+            samples.add(plan, &run, step == 1)
+        },
+    )?;
     device.clear()?;
     Ok(samples)
 }

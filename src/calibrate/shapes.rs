@@ -185,6 +185,8 @@ pub fn gpu_ladder(effort: Effort) -> Vec<Shape> {
         all.extend(fixed.map(|(sizes, seq_len)| Shape::new(llama(sizes, 1), seq_len, alone())));
         all.extend(ways().map(|par| Shape::new(llama(middle, 1), 16384, par)));
         all.push(Shape::new(gpt2([2048, 32, 32, 64, 8192, 16384], 2048), 2048, alone()));
+        all.extend(mixtures([2048, 16, 16, 128, 4096, 16384], [8, 1408], &[2048, 8192]));
+        all.extend(mixtures([4096, 32, 32, 128, 8192, 16384], [4, 3072], &[4096]));
     }
     let mut rng = ChaCha8Rng::seed_from_u64(CALIBRATION);
     all.extend((0..effort.drawn.min(12)).map(|i| gpu_draw(&mut rng, 1 + i as u32 % 2)));
@@ -225,7 +227,12 @@ fn gpu_draw(rng: &mut ChaCha8Rng, ranks: u32) -> Shape {
         if ranks == 4 && rng.random_range(0..4) == 0 {
             way = Parallelism { ring: 2, ulysses: 2, ..alone() };
         }
-        let shape = on_gpu(Shape::new(llama([hidden, heads, kv_heads, head_dim, ffn, vocab], 1), seq_len, way));
+        let mut model = llama([hidden, heads, kv_heads, head_dim, ffn, vocab], 1);
+        if ranks > 1 && rng.random_range(0..4) == 0 {
+            way = Parallelism { dp: ranks, ep: ranks, zero: 1, ..alone() };
+            model = mixture(model, 2 * u64::from(ranks), (ffn / 4).next_multiple_of(128));
+        }
+        let shape = on_gpu(Shape::new(model, seq_len, way));
         if (5e12..1e14).contains(&shape.flops()) && shape.plan().is_ok() {
             return shape;
         }

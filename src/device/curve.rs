@@ -74,8 +74,18 @@ fn terms(size: &[f64]) -> Vec<f64> {
     }
 }
 
+/// Squared, in the logarithms of sizes. Of attention the visible part of the rectangle says most, whether the diagonal goes
+/// through it, and heads say little: there are many either way.
 fn distance(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| (a.max(1.0) / b.max(1.0)).ln().powi(2)).sum()
+    let apart = |a: f64, b: f64| (a.max(1.0) / b.max(1.0)).ln().powi(2);
+    match (a, b) {
+        (&[q, kv, area, heads, d], &[q1, kv1, area1, heads1, d1]) => {
+            let visible = |area: f64, q: f64, kv: f64| area.max(1.0) / (q * kv).max(1.0);
+            let mask = (visible(area, q, kv) / visible(area1, q1, kv1)).ln().powi(2);
+            apart(q, q1) + apart(kv, kv1) + 4.0 * mask + apart(heads, heads1) / 4.0 + apart(d, d1)
+        }
+        _ => a.iter().zip(b).map(|(&a, &b)| apart(a, b)).sum(),
+    }
 }
 
 /// Closer than this in the logarithm, sizes are averaged rather than told apart: a tenth of noise is not a shape.

@@ -57,6 +57,10 @@ pub struct GpuSide {
     pub launch_s: f64,
     /// What the host takes to hand over a kernel with its events.
     pub host_launch_s: f64,
+    /// From the end of a kernel of a stream to the start of the next, the host being ahead; profiles of before it was noted
+    /// do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub op_gap_s: Option<f64>,
     /// Whose kernels did attention; profiles of before there was a choice do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionBy>,
@@ -67,6 +71,13 @@ pub struct GpuSide {
     pub beside_blocks: Option<BesideBlocks>,
     /// What NVML said meanwhile; empty where it is not there.
     pub conditions: Vec<Condition>,
+}
+
+impl GpuSide {
+    /// Seconds from the end of a kernel to the start of the next, two events being recorded meanwhile.
+    pub fn gap(&self) -> f64 {
+        self.op_gap_s.unwrap_or(self.launch_s)
+    }
 }
 
 /// Whose kernels did attention, and how fast each was that could have: [forward, backward] FLOP/s of a causal layer of 16,384

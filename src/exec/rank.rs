@@ -23,6 +23,7 @@ use std::time::Instant;
 pub type Times = Vec<(f64, f64)>;
 
 /// What a rank has when it is done.
+#[derive(Default)]
 pub struct Done {
     pub times: Times,
     /// Time that each kernel, or exchange of rows, had a core, in s.

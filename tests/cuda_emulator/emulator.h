@@ -344,6 +344,11 @@ inline float __shfl_xor_sync(unsigned, float x, int lanes) {
     emulator::meet(emulator::SHUFFLE, &x, &out, lanes);
     return out;
 }
+inline int __all_sync(unsigned, int yes) {
+    float all = yes ? 1.0f : 0.0f;
+    for (int lanes = 16; lanes > 0; lanes /= 2) all = std::fmin(all, __shfl_xor_sync(0xffffffffu, all, lanes));
+    return all != 0;
+}
 inline float __uint_as_float(unsigned x) { float f; std::memcpy(&f, &x, 4); return f; }
 inline unsigned __float_as_uint(float f) { unsigned x; std::memcpy(&x, &f, 4); return x; }
 inline float __int_as_float(int x) { return __uint_as_float(unsigned(x)); }
@@ -374,4 +379,5 @@ struct Registered { explicit Registered(Entry e) { entries().push_back(e); } };
         name(*static_cast<const Params*>(words));                                                    \
     }});                                                                                            \
     static void name(const Params& p)
+#define KERNEL_OF(name, Params, threads, blocks) KERNEL(name, Params, threads)
 #define SHARED(name) unsigned char* name = emulator::shared.data()

@@ -11,6 +11,7 @@ use crate::cost::{Effort, Machine, cost};
 use crate::device::Profile;
 use crate::device::measured::GpuSide;
 use crate::error::{Error, Result};
+use crate::exec::cuda::contention;
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::driver::Cuda;
 use crate::exec::cuda::fused::said;
@@ -71,7 +72,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let attention = said(cuda.fused().as_deref());
     let waits = flags.solo.map(|rank| lasting(&plan, rank, &predicted)).transpose()?;
     let (steps, graphs) = (u64::from(flags.repeat) + 1, u64::from(flags.repeat));
-    let timing = Timing { steps, solo: flags.solo, waits: waits.as_deref(), graphs };
+    let timing = Timing { steps, solo: flags.solo, waits: waits.as_deref(), graphs, rest: true, in_line: false };
     let mut as_graph = time_steps(&mut cuda, &plan, &devices, timing, &mut |run, _| {
         runs.push(Trial { timeline: run.timeline, on_core: run.on_core });
         Ok(())
@@ -145,6 +146,10 @@ fn predicted(
     solo: Option<u32>,
     (gpu, shared, of_rank): (&GpuSide, bool, &[u32]),
 ) -> Result<Timeline> {
+    // One thread hands over the ops of all ranks, to one GPU that they share.
+    if solo.is_none() && of_rank.iter().all(|gpu| *gpu == 0) {
+        return contention::play(plan, profile, gpu);
+    }
     let case = chosen.case.machine();
     let spec = if shared && solo.is_none() { inside(&case.cluster.spec, gpu) } else { case.cluster.spec.clone() };
     let cluster = Cluster::new(&spec, &case.cluster.gpu, plan.ranks())?;

@@ -100,6 +100,7 @@ pub fn train_on<D: Device>(
         matching: &matching,
         layouts: &layouts,
         solo: Some(rank),
+        in_line: false,
         joined: true,
         waits: None,
         shared,

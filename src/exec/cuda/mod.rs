@@ -20,6 +20,7 @@
 
 pub mod blas;
 pub mod calls;
+pub mod contention;
 pub mod cudnn;
 pub mod device;
 pub mod driver;

@@ -74,6 +74,7 @@ pub fn train_on<D: Device>(
         matching: &matching,
         layouts: &layouts,
         solo: None,
+        in_line: false,
         joined: false,
         waits: None,
         shared,
@@ -119,15 +120,21 @@ pub struct Timing<'a> {
     pub waits: Option<&'a [f64]>,
     /// How often to repeat the step as one CUDA graph.
     pub graphs: u64,
+    /// Everything one after the other: see [`Linked::in_line`].
+    pub in_line: bool,
+    /// Whether the GPU rests for as long as a step takes after each: steps of all sizes are at the clocks of a GPU that its
+    /// power does not hold down, which small steps would have anyway and large ones after a while not.
+    pub rest: bool,
 }
 
-/// Steps of a plan whose memory is filled with random numbers: for times, never for what they compute. Brings seconds of
-/// the step as one graph, where that was asked for and all ranks are on one GPU.
+/// Steps of a plan whose memory is filled with random numbers: for times, never for what they compute. `each` is given a step
+/// and the seconds that the host took to hand it over. Brings seconds of the step as one graph, where that was asked for and
+/// all ranks are on one GPU.
 pub fn time_steps<D: Device>(
     device: &mut D,
     plan: &Plan,
     devices: &[u32],
-    Timing { steps, solo, waits, graphs }: Timing,
+    Timing { steps, solo, waits, graphs, in_line, rest }: Timing,
     each: &mut dyn FnMut(Run, f64) -> Result<()>,
 ) -> Result<Vec<f64>> {
     takes(plan)?;
@@ -145,6 +152,7 @@ pub fn time_steps<D: Device>(
         matching: &matching,
         layouts: &layouts,
         solo,
+        in_line,
         joined: false,
         waits,
         shared,
@@ -165,9 +173,12 @@ pub fn time_steps<D: Device>(
         session.one_by_one(step == 1 && steps > 1);
         let begun = Instant::now();
         session.step(step, Keep::default())?;
-        let host = begun.elapsed().as_secs_f64();
+        let (took, host) = (begun.elapsed(), session.handed_over().as_secs_f64());
         let done = session.done()?;
         each(outputs::gather(plan, &lines, &Hub::new(&vec![0; plan.ranks() as usize], None), done)?, host)?;
+        if rest {
+            std::thread::sleep(took);
+        }
     }
     if graphs > 0 && ordinals.len() == 1 { session.as_graph(graphs) } else { Ok(vec![]) }
 }

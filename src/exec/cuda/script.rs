@@ -149,6 +149,8 @@ pub struct Linked<'p> {
     pub shared: u64,
     /// Who has fused attention there, if anyone is to do it.
     pub fused: Option<&'p dyn Fused>,
+    /// Whether everything on a GPU is done one after the other, on one stream: for times of kernels that nothing ran beside.
+    pub in_line: bool,
 }
 
 impl<'p> Linked<'p> {
@@ -302,6 +304,7 @@ impl<'p> Writer<'p> {
     fn stream(&mut self, rank: u32, node: u32) -> StreamId {
         let lane = self.linked.line(rank).nodes[node as usize].lane;
         let kind = match self.linked.plan.lanes[lane as usize] {
+            _ if self.linked.in_line => Use::Device(self.devices[rank as usize]),
             Lane::Comm(..) => Use::Lane { rank, lane },
             Lane::Compute(_) => Use::Device(self.devices[rank as usize]),
             Lane::Copy(_) | Lane::Host => unreachable!("plans that use the host's memory are refused"),

@@ -21,6 +21,7 @@ use crate::plan::{Kernel, OpKind, TensorKind, order};
 use notes::Notes;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 /// What a step keeps besides the loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -71,6 +72,8 @@ pub struct Session<'a, 'p, D: Device> {
     may_wait: bool,
     notes: Notes,
     sent: Vec<u64>,
+    /// How long the host took to hand over the last step.
+    handed_over: Duration,
 }
 
 impl<'a, 'p, D: Device> Session<'a, 'p, D> {
@@ -129,6 +132,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             keep: Keep::default(),
             notes: Notes::default(),
             sent: vec![],
+            handed_over: Duration::ZERO,
         };
         if std::env::var_os(ONE_BY_ONE).is_some() && !session.may_wait {
             let why = "ranks of a pipeline wait for later commands of each other, which are not handed over meanwhile; \
@@ -316,6 +320,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             let ready = self.resolved(op, &lowered)?;
             self.ready.insert(op, ready);
         }
+        let begun = Instant::now();
         self.begin()?;
         for command in &self.script.commands {
             let mut done = self.obey(command);
@@ -324,6 +329,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             }
             done.map_err(|e| self.named(command, e))?;
         }
+        self.handed_over = begun.elapsed();
         self.device.synchronize().map_err(|e| {
             let why =
                 format!("{e}; it came up only at the end: {ONE_BY_ONE}=1 waits after each command and names the op");
@@ -505,17 +511,10 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
 
     /// What each rank has when a step is done: times by events, and what is kept.
     pub fn done(&mut self) -> Result<Vec<Done>> {
-        let nothing = || Done {
-            times: vec![],
-            on_core: vec![],
-            copied: vec![],
-            peak: Peak::default(),
-            seen: Default::default(),
-            kept: Default::default(),
-            logits: vec![],
-        };
         let here = self.linked.ranks();
-        (0..self.linked.plan.ranks()).map(|r| if here.contains(&r) { self.done_by(r) } else { Ok(nothing()) }).collect()
+        (0..self.linked.plan.ranks())
+            .map(|r| if here.contains(&r) { self.done_by(r) } else { Ok(Done::default()) })
+            .collect()
     }
 
     fn done_by(&mut self, rank: u32) -> Result<Done> {
@@ -537,6 +536,11 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         let seen = self.noted(rank)?.into_iter().collect();
         let logits = self.noted_logits(rank)?;
         Ok(Done { times, peak: Peak { device: layout.bytes, host: 0 }, seen, kept, logits, on_core, copied: vec![] })
+    }
+
+    /// How long the host took to hand over the last step, which the GPU may have been at meanwhile.
+    pub fn handed_over(&self) -> Duration {
+        self.handed_over
     }
 
     pub fn sent(&self) -> &[u64] {

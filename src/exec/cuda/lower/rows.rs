@@ -45,7 +45,9 @@ impl Lowering<'_> {
         let defines = self.types(&[("R", 0, from), ("W", 0, to)])?;
         let mut args = vec![x, sum];
         args.extend(ints(&[rows, cols]));
-        self.spread((source::norm, "add_columns"), defines, cols, args);
+        // A block has 32 columns.
+        let blocks = cols.div_ceil(32).clamp(1, super::MOST_BLOCKS) as u32;
+        self.launch((source::norm, "add_columns"), defines, [blocks, 1, 1], 4 * super::THREADS, args);
         Ok(())
     }
 
@@ -74,7 +76,8 @@ impl Lowering<'_> {
         let mut args = operands;
         args.push(turns);
         args.extend(ints(&[rows, len, *heads, *kv_heads, *head_dim, rotary]));
-        self.spread((source::rope, name), defines, rows * (heads + 2 * kv_heads) * (head_dim - rotary / 2), args);
+        // Most shapes take fewer threads, each of which has eight pairs of eight heads; threads stride over what there is.
+        self.spread((source::rope, name), defines, rows * (heads + 2 * kv_heads) * (head_dim - rotary / 2) / 32, args);
         Ok(())
     }
 

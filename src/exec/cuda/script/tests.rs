@@ -86,6 +86,7 @@ fn weights(plan: &Plan, seed: u64, spoil: impl Fn(&mut Script)) -> Vec<Vec<Vec<f
         matching: &matching,
         layouts: &layouts,
         solo: None,
+        in_line: false,
         joined: false,
         waits: None,
         shared: crate::exec::cuda::lower::LEAST_SHARED,

@@ -232,6 +232,12 @@ fn norms(all: &mut Cases) {
         all.hold(&backward, &one(), &[BF16, BF16, BF16, BF16, F32], &[Dtype::Bf16, Dtype::F32], ROUNDED);
         all.hold(&Kernel::BiasBwd { rows, cols }, &one(), &[BF16, F32], &[Dtype::F32], SINGLE);
     }
+    // Rows that a block of threads keeps in registers, of one piece, two and four.
+    for cols in [2048, 2056, 4104] {
+        let backward = Kernel::NormBwd { rows: 3, cols, eps: 1e-5 };
+        all.hold(&backward, &one(), &[BF16, BF16, BF16, BF16, F32], &[Dtype::Bf16, Dtype::F32], ROUNDED);
+        all.hold(&backward, &one(), &[BF16, F32, BF16, F32, F32], &[Dtype::F32, Dtype::F32], SINGLE);
+    }
 }
 
 fn head_norms(all: &mut Cases) {
@@ -344,7 +350,9 @@ fn residuals(all: &mut Cases) {
 }
 
 fn rotary(all: &mut Cases) {
-    for (rotary, documents) in [(None, Documents::default()), (Some(16), vec![50, 70].into())] {
+    for (rotary, documents) in
+        [(None, Documents::default()), (Some(16), vec![50, 70].into()), (Some(8), vec![50, 70].into())]
+    {
         let segs = Segs::new(120, &[(Axis::Cp, Split::Zigzag)]);
         let of = |backward| {
             let (segs, documents) = (segs.clone(), documents.clone());

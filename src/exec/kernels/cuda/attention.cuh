@@ -39,8 +39,9 @@ DEVICE float power_of_2(float x) {
 
 enum Seen { NOTHING, SOME, ALL };
 
-// `q`: least lo, greatest lo, least hi, greatest hi of the queries; `kv`: least and greatest position.
-DEVICE Seen seen(const int* q, const int* kv) {
-    if (kv[1] < q[0] || kv[0] > q[3]) return NOTHING;
-    return kv[0] >= q[1] && kv[1] <= q[2] ? ALL : SOME;
+// `q`: least lo, greatest lo, least hi, greatest hi of the queries; keys: their least and greatest position.
+DEVICE Seen seen(const int* q, int least, int most) {
+    if (most < q[0] || least > q[3]) return NOTHING;
+    return least >= q[1] && most <= q[2] ? ALL : SOME;
 }
+DEVICE Seen seen(const int* q, const int* kv) { return seen(q, kv[0], kv[1]); }

@@ -25,7 +25,13 @@
 #define STAGES 2
 #endif
 
+// Where there is room for two tiles of dS, dQ of a tile is added while the next one is worked on: one barrier a tile.
+#ifndef LATER
+#define LATER 1
+#endif
+
 constexpr int KEYS = BLOCK_KEYS, QUERIES = 64, THREADS = 2 * KEYS, D = HEAD_DIM, DV = VALUE_DIM;
+static_assert(STAGES > 1 || !LATER, "what is added later wants the barrier that one stage has no use for");
 
 struct AttentionBwd {
     const bf16* q;
@@ -59,46 +65,51 @@ struct Limits {
 template <int DIM> DEVICE void products(float (&s)[QUERIES / 8][4], Tile<DIM> left, Tile<DIM> queries, int first, int lane) {
     UNROLL for (int n = 0; n < QUERIES / 8; n++)
         UNROLL for (int i = 0; i < 4; i++) s[n][i] = 0;
-    UNROLL for (int d = 0; d < DIM; d += 16) {
-        u32 a[4];
-        left.left(a, first, d, lane);
-        UNROLL for (int n = 0; n < QUERIES / 16; n++) {
-            u32 b[4];
-            queries.right_of_transpose(b, 16 * n, d, lane);
-            mma(s[2 * n], a, b[0], b[1]);
-            mma(s[2 * n + 1], a, b[2], b[3]);
-        }
-    }
+    constexpr int PARTS = QUERIES / 16;
+    u32 a[2][4], b[2][4];
+    in_turn<DIM / 16 * PARTS>(
+        [&](int i, int slot) {
+            int d = i / PARTS * 16;
+            if (i % PARTS == 0) left.left(a[i / PARTS % 2], first, d, lane);
+            queries.right_of_transpose(b[slot], i % PARTS * 16, d, lane);
+        },
+        [&](int i, int slot) {
+            int n = i % PARTS;
+            mma(s[2 * n], a[i / PARTS % 2], b[slot][0], b[slot][1]);
+            mma(s[2 * n + 1], a[i / PARTS % 2], b[slot][2], b[slot][3]);
+        });
 }
 
 // sum[16 keys, DIM] += s[16 keys, QUERIES] rows[QUERIES, DIM].
 template <int DIM> DEVICE void gather(float (&sum)[DIM / 8][4], const float (&s)[QUERIES / 8][4], Tile<DIM> rows, int lane) {
-    UNROLL for (int k = 0; k < QUERIES / 16; k++) {
-        u32 a[4];
-        UNROLL for (int i = 0; i < 4; i++) a[i] = pack_bf16(s[2 * k + i / 2][2 * (i % 2)], s[2 * k + i / 2][2 * (i % 2) + 1]);
-        UNROLL for (int n = 0; n < DIM / 16; n++) {
-            u32 b[4];
-            rows.right(b, 16 * k, 16 * n, lane);
-            mma(sum[2 * n], a, b[0], b[1]);
-            mma(sum[2 * n + 1], a, b[2], b[3]);
-        }
-    }
+    constexpr int PARTS = DIM / 16;
+    u32 a[4], b[2][4];
+    in_turn<QUERIES / 16 * PARTS>(
+        [&](int i, int slot) { rows.right(b[slot], i / PARTS * 16, i % PARTS * 16, lane); },
+        [&](int i, int slot) {
+            int k = i / PARTS, n = i % PARTS;
+            if (n == 0)
+                UNROLL for (int j = 0; j < 4; j++) a[j] = pack_bf16(s[2 * k + j / 2][2 * (j % 2)], s[2 * k + j / 2][2 * (j % 2) + 1]);
+            mma(sum[2 * n], a, b[slot][0], b[slot][1]);
+            mma(sum[2 * n + 1], a, b[slot][2], b[slot][3]);
+        });
 }
 
-// s becomes p and dp becomes dS, zero where the mask hides a key.
-DEVICE void soften(float (&s)[QUERIES / 8][4], float (&dp)[QUERIES / 8][4], const Limits& l, const int (&at)[2], bool all, float scale, float slope, int lane) {
+// s becomes p and dp becomes dS, zero where the mask hides a key; with ALL it hides none.
+template <bool ALL> DEVICE void soften(float (&s)[QUERIES / 8][4], float (&dp)[QUERIES / 8][4], const Limits& l, const int (&at)[2], float scale, float slope, int lane) {
     UNROLL for (int n = 0; n < QUERIES / 8; n++)
         UNROLL for (int j = 0; j < 2; j++) {
             int query = 8 * n + 2 * (lane % 4) + j;
+            float lse = l.lse[query] * LOG2_E, delta = l.delta[query];
             UNROLL for (int h = 0; h < 2; h++) {
-                bool sees = all || (at[h] >= l.lo[query] && at[h] <= l.hi[query]);
-                float x = s[n][2 * h + j] * scale - l.lse[query] * LOG2_E;
+                bool sees = ALL || (at[h] >= l.lo[query] && at[h] <= l.hi[query]);
+                float x = s[n][2 * h + j] * scale - lse;
 #ifdef ALIBI
                 x -= slope * fabsf(float(l.at[query] - at[h]));
 #endif
                 float e = sees ? power_of_2(x) : 0.0f;
                 s[n][2 * h + j] = e;
-                dp[n][2 * h + j] = sees ? e * (dp[n][2 * h + j] - l.delta[query]) : 0.0f;
+                dp[n][2 * h + j] = sees ? e * (dp[n][2 * h + j] - delta) : 0.0f;
             }
         }
 }
@@ -118,16 +129,19 @@ DEVICE void add_dq(float* dq, i64 stride, int left, Tile<QUERIES> ds, Tile<D> k,
     float sum[COLUMNS / 8][4];
     UNROLL for (int n = 0; n < COLUMNS / 8; n++)
         UNROLL for (int i = 0; i < 4; i++) sum[n][i] = 0;
-    UNROLL for (int key = 0; key < KEYS; key += 16) {
-        u32 a[4];
-        ds.left_of_transpose(a, key, query, lane);
-        UNROLL for (int n = 0; n < COLUMNS / 16; n++) {
-            u32 b[4];
-            k.right(b, key, column + 16 * n, lane);
-            mma(sum[2 * n], a, b[0], b[1]);
-            mma(sum[2 * n + 1], a, b[2], b[3]);
-        }
-    }
+    constexpr int PARTS = COLUMNS / 16;
+    u32 a[2][4], b[2][4];
+    in_turn<KEYS / 16 * PARTS>(
+        [&](int i, int slot) {
+            int key = i / PARTS * 16;
+            if (i % PARTS == 0) ds.left_of_transpose(a[i / PARTS % 2], key, query, lane);
+            k.right(b[slot], key, column + i % PARTS * 16, lane);
+        },
+        [&](int i, int slot) {
+            int n = i % PARTS;
+            mma(sum[2 * n], a[i / PARTS % 2], b[slot][0], b[slot][1]);
+            mma(sum[2 * n + 1], a[i / PARTS % 2], b[slot][2], b[slot][3]);
+        });
     UNROLL for (int h = 0; h < 2; h++) {
         int row = query + 8 * h + lane / 4;
         if (row >= left) continue;
@@ -158,16 +172,19 @@ KERNEL(attention_bwd, AttentionBwd, THREADS) {
     Tile<DV> v{k.row(KEYS)};
     Tile<D> all_q{v.row(KEYS)};
     Tile<DV> all_d_o{all_q.row(STAGES * QUERIES)};
-    Tile<QUERIES> ds{all_d_o.row(STAGES * QUERIES)};
-    Limits* all_limits = reinterpret_cast<Limits*>(ds.row(KEYS));
+    Tile<QUERIES> all_ds{all_d_o.row(STAGES * QUERIES)};
+    Limits* all_limits = reinterpret_cast<Limits*>(all_ds.row((1 + LATER) * KEYS));
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = 16 * warp;
     i64 tile = blockIdx.x, kv_head = blockIdx.y, batch = blockIdx.z;
     i64 key0 = tile * KEYS, q_stride = p.heads * D, o_stride = p.heads * DV, kv_stride = p.kv_heads * (D + DV);
     int left_keys = int(p.sk - key0 < KEYS ? p.sk - key0 : KEYS);
     const int* kv_bounds = p.kv_bounds + 2 * tile;
     int group = int(p.heads / p.kv_heads), q_tiles = int((p.sq + QUERIES - 1) / QUERIES), steps = group * q_tiles;
+    int kv_least = kv_bounds[0], kv_most = kv_bounds[1];
+    auto tile_at = [&](int step) { return step % q_tiles; };
+    // The first step from there on whose queries see any of the keys.
     auto next = [&](int step) {
-        while (step < steps && seen(p.q_bounds + 4 * (step % q_tiles), kv_bounds) == NOTHING) step++;
+        while (step < steps && seen(p.q_bounds + 4 * tile_at(step), kv_least, kv_most) == NOTHING) step++;
         return step;
     };
     int step = next(0);
@@ -216,40 +233,59 @@ KERNEL(attention_bwd, AttentionBwd, THREADS) {
         }
         copies_commit();
     };
-    fetch(step, 0);
-    for (int stage = 0; step < steps; stage = (stage + 1) % STAGES) {
-        int then = next(step + 1);
-        if (STAGES > 1 && then < steps) {
-            // Nobody reads that stage any more: all have passed the barrier behind it.
-            fetch(then, (stage + 1) % STAGES);
-            copies_wait<1>();
-        } else {
-            copies_wait<0>();
-        }
-        __syncthreads();
-        int q_tile = step % q_tiles, left = rows_left(q_tile);
+    auto add = [&](int step, Tile<QUERIES> ds) {
+        int q_tile = step % q_tiles;
         i64 head = kv_head * group + step / q_tiles, row0 = batch * p.sq + i64(q_tile) * QUERIES;
+        add_dq(p.dq + row0 * q_stride + head * D, q_stride, rows_left(q_tile), ds, k, scale, warp, lane);
+    };
+    fetch(step, 0);
+    int before = steps, turn = 0, then = next(step + 1);
+    for (int stage = 0; step < steps; stage = (stage + 1) % STAGES) {
+        copies_wait<0>();
+        // The tile is here, and nobody reads the one before any more, nor its dS where that is not added later.
+        __syncthreads();
+        if (STAGES > 1 && then < steps) fetch(then, (stage + 1) % STAGES);
+        int q_tile = step % q_tiles, left = rows_left(q_tile);
         Tile<D> q{all_q.row(stage * QUERIES)};
         Tile<DV> d_o{all_d_o.row(stage * QUERIES)};
+        Tile<QUERIES> ds{all_ds.row(turn * KEYS)};
         const Limits& limits = all_limits[stage];
-        Seen sees = seen(p.q_bounds + 4 * q_tile, kv_bounds);
+        // Bounds come from far: they are asked for before the products, and wanted after them.
+        Seen sees = seen(p.q_bounds + 4 * q_tile, kv_least, kv_most);
+        int far = then + 1 < steps ? then + 1 : step;
+        Seen sees_far = seen(p.q_bounds + 4 * tile_at(far), kv_least, kv_most);
         float s[QUERIES / 8][4], dp[QUERIES / 8][4];
         products<D>(s, k, q, first, lane);
         products<DV>(dp, v, d_o, first, lane);
-        // A full tile may have queries and keys at its end that are not there.
         float slope = 0;
 #ifdef ALIBI
-        slope = p.slopes[head] * LOG2_E;
+        slope = p.slopes[kv_head * group + step / q_tiles] * LOG2_E;
 #endif
-        soften(s, dp, limits, at, sees == ALL && left == QUERIES && left_keys == KEYS, scale * LOG2_E, slope, lane);
-        gather<DV>(dv, s, d_o, lane);
-        gather<D>(dk, dp, q, lane);
+        // A full tile may have queries and keys at its end that are not there.
+        if (sees == ALL && left == QUERIES && left_keys == KEYS) soften<true>(s, dp, limits, at, scale * LOG2_E, slope, lane);
+        else soften<false>(s, dp, limits, at, scale * LOG2_E, slope, lane);
         put(ds, dp, first, lane);
-        __syncthreads();
-        add_dq(p.dq + row0 * q_stride + head * D, q_stride, left, ds, k, scale, warp, lane);
-        __syncthreads();
-        if (STAGES == 1 && then < steps) fetch(then, 0);
+        gather<DV>(dv, s, d_o, lane);
+        if (LATER && before < steps) add(before, Tile<QUERIES>{all_ds.row((1 - turn) * KEYS)});
+        gather<D>(dk, dp, q, lane);
+        if (LATER) {
+            before = step;
+            turn = 1 - turn;
+        } else {
+            __syncthreads();
+            add(step, ds);
+        }
+        if (STAGES == 1) {
+            __syncthreads();
+            if (then < steps) fetch(then, 0);
+        }
         step = then;
+        if (then < steps) then = sees_far == NOTHING ? next(far) : far;
+        if (then <= step) then = steps;
+    }
+    if (LATER) {
+        __syncthreads();
+        add(before, Tile<QUERIES>{all_ds.row((1 - turn) * KEYS)});
     }
     write<D>(p.dkv + k_at + first * kv_stride, kv_stride, dk, live, p.onto, scale, lane);
     write<DV>(p.dkv + v_at + first * kv_stride, kv_stride, dv, live, p.onto, 1.0f, lane);

@@ -15,6 +15,12 @@
 #define BLOCK_QUERIES 128
 #endif
 
+// Two where a multiprocessor has room for two blocks of that: keys and values of a tile are on their way while the one
+// before is worked on.
+#ifndef STAGES
+#define STAGES 2
+#endif
+
 constexpr int QUERIES = BLOCK_QUERIES, KEYS = 64, THREADS = QUERIES, D = HEAD_DIM, DV = VALUE_DIM;
 
 struct AttentionFwd {
@@ -46,29 +52,40 @@ DEVICE void scores(float (&s)[2][KEYS / 8][4], Tile<D> q, Tile<D> k, int first, 
     UNROLL for (int m = 0; m < 2; m++)
         UNROLL for (int n = 0; n < KEYS / 8; n++)
             UNROLL for (int i = 0; i < 4; i++) s[m][n][i] = 0;
-    UNROLL for (int d = 0; d < D; d += 16) {
-        u32 a[2][4];
-        q.left(a[0], first, d, lane);
-        q.left(a[1], first + 16, d, lane);
-        UNROLL for (int n = 0; n < KEYS / 16; n++) {
-            u32 b[4];
-            k.right_of_transpose(b, 16 * n, d, lane);
+    constexpr int PARTS = KEYS / 16;
+    u32 a[2][2][4], b[2][4];
+    in_turn<D / 16 * PARTS>(
+        [&](int i, int slot) {
+            int d = i / PARTS * 16;
+            if (i % PARTS == 0)
+                UNROLL for (int m = 0; m < 2; m++) q.left(a[i / PARTS % 2][m], first + 16 * m, d, lane);
+            k.right_of_transpose(b[slot], i % PARTS * 16, d, lane);
+        },
+        [&](int i, int slot) {
+            int n = i % PARTS;
             UNROLL for (int m = 0; m < 2; m++) {
-                mma(s[m][2 * n], a[m], b[0], b[1]);
-                mma(s[m][2 * n + 1], a[m], b[2], b[3]);
+                mma(s[m][2 * n], a[i / PARTS % 2][m], b[slot][0], b[slot][1]);
+                mma(s[m][2 * n + 1], a[i / PARTS % 2][m], b[slot][2], b[slot][3]);
             }
-        }
-    }
+        });
 }
 
-DEVICE void hide(float (&s)[2][KEYS / 8][4], const int* positions, int left, const int (&lo)[2][2], const int (&hi)[2][2], int lane) {
+// Limits are read where they are wanted, which is seldom: registers are dear.
+DEVICE void hide(float (&s)[2][KEYS / 8][4], const int* positions, int left_keys, const int* lo, const int* hi, int first, int left, int lane) {
+    int low[2][2], high[2][2];
+    UNROLL for (int m = 0; m < 2; m++)
+        UNROLL for (int h = 0; h < 2; h++) {
+            int row = first + 16 * m + 8 * h + lane / 4;
+            low[m][h] = row < left ? lo[row] : 1;
+            high[m][h] = row < left ? hi[row] : 0;
+        }
     UNROLL for (int n = 0; n < KEYS / 8; n++)
         UNROLL for (int j = 0; j < 2; j++) {
             int key = 8 * n + 2 * (lane % 4) + j;
-            int at = key < left ? positions[key] : -1;
+            int at = key < left_keys ? positions[key] : -1;
             UNROLL for (int m = 0; m < 2; m++)
                 UNROLL for (int h = 0; h < 2; h++)
-                    if (at < lo[m][h] || at > hi[m][h]) s[m][n][2 * h + j] = -INFINITY_F;
+                    if (at < low[m][h] || at > high[m][h]) s[m][n][2 * h + j] = -INFINITY_F;
         }
 }
 
@@ -88,8 +105,11 @@ DEVICE void lean(float (&s)[2][KEYS / 8][4], const int* positions, int left, con
 }
 #endif
 
-// Scores to probabilities, in units of log 2; what was gathered under the old maximum is scaled.
+// Scores to probabilities, in units of log 2; what was gathered under an old maximum is scaled where a row of the warp
+// has a new one, which after the first tiles is seldom.
 DEVICE void soften(float (&s)[2][KEYS / 8][4], float (&o)[2][DV / 8][4], Rows& rows, float scale) {
+    float keep[2][2];
+    bool same = true;
     UNROLL for (int m = 0; m < 2; m++)
         UNROLL for (int h = 0; h < 2; h++) {
             float top = -INFINITY_F;
@@ -98,8 +118,9 @@ DEVICE void soften(float (&s)[2][KEYS / 8][4], float (&o)[2][DV / 8][4], Rows& r
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
             top = fmaxf(rows.top[m][h], top * scale);
             // Nothing seen so far: any finite number keeps infinity minus infinity away.
-            float base = top == -INFINITY_F ? 0.0f : top;
-            float keep = power_of_2(rows.top[m][h] - base), sum = 0;
+            float base = top == -INFINITY_F ? 0.0f : top, sum = 0;
+            keep[m][h] = power_of_2(rows.top[m][h] - base);
+            same = same && top == rows.top[m][h];
             UNROLL for (int n = 0; n < KEYS / 8; n++)
                 UNROLL for (int j = 0; j < 2; j++) {
                     float e = power_of_2(s[m][n][2 * h + j] * scale - base);
@@ -107,34 +128,39 @@ DEVICE void soften(float (&s)[2][KEYS / 8][4], float (&o)[2][DV / 8][4], Rows& r
                     sum += e;
                 }
             rows.top[m][h] = top;
-            rows.sum[m][h] = rows.sum[m][h] * keep + sum;
-            UNROLL for (int n = 0; n < DV / 8; n++)
-                UNROLL for (int j = 0; j < 2; j++) o[m][n][2 * h + j] *= keep;
+            rows.sum[m][h] = rows.sum[m][h] * keep[m][h] + sum;
         }
+    if (__all_sync(0xffffffffu, same)) return;
+    UNROLL for (int m = 0; m < 2; m++)
+        UNROLL for (int h = 0; h < 2; h++)
+            UNROLL for (int n = 0; n < DV / 8; n++)
+                UNROLL for (int j = 0; j < 2; j++) o[m][n][2 * h + j] *= keep[m][h];
 }
 
 DEVICE void gather(float (&o)[2][DV / 8][4], const float (&s)[2][KEYS / 8][4], Tile<DV> v, int lane) {
-    UNROLL for (int k = 0; k < KEYS / 16; k++) {
-        u32 a[2][4];
-        UNROLL for (int m = 0; m < 2; m++)
-            UNROLL for (int i = 0; i < 4; i++)
-                a[m][i] = pack_bf16(s[m][2 * k + i / 2][2 * (i % 2)], s[m][2 * k + i / 2][2 * (i % 2) + 1]);
-        UNROLL for (int n = 0; n < DV / 16; n++) {
-            u32 b[4];
-            v.right(b, 16 * k, 16 * n, lane);
+    constexpr int PARTS = DV / 16;
+    u32 a[2][4], b[2][4];
+    in_turn<KEYS / 16 * PARTS>(
+        [&](int i, int slot) { v.right(b[slot], i / PARTS * 16, i % PARTS * 16, lane); },
+        [&](int i, int slot) {
+            int k = i / PARTS, n = i % PARTS;
+            if (n == 0)
+                UNROLL for (int m = 0; m < 2; m++)
+                    UNROLL for (int j = 0; j < 4; j++)
+                        a[m][j] = pack_bf16(s[m][2 * k + j / 2][2 * (j % 2)], s[m][2 * k + j / 2][2 * (j % 2) + 1]);
             UNROLL for (int m = 0; m < 2; m++) {
-                mma(o[m][2 * n], a[m], b[0], b[1]);
-                mma(o[m][2 * n + 1], a[m], b[2], b[3]);
+                mma(o[m][2 * n], a[m], b[slot][0], b[slot][1]);
+                mma(o[m][2 * n + 1], a[m], b[slot][2], b[slot][3]);
             }
-        }
-    }
+        });
 }
 
-KERNEL(attention_fwd, AttentionFwd, THREADS) {
+// Narrow heads leave registers for a third block, and more warps hide more of what each waits for.
+KERNEL_OF(attention_fwd, AttentionFwd, THREADS, D + DV > 128 ? 2 : 3) {
     SHARED(memory);
     Tile<D> q{reinterpret_cast<bf16*>(memory)};
-    Tile<D> k{q.row(QUERIES)};
-    Tile<DV> v{k.row(KEYS)};
+    Tile<D> all_k{q.row(QUERIES)};
+    Tile<DV> all_v{all_k.row(STAGES * KEYS)};
     int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 32;
     // The last tiles have the most to do under a causal mask, so they begin.
     int tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y;
@@ -149,22 +175,24 @@ KERNEL(attention_fwd, AttentionFwd, THREADS) {
     if (at == tiles) return;
 
     copy_rows<D, THREADS>(q, p.q + (batch * p.sq + row0) * q_stride + i64(head) * D, q_stride, QUERIES, left);
-    auto load_keys = [&](int i) {
+    auto load_keys = [&](int i, int stage) {
         i64 from = i64(i) * KEYS, rest = p.sk - from;
+        Tile<D> k{all_k.row(stage * KEYS)};
         copy_rows<D, THREADS>(k, keys + from * kv_stride, kv_stride, KEYS, int(rest < KEYS ? rest : KEYS));
         copies_commit();
     };
-    auto load_values = [&](int i) {
+    auto load_values = [&](int i, int stage) {
         i64 from = i64(i) * KEYS, rest = p.sk - from;
+        Tile<DV> v{all_v.row(stage * KEYS)};
         copy_rows<DV, THREADS>(v, values + from * kv_stride, kv_stride, KEYS, int(rest < KEYS ? rest : KEYS));
         copies_commit();
     };
-    load_keys(at);
+    load_keys(at, 0);
+    if (STAGES == 2) load_values(at, 0);
 
     float scale = float(p.scale) * LOG2_E;
     float s[2][KEYS / 8][4], o[2][DV / 8][4];
     Rows rows;
-    int lo[2][2], hi[2][2];
 #ifdef ALIBI
     int query[2][2];
     float slope = p.slopes[head] * LOG2_E;
@@ -172,8 +200,6 @@ KERNEL(attention_fwd, AttentionFwd, THREADS) {
     UNROLL for (int m = 0; m < 2; m++)
         UNROLL for (int h = 0; h < 2; h++) {
             int row = first + 16 * m + 8 * h + lane / 4;
-            lo[m][h] = row < left ? p.lo[row0 + row] : 1;
-            hi[m][h] = row < left ? p.hi[row0 + row] : 0;
 #ifdef ALIBI
             query[m][h] = row < left ? p.q_positions[row0 + row] : 0;
 #endif
@@ -191,18 +217,33 @@ KERNEL(attention_fwd, AttentionFwd, THREADS) {
                 UNROLL for (int j = 0; j < 2; j++) o[m][n][2 * h + j] = to_float(p.o[line * DV + 8 * n + 2 * (lane % 4) + j]);
         }
 
-    while (at < tiles) {
-        load_values(at);
-        copies_wait<1>();
+    // With one stage a tile's values are on their way while its scores are made, the next tile's keys while the values are
+    // summed: two barriers a tile, each of which says that one buffer has come and that the other may be overwritten. With
+    // two, one barrier says so of both.
+    int then = next_tile(p, q_bounds, at + 1, tiles);
+    for (int stage = 0; at < tiles; stage = (stage + 1) % STAGES) {
+        copies_wait<0>();
         __syncthreads();
-        scores(s, q, k, first, lane);
-        int then = next_tile(p, q_bounds, at + 1, tiles);
-        __syncthreads();
-        if (then < tiles) load_keys(then);
+        if (STAGES == 1) {
+            load_values(at, 0);
+        } else if (then < tiles) {
+            load_keys(then, 1 - stage);
+            load_values(then, 1 - stage);
+        }
+        // Bounds come from far: they are asked for before the products, and wanted after them.
+        Seen sees = seen(q_bounds, p.kv_bounds + 2 * at);
+        int far = then + 1 < tiles ? then + 1 : at;
+        Seen sees_far = seen(q_bounds, p.kv_bounds + 2 * far);
+        scores(s, q, Tile<D>{all_k.row(stage * KEYS)}, first, lane);
+        if (STAGES == 1) {
+            copies_wait<0>();
+            __syncthreads();
+            if (then < tiles) load_keys(then, 0);
+        }
         i64 from = i64(at) * KEYS, rest = p.sk - from;
         // Keys beyond the end are zeros, which are seen by nobody.
-        if (rest < KEYS || seen(q_bounds, p.kv_bounds + 2 * at) == SOME) {
-            hide(s, p.positions + from, int(rest < KEYS ? rest : KEYS), lo, hi, lane);
+        if (rest < KEYS || sees == SOME) {
+            hide(s, p.positions + from, int(rest < KEYS ? rest : KEYS), p.lo + row0, p.hi + row0, first, left, lane);
         }
 #ifdef ALIBI
         lean(s, p.positions + from, int(rest < KEYS ? rest : KEYS), query, slope, scale, lane);
@@ -210,12 +251,10 @@ KERNEL(attention_fwd, AttentionFwd, THREADS) {
 #else
         soften(s, o, rows, scale);
 #endif
-        if (then < tiles) copies_wait<1>();
-        else copies_wait<0>();
-        __syncthreads();
-        gather(o, s, v, lane);
-        __syncthreads();
+        gather(o, s, Tile<DV>{all_v.row(stage * KEYS)}, lane);
         at = then;
+        if (then < tiles) then = sees_far == NOTHING ? next_tile(p, q_bounds, far, tiles) : far;
+        if (then <= at) then = tiles;
     }
 
     UNROLL for (int m = 0; m < 2; m++)

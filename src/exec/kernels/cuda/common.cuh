@@ -14,6 +14,8 @@ using f64 = double;
 #ifdef __CUDACC_RTC__
 #define DEVICE __device__ __forceinline__
 #define KERNEL(name, Params, threads) extern "C" __global__ void __launch_bounds__(threads) name(const Params p)
+// With room in a multiprocessor's registers for so many blocks of it.
+#define KERNEL_OF(name, Params, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name(const Params p)
 #define SHARED(name) extern __shared__ __align__(128) u8 name[]
 #else
 #include "emulator.h"
@@ -94,6 +96,21 @@ template <class Op> DEVICE float block_reduce(float x, float* scratch, float not
     return x;
 }
 
+// Two sums at once; `scratch` has two floats a warp.
+DEVICE void block_sums(float& x, float& y, float* scratch) {
+    x = warp_sum(x);
+    y = warp_sum(y);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = int(blockDim.x) / 32;
+    if (lane == 0) {
+        scratch[2 * warp] = x;
+        scratch[2 * warp + 1] = y;
+    }
+    __syncthreads();
+    x = warp_sum(lane < warps ? scratch[2 * lane] : 0.0f);
+    y = warp_sum(lane < warps ? scratch[2 * lane + 1] : 0.0f);
+    __syncthreads();
+}
+
 struct Plus {
     DEVICE float operator()(float a, float b) const { return a + b; }
 };
@@ -117,10 +134,12 @@ DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #endif
 }
 
-// Four 8 x 8 matrices whose rows begin at the addresses of lanes 0-7, 8-15, 16-23 and 24-31.
-template <bool TRANSPOSED> DEVICE void load_matrices(u32 (&r)[4], const bf16* row) {
+// Four 8 x 8 matrices whose rows begin at the addresses of lanes 0-7, 8-15, 16-23 and 24-31: a lane's is `row` elements
+// behind the tile's. What of it is known when the kernel is compiled goes into the instruction, if addresses are sums of
+// 32-bit numbers.
+template <bool TRANSPOSED> DEVICE void load_matrices(u32 (&r)[4], const bf16* tile, int row) {
 #ifdef __CUDACC_RTC__
-    u32 at = u32(__cvta_generic_to_shared(row));
+    u32 at = u32(__cvta_generic_to_shared(tile)) + 2 * u32(row);
     if (TRANSPOSED)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
@@ -128,7 +147,7 @@ template <bool TRANSPOSED> DEVICE void load_matrices(u32 (&r)[4], const bf16* ro
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 #else
-    emulator::load_matrices(r, row, TRANSPOSED);
+    emulator::load_matrices(r, tile + row, TRANSPOSED);
 #endif
 }
 
@@ -142,21 +161,31 @@ template <int DIM> struct Tile {
 
     // The 16 x 16 block at (r, c) as the left operand of a product.
     DEVICE void left(u32 (&a)[4], int r, int c, int lane) const {
-        load_matrices<false>(a, row(r + (lane & 15)) + c + (lane >> 4) * 8);
+        load_matrices<false>(a, at, (lane & 15) * STRIDE + (lane >> 4) * 8 + r * STRIDE + c);
     }
     // The transpose of the 16 x 16 block at (r, c) as the left operand.
     DEVICE void left_of_transpose(u32 (&a)[4], int r, int c, int lane) const {
-        load_matrices<true>(a, row(r + (lane & 7) + (lane >> 4) * 8) + c + (lane >> 3 & 1) * 8);
+        load_matrices<true>(a, at, ((lane & 7) + (lane >> 4) * 8) * STRIDE + (lane >> 3 & 1) * 8 + r * STRIDE + c);
     }
     // The transpose of the 16 x 16 block at (r, c) as two right operands: rows r .. r+8 are columns of the first.
     DEVICE void right_of_transpose(u32 (&b)[4], int r, int c, int lane) const {
-        load_matrices<false>(b, row(r + (lane & 7) + (lane >> 4) * 8) + c + (lane >> 3 & 1) * 8);
+        load_matrices<false>(b, at, ((lane & 7) + (lane >> 4) * 8) * STRIDE + (lane >> 3 & 1) * 8 + r * STRIDE + c);
     }
     // The 16 x 16 block at (r, c) as two right operands: columns c .. c+8 are those of the first.
     DEVICE void right(u32 (&b)[4], int r, int c, int lane) const {
-        load_matrices<true>(b, row(r + (lane & 15)) + c + (lane >> 4) * 8);
+        load_matrices<true>(b, at, (lane & 15) * STRIDE + (lane >> 4) * 8 + r * STRIDE + c);
     }
 };
+
+// N products one after the other, the operands of each being loaded while the one before is computed: nothing waits for
+// shared memory. `load(i, slot)` fills slot 0 or 1, `use(i, slot)` computes with it.
+template <int N, class Load, class Use> DEVICE void in_turn(Load load, Use use) {
+    load(0, 0);
+    UNROLL for (int i = 0; i < N; i++) {
+        if (i + 1 < N) load(i + 1, (i + 1) % 2);
+        use(i, i % 2);
+    }
+}
 
 // --- asynchronous copies into shared memory --------------------------------------------------------------------
 

@@ -72,9 +72,62 @@ struct NormBwd {
 
 // dx = residual + r (dn - mean(dn) - n mean(n dn)), n the normalised row, dn = w dy, the mean of dn taken off by a
 // LayerNorm alone.
-KERNEL(row_norm_bwd, NormBwd, THREADS) {
+//
+// The usual case, RMSNorm of up to 8,192 columns: a row is read once and kept in registers, as is the block's part of dw.
+template <int CHUNKS> DEVICE void rms_rows_bwd(const NormBwd& p, float* scratch) {
+    constexpr int N = 8;
+    float dw[CHUNKS][N] = {};
+    for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
+        float v[CHUNKS][N] = {}, d[CHUNKS][N] = {}, r[CHUNKS][N];
+        float squares = 0, along = 0;
+        UNROLL for (int k = 0; k < CHUNKS; k++) {
+            i64 c = (i64(k) * THREADS + threadIdx.x) * N;
+            if (c >= p.cols) continue;
+            load(v[k], p.x + row * p.cols + c);
+            load(d[k], p.dy + row * p.cols + c);
+            load(r[k], p.residual + row * p.cols + c);
+        }
+        UNROLL for (int k = 0; k < CHUNKS; k++) {
+            i64 c = (i64(k) * THREADS + threadIdx.x) * N;
+            if (c >= p.cols) continue;
+            float w[N];
+            load(w, p.w + c);
+            UNROLL for (int j = 0; j < N; j++) {
+                squares += v[k][j] * v[k][j];
+                along += v[k][j] * (w[j] * d[k][j]);
+            }
+        }
+        block_sums(squares, along, scratch);
+        float inverse = 1.0f / sqrtf(squares / float(p.cols) + float(p.eps));
+        along *= inverse / float(p.cols);
+        UNROLL for (int k = 0; k < CHUNKS; k++) {
+            i64 c = (i64(k) * THREADS + threadIdx.x) * N;
+            if (c >= p.cols) continue;
+            float w[N];
+            load(w, p.w + c);
+            UNROLL for (int j = 0; j < N; j++) {
+                float n = v[k][j] * inverse;
+                dw[k][j] += d[k][j] * n;
+                r[k][j] += inverse * (w[j] * d[k][j] - n * along);
+            }
+            store(p.dx + row * p.cols + c, r[k]);
+        }
+    }
+    UNROLL for (int k = 0; k < CHUNKS; k++) {
+        i64 c = (i64(k) * THREADS + threadIdx.x) * N;
+        if (c < p.cols) store(p.parts + blockIdx.x * p.cols + c, dw[k]);
+    }
+}
+
+KERNEL_OF(row_norm_bwd, NormBwd, THREADS, 2) {
     SHARED(memory);
     float* scratch = reinterpret_cast<float*>(memory);
+    bool usual = !p.centred && !p.bias && p.cols % 8 == 0 && p.cols <= 4 * 8 * THREADS;
+    if (usual && aligned(p.x, p.w, p.dy, p.residual, p.dx, p.parts)) {
+        if (p.cols <= 8 * THREADS) return rms_rows_bwd<1>(p, scratch);
+        if (p.cols <= 2 * 8 * THREADS) return rms_rows_bwd<2>(p, scratch);
+        return rms_rows_bwd<4>(p, scratch);
+    }
     i64 wide = p.bias ? 2 * p.cols : p.cols;
     float* part = p.parts + blockIdx.x * wide;
     for (i64 c = threadIdx.x; c < wide; c += THREADS) part[c] = 0;
@@ -129,12 +182,25 @@ struct AddColumns {
     i64 rows, cols;
 };
 
+// A block has 32 columns, its warps every eighth row each; their sums are added in order.
 KERNEL(add_columns, AddColumns, THREADS) {
-    each<1>(p.cols, [&](i64 c) {
+    SHARED(memory);
+    float* sums = reinterpret_cast<float*>(memory); // [8, 32]
+    constexpr int WARPS = THREADS / 32;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (i64 first = i64(blockIdx.x) * 32; first < p.cols; first += i64(gridDim.x) * 32) {
+        i64 c = first + lane;
         float sum = 0;
-        for (i64 row = 0; row < p.rows; row++) sum += to_float(p.x[row * p.cols + c]);
-        p.sum[c] = from_float<W0>(to_float(p.sum[c]) + sum);
-    });
+        if (c < p.cols)
+            for (i64 row = warp; row < p.rows; row += WARPS) sum += to_float(p.x[row * p.cols + c]);
+        sums[threadIdx.x] = sum;
+        __syncthreads();
+        if (warp == 0 && c < p.cols) {
+            UNROLL for (int i = 1; i < WARPS; i++) sum += sums[i * 32 + lane];
+            p.sum[c] = from_float<W0>(to_float(p.sum[c]) + sum);
+        }
+        __syncthreads();
+    }
 }
 
 // Each block the sum of every gridDim.x-th row, into a row of `parts`.

@@ -159,7 +159,7 @@ struct Fill {
 };
 
 KERNEL(fill, Fill, THREADS) {
-    WIDE(p.elems, aligned(p.x), each<N>(p.elems, [&](i64 i) {
+    WIDE_BY(16 / sizeof(W0), p.elems, aligned(p.x), each<N>(p.elems, [&](i64 i) {
         float zeros[N] = {};
         store(p.x + i, zeros);
     }));
@@ -193,7 +193,7 @@ struct ClearRows {
 };
 
 KERNEL(clear_rows, ClearRows, THREADS) {
-    WIDE(p.cols, aligned(p.x), each<N>(p.count * p.cols, [&](i64 i) {
+    WIDE_BY(16 / sizeof(W0), p.cols, aligned(p.x), each<N>(p.count * p.cols, [&](i64 i) {
         float zeros[N] = {};
         store(p.x + i64(p.rows[i / p.cols]) * p.cols + i % p.cols, zeros);
     }));
@@ -282,7 +282,7 @@ struct Adam {
 KERNEL(adam, Adam, THREADS) {
     float lr = float(p.lr), beta1 = float(p.beta1), beta2 = float(p.beta2), eps = float(p.eps), unbias = float(p.unbias);
     float take1 = float(1 - p.beta1), take2 = float(1 - p.beta2), stays = float(p.stays);
-    WIDE(p.elems, aligned(p.grad, p.w, p.m, p.v, p.cast), each<N>(p.elems, [&](i64 i) {
+    WIDE_BY(4, p.elems, aligned(p.grad, p.w, p.m, p.v, p.cast), each<N>(p.elems, [&](i64 i) {
         float g[N], w[N], m[N], v[N];
         load(g, p.grad + i);
         load(w, p.w + i);

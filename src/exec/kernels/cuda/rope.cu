@@ -22,7 +22,57 @@ DEVICE void turn(float& x, float& y, float cos, float sin) {
     x = low;
 }
 
+// Eight pairs of a head at a time, for a few heads that turn alike: where rows and halves are whole 16 bytes. An index is a
+// row, a group of heads, and a chunk of a head: of its turning pairs first, then of what does not turn. `f` is given the
+// row, the head, the places of the chunk's lower and upper part in it (-1 where there is no upper one), and the turns.
+constexpr int HEADS = 8;
+
+DEVICE bool by_chunks(i64 d, i64 rotary) { return rotary % 16 == 0 && d % 8 == 0; }
+
+template <class F> DEVICE void each_chunk(i64 rows, i64 len, i64 heads, i64 d, i64 rotary, const float* turns, F f) {
+    i64 half = rotary / 2, turning = half / 8, chunks = turning + (d - rotary) / 8;
+    i64 groups = (heads + HEADS - 1) / HEADS, step = i64(gridDim.x) * blockDim.x;
+    for (i64 i = i64(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * groups * chunks; i += step) {
+        int chunk = int(i % chunks), group = int(i / chunks % groups);
+        i64 row = i / chunks / groups;
+        bool turns_here = chunk < turning;
+        i64 low = turns_here ? chunk * 8 : rotary + (chunk - turning) * 8, high = turns_here ? low + half : -1;
+        float angle[16];
+        if (turns_here) load(angle, turns + (row % len * half + low) * 2);
+        UNROLL for (int h = 0; h < HEADS; h++) {
+            i64 head = i64(group) * HEADS + h;
+            if (head < heads) f(row, head, low, high, angle);
+        }
+    }
+}
+
+DEVICE void turn(float (&x)[8], float (&y)[8], const float (&angle)[16], float way) {
+    UNROLL for (int j = 0; j < 8; j++) turn(x[j], y[j], angle[2 * j], way * angle[2 * j + 1]);
+}
+
 KERNEL(rope, RopeFwd, THREADS) {
+    if (by_chunks(p.d, p.rotary) && aligned(p.qkv, p.q, p.kv, p.turns)) {
+        i64 width = (p.heads + 2 * p.kv_heads) * p.d, q_width = p.heads * p.d;
+        return each_chunk(p.rows, p.len, p.heads + 2 * p.kv_heads, p.d, p.rotary, p.turns,
+                          [&](i64 row, i64 head, i64 low, i64 high, const float (&angle)[16]) {
+            const R0* from = p.qkv + row * width + head * p.d;
+            float x[8], y[8];
+            load(x, from + low);
+            if (high >= 0) {
+                load(y, from + high);
+                if (head < p.heads + p.kv_heads) turn(x, y, angle, 1.0f);
+            }
+            if (head < p.heads) {
+                W0* to = p.q + row * q_width + head * p.d;
+                store(to + low, x);
+                if (high >= 0) store(to + high, y);
+            } else {
+                W1* to = p.kv + row * (width - q_width) + head * p.d - q_width;
+                store(to + low, x);
+                if (high >= 0) store(to + high, y);
+            }
+        });
+    }
     i64 half = p.rotary / 2, width = (p.heads + 2 * p.kv_heads) * p.d, q_width = p.heads * p.d;
     // An index is a pair of a head that turns, or one element that does not.
     i64 of_head = p.d - half, of_row = (p.heads + 2 * p.kv_heads) * of_head;
@@ -56,6 +106,26 @@ struct RopeBwd {
 };
 
 KERNEL(rope_bwd, RopeBwd, THREADS) {
+    if (by_chunks(p.d, p.rotary) && aligned(p.dq, p.dkv, p.dqkv, p.turns)) {
+        i64 width = (p.heads + 2 * p.kv_heads) * p.d, q_width = p.heads * p.d;
+        return each_chunk(p.rows, p.len, p.heads + 2 * p.kv_heads, p.d, p.rotary, p.turns,
+                          [&](i64 row, i64 head, i64 low, i64 high, const float (&angle)[16]) {
+            float x[8], y[8];
+            if (head < p.heads) {
+                const R0* from = p.dq + row * q_width + head * p.d;
+                load(x, from + low);
+                if (high >= 0) load(y, from + high);
+            } else {
+                const R1* from = p.dkv + row * (width - q_width) + head * p.d - q_width;
+                load(x, from + low);
+                if (high >= 0) load(y, from + high);
+            }
+            if (high >= 0 && head < p.heads + p.kv_heads) turn(x, y, angle, -1.0f);
+            W0* to = p.dqkv + row * width + head * p.d;
+            store(to + low, x);
+            if (high >= 0) store(to + high, y);
+        });
+    }
     i64 half = p.rotary / 2, width = (p.heads + 2 * p.kv_heads) * p.d, q_width = p.heads * p.d;
     i64 of_head = p.d - half, of_row = (p.heads + 2 * p.kv_heads) * of_head;
     each<1>(p.rows * of_row, [&](i64 i) {

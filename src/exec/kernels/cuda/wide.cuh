@@ -15,6 +15,17 @@ template <class T> DEVICE const Words4& words(const T* at) {
 }
 template <class T> DEVICE Words4& words(T* at) { return const_cast<Words4&>(words(const_cast<const T*>(at))); }
 
+struct alignas(8) Words2 {
+    u32 at[2];
+};
+
+template <class T> DEVICE const Words2& half_of_words(const T* at) {
+#ifndef __CUDACC_RTC__
+    emulator::aligned(at, 8);
+#endif
+    return *reinterpret_cast<const Words2*>(at);
+}
+
 template <int N> DEVICE void load(float (&to)[N], const float* x) {
     if constexpr (N == 1) to[0] = x[0];
     else UNROLL for (int i = 0; i < N; i += 4) {
@@ -25,7 +36,13 @@ template <int N> DEVICE void load(float (&to)[N], const float* x) {
 
 template <int N> DEVICE void load(float (&to)[N], const bf16* x) {
     if constexpr (N == 1) to[0] = to_float(x[0]);
-    else {
+    else if constexpr (N == 4) {
+        Words2 w = half_of_words(x);
+        UNROLL for (int j = 0; j < 2; j++) {
+            to[2 * j] = __uint_as_float(w.at[j] << 16);
+            to[2 * j + 1] = __uint_as_float(w.at[j] & 0xffff0000u);
+        }
+    } else {
         Words4 w = words(x);
         UNROLL for (int j = 0; j < 4; j++) {
             to[2 * j] = __uint_as_float(w.at[j] << 16);
@@ -45,7 +62,11 @@ template <int N> DEVICE void store(float* to, const float (&x)[N]) {
 
 template <int N> DEVICE void store(bf16* to, const float (&x)[N]) {
     if constexpr (N == 1) to[0] = from_float<bf16>(x[0]);
-    else {
+    else if constexpr (N == 4) {
+        Words2 w;
+        UNROLL for (int j = 0; j < 2; j++) w.at[j] = pack_bf16(x[2 * j], x[2 * j + 1]);
+        const_cast<Words2&>(half_of_words(to)) = w;
+    } else {
         Words4 w;
         UNROLL for (int j = 0; j < 4; j++) w.at[j] = pack_bf16(x[2 * j], x[2 * j + 1]);
         words(to) = w;
@@ -65,17 +86,19 @@ template <class... Of> DEVICE bool aligned(const Of*... at) {
     return all % 16 == 0;
 }
 
-// The body of a kernel over rows of `cols`, for eight elements at a time or, where `fits` does not hold, one.
-#define WIDE(cols, fits, ...)           \
-    do {                                \
-        if ((cols) % 8 == 0 && (fits)) { \
-            constexpr int N = 8;        \
-            __VA_ARGS__;                \
-        } else {                        \
-            constexpr int N = 1;        \
-            __VA_ARGS__;                \
-        }                               \
+// The body of a kernel over rows of `cols`, for `wide` elements at a time or, where `fits` does not hold, one. Neighbouring
+// threads should touch neighbouring 16 bytes: four floats, or eight bf16.
+#define WIDE_BY(wide, cols, fits, ...)       \
+    do {                                     \
+        if ((cols) % (wide) == 0 && (fits)) { \
+            constexpr int N = (wide);        \
+            __VA_ARGS__;                     \
+        } else {                             \
+            constexpr int N = 1;             \
+            __VA_ARGS__;                     \
+        }                                    \
     } while (0)
+#define WIDE(cols, fits, ...) WIDE_BY(8, cols, fits, __VA_ARGS__)
 
 #ifndef R0
 #define R0 bf16

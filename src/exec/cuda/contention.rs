@@ -1,0 +1,217 @@
+//! What the commands of ranks that share one GPU take, by a profile of it: streams, events, and kernels and copies that
+//! share its multiprocessors and its memory.
+//!
+//! A GPU does as much work in a second whoever's it is. What runs side by side divides it: each by a weight, which is what
+//! calibration has found kernels to keep beside a copy (`beside_copies`: a kernel that takes f times as long there keeps
+//! 1/f of the GPU, the copy the rest). So memory-bound kernels, collectives' sums among them, get about as much as a copy
+//! does, and nearly nothing beside a product, which holds all multiprocessors.
+
+use super::exchange;
+use super::run::takes;
+use super::script::{Command, Linked, script};
+use crate::act::work_of;
+use crate::device::Profile;
+use crate::device::measured::{Crowded, GpuSide, key};
+use crate::error::{Error, Result};
+use crate::exec::outputs;
+use crate::exec::rank::Done;
+use crate::exec::transport::Hub;
+use crate::plan::link::{AtomTable, Line};
+use crate::plan::matching::Matching;
+use crate::plan::memory::Layout;
+use crate::plan::{Dtype, OpKind, Plan, Work, WorkClass};
+use crate::timeline::Timeline;
+use std::collections::VecDeque;
+
+/// The timeline of a plan whose ranks are all on the GPU of a profile, commands being handed over by one thread. Errors: a
+/// plan that cannot be run there.
+pub fn play(plan: &Plan, profile: &Profile, gpu: &GpuSide) -> Result<Timeline> {
+    takes(plan)?;
+    let atoms = AtomTable::new(plan)?;
+    let programs = 0..plan.programs.len() as u32;
+    let lines = programs.clone().map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
+    let layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
+    let matching = Matching::new(plan, &lines);
+    let linked = Linked {
+        plan,
+        lines: &lines,
+        matching: &matching,
+        layouts: &layouts,
+        solo: None,
+        joined: false,
+        waits: None,
+        shared: super::lower::LEAST_SHARED,
+        fused: None,
+        in_line: false,
+    };
+    let script = script(linked, &vec![0; plan.ranks() as usize], &[])?;
+    let costs = Costs { linked, profile, gpu };
+    let ops: usize = (0..plan.ranks()).map(|rank| linked.line(rank).nodes.len()).sum();
+    let each = gpu.host_launch_s * ops as f64 / script.commands.len().max(1) as f64;
+    let mut streams = vec![Stream::default(); script.streams.len()];
+    for (i, command) in script.commands.iter().enumerate() {
+        let issued = i as f64 * each;
+        streams[command.stream() as usize].waiting.push_back((issued, command, costs.task(command)?));
+    }
+    let times = Player { streams, events: vec![f64::NAN; script.events.len()], now: 0.0, gap: gpu.gap() }.run()?;
+    let of = |rank: u32| {
+        let around = &script.around[rank as usize];
+        let times: Vec<(f64, f64)> = around.iter().map(|a| (times[a.start as usize], times[a.end as usize])).collect();
+        Done { on_core: times.iter().map(|t| t.1 - t.0).collect(), times, ..Done::default() }
+    };
+    let hub = Hub::new(&vec![0; plan.ranks() as usize], None);
+    Ok(outputs::gather(plan, &lines, &hub, (0..plan.ranks()).map(of).collect())?.timeline)
+}
+
+/// What a command has to do, and how much of the GPU it gets beside others.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Task {
+    /// Seconds alone.
+    seconds: f64,
+    weight: f64,
+}
+
+struct Costs<'a, 'p> {
+    linked: Linked<'p>,
+    profile: &'a Profile,
+    gpu: &'a GpuSide,
+}
+
+/// Of a copy by the driver: all others are held against it.
+const COPY: f64 = 1.0;
+
+/// What a kernel gets that takes so many times as long beside a copy.
+fn weight(slower: f64) -> f64 {
+    COPY / (slower - 1.0).max(0.02)
+}
+
+impl Costs<'_, '_> {
+    fn task(&self, command: &Command) -> Result<Option<Task>> {
+        let Crowded { gemm, attention, memory } = self.gpu.beside_copies;
+        let copy = |bytes: u64| Task { seconds: self.gpu.copy.at(&[bytes.max(1) as f64]).0, weight: COPY };
+        let task = match command {
+            Command::Wait { .. } | Command::Record { .. } | Command::Keep { .. } => return Ok(None),
+            Command::Kernel { rank, node, .. } => {
+                let (plan, line) = (self.linked.plan, self.linked.line(*rank));
+                let Some((work, dtype)) = work_of(plan, line, *node as usize, *rank) else { return Ok(None) };
+                let OpKind::Compute { kernel, .. } = &line.nodes[*node as usize].op.kind else { return Ok(None) };
+                let slower = match work.class {
+                    WorkClass::Gemm { .. } | WorkClass::Scan { .. } => gemm,
+                    WorkClass::Attention { .. } => attention,
+                    WorkClass::Memory => memory,
+                };
+                Task { seconds: self.seconds(kernel.curve(), &work, dtype), weight: weight(slower) }
+            }
+            Command::Copy { from, .. } => copy(from.bytes.end - from.bytes.start),
+            // Two are read and one is written.
+            Command::Add { to, .. } => {
+                let bytes = 3 * (to.bytes.end - to.bytes.start);
+                let work = Work { flops: 0, bytes, class: WorkClass::Memory };
+                let known = self.profile.kernels.contains_key(&key("add", to.dtype));
+                let dtype = if known { to.dtype } else { Dtype::Bf16 };
+                Task { seconds: self.seconds("add", &work, dtype), weight: weight(memory) }
+            }
+            Command::Pull { rank, node, .. } => {
+                let others: u64 = exchange::taken(self.linked, *rank, *node)?.iter().map(|taken| taken.1).sum();
+                let members = self.linked.members(*rank, *node)?.len() as u64;
+                // Kernels carry the rows, its own among them.
+                let task = copy(others * members / (members - 1).max(1));
+                Task { weight: weight(memory), ..task }
+            }
+            Command::Call { .. } | Command::Idle { .. } => {
+                return Err(Error::device("cuda", "what other processes or absent ranks do shares no GPU"));
+            }
+        };
+        Ok(Some(task))
+    }
+
+    fn seconds(&self, curve: &str, work: &Work, dtype: Dtype) -> f64 {
+        use crate::device::KernelTime;
+        self.profile.time_as(curve, work, dtype).seconds.value()
+    }
+}
+
+#[derive(Clone, Default)]
+struct Stream<'a> {
+    /// When a command was handed over, what it is, and what it has to do.
+    waiting: VecDeque<(f64, &'a Command, Option<Task>)>,
+    /// Under way, with what is left of it.
+    running: Option<Task>,
+    /// The stream's front end is busy until then.
+    free: f64,
+}
+
+struct Player<'a> {
+    streams: Vec<Stream<'a>>,
+    /// When each was recorded; NaN before.
+    events: Vec<f64>,
+    now: f64,
+    /// From the end of a kernel to the start of the next.
+    gap: f64,
+}
+
+impl Player<'_> {
+    /// When each event was recorded.
+    fn run(mut self) -> Result<Vec<f64>> {
+        loop {
+            while (0..self.streams.len()).map(|s| self.advance(s)).fold(false, |any, moved| any | moved) {}
+            let all: f64 = self.streams.iter().filter_map(|s| s.running).map(|task| task.weight).sum();
+            let ends = self.streams.iter().filter_map(|s| s.running.map(|t| self.now + t.seconds * all / t.weight));
+            let begins = self.streams.iter().filter(|s| s.running.is_none()).filter_map(|s| s.begins(self.now));
+            let Some(next) = ends.chain(begins).reduce(f64::min) else { break };
+            let passed = next - self.now;
+            for stream in &mut self.streams {
+                if let Some(task) = &mut stream.running {
+                    task.seconds -= passed * task.weight / all;
+                }
+            }
+            self.now = next;
+        }
+        if self.streams.iter().any(|s| !s.waiting.is_empty()) {
+            return Err(Error::device("cuda", "streams wait for each other"));
+        }
+        Ok(self.events)
+    }
+
+    /// Lets a stream do what takes no time, and begin or end what does; whether anything came of it.
+    fn advance(&mut self, s: usize) -> bool {
+        let (now, gap) = (self.now, self.gap);
+        let stream = &mut self.streams[s];
+        let mut moved = false;
+        if stream.running.is_some_and(|task| task.seconds <= 1e-12) {
+            stream.running = None;
+            stream.free = now + gap;
+            moved = true;
+            // An event right behind it is of its end, before the gap.
+            if let Some(&(issued, Command::Record { event, .. }, _)) = stream.waiting.front()
+                && issued <= now
+            {
+                self.events[*event as usize] = now;
+                stream.waiting.pop_front();
+            }
+        }
+        while stream.running.is_none() && stream.free <= now {
+            let Some(&(issued, command, task)) = stream.waiting.front() else { break };
+            if issued > now {
+                break;
+            }
+            match command {
+                Command::Wait { event, .. } if self.events[*event as usize].is_nan() => break,
+                Command::Record { event, .. } => self.events[*event as usize] = now,
+                _ => {}
+            }
+            stream.running = task;
+            stream.waiting.pop_front();
+            moved = true;
+        }
+        moved
+    }
+}
+
+impl Stream<'_> {
+    /// When it could go on by itself: it waits for the host or for its front end.
+    fn begins(&self, now: f64) -> Option<f64> {
+        let &(issued, ..) = self.waiting.front()?;
+        Some(issued.max(self.free)).filter(|at| *at > now)
+    }
+}

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Everything that a GPU is wanted for, in one call of some five minutes: is every kernel right, how fast are they, beside
+# PyTorch too where that is there, the GPU's profile, how well steps are predicted that calibration has not seen, one rank
+# of a large plan, NCCL with a world of one.
+#
+#   measure_gpu.sh [PATH OF foretrain] [FOLDER FOR RESULTS] [PARTS..]
+#
+# In the folder, when it ends: summary.txt, to be read first; NAME.json, what each part said; gpu.json, the profile. A part
+# that fails ends no other. Parts that are named are run alone, and find the profile of an earlier call in the folder. Exit
+# code: the number of parts that failed.
+set -u
+program=$(realpath "${1:-target/release/foretrain}")
+out=${2:-measured}
+shift $(($# < 2 ? $# : 2))
+wanted=" $* "
+mkdir -p "$out" || exit 2
+out=$(realpath "$out")
+cd "$(dirname "$0")/../.." || exit 2
+export FORETRAIN_CACHE=${FORETRAIN_CACHE:-${TMPDIR:-/tmp}/foretrain-kernels} FORETRAIN_TIMEOUT=${FORETRAIN_TIMEOUT:-30}
+profile=$out/gpu.json
+
+failed=0
+# note SECONDS NAME COMMAND..: what it says goes to NAME.json.
+note() {
+  local limit=$1 name=$2 begun=$SECONDS code why=""
+  shift 2
+  if [ "$wanted" != "  " ]; then case $wanted in *" $name "*) ;; *) return ;; esac; fi
+  timeout -k 5 "$limit" "$@" > "$out/$name.json" 2> "$out/$name.log"
+  code=$?
+  if [ $code -ne 0 ]; then
+    failed=$((failed + 1))
+    why=$(tr '\n' ' ' < "$out/$name.json" | grep -o '"\(error\|wrong\)": *"[^"]*"' | tail -n 1 | cut -c1-300)
+    [ -z "$why" ] && why=$(tail -n 3 "$out/$name.log" | tr '\n' ' ' | cut -c1-300)
+    [ $code -eq 124 ] && why="not done in $limit s"
+  fi
+  [ -s "$out/$name.log" ] || rm -f "$out/$name.log"
+  printf '%-16s exit %3s  %4s s  %s\n' "$name" $code $((SECONDS - begun)) "$why" | tee -a "$out/summary.txt"
+}
+part() { local limit=$1 name=$2; shift 2; note "$limit" "$name" "$program" "$@" --json; }
+
+[ "$wanted" = "  " ] && nvidia-smi > "$out/summary.txt" 2>&1
+# Right? These take turns on the GPU with each other; nothing is timed.
+part 90 selftest selftest --on cuda &
+for way in "ring4 --ring 4 --attention own" "ring4-cudnn --ring 4 --attention cudnn" "usp4 --ulysses 2 --ring 2" "tp2-dp2 --tp 2 --dp 2" \
+  "zero3 --dp 4 --zero 3" "pp2-dp2 --pp 2 --dp 2 --global-batch 4"; do
+  read -r name words <<< "$way"
+  part 90 "run-$name" run --on cuda --devices 0 --check $words &
+done
+part 60 nccl selftest --on cuda --group nccl &
+for group in forward backward onto backward_onto head_dims narrow_values; do
+  part 60 "cudnn-$group" selftest --on cuda --attention cudnn --group "attention_$group" &
+done
+wait
+failed=$(grep -cE 'exit +[1-9]' "$out/summary.txt")
+# How fast, and how well predicted?
+part 480 calibrate calibrate --on cuda --out "$profile" --attention best
+for seed in 1 2 3 4 5 6; do part 60 "1-rank-$seed" validate --on cuda --profile "$profile" --seed $seed; done
+for seed in 11 12 14 15 17 19 24 25 29 36 58; do
+  part 60 "4-ranks-$seed" validate --on cuda --profile "$profile" --ranks 4 --devices 0 --seed $seed
+done
+"$program" plan --model llama-3-8b --gpus 64 --dp 4 --ring 4 --ulysses 4 --seq-len 65536 --recompute full --out "$out/solo-plan.json" > /dev/null
+part 90 solo validate --on cuda --profile "$profile" --plan "$out/solo-plan.json" --solo 5 --repeat 2
+rm -f "$out/solo-plan.json"
+if python3 -c 'import torch' 2> /dev/null; then
+  note 180 beside_torch python3 benches/beside_torch.py "$program" "$out/torch.json"
+  mv "$out/beside_torch.json" "$out/beside_torch.txt" 2> /dev/null
+fi
+echo "$failed parts failed" | tee -a "$out/summary.txt"
+exit $failed
