@@ -1,80 +1,173 @@
-//! What one GPU did, predicted by the profile that was measured on it: nothing runs on a GPU here, so the errors are the
-//! prediction's own. Both come from `traces/measured/h100/measure`.
+//! What one GPU did, predicted by the profile that was measured on it, and by the GPU as it is shipped: nothing runs on a GPU
+//! here, so the errors are the prediction's own. `traces/measured/README.md` says how both came to be.
 
 use foretrain::calibrate::shapes;
+use foretrain::cluster::Cluster;
 use foretrain::compare::stats::quantile;
-use foretrain::device::Profile;
+use foretrain::cost::{self, Machine, cost};
+use foretrain::device::{KernelTime, Profile, Roofline};
 use foretrain::exec::cuda::contention::play;
+use foretrain::plan::{Dtype, Engine, Plan};
+use foretrain::spec::{ClusterSpec, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
+use foretrain::strategy::{Engines, build};
+use foretrain::timeline::Timeline;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 fn home() -> PathBuf {
-    std::env::var_os("FT_DIR")
-        .map_or(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("traces/measured/h100"), PathBuf::from)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("traces/measured/h100")
+}
+
+fn read(name: &str) -> Value {
+    let path = home().join(name);
+    serde_json::from_str(&std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))).unwrap()
+}
+
+/// What `validate` wrote of drawn plans of so many ranks, with the plans.
+fn drawn(ranks: &str) -> Vec<(String, Value, Plan)> {
+    let names = std::fs::read_dir(home()).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned());
+    let mut names: Vec<String> = names.filter(|name| name.starts_with(ranks)).collect();
+    names.sort();
+    let plan = |name: &str, found: &Value| {
+        let number = |field: &str| found[field].as_u64().unwrap();
+        let plan = shapes::gpu_fresh(number("seed"), number("ranks") as u32).plan().unwrap();
+        let what = format!("{}, seq_len {}, {}", plan.about.model, plan.about.seq_len, plan.about.strategy);
+        assert_eq!(found["what"], what, "{name}: plans are drawn otherwise now; measure again");
+        plan
+    };
+    names
+        .into_iter()
+        .map(|name| {
+            let found = read(&name);
+            let plan = plan(&name, &found);
+            (name, found, plan)
+        })
+        .collect()
+}
+
+/// Of a plan: the error of its step against what was measured of it, and the median of those of its ops.
+struct Errors {
+    name: String,
+    what: String,
+    step: f64,
+    median_op: f64,
+}
+
+fn errors(name: &str, found: &Value, step_s: &str, predicted: &Timeline) -> Errors {
+    let mut spans: BTreeMap<(u64, &str), f64> = BTreeMap::new();
+    for class in &predicted.classes {
+        spans.extend(class.spans.iter().map(|s| ((u64::from(class.rank), s.path.as_str()), s.duration().value())));
+    }
+    let ops = found["ops"].as_array().unwrap().iter().map(|op| {
+        let at = (op["rank"].as_u64().unwrap(), op["path"].as_str().unwrap());
+        let predicted = spans.get(&at).unwrap_or_else(|| panic!("{name}: {at:?} is in no plan now; measure again"));
+        (predicted / op["measured_s"].as_f64().unwrap() - 1.0).abs()
+    });
+    let (ops, what): (Vec<f64>, _) = (ops.collect(), found["what"].as_str().unwrap().into());
+    assert!(ops.len() > 20, "{name}");
+    let step = predicted.step.value() / found[step_s].as_f64().unwrap() - 1.0;
+    println!(
+        "{name:16} {what:60} step {:+5.1} %, ops {:4.1} % in the median",
+        100.0 * step,
+        100.0 * quantile(&ops, 0.5)
+    );
+    Errors { name: name.into(), what, step: step.abs(), median_op: quantile(&ops, 0.5) }
+}
+
+fn median(of: impl Iterator<Item = f64>) -> f64 {
+    quantile(&of.collect::<Vec<_>>(), 0.5)
 }
 
 #[test]
-fn dev() {
+fn steps_of_one_rank_are_predicted_by_the_profile() {
     let profile = Profile::load(&home().join("gpu.json")).unwrap();
-    let gpu = profile.gpu.as_ref().unwrap();
-    let mut all: Vec<_> = std::fs::read_dir(home())
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .filter(|p| {
-            p.file_name().unwrap().to_string_lossy().starts_with("v")
-                && p.to_string_lossy().ends_with(".json")
-                && !p.to_string_lossy().contains("trace.json")
+    let all: Vec<Errors> = drawn("1-rank-")
+        .iter()
+        .map(|(name, found, plan)| {
+            let predicted = play(plan, &profile, profile.gpu.as_ref().unwrap()).unwrap();
+            errors(name, found, "measured_step_s", &predicted)
         })
         .collect();
-    all.sort();
-    for path in all {
-        let found: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-        let plan =
-            shapes::gpu_fresh(found["seed"].as_u64().unwrap(), found["ranks"].as_u64().unwrap() as u32).plan().unwrap();
-        let t = play(&plan, &profile, gpu).unwrap();
-        let mut spans: BTreeMap<(u32, String), f64> = BTreeMap::new();
-        for class in &t.classes {
-            spans.extend(class.spans.iter().map(|s| ((class.rank, s.path.clone()), s.duration().value())));
-        }
-        let (mut ops, mut lines) = (vec![], vec![]);
-        for op in found["ops"].as_array().unwrap() {
-            let at = (op["rank"].as_u64().unwrap() as u32, op["path"].as_str().unwrap().to_string());
-            let (p, m) = (spans[&at], op["measured_s"].as_f64().unwrap());
-            ops.push((p / m - 1.0).abs());
-            lines.push((p, m, at));
-        }
-        let f = |x: &str| found[x].as_f64().unwrap_or(0.0);
-        println!(
-            "{:16} {:32} pred {:7.2} meas {:7.2} graph {:7.2} ms  e2e {:+.3} ({:+.3} graph)  med {:.3} p90 {:.3}   was {:.3} {:.3}",
-            path.file_name().unwrap().to_string_lossy(),
-            found["what"].as_str().unwrap().chars().take(30).collect::<String>(),
-            t.step.value() * 1e3,
-            f("measured_step_s") * 1e3,
-            f("graph_step_s") * 1e3,
-            t.step.value() / f("measured_step_s") - 1.0,
-            t.step.value() / f("graph_step_s") - 1.0,
-            quantile(&ops, 0.5),
-            quantile(&ops, 0.9),
-            f("end_to_end_error"),
-            f("median_op_error")
-        );
-        if std::env::var_os("FT_OPS").is_some() {
-            for (p, m, at) in lines.iter().filter(|l| (l.0 / l.1 - 1.0).abs() > 0.08 && l.1 > 4e-5) {
-                println!("    {:3} {:50} {:9.1} {:9.1} {:+.2}", at.0, at.1, p * 1e6, m * 1e6, p / m - 1.0);
-            }
-        }
+    assert!(all.len() >= 6);
+    assert!(median(all.iter().map(|e| e.step)) <= 0.03);
+    for one in &all {
+        assert!(one.step <= 0.05 && one.median_op <= 0.05, "{}", one.name);
     }
 }
 
+/// Ring, Ulysses, both, tensor and data parallelism; kernels, copies and sums of four ranks share one GPU.
 #[test]
-fn drawn() {
+fn steps_of_four_ranks_are_predicted_by_what_they_share() {
     let profile = Profile::load(&home().join("gpu.json")).unwrap();
-    for (seed, ranks) in (1..7).map(|s| (s, 1)).chain((27..60).map(|s| (s, 4))) {
-        let plan = shapes::gpu_fresh(seed, ranks).plan().unwrap();
-        let atoms = foretrain::plan::link::AtomTable::new(&plan).unwrap();
-        let bytes: u64 = (0..plan.ranks()).map(|r| foretrain::plan::memory::Layout::new(&plan, &atoms, plan.program_of(r)).unwrap().bytes).sum();
-        let t = play(&plan, &profile, profile.gpu.as_ref().unwrap()).unwrap();
-        println!("seed {seed} ranks {ranks} {} seq {} {} {:.1} GiB {:.2} ms", plan.about.model, plan.about.seq_len, plan.about.strategy, bytes as f64 / (1u64<<30) as f64, t.step.value()*1e3);
+    let mut kinds = BTreeMap::new();
+    for (name, found, plan) in drawn("4-ranks-") {
+        let predicted = play(&plan, &profile, profile.gpu.as_ref().unwrap()).unwrap();
+        // The host was late with exchanges of rows when these were measured, for a reason of its own that is mended: of such
+        // plans the step as one CUDA graph, in which the host has no part, is what the GPU takes.
+        let experts = !plan.routes.is_empty();
+        let one = errors(&name, &found, if experts { "graph_step_s" } else { "measured_step_s" }, &predicted);
+        let allowed = if experts { 0.15 } else { 0.06 };
+        assert!(one.step <= allowed, "{name}: {}", one.what);
+        *kinds.entry(plan.about.strategy.clone()).or_insert(0) += 1;
+    }
+    for kind in ["ring-zigzag", "ulysses", "usp", "dense", "moe"] {
+        assert!(kinds.contains_key(kind), "no {kind} among {kinds:?}");
+    }
+}
+
+/// Of a GPU that rests, which published runs are not of: the curves that were fitted to them are too slow for it, by as much as
+/// its products were slower under load (1.16 times), and no more.
+#[test]
+fn the_shipped_h100_is_one_that_trains_without_rest() {
+    let h100 = Shipped::new();
+    let profile = Profile::load(&home().join("gpu.json")).unwrap();
+    let sustained = profile.gpu.as_ref().unwrap().sustained.unwrap();
+    for (name, found, plan) in drawn("1-rank-") {
+        let one = errors(&name, &found, "measured_step_s", &h100.step(&plan, &h100.roofline));
+        assert!((1.05..sustained * 1.05).contains(&(1.0 + one.step)), "{name}: {}", one.step);
+    }
+}
+
+/// A layer of Llama 3 8B and a small vocabulary, at 32,768 tokens, five steps in a row: between a GPU that rests and one that
+/// has been under load for half a minute.
+#[test]
+fn steps_in_a_row_are_between_those_of_a_cool_gpu_and_of_one_under_load() {
+    let text = std::fs::read_to_string(home().join("../../../benches/llama-3-8b-block.json")).unwrap();
+    let model = LlmSpec::parse("benches", "block", &text).unwrap();
+    let (documents, dtype) = (Default::default(), Dtype::Bf16);
+    let work = Workload { seq_len: 32768, global_batch: 1, micro_batch: 1, dtype, documents };
+    let par = Parallelism { zero: 1, ..Parallelism::default() };
+    let engine = Engine::Sm { ctas: 1 };
+    let plan = build(&model, &work, &par, Engines { p2p: engine, collective: engine }).unwrap();
+    let steps = read("block-steps.json")["steps"].clone();
+    let steps = steps.as_array().unwrap()[1..].iter().map(|step| step["step_time_s"].as_f64().unwrap());
+    let measured = median(steps);
+    let (h100, profile) = (Shipped::new(), Profile::load(&home().join("gpu.json")).unwrap());
+    let of = |kernels: &dyn KernelTime| h100.step(&plan, kernels).step.value();
+    let [shipped, cool, loaded] = [of(&h100.roofline), of(&profile), of(&profile.under_load())];
+    println!("measured {measured:.4}, shipped {shipped:.4}, cool {cool:.4}, under load {loaded:.4}");
+    assert!((shipped / measured - 1.0).abs() < 0.05);
+    assert!(cool < measured && measured < loaded);
+}
+
+/// The H100 of `models/`, with what comes with it.
+struct Shipped {
+    cluster: Cluster,
+    stack: StackSpec,
+    roofline: Roofline,
+}
+
+impl Shipped {
+    fn new() -> Shipped {
+        let (gpu, spec) = (GpuSpec::find("h100-sxm5").unwrap(), ClusterSpec::find("dgx-h100").unwrap());
+        let stack = StackSpec::find("nccl-fa3").unwrap();
+        let roofline = Roofline::new(&gpu, &stack).unwrap();
+        Shipped { cluster: Cluster::new(&spec, &gpu, 1).unwrap(), stack, roofline }
+    }
+
+    fn step(&self, plan: &Plan, kernels: &dyn KernelTime) -> Timeline {
+        let machine = Machine { cluster: &self.cluster, stack: &self.stack, kernels, devices: None };
+        cost(plan, machine, cost::Effort::ALL_SPANS).unwrap()
     }
 }

@@ -1,6 +1,7 @@
 //! A GPU's profile: its kernels inside of training steps, copies, launches, and what each does to the other.
 //!
-//! Generic over the device, so that all of it is tested without a GPU; **it has not measured one yet.**
+//! Generic over the device, so that all of it is tested without a GPU. An H100 has been measured by it
+//! (`traces/measured/h100`).
 
 use super::rows::{Company, On, keep, kept_of_gpu};
 use super::samples::Samples;
@@ -53,7 +54,9 @@ pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Resu
     conditions.push(condition(device, "after"));
     conditions.extend(left_out.into_iter().map(Some));
     progress(1.0, "the same product for a while");
-    conditions.push(sustained(device, job.effort)?);
+    let loaded = sustained(device, job.effort)?;
+    let sustained = loaded.as_ref().map(|loaded| loaded.0);
+    conditions.push(loaded.map(|loaded| loaded.1));
     let name = device.name(0);
     Ok(Profile {
         foretrain_profile: FORMAT,
@@ -70,6 +73,7 @@ pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Resu
             launch_s,
             host_launch_s,
             op_gap_s: Some(samples.gap()),
+            sustained,
             beside_copies,
             beside_blocks: Some(beside_blocks),
             conditions: conditions.into_iter().flatten().collect(),
@@ -218,8 +222,9 @@ const QUICK_LOAD: Duration = Duration::from_secs(10);
 const SIDE: u64 = 8192;
 const ROUND: usize = 300;
 
-/// What a product takes at first, and after [`LOAD`] of nothing else, with the clocks of the last moment.
-fn sustained<D: Device>(device: &mut D, effort: Effort) -> Result<Option<Condition>> {
+/// What a product takes at first, and after [`LOAD`] of nothing else, with the clocks of the last moment; and how many times as
+/// long that is.
+fn sustained<D: Device>(device: &mut D, effort: Effort) -> Result<Option<(f64, Condition)>> {
     if effort.tiny {
         return Ok(None);
     }
@@ -243,5 +248,6 @@ fn sustained<D: Device>(device: &mut D, effort: Effort) -> Result<Option<Conditi
         rate(warm),
         rate(cool)
     );
-    Ok(Some(Condition { when: format!("after {} s of products", load.as_secs()), says }))
+    let condition = Condition { when: format!("after {} s of products", load.as_secs()), says };
+    Ok(Some((warm / cool, condition)))
 }

@@ -35,7 +35,16 @@ impl Chosen {
             .chain(self.copies())
             .chain(self.packed())
             .chain(self.routed())
+            .chain(self.under_load())
             .collect()
+    }
+
+    /// That a GPU's profile was taken as it is under load.
+    fn under_load(&self) -> Option<String> {
+        let sustained = self.case.profile.as_ref()?.gpu.as_ref()?.sustained?;
+        Some(format!(
+            "profile: of a GPU that trains without rest, whose products take {sustained:.2} times as long as on one that rests"
+        ))
     }
 
     /// The row of what was chosen with what would make it fit, where it does not.

@@ -348,7 +348,8 @@ impl Config {
             );
             return Err(Error::spec(file.display(), "kernels", why));
         }
-        case.profile = Some(profile);
+        // Who asks for a step of training means one of many.
+        case.profile = Some(profile.under_load());
         Ok(())
     }
 

@@ -61,6 +61,10 @@ pub struct GpuSide {
     /// do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub op_gap_s: Option<f64>,
+    /// How many times as long a product takes after a while of nothing else, when power holds the clocks down, as on a GPU that
+    /// rests between steps, which is what `kernels` are of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sustained: Option<f64>,
     /// Whose kernels did attention; profiles of before there was a choice do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionBy>,
@@ -241,6 +245,8 @@ impl Profile {
             }
             (None, Some(g)) => {
                 numbers.extend([("gpu.launch_s".into(), g.launch_s), ("gpu.host_launch_s".into(), g.host_launch_s)]);
+                numbers.extend(g.op_gap_s.map(|s| ("gpu.op_gap_s".into(), s)));
+                numbers.extend(g.sustained.map(|s| ("gpu.sustained".into(), s)));
                 numbers.extend(crowds("gpu.beside_copies", &g.beside_copies));
                 own.push(("gpu.copy".into(), &g.copy));
             }

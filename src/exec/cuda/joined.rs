@@ -1,7 +1,7 @@
 //! A rank a process, and messages by NCCL: what `run` does under torchrun, SLURM or Open MPI.
 //!
-//! **Unverified on hardware.** The schedule is run on doubles of the device that meet over loopback
-//! (`tests/cuda_joined.rs`); NCCL itself is not.
+//! **Unverified on hardware** but for NCCL's calls in a world of one process (`selftest --group nccl`). The schedule is run on
+//! doubles of the device that meet over loopback (`tests/cuda_joined.rs`).
 
 use super::calls::communicators;
 use super::device::Device;

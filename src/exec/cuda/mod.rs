@@ -10,13 +10,16 @@
 //! * [`joined`], [`calls`], [`nccl`]: a rank a process, over nodes;
 //! * [`driver`], [`blas`]: the GPU itself, and matrix products;
 //! * [`fused`], [`cudnn`]: attention by a library, where there is one that takes it;
-//! * [`libraries`]: where NVIDIA's libraries are.
+//! * [`libraries`]: where NVIDIA's libraries are;
+//! * [`contention`]: what ranks that share a GPU take there, predicted.
 //!
 //! Without a GPU the kernels are run by an emulator of CUDA's execution model and held against the CPU's
 //! (`tests/cuda_kernels.rs`), compiled for every architecture (`tests/cuda.rs`), and whole steps are run by a double of
 //! the device, which obeys commands in whatever order streams and events allow (`tests/cuda_run.rs`). [`driver`], [`blas`]
-//! and [`nvrtc`] run in `tests/cuda_ffi.rs` against libraries that stand for NVIDIA's. **Nothing has run on a GPU yet**, and
-//! of [`nccl`] and [`nvml`] no more is known than that NVIDIA's libraries have what they call.
+//! and [`nvrtc`] run in `tests/cuda_ffi.rs` against libraries that stand for NVIDIA's.
+//!
+//! On an H100 (driver 580, CUDA 13.0) all of it has run but this: more than one GPU, more than one process (NCCL had a world of
+//! one), other architectures than sm_90a. `traces/measured/README.md` has what came of it.
 
 pub mod blas;
 pub mod calls;

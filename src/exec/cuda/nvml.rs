@@ -1,6 +1,6 @@
 //! Clocks, temperature and power of a GPU, by NVML where it is there.
 //!
-//! **Unverified: nothing here has run on a GPU yet.** Signatures and values are those of nvml.h.
+//! Signatures and values are those of nvml.h; on an H100 it has said what `nvidia-smi` says.
 
 #![allow(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! Training on GPUs: the CPU executor's job, done by a [`Device`].
 //!
-//! **Unverified on hardware.** Against a double that obeys the same commands on the CPU, steps are held to the dense f64
-//! reference (`tests/cuda_run.rs`); the driver below it has run against a library that stands for NVIDIA's alone.
+//! Steps are held to the dense f64 reference, by a double that obeys the same commands on the CPU (`tests/cuda_run.rs`) and on an
+//! H100, where one and four ranks were right (`traces/measured/h100`).
 
 use super::device::{Device, EventId, Operands, StreamId};
 use super::driver::{self, Cuda};

@@ -72,6 +72,8 @@ pub struct Session<'a, 'p, D: Device> {
     may_wait: bool,
     notes: Notes,
     sent: Vec<u64>,
+    /// What each pull takes from other ranks: sender and bytes. They follow from the route, which takes long to go through.
+    pulled: FxHashMap<OpAt, Vec<(u32, u64)>>,
     /// How long the host took to hand over the last step.
     handed_over: Duration,
 }
@@ -132,6 +134,7 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             keep: Keep::default(),
             notes: Notes::default(),
             sent: vec![],
+            pulled: FxHashMap::default(),
             handed_over: Duration::ZERO,
         };
         if std::env::var_os(ONE_BY_ONE).is_some() && !session.may_wait {
@@ -462,7 +465,10 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
     }
 
     fn count_pull(&mut self, rank: u32, node: u32) -> Result<()> {
-        for (sender, bytes) in super::exchange::taken(self.linked, rank, node)? {
+        if !self.pulled.contains_key(&(rank, node)) {
+            self.pulled.insert((rank, node), super::exchange::taken(self.linked, rank, node)?);
+        }
+        for &(sender, bytes) in &self.pulled[&(rank, node)] {
             self.sent[sender as usize] += bytes;
         }
         Ok(())

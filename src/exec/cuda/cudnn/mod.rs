@@ -1,8 +1,8 @@
 //! cuDNN's fused attention, by its backend's functions: the library is looked for where the program runs, and what it
 //! takes is asked of itself.
 //!
-//! **Unverified: nothing here has run on a GPU yet.** What cuDNN 9.19 says without one, told of the properties of an H100
-//! and others: every graph of `attention` has engines, their kernels compile, and so much memory they work in
+//! On an H100 with cuDNN 9.14 and 9.19 every group of `selftest` that it takes is right. What 9.19 says without a GPU, told of the
+//! properties of an H100 and others: every graph of `attention` has engines, their kernels compile, and so much memory they work in
 //! (`tests/cudnn.rs`). What the graphs mean is held to the CPU's kernels by a library that stands for cuDNN and does what a
 //! graph says, operation by operation (`tests/cuda_ffi.rs`).
 

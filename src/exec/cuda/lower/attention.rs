@@ -7,8 +7,7 @@ use crate::plan::{AttnBlock, Dtype, Kernel, Side};
 use crate::spec::Mask;
 
 /// Rows of a tile in attention_fwd.cu and attention_bwd.cu: the first that a GPU's shared memory holds is taken.
-const FWD: [Tiles; 3] = [
-    Tiles { queries: 128, keys: 64, threads: 128, stages: 2, later: false },
+const FWD: [Tiles; 2] = [
     Tiles { queries: 128, keys: 64, threads: 128, stages: 1, later: false },
     Tiles { queries: 64, keys: 64, threads: 64, stages: 1, later: false },
 ];
@@ -27,16 +26,16 @@ struct Tiles {
     queries: usize,
     keys: usize,
     threads: u32,
-    /// Tiles of keys and values that the forward pass has room for, or of queries that the backward pass has.
+    /// Tiles of queries that the backward pass has room for.
     stages: u64,
     /// Whether it has room for two of dS, and adds to dQ a tile later.
     later: bool,
 }
 
 impl Tiles {
-    /// Bytes of Q, and of K and V for each stage.
+    /// Bytes of Q, K and V.
     fn forward(self, [d, dv]: [u64; 2]) -> u64 {
-        let (q, kv) = (self.queries as u64, self.stages * self.keys as u64);
+        let (q, kv) = (self.queries as u64, self.keys as u64);
         2 * ((q + kv) * (d + PAD) + kv * (dv + PAD))
     }
 
@@ -154,16 +153,7 @@ impl Lowering<'_> {
         if self.fused_attention(block, &limits, on, onto)? {
             return Ok(());
         }
-        // A second stage takes registers, of which wide heads have none to spare, and is worth less than a second block on
-        // the multiprocessor, whose memory is little more than what a block may have (measured on an H100: 304 TFLOP/s
-        // with one stage and 297 with two at 128 elements a head, 230 and 259 at 64).
-        let widths = [d, block.v_dim()];
-        let least = |tiles: Tiles| match tiles.stages {
-            2 if widths[0] + widths[1] > 128 => u64::MAX,
-            stages => tiles.forward(widths) * stages,
-        };
-        let (tiles, _) = self.fitting(FWD, least, on)?;
-        let shared = tiles.forward([d, block.v_dim()]);
+        let (tiles, shared) = self.fitting(FWD, |tiles| tiles.forward([d, block.v_dim()]), on)?;
         let mut args = vec![Arg::Read(0), Arg::Read(1), Arg::Write(0), Arg::Write(1)];
         args.extend([table(&limits.lo), table(&limits.hi), table(&limits.positions)]);
         args.extend([table(&limits.q_bounds(tiles.queries)), table(&limits.kv_bounds(tiles.keys))]);
@@ -175,9 +165,6 @@ impl Lowering<'_> {
         defines.extend(self.typed(&[], &[0])?);
         if tiles.queries != FWD[0].queries {
             defines.push(("BLOCK_QUERIES".into(), tiles.queries.to_string()));
-        }
-        if tiles.stages != FWD[0].stages {
-            defines.push(("STAGES".into(), tiles.stages.to_string()));
         }
         let grid = [sq.div_ceil(tiles.queries as u64) as u32, block.heads as u32, block.batch as u32];
         self.tiled((source::attention_fwd, "attention_fwd"), defines, grid, (tiles, shared), args);

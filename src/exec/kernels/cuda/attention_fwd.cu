@@ -15,12 +15,6 @@
 #define BLOCK_QUERIES 128
 #endif
 
-// Two where a multiprocessor has room for two blocks of that: keys and values of a tile are on their way while the one
-// before is worked on.
-#ifndef STAGES
-#define STAGES 2
-#endif
-
 constexpr int QUERIES = BLOCK_QUERIES, KEYS = 64, THREADS = QUERIES, D = HEAD_DIM, DV = VALUE_DIM;
 
 struct AttentionFwd {
@@ -159,8 +153,8 @@ DEVICE void gather(float (&o)[2][DV / 8][4], const float (&s)[2][KEYS / 8][4], T
 KERNEL_OF(attention_fwd, AttentionFwd, THREADS, D + DV > 128 ? 2 : 3) {
     SHARED(memory);
     Tile<D> q{reinterpret_cast<bf16*>(memory)};
-    Tile<D> all_k{q.row(QUERIES)};
-    Tile<DV> all_v{all_k.row(STAGES * KEYS)};
+    Tile<D> k{q.row(QUERIES)};
+    Tile<DV> v{k.row(KEYS)};
     int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 32;
     // The last tiles have the most to do under a causal mask, so they begin.
     int tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y;
@@ -175,20 +169,17 @@ KERNEL_OF(attention_fwd, AttentionFwd, THREADS, D + DV > 128 ? 2 : 3) {
     if (at == tiles) return;
 
     copy_rows<D, THREADS>(q, p.q + (batch * p.sq + row0) * q_stride + i64(head) * D, q_stride, QUERIES, left);
-    auto load_keys = [&](int i, int stage) {
+    auto load_keys = [&](int i) {
         i64 from = i64(i) * KEYS, rest = p.sk - from;
-        Tile<D> k{all_k.row(stage * KEYS)};
         copy_rows<D, THREADS>(k, keys + from * kv_stride, kv_stride, KEYS, int(rest < KEYS ? rest : KEYS));
         copies_commit();
     };
-    auto load_values = [&](int i, int stage) {
+    auto load_values = [&](int i) {
         i64 from = i64(i) * KEYS, rest = p.sk - from;
-        Tile<DV> v{all_v.row(stage * KEYS)};
         copy_rows<DV, THREADS>(v, values + from * kv_stride, kv_stride, KEYS, int(rest < KEYS ? rest : KEYS));
         copies_commit();
     };
-    load_keys(at, 0);
-    if (STAGES == 2) load_values(at, 0);
+    load_keys(at);
 
     float scale = float(p.scale) * LOG2_E;
     float s[2][KEYS / 8][4], o[2][DV / 8][4];
@@ -217,29 +208,22 @@ KERNEL_OF(attention_fwd, AttentionFwd, THREADS, D + DV > 128 ? 2 : 3) {
                 UNROLL for (int j = 0; j < 2; j++) o[m][n][2 * h + j] = to_float(p.o[line * DV + 8 * n + 2 * (lane % 4) + j]);
         }
 
-    // With one stage a tile's values are on their way while its scores are made, the next tile's keys while the values are
-    // summed: two barriers a tile, each of which says that one buffer has come and that the other may be overwritten. With
-    // two, one barrier says so of both.
+    // A tile's values are on their way while its scores are made, the next tile's keys while the values are summed: two
+    // barriers a tile, each of which says that one buffer has come and that the other may be overwritten. Room for two
+    // tiles and one barrier was no faster (H100).
     int then = next_tile(p, q_bounds, at + 1, tiles);
-    for (int stage = 0; at < tiles; stage = (stage + 1) % STAGES) {
+    while (at < tiles) {
         copies_wait<0>();
         __syncthreads();
-        if (STAGES == 1) {
-            load_values(at, 0);
-        } else if (then < tiles) {
-            load_keys(then, 1 - stage);
-            load_values(then, 1 - stage);
-        }
+        load_values(at);
         // Bounds come from far: they are asked for before the products, and wanted after them.
         Seen sees = seen(q_bounds, p.kv_bounds + 2 * at);
         int far = then + 1 < tiles ? then + 1 : at;
         Seen sees_far = seen(q_bounds, p.kv_bounds + 2 * far);
-        scores(s, q, Tile<D>{all_k.row(stage * KEYS)}, first, lane);
-        if (STAGES == 1) {
-            copies_wait<0>();
-            __syncthreads();
-            if (then < tiles) load_keys(then, 0);
-        }
+        scores(s, q, k, first, lane);
+        copies_wait<0>();
+        __syncthreads();
+        if (then < tiles) load_keys(then);
         i64 from = i64(at) * KEYS, rest = p.sk - from;
         // Keys beyond the end are zeros, which are seen by nobody.
         if (rest < KEYS || sees == SOME) {
@@ -251,7 +235,7 @@ KERNEL_OF(attention_fwd, AttentionFwd, THREADS, D + DV > 128 ? 2 : 3) {
 #else
         soften(s, o, rows, scale);
 #endif
-        gather(o, s, Tile<DV>{all_v.row(stage * KEYS)}, lane);
+        gather(o, s, v, lane);
         at = then;
         if (then < tiles) then = sees_far == NOTHING ? next_tile(p, q_bounds, far, tiles) : far;
         if (then <= at) then = tiles;
