@@ -116,17 +116,18 @@ fn steps_of_four_ranks_are_predicted_by_what_they_share() {
     }
 }
 
-/// Of a GPU that rests, which published runs are not of: the curves that were fitted to them are too slow for it, by as much as
-/// its products were slower under load (1.16 times), and no more.
+/// Curves that were fitted to what others have measured and nothing of this GPU, as they are before its power holds anything
+/// down; under load its products were 1.16 times as slow, and so are published runs.
 #[test]
-fn the_shipped_h100_is_one_that_trains_without_rest() {
-    let h100 = Shipped::new();
-    let profile = Profile::load(&home().join("gpu.json")).unwrap();
-    let sustained = profile.gpu.as_ref().unwrap().sustained.unwrap();
-    for (name, found, plan) in drawn("1-rank-") {
-        let one = errors(&name, &found, "measured_step_s", &h100.step(&plan, &h100.roofline));
-        assert!((1.05..sustained * 1.05).contains(&(1.0 + one.step)), "{name}: {}", one.step);
-    }
+fn the_shipped_h100_predicts_steps_that_it_was_not_fitted_to() {
+    let (h100, cool) = (Shipped::new(), Shipped::new().roofline.alone());
+    let errors = drawn("1-rank-").into_iter().map(|(name, found, plan)| {
+        let [cool, loaded] = [&cool, &h100.roofline].map(|kernels| h100.step(&plan, kernels));
+        assert!((1.0..1.2).contains(&(loaded.step.value() / cool.step.value())), "{name}");
+        errors(&name, &found, "measured_step_s", &cool).step
+    });
+    let errors: Vec<f64> = errors.collect();
+    assert!(median(errors.iter().copied()) <= 0.04 && errors.iter().all(|e| *e <= 0.08), "{errors:?}");
 }
 
 /// A layer of Llama 3 8B and a small vocabulary, at 32,768 tokens, five steps in a row: between a GPU that rests and one that

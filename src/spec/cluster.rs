@@ -1,6 +1,6 @@
 //! Nodes of GPUs, the links inside them and between them.
 
-use super::{Found, Sourced, check_latency, check_positive, check_rate, find, is_path, read};
+use super::{Found, Sourced, check_latency, check_positive, check_rate, find, is_path, meant, read, shipped};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use serde::{Deserialize, Serialize};
@@ -299,6 +299,12 @@ impl ClusterSpec {
         let beside = Path::new(&found.file).with_file_name(&spec.gpu);
         if is_path(&spec.gpu) && !Path::new(&spec.gpu).is_file() && beside.is_file() {
             spec.gpu = beside.display().to_string();
+        }
+        let known: Vec<&str> = shipped("gpu").collect();
+        if !is_path(&spec.gpu) && !known.contains(&spec.gpu.as_str()) {
+            let (meant, all) = (meant(&spec.gpu, &known), known.join(", "));
+            let why = format!("there is no gpu {:?}{meant}; known: {all}; or give the path of a JSON file", spec.gpu);
+            return Err(Error::spec(&found.file, "gpu", why));
         }
         Ok(spec)
     }

@@ -215,3 +215,66 @@ impl Stream<'_> {
         Some(issued.max(self.free)).filter(|at| *at > now)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PRODUCT: Task = Task { seconds: 1.0, weight: 10.0 };
+    const COPIES: Task = Task { seconds: 1.0, weight: COPY };
+
+    /// When each event is recorded; every command is issued at once.
+    fn play_all(streams: &[Vec<(Command, Option<Task>)>], events: usize, gap: f64) -> Result<Vec<f64>> {
+        fn stream(commands: &[(Command, Option<Task>)]) -> Stream<'_> {
+            let waiting = commands.iter().map(|(command, task)| (0.0, command, *task)).collect();
+            Stream { waiting, ..Stream::default() }
+        }
+        let streams = streams.iter().map(|commands| stream(commands)).collect();
+        Player { streams, events: vec![f64::NAN; events], now: 0.0, gap }.run()
+    }
+
+    fn played(streams: &[Vec<(Command, Option<Task>)>], events: usize, gap: f64) -> Vec<f64> {
+        play_all(streams, events, gap).unwrap()
+    }
+
+    fn does(task: Task) -> (Command, Option<Task>) {
+        (Command::Kernel { stream: 0, rank: 0, node: 0 }, Some(task))
+    }
+
+    fn record(event: u32) -> (Command, Option<Task>) {
+        (Command::Record { stream: 0, event }, None)
+    }
+
+    fn wait(event: u32) -> (Command, Option<Task>) {
+        (Command::Wait { stream: 0, event }, None)
+    }
+
+    #[track_caller]
+    fn near(got: &[f64], want: &[f64]) {
+        assert!(got.len() == want.len() && got.iter().zip(want).all(|(g, w)| (g - w).abs() < 1e-9), "{got:?} {want:?}");
+    }
+
+    #[test]
+    fn copies_side_by_side_take_as_long_as_one_after_the_other() {
+        near(&played(&[vec![does(COPIES), record(0)], vec![does(COPIES), record(1)]], 2, 0.0), &[2.0, 2.0]);
+    }
+
+    /// A product that takes 1.1 times as long beside a copy, and a copy that gets the rest.
+    #[test]
+    fn a_product_keeps_most_of_the_gpu_and_nothing_is_lost() {
+        assert!((weight(1.1) - 10.0).abs() < 1e-9);
+        near(&played(&[vec![does(PRODUCT), record(0)], vec![does(COPIES), record(1)]], 2, 0.0), &[1.1, 2.0]);
+    }
+
+    #[test]
+    fn who_waits_takes_nothing_from_others_and_a_gap_is_before_the_next() {
+        let first = vec![does(PRODUCT), record(0), record(1), does(PRODUCT), record(2)];
+        let second = vec![wait(2), record(3), does(COPIES), record(4)];
+        near(&played(&[first, second], 5, 0.1), &[1.0, 1.1, 2.1, 2.1, 3.1]);
+    }
+
+    #[test]
+    fn streams_that_wait_for_each_other_are_an_error() {
+        assert!(play_all(&[vec![wait(1), record(0)], vec![wait(0), record(1)]], 2, 0.0).is_err());
+    }
+}
