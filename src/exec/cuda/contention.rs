@@ -32,18 +32,7 @@ pub fn play(plan: &Plan, profile: &Profile, gpu: &GpuSide) -> Result<Timeline> {
     let lines = programs.clone().map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let matching = Matching::new(plan, &lines);
-    let linked = Linked {
-        plan,
-        lines: &lines,
-        matching: &matching,
-        layouts: &layouts,
-        solo: None,
-        joined: false,
-        waits: None,
-        shared: super::lower::LEAST_SHARED,
-        fused: None,
-        in_line: false,
-    };
+    let linked = Linked::new(plan, &lines, &matching, &layouts);
     let script = script(linked, &vec![0; plan.ranks() as usize], &[])?;
     let costs = Costs { linked, profile, gpu };
     let ops: usize = (0..plan.ranks()).map(|rank| linked.line(rank).nodes.len()).sum();

@@ -94,18 +94,9 @@ pub fn train_on<D: Device>(
     let layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let matching = Matching::new(plan, &lines);
     let (shared, fused) = (least_shared(device, 1), device.fused());
-    let linked = Linked {
-        plan,
-        lines: &lines,
-        matching: &matching,
-        layouts: &layouts,
-        solo: Some(rank),
-        in_line: false,
-        joined: true,
-        waits: None,
-        shared,
-        fused: fused.as_deref(),
-    };
+    let (solo, fused_here) = (Some(rank), fused.as_deref());
+    let all = Linked::new(plan, &lines, &matching, &layouts);
+    let linked = Linked { solo, joined: true, shared, fused: fused_here, ..all };
     // Every process has GPU 0, its own.
     let gpus = vec![0; plan.ranks() as usize];
     let watched = if options.keep || job.keep_last { outputs::watched(plan) } else { vec![] };

@@ -68,18 +68,7 @@ pub fn train_on<D: Device>(
     let layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let matching = Matching::new(plan, &lines);
     let (shared, fused) = (least_shared(device, ordinals.len()), device.fused());
-    let linked = Linked {
-        plan,
-        lines: &lines,
-        matching: &matching,
-        layouts: &layouts,
-        solo: None,
-        in_line: false,
-        joined: false,
-        waits: None,
-        shared,
-        fused: fused.as_deref(),
-    };
+    let linked = Linked { shared, fused: fused.as_deref(), ..Linked::new(plan, &lines, &matching, &layouts) };
     let watched = if options.keep || job.keep_last { outputs::watched(plan) } else { vec![] };
     let script = script(linked, &of_rank, &watched)?;
 
@@ -146,18 +135,7 @@ pub fn time_steps<D: Device>(
     let matching = Matching::new(plan, &lines);
     let (shared, fused) = (least_shared(device, ordinals.len()), device.fused());
     let fused = fused.as_deref();
-    let linked = Linked {
-        plan,
-        lines: &lines,
-        matching: &matching,
-        layouts: &layouts,
-        solo,
-        in_line,
-        joined: false,
-        waits,
-        shared,
-        fused,
-    };
+    let linked = Linked { solo, in_line, waits, shared, fused, ..Linked::new(plan, &lines, &matching, &layouts) };
     let script = script(linked, &of_rank, &[])?;
     let mut session = Session::new(device, linked, &script, &of_rank, ordinals.len() as u32)?;
     let source = Source::seeded(1);

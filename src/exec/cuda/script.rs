@@ -13,6 +13,7 @@ mod tests;
 
 use super::device::{EventId, StreamId};
 use super::fused::Fused;
+use super::lower::LEAST_SHARED;
 use crate::collective;
 use crate::error::{Error, Result};
 use crate::plan::link::{Line, Place};
@@ -154,6 +155,12 @@ pub struct Linked<'p> {
 }
 
 impl<'p> Linked<'p> {
+    /// Of all ranks in one process, where nothing is said of the GPUs that they are on.
+    pub fn new(plan: &'p Plan, lines: &'p [Line<'p>], matching: &'p Matching, layouts: &'p [Layout]) -> Linked<'p> {
+        let (solo, joined, waits, fused, in_line) = (None, false, None, None, false);
+        Linked { plan, lines, matching, layouts, solo, joined, waits, shared: LEAST_SHARED, fused, in_line }
+    }
+
     /// The ranks that are there.
     pub fn ranks(&self) -> Range<u32> {
         self.solo.map_or(0..self.plan.ranks(), |rank| rank..rank + 1)

@@ -75,23 +75,16 @@ impl Double<'_> {
 
 /// What persists after a step, by rank and slot, with a double that goes by `seed`.
 fn weights(plan: &Plan, seed: u64, spoil: impl Fn(&mut Script)) -> Vec<Vec<Vec<f64>>> {
+    weights_of(plan, false, seed, spoil)
+}
+
+fn weights_of(plan: &Plan, in_line: bool, seed: u64, spoil: impl Fn(&mut Script)) -> Vec<Vec<Vec<f64>>> {
     let atoms = AtomTable::new(plan).unwrap();
     let programs = 0..plan.programs.len() as u32;
     let lines: Vec<Line> = programs.clone().map(|p| Line::program(plan, &atoms, p).unwrap()).collect();
     let layouts: Vec<Layout> = programs.map(|p| Layout::new(plan, &atoms, p).unwrap()).collect();
     let matching = Matching::new(plan, &lines);
-    let linked = Linked {
-        plan,
-        lines: &lines,
-        matching: &matching,
-        layouts: &layouts,
-        solo: None,
-        in_line: false,
-        joined: false,
-        waits: None,
-        shared: crate::exec::cuda::lower::LEAST_SHARED,
-        fused: None,
-    };
+    let linked = Linked { in_line, ..Linked::new(plan, &lines, &matching, &layouts) };
     let devices = vec![0; plan.ranks() as usize];
     let mut script = script(linked, &devices, &[]).unwrap();
     spoil(&mut script);
@@ -148,6 +141,16 @@ fn every_order_that_streams_and_events_allow_brings_the_same_weights() {
         for seed in 1..4 {
             assert_eq!(weights(&plan, seed, |_| {}), first);
         }
+    }
+}
+
+/// In the order in which commands are handed over nothing has to wait for another stream.
+#[test]
+fn one_stream_brings_the_same_weights() {
+    for par in layouts() {
+        let plan = plan(par);
+        let one = |script: &mut Script| assert_eq!(script.streams, [0]);
+        assert_eq!(weights_of(&plan, true, 1, one), weights(&plan, 0, |_| {}));
     }
 }
 
