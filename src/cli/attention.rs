@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
-use crate::report::human::{Table, decimal, percent, seconds};
+use crate::report::human::{Table, counted, decimal, percent, seconds};
 use crate::report::{Costed, Report};
 use crate::spec::{AttentionSpec, ClusterSpec, Documents, Dtype, GpuSpec, Mask, Options, Parallelism, Pass, StackSpec};
 use crate::strategy::{Engines, attention_pass, guard};
@@ -247,7 +247,7 @@ impl Found {
         let a = &self.attention;
         let mut text = format!(
             "{} of attention, {} heads x {}, {} KV heads, {} x {} tokens, {}, {}\n\
-             ring {} x ulysses {} ({}) on {} GPUs of {} ({}), stack {}\n\n",
+             ring {} x ulysses {} ({}) on {} of {} ({}), stack {}\n\n",
             self.pass,
             a.heads,
             a.head_dim,
@@ -259,7 +259,7 @@ impl Found {
             self.ring,
             self.ulysses,
             self.options,
-            self.gpus,
+            counted(self.gpus, "GPU"),
             self.cluster,
             self.report.gpu,
             self.stack

@@ -10,7 +10,7 @@ use crate::goodput::expected::{ettr, young};
 use crate::goodput::play::{Played, play};
 use crate::goodput::study::{Change, LEVERS, Question, pulled, study};
 use crate::plot;
-use crate::report::human::{Table, decimal, long, notes, percent, seconds};
+use crate::report::human::{Table, counted, decimal, long, notes, percent, seconds};
 use crate::spec::{ClusterSpec, FleetSpec, Origin, Sourced, StorageSpec};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use clap::Args;
@@ -119,7 +119,7 @@ impl Flags {
         };
         let state = self.state.map_or_else(|| state_bytes(&chosen.case.model, chosen.case.dtype), Bytes::value);
         Ok(Step {
-            what: format!("{} on {} GPUs of {}", row.model, row.gpus, row.cluster),
+            what: format!("{} on {} of {}", row.model, counted(row.gpus, "GPU"), row.cluster),
             gpus: row.gpus,
             time_s,
             // A step that takes longer than costed uses the GPUs less.

@@ -220,9 +220,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let has_host = ClusterSpec::find(&question.cluster)?.host.is_some();
     let mut text = human::notes(&notes);
     text.push_str(&format!(
-        "{} on {} GPUs of {}, stack {}, {}{}\n",
+        "{} on {} of {}, stack {}, {}{}\n",
         question.model,
-        question.gpus,
+        human::counted(question.gpus, "GPU"),
         question.cluster,
         question.stack,
         question.dtype.name(),

@@ -9,7 +9,7 @@ use super::{Answer, Output, list_of};
 use crate::error::Result;
 use crate::plot;
 use crate::report::Row;
-use crate::report::human::{self, seconds, tokens};
+use crate::report::human::{self, counted, seconds, tokens};
 use crate::spec::{Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute};
 use crate::sweep::case::default_dtype;
 use crate::sweep::{Also, Batch, Grid, Study, summary, sweep};
@@ -252,9 +252,9 @@ fn render(grid: &Grid, study: &Study, took: f64, files: &[PathBuf]) -> String {
         Batch::GlobalBatch(list) => format!("{list:?} sequences a step"),
     };
     let mut text = format!(
-        "{} on {} GPUs of {}, stack {}, {}, {batch}{}\n\n{}\n",
+        "{} on {} of {}, stack {}, {}, {batch}{}\n\n{}\n",
         grid.model,
-        grid.gpus,
+        counted(grid.gpus, "GPU"),
         grid.cluster,
         grid.stack,
         grid.dtype.name(),

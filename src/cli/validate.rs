@@ -21,7 +21,7 @@ use crate::exec::{Job, Options, train};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::{OpKind, Plan};
 use crate::plot;
-use crate::report::human::{Table, seconds};
+use crate::report::human::{Table, counted, seconds};
 use crate::spec::Provenance;
 use crate::timeline::Timeline;
 use clap::Args;
@@ -136,10 +136,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let as_it_is = validate(&raw, runs, &known, own_cores);
     let what = what(&plan);
     let mut text = format!(
-        "{what}, {} threads over {devices} of {} cores, {} runs\n\n{}",
-        plan.ranks(),
-        profile.machine.cores,
-        runs.len(),
+        "{what}, {} over {devices} of {}, {}\n\n{}",
+        counted(plan.ranks(), "thread"),
+        counted(profile.machine.cores, "core"),
+        counted(runs.len() as u64, "run"),
         render(&validation)
     );
     text.push_str(&hours(slower.as_ref(), &as_it_is));

@@ -58,6 +58,14 @@ pub fn tokens(n: u64) -> String {
     }
 }
 
+/// `1 GPU`, `8 GPUs`.
+pub fn counted(n: impl Into<u64>, what: &str) -> String {
+    match n.into() {
+        1 => format!("1 {what}"),
+        n => format!("{n} {what}s"),
+    }
+}
+
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }

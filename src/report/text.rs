@@ -12,9 +12,9 @@ impl Report {
     fn headline(&self) -> String {
         let row = &self.row;
         let mut text = format!(
-            "{} on {} GPUs of {} ({}), stack {}, {}\n{}\n\n",
+            "{} on {} of {} ({}), stack {}, {}\n{}\n\n",
             row.model,
-            row.gpus,
+            human::counted(row.gpus, "GPU"),
             row.cluster,
             self.gpu,
             row.stack,

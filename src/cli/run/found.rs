@@ -9,7 +9,7 @@ use crate::exec::{Options, Run, reference, routing};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::memory::Layout;
 use crate::plan::{Dtype, OpKind, Plan};
-use crate::report::human::{Table, bytes, decimal, percent, seconds};
+use crate::report::human::{Table, bytes, counted, decimal, percent, seconds};
 use serde::Serialize;
 
 /// One step of training. Also a line of `--out rows.csv`.
@@ -205,9 +205,9 @@ impl Found {
         match self.on {
             "cuda" => {
                 let attention = self.attention.as_ref().map_or(String::new(), |by| format!(", attention by {by}"));
-                format!("{} ranks over {} GPUs{attention}", self.ranks, self.devices)
+                format!("{} over {}{attention}", counted(self.ranks, "rank"), counted(self.devices, "GPU"))
             }
-            _ => format!("{} threads over {} cores", self.ranks, self.devices),
+            _ => format!("{} over {}", counted(self.ranks, "thread"), counted(self.devices, "core")),
         }
     }
 

@@ -18,7 +18,7 @@ use crate::exec::cuda::fused::said;
 use crate::exec::cuda::run::{Placement, Timing, time_steps};
 use crate::plan::Plan;
 use crate::plan::link::{AtomTable, Line};
-use crate::report::human::seconds;
+use crate::report::human::{counted, seconds};
 use crate::spec::{ClusterSpec, StackSpec};
 use crate::timeline::Timeline;
 use crate::units::{BytesPerSec, Seconds};
@@ -92,11 +92,11 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     }
     let what = what(&plan);
     let mut text = format!(
-        "{what}, {} ranks on {} GPUs ({}), {} runs\n{}{}\n{}",
-        if flags.solo.is_some() { 1 } else { plan.ranks() },
-        placement.ordinals.len(),
+        "{what}, {} on {} ({}), {}\n{}{}\n{}",
+        counted(if flags.solo.is_some() { 1 } else { plan.ranks() }, "rank"),
+        counted(placement.ordinals.len() as u64, "GPU"),
         gpu.name,
-        flags.repeat,
+        counted(flags.repeat, "run"),
         emulated.map_or(String::new(), |e| format!("emulated: {e}\n")),
         graph_step_s.map_or(String::new(), |s| format!("the step as one CUDA graph: {}\n", seconds(s))),
         render(&validation)
