@@ -9,7 +9,7 @@ use foretrain::device::measured::GpuSide;
 use foretrain::device::{KernelTime, Profile, Roofline};
 use foretrain::exec::cuda::contention::play;
 use foretrain::plan::{Dtype, Engine, Plan};
-use foretrain::spec::{ClusterSpec, GpuSpec, LlmSpec, Parallelism, StackSpec, Workload};
+use foretrain::spec::{ClusterSpec, GpuSpec, LlmSpec, Parallelism, Recompute, StackSpec, Workload};
 use foretrain::strategy::{Engines, build};
 use foretrain::timeline::Timeline;
 use serde_json::Value;
@@ -152,6 +152,40 @@ fn steps_in_a_row_are_between_those_of_a_cool_gpu_and_of_one_under_load() {
     println!("measured {measured:.4}, shipped {shipped:.4}, cool {cool:.4}, under load {loaded:.4}");
     assert!((shipped / measured - 1.0).abs() < 0.05);
     assert!(cool < measured && measured < loaded);
+}
+
+/// Every way to split a step over ranks that share the GPU comes to an end, no sooner than its kernels alone would.
+#[test]
+fn every_way_is_played() {
+    let profile = Profile::load(&home().join("gpu.json")).unwrap();
+    let gpu = profile.gpu.as_ref().unwrap();
+    let none = Parallelism::default;
+    let with = |words: &str, par: Parallelism| Parallelism { options: words.parse().unwrap(), ..par };
+    let ways = [
+        Parallelism { ring: 4, ..none() },
+        with("stripe", Parallelism { ring: 2, ..none() }),
+        with("burst", Parallelism { ring: 4, ..none() }),
+        with("gather-kv-prefetch", Parallelism { ring: 4, ..none() }),
+        Parallelism { ring: 2, ulysses: 2, dp: 2, zero: 2, ..none() },
+        Parallelism { tp: 2, pp: 2, recompute: Recompute::Full, ..none() },
+        Parallelism { pp: 2, vp: 2, dp: 2, zero: 1, ..none() },
+        with("zb-h1", Parallelism { pp: 4, ..none() }),
+        Parallelism { dp: 4, zero: 3, ..none() },
+    ];
+    let model = LlmSpec { layers: 4, ..LlmSpec::find("small").unwrap() };
+    let engine = Engine::Sm { ctas: 1 };
+    for par in ways {
+        let (documents, dtype) = (Default::default(), Dtype::Bf16);
+        let work = Workload { seq_len: 1024, global_batch: 8, micro_batch: 1, dtype, documents };
+        let plan = build(&model, &work, &par, Engines { p2p: engine, collective: engine }).unwrap();
+        let [step, alone] = [gpu.host_launch_s, 0.0].map(|host_launch_s| {
+            let timeline = play(&plan, &profile, &GpuSide { host_launch_s, ..gpu.clone() }).unwrap();
+            let kernels: f64 = timeline.classes.iter().map(|class| class.usage.compute).sum();
+            assert!(kernels > 0.0 && timeline.step.value() >= 0.999 * kernels, "{}", plan.about.strategy);
+            timeline.step.value()
+        });
+        assert!(step >= 0.999 * alone, "{}: {step} with the host, {alone} without", plan.about.strategy);
+    }
 }
 
 /// The H100 of `models/`, with what comes with it.
