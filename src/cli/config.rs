@@ -227,7 +227,7 @@ impl Config {
         let stack = self.stack.as_deref().unwrap_or(stack_of(&gpu));
         let mut case = Case::new(model, cluster_name, stack, gpus, self.dtype)?;
         case.documents = self.documents.clone().unwrap_or_default();
-        self.measured(&mut case)?;
+        self.measured(&mut case, defaults)?;
         case.routing = self.routing.clone().unwrap_or_else(|| (defaults.routing)());
         let mut point = point;
         if self.shadow == Some(Shadow::Auto) {
@@ -321,12 +321,12 @@ impl Config {
         case.documents = plan.about.documents.clone();
         case.can_run(&plan.about.par)?;
         case.aside(&plan)?;
-        self.measured(&mut case)?;
+        self.measured(&mut case, defaults)?;
         Ok(Chosen { case, point: Point::of_plan(&plan.about), loaded: Some(plan), taken: None })
     }
 
     /// Puts the profile's kernel times into a case, if they are those of its machine.
-    fn measured(&self, case: &mut Case) -> Result<()> {
+    fn measured(&self, case: &mut Case, defaults: Defaults) -> Result<()> {
         let Some(file) = &self.profile else { return Ok(()) };
         let profile = Profile::load(file)?;
         if (case.cluster.gpu.architecture != Architecture::Cpu) != profile.gpu.is_some() {
@@ -348,8 +348,8 @@ impl Config {
             );
             return Err(Error::spec(file.display(), "kernels", why));
         }
-        // Who asks for a step of training means one of many.
-        case.profile = Some(profile.under_load());
+        // Who asks for a step of training means one of many; who runs a few here does not wait until a GPU is hot.
+        case.profile = Some(if defaults.at_hand { profile.at_rest() } else { profile.under_load() });
         Ok(())
     }
 

@@ -133,6 +133,14 @@ impl Profile {
         if sustained == 1.0 { self.clone() } else { self.at(&Slower { clock: sustained, memory: 1.0 }) }
     }
 
+    /// The profile of a GPU that rests between steps, as it was measured: what load does to it is left out.
+    pub fn at_rest(mut self) -> Profile {
+        if let Some(gpu) = &mut self.gpu {
+            gpu.sustained = None;
+        }
+        self
+    }
+
     /// What the machine's speed was when the profile was measured; none in one that did not look.
     pub fn speed(&self) -> Option<&Speed> {
         self.threads.as_ref().and_then(|t: &Threads| t.speed.as_ref())
