@@ -138,7 +138,8 @@ const LONGER: u32 = 3;
 const HOST_LAUNCH: f64 = 5e-6;
 
 /// The kernels of one plan, with the GPU to themselves: beside copies those of ranks that share it would take up to two and
-/// a half times as long, which is not the kernels' own time. `host` is given what the host takes for an op where the GPU does not keep it waiting.
+/// a half times as long, which is not the kernels' own time. `host` is given what the host takes for an op where the GPU
+/// does not keep it waiting.
 fn one<D: Device>(device: &mut D, plan: &Plan, effort: Effort, host: &mut Vec<f64>) -> Result<Samples> {
     let devices = vec![0; plan.ranks() as usize];
     let (mut samples, mut step) = (Samples::of_gpu(), 0);

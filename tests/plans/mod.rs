@@ -112,8 +112,8 @@ fn same_map<K: Ord + std::fmt::Debug>(what: &str, a: &BTreeMap<K, f64>, b: &BTre
 static COMPARED: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
 /// All of the waiting is the same. What it is charged to hangs on the last few ops before, of which walks in another order, and
-/// strides, rarely know others: of one in 200 it may be split otherwise, and then mostly of less than half of it (of 0.71 in
-/// one of some ten thousand: stages of a ring with full recomputation where the host is late).
+/// strides, rarely know others: of one in 200 it may be split otherwise, and then of less than three quarters of it (less than
+/// half was held until a random plan in CI had between 0.5 and 0.7, the one of 4,821 usages there that was split otherwise).
 fn same_waits(a: &Usage, b: &Usage) {
     let waits = |u: &Usage| u.exposed_total() + u.turns;
     assert!(close(waits(a), waits(b)), "{} of waiting is not {}: {a:?}, {b:?}", waits(a), waits(b));
@@ -126,7 +126,7 @@ fn same_waits(a: &Usage, b: &Usage) {
     if !exact {
         let others = others.fetch_add(1, Relaxed) + 1;
         assert!(
-            apart / 2.0 < 0.9 * waits(a) && others <= 3 + all / 200,
+            apart / 2.0 < 0.75 * waits(a) && others <= 3 + all / 200,
             "{others} of {all}: {:?} {:?}",
             a.exposed,
             b.exposed

@@ -19,7 +19,9 @@ cd "$(dirname "$0")/../.." || exit 2
 export FORETRAIN_CACHE=${FORETRAIN_CACHE:-${TMPDIR:-/tmp}/foretrain-kernels} FORETRAIN_TIMEOUT=${FORETRAIN_TIMEOUT:-30}
 profile=$out/gpu.json
 
-failed=0
+# A line for each part that failed: parts side by side are processes of their own.
+failures=$(mktemp)
+trap 'rm -f "$failures"' EXIT
 # note SECONDS NAME COMMAND..: what it says goes to NAME.json.
 note() {
   local limit=$1 name=$2 begun=$SECONDS code why=""
@@ -28,7 +30,7 @@ note() {
   timeout -k 5 "$limit" "$@" > "$out/$name.json" 2> "$out/$name.log"
   code=$?
   if [ $code -ne 0 ]; then
-    failed=$((failed + 1))
+    echo "$name" >> "$failures"
     why=$(tr '\n' ' ' < "$out/$name.json" | grep -o '"\(error\|wrong\)": *"[^"]*"' | tail -n 1 | cut -c1-300)
     [ -z "$why" ] && why=$(tail -n 3 "$out/$name.log" | tr '\n' ' ' | cut -c1-300)
     [ $code -eq 124 ] && why="not done in $limit s"
@@ -41,17 +43,16 @@ part() { local limit=$1 name=$2; shift 2; note "$limit" "$name" "$program" "$@" 
 [ "$wanted" = "  " ] && nvidia-smi > "$out/summary.txt" 2>&1
 # Right? These take turns on the GPU with each other; nothing is timed.
 part 90 selftest selftest --on cuda &
-for way in "ring4 --ring 4 --attention own" "ring4-cudnn --ring 4 --attention cudnn" "usp4 --ulysses 2 --ring 2" "tp2-dp2 --tp 2 --dp 2" \
-  "zero3 --dp 4 --zero 3" "pp2-dp2 --pp 2 --dp 2 --global-batch 4"; do
+for way in "run1 --attention own" "ring4 --ring 4 --attention own" "run4c --ring 4 --attention cudnn" "usp4 --ulysses 2 --ring 2" "tp2dp2 --tp 2 --dp 2" \
+  "zero3 --dp 4 --zero 3" "pp2 --pp 2 --dp 2 --global-batch 4"; do
   read -r name words <<< "$way"
-  part 90 "run-$name" run --on cuda --devices 0 --check $words &
+  part 90 "check-$name" run --on cuda --devices 0 --check $words &
 done
 part 60 nccl selftest --on cuda --group nccl &
 for group in forward backward onto backward_onto head_dims narrow_values; do
   part 60 "cudnn-$group" selftest --on cuda --attention cudnn --group "attention_$group" &
 done
 wait
-failed=$(grep -cE 'exit +[1-9]' "$out/summary.txt")
 # How fast, and how well predicted?
 part 480 calibrate calibrate --on cuda --out "$profile" --attention best
 for seed in 1 2 3 4 5 6; do part 60 "1-rank-$seed" validate --on cuda --profile "$profile" --seed $seed; done
@@ -65,5 +66,6 @@ if python3 -c 'import torch' 2> /dev/null; then
   note 180 beside_torch python3 benches/beside_torch.py "$program" "$out/torch.json"
   mv "$out/beside_torch.json" "$out/beside_torch.txt" 2> /dev/null
 fi
+failed=$(wc -l < "$failures")
 echo "$failed parts failed" | tee -a "$out/summary.txt"
 exit $failed

@@ -18,8 +18,8 @@
 //! the device, which obeys commands in whatever order streams and events allow (`tests/cuda_run.rs`). [`driver`], [`blas`]
 //! and [`nvrtc`] run in `tests/cuda_ffi.rs` against libraries that stand for NVIDIA's.
 //!
-//! On an H100 (driver 580, CUDA 13.0) all of it has run but this: more than one GPU, more than one process (NCCL had a world of
-//! one), other architectures than sm_90a. `traces/measured/README.md` has what came of it.
+//! What has run on an H100 and what has not, `traces/measured/README.md` says: more than one GPU, more than one process and other
+//! architectures than sm_90a are unverified.
 
 pub mod blas;
 pub mod calls;

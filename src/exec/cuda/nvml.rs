@@ -1,6 +1,6 @@
 //! Clocks, temperature and power of a GPU, by NVML where it is there.
 //!
-//! Signatures and values are those of nvml.h; on an H100 it has said what `nvidia-smi` says.
+//! Signatures and values are those of nvml.h. On an H100 it has said clocks, temperature, power and that power held them down.
 
 #![allow(unsafe_code)]
 
