@@ -1,12 +1,13 @@
 """The GPU executor beside PyTorch, on the same GPU in the same minutes: matrix products, attention, and a block of
 Llama 3 8B at 32,768 tokens, forward and backward.
 
-    python3 benches/beside_torch.py target/release/foretrain [OUT.json]
+    python3 benches/beside_torch.py target/release/foretrain [OUT.json [products] [attention] [block]]
 
 Prints a table of ratios, foretrain's rate over PyTorch's (more than 1 is faster), and writes all figures as JSON. Each is
-the median of launches between CUDA events, on random numbers. PyTorch's attention is the faster of cuDNN's and
-FlashAttention-2; its block is eager, and once more by torch.compile. foretrain's block is read off the trace of a training
-step: from the first norm to the second residual, and from the gradient of the down-projection to that of the first norm.
+the median of launches between CUDA events, on random numbers; in products the two take turns, since a GPU that is warm is
+slower. PyTorch's attention is the faster of cuDNN's and FlashAttention-2; its block is eager, and once more by
+torch.compile. foretrain's block is read off the trace of a training step: from the first norm to the second residual, and
+from the gradient of the down-projection to that of the first norm.
 """
 
 import json
@@ -118,9 +119,20 @@ def foretrain(program, *words):
     return json.loads(done.stdout)
 
 
-def speeds(program, attention):
-    found = foretrain(program, "selftest", "--on", "cuda", "--group", "norms", "--speed", "--attention", attention)
+def speeds(program, attention, of):
+    words = ["--group", "norms", "--speed", "--speed-of", of, "--repeat", "15", "--attention", attention]
+    found = foretrain(program, "selftest", "--on", "cuda", *words)
     return found["attention"], {one["name"]: one["seconds"] for one in found["speeds"]}
+
+
+def in_turn(program, rounds=3, rest_s=1):
+    """Products by PyTorch and by foretrain: the medians of as many rounds."""
+    both = ([], [])
+    for _ in range(rounds):
+        for found, look in zip(both, (products, lambda: speeds(program, "own", "product")[1])):
+            time.sleep(rest_s)
+            found.append(look())
+    return [{name: statistics.median(one[name] for one in found) for name in found[0]} for found in both]
 
 
 def own_block(program):
@@ -140,26 +152,33 @@ def own_block(program):
 
 def main():
     program, out = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
+    wanted = sys.argv[3:] or ["products", "attention", "block"]
     rows = []
 
     def row(what, by, theirs, own_by, own):
         rows.append(dict(what=what, torch_by=by, torch_s=theirs, by=own_by, seconds=own, ratio=theirs / own))
         print(f"{what:40} {by:18} {theirs * 1e3:9.3f} ms   {own_by:16} {own * 1e3:9.3f} ms   {theirs / own:5.2f}", flush=True)
 
-    their_products, their_attention = products(), attention()
-    library, fused = speeds(program, "best")
-    _, own = speeds(program, "own")
-    for what, took in their_products.items():
-        row(what, "cuBLAS", took, "cuBLASLt", fused[what])
-    for what, (took, by) in their_attention.items():
-        row(what, by, took, library, fused[what])
-        row(what, by, took, "own kernels", own[what])
-    eager = block(False)
-    took = own_block(program)
-    time.sleep(2)
-    compiled = block(True)
-    row(f"block of Llama 3 8B, {SEQ} tokens", "eager", eager, library, took)
-    row(f"block of Llama 3 8B, {SEQ} tokens", "torch.compile", compiled, library, took)
+    if "products" in wanted:
+        their_products, our_products = in_turn(program)
+        for what, took in their_products.items():
+            row(what, "cuBLAS", took, "cuBLASLt", our_products[what])
+    if "attention" in wanted:
+        their_attention = attention()
+        time.sleep(2)
+        library, fused = speeds(program, "best", "attention")
+        time.sleep(2)
+        _, own = speeds(program, "own", "attention")
+        for what, (took, by) in their_attention.items():
+            row(what, by, took, library, fused[what])
+            row(what, by, took, "own kernels", own[what])
+    if "block" in wanted:
+        eager = block(False)
+        took = own_block(program)
+        time.sleep(2)
+        compiled = block(True)
+        row(f"block of Llama 3 8B, {SEQ} tokens", "eager", eager, "foretrain", took)
+        row(f"block of Llama 3 8B, {SEQ} tokens", "torch.compile", compiled, "foretrain", took)
     if out:
         about = dict(gpu=torch.cuda.get_device_name(0), torch=torch.__version__, cudnn=torch.backends.cudnn.version())
         Path(out).write_text(json.dumps(dict(about, rows=rows), indent=1) + "\n")

@@ -189,6 +189,36 @@ fn one_rank_of_many_runs_alone() {
     }
 }
 
+/// A GPU's power, and so its clocks, depends on what is multiplied: nobody looks at what a timed step computes, but numbers it
+/// must be, with weights of either sign. What others would have sent a rank that is alone is among them.
+#[test]
+fn timed_steps_multiply_numbers() {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    let ways = [
+        none(),
+        Parallelism { ring: 4, recompute: Recompute::Full, ..none() },
+        Parallelism { ulysses: 2, dp: 2, zero: 1, ..none() },
+        Parallelism { tp: 2, dp: 2, zero: 3, ..none() },
+        Parallelism { dp: 2, pp: 2, ..none() },
+    ];
+    let mut plans: Vec<Plan> = ways.map(|par| plan(par, u64::from(par.pp))).into();
+    plans.push(experts("default", 2));
+    for plan in plans {
+        let waits = vec![1e-6; 4 * plan.ops().count()];
+        let alone = Timing { solo: Some(plan.ranks() - 1), waits: Some(&waits), ..Timing::default() };
+        for timing in [alone, Timing::default()] {
+            let mut double = Double::new(1, 8 << 30, 1);
+            let timing = Timing { steps: 3, ..timing };
+            time_steps(&mut double, &plan, &vec![0; plan.ranks() as usize], timing, &mut |_, _| Ok(())).unwrap();
+            let [all, without] = double.products;
+            let what = (&plan.about.strategy, plan.about.par.zero, timing.solo);
+            assert!(all > 10 && without == 0, "{what:?}: {without} of {all} products are not of numbers");
+        }
+    }
+}
+
 #[test]
 fn a_calibration_is_a_profile_and_goes_on_where_it_stopped() {
     if !cuda_emulator::is_here() {
@@ -210,6 +240,9 @@ fn a_calibration_is_a_profile_and_goes_on_where_it_stopped() {
     }
     let gpu = profile.gpu.as_ref().unwrap();
     assert!(profile.threads.is_none() && gpu.launch_s > 0.0 && gpu.host_launch_s > 0.0);
+    // The double takes as long for the same, with rests or without.
+    assert!((gpu.sustained.unwrap() - 1.0).abs() < 0.2, "{:?}", gpu.sustained);
+    assert!(gpu.conditions.iter().all(|one| !one.when.contains("left out")), "{:?}", gpu.conditions);
     let path = dir.path().join("profile.json");
     std::fs::write(&path, serde_json::to_string(&profile).unwrap()).unwrap();
     assert!(same(&Profile::load(&path).unwrap(), &profile));

@@ -16,18 +16,34 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-fn home() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("traces/measured/h100")
+/// A GPU that was lent: its folder, and what it is called among those that are shipped.
+#[derive(Clone, Copy)]
+struct Lent {
+    folder: &'static str,
+    gpu: &'static str,
+    cluster: &'static str,
 }
 
-fn read(name: &str) -> Value {
-    let path = home().join(name);
+/// Timed steps on it had weights of one sign, and what follows takes less power.
+const H100: Lent = Lent { folder: "h100", gpu: "h100-sxm5", cluster: "dgx-h100" };
+const H200: Lent = Lent { folder: "h200", gpu: "h200-sxm5", cluster: "dgx-h200" };
+
+fn home(lent: Lent) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("traces/measured").join(lent.folder)
+}
+
+fn profile(lent: Lent) -> Profile {
+    Profile::load(&home(lent).join("gpu.json")).unwrap()
+}
+
+fn read(lent: Lent, name: &str) -> Value {
+    let path = home(lent).join(name);
     serde_json::from_str(&std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))).unwrap()
 }
 
 /// What `validate` wrote of drawn plans of so many ranks, with the plans.
-fn drawn(ranks: &str) -> Vec<(String, Value, Plan)> {
-    let names = std::fs::read_dir(home()).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned());
+fn drawn(lent: Lent, ranks: &str) -> Vec<(String, Value, Plan)> {
+    let names = std::fs::read_dir(home(lent)).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned());
     let mut names: Vec<String> = names.filter(|name| name.starts_with(ranks)).collect();
     names.sort();
     let plan = |name: &str, found: &Value| {
@@ -40,7 +56,7 @@ fn drawn(ranks: &str) -> Vec<(String, Value, Plan)> {
     names
         .into_iter()
         .map(|name| {
-            let found = read(&name);
+            let found = read(lent, &name);
             let plan = plan(&name, &found);
             (name, found, plan)
         })
@@ -82,82 +98,102 @@ fn median(of: impl Iterator<Item = f64>) -> f64 {
 
 #[test]
 fn steps_of_one_rank_are_predicted_by_the_profile() {
-    let profile = Profile::load(&home().join("gpu.json")).unwrap();
-    let all: Vec<Errors> = drawn("1-rank-")
-        .iter()
-        .map(|(name, found, plan)| {
-            let predicted = play(plan, &profile, profile.gpu.as_ref().unwrap()).unwrap();
-            errors(name, found, "measured_step_s", &predicted)
-        })
-        .collect();
-    assert!(all.len() >= 6);
-    assert!(median(all.iter().map(|e| e.step)) <= 0.03);
-    for one in &all {
-        assert!(one.step <= 0.05 && one.median_op <= 0.05, "{}", one.name);
+    for (lent, most) in [(H100, 0.04), (H200, 0.03)] {
+        let profile = profile(lent);
+        let all: Vec<Errors> = drawn(lent, "1-rank-")
+            .iter()
+            .map(|(name, found, plan)| {
+                let predicted = play(plan, &profile, profile.gpu.as_ref().unwrap()).unwrap();
+                errors(name, found, "measured_step_s", &predicted)
+            })
+            .collect();
+        assert!(all.len() >= 6);
+        assert!(median(all.iter().map(|e| e.step)) <= 0.015);
+        for one in &all {
+            assert!(one.step <= most && one.median_op <= 0.05, "{}, {}", lent.folder, one.name);
+        }
     }
 }
 
 /// Ring, Ulysses, both, tensor and data parallelism; kernels, copies and sums of four ranks share one GPU.
 #[test]
 fn steps_of_four_ranks_are_predicted_by_what_they_share() {
-    let profile = Profile::load(&home().join("gpu.json")).unwrap();
-    let mut kinds = BTreeMap::new();
-    for (name, found, plan) in drawn("4-ranks-") {
-        // The host was late with exchanges of rows when these were measured, for a reason of its own that is mended: of such
-        // plans the step as one CUDA graph, in which the host has no part, is what the GPU takes.
-        let (experts, gpu) = (!plan.routes.is_empty(), profile.gpu.clone().unwrap());
-        let host_launch_s = if experts { 0.0 } else { gpu.host_launch_s };
-        let predicted = play(&plan, &profile, &GpuSide { host_launch_s, ..gpu }).unwrap();
-        let one = errors(&name, &found, if experts { "graph_step_s" } else { "measured_step_s" }, &predicted);
-        let allowed = if experts { 0.15 } else { 0.06 };
-        assert!(one.step <= allowed, "{name}: {}", one.what);
-        *kinds.entry(plan.about.strategy.clone()).or_insert(0) += 1;
-    }
-    for kind in ["ring-zigzag", "ulysses", "usp", "dense", "moe"] {
-        assert!(kinds.contains_key(kind), "no {kind} among {kinds:?}");
+    for lent in [H100, H200] {
+        let profile = profile(lent);
+        let gpu = profile.gpu.as_ref().unwrap();
+        let mut kinds = BTreeMap::new();
+        for (name, found, plan) in drawn(lent, "4-ranks-") {
+            // On the H100 the host was late with exchanges of rows, for a reason of its own that is mended: there the step as one
+            // CUDA graph, in which the host has no part, is what the GPU takes.
+            let late = lent.folder == "h100" && !plan.routes.is_empty();
+            let host_launch_s = if late { 0.0 } else { gpu.host_launch_s };
+            let predicted = play(&plan, &profile, &GpuSide { host_launch_s, ..gpu.clone() }).unwrap();
+            let one = errors(&name, &found, if late { "graph_step_s" } else { "measured_step_s" }, &predicted);
+            // Large products of dense layers for 0.15 s want more power than there is: after some 0.05 s clocks are held down.
+            let hot = !late && plan.about.strategy == "dense" && predicted.step.value() > 0.1;
+            let allowed = if late {
+                0.15
+            } else if hot {
+                0.08
+            } else {
+                0.06
+            };
+            assert!(one.step <= allowed, "{}, {name}: {}", lent.folder, one.what);
+            *kinds.entry(plan.about.strategy.clone()).or_insert(0) += 1;
+        }
+        for kind in ["ring-zigzag", "ulysses", "usp", "dense", "moe"] {
+            assert!(kinds.contains_key(kind), "no {kind} among {kinds:?}");
+        }
     }
 }
 
-/// Curves that were fitted to what others have measured and nothing of this GPU, as they are before its power holds anything
-/// down; under load its products were 1.16 times as slow, and so are published runs.
+/// Curves that were fitted to what others have measured and nothing of these GPUs, as they are before power holds anything
+/// down.
 #[test]
-fn the_shipped_h100_predicts_steps_that_it_was_not_fitted_to() {
-    let (h100, cool) = (Shipped::new(), Shipped::new().roofline.alone());
-    let errors = drawn("1-rank-").into_iter().map(|(name, found, plan)| {
-        let [cool, loaded] = [&cool, &h100.roofline].map(|kernels| h100.step(&plan, kernels));
-        assert!((1.0..1.2).contains(&(loaded.step.value() / cool.step.value())), "{name}");
-        errors(&name, &found, "measured_step_s", &cool).step
-    });
-    let errors: Vec<f64> = errors.collect();
-    assert!(median(errors.iter().copied()) <= 0.04 && errors.iter().all(|e| *e <= 0.08), "{errors:?}");
+fn shipped_gpus_predict_steps_that_they_were_not_fitted_to() {
+    for lent in [H100, H200] {
+        let (shipped, cool) = (Shipped::new(lent), Shipped::new(lent).roofline.alone());
+        let errors = drawn(lent, "1-rank-").into_iter().map(|(name, found, plan)| {
+            let [cool, loaded] = [&cool, &shipped.roofline].map(|kernels| shipped.step(&plan, kernels));
+            assert!((1.0..1.2).contains(&(loaded.step.value() / cool.step.value())), "{name}");
+            errors(&name, &found, "measured_step_s", &cool).step
+        });
+        let errors: Vec<f64> = errors.collect();
+        assert!(median(errors.iter().copied()) <= 0.04 && errors.iter().all(|e| *e <= 0.08), "{errors:?}");
+    }
 }
 
-/// A layer of Llama 3 8B and a small vocabulary, at 32,768 tokens, five steps in a row: between a GPU that rests and one that
-/// has been under load for half a minute.
+/// A layer of Llama 3 8B and a small vocabulary, at 32,768 tokens, five steps in a row. How much slower a GPU is without rest is
+/// in its profile from these very steps; the shipped GPUs know nothing of them.
 #[test]
-fn steps_in_a_row_are_between_those_of_a_cool_gpu_and_of_one_under_load() {
-    let text = std::fs::read_to_string(home().join("../../../benches/llama-3-8b-block.json")).unwrap();
-    let model = LlmSpec::parse("benches", "block", &text).unwrap();
-    let (documents, dtype) = (Default::default(), Dtype::Bf16);
-    let work = Workload { seq_len: 32768, global_batch: 1, micro_batch: 1, dtype, documents };
-    let par = Parallelism { zero: 1, ..Parallelism::default() };
-    let engine = Engine::Sm { ctas: 1 };
-    let plan = build(&model, &work, &par, Engines { p2p: engine, collective: engine }).unwrap();
-    let steps = read("block-steps.json")["steps"].clone();
-    let steps = steps.as_array().unwrap()[1..].iter().map(|step| step["step_time_s"].as_f64().unwrap());
-    let measured = median(steps);
-    let (h100, profile) = (Shipped::new(), Profile::load(&home().join("gpu.json")).unwrap());
-    let of = |kernels: &dyn KernelTime| h100.step(&plan, kernels).step.value();
-    let [shipped, cool, loaded] = [of(&h100.roofline), of(&profile), of(&profile.under_load())];
-    println!("measured {measured:.4}, shipped {shipped:.4}, cool {cool:.4}, under load {loaded:.4}");
-    assert!((shipped / measured - 1.0).abs() < 0.05);
-    assert!(cool < measured && measured < loaded);
+fn steps_in_a_row_are_no_faster_than_on_a_gpu_that_rests() {
+    for lent in [H100, H200] {
+        let text = std::fs::read_to_string(home(lent).join("../../../benches/llama-3-8b-block.json")).unwrap();
+        let model = LlmSpec::parse("benches", "block", &text).unwrap();
+        let (documents, dtype) = (Default::default(), Dtype::Bf16);
+        let work = Workload { seq_len: 32768, global_batch: 1, micro_batch: 1, dtype, documents };
+        let par = Parallelism { zero: 1, ..Parallelism::default() };
+        let engine = Engine::Sm { ctas: 1 };
+        let plan = build(&model, &work, &par, Engines { p2p: engine, collective: engine }).unwrap();
+        let steps = read(lent, "block-steps.json")["steps"].clone();
+        let steps = steps.as_array().unwrap()[1..].iter().map(|step| step["step_time_s"].as_f64().unwrap());
+        let measured = median(steps);
+        let (shipped, profile) = (Shipped::new(lent), profile(lent));
+        let of = |kernels: &dyn KernelTime| shipped.step(&plan, kernels).step.value();
+        let [by_shipped, cool, loaded] = [of(&shipped.roofline), of(&profile), of(&profile.under_load())];
+        println!(
+            "{}: measured {measured:.4}, shipped {by_shipped:.4}, cool {cool:.4}, under load {loaded:.4}",
+            lent.folder
+        );
+        assert!((by_shipped / measured - 1.0).abs() < 0.05);
+        assert!(cool < measured && (loaded / measured - 1.0).abs() < 0.01);
+    }
 }
 
 /// Every way to split a step over ranks that share the GPU comes to an end, no sooner than its kernels alone would.
 #[test]
 fn every_way_is_played() {
-    let profile = Profile::load(&home().join("gpu.json")).unwrap();
+    let profile = profile(H200);
     let gpu = profile.gpu.as_ref().unwrap();
     let none = Parallelism::default;
     let with = |words: &str, par: Parallelism| Parallelism { options: words.parse().unwrap(), ..par };
@@ -188,7 +224,7 @@ fn every_way_is_played() {
     }
 }
 
-/// The H100 of `models/`, with what comes with it.
+/// The GPU of `models/`, with what comes with it.
 struct Shipped {
     cluster: Cluster,
     stack: StackSpec,
@@ -196,8 +232,8 @@ struct Shipped {
 }
 
 impl Shipped {
-    fn new() -> Shipped {
-        let (gpu, spec) = (GpuSpec::find("h100-sxm5").unwrap(), ClusterSpec::find("dgx-h100").unwrap());
+    fn new(lent: Lent) -> Shipped {
+        let (gpu, spec) = (GpuSpec::find(lent.gpu).unwrap(), ClusterSpec::find(lent.cluster).unwrap());
         let stack = StackSpec::find("nccl-fa3").unwrap();
         let roofline = Roofline::new(&gpu, &stack).unwrap();
         Shipped { cluster: Cluster::new(&spec, &gpu, 1).unwrap(), stack, roofline }

@@ -1,24 +1,25 @@
 //! A GPU's profile: its kernels inside of training steps, copies, launches, and what each does to the other.
 //!
-//! Generic over the device, so that all of it is tested without a GPU. An H100 has been measured by it
-//! (`traces/measured/h100`).
+//! Generic over the device, so that all of it is tested without a GPU. An H100 and an H200 have been measured
+//! by it (`traces/measured`).
 
+use super::load::Loaded;
 use super::rows::{Company, On, keep, kept_of_gpu};
 use super::samples::Samples;
 use super::shapes;
-use super::{Effort, Progress, attention, machine};
+use super::{Effort, Progress, attention, load, machine};
 use crate::device::Profile;
 use crate::device::curve::{Curve, Point};
 use crate::device::measured::{BesideBlocks, Condition, Crowded, FORMAT, GpuSide, MachineName};
 use crate::error::{Error, Result};
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::fused::Attention;
-use crate::exec::cuda::run::{Square, Timing, gemm_seconds, time_steps};
+use crate::exec::cuda::run::{Timing, time_steps};
 use crate::exec::cuda::selftest::speed::{self, Copier, Timed};
 use crate::plan::{Dtype, Kernel, Plan};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What to measure, and where to keep what is done.
 #[derive(Debug, Clone)]
@@ -35,7 +36,7 @@ pub struct Job {
 }
 
 const PROVENANCE: &str = "measured by foretrain: kernels inside of training steps on one GPU, between CUDA events, \
-                          memory filled with random numbers, and the GPU at rest for as long after each step; the median of \
+                          memory filled with random numbers as training has them, and the GPU at rest for as long after each step; the median of \
                           the steps after the first";
 
 /// Measures the first GPU of a device.
@@ -53,10 +54,9 @@ pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Resu
     let Steps { samples, host_launch_s, left_out } = steps(device, job, (&on, kept), progress)?;
     conditions.push(condition(device, "after"));
     conditions.extend(left_out.into_iter().map(Some));
-    progress(1.0, "the same product for a while");
-    let loaded = sustained(device, job.effort)?;
-    let sustained = loaded.as_ref().map(|loaded| loaded.0);
-    conditions.push(loaded.map(|loaded| loaded.1));
+    progress(1.0, "steps without rest");
+    let Loaded { factor: sustained, condition: loaded } = load::sustained(device, job.effort)?;
+    conditions.push(loaded);
     let name = device.name(0);
     Ok(Profile {
         foretrain_profile: FORMAT,
@@ -211,44 +211,6 @@ fn beside<D: Device>(device: &mut D, by: Copier, effort: Effort) -> Result<Crowd
 }
 
 /// Clocks and temperature, where NVML tells them.
-fn condition<D: Device>(device: &mut D, when: &str) -> Option<Condition> {
+pub fn condition<D: Device>(device: &mut D, when: &str) -> Option<Condition> {
     device.conditions(0).map(|says| Condition { when: when.into(), says })
-}
-
-/// How long a GPU is kept busy until its clocks are those of a long run.
-const LOAD: Duration = Duration::from_secs(30);
-/// Where there is less time: power holds clocks down at once, heat only later.
-const QUICK_LOAD: Duration = Duration::from_secs(10);
-/// Side of the product that keeps it busy, and how many of them are handed over at a time: half a second of an H100.
-const SIDE: u64 = 8192;
-const ROUND: usize = 300;
-
-/// What a product takes at first, and after [`LOAD`] of nothing else, with the clocks of the last moment; and how many times as
-/// long that is.
-fn sustained<D: Device>(device: &mut D, effort: Effort) -> Result<Option<(f64, Condition)>> {
-    if effort.tiny {
-        return Ok(None);
-    }
-    let load = if effort.drawn > Effort::QUICK.drawn { LOAD } else { QUICK_LOAD };
-    let cool = gemm_seconds(device, SIDE, TIMES)?;
-    device.clear()?;
-    let mut square = Square::new(device, SIDE, ROUND)?;
-    let (mut warm, mut says) = (cool, None);
-    let begun = Instant::now();
-    while begun.elapsed() < load {
-        square.hand_over(device)?;
-        // While they are under way: a GPU that waits says other clocks.
-        says = device.conditions(0);
-        warm = square.seconds(device, 0)?;
-    }
-    device.clear()?;
-    let rate = |seconds: f64| 2e-12 * (SIDE as f64).powi(3) / seconds;
-    let says = format!(
-        "{}; product of {SIDE} at {:.0} TFLOP/s, {:.0} at first",
-        says.unwrap_or_else(|| "NVML is not there".into()),
-        rate(warm),
-        rate(cool)
-    );
-    let condition = Condition { when: format!("after {} s of products", load.as_secs()), says };
-    Ok(Some((warm / cool, condition)))
 }

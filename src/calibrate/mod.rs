@@ -16,6 +16,7 @@ pub mod anchors;
 mod attention;
 pub mod gpu;
 pub mod links;
+mod load;
 pub mod machine;
 mod messages;
 mod rows;

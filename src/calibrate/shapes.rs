@@ -193,6 +193,11 @@ pub fn gpu_ladder(effort: Effort) -> Vec<Shape> {
     all.into_iter().map(on_gpu).collect()
 }
 
+/// The step that is repeated without rest.
+pub fn gpu_loaded() -> Shape {
+    on_gpu(Shape::new(llama([4096, 32, 8, 128, 14336, 32768], 1), 16384, alone()))
+}
+
 /// The least that has every kind of kernel, for tests.
 pub fn gpu_tiny() -> Shape {
     on_gpu(Shape::new(llama([64, 4, 4, 32, 96, 64], 1), 64, alone()))

@@ -30,7 +30,7 @@ use std::path::PathBuf;
     Every plan's times are kept beside the profile as it ends (profile.rows.jsonl): a calibration that was stopped goes\n\
     on from there, and on a CPU Ctrl-C leaves the profile of what was measured until then, if every shape was.\n\n\
     On cuda times are those of kernels inside of training steps, between CUDA events, one after the other on a GPU that\n\
-    rests between steps. How much slower products are under load is noted, and what is predicted by the profile but by\n\
+    rests between steps. How much slower they are without rest is noted, and what is predicted by the profile but by\n\
     validate is slower by it.\n\n\
     Of nccl-tests every log becomes one to three lines, latency + bytes / bandwidth, of its operation among its GPUs; the\n\
     written cluster is the given one with them. Operation, GPUs and nodes are those that the log names.")]
@@ -195,7 +195,7 @@ fn of_gpu(gpu: &GpuSide, table: &mut Table) {
     table.row(["from an empty kernel to the next", &seconds(gpu.launch_s)]);
     table.row(["the host hands one over in", &seconds(gpu.host_launch_s)]);
     if let Some(sustained) = gpu.sustained {
-        table.row(["products under load", &format!("{sustained:.2} x")]);
+        table.row(["products and attention without rest", &format!("{sustained:.2} x")]);
     }
     let c = &gpu.beside_copies;
     for (what, factor) in [("products", c.gemm), ("attention", c.attention), ("memory-bound", c.memory)] {

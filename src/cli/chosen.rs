@@ -43,7 +43,7 @@ impl Chosen {
     fn under_load(&self) -> Option<String> {
         let sustained = self.case.profile.as_ref()?.gpu.as_ref()?.sustained?;
         Some(format!(
-            "profile: of a GPU that trains without rest, whose products take {sustained:.2} times as long as on one that rests"
+            "profile: of a GPU that trains without rest: products and attention take {sustained:.2} times as long as on one that rests"
         ))
     }
 

@@ -48,6 +48,9 @@ pub struct Flags {
     /// Also time the kernels that decide a step, at shapes of real layers
     #[arg(long)]
     speed: bool,
+    /// Time only those whose names have this in them, as "product" or "causal 16384"
+    #[arg(long, value_name = "TEXT", requires = "speed")]
+    speed_of: Option<String>,
     /// Launches of each that is timed
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(3..=1000))]
     repeat: u32,
@@ -107,7 +110,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     };
     let left = all_cases(&mut cuda, &groups, flags, &mut found);
     if flags.speed && left.is_none() {
-        time(&mut cuda, flags.repeat as usize, &mut found)?;
+        time(&mut cuda, flags, &mut found)?;
     }
     drop(cuda);
     if let Some(left) = left {
@@ -192,15 +195,18 @@ fn between_processes(flags: &Flags) -> Result<Answer> {
     Answer::with_error(text, &found, error).also_to(flags.out.as_deref())
 }
 
-fn time(cuda: &mut Cuda, repeat: usize, found: &mut Found) -> Result<()> {
-    for timed in speed::all() {
+fn time(cuda: &mut Cuda, flags: &Flags, found: &mut Found) -> Result<()> {
+    let (repeat, wanted) = (flags.repeat as usize, flags.speed_of.as_deref().unwrap_or_default());
+    let timed: Vec<_> = speed::all().into_iter().filter(|timed| timed.name.contains(wanted)).collect();
+    for timed in timed {
         match speed::time(cuda, &timed, repeat) {
             Ok(speed) => found.speeds.push(speed),
             Err(error) => found.not_timed.push(format!("{}: {error}", timed.name)),
         }
         cuda.clear()?;
     }
-    for bytes in [1 << 16, 1 << 20, 1 << 24, 1 << 30] {
+    let copies = [1 << 16, 1 << 20, 1 << 24, 1 << 30];
+    for bytes in copies.into_iter().filter(|bytes| speed::copy_name(*bytes).contains(wanted)) {
         found.speeds.push(speed::copy(cuda, bytes, repeat)?);
         cuda.clear()?;
     }

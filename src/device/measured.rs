@@ -61,8 +61,8 @@ pub struct GpuSide {
     /// do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub op_gap_s: Option<f64>,
-    /// How many times as long a product takes after a while of nothing else, when power holds the clocks down, as on a GPU that
-    /// rests between steps, which is what `kernels` are of.
+    /// How many times as long what clocks decide takes in steps without rest, when power and heat hold the clocks down, as on a
+    /// GPU that rests between steps, which is what `kernels` are of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sustained: Option<f64>,
     /// Whose kernels did attention; profiles of before there was a choice do not say.

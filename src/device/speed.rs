@@ -126,8 +126,8 @@ impl Profile {
         new
     }
 
-    /// The profile of a GPU that trains without rest: what clocks decide takes as much longer as its products do under load
-    /// ([`GpuSide::sustained`](super::measured::GpuSide)), what memory decides as long as before.
+    /// The profile of a GPU that trains without rest: what clocks decide takes as much longer as it does in steps
+    /// without rest ([`GpuSide::sustained`](super::measured::GpuSide)), what memory decides as long as before.
     pub fn under_load(&self) -> Profile {
         let sustained = self.gpu.as_ref().and_then(|gpu| gpu.sustained).unwrap_or(1.0).max(1.0);
         if sustained == 1.0 { self.clone() } else { self.at(&Slower { clock: sustained, memory: 1.0 }) }

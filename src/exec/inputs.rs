@@ -124,6 +124,38 @@ fn fed_tokens(plan: &Plan, inputs: &Inputs, rank: u32, (source, step): (&Source,
     fed
 }
 
+/// Where a rank has scales of norms, or what else is a number for each channel and no bias: in weights, and in the
+/// optimizer's copies of them.
+pub fn scales_of_norms(plan: &Plan, rank: u32) -> Vec<(SlotId, std::ops::Range<u64>)> {
+    let scales = |p: &&Param| has(plan, p, rank) && p.shape.len() == 1 && !p.name.ends_with(".bias");
+    let mut all = vec![];
+    for param in plan.params.iter().filter(scales) {
+        let of = |tensor| SlotId { tensor, slot: param.slot };
+        let [from, to] = param.rows;
+        let Some(master) = master_of(plan, param) else {
+            all.push((of(param.weight), from..to));
+            continue;
+        };
+        let whole = plan.tensors[param.weight as usize].elems();
+        let share = match &master.group {
+            None => 0..whole,
+            Some(group) => {
+                let members = group.members(&plan.views, rank);
+                let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
+                let whole = if master.shared { whole * members.len() as u64 } else { whole };
+                crate::collective::part(whole, here, members.len())
+            }
+        };
+        // What a rank has of them in its share, counted from there.
+        let (first, last) = (from.max(share.start), to.min(share.end));
+        let part = first.saturating_sub(share.start)..last.saturating_sub(share.start);
+        let weight = if master.shared { part.clone() } else { from..to };
+        all.extend([(of(param.weight), weight), (of(master.master), part)]);
+    }
+    all.retain(|(_, elems)| !elems.is_empty());
+    all
+}
+
 /// What a rank has of a weight that may be cut.
 fn own_part(plan: &Plan, param: &Param, rank: u32, source: &Source) -> Vec<f64> {
     let whole = source.weight(plan, param);
@@ -183,5 +215,69 @@ fn put(arena: &mut Arena, place: &Place, values: &[f64], dtype: Dtype) {
         let part = arena.whole(place);
         arena.write(&part, &Data::from_f64(values, dtype)).expect("as many values as the slot has");
         arena.touch(SlotId { tensor: place.tensor, slot: place.slot });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::memory::Layout;
+    use crate::plan::{Engine, TensorKind};
+    use crate::spec::{LlmSpec, Mlp, Norm, Parallelism, Workload};
+    use crate::strategy::{Engines, build};
+
+    /// Seeded scales are between 0.8 and 1.2, and all other weights of these models below 0.5: the root of three over 64 columns,
+    /// or a fifth.
+    #[test]
+    fn scales_of_norms_are_where_weights_and_their_copies_have_them() {
+        let none = Parallelism::default;
+        let in_groups = Parallelism { dp: 4, zero: 3, options: "shard-2".parse().unwrap(), ..none() };
+        let ways = [
+            none(),
+            Parallelism { dp: 2, zero: 1, ..none() },
+            Parallelism { dp: 3, zero: 3, ..none() },
+            in_groups,
+            Parallelism { tp: 2, pp: 2, dp: 2, zero: 1, ..none() },
+        ];
+        let tiny = LlmSpec::find("tiny").unwrap();
+        let biased = LlmSpec { norm: Norm::Layer, mlp: Mlp::Gelu, bias: true, ..tiny.clone() };
+        for (model, dtype) in [(&tiny, Dtype::Bf16), (&tiny, Dtype::F32), (&biased, Dtype::Bf16)] {
+            for par in &ways {
+                let batch = u64::from(par.dp * par.pp);
+                let work =
+                    Workload { seq_len: 64, global_batch: batch, micro_batch: 1, dtype, documents: Default::default() };
+                let engine = Engine::Sm { ctas: 1 };
+                let plan = build(model, &work, par, Engines { p2p: engine, collective: engine }).unwrap();
+                let atoms = AtomTable::new(&plan).unwrap();
+                let (mut all, mut copies) = (0, 0);
+                for rank in 0..plan.ranks() {
+                    let layout = Layout::new(&plan, &atoms, plan.program_of(rank)).unwrap();
+                    let mut arena = Arena::new(&plan, &layout);
+                    fill(&plan, &atoms, rank, &Source::seeded(1), &mut arena);
+                    let mut scales = vec![];
+                    for (at, elems) in scales_of_norms(&plan, rank).into_iter().filter(|(at, _)| arena.holds(*at)) {
+                        scales.extend(elems.map(|elem| (at, elem)));
+                    }
+                    scales.sort_unstable();
+                    let mut large = vec![];
+                    for (t, tensor) in (0..).zip(&plan.tensors).filter(|(_, t)| t.kind.persists()) {
+                        for at in (0..tensor.slots).map(|slot| SlotId { tensor: t, slot }).filter(|at| arena.holds(*at))
+                        {
+                            let values = arena.read(&arena.whole(&slot(&plan, &atoms, t, at.slot))).to_f64();
+                            let of = (0..).zip(&values).filter(|(_, x)| **x > 0.5).map(|(elem, _)| (at, elem));
+                            large.extend(of);
+                        }
+                    }
+                    large.sort_unstable();
+                    copies += large
+                        .iter()
+                        .filter(|(at, _)| plan.tensors[at.tensor as usize].kind == TensorKind::OptState)
+                        .count();
+                    all += large.len();
+                    assert_eq!(scales, large, "{}, rank {rank} of {par:?}", model.name);
+                }
+                assert!(all > copies && (copies > 0 || plan.masters.is_empty()), "{all} scales, {copies} in copies");
+            }
+        }
     }
 }

@@ -20,6 +20,7 @@ use super::link::AtomTable;
 use super::op::*;
 use super::program::Plan;
 use crate::error::{Error, Result};
+use std::collections::BTreeSet;
 use std::ops::Deref;
 
 /// Every place is a multiple of this, as CUDA's allocator has it.
@@ -83,6 +84,17 @@ impl Layout {
         let live: u64 = live_by_kind.iter().map(|(_, bytes)| bytes).sum();
         let footprint = Footprint { bytes: peak, host_bytes, live_by_kind, gaps: peak - live };
         Ok(Layout { footprint, offsets })
+    }
+
+    /// The layout with some slots behind all others, where nothing else is ever written to.
+    pub fn apart(mut self, plan: &Plan, slots: &BTreeSet<SlotId>) -> Layout {
+        for at in slots.iter().filter(|at| !plan.tensors[at.tensor as usize].host) {
+            if let Some(offset) = &mut self.offsets[at.tensor as usize][at.slot as usize] {
+                *offset = self.footprint.bytes;
+                self.footprint.bytes += size(plan, *at);
+            }
+        }
+        self
     }
 
     /// Byte offset of a slot in the arena that its tensor is in; none for a slot that no op touches.

@@ -74,6 +74,8 @@ pub struct Double {
     pub failed: Box<dyn Fn() -> Option<String>>,
     /// A kernel that fails, as one that reads where nothing is.
     pub broken: Option<&'static str>,
+    /// Products so far, and those of them with an operand that has something other than numbers in it.
+    pub products: [usize; 2],
 }
 
 impl Double {
@@ -94,6 +96,7 @@ impl Double {
             seat: None,
             failed: Box::new(|| None),
             broken: None,
+            products: [0; 2],
         }
     }
 
@@ -183,6 +186,8 @@ impl Double {
                 operand.iter_mut().enumerate().for_each(|(i, x)| *x *= scales[i % k / 128 * rows + i / k]);
             }
         }
+        self.products[0] += 1;
+        self.products[1] += usize::from(!a.iter().chain(&b).all(|x| x.is_finite()));
         let old = self.numbers(at.c, count(m, n), gemm.dtypes[2]);
         let bias = at.bias.map(|bias| self.numbers(bias, n as u64, gemm.dtypes[2]));
         assert_eq!(bias.is_some(), gemm.bias);

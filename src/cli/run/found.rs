@@ -140,6 +140,9 @@ pub struct Check {
     /// Of the first step: later ones start from weights that the optimizer's division has set apart.
     gradient_error: f64,
     allowed: f64,
+    /// Whether bf16 may be all that is wrong.
+    #[serde(skip)]
+    ill_conditioned: bool,
 }
 
 impl Found {
@@ -194,8 +197,14 @@ impl Found {
         if fine(check.loss_error) && fine(check.gradient_error) {
             return None;
         }
+        let hint = match check.ill_conditioned && fine(check.loss_error) {
+            true => {
+                "; rounding to bf16 alone moves gradients of layers with a scan by as much: hold the plan by --on cpu"
+            }
+            false => "",
+        };
         let why = format!(
-            "the loss is off by {:.1e} and the gradient of {} by {:.1e}; {:.0e} is allowed",
+            "the loss is off by {:.1e} and the gradient of {} by {:.1e}; {:.0e} is allowed{hint}",
             check.loss_error, check.worst_gradient, check.gradient_error, check.allowed
         );
         Some(Error::device("check", why))
@@ -289,6 +298,7 @@ impl Check {
             worst_gradient: worst.map_or(String::new(), |w| w.0.clone()),
             gradient_error: worst.map_or(0.0, |w| w.1),
             allowed: allowed(plan),
+            ill_conditioned: has_scan(plan) && plan.tensors.iter().any(|t| t.dtype == Dtype::Bf16),
         })
     }
 }
@@ -317,9 +327,15 @@ fn allowed(plan: &Plan) -> f64 {
         (_, true, _) => 0.1,
         (_, _, true) => 1e-9,
         // Gradients before a scan are sums over all that comes behind it, of either sign: some are small against their parts.
-        _ if plan.about.model_spec.as_ref().is_some_and(|model| model.mamba.is_some()) => 5e-3,
+        _ if has_scan(plan) => 5e-3,
         _ => 1e-3,
     }
+}
+
+/// On CPU threads in f32, with the outputs of every kernel rounded to bf16 and nothing else, gradients of two layers (a scan, and
+/// experts) were off by 15 %, and of six by more than their own size; with those of norms alone by 12 and 28 %.
+fn has_scan(plan: &Plan) -> bool {
+    plan.about.model_spec.as_ref().is_some_and(|model| model.mamba.is_some())
 }
 
 /// The larger; NaN where one is.

@@ -1,6 +1,6 @@
 //! NCCL, by the name that it is installed under: `libnccl.so.2`, which cudarc does not look for.
 //!
-//! Types and values are those of nccl.h (2.18 and newer: ncclCommSplit). On an H100 every call has run in a world of one process;
+//! Types and values are those of nccl.h (2.18 and newer: ncclCommSplit). On an H100 and an H200 every call has run in a world of one process;
 //! **with more than one it is unverified.**
 
 #![allow(unsafe_code)]

@@ -3,6 +3,7 @@
 //! Ranks that share a GPU have their kernels take turns and their messages copied inside its memory: what is measured
 //! of such a transfer is that copy, never a link.
 
+mod fill;
 mod notes;
 
 use super::calls::{Call, Communicator, calls, communicators, of_exchange};
@@ -17,10 +18,9 @@ use crate::exec::outputs;
 use crate::exec::rank::Done;
 use crate::plan::link::Place;
 use crate::plan::memory::{Life, SlotId, lives};
-use crate::plan::{Kernel, OpKind, TensorKind, order};
+use crate::plan::{Kernel, OpKind, order};
 use notes::Notes;
 use rustc_hash::{FxHashMap, FxHashSet};
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// What a step keeps besides the loss.
@@ -268,36 +268,6 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
     /// Fills a rank's memory.
     pub fn fill(&mut self, rank: u32, bytes: &[u8]) -> Result<()> {
         self.device.write(self.gpus[rank as usize], self.bases[rank as usize], bytes)
-    }
-
-    /// Fills a rank's memory with numbers between -1/16 and 1/16, and what an optimizer divides by with positive ones: no
-    /// time of work on zeros would be one of work.
-    pub fn fill_randomly(&mut self, rank: u32) -> Result<()> {
-        let (plan, gpu) = (self.linked.plan, self.gpus[rank as usize]);
-        let layout = &self.linked.layouts[plan.program_of(rank) as usize];
-        let block = sixteenths(super::run::random_bf16(BLOCK, u64::from(rank) + 1));
-        let positive: Vec<u8> = block.chunks(2).flat_map(|b| [b[0], b[1] & 0x7f]).collect();
-        let (base, stream) = (self.bases[rank as usize], self.device.stream(gpu)?);
-        self.repeat((gpu, stream), base..base + layout.bytes, &block)?;
-        for (t, tensor) in (0..).zip(&plan.tensors).filter(|(_, t)| t.kind == TensorKind::OptState) {
-            for at in (0..tensor.slots).filter_map(|slot| layout.offset(SlotId { tensor: t, slot })) {
-                self.repeat((gpu, stream), base + at..base + at + tensor.bytes(), &positive)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Fills memory with `block` again and again; all but the first come from where the first is.
-    fn repeat(&mut self, (gpu, stream): (u32, StreamId), at: Range<u64>, block: &[u8]) -> Result<()> {
-        let bytes = at.end - at.start;
-        let mut done = bytes.min(block.len() as u64);
-        self.device.write(gpu, at.start, &block[..done as usize])?;
-        while done < bytes {
-            let more = done.min(bytes - done);
-            self.device.copy(stream, at.start + done, at.start, more)?;
-            done += more;
-        }
-        self.device.synchronize()
     }
 
     /// Fills one slot of a rank, if it has a place.
@@ -559,19 +529,6 @@ const WORD: u32 = 16;
 
 /// The environment variable that has every command waited for.
 const ONE_BY_ONE: &str = "FORETRAIN_ONE_BY_ONE";
-
-/// bf16 divided by 16: four less in the exponent, of what is not zero.
-fn sixteenths(mut bf16: Vec<u8>) -> Vec<u8> {
-    for pair in bf16.chunks_exact_mut(2) {
-        let bits = u16::from_le_bytes([pair[0], pair[1]]);
-        let less = if bits & 0x7f80 > 4 << 7 { bits - (4 << 7) } else { 0 };
-        pair.copy_from_slice(&less.to_le_bytes());
-    }
-    bf16
-}
-
-/// Random numbers that memory is filled with again and again.
-const BLOCK: u64 = 4 << 20;
 
 /// What a GPU's context and libraries take besides, and the rounding of allocations.
 const RESERVE: u64 = 512 << 20;

@@ -235,11 +235,15 @@ fn median_after<D: Device>(device: &mut D, before: &[Ready], ready: &[Ready], ti
     Ok((at(0.5), (at(0.75) - at(0.25)) / 2.0))
 }
 
+pub fn copy_name(bytes: u64) -> String {
+    format!("copy of {bytes} bytes")
+}
+
 /// A copy inside of a GPU's memory, of what is not in its cache: a message was written long before it is sent.
 pub fn copy<D: Device>(device: &mut D, bytes: u64, times: usize) -> Result<Speed> {
     let [from, to] = [device.allocate(0, bytes)?, device.allocate(0, bytes)?];
     let (seconds, spread) = cold(device, &[Ready::Copy { to, from, bytes }], times)?;
-    let name = format!("copy of {bytes} bytes");
+    let name = copy_name(bytes);
     let bytes_per_s = 2.0 * bytes as f64 / seconds;
     Ok(Speed { name, seconds, spread, cold_seconds: seconds, flops_per_s: 0.0, bytes_per_s })
 }
