@@ -265,6 +265,7 @@ const REFUSED: &[&str] = &[
     "run --ring 1000 --seq-len 16000",
     "run --on gpu",
     "run --check --seq-len 16K --devices 1",
+    "selftest --on cuda --speed --speed-of nosuch",
     // Plans.
     "estimate --plan missing.json",
     "estimate --plan torn.json",

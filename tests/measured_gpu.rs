@@ -163,8 +163,9 @@ fn shipped_gpus_predict_steps_that_they_were_not_fitted_to() {
     }
 }
 
-/// A layer of Llama 3 8B and a small vocabulary, at 32,768 tokens, five steps in a row. How much slower a GPU is without rest is
-/// in its profile from these very steps; the shipped GPUs know nothing of them.
+/// A layer of Llama 3 8B and a small vocabulary, at 32,768 tokens, five steps in a row, half of them attention. The shipped GPUs
+/// know nothing of them; how much slower a GPU is without rest, which its profile has, is the H100's from these very steps, and
+/// the H200's between theirs and those of one that is nearly all products.
 #[test]
 fn steps_in_a_row_are_no_faster_than_on_a_gpu_that_rests() {
     for lent in [H100, H200] {
@@ -186,7 +187,7 @@ fn steps_in_a_row_are_no_faster_than_on_a_gpu_that_rests() {
             lent.folder
         );
         assert!((by_shipped / measured - 1.0).abs() < 0.05);
-        assert!(cool < measured && (loaded / measured - 1.0).abs() < 0.01);
+        assert!(cool < measured && (loaded / measured - 1.0).abs() < 0.05);
     }
 }
 

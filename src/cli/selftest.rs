@@ -11,7 +11,7 @@ use crate::exec::cuda::fused::{Attention, said};
 use crate::exec::cuda::joined;
 use crate::exec::cuda::process::{self, Process, environment};
 use crate::exec::cuda::selftest::nccl::{self, Joined};
-use crate::exec::cuda::selftest::speed::{self, Speed};
+use crate::exec::cuda::selftest::speed::{self, Speed, Timed};
 use crate::exec::cuda::selftest::{NCCL, Verdict, cases, check, compile, unknown};
 use crate::report::human::{Table, decimal, seconds};
 use apart::{Asked, Left};
@@ -95,6 +95,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         Some(name) => vec![name],
         None => cases::groups().collect(),
     };
+    let wanted = Wanted::new(flags.speed_of.as_deref().unwrap_or_default())?;
     driver::count()?;
     let mut cuda = Cuda::open(&[flags.device], flags.attention)?;
     let mut found = Found {
@@ -110,7 +111,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     };
     let left = all_cases(&mut cuda, &groups, flags, &mut found);
     if flags.speed && left.is_none() {
-        time(&mut cuda, flags, &mut found)?;
+        time(&mut cuda, wanted, flags.repeat as usize, &mut found)?;
     }
     drop(cuda);
     if let Some(left) = left {
@@ -195,18 +196,39 @@ fn between_processes(flags: &Flags) -> Result<Answer> {
     Answer::with_error(text, &found, error).also_to(flags.out.as_deref())
 }
 
-fn time(cuda: &mut Cuda, flags: &Flags, found: &mut Found) -> Result<()> {
-    let (repeat, wanted) = (flags.repeat as usize, flags.speed_of.as_deref().unwrap_or_default());
-    let timed: Vec<_> = speed::all().into_iter().filter(|timed| timed.name.contains(wanted)).collect();
-    for timed in timed {
+/// What is to be timed.
+struct Wanted {
+    kernels: Vec<Timed>,
+    /// Bytes of each.
+    copies: Vec<u64>,
+}
+
+impl Wanted {
+    /// Everything that has `text` in its name. Errors: nothing has.
+    fn new(text: &str) -> Result<Wanted> {
+        let (kernels, copies) = (speed::all(), vec![1 << 16, 1 << 20, 1 << 24, 1 << 30]);
+        let names =
+            || kernels.iter().map(|timed| timed.name.clone()).chain(copies.iter().map(|&b| speed::copy_name(b)));
+        if !names().any(|name| name.contains(text)) {
+            let why = format!("{text:?} is in no name; known: {}", names().collect::<Vec<_>>().join(", "));
+            return Err(Error::spec("selftest", "--speed-of", why));
+        }
+        Ok(Wanted {
+            kernels: kernels.into_iter().filter(|timed| timed.name.contains(text)).collect(),
+            copies: copies.into_iter().filter(|&bytes| speed::copy_name(bytes).contains(text)).collect(),
+        })
+    }
+}
+
+fn time(cuda: &mut Cuda, wanted: Wanted, repeat: usize, found: &mut Found) -> Result<()> {
+    for timed in wanted.kernels {
         match speed::time(cuda, &timed, repeat) {
             Ok(speed) => found.speeds.push(speed),
             Err(error) => found.not_timed.push(format!("{}: {error}", timed.name)),
         }
         cuda.clear()?;
     }
-    let copies = [1 << 16, 1 << 20, 1 << 24, 1 << 30];
-    for bytes in copies.into_iter().filter(|bytes| speed::copy_name(*bytes).contains(wanted)) {
+    for bytes in wanted.copies {
         found.speeds.push(speed::copy(cuda, bytes, repeat)?);
         cuda.clear()?;
     }

@@ -62,6 +62,7 @@ done
 "$program" plan --model llama-3-8b --gpus 64 --dp 4 --ring 4 --ulysses 4 --seq-len 65536 --recompute full --out "$out/solo-plan.json" > /dev/null
 part 90 solo validate --on cuda --profile "$profile" --plan "$out/solo-plan.json" --solo 5 --repeat 2
 rm -f "$out/solo-plan.json"
+part 60 block-steps run --on cuda --model benches/llama-3-8b-block.json --seq-len 32768 --steps 5
 if python3 -c 'import torch' 2> /dev/null; then
   note 180 beside_torch python3 benches/beside_torch.py "$program" "$out/torch.json"
   mv "$out/beside_torch.json" "$out/beside_torch.txt" 2> /dev/null
