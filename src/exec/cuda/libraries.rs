@@ -41,6 +41,12 @@ impl Wanted {
 pub fn find(wanted: Wanted) {
     // SAFETY: constructors of these libraries have no conditions.
     let load = |name: &Path| unsafe { Library::new(name) }.ok();
+    if wanted == Wanted::Cudnn
+        && let Some(newer) = newer_cudnn(&variable, &of_driver())
+        && let Some(found) = load(&newer)
+    {
+        return std::mem::forget(found);
+    }
     // What is found stays for as long as the program runs: to load and unload it with every question takes longer than to
     // ask.
     if let Some(found) = wanted.names().iter().find_map(|name| load(Path::new(name))) {
@@ -58,6 +64,37 @@ pub fn find(wanted: Wanted) {
             }
         }
     }
+}
+
+/// cuDNN of a Python's wheels where that is newer than the system's: it is what PyTorch trains with there, and the kernels of
+/// attention have become faster with most versions. None where somebody has said which by `LD_LIBRARY_PATH`, or where the
+/// linker finds one of a version that its file does not tell.
+fn newer_cudnn(get: &dyn Fn(&str) -> Option<PathBuf>, system: &[PathBuf]) -> Option<PathBuf> {
+    let name = Wanted::Cudnn.names()[0];
+    let own = get("LD_LIBRARY_PATH");
+    if own.is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(name).exists())) {
+        return None;
+    }
+    let system = system.iter().map(|folder| folder.join(name)).find(|file| file.exists())?;
+    let wheels = of_toolkit(get).into_iter().map(|folder| folder.join(name)).filter(|file| file.exists());
+    let newest = wheels.filter_map(|file| Some((version(&file)?, file))).max()?;
+    (newest.0 > version(&system)?).then_some(newest.1)
+}
+
+/// The version of a library: from the name of the file that links lead to, as `libcudnn.so.9.14.0`, or from what a wheel
+/// has beside its packages, as `nvidia_cudnn_cu13-9.19.0.56.dist-info`.
+fn version(file: &Path) -> Option<Vec<u32>> {
+    let numbers = |text: &str| text.split('.').map(|part| part.parse().ok()).collect::<Option<Vec<u32>>>();
+    let real = file.canonicalize().ok()?;
+    let of_name = real.file_name()?.to_str()?.split_once(".so.").and_then(|(_, after)| numbers(after));
+    if let Some(version) = of_name.filter(|version| version.len() > 1) {
+        return Some(version);
+    }
+    // lib, cudnn, nvidia, site-packages
+    let packages = real.ancestors().nth(4)?;
+    let folder = starting(packages, "nvidia_cudnn").pop()?;
+    let (_, after) = folder.file_name()?.to_str()?.strip_suffix(".dist-info")?.split_once('-')?;
+    numbers(after)
 }
 
 fn variable(name: &str) -> Option<PathBuf> {
@@ -140,6 +177,47 @@ fn of_toolkit(get: &dyn Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_newer_cudnn_is_taken_where_versions_are_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let packages = dir.path().join("venv/lib/python3.12/site-packages");
+        let wheel = packages.join("nvidia/cudnn/lib/libcudnn.so.9");
+        let system = dir.path().join("libcudnn.so.9.14.0");
+        for file in [
+            &wheel,
+            &system,
+            &packages.join("nvidia_cudnn_cu13-9.19.0.56.dist-info/METADATA"),
+            &dir.path().join("venv/bin/python3"),
+        ] {
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, "").unwrap();
+        }
+        let link = dir.path().join("libcudnn.so.9");
+        std::os::unix::fs::symlink(&system, &link).unwrap();
+        assert_eq!(version(&link), Some(vec![9, 14, 0]));
+        assert_eq!(version(&wheel), Some(vec![9, 19, 0, 56]));
+        assert!(version(&wheel) > version(&link));
+        let unknown = dir.path().join("lib/libcudnn.so.9");
+        std::fs::create_dir(dir.path().join("lib")).unwrap();
+        std::fs::write(&unknown, "").unwrap();
+        assert_eq!(version(&unknown), None);
+        let newer = |said: Option<&Path>, system: &Path| {
+            let get = |name: &str| match name {
+                "PATH" => Some(dir.path().join("venv/bin")),
+                "LD_LIBRARY_PATH" => said.map(Path::to_path_buf),
+                _ => None,
+            };
+            newer_cudnn(&get, &[system.into()])
+        };
+        assert_eq!(newer(None, dir.path()), Some(wheel.clone()));
+        assert_eq!(newer(Some(dir.path()), dir.path()), None, "somebody has said which");
+        assert_eq!(newer(None, unknown.parent().unwrap()), None, "nobody knows which is newer");
+        std::fs::rename(&system, dir.path().join("libcudnn.so.9.21.0")).unwrap();
+        std::fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("libcudnn.so.9.21.0"), &link).unwrap();
+        assert_eq!(newer(None, dir.path()), None, "the system's is newer");
+    }
 
     #[test]
     fn wheels_and_toolkits_are_found_from_what_is_on_the_path() {
