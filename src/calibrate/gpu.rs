@@ -3,7 +3,7 @@
 //! Generic over the device, so that all of it is tested without a GPU. An H100 and an H200 have been measured
 //! by it (`traces/measured`).
 
-use super::load::Loaded;
+use super::load::{Loaded, condition};
 use super::rows::{Company, On, keep, kept_of_gpu};
 use super::samples::Samples;
 use super::shapes;
@@ -208,9 +208,4 @@ fn beside<D: Device>(device: &mut D, by: Copier, effort: Effort) -> Result<Crowd
     }
     let [gemm, attention, memory] = factors;
     Ok(Crowded { gemm, attention, memory })
-}
-
-/// Clocks and temperature, where NVML tells them.
-pub fn condition<D: Device>(device: &mut D, when: &str) -> Option<Condition> {
-    device.conditions(0).map(|says| Condition { when: when.into(), says })
 }

@@ -4,7 +4,6 @@
 //!
 //! Run in the emulator of CUDA's execution model, and on no GPU yet.
 
-use super::gpu::condition;
 use super::{Effort, shapes};
 use crate::act::work_of;
 use crate::compare::stats::quantile;
@@ -15,6 +14,11 @@ use crate::exec::cuda::run::{Timing, time_steps};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::{Plan, WorkClass};
 use std::time::Duration;
+
+/// Clocks and temperature, where NVML tells them.
+pub fn condition<D: Device>(device: &mut D, when: &str) -> Option<Condition> {
+    device.conditions(0).map(|says| Condition { when: when.into(), says })
+}
 
 /// How many times as long what clocks decide takes in steps without rest, where that could be found out.
 pub struct Loaded {
