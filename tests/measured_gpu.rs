@@ -129,8 +129,9 @@ fn steps_of_four_ranks_are_predicted_by_what_they_share() {
             let host_launch_s = if late { 0.0 } else { gpu.host_launch_s };
             let predicted = play(&plan, &profile, &GpuSide { host_launch_s, ..gpu.clone() }).unwrap();
             let one = errors(&name, &found, if late { "graph_step_s" } else { "measured_step_s" }, &predicted);
-            // Large products of dense layers for 0.15 s want more power than there is: after some 0.05 s clocks are held down.
-            let hot = !late && plan.about.strategy == "dense" && predicted.step.value() > 0.1;
+            // Large products of dense layers for 0.15 s want more power than there is: after some 0.05 s clocks are held down. On the
+            // H100 weights of one sign took less.
+            let hot = lent.folder == "h200" && plan.about.strategy == "dense" && predicted.step.value() > 0.1;
             let allowed = if late {
                 0.15
             } else if hot {

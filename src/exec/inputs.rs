@@ -7,6 +7,7 @@ use crate::plan::link::{AtomTable, Place};
 use crate::plan::memory::SlotId;
 use crate::plan::{Axis, Buf, Dtype, Feed, Held, Inputs, Master, Param, Plan, Shard, TensorId, TensorRef};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Where a rank stands among those that a weight is cut over, and how many they are.
 fn coordinate(plan: &Plan, shard: &Shard, rank: u32) -> (u64, u64) {
@@ -28,7 +29,7 @@ pub fn places(plan: &Plan, param: &Param, rank: u32) -> Vec<Option<u64>> {
 }
 
 /// The sequences of the global batch that a rank sees in a microbatch.
-pub fn sequences_of(plan: &Plan, inputs: &Inputs, rank: u32, microbatch: u32) -> std::ops::Range<u64> {
+pub fn sequences_of(plan: &Plan, inputs: &Inputs, rank: u32, microbatch: u32) -> Range<u64> {
     let view = &plan.views[inputs.segs.view as usize];
     let (dp, at) = (u64::from(view.degree(Axis::Dp)), u64::from(view.coord(rank, Axis::Dp)));
     let first = (u64::from(microbatch) * dp + at) * inputs.batch;
@@ -126,7 +127,7 @@ fn fed_tokens(plan: &Plan, inputs: &Inputs, rank: u32, (source, step): (&Source,
 
 /// Where a rank has scales of norms, or what else is a number for each channel and no bias: in weights, and in the
 /// optimizer's copies of them.
-pub fn scales_of_norms(plan: &Plan, rank: u32) -> Vec<(SlotId, std::ops::Range<u64>)> {
+pub fn scales_of_norms(plan: &Plan, rank: u32) -> Vec<(SlotId, Range<u64>)> {
     let scales = |p: &&Param| has(plan, p, rank) && p.shape.len() == 1 && !p.name.ends_with(".bias");
     let mut all = vec![];
     for param in plan.params.iter().filter(scales) {
@@ -137,15 +138,8 @@ pub fn scales_of_norms(plan: &Plan, rank: u32) -> Vec<(SlotId, std::ops::Range<u
             continue;
         };
         let whole = plan.tensors[param.weight as usize].elems();
-        let share = match &master.group {
-            None => 0..whole,
-            Some(group) => {
-                let members = group.members(&plan.views, rank);
-                let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
-                let whole = if master.shared { whole * members.len() as u64 } else { whole };
-                crate::collective::part(whole, here, members.len())
-            }
-        };
+        let ranks = master.group.as_ref().filter(|_| master.shared).map_or(1, |group| group.size(&plan.views));
+        let share = share(plan, master, rank, whole * u64::from(ranks));
         // What a rank has of them in its share, counted from there.
         let (first, last) = (from.max(share.start), to.min(share.end));
         let part = first.saturating_sub(share.start)..last.saturating_sub(share.start);
@@ -188,6 +182,14 @@ fn fill_shares(plan: &Plan, atoms: &AtomTable, rank: u32, source: &Source, param
     }
 }
 
+/// What a rank has of `whole` elements that the ranks of a master copy's group share.
+fn share(plan: &Plan, master: &Master, rank: u32, whole: u64) -> Range<u64> {
+    let Some(group) = &master.group else { return 0..whole };
+    let members = group.members(&plan.views, rank);
+    let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
+    crate::collective::part(whole, here, members.len())
+}
+
 /// Master copies start as the weights they are copies of, or as this rank's share of them.
 fn fill_masters(plan: &Plan, atoms: &AtomTable, rank: u32, arena: &mut Arena) {
     for master in &plan.masters {
@@ -195,16 +197,9 @@ fn fill_masters(plan: &Plan, atoms: &AtomTable, rank: u32, arena: &mut Arena) {
         let slots: Vec<u32> = (0..plan.tensors[master.weight as usize].slots).filter(held).collect();
         for s in slots {
             let values = arena.read(&arena.whole(&slot(plan, atoms, master.weight, s))).to_f64();
-            let share = match &master.group {
-                _ if master.shared => &values[..],
-                None => &values[..],
-                Some(group) => {
-                    let members = group.members(&plan.views, rank);
-                    let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
-                    let part = crate::collective::part(values.len() as u64, here, members.len());
-                    &values[part.start as usize..part.end as usize]
-                }
-            };
+            let whole = values.len() as u64;
+            let own = if master.shared { 0..whole } else { share(plan, master, rank, whole) };
+            let share = &values[own.start as usize..own.end as usize];
             put(arena, &slot(plan, atoms, master.master, s), share, plan.tensors[master.master as usize].dtype);
         }
     }

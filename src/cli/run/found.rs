@@ -199,7 +199,7 @@ impl Found {
         }
         let hint = match check.ill_conditioned && fine(check.loss_error) {
             true => {
-                "; rounding to bf16 alone moves gradients of layers with a scan by as much: hold the plan by --on cpu"
+                "; rounding to bf16 alone moves gradients of layers with a scan by as much: check the same --on cpu, in f32"
             }
             false => "",
         };

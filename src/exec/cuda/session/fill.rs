@@ -1,7 +1,7 @@
 //! What memory holds where a step is timed and nobody looks at what it computes. A GPU's power, and by it the clocks, depends
 //! on the numbers that are multiplied: zeros, or rows that are all alike, are faster than work is.
 
-use super::super::device::Device;
+use super::super::device::{Device, StreamId};
 use super::super::run::random_bf16;
 use super::Session;
 use crate::error::Result;
@@ -28,8 +28,9 @@ impl<D: Device> Session<'_, '_, D> {
         let positive: Vec<u8> = sixteenths.chunks(2).flat_map(|b| [b[0], b[1] & 0x7f]).collect();
         // Without the two codes of E4M3 that are no number, in either byte.
         let codes: Vec<u8> = numbers.iter().map(|byte| byte & 0xf7).collect();
-        let base = self.bases[rank as usize];
-        self.repeat(rank, base..base + layout.bytes, &numbers)?;
+        let (gpu, base) = (self.gpus[rank as usize], self.bases[rank as usize]);
+        let stream = self.device.stream(gpu)?;
+        self.repeat((gpu, stream), base..base + layout.bytes, &numbers)?;
         let is_master = |t: u32| plan.masters.iter().any(|m| m.master == t);
         let gathered = gathered(plan, self.linked.line(rank));
         for (t, tensor) in (0..).zip(&plan.tensors) {
@@ -41,22 +42,20 @@ impl<D: Device> Session<'_, '_, D> {
                 _ => continue,
             };
             for at in (0..tensor.slots).filter_map(|slot| layout.offset(SlotId { tensor: t, slot })) {
-                self.repeat(rank, base + at..base + at + tensor.bytes(), with)?;
+                self.repeat((gpu, stream), base + at..base + at + tensor.bytes(), with)?;
             }
         }
         for (at, elems) in inputs::scales_of_norms(plan, rank) {
             let Some(offset) = layout.offset(at) else { continue };
             let dtype = plan.tensors[at.tensor as usize].dtype;
             let ones = Data::from_f64(&vec![1.0; (elems.end - elems.start) as usize], dtype);
-            self.device.write(self.gpus[rank as usize], base + offset + elems.start * dtype.size(), ones.to_bytes())?;
+            self.device.write(gpu, base + offset + elems.start * dtype.size(), ones.to_bytes())?;
         }
         Ok(())
     }
 
     /// Fills memory with `block` again and again; all but the first come from where the first is.
-    fn repeat(&mut self, rank: u32, at: Range<u64>, block: &[u8]) -> Result<()> {
-        let gpu = self.gpus[rank as usize];
-        let stream = self.device.stream(gpu)?;
+    fn repeat(&mut self, (gpu, stream): (u32, StreamId), at: Range<u64>, block: &[u8]) -> Result<()> {
         let bytes = at.end - at.start;
         let mut done = bytes.min(block.len() as u64);
         self.device.write(gpu, at.start, &block[..done as usize])?;
