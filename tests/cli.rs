@@ -221,6 +221,7 @@ const REFUSED: &[&str] = &[
     "estimate --vp 2",
     "estimate --ep 8",
     "estimate --zero 2 --options no-sync",
+    "estimate --zero 2 --options all-reduce-grads",
     "estimate --dtype f32 --options bf16-grads",
     "estimate --options recompute-moe",
     "estimate --zero 1 --options shard-3",

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 /// What a rank's options can be; none of them more often than each of the others.
-const WORDS: [&str; 14] = [
+const WORDS: [&str; 15] = [
     "default",
     "default",
     "default",
@@ -31,6 +31,7 @@ const WORDS: [&str; 14] = [
     "no-overlap-p2p+no-overlap-grad",
     "no-prefetch",
     "no-sync",
+    "all-reduce-grads",
     "shard-2",
 ];
 

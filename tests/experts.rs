@@ -209,11 +209,13 @@ fn experts_in_shares() {
             Parallelism { dp: 2, ring: 2, ep: 2, pp: 2, recompute: Recompute::Full, ..Parallelism::default() },
         ),
         ("default", Parallelism { dp: 4, ep: 2, pp: 2, vp: 2, ..Parallelism::default() }),
+        ("all-reduce-grads", Parallelism { dp: 2, ring: 2, ep: 2, pp: 2, ..Parallelism::default() }),
         ("shard-4", Parallelism { dp: 8, ep: 2, ..Parallelism::default() }),
         ("shard-2", Parallelism { dp: 4, ep: 2, pp: 2, ..Parallelism::default() }),
         ("no-sync+shard-2", Parallelism { dp: 4, ep: 2, ..Parallelism::default() }),
     ] {
-        for zero in if words.contains("no-sync") { 3..=3 } else { 1..=3 } {
+        for zero in if words.contains("no-sync") { 3..=3 } else { 1..=if words == "all-reduce-grads" { 1 } else { 3 } }
+        {
             if zero == 1 && words.contains("no-prefetch") {
                 continue;
             }

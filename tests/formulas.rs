@@ -948,6 +948,26 @@ fn zero_two_and_three_share_gradients_and_weights() {
     }
 }
 
+/// arXiv:1910.02054, section 5: whoever has the sums whole has sent what all-reduces send, and the new weights on top.
+#[test]
+fn sums_that_are_whole_everywhere_are_sent_twice() {
+    let m = model(3, 4, false);
+    let all = 3 * (H * (2 * A * D + 2 * 4 * D) + 3 * H * F + 2 * H) + H + 2 * V * H;
+    for (w, words, wire, batches) in [
+        (4u64, "all-reduce-grads", 4, 3),
+        (8, "all-reduce-grads+bf16-grads", 2, 1),
+        (8, "all-reduce-grads+no-overlap-grad", 4, 2),
+    ] {
+        let par = Parallelism { zero: 1, options: words.parse().unwrap(), ..way(w as u32, 1, 1) };
+        let plan = plans::plan(&m, &par, &work(&par, 64, 1, batches), SM);
+        assert_eq!(kind_bytes(&plan, TensorKind::Grad), wire * all + 4, "and the loss");
+        assert_eq!(kind_bytes(&plan, TensorKind::OptState), 12 * all / w);
+        let line = Line::program(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap();
+        let loss = sent_by(&plan, &line, 0) - (2 * wire + 2) * all * (w - 1) / w;
+        assert!(loss <= 2 * 4, "{words} over {w}: {loss} bytes besides, of which the loss takes 8 at most");
+    }
+}
+
 /// The same in a pipeline, of what a rank's stage has: every microbatch scatters each gradient and, with stage 3, gathers
 /// each layer's weights twice. Gradients that wait whole are scattered once a step.
 #[test]

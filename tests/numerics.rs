@@ -609,6 +609,24 @@ fn gradients_and_weights_in_shares_of_stages() {
     holds(&Case { layers: 4, microbatches: 3, batch: 2, par, tie: true, ..case() }, 1e-10);
 }
 
+/// Every rank has the sums whole and takes its share, wherever it stands among those with the same weights.
+#[test]
+fn gradients_whole_on_every_rank() {
+    for (dp, ring, ulysses, tp, pp, vp, microbatches, words) in [
+        (3, 1, 1, 1, 1, 1, 1, "all-reduce-grads"),
+        (2, 2, 2, 1, 1, 1, 2, "all-reduce-grads+no-overlap-grad"),
+        (2, 1, 1, 2, 2, 1, 3, "all-reduce-grads+no-sp"),
+        (1, 3, 2, 1, 2, 1, 2, "all-reduce-grads"),
+        (2, 2, 1, 1, 2, 2, 2, "all-reduce-grads+no-overlap-grad"),
+        (2, 1, 1, 1, 1, 1, 2, "all-reduce-grads+wait-passes+add-grads"),
+    ] {
+        let options = words.parse().unwrap();
+        let par = Parallelism { dp, ring, ulysses, tp, pp, vp, zero: 1, options, ..case().par };
+        holds(&Case { layers: 4, microbatches, tie: true, par, ..case() }, 1e-10);
+        holds(&Case { layers: 4, microbatches, par, ..case() }, 1e-10);
+    }
+}
+
 /// Shares in groups of neighbours, sums over the groups.
 #[test]
 fn shares_in_groups_of_ranks() {
@@ -915,9 +933,16 @@ fn gradients_in_bf16_are_near_the_reference() {
         let of = |(name, want): (&String, &Vec<f64>)| error(&got.grads[name], want, least);
         (want.grads.iter().map(of).fold(0.0, f64::max), got.sent_bytes[0], got.peak_bytes[0])
     };
-    for (zero, words) in
-        [(0, ""), (1, ""), (1, "add-grads"), (2, ""), (3, ""), (3, "no-sync"), (1, "offload-optimizer")]
-    {
+    for (zero, words) in [
+        (0, ""),
+        (1, ""),
+        (1, "add-grads"),
+        (2, ""),
+        (3, ""),
+        (3, "no-sync"),
+        (1, "offload-optimizer"),
+        (1, "all-reduce-grads"),
+    ] {
         for microbatches in [1, 4] {
             let halved = if words.is_empty() { "bf16-grads".into() } else { format!("{words}+bf16-grads") };
             let words = if words.is_empty() { "default" } else { words };

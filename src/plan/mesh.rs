@@ -185,6 +185,21 @@ impl Group {
         }
     }
 
+    /// The place of `rank` among the members of its group, in their order; 0 if it is in none.
+    pub fn place(&self, views: &[Mesh], rank: u32) -> u32 {
+        let mesh = &views[self.view() as usize];
+        match self {
+            Group::Axes { axes, .. } => {
+                let own = mesh.axes.iter().filter(|(axis, _)| axes.contains(axis));
+                own.fold(0, |place, &(axis, degree)| place * degree + mesh.coord(rank, axis))
+            }
+            Group::Subset { axis, sets, .. } => {
+                let coord = mesh.coord(rank, *axis);
+                set_of(sets, coord).and_then(|(set, _)| set.iter().position(|&c| c == coord)).unwrap_or(0) as u32
+            }
+        }
+    }
+
     /// The rank `by` further in the group's order, wrapping around.
     pub fn neighbour(&self, views: &[Mesh], rank: u32, by: i32) -> u32 {
         let mesh = &views[self.view() as usize];

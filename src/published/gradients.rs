@@ -1,4 +1,5 @@
-//! Which runs add up and send their gradients in 16 bits, by what their sources and their systems' defaults say.
+//! Which runs add up and send their gradients in 16 bits, and which sum them whole on every rank, by what their sources and
+//! their systems' defaults say.
 
 use super::case::Training;
 use super::software::precedes_flash;
@@ -25,6 +26,12 @@ const HALVED: &[&str] = &[
 /// what has it beneath; its engine of pipelines adds up in fp32 where weights are bf16 (BF16_Optimizer).
 const ON_DEEPSPEED: &[&str] = &["deepspeed", "alst", "xtuner", "llamafactory", "openrlhf"];
 
+/// Where weights are fp16, these leave gradients in fp16: Megatron-LM sums in fp32 for bf16 alone unless told to
+/// (`accumulate_allreduce_grads_in_fp32`, megatron/arguments.py), DeepSpeed's fp16 optimizer "grad accumulates in fp16"
+/// (github:bigscience-workshop/bigscience@053adaf train/tr11-176B-ml/chronicles-prequel.md, "Rebalancing layers"); the others
+/// stand on these.
+const AS_WEIGHTS: &[&str] = &["megatron", "deepspeed", "metaseq", "glm130b", "gptneox"];
+
 /// Whether gradients of a run take 16 bits; `zero` is its stage of sharding.
 pub fn are_halved(run: &Training, zero: u32) -> bool {
     let [system, precision, notes] = [&run.system, &run.precision, &run.notes].map(|text| squeezed(text));
@@ -41,14 +48,32 @@ pub fn are_halved(run: &Training, zero: u32) -> bool {
     match () {
         // It shards by PyTorch's FSDP2.
         _ if system.contains("automodel") => false,
+        _ if precision.contains("fp16") && !precision.contains("bf16") && says(AS_WEIGHTS) => true,
         _ if says(HALVED) || (is_nemo && !system.contains("megatronlm") && !precedes_flash(&run.system)) => true,
         _ => says(ON_DEEPSPEED) && zero > 0 && !pipelines,
     }
 }
 
+/// Whether every rank has the sums whole, the optimizer's states alone being shared out: DeepSpeed's engine of pipelines does
+/// so with bf16 weights (`_bf16_reduce_grads`, deepspeed/runtime/pipe/engine.py), and with fp16 as long as `contiguous_gradients` was
+/// off by default (github:microsoft/DeepSpeed@02a63e4 deepspeed/runtime/zero/constants.py; BigScience's runs over 24 replicas
+/// take an eighth longer than scattered gradients would).
+pub fn are_summed_whole(run: &Training, pp: u32, zero: u32) -> bool {
+    pp > 1 && zero == 1 && squeezed(&run.system).contains("deepspeed")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whole_in_pipelines_of_deepspeed() {
+        let of = |system: &str, pp, zero| {
+            are_summed_whole(&Training { system: system.into(), ..Training::default() }, pp, zero)
+        };
+        assert!(of("Megatron-DeepSpeed (BigScience)", 12, 1) && !of("Megatron-DeepSpeed", 12, 0));
+        assert!(!of("Megatron-DeepSpeed", 1, 1) && !of("Megatron-LM", 12, 1));
+    }
 
     #[test]
     fn by_system_and_precision() {
@@ -62,5 +87,9 @@ mod tests {
         assert!(!of("Megatron-LM (Nemotron-4)", "bf16", 8, 1) && !of("Megatron-LM / NeMo", "bf16", 8, 1));
         assert!(!of("NeMo 23.05", "BF16", 1, 1) && !of("Megatron-LM", "bf16 (fp32 grad accum)", 8, 1));
         assert!(of("Megatron-LM, --grad-reduce-in-bf16", "bf16", 8, 1));
+        // Of fp16 weights, but not where autocast leaves these in fp32.
+        assert!(of("Megatron-DeepSpeed (BigScience)", "fp16", 12, 1) && of("Megatron-LM PTD-P", "fp16 mixed", 8, 0));
+        assert!(!of("Hugging Face Trainer", "fp16", 1, 0) && !of("Megatron-LM SP", "bf16/fp16", 1, 0));
+        assert!(!of("Megatron-LM", "fp16 (fp32 grad accum)", 8, 0));
     }
 }

@@ -99,9 +99,11 @@ pub fn split(run: &Training, model: &LlmSpec, habits: Habits, node: u32) -> Resu
     let zero = if pp > 1 { stage.min(1) } else { stage };
     let mut asked = words(run, model, [tp, pp, vp, zero], habits, seq);
     asked.extend((ring > 1 && gathers_kv(run)).then_some("gather-kv"));
+    // Ranks that hold the same weights.
+    let same = dp * ulysses * ring;
+    asked.extend((same > 1 && gradients::are_summed_whole(run, pp, zero)).then_some("all-reduce-grads"));
     let (mut options, unknown) = with_words(Options::default(), &asked);
     // Sums of gradients that stay whole go over all replicas, whoever has the optimizer's states (InternEvo).
-    let same = dp * ulysses * ring;
     options.shard =
         sharding::sharers(run, node).filter(|n| zero > 1 && *n < same && same.is_multiple_of(*n)).unwrap_or(0);
     options.last_stage = left_over(model.layers, pp, vp).filter(|_| habits.fills_stages);

@@ -60,6 +60,8 @@ pub struct Options {
     pub no_sync: bool,
     /// Gradients are added up, kept and sent in the dtype of the weights, and not in that of the optimizer.
     pub bf16_grads: bool,
+    /// ZeRO 1: gradients are summed whole on every rank, which takes its share of them for the optimizer.
+    pub all_reduce_grads: bool,
     /// Gradients are summed over the replicas when all of the backward pass is over, and not layer by layer behind it.
     pub no_overlap_grad: bool,
     /// CPU and GPU wait for what passes between stages of a pipeline.

@@ -1,7 +1,8 @@
 //! Data parallelism: gradients are summed over every rank that holds the same weights, which are the
 //! data and the sequence ranks alike. ZeRO (Rajbhandari et al., arXiv:1910.02054) shares out among them
 //!
-//! 1. the optimizer state: the sum is scattered, each rank runs Adam on its share and gathers the new weights;
+//! 1. the optimizer state: the sum is scattered, each rank runs Adam on its share and gathers the new weights
+//!    (with `all-reduce-grads` every rank has the sum whole, as in DeepSpeed's pipelines, and takes its share of it);
 //! 2. the gradients too: what a layer's backward pass adds up is scattered at once, in every microbatch, and
 //!    added to the share;
 //! 3. the weights too: a layer's are gathered before its forward and again before its backward pass, one layer
@@ -61,6 +62,8 @@ pub struct DataParallel {
     pub accumulate: bool,
     /// Gradients add up whole, and are shared out behind the last microbatch.
     pub no_sync: bool,
+    /// With stage 1, they are summed whole on every rank.
+    pub all_reduce: bool,
     /// The optimizer is the CPU's.
     pub offload: bool,
     pub dtype: Dtype,
@@ -114,6 +117,11 @@ impl DataParallel {
     /// Gradients are whole only while a layer's backward pass adds to them.
     pub fn shares_gradients(&self) -> bool {
         self.sharded() && self.zero >= 2 && !self.no_sync
+    }
+
+    /// Every rank has the sums whole, and takes its share of them for the optimizer.
+    fn sums_whole(&self) -> bool {
+        self.sharded() && self.all_reduce
     }
 
     /// Weights are whole only while they are used.
@@ -243,7 +251,7 @@ impl DataParallel {
         if self.ranks == 1 {
             return;
         }
-        let (group, kind, dst) = match self.sharded() {
+        let (group, kind, dst) = match self.sharded() && !self.sums_whole() {
             true => (self.within(), CollectiveKind::ReduceScatter, share),
             false => (&self.group, CollectiveKind::AllReduce, grad),
         };
@@ -274,6 +282,7 @@ impl DataParallel {
     /// What an update touches of a slot of the weights, one after the other; on the CPU it is another matter.
     pub fn updated(&self, w: &FlatWeights) -> Vec<(&'static str, Buf)> {
         let mut all = vec![("g_share", w.grad_share), ("adam_m", w.m), ("adam_v", w.v)];
+        all.extend(self.sums_whole().then_some(("g", w.grad)));
         all.extend(w.master.map(|master| ("master", master)));
         all.extend(w.weight_share.map(|share| ("w_share", share)));
         if w.weight_share.is_none() || !self.shares_weights() {
@@ -286,6 +295,7 @@ impl DataParallel {
     pub fn renamed(w: &FlatWeights, of: impl Fn(Buf) -> Buf) -> FlatWeights {
         FlatWeights {
             weight: of(w.weight),
+            grad: of(w.grad),
             grad_share: of(w.grad_share),
             m: of(w.m),
             v: of(w.v),
@@ -308,6 +318,11 @@ impl DataParallel {
             (true, "") => what.into(),
             (true, label) => format!("{what}.{label}"),
         };
+        if self.sums_whole() {
+            let (name, group) = (named(b, "own_grad"), self.group.clone());
+            let own = Kernel::OwnRows { rows: w.share, cols: 1, ranks: self.ranks, group };
+            b.compute(&name, own, &[at(w.grad)], &[at(w.grad_share)]);
+        }
         let name = named(b, "adam");
         if let Some([grad, weight]) = w.away {
             let weight = weight.slot(slot % 2);

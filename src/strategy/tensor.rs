@@ -146,7 +146,12 @@ impl TensorParallel {
     /// The rank's own part of rows that all have, into `part`: what it passes on where each passes on its own.
     pub fn own(&self, b: &mut Builder, label: &str, all: Buf, part: Buf, cols: u64) {
         let rows = self.tokens / self.ranks;
-        b.compute(label, Kernel::OwnRows { rows, cols, ranks: self.ranks, axis: Axis::Tp }, &[all], &[part]);
+        b.compute(
+            label,
+            Kernel::OwnRows { rows, cols, ranks: self.ranks, group: Group::axes(&[Axis::Tp]) },
+            &[all],
+            &[part],
+        );
     }
 
     /// All rows, of the parts that the ranks were given.

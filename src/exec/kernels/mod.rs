@@ -228,9 +228,9 @@ pub fn run<T: Scalar>(
             let pieces = reorder::Pieces::new(segs, views, rank, *batch as usize, *cols as usize);
             if *inverse { pieces.cut(read(0), y) } else { pieces.join(read(0), y) }
         }
-        &Kernel::OwnRows { rows, cols, axis, .. } => {
+        Kernel::OwnRows { rows, cols, group, .. } => {
             let [y] = outputs(writes);
-            let here = views[0].coord(rank, axis) as usize * (rows * cols) as usize;
+            let here = group.place(views, rank) as usize * (rows * cols) as usize;
             y.copy_from_slice(&read(0)[here..][..(rows * cols) as usize]);
         }
         Kernel::Cast { .. } => {

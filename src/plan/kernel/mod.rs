@@ -17,7 +17,7 @@ pub use ssm::{HeadRanks, SsmKernel, SsmOp};
 
 use super::dropout::Dropout;
 use super::expert::ExpertKernel;
-use super::mesh::{Axis, Mesh};
+use super::mesh::{Axis, Group, Mesh};
 use super::segs::Segs;
 use super::share::Share;
 use super::unfused::ScoreStep;
@@ -195,9 +195,9 @@ pub enum Kernel {
     /// Rows as an all-gather along the one axis of `segs` brings them, `[rank][batch][len]`, each of `cols`
     /// elements, into the order of the sequence, `[batch][position]`. `inverse`: back.
     Reorder { segs: Segs, batch: u64, cols: u64, inverse: bool },
-    /// The rank's own of the rows that all ranks of an axis have: its coordinate's share, in rank order. Reads
+    /// The rank's own of the rows that all `ranks` of a group have: its place's share, in their order. Reads
     /// `[ranks * rows, cols]`; writes `[rows, cols]`.
-    OwnRows { rows: u64, cols: u64, ranks: u64, axis: Axis },
+    OwnRows { rows: u64, cols: u64, ranks: u64, group: Group },
     /// Reads x, writes the same values in the other dtype.
     Cast { elems: u64 },
     /// Adds its two reads into its write; with `trim` only the rows that the block's mask leaves.

@@ -170,6 +170,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.bf16_grads,
     },
     Word {
+        name: "all-reduce-grads",
+        about: "ZeRO 1: gradients are summed whole on every rank, which takes its share, in place of being scattered (DeepSpeed's pipelines)",
+        set: |o| o.all_reduce_grads = true,
+        is_set: |o| o.all_reduce_grads,
+    },
+    Word {
         name: "no-overlap-grad",
         about: "gradients are summed behind the whole backward pass (Megatron-LM without overlap-grad-reduce)",
         set: |o| o.no_overlap_grad = true,

@@ -204,6 +204,12 @@ fn of_steps(par: &Parallelism) -> Vec<Need> {
             par.pp == 1 && par.zero < 2 && !o.overlap_exchange,
             "pp 1, zero 0 or 1, and no overlap-exchange",
         ),
+        (
+            "all-reduce-grads",
+            o.all_reduce_grads,
+            par.zero == 1 && par.dp * par.ring * par.ulysses > 1 && o.shard == 0 && !o.offload_optimizer,
+            "zero 1 over more than one rank, and neither shard nor offload-optimizer",
+        ),
         ("offload-activations", o.offload_activations, par.recompute == Recompute::Full, "recompute full"),
         (
             "offload-activations",

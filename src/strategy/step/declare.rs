@@ -42,6 +42,7 @@ impl<'a> Step<'a> {
             zero,
             accumulate: microbatches > 1,
             no_sync: par.options.no_sync,
+            all_reduce: par.options.all_reduce_grads,
             offload: par.options.offload_optimizer,
             dtype: work.dtype,
             acc,

@@ -53,9 +53,9 @@ fn pieces(kernel: &Kernel, on: Where) -> Vec<Moved> {
         Kernel::Reorder { segs, batch, cols, inverse } => {
             Pieces::new(segs, on.views, on.rank, *batch as usize, *cols as usize).moves(*inverse)
         }
-        &Kernel::OwnRows { rows, cols, axis, .. } => {
+        Kernel::OwnRows { rows, cols, group, .. } => {
             let len = (rows * cols) as usize;
-            let from = on.views[0].coord(on.rank, axis) as usize * len;
+            let from = group.place(on.views, on.rank) as usize * len;
             vec![Moved { read: 0, from: Some(from), write: 0, to: 0, len, turn: 0 }]
         }
         _ => vec![],

@@ -420,12 +420,16 @@ fn moves(all: &mut Cases) {
         }
     }
     all.hold(
-        &Kernel::OwnRows { rows: 5, cols: 8, ranks: 3, axis: Axis::Cp },
+        &Kernel::OwnRows { rows: 5, cols: 8, ranks: 3, group: crate::plan::Group::axes(&[Axis::Cp]) },
         &ring(3),
         &[BF16],
         &[Dtype::Bf16],
         ROUNDED,
     );
+    // A share of a gradient begins anywhere.
+    let (rows, group) = (77, crate::plan::Group::axes(&[Axis::Dp, Axis::Cp]));
+    let own = Kernel::OwnRows { rows, cols: 1, ranks: 6, group };
+    all.hold(&own, &[Mesh::new(&[(Axis::Dp, 2), (Axis::Cp, 3)])], &[F32], &[Dtype::F32], 0.0);
     for inverse in [false, true] {
         let segs = Segs::new(24, &[(Axis::Cp, Split::Zigzag)]);
         all.hold(&Kernel::Reorder { segs, batch: 2, cols: 8, inverse }, &ring(3), &[F32], &[Dtype::F32], 0.0);
