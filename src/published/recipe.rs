@@ -5,7 +5,7 @@
 
 use super::case::Training;
 use super::words::{is_narrow, squeezed};
-use crate::spec::stack::CLAMPED_EXPERTS;
+use crate::spec::stack::{CLAMPED_EXPERTS, CLAMPED_EXPERTS_AGAIN};
 use crate::spec::{Origin, Sourced, StackSpec};
 use crate::units::Seconds;
 use std::collections::BTreeMap;
@@ -254,14 +254,14 @@ pub fn passes_ahead(run: &Training, depth: u64) -> u64 {
 }
 
 /// What GPT-OSS's experts move through memory in Megatron Core, see [`CLAMPED_EXPERTS`]. Recipes of GPUs of less memory make
-/// the gate again in the backward pass, 22 of 10, and the norms, 4 of 10 (`recompute_modules` layernorm and moe_act:
+/// the gate again in the backward pass, and the norms, 4 of 10 (`recompute_modules` layernorm and moe_act:
 /// github:NVIDIA-NeMo/Megatron-Bridge@07eea52 scripts/performance/configs/gpt_oss).
 fn biased(run: &Training) -> Option<BTreeMap<String, f64>> {
     let (model, gpu) = (squeezed(&run.model), squeezed(&run.gpu));
     let again = ["h100", "b200", "gb200"].iter().any(|less| gpu.starts_with(less));
     let mut moved: BTreeMap<String, f64> = CLAMPED_EXPERTS.map(|(kernel, times)| (kernel.to_string(), times)).into();
     if again {
-        moved.entry("expert_swiglu_bwd".into()).and_modify(|bwd| *bwd = (79.0 + 22.0) / 10.0);
+        moved.insert("expert_swiglu_bwd".into(), CLAMPED_EXPERTS_AGAIN);
         moved.insert("norm_bwd".into(), 1.4);
     }
     model.contains("gptoss").then_some(moved)
