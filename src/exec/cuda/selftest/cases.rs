@@ -232,16 +232,21 @@ fn norms(all: &mut Cases) {
         all.hold(&backward, &one(), &[BF16, BF16, BF16, BF16, F32], &[Dtype::Bf16, Dtype::F32], ROUNDED);
         all.hold(&Kernel::BiasBwd { rows, cols }, &one(), &[BF16, F32], &[Dtype::F32], SINGLE);
     }
-    // Rows that a block of threads keeps in registers, of one piece, two and four.
-    for cols in [2048, 2056, 4104] {
-        let backward = Kernel::NormBwd { rows: 3, cols, eps: 1e-5 };
+    // Rows that a block of threads keeps in registers, of one piece, two and four, which are too many of a LayerNorm's; and
+    // several of two pieces, of which the next is loaded ahead.
+    for (rows, cols) in [(3, 2048), (3, 2056), (3, 4104), (600, 2056)] {
+        let backward = Kernel::NormBwd { rows, cols, eps: 1e-5 };
         all.hold(&backward, &one(), &[BF16, BF16, BF16, BF16, F32], &[Dtype::Bf16, Dtype::F32], ROUNDED);
         all.hold(&backward, &one(), &[BF16, F32, BF16, F32, F32], &[Dtype::F32, Dtype::F32], SINGLE);
+        let centred = Kernel::LayerNormBwd { rows, cols, eps: 1e-5, bias: true };
+        all.hold(&centred, &one(), &[BF16, BF16, BF16, BF16, F32], &[Dtype::Bf16, Dtype::F32], ROUNDED);
+        all.hold(&Kernel::BiasBwd { rows, cols }, &one(), &[BF16, F32], &[Dtype::F32], SINGLE);
     }
 }
 
 fn head_norms(all: &mut Cases) {
-    for (rows, head_dim) in [(21, 40), (300, 128)] {
+    // The last has too many columns for registers, the first an odd number.
+    for (rows, head_dim) in [(21, 37), (21, 40), (300, 128), (30, 200), (11, 260)] {
         let (heads, kv_heads, eps) = (3, 2, 1e-5);
         let forward = Kernel::HeadNorm { rows, heads, kv_heads, head_dim, eps };
         all.hold(&forward, &one(), &[BF16, BF16], &[Dtype::Bf16, Dtype::Bf16], ROUNDED);

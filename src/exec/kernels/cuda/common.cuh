@@ -96,18 +96,15 @@ template <class Op> DEVICE float block_reduce(float x, float* scratch, float not
     return x;
 }
 
-// Two sums at once; `scratch` has two floats a warp.
-DEVICE void block_sums(float& x, float& y, float* scratch) {
-    x = warp_sum(x);
-    y = warp_sum(y);
+// Several sums at once; `scratch` has as many floats a warp.
+template <int N> DEVICE void block_sums(float (&x)[N], float* scratch) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = int(blockDim.x) / 32;
-    if (lane == 0) {
-        scratch[2 * warp] = x;
-        scratch[2 * warp + 1] = y;
+    UNROLL for (int i = 0; i < N; i++) {
+        x[i] = warp_sum(x[i]);
+        if (lane == 0) scratch[N * warp + i] = x[i];
     }
     __syncthreads();
-    x = warp_sum(lane < warps ? scratch[2 * lane] : 0.0f);
-    y = warp_sum(lane < warps ? scratch[2 * lane + 1] : 0.0f);
+    UNROLL for (int i = 0; i < N; i++) x[i] = warp_sum(lane < warps ? scratch[N * lane + i] : 0.0f);
     __syncthreads();
 }
 

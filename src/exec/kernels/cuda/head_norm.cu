@@ -51,10 +51,78 @@ struct HeadNormBwd {
 
 // dx = r (dn - n mean(n dn)), n the normalised head, dn = w dy. Every warp has a dw of its own in shared memory, in
 // which every lane has columns of its own, so that their sum does not depend on who was first.
+//
+// The usual case, heads of up to 256 columns: a lane has four neighbours, or twice four, of each of several heads in
+// registers, and its part of dw.
+template <int CHUNKS> DEVICE void head_rows_bwd(const HeadNormBwd& p, float* own) {
+    constexpr int N = 4, HEADS = 4;
+    i64 normed = p.heads + p.kv_heads, width = (p.heads + 2 * p.kv_heads) * p.d, count = p.rows * normed;
+    i64 warps = i64(gridDim.x) * WARPS, first = i64(blockIdx.x) * WARPS + threadIdx.x / 32;
+    float dw[2][CHUNKS][N] = {};
+    auto column = [&](int k) { return (i64(k) * 32 + threadIdx.x % 32) * N; };
+    for (i64 head = first; head < count; head += HEADS * warps) {
+        float v[HEADS][CHUNKS][N] = {}, d[HEADS][CHUNKS][N] = {};
+        auto dy_of = [&](i64 of) { return p.d_qkv + of / normed * width + of % normed * p.d; };
+        UNROLL for (int h = 0; h < HEADS; h++) {
+            i64 of = head + h * warps;
+            UNROLL for (int k = 0; k < CHUNKS; k++) {
+                if (of >= count || column(k) >= p.d) continue;
+                load(v[h][k], p.before + of * p.d + column(k));
+                load(d[h][k], dy_of(of) + column(k));
+            }
+        }
+        UNROLL for (int h = 0; h < HEADS; h++) {
+            i64 of = head + h * warps;
+            if (of >= count) continue;
+            bool of_q = of % normed < p.heads;
+            const R2* weights = p.w + (of_q ? 0 : p.d);
+            float squares = 0, along = 0, w[CHUNKS][N] = {};
+            UNROLL for (int k = 0; k < CHUNKS; k++) {
+                if (column(k) < p.d) load(w[k], weights + column(k));
+                UNROLL for (int j = 0; j < N; j++) {
+                    squares += v[h][k][j] * v[h][k][j];
+                    along += v[h][k][j] * w[k][j] * d[h][k][j];
+                }
+            }
+            float inverse = 1.0f / sqrtf(warp_sum(squares) / float(p.d) + float(p.eps));
+            along = warp_sum(along) * inverse / float(p.d);
+            UNROLL for (int k = 0; k < CHUNKS; k++) {
+                float dx[N];
+                UNROLL for (int j = 0; j < N; j++) {
+                    float n = v[h][k][j] * inverse, part = d[h][k][j] * n;
+                    dw[0][k][j] += of_q ? part : 0.0f;
+                    dw[1][k][j] += of_q ? 0.0f : part;
+                    dx[j] = inverse * (w[k][j] * d[h][k][j] - n * along);
+                }
+                if (column(k) < p.d) store(dy_of(of) + column(k), dx);
+            }
+        }
+    }
+    UNROLL for (int side = 0; side < 2; side++)
+        UNROLL for (int k = 0; k < CHUNKS; k++)
+            UNROLL for (int j = 0; j < N; j++)
+                if (column(k) < p.d) own[side * p.d + column(k) + j] = dw[side][k][j];
+}
+
+// The sums of all warps of a block.
+DEVICE void add_warps(const HeadNormBwd& p, const float* all) {
+    __syncthreads();
+    for (i64 c = threadIdx.x; c < 2 * p.d; c += THREADS) {
+        float sum = 0;
+        for (int warp = 0; warp < WARPS; warp++) sum += all[warp * 2 * p.d + c];
+        p.parts[blockIdx.x * 2 * p.d + c] = sum;
+    }
+}
+
 KERNEL(head_norm_bwd, HeadNormBwd, THREADS) {
     SHARED(memory);
     float* all = reinterpret_cast<float*>(memory);
     float* own = all + threadIdx.x / 32 * 2 * p.d;
+    if (p.d % 8 == 0 && p.d <= 256 && aligned(p.d_qkv, p.before, p.w)) {
+        if (p.d <= 128) head_rows_bwd<1>(p, own);
+        else head_rows_bwd<2>(p, own);
+        return add_warps(p, all);
+    }
     for (i64 c = threadIdx.x % 32; c < 2 * p.d; c += 32) own[c] = 0;
     __syncwarp();
     i64 normed = p.heads + p.kv_heads, width = (p.heads + 2 * p.kv_heads) * p.d;
@@ -73,10 +141,5 @@ KERNEL(head_norm_bwd, HeadNormBwd, THREADS) {
         }
         __syncwarp();
     });
-    __syncthreads();
-    for (i64 c = threadIdx.x; c < 2 * p.d; c += THREADS) {
-        float sum = 0;
-        for (int warp = 0; warp < WARPS; warp++) sum += all[warp * 2 * p.d + c];
-        p.parts[blockIdx.x * 2 * p.d + c] = sum;
-    }
+    add_warps(p, all);
 }

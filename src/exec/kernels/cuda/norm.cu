@@ -73,60 +73,105 @@ struct NormBwd {
 // dx = residual + r (dn - mean(dn) - n mean(n dn)), n the normalised row, dn = w dy, the mean of dn taken off by a
 // LayerNorm alone.
 //
-// The usual case, RMSNorm of up to 8,192 columns: a row is read once and kept in registers, as is the block's part of dw.
-template <int CHUNKS> DEVICE void rms_rows_bwd(const NormBwd& p, float* scratch) {
+// The usual case, rows of up to 8,192 columns, of a LayerNorm 4,096: a row is read once and kept in registers, as is the
+// block's part of dw, and the next one is on its way meanwhile where there is room for it.
+template <int CHUNKS, bool CENTRED> DEVICE void rows_bwd(const NormBwd& p, float* scratch) {
     constexpr int N = 8;
-    float dw[CHUNKS][N] = {};
+    constexpr bool AHEAD = CHUNKS <= 2;
+    float dw[CHUNKS][N] = {}, db[CENTRED ? CHUNKS : 1][N] = {};
+    Eight<R0> next_x[CHUNKS];
+    Eight<R2> next_dy[CHUNKS];
+    Eight<R3> next_residual[CHUNKS];
+    auto column = [&](int k) { return (i64(k) * THREADS + threadIdx.x) * N; };
+    auto fetch = [&](i64 row) {
+        UNROLL for (int k = 0; k < CHUNKS; k++) {
+            i64 c = column(k);
+            if (row >= p.rows || c >= p.cols) continue;
+            next_x[k] = eight(p.x + row * p.cols + c);
+            next_dy[k] = eight(p.dy + row * p.cols + c);
+            next_residual[k] = eight(p.residual + row * p.cols + c);
+        }
+    };
+    if (AHEAD) fetch(blockIdx.x);
     for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
-        float v[CHUNKS][N] = {}, d[CHUNKS][N] = {}, r[CHUNKS][N];
-        float squares = 0, along = 0;
+        if (!AHEAD) fetch(row);
+        // As they lie in memory: to make them floats again takes less than to keep twice as many registers.
+        Eight<R0> x[CHUNKS];
+        Eight<R2> dy[CHUNKS];
+        Eight<R3> residual[CHUNKS];
         UNROLL for (int k = 0; k < CHUNKS; k++) {
-            i64 c = (i64(k) * THREADS + threadIdx.x) * N;
-            if (c >= p.cols) continue;
-            load(v[k], p.x + row * p.cols + c);
-            load(d[k], p.dy + row * p.cols + c);
-            load(r[k], p.residual + row * p.cols + c);
+            x[k] = next_x[k];
+            dy[k] = next_dy[k];
+            residual[k] = next_residual[k];
         }
+        if (AHEAD) fetch(row + gridDim.x);
+        float mean = 0;
+        if constexpr (CENTRED) {
+            UNROLL for (int k = 0; k < CHUNKS; k++) {
+                if (column(k) >= p.cols) continue;
+                float v[N];
+                unpack(v, x[k]);
+                UNROLL for (int j = 0; j < N; j++) mean += v[j];
+            }
+            mean = block_sum(mean, scratch) / float(p.cols);
+        }
+        // Of (v - mean)^2, of (v - mean) dn, and of dn.
+        float sums[CENTRED ? 3 : 2] = {};
         UNROLL for (int k = 0; k < CHUNKS; k++) {
-            i64 c = (i64(k) * THREADS + threadIdx.x) * N;
+            i64 c = column(k);
             if (c >= p.cols) continue;
-            float w[N];
+            float v[N], d[N], w[N];
+            unpack(v, x[k]);
+            unpack(d, dy[k]);
             load(w, p.w + c);
             UNROLL for (int j = 0; j < N; j++) {
-                squares += v[k][j] * v[k][j];
-                along += v[k][j] * (w[j] * d[k][j]);
+                sums[0] += (v[j] - mean) * (v[j] - mean);
+                sums[1] += (v[j] - mean) * (w[j] * d[j]);
+                if constexpr (CENTRED) sums[2] += w[j] * d[j];
             }
         }
-        block_sums(squares, along, scratch);
-        float inverse = 1.0f / sqrtf(squares / float(p.cols) + float(p.eps));
-        along *= inverse / float(p.cols);
+        block_sums(sums, scratch);
+        float inverse = 1.0f / sqrtf(sums[0] / float(p.cols) + float(p.eps));
+        float along = sums[1] * inverse / float(p.cols), off = 0;
+        if constexpr (CENTRED) off = sums[2] / float(p.cols);
         UNROLL for (int k = 0; k < CHUNKS; k++) {
-            i64 c = (i64(k) * THREADS + threadIdx.x) * N;
+            i64 c = column(k);
             if (c >= p.cols) continue;
-            float w[N];
+            float v[N], d[N], w[N], r[N];
+            unpack(v, x[k]);
+            unpack(d, dy[k]);
+            unpack(r, residual[k]);
             load(w, p.w + c);
             UNROLL for (int j = 0; j < N; j++) {
-                float n = v[k][j] * inverse;
-                dw[k][j] += d[k][j] * n;
-                r[k][j] += inverse * (w[j] * d[k][j] - n * along);
+                float n = (v[j] - mean) * inverse;
+                dw[k][j] += d[j] * n;
+                if constexpr (CENTRED) db[k][j] += d[j];
+                r[j] += inverse * (w[j] * d[j] - off - n * along);
             }
-            store(p.dx + row * p.cols + c, r[k]);
+            store(p.dx + row * p.cols + c, r);
         }
     }
+    i64 wide = p.bias ? 2 * p.cols : p.cols;
     UNROLL for (int k = 0; k < CHUNKS; k++) {
-        i64 c = (i64(k) * THREADS + threadIdx.x) * N;
-        if (c < p.cols) store(p.parts + blockIdx.x * p.cols + c, dw[k]);
+        i64 c = column(k);
+        if (c >= p.cols) continue;
+        store(p.parts + blockIdx.x * wide + c, dw[k]);
+        if constexpr (CENTRED) {
+            if (p.bias) store(p.parts + blockIdx.x * wide + p.cols + c, db[k]);
+        }
     }
 }
 
 KERNEL_OF(row_norm_bwd, NormBwd, THREADS, 2) {
     SHARED(memory);
     float* scratch = reinterpret_cast<float*>(memory);
-    bool usual = !p.centred && !p.bias && p.cols % 8 == 0 && p.cols <= 4 * 8 * THREADS;
+    constexpr i64 CHUNK = 8 * THREADS;
+    bool usual = p.cols % 8 == 0 && p.cols <= (p.centred ? 2 : 4) * CHUNK && (p.centred || !p.bias);
     if (usual && aligned(p.x, p.w, p.dy, p.residual, p.dx, p.parts)) {
-        if (p.cols <= 8 * THREADS) return rms_rows_bwd<1>(p, scratch);
-        if (p.cols <= 2 * 8 * THREADS) return rms_rows_bwd<2>(p, scratch);
-        return rms_rows_bwd<4>(p, scratch);
+        if (p.centred) return p.cols <= CHUNK ? rows_bwd<1, true>(p, scratch) : rows_bwd<2, true>(p, scratch);
+        if (p.cols <= CHUNK) return rows_bwd<1, false>(p, scratch);
+        if (p.cols <= 2 * CHUNK) return rows_bwd<2, false>(p, scratch);
+        return rows_bwd<4, false>(p, scratch);
     }
     i64 wide = p.bias ? 2 * p.cols : p.cols;
     float* part = p.parts + blockIdx.x * wide;
@@ -211,9 +256,21 @@ struct ColumnParts {
 };
 
 KERNEL(column_parts, ColumnParts, THREADS) {
-    for (i64 c = threadIdx.x; c < p.cols; c += THREADS) {
-        float sum = 0;
-        for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) sum += to_float(p.x[row * p.cols + c]);
-        p.parts[blockIdx.x * p.cols + c] = sum;
-    }
+    WIDE(p.cols, aligned(p.x, p.parts), {
+        for (i64 c = i64(threadIdx.x) * N; c < p.cols; c += THREADS * N) {
+            float sum[N] = {};
+            // Several rows are on their way at a time; they are added in their order.
+            constexpr int ROWS = 4;
+            for (i64 row = blockIdx.x; row < p.rows; row += i64(ROWS) * gridDim.x) {
+                float x[ROWS][N] = {};
+                UNROLL for (int i = 0; i < ROWS; i++) {
+                    i64 at = row + i64(i) * gridDim.x;
+                    if (at < p.rows) load(x[i], p.x + at * p.cols + c);
+                }
+                UNROLL for (int i = 0; i < ROWS; i++)
+                    UNROLL for (int j = 0; j < N; j++) sum[j] += x[i][j];
+            }
+            store(p.parts + blockIdx.x * p.cols + c, sum);
+        }
+    });
 }

@@ -51,6 +51,28 @@ template <int N> DEVICE void load(float (&to)[N], const bf16* x) {
     }
 }
 
+// Eight neighbours as they lie in memory: bf16 that is loaded ahead takes half of the registers that way.
+template <class T> struct Eight {
+    Words4 at[sizeof(T) / 2];
+};
+
+template <class T> DEVICE Eight<T> eight(const T* x) {
+    Eight<T> r;
+    UNROLL for (int i = 0; i < int(sizeof(T) / 2); i++) r.at[i] = words(x + i * 16 / int(sizeof(T)));
+    return r;
+}
+
+DEVICE void unpack(float (&to)[8], const Eight<float>& x) {
+    UNROLL for (int i = 0; i < 8; i++) to[i] = __uint_as_float(x.at[i / 4].at[i % 4]);
+}
+
+DEVICE void unpack(float (&to)[8], const Eight<bf16>& x) {
+    UNROLL for (int i = 0; i < 4; i++) {
+        to[2 * i] = __uint_as_float(x.at[0].at[i] << 16);
+        to[2 * i + 1] = __uint_as_float(x.at[0].at[i] & 0xffff0000u);
+    }
+}
+
 template <int N> DEVICE void store(float* to, const float (&x)[N]) {
     if constexpr (N == 1) to[0] = x[0];
     else UNROLL for (int i = 0; i < N; i += 4) {
