@@ -258,7 +258,7 @@ fn head_norms(all: &mut Cases) {
 
 fn latent(all: &mut Cases) {
     let rows = 300;
-    for (cols, rest) in [(37, 0), (37, 5), (320, 64), (320, 0)] {
+    for (cols, rest) in [(37, 0), (37, 5), (320, 64), (320, 0), (2056, 64)] {
         let (forward, backward) =
             (Kernel::LatentNorm { rows, cols, rest, eps: 1e-5 }, Kernel::LatentNormBwd { rows, cols, rest, eps: 1e-5 });
         let behind = usize::from(rest > 0);
@@ -515,6 +515,8 @@ fn experts(all: &mut Cases) {
         let backward = ExpertOp::SwiGluBwd { rows, cols };
         add(backward, &[BF16, F32, BF16], &[Dtype::F32, Dtype::F32], 4.0 * SINGLE);
     }
-    add(ExpertOp::Relu2 { rows, cols: 24 }, &[BF16, F32], &[Dtype::Bf16], ROUNDED);
-    add(ExpertOp::Relu2Bwd { rows, cols: 24 }, &[BF16, F32, BF16], &[Dtype::F32, Dtype::F32], 4.0 * SINGLE);
+    for cols in [24, 13] {
+        add(ExpertOp::Relu2 { rows, cols }, &[BF16, F32], &[Dtype::Bf16], ROUNDED);
+        add(ExpertOp::Relu2Bwd { rows, cols }, &[BF16, F32, BF16], &[Dtype::F32, Dtype::F32], 4.0 * SINGLE);
+    }
 }

@@ -269,18 +269,26 @@ struct ExpertSwiGluBwd {
 };
 
 KERNEL(expert_swiglu_bwd, ExpertSwiGluBwd, THREADS) {
-    warps(p.rows, [&](i64 row, int lane) {
+    WIDE(p.cols, aligned(p.x, p.dy, p.dx), warps(p.rows, [&](i64 row, int lane) {
         float weight = to_float(p.weights[row]), sum = 0;
-        for (i64 c = lane; c < p.cols; c += 32) {
+        for (i64 c = i64(lane) * N; c < p.cols; c += 32 * N) {
             i64 at = row * 2 * p.cols + c;
-            float g = to_float(p.x[at]), up = to_float(p.x[at + p.cols]), s = sigmoid(g), dy = to_float(p.dy[row * p.cols + c]);
-            sum += up * g * s * dy;
-            p.dx[at] = from_float<W0>(dy * weight * up * s * (1 + g * (1 - s)));
-            p.dx[at + p.cols] = from_float<W0>(dy * weight * g * s);
+            float gate[N], up[N], dy[N];
+            load(gate, p.x + at);
+            load(up, p.x + at + p.cols);
+            load(dy, p.dy + row * p.cols + c);
+            UNROLL for (int j = 0; j < N; j++) {
+                float g = gate[j], s = sigmoid(g);
+                sum += up[j] * g * s * dy[j];
+                gate[j] = dy[j] * weight * up[j] * s * (1 + g * (1 - s));
+                up[j] = dy[j] * weight * g * s;
+            }
+            store(p.dx + at, gate);
+            store(p.dx + at + p.cols, up);
         }
         sum = warp_sum(sum);
         if (lane == 0) p.d_weights[row] = from_float<W1>(sum);
-    });
+    }));
 }
 
 struct ExpertRelu2 {
@@ -309,14 +317,21 @@ struct ExpertRelu2Bwd {
 };
 
 KERNEL(expert_relu2_bwd, ExpertRelu2Bwd, THREADS) {
-    warps(p.rows, [&](i64 row, int lane) {
+    WIDE(p.cols, aligned(p.x, p.dy, p.dx), warps(p.rows, [&](i64 row, int lane) {
         float weight = to_float(p.weights[row]), sum = 0;
-        for (i64 i = row * p.cols + lane; i < (row + 1) * p.cols; i += 32) {
-            float x = fmaxf(to_float(p.x[i]), 0.0f), dy = to_float(p.dy[i]);
-            sum += x * x * dy;
-            p.dx[i] = from_float<W0>(2 * dy * weight * x);
+        for (i64 c = i64(lane) * N; c < p.cols; c += 32 * N) {
+            i64 i = row * p.cols + c;
+            float x[N], dy[N];
+            load(x, p.x + i);
+            load(dy, p.dy + i);
+            UNROLL for (int j = 0; j < N; j++) {
+                x[j] = fmaxf(x[j], 0.0f);
+                sum += x[j] * x[j] * dy[j];
+                x[j] *= 2 * dy[j] * weight;
+            }
+            store(p.dx + i, x);
         }
         sum = warp_sum(sum);
         if (lane == 0) p.d_weights[row] = from_float<W1>(sum);
-    });
+    }));
 }

@@ -153,9 +153,56 @@ struct LatentNormBwd {
 };
 
 // dx = r (dn - n mean(n dn)), n the normalised row, dn = w dy; a block writes its part of dw.
-KERNEL(latent_norm_bwd, LatentNormBwd, THREADS) {
+//
+// The usual case, rows of up to 2,048 columns: a row is read once and kept in registers, as is the block's part of dw, and the
+// next one is on its way meanwhile.
+DEVICE void latent_rows_bwd(const LatentNormBwd& p, float* scratch) {
+    constexpr int N = 8;
+    i64 c = i64(threadIdx.x) * N, all = p.cols + p.others;
+    float dw[N] = {}, w[N] = {};
+    Eight<R0> next_x;
+    Eight<R3> next_dy;
+    auto fetch = [&](i64 row) {
+        if (row >= p.rows || c >= p.cols) return;
+        next_x = eight(p.x + row * all + c);
+        next_dy = eight(p.dy + row * p.cols + c);
+    };
+    if (c < p.cols) load(w, p.w + c);
+    fetch(blockIdx.x);
+    for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
+        float v[N] = {}, d[N] = {}, sums[2] = {};
+        if (c < p.cols) {
+            unpack(v, next_x);
+            unpack(d, next_dy);
+        }
+        fetch(row + gridDim.x);
+        UNROLL for (int j = 0; j < N; j++) {
+            sums[0] += v[j] * v[j];
+            sums[1] += v[j] * (w[j] * d[j]);
+        }
+        block_sums(sums, scratch);
+        float inverse = 1.0f / sqrtf(sums[0] / float(p.cols) + float(p.eps));
+        float along = sums[1] * inverse / float(p.cols);
+        UNROLL for (int j = 0; j < N; j++) {
+            float n = v[j] * inverse;
+            dw[j] += d[j] * n;
+            v[j] = inverse * (w[j] * d[j] - n * along);
+        }
+        if (c < p.cols) store(p.dx + row * all + c, v);
+        for (i64 at = c; at < p.others; at += THREADS * N) {
+            float rest[N];
+            load(rest, p.d_rest + row * p.others + at);
+            store(p.dx + row * all + p.cols + at, rest);
+        }
+    }
+    if (c < p.cols) store(p.parts + blockIdx.x * p.cols + c, dw);
+}
+
+KERNEL_OF(latent_norm_bwd, LatentNormBwd, THREADS, 2) {
     SHARED(memory);
     float* scratch = reinterpret_cast<float*>(memory);
+    bool usual = p.cols % 8 == 0 && p.others % 8 == 0 && p.cols <= 8 * THREADS;
+    if (usual && aligned(p.x, p.w, p.dy, p.d_rest, p.dx, p.parts)) return latent_rows_bwd(p, scratch);
     float* part = p.parts + blockIdx.x * p.cols;
     WIDE(p.cols | p.others, aligned(p.x, p.w, p.dy, p.d_rest, p.dx), {
         // The very same thread has these columns in every row.
