@@ -403,6 +403,13 @@ fn nobody_has_the_weights_whole() {
     hold(&plan(Parallelism { dp: 4, zero: 3, ..none() }, 1), &[0, 0, 1, 1]);
 }
 
+/// Shares of the sums are taken where each rank stands among those with the same weights.
+#[test]
+fn everyone_has_the_sums_whole() {
+    let options = "all-reduce-grads".parse().unwrap();
+    hold(&plan(Parallelism { dp: 2, ring: 2, zero: 1, options, ..none() }, 2), &[0, 0, 0, 0]);
+}
+
 #[test]
 fn nobody_of_a_group_has_the_weights_whole() {
     let options = "shard-2".parse().unwrap();

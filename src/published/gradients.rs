@@ -48,6 +48,8 @@ pub fn are_halved(run: &Training, zero: u32) -> bool {
     match () {
         // It shards by PyTorch's FSDP2.
         _ if system.contains("automodel") => false,
+        // Its automatic mixed precision keeps weights, and what it adds up, in fp32, whoever's layers it has.
+        _ if system.contains("oneflow") => false,
         _ if precision.contains("fp16") && !precision.contains("bf16") && says(AS_WEIGHTS) => true,
         _ if says(HALVED) || (is_nemo && !system.contains("megatronlm") && !precedes_flash(&run.system)) => true,
         _ => says(ON_DEEPSPEED) && zero > 0 && !pipelines,
@@ -57,9 +59,11 @@ pub fn are_halved(run: &Training, zero: u32) -> bool {
 /// Whether every rank has the sums whole, the optimizer's states alone being shared out: DeepSpeed's engine of pipelines does
 /// so with bf16 weights (`_bf16_reduce_grads`, deepspeed/runtime/pipe/engine.py), and with fp16 as long as `contiguous_gradients` was
 /// off by default (github:microsoft/DeepSpeed@02a63e4 deepspeed/runtime/zero/constants.py; BigScience's runs over 24 replicas
-/// take an eighth longer than scattered gradients would).
+/// take an eighth longer than scattered gradients would). GPT-NeoX's recipes set it (configs/20B.yml).
 pub fn are_summed_whole(run: &Training, pp: u32, zero: u32) -> bool {
-    pp > 1 && zero == 1 && squeezed(&run.system).contains("deepspeed")
+    let [system, precision] = [&run.system, &run.precision].map(|text| squeezed(text));
+    let sets = system.contains("neox") && !precision.contains("bf16");
+    pp > 1 && zero == 1 && system.contains("deepspeed") && !sets
 }
 
 #[cfg(test)]
@@ -72,7 +76,7 @@ mod tests {
             are_summed_whole(&Training { system: system.into(), ..Training::default() }, pp, zero)
         };
         assert!(of("Megatron-DeepSpeed (BigScience)", 12, 1) && !of("Megatron-DeepSpeed", 12, 0));
-        assert!(!of("Megatron-DeepSpeed", 1, 1) && !of("Megatron-LM", 12, 1));
+        assert!(!of("Megatron-DeepSpeed", 1, 1) && !of("Megatron-LM", 12, 1) && !of("GPT-NeoX (DeepSpeed)", 4, 1));
     }
 
     #[test]
@@ -89,6 +93,7 @@ mod tests {
         assert!(of("Megatron-LM, --grad-reduce-in-bf16", "bf16", 8, 1));
         // Of fp16 weights, but not where autocast leaves these in fp32.
         assert!(of("Megatron-DeepSpeed (BigScience)", "fp16", 12, 1) && of("Megatron-LM PTD-P", "fp16 mixed", 8, 0));
+        assert!(!of("OneFlow GPT (Megatron's blocks)", "fp16", 1, 0));
         assert!(!of("Hugging Face Trainer", "fp16", 1, 0) && !of("Megatron-LM SP", "bf16/fp16", 1, 0));
         assert!(!of("Megatron-LM", "fp16 (fp32 grad accum)", 8, 0));
     }
