@@ -325,6 +325,10 @@ mod tests {
                     assert_eq!(step.of(rank), group.neighbour(&views, rank, by), "{group:?} {by} {rank}");
                 }
             }
+            for rank in 0..views[0].size() {
+                let members = group.members(&views, rank);
+                assert_eq!(members[group.place(&views, rank) as usize], rank, "{group:?} {rank}");
+            }
         }
     }
 

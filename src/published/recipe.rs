@@ -350,8 +350,8 @@ mod tests {
         let moved = |release: &str, gpu: &str| {
             stack(&run(&bridge(release), "GPT-OSS-120B", gpu, "BF16"), &given, false).unfused
         };
-        assert_eq!(moved("25.11", "GB300").map(|m| m.value["expert_swiglu_bwd"]), Some(7.9));
-        assert_eq!(moved("25.11", "H100-SXM-80GB").map(|m| m.value["expert_swiglu_bwd"]), Some(10.1));
+        assert_eq!(moved("25.11", "GB300").map(|m| m.value["expert_swiglu_bwd"]), Some(14.8));
+        assert_eq!(moved("25.11", "H100-SXM-80GB").map(|m| m.value["expert_swiglu_bwd"]), Some(18.6));
         assert_eq!(moved("26.06", "GB300"), None);
         let chunked = stack(&eager, &given, true).host_launch.value.value() * 1e6;
         assert!((chunked - 217.0 * 47.0 / 72.0).abs() < 1e-9);

@@ -92,7 +92,7 @@ pub const CLAMPED_EXPERTS: [(&str, f64); 2] =
 pub const CLAMPED_EXPERTS_AGAIN: f64 = (10.0 + 69.0 * STRIDED + 6.0 + 16.0 * STRIDED) / 10.0;
 
 /// How many times as long PyTorch's operators take over halves of rows and over numbers that stand for whole rows, which they do
-/// not read many at a time. Fitted on GPT-OSS 120B in bf16 on 64 GB300 and H100 (Megatron-Bridge 26.02 and 26.04,
+/// not read many at a time. Fitted on GPT-OSS 120B in bf16 on 64 GB300 and H100 (Megatron-Bridge 25.11 to 26.04, some of which are in
 /// traces/published/mixtures.json): what was missing of a layer took as long as these bytes, 3.3 ms for 16K tokens at 8 TB/s and
 /// 2.1 for 4K at 3.35.
 const STRIDED: f64 = 2.0;
