@@ -214,8 +214,12 @@ fn experts_in_shares() {
         ("shard-2", Parallelism { dp: 4, ep: 2, pp: 2, ..Parallelism::default() }),
         ("no-sync+shard-2", Parallelism { dp: 4, ep: 2, ..Parallelism::default() }),
     ] {
-        for zero in if words.contains("no-sync") { 3..=3 } else { 1..=if words == "all-reduce-grads" { 1 } else { 3 } }
-        {
+        let stages = match words {
+            "all-reduce-grads" => 1..=1,
+            "no-sync+shard-2" => 3..=3,
+            _ => 1..=3,
+        };
+        for zero in stages {
             if zero == 1 && words.contains("no-prefetch") {
                 continue;
             }

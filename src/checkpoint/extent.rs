@@ -1,10 +1,10 @@
 //! Which elements of which parameter a rank holds, and where in its memory.
 
 use crate::error::{Error, Result};
-use crate::exec::inputs::{has, places};
+use crate::exec::inputs::{has, places, share};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::memory::SlotId;
-use crate::plan::{Kernel, Master, OpKind, Param, Plan, TensorId};
+use crate::plan::{Kernel, OpKind, Param, Plan, TensorId};
 use std::collections::BTreeMap;
 
 /// What is kept of a parameter.
@@ -103,21 +103,11 @@ impl<'p> Extents<'p> {
         let slot = |tensor| SlotId { tensor, slot: param.slot };
         let all = runs(self.plan, param, rank);
         let share = match master {
-            Some(master) => within(&all, self.share(master, rank)),
+            Some(master) => within(&all, share(self.plan, master, rank)),
             None => all.clone(),
         };
         let working = master.map(|m| (slot(param.weight), if m.shared { share.clone() } else { all }));
         Ok(Held { param, states: updated.tensors.map(slot), runs: share, working })
-    }
-
-    /// The elements of a flat tensor that a rank's master copy has.
-    fn share(&self, master: &Master, rank: u32) -> std::ops::Range<u64> {
-        let elems = self.plan.tensors[master.weight as usize].elems();
-        let Some(group) = &master.group else { return 0..elems };
-        let members = group.members(&self.plan.views, rank);
-        let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
-        let whole = if master.shared { elems * members.len() as u64 } else { elems };
-        crate::collective::part(whole, here, members.len())
     }
 }
 

@@ -22,9 +22,8 @@ pub fn sent_by(plan: &Plan, line: &Line, rank: u32) -> u64 {
             OpKind::Collective { kind, wire, .. } => {
                 let full = elems(plan, &line.reads(i)[0]).max(elems(plan, &line.writes(i)[0]));
                 *known.entry((*kind, node.lane, full * wire.size())).or_insert_with(|| {
-                    let members = group.members(&plan.views, rank);
-                    let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
-                    sent_elems(*kind, members.len(), here, full) * wire.size()
+                    let (here, ranks) = (group.place(&plan.views, rank), group.size(&plan.views));
+                    sent_elems(*kind, ranks as usize, here as usize, full) * wire.size()
                 })
             }
             OpKind::Exchange { route, algo, phase, .. } => {

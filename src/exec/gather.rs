@@ -46,7 +46,7 @@ impl Gather {
         };
         let plan = shared.plan;
         let members = group.members(&plan.views, rank);
-        let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
+        let here = group.place(&plan.views, rank) as usize;
         let (src, dst) = (line.reads(node as usize)[0], line.writes(node as usize)[0]);
         let dtype = |p: &crate::plan::link::Place| plan.tensors[p.tensor as usize].dtype;
         let path = line.path(node as usize);

@@ -137,9 +137,7 @@ pub fn scales_of_norms(plan: &Plan, rank: u32) -> Vec<(SlotId, Range<u64>)> {
             all.push((of(param.weight), from..to));
             continue;
         };
-        let whole = plan.tensors[param.weight as usize].elems();
-        let ranks = master.group.as_ref().filter(|_| master.shared).map_or(1, |group| group.size(&plan.views));
-        let share = share(plan, master, rank, whole * u64::from(ranks));
+        let share = share(plan, master, rank);
         // What a rank has of them in its share, counted from there.
         let (first, last) = (from.max(share.start), to.min(share.end));
         let part = first.saturating_sub(share.start)..last.saturating_sub(share.start);
@@ -175,19 +173,19 @@ fn fill_shares(plan: &Plan, atoms: &AtomTable, rank: u32, source: &Source, param
     for ((tensor, s), whole) in slots {
         let share = plan.tensors[tensor as usize].elems() as usize;
         let group = plan.masters.iter().find(|m| m.weight == tensor).and_then(|m| m.group.as_ref());
-        let members = group.map_or(vec![rank], |g| g.members(&plan.views, rank));
-        let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
+        let here = group.map_or(0, |g| g.place(&plan.views, rank)) as usize;
         let part = &whole[here * share..(here + 1) * share];
         put(arena, &slot(plan, atoms, tensor, s), part, plan.tensors[tensor as usize].dtype);
     }
 }
 
-/// What a rank has of `whole` elements that the ranks of a master copy's group share.
-fn share(plan: &Plan, master: &Master, rank: u32, whole: u64) -> Range<u64> {
-    let Some(group) = &master.group else { return 0..whole };
-    let members = group.members(&plan.views, rank);
-    let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
-    crate::collective::part(whole, here, members.len())
+/// The elements of a flat tensor that a rank's master copy has, counted in what the ranks of its group have together.
+pub fn share(plan: &Plan, master: &Master, rank: u32) -> Range<u64> {
+    let elems = plan.tensors[master.weight as usize].elems();
+    let Some(group) = &master.group else { return 0..elems };
+    let (here, ranks) = (group.place(&plan.views, rank), group.size(&plan.views));
+    let whole = if master.shared { elems * u64::from(ranks) } else { elems };
+    crate::collective::part(whole, here as usize, ranks as usize)
 }
 
 /// Master copies start as the weights they are copies of, or as this rank's share of them.
@@ -197,8 +195,7 @@ fn fill_masters(plan: &Plan, atoms: &AtomTable, rank: u32, arena: &mut Arena) {
         let slots: Vec<u32> = (0..plan.tensors[master.weight as usize].slots).filter(held).collect();
         for s in slots {
             let values = arena.read(&arena.whole(&slot(plan, atoms, master.weight, s))).to_f64();
-            let whole = values.len() as u64;
-            let own = if master.shared { 0..whole } else { share(plan, master, rank, whole) };
+            let own = if master.shared { 0..values.len() as u64 } else { share(plan, master, rank) };
             let share = &values[own.start as usize..own.end as usize];
             put(arena, &slot(plan, atoms, master.master, s), share, plan.tensors[master.master as usize].dtype);
         }

@@ -194,8 +194,7 @@ impl Group {
                 own.fold(0, |place, &(axis, degree)| place * degree + mesh.coord(rank, axis))
             }
             Group::Subset { axis, sets, .. } => {
-                let coord = mesh.coord(rank, *axis);
-                set_of(sets, coord).and_then(|(set, _)| set.iter().position(|&c| c == coord)).unwrap_or(0) as u32
+                set_of(sets, mesh.coord(rank, *axis)).map_or(0, |(_, here)| here as u32)
             }
         }
     }
@@ -210,8 +209,7 @@ impl Group {
                     return mesh.shift(rank, axis, by);
                 }
                 let members = self.members(views, rank);
-                let here = members.iter().position(|&m| m == rank).expect("a rank is in its own group");
-                members[along(here, members.len())]
+                members[along(self.place(views, rank) as usize, members.len())]
             }
             Group::Subset { axis, sets, .. } => match set_of(sets, mesh.coord(rank, *axis)) {
                 Some((set, here)) => mesh.with_coord(rank, *axis, set[along(here, set.len())]),

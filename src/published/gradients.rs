@@ -58,8 +58,8 @@ pub fn are_halved(run: &Training, zero: u32) -> bool {
 
 /// Whether every rank has the sums whole, the optimizer's states alone being shared out: DeepSpeed's engine of pipelines does
 /// so with bf16 weights (`_bf16_reduce_grads`, deepspeed/runtime/pipe/engine.py), and with fp16 as long as `contiguous_gradients` was
-/// off by default (github:microsoft/DeepSpeed@02a63e4 deepspeed/runtime/zero/constants.py; BigScience's runs over 24 replicas
-/// take an eighth longer than scattered gradients would). GPT-NeoX's recipes set it (configs/20B.yml).
+/// off by default (github:microsoft/DeepSpeed@02a63e4 deepspeed/runtime/zero/constants.py). GPT-NeoX's recipes set it
+/// (configs/20B.yml).
 pub fn are_summed_whole(run: &Training, pp: u32, zero: u32) -> bool {
     let [system, precision] = [&run.system, &run.precision].map(|text| squeezed(text));
     let sets = system.contains("neox") && !precision.contains("bf16");

@@ -84,7 +84,8 @@ const SLOWER: [&str; 6] =
 /// forward, the gate 6; both halves clamped 8, put together again 8; bias times probability 4, the sum of that and the rows
 /// 10, put together 8, rounded 6: 50 of 6.
 /// Backward, the gate 10; masks of both clamps and what they let through 21, put together 8; to fp32 6, and back 6; the
-/// gradients of bias and probability, each a product and a sum, 24; put together 4: 79 of 10.
+/// gradients of bias and probability, each a product and a sum, 24; put together 4: 79 of 10. All but the gate takes
+/// `STRIDED` times as long.
 pub const CLAMPED_EXPERTS: [(&str, f64); 2] =
     [("expert_swiglu", (6.0 + 44.0 * STRIDED) / 6.0), ("expert_swiglu_bwd", (10.0 + 69.0 * STRIDED) / 10.0)];
 

@@ -178,7 +178,7 @@ impl Flight {
         Ok(Flight::Collective(Collective {
             node,
             kind: *kind,
-            here: members.iter().position(|&m| m == rank).expect("a rank is in its own group"),
+            here: group.place(&plan.views, rank) as usize,
             rounds: collective::rounds(*kind, members.len()),
             round: 0,
             sent: false,
