@@ -678,6 +678,32 @@ fn attention_that_is_kept_runs_once() {
     }
 }
 
+/// A network in p pieces has rooms for n/p rows of gate, up, activation and their gradients in place of n, and makes gate
+/// and up once more (TiledMLP of arXiv:2506.13996).
+#[test]
+fn a_network_in_pieces_has_room_for_one() {
+    for (recompute, pieces) in [(Recompute::None, 4), (Recompute::Full, 8), (Recompute::Full, 5)] {
+        let plan = |words: &str| {
+            let par = Parallelism { recompute, options: words.parse().unwrap(), ..way(1, 1, 2) };
+            plans::plan(&model(6, 4, false), &par, &work(&par, S, 1, 1), SM)
+        };
+        let (whole, pieced) = (plan("default"), plan(&format!("mlp-chunks-{pieces}")));
+        let rooms = |plan: &Plan| {
+            let names = ["gate_up", "act", "d_gate_up", "d_act"];
+            let of = plan.tensors.iter().filter(|t| names.contains(&t.name.as_str()));
+            of.map(|t| t.bytes() * u64::from(t.slots)).sum::<u64>()
+        };
+        let (n, row) = (S / 2, 3 * F * E);
+        // Of each layer what is kept, or of one.
+        let kept = if recompute == Recompute::Full { 1 } else { 6 };
+        assert_eq!(rooms(&whole), (kept + 1) * n * row);
+        assert_eq!(rooms(&pieced), 2 * n.div_ceil(pieces) * row);
+        let flops = |plan: &Plan| cost(plan, Host::of(plan, 1.0).machine(), Effort::SUMS).unwrap().mean().flops;
+        let again = 6.0 * (2 * n * H * 2 * F) as f64;
+        assert!(close(flops(&pieced) - flops(&whole), again), "{} {again}", flops(&pieced) - flops(&whole));
+    }
+}
+
 /// A pipeline on links so fast that they count for nothing, its stages so alike that embedding and head do not
 /// either: shares of the step in which its ranks wait for one another, on average, and compute.
 fn bubbles(pp: u32, vp: u32, m: u64) -> (f64, f64) {

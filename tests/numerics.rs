@@ -526,6 +526,29 @@ fn what_is_made_again_or_piece_by_piece() {
     }
 }
 
+/// Networks piece by piece: against the dense reference, with pieces that do not come out even and more of them than rows.
+#[test]
+fn networks_in_pieces() {
+    let (none, full) = (Recompute::None, Recompute::Full);
+    for (family, words, recompute, par) in [
+        (llama as Family, "mlp-chunks-2", none, Parallelism { dp: 2, zero: 1, ..Parallelism::default() }),
+        (llama, "mlp-chunks-5+add-grads", none, Parallelism { tp: 2, ring: 2, ..Parallelism::default() }),
+        (llama, "mlp-chunks-3+no-sp", full, Parallelism { tp: 2, pp: 2, ..Parallelism::default() }),
+        (llama, "mlp-chunks-3+loss-chunks-3", full, Parallelism { ulysses: 2, zero: 3, ..Parallelism::default() }),
+        (llama, "mlp-chunks-10000+recompute-act", none, Parallelism { ulysses: 2, dp: 2, ..Parallelism::default() }),
+        (llama, "mlp-chunks-4+recompute-norm", none, Parallelism { ring: 3, zero: 2, ..Parallelism::default() }),
+        (gpt2, "mlp-chunks-3", none, Parallelism { tp: 2, ..Parallelism::default() }),
+        (latent, "mlp-chunks-3", full, Parallelism { tp: 2, ..Parallelism::default() }),
+    ] {
+        let par = Parallelism { options: words.parse().unwrap(), recompute, ..par };
+        let layers = 2 * u64::from(par.pp);
+        holds(
+            &Case { family, kv_heads: 6, group: 1, ffn: 12, layers, batch: 2, microbatches: 2, par, ..case() },
+            1e-10,
+        );
+    }
+}
+
 /// Attention whose output is kept where layers are computed again: to the bit what it is where attention runs twice.
 #[test]
 fn attention_that_runs_once() {

@@ -314,7 +314,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
     // What goes through a V both ways is sent and received beside compute.
     let in_v = halved(run).is_some_and(|word| word != "zb-h1");
     let cut = run.seq_parallel.unwrap_or(habits.sequence_parallel);
-    let [norms, acts] = parts_made_again(run);
+    let ([norms, acts], in_tiles) = (parts_made_again(run), tiled(run, model));
     let all = [
         (tp > 1 && !cut, "no-sp"),
         (tp > 1 && cut && habits.tp_overlap && recipe::sends_chunks(run), "tp-overlap"),
@@ -328,17 +328,20 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (pp == 1 && zero < 2 && !beside.passes, "wait-passes"),
         // Where gradients are cut, each microbatch's is sent away whole, and it is the shares that are added up.
         (zero < 2 && !habits.fused_grads && model.mla.is_none(), "add-grads"),
-        (!habits.fused_loss && !squeezed(&run.system).contains("liger"), "wide-loss"),
+        (
+            !habits.fused_loss && !squeezed(&run.system).contains("liger") && !in_tiles.contains(&TILED_LOSS),
+            "wide-loss",
+        ),
         (model.mla.is_some() && squeezed(&run.recompute).contains("mlaup"), "recompute-mla-up"),
         (norms, "recompute-norm"),
         (acts, "recompute-act"),
         (keeps_attention(run), "keep-attention"),
         (optimizer_is_away(run), "offload-optimizer"),
-        (activations_are_away(run), "offload-activations"),
+        (pp == 1 && activations_are_away(run), "offload-activations"),
     ];
     let carried = model.moe.map(|_| mixture::dispatch(run)).unwrap_or_default();
     let given = all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word);
-    given.chain(halved(run)).chain(carried).chain(chunked(run, seq)).collect()
+    given.chain(in_tiles).chain(halved(run)).chain(carried).chain(chunked(run, seq)).collect()
 }
 
 /// Tokens of a chunk of FPDT where nobody says (arXiv:2408.16978, as remembered, not looked up: its figure of throughput by
@@ -355,9 +358,28 @@ fn chunked(run: &Training, seq: u64) -> Vec<&'static str> {
     vec![enough.1, "offload-activations"]
 }
 
+/// Pieces where nobody says how many: logits and networks are a small part of what is kept of a layer from there on.
+const TILED_LOSS: &str = "loss-chunks-16";
+const TILED_MLP: &str = "mlp-chunks-16";
+
+/// What Arctic Long Sequence Training goes through piece by piece (arXiv:2506.13996), where it is said of a run.
+fn tiled(run: &Training, model: &LlmSpec) -> Vec<&'static str> {
+    let text = squeezed(&format!("{} {}", run.system, run.notes));
+    let says = |words: &[&str]| words.iter().any(|word| text.contains(word) && !text.contains(&format!("no{word}")));
+    let behind_attention = model.moe.is_none() && model.pattern.is_empty() && !model.parallel_block;
+    let all = [
+        (says(&["tiledlogits", "tiledloss"]), TILED_LOSS),
+        (says(&["tiledmlp", "tiledlogitsandmlp"]) && behind_attention, TILED_MLP),
+    ];
+    all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).collect()
+}
+
 /// Whether what a layer keeps is stated to be in the host's memory.
 fn activations_are_away(run: &Training) -> bool {
-    squeezed(&run.system).contains("ckptoffload") || squeezed(&run.recompute).contains("offload")
+    let remarked = ["checkpointsofactivationsoffloaded", "activationcheckpointsoffloaded"];
+    remarked.iter().any(|word| squeezed(&run.notes).contains(word))
+        || squeezed(&run.system).contains("ckptoffload")
+        || squeezed(&run.recompute).contains("offload")
 }
 
 /// Whether the optimizer is stated to be the CPU's, where the sharding is named or the system.
@@ -409,6 +431,14 @@ mod tests {
         assert!(!optimizer_is_away(&run("Ulysses-Offload/FPDT", "ZeRO-3")));
         assert!(optimizer_is_away(&run("Hugging Face", "ZeRO-3 + offload")));
         assert!(!optimizer_is_away(&run("activation ckpt offload", "ZeRO-3")));
+        let model = LlmSpec::find("llama-3-8b").unwrap();
+        let in_tiles = |notes: &str| tiled(&Training { notes: notes.into(), ..Training::default() }, &model);
+        assert_eq!(in_tiles("tiled logits and loss, tiled MLP"), [TILED_LOSS, TILED_MLP]);
+        assert_eq!(in_tiles("tiled logits and loss, no tiled MLP"), [TILED_LOSS]);
+        assert!(activations_are_away(&Training {
+            notes: "checkpoints of activations offloaded to the CPU".into(),
+            ..Training::default()
+        }));
         let words = |seq| chunked(&run("Ulysses-Offload/FPDT", ""), seq);
         assert_eq!(words(2_000_000), ["fpdt-32", "offload-activations"]);
         assert_eq!((words(64 << 10)[0], words(1 << 30)[0]), ("fpdt-2", "fpdt-64"));

@@ -101,6 +101,8 @@ pub struct Options {
     pub keep_attention: bool,
     /// The head and the loss go through a microbatch in so many pieces, logits being made of one at a time; 0: at once.
     pub loss_chunks: u32,
+    /// A network goes through a microbatch in so many pieces, and again in the backward pass; 0: at once.
+    pub mlp_chunks: u32,
     /// Of a hybrid, layers of experts keep their inputs alone, and run again in the backward pass.
     pub recompute_moe: bool,
     /// Low-latency kernels send, return, and receive when asked.
@@ -120,7 +122,7 @@ pub struct Options {
 }
 
 fn is_numbered(name: &str) -> bool {
-    ["replicas-", "shard-", "first-stage-", "last-stage-", "shadow-", "capacity-", "loss-chunks-"]
+    ["replicas-", "shard-", "first-stage-", "last-stage-", "shadow-", "capacity-", "loss-chunks-", "mlp-chunks-"]
         .iter()
         .any(|start| name.starts_with(start))
 }
@@ -143,10 +145,12 @@ impl Options {
             self.shard = n.parse().ok().filter(|n| *n > 1).ok_or_else(wrong)?;
             return Ok(true);
         }
-        if let Some(n) = name.strip_prefix("loss-chunks-") {
-            let wrong = || format!("{name:?}: {n:?} is no number of pieces above 1; write loss-chunks-8");
-            self.loss_chunks = n.parse().ok().filter(|n| *n > 1).ok_or_else(wrong)?;
-            return Ok(true);
+        for (start, pieces) in [("loss-chunks-", &mut self.loss_chunks), ("mlp-chunks-", &mut self.mlp_chunks)] {
+            if let Some(n) = name.strip_prefix(start) {
+                let wrong = || format!("{name:?}: {n:?} is no number of pieces above 1; write {start}8");
+                *pieces = n.parse().ok().filter(|n| *n > 1).ok_or_else(wrong)?;
+                return Ok(true);
+            }
         }
         for (start, layers) in [("first-stage-", &mut self.first_stage), ("last-stage-", &mut self.last_stage)] {
             if let Some(n) = name.strip_prefix(start) {
@@ -201,6 +205,7 @@ impl fmt::Display for Options {
         words.extend((self.capacity != Capacity::Unlimited).then(|| format!("capacity-{}", self.capacity)));
         words.extend((self.shadow > 0).then(|| format!("shadow-{}", self.shadow)));
         words.extend((self.loss_chunks > 0).then(|| format!("loss-chunks-{}", self.loss_chunks)));
+        words.extend((self.mlp_chunks > 0).then(|| format!("mlp-chunks-{}", self.mlp_chunks)));
         f.write_str(&if words.is_empty() { "default".into() } else { words.join("+") })
     }
 }
@@ -260,7 +265,7 @@ mod tests {
             "replicas-32",
             "shadow-2",
             "stripe+replicas-8+shard-4+capacity-1.25",
-            "loss-chunks-8",
+            "loss-chunks-8+mlp-chunks-4",
             "capacity-pad:2",
             "capacity-tutel:-1.5",
         ] {
@@ -272,6 +277,7 @@ mod tests {
             ("shadow-0", "above 0"),
             ("shard-1", "above 1"),
             ("loss-chunks-1", "loss-chunks-8"),
+            ("mlp-chunks-0", "mlp-chunks-8"),
             ("capacity-1.255", "two decimals"),
             ("capacity--1", "not above 0"),
             ("capacity-half:1", "no rule"),

@@ -30,6 +30,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     slopes(model, par)?;
     hybrid(model, work, par)?;
     mtp(model, par)?;
+    network_in_pieces(model, par)?;
     tensor(model, work, par)?;
     let t = u64::from(par.tp);
     heads(model.heads / t, (model.attended_kv_heads() / t).max(1), model.qk_dim(), par)?;
@@ -97,6 +98,22 @@ fn mtp(model: &LlmSpec, par: &Parallelism) -> Result<()> {
         Some((_, what)) => {
             let why = format!("mtp: modules of multi-token prediction are {what}, or train without them (--no-mtp)");
             Err(Error::infeasible(why))
+        }
+        None => Ok(()),
+    }
+}
+
+/// What networks that are gone through piece by piece are not: others than the second half of a layer.
+fn network_in_pieces(model: &LlmSpec, par: &Parallelism) -> Result<()> {
+    let refused = [
+        (model.moe.is_some(), "experts, whose rows are a piece as they are"),
+        (!model.pattern.is_empty(), "layers of one mixer each"),
+        (model.parallel_block, "networks beside attention"),
+    ];
+    match refused.iter().find(|(has, _)| *has && par.options.mlp_chunks > 0) {
+        Some((_, what)) => {
+            let why = format!("options: mlp-chunks is for networks behind attention; {} has {what}", model.name);
+            Err(Error::infeasible(why + "; leave it out"))
         }
         None => Ok(()),
     }

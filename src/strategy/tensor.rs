@@ -42,6 +42,11 @@ pub struct Chunk {
 }
 
 impl Chunk {
+    /// All rows of buffers that have so many.
+    pub fn whole(rows: u64) -> Chunk {
+        Chunk { rows: [0, rows], index: None }
+    }
+
     /// How many rows.
     pub fn count(&self) -> u64 {
         self.rows[1] - self.rows[0]
@@ -77,7 +82,7 @@ impl TensorParallel {
 
     /// All rows at once.
     pub fn all(&self) -> Chunk {
-        Chunk { rows: [0, self.tokens], index: None }
+        Chunk::whole(self.tokens)
     }
 
     fn chunks(&self) -> Vec<Chunk> {

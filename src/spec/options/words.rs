@@ -388,5 +388,9 @@ pub const NUMBERED: &[(&str, &str)] = &[
         "loss-chunks-N",
         "head and loss in N pieces of a microbatch: logits and their gradient are those of one piece at a time (Liger's fused linear cross-entropy, torchtune's chunked loss)",
     ),
+    (
+        "mlp-chunks-N",
+        "feed-forward networks in N pieces of a microbatch, each made again in the backward pass: gate, up and activation are those of one piece at a time (Arctic's TiledMLP)",
+    ),
     ("capacity-HOW", "what an expert takes of a rank's tokens: 1.25, pad:1.25, tutel:1.25 or tutel:0; as --capacity"),
 ];

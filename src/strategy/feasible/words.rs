@@ -174,6 +174,18 @@ fn of_steps(par: &Parallelism) -> Vec<Need> {
         ),
         ("loss-chunks", o.loss_chunks > 0, o.chunks == 0, "no fpdt, which goes through the loss in chunks as it is"),
         (
+            "mlp-chunks",
+            o.mlp_chunks > 0,
+            o.chunks == 0 && !o.tp_overlap,
+            "no fpdt, whose chunks go through the network by themselves, and no tp-overlap",
+        ),
+        (
+            "mlp-chunks",
+            o.mlp_chunks > 0,
+            !par.cuts_all() && !dualpipe,
+            "gradients of weights with those of inputs, not put off by zb-h1, zb-v, v-half, v-min or dualpipe-v",
+        ),
+        (
             "recompute-mla-up",
             o.recompute_mla_up,
             par.recompute != Recompute::Full && up == 1,

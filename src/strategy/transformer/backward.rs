@@ -27,6 +27,10 @@ impl Layer {
                 back.experts(b, experts, d_branch);
                 mid
             }
+            (_, Some(mid)) if self.is_tiled() => {
+                back.tiled_network(b, d_branch);
+                mid
+            }
             (_, mid) => {
                 let d_output = back.down_dx(b, d_branch);
                 back.bias(b, "down_bias_bwd", self.rows.down_bias, self.norms.rows, d_branch);
@@ -175,14 +179,20 @@ impl Backward<'_> {
             l.activation(b, keep, "_again");
         }
         self.dw(b, "down_dw", h, f, d_output, act, l.rows.down);
-        let (label, kernel) = match l.mlp {
+        let last = self.activation(b, n, [gate_up, d_act, d_gate_up]);
+        self.bias(b, "up_bias_bwd", l.rows.up_bias, n, d_gate_up);
+        last
+    }
+
+    /// From the gradient of the activation's output to that of its input, `n` rows of each; returns the op.
+    pub(super) fn activation(&self, b: &mut Builder, n: u64, [gate_up, d_act, d_gate_up]: [Buf; 3]) -> u32 {
+        let f = self.layer.ffn;
+        let (label, kernel) = match self.layer.mlp {
             Mlp::SwiGlu => ("swiglu_bwd", Kernel::SwiGluBwd { rows: n, cols: f }),
             Mlp::Gelu => ("gelu_bwd", Kernel::GeluBwd { elems: n * f }),
             Mlp::Relu2 => ("relu2_bwd", Kernel::Relu2Bwd { elems: n * f }),
         };
-        let last = b.compute(label, kernel, &[gate_up, d_act], &[d_gate_up]);
-        self.bias(b, "up_bias_bwd", l.rows.up_bias, n, d_gate_up);
-        last
+        b.compute(label, kernel, &[gate_up, d_act], &[d_gate_up])
     }
 
     /// From the gradient of the activation's input to that of the network's, in `to`; `last` is the op before.

@@ -23,7 +23,8 @@ pub struct Saved {
     pub(super) mamba: Option<mamba::Saved>,
     /// Where the second half has a norm of its own that is not made again.
     pub(super) normed2: Option<Buf>,
-    /// Where there is a network that every token visits; `act` where its activation is not made again.
+    /// Where there is a network that every token visits, neither of them where it is gone through piece by piece; `act` where
+    /// its activation is not made again.
     pub(super) gate_up: Option<Buf>,
     pub(super) act: Option<Buf>,
     pub(super) experts: Option<expert::Saved>,
@@ -104,6 +105,7 @@ impl Saved {
         Saved {
             normed1: self.normed1.or(s.again.normed1),
             normed2: self.normed2.or(s.again.normed2),
+            gate_up: self.gate_up.or(s.again.gate_up),
             act: self.act.or(s.again.act),
             experts,
             ..*self
@@ -164,6 +166,8 @@ pub struct Scratch {
 pub struct Again {
     pub(super) normed1: Option<Buf>,
     pub(super) normed2: Option<Buf>,
+    /// As many rows as a piece of the network has.
+    pub(super) gate_up: Option<Buf>,
     pub(super) act: Option<Buf>,
 }
 
@@ -229,8 +233,8 @@ impl Layer {
                 there.then(|| keep(name, r, self.hidden, Dtype::U8))
             }),
             normed2: self.rows.norm2.filter(|_| !self.norms_again).map(|_| keep("normed2", r, self.hidden, dtype)),
-            gate_up: (self.ffn > 0).then(|| keep("gate_up", n, self.wide, dtype)),
-            act: (self.ffn > 0 && !self.act_again).then(|| keep("act", n, self.ffn, dtype)),
+            gate_up: (self.ffn > 0 && !self.is_tiled()).then(|| keep("gate_up", n, self.wide, dtype)),
+            act: (self.ffn > 0 && !self.act_again && !self.is_tiled()).then(|| keep("act", n, self.ffn, dtype)),
             latent: self.latent.as_ref().map(|latent| latent.saved(&mut keep)),
             experts: self.experts.as_ref().map(|experts| experts.saved(&mut keep)),
             mamba: self.mamba.as_ref().map(|mamba| mamba.saved(&mut keep)),
@@ -243,7 +247,7 @@ impl Layer {
             let whole = b.tensor("d_mid", &[self.residual_rows(), self.hidden], self.dtype, TensorKind::Workspace, 1);
             return Scratch { d_mid: whole, ..chunk.scratch(b) };
         }
-        let (n, r, h) = (self.tokens(), self.residual_rows(), self.hidden);
+        let (n, r, h, piece) = (self.tokens(), self.residual_rows(), self.hidden, self.piece_rows());
         let attends = self.attends();
         let inner = attends.then(|| (self.core.scratch(b), self.ulysses.as_ref().map(|u| u.scratch(b))));
         let experts = self.experts.as_ref().map(|experts| experts.scratch(b));
@@ -260,11 +264,12 @@ impl Layer {
         let again = Again {
             normed1: self.has_norm1().filter(|_| self.norms_again).map(|()| work("normed1", r, h)),
             normed2: self.rows.norm2.filter(|_| self.norms_again).map(|_| work("normed2", r, h)),
-            act: (self.ffn > 0 && self.act_again).then(|| work("act", n, self.ffn)),
+            gate_up: (self.ffn > 0 && self.is_tiled()).then(|| work("gate_up", piece, self.wide)),
+            act: (self.ffn > 0 && (self.act_again || self.is_tiled())).then(|| work("act", piece, self.ffn)),
         };
         let branch = work("branch", r, h);
-        let d_act = (self.ffn > 0).then(|| work("d_act", n, self.ffn));
-        let d_gate_up = (self.ffn > 0).then(|| work("d_gate_up", n, self.wide));
+        let d_act = (self.ffn > 0).then(|| work("d_act", piece, self.ffn));
+        let d_gate_up = (self.ffn > 0).then(|| work("d_gate_up", piece, self.wide));
         let shared = (self.ffn > 0 && experts.is_some()).then(|| work("shared", r, h));
         let (d_normed, d_mid) = (work("d_normed", r, h), work("d_mid", r, h));
         let d_branch = (self.dropout > 0.0).then(|| work("d_branch", r, h));

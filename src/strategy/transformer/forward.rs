@@ -52,6 +52,7 @@ impl Layer {
         self.residual(b, "residual1", x, s.branch, [rows.o_bias.map(at), None], [Some(mid), keep.stays[0]]);
         match &self.experts {
             Some(experts) => self.experts_forward(b, s, w, mid, keep, experts),
+            None if self.is_tiled() => self.tiled_forward(b, s, w, mid, keep, sums),
             None => {
                 self.mlp_in(b, s, w, mid, keep, input);
                 self.tp.scattered(b, "down_reduce", sums, s.branch, |b, chunk| {
@@ -91,7 +92,11 @@ impl Layer {
     }
 
     pub(super) fn activation(&self, b: &mut Builder, keep: &Saved, which: &str) {
-        let (n, (gate_up, act)) = (self.tokens(), keep.network());
+        self.activation_of(b, self.tokens(), keep.network(), which);
+    }
+
+    /// The same of `n` rows.
+    pub(super) fn activation_of(&self, b: &mut Builder, n: u64, (gate_up, act): (Buf, Buf), which: &str) {
         let (label, kernel) = match self.mlp {
             Mlp::SwiGlu => ("swiglu", Kernel::SwiGlu { rows: n, cols: self.ffn }),
             Mlp::Gelu => ("gelu", Kernel::Gelu { elems: n * self.ffn }),
@@ -153,7 +158,7 @@ impl Layer {
 
     /// Rows of the residual stream to `cols` columns.
     #[allow(clippy::too_many_arguments)]
-    fn linear_in(
+    pub(super) fn linear_in(
         &self,
         b: &mut Builder,
         label: &str,

@@ -13,6 +13,7 @@ mod flats;
 mod forward;
 mod latent;
 mod mamba;
+mod tiled;
 mod weights;
 
 pub use buffers::{Saved, Scratch};
@@ -83,6 +84,9 @@ pub struct Layer {
     pub wide_loss: bool,
     /// Pieces of a microbatch that the loss goes through; 0: all at once.
     pub loss_chunks: u64,
+    /// Pieces of a microbatch that the network goes through, where it does not take all at once, and again in the backward
+    /// pass.
+    mlp_chunks: Option<u64>,
     /// The output of the activation is made again, and those of norms.
     act_again: bool,
     norms_again: bool,
@@ -232,6 +236,7 @@ impl Layer {
             add_grads: par.options.add_grads,
             wide_loss: par.options.wide_loss,
             loss_chunks: u64::from(par.options.loss_chunks),
+            mlp_chunks: Some(u64::from(par.options.mlp_chunks)).filter(|n| *n > 0),
             act_again: par.options.recompute_act,
             norms_again: par.options.recompute_norm,
         }
