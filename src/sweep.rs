@@ -9,6 +9,7 @@ pub mod crossover;
 pub mod exchange;
 pub mod frames;
 pub mod grid;
+pub mod longest;
 mod remedy;
 pub mod search;
 mod shadow;

@@ -6,12 +6,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 20] = [
     "checkpoint",
     "goodput",
     "sweep",
     "search",
     "crossover",
+    "longest",
     "estimate",
     "simulate",
     "attention",
@@ -500,6 +501,35 @@ fn a_crossover_is_costed_written_and_drawn() {
     assert!(code == 2 && err.contains("node:365"), "{err}");
     let (code, _, err) = said(dir.path(), "crossover --kv-heads 5");
     assert!(code == 2 && err.contains("5 does not divide the 32 heads"), "{err}");
+}
+
+#[test]
+fn the_longest_sequences_are_found_written_and_drawn() {
+    let dir = folder();
+    let small = "longest --gpus 8,16 --ulysses 1,8 --options default,loss-chunks-16+mlp-chunks-16 --out long";
+    let text = succeeds(dir.path(), small);
+    assert!(text.contains("8 lengths") && text.contains("the GPU's memory: "), "{text}");
+    let rows = || fs::read_to_string(dir.path().join("long/rows.csv")).unwrap();
+    let whole = rows();
+    assert_eq!(whole.lines().count(), 9);
+    let picture = fs::read(dir.path().join("long/longest.svg")).unwrap();
+    fs::remove_file(dir.path().join("long/longest.svg")).unwrap();
+    succeeds(dir.path(), "plot long");
+    assert!(fs::read(dir.path().join("long/longest.svg")).unwrap() == picture);
+    // Stopped half way it goes on, and what is known is not looked for again.
+    fs::write(dir.path().join("long/rows.csv"), &whole[..whole.len() / 2]).unwrap();
+    let found = json(dir.path(), &format!("{small} --json"));
+    assert!(rows() == whole, "{}", rows());
+    let lengths: Vec<u64> =
+        found["longest"].as_array().unwrap().iter().map(|one| one["row"]["seq_len"].as_u64().unwrap()).collect();
+    // Pieces of logits and networks help, more ranks to a sequence help more.
+    assert!(lengths.chunks(2).all(|pair| pair[1] > pair[0]) && lengths[2] > 4 * lengths[1], "{lengths:?}");
+    let (code, _, err) = said(dir.path(), "longest --gpus 8 --ulysses 3");
+    assert!(code == 2 && err.contains("divides --gpus"), "{err}");
+    let (code, _, err) = said(dir.path(), "longest --model llama-3.1-405b --gpus 8 --zero 0 --out none");
+    assert!(code == 2 && err.contains("no way fits") && err.contains("memory: needs"), "{err}");
+    let (code, _, err) = said(dir.path(), &small.replace("default", "fp8,stripe"));
+    assert!(code == 2 && err.contains("another study"), "{err}");
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod goodput;
 mod grouped;
 mod interrupt;
 mod issued;
+mod longest;
 mod options;
 mod plan;
 mod plot;
@@ -63,6 +64,8 @@ enum Command {
     Search(search::Flags),
     /// Ulysses or ring? Costs attention both ways over ranks, lengths, KV heads and links, and draws the map.
     Crossover(crossover::Flags),
+    /// How long may a sequence be? Finds the longest that fits, by way and by what saves memory.
+    Longest(longest::Flags),
     /// Costs one configuration and shows where time and memory go.
     Estimate(estimate::Flags),
     /// Plays one configuration event by event: who waits for whom, and what shares a link.
@@ -186,6 +189,7 @@ fn command(command: Command) -> Result<Answer> {
         Command::Sweep(flags) => sweep::run(&flags),
         Command::Search(flags) => search::run(&flags),
         Command::Crossover(flags) => crossover::run(&flags),
+        Command::Longest(flags) => longest::run(&flags),
         Command::Estimate(flags) => estimate::run(&flags),
         Command::Simulate(flags) => simulate::run(&flags),
         Command::Attention(flags) => attention::run(&flags),

@@ -10,6 +10,7 @@ pub mod crossover;
 pub mod exchange;
 pub mod exposed_comm;
 pub mod goodput;
+pub mod longest;
 pub mod memory;
 pub mod mfu_vs_seqlen;
 mod notes;
@@ -43,6 +44,8 @@ pub enum Study {
     Sweep,
     /// The ways that a search costed.
     Search,
+    /// The longest sequences that fit.
+    Longest,
     /// Points at which Ulysses and the ring were both costed.
     Crossover,
     /// Exchanges of mixture-of-experts layers.
@@ -67,6 +70,7 @@ pub const PLOTS: &[Plot] = &[
     Plot { name: "memory", of: Study::Sweep, draw: memory::memory },
     Plot { name: "block_timeline", of: Study::Sweep, draw: block_timeline::block_timeline },
     Plot { name: "choices", of: Study::Search, draw: choices::choices },
+    Plot { name: "longest", of: Study::Longest, draw: longest::longest },
     Plot { name: "crossover", of: Study::Crossover, draw: crossover::crossover },
     Plot { name: "exchange", of: Study::Exchange, draw: exchange::exchange },
     Plot { name: "goodput", of: Study::Goodput, draw: goodput::goodput },
@@ -89,6 +93,7 @@ pub fn draw(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
     let of = match study_of(&Sheet::read(rows_csv)?) {
         // Rows are those of a sweep; what was asked tells the two apart.
         Study::Sweep if Notes::beside(rows_csv)?.has("space") => Study::Search,
+        Study::Sweep if Notes::beside(rows_csv)?.has("measures") => Study::Longest,
         of => of,
     };
     std::fs::create_dir_all(out_dir).map_err(Error::io(out_dir))?;

@@ -319,8 +319,9 @@ fn whole_model(row: &Attention, shipped: &Shipped) -> Prediction {
         }),
         ..Training::default()
     };
+    let run = with_longest(row, run);
     let training = ["train", "sft", "finetun", "e2estep"].iter().any(|word| squeezed(&row.pass).contains(word));
-    let rates = [run.tflops_per_gpu, run.mfu, run.tokens_per_s_per_gpu, run.iteration_s];
+    let rates = [run.tflops_per_gpu, run.mfu, run.tokens_per_s_per_gpu, run.iteration_s, run.max_tokens];
     let known = rates.iter().any(Option::is_some);
     if !training || !known {
         return Prediction {
@@ -333,9 +334,49 @@ fn whole_model(row: &Attention, shipped: &Shipped) -> Prediction {
     training::predict(&run, shipped)
 }
 
+/// The longest sequence that ran, where that is what a row is about. Where nothing is said of it, all GPUs share it.
+fn with_longest(row: &Attention, run: Training) -> Training {
+    let unit = squeezed(&row.unit);
+    if !["maxtokens", "tokens(max)", "maxseq", "maxcontext"].iter().any(|word| unit.starts_with(word)) {
+        return run;
+    }
+    let system = squeezed(&run.system);
+    let all = run.gpus.filter(|_| [run.ulysses, run.ring, run.cp, run.dp, run.tp, run.pp].iter().all(Option::is_none));
+    let by_heads = ["ulysses", "alst", "fpdt"].iter().any(|word| system.contains(word));
+    Training {
+        max_tokens: row.value,
+        ulysses: run.ulysses.or(all.filter(|_| by_heads)),
+        cp: run.cp.or(all.filter(|_| !by_heads)),
+        global_batch: run.global_batch.or(all.map(|_| 1)),
+        ..run
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Arctic's longest sequence on eight H100 (DeepSpeed's tutorial, 3.7 million tokens): its row of training is all that is
+    /// predicted of whole models otherwise.
+    #[test]
+    fn the_longest_sequence_is_predicted_too() {
+        let row = Attention {
+            gpu: "H100-80GB".into(),
+            gpus: Some(8),
+            model: "Llama-3.1-8B".into(),
+            seq: Some(3_700_000),
+            pass: "e2e train".into(),
+            family: "ALST (Ulysses + tiled MLP/loss + ckpt offload + ZeRO-3)".into(),
+            value: Some(3_700_000.0),
+            unit: "max tokens".into(),
+            ..Attention::default()
+        };
+        let found = predicted(row);
+        let off = found.predicted.unwrap() / 3_700_000.0;
+        assert!((0.8..1.6).contains(&off) && found.unit == "tokens", "{off} {:?}", found.split);
+        let share = found.split.contains("ulysses 8") && found.split.contains("offload-activations");
+        assert!(share && found.split.contains("mlp-chunks"), "{}", found.split);
+    }
 
     fn predicted(row: Attention) -> Prediction {
         predict(&row, &Shipped::new().unwrap())

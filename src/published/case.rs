@@ -71,6 +71,8 @@ pub struct Training {
     pub hfu: Option<f64>,
     /// Seconds of a forward and a backward chunk side by side, each of all layers that are stated.
     pub pair_s: Option<f64>,
+    /// Of the longest sequence that ran.
+    pub max_tokens: Option<f64>,
     /// Remarks, which may name what was switched on.
     pub notes: String,
 }

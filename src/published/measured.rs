@@ -10,6 +10,8 @@ pub enum Quantity {
     Step,
     /// Seconds of a forward and a backward chunk side by side.
     Pair,
+    /// Tokens of the longest sequence that fits.
+    Longest,
     TokensPerGpu,
     Tflops(Convention),
     /// Share of the peak.
@@ -30,6 +32,7 @@ impl Measured {
         let all = [
             (run.iteration_s, Quantity::Step),
             (run.pair_s, Quantity::Pair),
+            (run.max_tokens, Quantity::Longest),
             (run.tokens_per_s_per_gpu, Quantity::TokensPerGpu),
             (run.tflops_per_gpu, Quantity::Tflops(stated)),
             (run.mfu, Quantity::Utilization(Convention { recompute: false, ..stated })),
@@ -55,6 +58,7 @@ impl Quantity {
     pub fn unit(self) -> &'static str {
         match self {
             Quantity::Step | Quantity::Pair => "s",
+            Quantity::Longest => "tokens",
             Quantity::TokensPerGpu => "tokens/s/GPU",
             Quantity::Tflops(_) => "TFLOP/s/GPU",
             Quantity::Utilization(_) => "of peak",
@@ -88,6 +92,8 @@ impl Quantity {
             Quantity::TokensPerGpu => tokens,
             Quantity::Tflops(convention) => tokens * (step.flops_per_token)(convention) / 1e12,
             Quantity::Utilization(convention) => tokens * (step.flops_per_token)(convention) / step.peak,
+            // No step says it.
+            Quantity::Longest => f64::NAN,
         }
     }
 }

@@ -150,6 +150,7 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
         mfu: f.share("mfu")?,
         hfu: f.share("hfu")?,
         pair_s: f.number("pair_s")?,
+        max_tokens: f.number("max_tokens")?,
         notes: text("notes")?,
     };
     let group = match f.text("group")? {

@@ -243,7 +243,15 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
     if software::is_disproved(&run.system) {
         return Habits::of_run(run).recompute;
     }
-    let named = ["fullactivation", "actckpt", "fpdt", "gradientcheckpoint", "activationcheckpoint", "fullrecompu"];
+    let named = [
+        "fullactivation",
+        "actckpt",
+        "ckptoffload",
+        "fpdt",
+        "gradientcheckpoint",
+        "activationcheckpoint",
+        "fullrecompu",
+    ];
     let denied = ["nogradient", "noactivation", "withoutgradient", "withoutactivation"];
     let is = named.iter().any(|w| system.contains(w)) && !denied.iter().any(|w| system.contains(w));
     let in_system = is.then_some(Recompute::Full);
@@ -361,6 +369,8 @@ fn chunked(run: &Training, seq: u64) -> Vec<&'static str> {
 /// Pieces where nobody says how many: logits and networks are a small part of what is kept of a layer from there on.
 const TILED_LOSS: &str = "loss-chunks-16";
 const TILED_MLP: &str = "mlp-chunks-16";
+/// Said of a run, these and inputs of layers in the host's memory.
+const ALL: &str = "allofalst";
 
 /// What Arctic Long Sequence Training goes through piece by piece (arXiv:2506.13996), where it is said of a run.
 fn tiled(run: &Training, model: &LlmSpec) -> Vec<&'static str> {
@@ -368,15 +378,15 @@ fn tiled(run: &Training, model: &LlmSpec) -> Vec<&'static str> {
     let says = |words: &[&str]| words.iter().any(|word| text.contains(word) && !text.contains(&format!("no{word}")));
     let behind_attention = model.moe.is_none() && model.pattern.is_empty() && !model.parallel_block;
     let all = [
-        (says(&["tiledlogits", "tiledloss"]), TILED_LOSS),
-        (says(&["tiledmlp", "tiledlogitsandmlp"]) && behind_attention, TILED_MLP),
+        (says(&["tiledlogits", "tiledloss", "tiledmlp/loss", "tiledmlpandloss", ALL]), TILED_LOSS),
+        (says(&["tiledmlp", "tiledlogitsandmlp", ALL]) && behind_attention, TILED_MLP),
     ];
     all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).collect()
 }
 
 /// Whether what a layer keeps is stated to be in the host's memory.
 fn activations_are_away(run: &Training) -> bool {
-    let remarked = ["checkpointsofactivationsoffloaded", "activationcheckpointsoffloaded"];
+    let remarked = ["checkpointsofactivationsoffloaded", "activationcheckpointsoffloaded", ALL];
     remarked.iter().any(|word| squeezed(&run.notes).contains(word))
         || squeezed(&run.system).contains("ckptoffload")
         || squeezed(&run.recompute).contains("offload")

@@ -26,6 +26,7 @@ use crate::plan::unfused::AT_A_TIME;
 use crate::report::made_of;
 use crate::spec::{Dtype, GpuSpec, LlmSpec, Recompute, StackSpec, Workload};
 use crate::strategy::expert::Routing;
+use crate::strategy::lengths::{bisect, grain};
 use crate::strategy::{Engines, build_routed, guard};
 use crate::units::Seconds;
 
@@ -85,6 +86,11 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
     found.why.extend(reported.map(|(_, said)| said));
     let measured = measured.ok_or("measured: no time, rate or utilization is stated")?;
     let (setup, made) = fitting(&stated, shipped, setup, found)?;
+    if measured.quantity == Quantity::Longest {
+        (found.split, found.memory) = (setup.words(&made.split), None);
+        found.predicted = Some(setup.longest(&made.split)?);
+        return Ok(());
+    }
     let fitted = &made.split;
     found.split = setup.words(fitted);
     let mut seconds = match measured.quantity {
@@ -392,6 +398,15 @@ impl Setup {
     fn room(&self) -> f64 {
         let gpu = &self.machine.cluster.gpu;
         SPARE * (gpu.memory.value.value() - self.stack.reserved_memory.value.value())
+    }
+
+    /// Tokens of the longest sequence that fits as a run is split: of what the GPU has, and not a little more.
+    fn longest(&self, split: &Split) -> Result<f64, String> {
+        let longest = bisect(grain(&split.par), |seq| {
+            let plan = self.build(&self.model, &Split { seq, ..split.clone() })?;
+            Ok::<bool, String>(needs(&plan)? <= self.room() / SPARE)
+        })?;
+        longest.map(|n| n as f64).ok_or_else(|| "memory: no sequence fits, however short".into())
     }
 
     fn kernels(&self) -> Result<Roofline, String> {

@@ -221,8 +221,15 @@ impl FromStr for Options {
             }
             let Some(word) = WORDS.iter().find(|w| w.name == name) else {
                 let known: Vec<_> = WORDS.iter().map(|w| w.name).collect();
+                let parts: Vec<&str> = name.split([',', ' ', ';', '|']).filter(|part| !part.is_empty()).collect();
+                if parts.len() > 1 {
+                    return Err(format!("{name:?} is no option: words are joined by +; write {}", parts.join("+")));
+                }
                 let meant = meant(name, &known);
-                return Err(format!("{name:?} is no option{meant}; known are default and {}", known.join(", ")));
+                if !meant.is_empty() {
+                    return Err(format!("{name:?} is no option{meant}; `foretrain options` lists all of them"));
+                }
+                return Err(format!("{name:?} is no option; known are default and {}", known.join(", ")));
             };
             (word.set)(&mut options);
         }
@@ -259,7 +266,14 @@ mod tests {
             assert_ne!(options, Options::default(), "{} changes nothing", word.name);
             assert_eq!(options.to_string(), word.name);
         }
-        assert!("zigzga".parse::<Options>().unwrap_err().contains("known are default"));
+        for (words, why) in [
+            ("zigzga", "known are default"),
+            ("stirpe", "did you mean stripe?"),
+            ("stripe,dkv-model", "joined by +; write stripe+dkv-model"),
+        ] {
+            let said = words.parse::<Options>().unwrap_err();
+            assert!(said.contains(why), "{words}: {said}");
+        }
         for words in [
             "first-stage-3+last-stage-0",
             "replicas-32",

@@ -14,6 +14,7 @@ pub mod head;
 pub mod head_exchange;
 pub mod kind;
 pub mod layers;
+pub mod lengths;
 mod mtp;
 pub mod norm;
 pub mod pipeline;

@@ -1,0 +1,287 @@
+//! `foretrain longest`: the longest sequence that fits, by way and by what saves memory.
+
+use super::config::{degree, dtype, options, recompute, stack_of};
+use super::progress::bar;
+use super::{Answer, Output, list_of};
+use crate::cluster::Cluster;
+use crate::error::{Error, Result};
+use crate::plot;
+use crate::report::Row;
+use crate::report::human::{Table, bytes, counted, notes, percent, seconds, tokens};
+use crate::spec::{ClusterSpec, Dtype, GpuSpec, LlmSpec, Options, Recompute};
+use crate::sweep::case::default_dtype;
+use crate::sweep::longest::{Longest, Question, Way, longest};
+use clap::Args;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[derive(Args)]
+#[command(after_help = "Example: foretrain longest\n         \
+    foretrain longest --model llama-3-70b --gpus 64,128 --tp 8 --ring 8,16 --options default,offload-activations --out results/longest-70b\n\n\
+    One sequence a replica. Lists are separated by commas; ways of which degrees are given are crossed with each other, and each\n\
+    is tried with every set of words of --options. Memory is what a plan's tensors take and the stack sets aside, so that a\n\
+    framework that fragments its memory ends before.")]
+pub struct Flags {
+    /// A shipped model, or the path of a Hugging Face config.json
+    #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
+    model: String,
+    /// A shipped cluster, or the path of its JSON file
+    #[arg(long, value_name = "NAME", default_value = "dgx-h100")]
+    cluster: String,
+    /// A shipped software stack, or the path of its JSON file [default: what fits the GPU]
+    #[arg(long, value_name = "NAME")]
+    stack: Option<String>,
+    /// GPUs; dp is what the other degrees leave of them [default: a node, and where there is a network two, four and eight]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    gpus: Vec<u32>,
+    /// Tensor parallelism [default: 1]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    tp: Vec<u32>,
+    /// Pipeline stages [default: 1]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    pp: Vec<u32>,
+    /// Ulysses degrees [default: with --ring 1, else as many as share a node's heads, and all heads]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    ulysses: Vec<u32>,
+    /// Ring degrees [default: with --ulysses 1, else all GPUs, and what Ulysses leaves of them]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    ring: Vec<u32>,
+    /// Ranks that share the experts of a layer [default: as many as divide them, within a node]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = degree)]
+    ep: Vec<u32>,
+    /// ZeRO stage
+    #[arg(long, value_name = "STAGE", default_value = "3", value_parser = clap::value_parser!(u32).range(0..=3))]
+    zero: u32,
+    /// What the backward pass computes again
+    #[arg(long, value_name = "HOW", default_value = "full", value_parser = recompute)]
+    recompute: Recompute,
+    /// What is tried one after the other: words joined by +, see `foretrain options` [default: what makes sequences longer,
+    /// more and more of it]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = options)]
+    options: Vec<Options>,
+    /// Train without the modules of multi-token prediction that the model has
+    #[arg(long)]
+    no_mtp: bool,
+    /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
+    #[arg(long, value_name = "DTYPE", value_parser = dtype)]
+    dtype: Option<Dtype>,
+    /// Title of the picture
+    #[arg(long, value_name = "TEXT")]
+    title: Option<String>,
+    /// The folder of the study
+    #[arg(long, value_name = "DIR", default_value = "results/longest")]
+    out: PathBuf,
+    /// Forget the rows that the folder has
+    #[arg(long)]
+    fresh: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Flags {
+    fn question(&self) -> Result<Question> {
+        let model = LlmSpec::find(&self.model)?;
+        let model = if self.no_mtp { model.without_mtp()? } else { model };
+        let cluster = ClusterSpec::find(&self.cluster)?;
+        let gpu = GpuSpec::find(&cluster.gpu)?;
+        let measures = match self.options.is_empty() {
+            true => Question::default_measures(&model, cluster.host.is_some()),
+            false => self.options.clone(),
+        };
+        Ok(Question {
+            title: self.title.clone(),
+            cluster: self.cluster.clone(),
+            stack: self.stack.clone().unwrap_or_else(|| stack_of(&gpu).into()),
+            dtype: self.dtype.unwrap_or_else(|| default_dtype(&gpu)),
+            zero: self.zero,
+            recompute: self.recompute,
+            no_mtp: self.no_mtp,
+            ways: self.ways(&model, &cluster, &gpu)?,
+            model: self.model.clone(),
+            measures,
+        })
+    }
+
+    fn ways(&self, model: &LlmSpec, cluster: &ClusterSpec, gpu: &GpuSpec) -> Result<Vec<Way>> {
+        let says_split = ![&self.tp, &self.pp, &self.ulysses, &self.ring].iter().all(|list| list.is_empty());
+        let mut all = vec![];
+        for gpus in self.sizes(cluster, gpu) {
+            let usual = Question::default_ways(model, gpus, cluster.gpus_per_node);
+            if !says_split && self.ep.is_empty() {
+                all.extend(usual);
+                continue;
+            }
+            let ep = usual.first().map_or(1, |way| way.ep);
+            let splits = match says_split {
+                false => usual.iter().map(|way| [way.ulysses, way.ring, 1, 1]).collect(),
+                true => crossed([&self.ulysses, &self.ring, &self.tp, &self.pp].map(|list| or(list, 1))),
+            };
+            let fits = |split: &&[u32; 4]| gpus.is_multiple_of(split.iter().product::<u32>().max(1));
+            for &[ulysses, ring, tp, pp] in splits.iter().filter(fits) {
+                all.extend(or(&self.ep, ep).into_iter().map(|ep| Way { gpus, ulysses, ring, tp, pp, ep }));
+            }
+        }
+        if all.is_empty() {
+            let why = "degrees: no product of --ulysses, --ring, --tp and --pp divides --gpus; change one of them";
+            return Err(Error::infeasible(why));
+        }
+        Ok(all)
+    }
+
+    fn sizes(&self, cluster: &ClusterSpec, gpu: &GpuSpec) -> Vec<u32> {
+        if !self.gpus.is_empty() {
+            return self.gpus.clone();
+        }
+        let node = cluster.gpus_per_node;
+        let nodes = if cluster.scale_out.is_some() { &[1, 2, 4, 8][..] } else { &[1] };
+        nodes.iter().map(|n| n * node).filter(|&gpus| Cluster::new(cluster, gpu, gpus).is_ok()).collect()
+    }
+}
+
+fn or(list: &[u32], one: u32) -> Vec<u32> {
+    if list.is_empty() { vec![one] } else { list.to_vec() }
+}
+
+/// Every choice of one of each list.
+fn crossed(lists: [Vec<u32>; 4]) -> Vec<[u32; 4]> {
+    lists.iter().enumerate().fold(vec![[1; 4]], |all, (at, list)| {
+        let with = |split: [u32; 4]| {
+            list.iter().map(move |&n| {
+                let mut split = split;
+                split[at] = n;
+                split
+            })
+        };
+        all.into_iter().flat_map(with).collect()
+    })
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Found<'a> {
+    study: &'a Question,
+    /// What the model's file states that no plan has.
+    notes: &'a [String],
+    files: Vec<String>,
+    longest: &'a [Longest],
+}
+
+pub fn run(flags: &Flags) -> Result<Answer> {
+    let question = flags.question()?;
+    let started = Instant::now();
+    let bar = bar(0, "{pos}/{len} ways, {eta} left");
+    let (found, mut files) = longest(&question, &flags.out, flags.fresh, &|there, all| {
+        bar.set_length(all as u64);
+        bar.set_position(there as u64);
+    })?;
+    bar.finish_and_clear();
+    let took = started.elapsed().as_secs_f64();
+    files.extend(plot::draw(&flags.out.join("rows.csv"), &flags.out)?);
+    let said = question.spec()?.notes;
+    let mut text = notes(&said) + &render(&question, &found);
+    text.push_str(&format!("\n{} lengths; {took:.2} s\n", found.len()));
+    files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
+    let printed = Found { study: &question, notes: &said, files: list_of(&files), longest: &found };
+    let error = found.iter().all(|found| !found.row.feasible).then(|| {
+        let why = found.first().map_or("", |found| found.beyond.as_str());
+        Error::infeasible(format!("longest: no way fits, however short its sequences: {why}"))
+    });
+    Ok(Answer::with_error(text, &printed, error))
+}
+
+fn render(question: &Question, found: &[Longest]) -> String {
+    let Question { model, cluster, stack, dtype, zero, recompute, measures, .. } = question;
+    let mut lengths = Table::new(&format!("><{}", ">".repeat(measures.len())));
+    let numbers = (1..=measures.len()).map(|n| format!("[{n}]"));
+    lengths.row(["GPUs".to_string(), "a sequence over".into()].into_iter().chain(numbers));
+    let mut best = Table::new("><<>>><");
+    best.row(["GPUs", "a sequence over", "with", "longest", "step", "MFU", "what ends it"].map(String::from));
+    for of_gpus in found.chunk_by(|a, b| a.row.gpus == b.row.gpus) {
+        for way in of_gpus.chunks(measures.len()) {
+            let row = &way[0].row;
+            let cells = way.iter().map(|found| if found.row.feasible { short(found.row.seq_len) } else { "-".into() });
+            lengths.row([row.gpus.to_string(), ranks(row)].into_iter().chain(cells));
+        }
+        // Of equal ones the first, which saves least.
+        let fits = of_gpus.iter().enumerate().filter(|(_, found)| found.row.feasible);
+        if let Some((at, found)) = fits.max_by_key(|(at, f)| (f.row.seq_len, std::cmp::Reverse(*at))) {
+            let row = &found.row;
+            best.row([
+                row.gpus.to_string(),
+                ranks(row),
+                format!("[{}]", at % measures.len() + 1),
+                short(row.seq_len),
+                row.step_time_s.map_or("-".into(), seconds),
+                row.mfu.map_or("-".into(), percent),
+                filled(found),
+            ]);
+        }
+    }
+    let with = measures.iter().enumerate().map(|(at, options)| format!("  [{}] {options}\n", at + 1));
+    let others: BTreeSet<String> = found
+        .iter()
+        .filter(|found| is_other(&found.beyond))
+        .map(|found| format!("  {} {}\n", if found.row.feasible { "ended by" } else { "-  " }, found.beyond))
+        .collect();
+    let others: String = others.into_iter().collect();
+    let best = if found.iter().any(|found| found.row.feasible) {
+        format!("\nthe longest of each\n{}", best.render("  "))
+    } else {
+        String::new()
+    };
+    format!(
+        "{model} on {cluster}, stack {stack}, {}, zero {zero}, recompute {}, a sequence on each replica\n\n\
+         the longest sequence that fits, in tokens (K 1024, M 1024 K)\n{}{}{others}{best}",
+        dtype.name(),
+        recompute.name(),
+        lengths.render("  "),
+        with.collect::<String>()
+    )
+}
+
+/// Whether it is no want of memory.
+fn is_other(why: &str) -> bool {
+    !why.is_empty() && !why.contains("memory: ")
+}
+
+/// `1 GPU`, `ulysses 8 x ring 2`.
+fn ranks(row: &Row) -> String {
+    let degrees = [("ulysses", row.ulysses), ("ring", row.ring), ("tp", row.tp), ("pp", row.pp)];
+    let said: Vec<String> = degrees.iter().filter(|(_, n)| *n > 1).map(|(name, n)| format!("{name} {n}")).collect();
+    let said = if said.is_empty() { counted(1u32, "GPU") } else { said.join(" x ") };
+    if row.ep > 1 { format!("{said}, ep {}", row.ep) } else { said }
+}
+
+/// Whole thousands of tokens up to 10 M, then tenths of millions.
+fn short(n: u64) -> String {
+    match n {
+        n if n >= 10 << 20 => format!("{:.1} M", n as f64 / f64::from(1 << 20)),
+        n => tokens(n),
+    }
+}
+
+/// Which memory is full, and of what.
+fn filled(Longest { row, beyond }: &Longest) -> String {
+    let host = bytes(row.host_mem_bytes.unwrap_or(0) as f64);
+    if beyond.starts_with("host memory") {
+        return format!("the host's memory: {host} a rank");
+    }
+    if is_other(beyond) {
+        return beyond.split(':').next().unwrap_or(beyond).into();
+    }
+    let parts = [
+        ("weights", row.mem_params_bytes),
+        ("gradients", row.mem_grads_bytes),
+        ("optimizer", row.mem_optimizer_bytes),
+        ("activations", row.mem_activations_bytes),
+        ("workspace", row.mem_workspace_bytes),
+        ("buffers of communication", row.mem_comm_bytes),
+    ];
+    let (name, most) = parts.into_iter().max_by_key(|(_, bytes)| *bytes).expect("a list");
+    let away =
+        if row.host_mem_bytes.is_some_and(|n| n > 0) { format!(", {host} in the host's") } else { String::new() };
+    let [most, all] = [most, row.peak_mem_bytes].map(|n| bytes(n.unwrap_or(0) as f64));
+    format!("the GPU's memory: {name} {most} of {all}{away}")
+}

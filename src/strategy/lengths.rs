@@ -1,0 +1,69 @@
+//! How long a sequence may be, where something grows with it: what lengths plans can have, and the longest that fits.
+
+use crate::spec::Parallelism;
+
+/// Lengths are multiples of this many tokens, and of what the degrees want.
+const GRAIN: u64 = 1 << 10;
+
+/// No plan has longer sequences.
+const MOST: u64 = 1 << 32;
+
+/// The longest is told to so small a part of it.
+pub const PART: u64 = 256;
+
+/// What every length is a multiple of: chunks of ranks and of layers come out even.
+pub fn grain(par: &Parallelism) -> u64 {
+    let parts = [2, par.ring, par.ulysses, par.tp, par.options.chunks.max(1)];
+    let parts = parts.into_iter().map(u64::from).product::<u64>();
+    let (mut a, mut b) = (parts, GRAIN);
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    parts / a * GRAIN
+}
+
+/// The longest length that fits, a multiple of `grain`, if any does; what is longer than one that does not is taken not to.
+pub fn bisect<E>(grain: u64, mut fits: impl FnMut(u64) -> Result<bool, E>) -> Result<Option<u64>, E> {
+    if !fits(grain)? {
+        return Ok(None);
+    }
+    // Of what is known to fit, and of what is known not to.
+    let most = MOST / grain;
+    let (mut fitting, mut beyond) = (1, most + 1);
+    while beyond - fitting > (fitting / PART).max(1) {
+        let next = if beyond > most { (2 * fitting).min(most) } else { fitting.midpoint(beyond) };
+        match fits(next * grain)? {
+            true => fitting = next,
+            false => beyond = next,
+        }
+    }
+    Ok(Some(fitting * grain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_told_to_a_part_of_them() {
+        for (grain, most) in [(1024, 1024), (1024, 70_000), (3072, 9_000_000), (1 << 20, MOST)] {
+            let found = bisect(grain, |n| Ok::<bool, ()>(n <= most)).unwrap().unwrap();
+            let next = found + (found / PART).max(1).next_multiple_of(grain);
+            assert!(found <= most && found.is_multiple_of(grain) && (next > most || next > MOST), "{found} {most}");
+        }
+        assert_eq!(bisect(1024, |_| Ok::<bool, ()>(false)).unwrap(), None);
+    }
+
+    #[test]
+    fn every_part_of_a_length_comes_out_even() {
+        let par = |ring, ulysses, words: &str| Parallelism {
+            ring,
+            ulysses,
+            options: words.parse().unwrap(),
+            ..Parallelism::default()
+        };
+        assert_eq!(grain(&par(1, 8, "default")), 1024);
+        assert_eq!(grain(&par(3, 1, "fpdt-16")), 3 * 1024);
+        assert_eq!(grain(&par(64, 32, "default")), 4096);
+    }
+}
