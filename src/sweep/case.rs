@@ -390,6 +390,20 @@ impl Case {
         Ok(row)
     }
 
+    /// The row of a point without its times: whether it fits, and what fills its memory.
+    pub fn laid_out(&self, point: &Point) -> Result<Row> {
+        let laid_out = || {
+            let plan = self.plan(point)?;
+            let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
+            row.set_layout(&self.footprint(&plan)?, &self.place(&self.aside(&plan)));
+            Ok(row)
+        };
+        match laid_out() {
+            Err(Error::Infeasible(why)) => Ok(self.infeasible(point, why)),
+            other => other,
+        }
+    }
+
     /// The row of a point that has no plan.
     pub fn infeasible(&self, point: &Point, why: String) -> Row {
         Row {

@@ -201,20 +201,6 @@ impl Case {
         let beyond = if row.feasible { self.laid_out(&one_each(&par, next))?.why } else { row.why.clone() };
         Ok(Longest { row: row.clone(), beyond })
     }
-
-    /// The row of a point without its times: whether it fits, and what fills its memory.
-    fn laid_out(&self, point: &Point) -> Result<Row> {
-        let laid_out = || {
-            let plan = self.plan(point)?;
-            let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
-            row.set_layout(&self.footprint(&plan)?, &self.place(&self.aside(&plan)));
-            Ok(row)
-        };
-        match laid_out() {
-            Err(Error::Infeasible(why)) => Ok(self.infeasible(point, why)),
-            other => other,
-        }
-    }
 }
 
 /// A sequence on each replica.

@@ -2,7 +2,7 @@
 //! of its own. What costs the GPUs least time is named first.
 
 use super::case::{Case, Point};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::report::Row;
 use crate::report::human::bytes;
 use crate::spec::{Dispatch, Options, Parallelism, Recompute};
@@ -66,16 +66,8 @@ impl Case {
     /// Bytes of a point that are too many for a rank, below 0 where some are left; `None` where it has no plan, or lacks
     /// something else.
     fn over(&self, point: &Point) -> Result<Option<f64>> {
-        let laid_out = || {
-            let plan = self.plan(point)?;
-            let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
-            row.set_layout(&self.footprint(&plan)?, &self.place(&self.aside(&plan)));
-            Ok(row.over().filter(|over| row.feasible || *over > 0.0))
-        };
-        match laid_out() {
-            Err(Error::Infeasible(_)) => Ok(None),
-            other => other,
-        }
+        let row = self.laid_out(point)?;
+        Ok(row.over().filter(|over| row.feasible || *over > 0.0))
     }
 }
 
@@ -214,6 +206,7 @@ impl Search<'_> {
         let halves = (1..=point.micro_batch.ilog2()).map(|n| point.micro_batch >> n);
         let carried = par.ep > 1 && options.dispatch != Dispatch::Nccl;
         let pieces = [8, 32].into_iter().filter(|n| options.loss_chunks < *n);
+        let tiles = [8, 32].into_iter().filter(|n| options.mlp_chunks < *n);
         let mut all = vec![
             (par.zero + 1..=3).map(|zero| Change::new("zero", zero, move |point| point.par.zero = zero)).collect(),
             vec![Change::options("bf16-grads", |o| o.bf16_grads = true)],
@@ -223,6 +216,7 @@ impl Search<'_> {
                 .into_iter()
                 .collect(),
             pieces.map(|n| Change::options(&format!("loss-chunks-{n}"), move |o| o.loss_chunks = n)).collect(),
+            tiles.map(|n| Change::options(&format!("mlp-chunks-{n}"), move |o| o.mlp_chunks = n)).collect(),
             // Experts are spread over the ranks that there are; every other degree takes ranks from dp.
             degree("ep", par.ep, u32::MAX, |par, n| par.ep *= n),
             degree("ulysses", par.ulysses, node, |par, n| (par.ulysses, par.dp) = (par.ulysses * n, par.dp / n)),
