@@ -410,6 +410,14 @@ fn everyone_has_the_sums_whole() {
     hold(&plan(Parallelism { dp: 2, ring: 2, zero: 1, options, ..none() }, 2), &[0, 0, 0, 0]);
 }
 
+/// Rows of networks and logits in pieces, where they are not all of a buffer.
+#[test]
+fn networks_and_logits_in_pieces() {
+    let options = "mlp-chunks-3+loss-chunks-3".parse().unwrap();
+    let par = Parallelism { tp: 2, recompute: Recompute::Full, options, ..none() };
+    hold(&plan(par, 2), &[0, 0]);
+}
+
 #[test]
 fn nobody_of_a_group_has_the_weights_whole() {
     let options = "shard-2".parse().unwrap();
