@@ -423,7 +423,7 @@ mod tests {
         assert!(all.predicted.is_some() && all.predicted == one.predicted, "{:?}", all.why);
         let tokens = 64.0 * 8192.0 / 8.0;
         assert!((step.predicted.unwrap() * one.predicted.unwrap() / tokens - 1.0).abs() < 1e-9);
-        assert!(predicted(row(1.0, "max tokens")).predicted.is_none());
+        assert!(predicted(row(1.0, "max steps")).predicted.is_none());
     }
 
     /// A ring on a node of H100, as a row has it.

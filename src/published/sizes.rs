@@ -116,9 +116,10 @@ fn block(run: &Training, habits: Habits, gated: bool) -> LlmSpec {
 /// The shipped model that a name means.
 fn shipped_as(model: &str) -> Option<&'static str> {
     let name = |text: &str| {
-        let name = bare(text).replace("3.1", "3").replace('.', "");
+        // With its dots: Qwen2-57B is no Qwen2.5-7B.
+        let name = bare(text).replace("3.1", "3");
         ALSO.iter()
-            .find(|(also, _)| *also == name)
+            .find(|(also, _)| *also == name.replace('.', ""))
             .map_or(name.replace("deepseekr1", "deepseekv3"), |(_, is)| is.to_string())
     };
     let sized = |known: &str| {
@@ -175,7 +176,7 @@ const ALSO: &[(&str, &str)] = &[
     ("dsv3", "deepseekv3"),
     ("deepseekv32", "deepseekv3"),
     ("deepseekv25", "deepseekv2"),
-    ("glm46", "glm45"),
+    ("glm46", "glm4.5"),
     ("mixtral", "mixtral8x7b"),
     ("qwen3235b", "qwen3235ba22b"),
     ("qwen330b", "qwen330ba3b"),
@@ -365,6 +366,9 @@ mod tests {
             ("Kimi K2 1T", 61),
             ("Llama-4-Scout-17B-16E", 48),
             ("GLM-4.5", 92),
+            ("GLM-4.6", 92),
+            ("GLM-4.5-Air", 46),
+            ("DeepSeek-V3.2", 61),
             ("Qwen3-235B", 94),
             ("DSV3", 61),
             ("Mixtral", 32),

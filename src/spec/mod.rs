@@ -108,6 +108,9 @@ pub fn find(kind: &str, name: &str) -> Result<Found> {
     let path = Path::new(name);
     let folder = path.is_dir();
     let path = if folder { path.join("config.json") } else { path.to_path_buf() };
+    if let Some(why) = repository(kind, name).filter(|_| !path.exists()) {
+        return Err(Error::spec(name, kind, why));
+    }
     if path.is_file() || folder || is_path(name) {
         let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
         // Editors of Windows begin a file with a mark that JSON does not have.
@@ -119,6 +122,26 @@ pub fn find(kind: &str, name: &str) -> Result<Found> {
     let why =
         format!("there is no {kind} of this name{meant}; known: {}; or give the path of a JSON file", known.join(", "));
     Err(Error::spec(if name.is_empty() { "\"\"" } else { name }, kind, why))
+}
+
+/// What to do with a name as Hugging Face has them, `meta-llama/Llama-3.1-8B`; none if it is no such name.
+fn repository(kind: &str, name: &str) -> Option<String> {
+    let (owner, model) = name.split_once('/').filter(|_| kind == "llm" && !name.ends_with(".json"))?;
+    if owner.is_empty() || owner.starts_with(['.', '~']) || model.is_empty() || model.contains('/') {
+        return None;
+    }
+    let known: Vec<_> = shipped(kind).collect();
+    let written = model.to_lowercase();
+    // Cards have words of kinds of training that a config does not differ by.
+    let bare = ["-instruct", "-base", "-chat", "-hf", "-v0.1", "-v0.3", "meta-"].iter();
+    let bare = bare.fold(written, |name, word| name.replace(word, ""));
+    let meant = match known.contains(&bare.as_str()) {
+        true => format!("; {bare} is shipped"),
+        false => meant(&bare, &known),
+    };
+    Some(format!(
+        "there is no such file{meant}; of a repository of Hugging Face give the path of its config.json, downloaded"
+    ))
 }
 
 /// Whether a name can only be that of a file.
@@ -210,6 +233,23 @@ mod tests {
         }
         assert_eq!(meant("llama-3", &known), " (did you mean llama-3-8b, llama-3-70b or llama-3.1-405b?)");
         assert!(meant("mixtral", &known).is_empty() && meant("", &known).is_empty() && meant("x", &[]).is_empty());
+    }
+
+    #[test]
+    fn names_of_repositories_are_answered_with_what_is_shipped() {
+        for (name, part) in [
+            ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b is shipped"),
+            ("Qwen/Qwen2.5-72B", "qwen2.5-72b is shipped"),
+            ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b is shipped"),
+            ("acme/secret", "path of its config.json"),
+        ] {
+            let said = LlmSpec::find(name).unwrap_err().to_string();
+            assert!(said.contains(part), "{name}: {said}");
+        }
+        for path in ["./nowhere/model", "nowhere/to/config.json", "/nowhere"] {
+            let said = LlmSpec::find(path).unwrap_err().to_string();
+            assert!(said.contains("No such file"), "{path}: {said}");
+        }
     }
 
     #[test]

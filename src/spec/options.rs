@@ -268,7 +268,7 @@ mod tests {
         }
         for (words, why) in [
             ("zigzga", "known are default"),
-            ("stirpe", "did you mean stripe?"),
+            ("stripes", "did you mean stripe?"),
             ("stripe,dkv-model", "joined by +; write stripe+dkv-model"),
         ] {
             let said = words.parse::<Options>().unwrap_err();
