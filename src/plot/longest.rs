@@ -121,6 +121,10 @@ fn figure(ways: &[Way], measures: &[String]) -> Vec<Mark> {
             y += high;
         }
     }
+    if let Some(left) = ways.len().checked_sub(fits).filter(|left| *left > 0) {
+        let said = format!("{left} more ways are in rows.csv");
+        marks.push(Mark::text((24.0, end + 40.0), said, 15.0, FAINT, Align::Left));
+    }
     let first = end + 68.0;
     for (at, words) in measures.iter().enumerate() {
         let y = first + WORDS * at as f64;
@@ -188,5 +192,11 @@ mod tests {
             _ => true,
         });
         assert!(pages, "something hangs below the page");
+        // Of more ways than a page has lines it is said how many are left out.
+        let many: Vec<Way> = (0..100).map(|_| way(&[(0, 65_536)], 8)).collect();
+        let marks = figure(&many, &["default".into()]);
+        let left =
+            marks.iter().any(|m| matches!(m, Mark::Text { text, .. } if text.contains("more ways are in rows.csv")));
+        assert!(left);
     }
 }
