@@ -356,8 +356,7 @@ fn with_longest(row: &Attention, run: Training) -> Training {
 mod tests {
     use super::*;
 
-    /// Arctic's longest sequence on eight H100 (DeepSpeed's tutorial, 3.7 million tokens): its row of training is all that is
-    /// predicted of whole models otherwise.
+    /// Arctic's longest sequence on eight H100 (DeepSpeed's tutorial: 3.7 million tokens).
     #[test]
     fn the_longest_sequence_is_predicted_too() {
         let row = Attention {

@@ -402,11 +402,17 @@ impl Setup {
 
     /// Tokens of the longest sequence that fits as a run is split: of what the GPU has, and not a little more.
     fn longest(&self, split: &Split) -> Result<f64, String> {
-        let longest = bisect(grain(&split.par), |seq| {
-            let plan = self.build(&self.model, &Split { seq, ..split.clone() })?;
-            Ok::<bool, String>(needs(&plan)? <= self.room() / SPARE)
-        })?;
-        longest.map(|n| n as f64).ok_or_else(|| "memory: no sequence fits, however short".into())
+        let mut refused = None;
+        let longest =
+            bisect(grain(&split.par), |seq| match self.build(&self.model, &Split { seq, ..split.clone() }) {
+                Ok(plan) => Ok::<bool, String>(needs(&plan)? <= self.room() / SPARE),
+                Err(why) => {
+                    refused = Some(why);
+                    Ok(false)
+                }
+            })?;
+        let none = || refused.unwrap_or_else(|| "memory: no sequence fits, however short".into());
+        longest.map(|n| n as f64).ok_or_else(none)
     }
 
     fn kernels(&self) -> Result<Roofline, String> {

@@ -9,6 +9,7 @@ pub use experts::{chosen_by_layer, route};
 pub use stages::layers_of_stages;
 pub use words::that_apply;
 
+use super::lengths::lcm;
 use crate::error::{Error, Result};
 use crate::spec::{AttentionSpec, LlmSpec, MambaSpec, Mask, Mixer, Parallelism, Pass, Positions, Workload};
 use experts::experts;
@@ -249,12 +250,4 @@ fn list(values: impl Iterator<Item = u64>) -> String {
         Some((last, [])) => last.clone(),
         Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
     }
-}
-
-fn lcm(a: u64, b: u64) -> u64 {
-    let (mut x, mut y) = (a, b);
-    while y > 0 {
-        (x, y) = (y, x % y);
-    }
-    a / x * b
 }

@@ -15,11 +15,16 @@ pub const PART: u64 = 256;
 pub fn grain(par: &Parallelism) -> u64 {
     let parts = [2, par.ring, par.ulysses, par.tp, par.options.chunks.max(1)];
     let parts = parts.into_iter().map(u64::from).product::<u64>();
-    let (mut a, mut b) = (parts, GRAIN);
-    while b > 0 {
-        (a, b) = (b, a % b);
+    lcm(parts, GRAIN)
+}
+
+/// The least common multiple of two numbers above 0.
+pub(super) fn lcm(a: u64, b: u64) -> u64 {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
     }
-    parts / a * GRAIN
+    a / x * b
 }
 
 /// The longest length that fits, a multiple of `grain`, if any does; what is longer than one that does not is taken not to.

@@ -381,8 +381,7 @@ impl Case {
 
     /// The row of a plan; no times where memory does not suffice.
     pub fn row_of(&self, plan: &Plan) -> Result<Row> {
-        let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
-        row.set_layout(&self.footprint(plan)?, &self.place(&self.aside(plan)));
+        let mut row = self.memory_of(plan)?;
         if row.feasible {
             row.set_time(&self.cost(plan)?, plan.about.model_flops, self.peak.value());
             row.set_dropped(dropped(&plan.routes));
@@ -390,15 +389,16 @@ impl Case {
         Ok(row)
     }
 
-    /// The row of a point without its times: whether it fits, and what fills its memory.
+    /// The same without times: whether it fits, and what fills its memory.
+    fn memory_of(&self, plan: &Plan) -> Result<Row> {
+        let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
+        row.set_layout(&self.footprint(plan)?, &self.place(&self.aside(plan)));
+        Ok(row)
+    }
+
+    /// The row of a point without times.
     pub fn laid_out(&self, point: &Point) -> Result<Row> {
-        let laid_out = || {
-            let plan = self.plan(point)?;
-            let mut row = Row::asked(&plan.about, &self.cluster, &self.stack);
-            row.set_layout(&self.footprint(&plan)?, &self.place(&self.aside(&plan)));
-            Ok(row)
-        };
-        match laid_out() {
+        match self.plan(point).and_then(|plan| self.memory_of(&plan)) {
             Err(Error::Infeasible(why)) => Ok(self.infeasible(point, why)),
             other => other,
         }

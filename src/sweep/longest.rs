@@ -5,7 +5,7 @@
 
 use super::case::{Case, Point};
 use super::store::{Store, written};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::report::Row;
 use crate::spec::{Dtype, LlmSpec, Options, Parallelism, Recompute};
 use crate::strategy::lengths::{PART, bisect, grain};
@@ -14,8 +14,6 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-
-type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// How GPUs share the sequences of a step; dp is what is left of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

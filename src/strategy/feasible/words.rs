@@ -75,7 +75,7 @@ type Need = (&'static str, bool, bool, &'static str);
 
 /// What words need of degrees and of one another.
 fn needs(par: &Parallelism) -> impl Iterator<Item = Need> {
-    of_sequences(par).into_iter().chain(of_steps(par))
+    of_sequences(par).into_iter().chain(of_layers(par)).chain(of_steps(par))
 }
 
 /// The words that say something of how these ranks share the work; those that lack what they need are left out.
@@ -121,21 +121,10 @@ fn of_sequences(par: &Parallelism) -> Vec<Need> {
     ]
 }
 
-/// Words of what a step keeps, of its pipeline and its sums.
-fn of_steps(par: &Parallelism) -> Vec<Need> {
+/// Words of what layers keep, make again, and go through in pieces.
+fn of_layers(par: &Parallelism) -> Vec<Need> {
     let (o, up) = (par.options, par.ulysses);
-    let dualpipe = o.fold == Fold::DualPipe;
     vec![
-        ("no-overlap-grad", o.no_overlap_grad, par.zero < 2, "zero 0 or 1"),
-        ("no-overlap-p2p", o.no_overlap_p2p, par.pp > 1, "pp above 1"),
-        (
-            "scatter-p2p",
-            o.scatter_p2p,
-            par.pp > 1 && par.tp > 1 && o.whole_activations,
-            "pp and tp above 1 and no-sp: with sequence parallelism each rank has its own rows alone as it is",
-        ),
-        ("zb-h1", o.zb_h1, par.pp > 1 && par.vp == 1 && par.zero < 2, "pp above 1, vp 1, and zero 0 or 1"),
-        ("zb-h1", o.zb_h1, !o.overlap_exchange, "no overlap-exchange"),
         (
             "recompute-act",
             o.recompute_act,
@@ -182,7 +171,7 @@ fn of_steps(par: &Parallelism) -> Vec<Need> {
         (
             "mlp-chunks",
             o.mlp_chunks > 0,
-            !par.cuts_all() && !dualpipe,
+            !par.cuts_all() && o.fold != Fold::DualPipe,
             "gradients of weights with those of inputs, not put off by zb-h1, zb-v, v-half, v-min or dualpipe-v",
         ),
         (
@@ -191,6 +180,24 @@ fn of_steps(par: &Parallelism) -> Vec<Need> {
             par.recompute != Recompute::Full && up == 1,
             "recompute none, as full makes all again, and ulysses 1, whose heads are exchanged; more ranks go to a ring, tp or dp",
         ),
+    ]
+}
+
+/// Words of a step's pipeline, its sums, and what waits in the host's memory.
+fn of_steps(par: &Parallelism) -> Vec<Need> {
+    let o = par.options;
+    let dualpipe = o.fold == Fold::DualPipe;
+    vec![
+        ("no-overlap-grad", o.no_overlap_grad, par.zero < 2, "zero 0 or 1"),
+        ("no-overlap-p2p", o.no_overlap_p2p, par.pp > 1, "pp above 1"),
+        (
+            "scatter-p2p",
+            o.scatter_p2p,
+            par.pp > 1 && par.tp > 1 && o.whole_activations,
+            "pp and tp above 1 and no-sp: with sequence parallelism each rank has its own rows alone as it is",
+        ),
+        ("zb-h1", o.zb_h1, par.pp > 1 && par.vp == 1 && par.zero < 2, "pp above 1, vp 1, and zero 0 or 1"),
+        ("zb-h1", o.zb_h1, !o.overlap_exchange, "no overlap-exchange"),
         (
             "dualpipe-v",
             dualpipe,
