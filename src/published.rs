@@ -18,6 +18,7 @@ mod loose;
 pub mod machine;
 mod magi;
 pub mod measured;
+mod memory;
 mod mixture;
 mod network;
 mod options;

@@ -149,6 +149,24 @@ fn the_same_layout_goes_on_as_if_it_had_never_stopped() {
     }
 }
 
+/// So it is where the optimizer keeps less: its bf16 is kept as it is.
+#[test]
+fn an_optimizer_in_bf16_goes_on_as_if_it_had_never_stopped() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for words in ["bf16-moments", "no-master", "bf16-grads+bf16-moments+no-master"] {
+        for (dp, zero) in [(1, 0), (2, 0), (2, 1), (4, 2), (2, 3)] {
+            let par = Parallelism { dp, zero, options: words.parse().expect("words"), ..Parallelism::default() };
+            let (plan, at) = (plan(par, Dtype::Bf16), dir.path().join(format!("{words}-{dp}-{zero}")));
+            let whole = runs(&plan, 4, None, Some((&at, 2)));
+            let rest = runs(&plan, 2, Some(&at), None);
+            for (whole, rest) in whole[2..].iter().zip(&rest) {
+                assert_eq!(whole.loss.to_bits(), rest.loss.to_bits(), "{par:?}");
+            }
+            assert!(whole[3].weights == rest[1].weights, "{par:?}");
+        }
+    }
+}
+
 /// Ranks of other layouts add in another order, and no more than that.
 #[test]
 fn another_layout_goes_on_with_the_same_training() {

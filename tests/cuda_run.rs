@@ -134,10 +134,23 @@ fn experts_by_every_way() {
 
 #[test]
 fn training_goes_on_from_the_weights_that_a_step_left() {
+    goes_on(1, "default");
+}
+
+/// Without a copy in fp32 it is the weights that are updated: whole, and a share of them.
+#[test]
+fn training_goes_on_from_weights_without_a_master_copy() {
+    for (zero, words) in [(0, "no-master"), (1, "bf16-moments"), (3, "bf16-moments+no-master")] {
+        goes_on(zero, words);
+    }
+}
+
+/// Three steps of two replicas have the losses that the CPU's kernels have.
+fn goes_on(zero: u32, words: &str) {
     if !cuda_emulator::is_here() {
         return;
     }
-    let plan = plan(Parallelism { dp: 2, zero: 1, ..none() }, 1);
+    let plan = plan(Parallelism { dp: 2, zero, options: words.parse().unwrap(), ..none() }, 1);
     let losses: Vec<f64> = steps(&plan, &[0], 3, 1).iter().map(|run| run.loss).collect();
     let mut want = vec![];
     let job = Job { source: &Source::seeded(7), steps: 3, keep_last: false, watch: None };

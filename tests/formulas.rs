@@ -994,6 +994,28 @@ fn sums_that_are_whole_everywhere_are_sent_twice() {
     }
 }
 
+/// arXiv:1910.02054, section 3.1: 16 bytes of a weight in mixed precision with gradients of 2 bytes; moments of 2 bytes
+/// take 4 of them away, a copy in fp32 that is not there 4 more.
+#[test]
+fn an_optimizer_in_bf16_takes_eight_bytes_a_weight() {
+    let m = model(3, 4, false);
+    let all = 3 * (H * (2 * A * D + 2 * 4 * D) + 3 * H * F + 2 * H) + H + 2 * V * H;
+    for (w, zero, words, weights, state) in [
+        (1u64, 0, "bf16-grads", 2 * all, 12 * all),
+        (1, 0, "bf16-grads+bf16-moments", 2 * all, 8 * all),
+        (1, 0, "bf16-grads+bf16-moments+no-master", 2 * all, 4 * all),
+        // A rank's share of the weights is kept where it is updated.
+        (8, 1, "bf16-grads+bf16-moments+no-master", 2 * all + 2 * all / 8, 4 * all / 8),
+        (8, 3, "bf16-grads+bf16-moments", 2 * all / 8, 8 * all / 8),
+        (8, 3, "bf16-grads+bf16-moments+no-master", 2 * all / 8, 4 * all / 8),
+    ] {
+        let par = Parallelism { zero, options: words.parse().unwrap(), ..way(w as u32, 1, 1) };
+        let plan = plans::plan(&m, &par, &work(&par, 64, 1, 1), SM);
+        assert_eq!(kind_bytes(&plan, TensorKind::Param), weights, "{words}, ZeRO {zero}");
+        assert_eq!(kind_bytes(&plan, TensorKind::OptState), state, "{words}, ZeRO {zero}");
+    }
+}
+
 /// The same in a pipeline, of what a rank's stage has: every microbatch scatters each gradient and, with stage 3, gathers
 /// each layer's weights twice. Gradients that wait whole are scattered once a step.
 #[test]

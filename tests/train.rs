@@ -115,6 +115,32 @@ fn three_steps_in_f32_stay_with_the_reference() {
     }
 }
 
+/// What the optimizer keeps in bf16 is fewer bytes, as the plan says, and training goes on much as with all of it in fp32:
+/// a second moment of 8 bits moves by no less than half of its last one, a weight neither.
+#[test]
+fn an_optimizer_in_bf16_learns_much_the_same() {
+    let steps = 6;
+    for (at, layout) in layouts().into_iter().enumerate().filter(|(at, _)| [0, 2, 3, 4, 8, 9].contains(at)) {
+        let of = |words: &str| {
+            let plan = plan(Parallelism { options: words.parse().expect("words"), ..layout }, Dtype::Bf16);
+            let (atoms, all) = (AtomTable::new(&plan).expect("sound"), runs(&plan, &again(&plan, steps), steps));
+            let bytes = Layout::new(&plan, &atoms, 0).expect("sound").bytes;
+            assert!(all.iter().all(|run| run.peak_bytes[0] == bytes), "{words}, {layout:?}");
+            (all.iter().map(|run| run.loss).collect::<Vec<f64>>(), bytes)
+        };
+        let (wide, most) = of("default");
+        for words in ["bf16-moments", "no-master", "bf16-grads+bf16-moments+no-master"] {
+            let (narrow, bytes) = of(words);
+            assert!(bytes < most, "{words}, layout {at}: {bytes} of {most} bytes");
+            assert_ne!(narrow, wide, "{words}, layout {at}: something is rounded");
+            assert!(narrow[steps as usize - 1] < narrow[0] - 0.3, "{words}, layout {at}: {narrow:?}");
+            for (narrow, wide) in narrow.iter().zip(&wide) {
+                assert!((narrow - wide).abs() < 0.1, "{words}, layout {at}: {narrow} for {wide}");
+            }
+        }
+    }
+}
+
 /// Counted anew in every step, and the same in all.
 #[test]
 fn every_step_sends_and_holds_what_the_plan_says() {

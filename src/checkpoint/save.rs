@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::exec::Data;
 use crate::exec::source::Before;
 use crate::exec::state::Memory;
-use crate::plan::Plan;
+use crate::plan::{Dtype, Plan};
 use safetensors::SafeTensorError;
 use safetensors::tensor::TensorView;
 use serde::Serialize;
@@ -103,7 +103,7 @@ impl Saver {
             ranks: plan.ranks(),
             plan: memory.hash().to_string(),
             optimizer: plan.optimizer().unwrap_or_default(),
-            dtype: plan.tensors[master as usize].dtype,
+            dtype: written_as(plan.tensors[master as usize].dtype),
             files: vec![],
             params,
         }
@@ -125,6 +125,11 @@ impl Saver {
     }
 }
 
+/// States that an optimizer keeps in bf16 are written in fp32, which has all of their values.
+fn written_as(dtype: Dtype) -> Dtype {
+    if dtype == Dtype::F64 { dtype } else { Dtype::F32 }
+}
+
 /// The tensors of every rank's file, and where each parameter is in them.
 fn copied(plan: &Plan, memory: &Memory, held: &[Vec<Held>]) -> Result<(Vec<Tensors>, BTreeMap<String, Param>)> {
     let whole = |param: &crate::plan::Param| Param { shape: param.shape.clone(), pieces: vec![] };
@@ -143,7 +148,7 @@ fn copied(plan: &Plan, memory: &Memory, held: &[Vec<Held>]) -> Result<(Vec<Tenso
             for state in State::ALL {
                 let at = held.states[state as usize];
                 let parts = runs.iter().map(|run| memory.read(rank, at, run.local..run.local + run.len));
-                tensors.push((tensor_name(name, state), Data::concat(parts)));
+                tensors.push((tensor_name(name, state), Data::concat(parts).widened()));
             }
             let param = params.get_mut(name).expect("every parameter has a place");
             param.pieces.push(Piece { file, boxes: boxes(&runs) });

@@ -9,11 +9,13 @@ mod conflicts;
 mod families;
 mod footprint;
 mod gaps;
+mod kept;
 mod walk;
 
 pub use bound::Bounds;
 pub use conflicts::Conflicts;
 pub use footprint::Footprint;
+pub use kept::with_kept;
 pub use walk::lives;
 
 use super::link::AtomTable;

@@ -73,6 +73,12 @@ pub struct Training {
     pub pair_s: Option<f64>,
     /// Of the longest sequence that ran.
     pub max_tokens: Option<f64>,
+    /// The fullest moment of a GPU's memory, in GiB.
+    pub mem_gib: Option<f64>,
+    /// The stage of the pipeline, counted from 1, that it is of; none: the fullest.
+    pub mem_stage: Option<u32>,
+    /// What that counts: see [`Counted`](super::memory::Counted).
+    pub mem_kind: String,
     /// Remarks, which may name what was switched on.
     pub notes: String,
 }

@@ -32,6 +32,14 @@ const ON_DEEPSPEED: &[&str] = &["deepspeed", "alst", "xtuner", "llamafactory", "
 /// stand on these.
 const AS_WEIGHTS: &[&str] = &["megatron", "deepspeed", "metaseq", "glm130b", "gptneox"];
 
+/// Whether weights, gradients and the optimizer's moments are all of 16 bits, with no copy of the weights in fp32: said of a
+/// run, as fine-tuning on one GPU has it.
+pub fn are_all_there_is(run: &Training) -> bool {
+    let text = squeezed(&format!("{} {} {}", run.system, run.precision, run.notes));
+    let says = ["statesinbf16", "bothmomentsinbf16", "purebf16", "bf16true", "adamwbf16"];
+    says.iter().any(|word| text.contains(word) && !text.contains(&format!("no{word}")))
+}
+
 /// Whether gradients of a run take 16 bits; `zero` is its stage of sharding.
 pub fn are_halved(run: &Training, zero: u32) -> bool {
     let [system, precision, notes] = [&run.system, &run.precision, &run.notes].map(|text| squeezed(text));
@@ -40,12 +48,15 @@ pub fn are_halved(run: &Training, zero: u32) -> bool {
     if said(&["fp32grad", "gradreduceinfp32", "gradsinfp32"]) {
         return false;
     }
-    if said(&["gradreduceinbf16", "reducedtype=bf16", "bf16gradreduce"]) {
+    if are_all_there_is(run) || said(&["gradreduceinbf16", "reducedtype=bf16", "bf16gradreduce"]) {
         return true;
     }
     let is_nemo = tokens(&run.system).iter().any(|word| word == "nemo");
     let pipelines = run.pp.is_some_and(|pp| pp > 1);
+    // The library's own recipes add up in fp32 (`bf16_mixed`, nemo/collections/llm/recipes/precision/mixed_precision.py).
+    let by_recipe = system.contains("megatronbridge") && tokens(&run.system).iter().any(|word| word == "recipe");
     match () {
+        _ if by_recipe => false,
         // It shards by PyTorch's FSDP2.
         _ if system.contains("automodel") => false,
         // Its automatic mixed precision keeps weights, and what it adds up, in fp32, whoever's layers it has.

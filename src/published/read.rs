@@ -151,6 +151,9 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
         hfu: f.share("hfu")?,
         pair_s: f.number("pair_s")?,
         max_tokens: f.number("max_tokens")?,
+        mem_gib: f.number("mem_gib")?,
+        mem_stage: f.degree("mem_stage")?,
+        mem_kind: text("mem_kind")?,
         notes: text("notes")?,
     };
     let group = match f.text("group")? {

@@ -435,8 +435,9 @@ pub struct Stacks {
 impl Stacks {
     /// The stack as it is where nothing fuses the operators of a block.
     pub fn eager(&self, stack: StackSpec) -> StackSpec {
-        let unfused = self.all.iter().find(|of| of.name == "torch-eager").and_then(|of| of.unfused.clone());
-        StackSpec { unfused, ..stack }
+        let eager = self.all.iter().find(|of| of.name == "torch-eager");
+        let (unfused, kept) = eager.map_or((None, None), |of| (of.unfused.clone(), of.kept.clone()));
+        StackSpec { unfused, kept, ..stack }
     }
 
     /// The stack with a library whose trees were slower.

@@ -223,6 +223,7 @@ pub fn recompute(run: &Training) -> Option<Recompute> {
             ("full", Recompute::Full),
             ("selective", Recompute::Selective),
             ("none", Recompute::None),
+            ("nexttonone", Recompute::None),
             // Of torchtitan's words: activation checkpointing, and the selective one.
             ("sac", Recompute::Selective),
             ("coreattn", Recompute::Selective),
@@ -323,6 +324,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
     let in_v = halved(run).is_some_and(|word| word != "zb-h1");
     let cut = run.seq_parallel.unwrap_or(habits.sequence_parallel);
     let ([norms, acts], in_tiles) = (parts_made_again(run), tiled(run, model));
+    let all_narrow = gradients::are_all_there_is(run) && !optimizer_is_away(run);
     let all = [
         (tp > 1 && !cut, "no-sp"),
         (tp > 1 && cut && habits.tp_overlap && recipe::sends_chunks(run), "tp-overlap"),
@@ -330,16 +332,15 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
         (habits.kernels[0] == "unfused", "unfused"),
         (zero < 2 && !beside.grad, "no-overlap-grad"),
         (gradients::are_halved(run, zero), "bf16-grads"),
+        (all_narrow, "bf16-moments"),
+        (all_narrow, "no-master"),
         (recomputes_experts(run, model), "recompute-moe"),
         (pp > 1 && !p2p && !in_v, "no-overlap-p2p"),
         (pp > 1 && tp > 1 && !cut && habits.scattered_p2p, "scatter-p2p"),
         (pp == 1 && zero < 2 && !beside.passes, "wait-passes"),
         // Where gradients are cut, each microbatch's is sent away whole, and it is the shares that are added up.
         (zero < 2 && !habits.fused_grads && model.mla.is_none(), "add-grads"),
-        (
-            !habits.fused_loss && !squeezed(&run.system).contains("liger") && !in_tiles.contains(&TILED_LOSS),
-            "wide-loss",
-        ),
+        (!habits.fused_loss && !in_tiles.contains(&TILED_LOSS), "wide-loss"),
         (model.mla.is_some() && squeezed(&run.recompute).contains("mlaup"), "recompute-mla-up"),
         (norms, "recompute-norm"),
         (acts, "recompute-act"),
@@ -376,12 +377,21 @@ const ALL: &str = "allofalst";
 fn tiled(run: &Training, model: &LlmSpec) -> Vec<&'static str> {
     let text = squeezed(&format!("{} {}", run.system, run.notes));
     let says = |words: &[&str]| words.iter().any(|word| text.contains(word) && !text.contains(&format!("no{word}")));
+    let cut = says(&["chunkedloss", "chunkedcrossentropy", "chunkedce"]);
     let behind_attention = model.moe.is_none() && model.pattern.is_empty() && !model.parallel_block;
     let all = [
-        (says(&["tiledlogits", "tiledloss", "tiledmlp/loss", "tiledmlpandloss", ALL]), TILED_LOSS),
+        (
+            says(&["tiledlogits", "tiledloss", "tiledmlp/loss", "tiledmlpandloss", ALL]) || cut || fuses_head(run),
+            TILED_LOSS,
+        ),
         (says(&["tiledmlp", "tiledlogitsandmlp", ALL]) && behind_attention, TILED_MLP),
     ];
     all.into_iter().filter(|(is, _)| *is).map(|(_, word)| word).collect()
+}
+
+/// Liger's kernel of output matrix and loss has a piece of the logits at a time (arXiv:2410.10989).
+fn fuses_head(run: &Training) -> bool {
+    squeezed(&run.system).contains("liger")
 }
 
 /// Whether what a layer keeps is stated to be in the host's memory.

@@ -33,28 +33,40 @@ pub struct Summary {
     pub groups: Vec<Errors>,
     pub overall: Errors,
     pub ordering: Ordering,
+    /// The same of the fullest GPU's memory, where sources state it: the groups, and then all.
+    pub memory: Vec<Errors>,
 }
 
 impl Summary {
     /// `cases` and `verdicts` stand in the same order.
     pub fn of(cases: &[Case], verdicts: &[Verdict]) -> Summary {
-        let mut groups: BTreeMap<&str, Vec<&Verdict>> = BTreeMap::new();
-        for verdict in verdicts.iter().filter(|v| v.measured.is_some()) {
-            groups.entry(&verdict.group).or_default().push(verdict);
-        }
-        let all: Vec<&Verdict> = groups.values().flatten().copied().collect();
-        Summary {
-            groups: groups.iter().map(|(name, group)| errors(name, group)).collect(),
-            overall: errors("all", &all),
-            ordering: ordering(cases, verdicts),
-        }
+        let mut groups = by_group(verdicts, |v| v.measured.map(|_| v.rel_error));
+        let overall = groups.pop().unwrap_or_else(|| errors(ALL, &[]));
+        let memory = by_group(verdicts, |v| v.mem_measured_gib.map(|_| v.mem_rel_error));
+        Summary { groups, overall, ordering: ordering(cases, verdicts), memory }
     }
 }
 
-fn errors(name: &str, group: &[&Verdict]) -> Errors {
-    let mut absolute: Vec<f64> = group.iter().map(|v| v.error()).collect();
+/// The name of the line that is about every group.
+const ALL: &str = "all";
+
+/// Errors by group, and then of all, of those cases of which `of` finds something measured; none where there are none.
+fn by_group(verdicts: &[Verdict], of: impl Fn(&Verdict) -> Option<Option<f64>>) -> Vec<Errors> {
+    let mut groups: BTreeMap<&str, Vec<Option<f64>>> = BTreeMap::new();
+    for (verdict, error) in verdicts.iter().filter_map(|v| Some((v, of(v)?))) {
+        groups.entry(&verdict.group).or_default().push(error);
+    }
+    let all: Vec<Option<f64>> = groups.values().flatten().copied().collect();
+    let mut found: Vec<Errors> = groups.iter().map(|(name, group)| errors(name, group)).collect();
+    found.extend((!all.is_empty()).then(|| errors(ALL, &all)));
+    found
+}
+
+/// `group`: relative errors with their signs; none, for a missing prediction, is wholly wrong.
+fn errors(name: &str, group: &[Option<f64>]) -> Errors {
+    let mut absolute: Vec<f64> = group.iter().map(|error| error.map_or(1.0, f64::abs)).collect();
     absolute.sort_by(f64::total_cmp);
-    let mut signed: Vec<f64> = group.iter().filter_map(|v| v.rel_error).collect();
+    let mut signed: Vec<f64> = group.iter().copied().flatten().collect();
     signed.sort_by(f64::total_cmp);
     Errors {
         group: name.into(),

@@ -20,7 +20,8 @@ fn cases(verdicts: &[Verdict]) -> String {
     );
     for v in verdicts {
         let error = v.rel_error.map_or("-".into(), |e| format!("{:+.1}%", e * 100.0));
-        let notes: Vec<_> = [chosen(v), v.split.clone(), v.why.clone()].into_iter().filter(|n| !n.is_empty()).collect();
+        let notes = [chosen(v), v.split.clone(), memory(v), v.why.clone()];
+        let notes: Vec<_> = notes.into_iter().filter(|n| !n.is_empty()).collect();
         text.push_str(&format!(
             "{:id$}  {:group$}  {:>10}  {:>10}  {:12}  {error:>7}  {}\n",
             v.id,
@@ -36,6 +37,14 @@ fn cases(verdicts: &[Verdict]) -> String {
 
 fn chosen(v: &Verdict) -> String {
     if v.stack.is_empty() { v.cluster.clone() } else { format!("{}, {}", v.cluster, v.stack) }
+}
+
+/// The fullest GPU's memory, where it was measured.
+fn memory(v: &Verdict) -> String {
+    let Some(measured) = v.mem_measured_gib else { return String::new() };
+    let predicted = v.mem_predicted_gib.zip(v.mem_rel_error);
+    let said = predicted.map_or("not predicted".into(), |(gib, e)| format!("{gib:.1} predicted, {:+.0}%", 100.0 * e));
+    format!("memory {measured:.1} GiB, {said}")
 }
 
 /// Four significant digits.
@@ -54,6 +63,10 @@ pub fn groups(summary: &Summary) -> String {
     );
     for g in summary.groups.iter().chain([&summary.overall]) {
         text.push_str(&line(g, wide));
+    }
+    if !summary.memory.is_empty() {
+        text.push_str("\nmemory of the fullest GPU, where it is stated\n");
+        summary.memory.iter().for_each(|g| text.push_str(&line(g, wide)));
     }
     let order = &summary.ordering;
     if let Some(share) = order.share {

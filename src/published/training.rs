@@ -5,6 +5,7 @@ use super::convention::Convention;
 use super::known::filled_in;
 use super::machine::{Chosen, Stated};
 use super::measured::{Measured, Quantity, Step};
+use super::memory::Counted;
 use super::pair::pair;
 use super::recipe;
 use super::reports;
@@ -21,7 +22,7 @@ use crate::device::Roofline;
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::plan::link::AtomTable;
-use crate::plan::memory::Layout;
+use crate::plan::memory::{Layout, with_kept};
 use crate::plan::unfused::AT_A_TIME;
 use crate::report::made_of;
 use crate::spec::{Dtype, GpuSpec, LlmSpec, Recompute, StackSpec, Workload};
@@ -79,20 +80,25 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
     if let Some(measured) = measured {
         (found.measured, found.unit) = (Some(measured.value), measured.quantity.unit().into());
     }
+    found.mem_measured_gib = run.mem_gib;
     let reported = reports::filled_in(run);
     let known = reported.as_ref().map_or(run, |(reported, _)| reported);
     let stated = without_spare(without_assumed(recipe::filled_in(sizes::with_experts(filled_in(known)))));
     let setup = Setup::of(&stated, shipped, found)?;
     found.why.extend(reported.map(|(_, said)| said));
-    let measured = measured.ok_or("measured: no time, rate or utilization is stated")?;
+    if measured.is_none() && run.mem_gib.is_none() {
+        return Err("measured: no time, rate, utilization or memory is stated".into());
+    }
     let (setup, made) = fitting(&stated, shipped, setup, found)?;
+    found.split = setup.words(&made.split);
+    found.mem_predicted_gib = run.mem_gib.and(setup.memory(run, &made)?);
+    let Some(measured) = measured else { return Ok(()) };
     if measured.quantity == Quantity::Longest {
-        (found.split, found.memory) = (setup.words(&made.split), None);
+        found.memory = None;
         found.predicted = Some(setup.longest(&made.split)?);
         return Ok(());
     }
     let fitted = &made.split;
-    found.split = setup.words(fitted);
     let mut seconds = match measured.quantity {
         Quantity::Pair => pair(&made.plan, setup.machine(&setup.kernels()?))?,
         _ => setup.seconds(&made, &mut found.parts)?,
@@ -413,6 +419,28 @@ impl Setup {
             })?;
         let none = || refused.unwrap_or_else(|| "memory: no sequence fits, however short".into());
         longest.map(|n| n as f64).ok_or_else(none)
+    }
+
+    /// GiB of the fullest GPU, as the source of a run counts them; none where as much was recomputed as made it fit.
+    fn memory(&self, run: &Training, made: &Made) -> Result<Option<f64>, String> {
+        let of_stage = |plan: &Plan| match run.mem_stage {
+            Some(stage) if stage as usize <= plan.programs.len() => {
+                let atoms = AtomTable::new(plan).map_err(said)?;
+                Layout::new(plan, &atoms, stage - 1).map(|layout| layout.bytes as f64).map_err(said)
+            }
+            _ => needs(plan),
+        };
+        let takes = |plan: &Plan| match &self.stack.kept {
+            Some(kept) => of_stage(&with_kept(plan, &kept.value).map_err(said)?),
+            None => of_stage(plan),
+        };
+        let spared = self.tuning.map_or(0.0, |tuning| tuning.spared(&made.plan));
+        let bytes = match &made.beside {
+            None => takes(&made.plan)?,
+            Some((whole, share)) if self.again.is_some() => share * takes(whole)? + (1.0 - share) * takes(&made.plan)?,
+            Some(_) => return Ok(None),
+        } - spared;
+        Ok(Some(Counted::of(run).gib(bytes, &self.stack)))
     }
 
     fn kernels(&self) -> Result<Roofline, String> {

@@ -19,6 +19,9 @@ pub struct Prediction {
     pub why: Vec<String>,
     /// The memory that the plan lacks, if so.
     pub memory: Option<String>,
+    /// GiB of the fullest GPU at its fullest moment, as the source counts them.
+    pub mem_measured_gib: Option<f64>,
+    pub mem_predicted_gib: Option<f64>,
 }
 
 /// A line of the table.
@@ -38,13 +41,19 @@ pub struct Verdict {
     pub split: String,
     /// What the predicted step is made of, the largest part first; empty for cases that are no whole steps.
     pub parts: String,
+    /// The fullest moment of a GPU's memory, where the source states it.
+    pub mem_measured_gib: Option<f64>,
+    pub mem_predicted_gib: Option<f64>,
+    /// predicted / measured - 1.
+    pub mem_rel_error: Option<f64>,
 }
 
 impl Verdict {
     pub fn of(case: &Case, found: Prediction) -> Verdict {
         let mut why = found.why;
         why.extend(found.memory);
-        let rel_error = found.predicted.zip(found.measured).map(|(p, m)| p / m - 1.0);
+        let error = |(predicted, measured): (f64, f64)| predicted / measured - 1.0;
+        let rel_error = found.predicted.zip(found.measured).map(error);
         Verdict {
             id: case.id.clone(),
             group: case.group.clone(),
@@ -57,6 +66,9 @@ impl Verdict {
             stack: found.stack,
             split: found.split,
             parts: found.parts,
+            mem_measured_gib: found.mem_measured_gib,
+            mem_predicted_gib: found.mem_predicted_gib,
+            mem_rel_error: found.mem_predicted_gib.zip(found.mem_measured_gib).map(error),
         }
     }
 

@@ -60,6 +60,10 @@ pub struct Options {
     pub no_sync: bool,
     /// Gradients are added up, kept and sent in the dtype of the weights, and not in that of the optimizer.
     pub bf16_grads: bool,
+    /// Adam's moments are kept in the dtype of the weights, and not in fp32.
+    pub bf16_moments: bool,
+    /// The optimizer updates the weights themselves, and keeps no copy of them in fp32.
+    pub no_master: bool,
     /// ZeRO 1: gradients are summed whole on every rank, which takes its share of them for the optimizer.
     pub all_reduce_grads: bool,
     /// Gradients are summed over the replicas when all of the backward pass is over, and not layer by layer behind it.

@@ -61,6 +61,10 @@ pub struct StackSpec {
     /// a kernel's curve; none: all are fused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfused: Option<Sourced<BTreeMap<String, f64>>>,
+    /// What the framework keeps of a kernel from the forward to the backward pass beside what it writes, over the bytes of
+    /// that: by the name of a kernel; none: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Sourced<BTreeMap<String, f64>>>,
     /// SMs that products are kept off, whether a communication kernel is on them or not: those of persistent kernels
     /// whose grid leaves room for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -75,6 +79,9 @@ pub struct StackSpec {
 /// Kernels that a stack may know to be slower.
 const SLOWER: [&str; 6] =
     ["cast", "weight_grad_fp8", "grouped_matmul", "grouped_matmul_dx", "grouped_matmul_dw", "ssm_scan_bwd"];
+
+/// Kernels of which a framework may keep more than a plan does.
+const KEPT: [&str; 4] = ["norm", "head_norm", "swiglu", "gelu"];
 
 /// What GPT-OSS's experts move through memory in Megatron Core, over one fused kernel: its clamp and the bias of the second
 /// product are operators of PyTorch around the fused gate (github:NVIDIA/Megatron-LM, megatron/core/fusions/
@@ -180,6 +187,13 @@ impl StackSpec {
         if let Some((kernel, passes)) = passes.find(|(_, passes)| !(**passes >= 1.0 && **passes <= 100.0)) {
             let why = format!("{kernel}: {passes} is no multiple of what one fused kernel moves (1 to 100)");
             return Err(Error::spec(&found.file, "unfused", why));
+        }
+        let mut kept = spec.kept.iter().flat_map(|kept| &kept.value);
+        let right = |kernel: &String, times: f64| KEPT.contains(&kernel.as_str()) && (0.0..=10.0).contains(&times);
+        if let Some((kernel, times)) = kept.find(|(kernel, times)| !right(kernel, **times)) {
+            let why =
+                format!("{kernel}: {times}; give what is kept of {} over what they write (0 to 10)", KEPT.join(" or "));
+            return Err(Error::spec(&found.file, "kept", why));
         }
         let right = |kernel: &String, times: f64| SLOWER.contains(&kernel.as_str()) && (1.0..=10.0).contains(&times);
         let mut slower = spec.slower.iter().flat_map(|slower| &slower.value);

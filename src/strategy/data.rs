@@ -35,7 +35,8 @@ pub struct FlatWeights {
     pub grad: Buf,
     /// This rank's share of the summed gradient; the gradient itself without sharding.
     grad_share: Buf,
-    /// fp32 copy of the share of the weights, where weights are of fewer bits or sharded.
+    /// What the optimizer updates where that is not the weights: an fp32 copy of the share of them, where they are of fewer
+    /// bits or sharded. Where there is to be none, the share itself.
     master: Option<Buf>,
     m: Buf,
     v: Buf,
@@ -71,6 +72,10 @@ pub struct DataParallel {
     pub acc: Dtype,
     /// Of gradients, and of their sums over the ranks.
     pub grads: Dtype,
+    /// Of Adam's moments.
+    pub moments: Dtype,
+    /// Weights are updated as they are kept.
+    pub no_master: bool,
     pub engine: Engine,
 }
 
@@ -164,13 +169,13 @@ impl DataParallel {
         };
         let partial =
             self.accumulates().then(|| some("g_part", share, self.grads, TensorKind::CommBuffer, slots.min(2)));
-        let mut state = |what: &str| match self.offload {
-            true => b.host_tensor(&format!("{what}.{name}"), &[share], self.acc, TensorKind::OptState, slots),
-            false => b.tensor(&format!("{what}.{name}"), &[share], self.acc, TensorKind::OptState, slots),
+        let mut state = |what: &str, dtype| match self.offload {
+            true => b.host_tensor(&format!("{what}.{name}"), &[share], dtype, TensorKind::OptState, slots),
+            false => b.tensor(&format!("{what}.{name}"), &[share], dtype, TensorKind::OptState, slots),
         };
-        let (m, v) = (state("adam_m"), state("adam_v"));
-        let keeps_master = self.sharded() || self.dtype != self.acc || self.offload;
-        let master = keeps_master.then(|| state("master"));
+        let (m, v) = (state("adam_m", self.moments), state("adam_v", self.moments));
+        let keeps_master = !self.no_master && (self.sharded() || self.dtype != self.acc || self.offload);
+        let master = keeps_master.then(|| state("master", self.acc));
         let away = self.offload.then(|| {
             let grad = b.host_tensor(&format!("g_host.{name}"), &[share], self.of_share(), TensorKind::Grad, slots);
             // One is copied back while the CPU writes the next.
@@ -183,7 +188,10 @@ impl DataParallel {
         let (grad_kind, weight_kind) =
             (kept(self.shares_gradients(), TensorKind::Grad), kept(self.shares_weights(), TensorKind::Param));
         let grad_share = if self.sharded() { flat("g_share", share, self.of_share(), grad_kind) } else { grad };
+        // Without a master copy a rank keeps its share from step to step, and sends what it has updated.
+        let weight_kind = if self.no_master { TensorKind::Param } else { weight_kind };
         let weight_share = self.sharded().then(|| flat("w_share", share, self.dtype, weight_kind));
+        let master = if self.no_master { weight_share } else { master };
         FlatWeights { weight, grad, grad_share, master, m, v, weight_share, partial, away, elems, share, slots }
     }
 
@@ -283,7 +291,7 @@ impl DataParallel {
     pub fn updated(&self, w: &FlatWeights) -> Vec<(&'static str, Buf)> {
         let mut all = vec![("g_share", w.grad_share), ("adam_m", w.m), ("adam_v", w.v)];
         all.extend(self.sums_whole().then_some(("g", w.grad)));
-        all.extend(w.master.map(|master| ("master", master)));
+        all.extend(w.master.filter(|_| !self.no_master).map(|master| ("master", master)));
         all.extend(w.weight_share.map(|share| ("w_share", share)));
         if w.weight_share.is_none() || !self.shares_weights() {
             all.push(("w", w.weight));
@@ -333,7 +341,7 @@ impl DataParallel {
             let name = named(b, "w_from_host");
             b.copy(&name, Toward::Device, weight, new);
         } else {
-            if w.master.is_some() {
+            if w.master.is_some() && !self.no_master {
                 writes.push(new);
             }
             let reads = [at(w.grad_share), writes[0], writes[1], writes[2]];

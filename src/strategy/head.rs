@@ -35,7 +35,7 @@ pub struct Head {
     normed: Buf,
     logits: Buf,
     /// The logits as the loss has them, where they are copied for it.
-    wide: Option<Buf>,
+    wide: Option<[Buf; 2]>,
     d_normed: Buf,
     /// The gradient of the table, where it is not added to the sum at once.
     dw: Option<Buf>,
@@ -78,7 +78,11 @@ impl Head {
             (temp("normed", shared, h), temp("logits", rows, cols), temp("d_head", shared, h));
         let dw =
             layer.add_grads.then(|| b.tensor("lm_head_product", &[cols * h], shape.dtype, TensorKind::Workspace, 1));
-        let wide = layer.wide_loss.then(|| b.tensor("wide_logits", &[rows, cols], shape.acc, TensorKind::Workspace, 1));
+        // A framework's log-softmax leaves what it reads as it is.
+        let wide = layer.wide_loss.then(|| {
+            ["wide_logits", "wide_d_logits"]
+                .map(|name| b.tensor(name, &[rows, cols], shape.acc, TensorKind::Workspace, 1))
+        });
         let parallel = (tp.ranks > 1).then(|| {
             let stats =
                 |b: &mut Builder, name, ranks| b.tensor(name, &[ranks * rows, 2], shape.acc, TensorKind::CommBuffer, 1);
@@ -161,14 +165,14 @@ impl Head {
         let first = |room: Buf| if n == self.rows { room } else { room.rows(0, n) };
         let ([input, targets, d_input], logits) = ([input, targets, sums].map(of), first(self.logits));
         b.compute("lm_head", linear(n, v, h, false), &[input, w], &[logits]);
-        match self.wide.map(first) {
-            Some(wide) => {
+        match self.wide.map(|wide| wide.map(first)) {
+            Some([wide, d_wide]) => {
                 let cast = Kernel::Cast { elems: n * v };
                 b.compute("logits_widen", cast.clone(), &[logits], &[wide]);
-                self.loss(b, n, wide, targets, loss, at.part);
-                b.compute("logits_narrow", cast, &[wide], &[logits]);
+                self.loss(b, n, [wide, d_wide], targets, loss, at.part);
+                b.compute("logits_narrow", cast, &[d_wide], &[logits]);
             }
-            None => self.loss(b, n, logits, targets, loss, at.part),
+            None => self.loss(b, n, [logits; 2], targets, loss, at.part),
         }
         b.compute("lm_head_dx", linear_dx(n, h, v, false), &[logits, w], &[d_input]);
         if rows[1] == self.tokens {
@@ -177,12 +181,12 @@ impl Head {
         weight_grad(b, "lm_head_dw", linear_dw(v, h, n, false), [logits, input], g, self.dw);
     }
 
-    /// The logits of `rows` tokens become their own gradient.
-    fn loss(&self, b: &mut Builder, rows: u64, logits: Buf, targets: Buf, loss: Buf, part: f64) {
+    /// The gradient of the logits of `rows` tokens, which may lie in their place.
+    fn loss(&self, b: &mut Builder, rows: u64, [logits, d_logits]: [Buf; 2], targets: Buf, loss: Buf, part: f64) {
         let (cols, vocab, scale) = (self.cols, self.vocab, self.scale * part);
         let Some(p) = &self.parallel else {
             let kernel = Kernel::CrossEntropy { rows, vocab, scale };
-            b.compute("cross_entropy", kernel, &[logits, targets, loss], &[logits, loss]);
+            b.compute("cross_entropy", kernel, &[logits, targets, loss], &[d_logits, loss]);
             return;
         };
         let part = crate::plan::VocabPart { rows, cols, vocab, axis: Axis::Tp };
@@ -193,7 +197,7 @@ impl Head {
         let via = Via { group: &group, index: 0, engine: self.tp.engine };
         b.collective("loss_stats_gather", via, CollectiveKind::AllGather, stats, all_stats, self.acc);
         let kernel = Kernel::VocabCrossEntropy { part, ranks: self.tp.ranks, scale };
-        b.compute("cross_entropy", kernel, &[logits, targets, all_stats, loss], &[logits, loss]);
+        b.compute("cross_entropy", kernel, &[logits, targets, all_stats, loss], &[d_logits, loss]);
     }
 
     /// What tensor-parallel ranks have to add up of the head's gradient before it is whole.

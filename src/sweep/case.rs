@@ -7,7 +7,7 @@ use crate::cost::{Effort, Machine, cost};
 use crate::device::{KernelTime, Profile, Roofline};
 use crate::error::{Error, Result};
 use crate::plan::link::AtomTable;
-use crate::plan::memory::{Bounds, Conflicts, Footprint, Layout};
+use crate::plan::memory::{Bounds, Conflicts, Footprint, Layout, with_kept};
 use crate::plan::route::dropped;
 use crate::plan::structure::structure;
 use crate::plan::{About, Plan, Route};
@@ -263,12 +263,14 @@ impl Case {
     ) -> Result<M> {
         let atoms = AtomTable::new(plan)?;
         let structure = structure(plan, &atoms);
-        let layout = |program| of(plan, &*self.conflicts(plan, &atoms, structure, program)?);
+        let kept = self.stack.kept.as_ref().map(|kept| with_kept(plan, &kept.value)).transpose()?;
+        let sizes = kept.as_ref().unwrap_or(plan);
+        let layout = |program| of(sizes, &*self.conflicts(plan, &atoms, structure, program)?);
         let mut fullest = layout(0)?;
         if plan.programs.len() == 1 {
             return Ok(fullest);
         }
-        let bounds = Bounds::new(plan);
+        let bounds = Bounds::new(sizes);
         for program in 1..plan.programs.len() as u32 {
             if fullest.bytes > room {
                 break;

@@ -67,8 +67,8 @@ impl<'c> Frames<'c> {
     fn try_row(&mut self, point: &Point) -> Result<Row> {
         let case = self.case;
         let work = case.workload(point)?;
-        // How many rows a rank has, its route says and no size of a tensor.
-        if point.par.pp > 1 || case.model.moe.is_some() {
+        // How many rows a rank has, its route says and no size of a tensor; which tensors a framework keeps, no size does.
+        if point.par.pp > 1 || case.model.moe.is_some() || case.stack.kept.is_some() {
             return case.row_of(&case.plan(point)?);
         }
         if let Some(row) = self.follow(point, &work) {

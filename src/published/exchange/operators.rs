@@ -28,7 +28,7 @@ pub fn operator_table(file: &str, name: &str, table: &Map<String, Value>) -> Res
         let tokens =
             value("num_token").or(value("num_tokens")).ok_or_else(|| wrong(&format!("row {n} has no tokens")))?;
         if tokens < before {
-            nodes *= 2;
+            nodes = u32::saturating_mul(nodes, 2);
         }
         before = tokens;
         let ranks = value("moe_ep_size").unwrap_or(8.0 * value("node_num").unwrap_or(f64::from(nodes)));

@@ -170,6 +170,18 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.bf16_grads,
     },
     Word {
+        name: "bf16-moments",
+        about: "Adam's moments of bf16 weights are kept in bf16 (DeepSeek-V3, Megatron's precision-aware optimizer)",
+        set: |o| o.bf16_moments = true,
+        is_set: |o| o.bf16_moments,
+    },
+    Word {
+        name: "no-master",
+        about: "the optimizer updates bf16 weights as they are, without a copy of them in fp32; with bf16-grads and bf16-moments that is pure bf16 (torchtune)",
+        set: |o| o.no_master = true,
+        is_set: |o| o.no_master,
+    },
+    Word {
         name: "all-reduce-grads",
         about: "ZeRO 1: gradients are summed whole on every rank, which takes its share, in place of being scattered (DeepSpeed's pipelines)",
         set: |o| o.all_reduce_grads = true,

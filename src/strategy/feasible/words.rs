@@ -22,10 +22,22 @@ pub(super) fn offload(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Re
 
 /// What is kept and sent in fewer bits has to have more without.
 pub(super) fn gradients(work: &Workload, par: &Parallelism) -> Result<()> {
-    if par.options.bf16_grads && work.dtype != Dtype::Bf16 {
-        let name = work.dtype.name();
-        let why = format!("options: bf16-grads, of weights in {name}, whose gradients are no wider; leave it out");
-        return Err(Error::infeasible(why));
+    let o = &par.options;
+    let asked = [
+        (o.bf16_grads, "bf16-grads", "whose gradients are no wider"),
+        (o.bf16_moments, "bf16-moments", "whose moments are no wider"),
+        (o.no_master, "no-master", "of which there is no wider copy"),
+    ];
+    for (_, word, what) in asked.into_iter().filter(|(is, ..)| *is) {
+        if work.dtype != Dtype::Bf16 {
+            let name = work.dtype.name();
+            return Err(Error::infeasible(format!("options: {word}, of weights in {name}, {what}; leave it out")));
+        }
+        if o.offload_optimizer && word != "bf16-grads" {
+            let why =
+                format!("options: {word} does not go with offload-optimizer, whose CPU has all in fp32; leave one out");
+            return Err(Error::infeasible(why));
+        }
     }
     Ok(())
 }

@@ -47,6 +47,8 @@ impl<'a> Step<'a> {
             dtype: work.dtype,
             acc,
             grads: if par.options.bf16_grads { work.dtype } else { acc },
+            moments: if par.options.bf16_moments { work.dtype } else { acc },
+            no_master: par.options.no_master,
             engine: engines.collective,
         };
         // Behind the view of all ranks, and that of experts.

@@ -163,14 +163,11 @@ impl Lowering<'_> {
         let &Kernel::Adam { elems, lr, beta1, beta2, eps, weight_decay } = kernel else {
             return Err(self.refuse("is no optimizer"));
         };
-        for (what, i) in [("weight", 0), ("m", 1), ("v", 2)] {
-            self.must_be(what, self.writes[i], Dtype::F32)?;
-        }
         let cast = if self.writes.len() == 4 { Arg::Write(3) } else { Arg::Null };
         let mut args = vec![Arg::Read(0), Arg::Write(0), Arg::Write(1), Arg::Write(2), cast, Arg::Int(elems as i64)];
         let [mean, square] = [beta1, beta2].map(|beta| 1.0 - beta.powf(step as f64));
         args.extend([lr / mean, beta1, beta2, eps, 1.0 / square, 1.0 - lr * weight_decay].map(Arg::Real));
-        let writes: Vec<usize> = (3..self.writes.len()).collect();
+        let writes: Vec<usize> = (0..self.writes.len()).collect();
         let defines = self.typed(&[0], &writes)?;
         self.spread((source::pointwise, "adam"), defines, elems.div_ceil(8), args);
         Ok(())

@@ -299,6 +299,8 @@ fn pointwise(all: &mut Cases) {
     let state = [BF16, F32, F32, (Dtype::F32, 0.0..1.0)];
     all.hold(&adam, &one(), &state, &[Dtype::F32, Dtype::F32, Dtype::F32, Dtype::Bf16], ROUNDED);
     all.hold(&adam, &one(), &state, &[Dtype::F32, Dtype::F32, Dtype::F32], SINGLE);
+    let narrow = [BF16, BF16, BF16, (Dtype::Bf16, 0.0..1.0)];
+    all.hold(&adam, &one(), &narrow, &[Dtype::Bf16; 3], ROUNDED);
 }
 
 /// Chunks of several tiles and of less than one, the last one short; a group of one head, of some, of all.

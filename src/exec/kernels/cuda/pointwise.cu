@@ -271,9 +271,9 @@ KERNEL(dropout_bwd, DropoutBwd, THREADS) {
 // stays what weight decay leaves of a weight.
 struct Adam {
     const R0* grad;
-    float* w;
-    float* m;
-    float* v;
+    W0* w;
+    W1* m;
+    W2* v;
     W3* cast; // the new weight in another type; may be null
     i64 elems;
     f64 lr, beta1, beta2, eps, unbias, stays;
