@@ -22,7 +22,7 @@ use std::time::Instant;
     foretrain longest --model llama-3-70b --gpus 64,128 --tp 8 --ring 8,16 --options default,offload-activations --out results/longest-70b\n\n\
     One sequence a replica. Lists are separated by commas; ways of which degrees are given are crossed with each other, and each\n\
     is tried with every set of words of --options. Memory is what a plan's tensors take and the stack sets aside, so that a\n\
-    framework that fragments its memory ends before.")]
+    framework that fragments its memory ends before; for layers that are not fused say --stack torch-eager.")]
 pub struct Flags {
     /// A shipped model, or the path of a Hugging Face config.json
     #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]

@@ -342,6 +342,8 @@ const OWN_OPERATORS: &[&str] = &[
     // Hugging Face's blocks, too.
     "llamafactory",
     "easycontext",
+    "alst",
+    "arctictraining",
     "axolotl",
     "openrlhf",
     "trlsft",

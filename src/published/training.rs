@@ -411,7 +411,7 @@ impl Setup {
         let mut refused = None;
         let longest =
             bisect(grain(&split.par), |seq| match self.build(&self.model, &Split { seq, ..split.clone() }) {
-                Ok(plan) => Ok::<bool, String>(needs(&plan)? <= self.room() / SPARE),
+                Ok(plan) => Ok::<bool, String>(self.takes(&plan, None)? <= self.room() / SPARE),
                 Err(why) => {
                     refused = Some(why);
                     Ok(false)
@@ -423,24 +423,24 @@ impl Setup {
 
     /// GiB of the fullest GPU, as the source of a run counts them; none where as much was recomputed as made it fit.
     fn memory(&self, run: &Training, made: &Made) -> Result<Option<f64>, String> {
-        let of_stage = |plan: &Plan| match run.mem_stage {
-            Some(stage) if stage as usize <= plan.programs.len() => {
-                let atoms = AtomTable::new(plan).map_err(said)?;
-                Layout::new(plan, &atoms, stage - 1).map(|layout| layout.bytes as f64).map_err(said)
-            }
-            _ => needs(plan),
-        };
-        let takes = |plan: &Plan| match &self.stack.kept {
-            Some(kept) => of_stage(&with_kept(plan, &kept.value).map_err(said)?),
-            None => of_stage(plan),
-        };
-        let spared = self.tuning.map_or(0.0, |tuning| tuning.spared(&made.plan));
+        let takes = |plan: &Plan| self.takes(plan, run.mem_stage);
         let bytes = match &made.beside {
             None => takes(&made.plan)?,
             Some((whole, share)) if self.again.is_some() => share * takes(whole)? + (1.0 - share) * takes(&made.plan)?,
             Some(_) => return Ok(None),
-        } - spared;
-        Ok(Some(Counted::of(run).gib(bytes, &self.stack)))
+        };
+        let spared = self.tuning.map_or(0.0, |tuning| tuning.spared(&made.plan));
+        Ok(Some(Counted::of(run).gib(bytes - spared, &self.stack)))
+    }
+
+    /// Bytes of the fullest rank, or of one of a stage, counted from 1, with what the framework keeps beside the plan.
+    fn takes(&self, plan: &Plan, stage: Option<u32>) -> Result<f64, String> {
+        let kept = self.stack.kept.as_ref().map(|kept| with_kept(plan, &kept.value)).transpose().map_err(said)?;
+        let plan = kept.as_ref().unwrap_or(plan);
+        match stage {
+            Some(stage) if stage as usize <= plan.programs.len() => needs_of(plan, stage - 1),
+            _ => needs(plan),
+        }
     }
 
     fn kernels(&self) -> Result<Roofline, String> {
@@ -521,11 +521,15 @@ const LESS: [Recompute; 2] = [Recompute::Selective, Recompute::Full];
 
 /// Bytes of the fullest rank: the first stage has the most micro-batches under way, the last has the logits.
 fn needs(plan: &Plan) -> Result<f64, String> {
-    let atoms = AtomTable::new(plan).map_err(said)?;
-    let bytes = |stage: u32| Layout::new(plan, &atoms, stage).map(|layout| layout.bytes).map_err(said);
     let last = plan.programs.len() as u32 - 1;
-    let first = bytes(0)?;
-    Ok(if last > 0 { first.max(bytes(last)?) } else { first } as f64)
+    let first = needs_of(plan, 0)?;
+    Ok(if last > 0 { first.max(needs_of(plan, last)?) } else { first })
+}
+
+/// Bytes of a rank of a stage.
+fn needs_of(plan: &Plan, stage: u32) -> Result<f64, String> {
+    let atoms = AtomTable::new(plan).map_err(said)?;
+    Layout::new(plan, &atoms, stage).map(|layout| layout.bytes as f64).map_err(said)
 }
 
 /// An error, as the reason why there is no prediction.
