@@ -18,7 +18,7 @@ mod loose;
 pub mod machine;
 mod magi;
 pub mod measured;
-mod memory;
+pub mod memory;
 mod mixture;
 mod network;
 mod options;

@@ -1,5 +1,7 @@
 //! What a source states about one measurement. `None`: it does not say.
 
+use super::memory::Counted;
+
 /// One published measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Case {
@@ -77,8 +79,8 @@ pub struct Training {
     pub mem_gib: Option<f64>,
     /// The stage of the pipeline, counted from 1, that it is of; none: the fullest.
     pub mem_stage: Option<u32>,
-    /// What that counts: see [`Counted`](super::memory::Counted).
-    pub mem_kind: String,
+    /// What that counts.
+    pub mem_kind: Option<Counted>,
     /// Remarks, which may name what was switched on.
     pub notes: String,
 }

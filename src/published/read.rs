@@ -6,6 +6,7 @@ use super::collectives;
 use super::exchange;
 use super::fields::Fields;
 use super::loose;
+use super::memory::Counted;
 use super::words::{is_fp4, is_narrow, tokens};
 use crate::error::{self, Error, Result};
 use serde_json::{Map, Value};
@@ -153,7 +154,7 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
         max_tokens: f.number("max_tokens")?,
         mem_gib: f.number("mem_gib")?,
         mem_stage: f.degree("mem_stage")?,
-        mem_kind: text("mem_kind")?,
+        mem_kind: counted(f)?,
         notes: text("notes")?,
     };
     let group = match f.text("group")? {
@@ -161,6 +162,14 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
         None => format!("{}, {}", run.system.split(',').next().unwrap_or_default(), run.gpu),
     };
     Ok((group, Facts::Training(Box::new(run))))
+}
+
+/// What a figure of memory is of.
+fn counted(f: &Fields) -> Result<Option<Counted>> {
+    let Some(said) = f.text("mem_kind")?.filter(|said| !said.is_empty()) else { return Ok(None) };
+    let wrong =
+        || f.wrong("mem_kind", format!("{said:?} is none of {}; write null where it is not stated", Counted::WORDS));
+    Counted::find(&said).map(Some).ok_or_else(wrong)
 }
 
 /// As stated, or one of eight bits that the system's name says.
@@ -316,6 +325,7 @@ mod tests {
             (r#"[{"id": "a", "gpus": [8, 16]}]"#, ["case a: gpus: [8,16]", "write null"]),
             (r#"[{"id": "a", "experts": 8}]"#, ["case a: experts: 8", "object"]),
             (r#"[{"id": "a", "mfu": 480}]"#, ["case a: mfu: 480", "peak"]),
+            (r#"[{"id": "a", "mem_kind": "peak"}]"#, ["case a: mem_kind: \"peak\"", "reserved and device"]),
             (r#"{"cases": [{"id": "b", "system": 3}]}"#, ["case b: system", "object"]),
             (r#"{"rows": [7]}"#, ["case 1", "no object"]),
             (r#"{"rows": [], "common": 1}"#, ["common: 1", "no object"]),

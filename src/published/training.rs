@@ -430,7 +430,9 @@ impl Setup {
             Some(_) => return Ok(None),
         };
         let spared = self.tuning.map_or(0.0, |tuning| tuning.spared(&made.plan));
-        Ok(Some(Counted::of(run).gib(bytes - spared, &self.stack)))
+        // Frameworks print what their allocators were asked for.
+        let counted = run.mem_kind.unwrap_or(Counted::Allocated);
+        Ok(Some(counted.gib(bytes - spared, &self.stack)))
     }
 
     /// Bytes of the fullest rank, or of one of a stage, counted from 1, with what the framework keeps beside the plan.
