@@ -75,6 +75,7 @@ pub const PLOTS: &[Plot] = &[
     Plot { name: "exchange", of: Study::Exchange, draw: exchange::exchange },
     Plot { name: "goodput", of: Study::Goodput, draw: goodput::goodput },
     Plot { name: "published", of: Study::Published, draw: published::published },
+    Plot { name: "published_memory", of: Study::Published, draw: published::published_memory },
 ];
 
 /// The plot of that name.

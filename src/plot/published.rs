@@ -9,13 +9,50 @@ use super::sheet::{Line, Sheet};
 use super::style::{Align, FAINT, GRID, INK, Mark, Point, Shape, save};
 use crate::error::Result;
 
-/// Writes `published.svg` and `.png`.
-pub fn published(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
-    let rows = Sheet::read(rows_csv)?.lines().map(|line| Row::of(&line)).collect::<Result<Vec<_>>>()?;
-    save(&figure(&rows), out_dir, "published")
+/// What is held against what was measured.
+struct Quantity {
+    /// Columns of what was measured, and of what was predicted for it.
+    columns: [&'static str; 2],
+    title: &'static str,
+    /// Along the axis.
+    measured: &'static str,
 }
 
-/// A case, as far as the picture needs it. The names are those of the columns.
+const REPORTED: Quantity = Quantity {
+    columns: ["measured", "predicted"],
+    title: "Predicted against measured, by whoever published it",
+    measured: "measured, in the unit of its source: s, ms, TFLOP/s, iterations/s, share of peak",
+};
+
+const MEMORY: Quantity = Quantity {
+    columns: ["mem_measured_gib", "mem_predicted_gib"],
+    title: "Peak memory of a GPU: predicted against measured, by whoever published it",
+    measured: "measured GiB, as the source counts them: allocated, reserved or of the device",
+};
+
+/// Writes `published.svg` and `.png`.
+pub fn published(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
+    save(&figure(&rows(&Sheet::read(rows_csv)?, &REPORTED)?, &REPORTED), out_dir, "published")
+}
+
+/// Writes `published_memory.svg` and `.png`, where a case has its memory measured.
+pub fn published_memory(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
+    let sheet = Sheet::read(rows_csv)?;
+    if !MEMORY.columns.iter().all(|column| sheet.has(column)) {
+        return Ok(vec![]);
+    }
+    let rows = rows(&sheet, &MEMORY)?;
+    match rows.iter().any(|row| row.measured.is_some()) {
+        true => save(&figure(&rows, &MEMORY), out_dir, "published_memory"),
+        false => Ok(vec![]),
+    }
+}
+
+fn rows(sheet: &Sheet, of: &Quantity) -> Result<Vec<Row>> {
+    sheet.lines().map(|line| Row::of(&line, of)).collect()
+}
+
+/// A case, as far as the picture needs it.
 struct Row {
     group: String,
     measured: Option<f64>,
@@ -23,9 +60,10 @@ struct Row {
 }
 
 impl Row {
-    fn of(line: &Line) -> Result<Row> {
+    fn of(line: &Line, of: &Quantity) -> Result<Row> {
         let value = |column| line.maybe(column, "a number above 0, or nothing", |&v: &f64| v > 0.0 && v.is_finite());
-        Ok(Row { group: line.text("group")?.into(), measured: value("measured")?, predicted: value("predicted")? })
+        let [measured, predicted] = of.columns;
+        Ok(Row { group: line.text("group")?.into(), measured: value(measured)?, predicted: value(predicted)? })
     }
 
     fn both(&self) -> Option<Point> {
@@ -90,11 +128,11 @@ fn groups(rows: &[Row]) -> Vec<Group<'_>> {
     all.into_iter().enumerate().map(marked).collect()
 }
 
-fn figure(rows: &[Row]) -> Vec<Mark> {
+fn figure(rows: &[Row], of: &Quantity) -> Vec<Mark> {
     let groups = groups(rows);
     let scale = Scale::of(rows);
-    let mut marks = titles(rows);
-    marks.extend(scale.frame());
+    let mut marks = titles(rows, of);
+    marks.extend(scale.frame(of));
     for group in groups.iter().rev() {
         marks.extend(group.rows.iter().filter_map(|r| r.both()).map(|at| Mark::Marker {
             shape: group.shape,
@@ -108,7 +146,7 @@ fn figure(rows: &[Row]) -> Vec<Mark> {
     marks
 }
 
-fn titles(rows: &[Row]) -> Vec<Mark> {
+fn titles(rows: &[Row], of: &Quantity) -> Vec<Mark> {
     let measured: Vec<&Row> = rows.iter().filter(|r| r.measured.is_some()).collect();
     let predicted = measured.iter().filter(|r| r.predicted.is_some()).count();
     let median = quantile(measured.iter().map(|r| r.error()).collect(), 0.5);
@@ -118,7 +156,7 @@ fn titles(rows: &[Row]) -> Vec<Mark> {
         median * 100.0
     );
     vec![
-        Mark::text((34.0, 40.0), "Predicted against measured, by whoever published it", 29.0, INK, Align::Left),
+        Mark::text((34.0, 40.0), of.title, 29.0, INK, Align::Left),
         Mark::text((34.0, 78.0), says, 16.5, FAINT, Align::Left),
     ]
 }
@@ -148,7 +186,7 @@ impl Scale {
         (LEFT + self.along(measured), TOP + SIDE - self.along(predicted))
     }
 
-    fn frame(&self) -> Vec<Mark> {
+    fn frame(&self, of: &Quantity) -> Vec<Mark> {
         let mut marks = Vec::new();
         for decade in self.from as i32..=self.to as i32 {
             let value = 10f64.powi(decade);
@@ -161,8 +199,7 @@ impl Scale {
         }
         marks.extend(self.diagonals());
         let middle = LEFT + SIDE / 2.0;
-        let below = "measured, in the unit of its source: s, ms, TFLOP/s, iterations/s, share of peak";
-        marks.push(Mark::text((middle, TOP + SIDE + 48.0), below, 16.5, INK, Align::Middle));
+        marks.push(Mark::text((middle, TOP + SIDE + 48.0), of.measured, 16.5, INK, Align::Middle));
         marks.push(Mark::Text {
             at: (34.0, TOP + SIDE / 2.0),
             text: "predicted, in the same unit".into(),
@@ -254,10 +291,23 @@ mod tests {
         let rows = [row("a", 10.0, Some(10.0)), row("a", 20.0, Some(30.0)), row("b", 5.0, None)];
         let (x, y) = Scale::of(&rows).at((10.0, 10.0));
         assert!((x - LEFT - (TOP + SIDE - y)).abs() < 1e-9);
-        let markers = figure(&rows).iter().filter(|m| matches!(m, Mark::Marker { .. })).count();
+        let markers = figure(&rows, &REPORTED).iter().filter(|m| matches!(m, Mark::Marker { .. })).count();
         // Two cases, and a key for each of two groups.
         assert_eq!(markers, 4);
-        assert!(figure(&[]).len() > 2);
+        assert!(figure(&[], &REPORTED).len() > 2);
+    }
+
+    /// Rows from before memory was predicted have no such columns, others no memory.
+    #[test]
+    fn memory_is_drawn_where_it_was_measured() {
+        let dir = tempfile::tempdir().unwrap();
+        let (csv, with) = (dir.path().join("rows.csv"), "group,rel_error,mem_measured_gib,mem_predicted_gib\n");
+        for (text, files) in
+            [("group,rel_error\na,0.1\n".into(), 0), (format!("{with}a,0.1,,\n"), 0), (format!("{with}a,,8,7\n"), 2)]
+        {
+            std::fs::write(&csv, text).unwrap();
+            assert_eq!(published_memory(&csv, dir.path()).unwrap().len(), files);
+        }
     }
 
     #[test]
