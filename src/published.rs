@@ -28,6 +28,7 @@ pub mod read;
 pub mod recipe;
 mod reports;
 mod runs;
+mod savings;
 mod sharding;
 pub mod sizes;
 pub mod software;

@@ -1,5 +1,5 @@
-//! Which runs add up and send their gradients in 16 bits, and which sum them whole on every rank, by what their sources and
-//! their systems' defaults say.
+//! Which runs add up and send their gradients in 16 bits, or train in nothing wider, and which sum them whole on every rank,
+//! by what their sources and their systems' defaults say.
 
 use super::case::Training;
 use super::software::precedes_flash;
@@ -34,7 +34,7 @@ const AS_WEIGHTS: &[&str] = &["megatron", "deepspeed", "metaseq", "glm130b", "gp
 
 /// Whether weights, gradients and the optimizer's moments are all of 16 bits, with no copy of the weights in fp32: said of a
 /// run, as fine-tuning on one GPU has it.
-pub fn are_all_there_is(run: &Training) -> bool {
+pub fn is_pure_bf16(run: &Training) -> bool {
     let text = squeezed(&format!("{} {} {}", run.system, run.precision, run.notes));
     let says = ["statesinbf16", "bothmomentsinbf16", "purebf16", "bf16true", "adamwbf16"];
     says.iter().any(|word| text.contains(word) && !text.contains(&format!("no{word}")))
@@ -48,7 +48,7 @@ pub fn are_halved(run: &Training, zero: u32) -> bool {
     if said(&["fp32grad", "gradreduceinfp32", "gradsinfp32"]) {
         return false;
     }
-    if are_all_there_is(run) || said(&["gradreduceinbf16", "reducedtype=bf16", "bf16gradreduce"]) {
+    if is_pure_bf16(run) || said(&["gradreduceinbf16", "reducedtype=bf16", "bf16gradreduce"]) {
         return true;
     }
     let is_nemo = tokens(&run.system).iter().any(|word| word == "nemo");

@@ -341,7 +341,8 @@ impl DataParallel {
             let name = named(b, "w_from_host");
             b.copy(&name, Toward::Device, weight, new);
         } else {
-            if w.master.is_some() && !self.no_master {
+            // Of what the optimizer updates itself there is no other copy to write.
+            if new != writes[0] {
                 writes.push(new);
             }
             let reads = [at(w.grad_share), writes[0], writes[1], writes[2]];

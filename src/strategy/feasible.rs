@@ -15,7 +15,7 @@ use crate::spec::{AttentionSpec, LlmSpec, MambaSpec, Mask, Mixer, Parallelism, P
 use experts::experts;
 use sizes::{batch, heads, sequence, tensor};
 use stages::pipeline;
-use words::{experts_again, gradients, offload, options, slopes};
+use words::{experts_again, fewer_bits, offload, options, slopes};
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
 pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
@@ -25,7 +25,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
     degrees(par)?;
     options(par)?;
     offload(model, work, par)?;
-    gradients(work, par)?;
+    fewer_bits(work, par)?;
     experts_again(model, par)?;
     latent(model, par)?;
     slopes(model, par)?;

@@ -21,7 +21,7 @@ pub(super) fn offload(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Re
 }
 
 /// What is kept and sent in fewer bits has to have more without.
-pub(super) fn gradients(work: &Workload, par: &Parallelism) -> Result<()> {
+pub(super) fn fewer_bits(work: &Workload, par: &Parallelism) -> Result<()> {
     let o = &par.options;
     let asked = [
         (o.bf16_grads, "bf16-grads", "whose gradients are no wider"),
