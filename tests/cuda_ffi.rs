@@ -73,6 +73,24 @@ fn steps_with_attention_by_a_library() {
     }
 }
 
+/// A rank alone: its messages are waits that the host ends, in whatever order the GPU comes to them.
+#[test]
+fn a_rank_alone_waits_by_the_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("config.json");
+    std::fs::write(&model, MODEL).unwrap();
+    let (model, profile) = (model.display(), "traces/measured/h200/gpu.json");
+    let words = format!(
+        "validate --on cuda --profile {profile} --model {model} --cluster dgx-h200 --gpus 8 --dp 2 --ring 4 --zero 3 \
+         --global-batch 2 --seq-len 512 --solo 5 --repeat 2 --json"
+    );
+    for seed in ["1", "2"] {
+        let Some(ended) = well(&words, &[("FAKE_CUDA_SEED", seed)]) else { return };
+        let found: serde_json::Value = serde_json::from_str(&ended.said).unwrap();
+        assert!(found["ops"].as_array().unwrap().len() > 20 && found["graph_step_s"].is_null(), "{found:#}");
+    }
+}
+
 /// Where cuDNN is too old or does not take a shape, it is an error if it was asked for, and else the project's kernels do it.
 #[test]
 fn without_a_library_that_takes_it() {

@@ -174,6 +174,25 @@ fn counts_of_experts_that_cannot_be_are_named() {
     }
 }
 
+/// What transformers 5 writes of the same models: another name for the number of experts, and the width of a head as a sum.
+#[test]
+fn newer_spellings_are_read() {
+    let qwen = |field: &str| {
+        let mut config = json!({"model_type": "qwen3_moe", "num_experts_per_tok": 2, "moe_intermediate_size": 8});
+        config[field] = 6.into();
+        tiny(config).expect("a sound model")
+    };
+    assert_eq!(qwen("num_local_experts"), qwen("num_experts"));
+    let deepseek = |sum: u64| {
+        let mut config = published().into_iter().find(|m| m.name == "DeepSeek-V3").expect("a model of the list").config;
+        config["qk_head_dim"] = sum.into();
+        LlmSpec::parse("config.json", "DeepSeek-V3", &config.to_string())
+    };
+    assert_eq!(deepseek(192).expect("the sum of both parts"), read("DeepSeek-V3"));
+    let why = deepseek(190).unwrap_err().to_string();
+    assert!(why.starts_with("config.json: qk_head_dim: 190 is not") && why.contains("192; use that"), "{why}");
+}
+
 fn tiny(changes: Value) -> foretrain::error::Result<LlmSpec> {
     let mut config = json!({
         "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -360,6 +360,26 @@ fn mixtures_in_every_layout() {
     every_layout_dumps_the_reference(DEEPSEEK, as_deepseek);
 }
 
+/// A checkpoint without the modules of multi-token prediction that its config names, as transformers saves DeepSeek-V3: trained
+/// where the user says that they are left out, else refused with what to say.
+#[test]
+fn modules_that_a_checkpoint_lacks_are_left_out_where_that_is_said() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let plan = plan(DEEPSEEK);
+    let mut file = as_deepseek(&Source::seeded(3).weights(&plan));
+    file.extend(router_bias().into_iter().map(|(name, values)| (name, (vec![8], values))));
+    let config = DEEPSEEK.replace("\"vocab_size\"", "\"num_nextn_predict_layers\": 1, \"vocab_size\"");
+    checkpoint(dir.path(), &config, &file);
+    std::fs::write(dir.path().join("ids.json"), json!(ids()).to_string()).expect("written");
+    let words = "run --weights . --tokens ids.json --seq-len 16 --global-batch 4 --json";
+    let [with, without] = ["", " --no-mtp"].map(|more| run(dir.path(), &format!("{words}{more}")));
+    let why = with["error"].as_str().expect("it is refused");
+    assert!(why.contains("multi-token prediction, whose weights are not read (--no-mtp trains without them)"), "{why}");
+    std::fs::write(dir.path().join("config.json"), DEEPSEEK).expect("written");
+    let never = run(dir.path(), words);
+    assert!(never["loss"].is_number() && without["loss"] == never["loss"], "{without:#}");
+}
+
 /// Three steps on new tokens, the routers choosing anew before each: as dense training does it, whose routers look at
 /// their own weights. What the last step dumps, optimizer states and all that went from plan to plan, is the same.
 fn trains_as_the_reference(config: &str, theirs: fn(&BTreeMap<String, Vec<f64>>) -> Tensors, splits: &[&str]) {

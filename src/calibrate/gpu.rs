@@ -7,7 +7,7 @@ use super::load::{Loaded, condition};
 use super::rows::{Company, On, keep, kept_of_gpu};
 use super::samples::Samples;
 use super::shapes;
-use super::{Effort, Progress, attention, load, machine};
+use super::{Effort, Progress, attention, load, machine, power};
 use crate::device::Profile;
 use crate::device::curve::{Curve, Point};
 use crate::device::measured::{BesideBlocks, Condition, Crowded, FORMAT, GpuSide, MachineName};
@@ -57,6 +57,8 @@ pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Resu
     progress(1.0, "steps without rest");
     let Loaded { factor: sustained, condition: loaded } = load::sustained(device, job.effort)?;
     conditions.push(loaded);
+    progress(1.0, "power");
+    let power = power::power(device, job.effort)?;
     let name = device.name(0);
     Ok(Profile {
         foretrain_profile: FORMAT,
@@ -74,6 +76,7 @@ pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Resu
             host_launch_s,
             op_gap_s: Some(samples.gap()),
             sustained,
+            power,
             beside_copies,
             beside_blocks: Some(beside_blocks),
             conditions: conditions.into_iter().flatten().collect(),

@@ -19,6 +19,7 @@ pub mod links;
 mod load;
 pub mod machine;
 mod messages;
+mod power;
 mod rows;
 mod samples;
 pub mod shapes;

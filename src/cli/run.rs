@@ -151,7 +151,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let rows = flags.out.as_deref().filter(|path| is_csv(path));
     let source = flags.source(&plan, &kept)?;
     let router = match flags.weights {
-        Some(_) => Router::new(&config, flags.plan.plan.as_deref(), flags.steps, &plan, &source)?,
+        Some(_) => {
+            Router::new((&config, flags.machine.defaults()), flags.plan.plan.as_deref(), flags.steps, &plan, &source)?
+        }
         None => None,
     };
     let plan = match &router {

@@ -65,6 +65,9 @@ pub struct GpuSide {
     /// GPU that rests between steps, which is what `kernels` are of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sustained: Option<f64>,
+    /// What kernels draw without rest, and what becomes of them; profiles of before it was measured do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power: Option<Power>,
     /// Whose kernels did attention; profiles of before there was a choice do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionBy>,
@@ -82,6 +85,31 @@ impl GpuSide {
     pub fn gap(&self) -> f64 {
         self.op_gap_s.unwrap_or(self.launch_s)
     }
+}
+
+/// A GPU's power.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Power {
+    /// What it may draw in the long run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_w: Option<f64>,
+    /// What it draws between steps, its memory full and its clocks up.
+    pub idle_w: f64,
+    pub pressed: Vec<Pressed>,
+}
+
+/// A kernel that is launched again and again, behind a rest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pressed {
+    /// `matmul`, `attention`, `attention_bwd` or `memory`
+    pub what: String,
+    pub kernel: String,
+    /// In the long run.
+    pub watts: f64,
+    /// Seconds since the rest, and what a launch takes: the median from the entry before to that moment.
+    pub ramp: Vec<[f64; 2]>,
 }
 
 /// Whose kernels did attention, and how fast each was that could have: [forward, backward] FLOP/s of a causal layer of 16,384

@@ -188,8 +188,13 @@ fn qwen3_moe(config: &Config) -> Result<LlmSpec> {
 fn qwen_experts(config: &Config) -> Result<MoeSpec> {
     // Qwen3's heads have norms whether a config says so or not.
     config.flag("use_qk_norm")?;
+    // Transformers 5 writes the second.
+    let experts = match config.optional_count("num_local_experts")? {
+        Some(experts) if config.value("num_experts").is_none() => experts,
+        _ => config.count("num_experts")?,
+    };
     let moe = MoeSpec {
-        experts: config.count("num_experts")?,
+        experts,
         top_k: config.count("num_experts_per_tok")?,
         ffn: config.count("moe_intermediate_size")?,
         shared_ffn: config.whole("shared_expert_intermediate_size")?.unwrap_or(0),

@@ -21,6 +21,10 @@ impl MtpSpec {
     /// Megatron Core's `mtp_loss_scaling_factor` unless told otherwise, and DeepSeek's of the last third of its training.
     pub const WEIGHT: f64 = 0.1;
 
+    /// How the note of a model begins that is trained without its modules because its user says so.
+    pub const LEFT_OUT: &str =
+        "modules of multi-token prediction are left out of times, memory and MFU, as --no-mtp says";
+
     /// Layers of a module.
     pub fn layers(&self) -> u64 {
         self.pattern.len().max(1) as u64
@@ -41,11 +45,8 @@ impl LlmSpec {
         }
         let mut left = LlmSpec { mtp: None, ..self.clone() };
         let share = 1.0 - left.flops_per_token(1) / self.flops_per_token(1);
-        left.notes.push(format!(
-            "modules of multi-token prediction are left out of times, memory and MFU, as --no-mtp says ({:.0} % of the FLOPs of \
-             products)",
-            100.0 * share
-        ));
+        let share = format!("({:.0} % of the FLOPs of products)", 100.0 * share);
+        left.notes.push(format!("{} {share}", MtpSpec::LEFT_OUT));
         Ok(left)
     }
 

@@ -326,6 +326,12 @@ impl Device for Double {
         self.hand_over(stream, Deed::Launch { function, size, words: words.to_vec() })
     }
 
+    /// Time is none of the double's.
+    fn rest(&mut self, stream: StreamId, seconds: f64) -> Result<()> {
+        assert!(self.capturing.is_none() && seconds >= 0.0 && (stream as usize) < self.streams.len());
+        Ok(())
+    }
+
     fn gemm(&mut self, stream: StreamId, gemm: &Gemm, at: Operands) -> Result<()> {
         self.hand_over(stream, Deed::Gemm(gemm.clone(), at))
     }

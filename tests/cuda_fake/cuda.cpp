@@ -26,6 +26,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <sys/mman.h>
 #include <vector>
 
@@ -72,6 +73,11 @@ struct Deed {
     std::function<void()> work;
     CUevent wait = nullptr, record = nullptr;
     uint64_t times = 0;
+    // A number of the host's memory that is waited for.
+    const volatile uint32_t* number = nullptr;
+    uint32_t wanted = 0;
+
+    bool ready() const { return (!wait || wait->passed >= times) && (!number || *number == wanted); }
 };
 struct CUstream_st {
     CUcontext context;
@@ -105,6 +111,8 @@ bool begun = false;
 std::map<int, CUctx_st> contexts;
 thread_local CUcontext current = nullptr;
 std::map<CUdeviceptr, std::pair<size_t, CUcontext>> memories;
+// Memory of the host that GPUs see.
+std::map<CUdeviceptr, size_t> of_host;
 std::set<CUstream> streams;
 std::set<CUevent> events;
 std::set<CUmodule> modules;
@@ -126,10 +134,15 @@ size_t room() { return number("FAKE_CUDA_BYTES", size_t(8) << 30); }
 void drain() {
     for (;;) {
         std::vector<CUstream> ready;
+        bool of_host = false;
         for (CUstream stream : streams) {
             if (stream->deeds.empty()) continue;
-            Deed& first = stream->deeds.front();
-            if (!first.wait || first.wait->passed >= first.times) ready.push_back(stream);
+            if (stream->deeds.front().ready()) ready.push_back(stream);
+            else of_host |= stream->deeds.front().number != nullptr;
+        }
+        if (ready.empty() && of_host) {
+            std::this_thread::yield();
+            continue;
         }
         if (ready.empty()) break;
         CUstream stream = ready[any() % ready.size()];
@@ -153,6 +166,11 @@ bool lies(CUdeviceptr at, size_t bytes) {
     if (next == memories.begin()) return false;
     auto [begin, size] = std::make_pair(std::prev(next)->first, std::prev(next)->second.first);
     return at >= begin && at + bytes <= begin + size;
+}
+
+bool lies_in_host(CUdeviceptr at) {
+    auto next = of_host.upper_bound(at);
+    return next != of_host.begin() && at % 4 == 0 && at + 4 <= std::prev(next)->first + std::prev(next)->second;
 }
 
 bool noting() {
@@ -349,6 +367,33 @@ API cuMemAlloc(CUdeviceptr* at, size_t bytes) {
     return CUDA_SUCCESS;
 }
 
+API cuMemHostAlloc(void** at, size_t bytes, unsigned flags) {
+    LOCK;
+    if (CUresult wrong = here()) return wrong;
+    if (noting()) return fault("memory is asked for while a graph is noted"), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (posix_memalign(at, 4096, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    std::memset(*at, 0xff, bytes);
+    if (flags & CU_MEMHOSTALLOC_DEVICEMAP) of_host[reinterpret_cast<CUdeviceptr>(*at)] = bytes;
+    return CUDA_SUCCESS;
+}
+
+API cuMemHostGetDevicePointer(CUdeviceptr* at, void* host, unsigned flags) {
+    LOCK;
+    if (CUresult wrong = here()) return wrong;
+    *at = reinterpret_cast<CUdeviceptr>(host);
+    if (!of_host.count(*at) || flags != 0) return fault("memory of the host that no GPU sees"), CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
+API cuMemFreeHost(void* at) {
+    LOCK;
+    if (CUresult wrong = here()) return wrong;
+    if (busy()) fault("memory of the host is freed while streams are busy");
+    if (!of_host.erase(reinterpret_cast<CUdeviceptr>(at))) fault("memory of the host is freed that was not given");
+    std::free(at);
+    return CUDA_SUCCESS;
+}
+
 API cuMemFree(CUdeviceptr at) {
     LOCK;
     if (CUresult wrong = here()) return wrong;
@@ -482,6 +527,24 @@ API cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     if (event->recorded == 0) fault("an event is waited for that nobody has recorded");
     Deed deed;
     deed.wait = event, deed.times = event->recorded;
+    stream->deeds.push_back(std::move(deed));
+    return CUDA_SUCCESS;
+}
+
+API cuStreamWriteValue32(CUstream stream, CUdeviceptr at, uint32_t number, unsigned flags) {
+    LOCK;
+    if (CUresult wrong = good(stream)) return wrong;
+    if (!lies_in_host(at) || flags != 0) return fault("a number is written outside of memory"), CUDA_ERROR_INVALID_VALUE;
+    return put(stream, [=] { *reinterpret_cast<volatile uint32_t*>(at) = number; });
+}
+
+API cuStreamWaitValue32(CUstream stream, CUdeviceptr at, uint32_t wanted, unsigned flags) {
+    LOCK;
+    if (CUresult wrong = good(stream)) return wrong;
+    if (stream->origin) return fault("a graph waits for the host"), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (!lies_in_host(at) || flags != CU_STREAM_WAIT_VALUE_EQ) return fault("no number is waited for"), CUDA_ERROR_INVALID_VALUE;
+    Deed deed;
+    deed.number = reinterpret_cast<const volatile uint32_t*>(at), deed.wanted = wanted;
     stream->deeds.push_back(std::move(deed));
     return CUDA_SUCCESS;
 }

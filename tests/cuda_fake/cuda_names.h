@@ -12,6 +12,9 @@
 #define cuStreamDestroy cuStreamDestroy_v2
 #define cuEventDestroy cuEventDestroy_v2
 #define cuStreamBeginCapture cuStreamBeginCapture_v2
+#define cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2
+#define cuStreamWriteValue32 cuStreamWriteValue32_v2
+#define cuStreamWaitValue32 cuStreamWaitValue32_v2
 
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
@@ -60,3 +63,4 @@ typedef enum CUstreamCaptureMode_enum {
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,
 } CUstreamCaptureMode;
 enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DISABLE_TIMING = 2 };
+enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2, CU_STREAM_WAIT_VALUE_EQ = 1 };

@@ -44,14 +44,26 @@ part() { local limit=$1 name=$2; shift 2; note "$limit" "$name" "$program" "$@" 
 # Right? These take turns on the GPU with each other; nothing is timed.
 part 90 selftest selftest --on cuda &
 for way in "run1 --attention own" "ring4 --ring 4 --attention own" "run4c --ring 4 --attention cudnn" "usp4 --ulysses 2 --ring 2" "tp2dp2 --tp 2 --dp 2" \
-  "zero3 --dp 4 --zero 3" "pp2 --pp 2 --dp 2 --global-batch 4"; do
+  "zero3 --dp 4 --zero 3" "pp2 --pp 2 --dp 2 --global-batch 4" "pure --dp 2 --options no-master+bf16-moments" \
+  "chunks --tp 2 --options mlp-chunks-4+loss-chunks-2" "wide --ring 2 --options wide-loss"; do
   read -r name words <<< "$way"
   part 90 "check-$name" run --on cuda --devices 0 --check $words &
 done
 part 60 nccl selftest --on cuda --group nccl &
+# Saved after two of four steps, and gone on from in another layout, on the GPU and on CPUs: the last two losses are to be the same.
+resumed() {
+  part 90 checkpoint-saved run --on cuda --devices 0 --dp 2 --zero 3 --steps 4 --save "$out/checkpoint" --save-every 2
+  part 90 checkpoint-loaded run --on cuda --devices 0 --tp 2 --ring 2 --global-batch 2 --steps 2 --load "$out/checkpoint/step-00000002"
+  part 90 checkpoint-loaded-cpu run --on cpu --model small --seq-len 512 --global-batch 2 --steps 2 --load "$out/checkpoint/step-00000002"
+  rm -rf "$out/checkpoint"
+}
+resumed &
 for group in forward backward onto backward_onto head_dims narrow_values; do
   part 60 "cudnn-$group" selftest --on cuda --attention cudnn --group "attention_$group" &
 done
+if python3 -c 'import transformers' 2> /dev/null; then
+  note 180 beside_transformers python3 tests/beside_transformers.py "$program" cuda "$out/transformers.json" &
+fi
 wait
 # How fast, and how well predicted?
 part 480 calibrate calibrate --on cuda --out "$profile" --attention best
@@ -59,10 +71,21 @@ for seed in 1 2 3 4 5 6; do part 60 "1-rank-$seed" validate --on cuda --profile 
 for seed in 11 12 14 15 17 19 24 25 29 36 58; do
   part 60 "4-ranks-$seed" validate --on cuda --profile "$profile" --ranks 4 --devices 0 --seed $seed
 done
-"$program" plan --model llama-3-8b --gpus 64 --dp 4 --ring 4 --ulysses 4 --seq-len 65536 --recompute full --out "$out/solo-plan.json" > /dev/null
-part 90 solo validate --on cuda --profile "$profile" --plan "$out/solo-plan.json" --solo 5 --repeat 2
-rm -f "$out/solo-plan.json"
+# A rank of a large plan alone: long sequences, tensors and pipelines, experts, ZeRO 3, all of them.
+while read -r name rank words; do
+  "$program" plan --cluster dgx-h200 $words --out "$out/$name-plan.json" > /dev/null
+  part 90 "$name" validate --on cuda --cluster dgx-h200 --profile "$profile" --plan "$out/$name-plan.json" --solo "$rank" --repeat 2
+  rm -f "$out/$name-plan.json"
+done << 'PLANS'
+solo 5 --model llama-3-8b --gpus 64 --dp 4 --ring 4 --ulysses 4 --seq-len 65536 --recompute full
+solo-tp-pp 300 --model llama-3-70b --gpus 1024 --tp 8 --pp 8 --dp 16 --seq-len 8192 --global-batch 64
+solo-experts 9 --model mixtral-8x7b --routing uniform --gpus 64 --dp 64 --ep 8 --seq-len 4096
+solo-zero 77 --model llama-3-8b --gpus 512 --dp 512 --zero 3 --seq-len 8192
+solo-long 40 --model llama-3-70b --gpus 128 --dp 4 --ulysses 8 --ring 4 --zero 3 --seq-len 32768 --recompute full
+solo-deepseek 700 --model deepseek-v3 --no-mtp --gpus 2048 --dp 128 --pp 16 --ep 64 --seq-len 4096 --global-batch 256 --routing uniform --recompute full
+PLANS
 part 60 block-steps run --on cuda --model benches/llama-3-8b-block.json --seq-len 32768 --steps 5
+part 60 speed selftest --on cuda --speed --group residuals
 if python3 -c 'import torch' 2> /dev/null; then
   note 180 beside_torch python3 benches/beside_torch.py "$program" "$out/torch.json"
   mv "$out/beside_torch.json" "$out/beside_torch.txt" 2> /dev/null

@@ -2,7 +2,7 @@
 //! finds which experts every token chooses in every layer, and the plan is built for those routes. After the step the
 //! routers are others, and the next one gets a plan of its own.
 
-use crate::cli::config::{Config, LOCAL};
+use crate::cli::config::{Config, Defaults};
 use crate::error::{Error, Result};
 use crate::exec::reference::{self, DenseConfig};
 use crate::exec::routing;
@@ -19,12 +19,13 @@ pub struct Router<'a> {
     config: &'a Config,
     source: &'a Source,
     dense: DenseConfig,
+    defaults: Defaults,
 }
 
 impl<'a> Router<'a> {
     /// None for a plan without experts. `plan` is laid out as the ones to come.
     pub fn new(
-        config: &'a Config,
+        (config, defaults): (&'a Config, Defaults),
         file: Option<&Path>,
         steps: u64,
         plan: &Plan,
@@ -49,7 +50,7 @@ impl<'a> Router<'a> {
         }
         let documents = about.documents.lengths().into_iter().map(|n| n as usize).collect();
         let dense = DenseConfig { documents, ..DenseConfig::from(model) };
-        Ok(Some(Router { config, source, dense }))
+        Ok(Some(Router { config, source, dense, defaults }))
     }
 
     /// The plan of a step, counted from 1, whose tokens meet these weights; laid out as `like`.
@@ -57,6 +58,6 @@ impl<'a> Router<'a> {
         let mut params = weights.clone();
         params.extend(self.source.beside(like));
         let choices = reference::route(&self.dense, &params, &self.source.batch(like, step).0);
-        self.config.plan_by_layer(routing::routes(like, &choices)?, LOCAL)
+        self.config.plan_by_layer(routing::routes(like, &choices)?, self.defaults)
     }
 }

@@ -47,6 +47,16 @@ pub trait Device {
         None
     }
 
+    /// Joules that a GPU has taken, from some moment in the past on; none where nobody says them.
+    fn energy(&mut self, _gpu: u32) -> Option<f64> {
+        None
+    }
+
+    /// Watts that a GPU may draw in the long run; none where nobody says them.
+    fn power_limit(&mut self, _gpu: u32) -> Option<f64> {
+        None
+    }
+
     /// Bytes free and in all.
     fn memory(&mut self, gpu: u32) -> Result<[u64; 2]>;
 
@@ -82,6 +92,10 @@ pub trait Device {
 
     /// A kernel whose one parameter is a struct of these words.
     fn launch(&mut self, stream: StreamId, function: FunctionId, size: Size, words: &[u64]) -> Result<()>;
+
+    /// Has what is handed over to this stream from now on wait for so long, from when the stream comes there: it takes none of
+    /// the GPU's multiprocessors. Not while a graph is being captured.
+    fn rest(&mut self, stream: StreamId, seconds: f64) -> Result<()>;
 
     /// Gets ready for products, before the first command that something may wait for: it takes memory.
     fn multiplies(&mut self, _gpu: u32) -> Result<()> {

@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod gpu;
+mod rests;
 
 use super::blas::Blas;
 use super::calls::{Call, Communicator};
@@ -23,6 +24,7 @@ use crate::error::{Error, Result};
 use cudarc::driver::{result, sys};
 use gpu::{Gpu, module_of};
 use rayon::prelude::*;
+use rests::Rests;
 use rustc_hash::FxHashMap;
 use std::ffi::{CString, c_void};
 use std::rc::Rc;
@@ -41,6 +43,8 @@ pub struct Cuda {
     graphs: Vec<sys::CUgraphExec>,
     memories: Vec<(u32, sys::CUdeviceptr)>,
     nvml: Option<Nvml>,
+    /// Waits of a given length, once there was one.
+    rests: Option<Rests>,
     /// Who does attention where it is not the project's own kernels.
     cudnn: Option<Rc<Cudnn>>,
     /// Other processes, and how they are.
@@ -103,6 +107,7 @@ impl Cuda {
             functions: vec![],
             graphs: vec![],
             nvml: Nvml::load(),
+            rests: None,
             cudnn: None,
             memories: vec![],
             joined: None,
@@ -257,6 +262,14 @@ impl Device for Cuda {
 
     fn conditions(&mut self, gpu: u32) -> Option<String> {
         self.nvml.as_ref()?.conditions(&self.gpus[gpu as usize].bus).map(|found| found.to_string())
+    }
+
+    fn energy(&mut self, gpu: u32) -> Option<f64> {
+        self.nvml.as_ref()?.energy(&self.gpus[gpu as usize].bus)
+    }
+
+    fn power_limit(&mut self, gpu: u32) -> Option<f64> {
+        self.nvml.as_ref()?.power_limit(&self.gpus[gpu as usize].bus)
     }
 
     fn memory(&mut self, gpu: u32) -> Result<[u64; 2]> {
@@ -415,6 +428,15 @@ impl Device for Cuda {
             .map_err(fail("launch a kernel"))
     }
 
+    fn rest(&mut self, stream: StreamId, seconds: f64) -> Result<()> {
+        let stream = self.on_stream(stream)?;
+        if self.rests.is_none() {
+            self.rests = Some(Rests::new()?);
+        }
+        // SAFETY: the stream is live; graphs have no waits (see `Device::rest`).
+        unsafe { self.rests.as_ref().expect("made above").hand_over(stream, seconds) }
+    }
+
     fn multiplies(&mut self, gpu: u32) -> Result<()> {
         if self.gpus[gpu as usize].blas.is_none() {
             let workspace = self.allocate(gpu, super::blas::WORKSPACE)?;
@@ -506,7 +528,9 @@ impl Device for Cuda {
         (0..self.gpus.len() as u32).try_for_each(|gpu| {
             self.enter(gpu)?;
             result::ctx::synchronize().map_err(fail("wait for the device"))
-        })
+        })?;
+        self.rests.iter().for_each(Rests::all_over);
+        Ok(())
     }
 
     fn seconds(&mut self, from: EventId, to: EventId) -> Result<f64> {
@@ -533,6 +557,7 @@ impl Drop for Cuda {
         }
         let _ = self.synchronize();
         self.joined = None;
+        self.rests = None;
         // SAFETY: everything was made here and is freed once, while its context is retained; nobody uses it any more. A
         // failure has nobody to be told to.
         unsafe {

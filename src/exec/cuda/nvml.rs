@@ -50,17 +50,49 @@ impl Nvml {
         (started == 0).then_some(Nvml(library))
     }
 
-    /// Of the GPU at a PCI bus address, `0000:17:00.0`; what cannot be asked is 0.
-    pub fn conditions(&self, bus: &str) -> Option<Conditions> {
+    /// The GPU at a PCI bus address, `0000:17:00.0`.
+    fn device(&self, bus: &str) -> Option<Device> {
         let bus = CString::new(bus).ok()?;
         let mut device: Device = std::ptr::null_mut();
-        // SAFETY: signatures are those of nvml.h; everything written is written before a call returns.
+        // SAFETY: the signature is that of nvml.h; what is written is written before the call returns.
         unsafe {
             let find: Symbol<unsafe extern "C" fn(*const c_char, *mut Device) -> c_int> =
                 self.0.get(b"nvmlDeviceGetHandleByPciBusId_v2\0").ok()?;
-            if find(bus.as_ptr(), &mut device) != 0 {
-                return None;
-            }
+            (find(bus.as_ptr(), &mut device) == 0).then_some(device)
+        }
+    }
+
+    /// Joules that the GPU there has taken since its driver was loaded (nvmlDeviceGetTotalEnergyConsumption, in mJ).
+    pub fn energy(&self, bus: &str) -> Option<f64> {
+        let device = self.device(bus)?;
+        let mut millijoules = 0u64;
+        // SAFETY: the signature is that of nvml.h; what is written is written before the call returns.
+        let status = unsafe {
+            let ask: Symbol<unsafe extern "C" fn(Device, *mut u64) -> c_int> =
+                self.0.get(b"nvmlDeviceGetTotalEnergyConsumption\0").ok()?;
+            ask(device, &mut millijoules)
+        };
+        (status == 0).then_some(millijoules as f64 * 1e-3)
+    }
+
+    /// Watts that the GPU there may draw (nvmlDeviceGetEnforcedPowerLimit, in mW).
+    pub fn power_limit(&self, bus: &str) -> Option<f64> {
+        let device = self.device(bus)?;
+        let mut milliwatts: c_uint = 0;
+        // SAFETY: as above.
+        let status = unsafe {
+            let ask: Symbol<unsafe extern "C" fn(Device, *mut c_uint) -> c_int> =
+                self.0.get(b"nvmlDeviceGetEnforcedPowerLimit\0").ok()?;
+            ask(device, &mut milliwatts)
+        };
+        (status == 0).then_some(f64::from(milliwatts) * 1e-3)
+    }
+
+    /// Of the GPU there; what cannot be asked is 0.
+    pub fn conditions(&self, bus: &str) -> Option<Conditions> {
+        let device = self.device(bus)?;
+        // SAFETY: signatures are those of nvml.h; everything written is written before a call returns.
+        unsafe {
             let number = |name: &[u8], which: Option<c_uint>| -> u32 {
                 let mut value: c_uint = 0;
                 let status = match which {

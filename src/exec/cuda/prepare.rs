@@ -125,6 +125,8 @@ fn name(linked: Linked, rank: u32, node: u32) -> Option<String> {
         OpKind::Compute { kernel, .. } => {
             Some(format!("{kernel:?} {:?} {:?}", types(line.reads(node as usize)), types(line.writes(node as usize))))
         }
+        // A rank alone waits in place of it.
+        OpKind::Exchange { .. } if linked.waits.is_some() => None,
         OpKind::Exchange { .. } => Some(format!("exchange {node}")),
         _ => None,
     }

@@ -108,7 +108,7 @@ pub struct Timing<'a> {
     pub solo: Option<u32>,
     /// Seconds of each op of that rank, for those that communicate.
     pub waits: Option<&'a [f64]>,
-    /// How often to repeat the step as one CUDA graph.
+    /// How often to repeat the step as one CUDA graph, which has no waits.
     pub graphs: u64,
     /// Everything one after the other: see [`Linked::in_line`].
     pub in_line: bool,
@@ -165,7 +165,7 @@ pub fn time_steps<D: Device>(
             std::thread::sleep(took);
         }
     }
-    if graphs > 0 && ordinals.len() == 1 { session.as_graph(graphs) } else { Ok(vec![]) }
+    if graphs > 0 && ordinals.len() == 1 && waits.is_none() { session.as_graph(graphs) } else { Ok(vec![]) }
 }
 
 /// Slots that messages and collectives write, but weights and gradients that are there all the time.

@@ -7,9 +7,9 @@ mod fill;
 mod notes;
 
 use super::calls::{Call, Communicator, calls, communicators, of_exchange};
-use super::device::{Device, EventId, Size, StreamId};
+use super::device::{Device, EventId, StreamId};
 use super::exchange::Between;
-use super::lower::{Launch, Where, beside, lower};
+use super::lower::{Launch, Where, lower};
 use super::prepare::{OpAt, Prepared, Ready, Spans, Tables, changes, lower_op, named, resolve};
 use super::script::{Command, Linked, Region, Script};
 use crate::error::{Error, Result};
@@ -387,12 +387,8 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
                 self.talks.insert(*node, talk);
                 done
             }
-            Command::Idle { rank, node, .. } => {
-                let seconds = self.linked.waits.map_or(0.0, |waits| waits[*node as usize]);
-                let wait = beside::wait(seconds);
-                let function = self.device.load(self.gpus[*rank as usize], &wait)?;
-                let size = Size { grid: wait.grid, threads: wait.threads, shared: wait.shared };
-                self.device.launch(stream, function, size, &[(seconds * 1e9).round() as u64])
+            Command::Idle { node, .. } => {
+                self.device.rest(stream, self.linked.waits.map_or(0.0, |waits| waits[*node as usize]))
             }
             Command::Keep { rank, node, slot, .. } => self.note(stream, (*rank, *node), *slot),
             Command::Kernel { rank, node, .. } => {

@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::plan::Param;
-use crate::spec::{LlmSpec, Mlp, Norm, Positions};
+use crate::spec::{LlmSpec, Mlp, MtpSpec, Norm, Positions};
 use std::ops::Range;
 
 /// A tensor of a checkpoint: some rows of a weight of the plan.
@@ -56,7 +56,12 @@ impl Family {
         if model.lfa || (model.mla.is_some() && model.moe.is_none()) {
             return refused("filters, or latent attention without experts");
         }
-        if let Some(note) = model.notes.first() {
+        if model.mtp.is_some() {
+            return refused(
+                "modules of multi-token prediction, whose weights are not read (--no-mtp trains without them)",
+            );
+        }
+        if let Some(note) = model.notes.iter().find(|note| !note.starts_with(MtpSpec::LEFT_OUT)) {
             return refused(&format!("what is not computed ({note})"));
         }
         let placed = !model.dense_at.is_empty();

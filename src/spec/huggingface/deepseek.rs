@@ -47,6 +47,11 @@ fn read(config: &Config, default: Gate) -> Result<LlmSpec> {
     config.check_experts(&moe)?;
     // Of a head's query and key; a value is v_dim wide.
     let head_dim = mla.nope_dim + mla.rope_dim;
+    // Transformers 5 writes the sum, too.
+    if let Some(sum) = config.optional_count("qk_head_dim")?.filter(|sum| *sum != head_dim) {
+        let why = format!("{sum} is not qk_nope_head_dim + qk_rope_head_dim, {head_dim}; use that or leave it out");
+        return Err(config.wrong("qk_head_dim", why));
+    }
     let like = llama_like(config)?;
     let mtp = config.mtp(vec![])?;
     Ok(LlmSpec { head_dim, kv_heads: like.heads, moe: Some(moe), mla: Some(mla), mtp, ..like })

@@ -1,7 +1,7 @@
 //! How fast the kernels are that decide a step: attention, products, what memory bounds, copies.
 
 use super::super::device::Size;
-use super::super::device::{Device, EventId};
+use super::super::device::{Device, EventId, StreamId};
 use super::super::lower::{Launch, Where, beside, lower};
 use super::super::prepare::{Ready, Spans, Tables, resolve};
 use super::super::run::random_bf16;
@@ -193,6 +193,45 @@ pub fn together<D: Device>(device: &mut D, timed: &Timed, count: usize) -> Resul
     let loaded = load(device, timed)?;
     let many: Vec<Ready> = (0..count).flat_map(|_| loaded.ready.clone()).collect();
     Ok(median(device, &many, 5)?.0)
+}
+
+/// A kernel that is launched again and again.
+pub struct Again {
+    ready: Vec<Ready>,
+    stream: StreamId,
+    /// Around groups of launches.
+    events: Vec<EventId>,
+    group: usize,
+}
+
+impl Again {
+    /// In batches of about so many seconds, timed in groups of at least so many.
+    pub fn new<D: Device>(device: &mut D, timed: &Timed, batch_s: f64, group_s: f64) -> Result<Again> {
+        let ready = load(device, timed)?.ready;
+        let one = median(device, &ready, 3)?.0.max(1e-7);
+        let group = (group_s / one).ceil().max(1.0) as usize;
+        let groups = (batch_s / (one * group as f64)).ceil().max(1.0) as usize;
+        let events = (0..=groups).map(|_| device.event(0)).collect::<Result<_>>()?;
+        Ok(Again { ready, stream: device.stream(0)?, events, group })
+    }
+
+    /// Launches of a group.
+    pub fn group(&self) -> usize {
+        self.group
+    }
+
+    /// Seconds of a launch in each group of another batch.
+    pub fn batch<D: Device>(&mut self, device: &mut D) -> Result<Vec<f64>> {
+        for (i, &event) in self.events.iter().enumerate() {
+            for _ in 0..if i > 0 { self.group } else { 0 } {
+                self.ready.iter().try_for_each(|one| hand_over(device, self.stream, one))?;
+            }
+            device.record(self.stream, event)?;
+        }
+        device.synchronize()?;
+        let each = |pair: &[EventId]| device.seconds(pair[0], pair[1]).map(|all| all / self.group as f64);
+        self.events.windows(2).map(each).collect()
+    }
 }
 
 impl Loaded {

@@ -1,25 +1,8 @@
-// What stands for communication where only one rank is there: a wait of a given length, and a copy by a few blocks of
-// threads, as NCCL's kernels make them.
+// What stands for communication's kernels where only one rank is there: a copy by a few blocks of threads, as NCCL's make
+// them.
 #include "wide.cuh"
 
 constexpr int THREADS = 512;
-
-struct Wait {
-    i64 ns;
-};
-
-// By the GPU's own clock, which ticks every microsecond or faster. Nothing waits where there is no such clock.
-KERNEL(wait, Wait, THREADS) {
-#ifdef __CUDACC_RTC__
-    if (threadIdx.x > 0) return;
-    u64 begun, now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begun));
-    do {
-        __nanosleep(100);
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    } while (now - begun < u64(p.ns));
-#endif
-}
 
 struct FewCopy {
     const float* from;
