@@ -2,6 +2,7 @@
 //!
 //! t = max(flops / (peak * efficiency(shape)), bytes / (bandwidth * fraction)) + launch
 
+pub mod clocks;
 pub mod curve;
 pub mod gemm;
 pub mod measured;

@@ -84,5 +84,8 @@ fn press<D: Device>(device: &mut D, kind: &str, timed: &Timed, load: Duration) -
         }
         from = to;
     }
-    Ok(Pressed { what: kind.into(), kernel: timed.name.clone(), watts: watts.max(0.0), ramp })
+    let [flops, bytes] = again.work();
+    let work = if kind == "memory" { bytes } else { flops };
+    let rate = ramp.first().map(|[_, seconds]| work as f64 / seconds);
+    Ok(Pressed { what: kind.into(), kernel: timed.name.clone(), watts: watts.max(0.0), rate, ramp })
 }

@@ -108,6 +108,9 @@ pub struct Pressed {
     pub kernel: String,
     /// In the long run.
     pub watts: f64,
+    /// What it did in a second behind a rest: FLOPs, or bytes where memory decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<f64>,
     /// Seconds since the rest, and what a launch takes: the median from the entry before to that moment.
     pub ramp: Vec<[f64; 2]>,
 }

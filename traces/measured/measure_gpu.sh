@@ -41,28 +41,25 @@ note() {
 part() { local limit=$1 name=$2; shift 2; note "$limit" "$name" "$program" "$@" --json; }
 
 [ "$wanted" = "  " ] && nvidia-smi > "$out/summary.txt" 2>&1
-# Right? These take turns on the GPU with each other; nothing is timed.
+# Right? These take turns on the GPU with each other, five at a time: of twenty contexts at once some could not be made.
+# Nothing is timed.
+some() { while [ "$(jobs -rp | wc -l)" -ge 5 ]; do sleep 0.2; done; }
 part 90 selftest selftest --on cuda &
 for way in "run1 --attention own" "ring4 --ring 4 --attention own" "run4c --ring 4 --attention cudnn" "usp4 --ulysses 2 --ring 2" "tp2dp2 --tp 2 --dp 2" \
   "zero3 --dp 4 --zero 3" "pp2 --pp 2 --dp 2 --global-batch 4" "pure --dp 2 --options no-master+bf16-moments" \
   "chunks --tp 2 --options mlp-chunks-4+loss-chunks-2" "wide --ring 2 --options wide-loss"; do
   read -r name words <<< "$way"
+  some
   part 90 "check-$name" run --on cuda --devices 0 --check $words &
 done
+some
 part 60 nccl selftest --on cuda --group nccl &
-# Saved after two of four steps, and gone on from in another layout, on the GPU and on CPUs: the last two losses are to be the same.
-resumed() {
-  part 90 checkpoint-saved run --on cuda --devices 0 --dp 2 --zero 3 --steps 4 --save "$out/checkpoint" --save-every 2
-  part 90 checkpoint-loaded run --on cuda --devices 0 --tp 2 --ring 2 --global-batch 2 --steps 2 --load "$out/checkpoint/step-00000002"
-  part 90 checkpoint-loaded-cpu run --on cpu --model small --seq-len 512 --global-batch 2 --steps 2 --load "$out/checkpoint/step-00000002"
-  rm -rf "$out/checkpoint"
-}
-resumed &
 for group in forward backward onto backward_onto head_dims narrow_values; do
+  some
   part 60 "cudnn-$group" selftest --on cuda --attention cudnn --group "attention_$group" &
 done
 if python3 -c 'import transformers' 2> /dev/null; then
-  note 180 beside_transformers python3 tests/beside_transformers.py "$program" cuda "$out/transformers.json" &
+  note 300 beside_transformers python3 tests/beside_transformers.py "$program" cuda "$out/transformers.json"
 fi
 wait
 # How fast, and how well predicted?

@@ -9,8 +9,10 @@ use crate::cluster::Cluster;
 use crate::compare::validation::{Trial, Validation, validate};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Profile;
+use crate::device::clocks::Clocks;
 use crate::device::measured::GpuSide;
 use crate::error::{Error, Result};
+use crate::exec::cuda::alone::held_down;
 use crate::exec::cuda::contention;
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::driver::Cuda;
@@ -71,6 +73,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let mut cuda = Cuda::open(&placement.ordinals, flags.machine.attention(Some(gpu)))?;
     let attention = said(cuda.fused().as_deref());
     let waits = flags.solo.map(|rank| lasting(&plan, rank, &predicted)).transpose()?;
+    let predicted = match (flags.solo, gpu.power.as_ref().and_then(Clocks::new)) {
+        (Some(rank), Some(clocks)) => held_down(&plan, rank, predicted, clocks)?,
+        _ => predicted,
+    };
     let (steps, graphs) = (u64::from(flags.repeat) + 1, u64::from(flags.repeat));
     let timing = Timing { steps, solo: flags.solo, waits: waits.as_deref(), graphs, rest: true, in_line: false };
     let mut as_graph = time_steps(&mut cuda, &plan, &devices, timing, &mut |run, _| {

@@ -11,6 +11,7 @@ use super::run::takes;
 use super::script::{Command, Linked, script};
 use crate::act::work_of;
 use crate::device::Profile;
+use crate::device::clocks::{Clocks, Load};
 use crate::device::measured::{Crowded, GpuSide, key};
 use crate::error::{Error, Result};
 use crate::exec::outputs;
@@ -34,7 +35,8 @@ pub fn play(plan: &Plan, profile: &Profile, gpu: &GpuSide) -> Result<Timeline> {
     let matching = Matching::new(plan, &lines);
     let linked = Linked::new(plan, &lines, &matching, &layouts);
     let script = script(linked, &vec![0; plan.ranks() as usize], &[])?;
-    let costs = Costs { linked, profile, gpu };
+    let clocks = gpu.power.as_ref().and_then(Clocks::new);
+    let costs = Costs { linked, profile, gpu, clocks: clocks.as_ref() };
     let ops: usize = (0..plan.ranks()).map(|rank| linked.line(rank).nodes.len()).sum();
     let each = gpu.host_launch_s * ops as f64 / script.commands.len().max(1) as f64;
     let mut streams = vec![Stream::default(); script.streams.len()];
@@ -42,7 +44,8 @@ pub fn play(plan: &Plan, profile: &Profile, gpu: &GpuSide) -> Result<Timeline> {
         let issued = i as f64 * each;
         streams[command.stream() as usize].waiting.push_back((issued, command, costs.task(command)?));
     }
-    let times = Player { streams, events: vec![f64::NAN; script.events.len()], now: 0.0, gap: gpu.gap() }.run()?;
+    let events = vec![f64::NAN; script.events.len()];
+    let times = Player { streams, events, now: 0.0, gap: gpu.gap(), clocks }.run()?;
     let of = |rank: u32| {
         let around = &script.around[rank as usize];
         let times: Vec<(f64, f64)> = around.iter().map(|a| (times[a.start as usize], times[a.end as usize])).collect();
@@ -55,15 +58,17 @@ pub fn play(plan: &Plan, profile: &Profile, gpu: &GpuSide) -> Result<Timeline> {
 /// What a command has to do, and how much of the GPU it gets beside others.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Task {
-    /// Seconds alone.
+    /// Seconds alone, at full clocks.
     seconds: f64,
     weight: f64,
+    load: Load,
 }
 
 struct Costs<'a, 'p> {
     linked: Linked<'p>,
     profile: &'a Profile,
     gpu: &'a GpuSide,
+    clocks: Option<&'a Clocks>,
 }
 
 /// Of a copy by the driver: all others are held against it.
@@ -74,10 +79,19 @@ fn weight(slower: f64) -> f64 {
     COPY / (slower - 1.0).max(0.02)
 }
 
+/// Bytes read and written.
+fn passes(bytes: u64) -> Work {
+    Work { flops: 0, bytes, class: WorkClass::Memory }
+}
+
 impl Costs<'_, '_> {
     fn task(&self, command: &Command) -> Result<Option<Task>> {
         let Crowded { gemm, attention, memory } = self.gpu.beside_copies;
-        let copy = |bytes: u64| Task { seconds: self.gpu.copy.at(&[bytes.max(1) as f64]).0, weight: COPY };
+        let copy = |bytes: u64| Task {
+            seconds: self.gpu.copy.at(&[bytes.max(1) as f64]).0,
+            weight: COPY,
+            load: self.load(&passes(2 * bytes), "copy", self.gpu.copy.at(&[bytes.max(1) as f64]).0),
+        };
         let task = match command {
             Command::Wait { .. } | Command::Record { .. } | Command::Keep { .. } => return Ok(None),
             Command::Kernel { rank, node, .. } => {
@@ -89,16 +103,18 @@ impl Costs<'_, '_> {
                     WorkClass::Attention { .. } => attention,
                     WorkClass::Memory => memory,
                 };
-                Task { seconds: self.seconds(kernel.curve(), &work, dtype), weight: weight(slower) }
+                let seconds = self.seconds(kernel.curve(), &work, dtype);
+                Task { seconds, weight: weight(slower), load: self.load(&work, kernel.curve(), seconds) }
             }
             Command::Copy { from, .. } => copy(from.bytes.end - from.bytes.start),
             // Two are read and one is written.
             Command::Add { to, .. } => {
                 let bytes = 3 * (to.bytes.end - to.bytes.start);
-                let work = Work { flops: 0, bytes, class: WorkClass::Memory };
+                let work = passes(bytes);
                 let known = self.profile.kernels.contains_key(&key("add", to.dtype));
                 let dtype = if known { to.dtype } else { Dtype::Bf16 };
-                Task { seconds: self.seconds("add", &work, dtype), weight: weight(memory) }
+                let seconds = self.seconds("add", &work, dtype);
+                Task { seconds, weight: weight(memory), load: self.load(&work, "add", seconds) }
             }
             Command::Pull { rank, node, .. } => {
                 let others: u64 = exchange::taken(self.linked, *rank, *node)?.iter().map(|taken| taken.1).sum();
@@ -112,6 +128,10 @@ impl Costs<'_, '_> {
             }
         };
         Ok(Some(task))
+    }
+
+    fn load(&self, work: &Work, curve: &str, seconds: f64) -> Load {
+        self.clocks.map_or(Load::NONE, |clocks| clocks.load(work, curve, seconds))
     }
 
     fn seconds(&self, curve: &str, work: &Work, dtype: Dtype) -> f64 {
@@ -137,6 +157,8 @@ struct Player<'a> {
     now: f64,
     /// From the end of a kernel to the start of the next.
     gap: f64,
+    /// None where power holds nothing down.
+    clocks: Option<Clocks>,
 }
 
 impl Player<'_> {
@@ -145,13 +167,23 @@ impl Player<'_> {
         loop {
             while (0..self.streams.len()).map(|s| self.advance(s)).fold(false, |any, moved| any | moved) {}
             let all: f64 = self.streams.iter().filter_map(|s| s.running).map(|task| task.weight).sum();
-            let ends = self.streams.iter().filter_map(|s| s.running.map(|t| self.now + t.seconds * all / t.weight));
+            let clocks = self.clocks.clone();
+            // Seconds of its work in a second.
+            let pace = |task: &Task| task.weight / all / clocks.as_ref().map_or(1.0, |clocks| clocks.slower(task.load));
+            let ends = self.streams.iter().filter_map(|s| s.running.map(|t| self.now + t.seconds / pace(&t)));
             let begins = self.streams.iter().filter(|s| s.running.is_none()).filter_map(|s| s.begins(self.now));
-            let Some(next) = ends.chain(begins).reduce(f64::min) else { break };
+            let Some(mut next) = ends.chain(begins).reduce(f64::min) else { break };
+            let running: Vec<(Load, f64)> =
+                self.streams.iter().filter_map(|s| s.running.map(|t| (t.load, pace(&t)))).collect();
+            if let Some(clocks) = &mut self.clocks {
+                next = next.min(self.now + clocks.left());
+                let passed = next - self.now;
+                clocks.pass(passed, running.iter().map(|(load, pace)| (*load, passed * pace)));
+            }
             let passed = next - self.now;
             for stream in &mut self.streams {
                 if let Some(task) = &mut stream.running {
-                    task.seconds -= passed * task.weight / all;
+                    task.seconds -= passed * pace(task);
                 }
             }
             self.now = next;
@@ -209,8 +241,8 @@ impl Stream<'_> {
 mod tests {
     use super::*;
 
-    const PRODUCT: Task = Task { seconds: 1.0, weight: 10.0 };
-    const COPIES: Task = Task { seconds: 1.0, weight: COPY };
+    const PRODUCT: Task = Task { seconds: 1.0, weight: 10.0, load: Load::NONE };
+    const COPIES: Task = Task { seconds: 1.0, weight: COPY, load: Load::NONE };
 
     /// When each event is recorded; every command is issued at once.
     fn play_all(streams: &[Vec<(Command, Option<Task>)>], events: usize, gap: f64) -> Result<Vec<f64>> {
@@ -219,7 +251,7 @@ mod tests {
             Stream { waiting, ..Stream::default() }
         }
         let streams = streams.iter().map(|commands| stream(commands)).collect();
-        Player { streams, events: vec![f64::NAN; events], now: 0.0, gap }.run()
+        Player { streams, events: vec![f64::NAN; events], now: 0.0, gap, clocks: None }.run()
     }
 
     fn played(streams: &[Vec<(Command, Option<Task>)>], events: usize, gap: f64) -> Vec<f64> {

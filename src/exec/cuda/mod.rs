@@ -21,6 +21,7 @@
 //! What has run on an H100 and an H200 and what has not, `traces/measured/README.md` says: more than one GPU, more than one process and other
 //! architectures than sm_90a are unverified.
 
+pub mod alone;
 pub mod blas;
 pub mod calls;
 pub mod contention;

@@ -197,7 +197,7 @@ pub fn together<D: Device>(device: &mut D, timed: &Timed, count: usize) -> Resul
 
 /// A kernel that is launched again and again.
 pub struct Again {
-    ready: Vec<Ready>,
+    loaded: Loaded,
     stream: StreamId,
     /// Around groups of launches.
     events: Vec<EventId>,
@@ -207,12 +207,17 @@ pub struct Again {
 impl Again {
     /// In batches of about so many seconds, timed in groups of at least so many.
     pub fn new<D: Device>(device: &mut D, timed: &Timed, batch_s: f64, group_s: f64) -> Result<Again> {
-        let ready = load(device, timed)?.ready;
-        let one = median(device, &ready, 3)?.0.max(1e-7);
+        let loaded = load(device, timed)?;
+        let one = median(device, &loaded.ready, 3)?.0.max(1e-7);
         let group = (group_s / one).ceil().max(1.0) as usize;
         let groups = (batch_s / (one * group as f64)).ceil().max(1.0) as usize;
         let events = (0..=groups).map(|_| device.event(0)).collect::<Result<_>>()?;
-        Ok(Again { ready, stream: device.stream(0)?, events, group })
+        Ok(Again { loaded, stream: device.stream(0)?, events, group })
+    }
+
+    /// FLOPs and bytes of a launch, as [`Speed`] counts them.
+    pub fn work(&self) -> [u64; 2] {
+        [self.loaded.flops, self.loaded.bytes]
     }
 
     /// Launches of a group.
@@ -224,7 +229,7 @@ impl Again {
     pub fn batch<D: Device>(&mut self, device: &mut D) -> Result<Vec<f64>> {
         for (i, &event) in self.events.iter().enumerate() {
             for _ in 0..if i > 0 { self.group } else { 0 } {
-                self.ready.iter().try_for_each(|one| hand_over(device, self.stream, one))?;
+                self.loaded.ready.iter().try_for_each(|one| hand_over(device, self.stream, one))?;
             }
             device.record(self.stream, event)?;
         }
