@@ -1,8 +1,6 @@
 //! What a GPU's power does to training that does not rest: a step again and again, beside the same step with rests between.
-//! Products alone would say too much. An H200 that does nothing else takes 1.19 times as long for one after a tenth of a second;
-//! steps that are half attention and passes over memory want less power (`traces/measured/README.md`).
-//!
-//! Run in the emulator of CUDA's execution model, and on no GPU yet.
+//! Products alone would say too much. An H200 that does nothing else takes 1.18 times as long for one after a tenth of a second;
+//! these steps, which are in part attention and passes over memory, 1.10 times after half a minute (`traces/measured/README.md`).
 
 use super::{Effort, shapes};
 use crate::act::work_of;

@@ -197,6 +197,13 @@ fn of_gpu(gpu: &GpuSide, table: &mut Table) {
     if let Some(sustained) = gpu.sustained {
         table.row(["products and attention without rest", &format!("{sustained:.2} x")]);
     }
+    if let Some(power) = &gpu.power {
+        table.row(["nothing draws", &format!("{:.0} W", power.idle_w)]);
+        for pressed in &power.pressed {
+            let draws = format!("{:.0} W, then {:.2} x", pressed.watts, pressed.slower());
+            table.row([&format!("{} without rest", pressed.kernel), &draws]);
+        }
+    }
     let c = &gpu.beside_copies;
     for (what, factor) in [("products", c.gemm), ("attention", c.attention), ("memory-bound", c.memory)] {
         table.row([&format!("{what} beside copies"), &format!("{factor:.2} x")]);

@@ -42,7 +42,9 @@ use std::path::PathBuf;
     ops, end_to_end_error and median_op_error are those of the profile at the speed of now: what the prediction has\n\
     wrong. end_to_end_error_raw and median_op_error_raw are those of the profile as it is; speed says how many times\n\
     longer things take now, where products and passes agree on it, else 1; what the looks say is in speed_now. noise is how far the runs spread: an error\n\
-    inside of it is said to be so. others has the shares of the cores' time that other programs had meanwhile."
+    inside of it is said to be so. others has the shares of the cores' time that other programs had meanwhile.\n\n\
+    A GPU's kernels take longer when they draw more power than it may: where the profile has what they draw, steps of ranks that\n\
+    share it, and kernels of one that is alone, are predicted at the clocks that this leaves, from full ones behind a rest on."
 )]
 pub struct Flags {
     #[command(flatten)]

@@ -34,7 +34,7 @@ impl Load {
 
 impl Pressed {
     /// How many times as long it takes in the long run as behind a rest.
-    fn slower(&self) -> f64 {
+    pub fn slower(&self) -> f64 {
         match (self.ramp.first(), self.ramp.last()) {
             (Some([_, first]), Some([_, last])) if *first > 0.0 => (last / first).max(1.0),
             _ => 1.0,

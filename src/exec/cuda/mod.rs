@@ -11,7 +11,7 @@
 //! * [`driver`], [`blas`]: the GPU itself, and matrix products;
 //! * [`fused`], [`cudnn`]: attention by a library, where there is one that takes it;
 //! * [`libraries`]: where NVIDIA's libraries are;
-//! * [`contention`]: what ranks that share a GPU take there, predicted.
+//! * [`contention`], [`alone`]: what ranks that share a GPU, or one that is alone there, take, predicted.
 //!
 //! Without a GPU the kernels are run by an emulator of CUDA's execution model and held against the CPU's
 //! (`tests/cuda_kernels.rs`), compiled for every architecture (`tests/cuda.rs`), and whole steps are run by a double of

@@ -1,6 +1,7 @@
 //! Clocks, temperature and power of a GPU, by NVML where it is there.
 //!
-//! Signatures and values are those of nvml.h. On an H100 and an H200 it has said clocks, temperature, power and that power held them down.
+//! Signatures and values are those of nvml.h. On an H100 and an H200 it has said clocks, temperature, power and that power held them down,
+//! on the H200 energy and the power limit, too.
 
 #![allow(unsafe_code)]
 

@@ -268,7 +268,6 @@ struct ExpertSwiGluBwd {
     i64 rows, cols;
 };
 
-// This one and that of ReLU^2 read 16 bytes at a time now, which no GPU has run, the emulator has.
 KERNEL(expert_swiglu_bwd, ExpertSwiGluBwd, THREADS) {
     WIDE(p.cols, aligned(p.x, p.dy, p.dx), warps(p.rows, [&](i64 row, int lane) {
         float weight = to_float(p.weights[row]), sum = 0;

@@ -53,7 +53,7 @@ struct HeadNormBwd {
 // which every lane has columns of its own, so that their sum does not depend on who was first.
 //
 // The usual case, heads of up to 256 columns: a lane has four neighbours, or twice four, of each of several heads in
-// registers, and its part of dw. No GPU has run it since it was written so, the emulator has.
+// registers, and its part of dw.
 template <int CHUNKS> DEVICE void head_rows_bwd(const HeadNormBwd& p, float* own) {
     constexpr int N = 4, HEADS = 4;
     i64 normed = p.heads + p.kv_heads, width = (p.heads + 2 * p.kv_heads) * p.d, count = p.rows * normed;

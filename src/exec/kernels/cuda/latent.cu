@@ -155,7 +155,7 @@ struct LatentNormBwd {
 // dx = r (dn - n mean(n dn)), n the normalised row, dn = w dy; a block writes its part of dw.
 //
 // The usual case, rows of up to 2,048 columns: a row is read once and kept in registers, as is the block's part of dw, and the
-// next one is on its way meanwhile. No GPU has run it since it was written so, the emulator has.
+// next one is on its way meanwhile.
 DEVICE void latent_rows_bwd(const LatentNormBwd& p, float* scratch) {
     constexpr int N = 8;
     i64 c = i64(threadIdx.x) * N, all = p.cols + p.others;

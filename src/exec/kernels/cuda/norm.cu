@@ -74,8 +74,7 @@ struct NormBwd {
 // LayerNorm alone.
 //
 // The usual case, rows of up to 8,192 columns, of a LayerNorm 4,096: a row is read once and kept in registers, as is the
-// block's part of dw, and the next one is on its way meanwhile where there is room for it. No GPU has run it since it was
-// written so, the emulator has.
+// block's part of dw, and the next one is on its way meanwhile where there is room for it.
 template <int CHUNKS, bool CENTRED> DEVICE void rows_bwd(const NormBwd& p, float* scratch) {
     constexpr int N = 8;
     constexpr bool AHEAD = CHUNKS <= 2;
