@@ -256,6 +256,13 @@ fn a_calibration_is_a_profile_and_goes_on_where_it_stopped() {
     // The double takes as long for the same, with rests or without.
     assert!((gpu.sustained.unwrap() - 1.0).abs() < 0.2, "{:?}", gpu.sustained);
     assert!(gpu.conditions.iter().all(|one| !one.when.contains("left out")), "{:?}", gpu.conditions);
+    // It draws a hundred watts whatever it does, by a clock that others share.
+    let power = gpu.power.as_ref().unwrap();
+    assert!(power.limit_w == Some(700.0) && power.pressed.len() == 1, "{power:?}");
+    for watts in [power.idle_w, power.pressed[0].watts] {
+        assert!((50.0..200.0).contains(&watts), "{power:?}");
+    }
+    assert!(power.pressed[0].rate.is_some_and(|rate| rate > 0.0) && !power.pressed[0].ramp.is_empty(), "{power:?}");
     let path = dir.path().join("profile.json");
     std::fs::write(&path, serde_json::to_string(&profile).unwrap()).unwrap();
     assert!(same(&Profile::load(&path).unwrap(), &profile));

@@ -144,6 +144,22 @@ fn steps_of_four_ranks_are_predicted_by_what_they_share() {
     }
 }
 
+/// What a profile says of power is looked at before clocks are worked out of it.
+#[test]
+fn power_that_cannot_be_is_named() {
+    let text = std::fs::read_to_string(home(H200).join("gpu.json")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("gpu.json");
+    for (field, name) in [("/gpu/power/idle_w", "idle_w"), ("/gpu/power/pressed/1/ramp/0/0", "pressed.attention.ramp")]
+    {
+        let mut profile: Value = serde_json::from_str(&text).unwrap();
+        *profile.pointer_mut(field).unwrap() = 0.0.into();
+        std::fs::write(&file, profile.to_string()).unwrap();
+        let why = Profile::load(&file).unwrap_err().to_string();
+        assert!(why.contains(&format!("gpu.power.{name}: 0 is no positive number")), "{why}");
+    }
+}
+
 /// A rank of a large plan alone, for up to a second and a half: a GPU whose power its profile knows is slower then, by what the
 /// rank does.
 #[test]

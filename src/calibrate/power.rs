@@ -6,6 +6,7 @@ use crate::device::measured::{Power, Pressed};
 use crate::error::Result;
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::selftest::speed::{self, Timed};
+use crate::plan::{Dtype, Kernel};
 use std::time::{Duration, Instant};
 
 /// By what holds them up: products, attention both ways, memory.
@@ -16,48 +17,62 @@ const KINDS: [(&str, &str); 4] = [
     ("memory", "norm"),
 ];
 
-/// How long each is repeated, and the part of it at the end by which power is told: the driver's counter of energy is a few
-/// tens of milliseconds behind.
-const LOAD: Duration = Duration::from_millis(2500);
-const TOLD: Duration = Duration::from_millis(1500);
-/// What is handed over at once.
-const BATCH_S: f64 = 0.04;
-/// A kernel's time is told of groups of at least so long.
-const GROUP_S: f64 = 2e-3;
+struct Long {
+    rest: Duration,
+    /// How long each is repeated, and the part of it at the end by which power is told: the driver's counter of energy is a few
+    /// tens of milliseconds behind.
+    load: Duration,
+    told: Duration,
+    /// What is handed over at once.
+    batch_s: f64,
+    /// A kernel's time is told of groups of at least so long.
+    group_s: f64,
+}
+
+const LONG: Long = Long {
+    rest: Duration::from_millis(1000),
+    load: Duration::from_millis(2500),
+    told: Duration::from_millis(1500),
+    batch_s: 0.04,
+    group_s: 2e-3,
+};
+const LONG_IF_TINY: Long =
+    Long { rest: Duration::from_millis(1), load: Duration::ZERO, told: Duration::ZERO, batch_s: 0.0, group_s: 0.0 };
 /// Ends of what the beginning is told by.
 const BINS_S: [f64; 14] = [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5];
 
 /// None where nobody says what energy the GPU has taken.
 pub fn power<D: Device>(device: &mut D, effort: Effort) -> Result<Option<Power>> {
-    let tiny = effort.tiny;
-    let idle_w = match device.energy(0) {
-        Some(from) => {
-            let rest = if tiny { Duration::from_millis(1) } else { Duration::from_millis(1500) };
-            std::thread::sleep(rest);
-            (device.energy(0).unwrap_or(from) - from) / rest.as_secs_f64()
-        }
-        None => return Ok(None),
-    };
-    let kinds = if tiny { &KINDS[3..] } else { &KINDS[..] };
+    let long = if effort.tiny { LONG_IF_TINY } else { LONG };
+    let begun = Instant::now();
+    let Some(before) = device.energy(0) else { return Ok(None) };
+    std::thread::sleep(long.rest);
+    let idle_w = (device.energy(0).unwrap_or(before) - before) / begun.elapsed().as_secs_f64();
+    let all = if effort.tiny { vec![tiny()] } else { speed::all() };
     let mut pressed = vec![];
-    for (kind, name) in kinds {
-        let all = speed::all();
-        let timed = all.iter().find(|t| t.name.starts_with(name)).expect("among those that are timed");
-        let load = if tiny { Duration::ZERO } else { LOAD };
+    for (kind, name) in KINDS {
+        let Some(timed) = all.iter().find(|t| t.name.starts_with(name)) else { continue };
         // Cool, as at the start of a step behind a rest.
-        std::thread::sleep(load / 3);
-        pressed.push(press(device, kind, timed, load)?);
+        std::thread::sleep(long.rest);
+        pressed.extend(press(device, kind, timed, &long)?);
         device.clear()?;
     }
-    Ok(Some(Power { limit_w: device.power_limit(0), idle_w, pressed }))
+    Ok(Some(Power { limit_w: device.power_limit(0), idle_w, pressed }).filter(|power| power.idle_w > 0.0))
 }
 
-fn press<D: Device>(device: &mut D, kind: &str, timed: &Timed, load: Duration) -> Result<Pressed> {
-    let mut again = speed::Again::new(device, timed, BATCH_S, GROUP_S)?;
+/// What stands for all kernels where nothing is to take long.
+fn tiny() -> Timed {
+    let kernel = Kernel::Norm { rows: 16, cols: 64, eps: 1e-5 };
+    Timed { name: "norm".into(), kernel, reads: vec![Dtype::Bf16; 2], writes: vec![Dtype::Bf16] }
+}
+
+/// None where the counter of energy stood still meanwhile.
+fn press<D: Device>(device: &mut D, kind: &str, timed: &Timed, long: &Long) -> Result<Option<Pressed>> {
+    let mut again = speed::Again::new(device, timed, long.batch_s, long.group_s)?;
     let (begun, mut told, mut times) = (Instant::now(), None, vec![]);
     let watts = loop {
         let at = begun.elapsed();
-        if told.is_none() && at + TOLD >= load {
+        if told.is_none() && at + long.told >= long.load {
             told = device.energy(0).map(|joules| (at, joules));
         }
         let mut end = at.as_secs_f64();
@@ -66,7 +81,7 @@ fn press<D: Device>(device: &mut D, kind: &str, timed: &Timed, load: Duration) -
             times.push((end, seconds));
         }
         let now = begun.elapsed();
-        if now < load {
+        if now < long.load {
             continue;
         }
         break match (told, device.energy(0)) {
@@ -87,5 +102,6 @@ fn press<D: Device>(device: &mut D, kind: &str, timed: &Timed, load: Duration) -
     let [flops, bytes] = again.work();
     let work = if kind == "memory" { bytes } else { flops };
     let rate = ramp.first().map(|[_, seconds]| work as f64 / seconds);
-    Ok(Pressed { what: kind.into(), kernel: timed.name.clone(), watts: watts.max(0.0), rate, ramp })
+    let pressed = Pressed { what: kind.into(), kernel: timed.name.clone(), watts, rate, ramp };
+    Ok(Some(pressed).filter(|pressed| pressed.watts > 0.0))
 }

@@ -102,12 +102,12 @@ impl Clocks {
         })
     }
 
-    /// Of a kernel that takes so many seconds at full clocks, by its [`curve`](crate::plan::Kernel::curve): a FLOP, or a byte of what
-    /// memory decides, draws what it does in the kernel that was measured.
-    pub fn load(&self, work: &Work, curve: &str, seconds: f64) -> Load {
+    /// Of a kernel that takes so many seconds at full clocks: a FLOP, or a byte of what memory decides, draws what it does in the
+    /// kernel that was measured.
+    pub fn load(&self, work: &Work, seconds: f64) -> Load {
         let (kind, done) = match work.class {
             WorkClass::Gemm { .. } | WorkClass::Scan { .. } => (0, work.flops),
-            WorkClass::Attention { .. } => (1 + usize::from(curve.contains("bwd")), work.flops),
+            WorkClass::Attention { backward, .. } => (1 + usize::from(backward), work.flops),
             WorkClass::Memory => (3, work.bytes),
         };
         let (watts, rate) = self.kinds[kind];
@@ -232,7 +232,7 @@ mod tests {
         let mut clocks = Clocks::new(&power()).unwrap();
         let class = WorkClass::Gemm { m: 8, n: 8, k: 8, cast: 0, result: 2, groups: 1, unaligned: false };
         let product = Work { flops: 8e11 as u64, bytes: 0, class };
-        let [fast, slow] = [1e-3, 3e-3].map(|seconds| clocks.load(&product, "matmul_nt", seconds));
+        let [fast, slow] = [1e-3, 3e-3].map(|seconds| clocks.load(&product, seconds));
         assert_eq!(fast, like(&clocks, 0, 1.0));
         near(slow.watts, fast.watts / 3.0);
         near(clocks.alone(slow, 1.0), 1.0);

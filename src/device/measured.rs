@@ -99,6 +99,21 @@ pub struct Power {
     pub pressed: Vec<Pressed>,
 }
 
+impl Power {
+    /// All that must be above zero, by its field.
+    fn numbers(&self) -> Vec<(String, f64)> {
+        let mut all: Vec<(String, f64)> = vec![("gpu.power.idle_w".into(), self.idle_w)];
+        all.extend(self.limit_w.map(|watts| ("gpu.power.limit_w".into(), watts)));
+        for Pressed { what, watts, rate, ramp, .. } in &self.pressed {
+            let at = format!("gpu.power.pressed.{what}");
+            all.push((format!("{at}.watts"), *watts));
+            all.extend(rate.map(|rate| (format!("{at}.rate"), rate)));
+            all.extend(ramp.iter().flatten().map(|x| (format!("{at}.ramp"), *x)));
+        }
+        all
+    }
+}
+
 /// A kernel that is launched again and again, behind a rest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -279,6 +294,7 @@ impl Profile {
                 numbers.extend(g.op_gap_s.map(|s| ("gpu.op_gap_s".into(), s)));
                 numbers.extend(g.sustained.map(|s| ("gpu.sustained".into(), s)));
                 numbers.extend(crowds("gpu.beside_copies", &g.beside_copies));
+                numbers.extend(g.power.iter().flat_map(Power::numbers));
                 own.push(("gpu.copy".into(), &g.copy));
             }
             _ => return wrong("threads", "a profile has either `threads` or `gpu`".into()),

@@ -76,6 +76,7 @@ pub struct Double {
     pub broken: Option<&'static str>,
     /// Products so far, and those of them with an operand that has something other than numbers in it.
     pub products: [usize; 2],
+    made: std::time::Instant,
 }
 
 impl Double {
@@ -97,6 +98,7 @@ impl Double {
             failed: Box::new(|| None),
             broken: None,
             products: [0; 2],
+            made: std::time::Instant::now(),
         }
     }
 
@@ -238,6 +240,15 @@ impl Device for Double {
 
     fn shared(&self, _gpu: u32) -> u64 {
         self.shared
+    }
+
+    /// A hundred watts, whatever it does.
+    fn energy(&mut self, _gpu: u32) -> Option<f64> {
+        Some(100.0 * self.made.elapsed().as_secs_f64())
+    }
+
+    fn power_limit(&mut self, _gpu: u32) -> Option<f64> {
+        Some(700.0)
     }
 
     fn memory(&mut self, gpu: u32) -> Result<[u64; 2]> {

@@ -15,28 +15,26 @@ use std::collections::HashMap;
 pub fn held_down(plan: &Plan, rank: u32, mut timeline: Timeline, mut clocks: Clocks) -> Result<Timeline> {
     let known = kernels(plan, rank)?;
     for class in timeline.classes.iter_mut().filter(|class| class.rank == rank) {
-        let mut kernels: Vec<(&(Work, &'static str), &mut Span)> =
+        let mut kernels: Vec<(&Work, &mut Span)> =
             class.spans.iter_mut().filter_map(|span| Some((known.get(&span.path)?, span))).collect();
         kernels.sort_by(|a, b| a.1.start.value().total_cmp(&b.1.start.value()));
         let mut done = Seconds::ZERO;
-        for ((work, curve), span) in kernels {
+        for (work, span) in kernels {
             clocks.idle((span.start - done).value().max(0.0));
             done = span.end;
             let seconds = span.duration().value();
-            let load = clocks.load(work, curve, seconds);
+            let load = clocks.load(work, seconds);
             span.end = span.start + Seconds::new(clocks.alone(load, seconds));
         }
     }
     Ok(timeline)
 }
 
-/// Work and curve of a rank's kernels, by path.
-fn kernels(plan: &Plan, rank: u32) -> Result<HashMap<String, (Work, &'static str)>> {
+/// What a rank's kernels do, by path.
+fn kernels(plan: &Plan, rank: u32) -> Result<HashMap<String, Work>> {
     let atoms = AtomTable::new(plan)?;
     let line = Line::program(plan, &atoms, plan.program_of(rank))?;
-    let kernel = |node: usize| {
-        let OpKind::Compute { kernel, .. } = &line.nodes[node].op.kind else { return None };
-        Some((work_of(plan, &line, node, rank)?.0, kernel.curve()))
-    };
-    Ok((0..line.nodes.len()).filter_map(|node| Some((line.path(node), kernel(node)?))).collect())
+    let compute = |node: &usize| matches!(line.nodes[*node].op.kind, OpKind::Compute { .. });
+    let work = |node: usize| Some((line.path(node), work_of(plan, &line, node, rank)?.0));
+    Ok((0..line.nodes.len()).filter(compute).filter_map(work).collect())
 }

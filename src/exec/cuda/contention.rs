@@ -87,10 +87,9 @@ fn passes(bytes: u64) -> Work {
 impl Costs<'_, '_> {
     fn task(&self, command: &Command) -> Result<Option<Task>> {
         let Crowded { gemm, attention, memory } = self.gpu.beside_copies;
-        let copy = |bytes: u64| Task {
-            seconds: self.gpu.copy.at(&[bytes.max(1) as f64]).0,
-            weight: COPY,
-            load: self.load(&passes(2 * bytes), "copy", self.gpu.copy.at(&[bytes.max(1) as f64]).0),
+        let copy = |bytes: u64| {
+            let seconds = self.gpu.copy.at(&[bytes.max(1) as f64]).0;
+            Task { seconds, weight: COPY, load: self.load(&passes(2 * bytes), seconds) }
         };
         let task = match command {
             Command::Wait { .. } | Command::Record { .. } | Command::Keep { .. } => return Ok(None),
@@ -104,7 +103,7 @@ impl Costs<'_, '_> {
                     WorkClass::Memory => memory,
                 };
                 let seconds = self.seconds(kernel.curve(), &work, dtype);
-                Task { seconds, weight: weight(slower), load: self.load(&work, kernel.curve(), seconds) }
+                Task { seconds, weight: weight(slower), load: self.load(&work, seconds) }
             }
             Command::Copy { from, .. } => copy(from.bytes.end - from.bytes.start),
             // Two are read and one is written.
@@ -114,7 +113,7 @@ impl Costs<'_, '_> {
                 let known = self.profile.kernels.contains_key(&key("add", to.dtype));
                 let dtype = if known { to.dtype } else { Dtype::Bf16 };
                 let seconds = self.seconds("add", &work, dtype);
-                Task { seconds, weight: weight(memory), load: self.load(&work, "add", seconds) }
+                Task { seconds, weight: weight(memory), load: self.load(&work, seconds) }
             }
             Command::Pull { rank, node, .. } => {
                 let others: u64 = exchange::taken(self.linked, *rank, *node)?.iter().map(|taken| taken.1).sum();
@@ -130,8 +129,8 @@ impl Costs<'_, '_> {
         Ok(Some(task))
     }
 
-    fn load(&self, work: &Work, curve: &str, seconds: f64) -> Load {
-        self.clocks.map_or(Load::NONE, |clocks| clocks.load(work, curve, seconds))
+    fn load(&self, work: &Work, seconds: f64) -> Load {
+        self.clocks.map_or(Load::NONE, |clocks| clocks.load(work, seconds))
     }
 
     fn seconds(&self, curve: &str, work: &Work, dtype: Dtype) -> f64 {
