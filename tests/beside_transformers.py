@@ -45,15 +45,16 @@ MOST = {"cpu": 1e-4, "cuda": 0.1}
 TIMES = 2.0
 
 
-def as_saved(name, tensor):
+def as_saved(kind, name, tensor):
     """A tensor of the model as its checkpoint has it: experts are one each there."""
+    mixtral = kind == "mixtral"
     experts = re.match(r"(.*)\.mlp\.experts\.(gate_up_proj|down_proj)$", name)
     if not experts:
-        return {name.replace("mlp.gate.weight", "block_sparse_moe.gate.weight") if "mixtral" in as_saved.model else name: tensor}
+        return {name.replace("mlp.gate.weight", "block_sparse_moe.gate.weight") if mixtral else name: tensor}
     prefix, which = experts.groups()
     parts = {"gate_up_proj": ["gate_proj", "up_proj"], "down_proj": ["down_proj"]}[which]
     layer = "mlp.experts"
-    if "mixtral" in as_saved.model:
+    if mixtral:
         parts, layer = [{"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}[p] for p in parts], "block_sparse_moe.experts"
     found = {}
     for e, matrix in enumerate(tensor):
@@ -62,7 +63,7 @@ def as_saved(name, tensor):
     return found
 
 
-def step(model, ids, dtype, device):
+def step(kind, model, ids, dtype, device):
     """Loss and gradients of transformers' step, in names of the checkpoint."""
     model = model.to(device=device, dtype=dtype)
     model.zero_grad()
@@ -73,7 +74,7 @@ def step(model, ids, dtype, device):
     grads = {}
     for name, weight in model.named_parameters():
         if weight.grad is not None:
-            grads.update(as_saved(name, weight.grad.float().cpu()))
+            grads.update(as_saved(kind, name, weight.grad.float().cpu()))
     return loss.item(), grads
 
 
@@ -100,7 +101,6 @@ def main():
     rows, wrong = [], 0
     for name in words.model or MODELS:
         torch.manual_seed(1)
-        as_saved.model = name
         config = MODELS[name]
         config._attn_implementation = "eager"
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -113,9 +113,9 @@ def main():
             folder = Path(folder)
             model.save_pretrained(folder)
             (folder / "ids.json").write_text(json.dumps(ids.tolist()))
-            loss, grads = step(model, ids, torch.float32, words.on)
+            loss, grads = step(name, model, ids, torch.float32, words.on)
             if words.on == "cuda":
-                theirs = step(model, ids, torch.bfloat16, words.on)
+                theirs = step(name, model, ids, torch.bfloat16, words.on)
                 theirs = (theirs[0], *off(theirs[1], grads))
             for layout in LAYOUTS_OF_EXPERTS if "experts" in " ".join(grads) else LAYOUTS:
                 command = [words.program, "run", "--on", words.on, "--weights", folder, "--tokens", folder / "ids.json", "--seq-len", SEQ,
