@@ -65,7 +65,9 @@ def as_saved(kind, name, tensor):
 
 def step(kind, model, ids, dtype, device):
     """Loss and gradients of transformers' step, in names of the checkpoint."""
-    model = model.to(device=device, dtype=dtype)
+    model = model.to(device=device)
+    for weight in model.parameters():  # not the frequencies of rotary embedding, which stay fp32 as in training
+        weight.data = weight.data.to(dtype)
     model.zero_grad()
     ids = ids.to(device)
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits.float()
