@@ -103,7 +103,7 @@ fn median(of: impl Iterator<Item = f64>) -> f64 {
 #[test]
 fn steps_of_one_rank_are_predicted_by_the_profile() {
     // Of the H200 the longest, of 53 ms, is at the edge of what power lets pass.
-    for (lent, most) in [(H100, 0.04), (H200, 0.05)] {
+    for (lent, most, most_of_ops) in [(H100, 0.04, 0.05), (H200, 0.05, 0.055)] {
         let profile = profile(lent);
         let all: Vec<Errors> = drawn(lent, "1-rank-")
             .iter()
@@ -115,7 +115,7 @@ fn steps_of_one_rank_are_predicted_by_the_profile() {
         assert!(all.len() >= 6);
         assert!(median(all.iter().map(|e| e.step)) <= 0.015);
         for one in &all {
-            assert!(one.step <= most && one.median_op <= 0.055, "{}, {}", lent.folder, one.name);
+            assert!(one.step <= most && one.median_op <= most_of_ops, "{}, {}", lent.folder, one.name);
         }
     }
 }
@@ -261,7 +261,7 @@ fn the_shipped_h200_predicts_products_that_it_was_not_fitted_to() {
 /// the H200's of other steps after half a minute of them, when it is hot: these take less than a second.
 #[test]
 fn steps_in_a_row_are_no_faster_than_on_a_gpu_that_rests() {
-    for lent in [H100, H200] {
+    for (lent, most) in [(H100, 0.05), (H200, 0.06)] {
         let text = std::fs::read_to_string(home(lent).join("../../../benches/llama-3-8b-block.json")).unwrap();
         let model = LlmSpec::parse("benches", "block", &text).unwrap();
         let (documents, dtype) = (Default::default(), Dtype::Bf16);
@@ -280,7 +280,7 @@ fn steps_in_a_row_are_no_faster_than_on_a_gpu_that_rests() {
             lent.folder
         );
         assert!((by_shipped / measured - 1.0).abs() < 0.05);
-        assert!(cool < measured && (loaded / measured - 1.0).abs() < 0.06);
+        assert!(cool < measured && (loaded / measured - 1.0).abs() < most);
     }
 }
 

@@ -2,6 +2,7 @@
 //! holds its clocks down, from the first milliseconds on.
 
 use super::Effort;
+use crate::device::clocks::KINDS;
 use crate::device::measured::{Power, Pressed};
 use crate::error::Result;
 use crate::exec::cuda::device::Device;
@@ -9,13 +10,9 @@ use crate::exec::cuda::selftest::speed::{self, Timed};
 use crate::plan::{Dtype, Kernel};
 use std::time::{Duration, Instant};
 
-/// By what holds them up: products, attention both ways, memory.
-const KINDS: [(&str, &str); 4] = [
-    ("matmul", "product 8192"),
-    ("attention", "attention forward causal 16384 d128"),
-    ("attention_bwd", "attention backward causal 16384 d128"),
-    ("memory", "norm"),
-];
+/// Those that are timed of each of [`KINDS`], by how their names begin.
+const KERNELS: [&str; 4] =
+    ["product 8192", "attention forward causal 16384 d128", "attention backward causal 16384 d128", "norm"];
 
 struct Long {
     rest: Duration,
@@ -50,7 +47,7 @@ pub fn power<D: Device>(device: &mut D, effort: Effort) -> Result<Option<Power>>
     let idle_w = (device.energy(0).unwrap_or(before) - before) / begun.elapsed().as_secs_f64();
     let all = if effort.tiny { vec![tiny()] } else { speed::all() };
     let mut pressed = vec![];
-    for (kind, name) in KINDS {
+    for (kind, name) in KINDS.into_iter().zip(KERNELS) {
         let Some(timed) = all.iter().find(|t| t.name.starts_with(name)) else { continue };
         // Cool, as at the start of a step behind a rest.
         std::thread::sleep(long.rest);

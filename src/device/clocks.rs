@@ -11,8 +11,8 @@ use crate::plan::{Work, WorkClass};
 
 /// See the formula above.
 const EXPONENT: f64 = 2.0;
-/// Of what was measured, by its names.
-const KINDS: [&str; 4] = ["matmul", "attention", "attention_bwd", "memory"];
+/// What is measured ([`Pressed::what`]), in the order in which it is kept here: the last is decided by memory.
+pub const KINDS: [&str; 4] = ["matmul", "attention", "attention_bwd", "memory"];
 /// No kernel is so much better than those that it draws more.
 const MOST: f64 = 1.1;
 /// Where no kernel was held down while the others were measured, nothing follows from it.
@@ -50,6 +50,13 @@ impl Pressed {
     }
 }
 
+/// Work as it would be at full clocks, without what an idle GPU draws.
+#[derive(Debug, Clone, Copy, Default)]
+struct Done {
+    seconds: f64,
+    joules: f64,
+}
+
 /// A GPU's clocks as time passes.
 #[derive(Debug, Clone)]
 pub struct Clocks {
@@ -59,10 +66,9 @@ pub struct Clocks {
     kinds: [(f64, f64); 4],
     /// The limit is held to what is drawn in so long.
     window_s: f64,
-    /// Of what was done since the window began: seconds at full clocks of what clocks decide, of what memory decides, and joules of
-    /// both at full clocks; and all seconds that have passed.
-    by_clocks: [f64; 2],
-    by_memory: [f64; 2],
+    /// What was done since the window began, by what decides its length, and the seconds that have passed.
+    by_clocks: Done,
+    by_memory: Done,
     passed: f64,
     /// Full clocks over those of now.
     slower: f64,
@@ -90,16 +96,8 @@ impl Clocks {
             }
         }
         let window_s = window_s.unwrap_or(WINDOW_S);
-        Some(Clocks {
-            limit_w,
-            idle_w,
-            kinds,
-            window_s,
-            by_clocks: [0.0; 2],
-            by_memory: [0.0; 2],
-            passed: 0.0,
-            slower: 1.0,
-        })
+        let (by_clocks, by_memory) = (Done::default(), Done::default());
+        Some(Clocks { limit_w, idle_w, kinds, window_s, by_clocks, by_memory, passed: 0.0, slower: 1.0 })
     }
 
     /// Of a kernel that takes so many seconds at full clocks: a FLOP, or a byte of what memory decides, draws what it does in the
@@ -130,14 +128,14 @@ impl Clocks {
         self.passed += passed;
         for (load, seconds) in work {
             let of = if load.by_clocks { &mut self.by_clocks } else { &mut self.by_memory };
-            of[0] += seconds;
-            of[1] += seconds * load.watts;
+            of.seconds += seconds;
+            of.joules += seconds * load.watts;
         }
         // What is a rounding short of the window is none of a next one.
         if self.passed >= self.window_s * (1.0 - 1e-9) {
-            let rest = self.passed - self.by_clocks[0] * self.slower - self.by_memory[0];
+            let rest = self.passed - self.by_clocks.seconds * self.slower - self.by_memory.seconds;
             self.slower = self.balanced(rest.max(0.0));
-            (self.by_clocks, self.by_memory, self.passed) = ([0.0; 2], [0.0; 2], 0.0);
+            (self.by_clocks, self.by_memory, self.passed) = (Done::default(), Done::default(), 0.0);
         }
     }
 
@@ -166,10 +164,10 @@ impl Clocks {
 
     /// The clocks at which the window's work would have drawn the limit, no kernel having been there for `rest` seconds.
     fn balanced(&self, rest: f64) -> f64 {
-        let ([work, work_j], [memory, memory_j]) = (self.by_clocks, self.by_memory);
+        let (clocks, memory) = (self.by_clocks, self.by_memory);
         let mean = |c: f64| {
-            let seconds = rest + memory + work * c;
-            self.idle_w + (work_j * c + memory_j) / c.powf(EXPONENT) / seconds
+            let seconds = rest + memory.seconds + clocks.seconds * c;
+            self.idle_w + (clocks.joules * c + memory.joules) / c.powf(EXPONENT) / seconds
         };
         let (mut full, mut low) = (1.0, 3.0);
         if mean(full) <= self.limit_w {

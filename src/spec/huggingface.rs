@@ -17,7 +17,7 @@ mod windows;
 
 use super::MtpSpec;
 use super::hybrid::Mixer;
-use super::model::{Gate, Groups, LlmSpec, Mlp, MoeSpec, Norm, Positions, Score};
+use super::model::{Groups, LlmSpec, Mlp, MoeSpec, Norm, Positions, Score};
 use crate::error::{self, Error, Result};
 use serde_json::Value;
 use std::cell::RefCell;
@@ -39,8 +39,8 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("qwen2_moe", mixtures::qwen2_moe),
     ("qwen3", qwen3),
     ("qwen3_vl_text", qwen3),
-    ("qwen3_moe", qwen3_moe),
-    ("qwen3_vl_moe_text", qwen3_moe),
+    ("qwen3_moe", mixtures::qwen3_moe),
+    ("qwen3_vl_moe_text", mixtures::qwen3_moe),
     ("qwen3_next", qwen3_next::read),
     ("phi3", phi3),
     ("olmo2", olmo2),
@@ -176,35 +176,6 @@ fn qwen2(config: &Config) -> Result<LlmSpec> {
 fn qwen3(config: &Config) -> Result<LlmSpec> {
     config.is_off("attention_bias")?;
     Ok(LlmSpec { qk_norm: true, ..llama_like(config)? })
-}
-
-fn qwen3_moe(config: &Config) -> Result<LlmSpec> {
-    let like = qwen3(config)?;
-    let dense_at = placed::layers(config, "mlp_only_layers", like.layers)?;
-    placed::with_experts(config, LlmSpec { moe: Some(qwen_experts(config)?), dense_at, ..like })
-}
-
-/// What the mixtures of Qwen3 state of their experts.
-fn qwen_experts(config: &Config) -> Result<MoeSpec> {
-    // Qwen3's heads have norms whether a config says so or not.
-    config.flag("use_qk_norm")?;
-    // Transformers 5 writes the second.
-    let experts = match config.optional_count("num_local_experts")? {
-        Some(experts) if config.value("num_experts").is_none() => experts,
-        _ => config.count("num_experts")?,
-    };
-    let moe = MoeSpec {
-        experts,
-        top_k: config.count("num_experts_per_tok")?,
-        ffn: config.count("moe_intermediate_size")?,
-        shared_ffn: config.whole("shared_expert_intermediate_size")?.unwrap_or(0),
-        every: config.optional_count("decoder_sparse_step")?.unwrap_or(1),
-        // Transformers' default; the published checkpoints of Qwen3 say true.
-        gate: Gate { normalise: config.flag("norm_topk_prob")?, ..Gate::default() },
-        ..MoeSpec::default()
-    };
-    config.check_experts(&moe)?;
-    Ok(moe)
 }
 
 /// GPT-2 and what was published in its shape. Beside its own keys, `parallel_block` and `sliding_window` are read:

@@ -68,7 +68,8 @@ for seed in 1 2 3 4 5 6; do part 60 "1-rank-$seed" validate --on cuda --profile 
 for seed in 11 12 14 15 17 19 24 25 29 36 58; do
   part 60 "4-ranks-$seed" validate --on cuda --profile "$profile" --ranks 4 --devices 0 --seed $seed
 done
-# A rank of a large plan alone: long sequences, tensors and pipelines, experts, ZeRO 3, all of them.
+# A rank of a large plan alone: long sequences, tensors and pipelines, experts, ZeRO 3, all of them. The cluster says how long
+# its messages are waited for. tests/measured_gpu.rs reads these lines.
 while read -r name rank words; do
   "$program" plan --cluster dgx-h200 $words --out "$out/$name-plan.json" > /dev/null
   part 90 "$name" validate --on cuda --cluster dgx-h200 --profile "$profile" --plan "$out/$name-plan.json" --solo "$rank" --repeat 2
@@ -82,6 +83,7 @@ solo-long 40 --model llama-3-70b --gpus 128 --dp 4 --ulysses 8 --ring 4 --zero 3
 solo-deepseek 700 --model deepseek-v3 --no-mtp --gpus 2048 --dp 128 --pp 16 --ep 64 --seq-len 4096 --global-batch 256 --routing uniform --recompute full
 PLANS
 part 60 block-steps run --on cuda --model benches/llama-3-8b-block.json --seq-len 32768 --steps 5
+# With one small group, since all were tested above.
 part 60 speed selftest --on cuda --speed --group residuals
 if python3 -c 'import torch' 2> /dev/null; then
   note 180 beside_torch python3 benches/beside_torch.py "$program" "$out/torch.json"

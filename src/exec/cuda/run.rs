@@ -108,7 +108,7 @@ pub struct Timing<'a> {
     pub solo: Option<u32>,
     /// Seconds of each op of that rank, for those that communicate.
     pub waits: Option<&'a [f64]>,
-    /// How often to repeat the step as one CUDA graph, which has no waits.
+    /// How often to repeat the step as one CUDA graph; a step of waits, which the host ends, is not.
     pub graphs: u64,
     /// Everything one after the other: see [`Linked::in_line`].
     pub in_line: bool,

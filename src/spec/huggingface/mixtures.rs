@@ -1,6 +1,6 @@
 //! Mixtures of Llama's make, by what they call their experts and how these are chosen.
 
-use super::{Config, glm, llama, llama_like, placed, qwen_experts, qwen2, turned};
+use super::{Config, glm, llama, llama_like, placed, qwen2, qwen3, turned};
 use crate::error::Result;
 use crate::spec::{Gate, LlmSpec, MoeSpec, Score};
 
@@ -11,6 +11,36 @@ pub fn qwen2_moe(config: &Config) -> Result<LlmSpec> {
     let qkv_bias = config.flag_or("qkv_bias", true)?;
     let notes = vec!["qwen2_moe: the gate of the shared expert is left out (a column)".into()];
     placed::with_experts(config, LlmSpec { moe: Some(qwen_experts(config)?), dense_at, qkv_bias, notes, ..like })
+}
+
+/// Qwen3 (arXiv:2505.09388): every layer a mixture but those that are named.
+pub fn qwen3_moe(config: &Config) -> Result<LlmSpec> {
+    let like = qwen3(config)?;
+    let dense_at = placed::layers(config, "mlp_only_layers", like.layers)?;
+    placed::with_experts(config, LlmSpec { moe: Some(qwen_experts(config)?), dense_at, ..like })
+}
+
+/// What the mixtures of Qwen3 state of their experts.
+pub fn qwen_experts(config: &Config) -> Result<MoeSpec> {
+    // Qwen3's heads have norms whether a config says so or not.
+    config.flag("use_qk_norm")?;
+    // Transformers 5 writes the second.
+    let experts = match config.optional_count("num_local_experts")? {
+        Some(experts) if config.value("num_experts").is_none() => experts,
+        _ => config.count("num_experts")?,
+    };
+    let moe = MoeSpec {
+        experts,
+        top_k: config.count("num_experts_per_tok")?,
+        ffn: config.count("moe_intermediate_size")?,
+        shared_ffn: config.whole("shared_expert_intermediate_size")?.unwrap_or(0),
+        every: config.optional_count("decoder_sparse_step")?.unwrap_or(1),
+        // Transformers' default; the published checkpoints of Qwen3 say true.
+        gate: Gate { normalise: config.flag("norm_topk_prob")?, ..Gate::default() },
+        ..MoeSpec::default()
+    };
+    config.check_experts(&moe)?;
+    Ok(moe)
 }
 
 /// OLMoE (arXiv:2409.02060).

@@ -5,7 +5,8 @@
 //! the projections, the convolution and the states of a Mamba-2 mixer: queries and keys in place of C and B, values in place
 //! of x.
 
-use super::{Config, llama_like, placed, qwen_experts, turned};
+use super::mixtures::qwen_experts;
+use super::{Config, llama_like, placed, turned};
 use crate::error::Result;
 use crate::spec::{LlmSpec, MambaSpec, Mixer, MoeSpec};
 use serde_json::Value;
