@@ -94,7 +94,7 @@ pub struct Power {
     /// What it may draw in the long run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_w: Option<f64>,
-    /// What it draws between steps, its memory full and its clocks up.
+    /// What it draws with nothing to do, its clocks up.
     pub idle_w: f64,
     pub pressed: Vec<Pressed>,
 }
