@@ -5,6 +5,7 @@
 pub mod clocks;
 pub mod curve;
 pub mod gemm;
+mod grouped;
 pub mod measured;
 pub mod speed;
 #[cfg(test)]

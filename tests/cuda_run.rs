@@ -11,7 +11,7 @@ use foretrain::collective::count::sent_by;
 use foretrain::device::Profile;
 use foretrain::device::curve::Curve;
 use foretrain::exec::cuda::fused::Attention;
-use foretrain::exec::cuda::run::{Square, Timing, time_steps, train_on};
+use foretrain::exec::cuda::run::{Rest, Square, Timing, time_steps, train_on};
 use foretrain::exec::reference::{DenseConfig, Experts, step};
 use foretrain::exec::source::Source;
 use foretrain::exec::{Job, Options, Run, routing, train};
@@ -203,7 +203,7 @@ fn one_rank_of_many_runs_alone() {
 }
 
 /// A GPU's power, and so its clocks, depends on what is multiplied: nobody looks at what a timed step computes, but numbers it
-/// must be, with weights of either sign. What others would have sent a rank that is alone is among them.
+/// must be, with weights of either sign, and no zeros. What others would have sent a rank that is alone is among them.
 #[test]
 fn timed_steps_multiply_numbers() {
     if !cuda_emulator::is_here() {
@@ -225,11 +225,46 @@ fn timed_steps_multiply_numbers() {
             let mut double = Double::new(1, 8 << 30, 1);
             let timing = Timing { steps: 3, ..timing };
             time_steps(&mut double, &plan, &vec![0; plan.ranks() as usize], timing, &mut |_, _| Ok(())).unwrap();
-            let [all, without] = double.products;
+            let [all, without, empty] = double.products;
             let what = (&plan.about.strategy, plan.about.par.zero, timing.solo);
             assert!(all > 10 && without == 0, "{what:?}: {without} of {all} products are not of numbers");
+            assert!(empty == 0, "{what:?}: {empty} of {all} products are of zeros");
         }
     }
+}
+
+/// Behind so much work a GPU rests for as long within each step, too, but in the first, which says how long ops take.
+#[test]
+fn long_steps_have_rests_within_them() {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    let plan = plan(Parallelism { tp: 2, ..none() }, 1);
+    let mut double = Double::new(1, 8 << 30, 1);
+    let mut work = vec![];
+    let mut with = |double: &mut Double, steps, rest| {
+        let timing = Timing { steps, in_line: true, rest, graphs: 1, ..Timing::default() };
+        time_steps(double, &plan, &[0; 2], timing, &mut |run, _| {
+            let spans = run.timeline.classes.iter().flat_map(|class| &class.spans);
+            work.push(spans.map(|span| span.duration().value()).collect::<Vec<_>>());
+            Ok(())
+        })
+        .unwrap();
+        foretrain::exec::cuda::device::Device::clear(double).unwrap();
+    };
+    with(&mut double, 2, Rest::BetweenSteps);
+    assert!(double.rests.is_empty());
+    let most = 20e-6;
+    with(&mut double, 3, Rest::Within(most));
+    let (first, longest) = (&work[2][..], work[2].iter().copied().fold(0.0, f64::max));
+    // As many in the second step as in the third, none in the first and in the graph.
+    let [second, third] = [0, 1].map(|i| double.rests.chunks(double.rests.len() / 2).nth(i).unwrap());
+    assert!(second.len() > 4 && second == third, "{:?}", double.rests);
+    // Before the step for the host's sake, then for what was done.
+    let within = &second[1..];
+    assert!(second[0] > 1e-3 && within.iter().all(|rest| *rest <= most.max(longest)), "{second:?}");
+    let [all, rested] = [first, within].map(|of| of.iter().sum::<f64>());
+    assert!(rested < all && rested + most.max(longest) > all, "{rested} of {all}");
 }
 
 #[test]

@@ -102,8 +102,7 @@ fn median(of: impl Iterator<Item = f64>) -> f64 {
 
 #[test]
 fn steps_of_one_rank_are_predicted_by_the_profile() {
-    // Of the H200 the longest, of 53 ms, is at the edge of what power lets pass.
-    for (lent, most, most_of_ops) in [(H100, 0.04, 0.05), (H200, 0.05, 0.055)] {
+    for (lent, most) in [(H100, 0.04), (H200, 0.025)] {
         let profile = profile(lent);
         let all: Vec<Errors> = drawn(lent, "1-rank-")
             .iter()
@@ -115,7 +114,7 @@ fn steps_of_one_rank_are_predicted_by_the_profile() {
         assert!(all.len() >= 6);
         assert!(median(all.iter().map(|e| e.step)) <= 0.015);
         for one in &all {
-            assert!(one.step <= most && one.median_op <= most_of_ops, "{}, {}", lent.folder, one.name);
+            assert!(one.step <= most && one.median_op <= 0.05, "{}, {}", lent.folder, one.name);
         }
     }
 }
@@ -172,10 +171,6 @@ fn ranks_alone_are_predicted_by_what_their_work_draws() {
     let mut checked = vec![];
     for line in script.lines().filter(|line| line.starts_with("solo")) {
         let [name, rank, words] = line.splitn(3, ' ').collect::<Vec<_>>().try_into().unwrap();
-        // The host of the GPU took too long to draw the numbers of this one's experts.
-        if !home(H200).join(format!("{name}.json")).exists() {
-            continue;
-        }
         let (found, rank) = (read(H200, &format!("{name}.json")), rank.parse().unwrap());
         let file = folder.path().join(name);
         let made = Command::new(env!("CARGO_BIN_EXE_foretrain"))
@@ -194,12 +189,10 @@ fn ranks_alone_are_predicted_by_what_their_work_draws() {
         let clocks = Clocks::new(gpu.power.as_ref().unwrap()).unwrap();
         let held = held_down(&plan, rank, cool.clone(), clocks).unwrap();
         let [cool, held] = [&cool, &held].map(|timeline| kernels_alone(name, &found, rank, timeline));
-        // Products among many experts are predicted 6 % too long at full clocks, and these of Mixtral's are two thirds of it.
-        assert!(held[0].abs() <= if name == "solo-experts" { 0.08 } else { 0.04 }, "{name}: {held:?}");
-        assert!(held[1] <= 0.075, "{name}: {held:?}");
+        assert!(held[0].abs() <= 0.045 && held[1] <= 0.07, "{name}: {held:?}");
         checked.push([cool[0].abs(), held[0].abs()]);
     }
-    assert!(checked.len() >= 5);
+    assert!(checked.len() >= 6);
     let [cool, held] = [0, 1].map(|i| median(checked.iter().map(|errors| errors[i])));
     assert!(held <= 0.02 && cool > 1.5 * held, "{cool} without the clocks, {held} with them");
 }
@@ -261,7 +254,7 @@ fn the_shipped_h200_predicts_products_that_it_was_not_fitted_to() {
 /// the H200's of other steps after half a minute of them, when it is hot: these take less than a second.
 #[test]
 fn steps_in_a_row_are_no_faster_than_on_a_gpu_that_rests() {
-    for (lent, most) in [(H100, 0.05), (H200, 0.06)] {
+    for (lent, most) in [(H100, 0.05), (H200, 0.04)] {
         let text = std::fs::read_to_string(home(lent).join("../../../benches/llama-3-8b-block.json")).unwrap();
         let model = LlmSpec::parse("benches", "block", &text).unwrap();
         let (documents, dtype) = (Default::default(), Dtype::Bf16);
@@ -281,6 +274,35 @@ fn steps_in_a_row_are_no_faster_than_on_a_gpu_that_rests() {
         );
         assert!((by_shipped / measured - 1.0).abs() < 0.05);
         assert!(cool < measured && (loaded / measured - 1.0).abs() < most);
+    }
+}
+
+/// A product of one expert is a plain one, products of experts that are larger than those that were timed are no faster than plain ones
+/// are, and where they were timed they take what they took.
+#[test]
+fn products_of_experts_are_plain_ones() {
+    let profile = profile(H200);
+    let of = |curve: &str, [m, n, k]: [u64; 3], groups: u64| {
+        let class = WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups, unaligned: false };
+        let work = Work { flops: 2 * m * n * k, bytes: 2 * (m * k + groups * n * k + m * n), class };
+        profile.time_as(curve, &work, Dtype::Bf16).seconds.value()
+    };
+    for (grouped, plain) in
+        [("grouped_matmul", "matmul_nt"), ("grouped_matmul_dx", "matmul_nn"), ("grouped_matmul_dw", "matmul_tn_onto")]
+    {
+        assert_eq!(of(grouped, [8320, 28672, 4096], 1), of(plain, [8320, 28672, 4096], 1));
+        // Of DeepSeek-V3, four experts of a rank.
+        for size in [[32896, 4096, 7168], [16384, 7168, 8224]] {
+            let each = of(plain, [size[0] / 4, size[1], size[2]], 1);
+            let four = of(grouped, size, 4) / each;
+            assert!((3.9..4.05).contains(&four), "{grouped} {size:?}: {four}");
+        }
+        for point in &profile.kernels[&format!("{grouped}/bf16")].points {
+            let [m, n, k] = [0, 1, 2].map(|i| point.size[i] as u64);
+            // Of one that is much slower than its neighbours, of half as many experts, the curve is between them.
+            let found = of(grouped, [m, n, k], 4) / point.seconds;
+            assert!((0.78..1.15).contains(&found), "{grouped} {:?}: {found}", point.size);
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::device::measured::{BesideBlocks, Condition, Crowded, FORMAT, GpuSide,
 use crate::error::{Error, Result};
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::fused::Attention;
-use crate::exec::cuda::run::{Timing, time_steps};
+use crate::exec::cuda::run::{Rest, Timing, time_steps};
 use crate::exec::cuda::selftest::speed::{self, Copier, Timed};
 use crate::plan::{Dtype, Kernel, Plan};
 use std::collections::BTreeSet;
@@ -36,8 +36,8 @@ pub struct Job {
 }
 
 const PROVENANCE: &str = "measured by foretrain: kernels inside of training steps on one GPU, between CUDA events, \
-                          memory filled with random numbers as training has them, and the GPU at rest for as long after each step; the median of \
-                          the steps after the first";
+                          memory filled with random numbers as training has them, and the GPU at rest for as long as it has worked, after each \
+                          step and within it; the median of the steps after the first";
 
 /// Measures the first GPU of a device.
 pub fn measure<D: Device>(device: &mut D, job: &Job, progress: Progress) -> Result<Profile> {
@@ -151,7 +151,7 @@ fn one<D: Device>(device: &mut D, plan: &Plan, effort: Effort, host: &mut Vec<f6
         device,
         plan,
         &devices,
-        Timing { steps, in_line: true, rest: true, ..Timing::default() },
+        Timing { steps, in_line: true, rest: Rest::Within(load::FULL_CLOCKS_S), ..Timing::default() },
         &mut |run, seconds| {
             step += 1;
             let ops: usize = run.timeline.classes.iter().map(|c| c.spans.len()).sum();

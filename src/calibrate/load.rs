@@ -1,6 +1,6 @@
-//! What a GPU's power does to training that does not rest: a step again and again, beside the same step with rests between.
-//! Products alone would say too much. An H200 that does nothing else takes 1.18 times as long for one after a tenth of a second;
-//! these steps, which are in part attention and passes over memory, 1.10 times after half a minute (`traces/measured/README.md`).
+//! What a GPU's power does to training that does not rest: a step again and again, beside the same step with rests within it.
+//! Products alone would say too much, and gradients of attention too little. Products and attention of these steps take 1.16 times
+//! as long after half a minute on an H200 (`traces/measured/README.md`).
 
 use super::{Effort, shapes};
 use crate::act::work_of;
@@ -8,7 +8,7 @@ use crate::compare::stats::quantile;
 use crate::device::measured::Condition;
 use crate::error::Result;
 use crate::exec::cuda::device::Device;
-use crate::exec::cuda::run::{Timing, time_steps};
+use crate::exec::cuda::run::{Rest, Timing, time_steps};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::{Plan, WorkClass};
 use std::time::Duration;
@@ -28,8 +28,11 @@ pub struct Loaded {
 const LOAD: Duration = Duration::from_secs(30);
 /// Where there is less time: power holds clocks down at once, heat only later.
 const QUICK_LOAD: Duration = Duration::from_secs(10);
-/// Steps with rests between, and those of the load that are looked at: its last.
+/// Steps with rests, and those of the load that are looked at: its last.
 const LOOKED_AT: usize = 8;
+/// So long may a GPU work that then rests for as long, and all kernels are at full clocks. Without rest an H200 held them down
+/// after 10 to 80 ms, by kernel and machine.
+pub const FULL_CLOCKS_S: f64 = 0.015;
 
 /// A layer of Llama 3 8B at 16K tokens, on a device that has nothing else to do.
 pub fn sustained<D: Device>(device: &mut D, effort: Effort) -> Result<Loaded> {
@@ -39,9 +42,9 @@ pub fn sustained<D: Device>(device: &mut D, effort: Effort) -> Result<Loaded> {
         false if effort.drawn > Effort::QUICK.drawn => LOAD,
         false => QUICK_LOAD,
     };
-    let found = steps(device, &plan, LOOKED_AT, true).and_then(|rested| {
+    let found = steps(device, &plan, LOOKED_AT, Rest::Within(FULL_CLOCKS_S)).and_then(|rested| {
         let count = LOOKED_AT + (load.as_secs_f64() / median(&rested, |step| step.all)) as usize;
-        Ok([rested, steps(device, &plan, count, false)?])
+        Ok([rested, steps(device, &plan, count, Rest::Never)?])
     });
     device.clear()?;
     let when = format!("after {} s of steps without rest", load.as_secs());
@@ -58,7 +61,7 @@ pub fn sustained<D: Device>(device: &mut D, effort: Effort) -> Result<Loaded> {
     })
 }
 
-/// Seconds of a step, and of what clocks decide in it: products, attention, scans.
+/// Seconds of a step's ops, without rests between them, and of what clocks decide in it: products, attention, scans.
 struct Step {
     all: f64,
     by_clocks: f64,
@@ -68,7 +71,7 @@ fn median(steps: &[Step], of: impl Fn(&Step) -> f64) -> f64 {
     quantile(&steps.iter().map(of).collect::<Vec<_>>(), 0.5)
 }
 
-fn steps<D: Device>(device: &mut D, plan: &Plan, count: usize, rest: bool) -> Result<Vec<Step>> {
+fn steps<D: Device>(device: &mut D, plan: &Plan, count: usize, rest: Rest) -> Result<Vec<Step>> {
     let atoms = AtomTable::new(plan)?;
     let line = Line::program(plan, &atoms, 0)?;
     let by_clocks =
@@ -79,7 +82,8 @@ fn steps<D: Device>(device: &mut D, plan: &Plan, count: usize, rest: bool) -> Re
     time_steps(device, plan, &[0], timing, &mut |run, _| {
         let spans = &run.timeline.classes[0].spans;
         let by_clocks = nodes.iter().map(|&node| spans[node].duration().value()).sum();
-        found.push(Step { all: run.timeline.step.value(), by_clocks });
+        let all = spans.iter().map(|span| span.duration().value()).sum();
+        found.push(Step { all, by_clocks });
         Ok(())
     })?;
     device.clear()?;

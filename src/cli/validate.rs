@@ -130,7 +130,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     };
     let cut = (runs.len() < flags.repeat as usize)
         .then(|| interrupted(format!("interrupted: the figures are those of {} of {} runs", runs.len(), flags.repeat)));
-    let known = known(&plan, &profile, &options.devices)?;
+    let known = known(&plan, &profile, &options.devices, None)?;
     let devices = options.devices.iter().max().map_or(0, |d| d + 1);
     let own_cores = devices <= profile.machine.cores;
     let known = |rank: u32, node: usize| known[rank as usize][node];
@@ -242,8 +242,8 @@ fn what(plan: &Plan) -> String {
     format!("{}, seq_len {}, {}", plan.about.model, plan.about.seq_len, plan.about.strategy)
 }
 
-/// How the time of every op of every rank is known; none for what is no kernel.
-fn known(plan: &Plan, profile: &Profile, devices: &[u32]) -> Result<Vec<Vec<Option<Provenance>>>> {
+/// How the time of every op of every rank, or of one alone, is known; none for what is no kernel.
+fn known(plan: &Plan, profile: &Profile, devices: &[u32], solo: Option<u32>) -> Result<Vec<Vec<Option<Provenance>>>> {
     let atoms = AtomTable::new(plan)?;
     let programs = 0..plan.programs.len() as u32;
     let lines = programs.map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<Line>>>()?;
@@ -260,7 +260,8 @@ fn known(plan: &Plan, profile: &Profile, devices: &[u32]) -> Result<Vec<Vec<Opti
         let line = &lines[plan.program_of(rank) as usize];
         (0..line.nodes.len()).map(|node| of_op(rank, line, node)).collect()
     };
-    Ok((0..plan.ranks()).map(of_rank).collect())
+    let there = |rank: &u32| solo.is_none_or(|solo| solo == *rank);
+    Ok((0..plan.ranks()).map(|rank| Some(rank).filter(there).map(of_rank).unwrap_or_default()).collect())
 }
 
 /// The run whose step is nearest to what counts as measured.

@@ -133,6 +133,12 @@ impl Curve {
         (self.predict(size, self.points.iter()), self.provenance(size))
     }
 
+    /// How far the nearest size is that was timed, in the logarithms of sizes.
+    pub fn nearest(&self, size: &[f64]) -> f64 {
+        let all = self.points.iter().map(|p| distance(size, &p.size));
+        all.reduce(f64::min).unwrap_or(f64::INFINITY).sqrt()
+    }
+
     fn provenance(&self, size: &[f64]) -> Provenance {
         if self.points.iter().any(|p| distance(size, &p.size) < 1e-12) {
             return Provenance::Measured;

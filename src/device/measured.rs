@@ -2,7 +2,7 @@
 
 use super::curve::{Curve, size};
 use super::speed::Speed;
-use super::{Estimate, KernelTime, OnSms, dtype_name};
+use super::{Estimate, KernelTime, OnSms, dtype_name, grouped};
 use crate::error::{Error, Result, json};
 use crate::plan::{Dtype, Phase, Work, WorkClass};
 use crate::spec::{Provenance, Throttle};
@@ -394,8 +394,10 @@ impl KernelTime for Profile {
     }
 
     fn time_cold(&self, curve: &str, work: &Work, dtype: Dtype, cold: u64) -> Estimate {
-        let Some(curve) = self.curve(curve, dtype) else { return self.time(work, dtype) };
-        let (seconds, provenance) = curve.at(&self.size(work, cold));
+        let name = curve;
+        let Some(curve) = self.curve(name, dtype) else { return self.time(work, dtype) };
+        let experts = grouped::time(self, name, work, dtype);
+        let (seconds, provenance) = experts.unwrap_or_else(|| curve.at(&self.size(work, cold)));
         Estimate { seconds: Seconds::new(seconds), on_sms: OnSms::NONE, provenance, rel_sd: curve.residual_sd }
     }
 

@@ -22,7 +22,7 @@ use super::link::AtomTable;
 use super::op::*;
 use super::program::Plan;
 use crate::error::{Error, Result};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 
 /// Every place is a multiple of this, as CUDA's allocator has it.
@@ -97,6 +97,16 @@ impl Layout {
             }
         }
         self
+    }
+
+    /// Room behind all others for as much as each of these slots: where it begins.
+    pub fn beside<'a>(&mut self, plan: &Plan, slots: impl Iterator<Item = &'a SlotId>) -> BTreeMap<SlotId, u64> {
+        let room = |&at: &SlotId| {
+            let begins = self.footprint.bytes;
+            self.footprint.bytes += size(plan, at);
+            (at, begins)
+        };
+        slots.filter(|at| !plan.tensors[at.tensor as usize].host).map(room).collect()
     }
 
     /// Byte offset of a slot in the arena that its tensor is in; none for a slot that no op touches.

@@ -74,8 +74,11 @@ pub struct Double {
     pub failed: Box<dyn Fn() -> Option<String>>,
     /// A kernel that fails, as one that reads where nothing is.
     pub broken: Option<&'static str>,
-    /// Products so far, and those of them with an operand that has something other than numbers in it.
-    pub products: [usize; 2],
+    /// Products so far, those of them with an operand that has something other than numbers in it, and those with one of which
+    /// a third is zeros or more.
+    pub products: [usize; 3],
+    /// Seconds of each wait that was handed over.
+    pub rests: Vec<f64>,
     made: std::time::Instant,
 }
 
@@ -97,7 +100,8 @@ impl Double {
             seat: None,
             failed: Box::new(|| None),
             broken: None,
-            products: [0; 2],
+            products: [0; 3],
+            rests: vec![],
             made: std::time::Instant::now(),
         }
     }
@@ -190,6 +194,8 @@ impl Double {
         }
         self.products[0] += 1;
         self.products[1] += usize::from(!a.iter().chain(&b).all(|x| x.is_finite()));
+        let empty = |all: &[f32]| 3 * all.iter().filter(|x| **x == 0.0).count() >= all.len();
+        self.products[2] += usize::from(empty(&a) || empty(&b));
         let old = self.numbers(at.c, count(m, n), gemm.dtypes[2]);
         let bias = at.bias.map(|bias| self.numbers(bias, n as u64, gemm.dtypes[2]));
         assert_eq!(bias.is_some(), gemm.bias);
@@ -340,6 +346,7 @@ impl Device for Double {
     /// Time is none of the double's.
     fn rest(&mut self, stream: StreamId, seconds: f64) -> Result<()> {
         assert!(self.capturing.is_none() && seconds >= 0.0 && (stream as usize) < self.streams.len());
+        self.rests.push(seconds);
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use crate::exec::cuda::contention;
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::driver::Cuda;
 use crate::exec::cuda::fused::said;
-use crate::exec::cuda::run::{Placement, Timing, time_steps};
+use crate::exec::cuda::run::{Placement, Rest, Timing, time_steps};
 use crate::plan::Plan;
 use crate::plan::link::{AtomTable, Line};
 use crate::report::human::{counted, seconds};
@@ -78,7 +78,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         _ => predicted,
     };
     let (steps, graphs) = (u64::from(flags.repeat) + 1, u64::from(flags.repeat));
-    let timing = Timing { steps, solo: flags.solo, waits: waits.as_deref(), graphs, rest: true, in_line: false };
+    let timing =
+        Timing { steps, solo: flags.solo, waits: waits.as_deref(), graphs, rest: Rest::BetweenSteps, in_line: false };
     let mut as_graph = time_steps(&mut cuda, &plan, &devices, timing, &mut |run, _| {
         runs.push(Trial { timeline: run.timeline, on_core: run.on_core });
         Ok(())
@@ -86,7 +87,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     as_graph.sort_by(f64::total_cmp);
     let graph_step_s = as_graph.get(as_graph.len() / 2).copied();
     let runs = &runs[1..];
-    let known = known(&plan, &profile, &devices)?;
+    let known = known(&plan, &profile, &devices, flags.solo)?;
     let mut validation = validate(&predicted, runs, &|rank, node| known[rank as usize][node], true);
     let emulated = match flags.solo {
         Some(_) => Some("all ranks but one: its messages are waits of the predicted length, and not counted"),

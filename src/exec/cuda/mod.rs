@@ -3,7 +3,7 @@
 //! * [`source`]: the kernels, compiled by [`nvrtc`] where they run and kept on disk;
 //! * [`lower`], [`exchange`]: what is launched for each op of a plan, [`prepare`]: with which addresses;
 //! * [`script`]: a plan as commands to streams, for all ranks of a process;
-//! * [`session`], [`run`]: steps of training on a [`device`];
+//! * [`session`], [`run`]: steps of training on a [`device`], [`incoming`]: what others would have sent a rank alone;
 //! * [`nvml`]: clocks while something is measured;
 //! * [`selftest`]: every kernel against the CPU's, where it runs;
 //! * [`process`], [`meeting`], [`wire`]: processes that find each other, and notice when one fails;
@@ -30,6 +30,7 @@ pub mod device;
 pub mod driver;
 pub mod exchange;
 pub mod fused;
+pub mod incoming;
 pub mod joined;
 pub mod libraries;
 pub mod lower;

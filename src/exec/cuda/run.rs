@@ -6,7 +6,9 @@
 use super::device::{Device, EventId, Operands, StreamId};
 use super::driver::{self, Cuda};
 use super::fused::{Attention, said};
+use super::incoming::Incoming;
 use super::lower::{Gemm, LEAST_SHARED};
+use super::prepare::OpAt;
 use super::script::{Linked, script};
 use super::session::{Keep, Session};
 use crate::error::{Error, Result};
@@ -16,10 +18,10 @@ use crate::exec::transport::Hub;
 use crate::exec::{Job, Options, Run, inputs, one_step, outputs};
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::matching::Matching;
-use crate::plan::memory::{Layout, SlotId};
-use crate::plan::{Dtype, OpKind, Plan, check};
-use std::collections::BTreeSet;
-use std::time::Instant;
+use crate::plan::memory::Layout;
+use crate::plan::{Dtype, Plan, check};
+use crate::timeline::Timeline;
+use std::time::{Duration, Instant};
 
 /// Where ranks live: the GPUs by their numbers on this machine, and for each rank which of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,9 +114,19 @@ pub struct Timing<'a> {
     pub graphs: u64,
     /// Everything one after the other: see [`Linked::in_line`].
     pub in_line: bool,
-    /// Whether the GPU rests for as long as a step takes after each: steps of all sizes are at the clocks of a GPU that its
-    /// power does not hold down, which small steps would have anyway and large ones after a while not.
-    pub rest: bool,
+    pub rest: Rest,
+}
+
+/// When a GPU rests, for as long as it has worked: its power holds its clocks down only where it works for longer.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Rest {
+    #[default]
+    Never,
+    /// Small steps are at full clocks, large ones in their first tens of milliseconds.
+    BetweenSteps,
+    /// Between steps, and within them behind so many seconds of work at most, or one op: all kernels are at full clocks,
+    /// those at the end of a long step too.
+    Within(f64),
 }
 
 /// Steps of a plan whose memory is filled with random numbers as training has them: for times, never for what they compute. `each` is given a step
@@ -133,16 +145,16 @@ pub fn time_steps<D: Device>(
     let programs = 0..plan.programs.len() as u32;
     let lines = programs.clone().map(|p| Line::program(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
     let mut layouts = programs.map(|p| Layout::new(plan, &atoms, p)).collect::<Result<Vec<_>>>()?;
-    if let (Some(rank), Some(_)) = (solo, waits) {
-        // Nobody sends what should come there. It must hold numbers as they would come: what is left of wider ones in memory
-        // that others use too is none in bf16 here and there, nor is what follows from it, which takes less power.
+    let incoming = solo.filter(|_| waits.is_some()).map(|rank| {
         let program = plan.program_of(rank) as usize;
-        layouts[program] = layouts[program].clone().apart(plan, &received(plan, &lines[program]));
-    }
+        Incoming::new(plan, &lines[program], &mut layouts[program])
+    });
     let matching = Matching::new(plan, &lines);
     let (shared, fused) = (least_shared(device, ordinals.len()), device.fused());
     let fused = fused.as_deref();
-    let linked = Linked { solo, in_line, waits, shared, fused, ..Linked::new(plan, &lines, &matching, &layouts) };
+    let incoming = incoming.as_ref();
+    let linked =
+        Linked { solo, in_line, waits, incoming, shared, fused, ..Linked::new(plan, &lines, &matching, &layouts) };
     let script = script(linked, &of_rank, &[])?;
     let mut session = Session::new(device, linked, &script, &of_rank, ordinals.len() as u32)?;
     let source = Source::seeded(1);
@@ -153,6 +165,7 @@ pub fn time_steps<D: Device>(
             session.put(rank, at, &values)?;
         }
     }
+    let gathered = |done| outputs::gather(plan, &lines, &Hub::new(&vec![0; plan.ranks() as usize], None), done);
     for step in 1..=steps {
         // The first is for what comes up once, and names what fails.
         session.one_by_one(step == 1 && steps > 1);
@@ -160,22 +173,50 @@ pub fn time_steps<D: Device>(
         session.step(step, Keep::default())?;
         let (took, host) = (begun.elapsed(), session.handed_over().as_secs_f64());
         let done = session.done()?;
-        each(outputs::gather(plan, &lines, &Hub::new(&vec![0; plan.ranks() as usize], None), done)?, host)?;
-        if rest {
-            std::thread::sleep(took);
+        each(gathered(done)?, host)?;
+        if let (1, Rest::Within(most)) = (step, rest) {
+            session.one_by_one(false);
+            session.step(step, Keep::default())?;
+            let work = gathered(session.done()?)?.timeline;
+            session.rest_before(LEAD.as_secs_f64());
+            breaks(&work, most).into_iter().for_each(|(op, seconds)| session.rest_after(op, seconds));
         }
+        std::thread::sleep(match rest {
+            _ if step == steps && graphs == 0 => Duration::ZERO,
+            Rest::Never => Duration::ZERO,
+            // It has rested within, but in the first.
+            Rest::Within(most) if step > 1 => took.min(Duration::from_secs_f64(most)),
+            Rest::Within(_) | Rest::BetweenSteps => took.min(LONG_ENOUGH),
+        });
     }
     if graphs > 0 && ordinals.len() == 1 && waits.is_none() { session.as_graph(graphs) } else { Ok(vec![]) }
 }
 
-/// Slots that messages and collectives write, but weights and gradients that are there all the time.
-fn received(plan: &Plan, line: &Line) -> BTreeSet<SlotId> {
-    let communicates =
-        |node: &usize| !matches!(line.nodes[*node].op.kind, OpKind::Compute { .. } | OpKind::Copy { .. });
-    let written = (0..line.nodes.len()).filter(communicates).flat_map(|node| line.writes(node));
-    let passing = written.filter(|place| !plan.tensors[place.tensor as usize].kind.persists());
-    passing.map(|place| SlotId { tensor: place.tensor, slot: place.slot }).collect()
+/// Ops after which ranks that share a stream have worked for `most` seconds, or would have with the next, and for how long they
+/// have.
+fn breaks(timeline: &Timeline, most: f64) -> Vec<(OpAt, f64)> {
+    let spans =
+        timeline.classes.iter().flat_map(|class| (0..).zip(&class.spans).map(|(node, s)| ((class.rank, node), s)));
+    let mut ops: Vec<(f64, OpAt, f64)> =
+        spans.map(|(op, span)| (span.end.value(), op, span.duration().value())).collect();
+    ops.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (mut found, mut worked) = (vec![], 0.0);
+    for pair in ops.windows(2) {
+        worked += pair[0].2;
+        if worked + pair[1].2 > most {
+            found.push((pair[0].1, worked));
+            worked = 0.0;
+        }
+    }
+    found
 }
+
+/// For so long the GPU waits at the start of a step in which it rests, so that all of the step is there when it begins:
+/// behind a pause the host is slow, and takes up to a tenth of a millisecond for its first command.
+const LEAD: Duration = Duration::from_millis(5);
+
+/// Clocks are full again behind it, whatever was before: power is looked at over tens of milliseconds.
+const LONG_ENOUGH: Duration = Duration::from_secs(1);
 
 /// One step of seeded weights and tokens.
 pub fn execute(plan: &Plan, options: &Options) -> Result<Run> {

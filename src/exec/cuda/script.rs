@@ -13,6 +13,7 @@ mod tests;
 
 use super::device::{EventId, StreamId};
 use super::fused::Fused;
+use super::incoming::Incoming;
 use super::lower::LEAST_SHARED;
 use crate::collective;
 use crate::error::{Error, Result};
@@ -146,6 +147,8 @@ pub struct Linked<'p> {
     /// Of a rank that is alone: how long each of its ops that communicate takes, in seconds; without them, as long as a
     /// copy of as many of its own bytes.
     pub waits: Option<&'p [f64]>,
+    /// What would come to it.
+    pub incoming: Option<&'p Incoming>,
     /// Bytes of shared memory that a block of threads may have on every GPU here.
     pub shared: u64,
     /// Who has fused attention there, if anyone is to do it.
@@ -157,8 +160,8 @@ pub struct Linked<'p> {
 impl<'p> Linked<'p> {
     /// Of all ranks in one process, where nothing is said of the GPUs that they are on.
     pub fn new(plan: &'p Plan, lines: &'p [Line<'p>], matching: &'p Matching, layouts: &'p [Layout]) -> Linked<'p> {
-        let (solo, joined, waits, fused, in_line) = (None, false, None, None, false);
-        Linked { plan, lines, matching, layouts, solo, joined, waits, shared: LEAST_SHARED, fused, in_line }
+        let (solo, joined, waits, incoming, fused, in_line) = (None, false, None, None, None, false);
+        Linked { plan, lines, matching, layouts, solo, joined, waits, incoming, shared: LEAST_SHARED, fused, in_line }
     }
 
     /// The ranks that are there.
@@ -176,6 +179,12 @@ impl<'p> Linked<'p> {
         let layout = &self.layouts[self.plan.program_of(rank) as usize];
         let base = layout.offset(SlotId { tensor: place.tensor, slot: place.slot });
         let base = base.unwrap_or_else(|| panic!("{:?} has no place in memory", tensor.name));
+        self.part_from(base, rank, place, [part, parts])
+    }
+
+    /// The same of a slot that begins at `base`.
+    fn part_from(&self, base: u64, rank: u32, place: &Place, [part, parts]: [usize; 2]) -> Region {
+        let tensor = &self.plan.tensors[place.tensor as usize];
         let row = tensor.row_len() * tensor.dtype.size();
         let elems = collective::part((place.rows[1] - place.rows[0]) * tensor.row_len(), part, parts);
         let (at, size) = (base + place.rows[0] * row, tensor.dtype.size());
@@ -222,6 +231,14 @@ impl<'p> Linked<'p> {
         let line = self.line(rank);
         let places = if dst { line.writes(node as usize) } else { line.reads(node as usize) };
         self.part(rank, &places[0], part, parts)
+    }
+
+    /// What an op of a rank reads.
+    pub fn read_region(&self, rank: u32, node: u32, read: usize) -> Region {
+        let place = &self.line(rank).reads(node as usize)[read];
+        let slot = SlotId { tensor: place.tensor, slot: place.slot };
+        let come = self.incoming.and_then(|incoming| incoming.at((node, read as u32), slot));
+        come.map_or_else(|| self.region(rank, place), |base| self.part_from(base, rank, place, [0, 1]))
     }
 
     /// A whole place.

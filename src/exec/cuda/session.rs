@@ -74,6 +74,9 @@ pub struct Session<'a, 'p, D: Device> {
     sent: Vec<u64>,
     /// What each pull takes from other ranks: sender and bytes. They follow from the route, which takes long to go through.
     pulled: FxHashMap<OpAt, Vec<(u32, u64)>>,
+    /// Seconds to rest before a step, and within it, by the event before that.
+    lead: f64,
+    breaks: FxHashMap<EventId, f64>,
     /// How long the host took to hand over the last step.
     handed_over: Duration,
 }
@@ -135,6 +138,8 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             notes: Notes::default(),
             sent: vec![],
             pulled: FxHashMap::default(),
+            lead: 0.0,
+            breaks: FxHashMap::default(),
             handed_over: Duration::ZERO,
         };
         if std::env::var_os(ONE_BY_ONE).is_some() && !session.may_wait {
@@ -241,7 +246,10 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         // An exchange reads what all its members have.
         let reads = match line.nodes[node as usize].op.kind {
             OpKind::Exchange { .. } => self.offered(rank, node)?,
-            _ => line.reads(node as usize).iter().map(span).collect(),
+            _ => {
+                let read = |i| self.address(&self.linked.read_region(rank, node, i));
+                (0..line.reads(node as usize).len()).map(read).collect()
+            }
         };
         let writes = line.writes(node as usize).iter().map(span).collect();
         let gpu = self.gpus[rank as usize];
@@ -283,6 +291,16 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         self.one_by_one = self.may_wait && (yes || std::env::var_os(ONE_BY_ONE).is_some());
     }
 
+    /// Has every GPU rest for so many seconds before every step from now on.
+    pub fn rest_before(&mut self, seconds: f64) {
+        self.lead = seconds;
+    }
+
+    /// Has the stream of an op rest after it for so many seconds, in every step from now on.
+    pub fn rest_after(&mut self, (rank, node): OpAt, seconds: f64) {
+        self.breaks.insert(self.script.around[rank as usize][node as usize].end, seconds);
+    }
+
     /// Hands over one step, counted from 1, and waits for its end.
     pub fn step(&mut self, step: u64, keep: Keep) -> Result<()> {
         let ranks = self.linked.plan.ranks() as usize;
@@ -314,6 +332,8 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
     pub fn as_graph(&mut self, times: u64) -> Result<Vec<f64>> {
         let Some(&first) = self.streams.first() else { return Ok(vec![]) };
         self.keep = Keep::default();
+        self.lead = 0.0;
+        self.breaks.clear();
         let around = [self.device.event(0)?, self.device.event(0)?];
         let ends = (1..self.streams.len()).map(|_| self.device.event(0)).collect::<Result<Vec<_>>>()?;
         self.device.capture(first)?;
@@ -346,6 +366,9 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             let own =
                 || (0..).zip(&self.script.streams).filter(|(_, of)| **of == gpu).map(|(stream, _)| stream as usize);
             let Some(first) = own().next() else { continue };
+            if self.lead > 0.0 {
+                self.device.rest(self.streams[first], self.lead)?;
+            }
             self.device.record(self.streams[first], self.zeros[gpu as usize])?;
             for stream in own().filter(|&s| s != first) {
                 self.device.wait(self.streams[stream], self.zeros[gpu as usize])?;
@@ -369,7 +392,10 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         let stream = self.streams[command.stream() as usize];
         match command {
             Command::Wait { event, .. } => self.device.wait(stream, self.events[*event as usize]),
-            Command::Record { event, .. } => self.device.record(stream, self.events[*event as usize]),
+            Command::Record { event, .. } => {
+                self.device.record(stream, self.events[*event as usize])?;
+                self.breaks.get(event).map_or(Ok(()), |&seconds| self.device.rest(stream, seconds))
+            }
             Command::Copy { from, to, .. } => {
                 self.count(from, to);
                 let ((from, bytes), (to, _)) = (self.address(from), self.address(to));

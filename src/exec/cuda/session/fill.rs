@@ -32,7 +32,7 @@ impl<D: Device> Session<'_, '_, D> {
         let stream = self.device.stream(gpu)?;
         self.repeat((gpu, stream), base..base + layout.bytes, &numbers)?;
         let is_master = |t: u32| plan.masters.iter().any(|m| m.master == t);
-        let gathered = gathered(plan, self.linked.line(rank));
+        let (incoming, gathered) = (self.linked.incoming, gathered(plan, self.linked.line(rank)));
         for (t, tensor) in (0..).zip(&plan.tensors) {
             let with = match tensor.kind {
                 TensorKind::OptState if !is_master(t) => &positive,
@@ -41,7 +41,9 @@ impl<D: Device> Session<'_, '_, D> {
                 _ if tensor.dtype == Dtype::U8 => &codes,
                 _ => continue,
             };
-            for at in (0..tensor.slots).filter_map(|slot| layout.offset(SlotId { tensor: t, slot })) {
+            let come = |at: SlotId| incoming.and_then(|incoming| incoming.places.get(&at).copied());
+            let slots = (0..tensor.slots).map(|slot| SlotId { tensor: t, slot });
+            for at in slots.flat_map(|at| [layout.offset(at), come(at)]).flatten() {
                 self.repeat((gpu, stream), base + at..base + at + tensor.bytes(), with)?;
             }
         }
