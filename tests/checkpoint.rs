@@ -1,17 +1,16 @@
 //! Checkpoints: what one layout saves every other loads to the bit, training goes on as if nothing had been, and what
 //! is damaged is found.
 
+mod checkpoint_states;
+
+use checkpoint_states::{Keep, states};
 use foretrain::checkpoint::extent::State;
-use foretrain::checkpoint::index::tensor_name;
 use foretrain::checkpoint::{Index, Loader, Saver, newest};
-use foretrain::error::Result;
 use foretrain::exec::source::{Before, Source};
-use foretrain::exec::state::{Memory, Watch};
 use foretrain::exec::{Job, Options, Run, train};
 use foretrain::plan::{Adam, Dtype, Engine, Plan};
 use foretrain::spec::{LlmSpec, Parallelism, Recompute, Workload};
 use foretrain::strategy::{Engines, build};
-use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -53,26 +52,6 @@ fn layouts() -> Vec<Parallelism> {
     ]
 }
 
-/// Loads before the first step, saves at once or after steps.
-struct Keep<'a> {
-    load: Option<&'a Loader>,
-    save: Option<(&'a Saver, u64)>,
-}
-
-impl Watch for Keep<'_> {
-    fn begin(&self, memory: &mut Memory) -> Result<()> {
-        self.load.map_or(Ok(()), |loader| loader.load(memory))?;
-        self.after(self.load.map_or(0, |loader| loader.index.step), memory)
-    }
-
-    fn after(&self, step: u64, memory: &Memory) -> Result<()> {
-        match self.save {
-            Some((saver, at)) if at == step => saver.save(step, memory),
-            _ => Ok(()),
-        }
-    }
-}
-
 /// Runs steps from where a checkpoint was, and saves after step `save`.
 fn runs(plan: &Plan, steps: u64, load: Option<&Path>, save: Option<(&Path, u64)>) -> Vec<Run> {
     let loader = load.map(|dir| Loader::open(dir).expect("a whole checkpoint"));
@@ -90,28 +69,6 @@ fn runs(plan: &Plan, steps: u64, load: Option<&Path>, save: Option<(&Path, u64)>
     })
     .expect("the plan runs");
     saver.into_iter().for_each(|(saver, _)| drop(saver.finish().expect("it was written")));
-    all
-}
-
-/// Every parameter's states, put together from all files.
-fn states(dir: &Path) -> BTreeMap<String, Vec<u8>> {
-    let dir = newest(dir).expect("a checkpoint");
-    let index = Index::read(&dir).expect("a sound index");
-    let size = index.dtype.size() as usize;
-    let files: Vec<Vec<u8>> = index.files.iter().map(|f| std::fs::read(dir.join(&f.name)).expect("a file")).collect();
-    let mut all = BTreeMap::new();
-    for (name, param) in &index.params {
-        for state in State::ALL {
-            let mut whole = vec![];
-            for stored in param.stored() {
-                let file = SafeTensors::deserialize(&files[stored.file as usize]).expect("a safetensors file");
-                let tensor = file.tensor(&tensor_name(name, state)).expect("it has the tensor");
-                let from = stored.run.local as usize * size;
-                whole.extend(&tensor.data()[from..from + stored.run.len as usize * size]);
-            }
-            all.insert(tensor_name(name, state), whole);
-        }
-    }
     all
 }
 

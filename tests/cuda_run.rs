@@ -2,24 +2,28 @@
 //! order that streams and events allow, its kernels run by the emulator. Losses, gradients and bytes are held to the
 //! dense f64 reference and to the plan. What is not tested here is the driver, and how long anything takes.
 
+mod checkpoint_states;
 mod cuda_double;
 mod cuda_emulator;
 
+use checkpoint_states::{Keep, states};
 use cuda_double::Double;
 use foretrain::calibrate::{Effort, gpu};
+use foretrain::checkpoint::{Loader, Saver};
 use foretrain::collective::count::sent_by;
 use foretrain::device::Profile;
 use foretrain::device::curve::Curve;
 use foretrain::exec::cuda::fused::Attention;
 use foretrain::exec::cuda::run::{Rest, Square, Timing, time_steps, train_on};
 use foretrain::exec::reference::{DenseConfig, Experts, step};
-use foretrain::exec::source::Source;
+use foretrain::exec::source::{Before, Source};
 use foretrain::exec::{Job, Options, Run, routing, train};
 use foretrain::plan::link::{AtomTable, Line};
 use foretrain::plan::{Dtype, Engine, Plan, memory::Layout};
 use foretrain::spec::{Documents, LlmSpec, MlaSpec, MoeSpec, Parallelism, Positions, Recompute, Workload};
 use foretrain::strategy::expert::Routing;
 use foretrain::strategy::{Engines, build, build_routed};
+use std::path::Path;
 use std::sync::LazyLock;
 
 /// Heads 32 wide: the narrowest that the kernels of attention take.
@@ -165,6 +169,56 @@ fn goes_on(zero: u32, words: &str) {
     // Another order of what streams leave open brings the same bits.
     let again: Vec<f64> = steps(&plan, &[0], 3, 2).iter().map(|run| run.loss).collect();
     assert_eq!(again, losses);
+}
+
+/// A run by steps: on a double of a GPU, or on threads.
+fn from_to(plan: &Plan, on_gpu: bool, steps: u64, load: Option<&Path>, save: Option<(&Path, u64)>) -> Vec<f64> {
+    let loader = load.map(|dir| Loader::open(dir).unwrap());
+    let before =
+        loader.as_ref().map_or(Before::default(), |l| Before { steps: l.index.step, sequences: l.index.sequences });
+    let saver = save.map(|(dir, at)| (Saver::new(dir, 7, before).unwrap(), at));
+    let keep = Keep { load: loader.as_ref(), save: saver.as_ref().map(|(saver, at)| (saver, *at)) };
+    let source = Source { before, ..Source::seeded(7) };
+    let job = Job { watch: Some(&keep), ..Job::new(&source, steps) };
+    let mut losses = vec![];
+    let mut each = |_, run: Run| {
+        losses.push(run.loss);
+        Ok(())
+    };
+    match on_gpu {
+        true => train_on(&mut Double::new(1, 8 << 30, 1), plan, &options(plan, &[0]), &job, &mut each).unwrap(),
+        false => train(plan, &options(plan, &[0]), &job, &mut each).unwrap(),
+    }
+    saver.into_iter().for_each(|(saver, _)| drop(saver.finish().unwrap()));
+    losses
+}
+
+/// What ranks on GPUs save they go on from to the bit; threads do, and other layouts; and what those save has every bit that it had.
+#[test]
+fn checkpoints_go_from_gpus_to_gpus_and_threads() {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let sharded = plan(Parallelism { dp: 2, zero: 3, ..none() }, 1);
+    let tensor = plan(Parallelism { tp: 2, ..none() }, 2);
+    let at = |name: &str| dir.path().join(name);
+    let whole = from_to(&sharded, true, 4, None, Some((&at("gpu"), 2)));
+    assert_eq!(from_to(&sharded, true, 2, Some(&at("gpu")), None), whole[2..]);
+    let saved = states(&at("gpu"));
+    assert!(saved.values().all(|bytes| bytes.iter().any(|b| *b != 0)), "two steps move every state");
+    for (i, (plan, on_gpu)) in [(&sharded, false), (&tensor, true), (&tensor, false)].into_iter().enumerate() {
+        let to = at(&format!("{i}"));
+        let losses = from_to(plan, on_gpu, 2, Some(&at("gpu")), Some((&to, 2)));
+        assert!(states(&to) == saved, "{i}");
+        for (loss, want) in losses.iter().zip(&whole[2..]) {
+            assert!((loss - want).abs() < 0.005 * want, "{i}: {losses:?} are not {:?}", &whole[2..]);
+        }
+    }
+    // From threads to a GPU.
+    from_to(&tensor, false, 2, None, Some((&at("threads"), 2)));
+    from_to(&sharded, true, 1, Some(&at("threads")), Some((&at("back"), 2)));
+    assert!(states(&at("back")) == states(&at("threads")));
 }
 
 /// One rank of four, by itself: the same kernels, and nothing of the others.

@@ -6,6 +6,7 @@ use crate::plan::link::{AtomTable, Line};
 use crate::plan::memory::SlotId;
 use crate::plan::{Kernel, OpKind, Param, Plan, TensorId};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// What is kept of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,6 +42,18 @@ pub struct Run {
     pub local: u64,
     pub whole: u64,
     pub len: u64,
+}
+
+/// Elements of a flat tensor that runs are, those that are one behind the other together: read or written at once.
+pub fn stretches(runs: &[Run]) -> Vec<Range<u64>> {
+    let mut all: Vec<Range<u64>> = vec![];
+    for run in runs {
+        match all.last_mut() {
+            Some(last) if last.end == run.local => last.end += run.len,
+            _ => all.push(run.local..run.local + run.len),
+        }
+    }
+    all
 }
 
 /// The tensors that the optimizer updates together, slot by slot.

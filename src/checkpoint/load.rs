@@ -1,6 +1,6 @@
 //! Loads into any layout: every rank reads the elements that it holds from whoever saved them, and nothing else.
 
-use super::extent::{Extents, Held, Run, State};
+use super::extent::{Extents, Held, Run, State, stretches};
 use super::index::{Index, Stored, newest, tensor_name};
 use crate::error::{Error, Result};
 use crate::exec::Data;
@@ -185,9 +185,9 @@ fn wants(runs: &[Run], stored: &[Stored]) -> Vec<Want> {
 
 fn put(memory: &mut Memory, rank: u32, (at, runs): (SlotId, &[Run]), values: &[f64]) -> Result<()> {
     let mut from = 0;
-    for run in runs {
-        let part = &values[from..from + run.len as usize];
-        memory.write(rank, at, run.local..run.local + run.len, part)?;
+    for elems in stretches(runs) {
+        let part = &values[from..from + (elems.end - elems.start) as usize];
+        memory.write(rank, at, elems, part)?;
         from += part.len();
     }
     Ok(())

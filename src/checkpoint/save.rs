@@ -1,7 +1,7 @@
 //! Saves while training goes on: the run stands still while memory is copied, and files are written beside the steps
 //! that follow. A folder gets its name once all of it is on the disk, so that what was cut off is never loaded.
 
-use super::extent::{Extents, Held, State};
+use super::extent::{Extents, Held, Run, State, stretches};
 use super::index::{self, File, Index, Param, Piece, boxes, folder, tensor_name};
 use super::share::{missing, share};
 use crate::error::{Error, Result};
@@ -138,7 +138,7 @@ fn copied(plan: &Plan, memory: &Memory, held: &[Vec<Held>]) -> Result<(Vec<Tenso
     let tasks = share(held);
     for (rank, tasks) in (0..).zip(&tasks).filter(|(_, tasks)| !tasks.is_empty()) {
         let file = files.len() as u32;
-        let mut runs_of: BTreeMap<&str, (&Held, Vec<super::extent::Run>)> = BTreeMap::new();
+        let mut runs_of: BTreeMap<&str, (&Held, Vec<Run>)> = BTreeMap::new();
         for task in tasks {
             let entry = runs_of.entry(&task.held.param.name).or_insert((task.held, vec![]));
             entry.1.extend(&task.runs);
@@ -147,8 +147,9 @@ fn copied(plan: &Plan, memory: &Memory, held: &[Vec<Held>]) -> Result<(Vec<Tenso
         for (name, (held, runs)) in runs_of {
             for state in State::ALL {
                 let at = held.states[state as usize];
-                let parts = runs.iter().map(|run| memory.read(rank, at, run.local..run.local + run.len));
-                tensors.push((tensor_name(name, state), Data::concat(parts).widened()));
+                let read = |elems| memory.read(rank, at, elems);
+                let parts: Vec<Data> = stretches(&runs).into_iter().map(read).collect::<Result<_>>()?;
+                tensors.push((tensor_name(name, state), Data::concat(parts.into_iter()).widened()));
             }
             let param = params.get_mut(name).expect("every parameter has a place");
             param.pieces.push(Piece { file, boxes: boxes(&runs) });

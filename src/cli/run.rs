@@ -143,8 +143,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     plan.model()?;
     let process = flags.machine.joined()?;
     flags.machine.options(&plan, flags.check)?;
-    if flags.checkpoints.any() && flags.machine.on() == On::Cuda {
-        let why = "are of ranks that are threads, so far; give --on cpu, or --dump for the last step's weights";
+    if flags.checkpoints.any() && process.is_some() {
+        let why = "are of ranks of one process, so far; give --devices, or --dump for the last step's weights";
         return Err(Error::spec("the command line", "--save and --load", why));
     }
     let kept = flags.checkpoints.open(&plan, flags.machine.seed(), flags.steps)?;

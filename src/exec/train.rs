@@ -8,7 +8,7 @@ use super::rank::Done;
 use super::shared::{Rounds, Shared, rounds};
 use super::source::Source;
 use super::spares::Spares;
-use super::state::Memory;
+use super::state::{Arenas, Memory};
 use super::transport::{Hub, few};
 use super::turns::Turns;
 use super::worker::{self, End, Ended};
@@ -110,7 +110,7 @@ fn watched<'p>(
     arenas: &mut [Arena<'p>],
     see: impl FnOnce(&mut Memory) -> Result<()>,
 ) -> Result<()> {
-    see(&mut Memory { plan, atoms, hash: &fixed.hash, arenas })
+    see(&mut Memory { plan, atoms, hash: &fixed.hash, held: &mut Arenas(arenas) })
 }
 
 /// What is kept of a step.

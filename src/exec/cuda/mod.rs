@@ -18,8 +18,8 @@
 //! the device, which obeys commands in whatever order streams and events allow (`tests/cuda_run.rs`). [`driver`], [`blas`]
 //! and [`nvrtc`] run in `tests/cuda_ffi.rs` against libraries that stand for NVIDIA's.
 //!
-//! What has run on an H100 and an H200 and what has not, `traces/measured/README.md` says: more than one GPU, more than one process and other
-//! architectures than sm_90a are unverified.
+//! What has run on an H100 and an H200 and what has not, `traces/measured/README.md` says: more than one GPU, more than one process, other
+//! architectures than sm_90a and checkpoints of ranks on GPUs are unverified.
 
 pub mod alone;
 pub mod blas;

@@ -10,10 +10,11 @@ use super::incoming::Incoming;
 use super::lower::{Gemm, LEAST_SHARED};
 use super::prepare::OpAt;
 use super::script::{Linked, script};
-use super::session::{Keep, Session};
+use super::session::{Keep, OnGpus, Session};
 use crate::error::{Error, Result};
 use crate::exec::arena::Arena;
 use crate::exec::source::Source;
+use crate::exec::state::{Memory, Watch};
 use crate::exec::transport::Hub;
 use crate::exec::{Job, Options, Run, inputs, one_step, outputs};
 use crate::plan::link::{AtomTable, Line};
@@ -21,6 +22,7 @@ use crate::plan::matching::Matching;
 use crate::plan::memory::Layout;
 use crate::plan::{Dtype, Plan, check};
 use crate::timeline::Timeline;
+use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 /// Where ranks live: the GPUs by their numbers on this machine, and for each rank which of them.
@@ -81,22 +83,30 @@ pub fn train_on<D: Device>(
         inputs::fill(plan, &atoms, rank, job.source, &mut arena);
         session.fill(rank, arena.bytes())?;
     }
-    let given = inputs::shared(plan, job.source.seed);
-    for step in 1..=job.steps {
+    let (given, hash) = (inputs::shared(plan, job.source.seed), plan.hash());
+    let see = |session: &mut Session<D>, look: &dyn Fn(&dyn Watch, &mut Memory) -> Result<()>| {
+        let Some(watch) = job.watch else { return Ok(()) };
+        let held = &mut OnGpus(RefCell::new(session));
+        look(watch, &mut Memory { plan, atoms: &atoms, hash: &hash, held })
+    };
+    see(&mut session, &|watch, memory| watch.begin(memory))?;
+    let (first, last) = (*job.numbers().start(), *job.numbers().end());
+    for step in job.numbers() {
         // What is wrong shows in the first step, and is named there; those after it are not held up.
-        session.one_by_one(step == 1 && job.steps > 1);
+        session.one_by_one(step == first && job.steps > 1);
         for rank in 0..plan.ranks() {
             for (at, values) in inputs::fed(plan, rank, (job.source, step), &given) {
                 session.put(rank, at, &values)?;
             }
         }
-        let logits = job.keep_last && step == job.steps;
+        let logits = job.keep_last && step == last;
         session.step(step, Keep { all: options.keep || logits, logits })?;
         let done = session.done()?;
         let mut run = outputs::gather(plan, &lines, &Hub::new(&vec![0; plan.ranks() as usize], None), done)?;
         run.sent_bytes = session.sent().to_vec();
         run.attention = Some(said(linked.fused));
         each(step, run)?;
+        see(&mut session, &|watch, memory| watch.after(step, memory))?;
     }
     Ok(())
 }

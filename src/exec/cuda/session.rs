@@ -4,6 +4,7 @@
 //! of such a transfer is that copy, never a link.
 
 mod fill;
+mod held;
 mod notes;
 
 use super::calls::{Call, Communicator, calls, communicators, of_exchange};
@@ -19,6 +20,7 @@ use crate::exec::rank::Done;
 use crate::plan::link::Place;
 use crate::plan::memory::{Life, SlotId, lives};
 use crate::plan::{Kernel, OpKind, order};
+pub use held::OnGpus;
 use notes::Notes;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::time::{Duration, Instant};
