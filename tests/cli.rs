@@ -584,6 +584,22 @@ fn a_plan_runs_as_it_says() {
 
 /// Numbers of a file are read to the last bit that was written: the FLOPs of these models in a step are such that a reader that
 /// is off by one would find another plan.
+/// Before a GPU is asked for.
+#[test]
+fn plans_that_a_gpu_cannot_be_calibrated_with_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let mixture = "--model mixtral-8x7b --gpus 8 --dp 8 --ep 8 --seq-len 4096 --cluster dgx-h100";
+    succeeds(dir.path(), &format!("plan {mixture} --out plan.json"));
+    for (line, why) in [
+        ("calibrate --on cuda --plan plan.json", "plan.json: routes: says how many rows"),
+        ("calibrate --on cuda --plan none.json", "none.json"),
+        ("calibrate --on cpu --plan plan.json", "--plan: is for GPUs"),
+    ] {
+        let (code, _, err) = said(dir.path(), line);
+        assert!(code == 2 && err.contains(why), "{line}: {code}, {err}");
+    }
+}
+
 #[test]
 fn a_saved_plan_is_what_its_flags_say() {
     let dir = folder();

@@ -8,19 +8,20 @@ mod cuda_emulator;
 
 use checkpoint_states::{Keep, states};
 use cuda_double::Double;
+use foretrain::act::work_of;
 use foretrain::calibrate::{Effort, gpu};
 use foretrain::checkpoint::{Loader, Saver};
 use foretrain::collective::count::sent_by;
-use foretrain::device::Profile;
 use foretrain::device::curve::Curve;
+use foretrain::device::{KernelTime, Profile};
 use foretrain::exec::cuda::fused::Attention;
 use foretrain::exec::cuda::run::{Rest, Square, Timing, time_steps, train_on};
 use foretrain::exec::reference::{DenseConfig, Experts, step};
 use foretrain::exec::source::{Before, Source};
 use foretrain::exec::{Job, Options, Run, routing, train};
 use foretrain::plan::link::{AtomTable, Line};
-use foretrain::plan::{Dtype, Engine, Plan, memory::Layout};
-use foretrain::spec::{Documents, LlmSpec, MlaSpec, MoeSpec, Parallelism, Positions, Recompute, Workload};
+use foretrain::plan::{Dtype, Engine, OpKind, Plan, memory::Layout};
+use foretrain::spec::{Documents, LlmSpec, MlaSpec, MoeSpec, Parallelism, Positions, Provenance, Recompute, Workload};
 use foretrain::strategy::expert::Routing;
 use foretrain::strategy::{Engines, build, build_routed};
 use std::path::Path;
@@ -334,6 +335,7 @@ fn a_calibration_is_a_profile_and_goes_on_where_it_stopped() {
         arch: "sm_90a".into(),
         rows: rows.clone(),
         attention: Attention::Best,
+        plans: vec![],
     };
     let measure = |seed| gpu::measure(&mut Double::new(1, 8 << 30, seed), &job, &|_, _| {}).unwrap();
     let profile = measure(1);
@@ -365,6 +367,51 @@ fn a_calibration_is_a_profile_and_goes_on_where_it_stopped() {
         let said = gpu::measure(&mut Double::new(1, 8 << 30, 3), &job, &|_, _| {}).unwrap_err().to_string();
         assert!(said.contains("rows.jsonl") && said.contains(field) && said.contains("remove the file"), "{said}");
     }
+}
+
+/// Of plans that are asked for the kernels of the first and the last stage are timed at their own shapes: nothing of them is
+/// interpolated.
+#[test]
+fn plans_that_are_asked_for_are_timed_at_their_shapes() {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let plans = vec![
+        plan(Parallelism { pp: 2, ring: 2, ..none() }, 2),
+        plan(Parallelism { tp: 2, dp: 2, zero: 3, ..none() }, 1),
+    ];
+    let job = gpu::Job {
+        effort: Effort::TINY,
+        command: "a test".into(),
+        arch: "sm_90a".into(),
+        rows: dir.path().join("rows.jsonl"),
+        attention: Attention::Own,
+        plans: plans.clone(),
+    };
+    let profile = gpu::measure(&mut Double::new(1, 8 << 30, 1), &job, &|_, _| {}).unwrap();
+    let mut stages = 0;
+    for plan in &plans {
+        let atoms = AtomTable::new(plan).unwrap();
+        let last = plan.programs.len() as u32 - 1;
+        for program in std::collections::BTreeSet::from([0, last]) {
+            let rank = (0..plan.ranks()).find(|rank| plan.program_of(*rank) == program).unwrap();
+            let line = Line::program(plan, &atoms, program).unwrap();
+            let mut kernels = 0;
+            for (node, one) in line.nodes.iter().enumerate() {
+                let OpKind::Compute { kernel, .. } = &one.op.kind else { continue };
+                let Some((work, dtype)) = work_of(plan, &line, node, rank) else { continue };
+                let found = profile.time_as(kernel.curve(), &work, dtype).provenance;
+                assert_eq!(found, Provenance::Measured, "rank {rank}, {}", line.path(node));
+                kernels += 1;
+            }
+            assert!(kernels > 10);
+            stages += 1;
+        }
+    }
+    assert_eq!(stages, 3);
+    let conditions = &profile.gpu.as_ref().unwrap().conditions;
+    assert!(conditions.iter().all(|one| !one.when.ends_with(gpu::LEFT_OUT)), "{conditions:?}");
 }
 
 /// Kernels and sizes, and their times but for the last place of what has been through a file.
@@ -551,6 +598,7 @@ fn a_plan_that_is_too_large_is_named() {
         arch: "sm_90a".into(),
         rows: dir.path().join("rows.jsonl"),
         attention: Attention::Own,
+        plans: vec![],
     };
     // Less than what stays free for the libraries.
     let said = gpu::measure(&mut Double::new(1, 500 << 20, 1), &job, &|_, _| {}).unwrap_err().to_string();

@@ -16,6 +16,7 @@ use crate::exec::cuda::device::Device;
 use crate::exec::cuda::fused::Attention;
 use crate::exec::cuda::run::{Rest, Timing, time_steps};
 use crate::exec::cuda::selftest::speed::{self, Copier, Timed};
+use crate::plan::link::{AtomTable, Line};
 use crate::plan::{Dtype, Kernel, Plan};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -33,6 +34,8 @@ pub struct Job {
     pub rows: PathBuf,
     /// Whose kernels do attention.
     pub attention: Attention,
+    /// Steps whose kernels are timed at their own shapes, too: of a rank alone, the first and the last that do something else.
+    pub plans: Vec<Plan>,
 }
 
 const PROVENANCE: &str = "measured by foretrain: kernels inside of training steps on one GPU, between CUDA events, \
@@ -101,29 +104,39 @@ fn steps<D: Device>(
     progress: Progress,
 ) -> Result<Steps> {
     let shapes = if job.effort.tiny { vec![shapes::gpu_tiny()] } else { shapes::gpu_ladder(job.effort) };
+    let asked: Vec<(&Plan, u32)> = job.plans.iter().flat_map(|plan| ends(plan).map(move |rank| (plan, rank))).collect();
+    let count = shapes.len() + asked.len();
     let (begun, mut host, mut left_out) = (Instant::now(), vec![], vec![]);
-    for (i, shape) in shapes.iter().enumerate() {
-        let plan = shape.plan()?;
-        let name = format!("{} seq {} {}", shape.model.name, shape.seq_len, plan.about.strategy);
+    let mut take = |device: &mut D, i: usize, name: String, plan: &Plan, solo: Option<u32>| -> Result<()> {
         if done.contains(&name) {
-            continue;
+            return Ok(());
         }
-        // The first plan is finished whatever it takes.
-        if i > 0 && begun.elapsed() > job.effort.budget * LONGER {
-            break;
-        }
-        progress(0.1 + 0.9 * i as f64 / shapes.len() as f64, "kernels");
-        let of = match one(device, &plan, job.effort, &mut host) {
+        progress(0.1 + 0.9 * i as f64 / count as f64, "kernels");
+        let of = match one(device, (plan, solo), job.effort, &mut host) {
             Ok(of) => [(Company::Alone, of)],
             Err(error) => {
                 // What no wait succeeds on is lost for all others, too.
                 device.clear().map_err(|_| Error::device(&name, &error))?;
-                left_out.push(Condition { when: format!("{name} was left out"), says: error.to_string() });
-                continue;
+                left_out.push(Condition { when: format!("{name} {LEFT_OUT}"), says: error.to_string() });
+                return Ok(());
             }
         };
         keep(&job.rows, &name, Some(on), &of)?;
         of[0].1.rows(&name).for_each(|row| samples.take(row));
+        Ok(())
+    };
+    // What is asked for comes first, and whatever it takes.
+    for (i, (plan, rank)) in asked.iter().enumerate() {
+        take(device, i, format!("{} rank {rank} alone, {}", plan.about.model, plan.hash()), plan, Some(*rank))?;
+    }
+    for (i, shape) in shapes.iter().enumerate() {
+        // The first plan is finished whatever it takes.
+        if i > 0 && begun.elapsed() > job.effort.budget * LONGER {
+            break;
+        }
+        let plan = shape.plan()?;
+        let name = format!("{} seq {} {}", shape.model.name, shape.seq_len, plan.about.strategy);
+        take(device, asked.len() + i, name, &plan, None)?;
     }
     if samples.is_empty() {
         let why =
@@ -132,6 +145,16 @@ fn steps<D: Device>(
     }
     host.sort_by(f64::total_cmp);
     Ok(Steps { samples, host_launch_s: host.first().copied().unwrap_or(HOST_LAUNCH), left_out })
+}
+
+/// Ends what is said of a plan that could not be run.
+pub const LEFT_OUT: &str = "was left out";
+
+/// The first ranks of a plan's first and last programs: of a pipeline's stages those with the embedding and the head.
+fn ends(plan: &Plan) -> impl Iterator<Item = u32> + use<'_> {
+    let last = plan.programs.len() as u32 - 1;
+    let programs = [Some(0), Some(last).filter(|last| *last > 0)];
+    programs.into_iter().flatten().filter_map(|program| (0..plan.ranks()).find(|r| plan.program_of(*r) == program))
 }
 
 /// A GPU's kernels are compiled first, and its memory is filled for each plan.
@@ -143,15 +166,24 @@ const HOST_LAUNCH: f64 = 5e-6;
 /// The kernels of one plan, with the GPU to themselves: beside copies those of ranks that share it would take up to two and
 /// a half times as long, which is not the kernels' own time. `host` is given what the host takes for an op where the GPU
 /// does not keep it waiting.
-fn one<D: Device>(device: &mut D, plan: &Plan, effort: Effort, host: &mut Vec<f64>) -> Result<Samples> {
+fn one<D: Device>(
+    device: &mut D,
+    (plan, solo): (&Plan, Option<u32>),
+    effort: Effort,
+    host: &mut Vec<f64>,
+) -> Result<Samples> {
     let devices = vec![0; plan.ranks() as usize];
     let (mut samples, mut step) = (Samples::of_gpu(), 0);
-    let steps = effort.rounds as u64 + 1;
+    // A rank of a large plan does the same in each of its layers.
+    let steps = if solo.is_some() { 2 } else { effort.rounds as u64 + 1 };
+    // Nobody is waited for: what others would send is there.
+    let none = solo.map(|rank| Ok(vec![0.0; ops_of(plan, rank)?])).transpose()?;
+    let waits = none.as_deref();
     time_steps(
         device,
         plan,
         &devices,
-        Timing { steps, in_line: true, rest: Rest::Within(load::FULL_CLOCKS_S), ..Timing::default() },
+        Timing { steps, solo, waits, in_line: true, rest: Rest::Within(load::FULL_CLOCKS_S), ..Timing::default() },
         &mut |run, seconds| {
             step += 1;
             let ops: usize = run.timeline.classes.iter().map(|c| c.spans.len()).sum();
@@ -163,6 +195,11 @@ fn one<D: Device>(device: &mut D, plan: &Plan, effort: Effort, host: &mut Vec<f6
     )?;
     device.clear()?;
     Ok(samples)
+}
+
+/// Ops of a rank in a step.
+fn ops_of(plan: &Plan, rank: u32) -> Result<usize> {
+    Ok(Line::program(plan, &AtomTable::new(plan)?, plan.program_of(rank))?.nodes.len())
 }
 
 /// Launches of what is timed by itself.

@@ -14,15 +14,17 @@ use crate::device::{Profile, Threads};
 use crate::error::{Error, Result};
 use crate::exec::cuda::driver::{self, Cuda};
 use crate::exec::cuda::fused::Attention;
+use crate::plan::Plan;
 use crate::report::human::{Table, decimal, seconds};
 use clap::Args;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Args)]
 #[command(after_help = "Example: foretrain calibrate --on cpu --quick --out profile.json\n         \
                         foretrain validate --on cpu --profile profile.json\n         \
                         foretrain calibrate --on cuda --out h200.json\n         \
+                        foretrain calibrate --on cuda --plan mine.plan.json --out h200.json\n         \
                         foretrain calibrate --from-nccl-tests all_reduce.log all_gather.json --cluster dgx-h100 --out mine.json\n         \
                         foretrain estimate --cluster mine.json --gpus 64\n\n\
     The profile has every time that was measured, what was fitted to them and what the fit leaves over. Commands that\n\
@@ -30,8 +32,9 @@ use std::path::PathBuf;
     Every plan's times are kept beside the profile as it ends (profile.rows.jsonl): a calibration that was stopped goes\n\
     on from there, and on a CPU Ctrl-C leaves the profile of what was measured until then, if every shape was.\n\n\
     On cuda times are those of kernels inside of training steps, between CUDA events, one after the other on a GPU that\n\
-    rests between steps. How much slower they are without rest is noted, and what is predicted by the profile but by\n\
-    validate is slower by it.\n\n\
+    rests for as long as it works. How much slower they are without rest is noted, and what is predicted by the profile but\n\
+    by validate is slower by it. With --plan, as `foretrain plan --out` writes them, kernels of a rank of each are timed at\n\
+    their own shapes, first of all: others are interpolated between those of small models, and some are 5 to 10 % off by it.\n\n\
     Of nccl-tests every log becomes one to three lines, latency + bytes / bandwidth, of its operation among its GPUs; the\n\
     written cluster is the given one with them. Operation, GPUs and nodes are those that the log names.")]
 pub struct Flags {
@@ -44,6 +47,9 @@ pub struct Flags {
     /// Whose kernels do attention, on cuda: own, the project's; cudnn; best, cuDNN's if it is there, right and faster
     #[arg(long, value_name = "WHOSE")]
     attention: Option<Attention>,
+    /// Time the kernels of these plans, too, on cuda: of a rank alone, at its true shapes
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    plan: Vec<PathBuf>,
     /// Fewer shapes and runs, in less than 20 s instead of 3 min; on cuda 2 min instead of 8
     #[arg(long)]
     quick: bool,
@@ -96,6 +102,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
             let why = "is for GPUs; give --on cuda, or leave it out";
             return Err(Error::spec("the command line", "--attention", why));
         }
+        On::Cpu if !flags.plan.is_empty() => {
+            let why = "is for GPUs; give --on cuda, or leave it out";
+            return Err(Error::spec("the command line", "--plan", why));
+        }
         On::Cpu => {
             let rows = out.with_extension("rows.jsonl");
             let stop = || interrupt.asked();
@@ -107,12 +117,13 @@ pub fn run(flags: &Flags) -> Result<Answer> {
             found
         }
         On::Cuda => {
+            let plans = flags.plan.iter().map(|file| planned(file)).collect::<Result<_>>()?;
             driver::count()?;
             let mut cuda = Cuda::open(&[flags.device], Attention::Own)?;
             let arch = format!("sm_{}", cuda.arch(0));
             let rows = out.with_extension("rows.jsonl");
             let attention = flags.attention.unwrap_or_default();
-            let job = gpu::Job { effort: flags.effort(), command: flags.command(), arch, rows, attention };
+            let job = gpu::Job { effort: flags.effort(), command: flags.command(), arch, rows, attention, plans };
             let profile = gpu::measure(&mut cuda, &job, &progress)?;
             // What was kept to go on from has gone into the profile.
             let _ = std::fs::remove_file(job.rows);
@@ -127,6 +138,17 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         "interrupted: the profile is that of the runs that were made; start it again, and it goes on with the others";
     let error = stopped.then(|| Error::device("calibrate", why));
     Ok(Answer::with_error(text, &Found::new(&profile, out.display().to_string()), error))
+}
+
+/// A step that GPUs can do. Errors: what is no plan, or says not which rows go where.
+fn planned(file: &Path) -> Result<Plan> {
+    let plan = Plan::load(file)?;
+    plan.model()?;
+    if plan.routes.iter().any(|route| !route.is_listed()) {
+        let why = "says how many rows go to each expert and not which; write it with --routing uniform";
+        return Err(Error::spec(file.display(), "routes", why));
+    }
+    Ok(plan)
 }
 
 #[derive(Serialize)]
@@ -178,12 +200,12 @@ fn render(profile: &Profile) -> String {
     )
 }
 
-fn of_gpu(gpu: &GpuSide, table: &mut Table) {
+fn of_gpu(side: &GpuSide, table: &mut Table) {
     for bytes in [1u64 << 20, 1 << 28] {
-        let rate = bytes as f64 / gpu.copy.at(&[bytes as f64]).0;
+        let rate = bytes as f64 / side.copy.at(&[bytes as f64]).0;
         table.row([&format!("a copy of {} MiB inside its memory", bytes >> 20), &decimal(rate, "B/s")]);
     }
-    if let Some(attention) = &gpu.attention {
+    if let Some(attention) = &side.attention {
         table.row(["attention by", &attention.by]);
         let rates =
             [(crate::exec::cuda::fused::OWN, attention.own_flops_per_s), ("a library", attention.library_flops_per_s)];
@@ -192,19 +214,22 @@ fn of_gpu(gpu: &GpuSide, table: &mut Table) {
             table.row([&format!("attention by {who}, forward and backward"), &both.join(", ")]);
         }
     }
-    table.row(["from an empty kernel to the next", &seconds(gpu.launch_s)]);
-    table.row(["the host hands one over in", &seconds(gpu.host_launch_s)]);
-    if let Some(sustained) = gpu.sustained {
+    table.row(["from an empty kernel to the next", &seconds(side.launch_s)]);
+    table.row(["the host hands one over in", &seconds(side.host_launch_s)]);
+    if let Some(sustained) = side.sustained {
         table.row(["products and attention without rest", &format!("{sustained:.2} x")]);
     }
-    if let Some(power) = &gpu.power {
+    if let Some(power) = &side.power {
         table.row(["nothing draws", &format!("{:.0} W", power.idle_w)]);
         for pressed in &power.pressed {
             let draws = format!("{:.0} W, then {:.2} x", pressed.watts, pressed.slower());
             table.row([&format!("{} without rest", pressed.kernel), &draws]);
         }
     }
-    let c = &gpu.beside_copies;
+    for condition in side.conditions.iter().filter(|condition| condition.when.ends_with(gpu::LEFT_OUT)) {
+        table.row([&condition.when, &condition.says]);
+    }
+    let c = &side.beside_copies;
     for (what, factor) in [("products", c.gemm), ("attention", c.attention), ("memory-bound", c.memory)] {
         table.row([&format!("{what} beside copies"), &format!("{factor:.2} x")]);
     }

@@ -415,9 +415,10 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
                 self.talks.insert(*node, talk);
                 done
             }
-            Command::Idle { node, .. } => {
-                self.device.rest(stream, self.linked.waits.map_or(0.0, |waits| waits[*node as usize]))
-            }
+            Command::Idle { node, .. } => match self.linked.waits.map_or(0.0, |waits| waits[*node as usize]) {
+                0.0 => Ok(()),
+                seconds => self.device.rest(stream, seconds),
+            },
             Command::Keep { rank, node, slot, .. } => self.note(stream, (*rank, *node), *slot),
             Command::Kernel { rank, node, .. } => {
                 self.note_logits(stream, (*rank, *node))?;
