@@ -353,6 +353,7 @@ fn a_calibration_is_a_profile_and_goes_on_where_it_stopped() {
     for watts in [power.idle_w, power.pressed[0].watts] {
         assert!((50.0..200.0).contains(&watts), "{power:?}");
     }
+    assert_eq!(power.pressed[0].says.as_deref(), Some("busy"));
     assert!(power.pressed[0].rate.is_some_and(|rate| rate > 0.0) && !power.pressed[0].ramp.is_empty(), "{power:?}");
     let path = dir.path().join("profile.json");
     std::fs::write(&path, serde_json::to_string(&profile).unwrap()).unwrap();

@@ -66,14 +66,14 @@ fn tiny() -> Timed {
 /// None where the counter of energy stood still meanwhile.
 fn press<D: Device>(device: &mut D, kind: &str, timed: &Timed, long: &Long) -> Result<Option<Pressed>> {
     let mut again = speed::Again::new(device, timed, long.batch_s, long.group_s)?;
-    let (begun, mut told, mut times) = (Instant::now(), None, vec![]);
+    let (begun, mut told, mut times, mut says) = (Instant::now(), None, vec![], None);
     let watts = loop {
         let at = begun.elapsed();
         if told.is_none() && at + long.told >= long.load {
             told = device.energy(0).map(|joules| (at, joules));
         }
         let mut end = at.as_secs_f64();
-        for seconds in again.batch(device)? {
+        for seconds in again.batch(device, |device| says = device.conditions(0))? {
             end += seconds * again.group() as f64;
             times.push((end, seconds));
         }
@@ -99,6 +99,6 @@ fn press<D: Device>(device: &mut D, kind: &str, timed: &Timed, long: &Long) -> R
     let [flops, bytes] = again.work();
     let work = if kind == "memory" { bytes } else { flops };
     let rate = ramp.first().map(|[_, seconds]| work as f64 / seconds);
-    let pressed = Pressed { what: kind.into(), kernel: timed.name.clone(), watts, rate, ramp };
+    let pressed = Pressed { what: kind.into(), kernel: timed.name.clone(), watts, rate, ramp, says };
     Ok(Some(pressed).filter(|pressed| pressed.watts > 0.0))
 }

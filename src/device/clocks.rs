@@ -193,6 +193,7 @@ mod tests {
             watts,
             rate: Some(8e14),
             ramp: vec![[0.02, 1e-3], [0.03, 1e-3], [0.05, 1e-3 * slower], [2.0, 1e-3 * slower]],
+            says: None,
         };
         let pressed = vec![
             pressed("matmul", 700.0, 1.2),

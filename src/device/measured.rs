@@ -128,6 +128,9 @@ pub struct Pressed {
     pub rate: Option<f64>,
     /// Seconds since the rest, and what a launch takes: the median from the entry before to that moment.
     pub ramp: Vec<[f64; 2]>,
+    /// Clocks, temperature and power at the end, the GPU being at it, where NVML tells them: how much a kernel's length follows clocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub says: Option<String>,
 }
 
 /// Whose kernels did attention, and how fast each was that could have: [forward, backward] FLOP/s of a causal layer of 16,384

@@ -253,6 +253,12 @@ impl Device for Double {
         Some(100.0 * self.made.elapsed().as_secs_f64())
     }
 
+    /// In place of clocks: whether it is at something.
+    fn conditions(&mut self, _gpu: u32) -> Option<String> {
+        let under_way: usize = self.streams.iter().map(|(_, deeds)| deeds.len()).sum();
+        Some(if under_way > 0 { "busy" } else { "idle" }.into())
+    }
+
     fn power_limit(&mut self, _gpu: u32) -> Option<f64> {
         Some(700.0)
     }

@@ -225,14 +225,15 @@ impl Again {
         self.group
     }
 
-    /// Seconds of a launch in each group of another batch.
-    pub fn batch<D: Device>(&mut self, device: &mut D) -> Result<Vec<f64>> {
+    /// Seconds of a launch in each group of another batch; `meanwhile` is done while the GPU is at it.
+    pub fn batch<D: Device>(&mut self, device: &mut D, meanwhile: impl FnOnce(&mut D)) -> Result<Vec<f64>> {
         for (i, &event) in self.events.iter().enumerate() {
             for _ in 0..if i > 0 { self.group } else { 0 } {
                 self.loaded.ready.iter().try_for_each(|one| hand_over(device, self.stream, one))?;
             }
             device.record(self.stream, event)?;
         }
+        meanwhile(device);
         device.synchronize()?;
         let each = |pair: &[EventId]| device.seconds(pair[0], pair[1]).map(|all| all / self.group as f64);
         self.events.windows(2).map(each).collect()
