@@ -101,6 +101,13 @@ def main():
     words = words.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     rows, wrong = [], 0
+
+    def save():
+        """What is there so far: a run that is cut off loses nothing."""
+        if words.out:
+            found = dict(on=words.on, torch=torch.__version__, transformers=transformers.__version__, rows=rows)
+            Path(words.out).write_text(json.dumps(found, indent=1))
+
     for name in words.model or MODELS:
         torch.manual_seed(1)
         config = MODELS[name]
@@ -131,6 +138,7 @@ def main():
                     row["error"] = said["error"]
                     wrong += 1
                     print(f"{name:12} {layout:44} {said['error']}")
+                    save()
                     continue
                 dump = load_file(folder / "out.safetensors")
                 ours = {n.removeprefix("grad."): t for n, t in dump.items() if n.startswith("grad.")}
@@ -145,8 +153,7 @@ def main():
                 wrong += not fine
                 print(f"{name:12} {layout:44} {'fine ' if fine else 'WRONG'} loss {row['loss']:.5f} of {loss:.5f}, gradients off by "
                       f"{row['grads_off']:.2e}, worst {row['worst_off']:.2e} ({row['worst']}){note}", flush=True)
-    if words.out:
-        Path(words.out).write_text(json.dumps(dict(on=words.on, torch=torch.__version__, transformers=transformers.__version__, rows=rows), indent=1))
+                save()
     sys.exit(wrong > 0)
 
 

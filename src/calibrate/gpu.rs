@@ -174,8 +174,8 @@ fn one<D: Device>(
 ) -> Result<Samples> {
     let devices = vec![0; plan.ranks() as usize];
     let (mut samples, mut step) = (Samples::of_gpu(), 0);
-    // A rank of a large plan does the same in each of its layers.
-    let steps = if solo.is_some() { 2 } else { effort.rounds as u64 + 1 };
+    // A rank of a large plan does the same in each of its layers; its head is done twice behind the first step.
+    let steps = if solo.is_some() { 3 } else { effort.rounds as u64 + 1 };
     // Nobody is waited for: what others would send is there.
     let none = solo.map(|rank| Ok(vec![0.0; ops_of(plan, rank)?])).transpose()?;
     let waits = none.as_deref();

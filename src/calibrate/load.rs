@@ -2,6 +2,7 @@
 //! Products alone would say too much, and gradients of attention too little. Products and attention of these steps take 1.16 times
 //! as long after half a minute on an H200 (`traces/measured/README.md`).
 
+use super::gpu::LEFT_OUT;
 use super::{Effort, shapes};
 use crate::act::work_of;
 use crate::compare::stats::quantile;
@@ -55,7 +56,7 @@ pub fn sustained<D: Device>(device: &mut D, effort: Effort) -> Result<Loaded> {
             Loaded { factor: Some(loaded / rested), condition: condition(device, &when) }
         }
         Err(error) => {
-            let condition = Condition { when: format!("{when} was left out"), says: error.to_string() };
+            let condition = Condition { when: format!("{when} {LEFT_OUT}"), says: error.to_string() };
             Loaded { factor: None, condition: Some(condition) }
         }
     })
