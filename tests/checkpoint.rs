@@ -3,11 +3,10 @@
 
 mod checkpoint_states;
 
-use checkpoint_states::{Keep, states};
+use checkpoint_states::{from_to, states};
 use foretrain::checkpoint::extent::State;
-use foretrain::checkpoint::{Index, Loader, Saver, newest};
-use foretrain::exec::source::{Before, Source};
-use foretrain::exec::{Job, Options, Run, train};
+use foretrain::checkpoint::{Index, newest};
+use foretrain::exec::{Options, Run, train};
 use foretrain::plan::{Adam, Dtype, Engine, Plan};
 use foretrain::spec::{LlmSpec, Parallelism, Recompute, Workload};
 use foretrain::strategy::{Engines, build};
@@ -54,21 +53,14 @@ fn layouts() -> Vec<Parallelism> {
 
 /// Runs steps from where a checkpoint was, and saves after step `save`.
 fn runs(plan: &Plan, steps: u64, load: Option<&Path>, save: Option<(&Path, u64)>) -> Vec<Run> {
-    let loader = load.map(|dir| Loader::open(dir).expect("a whole checkpoint"));
-    let before =
-        loader.as_ref().map_or(Before::default(), |l| Before { steps: l.index.step, sequences: l.index.sequences });
-    let saver = save.map(|(dir, at)| (Saver::new(dir, 5, before).expect("a folder"), at));
-    let keep = Keep { load: loader.as_ref(), save: saver.as_ref().map(|(saver, at)| (saver, *at)) };
-    let source = Source { before, ..Source::seeded(5) };
     let options = Options::new(5, (0..plan.ranks()).map(|rank| rank % 2).collect(), false);
     let mut all = vec![];
-    let job = Job { keep_last: true, watch: Some(&keep), ..Job::new(&source, steps) };
-    train(plan, &options, &job, &mut |_, run| {
-        all.push(run);
-        Ok(())
-    })
-    .expect("the plan runs");
-    saver.into_iter().for_each(|(saver, _)| drop(saver.finish().expect("it was written")));
+    from_to((5, steps), load, save, |job| {
+        train(plan, &options, job, &mut |_, run| {
+            all.push(run);
+            Ok(())
+        })
+    });
     all
 }
 

@@ -6,18 +6,17 @@ mod checkpoint_states;
 mod cuda_double;
 mod cuda_emulator;
 
-use checkpoint_states::{Keep, states};
+use checkpoint_states::{from_to, states};
 use cuda_double::Double;
 use foretrain::act::work_of;
 use foretrain::calibrate::{Effort, gpu};
-use foretrain::checkpoint::{Loader, Saver};
 use foretrain::collective::count::sent_by;
 use foretrain::device::curve::Curve;
 use foretrain::device::{KernelTime, Profile};
 use foretrain::exec::cuda::fused::Attention;
 use foretrain::exec::cuda::run::{Rest, Square, Timing, time_steps, train_on};
 use foretrain::exec::reference::{DenseConfig, Experts, step};
-use foretrain::exec::source::{Before, Source};
+use foretrain::exec::source::Source;
 use foretrain::exec::{Job, Options, Run, routing, train};
 use foretrain::plan::link::{AtomTable, Line};
 use foretrain::plan::{Dtype, Engine, OpKind, Plan, memory::Layout};
@@ -172,25 +171,17 @@ fn goes_on(zero: u32, words: &str) {
     assert_eq!(again, losses);
 }
 
-/// A run by steps: on a double of a GPU, or on threads.
-fn from_to(plan: &Plan, on_gpu: bool, steps: u64, load: Option<&Path>, save: Option<(&Path, u64)>) -> Vec<f64> {
-    let loader = load.map(|dir| Loader::open(dir).unwrap());
-    let before =
-        loader.as_ref().map_or(Before::default(), |l| Before { steps: l.index.step, sequences: l.index.sequences });
-    let saver = save.map(|(dir, at)| (Saver::new(dir, 7, before).unwrap(), at));
-    let keep = Keep { load: loader.as_ref(), save: saver.as_ref().map(|(saver, at)| (saver, *at)) };
-    let source = Source { before, ..Source::seeded(7) };
-    let job = Job { watch: Some(&keep), ..Job::new(&source, steps) };
+/// Losses of steps on a double of a GPU, or on threads, from a checkpoint and to one.
+fn losses(plan: &Plan, on_gpu: bool, steps: u64, load: Option<&Path>, save: Option<(&Path, u64)>) -> Vec<f64> {
     let mut losses = vec![];
     let mut each = |_, run: Run| {
         losses.push(run.loss);
         Ok(())
     };
-    match on_gpu {
-        true => train_on(&mut Double::new(1, 8 << 30, 1), plan, &options(plan, &[0]), &job, &mut each).unwrap(),
-        false => train(plan, &options(plan, &[0]), &job, &mut each).unwrap(),
-    }
-    saver.into_iter().for_each(|(saver, _)| drop(saver.finish().unwrap()));
+    from_to((7, steps), load, save, |job| match on_gpu {
+        true => train_on(&mut Double::new(1, 8 << 30, 1), plan, &options(plan, &[0]), job, &mut each),
+        false => train(plan, &options(plan, &[0]), job, &mut each),
+    });
     losses
 }
 
@@ -204,21 +195,21 @@ fn checkpoints_go_from_gpus_to_gpus_and_threads() {
     let sharded = plan(Parallelism { dp: 2, zero: 3, ..none() }, 1);
     let tensor = plan(Parallelism { tp: 2, ..none() }, 2);
     let at = |name: &str| dir.path().join(name);
-    let whole = from_to(&sharded, true, 4, None, Some((&at("gpu"), 2)));
-    assert_eq!(from_to(&sharded, true, 2, Some(&at("gpu")), None), whole[2..]);
+    let whole = losses(&sharded, true, 4, None, Some((&at("gpu"), 2)));
+    assert_eq!(losses(&sharded, true, 2, Some(&at("gpu")), None), whole[2..]);
     let saved = states(&at("gpu"));
     assert!(saved.values().all(|bytes| bytes.iter().any(|b| *b != 0)), "two steps move every state");
     for (i, (plan, on_gpu)) in [(&sharded, false), (&tensor, true), (&tensor, false)].into_iter().enumerate() {
         let to = at(&format!("{i}"));
-        let losses = from_to(plan, on_gpu, 2, Some(&at("gpu")), Some((&to, 2)));
+        let found = losses(plan, on_gpu, 2, Some(&at("gpu")), Some((&to, 2)));
         assert!(states(&to) == saved, "{i}");
-        for (loss, want) in losses.iter().zip(&whole[2..]) {
-            assert!((loss - want).abs() < 0.005 * want, "{i}: {losses:?} are not {:?}", &whole[2..]);
+        for (loss, want) in found.iter().zip(&whole[2..]) {
+            assert!((loss - want).abs() < 0.005 * want, "{i}: {found:?} are not {:?}", &whole[2..]);
         }
     }
     // From threads to a GPU.
-    from_to(&tensor, false, 2, None, Some((&at("threads"), 2)));
-    from_to(&sharded, true, 1, Some(&at("threads")), Some((&at("back"), 2)));
+    losses(&tensor, false, 2, None, Some((&at("threads"), 2)));
+    losses(&sharded, true, 1, Some(&at("threads")), Some((&at("back"), 2)));
     assert!(states(&at("back")) == states(&at("threads")));
 }
 
@@ -249,8 +240,11 @@ fn one_rank_of_many_runs_alone() {
         assert_eq!(runs.len(), 2);
         let spans: Vec<usize> = runs[1].timeline.classes.iter().map(|c| c.spans.len()).collect();
         let atoms = AtomTable::new(&plan).unwrap();
-        let all = Line::program(&plan, &atoms, plan.program_of(2)).unwrap().nodes.len();
-        assert_eq!(spans, [0, 0, all, 0]);
+        let line = Line::program(&plan, &atoms, plan.program_of(2)).unwrap();
+        assert_eq!(spans, [0, 0, line.nodes.len(), 0]);
+        // Each of its ops that communicate was waited for, in both steps, and nothing else.
+        let talks = line.nodes.iter().filter(|node| !matches!(node.op.kind, OpKind::Compute { .. })).count();
+        assert!(talks > 3 && double.rests == vec![1e-6; 2 * talks], "{talks}: {:?}", double.rests);
         let layout = Layout::new(&plan, &atoms, plan.program_of(2)).unwrap().bytes;
         let taken = (8 << 30) - double.free(0);
         assert!(taken >= layout && taken < 2 * layout, "{taken} for one rank of {layout}");

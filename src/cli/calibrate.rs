@@ -50,7 +50,7 @@ pub struct Flags {
     /// Time the kernels of these plans, too, on cuda: of a rank alone, at its true shapes
     #[arg(long, value_name = "FILE", num_args = 1..)]
     plan: Vec<PathBuf>,
-    /// Fewer shapes and runs, in less than 20 s instead of 3 min; on cuda 2 min instead of 8
+    /// Fewer shapes and runs, in less than 20 s instead of 3 min; on cuda all take some 3 min, too
     #[arg(long)]
     quick: bool,
     /// Least of all, in some seconds: to try the command out

@@ -7,7 +7,7 @@ use super::measured::{Profile, key};
 use crate::plan::{Dtype, Work, WorkClass};
 use crate::spec::Provenance;
 
-/// Half way between both, in the logarithms of sizes from the nearest that was timed.
+/// Half way between both, in the logarithms of sizes from the nearest that was timed: chosen, not fitted.
 const HALF_WAY: f64 = 0.5;
 
 /// The plain product that each expert's is.

@@ -4,15 +4,17 @@ use foretrain::checkpoint::extent::State;
 use foretrain::checkpoint::index::tensor_name;
 use foretrain::checkpoint::{Index, Loader, Saver, newest};
 use foretrain::error::Result;
+use foretrain::exec::Job;
+use foretrain::exec::source::{Before, Source};
 use foretrain::exec::state::{Memory, Watch};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Loads before the first step, saves at once or after steps.
-pub struct Keep<'a> {
-    pub load: Option<&'a Loader>,
-    pub save: Option<(&'a Saver, u64)>,
+struct Keep<'a> {
+    load: Option<&'a Loader>,
+    save: Option<(&'a Saver, u64)>,
 }
 
 impl Watch for Keep<'_> {
@@ -27,6 +29,23 @@ impl Watch for Keep<'_> {
             _ => Ok(()),
         }
     }
+}
+
+/// Does what `train` does with a job of so many steps, from where a checkpoint was, and saves after step `save`.
+pub fn from_to(
+    (seed, steps): (u64, u64),
+    load: Option<&Path>,
+    save: Option<(&Path, u64)>,
+    train: impl FnOnce(&Job) -> Result<()>,
+) {
+    let loader = load.map(|dir| Loader::open(dir).expect("a whole checkpoint"));
+    let before =
+        loader.as_ref().map_or(Before::default(), |l| Before { steps: l.index.step, sequences: l.index.sequences });
+    let saver = save.map(|(dir, at)| (Saver::new(dir, seed, before).expect("a folder"), at));
+    let keep = Keep { load: loader.as_ref(), save: saver.as_ref().map(|(saver, at)| (saver, *at)) };
+    let source = Source { before, ..Source::seeded(seed) };
+    train(&Job { keep_last: true, watch: Some(&keep), ..Job::new(&source, steps) }).expect("the plan runs");
+    saver.into_iter().for_each(|(saver, _)| drop(saver.finish().expect("it was written")));
 }
 
 /// Every parameter's states, put together from all files.

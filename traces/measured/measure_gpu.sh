@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that a GPU is wanted for, in one call of some ten minutes: is every kernel right, how fast are they, beside
+# Everything that a GPU is wanted for, in a quarter of an hour or less: is every kernel right, how fast are they, beside
 # PyTorch too where that is there, the GPU's profile, how well steps are predicted that calibration has not seen, one rank
 # of a large plan, NCCL with a world of one.
 #

@@ -135,7 +135,7 @@ pub enum Rest {
     /// Small steps are at full clocks, large ones in their first tens of milliseconds.
     BetweenSteps,
     /// Between steps, and within them behind so many seconds of work at most, or one op: all kernels are at full clocks,
-    /// those at the end of a long step too.
+    /// those at the end of a long step too. How long ops take a step tells that comes behind the first and counts for nothing.
     Within(f64),
 }
 
