@@ -17,6 +17,17 @@ pub struct Machine<'a> {
 }
 
 impl Machine<'_> {
+    /// What the CPU takes to issue one call of the stack's.
+    pub fn host_launch(&self) -> Seconds {
+        self.issued_in(self.stack.host_launch.value)
+    }
+
+    /// What the CPU takes for what takes one of an x86 server so long.
+    pub fn issued_in(&self, call: Seconds) -> Seconds {
+        let times = self.cluster.spec.host.as_ref().and_then(|host| host.calls.as_ref());
+        call * times.map_or(1.0, |times| times.value)
+    }
+
     /// How many times the stack's `host_launch` the CPU takes to issue an op.
     pub fn launches(&self, op: &Op) -> u32 {
         let times = self.stack.forward_launches.as_ref().map_or(1, |times| times.value);

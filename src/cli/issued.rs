@@ -3,7 +3,7 @@
 use super::chosen::Chosen;
 use crate::error::Result;
 use crate::plan::Plan;
-use crate::published::recipe::eager_call;
+use crate::published::recipe::{Half, eager_call};
 use crate::report::human::{percent, seconds};
 use crate::spec::{Architecture, StackSpec};
 use crate::timeline::Timeline;
@@ -24,8 +24,10 @@ pub fn note(chosen: &Chosen, plan: &Plan, timeline: &Timeline) -> Result<Option<
     let gpu = &case.cluster.gpu;
     let compiled = matches!(gpu.architecture, Architecture::Cpu | Architecture::Npu | Architecture::Tpu);
     let options = &about.par.options;
+    let half = if case.model.moe.is_some() { Half::Experts } else { Half::Dense };
     let mut launch = StackSpec::find(EAGER)?.host_launch;
-    launch.value = Seconds::new(eager_call(case.model.moe.is_some(), options.fp8, options.tp_overlap));
+    launch.value = Seconds::new(eager_call(half, options.fp8, options.tp_overlap));
+    let each = case.machine().issued_in(launch.value);
     let step = timeline.step.value();
     let microbatches = about.global_batch as f64 / (f64::from(about.par.dp) * about.micro_batch as f64).max(1.0);
     let of_layer = (MOST_OPS + OPS_OF_A_STEP * f64::from(about.par.ring)) * f64::from(options.chunks.max(1));
@@ -33,11 +35,10 @@ pub fn note(chosen: &Chosen, plan: &Plan, timeline: &Timeline) -> Result<Option<
     if compiled
         || case.profile.is_some()
         || case.stack.host_launch.value >= launch.value
-        || ops * launch.value.value() < step
+        || ops * each.value() < step
     {
         return Ok(None);
     }
-    let each = launch.value.value();
     let runs = gpu.attention.contains_key(&StackSpec::find(EAGER)?.attention_kernel.value);
     let see = if runs { format!(", see stack {EAGER}") } else { String::new() };
     let mut issued = case.with_model(case.model.clone());
@@ -48,10 +49,10 @@ pub fn note(chosen: &Chosen, plan: &Plan, timeline: &Timeline) -> Result<Option<
         format!(
             "host: a CPU that takes {} an op, as Megatron without CUDA graphs does, makes the step {}, {} of it waiting for \
              that CPU; {} an op is what stack {} has{see}",
-            seconds(each),
+            seconds(each.value()),
             seconds(longer),
             percent(eager.mean().host / longer),
-            seconds(case.stack.host_launch.value.value()),
+            seconds(case.machine().host_launch().value()),
             case.stack.name,
         )
     }))

@@ -45,7 +45,7 @@ pub fn run(
             at: places(plan, fold),
             acts: Acts::new(plan, machine, fold),
             machine,
-            host_launch: picoseconds(machine.stack.host_launch.value),
+            host_launch: picoseconds(machine.host_launch()),
             open: vec![BTreeSet::new(); walkers.len()],
             walkers,
             posts: vec![],

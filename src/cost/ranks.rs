@@ -195,7 +195,7 @@ impl Ranks {
             devices: vec![0; devices],
             host: vec![0; classes],
             waits: vec![vec![]; classes],
-            host_launch: picoseconds(machine.stack.host_launch.value),
+            host_launch: picoseconds(machine.host_launch()),
             device_of: machine.devices.map(device),
             sms: machine.cluster.gpu.sms.value,
             lanes,

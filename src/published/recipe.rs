@@ -104,7 +104,7 @@ pub fn of(run: &Training) -> Option<&'static Recipe> {
         None => return None,
     };
     let (model, gpu) = (squeezed(&run.model), squeezed(&run.gpu));
-    if is_core(&system) && gpu.starts_with(CORE_H100.gpu) {
+    if is_core_h100(run) {
         return Some(&CORE_H100);
     }
     let fits = |line: &&Recipe| model.contains(line.model) && gpu.starts_with(line.gpu) && release >= line.since;
@@ -116,6 +116,11 @@ fn is_core(system: &str) -> bool {
     system.contains("megatroncoremoe")
 }
 
+/// Its figures on H100, by a recipe of their own.
+fn is_core_h100(run: &Training) -> bool {
+    is_core(&squeezed(&run.system)) && squeezed(&run.gpu).starts_with(CORE_H100.gpu)
+}
+
 /// Year and month behind a name, as in 26.06.01.
 fn release(system: &str, name: &str) -> f64 {
     let tail = system.find(name).map_or("", |at| &system[at + name.len()..]);
@@ -123,11 +128,23 @@ fn release(system: &str, name: &str) -> f64 {
     parts.next().unwrap_or(0.0) + parts.next().unwrap_or(0.0) / 100.0
 }
 
-/// CPU time of an op of a plan in eager Megatron, FP8 and bf16. In FP8: what one sequence at a time of Qwen3-30B takes on
-/// B200, 28.19 s for 64 microbatches of 48 layers and 42 ops (Megatron-Bridge 25.11), where no GPU limits it; a linear
-/// layer in FP8 takes more than twice the CPU time of one in bf16 (github issue NVIDIA/TransformerEngine#761).
+/// CPU time of an op of a plan in eager Megatron. In FP8 with experts: what one sequence at a time of Qwen3-30B takes on
+/// B200, 28.19 s for 64 microbatches of 48 layers and 42 ops (Megatron-Bridge 25.11), where no GPU limits it; in bf16 without
+/// experts: see [`CHUNKED_DENSE`].
 const EAGER_FP8: f64 = 217e-6;
 pub const EAGER_BF16: f64 = 100e-6;
+
+/// In bf16 with experts: a linear layer in FP8 takes more than twice the CPU time of one in bf16 (github issue
+/// NVIDIA/TransformerEngine#761), and 12 of the 42 ops are products of such layers. Nothing was fitted on runs in bf16.
+const EAGER_BF16_EXPERTS: f64 = EAGER_FP8 / 1.3;
+
+/// What it takes longer where rows of several experts are put in order by PyTorch's operators, one by one
+/// (`moe_permute_fusion` and `moe_router_fusion` off, as they are by default): Megatron without them takes 206 to 387 us an op,
+/// 266 in the median of ten of its runs where no GPU limits it (traces/published/README.md, "Mixtures").
+const UNFUSED_ORDER: f64 = 100e-6;
+
+/// Rows are cut into pieces by expert and by rank: of no more experts than this that takes hardly longer.
+const FEW: u64 = 16;
 
 /// Part of that an op takes where chunks of rows travel beside products: a call of Transformer Engine issues all chunks
 /// of a product, and the 47 ops of a layer of Qwen3-235B become 72.
@@ -143,11 +160,44 @@ const CHUNKED_DENSE: f64 = 0.51;
 /// In FP8, times that: linear layers are half of a layer's ops, and take twice the CPU time (the same issue).
 const NARROW_DENSE: f64 = 1.5;
 
-/// CPU time of an op of a plan in eager Megatron, s: in a model of experts or another, in FP8 or bf16, with chunks beside
-/// products or without.
-pub fn eager_call(experts: bool, narrow: bool, chunked: bool) -> f64 {
-    let (in_fp8, in_chunks) = if experts { (EAGER_FP8, CHUNKED) } else { (EAGER_BF16 * NARROW_DENSE, CHUNKED_DENSE) };
-    (if narrow { in_fp8 } else { EAGER_BF16 }) * if chunked { in_chunks } else { 1.0 }
+/// What a layer's second half is to the CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Half {
+    Dense,
+    /// Experts whose rows kernels put in order, or single calls of Transformer Engine.
+    Experts,
+    /// Experts whose rows PyTorch's operators put in order.
+    Unfused,
+}
+
+/// CPU time of an op of a plan in eager Megatron, s: in FP8 or bf16, with chunks beside products or without.
+pub fn eager_call(half: Half, narrow: bool, chunked: bool) -> f64 {
+    let ([in_fp8, in_bf16], in_chunks) = match half {
+        Half::Dense => ([EAGER_BF16 * NARROW_DENSE, EAGER_BF16], CHUNKED_DENSE),
+        Half::Experts => ([EAGER_FP8, EAGER_BF16_EXPERTS], CHUNKED),
+        Half::Unfused => ([EAGER_FP8, EAGER_BF16_EXPERTS].map(|call| call + UNFUSED_ORDER), CHUNKED),
+    };
+    (if narrow { in_fp8 } else { in_bf16 }) * if chunked { in_chunks } else { 1.0 }
+}
+
+/// Whether PyTorch's operators put the rows of a run's experts in order: recipes of performance ask for fused ones, and
+/// Hybrid-EP's kernels do it themselves. Megatron-LM as it is does not, nor do the recipes of the library Megatron-Bridge, nor
+/// runs that carry rows in another way than the recipe of their release.
+fn orders_unfused(run: &Training) -> bool {
+    let system = squeezed(&run.system);
+    let says = |words: &[&str]| words.iter().any(|word| system.contains(word));
+    let many = run.experts.as_ref().and_then(|e| e.n).is_some_and(|n| n > FEW);
+    let plain = system.starts_with("megatronlm") && !is_core(&system);
+    let own = says(&["alltoall", "deepep"]) && !is_core_h100(run);
+    many && !says(&["hybridep", "automodel"]) && (plain || own || is_library(&system))
+}
+
+/// Whether a version of the library Megatron-Bridge is named, or a day of it, and no release of NeMo's.
+fn is_library(system: &str) -> bool {
+    const NAME: &str = "megatronbridge";
+    let tail = system.find(NAME).map_or("", |at| &system[at + NAME.len()..]);
+    let version = release(system, NAME);
+    tail.starts_with('@') || tail.starts_with("of") || version > 0.0 && version < 20.0
 }
 
 /// Systems whose layers are modules of Megatron Core around Transformer Engine's.
@@ -164,7 +214,7 @@ fn eager_dense(run: &Training, stack: &StackSpec, chunked: bool) -> Option<f64> 
     if run.experts.is_some() || !modules || is_graph {
         return None;
     }
-    Some(eager_call(false, is_narrow(&run.precision), chunked))
+    Some(eager_call(Half::Dense, is_narrow(&run.precision), chunked))
 }
 
 /// CPU time of an op of a plan where tensors that are cut are PyTorch's DTensors and nothing compiles them: every operator
@@ -201,7 +251,8 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
     let issue = issued(run).unwrap_or(recipe.issue);
     match issue {
         Issue::Eager => {
-            let value = Seconds::new(eager_call(true, is_narrow(&run.precision), chunked));
+            let half = if orders_unfused(run) { Half::Unfused } else { Half::Experts };
+            let value = Seconds::new(eager_call(half, is_narrow(&run.precision), chunked));
             let source = "modules of Megatron and Transformer Engine without CUDA graphs".into();
             stack = stack.issuing(Sourced { value, source, provenance: Origin::Derived });
         }

@@ -111,7 +111,7 @@ impl<'p> Engine<'p> {
             arrows: vec![],
             sms: machine.cluster.gpu.sms.value,
             rates: machine.cluster.rates_of_a_rank(),
-            host_launch: picoseconds(machine.stack.host_launch.value),
+            host_launch: picoseconds(machine.host_launch()),
             keep,
         }
     }

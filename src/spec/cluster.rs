@@ -210,6 +210,10 @@ pub struct Host {
     /// would keep busy; none: that share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernels: Option<Sourced<BytesPerSec>>,
+    /// How many times as long its CPUs take to issue an op as those of x86 servers, which a stack's `host_launch` is of; none:
+    /// as long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calls: Option<Sourced<f64>>,
 }
 
 /// GPUs on PCIe under several CPUs: what one socket's send to the other's shares a bridge.
@@ -332,6 +336,7 @@ impl ClusterSpec {
             check_positive(file, "host.bandwidth", host.bandwidth.value.value())?;
             check_positive(file, "host.copy", host.copy.value.value())?;
             check_positive(file, "host.kernels", host.kernels.as_ref().map_or(1.0, |rate| rate.value.value()))?;
+            check_positive(file, "host.calls", host.calls.as_ref().map_or(1.0, |times| times.value))?;
             check_positive(file, "host.gpus_per_link", f64::from(host.gpus_per_link.value))?;
         }
         self.check_shape(file)?;
