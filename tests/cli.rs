@@ -935,6 +935,18 @@ fn a_cpu_that_issues_op_by_op_is_told_of() {
     let (eager, told) = of("--seq-len 1K --stack megatron-eager");
     assert!(!told && (eager / 3.37 - 1.0).abs() < 0.1, "{eager} s");
     assert!(!of("--seq-len 16K").1);
+    // Layers of experts are more calls, and the CPUs of GB200 slower at them.
+    let of = |cluster: &str, more: &str| {
+        let line = "estimate --model qwen3-30b-a3b --gpus 8 --ep 8 --global-batch 64 --seq-len 1K --json";
+        json(dir.path(), &format!("{line} --cluster {cluster} {more}"))
+    };
+    let eager = |cluster: &str, stack: &str| of(cluster, &format!("--stack {stack}"))["step_time_s"].as_f64().unwrap();
+    let [dense, experts] = ["megatron-eager", "megatron-eager-experts"].map(|stack| eager("dgx-b200", stack));
+    assert!((experts / dense - 1.67).abs() < 0.05, "{experts} {dense}");
+    let grace = eager("gb200-nvl72", "megatron-eager-experts");
+    assert!((grace / experts - 1.5).abs() < 0.05, "{grace} {experts}");
+    let notes = of("gb200-nvl72", "")["notes"].to_string();
+    assert!(notes.contains("takes 250 us an op") && notes.contains("stack megatron-eager-experts"), "{notes}");
 }
 
 /// Blocks of another plan have the names of these, and other sizes.

@@ -9,8 +9,9 @@ use crate::spec::{Architecture, StackSpec};
 use crate::timeline::Timeline;
 use crate::units::Seconds;
 
-/// The shipped stack that issues op by op.
+/// The shipped stacks that issue op by op: without experts, and with them.
 const EAGER: &str = "megatron-eager";
+const EAGER_EXPERTS: &str = "megatron-eager-experts";
 /// Ops of a layer and microbatch, forward, backward and again, and those of a step around a ring: none of this program's
 /// plans has more of a chunk.
 const MOST_OPS: f64 = 150.0;
@@ -24,23 +25,20 @@ pub fn note(chosen: &Chosen, plan: &Plan, timeline: &Timeline) -> Result<Option<
     let gpu = &case.cluster.gpu;
     let compiled = matches!(gpu.architecture, Architecture::Cpu | Architecture::Npu | Architecture::Tpu);
     let options = &about.par.options;
-    let half = if case.model.moe.is_some() { Half::Experts } else { Half::Dense };
-    let mut launch = StackSpec::find(EAGER)?.host_launch;
+    let (half, name) = if case.model.moe.is_some() { (Half::Experts, EAGER_EXPERTS) } else { (Half::Dense, EAGER) };
+    let eager = StackSpec::find(name)?;
+    let mut launch = eager.host_launch;
     launch.value = Seconds::new(eager_call(half, options.fp8, options.tp_overlap));
     let each = case.machine().issued_in(launch.value);
     let step = timeline.step.value();
     let microbatches = about.global_batch as f64 / (f64::from(about.par.dp) * about.micro_batch as f64).max(1.0);
     let of_layer = (MOST_OPS + OPS_OF_A_STEP * f64::from(about.par.ring)) * f64::from(options.chunks.max(1));
     let ops = of_layer * (case.model.layers as f64 / f64::from(about.par.pp)).max(1.0) * microbatches;
-    if compiled
-        || case.profile.is_some()
-        || case.stack.host_launch.value >= launch.value
-        || ops * each.value() < step
-    {
+    if compiled || case.profile.is_some() || case.stack.host_launch.value >= launch.value || ops * each.value() < step {
         return Ok(None);
     }
-    let runs = gpu.attention.contains_key(&StackSpec::find(EAGER)?.attention_kernel.value);
-    let see = if runs { format!(", see stack {EAGER}") } else { String::new() };
+    let runs = gpu.attention.contains_key(&eager.attention_kernel.value);
+    let see = if runs { format!(", see stack {name}") } else { String::new() };
     let mut issued = case.with_model(case.model.clone());
     issued.stack = issued.stack.issuing(launch);
     let eager = issued.cost(plan)?;
