@@ -88,6 +88,7 @@ const HYBRID_SINCE: f64 = 25.11;
 const CORE_H100: Recipe = recipe("", "h100", 0.0, &["dispatch-deepep-v1-normal", BESIDE], Eager);
 
 /// Megatron-LM by itself, as its flags are where nobody sets them.
+const PLAIN: [&str; 2] = ["megatronlm", "megatroncore"];
 const LM: Recipe = recipe("", "", 0.0, &[], Eager);
 
 /// The release that stands for Megatron Core, and Megatron-Bridge, where none is named: that of its report on mixtures (arXiv:2603.07685).
@@ -100,7 +101,7 @@ pub fn of(run: &Training) -> Option<&'static Recipe> {
         // NeMo's own recipes are older than those of Megatron-Bridge.
         Some(name) => Some(release(&system, name)).filter(|r| *r > 0.0 || *name == "nemo").unwrap_or(REPORT),
         None if is_core(&system) => REPORT,
-        None if run.experts.is_some() && system.contains("megatronlm") => return Some(&LM),
+        None if run.experts.is_some() && PLAIN.iter().any(|name| system.contains(name)) => return Some(&LM),
         None => return None,
     };
     let (model, gpu) = (squeezed(&run.model), squeezed(&run.gpu));
