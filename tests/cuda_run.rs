@@ -133,6 +133,7 @@ static MIXTRAL: LazyLock<LlmSpec> = LazyLock::new(|| LlmSpec::find("mixtral-8x7b
 fn experts_by_every_way() {
     for words in ["default", "dispatch-deepep-v1-normal", "dispatch-deepep-v1-ll", "dispatch-allgather"] {
         hold(&experts(words, 2), &[0]);
+        hold(&experts(&format!("{words}+recompute-moe"), 2), &[0]);
     }
 }
 

@@ -257,6 +257,34 @@ fn layers_of_two_kinds() {
     }
 }
 
+/// The experts' half keeps its input alone: to the bit what is kept, in less room.
+#[test]
+fn experts_are_made_again() {
+    let moe = MoeSpec { shared_ffn: 4, dense_layers: 1, ..case(1, "").moe };
+    let one = Parallelism { dp: 2, ep: 2, zero: 1, ..Parallelism::default() };
+    let ways = WAYS.iter().map(|way| (*way, false, Parallelism { dp: 4, ep: 4, ..one }));
+    let more = [
+        ("recompute-norm", true, Parallelism { pp: 2, ..one }),
+        ("overlap-shared", false, Parallelism { pp: 2, vp: 2, ..one }),
+        ("recompute-act", true, Parallelism { tp: 2, ring: 2, ep: 4, ..one }),
+        ("tp-overlap+no-prefetch", false, Parallelism { tp: 2, zero: 3, ..one }),
+        ("dispatch-deepep-v1-normal", false, Parallelism { ulysses: 2, ..one }),
+        ("recompute-mla-up", true, Parallelism { zero: 2, ..one }),
+    ];
+    for (words, mla, par) in ways.chain(more) {
+        let of = |words: String| {
+            let par = Parallelism { options: words.parse().unwrap(), ..par };
+            Case { moe, par, mla, layers: 1 + 2 * u64::from(par.pp * par.vp), microbatches: 4, ..case(1, "") }
+        };
+        let again = of(format!("{words}+recompute-moe"));
+        holds(&again, 1e-10);
+        let [kept, again] = [of(words.into()), again].map(|case| run(&case.plan()));
+        assert!(kept.loss == again.loss && kept.grads == again.grads, "{words}");
+        let [all, less] = [kept, again].map(|run| run.peak_bytes.into_iter().max().unwrap_or(0));
+        assert!(less < all, "{words}: {less} of {all}");
+    }
+}
+
 fn pairs() -> Vec<Case> {
     let moe = MoeSpec { shared_ffn: 4, ..case(1, "").moe };
     let one = Parallelism { dp: 2, ep: 2, zero: 1, ..Parallelism::default() };

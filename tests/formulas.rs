@@ -662,6 +662,28 @@ fn a_layer_more_keeps_its_activations() {
     }
 }
 
+/// Experts that are made again leave a layer what it has without a network, those that every token visits among them.
+#[test]
+fn experts_that_are_made_again_keep_their_input() {
+    for (ep, dp, ring) in [(1, 1, 1), (2, 2, 1), (4, 2, 2)] {
+        let kept = |layers, words: &str| {
+            let moe = MoeSpec { experts: 4, top_k: 2, ffn: 96, shared_ffn: 64, ..MoeSpec::default() };
+            let model = LlmSpec { moe: Some(moe), ..model(layers, 4, false) };
+            let par = Parallelism { ep, options: words.parse().unwrap(), ..way(dp, ring, 1) };
+            let plan = plans::plan(&model, &par, &work(&par, S, 1, 2), SM);
+            let layout = Layout::new(&plan, &AtomTable::new(&plan).unwrap(), 0).unwrap();
+            layout.live_by_kind.iter().find(|(kind, _)| *kind == TensorKind::Activation).unwrap().1
+        };
+        let each = |words: &str| kept(7, words) - kept(6, words);
+        let n = S / u64::from(ring);
+        assert_eq!(each("recompute-moe"), activations(n, 4, 1) - 3 * n * F * E);
+        assert_eq!(each("recompute-moe+recompute-norm"), activations(n, 4, 1) - 3 * n * F * E - 2 * n * H * E);
+        // Two of four experts have a row of each token each; logits, and what a row weighs, are in fp32.
+        let experts = n * 2 * (H + 3 * 96) * E + n * 3 * 64 * E + n * 4 * 4 + n * 2 * 4;
+        assert_eq!(each("default") - each("recompute-moe"), experts, "ep {ep}");
+    }
+}
+
 /// Full recomputation attends twice, and with its output kept once.
 #[test]
 fn attention_that_is_kept_runs_once() {

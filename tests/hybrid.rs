@@ -132,7 +132,7 @@ fn experts_alone_run_again() {
         feasible::check(&model(pattern), &case(pattern, par).work(), &par).unwrap_err().to_string()
     };
     let one = Parallelism { options, ..Parallelism::default() };
-    assert!(of("M*", one).contains("use recompute full"));
+    assert!(of("M*", one).contains("no experts; leave it out"));
     assert!(of(ALL, Parallelism { recompute: Recompute::Full, ..one }).contains("leave it out"));
 }
 

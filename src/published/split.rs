@@ -19,7 +19,7 @@ use super::savings::{self, TILED_LOSS, activations_are_away, optimizer_is_away};
 use super::sharding;
 use super::software::{self, Habits};
 use super::words::{is_narrow, number_before, number_behind, squeezed, tokens};
-use crate::spec::{LlmSpec, Mixer, Options, Parallelism, Recompute};
+use crate::spec::{LlmSpec, Options, Parallelism, Recompute};
 
 /// A run's degrees and batch.
 #[derive(Debug, Clone, PartialEq)]
@@ -279,11 +279,21 @@ fn keeps_attention(run: &Training) -> bool {
     ["attention'soutput", "outputofattention"].iter().any(|word| text.contains(word))
 }
 
-/// Whether selective recomputation is that of a hybrid's layers of experts, among others.
+/// Whether selective recomputation is that of experts, among others.
 fn recomputes_experts(run: &Training, model: &LlmSpec) -> bool {
     let text = squeezed(&run.recompute);
-    let alone = model.pattern.contains(&Mixer::Experts);
-    alone && text.starts_with("selective") && tokens(&run.recompute).iter().any(|word| word == "moe")
+    // Their activation is another module (`moe_act`).
+    let whole = tokens(&run.recompute.replace("moe_act", "")).iter().any(|word| word == "moe");
+    model.moe.is_some() && (text.starts_with("selective") && whole || keeps_products(run))
+}
+
+/// Whether what is kept of a layer of experts is outputs of products and of attention, operator by operator: those of grouped
+/// products are not on torchtitan's list, nor those of norms (`_op_sac_save_list`, github:pytorch/torchtitan
+/// torchtitan/models/llama4/infra/parallelize.py).
+fn keeps_products(run: &Training) -> bool {
+    let text = squeezed(&run.recompute);
+    let by_layer = ["layer", "every"].iter().any(|word| text.contains(word));
+    run.experts.is_some() && text.starts_with("selective") && Habits::of_run(run).halves && !by_layer
 }
 
 /// Parts of a layer that a source names as made again by themselves: norms, and outputs of activations.
@@ -291,6 +301,9 @@ fn parts_made_again(run: &Training) -> [bool; 2] {
     let text = squeezed(&run.recompute);
     if text.starts_with("full") {
         return [false; 2];
+    }
+    if keeps_products(run) {
+        return [true; 2];
     }
     let acts = ["moeact", "mlpact", "experts'activation", "swiglu", "gelu"].iter().any(|part| text.contains(part));
     [text.contains("norm"), acts || tokens(&run.recompute).iter().any(|word| word == "act")]
@@ -302,6 +315,9 @@ const HALF: f64 = 0.5;
 /// The part of the layers that is computed again where it is not all of them: as many as are stated, or half of them where
 /// selective recomputation is that of every second product or layer, by its words or the system's habit.
 pub fn recomputed_part(run: &Training) -> Option<f64> {
+    if keeps_products(run) {
+        return None;
+    }
     let text = squeezed(&run.recompute);
     let said = ["selectiveop", "selectivelayer", "perop", "everyother", "everysecond", "half", "sac"];
     let selective = text.starts_with("selective") && Habits::of_run(run).halves;
@@ -357,6 +373,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::published::case::Experts;
 
     fn habits() -> Habits {
         Habits::of("Megatron-LM PTD-P")
@@ -431,6 +448,25 @@ mod tests {
         assert_eq!(of("norm, act"), (none, true, true, false));
         assert_eq!(of("selective (layernorm, moe_act)"), (none, true, true, false));
         assert_eq!(of("selective (norms and the experts' activation)"), (none, true, true, false));
+        let experts = |text: &str, model: &LlmSpec| {
+            let run = Training { recompute: text.into(), ..Training::default() };
+            words(&run, model, [1, 8, 4, 1], habits(), 4096).contains(&"recompute-moe")
+        };
+        assert!(experts("selective (layernorm, moe)", &model) && !experts("selective (layernorm, moe_act)", &model));
+        assert!(!experts("selective (layernorm, moe)", &LlmSpec::default()));
+        let titan = |text: &str, experts: Option<Experts>| {
+            let run = Training {
+                recompute: text.into(),
+                system: "torchtitan (FSDP2)".into(),
+                experts,
+                ..Training::default()
+            };
+            let found = words(&run, &model, [1, 8, 4, 1], habits(), 4096);
+            (found.contains(&"recompute-moe"), found.contains(&"recompute-norm"), recomputed_part(&run))
+        };
+        assert_eq!(titan("selective (per op)", Some(Experts::default())), (true, true, None));
+        assert_eq!(titan("selective, every fourth layer", Some(Experts::default())).0, false);
+        assert_eq!(titan("selective (per op)", None), (false, false, Some(HALF)));
         assert_eq!(of("selective"), (Some(Recompute::Selective), false, false, false));
         // Activations, as most call them, are all that is kept.
         assert_eq!(of("full (activation checkpointing)"), (Some(Recompute::Full), false, false, false));

@@ -107,7 +107,8 @@ pub struct Options {
     pub loss_chunks: u32,
     /// A network goes through a microbatch in so many pieces, and again in the backward pass; 0: at once.
     pub mlp_chunks: u32,
-    /// Of a hybrid, layers of experts keep their inputs alone, and run again in the backward pass.
+    /// Experts keep their inputs alone, and run again in the backward pass: the second halves of layers, or a hybrid's layers of
+    /// experts.
     pub recompute_moe: bool,
     /// Low-latency kernels send, return, and receive when asked.
     pub deepep_hook: bool,

@@ -225,6 +225,7 @@ impl Search<'_> {
             vec![Change::options("recompute-act+recompute-norm", |o| {
                 (o.recompute_act, o.recompute_norm) = (true, true)
             })],
+            vec![Change::options("recompute-moe", |o| (o.recompute_moe, o.recompute_act) = (true, false))],
             self.again(),
             degree("pp", par.pp, u32::MAX, |par, n| (par.pp, par.dp) = (par.pp * n, par.dp / n)),
         ];
@@ -252,13 +253,14 @@ impl Search<'_> {
             ("recompute-act", options.recompute_act),
             ("recompute-norm", options.recompute_norm),
             ("recompute-mla-up", options.recompute_mla_up),
+            ("recompute-moe", options.recompute_moe),
         ];
         let said: Vec<&str> = parts.into_iter().filter(|(_, said)| *said).map(|(word, _)| word).collect();
         let instead = if said.is_empty() { String::new() } else { format!(" in place of {}", said.join("+")) };
         vec![Change::new("recompute", format!("full{instead}"), |point| {
             point.par.recompute = Recompute::Full;
             let o = &mut point.par.options;
-            (o.recompute_act, o.recompute_norm, o.recompute_mla_up) = (false, false, false);
+            (o.recompute_act, o.recompute_norm, o.recompute_mla_up, o.recompute_moe) = (false, false, false, false);
         })]
     }
 }

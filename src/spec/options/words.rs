@@ -261,7 +261,7 @@ pub const WORDS: &[Word] = &[
     },
     Word {
         name: "recompute-moe",
-        about: "hybrids: layers of experts run again in the backward pass, with their exchanges (Megatron Core's recompute-modules moe)",
+        about: "experts run again in the backward pass, with their exchanges: layers keep the inputs of these halves alone, hybrids those of layers of experts (Megatron Core's recompute-modules moe)",
         set: |o| o.recompute_moe = true,
         is_set: |o| o.recompute_moe,
     },

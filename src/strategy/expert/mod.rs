@@ -152,6 +152,7 @@ impl Experts {
         let gate_up = part(up, [wide, h]);
         let down = part("mlp.experts.down_proj.weight", [moe.experts * h, f]);
         let algo = algo(&par.options, tokens);
+        let again = par.options.recompute_moe && model.pattern.is_empty();
         let engine = match algo {
             ExchangeAlgo::DeepepNormal { sms }
             | ExchangeAlgo::DeepepV2Hybrid { sms }
@@ -187,9 +188,10 @@ impl Experts {
             down,
             sums,
             shadow,
-            act_again: par.options.recompute_act,
-            keeps_codes: par.options.keep_fp8_rows && route.ranks > 1,
-            rounds_gate_up: par.options.keep_fp8_gate_up,
+            // All of it is made again anyway.
+            act_again: par.options.recompute_act && !again,
+            keeps_codes: par.options.keep_fp8_rows && route.ranks > 1 && !again,
+            rounds_gate_up: par.options.keep_fp8_gate_up && !again,
             is_halved: par.options.zb_h1 || par.options.fold != Fold::None,
         })
     }

@@ -42,18 +42,21 @@ pub(super) fn fewer_bits(work: &Workload, par: &Parallelism) -> Result<()> {
     Ok(())
 }
 
-/// Layers of experts alone are computed again where there are some, and not with all others.
+/// Experts are computed again where there are some, and not with all else.
 pub(super) fn experts_again(model: &LlmSpec, par: &Parallelism) -> Result<()> {
-    let alone = model.pattern.contains(&Mixer::Experts);
-    if !par.options.recompute_moe || (alone && par.recompute != Recompute::Full) {
-        return Ok(());
-    }
-    let why = match alone {
-        true => "recompute full, which runs all layers again; leave it out".into(),
-        false => format!(
-            "{}, which has no layers of experts alone as hybrids have; use recompute full, or leave it out",
-            model.name
-        ),
+    let o = &par.options;
+    let halves = model.pattern.is_empty();
+    let some = if halves { model.moe.is_some() } else { model.pattern.contains(&Mixer::Experts) };
+    let why = match () {
+        _ if !o.recompute_moe => return Ok(()),
+        _ if !some => format!("{}, which has no experts; leave it out", model.name),
+        _ if par.recompute == Recompute::Full => "recompute full, which runs all layers again; leave it out".into(),
+        // Their passes go by halves, of which each would make all of it again.
+        _ if halves && (o.zb_h1 || o.fold != Fold::None) => {
+            "schedules that put gradients of weights off; leave one out".into()
+        }
+        _ if halves && o.shadow > 0 => "shadow, whose weights would come twice; leave one out".into(),
+        _ => return Ok(()),
     };
     Err(Error::infeasible(format!("options: recompute-moe does not go with {why}")))
 }

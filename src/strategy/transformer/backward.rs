@@ -24,6 +24,10 @@ impl Layer {
         back.norm2_again(b, keep.mid.unwrap_or(x));
         let mid = match (&self.experts, keep.mid) {
             (Some(experts), Some(mid)) => {
+                if self.experts_again {
+                    let normed = keep.normed2.expect("a norm before each half");
+                    b.labelled("_again".into(), |b| self.experts_of(b, s, w, normed, keep, experts));
+                }
                 back.experts(b, experts, d_branch);
                 mid
             }

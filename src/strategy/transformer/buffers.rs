@@ -34,10 +34,18 @@ pub struct Saved {
     pub(super) o: Option<Buf>,
     /// What attention leaves is kept where the rest is computed again.
     pub(super) keeps_attention: bool,
+    /// What the experts' half leaves is made again for the backward pass: all layers have the same room for it.
+    pub(super) experts_again: bool,
 }
 
 /// What attention leaves.
 const OF_ATTENTION: [&str; 2] = ["attn_o", "lse"];
+
+/// What the experts' half keeps besides its input.
+fn is_of_experts(name: &str) -> bool {
+    let some = ["gate_up", "act", "router_logits", "shadow_up", "shadow_down"];
+    some.contains(&name) || name.starts_with("expert_")
+}
 
 impl Saved {
     /// Every buffer with its name, always in the same order.
@@ -75,6 +83,7 @@ impl Saved {
         all.extend(self.latent.iter_mut().flat_map(|saved| saved.bufs_mut()));
         all.extend(self.experts.iter_mut().flat_map(|saved| saved.bufs_mut()));
         all.extend(self.mamba.iter_mut().flat_map(|saved| saved.bufs_mut()));
+        all.retain(|(name, _)| !(self.experts_again && is_of_experts(name)));
         all
     }
 
@@ -206,6 +215,7 @@ impl Layer {
             let (kind, slots) = match attention.filter(|_| OF_ATTENTION.contains(&name)) {
                 Some(slots) => (TensorKind::Activation, slots),
                 None if again && MADE_AGAIN.contains(&name) => (TensorKind::Workspace, 1),
+                None if self.experts_again && is_of_experts(name) => (TensorKind::Workspace, 1),
                 None => (kind, slots),
             };
             b.tensor(name, &[rows, row], dtype, kind, slots)
@@ -239,6 +249,7 @@ impl Layer {
             experts: self.experts.as_ref().map(|experts| experts.saved(&mut keep)),
             mamba: self.mamba.as_ref().map(|mamba| mamba.saved(&mut keep)),
             keeps_attention: attention.is_some(),
+            experts_again: self.experts_again,
         }
     }
 

@@ -116,9 +116,22 @@ impl Layer {
         keep: &Saved,
         experts: &Experts,
     ) {
-        let (saved, scratch) = (keep.experts.as_ref().expect("kept"), s.experts.as_ref().expect("declared"));
         let (norm, normed) = (self.rows.norm2.expect("a norm before each half"), keep.normed2.expect("likewise"));
         self.norms.forward(b, "norm2", mid, w.rows(norm[0], norm[1]), normed);
+        self.experts_of(b, s, w, normed, keep, experts);
+    }
+
+    /// The same from the norm's output.
+    pub(super) fn experts_of(
+        &self,
+        b: &mut Builder,
+        s: &Scratch,
+        w: Flats,
+        normed: Buf,
+        keep: &Saved,
+        experts: &Experts,
+    ) {
+        let (saved, scratch) = (keep.experts.as_ref().expect("kept"), s.experts.as_ref().expect("declared"));
         let mut first = |b: &mut Builder| {
             if self.ffn > 0 {
                 self.gathered_mlp_in(b, s, w, keep, normed);

@@ -90,6 +90,8 @@ pub struct Layer {
     /// The output of the activation is made again, and those of norms.
     act_again: bool,
     norms_again: bool,
+    /// The experts' half keeps its input alone, and runs again in the backward pass.
+    experts_again: bool,
 }
 
 /// y[n, out] = x[n, in] W^T, W stored [out, in] as checkpoints have it.
@@ -188,6 +190,7 @@ impl Layer {
             again: par.options.recompute_mla_up,
         });
         let alone = model.pattern.first().copied();
+        let experts_again = experts.is_some() && alone.is_none() && par.options.recompute_moe;
         let attends = alone.is_none_or(|mixer| mixer == Mixer::Attention);
         let mamba = model.mamba.zip(rows.mamba.take()).map(|(mamba, rows)| Mamba {
             spec: mamba.part(tp.ranks),
@@ -237,8 +240,9 @@ impl Layer {
             wide_loss: par.options.wide_loss,
             loss_chunks: u64::from(par.options.loss_chunks),
             mlp_chunks: Some(u64::from(par.options.mlp_chunks)).filter(|n| *n > 0),
-            act_again: par.options.recompute_act,
+            act_again: par.options.recompute_act && !experts_again,
             norms_again: par.options.recompute_norm,
+            experts_again,
         }
     }
 

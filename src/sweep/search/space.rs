@@ -208,6 +208,9 @@ fn variants(model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
         let light = |options| Options { recompute_act: true, recompute_norm: true, ..options };
         all.extend(all.clone().into_iter().map(light));
     }
+    if model.moe.is_some() && par.recompute == Recompute::None && !options.zb_h1 && !options.fold.halves() {
+        all.push(Options { recompute_moe: true, ..options });
+    }
     let whole = !options.zb_h1 && !options.fold.halves() && options.ring_backward != RingBackward::Reverse;
     if par.recompute == Recompute::Full && whole && options.chunks == 0 && !options.unfused {
         all.push(Options { keep_attention: true, ..options });
