@@ -24,8 +24,7 @@ impl Machine<'_> {
 
     /// What the CPU takes for what takes one of an x86 server so long.
     pub fn issued_in(&self, call: Seconds) -> Seconds {
-        let times = self.cluster.spec.host.as_ref().and_then(|host| host.calls.as_ref());
-        call * times.map_or(1.0, |times| times.value)
+        self.cluster.spec.issued_in(call)
     }
 
     /// How many times the stack's `host_launch` the CPU takes to issue an op.

@@ -87,8 +87,10 @@ const HYBRID_SINCE: f64 = 25.11;
 /// best_practice/Qwen3/readme.md).
 const CORE_H100: Recipe = recipe("", "h100", 0.0, &["dispatch-deepep-v1-normal", BESIDE], Eager);
 
-/// Megatron-LM by itself, as its flags are where nobody sets them.
+/// Megatron-LM, or its core, by itself.
 const PLAIN: [&str; 2] = ["megatronlm", "megatroncore"];
+
+/// Its flags as they are where nobody sets them.
 const LM: Recipe = recipe("", "", 0.0, &[], Eager);
 
 /// The release that stands for Megatron Core, and Megatron-Bridge, where none is named: that of its report on mixtures (arXiv:2603.07685).

@@ -285,6 +285,12 @@ impl ScaleUp {
 }
 
 impl ClusterSpec {
+    /// What its CPUs take for what takes one of an x86 server so long.
+    pub fn issued_in(&self, call: Seconds) -> Seconds {
+        let times = self.host.as_ref().and_then(|host| host.calls.as_ref());
+        call * times.map_or(1.0, |times| times.value)
+    }
+
     /// A shipped cluster by name, or a file by path.
     pub fn find(name: &str) -> Result<ClusterSpec> {
         ClusterSpec::from_found(&find("cluster", name)?)

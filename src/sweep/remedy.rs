@@ -225,7 +225,7 @@ impl Search<'_> {
             vec![Change::options("recompute-act+recompute-norm", |o| {
                 (o.recompute_act, o.recompute_norm) = (true, true)
             })],
-            vec![Change::options("recompute-moe", |o| (o.recompute_moe, o.recompute_act) = (true, false))],
+            vec![Change::options("recompute-moe", |o| o.recompute_moe = true)],
             self.again(),
             degree("pp", par.pp, u32::MAX, |par, n| (par.pp, par.dp) = (par.pp * n, par.dp / n)),
         ];

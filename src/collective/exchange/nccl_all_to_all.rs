@@ -19,7 +19,7 @@ pub(super) fn counts(at: &Place) -> Seconds {
     let bytes = Bytes::new(8.0 * f64::from(at.route.experts) * f64::from(at.route.ranks));
     let gather = nccl::collective(at.cluster, at.stack, CollectiveKind::AllGather, at.members, bytes);
     // Issued, copied to the host, waited for.
-    gather.total() + at.stack.host_launch.value * 2.0
+    gather.total() + at.cluster.spec.issued_in(at.stack.host_launch.value) * 2.0
 }
 
 /// Every rank by the busier of its two directions, spread over its peers.
