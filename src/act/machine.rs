@@ -19,12 +19,7 @@ pub struct Machine<'a> {
 impl Machine<'_> {
     /// What the CPU takes to issue one call of the stack's.
     pub fn host_launch(&self) -> Seconds {
-        self.issued_in(self.stack.host_launch.value)
-    }
-
-    /// What the CPU takes for what takes one of an x86 server so long.
-    pub fn issued_in(&self, call: Seconds) -> Seconds {
-        self.cluster.spec.issued_in(call)
+        self.cluster.spec.issued_in(self.stack.host_launch.value)
     }
 
     /// How many times the stack's `host_launch` the CPU takes to issue an op.

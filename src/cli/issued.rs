@@ -29,7 +29,7 @@ pub fn note(chosen: &Chosen, plan: &Plan, timeline: &Timeline) -> Result<Option<
     let eager = StackSpec::find(name)?;
     let mut launch = eager.host_launch;
     launch.value = Seconds::new(eager_call(half, options.fp8, options.tp_overlap));
-    let each = case.machine().issued_in(launch.value);
+    let each = case.cluster.spec.issued_in(launch.value);
     let step = timeline.step.value();
     let microbatches = about.global_batch as f64 / (f64::from(about.par.dp) * about.micro_batch as f64).max(1.0);
     let of_layer = (MOST_OPS + OPS_OF_A_STEP * f64::from(about.par.ring)) * f64::from(options.chunks.max(1));

@@ -146,7 +146,8 @@ const EAGER_BF16_EXPERTS: f64 = EAGER_FP8 / 1.3;
 /// take 204 to 364 us an op, 266 in the median (those of lots 6, 7, 12 and 13 with one short sequence at a time: traces/published/README.md).
 const UNFUSED_ORDER: f64 = 100e-6;
 
-/// Rows are cut into pieces by expert and by rank: of no more experts than this that takes hardly longer.
+/// Rows are cut into pieces by expert and by rank: of no more experts than this that takes hardly longer. Known of 8 experts (Mixtral on
+/// GH200 and H100 in lots 3 and 5) and of 64 and more; where between them it begins is a guess.
 const FEW: u64 = 16;
 
 /// Part of that an op takes where chunks of rows travel beside products: a call of Transformer Engine issues all chunks
