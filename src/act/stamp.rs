@@ -28,6 +28,12 @@ impl Stamp {
         (self.0 & ((1 << Self::LANE_BITS) - 1)) as u16
     }
 
+    /// When an op of a lane that was launched then was over: one that took no time has made nobody wait.
+    #[inline]
+    pub fn or_later(self, ps: u64, lane: u16) -> Stamp {
+        if ps > self.ps() { Stamp::new(ps, lane) } else { self }
+    }
+
     #[inline]
     pub fn later(self, by: u64) -> Stamp {
         Stamp::new(self.ps().saturating_add(by), self.lane())

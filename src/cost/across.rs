@@ -114,6 +114,13 @@ pub(super) struct Posted<'p> {
     pub ends: Vec<u64>,
 }
 
+impl Posted<'_> {
+    /// When it was over in each class, and what that waited for.
+    fn ended(&self) -> impl Iterator<Item = Stamp> {
+        self.starts.iter().zip(&self.ends).map(|(start, &end)| start.or_later(end, self.lane))
+    }
+}
+
 struct Across<'p> {
     plan: &'p Plan,
     atoms: &'p AtomTable,
@@ -174,14 +181,12 @@ impl<'p> Watch<'p> for Across<'p> {
         let (before, rest) = self.posts.split_at_mut(post);
         for &earlier in after {
             let earlier = &before[earlier];
-            for (start, &end) in rest[0].starts.iter_mut().zip(&earlier.ends) {
-                *start = (*start).max(Stamp::new(end, earlier.lane));
-            }
+            raise(&mut rest[0].starts, &earlier.ended().collect::<Vec<Stamp>>());
         }
         rest[0].ends = rest[0].starts.iter().map(|s| s.ps()).collect();
         rest[0].readies = rest[0].starts.clone();
         let state = self.walkers[rest[0].crew].ranks.state.iter();
-        rest[0].paths = state.zip(&rest[0].starts).map(|(state, &start)| state.recent.path(start, 0)).collect();
+        rest[0].paths = state.zip(&rest[0].starts).map(|(state, &start)| state.past.path(start, 0)).collect();
         let floor = &mut self.walkers[rest[0].crew].ranks.floor;
         *floor = rest[0].ends.iter().fold(*floor, |least, &start| least.min(start));
         Ok(())
@@ -235,7 +240,7 @@ impl<'p> Watch<'p> for Across<'p> {
         let post = &self.posts[id];
         let (walker, lane) = (&mut self.walkers[post.crew], post.lane);
         let n = walker.ranks.classes;
-        let ends: Vec<Stamp> = post.ends.iter().map(|&end| Stamp::new(end, lane)).collect();
+        let ends: Vec<Stamp> = post.ended().collect();
         raise(&mut walker.ranks.stamps.lanes[lane as usize * n..][..n], &ends);
         for atom in post.reads.iter().flat_map(|a| a.iter()) {
             raise(&mut walker.ranks.stamps.read[atom as usize * n..][..n], &ends);
@@ -249,7 +254,7 @@ impl<'p> Watch<'p> for Across<'p> {
         };
         for (class, state) in walker.ranks.state.iter_mut().enumerate() {
             let (start, to) = (post.starts[class], post.ends[class]);
-            state.recent.note(lane, start, post.readies[class], to);
+            state.past.note(lane, start, post.readies[class], to);
             if amount > 0 && to > start.ps() {
                 state.sms.push(Held { from: start.ps(), to, amount });
             }

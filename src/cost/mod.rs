@@ -19,6 +19,7 @@
 mod across;
 mod ahead;
 mod frame;
+mod past;
 mod ports;
 mod ranks;
 mod repeat;

@@ -2,12 +2,13 @@
 //! lies thing after thing and, of one thing, class after class.
 
 use super::ahead::{Ahead, Mover};
+use super::past::Past;
 use super::ports::Port;
 use crate::act::charges::{Owed, Spell};
 pub use crate::act::stamp::Stamp;
 pub use crate::act::stretch::Held;
 use crate::act::stretch::lasting;
-use crate::act::waits::{Path, Recent};
+use crate::act::waits::{OTHERS, Path};
 use crate::act::{Act, End, Machine, Meeting, PORTS, Sheet, picoseconds};
 use crate::device::OnSms;
 use crate::fold::Fold;
@@ -28,7 +29,7 @@ pub struct ClassState {
     pub compute_end: u64,
     /// Time the compute lane waited, by the lane it waited for.
     pub waited: Vec<u64>,
-    pub recent: Recent,
+    pub past: Past,
 }
 
 /// The last op on every lane, the last to write and to read every atom: thing after thing, class after class.
@@ -184,8 +185,8 @@ impl Ranks {
         let stamps = Stamps { lanes: none(lanes), written: none(atoms), read: none(atoms) };
         // One more than there are lanes: the host.
         let owed = std::array::from_fn(|_| vec![Owed::default(); lanes]);
-        let (waited, recent) = (vec![0; lanes + 1], Recent::new(lanes));
-        let class = ClassState { owed, waited, recent, ..ClassState::default() };
+        let (waited, past) = (vec![0; lanes + 1], Past::new(lanes));
+        let class = ClassState { owed, waited, past, ..ClassState::default() };
         let devices = machine.devices.map_or(0, |d| d.iter().max().map_or(0, |m| *m as usize + 1));
         let device = |d: &[u32]| fold.representatives.iter().map(|&r| d[r as usize]).collect();
         Ranks {
@@ -338,7 +339,7 @@ impl Ranks {
                     let (begun, end) = self.compute(class, start, duration, on_sms);
                     // Nobody meets a kernel, so this is for spans: waiting for a shared device is not the op's.
                     self.starts[first + class] = Stamp::new(begun, start.lane());
-                    Stamp::new(end, lane)
+                    start.or_later(end, lane)
                 }
                 _ => start,
             };
@@ -414,7 +415,7 @@ impl Ranks {
                     let (begun, end) = self.compute(class, start, duration, on_sms);
                     // Nobody meets a kernel, so this is for spans: waiting for a shared device is not the op's.
                     self.starts[cell] = Stamp::new(begun, start.lane());
-                    Stamp::new(end, lane)
+                    start.or_later(end, lane)
                 }
                 _ => start,
             };
@@ -429,16 +430,16 @@ impl Ranks {
     fn compute(&mut self, class: usize, ready: Stamp, duration: u64, on_sms: OnSms) -> (u64, u64) {
         let device = self.device_of.as_ref().map(|d| d[class] as usize);
         let start = device.map_or(ready.ps(), |d| ready.ps().max(self.devices[d]));
+        // Time lost to a shared device is charged to the compute lane.
+        let by = if start > ready.ps() { Stamp::new(start, OTHERS as u16) } else { ready };
         let state = &mut self.state[class];
         if start > state.compute_end {
-            // Time lost to a shared device is charged to the compute lane.
-            let by = if start > ready.ps() { Stamp::new(start, 0) } else { ready };
-            state.recent.charge(&mut state.waited, state.compute_end, by);
+            state.past.path(by, state.compute_end).charge(&mut state.waited, state.compute_end);
         }
         let all = self.sms;
         let speed = |held: u32| f64::from(all.saturating_sub(held).max(1)) / f64::from(all);
         let end = start + on_sms.lasts(duration, |work| stretched(&mut state.sms, start, work, speed));
-        state.recent.note_kernel(Stamp::new(start, ready.lane()), end);
+        state.past.note_kernel(by, end);
         state.compute_end = state.compute_end.max(end);
         if let Some(d) = device {
             self.devices[d] = end;
@@ -489,8 +490,8 @@ impl Ranks {
             if ctas > 0 && end > start {
                 self.state[class].sms.push(Held { from: start, to: end, amount: ctas });
             }
-            self.state[class].recent.note(lane, launched, ready, end);
-            self.ends[cell] = Stamp::new(end, lane);
+            self.state[class].past.note(lane, launched, ready, end);
+            self.ends[cell] = launched.or_later(end, lane);
         }
     }
 
@@ -510,7 +511,7 @@ impl Ranks {
             path = self.paths.len() as u32;
             self.paths.extend(match self.joins_stages[lane as usize] {
                 true => Some(Path::default()),
-                false => last.map(|end| self.state[end.class as usize].recent.path(launched, first)).max(),
+                false => last.map(|end| self.state[end.class as usize].past.path(launched, first)).max(),
             });
         }
         let ports = || ends.iter().flat_map(|end| end.ports().map(|port| (end.class as usize, port)));
@@ -608,8 +609,8 @@ impl Ranks {
         let (state, last) = (&self.state[class], self.last(class));
         let mut waited = state.waited.clone();
         // After its last kernel a rank waits for its own last transfer, and then for the others.
-        state.recent.charge(&mut waited, state.compute_end, last);
-        waited[Recent::OTHERS] += end - last.ps().max(state.compute_end);
+        state.past.path(last, state.compute_end).charge(&mut waited, state.compute_end);
+        waited[OTHERS] += end - last.ps().max(state.compute_end);
         waited
     }
 

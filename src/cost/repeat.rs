@@ -376,7 +376,7 @@ pub trait Course {
             }
             state.compute_end += by;
             state.owed.iter_mut().flatten().for_each(|owed| owed.later(floor, by));
-            state.recent.later(floor, by);
+            state.past.later(floor, by, d);
             state.waited.iter_mut().zip(waited).for_each(|(now, was)| *now += (*now - was) * left);
         }
         for (segment, runs) in self.runs().iter_mut().enumerate() {

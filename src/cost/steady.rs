@@ -137,7 +137,7 @@ impl Steady {
         let by = d * again.times;
         for &(_, now, _) in &again.posts {
             posts[now].starts.iter_mut().for_each(|start| *start = start.later(by));
-            posts[now].paths.iter_mut().for_each(|path| path.later(by));
+            posts[now].paths.iter_mut().for_each(|path| path.later(by, d));
             posts[now].readies.iter_mut().for_each(|ready| *ready = ready.later(by));
             posts[now].ends.iter_mut().filter(|end| **end > 0).for_each(|end| *end += by);
         }
@@ -272,7 +272,7 @@ impl Stood {
             }
             state.compute_end += by;
             state.owed.iter_mut().flatten().for_each(|owed| owed.later(floor, by));
-            state.recent.later(floor, by);
+            state.past.later(floor, by, d);
         }
         let more = |now: &mut u64, then: &u64| *now += (*now - then) * times;
         for (state, then) in ranks.state.iter_mut().zip(&self.waited) {

@@ -2,7 +2,7 @@
 
 use super::engine::Engine;
 use super::run::{Kept, Run};
-use crate::act::waits::Recent;
+use crate::act::waits::OTHERS;
 use crate::act::{SCALE_OUT, numbers, seconds};
 use crate::plan::{Lane, Plan};
 use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
@@ -24,8 +24,8 @@ pub fn timeline(engine: &Engine, keep: bool) -> Timeline {
 fn waits(run: &Run, end: u64) -> Vec<u64> {
     let mut waited = run.waited.clone();
     // After its last kernel a rank waits for its own last transfer, and then for the others.
-    run.recent.charge(&mut waited, run.compute_end, run.last());
-    waited[Recent::OTHERS] += end - run.last().ps().max(run.compute_end);
+    run.recent.path(run.last()).charge(&mut waited, run.compute_end);
+    waited[OTHERS] += end - run.last().ps().max(run.compute_end);
     waited
 }
 

@@ -4,7 +4,7 @@ use super::fault::Health;
 use super::jitter::Jitter;
 use super::links::Links;
 use super::meeting::{MeetingId, Meetings};
-use super::run::{Kept, Moved, Run, Running};
+use super::run::{Cell, Kept, Moved, Run, Running};
 use super::script::Script;
 use crate::act::stamp::Stamp;
 use crate::act::stretch::lasting;
@@ -226,6 +226,8 @@ impl<'p> Engine<'p> {
         if run.health.dead <= self.now {
             return;
         }
+        let start = run.cell(script, op).start;
+        run.cell(script, op).launched = run.recent.path(start);
         match script.deed(op, run.local) {
             Deed::Skip => {
                 let start = run.cell(script, op).start;
@@ -245,10 +247,10 @@ impl<'p> Engine<'p> {
 
     fn kernel(&mut self, class: u32, op: u32, alone: u64, on_sms: OnSms) {
         let run = &mut self.runs[class as usize];
-        let start = run.cell(&self.scripts[run.program], op).start;
+        let Cell { start, launched, .. } = *run.cell(&self.scripts[run.program], op);
         let (now, mut noise) = (start.ps(), run.noise[start.lane() as usize]);
         if now > run.compute_end {
-            run.recent.charge(&mut run.waited, run.compute_end, start);
+            launched.charge(&mut run.waited, run.compute_end);
         }
         if run.kernels.is_empty() {
             run.sms.retain(|taken| taken.held.to > now);
@@ -290,10 +292,10 @@ impl<'p> Engine<'p> {
         let noise = run.kernels.swap_remove(at).noise;
         run.compute_end = run.compute_end.max(now);
         let script = &self.scripts[run.program];
-        let (lane, start) = (script.lane(op), run.cell(script, op).start);
-        run.recent.note_kernel(start, now);
+        let (lane, Cell { start, launched, .. }) = (script.lane(op), *run.cell(script, op));
+        run.recent.note_kernel(&launched, now);
         run.noise[lane as usize] = noise;
-        self.end(class, op, Stamp::new(now, lane));
+        self.end(class, op, start.or_later(now, lane));
     }
 
     /// An op beside the compute lane is over now; `ready`: when all who take part had come, and what the last of them had
@@ -301,9 +303,9 @@ impl<'p> Engine<'p> {
     pub(super) fn end_beside(&mut self, class: u32, op: u32, ready: Option<Stamp>) {
         let run = &mut self.runs[class as usize];
         let script = &self.scripts[run.program];
-        let (lane, start) = (script.lane(op), run.cell(script, op).start);
-        run.recent.note(lane, start, ready.unwrap_or(start), self.now);
-        self.end(class, op, Stamp::new(self.now, lane));
+        let (lane, Cell { start, launched, .. }) = (script.lane(op), *run.cell(script, op));
+        run.recent.note(lane, &launched, ready.unwrap_or(start), self.now);
+        self.end(class, op, start.or_later(self.now, lane));
     }
 
     /// An op is over: those that wait for nothing else can begin.

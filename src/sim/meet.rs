@@ -79,7 +79,8 @@ impl Engine<'_> {
             }
         }
         if count == 0 {
-            self.end(class, op, Stamp::new(self.now, lane));
+            let start = self.runs[class as usize].cell(script, op).start;
+            self.end(class, op, start);
         }
     }
 
@@ -308,27 +309,25 @@ impl Engine<'_> {
 
     /// Notes of each party what has made the last of them later.
     fn say_what_made_late(&mut self, parties: &mut [Party]) {
-        let launched: Vec<Stamp> = parties
-            .iter()
-            .map(|party| {
-                let run = &mut self.runs[party.class as usize];
-                run.cell(&self.scripts[run.program], party.op).start
-            })
-            .collect();
-        let at = launched.iter().copied().max().unwrap_or_default();
-        let last = parties.iter().zip(&launched).filter(|(_, launched)| **launched == at);
-        let first = launched.iter().map(|launched| launched.ps()).min().unwrap_or_default();
+        let cell = |party: &Party| {
+            let run = &mut self.runs[party.class as usize];
+            let cell = run.cell(&self.scripts[run.program], party.op);
+            (cell.start, cell.launched)
+        };
+        let launched: Vec<(Stamp, Path)> = parties.iter().map(cell).collect();
+        let at = launched.iter().map(|launched| launched.0).max().unwrap_or_default();
+        let first = launched.iter().map(|launched| launched.0.ps()).min().unwrap_or_default();
         if first == at.ps() {
             return;
         }
-        let of = |party: &Party| self.runs[party.class as usize].recent.path(at, first);
         let joins_stages = parties.first().is_some_and(|party| {
             let script = &self.scripts[self.runs[party.class as usize].program];
             self.plan.lanes[script.lane(party.op) as usize].joins_stages()
         });
-        let path = if joins_stages { Some(Path::default()) } else { last.map(|(party, _)| of(party)).max() };
+        let last = launched.iter().filter(|(start, _)| *start == at);
+        let path = if joins_stages { Some(Path::default()) } else { last.map(|(_, path)| path.back_to(first)).max() };
         let Some(path) = path else { return };
-        for (party, since) in parties.iter_mut().zip(&launched).filter(|(_, since)| since.ps() < at.ps()) {
+        for (party, (since, _)) in parties.iter_mut().zip(&launched).filter(|(_, launched)| launched.0.ps() < at.ps()) {
             party.made_late = path.made_late(since.ps());
         }
     }

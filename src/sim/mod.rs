@@ -30,6 +30,7 @@ mod meeting;
 mod pace;
 mod ports;
 mod posting;
+mod recent;
 mod run;
 mod script;
 pub mod share;

@@ -4,11 +4,12 @@ use super::fault::Health;
 use super::jitter::Noise;
 use super::meeting::What;
 use super::ports::Port;
+use super::recent::Recent;
 use super::script::Script;
 use crate::act::PORTS;
 use crate::act::stamp::Stamp;
 use crate::act::stretch::Held;
-use crate::act::waits::Recent;
+use crate::act::waits::Path;
 use crate::device::OnSms;
 use std::collections::VecDeque;
 
@@ -17,6 +18,8 @@ use std::collections::VecDeque;
 pub struct Cell {
     /// The latest end of what it waits for so far.
     pub start: Stamp,
+    /// What led to its launch, once it has begun.
+    pub launched: Path,
     /// Ops, and once it has begun meetings, that it waits for; [`OVER`] when it is over.
     pub waits: u32,
     /// When the last meeting so far was over, and when all had come there, and what had made the last of them late. Of
@@ -131,7 +134,8 @@ impl Run {
             let ([first, all], waits) = (script.issues(next, self.local), script.preds(next).len() as u32);
             let issued = self.issued + first;
             self.issued += all;
-            self.cells.push_back(Cell { start: Stamp::default(), waits, came: Default::default(), issued });
+            let (start, launched) = Default::default();
+            self.cells.push_back(Cell { start, launched, waits, came: Default::default(), issued });
         }
         &mut self.cells[(op - self.base) as usize]
     }
