@@ -6,9 +6,10 @@
 //! where it does not hold the plan is walked instead.
 
 use super::ahead::Mover;
-use super::ranks::Track;
-use super::repeat::{Alike, Name, Names, can_stride};
+use super::alike::{Alike, Name, Names};
+use super::repeat::can_stride;
 use super::telling::Telling;
+use super::track::Track;
 use crate::act::{Acts, Form, Known, Machine};
 use crate::error::Result;
 use crate::fold::Fold;

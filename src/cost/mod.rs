@@ -13,11 +13,13 @@
 //! Ranks that are threads of one machine share more than that: see [`threads`](crate::act::threads).
 //!
 //! The iterations of a call that only repeat the one before are taken in one stride, exactly (`repeat`); so are the
-//! microbatches of a filled pipeline (`steady`), and a step with more microbatches than one that is known (`series`). A walk over every op is the oracle they are tested
-//! against.
+//! microbatches of a filled pipeline (`steady`), and a step with more microbatches than one that is known (`series`). What
+//! a rank's waits are charged to is looked up in what led there (`past`). A walk over every op is the oracle they are
+//! tested against.
 
 mod across;
 mod ahead;
+mod alike;
 mod frame;
 mod past;
 mod ports;
@@ -27,6 +29,7 @@ mod series;
 mod sized;
 mod steady;
 mod telling;
+mod track;
 mod walk;
 
 pub use crate::act::Machine;

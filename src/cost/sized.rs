@@ -1,8 +1,9 @@
 //! Goes through a plan of some sizes on the frame of its structure.
 
+use super::alike::{Alike, Name};
 use super::frame::{AlikeAt, Frame, Step};
 use super::ranks::Ranks;
-use super::repeat::{Alike, Course, Finds, Name, Pace};
+use super::repeat::{Course, Finds, Pace};
 use super::series::{Series, Standing};
 use crate::act::stamp::in_time;
 use crate::act::{Acts, Machine, Sheet, Tallies};

@@ -4,7 +4,7 @@
 //! ops of its own lane do, and of a tensor that ops of one lane alone touch nothing has to be remembered at all. That is
 //! nearly all of them: only what is sent or received, copied or gathered tells two lanes of each other.
 
-use super::ranks::Track;
+use super::track::Track;
 use crate::plan::link::{Csr, Env, bind, resolve};
 use crate::plan::*;
 use rustc_hash::FxHashSet;

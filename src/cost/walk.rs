@@ -1,7 +1,9 @@
 //! Walks a plan, segment by segment: a segment is a run of ops between calls; or all of it, spliced flat.
 
-use super::ranks::{Ranks, Track};
-use super::repeat::{Course, Finds, Names, can_stride};
+use super::alike::Names;
+use super::ranks::Ranks;
+use super::repeat::{Course, Finds, can_stride};
+use super::track::Track;
 use super::{Effort, Found};
 use crate::act::{Acts, Machine, Sheet, Tallies, seconds};
 use crate::error::{Error, Result};
