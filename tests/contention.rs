@@ -126,6 +126,38 @@ fn a_port_carries_no_more_than_it_can() {
     }
 }
 
+/// Sums that are posted behind all layers wait for one of the first, and then for a slow network while much else goes on:
+/// what led to them is the same to those who come to ops as they are posted, with strides and without, and as time goes.
+#[test]
+fn sums_that_have_waited_for_long_know_what_led_to_them() {
+    for (vp, zero, recompute) in
+        [(1, 1, Recompute::None), (1, 1, Recompute::Full), (2, 2, Recompute::None), (2, 3, Recompute::Full)]
+    {
+        let options = "shard-2".parse().unwrap();
+        let par = Parallelism { pp: 2, vp, dp: 4, tp: 2, ring: 3, ulysses: 2, zero, recompute, options, ep: 2 };
+        let moe = Some(MoeSpec { experts: 4, top_k: 2, ffn: 64, ..MoeSpec::default() });
+        let case = Case {
+            model: LlmSpec { moe, ..model(6 * u64::from(vp), 8, false) },
+            work: work(&par, 192, 1, 6),
+            par,
+            engines: COPY,
+            per_node: 32,
+            nics: 1,
+            pod: (1, 3.6),
+            slower: 182.0,
+            launch: 24e-6,
+        };
+        let plan = case.plan().unwrap();
+        let host = case.host(&plan, true);
+        let all = cost::cost(&plan, host.machine(), FLAT).unwrap();
+        same(&cost::cost(&plan, host.machine(), cost::Effort::SUMS).unwrap(), &all);
+        same(&run(&plan, &host, false, false).timeline, &all);
+        // Else there would be little to charge.
+        let (mean, step) = (all.mean(), all.step.value());
+        assert!(mean.exposed_total() > 0.3 * step && mean.exposed_total() + mean.turns > 0.7 * step, "{mean:?}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 250, failure_persistence: None, ..ProptestConfig::default() })]
 
