@@ -269,8 +269,19 @@ impl List {
         self.times.last().map_or(0, |last| last.latest)
     }
 
+    /// How many were over at `start`, with all that were posted before them. Mostly few come behind: to look among those alone
+    /// leaves the others in memory.
+    fn over_at(&self, start: u64) -> usize {
+        let (all, mut few) = (self.times.len(), BLOCK);
+        while few < all && self.times[all - few].latest > start {
+            few *= 2;
+        }
+        let from = all.saturating_sub(few);
+        from + self.times[from..].partition_point(|time| time.latest <= start)
+    }
+
     fn at_most(&self, start: u64) -> u64 {
-        let over = self.times.partition_point(|time| time.latest <= start);
+        let over = self.over_at(start);
         let blocks = self.blocks[over / BLOCK..].iter();
         let (all, many) = (blocks.fold(0, |all: u64, block| all.saturating_add(block.many)), self.times.len() - over);
         if all == (many + over % BLOCK) as u64 {

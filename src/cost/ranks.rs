@@ -10,7 +10,7 @@ pub use crate::act::stamp::Stamp;
 pub use crate::act::stretch::Held;
 use crate::act::stretch::lasting;
 use crate::act::waits::{OTHERS, Path};
-use crate::act::{Act, End, Machine, Meeting, PORTS, Sheet, picoseconds};
+use crate::act::{Act, End, Machine, PORTS, Sheet, picoseconds};
 use crate::device::OnSms;
 use crate::fold::Fold;
 use crate::plan::*;
@@ -286,7 +286,7 @@ impl Ranks {
     /// Ends a transfer or collective of every class.
     fn meetings(&mut self, sheet: &Sheet, lane: u16, node: usize) {
         for &meeting in sheet.meetings_of(node) {
-            self.arrivals[meeting as usize] = self.arrival(sheet, lane, &sheet.meetings[meeting as usize]);
+            self.meet(sheet, lane, meeting as usize);
         }
         self.arrive(sheet, lane, node, 0..self.classes);
     }
@@ -359,7 +359,7 @@ impl Ranks {
         let by = if start > ready.ps() { Stamp::new(start, OTHERS as u16) } else { ready };
         let state = &mut self.state[class];
         if start > state.compute_end {
-            state.past.path(by, state.compute_end).charge(&mut state.waited, state.compute_end);
+            state.past.charge(&mut state.waited, state.compute_end, by);
         }
         let all = self.sms;
         let speed = |held: u32| f64::from(all.saturating_sub(held).max(1)) / f64::from(all);
@@ -385,7 +385,7 @@ impl Ranks {
                 if let Some(&meeting) = met(class).get(leg)
                     && self.arrivals[meeting as usize] == UNKNOWN
                 {
-                    self.arrivals[meeting as usize] = self.arrival(sheet, lane, &sheet.meetings[meeting as usize]);
+                    self.meet(sheet, lane, meeting as usize);
                 }
             }
         }
@@ -420,9 +420,10 @@ impl Ranks {
         }
     }
 
-    /// When the bytes of a meeting have arrived, which set off when its last member has started and what was owed on its
+    /// Notes when the bytes of a meeting have arrived, which set off when its last member has started and what was owed on its
     /// lane has left. While k transfers that were posted before hold the busiest of its ports, it has 1 / (k + 1) of it.
-    fn arrival(&mut self, sheet: &Sheet, lane: u16, meeting: &Meeting) -> Arrival {
+    fn meet(&mut self, sheet: &Sheet, lane: u16, number: usize) {
+        let meeting = &sheet.meetings[number];
         let ends = sheet.ends(meeting);
         let start = |end: &End| self.starts[end.node as usize * self.classes + end.class as usize];
         let (mut launched, mut first) = (Stamp::default(), Stamp::LAST);
@@ -432,12 +433,15 @@ impl Ranks {
         let (ready, first) = (launched.ps(), first.ps());
         let mut path = NO_PATH;
         if first < ready {
-            let last = ends.iter().filter(|end| start(end) == launched);
             path = self.paths.len() as u32;
-            self.paths.extend(match self.joins_stages[lane as usize] {
-                true => Some(Path::default()),
-                false => last.map(|end| self.state[end.class as usize].past.path(launched, first)).max(),
-            });
+            self.paths.push(Path::default());
+            if !self.joins_stages[lane as usize] {
+                let mut last = ends.iter().filter(|end| start(end) == launched);
+                let past = |end: &End| &self.state[end.class as usize].past;
+                let led = &mut self.paths[path as usize];
+                last.next().into_iter().for_each(|end| past(end).lead(launched, first, led));
+                last.for_each(|end| *led = (*led).max(past(end).path(launched, first)));
+            }
         }
         let ports = || ends.iter().flat_map(|end| end.ports().map(|port| (end.class as usize, port)));
         let off = ports().fold(ready, |off, (class, port)| off.max(self.owed(class, port, lane)));
@@ -450,7 +454,8 @@ impl Ranks {
         for (class, port) in ports() {
             self.hold(class, port, Spell { from: off, to: off + longest, lane }, meeting.transfer);
         }
-        Arrival { ready, path, end: off + meeting.latency + longest }
+        let arrival = &mut self.arrivals[number];
+        (arrival.ready, arrival.path, arrival.end) = (ready, path, off + meeting.latency + longest);
     }
 
     /// Before then no bytes of a lane set off on a port.
@@ -534,7 +539,7 @@ impl Ranks {
         let (state, last) = (&self.state[class], self.last(class));
         let mut waited = state.waited.clone();
         // After its last kernel a rank waits for its own last transfer, and then for the others.
-        state.past.path(last, state.compute_end).charge(&mut waited, state.compute_end);
+        state.past.charge(&mut waited, state.compute_end, last);
         waited[OTHERS] += end - last.ps().max(state.compute_end);
         waited
     }
