@@ -139,6 +139,23 @@ fn memory_is_what_frameworks_ask_for() {
     assert!(of("alst-longest-8-32k") < 0.1 * of("alst-longest-8-1100k"));
 }
 
+/// The pictures of the README are of the rows that it says: dense runs and attention, and memory with the runs that state it.
+#[test]
+fn committed_studies_are_of_what_is_said_of_them() {
+    let studies: [(&str, &[&str]); 2] = [
+        ("published", &["training.json", "training_single_node_a100.json", "sequence_parallel.json"]),
+        ("published-memory", &["training.json", "blind_memory.json"]),
+    ];
+    for (study, files) in studies {
+        let path = home().join("results").join(study).join("rows.csv");
+        let there: Vec<String> =
+            csv::Reader::from_path(&path).unwrap().records().map(|row| row.unwrap()[0].to_string()).collect();
+        let cases = files.iter().flat_map(|file| load(home().join("traces/published").join(file)).unwrap());
+        let wanted: Vec<String> = cases.map(|case| case.id).collect();
+        assert_eq!(there, wanted, "{study}");
+    }
+}
+
 /// Nothing is told from who published a case, nor from what it is called.
 #[test]
 fn ids_and_groups_decide_nothing() {

@@ -3,7 +3,7 @@
 //! A walker goes on until its crew needs something of another ([`Crews`]). A crossing sets off when its last
 //! member has started, by the same rules as within a program; its ends are stamped where later ops find them.
 
-use super::ranks::{Guess, Held, Stamp};
+use super::ranks::{Guess, Held, Stamp, raise};
 use super::steady::{Steady, Sum};
 use super::walk::Walker;
 use super::{Effort, Found};
@@ -399,8 +399,4 @@ impl Across<'_> {
         });
         Found { end, usages: usages.collect(), spans: vec![vec![]; self.at.len()] }
     }
-}
-
-fn raise(at: &mut [Stamp], to: &[Stamp]) {
-    at.iter_mut().zip(to).for_each(|(at, &to)| *at = (*at).max(to));
 }

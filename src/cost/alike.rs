@@ -1,6 +1,5 @@
 //! How the iterations of a call are alike: the slots that they touch, of which walks bind others every time.
 
-use super::repeat::Course;
 use crate::plan::link::{Env, resolve};
 use crate::plan::*;
 use rustc_hash::FxHashMap;
@@ -121,25 +120,9 @@ impl Walk {
 }
 
 impl Alike {
-    /// How the iterations of a call are alike, where the stamps are those of `course`.
-    pub fn of_course(
-        course: &(impl Course + ?Sized),
-        names: &[Name],
-        args: &[Arg],
-        repeat: u32,
-        env: &Env,
-    ) -> Option<Rc<Alike>> {
-        let classes = course.ranks().classes;
-        let cells = |tensor: TensorId| {
-            let atoms = course.atoms(tensor, 0);
-            (atoms.first as usize * classes, atoms.count as usize * classes)
-        };
-        Alike::of(names, args, repeat, env, &cells).map(Rc::new)
-    }
-
     /// None where slots meet in a way that changes from iteration to iteration. `cells`: where the stamps of a
     /// tensor's slot 0 are, and how many there are of a slot.
-    fn of(
+    pub fn of(
         names: &[Name],
         args: &[Arg],
         repeat: u32,

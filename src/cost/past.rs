@@ -97,7 +97,7 @@ impl Past {
     }
 
     /// The same, written where it is kept, which has nothing yet. To return a path copies it in wider words than it was just
-    /// written in, and a CPU waits for the stores then: that took a tenth of a walk.
+    /// written in, and a CPU waits for the stores then.
     pub fn lead(&self, at: Stamp, since: u64, path: &mut Path) {
         let mut stretches = 0;
         self.back(at, since, |at| {

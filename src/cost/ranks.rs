@@ -570,7 +570,8 @@ fn began(waits: &[(u32, u64)], node: usize) -> Option<u64> {
     waits.iter().rev().find(|wait| (wait.0 as usize) < node).map(|wait| wait.1)
 }
 
-fn raise(at: &mut [Stamp], to: &[Stamp]) {
+/// Nothing of it is sooner than of the other.
+pub fn raise(at: &mut [Stamp], to: &[Stamp]) {
     at.iter_mut().zip(to).for_each(|(at, &to)| *at = (*at).max(to));
 }
 

@@ -118,7 +118,17 @@ pub trait Course {
 
     /// How the iterations of a call are alike; none where slots meet in a way that changes.
     fn alike(&self, names: &[Name], args: &[Arg], repeat: u32, env: &Env) -> Option<Rc<Alike>> {
-        Alike::of_course(self, names, args, repeat, env)
+        self.compared(names, args, repeat, env)
+    }
+
+    /// The same, found out anew.
+    fn compared(&self, names: &[Name], args: &[Arg], repeat: u32, env: &Env) -> Option<Rc<Alike>> {
+        let classes = self.ranks().classes;
+        let cells = |tensor: TensorId| {
+            let atoms = self.atoms(tensor, 0);
+            (atoms.first as usize * classes, atoms.count as usize * classes)
+        };
+        Alike::of(names, args, repeat, env, &cells).map(Rc::new)
     }
 
     /// Goes through it `repeat` times. `names`: what it touches, where strides may be taken.

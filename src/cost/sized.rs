@@ -207,7 +207,7 @@ impl Course for Calls<'_, '_> {
         if known.len() == MOST_ALIKE {
             known.clear();
         }
-        let alike = Alike::of_course(self, names, args, repeat, env);
+        let alike = self.compared(names, args, repeat, env);
         known.push(AlikeAt { begins, alike: alike.clone() });
         alike
     }

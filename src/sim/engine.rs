@@ -229,10 +229,7 @@ impl<'p> Engine<'p> {
         let start = run.cell(script, op).start;
         run.cell(script, op).launched = run.recent.path(start);
         match script.deed(op, run.local) {
-            Deed::Skip => {
-                let start = run.cell(script, op).start;
-                self.end(class, op, start);
-            }
+            Deed::Skip => self.end(class, op, start),
             Deed::Kernel { duration, on_sms } => self.kernel(class, op, duration, on_sms),
             Deed::Aside { duration } => {
                 if self.keep {

@@ -70,6 +70,8 @@ pub struct Experts {
     down: Rows,
     sums: Option<Sums>,
     shadow: Option<Shadow>,
+    /// They are the second half of a layer, which keeps its input alone and runs again in the backward pass.
+    pub again: bool,
     /// What became of the rows is made again for the backward pass.
     act_again: bool,
     /// Of rows that travel in FP8 the codes are kept.
@@ -188,6 +190,7 @@ impl Experts {
             down,
             sums,
             shadow,
+            again,
             // All of it is made again anyway.
             act_again: par.options.recompute_act && !again,
             keeps_codes: par.options.keep_fp8_rows && route.ranks > 1 && !again,

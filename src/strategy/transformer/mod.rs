@@ -190,7 +190,7 @@ impl Layer {
             again: par.options.recompute_mla_up,
         });
         let alone = model.pattern.first().copied();
-        let experts_again = experts.is_some() && alone.is_none() && par.options.recompute_moe;
+        let experts_again = experts.as_ref().is_some_and(|experts| experts.again);
         let attends = alone.is_none_or(|mixer| mixer == Mixer::Attention);
         let mamba = model.mamba.zip(rows.mamba.take()).map(|(mamba, rows)| Mamba {
             spec: mamba.part(tp.ranks),
