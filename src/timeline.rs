@@ -1,7 +1,6 @@
 //! What an interpreter returns: when every op of every rank started and ended, and what that adds up to.
 
-pub mod gaps;
-
+use crate::plan::link::Line;
 use crate::plan::{Axis, Lane, Plan};
 use crate::units::Seconds;
 use std::collections::BTreeMap;
@@ -19,6 +18,12 @@ pub struct Span {
 }
 
 impl Span {
+    /// The op at `node` of a rank's line.
+    pub fn of(line: &Line, node: usize, start: Seconds, end: Seconds) -> Span {
+        let spliced = &line.nodes[node];
+        Span { path: line.path(node), what: spliced.op.kind.name(), lane: spliced.lane, start, end }
+    }
+
     pub fn duration(&self) -> Seconds {
         self.end - self.start
     }

@@ -2,10 +2,12 @@
 
 mod plans;
 
+use foretrain::act::gaps;
 use foretrain::cost::cost;
 use foretrain::plan::*;
 use foretrain::sim::{Effort, Fault, Faults, Simulated, simulate};
 use foretrain::spec::*;
+use foretrain::timeline::{Class, Usage};
 use plans::{COPY, FLAT, Host, SM, model, pods, same, way, work};
 
 fn sim(plan: &Plan, host: &Host, fold: bool) -> Simulated {
@@ -24,6 +26,25 @@ fn agree(plan: &Plan, host: &Host) {
     same(&sim(plan, host, true).timeline, &each.timeline);
 }
 
+/// What is charged to whom is found again in the times of all ops alone, as of a plan that ran.
+fn charged_again(plan: &Plan, host: &Host) {
+    let found = simulate(plan, host.machine(), &[], Effort { fold: false, ..Effort::SPANS }).unwrap().timeline;
+    let atoms = link::AtomTable::new(plan).unwrap();
+    let lines = (0..plan.programs.len() as u32).map(|p| link::Line::program(plan, &atoms, p).unwrap());
+    let lines: Vec<link::Line> = lines.collect();
+    let matching = matching::Matching::new(plan, &lines);
+    let times = |class: &Class| class.spans.iter().map(|s| (s.start.value(), s.end.value())).collect();
+    let times: Vec<Vec<(f64, f64)>> = found.classes.iter().map(times).collect();
+    let times: Vec<&gaps::Times> = times.iter().map(Vec::as_slice).collect();
+    for (class, again) in found.classes.iter().zip(gaps::charge(plan, &lines, &matching, &times)) {
+        let all = |of: &Usage| [of.compute, of.turns, of.offload, of.exposed_total()];
+        let axes = class.usage.exposed.iter().map(|(axis, s)| [*s, again.exposed.get(axis).copied().unwrap_or(0.0)]);
+        let sums = all(&class.usage).into_iter().zip(all(&again)).map(|(a, b)| [a, b]);
+        let off = |[a, b]: [f64; 2]| (a - b).abs() > 1e-9 * found.step.value();
+        assert!(!axes.chain(sums).any(off), "rank {}: {:?} is {again:?}", class.rank, class.usage);
+    }
+}
+
 #[test]
 fn agrees_on_a_grid() {
     for (dp, ring, ulysses, micro, batches) in
@@ -34,6 +55,7 @@ fn agrees_on_a_grid() {
             for (engines, slower) in [(SM, 1.0), (SM, 300.0), (COPY, 3000.0)] {
                 let plan = plans::plan(&model(9, 4, false), &par, &work(&par, 480, micro, batches), engines);
                 agree(&plan, &Host::of(&plan, slower));
+                charged_again(&plan, &Host::of(&plan, slower).issuing(0.0));
                 agree(&plan, &Host::of(&plan, slower).issuing(60e-6));
             }
         }
@@ -57,6 +79,7 @@ fn agrees_on_pipelines_whose_ports_are_never_shared() {
         let plan = plans::plan(&model(2 * u64::from(pp * vp), 4, false), &par, &work(&par, 240, 1, batches), COPY);
         for slower in [1e-9, 1.0] {
             agree(&plan, &Host::of(&plan, slower));
+            charged_again(&plan, &Host::of(&plan, slower).issuing(0.0));
         }
     }
 }

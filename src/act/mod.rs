@@ -7,7 +7,7 @@
 //! * `meetings`, `ports`: who meets whom, how long bytes are under way, and through which ports.
 //! * `exchange`, `host`: rows of experts; what goes to and from the host.
 //! * `charges`: what bytes lose on a port to those posted later.
-//! * `waits`: what a gap between kernels is charged to.
+//! * `waits`: what a gap between kernels is charged to. `gaps`: the same of a plan that ran.
 //! * `deeds`: the same of distinct ops, for whoever goes through events. `form`: of a structure, for other sizes.
 
 pub mod charges;
@@ -16,6 +16,7 @@ mod deeds;
 mod draft;
 mod exchange;
 mod form;
+pub mod gaps;
 mod host;
 mod kernels;
 mod machine;

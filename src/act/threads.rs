@@ -14,7 +14,7 @@ mod job;
 mod rank;
 mod worker;
 
-use crate::act::{Acts, Machine, Sheet, cold_bytes, sharing};
+use crate::act::{Acts, Machine, Sheet, cold_bytes, gaps, sharing};
 use crate::collective::forward::Round;
 use crate::device::{KernelTime, Threads};
 use crate::error::{Error, Result};
@@ -22,8 +22,8 @@ use crate::fold;
 use crate::plan::link::{AtomTable, Line};
 use crate::plan::matching::Matching;
 use crate::plan::turns::Turns;
-use crate::plan::{ExchangeAlgo, OpKind, Phase, Plan};
-use crate::timeline::{Class, Span, Timeline, Usage, gaps, lane_labels};
+use crate::plan::{ExchangeAlgo, Phase, Plan};
+use crate::timeline::{Class, Timeline, Usage, lane_labels};
 use crate::units::Seconds;
 use hub::Hub;
 use job::slowdown;
@@ -169,36 +169,13 @@ fn slow(shared: &Shared, workers: &[Worker], own: usize) -> f64 {
 fn timeline(shared: &Shared, ranks: &[Rank]) -> Timeline {
     let step = ranks.iter().flat_map(|r| r.times.iter().map(|t| t.1)).fold(0.0, f64::max);
     let times: Vec<&gaps::Times> = ranks.iter().map(|r| r.times.as_slice()).collect();
-    let ready = gaps::readiness(shared.plan, shared.lines, shared.matching, &times);
-    let class = |r: &Rank| Class {
-        rank: r.rank,
-        multiplicity: 1,
-        usage: usage(shared, r, &ready[r.rank as usize], step),
-        spans: spans(shared.line(r.rank), &r.times),
+    let gaps = gaps::charge(shared.plan, shared.lines, shared.matching, &times);
+    let class = |(r, gaps): (&Rank, Usage)| {
+        // What it counts, and where its kernels stood still.
+        let mut usage = shared.sheet.tallies.usage(r.rank as usize, shared.names, &shared.plan.lanes);
+        usage.add(&gaps, 1.0);
+        Class { rank: r.rank, multiplicity: 1, usage, spans: gaps::spans(shared.line(r.rank), &r.times) }
     };
-    Timeline { step: Seconds::new(step), classes: ranks.iter().map(class).collect(), lanes: lane_labels(shared.plan) }
-}
-
-fn spans(line: &Line, times: &[(f64, f64)]) -> Vec<Span> {
-    let what = |node: usize| match &line.nodes[node].op.kind {
-        OpKind::Compute { kernel, .. } => kernel.name(),
-        OpKind::Collective { kind, .. } => kind.name(),
-        OpKind::Exchange { phase, .. } => phase.name(),
-        _ => "transfer",
-    };
-    let span = |(i, t): (usize, &(f64, f64))| Span {
-        path: line.path(i),
-        what: what(i),
-        lane: line.nodes[i].lane,
-        start: Seconds::new(t.0),
-        end: Seconds::new(t.1),
-    };
-    times.iter().enumerate().map(span).collect()
-}
-
-/// What a rank did, and where its kernels stood still.
-fn usage(shared: &Shared, rank: &Rank, ready: &[gaps::Ready], step: f64) -> Usage {
-    let mut usage = shared.sheet.tallies.usage(rank.rank as usize, shared.names, &shared.plan.lanes);
-    usage.compute = gaps::charge(shared.plan, shared.line(rank.rank), &rank.times, ready, step, &mut usage);
-    usage
+    let classes = ranks.iter().zip(gaps).map(class).collect();
+    Timeline { step: Seconds::new(step), classes, lanes: lane_labels(shared.plan) }
 }

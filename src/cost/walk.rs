@@ -174,17 +174,10 @@ impl<'p> Walker<'p> {
         for class in 0..self.ranks.classes {
             let program = self.plan.program_of(self.fold.representatives[class]);
             let line = &lines[program as usize];
-            for (i, node) in line.nodes.iter().enumerate() {
+            for i in 0..line.nodes.len() {
                 let cell = i * self.ranks.classes + class;
-                let what = match &node.op.kind {
-                    OpKind::Compute { kernel, .. } => kernel.name(),
-                    OpKind::Collective { kind, .. } => kind.name(),
-                    OpKind::Exchange { phase, .. } => phase.name(),
-                    OpKind::Copy { .. } => "copy",
-                    _ => "transfer",
-                };
                 let (start, end) = (seconds(self.ranks.starts[cell].ps()), seconds(self.ranks.ends[cell].ps()));
-                self.spans[class].push(Span { path: line.path(i), what, lane: node.lane, start, end });
+                self.spans[class].push(Span::of(line, i, start, end));
             }
         }
     }

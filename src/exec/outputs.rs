@@ -4,12 +4,13 @@ use super::Run;
 use super::attention_io;
 use super::rank::{Done, Times};
 use super::transport::Hub;
+use crate::act::gaps;
 use crate::error::Result;
 use crate::plan::link::Line;
 use crate::plan::matching::Matching;
 use crate::plan::memory::SlotId;
-use crate::plan::{Axis, Feed, Inputs, OpKind, Param, Plan, Share, TensorId};
-use crate::timeline::{Class, Span, Timeline, Usage, gaps, lane_labels};
+use crate::plan::{Axis, Feed, Inputs, Param, Plan, Share, TensorId};
+use crate::timeline::{Class, Timeline, Usage, lane_labels};
 use crate::units::Seconds;
 use std::collections::BTreeMap;
 
@@ -182,45 +183,16 @@ fn timeline(plan: &Plan, lines: &[Line], done: &[Done]) -> Timeline {
     let last = |times: &Times| times.iter().map(|t| t.1).fold(0.0, f64::max);
     let step = done.iter().map(|d| last(&d.times)).fold(0.0, f64::max);
     let times: Vec<&gaps::Times> = done.iter().map(|d| d.times.as_slice()).collect();
-    let ready = gaps::readiness(plan, lines, &Matching::new(plan, lines), &times);
-    let class = |(rank, done): (usize, &Done)| {
-        let line = &lines[plan.program_of(rank as u32) as usize];
-        let usage = usage(plan, line, &done.times, &ready[rank], step);
-        Class { rank: rank as u32, multiplicity: 1, usage, spans: spans(line, &done.times) }
-    };
-    let classes = done.iter().enumerate().map(class).collect();
-    Timeline { step: Seconds::new(step), classes, lanes: lane_labels(plan) }
-}
-
-fn what(line: &Line, node: usize) -> &'static str {
-    match &line.nodes[node].op.kind {
-        OpKind::Compute { kernel, .. } => kernel.name(),
-        OpKind::Collective { kind, .. } => kind.name(),
-        OpKind::Exchange { phase, .. } => phase.name(),
-        OpKind::Copy { .. } => "copy",
-        _ => "transfer",
-    }
-}
-
-fn spans(line: &Line, times: &Times) -> Vec<Span> {
-    let span = |(i, t): (usize, &(f64, f64))| Span {
-        path: line.path(i),
-        what: what(line, i),
-        lane: line.nodes[i].lane,
-        start: Seconds::new(t.0),
-        end: Seconds::new(t.1),
-    };
-    times.iter().enumerate().map(span).collect()
-}
-
-/// Busy and waiting time of a rank.
-fn usage(plan: &Plan, line: &Line, times: &Times, ready: &[gaps::Ready], step: f64) -> Usage {
-    let mut usage = Usage::default();
-    usage.compute = gaps::charge(plan, line, times, ready, step, &mut usage);
-    for (i, &(start, end)) in times.iter().enumerate() {
-        if plan.lanes[line.nodes[i].lane as usize].computes() {
-            *usage.by_kernel.entry(what(line, i)).or_default() += end - start;
+    let usages = gaps::charge(plan, lines, &Matching::new(plan, lines), &times);
+    let class = |(rank, (mut usage, done)): (u32, (Usage, &Done))| {
+        let line = &lines[plan.program_of(rank) as usize];
+        for (i, &(start, end)) in done.times.iter().enumerate() {
+            if plan.lanes[line.nodes[i].lane as usize].computes() {
+                *usage.by_kernel.entry(line.nodes[i].op.kind.name()).or_default() += end - start;
+            }
         }
-    }
-    usage
+        Class { rank, multiplicity: 1, usage, spans: gaps::spans(line, &done.times) }
+    };
+    let classes = (0..).zip(usages.into_iter().zip(done)).map(class).collect();
+    Timeline { step: Seconds::new(step), classes, lanes: lane_labels(plan) }
 }

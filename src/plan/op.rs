@@ -334,6 +334,18 @@ impl TensorRef {
 }
 
 impl OpKind {
+    /// What it is called in timelines: a kernel by its name, a collective, a phase of an exchange, or its kind.
+    pub fn name(&self) -> &'static str {
+        match self {
+            OpKind::Compute { kernel, .. } => kernel.name(),
+            OpKind::Collective { kind, .. } => kind.name(),
+            OpKind::Exchange { phase, .. } => phase.name(),
+            OpKind::Copy { .. } => "copy",
+            OpKind::Transfer { .. } => "transfer",
+            OpKind::Call { .. } => "call",
+        }
+    }
+
     /// What goes out of buffers, or comes into them.
     fn operands(&self, dir: Direction) -> impl Iterator<Item = Buf> {
         use std::slice::from_ref;

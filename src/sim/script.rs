@@ -198,15 +198,9 @@ impl<'p> Script<'p> {
         all
     }
 
-    /// What kind of op it is: kernel, transfer or collective.
+    /// What it is called.
     pub fn what(&self, op: u32) -> &'static str {
-        match &self.node(op).op.kind {
-            OpKind::Compute { kernel, .. } => kernel.name(),
-            OpKind::Collective { kind, .. } => kind.name(),
-            OpKind::Exchange { phase, .. } => phase.name(),
-            OpKind::Copy { .. } => "copy",
-            _ => "transfer",
-        }
+        self.node(op).op.kind.name()
     }
 }
 
