@@ -89,17 +89,6 @@ pub trait KernelTime {
     }
 }
 
-/// Names as the `peak` table of a GPU has them.
-fn dtype_name(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F64 => "f64",
-        Dtype::F32 => "f32",
-        Dtype::Bf16 => "bf16",
-        Dtype::U32 => "u32",
-        Dtype::U8 => "u8",
-    }
-}
-
 /// The lengths that the attention curves were fitted on; beyond them they are extrapolated.
 const CALIBRATED_ROWS: std::ops::RangeInclusive<u64> = 512..=131072;
 
@@ -198,7 +187,7 @@ impl Roofline {
 
     /// Dense peak of matrix products. Check every dtype of a plan with it before asking for times.
     pub fn peak(&self, dtype: Dtype) -> Result<FlopsPerSec> {
-        let name = dtype_name(dtype);
+        let name = dtype.name();
         self.gpu.peak.get(name).map(|p| p.value).ok_or_else(|| {
             let known: Vec<_> = self.gpu.peak.keys().map(String::as_str).collect();
             let why = format!("no peak is given for {name}; compute in one of: {}", known.join(", "));
@@ -243,11 +232,16 @@ impl Roofline {
         Flops::new(flops) / (peak * ceiling)
     }
 
-    /// The best tiling, or the memory if that takes longer; and what SMs compute of that.
-    fn gemm(&self, [m, n, k]: [u64; 3], [bytes, result, cast]: [u64; 3], dtype: Dtype, odd: bool) -> (Part, Seconds) {
+    /// The best tiling, or the memory if that takes longer; and what SMs compute of that. Rounding of operands is not in it.
+    ///
+    /// Panics if `work` is not of a product.
+    fn gemm(&self, work: &Work, dtype: Dtype) -> (Part, Seconds) {
+        let WorkClass::Gemm { m, n, k, cast, result, unaligned, of_weights, .. } = work.class else {
+            unreachable!("asked for products only")
+        };
         let fp8 = cast > 0;
         let curve = &self.gpu.gemm;
-        let (name, element) = if fp8 { ("fp8", 1) } else { (dtype_name(dtype), dtype.size()) };
+        let (name, element) = if fp8 { ("fp8", 1) } else { (dtype.name(), dtype.size()) };
         let ceiling = curve.ceiling_of(name);
         let faster = if fp8 { self.fp8(dtype).expect("whoever asks for fp8 checks it") } else { 1.0 };
         let peak = self.peak(dtype).expect("the dtypes of a plan are checked before it is timed") * faster;
@@ -256,13 +250,10 @@ impl Roofline {
             gemm::Product { m, n, k, element, result },
             peak * ceiling.value * curve.sustained_of(name),
         );
-        let tiled = tiled * curve.unaligned.as_ref().filter(|_| odd).map_or(1.0, |part| 1.0 / part.value);
-        // What is added to in fp32 is the gradient of a weight; in bf16, where both operands are rounded for it.
-        let both = cast > (dtype.size() + 1) * m * k + m * k / 8 + k * n;
-        let wide = result > 2 * dtype.size() || (both && result > dtype.size());
-        let of_weights = if fp8 && wide { self.weight_grad_fp8 } else { 1.0 };
+        let tiled = tiled * curve.unaligned.as_ref().filter(|_| unaligned).map_or(1.0, |part| 1.0 / part.value);
+        let of_weights = if fp8 && of_weights { self.weight_grad_fp8 } else { 1.0 };
         let tiled = tiled * (self.kept * of_weights);
-        let streamed = Bytes::new(bytes as f64) / (self.gpu.memory_bandwidth.value * curve.stream.value);
+        let streamed = Bytes::new((work.bytes - cast) as f64) / (self.gpu.memory_bandwidth.value * curve.stream.value);
         let provenance = worst([&ceiling.provenance, &curve.operands.provenance, &curve.stream.provenance]);
         let part = Part { seconds: tiled.max(streamed), provenance, rel_sd: curve.rel_sd.value };
         // Nothing more is lost to those whose SMs products are kept off.
@@ -331,7 +322,7 @@ impl Roofline {
 
     /// At the rate of a large product: what small ones take at least.
     fn products(&self, flops: u64, dtype: Dtype) -> Part {
-        let ceiling = self.gpu.gemm.ceiling_of(dtype_name(dtype));
+        let ceiling = self.gpu.gemm.ceiling_of(dtype.name());
         Part {
             seconds: self.at_rate(flops as f64, dtype, ceiling.value),
             provenance: Provenance::Assumed,
@@ -369,8 +360,8 @@ impl KernelTime for Roofline {
         // Operands are rounded by a kernel of its own, before the product.
         let cast = if let WorkClass::Gemm { cast, .. } = work.class { cast } else { 0 };
         let (part, computes) = match work.class {
-            WorkClass::Gemm { m, n, k, result, groups, unaligned, .. } => {
-                let (part, computes) = self.gemm([m, n, k], [work.bytes - cast, result, cast], dtype, unaligned);
+            WorkClass::Gemm { groups, .. } => {
+                let (part, computes) = self.gemm(work, dtype);
                 (self.one_by_one(part, groups), computes)
             }
             WorkClass::Attention { .. } => {

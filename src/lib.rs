@@ -4,7 +4,7 @@
 //! very same plan on the hardware at hand, and see op by op where the answer was wrong.
 //!
 //! ```text
-//! model + cluster + parallelism --strategy--> Plan --cost | exec--> Timeline --> Report, plot, comparison
+//! model + cluster + parallelism --strategy--> Plan --cost | sim | exec--> Timeline --> Report, plot, comparison
 //! ```
 //!
 //! ## What a plan is
@@ -26,15 +26,15 @@
 //! * [`sim`] plays the same event by event: stragglers, faults, who waits for whom.
 //! * [`exec`] runs: threads as ranks, private memory, real kernels, real messages.
 //!
-//! Both return a [`Timeline`](timeline::Timeline) whose spans carry the op's path (`mb[0]/fwd[3]/attention.1`), so
+//! All three return a [`Timeline`](timeline::Timeline) whose spans carry the op's path (`mb[0]/fwd[3]/attention.1`), so
 //! that a comparison is a join on (rank, path). Ranks that do the same at the same time are one *class*, and
 //! [`fold`] finds the classes.
 //!
 //! ## The layers
 //!
-//! Imports go down only: `cli -> sweep, plot -> report, compare, export -> strategy | cost | exec -> act -> fold ->
-//! collective -> cluster, timeline, device -> plan -> spec -> units, error`. Strategies and interpreters never see
-//! each other. To read the code, follow one op: [`plan::op`], [`plan::link`], [`strategy::ring`], [`cost`], [`exec`].
+//! Imports go down only: `cli -> sweep, published, goodput, plot -> calibrate -> report, compare, import, export, checkpoint
+//! -> strategy | cost | sim | exec -> act -> fold -> collective, routing -> cluster, timeline, device -> plan -> spec ->
+//! units, error`. Strategies and interpreters never see each other. To read the code, follow one op: [`plan::op`], [`plan::link`], [`strategy::ring`], [`cost`], [`exec`].
 //!
 //! ## A prediction
 //!

@@ -431,6 +431,15 @@ fn imports_go_down_only() {
     assert!(list.is_empty(), "the import rule is broken:\n{}", list.join("\n"));
 }
 
+/// The map that people read is the rule.
+#[test]
+fn the_map_shows_the_house() {
+    let map = std::fs::read_to_string("CONTRIBUTING.md").unwrap();
+    let house = map.split("## The house").nth(1).and_then(|text| text.split("```").nth(1)).unwrap();
+    let drawn: Vec<Vec<&str>> = house.trim().lines().rev().map(|line| line.split(' ').collect()).collect();
+    assert_eq!(drawn, LEVELS, "the house of CONTRIBUTING.md, from the ground up, is not LEVELS");
+}
+
 // ---- the checker itself
 
 #[track_caller]

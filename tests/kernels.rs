@@ -130,7 +130,7 @@ fn product(gpu: &GpuSpec, dtype: &str, (m, n, k): (u64, u64, u64)) -> f64 {
         let work = Work {
             flops: 2 * m * n * k,
             bytes,
-            class: WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 1, unaligned: false },
+            class: WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 1, unaligned: false, of_weights: false },
         };
         return Roofline::new(gpu, &stack).unwrap().alone().time(&work, Dtype::Bf16).seconds.value();
     }

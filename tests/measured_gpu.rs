@@ -236,7 +236,7 @@ fn the_shipped_h200_predicts_products_that_it_was_not_fitted_to() {
         let curve = &measured.kernels[&format!("{name}/bf16")];
         let of = curve.points.iter().map(|point| {
             let [m, n, k] = [0, 1, 2].map(|i| point.size[i] as u64);
-            let class = WorkClass::Gemm { m, n, k, cast: 0, result, groups: 1, unaligned: false };
+            let class = WorkClass::Gemm { m, n, k, cast: 0, result, groups: 1, unaligned: false, of_weights: false };
             let work = Work { flops: 2 * m * n * k, bytes: 2 * (m * k + n * k) + result * m * n, class };
             let predicted = shipped.time_as(name, &work, Dtype::Bf16).seconds.value();
             (predicted / point.seconds - 1.0).abs()
@@ -283,7 +283,7 @@ fn steps_in_a_row_are_no_faster_than_on_a_gpu_that_rests() {
 fn products_of_experts_are_plain_ones() {
     let profile = profile(H200);
     let of = |curve: &str, [m, n, k]: [u64; 3], groups: u64| {
-        let class = WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups, unaligned: false };
+        let class = WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups, unaligned: false, of_weights: false };
         let work = Work { flops: 2 * m * n * k, bytes: 2 * (m * k + groups * n * k + m * n), class };
         profile.time_as(curve, &work, Dtype::Bf16).seconds.value()
     };

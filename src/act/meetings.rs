@@ -6,7 +6,7 @@ use super::ports::{RECV, SEND, port};
 use super::sheet::{Act, End};
 use super::{Acts, ctas};
 use crate::cluster::{Cluster, Tier};
-use crate::collective::{self, Algorithm, LinkTime};
+use crate::collective::{self, Algorithm, Comm, LinkTime};
 use crate::error::{Error, Result};
 use crate::fold::{Fold, crossing, over_a_wire};
 use crate::plan::link::{Line, Place};
@@ -100,13 +100,16 @@ impl<'a> Acts<'a> {
         if let Some(known) = self.hops.get(&(lane, by, bytes)) {
             return known.clone();
         }
-        let (size, cluster) = (self.group(lane).size(&self.plan.views), self.machine.cluster);
+        let (machine, gangs) = (self.machine, self.gangs(lane));
         let (routes, moved) = (self.routes(lane, by), Bytes::new(bytes as f64));
-        let hop = |(&rank, route): (&u32, &Route)| {
-            let time = collective::p2p(cluster, self.machine.stack, moved, rank, route.peer, size, route.sharing);
+        let hop = |((&rank, route), gang): ((&u32, &Route), &Rc<Gang>)| {
+            let comm = Comm { size: gang.members.len() as u32, nodes: gang.nodes.len() as u32 };
+            let pair = [rank, route.peer];
+            let time = collective::p2p(machine.cluster, machine.stack, moved, pair, comm, route.sharing);
             Hop { time, tier: route.tier, peer: route.peer }
         };
-        let hops: Rc<[Hop]> = self.fold.representatives.iter().zip(routes.iter()).map(hop).collect();
+        let hops = self.fold.representatives.iter().zip(routes.iter()).zip(gangs.iter()).map(hop);
+        let hops: Rc<[Hop]> = hops.collect();
         self.hops.insert((lane, by, bytes), hops.clone());
         hops
     }

@@ -86,11 +86,6 @@ impl Known {
         Known { kernels: self.kernels, ..Known::default() }
     }
 
-    /// Takes over what another plan's times of kernels were.
-    pub fn take_kernels(&mut self, from: &mut Known) {
-        std::mem::swap(&mut self.kernels, &mut from.kernels);
-    }
-
     fn bound(&mut self) {
         if self.kernels.len() > Self::MOST {
             self.kernels.clear();

@@ -17,7 +17,7 @@ pub mod wires;
 use crate::plan::CollectiveKind;
 use std::ops::Range;
 
-pub use nccl::{Choice, LinkTime, choices, chosen, collective, collective_by, p2p};
+pub use nccl::{Choice, Comm, LinkTime, choices, chosen, collective, collective_by, p2p};
 
 /// What moves, as nccl-tests has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,9 +73,9 @@ impl Algorithm {
 /// How NCCL marks what has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mark {
-    /// A flag with every 4 bytes.
+    /// A flag with every 4 bytes of data: lines of 8.
     Ll,
-    /// A flag with every 120 bytes.
+    /// A flag with every 120 bytes of data: lines of 128.
     Ll128,
     /// A flag with every chunk.
     Simple,

@@ -229,7 +229,8 @@ mod tests {
     #[test]
     fn what_does_little_draws_little() {
         let mut clocks = Clocks::new(&power()).unwrap();
-        let class = WorkClass::Gemm { m: 8, n: 8, k: 8, cast: 0, result: 2, groups: 1, unaligned: false };
+        let class =
+            WorkClass::Gemm { m: 8, n: 8, k: 8, cast: 0, result: 2, groups: 1, unaligned: false, of_weights: false };
         let product = Work { flops: 8e11 as u64, bytes: 0, class };
         let [fast, slow] = [1e-3, 3e-3].map(|seconds| clocks.load(&product, seconds));
         assert_eq!(fast, like(&clocks, 0, 1.0));

@@ -2,7 +2,7 @@
 
 use super::curve::{Curve, size};
 use super::speed::Speed;
-use super::{Estimate, KernelTime, OnSms, dtype_name, grouped};
+use super::{Estimate, KernelTime, OnSms, grouped};
 use crate::error::{Error, Result, json};
 use crate::plan::{Dtype, Phase, Work, WorkClass};
 use crate::spec::{Provenance, Throttle};
@@ -335,7 +335,7 @@ impl Profile {
 
     /// The worst kernel of its class stands in for one that was never timed.
     fn stand_in(&self, work: &Work, dtype: Dtype) -> Option<f64> {
-        let (like, suffix) = (self.size(work, 0), format!("/{}", dtype_name(dtype)));
+        let (like, suffix) = (self.size(work, 0), format!("/{}", dtype.name()));
         let backward = matches!(work.class, WorkClass::Attention { backward: true, .. });
         let fits = |(name, curve): &(&String, &Curve)| {
             name.ends_with(&suffix)
@@ -383,7 +383,7 @@ pub fn is_exchange(curve: &str) -> bool {
 
 /// The name of a curve in a profile.
 pub fn key(curve: &str, dtype: Dtype) -> String {
-    format!("{curve}/{}", dtype_name(dtype))
+    format!("{curve}/{}", dtype.name())
 }
 
 impl KernelTime for Profile {

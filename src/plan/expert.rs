@@ -217,7 +217,8 @@ impl Groups {
             return Work { flops: 0, bytes: 0, class: WorkClass::Memory };
         }
         let result = (rest / (m * cols).max(1)).clamp(2, 8);
-        let class = WorkClass::Gemm { m, n: cols, k: depth, cast, result, groups: self.active, unaligned: false };
+        let (groups, of_weights) = (self.active, matches!(pass, Pass::Dw));
+        let class = WorkClass::Gemm { m, n: cols, k: depth, cast, result, groups, unaligned: false, of_weights };
         Work { flops, bytes: cast + fed + rest, class }
     }
 }

@@ -96,7 +96,7 @@ impl ScoreStep {
         let (maps, d) = (b.batch * b.heads, b.head_dim);
         let all: u64 = reads.iter().chain(writes).sum();
         let product = |m, n, k, bytes| {
-            let class = WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 1, unaligned: false };
+            let class = WorkClass::Gemm { m, n, k, cast: 0, result: 2, groups: 1, unaligned: false, of_weights: false };
             Work { flops: 2 * m * n * k, bytes, class }
         };
         // Of keys and values either is used.

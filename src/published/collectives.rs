@@ -11,7 +11,7 @@ use super::software::Stacks;
 use super::verdict::Prediction;
 use super::words::{squeezed, tokens};
 use crate::cluster::Cluster;
-use crate::collective::{collective, p2p};
+use crate::collective::{Comm, collective, p2p};
 use crate::error::{Error, Result};
 use crate::plan::CollectiveKind;
 use crate::spec::{ClusterSpec, StackSpec};
@@ -189,7 +189,9 @@ fn time(row: &Collective, cluster: &Cluster, stack: &StackSpec, bytes: Bytes) ->
         "alltoall" | "alltoallv" => CollectiveKind::AllToAll,
         // Every rank sends to the next; all wait for the slowest pair.
         "sendrecv" => {
-            let pair = |&a: &u32| p2p(cluster, stack, bytes, a, (a + 1) % cluster.gpus(), cluster.gpus(), 1.0);
+            let size = cluster.gpus();
+            let comm = Comm { size, nodes: cluster.on_nodes(&members).len() as u32 };
+            let pair = |&a: &u32| p2p(cluster, stack, bytes, [a, (a + 1) % size], comm, 1.0);
             return Ok(members.iter().map(|a| pair(a).total().value()).fold(0.0, f64::max));
         }
         _ => return Err(format!("op: {:?} is none that is known", row.op)),

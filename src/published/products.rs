@@ -60,7 +60,16 @@ fn predicted(row: &Product, shipped: &Shipped, found: &mut Prediction) -> Result
     let work = Work {
         flops,
         bytes,
-        class: WorkClass::Gemm { m: all, n: row.n, k: row.k, cast, result: 2, groups: 1, unaligned: false },
+        class: WorkClass::Gemm {
+            m: all,
+            n: row.n,
+            k: row.k,
+            cast,
+            result: 2,
+            groups: 1,
+            unaligned: false,
+            of_weights: false,
+        },
     };
     Ok(flops as f64 / kernels.time(&work, Dtype::Bf16).seconds.value() / 1e12)
 }

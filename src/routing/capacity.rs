@@ -71,8 +71,3 @@ pub fn limit(trace: &mut Trace, capacity: Capacity) -> Option<u64> {
     drop_beyond(trace, |_| room);
     Some(room)
 }
-
-/// Rows that a source sends when every expert is padded to its capacity, whoever is chosen.
-pub fn padded_rows(experts: u32, capacity: u64) -> u64 {
-    u64::from(experts) * capacity
-}

@@ -18,6 +18,7 @@ use crate::plan::CollectiveKind;
 use crate::spec::{Architecture, CollectiveOp, Origin, Provenance, StackSpec};
 use crate::units::{Bytes, Seconds};
 pub use fitted::{FITTED, Fitted, Inside, Protocol};
+pub use sends::Comm;
 use shape::Shape;
 pub use shape::tree_uplinks;
 use tuner::{Course, Tuner};
@@ -55,18 +56,10 @@ fn provenance(origin: Origin) -> Provenance {
     }
 }
 
-/// A send and the receive that meets it, between two ranks of a communicator of `comm_size`. `sharing` is
+/// A send and the receive that meets it, between two ranks of a communicator. `sharing` is
 /// how many such flows leave the node at once, or share the port of a rank inside it, at least 1.
-pub fn p2p(
-    cluster: &Cluster,
-    stack: &StackSpec,
-    bytes: Bytes,
-    from: u32,
-    to: u32,
-    comm_size: u32,
-    sharing: f64,
-) -> LinkTime {
-    Nccl::new(cluster, stack).p2p(bytes, [from, to], comm_size, sharing)
+pub fn p2p(cluster: &Cluster, stack: &StackSpec, bytes: Bytes, pair: [u32; 2], comm: Comm, sharing: f64) -> LinkTime {
+    Nccl::new(cluster, stack).p2p(bytes, pair, comm, sharing)
 }
 
 /// One way to do an operation, and what it takes.
@@ -130,8 +123,8 @@ impl<'a> Nccl<'a> {
     }
 
     /// As [`p2p`].
-    pub fn p2p(&self, bytes: Bytes, pair: [u32; 2], comm_size: u32, sharing: f64) -> LinkTime {
-        sends::p2p(self, bytes, pair, comm_size, sharing)
+    pub fn p2p(&self, bytes: Bytes, pair: [u32; 2], comm: Comm, sharing: f64) -> LinkTime {
+        sends::p2p(self, bytes, pair, comm, sharing)
     }
 
     /// As [`choices`].
@@ -162,7 +155,8 @@ impl<'a> Nccl<'a> {
         match op {
             Operation::SendRecv => {
                 let n = members.len();
-                let pair = |i: usize| self.p2p(bytes, [members[i], members[(i + 1) % n]], shape.n, 1.0);
+                let comm = Comm { size: shape.n, nodes: shape.nodes };
+                let pair = |i: usize| self.p2p(bytes, [members[i], members[(i + 1) % n]], comm, 1.0);
                 let slowest = (0..n).map(pair).max_by(|a, b| a.total().value().total_cmp(&b.total().value()));
                 slowest.map(one(Algorithm::Pairwise, Mark::Simple)).into_iter().collect()
             }
@@ -336,11 +330,11 @@ mod tests {
     fn a_block_of_keys_and_values_hops_slowly() {
         // 16 MiB among 8 ranks go over 4 channels, far below what the links carry.
         let (c, s) = at("dgx-h100", 8);
-        let t = p2p(&c, &s, Bytes::new(16.0 * MIB), 0, 1, 8, 1.0);
+        let t = p2p(&c, &s, Bytes::new(16.0 * MIB), [0, 1], Comm { size: 8, nodes: 1 }, 1.0);
         let rate = Bytes::new(16.0 * MIB) / t.transfer;
         assert_eq!((rate.value() / 1e9).round(), 68.0);
         assert_eq!(t.provenance, Provenance::Extrapolated);
-        let shared = |flows| p2p(&c, &s, Bytes::new(4096.0 * MIB), 0, 1, 8, flows).transfer;
+        let shared = |flows| p2p(&c, &s, Bytes::new(4096.0 * MIB), [0, 1], Comm { size: 8, nodes: 1 }, flows).transfer;
         assert!((shared(2.0) / shared(1.0) - 2.0).abs() < 1e-9);
     }
 
@@ -369,7 +363,7 @@ mod tests {
         let (c, s) = at("l40s-pcie", 8);
         let rate = |a, b, size| {
             let bytes = Bytes::new(4096.0 * MIB);
-            (bytes / p2p(&c, &s, bytes, a, b, size, 1.0).transfer).value() / 1e9
+            (bytes / p2p(&c, &s, bytes, [a, b], Comm { size, nodes: 1 }, 1.0).transfer).value() / 1e9
         };
         assert!((rate(0, 4, 2) - 5.5).abs() < 1e-9 && (rate(2, 4, 4) - 11.0).abs() < 1e-9);
         assert!((rate(3, 4, 8) - 22.0).abs() < 1e-9 && rate(2, 3, 8) > 22.0);

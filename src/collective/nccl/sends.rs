@@ -11,27 +11,40 @@ const ANNOUNCED: f64 = 16.0 * KIB;
 const KIB: f64 = 1024.0;
 /// A channel gets at least this much of a message ..
 const MIN_PART: f64 = 64.0 * KIB;
-/// .. and, as long as there are more channels, at most this much.
+/// .. and, as long as there are more channels, at most this much, or a chunk where the communicator has several nodes.
 const MAX_PART: f64 = 16.0 * KIB * KIB;
+const CHUNK: f64 = 128.0 * KIB;
+
+/// Channels of a send to another node, unless told otherwise.
+const BETWEEN: u32 = 2;
+/// Beside so many operations a channel each keeps its sync warp.
+const BESIDE: u32 = 4;
+
+/// Who sends to whom: a communicator of so many ranks, on so many nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Comm {
+    pub size: u32,
+    pub nodes: u32,
+}
 
 /// Thread blocks that one send inside a node gets. Few for all but huge messages, and the fewer the more
-/// ranks the communicator has: a channel is kept for each of them.
-fn channels(cluster: &Cluster, stack: &StackSpec, bytes: f64, comm_size: u32) -> u32 {
-    let all = (2 * cluster.spec.scale_up.links).next_power_of_two().min(stack.p2p_ctas.value);
+/// ranks the communicator has: a channel is kept for each of them. Every peer gets as many as the one with the fewest,
+/// so beside peers on other nodes it is what a NIC gets, in parts of a chunk: however large the message.
+fn channels(cluster: &Cluster, stack: &StackSpec, bytes: f64, comm: Comm) -> u32 {
+    let own = (2 * cluster.spec.scale_up.links).next_power_of_two().min(stack.p2p_ctas.value);
+    let most = if BETWEEN * comm.size > BESIDE * own { 1 } else { BETWEEN };
+    let (all, max_part) = if comm.nodes > 1 { (own.min(most), CHUNK) } else { (own, MAX_PART) };
     let mut few = all;
-    while few > 1 && few * comm_size > all {
+    while few > 1 && few * comm.size > own {
         few /= 2;
     }
     let wanted = (bytes / MIN_PART).ceil().max(1.0);
     let mut n = if wanted < f64::from(few) { wanted as u32 } else { few };
-    while bytes / f64::from(n) > MAX_PART && n <= all / 2 {
+    while bytes / f64::from(n) > max_part && n <= all / 2 {
         n *= 2;
     }
     n
 }
-
-/// Channels of a send to another node, unless told otherwise.
-const BETWEEN: u32 = 2;
 
 /// From the start of both ends to the first byte, of `bytes` on `channels`, where it takes `announcement` seconds to
 /// announce them.
@@ -42,9 +55,9 @@ fn send_latency(nccl: &Nccl, bytes: f64, channels: u32, announcement: f64) -> Se
     if announced { start + Seconds::new(announcement) } else { start }
 }
 
-/// A send and the receive that meets it, between two ranks of a communicator of `comm_size`. `sharing` is
+/// A send and the receive that meets it, between two ranks of a communicator. `sharing` is
 /// how many such flows leave the node at once, or share the port of a rank inside it, at least 1.
-pub fn p2p(nccl: &Nccl, bytes: Bytes, [from, to]: [u32; 2], comm_size: u32, sharing: f64) -> LinkTime {
+pub fn p2p(nccl: &Nccl, bytes: Bytes, [from, to]: [u32; 2], comm: Comm, sharing: f64) -> LinkTime {
     let (cluster, stack) = (nccl.cluster, nccl.stack);
     let up = &cluster.spec.scale_up;
     let gpu = &cluster.gpu;
@@ -57,9 +70,9 @@ pub fn p2p(nccl: &Nccl, bytes: Bytes, [from, to]: [u32; 2], comm_size: u32, shar
             rel_sd: gpu.memory_bound.rel_sd.value,
         },
         Tier::ScaleUp => {
-            let channels = channels(cluster, stack, bytes.value(), comm_size);
+            let channels = channels(cluster, stack, bytes.value(), comm);
             let ctas = f64::from(channels);
-            let bridge = cluster.bridge_of_ring(&[from, to], comm_size);
+            let bridge = cluster.bridge_of_ring(&[from, to], comm.size);
             let port = [Some(up.p2p.value), up.per_peer.as_ref().map(|p| p.value), bridge];
             let port = port.into_iter().flatten().fold(up.p2p.value, BytesPerSec::min);
             let rate = (up.p2p_per_cta.value * ctas).min(port * (1.0 / sharing));
@@ -93,7 +106,7 @@ pub fn all_to_all(nccl: &Nccl, shape: &Shape, bytes: Bytes) -> LinkTime {
     let up = &cluster.spec.scale_up;
     let one = bytes * (1.0 / f64::from(shape.n));
     let near = f64::from(shape.most - 1);
-    let each = channels(cluster, stack, one.value(), shape.n);
+    let each = channels(cluster, stack, one.value(), Comm { size: shape.n, nodes: shape.nodes });
     let ctas = near * f64::from(each);
     // Where each peer has a link of its own, all of them are busy.
     let port = up.per_peer.as_ref().map_or(up.p2p.value, |peer| up.p2p.value.min(peer.value * near.max(1.0)));
@@ -145,10 +158,17 @@ mod tests {
     #[test]
     fn channels_of_eight_ranks_climb_as_on_b200() {
         let (c, s) = at("dgx-h100", 8);
-        let of = |mib: f64| channels(&c, &s, mib * MIB, 8);
+        let of = |mib: f64| channels(&c, &s, mib * MIB, Comm { size: 8, nodes: 1 });
         assert_eq!([of(0.01), of(0.125), of(1.0), of(64.0)], [1, 2, 4, 4]);
         assert_eq!([of(128.0), of(256.0), of(512.0), of(4096.0)], [8, 16, 32, 32]);
-        let (c, s) = at("dgx-h100", 64);
-        assert_eq!(channels(&c, &s, 8.0 * MIB, 64), 1);
+    }
+
+    /// A ring over nodes has no fewer channels inside of them than out of them, however many ranks there are, and no more.
+    #[test]
+    fn beside_a_nic_all_peers_get_what_it_gets() {
+        let (c, s) = at("dgx-h100", 128);
+        let of = |size: u32, mib: f64| channels(&c, &s, mib * MIB, Comm { size, nodes: size / 8 });
+        assert_eq!([16, 32, 64, 128].map(|size| of(size, 1.0)), [2, 2, 2, 1]);
+        assert_eq!([0.01, 0.1, 1.0, 1024.0].map(|mib| of(64, mib)), [1, 1, 2, 2]);
     }
 }

@@ -134,7 +134,7 @@ impl<'a> Tuner<'a> {
         }
     }
 
-    /// LL: a flag with every 8 bytes. LL128: a flag with every 128. Simple: a flag with every chunk.
+    /// How data is marked, and what that costs between nodes.
     fn protocols(&self) -> [(Mark, Protocol); 3] {
         let [ll, ll128, simple] = self.fitted.between;
         [(Mark::Ll, ll), (Mark::Ll128, ll128), (Mark::Simple, simple)]

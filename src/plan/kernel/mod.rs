@@ -9,10 +9,13 @@
 
 mod attention;
 mod heads;
+mod names;
+mod operands;
 mod ssm;
 
 pub use attention::{AttnBlock, Side, is_attention, is_attention_forward};
 pub use heads::{Exchange, HeadPad, HeadPart, HeadPermute, Packing};
+pub use operands::Operands;
 pub use ssm::{HeadRanks, SsmKernel, SsmOp};
 
 use super::dropout::Dropout;
@@ -254,11 +257,11 @@ pub enum Kernel {
     Expert(ExpertKernel),
 }
 
-/// Which efficiency curve a kernel's time follows.
 /// Bytes that a library wants rows of matrices to begin at multiples of (NVIDIA, Matrix Multiplication Background User's
 /// Guide).
 pub const ALIGNMENT: u64 = 16;
 
+/// Which efficiency curve a kernel's time follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WorkClass {
     Gemm {
@@ -273,6 +276,8 @@ pub enum WorkClass {
         groups: u64,
         /// Rows of an operand, or of the result, do not all begin at multiples of 16 bytes.
         unaligned: bool,
+        /// The gradient of weights: summed over the tokens, along which neither operand was rounded for the forward pass.
+        of_weights: bool,
     },
     /// `q_rows` x `kv_rows` is the trimmed rectangle; `area` of it is visible.
     Attention {
@@ -300,111 +305,6 @@ pub struct Work {
 }
 
 impl Kernel {
-    pub fn name(&self) -> &'static str {
-        match self {
-            Kernel::MatMul { .. } => "matmul",
-            Kernel::Attention(_) => "attention",
-            Kernel::Unfused { step, .. } => step.name(),
-            Kernel::AttentionDelta { .. } => "attention_delta",
-            Kernel::AttentionBwd(_) => "attention_bwd",
-            Kernel::AttentionOnto(_) => "attention_onto",
-            Kernel::AttentionBwdOnto(..) => "attention_bwd_onto",
-            Kernel::AddLse(_) => "add_lse",
-            Kernel::AddWeighted(_) => "add_weighted",
-            Kernel::MergeLse(_) => "merge_lse",
-            Kernel::Norm { .. } => "norm",
-            Kernel::NormBwd { .. } => "norm_bwd",
-            Kernel::HeadNorm { .. } => "head_norm",
-            Kernel::HeadNormBwd { .. } => "head_norm_bwd",
-            Kernel::LatentNorm { .. } => "latent_norm",
-            Kernel::LatentNormBwd { .. } => "latent_norm_bwd",
-            Kernel::LatentRope { .. } => "latent_rope",
-            Kernel::LayerNorm { .. } => "layer_norm",
-            Kernel::LayerNormBwd { .. } => "layer_norm_bwd",
-            Kernel::BiasBwd { .. } => "bias_bwd",
-            Kernel::Residual { .. } => "residual",
-            Kernel::DropoutBwd { .. } => "dropout_bwd",
-            Kernel::Positions { .. } => "positions",
-            Kernel::Gelu { .. } => "gelu",
-            Kernel::GeluBwd { .. } => "gelu_bwd",
-            Kernel::Relu2 { .. } => "relu2",
-            Kernel::Relu2Bwd { .. } => "relu2_bwd",
-            Kernel::Ssm(kernel) => kernel.name(),
-            Kernel::Rope { .. } => "rope",
-            Kernel::SwiGlu { .. } => "swiglu",
-            Kernel::SwiGluBwd { .. } => "swiglu_bwd",
-            Kernel::Permute(_) => "permute",
-            Kernel::Reorder { .. } => "reorder",
-            Kernel::OwnRows { .. } => "own_rows",
-            Kernel::Cast { .. } => "cast",
-            Kernel::Add { .. } => "add",
-            Kernel::Fill { .. } => "fill",
-            Kernel::Wait { .. } => "wait",
-            Kernel::Embed { .. } => "embed",
-            Kernel::EmbedBwd { .. } => "embed_bwd",
-            Kernel::CrossEntropy { .. } => "cross_entropy",
-            Kernel::VocabStats(_) => "vocab_stats",
-            Kernel::VocabCrossEntropy { .. } => "vocab_cross_entropy",
-            Kernel::Adam { .. } => "adam",
-            Kernel::Expert(kernel) => kernel.name(),
-        }
-    }
-
-    /// Whether a framework runs it in a forward pass, which is written in Python, or in one that is run again; of the others
-    /// its engine of gradients and its optimizer know without being told.
-    pub fn is_forward(&self) -> bool {
-        match self {
-            Kernel::MatMul { b_t, .. } => *b_t,
-            Kernel::Add { .. } | Kernel::Fill { .. } | Kernel::Cast { .. } | Kernel::Adam { .. } => false,
-            Kernel::AttentionDelta { .. } | Kernel::Wait { .. } => false,
-            other => !other.curve().contains("bwd"),
-        }
-    }
-
-    /// Whether the CPU has it too, where its operands are in the host's memory.
-    pub fn runs_on_host(&self) -> bool {
-        matches!(self, Kernel::Adam { .. } | Kernel::Add { trim: None, .. } | Kernel::Cast { .. } | Kernel::Fill { .. })
-    }
-
-    /// Kernels whose times lie on one curve over their sizes: a table of measurements has a curve for each.
-    pub fn curve(&self) -> &'static str {
-        match self {
-            Kernel::MatMul { fp8: true, .. } => "matmul_fp8",
-            Kernel::MatMul { a_t: false, b_t: false, accumulate: false, .. } => "matmul_nn",
-            Kernel::MatMul { a_t: false, b_t: true, accumulate: false, .. } => "matmul_nt",
-            Kernel::MatMul { a_t: true, b_t: false, accumulate: false, .. } => "matmul_tn",
-            Kernel::MatMul { a_t: true, b_t: true, accumulate: false, .. } => "matmul_tt",
-            Kernel::MatMul { a_t: false, b_t: false, .. } => "matmul_nn_onto",
-            Kernel::MatMul { a_t: false, b_t: true, .. } => "matmul_nt_onto",
-            Kernel::MatMul { a_t: true, b_t: false, .. } => "matmul_tn_onto",
-            Kernel::MatMul { .. } => "matmul_tt_onto",
-            Kernel::Rope { backward: true, .. } => "rope_bwd",
-            // Rows that stand in other parts are not looked for.
-            Kernel::Embed { shard: Some(_), .. } => "embed_part",
-            Kernel::EmbedBwd { shard: Some(_), .. } => "embed_bwd_part",
-            Kernel::LatentRope { backward: true, .. } => "latent_rope_bwd",
-            Kernel::Positions { backward: true, .. } => "positions_bwd",
-            Kernel::Permute(permute) => match permute.exchange {
-                Exchange::PackHeads => "permute_pack_heads",
-                Exchange::UnpackSeq => "permute_unpack_seq",
-                Exchange::PackSeq => "permute_pack_seq",
-                Exchange::UnpackHeads => "permute_unpack_heads",
-            },
-            Kernel::Reorder { inverse: true, .. } => "reorder_back",
-            Kernel::Expert(kernel) => kernel.curve(),
-            Kernel::Unfused { block, step } => step.curve(block),
-            other => other.name(),
-        }
-    }
-
-    /// Calls of a framework that does not fuse it, see [`StackSpec::unfused`](crate::spec::StackSpec::unfused).
-    pub fn calls(&self) -> u32 {
-        match self {
-            Kernel::Unfused { block, step } => step.calls(block),
-            _ => 1,
-        }
-    }
-
     /// The block whose mask decides what this kernel does, so that its work differs between ranks.
     pub fn mask(&self) -> Option<&AttnBlock> {
         match self {
@@ -452,7 +352,7 @@ impl Kernel {
                 let [a, b] = [reads[0] / (m * k).max(1), reads[1] / (k * n).max(1)];
                 let rows = [a * if a_t { m } else { k }, b * if b_t { k } else { n }, a.min(b) * n];
                 let unaligned = !rows.iter().all(|bytes| bytes.is_multiple_of(ALIGNMENT));
-                let class = WorkClass::Gemm { m, n, k, cast, result, groups: 1, unaligned };
+                let class = WorkClass::Gemm { m, n, k, cast, result, groups: 1, unaligned, of_weights: a_t };
                 Some(Work { flops: 2 * m * n * k, bytes, class })
             }
             Kernel::Wait { .. } => memory(0),
@@ -478,119 +378,7 @@ impl Kernel {
     }
 }
 
-/// Elements of a norm's weight, its bias behind it.
-fn with_bias(cols: u64, bias: bool) -> u64 {
-    if bias { 2 * cols } else { cols }
-}
-
 /// A byte an element, and four a scale.
 pub fn fp8_bytes(elems: u64) -> u64 {
     elems + 4 * elems.div_ceil(FP8_BLOCK)
-}
-
-/// Elements of each operand, in the order in which the kernel reads and writes them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Operands {
-    pub reads: Vec<u64>,
-    pub writes: Vec<u64>,
-}
-
-impl Kernel {
-    /// How large every operand has to be; [`check`](super::check) holds the plan's buffers against it.
-    pub fn operands(&self, views: &[Mesh]) -> Operands {
-        let of = |reads: &[u64], writes: &[u64]| Operands { reads: reads.to_vec(), writes: writes.to_vec() };
-        match self {
-            Kernel::MatMul { m, n, k, accumulate, bias, .. } => {
-                let mut reads = vec![m * k, k * n];
-                reads.extend(accumulate.then_some(m * n));
-                reads.extend(bias.then_some(*n));
-                of(&reads, &[m * n])
-            }
-            Kernel::Attention(_)
-            | Kernel::AttentionBwd(_)
-            | Kernel::MergeLse(_)
-            | Kernel::AttentionOnto(_)
-            | Kernel::AttentionBwdOnto(..)
-            | Kernel::AddLse(_)
-            | Kernel::AddWeighted(_) => self.attention_operands(views),
-            Kernel::Unfused { block, step } => step.operands(block, views),
-            Kernel::AttentionDelta { rows, heads, head_dim } => {
-                of(&[rows * heads * head_dim, rows * heads * head_dim], &[rows * heads])
-            }
-            Kernel::Norm { rows, cols, .. } => of(&[rows * cols, *cols], &[rows * cols]),
-            Kernel::NormBwd { rows, cols, .. } => {
-                let x = rows * cols;
-                of(&[x, *cols, x, x, *cols], &[x, *cols])
-            }
-            Kernel::HeadNorm { rows, heads, kv_heads, head_dim, .. } => {
-                let (qk, v) = (rows * (heads + kv_heads) * head_dim, rows * kv_heads * head_dim);
-                of(&[qk + v, 2 * head_dim], &[qk + v, qk])
-            }
-            Kernel::HeadNormBwd { rows, heads, kv_heads, head_dim, .. } => {
-                let (qk, v, w) = (rows * (heads + kv_heads) * head_dim, rows * kv_heads * head_dim, 2 * head_dim);
-                of(&[qk + v, qk, w, w], &[qk + v, w])
-            }
-            Kernel::LatentNorm { rows, cols, rest, .. } => {
-                let mut writes = vec![rows * cols];
-                writes.extend((*rest > 0).then_some(rows * rest));
-                of(&[rows * (cols + rest), *cols], &writes)
-            }
-            Kernel::LatentNormBwd { rows, cols, rest, .. } => {
-                let mut reads = vec![rows * (cols + rest), *cols, *cols, rows * cols];
-                reads.extend((*rest > 0).then_some(rows * rest));
-                of(&reads, &[rows * (cols + rest), *cols])
-            }
-            Kernel::LatentRope { segs, batch, heads, nope, rope, v, backward, .. } => {
-                let n = batch * segs.len(views);
-                let q = n * heads * (nope + rope);
-                let (apart, heads) = ([q, n * heads * (nope + v), n * rope], [q, q + n * heads * v]);
-                if *backward { of(&heads, &apart) } else { of(&apart, &heads) }
-            }
-            Kernel::LayerNorm { rows, cols, bias, .. } => of(&[rows * cols, with_bias(*cols, *bias)], &[rows * cols]),
-            Kernel::LayerNormBwd { rows, cols, bias, .. } => {
-                let (x, w) = (rows * cols, with_bias(*cols, *bias));
-                of(&[x, w, x, x, w], &[x, w])
-            }
-            Kernel::BiasBwd { rows, cols } => of(&[rows * cols, *cols], &[*cols]),
-            Kernel::Residual { rows, cols, biases, dropout } => {
-                let mut reads = vec![rows * cols; 2];
-                reads.extend(vec![*cols; *biases as usize]);
-                let writes = if dropout.is_some() { 2 } else { 1 };
-                of(&reads, &vec![rows * cols; writes])
-            }
-            Kernel::DropoutBwd { elems, .. } => of(&[*elems, *elems], &[*elems]),
-            Kernel::Positions { rows, cols, max, backward, .. } => {
-                of(&[rows * cols, max * cols], &[if *backward { max * cols } else { rows * cols }])
-            }
-            Kernel::Gelu { elems } => of(&[*elems], &[*elems]),
-            Kernel::GeluBwd { elems } => of(&[*elems, *elems], &[*elems]),
-            Kernel::Relu2 { elems } => of(&[*elems], &[*elems]),
-            Kernel::Relu2Bwd { elems } => of(&[*elems, *elems], &[*elems]),
-            Kernel::Ssm(kernel) => kernel.operands(),
-            Kernel::Rope { segs, batch, heads, kv_heads, head_dim, backward, .. } => {
-                let n = batch * segs.len(views) * head_dim;
-                let (q, kv) = (n * heads, 2 * n * kv_heads);
-                if *backward { of(&[q, kv], &[q + kv]) } else { of(&[q + kv], &[q, kv]) }
-            }
-            Kernel::SwiGlu { rows, cols } => of(&[2 * rows * cols], &[rows * cols]),
-            Kernel::SwiGluBwd { rows, cols } => of(&[2 * rows * cols, rows * cols], &[2 * rows * cols]),
-            Kernel::Permute(permute) => permute.operands(),
-            Kernel::Reorder { segs, batch, cols, .. } => of(&[batch * segs.seq * cols], &[batch * segs.seq * cols]),
-            Kernel::OwnRows { rows, cols, ranks, .. } => of(&[ranks * rows * cols], &[rows * cols]),
-            Kernel::Cast { elems } => of(&[*elems], &[*elems]),
-            Kernel::Add { elems, .. } => of(&[*elems, *elems], &[*elems]),
-            Kernel::Fill { elems } => of(&[], &[*elems]),
-            Kernel::Wait { reads, writes, .. } => of(reads, writes),
-            Kernel::Embed { rows, cols, vocab, .. } => of(&[*rows, vocab * cols], &[rows * cols]),
-            Kernel::EmbedBwd { rows, cols, vocab, .. } => of(&[*rows, rows * cols, vocab * cols], &[vocab * cols]),
-            Kernel::CrossEntropy { rows, vocab, .. } => of(&[rows * vocab, *rows, 1], &[rows * vocab, 1]),
-            Kernel::VocabStats(p) => of(&[p.rows * p.cols, p.rows], &[2 * p.rows]),
-            Kernel::VocabCrossEntropy { part: p, ranks, .. } => {
-                of(&[p.rows * p.cols, p.rows, 2 * ranks * p.rows, 1], &[p.rows * p.cols, 1])
-            }
-            // The cast copy is the only optional operand; `check` allows for it.
-            Kernel::Adam { elems, .. } => of(&[*elems; 4], &[*elems; 3]),
-            Kernel::Expert(kernel) => kernel.operands(),
-        }
-    }
 }

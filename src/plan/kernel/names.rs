@@ -1,0 +1,110 @@
+//! What kernels are called, and which of them behave alike.
+
+use super::{Exchange, Kernel};
+
+impl Kernel {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Kernel::MatMul { .. } => "matmul",
+            Kernel::Attention(_) => "attention",
+            Kernel::Unfused { step, .. } => step.name(),
+            Kernel::AttentionDelta { .. } => "attention_delta",
+            Kernel::AttentionBwd(_) => "attention_bwd",
+            Kernel::AttentionOnto(_) => "attention_onto",
+            Kernel::AttentionBwdOnto(..) => "attention_bwd_onto",
+            Kernel::AddLse(_) => "add_lse",
+            Kernel::AddWeighted(_) => "add_weighted",
+            Kernel::MergeLse(_) => "merge_lse",
+            Kernel::Norm { .. } => "norm",
+            Kernel::NormBwd { .. } => "norm_bwd",
+            Kernel::HeadNorm { .. } => "head_norm",
+            Kernel::HeadNormBwd { .. } => "head_norm_bwd",
+            Kernel::LatentNorm { .. } => "latent_norm",
+            Kernel::LatentNormBwd { .. } => "latent_norm_bwd",
+            Kernel::LatentRope { .. } => "latent_rope",
+            Kernel::LayerNorm { .. } => "layer_norm",
+            Kernel::LayerNormBwd { .. } => "layer_norm_bwd",
+            Kernel::BiasBwd { .. } => "bias_bwd",
+            Kernel::Residual { .. } => "residual",
+            Kernel::DropoutBwd { .. } => "dropout_bwd",
+            Kernel::Positions { .. } => "positions",
+            Kernel::Gelu { .. } => "gelu",
+            Kernel::GeluBwd { .. } => "gelu_bwd",
+            Kernel::Relu2 { .. } => "relu2",
+            Kernel::Relu2Bwd { .. } => "relu2_bwd",
+            Kernel::Ssm(kernel) => kernel.name(),
+            Kernel::Rope { .. } => "rope",
+            Kernel::SwiGlu { .. } => "swiglu",
+            Kernel::SwiGluBwd { .. } => "swiglu_bwd",
+            Kernel::Permute(_) => "permute",
+            Kernel::Reorder { .. } => "reorder",
+            Kernel::OwnRows { .. } => "own_rows",
+            Kernel::Cast { .. } => "cast",
+            Kernel::Add { .. } => "add",
+            Kernel::Fill { .. } => "fill",
+            Kernel::Wait { .. } => "wait",
+            Kernel::Embed { .. } => "embed",
+            Kernel::EmbedBwd { .. } => "embed_bwd",
+            Kernel::CrossEntropy { .. } => "cross_entropy",
+            Kernel::VocabStats(_) => "vocab_stats",
+            Kernel::VocabCrossEntropy { .. } => "vocab_cross_entropy",
+            Kernel::Adam { .. } => "adam",
+            Kernel::Expert(kernel) => kernel.name(),
+        }
+    }
+
+    /// Whether a framework runs it in a forward pass, which is written in Python, or in one that is run again; of the others
+    /// its engine of gradients and its optimizer know without being told.
+    pub fn is_forward(&self) -> bool {
+        match self {
+            Kernel::MatMul { b_t, .. } => *b_t,
+            Kernel::Add { .. } | Kernel::Fill { .. } | Kernel::Cast { .. } | Kernel::Adam { .. } => false,
+            Kernel::AttentionDelta { .. } | Kernel::Wait { .. } => false,
+            other => !other.curve().contains("bwd"),
+        }
+    }
+
+    /// Whether the CPU has it too, where its operands are in the host's memory.
+    pub fn runs_on_host(&self) -> bool {
+        matches!(self, Kernel::Adam { .. } | Kernel::Add { trim: None, .. } | Kernel::Cast { .. } | Kernel::Fill { .. })
+    }
+
+    /// Kernels whose times lie on one curve over their sizes: a table of measurements has a curve for each.
+    pub fn curve(&self) -> &'static str {
+        match self {
+            Kernel::MatMul { fp8: true, .. } => "matmul_fp8",
+            Kernel::MatMul { a_t: false, b_t: false, accumulate: false, .. } => "matmul_nn",
+            Kernel::MatMul { a_t: false, b_t: true, accumulate: false, .. } => "matmul_nt",
+            Kernel::MatMul { a_t: true, b_t: false, accumulate: false, .. } => "matmul_tn",
+            Kernel::MatMul { a_t: true, b_t: true, accumulate: false, .. } => "matmul_tt",
+            Kernel::MatMul { a_t: false, b_t: false, .. } => "matmul_nn_onto",
+            Kernel::MatMul { a_t: false, b_t: true, .. } => "matmul_nt_onto",
+            Kernel::MatMul { a_t: true, b_t: false, .. } => "matmul_tn_onto",
+            Kernel::MatMul { .. } => "matmul_tt_onto",
+            Kernel::Rope { backward: true, .. } => "rope_bwd",
+            // Rows that stand in other parts are not looked for.
+            Kernel::Embed { shard: Some(_), .. } => "embed_part",
+            Kernel::EmbedBwd { shard: Some(_), .. } => "embed_bwd_part",
+            Kernel::LatentRope { backward: true, .. } => "latent_rope_bwd",
+            Kernel::Positions { backward: true, .. } => "positions_bwd",
+            Kernel::Permute(permute) => match permute.exchange {
+                Exchange::PackHeads => "permute_pack_heads",
+                Exchange::UnpackSeq => "permute_unpack_seq",
+                Exchange::PackSeq => "permute_pack_seq",
+                Exchange::UnpackHeads => "permute_unpack_heads",
+            },
+            Kernel::Reorder { inverse: true, .. } => "reorder_back",
+            Kernel::Expert(kernel) => kernel.curve(),
+            Kernel::Unfused { block, step } => step.curve(block),
+            other => other.name(),
+        }
+    }
+
+    /// Calls of a framework that does not fuse it, see [`StackSpec::unfused`](crate::spec::StackSpec::unfused).
+    pub fn calls(&self) -> u32 {
+        match self {
+            Kernel::Unfused { block, step } => step.calls(block),
+            _ => 1,
+        }
+    }
+}
