@@ -105,6 +105,25 @@ fn a_ring_that_is_cut_is_the_dense_one() {
     }
 }
 
+/// Ranks that share every document, and not the sequence.
+#[test]
+fn documents_cut_by_themselves_are_the_dense_ones() {
+    for words in
+        ["", "+stripe", "+contiguous", "+gather-kv", "+gather-kv-prefetch", "+dkv-model", "+burst", "+merge-in-kernel"]
+    {
+        for (pass, (ring, ulysses)) in Pass::ALL.into_iter().zip([(3, 1), (2, 2), (4, 1)]) {
+            let unit = 2 * u64::from(ring);
+            let documents = Documents::from(vec![unit, 48 - 4 * unit, 3 * unit]);
+            for window in [None, Some(5)] {
+                let mask = Mask { window, documents: documents.clone(), ..Mask::new(true) };
+                let par =
+                    Parallelism { options: format!("per-document{words}").parse().unwrap(), ..way(ring, ulysses) };
+                holds(&AttentionSpec { mask, ..spec(48, 8, 4) }, pass, &par, 1e-12);
+            }
+        }
+    }
+}
+
 #[test]
 fn bf16_is_near_the_dense_one() {
     let spec = AttentionSpec { dtype: Dtype::Bf16, ..spec(64, 4, 2) };
@@ -157,6 +176,13 @@ fn what_does_not_split_is_said() {
     let documents = |lengths: &[u64]| masked(Mask { documents: lengths.to_vec().into(), ..Mask::new(true) });
     assert!(said(documents(&[40, 9]), way(1, 1)).contains("49 tokens"));
     assert!(said(documents(&[48, 0]), way(1, 1)).contains("none may be empty"));
+    let each = Parallelism { options: "per-document".parse().unwrap(), ..way(2, 1) };
+    assert!(said(documents(&[40, 8]), Parallelism { ring: 1, ..each }).contains("a ring above 1"));
+    assert!(said(documents(&[]), each).contains("give --documents"));
+    assert!(
+        said(documents(&[38, 10]), each)
+            .contains("38 tokens is no multiple of 4, to be shared by ring 2; pad it to 40")
+    );
     assert!(said(spec(48, 8, 4), Parallelism { dp: 2, ..way(1, 1) }).contains("dp"));
 }
 
@@ -278,4 +304,12 @@ fn blocks_that_a_mask_empties_are_skipped() {
     // However they are cut, what is computed is what is visible.
     assert_eq!(flops(documents.clone(), "default").0, area);
     assert_eq!(flops(documents, "stripe").0, area);
+    // Of documents that are shared one by one everybody has as much to do, and not where the sequence is.
+    let documents = Mask { documents: vec![6144, 2048].into(), ..Mask::new(true) };
+    let spread = |words| {
+        let (_, times) = flops(documents.clone(), words);
+        times.iter().fold(0.0, |a: f64, b| a.max(*b)) / times.iter().fold(f64::MAX, |a: f64, b| a.min(*b))
+    };
+    let [whole, each] = ["default", "per-document"].map(spread);
+    assert!(whole > 1.3 && each < 1.1, "{whole} {each}");
 }

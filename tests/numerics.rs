@@ -321,6 +321,15 @@ fn a_window_of_packed_documents_on_a_ring_and_on_ulysses() {
         holds(&Case { par, cuts: vec![0.1, 0.35, 0.8], ..case() }, 1e-10);
         holds(&Case { par, window: Some(3), cuts: vec![0.4], batch: 2, ..case() }, 1e-10);
     }
+    // Every document is shared by all of the ring.
+    for (words, ring, ulysses) in
+        [("per-document", 3, 1), ("per-document+stripe", 2, 2), ("per-document+gather-kv", 2, 1)]
+    {
+        let par = Parallelism { ring, ulysses, options: words.parse().unwrap(), ..case().par };
+        // Halves and quarters of eight parts for each rank of the ring.
+        let seq_units = 8;
+        holds(&Case { par, seq_units, cuts: vec![0.25, 0.5], window: Some(9), ..case() }, 1e-10);
+    }
     // Rings that stop where nobody sees further back.
     for words in ["contiguous", "contiguous+dkv-model", "contiguous+burst", "contiguous+merge-at-end"] {
         let par = Parallelism { ring: 3, options: words.parse().unwrap(), ..case().par };

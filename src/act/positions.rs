@@ -47,7 +47,8 @@ impl Positions {
 
     pub(super) fn split(&mut self, segs: &Segs) -> usize {
         let same = |known: &Segs| {
-            (known.seq, known.view, &known.order, known.part) == (segs.seq, segs.view, &segs.order, segs.part)
+            let of = |segs: &Segs| (segs.seq, segs.view, segs.part);
+            of(known) == of(segs) && known.order == segs.order && known.documents == segs.documents
         };
         self.splits.iter().position(|(known, _)| same(known)).unwrap_or_else(|| {
             self.splits.push((segs.shifted(segs.shift.0, 0), FxHashMap::default()));

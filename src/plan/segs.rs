@@ -1,6 +1,7 @@
 //! Which global sequence positions a rank holds.
 
 use super::mesh::{Axis, Mesh};
+use crate::spec::Documents;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -71,11 +72,21 @@ pub struct Segs {
     /// Not of the whole sequence, but of part `.0` of `.1` equal consecutive ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<(u32, u32)>,
+    /// The first split cuts each of these by itself, and a rank has its part of one document behind that of the other; none:
+    /// it cuts the sequence as a whole.
+    #[serde(default, skip_serializing_if = "Documents::is_empty")]
+    pub documents: Documents,
 }
 
 impl Segs {
     pub fn new(seq: u64, order: &[(Axis, Split)]) -> Segs {
-        Segs { seq, view: 0, order: order.to_vec(), shift: (Axis::Cp, 0), turn: None, part: None }
+        let (shift, documents) = ((Axis::Cp, 0), Documents::default());
+        Segs { seq, view: 0, order: order.to_vec(), shift, turn: None, part: None, documents }
+    }
+
+    /// The same split of each document by itself.
+    pub fn of_each(self, documents: &Documents) -> Segs {
+        Segs { documents: documents.clone(), ..self }
     }
 
     /// The same split as seen from the rank `by` further along `axis`.
@@ -100,6 +111,15 @@ impl Segs {
         Span { start: self.seq / of * part, len: self.seq / of, step: 1 }
     }
 
+    /// What the first split cuts.
+    fn wholes(&self) -> Vec<Span> {
+        let document = |of: std::ops::Range<u64>| Span { start: of.start, len: of.end - of.start, step: 1 };
+        match self.documents.is_empty() {
+            true => vec![self.all()],
+            false => self.documents.ranges().map(document).collect(),
+        }
+    }
+
     /// The rank whose positions `rank` names by these.
     pub fn holder(&self, views: &[Mesh], rank: u32) -> u32 {
         let (mesh, (axis, by)) = (&views[self.view as usize], self.shift);
@@ -120,6 +140,7 @@ impl Segs {
     /// Whether every split comes out even, no axis being split twice, and windows divide theirs.
     pub fn divide(&self, views: &[Mesh]) -> bool {
         let mesh = &views[self.view as usize];
+        let wholes = self.wholes();
         let mut left = self.all().len;
         self.order.iter().enumerate().all(|(i, (axis, split))| {
             let degree = u64::from(mesh.degree(*axis));
@@ -128,7 +149,9 @@ impl Segs {
                 Split::Chunks(chunks) => degree * u64::from((*chunks).max(1)),
                 _ => degree,
             };
-            let even = left.is_multiple_of(parts) && self.order[..i].iter().all(|before| before.0 != *axis);
+            let cut = if i == 0 { wholes.iter().map(|span| span.len).collect() } else { vec![left] };
+            let even = cut.iter().all(|len| len.is_multiple_of(parts));
+            let even = even && self.order[..i].iter().all(|before| before.0 != *axis);
             left /= degree;
             even
         }) && left > 0
@@ -139,22 +162,15 @@ impl Segs {
     /// The positions, as spans in the order in which the rank stores them.
     pub fn spans(&self, views: &[Mesh], rank: u32) -> Vec<Span> {
         let (mesh, rank) = (&views[self.view as usize], self.holder(views, rank));
-        let mut held = vec![self.all()];
-        for &(axis, split) in &self.order {
+        let mut held = match self.order.is_empty() {
+            true => vec![self.all()],
+            false => self.wholes(),
+        };
+        for (i, &(axis, split)) in self.order.iter().enumerate() {
             let (degree, at) = (u64::from(mesh.degree(axis)), u64::from(mesh.coord(rank, axis)));
-            held = match split {
-                _ if degree == 1 => held,
-                Split::Contiguous => cut(&held, degree, at),
-                Split::Zigzag => {
-                    let mut both = cut(&held, 2 * degree, at);
-                    both.extend(cut(&held, 2 * degree, 2 * degree - 1 - at));
-                    both
-                }
-                Split::Stripe => every(&held, degree, at),
-                Split::Chunks(chunks) => {
-                    let chunks = u64::from(chunks);
-                    (0..chunks).flat_map(|chunk| cut(&held, chunks * degree, chunk * degree + at)).collect()
-                }
+            held = match i {
+                0 => held.into_iter().flat_map(|whole| share(&[whole], split, degree, at)).collect(),
+                _ => share(&held, split, degree, at),
             };
         }
         merge_adjacent(held)
@@ -163,6 +179,24 @@ impl Segs {
     /// The positions one by one.
     pub fn positions(&self, views: &[Mesh], rank: u32) -> Vec<u64> {
         self.spans(views, rank).iter().flat_map(|span| (0..span.len).map(|i| span.at(i))).collect()
+    }
+}
+
+/// What coordinate `at` of so many has of the positions in `held`.
+fn share(held: &[Span], split: Split, degree: u64, at: u64) -> Vec<Span> {
+    match split {
+        _ if degree == 1 => held.to_vec(),
+        Split::Contiguous => cut(held, degree, at),
+        Split::Zigzag => {
+            let mut both = cut(held, 2 * degree, at);
+            both.extend(cut(held, 2 * degree, 2 * degree - 1 - at));
+            both
+        }
+        Split::Stripe => every(held, degree, at),
+        Split::Chunks(chunks) => {
+            let chunks = u64::from(chunks);
+            (0..chunks).flat_map(|chunk| cut(held, chunks * degree, chunk * degree + at)).collect()
+        }
     }
 }
 
@@ -244,6 +278,22 @@ mod tests {
         let held = [Span { start: 0, len: 5, step: 1 }, Span { start: 20, len: 4, step: 1 }];
         let parts = [0, 1, 2].map(|at| every(&held, 3, at).iter().map(|s| (s.start, s.len)).collect::<Vec<_>>());
         assert_eq!(parts, [vec![(0, 2), (21, 1)], vec![(1, 2), (22, 1)], vec![(2, 1), (20, 2)]]);
+    }
+
+    #[test]
+    fn every_document_is_cut_by_itself() {
+        let views = cp(2);
+        let documents = Documents::from(vec![4, 8, 4]);
+        let of = |split| Segs::new(16, &[(Axis::Cp, split), (Axis::Up, Split::Contiguous)]).of_each(&documents);
+        let cp_alone = |split| Segs { order: vec![(Axis::Cp, split)], ..of(split) }.positions(&views, 0);
+        assert_eq!(cp_alone(Split::Zigzag), [0, 3, 4, 5, 10, 11, 12, 15]);
+        assert_eq!(cp_alone(Split::Contiguous), [0, 1, 4, 5, 6, 7, 12, 13]);
+        assert_eq!(cp_alone(Split::Stripe), [0, 2, 4, 6, 8, 10, 12, 14]);
+        // Ulysses cuts what a rank of the ring has, whichever documents that is of.
+        assert_eq!([0, 1].map(|r| of(Split::Zigzag).positions(&views, r)), [vec![0, 3, 4, 5], vec![10, 11, 12, 15]]);
+        assert!(of(Split::Zigzag).divide(&views) && of(Split::Zigzag).len(&views) == 4);
+        let uneven = Segs::new(16, &[(Axis::Cp, Split::Zigzag)]).of_each(&Documents::from(vec![6, 10]));
+        assert!(!uneven.divide(&views));
     }
 
     #[test]

@@ -104,7 +104,13 @@ impl Documents {
     }
 
     pub fn lengths(&self) -> Vec<u64> {
-        (0..self.ends.len()).map(|d| self.ends[d] - if d == 0 { 0 } else { self.ends[d - 1] }).collect()
+        self.ranges().map(|of| of.end - of.start).collect()
+    }
+
+    /// Where each is in the sequence.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(self.ends.iter().copied()).map(|(start, end)| start..end)
     }
 
     /// The same again and again, where that fills a sequence of `seq_len` tokens; else as they are.

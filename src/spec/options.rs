@@ -18,6 +18,8 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Options {
     pub layout: RingLayout,
+    /// Ranks of the context axis share each packed document, not the sequence as a whole.
+    pub per_document: bool,
     pub kv: KvPath,
     /// Tensor-parallel ranks keep whole activations between their products, instead of the sequence
     /// parallelism of Korthikanti et al. (arXiv:2205.05198).

@@ -88,7 +88,8 @@ impl GatherKv {
     /// Whether KV comes in another order than that of the sequence.
     fn out_of_order(&self) -> bool {
         let block = &self.shape.block;
-        block.batch > 1 || block.kv.order.iter().any(|(_, split)| *split != Split::Contiguous)
+        let split = block.kv.order.iter().any(|(_, split)| *split != Split::Contiguous);
+        block.batch > 1 || split || !block.kv.documents.is_empty()
     }
 
     pub fn scratch(&self, b: &mut Builder) -> Scratch {

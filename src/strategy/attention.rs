@@ -11,7 +11,7 @@ use super::step::Engines;
 use super::ulysses::{self, Ulysses};
 use super::unfused::{self, Probs, Unfused};
 use crate::plan::{AttnBlock, Axis, Buf, Builder, Dtype, Kernel, Segs, Split, TensorKind};
-use crate::spec::{AttentionSpec, KvPath, Parallelism, Recompute, RingBackward, RingLayout};
+use crate::spec::{AttentionSpec, Documents, KvPath, Parallelism, Recompute, RingBackward, RingLayout};
 
 /// How the ranks share an attention: what one of them has, and how it reaches the keys of the others.
 pub struct Way {
@@ -49,8 +49,9 @@ impl Way {
             RingLayout::Stripe => Split::Stripe,
         };
         let shares = if chunks > 0 && chunk.is_none() { Split::Chunks(chunks) } else { Split::Contiguous };
-        let inner = Segs { part, ..Segs::new(p.seq_len, &[(Axis::Cp, split)]) };
-        let segs = Segs { part, ..Segs::new(p.seq_len, &[(Axis::Cp, split), (Axis::Up, shares)]) };
+        let each = if par.options.per_document { p.mask.documents.clone() } else { Documents::default() };
+        let cut = |order: &[(Axis, Split)]| Segs { part, ..Segs::new(p.seq_len, order) }.of_each(&each);
+        let (inner, segs) = (cut(&[(Axis::Cp, split)]), cut(&[(Axis::Cp, split), (Axis::Up, shares)]));
         let ulysses = (par.ulysses > 1).then_some(Ulysses {
             ranks: par.ulysses,
             batch: p.batch,

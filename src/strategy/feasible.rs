@@ -13,7 +13,7 @@ use super::lengths::lcm;
 use crate::error::{Error, Result};
 use crate::spec::{AttentionSpec, LlmSpec, MambaSpec, Mask, Mixer, Parallelism, Pass, Positions, Workload};
 use experts::experts;
-use sizes::{batch, heads, sequence, tensor};
+use sizes::{batch, documents, heads, sequence, tensor};
 use stages::pipeline;
 use words::{experts_again, fewer_bits, offload, options, slopes};
 
@@ -41,6 +41,7 @@ pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> 
         let why = "documents: learned positions go on through documents in this version; use a model with rotary ones";
         return Err(Error::infeasible(why));
     }
+    documents(&work.documents, par)?;
     batch(work, par)?;
     pipeline(model, work, par)
 }
@@ -202,7 +203,8 @@ pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
     }
     heads(spec.heads, spec.kv_heads, spec.head_dim, par)?;
     sequence(spec.seq_len, par)?;
-    masked(&spec.mask, spec.seq_len)
+    masked(&spec.mask, spec.seq_len)?;
+    documents(&spec.mask.documents, par)
 }
 
 /// What a backward pass alone would need of a forward pass is log-sum-exps.

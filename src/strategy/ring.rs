@@ -32,7 +32,8 @@ pub struct Ring {
 /// and stripe have their nearest on both sides of the ring, or everywhere, and a ring of rings is not cut.
 fn steps(shape: &Shape, ranks: u32, options: Options) -> u32 {
     let (mask, run) = (&shape.block.mask, shape.seq.max(1));
-    if !mask.causal || options.layout != RingLayout::Contiguous || options.window().is_some() {
+    let whole = options.layout == RingLayout::Contiguous && !options.per_document;
+    if !mask.causal || !whole || options.window().is_some() {
         return ranks;
     }
     let all = u64::from(ranks) - 1;

@@ -50,6 +50,12 @@ pub const WORDS: &[Word] = &[
         is_set: |o| o.layout == RingLayout::Stripe,
     },
     Word {
+        name: "per-document",
+        about: "context-parallel ranks have an equal part of every packed document (TransformerEngine's thd), not of the sequence: zigzag's two chunks are those of each",
+        set: |o| o.per_document = true,
+        is_set: |o| o.per_document,
+    },
+    Word {
         name: "dkv-model",
         about: "a ring's dKV travels in the model's dtype, in one message with KV, over P-1 hops (TransformerEngine)",
         set: |o| o.ring_backward = RingBackward::Reverse,

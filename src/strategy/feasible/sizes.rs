@@ -2,7 +2,7 @@
 
 use super::{lcm, list};
 use crate::error::{Error, Result};
-use crate::spec::{KvPath, LlmSpec, Parallelism, RingLayout, Workload};
+use crate::spec::{Documents, KvPath, LlmSpec, Parallelism, RingLayout, Workload};
 use crate::strategy::tensor::CHUNKS;
 use crate::strategy::transformer;
 use crate::strategy::ulysses::padded;
@@ -110,6 +110,28 @@ pub(super) fn sequence(s: u64, par: &Parallelism) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+/// Ranks that share each document have equal parts of it.
+pub(super) fn documents(documents: &Documents, par: &Parallelism) -> Result<()> {
+    if !par.options.per_document {
+        return Ok(());
+    }
+    if documents.is_empty() {
+        let why = "options: per-document shares documents, and the sequence is one; give --documents, or leave it out";
+        return Err(Error::infeasible(why));
+    }
+    let ring = u64::from(par.ring);
+    let parts = if par.options.layout == RingLayout::Zigzag { 2 * ring } else { ring };
+    match documents.lengths().iter().find(|length| !length.is_multiple_of(parts)) {
+        Some(length) => {
+            let near = length.div_ceil(parts) * parts;
+            let why =
+                format!("documents: one of {length} tokens is no multiple of {parts}, to be shared by ring {ring}");
+            Err(Error::infeasible(format!("{why}; pad it to {near}, or leave per-document out")))
+        }
+        None => Ok(()),
+    }
 }
 
 pub(super) fn batch(work: &Workload, par: &Parallelism) -> Result<()> {

@@ -119,6 +119,7 @@ fn of_sequences(par: &Parallelism) -> Vec<Need> {
         ("tp-overlap", o.tp_overlap, par.tp > 1 && !o.whole_activations, "tp above 1 with sequence parallelism"),
         ("contiguous", laid(RingLayout::Contiguous), ring > 1, "a ring above 1"),
         ("stripe", laid(RingLayout::Stripe), ring > 1, "a ring above 1"),
+        ("per-document", o.per_document, ring > 1, "a ring above 1"),
         ("gather-kv", o.kv == KvPath::Gather, ring > 1, "a ring above 1"),
         ("gather-kv-prefetch", o.kv == KvPath::GatherByHead, ring > 1, "a ring above 1"),
         ("dkv-model", o.ring_backward == RingBackward::Reverse, circulates, "a ring above 1 whose KV circulate"),
