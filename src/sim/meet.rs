@@ -68,7 +68,7 @@ impl Engine<'_> {
                 (meeting.latency, meeting.transfer) = (way.latency, way.transfer);
                 meeting.order = order(script.posted(op, leg), class);
                 (meeting.sent, meeting.parts) = (tiers(way.ports, way.bytes as f64), [1.0; 2]);
-                meeting.between_two = way.sender != way.receiver;
+                (meeting.between_two, meeting.apart) = (way.sender != way.receiver, false);
                 meeting.bytes = way.bytes;
                 meeting.what = What::Hop { lane, by: way.by, class };
                 let kind = (lane, footprint::Way::Hop(way.by), class);
@@ -101,7 +101,7 @@ impl Engine<'_> {
         if class == classes[0] {
             (meeting.latency, meeting.transfer) = (whole.latency, whole.transfer);
             meeting.order = order(script.posted(op, 0), class);
-            meeting.between_two = false;
+            (meeting.between_two, meeting.apart) = (false, false);
             meeting.sent = whole.sent.map(|bytes| bytes * whole.gang.members.len() as f64);
             meeting.parts = parts(whole.sent, self.rates);
             meeting.bytes = whole.bytes;
@@ -129,6 +129,7 @@ impl Engine<'_> {
             let own = self.meetings.fresh();
             let meeting = self.meetings.get_mut(own);
             meeting.parties = vec![party];
+            (meeting.between_two, meeting.apart) = (false, true);
             (meeting.latency, meeting.transfer) = (whole.latency, whole.transfer);
             meeting.order = order(script.posted(party.op, 0), party.class);
             meeting.bytes = whole.bytes;
@@ -276,7 +277,7 @@ impl Engine<'_> {
         let all_here = meeting.all_here;
         self.slowed += u64::from(meeting.longest > meeting.transfer);
         if self.keep {
-            let times = times(&self.fold.multiplicity, &parties, meeting_of_two);
+            let times = times(&self.fold.multiplicity, &parties, meeting.apart);
             let Meeting { sent, what, bytes, longest, .. } = *meeting;
             self.moved.push(Moved { from: ready, to: ready + longest, sent, what, bytes, times });
         }
@@ -363,15 +364,14 @@ fn parts(sent: [f64; 2], rates: [f64; 2]) -> [f64; 2] {
     if longest > 0.0 { takes.map(|s| s / longest) } else { [1.0; 2] }
 }
 
-/// How many meetings one of classes stands for: a message for each rank of the class that sends it, a collective for
-/// as many ranks of a class as take part in one.
-fn times(multiplicity: &[u32], parties: &[Party], between_two: bool) -> f64 {
-    let first = if between_two { parties.iter().find(|p| p.sends) } else { parties.first() };
-    let Some(first) = first else { return 0.0 };
-    let together = if between_two {
-        1
-    } else {
-        parties.iter().filter(|p| p.class == first.class).map(|p| p.count).sum::<u32>().max(1)
+/// How often a meeting's bytes go: a message of each rank of the class that sends it, bytes apart of each rank of their
+/// class, those of a collective once for as many ranks of a class as take part in one.
+fn times(multiplicity: &[u32], parties: &[Party], apart: bool) -> f64 {
+    let sender = parties.iter().find(|party| party.sends);
+    let Some(first) = sender.or(parties.first()) else { return 0.0 };
+    let together = match apart || sender.is_some() {
+        true => 1,
+        false => parties.iter().filter(|p| p.class == first.class).map(|p| p.count).sum::<u32>().max(1),
     };
     f64::from(multiplicity[first.class as usize]) / f64::from(together)
 }

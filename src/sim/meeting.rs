@@ -73,7 +73,8 @@ pub struct Meeting {
     pub ready: u64,
     /// How long the bytes take, as far as is known.
     pub longest: u64,
-    /// Bytes that all members send inside nodes and between them.
+    /// Bytes inside nodes and between them: of a message, of all members of a collective, of one of those who have bytes of
+    /// their own.
     pub sent: [f64; 2],
     /// Of the links inside the node and out of it, what its bytes ask for while they take as long as `transfer`: 1 of those
     /// that keep them longest.
@@ -81,6 +82,8 @@ pub struct Meeting {
     pub noise: Noise,
     /// A message from one class to another.
     pub between_two: bool,
+    /// Of those who met the bytes of one class alone, of one of its ranks.
+    pub apart: bool,
     /// Bytes of one of those it stands for: what links carry is counted by it.
     pub bytes: u64,
     /// What it is in its script.

@@ -52,17 +52,17 @@ pub struct Kept {
     pub by: (u32, u32),
 }
 
-/// Bytes that went from everyone of a meeting.
+/// Bytes that went at a meeting.
 #[derive(Debug, Clone, Copy)]
 pub struct Moved {
     pub from: u64,
     pub to: u64,
-    /// Inside nodes and between them, of all members.
+    /// Inside nodes and between them: of a message, of all members of a collective, of one of those who have bytes of their own.
     pub sent: [f64; 2],
     pub what: What,
     /// Of a message, or of the full buffer of a collective.
     pub bytes: u64,
-    /// How many such meetings there are.
+    /// How often that is, over all ranks.
     pub times: f64,
 }
 

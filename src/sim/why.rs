@@ -195,12 +195,27 @@ fn utilisation(engine: &Engine, machine: Machine) -> Vec<Utilisation> {
         }
     }
     let width = seconds(end).value() / TIMES as f64;
-    let of = |(class, bins): (LinkClass, [f64; TIMES])| {
-        let capacity = capacity_of(cluster, class);
-        let over_time: Vec<f64> = bins.iter().map(|bytes| bytes / (capacity * width)).collect();
+    let of = |(class, mut bins): (LinkClass, [f64; TIMES])| {
+        let full = capacity_of(cluster, class) * width;
+        settle(&mut bins, full);
+        let over_time: Vec<f64> = bins.iter().map(|bytes| bytes / full).collect();
         Utilisation { link: name_of(class), mean: over_time.iter().sum::<f64>() / TIMES as f64, over_time }
     };
     bins.into_iter().map(of).collect()
+}
+
+/// What is beyond `full` goes later, and beyond the last one earlier: while transfers share a port, those posted first go at
+/// their full speed and owe what the others took, which what comes behind them pays (see [`ports`](super::ports)).
+fn settle(bins: &mut [f64; TIMES], full: f64) {
+    let mut beyond = 0.0;
+    let mut fill = |bin: &mut f64| {
+        let all = *bin + beyond;
+        *bin = all.min(full);
+        beyond = all - *bin;
+    };
+    bins.iter_mut().for_each(&mut fill);
+    bins.iter_mut().rev().for_each(&mut fill);
+    bins[0] += beyond;
 }
 
 /// When the last bytes arrive.
@@ -338,4 +353,21 @@ fn next(engine: &Engine, latest: &[Vec<u64>]) -> Vec<Slack> {
         seconds: seconds(slack).value(),
     };
     all.into_iter().take(NEXT).map(told).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_time_has_more_than_links_carry_and_nothing_is_lost() {
+        let mut bins = [0.0; TIMES];
+        (bins[3], bins[4], bins[TIMES - 2], bins[TIMES - 1]) = (1.5, 0.75, 0.5, 1.25);
+        settle(&mut bins, 1.0);
+        assert_eq!((bins[2], bins[3], bins[4], bins[5], bins[6]), (0.0, 1.0, 1.0, 0.25, 0.0));
+        assert_eq!((bins[TIMES - 2], bins[TIMES - 1]), (0.75, 1.0));
+        let mut all = [2.0; TIMES];
+        settle(&mut all, 1.0);
+        assert_eq!(all.iter().sum::<f64>(), 2.0 * TIMES as f64);
+    }
 }
