@@ -23,13 +23,17 @@ pub fn hops(route: &Route, rank: u32) -> Vec<Hop> {
     all
 }
 
+/// What rows of a ring wait for: the links of nodes that have less than their NICs.
+pub(super) fn limiter(at: &Place) -> Limiter {
+    if nccl::is_narrow_inside(at.cluster, at.stack, at.members) { Limiter::Links } else { Limiter::Network }
+}
+
 /// The collective that NCCL has for it; of ragged parts the longest sets its pace.
 pub(super) fn time(at: &Place) -> Estimate {
     let longest = at.route.most_tokens() as f64 * f64::from(at.route.ranks);
     let bytes = Bytes::new(longest * at.row_bytes as f64);
     let kind = if at.phase == Phase::Combine { CollectiveKind::ReduceScatter } else { CollectiveKind::AllGather };
     let one = nccl::collective(at.cluster, at.stack, kind, at.members, bytes);
-    let limiter = if at.route.nodes() > 1 { Limiter::Network } else { Limiter::Links };
-    let ranks = vec![rank_time(one, Seconds::ZERO, limiter)];
+    let ranks = vec![rank_time(one, Seconds::ZERO, limiter(at))];
     Estimate { ranks, sms: at.stack.collective_ctas.value, provenance: one.provenance, rel_sd: one.rel_sd }
 }

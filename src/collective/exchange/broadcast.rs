@@ -1,7 +1,7 @@
 //! Few rows that are large, as the weights of shadowed experts are: one after the other goes round from its source in
 //! chunks, and on the way back its sum does. The hops are those of [`allgather`](super::allgather), whose ring it is.
 
-use super::{Estimate, Limiter, Place, nccl, nccl_all_to_all::rank_time};
+use super::{Estimate, Place, allgather::limiter, nccl, nccl_all_to_all::rank_time};
 use crate::collective::Operation;
 use crate::plan::CollectiveKind;
 use crate::spec::Architecture;
@@ -20,7 +20,6 @@ pub(super) fn time(at: &Place) -> Estimate {
     let gathered = || nccl::collective(at.cluster, at.stack, CollectiveKind::AllGather, at.members, row);
     let mut one = best.map_or_else(gathered, |way| way.time);
     (one.latency, one.transfer) = (one.latency * rows, one.transfer * rows);
-    let limiter = if at.route.nodes() > 1 { Limiter::Network } else { Limiter::Links };
-    let ranks = vec![rank_time(one, Seconds::ZERO, limiter)];
+    let ranks = vec![rank_time(one, Seconds::ZERO, limiter(at))];
     Estimate { ranks, sms: at.stack.collective_ctas.value, provenance: one.provenance, rel_sd: one.rel_sd }
 }

@@ -41,6 +41,16 @@ fn slowest(route: &Route, algo: ExchangeAlgo, phase: Phase, row: u64, name: &str
     *time(route, algo, phase, row, &members, &cluster, &stack).unwrap().slowest()
 }
 
+/// A ring over nodes waits for whichever of links and NICs has less for it.
+#[test]
+fn gathered_rows_wait_for_the_narrower() {
+    for (name, slower) in [("dgx-h100", Limiter::Links), ("h800-8x400", Limiter::Links), ("dgx-a100", Limiter::Network)]
+    {
+        let found = slowest(&balanced(32, 256, 8, 4096), ExchangeAlgo::AllGather, Phase::Dispatch, 7392, name);
+        assert_eq!(found.limiter(), slower, "{name}: {found:?}");
+    }
+}
+
 #[test]
 fn rows_arrive_where_their_slots_are() {
     for (shape, experts, seed) in [([8, 4], 16, 1), ([6, 2], 24, 2), ([4, 4], 8, 3), ([3, 1], 9, 4)] {

@@ -109,6 +109,12 @@ pub fn chosen(
     Nccl::new(cluster, stack).chosen(kind, members, bytes)
 }
 
+/// Whether a ring of `members` has less inside nodes than their NICs carry.
+pub fn is_narrow_inside(cluster: &Cluster, stack: &StackSpec, members: &[u32]) -> bool {
+    let library = Nccl::new(cluster, stack);
+    Tuner::new(cluster, stack, library.fitted, &Shape::of(cluster, members)).is_narrow_inside()
+}
+
 /// The library on a cluster.
 #[derive(Clone, Copy)]
 pub struct Nccl<'a> {

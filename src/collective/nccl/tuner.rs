@@ -125,6 +125,11 @@ impl<'a> Tuner<'a> {
         }
     }
 
+    /// Whether a ring has less inside nodes than between them.
+    pub fn is_narrow_inside(&self) -> bool {
+        self.intra <= self.nics
+    }
+
     fn regime(&self, latency: Seconds, bytes: Bytes, algbw: f64) -> LinkTime {
         LinkTime {
             latency: self.start + latency,
