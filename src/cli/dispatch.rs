@@ -10,6 +10,7 @@ use crate::plot;
 use crate::report::human::{Table, bytes, decimal, percent, seconds};
 use crate::routing::{Request, Routing, imbalance};
 use crate::spec::{ClusterSpec, GpuSpec, StackSpec};
+use crate::strategy::expert::{DEEPEP_SMS, HYBRID_EP_SMS};
 use crate::sweep::exchange as exchanges;
 use clap::Args;
 use serde::Serialize;
@@ -50,7 +51,7 @@ pub struct Flags {
     /// Of dispatched rows: fp8 with a scale for each 128 elements, or bf16; combined rows are bf16
     #[arg(long, value_name = "DTYPE", default_value = "fp8", value_parser = wire)]
     dispatch_dtype: Wire,
-    /// SMs of the kernels [default: 24 for DeepEP V1, for V2 by its formula]
+    /// SMs of the kernels [default: as plans take them, 20 for DeepEP V1 and 32 for Hybrid-EP, for V2 by its formula]
     #[arg(long, value_name = "N")]
     sms: Option<u16>,
     /// Low latency: no SM is held between send and receive
@@ -102,11 +103,6 @@ pub const ALGORITHMS: [&str; 8] = [
     "hierarchical",
 ];
 
-/// SMs of DeepEP V1 in its own tests.
-const V1_SMS: u16 = 24;
-/// And of Hybrid-EP.
-const HYBRID_EP_SMS: u16 = 16;
-
 /// Tokens of a rank and choices of a token where nobody says.
 const TOKENS: u64 = 4096;
 const TOPK: u32 = 8;
@@ -150,7 +146,7 @@ impl Flags {
             "nccl" => ExchangeAlgo::Nccl,
             "allgather" => ExchangeAlgo::AllGather,
             "hierarchical" => ExchangeAlgo::Hierarchical,
-            "deepep-v1-normal" => ExchangeAlgo::DeepepNormal { sms: self.sms.unwrap_or(V1_SMS) },
+            "deepep-v1-normal" => ExchangeAlgo::DeepepNormal { sms: self.sms.unwrap_or(DEEPEP_SMS) },
             "deepep-v1-ll" => {
                 ExchangeAlgo::DeepepLowLatency { hook: self.hook, slots: route.most_tokens().max(1) as u32 }
             }
@@ -340,8 +336,8 @@ impl Found {
         let nodes = if *nodes == 1 { "one node".to_string() } else { format!("{nodes} nodes") };
         let mut text = format!(
             "{algorithm} of {tokens} tokens a rank, {topk} of {experts} slots, hidden {hidden}, over {ranks} ranks on \
-             {nodes} of {cluster}, stack {stack}\nrows of the fullest rank: {:.2} times the mean\n\n",
-            self.imbalance
+             {nodes} of {cluster}, stack {stack}, {} SMs\nrows of the fullest rank: {:.2} times the mean\n\n",
+            self.dispatch.sms, self.imbalance
         );
         text.push_str(&self.bytes());
         text.push('\n');

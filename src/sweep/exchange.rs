@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::plan::route::{ExchangeAlgo, Phase, Route, Wire};
 use crate::routing::{Request, Routing, imbalance};
 use crate::spec::{ClusterSpec, GpuSpec, StackSpec};
+use crate::strategy::expert::DEEPEP_SMS;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -89,7 +90,7 @@ impl Question {
             ("NCCL all-to-all", ExchangeAlgo::Nccl),
             ("all-gather", ExchangeAlgo::AllGather),
             ("hierarchical", ExchangeAlgo::Hierarchical),
-            ("DeepEP V1", ExchangeAlgo::DeepepNormal { sms: 24 }),
+            ("DeepEP V1", ExchangeAlgo::DeepepNormal { sms: DEEPEP_SMS }),
         ];
         if let Ok(sms) = deepep_v2::theoretical_sms(route, self.gpu.architecture) {
             ways.push(("DeepEP V2", ExchangeAlgo::DeepepV2Hybrid { sms }));

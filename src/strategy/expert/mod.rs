@@ -93,11 +93,12 @@ pub struct Parts {
 /// Compute that may stand beside a dispatch, and beside a combine.
 pub type Beside<'a> = [&'a mut dyn FnMut(&mut Builder); 2];
 
-/// SMs of DeepEP's kernels: the default of its V1 buffers, and what its V2 settles on between nodes of eight.
-const DEEPEP_SMS: u16 = 20;
+/// SMs of DeepEP's V1 kernels where nobody says: the default of its buffers (github:deepseek-ai/DeepEP, `Buffer.num_sms`).
+pub const DEEPEP_SMS: u16 = 20;
+/// Those that its V2 settles on between nodes of eight.
 const DEEPEP_V2_SMS: u16 = 12;
-/// Of the performance recipes of Megatron-Bridge.
-const HYBRID_EP_SMS: u16 = 32;
+/// Of Hybrid-EP, in the performance recipes of Megatron-Bridge.
+pub const HYBRID_EP_SMS: u16 = 32;
 
 /// The algorithm that a word means.
 fn algo(options: &Options, tokens: u64) -> ExchangeAlgo {
