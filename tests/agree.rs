@@ -200,7 +200,7 @@ fn shortcuts_are_exact_for_many_kv_heads() {
 #[test]
 fn shortcuts_are_exact_for_other_layers() {
     let mla = MlaSpec { q_lora: Some(24), kv_lora: 16, rope_dim: 8, nope_dim: 16, v_dim: 12 };
-    let groups = Some(Groups { count: 4, kept: 2 });
+    let groups = Some(Groups { count: 4, kept: 2, score: GroupScore::TwoBest });
     let moe = MoeSpec { experts: 8, top_k: 2, ffn: 64, shared_ffn: 32, dense_layers: 3, groups, ..MoeSpec::default() };
     let latent = LlmSpec { mla: Some(mla), ..model(9, 8, false) };
     let norms = LlmSpec { qk_norm: true, ..model(9, 4, false) };

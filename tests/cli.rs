@@ -798,24 +798,37 @@ fn an_exchange_that_makes_no_sense_is_refused() {
         ("--ep 16 --replicas 3", "259 slots do not divide"),
         ("--ep 32 --routing zipf:1.0 --replicas 16", "272 slots do not divide over 32 ranks; use 0 or 32 replicas"),
         ("--ep 32 --experts 64 --node-limit 0", "choose 1 to 4"),
+        ("--node-limit 2 --routing spread", "2 of 4 nodes, which the choices of --routing spread know nothing of"),
+        ("--node-limit 2 --routing round-robin", "know nothing of; leave it out"),
+        ("--node-limit 2 --routing ratio:1.5", "--routing ratio:1.5 know nothing of"),
+        ("--ep 16 --experts 16 --node-limit 1 --routing two.csv", "--routing two.csv know nothing of"),
     ] {
         let (code, _, err) = said(dir.path(), &format!("dispatch {flags}"));
         assert!(code == 2 && err.contains(why), "{flags}: {code}, {err}");
     }
     let found = json(dir.path(), "dispatch --ep 2 --experts 8 --routing two.csv --json");
     assert_eq!((found["topk"].as_u64(), found["tokens"].as_u64()), (Some(2), Some(2)));
+    for (way, sms) in [("deepep-v1-normal", 20), ("hybrid-ep", 32)] {
+        let line = format!("dispatch --dispatch {way}");
+        assert_eq!(json(dir.path(), &format!("{line} --json"))["dispatch"]["sms"], sms);
+        let (_, text, _) = said(dir.path(), &line);
+        assert!(text.contains(&format!("stack nccl-fa3, {sms} SMs\n")), "{text}");
+    }
 }
 
 #[test]
 fn no_link_of_a_simulated_step_is_more_than_busy() {
     let dir = folder();
-    let line =
-        "simulate --model llama-3-8b --gpus 64 --seq-len 131072 --ulysses 8 --recompute full --slow-gpu 5:1.1 --json";
-    let found = json(dir.path(), line);
-    let links = found["utilisation"].as_array().unwrap();
-    assert_eq!(links.len(), 2);
-    for busy in links.iter().flat_map(|link| link["over_time"].as_array().unwrap()) {
-        assert!((0.0..=1.0).contains(&busy.as_f64().unwrap()), "{found}");
+    for line in [
+        "--model llama-3-8b --seq-len 131072 --ulysses 8 --recompute full --slow-gpu 5:1.1",
+        "--model mixtral-8x7b --seq-len 4096 --ep 8 --recompute full --global-batch 64",
+    ] {
+        let found = json(dir.path(), &format!("simulate --gpus 64 {line} --json"));
+        let links = found["utilisation"].as_array().unwrap();
+        assert_eq!(links.len(), 2);
+        for busy in links.iter().flat_map(|link| link["over_time"].as_array().unwrap()) {
+            assert!((0.0..=1.0 + 1e-9).contains(&busy.as_f64().unwrap()), "{found}");
+        }
     }
 }
 

@@ -164,6 +164,99 @@ fn a_file_of_choices_is_a_routing() {
     assert_eq!(plan.routes[0].choices(0).unwrap()[..6], [0, 1, 5, 1, 2, 6]);
 }
 
+/// A log that is shorter than a microbatch is repeated, source by source, or of other sources dealt out and repeated; one that is
+/// longer, or has none of a source, is refused.
+#[test]
+fn a_short_log_is_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("router.csv");
+    let par = way(4, "default");
+    let (model, work) = (mixture(3), work(&par, 128, 1, 2));
+    let log = |sources: u32, tokens: u32| {
+        let row = |source: u32, t: u32| format!("{source},{} {} {}\n", t % 16, (t + source + 1) % 16, (t + 9) % 16);
+        let rows = (0..sources).flat_map(|source| (0..tokens).map(move |token| row(source, token)));
+        std::fs::write(&path, rows.collect::<String>()).unwrap();
+        path.to_str().unwrap().parse::<Routing>().unwrap()
+    };
+    let own = log(4, 5);
+    let route = own.route(&model, &work, &par, 8).unwrap().unwrap();
+    for src in 0..4 {
+        let choices = route.choices(src).unwrap();
+        assert_eq!((route.tokens(src), choices.len()), (64, 192));
+        assert!((15..192).all(|at| choices[at] == choices[at % 15]), "{choices:?}");
+        assert_eq!(choices[..3], [0, src + 1, 9]);
+    }
+    assert_eq!(
+        own.repeats(&model, &work, &par).unwrap(),
+        "the log has 5 tokens of a source, a rank 64: it is repeated"
+    );
+    let dealt = log(3, 5);
+    let route = dealt.route(&model, &work, &par, 8).unwrap().unwrap();
+    let all: Vec<u32> = (0..4).flat_map(|src| route.choices(src).unwrap().to_vec()).collect();
+    assert!((45..768).all(|at| all[at] == all[at % 45]) && route.tokens(3) == 64);
+    assert!(dealt.repeats(&model, &work, &par).unwrap().contains("15 tokens of 3 sources, 4 ranks 64 each"));
+    let whole = log(4, 64);
+    assert!(whole.route(&model, &work, &par, 8).is_ok() && whole.repeats(&model, &work, &par).is_none());
+    let refused = |routing: Routing| routing.route(&model, &work, &par, 8).unwrap_err().to_string();
+    assert!(refused(log(4, 65)).contains("65 tokens of source 0, whose ranks have 64; log fewer"));
+    std::fs::write(&path, "0,1 2 3\n3,1 2 3\n").unwrap();
+    let why = refused(path.to_str().unwrap().parse().unwrap());
+    assert!(why.contains("router.csv: 0 tokens of source 1, whose ranks have 64; log some of every source"), "{why}");
+}
+
+/// DeepSeek-V3 ranks groups by their two best experts, V2 by the best, and V2 Lite has a group of them all.
+#[test]
+fn gates_rank_groups_as_their_models_do() {
+    let score = |name: &str| LlmSpec::find(name).unwrap().moe.unwrap().groups.map(|groups| groups.score);
+    let of = ["deepseek-v3", "deepseek-v2", "deepseek-v2-lite"].map(score);
+    assert_eq!(of, [Some(GroupScore::TwoBest), Some(GroupScore::Best), None]);
+}
+
+/// Tokens that keep to some groups of experts reach as many ranks and nodes where they are drawn as where they are expected.
+#[test]
+fn gates_with_groups_are_expected_as_they_are_drawn() {
+    let par = Parallelism { dp: 16, tp: 1, ..way(16, "default") };
+    let work = work(&par, 512, 1, 2);
+    for (experts, top_k, kept, score) in [(64, 8, 4, GroupScore::TwoBest), (32, 6, 3, GroupScore::Best)] {
+        let mut model = mixture(3);
+        let groups = Some(Groups { count: 8, kept, score });
+        model.moe = model.moe.map(|moe| MoeSpec { experts, top_k, groups, ..moe });
+        let reached = |words: &str, node: u32| {
+            let routing: Routing = words.parse().unwrap();
+            let route = routing.route(&model, &work, &par, node).unwrap().unwrap();
+            let tokens = (0..16).map(|src| route.tokens(src) as f64).sum::<f64>();
+            let pairs = |n: u32| (0..16).flat_map(move |src| (0..n).map(move |to| (src, to)));
+            let ranks: f64 = pairs(16).map(|(src, dst)| route.unique_to_rank(src, dst)).sum();
+            let nodes: f64 = pairs(route.nodes()).map(|(src, to)| route.unique_to_node(src, to)).sum();
+            [ranks / tokens, nodes / tokens]
+        };
+        for node in [2, 4, 8] {
+            let [expected, uniform, zipf] = ["balanced", "uniform", "zipf:0"].map(|words| reached(words, node));
+            for drawn in [uniform, zipf] {
+                let close = |at: usize| (drawn[at] / expected[at] - 1.0).abs() < 0.01;
+                assert!(close(0) && close(1), "{score:?}, {node} a node: {drawn:?} are not {expected:?}");
+            }
+        }
+    }
+}
+
+/// Links carry the same whether ranks that are alike are looked at once or each.
+#[test]
+fn links_are_as_busy_folded() {
+    let rings = Parallelism { dp: 2, tp: 1, ring: 4, ..way(8, "dispatch-hybrid-ep") };
+    for plan in [routed(&way(8, "default"), 4, "balanced"), routed(&rings, 4, "balanced"), staged(2, 1, "default")] {
+        let host = Host::new(plan.ranks(), 4, 10.0);
+        let busy = |fold: bool| {
+            let effort = Effort { fold, ..Effort::SPANS };
+            let found = simulate(&plan, host.machine(), &[], effort).unwrap();
+            found.why.unwrap().utilisation.iter().map(|link| link.mean).collect::<Vec<f64>>()
+        };
+        let [once, each] = [true, false].map(busy);
+        let same = once.iter().zip(&each).all(|(a, b)| (a / b - 1.0).abs() < 1e-3);
+        assert!(same && once.len() == each.len() && once[0] > 0.0, "{once:?} {each:?}");
+    }
+}
+
 /// Every op of the experts and every field of an exchange is there for something: without it, or with another, `check`
 /// refuses the plan or it costs something else.
 #[test]

@@ -35,6 +35,7 @@ impl Chosen {
             .chain(self.copies())
             .chain(self.packed())
             .chain(self.routed())
+            .chain(self.repeated())
             .chain(self.under_load())
             .collect()
     }
@@ -150,6 +151,12 @@ impl Chosen {
             None => self.case.model.moe.is_some() && self.case.routing != Routing::Balanced,
         };
         ruled.then(|| "routing: as --routing or the plan has it; without, every expert has as many rows".to_string())
+    }
+
+    /// That a router's log is read more than once.
+    pub(super) fn repeated(&self) -> Option<String> {
+        let repeated = if self.loaded.is_none() { self.case.repeated(&self.point) } else { None };
+        repeated.map(|said| format!("routing: {said}"))
     }
 
     /// That experts have no room for some of the rows, which are then none of the model's work.

@@ -276,6 +276,9 @@ impl<'a> Training<'a> {
     fn answer(self, source: &Source, rows: Option<&Path>) -> Result<Answer> {
         self.live.end();
         let mut found = Found::new(&self.plan, self.options, self.planned, self.steps, self.gemm_flops_per_s);
+        let chosen = self.flags.config.choose(self.flags.plan.plan.as_deref(), self.flags.machine.defaults());
+        let chosen = chosen.ok().filter(|_| self.flags.weights.is_none());
+        found.notes.extend(chosen.and_then(|chosen| chosen.repeated()));
         found.attention = self.first.as_ref().and_then(|run| run.attention.clone());
         if let Some(first) = self.first.filter(|_| self.flags.check) {
             let losses: Vec<f64> = found.steps.iter().map(|s| s.loss).collect();

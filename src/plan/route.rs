@@ -7,14 +7,16 @@
 
 mod counts;
 mod expected;
+mod grouped;
 mod replicas;
 mod shadow;
 
 pub use counts::Tables;
-pub use expected::{expected_unique, expected_unique_in_groups, in_a_row};
+pub use expected::{expected_unique, in_a_row};
+pub use grouped::expected_unique_in_groups;
 
 use crate::error::{Error, Result};
-use crate::spec::Dtype;
+use crate::spec::{Dtype, Groups};
 use serde::{Deserialize, Serialize};
 
 /// In place of a slot: the token was dropped there, or masked.
@@ -38,7 +40,7 @@ pub struct Route {
     pub counts: Counts,
     /// Equal groups of slots, and how many of them a token's slots stand in at most, where they are not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub groups: Option<[u32; 2]>,
+    pub groups: Option<Groups>,
     /// The expert that each slot holds, where some hold the same; empty where slot i holds expert i.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holds: Vec<u32>,
@@ -94,7 +96,7 @@ struct Unchecked {
     topk: u32,
     counts: Counts,
     #[serde(default)]
-    groups: Option<[u32; 2]>,
+    groups: Option<Groups>,
     #[serde(default)]
     holds: Vec<u32>,
     #[serde(default)]
@@ -144,14 +146,15 @@ impl Route {
     }
 
     /// The same where a token's slots stand in `kept` of `count` groups.
-    pub fn limited(self, [count, kept]: [u32; 2]) -> Result<Route> {
-        let (experts, topk) = (self.experts, self.topk);
+    pub fn limited(self, groups: Groups) -> Result<Route> {
+        let Groups { count, kept, .. } = groups;
+        let (experts, topk) = (u64::from(self.experts), u64::from(self.topk));
         if count == 0 || !experts.is_multiple_of(count) || kept > count || topk > experts / count * kept {
             let why =
                 format!("{kept} of {count} groups of {experts} slots do not hold {topk} choices; keep more of them");
             return Err(Error::spec("route", "groups", why));
         }
-        Ok(Route { groups: (kept < count).then_some([count, kept]), ..self }.reaching())
+        Ok(Route { groups: (kept < count).then_some(groups), ..self }.reaching())
     }
 
     /// The same with what it takes long to ask for: every hop of an exchange does.

@@ -5,7 +5,7 @@ use super::convention::Convention;
 use super::recipe::{self, BESIDE};
 use super::words::squeezed;
 use crate::routing::Routing::RoundRobin;
-use crate::spec::{Gate, Groups, LlmSpec, MlaSpec, MoeSpec, MtpSpec, Score};
+use crate::spec::{Gate, GroupScore, Groups, LlmSpec, MlaSpec, MoeSpec, MtpSpec, Score};
 use crate::strategy::expert::Routing;
 
 /// DeepSeek-V2 and -V3 alike (arXiv:2405.04434, section 2.1; arXiv:2412.19437, section 4.2).
@@ -65,7 +65,7 @@ fn predicts_ahead(run: &Training, without: &LlmSpec, with: &LlmSpec) -> bool {
 
 /// DeepSeek-V3's tokens keep to four of eight groups, which nodes hold (arXiv:2412.19437, section 4.2).
 fn groups(run: &Training, stated: &Experts) -> Option<Groups> {
-    is_deepseek_v3(run, stated).then_some(Groups { count: 8, kept: 4 })
+    is_deepseek_v3(run, stated).then_some(Groups { count: 8, kept: 4, score: GroupScore::TwoBest })
 }
 
 fn gate(stated: &Experts) -> Gate {

@@ -1,6 +1,8 @@
 //! From a router's scores to its choices: softmax or sigmoid, groups of experts, a bias that only selects.
 
 use crate::error::{Error, Result};
+pub use crate::spec::GroupScore;
+use crate::spec::Groups;
 
 /// How logits become scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,21 +11,18 @@ pub enum Gate {
     Sigmoid,
 }
 
-/// What a group of experts is ranked by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GroupScore {
-    /// Its best expert: DeepSeek-V2, and the tests of DeepEP.
-    Best,
-    /// The sum of its two best: DeepSeek-V3.
-    TwoBest,
-}
-
 /// Choices from `limit` of `groups` equal groups only: with a group a node, a token reaches so many nodes at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupLimit {
     pub groups: u32,
     pub limit: u32,
     pub score: GroupScore,
+}
+
+impl From<Groups> for GroupLimit {
+    fn from(Groups { count, kept, score }: Groups) -> GroupLimit {
+        GroupLimit { groups: count as u32, limit: kept as u32, score }
+    }
 }
 
 impl GroupLimit {

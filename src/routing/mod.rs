@@ -50,6 +50,49 @@ impl Trace {
         self
     }
 
+    /// That ranks have more tokens than the trace, which [`Trace::repeated`] then repeats.
+    pub fn shorter_than(&self, tokens: u64, ranks: u32) -> Option<String> {
+        let (all, sources) = (self.tokens.iter().sum::<u64>(), self.tokens.len());
+        if sources != ranks as usize {
+            let said = format!("the log has {all} tokens of {sources} sources, {ranks} ranks {tokens} each");
+            let short = all < tokens * u64::from(ranks);
+            return short.then(|| said + ": it is dealt out to them in order, and repeated");
+        }
+        let fewest = self.tokens.iter().copied().min().filter(|fewest| *fewest < tokens)?;
+        let tokens_of = if fewest == 1 { "token" } else { "tokens" };
+        Some(format!("the log has {fewest} {tokens_of} of a source, a rank {tokens}: it is repeated"))
+    }
+
+    /// The same with so many tokens of each of `ranks` sources: those of its own again and again, or where there are other
+    /// sources those of all of them, dealt out in order. Why not, where a source has none or too many.
+    pub fn repeated(&self, tokens: u64, ranks: u32) -> std::result::Result<Trace, String> {
+        let same = self.tokens.len() == ranks as usize;
+        let (own, wanted) = match same {
+            true => (self.tokens.clone(), vec![tokens; ranks as usize]),
+            false => (vec![self.tokens.iter().sum()], vec![tokens * u64::from(ranks)]),
+        };
+        let (mut rest, mut rows) = (0u64, vec![]);
+        for (source, (&has, &wants)) in own.iter().zip(&wanted).enumerate() {
+            if has == 0 || has > wants {
+                let whose = if same { format!("source {source}") } else { "all sources".into() };
+                let remedy = match has {
+                    0 => "log some of every source",
+                    _ => "log fewer, or use a longer sequence or a larger microbatch",
+                };
+                return Err(format!("{has} tokens of {whose}, whose ranks have {wants}; {remedy}"));
+            }
+            rows.extend((0..wants).map(|token| (rest + token % has) as usize));
+            rest += has;
+        }
+        let topk = self.topk as usize;
+        let choices = rows.iter().flat_map(|row| &self.choices[row * topk..(row + 1) * topk]).copied().collect();
+        let weights = match self.weights.is_empty() {
+            true => vec![],
+            false => rows.iter().flat_map(|row| &self.weights[row * topk..(row + 1) * topk]).copied().collect(),
+        };
+        Ok(Trace { tokens: vec![tokens; ranks as usize], choices, weights, ..*self })
+    }
+
     /// The slots that the choices go to, `node` ranks a node. Replicas of an expert take turns, by source and
     /// choice, so that each gets the same share.
     pub fn route(&self, placement: &Placement, node: u32) -> Result<Route> {

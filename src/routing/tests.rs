@@ -104,7 +104,13 @@ fn a_limit_on_nodes_binds_and_an_impossible_one_is_refused() {
 #[test]
 fn drawn_choices_stand_in_the_groups_that_a_router_keeps() {
     for routing in ["zipf:1.2", "dirichlet:0.3", "hot-rank:0.5", "uniform"] {
-        let request = Request { groups: Some([8, 4]), experts: 256, topk: 8, tokens: 64, ..request(routing, 8) };
+        let request = Request {
+            groups: Some(GroupLimit { groups: 8, limit: 4, score: GroupScore::TwoBest }),
+            experts: 256,
+            topk: 8,
+            tokens: 64,
+            ..request(routing, 8)
+        };
         let trace = request.trace().unwrap();
         for token in trace.choices.chunks(8) {
             let mut groups: Vec<u32> = token.iter().map(|expert| expert / 32).collect();

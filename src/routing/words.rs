@@ -148,9 +148,8 @@ pub struct Request {
     pub replicas: u32,
     /// Nodes that a token reaches at most.
     pub node_limit: Option<u32>,
-    /// Equal groups of experts that the router has, and how many of them a token's choices stand in, those whose two best
-    /// experts it wants most (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
-    pub groups: Option<[u32; 2]>,
+    /// Equal groups of experts that the router has, and how many of them a token's choices stand in.
+    pub groups: Option<GroupLimit>,
     pub seed: u64,
     pub step: u64,
 }
@@ -162,8 +161,7 @@ impl Request {
 
     /// The router's groups, or the limit on nodes as such, a group a node; none where it binds nothing.
     pub fn group_limit(&self) -> Result<Option<GroupLimit>> {
-        if let Some([groups, limit]) = self.groups.filter(|[groups, limit]| limit < groups) {
-            let limit = GroupLimit { groups, limit, score: GroupScore::TwoBest };
+        if let Some(limit) = self.groups.filter(|limit| limit.limit < limit.groups) {
             limit.check(self.experts, self.topk)?;
             return Ok(Some(limit));
         }
@@ -171,6 +169,28 @@ impl Request {
         let limit = GroupLimit { groups: self.nodes(), limit, score: GroupScore::Best };
         limit.check(self.experts, self.topk)?;
         Ok(Some(limit))
+    }
+
+    /// What was chosen, or is to a number, leaves a limit on nodes nothing to choose.
+    fn check_node_limit(&self) -> Result<()> {
+        let chosen = match &self.routing {
+            Routing::File(path) => path.display().to_string(),
+            Routing::Spread => "spread".into(),
+            Routing::RoundRobin => "round-robin".into(),
+            Routing::Ratio(ratio) => format!("ratio:{ratio}"),
+            _ => return Ok(()),
+        };
+        match self.node_limit.filter(|limit| *limit < self.nodes()) {
+            None => Ok(()),
+            Some(limit) => {
+                let why = format!(
+                    "{limit} of {} nodes, which the choices of --routing {chosen} know nothing of; leave it out, or use \
+                     --routing balanced, uniform, zipf:1.0 or another that is drawn",
+                    self.nodes()
+                );
+                Err(Error::spec("routing", "node-limit", why))
+            }
+        }
     }
 
     /// What the router chose, by logical experts.
@@ -182,6 +202,7 @@ impl Request {
         if self.ranks == 0 {
             return Err(Error::spec("routing", "ranks", "0; at least 1 is needed"));
         }
+        self.check_node_limit()?;
         match &self.routing {
             Routing::File(path) => {
                 let trace = file::read(path, self.experts)?;

@@ -17,7 +17,7 @@ mod windows;
 
 use super::MtpSpec;
 use super::hybrid::Mixer;
-use super::model::{Groups, LlmSpec, Mlp, MoeSpec, Norm, Positions, Score};
+use super::model::{GroupScore, Groups, LlmSpec, Mlp, MoeSpec, Norm, Positions, Score};
 use crate::error::{self, Error, Result};
 use serde_json::Value;
 use std::cell::RefCell;
@@ -468,7 +468,7 @@ impl Config<'_> {
         }
     }
 
-    /// None where all groups are kept.
+    /// None where all groups are kept, or none is asked for.
     fn groups(&self) -> Result<Option<Groups>> {
         let (count, kept) =
             (self.optional_count("n_group")?.unwrap_or(1), self.optional_count("topk_group")?.unwrap_or(1));
@@ -481,7 +481,12 @@ impl Config<'_> {
             );
             return Err(self.wrong("topk_group", why));
         }
-        Ok((kept < count).then_some(Groups { count, kept }))
+        let score = match self.value("topk_method").and_then(Value::as_str) {
+            Some("greedy") => return Ok(None),
+            Some("group_limited_greedy") => GroupScore::Best,
+            _ => GroupScore::TwoBest,
+        };
+        Ok((kept < count).then_some(Groups { count, kept, score }))
     }
 
     /// Layers at the beginning that have a dense network; some have to be left.

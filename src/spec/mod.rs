@@ -33,7 +33,7 @@ pub use fleet::{Cause, FleetSpec};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, Maker, MemoryCurve};
 pub use hybrid::{MambaSpec, Mixer};
 pub use mask::{Documents, Mask};
-pub use model::{Gate, Groups, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
+pub use model::{Gate, GroupScore, Groups, LlmSpec, MlaSpec, Mlp, MoeSpec, Norm, Positions, Score};
 pub use mtp::MtpSpec;
 pub use options::{Capacity, Dispatch, Fold, KvPath, Options, RingBackward, RingLayout, RingMerge};
 pub use schedule::Schedule;

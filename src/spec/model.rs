@@ -110,13 +110,36 @@ impl MoeSpec {
     }
 }
 
-/// Experts stand in so many equal groups, and a token's choices in no more than `kept` of them (node-limited routing,
-/// DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// What a group of experts is ranked by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupScore {
+    /// Its best expert: DeepSeek-V2 (arXiv:2405.04434, section 2.2.2), and the tests of DeepEP.
+    Best,
+    /// The sum of its two best: DeepSeek-V3.
+    #[default]
+    TwoBest,
+}
+
+impl GroupScore {
+    /// How many scores of a group are added up.
+    pub fn scores(self) -> usize {
+        match self {
+            GroupScore::Best => 1,
+            GroupScore::TwoBest => 2,
+        }
+    }
+}
+
+/// Experts stand in so many equal groups, and a token's choices in no more than `kept` of them, those that score most
+/// (node-limited routing, DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Groups {
     pub count: u64,
     pub kept: u64,
+    #[serde(default)]
+    pub score: GroupScore,
 }
 
 /// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).

@@ -202,6 +202,11 @@ impl Case {
         self.routing.route(&self.model, work, par, self.cluster.spec.gpus_per_node)
     }
 
+    /// That a router's log is shorter than the tokens of a point's ranks, and what becomes of it.
+    pub fn repeated(&self, point: &Point) -> Option<String> {
+        self.routing.repeats(&self.model, &self.workload(point).ok()?, &point.par)
+    }
+
     /// Share of the choices of experts that lead nowhere at a point.
     pub fn dropped(&self, point: &Point) -> f64 {
         let gaps = matches!(&self.routing, Routing::Traced { routing, .. } if routing.may_leave_gaps());

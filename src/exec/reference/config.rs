@@ -75,8 +75,8 @@ pub struct Experts {
     /// Columns that tokens are projected to before their experts, and back from; 0: they are not.
     pub latent: usize,
     pub gate: Gate,
-    /// Equal groups of experts, and how many of them a token may choose from.
-    pub groups: Option<[usize; 2]>,
+    /// Equal groups of experts, how many of them a token may choose from, and by the sum of how many of their highest scores.
+    pub groups: Option<[usize; 3]>,
     /// By sequence, [s, top_k]: the experts of each token; beyond their number: none. For every layer that has experts,
     /// or one for all of them; none: the router chooses, though no gradient knows of that.
     pub choices: Vec<Vec<Vec<u32>>>,
@@ -185,7 +185,7 @@ impl From<&LlmSpec> for DenseConfig {
                 shared: moe.shared_ffn as usize,
                 latent: moe.latent as usize,
                 gate: moe.gate,
-                groups: moe.groups.map(|g| [g.count as usize, g.kept as usize]),
+                groups: moe.groups.map(|g| [g.count as usize, g.kept as usize, g.score.scores()]),
                 choices: vec![],
             }),
         }

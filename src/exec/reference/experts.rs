@@ -25,17 +25,18 @@ impl Model<'_> {
         chosen.map(|e| e as u32).collect()
     }
 
-    /// The experts of the highest scores, those of DeepSeek-V3 with a bias and among the groups whose two highest
-    /// scores sum up to most; of equal ones the first.
+    /// The experts of the highest scores, those of DeepSeek-V3 with a bias and among the groups whose highest scores, one
+    /// or two, sum up to most; of equal ones the first.
     fn highest_of(&self, i: usize, experts: &Experts, logits: &[f64]) -> Vec<usize> {
         let mut scores = scores(&experts.gate, logits);
         if let Some(bias) = self.weights.get(&layer(i, ROUTER_BIAS)) {
             scores.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
         }
-        if let Some([count, kept]) = experts.groups {
+        if let Some([count, kept, summed]) = experts.groups {
             let size = experts.count / count;
-            let of =
-                |g: usize| highest(&scores[g * size..(g + 1) * size], 2).iter().map(|e| scores[g * size + e]).sum();
+            let of = |g: usize| {
+                highest(&scores[g * size..(g + 1) * size], summed).iter().map(|e| scores[g * size + e]).sum()
+            };
             let sums: Vec<f64> = (0..count).map(of).collect();
             let groups = highest(&sums, kept);
             let out = |e: usize| !groups.contains(&(e / size));

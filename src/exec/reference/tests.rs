@@ -192,18 +192,22 @@ fn the_first_step_of_adam_moves_by_the_learning_rate_against_the_gradient() {
 #[test]
 fn routers_choose_by_groups_and_by_their_bias() {
     let gate = Gate { score: Score::Sigmoid, ..Gate::default() };
-    let experts =
-        Experts { count: 6, top_k: 2, ffn: 4, shared: 0, latent: 0, gate, groups: Some([3, 2]), choices: vec![] };
-    let cfg = DenseConfig { layers: 1, experts: Some(experts), ..tiny(2, false) };
-    let mut params = random_params(&cfg);
+    let cfg = |summed: usize| {
+        let groups = Some([3, 2, summed]);
+        let experts = Experts { count: 6, top_k: 2, ffn: 4, shared: 0, latent: 0, gate, groups, choices: vec![] };
+        DenseConfig { layers: 1, experts: Some(experts), ..tiny(2, false) }
+    };
+    let mut params = random_params(&cfg(2));
     // Logits are nearly those of a bias: weights of the router are 0.
     params.get_mut("model.layers.0.mlp.gate.weight").unwrap().fill(0.0);
-    let mut chosen = |bias: [f64; 6]| {
+    let mut chosen = |summed: usize, bias: [f64; 6]| {
         params.insert("model.layers.0.mlp.gate.e_score_correction_bias".into(), bias.to_vec());
-        route(&cfg, &params, &[vec![1]])[0][0].clone()
+        route(&cfg(summed), &params, &[vec![1]])[0][0].clone()
     };
-    assert_eq!(chosen([0.0, 0.1, 0.2, 0.3, 0.4, 0.5]), [5, 4]);
+    assert_eq!(chosen(2, [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]), [5, 4]);
     // The highest of all stands in a group whose two are less than those of others.
-    assert_eq!(chosen([1.0, -1.0, 0.2, 0.3, 0.4, 0.5]), [5, 4]);
-    assert_eq!(chosen([1.0, -0.1, 0.2, 0.3, 0.4, 0.5]), [0, 5]);
+    assert_eq!(chosen(2, [1.0, -1.0, 0.2, 0.3, 0.4, 0.5]), [5, 4]);
+    assert_eq!(chosen(2, [1.0, -0.1, 0.2, 0.3, 0.4, 0.5]), [0, 5]);
+    // But not less than theirs by the highest alone.
+    assert_eq!(chosen(1, [1.0, -1.0, 0.2, 0.3, 0.4, 0.5]), [0, 5]);
 }

@@ -4,10 +4,11 @@ use super::super::feasible;
 use crate::error::{Error, Result};
 use crate::plan::{Counts, Route};
 use crate::routing;
-use crate::routing::{Placement, Trace, capacity, shadow};
-use crate::spec::{Capacity, Groups, LlmSpec, MoeSpec, Options, Parallelism, Workload};
-use rand::SeedableRng;
+use crate::routing::gate::{GroupLimit, choose};
+use crate::routing::{Placement, Trace, capacity, file, shadow};
+use crate::spec::{Capacity, LlmSpec, MoeSpec, Options, Parallelism, Workload};
 use rand::seq::index::sample;
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// Tokens of one rank: those between the products of a layer.
@@ -47,8 +48,7 @@ impl Routing {
         feasible::check(model, work, par)?;
         let (tokens, ranks) = (tokens(work, par), par.ep);
         let node = node_of(ranks, node);
-        let groups = moe.groups.map(|groups| [groups.count as u32, groups.kept as u32]);
-        let o = par.options;
+        let (groups, o) = (moe.groups, par.options);
         // A gate of benchmarks knows nothing of groups.
         if let Routing::Traced { routing, .. } = self
             && let Some(counts) = routing.by_rule(tokens)
@@ -73,7 +73,7 @@ impl Routing {
             0 => Placement::contiguous(moe.experts as u32, ranks)?,
             // Groups stay whole on a node where they can, so that a token goes to no more nodes than before.
             n => {
-                let count = groups.map_or(1, |[count, _]| count);
+                let count = groups.map_or(1, |groups| groups.count as u32);
                 Placement::balanced(&trace.loads(), n, count, ranks.div_ceil(node), ranks)?.shared_first()
             }
         };
@@ -84,6 +84,12 @@ impl Routing {
             _ => route.holding(placement.of_slot)?,
         };
         padded(route, room).map(Some)
+    }
+
+    /// That a log is shorter than the tokens of its ranks, and what becomes of it.
+    pub fn repeats(&self, model: &LlmSpec, work: &Workload, par: &Parallelism) -> Option<String> {
+        let Routing::Traced { routing: routing::Routing::File(path), .. } = self else { return None };
+        file::read(path, model.moe?.experts as u32).ok()?.shorter_than(tokens(work, par), par.ep)
     }
 
     /// What the router chose, by experts; none where rows are expected values.
@@ -101,6 +107,10 @@ impl Routing {
                 );
                 Err(Error::infeasible(why))
             }
+            Routing::Traced { routing: routing::Routing::File(path), .. } => {
+                let refused = |why| Error::infeasible(format!("routing: {}: {why}", path.display()));
+                file::read(path, experts)?.repeated(tokens, ranks).map_err(refused).map(Some)
+            }
             Routing::Traced { routing, seed } => {
                 let request = routing::Request {
                     routing: routing.clone(),
@@ -111,7 +121,7 @@ impl Routing {
                     tokens,
                     replicas: 0,
                     node_limit: None,
-                    groups: moe.groups.map(|groups| [groups.count as u32, groups.kept as u32]),
+                    groups: moe.groups.map(GroupLimit::from),
                     seed: *seed,
                     step: 0,
                 };
@@ -120,7 +130,7 @@ impl Routing {
             Routing::Uniform { seed } => {
                 let mut rng = ChaCha8Rng::seed_from_u64(*seed);
                 let mut choose = || one_by_lot(&mut rng, moe);
-                let choices = (0..tokens * u64::from(ranks)).flat_map(|_| choose()).map(|e| e as u32).collect();
+                let choices = (0..tokens * u64::from(ranks)).flat_map(|_| choose()).collect();
                 Ok(Some(Trace { experts, topk, tokens: vec![tokens; ranks as usize], choices, weights: vec![] }))
             }
         }
@@ -151,7 +161,7 @@ fn even(tokens: u64, [ranks, node]: [u32; 2], moe: &MoeSpec, par: &Parallelism) 
     let route = Route::new([ranks, node], experts + replicas, topk, Counts::Balanced { tokens })?;
     let route = match (replicas, moe.groups) {
         (0, None) => route,
-        (0, Some(groups)) => route.limited([groups.count as u32, groups.kept as u32])?,
+        (0, Some(groups)) => route.limited(groups)?,
         (n, None) => {
             let placement = Placement::balanced(&vec![1; experts as usize], n, 1, 1, ranks)?;
             route.holding(placement.shared_first().of_slot)?
@@ -171,14 +181,12 @@ fn padded(route: Route, room: Option<u64>) -> Result<Route> {
     route.padded(rows)
 }
 
-/// The experts of a token: any, in any of the groups that it may choose from.
-fn one_by_lot(rng: &mut ChaCha8Rng, moe: &MoeSpec) -> Vec<usize> {
+/// The experts of a token: any, or those that a gate with groups finds best where scores are by lot.
+fn one_by_lot(rng: &mut ChaCha8Rng, moe: &MoeSpec) -> Vec<u32> {
     let (experts, top_k) = (moe.experts as usize, moe.top_k as usize);
-    let Some(Groups { count, kept }) = moe.groups else { return sample(rng, experts, top_k).into_vec() };
-    let (group, kept) = (experts / count as usize, kept as usize);
-    let groups = sample(rng, count as usize, kept).into_vec();
-    let chosen = sample(rng, kept * group, top_k).into_vec();
-    chosen.into_iter().map(|i| groups[i / group] * group + i % group).collect()
+    let Some(groups) = moe.groups else { return sample(rng, experts, top_k).iter().map(|e| e as u32).collect() };
+    let scores: Vec<f64> = (0..experts).map(|_| rng.random()).collect();
+    choose(&scores, &[], top_k, Some(groups.into())).0
 }
 
 /// Ranks of a node among `ranks` consecutive ones: all, where they fit.
