@@ -4,7 +4,7 @@ use foretrain::goodput::Run;
 use foretrain::goodput::checkpoint::{Checkpoint, state_bytes};
 use foretrain::goodput::expected::{best_interval, ettr, young};
 use foretrain::goodput::play::play;
-use foretrain::spec::{Dtype, FleetSpec, LlmSpec, StorageSpec};
+use foretrain::spec::{Dtype, FleetSpec, LlmSpec, Options, StorageSpec};
 use foretrain::units::Seconds;
 use proptest::prelude::*;
 
@@ -29,7 +29,7 @@ fn made_up(failures: f64, interval_s: f64, stall_s: f64, save_s: f64, recover: [
 
 fn llama(gpus: u32) -> Run {
     let (fleet, storage) = (FleetSpec::find("llama-3-405b").unwrap(), StorageSpec::find("tectonic").unwrap());
-    let bytes = state_bytes(&LlmSpec::find("llama-3.1-405b").unwrap(), Dtype::Bf16);
+    let bytes = state_bytes(&LlmSpec::find("llama-3.1-405b").unwrap(), Dtype::Bf16, &Options::default());
     Run::new(&fleet, gpus, Checkpoint::new(bytes, gpus, &fleet, &storage)).unwrap()
 }
 
@@ -63,7 +63,10 @@ proptest! {
         work in 1.0..1e6f64,
         seed in 0u64..1000,
     ) {
-        let run = Run { spares: Some(spares), planned, ..made_up(1.0 / between, 600.0, 5.0, 30.0, [60.0, 30.0, 20.0]) };
+        // Sooner repaired than they fail, on average: with fewer spares than are in repair a run would come to no end.
+        let (spares, repair_s) = (Some(spares), between);
+        let run =
+            Run { spares, repair_s, planned, ..made_up(1.0 / between, 600.0, 5.0, 30.0, [60.0, 30.0, 20.0]) };
         let played = play(&run, work, 3, seed);
         let spent = played.spent;
         prop_assert!(!played.hopeless);
@@ -164,6 +167,28 @@ fn few_spares_mean_waiting() {
     assert_eq!(run.spares_for(0.99), 8);
 }
 
+/// Failures that a wait is interrupted by do not end it: a run is up only while no more nodes are in repair than stand by, and
+/// those in repair are a Poisson number (M/G/infinity), whatever else happens.
+#[test]
+fn a_run_is_up_while_no_more_nodes_are_in_repair_than_stand_by() {
+    for (in_repair, spares) in [(0.75, 0), (0.75, 1), (12.0, 8), (12.0, 14)] {
+        let run = made_up(1.0 / 20_000.0, 600.0, 0.0, 0.0, [0.0; 3]);
+        let run = Run { spares: Some(spares), repair_s: in_repair / run.failures_with_node, ..run };
+        let poisson = |k: u32| (1..=k).fold((-run.in_repair()).exp(), |p, i| p * run.in_repair() / f64::from(i));
+        let up: f64 = (0..=spares).map(poisson).sum();
+        // Of the time that the run is up, this is what failures throw away.
+        let expected = up * ettr(&Run { spares: None, ..run.clone() });
+        let played = play(&run, 400.0 * DAY, 20, 7).ettr;
+        assert!(
+            (played / expected - 1.0).abs() < 0.05,
+            "{spares} for {in_repair}: {played} played, {expected} expected"
+        );
+    }
+    // 12 in repair and 4 that stand by: up for 0.8 % of the time.
+    let run = Run { spares: Some(4), ..made_up(1.0 / 20_000.0, 600.0, 5.0, 30.0, [60.0, 30.0, 30.0]) };
+    assert!(play(&Run { repair_s: 12.0 / run.failures_with_node, ..run }, 30.0 * DAY, 5, 0).hopeless);
+}
+
 #[test]
 fn a_run_that_never_fails_only_stands_still_to_save() {
     let run = made_up(0.0, 100.0, 1.0, 5.0, [60.0, 30.0, 30.0]);
@@ -188,6 +213,14 @@ fn too_short_an_interval_is_refused_with_the_shortest() {
     // What is said to be enough is.
     let least = error.split("give at least ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
     llama(16_384).every(Seconds::new(least.parse().unwrap())).unwrap();
+}
+
+#[test]
+fn an_optimizer_that_keeps_less_has_less_to_save() {
+    let model = LlmSpec::find("llama-3.1-405b").unwrap();
+    let of = |words: &str| state_bytes(&model, Dtype::Bf16, &words.parse().unwrap()) / model.params() as f64;
+    let all = ["default", "bf16-moments", "no-master", "bf16-grads+bf16-moments+no-master"].map(of);
+    assert_eq!(all, [14.0, 10.0, 10.0, 6.0]);
 }
 
 #[test]
@@ -222,10 +255,25 @@ fn what_the_user_knows_goes_before_the_files() {
     let stops = |flags| asked(flags).unwrap().pointer("/run/planned").and_then(serde_json::Value::as_f64).unwrap();
     let [before, after] = ["--gpus 1024 --state 1TB", "--gpus 1024 --state 1TB --mtbf 1d"].map(stops);
     assert!(before > 0.0 && (after / before - 1.0).abs() < 1e-9);
+    let error = asked("--gpus 8 --state 1TB --tp 8 --model llama-3-8b").unwrap_err();
+    assert!(error.contains("only --gpus is used") && error.contains("--tp"), "{error}");
+    let error = asked("--gpus 8 --state 1TB --spares 4000000000").unwrap_err();
+    assert!(error.contains("--spares") && error.contains("as many as it takes"), "{error}");
     for flag in ["--mtbf 0s", "--recover 0s", "--store-rate 0GB/s"] {
         let error = asked(&format!("--gpus 8 --state 1TB {flag}")).unwrap_err();
         assert!(error.contains(flag.split(' ').next().unwrap()) && error.contains("not above zero"), "{error}");
     }
+}
+
+/// A run that waits for nodes most of the time is seldom there to be stopped.
+#[test]
+fn planned_stops_are_counted_while_a_run_is_up() {
+    let run = asked("--gpus 16384 --state 5.67TB --spares 9").unwrap();
+    let stops = run["played"]["spent"]["stops"].as_f64().unwrap();
+    let causes = run["interruptions"].as_array().unwrap().iter();
+    let planned: f64 =
+        causes.filter(|c| c["cause"] == "planned maintenance").map(|c| c["count"].as_f64().unwrap()).sum();
+    assert!(stops > 10.0 && (planned / stops - 1.0).abs() < 0.4, "{planned} of {stops}");
 }
 
 /// The formula knows nothing of nodes that stand by, and says so where there are few.
@@ -284,7 +332,7 @@ fn blind_checkpoints_and_failures_are_held_at_what_they_came_out() {
     for row in list("checkpoints") {
         let (gpus, of) = (row["gpus"].as_u64().unwrap(), |field: &str| row[field].as_f64());
         let state = match row["model"].as_str() {
-            Some(model) => state_bytes(&LlmSpec::find(model).unwrap(), Dtype::Bf16),
+            Some(model) => state_bytes(&LlmSpec::find(model).unwrap(), Dtype::Bf16, &Options::default()),
             None => 14.0 * of("parameters").unwrap(),
         };
         bytes.extend(of("state_bytes").map(|stated| state / stated));

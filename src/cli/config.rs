@@ -141,6 +141,11 @@ impl Config {
         *self == Config { profile: self.profile.clone(), ..Config::default() }
     }
 
+    /// Whether a flag says something else than how many GPUs there are.
+    pub fn says_more_than_gpus(&self) -> bool {
+        *self != Config { gpus: self.gpus, ..Config::default() }
+    }
+
     /// For weights that were trained elsewhere: their model, as it is in evaluation. Errors: another that is asked for, of the
     /// same shapes of weights, say, but with other heads.
     pub fn of_checkpoint(mut self, dir: &Path) -> Result<Config> {

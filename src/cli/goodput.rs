@@ -95,6 +95,7 @@ impl Flags {
     /// As costed, or as told.
     fn step(&self, fleet: &FleetSpec) -> Result<Step> {
         if let (Some(time), Some(state)) = (self.step_time, self.state) {
+            self.only_gpus()?;
             let gpus = self.config.gpus().ok_or_else(|| {
                 Error::spec("--gpus", "gpus", "is missing; with --step-time and --state, say how many GPUs there are")
             })?;
@@ -117,7 +118,9 @@ impl Flags {
             (Some(time), _, costed) => (time.value(), costed.unwrap_or(f64::NAN)),
             _ => return Err(Error::infeasible(chosen.remedied(row)?.why)),
         };
-        let state = self.state.map_or_else(|| state_bytes(&chosen.case.model, chosen.case.dtype), Bytes::value);
+        let options = &chosen.point.par.options;
+        let state =
+            self.state.map_or_else(|| state_bytes(&chosen.case.model, chosen.case.dtype, options), Bytes::value);
         Ok(Step {
             what: format!("{} on {} of {}", row.model, counted(row.gpus, "GPU"), row.cluster),
             gpus: row.gpus,
@@ -128,6 +131,16 @@ impl Flags {
             notes: chosen.notes().into_iter().chain(other_nodes(&chosen.case.cluster.spec, fleet)).collect(),
             tokens: Some(row.global_batch as f64 * row.seq_len as f64),
         })
+    }
+
+    /// Where step and state are told, nothing is costed. Errors: flags that only a costed step has a use for.
+    fn only_gpus(&self) -> Result<()> {
+        if self.plan.plan.is_none() && !self.config.says_more_than_gpus() {
+            return Ok(());
+        }
+        let why = "with --step-time and --state no step is costed: of the flags of a configuration only --gpus is used; leave \
+                   the others (--model, --tp, --seq-len, --plan ..) out, or leave --step-time or --state out";
+        Err(Error::spec("the command line", "configuration", why))
     }
 
     /// How long the training takes if nothing fails, s.
@@ -257,6 +270,10 @@ struct Lever {
 
 pub fn run(flags: &Flags) -> Result<Answer> {
     let (mut fleet, mut storage) = (FleetSpec::find(&flags.fleet)?, StorageSpec::find(&flags.storage)?);
+    if let Some(spares) = flags.spares.filter(|spares| *spares > MOST_SPARES) {
+        let why = format!("{spares} is more than {MOST_SPARES}; leave it out for as many as it takes");
+        return Err(Error::spec("--spares", "nodes", why));
+    }
     sensible("--mtbf", flags.mtbf.map(Seconds::value), LONGEST)?;
     sensible("--recover", flags.recover.map(Seconds::value), LONGEST)?;
     sensible("--store-rate", flags.store_rate.map(BytesPerSec::value), LARGEST)?;
@@ -278,7 +295,11 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     }
     let wall_s = played.spent.wall();
     let all = run.failures() + run.planned;
-    let node_days = f64::from(run.nodes) * wall_s / 86_400.0;
+    // Nobody plans a stop of a run that is down.
+    let node_days = |planned: bool| {
+        let s = if planned { played.spent.up(&run) } else { wall_s };
+        f64::from(run.nodes) * s / 86_400.0
+    };
     let mut found = Found {
         gpus: step.gpus,
         fleet: fleet.name.clone(),
@@ -297,7 +318,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         interruptions: fleet
             .causes
             .iter()
-            .map(|c| Interruptions { cause: c.cause.clone(), count: c.count / fleet.node_days.value * node_days })
+            .map(|c| Interruptions {
+                cause: c.cause.clone(),
+                count: c.count / fleet.node_days.value * node_days(c.planned),
+            })
             .collect(),
         in_repair: run.in_repair(),
         spares_99: run.spares_for(0.99),
@@ -379,6 +403,9 @@ fn hopeless(run: &Run) -> Error {
         )
     })
 }
+
+/// More nodes stand by nowhere.
+const MOST_SPARES: u32 = 1 << 20;
 
 /// Seconds and bytes beyond which somebody has mistaken a unit: three hundred years, a thousand exabytes.
 const LONGEST: f64 = 1e10;

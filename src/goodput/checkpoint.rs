@@ -1,6 +1,6 @@
 //! A checkpoint: every rank saves its share of weights and optimizer, each byte once.
 
-use crate::spec::{Dtype, FleetSpec, LlmSpec, Sourced, StorageSpec};
+use crate::spec::{Dtype, FleetSpec, LlmSpec, Options, Sourced, StorageSpec};
 use crate::units::Seconds;
 use serde::Serialize;
 
@@ -50,12 +50,17 @@ impl Checkpoint {
     }
 }
 
-/// Bytes of weights, of modules of multi-token prediction too, and of Adam's state: two moments in f32 (f64 where that is trained in), and a master copy where
-/// the weights themselves are narrower. 14 bytes a parameter in bf16.
-pub fn state_bytes(model: &LlmSpec, dtype: Dtype) -> f64 {
+/// Bytes of weights, of modules of multi-token prediction too, and of Adam's state: two moments in f32 (f64 where that is trained
+/// in), and a master copy where the weights themselves are narrower. 14 bytes a parameter in bf16, less where `options` keep
+/// moments in bf16 or no master copy.
+pub fn state_bytes(model: &LlmSpec, dtype: Dtype, options: &Options) -> f64 {
     let per_param = match dtype {
         // Nothing is trained in integers.
-        Dtype::Bf16 | Dtype::U32 | Dtype::U8 => 2 + 3 * 4,
+        Dtype::Bf16 | Dtype::U32 | Dtype::U8 => {
+            let master = if options.no_master { 0 } else { 4 };
+            let moment = if options.bf16_moments { 2 } else { 4 };
+            2 + master + 2 * moment
+        }
         Dtype::F32 => 4 + 2 * 4,
         Dtype::F64 => 8 + 2 * 8,
     };

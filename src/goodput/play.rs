@@ -4,6 +4,7 @@ use super::Run;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
+use std::collections::VecDeque;
 
 /// Where the time of a run went, in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -31,6 +32,11 @@ impl Spent {
 
     pub fn ettr(&self) -> f64 {
         self.training / self.wall()
+    }
+
+    /// Time in which a planned stop could come: of training, and of saves other than those before such stops.
+    pub fn up(&self, run: &Run) -> f64 {
+        self.training + self.lost + self.stalled - self.stops * run.checkpoint.save_s
     }
 
     /// Both together.
@@ -76,7 +82,8 @@ pub struct Played {
     pub hopeless: bool,
 }
 
-/// A run is given up after so many times the time that it would take without failures.
+/// A run is given up after so many times the time that it would take without failures, or that getting over one takes if that is
+/// longer.
 const HOPELESS: f64 = 50.0;
 
 /// Or after so many failures: of those that come within a recovery, milliseconds apart, it would be long until the time is.
@@ -103,7 +110,8 @@ pub fn play(run: &Run, work: f64, runs: usize, seed: u64) -> Played {
 
 /// One run, and whether it was given up.
 fn once(run: &Run, work: f64, seed: u64) -> (Spent, bool) {
-    let patience = HOPELESS * work;
+    let longest_wait = if run.spares.is_some() { run.repair_s } else { 0.0 };
+    let patience = HOPELESS * work.max(run.recover_s() + longest_wait);
     let mut luck = Luck(ChaCha8Rng::seed_from_u64(seed));
     let mut spares = Spares::new(run.spares);
     let mut spent = Spent::default();
@@ -134,12 +142,16 @@ fn once(run: &Run, work: f64, seed: u64) -> (Spent, bool) {
     }
 }
 
-/// From a failure until training goes on. A failure on the way begins it anew, until all patience is gone.
+/// From a failure until training goes on. A failure on the way begins it anew, until all patience is gone; nodes that were
+/// waited for before it are waited for still.
 fn recover(run: &Run, luck: &mut Luck, spares: &mut Spares, spent: &mut Spent, patience: f64) {
+    let mut all_ready: f64 = 0.0;
     loop {
         spent.failures += 1.0;
-        let takes_node = luck.chance(run.failures_with_node / run.failures());
-        let wait = if takes_node { spares.take(spent.wall(), run.repair_s) } else { 0.0 };
+        if luck.chance(run.failures_with_node / run.failures()) {
+            all_ready = all_ready.max(spares.take(spent.wall(), run.repair_s));
+        }
+        let wait = (all_ready - spent.wall() - run.detect_s).max(0.0);
         let mut next = luck.wait(run.failures());
         let phases = [
             (run.detect_s, &mut spent.detecting),
@@ -195,21 +207,26 @@ impl Up {
 
 /// Nodes that stand by, and when those in repair come back.
 struct Spares {
-    /// Times at which nodes are ready; `None` for as many as it takes.
-    ready: Option<Vec<f64>>,
+    /// That never were in use; `None` for as many as it takes.
+    unused: Option<u32>,
+    /// When nodes that failed are ready, the first to fail first: every repair takes as long.
+    repaired: VecDeque<f64>,
 }
 
 impl Spares {
     fn new(spares: Option<u32>) -> Spares {
-        Spares { ready: spares.map(|n| vec![0.0; n as usize]) }
+        Spares { unused: spares, repaired: VecDeque::new() }
     }
 
-    /// Takes a node at `now`, sends the failed one into repair, and says how long to wait for the new one.
+    /// Takes a node at `now`, sends the failed one into repair, and says when the new one is ready.
     fn take(&mut self, now: f64, repair: f64) -> f64 {
-        let Some(ready) = &mut self.ready else { return 0.0 };
-        ready.push(now + repair);
-        let first = (0..ready.len()).min_by(|&a, &b| ready[a].total_cmp(&ready[b])).expect("one was pushed");
-        (ready.swap_remove(first) - now).max(0.0)
+        let Some(unused) = &mut self.unused else { return now };
+        self.repaired.push_back(now + repair);
+        if *unused > 0 {
+            *unused -= 1;
+            return now;
+        }
+        self.repaired.pop_front().expect("one was pushed").max(now)
     }
 }
 
