@@ -201,6 +201,33 @@ fn a_link_that_is_down_hangs_those_who_need_it() {
     assert!(found.hang.is_none() && step(&found) > 2.0);
 }
 
+/// A link that comes back after two seconds, a GPU that is a thousand times as slow: the step would be over in the end, but a
+/// library that lets nobody wait so long has ended it before.
+#[test]
+fn who_waits_longer_than_the_watchdog_is_ended() {
+    let (plan, host) = two_nodes();
+    let nic = foretrain::sim::fault::Port::Nic;
+    let back = Fault::SlowLink { rank: 3, port: nic, factor: 0.0, from_s: 0.0, to_s: Some(2.0) };
+    for (fault, link) in [(back, true), (Fault::slow_gpu("5:1000").unwrap(), false)] {
+        let faults = [fault];
+        let whole = step(&with(&plan, &host, true, &faults));
+        let ended = |fold, watchdog: f64| {
+            let effort = Effort { fold, watchdog: (watchdog * 1e12) as u64, ..Effort::SUMS };
+            simulate(&plan, host.machine(), &faults, effort).unwrap()
+        };
+        assert!(ended(true, whole).hang.is_none(), "{faults:?}");
+        let short = if link { 1.0 } else { 0.01 * whole };
+        let found = ended(true, short);
+        let hang = found.hang.as_ref().unwrap();
+        assert_eq!(hang.at_s, ended(false, short).hang.unwrap().at_s);
+        assert!(hang.overdue && hang.over_s == Some(whole) && hang.at_s < whole, "{hang:?}");
+        assert!((hang.waiting[0].since_s + short - hang.at_s).abs() < 1e-9, "{hang:?}");
+        assert!(link == hang.down.iter().any(|down| down.rank == 3), "{hang:?}");
+        assert!(link || hang.waiting.iter().any(|w| w.waits_for.contains(&5)), "{hang:?}");
+        assert!(step(&found) <= hang.at_s);
+    }
+}
+
 /// What takes longer than time can be told is no deadlock.
 #[test]
 fn ops_of_many_days_are_an_error_that_says_so() {

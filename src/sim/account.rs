@@ -9,7 +9,7 @@ use crate::timeline::{Class, Span, Timeline, Usage, lane_labels};
 use std::collections::BTreeMap;
 
 pub fn timeline(engine: &Engine, keep: bool) -> Timeline {
-    let end = engine.runs.iter().map(|run| run.last().ps()).max().unwrap_or(0);
+    let end = engine.last();
     let class = |(class, run): (usize, &Run)| Class {
         rank: engine.fold.representatives[class],
         multiplicity: engine.fold.multiplicity[class],
@@ -32,7 +32,7 @@ fn waits(run: &Run, end: u64) -> Vec<u64> {
 /// Exposed communication by axis and the outermost tier that a rank's ops of a lane cross, as in `dp scale_out`; seconds,
 /// mean over the ranks.
 pub fn exposed(engine: &Engine) -> BTreeMap<String, f64> {
-    let end = engine.runs.iter().map(|run| run.last().ps()).max().unwrap_or(0);
+    let end = engine.last();
     let ranks: u32 = engine.fold.multiplicity.iter().sum();
     let mut all = BTreeMap::new();
     for (run, &like) in engine.runs.iter().zip(&engine.fold.multiplicity) {

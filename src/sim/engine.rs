@@ -11,7 +11,7 @@ use crate::act::stretch::lasting;
 use crate::act::{Deed, Machine, picoseconds};
 use crate::device::OnSms;
 use crate::fold::Fold;
-use crate::plan::Plan;
+use crate::plan::{Lane, Plan};
 use crate::timeline::Arrow;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -73,6 +73,12 @@ pub struct Engine<'p> {
     pub(super) rates: [f64; 2],
     pub(super) host_launch: u64,
     pub(super) keep: bool,
+    /// How long an op that communicates may wait and take together.
+    pub watchdog: u64,
+    /// When the first was over its time.
+    pub overdue: u64,
+    /// Nothing that comes later is gone through.
+    pub until: u64,
 }
 
 impl<'p> Engine<'p> {
@@ -113,10 +119,13 @@ impl<'p> Engine<'p> {
             rates: machine.cluster.rates_of_a_rank(),
             host_launch: picoseconds(machine.host_launch()),
             keep,
+            watchdog: u64::MAX,
+            overdue: u64::MAX,
+            until: u64::MAX,
         }
     }
 
-    /// Goes through all events there are. Ops that are left then wait for what never comes.
+    /// Goes through all events there are until then. Ops that are left wait for what never comes, or comes later.
     pub fn run(&mut self) {
         for class in 0..self.runs.len() {
             let roots = &self.scripts[self.runs[class].program].roots;
@@ -125,24 +134,39 @@ impl<'p> Engine<'p> {
         self.planes_change();
         self.begin_all();
         loop {
-            let next = self.queue.peek().map(|Reverse((time, ..))| *time);
+            let until = self.until;
+            let next = self.queue.peek().map(|Reverse((time, ..))| *time).filter(|&time| time <= until);
             // What happens at one moment is told to the links before they are asked how things go on.
-            if next != Some(self.now) && self.bytes_end(next) {
+            if next != Some(self.now) && self.bytes_end(next.unwrap_or(until)) {
                 continue;
             }
-            let Some(Reverse((time, _, event))) = self.queue.pop() else { break };
+            let Some(Reverse((time, _, event))) = next.and_then(|_| self.queue.pop()) else { break };
             assert!(time >= self.now, "an event at {time} ps after {} ps", self.now);
             self.now = time;
             self.events += 1;
             self.take(event);
             self.begin_all();
         }
+        if self.until < u64::MAX {
+            self.now = self.until;
+        }
     }
 
-    /// Goes on to the next end of bytes on shared links, if there is one before `next`.
-    fn bytes_end(&mut self, next: Option<u64>) -> bool {
+    /// The end of the last op.
+    pub fn last(&self) -> u64 {
+        self.runs.iter().map(|run| run.last().ps()).max().unwrap_or(0)
+    }
+
+    /// When the first of those that communicate now would be over its time.
+    pub fn first_due(&self) -> u64 {
+        let since = |(class, op): (u32, u32)| self.runs[class as usize].since(op);
+        self.meetings.parties().filter_map(since).min().map_or(u64::MAX, |since| since.saturating_add(self.watchdog))
+    }
+
+    /// Goes on to the next end of bytes on shared links, if there is one not after `next`.
+    fn bytes_end(&mut self, next: u64) -> bool {
         let Some(links) = &mut self.links else { return false };
-        let Some(end) = links.next_end().filter(|&end| next.is_none_or(|next| end <= next)) else { return false };
+        let Some(end) = links.next_end().filter(|&end| end <= next) else { return false };
         let mut done = vec![];
         links.complete(&mut done);
         self.now = end;
@@ -301,6 +325,9 @@ impl<'p> Engine<'p> {
         let run = &mut self.runs[class as usize];
         let script = &self.scripts[run.program];
         let (lane, Cell { start, launched, .. }) = (script.lane(op), *run.cell(script, op));
+        if self.now - start.ps() > self.watchdog && matches!(self.plan.lanes.get(lane as usize), Some(Lane::Comm(..))) {
+            self.overdue = self.overdue.min(start.ps() + self.watchdog);
+        }
         run.recent.note(lane, &launched, ready.unwrap_or(start), self.now);
         self.end(class, op, start.or_later(self.now, lane));
     }

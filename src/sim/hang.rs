@@ -1,14 +1,16 @@
-//! Who waits for ever, in which op, and whom for.
+//! Who waits for ever, or for longer than a watchdog lets him, in which op, and whom for.
 
 use super::engine::Engine;
 use super::meeting::Key;
 use super::pace::Pace;
 use super::run::Run;
 use super::script::Script;
-use crate::act::{Deed, Way, seconds};
+use crate::act::{Deed, Way, picoseconds, seconds};
 use crate::error::Error;
 use crate::plan::{Direction, Lane};
+use crate::units::Seconds;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// Ranks that do the same and wait for the same.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -25,11 +27,17 @@ pub struct Waiting {
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Hang {
-    /// When anything moved last.
+    /// When anything moved last; or when a watchdog ends the step.
     pub at_s: f64,
+    /// A watchdog ends the step, that would go on.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub overdue: bool,
+    /// When the step would be over if nothing ended it; none: never, or later than can be told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub over_s: Option<f64>,
     /// Ranks that died.
     pub dead: Vec<u32>,
-    /// Links that are down and stay so.
+    /// Links that are down and stay so, or are down when a watchdog ends the step.
     pub down: Vec<Down>,
     /// By time, the first to wait first.
     pub waiting: Vec<Waiting>,
@@ -54,13 +62,40 @@ impl Hang {
         let alive = runs().filter(|(_, run)| run.health.dead > engine.now);
         let mut waiting: Vec<Waiting> = alive.filter_map(|(class, run)| waiting(engine, class, run)).collect();
         let never = |link: &Pace| link.speed(engine.now) == 0.0 && link.next(engine.now) == u64::MAX;
-        let of = |(class, run): (usize, &Run)| {
-            let names = run.health.links.clone().into_iter().zip(["inside nodes", "between nodes"]);
-            names.filter(|(link, _)| never(link)).map(|(_, link)| Down { rank: rank(class), link }).collect::<Vec<_>>()
-        };
-        let down = engine.runs.iter().enumerate().flat_map(of).collect();
-        waiting.sort_by(|a, b| a.since_s.total_cmp(&b.since_s).then(a.rank.cmp(&b.rank)));
-        Some(Hang { at_s: seconds(engine.now).value(), dead, down, waiting })
+        let down = down(engine, never);
+        by_time(&mut waiting);
+        Some(Hang { at_s: seconds(engine.now).value(), overdue: false, over_s: None, dead, down, waiting })
+    }
+
+    /// Who waits in ops that communicate, in an engine that was stopped when the first of them was over its time.
+    pub fn overdue(engine: &Engine, over: Option<u64>) -> Hang {
+        let mut longest: BTreeMap<u32, (u64, u32)> = BTreeMap::new();
+        for (class, op) in engine.meetings.parties() {
+            if let Some(since) = engine.runs[class as usize].since(op) {
+                let of_class = longest.entry(class).or_insert((since, op));
+                *of_class = (*of_class).min((since, op));
+            }
+        }
+        let run = |class: &u32| &engine.runs[*class as usize];
+        let dead = |class: &u32| run(class).left > 0 && run(class).health.dead <= engine.now;
+        let (gone, alive): (Vec<u32>, Vec<u32>) = (0..engine.runs.len() as u32).partition(dead);
+        let of = |class: u32| Some(since(engine, class as usize, *longest.get(&class)?));
+        let mut waiting: Vec<Waiting> = alive.into_iter().filter_map(of).collect();
+        by_time(&mut waiting);
+        Hang {
+            at_s: seconds(engine.now).value(),
+            overdue: true,
+            over_s: over.map(|over| seconds(over).value()),
+            dead: gone.into_iter().map(|class| engine.fold.representatives[class as usize]).collect(),
+            down: down(engine, |link| link.speed(engine.now) == 0.0),
+            waiting,
+        }
+    }
+
+    /// When the first to wait has waited for so long, in ps.
+    pub fn ends(&self, watchdog: u64) -> u64 {
+        let first = self.waiting.first().map_or(self.at_s, |w| w.since_s);
+        picoseconds(Seconds::new(first)).saturating_add(watchdog)
     }
 
     /// What is wrong with a plan that hangs on a machine that is well.
@@ -76,18 +111,39 @@ impl Hang {
     }
 }
 
+fn by_time(waiting: &mut [Waiting]) {
+    waiting.sort_by(|a, b| a.since_s.total_cmp(&b.since_s).then(a.rank.cmp(&b.rank)));
+}
+
+/// Links that are so.
+fn down(engine: &Engine, so: impl Fn(&Pace) -> bool) -> Vec<Down> {
+    let of = |(class, run): (usize, &Run)| {
+        let names = run.health.links.clone().into_iter().zip(["inside nodes", "between nodes"]);
+        let rank = engine.fold.representatives[class];
+        names.filter(|(link, _)| so(link)).map(|(_, link)| Down { rank, link }).collect::<Vec<_>>()
+    };
+    engine.runs.iter().enumerate().flat_map(of).collect()
+}
+
+/// A class that waits in an op since then, in picoseconds.
+fn since(engine: &Engine, class: usize, (start, op): (u64, u32)) -> Waiting {
+    let run = &engine.runs[class];
+    let script = &engine.scripts[run.program];
+    Waiting {
+        rank: engine.fold.representatives[class],
+        ranks: engine.fold.multiplicity[class],
+        path: script.path(op),
+        since_s: seconds(start).value(),
+        waits_for: missing(engine, class, run, script, op),
+    }
+}
+
 /// What a class waits in: the first op that has begun and not ended, or else the first that has not begun.
 fn waiting(engine: &Engine, class: usize, run: &Run) -> Option<Waiting> {
     let script = &engine.scripts[run.program];
     let begun = |op: u32| !missing(engine, class, run, script, op).is_empty();
     let (op, cell) = run.open().find(|&(op, _)| begun(op)).or_else(|| run.open().next())?;
-    Some(Waiting {
-        rank: engine.fold.representatives[class],
-        ranks: engine.fold.multiplicity[class],
-        path: script.path(op),
-        since_s: seconds(cell.start.ps()).value(),
-        waits_for: missing(engine, class, run, script, op),
-    })
+    Some(since(engine, class, (cell.start.ps(), op)))
 }
 
 /// Ranks that have not come to what an op has begun.

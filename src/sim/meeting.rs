@@ -148,6 +148,11 @@ impl Meetings {
         self.waiting.remove(key);
     }
 
+    /// Classes, and their ops, that wait in some meeting or whose bytes are under way.
+    pub fn parties(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.all.iter().flat_map(|meeting| &meeting.parties).map(|party| (party.class, party.op))
+    }
+
     pub fn over(&mut self, id: MeetingId) {
         let meeting = self.get_mut(id);
         meeting.parties.clear();

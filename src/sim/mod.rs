@@ -38,7 +38,7 @@ mod threads;
 pub mod why;
 
 pub use crate::act::Machine;
-use crate::act::stamp::in_time;
+use crate::act::stamp::{Stamp, in_time};
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::fold::{self, Fold};
@@ -74,11 +74,22 @@ pub struct Effort {
     pub apart: bool,
     /// For what is random.
     pub seed: u64,
+    /// What a library lets an op that communicates take, its waiting counted, before it ends the step, in ps. Threads of
+    /// one machine have no such library.
+    pub watchdog: u64,
 }
 
 impl Effort {
-    pub const SUMS: Effort =
-        Effort { fold: true, spans: false, why: false, shared: true, blocks: false, apart: false, seed: 0 };
+    pub const SUMS: Effort = Effort {
+        fold: true,
+        spans: false,
+        why: false,
+        shared: true,
+        blocks: false,
+        apart: false,
+        seed: 0,
+        watchdog: u64::MAX,
+    };
     pub const SPANS: Effort = Effort { spans: true, why: true, ..Effort::SUMS };
 }
 
@@ -99,7 +110,8 @@ pub struct Simulated {
     pub class_of: Vec<u32>,
     /// Messages between ranks of different classes; with spans only.
     pub arrows: Vec<Arrow>,
-    /// Who waits for ever, if anyone does: the step is never over, and the timeline ends where nothing moves any more.
+    /// Who waits for ever, or longer than the watchdog lets him, if anyone does: the step is never over, and the timeline ends
+    /// where nothing moves any more, or with the job.
     pub hang: Option<Hang>,
     /// If it was asked for.
     pub why: Option<Why>,
@@ -212,15 +224,28 @@ fn play<'p>(
     let health: Vec<_> = fold.representatives.iter().map(|&rank| Health::of(faults, rank, &planes)).collect();
     let ops: usize = scripts.iter().map(|s| s.len() as usize * s.deeds.classes.len()).sum();
     let why = effort.why && ops <= MOST_KEPT;
-    let jitter = jitter::Jitter::of(faults, effort.seed, &fold.representatives);
     let keep = effort.spans || why;
-    let mut engine = engine::Engine::new(plan, machine, fold, scripts, &health, jitter, keep);
-    engine.links = (!census.is_empty()).then(|| Links::new(census, machine, fold, scripts, planes, keep));
-    engine.run();
-    in_time(engine.latest)?;
-    let hang = Hang::of(&engine);
-    if let Some(hang) = hang.as_ref().filter(|_| faults.is_empty()) {
+    let played = |until| {
+        let jitter = jitter::Jitter::of(faults, effort.seed, &fold.representatives);
+        let mut engine = engine::Engine::new(plan, machine, fold, scripts, &health, jitter, keep);
+        engine.links = (!census.is_empty()).then(|| Links::new(census, machine, fold, scripts, planes.clone(), keep));
+        (engine.watchdog, engine.until) = (effort.watchdog, until);
+        engine.run();
+        engine
+    };
+    let mut engine = played(u64::MAX);
+    let (mut hang, told) = (Hang::of(&engine), in_time(engine.latest));
+    if let Some(hang) = hang.as_ref().filter(|_| faults.is_empty() && told.is_ok()) {
         return Err(hang.deadlock());
+    }
+    let ends = if told.is_ok() { engine.overdue } else { engine.overdue.min(engine.first_due()) };
+    let sooner = |hang: &Hang| told.is_err() || ends < hang.ends(effort.watchdog);
+    if ends < Stamp::LIMIT && hang.as_ref().is_none_or(sooner) {
+        let over = hang.is_none().then(|| engine.last());
+        engine = played(ends);
+        hang = Some(Hang::overdue(&engine, over));
+    } else {
+        told?;
     }
     let why = (why && hang.is_none()).then(|| Why::of(&engine, machine));
     let timeline = account::timeline(&engine, effort.spans);

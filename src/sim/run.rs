@@ -154,6 +154,12 @@ impl Run {
         (self.base..).zip(self.cells.iter().copied()).filter(|(_, cell)| cell.waits != OVER)
     }
 
+    /// When an op that is not over began; of one that has not begun, the latest end of what it waits for so far.
+    pub fn since(&self, op: u32) -> Option<u64> {
+        let cell = self.cells.get(op.checked_sub(self.base)? as usize).filter(|cell| cell.waits != OVER)?;
+        Some(cell.start.ps())
+    }
+
     /// When the CPU began, as far as an op can tell.
     pub fn began(&self, op: u32) -> u64 {
         self.waits.iter().rev().find(|wait| wait.0 < op).map_or(0, |wait| wait.1)

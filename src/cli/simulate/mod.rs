@@ -6,6 +6,7 @@ use super::chosen::Chosen;
 use super::config::{CLUSTER, Config, PlanFile};
 use super::progress::Clock;
 use super::{Answer, Output, WithNotes, list_of, trace_with, write_file};
+use crate::act::picoseconds;
 use crate::error::{Error, Result};
 use crate::export::chakra;
 use crate::plan::Plan;
@@ -16,6 +17,7 @@ use crate::sim::fault::WATCHDOG_S;
 use crate::sim::why::{Part, Slack, Stretch, Utilisation};
 use crate::sim::{BlockTime, BlockTimes, Effort, Fault, Faults, Hang, SharedLink, Simulated};
 use crate::sim::{plays_threads, simulate_measured};
+use crate::units::Seconds;
 use clap::{Args, ValueEnum};
 use explain::{WhatIf, explain};
 use serde::Serialize;
@@ -134,7 +136,8 @@ struct Wrong {
     /// Kernels that take another time each time: normal, lognormal or exponential, of all ranks or one, as in 5:normal:0.02
     #[arg(long, value_name = "[RANK:]SHAPE:SD", value_parser = Fault::jitter)]
     jitter: Vec<Fault>,
-    /// Seconds after which the library ends a job that hangs [default: 600, as PyTorch has it]
+    /// Seconds that the library lets an op that communicates take, from its launch, before it ends the job [default: 600, as
+    /// PyTorch has it]
     #[arg(long, value_name = "SECONDS")]
     watchdog: Option<f64>,
 }
@@ -184,7 +187,7 @@ struct Found {
     what_if: Option<Vec<WhatIf>>,
 }
 
-/// What is told of a step that is never over.
+/// What is told of a step that is never over, or that the library ends.
 #[derive(Serialize)]
 struct Hung {
     plan: String,
@@ -217,7 +220,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let files = [&flags.trace, &flags.slack, &flags.timeline, &flags.chakra];
     let spans = files.iter().any(|file| file.is_some());
     let (blocks, apart) = (flags.blocks()?, flags.apart(&chosen));
-    let effort = Effort { spans, why: true, blocks, apart, seed: flags.seed, ..Effort::SUMS };
+    let (seed, watchdog_ps) = (flags.seed, picoseconds(Seconds::new(watchdog)));
+    let effort = Effort { spans, why: true, blocks, apart, seed, watchdog: watchdog_ps, ..Effort::SUMS };
     let times = flags.times()?;
     if !times.blocks.is_empty() {
         times.check(&BlockTimes::predicted(&plan, chosen.case.machine())?)?;
@@ -382,9 +386,17 @@ fn hung(plan: &Plan, hang: Hang, watchdog_s: f64, events: u64, wall_s: f64) -> A
     let more = hang.waiting.len().saturating_sub(SHOWN);
     let tail = if more > 0 { format!("and {more} more classes of ranks\n") } else { String::new() };
     let lost_gpu_s = (ends_s - first) * f64::from(ranks);
+    let what = match hang.waiting.first().filter(|_| hang.overdue) {
+        Some(w) => {
+            format!("the step is not over in time: {cause}rank {} is in {} since {}", w.rank, w.path, seconds(first))
+        }
+        None => format!("the step is never over: {cause}nothing moves after {}", seconds(hang.at_s)),
+    };
+    let else_over = hang
+        .over_s
+        .map_or(String::new(), |s| format!("; with a longer --watchdog the step would be over after {}", seconds(s)));
     let text = format!(
-        "the step is never over: {cause}nothing moves after {}\n\n{}{tail}\nthe watchdog ends the job {} after the first began to wait, at {}: {:.1} GPU hours lost\n",
-        seconds(hang.at_s),
+        "{what}\n\n{}{tail}\nthe watchdog ends the job {} after the first began to wait, at {}: {:.1} GPU hours lost{else_over}\n",
         table.render(""),
         seconds(watchdog_s),
         seconds(ends_s),
