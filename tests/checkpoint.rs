@@ -172,6 +172,77 @@ fn the_command_line_saves_and_goes_on() {
     assert!(code == Some(2) && text.contains("step-00000002") && text.contains("--load"), "{text}");
 }
 
+/// A learning rate that was saved is that of the run that goes on, unless a flag says another; and its rows go on in the table.
+#[test]
+fn a_run_goes_on_with_the_optimizer_and_the_table_of_the_one_that_saved() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| dir.path().join(name).to_str().expect("a name").to_string();
+    let (ckpt, rows) = (at("ckpt"), at("rows.csv"));
+    let losses = |args: &[&str], rows: &str| {
+        let (code, text) = foretrain(&[&TINY, args, &["--out", rows]].concat());
+        assert_eq!(code, Some(0), "{text}");
+        let table = std::fs::read_to_string(rows).expect("rows");
+        let first = |line: &str| line.split(',').take(2).map(str::to_string).collect::<Vec<_>>();
+        (table.lines().skip(1).map(first).collect::<Vec<_>>(), text)
+    };
+    let (whole, _) = losses(&["--steps", "4", "--lr", "0.01", "--weight-decay", "0.1"], &at("whole.csv"));
+    losses(&["--steps", "2", "--lr", "0.01", "--weight-decay", "0.1", "--save", &ckpt], &rows);
+    let (both, text) = losses(&["--steps", "2", "--load", &ckpt], &rows);
+    assert_eq!(both, whole);
+    assert!(!text.contains("optimizer"), "{text}");
+    let (_, text) = losses(&["--load", &ckpt, "--lr", "0.02"], &at("other.csv"));
+    assert!(text.contains("the run that saved had lr 0.01, beta1 0.9") && text.contains("weight decay 0.1"), "{text}");
+    let (_, text) = foretrain(&["checkpoint", &ckpt]);
+    assert!(text.contains("lr 0.01, beta1 0.9"), "{text}");
+    let (code, text) = foretrain(&[&TINY[..], &["--load", &ckpt, "--out", &rows]].concat());
+    let words = ["rows.csv: step", "last row is of step 4", "goes on behind step 2", "another --out"];
+    assert!(code == Some(2) && words.iter().all(|word| text.contains(word)), "{text}");
+    std::fs::write(&rows, "a,b\n1,2\n").expect("written");
+    let (code, text) = foretrain(&[&TINY[..], &["--load", &ckpt, "--out", &rows]].concat());
+    assert!(code == Some(2) && text.contains("no whole table"), "{text}");
+}
+
+#[test]
+fn a_run_that_diverges_stops_and_saves_no_more() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| dir.path().join(name).to_str().expect("a name").to_string();
+    let (ckpt, rows) = (at("ckpt"), at("rows.csv"));
+    let save = ["--save", &ckpt, "--save-every", "1", "--out", &rows];
+    let (code, text) = foretrain(&[&TINY[..], &["--steps", "5", "--lr", "1e10"], &save].concat());
+    assert!(code == Some(2) && text.contains("step 2: the loss is NaN"), "{text}");
+    assert_eq!(std::fs::read_to_string(&rows).expect("rows").lines().count(), 3, "a header and two steps");
+    let step = newest(Path::new(&ckpt)).expect("a checkpoint");
+    assert!(step.ends_with("step-00000001"), "{step:?}");
+    // Beyond f32: the loss before the step is a number, and the weights after it are none.
+    let (code, text) = foretrain(&[&TINY[..], &["--lr", "1e39", "--save", &at("inf")]].concat());
+    assert!(code == Some(2) && text.contains("values are no numbers after this step"), "{text}");
+    assert!(newest(Path::new(&at("inf"))).is_err());
+}
+
+/// A checkpoint of a run that had diverged, as it may have been saved elsewhere.
+#[test]
+fn what_is_no_number_is_reported_and_not_gone_on_from() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let at = dir.path().to_str().expect("a name");
+    let (code, text) = foretrain(&[&TINY[..], &["--save", at]].concat());
+    assert_eq!(code, Some(0), "{text}");
+    let step = newest(dir.path()).expect("a checkpoint");
+    let part = step.join("part-00000.safetensors");
+    let mut bytes = std::fs::read(&part).expect("a part");
+    let before = crc32fast::hash(&bytes);
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&part, &bytes).expect("written");
+    let index = std::fs::read_to_string(step.join("index.json")).expect("an index");
+    let index = index.replacen(&before.to_string(), &crc32fast::hash(&bytes).to_string(), 1);
+    std::fs::write(step.join("index.json"), index).expect("written");
+    for args in [&["checkpoint", at][..], &[&TINY[..], &["--load", at]].concat()] {
+        let (code, text) = foretrain(args);
+        assert!(code == Some(2) && text.contains("1 of its values are no numbers"), "{text}");
+        assert!(text.contains("earlier checkpoint"), "{text}");
+    }
+}
+
 /// A small model, or a mixture, as a Hugging Face configuration.
 fn config(dir: &Path, experts: u64) -> std::path::PathBuf {
     let mut json = serde_json::json!({

@@ -2,6 +2,7 @@
 
 use super::extent::{Extents, Held, Run, State, stretches};
 use super::index::{Index, Stored, newest, tensor_name};
+use super::save::not_finite;
 use crate::error::{Error, Result};
 use crate::exec::Data;
 use crate::exec::state::Memory;
@@ -11,6 +12,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 use serde::Serialize;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -119,6 +121,31 @@ impl Loader {
         self.loaded.get()
     }
 
+    /// Tensors with values that are no numbers, with how many of them: nothing goes on from such.
+    pub fn not_finite(&self) -> Result<Vec<(String, usize)>> {
+        let mut all: BTreeMap<String, usize> = BTreeMap::new();
+        for (param, state) in self.index.params.iter().flat_map(|param| State::ALL.map(|state| (param, state))) {
+            let name = tensor_name(param.0, state);
+            for piece in &param.1.pieces {
+                let elems: u64 = piece.boxes.iter().map(|b| b.len * b.count).sum();
+                let bytes = self.files[piece.file as usize].read(&name, 0..elems * self.index.dtype.size())?;
+                let odd = not_finite(&Data::from_bytes(&bytes, self.index.dtype));
+                if odd > 0 {
+                    *all.entry(name.clone()).or_default() += odd;
+                }
+            }
+        }
+        Ok(all.into_iter().collect())
+    }
+
+    /// What is wrong with a tensor that has values that are no numbers.
+    pub fn diverged(&self, tensor: &str, odd: usize) -> Error {
+        let why = format!(
+            "{odd} of its values are no numbers: the run that saved it had diverged; go on from an earlier checkpoint"
+        );
+        Error::spec(self.dir.display(), tensor, why)
+    }
+
     /// Holds a file against its checksum before anything of it is read.
     fn check(&self, file: u32, read: &mut Loaded) -> Result<()> {
         if self.files[file as usize].checked.replace(true) {
@@ -162,6 +189,10 @@ impl Loader {
                 values[want.to as usize..][..want.len as usize].copy_from_slice(&data[from..from + want.len as usize]);
             }
             rest = later;
+        }
+        let odd = values.iter().filter(|x| !x.is_finite()).count();
+        if odd > 0 {
+            return Err(self.diverged(&name, odd));
         }
         Ok(values)
     }

@@ -169,6 +169,7 @@ fn copied(plan: &Plan, memory: &Memory, held: &[Vec<Held>]) -> Result<(Vec<Tenso
 
 fn write(dir: PathBuf, mut index: Index, tensors: Vec<Tensors>, stall_s: f64) -> Result<Saved> {
     let began = Instant::now();
+    numbers(&dir, &tensors)?;
     let unfinished = dir.with_extension("unfinished");
     if unfinished.exists() {
         std::fs::remove_dir_all(&unfinished).map_err(Error::io(&unfinished))?;
@@ -192,6 +193,27 @@ fn write(dir: PathBuf, mut index: Index, tensors: Vec<Tensors>, stall_s: f64) ->
         stall_s,
         write_s: began.elapsed().as_secs_f64(),
     })
+}
+
+/// Errors: a value that is no number. Nobody goes on from that.
+fn numbers(dir: &Path, tensors: &[Tensors]) -> Result<()> {
+    for (name, data) in tensors.iter().flatten() {
+        let odd = not_finite(data);
+        if odd > 0 {
+            let why = format!(
+                "{odd} of its {} values are no numbers after this step, so that it is not saved; lower --lr, or go on from an \
+                 earlier checkpoint",
+                data.len()
+            );
+            return Err(Error::spec(dir.display(), name, why));
+        }
+    }
+    Ok(())
+}
+
+/// Values that are no numbers, or none that the dtype has.
+pub(super) fn not_finite(data: &Data) -> usize {
+    data.to_f64().iter().filter(|x| !x.is_finite()).count()
 }
 
 fn contents(tensors: &Tensors) -> std::result::Result<Vec<u8>, SafeTensorError> {

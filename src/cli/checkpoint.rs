@@ -1,8 +1,9 @@
 //! `foretrain checkpoint`: what a checkpoint holds, and whether it is whole.
 
 use super::{Answer, Output};
-use crate::checkpoint::{Index, newest};
+use crate::checkpoint::{Index, Loader, newest};
 use crate::error::Result;
+use crate::plan::Adam;
 use crate::report::human::{Table, bytes, decimal};
 use clap::Args;
 use serde::Serialize;
@@ -12,7 +13,7 @@ use std::path::PathBuf;
 #[command(
     after_help = "Example: foretrain checkpoint ckpt\n         foretrain checkpoint ckpt/step-00000004 --params --json\n\n\
     Reads every file and holds it against the checksum that was written with it (CRC-32), and every element of every\n\
-    parameter against the index: each has to be in one place. Of a folder with several, the newest is looked at."
+    parameter against the index: each has to be in one place, and a number. Of a folder with several, the newest is looked at."
 )]
 pub struct Flags {
     /// A checkpoint, or the folder that `foretrain run --save` was given
@@ -35,11 +36,22 @@ struct Found {
     strategy: String,
     ranks: u32,
     dtype: &'static str,
+    /// Constants of the run that saved: a run that loads has them unless flags say others.
+    optimizer: Adam,
     parameters: u64,
     bytes: u64,
     files: Vec<File>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     params: Vec<Param>,
+    /// Tensors with values that are no numbers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    not_finite: Vec<NotFinite>,
+}
+
+#[derive(Serialize)]
+struct NotFinite {
+    tensor: String,
+    values: usize,
 }
 
 #[derive(Serialize)]
@@ -62,6 +74,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let dir = newest(&flags.dir)?;
     let index = Index::read(&dir)?;
     index.files.iter().try_for_each(|file| file.undamaged(&dir))?;
+    let loader = Loader::open(&dir)?;
+    let not_finite = loader.not_finite()?;
+    let diverged = not_finite.first().map(|(tensor, values)| loader.diverged(tensor, *values));
     let held = |file: usize| {
         let pieces = index.params.values().flat_map(|param| &param.pieces).filter(|piece| piece.file as usize == file);
         pieces.flat_map(|piece| &piece.boxes).map(|b| b.len * b.count).sum()
@@ -81,20 +96,22 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         strategy: index.strategy.clone(),
         ranks: index.ranks,
         dtype: index.dtype.name(),
+        optimizer: index.optimizer,
         parameters: index.elems(),
         bytes: index.bytes(),
         files: files.collect(),
         params: if flags.params { index.params.iter().map(param).collect() } else { vec![] },
+        not_finite: not_finite.into_iter().map(|(tensor, values)| NotFinite { tensor, values }).collect(),
         dir,
     };
-    Ok(Answer::new(found.render(), &found))
+    Ok(Answer::with_error(found.render(), &found, diverged))
 }
 
 impl Found {
     fn render(&self) -> String {
         let mut text = format!(
             "{}\n{} after step {} ({} sequences, seed {}), saved by {} on {} ranks\n{} parameters in {}, each with two \
-             moments: {}. Every file is as it was written.\n\n",
+             moments: {}. Every file is as it was written.\nOptimizer: {}\n\n",
             self.dir.display(),
             self.model,
             self.step,
@@ -104,7 +121,8 @@ impl Found {
             self.ranks,
             decimal(self.parameters as f64, ""),
             self.dtype,
-            bytes(self.bytes as f64)
+            bytes(self.bytes as f64),
+            self.optimizer
         );
         let mut table = Table::new("<>>");
         table.row(["file", "bytes", "parameters"]);
@@ -112,6 +130,13 @@ impl Found {
             table.row([&file.name, &bytes(file.bytes as f64), &decimal(file.parameters as f64, "")]);
         }
         text.push_str(&table.render("  "));
+        if !self.not_finite.is_empty() {
+            let mut table = Table::new("<>");
+            table.row(["no numbers in", "values"]);
+            self.not_finite.iter().for_each(|odd| table.row([&odd.tensor, &odd.values.to_string()]));
+            text.push('\n');
+            text.push_str(&table.render("  "));
+        }
         if !self.params.is_empty() {
             let mut table = Table::new("<<>");
             table.row(["parameter", "shape", "files"]);

@@ -108,6 +108,18 @@ struct Optimizer {
 }
 
 impl Optimizer {
+    /// With what a checkpoint says where nothing is asked for.
+    fn or(&self, saved: Option<Adam>) -> Optimizer {
+        let of = |asked: Option<f64>, saved: fn(&Adam) -> f64, all: &Option<Adam>| asked.or(all.as_ref().map(saved));
+        Optimizer {
+            lr: of(self.lr, |adam| adam.lr, &saved),
+            beta1: of(self.beta1, |adam| adam.beta1, &saved),
+            beta2: of(self.beta2, |adam| adam.beta2, &saved),
+            eps: of(self.eps, |adam| adam.eps, &saved),
+            weight_decay: of(self.weight_decay, |adam| adam.weight_decay, &saved),
+        }
+    }
+
     /// The plan with what is asked for in place of what it has.
     fn of(&self, plan: Plan) -> Plan {
         let Some(has) = plan.optimizer() else { return plan };
@@ -136,7 +148,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         Some(dir) => flags.config.clone().of_checkpoint(dir)?,
         None => flags.config.clone(),
     };
-    let plan = flags.optimizer.of(config.plan(flags.plan.plan.as_deref(), flags.machine.defaults())?);
+    let loader = flags.checkpoints.loader()?;
+    let optimizer = flags.optimizer.or(loader.as_ref().map(|loader| loader.index.optimizer));
+    let plan = optimizer.of(config.plan(flags.plan.plan.as_deref(), flags.machine.defaults())?);
     if flags.check {
         found::small_enough(&plan, flags.steps)?;
     }
@@ -147,7 +161,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         let why = "are of ranks of one process, so far; give --devices, or --dump for the last step's weights";
         return Err(Error::spec("the command line", "--save and --load", why));
     }
-    let kept = flags.checkpoints.open(&plan, flags.machine.seed(), flags.steps)?;
+    // Processes end together: the others of a run of several would wait for one that stops.
+    let alone = process.is_none();
+    let kept = flags.checkpoints.open(loader, &plan, flags.machine.seed(), flags.steps)?;
     let rows = flags.out.as_deref().filter(|path| is_csv(path));
     let source = flags.source(&plan, &kept)?;
     let router = match flags.weights {
@@ -157,7 +173,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         None => None,
     };
     let plan = match &router {
-        Some(router) => flags.optimizer.of(router.plan(&plan, 1, &source.weights(&plan))?),
+        Some(router) => optimizer.of(router.plan(&plan, 1, &source.weights(&plan))?),
         None => plan,
     };
     let options = flags.machine.options_by(&plan, flags.check, config.profile())?;
@@ -175,14 +191,22 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         let why = "is not written where routers choose anew in each step; use --steps 1, or --dump";
         return Err(Error::spec("the command line", "--save", why));
     }
-    match router {
-        None => flags.machine.train(&plan, &options, &job, &mut |number, run| training.step(number, &plan, run))?,
+    let ended = match router {
+        None => flags.machine.train(&plan, &options, &job, &mut |number, run| {
+            training.step(number, &plan, run)?;
+            if alone { training.goes_on() } else { Ok(()) }
+        }),
         Some(router) => flags.machine.train_anew(plan.clone(), &options, &job, &mut |number, plan, run| {
-            let next = number < flags.steps;
-            let next = next.then(|| router.plan(plan, number + 1, &run.weights).map(|plan| flags.optimizer.of(plan)));
+            let next = number < flags.steps && run.loss.is_finite();
+            let next = next.then(|| router.plan(plan, number + 1, &run.weights).map(|plan| optimizer.of(plan)));
             training.step(number, plan, run)?;
+            training.goes_on()?;
             next.transpose()
-        })?,
+        }),
+    };
+    // What was done before a run diverged is told, too.
+    if training.goes_on().is_ok() {
+        ended?;
     }
     training.answer(&source, rows)
 }
@@ -234,7 +258,7 @@ impl<'a> Training<'a> {
         Ok(Training {
             planned: Planned::new(plan, flags.machine.on())?,
             gemm_flops_per_s: flags.machine.best_gemm(plan, options)?,
-            live: Live::new(flags.steps, flags.output.json, rows)?,
+            live: Live::new(flags.steps, flags.output.json, rows.map(|path| (path, kept.rows_before())))?,
             steps: vec![],
             first: None,
             chosen: vec![],
@@ -273,18 +297,30 @@ impl<'a> Training<'a> {
         wrong.map_or(Ok(()), Err)
     }
 
+    /// Errors: the last step's loss is no number, so that nothing is to be trained or saved on it.
+    fn goes_on(&self) -> Result<()> {
+        self.steps.last().and_then(found::diverged).map_or(Ok(()), Err)
+    }
+
     fn answer(self, source: &Source, rows: Option<&Path>) -> Result<Answer> {
         self.live.end();
         let mut found = Found::new(&self.plan, self.options, self.planned, self.steps, self.gemm_flops_per_s);
         let chosen = self.flags.config.choose(self.flags.plan.plan.as_deref(), self.flags.machine.defaults());
         let chosen = chosen.ok().filter(|_| self.flags.weights.is_none());
         found.notes.extend(chosen.and_then(|chosen| chosen.repeated()));
+        let whole = found.steps.last().is_some_and(|step| step.step == self.kept.before.steps + self.flags.steps);
         found.attention = self.first.as_ref().and_then(|run| run.attention.clone());
         if let Some(first) = self.first.filter(|_| self.flags.check) {
             let losses: Vec<f64> = found.steps.iter().map(|s| s.loss).collect();
             found.check = Some(Check::new(&self.plan, source, &first, &losses, self.chosen)?);
         }
-        found.checkpoints = self.kept.told(&self.plan)?;
+        let not_saved = match self.kept.told(&self.plan) {
+            Ok(told) => {
+                found.checkpoints = told;
+                None
+            }
+            Err(why) => Some(why),
+        };
         let about = &self.plan.about;
         let mut text = format!(
             "{}{}, {} on {}: seq_len {}, global_batch {}, {}\n\n{}{}",
@@ -298,11 +334,12 @@ impl<'a> Training<'a> {
             notes(&found.notes),
             found.render()
         );
-        let written = [self.flags.machine.trace.as_deref(), self.flags.dump.as_deref(), rows];
-        for path in written.into_iter().flatten() {
+        let of_last = [self.flags.machine.trace.as_deref(), self.flags.dump.as_deref()];
+        let written = of_last.map(|path| path.filter(|_| whole)).into_iter().chain([rows]);
+        for path in written.flatten() {
             text.push_str(&format!("\nwrote {}\n", path.display()));
         }
         let json = self.flags.out.as_deref().filter(|path| !is_csv(path));
-        Answer::with_error(text, &found, found.wrong()).also_to(json)
+        Answer::with_error(text, &found, found.wrong().or(not_saved)).also_to(json)
     }
 }

@@ -6,6 +6,7 @@ use super::op::OpKind;
 use super::program::Plan;
 use super::{Kernel, Op};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// The optimizer's constants. The default is what the GPT and Llama papers set, without weight decay.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -17,6 +18,13 @@ pub struct Adam {
     pub eps: f64,
     /// A weight loses this share of itself a step, times the learning rate.
     pub weight_decay: f64,
+}
+
+impl fmt::Display for Adam {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Adam { lr, beta1, beta2, eps, weight_decay } = self;
+        write!(f, "lr {lr}, beta1 {beta1}, beta2 {beta2}, eps {eps}, weight decay {weight_decay}")
+    }
 }
 
 impl Default for Adam {

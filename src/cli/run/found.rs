@@ -176,17 +176,7 @@ impl Found {
 
     /// What is wrong with what came out.
     pub fn wrong(&self) -> Option<Error> {
-        self.diverged().or_else(|| self.beside_the_reference())
-    }
-
-    /// The first step whose loss is no number.
-    fn diverged(&self) -> Option<Error> {
-        let step = self.steps.iter().find(|step| !step.loss.is_finite())?;
-        let why = format!(
-            "the loss is {}, and what follows from it says nothing; lower --lr, or begin with other weights",
-            step.loss
-        );
-        Some(Error::device(format!("step {}", step.step), why))
+        self.steps.iter().find_map(diverged).or_else(|| self.beside_the_reference())
     }
 
     /// What does not fit the reference.
@@ -266,6 +256,15 @@ impl Found {
         }
         table.render("  ")
     }
+}
+
+/// What is wrong with a step whose loss is no number.
+pub fn diverged(step: &Step) -> Option<Error> {
+    let why = format!(
+        "the loss is {}, and what follows from it says nothing; lower --lr, or begin with other weights",
+        step.loss
+    );
+    (!step.loss.is_finite()).then(|| Error::device(format!("step {}", step.step), why))
 }
 
 impl Check {

@@ -4,7 +4,7 @@ use crate::checkpoint::{Loaded, Loader, Saved, Saver};
 use crate::error::Result;
 use crate::exec::source::Before;
 use crate::exec::state::{Memory, Watch};
-use crate::plan::Plan;
+use crate::plan::{Adam, Plan};
 use crate::report::human::{Table, bytes, seconds};
 use clap::Args;
 use serde::Serialize;
@@ -32,9 +32,13 @@ impl Checkpoints {
         self.save.is_some()
     }
 
-    /// Opens what is to be loaded, and makes the folder of what is to be saved.
-    pub fn open(&self, plan: &Plan, seed: u64, steps: u64) -> Result<Kept> {
-        let loader = self.load.as_deref().map(Loader::open).transpose()?;
+    /// Opens what is to be loaded.
+    pub fn loader(&self) -> Result<Option<Loader>> {
+        self.load.as_deref().map(Loader::open).transpose()
+    }
+
+    /// Checks what is to be loaded, and makes the folder of what is to be saved.
+    pub fn open(&self, loader: Option<Loader>, plan: &Plan, seed: u64, steps: u64) -> Result<Kept> {
         loader.iter().try_for_each(|loader| loader.fits(plan))?;
         let before = loader
             .as_ref()
@@ -78,6 +82,9 @@ pub struct From {
     /// Tokens of a mixture visit other experts than they did there: routes are drawn for a layout.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub other_routes: bool,
+    /// The optimizer's constants of the run that saved, where flags say others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saved_optimizer: Option<Adam>,
     #[serde(flatten)]
     pub loaded: Loaded,
 }
@@ -101,6 +108,9 @@ impl Told {
                 let note = "drawn for this layout: tokens visit other experts than in the run that saved, and losses go on otherwise";
                 table.row(["routes", "others", note]);
             }
+            if let Some(saved) = from.saved_optimizer {
+                table.row(["optimizer", "others", &format!("the run that saved had {saved}")]);
+            }
         }
         for saved in &self.saved {
             let note = format!(
@@ -121,13 +131,20 @@ impl Kept {
         step == self.last || step.is_multiple_of(self.every)
     }
 
+    /// Steps that a table of the run that is gone on with has; none of a run that begins.
+    pub fn rows_before(&self) -> Option<u64> {
+        self.loader.as_ref().map(|loader| loader.index.step)
+    }
+
     /// What was loaded and saved, once all of it is on the disk.
     pub fn told(&self, plan: &Plan) -> Result<Told> {
         let from = |loader: &Loader| {
             let index = &loader.index;
             let (strategy, ranks, seed) = (index.strategy.clone(), index.ranks, index.seed);
             let other_routes = !plan.routes.is_empty() && index.plan != plan.hash();
-            Some(From { dir: loader.dir.clone(), strategy, ranks, seed, other_routes, loaded: loader.loaded()? })
+            let saved_optimizer = Some(index.optimizer).filter(|saved| Some(*saved) != plan.optimizer());
+            let (dir, loaded) = (loader.dir.clone(), loader.loaded()?);
+            Some(From { dir, strategy, ranks, seed, other_routes, saved_optimizer, loaded })
         };
         let saved = self.saver.as_ref().map_or(Ok(vec![]), Saver::finish)?;
         Ok(Told { loaded: self.loader.as_ref().and_then(from), saved })

@@ -5,13 +5,13 @@ use crate::cli::to_stdout;
 use crate::error::{Error, Result};
 use crate::report::human::{decimal, percent, seconds};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
 /// A line of rows.csv: of the bytes, those of the rank that has most.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Row {
     step: u64,
     loss: f64,
@@ -30,12 +30,15 @@ pub struct Live {
 }
 
 impl Live {
-    /// `rows`: where to write a line a step.
-    pub fn new(steps: u64, json: bool, rows: Option<&Path>) -> Result<Live> {
+    /// `rows`: where to write a line a step, and behind which step, if the run goes on from one.
+    pub fn new(steps: u64, json: bool, rows: Option<(&Path, Option<u64>)>) -> Result<Live> {
         let style = ProgressStyle::with_template("{bar:30} step {pos}/{len} {eta} left").ok();
         let bar = ProgressBar::new(steps).with_style(style.unwrap_or_else(ProgressStyle::default_bar));
         bar.enable_steady_tick(Duration::from_millis(500));
-        let open = |path: &Path| csv::Writer::from_path(path).map_err(|e| Error::io(path)(e.into()));
+        let open = |(path, before): (&Path, Option<u64>)| match before.filter(|_| path.exists()) {
+            Some(step) => behind(path, step),
+            None => csv::Writer::from_path(path).map_err(|e| Error::io(path)(e.into())),
+        };
         Ok(Live { bar, prints: steps > 1 && !json, rows: rows.map(open).transpose()? })
     }
 
@@ -63,6 +66,37 @@ impl Live {
     pub fn end(&self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// A table that is there, to write on behind `step`. Errors: it ends elsewhere, or is no table of a run.
+fn behind(path: &Path, step: u64) -> Result<csv::Writer<File>> {
+    let last = last_step(path)?;
+    if last.is_some_and(|last| last != step) {
+        let why = format!(
+            "its last row is of step {}, and --load goes on behind step {step}; give another --out, or leave its rows up to \
+             step {step} alone",
+            last.unwrap_or(0)
+        );
+        return Err(Error::spec(path.display(), "step", why));
+    }
+    let file = File::options().append(last.is_some()).write(true).truncate(last.is_none()).open(path);
+    let file = file.map_err(Error::io(path))?;
+    Ok(csv::WriterBuilder::new().has_headers(last.is_none()).from_writer(file))
+}
+
+/// Of the last row; none of a table without rows.
+fn last_step(path: &Path) -> Result<Option<u64>> {
+    let wrong = |e: csv::Error| {
+        let why = format!("{e}; it is no whole table of `run --out`, give another --out");
+        Error::spec(path.display(), "rows", why)
+    };
+    let mut rows = csv::Reader::from_path(path).map_err(wrong)?;
+    let mut last = None;
+    for row in rows.deserialize() {
+        let Row { step, .. } = row.map_err(wrong)?;
+        last = Some(step);
+    }
+    Ok(last)
 }
 
 fn line(step: &Step) -> String {
