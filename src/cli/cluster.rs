@@ -50,14 +50,14 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         let clusters: Vec<_> = shipped("cluster").collect();
         return Ok(Answer::new(clusters.join("\n") + "\n", &Names { clusters }));
     }
-    let (spec, note) = match (&flags.show, &flags.from_nccl_topo, &flags.from_nvidia_smi) {
-        (Some(name), ..) => (ClusterSpec::find(name)?, None),
+    let (spec, notes) = match (&flags.show, &flags.from_nccl_topo, &flags.from_nvidia_smi) {
+        (Some(name), ..) => (ClusterSpec::find(name)?, vec![]),
         (_, Some(file), _) => flags.made(file, nccl_topo::parse)?,
         (.., Some(file)) => flags.made(file, nvidia_smi::parse)?,
         _ => return Err(Error::spec("cluster", "flags", "nothing to show; give --show NAME")),
     };
     let mut text = draw(&spec);
-    text.extend(note.map(|note| format!("\nnote: {note}\n")));
+    text.extend(notes.iter().map(|note| format!("\nnote: {note}\n")));
     if let Some(out) = &flags.out {
         write_file(out, (serde_json::to_string_pretty(&spec).expect("JSON from plain data") + "\n").as_bytes())?;
         text.push_str(&format!("\nwrote {0}; use it as --cluster {0}\n", out.display()));
@@ -66,7 +66,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
 }
 
 impl Flags {
-    fn made(&self, file: &Path, parse: fn(&str, &str) -> Result<Node>) -> Result<(ClusterSpec, Option<String>)> {
+    fn made(&self, file: &Path, parse: fn(&str, &str) -> Result<Node>) -> Result<(ClusterSpec, Vec<String>)> {
         let text = std::fs::read_to_string(file).map_err(Error::io(file))?;
         let name = file.display().to_string();
         let node = parse(&name, &text)?;
@@ -77,7 +77,9 @@ impl Flags {
         let stem = |path: &Path| path.file_stem().map_or("mine".into(), |s| s.to_string_lossy().into_owned());
         let called = stem(self.out.as_deref().unwrap_or(file));
         let source = file.file_name().map_or(name.clone(), |n| n.to_string_lossy().into_owned());
-        Ok((node.cluster(&called, &ClusterSpec::find(like)?, &source)?, node.note()))
+        let made = node.cluster(&called, &ClusterSpec::find(like)?, &source)?;
+        let notes = node.notes(&made);
+        Ok((made, notes))
     }
 }
 

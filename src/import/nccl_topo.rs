@@ -46,6 +46,8 @@ struct Seen {
     node: Node,
     /// Tags that are not closed yet.
     open: Vec<String>,
+    /// Compute capability of the GPUs, as the file has it.
+    sm: Option<u32>,
     /// The <cpu> read last has a GPU.
     counted: bool,
     /// Where the <pci> read last sits, that of each GPU, and where its links lead to.
@@ -94,7 +96,13 @@ impl Seen {
         if !std::mem::replace(&mut self.counted, true) {
             self.node.sockets += 1;
         }
-        self.node.sm = number(tag, "sm")?.or(self.node.sm);
+        let sm: Option<u32> = number(tag, "sm")?;
+        if let (Some(sm), Some(other)) = (sm, self.sm.filter(|other| Some(*other) != sm)) {
+            let why = "a cluster has GPUs of one kind, so let NCCL see one alone (CUDA_VISIBLE_DEVICES) and write the file again";
+            return Err(format!("sm: {sm}, where another GPU has {other}; {why}"));
+        }
+        self.sm = sm.or(self.sm);
+        self.node.sm = sm.or(self.node.sm);
         Ok(())
     }
 
@@ -163,6 +171,8 @@ mod tests {
         assert!(bad.contains("x.xml: line 1") && bad.contains("speed") && bad.contains("fast"), "{bad}");
         let broken = parse("x.xml", "<system>\n<gpu dev=0></cpu>").unwrap_err().to_string();
         assert!(broken.contains("line 2"), "{broken}");
+        let mixed = parse("x.xml", &XML.replacen("sm=\"90\"", "sm=\"80\"", 1)).unwrap_err().to_string();
+        assert!(mixed.contains("sm: 90, where another GPU has 80") && mixed.contains("line 12"), "{mixed}");
         assert!(parse("x.xml", "<system/>").unwrap_err().to_string().contains("no <gpu>"));
         let cut = parse("x.xml", &XML[..XML.rfind("</gpu>").unwrap()]).unwrap_err().to_string();
         assert!(cut.contains("line 14") && cut.contains("<gpu>") && cut.contains("cut off"), "{cut}");

@@ -1,7 +1,7 @@
 //! What a machine says of itself, and the cluster made of such nodes.
 
 use crate::error::{Error, Result};
-use crate::spec::{ClusterSpec, Origin, Sourced};
+use crate::spec::{ClusterSpec, Origin, ScaleOut, Sourced};
 use crate::units::BytesPerSec;
 
 /// A network port.
@@ -33,6 +33,22 @@ pub struct Node {
 const ISLANDS: &str = "groups of GPUs with NVLink bridges inside and none between them; a ring over all of them goes \
                        over PCIe, and so is everything taken to go";
 
+/// What a note says of NICs that nothing is known of.
+const UNKNOWN_NICS: &str = "are left out: the file does not state their rates, and the cluster that rates are taken from has no \
+                            network; name one that has with --like, or take NCCL's file";
+
+/// Shipped boxes with networks of 100, 200 and 400 Gb/s, to take one from where a box has none.
+const NETWORKS: [&str; 3] = ["l40-pcie", "dgx-a100", "dgx-h100"];
+
+/// That of [`NETWORKS`] whose NICs are as fast as this, bytes a second, or come nearest.
+fn network_like(rate: f64) -> Result<(String, ScaleOut)> {
+    let find = |name: &str| ClusterSpec::find(name).map(|spec| Some((spec.name, spec.scale_out?)));
+    let all = NETWORKS.into_iter().filter_map(|name| find(name).transpose()).collect::<Result<Vec<_>>>()?;
+    let off = |(_, out): &(String, ScaleOut)| (out.raw.value.value() / rate).ln().abs();
+    let nearest = all.into_iter().min_by(|a, b| off(a).total_cmp(&off(b)));
+    nearest.ok_or_else(|| Error::spec("models/cluster", "scale_out", "is missing of all boxes with a network"))
+}
+
 impl Node {
     /// The shipped cluster whose nodes are most alike: what a machine does not say of itself is taken from there.
     pub fn like(&self, file: &str) -> Result<&'static str> {
@@ -63,8 +79,11 @@ impl Node {
     }
 
     /// What the cluster made of it leaves out.
-    pub fn note(&self) -> Option<String> {
-        (self.islands > 1).then(|| format!("{} {ISLANDS}", self.islands))
+    pub fn notes(&self, made: &ClusterSpec) -> Vec<String> {
+        let islands = (self.islands > 1).then(|| format!("{} {ISLANDS}", self.islands));
+        let unknown = (!self.nics.is_empty() && made.scale_out.is_none())
+            .then(|| format!("{} NICs {UNKNOWN_NICS}", self.nics.len()));
+        islands.into_iter().chain(unknown).collect()
     }
 
     /// Errors: links of another kind than those whose rates are taken over.
@@ -110,18 +129,25 @@ impl Node {
         if !self.switched {
             spec.scale_up.switch_reduce = None;
         }
-        self.network(&mut spec, read);
+        self.network(&mut spec, read)?;
+        spec.check(file)?;
         Ok(spec)
     }
 
-    fn network(&self, spec: &mut ClusterSpec, read: impl Fn(&str) -> String) {
+    fn network(&self, spec: &mut ClusterSpec, read: impl Fn(&str) -> String) -> Result<()> {
         if self.nics.is_empty() {
             (spec.scale_out, spec.nodes) = (None, 1);
-            return;
+            return Ok(());
         }
-        let Some(out) = &mut spec.scale_out else { return };
         // Ports much slower than the fastest are for storage and logins.
         let fastest = self.nics.iter().filter_map(|n| n.rate).fold(0.0, f64::max);
+        let mut reached = "of which as much is reached".to_string();
+        if spec.scale_out.is_none() && fastest > 0.0 {
+            let (name, network) = network_like(fastest)?;
+            reached.push_str(&format!(" as on {name}"));
+            spec.scale_out = Some(network);
+        }
+        let Some(out) = &mut spec.scale_out else { return Ok(()) };
         let of_jobs = self.nics.iter().filter(|n| n.rate.is_none_or(|r| r >= 0.9 * fastest)).count();
         out.nics_per_node = of_jobs as u32;
         if fastest > 0.0 {
@@ -130,9 +156,10 @@ impl Node {
                 provenance: Origin::Measured,
                 ..derived(BytesPerSec::new(fastest), read("speed of the NICs"))
             };
-            out.achieved = derived(out.achieved.value * ratio, read("speed of the NICs, of which as much is reached"));
+            out.achieved = derived(out.achieved.value * ratio, read(&format!("speed of the NICs, {reached}")));
             out.p2p = derived(out.p2p.value.min(out.achieved.value), out.p2p.source.clone());
         }
+        Ok(())
     }
 }
 
@@ -186,12 +213,26 @@ mod tests {
         assert!(why.contains("no NVLink") && why.contains("--like"), "{why}");
         let bridged = Node { links: 12, islands: 2, ..node.clone() };
         assert_eq!(bridged.like("t.txt").unwrap(), "h100-pcie");
-        assert!(bridged.note().unwrap().contains("2 groups") && node.note().is_none());
         let base = find("rtx4090-pcie");
+        assert!(bridged.notes(&base)[0].contains("2 groups") && node.notes(&base).is_empty());
         let spec = bridged.cluster("mine", &base, "t.txt").unwrap();
         assert_eq!((spec.scale_up.links, spec.scale_up.sockets.unwrap().gpus), (base.scale_up.links, 2));
-        let linked = Node { islands: 1, ..bridged };
+        let linked = Node { islands: 1, ..bridged.clone() };
         let why = linked.cluster("mine", &base, "t.txt").unwrap_err().to_string();
         assert!(why.contains("12 links") && why.contains("PCIe"), "{why}");
+        // A box without a network has that of another, at the rates that were read; where none were, that is said.
+        let nic = |rate| vec![Nic { name: String::new(), rate }; 2];
+        let networked = Node { nics: nic(Some(25e9)), ..bridged.clone() };
+        let spec = networked.cluster("mine", &base, "t.txt").unwrap();
+        let out = spec.scale_out.as_ref().unwrap();
+        assert_eq!((out.nics_per_node, out.raw.value.value(), out.achieved.value.value()), (2, 25e9, 23.5e9));
+        assert!(out.achieved.source.contains("dgx-a100") && networked.notes(&spec).len() == 1);
+        let unknown = Node { nics: nic(None), ..bridged.clone() };
+        let spec = unknown.cluster("mine", &base, "t.txt").unwrap();
+        assert!(spec.scale_out.is_none() && unknown.notes(&spec)[1].contains("2 NICs are left out"));
+        // What no file of a cluster may have is not written into one.
+        let fast = Node { nics: nic(Some(1.25e23)), ..bridged };
+        let why = fast.cluster("mine", &base, "t.txt").unwrap_err().to_string();
+        assert!(why.contains("t.txt: scale_out") && why.contains("correct its unit"), "{why}");
     }
 }

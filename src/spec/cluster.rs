@@ -319,7 +319,8 @@ impl ClusterSpec {
         Ok(spec)
     }
 
-    fn check(&self, file: &str) -> Result<()> {
+    /// Errors: what no cluster has; `file` is what errors call it.
+    pub fn check(&self, file: &str) -> Result<()> {
         check_positive(file, "gpus_per_node", f64::from(self.gpus_per_node))?;
         check_positive(file, "nodes", f64::from(self.nodes))?;
         check_positive(file, "scale_up.links", f64::from(self.scale_up.links))?;
