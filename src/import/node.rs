@@ -82,7 +82,7 @@ impl Node {
     pub fn notes(&self, made: &ClusterSpec) -> Vec<String> {
         let islands = (self.islands > 1).then(|| format!("{} {ISLANDS}", self.islands));
         let unknown = (!self.nics.is_empty() && made.scale_out.is_none())
-            .then(|| format!("{} NICs {UNKNOWN_NICS}", self.nics.len()));
+            .then(|| format!("NICs, {} of them, {UNKNOWN_NICS}", self.nics.len()));
         islands.into_iter().chain(unknown).collect()
     }
 
@@ -229,7 +229,7 @@ mod tests {
         assert!(out.achieved.source.contains("dgx-a100") && networked.notes(&spec).len() == 1);
         let unknown = Node { nics: nic(None), ..bridged.clone() };
         let spec = unknown.cluster("mine", &base, "t.txt").unwrap();
-        assert!(spec.scale_out.is_none() && unknown.notes(&spec)[1].contains("2 NICs are left out"));
+        assert!(spec.scale_out.is_none() && unknown.notes(&spec)[1].contains("NICs, 2 of them, are left out"));
         // What no file of a cluster may have is not written into one.
         let fast = Node { nics: nic(Some(1.25e23)), ..bridged };
         let why = fast.cluster("mine", &base, "t.txt").unwrap_err().to_string();

@@ -23,7 +23,7 @@ pub struct Adam {
 impl fmt::Display for Adam {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Adam { lr, beta1, beta2, eps, weight_decay } = self;
-        write!(f, "lr {lr}, beta1 {beta1}, beta2 {beta2}, eps {eps}, weight decay {weight_decay}")
+        write!(f, "lr {lr}, beta1 {beta1}, beta2 {beta2}, eps {eps:e}, weight decay {weight_decay}")
     }
 }
 
