@@ -172,7 +172,7 @@ mod tests {
         let broken = parse("x.xml", "<system>\n<gpu dev=0></cpu>").unwrap_err().to_string();
         assert!(broken.contains("line 2"), "{broken}");
         let mixed = parse("x.xml", &XML.replacen("sm=\"90\"", "sm=\"80\"", 1)).unwrap_err().to_string();
-        assert!(mixed.contains("sm: 90, where another GPU has 80") && mixed.contains("line 12"), "{mixed}");
+        assert!(mixed.contains("sm: 90, where another GPU has 80") && mixed.contains("line 13"), "{mixed}");
         assert!(parse("x.xml", "<system/>").unwrap_err().to_string().contains("no <gpu>"));
         let cut = parse("x.xml", &XML[..XML.rfind("</gpu>").unwrap()]).unwrap_err().to_string();
         assert!(cut.contains("line 14") && cut.contains("<gpu>") && cut.contains("cut off"), "{cut}");
