@@ -3,6 +3,7 @@
 //! Every point becomes a row, also one that cannot run. Rows are written as they finish; a sweep that was
 //! killed goes on where it stopped, and at the end rows are sorted, so that the same grid gives the same bytes.
 
+mod asked;
 pub mod block;
 pub mod case;
 pub mod crossover;
@@ -16,6 +17,7 @@ mod shadow;
 mod store;
 pub mod summary;
 
+pub use asked::{trained, usual_batch};
 pub use case::{Case, Point};
 pub use grid::{Also, Batch, Grid};
 

@@ -11,7 +11,7 @@ use crate::spec::{
     Architecture, Capacity, ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Parallelism, Recompute,
 };
 use crate::strategy::expert::Routing;
-use crate::sweep::{Case, Point};
+use crate::sweep::{Case, Point, trained, usual_batch};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -213,7 +213,7 @@ impl Config {
                 "small" => 512,
                 _ => 8192,
             }),
-            global_batch: self.global_batch.unwrap_or(u64::from(dp).saturating_mul(micro_batch)),
+            global_batch: self.global_batch.unwrap_or_else(|| usual_batch(dp, micro_batch)),
             micro_batch,
             par: Parallelism {
                 dp,
@@ -246,8 +246,7 @@ impl Config {
 
     /// The model of a name, without its modules of multi-token prediction where a flag leaves them out.
     fn named(&self, name: &str) -> Result<LlmSpec> {
-        let model = LlmSpec::find(name)?;
-        if self.no_mtp { model.without_mtp() } else { Ok(model) }
+        trained(name, self.no_mtp)
     }
 
     /// Whether a flag says how ranks share the work, or what they keep of it.

@@ -1,5 +1,6 @@
 //! What a sweep was asked for: the contents of study.json.
 
+use super::asked::{Asked, above_zero, least, trained};
 use super::case::{Case, Point};
 use super::frames::Frames;
 use crate::error::{Error, Result};
@@ -119,17 +120,13 @@ impl Grid {
 
     /// The model that is trained.
     pub fn spec(&self) -> Result<LlmSpec> {
-        let model = LlmSpec::find(&self.model)?;
-        if self.no_mtp { model.without_mtp() } else { Ok(model) }
+        trained(&self.model, self.no_mtp)
     }
 
     pub fn case(&self) -> Result<Case> {
-        let mut case = Case::new(self.spec()?, &self.cluster, &self.stack, self.gpus, Some(self.dtype))?;
-        case.documents = self.documents.clone();
-        if let Some(words) = &self.routing {
-            case.routing = words.parse()?;
-        }
-        Ok(case)
+        let Grid { cluster, stack, gpus, dtype, documents, routing, .. } = self;
+        let (model, routing) = (self.spec()?, routing.as_deref());
+        Asked { model, cluster, stack, gpus: *gpus, dtype: *dtype, documents, routing }.case()
     }
 
     /// Every point once, in the order of rows.csv.
@@ -195,8 +192,8 @@ impl Grid {
     fn check(&self) -> Result<()> {
         let wrong = |field: &str, why: &str| Err(Error::spec("sweep", field, why));
         let smallest = [
-            ("seq_len", self.seq_len.iter().min().copied()),
-            ("micro_batch", self.micro_batch.iter().min().copied()),
+            ("seq_len", least(&self.seq_len)),
+            ("micro_batch", least(&self.micro_batch)),
             ("ulysses and ring", least(self.ways.as_flattened())),
             ("batch", self.batch.smallest()),
             ("tp", least(&self.tp)),
@@ -204,13 +201,7 @@ impl Grid {
             ("vp", least(&self.vp)),
             ("ep", least(&self.ep)),
         ];
-        for (field, least) in smallest {
-            match least {
-                None => return wrong(field, "the list is empty; give at least one value"),
-                Some(0) => return wrong(field, "0 is in the list; the least is 1"),
-                _ => {}
-            }
-        }
+        above_zero("sweep", &smallest)?;
         if self.also.iter().any(|way| [way.ulysses, way.ring, way.tp, way.pp].contains(&0)) {
             return wrong("also", "a degree is 0; the least is 1");
         }
@@ -267,10 +258,6 @@ impl Batch {
             Batch::GlobalBatch(list) => list.len(),
         }
     }
-}
-
-fn least(degrees: &[u32]) -> Option<u64> {
-    degrees.iter().min().map(|&n| u64::from(n))
 }
 
 fn cross<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {

@@ -1,6 +1,7 @@
 //! What would make a configuration fit that lacks memory: changes of one thing, of two, or of more, each laid out by a plan
 //! of its own. What costs the GPUs least time is named first.
 
+use super::asked::usual_batch;
 use super::case::{Case, Point};
 use crate::error::Result;
 use crate::report::Row;
@@ -84,7 +85,7 @@ impl Search<'_> {
         let kinds: Vec<Kind> = kinds.into_iter().filter(|kind| !kind.steps.is_empty()).collect();
         let alone = kinds.iter().filter_map(|kind| {
             let over = kind.over.filter(|over| *over <= 0.0)?;
-            Some(format!("{}{}", words(&[kind.steps.last()?]), self.needs(over)))
+            Some(format!("{}{}", self.words_of(&[kind.steps.last()?]), self.needs(over)))
         });
         let alone: Vec<String> = alone.take(MOST).collect();
         if !alone.is_empty() {
@@ -102,10 +103,23 @@ impl Search<'_> {
         format!(" ({})", bytes(self.case.cluster.gpu.memory.value.value() + over))
     }
 
-    fn over_with(&self, changes: &[&Change]) -> Result<Option<f64>> {
+    fn with(&self, changes: &[&Change]) -> Point {
         let mut point = *self.point;
         changes.iter().for_each(|change| (change.apply)(&mut point));
-        self.case.over(&point)
+        point
+    }
+
+    fn over_with(&self, changes: &[&Change]) -> Result<Option<f64>> {
+        self.case.over(&self.with(changes))
+    }
+
+    /// Flags that are typed for changes: the batch, too, where it is the one that is taken unless it is said, and would be
+    /// another one after them.
+    fn words_of(&self, changes: &[&Change]) -> String {
+        let changed = self.with(changes);
+        let is_usual = |point: &Point| point.global_batch == usual_batch(point.par.dp, point.micro_batch);
+        let batch = (is_usual(self.point) && !is_usual(&changed)).then_some(changed.global_batch);
+        words(changes, batch)
     }
 
     fn kind(&self, all: Vec<Change>) -> Result<Kind> {
@@ -157,7 +171,7 @@ impl Search<'_> {
             }
             for least in &first.steps {
                 if let Some(over) = fits([least, other])? {
-                    return Ok(Some(format!("{}{}", words(&[least, other]), self.needs(over))));
+                    return Ok(Some(format!("{}{}", self.words_of(&[least, other]), self.needs(over))));
                 }
             }
         }
@@ -184,7 +198,7 @@ impl Search<'_> {
         if over > 0.0 {
             return Ok(match taken.is_empty() {
                 true => ELSE.into(),
-                false => format!("{}{} is not enough either; {ELSE}", words(&taken), self.needs(over)),
+                false => format!("{}{} is not enough either; {ELSE}", self.words_of(&taken), self.needs(over)),
             });
         }
         // What came first may be needless by now.
@@ -194,7 +208,7 @@ impl Search<'_> {
                 (taken, over) = (rest, left);
             }
         }
-        Ok(format!("no two changes are enough; fits with {}{}", words(&taken), self.needs(over)))
+        Ok(format!("no two changes are enough; fits with {}{}", self.words_of(&taken), self.needs(over)))
     }
 
     /// Every change that there is, by kind, what costs least time first. What is done already is none, and what cannot be has
@@ -272,9 +286,10 @@ fn degree(name: &'static str, now: u32, most: u32, raise: fn(&mut Parallelism, u
 }
 
 /// `recompute full, zero 3 and options offload-optimizer`: words of options are one flag's.
-fn words(changes: &[&Change]) -> String {
+fn words(changes: &[&Change], batch: Option<u64>) -> String {
     let flags = changes.iter().filter(|change| change.flag != "options");
     let mut all: Vec<String> = flags.map(|change| format!("{} {}", change.flag, change.value)).collect();
+    all.extend(batch.map(|batch| format!("global_batch {batch}")));
     let options: Vec<&str> = changes.iter().filter(|c| c.flag == "options").map(|c| &c.value[..]).collect();
     if !options.is_empty() {
         all.push(format!("options {}", options.join("+")));
@@ -305,8 +320,10 @@ mod tests {
         case.with_remedies(&point, row).unwrap().why
     }
 
-    /// The point with the flags of one remedy, as someone types them who reads it.
+    /// The point with the flags of one remedy, as someone types them who reads it, and has said nothing of the batch where it is
+    /// the usual one.
     fn followed(point: Point, remedy: &str) -> Point {
+        let unsaid = point.global_batch == usual_batch(point.par.dp, point.micro_batch);
         let mut point = point;
         for flag in remedy.split(", ").flat_map(|part| part.split(" and ")) {
             let (name, value) = flag.split_once(' ').unwrap();
@@ -315,6 +332,7 @@ mod tests {
             match name {
                 "zero" => par.zero = value.parse().unwrap(),
                 "micro_batch" => point.micro_batch = value.parse().unwrap(),
+                "global_batch" => point.global_batch = value.parse().unwrap(),
                 "ep" => par.ep = value.parse().unwrap(),
                 "tp" => par.tp = value.parse().unwrap(),
                 "pp" => par.pp = value.parse().unwrap(),
@@ -331,6 +349,9 @@ mod tests {
                 other => panic!("{other}"),
             }
             point.par.dp = ranks / point.par.model_ranks();
+        }
+        if unsaid && !remedy.contains("global_batch") {
+            point.global_batch = usual_batch(point.par.dp, point.micro_batch);
         }
         point
     }
@@ -371,6 +392,9 @@ mod tests {
         assert!(hold(&whole, point(64 << 10, 64, full)).contains(&"options loss-chunks-8".to_string()));
         let mut point = point(16 << 10, 64, Parallelism { recompute: Recompute::None, dp: 8, ring: 8, ..full });
         point.micro_batch = 8;
+        assert_eq!(hold(&whole, point)[0], "micro_batch 2 and global_batch 64");
+        // A batch that was said is not said again.
+        point.global_batch = 128;
         assert_eq!(hold(&whole, point)[0], "micro_batch 2");
     }
 
