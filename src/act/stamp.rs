@@ -10,6 +10,8 @@ impl Stamp {
     const LANE_BITS: u32 = 8;
     /// 2^56 ps are 20 hours: what is later is as late, and no step that takes so long is told ([`in_time`]).
     pub const LIMIT: u64 = (1 << (64 - Self::LANE_BITS)) - 1;
+    /// The same in whole hours.
+    pub const HOURS: u64 = Self::LIMIT / 1_000_000_000_000 / 3600;
     /// Later than all others.
     pub const LAST: Stamp = Stamp(u64::MAX);
 
@@ -45,6 +47,8 @@ pub fn in_time(ps: u64) -> Result<()> {
     if ps < Stamp::LIMIT {
         return Ok(());
     }
-    let why = "time: a step of more than 20 hours; use a smaller global_batch, shorter sequences or more GPUs";
-    Err(Error::infeasible(why))
+    Err(Error::infeasible(format!(
+        "time: a step of more than {} hours; use a smaller global_batch, shorter sequences or more GPUs",
+        Stamp::HOURS
+    )))
 }

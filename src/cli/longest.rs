@@ -3,6 +3,7 @@
 use super::config::{degree, dtype, options, recompute, stack_of};
 use super::progress::bar;
 use super::{Answer, Output, list_of};
+use crate::act::stamp::Stamp;
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::plot;
@@ -13,6 +14,7 @@ use crate::sweep::case::default_dtype;
 use crate::sweep::longest::{Longest, Question, Way, longest};
 use clap::Args;
 use serde::Serialize;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -193,57 +195,107 @@ pub fn run(flags: &Flags) -> Result<Answer> {
 
 fn render(question: &Question, found: &[Longest]) -> String {
     let Question { model, cluster, stack, dtype, zero, recompute, measures, .. } = question;
-    let mut lengths = Table::new(&format!("><{}", ">".repeat(measures.len())));
-    let numbers = (1..=measures.len()).map(|n| format!("[{n}]"));
-    lengths.row(["GPUs".to_string(), "a sequence over".into()].into_iter().chain(numbers));
-    let mut best = Table::new("><<>>><");
-    best.row(["GPUs", "a sequence over", "with", "longest", "step", "MFU", "what ends it"].map(String::from));
-    for of_gpus in found.chunk_by(|a, b| a.row.gpus == b.row.gpus) {
-        for way in of_gpus.chunks(measures.len()) {
-            let row = &way[0].row;
-            let cells = way.iter().map(|found| if found.row.feasible { short(found.row.seq_len) } else { "-".into() });
-            lengths.row([row.gpus.to_string(), ranks(row)].into_iter().chain(cells));
-        }
-        // Of equal ones the first, which saves least.
-        let fits = of_gpus.iter().enumerate().filter(|(_, found)| found.row.feasible);
-        if let Some((at, found)) = fits.max_by_key(|(at, f)| (f.row.seq_len, std::cmp::Reverse(*at))) {
-            let row = &found.row;
-            best.row([
-                row.gpus.to_string(),
-                ranks(row),
-                format!("[{}]", at % measures.len() + 1),
-                short(row.seq_len),
-                row.step_time_s.map_or("-".into(), seconds),
-                row.mfu.map_or("-".into(), percent),
-                filled(found),
-            ]);
-        }
-    }
     let with = measures.iter().enumerate().map(|(at, options)| format!("  [{}] {options}\n", at + 1));
-    let others: BTreeSet<String> = found
-        .iter()
-        .filter(|found| is_other(&found.beyond))
-        .map(|found| format!("  {} {}\n", if found.row.feasible { "ended by" } else { "-  " }, found.beyond))
-        .collect();
-    let others: String = others.into_iter().collect();
-    let best = if found.iter().any(|found| found.row.feasible) {
-        format!("\nthe longest of each\n{}", best.render("  "))
-    } else {
-        String::new()
-    };
     format!(
         "{model} on {cluster}, stack {stack}, {}, zero {zero}, recompute {}, a sequence on each replica\n\n\
-         the longest sequence that fits, in tokens (K 1024, M 1024 K)\n{}{}{others}{best}",
+         the longest sequence that fits, in tokens (K 1024, M 1024 K)\n{}{}{}{}",
         dtype.name(),
         recompute.name(),
-        lengths.render("  "),
-        with.collect::<String>()
+        lengths(measures.len(), found),
+        with.collect::<String>(),
+        legend(found),
+        best(measures.len(), found)
     )
+}
+
+/// A line for each way, a column for each of so many measures.
+fn lengths(measures: usize, found: &[Longest]) -> String {
+    let mut table = Table::new(&format!("><{}", ">".repeat(measures)));
+    let numbers = (1..=measures).map(|n| format!("[{n}]"));
+    table.row(["GPUs".to_string(), "a sequence over".into()].into_iter().chain(numbers));
+    let others = others(found);
+    let cell = |found: &Longest| match found.row.feasible {
+        true => short(found.row.seq_len) + if is_timed(found) { "" } else { "*" },
+        false => others.iter().position(|why| *why == found.beyond).map_or("-".into(), letter),
+    };
+    for way in found.chunks(measures) {
+        let row = &way[0].row;
+        table.row([row.gpus.to_string(), ranks(row)].into_iter().chain(way.iter().map(cell)));
+    }
+    table.render("  ")
+}
+
+/// What stands in cells that are no length, and what ends lengths other than memory.
+fn legend(found: &[Longest]) -> String {
+    let line = |mark: &str, why: &str| format!("  {mark:<3} {why}\n");
+    let lacks = found.iter().filter(|found| !found.row.feasible && !is_other(&found.beyond));
+    let over = |found: &&Longest| found.row.over().unwrap_or(f64::INFINITY);
+    let nearest = lacks.min_by(|a, b| over(a).total_cmp(&over(b)));
+    let mut text = nearest.map_or(String::new(), |found| {
+        line("-", &format!("not even {} fits; what comes nearest: {}", short(found.row.seq_len), found.beyond))
+    });
+    for (at, why) in others(found).into_iter().enumerate() {
+        text.push_str(&line(&letter(at), why));
+    }
+    let untimed: BTreeSet<&str> =
+        found.iter().filter(|found| !is_timed(found)).map(|found| found.row.why.as_str()).collect();
+    untimed.into_iter().for_each(|why| text.push_str(&line("*", &format!("fits, but has no step: {why}"))));
+    let ended = found.iter().filter(|found| found.row.feasible && is_other(&found.beyond));
+    let ended: BTreeSet<&str> = ended.map(|found| found.beyond.as_str()).collect();
+    ended.into_iter().for_each(|why| text.push_str(&format!("  ended by {why}\n")));
+    text
+}
+
+/// Of each number of GPUs the way and the measures that bring the longest.
+fn best(measures: usize, found: &[Longest]) -> String {
+    let mut table = Table::new("><<>>><");
+    table.row(["GPUs", "a sequence over", "with", "longest", "step", "MFU", "what ends it"].map(String::from));
+    let mut any = false;
+    for of_gpus in found.chunk_by(|a, b| a.row.gpus == b.row.gpus) {
+        // Of equal ones the first, which saves least.
+        let fits = of_gpus.iter().enumerate().filter(|(_, found)| found.row.feasible);
+        let Some((at, found)) = fits.max_by_key(|(at, f)| (f.row.seq_len, Reverse(*at))) else { continue };
+        let row = &found.row;
+        any = true;
+        table.row([
+            row.gpus.to_string(),
+            ranks(row),
+            format!("[{}]", at % measures + 1),
+            short(row.seq_len),
+            row.step_time_s.map_or_else(|| untold(row), seconds),
+            row.mfu.map_or("-".into(), percent),
+            filled(found),
+        ]);
+    }
+    if any { format!("\nthe longest of each\n{}", table.render("  ")) } else { String::new() }
 }
 
 /// Whether it is no want of memory.
 fn is_other(why: &str) -> bool {
     !why.is_empty() && !why.contains("memory: ")
+}
+
+/// Why ways have no length at all, other than for want of memory: each once, in order.
+fn others(found: &[Longest]) -> Vec<&str> {
+    let all = found.iter().filter(|found| !found.row.feasible && is_other(&found.beyond));
+    let all: BTreeSet<&str> = all.map(|found| found.beyond.as_str()).collect();
+    all.into_iter().collect()
+}
+
+/// Of reasons: (a), (b), .. (z), (aa).
+fn letter(at: usize) -> String {
+    let letter = char::from(b'a' + (at % 26) as u8).to_string();
+    format!("({})", letter.repeat(at / 26 + 1))
+}
+
+/// Whether its step is known, if it fits.
+fn is_timed(found: &Longest) -> bool {
+    !found.row.feasible || found.row.step_time_s.is_some()
+}
+
+/// The step of a row that fits and has no time.
+fn untold(row: &Row) -> String {
+    if row.why.starts_with("time: ") { format!("> {} h", Stamp::HOURS) } else { "-".into() }
 }
 
 /// `1 GPU`, `ulysses 8 x ring 2`.
@@ -284,4 +336,47 @@ fn filled(Longest { row, beyond }: &Longest) -> String {
         if row.host_mem_bytes.is_some_and(|n| n > 0) { format!(", {host} in the host's") } else { String::new() };
     let [most, all] = [most, row.peak_mem_bytes].map(|n| bytes(n.unwrap_or(0) as f64));
     format!("the GPU's memory: {name} {most} of {all}{away}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(seq_len: Option<u64>, (step_time_s, why): (Option<f64>, &str), beyond: &str) -> Longest {
+        let row = Row {
+            gpus: 8,
+            ring: 8,
+            ulysses: 1,
+            tp: 1,
+            pp: 1,
+            seq_len: seq_len.unwrap_or(1024),
+            feasible: seq_len.is_some(),
+            step_time_s,
+            why: why.into(),
+            peak_mem_bytes: Some(beyond.len() as u64),
+            mem_room_bytes: Some(0),
+            ..Row::default()
+        };
+        Longest { row, beyond: beyond.into() }
+    }
+
+    /// A cell without a length says why by its own mark, want of memory too.
+    #[test]
+    fn every_mark_of_the_table_is_explained_by_its_own_reason() {
+        let (none, memory) = ((None, ""), "memory: needs 9 GiB of 8 GiB");
+        let all = [
+            found(None, none, memory),
+            found(None, none, "memory: needs 12 GiB of 8 GiB"),
+            found(None, none, "options: fpdt-16 needs ring 1"),
+            found(Some(2 << 20), (None, "time: a step of more than 20 hours"), memory),
+        ];
+        let (table, legend) = (lengths(4, &all), legend(&all));
+        let cells: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().skip(3).collect();
+        assert_eq!(cells, ["-", "-", "(a)", "2", "M*"], "{table}");
+        let want = "  -   not even 1 K fits; what comes nearest: memory: needs 9 GiB of 8 GiB\n  (a) options: fpdt-16 needs ring 1\n  \
+                    *   fits, but has no step: time: a step of more than 20 hours\n";
+        assert_eq!(legend, want);
+        assert!(best(4, &all).contains(" > 20 h "), "{}", best(4, &all));
+        assert_eq!([0, 25, 26].map(letter), ["(a)", "(z)", "(aa)"]);
+    }
 }

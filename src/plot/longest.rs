@@ -3,6 +3,7 @@
 use super::notes::Notes;
 use super::sheet::{Line, Sheet};
 use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, Shape, fitting_size, ramp, save, short};
+use crate::act::stamp::Stamp;
 use crate::error::Result;
 use plotters::style::RGBColor;
 use std::path::{Path, PathBuf};
@@ -24,8 +25,17 @@ struct Way {
     name: String,
     /// Number of the measures, and tokens.
     lengths: Vec<(usize, u64)>,
-    /// MFU of the longest.
-    mfu: Option<f64>,
+    /// What is said of the longest: its MFU, or why it has none; where there is no length, that.
+    said: String,
+}
+
+impl Way {
+    /// Of a measure with which no length runs: want of memory is said first.
+    fn never(&mut self, why: &str) {
+        if self.lengths.is_empty() && (self.said.is_empty() || why.contains("memory: ")) {
+            self.said = if why.contains("memory: ") { "does not fit" } else { "does not run" }.into();
+        }
+    }
 }
 
 /// Writes `longest.svg` and `.png`; nothing where nothing fits.
@@ -40,15 +50,17 @@ pub fn longest(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
             measures.push(words.into());
         }
         if !ways.last().is_some_and(|way| way.gpus == gpus && way.name == name) {
-            ways.push(Way { gpus, name, lengths: vec![], mfu: None });
+            ways.push(Way { gpus, name, lengths: vec![], said: String::new() });
         }
         if line.value("feasible", "true or false", |_: &bool| true)? {
             let way = ways.last_mut().expect("one was put there");
             let length = line.value("seq_len", "a count of tokens of at least 1", |n: &u64| *n > 0)?;
             if way.lengths.iter().all(|(_, known)| *known < length) {
-                way.mfu = line.maybe("mfu", "a share above 0", |v: &f64| *v > 0.0 && v.is_finite())?;
+                way.said = said(&line)?;
             }
             way.lengths.push((at, length));
+        } else {
+            ways.last_mut().expect("one was put there").never(line.text("why")?);
         }
         first.get_or_insert(line);
     }
@@ -56,6 +68,16 @@ pub fn longest(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
     let mut marks = titles(&line, &Notes::beside(rows_csv)?)?;
     marks.extend(figure(&ways, &measures));
     save(&marks, out_dir, "longest")
+}
+
+/// The MFU of a line, or of a step that is too long to tell how long it takes at least.
+fn said(line: &Line) -> Result<String> {
+    let mfu: Option<f64> = line.maybe("mfu", "a share above 0", |v: &f64| *v > 0.0 && v.is_finite())?;
+    Ok(match mfu {
+        Some(mfu) => format!("MFU {:.1} %", 100.0 * mfu),
+        None if line.text("why")?.starts_with("time: ") => format!("a step over {} h", Stamp::HOURS),
+        None => String::new(),
+    })
 }
 
 /// What shares a sequence.
@@ -139,7 +161,7 @@ fn line((y, high): (f64, f64), way: &Way, x: &dyn Fn(f64) -> f64, color: &dyn Fn
     let mut marks = vec![Mark::text((LEFT - 20.0, y), &way.name, size, INK, Align::Right)];
     let longest = way.lengths.iter().map(|(_, n)| *n).max();
     let Some(longest) = longest else {
-        marks.push(Mark::text((RIGHT + 20.0, y), "does not fit", size, FAINT, Align::Left));
+        marks.push(Mark::text((RIGHT + 20.0, y), &way.said, size, FAINT, Align::Left));
         return marks;
     };
     let least = way.lengths.iter().map(|(_, n)| *n).min().unwrap_or(longest);
@@ -151,8 +173,8 @@ fn line((y, high): (f64, f64), way: &Way, x: &dyn Fn(f64) -> f64, color: &dyn Fn
         let (at, color) = ((at(n), y), color(number));
         marks.push(Mark::Marker { shape: Shape::Circle, at, radius, color, filled: true });
     }
-    let mfu = way.mfu.map_or(String::new(), |mfu| format!(", MFU {:.1} %", 100.0 * mfu));
-    marks.push(Mark::text((RIGHT + 20.0, y), format!("{}{mfu}", counted(longest)), size, INK, Align::Left));
+    let more = if way.said.is_empty() { String::new() } else { format!(", {}", way.said) };
+    marks.push(Mark::text((RIGHT + 20.0, y), format!("{}{more}", counted(longest)), size, INK, Align::Left));
     marks
 }
 
@@ -168,6 +190,19 @@ fn counted(n: u64) -> String {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_step_that_is_too_long_to_tell_is_said_to_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let csv = dir.path().join("rows.csv");
+        let head = "gpus,ulysses,ring,tp,pp,options,feasible,why,seq_len,mfu,model,cluster,stack,zero,recompute";
+        let line = |why: &str, mfu: &str| format!("8,1,8,1,1,default,true,{why},1048576,{mfu},m,c,s,3,full");
+        for (why, mfu, want) in [("time: long", "", "1.00M, a step over 20 h"), ("", "0.4", "1.00M, MFU 40.0 %")] {
+            std::fs::write(&csv, format!("{head}\n{}\n", line(why, mfu))).unwrap();
+            let svg = std::fs::read_to_string(&longest(&csv, dir.path()).unwrap()[0]).unwrap();
+            assert!(svg.contains(want), "{want}");
+        }
+    }
+
     /// Every dot lies between the axis' ends, longer ones further to the right; what does not fit says so.
     #[test]
     fn dots_stand_where_their_lengths_are() {
@@ -175,7 +210,7 @@ mod tests {
             gpus,
             name: "ring 8".into(),
             lengths: lengths.to_vec(),
-            mfu: Some(0.4),
+            said: if lengths.is_empty() { "does not fit" } else { "MFU 40.0 %" }.into(),
         };
         let ways = [way(&[(0, 65_536), (1, 262_144)], 8), way(&[], 8), way(&[(0, 1 << 22), (1, 1 << 22)], 16)];
         let marks = figure(&ways, &["default".into(), "mlp-chunks-8".into()]);

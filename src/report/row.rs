@@ -43,7 +43,7 @@ pub struct Row {
     pub options: String,
     pub strategy: String,
     pub feasible: bool,
-    /// Why it is not.
+    /// Why it is not; of one that is and has no times, why it has none.
     pub why: String,
     pub step_time_s: Option<f64>,
     pub tokens_per_s_per_gpu: Option<f64>,

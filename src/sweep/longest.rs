@@ -1,8 +1,10 @@
 //! How long a sequence may be: of each way, and with each set of measures, the longest that fits, and its step.
 //!
 //! What a rank needs grows with the sequence, so the longest is between one that fits and one that does not: lengths are doubled
-//! until they do not fit, and then halved in between. Only plans' memory is looked at until the longest is known.
+//! until they do not fit, and then halved in between. Only plans' memory is looked at until the longest is known; where its step
+//! takes longer than is told, it is the longest nevertheless, without times.
 
+use super::asked::trained;
 use super::case::{Case, Point};
 use super::store::{Store, written};
 use crate::error::{Error, Result};
@@ -43,7 +45,7 @@ pub struct Question {
     pub measures: Vec<Options>,
 }
 
-/// The longest sequence of a way, or its shortest where not even that one fits.
+/// The longest sequence of a way, or its shortest where not even that one fits. A row that fits and has no times says why.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Longest {
     pub row: Row,
@@ -53,8 +55,7 @@ pub struct Longest {
 
 impl Question {
     pub fn spec(&self) -> Result<LlmSpec> {
-        let model = LlmSpec::find(&self.model)?;
-        if self.no_mtp { model.without_mtp() } else { Ok(model) }
+        trained(&self.model, self.no_mtp)
     }
 
     /// No split, a ring over all GPUs, Ulysses over as many as there are KV heads (or heads, of which KV heads are copied) and
@@ -144,7 +145,7 @@ pub fn longest(
         store.rows().iter().map(|row| (Point::of_row(row).par, row.clone())).collect();
     // Rows of another version of the program, or of model files that changed since, must not be mixed with new ones.
     let still_right = known.values().next().is_none_or(|row| {
-        let again = cases.get(&row.gpus).map(|case| case.row(&Point::of_row(row)));
+        let again = cases.get(&row.gpus).map(|case| case.told(&Point::of_row(row)));
         again.is_some_and(|again| again.is_ok_and(|again| again == *row))
     });
     let known = if still_right { known } else { BTreeMap::new() };
@@ -186,10 +187,19 @@ impl Case {
             Ok::<bool, Error>(row.feasible)
         })?;
         let row = match longest {
-            Some(seq_len) => self.row(&one_each(par, seq_len))?,
+            Some(seq_len) => self.told(&one_each(par, seq_len))?,
             None => self.laid_out(&one_each(par, grain))?,
         };
         Ok(Longest { row, beyond })
+    }
+
+    /// The row of a point. Where it fits and its step cannot be told, it has no times, and says why.
+    fn told(&self, point: &Point) -> Result<Row> {
+        let row = self.row(point)?;
+        if row.feasible {
+            return Ok(row);
+        }
+        Ok(Row { why: row.why, ..self.laid_out(point)? })
     }
 
     /// What stands against a longer sequence than a row's, which is the longest.
@@ -259,6 +269,33 @@ mod tests {
         assert!(found.beyond.contains("position"), "{}", found.beyond);
         let none = case.longest(&Parallelism { dp: 64, tp: 1, zero: 0, ..par }).unwrap();
         assert!(!none.row.feasible && none.beyond.contains("memory: needs"), "{}", none.beyond);
+    }
+
+    /// What fits is the longest, whether or not its step can be told; and what is known of it is believed again.
+    #[test]
+    fn a_step_that_is_too_long_to_tell_does_not_make_a_sequence_shorter() {
+        let tiny = Case::new(LlmSpec::find("tiny").unwrap(), "local-cpu", "cpu", 8, None).unwrap();
+        let par = Parallelism { dp: 8, zero: 3, recompute: Recompute::Full, ..Parallelism::default() };
+        let found = tiny.longest(&par).unwrap();
+        assert!(found.row.feasible && found.row.step_time_s.is_none() && found.row.mfu.is_none(), "{:?}", found.row);
+        assert!(found.row.why.starts_with("time: ") && found.beyond.contains("memory: needs"), "{found:?}");
+        assert_eq!(tiny.told(&Point::of_row(&found.row)).unwrap(), found.row);
+        let question = Question {
+            title: None,
+            model: "tiny".into(),
+            cluster: "local-cpu".into(),
+            stack: "cpu".into(),
+            dtype: Dtype::F32,
+            zero: 3,
+            recompute: Recompute::Full,
+            no_mtp: false,
+            ways: vec![Way { gpus: 8, ulysses: 1, ring: 1, tp: 1, pp: 1, ep: 1 }],
+            measures: vec![Options::default()],
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let run = || longest(&question, dir.path(), false, &|_, _| {}).unwrap().0;
+        assert_eq!(run()[0], found);
+        assert_eq!(run()[0].row, found.row);
     }
 
     #[test]
