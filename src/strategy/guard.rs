@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::plan::{Op, OpKind, Plan};
-use crate::spec::{AttentionSpec, KvPath, LlmSpec, Parallelism, Workload};
+use crate::spec::{AttentionSpec, KvPath, LlmSpec, Options, Parallelism, Workload};
 use crate::strategy::feasible;
 
 /// Elements of one tensor, and tokens of a step.
@@ -117,11 +117,7 @@ pub fn has_room_for_more(plan: &Plan) -> bool {
 pub fn after(plan: &Plan) -> Result<()> {
     let slots = slots(plan);
     if slots > MOST_SLOTS {
-        let (layers, microbatches) = (plan.model()?.layers, plan.inputs()?.microbatches);
-        return too_much(format!(
-            "{layers} layers and {microbatches} microbatches make {slots} buffers, more than {MOST_SLOTS}; \
-             raise micro_batch or dp"
-        ));
+        return too_much(format!("{} make {slots} buffers, more than {MOST_SLOTS}; {}", parts(plan)?, levers(plan)?));
     }
     length(plan, MOST_OPS)
 }
@@ -131,13 +127,40 @@ pub fn after(plan: &Plan) -> Result<()> {
 pub fn length(plan: &Plan, at_most: f64) -> Result<()> {
     let most = plan.programs.iter().map(|p| spliced(plan, &p.ops, 3)).fold(0.0, f64::max);
     if most > at_most {
-        let (layers, ring, microbatches) = (plan.model()?.layers, plan.about.par.ring, plan.inputs()?.microbatches);
         return too_much(format!(
-            "{layers} layers, ring {ring} and {microbatches} microbatches make {most} ops of a rank that are laid out one by one, \
-             more than {at_most}; raise micro_batch or dp, or use a smaller ring"
+            "{} make {most} ops of a rank that are laid out one by one, more than {at_most}; {}",
+            parts(plan)?,
+            levers(plan)?
         ));
     }
     Ok(())
+}
+
+/// Words of the options that say in how many pieces something is gone through, and how many it is here.
+fn pieces(par: &Parallelism) -> impl Iterator<Item = (&'static str, u32)> {
+    let Options { chunks, loss_chunks, mlp_chunks, .. } = par.options;
+    [("fpdt", chunks), ("loss-chunks", loss_chunks), ("mlp-chunks", mlp_chunks)].into_iter().filter(|(_, n)| *n > 1)
+}
+
+/// What makes a plan long: `80 layers, ring 8, fpdt-64 and 2 microbatches`.
+fn parts(plan: &Plan) -> Result<String> {
+    let (par, microbatches) = (&plan.about.par, plan.inputs()?.microbatches);
+    let mut all = vec![format!("{} layers", plan.model()?.layers)];
+    all.extend((par.ring > 1).then(|| format!("ring {}", par.ring)));
+    all.extend(pieces(par).map(|(word, n)| format!("{word}-{n}")));
+    Ok(format!("{} and {microbatches} microbatch{}", all.join(", "), if microbatches == 1 { "" } else { "es" }))
+}
+
+/// What of it could be less.
+fn levers(plan: &Plan) -> Result<String> {
+    let par = &plan.about.par;
+    let mut all: Vec<String> = pieces(par).map(|(word, n)| format!("fewer chunks than {word}-{n}")).collect();
+    all.extend((par.ring > 1).then(|| "a smaller ring".to_string()));
+    all.extend((plan.inputs()?.microbatches > 1).then(|| "a larger micro_batch or dp".to_string()));
+    Ok(match all.is_empty() {
+        true => "use more pipeline stages (pp)".into(),
+        false => format!("use {}", all.join(", or ")),
+    })
 }
 
 /// Ops that a rank runs, at most.
@@ -168,7 +191,9 @@ fn size_of(op: &Op, blocks: &[f64], most: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::Dtype;
+    use crate::plan::Engine;
+    use crate::spec::{Dtype, Recompute};
+    use crate::strategy::{Engines, build};
 
     #[test]
     fn what_no_machine_has_is_named() {
@@ -195,5 +220,32 @@ mod tests {
         assert!(said(&wide, &work, &par).contains("weights of"));
         let (long, wordy) = (Workload { seq_len: 1 << 32, ..work }, LlmSpec { vocab: 1 << 20, ..model.clone() });
         assert!(said(&wordy, &long, &par).contains("activations of a microbatch"));
+    }
+
+    /// A remedy is of what the plan has: of one ring and one microbatch there is nothing to lessen.
+    #[test]
+    fn a_plan_that_is_too_long_names_what_it_could_have_less_of() {
+        let model = LlmSpec::find("tiny").unwrap();
+        let engines = Engines { p2p: Engine::CopyEngine, collective: Engine::CopyEngine };
+        let said = |par: Parallelism, words: &str, global_batch: u64| {
+            let work = Workload {
+                seq_len: 4096,
+                global_batch,
+                micro_batch: 1,
+                dtype: Dtype::Bf16,
+                documents: Default::default(),
+            };
+            let par = Parallelism { options: words.parse().unwrap(), ..par };
+            let plan = build(&model, &work, &par, engines).unwrap();
+            length(&plan, 1.0).unwrap_err().to_string()
+        };
+        let one = Parallelism { recompute: Recompute::Full, ..Parallelism::default() };
+        let chunked = said(Parallelism { ulysses: 2, ..one }, "fpdt-4+offload-activations", 1);
+        assert!(chunked.contains("layers, fpdt-4 and 1 microbatch make"), "{chunked}");
+        assert!(chunked.ends_with("; use fewer chunks than fpdt-4"), "{chunked}");
+        let ring = said(Parallelism { ring: 4, ..one }, "loss-chunks-8", 2);
+        let want = "; use fewer chunks than loss-chunks-8, or a smaller ring, or a larger micro_batch or dp";
+        assert!(ring.contains("ring 4, loss-chunks-8 and 2 microbatches") && ring.ends_with(want), "{ring}");
+        assert!(said(one, "default", 1).ends_with("; use more pipeline stages (pp)"));
     }
 }
