@@ -166,6 +166,13 @@ fn a_search_is_of_ways_that_estimate_costs() {
     assert!(code == 2 && err.contains("options: line") && err.contains("defalt"), "{code}, {err}");
     let (code, text, why) = said(dir.path(), "search --gpus 1 --model llama-3-70b");
     assert!(code == 2 && text.contains("nothing fits: more GPUs") && why.contains("nothing fits"), "{text}{why}");
+    // What is said to help was not given, and helps.
+    let near = "search --gpus 8 --model llama-3-70b --global-batch 8 --tp 1 --pp 1 --ulysses 8";
+    let (code, text, why) = said(dir.path(), near);
+    assert!(code == 2 && why.contains("and fits with --options offload-optimizer ("), "{text}{why}");
+    succeeds(dir.path(), &format!("{near} --options offload-optimizer"));
+    let (_, _, why) = said(dir.path(), &format!("{near} --options offload-optimizer --seq-len 1M"));
+    assert!(why.contains("nothing fits") && !why.contains("--options offload-optimizer"), "{why}");
 }
 
 /// Writes a model config with some keys changed.
@@ -474,6 +481,9 @@ fn a_sweep_writes_its_study_and_draws_it() {
     has("degrees: gpus 8 is not a multiple of ulysses 16");
     has("batch: 16384 tokens a step are no whole number of sequences of 3072");
     assert!(rows.iter().all(|r| columns.iter().all(|c| r.get(c).is_some())));
+    let text =
+        succeeds(dir.path(), "sweep --model tiny --gpus 8 --seq-len 1K --ulysses 1 --global-batch 8,16 --out two");
+    assert!(text.contains(", 8 or 16 sequences a step\n"), "{text}");
     // The picture comes from the rows alone.
     let picture = fs::read(file("mfu_vs_seqlen.svg")).unwrap();
     fs::remove_file(file("mfu_vs_seqlen.svg")).unwrap();

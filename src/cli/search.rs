@@ -12,7 +12,7 @@ use crate::report::Row;
 use crate::report::human::{self, Table, bytes, percent, seconds, tokens};
 use crate::spec::{ClusterSpec, Dispatch, Documents, Dtype, GpuSpec, LlmSpec, Options, Recompute, Schedule};
 use crate::sweep::case::default_dtype;
-use crate::sweep::search::{CEILING, Counts, Found, Progress, Question, Space, Stop, Value, search};
+use crate::sweep::search::{CEILING, Counts, Found, Nearest, Progress, Question, Space, Stop, Value, search};
 use crate::sweep::{Batch, Case};
 use clap::Args;
 use serde::Serialize;
@@ -217,7 +217,6 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         files.extend(plot::draw(&dir.join("rows.csv"), dir)?);
     }
     let notes = question.spec()?.notes;
-    let has_host = ClusterSpec::find(&question.cluster)?.host.is_some();
     let mut text = human::notes(&notes);
     text.push_str(&format!(
         "{} on {} of {}, stack {}, {}{}\n",
@@ -228,7 +227,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         question.dtype.name(),
         packed(&question.documents)
     ));
-    found.iter().for_each(|found| text.push_str(&render(found, has_host)));
+    found.iter().for_each(|found| text.push_str(&render(found)));
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
     let printed = Printed { question: &question, notes: &notes, found: &found, files: list_of(&files) };
     let nothing_fits = found.iter().all(|found| found.best.is_empty());
@@ -241,8 +240,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
             return Error::device("search", format!("interrupted: {rest}"));
         }
         // Lengths that no way comes out even for say nothing of either.
-        let mut looked_at = found.iter().filter(|found| found.counts.ways > 0);
-        Error::infeasible(format!("search: {}", nothing(looked_at.all(|found| is_too_long(&found.counts)), has_host)))
+        let looked_at = found.iter().filter(|found| found.counts.ways > 0);
+        let least = looked_at.min_by_key(|found| (is_too_long(&found.counts), found.seq_len, found.global_batch));
+        Error::infeasible(format!("search: {}", nothing(least.expect("a length that has ways"))))
     });
     Ok(Answer::with_error(text, &printed, error))
 }
@@ -252,12 +252,24 @@ fn is_too_long(counts: &Counts) -> bool {
     counts.too_long > 0 && counts.do_not_fit + counts.too_large == 0
 }
 
-/// Why there is no way, and what might make one. `has_host`: what copies to the host's memory take is known.
-fn nothing(too_long: bool, has_host: bool) -> &'static str {
-    match (too_long, has_host) {
-        (true, _) => "all have more ops than are laid out: a larger --micro-batch or a smaller --ring has fewer",
-        (false, true) => "nothing fits: more GPUs, a shorter sequence, or --options offload-optimizer might",
-        (false, false) => "nothing fits: more GPUs or a shorter sequence might",
+/// Why there is no way, and what might make one.
+fn nothing(found: &Found) -> String {
+    let more = "more GPUs or a shorter sequence might";
+    if let Some(why) = found.counts.too_long_why.as_ref().filter(|_| is_too_long(&found.counts)) {
+        return format!("all have more ops than are laid out, as in: {why}");
+    }
+    let Some(Nearest { row, with }) = &found.nearest else { return format!("nothing fits: {more}") };
+    let needs = |row: &Row| bytes(row.peak_mem_bytes.unwrap_or(0) as f64);
+    let options = if row.options == "default" { String::new() } else { format!(", {}", row.options) };
+    let near = format!(
+        "what comes nearest, {}{options}, has a plan of {} for {} of memory",
+        degrees(row),
+        needs(row),
+        bytes(row.mem_room_bytes.unwrap_or(0) as f64)
+    );
+    match found.nearest.as_ref().and_then(Nearest::words).zip(with.as_ref()) {
+        Some((words, with)) => format!("nothing fits: {near}, and fits with --options {words} ({})", needs(with)),
+        None => format!("nothing fits: {more}; {near}"),
     }
 }
 
@@ -277,7 +289,7 @@ fn nothing_comes_out_even(question: &Question, found: &[Found]) -> Error {
     ))
 }
 
-fn render(found: &Found, has_host: bool) -> String {
+fn render(found: &Found) -> String {
     let mut text = format!(
         "\n{} tokens a sequence, {} sequences a step\n{}",
         tokens(found.seq_len),
@@ -288,7 +300,7 @@ fn render(found: &Found, has_host: bool) -> String {
         return text;
     }
     if found.best.is_empty() {
-        text.push_str(&format!("\n{}\n", nothing(is_too_long(&found.counts), has_host)));
+        text.push_str(&format!("\n{}\n", nothing(found)));
         return text;
     }
     text.push_str(&format!("\nthe fastest ways\n{}", ways(&found.best)));

@@ -249,7 +249,10 @@ pub fn run(flags: &Flags) -> Result<Answer> {
 fn render(grid: &Grid, study: &Study, took: f64, files: &[PathBuf]) -> String {
     let batch = match &grid.batch {
         Batch::TokensPerStep(n) => format!("{} tokens a step", tokens(*n)),
-        Batch::GlobalBatch(list) => format!("{list:?} sequences a step"),
+        Batch::GlobalBatch(list) => {
+            let all: Vec<String> = list.iter().map(u64::to_string).collect();
+            format!("{} sequences a step", all.join(" or "))
+        }
     };
     let mut text = format!(
         "{} on {} of {}, stack {}, {}, {batch}{}\n\n{}\n",

@@ -5,14 +5,17 @@
 //! was not costed cannot be among them. Then words that leave degrees alone are tried on the best. Rows are written as
 //! they are found, and a search that was stopped goes on.
 
+mod nearest;
 mod probe;
 mod refine;
 mod space;
 mod values;
 
+pub use nearest::Nearest;
 pub use space::Space;
 pub use values::{CEILING, Value};
 
+use super::asked::{Asked, above_zero, least, trained};
 use super::store::{self, Store};
 use super::{Batch, Case, Point};
 use crate::error::{Error, Result};
@@ -63,6 +66,9 @@ pub struct Found {
     pub refined: Vec<Row>,
     /// What it costs to choose otherwise: the fastest way found with each value of each choice.
     pub values: Vec<Value>,
+    /// Where nothing fits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nearest: Option<Nearest>,
 }
 
 /// Ways by what became of them.
@@ -85,6 +91,9 @@ pub struct Counts {
     pub do_not_fit: usize,
     /// Not costed after all: more ops than are laid out.
     pub too_long: usize,
+    /// Why the first of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub too_long_why: Option<String>,
     /// Not looked at: it was told to stop.
     #[serde(skip_serializing_if = "is_none")]
     pub left: usize,
@@ -144,46 +153,30 @@ struct Search<'s> {
 impl Question {
     /// The model that is trained.
     pub fn spec(&self) -> Result<LlmSpec> {
-        let model = LlmSpec::find(&self.model)?;
-        if self.no_mtp { model.without_mtp() } else { Ok(model) }
+        trained(&self.model, self.no_mtp)
     }
 
     pub fn case(&self) -> Result<Case> {
-        let mut case = Case::new(self.spec()?, &self.cluster, &self.stack, self.gpus, Some(self.dtype))?;
-        case.documents = self.documents.clone();
-        if let Some(words) = &self.routing {
-            case.routing = words.parse()?;
-        }
-        Ok(case)
+        let Question { cluster, stack, gpus, dtype, documents, routing, .. } = self;
+        let (model, routing) = (self.spec()?, routing.as_deref());
+        Asked { model, cluster, stack, gpus: *gpus, dtype: *dtype, documents, routing }.case()
     }
 
     /// What no search could be made of.
     pub fn check(&self) -> Result<()> {
-        let wrong = |field: &str, why: &str| Err(Error::spec("search", field, why));
         let space = &self.space;
         let lists = [
-            ("tp", &space.tp),
-            ("pp", &space.pp),
-            ("vp", &space.vp),
-            ("ulysses", &space.ulysses),
-            ("ring", &space.ring),
-            ("ep", &space.ep),
+            ("tp", least(&space.tp)),
+            ("pp", least(&space.pp)),
+            ("vp", least(&space.vp)),
+            ("ulysses", least(&space.ulysses)),
+            ("ring", least(&space.ring)),
+            ("ep", least(&space.ep)),
+            ("seq_len", least(&self.seq_len)),
+            ("batch", self.batch.smallest()),
+            ("micro_batch", least(&space.micro_batch)),
         ];
-        let degrees = lists.map(|(name, list)| (name, list.len(), list.contains(&0)));
-        let others = [
-            ("seq_len", self.seq_len.len(), self.seq_len.contains(&0)),
-            ("batch", self.batch.len(), self.batch.smallest() == Some(0)),
-            ("micro_batch", space.micro_batch.len(), space.micro_batch.contains(&0)),
-        ];
-        for (name, values, has_zero) in degrees.into_iter().chain(others) {
-            if values == 0 {
-                return wrong(name, "the list is empty; give at least one value");
-            }
-            if has_zero {
-                return wrong(name, "0 is in the list; the least is 1");
-            }
-        }
-        Ok(())
+        above_zero("search", &lists)
     }
 }
 
@@ -248,7 +241,7 @@ impl Search<'_> {
         let refused_why = refused.0.values().max_by_key(|(n, _)| *n).map(|(_, why)| why.clone());
         let refused = refused.0.into_iter().map(|(kind, (n, _))| (kind, n)).collect();
         let mut counts = Counts { refused, refused_why, ways: points.len(), ..Counts::default() };
-        let candidates = self.candidates(points, &mut counts)?;
+        let (candidates, too_large) = self.candidates(points, &mut counts)?;
         let (mut costed, unbounded) = (vec![], counts.left);
         self.best_first(&candidates, (self.question.best, f64::INFINITY), &mut costed, &mut counts)?;
         counts.too_slow = candidates.len() - costed.len() - (counts.left - unbounded);
@@ -257,17 +250,20 @@ impl Search<'_> {
         let values = values::values(self, &candidates, &mut costed, &mut beside)?;
         (counts.beside, counts.nearest_bound) = (beside.costed, beside.nearest_bound);
         let refined = refine::refine(self, &best)?;
-        Ok(Found { seq_len, global_batch, counts, best, refined, values })
+        let nothing_fits = best.is_empty() && counts.left == 0;
+        let nearest = if nothing_fits { nearest::nearest(self, too_large, &costed)? } else { None };
+        Ok(Found { seq_len, global_batch, counts, best, refined, values, nearest })
     }
 
-    /// Ways that may fit, the most promising first.
-    fn candidates(&self, points: Vec<Point>, counts: &mut Counts) -> Result<Vec<Candidate>> {
+    /// Ways that may fit, the most promising first, and those that do not by their bound, in bytes.
+    fn candidates(&self, points: Vec<Point>, counts: &mut Counts) -> Result<(Vec<Candidate>, Vec<(f64, Point)>)> {
         let room = self.case.cluster.gpu.memory.value.value() - self.case.stack.reserved_memory.value.value();
         let mut by_probe: BTreeMap<Point, Vec<Point>> = BTreeMap::new();
+        let mut too_large = vec![];
         for point in points {
-            match probe::held(self.case, &point) > room {
-                true => counts.too_large += 1,
-                false => by_probe.entry(Probe::of(&point, 2)).or_default().push(point),
+            match probe::held(self.case, &point) {
+                held if held > room => too_large.push((held, point)),
+                _ => by_probe.entry(Probe::of(&point, 2)).or_default().push(point),
             }
         }
         counts.probes = by_probe.len();
@@ -291,7 +287,7 @@ impl Search<'_> {
             };
             for point in points {
                 match &probe {
-                    Some(probe) if probe.bytes(&point) > room => counts.too_large += 1,
+                    Some(probe) if probe.bytes(&point) > room => too_large.push((probe.bytes(&point), point)),
                     Some(probe) => all.push(Candidate::bounded(point, probe.seconds(&self.case.model, &point))),
                     // Nothing is known of it: it goes first.
                     None => all.push(Candidate::bounded(point, 0.0)),
@@ -299,7 +295,8 @@ impl Search<'_> {
             }
         }
         all.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.point.cmp(&b.point)));
-        Ok(all)
+        counts.too_large = too_large.len();
+        Ok((all, too_large))
     }
 
     /// Costs candidates until none that is left can be among the `wanted` fastest, or faster than `ceiling`.
@@ -331,6 +328,7 @@ impl Search<'_> {
                 counts.costed += 1;
                 let long = row.why.starts_with(guard::SIZE);
                 counts.too_long += usize::from(long);
+                counts.too_long_why = counts.too_long_why.take().or_else(|| long.then(|| row.why.clone()));
                 counts.do_not_fit += usize::from(!row.feasible && !is_slow(row) && !long);
                 if let Some(step) = row.step_time_s.filter(|_| candidate.bound > 0.0) {
                     let over = step / candidate.bound;
