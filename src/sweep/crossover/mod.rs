@@ -12,6 +12,7 @@ use crate::cluster::Cluster;
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::plan::kernel::is_attention;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::Layout;
@@ -217,7 +218,7 @@ impl<'a> Rig<'a> {
         let cluster = Cluster::new(&spec, &self.gpu, place.ranks)?;
         let [ulysses, ring] = both(place.ranks).map(|par| self.fastest(&cluster, place, par));
         let (ulysses, ring) = (ulysses?, ring?);
-        let (winner, cause, reason) = verdict::verdict(&ulysses, &ring);
+        let (winner, cause, reason) = verdict::verdict(&ulysses, &ring, || self.with_all_heads(place));
         Ok(Cell {
             links: place.links,
             gb_per_s: place.links.gb_per_s(),
@@ -263,6 +264,13 @@ impl<'a> Rig<'a> {
     }
 
     fn attention(&self, cluster: &Cluster, place: &Place, par: &Parallelism, mask: Mask) -> Result<Side> {
+        let plan = self.plan(cluster, place, par, mask)?;
+        let peak_mem_bytes = Layout::new(&plan, &AtomTable::new(&plan)?, 0)?.bytes;
+        self.fits(peak_mem_bytes)?;
+        Ok(Side { peak_mem_bytes, ..self.costed(cluster, &plan)? })
+    }
+
+    fn plan(&self, cluster: &Cluster, place: &Place, par: &Parallelism, mask: Mask) -> Result<Plan> {
         let q = self.question;
         let spec = AttentionSpec {
             batch: 1,
@@ -274,12 +282,24 @@ impl<'a> Rig<'a> {
             dtype: q.dtype,
         };
         let engines = Engines::of(&self.stack, &cluster.spec);
-        let plan = attention_pass::build(&spec, Pass::ForwardBackward, par, engines)?;
-        let peak_mem_bytes = Layout::new(&plan, &AtomTable::new(&plan)?, 0)?.bytes;
-        self.fits(peak_mem_bytes)?;
+        attention_pass::build(&spec, Pass::ForwardBackward, par, engines)
+    }
+
+    fn costed(&self, cluster: &Cluster, plan: &Plan) -> Result<Side> {
         let machine = Machine { cluster, stack: &self.stack, kernels: &self.roofline, devices: None };
-        let timeline = cost(&plan, machine, Effort::SUMS)?;
-        Ok(Side { peak_mem_bytes, ..parts(&timeline) })
+        Ok(parts(&cost(plan, machine, Effort::SUMS)?))
+    }
+
+    /// What the attention kernels of a rank would take at the rate of one that has all heads, whatever memory that needs; `None`
+    /// where there is no such plan.
+    fn with_all_heads(&self, place: &Place) -> Option<f64> {
+        let cluster = place.links.of(&self.cluster, 1).and_then(|spec| Cluster::new(&spec, &self.gpu, 1)).ok()?;
+        let of = |(mask, share)| {
+            let plan = self.plan(&cluster, place, &Parallelism::default(), mask)?;
+            Ok(share * self.costed(&cluster, &plan)?.attention_s)
+        };
+        let whole: Result<Vec<f64>> = self.question.masks().into_iter().map(of).collect();
+        Some(whole.ok()?.iter().sum::<f64>() / f64::from(place.ranks))
     }
 
     fn fits(&self, plan: u64) -> Result<()> {
@@ -404,6 +424,22 @@ mod tests {
         assert_eq!(winner(slow, 32, 8), Winner::Ulysses, "the ring sends more the more ranks there are");
         assert_eq!(winner(Links::Node(365.0), 2, 8), Winner::Ulysses, "short blocks, quick all-to-alls");
         assert_eq!(winner(slow, 32, 64), Winner::Ring, "Ulysses has fewer heads than ranks");
+    }
+
+    /// Blocks off the diagonal need no mask, and a GPU has kernels that are faster without: with all heads they would be slow, too.
+    #[test]
+    fn few_heads_are_blamed_for_no_more_than_they_cost() {
+        let long =
+            Question { kv_heads: vec![8], links: vec![Links::Node(365.0)], seq_len: vec![1 << 20], ..question() };
+        let blackwell =
+            Question { cluster: "dgx-b200".into(), stack: "nccl-cudnn".into(), ranks: vec![2, 4, 8], ..long };
+        for cell in crossover(&blackwell, tempfile::tempdir().unwrap().path()).unwrap().cells {
+            assert_eq!((cell.winner, cell.cause), (Winner::Ring, Cause::Attention));
+            assert!(cell.reason.contains("as they would with all heads"), "{}", cell.reason);
+            let place = Place { links: cell.links, kv_heads: 8, seq_len: 1 << 20, ranks: cell.ranks };
+            let all = Rig::new(&blackwell).unwrap().with_all_heads(&place).unwrap();
+            assert!((all / cell.ulysses.attention_s - 1.0).abs() < 0.02, "{all} {}", cell.ulysses.attention_s);
+        }
     }
 
     #[test]
