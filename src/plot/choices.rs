@@ -6,7 +6,7 @@ use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, ramp, save, sho
 use crate::error::Result;
 use crate::spec::{Options, Parallelism, Schedule};
 use plotters::style::RGBColor;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// A choice: what its value is read from, and what the picture calls it.
@@ -42,7 +42,7 @@ const MOST: usize = 11;
 /// The fastest way of each value of a column, in s.
 type Best = BTreeMap<(u64, String), f64>;
 
-/// Writes `choices.svg` and `.png`: of the first length that runs.
+/// Writes `choices.svg` and `.png`: of the first length that runs, and of its first batch, since steps of others do not compare.
 pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
     let sheet = Sheet::read(rows_csv)?;
     let mut runs = vec![];
@@ -52,14 +52,12 @@ pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
         }
     }
     let seconds = |line: &Line| line.value("step_time_s", "a time above 0", |s: &f64| *s > 0.0 && s.is_finite());
-    let length = |line: &Line| line.value::<u64>("seq_len", "a count of tokens of at least 1", |n| *n > 0);
-    let Some(first) = runs.iter().map(length).collect::<Result<Vec<_>>>()?.into_iter().min() else {
-        return Ok(vec![]);
-    };
+    let work = runs.iter().map(work_of).collect::<Result<BTreeSet<_>>>()?;
+    let Some(first) = work.first() else { return Ok(vec![]) };
     let mut fastest: Option<(f64, &Line)> = None;
     let mut tables: Vec<Best> = vec![Best::new(); CHOICES.len()];
     for line in &runs {
-        if length(line)? != first {
+        if work_of(line)? != *first {
             continue;
         }
         let step = seconds(line)?;
@@ -73,7 +71,7 @@ pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
         }
     }
     let Some((step, line)) = fastest else { return Ok(vec![]) };
-    let mut marks = titles(line, step, first, &Notes::beside(rows_csv)?)?;
+    let mut marks = titles(line, step, work.len() - 1, &Notes::beside(rows_csv)?)?;
     let open: Vec<_> = CHOICES.iter().zip(&tables).filter(|(_, best)| best.len() > 1).collect();
     // Of a mixture more choices may be open than have room in full height.
     let all = (f64::from(HEIGHT) - TOP - GAP) / open.len().max(1) as f64;
@@ -82,6 +80,15 @@ pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
         marks.extend(row((TOP + at as f64 * (high + GAP), high), name, best, step));
     }
     save(&marks, out_dir, "choices")
+}
+
+/// The length of a sequence and the sequences of a step: what ways are compared at.
+fn work_of(line: &Line) -> Result<(u64, u64)> {
+    let count = |column, want| line.value::<u64>(column, want, |n| *n > 0);
+    Ok((
+        count("seq_len", "a count of tokens of at least 1")?,
+        count("global_batch", "a count of sequences of at least 1")?,
+    ))
 }
 
 /// What a line has of a choice, in the words of `search`: recomputation with what options make again besides.
@@ -99,23 +106,30 @@ fn value(line: &Line, choice: &str) -> Result<String> {
     })
 }
 
-fn titles(best: &Line, step: f64, seq_len: u64, notes: &Notes) -> Result<Vec<Mark>> {
+/// `others`: lengths and batches that the rows have besides.
+fn titles(best: &Line, step: f64, others: usize, notes: &Notes) -> Result<Vec<Mark>> {
     let title = notes.text("title").unwrap_or_else(|| "What it costs to choose otherwise".into());
     let columns = CHOICES.iter().filter(|(choice, _)| !WORDS.contains(choice));
     let way = columns.map(|(column, _)| Ok((*column, best.text(column)?))).collect::<Result<Vec<_>>>()?;
     let words = way.iter().filter(|(_, value)| *value != "1").map(|(column, value)| format!("{column} {value}"));
     let words: Vec<String> = words.chain([best.text("options")?.to_string()]).collect();
+    let (seq_len, global_batch) = work_of(best)?;
+    let others = match others {
+        0 => String::new(),
+        1 => " (rows.csv has one more length or batch)".into(),
+        n => format!(" (rows.csv has {n} more lengths and batches)"),
+    };
     let about = format!(
-        "{} on {} GPUs of {}, {} sequences of {} tokens a step",
+        "{} on {} GPUs of {}, {global_batch} {} of {} tokens a step{others}",
         best.text("model")?,
         best.text("gpus")?,
         best.text("cluster")?,
-        best.text("global_batch")?,
+        if global_batch == 1 { "sequence" } else { "sequences" },
         short(seq_len)
     );
     Ok(vec![
         Mark::text((60.0, 42.0), title, 30.0, INK, Align::Left),
-        Mark::text((60.0, 84.0), about, 19.0, FAINT, Align::Left),
+        Mark::fitting((60.0, 84.0), about, 19.0, FAINT),
         Mark::text((60.0, 120.0), format!("fastest: {:.3} s with {}", step, words.join(", ")), 19.0, INK, Align::Left),
         Mark::text(
             (60.0, 152.0),
@@ -153,4 +167,28 @@ fn row((y, high): (f64, f64), name: &str, best: &Best, fastest: f64) -> Vec<Mark
     }
     marks.push(Mark::line(&[(60.0, y + high + GAP / 2.0), (1560.0, y + high + GAP / 2.0)], GRID, 1.0));
     marks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A step with one sequence is faster than any with 64, and no choice between them.
+    #[test]
+    fn cells_are_of_one_length_and_one_batch() {
+        let dir = tempfile::tempdir().unwrap();
+        let csv = dir.path().join("rows.csv");
+        let head = "model,gpus,cluster,seq_len,global_batch,feasible,step_time_s,tp,pp,vp,ulysses,ring,ep,micro_batch,zero,recompute,options";
+        let line = |batch: u64, step: f64, tp: u64| {
+            format!("\nm,8,c,8192,{batch},true,{step},{tp},1,1,1,1,1,1,1,none,default")
+        };
+        let text =
+            [(64, 6.0, 1), (64, 6.6, 2), (1, 0.2, 2), (1, 0.1, 4)].map(|(batch, step, tp)| line(batch, step, tp));
+        std::fs::write(&csv, format!("{head}{}\n", text.concat())).unwrap();
+        let svg = std::fs::read_to_string(&choices(&csv, dir.path()).unwrap()[0]).unwrap();
+        for words in ["1 sequence of 8K tokens a step", "one more length or batch", "fastest: 0.100 s", "+100.0 %"] {
+            assert!(svg.contains(words), "{words}");
+        }
+        assert!(!svg.contains("+5900.0 %"), "tp 1 runs with another batch alone");
+    }
 }

@@ -1,15 +1,18 @@
 //! MFU against sequence length: a thick line for each family of ways to split the sequence, its best at every length,
 //! and a thin one for each of its ways. A table under the axis says which way that best is, or why there is none.
 
+mod table;
+
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::notes::Notes;
 use super::rows::{self, Row, stages, tokens_per_step};
-use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, Point, Shape, fitting_size, ramp, save, short};
+use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, Point, Shape, ramp, save, short};
 use super::ways::{Best, Family, Way, best, meaning};
 use crate::error::Result;
-use plotters::style::RGBColor;
+use table::table;
 
 /// Writes `mfu_vs_seqlen.svg` and `.png`, or one pair for each model, cluster, stack and size where the study has more.
 pub fn mfu_vs_seqlen(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
@@ -90,10 +93,12 @@ const RIGHT: f64 = 1296.0;
 const TOP: f64 = 122.0;
 const LEGEND: f64 = 1326.0;
 const RADIUS: f64 = 6.5;
-/// Letters of the table that can be read.
-const LEAST: f64 = 9.5;
 /// Of a line of the table.
 const LINE: f64 = 47.0;
+/// Between columns of the table, at least.
+const APART: f64 = 100.0;
+/// What a label of the axis takes.
+const LABEL: f64 = 60.0;
 
 /// The part of the page inside the axes, and the table below it.
 struct Frame {
@@ -102,6 +107,8 @@ struct Frame {
     x_range: (f64, f64),
     y_max: f64,
     bottom: f64,
+    /// Lengths of the table.
+    columns: Vec<u64>,
 }
 
 impl Frame {
@@ -114,7 +121,9 @@ impl Frame {
         let highest = points().filter_map(|(_, point)| mfu(point)).fold(0.0, f64::max);
         // Seven tenths is what a very good run reaches; every picture has it, so that pictures compare.
         let y_max = ((highest + 0.02) * 10.0).ceil().clamp(7.0, 10.0) / 10.0;
-        Frame { lengths, x_range, y_max, bottom }
+        let mut frame = Frame { lengths, x_range, y_max, bottom, columns: vec![] };
+        frame.columns = frame.columns_of(groups);
+        frame
     }
 
     fn x(&self, length: u64) -> f64 {
@@ -131,19 +140,38 @@ impl Frame {
         self.bottom + 44.0 + place as f64 * LINE
     }
 
-    /// Lengths whose cells have room beside each other.
-    fn columns(&self) -> Vec<u64> {
-        let mut columns: Vec<u64> = Vec::new();
-        for &length in &self.lengths {
-            if columns.last().is_none_or(|&last| self.x(length) - self.x(last) > 100.0) {
-                columns.push(length);
+    /// Lengths whose cells have room beside each other: of those that are too near one at which anything runs, then a power of
+    /// two, then the one at which most families run.
+    fn columns_of(&self, groups: &[Group]) -> Vec<u64> {
+        let running = |length: &u64| groups.iter().filter(|group| group.top(*length).is_some()).count();
+        let mut order: Vec<u64> = self.lengths.iter().copied().collect();
+        order.sort_by_key(|length| {
+            let running = running(length);
+            (running == 0, !length.is_power_of_two(), Reverse(running), *length)
+        });
+        let mut columns: BTreeSet<u64> = BTreeSet::new();
+        for length in order {
+            if columns.iter().all(|&other| (self.x(length) - self.x(other)).abs() > APART) {
+                columns.insert(length);
             }
         }
-        columns
+        columns.into_iter().collect()
+    }
+
+    /// Lengths that the axis is labelled with: powers of two, and those of the table.
+    fn ticks(&self) -> BTreeSet<u64> {
+        let odd = || self.columns.iter().copied().filter(|length| !length.is_power_of_two());
+        let near = |power: &u64| odd().any(|length| (self.x(length) - self.x(*power)).abs() < LABEL);
+        self.powers().filter(|power| !near(power)).chain(odd()).collect()
+    }
+
+    fn powers(&self) -> impl Iterator<Item = u64> {
+        (self.x_range.0.ceil() as u32..=self.x_range.1.floor() as u32).map(|power| 1 << power)
     }
 
     /// Of a cell: neither into the next column nor over the names of the lines.
-    fn cell(&self, columns: &[u64]) -> f64 {
+    fn cell(&self) -> f64 {
+        let columns = &self.columns;
         let between = columns.windows(2).map(|w| self.x(w[1]) - self.x(w[0]));
         let beside = columns.iter().map(|&length| 2.0 * (self.x(length) - LEFT).min(RIGHT - self.x(length)));
         between.chain(beside).fold(RIGHT - LEFT, f64::min)
@@ -196,11 +224,14 @@ fn axes(frame: &Frame) -> Vec<Mark> {
         marks.push(Mark::line(&[(LEFT, y), (RIGHT, y)], GRID, 1.0));
         marks.push(Mark::text((LEFT - 12.0, y), format!("{} %", tenth * 10), 18.0, INK, Align::Right));
     }
-    for power in frame.x_range.0.ceil() as u32..=frame.x_range.1.floor() as u32 {
-        let x = frame.x(1 << power);
+    for power in frame.powers() {
+        let x = frame.x(power);
         marks.push(Mark::line(&[(x, TOP), (x, frame.bottom)], GRID, 1.0));
+    }
+    for tick in frame.ticks() {
+        let x = frame.x(tick);
         marks.push(Mark::line(&[(x, frame.bottom), (x, frame.bottom + 7.0)], INK, 1.5));
-        marks.push(Mark::text((x, frame.bottom + 23.0), short(1 << power), 19.0, INK, Align::Middle));
+        marks.push(Mark::text((x, frame.bottom + 23.0), short(tick), 19.0, INK, Align::Middle));
     }
     marks.push(Mark::line(&[(LEFT, TOP), (LEFT, frame.bottom), (RIGHT, frame.bottom)], INK, 1.5));
     let middle = (LEFT + RIGHT) / 2.0;
@@ -254,69 +285,6 @@ fn markers(frame: &Frame, group: &Group, later: &[Group]) -> Vec<Mark> {
         marks.push(Mark::Marker { shape, at: (x, y), radius, color, filled: !top.full_recompute });
     }
     marks
-}
-
-/// A line for each family, a column for each length; the best of a column stands on a tint of its colour.
-/// `stages`: how many stages of ZeRO there are.
-fn table(frame: &Frame, groups: &[Group], stages: usize) -> Vec<Mark> {
-    let mut marks = Vec::new();
-    let columns = frame.columns();
-    let width = frame.cell(&columns);
-    for (place, group) in groups.iter().enumerate() {
-        let (top, middle) = (frame.line(place), frame.line(place) + LINE / 2.0);
-        marks.push(Mark::line(&[(20.0, top), (RIGHT, top)], GRID, 1.0));
-        marks.push(Mark::text((LEFT - 12.0, middle), group.family.name(), 16.0, group.family.look().1, Align::Right));
-        for &length in &columns {
-            let x = frame.x(length);
-            if is_best(groups, place, length) {
-                let color = ramp(&[group.family.look().1, PAPER], 0.82);
-                let half = width / 2.0 - 3.0;
-                marks.push(Mark::Rect { from: (x - half, top + 2.0), to: (x + half, top + LINE - 2.0), color });
-            }
-            marks.extend(entry(group, length, (x, top), width, stages));
-        }
-    }
-    marks
-}
-
-/// Of equals the first.
-fn is_best(groups: &[Group], place: usize, length: u64) -> bool {
-    let reached = |g: &Group| g.top(length).map(|top| top.mfu);
-    let Some(mine) = reached(&groups[place]) else { return false };
-    let beaten = |(i, g): (usize, &Group)| reached(g).is_some_and(|other| other > mine || (other == mine && i < place));
-    !groups.iter().enumerate().any(beaten)
-}
-
-fn entry(group: &Group, length: u64, (x, top): Point, width: f64, stages: usize) -> Vec<Mark> {
-    let Some(best) = group.top(length) else {
-        let why = group.reason(length).unwrap_or("-");
-        return vec![Mark::text((x, top + LINE / 2.0), why, 14.0, FAINT, Align::Middle)];
-    };
-    let zero = if stages > 1 { format!(", ZeRO {}", best.zero) } else { String::new() };
-    let how = format!("{}{zero}{}", best.way.degrees(), if best.full_recompute { ", full" } else { "" });
-    let fitting = |words: &str| fitting_size(words, width).min(13.0);
-    let color = group.family.look().1;
-    let mut lines = vec![(how, INK)];
-    if !best.way.words.is_empty() {
-        lines.push((legible(&best.way.words, width), FAINT));
-    } else if fitting(&lines[0].0) < LEAST {
-        // Degrees of more kinds than one line has room for.
-        let all: Vec<&str> = lines[0].0.split(", ").collect();
-        lines = all.chunks(all.len().div_ceil(2)).map(|part| (part.join(", "), INK)).collect();
-    }
-    let mark = |(y, (text, color)): (f64, (String, RGBColor))| {
-        Mark::text((x, top + y), &text, fitting(&text), color, Align::Middle)
-    };
-    let reached = Mark::text((x, top + 11.0), format!("{:.1} %", best.mfu * 100.0), 16.0, color, Align::Middle);
-    [reached].into_iter().chain([26.0, 39.0].into_iter().zip(lines).map(mark)).collect()
-}
-
-/// As many words of options as can be read there; that there are more, which the rows have, dots say.
-fn legible(words: &str, width: f64) -> String {
-    let parts: Vec<&str> = words.split('+').collect();
-    let first = |n: usize| if n == parts.len() { words.into() } else { format!("{}+\u{2026}", parts[..n].join("+")) };
-    let fits = |n: &usize| fitting_size(&first(*n), width) >= LEAST;
-    first((1..=parts.len()).rev().find(fits).unwrap_or(1))
 }
 
 /// Families, what lines and markers mean, what a word in the table means.
@@ -374,6 +342,7 @@ fn reasons(frame: &Frame, groups: &[Group]) -> Vec<Mark> {
 mod tests {
     use super::super::style::WIDTH;
     use super::super::ways::reason;
+    use super::table::is_best;
     use super::*;
 
     fn row(seq_len: u64, (ulysses, ring): (u32, u32), recompute: &str, mfu: std::result::Result<f64, &str>) -> Row {
@@ -552,6 +521,30 @@ mod tests {
             .collect();
         assert_eq!(cells.len(), 4);
         assert!(cells.iter().all(|&(from, to)| LEFT <= from && to <= RIGHT && to - from > 60.0), "{cells:?}");
+    }
+
+    /// Of lengths that are too near each other the table takes the usual one, and says which it leaves out.
+    #[test]
+    fn the_table_says_which_lengths_it_leaves_out() {
+        let odd = [7168, 12 << 10, 40 << 10].map(|length| row(length, (8, 1), "none", Ok(0.6)));
+        let rows: Vec<Row> = study().into_iter().chain(odd).collect();
+        let groups = Group::all(&rows);
+        let frame = Frame::new(&groups);
+        assert_eq!(frame.columns, (13..=20).map(|log| 1 << log).collect::<Vec<u64>>());
+        let said = |rows: &[Row]| {
+            let marks = figure(rows, &Notes::none());
+            marks.into_iter().find_map(|mark| match mark {
+                Mark::Text { text, .. } if text.contains("without room") => Some(text),
+                _ => None,
+            })
+        };
+        assert!(said(&rows).unwrap().ends_with(": 7K, 12K, 40K") && said(&study()).is_none());
+        // A length at which nothing runs gives way, and one that is no power of two has its label.
+        let few = [row(8192, (8, 1), "none", Err("memory: 90 GiB")), row(9216, (8, 1), "none", Ok(0.6))];
+        let wide = [row(1 << 20, (8, 1), "none", Ok(0.5))];
+        let frame = Frame::new(&Group::all(&few.into_iter().chain(wide).collect::<Vec<Row>>()));
+        assert_eq!(frame.columns, [9216, 1 << 20]);
+        assert!(frame.ticks().contains(&9216) && !frame.ticks().contains(&8192), "{:?}", frame.ticks());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use plotters::style::RGBColor;
 
 use super::sheet::{Line, Sheet};
-use super::style::{Align, FAINT, GRID, INK, Mark, Point, Shape, save};
+use super::style::{Align, FAINT, GRID, INK, Mark, PAPER, Point, Shape, WIDTH, fitting_size, save};
 use crate::error::Result;
 
 /// What is held against what was measured.
@@ -101,8 +101,8 @@ const LEFT: f64 = 100.0;
 const TOP: f64 = 120.0;
 const SIDE: f64 = 780.0;
 const NAMES: f64 = 1220.0;
-const RIGHT: f64 = 1520.0;
-/// Where the scale of errors ends; longer bars are cut there and say their value.
+const RIGHT: f64 = 1480.0;
+/// Where the scale of errors ends; longer bars and lines are cut there and say their value.
 const WORST: f64 = 0.6;
 
 /// The largest groups get a bar of their own; what is left shares one.
@@ -234,7 +234,7 @@ fn decimal(decade: i32) -> String {
     }
 }
 
-/// Median of |relative error| as a bar, the 90th percentile as a line beyond it.
+/// Median of |relative error| as a bar, the 90th percentile as a line beyond it. What is longer than the scale is cut.
 fn bars(groups: &[Group]) -> Vec<Mark> {
     let step = (SIDE / groups.len().max(1) as f64).min(34.0);
     let x = |error: f64| NAMES + (error.min(WORST) / WORST) * (RIGHT - NAMES);
@@ -244,8 +244,8 @@ fn bars(groups: &[Group]) -> Vec<Mark> {
         marks.push(Mark::line(&[(at, TOP - 8.0), (at, TOP + step * groups.len() as f64)], GRID, 1.0));
         marks.push(Mark::text((at, TOP - 20.0), format!("{:.0}%", percent * 100.0), 14.0, FAINT, Align::Middle));
     }
-    let head = "median error (bar), 90th percentile (line)";
-    marks.push(Mark::text((RIGHT + 50.0, TOP - 48.0), head, 16.5, INK, Align::Right));
+    let head = "median error (bar), 90th percentile (line; in brackets where it is cut)";
+    marks.push(Mark::text((RIGHT + 100.0, TOP - 48.0), head, 15.0, INK, Align::Right));
     for (at, group) in groups.iter().enumerate() {
         let y = TOP + step * (at as f64 + 0.5);
         let error = |q| quantile(group.rows.iter().map(|r| r.error()).collect(), q);
@@ -259,10 +259,23 @@ fn bars(groups: &[Group]) -> Vec<Mark> {
         let mark =
             Mark::Marker { shape: group.shape, at: (NAMES - 14.0, y), radius: 4.0, color: group.color, filled: true };
         marks.push(mark);
-        let says = format!("{:.0}%", median * 100.0);
-        marks.push(Mark::text((x(p90).max(x(median)) + 6.0, y), says, size, FAINT, Align::Left));
+        let mut says = format!("{:.0}%", median * 100.0);
+        if p90 > WORST {
+            says.push_str(&format!(" ({:.0}%)", p90 * 100.0));
+            marks.extend(cut(y, half + 3.0));
+        }
+        let at = x(p90).max(x(median)) + 6.0;
+        let size = size.min(fitting_size(&says, f64::from(WIDTH) - 4.0 - at));
+        marks.push(Mark::text((at, y), says, size, FAINT, Align::Left));
     }
     marks
+}
+
+/// A gap between two strokes, near the end of what goes on.
+fn cut(y: f64, half: f64) -> [Mark; 3] {
+    let stroke = |x: f64, color, width| Mark::line(&[(x - 4.0, y + half), (x + 4.0, y - half)], color, width);
+    let x = RIGHT - 18.0;
+    [stroke(x, PAPER, 7.0), stroke(x - 4.0, INK, 1.2), stroke(x + 4.0, INK, 1.2)]
 }
 
 fn clipped(name: &str) -> String {
@@ -308,6 +321,25 @@ mod tests {
             std::fs::write(&csv, text).unwrap();
             assert_eq!(published_memory(&csv, dir.path()).unwrap().len(), files);
         }
+    }
+
+    #[test]
+    fn what_is_longer_than_the_scale_is_cut_and_says_how_long_it_is() {
+        let said = |predicted: [f64; 2]| {
+            let rows = predicted.map(|predicted| row("a", 1.0, Some(predicted)));
+            let marks = bars(&groups(&rows));
+            let cuts = marks.iter().filter(|m| matches!(m, Mark::Line { color, .. } if *color == PAPER)).count();
+            (
+                cuts,
+                marks
+                    .into_iter()
+                    .filter_map(|m| if let Mark::Text { text, .. } = m { Some(text) } else { None })
+                    .last(),
+            )
+        };
+        assert_eq!(said([1.1, 1.1]), (0, Some("10%".into())));
+        assert_eq!(said([1.0, 3.0]), (1, Some("100% (180%)".into())));
+        assert_eq!(said([9.42, 9.42]), (1, Some("842% (842%)".into())));
     }
 
     #[test]

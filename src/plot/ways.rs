@@ -167,9 +167,23 @@ pub fn meaning(reason: &str) -> &str {
     match reason {
         "memory" => "more than a GPU holds",
         "heads" => "do not divide over Ulysses",
-        "batch" => "too few sequences for dp",
+        "batch" => "too few or uneven sequences",
         "sequence" => "does not divide evenly",
         "degrees" => "do not make the GPUs",
+        "time" => "a step too long to tell",
+        "size" => "too long a plan to lay out",
         _ => "see rows.csv",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sequences may be too few for dp, and tokens of a step no whole number of sequences.
+    #[test]
+    fn a_batch_may_be_uneven_too() {
+        let why = "batch: 4194304 tokens a step are no whole number of sequences of 1000; e.g. 4195000 are";
+        assert!(meaning(&reason(why)).contains("uneven"), "{}", meaning(&reason(why)));
     }
 }
