@@ -169,7 +169,7 @@ fn a_search_is_of_ways_that_estimate_costs() {
     // What is said to help was not given, and helps.
     let near = "search --gpus 8 --model llama-3-70b --global-batch 8 --tp 1 --pp 1 --ulysses 8";
     let (code, text, why) = said(dir.path(), near);
-    assert!(code == 2 && why.contains("and fits with --options offload-optimizer ("), "{text}{why}");
+    assert!(code == 2 && why.contains("; it fits with --options offload-optimizer ("), "{text}{why}");
     succeeds(dir.path(), &format!("{near} --options offload-optimizer"));
     let (_, _, why) = said(dir.path(), &format!("{near} --options offload-optimizer --seq-len 1M"));
     assert!(why.contains("nothing fits") && !why.contains("--options offload-optimizer"), "{why}");

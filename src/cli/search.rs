@@ -259,16 +259,13 @@ fn nothing(found: &Found) -> String {
         return format!("all have more ops than are laid out, as in: {why}");
     }
     let Some(Nearest { row, with }) = &found.nearest else { return format!("nothing fits: {more}") };
-    let needs = |row: &Row| bytes(row.peak_mem_bytes.unwrap_or(0) as f64);
     let options = if row.options == "default" { String::new() } else { format!(", {}", row.options) };
-    let near = format!(
-        "what comes nearest, {}{options}, has a plan of {} for {} of memory",
-        degrees(row),
-        needs(row),
-        bytes(row.mem_room_bytes.unwrap_or(0) as f64)
-    );
+    let near = format!("what comes nearest, {}{options}: {}", degrees(row), row.why);
     match found.nearest.as_ref().and_then(Nearest::words).zip(with.as_ref()) {
-        Some((words, with)) => format!("nothing fits: {near}, and fits with --options {words} ({})", needs(with)),
+        Some((words, with)) => {
+            let plan = bytes(with.peak_mem_bytes.unwrap_or(0) as f64);
+            format!("nothing fits; {near}; it fits with --options {words} (a plan of {plan})")
+        }
         None => format!("nothing fits: {more}; {near}"),
     }
 }
