@@ -110,9 +110,10 @@ fn what_no_plan_has_is_said() {
         ("DeepSeek-V3.2", &["index_topk", "quantization_config"]),
         ("gpt-oss-120b", &["sinks of attention", "(mxfp4)"]),
         ("Gemma-2-27B", &["gated GELU", "attn_logit_softcapping and final_logit_softcapping"]),
+        ("Gemma-7B", &["gated GELU"]),
         ("Gemma-3-4B", &["gated GELU", "vision_config"]),
         ("Llama-4-Scout-17B-16E", &["attention_chunk_size 8192", "use_qk_norm", "vision_config"]),
-        ("Qwen3-Next-80B-A3B", &["linear_attention", "output gate"]),
+        ("Qwen3-Next-80B-A3B", &["linear_attention", "output gate of attention is left out: 101 million weights"]),
         ("OLMo-2-7B", &["olmo2: norms"]),
     ] {
         let notes = read(name).notes;

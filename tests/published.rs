@@ -170,6 +170,15 @@ fn ids_and_groups_decide_nothing() {
     }
 }
 
+/// Tables of kernels have no rows of runs; that is no empty score.
+#[test]
+fn files_without_anything_measured_are_refused() {
+    for file in ["attention.json", "gemm.json", "nccl.json", "network.json"] {
+        let why = load(home().join("traces/published").join(file)).unwrap_err().to_string();
+        assert!(why.contains(file) && why.contains("no row states anything measured"), "{why}");
+    }
+}
+
 #[test]
 fn what_is_not_known_is_said() {
     let (mut cases, _) = verdicts("training_single_node_a100.json");

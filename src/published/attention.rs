@@ -6,6 +6,7 @@ use super::known;
 use super::machine::{Chosen, Stated};
 use super::magi;
 use super::options::with_words;
+use super::precision::is_whole;
 use super::recipe::EAGER_BF16;
 use super::training::said;
 use super::verdict::Prediction;
@@ -56,6 +57,8 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
     };
     let mut machine = shipped.fleet.choose(&stated)?;
     found.cluster = machine.said.clone();
+    found.why.append(&mut machine.why);
+    found.why.extend(row.left_out.iter().cloned());
     if fewer.is_some() {
         machine.cluster = magi::spread(&machine.cluster, row.nodes.unwrap_or(1))?;
         found.why.push(format!("taken: a document is on {gpus} ranks, and what they hold of others does not matter"));
@@ -75,9 +78,8 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
         par.options.unfused = true;
         found.why.push("taken: scores in memory".into());
     }
-    if is_narrow(&row.dtype) {
-        found.why.push("dtype: attention in FP8 is not costed; bf16 taken".into());
-    }
+    let narrow = is_narrow(&row.dtype).then_some("FP8").or(is_whole(&row.dtype).map(|_| "32 bits"));
+    found.why.extend(narrow.map(|dtype| format!("dtype: attention in {dtype} is not costed; bf16 taken")));
     let stack = &in_python(row, &par, shipped, stack);
     let bench = Bench { machine, stack, pass, par };
     let specs = specs(row, gpus, &bench.par)?;
@@ -303,6 +305,7 @@ fn whole_model(row: &Attention, shipped: &Shipped) -> Prediction {
         dp: row.dp,
         precision: row.dtype.clone(),
         notes: row.notes.clone(),
+        left_out: row.left_out.clone(),
         tflops_per_gpu: rate("tflop"),
         mfu: rate("%mfu").or(rate("mfu")).or(rate("%ofpeak")).map(|v| if v > 1.5 { v / 100.0 } else { v }),
         tokens_per_s_per_gpu: row.value.and_then(|value| match unit.as_str() {

@@ -1,5 +1,6 @@
 //! What a source states about one measurement. `None`: it does not say.
 
+use super::measured::Measured;
 use super::memory::Counted;
 
 /// One published measurement.
@@ -26,6 +27,18 @@ pub enum Facts {
     Product(Box<super::products::Product>),
     /// Why a row could not be read.
     Unread(String),
+}
+
+impl Facts {
+    /// Whether they have a number to predict, or say why they cannot be read.
+    pub fn measure(&self) -> bool {
+        match self {
+            Facts::Training(run) => Measured::of(run, false).is_some() || run.mem_gib.is_some(),
+            Facts::Attention(row) => row.value.is_some(),
+            Facts::Collective(row) => row.time_us.is_some(),
+            Facts::Exchange(_) | Facts::Product(_) | Facts::Unread(_) => true,
+        }
+    }
 }
 
 /// A training run.
@@ -83,6 +96,8 @@ pub struct Training {
     pub mem_kind: Option<Counted>,
     /// Remarks, which may name what was switched on.
     pub notes: String,
+    /// What of the row could not be read, in words.
+    pub left_out: Vec<String>,
 }
 
 /// The experts of a mixture.
@@ -151,6 +166,8 @@ pub struct Attention {
     pub global_batch: Option<u64>,
     pub value: Option<f64>,
     pub unit: String,
+    /// What of the row could not be read, in words.
+    pub left_out: Vec<String>,
 }
 
 /// One duration of a collective.

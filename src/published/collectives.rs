@@ -37,7 +37,7 @@ pub fn nccl_tests(file: &str, tables: &[Value]) -> Result<Vec<Case>> {
             cases.push(Case::unread(place, why));
             continue;
         };
-        let mut f = Fields { file, id: format!("{}", at + 1), row, common: None };
+        let mut f = Fields::new(file, format!("{}", at + 1), row, None);
         f.id = f.text("id").ok().flatten().unwrap_or(place);
         match rows_of(&f, meant(tables, &f.id, row)) {
             Ok(rows) => cases.extend(rows),
@@ -68,7 +68,7 @@ fn rows_of(f: &Fields, earlier: Option<&Map<String, Value>>) -> Result<Vec<Case>
             let why = Error::spec(f.file, format!("case {id}"), "no object; write bytes and time_us");
             return Case::unread(id, why);
         };
-        let fields = Fields { file: f.file, id: id.clone(), row, common: None };
+        let fields = Fields::new(f.file, id.clone(), row, None);
         case(&base, &f.id, fields).unwrap_or_else(|why| Case::unread(id, why))
     };
     Ok(rows.iter().enumerate().map(one).collect())

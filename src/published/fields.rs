@@ -3,6 +3,9 @@
 use super::loose;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
 
 /// One JSON object of a file of cases; what it leaves out may stand once for all cases of the file.
 pub struct Fields<'a> {
@@ -11,6 +14,10 @@ pub struct Fields<'a> {
     pub id: String,
     pub row: &'a Map<String, Value>,
     pub common: Option<&'a Map<String, Value>>,
+    /// What could not be read, in words; of a row and of the objects in it together.
+    pub unclear: Rc<RefCell<Vec<String>>>,
+    /// Names of fields that somebody asked for.
+    pub asked: RefCell<BTreeSet<String>>,
 }
 
 /// More than any run had; a typo is caught before it becomes an allocation.
@@ -18,6 +25,7 @@ fn most(field: &str) -> u64 {
     match field {
         "layers" => 2048,
         "gpus" | "gpus_per_node" | "nodes" => 1 << 17,
+        "global_batch_tokens" => 1 << 40,
         "heads" | "kv_heads" | "heads_q" | "heads_kv" | "head_dim" => 1 << 16,
         "tp" | "pp" | "vp" | "cp" | "dp" | "ep" | "etp" | "ulysses" | "ring" => 1 << 17,
         "seq" => 1 << 27,
@@ -30,12 +38,54 @@ fn most(field: &str) -> u64 {
 }
 
 impl<'a> Fields<'a> {
+    pub fn new(
+        file: &'a str,
+        id: String,
+        row: &'a Map<String, Value>,
+        common: Option<&'a Map<String, Value>>,
+    ) -> Fields<'a> {
+        Fields { file, id, row, common, unclear: Rc::default(), asked: RefCell::default() }
+    }
+
     pub fn wrong(&self, field: &str, why: impl std::fmt::Display) -> Error {
         Error::spec(self.file, format!("case {}: {field}", self.id), why)
     }
 
+    /// Notes that a field could not be read and is as good as not stated: one number is no reason to leave a row out.
+    fn doubt(&self, field: &str, why: impl std::fmt::Display) {
+        self.note(format!("{field}: {why}; taken as not stated"));
+    }
+
+    /// Notes how a row was read.
+    pub fn note(&self, line: String) {
+        let mut unclear = self.unclear.borrow_mut();
+        if !unclear.contains(&line) {
+            unclear.push(line);
+        }
+    }
+
+    /// Fields that are as good as asked for.
+    pub fn know(&self, fields: &[&str]) {
+        self.asked.borrow_mut().extend(fields.iter().map(|field| field.to_string()));
+    }
+
+    /// What could not be read, and what nobody asked for that looks like a quantity.
+    pub fn left_out(&self) -> Vec<String> {
+        let asked = self.asked.borrow();
+        let rest = |(name, value): (&String, &Value)| {
+            (!asked.contains(name) && loose::is_quantity(value)).then(|| format!("{name}: {value}"))
+        };
+        let mut left: Vec<String> = self.row.iter().chain(self.common.into_iter().flatten()).filter_map(rest).collect();
+        left.dedup();
+        let mut said = self.unclear.borrow().clone();
+        said.extend((!left.is_empty()).then(|| format!("not read: {}", left.join(", "))));
+        said
+    }
+
     /// `null` is how a source says "not stated". Of several names of a field the first that is there counts.
     pub fn value(&self, field: &str) -> Option<&'a Value> {
+        let names = std::iter::once(field).chain(loose::names(field).iter().copied());
+        self.asked.borrow_mut().extend(names.map(String::from));
         let of = |all: &'a Map<String, Value>| {
             let mut named = std::iter::once(field).chain(loose::names(field).iter().copied());
             named.find_map(|name| loose::stated(all.get(name)?))
@@ -64,22 +114,24 @@ impl<'a> Fields<'a> {
         Ok(if none { Some("none".into()) } else { found })
     }
 
-    /// A number above zero.
+    /// A number above zero; what is none is noted, and as good as not stated.
     pub fn number(&self, field: &str) -> Result<Option<f64>> {
         let Some(value) = self.value(field) else { return Ok(None) };
-        match loose::number(value) {
-            Some(v) if v > 0.0 && v.is_finite() => Ok(Some(v)),
-            _ => {
-                Err(self.wrong(field, format!("{value} is not a number above zero; write null where it is not stated")))
-            }
+        let number = loose::number(field, value).filter(|v| *v > 0.0 && v.is_finite());
+        if number.is_none() {
+            self.doubt(field, format!("{value} is not a number above zero"));
         }
+        Ok(number)
     }
 
     /// A whole number above zero.
+    ///
+    /// Errors: more than any run had.
     pub fn count(&self, field: &str) -> Result<Option<u64>> {
         let Some(number) = self.number(field)? else { return Ok(None) };
         if number.fract() != 0.0 {
-            return Err(self.wrong(field, format!("{number} is not a whole number; correct it, or write null")));
+            self.doubt(field, format!("{number} is not a whole number"));
+            return Ok(None);
         }
         if number > most(field) as f64 {
             let why = format!("{number} is beyond any run (at most {}); check for extra digits", most(field));
@@ -90,7 +142,7 @@ impl<'a> Fields<'a> {
 
     /// A degree; none of a way is as good as one rank of it.
     pub fn degree(&self, field: &str) -> Result<Option<u32>> {
-        if self.value(field).and_then(loose::number) == Some(0.0) {
+        if self.value(field).and_then(|value| loose::number(field, value)) == Some(0.0) {
             return Ok(None);
         }
         Ok(self.count(field)?.map(|n| n as u32))
@@ -98,19 +150,23 @@ impl<'a> Fields<'a> {
 
     /// A share of a peak, also in percent.
     pub fn share(&self, field: &str) -> Result<Option<f64>> {
-        match self.number(field)? {
-            Some(share) if share > 100.0 => Err(self.wrong(field, format!("{share} is more than all of a peak"))),
-            Some(percent) if percent > 1.5 => Ok(Some(percent / 100.0)),
-            share => Ok(share),
-        }
+        Ok(match self.number(field)? {
+            Some(share) if share > 100.0 => {
+                self.doubt(field, format!("{share} is more than all of a peak"));
+                None
+            }
+            Some(percent) if percent > 1.5 => Some(percent / 100.0),
+            share => share,
+        })
     }
 
     pub fn flag(&self, field: &str) -> Result<Option<bool>> {
         let Some(value) = self.value(field) else { return Ok(None) };
         let flag = loose::flag(value);
-        flag.map(Some).ok_or_else(|| {
-            self.wrong(field, format!("{value} is neither true nor false; write null where it is not stated"))
-        })
+        if flag.is_none() {
+            self.doubt(field, format!("{value} is neither true nor false"));
+        }
+        Ok(flag)
     }
 
     /// A nested object, empty where there is none.
@@ -121,6 +177,7 @@ impl<'a> Fields<'a> {
                 self.wrong(field, format!("{value} is no object; write {{..}}, or null where it is not stated"))
             );
         };
-        Ok(Some(Fields { file: self.file, id: format!("{}: {field}", self.id), row, common: None }))
+        let inner = Fields::new(self.file, format!("{}: {field}", self.id), row, None);
+        Ok(Some(Fields { unclear: Rc::clone(&self.unclear), ..inner }))
     }
 }

@@ -143,7 +143,12 @@ const KNOWN: &[Known] = &[
     known(&["qwen205b"], [24, 896, 14, 2, 4864], true, [151936, 4096]),
     known(&["mistralnemo12b", "mistral12b", "mistralnemo"], [40, 5120, 32, 8, 14336], true, [131072, 8192]),
     known(&["mistralsmall24b", "mistral24b"], [40, 5120, 32, 8, 32768], true, [131072, 8192]),
-    known(&["mistrallarge123b", "mistral123b", "mistrallarge"], [88, 12288, 96, 8, 28672], true, [32768, 8192]),
+    known(
+        &["mistrallarge123b", "mistral123b", "mistrallarge", "mistrallarge2", "mistrallarge2123b"],
+        [88, 12288, 96, 8, 28672],
+        true,
+        [32768, 8192],
+    ),
     known(&["codestral22b"], [56, 6144, 48, 8, 16384], true, [32768, 8192]),
     known(&["phi414b", "phi4"], [40, 5120, 40, 10, 17920], true, [100352, 4096]),
     known(&["phi3medium14b", "phi314b", "phi3medium"], [40, 5120, 40, 10, 17920], true, [32064, 4096]),
@@ -159,6 +164,8 @@ const KNOWN: &[Known] = &[
     known(&["bloom3b"], [30, 2560, 32, 32, 10240], false, [250880, 2048]),
     known(&["commandr35b"], [40, 8192, 64, 64, 22528], true, [256000, 8192]),
     known(&["commandr104b", "commandr+", "commandrplus"], [64, 12288, 96, 8, 33792], true, [256000, 8192]),
+    known(&["commandr7b"], [32, 4096, 32, 8, 14336], true, [256000, 8192]),
+    known(&["gpt3"], [96, 12288, 96, 96, 49152], false, [50257, 2048]),
     known(&["falcon11b"], [60, 4096, 32, 8, 16384], false, [65024, 8192]),
 ];
 
@@ -262,6 +269,9 @@ mod tests {
             ("google/gemma-2-27b-it", 46),
             ("Llama-2-13b-chat-hf", 40),
             ("Command R+", 64),
+            ("Command R7B", 32),
+            ("Mistral Large 2", 88),
+            ("GPT-3", 96),
         ] {
             let run = Training { model: name.into(), ..Training::default() };
             assert_eq!(filled_in(&run).layers, Some(layers), "{name}");
@@ -292,7 +302,7 @@ mod tests {
             let weights = (known.layers * layer + tables * known.vocab * known.hidden) as f64 * unit;
             // The version's figure stands before the size's: any tail of the digits may be meant, or tenths.
             let tails = (0..digits.len()).map(|n| said % 10f64.powi(n as i32 + 1)).flat_map(|t| [t, t / 10.0]);
-            let rounds = ["llama321b", "gemma2b", "gemma7b", "minicpm2b"].contains(&known.names[0]);
+            let rounds = ["llama321b", "gemma2b", "gemma7b", "minicpm2b", "commandr7b"].contains(&known.names[0]);
             assert!(
                 tails.chain([said]).any(|size| (weights / size - 1.0).abs() < if rounds { 0.26 } else { 0.12 }),
                 "{:?}: {weights}",

@@ -7,28 +7,150 @@ use serde_json::Value;
 const NOTHING: &[&str] =
     &["", "-", "?", "n/a", "na", "none", "null", "nan", "unknown", "unstated", "notstated", "tbd", "auto"];
 
-/// Other names of a field.
+/// Other names of a field: of tables of libraries, of the flags of Megatron-LM, DeepSpeed and torchtitan, and of Hugging Face's
+/// configs.
 const NAMES: &[(&str, &[&str])] = &[
-    ("gpu", &["gpu_type", "gpu_name", "device", "accelerator", "hardware"]),
-    ("gpus", &["num_gpus", "n_gpus", "ngpus", "gpu_count", "world_size"]),
+    ("gpu", &["gpu_type", "gpu_name", "gpu_model", "device", "accelerator", "hardware"]),
+    (
+        "gpus",
+        &["num_gpus", "n_gpus", "ngpus", "gpu_count", "world_size", "total_gpus", "num_devices", "num_chips", "chips"],
+    ),
+    ("gpus_per_node", &["num_gpus_per_node", "n_gpus_per_node", "devices_per_node", "gpus_per_host", "nproc_per_node"]),
+    ("nodes", &["num_nodes", "n_nodes", "nnodes", "node_count", "hosts"]),
+    ("interconnect", &["network", "fabric", "link"]),
     ("system", &["framework", "software", "library"]),
-    ("seq", &["seq_len", "seqlen", "sequence_length", "context_length"]),
-    ("global_batch", &["global_batch_size", "gbs"]),
-    ("micro_batch", &["micro_batch_size", "microbatch", "mbs"]),
-    ("tp", &["tensor_parallel", "tensor_parallel_size"]),
-    ("pp", &["pipeline_parallel", "pipeline_parallel_size"]),
-    ("dp", &["data_parallel", "data_parallel_size"]),
-    ("cp", &["context_parallel", "context_parallel_size"]),
-    ("ep", &["expert_parallel", "expert_parallel_size"]),
-    ("precision", &["dtype"]),
-    ("recompute", &["activation_checkpointing", "recomputation"]),
-    ("iteration_s", &["step_time_s", "step_s", "iteration_time_s", "seconds_per_step"]),
-    ("iteration_ms", &["step_time_ms", "step_ms", "iteration_time_ms", "ms_per_step"]),
-    ("samples_per_s", &["samples_per_sec", "sequences_per_s"]),
-    ("tokens_per_s_per_gpu", &["tokens_per_sec_per_gpu", "tok_s_gpu", "tokens_per_gpu_per_s", "tgs"]),
+    ("model", &["model_name"]),
+    ("params_b", &["num_params_b", "parameters_b", "params_billion", "model_size_b"]),
+    ("layers", &["num_layers", "n_layers", "n_layer", "num_hidden_layers"]),
+    ("hidden", &["hidden_size", "d_model", "n_embd", "hidden_dim"]),
+    ("heads", &["num_heads", "n_heads", "n_head", "num_attention_heads"]),
+    ("kv_heads", &["num_kv_heads", "n_kv_heads", "num_key_value_heads", "num_query_groups"]),
+    ("head_dim", &["head_size", "kv_channels"]),
+    ("ffn", &["ffn_hidden_size", "intermediate_size", "ffn_size", "d_ff", "ffn_dim", "n_inner"]),
+    ("gated_ffn", &["swiglu", "gated_mlp"]),
+    ("vocab", &["vocab_size", "vocabulary", "padded_vocab_size"]),
+    ("n", &["num_experts", "n_experts", "num_local_experts", "n_routed_experts"]),
+    ("topk", &["top_k", "moe_router_topk", "num_experts_per_tok", "experts_per_token"]),
+    ("shared", &["n_shared_experts", "num_shared_experts"]),
+    ("moe_ffn", &["moe_ffn_hidden_size", "moe_intermediate_size", "expert_ffn"]),
+    ("dense_layers", &["first_k_dense_replace", "num_dense_layers"]),
+    (
+        "seq",
+        &[
+            "seq_len",
+            "seqlen",
+            "seq_length",
+            "sequence_length",
+            "max_seq_len",
+            "max_seq_length",
+            "context_length",
+            "context_len",
+        ],
+    ),
+    ("global_batch", &["global_batch_size", "gbs", "batch_size", "train_batch_size", "global_bs"]),
+    ("global_batch_tokens", &["tokens_per_batch", "batch_tokens", "tokens_per_step", "batch_size_tokens"]),
+    (
+        "grad_accum",
+        &["gradient_accumulation_steps", "gradient_accumulation", "grad_acc", "num_microbatches", "num_micro_batches"],
+    ),
+    (
+        "micro_batch",
+        &[
+            "micro_batch_size",
+            "microbatch",
+            "mbs",
+            "train_micro_batch_size_per_gpu",
+            "per_device_train_batch_size",
+            "local_batch_size",
+        ],
+    ),
+    (
+        "tp",
+        &["tensor_parallel", "tensor_parallel_size", "tensor_model_parallel_size", "tensor_parallel_degree", "tp_size"],
+    ),
+    (
+        "pp",
+        &[
+            "pipeline_parallel",
+            "pipeline_parallel_size",
+            "pipeline_model_parallel_size",
+            "pipeline_parallel_degree",
+            "pp_size",
+        ],
+    ),
+    (
+        "vp",
+        &[
+            "vpp",
+            "virtual_pipeline",
+            "virtual_pipeline_parallel",
+            "virtual_pipeline_model_parallel_size",
+            "virtual_stages",
+            "interleave",
+        ],
+    ),
+    ("dp", &["data_parallel", "data_parallel_size", "data_parallel_degree", "dp_size"]),
+    ("cp", &["context_parallel", "context_parallel_size", "context_parallel_degree", "cp_size"]),
+    ("ulysses", &["ulysses_degree", "ulysses_size", "sequence_parallel_size", "sp_size"]),
+    ("ring", &["ring_degree", "ring_size"]),
+    (
+        "ep",
+        &["expert_parallel", "expert_parallel_size", "expert_model_parallel_size", "expert_parallel_degree", "ep_size"],
+    ),
+    ("zero", &["zero_stage", "sharding"]),
+    ("seq_parallel", &["sequence_parallel"]),
+    ("precision", &["dtype", "data_type", "compute_dtype", "mixed_precision"]),
+    (
+        "recompute",
+        &[
+            "activation_checkpointing",
+            "recomputation",
+            "activation_recompute",
+            "activation_recomputation",
+            "gradient_checkpointing",
+            "recompute_granularity",
+        ],
+    ),
+    (
+        "iteration_s",
+        &[
+            "step_time_s",
+            "step_s",
+            "iteration_time_s",
+            "seconds_per_step",
+            "seconds_per_iteration",
+            "step_time",
+            "iteration_time",
+        ],
+    ),
+    (
+        "iteration_ms",
+        &[
+            "step_time_ms",
+            "step_ms",
+            "iteration_time_ms",
+            "ms_per_step",
+            "ms_per_iteration",
+            "elapsed_time_per_iteration_ms",
+        ],
+    ),
+    ("samples_per_s", &["samples_per_sec", "samples_per_second", "sequences_per_s", "sequences_per_second"]),
+    (
+        "tokens_per_s_per_gpu",
+        &[
+            "tokens_per_sec_per_gpu",
+            "tokens_per_second_per_gpu",
+            "tok_s_gpu",
+            "tokens_per_gpu_per_s",
+            "tokens_per_gpu_per_second",
+            "tgs",
+        ],
+    ),
     ("tokens_per_s", &["tokens_per_sec", "tokens_per_second"]),
     ("mfu", &["mfu_pct", "mfu_percent"]),
-    ("tflops_per_gpu", &["tflops", "model_tflops_per_gpu"]),
+    ("hfu", &["hfu_pct", "hfu_percent"]),
+    ("tflops_per_gpu", &["tflops", "model_tflops_per_gpu", "tflops_per_device", "achieved_tflops"]),
+    ("mem_gib", &["peak_memory_gib", "max_memory_gib", "peak_mem_gib", "memory_gib"]),
 ];
 
 /// Other names that a field goes by.
@@ -52,25 +174,18 @@ fn says_nothing(text: &str) -> bool {
     NOTHING.contains(&word.as_str())
 }
 
-/// What a number may count, behind it.
-const COUNTED: &[&str] = &["tokens", "gpus", "layers", "heads", "s", "sec", "seconds", "sequences", "samples"];
-
-/// A number, also one in quotes: with separators of thousands, a sign of about, a `K` of 1024 or an `M` of its square, a percent
-/// sign, or what it counts.
-pub fn number(value: &Value) -> Option<f64> {
-    let Value::String(text) = value else { return value.as_f64() };
-    let text = text.trim().trim_start_matches(['~', '\u{2248}']).trim().replace([',', '_'], "");
-    let digits = text.chars().take_while(|c| c.is_ascii_digit() || *c == '.').count();
-    let (head, unit) = text.split_at(digits);
-    let of: f64 = head.parse().ok()?;
-    match unit.trim() {
-        "" => Some(of),
-        "%" => Some(of / 100.0),
-        "k" | "K" => Some(of * 1024.0),
-        "m" | "M" => Some(of * 1024.0 * 1024.0),
-        word if COUNTED.contains(&word.to_lowercase().as_str()) => Some(of),
-        _ => None,
+/// The number of a field, also one in quotes: with separators of thousands, a sign of about, a `K` of 1024 or an `M` of its
+/// square, a percent sign, or the field's unit.
+pub fn number(field: &str, value: &Value) -> Option<f64> {
+    match value {
+        Value::String(text) => super::quantity::of_field(field, text),
+        other => other.as_f64(),
     }
+}
+
+/// Whether a value looks like a quantity that a plan would depend on: neither one nor none.
+pub fn is_quantity(value: &Value) -> bool {
+    stated(value).is_some_and(|value| number("", value).is_some_and(|n| n != 0.0 && n != 1.0))
 }
 
 /// Yes or no.
@@ -136,7 +251,7 @@ mod tests {
             (json!("8 or 16"), None),
             (json!({}), None),
         ] {
-            assert_eq!(number(&value), is, "{value}");
+            assert_eq!(number("", &value), is, "{value}");
         }
         assert_eq!((flag(&json!("yes")), flag(&json!(0)), flag(&json!("maybe"))), (Some(true), Some(false), None));
         assert_eq!((text(&json!(["a", 1])), text(&json!({}))), (Some("a 1".into()), None));

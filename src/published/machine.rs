@@ -1,11 +1,16 @@
 //! Which cluster: the shipped one whose GPU, node and network come closest to what the source states.
 
+mod names;
+mod transport;
+
 use super::network::{Network, links};
 use super::words::{number_before, squeezed, tokens};
 use crate::cluster::Cluster;
 use crate::error::Result;
 use crate::spec::{Architecture, ClusterSpec, GpuSpec, Transport, shipped};
-use crate::units::{BytesPerSec, Seconds};
+use crate::units::BytesPerSec;
+use names::{generation, has_peak, likeness, other_name, sized};
+use transport::{by_sockets, names_verbs, set_sockets, set_transport};
 
 /// What a source says about the machine.
 #[derive(Debug, Clone, Default)]
@@ -23,6 +28,8 @@ pub struct Stated<'a> {
 pub struct Chosen {
     pub cluster: Cluster,
     pub said: String,
+    /// What is to be known of it beside its name.
+    pub why: Vec<String>,
 }
 
 /// Shipped clusters and their GPUs: read once for all cases.
@@ -42,13 +49,21 @@ impl Fleet {
 
     /// The cluster for a case, or why there is none.
     pub fn choose(&self, stated: &Stated) -> std::result::Result<Chosen, String> {
-        let alike = self.with_gpu(stated.gpu)?;
+        let (words, taken) = names::with_form(stated.gpu, stated.interconnect);
+        let alike = self.with_gpu(&words)?;
         let network = Network::of(stated.interconnect, stated.gpus_per_node.unwrap_or(8));
-        let (spec, gpu) = alike
-            .into_iter()
-            .min_by(|a, b| distance(&a.0, stated, network).total_cmp(&distance(&b.0, stated, network)))
-            .expect("at least one cluster has the GPU");
-        let mut spec = spec.clone();
+        // A generation or a peak alone may be a card's or a board's.
+        let card = names::is_card(&tokens(&words));
+        let of_bus = |spec: &ClusterSpec| if card == squeezed(&spec.name).contains("pcie") { 0.0 } else { 5.0 };
+        let far = |spec: &ClusterSpec| distance(spec, stated, network) + of_bus(spec);
+        let (spec, gpu) =
+            alike.into_iter().min_by(|a, b| far(&a.0).total_cmp(&far(&b.0))).expect("at least one cluster has the GPU");
+        let (mut spec, mut gpu) = (spec.clone(), gpu.clone());
+        let mut why: Vec<String> = taken.into_iter().collect();
+        why.extend(names::other_form(&words, &gpu, &spec));
+        why.extend(names::set_memory(&mut gpu, &words));
+        why.extend(names::bridges(stated.interconnect, &spec));
+        let gpu = &gpu;
         let mut said = spec.name.clone();
         // Nodes may be said to have fewer GPUs than the shipped ones.
         let several = stated.gpus > stated.gpus_per_node.map_or(spec.gpus_per_node, |n| n.min(spec.gpus_per_node));
@@ -79,7 +94,7 @@ impl Fleet {
             said.push_str(&set_links(&mut spec, gpu, total));
         }
         let cluster = Cluster::new(&spec, gpu, stated.gpus).map_err(|e| e.to_string())?;
-        Ok(Chosen { cluster, said })
+        Ok(Chosen { cluster, said, why })
     }
 
     /// Boxes that ship as one alone are joined by what others of their kind have: a NIC of 100 Gb/s each.
@@ -118,6 +133,11 @@ impl Fleet {
 
     /// Clusters of the GPU that the words mean.
     fn with_gpu(&self, words: &str) -> std::result::Result<Vec<&(ClusterSpec, GpuSpec)>, String> {
+        let words = match names::whole_name(words) {
+            Some(None) => return Err(self.unknown(words)),
+            Some(Some(meant)) => meant,
+            None => words,
+        };
         let best = self.all.iter().filter_map(|(_, gpu)| likeness(words, gpu)).max();
         let named: Vec<_> = self.all.iter().filter(|(_, gpu)| best.is_some() && likeness(words, gpu) == best).collect();
         if !named.is_empty() {
@@ -141,147 +161,16 @@ impl Fleet {
             return Err("gpu: not stated; name one, as in \"H100\"".into());
         }
         if by_peak.is_empty() {
-            let known: std::collections::BTreeSet<_> = self.all.iter().map(|(_, gpu)| gpu.name.as_str()).collect();
-            let known: Vec<_> = known.into_iter().collect();
-            return Err(format!("gpu: no shipped cluster has {words:?}; known GPUs: {}", known.join(", ")));
+            return Err(self.unknown(words));
         }
         Ok(by_peak)
     }
-}
 
-/// The generation of which a source says that the GPU is one, and no more; of several the one named first.
-fn generation(words: &str) -> Option<Architecture> {
-    let named = |word: &String| match word.as_str() {
-        "volta" => Some(Architecture::Volta),
-        "turing" => Some(Architecture::Turing),
-        "ampere" => Some(Architecture::Ampere),
-        "ada" => Some(Architecture::Ada),
-        "hopper" => Some(Architecture::Hopper),
-        "blackwell" => Some(Architecture::Blackwell),
-        _ => None,
-    };
-    tokens(words).iter().find_map(named)
-}
-
-fn has_peak(gpu: &GpuSpec, tflops: f64) -> bool {
-    gpu.peak.get("bf16").is_some_and(|peak| (peak.value.value() / (tflops * 1e12) - 1.0).abs() < 0.01)
-}
-
-/// What GPUs are called for short.
-const SHORT: &[(&str, &str)] = &[
-    ("mi300", "mi300x"),
-    ("mi325", "mi325x"),
-    ("mi350", "mi350x"),
-    ("mi355", "mi355x"),
-    ("a6000", "rtxa6000"),
-    ("3090", "rtx3090"),
-    ("4090", "rtx4090"),
-    ("5090", "rtx5090"),
-    ("rtx4090d", "rtx4090"),
-    ("v5litepod", "v5e"),
-    ("trillium", "v6e"),
-    ("910b", "ascend910b"),
-    ("910b1", "ascend910b"),
-    ("910b2", "ascend910b"),
-    ("910b3", "ascend910b"),
-    ("ascend910b2", "ascend910b"),
-    ("ascend910b3", "ascend910b"),
-    ("hpu", "gaudi2"),
-];
-
-/// GPUs by names that are none of theirs: of a generation's kinds, and of the machines that clouds let
-/// (docs.aws.amazon.com, instance types; cloud.google.com, accelerator-optimized machines).
-const OTHER_NAMES: &[(&[&str], &str)] = &[
-    (&["grace", "blackwell", "ultra"], "GB300"),
-    (&["blackwell", "ultra"], "B300"),
-    (&["grace", "blackwell"], "GB200"),
-    (&["grace", "hopper"], "GH200"),
-    (&["trillium"], "TPU v6e"),
-    (&["v5p"], "TPU v5p"),
-    (&["v5litepod"], "TPU v5e"),
-    (&["v5", "lite"], "TPU v5e"),
-    (&["ndm", "a100", "v4"], "A100-SXM-80GB"),
-    (&["ndv4"], "A100-SXM-40GB"),
-    (&["ndv5"], "H100-SXM-80GB"),
-    (&["p4de"], "A100-SXM-80GB"),
-    (&["p4d"], "A100-SXM-40GB"),
-    (&["p5en"], "H200"),
-    (&["p5e"], "H200"),
-    (&["p5"], "H100-SXM-80GB"),
-    (&["p6"], "B200"),
-    (&["a4x"], "GB200"),
-    (&["a4"], "B200"),
-    (&["a3", "ultragpu"], "H200"),
-    (&["a3", "ultra"], "H200"),
-    (&["a3"], "H100-SXM-80GB"),
-    (&["a2", "ultragpu"], "A100-SXM-80GB"),
-    (&["a2"], "A100-SXM-40GB"),
-];
-
-fn other_name(words: &str) -> Option<&'static str> {
-    let said = tokens(words);
-    let all = |names: &[&str]| names.iter().all(|name| said.iter().any(|word| word == name));
-    OTHER_NAMES.iter().find(|(names, _)| all(names)).map(|(_, gpu)| *gpu)
-}
-
-/// How well words fit the name of a GPU: its family must be there (a100, never a100x); memory, form factor and
-/// the like count as they agree. Higher is better.
-fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
-    let (mut said, name) = (tokens(words), tokens(&gpu.name));
-    said.iter_mut().for_each(|word| *word = of_one(without_count(word)).into());
-    // "TPUv4" is one word where ours are two, "RTX 4090" are two where ours is one, and "MI300" leaves the X out.
-    let joined = name.get(1).map(|second| format!("{}{second}", name[0]));
-    let apart = (2..4).any(|n| said.windows(n).any(|run| run.concat() == name[0]));
-    // Of chips that all have one name, that of the generation is the name.
-    let family = name[0] == "tpu";
-    let is = |word: &String| *word == name[0] && !family || Some(word) == joined.as_ref();
-    let short = said.iter().any(|word| SHORT.contains(&(word, &name[0])));
-    let both = family && said.contains(&name[0]) && name.get(1).is_some_and(|second| said.contains(second));
-    if !(said.iter().any(is) || apart || short || both) {
-        return None;
+    fn unknown(&self, words: &str) -> String {
+        let known: std::collections::BTreeSet<_> = self.all.iter().map(|(_, gpu)| gpu.name.as_str()).collect();
+        let known: Vec<_> = known.into_iter().collect();
+        format!("gpu: no shipped cluster has {words:?}; known GPUs: {}", known.join(", "))
     }
-    let pcie = |tokens: &[String]| {
-        tokens.iter().any(|t| t == "pcie") || tokens.windows(2).any(|two| two[0] == "pci" && two[1] == "e")
-    };
-    let mut score = 0;
-    score += match (sized(&said), sized(&name)) {
-        // What is free of a memory is told as often as all of it.
-        (Some(a), Some(b)) if (a / b - 1.0).abs() < 0.05 => 1,
-        (Some(a), Some(b)) if (a / b - 1.0).abs() < 0.3 => -1,
-        (Some(_), Some(_)) => -2,
-        // "A100" alone is the larger one, which came to stay, and "H100" the one that everybody has.
-        (None, Some(b)) if b == 40.0 || b == 16.0 || name[0] == "h100" => -1,
-        _ => 0,
-    };
-    // Of boards of one chip that are told apart so.
-    let third = |tokens: &[String]| tokens.iter().any(|t| t == "sxm3");
-    score -= i32::from(third(&said) != third(&name));
-    score += if pcie(&said) == pcie(&name) { 3 } else { 0 };
-    Some(score)
-}
-
-/// Gigabytes of a GPU's memory, where words say them, of eight where that many are more than any has.
-fn sized(tokens: &[String]) -> Option<f64> {
-    let number = |word: &String| word.parse::<f64>().ok();
-    let joined = |word: &String| word.strip_suffix("gb").or(word.strip_suffix('g'))?.parse::<f64>().ok();
-    let apart = || tokens.windows(2).filter(|two| two[1] == "gb" || two[1] == "g").find_map(|two| number(&two[0]));
-    let size = tokens.iter().find_map(joined).or_else(apart)?;
-    Some(if size >= 320.0 { size / 8.0 } else { size })
-}
-
-/// The "h100" of "h100s", of "h100x8" and of "dgxh100".
-fn of_one(word: &str) -> &str {
-    let word = word.strip_suffix('s').filter(|one| one.ends_with("00")).unwrap_or(word);
-    let named = ["dgx", "hgx"].iter().find_map(|box_| word.strip_prefix(box_)).filter(|rest| !rest.is_empty());
-    let word = named.unwrap_or(word);
-    let several = word.rsplit_once('x').filter(|(one, n)| one.ends_with("00") && n.parse::<u32>().is_ok());
-    several.map_or(word, |(one, _)| one)
-}
-
-/// The "b200" of "8xb200".
-fn without_count(word: &str) -> &str {
-    let behind = word.trim_start_matches(|c: char| c.is_ascii_digit());
-    if behind.len() == word.len() { word } else { behind.strip_prefix('x').filter(|w| !w.is_empty()).unwrap_or(word) }
 }
 
 /// How far a cluster is from what is stated, in powers of two of the node's network, or of its size.
@@ -290,7 +179,6 @@ fn distance(spec: &ClusterSpec, stated: &Stated, network: Option<Network>) -> f6
     // A domain of NVLink across trays is named by its size; a node of it is counted by its trays.
     let racks = text.contains("nvl72") == (spec.gpus_per_node > 8);
     let size = stated.gpus_per_node.map_or(0.0, |n| (f64::from(n) / f64::from(spec.gpus_per_node)).log2().abs());
-    let pcie = text.contains("pcie") == squeezed(&spec.name).contains("pcie");
     let rate = match (network, &spec.scale_out) {
         (Some(network), Some(out)) => {
             let per_gpu = network.per_node() / f64::from(stated.gpus_per_node.unwrap_or(8));
@@ -304,16 +192,28 @@ fn distance(spec: &ClusterSpec, stated: &Stated, network: Option<Network>) -> f6
     let holds = spec.nodes.saturating_mul(spec.gpus_per_node) >= stated.gpus;
     let room = f64::from(own) * 1e-3 + if holds { 0.0 } else { 1e-3 } + f64::from(spec.nodes) * 1e-8;
     let narrow = if text.contains("oversubscri") == spec.pods.is_empty() { 0.25 } else { 0.0 };
-    let named = -0.5 * named_alike(&text, &spec.name) as f64;
+    let named = -0.5 * named_alike(&format!("{} {}", stated.interconnect, stated.gpu), &spec.name) as f64;
     let of_rack = if racks { 0.0 } else { 10.0 };
-    let of_bus = if pcie { 0.0 } else { 5.0 };
-    of_rack + of_bus + if racks && spec.gpus_per_node > 8 { 0.0 } else { size } + rate + room + narrow + named
+    // Amazon's network is no InfiniBand, and none is Amazon's.
+    let amazons = spec.scale_out.as_ref().is_some_and(|out| out.transport == Transport::Efa);
+    let of_transport = if amazons && names_verbs(stated.interconnect) { 10.0 } else { 0.0 };
+    of_rack + of_transport + if racks && spec.gpus_per_node > 8 { 0.0 } else { size } + rate + room + narrow + named
 }
 
-/// How often the words name the cluster: by parts of its name that are no GPU and no number of bits.
-fn named_alike(text: &str, name: &str) -> usize {
-    let named = |part: &&String| part.len() > 3 && part.chars().all(char::is_alphabetic) && text.contains(*part);
-    tokens(name).iter().filter(named).count()
+/// What sources say of cards that do not write to each other, for which NCCL's name is shared memory.
+const BY_MEMORY: &[&str] = &["nop2p", "withoutp2p", "p2pdisable", "hostmemory", "cpu'smemory", "shm"];
+
+/// How often the words name the cluster: by parts of its name that are no GPU and no number of bits. Short ones (`efa`, `opa`,
+/// `dgx`) are words of their own.
+fn named_alike(words: &str, name: &str) -> usize {
+    let (mut text, mut said) = (squeezed(words), tokens(words));
+    text.push_str(if BY_MEMORY.iter().any(|word| text.contains(word)) { " sharedmemory" } else { "" });
+    said.extend(text.contains("omnipath").then(|| "opa".into()));
+    let named = |part: &&String| match part.len() {
+        3 => said.iter().any(|word| word.starts_with(*part)),
+        len => len > 3 && text.contains(*part),
+    };
+    tokens(name).iter().filter(|part| part.chars().all(char::is_alphabetic)).filter(named).count()
 }
 
 /// GPUs of a node, where a source says that they are fewer than the shipped ones' and the job has several such nodes. Trays of a
@@ -360,76 +260,6 @@ fn set_network(spec: &mut ClusterSpec, network: Network, stated_node: Option<u32
     format!(" with {} x {:.0} Gb/s a node", out.nics_per_node, network.raw * 8e-9)
 }
 
-/// What a step between nodes takes over Google's transports, GPUDirect-TCPX and TCPXO, which go by way of the host in place
-/// of verbs: between what an all-gather of 8 MiB and an all-reduce of 8 bytes over two A3 Mega say (20 and 47 us,
-/// traces/published/collectives.json and blind_network.json).
-const BY_HOST: f64 = 40e-6;
-
-/// What TCPX, which is TCP, reaches of the wire: 50 of 100 GB/s over two A3 High (traces/published/collectives.json).
-const OF_WIRE_TCPX: f64 = 0.5;
-
-/// What one thread of the CPU moves through TCP sockets: of x86, NCCL's 4 to 6 GB/s over one port of 100 Gb/s, and of Grace,
-/// all-reduces of 8 MiB and more over four of 200 Gb/s, each with a CPU of its own (github issue NVIDIA/nccl#450;
-/// github:eth-cscs/cscs-docs@80abed1 docs/software/communication/nccl.md).
-const TCP_THREAD: f64 = 5e9;
-const TCP_THREAD_GRACE: f64 = 0.9e9;
-
-/// Threads that NCCL gives a connection on Google's virtual NIC; it has one on others that are not Amazon's
-/// (github:NVIDIA/nccl@5067397c src/transport/net_socket.cc).
-const TCP_THREADS_GVNIC: f64 = 4.0;
-
-/// What TCP leaves of an Ethernet port to its payload, with frames of 1,500 bytes.
-const OF_WIRE_TCP: f64 = 0.949;
-
-/// A step between nodes through the kernel's sockets, twice: all-reduces of up to 256 bytes between two nodes of GH200 take 51
-/// us (the same table, 18 over their own transport).
-const TCP_LATENCY: f64 = 16e-6;
-
-/// Whether words say that messages go through sockets; those of a mainboard hold CPUs.
-fn by_sockets(words: &str) -> bool {
-    let said = tokens(words);
-    let says = |word: &str| said.iter().any(|said| said == word);
-    says("tcp") || says("sockets") && !says("pcie")
-}
-
-/// Sockets of TCP, where a source says that the library has no RDMA: through the host's memory, by threads of its CPU. A node
-/// has one port for them unless the words give it more, nodes of Grace one for each superchip.
-fn set_sockets(spec: &mut ClusterSpec, stated: &Stated, network: Option<Network>) -> &'static str {
-    let said = tokens(stated.interconnect);
-    let says = |word: &str| said.iter().any(|said| said == word);
-    let grace = ["gh", "gb2", "gb3"].iter().any(|chip| spec.gpu.starts_with(chip));
-    let (node, part) = (spec.gpus_per_node, stated.gpus_per_node.unwrap_or(spec.gpus_per_node));
-    let Some(out) = spec.scale_out.as_mut().filter(|_| by_sockets(stated.interconnect)) else { return "" };
-    if network.is_none() && !grace {
-        (out.nics_per_node, out.raw.value) = (1, BytesPerSec::new(12.5e9));
-    }
-    let threads = if ["gvnic", "gcp", "google"].iter().any(|cloud| says(cloud)) { TCP_THREADS_GVNIC } else { 1.0 };
-    let thread = if grace { TCP_THREAD_GRACE } else { TCP_THREAD };
-    // Threads belong to the node's one connection, however many NICs its rate is counted in.
-    let ports = if grace { 1.0 } else { f64::from((out.nics_per_node * part.min(node)).div_ceil(node)) };
-    let rate = (out.raw.value * OF_WIRE_TCP).min(BytesPerSec::new(threads * thread / ports));
-    (out.achieved.value, out.p2p.value, out.several) = (rate, rate, None);
-    out.latency.value = Seconds::new(TCP_LATENCY);
-    ", TCP sockets"
-}
-
-/// Gives the network the transport that the words name.
-fn set_transport(spec: &mut ClusterSpec, words: &str) {
-    let text = squeezed(words).replace("notcpx", "").replace("withouttcpx", "");
-    // Where a table names several networks, columns of what needs InfiniBand are of that.
-    let efa = tokens(words).iter().any(|word| word == "efa");
-    let other = ["cx7", "connectx", "infiniband"].iter().any(|word| text.contains(word));
-    if let (true, Some(out)) = (efa && !other, &mut spec.scale_out) {
-        out.transport = Transport::Efa;
-    }
-    let Some(out) = spec.scale_out.as_mut().filter(|_| text.contains("tcpx")) else { return };
-    let part = if text.contains("tcpxo") { 1.0 } else { OF_WIRE_TCPX };
-    out.latency.value = Seconds::new(BY_HOST);
-    let most = out.raw.value * part;
-    out.achieved.value = out.achieved.value.min(most);
-    out.p2p.value = out.p2p.value.min(most);
-}
-
 /// Both directions of an NVLink of the third and fourth generation, and of the fifth (makers' data sheets: 600 GB/s of
 /// twelve, 900 of eighteen, 1800 of eighteen).
 const LINK: f64 = 50e9;
@@ -453,6 +283,8 @@ fn set_links(spec: &mut ClusterSpec, gpu: &GpuSpec, total: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use transport::OF_WIRE_TCPX;
 
     fn choose(gpu: &str, gpus: u32, per_node: u32, interconnect: &str) -> std::result::Result<Chosen, String> {
         let stated = Stated { gpu, gpus, gpus_per_node: Some(per_node), whole_nodes: true, interconnect };
@@ -487,10 +319,51 @@ mod tests {
             ("p4d.24xlarge", "a100-sxm4-40gb"),
             ("a3-ultragpu-8g", "h200-sxm"),
             ("Trillium", "tpu-v6e"),
+            ("g5.48xlarge", "a10g"),
+            ("g6e.48xlarge", "l40s"),
+            ("DGX Spark", "gb10"),
+            ("DGX-1", "v100-sxm2-32gb"),
+            ("DGX-2", "v100-sxm3-32gb"),
+            ("Frontier", "mi250x-gcd"),
+            ("Alps", "gh200-96gb"),
+            ("Atlas 800T A2", "ascend910b"),
+            ("RTX 6000 Pro (Blackwell)", "rtxpro6000"),
+            ("RTX 6000 Ada Generation", "rtx6000-ada"),
         ] {
             let found = choose(words, 4, 4, "").unwrap().cluster.gpu.name;
             assert!(found.starts_with(&name[..4]), "{words}: {found}");
         }
+        // Parts of other names are none.
+        for words in ["A2", "Atlas 900 A3", "BI-V100", "Quadro RTX 6000"] {
+            assert!(choose(words, 8, 8, "").is_err(), "{words}");
+        }
+    }
+
+    /// Which form a card has decides before its memory does.
+    #[test]
+    fn cards_of_pcie_are_no_boxes_with_switches() {
+        for (gpu, interconnect, name, memory) in [
+            ("A100-PCIE-40GB", "", "a100-pcie", 40.0),
+            ("A100 80GB", "PCIe Gen4 x16", "a100-pcie", 80.0),
+            ("A100", "PCIe Gen4, no NVLink + 4x100Gb/s IB", "a100-pcie", 80.0),
+            ("A100", "PCIe, P2P disabled", "a100-sharedmemory-pcie", 80.0),
+            ("A100 PCIe", "PCIe + NVLink bridges (pairs)", "a100-pcie", 80.0),
+            ("A800 PCIe 80GB", "", "a100-pcie", 80.0),
+            ("H800 PCIe", "", "h100-pcie", 80.0),
+            ("H100 NVL 94GB", "", "h100-pcie", 94.0),
+            ("V100-PCIE-16GB", "", "v100-pcie", 16.0),
+            ("A100 80GB", "NVLink3 + 8x200Gb/s IB (PCIe Gen4)", "dgx-a100", 80.0),
+            ("H100", "8x400Gb/s ConnectX-7 (PCIe Gen5)", "dgx-h100", 80.0),
+            ("H100-SXM-80GB", "PCIe to the host", "dgx-h100", 80.0),
+        ] {
+            let found = choose(gpu, 8, 8, interconnect).unwrap();
+            assert_eq!(found.cluster.spec.name, name, "{gpu}, {interconnect}");
+            let has = found.cluster.gpu.memory.value.value() / f64::from(1 << 30);
+            assert!((has / memory - 1.0).abs() < 0.01, "{gpu}: {has}");
+            assert_eq!(found.why.iter().any(|why| why.contains("bridges")), interconnect.contains("bridges"), "{gpu}");
+        }
+        assert!(choose("H800 PCIe", 8, 8, "").unwrap().why.iter().any(|why| why.contains("H100")));
+        assert!(choose("B200", 8, 8, "PCIe Gen5").unwrap().why.iter().any(|why| why.contains("PCIe")));
     }
 
     #[test]
@@ -557,6 +430,17 @@ mod tests {
         let name = |words: &str| choose("L20", 8, 8, words).unwrap().cluster.spec.name;
         assert_eq!(name("PCIe"), "l20-pcie");
         assert_eq!(name("PCIe (two sockets, PCIe switch + QPI)"), "l20-sockets-pcie");
+        for (gpu, words, found) in [
+            ("H100-SXM-80GB", "NVLink + EFA", "h100-8x400-efa"),
+            ("H100-SXM-80GB", "NVLink + IB", "dgx-h100"),
+            ("A100-SXM4-40GB", "NVLink + 4x100Gb/s EFA", "a100-40gb-4x100-efa"),
+            ("A100-SXM4-40GB", "NVLink + 4x100Gb/s IB", "a100-40gb-8x200"),
+            ("A100-SXM4-80GB", "NVLink + 4x100Gb/s Omni-Path", "a100-4x100-opa"),
+        ] {
+            let chosen = choose(gpu, 64, 8, words).unwrap();
+            let efa = chosen.cluster.spec.scale_out.as_ref().unwrap().transport == Transport::Efa;
+            assert_eq!((chosen.cluster.spec.name.as_str(), efa), (found, words.contains("EFA")), "{gpu}, {words}");
+        }
     }
 
     #[test]

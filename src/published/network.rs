@@ -11,7 +11,7 @@ pub struct Network {
 }
 
 /// Ports by what a network or its card is called, Gb/s; of several the one named first here. A number right behind the name is
-/// the rate itself: HDR100, NDR200.
+/// the rate itself: HDR100, NDR200, HDR-100.
 const NAMED: &[(&str, f64)] = &[
     ("edr", 100.0),
     ("hdr", 200.0),
@@ -115,11 +115,17 @@ fn is_scale_up(before: &str) -> bool {
         || clause.contains("p2p")
 }
 
-/// Rates in GB/s, with a capital B, that are those of ports, or of a node's ports together, in bytes.
-const IN_BYTES: &[(&str, &str)] =
-    &[("12.5", "100"), ("25", "200"), ("50", "400"), ("100", "800"), ("200", "1600"), ("400", "3200")];
+/// Rates in GB/s that are of makers' links, both directions together (NVLink of V100, A100, H100 and Blackwell), and of no port.
+const OF_LINKS: &[f64] = &[300.0, 600.0, 900.0, 1800.0];
 
-/// The words with rates of networks in bits where they are in bytes. What is said of links inside a node stays.
+/// GB/s of eight of the fastest ports, as many as a node has.
+const MOST_BYTES: f64 = 800.0;
+
+/// What has bytes a second inside a node, beside the links that bits are told of as well.
+const INSIDE: &[&str] = &["nvl", "pcie", "infinity fabric", "hbm", "memory", "qpi", "upi"];
+
+/// The words with rates of networks in bits where they are in bytes, with a capital B. What is said of links inside a node
+/// stays, also where the rate stands before their name or alone behind it.
 fn in_bits(words: &str) -> String {
     let mut said = String::with_capacity(words.len());
     let mut rest = words;
@@ -129,13 +135,26 @@ fn in_bits(words: &str) -> String {
         let digits = before.chars().rev().take_while(|c| c.is_ascii_digit() || *c == '.').count();
         let (front, number) = before.split_at(before.len() - digits);
         let whole = format!("{said}{front}").to_lowercase();
-        match IN_BYTES.iter().find(|(bytes, _)| *bytes == number).filter(|_| !is_scale_up(&whole)) {
-            Some((_, bits)) => said.push_str(&format!("{front}{bits} Gb/s")),
+        let inside = is_inside(whole.trim_end().trim_end_matches(',')) || is_inside(&first_word(&tail[4..]));
+        let rate = number.parse::<f64>().ok().filter(|rate| *rate > 0.0 && *rate <= MOST_BYTES);
+        match rate.filter(|rate| !inside && !OF_LINKS.contains(rate)) {
+            Some(rate) => said.push_str(&format!("{front}{} Gb/s", (rate * 8e3).round() / 1e3)),
             None => said.push_str(&format!("{head}GB/s")),
         }
         rest = &tail[4..];
     }
     said + rest
+}
+
+/// Whether a rate behind these words is one inside a node.
+fn is_inside(before: &str) -> bool {
+    let clause = before.rsplit([';', '+', ',']).next().unwrap_or(before);
+    is_scale_up(before) || INSIDE.iter().any(|name| clause.contains(name))
+}
+
+fn first_word(text: &str) -> String {
+    let word = text.trim_start().split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+    word.to_lowercase()
 }
 
 /// The words in lower case, every rate in Gb/s or Tb/s.
@@ -161,7 +180,9 @@ fn spelled(words: &str) -> String {
 fn named(text: &str) -> Option<(usize, f64)> {
     NAMED.iter().find_map(|(name, gbits)| {
         let at = text.find(name)?;
-        let digits: String = text[at + name.len()..].chars().take_while(char::is_ascii_digit).collect();
+        let behind = &text[at + name.len()..];
+        let digits: String =
+            behind.strip_prefix(['-', ' ']).unwrap_or(behind).chars().take_while(char::is_ascii_digit).collect();
         Some((at, digits.parse().ok().filter(|rate| *rate >= 100.0).unwrap_or(*gbits)))
     })
 }
@@ -243,6 +264,10 @@ mod tests {
             ("no network of one; 8x200Gb/s", 8, 200.0),
             ("NVSwitch 300GB/s; 8x100Gb/s InfiniBand per node", 8, 100.0),
             ("one 200 Gb/s NIC per node", 1, 200.0),
+            ("Ethernet (2.35 GB/s all-reduce)", 1, 18.8),
+            ("900 GB/s NVLink + 46 GB/s per GPU", 8, 368.0),
+            ("NVLink + 4x HDR-100", 4, 100.0),
+            ("PCIe Gen4 x16, 32 GB/s; 100 Gb/s Ethernet", 1, 100.0),
         ] {
             let found = Network::of(words, 8).unwrap_or_else(|| panic!("{words}"));
             assert_eq!((found.nics, found.raw * 8e-9), (nics, gbits), "{words}");
@@ -251,6 +276,8 @@ mod tests {
         assert_eq!(links("NVLink4 900GB/s + 8x400Gb/s IB NDR"), None);
         assert_eq!(Network::of("NVLink node", 8), None);
         assert_eq!(Network::of("A100 80G, A100 40G", 8), None);
-        assert_eq!(Network::of("NVSwitch node + IB fat tree", 8), None);
+        for words in ["NVSwitch node + IB fat tree", "NVLink, 400 GB/s", "64 GB/s PCIe", "3 GB/s PCIe 3 x4"] {
+            assert_eq!(Network::of(words, 8), None, "{words}");
+        }
     }
 }

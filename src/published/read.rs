@@ -7,16 +7,24 @@ use super::exchange;
 use super::fields::Fields;
 use super::loose;
 use super::memory::Counted;
-use super::words::{is_fp4, is_narrow, tokens};
+use super::words::{is_fp4, is_narrow, squeezed, tokens};
 use crate::error::{self, Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
 
 /// Reads a file of cases.
+///
+/// Errors: a file of which nothing can be told, or of whose rows none states anything measured.
 pub fn load(path: impl AsRef<Path>) -> Result<Vec<Case>> {
     let path = path.as_ref();
     let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-    parse(&path.display().to_string(), &text)
+    let file = path.display().to_string();
+    let cases = parse(&file, &text)?;
+    if cases.iter().any(|case| case.facts.measure()) {
+        return Ok(cases);
+    }
+    let why = "no row states anything measured that can be predicted; write a time, a rate, a utilization or a memory into one";
+    Err(Error::spec(file, "contents", why))
 }
 
 /// Reads the text of a file of cases; `file` is what errors call it.
@@ -82,7 +90,7 @@ fn each(
             let why = Error::spec(file, format!("case {}", at + 1), "no object; write the fields of a case");
             return Case::unread(place, why);
         };
-        let mut fields = Fields { file, id: format!("{}", at + 1), row, common };
+        let mut fields = Fields::new(file, format!("{}", at + 1), row, common);
         fields.id = fields.text("id").ok().flatten().unwrap_or(place);
         match read(&fields) {
             Ok((group, facts)) => Case { id: fields.id, group, facts },
@@ -115,7 +123,7 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
     let run = Training {
         system: text("system")?,
         gpu: text("gpu")?,
-        gpus: f.degree("gpus")?,
+        gpus: gpus(f)?,
         gpus_per_node: f.degree("gpus_per_node")?,
         interconnect: text("interconnect")?,
         model: text("model")?,
@@ -128,9 +136,9 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
         ffn: f.count("ffn")?,
         gated_ffn: f.flag("gated_ffn")?,
         vocab: f.count("vocab")?,
-        experts: f.inner("experts")?.map(|e| experts(&e)).transpose()?,
+        experts: mixture(f)?,
         seq: f.count("seq")?,
-        global_batch: f.count("global_batch")?,
+        global_batch: batch(f)?,
         micro_batch: f.count("micro_batch")?,
         tp: f.degree("tp")?,
         pp: f.degree("pp")?,
@@ -156,12 +164,65 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
         mem_stage: f.degree("mem_stage")?,
         mem_kind: counted(f)?,
         notes: text("notes")?,
+        left_out: Vec::new(),
     };
+    // Of what is no quantity of a run.
+    f.know(&["id", "group", "source", "read_kind"]);
+    let run = Training { left_out: f.left_out(), ..run };
     let group = match f.text("group")? {
         Some(group) => group,
         None => format!("{}, {}", run.system.split(',').next().unwrap_or_default(), run.gpu),
     };
     Ok((group, Facts::Training(Box::new(run))))
+}
+
+/// GPUs, also by the nodes and what each has: eight where nobody says, four of superchips.
+fn gpus(f: &Fields) -> Result<Option<u32>> {
+    let (gpus, nodes, each) = (f.degree("gpus")?, f.degree("nodes")?, f.degree("gpus_per_node")?);
+    let named = squeezed(&f.text("gpu")?.unwrap_or_default());
+    let usual = if ["gh200", "gb200", "gb300"].iter().any(|name| named.contains(name)) { 4 } else { 8 };
+    if let (None, Some(nodes), None) = (gpus, nodes, each) {
+        f.note(format!("gpus: not stated; {nodes} nodes of {usual} taken"));
+    }
+    Ok(gpus.or_else(|| nodes?.checked_mul(each.unwrap_or(usual))))
+}
+
+/// Sequences of a step, also by its tokens, or by the microbatches of a replica.
+fn batch(f: &Fields) -> Result<Option<u64>> {
+    let seq = f.count("seq")?;
+    let of_tokens = |tokens: u64| seq.map(|seq| (tokens / seq).max(1));
+    let in_tokens = f.value("global_batch").and_then(Value::as_str).is_some_and(|text| text.contains("token"));
+    if let (true, Some(tokens)) = (in_tokens, f.number("global_batch")?) {
+        return Ok(of_tokens(tokens as u64));
+    }
+    if let Some(batch) = f.count("global_batch")? {
+        return Ok(Some(batch));
+    }
+    if let Some(tokens) = f.count("global_batch_tokens")? {
+        return Ok(of_tokens(tokens));
+    }
+    let (steps, at_a_time) = (f.count("grad_accum")?, f.count("micro_batch")?);
+    let of = |names: &[&str]| -> Result<u64> {
+        names.iter().try_fold(1u64, |n, name| Ok(n.saturating_mul(f.degree(name)?.unwrap_or(1).into())))
+    };
+    let sequence = of(&["cp"])?.max(of(&["ulysses", "ring"])?);
+    let replica = of(&["tp", "pp"])?.saturating_mul(sequence);
+    let dp = f.degree("dp")?.map(u64::from).or(gpus(f)?.map(|gpus| (u64::from(gpus) / replica).max(1)));
+    Ok(steps.zip(dp).and_then(|(steps, dp)| steps.checked_mul(dp)?.checked_mul(at_a_time.unwrap_or(1))))
+}
+
+/// The experts of an object of their own, or of a row that has their fields among its own.
+fn mixture(f: &Fields) -> Result<Option<Experts>> {
+    match f.value("experts") {
+        None | Some(Value::Number(_)) => {}
+        _ => return f.inner("experts")?.map(|e| experts(&e)).transpose(),
+    }
+    let mut n = f.degree("experts")?;
+    for name in loose::names("n") {
+        n = n.or(f.degree(name)?);
+    }
+    let n = n.map(u64::from).filter(|n| *n > 1);
+    Ok(if n.is_some() { Some(Experts { n, ..experts(f)? }) } else { None })
 }
 
 /// What a figure of memory is of.
@@ -187,13 +248,13 @@ fn seconds(f: &Fields) -> Result<Option<f64>> {
         return Ok(Some(stated));
     }
     let milliseconds = f.number("iteration_ms")?.map(|ms| ms * 1e-3);
-    let samples = f.number("samples_per_s")?.zip(f.count("global_batch")?).map(|(rate, batch)| batch as f64 / rate);
+    let samples = f.number("samples_per_s")?.zip(batch(f)?).map(|(rate, batch)| batch as f64 / rate);
     Ok(milliseconds.or(samples))
 }
 
 /// Tokens that a GPU takes a second, also by those of all of them.
 fn rate(f: &Fields) -> Result<Option<f64>> {
-    let all = f.number("tokens_per_s")?.zip(f.degree("gpus")?).map(|(rate, gpus)| rate / f64::from(gpus));
+    let all = f.number("tokens_per_s")?.zip(gpus(f)?).map(|(rate, gpus)| rate / f64::from(gpus));
     Ok(f.number("tokens_per_s_per_gpu")?.or(all))
 }
 
@@ -229,7 +290,7 @@ fn count_or_words(f: &Fields, field: &str) -> Result<Option<u64>> {
 fn attention(f: &Fields) -> Result<(String, Facts)> {
     let empty = Map::new();
     let inner = |field: &str| -> Result<Fields> {
-        let none = Fields { file: f.file, id: format!("{}: {field}", f.id), row: &empty, common: None };
+        let none = Fields::new(f.file, format!("{}: {field}", f.id), &empty, None);
         Ok(f.inner(field)?.unwrap_or(none))
     };
     let (system, model, algorithm) = (inner("system")?, inner("model")?, inner("algorithm")?);
@@ -268,7 +329,9 @@ fn attention(f: &Fields) -> Result<(String, Facts)> {
         global_batch: model.count("global_batch")?,
         value: f.number("value")?,
         unit: text(f, "unit")?,
+        left_out: Vec::new(),
     };
+    let row = Attention { left_out: f.unclear.borrow().clone(), ..row };
     let group = format!("{}, {}", row.family, short_gpu(&row.gpu));
     Ok((group, Facts::Attention(Box::new(row))))
 }
@@ -315,16 +378,10 @@ mod tests {
     #[test]
     fn a_wrong_field_is_named_with_its_case_value_and_remedy() {
         for (text, parts) in [
-            (r#"[{"id": "a", "layers": "thirty"}]"#, ["c.json: case a: layers: \"thirty\"", "write null"]),
-            (r#"[{"id": "a", "layers": -1}]"#, ["case a: layers: -1", "above zero"]),
             (r#"[{"id": "a", "category": "failures", "data": {}}]"#, ["case a: category", "`goodput`"]),
             (r#"[{"id": "a", "layers": 9999}]"#, ["case a: layers: 9999", "extra digits"]),
-            (r#"[{"id": "a", "seq": 1.5}]"#, ["case a: seq: 1.5", "whole"]),
-            (r#"[{"id": "a", "gated_ffn": "maybe"}]"#, ["case a: gated_ffn: \"maybe\"", "neither"]),
             (r#"[{"id": "a", "gpu": {}}]"#, ["case a: gpu: {}", "quotes"]),
-            (r#"[{"id": "a", "gpus": [8, 16]}]"#, ["case a: gpus: [8,16]", "write null"]),
-            (r#"[{"id": "a", "experts": 8}]"#, ["case a: experts: 8", "object"]),
-            (r#"[{"id": "a", "mfu": 480}]"#, ["case a: mfu: 480", "peak"]),
+            (r#"[{"id": "a", "experts": "eight"}]"#, ["case a: experts: \"eight\"", "object"]),
             (r#"[{"id": "a", "mem_kind": "peak"}]"#, ["case a: mem_kind: \"peak\"", "reserved and device"]),
             (r#"{"cases": [{"id": "b", "system": 3}]}"#, ["case b: system", "object"]),
             (r#"{"rows": [7]}"#, ["case 1", "no object"]),
@@ -340,8 +397,7 @@ mod tests {
 
     #[test]
     fn one_wrong_row_leaves_the_others_and_names_are_made_unique() {
-        let text =
-            r#"[{"id": "a", "tp": "2", "mfu": 45, "cp": 0}, {"id": "a", "tp": [1, 2]}, null, {"num_gpus": NaN}]"#;
+        let text = r#"[{"id": "a", "tp": "2", "mfu": 45, "cp": 0}, {"id": "a", "gpu": {}}, null, {"num_gpus": NaN}]"#;
         let cases = parse("c.json", text).unwrap();
         let ids: Vec<_> = cases.iter().map(|c| c.id.as_str()).collect();
         assert_eq!(ids, ["a", "a (2)", "row-3", "row-4"]);
@@ -349,6 +405,53 @@ mod tests {
         assert_eq!((run.tp, run.mfu, run.cp), (Some(2), Some(0.45), None));
         let unread: Vec<_> = cases.iter().map(|c| matches!(c.facts, Facts::Unread(_))).collect();
         assert_eq!(unread, [false, true, true, false]);
+    }
+
+    fn run(text: &str) -> Training {
+        match &parse("c.json", text).unwrap()[0].facts {
+            Facts::Training(run) => (**run).clone(),
+            facts => panic!("{text}: {facts:?}"),
+        }
+    }
+
+    #[test]
+    fn a_number_that_cannot_be_read_is_not_stated() {
+        for (field, why) in [
+            (r#""layers": "thirty""#, "layers: \"thirty\" is not a number"),
+            (r#""layers": -1"#, "layers: -1"),
+            (r#""seq": 1.5"#, "seq: 1.5 is not a whole number"),
+            (r#""gated_ffn": "maybe""#, "gated_ffn: \"maybe\""),
+            (r#""gpus": [8, 16]"#, "gpus: [8,16]"),
+            (r#""tp": "2 or 4""#, "tp: \"2 or 4\""),
+            (r#""mfu": 480"#, "mfu: 480 is more than all"),
+            (r#""speed": "45", "year": null, "etp": 1"#, "not read: speed: \"45\""),
+        ] {
+            let left_out = run(&format!("[{{{field}, \"pp\": 2}}]")).left_out;
+            assert!(left_out.len() == 1 && left_out[0].starts_with(why), "{field}: {left_out:?}");
+        }
+        assert!(run(r#"[{"id": 7, "gpu": "H100", "tp": "TP2", "mfu": "38-43%", "notes": "x"}]"#).left_out.is_empty());
+    }
+
+    #[test]
+    fn fields_by_their_other_names() {
+        let names = run(
+            r#"[{"num_nodes": 8, "gpus_per_node": 8, "num_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 256, "vocab_size": 100, "seq_length": 2048, "tp": 2, "vpp": 3,
+            "gradient_accumulation_steps": 4, "micro_batch_size": 2, "zero_stage": 3, "sequence_parallel": true,
+            "num_experts": 8, "moe_router_topk": 2, "step_time": "900 ms"}]"#,
+        );
+        let sizes = [names.layers, names.hidden, names.heads, names.kv_heads, names.ffn, names.vocab, names.seq];
+        assert_eq!(sizes.map(Option::unwrap), [4, 64, 4, 2, 256, 100, 2048]);
+        // 32 replicas of two sequences, four times.
+        assert_eq!((names.gpus, names.global_batch, names.vp), (Some(64), Some(256), Some(3)));
+        assert_eq!((names.zero.as_str(), names.seq_parallel, names.iteration_s), ("3", Some(true), Some(0.9)));
+        let experts = names.experts.unwrap();
+        assert_eq!((experts.n, experts.top_k), (Some(8), Some(2)));
+        assert!(names.left_out.is_empty(), "{:?}", names.left_out);
+        for batch in [r#""global_batch": "4M tokens""#, r#""tokens_per_batch": 4194304"#, r#""batch_size": 1024"#] {
+            assert_eq!(run(&format!("[{{{batch}, \"seq\": 4096}}]")).global_batch, Some(1024), "{batch}");
+        }
+        assert_eq!(run(r#"[{"nodes": 2, "gpu": "GH200"}]"#).gpus, Some(8));
     }
 
     #[test]

@@ -54,8 +54,9 @@ pub fn model(run: &Training, habits: Habits) -> Result<Said, String> {
 }
 
 /// Models whose attention norms queries and keys, by the start of their names: huggingface/transformers, `q_norm` in
-/// models/{qwen3,qwen3_moe,olmo2,olmo3,olmoe,gemma3,apertus,dots1,hunyuan_v1_dense,hunyuan_v1_moe}.
-const NORM_HEADS: &[&str] = &["qwen3", "olmo2", "olmo3", "olmoe", "gemma3", "apertus", "dots1", "hunyuan"];
+/// models/{qwen3,qwen3_moe,olmo2,olmo3,olmoe,gemma3,apertus,dots1,minimax_m2,hunyuan_v1_dense,hunyuan_v1_moe}.
+const NORM_HEADS: &[&str] =
+    &["qwen3", "olmo2", "olmo3", "olmoe", "gemma3", "apertus", "dots1", "dots.llm1", "hunyuan", "minimaxm2"];
 
 /// A model that is only "like" another has its sizes, and the blocks of whoever wrote it.
 fn norms_heads(name: &str) -> bool {
@@ -242,16 +243,15 @@ fn as_large(run: &Training, habits: Habits, billions: f64) -> Option<LlmSpec> {
     dense.then(|| stated(&sized, habits, layers, hidden, heads).ok()).flatten()
 }
 
-/// Whether a name is that of a mixture, or a word of it is one of mixtures: "8x7b", "a3b", "64e".
+/// Whether a name is that of a mixture, or a word of it is one of mixtures: "8x7b", "a3b", "a800m", "64e".
 fn names_experts(model: &str) -> bool {
-    let counted = |word: &str| word.strip_suffix('e').is_some_and(|n| n.parse::<u32>().is_ok());
-    let mixture = |word: &String| {
-        word == "moe"
-            || word == "active"
-            || word.contains('x')
-            || word.strip_prefix('a').is_some_and(is_size)
-            || counted(word)
-    };
+    let number = |word: &str| word.parse::<u32>().is_ok();
+    let counted = |word: &str| word.strip_suffix('e').is_some_and(number);
+    // "8x7b", not "exaone".
+    let times = |word: &str| word.split_once('x').is_some_and(|(n, of)| number(n) && number(of.trim_end_matches('b')));
+    let millions = |word: &str| word.strip_suffix('m').is_some_and(number);
+    let active = |word: &str| word.strip_prefix('a').is_some_and(|size| is_size(size) || millions(size));
+    let mixture = |word: &String| word == "moe" || word == "active" || times(word) || active(word) || counted(word);
     tokens(model).iter().any(mixture) || MIXED.iter().any(|name| squeezed(model).contains(name))
 }
 
@@ -359,6 +359,9 @@ mod tests {
         assert_eq!(layers("Megatron 1T", None), Some((128, false)));
         assert_eq!(layers("dense 175B", None), Some((88, false)));
         assert_eq!(layers("OPT-350M", None).map(|found| found.1), Some(false));
+        for dense in ["EXAONE 3.5 32B", "XGen-7B", "Phoenix 7B"] {
+            assert_eq!(layers(dense, None).map(|found| found.1), Some(false), "{dense}");
+        }
         assert_eq!(layers("DeepSeek-V3 671B", None), Some((61, true)));
         for (mixture, deep) in [
             ("gpt-oss-20b", 24),
@@ -383,6 +386,7 @@ mod tests {
             "a model",
             "Arctic 480B",
             "Mixtral 8x9B",
+            "Someone's 3B-A800M",
         ] {
             assert_eq!(layers(mixture, None), None, "{mixture}");
         }

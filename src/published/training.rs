@@ -7,6 +7,7 @@ use super::machine::{Chosen, Stated};
 use super::measured::{Measured, Quantity, Step};
 use super::memory::Counted;
 use super::pair::pair;
+use super::precision::{narrowest, whole};
 use super::recipe;
 use super::reports;
 use super::software::{self, Habits, is_eager};
@@ -15,7 +16,6 @@ use super::standin::stand_in;
 use super::tuning::Tuning;
 use super::verdict::Prediction;
 use super::wider::wider;
-use super::words::{is_fp4, is_narrow};
 use super::{Shipped, mixture, sharding, sizes};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
@@ -25,7 +25,7 @@ use crate::plan::link::AtomTable;
 use crate::plan::memory::{Layout, with_kept};
 use crate::plan::unfused::AT_A_TIME;
 use crate::report::made_of;
-use crate::spec::{Dtype, GpuSpec, LlmSpec, Recompute, StackSpec, Workload};
+use crate::spec::{Dtype, LlmSpec, Recompute, StackSpec, Workload};
 use crate::strategy::expert::Routing;
 use crate::strategy::lengths::{bisect, grain};
 use crate::strategy::{Engines, build_routed, guard};
@@ -64,6 +64,8 @@ struct Setup {
     /// Weights stay as they are.
     tuning: Option<Tuning>,
     routing: Routing,
+    /// Of weights and products.
+    dtype: Dtype,
 }
 
 /// What the run would report, or why that cannot be said. What was chosen is said in both cases.
@@ -72,6 +74,7 @@ pub fn predict(run: &Training, shipped: &Shipped) -> Prediction {
     if let Err(why) = try_predict(run, shipped, &mut found) {
         found.why.push(why);
     }
+    found.why.extend(run.left_out.iter().cloned());
     found
 }
 
@@ -113,7 +116,7 @@ fn try_predict(run: &Training, shipped: &Shipped, found: &mut Prediction) -> Res
         seconds,
         tokens: (fitted.global_batch * fitted.seq) as f64,
         gpus: f64::from(setup.machine.cluster.gpus()),
-        peak: peak.get("bf16").map_or(f64::NAN, |p| p.value.value()),
+        peak: peak.get(setup.dtype.name()).map_or(f64::NAN, |p| p.value.value()),
         flops_per_token: &|convention: Convention| convention.flops_per_token(model, fitted.seq),
     };
     found.predicted = Some(measured.quantity.of(&step)).filter(|v| v.is_finite());
@@ -261,11 +264,13 @@ impl Setup {
         let stated = Stated { gpu, gpus: gpus(run)?, gpus_per_node, whole_nodes: true, interconnect };
         let mut machine = shipped.fleet.choose(&stated)?;
         found.cluster = machine.said.clone();
+        found.why.append(&mut machine.why);
         let habits = Habits::of_run(run);
         if let Some(out) = machine.cluster.spec.scale_out.as_mut().filter(|_| habits.tuned_sends) {
             out.p2p.value = out.p2p.value.max(out.raw.value * TUNED_SENDS);
         }
         narrowest(run, &mut machine.cluster.gpu, found);
+        let dtype = whole(run, &mut machine.cluster.gpu, found);
         software::older_kernels(run, &mut machine.cluster.gpu);
         let own = if mixture::is_deepseeks(run) { shipped.stacks.own("hai-llm", &machine.cluster.gpu) } else { None };
         let stack = own.map_or_else(|| shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu), Ok)?;
@@ -286,7 +291,7 @@ impl Setup {
         let split = split(run, &model, habits, machine.cluster.spec.gpus_per_node)?;
         let tp = u64::from(split.par.tp);
         // To where products of the output matrix are as fast as others; ranks that share it have as many rows each.
-        if software::fills_vocabulary(&run.system) && !model.vocab.is_multiple_of(8 * tp) || model.vocab % tp > 0 {
+        if software::fills_vocabulary(&run.system) || model.vocab % tp > 0 {
             model.vocab = model.vocab.next_multiple_of(128 * tp);
         }
         let stack = recipe::stack(run, stack, split.par.options.tp_overlap);
@@ -301,7 +306,7 @@ impl Setup {
         let tuning = Tuning::of(run);
         found.why.extend(tuning.map(|tuning| tuning.said().to_string()));
         let routing = mixture::routing(run);
-        Ok(Setup { model, split, machine, stack, again: recomputed_part(run), tuning, routing })
+        Ok(Setup { model, split, machine, stack, again: recomputed_part(run), tuning, routing, dtype })
     }
 
     /// The plan, with the least recomputation that fits where none is stated: of no layer, else of attention alone,
@@ -371,7 +376,7 @@ impl Setup {
             seq_len: split.seq,
             global_batch: split.global_batch,
             micro_batch: split.micro_batch,
-            dtype: Dtype::Bf16,
+            dtype: self.dtype,
             documents: Default::default(),
         };
         guard::before(model, &work, &split.par).map_err(said)?;
@@ -495,27 +500,6 @@ impl Setup {
             split.micro_batch
         )
     }
-}
-
-/// Products that a source has in FP4 run at the rate of FP4, where the GPU has one; else, in its place, at that of FP8.
-fn narrowest(run: &Training, gpu: &mut GpuSpec, found: &mut Prediction) {
-    if is_narrow(&run.precision) && !gpu.peak.contains_key("fp8") {
-        let half = gpu.peak.get("bf16").cloned();
-        half.into_iter().for_each(|peak| drop(gpu.peak.insert("fp8".into(), peak)));
-        found.why.push(format!("products in {}: at the rate of bf16, as the GPU has no such peak", run.precision));
-        return;
-    }
-    if !is_fp4(&run.precision) {
-        return;
-    }
-    let taken = match gpu.peak.get("fp4").cloned() {
-        Some(peak) => {
-            gpu.peak.insert("fp8".into(), peak);
-            "products in FP4: those of FP8, at the rate of FP4"
-        }
-        None => "products in FP4: those of FP8, as the GPU has none",
-    };
-    found.why.push(taken.into());
 }
 
 /// What is computed again where all does not fit, the least first.

@@ -58,6 +58,7 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("cohere", kin::cohere),
     ("cohere2", kin::cohere2),
     ("starcoder2", kin::starcoder2),
+    ("gemma", gemma::gemma),
     ("gemma2", gemma::gemma2),
     ("gemma3_text", gemma::gemma3),
     ("llama4_text", llama4::read),

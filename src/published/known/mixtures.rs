@@ -28,7 +28,22 @@ const MIXTURES: &[Mixture] = &[
     mixture("qwen257ba14b", [28, 3584, 28, 4, 128, 151936], [64, 8, 2560, 8, 0, 18944], 4096),
     mixture("deepseekmoe16b", [28, 2048, 16, 16, 128, 102400], [64, 6, 1408, 2, 1, 10944], 4096),
     mixture("linglite", [28, 2048, 16, 4, 128, 126464], [64, 6, 1408, 2, 0, 5632], 4096),
+    mixture("qwen3coder480ba35b", [62, 6144, 96, 8, 128, 151936], [160, 8, 2560, 0, 0, 2560], 4096),
+    mixture("ernie45300ba47b", [54, 8192, 64, 8, 128, 103424], [64, 8, 3584, 0, 3, 28672], 4096),
+    mixture("minimaxm2", [62, 3072, 48, 8, 128, 200064], [256, 8, 1536, 0, 0, 1536], 4096),
+    mixture("dotsllm1", [62, 4096, 32, 32, 128, 152064], [128, 6, 1408, 2, 1, 10944], 8192),
+    mixture("granite303ba800m", [32, 1536, 24, 8, 64, 49155], [40, 8, 512, 0, 0, 512], 4096),
+    mixture("granite301ba400m", [24, 1024, 16, 8, 64, 49155], [32, 8, 512, 0, 0, 512], 4096),
+    mixture("moonlight16ba3b", [27, 2048, 16, 16, 128, 163840], [64, 6, 1408, 2, 1, 11264], 8192),
 ];
+
+/// Columns that the keys and values of a mixture with latent attention are compressed to; queries are projected at once, and
+/// heads are as wide as DeepSeek-V2's.
+const LATENT: &[(&str, u64)] = &[("moonlight16ba3b", 512)];
+
+fn kv_lora(known: &Mixture) -> Option<u64> {
+    LATENT.iter().find(|(name, _)| *name == known.name).map(|(_, columns)| *columns)
+}
 
 fn of(model: &str) -> Option<&'static Mixture> {
     let name = plain(model);
@@ -55,7 +70,7 @@ pub fn filled_in(run: &Training) -> Option<Training> {
         vocab: Some(vocab),
         ffn: Some(dense),
         gated_ffn: Some(true),
-        experts: Some(Experts { n, top_k, ffn, shared, dense_layers, ..Experts::default() }),
+        experts: Some(Experts { n, top_k, ffn, shared, dense_layers, kv_lora: kv_lora(known), ..Experts::default() }),
         ..run.clone()
     })
 }
@@ -67,11 +82,17 @@ mod tests {
     /// Billions of weights of the checkpoints, by the cards of the models.
     #[test]
     fn weights_are_those_of_the_names() {
-        let billions = [132.0, 314.0, 80.4, 21.8, 41.9, 6.9, 14.3, 57.4, 16.4, 16.8];
+        let billions =
+            [132.0, 314.0, 80.4, 21.8, 41.9, 6.9, 14.3, 57.4, 16.4, 16.8, 480.0, 300.0, 229.0, 142.0, 3.37, 1.38, 16.0];
+        assert_eq!(billions.len(), MIXTURES.len());
         for (known, said) in MIXTURES.iter().zip(billions) {
             let [layers, hidden, heads, kv_heads, width, vocab] = known.sizes;
             let [n, _, ffn, shared, dense_layers, dense] = known.experts;
-            let attention = 2 * hidden * (heads + kv_heads) * width;
+            let whole = 2 * hidden * (heads + kv_heads) * width;
+            // Queries with 64 turned elements a head, what is compressed with as many, keys and values of it, and the output.
+            let latent =
+                |kv: u64| hidden * (heads * (width + 64) + kv + 64) + 2 * kv * heads * width + heads * width * hidden;
+            let attention = kv_lora(known).map_or(whole, latent);
             let experts = (layers - dense_layers) * 3 * hidden * ffn * (n + shared);
             let weights = layers * attention + experts + dense_layers * 3 * hidden * dense + 2 * vocab * hidden;
             let weights = weights as f64 * 1e-9;

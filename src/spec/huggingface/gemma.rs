@@ -1,5 +1,5 @@
-//! Gemma 2 and 3 (arXiv:2408.00118, arXiv:2503.19786): Llama's layers with GELU for SiLU, norms on both sides of attention and
-//! network, and windows in most layers.
+//! Gemma (arXiv:2403.08295): Llama's layers with GELU for SiLU. Gemma 2 and 3 (arXiv:2408.00118, arXiv:2503.19786): norms on
+//! both sides of attention and network, too, and windows in most layers.
 
 use super::{Config, llama_sizes};
 use crate::error::Result;
@@ -7,6 +7,17 @@ use crate::spec::LlmSpec;
 
 const COSTED: &str = "gemma: gated GELU is costed as SwiGLU, which moves as many bytes; the norms behind attention and \
     network are left out (about 1 % of a layer)";
+
+/// Its first configs have `hidden_act` alone, also where the code has the GELU of `hidden_activation`.
+pub fn gemma(config: &Config) -> Result<LlmSpec> {
+    let field = if config.value("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
+    config.is_act(field, "gelu")?;
+    let like = llama_sizes(config)?;
+    let head_dim = config.optional_count("head_dim")?.unwrap_or(256);
+    let tie_embeddings = config.flag_or("tie_word_embeddings", true)?;
+    let notes = vec!["gemma: gated GELU is costed as SwiGLU, which moves as many bytes".into()];
+    Ok(LlmSpec { head_dim, tie_embeddings, notes, ..like })
+}
 
 pub fn gemma2(config: &Config) -> Result<LlmSpec> {
     config.is_act("hidden_activation", "gelu")?;

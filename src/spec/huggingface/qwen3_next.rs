@@ -32,13 +32,18 @@ pub fn read(config: &Config) -> Result<LlmSpec> {
     let behind = |layer: u64| if dense_at.contains(&layer) { Mixer::Mlp } else { Mixer::Experts };
     let mixers = (0..).zip(layers(config, like.layers)?);
     let pattern: Vec<Mixer> = mixers.flat_map(|(layer, mixer)| [mixer, behind(layer)]).collect();
+    let attending = pattern.iter().filter(|mixer| **mixer == Mixer::Attention).count() as u64;
+    let gate = attending * like.hidden * like.heads * like.head_dim;
     let notes = vec![
         "linear_attention: the gated delta rule is costed as a Mamba-2 mixer of as many heads and states; what it multiplies \
          within chunks beyond that is left out"
             .into(),
-        "qwen3_next: the output gate of attention, the norms of its heads and the gate of the shared expert are left out \
-         (0.2 % of the weights); a layer counts as two, a mixer and its experts"
-            .into(),
+        format!(
+            "qwen3_next: the output gate of attention is left out: {:.0} million weights, each in a product for every token; \
+             so are the norms of its heads and the gate of the shared expert, which are small; a layer counts as two, a mixer \
+             and its experts",
+            gate as f64 * 1e-6
+        ),
     ];
     Ok(LlmSpec {
         layers: pattern.len() as u64,
