@@ -64,9 +64,11 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Fields that are as good as asked for.
+    /// Marks fields as asked for: they are no quantities, or what they say is said by others, too.
     pub fn know(&self, fields: &[&str]) {
-        self.asked.borrow_mut().extend(fields.iter().map(|field| field.to_string()));
+        for field in fields {
+            self.value(field);
+        }
     }
 
     /// What could not be read, and what nobody asked for that looks like a quantity.

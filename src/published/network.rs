@@ -124,8 +124,8 @@ const MOST_BYTES: f64 = 800.0;
 /// What has bytes a second inside a node, beside the links that bits are told of as well.
 const INSIDE: &[&str] = &["nvl", "pcie", "infinity fabric", "hbm", "memory", "qpi", "upi"];
 
-/// The words with rates of networks in bits where they are in bytes, with a capital B. What is said of links inside a node
-/// stays, also where the rate stands before their name or alone behind it.
+/// The words with rates of networks in bits where they are in bytes, with a capital B, and without those of links inside a
+/// node, also where the rate stands before their name or alone behind it.
 fn in_bits(words: &str) -> String {
     let mut said = String::with_capacity(words.len());
     let mut rest = words;
@@ -135,11 +135,16 @@ fn in_bits(words: &str) -> String {
         let digits = before.chars().rev().take_while(|c| c.is_ascii_digit() || *c == '.').count();
         let (front, number) = before.split_at(before.len() - digits);
         let whole = format!("{said}{front}").to_lowercase();
-        let inside = is_inside(whole.trim_end().trim_end_matches(',')) || is_inside(&first_word(&tail[4..]));
-        let rate = number.parse::<f64>().ok().filter(|rate| *rate > 0.0 && *rate <= MOST_BYTES);
-        match rate.filter(|rate| !inside && !OF_LINKS.contains(rate)) {
-            Some(rate) => said.push_str(&format!("{front}{} Gb/s", (rate * 8e3).round() / 1e3)),
-            None => said.push_str(&format!("{head}GB/s")),
+        let behind = tail[4..].trim_start();
+        // A rate with nothing else between two commas is of what is before them.
+        let alone = behind.is_empty() || behind.starts_with([',', ';', '+']);
+        let clause = if alone { whole.trim_end().trim_end_matches(',') } else { &whole };
+        let inside = is_inside(clause) || is_inside(&first_word(behind));
+        match number.parse::<f64>() {
+            Ok(rate) if inside || OF_LINKS.contains(&rate) => said.push_str(&format!("{front}of links")),
+            Ok(rate) if rate <= MOST_BYTES => said.push_str(&format!("{front}{} Gb/s", (rate * 8e3).round() / 1e3)),
+            // Of so many, bits are meant.
+            _ => said.push_str(&format!("{head}Gb/s")),
         }
         rest = &tail[4..];
     }
@@ -266,6 +271,7 @@ mod tests {
             ("one 200 Gb/s NIC per node", 1, 200.0),
             ("Ethernet (2.35 GB/s all-reduce)", 1, 18.8),
             ("900 GB/s NVLink + 46 GB/s per GPU", 8, 368.0),
+            ("NVLink 900GB/s intra, 50GB/s inter", 8, 400.0),
             ("NVLink + 4x HDR-100", 4, 100.0),
             ("PCIe Gen4 x16, 32 GB/s; 100 Gb/s Ethernet", 1, 100.0),
         ] {

@@ -166,8 +166,8 @@ fn training(f: &Fields) -> Result<(String, Facts)> {
         notes: text("notes")?,
         left_out: Vec::new(),
     };
-    // Of what is no quantity of a run.
     f.know(&["id", "group", "source", "read_kind"]);
+    f.know(&["iteration_ms", "samples_per_s", "global_batch_tokens", "grad_accum"]);
     let run = Training { left_out: f.left_out(), ..run };
     let group = match f.text("group")? {
         Some(group) => group,
