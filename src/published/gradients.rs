@@ -2,7 +2,8 @@
 //! by what their sources and their systems' defaults say.
 
 use super::case::Training;
-use super::software::precedes_flash;
+use super::era::precedes_flash;
+use super::system::{FSDP_SDPA, NEMO, System};
 use super::words::{squeezed, tokens};
 
 /// Systems that do, unless told otherwise; NeMo as it is since it has FlashAttention (`grad_sync_dtype`), until then it added up
@@ -15,7 +16,7 @@ const HALVED: &[&str] = &[
     // `reduce_dtype` is bf16 (github:foundation-model-stack/fms-fsdp@8ec8256 fms_fsdp/policies/mixed_precision.py), as in the
     // post that tells of it.
     "fmsfsdp",
-    "fsdp,sdpa",
+    FSDP_SDPA,
     // The benchmark's `fsdp_config_mixed_precision` is PURE (github:mosaicml/llm-foundry@12a6319
     // scripts/train/benchmarking/submit_benchmarks.py).
     "llmfoundry",
@@ -51,7 +52,7 @@ pub fn are_halved(run: &Training, zero: u32) -> bool {
     if is_pure_bf16(run) || said(&["gradreduceinbf16", "reducedtype=bf16", "bf16gradreduce"]) {
         return true;
     }
-    let is_nemo = tokens(&run.system).iter().any(|word| word == "nemo");
+    let is_nemo = System::of(&run.system).has(NEMO);
     let pipelines = run.pp.is_some_and(|pp| pp > 1);
     // The library's own recipes add up in fp32 (`bf16_mixed`, nemo/collections/llm/recipes/precision/mixed_precision.py).
     let by_recipe = system.contains("megatronbridge") && tokens(&run.system).iter().any(|word| word == "recipe");

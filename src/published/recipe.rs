@@ -4,6 +4,9 @@
 //! Primus are github:AMD-AGI/Primus@05b350b examples/megatron/configs.
 
 use super::case::Training;
+use super::era::{MIDDLE, released};
+use super::release::Release;
+use super::system::{NEMO, System};
 use super::words::{is_narrow, squeezed};
 use crate::spec::stack::{CLAMPED_EXPERTS, CLAMPED_EXPERTS_AGAIN};
 use crate::spec::{Origin, Sourced, StackSpec};
@@ -15,8 +18,7 @@ use std::collections::BTreeMap;
 pub struct Recipe {
     model: &'static str,
     gpu: &'static str,
-    /// Release, as year and month.
-    since: f64,
+    since: Release,
     /// Who carries rows, and whether they travel beside another microbatch (`moe_a2a_overlap`).
     pub words: &'static [&'static str],
     pub issue: Issue,
@@ -43,7 +45,7 @@ const HYBRID_BESIDE: &[&str] = &["dispatch-hybrid-ep", BESIDE];
 const fn recipe(
     model: &'static str,
     gpu: &'static str,
-    since: f64,
+    since: Release,
     words: &'static [&'static str],
     issue: Issue,
 ) -> Recipe {
@@ -53,58 +55,57 @@ const fn recipe(
 /// The first line that fits.
 const BRIDGE: &[Recipe] = &[
     // In one domain of NVLink GPT-OSS has Megatron's own all-to-all, too, except in the newest recipes.
-    recipe("gptoss", "gb", 26.06, HYBRID_BESIDE, Whole),
-    recipe("gptoss", "b300", 26.06, &[], Whole),
-    recipe("gptoss", "gb300", 0.0, &[], Graphs),
-    recipe("gptoss", "b300", 0.0, &[], Graphs),
-    recipe("gptoss", "", 0.0, &[], Eager),
-    recipe("qwen3", "gb", 26.06, HYBRID_BESIDE, Whole),
-    recipe("qwen3", "b300", 26.06, HYBRID_BESIDE, Whole),
-    recipe("qwen3235b", "h100", 0.0, &[BESIDE], Eager),
-    recipe("qwen3235b", "b200", 0.0, &[], Eager),
-    recipe("qwen3235b", "b300", 0.0, &[], Eager),
-    recipe("qwen330b", "b200", 26.04, HYBRID, Graphs),
-    recipe("deepseekv3", "gb", 26.06, HYBRID_BESIDE, Whole),
-    recipe("deepseekv3", "b300", 26.06, HYBRID, Whole),
+    recipe("gptoss", "gb", (26, 6), HYBRID_BESIDE, Whole),
+    recipe("gptoss", "b300", (26, 6), &[], Whole),
+    recipe("gptoss", "gb300", EVER, &[], Graphs),
+    recipe("gptoss", "b300", EVER, &[], Graphs),
+    recipe("gptoss", "", EVER, &[], Eager),
+    recipe("qwen3", "gb", (26, 6), HYBRID_BESIDE, Whole),
+    recipe("qwen3", "b300", (26, 6), HYBRID_BESIDE, Whole),
+    recipe("qwen3235b", "h100", EVER, &[BESIDE], Eager),
+    recipe("qwen3235b", "b200", EVER, &[], Eager),
+    recipe("qwen3235b", "b300", EVER, &[], Eager),
+    recipe("qwen330b", "b200", (26, 4), HYBRID, Graphs),
+    recipe("deepseekv3", "gb", (26, 6), HYBRID_BESIDE, Whole),
+    recipe("deepseekv3", "b300", (26, 6), HYBRID, Whole),
     // It runs layers of experts again (`recompute_modules` moe: @06e8da4 nemotronh/nemotron_3_workload_base_configs.py).
-    recipe("nemotron3nano", "h100", 0.0, HYBRID_AGAIN, Graphs),
+    recipe("nemotron3nano", "h100", EVER, HYBRID_AGAIN, Graphs),
     // What a layer of one mixer takes the CPU is not known: the stack's own time stands.
-    recipe("nemotron", "", 0.0, HYBRID, Graphs),
+    recipe("nemotron", "", EVER, HYBRID, Graphs),
     recipe("", "gb", HYBRID_SINCE, HYBRID, Graphs),
     recipe("", "b300", HYBRID_SINCE, HYBRID, Graphs),
     recipe("", "", HYBRID_SINCE, HYBRID, Eager),
     // Before it, DeepEP, which needs InfiniBand's own kernels, for DeepSeek on Hopper alone (NeMo's scripts/performance/llm of
     // 2025, as remembered, not looked up), and Megatron's all-to-all.
-    recipe("deepseekv3", "h100", 0.0, &["dispatch-deepep-v1-normal"], Eager),
-    recipe("", "gb", 0.0, &[], Graphs),
-    recipe("", "", 0.0, &[], Eager),
+    recipe("deepseekv3", "h100", EVER, &["dispatch-deepep-v1-normal"], Eager),
+    recipe("", "gb", EVER, &[], Graphs),
+    recipe("", "", EVER, &[], Eager),
 ];
 
 /// Megatron Core has Hybrid-EP since its release 0.15, of November 2025.
-const HYBRID_SINCE: f64 = 25.11;
+const HYBRID_SINCE: Release = (25, 11);
+
+/// Of every release; NeMo's own recipes, which are older than those of Megatron-Bridge, where none is named.
+const EVER: Release = (0, 0);
 
 /// Megatron Core on H100 has DeepEP, which its recipes of H100 are tuned with (github:yanring/Megatron-MoE-ModelZoo@e865051
 /// best_practice/Qwen3/readme.md).
-const CORE_H100: Recipe = recipe("", "h100", 0.0, &["dispatch-deepep-v1-normal", BESIDE], Eager);
+const CORE_H100: Recipe = recipe("", "h100", EVER, &["dispatch-deepep-v1-normal", BESIDE], Eager);
 
 /// Megatron-LM, or its core, by itself.
 const PLAIN: [&str; 2] = ["megatronlm", "megatroncore"];
 
 /// Its flags as they are where nobody sets them.
-const LM: Recipe = recipe("", "", 0.0, &[], Eager);
-
-/// The release that stands for Megatron Core, and Megatron-Bridge, where none is named: that of its report on mixtures (arXiv:2603.07685).
-const REPORT: f64 = 26.03;
+const LM: Recipe = recipe("", "", EVER, &[], Eager);
 
 /// The recipe of a run of Megatron-Bridge, NeMo or Megatron Core.
 pub fn of(run: &Training) -> Option<&'static Recipe> {
-    let system = squeezed(&run.system);
-    let release = match ["megatronbridge", "nemo"].iter().find(|word| system.contains(*word)) {
-        // NeMo's own recipes are older than those of Megatron-Bridge.
-        Some(name) => Some(release(&system, name)).filter(|r| *r > 0.0 || *name == "nemo").unwrap_or(REPORT),
-        None if is_core(&system) => REPORT,
-        None if run.experts.is_some() && PLAIN.iter().any(|name| system.contains(name)) => return Some(&LM),
-        None => return None,
+    let system = System::of(&run.system);
+    let release = match () {
+        () if system.is_bridge() || system.has(NEMO) => released(run).unwrap_or(EVER),
+        () if is_core(&system.text) => MIDDLE,
+        () if run.experts.is_some() && system.says(&PLAIN) => return Some(&LM),
+        () => return None,
     };
     let (model, gpu) = (squeezed(&run.model), squeezed(&run.gpu));
     if is_core_h100(run) {
@@ -122,13 +123,6 @@ fn is_core(system: &str) -> bool {
 /// Its figures on H100, by a recipe of their own.
 fn is_core_h100(run: &Training) -> bool {
     is_core(&squeezed(&run.system)) && squeezed(&run.gpu).starts_with(CORE_H100.gpu)
-}
-
-/// Year and month behind a name, as in 26.06.01.
-fn release(system: &str, name: &str) -> f64 {
-    let tail = system.find(name).map_or("", |at| &system[at + name.len()..]);
-    let mut parts = tail.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse::<f64>().ok());
-    parts.next().unwrap_or(0.0) + parts.next().unwrap_or(0.0) / 100.0
 }
 
 /// CPU time of an op of a plan in eager Megatron. In FP8 with experts: what one sequence at a time of Qwen3-30B takes on
@@ -188,31 +182,27 @@ pub fn eager_call(half: Half, narrow: bool, chunked: bool) -> f64 {
 /// Hybrid-EP's kernels do it themselves. Megatron-LM as it is does not, nor do the recipes of the library Megatron-Bridge, nor
 /// runs that carry rows in another way than the recipe of their release.
 fn orders_unfused(run: &Training) -> bool {
-    let system = squeezed(&run.system);
-    let says = |words: &[&str]| words.iter().any(|word| system.contains(word));
+    let system = System::of(&run.system);
     let many = run.experts.as_ref().and_then(|e| e.n).is_some_and(|n| n > FEW);
-    let plain = system.starts_with("megatronlm") && !is_core(&system);
-    let own = says(&["alltoall", "deepep"]) && !is_core_h100(run);
-    many && !says(&["hybridep", "automodel"]) && (plain || own || is_library(&system))
+    let plain = system.text.starts_with("megatronlm") && !is_core(&system.text);
+    let by_kernels = system.says(&["hybridep", "automodel"]);
+    many && !by_kernels && (plain || carries_otherwise(run) || system.is_library())
 }
 
-/// Whether a version of the library Megatron-Bridge is named, or a day of it, and no release of NeMo's.
-fn is_library(system: &str) -> bool {
-    const NAME: &str = "megatronbridge";
-    let tail = system.find(NAME).map_or("", |at| &system[at + NAME.len()..]);
-    let version = release(system, NAME);
-    tail.starts_with('@') || tail.starts_with("of") || version > 0.0 && version < 20.0
+/// Whether a run names who carries its rows, and recipes of its system's release have another: it is set up by hand.
+fn carries_otherwise(run: &Training) -> bool {
+    System::of(&run.system).says(&["alltoall", "deepep"]) && !is_core_h100(run)
 }
 
 /// Systems whose layers are modules of Megatron Core around Transformer Engine's.
-const MODULES: [&str; 4] = ["nemo", "megatronbridge", "megatroncore", "megatronlm"];
+const MODULES: [&str; 4] = [NEMO, "megatronbridge", "megatroncore", "megatronlm"];
 
 /// CPU time of an op where layers without experts are issued module by module. Runs for MLPerf and, in Megatron-Bridge, those
 /// on Blackwell are CUDA graphs unless a source says otherwise; NeMo's AutoModel has layers of its own.
 fn eager_dense(run: &Training, stack: &StackSpec, chunked: bool) -> Option<f64> {
-    let (system, gpu) = (squeezed(&run.system), squeezed(&run.gpu));
-    let modules = stack.name == "nccl-cudnn" && MODULES.iter().any(|word| system.contains(word));
-    let graphs = ["mlperf", "automodel", "cudagraph"].iter().any(|word| system.contains(word));
+    let (system, gpu) = (System::of(&run.system), squeezed(&run.gpu));
+    let modules = stack.name == "nccl-cudnn" && system.says(&MODULES);
+    let graphs = system.says(&["mlperf", "automodel", "cudagraph"]);
     let blackwell = ["b200", "b300", "gb200", "gb300"].iter().any(|word| gpu.contains(word));
     let is_graph = issued(run).map_or(graphs || blackwell, |issue| issue != Eager);
     if run.experts.is_some() || !modules || is_graph {
@@ -252,7 +242,9 @@ pub fn stack(run: &Training, stack: &StackSpec, chunked: bool) -> StackSpec {
     let Some(recipe) = of(run).filter(|_| run.experts.is_some()) else { return stack };
     // NeMo's AutoModel has layers of its own.
     let is_auto = squeezed(&run.system).contains("automodel");
-    let issue = issued(run).unwrap_or(recipe.issue);
+    // CUDA graphs come with the recipes of performance, and are not for dispatchers whose counts the CPU waits for.
+    let by_hand = carries_otherwise(run) && !is_auto;
+    let issue = issued(run).unwrap_or(if by_hand { Issue::Eager } else { recipe.issue });
     match issue {
         Issue::Eager => {
             let half = if orders_unfused(run) { Half::Unfused } else { Half::Experts };
@@ -297,7 +289,7 @@ pub fn sends_chunks(run: &Training) -> bool {
 }
 
 fn is_bridge(run: &Training) -> bool {
-    squeezed(&run.system).contains("megatronbridge")
+    System::of(&run.system).is_bridge()
 }
 
 /// How often a run goes through a module of multi-token prediction of a hybrid: twice in Megatron-Bridge (`mtp_num_layers` 2
@@ -456,6 +448,8 @@ mod tests {
         };
         assert_eq!([said(""), said("CUDA graph of the full iteration")].map(|s| s.group_start), [None, None]);
         assert_eq!(said("CUDA graphs of attention and router"), given);
+        let by_hand = run(&bridge("26.04, NCCL all-to-all"), "DeepSeek-V3", "B300", "bf16");
+        assert!(launch(&by_hand) > launch(&run(&bridge("26.04"), "DeepSeek-V3", "B300", "bf16")));
         let eager = said("no CUDA graphs");
         assert!((eager.host_launch.value.value() * 1e6 - 217.0).abs() < 1e-9 && eager.group_start.is_some());
         let whole = stack(&run(&bridge("26.06.01"), "Qwen3-235B-A22B", "GB300", "MXFP8"), &given, false);
@@ -471,6 +465,22 @@ mod tests {
         assert!((launch(&dense("H100", "FP8")) / launch(&dense("H100", "BF16")) - NARROW_DENSE).abs() < 1e-9);
         let older = StackSpec::find("nccl-fa1").unwrap();
         assert_eq!(stack(&dense("A100", "BF16"), &older, false), older);
+    }
+
+    /// Neither a commit nor the version of a library tells of a release.
+    #[test]
+    fn recipes_are_those_of_a_release() {
+        let since = |system: &str| of(&run(system, "Qwen3-30B-A3B", "GB300", "MXFP8")).map(|recipe| recipe.since);
+        for newest in ["Megatron-Bridge (NeMo 26.08)", "Megatron-Bridge (NeMo, July 2026)"] {
+            assert_eq!(since(newest), Some((26, 6)), "{newest}");
+        }
+        for middle in
+            ["Megatron-Bridge@79308d0", "Megatron-Bridge 0.4.2 (Core 0.17.1, NeMo 26.04.01)", "Megatron-Core MoE"]
+        {
+            assert_eq!(since(middle), Some(HYBRID_SINCE), "{middle}");
+        }
+        assert_eq!([since("Megatron-Bridge 0.1.0rc4 (NeMo 25.09)"), since("NeMo")], [Some(EVER); 2]);
+        assert_eq!(of(&run("Megatron-LM (Nemotron-4)", "Nemotron-4", "H100", "bf16")), Some(&LM));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::known::{bare, length};
 use super::mixture::{is_dualpipe, mixed};
 use super::recipe;
 use super::software::Habits;
+use super::split::USUAL;
 use super::words::{squeezed, tokens};
 use crate::spec::{LlmSpec, Mlp, Norm, Positions, shipped};
 
@@ -101,17 +102,24 @@ fn stated(run: &Training, habits: Habits, layers: u64, hidden: u64, heads: u64) 
 
 /// A gated network comes with Llama's block, another with GPT's.
 fn block(run: &Training, habits: Habits, gated: bool) -> LlmSpec {
+    let seq = run.seq.or_else(|| length(&run.model));
     let mine = LlmSpec {
         dropout: habits.dropout,
         parallel_block: habits.parallel_block,
-        window: habits.window,
+        window: habits.half_window.then_some(seq.unwrap_or(USUAL) / 2),
         ..LlmSpec::default()
     };
     if gated {
         return mine;
     }
-    let positions = Positions::Learned { max: run.seq.or_else(|| length(&run.model)).unwrap_or(2048) };
+    let positions = Positions::Learned { max: seq.unwrap_or(2048) };
     LlmSpec { norm: Norm::Layer, mlp: Mlp::Gelu, positions, bias: true, tie_embeddings: true, ..mine }
+}
+
+/// What is to be said of a window that no source states.
+pub fn assumed_window(model: &LlmSpec, habits: Habits) -> Option<String> {
+    let window = model.window.filter(|_| habits.half_window)?;
+    Some(format!("window: not stated; {window} tokens taken, half of the sequence"))
 }
 
 /// The shipped model that a name means.
@@ -304,6 +312,21 @@ mod tests {
         for rest in ["air", "lite", "coder480ba35b", "05", "lite16b", "vl"] {
             assert!(!only_sizes(rest), "{rest}");
         }
+    }
+
+    #[test]
+    fn a_window_that_is_assumed_is_half_of_the_sequence_and_said() {
+        let of = |system: &str, seq| {
+            let run = Training { model: "GPT 30B".into(), seq, ..Training::default() };
+            let habits = Habits::of(system);
+            let model = model(&run, habits).unwrap().0;
+            (model.window, assumed_window(&model, habits).is_some())
+        };
+        assert_eq!(
+            [of("MegaScale", Some(2048)), of("MegaScale", Some(8192))],
+            [(Some(1024), true), (Some(4096), true)]
+        );
+        assert_eq!([of("MegaScale-MoE", Some(8192)), of("Megatron-LM", Some(8192))], [(None, false); 2]);
     }
 
     #[test]

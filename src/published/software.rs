@@ -2,6 +2,8 @@
 //! source leaves unsaid is what its system did by default at its time.
 
 use super::case::Training;
+use super::era::{is_later_gpu, is_later_model, precedes_flash};
+use super::system::{FSDP_SDPA, NEMO, System};
 use super::words::{squeezed, tokens};
 use crate::error::Result;
 use crate::spec::{Architecture, GpuSpec, Origin, Recompute, Sourced, StackSpec, shipped};
@@ -22,8 +24,8 @@ pub struct Habits {
     pub dropout: f64,
     /// Attention and feed-forward network beside each other.
     pub parallel_block: bool,
-    /// Tokens that a token sees at most.
-    pub window: Option<u64>,
+    /// A token sees half of the sequence at most.
+    pub half_window: bool,
     /// Stage of ZeRO where none is stated.
     pub zero: u32,
     /// Tensor parallelism comes with sequence parallelism where neither is stated.
@@ -45,6 +47,8 @@ pub struct Habits {
     pub fills_stages: bool,
     /// Without sequence parallelism, ranks of tensor parallelism pass on a part each between stages.
     pub scattered_p2p: bool,
+    /// From before FlashAttention, or from its first months: whoever has later GPUs, or models, has what came later.
+    pub early: bool,
     pub overlap: Overlap,
 }
 
@@ -76,7 +80,7 @@ const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
         kernels,
         dropout,
         parallel_block: false,
-        window: None,
+        half_window: false,
         zero: 0,
         sequence_parallel: false,
         tp_overlap: false,
@@ -87,6 +91,7 @@ const fn habits(kernels: &'static [&'static str], dropout: f64) -> Habits {
         halves: false,
         fills_stages: false,
         scattered_p2p: false,
+        early: false,
         overlap: ALL,
     }
 }
@@ -95,16 +100,17 @@ const fn with(overlap: Overlap, habits: Habits) -> Habits {
     Habits { overlap, ..habits }
 }
 
-/// Megatron of 2019 to 2022 and what was built on it: whoever does not say so recomputes whole layers, as selective
-/// recomputation came in May of 2022 (arXiv:2205.05198).
+/// Megatron of 2019 to 2022 and what was built on it. Whoever is as early and does not say so recomputes whole layers, as
+/// selective recomputation came in May of 2022 (arXiv:2205.05198), the month of FlashAttention.
 /// What passes between stages is scattered (arXiv:2104.04473, section 4.1; DeepSpeed's engine of pipelines does it, too:
 /// `pipe_partitioned` and `grad_partitioned`, github:microsoft/DeepSpeed@0050fda deepspeed/runtime/pipe/engine.py).
-const EARLY: Habits =
-    Habits { recompute: Some(Recompute::Full), scattered_p2p: true, ..with(TIMED, habits(UNFUSED, 0.1)) };
+const EARLY: Habits = Habits { early: true, scattered_p2p: true, ..with(TIMED, habits(UNFUSED, 0.1)) };
 
 /// The same on DeepSpeed's engine of pipelines (78 layers on 12 stages are eleven times 7 and 1:
-/// github:bigscience-workshop/bigscience@053adaf train/tr11-176B-ml/chronicles-prequel.md, "Re-do").
-const ON_DEEPSPEED: Habits = Habits { fills_stages: true, ..EARLY };
+/// github:bigscience-workshop/bigscience@053adaf train/tr11-176B-ml/chronicles-prequel.md, "Re-do"). Its examples of 2023
+/// recompute still (github:microsoft/Megatron-DeepSpeed@79b8e22 examples_deepspeed/sequence_parallel,
+/// `activation_checkpoint`), as GPT-NeoX's configurations do.
+const ON_DEEPSPEED: Habits = Habits { fills_stages: true, recompute: Some(Recompute::Full), ..EARLY };
 
 /// Scores are written to memory: Megatron's fused softmax, before FlashAttention (arXiv:2205.14135).
 const UNFUSED: &[&str] = &["unfused", "fa2"];
@@ -130,9 +136,30 @@ const RECIPES: Habits =
 /// Megatron Core's README has it for its own figures.
 const OVERLAPPED: Habits = Habits { tp_overlap: true, tuned_sends: true, fused_loss: true, ..RECIPES };
 
-/// MegaScale's block (arXiv:2402.15627, section 3.1) and overlap (section 3.2); its window is not printed, half of its sequence is what its MFU says.
-const MEGASCALE: Habits =
-    fused(Habits { parallel_block: true, window: Some(1024), tp_overlap: true, ..habits(FLASH, 0.0) });
+/// Whose communication all goes beside compute, as MegaScale's (arXiv:2402.15627, section 3.2) and its successor's does.
+const IN_CHUNKS: Habits = fused(Habits { tp_overlap: true, ..habits(FLASH, 0.0) });
+
+/// MegaScale's block (section 3.1 there); its window is not printed, half of its sequence is what its MFU says.
+const MEGASCALE: Habits = Habits { parallel_block: true, half_window: true, ..IN_CHUNKS };
+
+/// Megatron-LM of 2023, as MegaScale was built on it and is compared with it.
+const BASELINE: Habits = fused(with(NOTHING, habits(FLASH_1, 0.0)));
+
+/// MegaScale's ablation adds one thing after the other (table 3), FlashAttention 2 near the end; that it gains no more
+/// than 3 % with all its fused operators says that the baseline's attention was fused already. Looked at of MegaScale only.
+const ABLATION: &[Rule] = &[
+    Rule { words: &["ablation+efficient", "ablation+misc", "ablation+lamb"], habits: MEGASCALE },
+    Rule { words: &["ablationbaseline"], habits: BASELINE },
+    Rule { words: &["ablation+parallel"], habits: Habits { parallel_block: true, ..BASELINE } },
+    Rule { words: &["ablation+sliding"], habits: Habits { parallel_block: true, half_window: true, ..BASELINE } },
+    Rule { words: &["ablation+tp"], habits: Habits { kernels: FLASH_1, overlap: NOTHING, ..MEGASCALE } },
+    Rule {
+        words: &["ablation+pp"],
+        habits: Habits { kernels: FLASH_1, overlap: Overlap { grad: false, ..ALL }, ..MEGASCALE },
+    },
+    Rule { words: &["megascaleablation"], habits: Habits { kernels: FLASH_1, ..MEGASCALE } },
+    Rule { words: &["megascale"], habits: MEGASCALE },
+];
 
 /// PyTorch's own sharding, with the attention that `scaled_dot_product_attention` chooses.
 const TITAN: Habits = Habits { zero: 3, sequence_parallel: true, halves: true, ..habits(FLASH, 0.0) };
@@ -144,7 +171,7 @@ const RULES: &[Rule] = &[
     // Trained before July 2024, when FlashAttention 3 came (arXiv:2407.08608).
     Rule { words: &["llama3stack"], habits: habits(FLASH, 0.0) },
     // Who tells of PyTorch's FSDP alone has its attention, too.
-    Rule { words: &["fsdp,sdpa", "fmsfsdp", "pytorchfsdp", "torchfsdp", "tinyllama"], habits: habits(FLASH, 0.0) },
+    Rule { words: &[FSDP_SDPA, "fmsfsdp", "pytorchfsdp", "torchfsdp", "tinyllama"], habits: habits(FLASH, 0.0) },
     // On Megatron Core, and first: a "usp" is in "primuspipeline". Its own pipeline wants gradients summed at the end
     // (github:AMD-AGI/Primus@0768bf7 docs/tech_blogs/primus_pipeline/primus_pipeline.md).
     Rule {
@@ -152,25 +179,8 @@ const RULES: &[Rule] = &[
         habits: Habits { fused_loss: true, overlap: Overlap { grad: false, ..CORE }, ..RECIPES },
     },
     Rule { words: &["usp", "yunchang"], habits: fused(with(NOTHING, habits(FLASH, 0.0))) },
-    // The ablation adds one thing after the other (table 3), FlashAttention 2 near the end; that it gains no more
-    // than 3 % with all its fused operators says that the baseline's attention was fused already.
-    Rule { words: &["ablation+efficient", "ablation+misc", "ablation+lamb"], habits: MEGASCALE },
-    Rule { words: &["ablationbaseline", "megatronlm(commit"], habits: fused(with(NOTHING, habits(FLASH_1, 0.0))) },
-    Rule {
-        words: &["ablation+parallel"],
-        habits: fused(Habits { parallel_block: true, overlap: NOTHING, ..habits(FLASH_1, 0.0) }),
-    },
-    Rule {
-        words: &["ablation+sliding"],
-        habits: Habits { kernels: FLASH_1, tp_overlap: false, overlap: NOTHING, ..MEGASCALE },
-    },
-    Rule { words: &["ablation+tp"], habits: Habits { kernels: FLASH_1, overlap: NOTHING, ..MEGASCALE } },
-    Rule {
-        words: &["ablation+pp"],
-        habits: Habits { kernels: FLASH_1, overlap: Overlap { grad: false, ..ALL }, ..MEGASCALE },
-    },
-    Rule { words: &["megascaleablation"], habits: Habits { kernels: FLASH_1, ..MEGASCALE } },
-    Rule { words: &["megascale"], habits: MEGASCALE },
+    Rule { words: &["megatronlm(commit"], habits: BASELINE },
+    Rule { words: &["megascalemoe"], habits: IN_CHUNKS },
     // BigScience kept the GPUs from hanging by waiting for every kernel (github:bigscience-workshop/bigscience@053adaf
     // train/tr11-176B-ml/chronicles-prequel.md, "dealing with JZ hanging on the large model").
     Rule { words: &["bigscience"], habits: with(Overlap { kernels: false, ..TIMED }, ON_DEEPSPEED) },
@@ -190,7 +200,7 @@ const RULES: &[Rule] = &[
     Rule { words: &["megatronllama"], habits: fused(Habits { zero: 1, ..with(NOTHING, habits(FLASH_1, 0.0)) }) },
     // A fork of Megatron-LM; its model of the time of a step adds up compute and communication.
     Rule { words: &["yuan2"], habits: with(NOTHING, habits(FLASH, 0.0)) },
-    Rule { words: &["nemo", "megatronbridge", "megatroncore", "megatron/te", "mlperf"], habits: OVERLAPPED },
+    Rule { words: &[NEMO, "megatronbridge", "megatroncore", "megatron/te", "mlperf"], habits: OVERLAPPED },
     // They follow NeMo's recipes (github:NVIDIA/Megatron-LM examples/llama/README.md, section 4).
     Rule { words: &["megatronlmexamples"], habits: OVERLAPPED },
     // Megatron of 2022 and 2023 with sequence parallelism (arXiv:2205.05198), the baseline of DeepSpeed-Ulysses: every
@@ -213,10 +223,12 @@ const RULES: &[Rule] = &[
         words: &["xtuner", "llamafactory", "easycontext", "axolotl", "openrlhf"],
         habits: Habits { zero: 3, ..habits(FLASH, 0.0) },
     },
-    // DeepSpeed's, of 2023, which comes with its ZeRO 3 (arXiv:2309.14509).
-    // Its examples recompute (github:microsoft/Megatron-DeepSpeed@79b8e22 examples_deepspeed/sequence_parallel,
-    // `activation_checkpoint`).
-    Rule { words: &["ulysses"], habits: Habits { zero: 3, recompute: Some(Recompute::Full), ..habits(FLASH_1, 0.0) } },
+    // DeepSpeed's, of 2023 and on A100, which comes with its ZeRO 3 (arXiv:2309.14509).
+    // Its examples recompute, see `ON_DEEPSPEED`.
+    Rule {
+        words: &["ulysses"],
+        habits: Habits { zero: 3, recompute: Some(Recompute::Full), early: true, ..habits(FLASH_1, 0.0) },
+    },
     Rule { words: &["nanotron"], habits: with(NOTHING, habits(FLASH, 0.0)) },
     // Its ring of sequence parallelism (arXiv:2105.13120) has scores in memory, as it sums over all of K before it takes
     // V, and shares no weights, so that they must be sharded (its ZeRO).
@@ -258,19 +270,17 @@ const OTHERWISE: Habits = habits(NEWEST, 0.0);
 
 /// Kernels of attention that the name of a system gives with it.
 const NAMED: &[(&[&str], &[&str])] = &[
-    (&["withoutflash", "noflash", "unfusedattention"], UNFUSED),
+    (&["withoutflash", "w/oflash", "noflash", "unfusedattention"], UNFUSED),
     (&["cudnn"], TRANSFORMER_ENGINE),
     (&["flashattention4", "flashattn4", "fa4"], &["fa4", "cudnn", "fa3", "fa2"]),
     (&["flashattention3", "flashattn3", "fa3"], &["fa3", "cudnn", "fa4", "fa2"]),
     (&["flashattention2", "flashattn2", "fa2", "flashv2"], &["fa2", "fa3", "cudnn", "fa4"]),
 ];
 
-fn named(system: &str) -> Option<&'static [&'static str]> {
-    let text = squeezed(system);
-    let says = |(words, _): &&(&[&str], _)| words.iter().any(|word| text.contains(word));
-    let own = ["sdpa", "flexattn", "flexattention"].iter().any(|word| text.contains(word));
-    let engine = (is_on_engine(system) && !own).then_some(TRANSFORMER_ENGINE);
-    NAMED.iter().find(says).map(|(_, kernels)| *kernels).or(engine)
+fn named(system: &System) -> Option<&'static [&'static str]> {
+    let engine =
+        (is_on_engine(system) && !system.says(&["sdpa", "flexattn", "flexattention"])).then_some(TRANSFORMER_ENGINE);
+    NAMED.iter().find(|(words, _)| system.says(words)).map(|(_, kernels)| *kernels).or(engine)
 }
 
 /// Whether JAX compiles a whole step, its loss with it.
@@ -279,14 +289,23 @@ fn is_jax(text: &str) -> bool {
 }
 
 /// Whether a system is said to have the layers of Transformer Engine, or TE for short.
-fn is_on_engine(system: &str) -> bool {
-    squeezed(system).contains("transformerengine") || tokens(system).iter().any(|word| word == "te")
+fn is_on_engine(system: &System) -> bool {
+    system.has("transformerengine") || system.has_word("te")
 }
 
 /// Megatron by its bare name is Megatron-LM.
-fn plainly(text: &str) -> String {
-    let bare = ["megatron", "nvidiamegatron"].contains(&text) || text.starts_with("megatronv");
-    if bare { "megatronlm".into() } else { text.into() }
+fn is_bare_megatron(text: &str) -> bool {
+    ["megatron", "nvidiamegatron"].contains(&text) || text.starts_with("megatronv")
+}
+
+/// Habits by the table alone.
+fn tabled(system: &System) -> Habits {
+    if is_bare_megatron(&system.text) {
+        return tabled(&System::of("Megatron-LM"));
+    }
+    let own = if system.is_megascale() { ABLATION } else { &[] };
+    let rule = own.iter().chain(RULES).find(|rule| system.says(rule.words));
+    rule.map_or(OTHERWISE, |rule| rule.habits)
 }
 
 impl Habits {
@@ -295,38 +314,72 @@ impl Habits {
         Habits { kernels: UNFUSED, ..self }
     }
 
+    /// Those of a system, whatever it runs on.
     pub fn of(system: &str) -> Habits {
-        let text = plainly(&squeezed(system));
-        let rule = RULES.iter().find(|rule| rule.words.iter().any(|word| text.contains(word)));
-        let found = rule.map_or(OTHERWISE, |rule| rule.habits);
-        let found = if precedes_flash(system) { before_flash(found) } else { found };
-        // A compiled loss does not write logits in fp32.
-        let compiled = text.contains("torch.compile") && !text.contains("notorch.compile") || is_jax(&text);
-        let fused_loss = found.fused_loss || compiled;
-        Habits { kernels: named(system).unwrap_or(found.kernels), fused_loss, ..found }
+        Habits::by_name(&System::of(system), system, false).settled()
     }
 
-    /// Those of a run: Megatron-LM's GPT on A100 is from before Transformer Engine's layers and flags for overlap, and
-    /// collectives wait. In fp16 it is from before FlashAttention, too, which came to it with bf16's default, early in 2023
-    /// (github:NVIDIA/Megatron-LM, `--use-flash-attn` of January 2023): scores are in memory.
-    pub fn of_run(run: &Training) -> Habits {
-        let (found, system) = (Habits::of(&run.system), squeezed(&run.system));
-        // DeepSpeed's Ulysses of 2023 ran on A100; whoever has it on what came later has the attention of later.
-        let later = ["h100", "h200", "h800", "h20", "b200", "b300"].iter().any(|gpu| squeezed(&run.gpu).contains(gpu));
-        let found = match later && found.kernels == FLASH_1 && system.contains("ulysses") {
-            true => Habits { kernels: FLASH, ..found },
-            false => found,
+    fn by_name(system: &System, name: &str, on_later_gpu: bool) -> Habits {
+        let found = tabled(system);
+        let found = if precedes_flash(name) { before_flash(found) } else { found };
+        // A compiled loss does not write logits in fp32.
+        let text = &system.text;
+        let compiled = text.contains("torch.compile") && !text.contains("notorch.compile") || is_jax(text);
+        let found = Habits { fused_loss: found.fused_loss || compiled, ..found };
+        match named(system) {
+            Some(kernels) if kernels == UNFUSED => found.unfused(),
+            Some(kernels) => Habits { kernels, ..found.with_flash(false) },
+            None if system.has_flash() && (found.early || found.kernels == UNFUSED) => found.with_flash(on_later_gpu),
+            None => found,
+        }
+    }
+
+    /// The same of whoever has FlashAttention: in its first version on the GPUs of its time, with timers that do not wait,
+    /// and with nothing recomputed for no reason but habit.
+    fn with_flash(self, on_later_gpu: bool) -> Habits {
+        let kernels = match self.kernels {
+            _ if on_later_gpu => FLASH,
+            given if given == UNFUSED => FLASH_1,
+            given => given,
         };
+        Habits { kernels, early: false, overlap: Overlap { passes: true, ..self.overlap }, ..self }
+    }
+
+    /// Early systems recompute whole layers where they do not say otherwise.
+    fn settled(self) -> Habits {
+        let habit = self.early.then_some(Recompute::Full);
+        Habits { recompute: self.recompute.or(habit), ..self }
+    }
+
+    /// Those of a run: early habits end with GPUs and models that are later than FlashAttention. Megatron-LM's GPT on A100 is
+    /// from before Transformer Engine's layers and flags for overlap, and collectives wait. In fp16 it is from before
+    /// FlashAttention, too, which came to it with bf16's default, early in 2023 (github:NVIDIA/Megatron-LM,
+    /// `--use-flash-attn` of January 2023), unless it is named: scores are in memory.
+    pub fn of_run(run: &Training) -> Habits {
+        let system = System::of(&run.system);
+        let found = Habits::by_name(&system, &run.system, is_later_gpu(&run.gpu));
+        let found = found.at_its_time(run, named(&system)).settled();
         let a100 = tokens(&run.gpu).iter().any(|word| word == "a100");
-        let plain = system.contains("megatronlm") && found.kernels == TRANSFORMER_ENGINE;
+        let plain = system.has("megatronlm") && found.kernels == TRANSFORMER_ENGINE;
         if !(a100 && plain) || run.gated_ffn == Some(true) {
             return found;
         }
         let found = Habits { overlap: NOTHING, scattered_p2p: true, ..found };
-        match squeezed(&run.precision).starts_with("fp16") {
+        match squeezed(&run.precision).starts_with("fp16") && !system.has_flash() {
             true => Habits { kernels: UNFUSED, dropout: EARLY.dropout, ..found },
             false => Habits { kernels: FLASH_1, ..found },
         }
+    }
+
+    /// Early habits on what is later than FlashAttention: its kernels, unless others are `named`, and no dropout in models
+    /// that have none.
+    fn at_its_time(self, run: &Training, named: Option<&[&str]>) -> Habits {
+        let (gpu, model) = (is_later_gpu(&run.gpu), is_later_model(run));
+        if !self.early || named.is_some() || !(gpu || model) {
+            return self;
+        }
+        let found = self.with_flash(gpu);
+        if model { Habits { dropout: 0.0, ..found } } else { found }
     }
 }
 
@@ -362,71 +415,20 @@ const OWN_OF_MEGATRON: &[&str] = &["yunchang", "flagscale", "skywork", "megatron
 const FUSERS: &[&str] = &["compile", "liger", "fused", "transformerengine", "llmfoundry", "unsloth"];
 
 /// Whether norms, rotations and gates are several kernels each.
-pub fn is_eager(system: &str) -> bool {
-    let text = squeezed(system);
-    let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
-    let fused = says(FUSERS) && !text.contains("notorch.compile");
+pub fn is_eager(name: &str) -> bool {
+    let system = System::of(name);
+    let fused = system.says(FUSERS) && !system.has("notorch.compile");
     // Whose blocks are not PyTorch's says at times what it runs on; those of Megatron that are keep their names.
-    let other = says(&["megatron", "nemo", "maxtext"]) && !says(OWN_OF_MEGATRON);
+    let other = system.says(&["megatron", NEMO, "maxtext"]) && !system.says(OWN_OF_MEGATRON);
     // Who tells of what shards alone has PyTorch's blocks, or Hugging Face's.
     let sharder = ["fsdp", "torchfsdp", "deepspeedzero", "deepspeed"]
         .iter()
-        .any(|word| text.strip_prefix(word).is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit())));
-    (says(OWN_OPERATORS) || sharder) && !other && !fused && !is_on_engine(system)
-}
-
-/// The release of NeMo's containers, from 23.01 on, that a system's name ends on: its year and its month.
-fn release(system: &str) -> Option<(u32, u32)> {
-    let number = |text: &str| text.parse::<u32>().ok();
-    let of = |word: &str| {
-        let (year, rest) = word.split_once('.')?;
-        Some((number(year)?, number(rest.get(..2)?)?))
-    };
-    let words = system.split(|c: char| !(c.is_ascii_digit() || c == '.'));
-    words.filter_map(of).find(|(year, month)| (22..40).contains(year) && (1..=12).contains(month))
-}
-
-/// The first of NeMo's containers with FlashAttention; until then scores were in memory, with the dropout that its
-/// configurations of GPT have, and nothing travelled beside products (github:NVIDIA/NeMo-Framework-Launcher
-/// CHANGELOG.md, as remembered, not looked up; its GPT of 5B on A100, 40 % slower than with fused attention, says so).
-const FLASH_IN_NEMO: (u32, u32) = (23, 8);
-
-/// Whether a system is NeMo before it had FlashAttention.
-pub fn precedes_flash(system: &str) -> bool {
-    let text = squeezed(system);
-    let dated = ["of2022", "of2023"].iter().any(|year| text.contains(year));
-    text.contains("nemo") && (dated || release(system).is_some_and(|release| release < FLASH_IN_NEMO))
+        .any(|word| system.text.strip_prefix(word).is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit())));
+    (system.says(OWN_OPERATORS) || sharder) && !other && !fused && !is_on_engine(&system)
 }
 
 fn before_flash(found: Habits) -> Habits {
     Habits { kernels: UNFUSED, dropout: EARLY.dropout, tp_overlap: false, tuned_sends: false, ..found }
-}
-
-/// The release of the containers of a run, from the name of its system or from what is noted of its container.
-fn container(run: &Training) -> Option<(u32, u32)> {
-    let noted = || run.notes.find("container").and_then(|at| release(&run.notes[at..]));
-    release(&run.system).or_else(noted)
-}
-
-/// Curves of attention in older containers of NeMo, and the first container that has the newer one:
-///
-/// * on a Blackwell Ultra: DeepSeek-V3 went from 4.6 to 6.3 thousand tokens/s on GB300 with it
-///   (github:NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md);
-/// * on Hopper: cuDNN 9.0 in 24.03, in the tables of long sequences; those of 24.07, no longer than 8192, do not tell.
-const RATES_OF_2026: (&str, (u32, u32)) = ("cudnn-2025", (26, 6));
-const RATES_OF_2024: (&str, (u32, u32)) = ("cudnn-9.0", (24, 5));
-
-/// Attention as it was when a run was made, where the GPU has a curve for that: training that does not say how new its
-/// containers are is from before 2026, and from after 2024.
-pub fn older_kernels(run: &Training, gpu: &mut GpuSpec) {
-    let container = container(run);
-    let from = |(curve, first): (&'static str, _), unsaid| {
-        let older = container.map_or(unsaid, |release| release < first);
-        older.then(|| gpu.attention.get(curve)).flatten().cloned()
-    };
-    if let Some(older) = from(RATES_OF_2026, true).or_else(|| from(RATES_OF_2024, false)) {
-        gpu.attention.insert("cudnn".into(), older);
-    }
 }
 
 /// Shipped stacks, read once for all cases.
@@ -528,27 +530,51 @@ mod tests {
         let kernels = |system: &str| Habits::of(system).kernels;
         assert_eq!([kernels("NeMo 23.05"), kernels("NeMo Framework of 2023")], [UNFUSED; 2]);
         assert_eq!([kernels("NeMo 23.08"), kernels("NeMo 24.07"), kernels("NeMo")], [TRANSFORMER_ENGINE; 3]);
+        assert_eq!(Habits::of("Megatron-LM (Nemotron-4)"), Habits::of("Megatron-LM"));
         assert_eq!(kernels("FSDP2, ring attention over SDPA of cuDNN"), TRANSFORMER_ENGINE);
     }
 
+    /// Where a model, a GPU or the name of a system is later than FlashAttention, habits from before it do not hold.
     #[test]
-    fn releases_are_read_and_kernels_are_those_of_their_time() {
-        assert_eq!(release("NeMo/Megatron-Bridge 26.04.01"), Some((26, 4)));
-        assert_eq!([release("Megatron-Core r0.8.0"), release("Megatron-LM")], [None, None]);
-        let half = |system: &str| {
-            let mut gpu = GpuSpec::find("gb300").unwrap();
-            older_kernels(&Training { system: system.into(), ..Training::default() }, &mut gpu);
-            gpu.attention["cudnn"].backward.half.value
+    fn early_habits_end_with_flash_attention() {
+        let of = |system: &str, gpu: &str, model: &str| {
+            let [system, gpu, model] = [system, gpu, model].map(String::from);
+            let found = Habits::of_run(&Training { system, gpu, model, ..Training::default() });
+            (found.kernels, found.recompute, found.dropout)
         };
-        assert!(half("NeMo 26.08") < half("NeMo 26.04") && half("Megatron-Core MoE") == half("NeMo 26.04"));
-        let long = |system: &str, notes: &str| {
-            let mut gpu = GpuSpec::find("h100-sxm5").unwrap();
-            let [system, notes] = [system, notes].map(String::from);
-            older_kernels(&Training { system, notes, ..Training::default() }, &mut gpu);
-            gpu.attention["cudnn"].forward.ceiling.value[0].1
+        let full = Some(Recompute::Full);
+        assert_eq!(of("Megatron-DeepSpeed", "A100", "GPT 22B"), (UNFUSED, full, 0.1));
+        assert_eq!(of("Megatron-LM PTD-P", "A100", "GPT 22B"), (UNFUSED, full, 0.1));
+        assert_eq!(of("Megatron-LM PTD-P", "H100", "GPT 22B"), (FLASH, None, 0.1));
+        assert_eq!(of("Megatron-LM PTD-P", "A100", "Llama-3 8B"), (FLASH_1, None, 0.0));
+        assert_eq!(of("Megatron-DeepSpeed, without FlashAttention", "H100", "GPT 22B"), (UNFUSED, full, 0.1));
+        assert_eq!(of("Megatron-DeepSpeed (FlashAttention-2)", "A100", "GPT 22B").0[0], "fa2");
+        assert_eq!(of("Megatron-LM PTD-P + flash attention", "A100", "GPT 22B"), (FLASH_1, None, 0.1));
+        // Recipes of DeepSpeed's Megatron, GPT-NeoX and Ulysses recompute whatever the attention is.
+        assert_eq!(of("Megatron-DeepSpeed (flash-attn)", "A100", "GPT 22B"), (FLASH_1, full, 0.1));
+        assert_eq!(of("Megatron-DeepSpeed", "B200", "Llama-3 8B"), (FLASH, full, 0.0));
+        assert_eq!(of("GPT-NeoX + FlashAttention", "A100", "GPT 20B"), (FLASH_1, full, 0.0));
+        assert_eq!(of("DeepSpeed-Ulysses", "A100", "GPT 7B"), (FLASH_1, full, 0.0));
+        let later = ["DeepSpeed-Ulysses", "DeepSpeed-Ulysses (FlashAttention)"].map(|name| of(name, "H100", "GPT 7B"));
+        assert_eq!(later, [(FLASH, full, 0.0); 2]);
+        // What is no habit of a time but how a ring is written, or who was measured, stays.
+        assert_eq!(of("Colossal-AI SP", "H100", "GPT 7B").0, UNFUSED);
+        assert_eq!(of("MosaicML llm-foundry (FSDP, FlashAttention)", "H100", "MPT-7B").0, FLASH_1);
+    }
+
+    #[test]
+    fn megascale_itself_has_its_block_and_its_window() {
+        let of = |system: &str| {
+            let found = Habits::of(system);
+            (found.parallel_block, found.half_window, found.tp_overlap)
         };
-        let (old, new) = (long("NeMo 24.03.01", ""), long("NeMo", "24.03 ms a layer"));
-        assert!(old < new && long("NeMo", "container NeMo24.03.01") == old && long("NeMo 24.07", "") == new);
+        assert_eq!([of("MegaScale"), of("MegaScale ablation +TP overlap")], [(true, true, true); 2]);
+        assert_eq!(of("MegaScale ablation +sliding window"), (true, true, false));
+        assert_eq!(of("MegaScale ablation baseline Megatron-LM"), (false, false, false));
+        assert_eq!(of("MegaScale-MoE (on Megatron-LM)"), (false, false, true));
+        let other = Habits::of("Megatron-LM@f1f03922 with MegaScale's overlap of data and pipeline parallelism");
+        assert_eq!(other, Habits::of("Megatron-LM"));
+        assert_eq!(Habits::of("another system, ablation +TP overlap"), OTHERWISE);
     }
 
     #[test]

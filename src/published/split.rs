@@ -18,6 +18,7 @@ use super::recipe;
 use super::savings::{self, TILED_LOSS, activations_are_away, optimizer_is_away};
 use super::sharding;
 use super::software::{self, Habits};
+use super::system::{NEMO, System};
 use super::words::{is_narrow, number_before, number_behind, squeezed, tokens};
 use crate::spec::{LlmSpec, Options, Parallelism, Recompute};
 
@@ -36,7 +37,7 @@ pub struct Split {
 pub const ROWS: u64 = 4096;
 
 /// Tokens of a sequence where neither the source nor the name of the model says: those of most models since 2023.
-const USUAL: u64 = 4096;
+pub const USUAL: u64 = 4096;
 
 /// GPUs of the run: stated, or the product of the degrees, and a node's at least where dp is not among them.
 pub fn gpus(run: &Training) -> Result<u32, String> {
@@ -155,19 +156,18 @@ fn by_rate(run: &Training, model: &LlmSpec) -> Option<u64> {
 /// pipeline of six stages has twelve micro-batches, of which the plain schedule would idle a third): a layer each, or as close to it as the
 /// layers come out even.
 fn interleaving(run: &Training, model: &LlmSpec, pp: u32) -> Option<u32> {
-    let system = squeezed(&run.system);
-    let says = |words: &[&str]| words.iter().any(|word| system.contains(word));
+    let system = System::of(&run.system);
     // Megatron-Bridge's tables state it where there is any, and its models have none by themselves, nor do others' scripts
     // around Megatron Core.
-    let plain = says(&["megatronbridge", "megatronswift", "megatronpatch"]) && !says(&["interleaved"]);
-    let interleaves = says(&["interleaved", "llama3stack", "megatroncore", "nemo", "mlperf"]) && !plain;
+    let plain = system.says(&["megatronbridge", "megatronswift", "megatronpatch"]) && !system.has("interleaved");
+    let interleaves = system.says(&["interleaved", "llama3stack", "megatroncore", NEMO, "mlperf"]) && !plain;
     if mixture::is_dualpipe(run) {
         return Some(2);
     }
     let layers = Some(model.layers).filter(|_| interleaves && pp > 1)?;
     // Embedding and head take the place of a layer each where its makers say so (arXiv:2407.21783, section 3.3.2), in
     // NVIDIA's recipes they do not.
-    let ends = if ["nemo", "megatronbridge", "mlperf"].iter().any(|word| system.contains(word)) { 0 } else { 2 };
+    let ends = if system.says(&[NEMO, "megatronbridge", "mlperf"]) { 0 } else { 2 };
     let even = |vp: &u64| [layers, layers + ends].iter().any(|l| l.is_multiple_of(u64::from(pp) * vp));
     (1..=((layers + ends) / u64::from(pp)).clamp(1, 64)).rev().find(even).map(|vp| vp as u32)
 }
@@ -478,7 +478,14 @@ mod tests {
         let model = LlmSpec { layers: 32, ..LlmSpec::default() };
         let of = |system: &str| interleaving(&Training { system: system.into(), ..Training::default() }, &model, 4);
         assert_eq!([of("NeMo 24.07"), of("Megatron-Core w/ Folding"), of("Megatron-LM")], [Some(8), Some(8), None]);
-        assert_eq!([of("NeMo/Megatron-Bridge 26.04"), of("Megatron-SWIFT (Megatron-Core 0.12)")], [None, None]);
+        assert_eq!(
+            [
+                of("NeMo/Megatron-Bridge 26.04"),
+                of("Megatron-SWIFT (Megatron-Core 0.12)"),
+                of("Megatron-LM (Nemotron-4)")
+            ],
+            [None; 3]
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! How wrong the predictions of a group are, and how often they put two ways in the right order.
 
 use super::case::{Case, Facts};
+use super::release;
 use super::verdict::Verdict;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -131,7 +132,8 @@ fn setup_and_way(case: &Case, unit: &str) -> (String, Way) {
             let name = format!(
                 "{:?}",
                 (
-                    without_release(&t.system),
+                    // A later release of a system is no other way to do the same, nor is what was measured on another day.
+                    release::without(&t.system),
                     (t.tp, t.pp, t.vp, t.cp),
                     (t.ulysses, t.ring),
                     (&t.zero, &t.recompute),
@@ -164,23 +166,6 @@ fn setup_and_way(case: &Case, unit: &str) -> (String, Way) {
             (setup, Way { name: format!("{} {:?}", x.library, x.sms), scale: 1.0 })
         }
     }
-}
-
-/// A later release of a system is no other way to do the same, nor is what was measured on another day: numbers with dots,
-/// dates (2024-09-09), and what stands in brackets with a date.
-fn without_release(system: &str) -> String {
-    let number = |c: char| c.is_ascii_digit() || ".-()".contains(c);
-    let release = |word: &str| word.contains(['.', '-']) && word.chars().all(number);
-    let mut kept: Vec<&str> = vec![];
-    let mut dated = false;
-    for word in system.split_whitespace() {
-        dated |= word.starts_with('(') && release(word);
-        if !dated && !release(word) {
-            kept.push(word);
-        }
-        dated &= !word.ends_with(')');
-    }
-    kept.join(" ")
 }
 
 #[cfg(test)]
@@ -233,15 +218,6 @@ mod tests {
         let (cases, verdicts): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
         // Each of the first two beside the third; the fourth, another system, took as long as the first two.
         assert_eq!(Summary::of(&cases, &verdicts).ordering.pairs, 3);
-        for (system, name) in [
-            ("NeMo 24.07 (2024-08-14)", "NeMo"),
-            ("NeMo 24.07 (2024-09-09 update)", "NeMo"),
-            ("NeMo 2024-09-09 nightly", "NeMo nightly"),
-            ("Megatron-LM (DDP, r0.9) 1F1B", "Megatron-LM (DDP, r0.9) 1F1B"),
-            ("ZeRO-3 (2 nodes)", "ZeRO-3 (2 nodes)"),
-        ] {
-            assert_eq!(without_release(system), name);
-        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::standin::stand_in;
 use super::tuning::Tuning;
 use super::verdict::Prediction;
 use super::wider::wider;
-use super::{Shipped, mixture, sharding, sizes};
+use super::{Shipped, era, mixture, sharding, sizes};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::error::Error;
@@ -271,7 +271,7 @@ impl Setup {
         }
         narrowest(run, &mut machine.cluster.gpu, found);
         let dtype = whole(run, &mut machine.cluster.gpu, found);
-        software::older_kernels(run, &mut machine.cluster.gpu);
+        era::older_kernels(run, &mut machine.cluster.gpu);
         let own = if mixture::is_deepseeks(run) { shipped.stacks.own("hai-llm", &machine.cluster.gpu) } else { None };
         let stack = own.map_or_else(|| shipped.stacks.with_kernel(habits.kernels, &machine.cluster.gpu), Ok)?;
         found.stack = stack.name.clone();
@@ -284,6 +284,7 @@ impl Setup {
         }
         let (mut model, said) = sizes::model(run, habits)?;
         found.why.extend(said);
+        found.why.extend(sizes::assumed_window(&model, habits));
         if let (Some(_), Some(layers)) = (run.pair_s, run.layers) {
             (model.layers, model.mtp) = (layers, None);
             model.moe.iter_mut().for_each(|moe| moe.dense_layers = 0);

@@ -2,6 +2,7 @@
 
 use super::case::Training;
 use super::split::{degree, gpus};
+use super::system::{NEMO, System};
 use super::words::{squeezed, tokens};
 
 /// A run with twice as many ranks sharing what one has now, by the first way that its source (`stated`) leaves open:
@@ -11,10 +12,10 @@ pub fn wider(run: &Training, stated: &Training, node: u32) -> Option<Training> {
     let mut next = run.clone();
     let whole = |n: u64, of: Option<u64>| of.is_none_or(|of| of.is_multiple_of(n));
     let sequence = [stated.cp, stated.ulysses, stated.ring].iter().all(Option::is_none);
-    let system = squeezed(&run.system);
-    let says = |words: &[&str]| words.iter().any(|word| system.contains(word));
+    let system = System::of(&run.system);
+    let says = |words: &[&str]| system.says(words);
     // Of long sequences, what shards weights shares the sequence: by heads with DeepSpeed, in a ring with PyTorch and JAX.
-    let long = run.seq.is_some_and(|seq| seq >= LONG) && !says(&["megatron", "nemo"]);
+    let long = run.seq.is_some_and(|seq| seq >= LONG) && !says(&["megatron", NEMO]);
     let heads = 2 * degree(run.ulysses);
     let hybrid = says(HYBRIDS) && heads <= u64::from(node);
     let by_ulysses = says(BY_HEADS) || hybrid || long && says(&["deepspeed", "zero"]);
@@ -115,6 +116,7 @@ mod tests {
             [next.ulysses, next.ring, next.tp].map(|degree| degree.unwrap_or(1))
         };
         assert_eq!([next("FSDP", 8192), next("FSDP", LONG)], [[1, 1, 2], [1, 2, 1]]);
+        assert_eq!(next("FSDP, Nemotron", LONG), [1, 2, 1]);
         assert_eq!([next("DeepSpeed ZeRO-3", LONG), next("Megatron-LM", LONG)], [[2, 1, 1], [1, 1, 2]]);
     }
 
