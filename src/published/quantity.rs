@@ -221,8 +221,8 @@ mod tests {
             ("iteration_s", "5 apples", None),
             ("global_batch", "1e6", Some(1e6)),
         ] {
-            let found = of_field(field, text);
-            assert_eq!(found.map(|n| (n * 1e6).round()), is.map(|n| (n * 1e6).round()), "{field}: {text}");
+            let micro = |n: f64| (n * 1e6).round();
+            assert_eq!(of_field(field, text).map(micro), is.map(micro), "{field}: {text}");
         }
     }
 }
