@@ -16,7 +16,8 @@ use super::{Shipped, training};
 use crate::cost::{Effort, Machine, cost};
 use crate::device::Roofline;
 use crate::spec::{
-    Architecture, AttentionSpec, Dtype, KvPath, LlmSpec, Mask, Options, Origin, Parallelism, Pass, Sourced, StackSpec,
+    Architecture, AttentionSpec, Dtype, KvPath, LlmSpec, Mask, Options, Origin, Parallelism, Pass, RingLayout, Sourced,
+    StackSpec,
 };
 use crate::strategy::{Engines, attention_pass};
 use crate::units::Seconds;
@@ -81,8 +82,9 @@ fn try_predict(row: &Attention, shipped: &Shipped, found: &mut Prediction) -> Re
     let narrow = is_narrow(&row.dtype).then_some("FP8").or(is_whole(&row.dtype).map(|_| "32 bits"));
     found.why.extend(narrow.map(|dtype| format!("dtype: attention in {dtype} is not costed; bf16 taken")));
     let stack = &in_python(row, &par, shipped, stack);
+    let specs = specs(row, gpus, &par)?;
+    par.options.per_document = each_is_shared(&specs, &par);
     let bench = Bench { machine, stack, pass, par };
-    let specs = specs(row, gpus, &bench.par)?;
     found.split = format!("ulysses {} x ring {}, {}, {}", par.ulysses, par.ring, par.options, pass.name());
     // Benchmarks over several sets of documents take them in turn.
     let mut seconds = 0.0;
@@ -194,6 +196,17 @@ fn specs(row: &Attention, gpus: u32, par: &Parallelism) -> Result<Vec<AttentionS
     let unit = 2 * u64::from(par.ring * par.ulysses);
     let alike = AttentionSpec { batch, ..of((seq_len / batch / unit).max(1) * unit, vec![]) };
     Ok(vec![alike])
+}
+
+/// Whether ranks share each document by itself: where there are some, and they come out even (ring-flash-attention's functions
+/// for sequences of unlike length, TransformerEngine's `thd`).
+fn each_is_shared(specs: &[AttentionSpec], par: &Parallelism) -> bool {
+    let parts = u64::from(par.ring) * if par.options.layout == RingLayout::Zigzag { 2 } else { 1 };
+    let even = |spec: &AttentionSpec| {
+        let lengths = spec.mask.documents.lengths();
+        !lengths.is_empty() && lengths.iter().all(|length| length.is_multiple_of(parts))
+    };
+    par.ring > 1 && specs.iter().all(even)
 }
 
 /// Whether the mask is causal, by its name.

@@ -207,7 +207,10 @@ const BY_MEMORY: &[&str] = &["nop2p", "withoutp2p", "p2pdisable", "hostmemory", 
 /// `dgx`) are words of their own.
 fn named_alike(words: &str, name: &str) -> usize {
     let (mut text, mut said) = (squeezed(words), tokens(words));
-    text.push_str(if BY_MEMORY.iter().any(|word| text.contains(word)) { " sharedmemory" } else { "" });
+    // Boards with NVLink that are said to have PCIe alone are those of a machine that hides their peers.
+    let hidden = text.contains("sxm") && text.contains("pcie") && !text.contains("nvlink");
+    let by_memory = hidden || BY_MEMORY.iter().any(|word| text.contains(word));
+    text.push_str(if by_memory { " sharedmemory" } else { "" });
     said.extend(text.contains("omnipath").then(|| "opa".into()));
     let named = |part: &&String| match part.len() {
         3 => said.iter().any(|word| word.starts_with(*part)),
@@ -347,6 +350,7 @@ mod tests {
             ("A100 80GB", "PCIe Gen4 x16", "a100-pcie", 80.0),
             ("A100", "PCIe Gen4, no NVLink + 4x100Gb/s IB", "a100-pcie", 80.0),
             ("A100", "PCIe, P2P disabled", "a100-sharedmemory-pcie", 80.0),
+            ("A100-80GB PCIe (title: A100-SXM4-80GB PCIe)", "PCIe", "a100-sharedmemory-pcie", 80.0),
             ("A100 PCIe", "PCIe + NVLink bridges (pairs)", "a100-pcie", 80.0),
             ("A800 PCIe 80GB", "", "a100-pcie", 80.0),
             ("H800 PCIe", "", "h100-pcie", 80.0),

@@ -154,8 +154,11 @@ fn unstated(run: &Training, habits: Habits) -> Result<Said, String> {
         let mut model = LlmSpec::find(found).map_err(|e| e.to_string())?;
         model.mtp.iter_mut().for_each(|mtp| mtp.depth = recipe::passes_ahead(run, mtp.depth));
         // The stage that has the module has fewer layers there, and nobody says how many.
-        model.mtp = model.mtp.filter(|_| !is_dualpipe(run));
-        return Ok((model, None));
+        let without = model.mtp.take_if(|mtp| mtp.depth > 0 && is_dualpipe(run));
+        let said = without.map(
+            |_| "mtp: left out with DualPipe, whose stage with the module has fewer layers, and nobody says how many",
+        );
+        return Ok((model, said.map(String::from)));
     }
     let missing =
         || format!("layers, hidden, heads: not stated, and {:?} is no model that is known by name", run.model);
