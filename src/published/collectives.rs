@@ -57,6 +57,7 @@ fn meant<'a>(tables: &'a [Value], id: &str, row: &Map<String, Value>) -> Option<
 
 fn rows_of(f: &Fields, earlier: Option<&Map<String, Value>>) -> Result<Vec<Case>> {
     let base = head(f)?;
+    f.all_clear()?;
     let text = |field, own: String| earlier.and_then(|table| table.get(field)?.as_str()).map_or(own, String::from);
     let base = Collective { link: text("link", base.link), note: text("note", base.note), ..base };
     // A list of one row is a list here.
@@ -93,6 +94,7 @@ fn case(base: &Collective, group: &str, f: Fields) -> Result<Case> {
         return Err(f.wrong("bytes", "no whole number of bytes, at most 1e15; correct it, or write null"));
     }
     let row = Collective { bytes: bytes.map(|b| b as u64), time_us: f.number("time_us")?, ..base.clone() };
+    f.all_clear()?;
     Ok(Case { id: f.id, group: group.into(), facts: Facts::Collective(Box::new(row)) })
 }
 

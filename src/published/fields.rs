@@ -20,6 +20,9 @@ pub struct Fields<'a> {
     pub asked: RefCell<BTreeSet<String>>,
 }
 
+/// What becomes of a number that cannot be read.
+const TAKEN: &str = "; taken as not stated";
+
 /// More than any run had; a typo is caught before it becomes an allocation.
 fn most(field: &str) -> u64 {
     match field {
@@ -53,7 +56,17 @@ impl<'a> Fields<'a> {
 
     /// Notes that a field could not be read and is as good as not stated: one number is no reason to leave a row out.
     fn doubt(&self, field: &str, why: impl std::fmt::Display) {
-        self.note(format!("{field}: {why}; taken as not stated"));
+        self.note(format!("{field}: {why}{TAKEN}"));
+    }
+
+    /// For rows of which no number is optional.
+    ///
+    /// Errors: the first that could not be read.
+    pub fn all_clear(&self) -> Result<()> {
+        let unclear = self.unclear.borrow();
+        let Some(line) = unclear.first() else { return Ok(()) };
+        let (field, why) = line.split_once(": ").unwrap_or((line, ""));
+        Err(self.wrong(field, format!("{}; correct it, or write null", why.trim_end_matches(TAKEN))))
     }
 
     /// Notes how a row was read.
