@@ -199,14 +199,15 @@ fn specs(row: &Attention, gpus: u32, par: &Parallelism) -> Result<Vec<AttentionS
 }
 
 /// Whether ranks share each document by itself: where there are some, and they come out even (ring-flash-attention's functions
-/// for sequences of unlike length, TransformerEngine's `thd`).
+/// for sequences of unlike length, TransformerEngine's `thd`). Ranks that gather have consecutive parts of the sequence (that
+/// library's functions named after Llama 3).
 fn each_is_shared(specs: &[AttentionSpec], par: &Parallelism) -> bool {
     let parts = u64::from(par.ring) * if par.options.layout == RingLayout::Zigzag { 2 } else { 1 };
     let even = |spec: &AttentionSpec| {
         let lengths = spec.mask.documents.lengths();
         !lengths.is_empty() && lengths.iter().all(|length| length.is_multiple_of(parts))
     };
-    par.ring > 1 && specs.iter().all(even)
+    par.ring > 1 && par.options.kv == KvPath::Ring && specs.iter().all(even)
 }
 
 /// Whether the mask is causal, by its name.
