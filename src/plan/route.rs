@@ -16,8 +16,8 @@ pub use expected::{expected_unique, in_a_row};
 pub use grouped::expected_unique_in_groups;
 
 use crate::error::{Error, Result};
-use crate::spec::{Dtype, Groups};
-use serde::{Deserialize, Serialize};
+use crate::spec::{Dtype, GroupScore, Groups};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// In place of a slot: the token was dropped there, or masked.
 pub const DROPPED: u32 = u32::MAX;
@@ -39,7 +39,7 @@ pub struct Route {
     pub topk: u32,
     pub counts: Counts,
     /// Equal groups of slots, and how many of them a token's slots stand in at most, where they are not listed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "in_short")]
     pub groups: Option<Groups>,
     /// The expert that each slot holds, where some hold the same; empty where slot i holds expert i.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -103,6 +103,14 @@ struct Unchecked {
     pad: Option<u32>,
     #[serde(default)]
     shadows: u32,
+}
+
+/// Their number and how many are kept, as `[8, 4]`, and what ranks them where that is not as usual.
+fn in_short<S: Serializer>(groups: &Option<Groups>, to: S) -> std::result::Result<S::Ok, S::Error> {
+    match groups {
+        Some(Groups { count, kept, score }) if *score == GroupScore::default() => [count, kept].serialize(to),
+        other => other.serialize(to),
+    }
 }
 
 fn is_zero(n: &u32) -> bool {

@@ -17,7 +17,8 @@ mod windows;
 
 use super::MtpSpec;
 use super::hybrid::Mixer;
-use super::model::{GroupScore, Groups, LlmSpec, Mlp, MoeSpec, Norm, Positions, Score};
+use super::model::{LlmSpec, Mlp, Norm, Positions};
+use super::moe::{GroupScore, Groups, MoeSpec, Score};
 use crate::error::{self, Error, Result};
 use serde_json::Value;
 use std::cell::RefCell;
