@@ -329,13 +329,8 @@ mod tests {
             let rows = predicted.map(|predicted| row("a", 1.0, Some(predicted)));
             let marks = bars(&groups(&rows));
             let cuts = marks.iter().filter(|m| matches!(m, Mark::Line { color, .. } if *color == PAPER)).count();
-            (
-                cuts,
-                marks
-                    .into_iter()
-                    .filter_map(|m| if let Mark::Text { text, .. } = m { Some(text) } else { None })
-                    .last(),
-            )
+            let mut texts = marks.into_iter().rev();
+            (cuts, texts.find_map(|m| if let Mark::Text { text, .. } = m { Some(text) } else { None }))
         };
         assert_eq!(said([1.1, 1.1]), (0, Some("10%".into())));
         assert_eq!(said([1.0, 3.0]), (1, Some("100% (180%)".into())));

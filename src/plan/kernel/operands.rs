@@ -11,7 +11,7 @@ pub struct Operands {
 }
 
 impl Kernel {
-    /// How large every operand has to be; [`check`](super::check) holds the plan's buffers against it.
+    /// How large every operand has to be; [`check`](crate::plan::check) holds the plan's buffers against it.
     pub fn operands(&self, views: &[Mesh]) -> Operands {
         let of = |reads: &[u64], writes: &[u64]| Operands { reads: reads.to_vec(), writes: writes.to_vec() };
         match self {

@@ -12,6 +12,7 @@ mod space;
 mod values;
 
 pub use nearest::Nearest;
+use nearest::TooLarge;
 pub use space::Space;
 pub use values::{CEILING, Value};
 
@@ -256,7 +257,7 @@ impl Search<'_> {
     }
 
     /// Ways that may fit, the most promising first, and those that do not by their bound, in bytes.
-    fn candidates(&self, points: Vec<Point>, counts: &mut Counts) -> Result<(Vec<Candidate>, Vec<(f64, Point)>)> {
+    fn candidates(&self, points: Vec<Point>, counts: &mut Counts) -> Result<(Vec<Candidate>, Vec<TooLarge>)> {
         let room = self.case.cluster.gpu.memory.value.value() - self.case.stack.reserved_memory.value.value();
         let mut by_probe: BTreeMap<Point, Vec<Point>> = BTreeMap::new();
         let mut too_large = vec![];

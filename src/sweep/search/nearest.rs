@@ -28,8 +28,11 @@ impl Nearest {
     }
 }
 
+/// Bytes that a way takes by its bound, more than there are, and the way.
+pub(super) type TooLarge = (f64, Point);
+
 /// `bounded`: ways whose memory is too much by their bound, in bytes; `costed`: those that were costed.
-pub(super) fn nearest(search: &Search, mut bounded: Vec<(f64, Point)>, costed: &[Row]) -> Result<Option<Nearest>> {
+pub(super) fn nearest(search: &Search, mut bounded: Vec<TooLarge>, costed: &[Row]) -> Result<Option<Nearest>> {
     bounded.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut laid: Vec<&Row> = costed.iter().filter(|row| row.over().is_some()).collect();
     laid.sort_by(|a, b| over(a).total_cmp(&over(b)));
