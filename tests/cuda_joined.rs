@@ -32,6 +32,16 @@ fn port() -> u16 {
     std::iter::repeat_with(ports).take(10_000).find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok()).unwrap()
 }
 
+/// Takes a port. A process that another test starts has the sockets of this one until it runs a program of its own, so that
+/// one that was closed may be open for a moment longer.
+fn take(port: u16) -> TcpListener {
+    let bind = |_| {
+        let taken = TcpListener::bind(("0.0.0.0", port));
+        taken.inspect_err(|_| std::thread::sleep(Duration::from_millis(20))).ok()
+    };
+    (0..250).find_map(bind).expect("nobody else takes it")
+}
+
 fn hello(rank: u32, world: u32) -> Hello {
     let process = Process { rank, world, local: rank, by: "a test" };
     Hello::new(&process, "plan", 22_703, "a double")
@@ -126,7 +136,7 @@ fn two_processes_of_one_rank_and_a_missing_one_are_named() {
 #[test]
 fn a_port_that_is_taken_for_a_moment_is_waited_for() {
     let port = port();
-    let taken = TcpListener::bind(("0.0.0.0", port)).unwrap();
+    let taken = take(port);
     let waiting =
         std::thread::spawn(move || join(&hello(0, 2), port, 20.0).map(|(meeting, _)| meeting.gather(vec![0])));
     std::thread::sleep(Duration::from_millis(300));
@@ -136,7 +146,7 @@ fn a_port_that_is_taken_for_a_moment_is_waited_for() {
     other.gather(vec![1]).unwrap();
     assert_eq!(waiting.join().unwrap().unwrap().unwrap(), Some(vec![vec![0], vec![1]]));
 
-    let _taken = TcpListener::bind(("0.0.0.0", port)).unwrap();
+    let _taken = take(port);
     let said = join(&hello(0, 2), port, 0.2).map(drop).unwrap_err().to_string();
     assert!(said.contains(&format!("port {port} cannot be listened on")) && said.contains("FORETRAIN_PORT"), "{said}");
 }
