@@ -172,12 +172,13 @@ impl Config {
         }
     }
 
-    /// Only the plan, whatever machine it is for.
-    pub fn plan(&self, file: Option<&Path>, defaults: Defaults) -> Result<Plan> {
-        match file {
-            Some(file) => self.load(file),
-            None => self.by_flags(defaults)?.plan(),
-        }
+    /// Only the plan, whatever machine it is for; and, if a router's log is read more than once, a sentence that says so.
+    pub fn plan(&self, file: Option<&Path>, defaults: Defaults) -> Result<(Plan, Option<String>)> {
+        let Some(file) = file else {
+            let chosen = self.by_flags(defaults)?;
+            return Ok((chosen.plan()?, chosen.repeated()));
+        };
+        Ok((self.load(file)?, None))
     }
 
     /// The plan of the flags with routes for every layer.

@@ -7,11 +7,11 @@ use crate::error::{Error, Result};
 use crate::goodput::Run;
 use crate::goodput::checkpoint::{Checkpoint, state_bytes};
 use crate::goodput::expected::{ettr, young};
-use crate::goodput::play::{Played, play};
+use crate::goodput::play::{Played, Spent, play};
 use crate::goodput::study::{Change, LEVERS, Question, pulled, study};
 use crate::plot;
 use crate::report::human::{Table, counted, decimal, long, notes, percent, seconds};
-use crate::spec::{ClusterSpec, FleetSpec, Origin, Sourced, StorageSpec};
+use crate::spec::{Cause, ClusterSpec, FleetSpec, Origin, Sourced, StorageSpec};
 use crate::units::{Bytes, BytesPerSec, Seconds};
 use clap::Args;
 use serde::Serialize;
@@ -295,11 +295,6 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     }
     let wall_s = played.spent.wall();
     let all = run.failures() + run.planned;
-    // Nobody plans a stop of a run that is down.
-    let node_days = |planned: bool| {
-        let s = if planned { played.spent.up(&run) } else { wall_s };
-        f64::from(run.nodes) * s / 86_400.0
-    };
     let mut found = Found {
         gpus: step.gpus,
         fleet: fleet.name.clone(),
@@ -315,14 +310,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         ettr_expected_leaves_out: run.spares.map(|_| NO_WAITING),
         goodput_mfu: step.mfu.map(|mfu| mfu * played.ettr),
         wall_s,
-        interruptions: fleet
-            .causes
-            .iter()
-            .map(|c| Interruptions {
-                cause: c.cause.clone(),
-                count: c.count / fleet.node_days.value * node_days(c.planned),
-            })
-            .collect(),
+        interruptions: interruptions(&fleet, &run, &played),
         in_repair: run.in_repair(),
         spares_99: run.spares_for(0.99),
         more_spares: more_spares(&run, &played, work, flags),
@@ -350,6 +338,20 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         found.files = list_of(&files);
     }
     Ok(Answer::new(text, &found))
+}
+
+/// How often to expect each cause.
+fn interruptions(fleet: &FleetSpec, run: &Run, played: &Played) -> Vec<Interruptions> {
+    // Nobody plans a stop of a run that is down.
+    let node_days = |planned: bool| {
+        let s = if planned { played.spent.up(run) } else { played.spent.wall() };
+        f64::from(run.nodes) * s / 86_400.0
+    };
+    let each = |c: &Cause| Interruptions {
+        cause: c.cause.clone(),
+        count: c.count / fleet.node_days.value * node_days(c.planned),
+    };
+    fleet.causes.iter().map(each).collect()
 }
 
 /// The formula has no number of nodes that stand by.
@@ -471,21 +473,7 @@ fn render(step: &Step, found: &Found) -> String {
     let times = format!("of standing still, safe after {}, loaded in {}", seconds(save_s), seconds(load_s));
     fact("", seconds(stall_s), times);
     text.push_str(&facts.render("  "));
-    text.push_str("\nwhere the time goes\n");
-    let mut table = Table::new("<>>");
-    let spent = &played.spent;
-    for (what, s) in [
-        ("training", spent.training),
-        ("standing still to save", spent.stalled),
-        ("lost since the last save", spent.lost),
-        ("noticing and finding it", spent.detecting),
-        ("waiting for a node", spent.waiting),
-        ("restarting", spent.restarting),
-        ("loading", spent.loading),
-    ] {
-        table.row([what.to_string(), long(s), percent(s / spent.wall())]);
-    }
-    text.push_str(&table.render("  "));
+    text.push_str(&where_time_goes(&played.spent));
     text.push_str(&with_more_spares(&found.more_spares));
     text.push_str("\nwhat would help, in the long run and with a node for every one that fails\n");
     let mut table = Table::new("<>>");
@@ -504,6 +492,22 @@ fn render(step: &Step, found: &Found) -> String {
         text.push_str(&format!("\nassumed, not measured: {}\n", found.assumed.join(", ")));
     }
     text
+}
+
+fn where_time_goes(spent: &Spent) -> String {
+    let mut table = Table::new("<>>");
+    for (what, s) in [
+        ("training", spent.training),
+        ("standing still to save", spent.stalled),
+        ("lost since the last save", spent.lost),
+        ("noticing and finding it", spent.detecting),
+        ("waiting for a node", spent.waiting),
+        ("restarting", spent.restarting),
+        ("loading", spent.loading),
+    ] {
+        table.row([what.to_string(), long(s), percent(s / spent.wall())]);
+    }
+    format!("\nwhere the time goes\n{}", table.render("  "))
 }
 
 fn steps(count: f64) -> String {

@@ -150,7 +150,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     };
     let loader = flags.checkpoints.loader()?;
     let optimizer = flags.optimizer.or(loader.as_ref().map(|loader| loader.index.optimizer));
-    let plan = optimizer.of(config.plan(flags.plan.plan.as_deref(), flags.machine.defaults())?);
+    let (plan, repeated) = config.plan(flags.plan.plan.as_deref(), flags.machine.defaults())?;
+    let plan = optimizer.of(plan);
     if flags.check {
         found::small_enough(&plan, flags.steps)?;
     }
@@ -185,6 +186,8 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         return Ok(Answer::new(text, &took_part));
     }
     let mut training = Training::new(flags, &plan, &options, &kept, rows)?;
+    // Routers of weights from elsewhere choose by themselves.
+    training.repeated = repeated.filter(|_| flags.weights.is_none());
     let job = Job { keep_last: flags.dump.is_some(), watch: Some(&kept), ..Job::new(&source, flags.steps) };
     let router = router.filter(|_| flags.steps > 1);
     if router.is_some() && flags.checkpoints.saves() {
@@ -245,6 +248,8 @@ struct Training<'a> {
     first: Option<Run>,
     /// The experts that tokens visited, step by step, where they are to be held against the reference.
     chosen: Vec<Vec<routing::Choices>>,
+    /// That a router's log was read more than once.
+    repeated: Option<String>,
 }
 
 impl<'a> Training<'a> {
@@ -262,6 +267,7 @@ impl<'a> Training<'a> {
             steps: vec![],
             first: None,
             chosen: vec![],
+            repeated: None,
             flags,
             plan: plan.clone(),
             options,
@@ -305,9 +311,7 @@ impl<'a> Training<'a> {
     fn answer(self, source: &Source, rows: Option<&Path>) -> Result<Answer> {
         self.live.end();
         let mut found = Found::new(&self.plan, self.options, self.planned, self.steps, self.gemm_flops_per_s);
-        let chosen = self.flags.config.choose(self.flags.plan.plan.as_deref(), self.flags.machine.defaults());
-        let chosen = chosen.ok().filter(|_| self.flags.weights.is_none());
-        found.notes.extend(chosen.and_then(|chosen| chosen.repeated()));
+        found.notes.extend(self.repeated);
         let whole = found.steps.last().is_some_and(|step| step.step == self.kept.before.steps + self.flags.steps);
         found.attention = self.first.as_ref().and_then(|run| run.attention.clone());
         if let Some(first) = self.first.filter(|_| self.flags.check) {
