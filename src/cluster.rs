@@ -123,18 +123,23 @@ impl Cluster {
     /// groups of their own. A ring leaves a pod once, however many of its members are inside; there are as many rings
     /// as the group has members on a node, each with a NIC of its own.
     pub fn uplink_share(&self, members: &[u32]) -> f64 {
-        let share = |pod: &Pod| match self.inside_pods(members, pod) {
-            Some(inside) => inside / (self.fewest_on_a_node(members) * pod.oversubscription.value),
+        let share = |(tier, pod): (usize, &Pod)| match self.inside_pods(members, pod) {
+            Some(inside) => {
+                let rings = self.fewest_on_a_node(members);
+                inside / (rings * pod.oversubscription.value * self.collide_all(tier, rings, inside))
+            }
             None => 1.0,
         };
-        self.spec.pods.iter().map(share).fold(1.0, f64::min)
+        self.spec.pods.iter().enumerate().map(share).fold(1.0, f64::min)
     }
 
     /// Bytes a second that a group has out of each of its pods of a tier, all other ranks being in groups like it; none
     /// where it stays in one.
-    pub fn uplinks_of(&self, members: &[u32], pod: &Pod) -> Option<BytesPerSec> {
-        let nics = self.spec.scale_out.as_ref()?.achieved.value * self.nics_per_rank()?;
-        Some(nics * (self.inside_pods(members, pod)? / pod.oversubscription.value))
+    pub fn uplinks_of(&self, members: &[u32], tier: usize) -> Option<BytesPerSec> {
+        let (pod, nics) = (&self.spec.pods[tier], self.nics_per_rank()?);
+        let inside = self.inside_pods(members, pod)?;
+        let lost = pod.oversubscription.value * self.collide_all(tier, self.fewest_on_a_node(members), inside);
+        Some(self.spec.scale_out.as_ref()?.achieved.value * (nics * inside / lost))
     }
 
     /// Members in each pod, if there are several.
@@ -156,12 +161,13 @@ impl Cluster {
 
     /// Peers of a member that are in other pods, times what their uplinks are too narrow by.
     pub fn beyond_pods(&self, members: &[u32]) -> f64 {
-        let beyond = |pod: &Pod| {
+        let beyond = |(tier, pod): (usize, &Pod)| {
             let pods: BTreeSet<u32> = members.iter().map(|m| m / pod.gpus).collect();
             let n = members.len() as f64;
-            (n - n / pods.len() as f64) * pod.oversubscription.value
+            let (inside, beyond) = (n / pods.len() as f64, n - n / pods.len() as f64);
+            beyond * pod.oversubscription.value * self.collide_all(tier, inside * beyond, inside)
         };
-        self.spec.pods.iter().map(beyond).fold(0.0, f64::max)
+        self.spec.pods.iter().enumerate().map(beyond).fold(0.0, f64::max)
     }
 
     /// What a group gets of the bridge between two sockets, all groups of the node crossing it alike; nothing

@@ -203,6 +203,8 @@ const REFUSED: &[&str] = &[
     "goodput --gpus 8 --step-time 0s --state 1TB",
     "goodput --gpus 8 --step-time 5s --state 1TB --every 1s",
     "goodput --gpus 8 --step-time 5s --state 1TB --fleet nowhere",
+    "goodput --gpus 8 --step-time 5s --state 1TB --fleet slow_repair.json",
+    "estimate --gpus 8 --documents 0x10",
     "goodput --gpus 8192 --step-time 5s --state 1TB --fleet meta-rsc-1 --spares 2 --work 1d",
     "goodput --gpus 1048576 --step-time 5s --state 100TB --fleet opt-175b",
     "goodput --gpus 8 --step-time 1e300s --state 1TB",
@@ -302,6 +304,10 @@ fn what_cannot_be_is_refused_with_value_and_remedy() {
     model(d, "not-a-plan.json", &[]);
     let nameless = r#"{"gpu": "h100-sxm5", "gpus_per_node": 8, "nodes": 1, "host": {"memory": {"value": "1 TB", "source": "", "provenance": "assumed"}}}"#;
     fs::write(d.join("nameless.json"), nameless).unwrap();
+    let fleet = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/fleet/llama-3-405b.json");
+    let mut fleet: Value = serde_json::from_str(&fs::read_to_string(fleet).unwrap()).unwrap();
+    fleet["repair"]["value"] = "1e30 d".into();
+    fs::write(d.join("slow_repair.json"), fleet.to_string()).unwrap();
     fs::write(d.join("torn.json"), "{\"model_type\": \"llama\", \"hidden_si").unwrap();
     succeeds(d, "plan --model tiny --cluster local-cpu --ulysses 2 --ring 2 --out plan.json");
     changed_plan(d, "old.json", |t| {

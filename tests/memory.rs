@@ -2,6 +2,7 @@
 
 mod plans;
 
+use foretrain::plan::lasting::lasting;
 use foretrain::plan::link::{AtomTable, Line};
 use foretrain::plan::memory::{ALIGN, Conflicts, Footprint, Layout, SlotId, lives};
 use foretrain::plan::*;
@@ -45,17 +46,17 @@ fn shared_bytes_are_safe(plan: &Plan) -> (u64, u64) {
         let from = layout.offset(*at).unwrap();
         from..from + plan.tensors[at.tensor as usize].bytes()
     };
-    let mut whole = 0;
+    let (mut whole, lasting) = (0, lasting(plan));
     for (a, ops_a) in &users {
         whole += plan.tensors[a.tensor as usize].bytes();
-        let (here, kind) = (range(a), plan.tensors[a.tensor as usize].kind);
+        let here = range(a);
         assert!(here.end <= layout.bytes);
         for (b, ops_b) in users.range(a..).skip(1) {
             let there = range(b);
             if here.end <= there.start || there.end <= here.start {
                 continue;
             }
-            assert!(!kind.persists() && !plan.tensors[b.tensor as usize].kind.persists());
+            assert!(!lasting[a.tensor as usize] && !lasting[b.tensor as usize]);
             // Two ops that touch the same bytes by different names follow one another.
             for (first, second) in ops_a.iter().flat_map(|u| ops_b.iter().map(move |v| (*u.min(v), *u.max(v)))) {
                 let lane = line.nodes[first].lane as usize;

@@ -284,6 +284,7 @@ mod tests {
                 (CollectiveKind::AllReduce, Algorithm::Tree),
                 (CollectiveKind::AllReduce, Algorithm::NvlsTree),
                 (CollectiveKind::AllGather, Algorithm::Ring),
+                (CollectiveKind::ReduceScatter, Algorithm::Pat),
                 (CollectiveKind::AllToAll, Algorithm::Pairwise),
             ] {
                 let flows = loads(&streams(&cluster, algorithm, Operation::Whole(kind), &members, 1.0));

@@ -73,6 +73,7 @@ enum Algo {
     Nvls,
     NvlsTree,
     Pairwise,
+    Pat,
     Hierarchical,
 }
 
@@ -84,6 +85,7 @@ impl Algo {
             Algo::Nvls => Algorithm::Nvls,
             Algo::NvlsTree => Algorithm::NvlsTree,
             Algo::Pairwise => Algorithm::Pairwise,
+            Algo::Pat => Algorithm::Pat,
             Algo::Hierarchical => Algorithm::Hierarchical,
         }
     }

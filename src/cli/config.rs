@@ -497,7 +497,7 @@ pub fn documents(text: &str) -> std::result::Result<Documents, String> {
     let mut lengths: Vec<u64> = vec![];
     for word in text.split([',', ' ', '\n', '\t', '\r']).filter(|word| !word.is_empty()) {
         let (times, length) = word.split_once('x').unwrap_or(("1", word));
-        let times = times.parse().ok().filter(|times| *times <= MOST_DOCUMENTS);
+        let times = times.parse().ok().filter(|times| (1..=MOST_DOCUMENTS).contains(times));
         let (Some(times), Ok(length)) = (times, count(length)) else {
             return Err(wrong(format!("{word:?} is no length")));
         };
@@ -514,7 +514,7 @@ pub fn packed(documents: &Documents) -> String {
     match documents.lengths()[..] {
         [] => String::new(),
         [one] => format!(", documents of {} tokens", tokens(one)),
-        ref all => format!(", {} documents of {} tokens in all, again and again", all.len(), tokens(all.iter().sum())),
+        ref all => format!(", {} documents of {} tokens in all until it is full", all.len(), tokens(all.iter().sum())),
     }
 }
 

@@ -3,8 +3,11 @@
 use super::Cluster;
 use super::ecmp::fullest;
 use super::graph;
-use crate::spec::Routing;
+use crate::spec::{Pod, Routing};
 use crate::units::{BytesPerSec, Seconds};
+
+/// Of so many hashed flows an uplink the fullest has 4 % more than the mean at most, and nobody needs to count them.
+const MANY: f64 = 4096.0;
 
 /// A link that flows share, in one direction. Its name is all there is of it: a cluster of 100,000 GPUs keeps no list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -152,8 +155,8 @@ impl Cluster {
         self.spec.scale_out.as_ref().map_or(0, |out| out.nics_per_node.min(self.spec.gpus_per_node))
     }
 
-    /// Bytes a second that a link carries in its direction. Uplinks on which hashed flows collide carry what the
-    /// slowest of a barrier gets: see [`fullest`].
+    /// Bytes a second that a link carries in its direction; all uplinks of a switch are one. Hashed flows that collide on
+    /// these get less: see [`collisions`](Cluster::collisions).
     pub fn capacity(&self, link: Link) -> BytesPerSec {
         let up = &self.spec.scale_up;
         match link {
@@ -189,11 +192,48 @@ impl Cluster {
     fn uplinks(&self, tier: usize) -> BytesPerSec {
         let (pod, out) = (&self.spec.pods[tier], self.spec.scale_out.as_ref().expect("pods are of a network"));
         let nics = f64::from(pod.gpus) * f64::from(out.nics_per_node) / f64::from(self.spec.gpus_per_node);
-        let switches = if out.rails && tier == 0 { f64::from(self.nics_apart()) } else { 1.0 };
-        let lost = match (out.routing, &pod.uplinks) {
-            (Routing::Ecmp { subflows }, Some(uplinks)) => fullest(uplinks.value, subflows),
+        out.achieved.value * (nics / self.switches(tier) / pod.oversubscription.value)
+    }
+
+    /// How much longer the last of some hashed flows takes over an uplink than all of them would if they were spread evenly, 1
+    /// over any other link. `flows`: of everyone over the uplinks of the switch. A flow that has few others beside it is taken
+    /// to fill an uplink, as a NIC of the same rate does.
+    pub fn collisions(&self, link: Link, flows: f64) -> f64 {
+        match link {
+            Link::Up { tier, .. } | Link::Down { tier, .. } => self.collide(&self.spec.pods[tier as usize], flows),
             _ => 1.0,
-        };
-        out.achieved.value * (nics / switches / pod.oversubscription.value / lost)
+        }
+    }
+
+    /// The same over the uplinks of a switch of a tier.
+    fn collide(&self, pod: &Pod, flows: f64) -> f64 {
+        let out = self.spec.scale_out.as_ref().expect("pods are of a network");
+        match (out.routing, &pod.uplinks) {
+            (Routing::Ecmp { subflows }, Some(uplinks)) => {
+                let on_each = (flows / f64::from(uplinks.value)).clamp(1.0, MANY);
+                fullest(uplinks.value, (on_each * f64::from(subflows)).round() as u32)
+            }
+            _ => 1.0,
+        }
+    }
+
+    /// The same where so many `flows` leave for every `inside` GPUs of a pod.
+    pub(super) fn collide_all(&self, tier: usize, flows: f64, inside: f64) -> f64 {
+        let pod = &self.spec.pods[tier];
+        self.collide(pod, flows * f64::from(pod.gpus) / inside / self.switches(tier))
+    }
+
+    /// Of the GPUs whose switch an uplink is of, those that are in a group, and all of them; none of any other link.
+    pub fn below(&self, link: Link, members: &[u32]) -> Option<[f64; 2]> {
+        let (Link::Up { tier, pod, rail } | Link::Down { tier, pod, rail }) = link else { return None };
+        let (gpus, rails) = (self.spec.pods[tier as usize].gpus, self.switches(tier as usize));
+        let is_below = |&&m: &&u32| m / gpus == pod && (rails < 2.0 || self.nic_of(m) == rail);
+        Some([members.iter().filter(is_below).count() as f64, f64::from(gpus) / rails])
+    }
+
+    /// Switches of a pod: one for every rail of the innermost.
+    fn switches(&self, tier: usize) -> f64 {
+        let rails = tier == 0 && self.spec.scale_out.as_ref().is_some_and(|out| out.rails);
+        if rails { f64::from(self.nics_apart()) } else { 1.0 }
     }
 }

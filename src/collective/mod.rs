@@ -9,6 +9,7 @@ pub mod forward;
 pub mod nccl;
 pub mod pairs;
 pub mod pairwise;
+pub mod pat;
 pub mod ring;
 pub mod streams;
 pub mod tree;
@@ -53,6 +54,9 @@ pub enum Algorithm {
     NvlsTree,
     /// Every two members.
     Pairwise,
+    /// Members 1, 2, 4, .. apart, the farthest first: NCCL's parallel aggregated trees, among nodes of which each has one
+    /// member.
+    Pat,
     /// Rings inside nodes, then rings of equal ranks between nodes.
     Hierarchical,
 }
@@ -65,6 +69,7 @@ impl Algorithm {
             Algorithm::Nvls => "nvls",
             Algorithm::NvlsTree => "nvls-tree",
             Algorithm::Pairwise => "pairwise",
+            Algorithm::Pat => "pat",
             Algorithm::Hierarchical => "hierarchical",
         }
     }

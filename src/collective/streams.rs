@@ -3,7 +3,7 @@
 //! A chunked collective keeps all its hops busy at once, so what counts for bandwidth is how much goes over each link in
 //! all; what it takes to fill the pipeline is the latency of the analytic model.
 
-use super::{Algorithm, Operation, tree};
+use super::{Algorithm, Operation, pat, tree};
 use crate::cluster::{Cluster, Link};
 use crate::plan::CollectiveKind;
 use std::collections::BTreeMap;
@@ -33,6 +33,7 @@ pub fn streams(cluster: &Cluster, algorithm: Algorithm, op: Operation, members: 
         (Algorithm::Pairwise, _) => flows.pairwise(bytes / n),
         (Algorithm::Tree, _) => flows.trees(bytes),
         (Algorithm::Nvls | Algorithm::NvlsTree, _) => flows.switch(bytes),
+        (Algorithm::Pat, _) => flows.pat(bytes / n),
         (Algorithm::Hierarchical, _) => flows.hierarchical(bytes),
         (Algorithm::Ring, _) => flows.rings(sent, op == Operation::Broadcast),
     }
@@ -108,6 +109,15 @@ impl Flows<'_> {
                     None => self.send(pair[0], pair[1], bytes / channels as f64),
                 }
             }
+        }
+        self.done()
+    }
+
+    /// Every member sends parts of so many bytes to those that are powers of two further on.
+    fn pat(mut self, part: f64) -> Vec<Stream> {
+        let n = self.members.len();
+        for (apart, parts) in pat::sends(n) {
+            (0..n).for_each(|i| self.send(self.members[i], self.members[(i + apart) % n], part * parts as f64));
         }
         self.done()
     }

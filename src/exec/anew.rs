@@ -6,6 +6,7 @@ use super::kernels::Scalar;
 use super::train::{Fixed, Keep, one_step};
 use super::{Anew, Job, Options};
 use crate::error::{Error, Result};
+use crate::plan::lasting::that_last;
 use crate::plan::link::AtomTable;
 use crate::plan::memory::SlotId;
 use crate::plan::{Plan, check};
@@ -40,20 +41,16 @@ fn slots<'p>(plan: &'p Plan, tensor: u32) -> impl Iterator<Item = SlotId> + use<
     (0..plan.tensors[tensor as usize].slots).map(move |slot| SlotId { tensor, slot })
 }
 
-fn lasting(plan: &Plan) -> impl Iterator<Item = u32> {
-    (0..).zip(&plan.tensors).filter(|(_, tensor)| tensor.kind.persists()).map(|(t, _)| t)
-}
-
 fn saved(plan: &Plan, atoms: &AtomTable, arena: &Arena) -> Memory {
     let of = |at: SlotId| {
         let whole = || arena.read(&arena.whole(&inputs::slot(plan, atoms, at.tensor, at.slot)));
         arena.holds(at).then(whole)
     };
-    lasting(plan).map(|t| (plan.tensors[t as usize].name.clone(), slots(plan, t).map(of).collect())).collect()
+    that_last(plan).map(|t| (plan.tensors[t as usize].name.clone(), slots(plan, t).map(of).collect())).collect()
 }
 
 fn restore(plan: &Plan, atoms: &AtomTable, arena: &mut Arena, memory: &Memory) -> Result<()> {
-    let own: Vec<u32> = lasting(plan).collect();
+    let own: Vec<u32> = that_last(plan).collect();
     let other = |why: String| Err(Error::plan(format!("the next step's plan {why}; it needs the same weights")));
     if own.len() != memory.len() {
         return other(format!("has {} tensors that last, the one before has {}", own.len(), memory.len()));

@@ -3,6 +3,7 @@
 use super::arena::{Arena, Data};
 use super::attention_io;
 use super::source::{Source, further};
+use crate::plan::lasting::that_last;
 use crate::plan::link::{AtomTable, Place};
 use crate::plan::memory::SlotId;
 use crate::plan::{Axis, Buf, Dtype, Feed, Held, Inputs, Master, Param, Plan, Shard, TensorId, TensorRef};
@@ -56,9 +57,10 @@ pub fn has(plan: &Plan, param: &Param, rank: u32) -> bool {
 
 /// Fills a rank's weights and its optimizer state, once for all steps.
 pub fn fill(plan: &Plan, atoms: &AtomTable, rank: u32, source: &Source, arena: &mut Arena) {
-    for (t, tensor) in plan.tensors.iter().enumerate().filter(|(_, t)| t.kind.persists()) {
+    for t in that_last(plan) {
+        let tensor = &plan.tensors[t as usize];
         for s in 0..tensor.slots {
-            let place = slot(plan, atoms, t as u32, s);
+            let place = slot(plan, atoms, t, s);
             put(arena, &place, &vec![0.0; tensor.elems() as usize], tensor.dtype);
         }
     }
@@ -83,8 +85,8 @@ pub fn feed(
     arena: &mut Arena,
 ) {
     arena.forget_peak();
-    for (t, tensor) in (0..).zip(&plan.tensors).filter(|(_, t)| t.kind.persists()) {
-        (0..tensor.slots).for_each(|slot| arena.touch(SlotId { tensor: t, slot }));
+    for t in that_last(plan) {
+        (0..plan.tensors[t as usize].slots).for_each(|slot| arena.touch(SlotId { tensor: t, slot }));
     }
     for (at, values) in fed(plan, rank, (source, step), shared) {
         put(arena, &slot(plan, atoms, at.tensor, at.slot), &values, plan.tensors[at.tensor as usize].dtype);
@@ -252,7 +254,7 @@ mod tests {
                     }
                     scales.sort_unstable();
                     let mut large = vec![];
-                    for (t, tensor) in (0..).zip(&plan.tensors).filter(|(_, t)| t.kind.persists()) {
+                    for (t, tensor) in that_last(&plan).map(|t| (t, &plan.tensors[t as usize])) {
                         for at in (0..tensor.slots).map(|slot| SlotId { tensor: t, slot }).filter(|at| arena.holds(*at))
                         {
                             let values = arena.read(&arena.whole(&slot(&plan, &atoms, t, at.slot))).to_f64();

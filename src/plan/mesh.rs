@@ -83,6 +83,12 @@ impl Mesh {
         rank + there * self.stride(axis) - here * self.stride(axis)
     }
 
+    /// Whether neighbours on the first axis are nearer to each other than those on the second; not where it is not there.
+    pub fn is_inside(&self, axis: Axis, outer: Axis) -> bool {
+        let at = |axis| self.axes.iter().position(|(other, _)| *other == axis);
+        at(axis).zip(at(outer)).is_some_and(|(axis, outer)| axis > outer)
+    }
+
     /// The rank that differs from `rank` only in its coordinate along `axis`.
     pub fn with_coord(&self, rank: u32, axis: Axis, coord: u32) -> u32 {
         match self.degree(axis) {

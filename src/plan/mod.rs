@@ -8,6 +8,7 @@ pub mod expert;
 pub mod frozen;
 pub mod halves;
 pub mod kernel;
+pub mod lasting;
 pub mod link;
 pub mod matching;
 pub mod memory;

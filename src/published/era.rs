@@ -4,7 +4,7 @@ use super::case::Training;
 use super::release::{Release, numbered, release};
 use super::system::{NEMO, System};
 use super::words::{squeezed, tokens};
-use crate::spec::GpuSpec;
+use crate::spec::{Architecture, GpuSpec, Origin, Sourced, StackSpec};
 
 /// The release that stands for Megatron-Bridge where none is named, be it that a commit or a version is: the middle of its
 /// releases, which are those of 25.09 to 26.08, so that half a year is the most that it is off. It is the month of Megatron
@@ -97,6 +97,20 @@ pub fn older_kernels(run: &Training, gpu: &mut GpuSpec) {
     }
 }
 
+/// The first of NVIDIA's containers with NCCL 2.23 and its parallel aggregated trees (2.23.4: release notes of 24.12).
+const TREES_OF_ALL: Release = (24, 12);
+
+/// The stack with the library of when a run was made: of training of which no release is known nothing younger than its GPU
+/// is taken for granted, and Blackwell came with newer ones.
+pub fn older_library(run: &Training, architecture: Architecture, stack: &StackSpec) -> StackSpec {
+    let unsaid = architecture != Architecture::Blackwell;
+    if !stack.has_pat() || !released(run).map_or(unsaid, |release| release < TREES_OF_ALL) {
+        return stack.clone();
+    }
+    let source = "older than NCCL 2.23".into();
+    StackSpec { no_pat: Some(Sourced { value: true, source, provenance: Origin::Derived }), ..stack.clone() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,6 +146,15 @@ mod tests {
         let (old, new) = (long("NeMo 24.03.01", ""), long("NeMo", "24.03 ms a layer"));
         assert!(old < new && long("NeMo", "container NeMo24.03.01") == old && long("NeMo 24.07", "") == new);
         assert_eq!(long("NeMo before 24.05", ""), old);
+    }
+
+    #[test]
+    fn libraries_are_those_of_their_time() {
+        let has = |system: &str, architecture| {
+            older_library(&run(system, ""), architecture, &StackSpec::find("nccl-cudnn").unwrap()).has_pat()
+        };
+        assert!(has("NeMo 25.02", Architecture::Hopper) && has("Megatron-LM", Architecture::Blackwell));
+        assert!(!has("NeMo 24.07", Architecture::Hopper) && !has("Megatron-LM", Architecture::Ampere));
     }
 
     #[test]

@@ -295,7 +295,8 @@ impl Setup {
         if software::fills_vocabulary(&run.system) || model.vocab % tp > 0 {
             model.vocab = model.vocab.next_multiple_of(128 * tp);
         }
-        let stack = recipe::stack(run, stack, split.par.options.tp_overlap);
+        let stack = era::older_library(run, machine.cluster.gpu.architecture, stack);
+        let stack = recipe::stack(run, &stack, split.par.options.tp_overlap);
         let stack = if is_eager(&run.system) { shipped.stacks.eager(stack) } else { stack };
         let without = |word: &&str| format!("taken without {word}, which this version has not");
         found.why.extend(split.unknown.iter().map(without));

@@ -71,6 +71,13 @@ impl FleetSpec {
                 format!("{} of {:?} is not a number of interruptions", cause.count, cause.cause),
             );
         }
+        let times = [("detect", &spec.detect), ("restart", &spec.restart), ("repair", &spec.repair)];
+        if let Some((field, time)) = times.iter().find(|(_, time)| !(0.0..=TEN_YEARS).contains(&time.value.value())) {
+            return wrong(field, format!("{} is no time of a repair (0 to 10 years)", time.value));
+        }
         Ok(spec)
     }
 }
+
+/// Seconds, to the week.
+const TEN_YEARS: f64 = 10.0 * 365.25 * 86400.0;

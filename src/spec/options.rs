@@ -4,9 +4,11 @@
 //! alike: `stripe+dkv-model`. What is not named is as the default has it, whose name is `default`.
 
 mod choices;
+mod stages;
 mod words;
 
 pub use choices::{Capacity, Dispatch, Fold, KvPath, RingBackward, RingLayout, RingMerge};
+pub use stages::Stages;
 pub use words::{NUMBERED, WORDS, Word};
 
 use super::meant;
@@ -50,6 +52,8 @@ pub struct Options {
     /// Layers of the first and of the last stage, where not as many as the others have.
     pub first_stage: Option<u16>,
     pub last_stage: Option<u16>,
+    /// Layers of every stage.
+    pub stages: Stages,
     /// Tensor-parallel ranks gather and sum the residual stream in chunks of rows, beside the products.
     pub tp_overlap: bool,
     /// Attention writes its scores to memory, as before FlashAttention.
@@ -129,9 +133,18 @@ pub struct Options {
 }
 
 fn is_numbered(name: &str) -> bool {
-    ["replicas-", "shard-", "first-stage-", "last-stage-", "shadow-", "capacity-", "loss-chunks-", "mlp-chunks-"]
-        .iter()
-        .any(|start| name.starts_with(start))
+    const STARTS: &[&str] = &[
+        "replicas-",
+        "shard-",
+        "first-stage-",
+        "last-stage-",
+        "stages-",
+        "shadow-",
+        "capacity-",
+        "loss-chunks-",
+        "mlp-chunks-",
+    ];
+    STARTS.iter().any(|start| name.starts_with(start))
 }
 
 impl Options {
@@ -165,6 +178,10 @@ impl Options {
                     Some(n.parse().map_err(|_| format!("{name:?}: {n:?} is no number of layers; write {start}5"))?);
                 return Ok(true);
             }
+        }
+        if let Some(layers) = name.strip_prefix("stages-") {
+            self.stages = layers.parse()?;
+            return Ok(true);
         }
         let Some(how) = name.strip_prefix("capacity-") else { return Ok(false) };
         self.capacity = how.parse()?;
@@ -209,6 +226,7 @@ impl fmt::Display for Options {
         words.extend((self.shard > 0).then(|| format!("shard-{}", self.shard)));
         words.extend(self.first_stage.map(|n| format!("first-stage-{n}")));
         words.extend(self.last_stage.map(|n| format!("last-stage-{n}")));
+        words.extend((!self.stages.is_empty()).then(|| format!("stages-{}", self.stages)));
         words.extend((self.capacity != Capacity::Unlimited).then(|| format!("capacity-{}", self.capacity)));
         words.extend((self.shadow > 0).then(|| format!("shadow-{}", self.shadow)));
         words.extend((self.loss_chunks > 0).then(|| format!("loss-chunks-{}", self.loss_chunks)));
@@ -283,6 +301,7 @@ mod tests {
         }
         for words in [
             "first-stage-3+last-stage-0",
+            "stages-2x10.3x20.2x2",
             "replicas-32",
             "shadow-2",
             "stripe+replicas-8+shard-4+capacity-1.25",

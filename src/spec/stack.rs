@@ -45,6 +45,9 @@ pub struct StackSpec {
     /// and NICs let through.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree_rate: Option<Sourced<BytesPerSec>>,
+    /// The library is from before NCCL 2.23, which brought parallel aggregated trees; none: it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_pat: Option<Sourced<bool>>,
     /// CPU time of one forward call of the attention kernel by its library's own function: called over and over by itself, it
     /// takes no less. None: not known to be longer than any kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -106,6 +109,11 @@ pub const CLAMPED_EXPERTS_AGAIN: f64 = (10.0 + 69.0 * STRIDED + 6.0 + 16.0 * STR
 const STRIDED: f64 = 2.0;
 
 impl StackSpec {
+    /// Whether the library has parallel aggregated trees: NCCL has, others not, or not unless they are told to (RCCL).
+    pub fn has_pat(&self) -> bool {
+        self.maker == Some(Maker::Nvidia) && !self.no_pat.as_ref().is_some_and(|no| no.value)
+    }
+
     /// A shipped stack by name, or a file by path.
     pub fn find(name: &str) -> Result<StackSpec> {
         StackSpec::from_found(&find("stack", name)?)

@@ -138,7 +138,11 @@ impl<'c> Frames<'c> {
         if let Some(at) = self.kept.iter().position(same) {
             return Ok((at, None));
         }
-        let counted = |kept: &&Kept| kept.prints.rest == prints.rest && kept.conflicts.of_any_microbatches;
+        let microbatches = point.global_batch / (u64::from(point.par.dp) * point.micro_batch).max(1);
+        let counted = |kept: &&Kept| {
+            let enough = kept.conflicts.of_microbatches_from.is_some_and(|least| microbatches >= least);
+            enough && kept.prints.rest == prints.rest
+        };
         let known = self.kept.iter().filter(of_way).find(counted).map(|kept| kept.conflicts.clone());
         let (conflicts, plan) = match known {
             Some(known) => (known, None),

@@ -4,7 +4,9 @@
 //!
 //! * `sends`: the channel rule, a send alone and one to every peer.
 //! * `shape`: where the members of a group are.
-//! * `tuner`: rings, trees and switches by the tuner's formulas.
+//! * `tuner`: rings, trees, parallel aggregated trees and switches by the tuner's formulas.
+//!
+//! Not here: what switches of the network add up (CollNet, SHARP), which takes a plugin.
 //! * `fitted`: what was fitted on tables of measurements.
 
 mod fitted;
@@ -177,6 +179,8 @@ impl<'a> Nccl<'a> {
                     let switch = if shape.nodes > 1 { Algorithm::NvlsTree } else { Algorithm::Nvls };
                     all.extend(tuner.switch(bytes).map(one(switch, Mark::Simple)));
                     all.extend(tuner.hierarchical(bytes).map(one(Algorithm::Hierarchical, Mark::Simple)));
+                } else {
+                    all.extend(tuner.pat(bytes).map(one(Algorithm::Pat, Mark::Simple)));
                 }
                 all
             }
@@ -330,6 +334,36 @@ mod tests {
         }
         let (small, large) = (rate(8, 2048.0) / rate(8, 32768.0), rate(72, 2048.0) / rate(72, 32768.0));
         assert!(small > 0.95 && large < 0.9, "{small} {large}");
+    }
+
+    /// One GPU of each of 64 nodes gathers 16 MiB in a few long hops; a ring would go over 63. Of large buffers a ring has more
+    /// of the NIC, and older libraries have nothing else. By hand, of 64 MiB among 256: 8 hops of 5 us x 5.1 / 3.5, 2.8 us for
+    /// each, and 0.75 of 48.5 GB/s.
+    #[test]
+    fn gpus_of_different_nodes_gather_by_aggregated_trees() {
+        let (c, newer) = at("dgx-h100", 2048);
+        let older = StackSpec::find("nccl-unfused").unwrap();
+        let of = |s: &StackSpec, n: u32, mib: f64| {
+            let members: Vec<u32> = (0..n).map(|m| 8 * m).collect();
+            chosen(&c, s, CollectiveKind::AllGather, &members, Bytes::new(mib * MIB)).unwrap()
+        };
+        let (pat, ring) = (of(&newer, 64, 16.0), of(&older, 64, 16.0));
+        assert_eq!(
+            [pat.algorithm, ring.algorithm, of(&newer, 64, 4096.0).algorithm].map(Algorithm::name),
+            ["pat", "ring", "ring"]
+        );
+        assert!(pat.time.total() < ring.time.total() * 0.7);
+        let all = of(&newer, 256, 64.0).time;
+        let out = c.spec.scale_out.as_ref().unwrap();
+        let by_hand =
+            c.spec.scale_up.start.value.value() + 8.0 * out.latency.value.value() * 5.1 / 3.5 + 256.0 * 2.8e-6;
+        assert!((all.latency.value() / by_hand - 1.0).abs() < 1e-9);
+        let rate = 64.0 * MIB * 255.0 / 256.0 / all.transfer.value();
+        assert!((rate / (0.75 * out.achieved.value.value()) - 1.0).abs() < 1e-9, "{rate}");
+        // Two GPUs a node have rings alone.
+        let pairs: Vec<u32> = (0..64).flat_map(|m| [8 * m, 8 * m + 1]).collect();
+        let both = chosen(&c, &newer, CollectiveKind::ReduceScatter, &pairs, Bytes::new(MIB)).unwrap();
+        assert_eq!(both.algorithm, Algorithm::Ring);
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub struct Tuner<'a> {
     tree_nics: f64,
     /// Bus bandwidth of a tree whose flags come with whole chunks, at most.
     tree_most: f64,
+    /// Algorithm bandwidth of parallel aggregated trees, GB/s; none where the library has none or does not take them.
+    pat: Option<f64>,
     /// Algorithm bandwidth where the switch adds up, GB/s.
     switch: Option<f64>,
     /// Bytes of which filling the switch's pipeline takes as long as moving them.
@@ -67,6 +69,12 @@ pub struct Tuner<'a> {
     chips: bool,
     fitted: &'a Fitted,
 }
+
+/// Of parallel aggregated trees: part of the NICs' bandwidth that they have, hops that are under way at once, and what each
+/// member takes (src/graph/tuning.cc: bandwidth x 0.75, latency log2(nodes) x inter / 3.5 + 2.8 us x ranks).
+const PAT_RATE: f64 = 0.75;
+const PAT_HOPS_AT_ONCE: f64 = 3.5;
+const PAT_MEMBER: f64 = 2.8e-6;
 
 /// Whether RCCL finds no more than one ring: on five to seven GPUs of a mesh of eight. All-reduces and all-gathers of them
 /// have 35 to 39 GB/s with RCCL 2.22.3 and 45 to 47 with ROCm 7.2 on MI355X, where a link has 52 and four GPUs reach 160 to
@@ -104,6 +112,11 @@ impl<'a> Tuner<'a> {
         // NCCL leaves it to the ring up to four GPUs of a node.
         let reduce = up.switch_reduce.as_ref().filter(|_| shape.fewest > 4);
         let part = f64::from(shape.most) / full;
+        // Among nodes that have one member each, whatever else they have (ncclPatEnable).
+        let pat = (stack.has_pat() && out.is_some() && shape.most == 1).then(|| {
+            let n = f64::from(shape.n);
+            (PAT_RATE * all * n / (n - 1.0)).min(shape.pat / 1e9)
+        });
         Tuner {
             n: f64::from(shape.n),
             nodes: f64::from(shape.nodes),
@@ -113,6 +126,7 @@ impl<'a> Tuner<'a> {
             nics,
             tree_nics,
             tree_most: stack.tree_rate.as_ref().map_or(f64::INFINITY, |rate| giga(rate.value)),
+            pat,
             switch: reduce.map(|r| giga(r.value) * full / (2.0 * (full - 1.0))),
             ramp: up.switch_ramp.as_ref().map_or(0.0, |ramp| ramp.value.value() * part * part),
             ll_max: ll_max(cluster.gpu.architecture, shape.nodes),
@@ -191,6 +205,16 @@ impl<'a> Tuner<'a> {
             Choice { algorithm: Algorithm::Tree, mark, time: self.regime(latency, bytes, 0.5 * rate) }
         };
         self.protocols().into_iter().zip(rates).map(regime).collect()
+    }
+
+    /// An all-gather or reduce-scatter among nodes of which each has one member: a few long hops, and time for each of all
+    /// members, by the figures of the tuner; no measurement was at hand.
+    pub fn pat(&self, bytes: Bytes) -> Option<LinkTime> {
+        let rate = self.pat?;
+        let [.., simple] = self.fitted.between;
+        let hops = self.wire * (simple.between / PAT_HOPS_AT_ONCE * self.nodes.log2());
+        let time = self.regime(hops + Seconds::new(PAT_MEMBER * self.n), bytes, rate);
+        Some(LinkTime { provenance: Provenance::Extrapolated, ..time })
     }
 
     /// Steps between nodes of a tree.

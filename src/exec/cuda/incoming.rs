@@ -3,6 +3,7 @@
 //! would read what they left: smaller numbers from layer to layer and soon zeros, with which an H200's products take an
 //! eighth less time. Kernels read what has come in a place of its own.
 
+use crate::plan::lasting::lasting;
 use crate::plan::link::Line;
 use crate::plan::memory::{Layout, SlotId};
 use crate::plan::{OpKind, Plan};
@@ -56,7 +57,8 @@ impl Incoming {
 /// Slots that messages and collectives write, but weights and gradients that are there all the time.
 fn received(plan: &Plan, line: &Line) -> BTreeSet<SlotId> {
     let written = (0..line.nodes.len()).filter(|&node| communicates(line, node)).flat_map(|node| written(line, node));
-    written.filter(|at| !plan.tensors[at.tensor as usize].kind.persists()).collect()
+    let lasting = lasting(plan);
+    written.filter(|at| !lasting[at.tensor as usize]).collect()
 }
 
 fn communicates(line: &Line, node: usize) -> bool {

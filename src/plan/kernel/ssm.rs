@@ -60,7 +60,7 @@ pub enum SsmOp {
     OwnBwd(HeadRanks),
 }
 
-/// Ranks that have a part of the heads each: ulysses' within a ring's.
+/// Ranks that have a part of the heads each: those of all ulysses groups of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadRanks {
@@ -73,10 +73,13 @@ impl HeadRanks {
         u64::from(self.ring) * u64::from(self.ulysses)
     }
 
-    /// Which of them `rank` is.
+    /// Which of them `rank` is, in the order in which they exchange: whichever of the two axes is inside the other.
     pub fn place(self, views: &[Mesh], rank: u32) -> u64 {
-        let at = |axis| u64::from(views[0].coord(rank, axis));
-        at(Axis::Cp) * u64::from(self.ulysses) + at(Axis::Up)
+        let [ring, ulysses] = [Axis::Cp, Axis::Up].map(|axis| u64::from(views[0].coord(rank, axis)));
+        match views[0].is_inside(Axis::Cp, Axis::Up) {
+            true => ulysses * u64::from(self.ring) + ring,
+            false => ring * u64::from(self.ulysses) + ulysses,
+        }
     }
 }
 

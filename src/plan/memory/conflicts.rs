@@ -7,6 +7,7 @@ use super::gaps::Gaps;
 use super::walk::{Before, SlotLives, Walk};
 use super::{Life, SlotId};
 use crate::error::Result;
+use crate::plan::lasting::lasting;
 use crate::plan::link::AtomTable;
 use crate::plan::op::TensorId;
 use crate::plan::program::Plan;
@@ -30,8 +31,8 @@ pub struct Conflicts {
     /// another are left out.
     pub changes: Vec<(u32, bool)>,
     pub counts: Counts,
-    /// They are those of a plan with any other number of microbatches, too, and else the same.
-    pub of_any_microbatches: bool,
+    /// They are those of a plan with any other number of microbatches, too, that is no less than this, and else the same.
+    pub of_microbatches_from: Option<u64>,
 }
 
 impl Conflicts {
@@ -71,11 +72,17 @@ impl Conflicts {
         let [begins, ends] = events(&others, before.ops());
         let bits = together(&others, [&begins, &ends], &before, width);
         let peaks = peaks(&begins, &ends, width);
-        let of_any_microbatches = microbatches.is_some_and(|all| {
-            let last = rest_alone(&others, [&begins, &ends], all);
-            last.is_some_and(|last| {
-                together(&others, last, &before, width) == bits && self::peaks(last[0], last[1], width) == peaks
-            })
+        // Without those that are alike; or with one of the two that were walked, as gradients that are summed away are all
+        // there in every microbatch but the last.
+        let of_microbatches_from = microbatches.and_then(|all| {
+            let fewer = [(1, all.clone()), (2, all.start..all.start + (all.end - all.start) / 2)];
+            let alike = |(_, left_out): &(u64, Range<u32>)| {
+                rest_alone(&others, [&begins, &ends], left_out.clone()).is_some_and(|[begins, ends]| {
+                    let alike = together(&others, [&begins, &ends], &before, width) == bits;
+                    alike && self::peaks(&begins, &ends, width) == peaks
+                })
+            };
+            fewer.into_iter().find(alike).map(|(least, _)| least)
         });
         let rows = numbers.rows(Rows { bits, width })?;
         let peaks: Vec<Vec<u64>> = peaks.iter().map(|peak| numbers.set(peak)).collect();
@@ -87,7 +94,7 @@ impl Conflicts {
             rows,
             slots: [always, numbers.slots(&sometimes)].concat(),
             counts: Counts::default(),
-            of_any_microbatches,
+            of_microbatches_from,
         };
         found.counts = Counts::of(&found, &peaks);
         Some(found)
@@ -130,13 +137,14 @@ impl Conflicts {
 fn slots(plan: &Plan, lives: &[Vec<SlotLives>], gaps: &Gaps) -> (Vec<SlotId>, Vec<SlotId>) {
     let (given, mut found) = (plan.feed.given(), (vec![], vec![]));
     // A stage with fewer layers than another has no use for the slots of the others.
-    let staged = plan.programs.len() > 1;
-    for (t, (tensor, lives)) in (0..).zip(plan.tensors.iter().zip(lives)) {
+    let (staged, lasting) = (plan.programs.len() > 1, lasting(plan));
+    for (t, lives) in (0..).zip(lives) {
         if given.contains(&t) || !is_used(lives) {
             continue;
         }
+        let persists = lasting[t as usize];
         for (slot, own) in (0..).zip(lives) {
-            match tensor.kind.persists() || plan.feed.stays(t) {
+            match persists || plan.feed.stays(t) {
                 true if staged && own.lives.is_empty() && !gaps.has(t, slot) => {}
                 true => found.0.push(SlotId { tensor: t, slot }),
                 false if own.lives.is_empty() => {}
@@ -186,25 +194,28 @@ fn together(others: &[&SlotLives], [begins, ends]: [&[Event]; 2], before: &Befor
     bits
 }
 
-/// Where lives begin and end behind the microbatches that are all alike. None if that is not all that a step without
-/// these would have: something lives before them, or from them on into what is behind them, or not behind them at all.
+/// Where lives begin and end without some microbatches that are alike. None if that is not all that a step without
+/// these would have: something lives before them alone, or from them on into what is behind them, or not behind them at
+/// all. Gradients that are summed away live from before them to behind them, as they would without them.
 ///
 /// What is behind them is the last microbatch and the optimizer. If slots conflict there as they do anywhere, and no
 /// more is alive anywhere, then it does not matter how many other microbatches there are: whoever waits for whom among
 /// the ops behind them is written there, and a first one is followed by the last as any other is.
-fn rest_alone<'e>(
+fn rest_alone(
     others: &[&SlotLives],
-    [begins, ends]: [&'e [Event]; 2],
+    [begins, ends]: [&[Event]; 2],
     microbatches: Range<u32>,
-) -> Option<[&'e [Event]; 2]> {
-    let behind = |own: &SlotLives| own.lives.iter().filter(|life| life.first >= microbatches.end).count();
-    let is_apart = |life: &Life| {
-        life.first >= microbatches.end || life.first >= microbatches.start && life.last < microbatches.end
+) -> Option<[Vec<Event>; 2]> {
+    let is_behind = |life: &Life| life.last >= microbatches.end;
+    let is_apart = |life: &Life| match is_behind(life) {
+        true => !microbatches.contains(&life.first),
+        false => life.first >= microbatches.start,
     };
-    if !others.iter().all(|own| own.lives.iter().all(is_apart) && behind(own) > 0) {
+    if !others.iter().all(|own| own.lives.iter().all(is_apart) && own.lives.iter().any(is_behind)) {
         return None;
     }
-    Some([begins, ends].map(|events| &events[events.partition_point(|event| event.0 < microbatches.end)..]))
+    let stays = |&&(_, slot, life): &&Event| is_behind(&others[slot as usize].lives[life as usize]);
+    Some([begins, ends].map(|events| events.iter().filter(stays).copied().collect()))
 }
 
 /// An op with which a life begins or ends, its slot and its number.
@@ -434,9 +445,11 @@ mod tests {
                 };
                 let Some((_, many, rest)) = conflicts(5) else { continue };
                 // Sharded gradients need tensors of their own where there are several microbatches.
-                let same = |own: &&(Plan, Conflicts, (u64, u64))| many.of_any_microbatches && own.2 == rest;
+                let same = |own: &(Plan, Conflicts, (u64, u64))| own.2 == rest;
                 all += 3;
-                for (plan, own, _) in [1, 2, 3].map(conflicts).iter().flatten().filter(same) {
+                for batches in (1..=3).filter(|n| many.of_microbatches_from.is_some_and(|least| *n >= least)) {
+                    let Some((plan, own, _)) = conflicts(batches).filter(same) else { continue };
+                    let (plan, own) = (&plan, &own);
                     shared += 1;
                     assert_eq!(
                         (own.always, &own.inputs, &own.slots),

@@ -4,7 +4,6 @@ use crate::cluster::{Cluster, Link};
 use crate::collective::streams::{Stream, loads, streams};
 use crate::collective::{Algorithm, Operation, pairs};
 use crate::plan::CollectiveKind;
-use std::collections::BTreeMap;
 
 /// A way to communicate: meetings of one lane and way load the same links with the same shares of their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,9 +54,8 @@ impl Footprint {
         if stays(cluster, &[from, to]) {
             return Footprint::default();
         }
-        let shared = |link: &Link| is_shared(cluster, *link);
-        let links = cluster.path(from, to).links.into_iter().filter(shared);
-        Footprint { loads: links.map(|link| Load { link, share: 1.0 }).collect(), flow: 1.0 }
+        let loads = cluster.path(from, to).links.into_iter().map(|link| (link, 1.0));
+        Footprint::of_loads(cluster, loads, 1.0, &[from, to])
     }
 
     pub fn of_whole(cluster: &Cluster, kind: CollectiveKind, algorithm: Algorithm, members: &[u32]) -> Footprint {
@@ -66,9 +64,9 @@ impl Footprint {
         }
         if algorithm == Algorithm::Pairwise {
             let each = 1.0 / members.len() as f64;
-            return Footprint::of_loads(cluster, pairs::loads(cluster, members, each), each);
+            return Footprint::of_loads(cluster, pairs::loads(cluster, members, each), each, members);
         }
-        Footprint::of_streams(cluster, &streams(cluster, algorithm, Operation::Whole(kind), members, 1.0))
+        Footprint::of_streams(cluster, &streams(cluster, algorithm, Operation::Whole(kind), members, 1.0), members)
     }
 
     /// Rows from `from` to each of the others alike, as far as they leave its node.
@@ -76,16 +74,28 @@ impl Footprint {
         let away: Vec<u32> = members.iter().copied().filter(|&m| cluster.node_of(m) != cluster.node_of(from)).collect();
         let each = 1.0 / away.len().max(1) as f64;
         let stream = |&to: &u32| Stream { links: cluster.path(from, to).links, bytes: each };
-        Footprint::of_streams(cluster, &away.iter().map(stream).collect::<Vec<_>>())
+        // As its own does, those of all others do.
+        Footprint::of_streams(cluster, &away.iter().map(stream).collect::<Vec<_>>(), &[from])
     }
 
-    fn of_streams(cluster: &Cluster, streams: &[Stream]) -> Footprint {
-        Footprint::of_loads(cluster, loads(streams), streams.iter().map(|s| s.bytes).fold(0.0, f64::max))
+    fn of_streams(cluster: &Cluster, streams: &[Stream], members: &[u32]) -> Footprint {
+        let flow = streams.iter().map(|s| s.bytes).fold(0.0, f64::max);
+        Footprint::of_loads(cluster, loads(streams), flow, members)
     }
 
-    fn of_loads(cluster: &Cluster, loads: BTreeMap<Link, f64>, flow: f64) -> Footprint {
+    /// What `members` put on links, no flow more than `flow`, while all others below the same switches do as they do.
+    fn of_loads(
+        cluster: &Cluster,
+        loads: impl IntoIterator<Item = (Link, f64)>,
+        flow: f64,
+        members: &[u32],
+    ) -> Footprint {
         let shared = loads.into_iter().filter(|(link, _)| is_shared(cluster, *link));
-        Footprint { loads: shared.map(|(link, share)| Load { link, share }).collect(), flow }
+        let load = |(link, share): (Link, f64)| {
+            let groups = cluster.below(link, members).map_or(1.0, |[inside, all]| all / inside.max(1.0));
+            Load { link, share: share * cluster.collisions(link, share / flow * groups) }
+        };
+        Footprint { loads: shared.map(load).collect(), flow }
     }
 }
 

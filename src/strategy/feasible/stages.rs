@@ -13,12 +13,16 @@ pub fn layers_of_stages(model: &LlmSpec, par: &Parallelism) -> Result<Vec<u32>> 
     let mut words: Vec<String> = words.iter().filter(|(set, _)| *set).map(|(_, word)| word.to_string()).collect();
     words.extend(o.first_stage.map(|n| format!("first-stage-{n}")));
     words.extend(o.last_stage.map(|n| format!("last-stage-{n}")));
+    words.extend((!o.stages.is_empty()).then(|| format!("stages-{}", o.stages)));
     if par.pp == 1 && (par.vp > 1 || !words.is_empty()) {
         let (what, remedy) = match words.first() {
             Some(word) => (word.clone(), "leave it out, or use pp above 1"),
             None => (format!("vp {}", par.vp), "use vp 1 or pp above 1"),
         };
         return Err(Error::infeasible(format!("pp: {what} needs a pipeline; {remedy}")));
+    }
+    if !o.stages.is_empty() {
+        return written_out(l, parts, par, &words);
     }
     if o.first_stage.or(o.last_stage).is_some() {
         return layers_by_ends(l, par);
@@ -59,6 +63,22 @@ fn uneven(layers: u64, parts: u64) -> Vec<u32> {
     let fewer = (parts - layers % parts) % parts;
     let least = (layers / parts) as u32;
     (0..parts).map(|part| if fewer == 0 || part + 1 < fewer || part + 1 == parts { least } else { least + 1 }).collect()
+}
+
+/// As many layers as the options say on every stage.
+fn written_out(l: u64, parts: u64, par: &Parallelism, words: &[String]) -> Result<Vec<u32>> {
+    let stages = &par.options.stages;
+    let why = if let [other, _, ..] = words {
+        format!("stages-{stages} says how many layers every stage has, and so does {other}; use one")
+    } else if stages.count() != parts {
+        let (pp, vp, n) = (par.pp, par.vp, stages.count());
+        format!("stages-{stages} are {n} stages, and pp {pp} x vp {vp} are {parts}; write out as many")
+    } else if stages.sum() != l {
+        format!("stages-{stages} have {} layers, and the model has {l}; write out as many", stages.sum())
+    } else {
+        return Ok(stages.layers().collect());
+    };
+    Err(Error::infeasible(format!("pp: {why}")))
 }
 
 /// As many layers as the options say on the first or the last stage, each of its chunks having as many; the stages
@@ -185,6 +205,8 @@ mod tests {
             (10, 2, 2, "last-stage-4", vec![3, 2, 3, 2]),
             (4, 3, 1, "first-stage-0+last-stage-0", vec![0, 4, 0]),
             (4, 2, 1, "first-stage-3+last-stage-1", vec![3, 1]),
+            (24, 8, 1, "stages-2.2.3.3.4.4.4.2", vec![2, 2, 3, 3, 4, 4, 4, 2]),
+            (7, 2, 2, "stages-1x2.2.3", vec![1, 1, 2, 3]),
         ] {
             assert_eq!(layers(all, pp, vp, options), Ok(want), "{all} layers, pp {pp}, vp {vp}, {options}");
         }
@@ -232,6 +254,10 @@ mod tests {
             (8, 4, 1, "first-stage-9", "have 9 layers of 8"),
             (8, 2, 1, "first-stage-3+last-stage-3", "no stage for others"),
             (8, 4, 1, "first-stage-3", "add uneven"),
+            (8, 1, 1, "stages-8", "stages-8 needs a pipeline"),
+            (8, 4, 1, "stages-2.3.3", "are 3 stages, and pp 4 x vp 1 are 4"),
+            (8, 4, 1, "stages-2.3.3.3", "have 11 layers, and the model has 8"),
+            (8, 4, 1, "stages-2x4+uneven", "so does uneven; use one"),
         ] {
             let found = layers(all, pp, vp, options);
             assert!(found.as_ref().is_err_and(|why| why.contains(want)), "{all} layers, pp {pp}, {options}: {found:?}");

@@ -174,6 +174,7 @@ impl Probe {
             uneven: false,
             first_stage: None,
             last_stage: None,
+            stages: Default::default(),
             no_overlap_p2p: false,
             scatter_p2p: false,
             overlap_exchange: false,
@@ -224,8 +225,9 @@ impl Probe {
         let layers = (whole - HEAD * self.head).max(0.0) / model.layers as f64;
         let parts = u64::from(par.pp) * u64::from(par.vp);
         // Of a stage with as few layers as any, and of the one that has the output matrix besides.
-        let [least, last] = match par.options.first_stage.or(par.options.last_stage).is_some() || par.options.short_ends
-        {
+        let o = &par.options;
+        let said = o.first_stage.or(o.last_stage).is_some() || o.short_ends || !o.stages.is_empty();
+        let [least, last] = match said {
             true => [0.0, 0.0],
             false => [layers * (model.layers / parts) as f64 * vp; 2],
         };

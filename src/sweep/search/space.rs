@@ -192,7 +192,9 @@ impl Space {
 /// that is not.
 fn variants(model: &LlmSpec, par: Parallelism) -> Vec<Parallelism> {
     let parts = u64::from(par.pp) * u64::from(par.vp);
-    let said = par.options.short_ends || par.options.first_stage.or(par.options.last_stage).is_some();
+    let said = par.options.short_ends
+        || par.options.first_stage.or(par.options.last_stage).is_some()
+        || !par.options.stages.is_empty();
     let uneven = par.options.uneven || (par.pp > 1 && !said && !model.layers.is_multiple_of(parts));
     let options = Options { uneven, ..par.options };
     let overlaps = par.ep > 1 && par.recompute != Recompute::Full && !par.options.zb_h1 && !par.options.fold.halves();

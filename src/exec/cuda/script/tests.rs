@@ -4,6 +4,7 @@ use super::super::super::arena::{Arena, Data};
 use super::super::super::source::Source;
 use super::super::super::{Options, execute, inputs};
 use super::*;
+use crate::plan::lasting::that_last;
 use crate::plan::link::AtomTable;
 use crate::spec::{LlmSpec, Parallelism, Recompute, Workload};
 use crate::strategy::{Engines, build};
@@ -109,7 +110,7 @@ fn weights_of(plan: &Plan, in_line: bool, seed: u64, spoil: impl Fn(&mut Script)
 
 /// Weights, gradients and what the optimizer keeps.
 fn persisting(plan: &Plan) -> Vec<SlotId> {
-    let kept = (0..).zip(&plan.tensors).filter(|(_, t)| t.kind.persists());
+    let kept = that_last(plan).map(|t| (t, &plan.tensors[t as usize]));
     kept.flat_map(|(tensor, t)| (0..t.slots).map(move |slot| SlotId { tensor, slot })).collect()
 }
 
