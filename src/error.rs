@@ -55,6 +55,20 @@ impl Error {
         Error::Device { op: op.to_string(), why: why.to_string() }
     }
 
+    /// The same with something more to say.
+    pub fn and(self, more: impl std::fmt::Display) -> Error {
+        let with = |why: String| format!("{why}; {more}");
+        match self {
+            Error::Spec { file, field, why } => Error::Spec { file, field, why: with(why) },
+            Error::Infeasible(why) => Error::Infeasible(with(why)),
+            Error::Plan(why) => Error::Plan(with(why)),
+            Error::Device { op, why } => Error::Device { op, why: with(why) },
+            Error::Io { path, source } => {
+                Error::Io { path, source: std::io::Error::new(source.kind(), with(source.to_string())) }
+            }
+        }
+    }
+
     pub fn io(path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.as_ref().to_path_buf();
         move |source| Error::Io { path, source }

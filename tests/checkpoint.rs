@@ -219,6 +219,23 @@ fn a_run_that_diverges_stops_and_saves_no_more() {
     assert!(newest(Path::new(&at("inf"))).is_err());
 }
 
+/// What was copied before a step failed is written to its end, and the error says where it is.
+#[test]
+fn a_run_that_fails_keeps_the_checkpoint_before() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for fault in ["panic", "deadlock", "other-plan"] {
+        let folder = dir.path().join(fault);
+        let at = folder.to_str().expect("a name");
+        let save = ["--dp", "2", "--steps", "2", "--save", at, "--save-every", "1", "--inject", fault];
+        let (code, text) = foretrain(&[&["run", "--model", "small", "--seq-len", "64"], &save[..]].concat());
+        assert!(code == Some(2) && text.contains("step 1 is saved, go on from it with --load"), "{text}");
+        assert!(newest(&folder).expect("a checkpoint").ends_with("step-00000001"));
+        assert_eq!(std::fs::read_dir(&folder).expect("a folder").count(), 1, "nothing is unfinished");
+        let (code, text) = foretrain(&["checkpoint", at]);
+        assert_eq!(code, Some(0), "{text}");
+    }
+}
+
 /// A checkpoint of a run that had diverged, as it may have been saved elsewhere.
 #[test]
 fn what_is_no_number_is_reported_and_not_gone_on_from() {
@@ -292,6 +309,47 @@ fn experts_go_on_wherever_they_are_put() {
         assert!(other_routes, "{layout:?}");
         assert!(weights(&to) == weights(&from), "{layout:?}");
     }
+}
+
+/// Names and shapes say nothing of heads and positions: the index does, and one of before it did is told to.
+#[test]
+fn a_model_of_the_same_shapes_is_another() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let at = dir.path().join("ckpt");
+    let at = at.to_str().expect("a name");
+    let path = config(dir.path(), 0);
+    let text = std::fs::read_to_string(&path).expect("a config");
+    let run = |change: (&str, &str), more: &[&str]| {
+        std::fs::write(&path, text.replace(change.0, change.1)).expect("written");
+        let all = ["run", "--model", path.to_str().expect("a name"), "--seq-len", "32"];
+        foretrain(&[&all[..], more].concat())
+    };
+    let same = ("", "");
+    let (code, text) = run(same, &["--save", at]);
+    assert_eq!(code, Some(0), "{text}");
+    let heads = ("\"num_attention_heads\":4", "\"head_dim\":8,\"num_attention_heads\":4");
+    assert_eq!(run(heads, &["--load", at]).0, Some(0), "the same by another spelling");
+    for (change, words) in [
+        (
+            (
+                "\"num_attention_heads\":4,\"num_hidden_layers\":2,\"num_key_value_heads\":2",
+                "\"num_attention_heads\":2,\"num_hidden_layers\":2,\"num_key_value_heads\":1",
+            ),
+            "head_dim: 8 was saved, 16",
+        ),
+        (("\"rope_theta\":100.0", "\"rope_theta\":500.0"), "rope_theta: 100.0 was saved, 500.0 is wanted"),
+    ] {
+        let (code, text) = run(change, &["--load", at]);
+        let words = [words, "index.json: model_spec.", "give the same model"];
+        assert!(code == Some(2) && words.iter().all(|word| text.contains(word)), "{change:?}: {text}");
+    }
+    let index = Path::new(at).join("step-00000001/index.json");
+    let mut json: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&index).expect("an index")).expect("JSON");
+    json.as_object_mut().expect("fields").remove("model_spec").expect("a model");
+    std::fs::write(&index, json.to_string()).expect("written");
+    let (code, text) = run(same, &["--load", at]);
+    assert!(code == Some(0) && text.contains("does not say its model"), "{text}");
 }
 
 /// Each names the file and what to do.

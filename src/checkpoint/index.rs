@@ -3,6 +3,7 @@
 use super::extent::{Run, State};
 use crate::error::{Error, Result, json};
 use crate::plan::{Adam, Dtype};
+use crate::spec::LlmSpec;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -22,6 +23,9 @@ pub struct Index {
     pub sequences: u64,
     pub seed: u64,
     pub model: String,
+    /// What was trained, with the dropout that it was trained with; none in indices of before that was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_spec: Option<LlmSpec>,
     /// How the run was laid out. No run that loads needs it.
     pub strategy: String,
     pub ranks: u32,

@@ -8,9 +8,11 @@ use crate::exec::Data;
 use crate::exec::state::Memory;
 use crate::plan::Plan;
 use crate::plan::memory::SlotId;
+use crate::spec::LlmSpec;
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 use serde::Serialize;
+use serde_json::Value;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
@@ -89,6 +91,12 @@ impl Loader {
         }
         match self.index.params.keys().find(|name| plan.params.iter().all(|p| p.name != **name)) {
             Some(name) => wrong(format!("params.{name}"), format!("{} has no such parameter", plan.about.model)),
+            None => Ok(()),
+        }?;
+        match self.index.model_spec.as_ref().zip(plan.about.model_spec.as_ref()).and_then(differs) {
+            Some((field, saved, wanted)) => {
+                wrong(format!("model_spec.{field}"), format!("{saved} was saved, {wanted} is wanted"))
+            }
             None => Ok(()),
         }
     }
@@ -196,6 +204,21 @@ impl Loader {
         }
         Ok(values)
     }
+}
+
+/// The first field in which two models compute something else, with both values. Names of weights and their shapes do not say how
+/// many heads there are, or how positions turn them.
+fn differs((saved, wanted): (&LlmSpec, &LlmSpec)) -> Option<(String, Value, Value)> {
+    let fields = |spec: &LlmSpec| {
+        // What is said of a model is none of it.
+        let bare = LlmSpec { name: String::new(), notes: vec![], uncomputed: vec![], ..spec.clone() };
+        serde_json::to_value(bare).expect("a model is plain data")
+    };
+    let [saved, wanted] = [fields(saved), fields(wanted)];
+    let names = [&saved, &wanted].into_iter().filter_map(Value::as_object).flat_map(|fields| fields.keys());
+    let other = names.into_iter().find(|name| saved.get(*name) != wanted.get(*name))?;
+    let of = |spec: &Value| spec.get(other).cloned().unwrap_or_default();
+    Some((other.clone(), of(&saved), of(&wanted)))
 }
 
 /// Where the elements of runs are stored. What is stored has every element, so all of them are found.

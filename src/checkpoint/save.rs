@@ -49,6 +49,14 @@ struct Writing {
     done: Vec<Saved>,
 }
 
+/// A run that ends otherwise than by [`finish`](Saver::finish) leaves whole what it had copied, too.
+impl Drop for Saver {
+    fn drop(&mut self) {
+        // Nobody is left to be told.
+        let _ = self.end_of_last();
+    }
+}
+
 /// The tensors of a rank's file.
 type Tensors = Vec<(String, Data)>;
 
@@ -99,6 +107,7 @@ impl Saver {
             sequences: self.before.sequences + (step - self.before.steps) * plan.about.global_batch,
             seed: self.seed,
             model: plan.about.model.clone(),
+            model_spec: plan.about.model_spec.clone(),
             strategy: plan.about.strategy.clone(),
             ranks: plan.ranks(),
             plan: memory.hash().to_string(),

@@ -4,7 +4,7 @@ mod links;
 
 use super::interrupt::Interrupt;
 use super::progress::bar;
-use super::run::On;
+use super::run::{On, one_process};
 use super::{Answer, Output, pretty, write_file};
 use crate::calibrate::{self, Effort, gpu};
 use crate::compare::stats::quantile;
@@ -107,6 +107,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
             return Err(Error::spec("the command line", "--plan", why));
         }
         On::Cpu => {
+            one_process()?;
             let rows = out.with_extension("rows.jsonl");
             let stop = || interrupt.asked();
             let found = calibrate::cpu_until(flags.effort(), &flags.command(), &progress, &stop, Some(&rows));

@@ -93,9 +93,9 @@ pub struct Config {
     /// Train without the modules of multi-token prediction that the model has
     #[arg(long)]
     no_mtp: bool,
-    /// Nothing is dropped, whatever the model says.
+    /// What is dropped, whatever the model says.
     #[arg(skip)]
-    no_dropout: bool,
+    dropout: Option<f64>,
     /// Of weights and activations: bf16, f32 or f64 [default: bf16 where the GPU has it]
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<Dtype>,
@@ -160,8 +160,16 @@ impl Config {
             }
         }
         self.model.get_or_insert_with(|| own.display().to_string());
-        self.no_dropout = true;
+        self.dropout = Some(0.0);
         Ok(self)
+    }
+
+    /// For a run that goes on: with the dropout of the one that saved. And, where the model's own is another, a sentence that
+    /// says so.
+    pub fn going_on(self, saved: &LlmSpec, defaults: Defaults) -> Result<(Config, Option<String>)> {
+        let own = self.named(self.model.as_deref().unwrap_or(defaults.model))?.dropout;
+        let note = format!("dropout: {} as in the run that saved; the model's file has {own}", saved.dropout);
+        Ok((Config { dropout: Some(saved.dropout), ..self }, (own != saved.dropout).then_some(note)))
     }
 
     /// From the flags, or from a plan file that no flag may contradict.
@@ -197,8 +205,8 @@ impl Config {
     fn by_flags(&self, defaults: Defaults) -> Result<Chosen> {
         let model_name = self.model.as_deref().unwrap_or(defaults.model);
         let mut model = self.named(model_name)?;
-        if self.no_dropout {
-            model.dropout = 0.0;
+        if let Some(dropout) = self.dropout {
+            model.dropout = dropout;
         }
         let cluster_name = self.cluster.as_deref().unwrap_or(defaults.cluster);
         let cluster = ClusterSpec::find(cluster_name)?;
@@ -262,7 +270,7 @@ impl Config {
             micro_batch: self.micro_batch,
             documents: self.documents.clone(),
             no_mtp: self.no_mtp,
-            no_dropout: self.no_dropout,
+            dropout: self.dropout,
             dtype: self.dtype,
             ..Config::default()
         };

@@ -8,6 +8,7 @@ mod routed;
 
 use super::config::{Config, PlanFile};
 use super::{Answer, Output, trace};
+use crate::checkpoint::Loader;
 use crate::error::{Error, Result};
 use crate::exec::source::Source;
 use crate::exec::{Job, Options, Run, routing, weights};
@@ -19,9 +20,10 @@ use kept::{Checkpoints, Kept};
 use live::Live;
 use routed::Router;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-pub use machine::{Machine, On};
+pub use machine::{Machine, On, one_process};
 
 #[derive(Args)]
 #[command(
@@ -144,11 +146,8 @@ fn share(text: &str) -> std::result::Result<f64, String> {
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
-    let config = match &flags.weights {
-        Some(dir) => flags.config.clone().of_checkpoint(dir)?,
-        None => flags.config.clone(),
-    };
     let loader = flags.checkpoints.loader()?;
+    let (config, other_dropout) = flags.configured(loader.as_ref())?;
     let optimizer = flags.optimizer.or(loader.as_ref().map(|loader| loader.index.optimizer));
     let (plan, repeated) = config.plan(flags.plan.plan.as_deref(), flags.machine.defaults())?;
     let plan = optimizer.of(plan);
@@ -156,6 +155,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         found::small_enough(&plan, flags.steps)?;
     }
     plan.model()?;
+    if flags.weights.is_some() && !plan.routes.is_empty() {
+        flags.checkpoints.of_routers()?;
+    }
     let process = flags.machine.joined()?;
     flags.machine.options(&plan, flags.check)?;
     if flags.checkpoints.any() && process.is_some() {
@@ -186,14 +188,11 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         return Ok(Answer::new(text, &took_part));
     }
     let mut training = Training::new(flags, &plan, &options, &kept, rows)?;
+    training.beside = source.beside(&plan);
     // Routers of weights from elsewhere choose by themselves.
-    training.repeated = repeated.filter(|_| flags.weights.is_none());
+    training.notes.extend(repeated.filter(|_| flags.weights.is_none()).into_iter().chain(other_dropout));
     let job = Job { keep_last: flags.dump.is_some(), watch: Some(&kept), ..Job::new(&source, flags.steps) };
     let router = router.filter(|_| flags.steps > 1);
-    if router.is_some() && flags.checkpoints.saves() {
-        let why = "is not written where routers choose anew in each step; use --steps 1, or --dump";
-        return Err(Error::spec("the command line", "--save", why));
-    }
     let ended = match router {
         None => flags.machine.train(&plan, &options, &job, &mut |number, run| {
             training.step(number, &plan, run)?;
@@ -209,7 +208,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     };
     // What was done before a run diverged is told, too.
     if training.goes_on().is_ok() {
-        ended?;
+        ended.map_err(|why| kept.after(why))?;
     }
     training.answer(&source, rows)
 }
@@ -222,6 +221,17 @@ struct TookPart {
 }
 
 impl Flags {
+    /// What is to be computed; and, of a run that goes on, what of it is not as the model's file says.
+    fn configured(&self, loader: Option<&Loader>) -> Result<(Config, Option<String>)> {
+        let config = self.config.clone();
+        match (&self.weights, loader.and_then(|loader| loader.index.model_spec.as_ref())) {
+            (Some(dir), _) => Ok((config.of_checkpoint(dir)?, None)),
+            // A plan has its own.
+            (None, Some(saved)) if self.plan.plan.is_none() => config.going_on(saved, self.machine.defaults()),
+            _ => Ok((config, None)),
+        }
+    }
+
     fn source(&self, plan: &Plan, kept: &Kept) -> Result<Source> {
         let weights = self.weights.as_deref().map(|dir| weights::load(dir, plan)).transpose()?;
         let read = |file| weights::read_tokens(file, plan, kept.before.sequences, self.steps);
@@ -248,8 +258,9 @@ struct Training<'a> {
     first: Option<Run>,
     /// The experts that tokens visited, step by step, where they are to be held against the reference.
     chosen: Vec<Vec<routing::Choices>>,
-    /// That a router's log was read more than once.
-    repeated: Option<String>,
+    /// What the checkpoint of --weights has beside the plan's weights.
+    beside: BTreeMap<String, Vec<f64>>,
+    notes: Vec<String>,
 }
 
 impl<'a> Training<'a> {
@@ -267,7 +278,8 @@ impl<'a> Training<'a> {
             steps: vec![],
             first: None,
             chosen: vec![],
-            repeated: None,
+            beside: BTreeMap::new(),
+            notes: vec![],
             flags,
             plan: plan.clone(),
             options,
@@ -297,7 +309,7 @@ impl<'a> Training<'a> {
             trace(path, &[("measured", &run.timeline)])?;
         }
         if let Some(path) = self.flags.dump.as_ref().filter(|_| number == self.last()) {
-            weights::dump(path, &weights::Dump { plan: &self.plan, run: &run, step: number })?;
+            weights::dump(path, &weights::Dump { plan: &self.plan, run: &run, beside: &self.beside, step: number })?;
         }
         self.first.get_or_insert(run);
         wrong.map_or(Ok(()), Err)
@@ -311,7 +323,7 @@ impl<'a> Training<'a> {
     fn answer(self, source: &Source, rows: Option<&Path>) -> Result<Answer> {
         self.live.end();
         let mut found = Found::new(&self.plan, self.options, self.planned, self.steps, self.gemm_flops_per_s);
-        found.notes.extend(self.repeated);
+        found.notes.extend(self.notes);
         let whole = found.steps.last().is_some_and(|step| step.step == self.kept.before.steps + self.flags.steps);
         found.attention = self.first.as_ref().and_then(|run| run.attention.clone());
         if let Some(first) = self.first.filter(|_| self.flags.check) {

@@ -1,7 +1,7 @@
 //! Checkpoints of a run: the one that it goes on from, and those that it leaves.
 
 use crate::checkpoint::{Loaded, Loader, Saved, Saver};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exec::source::Before;
 use crate::exec::state::{Memory, Watch};
 use crate::plan::{Adam, Plan};
@@ -28,8 +28,15 @@ impl Checkpoints {
         self.save.is_some() || self.load.is_some()
     }
 
-    pub fn saves(&self) -> bool {
-        self.save.is_some()
+    /// Errors: steps to be saved of a mixture whose routers came with its weights. Nothing could go on from them: routes of a run
+    /// that loads are drawn, and would train another model.
+    pub fn of_routers(&self) -> Result<()> {
+        if self.save.is_none() {
+            return Ok(());
+        }
+        let why =
+            "is for mixtures whose routes are drawn, and routers of --weights choose; give --dump for the new weights";
+        Err(Error::spec("the command line", "--save", why))
     }
 
     /// Opens what is to be loaded.
@@ -82,6 +89,9 @@ pub struct From {
     /// Tokens of a mixture visit other experts than they did there: routes are drawn for a layout.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub other_routes: bool,
+    /// The index is of before models were kept in it: names and shapes fit, and of heads and positions nobody knows.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub model_unknown: bool,
     /// The optimizer's constants of the run that saved, where flags say others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub saved_optimizer: Option<Adam>,
@@ -107,6 +117,10 @@ impl Told {
             if from.other_routes {
                 let note = "drawn for this layout: tokens visit other experts than in the run that saved, and losses go on otherwise";
                 table.row(["routes", "others", note]);
+            }
+            if from.model_unknown {
+                let note = "the checkpoint does not say its model: names and shapes fit, heads and positions are taken for the same";
+                table.row(["model", "unknown", note]);
             }
             if let Some(saved) = from.saved_optimizer {
                 table.row(["optimizer", "others", &format!("the run that saved had {saved}")]);
@@ -143,11 +157,29 @@ impl Kept {
             let (strategy, ranks, seed) = (index.strategy.clone(), index.ranks, index.seed);
             let other_routes = !plan.routes.is_empty() && index.plan != plan.hash();
             let saved_optimizer = Some(index.optimizer).filter(|saved| Some(*saved) != plan.optimizer());
-            let (dir, loaded) = (loader.dir.clone(), loader.loaded()?);
-            Some(From { dir, strategy, ranks, seed, other_routes, saved_optimizer, loaded })
+            let (dir, loaded, model_unknown) = (loader.dir.clone(), loader.loaded()?, index.model_spec.is_none());
+            Some(From { dir, strategy, ranks, seed, other_routes, model_unknown, saved_optimizer, loaded })
         };
         let saved = self.saver.as_ref().map_or(Ok(vec![]), Saver::finish)?;
         Ok(Told { loaded: self.loader.as_ref().and_then(from), saved })
+    }
+}
+
+impl Kept {
+    /// Why a run ended, and what it leaves to go on from.
+    pub fn after(&self, why: Error) -> Error {
+        match self.saver.as_ref().map(Saver::finish) {
+            Some(Ok(saved)) => match saved.last() {
+                Some(last) => why.and(format_args!(
+                    "step {} is saved, go on from it with --load {}",
+                    last.step,
+                    last.dir.display()
+                )),
+                None => why,
+            },
+            Some(Err(other)) => why.and(format_args!("and the checkpoint under way was not written: {other}")),
+            None => why,
+        }
     }
 }
 

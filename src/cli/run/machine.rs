@@ -94,19 +94,19 @@ impl Machine {
         self.on
     }
 
-    /// Errors: GPUs are asked for, and there is no driver for them, or this is one of several processes.
+    /// Errors: this is one of several processes, or GPUs are asked for, and there is no driver for them.
     pub fn is_there(&self) -> Result<()> {
         match self.on {
-            On::Cpu => Ok(()),
+            On::Cpu => one_process(),
             On::Cuda => process::alone().and_then(|()| driver::count()).map(drop),
         }
     }
 
     /// Which of several processes this is, a rank each; none where one process has all ranks. Errors: GPUs are asked for
-    /// and are not there, or for all ranks in each of several processes.
+    /// and are not there, or each of several processes would have all ranks.
     pub fn joined(&self) -> Result<Option<Process>> {
         if self.on == On::Cpu {
-            return Ok(None);
+            return one_process().map(|()| None);
         }
         let found = process::of(&environment)?.filter(|process| process.world > 1);
         if self.devices.is_some() && found.is_some() {
@@ -246,6 +246,20 @@ impl Machine {
             On::Cpu => Ok(rate::best_gemm(plan).value()),
             On::Cuda => cuda::best_gemm(self.joined()?.map_or(options.devices[0], |process| process.local)),
         }
+    }
+}
+
+/// Refuses cores to one of several processes: each would do the whole of it, and write the same files.
+pub fn one_process() -> Result<()> {
+    match process::of(&environment)? {
+        Some(Process { rank, world, by, .. }) if world > 1 => {
+            let why = format!(
+                "this is process {rank} of the {world} that {by} started, and ranks on cores are threads of one; start it by \
+                 itself, without the variables of {by}, or give --on cuda, a GPU a process"
+            );
+            Err(Error::device("cpu", why))
+        }
+        _ => Ok(()),
     }
 }
 

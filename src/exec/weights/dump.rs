@@ -13,16 +13,18 @@ use std::path::Path;
 pub struct Dump<'a> {
     pub plan: &'a Plan,
     pub run: &'a Run,
+    /// What its checkpoint has beside the plan's weights, and no step changes.
+    pub beside: &'a BTreeMap<String, Vec<f64>>,
     pub step: u64,
 }
 
 /// A tensor as it is written: its shape, and its values as f32, little-endian.
 type Written = (Vec<usize>, Vec<u8>);
 
-/// `loss`, `logits` `[batch, seq, vocab]`, and for every tensor of the model's checkpoint `grad.<name>` and
-/// `new.<name>`, f32, in the checkpoint's shapes. The metadata says what they mean.
+/// `loss`, `logits` `[batch, seq, vocab]`, and for every tensor of the model's checkpoint `new.<name>`, and `grad.<name>` if
+/// it is trained, f32, in the checkpoint's shapes. The metadata says what they mean.
 pub fn dump(path: &Path, dump: &Dump) -> Result<()> {
-    let Dump { plan, run, step } = *dump;
+    let Dump { plan, run, beside, step } = *dump;
     let model = plan.model()?;
     let family = Family::of(model)?;
     let vocab = plan.inputs()?.vocab as usize;
@@ -39,6 +41,9 @@ pub fn dump(path: &Path, dump: &Dump) -> Result<()> {
                 all.insert(format!("{what}.{}", piece.name), (piece.shape(param), bytes(&part)));
             }
         }
+    }
+    for (name, values) in beside {
+        all.insert(format!("new.{name}"), (vec![values.len()], bytes(values)));
     }
     let wrong = |e: safetensors::SafeTensorError| Error::spec(path.display(), "contents", e);
     let mut views = BTreeMap::new();
@@ -64,7 +69,7 @@ fn meaning(plan: &Plan, step: u64) -> HashMap<String, String> {
         ("loss", "mean cross-entropy in nats over all tokens of the global batch; the target of token i is token i + 1 of its sequence of seq_len + 1 ids".into()),
         ("logits", "[global batch, seq_len, vocabulary], before the optimizer step".into()),
         ("grad", "of loss, summed over all ranks and microbatches, before the optimizer step; not clipped".into()),
-        ("new", "weights after the optimizer step".into()),
+        ("new", "weights after the optimizer step; what no gradient reaches, as it was".into()),
         ("optimizer", format!("AdamW as torch.optim.AdamW has it, on every weight: lr {lr}, betas ({beta1}, {beta2}), eps {eps}, weight_decay {weight_decay}; moments corrected for their bias by the step number {step}")),
         ("seq_len", about.seq_len.to_string()),
         ("global_batch", about.global_batch.to_string()),
