@@ -4,7 +4,7 @@
 use foretrain::exec::reference::{self, DenseConfig, StepResult};
 use foretrain::exec::source::Source;
 use foretrain::exec::weights::{load, read_tokens};
-use foretrain::plan::{Adam, Dtype, Engine, Plan};
+use foretrain::plan::{Adam, Dtype, Engine, Kernel, OpKind, Plan};
 use foretrain::spec::{LlmSpec, Parallelism, Workload};
 use foretrain::strategy::{Engines, build};
 use safetensors::SafeTensors;
@@ -322,7 +322,12 @@ fn every_layout_dumps_the_reference(config: &str, theirs: fn(&BTreeMap<String, V
                 assert_close(&name, &got[&name].1, &values);
             }
         }
-        assert_eq!(got.len(), 2 + 2 * theirs(&want.grads).len(), "{:?}", got.keys());
+        for (name, values) in source.beside(&plan) {
+            let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+            assert_eq!(got[&format!("new.{name}")], (vec![8], values));
+        }
+        let beside = source.beside(&plan).len();
+        assert_eq!(got.len(), 2 + 2 * theirs(&want.grads).len() + beside, "{:?}", got.keys());
     }
     // Weights of one model are none of another's, whatever their shapes.
     let json = run(dir.path(), "run --weights . --tokens ids.json --seq-len 16 --model tiny --json");
@@ -462,6 +467,60 @@ fn what_routers_did_not_choose_is_refused() {
     );
     let said = refused("--plan plan.json");
     assert!(said.contains("leave --plan out"), "{said}");
+    let said = refused("--seq-len 16 --save ckpt");
+    assert!(said.contains("--save") && said.contains("routers of --weights choose; give --dump"), "{said}");
+    assert!(!dir.path().join("ckpt").exists());
+}
+
+/// Fields that cost nothing make another model all the same.
+#[test]
+fn what_is_computed_otherwise_is_refused_by_field() {
+    let refused = |config: &str, change: (&str, &str), word: &str| {
+        let dir = tempfile::tempdir().expect("a folder");
+        let theirs = if config == GPT2 { as_gpt2 } else { as_llama };
+        checkpoint(dir.path(), &config.replace(change.0, change.1), &theirs(&Source::seeded(3).weights(&plan(config))));
+        for more in ["--dump d.safetensors", "--weights ."] {
+            let said = run(dir.path(), &format!("run --model ./config.json --seq-len 16 --json {more}"));
+            let said = said["error"].as_str().unwrap_or_default();
+            assert!(said.contains(word) && said.contains("is not computed; read and written"), "{change:?}: {said}");
+        }
+    };
+    let kind = "\"model_type\": \"llama\"";
+    refused(LLAMA, (kind, "\"model_type\": \"granite\", \"residual_multiplier\": 0.22"), "model_type granite");
+    refused(LLAMA, (kind, "\"model_type\": \"ernie4_5\""), "model_type ernie4_5");
+    refused(LLAMA, (kind, &format!("{kind}, \"logits_scaling\": 16.0")), "logits_scaling 16.0");
+    let act = "\"model_type\": \"gpt2\", \"activation_function\": \"gelu\"";
+    refused(GPT2, ("\"model_type\": \"gpt2\"", act), "activation_function \"gelu\"");
+    let scale = "\"model_type\": \"gpt2\", \"scale_attn_weights\": false";
+    refused(GPT2, ("\"model_type\": \"gpt2\"", scale), "scale_attn_weights false");
+}
+
+/// The config says what is dropped in training, and weights from elsewhere are trained without: a run that goes on from them, too.
+#[test]
+fn what_began_without_dropout_goes_on_without() {
+    let dir = tempfile::tempdir().expect("a folder");
+    checkpoint(dir.path(), GPT2, &as_gpt2(&Source::seeded(3).weights(&plan(GPT2))));
+    let words = "run --seq-len 16 --global-batch 2 --json";
+    let whole = run(dir.path(), &format!("{words} --weights . --steps 2"));
+    run(dir.path(), &format!("{words} --weights . --save ckpt"));
+    let rest = run(dir.path(), &format!("{words} --model ./config.json --load ckpt"));
+    assert!(rest["loss"].is_number() && rest["loss"] == whole["loss"], "{} is not {}", rest["loss"], whole["loss"]);
+    let note = "dropout: 0 as in the run that saved; the model's file has 0.1";
+    assert_eq!(rest["notes"], json!([note]));
+}
+
+/// The norms of what is compressed have an eps of their own, whatever the config says of the others.
+#[test]
+fn latents_are_normed_as_transformers_does() {
+    let plan = plan(&DEEPSEEK.replace("\"rms_norm_eps\": 1e-6", "\"rms_norm_eps\": 0.01"));
+    let eps = |op: &OpKind| match op {
+        OpKind::Compute { kernel: Kernel::LatentNorm { eps, .. } | Kernel::LatentNormBwd { eps, .. }, .. } => {
+            Some(*eps)
+        }
+        _ => None,
+    };
+    let found: Vec<f64> = plan.ops().filter_map(|(_, op)| eps(&op.kind)).collect();
+    assert!(!found.is_empty() && found.iter().all(|eps| *eps == 1e-6), "{found:?}");
 }
 
 #[test]

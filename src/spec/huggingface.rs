@@ -13,7 +13,10 @@ mod nemotron_h;
 mod notes;
 mod placed;
 mod qwen3_next;
+mod values;
 mod windows;
+
+pub use values::COMPUTED;
 
 use super::MtpSpec;
 use super::hybrid::Mixer;
@@ -90,6 +93,7 @@ pub fn read(file: &str, name: &str, text: &str) -> Result<LlmSpec> {
     config.check_size(&spec)?;
     windows::read(config, &mut spec)?;
     notes::add(&whole, config, &mut spec);
+    spec.uncomputed = values::uncomputed(config);
     Ok(spec)
 }
 

@@ -32,6 +32,7 @@ pub use depth::Depth;
 pub use exchange::{ExchangePass, ExchangeSpec, Notify, SmRule};
 pub use fleet::{Cause, FleetSpec};
 pub use gpu::{Architecture, AttentionCurve, GemmCurve, GpuSpec, Maker, MemoryCurve};
+pub use huggingface::COMPUTED;
 pub use hybrid::{MambaSpec, Mixer};
 pub use mask::{Documents, Mask};
 pub use model::{LlmSpec, MlaSpec, Mlp, Norm, Positions};

@@ -58,6 +58,12 @@ pub struct MlaSpec {
     pub v_dim: u64,
 }
 
+impl MlaSpec {
+    /// Of the norms of what is compressed, whatever `rms_norm_eps` says of the others: DeepSeek's modeling_deepseek.py and
+    /// transformers make both by `DeepseekV3RMSNorm(rank)`, whose eps is this unless stated.
+    pub const NORM_EPS: f64 = 1e-6;
+}
+
 /// A decoder-only transformer. Whatever a file does not state is as in Llama; the default has no sizes.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -137,6 +143,10 @@ pub struct LlmSpec {
     /// Counts of weights leave it out; FLOPs and plans have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtp: Option<MtpSpec>,
+    /// What its file states that changes values, at no cost, and that nothing here computes: weights from elsewhere would make
+    /// another model of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub uncomputed: Vec<String>,
     /// What its file states that no plan has, and what is costed in its place: a line each, for whoever reads a figure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,

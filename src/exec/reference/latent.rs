@@ -4,6 +4,7 @@
 use super::config::*;
 use super::layer::Model;
 use super::math::{Mat, rms_norm, rms_norm_backward};
+use crate::spec::MlaSpec;
 use ndarray::s;
 
 /// Kept for the backward pass: compressed rows before and behind their norms.
@@ -51,7 +52,7 @@ impl Model<'_> {
     /// q, k and v of every head from the layer's normed input.
     pub fn latent(&self, i: usize, mla: &Mla, x: &Mat) -> (Latent, [Mat; 3]) {
         let (cfg, name) = (self.cfg, |name: &str| layer(i, name));
-        let squeezed = |down: &Mat, norm: &str| rms_norm(down, self.w(&name(norm)), cfg.eps);
+        let squeezed = |down: &Mat, norm: &str| rms_norm(down, self.w(&name(norm)), MlaSpec::NORM_EPS);
         let (q, q_up) = match mla.q_lora {
             Some(_) => {
                 let down = self.linear(&name(Q_DOWN), x);
@@ -99,7 +100,7 @@ impl Model<'_> {
         let mut dx = match &saved.q {
             Some([down, normed]) => {
                 let d_normed = self.linear_backward(&name(Q_UP), normed, &d_q_up);
-                let (d_down, dw) = rms_norm_backward(down, self.w(&name(Q_LATENT_NORM)), &d_normed, cfg.eps);
+                let (d_down, dw) = rms_norm_backward(down, self.w(&name(Q_LATENT_NORM)), &d_normed, MlaSpec::NORM_EPS);
                 self.add_grad(&name(Q_LATENT_NORM), dw);
                 self.linear_backward(&name(Q_DOWN), x, &d_down)
             }
@@ -108,7 +109,7 @@ impl Model<'_> {
         let [down, normed] = &saved.kv;
         let d_normed = self.linear_backward(&name(KV_UP), normed, &d_kv_up);
         let squeezed = down.slice(s![.., ..mla.kv_lora]).to_owned();
-        let (d_squeezed, dw) = rms_norm_backward(&squeezed, self.w(&name(KV_NORM)), &d_normed, cfg.eps);
+        let (d_squeezed, dw) = rms_norm_backward(&squeezed, self.w(&name(KV_NORM)), &d_normed, MlaSpec::NORM_EPS);
         self.add_grad(&name(KV_NORM), dw);
         let mut d_down = Mat::zeros(down.raw_dim());
         d_down.slice_mut(s![.., ..mla.kv_lora]).assign(&d_squeezed);

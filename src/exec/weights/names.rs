@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::plan::Param;
-use crate::spec::{LlmSpec, Mlp, MtpSpec, Norm, Positions};
+use crate::spec::{COMPUTED, LlmSpec, Mlp, MtpSpec, Norm, Positions};
 use std::ops::Range;
 
 /// A tensor of a checkpoint: some rows of a weight of the plan.
@@ -49,9 +49,9 @@ pub enum Family {
 impl Family {
     pub fn of(model: &LlmSpec) -> Result<Family> {
         let refused = |what: &str| {
-            let why = "read and written are the layers of llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, \
-                       deepseek_v3 and gpt2";
-            Err(Error::infeasible(format!("weights: {} has {what}; {why}", model.name)))
+            let known = COMPUTED.join(", ");
+            let why = format!("weights: {} has {what}; read and written are the layers of {known}", model.name);
+            Err(Error::infeasible(why))
         };
         if model.lfa || (model.mla.is_some() && model.moe.is_none()) {
             return refused("filters, or latent attention without experts");
@@ -63,6 +63,9 @@ impl Family {
         }
         if let Some(note) = model.notes.iter().find(|note| !note.starts_with(MtpSpec::LEFT_OUT)) {
             return refused(&format!("what is not computed ({note})"));
+        }
+        if let Some(what) = model.uncomputed.first() {
+            return refused(&format!("{what} in its config.json, and what that changes is not computed"));
         }
         let placed = !model.dense_at.is_empty();
         if model.mla.is_none()

@@ -79,7 +79,8 @@ fn read_file(path: &Path, wanted: &mut Wanted, all: &mut BTreeMap<String, Vec<f3
         Error::spec(path.display(), "header", format!("not a safetensors file ({e}); was it downloaded whole?"))
     })?;
     for (name, view) in file.iter() {
-        if name.ends_with(ROUTER_BIAS) {
+        // A dump may lie beside the weights, whose names have more before them.
+        if name.ends_with(ROUTER_BIAS) && bare(name).starts_with("layers.") {
             all.insert(format!("model.{}", bare(name)), values(path, name, &view)?);
         }
         let Some((param, piece)) = wanted.remove(bare(name)) else { continue };
@@ -105,9 +106,45 @@ fn values(path: &Path, name: &str, view: &TensorView) -> Result<Vec<f32>> {
         Dtype::BF16 => {
             Ok(bytes.chunks_exact(2).map(|b| f32::from_bits(u32::from_le_bytes([0, 0, b[0], b[1]]))).collect())
         }
+        Dtype::F16 => Ok(bytes.chunks_exact(2).map(|b| half(u16::from_le_bytes([b[0], b[1]]))).collect()),
         other => {
-            let why = format!("{other:?} values; F32 and BF16 are read: save the weights in one of these");
+            let why = format!("{other:?} values; F32, BF16 and F16 are read: save the weights in one of these");
             Err(Error::spec(path.display(), name, why))
         }
+    }
+}
+
+/// A number of IEEE's binary16: five bits of exponent, ten of mantissa.
+fn half(bits: u16) -> f32 {
+    let (sign, exponent, mantissa) =
+        (if bits >> 15 == 1 { -1.0 } else { 1.0 }, bits >> 10 & 31, f32::from(bits & 1023));
+    sign * match (exponent, mantissa) {
+        (0, _) => mantissa * 2f32.powi(-24),
+        (31, 0.0) => f32::INFINITY,
+        (31, _) => f32::NAN,
+        _ => (1.0 + mantissa / 1024.0) * 2f32.powi(i32::from(exponent) - 15),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::half;
+
+    /// The table of Wikipedia's article on binary16.
+    #[test]
+    fn halves_are_their_numbers() {
+        for (bits, number) in [
+            (0x0001, 2f32.powi(-24)),
+            (0x03ff, 6.097_555e-5),
+            (0x0400, 6.103_515_6e-5),
+            (0x3555, 0.333_251_95),
+            (0x3c01, 1.000_976_6),
+            (0x7bff, 65504.0),
+            (0x7c00, f32::INFINITY),
+            (0xc000, -2.0),
+        ] {
+            assert_eq!(half(bits), number, "{bits:x}");
+        }
+        assert!(half(0x8000) == 0.0 && half(0x8000).is_sign_negative() && half(0x7e00).is_nan());
     }
 }

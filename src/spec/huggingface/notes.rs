@@ -5,7 +5,8 @@ use super::Config;
 use crate::spec::LlmSpec;
 use serde_json::Value;
 
-/// Fields that say nothing of memory or time: of tokens, of files, of how weights begin, of values alone, of inference.
+/// Fields that say nothing of memory or time: of tokens, of files, of how weights begin, of inference, or of values alone, which
+/// [`values`](super::values) are for.
 const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_name_or_path",
@@ -156,7 +157,7 @@ pub fn add(whole: &Config, config: &Config, spec: &mut LlmSpec) {
 }
 
 /// Whether a value is any: neither null, nor false, zero or empty.
-fn says(value: &Value) -> bool {
+pub(super) fn says(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => false,
         Value::Number(n) => n.as_f64() != Some(0.0),

@@ -63,7 +63,6 @@ pub struct Latent {
     /// This rank's.
     pub heads: u64,
     pub hidden: u64,
-    pub eps: f64,
     pub theta: f64,
     pub batch: u64,
     /// Tokens of a microbatch on this rank, and those between the products.
@@ -193,7 +192,7 @@ impl Latent {
     }
 
     fn norm(&self, cols: u64, rest: u64) -> Kernel {
-        Kernel::LatentNorm { rows: self.share, cols, rest, eps: self.eps }
+        Kernel::LatentNorm { rows: self.share, cols, rest, eps: MlaSpec::NORM_EPS }
     }
 
     /// `to` are q and kv as attention takes them, for my heads; `x` is my share of the layer's normed input.
@@ -318,7 +317,7 @@ impl Backward<'_> {
     #[allow(clippy::too_many_arguments)]
     fn norm(&self, b: &mut Builder, label: &str, [cols, rest]: [u64; 2], x: &Squeezed, at: Rows, d: &[Buf], dx: Buf) {
         let [w, g] = self.both(at);
-        let kernel = Kernel::LatentNormBwd { rows: self.latent.share, cols, rest, eps: self.latent.eps };
+        let kernel = Kernel::LatentNormBwd { rows: self.latent.share, cols, rest, eps: MlaSpec::NORM_EPS };
         let reads: Vec<Buf> = [x.down, w, g].into_iter().chain(d.iter().copied()).collect();
         b.compute(label, kernel, &reads, &[dx, g]);
     }

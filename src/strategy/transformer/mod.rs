@@ -177,7 +177,6 @@ impl Layer {
             rows,
             heads,
             hidden: model.hidden,
-            eps: model.rms_eps,
             theta: model.rope_theta,
             batch: work.micro_batch,
             tokens: work.micro_batch * seq,
