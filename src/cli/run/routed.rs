@@ -49,7 +49,8 @@ impl<'a> Router<'a> {
             return refused(why + "; use a smaller model, seq_len or global_batch, or fewer steps");
         }
         let documents = about.documents.lengths().into_iter().map(|n| n as usize).collect();
-        let dense = DenseConfig { documents, ..DenseConfig::from(model) };
+        let mut dense = DenseConfig { documents, ..DenseConfig::from(model) };
+        dense.experts.iter_mut().for_each(|experts| experts.fp8_rows = about.par.options.dispatch_fp8);
         Ok(Some(Router { config, source, dense, defaults }))
     }
 

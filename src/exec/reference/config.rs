@@ -77,6 +77,8 @@ pub struct Experts {
     pub gate: Gate,
     /// Equal groups of experts, how many of them a token may choose from, and by the sum of how many of their highest scores.
     pub groups: Option<[usize; 3]>,
+    /// Rows travel to experts in FP8, tokens forward and their gradients backward.
+    pub fp8_rows: bool,
     /// By sequence, [s, top_k]: the experts of each token; beyond their number: none. For every layer that has experts,
     /// or one for all of them; none: the router chooses, though no gradient knows of that.
     pub choices: Vec<Vec<Vec<u32>>>,
@@ -186,6 +188,7 @@ impl From<&LlmSpec> for DenseConfig {
                 latent: moe.latent as usize,
                 gate: moe.gate,
                 groups: moe.groups.map(|g| [g.count as usize, g.kept as usize, g.score.scores()]),
+                fp8_rows: false,
                 choices: vec![],
             }),
         }

@@ -1,6 +1,7 @@
 //! Experts: y_t = sum over its choices j of w_tj FFN_j(x_t), token by token.
 
 use super::config::*;
+use super::fp8;
 use super::layer::Model;
 use super::math::{Mat, relu2, relu2_slope, sigmoid, softmax, swiglu, swiglu_backward};
 use crate::spec::{Gate, Score};
@@ -26,7 +27,8 @@ impl Model<'_> {
     }
 
     /// The experts of the highest scores, those of DeepSeek-V3 with a bias and among the groups whose highest scores, one
-    /// or two, sum up to most; of equal ones the first.
+    /// or two, sum up to most; of equal ones the first. Experts of other groups are out of question, as in DeepSeek's own code;
+    /// transformers gives them a score of 0, which wins where a bias makes those of the groups that are kept negative.
     fn highest_of(&self, i: usize, experts: &Experts, logits: &[f64]) -> Vec<usize> {
         let mut scores = scores(&experts.gate, logits);
         if let Some(bias) = self.weights.get(&layer(i, ROUTER_BIAS)) {
@@ -75,7 +77,7 @@ impl Model<'_> {
 
     pub fn experts(&self, i: usize, experts: &Experts, sequence: usize, x: &Mat) -> Mat {
         let logits = self.linear(&layer(i, ROUTER), x);
-        let given = self.squeezed(i, experts, x);
+        let given = arrived(experts, self.squeezed(i, experts, x));
         let mut y = Mat::zeros(given.raw_dim());
         for (t, row) in given.axis_chunks_iter(Axis(0), 1).enumerate() {
             let own = logits.row(t).to_vec();
@@ -105,9 +107,10 @@ impl Model<'_> {
     pub fn experts_backward(&mut self, i: usize, sequence: usize, x: &Mat, dy: &Mat) -> Mat {
         let experts = self.cfg.experts_of(i).expect("experts");
         let logits = self.linear(&layer(i, ROUTER), x);
-        let given = self.squeezed(i, experts, x);
+        let given = arrived(experts, self.squeezed(i, experts, x));
         // The gradient of the sums of experts; the projection behind them keeps its own, once these are known.
         let d_sums = if experts.latent > 0 { dy.dot(self.w(&layer(i, UNSQUEEZE))) } else { dy.clone() };
+        let d_sums = arrived(experts, d_sums);
         let mut sums = Mat::zeros(given.raw_dim());
         let (mut d_given, mut d_logits) = (Mat::zeros(given.raw_dim()), Mat::zeros(logits.raw_dim()));
         for t in 0..x.nrows() {
@@ -171,6 +174,11 @@ fn scores(gate: &Gate, logits: &[f64]) -> Vec<f64> {
         Score::Sigmoid => all.iter_mut().for_each(|x| *x = sigmoid(*x)),
     }
     all
+}
+
+/// Rows as they come to their experts.
+fn arrived(experts: &Experts, rows: Mat) -> Mat {
+    if experts.fp8_rows { fp8::rounded(rows) } else { rows }
 }
 
 /// What the chosen experts weigh.

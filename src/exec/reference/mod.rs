@@ -8,6 +8,7 @@ mod alone;
 mod attention;
 mod config;
 mod experts;
+mod fp8;
 mod latent;
 mod layer;
 mod mamba;

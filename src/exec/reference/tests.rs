@@ -89,8 +89,17 @@ fn gradients_equal_finite_differences_with_experts() {
         [(Score::Softmax, true, 1.0, 0), (Score::Softmax, false, 1.0, 3), (Score::Sigmoid, true, 2.5, 2)]
     {
         let gate = Gate { score, normalise, scale };
-        let experts =
-            Experts { count: 3, top_k: 2, ffn: 4, shared, latent: 0, gate, groups: None, choices: choices.clone() };
+        let experts = Experts {
+            count: 3,
+            top_k: 2,
+            ffn: 4,
+            shared,
+            latent: 0,
+            gate,
+            groups: None,
+            fp8_rows: false,
+            choices: choices.clone(),
+        };
         check_gradients(&DenseConfig { experts: Some(experts), ..tiny(2, false) });
     }
 }
@@ -108,8 +117,17 @@ fn gradients_equal_finite_differences_with_latent_attention() {
 #[test]
 fn gradients_equal_finite_differences_with_layers_of_two_kinds() {
     let choices = vec![vec![vec![0, 2, 1, 0, 2], vec![2, 1, 0]]];
-    let experts =
-        Experts { count: 3, top_k: 1, ffn: 4, shared: 2, latent: 0, gate: Gate::default(), groups: None, choices };
+    let experts = Experts {
+        count: 3,
+        top_k: 1,
+        ffn: 4,
+        shared: 2,
+        latent: 0,
+        gate: Gate::default(),
+        groups: None,
+        fp8_rows: false,
+        choices,
+    };
     check_gradients(&DenseConfig { experts: Some(experts), dense_layers: 1, ..tiny(2, false) });
 }
 
@@ -122,7 +140,17 @@ fn gradients_equal_finite_differences_with_layers_of_one_mixer_each() {
     let all = vec![Mixer::Mamba, Mixer::Experts, Mixer::Attention, Mixer::Mamba, Mixer::Mlp];
     for (latent, pattern) in [(0, vec![Mixer::Experts, Mixer::Mamba]), (4, all)] {
         let choices = choices.clone();
-        let experts = Some(Experts { count: 3, top_k: 2, ffn: 4, shared: 2, latent, gate, groups: None, choices });
+        let experts = Some(Experts {
+            count: 3,
+            top_k: 2,
+            ffn: 4,
+            shared: 2,
+            latent,
+            gate,
+            groups: None,
+            fp8_rows: false,
+            choices,
+        });
         let blocks = Blocks { relu2: true, rotary: 0, ..Blocks::LLAMA };
         let cfg = DenseConfig { layers: pattern.len(), pattern, mamba, blocks, experts, ..tiny(2, false) };
         // Norms of small numbers bend much.
@@ -194,7 +222,17 @@ fn routers_choose_by_groups_and_by_their_bias() {
     let gate = Gate { score: Score::Sigmoid, ..Gate::default() };
     let cfg = |summed: usize| {
         let groups = Some([3, 2, summed]);
-        let experts = Experts { count: 6, top_k: 2, ffn: 4, shared: 0, latent: 0, gate, groups, choices: vec![] };
+        let experts = Experts {
+            count: 6,
+            top_k: 2,
+            ffn: 4,
+            shared: 0,
+            latent: 0,
+            gate,
+            groups,
+            fp8_rows: false,
+            choices: vec![],
+        };
         DenseConfig { layers: 1, experts: Some(experts), ..tiny(2, false) }
     };
     let mut params = random_params(&cfg(2));
