@@ -1,5 +1,6 @@
 //! `foretrain run`: a plan on threads of this machine, or on its GPUs.
 
+mod check;
 mod found;
 mod kept;
 mod live;
@@ -14,8 +15,9 @@ use crate::exec::source::Source;
 use crate::exec::{Job, Options, Run, routing, weights};
 use crate::plan::{Adam, Plan};
 use crate::report::human::notes;
+use check::Check;
 use clap::Args;
-use found::{Check, Found, Planned, Step};
+use found::{Found, Planned, Step};
 use kept::{Checkpoints, Kept};
 use live::Live;
 use routed::Router;
@@ -152,7 +154,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let (plan, repeated) = config.plan(flags.plan.plan.as_deref(), flags.machine.defaults())?;
     let plan = optimizer.of(plan);
     if flags.check {
-        found::small_enough(&plan, flags.steps)?;
+        check::small_enough(&plan, flags.steps)?;
     }
     plan.model()?;
     if flags.weights.is_some() && !plan.routes.is_empty() {
