@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn small_gradients_are_held_against_the_least() {
-        assert_eq!(error(Some(&vec![2e-8, 0.0]), &[0.0, 0.0], 1e-4), 2e-4);
+        assert_eq!(error(Some(&vec![0.125, 0.0]), &[0.0, 0.0], 0.5), 0.25);
         assert_eq!(error(Some(&vec![0.5, 1.0]), &[0.5, 2.0], 1e-4), 0.5);
         assert!(error(None, &[0.0], 1.0).is_nan() && error(Some(&vec![f64::NAN]), &[0.0], 1.0).is_nan());
     }
