@@ -6,6 +6,7 @@ mod plans;
 use foretrain::cost::{Effort, cost};
 use foretrain::exec::{Options, Run, attention_io, execute, reference};
 use foretrain::plan::{Dtype, Feed, Operand, Plan, check};
+use foretrain::spec::options::{NUMBERED, WORDS};
 use foretrain::spec::{AttentionSpec, Documents, Mask, Options as Words, Parallelism, Pass};
 use foretrain::strategy::attention_pass;
 use plans::{FLAT, Host, SM, same};
@@ -184,6 +185,44 @@ fn what_does_not_split_is_said() {
             .contains("38 tokens is no multiple of 4, to be shared by ring 2; pad it to 40")
     );
     assert!(said(spec(48, 8, 4), Parallelism { dp: 2, ..way(1, 1) }).contains("dp"));
+}
+
+/// A word either makes another plan, or is refused: none is printed that nothing reads.
+#[test]
+fn no_word_says_nothing() {
+    let numbered = NUMBERED.iter().map(|(word, _)| word.replace("HOW", "1.25").replace("-N", "-2"));
+    let words: Vec<String> = WORDS.iter().map(|w| w.name.to_string()).chain(numbered).collect();
+    let ways = [way(1, 1), way(16, 1), way(1, 2), way(4, 2), way(1, 8)];
+    let documents = Mask { documents: vec![128, 384].into(), ..Mask::new(true) };
+    let specs = [spec(512, 8, 4), spec(512, 6, 3), AttentionSpec { mask: documents, ..spec(512, 8, 4) }];
+    let build = |spec, par: &Parallelism| attention_pass::build(spec, Pass::ForwardBackward, par, SM);
+    let without_its_name = |plan: Plan| {
+        let mut plan = serde_json::to_value(&plan).unwrap();
+        plan["about"] = serde_json::Value::Null;
+        plan
+    };
+    let mut refused = vec![];
+    for word in &words {
+        let options: Words = word.parse().unwrap();
+        let (mut built, mut tells, mut why) = (false, false, String::new());
+        for (spec, par) in specs.iter().flat_map(|spec| ways.map(|par| (spec, par))) {
+            match build(spec, &Parallelism { options, ..par }) {
+                Err(e) => why = e.to_string(),
+                Ok(with) => {
+                    built = true;
+                    let without = build(spec, &par).ok();
+                    tells |= without.is_none_or(|w| without_its_name(w) != without_its_name(with));
+                }
+            }
+        }
+        assert_eq!(built, tells, "{word} is taken and changes nothing");
+        if !built {
+            assert!(why.contains(&format!("{word} says nothing of an attention alone")), "{why}");
+            refused.push(word.as_str());
+        }
+    }
+    assert_eq!(words.len() - refused.len(), 19, "refused: {refused:?}");
+    assert!(["fpdt-8", "fp8", "mlp-chunks-2", "loss-chunks-2", "bf16-grads"].iter().all(|word| refused.contains(word)));
 }
 
 /// Any layout that has a word, under any mask.

@@ -11,6 +11,7 @@ use foretrain::cost::{Effort, cost};
 use foretrain::plan::link::{AtomTable, Line, Place};
 use foretrain::plan::memory::Layout;
 use foretrain::plan::*;
+use foretrain::spec::options::WORDS;
 use foretrain::spec::*;
 use foretrain::strategy::attention_pass;
 use plans::{FLAT, Host, SM, close, model, way, work};
@@ -229,8 +230,12 @@ fn merging_at_the_end_keeps_every_block() {
     };
     let (n, blocks) = (S / p as u64, p as u64);
     let qb = n * A * D * E;
-    // KV that has been used makes room for later outputs.
+    // KV that has been used makes room for later outputs. TransformerEngine holds it, which the word's help says.
+    let kvb = n * 2 * 4 * D * E;
     assert!(peak("merge-at-end") > (blocks + 2) * qb);
+    assert!(peak("merge-at-end") < blocks * (kvb + qb), "what TransformerEngine holds beside q, kv and o");
+    let word = WORDS.iter().find(|word| word.name == "merge-at-end").unwrap();
+    assert!(word.about.contains("needs more memory than here"), "{}", word.about);
     assert!(peak("default") < blocks * qb);
     assert!(peak("merge-in-kernel") < peak("default"));
     let plan = built_as("merge-at-end", 4, p as u32);

@@ -16,7 +16,14 @@ fn made_up(failures: f64, interval_s: f64, stall_s: f64, save_s: f64, recover: [
         nodes: 100,
         interval_s,
         step_s: 0.0,
-        checkpoint: Checkpoint { bytes: 1e12, bytes_per_gpu: 1e9, stall_s, save_s, load_s: recover[2] },
+        checkpoint: Checkpoint {
+            bytes: 1e12,
+            bytes_per_gpu: 1e9,
+            stall_s,
+            save_s,
+            load_s: recover[2],
+            reshard_s: None,
+        },
         failures_with_node: 0.6 * failures,
         failures_without: 0.4 * failures,
         planned: 0.0,
@@ -139,6 +146,15 @@ fn a_checkpoint_costs_what_was_published() {
         assert!((checkpoint.stall_s / stall - 1.0).abs() < 0.05, "{checkpoint:?}");
         assert!((checkpoint.save_s / save - 1.0).abs() < 0.05, "{checkpoint:?}");
     }
+    // How long they load no law explains: the smaller one on fewer ranks takes twice as long. Both are within 1.6 times.
+    for (params, gpus, load, reshard) in [(7e9, 1488, 265.73, Some(401.21)), (405e9, 8960, 129.49, None)] {
+        let checkpoint = Checkpoint::new(14.0 * params, gpus, &fleet, &hdfs);
+        let off = |predicted: f64, stated: f64| (predicted / stated).max(stated / predicted);
+        assert!(off(checkpoint.load_s, load) < 1.6, "{checkpoint:?}");
+        let other = checkpoint.reshard_s.unwrap();
+        assert!(reshard.is_none_or(|stated| off(other, stated) < 1.6), "{checkpoint:?}");
+        assert!((other / checkpoint.load_s - 401.21 / 265.73).abs() < 0.01, "{checkpoint:?}");
+    }
     // Twice the ranks write half as much each: three times as fast was measured from 75 to 150 replicas, where
     // the bytes decide; here it is what the bytes alone say.
     let [few, many] =
@@ -229,6 +245,9 @@ fn what_nobody_measured_is_named() {
     assert_eq!(FleetSpec::find("llama-3-405b").unwrap().assumed(), ["detect", "restart", "repair"]);
     assert!(StorageSpec::find("tectonic").unwrap().assumed().contains(&"write_per_node"));
     assert!(!StorageSpec::find("tectonic").unwrap().assumed().contains(&"write"));
+    let borrowed = ["save_doubling", "load_doubling", "reshard"];
+    assert!(borrowed.iter().all(|field| StorageSpec::find("tectonic").unwrap().assumed().contains(field)));
+    assert!(StorageSpec::find("bytecheckpoint-hdfs").unwrap().assumed().contains(&"load"));
 }
 
 /// The run that `foretrain goodput` prints as JSON.
@@ -274,6 +293,25 @@ fn planned_stops_are_counted_while_a_run_is_up() {
     let planned: f64 =
         causes.filter(|c| c["cause"] == "planned maintenance").map(|c| c["count"].as_f64().unwrap()).sum();
     assert!(stops > 10.0 && (planned / stops - 1.0).abs() < 0.4, "{planned} of {stops}");
+}
+
+/// Nodes that stand by are paid for, too.
+#[test]
+fn gpu_hours_count_nodes_that_stand_by() {
+    let line = "goodput --gpus 12288 --fleet meta-rsc-1 --step-time 6.34s --state 2.45TB --runs 2";
+    let text = |spares: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_foretrain"));
+        String::from_utf8(command.args(format!("{line}{spares}").split(' ')).output().unwrap().stdout).unwrap()
+    };
+    let run = asked("--gpus 12288 --fleet meta-rsc-1 --state 2.45TB --spares 320").unwrap();
+    let number = |path: &str| run.pointer(path).and_then(serde_json::Value::as_f64).unwrap();
+    let hours = number("/wall_s") / 3600.0;
+    assert!((number("/gpu_hours/training") / hours - 12_288.0).abs() < 1e-6);
+    assert!((number("/gpu_hours/standing_by") / hours - 2_560.0).abs() < 1e-6);
+    assert!(text(" --spares 320").contains("with the nodes that stand by"));
+    assert!(text("").contains("GPU-hours, without nodes that stand by"));
+    let any = asked("--gpus 12288 --fleet meta-rsc-1 --state 2.45TB").unwrap();
+    assert!(any.pointer("/gpu_hours/standing_by").unwrap().is_null());
 }
 
 /// The formula knows nothing of nodes that stand by, and says so where there are few.

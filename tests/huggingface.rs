@@ -127,6 +127,45 @@ fn what_no_plan_has_is_said() {
     assert!(biased.notes[0].starts_with("attention_bias true"), "{:?}", biased.notes);
 }
 
+/// A window that no layer gets is said, unless the config says itself that none has it.
+#[test]
+fn windows_that_are_left_out_are_said() {
+    let neox = json!({"sliding_window": 1024, "hidden_act": "gelu", "num_key_value_heads": null});
+    let plain = json!({"sliding_window": 1024});
+    let asked = json!({"sliding_window": 1024, "use_sliding_window": true});
+    for (kind, changes) in [("llama", plain.clone()), ("gpt_neox", neox), ("smollm3", asked)] {
+        let model = small(kind, changes);
+        assert_eq!(model.window, None, "{kind}");
+        assert_eq!(model.notes.len(), 1, "{kind}: {:?}", model.notes);
+        let note = "sliding_window 1024: windows are left out for this model type";
+        assert!(model.notes[0].starts_with(note), "{kind}: {:?}", model.notes);
+    }
+    let size = small("llama", json!({"sliding_window_size": 512, "use_sliding_window": true}));
+    assert!(size.notes.len() == 1 && size.notes[0].starts_with("sliding_window_size 512:"), "{:?}", size.notes);
+    let all = json!(["full_attention", "full_attention", "full_attention", "full_attention"]);
+    for (kind, changes) in [
+        ("llama", json!({"sliding_window": 1024, "use_sliding_window": false})),
+        ("llama", json!({"sliding_window": null})),
+        ("llama", json!({"sliding_window": 1024, "layer_types": all})),
+        // By default these have none.
+        ("qwen2", plain.clone()),
+        ("qwen3", json!({"sliding_window": 1024, "use_sliding_window": true, "max_window_layers": 4})),
+        // And these have it.
+        ("mistral", plain.clone()),
+        ("qwen2", json!({"sliding_window": 1024, "use_sliding_window": true, "max_window_layers": 2})),
+    ] {
+        let notes = small(kind, changes.clone()).notes;
+        assert!(notes.is_empty(), "{kind} {changes}: {notes:?}");
+    }
+    // Blocks side by side are read of GPT-NeoX, whose they are, and told where nothing reads them.
+    let side_by_side = |kind: &str, act: &str| {
+        small(kind, json!({"use_parallel_residual": true, "hidden_act": act, "num_key_value_heads": null}))
+    };
+    let (neox, llama) = (side_by_side("gpt_neox", "gelu"), side_by_side("llama", "silu"));
+    assert!(neox.parallel_block && neox.notes.is_empty(), "{:?}", neox.notes);
+    assert!(llama.notes.len() == 1 && llama.notes[0].ends_with(": use_parallel_residual"), "{:?}", llama.notes);
+}
+
 #[test]
 fn what_cannot_be_read_names_file_field_value_and_remedy() {
     let refused = |changes: Value| tiny(changes).map(|_| ()).unwrap_err().to_string();

@@ -299,6 +299,8 @@ struct Pass {
     network_s: f64,
     links_s: f64,
     sms_s: f64,
+    /// The rows cross network and links one after the other, and not in a stream.
+    in_turn: bool,
     mean_s: f64,
     limiter: &'static str,
     sms: u32,
@@ -319,6 +321,7 @@ impl Pass {
             network_s: slowest.network.value(),
             links_s: slowest.links.value(),
             sms_s: slowest.sms.value(),
+            in_turn: slowest.in_turn,
             mean_s: estimate.mean().value(),
             limiter: slowest.limiter().name(),
             sms: estimate.sms,
@@ -393,6 +396,10 @@ impl Found {
             table.row(line.chain([pass.limiter.to_string(), pass.sms.to_string()]));
         }
         let sd = percent(self.dispatch.rel_sd);
-        format!("{}a maximum over network, links and SMs, after start and notify; relative sd {sd}\n", table.render(""))
+        let rows = match self.dispatch.in_turn {
+            true => "network and links one after the other, two calls",
+            false => "a maximum over network, links and SMs",
+        };
+        format!("{}{rows}, after start and notify; relative sd {sd}\n", table.render(""))
     }
 }

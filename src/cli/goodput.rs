@@ -234,6 +234,7 @@ struct Found {
     /// MFU times the effective training time ratio.
     goodput_mfu: Option<f64>,
     wall_s: f64,
+    gpu_hours: GpuHours,
     /// Nodes in repair at a time, and spares of which one is ready for a failed node 99 % of the time.
     in_repair: f64,
     spares_99: u32,
@@ -248,6 +249,32 @@ struct Found {
     assumed: Vec<String>,
     notes: Vec<String>,
     files: Vec<String>,
+}
+
+/// Of GPUs that are kept from the first step to the last.
+#[derive(Serialize)]
+struct GpuHours {
+    training: f64,
+    /// Of those that stand by; `None` where there are as many as it takes.
+    standing_by: Option<f64>,
+}
+
+impl GpuHours {
+    fn new(wall_s: f64, gpus: u32, run: &Run, fleet: &FleetSpec) -> GpuHours {
+        let hours = wall_s / 3600.0;
+        let spare = |nodes: u32| hours * f64::from(nodes) * f64::from(fleet.gpus_per_node);
+        GpuHours { training: hours * f64::from(gpus), standing_by: run.spares.map(spare) }
+    }
+
+    fn said(&self) -> String {
+        let of = |hours: f64| decimal(hours, "").trim_end().to_string();
+        let training = of(self.training);
+        match self.standing_by {
+            None => format!("{training} GPU-hours, without nodes that stand by"),
+            Some(0.0) => format!("{training} GPU-hours"),
+            Some(more) => format!("{training} GPU-hours, {} with the nodes that stand by", of(self.training + more)),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -310,6 +337,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         ettr_expected_leaves_out: run.spares.map(|_| NO_WAITING),
         goodput_mfu: step.mfu.map(|mfu| mfu * played.ettr),
         wall_s,
+        gpu_hours: GpuHours::new(wall_s, step.gpus, &run, &fleet),
         interruptions: interruptions(&fleet, &run, &played),
         in_repair: run.in_repair(),
         spares_99: run.spares_for(0.99),
@@ -452,8 +480,7 @@ fn render(step: &Step, found: &Found) -> String {
     if let (Some(mfu), Some(goodput)) = (found.mfu, found.goodput_mfu) {
         fact("MFU", percent(goodput), format!("of the whole time; {} of a step", percent(mfu)));
     }
-    let gpu_hours = found.wall_s / 3600.0 * f64::from(found.gpus);
-    fact("time", long(found.wall_s), format!("{} GPU-hours", decimal(gpu_hours, "").trim_end()));
+    fact("time", long(found.wall_s), found.gpu_hours.said());
     if let Some(mtbi) = found.mtbi_s {
         let spent = &played.spent;
         fact(
@@ -468,9 +495,10 @@ fn render(step: &Step, found: &Found) -> String {
     let ready =
         format!("{:.1} are in repair at a time; {} are enough 99 % of the time", found.in_repair, found.spares_99);
     fact("stand by", spares, ready);
-    let Checkpoint { bytes, bytes_per_gpu, stall_s, save_s, load_s } = run.checkpoint;
+    let Checkpoint { bytes, bytes_per_gpu, stall_s, save_s, load_s, reshard_s } = run.checkpoint;
     fact("checkpoint", decimal(bytes, "B"), format!("{} a GPU", decimal(bytes_per_gpu, "B")));
-    let times = format!("of standing still, safe after {}, loaded in {}", seconds(save_s), seconds(load_s));
+    let other = reshard_s.map_or(String::new(), |s| format!(", into another layout in {}", seconds(s)));
+    let times = format!("of standing still, safe after {}, loaded in {}{other}", seconds(save_s), seconds(load_s));
     fact("", seconds(stall_s), times);
     text.push_str(&facts.render("  "));
     text.push_str(&where_time_goes(&played.spent));

@@ -14,6 +14,8 @@ pub struct Checkpoint {
     /// From its start until it is safe.
     pub save_s: f64,
     pub load_s: f64,
+    /// Into another layout than was saved; `None` where the store's file does not say.
+    pub reshard_s: Option<f64>,
 }
 
 impl Checkpoint {
@@ -30,12 +32,14 @@ impl Checkpoint {
         let more = |each: &Option<Sourced<Seconds>>| each.as_ref().map_or(0.0, |s| s.value.value() * doublings);
         let save_s = storage.save.value.value() + more(&storage.save_doubling) + written;
         let stall_s = storage.stall.value.value() + to_host;
+        let load_s = storage.load.value.value() + more(&storage.load_doubling) + read;
         Checkpoint {
             bytes,
             bytes_per_gpu,
             stall_s: if storage.in_background { stall_s.min(save_s) } else { save_s },
             save_s,
-            load_s: storage.load.value.value() + more(&storage.load_doubling) + read,
+            load_s,
+            reshard_s: storage.reshard.as_ref().map(|times| times.value * load_s),
         }
     }
 

@@ -28,6 +28,9 @@ pub struct StorageSpec {
     /// Added to it for each doubling of the ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_doubling: Option<Sourced<Seconds>>,
+    /// How many times as long it takes to load into another layout than was saved, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reshard: Option<Sourced<f64>>,
     pub read_per_node: Sourced<BytesPerSec>,
     /// What the store gives to all nodes together.
     pub read: Sourced<BytesPerSec>,
@@ -41,17 +44,21 @@ impl StorageSpec {
 
     /// The fields that nobody has measured.
     pub fn assumed(&self) -> Vec<&'static str> {
+        let of = |each: &Option<Sourced<Seconds>>| each.as_ref().map(|s| s.provenance);
         let all = [
-            ("stall", self.stall.provenance),
-            ("to_host", self.to_host.provenance),
-            ("save", self.save.provenance),
-            ("write_per_node", self.write_per_node.provenance),
-            ("write", self.write.provenance),
-            ("load", self.load.provenance),
-            ("read_per_node", self.read_per_node.provenance),
-            ("read", self.read.provenance),
+            ("stall", Some(self.stall.provenance)),
+            ("to_host", Some(self.to_host.provenance)),
+            ("save", Some(self.save.provenance)),
+            ("save_doubling", of(&self.save_doubling)),
+            ("write_per_node", Some(self.write_per_node.provenance)),
+            ("write", Some(self.write.provenance)),
+            ("load", Some(self.load.provenance)),
+            ("load_doubling", of(&self.load_doubling)),
+            ("reshard", self.reshard.as_ref().map(|s| s.provenance)),
+            ("read_per_node", Some(self.read_per_node.provenance)),
+            ("read", Some(self.read.provenance)),
         ];
-        all.into_iter().filter(|(_, origin)| *origin == Origin::Assumed).map(|(field, _)| field).collect()
+        all.into_iter().filter(|(_, origin)| *origin == Some(Origin::Assumed)).map(|(field, _)| field).collect()
     }
 
     fn from_found(found: &Found) -> Result<StorageSpec> {
@@ -64,6 +71,7 @@ impl StorageSpec {
             ("read", &spec.read),
         ];
         rates.into_iter().try_for_each(|(field, rate)| check_positive(&found.file, field, rate.value.value()))?;
+        spec.reshard.iter().try_for_each(|times| check_positive(&found.file, "reshard", times.value))?;
         Ok(spec)
     }
 }

@@ -15,7 +15,7 @@ use crate::spec::{AttentionSpec, LlmSpec, MambaSpec, Mask, Mixer, Parallelism, P
 use experts::experts;
 use sizes::{batch, documents, heads, sequence, tensor};
 use stages::pipeline;
-use words::{experts_again, fewer_bits, offload, options, slopes};
+use words::{experts_again, fewer_bits, offload, options, options_of_attention, slopes};
 
 /// Every reason but memory, which needs the plan. The word before the colon is the kind of reason.
 pub fn check(model: &LlmSpec, work: &Workload, par: &Parallelism) -> Result<()> {
@@ -180,6 +180,7 @@ fn positions(model: &LlmSpec, work: &Workload) -> Result<()> {
 /// The same of one attention operation alone.
 pub fn attention(spec: &AttentionSpec, par: &Parallelism) -> Result<()> {
     degrees(par)?;
+    options_of_attention(par)?;
     options(par)?;
     let others = [("dp", par.dp), ("tp", par.tp), ("pp", par.pp), ("vp", par.vp), ("ep", par.ep)];
     if let Some((name, degree)) = others.into_iter().find(|(_, degree)| *degree != 1) {

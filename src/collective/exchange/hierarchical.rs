@@ -1,7 +1,7 @@
 //! Two all-to-all, one after the other: over the nodes to the same place, then within the node. Nothing is
 //! deduplicated; messages are as many times longer as a node has ranks.
 
-use super::{Estimate, Hop, Limiter, Place, Traffic, Via, nccl, nccl_all_to_all, same_place};
+use super::{Estimate, Hop, Place, RankTime, Traffic, Via, nccl, nccl_all_to_all, same_place};
 use crate::plan::CollectiveKind;
 use crate::plan::route::{Route, Rows};
 use crate::units::Bytes;
@@ -45,10 +45,8 @@ pub(super) fn time(at: &Place, all: &[Traffic]) -> Estimate {
     let calls = |t: &Traffic| (call(&over, t.network.busier()), call(within, t.links.busier()));
     let ranks = all.iter().map(|t| {
         let (first, then) = calls(t);
-        let mut one = nccl_all_to_all::rank_time(first, notify, Limiter::Network);
-        // What the second call takes comes before and after nothing of the first.
-        one.start += then.total();
-        one
+        let start = first.latency + then.latency;
+        RankTime { start, notify, network: first.transfer, links: then.transfer, in_turn: true, ..RankTime::default() }
     });
     let (first, _) = calls(&all[0]);
     let sms = at.stack.p2p_ctas.value;

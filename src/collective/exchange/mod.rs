@@ -1,7 +1,8 @@
 //! How a whole exchange of a mixture-of-experts layer becomes hops, and how long it takes.
 //!
 //! [`hops`] is the one lowering that all interpreters share: who sends how many rows to whom. [`time`] takes the
-//! same rows; an exchange is a stream of chunks, so that its time is a maximum over what the rows cross, by rank.
+//! same rows; an exchange is a stream of chunks, so that its time is a maximum over what the rows cross, by rank, or a sum
+//! where one call waits for another ([`hierarchical`]).
 //!
 //! Bytes are counted three ways that published tables mix up. *Logical*: all rows, those that stay on their own rank
 //! or node as well. *Real*: those that cross. *Wire*: real ones with the headers that a library sends along.
@@ -112,7 +113,7 @@ pub fn hops(route: &Route, algo: ExchangeAlgo, phase: Phase) -> Vec<Hop> {
 /// What one rank's part of an exchange takes, and what sets its pace.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RankTime {
-    /// Before the first row.
+    /// Before the first row; of two calls, before the first of each.
     pub start: Seconds,
     /// Counting, and telling the counts.
     pub notify: Seconds,
@@ -122,6 +123,8 @@ pub struct RankTime {
     pub sms: Seconds,
     /// Behind the last row.
     pub finish: Seconds,
+    /// All rows have crossed the network before the first crosses the links, or the other way round: no stream of chunks.
+    pub in_turn: bool,
 }
 
 /// What sets the pace of an exchange.
@@ -146,7 +149,8 @@ impl Limiter {
 
 impl RankTime {
     pub fn rows(&self) -> Seconds {
-        self.network.max(self.links).max(self.sms)
+        let crossing = if self.in_turn { self.network + self.links } else { self.network.max(self.links) };
+        crossing.max(self.sms)
     }
 
     pub fn total(&self) -> Seconds {

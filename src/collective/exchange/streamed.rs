@@ -81,6 +81,7 @@ impl On<'_> {
             network: if far { self.network(t) } else { Seconds::ZERO },
             links: self.links(t).max(self.pairs(t)),
             sms: if far { self.forwarding(t) } else { self.copying(rank, t) },
+            in_turn: false,
         }
     }
 

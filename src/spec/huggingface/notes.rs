@@ -86,8 +86,6 @@ const HARMLESS: &[&str] = &[
     "seq_length",
     "seq_length_training",
     "slow_but_exact",
-    "sliding_window",
-    "sliding_window_size",
     "source",
     "summary_activation",
     "summary_first_dropout",
@@ -101,10 +99,8 @@ const HARMLESS: &[&str] = &[
     "transformers_version",
     "unk_token_id",
     "use_cache",
-    "use_sliding_window",
     "use_mem_eff_path",
     "use_mamba_kernels",
-    "use_parallel_residual",
     "dropout",
     "hidden_dropout",
     "time_step_floor",
@@ -147,13 +143,29 @@ pub fn add(whole: &Config, config: &Config, spec: &mut LlmSpec) {
     if config.json.get("attention_bias").and_then(Value::as_bool) == Some(true) && !spec.biased_qkv() {
         spec.notes.push("attention_bias true: biases of attention are left out for this model type".into());
     }
+    spec.notes.extend(window_left_out(config, spec));
     let said = ["quantization_config", "index_topk", "num_nextn_predict_layers", "attention_bias"];
-    let said: Vec<&str> = said.into_iter().chain(caps).collect();
+    let said: Vec<&str> = said.into_iter().chain(caps).chain(WINDOW).collect();
     let unread = unread(config, &said);
     if !unread.is_empty() {
         let names = unread.join(", ");
         spec.notes.push(format!("fields that are not read, whatever they change: {names}"));
     }
+}
+
+/// Fields that state a window, and whether there is one.
+const WINDOW: [&str; 3] = ["sliding_window", "sliding_window_size", "use_sliding_window"];
+
+/// A window that the config states and the model has not, unless the config says, too, that no layer has it.
+fn window_left_out(config: &Config, spec: &LlmSpec) -> Option<String> {
+    let stated = WINDOW.into_iter().find_map(|field| Some((field, config.json.get(field).filter(|v| says(v))?)));
+    let off = config.json.get("use_sliding_window").and_then(Value::as_bool) == Some(false);
+    // Some families have a window only where that is said, and words for layers say which have it.
+    let read = config.read.borrow();
+    let listed = config.json.get("layer_types").is_some_and(Value::is_array) && spec.pattern.is_empty();
+    let settled = off || listed || read.contains("use_sliding_window");
+    let (field, value) = stated.filter(|_| spec.window.is_none() && !settled)?;
+    Some(format!("{field} {value}: windows are left out for this model type; every token sees all before it"))
 }
 
 /// Whether a value is any: neither null, nor false, zero or empty.

@@ -81,7 +81,7 @@ pub const WORDS: &[Word] = &[
     },
     Word {
         name: "merge-at-end",
-        about: "a ring keeps every block's output and sums them at the end (TransformerEngine, which keeps every KV too)",
+        about: "a ring keeps every block's output and sums them at the end (TransformerEngine, which holds every KV until then as well: its forward pass needs more memory than here, where outputs take the place of KV that has been used)",
         set: |o| o.merge = RingMerge::AtEnd,
         is_set: |o| o.merge == RingMerge::AtEnd,
     },

@@ -93,9 +93,42 @@ fn needs(par: &Parallelism) -> impl Iterator<Item = Need> {
     of_sequences(par).into_iter().chain(of_layers(par)).chain(of_steps(par))
 }
 
-/// The words that say something of how these ranks share the work; those that lack what they need are left out.
+/// What the plan of an attention alone reads of the options: how its ranks share it.
+fn of_attention(o: &Options) -> Options {
+    Options {
+        layout: o.layout,
+        per_document: o.per_document,
+        kv: o.kv,
+        merge: o.merge,
+        ring_backward: o.ring_backward,
+        kv_in_two: o.kv_in_two,
+        one_comm: o.one_comm,
+        double_ring: o.double_ring,
+        ring_inside: o.ring_inside,
+        a2a_separate: o.a2a_separate,
+        replicate_after: o.replicate_after,
+        pad_heads: o.pad_heads,
+        unfused: o.unfused,
+        ..Options::default()
+    }
+}
+
+/// Words of layers, steps and pipelines, of which an attention alone is none.
+pub(super) fn options_of_attention(par: &Parallelism) -> Result<()> {
+    let (all, read) = (par.options.to_string(), of_attention(&par.options).to_string());
+    match all.split('+').find(|word| all != read && !read.split('+').any(|one| one == *word)) {
+        None => Ok(()),
+        Some(word) => {
+            let why =
+                "says nothing of an attention alone, which is costed without layers, weights and chunks; leave it out";
+            Err(Error::infeasible(format!("options: {word} {why}")))
+        }
+    }
+}
+
+/// The words that say something of how these ranks share an attention; those that lack what they need are left out.
 pub fn that_apply(par: &Parallelism) -> Options {
-    let mut par = *par;
+    let mut par = Parallelism { options: of_attention(&par.options), ..*par };
     loop {
         let lacking: Vec<_> =
             needs(&par).filter(|(_, said, fits, _)| *said && !fits).map(|(word, ..)| format!("{word}-")).collect();
