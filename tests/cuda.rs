@@ -51,6 +51,8 @@ fn several_processes_are_joined_or_refused() {
     for (words, wanted) in [
         ("compare --on cuda", "process 1 of the 4"),
         ("run --on cuda --devices 0", "process 1 of the 4"),
+        ("calibrate --on cuda --tiny", "process 1 of the 4"),
+        ("selftest --on cuda", "process 1 of the 4"),
         ("run --on cuda --ring 4", if driver::count().is_ok() { "" } else { "no NVIDIA driver" }),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_foretrain"));

@@ -122,6 +122,81 @@ fn what_a_gpu_cannot_do_is_said() {
     }
 }
 
+/// Products in FP8 are Hopper's, and of a library from CUDA 12.9 on: elsewhere a step is refused and a selftest goes without.
+#[test]
+fn fp8_where_there_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("config.json");
+    std::fs::write(&model, MODEL).unwrap();
+    let model = model.display();
+    for (variable, wanted) in
+        [(("FAKE_CUDA_MAJOR", "10"), "sm_90 alone"), (("FAKE_CUBLASLT_VERSION", "120804"), "12.9")]
+    {
+        let Some(tested) = well("selftest --on cuda --group products --json", &[variable]) else { return };
+        let found: serde_json::Value = serde_json::from_str(&tested.said).unwrap();
+        assert!(found["not_here"][0].as_str().unwrap().contains(wanted), "{found:#}");
+        let words = format!("run --on cuda --model {model} --devices 0 --seq-len 128 --options fp8");
+        let ended = foretrain(&words, &[variable]).unwrap();
+        assert!(
+            ended.code == Some(2) && ended.said.contains(wanted) && ended.said.contains("leave fp8 out"),
+            "{}",
+            ended.said
+        );
+        assert!(ended.faults.is_empty(), "{:?}", ended.faults);
+    }
+}
+
+/// Two processes of a step, each with variables of its own; none where there is no compiler.
+fn two(words: [&str; 2], variables: [&[(&str, &str)]; 2]) -> Option<[Ended; 2]> {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("config.json");
+    std::fs::write(&model, MODEL).unwrap();
+    let model = model.display();
+    let start = |rank: usize| {
+        let number = ["0", "1"][rank];
+        let place = [("MASTER_ADDR", "localhost"), ("FORETRAIN_PORT", &port), ("FORETRAIN_TIMEOUT", "60")];
+        let who = [("RANK", number), ("WORLD_SIZE", "2"), ("LOCAL_RANK", number), ("FAKE_CUDA_DEVICES", "2")];
+        let words = format!("run --on cuda --model {model} --ring 2 --seq-len 128 {}", words[rank]);
+        foretrain(&words, &[&place[..], &who, variables[rank]].concat())
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| start(1));
+        Some([start(0)?, other.join().unwrap()?])
+    })
+}
+
+/// What goes wrong in one process, before it has met the others, they are told at once: of a GPU that is not for it, of a
+/// file that only rank 0 writes.
+#[test]
+fn what_one_process_lacks_both_say() {
+    let begun = std::time::Instant::now();
+    for (words, variables, wanted) in [
+        ([""; 2], [&[][..], &[("FAKE_CUDA_MAJOR", "7")]], "compute capability 7.0"),
+        ([""; 2], [&[("FAKE_CUDA_MAJOR", "7")][..], &[]], "compute capability 7.0"),
+        (["--out no/such/folder/rows.csv", ""], [&[][..], &[]], "no/such/folder/rows.csv"),
+    ] {
+        let Some(ends) = two(words, variables) else { return };
+        for ended in ends {
+            assert!(ended.code == Some(2) && ended.said.contains(wanted), "{}", ended.said);
+            assert!(ended.faults.is_empty(), "{:?}", ended.faults);
+        }
+    }
+    assert!(begun.elapsed().as_secs() < 50, "somebody has waited in vain");
+}
+
+/// Processes that see one GPU each take that: they come as far as NCCL, which does nothing here.
+#[test]
+fn processes_that_see_one_gpu_each() {
+    let one: &[(&str, &str)] = &[("FAKE_CUDA_DEVICES", "1")];
+    let Some(ends) = two([""; 2], [one, one]) else { return };
+    assert!(ends[1].said.contains("processes see one GPU each"), "{}", ends[1].said);
+    for ended in ends {
+        assert!(ended.code == Some(2) && ended.said.contains("nothing goes between GPUs here"), "{}", ended.said);
+        assert!(ended.faults.is_empty(), "{:?}", ended.faults);
+    }
+}
+
 /// After a kernel that breaks the GPU's context a process is good for nothing more: others go on, and every case has its
 /// verdict.
 #[test]

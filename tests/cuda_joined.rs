@@ -5,7 +5,7 @@ mod cuda_double;
 mod cuda_emulator;
 
 use cuda_double::Double;
-use cuda_double::board::{Board, Seat};
+use cuda_double::board::{Board, Connection, Seat};
 use foretrain::error::Result;
 use foretrain::exec::cuda::joined::{ranks_are_processes, train_on};
 use foretrain::exec::cuda::meeting::{Hello, Meeting};
@@ -14,7 +14,7 @@ use foretrain::exec::cuda::run;
 use foretrain::exec::cuda::selftest::nccl;
 use foretrain::exec::source::Source;
 use foretrain::exec::{Job, Options, Run};
-use foretrain::plan::{Dtype, Engine, Plan};
+use foretrain::plan::{Dtype, Engine, Lane, Plan};
 use foretrain::spec::{LlmSpec, MoeSpec, Parallelism, Workload};
 use foretrain::strategy::expert::Routing;
 use foretrain::strategy::{Engines, build, build_routed};
@@ -180,10 +180,83 @@ fn a_failure_ends_everyone_with_its_reason() {
     }
 }
 
+/// A process that panics says so and says no good-bye: the others would wait in the middle of a step.
+#[test]
+fn a_panic_ends_everyone() {
+    let hellos: Vec<Hello> = (0..3).map(|rank| hello(rank, 3)).collect();
+    let ends = all(&hellos, |meeting| {
+        let meeting = meeting.unwrap();
+        if meeting.rank == 1 {
+            let step = std::panic::AssertUnwindSafe(move || {
+                let _meeting = meeting;
+                std::panic::resume_unwind(Box::new("a bug"));
+            });
+            return std::panic::catch_unwind(step).map(|()| String::new()).unwrap_or_default();
+        }
+        meeting.gather(vec![]).and_then(|_| meeting.together()).unwrap_err().to_string()
+    });
+    for said in [&ends[0], &ends[2]] {
+        assert!(said.contains("rank 1: it has panicked"), "{said}");
+    }
+}
+
+/// Who leaves while others are in a step is missed there, though nothing has failed.
+#[test]
+fn who_ends_before_the_others_is_missed() {
+    let hellos: Vec<Hello> = (0..2).map(|rank| hello(rank, 2)).collect();
+    let ends = all(&hellos, |meeting| {
+        let meeting = meeting.unwrap();
+        if meeting.rank == 1 {
+            return None;
+        }
+        let missed = (0..500).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            meeting.gone()
+        });
+        assert!(meeting.failed().is_none());
+        missed
+    });
+    assert_eq!(ends[0].as_deref(), Some("rank 1 has ended while others are in a step"));
+}
+
+/// A process that can take no part comes to say so; those that come after that are told, too.
+#[test]
+fn what_goes_wrong_before_is_told_to_all() {
+    let port = port();
+    let troubled = Hello { trouble: Some("no GPU here".into()), ..hello(2, 4) };
+    let late = |rank: u32, after: u64| {
+        let hello = if rank == 2 { troubled.clone() } else { hello(rank, 4) };
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(after));
+            join(&hello, port, 20.0).map(drop).unwrap_err().to_string()
+        })
+    };
+    let begun = std::time::Instant::now();
+    let ends = [late(0, 0), late(1, 0), late(2, 200), late(3, 600)].map(|end| end.join().unwrap());
+    for said in ends {
+        assert!(said.contains("rank 2 (") && said.contains("can take no part: no GPU here"), "{said}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(8));
+}
+
+/// localhost may have ::1 before 127.0.0.1, and a node's name an address that nobody listens at.
+#[test]
+fn ranks_meet_at_a_name() {
+    let port = port();
+    let at = |rank| {
+        let shared = || Ok(vec![]);
+        Meeting::join(&hello(rank, 2), &("localhost".into(), port), Duration::from_secs(5), &shared).map(drop)
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(move || at(1));
+        at(0).and(other.join().unwrap()).unwrap();
+    });
+}
+
 const ENGINES: Engines = Engines { p2p: Engine::Sm { ctas: 8 }, collective: Engine::Sm { ctas: 8 } };
 
 fn plan(par: Parallelism, batches: u64) -> Plan {
-    let (heads, layers) = (4, if par.pp > 1 { 2 } else { 1 });
+    let (heads, layers) = (4, u64::from(par.pp));
     let sizes = LlmSpec {
         hidden: 64,
         layers,
@@ -209,15 +282,26 @@ fn job(source: &Source, steps: u64) -> Job<'_> {
 
 /// What rank 0 has of all steps, every rank on a double of its own; `broken` is a kernel of rank 1 that fails.
 fn joined(plan: &Plan, steps: u64, broken: Option<&'static str>) -> Vec<Result<Vec<Run>>> {
+    let change = |rank, double: &mut Double| double.broken = broken.filter(|_| rank == 1);
+    joined_by(plan, steps, change).into_iter().map(|(runs, _)| runs).collect()
+}
+
+/// The same, each rank's double being changed before, and with what was connected.
+fn joined_by(
+    plan: &Plan,
+    steps: u64,
+    change: impl Fn(u32, &mut Double) + Sync,
+) -> Vec<(Result<Vec<Run>>, Option<Seat>)> {
     let hellos: Vec<Hello> = (0..plan.ranks()).map(|rank| hello(rank, plan.ranks())).collect();
     let board = Arc::new(Board::default());
     all(&hellos, |meeting| {
         let meeting = Arc::new(meeting.unwrap());
         let mut double = Double::new(1, 8 << 30, u64::from(meeting.rank) + 1);
         double.seat = Some(Seat::new(&board, meeting.rank));
-        double.broken = broken.filter(|_| meeting.rank == 1);
+        double.early = true;
+        change(meeting.rank, &mut double);
         let others = meeting.clone();
-        double.failed = Box::new(move || others.failed());
+        double.failed = Box::new(move || others.gone());
         let mut runs = vec![];
         let options = Options::new(7, (0..plan.ranks()).collect(), true);
         let done = train_on(&mut double, plan, &meeting, &options, &job(&Source::seeded(7), steps), &mut |_, run| {
@@ -227,8 +311,58 @@ fn joined(plan: &Plan, steps: u64, broken: Option<&'static str>) -> Vec<Result<V
         if let Err(error) = &done {
             meeting.fail(&error.to_string());
         }
-        done.map(|()| runs)
+        assert!(double.cold.is_empty(), "not warmed: {:?}", double.cold);
+        (done.map(|()| runs), double.seat.take())
     })
+}
+
+/// Connections take memory: of a ring those to both neighbours, and nothing of a lane that others have alone. That all are
+/// there before memory is filled every double of these tests sees to.
+#[test]
+fn what_a_step_goes_over_is_connected_and_nothing_else() {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    for (rank, (runs, seat)) in (0..).zip(joined_by(&plan(Parallelism { ring: 4, ..none() }, 1), 1, |_, _| {})) {
+        runs.unwrap();
+        let seat = seat.unwrap();
+        let peers = |lane| {
+            let of = |c: &Connection| matches!(c, Connection::To(_) | Connection::From(_));
+            seat.connected.iter().filter(|(of_lane, c)| *of_lane == lane && of(c)).map(|(_, c)| *c).collect::<Vec<_>>()
+        };
+        let lanes = seat.members().keys().filter(|lane| !peers(**lane).is_empty()).count();
+        assert!(lanes > 0);
+        for &lane in seat.members().keys() {
+            let (before, next) = ((rank + 3) % 4, (rank + 1) % 4);
+            let either =
+                |to, from| peers(lane).iter().all(|c| [Connection::To(to), Connection::From(from)].contains(c));
+            assert!(either(next, before) || either(before, next), "rank {rank}, lane {lane}: {:?}", peers(lane));
+        }
+    }
+    let mut without = 0;
+    let plan = plan(Parallelism { pp: 3, ..none() }, 3);
+    let lanes = plan.lanes.iter().filter(|lane| matches!(lane, Lane::Comm(..))).count();
+    for (runs, seat) in joined_by(&plan, 1, |_, _| {}) {
+        runs.unwrap();
+        let seat = seat.unwrap();
+        assert!(seat.members().values().all(|all| all.len() > 1), "{:?}", seat.members());
+        without += lanes - seat.members().len();
+    }
+    assert!(without > 0, "every stage is on every lane");
+}
+
+/// What NCCL takes for connections is gone before a rank's memory is asked for, and a rank that has too little then ends
+/// all of them.
+#[test]
+fn memory_that_connections_take_is_not_free() {
+    if !cuda_emulator::is_here() {
+        return;
+    }
+    let change = |rank, double: &mut Double| double.connection = if rank == 1 { 4 << 30 } else { 1 };
+    for (ended, _) in joined_by(&plan(Parallelism { ring: 2, ..none() }, 1), 1, change) {
+        let said = ended.unwrap_err().to_string();
+        assert!(said.contains("memory: 1 ranks need") && said.contains("0.0 GiB are free there"), "{said}");
+    }
 }
 
 /// The same numbers as in one process, but for the order of sums: three ranks of a sum round as they come.
@@ -368,7 +502,8 @@ fn calls_between_ranks() {
             let meeting = meeting.unwrap();
             let mut double = Double::new(1, 1 << 30, 1);
             double.seat = Some(Seat::new(&board, meeting.rank));
-            nccl::check(&mut double, meeting.rank, world, 100).unwrap()
+            let all = || meeting.gather(vec![]).and_then(|_| meeting.together());
+            nccl::check(&mut double, [meeting.rank, world], 100, &all).unwrap()
         });
         for call in found.into_iter().flatten() {
             assert!(call.wrong.is_none() && call.ranks == world && call.seconds > 0.0, "{call:?}");

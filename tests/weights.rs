@@ -578,3 +578,19 @@ fn token_ids_that_cannot_be_are_refused_by_index() {
     std::fs::write(&file, json!(rows).to_string()).expect("written");
     assert_eq!(read_tokens(&file, &plan, 0, 1).expect("sound"), rows);
 }
+
+/// What routers that choose anew cannot do on GPUs every process of several says: rank 0 alone would leave the others waiting.
+#[test]
+fn every_process_refuses_what_rank_0_does() {
+    let dir = tempfile::tempdir().expect("a folder");
+    checkpoint(dir.path(), MIXTRAL, &as_mixtral(&Source::seeded(3).weights(&plan(MIXTRAL))));
+    std::fs::write(dir.path().join("ids.json"), json!([ids(), ids()].concat()).to_string()).expect("written");
+    for rank in ["0", "1"] {
+        let args = "run --on cuda --weights . --tokens ids.json --seq-len 16 --global-batch 4 --dp 2 --steps 2";
+        let variables = [("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_RANK", rank), ("FORETRAIN_TIMEOUT", "1")];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_foretrain"));
+        let out = command.args(args.split(' ')).envs(variables).current_dir(dir.path()).output().expect("it runs");
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.code() == Some(2) && said.contains("use --steps 1"), "rank {rank}: {said}");
+    }
+}

@@ -14,6 +14,7 @@ use crate::device::{Profile, Threads};
 use crate::error::{Error, Result};
 use crate::exec::cuda::driver::{self, Cuda};
 use crate::exec::cuda::fused::Attention;
+use crate::exec::cuda::process;
 use crate::plan::Plan;
 use crate::report::human::{Table, decimal, seconds};
 use clap::Args;
@@ -89,6 +90,9 @@ impl Flags {
 pub fn run(flags: &Flags) -> Result<Answer> {
     if !flags.links.from_nccl_tests.is_empty() {
         return links::run(&flags.links, flags.out.as_deref());
+    }
+    if flags.on == On::Cuda {
+        process::alone()?;
     }
     let out = flags.out.clone().unwrap_or_else(|| "profile.json".into());
     let bar = bar(1000, "{percent:>3} % {elapsed} {msg}");

@@ -11,6 +11,8 @@ use super::config::{Config, PlanFile};
 use super::{Answer, Output, trace};
 use crate::checkpoint::Loader;
 use crate::error::{Error, Result};
+use crate::exec::cuda::joined;
+use crate::exec::cuda::process::Process;
 use crate::exec::source::Source;
 use crate::exec::{Job, Options, Run, routing, weights};
 use crate::plan::{Adam, Plan};
@@ -148,8 +150,14 @@ fn share(text: &str) -> std::result::Result<f64, String> {
 }
 
 pub fn run(flags: &Flags) -> Result<Answer> {
+    let process = flags.machine.joined()?;
+    // What may go wrong on this machine alone the others hear of, who would wait for this process.
+    let told = |error: Error| {
+        process.iter().for_each(|process| joined::excuse(process, &error));
+        error
+    };
     let loader = flags.checkpoints.loader()?;
-    let (config, other_dropout) = flags.configured(loader.as_ref())?;
+    let (config, other_dropout) = flags.configured(loader.as_ref()).map_err(told)?;
     let optimizer = flags.optimizer.or(loader.as_ref().map(|loader| loader.index.optimizer));
     let (plan, repeated) = config.plan(flags.plan.plan.as_deref(), flags.machine.defaults())?;
     let plan = optimizer.of(plan);
@@ -160,20 +168,17 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     if flags.weights.is_some() && !plan.routes.is_empty() {
         flags.checkpoints.of_routers()?;
     }
-    let process = flags.machine.joined()?;
     flags.machine.options(&plan, flags.check)?;
     if flags.checkpoints.any() && process.is_some() {
         let why = "are of ranks of one process, so far; give --devices, or --dump for the last step's weights";
         return Err(Error::spec("the command line", "--save and --load", why));
     }
-    // Processes end together: the others of a run of several would wait for one that stops.
-    let alone = process.is_none();
     let kept = flags.checkpoints.open(loader, &plan, flags.machine.seed(), flags.steps)?;
-    let rows = flags.out.as_deref().filter(|path| is_csv(path));
-    let source = flags.source(&plan, &kept)?;
+    let source = flags.source(&plan, &kept).map_err(told)?;
     let router = match flags.weights {
         Some(_) => {
-            Router::new((&config, flags.machine.defaults()), flags.plan.plan.as_deref(), flags.steps, &plan, &source)?
+            let of = (&config, flags.machine.defaults());
+            Router::new(of, flags.plan.plan.as_deref(), flags.steps, &plan, &source).map_err(told)?
         }
         None => None,
     };
@@ -181,20 +186,22 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         Some(router) => optimizer.of(router.plan(&plan, 1, &source.weights(&plan))?),
         None => plan,
     };
-    let options = flags.machine.options_by(&plan, flags.check, config.profile())?;
-    if let Some(process) = process.filter(|process| process.rank > 0) {
-        let job = Job { keep_last: flags.dump.is_some(), ..Job::new(&source, flags.steps) };
-        flags.machine.train(&plan, &options, &job, &mut |_, _| Ok(()))?;
-        let took_part = TookPart { rank: process.rank, ranks: process.world };
-        let text = format!("rank {} of {} has taken part; rank 0 says what came of it\n", process.rank, process.world);
-        return Ok(Answer::new(text, &took_part));
+    let options = flags.machine.options_by(&plan, flags.check, config.profile()).map_err(told)?;
+    let router = router.filter(|_| flags.steps > 1);
+    if router.is_some() {
+        flags.machine.chooses_anew()?;
     }
-    let mut training = Training::new(flags, &plan, &options, &kept, rows)?;
+    if let Some(process) = process.as_ref().filter(|process| process.rank > 0) {
+        return flags.take_part(process, &plan, &options, &source);
+    }
+    let rows = flags.out.as_deref().filter(|path| is_csv(path));
+    let mut training = Training::new(flags, &plan, &options, &kept, rows).map_err(told)?;
     training.beside = source.beside(&plan);
     // Routers of weights from elsewhere choose by themselves.
     training.notes.extend(repeated.filter(|_| flags.weights.is_none()).into_iter().chain(other_dropout));
     let job = Job { keep_last: flags.dump.is_some(), watch: Some(&kept), ..Job::new(&source, flags.steps) };
-    let router = router.filter(|_| flags.steps > 1);
+    // Processes end together: the others of a run of several would wait for one that stops.
+    let alone = process.is_none();
     let ended = match router {
         None => flags.machine.train(&plan, &options, &job, &mut |number, run| {
             training.step(number, &plan, run)?;
@@ -232,6 +239,15 @@ impl Flags {
             (None, Some(saved)) if self.plan.plan.is_none() => config.going_on(saved, self.machine.defaults()),
             _ => Ok((config, None)),
         }
+    }
+
+    /// The steps as a rank that is not 0.
+    fn take_part(&self, process: &Process, plan: &Plan, options: &Options, source: &Source) -> Result<Answer> {
+        let job = Job { keep_last: self.dump.is_some(), ..Job::new(source, self.steps) };
+        self.machine.train(plan, options, &job, &mut |_, _| Ok(()))?;
+        let took_part = TookPart { rank: process.rank, ranks: process.world };
+        let text = format!("rank {} of {} has taken part; rank 0 says what came of it\n", process.rank, process.world);
+        Ok(Answer::new(text, &took_part))
     }
 
     fn source(&self, plan: &Plan, kept: &Kept) -> Result<Source> {

@@ -12,7 +12,7 @@ use crate::exec::cuda::joined;
 use crate::exec::cuda::process::{self, Process, environment};
 use crate::exec::cuda::selftest::nccl::{self, Joined};
 use crate::exec::cuda::selftest::speed::{self, Speed, Timed};
-use crate::exec::cuda::selftest::{NCCL, Verdict, cases, check, compile, unknown};
+use crate::exec::cuda::selftest::{NCCL, Verdict, cases, check, compile, lacks, unknown};
 use crate::report::human::{Table, decimal, seconds};
 use apart::{Asked, Left};
 use cases::Case;
@@ -73,6 +73,9 @@ struct Found {
     seed: u64,
     wrong: usize,
     verdicts: Vec<Verdict>,
+    /// Kernels that this GPU or its libraries do not have, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    not_here: Vec<String>,
     speeds: Vec<Speed>,
     /// What could not be timed, and why.
     not_timed: Vec<String>,
@@ -87,9 +90,9 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         return Err(Error::spec("selftest", "--on", why));
     }
     if flags.group.as_deref() == Some(NCCL) {
-        driver::count()?;
         return between_processes(flags);
     }
+    process::alone()?;
     let groups: Vec<&str> = match flags.group.as_deref() {
         Some(name) if cases::of_group(name).is_empty() => return Err(unknown(name)),
         Some(name) => vec![name],
@@ -105,6 +108,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         seed: flags.seed,
         wrong: 0,
         verdicts: vec![],
+        not_here: vec![],
         speeds: vec![],
         not_timed: vec![],
         stopped_after: None,
@@ -131,7 +135,16 @@ fn all_cases(cuda: &mut Cuda, groups: &[&str], flags: &Flags, found: &mut Found)
     compile(cuda, &all.iter().flat_map(|(_, cases)| cases.clone()).collect::<Vec<_>>());
     for (i, (group, cases)) in all.iter().enumerate() {
         for (c, case) in cases.iter().enumerate().skip(flags.skip.unwrap_or(0)) {
-            let verdicts = check(cuda, case, flags.seed);
+            let verdicts = match lacks(cuda, case) {
+                Some(why) => {
+                    let said = format!("{group}, {}: {why}", case.kernel.name());
+                    if !found.not_here.contains(&said) {
+                        found.not_here.push(said);
+                    }
+                    vec![]
+                }
+                None => check(cuda, case, flags.seed),
+            };
             let failed = verdicts.iter().any(|v| v.error.is_none() && v.seconds == 0.0);
             found.verdicts.extend(verdicts);
             // What failed may be one kernel's own; where nothing can be waited for any more, it is everyone's.
@@ -156,7 +169,9 @@ fn go_on(left: Vec<Left>, flags: &Flags, found: &mut Found) {
         found.not_timed.push(why.into());
     }
     let Flags { device, attention, seed, .. } = *flags;
-    found.verdicts.extend(apart::go_on(left, &Asked { device, attention, seed }));
+    let said = apart::go_on(left, &Asked { device, attention, seed });
+    found.verdicts.extend(said.verdicts);
+    found.not_here.extend(said.not_here);
 }
 
 /// Numbers that each rank puts into a call.
@@ -175,8 +190,9 @@ fn between_processes(flags: &Flags) -> Result<Answer> {
     let alone = Process { rank: 0, world: 1, local: flags.device, by: "nobody" };
     let process = process::of(&environment)?.unwrap_or(alone);
     let (mut cuda, meeting) = joined::open(&process, "selftest")?;
-    let done = nccl::check(&mut cuda, process.rank, process.world, ELEMS)
-        .and_then(|calls| meeting.gather(vec![]).and_then(|_| meeting.together()).map(|()| calls));
+    let all = || meeting.gather(vec![]).and_then(|_| meeting.together());
+    let done =
+        nccl::check(&mut cuda, [process.rank, process.world], ELEMS, &all).and_then(|calls| all().map(|()| calls));
     let calls = done.inspect_err(|error| {
         meeting.fail(&error.to_string());
         cuda.abort();
@@ -259,6 +275,7 @@ fn render(found: &Found) -> String {
         }
         text.push_str(&format!("\n{}", table.render("  ")));
     }
+    found.not_here.iter().for_each(|why| text.push_str(&format!("not tested: {why}\n")));
     found.not_timed.iter().for_each(|why| text.push_str(&format!("not timed: {why}\n")));
     format!("{text}\n{} of {} are wrong\n", found.wrong, found.verdicts.len())
 }

@@ -2,7 +2,7 @@
 
 use foretrain::exec::cuda::calls::{Call, Communicator};
 use foretrain::plan::Dtype;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -29,6 +29,19 @@ pub struct Seat {
     members: HashMap<Communicator, Vec<u32>>,
     /// Of each lane, by what there was, and whether it came from another.
     counts: HashMap<(Communicator, What, bool), u64>,
+    /// What is connected, as NCCL does it: a direction to another member for all messages, a collective of one size.
+    pub connected: HashSet<(Communicator, Connection)>,
+    /// Whether something new may not be connected any more.
+    pub closed: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Connection {
+    To(u32),
+    From(u32),
+    Gathers(u64),
+    Reduces(u64, Dtype),
+    Scatters(u64, Dtype),
 }
 
 /// What a group of calls waits for: the keys, and where each is to go.
@@ -36,7 +49,33 @@ pub struct Open(Vec<(Call, Vec<Key>)>);
 
 impl Seat {
     pub fn new(board: &Arc<Board>, rank: u32) -> Seat {
-        Seat { board: board.clone(), rank, members: HashMap::new(), counts: HashMap::new() }
+        let (members, counts, connected) = (HashMap::new(), HashMap::new(), HashSet::new());
+        Seat { board: board.clone(), rank, members, counts, connected, closed: false }
+    }
+
+    /// The members of each lane that this process has a part in.
+    pub fn members(&self) -> &HashMap<Communicator, Vec<u32>> {
+        &self.members
+    }
+
+    /// How many connections calls need that are not there yet.
+    pub fn connect(&mut self, lane: Communicator, calls: &[Call]) -> u64 {
+        let own = self.members[&lane].iter().position(|m| *m == self.rank).unwrap() as u32;
+        let of = |call: &Call| match *call {
+            Call::Send { to, .. } => (to != own).then_some(Connection::To(to)),
+            Call::Receive { from, .. } => (from != own).then_some(Connection::From(from)),
+            Call::AllGather { bytes, .. } => Some(Connection::Gathers(bytes)),
+            Call::AllReduce { elems, dtype, .. } => Some(Connection::Reduces(elems, dtype)),
+            Call::ReduceScatter { elems, dtype, .. } => Some(Connection::Scatters(elems, dtype)),
+        };
+        let mut new = 0;
+        for connection in calls.iter().filter_map(of) {
+            if self.connected.insert((lane, connection)) {
+                assert!(!self.closed, "lane {lane}: {connection:?} is connected too late");
+                new += 1;
+            }
+        }
+        new
     }
 
     pub fn join(&mut self, lane: Communicator, members: &[u32]) {

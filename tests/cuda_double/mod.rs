@@ -7,13 +7,14 @@ pub mod board;
 use super::cuda_emulator::Emulator;
 use board::{Open, Seat};
 use foretrain::error::{Error, Result};
+use foretrain::exec::cuda::blas;
 use foretrain::exec::cuda::calls::{Call, Communicator};
 use foretrain::exec::cuda::device::{Device, EventId, FunctionId, GraphId, Operands, Size, StreamId};
 use foretrain::exec::cuda::lower::{Gemm, Launch, MOST_SHARED};
 use foretrain::plan::Dtype;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::path::PathBuf;
 
 /// What was handed over while it was only noted.
@@ -56,6 +57,8 @@ pub struct Double {
     gpus: u32,
     bytes: u64,
     free: Vec<u64>,
+    /// By connections.
+    taken: u64,
     emulator: Emulator,
     streams: Vec<(u32, VecDeque<Deed>)>,
     events: Vec<Event>,
@@ -70,6 +73,14 @@ pub struct Double {
     graphs: Vec<Vec<(StreamId, Noted)>>,
     /// Where other processes are met.
     pub seat: Option<Seat>,
+    /// Bytes that each connection with them takes.
+    pub connection: u64,
+    /// Whether connections, and products as their algorithms are chosen, have to be known before the host first fills memory
+    /// and the first event is recorded: then those that come up later.
+    pub early: bool,
+    warm: HashSet<String>,
+    begun: bool,
+    pub cold: Vec<String>,
     /// Why one of them has failed, if one has.
     pub failed: Box<dyn Fn() -> Option<String>>,
     /// A kernel that fails, as one that reads where nothing is.
@@ -88,6 +99,7 @@ impl Double {
             gpus,
             bytes,
             free: vec![bytes; gpus as usize],
+            taken: 0,
             emulator: Emulator::new(),
             streams: vec![],
             events: vec![],
@@ -98,6 +110,11 @@ impl Double {
             capturing: None,
             graphs: vec![],
             seat: None,
+            connection: 0,
+            early: false,
+            warm: HashSet::new(),
+            begun: false,
+            cold: vec![],
             failed: Box::new(|| None),
             broken: None,
             products: [0; 3],
@@ -128,7 +145,9 @@ impl Double {
     fn put_up(&mut self) {
         for (_, deeds) in &mut self.streams {
             let Some(Deed::Calls(lane, calls)) = deeds.front() else { continue };
-            let open = self.seat.as_mut().unwrap().put(*lane, calls, |at, bytes| self.emulator.read(at, bytes));
+            let seat = self.seat.as_mut().unwrap();
+            self.taken += self.connection * seat.connect(*lane, calls);
+            let open = seat.put(*lane, calls, |at, bytes| self.emulator.read(at, bytes));
             deeds[0] = Deed::Open(open);
         }
     }
@@ -264,7 +283,7 @@ impl Device for Double {
     }
 
     fn memory(&mut self, gpu: u32) -> Result<[u64; 2]> {
-        Ok([self.free[gpu as usize]; 2])
+        Ok([self.free[gpu as usize].saturating_sub(self.taken); 2])
     }
 
     fn allocate(&mut self, gpu: u32, bytes: u64) -> Result<u64> {
@@ -283,6 +302,9 @@ impl Device for Double {
 
     fn write(&mut self, _gpu: u32, at: u64, data: &[u8]) -> Result<()> {
         self.idle("the host writes");
+        if let Some(seat) = self.seat.as_mut().filter(|_| self.early) {
+            seat.closed = true;
+        }
         self.emulator.write(at, data);
         Ok(())
     }
@@ -320,6 +342,7 @@ impl Device for Double {
             notes.push((stream, Noted::Record(event)));
             return Ok(());
         }
+        self.begun = true;
         let of = &mut self.events[event as usize];
         assert_eq!(of.gpu, self.streams[stream as usize].0, "an event is recorded on a stream of another GPU");
         of.recorded += 1;
@@ -357,6 +380,10 @@ impl Device for Double {
     }
 
     fn gemm(&mut self, stream: StreamId, gemm: &Gemm, at: Operands) -> Result<()> {
+        let kind = format!("{:?}", blas::shape(gemm, at));
+        if self.warm.insert(kind.clone()) && self.begun && self.early {
+            self.cold.push(kind);
+        }
         self.hand_over(stream, Deed::Gemm(gemm.clone(), at))
     }
 
@@ -409,7 +436,9 @@ impl Device for Double {
     fn communicator(&mut self, lane: Communicator, rank: u32, members: &[u32]) -> Result<()> {
         let seat = self.seat.as_mut().expect("a seat among the others");
         assert_eq!(seat.rank, rank);
-        seat.join(lane, members);
+        if !members.is_empty() {
+            seat.join(lane, members);
+        }
         Ok(())
     }
 

@@ -141,6 +141,11 @@ template <class T> cublasStatus_t take(T& to, const void* from, size_t bytes) {
 
 } // namespace
 
+extern "C" __attribute__((visibility("default"))) size_t cublasLtGetVersion() {
+    const char* other = std::getenv("FAKE_CUBLASLT_VERSION");
+    return other ? std::strtoull(other, nullptr, 10) : 130100;
+}
+
 API cublasLtCreate(cublasLtHandle_t* handle) { return *handle = reinterpret_cast<cublasLtHandle_t>(new int), handles++, CUBLAS_STATUS_SUCCESS; }
 
 API cublasLtDestroy(cublasLtHandle_t handle) {

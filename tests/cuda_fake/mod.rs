@@ -16,6 +16,7 @@ static MADE: LazyLock<Option<(&str, PathBuf)>> = LazyLock::new(|| {
         ("nvrtc.cpp", "libnvrtc.so.13"),
         ("cublaslt.cpp", "libcublasLt.so.13"),
         ("cudnn.cpp", "libcudnn.so.9"),
+        ("nccl.cpp", "libnccl.so.2"),
     ] {
         let mut command = Command::new(compiler);
         command.args(["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique"]);

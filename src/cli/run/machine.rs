@@ -103,7 +103,7 @@ impl Machine {
     }
 
     /// Which of several processes this is, a rank each; none where one process has all ranks. Errors: GPUs are asked for
-    /// and are not there, or each of several processes would have all ranks.
+    /// and are not there, of which one of several tells the others first, or each of several processes would have all ranks.
     pub fn joined(&self) -> Result<Option<Process>> {
         if self.on == On::Cpu {
             return one_process().map(|()| None);
@@ -112,7 +112,9 @@ impl Machine {
         if self.devices.is_some() && found.is_some() {
             process::alone()?;
         }
-        driver::count()?;
+        if found.is_none() {
+            driver::count()?;
+        }
         Ok(found)
     }
 
@@ -220,16 +222,20 @@ impl Machine {
         }
     }
 
+    /// Errors: routers cannot choose anew in each step there.
+    pub fn chooses_anew(&self) -> Result<()> {
+        if self.on == On::Cpu {
+            return Ok(());
+        }
+        let why = "the weights of a mixture train for one step on cuda: its routers choose anew in each step, and a plan \
+                   is for one; use --steps 1, or --on cpu";
+        Err(Error::infeasible(format!("routing: {why}")))
+    }
+
     /// Trains where routers choose anew in each step.
     pub fn train_anew(&self, plan: Plan, options: &Options, job: &Job, each: Anew) -> Result<()> {
-        match self.on {
-            On::Cpu => train_anew(plan, options, job, each),
-            On::Cuda => {
-                let why = "the weights of a mixture train for one step on cuda: its routers choose anew in each step, \
-                           and a plan is for one; use --steps 1, or --on cpu";
-                Err(Error::infeasible(format!("routing: {why}")))
-            }
-        }
+        self.chooses_anew()?;
+        train_anew(plan, options, job, each)
     }
 
     /// One step.
@@ -244,7 +250,10 @@ impl Machine {
     pub fn best_gemm(&self, plan: &Plan, options: &Options) -> Result<f64> {
         match self.on {
             On::Cpu => Ok(rate::best_gemm(plan).value()),
-            On::Cuda => cuda::best_gemm(self.joined()?.map_or(options.devices[0], |process| process.local)),
+            On::Cuda => cuda::best_gemm(match self.joined()? {
+                Some(process) => process.gpu(driver::count()?)?,
+                None => options.devices[0],
+            }),
         }
     }
 }

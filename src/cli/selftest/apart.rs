@@ -21,36 +21,40 @@ pub struct Asked {
     pub seed: u64,
 }
 
-/// What another process found.
-#[derive(Deserialize)]
-struct Said {
+/// What other processes found.
+#[derive(Default, Deserialize)]
+pub struct Said {
     #[serde(default)]
-    verdicts: Vec<Verdict>,
+    pub verdicts: Vec<Verdict>,
+    /// Kernels that the GPU does not have, and why.
+    #[serde(default)]
+    pub not_here: Vec<String>,
     /// Cases of the group that were done before one broke that process's context, too.
     stopped_after: Option<usize>,
     error: Option<String>,
 }
 
 /// Runs what is left, one group a process, and as many more as break.
-pub fn go_on(left: Vec<Left>, asked: &Asked) -> Vec<Verdict> {
-    let mut verdicts = vec![];
+pub fn go_on(left: Vec<Left>, asked: &Asked) -> Said {
+    let mut all = Said::default();
     for Left { group, mut skip } in left {
         loop {
             let said = process(&group, skip, asked);
-            let nothing = said.verdicts.is_empty();
-            verdicts.extend(said.verdicts);
+            let nothing = said.verdicts.is_empty() && said.not_here.is_empty();
+            all.verdicts.extend(said.verdicts);
+            all.not_here.extend(said.not_here);
             match said.stopped_after {
                 Some(done) if done > skip => skip = done,
                 _ if nothing => {
                     let why = said.error.unwrap_or_else(|| "it said nothing".into());
-                    verdicts.push(unknown(&group, format!("a process of its own: {why}")));
+                    all.verdicts.push(unknown(&group, format!("a process of its own: {why}")));
                     break;
                 }
                 _ => break,
             }
         }
     }
-    verdicts
+    all
 }
 
 /// A group of which nothing is known but that it was not well.
@@ -60,7 +64,7 @@ fn unknown(group: &str, why: String) -> Verdict {
 }
 
 fn process(group: &str, skip: usize, asked: &Asked) -> Said {
-    let failed = |why: String| Said { verdicts: vec![], stopped_after: None, error: Some(why) };
+    let failed = |why: String| Said { error: Some(why), ..Said::default() };
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(e) => return failed(format!("the program does not know where it is: {e}")),

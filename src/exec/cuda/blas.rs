@@ -29,6 +29,11 @@ pub struct Blas {
 /// What an algorithm is chosen by: the product, and to how many bytes each of A, B and C is aligned.
 type Shape = (Gemm, [u32; 3]);
 
+/// The key of a product.
+pub fn shape(gemm: &Gemm, at: Operands) -> Shape {
+    (gemm.clone(), [at.a, at.b, at.c].map(alignment))
+}
+
 struct Chosen {
     problem: Problem,
     algo: sys::cublasLtMatmulAlgo_t,
@@ -71,13 +76,21 @@ impl Blas {
         Ok(Blas { handle, workspace, chosen: FxHashMap::default() })
     }
 
+    /// Whether products in FP8 have a scale for every 128 numbers of an operand here. Errors: another GPU than Hopper, an
+    /// older cuBLASLt (its documentation, "Narrow Precision Data Types Usage": compute capability 9.0 alone, from CUDA 12.9
+    /// on). That others are refused by it is unverified here.
+    pub fn has_fp8(&self, name: &str, arch: &str) -> Result<()> {
+        // SAFETY: it takes nothing, and the library is loaded.
+        fp8_by(name, arch, unsafe { sys::cublasLtGetVersion() })
+    }
+
     pub fn workspace(&self) -> u64 {
         self.workspace
     }
 
     /// One product on a stream. Products on different streams must not run at once: they share the workspace.
     pub fn run(&mut self, gemm: &Gemm, at: Operands, stream: *mut c_void) -> Result<()> {
-        let key = (gemm.clone(), [at.a, at.b, at.c].map(alignment));
+        let key = shape(gemm, at);
         if !self.chosen.contains_key(&key) {
             let problem = Problem::new(gemm)?;
             problem.point(gemm, at)?;
@@ -142,6 +155,25 @@ impl Blas {
             found.map(|found| found.algo).map_err(fail(gemm))
         }
     }
+}
+
+/// 120901 is 12.9.1.
+fn fp8_by(name: &str, arch: &str, version: usize) -> Result<()> {
+    let fail = |why: String| Err(Error::device("matmul", why));
+    if !arch.starts_with("90") {
+        return fail(format!(
+            "{name} (sm_{arch}) has no products in FP8 with a scale for every 128 numbers, which cuBLASLt has on sm_90 alone; \
+             leave fp8 out, or use H100s or H200s"
+        ));
+    }
+    if version < 120_900 {
+        let [major, minor] = [version / 10_000, version % 10_000 / 100];
+        return fail(format!(
+            "cuBLASLt {major}.{minor} has no products in FP8 with a scale for every 128 numbers; install CUDA 12.9 or newer, or \
+             leave fp8 out"
+        ));
+    }
+    Ok(())
 }
 
 impl Drop for Blas {
@@ -218,6 +250,22 @@ impl Drop for Problem {
             for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
                 let _ = result::destroy_matrix_layout(layout);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_in_fp8_are_hoppers_of_a_library_that_has_them() {
+        assert!(fp8_by("an H100", "90a", 120_900).is_ok() && fp8_by("an H100", "90a", 130_000).is_ok());
+        for (arch, version, wanted) in
+            [("100a", 130_000, "sm_90 alone"), ("89", 130_000, "sm_90"), ("90a", 120_804, "12.8")]
+        {
+            let error = fp8_by("a GPU", arch, version).unwrap_err().to_string();
+            assert!(error.contains(wanted) && error.contains("leave fp8 out"), "{error}");
         }
     }
 }

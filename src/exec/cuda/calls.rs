@@ -7,13 +7,15 @@ use super::exchange::{Between, Message};
 use super::script::Linked;
 use crate::error::{Error, Result};
 use crate::plan::matching::LegAt;
+use crate::plan::memory::ALIGN;
 use crate::plan::{CollectiveKind, Direction, Dtype, Lane, OpKind};
+use rustc_hash::FxHashSet;
 
 /// A communicator: the number of its lane in the plan.
 pub type Communicator = u16;
 
 /// One call; those of an op are one group. Ranks are positions in the communicator; addresses are this process's own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Call {
     Send {
         to: u32,
@@ -46,13 +48,19 @@ pub enum Call {
     },
 }
 
-/// The members of every lane's communicator that a rank is in, by lane; none of a compute lane.
-pub fn communicators(linked: Linked, rank: u32) -> Vec<Vec<u32>> {
-    let of = |lane: &Lane| match lane {
-        Lane::Comm(group, _) => group.members(&linked.plan.views, rank),
-        _ => vec![],
+/// Every lane that has a communicator, and the members of the one that a rank is in. None where it talks to nobody there,
+/// being outside of the lane's groups: a communicator takes memory, used or not, and the others of the lane make theirs
+/// without it.
+pub fn communicators(linked: Linked, rank: u32) -> Vec<(Communicator, Vec<u32>)> {
+    let used = |lane: Communicator| linked.line(rank).nodes.iter().any(|node| node.lane == lane);
+    let of = |(number, lane): (Communicator, &Lane)| match lane {
+        Lane::Comm(group, _) => {
+            let members = group.members(&linked.plan.views, rank);
+            Some((number, if members.len() > 1 || used(number) { members } else { vec![] }))
+        }
+        _ => None,
     };
-    linked.plan.lanes.iter().map(of).collect()
+    (0..).zip(&linked.plan.lanes).filter_map(of).collect()
 }
 
 /// The lane of an op that communicates, its calls, and the bytes that the rank sends by them. `address` is where the
@@ -122,9 +130,99 @@ pub fn calls(linked: Linked, rank: u32, node: u32, address: u64) -> Result<(Comm
     Ok((op.lane, calls, sent))
 }
 
+/// Bytes of the first message between two ranks.
+const WORD: u64 = 16;
+
+/// The first calls of a communicator of `members`, as the one at `own` makes them, in memory at `room`: groups that go over
+/// everything that `calls`, which are those of a step in their order, go over, and the bytes that they want there. NCCL
+/// connects two ranks for all messages there will be when the first goes from one to the other (taskAppend in enqueue.cc),
+/// but collectives for each algorithm by itself, which it chooses by operation, size and dtype (2.22 and newer:
+/// NCCL_RUNTIME_CONNECT): so each of those that differ is made once.
+pub fn first_calls(calls: &[Call], [own, members]: [u32; 2], room: u64) -> (Vec<Vec<Call>>, u64) {
+    let (mut messages, mut groups, mut bytes): (Vec<Call>, Vec<Vec<Call>>, u64) = (vec![], vec![], 2 * WORD);
+    for call in calls {
+        match *call {
+            // A member's message to itself is a copy, and no connection.
+            Call::Send { to: peer, .. } | Call::Receive { from: peer, .. } if peer == own => {}
+            Call::Send { to, .. } => messages.push(Call::Send { to, at: room, bytes: WORD }),
+            Call::Receive { from, .. } => messages.push(Call::Receive { from, at: room + WORD, bytes: WORD }),
+            collective => {
+                let [reads, writes] = collective.sizes(members);
+                let first = vec![collective.at(room, room + reads.next_multiple_of(ALIGN))];
+                bytes = bytes.max(reads.next_multiple_of(ALIGN) + writes);
+                if !groups.contains(&first) {
+                    groups.push(first);
+                }
+            }
+        }
+    }
+    let mut seen = FxHashSet::default();
+    messages.retain(|message| seen.insert(*message));
+    if !messages.is_empty() {
+        groups.insert(0, messages);
+    }
+    (groups, bytes)
+}
+
+impl Call {
+    /// Bytes that a collective reads and writes.
+    fn sizes(self, members: u32) -> [u64; 2] {
+        let all = u64::from(members);
+        match self {
+            Call::Send { bytes, .. } | Call::Receive { bytes, .. } => [bytes; 2],
+            Call::AllGather { bytes, .. } => [bytes, all * bytes],
+            Call::AllReduce { elems, dtype, .. } => [elems * dtype.size(); 2],
+            Call::ReduceScatter { elems, dtype, .. } => [all, 1].map(|parts| parts * elems * dtype.size()),
+        }
+    }
+
+    /// A collective with other operands.
+    fn at(self, from: u64, to: u64) -> Call {
+        match self {
+            Call::AllGather { bytes, .. } => Call::AllGather { from, to, bytes },
+            Call::AllReduce { elems, dtype, .. } => Call::AllReduce { from, to, elems, dtype },
+            Call::ReduceScatter { elems, dtype, .. } => Call::ReduceScatter { from, to, elems, dtype },
+            message => message,
+        }
+    }
+}
+
 /// An exchange's messages as one group, what goes being packed at the first address, and what comes wanted at the second.
 pub fn of_exchange(between: &Between, [packed, wanted]: [u64; 2]) -> Vec<Call> {
     let send = |m: &Message| Call::Send { to: m.place, at: packed + m.at, bytes: m.bytes };
     let receive = |m: &Message| Call::Receive { from: m.place, at: wanted + m.at, bytes: m.bytes };
     between.sends.iter().map(send).chain(between.receives.iter().map(receive)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_calls_go_over_each_connection_once() {
+        let dtype = Dtype::Bf16;
+        let sum = |elems| Call::AllReduce { from: 70_000, to: 70_000, elems, dtype };
+        let step = [
+            Call::Send { to: 1, at: 4096, bytes: 1 << 20 },
+            sum(100),
+            Call::Receive { from: 3, at: 0, bytes: 1 << 20 },
+            Call::Send { to: 2, at: 0, bytes: 8 },
+            Call::Send { to: 1, at: 0, bytes: 1 << 10 },
+            Call::Receive { from: 2, at: 0, bytes: 8 },
+            sum(100),
+            Call::AllGather { from: 0, to: 0, bytes: 1000 },
+            sum(9),
+        ];
+        let (groups, bytes) = first_calls(&step, [2, 4], 1 << 30);
+        let word = |at| (1 << 30) + at;
+        let messages = vec![
+            Call::Send { to: 1, at: word(0), bytes: WORD },
+            Call::Receive { from: 3, at: word(WORD), bytes: WORD },
+        ];
+        let apart = |elems, reads: u64| Call::AllReduce { from: word(0), to: word(reads), elems, dtype };
+        let gathered = Call::AllGather { from: word(0), to: word(1024), bytes: 1000 };
+        assert_eq!(groups, [messages, vec![apart(100, 256)], vec![gathered], vec![apart(9, 256)]]);
+        assert_eq!(bytes, 1024 + 4 * 1000);
+        assert_eq!(first_calls(&[], [0, 4], 0).0, Vec::<Vec<Call>>::new());
+    }
 }

@@ -102,6 +102,11 @@ pub trait Device {
         Ok(())
     }
 
+    /// Errors: this GPU, or its library of products, has none of FP8 with a scale for every 128 numbers; why.
+    fn multiplies_fp8(&mut self, gpu: u32) -> Result<()> {
+        self.multiplies(gpu)
+    }
+
     /// Products of one GPU must not run at once: they share a workspace.
     fn gemm(&mut self, stream: StreamId, gemm: &Gemm, at: Operands) -> Result<()>;
 
@@ -125,7 +130,7 @@ pub trait Device {
     }
 
     /// Makes the communicator of a lane, on GPU 0, with the same ranks of other processes: all of them make theirs in the
-    /// same order.
+    /// same order. Of no members: this process has no part in it, and the others make theirs.
     fn communicator(&mut self, lane: Communicator, _rank: u32, _members: &[u32]) -> Result<()> {
         Err(Error::device("nccl", format!("this device has no communicator for lane {lane}")))
     }

@@ -200,7 +200,7 @@ impl Cuda {
                         break;
                     }
                 }
-                if let Some(why) = meeting.failed() {
+                if let Some(why) = meeting.gone() {
                     return Err(Error::device("another rank", why));
                 }
                 nccl.state()?;
@@ -445,6 +445,12 @@ impl Device for Cuda {
         Ok(())
     }
 
+    fn multiplies_fp8(&mut self, gpu: u32) -> Result<()> {
+        self.multiplies(gpu)?;
+        let Gpu { name, arch, blas, .. } = &self.gpus[gpu as usize];
+        blas.as_ref().expect("made above").has_fp8(name, arch)
+    }
+
     fn gemm(&mut self, stream: StreamId, gemm: &Gemm, at: Operands) -> Result<()> {
         let (gpu, handle) = self.streams[stream as usize];
         self.multiplies(gpu)?;
@@ -550,9 +556,9 @@ impl Device for Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // Streams that wait for a rank that is gone end when their communicators do.
-        let lost = self.joined.as_ref().is_some_and(|(_, meeting)| meeting.failed().is_some());
-        if lost {
+        // Streams that wait for a rank that is gone end when their communicators do. A panic ends this one in the middle of
+        // what the others are in.
+        if self.joined.as_ref().is_some_and(|(_, meeting)| meeting.lost()) {
             self.abort();
         }
         let _ = self.synchronize();

@@ -1,18 +1,19 @@
 //! A rank a process, and messages by NCCL: what `run` does under torchrun, SLURM or Open MPI.
 //!
 //! **Unverified on hardware** but for NCCL's calls in a world of one process (`selftest --group nccl`). The schedule is run on
-//! doubles of the device that meet over loopback (`tests/cuda_joined.rs`).
+//! doubles of the device that meet over loopback (`tests/cuda_joined.rs`), and processes as far as NCCL's first call with
+//! libraries that stand for NVIDIA's (`tests/cuda_ffi.rs`).
 
-use super::calls::communicators;
 use super::device::Device;
-use super::driver::Cuda;
+use super::driver::{self, Cuda};
 use super::fused::{Attention, said};
 use super::meeting::{Hello, Meeting, TIMEOUT, timeout};
 use super::nccl::Nccl;
+use super::prepare::Prepared;
 use super::process::{Process, environment};
 use super::run::{least_shared, takes};
 use super::script::{Linked, script};
-use super::session::{Keep, Session};
+use super::session::{Keep, Session, connect, fits};
 use super::wire;
 use crate::error::{Error, Result};
 use crate::exec::arena::Arena;
@@ -23,20 +24,63 @@ use crate::plan::matching::Matching;
 use crate::plan::memory::Layout;
 use crate::plan::{Plan, check};
 use std::sync::Arc;
+use std::time::Duration;
 
-/// This process's GPU, joined with those of all other processes of a plan.
+/// This process's GPU, joined with those of all other processes of a plan. Errors: this process has no GPU or no NCCL, and
+/// all others are told so; those of [`Meeting::join`]; NCCL's.
 pub fn open(process: &Process, plan: &str) -> Result<(Cuda, Arc<Meeting>)> {
-    let (address, wait) = (process.address(&environment)?, timeout(environment(TIMEOUT))?);
-    let mut nccl = Nccl::load()?;
-    let mut cuda = Cuda::open(&[process.local], Attention::Own)?;
-    let hello = Hello::new(process, plan, nccl.version()?, &cuda.name(0));
-    let (meeting, id) = Meeting::join(&hello, &address, wait, &|| nccl.id())?;
+    let own = alone(process);
+    let (nccl, gpu) = own.as_ref().map_or((0, String::new()), |(cuda, nccl)| (nccl.1, cuda.name(0)));
+    let hello = Hello { trouble: own.as_ref().err().map(Error::to_string), ..Hello::new(process, plan, nccl, &gpu) };
+    let id = || match &own {
+        Ok((_, (nccl, _))) => nccl.id(),
+        Err(why) => Err(Error::device("join", why)),
+    };
+    let met = meet(process, &hello, &id);
+    // What is wrong here is told here first, and not that the others have heard of it.
+    let (mut cuda, (mut nccl, _)) = own?;
+    let (meeting, id) = met?;
     let meeting = Arc::new(meeting);
     // Somebody who does not come is told of by NCCL alone: it waits for as long as everyone is alive.
-    cuda.here(0)?;
-    nccl.join(process.rank, process.world, &id).inspect_err(|e| meeting.fail(&e.to_string()))?;
+    let joined = cuda.here(0).and_then(|()| nccl.join(process.rank, process.world, &id));
+    joined.inspect_err(|e| meeting.fail(&e.to_string()))?;
     cuda.join(nccl, meeting.clone());
     Ok((cuda, meeting))
+}
+
+/// What this process has by itself: its GPU, and NCCL with its version.
+fn alone(process: &Process) -> Result<(Cuda, (Nccl, i32))> {
+    let ordinal = process.gpu(driver::count()?)?;
+    if ordinal != process.local && process.local == 1 {
+        eprintln!(
+            "processes see one GPU each and take that; where GPUs do not see each other NCCL may leave NVLink unused \
+             (unverified): compare with --gpus-per-node in place of --gpus-per-task"
+        );
+    }
+    let nccl = Nccl::load()?;
+    let version = nccl.version()?;
+    Ok((Cuda::open(&[ordinal], Attention::Own)?, (nccl, version)))
+}
+
+fn meet(process: &Process, hello: &Hello, shared: &dyn Fn() -> Result<Vec<u8>>) -> Result<(Meeting, Vec<u8>)> {
+    let (address, mut wait) = (process.address(&environment)?, timeout(environment(TIMEOUT))?);
+    if let Some(why) = hello.trouble.as_ref().filter(|_| process.world > 1) {
+        eprintln!("rank {} tells the others: {why}", process.rank);
+        // Rank 0 waits as ever: all the others come to it.
+        wait = if process.rank > 0 { wait.min(EXCUSE) } else { wait };
+    }
+    Meeting::join(hello, &address, wait, shared)
+}
+
+/// How long a rank that can take no part looks for rank 0, to say so.
+const EXCUSE: Duration = Duration::from_secs(30);
+
+/// Tells the other processes why this one will not come, which they would wait for: before [`open`], where something goes
+/// wrong that need not go wrong everywhere.
+pub fn excuse(process: &Process, error: &Error) {
+    let hello = Hello { trouble: Some(error.to_string()), ..Hello::new(process, "", 0, "") };
+    // Nobody to be told is no reason to say something else than what is wrong.
+    let _ = meet(process, &hello, &|| Err(Error::device("join", error)));
 }
 
 /// Trains for the steps of `job`, this process being one rank of the plan. `each` is given every step at rank 0. Errors:
@@ -101,10 +145,14 @@ pub fn train_on<D: Device>(
     let gpus = vec![0; plan.ranks() as usize];
     let watched = if options.keep || job.keep_last { outputs::watched(plan) } else { vec![] };
     let script = script(linked, &gpus, &watched)?;
-    for (lane, members) in (0..).zip(communicators(linked, rank)).filter(|(_, members)| !members.is_empty()) {
-        device.communicator(lane, rank, &members)?;
-    }
-    let mut session = Session::new(device, linked, &script, &gpus, 1)?;
+    let prepared = Prepared::new(linked, &gpus, 1)?;
+    fits(device, linked, &gpus, &prepared)?;
+    // Calls of NCCL that connect wait for everyone and hear of no failure: so nobody begins with them before everyone is
+    // through with what may fail by itself.
+    meeting.gather(vec![])?;
+    meeting.together()?;
+    connect(device, linked, &script, &prepared)?;
+    let mut session = Session::of(device, linked, &script, &gpus, prepared)?;
     session.acquaint()?;
     let mut arena = Arena::new(plan, &layouts[plan.program_of(rank) as usize]);
     inputs::fill(plan, &atoms, rank, job.source, &mut arena);

@@ -23,6 +23,9 @@ pub struct Hello {
     pub plan: String,
     /// Node and GPU.
     pub place: String,
+    /// Why it can take no part: it comes all the same, so that the others need not wait for it.
+    #[serde(default)]
+    pub trouble: Option<String>,
 }
 
 /// How long to wait: for the others to come, and for what they are to bring.
@@ -41,6 +44,8 @@ const PING: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(30);
 /// For how long rank 0 tries to listen on a port that is taken.
 const BUSY: Duration = Duration::from_secs(5);
+/// For how long rank 0 waits for those that are still to come, to tell them why nothing comes of it.
+const LATE: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 struct State {
@@ -77,7 +82,8 @@ pub struct Meeting {
 
 impl Meeting {
     /// Comes together with the others at `address`. `shared` is made by rank 0 and given to all. Errors: somebody does
-    /// not come in time, comes twice, or has another number of processes, version or plan; everyone is told why.
+    /// not come in time, comes twice, comes to say that it can take no part, or has another number of processes, version or
+    /// plan; everyone is told why.
     pub fn join(
         hello: &Hello,
         address: &(String, u16),
@@ -130,6 +136,22 @@ impl Meeting {
     /// Why one of the processes has failed, if one has.
     pub fn failed(&self) -> Option<String> {
         self.board.state().failed.clone()
+    }
+
+    /// Why what is under way may never end: one of the processes has failed, or has gone where all are wanted.
+    pub fn gone(&self) -> Option<String> {
+        let state = self.board.state();
+        let ended = || state.ended.first().map(|rank| format!("rank {rank} has ended while others are in a step"));
+        state.failed.clone().or_else(ended)
+    }
+
+    /// Whether what waits for others may wait for ever: somebody has failed, or this process is failing by a panic, which
+    /// all are told of here.
+    pub fn lost(&self) -> bool {
+        if std::thread::panicking() {
+            self.fail(PANICKED);
+        }
+        self.failed().is_some()
     }
 
     /// Tells everyone that this process has failed, unless they know of a failure.
@@ -207,13 +229,22 @@ impl Meeting {
     }
 }
 
+/// What the others are told of a process that panics.
+const PANICKED: &str = "it has panicked: see what it printed";
+
 impl Drop for Meeting {
     fn drop(&mut self) {
+        let well = !std::thread::panicking();
+        if !well {
+            self.fail(PANICKED);
+        }
         self.board.state().closing = true;
         self.board.changed.notify_all();
         for (_, link) in &self.links {
             let mut link = lock(link);
-            let _ = send(&mut *link, Frame::Bye, &[]);
+            if well {
+                let _ = send(&mut *link, Frame::Bye, &[]);
+            }
             let _ = link.shutdown(Shutdown::Write);
         }
     }
@@ -289,31 +320,27 @@ fn gathered(
     Ok((all.into_iter().map(|(rank, (stream, _))| (rank, stream)).collect(), shared))
 }
 
+/// Once something is wrong all that come are told of it, and those that are still to come are waited for a little longer.
 fn everyone(own: &Hello, port: u16, until: Instant, all: &mut BTreeMap<u32, (TcpStream, Hello)>) -> Result<()> {
     if own.world == 1 {
         return Ok(());
     }
     let fail = |why: String| Err(Error::device("join", why));
-    let listener = match listen(port, until.min(Instant::now() + BUSY)) {
-        Ok(listener) => listener,
+    let listeners = match listen(port, until.min(Instant::now() + BUSY)) {
+        Ok(listeners) => listeners,
         Err(e) => {
             return fail(format!(
                 "port {port} cannot be listened on ({e}): is there another rank 0? else set FORETRAIN_PORT"
             ));
         }
     };
-    listener.set_nonblocking(true).map_err(|e| Error::device("join", e))?;
-    while all.len() + 1 < own.world as usize {
+    let trouble = own.trouble.as_ref();
+    let (mut until, mut come, mut wrong) = (until, 0, trouble.map(|why| format!("it can take no part: {why}")));
+    while come + 1 < own.world {
         if Instant::now() > until {
-            let missing: Vec<String> = (1..own.world).filter(|r| !all.contains_key(r)).map(|r| r.to_string()).collect();
-            let (few, more) = (missing[..missing.len().min(8)].join(", "), missing.len().saturating_sub(8));
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            return fail(format!(
-                "of {} processes those of ranks {few}{more} have not come in time ({TIMEOUT})",
-                own.world
-            ));
+            return fail(wrong.unwrap_or_else(|| missing(own, all)));
         }
-        let Ok((mut stream, from)) = listener.accept() else {
+        let Some((mut stream, from)) = listeners.iter().find_map(|listener| listener.accept().ok()) else {
             std::thread::sleep(Duration::from_millis(20));
             continue;
         };
@@ -323,27 +350,51 @@ fn everyone(own: &Hello, port: u16, until: Instant, all: &mut BTreeMap<u32, (Tcp
         // Strangers are let go.
         let Ok((Frame::Hello, hello)) = receive(&mut stream) else { continue };
         let Ok(hello) = serde_json::from_slice::<Hello>(&hello) else { continue };
-        let wrong = disagrees(own, &hello).or_else(|| {
-            let (_, other) = all.get(&hello.rank)?;
-            Some(format!("two processes say that they are rank {}: {} and {}", hello.rank, other.place, hello.place))
-        });
-        if let Some(why) = wrong {
-            let _ = send(&mut stream, Frame::Failed, format!("rank 0: {why}").as_bytes());
-            return fail(format!("{why} (from {from})"));
+        come += 1;
+        if wrong.is_none()
+            && let Some(why) = disagrees(own, &hello).or_else(|| twice(&hello, all))
+        {
+            wrong = Some(format!("{why} (from {})", from.ip().to_canonical()));
+            until = until.min(Instant::now() + LATE);
         }
-        all.insert(hello.rank, (stream, hello));
+        match &wrong {
+            Some(why) => drop(send(&mut stream, Frame::Failed, format!("rank 0: {why}").as_bytes())),
+            None => drop(all.insert(hello.rank, (stream, hello))),
+        }
     }
-    Ok(())
+    wrong.map_or(Ok(()), fail)
 }
 
-/// A launcher's port may be one that connections leave from: one that is about to close holds it for a moment.
-fn listen(port: u16, until: Instant) -> std::io::Result<TcpListener> {
+/// Who has not come.
+fn missing(own: &Hello, all: &BTreeMap<u32, (TcpStream, Hello)>) -> String {
+    let missing: Vec<String> = (1..own.world).filter(|r| !all.contains_key(r)).map(|r| r.to_string()).collect();
+    let (few, more) = (missing[..missing.len().min(8)].join(", "), missing.len().saturating_sub(8));
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("of {} processes those of ranks {few}{more} have not come in time ({TIMEOUT})", own.world)
+}
+
+fn twice(hello: &Hello, all: &BTreeMap<u32, (TcpStream, Hello)>) -> Option<String> {
+    let (_, other) = all.get(&hello.rank)?;
+    Some(format!("two processes say that they are rank {}: {} and {}", hello.rank, other.place, hello.place))
+}
+
+/// On all addresses of this machine, old and new: where the system takes the new ones' listener for both, the other one
+/// finds the port taken. A launcher's port may be one that connections leave from: one that is about to close holds it for
+/// a moment.
+fn listen(port: u16, until: Instant) -> std::io::Result<Vec<TcpListener>> {
+    let bind = |address: &str| {
+        let listener = TcpListener::bind((address, port))?;
+        listener.set_nonblocking(true).map(|()| listener)
+    };
     loop {
-        match TcpListener::bind(("0.0.0.0", port)) {
-            Err(e) if e.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            listener => return listener,
+        let (new, old) = (bind("::"), bind("0.0.0.0"));
+        match (new, old) {
+            (Ok(new), old) => return Ok([Ok(new), old].into_iter().flatten().collect()),
+            // One without the new addresses.
+            (Err(e), Ok(old)) if e.kind() != ErrorKind::AddrInUse => return Ok(vec![old]),
+            (_, Err(e)) if e.kind() != ErrorKind::AddrInUse || Instant::now() > until => return Err(e),
+            (_, Ok(old)) if Instant::now() > until => return Ok(vec![old]),
+            _ => std::thread::sleep(Duration::from_millis(20)),
         }
     }
 }
@@ -358,6 +409,18 @@ fn reach(at: &SocketAddr) -> std::io::Result<TcpStream> {
     }
 }
 
+/// To the first that answers: a name may have addresses at which nobody listens, as localhost has ::1 before 127.0.0.1.
+fn reach_any(all: &[SocketAddr]) -> std::io::Result<TcpStream> {
+    let mut tried = Err(ErrorKind::AddrNotAvailable.into());
+    for at in all {
+        tried = reach(at);
+        if tried.is_ok() {
+            break;
+        }
+    }
+    tried
+}
+
 /// What a process has that rank 0 has not.
 fn disagrees(own: &Hello, other: &Hello) -> Option<String> {
     let who = format!("rank {} ({})", other.rank, other.place);
@@ -368,6 +431,9 @@ fn disagrees(own: &Hello, other: &Hello) -> Option<String> {
     }
     if other.rank == 0 || other.rank >= own.world {
         return Some(format!("{who} comes to rank 0, and the ranks that come are 1 to {}", own.world - 1));
+    }
+    if let Some(why) = &other.trouble {
+        return Some(format!("{who} can take no part: {why}"));
     }
     if other.foretrain != own.foretrain {
         return differ("foretrain", &other.foretrain, &own.foretrain);
@@ -393,10 +459,7 @@ fn come(own: &Hello, (host, port): &(String, u16), until: Instant) -> Result<(Tc
     let fail = |why: String| Err(Error::device("join", why));
     while Instant::now() < until {
         let found = (host.as_str(), *port).to_socket_addrs().map(|all| all.collect::<Vec<_>>());
-        let tried = found.and_then(|all| {
-            let at = all.first().ok_or(ErrorKind::AddrNotAvailable)?;
-            reach(at)
-        });
+        let tried = found.and_then(|all| reach_any(&all));
         let mut stream = match tried {
             Ok(stream) => stream,
             Err(e) => {
@@ -439,6 +502,7 @@ impl Hello {
             nccl,
             plan: plan.into(),
             place: format!("{} GPU {} {gpu}", node.trim(), process.local).trim().into(),
+            trouble: None,
         }
     }
 }
@@ -446,6 +510,17 @@ impl Hello {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Rank 0 is found at a name's second address, and listens on old and new ones.
+    #[test]
+    fn every_address_of_a_name_is_tried() {
+        let here = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let listeners = listen(here.port(), Instant::now()).unwrap();
+        let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
+        assert!(reach_any(&[nobody, here]).is_ok() && reach_any(&[nobody]).is_err() && reach_any(&[]).is_err());
+        let new = SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, here.port()));
+        assert!(TcpListener::bind("[::1]:0").is_err() || reach(&new).is_ok(), "{listeners:?}");
+    }
 
     /// Of some 14,000 connections in a row to a port that connections leave from, and that nobody listens on, one meets
     /// itself.

@@ -24,6 +24,8 @@ type Status = c_int;
 
 const SUCCESS: Status = 0;
 const IN_PROGRESS: Status = 7;
+/// NCCL_SPLIT_NOCOLOR.
+const NO_COLOR: c_int = -1;
 /// ncclSum.
 const SUM: c_int = 0;
 
@@ -152,18 +154,19 @@ impl Nccl {
         Ok(())
     }
 
-    /// The communicator of a lane: all processes call this for the same lanes in the same order.
+    /// The communicator of a lane: all processes call this for the same lanes in the same order, one that has no use for it
+    /// with no members. It gets none then, which would take memory.
     pub fn split(&mut self, lane: Communicator, rank: u32, members: &[u32]) -> Result<()> {
         let world = self.world.ok_or_else(|| Error::device("nccl", "no process has been joined"))?;
         let key = members.iter().position(|m| *m == rank).unwrap_or(0);
+        let color = members.first().map_or(NO_COLOR, |first| *first as c_int);
         let mut comm = std::ptr::null_mut();
         // SAFETY: as above; no configuration is given.
-        let status = unsafe {
-            let color = members.first().copied().unwrap_or(rank) as c_int;
-            (self.functions.split)(world, color, key as c_int, &mut comm, std::ptr::null_mut())
-        };
+        let status = unsafe { (self.functions.split)(world, color, key as c_int, &mut comm, std::ptr::null_mut()) };
         self.done("split", status)?;
-        self.lanes.insert(lane, comm);
+        if color != NO_COLOR {
+            self.lanes.insert(lane, comm);
+        }
         Ok(())
     }
 

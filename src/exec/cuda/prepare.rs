@@ -105,6 +105,11 @@ impl Prepared {
 }
 
 impl Prepared {
+    /// Ops with a product in FP8.
+    pub fn in_fp8(&self) -> impl Iterator<Item = OpAt> {
+        self.ops.iter().filter(|(_, lowered)| lowered.in_fp8()).map(|(op, _)| *op)
+    }
+
     /// Bytes of what goes and of what comes by the exchanges of each lane: they are one after the other.
     pub fn rooms(&self, linked: Linked) -> FxHashMap<u16, [u64; 2]> {
         let mut rooms: FxHashMap<u16, [u64; 2]> = FxHashMap::default();

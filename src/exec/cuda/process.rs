@@ -13,11 +13,12 @@ pub struct Process {
     pub by: &'static str,
 }
 
-/// What starts processes, and the variables that it says rank, number, and number on the node in.
+/// What starts processes, and the variables that it says rank, number, and number on the node in. A SLURM job has
+/// SLURM_NTASKS and SLURM_PROCID 0 in its batch script, too, which is one process; how many srun started says the step.
 const STARTERS: [(&str, [&str; 3]); 4] = [
     ("torchrun", ["RANK", "WORLD_SIZE", "LOCAL_RANK"]),
     ("Open MPI", ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"]),
-    ("SLURM", ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"]),
+    ("SLURM", ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"]),
     ("PMI", ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"]),
 ];
 
@@ -63,6 +64,25 @@ pub fn of(get: Get) -> Result<Option<Process>> {
 }
 
 impl Process {
+    /// The number of this process's GPU among the `there` that it sees: that of the process on its node, or 0 where it is
+    /// shown one alone (srun --gpus-per-task 1, a CUDA_VISIBLE_DEVICES of its own). Errors: it sees several, and fewer
+    /// than its node has processes.
+    pub fn gpu(&self, there: u32) -> Result<u32> {
+        match there {
+            _ if self.local < there => Ok(self.local),
+            1 => Ok(0),
+            0 => Err(Error::device("cuda", "the driver finds no GPU here; use --on cpu")),
+            _ => {
+                let why = format!(
+                    "process {} of this node wants a GPU of its own, and {there} are to be seen here; start {there} \
+                     processes a node, or show each of them one GPU (srun --gpus-per-task 1)",
+                    self.local
+                );
+                Err(Error::device("cuda", why))
+            }
+        }
+    }
+
     /// Where rank 0 waits for the others: MASTER_ADDR, or the first node of a SLURM job, or this one if all processes
     /// are here; FORETRAIN_PORT, or the port behind MASTER_PORT, which torchrun itself listens on. Errors: nobody says
     /// where rank 0 is.
@@ -102,7 +122,7 @@ pub fn alone() -> Result<()> {
         Some(Process { rank, world, by, .. }) if world > 1 => {
             let why = format!(
                 "this is process {rank} of the {world} that {by} started, and this command is for one process; start it \
-                 by itself, and name its GPUs by --devices (run and selftest are joined over processes)"
+                 by itself, and name its GPUs (run and selftest --group nccl are joined over processes)"
             );
             Err(Error::device("cuda", why))
         }
@@ -124,10 +144,35 @@ mod tests {
             found(&[("RANK", "3"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("SLURM_PROCID", "0")]).unwrap();
         assert_eq!(torchrun, Some(Process { rank: 3, world: 8, local: 1, by: "torchrun" }));
         let slurm =
-            found(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "0"), ("RANK", "1")]).unwrap();
-        assert_eq!(slurm.map(|p| p.by), Some("SLURM"));
+            found(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_LOCALID", "0"), ("RANK", "1")])
+                .unwrap();
+        assert_eq!(slurm.map(|p| (p.by, p.world)), Some(("SLURM", 2)));
         assert_eq!(found(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]).unwrap().map(|p| p.world), Some(1));
         assert_eq!(found(&[]).unwrap(), None);
+    }
+
+    /// Of eight tasks that a job may start, a batch script is none; a step of it may have fewer.
+    #[test]
+    fn a_batch_script_is_one_process() {
+        let batch = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8"), ("SLURM_LOCALID", "0"), ("SLURM_JOB_NODELIST", "a")];
+        assert_eq!(of(&|name| batch.iter().find(|v| v.0 == name).map(|v| v.1.into())).unwrap(), None);
+        let step = found(&[
+            ("SLURM_PROCID", "1"),
+            ("SLURM_NTASKS", "8"),
+            ("SLURM_STEP_NUM_TASKS", "2"),
+            ("SLURM_LOCALID", "1"),
+        ]);
+        assert_eq!(step.unwrap().map(|p| (p.rank, p.world)), Some((1, 2)));
+    }
+
+    #[test]
+    fn a_process_has_the_gpu_of_its_number_or_the_one_it_sees() {
+        let process = |local| Process { rank: 5, world: 8, local, by: "a test" };
+        assert_eq!([0, 3].map(|local| process(local).gpu(4).unwrap()), [0, 3]);
+        assert_eq!(process(3).gpu(1).unwrap(), 0);
+        let error = process(3).gpu(2).unwrap_err().to_string();
+        assert!(error.contains("process 3") && error.contains("start 2 processes a node"), "{error}");
+        assert!(process(0).gpu(0).unwrap_err().to_string().contains("no GPU"));
     }
 
     #[test]
@@ -137,7 +182,7 @@ mod tests {
         assert!(error.contains("RANK") && error.contains("not below WORLD_SIZE 2"), "{error}");
         let error = says(&[("RANK", "one"), ("WORLD_SIZE", "2")]);
         assert!(error.contains("\"one\" is no number"), "{error}");
-        let error = says(&[("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2")]);
+        let error = says(&[("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")]);
         assert!(error.contains("SLURM_LOCALID") && error.contains("missing"), "{error}");
     }
 

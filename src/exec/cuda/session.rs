@@ -3,11 +3,12 @@
 //! Ranks that share a GPU have their kernels take turns and their messages copied inside its memory: what is measured
 //! of such a transfer is that copy, never a link.
 
+mod acquaint;
 mod fill;
 mod held;
 mod notes;
 
-use super::calls::{Call, Communicator, calls, communicators, of_exchange};
+use super::calls::{Call, Communicator};
 use super::device::{Device, EventId, StreamId};
 use super::exchange::Between;
 use super::lower::{Launch, Where, lower};
@@ -20,9 +21,10 @@ use crate::exec::rank::Done;
 use crate::plan::link::Place;
 use crate::plan::memory::{Life, SlotId, lives};
 use crate::plan::{Kernel, OpKind, order};
+pub use acquaint::connect;
 pub use held::OnGpus;
 use notes::Notes;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use std::time::{Duration, Instant};
 
 /// What a step keeps besides the loss.
@@ -84,7 +86,8 @@ pub struct Session<'a, 'p, D: Device> {
 }
 
 impl<'a, 'p, D: Device> Session<'a, 'p, D> {
-    /// Ranks on `gpus`, of which there are `count`. Errors: too little memory, before any is asked for.
+    /// Ranks on `gpus`, of which there are `count`. Errors: too little memory, before any is asked for; products in FP8 on a
+    /// GPU that has none.
     pub fn new(
         device: &'a mut D,
         linked: Linked<'p>,
@@ -93,7 +96,23 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
         count: u32,
     ) -> Result<Session<'a, 'p, D>> {
         let prepared = Prepared::new(linked, gpus, count as usize)?;
+        Session::of(device, linked, script, gpus, prepared)
+    }
+
+    /// The same of what has been prepared for it.
+    pub fn of(
+        device: &'a mut D,
+        linked: Linked<'p>,
+        script: &'a Script,
+        gpus: &[u32],
+        prepared: Prepared,
+    ) -> Result<Session<'a, 'p, D>> {
         fits(device, linked, gpus, &prepared)?;
+        prepared.in_fp8().try_for_each(|(rank, node)| {
+            let taken = device.multiplies_fp8(gpus[rank as usize]);
+            taken.map_err(|e| Error::device(named(linked, rank, node), e))
+        })?;
+        let count = prepared.scratch.len() as u32;
         let bytes = |rank: u32| linked.layouts[linked.plan.program_of(rank) as usize].bytes;
         // Ranks that are not there have no memory.
         let mut bases = vec![0; linked.plan.ranks() as usize];
@@ -160,86 +179,6 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
             session.ready.insert(*op, ready);
         }
         Ok(session)
-    }
-
-    /// What goes to other processes is worked out, and everyone of a communicator hears of everyone, whether it has use
-    /// for that communicator or not: connections that are made only when they are first used could wait for each other.
-    /// Memory is filled after this.
-    pub fn acquaint(&mut self) -> Result<()> {
-        self.warm_libraries()?;
-        for command in &self.script.commands {
-            let Command::Call { rank, node, .. } = command else { continue };
-            if let OpKind::Exchange { .. } = self.linked.line(*rank).nodes[*node as usize].op.kind {
-                continue;
-            }
-            let (lane, calls, sent) = calls(self.linked, *rank, *node, self.bases[*rank as usize])?;
-            self.talks.insert(*node, Talk { lane, pack: vec![], calls, unpack: vec![], sent });
-        }
-        for (node, between) in std::mem::take(&mut self.between) {
-            let talk = self.exchange(node, &between)?;
-            self.talks.insert(node, talk);
-        }
-        let rank = self.linked.solo.expect("a process has one rank");
-        let stream = self.device.stream(0)?;
-        // In the order of lanes, which is that of all ranks.
-        for (lane, members) in (0..).zip(communicators(self.linked, rank)).filter(|(_, all)| all.len() > 1) {
-            let members = members.len() as u32;
-            let room = self.device.allocate(0, u64::from(2 * members * WORD))?;
-            let both = |i: u32| {
-                let [at, to] = [i, members + i].map(|i| room + u64::from(i * WORD));
-                [
-                    Call::Send { to: i, at, bytes: u64::from(WORD) },
-                    Call::Receive { from: i, at: to, bytes: u64::from(WORD) },
-                ]
-            };
-            let all: Vec<Call> = (0..members).flat_map(both).collect();
-            self.device.call(stream, lane, &all)?;
-            self.device.synchronize()?;
-        }
-        Ok(())
-    }
-
-    /// One call of each kind of a library, whatever its operands hold. The driver loads a library's kernels when they are
-    /// first launched, and may wait for the whole GPU to do it (CUDA C++ Programming Guide, "Lazy Loading", "Concurrent
-    /// Execution"): later there could be messages under way, which wait for what this process has not handed over yet.
-    fn warm_libraries(&mut self) -> Result<()> {
-        let mut seen = FxHashSet::default();
-        let mut calls = vec![];
-        for one in self.ready.values().flatten() {
-            let kind = match one {
-                Ready::Gemm { gemm, .. } => format!("{gemm:?}"),
-                Ready::Fused { sdpa, .. } => format!("{sdpa:?}"),
-                Ready::Launch { .. } | Ready::Copy { .. } => continue,
-            };
-            if seen.insert(kind) {
-                calls.push(one.clone());
-            }
-        }
-        let stream = self.device.stream(0)?;
-        self.hand_over(stream, &calls)?;
-        self.device.synchronize()
-    }
-
-    /// An exchange with other processes: its own buffers, and those of its lane.
-    fn exchange(&mut self, node: u32, between: &Between) -> Result<Talk> {
-        let rank = self.linked.solo.expect("a process has one rank");
-        let line = self.linked.line(rank);
-        let lane = line.nodes[node as usize].lane;
-        let room = self.rooms[&lane];
-        let span = |place: &Place| self.address(&self.linked.region(rank, place));
-        let reads: Vec<_> = line.reads(node as usize).iter().map(span).collect();
-        let writes = line.writes(node as usize).iter().map(span).collect();
-        let [packed, come] = [0, 1].map(|side| -> Vec<(u64, u64)> {
-            let pieces = between.pieces[side].windows(2);
-            pieces.map(|at| (room[side] + at[0], at[1] - at[0])).collect()
-        });
-        let goes = Spans { reads: reads.clone(), writes: packed, scratch: 0 };
-        let comes = Spans { reads: [reads, come].concat(), writes, scratch: 0 };
-        let tables = &mut self.tables[0];
-        let named = |e| Error::device(named(self.linked, rank, node), e);
-        let pack = resolve(self.device, 0, tables, &between.pack, &goes).map_err(named)?;
-        let unpack = resolve(self.device, 0, tables, &between.unpack, &comes).map_err(named)?;
-        Ok(Talk { lane, pack, calls: of_exchange(between, room), unpack, sent: between.sent() })
     }
 
     fn resolved(&mut self, (rank, node): OpAt, lowered: &super::lower::Lowered) -> Result<Vec<Ready>> {
@@ -549,9 +488,6 @@ impl<'a, 'p, D: Device> Session<'a, 'p, D> {
     }
 }
 
-/// Bytes of the first message between two ranks.
-const WORD: u32 = 16;
-
 /// The environment variable that has every command waited for.
 const ONE_BY_ONE: &str = "FORETRAIN_ONE_BY_ONE";
 
@@ -559,7 +495,7 @@ const ONE_BY_ONE: &str = "FORETRAIN_ONE_BY_ONE";
 const RESERVE: u64 = 512 << 20;
 
 /// Refuses what a GPU's memory cannot hold, before it is asked for.
-fn fits<D: Device>(device: &mut D, linked: Linked, gpus: &[u32], prepared: &Prepared) -> Result<()> {
+pub fn fits<D: Device>(device: &mut D, linked: Linked, gpus: &[u32], prepared: &Prepared) -> Result<()> {
     let bytes = |rank: usize| linked.layouts[linked.plan.program_of(rank as u32) as usize].bytes;
     for gpu in 0..prepared.scratch.len() as u32 {
         let ranks = linked.ranks();

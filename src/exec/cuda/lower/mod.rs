@@ -112,6 +112,11 @@ pub struct Lowered {
 }
 
 impl Lowered {
+    /// Whether it has a product of codes, which not every GPU has.
+    pub fn in_fp8(&self) -> bool {
+        self.actions.iter().any(|action| matches!(action, Action::Gemm { gemm, .. } if gemm.dtypes[0] == Dtype::U8))
+    }
+
     pub fn launches(&self) -> impl Iterator<Item = &Launch> {
         self.actions.iter().filter_map(|action| if let Action::Launch(launch) = action { Some(launch) } else { None })
     }

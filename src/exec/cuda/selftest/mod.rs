@@ -50,6 +50,20 @@ pub fn compile<D: Device>(device: &mut D, cases: &[Case]) {
     device.compile(0, &launches);
 }
 
+/// Why this device has no such kernel, which is no fault of it: products in FP8 are not every GPU's.
+pub fn lacks<D: Device>(device: &mut D, case: &Case) -> Option<String> {
+    let (fused, shared) = (device.fused(), device.shared(0));
+    let dtypes: Vec<Dtype> = case.reads.iter().map(|r| r.0).collect();
+    let on = Where { views: &case.views, route: case.route.as_ref(), rank: 0, shared, fused: fused.as_deref() };
+    let lowered = lower(&case.kernel, on, &dtypes, &case.writes, STEP).ok()?;
+    // A library that is not there at all is a fault.
+    if lowered.in_fp8() && device.multiplies(0).is_ok() {
+        device.multiplies_fp8(0).err().map(|why| why.to_string())
+    } else {
+        None
+    }
+}
+
 /// A kernel on every rank of its mesh. Errors of the device are verdicts too.
 pub fn check<D: Device>(device: &mut D, case: &Case, seed: u64) -> Vec<Verdict> {
     (0..case.views[0].size()).map(|rank| check_rank(device, case, rank, seed)).collect()

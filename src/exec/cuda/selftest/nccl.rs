@@ -22,9 +22,19 @@ pub struct Joined {
 
 const TIMES: usize = 5;
 
-/// Small whole numbers: sums of them are exact in whatever order.
+/// Small whole numbers: sums of them are exact in f32, in whatever order.
 fn value(rank: u32, i: u64) -> f64 {
     f64::from(rank % 3) + (i % 5) as f64
+}
+
+/// What bf16 has every whole number up to.
+const WHOLE: u32 = 256;
+
+/// Zeros and ones, of which so few are ones that sums over the ranks are exact in bf16, too.
+fn bit(rank: u32, world: u32, i: u64) -> f64 {
+    let stride = u64::from(world.div_ceil(WHOLE));
+    let (rank, turn) = (u64::from(rank), i % stride);
+    f64::from(u8::from(rank % stride == turn && (rank / stride * (i + 1) + i) % 5 < 3))
 }
 
 fn numbers(elems: u64, dtype: Dtype, of: impl Fn(u64) -> f64) -> Data {
@@ -58,12 +68,20 @@ fn messages(rank: u32, world: u32, elems: u64, [mut from, mut to]: [u64; 2]) -> 
     calls
 }
 
-/// As `rank` of `world`, with `elems` numbers each; every process calls this at once.
-pub fn check<D: Device>(device: &mut D, rank: u32, world: u32, elems: u64) -> Result<Vec<Joined>> {
-    device.communicator(0, rank, &(0..world).collect::<Vec<_>>())?;
+/// As `rank` of `world`, with `elems` numbers each; every process calls this at once. `all` waits until all processes
+/// have the memory for it: NCCL would wait for one that has not.
+pub fn check<D: Device>(
+    device: &mut D,
+    [rank, world]: [u32; 2],
+    elems: u64,
+    all: &dyn Fn() -> Result<()>,
+) -> Result<Vec<Joined>> {
     let (n, stream) = (u64::from(world), device.stream(0)?);
     let [from, to] = [device.allocate(0, n * elems * 4)?, device.allocate(0, n * elems * 4)?];
+    all()?;
+    device.communicator(0, rank, &(0..world).collect::<Vec<_>>())?;
     let sum = |i: u64| (0..world).map(|r| value(r, i)).sum::<f64>();
+    let bits = |i: u64| (0..world).map(|r| bit(r, world, i)).sum::<f64>();
     let (before, next) = ((rank + world - 1) % world, (rank + 1) % world);
     let bytes = 4 * elems;
     let f32 = Dtype::F32;
@@ -73,7 +91,7 @@ pub fn check<D: Device>(device: &mut D, rank: u32, world: u32, elems: u64) -> Re
             "all_reduce bf16",
             Dtype::Bf16,
             elems,
-            numbers(elems, Dtype::Bf16, sum),
+            numbers(elems, Dtype::Bf16, bits),
             vec![Call::AllReduce { from, to, elems, dtype: Dtype::Bf16 }],
         ),
         (
@@ -107,7 +125,10 @@ pub fn check<D: Device>(device: &mut D, rank: u32, world: u32, elems: u64) -> Re
     ];
     let mut found = vec![];
     for (call, dtype, given, want, calls) in cases {
-        let mine = numbers(given, dtype, |i| value(rank, i));
+        let mine = match dtype {
+            Dtype::Bf16 => numbers(given, dtype, |i| bit(rank, world, i)),
+            _ => numbers(given, dtype, |i| value(rank, i)),
+        };
         device.write(0, from, mine.to_bytes())?;
         device.write(0, to, &vec![0xff; want.bytes() as usize])?;
         device.call(stream, 0, &calls)?;
@@ -128,4 +149,26 @@ pub fn check<D: Device>(device: &mut D, rank: u32, world: u32, elems: u64) -> Re
         found.push(Joined { call, ranks: world, bytes: mine.bytes(), seconds: seconds[TIMES / 2], wrong });
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As a ring adds them up, rounding at every rank.
+    #[test]
+    fn sums_in_bf16_are_exact_in_large_worlds() {
+        let rounded = |x: f64| Data::from_f64(&[x], Dtype::Bf16).to_f64()[0];
+        for world in [1, 2, 56, 256, 257, 1024, 16_384] {
+            let sums: Vec<f64> = (0..40)
+                .map(|i| {
+                    let around = (0..world).map(|r| bit(r, world, i));
+                    let sum = around.clone().fold(0.0, |sum, x| rounded(sum + x));
+                    assert_eq!(sum, around.sum::<f64>(), "element {i} of {world} ranks");
+                    sum
+                })
+                .collect();
+            assert!(sums.iter().any(|sum| *sum != sums[0]), "{world} ranks: {sums:?}");
+        }
+    }
 }
