@@ -22,7 +22,8 @@ use std::collections::BTreeMap;
 /// is another lane. No other: a pair of ranks takes up to 32 channels of 12 MiB for each direction and communicator
 /// (NVIDIA/nccl#1685). All ranks do it at once, lane after lane in the plan's order; on a lane whoever sends to somebody
 /// is received from, since `check` has matched them. The memory that it takes is taken before the rank's own, so that what
-/// is free then is free. Errors: NCCL's.
+/// is free then is free. Errors: NCCL's; where it fails on one rank alone the others wait until that one's process ends and
+/// NCCL finds its sockets closed.
 pub fn connect<D: Device>(device: &mut D, linked: Linked, script: &Script, prepared: &Prepared) -> Result<()> {
     let rank = linked.solo.expect("a process has one rank");
     let members = communicators(linked, rank);
@@ -30,14 +31,14 @@ pub fn connect<D: Device>(device: &mut D, linked: Linked, script: &Script, prepa
         device.communicator(*lane, rank, members)?;
     }
     let used = by_lane(linked, script, prepared)?;
-    let first = |room: u64| -> Vec<(Communicator, (Vec<Vec<Call>>, u64))> {
-        let of = |(lane, all): &(Communicator, Vec<u32>)| {
+    let first = |room: u64| {
+        let used = &used;
+        members.iter().filter_map(move |(lane, all)| {
             let own = all.iter().position(|member| *member == rank)?;
             Some((*lane, first_calls(used.get(lane)?, [own as u32, all.len() as u32], room)))
-        };
-        members.iter().filter_map(of).collect()
+        })
     };
-    let bytes = first(0).iter().map(|(_, (_, bytes))| *bytes).max().unwrap_or(0);
+    let bytes = first(0).map(|(_, (_, bytes))| bytes).max().unwrap_or(0);
     let (stream, room) = (device.stream(0)?, device.allocate(0, bytes)?);
     for (lane, (groups, _)) in first(room) {
         groups.iter().try_for_each(|group| device.call(stream, lane, group))?;
