@@ -4,6 +4,7 @@ use super::{Answer, Output, write_file};
 use crate::cluster::fullest;
 use crate::error::{Error, Result};
 use crate::import::{nccl_topo, node::Node, nvidia_smi};
+use crate::report::human::counted;
 use crate::spec::{ClusterSpec, GraphShape, Pod, Routing, ScaleOut, shipped};
 use clap::{ArgGroup, Args};
 use serde::Serialize;
@@ -83,11 +84,13 @@ impl Flags {
     }
 }
 
-/// From the core down to a GPU, a level a line.
+/// From the core down to a GPU, a level a line: how many of it one of the level above has.
 fn draw(spec: &ClusterSpec) -> String {
     let gpus = u64::from(spec.nodes) * u64::from(spec.gpus_per_node);
-    let mut text =
-        format!("{}: {} GPUs, {} nodes of {} x {}\n\n", spec.name, gpus, spec.nodes, spec.gpus_per_node, spec.gpu);
+    let (all, nodes) = (counted(gpus, "GPU"), counted(spec.nodes, "node"));
+    let mut text = format!("{}: {all}, {nodes} of {} x {}\n\n", spec.name, spec.gpus_per_node, spec.gpu);
+    // GPUs of one of the level above.
+    let mut above = gpus;
     let mut depth = 0;
     let mut level = |line: String| {
         let indent = if depth == 0 { String::new() } else { format!("{}└─ ", "   ".repeat(depth - 1)) };
@@ -100,10 +103,12 @@ fn draw(spec: &ClusterSpec) -> String {
             level(format!("{}, links of {} and {}", shape(&graph.shape), graph.bandwidth.value, graph.latency.value));
         }
         for (at, pod) in spec.pods.iter().enumerate().rev() {
-            level(tier(at, pod, out, gpus.div_ceil(u64::from(pod.gpus))));
+            level(tier(at, pod, out, above.div_ceil(u64::from(pod.gpus))));
+            above = above.min(u64::from(pod.gpus));
         }
     }
-    level(format!("{} x node of {} GPUs{}", spec.nodes, spec.gpus_per_node, of_node(spec)));
+    let nodes = above.div_ceil(u64::from(spec.gpus_per_node));
+    level(format!("{nodes} x node of {}{}", counted(spec.gpus_per_node, "GPU"), of_node(spec)));
     level(format!("{} x GPU: {}", spec.gpus_per_node, scale_up(spec)));
     text
 }
@@ -133,17 +138,18 @@ fn tier(at: usize, pod: &Pod, out: &ScaleOut, number: u64) -> String {
         (_, Some(up)) => format!(", {} uplinks a switch", up.value),
         _ => String::new(),
     };
-    format!("{number} x {name}: {} GPUs, {} : 1 upwards{collide}", pod.gpus, pod.oversubscription.value)
+    format!("{number} x {name}: {}, {} : 1 upwards{collide}", counted(pod.gpus, "GPU"), pod.oversubscription.value)
 }
 
 fn of_node(spec: &ClusterSpec) -> String {
     let Some(out) = &spec.scale_out else { return ", no network".into() };
-    format!(", {} NICs of {} ({} reached)", out.nics_per_node, out.raw.value, out.achieved.value)
+    format!(", {} of {} ({} reached)", counted(out.nics_per_node, "NIC"), out.raw.value, out.achieved.value)
 }
 
 fn scale_up(spec: &ClusterSpec) -> String {
     let up = &spec.scale_up;
-    let mut text = format!("{} links, {} a direction, {} to the next", up.links, up.bandwidth.value, up.latency.value);
+    let links = counted(up.links, "link");
+    let mut text = format!("{links}, {} a direction, {} to the next", up.bandwidth.value, up.latency.value);
     if let (Some(graph), None) = (&spec.graph, &spec.scale_out) {
         text.push_str(&format!("; {}, links of {}", shape(&graph.shape), graph.bandwidth.value));
     }
@@ -171,5 +177,33 @@ fn shape(shape: &GraphShape) -> String {
             format!("dragonfly of {groups} groups of {routers} routers of {hosts} hosts")
         }
         GraphShape::Links(links) => format!("graph of {} links", links.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many of each level one of the level above has.
+    fn counts(spec: &ClusterSpec) -> Vec<u64> {
+        let of_line = |line: &str| line.trim_start_matches([' ', '└', '─']).split_once(" x ")?.0.parse().ok();
+        draw(spec).lines().skip(2).filter_map(of_line).collect()
+    }
+
+    /// A pod of 3,072 GPUs was drawn with all 3,072 nodes of its cluster in it.
+    #[test]
+    fn what_a_level_has_is_what_one_of_the_level_above_has() {
+        let roce = ClusterSpec::find("h100-24k-roce").unwrap();
+        assert_eq!(counts(&roce), [8, 384, 8]);
+        let pod = roce.pods[0].clone();
+        let tiers = [Pod { gpus: 256, ..pod.clone() }, pod.clone(), Pod { gpus: 12_288, ..pod }];
+        assert_eq!(counts(&ClusterSpec { pods: tiers.to_vec(), ..roce.clone() }), [2, 4, 12, 32, 8]);
+        // Of a cluster that is smaller than its pod there is one, with all nodes.
+        assert_eq!(counts(&ClusterSpec { nodes: 4, ..roce }), [1, 4, 8]);
+        for name in shipped("cluster") {
+            let spec = ClusterSpec::find(name).unwrap();
+            let all = u64::from(spec.nodes) * u64::from(spec.gpus_per_node);
+            assert_eq!(counts(&spec).iter().product::<u64>(), all, "{name}");
+        }
     }
 }

@@ -143,6 +143,14 @@ impl Flags {
         Err(Error::spec("the command line", "configuration", why))
     }
 
+    /// What a picture says of the numbers that were told in place of the fleet's and the store's.
+    fn in_place(&self) -> String {
+        let mtbf = self.mtbf.map(|s| format!(", a failure every {}", long(s.value())));
+        let recover = self.recover.map(|s| format!(", {} to recover", long(s.value())));
+        let rate = self.store_rate.map(|rate| format!(", {rate} to the store"));
+        mtbf.into_iter().chain(recover).chain(rate).collect()
+    }
+
     /// How long the training takes if nothing fails, s.
     fn work(&self, step: &Step) -> Result<f64> {
         let work = match (self.tokens, step.tokens) {
@@ -352,7 +360,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     let mut text = render(&step, &found);
     if let Some(dir) = &flags.out {
         let question = Question {
-            run: step.what,
+            run: step.what + &flags.in_place(),
             fleet: &fleet,
             storage: &storage,
             state_bytes: step.state_bytes,

@@ -187,7 +187,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
     files.iter().for_each(|f| text.push_str(&format!("wrote {}\n", f.display())));
     let printed = Found { study: &question, notes: &said, files: list_of(&files), longest: &found };
     let error = found.iter().all(|found| !found.row.feasible).then(|| {
-        let why = found.first().map_or("", |found| found.beyond.as_str());
+        let why = nearest(&found).or(found.first()).map_or("", |found| found.beyond.as_str());
         Error::infeasible(format!("longest: no way fits, however short its sequences: {why}"))
     });
     Ok(Answer::with_error(text, &printed, error))
@@ -228,10 +228,7 @@ fn lengths(measures: usize, found: &[Longest]) -> String {
 /// What stands in cells that are no length, and what ends lengths other than memory.
 fn legend(found: &[Longest]) -> String {
     let line = |mark: &str, why: &str| format!("  {mark:<3} {why}\n");
-    let lacks = found.iter().filter(|found| !found.row.feasible && !is_other(&found.beyond));
-    let over = |found: &&Longest| found.row.over().unwrap_or(f64::INFINITY);
-    let nearest = lacks.min_by(|a, b| over(a).total_cmp(&over(b)));
-    let mut text = nearest.map_or(String::new(), |found| {
+    let mut text = nearest(found).map_or(String::new(), |found| {
         line("-", &format!("not even {} fits; what comes nearest: {}", short(found.row.seq_len), found.beyond))
     });
     for (at, why) in others(found).into_iter().enumerate() {
@@ -244,6 +241,13 @@ fn legend(found: &[Longest]) -> String {
     let ended: BTreeSet<&str> = ended.map(|found| found.beyond.as_str()).collect();
     ended.into_iter().for_each(|why| text.push_str(&format!("  ended by {why}\n")));
     text
+}
+
+/// Of those that lack memory for any length the one that lacks least.
+fn nearest(found: &[Longest]) -> Option<&Longest> {
+    let lacks = found.iter().filter(|found| !found.row.feasible && !is_other(&found.beyond));
+    let over = |found: &&Longest| found.row.over().unwrap_or(f64::INFINITY);
+    lacks.min_by(|a, b| over(a).total_cmp(&over(b)))
 }
 
 /// Of each number of GPUs the way and the measures that bring the longest.
@@ -377,6 +381,7 @@ mod tests {
                     *   fits, but has no step: time: a step of more than 20 hours\n";
         assert_eq!(legend, want);
         assert!(best(4, &all).contains(" > 20 h "), "{}", best(4, &all));
+        assert_eq!(nearest(&all).unwrap().beyond, memory, "of what does not fit at all, the error says this one, too");
         assert_eq!([0, 25, 26].map(letter), ["(a)", "(z)", "(aa)"]);
     }
 }

@@ -383,13 +383,40 @@ fn choices(values: &[Value]) -> String {
     for of_choice in values.chunk_by(|a, b| a.choice == b.choice) {
         let more = |over: f64| 100.0 * (over - 1.0);
         let said = |value: &Value| match (value.over_best, value.at_least) {
-            (Some(over), _) if over < 1.0005 => format!("{} best", value.value),
-            (Some(over), _) => format!("{} +{:.1} %", value.value, more(over)),
-            (None, Some(least)) => format!("{} over +{:.0} %", value.value, more(least)),
-            (None, None) => format!("{} none found within +{:.0} %", value.value, more(CEILING)),
+            (Some(over), _) if over < 1.0005 => "best".into(),
+            (Some(over), _) => format!("+{:.1} %", more(over)),
+            (None, Some(least)) => format!("over +{:.0} %", more(least)),
+            (None, None) => format!("none found within +{:.0} %", more(CEILING)),
         };
-        let line: Vec<String> = of_choice.iter().map(said).collect();
+        // Words are told from what is said of them.
+        let name = |Value { value, .. }: &Value| match value.parse::<u64>() {
+            Ok(_) => value.clone(),
+            Err(_) => format!("\"{value}\""),
+        };
+        let line: Vec<String> = of_choice.iter().map(|value| format!("{} {}", name(value), said(value))).collect();
         table.row([of_choice[0].choice.to_string(), line.join(" | ")]);
     }
     table.render("  ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `none none found` was a value and what became of it.
+    #[test]
+    fn values_that_are_words_are_quoted() {
+        let value = |choice, value: &str, over_best| Value {
+            choice,
+            value: value.into(),
+            row: None,
+            over_best,
+            at_least: None,
+        };
+        let all =
+            [value("recompute", "none", None), value("recompute", "full", Some(1.0)), value("tp", "8", Some(1.1))];
+        let table = choices(&all);
+        assert!(table.contains("\"none\" none found within +50 % | \"full\" best"), "{table}");
+        assert!(table.contains("8 +10.0 %"), "{table}");
+    }
 }

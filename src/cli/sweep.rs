@@ -184,14 +184,19 @@ impl Flags {
         all
     }
 
-    /// Whoever names degrees or options wants these and no others.
+    /// Whoever names ways to split the sequence, or options, wants these and no others; who says how rows travel to experts
+    /// wants that of every way.
     fn also(&self, gpus: u32) -> Vec<Also> {
         let is_one = |list: &[u32]| list == [1];
         let unsaid = self.ulysses.is_empty() && self.ring.is_empty() && is_one(&self.tp) && is_one(&self.pp);
-        match unsaid && self.options == [Options::default()] {
-            true => Grid::default_also(gpus),
-            false => vec![],
+        if !unsaid || self.options != [Options::default()] {
+            return vec![];
         }
+        let with = |(way, how): (&Also, &Options)| {
+            let Options { dispatch, dispatch_fp8, replicas, capacity, shadow, .. } = *how;
+            Also { options: Options { dispatch, dispatch_fp8, replicas, capacity, shadow, ..way.options }, ..*way }
+        };
+        cross(&Grid::default_also(gpus), &self.all_options()).map(with).collect()
     }
 
     fn ways(&self, gpus: u32) -> Vec<[u32; 2]> {
@@ -278,4 +283,35 @@ fn render(grid: &Grid, study: &Study, took: f64, files: &[PathBuf]) -> String {
 
 fn cross<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
     a.iter().flat_map(move |x| b.iter().map(move |y| (x, y)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: Flags,
+    }
+
+    fn grid(line: &str) -> Grid {
+        Line::parse_from(["sweep"].into_iter().chain(line.split_whitespace())).flags.grid().unwrap()
+    }
+
+    /// The best of the ways that nobody named had 1 rank of experts and NCCL where 8 and DeepEP were asked for.
+    #[test]
+    fn what_is_said_of_experts_holds_for_every_way() {
+        let line = "--model qwen3-30b-a3b --seq-len 8K --recompute full --ep 4,8 --dispatch deepep-v1-normal --dispatch-dtype fp8";
+        let said = grid(line);
+        let points = said.points().unwrap();
+        let as_asked = |o: &Options| o.dispatch == Dispatch::DeepepNormal && o.dispatch_fp8;
+        assert!(points.iter().all(|p| [4, 8].contains(&p.par.ep) && as_asked(&p.par.options)));
+        let unsaid = grid("--model qwen3-30b-a3b --seq-len 8K --recompute full");
+        assert_eq!(points.len(), 2 * unsaid.points().unwrap().len());
+        assert_eq!(unsaid.also, Grid::default_also(64));
+        assert!(points.iter().any(|p| p.par.options.keep_attention) && points.iter().any(|p| p.par.tp == 8));
+        assert_eq!(grid("--ring 8").also, []);
+    }
 }

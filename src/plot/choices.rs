@@ -3,14 +3,15 @@
 use super::notes::Notes;
 use super::sheet::{Line, Sheet};
 use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, ramp, save, short};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::report::human::counted;
 use crate::spec::{Options, Parallelism, Schedule};
 use plotters::style::RGBColor;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// A choice: what its value is read from, and what the picture calls it.
-const CHOICES: [(&str, &str); 12] = [
+const CHOICES: [(&str, &str); 13] = [
     ("tp", "tensor parallel"),
     ("pp", "pipeline stages"),
     ("vp", "virtual stages"),
@@ -23,10 +24,11 @@ const CHOICES: [(&str, &str); 12] = [
     ("micro_batch", "microbatch"),
     ("zero", "ZeRO stage"),
     ("recompute", "recomputation"),
+    ("options", "options"),
 ];
 
-/// Those that are no columns of their own: `options` say them already.
-const WORDS: [&str; 3] = ["schedule", "dispatch", "overlap-exchange"];
+/// Those that are no columns of their own, and `options`, which say them.
+const WORDS: [&str; 4] = ["schedule", "dispatch", "overlap-exchange", "options"];
 
 /// What is this much slower has the darkest cell.
 const DARKEST: f64 = 0.5;
@@ -39,8 +41,25 @@ const GAP: f64 = 14.0;
 /// More values of one choice than this do not fit beside each other.
 const MOST: usize = 11;
 
-/// The fastest way of each value of a column, in s.
-type Best = BTreeMap<(u64, String), f64>;
+/// The fastest way of each value of a column.
+type Best = BTreeMap<(u64, String), Fastest>;
+
+/// How fast it is, in s, or why there is none.
+#[derive(Debug, Clone, PartialEq)]
+enum Fastest {
+    Step(f64),
+    Never(String),
+}
+
+impl Fastest {
+    /// Those that there are not come last.
+    fn step(&self) -> f64 {
+        match self {
+            Fastest::Step(step) => *step,
+            Fastest::Never(_) => f64::INFINITY,
+        }
+    }
+}
 
 /// Writes `choices.svg` and `.png`: of the first length that runs, and of its first batch, since steps of others do not compare.
 pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
@@ -66,8 +85,13 @@ pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
         }
         for ((choice, _), best) in CHOICES.iter().zip(&mut tables) {
             let value = value(line, choice)?;
-            let least = best.entry((value.parse().unwrap_or(0), value)).or_insert(step);
-            *least = least.min(step);
+            let least = best.entry((value.parse().unwrap_or(0), value)).or_insert(Fastest::Step(step));
+            *least = Fastest::Step(least.step().min(step));
+        }
+    }
+    for (choice, value, why) in never(rows_csv, *first)? {
+        if let Some(at) = CHOICES.iter().position(|(name, _)| *name == choice) {
+            tables[at].entry((value.parse().unwrap_or(0), value)).or_insert(Fastest::Never(why));
         }
     }
     let Some((step, line)) = fastest else { return Ok(vec![]) };
@@ -80,6 +104,29 @@ pub fn choices(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
         marks.extend(row((TOP + at as f64 * (high + GAP), high), name, best, step));
     }
     save(&marks, out_dir, "choices")
+}
+
+/// Choices and values that a search found nothing with, of a length and a batch: from its choices.csv, which older ones lack.
+fn never(rows_csv: &Path, work: (u64, u64)) -> Result<Vec<(String, String, String)>> {
+    let path = rows_csv.with_file_name("choices.csv");
+    // Of a search that leaves no choice there is but a heading.
+    if !path.exists() || std::fs::read_to_string(&path).map_err(Error::io(&path))?.lines().count() < 2 {
+        return Ok(vec![]);
+    }
+    let mut all = vec![];
+    for line in Sheet::read(&path)?.lines() {
+        let times = |column| line.maybe::<f64>(column, "how many times as long as the best", |v| *v >= 1.0);
+        if work_of(&line)? != work || times("over_best")?.is_some() {
+            continue;
+        }
+        let percent = |times: f64| format!("+{:.0} %", 100.0 * (times - 1.0));
+        let why = match (times("at_least")?, times("ceiling")?) {
+            (Some(least), _) => format!("over {}", percent(least)),
+            (None, ceiling) => format!("none in {}", percent(ceiling.unwrap_or(1.0))),
+        };
+        all.push((line.text("choice")?.into(), line.text("value")?.into(), why));
+    }
+    Ok(all)
 }
 
 /// The length of a sequence and the sequences of a step: what ways are compared at.
@@ -102,6 +149,7 @@ fn value(line: &Line, choice: &str) -> Result<String> {
         "dispatch" => par.carrier().into(),
         "overlap-exchange" => if options.overlap_exchange { "yes" } else { "no" }.into(),
         "recompute" => line.text("recompute")?.to_string() + &options.made_again(),
+        "options" => options.unchosen().to_string(),
         column => line.text(column)?.to_string(),
     })
 }
@@ -120,20 +168,20 @@ fn titles(best: &Line, step: f64, others: usize, notes: &Notes) -> Result<Vec<Ma
         n => format!(" (rows.csv has {n} more lengths and batches)"),
     };
     let about = format!(
-        "{} on {} GPUs of {}, {global_batch} {} of {} tokens a step{others}",
+        "{} on {} of {}, {global_batch} {} of {} tokens a step{others}",
         best.text("model")?,
-        best.text("gpus")?,
+        counted(best.value::<u64>("gpus", "a count of GPUs of at least 1", |n| *n > 0)?, "GPU"),
         best.text("cluster")?,
         if global_batch == 1 { "sequence" } else { "sequences" },
         short(seq_len)
     );
     Ok(vec![
-        Mark::text((60.0, 42.0), title, 30.0, INK, Align::Left),
+        Mark::fitting((60.0, 42.0), title, 30.0, INK),
         Mark::fitting((60.0, 84.0), about, 19.0, FAINT),
-        Mark::text((60.0, 120.0), format!("fastest: {:.3} s with {}", step, words.join(", ")), 19.0, INK, Align::Left),
+        Mark::fitting((60.0, 120.0), format!("fastest: {:.3} s with {}", step, words.join(", ")), 19.0, INK),
         Mark::text(
             (60.0, 152.0),
-            "A cell: the fastest way found that has this value and fits, all else being free",
+            "A cell: the fastest way found that has this value and fits, all else being free; grey: none was found",
             16.0,
             FAINT,
             Align::Left,
@@ -144,21 +192,27 @@ fn titles(best: &Line, step: f64, others: usize, notes: &Notes) -> Result<Vec<Ma
 /// The values of one choice side by side, no more than fit: the fastest ones, in order of value; in cells that begin at
 /// `y` and are so `high`.
 fn row((y, high): (f64, f64), name: &str, best: &Best, fastest: f64) -> Vec<Mark> {
-    let mut slowest_kept: Vec<f64> = best.values().copied().collect();
+    let mut slowest_kept: Vec<f64> = best.values().map(Fastest::step).collect();
     slowest_kept.sort_by(f64::total_cmp);
     let most = slowest_kept[slowest_kept.len().min(MOST) - 1];
     let mut marks = vec![Mark::text((LEFT - 24.0, y + high / 2.0), name, 19.0, INK, Align::Right)];
-    for (i, ((_, value), step)) in best.iter().filter(|(_, step)| **step <= most).enumerate() {
-        let over = step / fastest - 1.0;
+    for (i, ((_, value), of)) in best.iter().filter(|(_, of)| of.step() <= most).take(MOST).enumerate() {
+        let over = of.step() / fastest - 1.0;
         let x = LEFT + i as f64 * (CELL.0 + 4.0);
-        let color = ramp(&RAMP, over / DARKEST);
-        let ink = if over > 0.8 * DARKEST { PAPER } else { INK };
+        let (color, ink) = match of {
+            Fastest::Never(_) => (GRID, FAINT),
+            Fastest::Step(_) => (ramp(&RAMP, over / DARKEST), if over > 0.8 * DARKEST { PAPER } else { INK }),
+        };
         marks.push(Mark::Rect { from: (x, y), to: (x + CELL.0, y + high), color });
         let middle = x + CELL.0 / 2.0;
         // A cell has room for eleven letters of the usual size.
         let size = (19.0 * 11.0 / value.len().max(1) as f64).clamp(9.0, 19.0);
         marks.push(Mark::text((middle, y + high / 3.0), value, size, ink, Align::Middle));
-        let said = if over < 5e-4 { "fastest".into() } else { format!("+{:.1} %", 100.0 * over) };
+        let said = match of {
+            Fastest::Never(why) => why.clone(),
+            Fastest::Step(_) if over < 5e-4 => "fastest".into(),
+            Fastest::Step(_) => format!("+{:.1} %", 100.0 * over),
+        };
         marks.push(Mark::text((middle, y + high * 0.7), said, 15.0, ink, Align::Middle));
         if over < 5e-4 {
             let frame = [(x, y), (x + CELL.0, y), (x + CELL.0, y + high), (x, y + high), (x, y)];
@@ -190,5 +244,34 @@ mod tests {
             assert!(svg.contains(words), "{words}");
         }
         assert!(!svg.contains("+5900.0 %"), "tp 1 runs with another batch alone");
+    }
+    /// Values that nothing was found with stood in the table alone, and options in neither.
+    #[test]
+    fn values_that_nothing_was_found_with_are_there_and_options_are_a_choice() {
+        let dir = tempfile::tempdir().unwrap();
+        let csv = dir.path().join("rows.csv");
+        let head = "model,gpus,cluster,seq_len,global_batch,feasible,step_time_s,tp,pp,vp,ulysses,ring,ep,micro_batch,zero,recompute,options";
+        let line = |step: f64, words: &str| format!("\nm,1,c,8192,64,true,{step},1,1,1,1,1,1,1,1,none,{words}");
+        let rows = [(6.0, "fp8+recompute-norm"), (9.0, "recompute-act"), (12.0, "default")];
+        let rows = rows.map(|(step, words)| line(step, words));
+        std::fs::write(&csv, format!("{head}{}\n", rows.concat())).unwrap();
+        let found = "seq_len,global_batch,choice,value,over_best,at_least,ceiling\n8192,64,ring,1,1,,1.5\n\
+                     8192,64,ring,16,,1.5,1.5\n8192,64,pp,64,,,1.5\n4096,64,tp,8,,,1.5\n";
+        std::fs::write(dir.path().join("choices.csv"), found).unwrap();
+        let svg = std::fs::read_to_string(&choices(&csv, dir.path()).unwrap()[0]).unwrap();
+        for words in [
+            "\nring\n",
+            "\n16\n",
+            "over +50 %",
+            "\n64\n",
+            "none in +50 %",
+            "\nfp8\n",
+            "\ndefault\n",
+            "+50.0 %",
+            "m on 1 GPU of c",
+        ] {
+            assert!(svg.contains(words), "{words}");
+        }
+        assert!(!svg.contains("tensor parallel"), "another length's");
     }
 }

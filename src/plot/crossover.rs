@@ -7,7 +7,7 @@ use plotters::style::RGBColor;
 
 use super::notes::Notes;
 use super::sheet::{Line, Sheet};
-use super::style::{Align, FAINT, GRID, INK, Mark, PAPER, Point, ramp, save, short};
+use super::style::{Align, FAINT, GRID, INK, Mark, PAPER, Point, ramp, save, short, with_room};
 use crate::error::Result;
 
 /// Writes `crossover.svg` and `.png`.
@@ -198,8 +198,8 @@ fn titles(cells: &[Cell], notes: &Notes) -> Vec<Mark> {
         parts.push("the rest of a layer is the same both ways".into());
     }
     vec![
-        Mark::text((34.0, 40.0), title, 29.0, INK, Align::Left),
-        Mark::text((34.0, 78.0), parts.join("  \u{b7}  "), 16.5, FAINT, Align::Left),
+        Mark::fitting((34.0, 40.0), title, 29.0, INK),
+        Mark::fitting((34.0, 78.0), parts.join("  \u{b7}  "), 16.5, FAINT),
     ]
 }
 
@@ -361,9 +361,10 @@ fn ticks(axes: &Axes) -> Vec<Mark> {
     }
     for column in 0..axes.kv_heads.len() {
         let panel = axes.panel(column, axes.links.len() - 1);
-        for (x, &length) in axes.seq_len.iter().enumerate() {
-            let at = (panel.middle(x, 0).0, BOTTOM + 15.0);
-            marks.push(Mark::text(at, short(length), 13.0, INK, Align::Middle));
+        let places: Vec<(u64, f64)> = (0..).zip(&axes.seq_len).map(|(x, &n)| (n, panel.middle(x, 0).0)).collect();
+        let (named, size) = with_room(&places, 13.0);
+        for (length, x) in places.into_iter().filter(|(length, _)| named.contains(length)) {
+            marks.push(Mark::text((x, BOTTOM + 15.0), short(length), size, INK, Align::Middle));
         }
     }
     let words = "sequence length (tokens, 1K = 1024), all ranks together";

@@ -1,7 +1,7 @@
 //! Exchanges of a mixture-of-experts layer: four panels of curves, by ranks, imbalance, choices, and load.
 
 use super::panel::{self, Panel};
-use super::sheet::Sheet;
+use super::sheet::{Line, Sheet};
 use super::style::{Align, FAINT, INK, Mark, save};
 use crate::error::Result;
 use std::path::{Path, PathBuf};
@@ -54,13 +54,7 @@ const PANELS: [Panel; 4] = [
 /// Writes `exchange.svg` and `.png`.
 pub fn exchange(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
     let sheet = Sheet::read(rows_csv)?;
-    let first = sheet.lines().next().expect("a sheet has rows");
-    let about = format!(
-        "{} tokens a rank, hidden {}, on {}; predicted",
-        first.text("tokens")?,
-        first.text("hidden")?,
-        first.text("cluster")?
-    );
+    let about = about(&sheet.lines().next().expect("a sheet has rows"))?;
     let mut marks = vec![
         Mark::text(
             (60.0, 42.0),
@@ -69,8 +63,32 @@ pub fn exchange(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
             INK,
             Align::Left,
         ),
-        Mark::text((60.0, 82.0), about, 19.0, FAINT, Align::Left),
+        Mark::fitting((60.0, 82.0), about, 19.0, FAINT),
     ];
     marks.extend(panel::draw(&sheet, &PANELS)?);
     save(&marks, out_dir, "exchange")
+}
+
+/// What stays the same, of the first row. Older rows know less of it.
+fn about(first: &Line) -> Result<String> {
+    let mut parts = vec![format!("{} tokens a rank, hidden {}", first.text("tokens")?, first.text("hidden")?)];
+    let experts = first.text("experts").map_or(String::new(), |n| format!(" of {n} experts"));
+    parts.extend(first.text("topk").map(|topk| format!("top {topk}{experts}")));
+    parts.extend(first.text("dtype").map(|dtype| format!("dispatched in {dtype}")));
+    Ok(format!("{}, on {}; predicted", parts.join(", "), first.text("cluster")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_heading_has_what_an_exchange_depends_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let csv = dir.path().join("rows.csv");
+        std::fs::write(&csv, "tokens,hidden,topk,experts,dtype,cluster\n4096,7168,8,256,fp8,dgx\n").unwrap();
+        let sheet = Sheet::read(&csv).unwrap();
+        let said = about(&sheet.lines().next().unwrap()).unwrap();
+        assert_eq!(said, "4096 tokens a rank, hidden 7168, top 8 of 256 experts, dispatched in fp8, on dgx; predicted");
+    }
 }

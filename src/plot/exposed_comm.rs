@@ -40,7 +40,7 @@ fn picture(bars: &[Bar], notes: &Notes) -> Picture {
     Picture {
         title: "Communication that nothing hides, by sequence length".into(),
         subtitle: bars[0].row.subtitle(shown(bars), notes),
-        y_label: "Part of the step in which a GPU waits (%)",
+        y_label: "Part of the step in which a GPU waits (%)".into(),
         parts: PARTS,
         top: ((highest / step).floor() + 1.0) * step,
         step,

@@ -41,7 +41,7 @@ pub fn goodput(rows_csv: &Path, out_dir: &Path) -> Result<Vec<PathBuf>> {
     );
     let mut marks = vec![
         Mark::text((60.0, 42.0), "What failures and checkpoints leave of a training run", 30.0, INK, Align::Left),
-        Mark::text((60.0, 82.0), about, 19.0, FAINT, Align::Left),
+        Mark::fitting((60.0, 82.0), about, 19.0, FAINT),
     ];
     marks.extend(panel::draw(&sheet, &PANELS)?);
     save(&marks, out_dir, "goodput")

@@ -6,6 +6,7 @@ use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, Shape, fitting_size, r
 use crate::act::stamp::Stamp;
 use crate::error::Result;
 use plotters::style::RGBColor;
+use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
 const LEFT: f64 = 330.0;
@@ -80,14 +81,17 @@ fn said(line: &Line) -> Result<String> {
     })
 }
 
-/// What shares a sequence.
+/// What shares a sequence, and the experts.
 fn name_of(line: &Line) -> Result<String> {
     let mut said = vec![];
     for degree in ["ulysses", "ring", "tp", "pp"] {
         let n = line.value(degree, "a degree", |n: &u32| *n > 0)?;
         said.extend((n > 1).then(|| format!("{degree} {n}")));
     }
-    Ok(if said.is_empty() { "one GPU a sequence".into() } else { said.join(" x ") })
+    let said = if said.is_empty() { "one GPU a sequence".into() } else { said.join(" x ") };
+    // Older rows have no such column.
+    let ep = line.maybe("ep", "a degree", |n: &u32| *n > 0).ok().flatten().unwrap_or(1);
+    Ok(if ep > 1 { format!("{said}, ep {ep}") } else { said })
 }
 
 fn titles(line: &Line, notes: &Notes) -> Result<Vec<Mark>> {
@@ -101,7 +105,7 @@ fn titles(line: &Line, notes: &Notes) -> Result<Vec<Mark>> {
         line.text("recompute")?
     );
     Ok(vec![
-        Mark::text((60.0, 42.0), title, 30.0, INK, Align::Left),
+        Mark::fitting((60.0, 42.0), title, 30.0, INK),
         Mark::fitting((60.0, 84.0), about, 19.0, FAINT),
         Mark::text(
             (60.0, 116.0),
@@ -168,8 +172,10 @@ fn line((y, high): (f64, f64), way: &Way, x: &dyn Fn(f64) -> f64, color: &dyn Fn
     let at = |n: u64| x((n as f64).log2());
     marks.push(Mark::line(&[(at(least), y), (at(longest), y)], GRID, 4.0));
     let radius = (high / 4.0).clamp(3.0, 8.0);
-    // What came first stands on top: of measures that bring nothing the least is seen.
-    for &(number, n) in way.lengths.iter().rev() {
+    // The longest stands on top, and of equal ones what came first: of measures that bring nothing the least is seen.
+    let mut dots = way.lengths.clone();
+    dots.sort_by_key(|&(number, n)| (n, Reverse(number)));
+    for (number, n) in dots {
         let (at, color) = ((at(n), y), color(number));
         marks.push(Mark::Marker { shape: Shape::Circle, at, radius, color, filled: true });
     }
@@ -203,6 +209,36 @@ mod tests {
         }
     }
 
+    /// Ways that differ in who shares the experts were one, and a long title ended beyond the page.
+    #[test]
+    fn ways_are_told_apart_by_ep_and_titles_fit() {
+        let dir = tempfile::tempdir().unwrap();
+        let csv = dir.path().join("rows.csv");
+        let head = "gpus,ulysses,ring,tp,pp,ep,options,feasible,why,seq_len,mfu,model,cluster,stack,zero,recompute";
+        let line = |ep: u32, length: u64| format!("8,8,1,1,1,{ep},default,true,,{length},0.4,m,c,s,3,full\n");
+        std::fs::write(&csv, format!("{head}\n{}{}", line(1, 1 << 20), line(8, 1 << 21))).unwrap();
+        let title = "long ".repeat(40);
+        std::fs::write(dir.path().join("study.json"), format!(r#"{{"title": "{title}"}}"#)).unwrap();
+        let svg = std::fs::read_to_string(&longest(&csv, dir.path()).unwrap()[0]).unwrap();
+        for words in ["ulysses 8\n", "ulysses 8, ep 8\n", "1.00M, MFU", "2.00M, MFU"] {
+            assert!(svg.contains(words), "{words}");
+        }
+        let sheet = Sheet::read(&csv).unwrap();
+        let marks = titles(&sheet.lines().next().unwrap(), &Notes::beside(&csv).unwrap()).unwrap();
+        assert!(matches!(&marks[0], Mark::Text { text, size, .. } if *text == title && *size < 17.0), "{:?}", marks[0]);
+    }
+
+    /// A measure that brings less covered one that brings a little more.
+    #[test]
+    fn of_dots_that_overlap_the_longest_is_on_top() {
+        let way =
+            Way { gpus: 8, name: "ring 8".into(), lengths: vec![(0, 1000), (1, 1010), (2, 1010)], said: String::new() };
+        let color = |at: usize| RGBColor(at as u8, 0, 0);
+        let marks = line((100.0, 50.0), &way, &|log| log, &color);
+        let of_dot = |m: &Mark| if let Mark::Marker { color, .. } = m { Some(color.0) } else { None };
+        assert_eq!(marks.iter().filter_map(of_dot).collect::<Vec<_>>(), [0, 2, 1]);
+    }
+
     /// Every dot lies between the axis' ends, longer ones further to the right; what does not fit says so.
     #[test]
     fn dots_stand_where_their_lengths_are() {
@@ -218,7 +254,7 @@ mod tests {
         // Two of each way that fits, and two of the legend.
         assert_eq!(dots().count(), 6);
         let on_lines: Vec<f64> = dots().take(4).map(|at| at.0).collect();
-        assert!(on_lines[0] > on_lines[1] && on_lines[2] == on_lines[3] && on_lines[2] > on_lines[0], "{on_lines:?}");
+        assert!(on_lines[0] < on_lines[1] && on_lines[2] == on_lines[3] && on_lines[2] > on_lines[1], "{on_lines:?}");
         assert!(on_lines.iter().all(|x| (LEFT..=RIGHT).contains(x)));
         let said = |what: &str| marks.iter().any(|m| matches!(m, Mark::Text { text, .. } if text == what));
         assert!(said("does not fit") && said("256K, MFU 40.0 %") && said("4.00M, MFU 40.0 %") && said("16 GPUs"));

@@ -1,17 +1,19 @@
 //! MFU against sequence length: a thick line for each family of ways to split the sequence, its best at every length,
 //! and a thin one for each of its ways. A table under the axis says which way that best is, or why there is none.
 
+mod frame;
 mod table;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::notes::Notes;
-use super::rows::{self, Row, stages, tokens_per_step};
+use super::rows::{self, Row, several_batches, stages, tokens_per_step};
 use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, Point, Shape, ramp, save, short};
-use super::ways::{Best, Family, Way, best, meaning};
+use super::ways::{Best, Family, Way, best, meaning, why_none};
 use crate::error::Result;
+use crate::report::human::counted;
+use frame::{Frame, LEFT, LEGEND, RADIUS, RIGHT, TICK, TOP};
 use table::table;
 
 /// Writes `mfu_vs_seqlen.svg` and `.png`, or one pair for each model, cluster, stack and size where the study has more.
@@ -45,6 +47,8 @@ type Points = BTreeMap<u64, Best>;
 struct Group {
     family: Family,
     ways: Vec<(Way, Points)>,
+    /// Why none of them runs, of lengths at which that is so.
+    never: BTreeMap<u64, String>,
 }
 
 /// What a family reaches at a length, and how.
@@ -53,6 +57,7 @@ struct Top<'a> {
     mfu: f64,
     full_recompute: bool,
     zero: u32,
+    global_batch: u64,
 }
 
 impl Group {
@@ -62,119 +67,31 @@ impl Group {
         for (way, points) in best(rows) {
             groups.entry(way.family).or_default().push((way, points));
         }
-        groups.into_iter().map(|(family, ways)| Group { family, ways }).collect()
+        let mut cells: BTreeMap<(Family, u64), Vec<&Row>> = BTreeMap::new();
+        rows.iter().for_each(|row| cells.entry((Way::of(row).family, row.seq_len)).or_default().push(row));
+        let never = |family| {
+            let mine = cells.range((family, 0)..=(family, u64::MAX));
+            mine.filter_map(|((_, length), rows)| Some((*length, why_none(rows.iter().copied())?))).collect()
+        };
+        groups.into_iter().map(|(family, ways)| Group { family, ways, never: never(family) }).collect()
     }
 
     /// Of equals the first, which has the lower degree.
     fn top(&self, length: u64) -> Option<Top<'_>> {
         let reached = |points: &Points| match points.get(&length) {
-            Some(&Best::Mfu { mfu, full_recompute, zero }) => Some((mfu, full_recompute, zero)),
+            Some(&Best::Mfu { mfu, full_recompute, zero, global_batch }) => {
+                Some((mfu, full_recompute, zero, global_batch))
+            }
             _ => None,
         };
         // max_by takes the last.
         let all = self.ways.iter().rev().filter_map(|(way, points)| Some((way, reached(points)?)));
-        let (way, (mfu, full_recompute, zero)) = all.max_by(|a, b| a.1.0.total_cmp(&b.1.0))?;
-        Some(Top { way, mfu, full_recompute, zero })
+        let (way, (mfu, full_recompute, zero, global_batch)) = all.max_by(|a, b| a.1.0.total_cmp(&b.1.0))?;
+        Some(Top { way, mfu, full_recompute, zero, global_batch })
     }
 
-    /// Why nothing of the family runs: memory, if for one of its ways, since that passed every other check.
     fn reason(&self, length: u64) -> Option<&str> {
-        let why = |(_, points): &'_ (Way, Points)| matches!(points.get(&length), Some(Best::Never(r)) if r == "memory");
-        let first = self.ways.iter().find(|w| why(w)).or(self.ways.first())?;
-        match first.1.get(&length)? {
-            Best::Never(reason) => Some(reason),
-            Best::Mfu { .. } => None,
-        }
-    }
-}
-
-const LEFT: f64 = 148.0;
-const RIGHT: f64 = 1296.0;
-const TOP: f64 = 122.0;
-const LEGEND: f64 = 1326.0;
-const RADIUS: f64 = 6.5;
-/// Of a line of the table.
-const LINE: f64 = 47.0;
-/// Between columns of the table, at least.
-const APART: f64 = 100.0;
-/// What a label of the axis takes.
-const LABEL: f64 = 60.0;
-
-/// The part of the page inside the axes, and the table below it.
-struct Frame {
-    lengths: BTreeSet<u64>,
-    /// Of log2 of the length.
-    x_range: (f64, f64),
-    y_max: f64,
-    bottom: f64,
-    /// Lengths of the table.
-    columns: Vec<u64>,
-}
-
-impl Frame {
-    fn new(groups: &[Group]) -> Frame {
-        let points = || groups.iter().flat_map(|g| &g.ways).flat_map(|(_, points)| points);
-        let lengths: BTreeSet<u64> = points().map(|(length, _)| *length).collect();
-        let log = |length: Option<&u64>| length.map_or(0.0, |&l| (l as f64).log2());
-        let x_range = (log(lengths.first()) - 0.5, log(lengths.last()) + 0.5);
-        let bottom = f64::from(HEIGHT) - 96.0 - groups.len() as f64 * LINE;
-        let highest = points().filter_map(|(_, point)| mfu(point)).fold(0.0, f64::max);
-        // Seven tenths is what a very good run reaches; every picture has it, so that pictures compare.
-        let y_max = ((highest + 0.02) * 10.0).ceil().clamp(7.0, 10.0) / 10.0;
-        let mut frame = Frame { lengths, x_range, y_max, bottom, columns: vec![] };
-        frame.columns = frame.columns_of(groups);
-        frame
-    }
-
-    fn x(&self, length: u64) -> f64 {
-        let (low, high) = self.x_range;
-        LEFT + (RIGHT - LEFT) * ((length as f64).log2() - low) / (high - low)
-    }
-
-    fn y(&self, mfu: f64) -> f64 {
-        self.bottom - (self.bottom - TOP) * mfu / self.y_max
-    }
-
-    /// The top of a line of the table.
-    fn line(&self, place: usize) -> f64 {
-        self.bottom + 44.0 + place as f64 * LINE
-    }
-
-    /// Lengths whose cells have room beside each other: of those that are too near one at which anything runs, then a power of
-    /// two, then the one at which most families run.
-    fn columns_of(&self, groups: &[Group]) -> Vec<u64> {
-        let running = |length: &u64| groups.iter().filter(|group| group.top(*length).is_some()).count();
-        let mut order: Vec<u64> = self.lengths.iter().copied().collect();
-        order.sort_by_key(|length| {
-            let running = running(length);
-            (running == 0, !length.is_power_of_two(), Reverse(running), *length)
-        });
-        let mut columns: BTreeSet<u64> = BTreeSet::new();
-        for length in order {
-            if columns.iter().all(|&other| (self.x(length) - self.x(other)).abs() > APART) {
-                columns.insert(length);
-            }
-        }
-        columns.into_iter().collect()
-    }
-
-    /// Lengths that the axis is labelled with: powers of two, and those of the table.
-    fn ticks(&self) -> BTreeSet<u64> {
-        let odd = || self.columns.iter().copied().filter(|length| !length.is_power_of_two());
-        let near = |power: &u64| odd().any(|length| (self.x(length) - self.x(*power)).abs() < LABEL);
-        self.powers().filter(|power| !near(power)).chain(odd()).collect()
-    }
-
-    fn powers(&self) -> impl Iterator<Item = u64> {
-        (self.x_range.0.ceil() as u32..=self.x_range.1.floor() as u32).map(|power| 1 << power)
-    }
-
-    /// Of a cell: neither into the next column nor over the names of the lines.
-    fn cell(&self) -> f64 {
-        let columns = &self.columns;
-        let between = columns.windows(2).map(|w| self.x(w[1]) - self.x(w[0]));
-        let beside = columns.iter().map(|&length| 2.0 * (self.x(length) - LEFT).min(RIGHT - self.x(length)));
-        between.chain(beside).fold(RIGHT - LEFT, f64::min)
+        self.never.get(&length).map(String::as_str)
     }
 }
 
@@ -189,27 +106,30 @@ fn figure(rows: &[Row], notes: &Notes) -> Vec<Mark> {
     let groups = Group::all(rows);
     let frame = Frame::new(&groups);
     let mut marks = titles(rows, notes);
-    marks.extend(axes(&frame));
+    marks.extend(axes(&frame, notes));
     marks.extend(groups.iter().flat_map(|g| thin(&frame, g)));
     marks.extend(groups.iter().flat_map(|g| thick(&frame, g)));
     // Markers stand above all lines.
     marks.extend(groups.iter().enumerate().flat_map(|(i, g)| markers(&frame, g, &groups[i + 1..])));
-    marks.extend(table(&frame, &groups, stages(rows.iter()).len()));
+    let batches = several_batches(rows.iter());
+    marks.extend(table(&frame, &groups, stages(rows.iter()).len(), &batches));
     marks.extend(legend(&frame, &groups));
     marks
 }
 
 fn titles(rows: &[Row], notes: &Notes) -> Vec<Mark> {
     let Row { model, cluster, stack, gpus, .. } = &rows[0];
+    let (gpus, all) = (counted(*gpus, "GPU"), rows.iter().collect::<Vec<_>>());
     let title = match notes.text("title") {
         Some(title) => title,
-        None => format!("MFU against sequence length: {model} on {gpus} GPUs of {cluster}"),
+        None => format!("MFU against sequence length: {model} on {gpus} of {cluster}"),
     };
-    let mut parts = vec![format!("{gpus} GPUs"), tokens_per_step(rows.iter())];
+    let mut parts = vec![gpus, tokens_per_step(&all, notes)];
     parts.extend(notes.text("dtype"));
     parts.push(stages(rows.iter()).join(" or "));
     parts.push(format!("stack {stack}"));
-    parts.push("the best microbatch and recomputation of each way".into());
+    let batch = if several_batches(rows.iter()).is_empty() { "" } else { "batch, " };
+    parts.push(format!("the best {batch}microbatch and recomputation of each way"));
     parts.push("model FLOPs, causal half, no recomputation".into());
     vec![
         Mark::fitting((LEFT, 42.0), title, 31.0, INK),
@@ -217,7 +137,7 @@ fn titles(rows: &[Row], notes: &Notes) -> Vec<Mark> {
     ]
 }
 
-fn axes(frame: &Frame) -> Vec<Mark> {
+fn axes(frame: &Frame, notes: &Notes) -> Vec<Mark> {
     let mut marks = Vec::new();
     for tenth in 0..=(frame.y_max * 10.0).round() as u32 {
         let y = frame.y(f64::from(tenth) / 10.0);
@@ -237,9 +157,10 @@ fn axes(frame: &Frame) -> Vec<Mark> {
     let middle = (LEFT + RIGHT) / 2.0;
     let words = "Sequence length (tokens, 1K = 1024), and below it the best of each family: MFU, degree, options";
     marks.push(Mark::text((middle, f64::from(HEIGHT) - 22.0), words, 17.0, INK, Align::Middle));
+    let dtype = notes.text("dtype").map_or(String::new(), |dtype| dtype + " ");
     marks.push(Mark::Text {
         at: (30.0, (TOP + frame.bottom) / 2.0),
-        text: "MFU (of the dense bf16 peak)".into(),
+        text: format!("MFU (of the dense {dtype}peak)"),
         size: 18.0,
         color: INK,
         align: Align::Middle,
@@ -248,7 +169,8 @@ fn axes(frame: &Frame) -> Vec<Mark> {
     marks
 }
 
-/// A line, broken where `at` says that nothing runs; where nothing was asked for, it goes on.
+/// A line, broken where `at` says that nothing runs; where nothing was asked for, it goes on. A point without neighbours is a
+/// short stroke.
 fn pieces(frame: &Frame, at: impl Fn(u64) -> Option<Option<f64>>) -> Vec<Vec<Point>> {
     let mut pieces: Vec<Vec<Point>> = vec![Vec::new()];
     for &length in &frame.lengths {
@@ -258,7 +180,12 @@ fn pieces(frame: &Frame, at: impl Fn(u64) -> Option<Option<f64>>) -> Vec<Vec<Poi
             None => {}
         }
     }
-    pieces.retain(|piece| piece.len() > 1);
+    pieces.retain(|piece| !piece.is_empty());
+    for piece in &mut pieces {
+        if let [(x, y)] = piece[..] {
+            *piece = vec![(x - TICK, y), (x + TICK, y)];
+        }
+    }
     pieces
 }
 
@@ -365,6 +292,7 @@ mod tests {
             global_batch,
             tp: 1,
             pp: 1,
+            vp: 1,
             ulysses,
             ring,
             ep: 1,
@@ -427,9 +355,9 @@ mod tests {
         let at = |recompute, mfu| row(8192, (8, 1), recompute, mfu);
         let no_room = Err("memory: 90 GiB at the peak, there are 80");
         let both = [at("none", Ok(0.5)), at("full", Ok(0.4)), at("none", Ok(0.3))];
-        assert_eq!(best_of(&both), Best::Mfu { mfu: 0.5, full_recompute: false, zero: 1 });
+        assert_eq!(best_of(&both), Best::Mfu { mfu: 0.5, full_recompute: false, zero: 1, global_batch: 512 });
         let full = [at("none", no_room), at("full", Ok(0.4))];
-        assert_eq!(best_of(&full), Best::Mfu { mfu: 0.4, full_recompute: true, zero: 1 });
+        assert_eq!(best_of(&full), Best::Mfu { mfu: 0.4, full_recompute: true, zero: 1, global_batch: 512 });
         let never = [at("none", Err("batch: 1 is less than 2")), at("full", no_room)];
         assert_eq!(best_of(&never), Best::Never("memory".into()));
     }
@@ -515,12 +443,35 @@ mod tests {
         let rows: Vec<Row> = study().into_iter().filter(|row| far(row.seq_len)).collect();
         let groups = Group::all(&rows);
         let frame = Frame::new(&groups);
-        let cells: Vec<(f64, f64)> = table(&frame, &groups, 2)
+        let cells: Vec<(f64, f64)> = table(&frame, &groups, 2, &BTreeSet::new())
             .into_iter()
             .filter_map(|mark| if let Mark::Rect { from, to, .. } = mark { Some((from.0, to.0)) } else { None })
             .collect();
         assert_eq!(cells.len(), 4);
         assert!(cells.iter().all(|&(from, to)| LEFT <= from && to <= RIGHT && to - from > 60.0), "{cells:?}");
+    }
+
+    /// At one length no way has a neighbour; of 70 none was drawn.
+    #[test]
+    fn a_point_without_neighbours_is_a_stroke() {
+        let rows = [(8, 1), (16, 1), (1, 8)].map(|degrees| row(8192, degrees, "none", Ok(0.4)));
+        let groups = Group::all(&rows);
+        let frame = Frame::new(&groups);
+        let strokes: Vec<Mark> = groups.iter().flat_map(|group| thin(&frame, group)).collect();
+        let (x, y) = (frame.x(8192), frame.y(0.4));
+        assert_eq!(strokes.len(), 3);
+        let drawn =
+            |mark: &Mark| matches!(mark, Mark::Line { points, .. } if *points == [(x - TICK, y), (x + TICK, y)]);
+        assert!(strokes.iter().all(drawn), "{strokes:?}");
+    }
+
+    #[test]
+    fn a_cell_says_which_of_several_batches_and_how_many_virtual_stages() {
+        let piped = |mfu, batch| Row { pp: 4, vp: 2, ep: 8, global_batch: batch, ..row(8192, (1, 1), "none", Ok(mfu)) };
+        let rows = [piped(0.4, 512), piped(0.5, 1024), row(16384, (1, 1), "none", Ok(0.3))];
+        let said = format!("{:?}", figure(&rows, &Notes::none()));
+        assert!(said.contains("pp 4, vp 2, ep 8") && said.contains("batch 1024"), "{said}");
+        assert!(said.contains("the best batch, microbatch") && !said.contains("batch 256"), "{said}");
     }
 
     /// Of lengths that are too near each other the table takes the usual one, and says which it leaves out.
@@ -571,6 +522,8 @@ mod tests {
     #[test]
     fn two_machines_are_two_pictures() {
         let one = row(8192, (8, 1), "none", Ok(0.5));
+        let alone = format!("{:?}", titles(&[Row { gpus: 1, ..one.clone() }], &Notes::none()));
+        assert!(alone.contains("on 1 GPU of"), "{alone}");
         let (_dir, files) = written(&[one.clone(), Row { gpus: 128, model: "a/b".into(), ..one }]);
         let names: Vec<_> = files.iter().map(|f| f.file_name().unwrap().to_str().unwrap()).collect();
         assert_eq!(names[0], "mfu_vs_seqlen.a-b.128xa-cluster.a-stack.svg");
@@ -591,6 +544,9 @@ mod tests {
         let svg_of = |notes: &Notes| format!("{:?}", titles(&study(), notes));
         let text = svg_of(&Notes::beside(&path).unwrap());
         assert!(text.contains("Mine") && text.contains("bf16"), "{text}");
+        std::fs::write(&path, r#"{"dtype": "f32"}"#).unwrap();
+        let text = format!("{:?}", figure(&study(), &Notes::beside(&path).unwrap()));
+        assert!(text.contains("MFU (of the dense f32 peak)") && !text.contains("bf16"), "{text}");
         std::fs::write(&path, "{").unwrap();
         assert!(Notes::beside(&path).is_err_and(|e| e.to_string().contains("study.json")));
     }

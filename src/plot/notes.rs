@@ -31,6 +31,11 @@ impl Notes {
         self.0.get(field).and_then(|v| v.as_str()).map(str::to_string)
     }
 
+    /// A number in an object.
+    pub fn within(&self, object: &str, field: &str) -> Option<u64> {
+        self.0.get(object)?.get(field)?.as_u64()
+    }
+
     pub fn number(&self, field: &str) -> Option<u64> {
         self.0.get(field).and_then(|v| v.as_u64())
     }

@@ -18,7 +18,7 @@ pub struct Panel {
     pub corner: Point,
     /// Width and height of what lies inside the axes.
     pub size: (f64, f64),
-    /// Where the first name stands, from the top left: where no curve is.
+    /// Where the first name stands, from the top left, if no curve is there.
     pub legend: (f64, f64),
 }
 
@@ -98,34 +98,112 @@ fn curves(panel: &Panel, series: &[Series], names: &[String]) -> Vec<Mark> {
     }
     let (first, last) = points().fold((f64::INFINITY, 0.0), |(l, h): (f64, f64), p| (l.min(p.0), h.max(p.0)));
     let (step, highest) = step(points().map(|p| p.1).fold(0.0, f64::max));
-    let scale =
+    let mut scale =
         Scale { corner: panel.corner, size: panel.size, x: (first, last), top: highest, doubles: panel.doubles };
-    marks.extend(axes(panel, &scale, step, &mut points().map(|p| p.0).collect()));
-    for one in series {
-        let color = COLORS[names.iter().position(|n| *n == one.name).unwrap_or(0) % COLORS.len()];
-        let line: Vec<Point> = one.points.iter().map(|p| scale.at(*p)).collect();
-        marks.push(Mark::line(&line, color, 3.0));
+    // Where curves are everywhere the axis grows until the names have room above them.
+    let mut names_at = room(panel, series, &scale);
+    while names_at.is_none() && scale.top < 4.0 * highest {
+        scale.top += step;
+        names_at = room(panel, series, &scale);
     }
-    marks.extend(legend(panel, series, names));
+    marks.extend(axes(panel, &scale, step, &mut points().map(|p| p.0).collect()));
+    for (at, one) in series.iter().enumerate() {
+        marks.extend(curve(one, &series[..at], &scale, color(one, names)));
+    }
+    marks.extend(legend(series, names, names_at.unwrap_or(panel.legend), panel.corner));
     marks
 }
 
-fn legend(panel: &Panel, series: &[Series], names: &[String]) -> Vec<Mark> {
+/// As a line of the page.
+fn drawn(series: &Series, scale: &Scale) -> Vec<Point> {
+    series.points.iter().map(|p| scale.at(*p)).collect()
+}
+
+/// A curve, dashed where it lies on earlier ones: they show in the gaps.
+fn curve(one: &Series, before: &[Series], scale: &Scale, color: RGBColor) -> Vec<Mark> {
+    let on = |other: &Series, &(x, y): &Point| {
+        let near = |p: &&Point| p.0 == x && (scale.at(**p).1 - scale.at((x, y)).1).abs() < 2.0;
+        other.points.iter().any(|p| near(&p))
+    };
+    let below = |pair: &[Point]| before.iter().filter(|other| pair.iter().all(|p| on(other, p))).count();
+    let counts: Vec<usize> = one.points.windows(2).map(below).collect();
+    let (line, mut at) = (drawn(one, scale), 0);
+    let mut marks = vec![];
+    for run in counts.chunk_by(|a, b| a == b) {
+        // Of several that lie on each other each has gaps for those before it.
+        let dash = (run[0] > 0).then(|| (10.0, 10.0 * run[0] as f64));
+        marks.push(Mark::Line { points: line[at..=at + run.len()].to_vec(), color, width: 3.0, dash });
+        at += run.len();
+    }
+    marks
+}
+
+fn color(series: &Series, names: &[String]) -> RGBColor {
+    COLORS[names.iter().position(|n| *n == series.name).unwrap_or(0) % COLORS.len()]
+}
+
+/// Between two names.
+const LINE: f64 = 22.0;
+/// Of a name.
+const SIZE: f64 = 16.0;
+
+/// Where names stand and no curve is: where the panel wants them, or in a corner, or at the middle of an edge.
+fn room(panel: &Panel, series: &[Series], scale: &Scale) -> Option<Point> {
+    let letters = series.iter().map(|s| s.name.chars().count()).max().unwrap_or(0);
+    let (wide, high) = (38.0 + 0.6 * SIZE * letters as f64, LINE * series.len() as f64);
+    let xs = [16.0, panel.size.0 - wide - 8.0, (panel.size.0 - wide) / 2.0];
+    let ys = [16.0, panel.size.1 - high, (panel.size.1 - high) / 2.0];
+    let free = |&(x, y): &Point| {
+        let (from, to) = ((x - 6.0, y - LINE / 2.0), (x + wide, y - LINE / 2.0 + high));
+        let inside = |p: Point| {
+            let (x, y) = (p.0 - panel.corner.0, p.1 - panel.corner.1);
+            from.0 < x && x < to.0 && from.1 < y && y < to.1
+        };
+        !series.iter().any(|one| passes(&drawn(one, scale), inside))
+    };
+    let places = ys.into_iter().flat_map(|y| xs.into_iter().map(move |x| (x, y)));
+    [panel.legend].into_iter().chain(places).find(free)
+}
+
+/// Whether a line goes there, looked at every other point of the page.
+fn passes(line: &[Point], there: impl Fn(Point) -> bool) -> bool {
+    let between = |a: Point, b: Point| {
+        let steps = ((b.0 - a.0).abs().max((b.1 - a.1).abs()) / 2.0).ceil().max(1.0);
+        let at = move |i: u32| {
+            let t = f64::from(i) / steps;
+            (a.0 + (b.0 - a.0) * t, a.1 + (b.1 - a.1) * t)
+        };
+        (0..=steps as u32).map(at)
+    };
+    line.len() == 1 && there(line[0]) || line.windows(2).any(|w| between(w[0], w[1]).any(&there))
+}
+
+fn legend(series: &[Series], names: &[String], (x, y): Point, corner: Point) -> Vec<Mark> {
     let line = |(i, one): (usize, &Series)| {
-        let color = COLORS[names.iter().position(|n| *n == one.name).unwrap_or(0) % COLORS.len()];
-        let x = panel.corner.0 + panel.legend.0;
-        let y = panel.corner.1 + panel.legend.1 + 22.0 * i as f64;
-        [Mark::line(&[(x, y), (x + 28.0, y)], color, 4.0), Mark::text((x + 38.0, y), &one.name, 16.0, INK, Align::Left)]
+        let (x, y) = (corner.0 + x, corner.1 + y + LINE * i as f64);
+        let stroke = Mark::line(&[(x, y), (x + 28.0, y)], color(one, names), 4.0);
+        [stroke, Mark::text((x + 38.0, y), &one.name, SIZE, INK, Align::Left)]
     };
     series.iter().enumerate().flat_map(line).collect()
 }
 
 /// A round step with at most six of them, and the top that they reach.
 fn step(highest: f64) -> (f64, f64) {
-    let highest = highest.max(1e-9);
+    if highest <= 0.0 {
+        return (1.0, 1.0);
+    }
     let unit = 10f64.powf((highest / 6.0).log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|s| s * unit).into_iter().find(|s| highest / s <= 6.0).unwrap_or(unit * 10.0);
     (step, ((highest / step).floor() + 1.0) * step)
+}
+
+/// With as many decimals as tell it from its neighbours a step away.
+fn number(value: f64, step: f64) -> String {
+    if step < 1e-4 {
+        return if value == 0.0 { "0".into() } else { format!("{value:.1e}") };
+    }
+    let places = (-step.log10().floor()).max(0.0) as usize;
+    format!("{value:.places$}")
 }
 
 fn axes(panel: &Panel, scale: &Scale, step: f64, xs: &mut Vec<f64>) -> Vec<Mark> {
@@ -136,8 +214,7 @@ fn axes(panel: &Panel, scale: &Scale, step: f64, xs: &mut Vec<f64>) -> Vec<Mark>
         let value = i as f64 * step;
         let y = scale.at((scale.x.0, value)).1;
         marks.push(Mark::line(&[(left, y), (left + wide, y)], GRID, 1.0));
-        let places = usize::from(step < 1.0) + usize::from(step < 0.1);
-        marks.push(Mark::text((left - 10.0, y), format!("{value:.places$}"), 15.0, FAINT, Align::Right));
+        marks.push(Mark::text((left - 10.0, y), number(value, step), 15.0, FAINT, Align::Right));
     }
     xs.sort_by(f64::total_cmp);
     xs.dedup_by(|a, b| (*a - *b).abs() < 1e-9);
@@ -160,4 +237,91 @@ fn axes(panel: &Panel, scale: &Scale, step: f64, xs: &mut Vec<f64>) -> Vec<Mark>
         upright: true,
     });
     marks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PANEL: Panel = Panel {
+        name: "p",
+        title: "P",
+        x_label: "x",
+        y_label: "y",
+        doubles: false,
+        corner: (100.0, 100.0),
+        size: (600.0, 300.0),
+        legend: (16.0, 16.0),
+    };
+
+    fn one(name: &str, points: &[Point]) -> Series {
+        Series { name: name.into(), points: points.to_vec() }
+    }
+
+    /// All labels of an axis up to 0.005 were 0.00.
+    #[test]
+    fn labels_of_an_axis_differ() {
+        for highest in [3e-9, 0.004, 0.03, 0.6, 2.0, 70.0, 12_345.0] {
+            let (step, top) = step(highest);
+            let labels: Vec<String> =
+                (0..=(top / step).round() as usize).map(|i| number(i as f64 * step, step)).collect();
+            let mut distinct = labels.clone();
+            distinct.dedup();
+            assert_eq!(labels, distinct, "{highest}");
+            assert!(top >= highest && labels.iter().all(|label| label.len() < 8), "{labels:?}");
+        }
+        assert_eq!(step(0.0), (1.0, 1.0));
+    }
+
+    /// Curves ran through their names.
+    #[test]
+    fn names_stand_where_no_curve_is() {
+        let falls = [one("a curve", &[(1.0, 10.0), (9.0, 1.0)]), one("another", &[(1.0, 9.0), (9.0, 0.5)])];
+        // Zigzags over the whole panel leave no room but above them.
+        let zigzag: Vec<Point> = (0..40).map(|i| (f64::from(i), f64::from(i % 2) * 10.0)).collect();
+        for series in [&falls[..], &[one("all over the place", &zigzag)]] {
+            let names: Vec<String> = series.iter().map(|s| s.name.clone()).collect();
+            let marks = curves(&PANEL, series, &names);
+            let text = |name: &str| {
+                marks.iter().find_map(|m| match m {
+                    Mark::Text { at, text, .. } if text == name => Some(*at),
+                    _ => None,
+                })
+            };
+            let places: Vec<Point> = names.iter().map(|name| text(name).unwrap()).collect();
+            let lines = marks.iter().filter_map(|m| match m {
+                Mark::Line { points, width, .. } if *width == 3.0 => Some(points),
+                _ => None,
+            });
+            for line in lines {
+                let covered = |p: Point| {
+                    let beside = |at: &Point| (0.0..150.0).contains(&(p.0 - at.0)) && (p.1 - at.1).abs() < 8.0;
+                    places.iter().any(beside)
+                };
+                assert!(!passes(line, covered), "{places:?}");
+            }
+        }
+    }
+
+    /// NCCL was hidden where a hierarchical exchange in one node takes as long.
+    #[test]
+    fn a_curve_under_another_shows_between_its_dashes() {
+        let a = one("a", &[(1.0, 2.0), (2.0, 3.0), (3.0, 3.0), (4.0, 1.0)]);
+        let b = one("b", &[(1.0, 2.0), (2.0, 3.0), (3.0, 3.0), (4.0, 9.0)]);
+        let c = one("c", &[(1.0, 1.0), (2.0, 3.0), (3.0, 3.0)]);
+        let names = ["a", "b", "c"].map(String::from);
+        let marks = curves(&PANEL, &[a, b, c], &names);
+        let of = |at: usize| {
+            let dashes = |m: &Mark| match m {
+                Mark::Line { color, width, dash, points } if *color == COLORS[at] && *width == 3.0 => {
+                    Some((points.len(), dash.map_or(0.0, |dash| dash.1)))
+                }
+                _ => None,
+            };
+            marks.iter().filter_map(dashes).collect::<Vec<_>>()
+        };
+        assert_eq!(of(0), [(4, 0.0)]);
+        assert_eq!(of(1), [(3, 10.0), (2, 0.0)]);
+        assert_eq!(of(2), [(2, 0.0), (2, 20.0)]);
+    }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use plotters::style::RGBColor;
 
 use super::sheet::{Line, Sheet};
-use super::style::{Align, FAINT, GRID, INK, Mark, PAPER, Point, Shape, WIDTH, fitting_size, save};
+use super::style::{Align, FAINT, GRID, INK, Mark, Point, Shape, WIDTH, break_of, fitting_size, save};
 use crate::error::Result;
 
 /// What is held against what was measured.
@@ -155,10 +155,7 @@ fn titles(rows: &[Row], of: &Quantity) -> Vec<Mark> {
         measured.len(),
         median * 100.0
     );
-    vec![
-        Mark::text((34.0, 40.0), of.title, 29.0, INK, Align::Left),
-        Mark::text((34.0, 78.0), says, 16.5, FAINT, Align::Left),
-    ]
+    vec![Mark::fitting((34.0, 40.0), of.title, 29.0, INK), Mark::fitting((34.0, 78.0), says, 16.5, FAINT)]
 }
 
 /// Decades of the left panel, the same both ways.
@@ -221,7 +218,8 @@ impl Scale {
         };
         let corner = (LEFT + SIDE - 8.0, TOP + SIDE - 14.0);
         let label = Mark::text(corner, "dashed: 25 % off", 14.0, FAINT, Align::Right);
-        vec![off(1.0), off(1.25), off(0.8), label]
+        // By what was measured, as errors are counted.
+        vec![off(1.0), off(1.25), off(0.75), label]
     }
 }
 
@@ -239,7 +237,7 @@ fn bars(groups: &[Group]) -> Vec<Mark> {
     let step = (SIDE / groups.len().max(1) as f64).min(34.0);
     let x = |error: f64| NAMES + (error.min(WORST) / WORST) * (RIGHT - NAMES);
     let mut marks = Vec::new();
-    for percent in [0.0, 0.12, 0.25, 0.5] {
+    for percent in [0.0, 0.1, 0.25, 0.5] {
         let at = x(percent);
         marks.push(Mark::line(&[(at, TOP - 8.0), (at, TOP + step * groups.len() as f64)], GRID, 1.0));
         marks.push(Mark::text((at, TOP - 20.0), format!("{:.0}%", percent * 100.0), 14.0, FAINT, Align::Middle));
@@ -262,20 +260,13 @@ fn bars(groups: &[Group]) -> Vec<Mark> {
         let mut says = format!("{:.0}%", median * 100.0);
         if p90 > WORST {
             says.push_str(&format!(" ({:.0}%)", p90 * 100.0));
-            marks.extend(cut(y, half + 3.0));
+            marks.extend(break_of((RIGHT - 18.0, y), half + 3.0, false));
         }
         let at = x(p90).max(x(median)) + 6.0;
         let size = size.min(fitting_size(&says, f64::from(WIDTH) - 4.0 - at));
         marks.push(Mark::text((at, y), says, size, FAINT, Align::Left));
     }
     marks
-}
-
-/// A gap between two strokes, near the end of what goes on.
-fn cut(y: f64, half: f64) -> [Mark; 3] {
-    let stroke = |x: f64, color, width| Mark::line(&[(x - 4.0, y + half), (x + 4.0, y - half)], color, width);
-    let x = RIGHT - 18.0;
-    [stroke(x, PAPER, 7.0), stroke(x - 4.0, INK, 1.2), stroke(x + 4.0, INK, 1.2)]
 }
 
 fn clipped(name: &str) -> String {
@@ -293,6 +284,7 @@ fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::style::PAPER;
     use super::*;
 
     fn row(group: &str, measured: f64, predicted: Option<f64>) -> Row {
@@ -302,7 +294,16 @@ mod tests {
     #[test]
     fn equal_values_lie_on_the_diagonal_and_every_case_is_there() {
         let rows = [row("a", 10.0, Some(10.0)), row("a", 20.0, Some(30.0)), row("b", 5.0, None)];
-        let (x, y) = Scale::of(&rows).at((10.0, 10.0));
+        let scale = Scale::of(&rows);
+        let (x, y) = scale.at((10.0, 10.0));
+        // 25 % off is so of what was measured.
+        let at = |factor: f64| scale.at((10.0, 10.0 * factor)).1 - y;
+        let away = |m: &Mark| match m {
+            Mark::Line { points, dash: Some(_), .. } => Some(points[0].1 - (LEFT + TOP + SIDE - points[0].0)),
+            _ => None,
+        };
+        let off: Vec<f64> = scale.diagonals().iter().filter_map(away).collect();
+        assert!((off[0] - at(1.25)).abs() < 1e-6 && (off[1] - at(0.75)).abs() < 1e-6, "{off:?}");
         assert!((x - LEFT - (TOP + SIDE - y)).abs() < 1e-9);
         let markers = figure(&rows, &REPORTED).iter().filter(|m| matches!(m, Mark::Marker { .. })).count();
         // Two cases, and a key for each of two groups.

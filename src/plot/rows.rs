@@ -1,12 +1,13 @@
 //! The rows of a study, as far as pictures need them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::notes::Notes;
 use super::sheet::{Line, Sheet};
 use super::style::short;
 use crate::error::Result;
+use crate::report::human::counted;
 
 /// One configuration of a sweep. The names are those of the columns.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,6 +20,7 @@ pub struct Row {
     pub global_batch: u64,
     pub tp: u32,
     pub pp: u32,
+    pub vp: u32,
     pub ulysses: u32,
     pub ring: u32,
     pub ep: u32,
@@ -35,9 +37,15 @@ pub fn read(path: &Path) -> Result<Vec<Row>> {
     Sheet::read(path)?.lines().map(|line| Row::of(&line)).collect()
 }
 
-/// Tokens of a step, from the fewest to the most.
-pub(super) fn tokens_per_step<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
-    let steps: BTreeSet<u64> = rows.map(|r| r.seq_len * r.global_batch).collect();
+/// Tokens of a step: as they were asked for, or from the fewest to the most of the rows that run, if any does. (A row whose
+/// sequences do not make as many as were asked for does not run, and has fewer.)
+pub(super) fn tokens_per_step(rows: &[&Row], notes: &Notes) -> String {
+    if let Some(asked) = notes.within("batch", "tokens_per_step") {
+        return format!("{} tokens a step", short(asked));
+    }
+    let runs = rows.iter().any(|row| row.mfu.is_ok());
+    let told = rows.iter().filter(|row| row.mfu.is_ok() == runs);
+    let steps: BTreeSet<u64> = told.map(|r| r.seq_len * r.global_batch).collect();
     match (steps.first(), steps.last()) {
         (Some(a), Some(b)) if a != b => format!("{} to {} tokens a step", short(*a), short(*b)),
         (Some(a), _) => format!("{} tokens a step", short(*a)),
@@ -54,8 +62,8 @@ impl Row {
     /// What all rows of a study have in common, as far as the first of them tells; `shown`: those that a picture has.
     pub(super) fn subtitle<'a>(&self, shown: impl Iterator<Item = &'a Row>, notes: &Notes) -> Vec<String> {
         let shown: Vec<&Row> = shown.collect();
-        let mut parts = vec![self.model.clone(), format!("{} GPUs of {}", self.gpus, self.cluster)];
-        parts.push(tokens_per_step(shown.iter().copied()));
+        let mut parts = vec![self.model.clone(), format!("{} of {}", counted(self.gpus, "GPU"), self.cluster)];
+        parts.push(tokens_per_step(&shown, notes));
         parts.extend(notes.text("dtype"));
         parts.push(stages(shown.into_iter()).join(" or "));
         parts.push(format!("stack {}", self.stack));
@@ -72,6 +80,11 @@ impl Row {
             global_batch: line.value("global_batch", "a count of sequences of at least 1", |&n: &u64| n > 0)?,
             tp: line.value("tp", "a degree of at least 1", |&n: &u32| n > 0)?,
             pp: line.value("pp", "a count of stages of at least 1", |&n: &u32| n > 0)?,
+            vp: line
+                .maybe("vp", "a count of virtual stages of at least 1", |&n: &u32| n > 0)
+                .ok()
+                .flatten()
+                .unwrap_or(1),
             ulysses: line.value("ulysses", "a degree of at least 1", |&n: &u32| n > 0)?,
             ring: line.value("ring", "a degree of at least 1", |&n: &u32| n > 0)?,
             ep: line.maybe("ep", "a degree of at least 1", |&n: &u32| n > 0).ok().flatten().unwrap_or(1),
@@ -82,6 +95,15 @@ impl Row {
             mfu: mfu(line)?,
         })
     }
+}
+
+/// Lengths at which rows have more than one batch.
+pub(super) fn several_batches<'a>(rows: impl Iterator<Item = &'a Row>) -> BTreeSet<u64> {
+    let mut batches: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
+    for row in rows {
+        batches.entry(row.seq_len).or_default().insert(row.global_batch);
+    }
+    batches.into_iter().filter(|(_, batches)| batches.len() > 1).map(|(length, _)| length).collect()
 }
 
 /// The stages of ZeRO that rows have, in words.
@@ -127,6 +149,20 @@ mod tests {
         assert_eq!(rows[0].mfu, Ok(0.5));
         assert_eq!(rows[1].mfu, Err("memory: 90 GiB, there are 80".into()));
         assert_eq!((rows[0].gpus, rows[0].seq_len, rows[0].ulysses), (64, 8192, 8));
+    }
+
+    /// Where 4M were asked for, rows of 4032K are those whose sequences do not make them.
+    #[test]
+    fn a_step_has_the_tokens_that_were_asked_for() {
+        let bad = GOOD.replace("8192,512", "9216,448").replace("true,,0.5", "false,batch: uneven,");
+        let rows = read_text(&format!("{HEAD}\n{GOOD}\n{bad}\n")).unwrap();
+        let rows: Vec<&Row> = rows.iter().collect();
+        assert_eq!(tokens_per_step(&rows, &Notes::none()), "4M tokens a step");
+        assert_eq!(tokens_per_step(&rows[1..], &Notes::none()), "4032K tokens a step");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("study.json");
+        std::fs::write(&path, r#"{"batch": {"tokens_per_step": 4194304}}"#).unwrap();
+        assert_eq!(tokens_per_step(&rows[1..], &Notes::beside(&path).unwrap()), "4M tokens a step");
     }
 
     #[test]

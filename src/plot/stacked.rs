@@ -5,10 +5,10 @@ use std::path::Path;
 
 use plotters::style::RGBColor;
 
-use super::rows::{Row, stages};
+use super::rows::{Row, several_batches, stages};
 use super::sheet::{Line, Sheet};
-use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, short};
-use super::ways::{Family, Way, reason};
+use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, break_of, short, with_room};
+use super::ways::{Family, Way, meaning, why_none};
 use crate::error::{Error, Result};
 
 /// A configuration with the columns that a picture stacks.
@@ -36,12 +36,13 @@ pub struct Part {
 pub struct Picture {
     pub title: String,
     pub subtitle: Vec<String>,
-    pub y_label: &'static str,
+    pub y_label: String,
     pub parts: &'static [Part],
     /// Of the y axis.
     pub top: f64,
     /// Between labels of the y axis.
     pub step: f64,
+    /// Drawn as a line where it is no higher than the page; else in words alone.
     pub limit: Option<(f64, String)>,
     /// Below the legend.
     pub remarks: &'static [&'static str],
@@ -71,9 +72,11 @@ pub fn read(path: &Path, parts: &[Part], scale: impl Fn(&Line) -> Result<f64>) -
     }
 }
 
-/// The rows that have a bar.
+/// The rows that have a bar; where none has, all.
 pub fn shown(bars: &[Bar]) -> impl Iterator<Item = &Row> {
-    chosen(bars).into_values().flat_map(|of| of.into_values().map(|bar| &bar.row))
+    let with: Vec<&Row> = chosen(bars).into_values().flat_map(|of| of.into_values().map(|bar| &bar.row)).collect();
+    let with = if with.is_empty() { bars.iter().map(|bar| &bar.row).collect() } else { with };
+    with.into_iter()
 }
 
 /// For each family and length the fastest configuration; where none runs, the one of the smallest total, if any has one.
@@ -109,6 +112,8 @@ struct Frame<'a> {
     panels: usize,
     /// How many stages of ZeRO the bars have.
     stages: usize,
+    /// Lengths that have several batches.
+    batches: BTreeSet<u64>,
 }
 
 impl Frame<'_> {
@@ -136,10 +141,11 @@ impl Frame<'_> {
 }
 
 pub fn figure(bars: &[Bar], picture: &Picture) -> Vec<Mark> {
-    let chosen = chosen(bars);
+    let chosen = panels(bars);
     let lengths: BTreeSet<u64> = bars.iter().map(|b| b.row.seq_len).collect();
     let stages = stages(shown(bars)).len();
-    let frame = Frame { picture, lengths: lengths.into_iter().collect(), panels: chosen.len().max(1), stages };
+    let batches = several_batches(bars.iter().map(|bar| &bar.row));
+    let frame = Frame { picture, lengths: lengths.into_iter().collect(), panels: chosen.len(), stages, batches };
     let mut marks = vec![
         Mark::fitting((34.0, 42.0), &picture.title, 29.0, INK),
         Mark::fitting((34.0, 82.0), picture.subtitle.join("  \u{b7}  "), 16.5, FAINT),
@@ -154,8 +160,34 @@ pub fn figure(bars: &[Bar], picture: &Picture) -> Vec<Mark> {
         marks.extend(ticks(&frame, panel, of_family));
     }
     marks.extend(limit(&frame));
-    marks.extend(legend(&frame, &chosen));
+    for (panel, of_family) in chosen.values().enumerate() {
+        marks.extend(of_family.values().flat_map(|bar| number(&frame, panel, bar)));
+    }
+    match chosen.values().all(BTreeMap::is_empty) {
+        true => marks.extend(nothing_at_all(bars)),
+        false => marks.extend(legend(&frame, &chosen)),
+    }
     marks
+}
+
+/// The families that have bars; where none has, all, so that they say why.
+fn panels(bars: &[Bar]) -> BTreeMap<Family, BTreeMap<u64, &Bar>> {
+    let chosen = chosen(bars);
+    if !chosen.is_empty() {
+        return chosen;
+    }
+    bars.iter().map(|bar| (Way::of(&bar.row).family, BTreeMap::new())).collect()
+}
+
+/// In place of the legend.
+fn nothing_at_all(bars: &[Bar]) -> Vec<Mark> {
+    let whys: BTreeSet<String> = bars.iter().filter_map(|bar| why_none([&bar.row].into_iter())).collect();
+    let words = whys.iter().flat_map(|why| [format!("{why}:"), format!("  {}", meaning(why))]);
+    let line = |(i, words): (usize, String)| {
+        Mark::text((LEGEND, TOP + 40.0 + 19.0 * i as f64), words, 13.5, FAINT, Align::Left)
+    };
+    let head = Mark::text((LEGEND, TOP + 10.0), "Nothing runs", 18.0, INK, Align::Left);
+    [head].into_iter().chain(words.enumerate().map(line)).collect()
 }
 
 fn grid(frame: &Frame) -> Vec<Mark> {
@@ -172,7 +204,7 @@ fn grid(frame: &Frame) -> Vec<Mark> {
     }
     marks.push(Mark::Text {
         at: (30.0, (TOP + BOTTOM) / 2.0),
-        text: frame.picture.y_label.into(),
+        text: frame.picture.y_label.clone(),
         size: 18.0,
         color: INK,
         align: Align::Middle,
@@ -197,13 +229,26 @@ fn bar_marks(frame: &Frame, panel: usize, bar: &Bar) -> Vec<Mark> {
             marks.push(Mark::Rect { from, to, color });
         }
     }
-    let size = (half * 0.75).clamp(9.0, 13.5);
-    let (text, y) = match below > frame.picture.top {
-        true => (format!("{below:.0}"), TOP - 8.0),
-        false => (figure_of(below), frame.y(below) - 9.0),
-    };
-    marks.push(Mark::text((x, y), text, size, if runs { INK } else { FAINT }, Align::Middle));
+    if below > frame.picture.top {
+        marks.extend(break_of((x, TOP + 16.0), half + 3.0, true));
+    }
     marks
+}
+
+/// What a bar comes to, above it, and above the line of the limit.
+fn number(frame: &Frame, panel: usize, bar: &Bar) -> Vec<Mark> {
+    let (x, half) = (frame.x(panel, bar.row.seq_len), frame.bar_width() / 2.0);
+    let (size, all) = ((half * 0.75).clamp(9.0, 13.5), bar.total());
+    let (text, y) = match all > frame.picture.top {
+        true => (format!("{all:.0}"), TOP - 8.0),
+        false => (figure_of(all), frame.y(all) - 9.0),
+    };
+    let crossed = frame.picture.limit.as_ref().is_some_and(|(limit, _)| (frame.y(*limit) - y).abs() < 0.75 * size);
+    let wide = 0.32 * size * text.len() as f64 + 1.5;
+    let (from, to) = ((x - wide, y - 0.6 * size), (x + wide, y + 0.5 * size));
+    let behind = crossed.then_some(Mark::Rect { from, to, color: PAPER });
+    let color = if bar.row.mfu.is_ok() { INK } else { FAINT };
+    behind.into_iter().chain([Mark::text((x, y), text, size, color, Align::Middle)]).collect()
 }
 
 fn figure_of(value: f64) -> String {
@@ -218,10 +263,10 @@ fn pale(color: RGBColor) -> RGBColor {
     super::style::ramp(&[color, PAPER], 0.68)
 }
 
-/// Where a family has no bar, the kind of reason that one of its configurations gives.
+/// Where a family has no bar, why.
 fn nothing(frame: &Frame, panel: usize, length: u64, bars: &[Bar], family: Family) -> Mark {
-    let mut of_family = bars.iter().filter(|b| b.row.seq_len == length && Way::of(&b.row).family == family);
-    let why = of_family.find_map(|b| b.row.mfu.as_ref().err()).map_or("-".into(), |why| reason(why));
+    let of_family = bars.iter().filter(|b| b.row.seq_len == length && Way::of(&b.row).family == family);
+    let why = why_none(of_family.map(|bar| &bar.row)).unwrap_or("-".into());
     let at = (frame.x(panel, length), BOTTOM - 8.0 - 4.0 * why.len() as f64);
     Mark::Text { at, text: why, size: 13.0, color: FAINT, align: Align::Middle, upright: true }
 }
@@ -230,11 +275,15 @@ fn ticks(frame: &Frame, panel: usize, of_family: &BTreeMap<u64, &Bar>) -> Vec<Ma
     let size = (frame.bar_width() * 0.46).clamp(9.5, 14.0);
     let left = frame.left(panel);
     let mut marks = vec![Mark::line(&[(left, BOTTOM), (left + frame.width(), BOTTOM)], INK, 1.5)];
+    let places: Vec<(u64, f64)> = frame.lengths.iter().map(|&length| (length, frame.x(panel, length))).collect();
+    let (named, of_names) = with_room(&places, size);
     for &length in &frame.lengths {
         let x = frame.x(panel, length);
-        marks.push(Mark::text((x, BOTTOM + 17.0), short(length), size, INK, Align::Middle));
+        if named.contains(&length) {
+            marks.push(Mark::text((x, BOTTOM + 17.0), short(length), of_names, INK, Align::Middle));
+        }
         let Some(bar) = of_family.get(&length) else { continue };
-        let words = label(&bar.row, frame.stages);
+        let words = label(&bar.row, frame.stages, frame.batches.contains(&length));
         // A letter is about 0.6 of its size wide.
         let longest = words.iter().map(String::len).max().unwrap_or(0);
         if 0.6 * size * longest as f64 > frame.width() / frame.lengths.len() as f64 {
@@ -249,11 +298,13 @@ fn ticks(frame: &Frame, panel: usize, of_family: &BTreeMap<u64, &Bar>) -> Vec<Ma
     marks
 }
 
-/// How the work of a bar is split, with the stage of ZeRO where not all bars have one, and what it computes again.
-fn label(row: &Row, stages: usize) -> Vec<String> {
+/// How the work of a bar is split, with the stage of ZeRO where not all bars have one, its batch where there are several,
+/// and what it computes again.
+fn label(row: &Row, stages: usize, batches: bool) -> Vec<String> {
     let mut words = vec![Way::of(row).split()];
     words.extend((row.ep > 1).then(|| format!("ep {}", row.ep)));
     words.extend((stages > 1).then(|| format!("ZeRO {}", row.zero)));
+    words.extend(batches.then(|| format!("batch {}", row.global_batch)));
     words.extend(match &row.recompute[..] {
         "none" => None,
         "full" => Some("full".into()),
@@ -284,6 +335,9 @@ fn standing(x: f64, words: &[String], room: f64) -> Vec<Mark> {
 fn limit(frame: &Frame) -> Vec<Mark> {
     let Some((value, words)) = &frame.picture.limit else { return vec![] };
     let y = frame.y(*value);
+    if *value > frame.picture.top {
+        return vec![Mark::text((LEGEND - 18.0, y), format!("{words}, far above"), 14.0, INK, Align::Left)];
+    }
     let line = |panel| {
         let left = frame.left(panel);
         let points = vec![(left, y), (left + frame.width(), y)];
@@ -335,6 +389,7 @@ mod tests {
             global_batch: 8,
             tp: 1,
             pp: 1,
+            vp: 1,
             ulysses,
             ring,
             ep: 1,
@@ -349,7 +404,16 @@ mod tests {
 
     fn picture(top: f64) -> Picture {
         let title = "T".to_string();
-        Picture { title, subtitle: vec![], y_label: "y", parts: PARTS, top, step: 1.0, limit: None, remarks: &[] }
+        Picture {
+            title,
+            subtitle: vec![],
+            y_label: "y".into(),
+            parts: PARTS,
+            top,
+            step: 1.0,
+            limit: None,
+            remarks: &[],
+        }
     }
 
     #[test]
@@ -385,5 +449,88 @@ mod tests {
         assert!((heights[1] / heights[0] - 2.0).abs() < 1e-9);
         assert!((upper[1].0.1 - TOP).abs() < 1e-9, "what is too high is cut");
         assert!(marks.iter().any(|m| matches!(m, Mark::Text { text, .. } if text == "12")), "with its number");
+        let gaps =
+            |marks: &[Mark]| marks.iter().filter(|m| matches!(m, Mark::Line { color, .. } if *color == PAPER)).count();
+        assert_eq!([gaps(&marks), gaps(&figure(&bars, &picture(20.0)))], [1, 0]);
+    }
+
+    fn texts(marks: &[Mark]) -> Vec<&str> {
+        marks.iter().filter_map(|m| if let Mark::Text { text, .. } = m { Some(text.as_str()) } else { None }).collect()
+    }
+
+    #[test]
+    fn where_nothing_runs_it_is_said_why() {
+        let bars = [
+            bar(8, (8, 1), Err("heads: odd"), [0.0, 0.0]),
+            bar(8, (8, 1), Err("batch: few"), [0.0, 0.0]),
+            bar(8, (16, 1), Err("heads: odd"), [0.0, 0.0]),
+            bar(8, (1, 8), Err("batch: few"), [0.0, 0.0]),
+        ];
+        let marks = figure(&bars, &picture(4.0));
+        let said = texts(&marks);
+        for words in ["Nothing runs", "Ulysses", "heads", "ring attention", "batch", "  too few or uneven sequences"] {
+            assert!(said.contains(&words), "{words}: {said:?}");
+        }
+        assert_eq!(shown(&bars).count(), 4);
+    }
+
+    /// The label was struck through.
+    #[test]
+    fn a_number_on_the_line_of_the_limit_is_read() {
+        let bars = [bar(8, (8, 1), Ok(0.3), [3.9, 0.0]), bar(16, (8, 1), Ok(0.3), [1.0, 0.0])];
+        let limit = Some((4.0, "4 are there".to_string()));
+        let marks = figure(&bars, &Picture { limit, ..picture(6.0) });
+        let at = |m: &Mark| matches!(m, Mark::Rect { color, .. } if *color == PAPER);
+        assert_eq!(marks.iter().filter(|m| at(m)).count(), 1);
+        let line = marks.iter().position(|m| matches!(m, Mark::Line { dash: Some(_), .. })).unwrap();
+        assert!(line < marks.iter().position(at).unwrap(), "the line is drawn first");
+    }
+
+    #[test]
+    fn names_of_lengths_do_not_run_together() {
+        let lengths: Vec<u64> = (10..26).flat_map(|log| [1 << log, 3 << (log - 1)]).collect();
+        let bars: Vec<Bar> = lengths.iter().map(|&length| bar(length, (8, 1), Ok(0.3), [1.0, 1.0])).collect();
+        let names = |bars: &[Bar]| {
+            let marks = figure(bars, &picture(4.0));
+            let is_name = |text: &str| lengths.iter().any(|&length| short(length) == text);
+            let at = |m: &Mark| match m {
+                Mark::Text { at, text, size, .. } if is_name(text) => {
+                    let half = 0.3 * size * text.len() as f64;
+                    Some((at.0 - half, at.0 + half))
+                }
+                _ => None,
+            };
+            marks.iter().filter_map(at).collect::<Vec<(f64, f64)>>()
+        };
+        assert_eq!(names(&bars).len(), lengths.len());
+        // The default study: six families, eight lengths.
+        let six = [(1, 1), (8, 1), (1, 8), (8, 8), (9, 9), (9, 1)];
+        let split = |n: usize, b: Bar| match n {
+            4 => Bar { row: Row { tp: 2, ..b.row }, ..b },
+            5 => Bar { row: Row { pp: 2, ..b.row }, ..b },
+            _ => b,
+        };
+        let of_default = |(n, &way): (usize, &(u32, u32))| {
+            (13..21).map(|log| split(n, bar(1 << log, way, Ok(0.3), [1.0, 1.0]))).collect::<Vec<Bar>>()
+        };
+        let default: Vec<Bar> = six.iter().enumerate().flat_map(of_default).collect();
+        assert_eq!(names(&default).len(), 48);
+        let four = [(8, 1), (1, 8), (8, 8), (1, 1)];
+        let many: Vec<Bar> = four
+            .iter()
+            .flat_map(|&way| lengths.iter().map(move |&length| bar(length, way, Ok(0.3), [1.0, 1.0])))
+            .collect();
+        let found = names(&many);
+        assert!((32..=64).contains(&found.len()), "{}", found.len());
+        assert!(found.windows(2).all(|w| w[0].1 < w[1].0), "{found:?}");
+    }
+
+    #[test]
+    fn a_bar_says_which_of_several_batches() {
+        let other = bar(8, (8, 1), Ok(0.3), [1.0, 1.0]);
+        let best = Bar { row: Row { global_batch: 16, mfu: Ok(0.4), ..other.row.clone() }, ..other.clone() };
+        let marks = figure(&[other.clone(), best], &picture(4.0));
+        assert!(texts(&marks).contains(&"batch 16"));
+        assert!(!format!("{:?}", figure(&[other], &picture(4.0))).contains("batch"));
     }
 }

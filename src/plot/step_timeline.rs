@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use plotters::style::RGBColor;
 
-use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, save};
+use super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, ramp, save};
 use crate::error::Result;
 use crate::report::human::{percent, seconds};
 use crate::timeline::{Class, Span, Timeline};
@@ -17,11 +17,22 @@ pub struct Critical {
     pub seconds: f64,
 }
 
+/// What the page says of the run beside what the timeline shows.
+#[derive(Debug, Clone, Default)]
+pub struct Words {
+    /// What was asked for.
+    pub asked: Vec<String>,
+    /// What is not as usual: faults, and that it does not fit.
+    pub unusual: Vec<String>,
+    /// Names of the timeline's lanes.
+    pub lanes: Vec<String>,
+}
+
 /// Writes `<stem>.svg` and `.png`. The timeline has spans.
 pub fn step_timeline(
     timeline: &Timeline,
     critical: &[Critical],
-    words: &[String],
+    words: &Words,
     dir: &Path,
     stem: &str,
 ) -> Result<Vec<PathBuf>> {
@@ -100,13 +111,15 @@ const ROWS: f64 = 62.0;
 const HEADING: f64 = 0.9;
 const LEFT: f64 = 176.0;
 const RIGHT: f64 = 1566.0;
-const TOP: f64 = 112.0;
+const TOP: f64 = 126.0;
 const BOTTOM: f64 = HEIGHT as f64 - 130.0;
-/// Columns that a lane is cut into: each is what takes most of its time.
+/// Columns that a lane is cut into: each is what takes most of its time, the paler the less of it that is.
 const COLUMNS: usize = 2780;
+/// Tints of a column. The palest is half of the colour: an op that takes a tenth of a column is there, and is seen.
+const TINTS: [f64; 3] = [0.5, 0.75, 1.0];
 const CRITICAL: RGBColor = RGBColor(20, 20, 20);
 
-fn figure(timeline: &Timeline, critical: &[Critical], words: &[String]) -> Vec<Mark> {
+fn figure(timeline: &Timeline, critical: &[Critical], words: &Words) -> Vec<Mark> {
     let step = timeline.step.value().max(1e-12);
     let shown = shown(timeline, critical);
     let lanes: Vec<Vec<u16>> = shown.iter().map(|class| lanes(class, timeline)).collect();
@@ -131,7 +144,8 @@ fn figure(timeline: &Timeline, critical: &[Critical], words: &[String]) -> Vec<M
         for &lane in lanes {
             let (from, to) = (y + 0.06 * height, y + 0.94 * height);
             let label = &timeline.lanes[lane as usize];
-            marks.push(Mark::text((LEFT - 8.0, (from + to) / 2.0), short(label), size, FAINT, Align::Right));
+            let name = short(words.lanes.get(lane as usize).unwrap_or(label));
+            marks.push(Mark::text((LEFT - 8.0, (from + to) / 2.0), name, size, FAINT, Align::Right));
             marks.push(Mark::line(&[(LEFT, to), (RIGHT, to)], GRID, 1.0));
             marks.extend(bars(class, lane, label, step, (from, to), &mut used));
             y += height;
@@ -172,7 +186,7 @@ fn short(lane: &str) -> String {
     }
 }
 
-/// Runs of columns that the same kind of op takes most of.
+/// Runs of columns that the same kind of op takes most of, in the tint of how much of a column is taken at all.
 fn bars(class: &Class, lane: u16, label: &str, step: f64, (from, to): (f64, f64), used: &mut Vec<Kind>) -> Vec<Mark> {
     let mut columns = vec![[0.0f64; KINDS.len()]; COLUMNS];
     let width = step / COLUMNS as f64;
@@ -184,17 +198,21 @@ fn bars(class: &Class, lane: u16, label: &str, step: f64, (from, to): (f64, f64)
             column[kind] += (end.min((at + 1) as f64 * width) - start.max(at as f64 * width)).max(0.0);
         }
     }
+    // Less is rounding, of an op that ends where a column does.
+    let least = 1e-9 * width;
     let most = |column: &[f64; KINDS.len()]| {
         let busy: f64 = column.iter().sum();
-        let top = KINDS.iter().max_by(|a, b| column[a.0 as usize].total_cmp(&column[b.0 as usize]));
-        top.filter(|_| busy > 0.5 * width).map(|top| top.0)
+        let top = KINDS.iter().max_by(|a, b| column[a.0 as usize].total_cmp(&column[b.0 as usize]))?;
+        let tint = TINTS.iter().position(|tint| busy <= (tint + 1e-6) * width).unwrap_or(TINTS.len() - 1);
+        (busy > least).then_some((top.0, tint))
     };
-    let kinds: Vec<Option<Kind>> = columns.iter().map(most).collect();
+    let kinds: Vec<Option<(Kind, usize)>> = columns.iter().map(most).collect();
     let (mut marks, mut at) = (vec![], 0);
     let x = |column: usize| LEFT + column as f64 / COLUMNS as f64 * (RIGHT - LEFT);
     for run in kinds.chunk_by(|a, b| a == b) {
-        if let Some(kind) = run[0] {
-            marks.push(Mark::Rect { from: (x(at), from), to: (x(at + run.len()), to), color: kind.color() });
+        if let Some((kind, tint)) = run[0] {
+            let color = ramp(&[PAPER, kind.color()], TINTS[tint]);
+            marks.push(Mark::Rect { from: (x(at), from), to: (x(at + run.len()), to), color });
             used.push(kind);
         }
         at += run.len();
@@ -202,10 +220,11 @@ fn bars(class: &Class, lane: u16, label: &str, step: f64, (from, to): (f64, f64)
     marks
 }
 
-fn titles(timeline: &Timeline, shown: &[&Class], words: &[String]) -> Vec<Mark> {
+/// What was asked for, and below it what came of it.
+fn titles(timeline: &Timeline, shown: &[&Class], words: &Words) -> Vec<Mark> {
     let ranks: u32 = timeline.classes.iter().map(|c| c.multiplicity).sum();
     let title = format!("One step of {ranks} GPUs, {}: what runs when", seconds(timeline.step.value()));
-    let mut parts = words.to_vec();
+    let mut parts = words.unusual.clone();
     let busy = timeline.mean().compute / timeline.step.value().max(1e-12);
     parts.push(format!("kernels run {} of the time", percent(busy)));
     parts.push("transfers from when they are posted".into());
@@ -214,10 +233,8 @@ fn titles(timeline: &Timeline, shown: &[&Class], words: &[String]) -> Vec<Mark> 
         n if n < classes => format!("{n} of {classes} ranks that differ"),
         _ => "a rank of each kind".into(),
     });
-    vec![
-        Mark::text((34.0, 42.0), title, 29.0, INK, Align::Left),
-        Mark::text((34.0, 80.0), parts.join("  \u{b7}  "), 16.5, FAINT, Align::Left),
-    ]
+    let line = |y, parts: &[String]| Mark::fitting((34.0, y), parts.join("  \u{b7}  "), 16.5, FAINT);
+    vec![Mark::text((34.0, 38.0), title, 29.0, INK, Align::Left), line(74.0, &words.asked), line(100.0, &parts)]
 }
 
 fn axis(step: f64, y: f64) -> Vec<Mark> {
@@ -305,14 +322,38 @@ mod tests {
         }
     }
 
+    /// 200 transfers of a twentieth of a column each: of 1,400 columns one in seven has one.
+    #[test]
+    fn ops_that_are_shorter_than_a_column_are_seen() {
+        let width = 1.0 / COLUMNS as f64;
+        let short = |at: usize| (7.0 * at as f64 + 0.3) * width;
+        let spans = (0..200).map(|at| span("send", "transfer", 0, (short(at), short(at) + 0.05 * width))).collect();
+        let class = Class { rank: 0, multiplicity: 1, usage: Usage::default(), spans };
+        let marks = bars(&class, 0, "comm.tp.0", 1.0, (0.0, 1.0), &mut vec![]);
+        let pale = ramp(&[PAPER, Kind::Tensor.color()], TINTS[0]);
+        assert_eq!(marks.len(), 200);
+        assert!(marks.iter().all(|mark| matches!(mark, Mark::Rect { color, .. } if *color == pale)));
+    }
+
     #[test]
     fn the_page_names_ranks_lanes_and_the_critical_path() {
         let critical = [Critical { rank: 2, from: 0.0, seconds: 0.5 }];
-        let said = format!("{:?}", figure(&step(), &critical, &["llama".into()]));
-        for words in
-            ["rank 0, 2 ranks", "rank 2, 2 ranks", "kernels", "pp.0-1 0", "critical path", "between stages", "llama"]
-        {
+        let one = |words: &str| vec![words.to_string()];
+        let words = Words { asked: one("llama"), unusual: one("does not fit"), lanes: vec![] };
+        let said = format!("{:?}", figure(&step(), &critical, &words));
+        for words in [
+            "rank 0, 2 ranks",
+            "rank 2, 2 ranks",
+            "kernels",
+            "pp.0-1 0",
+            "critical path",
+            "between stages",
+            "llama",
+            "does not fit",
+        ] {
             assert!(said.contains(words), "{words}");
         }
+        let named = Words { lanes: vec!["compute.0".into(), "comm.dp.0".into()], ..words };
+        assert!(format!("{:?}", figure(&step(), &critical, &named)).contains("\"dp.0\""));
     }
 }

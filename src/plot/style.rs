@@ -3,6 +3,7 @@
 //! A figure is a list of [`Mark`]s on a fixed page, so that the SVG and the PNG cannot differ. The PNG is drawn at
 //! twice its size and averaged down: plotters does not smooth thick lines.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
@@ -78,6 +79,18 @@ impl Mark {
     }
 }
 
+/// The mark of a bar that goes on beyond the page: a gap between two strokes, `half` of a bar's width to each side of `at`.
+pub fn break_of((x, y): Point, half: f64, upright: bool) -> [Mark; 3] {
+    let stroke = |along: f64, color, width| {
+        let ends = match upright {
+            true => [(x - half, y + along + 4.0), (x + half, y + along - 4.0)],
+            false => [(x + along - 4.0, y + half), (x + along + 4.0, y - half)],
+        };
+        Mark::line(&ends, color, width)
+    };
+    [stroke(0.0, PAPER, 7.0), stroke(-4.0, INK, 1.2), stroke(4.0, INK, 1.2)]
+}
+
 /// The size at which a text is so wide: a letter is about 0.6 of its size.
 pub fn fitting_size(text: &str, width: f64) -> f64 {
     width / (0.6 * text.chars().count().max(1) as f64)
@@ -90,6 +103,29 @@ pub fn ramp(stops: &[RGBColor], at: f64) -> RGBColor {
     let (a, b, t) = (stops[low], stops[(low + 1).min(stops.len() - 1)], along - low as f64);
     let mix = |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * t).round() as u8;
     RGBColor(mix(a.0, b.0), mix(a.1, b.1), mix(a.2, b.2))
+}
+
+/// Labels of lengths are no smaller.
+const SMALLEST: f64 = 8.4;
+
+/// Of lengths and where their labels stand those whose labels have room beside each other, and their size: all, if they
+/// have it in a smaller size; else powers of two first.
+pub fn with_room(places: &[(u64, f64)], size: f64) -> (BTreeSet<u64>, f64) {
+    let fits = |size: f64| {
+        let half = |length: u64| 0.31 * size * short(length).len() as f64 + 1.0;
+        let mut order = places.to_vec();
+        order.sort_by_key(|(length, _)| (!length.is_power_of_two(), *length));
+        let mut kept: Vec<(u64, f64)> = vec![];
+        for (length, x) in order {
+            if kept.iter().all(|&(other, at)| (x - at).abs() >= half(length) + half(other)) {
+                kept.push((length, x));
+            }
+        }
+        kept
+    };
+    let sizes = [size, SMALLEST.min(size)];
+    let size = sizes.into_iter().find(|size| fits(*size).len() == places.len()).unwrap_or(size);
+    (fits(size).into_iter().map(|(length, _)| length).collect(), size)
 }
 
 /// 8K is 8192: the words of context lengths.

@@ -62,6 +62,8 @@ pub struct Way {
     pub family: Family,
     pub degree: u64,
     pub pp: u32,
+    /// Virtual stages of each of a pipeline's.
+    pub vp: u32,
     pub tp: u32,
     pub ulysses: u32,
     pub ring: u32,
@@ -73,7 +75,7 @@ pub struct Way {
 
 impl Way {
     pub fn of(row: &Row) -> Way {
-        let Row { pp, tp, ulysses, ring, ep, .. } = *row;
+        let Row { pp, vp, tp, ulysses, ring, ep, .. } = *row;
         let gathers = row.strategy.contains("allgather-kv");
         let family = match (ulysses > 1, ring > 1) {
             _ if pp > 1 => Family::Pipeline,
@@ -87,7 +89,7 @@ impl Way {
         let said = |word: &&str| !["", "default", "gather-kv"].contains(word);
         let words: Vec<&str> = row.options.split('+').filter(said).collect();
         let degree = [pp, tp, ulysses, ring].map(u64::from).iter().product();
-        Way { family, degree, pp, tp, ulysses, ring, ep, words: words.join("+") }
+        Way { family, degree, pp, vp, tp, ulysses, ring, ep, words: words.join("+") }
     }
 
     /// `8`, `8x4` of a hybrid, `tp 8, ring 4` where more than the sequence is split.
@@ -95,8 +97,9 @@ impl Way {
         match self.family {
             Family::Usp => format!("{}x{}", self.ulysses, self.ring),
             Family::Tensor | Family::Pipeline => {
-                let all = [("pp", self.pp), ("tp", self.tp), ("ul", self.ulysses), ("ring", self.ring)];
-                let more: Vec<String> = all.iter().filter(|(_, d)| *d > 1).map(|(n, d)| format!("{n} {d}")).collect();
+                let stages = [("pp", self.pp), ("vp", self.vp)];
+                let all = stages.into_iter().chain([("tp", self.tp), ("ul", self.ulysses), ("ring", self.ring)]);
+                let more: Vec<String> = all.filter(|(_, d)| *d > 1).map(|(n, d)| format!("{n} {d}")).collect();
                 more.join(", ")
             }
             _ => self.degree.to_string(),
@@ -122,6 +125,7 @@ pub enum Best {
         mfu: f64,
         full_recompute: bool,
         zero: u32,
+        global_batch: u64,
     },
     /// No configuration fits; the kind of reason.
     Never(String),
@@ -132,7 +136,10 @@ pub fn best(rows: &[Row]) -> BTreeMap<Way, BTreeMap<u64, Best>> {
     let mut all: BTreeMap<Way, BTreeMap<u64, Best>> = BTreeMap::new();
     for row in rows {
         let new = match &row.mfu {
-            Ok(mfu) => Best::Mfu { mfu: *mfu, full_recompute: row.recompute == "full", zero: row.zero },
+            Ok(mfu) => {
+                let (full_recompute, zero, global_batch) = (row.recompute == "full", row.zero, row.global_batch);
+                Best::Mfu { mfu: *mfu, full_recompute, zero, global_batch }
+            }
             Err(why) => Best::Never(reason(why)),
         };
         let points = all.entry(Way::of(row)).or_default();
@@ -143,7 +150,18 @@ pub fn best(rows: &[Row]) -> BTreeMap<Way, BTreeMap<u64, Best>> {
     all
 }
 
-/// Of two reasons, memory: the plan passed every other check before its memory was counted.
+/// Why none of these rows runs, in every picture of a study: memory, if one of them lacks only that, since its plan passed
+/// every other check before; else what most of them say, of equals the first in the alphabet. None where one runs.
+pub fn why_none<'a>(rows: impl Iterator<Item = &'a Row>) -> Option<String> {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for row in rows {
+        *counts.entry(reason(row.mfu.as_ref().err()?)).or_default() += 1;
+    }
+    let most = counts.iter().max_by_key(|(kind, count)| (*kind == "memory", **count, std::cmp::Reverse(*kind)));
+    most.map(|(kind, _)| kind.clone())
+}
+
+/// Of two reasons, memory, as in [`why_none`].
 fn better(new: &Best, old: &Best) -> bool {
     match (new, old) {
         (Best::Mfu { mfu: a, .. }, Best::Mfu { mfu: b, .. }) => a > b,
@@ -179,6 +197,36 @@ pub fn meaning(reason: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Three pictures of one sweep gave three reasons for the same cell.
+    #[test]
+    fn one_rule_says_why_nothing_runs() {
+        let row = |why: std::result::Result<f64, &str>| Row {
+            model: "m".into(),
+            cluster: "c".into(),
+            stack: "s".into(),
+            gpus: 8,
+            seq_len: 8,
+            global_batch: 1,
+            tp: 1,
+            pp: 1,
+            vp: 1,
+            ulysses: 8,
+            ring: 1,
+            ep: 1,
+            zero: 1,
+            options: "default".into(),
+            strategy: "ulysses".into(),
+            recompute: "none".into(),
+            mfu: why.map_err(String::from),
+        };
+        let of = |whys: &[&str]| why_none(whys.iter().map(|why| row(Err(why))).collect::<Vec<_>>().iter());
+        assert_eq!(of(&["heads: 3", "batch: few", "heads: 4"]).unwrap(), "heads");
+        assert_eq!(of(&["heads: 3", "batch: few"]).unwrap(), "batch");
+        assert_eq!(of(&["heads: 3", "memory: 90 GiB", "heads: 4"]).unwrap(), "memory");
+        assert_eq!(of(&[]), None);
+        assert_eq!(why_none([row(Err("heads: 3")), row(Ok(0.5))].iter()), None);
+    }
 
     /// Sequences may be too few for dp, and tokens of a step no whole number of sequences.
     #[test]

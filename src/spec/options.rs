@@ -213,6 +213,14 @@ impl Options {
         }
     }
 
+    /// Without what `search` chooses of them by other names: schedule, carrier, overlap of exchanges, parts made again, uneven
+    /// stages.
+    pub fn unchosen(&self) -> Options {
+        let Options { fold, zb_h1, uneven, dispatch, overlap_exchange, keep_attention, .. } = Options::default();
+        let plain = Options { fold, zb_h1, uneven, dispatch, overlap_exchange, keep_attention, ..*self };
+        Options { recompute_norm: false, recompute_act: false, recompute_mla_up: false, recompute_moe: false, ..plain }
+    }
+
     /// The words of what differs from the default, but for those with a number of the user's.
     pub fn words(&self) -> Vec<&'static str> {
         WORDS.iter().filter(|w| (w.is_set)(self)).map(|w| w.name).collect()

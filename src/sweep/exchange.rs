@@ -43,6 +43,9 @@ pub struct ExchangeRow {
     pub cluster: String,
     pub tokens: u64,
     pub hidden: u64,
+    pub experts: u32,
+    /// Of rows on their way to experts.
+    pub dtype: &'static str,
 }
 
 const RANKS: [u32; 5] = [8, 16, 32, 64, 128];
@@ -122,6 +125,8 @@ impl Question {
             cluster: self.cluster.name.clone(),
             tokens: self.tokens,
             hidden: self.hidden,
+            experts: self.experts,
+            dtype: self.dispatch.name(),
         })
     }
 }

@@ -45,7 +45,7 @@ pub struct Grid {
     pub also: Vec<Also>,
 }
 
-/// A way with degrees and options of its own; crossed with `seq_len`, `batch`, `micro_batch`, `zero` and `recompute`.
+/// A way with degrees and options of its own; crossed with `seq_len`, `batch`, `micro_batch`, `vp`, `ep`, `zero` and `recompute`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Also {
@@ -181,12 +181,13 @@ impl Grid {
         }
     }
 
-    /// Points of the lists, those that are the same more than once.
+    /// Points of the lists and of what stands beside them, those that are the same more than once.
     fn count(&self) -> f64 {
-        let work = [self.seq_len.len(), self.batch.len(), self.micro_batch.len(), self.ways.len()];
-        let degrees = [self.tp.len(), self.pp.len(), self.vp.len(), self.ep.len()];
-        let how = [self.zero.len(), self.recompute.len(), self.options.len()];
-        work.iter().chain(&degrees).chain(&how).map(|&n| n as f64).product()
+        let work = [self.seq_len.len(), self.batch.len(), self.micro_batch.len()];
+        let how = [self.vp.len(), self.ep.len(), self.zero.len(), self.recompute.len()];
+        let each: f64 = work.iter().chain(&how).map(|&n| n as f64).product();
+        let ways = [self.ways.len(), self.tp.len(), self.pp.len(), self.options.len()];
+        each * (ways.map(|n| n as f64).iter().product::<f64>() + self.also.len() as f64)
     }
 
     fn check(&self) -> Result<()> {
@@ -224,13 +225,15 @@ impl Also {
     fn points(&self, grid: &Grid, seq_len: u64, global_batch: u64, points: &mut Vec<Point>) {
         let Also { ulysses, ring, tp, pp, options } = *self;
         let dp = (grid.gpus / self.ranks().max(1)).max(1);
+        // What is kept where all else is computed again has no meaning elsewhere.
+        let means = |how: &(_, &Recompute)| !options.keep_attention || *how.1 == Recompute::Full;
         for &micro_batch in &grid.micro_batch {
-            // What is kept where all else is computed again has no meaning elsewhere.
-            let means = |how: &(_, &Recompute)| !options.keep_attention || *how.1 == Recompute::Full;
-            points.extend(cross(&grid.zero, &grid.recompute).filter(means).map(|(&zero, &recompute)| {
-                let par = Parallelism { dp, pp, vp: 1, ring, ulysses, tp, ep: 1, zero, recompute, options };
-                Point { seq_len, global_batch, micro_batch, par }
-            }));
+            for (&vp, &ep) in cross(&grid.vp, &grid.ep) {
+                points.extend(cross(&grid.zero, &grid.recompute).filter(means).map(|(&zero, &recompute)| {
+                    let par = Parallelism { dp, pp, vp, ring, ulysses, tp, ep, zero, recompute, options };
+                    Point { seq_len, global_batch, micro_batch, par }
+                }));
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `foretrain simulate`: one configuration, event by event.
 
 mod explain;
+mod picture;
 
 use super::chosen::Chosen;
 use super::config::{CLUSTER, Config, PlanFile};
@@ -10,7 +11,6 @@ use crate::act::picoseconds;
 use crate::error::{Error, Result};
 use crate::export::chakra;
 use crate::plan::Plan;
-use crate::plot::step_timeline::{Critical, step_timeline};
 use crate::report::Report;
 use crate::report::human::{Table, seconds};
 use crate::sim::fault::WATCHDOG_S;
@@ -243,7 +243,7 @@ pub fn run(flags: &Flags) -> Result<Answer> {
         tail.push_str(&format!("\nwrote {}\n", path.display()));
     }
     if let Some(path) = &flags.timeline {
-        let written = draw(path, &chosen, &found)?;
+        let written = picture::draw(path, &chosen, (&plan, faults.as_slice()), &found)?;
         tail.push_str(&format!("\nwrote {}\n", list_of(&written).join(", ")));
     }
     if let Some(dir) = &flags.chakra {
@@ -321,26 +321,6 @@ fn over(
         what_if,
     };
     Ok(Answer::with_error(text, &found, error))
-}
-
-/// The picture of the step.
-fn draw(path: &Path, chosen: &Chosen, found: &Simulated) -> Result<Vec<PathBuf>> {
-    let picture = path.extension().is_some_and(|e| e == "svg" || e == "png");
-    let Some(stem) = path.file_stem().filter(|_| picture) else {
-        let why = format!("{} is no picture; let it end with .svg or .png", path.display());
-        return Err(Error::spec("--timeline", "file", why));
-    };
-    let critical = |s: &Stretch| Critical { rank: s.rank, from: s.from_s, seconds: s.seconds };
-    let chain: Vec<Critical> = found.why.iter().flat_map(|why| &why.critical_path).map(critical).collect();
-    let point = &chosen.point;
-    let degrees =
-        [("pp", point.par.pp), ("dp", point.par.dp), ("ring", point.par.ring), ("ulysses", point.par.ulysses)];
-    let degrees = degrees.into_iter().chain([("tp", point.par.tp), ("ep", point.par.ep)]).filter(|(_, n)| *n > 1);
-    let split: Vec<String> = degrees.map(|(axis, n)| format!("{axis} {n}")).collect();
-    let tokens = format!("{} tokens a sequence, {} sequences", point.seq_len, point.global_batch);
-    let words = [chosen.case.model.name.clone(), chosen.case.cluster.spec.name.clone(), split.join(" x "), tokens];
-    let dir = path.parent().unwrap_or(Path::new("."));
-    step_timeline(&found.timeline, &chain, &words, dir, &stem.to_string_lossy())
 }
 
 /// A line for every op of a rank of each class. Errors: a step that is never over or has too many ops to keep has no

@@ -1,8 +1,10 @@
 //! The table under the axis: what each family reaches at each length, and how, or why it does not.
 
 use super::super::style::{Align, FAINT, GRID, HEIGHT, INK, Mark, PAPER, Point, fitting_size, ramp, short};
-use super::{Frame, Group, LEFT, LINE, RIGHT};
+use super::frame::{Frame, LEFT, LINE, RIGHT};
+use super::{Group, Top};
 use plotters::style::RGBColor;
+use std::collections::BTreeSet;
 
 /// Letters that can be read.
 const LEAST: f64 = 9.5;
@@ -10,8 +12,8 @@ const LEAST: f64 = 9.5;
 const MOST_NAMED: usize = 12;
 
 /// A line for each family, a column for each length; the best of a column stands on a tint of its colour.
-/// `stages`: how many stages of ZeRO there are.
-pub(super) fn table(frame: &Frame, groups: &[Group], stages: usize) -> Vec<Mark> {
+/// `stages`: how many stages of ZeRO there are; `batches`: lengths that have several batches.
+pub(super) fn table(frame: &Frame, groups: &[Group], stages: usize, batches: &BTreeSet<u64>) -> Vec<Mark> {
     let mut marks: Vec<Mark> = left_out(frame).into_iter().collect();
     let width = frame.cell();
     for (place, group) in groups.iter().enumerate() {
@@ -25,7 +27,14 @@ pub(super) fn table(frame: &Frame, groups: &[Group], stages: usize) -> Vec<Mark>
                 let half = width / 2.0 - 3.0;
                 marks.push(Mark::Rect { from: (x - half, top + 2.0), to: (x + half, top + LINE - 2.0), color });
             }
-            marks.extend(entry(group, length, (x, top), width, stages));
+            let at = (x, top);
+            match group.top(length) {
+                Some(best) => marks.extend(entry(group, &best, at, width, [stages > 1, batches.contains(&length)])),
+                None => {
+                    let why = group.reason(length).unwrap_or("-");
+                    marks.push(Mark::text((x, middle), why, 14.0, FAINT, Align::Middle));
+                }
+            }
         }
     }
     marks
@@ -53,13 +62,18 @@ pub(super) fn is_best(groups: &[Group], place: usize, length: u64) -> bool {
     !groups.iter().enumerate().any(beaten)
 }
 
-fn entry(group: &Group, length: u64, (x, top): Point, width: f64, stages: usize) -> Vec<Mark> {
-    let Some(best) = group.top(length) else {
-        let why = group.reason(length).unwrap_or("-");
-        return vec![Mark::text((x, top + LINE / 2.0), why, 14.0, FAINT, Align::Middle)];
-    };
-    let zero = if stages > 1 { format!(", ZeRO {}", best.zero) } else { String::new() };
-    let how = format!("{}{zero}{}", best.way.degrees(), if best.full_recompute { ", full" } else { "" });
+/// What a family reaches and how; with the stage of ZeRO and the batch where there are several of them.
+fn entry(group: &Group, best: &Top, (x, top): Point, width: f64, [zero, batch]: [bool; 2]) -> Vec<Mark> {
+    let mut how = best.way.degrees();
+    if zero {
+        how.push_str(&format!(", ZeRO {}", best.zero));
+    }
+    if batch {
+        how.push_str(&format!(", batch {}", best.global_batch));
+    }
+    if best.full_recompute {
+        how.push_str(", full");
+    }
     let fitting = |words: &str| fitting_size(words, width).min(13.0);
     let color = group.family.look().1;
     let mut lines = vec![(how, INK)];

@@ -211,6 +211,9 @@ pub fn search(
     }
     if let Some(dir) = dir {
         files.push(write_refined(dir, &all)?);
+        let path = dir.join("choices.csv");
+        std::fs::write(&path, values::csv(&all)?).map_err(Error::io(&path))?;
+        files.push(path);
     }
     Ok((all, files))
 }

@@ -1,7 +1,7 @@
 //! What it costs to choose otherwise: the fastest way with each value of each choice.
 
-use super::{Candidate, Counts, Search, fastest, is_slow, key, step};
-use crate::error::Result;
+use super::{Candidate, Counts, Found, Search, fastest, is_slow, key, step};
+use crate::error::{Error, Result};
 use crate::report::Row;
 use crate::spec::Schedule;
 use crate::sweep::Point;
@@ -39,12 +39,32 @@ const CHOICES: &[Choice] = &[
     ("micro_batch", |p| p.micro_batch.to_string()),
     ("zero", |p| p.par.zero.to_string()),
     ("recompute", |p| format!("{}{}", p.par.recompute.name(), p.par.options.made_again())),
+    ("options", |p| p.par.options.unchosen().to_string()),
 ];
 
 /// Ways that are costed to find one with a value that fits.
 const TRIES: usize = 32;
 /// Nobody asks how much slower than this.
 pub const CEILING: f64 = 1.5;
+
+/// The table as a file for the picture, which is of rows alone otherwise: values that nothing was found with have none.
+pub fn csv(found: &[Found]) -> Result<Vec<u8>> {
+    let mut csv = csv::Writer::from_writer(vec![]);
+    let failed = |e: csv::Error| Error::spec("search", "choices.csv", e.to_string());
+    csv.write_record(["seq_len", "global_batch", "choice", "value", "over_best", "at_least", "ceiling"])
+        .map_err(failed)?;
+    for found in found {
+        for Value { choice, value, over_best, at_least, .. } in &found.values {
+            let number = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
+            let work = [found.seq_len, found.global_batch].map(|n| n.to_string());
+            let numbers = [number(*over_best), number(*at_least), CEILING.to_string()];
+            let line =
+                work.iter().map(String::as_str).chain([*choice, value]).chain(numbers.iter().map(String::as_str));
+            csv.write_record(line).map_err(failed)?;
+        }
+    }
+    Ok(csv.into_inner().expect("a Vec takes all that is written"))
+}
 
 /// Every choice that has more than one value, and of each value the fastest way found that fits; ways that were not costed
 /// are, the most promising of each value first.
