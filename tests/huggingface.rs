@@ -233,6 +233,15 @@ fn newer_spellings_are_read() {
     assert!(why.starts_with("config.json: qk_head_dim: 190 is not") && why.contains("192; use that"), "{why}");
 }
 
+/// Modules of multi-token prediction are no loop: ten thousand of them ended the program.
+#[test]
+fn modules_without_end_are_refused() {
+    let mut config = published().into_iter().find(|m| m.name == "DeepSeek-V3").expect("a model of the list").config;
+    config["num_nextn_predict_layers"] = 10_000.into();
+    let why = LlmSpec::parse("config.json", "DeepSeek-V3", &config.to_string()).unwrap_err().to_string();
+    assert!(why.starts_with("config.json: num_nextn_predict_layers: 10000 modules; at most 64"), "{why}");
+}
+
 fn tiny(changes: Value) -> foretrain::error::Result<LlmSpec> {
     let mut config = json!({
         "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 4,

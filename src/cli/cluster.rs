@@ -133,7 +133,11 @@ fn tier(at: usize, pod: &Pod, out: &ScaleOut, number: u64) -> String {
     let name = pod.name.clone().unwrap_or_else(|| format!("pod of tier {at}"));
     let collide = match (out.routing, &pod.uplinks) {
         (Routing::Ecmp { subflows }, Some(up)) => {
-            format!(", {} uplinks of which the fullest has {:.2} times the mean", up.value, fullest(up.value, subflows))
+            format!(
+                ", {} uplinks, of whose few flows the fullest has {:.2} times the mean",
+                up.value,
+                fullest(up.value, subflows)
+            )
         }
         (_, Some(up)) => format!(", {} uplinks a switch", up.value),
         _ => String::new(),

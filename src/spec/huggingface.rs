@@ -340,6 +340,9 @@ impl Config<'_> {
     fn mtp(&self, pattern: Vec<Mixer>) -> Result<Option<MtpSpec>> {
         for field in ["num_nextn_predict_layers", "mtp_num_layers", "mtp_num_hidden_layers", "num_mtp_modules"] {
             if let Some(depth) = self.whole(field)? {
+                if depth > MtpSpec::MOST {
+                    return Err(self.wrong(field, format!("{depth} modules; at most {} are taken", MtpSpec::MOST)));
+                }
                 let weight = self.number("mtp_loss_scaling_factor")?.unwrap_or(MtpSpec::WEIGHT);
                 return Ok((depth > 0).then_some(MtpSpec { depth, weight, pattern }));
             }

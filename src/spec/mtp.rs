@@ -18,6 +18,9 @@ pub struct MtpSpec {
 }
 
 impl MtpSpec {
+    /// No more modules are taken: they are written out in a program, where layers are a loop.
+    pub const MOST: u64 = 64;
+
     /// Megatron Core's `mtp_loss_scaling_factor` unless told otherwise, and DeepSeek's of the last third of its training.
     pub const WEIGHT: f64 = 0.1;
 
