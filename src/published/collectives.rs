@@ -249,7 +249,7 @@ const BRIDGE: f64 = 206e9;
 
 /// Two GPUs of a box with PCIe, where a source says that NVLink joins them.
 fn bridged(spec: &mut ClusterSpec, row: &Collective) -> &'static str {
-    let twelve = ["a100-pcie", "h100-pcie", "a800-pcie"].iter().any(|gpu| spec.gpu.starts_with(gpu));
+    let twelve = ["a100-pcie", "h100-pcie", "h100-nvl", "a800-pcie"].iter().any(|gpu| spec.gpu.starts_with(gpu));
     let pair = row.gpus == Some(2) && row.nodes.unwrap_or(1) == 1;
     if !(twelve && pair && squeezed(&row.link).contains("nvlink")) {
         return "";

@@ -354,7 +354,9 @@ mod tests {
             ("A100 PCIe", "PCIe + NVLink bridges (pairs)", "a100-pcie", 80.0),
             ("A800 PCIe 80GB", "", "a100-pcie", 80.0),
             ("H800 PCIe", "", "h100-pcie", 80.0),
-            ("H100 NVL 94GB", "", "h100-pcie", 94.0),
+            ("H100 NVL 94GB", "", "h100-nvl-pcie", 94.0),
+            ("H100 NVL", "PCIe Gen5", "h100-nvl-pcie", 94.0),
+            ("H100 PCIe 80GB", "", "h100-pcie", 80.0),
             ("V100-PCIE-16GB", "", "v100-pcie", 16.0),
             ("A100 80GB", "NVLink3 + 8x200Gb/s IB (PCIe Gen4)", "dgx-a100", 80.0),
             ("H100", "8x400Gb/s ConnectX-7 (PCIe Gen5)", "dgx-h100", 80.0),
@@ -364,7 +366,8 @@ mod tests {
             assert_eq!(found.cluster.spec.name, name, "{gpu}, {interconnect}");
             let has = found.cluster.gpu.memory.value.value() / f64::from(1 << 30);
             assert!((has / memory - 1.0).abs() < 0.01, "{gpu}: {has}");
-            assert_eq!(found.why.iter().any(|why| why.contains("bridges")), interconnect.contains("bridges"), "{gpu}");
+            let bridged = interconnect.contains("bridges") || gpu.contains("NVL");
+            assert_eq!(found.why.iter().any(|why| why.contains("bridges")), bridged, "{gpu}");
         }
         assert!(choose("H800 PCIe", 8, 8, "").unwrap().why.iter().any(|why| why.contains("H100")));
         assert!(choose("B200", 8, 8, "PCIe Gen5").unwrap().why.iter().any(|why| why.contains("PCIe")));

@@ -159,6 +159,9 @@ pub fn likeness(words: &str, gpu: &GpuSpec) -> Option<i32> {
         tokens.iter().any(|t| t == "sxm3") || tokens.windows(2).any(|two| two[0] == "dgx" && two[1] == "2")
     };
     score -= i32::from(third(&said) != third(&name));
+    // Of cards of one chip, those with bridges are another.
+    let bridged = |tokens: &[String]| tokens.iter().any(|word| word == "nvl");
+    score += i32::from(bridged(&said) == bridged(&name));
     // A card and a board are two machines; memory is but a size.
     score += if is_card(&said) == is_card(&name) { 6 } else { 0 };
     Some(score)
@@ -245,7 +248,8 @@ pub fn other_form(words: &str, gpu: &GpuSpec, spec: &ClusterSpec) -> Option<Stri
 /// What is to be said of bridges between pairs of cards, which no plan goes over.
 pub fn bridges(interconnect: &str, spec: &ClusterSpec) -> Option<String> {
     let text = squeezed(interconnect);
-    let has = text.contains("bridge") && text.contains("nvl") && is_card(&tokens(&spec.name));
+    let said = text.contains("bridge") && text.contains("nvl") || spec.gpu.ends_with("nvl");
+    let has = said && is_card(&tokens(&spec.name));
     has.then(|| "interconnect: bridges join some GPUs and not others; all is taken to go over PCIe".into())
 }
 
