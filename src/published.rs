@@ -29,6 +29,7 @@ pub mod products;
 mod quantity;
 pub mod read;
 pub mod recipe;
+mod recompute;
 mod release;
 mod reports;
 mod runs;

@@ -138,6 +138,9 @@ const EAGER_BF16_EXPERTS: f64 = EAGER_FP8 / 1.3;
 /// What it takes longer where rows of several experts are put in order by PyTorch's operators, one by one
 /// (`moe_permute_fusion` and `moe_router_fusion` off, as they are by default): fitted on 14 runs in bf16 that no GPU limits, which
 /// take 204 to 364 us an op, 266 in the median (those of lots 6, 7, 12 and 13 with one short sequence at a time: traces/published/README.md).
+/// Those by the library's own recipes fuse the order and leave the router as it is (`moe_permute_fusion` true, `moe_router_fusion` false,
+/// `cuda_graph_impl` none: github:NVIDIA-NeMo/Megatron-Bridge@04eb4f8 src/megatron/bridge/recipes/qwen/h100/qwen3_moe.py), and take as long: it is
+/// not the order's alone.
 const UNFUSED_ORDER: f64 = 100e-6;
 
 /// Rows are cut into pieces by expert and by rank: of no more experts than this that takes hardly longer. Known of 8 experts (Mixtral on
@@ -178,9 +181,9 @@ pub fn eager_call(half: Half, narrow: bool, chunked: bool) -> f64 {
     (if narrow { in_fp8 } else { in_bf16 }) * if chunked { in_chunks } else { 1.0 }
 }
 
-/// Whether PyTorch's operators put the rows of a run's experts in order: recipes of performance ask for fused ones, and
-/// Hybrid-EP's kernels do it themselves. Megatron-LM as it is does not, nor do the recipes of the library Megatron-Bridge, nor
-/// runs that carry rows in another way than the recipe of their release.
+/// Whether a run takes the CPU longer by [`UNFUSED_ORDER`]: recipes of performance ask for fused operators, and Hybrid-EP's kernels put
+/// rows in order themselves. Megatron-LM as it is does neither; recipes of the library Megatron-Bridge fuse the order alone, as do runs that
+/// carry rows in another way than the recipe of their release.
 fn orders_unfused(run: &Training) -> bool {
     let system = System::of(&run.system);
     let many = run.experts.as_ref().and_then(|e| e.n).is_some_and(|n| n > FEW);
@@ -355,9 +358,11 @@ pub fn filled_in(mut run: Training) -> Training {
         (run.tp, run.pp, run.vp, run.ep) = (Some(tp), Some(pp), Some(vp), Some(ep));
         (run.micro_batch, run.global_batch) = (Some(line.batch[0]), Some(line.batch[1]));
     }
-    // As many microbatches as stages (torchtitan's `pipeline_parallel_microbatches`); interleaved, a rank has two.
+    // Interleaved, a rank has two stages (`stages_per_rank`, github:pytorch/torchtitan torchtitan/distributed/pipeline_parallel.py).
+    let interleaved = system.contains("torchtitan") && system.contains("interleaved");
+    run.vp = run.vp.or((interleaved && run.pp.is_some_and(|pp| pp > 1)).then_some(2));
+    // As many microbatches as stages (torchtitan's `pipeline_parallel_microbatches`).
     if system.contains("torchtitan") && run.micro_batch.is_none() {
-        run.vp = run.vp.or(system.contains("interleaved").then_some(2));
         let stages = run.pp.filter(|pp| *pp > 1).map(|pp| u64::from(pp * run.vp.unwrap_or(1)));
         let local = run.global_batch.zip(run.dp).map(|(batch, dp)| batch / u64::from(dp));
         run.micro_batch = local.zip(stages).map(|(local, stages)| (local / stages).max(1));
@@ -492,6 +497,22 @@ mod tests {
         assert_eq!(of("NeMo/Megatron-Bridge 26.04", "Nemotron_3_Super"), (false, 2));
         assert_eq!(of("NeMo/Megatron-Bridge 26.04", "Nemotron-4 340B"), (true, 1));
         assert_eq!(of("NeMo AutoModel (PyTorch FSDP2)", "Nemotron 3 Super"), (true, 1));
+    }
+
+    #[test]
+    fn stages_of_torchtitan_are_two_a_rank_where_they_are_interleaved() {
+        let of = |system: &str, pp: u32, micro_batch: Option<u64>| {
+            let (system, pp, dp) = (system.into(), Some(pp), Some(8));
+            let run = Training { system, pp, dp, micro_batch, global_batch: Some(256), ..Training::default() };
+            let filled = filled_in(run);
+            (filled.vp, filled.micro_batch)
+        };
+        let interleaved = "torchtitan (FSDP + TP + PP Interleaved 1F1B)";
+        assert_eq!(of(interleaved, 8, Some(1)), (Some(2), Some(1)));
+        assert_eq!(of(interleaved, 8, None), (Some(2), Some(2)));
+        assert_eq!(of("torchtitan (PP 1F1B)", 8, None), (None, Some(4)));
+        assert_eq!(of(interleaved, 1, Some(1)), (None, Some(1)));
+        assert_eq!(of("Megatron-LM, interleaved", 8, Some(1)), (None, Some(1)));
     }
 
     #[test]

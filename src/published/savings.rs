@@ -67,6 +67,24 @@ pub fn optimizer_is_away(run: &Training) -> bool {
     said.iter().any(is) || said.iter().any(|text| zeros.iter().any(|word| text.contains(word)))
 }
 
+/// Whether weights are stated to wait in the host's memory, too (ZeRO-Infinity, arXiv:2104.07857; FSDP's `offload_params`),
+/// which no plan has.
+pub fn weights_are_away(run: &Training) -> bool {
+    let of = |words: &str| {
+        let clauses = words.split([',', ';', '+']).map(squeezed);
+        let is = |clause: String| {
+            let weights = ["param", "weight"].iter().any(|word| clause.contains(word));
+            let away = ["offload", "onthehost", "onthecpu", "inthehost", "oncpu", "cpu'smemory"];
+            let denied = ["nooffload", "nothingoffload", "notoffload", "withoutoffload"];
+            let says = |words: &[&str]| words.iter().any(|word| clause.contains(word));
+            let named = says(&["zeroinfinity", "notfitofweights"]);
+            named || weights && says(&away) && !says(&denied)
+        };
+        clauses.map(is).any(|is| is)
+    };
+    [&run.zero, &run.system, &run.notes].iter().any(|words| of(words))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +98,22 @@ mod tests {
         assert!(!optimizer_is_away(&run("Ulysses-Offload/FPDT", "ZeRO-3")));
         assert!(optimizer_is_away(&run("Hugging Face", "ZeRO-3 + offload")));
         assert!(!optimizer_is_away(&run("activation ckpt offload", "ZeRO-3")));
+        for words in [
+            "ZeRO-3 + offload params",
+            "FSDP2, offload_params=True",
+            "optimizer and what does not fit of weights, gradients and activations on the host, overlapped",
+            "ZeRO-3 offload (optimizer, parameters offloaded)",
+            "ZeRO-Infinity",
+        ] {
+            assert!(weights_are_away(&run("", words)), "{words}");
+        }
+        for words in [
+            "ZeRO-3 + offload",
+            "Gemini, all parameters sharded, nothing offloaded",
+            "FSDP, parameters kept, optimizer offload",
+        ] {
+            assert!(!weights_are_away(&run("", words)), "{words}");
+        }
         let model = LlmSpec::find("llama-3-8b").unwrap();
         let in_tiles = |notes: &str| tiled(&Training { notes: notes.into(), ..Training::default() }, &model);
         assert_eq!(in_tiles("tiled logits and loss, tiled MLP"), [TILED_LOSS, TILED_MLP]);

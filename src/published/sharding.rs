@@ -27,6 +27,11 @@ const BY_NAME: &[(&str, u32)] = &[
 
 /// The stage of ZeRO: as stated, else as the name of the system has it, else the system's habit.
 pub fn stage(run: &Training, habits: Habits) -> u32 {
+    let found = as_named(run, habits);
+    if found == 3 && keeps_weights(&run.system) { 2 } else { found }
+}
+
+fn as_named(run: &Training, habits: Habits) -> u32 {
     match run.zero.trim() {
         "" => named(&run.system).unwrap_or(habits.zero),
         number @ ("0" | "1" | "2" | "3") => number.parse().unwrap_or(0),
@@ -34,11 +39,25 @@ pub fn stage(run: &Training, habits: Habits) -> u32 {
     }
 }
 
+/// Whether words say that gathered weights stay until the backward pass is over, which is stage 2: FSDP2's
+/// `reshard_after_forward=False`, torchtitan's `never`.
+fn keeps_weights(words: &str) -> bool {
+    let text = squeezed(words);
+    let denied = ["notreshard", "noreshard", "neverreshard", "withoutreshard"].iter().any(|word| text.contains(word));
+    let set = text.split("reshard").skip(1).any(|rest| {
+        let rest = rest.strip_prefix("ed").unwrap_or(rest);
+        let value = rest.strip_prefix("afterforward").unwrap_or(rest).trim_start_matches(['=', ':', '(', '"', '\'']);
+        ["false", "never", "no", "off"].iter().any(|word| value.starts_with(word))
+    });
+    denied || set
+}
+
 /// The stage that words name.
 fn named(words: &str) -> Option<u32> {
     let text = squeezed(words);
     let counted = ["zero", "stage"].iter().filter_map(|word| number_behind(&text, word)).find(|stage| *stage <= 3.0);
     let by_name = || BY_NAME.iter().find(|(name, _)| text.contains(name)).map(|(_, stage)| *stage);
+    let by_name = || if keeps_weights(words) { Some(2) } else { by_name() };
     let bare = (text == "zero").then_some(1);
     counted.map(|stage| stage as u32).or_else(by_name).or(bare)
 }
@@ -131,6 +150,13 @@ mod tests {
             ("ZeRO-Infinity", 3),
             ("ZeRO-Offload", 2),
             ("dist-opt", 1),
+            ("FSDP2 (reshard_after_forward=False)", 2),
+            ("FSDP, reshard_after_forward=never", 2),
+            ("FSDP2, reshard_after_forward: \"never\"", 2),
+            ("FSDP, no reshard after forward", 2),
+            ("FSDP, not resharded after forward", 2),
+            ("FSDP2 (reshard_after_forward=True)", 3),
+            ("FSDP, resharded after forward, no offload", 3),
         ] {
             assert_eq!(stage(&run("", words), Habits::of("Megatron-LM PTD-P")), found, "{words}");
         }
@@ -143,6 +169,8 @@ mod tests {
             [of("PyTorch FSDP", ""), of("DeepSpeed ZeRO-3", ""), of("DeepSpeed ZeRO-2 + offload", "")],
             [3, 3, 2]
         );
+        let never = "torchtitan, reshard_after_forward never";
+        assert_eq!([of(never, ""), of(never, "FSDP"), of("torchtitan", ""), of(never, "ZeRO-1")], [2, 2, 3, 1]);
         assert_eq!([of("PyTorch FSDP", "none"), of("Megatron-LM", ""), of("Megatron zero-bubble", "")], [0, 1, 0]);
         assert_eq!(of("DeepSpeed ZeRO-100B + Megatron-LM", ""), 1);
         assert_eq!(to_try(&run("LitGPT", "")), ["ZeRO-3"]);

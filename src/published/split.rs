@@ -5,21 +5,24 @@
 //! * without GPUs, a replica, and a whole node at least: what a GPU does hardly depends on how many there are;
 //! * micro-batch 1: the memory of a large model leaves no choice, and a small one gains little; where no batch is
 //!   stated either, what gives a rank `ROWS` tokens at a time, without which products starve;
-//! * a batch of four micro-batches a pipeline stage, with which the bubble is small;
+//! * a batch of four micro-batches a stage where there is a pipeline, with which the bubble is small, else of one a replica: four
+//!   come closer to what is published of plain data parallelism, and less close of optimizers that are shared out;
 //! * recomputation as the system's examples have it, else the least with which the plan fits the GPU, see `training`.
 
 use super::case::Training;
 use super::convention::Convention;
+use super::era::{is_later_gpu, is_later_model};
 use super::gradients;
 use super::known::length;
 use super::mixture;
 use super::options::with_words;
 use super::recipe;
+use super::recompute::{keeps_attention, parts_made_again, recompute, recomputes_experts};
 use super::savings::{self, TILED_LOSS, activations_are_away, optimizer_is_away};
 use super::sharding;
-use super::software::{self, Habits};
+use super::software::Habits;
 use super::system::{NEMO, System};
-use super::words::{is_narrow, number_before, number_behind, squeezed, tokens};
+use super::words::{is_narrow, squeezed};
 use crate::spec::{LlmSpec, Options, Parallelism, Recompute};
 
 /// A run's degrees and batch.
@@ -166,8 +169,9 @@ fn interleaving(run: &Training, model: &LlmSpec, pp: u32) -> Option<u32> {
     }
     let layers = Some(model.layers).filter(|_| interleaves && pp > 1)?;
     // Embedding and head take the place of a layer each where its makers say so (arXiv:2407.21783, section 3.3.2), in
-    // NVIDIA's recipes they do not.
-    let ends = if system.says(&[NEMO, "megatronbridge", "mlperf"]) { 0 } else { 2 };
+    // NVIDIA's recipes they do not, nor in Megatron as it was before that.
+    let before = !is_later_gpu(&run.gpu) && !is_later_model(run);
+    let ends = if before || system.says(&[NEMO, "megatronbridge", "mlperf"]) { 0 } else { 2 };
     let even = |vp: &u64| [layers, layers + ends].iter().any(|l| l.is_multiple_of(u64::from(pp) * vp));
     (1..=((layers + ends) / u64::from(pp)).clamp(1, 64)).rev().find(even).map(|vp| vp as u32)
 }
@@ -202,134 +206,6 @@ fn sequence_ways(run: &Training) -> (u32, u32) {
         (None, None) if squeezed(&run.system).contains("ulysses") => (cp, 1),
         (None, None) => (1, cp),
     }
-}
-
-/// What is recomputed, if the source says so: in its own field, or in the name of the system.
-pub fn recompute(run: &Training) -> Option<Recompute> {
-    let (text, system) = (squeezed(&run.recompute), squeezed(&run.system));
-    if text.contains("notstated") {
-        return None;
-    }
-    if keeps_attention(run) {
-        return Some(Recompute::Full);
-    }
-    // Words of their own say so.
-    if text.contains("mlaup") || parts_made_again(run).contains(&true) {
-        return Some(Recompute::None);
-    }
-    let of = |text: &str| {
-        // Of all but a few activations, and of what goes to the host and comes back, little but products is left to keep.
-        let all = ["allbut", "allexcept"].iter().any(|word| text.starts_with(word)) || text.contains("remat");
-        let words = [
-            ("full", Recompute::Full),
-            ("selective", Recompute::Selective),
-            ("none", Recompute::None),
-            ("nexttonone", Recompute::None),
-            // Of torchtitan's words: activation checkpointing, and the selective one.
-            ("sac", Recompute::Selective),
-            ("coreattn", Recompute::Selective),
-            // How Megatron-LM goes about the full one (`recompute-method`).
-            ("uniform", Recompute::Full),
-            ("block", Recompute::Full),
-            ("everylayer", Recompute::Full),
-            ("alllayers", Recompute::Full),
-            ("100%", Recompute::Full),
-        ];
-        let found = words.into_iter().find(|(word, _)| text.starts_with(word)).map(|(_, r)| r);
-        let found = found.or((text == "ac").then_some(Recompute::Full));
-        let found = found.or_else(|| in_words(text)).or(all.then_some(Recompute::Full));
-        // Whole networks plans do not make again by themselves.
-        let elsewhere = ["moe", "mlp", "expert"].iter().any(|part| text.contains(part));
-        found.map(|r| if r == Recompute::Selective && elsewhere { Recompute::None } else { r })
-    };
-    if software::is_disproved(&run.system) {
-        return Habits::of_run(run).recompute;
-    }
-    let named = [
-        "fullactivation",
-        "actckpt",
-        "ckptoffload",
-        "fpdt",
-        "gradientcheckpoint",
-        "activationcheckpoint",
-        "fullrecompu",
-    ];
-    let denied = ["nogradient", "noactivation", "withoutgradient", "withoutactivation"];
-    let is = named.iter().any(|w| system.contains(w)) && !denied.iter().any(|w| system.contains(w));
-    let in_system = is.then_some(Recompute::Full);
-    of(&text).or(in_system).or(Habits::of_run(run).recompute)
-}
-
-/// Recomputation by what else sources say of it, where they do not begin with its name.
-fn in_words(text: &str) -> Option<Recompute> {
-    let is = |words: &[&str]| words.contains(&text) || words.iter().any(|word| word.len() > 5 && text.contains(word));
-    let not =
-        ["no", "off", "false", "disabled", "without", "norecomput", "nogradientcheckpoint", "noactivationcheckpoint"];
-    let said = ["yes", "on", "true", "enabled", "gradientcheckpoint", "activationcheckpoint", "activationrecomput"];
-    match () {
-        () if is(&not) => Some(Recompute::None),
-        () if text.contains("selective") => Some(Recompute::Selective),
-        () => is(&said).then_some(Recompute::Full),
-    }
-}
-
-/// Whether all is made again but attention, whose output is kept.
-fn keeps_attention(run: &Training) -> bool {
-    let text = squeezed(&run.recompute);
-    ["attention'soutput", "outputofattention"].iter().any(|word| text.contains(word))
-}
-
-/// Whether selective recomputation is that of experts, among others.
-fn recomputes_experts(run: &Training, model: &LlmSpec) -> bool {
-    let text = squeezed(&run.recompute);
-    // Their activation is another module (`moe_act`).
-    let whole = tokens(&run.recompute.replace("moe_act", "")).iter().any(|word| word == "moe");
-    model.moe.is_some() && (text.starts_with("selective") && whole || keeps_products(run))
-}
-
-/// Whether what is kept of a layer of experts is outputs of products and of attention, operator by operator: those of grouped
-/// products are not on torchtitan's list, nor those of norms (`_op_sac_save_list`, github:pytorch/torchtitan
-/// torchtitan/models/llama4/infra/parallelize.py).
-fn keeps_products(run: &Training) -> bool {
-    let text = squeezed(&run.recompute);
-    let by_layer = ["layer", "every"].iter().any(|word| text.contains(word));
-    run.experts.is_some() && text.starts_with("selective") && Habits::of_run(run).halves && !by_layer
-}
-
-/// Parts of a layer that a source names as made again by themselves: norms, and outputs of activations.
-fn parts_made_again(run: &Training) -> [bool; 2] {
-    let text = squeezed(&run.recompute);
-    if text.starts_with("full") {
-        return [false; 2];
-    }
-    if keeps_products(run) {
-        return [true; 2];
-    }
-    let acts = ["moeact", "mlpact", "experts'activation", "swiglu", "gelu"].iter().any(|part| text.contains(part));
-    [text.contains("norm"), acts || tokens(&run.recompute).iter().any(|word| word == "act")]
-}
-
-/// Of a layer's forward pass, where every second product, or every second layer, is computed again.
-const HALF: f64 = 0.5;
-
-/// The part of the layers that is computed again where it is not all of them: as many as are stated, or half of them where
-/// selective recomputation is that of every second product or layer, by its words or the system's habit.
-pub fn recomputed_part(run: &Training) -> Option<f64> {
-    if keeps_products(run) {
-        return None;
-    }
-    let text = squeezed(&run.recompute);
-    let said = ["selectiveop", "selectivelayer", "perop", "everyother", "everysecond", "half", "sac"];
-    let selective = text.starts_with("selective") && Habits::of_run(run).halves;
-    let counted = || {
-        let at = text.find("of").filter(|_| text.contains("layers"))?;
-        let [some, all] = [number_before(&text, at)?, number_behind(&text[at..], "of")?];
-        Some(some / all).filter(|part| (0.0..1.0).contains(part))
-    };
-    let nth = [("everythird", 3.0), ("everyfourth", 4.0)];
-    let nth = || nth.iter().find(|(word, _)| text.contains(word)).map(|(_, n)| 1.0 / n);
-    let halves = selective || said.iter().any(|word| text.contains(word));
-    counted().or_else(nth).or(halves.then_some(HALF))
 }
 
 /// Words of options. Sequence parallelism is as stated, or the system's habit; products are in FP8 where the precision
@@ -374,6 +250,7 @@ fn words(run: &Training, model: &LlmSpec, [tp, pp, vp, zero]: [u32; 4], habits: 
 mod tests {
     use super::*;
     use crate::published::case::Experts;
+    use crate::published::recompute::recomputed_part;
 
     fn habits() -> Habits {
         Habits::of("Megatron-LM PTD-P")
@@ -442,7 +319,7 @@ mod tests {
             let run = Training { recompute: text.into(), ..Training::default() };
             let found = words(&run, &model, [1, 8, 4, 1], habits(), 4096);
             let word = |word| found.contains(&word);
-            (recompute(&run), word("recompute-norm"), word("recompute-act"), recomputed_part(&run).is_some())
+            (recompute(&run), word("recompute-norm"), word("recompute-act"), recomputed_part(&run, 94, 8, 4).is_some())
         };
         let none = Some(Recompute::None);
         assert_eq!(of("norm, act"), (none, true, true, false));
@@ -462,11 +339,11 @@ mod tests {
                 ..Training::default()
             };
             let found = words(&run, &model, [1, 8, 4, 1], habits(), 4096);
-            (found.contains(&"recompute-moe"), found.contains(&"recompute-norm"), recomputed_part(&run))
+            (found.contains(&"recompute-moe"), found.contains(&"recompute-norm"), recomputed_part(&run, 94, 8, 4))
         };
         assert_eq!(titan("selective (per op)", Some(Experts::default())), (true, true, None));
         assert!(!titan("selective, every fourth layer", Some(Experts::default())).0);
-        assert_eq!(titan("selective (per op)", None), (false, false, Some(HALF)));
+        assert_eq!(titan("selective (per op)", None), (false, false, Some(0.5)));
         assert_eq!(of("selective"), (Some(Recompute::Selective), false, false, false));
         // Activations, as most call them, are all that is kept.
         assert_eq!(of("full (activation checkpointing)"), (Some(Recompute::Full), false, false, false));
@@ -486,6 +363,13 @@ mod tests {
             ],
             [None; 3]
         );
+        // Embedding and head have no place of their own on what is older than Llama 3 and its GPUs.
+        let gpt = LlmSpec { layers: 48, ..LlmSpec::default() };
+        let of = |gpu: &str, model: &str| {
+            let (system, gpu, model) = ("Megatron-LM PTD-P, interleaved".into(), gpu.into(), model.into());
+            interleaving(&Training { system, gpu, model, ..Training::default() }, &gpt, 2)
+        };
+        assert_eq!([of("A100-SXM-80GB", "GPT 39.1B"), of("H100-SXM-80GB", "GPT 39.1B")], [Some(24), Some(25)]);
     }
 
     #[test]
@@ -506,58 +390,5 @@ mod tests {
             [(72, 12, 1), (70, 12, 1), (13, 6, 1), (77, 6, 2)].map(|(l, pp, vp)| left_over(l, pp, vp)),
             [None; 4]
         );
-    }
-
-    #[test]
-    fn every_second_product_is_half_of_a_layer() {
-        let run = |system: &str, recompute: &str| Training {
-            system: system.into(),
-            recompute: recompute.into(),
-            ..Training::default()
-        };
-        let part = |system: &str, recompute: &str| recomputed_part(&run(system, recompute));
-        assert_eq!(part("torchtitan (FSDP)", "selective"), Some(HALF));
-        assert_eq!([part("", "selective (per op)"), part("", "selective layer"), part("", "SAC")], [Some(HALF); 3]);
-        assert_eq!([part("Megatron-LM", "selective"), part("torchtitan", "full")], [None; 2]);
-        assert_eq!(part("", "full, 8 of 32 layers"), Some(0.25));
-        assert_eq!(part("", "selective, every fourth layer"), Some(0.25));
-        assert_eq!(part("", "full, inputs of layers offloaded"), None);
-    }
-
-    #[test]
-    fn what_times_rule_out_is_not_taken() {
-        let of = |system: &str| {
-            let run = Training { system: system.into(), ..Training::default() };
-            (super::recompute(&run), software::fills_vocabulary(system))
-        };
-        let one_node = "Megatron-DeepSpeed, 1F1B, full activation checkpointing, fp16, ffn=4h, vocab 50257";
-        assert_eq!(of(one_node), (Some(Recompute::None), false));
-        assert_eq!(of("Megatron-DeepSpeed (Megatron 3D, 1F1B)"), (Some(Recompute::Full), true));
-        assert_eq!(of("Hugging Face transformers"), (None, false));
-    }
-
-    #[test]
-    fn recomputation_is_read_where_it_is_said() {
-        let run = |recompute: &str, system: &str| {
-            super::recompute(&Training { recompute: recompute.into(), system: system.into(), ..Training::default() })
-        };
-        assert_eq!(run("full (block, 2 layers/stage in the script)", ""), Some(Recompute::Full));
-        assert_eq!(run("none at 8K", ""), Some(Recompute::None));
-        assert_eq!(run("none/selective (not stated)", ""), None);
-        assert_eq!(run("selective layernorm+moe", ""), Some(Recompute::None));
-        assert_eq!(run("selective (core attention)", ""), Some(Recompute::Selective));
-        assert_eq!(run("", "Megatron, full activation checkpointing, fp16"), Some(Recompute::Full));
-        for (words, found) in [
-            ("all but inputs of layers, which are offloaded", Some(Recompute::Full)),
-            ("gradient checkpointing", Some(Recompute::Full)),
-            ("True", Some(Recompute::Full)),
-            ("activation checkpointing, selective", Some(Recompute::Selective)),
-            ("no activation checkpointing", Some(Recompute::None)),
-            ("off", Some(Recompute::None)),
-            ("norm, act", Some(Recompute::None)),
-        ] {
-            assert_eq!(run(words, ""), found, "{words}");
-        }
-        assert!(activations_are_away(&Training { recompute: "full, offloaded".into(), ..Training::default() }));
     }
 }

@@ -9,9 +9,11 @@ use super::memory::Counted;
 use super::pair::pair;
 use super::precision::{narrowest, whole};
 use super::recipe;
+use super::recompute::{recompute, recomputed_part, unread};
 use super::reports;
+use super::savings;
 use super::software::{self, Habits, is_eager};
-use super::split::{ROWS, Split, gpus, recompute, recomputed_part, split, without_assumed, without_spare};
+use super::split::{ROWS, Split, gpus, split, without_assumed, without_spare};
 use super::standin::stand_in;
 use super::tuning::Tuning;
 use super::verdict::Prediction;
@@ -308,7 +310,13 @@ impl Setup {
         let tuning = Tuning::of(run);
         found.why.extend(tuning.map(|tuning| tuning.said().to_string()));
         let routing = mixture::routing(run);
-        Ok(Setup { model, split, machine, stack, again: recomputed_part(run), tuning, routing, dtype })
+        found.why.extend(unread(run));
+        found.why.extend(savings::weights_are_away(run).then(|| {
+            "parameters on the host: not modelled; weights are taken to be on the GPUs, whatever else is away"
+                .to_string()
+        }));
+        let again = recomputed_part(run, model.layers, split.par.pp, split.par.vp);
+        Ok(Setup { model, split, machine, stack, again, tuning, routing, dtype })
     }
 
     /// The plan, with the least recomputation that fits where none is stated: of no layer, else of attention alone,
