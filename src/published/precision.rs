@@ -3,7 +3,7 @@
 use super::case::Training;
 use super::verdict::Prediction;
 use super::words::{is_fp4, is_narrow, squeezed};
-use crate::spec::{Architecture, Dtype, GpuSpec};
+use crate::spec::{Architecture, Dtype, GpuSpec, Origin, Sourced, StackSpec};
 
 /// Precisions that are no whole 32 bits, whatever is beside them in as many: "bf16 (fp32 gradients)".
 const HALVES: &[&str] =
@@ -51,6 +51,37 @@ pub fn narrowest(run: &Training, gpu: &mut GpuSpec, found: &mut Prediction) {
     found.why.push(taken.into());
 }
 
+/// What products of FP8 whose scales are of rows reach, over those whose scale is of a whole tensor: the middle of the "90-100 %" of most
+/// shapes (github issue pytorch/pytorch#147971, CUTLASS's kernel beside cuBLAS's).
+const OF_TENSORWISE: f64 = 0.95;
+
+/// What their casts move, over one that reads two bytes of an element and writes one, counted of torchao@0.11
+/// (torchao/float8/float8_ops.py and float8_linear.py): two bytes are read for the largest of a row or a column, two again and one
+/// written; and as cuBLAS knows no scales of rows, the results of the backward pass, about as many as what was cast, are read and written
+/// once more, in two bytes (github issue pytorch/ao#2184). A scale of a whole tensor is made where the tensor is written.
+const ROWS_CAST: f64 = (2.0 + 2.0 + 1.0 + 2.0 + 2.0) / 3.0;
+
+/// Whether operands of products have a scale for each row, as torchao's recipe `rowwise` has them.
+fn is_by_row(run: &Training) -> bool {
+    let says = |text: &str| ["rowwise", "axiswise"].iter().any(|word| squeezed(text).contains(word));
+    is_narrow(&run.precision) && (says(&run.precision) || says(&run.system))
+}
+
+/// The stack with the casts, and the GPU with the products, of operands that have a scale for each row. Nothing was fitted.
+pub fn by_row(run: &Training, gpu: &mut GpuSpec, stack: StackSpec, found: &mut Prediction) -> StackSpec {
+    if !is_by_row(run) {
+        return stack;
+    }
+    let mut ceiling = gpu.gemm.ceiling_of("fp8").clone();
+    ceiling.value *= OF_TENSORWISE;
+    gpu.gemm.ceiling.insert("fp8".into(), ceiling);
+    let mut slower = stack.slower.as_ref().map(|slower| slower.value.clone()).unwrap_or_default();
+    slower.insert("cast".into(), ROWS_CAST);
+    found.why.push("float8 with scales of rows: casts in passes of their own".into());
+    let source = "scales of rows, counted of torchao".into();
+    StackSpec { slower: Some(Sourced { value: slower, source, provenance: Origin::Derived }), ..stack }
+}
+
 /// The type of weights and products: of 32 bits where the source says so and the GPU has a rate of them. The type of tensor
 /// cores that sees 19 of them has half the rate of bf16 since Ampere, and on AMD's MI300 (makers' data sheets: 156 and 312
 /// TFLOP/s of an A100, 495 and 989 of an H100); older ones have none, and take 32.
@@ -92,6 +123,27 @@ mod tests {
         ] {
             assert_eq!(is_whole(words), whole, "{words}");
         }
+    }
+
+    /// Measured pairs of torchtitan on H100, of which nothing was fitted: rows cost 8 to 34 % of what a scale of the tensor has.
+    #[test]
+    fn scales_of_rows_cost_their_casts() {
+        let shipped = Shipped::new().unwrap();
+        let rate = |precision: &str, system: &str| {
+            let (model, gpu) = ("Llama-3 8B".into(), "H100-SXM-80GB".into());
+            let sizes = Training { gpus: Some(8), seq: Some(8192), global_batch: Some(8), ..Training::default() };
+            let (precision, system, zero) = (precision.into(), system.into(), "FSDP".into());
+            let rates = Training { tokens_per_s_per_gpu: Some(7000.0), ..sizes };
+            let found = predict(&Training { model, gpu, precision, system, zero, ..rates }, &shipped);
+            (found.predicted.unwrap(), found.why.iter().any(|why| why.contains("scales of rows")))
+        };
+        let titan = "torchtitan (FSDP2 + torch.compile)";
+        let [bf16, tensors, rows] =
+            ["bf16", "float8 tensorwise", "float8 rowwise"].map(|precision| rate(precision, titan));
+        assert!(rows.1 && !tensors.1 && rows.0 / tensors.0 < 0.93 && rows.0 > bf16.0, "{rows:?} {tensors:?} {bf16:?}");
+        let system = "torchtitan (FSDP2 + torch.compile, fp8-rowwise)";
+        assert_eq!(rate("fp8", system), rows);
+        assert_eq!(rate("bf16", system), bf16);
     }
 
     /// A rate above the GPU's peak is none.

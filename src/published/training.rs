@@ -7,7 +7,7 @@ use super::machine::{Chosen, Stated};
 use super::measured::{Measured, Quantity, Step};
 use super::memory::Counted;
 use super::pair::pair;
-use super::precision::{narrowest, whole};
+use super::precision::{by_row, narrowest, whole};
 use super::recipe;
 use super::recompute::{recompute, recomputed_part, unread};
 use super::reports;
@@ -300,6 +300,7 @@ impl Setup {
         let stack = era::older_library(run, machine.cluster.gpu.architecture, stack);
         let stack = recipe::stack(run, &stack, split.par.options.tp_overlap);
         let stack = if is_eager(&run.system) { shipped.stacks.eager(stack) } else { stack };
+        let stack = by_row(run, &mut machine.cluster.gpu, stack, found);
         let without = |word: &&str| format!("taken without {word}, which this version has not");
         found.why.extend(split.unknown.iter().map(without));
         found.why.extend(run.gpus.is_none().then(|| format!("gpus: not stated; {} taken", stated.gpus)));
