@@ -18,16 +18,18 @@ const FILES: [&str; 6] = [
 ];
 
 /// Lots that were written down before anyone saw a prediction of them; what they came out at then is in their provenance.
-const BLIND: [&str; 30] = [
+const BLIND: [&str; 33] = [
     "blind_attention.json",
     "blind_attention_2.json",
     "blind_attention_3.json",
     "blind_attention_4.json",
+    "blind_attention_5.json",
     "blind_exchange.json",
     "blind_exchange_2.json",
     "blind_exchange_3.json",
     "blind_exchange_4.json",
     "blind_exchange_5.json",
+    "blind_exchange_6.json",
     "blind_memory.json",
     "blind_mixtures.json",
     "blind_network.json",
@@ -49,6 +51,7 @@ const BLIND: [&str; 30] = [
     "blind_training_11.json",
     "blind_training_12.json",
     "blind_training_13.json",
+    "blind_training_14.json",
 ];
 
 /// What a median, and a tail, may grow by before it is a change, in percent.
