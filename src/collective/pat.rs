@@ -36,16 +36,13 @@ mod tests {
             let mut has: Vec<Vec<bool>> = (0..n).map(|m| (0..n).map(|part| part == m).collect()).collect();
             for (apart, parts) in sends(n) {
                 let before = has.clone();
-                for from in 0..n {
+                for (from, held) in before.iter().enumerate() {
                     let to = (from + apart) % n;
                     // Those that are an odd multiple of the distance behind whom they go to.
                     let goes = (1..n).filter(|j| j % (2 * apart) == apart);
                     assert_eq!(goes.clone().count(), parts, "{n} {apart}");
                     for part in goes.map(|j| (to + n - j) % n) {
-                        assert!(
-                            before[from][part] && !std::mem::replace(&mut has[to][part], true),
-                            "{n} {apart} {part}"
-                        );
+                        assert!(held[part] && !std::mem::replace(&mut has[to][part], true), "{n} {apart} {part}");
                     }
                 }
             }

@@ -71,7 +71,7 @@ pub fn optimizer_is_away(run: &Training) -> bool {
 /// which no plan has.
 pub fn weights_are_away(run: &Training) -> bool {
     let of = |words: &str| {
-        let clauses = words.split([',', ';', '+']).map(squeezed);
+        let mut clauses = words.split([',', ';', '+']).map(squeezed);
         let is = |clause: String| {
             let weights = ["param", "weight"].iter().any(|word| clause.contains(word));
             let away = ["offload", "onthehost", "onthecpu", "inthehost", "oncpu", "cpu'smemory"];
@@ -80,7 +80,7 @@ pub fn weights_are_away(run: &Training) -> bool {
             let named = says(&["zeroinfinity", "notfitofweights"]);
             named || weights && says(&away) && !says(&denied)
         };
-        clauses.map(is).any(|is| is)
+        clauses.any(is)
     };
     [&run.zero, &run.system, &run.notes].iter().any(|words| of(words))
 }
