@@ -141,13 +141,13 @@ fn the_second_of_two_calls_crosses_links() {
     let hot = Counts::Listed { tokens: vec![2048; 16], choices: [0, 1].repeat(2048 * 16) };
     let hot = Route::new([16, 8], 32, 2, hot).unwrap();
     for (route, slower) in [(&balanced(16, 256, 8, 4096), Limiter::Network), (&hot, Limiter::Links)] {
-        let found = slowest(route, ExchangeAlgo::Hierarchical, Phase::Dispatch, 7392, "dgx-h100");
+        let found = slowest(route, ExchangeAlgo::Hierarchical, Phase::Dispatch, 7392, "h800-8x400");
         assert!(found.in_turn && found.links.value() > 0.0, "{found:?}");
         assert_eq!(found.total(), found.start + found.notify + found.network + found.links);
         assert!(found.start.value() < 2e-4, "no row crosses before the first: {found:?}");
         assert_eq!(found.limiter(), slower, "{found:?}");
     }
-    let one_node = slowest(&balanced(8, 256, 8, 4096), ExchangeAlgo::Hierarchical, Phase::Dispatch, 7392, "dgx-h100");
+    let one_node = slowest(&balanced(8, 256, 8, 4096), ExchangeAlgo::Hierarchical, Phase::Dispatch, 7392, "h800-8x400");
     assert!(!one_node.in_turn, "one call: {one_node:?}");
 }
 
