@@ -1,7 +1,7 @@
 //! Panels of curves: the sheet's columns `panel`, `series`, `x` and `y` say what goes where.
 
 use super::sheet::Sheet;
-use super::style::{Align, FAINT, GRID, INK, Mark, Point};
+use super::style::{Align, FAINT, GRID, INK, Mark, Point, Shape};
 use crate::error::Result;
 use plotters::style::RGBColor;
 
@@ -128,7 +128,8 @@ fn curve(one: &Series, before: &[Series], scale: &Scale, color: RGBColor) -> Vec
     let below = |pair: &[Point]| before.iter().filter(|other| pair.iter().all(|p| on(other, p))).count();
     let counts: Vec<usize> = one.points.windows(2).map(below).collect();
     let (line, mut at) = (drawn(one, scale), 0);
-    let mut marks = vec![];
+    let alone = |at| Mark::Marker { shape: Shape::Circle, at, radius: 5.0, color, filled: true };
+    let mut marks: Vec<Mark> = line.iter().filter(|_| line.len() == 1).map(|p| alone(*p)).collect();
     for run in counts.chunk_by(|a, b| a == b) {
         // Of several that lie on each other each has gaps for those before it.
         let dash = (run[0] > 0).then(|| (10.0, 10.0 * run[0] as f64));
