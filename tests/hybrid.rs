@@ -205,8 +205,8 @@ fn scans_go_through_the_tokens_of_all_ranks_with_some_of_the_heads() {
         (2, 2, "stripe+a2a-separate"),
         (2, 2, "gather-kv"),
         (2, 2, "ring-inside"),
-        (2, 4, "ring-inside+stripe"),
-        (4, 2, "ring-inside+gather-kv"),
+        (2, 2, "ring-inside+stripe"),
+        (2, 2, "ring-inside+gather-kv"),
     ] {
         let par = Parallelism { ring, ulysses, options: words.parse().unwrap(), ..Parallelism::default() };
         holds(&Case { seq_len: 16, micro_batch: 2, ..case("M*-M", par) }, 1e-10);

@@ -407,26 +407,19 @@ fn hashed(plan: &Plan, subflows: u32) -> Host {
     })
 }
 
-/// Fewer sub-flows collide more, and carry the same bytes.
+/// Fewer sub-flows collide more; what groups alike lose to it is in the analytic times, and nobody shares a link beyond that.
 #[test]
 fn hashed_flows_collide_the_less_the_more_they_are() {
     let par = way(32, 1, 1);
     let plan = plans::plan(&large(4), &par, &work(&par, 8192, 1, 2), SM);
-    let mut last: Option<(f64, f64)> = None;
-    for subflows in [1, 2] {
+    let steps = [1, 2, 256].map(|subflows| {
         let host = hashed(&plan, subflows);
-        let found = simulate(&plan, host.machine(), &[], Effort::SPANS).unwrap();
-        let up = found.shared.iter().find(|l| l.link.starts_with("uplinks")).unwrap();
-        let bytes = up.busy * up.capacity * step(&found);
-        assert!(up.busy <= 1.0 && up.full > 0.0 && up.full <= 1.0, "{up:?}");
-        if let Some((slower, same)) = last {
-            assert!(step(&found) < slower, "{subflows}: {} after {slower}", step(&found));
-            assert!((bytes / same - 1.0).abs() < 1e-9, "{bytes} B, not {same} B");
-        }
-        last = Some((step(&found), bytes));
-    }
-    let many = hashed(&plan, 256);
-    assert!(with(&plan, &many, true, &[]).shared.is_empty(), "enough sub-flows fill all uplinks alike");
+        let (found, costed) = (with(&plan, &host, true, &[]), cost(&plan, host.machine(), FLAT).unwrap());
+        assert!(found.shared.is_empty(), "{subflows}: {:?}", found.shared);
+        assert!((step(&found) / costed.step.value() - 1.0).abs() < 1e-6, "{subflows}: {} s", step(&found));
+        step(&found)
+    });
+    assert!(steps[0] > steps[1] && steps[1] > steps[2], "{steps:?}");
 }
 
 /// Whoever shares a link is never faster for it, and ranks that fold do as they do one by one.
@@ -449,8 +442,8 @@ fn ranks_that_share_links_are_never_faster_and_fold_exactly() {
             slowed.push(name);
         }
     }
-    // What all groups alike leave of uplinks is in the analytic times; NICs and hashed flows that meet are not.
-    assert!(slowed.len() >= 3, "{slowed:?}");
+    // What all groups alike leave of uplinks, hashed or not, is in the analytic times; NICs whose flows meet are not.
+    assert_eq!(slowed, ["two NICs, rings"]);
 }
 
 /// Every event ends something or is an edge in the speed of a link: there cannot be more of them than that, however fast

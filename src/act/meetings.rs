@@ -287,6 +287,10 @@ mod tests {
                 (CollectiveKind::ReduceScatter, Algorithm::Pat),
                 (CollectiveKind::AllToAll, Algorithm::Pairwise),
             ] {
+                // Of nodes with one member each.
+                if algorithm == Algorithm::Pat && gang.nodes.len() < members.len() {
+                    continue;
+                }
                 let flows = loads(&streams(&cluster, algorithm, Operation::Whole(kind), &members, 1.0));
                 let of = |is: fn(&Link) -> bool| {
                     flows.iter().filter(|(link, _)| is(link)).map(|(_, bytes)| bytes).sum::<f64>()

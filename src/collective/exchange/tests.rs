@@ -143,7 +143,7 @@ fn the_second_of_two_calls_crosses_links() {
     for (route, slower) in [(&balanced(16, 256, 8, 4096), Limiter::Network), (&hot, Limiter::Links)] {
         let found = slowest(route, ExchangeAlgo::Hierarchical, Phase::Dispatch, 7392, "h800-8x400");
         assert!(found.in_turn && found.links.value() > 0.0, "{found:?}");
-        assert_eq!(found.total(), found.start + found.notify + found.network + found.links);
+        assert_eq!(found.total(), found.start + found.notify + (found.network + found.links));
         assert!(found.start.value() < 2e-4, "no row crosses before the first: {found:?}");
         assert_eq!(found.limiter(), slower, "{found:?}");
     }

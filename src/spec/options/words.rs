@@ -403,7 +403,7 @@ pub const NUMBERED: &[(&str, &str)] = &[
         "the same of the last stage; of a pipeline in a V of its last chunk, which the first stage has as well",
     ),
     (
-        "stages-N.N..",
+        "stages-N",
         "pipeline: layers of every stage, as stages-2.2.3.3.4.4.4.2, or stages-2x10.3x20.2x2 for 10 stages of 2 layers, 20 of 3 and 2 of 2 (Yuan 2.0); with vp of every chunk, the first of every stage before the second of any",
     ),
     (
