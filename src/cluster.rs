@@ -284,6 +284,16 @@ mod tests {
         assert_eq!([shape(128), shape(144), shape(256), shape(512)], [(2, 64), (2, 72), (4, 64), (8, 64)]);
     }
 
+    /// A node by itself whose file has pods, and no network: nothing leaves them.
+    #[test]
+    fn pods_without_a_network_are_left_by_nobody() {
+        let mut spec = ClusterSpec::find("h100-24k-roce").unwrap();
+        (spec.scale_out, spec.nodes) = (None, 1);
+        let c = Cluster::new(&spec, &GpuSpec::find(&spec.gpu).unwrap(), 8).unwrap();
+        let all: Vec<u32> = (0..8).collect();
+        assert_eq!((c.uplink_share(&all), c.beyond_pods(&all)), (1.0, 0.0));
+    }
+
     #[test]
     fn pods_narrow_what_leaves_them() {
         let c = of("h100-24k-roce", 16384);

@@ -207,9 +207,8 @@ impl Cluster {
 
     /// The same over the uplinks of a switch of a tier.
     fn collide(&self, pod: &Pod, flows: f64) -> f64 {
-        let out = self.spec.scale_out.as_ref().expect("pods are of a network");
-        match (out.routing, &pod.uplinks) {
-            (Routing::Ecmp { subflows }, Some(uplinks)) => {
+        match (self.spec.scale_out.as_ref().map(|out| out.routing), &pod.uplinks) {
+            (Some(Routing::Ecmp { subflows }), Some(uplinks)) => {
                 let on_each = (flows / f64::from(uplinks.value)).clamp(1.0, MANY);
                 fullest(uplinks.value, (on_each * f64::from(subflows)).round() as u32)
             }
