@@ -109,7 +109,7 @@ pub fn ramp(stops: &[RGBColor], at: f64) -> RGBColor {
 const SMALLEST: f64 = 8.4;
 
 /// Of lengths and where their labels stand those whose labels have room beside each other, and their size: all, if they
-/// have it in a smaller size; else powers of two first.
+/// have it in a smaller size, the largest that will do; else powers of two first.
 pub fn with_room(places: &[(u64, f64)], size: f64) -> (BTreeSet<u64>, f64) {
     let fits = |size: f64| {
         let half = |length: u64| 0.31 * size * short(length).len() as f64 + 1.0;
@@ -123,8 +123,8 @@ pub fn with_room(places: &[(u64, f64)], size: f64) -> (BTreeSet<u64>, f64) {
         }
         kept
     };
-    let sizes = [size, SMALLEST.min(size)];
-    let size = sizes.into_iter().find(|size| fits(*size).len() == places.len()).unwrap_or(size);
+    let mut sizes = (0..).map(|i| size - 0.3 * f64::from(i)).take_while(|size| *size >= SMALLEST);
+    let size = sizes.find(|size| fits(*size).len() == places.len()).unwrap_or(size);
     (fits(size).into_iter().map(|(length, _)| length).collect(), size)
 }
 
@@ -296,6 +296,17 @@ impl<DB: DrawingBackend> Canvas<'_, DB> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Labels that would touch in the usual size are a little smaller, and not as small as can be.
+    #[test]
+    fn labels_are_as_large_as_there_is_room() {
+        let apart = |apart: f64| (13..21).map(|log| (1 << log, apart * f64::from(log))).collect::<Vec<(u64, f64)>>();
+        let (named, size) = with_room(&apart(34.0), 13.0);
+        assert!(named.len() == 8 && (12.0..13.0).contains(&size), "{size}");
+        assert_eq!(with_room(&apart(60.0), 13.0), (apart(60.0).iter().map(|(length, _)| *length).collect(), 13.0));
+        let (named, size) = with_room(&apart(15.0), 13.0);
+        assert!(named.len() < 8 && size == 13.0, "{named:?} {size}");
+    }
 
     #[test]
     fn a_ramp_goes_through_its_stops() {
