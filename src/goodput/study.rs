@@ -116,15 +116,33 @@ fn over_interval(question: &Question) -> Result<Vec<Point>> {
     Ok(series.into_iter().flat_map(curve).collect())
 }
 
-/// From 256 GPUs to 262,144, each at its best interval.
+/// From 256 GPUs, or the run's where it has fewer, to 262,144, each at its best interval.
 fn over_gpus(question: &Question) -> Result<Vec<Point>> {
     let mut rows = vec![];
     let asis: (&'static str, Change) = ("as it is", Run::clone);
     for (name, change) in std::iter::once(asis).chain(LEVERS) {
-        for gpus in (8..=18).map(|log| 1u32 << log) {
+        for gpus in (question.gpus.max(1).ilog2().min(8)..=18).map(|log| 1u32 << log) {
             let run = pulled(&question.run(gpus)?, change);
             rows.push(question.point("gpus", name, f64::from(gpus), gpus, &run));
         }
     }
     Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The curve of a run of 8 GPUs began at 256.
+    #[test]
+    fn a_small_run_is_on_its_curve() {
+        let (fleet, storage) = (FleetSpec::find("llama-3-405b").unwrap(), StorageSpec::find("tectonic").unwrap());
+        let least = |gpus| {
+            let run = String::new();
+            let question =
+                Question { run, fleet: &fleet, storage: &storage, state_bytes: 1e12, step: Seconds::new(5.0), gpus };
+            over_gpus(&question).unwrap().iter().map(|point| point.gpus).min()
+        };
+        assert_eq!([8, 16_384].map(least), [Some(8), Some(256)]);
+    }
 }
