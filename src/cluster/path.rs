@@ -6,7 +6,7 @@ use super::graph;
 use crate::spec::{Pod, Routing};
 use crate::units::{BytesPerSec, Seconds};
 
-/// Of so many hashed flows an uplink the fullest has 4 % more than the mean at most, and nobody needs to count them.
+/// Of so many hashed flows an uplink the fullest of 64 has 4 % more than the mean, and nobody needs to count them.
 const MANY: f64 = 4096.0;
 
 /// A link that flows share, in one direction. Its name is all there is of it: a cluster of 100,000 GPUs keeps no list.

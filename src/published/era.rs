@@ -97,7 +97,8 @@ pub fn older_kernels(run: &Training, gpu: &mut GpuSpec) {
     }
 }
 
-/// The first of NVIDIA's containers with NCCL 2.23 and its parallel aggregated trees (2.23.4: release notes of 24.12).
+/// The first of NVIDIA's containers with NCCL 2.23 and its parallel aggregated trees (2.23.4; which container was the
+/// first is remembered, not looked up).
 const TREES_OF_ALL: Release = (24, 12);
 
 /// The stack with the library of when a run was made: of training of which no release is known nothing younger than its GPU
