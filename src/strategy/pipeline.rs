@@ -20,12 +20,16 @@
 mod controllable;
 mod folded;
 mod in_v;
+mod shortest;
 
 pub use folded::Next;
+pub use shortest::{Shortest, UnitTimes};
 
+use super::feasible;
 use super::layers::Layers;
+use crate::error::Result;
 use crate::plan::{Axis, Group};
-use crate::spec::Fold;
+use crate::spec::{Fold, LlmSpec, Parallelism};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -152,6 +156,26 @@ pub struct Flow {
 }
 
 impl Pipeline {
+    pub fn new(model: &LlmSpec, par: &Parallelism, microbatches: u32) -> Result<Pipeline> {
+        Ok(Pipeline {
+            stages: par.pp,
+            chunks: par.vp,
+            microbatches,
+            layers: feasible::layers_of_stages(model, par)?,
+            passing: match par.options.no_overlap_p2p {
+                true if par.vp == 1 => Passing::Between,
+                // Where a forward unit goes beside a backward one, the CPU alone waits.
+                true if !par.options.overlap_exchange => Passing::Together,
+                _ => Passing::Ahead,
+            },
+            pairs: par.options.overlap_exchange,
+            split: par.cuts_all() || par.cuts_some(),
+            fold: par.options.fold,
+            orders: OnceLock::new(),
+            tables: OnceLock::new(),
+        })
+    }
+
     /// Units are written out one by one: there are stages, or pairs.
     pub fn is_staged(&self) -> bool {
         self.stages > 1 || self.pairs

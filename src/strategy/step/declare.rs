@@ -3,11 +3,10 @@
 
 use super::super::data::{DataParallel, Hybrid};
 use super::super::embedding::Embedding;
-use super::super::feasible;
 use super::super::head::Head;
 use super::super::kind::{Kind, kinds_of};
 use super::super::mtp::Modules;
-use super::super::pipeline::{Passing, Pipeline};
+use super::super::pipeline::Pipeline;
 use super::super::residual::Residual;
 use super::super::sharded;
 use super::super::transformer::Layer;
@@ -15,7 +14,6 @@ use super::{Engines, Step, groups_of, mesh};
 use crate::error::Result;
 use crate::plan::*;
 use crate::spec::{LlmSpec, Parallelism, Workload};
-use std::sync::OnceLock;
 
 impl<'a> Step<'a> {
     pub(super) fn new(
@@ -65,7 +63,7 @@ impl<'a> Step<'a> {
 
         let embedding = Embedding::new(&mut b, model, layer);
         let end = Head::new(&mut b, model, layer, work.global_batch * work.seq_len);
-        let pipe = pipeline(model, par, microbatches)?;
+        let pipe = Pipeline::new(model, par, microbatches)?;
         // One in use, one on its way.
         let whole = if par.options.no_prefetch { 1 } else { 2 };
         let weights: Vec<_> = (kinds.iter().zip(&layers))
@@ -121,24 +119,4 @@ impl<'a> Step<'a> {
             last_microbatch: 0,
         })
     }
-}
-
-fn pipeline(model: &LlmSpec, par: &Parallelism, microbatches: u32) -> Result<Pipeline> {
-    Ok(Pipeline {
-        stages: par.pp,
-        chunks: par.vp,
-        microbatches,
-        layers: feasible::layers_of_stages(model, par)?,
-        passing: match par.options.no_overlap_p2p {
-            true if par.vp == 1 => Passing::Between,
-            // Where a forward unit goes beside a backward one, the CPU alone waits.
-            true if !par.options.overlap_exchange => Passing::Together,
-            _ => Passing::Ahead,
-        },
-        pairs: par.options.overlap_exchange,
-        split: par.cuts_all() || par.cuts_some(),
-        fold: par.options.fold,
-        orders: OnceLock::new(),
-        tables: OnceLock::new(),
-    })
 }

@@ -25,7 +25,7 @@ use crate::plan::route::dropped;
 use crate::report::Row;
 use crate::spec::{Documents, Dtype, LlmSpec};
 use crate::strategy::guard;
-use probe::{Probe, Short};
+use probe::{Probe, Shape, Short};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
@@ -129,10 +129,21 @@ impl Candidate {
         Candidate { point, bound, step: None }
     }
 
-    /// It takes no less.
-    fn least(&self) -> f64 {
-        self.step.unwrap_or(self.bound)
+    /// It takes no less, where steps are `over` times their bounds or more.
+    fn least(&self, over: f64) -> f64 {
+        self.step.unwrap_or(over * self.bound)
     }
+}
+
+/// What is looked for among candidates.
+#[derive(Clone, Copy)]
+struct Wanted {
+    /// So many of the fastest.
+    ways: usize,
+    /// Of those that take less, s.
+    within: f64,
+    /// How many times its bound every step is taken to be at least.
+    over: f64,
 }
 
 /// Hears (what is being done, how much of it is done, of how much).
@@ -247,7 +258,8 @@ impl Search<'_> {
         let mut counts = Counts { refused, refused_why, ways: points.len(), ..Counts::default() };
         let (candidates, too_large) = self.candidates(points, &mut counts)?;
         let (mut costed, unbounded) = (vec![], counts.left);
-        self.best_first(&candidates, (self.question.best, f64::INFINITY), &mut costed, &mut counts)?;
+        let all = Wanted { ways: self.question.best, within: f64::INFINITY, over: 1.0 };
+        self.best_first(&candidates, all, &mut costed, &mut counts)?;
         counts.too_slow = candidates.len() - costed.len() - (counts.left - unbounded);
         let best: Vec<Row> = fastest(&costed).into_iter().take(self.question.best).cloned().collect();
         let mut beside = Counts { nearest_bound: counts.nearest_bound, ..Counts::default() };
@@ -282,7 +294,7 @@ impl Search<'_> {
             (self.progress)("ways bounded", done, counts.probes);
             Ok((Ok(probe), points))
         });
-        let mut all = vec![];
+        let mut by_shape: BTreeMap<Option<Shape>, Vec<(Option<Probe>, Point)>> = BTreeMap::new();
         for (probe, points) in probed.collect::<Result<Vec<(std::result::Result<Option<Probe>, ()>, Vec<Point>)>>>()? {
             let Ok(probe) = probe else {
                 counts.left += points.len();
@@ -290,35 +302,44 @@ impl Search<'_> {
                 continue;
             };
             for point in points {
-                match &probe {
+                match probe {
                     Some(probe) if probe.bytes(&point) > room => too_large.push((probe.bytes(&point), point)),
-                    Some(probe) => all.push(Candidate::bounded(point, probe.seconds(&self.case.model, &point))),
-                    // Nothing is known of it: it goes first.
-                    None => all.push(Candidate::bounded(point, 0.0)),
+                    _ => by_shape.entry(Shape::of(&point)).or_default().push((probe, point)),
                 }
             }
         }
+        let model = &self.case.model;
+        let bounded = by_shape.into_par_iter().flat_map_iter(|(shape, ways)| {
+            let shortest = shape.and_then(|shape| shape.shortest(model));
+            ways.into_iter().map(move |(probe, point)| {
+                // Of what nothing is known goes first.
+                let bound = probe.map_or(0.0, |probe| probe.seconds(model, &point, shortest.as_ref()));
+                Candidate::bounded(point, bound)
+            })
+        });
+        let mut all: Vec<Candidate> = bounded.collect();
         all.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.point.cmp(&b.point)));
         counts.too_large = too_large.len();
         Ok((all, too_large))
     }
 
-    /// Costs candidates until none that is left can be among the `wanted` fastest, or faster than `ceiling`.
+    /// Costs candidates until none that is left can be among those wanted.
     fn best_first(
         &mut self,
         candidates: &[Candidate],
-        (wanted, ceiling): (usize, f64),
+        wanted: Wanted,
         costed: &mut Vec<Row>,
         counts: &mut Counts,
     ) -> Result<()> {
-        let each = if wanted > 1 { ROUND } else { FEW };
+        let each = if wanted.ways > 1 { ROUND } else { FEW };
         for (n, round) in candidates.chunks(each).enumerate() {
-            let limit = fastest(costed).get(wanted - 1).map_or(ceiling, |row| step(row).min(ceiling));
+            let limit = fastest(costed).get(wanted.ways - 1).map_or(wanted.within, |row| step(row).min(wanted.within));
+            let may_be = |candidate: &&Candidate| candidate.least(wanted.over) < limit;
             if (self.stop)() {
-                counts.left += candidates[n * each..].iter().filter(|candidate| candidate.least() < limit).count();
+                counts.left += candidates[n * each..].iter().filter(may_be).count();
                 break;
             }
-            let round: Vec<&Candidate> = round.iter().filter(|candidate| candidate.least() < limit).collect();
+            let round: Vec<&Candidate> = round.iter().filter(may_be).collect();
             if round.is_empty() {
                 break;
             }
@@ -533,7 +554,8 @@ mod tests {
                 let Some(probe) = Probe::new(&case, Some(&short), &point).unwrap() else {
                     panic!("{point:?} has no probe")
                 };
-                let (seconds, bytes) = (probe.seconds(&case.model, &point), probe.bytes(&point));
+                let shortest = Shape::of(&point).and_then(|shape| shape.shortest(&case.model));
+                let (seconds, bytes) = (probe.seconds(&case.model, &point, shortest.as_ref()), probe.bytes(&point));
                 let over = step(&row) / seconds;
                 assert!(over >= 1.0, "{over} {point:?}");
                 let needs = row.peak_mem_bytes.unwrap() as f64 / bytes;

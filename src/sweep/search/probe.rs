@@ -1,10 +1,9 @@
 //! What a way takes at least, before its plan is built: of a plan without a pipeline, which many ways share.
 //!
 //! The probe of a way has the same degrees but for the pipeline, one microbatch a replica and then two. The difference
-//! is what a microbatch takes: its kernels, and what they wait for between them. A stage of a pipeline has its share of
-//! that, `m` microbatches go through it, and 1F1B and interleaving leave a bubble of (p - 1) / v microbatches of a stage
-//! (Narayanan et al., arXiv:2104.04473, section 2.2). Stages that are not alike only add to it, as do gradients, the
-//! optimizer and what stages send each other, so that no way is faster than its bound. The search counts whether any was.
+//! is what a microbatch takes: its kernels, and what they wait for between them. A layer has its share of that, and the units
+//! of a way's pipeline come in their order, as long as their layers are ([`Shortest`]). Gradients, the optimizer and what
+//! stages send each other only add to it, so that no way is faster than its bound. The search counts whether any was.
 //!
 //! Of memory a stage has a p-th of weights and gradients, all of the sharded optimizer state that the probe has (a p-th,
 //! shared by a p-th of the ranks), and activations of the microbatches that are under way.
@@ -13,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::plan::kernel::{is_attention, is_attention_forward};
 use crate::plan::{Axis, TensorKind};
 use crate::spec::{Depth, Fold, LlmSpec, Options, Parallelism, Recompute, Schedule};
+use crate::strategy::pipeline::{Pipeline, Shortest, UnitTimes};
 use crate::sweep::{Case, Point};
 use crate::timeline::Usage;
 
@@ -56,6 +56,43 @@ pub struct Short {
     times: f64,
 }
 
+/// What the order of a pipeline's units hangs on, which many ways share: degrees, microbatches, words, and whether layers are
+/// computed again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Shape {
+    pp: u32,
+    vp: u32,
+    microbatches: u32,
+    words: Options,
+    recompute: Recompute,
+}
+
+impl Shape {
+    /// None where there is no pipeline.
+    pub fn of(point: &Point) -> Option<Shape> {
+        let Parallelism { pp, vp, recompute, options, .. } = point.par;
+        let Options { fold, zb_h1, uneven, short_ends, first_stage, last_stage, stages, overlap_exchange, .. } =
+            options;
+        let plain = Options::default();
+        let words =
+            Options { fold, zb_h1, uneven, short_ends, first_stage, last_stage, stages, overlap_exchange, ..plain };
+        let microbatches = microbatches(point) as u32;
+        (pp > 1).then_some(Shape { pp, vp, microbatches, words, recompute })
+    }
+
+    /// None where the model does not come in such stages.
+    pub fn shortest(&self, model: &LlmSpec) -> Option<Shortest> {
+        let Shape { pp, vp, microbatches, words: options, recompute } = *self;
+        let par = Parallelism { pp, vp, recompute, options, ..Parallelism::default() };
+        Pipeline::new(model, &par, microbatches).ok().map(Shortest::of)
+    }
+}
+
+/// Microbatches of a replica.
+fn microbatches(point: &Point) -> u64 {
+    point.global_batch / (u64::from(point.par.dp) * point.micro_batch).max(1)
+}
+
 /// Layers that a short model has at least behind those that are none of a turn.
 const FEW_LAYERS: u64 = 1;
 
@@ -69,13 +106,6 @@ const SURE: f64 = 0.98;
 const LOST: f64 = 0.9;
 /// Output matrix, loss and embedding take no longer than so many times the output matrix at the GPU's peak.
 const HEAD: f64 = 3.0;
-/// What of a microbatch's time a forward pass takes at least, with everything computed again.
-const FORWARD: f64 = 0.24;
-/// What of a bubble is sure where layers are computed again: a unit whose gradient comes from its own stage does so while others
-/// wait.
-const NOT_AGAIN: f64 = 0.7;
-/// What of the bubble of DualPipeV is sure: kernels of other plans differ, and stages are not alike.
-const DUALPIPE: f64 = 0.9;
 
 impl Times {
     fn of(case: &Case, point: &Point) -> Result<Times> {
@@ -97,15 +127,6 @@ impl Times {
             waits: more(&|usage| waits(usage, &[Axis::Tp, Axis::Up, Axis::Cp])),
             rows: more(&|usage| waits(usage, &[Axis::Ep, Axis::Etp])),
         })
-    }
-
-    /// The bubble of DualPipeV for each stage but one, in microbatches of a stage: F + 2 B - 3 W of a chunk, which is half a
-    /// stage (DeepSeek-AI, github.com/deepseek-ai/DualPipe, README: F&B + B - 3 W). Of what is not attention, W, the
-    /// gradients of weights, has a third at most, and so has F; attention has no weights.
-    fn dualpipe(&self) -> f64 {
-        let [forward, backward] = self.attention;
-        let rest = (self.kernels - forward - backward).max(0.0);
-        (forward + 2.0 * backward + rest * 2.0 / 3.0) / (2.0 * self.kernels.max(f64::MIN_POSITIVE))
     }
 }
 
@@ -206,10 +227,9 @@ impl Probe {
         Ok(Some(Probe { times, head, bytes, params, grads, state, activations }))
     }
 
-    /// The step that the way takes at least, in s.
-    pub fn seconds(&self, model: &LlmSpec, point: &Point) -> f64 {
-        let par = &point.par;
-        let microbatches = (point.global_batch / (u64::from(par.dp) * point.micro_batch).max(1)) as f64;
+    /// The step that the way takes at least, in s. `shortest`: of its [`Shape`].
+    pub fn seconds(&self, model: &LlmSpec, point: &Point, shortest: Option<&Shortest>) -> f64 {
+        let (par, microbatches) = (&point.par, microbatches(point) as f64);
         let Times { one, more, kernels, lost, waits, rows, .. } = self.times;
         // The plan is the probe's, with more microbatches.
         if par.pp == 1 && par.zero < 2 && !par.options.overlap_exchange {
@@ -221,31 +241,30 @@ impl Probe {
         if par.pp == 1 {
             return SURE * microbatches * whole;
         }
-        let (pp, vp) = (f64::from(par.pp), f64::from(par.vp));
-        let layers = (whole - HEAD * self.head).max(0.0) / model.layers as f64;
-        let parts = u64::from(par.pp) * u64::from(par.vp);
-        // Of a stage with as few layers as any, and of the one that has the output matrix besides.
-        let o = &par.options;
-        let said = o.first_stage.or(o.last_stage).is_some() || o.short_ends || !o.stages.is_empty();
-        let [least, last] = match said {
-            true => [0.0, 0.0],
-            false => [layers * (model.layers / parts) as f64 * vp; 2],
-        };
-        let last = last + self.head;
-        let waits = if par.recompute == Recompute::Full { NOT_AGAIN } else { 1.0 };
-        let bubble = waits
-            * match Schedule::of(par) {
-                Some(Schedule::OneF1B | Schedule::Interleaved) => (pp - 1.0) / vp,
-                // The stage where all others have been before begins behind their forward passes.
-                Some(Schedule::ZbH1) => FORWARD * (pp - 1.0),
-                Some(Schedule::DualpipeV) => DUALPIPE * (pp - 1.0) * self.times.dualpipe(),
-                _ => FORWARD * (pp - 1.0) / 2.0,
-            };
-        let fullest = match par.options.fold {
-            Fold::None => microbatches * last + bubble * least,
-            _ => (microbatches * last).max((microbatches + bubble) * least),
-        };
-        SURE * fullest.max(microbatches * whole / pp)
+        let staged = shortest.map_or(0.0, |shortest| shortest.seconds(&self.units(whole, model, par)));
+        SURE * staged.max(microbatches * whole / f64::from(par.pp))
+    }
+
+    /// What units of a pipeline take at least, of a microbatch that takes so long as a `whole`.
+    fn units(&self, whole: f64, model: &LlmSpec, par: &Parallelism) -> UnitTimes {
+        let Times { kernels, attention: [ahead, back], .. } = self.times;
+        let modules = model.mtp.as_ref().map_or(0, |mtp| mtp.depth);
+        let layer = (whole - HEAD * self.head).max(0.0) / (model.layers + modules) as f64;
+        let again = par.recompute != Recompute::None || !par.options.made_again().is_empty();
+        // Attention goes forward twice unless it is kept; of the rest a forward pass is a third, or a fourth if it comes again.
+        let kept = par.recompute == Recompute::None || par.options.keep_attention;
+        let rest = (kernels - ahead - back).max(0.0);
+        let (first, rest_forward) = (if kept { ahead } else { ahead / 2.0 }, rest / if again { 4.0 } else { 3.0 });
+        let of_kernels = |s: f64| layer * s / kernels.max(f64::MIN_POSITIVE);
+        let forward = of_kernels(first + rest_forward);
+        UnitTimes {
+            forward,
+            backward: layer - forward,
+            // As much as a forward pass: attention has no weights.
+            weights: of_kernels(rest_forward),
+            again: if again { forward } else { 0.0 },
+            head: [self.head / 3.0, self.head * 2.0 / 3.0],
+        }
     }
 
     /// Bytes that a rank of the way needs at least.
@@ -260,7 +279,7 @@ impl Probe {
             2 => [self.params, 0.0],
             _ => [0.0, 0.0],
         };
-        let microbatches = point.global_batch as f64 / (f64::from(par.dp) * point.micro_batch as f64);
+        let microbatches = microbatches(point) as f64;
         let under_way = match Schedule::of(par) {
             None => 1.0,
             Some(Schedule::Interleaved) => (1.0 + (pp - 1.0) / (pp * f64::from(par.vp))).min(microbatches / pp),

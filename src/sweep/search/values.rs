@@ -1,6 +1,6 @@
 //! What it costs to choose otherwise: the fastest way with each value of each choice.
 
-use super::{Candidate, Counts, Found, Search, fastest, is_slow, key, step};
+use super::{Candidate, Counts, Found, Search, Wanted, fastest, is_slow, key, step};
 use crate::error::{Error, Result};
 use crate::report::Row;
 use crate::spec::Schedule;
@@ -75,6 +75,8 @@ pub fn values(
     counts: &mut Counts,
 ) -> Result<Vec<Value>> {
     let Some(best) = fastest(costed).first().map(|row| step(row)) else { return Ok(vec![]) };
+    // What is certain of the best takes too long for all of these: bounds are as far off as the nearest of those costed.
+    let over = counts.nearest_bound.unwrap_or(1.0).max(1.0);
     let mut open = vec![];
     for (name, value_of) in CHOICES {
         let mut by_value: BTreeMap<(u64, String), Vec<Candidate>> = BTreeMap::new();
@@ -87,9 +89,10 @@ pub fn values(
         }
         for ((_, value), with) in by_value {
             let promising = promising(with, costed);
-            let slow = promising.first().is_none_or(|first| first.least() >= best * CEILING);
+            let slow = promising.first().is_none_or(|first| first.least(1.0) >= best * CEILING);
             let has = |row: &Row| value_of(&Point::of_row(row)) == value;
-            more_with(search, &promising, best * CEILING, (&mut *costed, &mut *counts), has)?;
+            let wanted = Wanted { ways: 1, within: best * CEILING, over };
+            more_with(search, &promising, wanted, (&mut *costed, &mut *counts), has)?;
             open.push((*name, *value_of, value, slow));
         }
     }
@@ -112,7 +115,7 @@ fn promising(mut with: Vec<Candidate>, costed: &[Row]) -> Vec<Candidate> {
     let slow = costed.iter().filter(|row| is_slow(row));
     let known: HashMap<String, f64> = slow.map(|row| (key(&Point::of_row(row)), step(row))).collect();
     with.iter_mut().for_each(|candidate| candidate.step = known.get(&key(&candidate.point)).copied());
-    with.sort_by(|a, b| a.least().total_cmp(&b.least()).then(a.point.cmp(&b.point)));
+    with.sort_by(|a, b| a.least(1.0).total_cmp(&b.least(1.0)).then(a.point.cmp(&b.point)));
     with.truncate(TRIES);
     with
 }
@@ -121,13 +124,13 @@ fn promising(mut with: Vec<Candidate>, costed: &[Row]) -> Vec<Candidate> {
 fn more_with(
     search: &mut Search,
     promising: &[Candidate],
-    ceiling: f64,
+    wanted: Wanted,
     (costed, counts): (&mut Vec<Row>, &mut Counts),
     has: impl Fn(&Row) -> bool,
 ) -> Result<()> {
     let mut found: Vec<Row> = fastest(costed).into_iter().filter(|row| has(row)).take(1).cloned().collect();
     let known = found.len();
-    search.best_first(promising, (1, ceiling), &mut found, counts)?;
+    search.best_first(promising, wanted, &mut found, counts)?;
     costed.extend(found.drain(known..));
     Ok(())
 }
